@@ -1,0 +1,145 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package gpu holds what is known about the GPUs of one machine, as plain
+// values. Nothing here talks to hardware: package gpu/nvml produces these
+// values, and every layer above works on them.
+//
+// A GPU is addressed by its PCI address everywhere, because NVML indexes and
+// device minors move between boots while the PCI address does not.
+package gpu
+
+// Node is everything one machine reports about its GPUs.
+type Node struct {
+	// DriverVersion is the kernel driver's version as NVML prints it, for
+	// example "580.95.05". It is not a semantic version.
+	DriverVersion string `json:"driverVersion"`
+	// CUDAVersion is the newest CUDA version that the driver supports.
+	CUDAVersion Version `json:"cudaVersion"`
+	// GPUs are ordered by PCI address.
+	GPUs []GPU `json:"gpus"`
+}
+
+// Version is a two-part version such as a CUDA version or a compute capability.
+type Version struct {
+	Major int `json:"major"`
+	Minor int `json:"minor"`
+}
+
+// GPU is one physical GPU.
+type GPU struct {
+	// PCIAddress is "dddd:bb:dd.f" in lower case.
+	PCIAddress string `json:"pciAddress"`
+	// UUID is NVML's, "GPU-…".
+	UUID string `json:"uuid"`
+	// Minor is N of /dev/nvidiaN and of the capability files. It can change
+	// at every boot.
+	Minor int `json:"minor"`
+
+	ProductName string `json:"productName"`
+	// Brand is "Nvidia", "Tesla", "NvidiaRTX", …; Architecture is "Turing",
+	// "Ampere", "Ada", "Hopper", "Blackwell", …. Both are spelled as the
+	// vendor's driver publishes them.
+	Brand             string  `json:"brand"`
+	Architecture      string  `json:"architecture"`
+	ComputeCapability Version `json:"computeCapability"`
+
+	// Resources of the undivided GPU. Multiprocessors and the engine counts
+	// are zero where the driver does not tell (GPUs without MIG).
+	Resources Resources `json:"resources"`
+
+	// AddressingMode is "HMM", "ATS" or "None"; empty where not reported.
+	AddressingMode string `json:"addressingMode,omitempty"`
+	// PCIeRoot is the root complex, "pci0000:16"; empty where sysfs has none.
+	PCIeRoot string `json:"pcieRoot,omitempty"`
+	// NUMANode is nil where the kernel reports no affinity (-1).
+	NUMANode *int `json:"numaNode,omitempty"`
+
+	// MIG is nil where the GPU cannot be partitioned.
+	MIG *MIG `json:"mig,omitempty"`
+}
+
+// Resources are the countable parts of a GPU or of a partition of it.
+type Resources struct {
+	MemoryBytes     uint64 `json:"memoryBytes"`
+	Multiprocessors int    `json:"multiprocessors,omitempty"`
+	CopyEngines     int    `json:"copyEngines,omitempty"`
+	Decoders        int    `json:"decoders,omitempty"`
+	Encoders        int    `json:"encoders,omitempty"`
+	JPEGEngines     int    `json:"jpegEngines,omitempty"`
+	OFAEngines      int    `json:"ofaEngines,omitempty"`
+}
+
+// MIG says how a GPU can be partitioned.
+type MIG struct {
+	// Enabled is the mode at the time of discovery.
+	Enabled bool `json:"enabled"`
+	// Dynamic is true where the mode changes without a GPU reset (Hopper and
+	// later, outside vGPU guests), so that the mode can follow the claims.
+	Dynamic bool `json:"dynamic"`
+	// MemorySlices is the number of memory slices that placements count in
+	// (8 on most boards, 4 on A30, 12 on RTX PRO 6000).
+	MemorySlices int `json:"memorySlices"`
+	// Profiles are ordered by ID.
+	Profiles []Profile `json:"profiles"`
+}
+
+// Profile is a GPU instance profile with all the places it fits in. The
+// driver, never a table, is where profiles come from.
+type Profile struct {
+	// ID is the driver's profile id ("nvidia-smi mig -lgip"), not NVML's
+	// enumeration constant.
+	ID uint32 `json:"id"`
+	// Name is the driver's, without the "MIG " prefix: "1g.10gb+me".
+	Name string `json:"name"`
+	// Slices is the number of compute slices.
+	Slices int `json:"slices"`
+	// MaxInstances is how many of this profile fit on an empty GPU.
+	MaxInstances int         `json:"maxInstances"`
+	Resources    Resources   `json:"resources"`
+	Placements   []Placement `json:"placements"`
+}
+
+// Placement is a run of memory slices.
+type Placement struct {
+	Start int `json:"start"`
+	Size  int `json:"size"`
+}
+
+// Overlaps tells whether two placements on one GPU share a memory slice.
+func (p Placement) Overlaps(q Placement) bool {
+	return p.Start < q.Start+q.Size && q.Start < p.Start+p.Size
+}
+
+// MIGState is what a GPU's partitions are at one moment.
+type MIGState struct {
+	Enabled bool
+	// Pending differs from Enabled while a mode change waits for a GPU reset.
+	Pending   bool
+	Instances []Instance
+}
+
+// Instance is a live GPU instance. Its ID is the driver's and is not
+// sequential; it is only unique while the instance lives.
+type Instance struct {
+	ID        int
+	ProfileID uint32
+	Placement Placement
+	// Compute is empty for an instance whose compute instance was never
+	// made or is already gone.
+	Compute []ComputeInstance
+}
+
+// ComputeInstance is a live compute instance.
+type ComputeInstance struct {
+	ID int
+	// UUID is the MIG device's, "MIG-…"; a new one at every creation.
+	UUID string
+}
+
+// Process holds a GPU or a GPU instance in use.
+type Process struct {
+	PID int
+	// InstanceID is -1 for a process on the undivided GPU.
+	InstanceID int
+}

@@ -1,0 +1,57 @@
+//go:build e2e
+
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+// TestDemos runs every demo the way a newcomer does and compares what the
+// containers printed with the demo's expected output. Deleting the demo must
+// leave the node as it was.
+func TestDemos(t *testing.T) {
+	found, err := filepath.Glob(filepath.Join(repoRoot, "demo", "*", "demo.yaml"))
+	if err != nil || len(found) < 8 {
+		t.Fatalf("expected at least 8 demos, found %v (%v)", found, err)
+	}
+	for _, path := range found {
+		name := filepath.Base(filepath.Dir(path))
+		t.Run(name, func(t *testing.T) {
+			cmd := exec.CommandContext(t.Context(), filepath.Join(repoRoot, "demo", "run"), name)
+			cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+			runErr := cmd.Run()
+			if out, err := exec.Command("kubectl", "delete", "-f", path, "--timeout=60s").CombinedOutput(); err != nil {
+				t.Errorf("deleting the demo: %v\n%s", err, out)
+			}
+			if runErr != nil {
+				t.Errorf("demo/run %s: %v", name, runErr)
+			}
+			checkNothingLeft(t)
+		})
+	}
+}
+
+// TestDemosTogether runs all demos at once, as `make demo` does.
+func TestDemosTogether(t *testing.T) {
+	cmd := exec.CommandContext(t.Context(), filepath.Join(repoRoot, "demo", "run"))
+	out, runErr := cmd.CombinedOutput()
+	found, err := filepath.Glob(filepath.Join(repoRoot, "demo", "*", "demo.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range found {
+		if out, err := exec.Command("kubectl", "delete", "-f", path, "--timeout=60s").CombinedOutput(); err != nil {
+			t.Errorf("deleting %s: %v\n%s", path, err, out)
+		}
+	}
+	if runErr != nil {
+		t.Errorf("demo/run: %v\n%s", runErr, out)
+	}
+	checkNothingLeft(t)
+}

@@ -1,0 +1,129 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package machine describes a simulated GPU machine as plain Go values. The
+// catalogue makes them, package state writes them into the shared file that the
+// simulated libnvidia-ml.so.1 works on, and reads them back.
+//
+// Numbers are NVML's: enumeration constants, units and ids mean what nvml.h
+// says they mean.
+package machine
+
+// Machine is one simulated host with its GPUs.
+type Machine struct {
+	Name              string // "dgx-h100"
+	DriverVersion     string // "580.95.05"
+	NVMLVersion       string // "13.580.95.05"
+	CUDADriverVersion int    // 13000 is 13.0
+	BootID            string // changes at reboot
+	GPUs              []GPU
+	Processes         []Process
+}
+
+// GPU is one simulated GPU: its board's facts and its present state.
+type GPU struct {
+	Board string // key in the catalogue, "h100-80-sxm"
+
+	UUID        string // "GPU-…"
+	Serial      string
+	ProductName string
+	Brand       int // nvmlBrandType_t
+	// Architecture is nvmlDeviceArchitecture_t: 6 Turing, 7 Ampere, 8 Ada, 9 Hopper, 10 Blackwell.
+	Architecture int
+	ComputeMajor int
+	ComputeMinor int
+
+	Minor        int    // /dev/nvidia<Minor>
+	PCIAddress   string // "0000:1b:00.0"
+	PCIDeviceID  uint32 // (device << 16) | vendor, as nvmlPciInfo_t.pciDeviceId
+	PCISubsystem uint32
+	PCIeRoot     string // "pci0000:16", becomes the sysfs tree
+	NUMANode     int    // -1: none
+
+	MemoryBytes    uint64
+	ReservedBytes  uint64
+	Cores          int // CUDA cores (nvmlDeviceGetNumGpuCores)
+	AddressingMode int // nvmlDeviceAddressingModeType_t: 0 none, 1 HMM, 2 ATS; -1 not reported
+	ECC            int // 0 off, 1 on, -1 not supported
+
+	ComputeMode int // nvmlComputeMode_t
+	TimeSlice   int // 0 default, 1 short, 2 medium, 3 long
+
+	MIG *MIG // nil: not MIG capable
+}
+
+// MIG is the partitioning side of a GPU.
+type MIG struct {
+	Current bool
+	Pending bool
+	// ResetToSwitch is Ampere's behaviour: a mode change stays pending until a
+	// reset or reboot, and survives both. Otherwise the change is immediate and
+	// is lost at reboot.
+	ResetToSwitch bool
+	MemorySlices  int
+	Profiles      []GIProfile
+	Instances     []GPUInstance
+}
+
+// GIProfile is a GPU instance profile.
+type GIProfile struct {
+	Enum         int    // NVML_GPU_INSTANCE_PROFILE_*
+	ID           uint32 // the driver's id, nvidia-smi mig -lgip
+	Name         string // "1g.10gb+me", without the "MIG " prefix
+	Slices       int    // compute slices
+	MaxInstances int
+	SMs          int
+	CopyEngines  int
+	Decoders     int
+	Encoders     int
+	JPEG         int
+	OFA          int
+	MemoryMiB    uint64
+	Placements   []Placement
+	// InstanceIDs are the GPU instance ids that the driver hands out for this
+	// profile, in order; instances of different profiles never share one.
+	InstanceIDs []int
+	Compute     []CIProfile
+}
+
+// CIProfile is a compute instance profile inside a GPU instance profile.
+type CIProfile struct {
+	Enum         int    // NVML_COMPUTE_INSTANCE_PROFILE_*
+	ID           uint32 // the driver's id
+	Slices       int
+	MaxInstances int
+	SMs          int
+}
+
+// Placement is a run of memory slices (GPU instances) or compute slices
+// (compute instances).
+type Placement struct {
+	Start int
+	Size  int
+}
+
+// GPUInstance is a live GPU instance.
+type GPUInstance struct {
+	ID        int
+	ProfileID uint32
+	Placement Placement
+	Compute   []ComputeInstance
+}
+
+// ComputeInstance is a live compute instance.
+type ComputeInstance struct {
+	ID        int
+	ProfileID uint32
+	Placement Placement
+	UUID      string // "MIG-…"
+}
+
+// Process is a simulated process that holds a GPU or an instance of it.
+type Process struct {
+	PID         int
+	Name        string
+	GPU         int // index into Machine.GPUs
+	InstanceID  int // -1: the undivided GPU
+	ComputeID   int // -1: none
+	MemoryBytes uint64
+}
