@@ -28,6 +28,9 @@ var (
 	ErrLost = errors.New("GPU is lost")
 	// ErrResetRequired: the GPU does nothing until it is reset.
 	ErrResetRequired = errors.New("GPU requires a reset")
+	// ErrInvalid: the library does not know an argument: a profile, a placement
+	// or a handle from before a reset.
+	ErrInvalid = errors.New("invalid argument")
 	// ErrTimeout: the driver gave up waiting; a retry may succeed.
 	ErrTimeout = errors.New("timed out")
 )

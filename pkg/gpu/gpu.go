@@ -18,6 +18,19 @@ type Node struct {
 	CUDAVersion Version `json:"cudaVersion"`
 	// GPUs are ordered by PCI address.
 	GPUs []GPU `json:"gpus"`
+	// Broken are the GPUs that could not be read. They are not among GPUs.
+	Broken []Broken `json:"broken,omitempty"`
+}
+
+// Broken is a GPU that the driver counts and that does not answer.
+type Broken struct {
+	// Index is NVML's at the time of discovery.
+	Index int `json:"index"`
+	// PCIAddress is empty where even that could not be read.
+	PCIAddress string `json:"pciAddress,omitempty"`
+	// Reason is the text of Err, for output.
+	Reason string `json:"reason"`
+	Err    error  `json:"-"`
 }
 
 // Version is a two-part version such as a CUDA version or a compute capability.
@@ -38,8 +51,8 @@ type GPU struct {
 
 	ProductName string `json:"productName"`
 	// Brand is "Nvidia", "Tesla", "NvidiaRTX", …; Architecture is "Turing",
-	// "Ampere", "Ada", "Hopper", "Blackwell", …. Both are spelled as the
-	// vendor's driver publishes them.
+	// "Ampere", "Ada Lovelace", "Hopper", "Blackwell", …. Both are spelled as
+	// the vendor's driver publishes them.
 	Brand             string  `json:"brand"`
 	Architecture      string  `json:"architecture"`
 	ComputeCapability Version `json:"computeCapability"`

@@ -1,0 +1,60 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package api holds the opaque device configuration that a DeviceClass or a
+// ResourceClaim carries for this driver: API group resource.nvidia.com/v1beta1,
+// kinds GpuConfig and MigDeviceConfig, with the fields of NVIDIA's own DRA
+// driver, so that manifests written for it keep working.
+//
+// The text comes from any tenant of the cluster. Decode and Validate take
+// anything without panicking and without unbounded work, and their errors name
+// the field, the value and what would be right. Admission and Prepare share
+// them.
+package api
+
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+const (
+	// Version is the apiVersion of all kinds here.
+	Version = "resource.nvidia.com/v1beta1"
+	// GpuConfigKind configures whole GPUs.
+	GpuConfigKind = "GpuConfig"
+	// MigDeviceConfigKind configures MIG partitions.
+	MigDeviceConfigKind = "MigDeviceConfig"
+)
+
+// Config is *GpuConfig or *MigDeviceConfig.
+type Config interface {
+	// Validate returns nil or an *InvalidError with every fault found.
+	Validate() error
+	// Unsupported returns nil, or an *UnsupportedError when the configuration
+	// is valid and asks for something that this driver does not do.
+	Unsupported() error
+
+	setDefaults()
+	kind() string
+}
+
+var (
+	_ Config = (*GpuConfig)(nil)
+	_ Config = (*MigDeviceConfig)(nil)
+)
+
+// GpuConfig configures a whole GPU.
+type GpuConfig struct {
+	metav1.TypeMeta `json:",inline"`
+	// Sharing says how the containers that use the claim share the GPU. Nil
+	// asks for nothing.
+	Sharing *GpuSharing `json:"sharing,omitempty"`
+}
+
+// MigDeviceConfig configures a MIG partition.
+type MigDeviceConfig struct {
+	metav1.TypeMeta `json:",inline"`
+	// Sharing says how the containers that use the claim share the partition.
+	// Nil asks for nothing.
+	Sharing *MigDeviceSharing `json:"sharing,omitempty"`
+}
+
+func (*GpuConfig) kind() string       { return GpuConfigKind }
+func (*MigDeviceConfig) kind() string { return MigDeviceConfigKind }

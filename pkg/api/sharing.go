@@ -1,0 +1,117 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+// Strategy is a way of sharing one device among containers.
+type Strategy string
+
+const (
+	// TimeSlicing lets the GPU switch between the processes.
+	TimeSlicing Strategy = "TimeSlicing"
+	// MPS runs the processes side by side through NVIDIA's Multi-Process Service.
+	MPS Strategy = "MPS"
+)
+
+// Interval is how long a process keeps a time-sliced GPU.
+type Interval string
+
+// Values of Interval. The driver defines their length, which is not documented.
+const (
+	IntervalDefault Interval = "Default"
+	IntervalShort   Interval = "Short"
+	IntervalMedium  Interval = "Medium"
+	IntervalLong    Interval = "Long"
+)
+
+// GpuSharing is how a whole GPU is shared.
+type GpuSharing struct {
+	// Strategy is required.
+	Strategy Strategy `json:"strategy"`
+	// TimeSlicingConfig may be set with strategy TimeSlicing only.
+	TimeSlicingConfig *TimeSlicingConfig `json:"timeSlicingConfig,omitempty"`
+	// MPSConfig may be set with strategy MPS only.
+	MPSConfig *MPSConfig `json:"mpsConfig,omitempty"`
+}
+
+// MigDeviceSharing is how a partition is shared. Time-slicing has no settings
+// there: the intervals do not apply to MIG.
+type MigDeviceSharing struct {
+	// Strategy is required.
+	Strategy Strategy `json:"strategy"`
+	// MPSConfig may be set with strategy MPS only.
+	MPSConfig *MPSConfig `json:"mpsConfig,omitempty"`
+}
+
+// TimeSlicingConfig are the settings of strategy TimeSlicing.
+type TimeSlicingConfig struct {
+	// Interval is IntervalDefault when absent.
+	Interval *Interval `json:"interval,omitempty"`
+}
+
+// MPSConfig are the settings of strategy MPS.
+type MPSConfig struct {
+	// DefaultActiveThreadPercentage is the part of the multiprocessors that one
+	// client may use, 1 to 100. Nil sets no limit.
+	DefaultActiveThreadPercentage *int `json:"defaultActiveThreadPercentage,omitempty"`
+	// DefaultPinnedDeviceMemoryLimit is the device memory that one client may
+	// use on each device, at least 1Mi. Nil sets no limit.
+	DefaultPinnedDeviceMemoryLimit *MemoryLimit `json:"defaultPinnedDeviceMemoryLimit,omitempty"`
+	// DefaultPerDevicePinnedMemoryLimit takes precedence over
+	// DefaultPinnedDeviceMemoryLimit. A key is a device's UUID or its index in
+	// the claim, from 0.
+	DefaultPerDevicePinnedMemoryLimit map[string]MemoryLimit `json:"defaultPerDevicePinnedMemoryLimit,omitempty"`
+	// MultiUser lets clients of different user ids run at the same time.
+	MultiUser *bool `json:"multiUser,omitempty"`
+}
+
+func (c *GpuConfig) setDefaults() {
+	if c.Sharing == nil {
+		return
+	}
+	switch c.Sharing.Strategy {
+	case TimeSlicing:
+		if c.Sharing.TimeSlicingConfig == nil {
+			c.Sharing.TimeSlicingConfig = &TimeSlicingConfig{}
+		}
+		if c.Sharing.TimeSlicingConfig.Interval == nil {
+			interval := IntervalDefault
+			c.Sharing.TimeSlicingConfig.Interval = &interval
+		}
+	case MPS:
+		if c.Sharing.MPSConfig == nil {
+			c.Sharing.MPSConfig = &MPSConfig{}
+		}
+	}
+}
+
+func (c *MigDeviceConfig) setDefaults() {
+	if c.Sharing != nil && c.Sharing.Strategy == MPS && c.Sharing.MPSConfig == nil {
+		c.Sharing.MPSConfig = &MPSConfig{}
+	}
+}
+
+// Unsupported implements Config. Time-slicing with the default interval is what
+// every GPU does that nobody has touched, so it asks for nothing.
+func (c *GpuConfig) Unsupported() error {
+	s := c.Sharing
+	switch {
+	case s == nil:
+		return nil
+	case s.Strategy == MPS:
+		return &UnsupportedError{Kind: GpuConfigKind, Field: "sharing.strategy", Value: string(MPS)}
+	case s.TimeSlicingConfig != nil && s.TimeSlicingConfig.Interval != nil && *s.TimeSlicingConfig.Interval != IntervalDefault:
+		return &UnsupportedError{Kind: GpuConfigKind, Field: "sharing.strategy",
+			Value: string(TimeSlicing), Detail: "with interval " + string(*s.TimeSlicingConfig.Interval)}
+	}
+	return nil
+}
+
+// Unsupported implements Config. Time-slicing has no settings on MIG, so it
+// asks for nothing.
+func (c *MigDeviceConfig) Unsupported() error {
+	if c.Sharing != nil && c.Sharing.Strategy == MPS {
+		return &UnsupportedError{Kind: MigDeviceConfigKind, Field: "sharing.strategy", Value: string(MPS)}
+	}
+	return nil
+}

@@ -1,0 +1,166 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+	"k8s.io/klog/v2"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+)
+
+// Discover reads everything about all GPUs. A GPU that does not answer is
+// logged and listed in Node.Broken, and the others are returned; the error
+// concerns the machine as a whole. It reads about 50 values per MIG-capable
+// GPU and changes nothing.
+func (c *Client) Discover(ctx context.Context) (*gpu.Node, error) {
+	lib, err := c.session()
+	if err != nil {
+		return nil, err
+	}
+	node := &gpu.Node{GPUs: []gpu.GPU{}}
+	node.DriverVersion, err = get(ctx, "nvmlSystemGetDriverVersion", "", lib.SystemGetDriverVersion)
+	if err != nil {
+		return nil, err
+	}
+	cuda, err := optional(get(ctx, "nvmlSystemGetCudaDriverVersion_v2", "", lib.SystemGetCudaDriverVersion_v2))
+	if err != nil {
+		return nil, err
+	}
+	node.CUDAVersion = gpu.Version{Major: cuda / 1000, Minor: cuda % 1000 / 10}
+
+	count, err := get(ctx, "nvmlDeviceGetCount_v2", "", lib.DeviceGetCount)
+	if err != nil {
+		return nil, err
+	}
+	for index := range count {
+		g, err := c.discoverGPU(ctx, lib, index)
+		if ctx.Err() != nil {
+			return nil, fmt.Errorf("discover GPUs: %w", ctx.Err())
+		}
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "GPU does not answer and is left out", "index", index, "pciAddress", g.PCIAddress)
+			node.Broken = append(node.Broken, gpu.Broken{
+				Index: index, PCIAddress: g.PCIAddress, Reason: err.Error(), Err: err,
+			})
+			continue
+		}
+		node.GPUs = append(node.GPUs, g)
+	}
+	slices.SortFunc(node.GPUs, func(a, b gpu.GPU) int { return cmp.Compare(a.PCIAddress, b.PCIAddress) })
+	return node, nil
+}
+
+// discoverGPU returns what it could read, with the PCI address first, even
+// when it fails.
+func (c *Client) discoverGPU(ctx context.Context, lib nvml.Interface, index int) (gpu.GPU, error) {
+	var g gpu.GPU
+	dev, err := get(ctx, "nvmlDeviceGetHandleByIndex_v2", "", func() (nvml.Device, nvml.Return) {
+		return lib.DeviceGetHandleByIndex(index)
+	})
+	if err != nil {
+		return g, fmt.Errorf("GPU with index %d: %w", index, err)
+	}
+	pci, err := get(ctx, "nvmlDeviceGetPciInfo_v3", "", dev.GetPciInfo)
+	if err != nil {
+		return g, fmt.Errorf("GPU with index %d: %w", index, err)
+	}
+	if g.PCIAddress, err = pciAddress(cString(pci.BusId[:])); err != nil {
+		return g, fmt.Errorf("GPU with index %d: %w", index, err)
+	}
+
+	h := c.remember(g.PCIAddress, dev)
+	for _, read := range []func(context.Context, *handle, *gpu.GPU) error{
+		readIdentity, readProduct, c.readAddressingMode, readMIG(c.features()),
+	} {
+		if err := read(ctx, h, &g); err != nil {
+			return g, err
+		}
+	}
+	c.readTopology(ctx, &g)
+	return g, nil
+}
+
+// readIdentity reads what a GPU cannot be used without.
+func readIdentity(ctx context.Context, h *handle, g *gpu.GPU) (err error) {
+	if g.UUID, err = get(ctx, "nvmlDeviceGetUUID", h.pci, h.dev.GetUUID); err != nil {
+		return err
+	}
+	g.Minor, err = get(ctx, "nvmlDeviceGetMinorNumber", h.pci, h.dev.GetMinorNumber)
+	return err
+}
+
+// readProduct reads what describes a GPU. What the driver does not support for
+// this model stays empty.
+func readProduct(ctx context.Context, h *handle, g *gpu.GPU) error {
+	var err error
+	if g.ProductName, err = optional(get(ctx, "nvmlDeviceGetName", h.pci, h.dev.GetName)); err != nil {
+		return err
+	}
+	brand, err := optional(get(ctx, "nvmlDeviceGetBrand", h.pci, h.dev.GetBrand))
+	if err != nil {
+		return err
+	}
+	g.Brand = nameOf(brands, brand)
+
+	arch, err := optional(get(ctx, "nvmlDeviceGetArchitecture", h.pci, h.dev.GetArchitecture))
+	if err != nil {
+		return err
+	}
+	g.Architecture = nameOf(architectures, arch)
+
+	g.ComputeCapability, err = optional(get(ctx, "nvmlDeviceGetCudaComputeCapability", h.pci,
+		func() (gpu.Version, nvml.Return) {
+			major, minor, ret := h.dev.GetCudaComputeCapability()
+			return gpu.Version{Major: major, Minor: minor}, ret
+		}))
+	if err != nil {
+		return err
+	}
+	// Boards that share the host's memory have none of their own to report.
+	memory, err := optional(get(ctx, "nvmlDeviceGetMemoryInfo", h.pci, h.dev.GetMemoryInfo))
+	g.Resources.MemoryBytes = memory.Total
+	return err
+}
+
+func (c *Client) readAddressingMode(ctx context.Context, h *handle, g *gpu.GPU) error {
+	if !c.features().addressingMode {
+		return nil
+	}
+	mode, err := get(ctx, "nvmlDeviceGetAddressingMode", h.pci, h.dev.GetAddressingMode)
+	if err == nil {
+		g.AddressingMode = addressingModes[mode.Value]
+	}
+	_, err = optional(mode, err)
+	return err
+}
+
+// readTopology reads the kernel's view of where the GPU sits. NVML's own NUMA
+// function is not about that: it names the node of the GPU's memory on
+// coherent platforms. What sysfs does not tell stays empty.
+func (c *Client) readTopology(ctx context.Context, g *gpu.GPU) {
+	logger := klog.FromContext(ctx).WithValues("pciAddress", g.PCIAddress)
+	sysfs := deviceattribute.WithFSFromRoot(c.roots.Sys)
+
+	root, err := deviceattribute.GetPCIeRootAttributeByPCIBusID(g.PCIAddress, sysfs)
+	if err != nil {
+		logger.V(2).Info("PCIe root is not known", "reason", err)
+	} else if root.Value.StringValue != nil {
+		g.PCIeRoot = *root.Value.StringValue
+	}
+
+	numa, err := deviceattribute.GetNUMANodeAttributeByPCIBusID(g.PCIAddress, deviceattribute.ScalarAttribute, sysfs)
+	if err != nil {
+		logger.V(2).Info("NUMA node is not known", "reason", err)
+	} else if numa.Value.IntValue != nil {
+		node := int(*numa.Value.IntValue)
+		g.NUMANode = &node
+	}
+}

@@ -1,0 +1,262 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml
+
+import (
+	"errors"
+	"slices"
+	"testing"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+// fakeLibrary stands in for the few functions of the library that a test
+// needs. The embedded nil interface makes any other call panic. What the real
+// bindings do is tested against the simulated library.
+type fakeLibrary struct {
+	nvml.Interface
+	initResult nvml.Return
+	missing    []string // symbols that it lacks
+	devices    []*fakeDevice
+	broken     map[int]nvml.Return // by index
+
+	inits, shutdowns, lookups int
+}
+
+func (l *fakeLibrary) InitWithFlags(uint32) nvml.Return {
+	l.inits++
+	return l.initResult
+}
+
+func (l *fakeLibrary) Shutdown() nvml.Return {
+	l.shutdowns++
+	return nvml.SUCCESS
+}
+
+func (l *fakeLibrary) Extensions() nvml.ExtendedInterface { return l }
+
+func (l *fakeLibrary) LookupSymbol(name string) error {
+	if slices.Contains(l.missing, name) {
+		return errors.New("no such symbol")
+	}
+	return nil
+}
+
+func (l *fakeLibrary) SystemGetDriverVersion() (string, nvml.Return) {
+	return "580.95.05", nvml.SUCCESS
+}
+
+func (l *fakeLibrary) SystemGetCudaDriverVersion_v2() (int, nvml.Return) {
+	return 12080, nvml.SUCCESS
+}
+
+func (l *fakeLibrary) DeviceGetCount() (int, nvml.Return) { return len(l.devices), nvml.SUCCESS }
+
+func (l *fakeLibrary) DeviceGetHandleByIndex(index int) (nvml.Device, nvml.Return) {
+	if ret := l.broken[index]; ret != nvml.SUCCESS {
+		return nil, ret
+	}
+	return l.devices[index], nvml.SUCCESS
+}
+
+func (l *fakeLibrary) DeviceGetHandleByPciBusId(pci string) (nvml.Device, nvml.Return) {
+	l.lookups++
+	for _, d := range l.devices {
+		if address, _ := pciAddress(d.busID); address == pci {
+			return d, nvml.SUCCESS
+		}
+	}
+	return nil, nvml.ERROR_NOT_FOUND
+}
+
+// fakeDevice is a GPU. Its zero value supports nothing but to be identified.
+type fakeDevice struct {
+	nvml.Device
+	busID string
+	stale bool // as after a reset: every call fails
+
+	uuidResult     nvml.Return
+	arch           nvml.DeviceArchitecture
+	virtualization nvml.GpuVirtualizationMode
+	memory         uint64
+
+	mig              bool
+	current, pending int
+	setMode          func(d *fakeDevice, mode int) (activation, ret nvml.Return)
+	profiles         map[int]nvml.GpuInstanceProfileInfo // by enum
+	lastEnum         int
+	placements       map[uint32][]nvml.GpuInstancePlacement
+	instances        []*fakeInstance
+	processes        []nvml.ProcessInfo
+}
+
+func (d *fakeDevice) GetPciInfo() (nvml.PciInfo, nvml.Return) {
+	var info nvml.PciInfo
+	for i := range len(d.busID) {
+		info.BusId[i] = int8(d.busID[i]) //nolint:gosec // ASCII
+	}
+	return info, nvml.SUCCESS
+}
+
+func (d *fakeDevice) GetUUID() (string, nvml.Return)          { return "GPU-" + d.busID, d.uuidResult }
+func (d *fakeDevice) GetMinorNumber() (int, nvml.Return)      { return 0, nvml.SUCCESS }
+func (d *fakeDevice) GetName() (string, nvml.Return)          { return "", nvml.ERROR_NOT_SUPPORTED }
+func (d *fakeDevice) GetBrand() (nvml.BrandType, nvml.Return) { return 99, nvml.SUCCESS }
+
+func (d *fakeDevice) GetArchitecture() (nvml.DeviceArchitecture, nvml.Return) {
+	if d.arch == 0 {
+		return nvml.DEVICE_ARCH_UNKNOWN, nvml.ERROR_NOT_SUPPORTED
+	}
+	return d.arch, nvml.SUCCESS
+}
+
+func (d *fakeDevice) GetCudaComputeCapability() (int, int, nvml.Return) {
+	return 0, 0, nvml.ERROR_NOT_SUPPORTED
+}
+
+func (d *fakeDevice) GetMemoryInfo() (nvml.Memory, nvml.Return) {
+	if d.memory == 0 {
+		return nvml.Memory{}, nvml.ERROR_NOT_SUPPORTED
+	}
+	return nvml.Memory{Total: d.memory}, nvml.SUCCESS
+}
+
+func (d *fakeDevice) GetAddressingMode() (nvml.DeviceAddressingMode, nvml.Return) {
+	return nvml.DeviceAddressingMode{Value: 1}, nvml.ERROR_NOT_SUPPORTED
+}
+
+func (d *fakeDevice) GetVirtualizationMode() (nvml.GpuVirtualizationMode, nvml.Return) {
+	return d.virtualization, nvml.SUCCESS
+}
+
+func (d *fakeDevice) GetMigMode() (int, int, nvml.Return) {
+	switch {
+	case d.stale:
+		return 0, 0, nvml.ERROR_INVALID_ARGUMENT
+	case !d.mig:
+		return 0, 0, nvml.ERROR_NOT_SUPPORTED
+	}
+	return d.current, d.pending, nvml.SUCCESS
+}
+
+func (d *fakeDevice) SetMigMode(mode int) (nvml.Return, nvml.Return) { return d.setMode(d, mode) }
+
+func (d *fakeDevice) GetGpuInstanceProfileInfo(enum int) (nvml.GpuInstanceProfileInfo, nvml.Return) {
+	if info, ok := d.profiles[enum]; ok {
+		return info, nvml.SUCCESS
+	}
+	if enum > d.lastEnum {
+		return nvml.GpuInstanceProfileInfo{}, nvml.ERROR_INVALID_ARGUMENT
+	}
+	return nvml.GpuInstanceProfileInfo{}, nvml.ERROR_NOT_SUPPORTED
+}
+
+func (d *fakeDevice) GetGpuInstancePossiblePlacements(info *nvml.GpuInstanceProfileInfo) ([]nvml.GpuInstancePlacement, nvml.Return) {
+	places, ok := d.placements[info.Id]
+	if !ok {
+		return nil, nvml.ERROR_NOT_SUPPORTED
+	}
+	return places, nvml.SUCCESS
+}
+
+func (d *fakeDevice) GetGpuInstanceById(id int) (nvml.GpuInstance, nvml.Return) {
+	if d.current == 0 {
+		return nil, nvml.ERROR_NOT_SUPPORTED
+	}
+	for _, i := range d.instances {
+		if int(i.id) == id {
+			return i, nvml.SUCCESS
+		}
+	}
+	return nil, nvml.ERROR_NOT_FOUND
+}
+
+func (d *fakeDevice) CreateGpuInstanceWithPlacement(
+	info *nvml.GpuInstanceProfileInfo, at *nvml.GpuInstancePlacement,
+) (nvml.GpuInstance, nvml.Return) {
+	made := &fakeInstance{device: d, id: 13, profile: info.Id, at: *at, infoResult: nvml.ERROR_UNKNOWN}
+	d.instances = append(d.instances, made)
+	return made, nvml.SUCCESS
+}
+
+func (d *fakeDevice) GetComputeRunningProcesses() ([]nvml.ProcessInfo, nvml.Return) {
+	return d.processes, nvml.SUCCESS
+}
+
+func (d *fakeDevice) GetGraphicsRunningProcesses() ([]nvml.ProcessInfo, nvml.Return) {
+	return nil, nvml.ERROR_NOT_SUPPORTED
+}
+
+// fakeInstance is a GPU instance.
+type fakeInstance struct {
+	nvml.GpuInstance
+	device     *fakeDevice
+	id         uint32
+	profile    uint32
+	at         nvml.GpuInstancePlacement
+	infoResult nvml.Return
+	compute    map[int]nvml.ComputeInstanceProfileInfo // by enum
+	created    []uint32                                // profile ids
+	uuid       string
+	destroyed  int // compute instances
+}
+
+func (i *fakeInstance) GetInfo() (nvml.GpuInstanceInfo, nvml.Return) {
+	return nvml.GpuInstanceInfo{Id: i.id, ProfileId: i.profile, Placement: i.at}, i.infoResult
+}
+
+func (i *fakeInstance) Destroy() nvml.Return {
+	i.device.instances = slices.DeleteFunc(i.device.instances, func(o *fakeInstance) bool { return o == i })
+	return nvml.SUCCESS
+}
+
+func (i *fakeInstance) GetComputeInstanceProfileInfo(enum, _ int) (nvml.ComputeInstanceProfileInfo, nvml.Return) {
+	if info, ok := i.compute[enum]; ok {
+		return info, nvml.SUCCESS
+	}
+	if enum >= nvml.COMPUTE_INSTANCE_PROFILE_COUNT {
+		return nvml.ComputeInstanceProfileInfo{}, nvml.ERROR_INVALID_ARGUMENT
+	}
+	return nvml.ComputeInstanceProfileInfo{}, nvml.ERROR_NOT_SUPPORTED
+}
+
+func (i *fakeInstance) CreateComputeInstance(info *nvml.ComputeInstanceProfileInfo) (nvml.ComputeInstance, nvml.Return) {
+	i.created = append(i.created, info.Id)
+	return fakeCompute{instance: i}, nvml.SUCCESS
+}
+
+// fakeCompute is a compute instance.
+type fakeCompute struct {
+	nvml.ComputeInstance
+	instance *fakeInstance
+}
+
+func (c fakeCompute) GetInfo() (nvml.ComputeInstanceInfo, nvml.Return) {
+	return nvml.ComputeInstanceInfo{Device: fakeMIGDevice{uuid: c.instance.uuid}}, nvml.SUCCESS
+}
+
+func (c fakeCompute) Destroy() nvml.Return {
+	c.instance.destroyed++
+	return nvml.SUCCESS
+}
+
+type fakeMIGDevice struct {
+	nvml.Device
+	uuid string
+}
+
+func (d fakeMIGDevice) GetUUID() (string, nvml.Return) { return d.uuid, nvml.SUCCESS }
+
+// openFake returns a client on lib.
+func openFake(t *testing.T, lib *fakeLibrary) *Client {
+	t.Helper()
+	lib.missing = append(lib.missing, "nvmlDeviceGetGpuInstanceProfileInfoV", "nvmlDeviceGetMPSComputeRunningProcesses_v3")
+	c := New(Options{LibraryPath: "fake"})
+	c.roots.Sys = t.TempDir()
+	c.load = func(string) nvml.Interface { return lib }
+	if err := c.Open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}

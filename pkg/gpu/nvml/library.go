@@ -1,0 +1,132 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+)
+
+// ErrRestartRequired says that this process is tied to the library of another
+// driver version than the one that is installed now.
+var ErrRestartRequired = errors.New("the process must be restarted to use the installed driver")
+
+// required are the functions that this package calls without asking. All of
+// them are in R525. The bindings call the versioned names listed here where
+// these exist and fall back to others where they do not, so that checking these
+// checks what is called.
+var required = []string{
+	"nvmlSystemGetDriverVersion",
+	"nvmlSystemGetCudaDriverVersion_v2",
+	"nvmlDeviceGetCount_v2",
+	"nvmlDeviceGetHandleByIndex_v2",
+	"nvmlDeviceGetHandleByPciBusId_v2",
+	"nvmlDeviceGetPciInfo_v3",
+	"nvmlDeviceGetUUID",
+	"nvmlDeviceGetMinorNumber",
+	"nvmlDeviceGetName",
+	"nvmlDeviceGetBrand",
+	"nvmlDeviceGetArchitecture",
+	"nvmlDeviceGetCudaComputeCapability",
+	"nvmlDeviceGetMemoryInfo",
+	"nvmlDeviceGetVirtualizationMode",
+	"nvmlDeviceGetMigMode",
+	"nvmlDeviceSetMigMode",
+	"nvmlDeviceGetGpuInstanceProfileInfo",
+	"nvmlDeviceGetGpuInstancePossiblePlacements_v2",
+	"nvmlDeviceCreateGpuInstanceWithPlacement",
+	"nvmlDeviceGetGpuInstances",
+	"nvmlDeviceGetGpuInstanceById",
+	"nvmlGpuInstanceGetInfo",
+	"nvmlGpuInstanceDestroy",
+	"nvmlGpuInstanceGetComputeInstanceProfileInfo",
+	"nvmlGpuInstanceCreateComputeInstance",
+	"nvmlGpuInstanceGetComputeInstances",
+	"nvmlGpuInstanceGetComputeInstanceById",
+	"nvmlComputeInstanceGetInfo_v2",
+	"nvmlComputeInstanceDestroy",
+	"nvmlDeviceGetComputeRunningProcesses_v3",
+	"nvmlDeviceGetGraphicsRunningProcesses_v3",
+}
+
+// features are functions that a library may lack.
+type features struct {
+	profileNames   bool // nvmlDeviceGetGpuInstanceProfileInfoV
+	addressingMode bool // nvmlDeviceGetAddressingMode, R535
+	mpsProcesses   bool // nvmlDeviceGetMPSComputeRunningProcesses_v3
+}
+
+// lookUp finds out what the open library has. A library that lacks a required
+// function is refused, because calling it would end the process.
+func lookUp(symbols nvml.ExtendedInterface) (features, error) {
+	for _, name := range required {
+		if symbols.LookupSymbol(name) != nil {
+			return features{}, fmt.Errorf("the driver is too old, it has no %s; R525 or newer is needed: %w",
+				name, gpu.ErrNotSupported)
+		}
+	}
+	has := func(name string) bool { return symbols.LookupSymbol(name) == nil }
+	return features{
+		profileNames:   has("nvmlDeviceGetGpuInstanceProfileInfoV"),
+		addressingMode: has("nvmlDeviceGetAddressingMode"),
+		mpsProcesses:   has("nvmlDeviceGetMPSComputeRunningProcesses_v3"),
+	}, nil
+}
+
+// bound is the library that this process has called first. The dynamic linker
+// resolves each function of the bindings once, to the first library that was
+// loaded, and keeps that library in memory for good: what is loaded from
+// another path later is never called (measured with glibc 2.36 and go-nvml
+// 0.13.4). So a driver that was upgraded needs a new process.
+var bound struct {
+	sync.Mutex
+	path string
+}
+
+// checkBound fails if path is the library of another driver version than the
+// one this process is tied to. Files without a version in their name pass.
+func checkBound(path string) error {
+	bound.Lock()
+	defer bound.Unlock()
+	was, is := libraryVersion(bound.path), libraryVersion(path)
+	if was == "" || is == "" || was == is {
+		return nil
+	}
+	return fmt.Errorf("the NVML library is %s now, this process has loaded %s: %w", is, was, ErrRestartRequired)
+}
+
+func bind(path string) {
+	bound.Lock()
+	defer bound.Unlock()
+	if bound.path == "" {
+		bound.path = resolve(path)
+	}
+}
+
+// libraryVersion returns "580.95.05" of libnvidia-ml.so.580.95.05, following
+// links, and "" where there is none.
+func libraryVersion(path string) string {
+	if path == "" {
+		return ""
+	}
+	_, version, _ := strings.Cut(filepath.Base(resolve(path)), ".so.")
+	if !strings.Contains(version, ".") {
+		return "" // ".so.1" is the name of the interface
+	}
+	return version
+}
+
+func resolve(path string) string {
+	if target, err := filepath.EvalSymlinks(path); err == nil {
+		return target
+	}
+	return path
+}

@@ -1,0 +1,193 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+)
+
+// MIGState lists the GPU's instances, also those that have no compute instance
+// and that a walk over MIG devices therefore does not see. Instances are
+// ordered by placement. The error wraps gpu.ErrNotSupported on a GPU without
+// MIG.
+func (c *Client) MIGState(ctx context.Context, pciAddress string) (gpu.MIGState, error) {
+	var state gpu.MIGState
+	err := c.onGPU(ctx, pciAddress, func(h *handle) error {
+		mode, err := h.migMode(ctx)
+		if err != nil {
+			return err
+		}
+		state = gpu.MIGState{Enabled: mode.current, Pending: mode.pending}
+		if !mode.current {
+			return nil // there can be no instances, and asking is refused
+		}
+		state.Instances, err = h.instances(ctx)
+		return err
+	})
+	if err != nil {
+		return gpu.MIGState{}, err
+	}
+	return state, nil
+}
+
+func (h *handle) instances(ctx context.Context) ([]gpu.Instance, error) {
+	profiles, err := h.instanceProfiles(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var out []gpu.Instance
+	for _, p := range profiles {
+		found, err := optional(get(ctx, "nvmlDeviceGetGpuInstances", h.pci, func() ([]nvml.GpuInstance, nvml.Return) {
+			return h.dev.GetGpuInstances(&p.info)
+		}))
+		if err != nil {
+			return nil, err
+		}
+		for _, gi := range found {
+			instance, err := h.instance(ctx, gi)
+			if errors.Is(err, gpu.ErrNotFound) {
+				continue // destroyed by someone else since it was listed
+			}
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, instance)
+		}
+	}
+	slices.SortFunc(out, func(a, b gpu.Instance) int {
+		return cmp.Or(cmp.Compare(a.Placement.Start, b.Placement.Start), cmp.Compare(a.ID, b.ID))
+	})
+	return out, nil
+}
+
+func (h *handle) instance(ctx context.Context, gi nvml.GpuInstance) (gpu.Instance, error) {
+	info, err := get(ctx, "nvmlGpuInstanceGetInfo", h.pci, gi.GetInfo)
+	if err != nil {
+		return gpu.Instance{}, err
+	}
+	instance := gpu.Instance{
+		ID:        int(info.Id),
+		ProfileID: info.ProfileId,
+		Placement: gpu.Placement{Start: int(info.Placement.Start), Size: int(info.Placement.Size)},
+	}
+	profiles, err := h.computeProfiles(ctx, gi, info.ProfileId)
+	if err != nil {
+		return gpu.Instance{}, err
+	}
+	for _, p := range profiles {
+		found, err := optional(get(ctx, "nvmlGpuInstanceGetComputeInstances", h.pci, func() ([]nvml.ComputeInstance, nvml.Return) {
+			return gi.GetComputeInstances(&p)
+		}))
+		if err != nil {
+			return gpu.Instance{}, err
+		}
+		for _, ci := range found {
+			compute, err := h.computeInstance(ctx, ci)
+			if errors.Is(err, gpu.ErrNotFound) {
+				continue
+			}
+			if err != nil {
+				return gpu.Instance{}, err
+			}
+			instance.Compute = append(instance.Compute, compute)
+		}
+	}
+	slices.SortFunc(instance.Compute, func(a, b gpu.ComputeInstance) int { return cmp.Compare(a.ID, b.ID) })
+	return instance, nil
+}
+
+// computeInstance takes the UUID from the MIG device handle that the compute
+// instance's description carries. Finding it by a walk over all MIG devices
+// takes up to ten seconds under load.
+func (h *handle) computeInstance(ctx context.Context, ci nvml.ComputeInstance) (gpu.ComputeInstance, error) {
+	info, err := get(ctx, "nvmlComputeInstanceGetInfo_v2", h.pci, ci.GetInfo)
+	if err != nil {
+		return gpu.ComputeInstance{}, err
+	}
+	uuid, err := get(ctx, "nvmlDeviceGetUUID", h.pci, info.Device.GetUUID)
+	if err != nil {
+		return gpu.ComputeInstance{}, err
+	}
+	if !strings.HasPrefix(uuid, "MIG-") {
+		return gpu.ComputeInstance{}, fmt.Errorf("UUID of compute instance %d on GPU %s is %q: not a MIG device's", info.Id, h.pci, uuid)
+	}
+	return gpu.ComputeInstance{ID: int(info.Id), UUID: uuid}, nil
+}
+
+// SetMIGMode switches MIG mode and makes sure that it has switched: the driver
+// has been seen to answer success and to do nothing. It changes nothing where
+// the mode is right already.
+//
+// The error wraps gpu.ErrInUse while a process holds the GPU, and
+// gpu.ErrResetRequired where the change waits for a GPU reset; then it stays
+// pending. Minor numbers may have changed afterwards. Takes about 4 s per GPU
+// where the GPU must be initialised anew.
+func (c *Client) SetMIGMode(ctx context.Context, pciAddress string, enabled bool) error {
+	const call = "nvmlDeviceSetMigMode"
+	target := nvml.DEVICE_MIG_DISABLE
+	if enabled {
+		target = nvml.DEVICE_MIG_ENABLE
+	}
+
+	var activation nvml.Return
+	unchanged := false
+	err := c.onGPU(ctx, pciAddress, func(h *handle) error {
+		mode, err := h.migMode(ctx)
+		if err != nil {
+			return err
+		}
+		if unchanged = mode.current == enabled && mode.pending == enabled; unchanged {
+			return nil
+		}
+		err = do(ctx, call, h.pci, func() (ret nvml.Return) {
+			activation, ret = h.dev.SetMigMode(target)
+			return ret
+		})
+		c.forget(h) // the change may reset the GPU
+		return err
+	})
+	if err != nil || unchanged {
+		return err
+	}
+
+	var mode migMode
+	err = c.onGPU(ctx, pciAddress, func(h *handle) (err error) {
+		mode, err = h.migMode(ctx)
+		return err
+	})
+	switch {
+	case err != nil:
+		return fmt.Errorf("MIG mode was set, reading it back failed: %w", err)
+	case mode.current == enabled:
+		return nil
+	case activation != nvml.SUCCESS:
+		return failure(call+" (activation)", pciAddress, activation)
+	case mode.pending == enabled:
+		return &gpu.Error{
+			Call: call, PCIAddress: pciAddress, Err: gpu.ErrResetRequired,
+			Text: "the change is pending until the GPU is reset",
+		}
+	default:
+		return &gpu.Error{
+			Call: call, PCIAddress: pciAddress,
+			Text: "answered success, but the mode is still " + onOff(mode.current),
+		}
+	}
+}
+
+func onOff(enabled bool) string {
+	if enabled {
+		return "on"
+	}
+	return "off"
+}

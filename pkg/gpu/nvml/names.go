@@ -1,0 +1,97 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+const unknown = "Unknown"
+
+// brands and architectures are spelled as the vendor's DRA driver publishes
+// them, because selectors in use compare with these strings.
+var brands = map[nvml.BrandType]string{
+	nvml.BRAND_QUADRO:              "Quadro",
+	nvml.BRAND_TESLA:               "Tesla",
+	nvml.BRAND_NVS:                 "NVS",
+	nvml.BRAND_GRID:                "Grid",
+	nvml.BRAND_GEFORCE:             "GeForce",
+	nvml.BRAND_TITAN:               "Titan",
+	nvml.BRAND_NVIDIA_VAPPS:        "NvidiaVApps",
+	nvml.BRAND_NVIDIA_VPC:          "NvidiaVPC",
+	nvml.BRAND_NVIDIA_VCS:          "NvidiaVCS",
+	nvml.BRAND_NVIDIA_VWS:          "NvidiaVWS",
+	nvml.BRAND_NVIDIA_CLOUD_GAMING: "NvidiaCloudGaming",
+	nvml.BRAND_QUADRO_RTX:          "QuadroRTX",
+	nvml.BRAND_NVIDIA_RTX:          "NvidiaRTX",
+	nvml.BRAND_NVIDIA:              "Nvidia",
+	nvml.BRAND_GEFORCE_RTX:         "GeForceRTX",
+	nvml.BRAND_TITAN_RTX:           "TitanRTX",
+}
+
+var architectures = map[nvml.DeviceArchitecture]string{
+	nvml.DEVICE_ARCH_KEPLER:    "Kepler",
+	nvml.DEVICE_ARCH_MAXWELL:   "Maxwell",
+	nvml.DEVICE_ARCH_PASCAL:    "Pascal",
+	nvml.DEVICE_ARCH_VOLTA:     "Volta",
+	nvml.DEVICE_ARCH_TURING:    "Turing",
+	nvml.DEVICE_ARCH_AMPERE:    "Ampere",
+	nvml.DEVICE_ARCH_ADA:       "Ada Lovelace",
+	nvml.DEVICE_ARCH_HOPPER:    "Hopper",
+	nvml.DEVICE_ARCH_BLACKWELL: "Blackwell",
+	nvml.DEVICE_ARCH_RUBIN:     "Rubin",
+}
+
+// addressingModes has no name for values newer than this code: an empty
+// attribute is left out, and a selector does not match it by accident.
+var addressingModes = map[uint32]string{
+	uint32(nvml.DEVICE_ADDRESSING_MODE_NONE): "None",
+	uint32(nvml.DEVICE_ADDRESSING_MODE_HMM):  "HMM",
+	uint32(nvml.DEVICE_ADDRESSING_MODE_ATS):  "ATS",
+}
+
+// nameOf is a look-up that answers "Unknown" for values newer than this code.
+func nameOf[K comparable](names map[K]string, key K) string {
+	if name, ok := names[key]; ok {
+		return name
+	}
+	return unknown
+}
+
+// pciAddress turns NVML's bus id ("00000000:1B:00.0") into the kernel's
+// spelling ("0000:1b:00.0"). The kernel prints at least four digits of domain
+// and more where a hypervisor gives larger numbers.
+func pciAddress(busID string) (string, error) {
+	malformed := fmt.Errorf("PCI bus id %q: want domain:bus:device.function", busID)
+	head, function, ok := strings.Cut(busID, ".")
+	parts := strings.Split(head, ":")
+	if !ok || len(parts) != 3 {
+		return "", malformed
+	}
+	var numbers [4]uint64
+	for i, part := range append(parts, function) {
+		n, err := strconv.ParseUint(part, 16, 32)
+		if err != nil {
+			return "", malformed
+		}
+		numbers[i] = n
+	}
+	return fmt.Sprintf("%04x:%02x:%02x.%x", numbers[0], numbers[1], numbers[2], numbers[3]), nil
+}
+
+// cString reads a zero-terminated string in the type that the bindings give it.
+func cString(chars []int8) string {
+	var b strings.Builder
+	for _, c := range chars {
+		if c == 0 {
+			break
+		}
+		b.WriteByte(byte(c)) //nolint:gosec // char is a byte in either type
+	}
+	return b.String()
+}

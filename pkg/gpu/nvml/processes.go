@@ -1,0 +1,61 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml
+
+import (
+	"cmp"
+	"context"
+	"slices"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+)
+
+// noInstance is NVML's id for "the undivided GPU".
+const noInstance = 0xFFFFFFFF
+
+// Processes lists the processes that use the GPU or an instance of it, for
+// compute (MPS included) or graphics, each once per instance. Processes that
+// merely hold a management handle, such as monitoring agents, are not listed
+// by NVML. The PIDs are the driver's: from inside a PID namespace some
+// processes are hidden.
+func (c *Client) Processes(ctx context.Context, pciAddress string) ([]gpu.Process, error) {
+	var out []gpu.Process
+	err := c.onGPU(ctx, pciAddress, func(h *handle) error {
+		out = nil
+		type list struct {
+			call string
+			f    func() ([]nvml.ProcessInfo, nvml.Return)
+		}
+		lists := []list{
+			{"nvmlDeviceGetComputeRunningProcesses_v3", h.dev.GetComputeRunningProcesses},
+			{"nvmlDeviceGetGraphicsRunningProcesses_v3", h.dev.GetGraphicsRunningProcesses},
+		}
+		if c.features().mpsProcesses {
+			lists = append(lists, list{"nvmlDeviceGetMPSComputeRunningProcesses_v3", h.dev.GetMPSComputeRunningProcesses})
+		}
+		for _, l := range lists {
+			found, err := optional(get(ctx, l.call, h.pci, l.f))
+			if err != nil {
+				return err
+			}
+			for _, p := range found {
+				process := gpu.Process{PID: int(p.Pid), InstanceID: -1}
+				if p.GpuInstanceId != noInstance {
+					process.InstanceID = int(p.GpuInstanceId)
+				}
+				out = append(out, process)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	slices.SortFunc(out, func(a, b gpu.Process) int {
+		return cmp.Or(cmp.Compare(a.InstanceID, b.InstanceID), cmp.Compare(a.PID, b.PID))
+	})
+	return slices.Compact(out), nil
+}

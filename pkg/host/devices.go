@@ -1,0 +1,150 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// capabilityDriver is the name under which the kernel module registers the
+// device numbers of capability nodes.
+const capabilityDriver = "nvidia-caps"
+
+// ErrNotCharDevice is wrapped by CharDevice for a path that exists and is
+// something else.
+var ErrNotCharDevice = errors.New("not a character device")
+
+// CharDevice returns the device number of a node, for example of
+// "/dev/nvidia0". The error wraps fs.ErrNotExist for a missing node and
+// ErrNotCharDevice for a file that is none.
+func (r Roots) CharDevice(path string) (major, minor int64, err error) {
+	full := filepath.Join(r.Complete().Dev, path)
+	var st unix.Stat_t
+	if err := unix.Stat(full, &st); err != nil {
+		return 0, 0, fmt.Errorf("device node %s: %w", full, err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFCHR {
+		return 0, 0, fmt.Errorf("device node %s: %w", full, ErrNotCharDevice)
+	}
+	return int64(unix.Major(st.Rdev)), int64(unix.Minor(st.Rdev)), nil
+}
+
+// CapabilityMajor returns the major number of capability nodes. The kernel
+// assigns it when the driver is loaded. The error wraps fs.ErrNotExist when
+// the driver has not registered any.
+func (r Roots) CapabilityMajor() (int64, error) {
+	path := filepath.Join(r.Complete().Proc, "devices")
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return 0, fmt.Errorf("major number of %s: %w", capabilityDriver, err)
+	}
+	major, found, err := parseMajor(data, capabilityDriver)
+	if err != nil {
+		return 0, fmt.Errorf("major number of %s in %s: %w", capabilityDriver, path, err)
+	}
+	if !found {
+		return 0, fmt.Errorf("%s lists no %s, the driver has no MIG capabilities: %w", path, capabilityDriver, fs.ErrNotExist)
+	}
+	return major, nil
+}
+
+// parseMajor reads a character device's major from the format of
+// /proc/devices: two sections of "<major> <name>" lines.
+func parseMajor(data []byte, driver string) (major int64, found bool, err error) {
+	inCharacter := false
+	lines := bufio.NewScanner(bytes.NewReader(data))
+	for lines.Scan() {
+		line := strings.TrimSpace(lines.Text())
+		if strings.HasSuffix(line, ":") {
+			inCharacter = strings.HasPrefix(line, "Character")
+			continue
+		}
+		number, name, ok := strings.Cut(line, " ")
+		if !inCharacter || !ok || strings.TrimSpace(name) != driver {
+			continue
+		}
+		major, err := strconv.ParseUint(number, 10, 31)
+		if err != nil {
+			return 0, false, fmt.Errorf("line %q: %w", line, err)
+		}
+		return int64(major), true, nil
+	}
+	return 0, false, lines.Err()
+}
+
+// InstanceCapability returns the minor number of the capability node of a GPU
+// instance. gpuMinor is N of /dev/nvidiaN. The capability file exists only
+// while the instance does, otherwise the error wraps fs.ErrNotExist.
+func (r Roots) InstanceCapability(gpuMinor, gi int) (int64, error) {
+	return r.capabilityMinor(r.instanceFolder(gpuMinor, gi))
+}
+
+// ComputeCapability is InstanceCapability for a compute instance.
+func (r Roots) ComputeCapability(gpuMinor, gi, ci int) (int64, error) {
+	return r.capabilityMinor(filepath.Join(r.instanceFolder(gpuMinor, gi), "ci"+strconv.Itoa(ci)))
+}
+
+func (r Roots) instanceFolder(gpuMinor, gi int) string {
+	return filepath.Join(r.Complete().Proc, "driver/nvidia/capabilities",
+		"gpu"+strconv.Itoa(gpuMinor), "mig", "gi"+strconv.Itoa(gi))
+}
+
+func (r Roots) capabilityMinor(folder string) (int64, error) {
+	path := filepath.Join(folder, "access")
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return 0, fmt.Errorf("capability file: %w", err)
+	}
+	minor, err := parseCapability(data)
+	if err != nil {
+		return 0, fmt.Errorf("capability file %s: %w", path, err)
+	}
+	return minor, nil
+}
+
+// parseCapability reads "DeviceFileMinor: <n>" among the lines of a
+// capability file.
+func parseCapability(data []byte) (int64, error) {
+	const field = "DeviceFileMinor"
+	lines := bufio.NewScanner(bytes.NewReader(data))
+	for lines.Scan() {
+		key, value, ok := strings.Cut(lines.Text(), ":")
+		if !ok || strings.TrimSpace(key) != field {
+			continue
+		}
+		minor, err := strconv.ParseUint(strings.TrimSpace(value), 10, 31)
+		if err != nil {
+			return 0, fmt.Errorf("%s: %w", field, err)
+		}
+		return int64(minor), nil
+	}
+	if err := lines.Err(); err != nil {
+		return 0, err
+	}
+	return 0, fmt.Errorf("no %s in it", field)
+}
+
+// BootID returns the kernel's random id of the present boot.
+func (r Roots) BootID() (string, error) {
+	path := filepath.Join(r.Complete().Proc, "sys/kernel/random/boot_id")
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return "", fmt.Errorf("boot id: %w", err)
+	}
+	id := strings.TrimSpace(string(data))
+	if id == "" {
+		return "", fmt.Errorf("boot id: %s is empty", path)
+	}
+	return id, nil
+}

@@ -1,0 +1,76 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestReplaceFile(t *testing.T) {
+	folder := t.TempDir()
+	path := filepath.Join(folder, "a.json")
+	// What a killed process left behind is no obstacle.
+	if err := os.WriteFile(TemporaryName(path), []byte(strings.Repeat("old", 100)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, content := range []string{"one", "two, longer", "3"} {
+		if err := ReplaceFile(path, []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		got, err := os.ReadFile(path)
+		if err != nil || string(got) != content {
+			t.Errorf("got %q, %v, want %q", got, err, content)
+		}
+	}
+	info, err := os.Stat(path)
+	if err != nil || info.Mode().Perm() != 0o644 {
+		t.Errorf("got %v, %v", info.Mode(), err)
+	}
+	if entries, err := os.ReadDir(folder); err != nil || len(entries) != 1 {
+		t.Errorf("got %v, %v, want one file", entries, err)
+	}
+}
+
+func TestReplaceFileFails(t *testing.T) {
+	folder := t.TempDir()
+	path := filepath.Join(folder, "a.json")
+	if err := os.MkdirAll(filepath.Join(path, "not-empty"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := ReplaceFile(path, nil, 0o644); err == nil || !strings.Contains(err.Error(), path) {
+		t.Errorf("got %v", err)
+	}
+	if _, err := os.Stat(TemporaryName(path)); !os.IsNotExist(err) {
+		t.Errorf("temporary file left behind: %v", err)
+	}
+	if err := ReplaceFile(filepath.Join(folder, "no", "a.json"), nil, 0o644); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestRemoveFile(t *testing.T) {
+	folder := t.TempDir()
+	path := filepath.Join(folder, "a.json")
+	for _, name := range []string{path, TemporaryName(path)} {
+		if err := os.WriteFile(name, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		if err := RemoveFile(path); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := RemoveFile(filepath.Join(folder, "no", "a.json")); err != nil {
+		t.Errorf("in an absent folder: %v", err)
+	}
+	if entries, err := os.ReadDir(folder); err != nil || len(entries) != 0 {
+		t.Errorf("got %v, %v, want none", entries, err)
+	}
+}

@@ -1,0 +1,212 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+func write(t *testing.T, root, path, content string) {
+	t.Helper()
+	full := filepath.Join(root, path)
+	if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(full, []byte(content), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// tree is a temporary machine: Roots whose folders all lie in one root.
+func tree(t *testing.T) (string, Roots) {
+	t.Helper()
+	root := t.TempDir()
+	return root, Roots{Driver: root, Dev: root, Proc: filepath.Join(root, "proc"), Sys: filepath.Join(root, "sys")}
+}
+
+func TestComplete(t *testing.T) {
+	for name, test := range map[string]struct{ in, want Roots }{
+		"zero": {
+			want: Roots{Driver: "/", Dev: "/", Proc: "/proc", Sys: "/sys", HostDriver: "/", HostDev: "/"},
+		},
+		"container view only": {
+			in:   Roots{Driver: "/a", Dev: "/b", Proc: "/c", Sys: "/d"},
+			want: Roots{Driver: "/a", Dev: "/b", Proc: "/c", Sys: "/d", HostDriver: "/a", HostDev: "/b"},
+		},
+		"both views": {
+			in:   Roots{Driver: "/a", HostDriver: "/run/nvidia/driver", HostDev: "/"},
+			want: Roots{Driver: "/a", Dev: "/", Proc: "/proc", Sys: "/sys", HostDriver: "/run/nvidia/driver", HostDev: "/"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if diff := cmp.Diff(test.want, test.in.Complete()); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestLibraryPath(t *testing.T) {
+	for _, folder := range libraryFolders {
+		t.Run(folder, func(t *testing.T) {
+			root, roots := tree(t)
+			write(t, root, filepath.Join(folder, "libnvidia-ml.so.580.95.05"), "")
+			if err := os.Symlink("libnvidia-ml.so.580.95.05", filepath.Join(root, folder, nvmlLibrary)); err != nil {
+				t.Fatal(err)
+			}
+			got, err := roots.LibraryPath()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if want := filepath.Join(root, folder, nvmlLibrary); got != want {
+				t.Errorf("got %s, want %s", got, want)
+			}
+		})
+	}
+	t.Run("absent", func(t *testing.T) {
+		root, roots := tree(t)
+		_, err := roots.LibraryPath()
+		if !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), root) {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("dangling link", func(t *testing.T) {
+		root, roots := tree(t)
+		write(t, root, "usr/lib64/other", "")
+		if err := os.Symlink("gone", filepath.Join(root, "usr/lib64", nvmlLibrary)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := roots.LibraryPath(); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+func TestCharDevice(t *testing.T) {
+	root, roots := tree(t)
+	write(t, root, "dev/nvidia1", "")
+	if _, _, err := roots.CharDevice("/dev/nvidia0"); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "/dev/nvidia0") {
+		t.Errorf("missing node: got %v", err)
+	}
+	if _, _, err := roots.CharDevice("/dev/nvidia1"); !errors.Is(err, ErrNotCharDevice) {
+		t.Errorf("plain file: got %v", err)
+	}
+	// A node that every Linux machine has stands in for what only root can make.
+	major, minor, err := Roots{}.CharDevice("/dev/null")
+	if err != nil || major != 1 || minor != 3 {
+		t.Errorf("/dev/null: got %d:%d, %v", major, minor, err)
+	}
+	node := filepath.Join(root, "dev/nvidia300")
+	if err := unix.Mknod(node, unix.S_IFCHR|0o666, int(unix.Mkdev(195, 300))); err != nil {
+		t.Skipf("cannot make device nodes: %v", err)
+	}
+	major, minor, err = roots.CharDevice("/dev/nvidia300")
+	if err != nil || major != 195 || minor != 300 {
+		t.Errorf("got %d:%d, %v", major, minor, err)
+	}
+}
+
+func TestCapabilityMajor(t *testing.T) {
+	const head = "Character devices:\n  1 mem\n195 nvidia\n"
+	for name, test := range map[string]struct {
+		content string
+		want    int64
+		wantErr string
+	}{
+		"present":       {content: head + "508 nvidia-caps\n509 nvidia-caps-imex-channels\n\nBlock devices:\n  8 sd\n", want: 508},
+		"absent":        {content: head + "509 nvidia-caps-imex-channels\n", wantErr: "no nvidia-caps"},
+		"block section": {content: head + "\nBlock devices:\n508 nvidia-caps\n", wantErr: "no nvidia-caps"},
+		"not a number":  {content: head + "x nvidia-caps\n", wantErr: `line "x nvidia-caps"`},
+		"negative":      {content: head + "-1 nvidia-caps\n", wantErr: `line "-1 nvidia-caps"`},
+		"empty":         {wantErr: "no nvidia-caps"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root, roots := tree(t)
+			write(t, root, "proc/devices", test.content)
+			got, err := roots.CapabilityMajor()
+			check(t, got, err, test.want, test.wantErr)
+		})
+	}
+	_, roots := tree(t)
+	if _, err := roots.CapabilityMajor(); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("no procfs: got %v", err)
+	}
+}
+
+func check(t *testing.T, got int64, err error, want int64, wantErr string) {
+	t.Helper()
+	switch {
+	case wantErr == "" && err != nil:
+		t.Errorf("unexpected error: %v", err)
+	case wantErr != "" && (err == nil || !strings.Contains(err.Error(), wantErr)):
+		t.Errorf("got error %v, want one with %q", err, wantErr)
+	case got != want:
+		t.Errorf("got %d, want %d", got, want)
+	}
+}
+
+func TestCapabilities(t *testing.T) {
+	root, roots := tree(t)
+	access := func(minor string) string {
+		return "DeviceFileMinor: " + minor + "\nDeviceFileMode: 292\nDeviceFileModify: 1\n"
+	}
+	write(t, root, "proc/driver/nvidia/capabilities/gpu3/mig/gi7/access", access("471"))
+	write(t, root, "proc/driver/nvidia/capabilities/gpu3/mig/gi7/ci0/access", access("472"))
+	write(t, root, "proc/driver/nvidia/capabilities/gpu3/mig/gi8/access", access("many"))
+	write(t, root, "proc/driver/nvidia/capabilities/gpu3/mig/gi9/access", "DeviceFileMode: 292\n")
+
+	minor, err := roots.InstanceCapability(3, 7)
+	check(t, minor, err, 471, "")
+	minor, err = roots.ComputeCapability(3, 7, 0)
+	check(t, minor, err, 472, "")
+	minor, err = roots.InstanceCapability(3, 8)
+	check(t, minor, err, 0, "gi8/access: DeviceFileMinor")
+	minor, err = roots.InstanceCapability(3, 9)
+	check(t, minor, err, 0, "no DeviceFileMinor")
+	if _, err := roots.ComputeCapability(3, 7, 1); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("missing compute instance: got %v", err)
+	}
+}
+
+func TestBootID(t *testing.T) {
+	root, roots := tree(t)
+	if _, err := roots.BootID(); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("got %v", err)
+	}
+	write(t, root, "proc/sys/kernel/random/boot_id", "\n")
+	if _, err := roots.BootID(); err == nil || !strings.Contains(err.Error(), "is empty") {
+		t.Errorf("got %v", err)
+	}
+	write(t, root, "proc/sys/kernel/random/boot_id", "2f0e6a0c-7f9f-4c0a-9d0c-7e2b2b0a9d11\n")
+	if got, err := roots.BootID(); err != nil || got != "2f0e6a0c-7f9f-4c0a-9d0c-7e2b2b0a9d11" {
+		t.Errorf("got %q, %v", got, err)
+	}
+}
+
+func FuzzParseCapability(f *testing.F) {
+	f.Add([]byte("DeviceFileMinor: 12\nDeviceFileMode: 292\n"))
+	f.Add([]byte("DeviceFileMinor: -1"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if minor, err := parseCapability(data); err == nil && minor < 0 {
+			t.Errorf("minor %d from %q", minor, data)
+		}
+	})
+}
+
+func FuzzParseMajor(f *testing.F) {
+	f.Add([]byte("Character devices:\n508 nvidia-caps\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if major, found, err := parseMajor(data, capabilityDriver); err == nil && found && major < 0 {
+			t.Errorf("major %d from %q", major, data)
+		}
+	})
+}

@@ -1,0 +1,172 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package partition
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+)
+
+// Destroy removes the partition at the address and nothing else. An absent one,
+// and a GPU without MIG, is a success. It turns MIG mode off when the last
+// instance of a dynamic GPU is gone; a failure of that alone is logged.
+//
+// While a process holds the partition it tries again for about seven seconds
+// within ctx, because a process that was just killed takes its time; then the
+// error wraps gpu.ErrInUse and names the processes.
+func (l *Lifecycle) Destroy(ctx context.Context, a Address, dynamic bool) error {
+	if err := l.destroy(ctx, a, dynamic); err != nil {
+		return fmt.Errorf("destroy the partition with %s: %w", a, err)
+	}
+	return nil
+}
+
+func (l *Lifecycle) destroy(ctx context.Context, a Address, dynamic bool) error {
+	state, err := l.hw.MIGState(ctx, a.PCIAddress)
+	if errors.Is(err, gpu.ErrNotSupported) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if find(state, a) != nil {
+		if state, err = l.removeInstance(ctx, a, state); err != nil {
+			return err
+		}
+	}
+	if dynamic && state.Enabled && len(state.Instances) == 0 {
+		if err := l.hw.SetMIGMode(ctx, a.PCIAddress, false); err != nil {
+			klog.FromContext(ctx).Error(err, "MIG mode stays on, although no instance is left", "pciAddress", a.PCIAddress)
+		}
+	}
+	return nil
+}
+
+// removeInstance removes the compute instances and the GPU instance at the
+// address, tries again while it is in use, and returns the state afterwards.
+// Every further attempt begins with what exists then, not with what an earlier
+// one was told.
+func (l *Lifecycle) removeInstance(ctx context.Context, a Address, state gpu.MIGState) (gpu.MIGState, error) {
+	for attempt := 0; ; attempt++ {
+		instance := find(state, a)
+		if instance == nil {
+			return state, nil
+		}
+		err := l.tearDown(ctx, a.PCIAddress, *instance)
+		if err == nil {
+			return l.unlessGone(ctx, a, errors.New("the driver reports success and the GPU instance is still there"))
+		}
+		if !errors.Is(err, gpu.ErrInUse) {
+			return l.unlessGone(ctx, a, err)
+		}
+		// Where no time is left for another attempt, what blocks says more
+		// than that the deadline has come.
+		if attempt == len(pauses) || l.wait(ctx, pauses[attempt]) != nil {
+			return state, l.nameHolder(ctx, a.PCIAddress, instance.ID, err)
+		}
+		if state, err = l.hw.MIGState(ctx, a.PCIAddress); err != nil {
+			return state, err
+		}
+	}
+}
+
+// tearDown removes the compute instances first, as the driver demands. One
+// that is gone already is no failure.
+func (l *Lifecycle) tearDown(ctx context.Context, pciAddress string, instance gpu.Instance) error {
+	for _, compute := range instance.Compute {
+		err := l.hw.DestroyComputeInstance(ctx, pciAddress, instance.ID, compute.ID)
+		if err != nil && !errors.Is(err, gpu.ErrNotFound) {
+			return fmt.Errorf("compute instance %d of GPU instance %d: %w", compute.ID, instance.ID, err)
+		}
+	}
+	err := l.hw.DestroyInstance(ctx, pciAddress, instance.ID)
+	if err != nil && !errors.Is(err, gpu.ErrNotFound) {
+		return fmt.Errorf("GPU instance %d: %w", instance.ID, err)
+	}
+	klog.FromContext(ctx).V(2).Info("GPU instance destroyed", "pciAddress", pciAddress, "instanceID", instance.ID)
+	return nil
+}
+
+// unlessGone returns cause if the instance is still at the address.
+func (l *Lifecycle) unlessGone(ctx context.Context, a Address, cause error) (gpu.MIGState, error) {
+	state, err := l.hw.MIGState(ctx, a.PCIAddress)
+	if err != nil {
+		return state, errors.Join(cause, err)
+	}
+	if find(state, a) != nil {
+		return state, cause
+	}
+	return state, nil
+}
+
+// nameHolder adds to an IN_USE error who holds the instance. It asks even
+// after the caller's deadline, since this is what an administrator needs.
+func (l *Lifecycle) nameHolder(ctx context.Context, pciAddress string, instanceID int, err error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
+	defer cancel()
+	processes, listErr := l.hw.Processes(ctx, pciAddress)
+	if listErr != nil {
+		return fmt.Errorf("%w (who holds it is not known: %w)", err, listErr)
+	}
+	return fmt.Errorf("%w, held by %s", err, holders(processes, instanceID))
+}
+
+// holders names the processes on an instance, or on the whole GPU if
+// instanceID is -1.
+func holders(processes []gpu.Process, instanceID int) string {
+	var pids []int
+	for _, p := range processes {
+		if p.InstanceID == instanceID || instanceID == wholeGPU {
+			pids = append(pids, p.PID)
+		}
+	}
+	slices.Sort(pids)
+	pids = slices.Compact(pids)
+	switch len(pids) {
+	case 0:
+		return "no process that the driver lists: a monitoring agent (DCGM, dcgm-exporter), " +
+			"nvidia-persistenced or another management client may have it open"
+	case 1:
+		return fmt.Sprintf("process %d", pids[0])
+	default:
+		return "processes " + strings.Trim(fmt.Sprint(pids), "[]")
+	}
+}
+
+// pauses are the waits between attempts on an instance that is in use, about
+// seven seconds in all: long enough for a killed process to vanish, short
+// enough for another claim on this GPU to be served in the same kubelet call.
+var pauses = []time.Duration{
+	100 * time.Millisecond,
+	200 * time.Millisecond,
+	400 * time.Millisecond,
+	800 * time.Millisecond,
+	1600 * time.Millisecond,
+	2 * time.Second,
+	2 * time.Second,
+}
+
+// waitFor is the wait of a Lifecycle in use. It refuses at once when ctx would
+// be done before d is over.
+func waitFor(ctx context.Context, d time.Duration) error {
+	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= d {
+		return context.DeadlineExceeded
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-timer.C:
+		return nil
+	}
+}

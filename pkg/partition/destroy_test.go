@@ -1,0 +1,241 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package partition
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+)
+
+var busy = []gpu.Process{{PID: 42, InstanceID: 7}, {PID: 41, InstanceID: 7}, {PID: 5, InstanceID: 3}}
+
+// stillInUse outlasts all attempts.
+var stillInUse = []fault{
+	{err: gpu.ErrInUse}, {err: gpu.ErrInUse}, {err: gpu.ErrInUse}, {err: gpu.ErrInUse},
+	{err: gpu.ErrInUse}, {err: gpu.ErrInUse}, {err: gpu.ErrInUse}, {err: gpu.ErrInUse},
+}
+
+var destroyTests = map[string]struct {
+	gpu     fakeGPU
+	dynamic bool
+	waits   int // how many the deadline allows
+	freeAt  int // the wait after which all processes are gone
+	onFree  func(*fakeGPU)
+	outcome
+}{
+	"last one, mode follows": {
+		gpu: fakeGPU{enabled: true, instances: []gpu.Instance{mine}}, dynamic: true,
+		outcome: outcome{calls: []string{"ci- 7/0", "gi- 7", "mode false"}},
+	},
+	"last one, static": {
+		gpu:     fakeGPU{enabled: true, instances: []gpu.Instance{mine}},
+		outcome: outcome{calls: []string{"ci- 7/0", "gi- 7"}, modeLeft: true},
+	},
+	"neighbour stays": {
+		gpu: fakeGPU{enabled: true, instances: []gpu.Instance{neighbour, mine}}, dynamic: true,
+		outcome: outcome{calls: []string{"ci- 7/0", "gi- 7"}, left: []gpu.Instance{neighbour}, modeLeft: true},
+	},
+	"absent": {
+		gpu: fakeGPU{enabled: true, instances: []gpu.Instance{neighbour}}, dynamic: true,
+		outcome: outcome{left: []gpu.Instance{neighbour}, modeLeft: true},
+	},
+	"absent, interrupted before the mode": {
+		gpu: fakeGPU{enabled: true}, dynamic: true,
+		outcome: outcome{calls: []string{"mode false"}},
+	},
+	"absent, mode off": {gpu: fakeGPU{}, dynamic: true},
+	"no MIG":           {gpu: fakeGPU{notMIG: true}, dynamic: true},
+	"another profile at the placement is not ours": {
+		gpu: fakeGPU{enabled: true, instances: []gpu.Instance{instance(7, mediaAt4, "MIG-f")}}, dynamic: true,
+		outcome: outcome{left: []gpu.Instance{instance(7, mediaAt4, "MIG-f")}, modeLeft: true},
+	},
+	"without compute instance": {
+		gpu: fakeGPU{enabled: true, instances: []gpu.Instance{instance(7, oneAt4)}}, dynamic: true,
+		outcome: outcome{calls: []string{"gi- 7", "mode false"}},
+	},
+	"compute instance vanishes meanwhile": {
+		gpu: fakeGPU{
+			enabled: true, instances: []gpu.Instance{mine},
+			faults: map[string][]fault{"DestroyComputeInstance": {{err: gpu.ErrNotFound, after: true}}},
+		},
+		outcome: outcome{calls: []string{"ci- 7/0", "gi- 7"}, modeLeft: true},
+	},
+	"GPU instance goes and reports failure": {
+		gpu: fakeGPU{
+			enabled: true, instances: []gpu.Instance{mine},
+			faults: map[string][]fault{"DestroyInstance": {{err: errBoom, after: true}}},
+		}, dynamic: true,
+		outcome: outcome{calls: []string{"ci- 7/0", "gi- 7", "mode false"}},
+	},
+	"GPU instance stays and reports success": {
+		gpu: fakeGPU{
+			enabled: true, instances: []gpu.Instance{instance(7, oneAt4)},
+			faults: map[string][]fault{"DestroyInstance": {{}}},
+		}, dynamic: true,
+		outcome: outcome{
+			says: []string{"still there", "profile 19 at 4:1"}, calls: []string{"gi- 7"},
+			left: []gpu.Instance{instance(7, oneAt4)}, modeLeft: true,
+		},
+	},
+	"GPU is lost": {
+		gpu: fakeGPU{
+			enabled: true, instances: []gpu.Instance{instance(7, oneAt4)},
+			faults: map[string][]fault{"DestroyInstance": {{err: gpu.ErrLost}}},
+		}, dynamic: true,
+		outcome: outcome{
+			is: gpu.ErrLost, calls: []string{"gi- 7"},
+			left: []gpu.Instance{instance(7, oneAt4)}, modeLeft: true,
+		},
+	},
+	"a process holds it and goes": {
+		gpu: fakeGPU{enabled: true, instances: []gpu.Instance{mine}, processes: busy[:1]}, dynamic: true,
+		waits: 99, freeAt: 2,
+		outcome: outcome{calls: []string{"ci- 7/0", "ci- 7/0", "ci- 7/0", "gi- 7", "mode false"}},
+	},
+	"a process holds it to the end": {
+		gpu: fakeGPU{enabled: true, instances: []gpu.Instance{mine}, processes: busy}, dynamic: true,
+		waits: 1,
+		outcome: outcome{
+			is: gpu.ErrInUse, says: []string{"processes 41 42", "compute instance 0 of GPU instance 7", pci},
+			calls: []string{"ci- 7/0", "ci- 7/0"},
+			left:  []gpu.Instance{mine}, modeLeft: true,
+		},
+	},
+	"an agent holds the GPU instance to the end": {
+		gpu: fakeGPU{
+			enabled: true, instances: []gpu.Instance{instance(7, oneAt4)},
+			faults: map[string][]fault{"DestroyInstance": stillInUse},
+		},
+		waits: 99,
+		outcome: outcome{
+			is: gpu.ErrInUse, says: []string{"GPU instance 7", "DCGM"},
+			calls: []string{"gi- 7", "gi- 7", "gi- 7", "gi- 7", "gi- 7", "gi- 7", "gi- 7", "gi- 7"},
+			left:  []gpu.Instance{instance(7, oneAt4)}, modeLeft: true,
+		},
+	},
+	"an agent removes it while we wait": {
+		gpu: fakeGPU{
+			enabled: true, instances: []gpu.Instance{instance(7, oneAt4)},
+			faults: map[string][]fault{"DestroyInstance": {{err: gpu.ErrInUse}}},
+		},
+		waits: 99, freeAt: 1, onFree: func(f *fakeGPU) { f.instances = nil },
+		outcome: outcome{calls: []string{"gi- 7"}, modeLeft: true},
+	},
+	"mode stays on, that is no failure": {
+		gpu: fakeGPU{
+			enabled: true, instances: []gpu.Instance{instance(7, oneAt4)},
+			faults: map[string][]fault{"SetMIGMode": {{err: gpu.ErrInUse}}},
+		}, dynamic: true,
+		outcome: outcome{calls: []string{"gi- 7", "mode false"}, modeLeft: true},
+	},
+	"state cannot be read": {
+		gpu: fakeGPU{
+			enabled: true, instances: []gpu.Instance{mine},
+			faults: map[string][]fault{"MIGState": {{err: gpu.ErrLost}}},
+		},
+		outcome: outcome{is: gpu.ErrLost, left: []gpu.Instance{mine}, modeLeft: true},
+	},
+}
+
+func TestDestroy(t *testing.T) {
+	for name, test := range destroyTests {
+		t.Run(name, func(t *testing.T) {
+			f := test.gpu.clone()
+			l := lifecycle(f, test.waits, func(n int) {
+				if n != test.freeAt {
+					return
+				}
+				f.processes = nil
+				if test.onFree != nil {
+					test.onFree(f)
+				}
+			})
+			test.check(t, f, l.Destroy(t.Context(), oneAt4, test.dynamic))
+		})
+	}
+}
+
+func TestEnsureWhole(t *testing.T) {
+	foreign := instance(5, address(9, 4, 4), "MIG-f")
+	tests := map[string]struct {
+		gpu     fakeGPU
+		dynamic bool
+		outcome
+	}{
+		"no MIG":          {gpu: fakeGPU{notMIG: true}},
+		"mode off":        {gpu: fakeGPU{}, dynamic: true},
+		"mode off static": {gpu: fakeGPU{}},
+		"mode on": {
+			gpu: fakeGPU{enabled: true}, dynamic: true,
+			outcome: outcome{calls: []string{"mode false"}},
+		},
+		"mode on, static": {
+			gpu:     fakeGPU{enabled: true},
+			outcome: outcome{is: gpu.ErrNotSupported, says: []string{"MIG mode is on", pci}, modeLeft: true},
+		},
+		"partitioned": {
+			gpu: fakeGPU{enabled: true, instances: []gpu.Instance{foreign}}, dynamic: true,
+			outcome: outcome{
+				is: gpu.ErrInUse, says: []string{"GPU instance 5 (profile 9, placement 4:4)"},
+				left: []gpu.Instance{foreign}, modeLeft: true,
+			},
+		},
+		"held": {
+			gpu: fakeGPU{enabled: true, processes: []gpu.Process{{PID: 4711, InstanceID: -1}}}, dynamic: true,
+			outcome: outcome{is: gpu.ErrInUse, says: []string{"process 4711"}, calls: []string{"mode false"}, modeLeft: true},
+		},
+		"reports success and stays on": {
+			gpu: fakeGPU{enabled: true, faults: map[string][]fault{"SetMIGMode": {{}}}}, dynamic: true,
+			outcome: outcome{says: []string{"has not changed"}, calls: []string{"mode false"}, modeLeft: true},
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			f := test.gpu.clone()
+			test.check(t, f, New(f).EnsureWhole(t.Context(), pci, test.dynamic))
+		})
+	}
+}
+
+// Create and Destroy repeat without a trace, in any order.
+func TestRepeat(t *testing.T) {
+	f := &fakeGPU{}
+	l := New(f)
+	for range 3 {
+		first, err := l.Create(t.Context(), oneAt4, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		second, err := l.Create(t.Context(), oneAt4, true)
+		if err != nil || second != first {
+			t.Fatalf("the second Create made %+v of %+v: %v", second, first, err)
+		}
+		for range 2 {
+			if err := l.Destroy(t.Context(), oneAt4, true); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if f.enabled || len(f.instances) > 0 {
+			t.Fatalf("left behind: mode %t, %v", f.enabled, f.instances)
+		}
+	}
+}
+
+func TestWaitForRefusesPastDeadline(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := waitFor(ctx, time.Hour); err == nil {
+		t.Error("waits beyond the deadline")
+	}
+	if err := waitFor(ctx, 0); err != nil {
+		t.Error(err)
+	}
+	cancel()
+	if err := waitFor(ctx, time.Second); err == nil {
+		t.Error("waits although the caller has gone")
+	}
+}

@@ -1,0 +1,217 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package partition makes and removes MIG partitions. A partition is a GPU
+// instance with one compute instance that spans it.
+//
+// Partitions are found by their physical address, not by the ids that the
+// driver hands out: an address can be written down before anything exists, and
+// it finds a half-made partition after a crash.
+package partition
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+)
+
+// Address says where a partition is, or is to be. It means the same before and
+// after a reboot.
+type Address struct {
+	PCIAddress string `json:"pciAddress"`
+	// ProfileID is the driver's profile id ("nvidia-smi mig -lgip").
+	ProfileID uint32        `json:"profileID"`
+	Placement gpu.Placement `json:"placement"`
+}
+
+// String is for messages: "profile 19 at 4:1 on GPU 0000:1b:00.0".
+func (a Address) String() string {
+	return fmt.Sprintf("profile %d at %s on GPU %s", a.ProfileID, at(a.Placement), a.PCIAddress)
+}
+
+// Live is what exists at an address. All of it is new after every creation.
+type Live struct {
+	InstanceID int    `json:"instanceID"`
+	ComputeID  int    `json:"computeID"`
+	UUID       string `json:"uuid"`
+}
+
+// Lifecycle creates and destroys partitions. It keeps no state and takes no
+// lock: the caller holds the GPU's lock around every call, so that two calls
+// for one GPU never overlap. Calls for different GPUs may.
+//
+// The dynamic parameter of its methods says that MIG mode of this GPU may
+// follow the claims (gpu.MIG.Dynamic). Where it is false, the mode is never
+// touched.
+type Lifecycle struct {
+	hw Hardware
+	// wait sleeps for d or until ctx is done, and then returns an error.
+	wait func(ctx context.Context, d time.Duration) error
+}
+
+// New makes a Lifecycle.
+func New(hw Hardware) *Lifecycle {
+	return &Lifecycle{hw: hw, wait: waitFor}
+}
+
+// cleanupTime bounds what is undone after a failure. The undoing does not
+// share the caller's deadline, which may be why the call failed.
+const cleanupTime = 15 * time.Second
+
+// Find returns what is at an address. A GPU instance without compute instance
+// is not a partition and not found.
+func (l *Lifecycle) Find(ctx context.Context, a Address) (Live, bool, error) {
+	state, err := l.hw.MIGState(ctx, a.PCIAddress)
+	if err != nil {
+		return Live{}, false, fmt.Errorf("look for a partition with %s: %w", a, err)
+	}
+	instance := find(state, a)
+	if instance == nil || len(instance.Compute) != 1 {
+		return Live{}, false, nil
+	}
+	return live(*instance, instance.Compute[0]), true, nil
+}
+
+// Create makes the partition, or completes and returns the one that is there.
+// It turns MIG mode on where that is needed and dynamic allows it.
+//
+// A partition is made completely or not at all: when a step fails, the GPU
+// instance at the address is removed, and so is MIG mode where no instance is
+// left. The error wraps gpu.ErrNoRoom when another instance is in the way.
+func (l *Lifecycle) Create(ctx context.Context, a Address, dynamic bool) (Live, error) {
+	live, err := l.create(ctx, a, dynamic)
+	if err != nil {
+		return Live{}, fmt.Errorf("create a partition with %s: %w", a, err)
+	}
+	return live, nil
+}
+
+func (l *Lifecycle) create(ctx context.Context, a Address, dynamic bool) (Live, error) {
+	state, err := l.enabled(ctx, a.PCIAddress, dynamic)
+	if err != nil {
+		return Live{}, err
+	}
+	instance := find(state, a)
+	if instance != nil && len(instance.Compute) > 0 {
+		if len(instance.Compute) > 1 {
+			return Live{}, fmt.Errorf("GPU instance %d is divided into %d compute instances, this is not a partition of ours",
+				instance.ID, len(instance.Compute))
+		}
+		return live(*instance, instance.Compute[0]), nil
+	}
+	if instance == nil {
+		// Nothing of what follows is ours to undo while others are in the way,
+		// so this comes first. MIG mode is on then and stays on.
+		if err := inTheWay(state, a); err != nil {
+			return Live{}, err
+		}
+	}
+	made, err := l.build(ctx, a, instance)
+	if err != nil {
+		return Live{}, errors.Join(err, l.undo(ctx, a, dynamic))
+	}
+	return made, nil
+}
+
+// build makes what is missing at the address: the compute instance, and the
+// GPU instance if there is none.
+func (l *Lifecycle) build(ctx context.Context, a Address, instance *gpu.Instance) (Live, error) {
+	logger := klog.FromContext(ctx).WithValues("pciAddress", a.PCIAddress, "profileID", a.ProfileID, "placement", at(a.Placement))
+	if instance == nil {
+		id, err := l.hw.CreateInstance(ctx, a.PCIAddress, a.ProfileID, a.Placement)
+		if err != nil {
+			return Live{}, l.explainNoRoom(ctx, a, err)
+		}
+		logger.V(2).Info("GPU instance created", "instanceID", id)
+		instance = &gpu.Instance{ID: id}
+	} else {
+		logger.Info("GPU instance without compute instance found, it is completed", "instanceID", instance.ID)
+	}
+	compute, err := l.hw.CreateComputeInstance(ctx, a.PCIAddress, instance.ID)
+	if err != nil {
+		return Live{}, fmt.Errorf("compute instance in GPU instance %d: %w", instance.ID, err)
+	}
+	logger.V(2).Info("Compute instance created", "instanceID", instance.ID, "computeID", compute.ID, "uuid", compute.UUID)
+	return live(*instance, compute), nil
+}
+
+// undo removes what a failed creation left, whatever the failed call reported:
+// drivers have answered an error for a call that took effect.
+func (l *Lifecycle) undo(ctx context.Context, a Address, dynamic bool) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
+	defer cancel()
+	if err := l.destroy(ctx, a, dynamic); err != nil {
+		return fmt.Errorf("undo: %w", err)
+	}
+	return nil
+}
+
+// explainNoRoom says what a refusal for want of room can mean when no instance
+// overlaps.
+func (l *Lifecycle) explainNoRoom(ctx context.Context, a Address, err error) error {
+	if !errors.Is(err, gpu.ErrNoRoom) {
+		return err
+	}
+	state, stateErr := l.hw.MIGState(ctx, a.PCIAddress)
+	if stateErr != nil {
+		return err
+	}
+	if blocked := inTheWay(state, a); blocked != nil {
+		return errors.Join(err, blocked)
+	}
+	if len(state.Instances) > 0 {
+		return fmt.Errorf("%w; no instance overlaps, so one of these has an engine that the profile needs: %s",
+			err, describe(state.Instances))
+	}
+	return err
+}
+
+// find returns the instance with this profile and placement, or nil.
+func find(state gpu.MIGState, a Address) *gpu.Instance {
+	i := slices.IndexFunc(state.Instances, func(i gpu.Instance) bool {
+		return i.ProfileID == a.ProfileID && i.Placement == a.Placement
+	})
+	if i < 0 {
+		return nil
+	}
+	return &state.Instances[i]
+}
+
+// inTheWay fails if an instance other than the one at the address overlaps it.
+func inTheWay(state gpu.MIGState, a Address) error {
+	var others []gpu.Instance
+	for _, i := range state.Instances {
+		if i.Placement.Overlaps(a.Placement) && (i.ProfileID != a.ProfileID || i.Placement != a.Placement) {
+			others = append(others, i)
+		}
+	}
+	if len(others) == 0 {
+		return nil
+	}
+	return fmt.Errorf("the placement is taken by %s: %w", describe(others), gpu.ErrNoRoom)
+}
+
+func live(instance gpu.Instance, compute gpu.ComputeInstance) Live {
+	return Live{InstanceID: instance.ID, ComputeID: compute.ID, UUID: compute.UUID}
+}
+
+// at writes a placement as nvidia-smi does, start:size.
+func at(p gpu.Placement) string {
+	return strconv.Itoa(p.Start) + ":" + strconv.Itoa(p.Size)
+}
+
+func describe(instances []gpu.Instance) string {
+	out := make([]string, 0, len(instances))
+	for _, i := range instances {
+		out = append(out, fmt.Sprintf("GPU instance %d (profile %d, placement %s)", i.ID, i.ProfileID, at(i.Placement)))
+	}
+	return strings.Join(out, ", ")
+}
