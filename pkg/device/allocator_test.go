@@ -1,0 +1,299 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package device
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/dynamic-resource-allocation/cel"
+	"k8s.io/dynamic-resource-allocation/structured"
+)
+
+// scheduler is the real allocator of the Kubernetes scheduler over given
+// slices, with the features that Kubernetes 1.37 has on by default. It keeps
+// what it allocated.
+type scheduler struct {
+	t         *testing.T
+	slices    []*resourceapi.ResourceSlice
+	allocated sets.Set[structured.DeviceID]
+	cel       *cel.Cache
+}
+
+// celCache is shared: compiling selectors is the larger part of the time.
+var celCache = cel.NewCache(200, cel.Features{EnableConsumableCapacity: true})
+
+func newScheduler(t *testing.T, objects []resourceapi.ResourceSlice) *scheduler {
+	s := &scheduler{t: t, allocated: sets.New[structured.DeviceID](), cel: celCache}
+	for n := range objects {
+		s.slices = append(s.slices, &objects[n])
+	}
+	return s
+}
+
+// only leaves these devices in the slices. An allocator that can choose among
+// them only is how a test names the device that it wants: the name is nothing
+// that a selector can see. Counters are as published.
+func (s *scheduler) only(devices ...string) *scheduler {
+	restricted := *s
+	restricted.slices = nil
+	for _, object := range s.slices {
+		kept := *object
+		kept.Spec.Devices = nil
+		for _, d := range object.Spec.Devices {
+			if slices.Contains(devices, d.Name) {
+				kept.Spec.Devices = append(kept.Spec.Devices, d)
+			}
+		}
+		restricted.slices = append(restricted.slices, &kept)
+	}
+	return &restricted
+}
+
+// holding marks devices as allocated.
+func (s *scheduler) holding(devices ...string) *scheduler {
+	held := *s
+	held.allocated = s.allocated.Clone()
+	for _, d := range devices {
+		held.allocated.Insert(structured.MakeDeviceID(testOptions.Driver, testOptions.Pool, d))
+	}
+	return &held
+}
+
+// List and Get make the classes "any", "gpu" and "mig".
+func (s *scheduler) List() ([]*resourceapi.DeviceClass, error) { return nil, nil }
+
+func (s *scheduler) Get(name string) (*resourceapi.DeviceClass, error) {
+	class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	if name != "any" {
+		class.Spec.Selectors = celSelectors(
+			`device.driver == "gpu.nvidia.com" && device.attributes["gpu.nvidia.com"].type == "` + name + `"`)
+	}
+	return class, nil
+}
+
+func celSelectors(expressions ...string) []resourceapi.DeviceSelector {
+	var out []resourceapi.DeviceSelector
+	for _, e := range expressions {
+		out = append(out, resourceapi.DeviceSelector{CEL: &resourceapi.CELDeviceSelector{Expression: e}})
+	}
+	return out
+}
+
+// request asks for count devices of a class that all selectors match.
+func request(class string, count int64, selectors ...string) resourceapi.DeviceRequest {
+	return resourceapi.DeviceRequest{Name: "r", Exactly: &resourceapi.ExactDeviceRequest{
+		DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count,
+		Selectors: celSelectors(selectors...),
+	}}
+}
+
+// try is one scheduling attempt for claims of one request each. It returns
+// the devices by claim, or nothing where they do not all fit.
+func (s *scheduler) try(requests ...resourceapi.DeviceRequest) ([][]string, error) {
+	var claims []*resourceapi.ResourceClaim
+	for n, r := range requests {
+		claims = append(claims, &resourceapi.ResourceClaim{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprint("claim-", n)},
+			Spec:       resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{r}}},
+		})
+	}
+	features := structured.Features{
+		AdminAccess: true, ConsumableCapacity: true, DeviceBindingAndStatus: true, DeviceTaints: true,
+		PartitionableDevices: true, PrioritizedList: true,
+	}
+	state := structured.AllocatedState{
+		AllocatedDevices:         s.allocated,
+		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
+		AggregatedCapacity:       structured.NewConsumedCapacityCollection(),
+	}
+	ctx := context.Background()
+	allocator, err := structured.NewAllocator(ctx, features, state, s, s.slices, s.cel)
+	if err != nil {
+		return nil, err
+	}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: testOptions.NodeName}}
+	results, err := allocator.Allocate(ctx, node, claims)
+	if err != nil {
+		return nil, err
+	}
+	var out [][]string
+	for _, result := range results {
+		var devices []string
+		for _, r := range result.Devices.Results {
+			devices = append(devices, r.Device)
+		}
+		out = append(out, devices)
+	}
+	return out, nil
+}
+
+// allocate keeps the device of a request for one, or returns "".
+func (s *scheduler) allocate(r resourceapi.DeviceRequest) string {
+	s.t.Helper()
+	claims, err := s.try(r)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if len(claims) == 0 {
+		return ""
+	}
+	s.allocated = s.holding(claims[0]...).allocated
+	return claims[0][0]
+}
+
+// TestAllocatorLegalLayouts allocates every maximal layout of every board
+// claim by claim, after which nothing must be left, and compares a sample of
+// all layouts with the hardware device by device. TestCountersAgainstHardware
+// is the exhaustive version of that; this one ties the allocator to it.
+func TestAllocatorLegalLayouts(t *testing.T) {
+	anything := request("any", 1)
+	for _, b := range partitionable(t) {
+		t.Run(b.name, func(t *testing.T) {
+			t.Parallel()
+			i := mustInventory(t, b.node)
+			s := newScheduler(t, i.ResourceSlices(testOptions))
+			mig := b.gpu().MIG
+			layouts := 0
+			visitLegal(mig, func(layout []PartitionShape) {
+				layouts++
+				full := maximal(mig, layout)
+				if !full && layouts%40 != 1 {
+					return
+				}
+				var held []string
+				for _, shape := range layout {
+					name := nameOf(t, i, shape)
+					if got := s.only(append(held, name)...).holding(held...).allocate(anything); full && got != name {
+						t.Errorf("%s beside %v: allocated %q", name, held, got)
+					}
+					held = append(held, name)
+				}
+				if full {
+					if got := s.holding(held...).allocate(anything); got != "" {
+						t.Errorf("%s was allocated beside the maximal layout %v", got, held)
+					}
+					return
+				}
+				h := &hardware{mig: mig, instances: layout}
+				for _, d := range i.Devices() {
+					if slices.Contains(held, d.Name) {
+						continue
+					}
+					allowed := len(held) == 0
+					if d.Partition != nil {
+						allowed = h.allows(*d.Partition)
+					}
+					got := s.only(append(held, d.Name)...).holding(held...).allocate(anything)
+					if (got == d.Name) != allowed {
+						t.Errorf("%s beside %v: allocated %q, hardware says %t", d.Name, held, got, allowed)
+					}
+				}
+			})
+		})
+	}
+}
+
+// TestAllocatorFirstFit checks the promise of the order on every board: with
+// nothing but the whole list to choose from, the allocator takes the first
+// device that the hardware allows.
+func TestAllocatorFirstFit(t *testing.T) {
+	for _, b := range partitionable(t) {
+		t.Run(b.name, func(t *testing.T) {
+			i := mustInventory(t, b.node)
+			s := newScheduler(t, i.ResourceSlices(testOptions))
+			h := &hardware{mig: b.gpu().MIG}
+			for {
+				want := ""
+				for _, d := range i.Devices() {
+					if d.Partition != nil && h.allows(*d.Partition) {
+						want = d.Name
+						h.instances = append(h.instances, *d.Partition)
+						break
+					}
+				}
+				if got := s.allocate(request("any", 1)); got != want {
+					t.Fatalf("allocated %q, want %q", got, want)
+				}
+				if want == "" {
+					return
+				}
+			}
+		})
+	}
+}
+
+// TestAllocatorWholeAgainstPartitions: a GPU is either whole or in parts.
+func TestAllocatorWholeAgainstPartitions(t *testing.T) {
+	for _, b := range partitionable(t) {
+		if !b.gpu().MIG.Dynamic {
+			continue
+		}
+		t.Run(b.name, func(t *testing.T) {
+			i := mustInventory(t, b.node)
+			whole := GPUName(b.gpu().PCIAddress)
+			s := newScheduler(t, i.ResourceSlices(testOptions))
+			if got := s.holding(whole).allocate(request("any", 1)); got != "" {
+				t.Errorf("%s was allocated beside the whole GPU", got)
+			}
+			for _, d := range i.Devices() {
+				if d.Partition == nil {
+					continue
+				}
+				if got := s.holding(d.Name).allocate(request("gpu", 1)); got != "" {
+					t.Errorf("the whole GPU was allocated beside %s", d.Name)
+				}
+			}
+			// In one attempt for both, too.
+			if got, err := s.try(request("gpu", 1), request("mig", 1)); err != nil || got != nil {
+				t.Errorf("whole and partition of one GPU: %v, %v", got, err)
+			}
+		})
+	}
+}
+
+// TestAllocatorOverlap fills a node with claims of all kinds and checks that
+// no two of them ever hold parts that overlap.
+func TestAllocatorOverlap(t *testing.T) {
+	i := mustInventory(t, replicate(loadNode(t, "h100-80-sxm"), 3))
+	s := newScheduler(t, i.ResourceSlices(testOptions))
+	requests := []resourceapi.DeviceRequest{
+		request("mig", 1, `device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("30Gi")) >= 0`),
+		request("mig", 1, `device.attributes["gpu.nvidia.com"].profile == "1g.10gb"`),
+		request("gpu", 1),
+		request("mig", 1, `device.attributes["gpu.nvidia.com"].profile == "1g.10gb+me"`),
+		request("mig", 1, `device.attributes["gpu.nvidia.com"].profile == "2g.20gb"`),
+		request("any", 1),
+	}
+	var held []Device
+	for failed := 0; failed < len(requests); {
+		failed = 0
+		for _, r := range requests {
+			name := s.allocate(r)
+			if name == "" {
+				failed++
+				continue
+			}
+			d, ok := i.Lookup(name)
+			if !ok {
+				t.Fatalf("allocated the unknown device %q", name)
+			}
+			for _, other := range held {
+				if d.GPU == other.GPU && (d.Kind == Whole || other.Kind == Whole || d.Partition.Placement.Overlaps(other.Partition.Placement)) {
+					t.Errorf("%s and %s overlap", d.Name, other.Name)
+				}
+			}
+			held = append(held, d)
+		}
+	}
+	if got := s.allocate(request("any", 1)); got != "" || len(held) < 8 {
+		t.Errorf("%v were allocated, and then %q", names(held), got)
+	}
+}

@@ -1,0 +1,237 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package device
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+)
+
+// semver is the regular expression of semver.org, which the API server uses.
+var semver = regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)` +
+	`(?:-((?:0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*)(?:\.(?:0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*))*))?` +
+	`(?:\+([0-9a-zA-Z-]+(?:\.[0-9a-zA-Z-]+)*))?$`)
+
+var cIdentifier = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+
+// checkAPI holds slices of one pool against the limits of the API and the
+// references that the allocator checks.
+func checkAPI(t *testing.T, objects []resourceapi.ResourceSlice) {
+	t.Helper()
+	objectNames, deviceNames := sets.New[string](), sets.New[string]()
+	counterSets := map[string]resourceapi.CounterSet{}
+	unique := func(what, name string, known sets.Set[string]) {
+		if known.Has(name) {
+			t.Errorf("%s %s is there twice", what, name)
+		}
+		known.Insert(name)
+	}
+	setNames := sets.New[string]()
+	for _, object := range objects {
+		unique("slice", object.Name, objectNames)
+		for _, set := range object.Spec.SharedCounters {
+			unique("counter set", set.Name, setNames)
+			counterSets[set.Name] = set
+			checkCounterSet(t, set)
+		}
+	}
+	for _, object := range objects {
+		checkSlice(t, object, len(objects))
+		for _, d := range object.Spec.Devices {
+			unique("device", d.Name, deviceNames)
+			checkDevice(t, d)
+			checkConsumption(t, d, counterSets)
+		}
+	}
+}
+
+func checkSlice(t *testing.T, object resourceapi.ResourceSlice, sliceCount int) {
+	t.Helper()
+	if object.APIVersion != "resource.k8s.io/v1" || object.Kind != "ResourceSlice" {
+		t.Errorf("%s is a %s of %s", object.Name, object.Kind, object.APIVersion)
+	}
+	for _, problem := range apivalidation.NameIsDNSSubdomain(object.Name, false) {
+		t.Errorf("slice name %q: %s", object.Name, problem)
+	}
+	spec := object.Spec
+	if spec.Pool != (resourceapi.ResourcePool{Name: "node-1", Generation: 1, ResourceSliceCount: int64(sliceCount)}) {
+		t.Errorf("%s: pool %+v", object.Name, spec.Pool)
+	}
+	if spec.NodeName == nil || *spec.NodeName != "node-1" || spec.Driver != "gpu.nvidia.com" {
+		t.Errorf("%s: node or driver", object.Name)
+	}
+	if spec.Devices != nil && spec.SharedCounters != nil {
+		t.Errorf("%s has devices and counters", object.Name)
+	}
+	if len(spec.SharedCounters) > resourceapi.ResourceSliceMaxCounterSets {
+		t.Errorf("%s has %d counter sets", object.Name, len(spec.SharedCounters))
+	}
+	most := resourceapi.ResourceSliceMaxDevices
+	if slices.ContainsFunc(spec.Devices, func(d resourceapi.Device) bool { return len(d.ConsumesCounters) > 0 }) {
+		most = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
+	}
+	if len(spec.Devices) > most {
+		t.Errorf("%s has %d devices", object.Name, len(spec.Devices))
+	}
+}
+
+func checkLabel(t *testing.T, name string) {
+	t.Helper()
+	for _, problem := range validation.IsDNS1123Label(name) {
+		t.Errorf("%q: %s", name, problem)
+	}
+}
+
+func checkCounterSet(t *testing.T, set resourceapi.CounterSet) {
+	t.Helper()
+	checkLabel(t, set.Name)
+	if n := len(set.Counters); n < 1 || n > resourceapi.ResourceSliceMaxCountersPerCounterSet {
+		t.Errorf("counter set %s has %d counters", set.Name, n)
+	}
+	for name, c := range set.Counters {
+		checkLabel(t, name)
+		if c.Value.Sign() <= 0 {
+			t.Errorf("counter %s of %s is %s", name, set.Name, c.Value.String())
+		}
+	}
+}
+
+func checkDevice(t *testing.T, d resourceapi.Device) {
+	t.Helper()
+	checkLabel(t, d.Name)
+	if n := len(d.Attributes) + len(d.Capacity); n > resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice {
+		t.Errorf("%s has %d attributes and capacities", d.Name, n)
+	}
+	for name, a := range d.Attributes {
+		checkQualifiedName(t, name)
+		if a.StringValue != nil && len(*a.StringValue) > resourceapi.DeviceAttributeMaxValueLength {
+			t.Errorf("%s: %s is too long", d.Name, name)
+		}
+		if v := a.VersionValue; v != nil && (len(*v) > resourceapi.DeviceAttributeMaxValueLength || !semver.MatchString(*v)) {
+			t.Errorf("%s: %s is %q", d.Name, name, *v)
+		}
+	}
+	for name, c := range d.Capacity {
+		checkQualifiedName(t, name)
+		if c.RequestPolicy != nil || c.Value.Sign() < 0 {
+			t.Errorf("%s: capacity %s", d.Name, name)
+		}
+	}
+}
+
+func checkConsumption(t *testing.T, d resourceapi.Device, counterSets map[string]resourceapi.CounterSet) {
+	t.Helper()
+	if len(d.ConsumesCounters) > resourceapi.ResourceSliceMaxDeviceCounterConsumptionsPerDevice {
+		t.Errorf("%s consumes from %d counter sets", d.Name, len(d.ConsumesCounters))
+	}
+	for _, consumption := range d.ConsumesCounters {
+		if n := len(consumption.Counters); n < 1 || n > resourceapi.ResourceSliceMaxCountersPerDeviceCounterConsumption {
+			t.Errorf("%s consumes %d counters", d.Name, n)
+		}
+		for name, c := range consumption.Counters {
+			total, ok := counterSets[consumption.CounterSet].Counters[name]
+			if !ok || c.Value.Sign() <= 0 || c.Value.Cmp(total.Value) > 0 {
+				t.Errorf("%s consumes %s of counter %s/%s", d.Name, c.Value.String(), consumption.CounterSet, name)
+			}
+		}
+	}
+}
+
+func checkQualifiedName(t *testing.T, name resourceapi.QualifiedName) {
+	t.Helper()
+	id := string(name)
+	if domain, rest, found := strings.Cut(id, "/"); found {
+		id = rest
+		if len(domain) > resourceapi.DeviceMaxDomainLength || len(validation.IsDNS1123Subdomain(domain)) > 0 {
+			t.Errorf("domain of %q", name)
+		}
+	}
+	if len(id) > resourceapi.DeviceMaxIDLength || !cIdentifier.MatchString(id) {
+		t.Errorf("identifier of %q", name)
+	}
+}
+
+func TestAPILimits(t *testing.T) {
+	for _, b := range testBoards(t) {
+		for _, n := range []int{1, 8, 16} {
+			i := mustInventory(t, replicate(b.node, n))
+			objects := i.ResourceSlices(testOptions)
+			checkAPI(t, objects)
+			sliceCount := n
+			if _, partitions := published(b.gpu()); partitions {
+				sliceCount += (n + 7) / 8
+			}
+			if len(objects) != sliceCount {
+				t.Errorf("%d x %s: %d slices, want %d", n, b.name, len(objects), sliceCount)
+			}
+			// What the helper publishes is the same.
+			pools := i.DriverResources(testOptions).Pools
+			if len(pools) != 1 || len(pools["node-1"].Slices) != len(objects) || pools["node-1"].Generation != 0 {
+				t.Fatalf("%d x %s: pools %v", n, b.name, pools)
+			}
+			for m, s := range pools["node-1"].Slices {
+				if diff := cmp.Diff(objects[m].Spec.Devices, s.Devices); diff != "" {
+					t.Errorf("devices of slice %d differ:\n%s", m, diff)
+				}
+				if diff := cmp.Diff(objects[m].Spec.SharedCounters, s.SharedCounters); diff != "" {
+					t.Errorf("counters of slice %d differ:\n%s", m, diff)
+				}
+			}
+		}
+	}
+}
+
+// TestOrderOfSlices: by PCI address, whatever order the facts come in, and one
+// GPU per slice.
+func TestOrderOfSlices(t *testing.T) {
+	i := mustInventory(t, replicate(loadNode(t, "h100-80-sxm"), 16))
+	seen := sets.New[string]()
+	last := ""
+	for _, object := range i.ResourceSlices(testOptions) {
+		address := ""
+		for _, d := range object.Spec.Devices {
+			got := *d.Attributes[deviceattribute.StandardDeviceAttributePCIBusID].StringValue
+			if address != "" && got != address {
+				t.Errorf("%s holds devices of %s and %s", object.Name, address, got)
+			}
+			address = got
+		}
+		if address == "" {
+			continue
+		}
+		if seen.Has(address) || address < last {
+			t.Errorf("GPU %s is at the wrong place", address)
+		}
+		seen.Insert(address)
+		last = address
+	}
+	if len(seen) != 16 {
+		t.Errorf("%d GPUs are published", len(seen))
+	}
+}
+
+// TestSameNames: all devices of a GPU have the same attributes and capacities.
+func TestSameNames(t *testing.T) {
+	for _, b := range testBoards(t) {
+		var want sets.Set[resourceapi.QualifiedName]
+		for _, d := range devicesOf(mustInventory(t, b.node).ResourceSlices(testOptions)) {
+			got := sets.KeySet(d.Attributes).Union(sets.KeySet(d.Capacity))
+			if want == nil {
+				want = got
+			}
+			if !got.Equal(want) {
+				t.Errorf("%s: %s has %v, the first device has %v", b.name, d.Name, sets.List(got), sets.List(want))
+			}
+		}
+	}
+}

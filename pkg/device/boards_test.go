@@ -1,0 +1,129 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package device
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+)
+
+// testOptions publish everything, as a cluster with default gates has it.
+var testOptions = Options{Driver: "gpu.nvidia.com", Pool: "node-1", NodeName: "node-1", PartitionableDevices: true}
+
+// testBoard is one GPU model in one MIG mode.
+type testBoard struct {
+	name string
+	node *gpu.Node
+}
+
+func (b testBoard) gpu() *gpu.GPU { return &b.node.GPUs[0] }
+
+// testBoards reads the facts in testdata/boards, one GPU each. A board whose
+// MIG mode is fixed comes twice: as it is, and as NAME-mig with the mode on.
+func testBoards(t *testing.T) []testBoard {
+	t.Helper()
+	files, err := filepath.Glob("testdata/boards/*.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(files) < 13 {
+		t.Fatalf("only %d boards in testdata/boards", len(files))
+	}
+	var boards []testBoard
+	for _, file := range files {
+		name := strings.TrimSuffix(filepath.Base(file), ".yaml")
+		node := loadNode(t, name)
+		boards = append(boards, testBoard{name, node})
+		if mig := node.GPUs[0].MIG; mig != nil && !mig.Dynamic {
+			on := loadNode(t, name)
+			on.GPUs[0].MIG.Enabled = true
+			boards = append(boards, testBoard{name + "-mig", on})
+		}
+	}
+	return boards
+}
+
+// partitionable are the boards that publish partitions.
+func partitionable(t *testing.T) []testBoard {
+	t.Helper()
+	var boards []testBoard
+	for _, b := range testBoards(t) {
+		if _, partitions := published(b.gpu()); partitions {
+			boards = append(boards, b)
+		}
+	}
+	return boards
+}
+
+func loadNode(t *testing.T, board string) *gpu.Node {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join("testdata/boards", board+".yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var node gpu.Node
+	if err := yaml.UnmarshalStrict(data, &node); err != nil {
+		t.Fatalf("board %s: %v", board, err)
+	}
+	if len(node.GPUs) != 1 {
+		t.Fatalf("board %s has %d GPUs, want 1", board, len(node.GPUs))
+	}
+	return &node
+}
+
+// replicate is a node with n GPUs of one board. They are listed against the
+// order of their addresses.
+func replicate(node *gpu.Node, n int) *gpu.Node {
+	out := *node
+	out.GPUs = nil
+	for i := n - 1; i >= 0; i-- {
+		g := node.GPUs[0]
+		bus := 0x1b + 0x0d*i // 16 of them stay below 0x100
+		g.PCIAddress = fmt.Sprintf("0000:%02x:00.0", bus)
+		g.PCIeRoot = fmt.Sprintf("pci0000:%02x", bus-5)
+		g.UUID = fmt.Sprintf("%s%02d", g.UUID[:len(g.UUID)-2], i)
+		g.Minor = i
+		numa := i / 8
+		g.NUMANode = &numa
+		out.GPUs = append(out.GPUs, g)
+	}
+	return &out
+}
+
+func mustInventory(t *testing.T, node *gpu.Node) *Inventory {
+	t.Helper()
+	i, err := NewInventory(node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, problem := range i.Problems() {
+		t.Errorf("problem: %v", problem)
+	}
+	return i
+}
+
+func names(devices []Device) []string {
+	var out []string
+	for _, d := range devices {
+		out = append(out, d.Name)
+	}
+	return out
+}
+
+// devicesOf are the devices of all slices in order.
+func devicesOf(slices []resourceapi.ResourceSlice) []resourceapi.Device {
+	var out []resourceapi.Device
+	for _, s := range slices {
+		out = append(out, s.Spec.Devices...)
+	}
+	return out
+}

@@ -1,0 +1,171 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package device
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+)
+
+// counterLayout is how the devices of one GPU exclude each other: exactly the
+// sets of partitions that the GPU can hold at one time fit into the counters.
+type counterLayout struct {
+	set string
+	// memorySlices each have a counter of value 1.
+	memorySlices int
+	// limits are the further counters, as few as are needed.
+	limits []limit
+}
+
+// limit is something that a GPU has so many of, apart from memory slices.
+type limit struct {
+	counter string
+	total   int
+	use     func(gpu.Profile) int
+}
+
+// newCounterLayout finds the counters that the given partitions need: a limit
+// gets one if disjoint placements can exceed it and no other limit implies it.
+// It fails where the API does not allow as many.
+func newCounterLayout(name string, mig *gpu.MIG, shapes []PartitionShape) (*counterLayout, error) {
+	l := &counterLayout{set: name, memorySlices: mig.MemorySlices}
+	if l.memorySlices > resourceapi.ResourceSliceMaxCountersPerCounterSet {
+		return nil, tooManyCounters(l.memorySlices)
+	}
+	var needed []limit
+	for _, limit := range limitsOf(name, mig) {
+		if mostUsed(limit, nothing, mig.MemorySlices, shapes) > limit.total {
+			needed = append(needed, limit)
+		}
+	}
+	for n := range needed {
+		if !impliedByOther(needed, n, mig.MemorySlices, shapes) {
+			l.limits = append(l.limits, needed[n])
+		}
+	}
+	if total := l.memorySlices + len(l.limits); total > resourceapi.ResourceSliceMaxCountersPerCounterSet {
+		return nil, tooManyCounters(total)
+	}
+	return l, nil
+}
+
+func tooManyCounters(n int) error {
+	return fmt.Errorf("its memory slices and other limits need %d counters, a counter set holds at most %d",
+		n, resourceapi.ResourceSliceMaxCountersPerCounterSet)
+}
+
+// limitsOf lists all that the hardware limits beside memory slices. What the
+// GPU has of an engine is the most that any profile gets of it.
+func limitsOf(gpuName string, mig *gpu.MIG) []limit {
+	limits := []limit{
+		{counter: "decoders", use: func(p gpu.Profile) int { return p.Resources.Decoders }},
+		{counter: "encoders", use: func(p gpu.Profile) int { return p.Resources.Encoders }},
+		{counter: "jpeg-engines", use: func(p gpu.Profile) int { return p.Resources.JPEGEngines }},
+		{counter: "ofa-engines", use: func(p gpu.Profile) int { return p.Resources.OFAEngines }},
+		{counter: "copy-engines", use: func(p gpu.Profile) int { return p.Resources.CopyEngines }},
+		{counter: "multiprocessors", use: func(p gpu.Profile) int { return p.Resources.Multiprocessors }},
+		{counter: "compute-slices", use: func(p gpu.Profile) int { return p.Slices }},
+	}
+	for n := range limits {
+		use := limits[n].use
+		limits[n].use = func(p gpu.Profile) int { return max(0, use(p)) }
+		for _, p := range mig.Profiles {
+			limits[n].total = max(limits[n].total, limits[n].use(p))
+		}
+	}
+	texts := profileTexts(gpuName, mig)
+	for _, p := range mig.Profiles {
+		if p.MaxInstances < 1 {
+			continue
+		}
+		id := p.ID
+		limits = append(limits, limit{
+			counter: "instances-" + texts[id],
+			total:   p.MaxInstances,
+			use:     func(p gpu.Profile) int { return oneIf(p.ID == id) },
+		})
+	}
+	return limits
+}
+
+// mostUsed is the most that any set of disjoint placements uses of a limit,
+// among those sets that respect another limit: the heaviest packing of
+// intervals, found slice by slice.
+func mostUsed(l, within limit, memorySlices int, shapes []PartitionShape) int {
+	// most[end][spent] looks at the first end slices and spends at most that
+	// much of the other limit.
+	most := make([][]int, memorySlices+1)
+	most[0] = make([]int, within.total+1)
+	for end := 1; end <= memorySlices; end++ {
+		most[end] = slices.Clone(most[end-1])
+		for _, s := range shapes {
+			if s.Placement.Start+s.Placement.Size != end {
+				continue
+			}
+			cost, gain := within.use(s.Profile), l.use(s.Profile)
+			for spent := cost; spent <= within.total; spent++ {
+				most[end][spent] = max(most[end][spent], most[s.Placement.Start][spent-cost]+gain)
+			}
+		}
+	}
+	return most[memorySlices][within.total]
+}
+
+// nothing limits nothing.
+var nothing = limit{use: func(gpu.Profile) int { return 0 }}
+
+// impliedByOther tells whether limit n holds whenever the memory slices and
+// one other limit do. Of two that imply each other the first stays.
+func impliedByOther(limits []limit, n, memorySlices int, shapes []PartitionShape) bool {
+	implies := func(a, b int) bool {
+		// No GPU has so many of anything; do not let a wrong fact use up memory.
+		return limits[a].total <= 10_000 &&
+			mostUsed(limits[b], limits[a], memorySlices, shapes) <= limits[b].total
+	}
+	for m := range limits {
+		if m != n && implies(m, n) && (m < n || !implies(n, m)) {
+			return true
+		}
+	}
+	return false
+}
+
+// all is every counter with its full value: the counter set, and what the
+// whole GPU consumes.
+func (l *counterLayout) all() map[string]resourceapi.Counter {
+	counters := make(map[string]resourceapi.Counter, l.memorySlices+len(l.limits))
+	for n := range l.memorySlices {
+		counters[memorySliceCounter(n)] = counter(1)
+	}
+	for _, limit := range l.limits {
+		counters[limit.counter] = counter(limit.total)
+	}
+	return counters
+}
+
+// of is what a partition consumes.
+func (l *counterLayout) of(s PartitionShape) map[string]resourceapi.Counter {
+	counters := make(map[string]resourceapi.Counter, s.Placement.Size+len(l.limits))
+	for n := range s.Placement.Size {
+		counters[memorySliceCounter(s.Placement.Start+n)] = counter(1)
+	}
+	for _, limit := range l.limits {
+		if use := limit.use(s.Profile); use > 0 {
+			counters[limit.counter] = counter(use)
+		}
+	}
+	return counters
+}
+
+func memorySliceCounter(n int) string { return "memory-slice-" + strconv.Itoa(n) }
+
+func counter(n int) resourceapi.Counter {
+	return resourceapi.Counter{Value: *resource.NewQuantity(int64(n), resource.DecimalSI)}
+}

@@ -1,0 +1,243 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package device
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+)
+
+// Kind tells what a device is. It is the value of the "type" attribute.
+type Kind string
+
+const (
+	// Whole is an undivided GPU.
+	Whole Kind = "gpu"
+	// Partition is a MIG GPU instance with the one compute instance that
+	// spans it.
+	Partition Kind = "mig"
+)
+
+// Device is one entry of a ResourceSlice.
+type Device struct {
+	// Name is unique on the node, a DNS label.
+	Name string
+	Kind Kind
+	// GPU is the physical GPU. It belongs to the node that the inventory was
+	// made of and must not be changed.
+	GPU *gpu.GPU
+	// Partition is nil for a whole GPU.
+	Partition *PartitionShape
+}
+
+// PartitionShape says which partition of its GPU a device is.
+type PartitionShape struct {
+	Profile   gpu.Profile
+	Placement gpu.Placement
+}
+
+// Inventory is everything that a node can publish. It does not change once it
+// is made, so that any number of goroutines may use it.
+type Inventory struct {
+	node     *gpu.Node
+	boards   []board
+	devices  []Device
+	index    map[string]int
+	problems []error
+}
+
+// board is one GPU with all its devices.
+type board struct {
+	name    string
+	devices []Device
+	// counters is nil where the GPU publishes no partitions.
+	counters *counterLayout
+}
+
+var pciAddress = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
+
+// NewInventory works out the devices of a node. The inventory keeps pointers
+// into the node, which must not change afterwards.
+//
+// It fails only where no inventory makes sense: no node, or one PCI address
+// twice. What is wrong with a single GPU leaves that GPU, or some of its
+// partitions, out and is told by [Inventory.Problems].
+func NewInventory(node *gpu.Node) (*Inventory, error) {
+	if node == nil {
+		return nil, errors.New("cannot make an inventory without facts about the node")
+	}
+	i := &Inventory{node: node, index: map[string]int{}}
+	gpus := make([]*gpu.GPU, len(node.GPUs))
+	for n := range node.GPUs {
+		gpus[n] = &node.GPUs[n]
+	}
+	slices.SortStableFunc(gpus, func(a, b *gpu.GPU) int {
+		// A longer PCI domain is a higher number.
+		return cmp.Or(cmp.Compare(len(a.PCIAddress), len(b.PCIAddress)), cmp.Compare(a.PCIAddress, b.PCIAddress))
+	})
+	for n, g := range gpus {
+		if n > 0 && gpus[n-1].PCIAddress == g.PCIAddress {
+			return nil, fmt.Errorf("two GPUs with the PCI address %q", g.PCIAddress)
+		}
+		if !pciAddress.MatchString(g.PCIAddress) {
+			i.problems = append(i.problems, fmt.Errorf("GPU %q (%s) is left out: its PCI address is not of the form dddd:bb:dd.f",
+				g.PCIAddress, g.UUID))
+			continue
+		}
+		b, problems := newBoard(g)
+		for _, problem := range problems {
+			i.problems = append(i.problems, fmt.Errorf("GPU %s: %w", g.PCIAddress, problem))
+		}
+		i.boards = append(i.boards, b)
+		i.devices = append(i.devices, b.devices...)
+	}
+	for n, d := range i.devices {
+		i.index[d.Name] = n
+	}
+	return i, nil
+}
+
+// Devices lists all devices in published order. The caller owns the slice.
+func (i *Inventory) Devices() []Device { return slices.Clone(i.devices) }
+
+// Lookup finds a device by its name.
+func (i *Inventory) Lookup(name string) (Device, bool) {
+	n, ok := i.index[name]
+	if !ok {
+		return Device{}, false
+	}
+	return i.devices[n], true
+}
+
+// Problems tells what could not be published and why, one error for each
+// thing that is left out. None is the normal case.
+func (i *Inventory) Problems() []error { return slices.Clone(i.problems) }
+
+func newBoard(g *gpu.GPU) (board, []error) {
+	b := board{name: GPUName(g.PCIAddress)}
+	var problems []error
+	whole, partitions := published(g)
+	if partitions {
+		var shapes []PartitionShape
+		shapes, problems = usableShapes(g.MIG, resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures-oneIf(whole))
+		if len(shapes) == 0 {
+			problems = append(problems, errors.New("the driver reports no MIG profiles that could be published"))
+		} else {
+			counters, err := newCounterLayout(b.name, g.MIG, shapes)
+			if err != nil {
+				problems = append(problems, fmt.Errorf("no partitions are published: %w", err))
+			} else {
+				b.counters = counters
+				b.devices = partitionDevices(b.name, g, orderShapes(shapes))
+			}
+		}
+	}
+	if whole {
+		b.devices = append(b.devices, Device{Name: b.name, Kind: Whole, GPU: g})
+	}
+	return b, problems
+}
+
+// published tells which kinds of devices a GPU has at all.
+func published(g *gpu.GPU) (whole, partitions bool) {
+	switch {
+	case g.MIG == nil:
+		return true, false
+	case g.MIG.Dynamic:
+		return true, true
+	default:
+		// The mode needs a GPU reset to change, so it decides.
+		return !g.MIG.Enabled, g.MIG.Enabled
+	}
+}
+
+// oneIf counts something that is there once or not at all.
+func oneIf(yes bool) int {
+	if yes {
+		return 1
+	}
+	return 0
+}
+
+func partitionDevices(gpuName string, g *gpu.GPU, shapes []PartitionShape) []Device {
+	texts := profileTexts(gpuName, g.MIG)
+	devices := make([]Device, 0, len(shapes)+1)
+	for _, s := range shapes {
+		shape := s
+		devices = append(devices, Device{
+			Name:      partitionName(gpuName, texts[s.Profile.ID], s.Placement.Start),
+			Kind:      Partition,
+			GPU:       g,
+			Partition: &shape,
+		})
+	}
+	return devices
+}
+
+// usableShapes lists every profile at every placement, at most room of them.
+// What makes no sense is left out and reported: the rest of the GPU is fine.
+func usableShapes(mig *gpu.MIG, room int) ([]PartitionShape, []error) {
+	var shapes []PartitionShape
+	var problems []error
+	seen := map[uint32]bool{}
+	for _, p := range byImportance(mig.Profiles) {
+		if seen[p.ID] {
+			problems = append(problems, fmt.Errorf("profile %s is left out: another profile has its ID %d", p.Name, p.ID))
+			continue
+		}
+		seen[p.ID] = true
+		usable, bad := usablePlacements(p, mig.MemorySlices)
+		problems = append(problems, bad...)
+		if len(usable) > room {
+			problems = append(problems, fmt.Errorf("profile %s is left out: a ResourceSlice with counters holds at most %d devices",
+				p.Name, resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures))
+			continue
+		}
+		room -= len(usable)
+		for _, at := range usable {
+			shapes = append(shapes, PartitionShape{Profile: p, Placement: at})
+		}
+	}
+	return shapes, problems
+}
+
+// byImportance orders profiles for the case that not all fit into a slice:
+// those without a variant first, because every layout can be made of them.
+func byImportance(profiles []gpu.Profile) []gpu.Profile {
+	ordered := slices.Clone(profiles)
+	slices.SortStableFunc(ordered, func(a, b gpu.Profile) int {
+		return cmp.Or(
+			cmp.Compare(oneIf(strings.ContainsAny(a.Name, "+-")), oneIf(strings.ContainsAny(b.Name, "+-"))),
+			cmp.Compare(a.ID, b.ID))
+	})
+	return ordered
+}
+
+func usablePlacements(p gpu.Profile, memorySlices int) ([]gpu.Placement, []error) {
+	var usable []gpu.Placement
+	var problems []error
+	starts := map[int]bool{}
+	for _, at := range p.Placements {
+		switch {
+		case at.Start < 0 || at.Size < 1 || at.Start+at.Size > memorySlices:
+			problems = append(problems, fmt.Errorf("profile %s at %d:%d is left out: not within the GPU's %d memory slices",
+				p.Name, at.Start, at.Size, memorySlices))
+		case starts[at.Start]:
+			problems = append(problems, fmt.Errorf("profile %s at %d:%d is left out: the profile has another placement there",
+				p.Name, at.Start, at.Size))
+		default:
+			starts[at.Start] = true
+			usable = append(usable, at)
+		}
+	}
+	return usable, problems
+}

@@ -1,0 +1,270 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package device
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+)
+
+func TestWhichDevices(t *testing.T) {
+	tests := map[string]struct {
+		board            string
+		enabled, dynamic bool
+		whole            bool
+		partitions       int
+	}{
+		"without MIG":                   {board: "t4", whole: true},
+		"Ampere, off":                   {board: "a100-40", whole: true},
+		"Ampere, on":                    {board: "a100-40", enabled: true, partitions: 25},
+		"Hopper, off":                   {board: "h100-80-sxm", dynamic: true, whole: true, partitions: 25},
+		"Hopper, on":                    {board: "h100-80-sxm", dynamic: true, enabled: true, whole: true, partitions: 25},
+		"Hopper in a vGPU guest, off":   {board: "h100-80-sxm", whole: true},
+		"Hopper in a vGPU guest, on":    {board: "h100-80-sxm", enabled: true, partitions: 25},
+		"A30, on":                       {board: "a30", enabled: true, partitions: 13},
+		"RTX PRO, graphics and engines": {board: "rtx-pro-6000", dynamic: true, whole: true, partitions: 30},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			node := loadNode(t, tc.board)
+			if mig := node.GPUs[0].MIG; mig != nil {
+				mig.Enabled, mig.Dynamic = tc.enabled, tc.dynamic
+			}
+			whole, partitions := false, 0
+			i := mustInventory(t, node)
+			for _, d := range i.Devices() {
+				switch {
+				case d.Kind == Whole && d.Partition == nil && d.Name == "gpu-0000-1b-00-0":
+					whole = true
+				case d.Kind == Partition && d.Partition != nil:
+					partitions++
+				default:
+					t.Errorf("device %+v", d)
+				}
+				if got, ok := i.Lookup(d.Name); !ok || got != d {
+					t.Errorf("%s is not found", d.Name)
+				}
+			}
+			if whole != tc.whole || partitions != tc.partitions {
+				t.Errorf("whole %t and %d partitions, want %t and %d", whole, partitions, tc.whole, tc.partitions)
+			}
+			if _, ok := i.Lookup("gpu-0000-1b-00-0-mig-1g99gb-0"); ok {
+				t.Error("found what is not there")
+			}
+		})
+	}
+}
+
+// TestOrderOfDevices spells the whole order out for boards with 4, 8 and 12
+// memory slices.
+func TestOrderOfDevices(t *testing.T) {
+	tests := map[string][]string{
+		"a30-mig": {
+			"1g6gb 2 3 0 1", "1g6gb-me 2 3 0 1",
+			"2g12gb 0 2", "2g12gb-me 0 2",
+			"4g24gb 0",
+		},
+		"a100-40-mig": {
+			"1g5gb 6 4 5 2 3 0 1", "1g5gb-me 6 4 5 2 3 0 1",
+			"1g10gb 6 4 2 0", "2g10gb 4 0 2",
+			"3g20gb 4 0", "4g20gb 0", "7g40gb 0",
+		},
+		"h100-80-sxm": {
+			"1g10gb 6 4 5 2 3 0 1", "1g10gb-me 6 4 5 2 3 0 1",
+			"1g20gb 6 4 2 0", "2g20gb 4 0 2",
+			"3g40gb 4 0", "4g40gb 0", "7g80gb 0", "whole",
+		},
+		"rtx-pro-6000": {
+			"1g24gb-no-me 6 9 0 3", "1g24gb 6 9 0 3", "1g24gb-gfx 6 9 0 3", "1g24gb-me 6 9 0 3", "1g24gb-me-all 6 9 0 3",
+			"2g48gb-no-me 0 6", "2g48gb 0 6", "2g48gb-gfx 0 6", "2g48gb-me-all 0 6",
+			"4g96gb 0", "4g96gb-gfx 0", "whole",
+		},
+		"t4": {"whole"},
+	}
+	for _, b := range testBoards(t) {
+		want, ok := tests[b.name]
+		if !ok {
+			continue
+		}
+		var got []string
+		last := ""
+		for _, d := range mustInventory(t, b.node).Devices() {
+			text, found := strings.CutPrefix(d.Name, "gpu-0000-1b-00-0-mig-")
+			if !found {
+				got = append(got, "whole")
+				continue
+			}
+			cut := strings.LastIndex(text, "-")
+			profile, start := text[:cut], text[cut+1:]
+			if profile != last {
+				got = append(got, profile)
+			}
+			got[len(got)-1] += " " + start
+			last = profile
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s: order (-want +got):\n%s", b.name, diff)
+		}
+	}
+}
+
+// TestOrderIgnoresListing: the driver may list profiles and placements in any
+// order.
+func TestOrderIgnoresListing(t *testing.T) {
+	want := mustInventory(t, loadNode(t, "rtx-pro-6000"))
+	node := loadNode(t, "rtx-pro-6000")
+	slices.Reverse(node.GPUs[0].MIG.Profiles)
+	for _, p := range node.GPUs[0].MIG.Profiles {
+		slices.Reverse(p.Placements)
+	}
+	got := mustInventory(t, node)
+	if diff := cmp.Diff(want.ResourceSlices(testOptions), got.ResourceSlices(testOptions)); diff != "" {
+		t.Errorf("slices (-want +got):\n%s", diff)
+	}
+}
+
+func TestWrongFacts(t *testing.T) {
+	if _, err := NewInventory(nil); err == nil {
+		t.Error("no error without a node")
+	}
+	twice := replicate(loadNode(t, "t4"), 2)
+	twice.GPUs[1].PCIAddress = twice.GPUs[0].PCIAddress
+	if _, err := NewInventory(twice); err == nil {
+		t.Error("no error for two GPUs at one address")
+	}
+
+	tests := map[string]struct {
+		change  func(g *gpu.GPU)
+		problem string
+		devices int // of the H100, which has 26
+	}{
+		"address":                  {func(g *gpu.GPU) { g.PCIAddress = "1b:00.0" }, `GPU "1b:00.0"`, 0},
+		"no profiles":              {func(g *gpu.GPU) { g.MIG.Profiles = nil }, "no MIG profiles", 1},
+		"no profiles, fixed":       {func(g *gpu.GPU) { g.MIG = &gpu.MIG{Enabled: true} }, "no MIG profiles", 0},
+		"placement beyond the end": {func(g *gpu.GPU) { g.MIG.Profiles[0].Placements[0].Size = 9 }, "not within the GPU's 8 memory slices", 25},
+		"negative placement":       {func(g *gpu.GPU) { g.MIG.Profiles[0].Placements[0].Start = -1 }, "not within", 25},
+		"empty placement":          {func(g *gpu.GPU) { g.MIG.Profiles[0].Placements[0].Size = 0 }, "not within", 25},
+		"placement twice": {func(g *gpu.GPU) {
+			p := &g.MIG.Profiles[1]
+			p.Placements = append(p.Placements, gpu.Placement{Start: 0, Size: 2})
+		}, "another placement there", 26},
+		"profile ID twice":       {func(g *gpu.GPU) { g.MIG.Profiles[1].ID = 0 }, "another profile has its ID 0", 25},
+		"too many memory slices": {func(g *gpu.GPU) { g.MIG.MemorySlices = 33 }, "no partitions are published", 1},
+		"too many counters":      {func(g *gpu.GPU) { g.MIG.MemorySlices = 32 }, "need 33 counters", 1},
+		"absurd memory slices":   {func(g *gpu.GPU) { g.MIG.MemorySlices = 1 << 40 }, "no partitions are published", 1},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			node := replicate(loadNode(t, "h100-80-sxm"), 2)
+			other := node.GPUs[1]
+			own := *other.MIG
+			own.Profiles = nil
+			for _, p := range other.MIG.Profiles {
+				p.Placements = slices.Clone(p.Placements)
+				own.Profiles = append(own.Profiles, p)
+			}
+			node.GPUs[0].MIG = &own
+			tc.change(&node.GPUs[0])
+			i, err := NewInventory(node)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if problems := fmt.Sprint(i.Problems()); len(i.Problems()) != 1 || !strings.Contains(problems, tc.problem) ||
+				!strings.Contains(problems, node.GPUs[0].PCIAddress) {
+				t.Errorf("problems %s, want one with %q", problems, tc.problem)
+			}
+			// The other GPU has all of its own.
+			if got := len(i.Devices()); got != 26+tc.devices {
+				t.Errorf("%d devices, want %d", got, 26+tc.devices)
+			}
+			checkAPI(t, i.ResourceSlices(testOptions))
+		})
+	}
+}
+
+// TestAbsurdNumbers: what a broken driver may say costs neither memory nor a
+// crash.
+func TestAbsurdNumbers(t *testing.T) {
+	node := loadNode(t, "h100-80-sxm")
+	for n := range node.GPUs[0].MIG.Profiles {
+		p := &node.GPUs[0].MIG.Profiles[n]
+		p.Resources.Multiprocessors = 1<<32 - 1
+		p.Resources.OFAEngines = -1
+		p.MaxInstances = -1
+	}
+	// Every partition wants all multiprocessors, so only one fits.
+	checkCounters := furtherCounters(mustInventory(t, node))
+	if diff := cmp.Diff([]string{"multiprocessors"}, checkCounters); diff != "" {
+		t.Errorf("counters beside memory slices (-want +got):\n%s", diff)
+	}
+}
+
+// TestTooManyDevices: what does not fit into a slice is left out profile by
+// profile, variants first, and said.
+func TestTooManyDevices(t *testing.T) {
+	node := loadNode(t, "h100-80-sxm")
+	mig := node.GPUs[0].MIG
+	variant := mig.Profiles[6] // 1g.10gb+me, 7 placements
+	for n := range 7 {
+		variant.ID = uint32(100 + n)
+		variant.Name = fmt.Sprintf("1g.10gb+v%d", n)
+		mig.Profiles = append(mig.Profiles, variant)
+	}
+	i, err := NewInventory(node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// 1 + 25 + 7*7 is 75; 5 of the 7 variants fit into 64.
+	if len(i.Devices()) != 61 || len(i.Problems()) != 2 {
+		t.Errorf("%d devices, problems %v", len(i.Devices()), i.Problems())
+	}
+	for _, name := range []string{"gpu-0000-1b-00-0", "gpu-0000-1b-00-0-mig-7g80gb-0", "gpu-0000-1b-00-0-mig-1g10gb-me-0"} {
+		if _, ok := i.Lookup(name); !ok {
+			t.Errorf("%s is left out", name)
+		}
+	}
+	for n, problem := range i.Problems() {
+		if want := fmt.Sprintf("profile 1g.10gb+v%d is left out", 5+n); !strings.Contains(problem.Error(), want) {
+			t.Errorf("problem %v, want %q", problem, want)
+		}
+	}
+	checkAPI(t, i.ResourceSlices(testOptions))
+}
+
+func TestNoGPUs(t *testing.T) {
+	i := mustInventory(t, &gpu.Node{DriverVersion: "580.95.05"})
+	objects := i.ResourceSlices(testOptions)
+	checkAPI(t, objects)
+	if len(objects) != 1 || len(i.Devices()) != 0 {
+		t.Errorf("slices %v", objects)
+	}
+}
+
+func TestLongAndUnknownValues(t *testing.T) {
+	node := &gpu.Node{GPUs: []gpu.GPU{{
+		PCIAddress:  "0000:1b:00.0",
+		ProductName: strings.Repeat("x", 63) + "é",
+		Brand:       "not \xff UTF-8",
+	}}}
+	devices := devicesOf(mustInventory(t, node).ResourceSlices(testOptions))
+	a := devices[0].Attributes
+	if got := *a["productName"].StringValue; got != strings.Repeat("x", 63) {
+		t.Errorf("product name %q", got)
+	}
+	if got := *a["brand"].StringValue; got != "not ? UTF-8" {
+		t.Errorf("brand %q", got)
+	}
+	for _, name := range []resourceapi.QualifiedName{"addressingMode", "resource.kubernetes.io/pcieRoot", "resource.kubernetes.io/numaNode"} {
+		if _, ok := a[name]; ok {
+			t.Errorf("%s is published although it is not known", name)
+		}
+	}
+}

@@ -1,0 +1,105 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package device
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+)
+
+// orderShapes sorts the partitions of a GPU into the order in which the
+// scheduler, which takes the first that fits, should try them.
+//
+// Profiles go from small to large. The placements of one profile go by what
+// they destroy: the cost of a placement is the sum of the sizes of all larger
+// placements that it overlaps. Larger is what has more memory slices, or as
+// many with more compute slices; variants of a profile with the same geometry
+// count once. So 1g on an 8-slice GPU starts at 6, where no 2g or 4g can be,
+// and 3g at 4, where it leaves room for 4g.
+//
+// Equal costs are decided so that neighbours are filled up one after the
+// other: the placement whose smallest larger neighbour starts highest comes
+// first, then the lower start. On an 8-slice GPU this gives 1g at
+// 6, 4, 5, 2, 3, 0, 1.
+func orderShapes(shapes []PartitionShape) []PartitionShape {
+	geometries := make([]geometry, 0, len(shapes))
+	for _, s := range shapes {
+		if g := geometryOf(s); !slices.Contains(geometries, g) {
+			geometries = append(geometries, g)
+		}
+	}
+	type ranked struct {
+		shape         PartitionShape
+		cost, nearest int
+	}
+	all := make([]ranked, 0, len(shapes))
+	for _, s := range shapes {
+		cost, nearest := damage(geometryOf(s), geometries)
+		all = append(all, ranked{s, cost, nearest})
+	}
+	slices.SortStableFunc(all, func(a, b ranked) int {
+		return cmp.Or(
+			compareProfiles(a.shape, b.shape),
+			cmp.Compare(a.cost, b.cost),
+			cmp.Compare(b.nearest, a.nearest),
+			cmp.Compare(a.shape.Placement.Start, b.shape.Placement.Start))
+	})
+	ordered := make([]PartitionShape, len(all))
+	for n, r := range all {
+		ordered[n] = r.shape
+	}
+	return ordered
+}
+
+// compareProfiles orders profiles from least to most: what a profile takes
+// from the GPU decides, and the ID where two take the same.
+func compareProfiles(a, b PartitionShape) int {
+	return cmp.Or(
+		cmp.Compare(a.Placement.Size, b.Placement.Size),
+		cmp.Compare(a.Profile.Slices, b.Profile.Slices),
+		cmp.Compare(mediaEngines(a.Profile), mediaEngines(b.Profile)),
+		cmp.Compare(a.Profile.ID, b.Profile.ID))
+}
+
+func mediaEngines(p gpu.Profile) int {
+	r := p.Resources
+	return r.Decoders + r.Encoders + r.JPEGEngines + r.OFAEngines
+}
+
+// geometry is what counts for fragmentation: where, how large, how much
+// compute.
+type geometry struct {
+	at     gpu.Placement
+	slices int
+}
+
+func geometryOf(s PartitionShape) geometry {
+	return geometry{at: s.Placement, slices: s.Profile.Slices}
+}
+
+func (g geometry) compareSize(h geometry) int {
+	return cmp.Or(cmp.Compare(g.at.Size, h.at.Size), cmp.Compare(g.slices, h.slices))
+}
+
+// damage adds up the larger placements that g makes impossible, and tells
+// where the smallest of them starts (-1: there is none).
+func damage(g geometry, all []geometry) (cost, nearest int) {
+	var smallest *geometry
+	for n := range all {
+		larger := &all[n]
+		if larger.compareSize(g) <= 0 || !larger.at.Overlaps(g.at) {
+			continue
+		}
+		cost += larger.at.Size
+		if smallest == nil || larger.compareSize(*smallest) < 0 {
+			smallest = larger
+		}
+	}
+	if smallest == nil {
+		return cost, -1
+	}
+	return cost, smallest.at.Start
+}

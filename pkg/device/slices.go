@@ -1,0 +1,110 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package device
+
+import (
+	"fmt"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+)
+
+// Options say how an inventory is published.
+type Options struct {
+	// Driver is the driver's name, which is also the domain of its attributes.
+	Driver string
+	// Pool is the name of the one pool that holds everything; by convention
+	// the node's name.
+	Pool string
+	// NodeName is the node that the devices are on.
+	NodeName string
+	// PartitionableDevices is false for clusters that drop counters (Kubernetes
+	// 1.34 and 1.35 by default). Without counters nothing would keep claims
+	// from overlapping, so that only whole GPUs are published then.
+	PartitionableDevices bool
+}
+
+// DriverResources is what the kubelet plugin helper publishes. The helper
+// names the slices, in this order, and counts the pool's generation.
+func (i *Inventory) DriverResources(o Options) resourceslice.DriverResources {
+	return resourceslice.DriverResources{
+		Pools: map[string]resourceslice.Pool{o.Pool: {Slices: i.slices(o)}},
+	}
+}
+
+// ResourceSlices is the same content as complete objects, as they would be
+// after the first publication, for printing. Only the names differ from what
+// the helper generates; they sort the same way.
+func (i *Inventory) ResourceSlices(o Options) []resourceapi.ResourceSlice {
+	published := i.slices(o)
+	objects := make([]resourceapi.ResourceSlice, len(published))
+	for n, s := range published {
+		nodeName := o.NodeName
+		objects[n] = resourceapi.ResourceSlice{
+			TypeMeta:   metav1.TypeMeta{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceSlice"},
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%s-%03d", o.NodeName, o.Driver, n)},
+			Spec: resourceapi.ResourceSliceSpec{
+				Driver:         o.Driver,
+				Pool:           resourceapi.ResourcePool{Name: o.Pool, Generation: 1, ResourceSliceCount: int64(len(published))},
+				NodeName:       &nodeName,
+				Devices:        s.Devices,
+				SharedCounters: s.SharedCounters,
+			},
+		}
+	}
+	return objects
+}
+
+// slices is the pool's layout, here and nowhere else: counter sets in slices
+// of their own, then one slice for each GPU, so that whatever changes on one
+// GPU changes one slice and leaves the pool complete.
+func (i *Inventory) slices(o Options) []resourceslice.Slice {
+	var sets []resourceapi.CounterSet
+	var gpus []resourceslice.Slice
+	for _, b := range i.boards {
+		var devices []resourceapi.Device
+		for _, d := range b.devices {
+			if o.PartitionableDevices || d.Kind == Whole {
+				devices = append(devices, i.published(b, d, o))
+			}
+		}
+		if len(devices) == 0 {
+			continue
+		}
+		gpus = append(gpus, resourceslice.Slice{Devices: devices})
+		if b.counters != nil && o.PartitionableDevices {
+			sets = append(sets, resourceapi.CounterSet{Name: b.counters.set, Counters: b.counters.all()})
+		}
+	}
+	var all []resourceslice.Slice
+	for chunk := range slices.Chunk(sets, resourceapi.ResourceSliceMaxCounterSets) {
+		all = append(all, resourceslice.Slice{SharedCounters: chunk})
+	}
+	all = append(all, gpus...)
+	if len(all) == 0 {
+		// An empty pool tells that the driver runs and has nothing to offer.
+		all = append(all, resourceslice.Slice{})
+	}
+	return all
+}
+
+// published makes the API's device.
+func (i *Inventory) published(b board, d Device, o Options) resourceapi.Device {
+	device := resourceapi.Device{
+		Name:       d.Name,
+		Attributes: attributesOf(i.node, d),
+		Capacity:   capacitiesOf(d),
+	}
+	if b.counters == nil || !o.PartitionableDevices {
+		return device
+	}
+	counters := b.counters.all()
+	if d.Partition != nil {
+		counters = b.counters.of(*d.Partition)
+	}
+	device.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: b.counters.set, Counters: counters}}
+	return device
+}
