@@ -116,6 +116,27 @@ func TestOrderOfDevices(t *testing.T) {
 	}
 }
 
+// TestOrderByWhatIsDestroyed: one large placement weighs more than several
+// ways to use a small place.
+func TestOrderByWhatIsDestroyed(t *testing.T) {
+	at := func(start, size int) gpu.Placement { return gpu.Placement{Start: start, Size: size} }
+	ordered := orderShapes([]PartitionShape{
+		{gpu.Profile{ID: 1, Slices: 1}, at(7, 1)},
+		{gpu.Profile{ID: 1, Slices: 1}, at(0, 1)},
+		{gpu.Profile{ID: 2, Slices: 1}, at(0, 2)}, // with the next, costs 0:1 4
+		{gpu.Profile{ID: 3, Slices: 2}, at(0, 2)},
+		{gpu.Profile{ID: 4, Slices: 2}, at(0, 2)}, // a variant, counts once
+		{gpu.Profile{ID: 5, Slices: 4}, at(3, 5)}, // costs 7:1 5
+	})
+	var got []int
+	for _, s := range ordered {
+		got = append(got, s.Placement.Start)
+	}
+	if diff := cmp.Diff([]int{0, 7, 0, 0, 0, 3}, got); diff != "" {
+		t.Errorf("starts (-want +got):\n%s", diff)
+	}
+}
+
 // TestOrderIgnoresListing: the driver may list profiles and placements in any
 // order.
 func TestOrderIgnoresListing(t *testing.T) {
