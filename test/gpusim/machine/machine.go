@@ -47,6 +47,8 @@ type GPU struct {
 	ECC            int // 0 off, 1 on, -1 not supported
 
 	ComputeMode int // nvmlComputeMode_t
+	// Persistence is nvidia-smi -pm: the driver stays loaded without clients.
+	Persistence bool
 	TimeSlice   int // 0 default, 1 short, 2 medium, 3 long
 
 	MIG *MIG // nil: not MIG capable
@@ -116,6 +118,8 @@ type ComputeInstance struct {
 	ProfileID uint32
 	Placement Placement
 	UUID      string // "MIG-…"
+	// ComputeMode is the MIG device's own: with MIG mode on, the GPU has none.
+	ComputeMode int // nvmlComputeMode_t
 }
 
 // Process is a simulated process that holds a GPU or an instance of it.

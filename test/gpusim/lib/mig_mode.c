@@ -1,0 +1,80 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// MIG mode of a GPU.
+
+#include "lib.h"
+
+nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *currentMode, unsigned int *pendingMode)
+{
+	ENTER();
+	struct target t;
+	nvmlReturn_t r = target_gpu(&view, device, &t);
+	if (r != NVML_SUCCESS)
+		return r;
+	if (currentMode == NULL || pendingMode == NULL)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (!t.gpu->mig_capable)
+		return NVML_ERROR_NOT_SUPPORTED;
+	*currentMode = t.gpu->mig_current ? NVML_DEVICE_MIG_ENABLE : NVML_DEVICE_MIG_DISABLE;
+	*pendingMode = t.gpu->mig_pending ? NVML_DEVICE_MIG_ENABLE : NVML_DEVICE_MIG_DISABLE;
+	return NVML_SUCCESS;
+}
+
+struct mode_change {
+	nvmlDevice_t device;
+	int mode;
+	nvmlReturn_t activation;
+};
+
+// set_mode decides what the driver does at once. The call itself succeeds even
+// where the mode did not change; the activation status tells.
+static nvmlReturn_t set_mode(struct gs_machine *m, void *arg)
+{
+	struct mode_change *c = arg;
+	struct target t;
+	nvmlReturn_t r = target_gpu(m, c->device, &t);
+	if (r != NVML_SUCCESS)
+		return r;
+
+	c->activation = NVML_SUCCESS;
+	if (t.gpu->mig_current == c->mode) {
+		t.gpu->mig_pending = c->mode; // takes back a change that waits
+		return NVML_SUCCESS;
+	}
+	int busy = held(m, t.index, -1, -1) || t.gpu->instance_count > 0;
+	if (t.gpu->reset_to_switch) {
+		// Ampere: recorded, and in force after a reset.
+		t.gpu->mig_pending = c->mode;
+		c->activation = busy ? NVML_ERROR_IN_USE : NVML_ERROR_RESET_REQUIRED;
+		return NVML_SUCCESS;
+	}
+	if (busy) {
+		// Hopper and later: no reset will come, so nothing stays pending.
+		c->activation = NVML_ERROR_IN_USE;
+		return NVML_SUCCESS;
+	}
+	t.gpu->mig_current = t.gpu->mig_pending = c->mode;
+	t.gpu->compute_mode = NVML_COMPUTEMODE_DEFAULT;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned int mode, nvmlReturn_t *activationStatus)
+{
+	ENTER();
+	struct target t;
+	nvmlReturn_t r = target_gpu(&view, device, &t);
+	if (r != NVML_SUCCESS)
+		return r;
+	if (activationStatus == NULL || (mode != NVML_DEVICE_MIG_DISABLE && mode != NVML_DEVICE_MIG_ENABLE))
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (!t.gpu->mig_capable)
+		return NVML_ERROR_NOT_SUPPORTED;
+	if (!may_administrate() || !may_configure())
+		return NVML_ERROR_NO_PERMISSION;
+	struct mode_change c = {.device = device, .mode = (int)mode};
+	r = change(set_mode, &c);
+	if (r == NVML_SUCCESS)
+		*activationStatus = c.activation;
+	return r;
+}

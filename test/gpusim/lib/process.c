@@ -1,0 +1,77 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Processes on GPUs and MIG devices. Simulated processes all have a compute
+// context; the lists of graphics and MPS processes are empty.
+
+#include "lib.h"
+
+// matches tells whether a process is on the device of the target.
+static int matches(const struct gs_process *p, const struct target *t)
+{
+	if (p->gpu != t->index)
+		return 0;
+	return t->ci == NULL || (p->instance_id == t->in->id && p->compute_id == t->ci->id);
+}
+
+static void write_v1(void *infos, unsigned int i, const struct gs_process *p)
+{
+	nvmlProcessInfo_v1_t *out = (nvmlProcessInfo_v1_t *)infos + i;
+	out->pid = (unsigned int)p->pid;
+	out->usedGpuMemory = p->memory_bytes;
+}
+
+static void write_v2(void *infos, unsigned int i, const struct gs_process *p)
+{
+	nvmlProcessInfo_v2_t *out = (nvmlProcessInfo_v2_t *)infos + i;
+	out->pid = (unsigned int)p->pid;
+	out->usedGpuMemory = p->memory_bytes;
+	out->gpuInstanceId = (unsigned int)p->instance_id; // -1 is NVML's 0xFFFFFFFF
+	out->computeInstanceId = (unsigned int)p->compute_id;
+}
+
+typedef void (*write_fn)(void *infos, unsigned int i, const struct gs_process *p);
+
+static nvmlReturn_t list(nvmlDevice_t device, unsigned int *count, void *infos, write_fn write, int compute)
+{
+	ENTER();
+	struct target t;
+	nvmlReturn_t r = target_device(&view, device, &t);
+	if (r != NVML_SUCCESS)
+		return r;
+	if (count == NULL || (infos == NULL && *count > 0))
+		return NVML_ERROR_INVALID_ARGUMENT;
+	// nvml.h: the sum over all instances is for privileged callers.
+	if (t.ci == NULL && t.gpu->mig_current && !may_configure())
+		return NVML_ERROR_NO_PERMISSION;
+	unsigned int room = *count, found = 0;
+	for (int i = 0; compute && i < view.process_count; i++) {
+		if (!matches(&view.processes[i], &t))
+			continue;
+		if (found < room)
+			write(infos, found, &view.processes[i]);
+		found++;
+	}
+	*count = found;
+	return found > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+}
+
+// LISTS defines the three versions of one list. The second and third differ in
+// name only.
+#define LISTS(name, compute)                                                                             \
+	nvmlReturn_t name(nvmlDevice_t device, unsigned int *infoCount, nvmlProcessInfo_v1_t *infos)      \
+	{                                                                                                \
+		return list(device, infoCount, infos, write_v1, compute);                                \
+	}                                                                                                \
+	nvmlReturn_t name##_v2(nvmlDevice_t device, unsigned int *infoCount, nvmlProcessInfo_v2_t *infos) \
+	{                                                                                                \
+		return list(device, infoCount, infos, write_v2, compute);                                \
+	}                                                                                                \
+	nvmlReturn_t name##_v3(nvmlDevice_t device, unsigned int *infoCount, nvmlProcessInfo_t *infos)    \
+	{                                                                                                \
+		return list(device, infoCount, infos, write_v2, compute);                                \
+	}
+
+LISTS(nvmlDeviceGetComputeRunningProcesses, 1)
+LISTS(nvmlDeviceGetGraphicsRunningProcesses, 0)
+LISTS(nvmlDeviceGetMPSComputeRunningProcesses, 0)

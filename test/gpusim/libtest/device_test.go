@@ -1,0 +1,260 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package libtest
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/partage-dev/partage/test/gpusim/machine"
+)
+
+func TestInit(t *testing.T) {
+	r := newRoot(t, machineOf(h100(0)))
+	t.Setenv("GPUSIM_STATE", r.state())
+	lib := nvml.New(nvml.WithLibraryPath(library))
+
+	wants(t, "Init", lib.Init(), nvml.SUCCESS)
+	wants(t, "second Init", lib.Init(), nvml.SUCCESS)
+	wants(t, "Shutdown", lib.Shutdown(), nvml.SUCCESS)
+	_, ret := lib.DeviceGetCount()
+	wants(t, "DeviceGetCount after the first Shutdown", ret, nvml.SUCCESS)
+	wants(t, "second Shutdown", lib.Shutdown(), nvml.SUCCESS)
+	_, ret = lib.DeviceGetCount()
+	wants(t, "DeviceGetCount after the second Shutdown", ret, nvml.ERROR_UNINITIALIZED)
+	wants(t, "InitWithFlags", lib.InitWithFlags(nvml.INIT_FLAG_NO_GPUS), nvml.SUCCESS)
+	if got := nvml.ERROR_IN_USE.Error(); got != "In use by another client" {
+		t.Errorf("text of IN_USE is %q", got)
+	}
+	wants(t, "Shutdown", lib.Shutdown(), nvml.SUCCESS)
+}
+
+func TestInitWithoutDriver(t *testing.T) {
+	remove := func(path string) func(*root) error {
+		return func(r *root) error { return os.RemoveAll(filepath.Join(r.dir, path)) }
+	}
+	for name, c := range map[string]struct {
+		spoil func(r *root) error
+		want  nvml.Return
+	}{
+		"no nodes":           {remove("dev"), nvml.ERROR_DRIVER_NOT_LOADED},
+		"no control node":    {remove("dev/nvidiactl"), nvml.ERROR_DRIVER_NOT_LOADED},
+		"no state":           {remove("var/lib/gpusim/state"), nvml.ERROR_DRIVER_NOT_LOADED},
+		"foreign state":      {func(r *root) error { return os.WriteFile(r.state(), []byte("something else"), 0o644) }, nvml.ERROR_DRIVER_NOT_LOADED},
+		"state of a version": {func(r *root) error { return poke(r.state(), 8, 99) }, nvml.ERROR_LIB_RM_VERSION_MISMATCH},
+		"no GPU node":        {remove("dev/nvidia0"), nvml.SUCCESS},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRoot(t, machineOf(h100(0)))
+			if err := c.spoil(r); err != nil {
+				t.Fatal(err)
+			}
+			t.Setenv("GPUSIM_STATE", r.state())
+			lib := nvml.New(nvml.WithLibraryPath(library))
+			wants(t, "Init", lib.Init(), c.want)
+			if c.want == nvml.SUCCESS {
+				count, ret := lib.DeviceGetCount()
+				wants(t, "DeviceGetCount", ret, nvml.SUCCESS)
+				if count != 0 {
+					t.Errorf("%d GPUs without a node", count)
+				}
+				lib.Shutdown()
+			}
+		})
+	}
+}
+
+// poke changes one byte of a file.
+func poke(path string, offset int64, b byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = f.WriteAt([]byte{b}, offset)
+	return err
+}
+
+func TestSystem(t *testing.T) {
+	lib := newRoot(t, machineOf(h100(0))).open()
+	driver, ret := lib.SystemGetDriverVersion()
+	wants(t, "SystemGetDriverVersion", ret, nvml.SUCCESS)
+	version, ret := lib.SystemGetNVMLVersion()
+	wants(t, "SystemGetNVMLVersion", ret, nvml.SUCCESS)
+	cuda, ret := lib.SystemGetCudaDriverVersion_v2()
+	wants(t, "SystemGetCudaDriverVersion", ret, nvml.SUCCESS)
+	got := fmt.Sprint(driver, " ", version, " ", cuda)
+	if want := "580.95.05 13.580.95.05 13000"; got != want {
+		t.Errorf("versions %q, want %q", got, want)
+	}
+}
+
+// facts is what a device says of itself.
+func facts(t *testing.T, d nvml.Device) map[string]any {
+	t.Helper()
+	out := map[string]any{}
+	put := func(name string, value any, ret nvml.Return) {
+		if ret != nvml.SUCCESS {
+			value = ret.Error()
+		}
+		out[name] = value
+	}
+	index, ret := d.GetIndex()
+	put("index", index, ret)
+	uuid, ret := d.GetUUID()
+	put("uuid", uuid, ret)
+	name, ret := d.GetName()
+	put("name", name, ret)
+	serial, ret := d.GetSerial()
+	put("serial", serial, ret)
+	minor, ret := d.GetMinorNumber()
+	put("minor", minor, ret)
+	brand, ret := d.GetBrand()
+	put("brand", int(brand), ret)
+	arch, ret := d.GetArchitecture()
+	put("architecture", int(arch), ret)
+	major, _, ret := d.GetCudaComputeCapability()
+	put("compute", major, ret)
+	cores, ret := d.GetNumGpuCores()
+	put("cores", cores, ret)
+	memory, ret := d.GetMemoryInfo()
+	put("memory", [3]uint64{memory.Total / miB, memory.Free / miB, memory.Used / miB}, ret)
+	v2, ret := d.GetMemoryInfo_v2()
+	put("memory2", [4]uint64{v2.Total / miB, v2.Reserved / miB, v2.Free / miB, v2.Used / miB}, ret)
+	mode, ret := d.GetAddressingMode()
+	put("addressing", int(mode.Value), ret)
+	_, ret = d.GetNumaNodeId()
+	put("numa", nil, ret)
+	ecc, pending, ret := d.GetEccMode()
+	put("ecc", [2]int{int(ecc), int(pending)}, ret)
+	persistence, ret := d.GetPersistenceMode()
+	put("persistence", int(persistence), ret)
+	virtual, ret := d.GetVirtualizationMode()
+	put("virtualization", int(virtual), ret)
+	current, waiting, ret := d.GetMigMode()
+	put("mig", [2]int{current, waiting}, ret)
+	return out
+}
+
+func TestFacts(t *testing.T) {
+	r := newRoot(t, machineOf(t4(0), h100(1)))
+	r.update(func(m *machine.Machine) {
+		m.Processes = []machine.Process{{PID: 4, Name: "p", GPU: 1, InstanceID: -1, ComputeID: -1, MemoryBytes: 1000 * miB}}
+	})
+	lib := r.open()
+	want := []map[string]any{{
+		"index": 0, "uuid": "GPU-00000000-0000-4000-8000-000000000000", "name": "NVIDIA T4", "serial": "1650000000000",
+		"minor": 0, "brand": 14, "architecture": 6, "compute": 6, "cores": 16896,
+		"memory": [3]uint64{81559, 80959, 600}, "memory2": [4]uint64{81559, 600, 80959, 0},
+		"addressing": "Not Supported", "numa": "Not Supported", "ecc": "Not Supported", "persistence": 0, "virtualization": 0,
+		"mig": "Not Supported",
+	}, {
+		"index": 1, "uuid": "GPU-00000000-0000-4000-8000-000000000001", "name": "NVIDIA H100 80GB HBM3", "serial": "1650000000001",
+		"minor": 1, "brand": 14, "architecture": 9, "compute": 9, "cores": 16896,
+		"memory": [3]uint64{81559, 79959, 1600}, "memory2": [4]uint64{81559, 600, 79959, 1000},
+		"addressing": 1, "numa": "Not Supported", "ecc": [2]int{1, 1}, "persistence": 0, "virtualization": 0, "mig": [2]int{0, 0},
+	}}
+	for i, w := range want {
+		if diff := cmp.Diff(w, facts(t, device(t, lib, i))); diff != "" {
+			t.Errorf("GPU %d (-want +got):\n%s", i, diff)
+		}
+	}
+}
+
+func TestHandles(t *testing.T) {
+	lib := newRoot(t, machineOf(h100(0), h100(1))).open()
+	first := device(t, lib, 1)
+	by := map[string]func() (nvml.Device, nvml.Return){
+		"index":  func() (nvml.Device, nvml.Return) { return lib.DeviceGetHandleByIndex(1) },
+		"uuid":   func() (nvml.Device, nvml.Return) { return lib.DeviceGetHandleByUUID(first1UUID) },
+		"serial": func() (nvml.Device, nvml.Return) { return lib.DeviceGetHandleBySerial("1650000000001") },
+		"bus":    func() (nvml.Device, nvml.Return) { return lib.DeviceGetHandleByPciBusId("0000:1c:00.0") },
+		"bus8":   func() (nvml.Device, nvml.Return) { return lib.DeviceGetHandleByPciBusId("00000000:1C:00.0") },
+		"short":  func() (nvml.Device, nvml.Return) { return lib.DeviceGetHandleByPciBusId("1c:00.0") },
+	}
+	for name, get := range by {
+		d, ret := get()
+		wants(t, name, ret, nvml.SUCCESS)
+		if d != first {
+			t.Errorf("handle by %s is another one", name)
+		}
+	}
+	for name, c := range map[string]struct {
+		get  func() (nvml.Device, nvml.Return)
+		want nvml.Return
+	}{
+		"index":     {func() (nvml.Device, nvml.Return) { return lib.DeviceGetHandleByIndex(2) }, nvml.ERROR_INVALID_ARGUMENT},
+		"uuid":      {func() (nvml.Device, nvml.Return) { return lib.DeviceGetHandleByUUID("GPU-nope") }, nvml.ERROR_NOT_FOUND},
+		"mig":       {func() (nvml.Device, nvml.Return) { return lib.DeviceGetHandleByUUID("MIG-nope") }, nvml.ERROR_NOT_FOUND},
+		"serial":    {func() (nvml.Device, nvml.Return) { return lib.DeviceGetHandleBySerial("7") }, nvml.ERROR_NOT_FOUND},
+		"bus":       {func() (nvml.Device, nvml.Return) { return lib.DeviceGetHandleByPciBusId("0000:77:00.0") }, nvml.ERROR_NOT_FOUND},
+		"malformed": {func() (nvml.Device, nvml.Return) { return lib.DeviceGetHandleByPciBusId("1c") }, nvml.ERROR_INVALID_ARGUMENT},
+	} {
+		_, ret := c.get()
+		wants(t, "unknown "+name, ret, c.want)
+	}
+}
+
+const first1UUID = "GPU-00000000-0000-4000-8000-000000000001"
+
+func TestPCI(t *testing.T) {
+	d := device(t, newRoot(t, machineOf(h100(0))).open(), 0)
+	info, ret := d.GetPciInfo()
+	wants(t, "GetPciInfo", ret, nvml.SUCCESS)
+	got := fmt.Sprintf("%s %s %d %#x %d %#x %#x", text(info.BusId[:]), text(info.BusIdLegacy[:]), info.Domain, info.Bus, info.Device,
+		info.PciDeviceId, info.PciSubSystemId)
+	if want := "00000000:1B:00.0 0000:1B:00.0 0 0x1b 0 0x233010de 0x16c110de"; got != want {
+		t.Errorf("PCI info %q, want %q", got, want)
+	}
+	ext, ret := d.GetPciInfoExt()
+	wants(t, "GetPciInfoExt", ret, nvml.SUCCESS)
+	if ext.BaseClass != 3 || ext.SubClass != 2 || text(ext.BusId[:]) != "00000000:1B:00.0" {
+		t.Errorf("PCI info with class: %+v", ext)
+	}
+}
+
+func TestModes(t *testing.T) {
+	r := newRoot(t, machineOf(h100(0)))
+	d := device(t, r.open(), 0)
+	wants(t, "SetComputeMode", d.SetComputeMode(nvml.COMPUTEMODE_EXCLUSIVE_PROCESS), nvml.SUCCESS)
+	wants(t, "removed compute mode", d.SetComputeMode(nvml.COMPUTEMODE_EXCLUSIVE_THREAD), nvml.ERROR_NOT_SUPPORTED)
+	wants(t, "unknown compute mode", d.SetComputeMode(17), nvml.ERROR_INVALID_ARGUMENT)
+	wants(t, "SetPersistenceMode", d.SetPersistenceMode(nvml.FEATURE_ENABLED), nvml.SUCCESS)
+	mode, ret := d.GetComputeMode()
+	wants(t, "GetComputeMode", ret, nvml.SUCCESS)
+	if g := r.machine().GPUs[0]; mode != nvml.COMPUTEMODE_EXCLUSIVE_PROCESS || g.ComputeMode != 3 || !g.Persistence {
+		t.Errorf("compute mode %d, in the state %d; persistence %v", mode, g.ComputeMode, g.Persistence)
+	}
+	enable(t, d)
+	mode, ret = d.GetComputeMode()
+	wants(t, "GetComputeMode", ret, nvml.SUCCESS)
+	if mode != nvml.COMPUTEMODE_DEFAULT {
+		t.Errorf("compute mode %d after MIG mode was enabled", mode)
+	}
+	wants(t, "SetComputeMode with MIG", d.SetComputeMode(nvml.COMPUTEMODE_PROHIBITED), nvml.ERROR_NOT_SUPPORTED)
+}
+
+func TestUnmodelledCallsAreCounted(t *testing.T) {
+	r := newRoot(t, machineOf(h100(0)))
+	d := device(t, r.open(), 0)
+	for range 3 {
+		_, ret := d.GetFanSpeed()
+		wants(t, "GetFanSpeed", ret, nvml.ERROR_NOT_SUPPORTED)
+	}
+	_, ret := d.GetTemperature(nvml.TEMPERATURE_GPU)
+	wants(t, "GetTemperature", ret, nvml.ERROR_NOT_SUPPORTED)
+	got, err := r.file().Unmodelled()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]uint64{"nvmlDeviceGetFanSpeed": 3, "nvmlDeviceGetTemperature": 1}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("counted calls (-want +got):\n%s", diff)
+	}
+}

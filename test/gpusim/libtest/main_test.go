@@ -1,0 +1,254 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package libtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/gpusim/state"
+)
+
+// library is the path of the simulated libnvidia-ml.so. A process binds
+// go-nvml's calls to the first library that it loads, so all tests of one
+// process use this file; the machine behind it differs.
+var library string
+
+// helperEnv names the function below that the test binary runs instead of the
+// tests, in a process of its own.
+const helperEnv = "LIBTEST_HELPER"
+
+var helpers = map[string]func(nvml.Interface) error{
+	"churn": churn,
+	"list":  list,
+	"read":  readForever,
+}
+
+func TestMain(m *testing.M) {
+	code, err := run(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func run(m *testing.M) (int, error) {
+	if name := os.Getenv(helperEnv); name != "" {
+		lib := nvml.New(nvml.WithLibraryPath(os.Getenv("GPUSIM_LIB")))
+		if ret := lib.Init(); ret != nvml.SUCCESS {
+			return 1, fmt.Errorf("init: %w", ret)
+		}
+		return 0, helpers[name](lib)
+	}
+	dir, err := os.MkdirTemp("", "gpusim-lib")
+	if err != nil {
+		return 1, err
+	}
+	defer os.RemoveAll(dir)
+	if library, err = Build(context.Background(), dir); err != nil {
+		return 1, err
+	}
+	return m.Run(), nil
+}
+
+// helper makes a command that runs one of the helpers on a library file.
+func helper(t *testing.T, name, lib string, env ...string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), append(env, helperEnv+"="+name, "GPUSIM_LIB="+lib)...)
+	cmd.Stderr = os.Stderr
+	return cmd
+}
+
+// root is a simulated root in a temporary folder.
+type root struct {
+	t   *testing.T
+	dir string
+}
+
+// newRoot makes a root with the state of m and the device nodes of its GPUs,
+// of the control device and of the MIG configuration capability.
+func newRoot(t *testing.T, m *machine.Machine) *root {
+	t.Helper()
+	r := &root{t: t, dir: t.TempDir()}
+	nodes := []string{"nvidiactl", "nvidia-caps/nvidia-cap1", "nvidia-caps/nvidia-cap2"}
+	for _, g := range m.GPUs {
+		nodes = append(nodes, fmt.Sprintf("nvidia%d", g.Minor))
+	}
+	r.mknod(nodes...)
+	if err := os.MkdirAll(filepath.Dir(r.state()), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := state.Create(r.state(), m); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func (r *root) state() string { return filepath.Join(r.dir, state.RelativePath) }
+
+func (r *root) mknod(nodes ...string) {
+	r.t.Helper()
+	for i, node := range nodes {
+		path := filepath.Join(r.dir, "dev", node)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			r.t.Fatal(err)
+		}
+		err := syscall.Mknod(path, syscall.S_IFCHR|0o666, 195<<8|i)
+		if errors.Is(err, syscall.EPERM) {
+			r.t.Skip("making device nodes needs CAP_MKNOD: run the tests as root")
+		}
+		if err != nil {
+			r.t.Fatalf("make %s: %v", path, err)
+		}
+	}
+}
+
+// open initialises the library on this root.
+func (r *root) open() nvml.Interface {
+	r.t.Helper()
+	r.t.Setenv("GPUSIM_STATE", r.state())
+	lib := nvml.New(nvml.WithLibraryPath(library))
+	wants(r.t, "Init", lib.Init(), nvml.SUCCESS)
+	r.t.Cleanup(func() { lib.Shutdown() })
+	return lib
+}
+
+func (r *root) file() *state.File {
+	r.t.Helper()
+	f, err := state.Open(r.state())
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(f.Close)
+	return f
+}
+
+func (r *root) update(change func(*machine.Machine)) {
+	r.t.Helper()
+	err := r.file().Update(func(m *machine.Machine) error {
+		change(m)
+		return nil
+	})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *root) machine() *machine.Machine {
+	r.t.Helper()
+	m, err := r.file().Snapshot()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return m
+}
+
+// capabilities reads the capability files: path below the folder -> contents.
+func (r *root) capabilities() map[string]string {
+	r.t.Helper()
+	dir := filepath.Join(r.dir, "var/lib/gpusim/proc/driver/nvidia/capabilities")
+	files := map[string]string{}
+	err := filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		files[strings.TrimPrefix(path, dir+"/")] = string(text)
+		return err
+	})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return files
+}
+
+// capabilitiesOf is what the files have to be for a machine.
+func capabilitiesOf(m *machine.Machine) map[string]string {
+	file := func(minor int) string {
+		return fmt.Sprintf("DeviceFileMinor: %d\nDeviceFileMode: 292\nDeviceFileModify: 1\n", minor)
+	}
+	files := map[string]string{"mig/config": file(1), "mig/monitor": file(2)}
+	for _, g := range m.GPUs {
+		if g.MIG == nil {
+			continue
+		}
+		for _, in := range g.MIG.Instances {
+			minor := 3 + 135*g.Minor + 9*in.ID
+			files[fmt.Sprintf("gpu%d/mig/gi%d/access", g.Minor, in.ID)] = file(minor)
+			for _, ci := range in.Compute {
+				files[fmt.Sprintf("gpu%d/mig/gi%d/ci%d/access", g.Minor, in.ID, ci.ID)] = file(minor + 1 + ci.ID)
+			}
+		}
+	}
+	return files
+}
+
+func wants(t *testing.T, call string, got, want nvml.Return) {
+	t.Helper()
+	if got != want {
+		t.Fatalf("%s: %v, want %v", call, got, want)
+	}
+}
+
+func device(t *testing.T, lib nvml.Interface, index int) nvml.Device {
+	t.Helper()
+	d, ret := lib.DeviceGetHandleByIndex(index)
+	wants(t, "DeviceGetHandleByIndex", ret, nvml.SUCCESS)
+	return d
+}
+
+// profileInfo is the profile with the driver's id, as go-nvml's calls want it.
+func profileInfo(t *testing.T, d nvml.Device, id uint32) *nvml.GpuInstanceProfileInfo {
+	t.Helper()
+	for enum := range nvml.GPU_INSTANCE_PROFILE_COUNT {
+		info, ret := d.GetGpuInstanceProfileInfo(enum)
+		if ret == nvml.SUCCESS && info.Id == id {
+			return &info
+		}
+	}
+	t.Fatalf("no GPU instance profile %d", id)
+	return nil
+}
+
+func place(start, size uint32) *nvml.GpuInstancePlacement {
+	return &nvml.GpuInstancePlacement{Start: start, Size: size}
+}
+
+// createAt creates a GPU instance that has to succeed.
+func createAt(t *testing.T, d nvml.Device, id uint32, at *nvml.GpuInstancePlacement) nvml.GpuInstance {
+	t.Helper()
+	gi, ret := d.CreateGpuInstanceWithPlacement(profileInfo(t, d, id), at)
+	wants(t, fmt.Sprintf("create profile %d at %v", id, *at), ret, nvml.SUCCESS)
+	return gi
+}
+
+// createCompute creates a compute instance by constant that has to succeed.
+func createCompute(t *testing.T, gi nvml.GpuInstance, enum int) nvml.ComputeInstance {
+	t.Helper()
+	info, ret := gi.GetComputeInstanceProfileInfo(enum, nvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
+	wants(t, "GetComputeInstanceProfileInfo", ret, nvml.SUCCESS)
+	ci, ret := gi.CreateComputeInstance(&info)
+	wants(t, "CreateComputeInstance", ret, nvml.SUCCESS)
+	return ci
+}
+
+// enable switches MIG mode of an H100-like GPU on.
+func enable(t *testing.T, d nvml.Device) {
+	t.Helper()
+	activation, ret := d.SetMigMode(nvml.DEVICE_MIG_ENABLE)
+	wants(t, "SetMigMode", ret, nvml.SUCCESS)
+	wants(t, "activation of MIG mode", activation, nvml.SUCCESS)
+}

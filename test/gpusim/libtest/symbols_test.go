@@ -1,0 +1,114 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package libtest
+
+import (
+	"debug/elf"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestSymbols: go-nvml ends the process at the first call of a function that
+// the library does not export.
+func TestSymbols(t *testing.T) {
+	exported := map[string]bool{}
+	for _, s := range symbols(t, library) {
+		exported[s] = true
+	}
+	names := bound(t)
+	if len(names) < 400 {
+		t.Errorf("go-nvml binds only %d functions: the search is wrong", len(names))
+	}
+	for _, name := range names {
+		if !exported[name] {
+			t.Errorf("go-nvml binds %s, which the library does not export", name)
+		}
+		delete(exported, name)
+	}
+	for name := range exported {
+		if !strings.HasPrefix(name, "nvml") {
+			t.Errorf("the library exports %s", name)
+		}
+	}
+}
+
+func symbols(t *testing.T, path string) []string {
+	t.Helper()
+	f, err := elf.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	all, err := f.DynamicSymbols()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, s := range all {
+		if s.Section != elf.SHN_UNDEF && elf.ST_TYPE(s.Info) == elf.STT_FUNC {
+			names = append(names, s.Name)
+		}
+	}
+	return names
+}
+
+// bound is every C function that go-nvml calls.
+func bound(t *testing.T) []string {
+	t.Helper()
+	dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/NVIDIA/go-nvml").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob(filepath.Join(strings.TrimSpace(string(dir)), "pkg/nvml/*.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	call := regexp.MustCompile(`\bC\.(nvml\w+)\(`)
+	var names []string
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range call.FindAllSubmatch(text, -1) {
+			names = append(names, string(m[1]))
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// TestLinkage: names that loaders look for, and no dependence on a C library
+// newer than those in old containers.
+func TestLinkage(t *testing.T) {
+	for file, want := range map[string]string{"libnvidia-ml.so": "libnvidia-ml.so.1", "libcuda.so": "libcuda.so.1"} {
+		f, err := elf.Open(filepath.Join(filepath.Dir(library), file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		soname, err := f.DynString(elf.DT_SONAME)
+		if err != nil || len(soname) != 1 || soname[0] != want {
+			t.Errorf("%s: soname %v, %v", file, soname, err)
+		}
+		imported, err := f.ImportedSymbols()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range imported {
+			version, found := strings.CutPrefix(s.Version, "GLIBC_2.")
+			if found && len(strings.SplitN(version, ".", 2)[0]) == 2 && version > "31" {
+				t.Errorf("%s needs %s of glibc 2.%s, newer than 2.31", file, s.Name, version)
+			}
+		}
+	}
+	if got := symbols(t, filepath.Join(filepath.Dir(library), "libcuda.so")); !slices.Contains(got, "cuInit") {
+		t.Errorf("libcuda.so exports %v", got)
+	}
+}

@@ -1,0 +1,200 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package libtest
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/google/go-cmp/cmp"
+)
+
+// listing is what a process sees, and what it may do.
+type listing struct {
+	GPUs    []string // "UUID index"
+	MIG     []string // "UUID index"
+	Create  string   // creating an instance on the first GPU
+	List    string   // listing its instances
+	Compute string   // setting its compute mode
+}
+
+// list is a helper: it prints its listing as JSON.
+func list(lib nvml.Interface) error {
+	var l listing
+	count, ret := lib.DeviceGetCount()
+	if ret != nvml.SUCCESS {
+		return fmt.Errorf("count: %w", ret)
+	}
+	for i := range count {
+		d, ret := lib.DeviceGetHandleByIndex(i)
+		if ret != nvml.SUCCESS {
+			return fmt.Errorf("handle: %w", ret)
+		}
+		uuid, _ := d.GetUUID()
+		index, _ := d.GetIndex()
+		l.GPUs = append(l.GPUs, fmt.Sprint(uuid, " ", index))
+		most, _ := d.GetMaxMigDeviceCount()
+		for j := range most {
+			if mig, ret := d.GetMigDeviceHandleByIndex(j); ret == nvml.SUCCESS {
+				uuid, _ := mig.GetUUID()
+				index, _ := mig.GetIndex()
+				l.MIG = append(l.MIG, fmt.Sprint(uuid, " ", index))
+			}
+		}
+		if i == 0 {
+			info, _ := d.GetGpuInstanceProfileInfo(nvml.GPU_INSTANCE_PROFILE_1_SLICE)
+			_, ret := d.CreateGpuInstance(&info)
+			l.Create = ret.Error()
+			_, ret = d.GetGpuInstances(&info)
+			l.List = ret.Error()
+			l.Compute = d.SetComputeMode(nvml.COMPUTEMODE_DEFAULT).Error()
+		}
+	}
+	return json.NewEncoder(os.Stdout).Encode(l)
+}
+
+// container makes a root such as a container has: the library, the state
+// beside it under a driver version's name, and some device nodes.
+func container(t *testing.T, host *root, nodes ...string) string {
+	t.Helper()
+	r := &root{t: t, dir: t.TempDir()}
+	r.mknod(nodes...)
+	folder := filepath.Join(r.dir, "usr/lib/x86_64-linux-gnu")
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(library)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(folder, "libnvidia-ml.so.580.95.05")
+	if err := os.WriteFile(path, text, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(filepath.Base(path), filepath.Join(folder, "libnvidia-ml.so.1")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Link(host.state(), filepath.Join(folder, "libnvidia-gpusim-state.so.580.95.05")); err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(folder, "libnvidia-ml.so.1")
+}
+
+func TestVisibility(t *testing.T) {
+	m := machineOf(h100(0), h100(1), h100(2))
+	for i := range m.GPUs {
+		m.GPUs[i].MIG.Current, m.GPUs[i].MIG.Pending = true, true
+	}
+	host := newRoot(t, m)
+	d := device(t, host.open(), 1)
+	for _, at := range []uint32{0, 1} { // GPU instances 7 and 8 of minor 1
+		createCompute(t, createAt(t, d, id1g, place(at, 1)), nvml.COMPUTE_INSTANCE_PROFILE_1_SLICE)
+	}
+	var mig []string
+	for i, in := range host.machine().GPUs[1].MIG.Instances {
+		mig = append(mig, fmt.Sprint(in.Compute[0].UUID, " ", i))
+	}
+	capability := func(minor int) string { return fmt.Sprintf("nvidia-caps/nvidia-cap%d", minor) }
+	second := 3 + 135*1 + 9*8 // GPU instance 8
+	const denied = "Insufficient Permissions"
+	uuid := func(n, index int) string { return fmt.Sprint(m.GPUs[n].UUID, " ", index) }
+
+	for name, c := range map[string]struct {
+		nodes []string
+		want  listing
+	}{
+		"one GPU": {[]string{"nvidiactl", "nvidia2"},
+			listing{GPUs: []string{uuid(2, 0)}, Create: denied, List: denied, Compute: "Not Supported"}},
+		"GPU without capabilities": {[]string{"nvidiactl", "nvidia1"},
+			listing{GPUs: []string{uuid(1, 0)}, Create: denied, List: denied, Compute: "Not Supported"}},
+		"one instance": {[]string{"nvidiactl", "nvidia1", capability(second), capability(second + 1)},
+			listing{GPUs: []string{uuid(1, 0)}, MIG: []string{mig[1][:len(mig[1])-1] + "0"}, Create: denied, List: denied, Compute: "Not Supported"}},
+		"half of an instance": {[]string{"nvidiactl", "nvidia1", capability(second)},
+			listing{GPUs: []string{uuid(1, 0)}, Create: denied, List: denied, Compute: "Not Supported"}},
+		"instance of an invisible GPU": {[]string{"nvidiactl", "nvidia0", capability(second), capability(second + 1)},
+			listing{GPUs: []string{uuid(0, 0)}, Create: denied, List: denied, Compute: "Not Supported"}},
+		"MIG configuration": {[]string{"nvidiactl", "nvidia1", "nvidia2", "nvidia-caps/nvidia-cap1"},
+			listing{GPUs: []string{uuid(1, 0), uuid(2, 1)}, MIG: mig, Create: "Success", List: "Success", Compute: "Not Supported"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lib := container(t, host, c.nodes...)
+			out, err := helper(t, "list", lib, "GPUSIM_STATE=").Output()
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got listing
+			if err := json.Unmarshal(out, &got); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Errorf("seen in the container (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestPermissions: root without the configuration capability, and others.
+func TestPermissions(t *testing.T) {
+	r := newRoot(t, machineOf(h100(0)))
+	d := device(t, r.open(), 0)
+	enable(t, d)
+	info := profileInfo(t, d, id1g)
+	if err := os.Remove(filepath.Join(r.dir, "dev/nvidia-caps/nvidia-cap1")); err != nil {
+		t.Fatal(err)
+	}
+	_, ret := d.CreateGpuInstance(info)
+	wants(t, "CreateGpuInstance", ret, nvml.ERROR_NO_PERMISSION)
+	_, ret = d.SetMigMode(nvml.DEVICE_MIG_DISABLE)
+	wants(t, "SetMigMode", ret, nvml.ERROR_NO_PERMISSION)
+	_, ret = d.GetGpuInstancePossiblePlacements(info)
+	wants(t, "GetGpuInstancePossiblePlacements", ret, nvml.ERROR_NO_PERMISSION)
+	_, ret = d.GetGpuInstanceById(7)
+	wants(t, "GetGpuInstanceById", ret, nvml.ERROR_NO_PERMISSION)
+}
+
+func TestPermissionsOfUsers(t *testing.T) {
+	m := machineOf(h100(0), h100(1))
+	m.GPUs[0].MIG.Current = true
+	r := newRoot(t, m)
+	lib := container(t, r, "nvidiactl", "nvidia0", "nvidia-caps/nvidia-cap1")
+	// A user can neither enter the test's temporary folders nor run the test
+	// binary where it is.
+	binary := filepath.Join(t.TempDir(), "helper")
+	text, err := os.ReadFile(os.Args[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(binary, text, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{lib, binary} {
+		for dir := filepath.Dir(path); dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
+			if err := os.Chmod(dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	cmd := helper(t, "list", lib, "GPUSIM_STATE=")
+	cmd.Path = binary
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got listing
+	if err := json.Unmarshal(out, &got); err != nil {
+		t.Fatal(err)
+	}
+	const denied = "Insufficient Permissions"
+	want := listing{GPUs: []string{m.GPUs[0].UUID + " 0"}, Create: denied, List: denied, Compute: "Not Supported"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("seen by a user (-want +got):\n%s", diff)
+	}
+}

@@ -1,0 +1,117 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package state
+
+// #include "state.h"
+import "C"
+
+import "github.com/partage-dev/partage/test/gpusim/machine"
+
+// decode makes Go values of a consistent C machine.
+func decode(c *C.struct_gs_machine) *machine.Machine {
+	m := &machine.Machine{
+		Name:              C.GoString(&c.name[0]),
+		DriverVersion:     C.GoString(&c.driver_version[0]),
+		NVMLVersion:       C.GoString(&c.nvml_version[0]),
+		CUDADriverVersion: int(c.cuda_driver_version),
+		BootID:            C.GoString(&c.boot_id[0]),
+	}
+	for i := range int(c.gpu_count) {
+		m.GPUs = append(m.GPUs, decodeGPU(&c.gpus[i]))
+	}
+	for i := range int(c.process_count) {
+		p := &c.processes[i]
+		m.Processes = append(m.Processes, machine.Process{
+			PID: int(p.pid), Name: C.GoString(&p.name[0]), GPU: int(p.gpu),
+			InstanceID: int(p.instance_id), ComputeID: int(p.compute_id), MemoryBytes: uint64(p.memory_bytes),
+		})
+	}
+	return m
+}
+
+func decodeGPU(c *C.struct_gs_gpu) machine.GPU {
+	g := machine.GPU{
+		Board:          C.GoString(&c.board[0]),
+		UUID:           C.GoString(&c.uuid[0]),
+		Serial:         C.GoString(&c.serial[0]),
+		ProductName:    C.GoString(&c.product_name[0]),
+		Brand:          int(c.brand),
+		Architecture:   int(c.architecture),
+		ComputeMajor:   int(c.compute_major),
+		ComputeMinor:   int(c.compute_minor),
+		Minor:          int(c.minor),
+		PCIAddress:     C.GoString(&c.pci_address[0]),
+		PCIDeviceID:    uint32(c.pci_device_id),
+		PCISubsystem:   uint32(c.pci_subsystem),
+		PCIeRoot:       C.GoString(&c.pcie_root[0]),
+		NUMANode:       int(c.numa_node),
+		MemoryBytes:    uint64(c.memory_bytes),
+		ReservedBytes:  uint64(c.reserved_bytes),
+		Cores:          int(c.cores),
+		AddressingMode: int(c.addressing_mode),
+		ECC:            int(c.ecc),
+		ComputeMode:    int(c.compute_mode),
+		Persistence:    c.persistence != 0,
+		TimeSlice:      int(c.time_slice),
+	}
+	if c.mig_capable != 0 {
+		g.MIG = decodeMIG(c)
+	}
+	return g
+}
+
+func decodeMIG(c *C.struct_gs_gpu) *machine.MIG {
+	m := &machine.MIG{
+		Current:       c.mig_current != 0,
+		Pending:       c.mig_pending != 0,
+		ResetToSwitch: c.reset_to_switch != 0,
+		MemorySlices:  int(c.memory_slices),
+	}
+	for i := range int(c.profile_count) {
+		m.Profiles = append(m.Profiles, decodeProfile(&c.profiles[i]))
+	}
+	for i := range int(c.instance_count) {
+		m.Instances = append(m.Instances, decodeInstance(&c.instances[i]))
+	}
+	return m
+}
+
+func decodeProfile(c *C.struct_gs_profile) machine.GIProfile {
+	p := machine.GIProfile{
+		Enum: int(c.enumeration), ID: uint32(c.id), Name: C.GoString(&c.name[0]),
+		Slices: int(c.slices), MaxInstances: int(c.max_instances), SMs: int(c.sms),
+		CopyEngines: int(c.copy_engines), Decoders: int(c.decoders), Encoders: int(c.encoders),
+		JPEG: int(c.jpeg), OFA: int(c.ofa), MemoryMiB: uint64(c.memory_mib),
+	}
+	for i := range int(c.placement_count) {
+		p.Placements = append(p.Placements, decodePlacement(c.placements[i]))
+	}
+	for i := range int(c.instance_id_count) {
+		p.InstanceIDs = append(p.InstanceIDs, int(c.instance_ids[i]))
+	}
+	for i := range int(c.ci_profile_count) {
+		ci := &c.ci_profiles[i]
+		p.Compute = append(p.Compute, machine.CIProfile{
+			Enum: int(ci.enumeration), ID: uint32(ci.id), Slices: int(ci.slices),
+			MaxInstances: int(ci.max_instances), SMs: int(ci.sms),
+		})
+	}
+	return p
+}
+
+func decodeInstance(c *C.struct_gs_instance) machine.GPUInstance {
+	in := machine.GPUInstance{ID: int(c.id), ProfileID: uint32(c.profile_id), Placement: decodePlacement(c.placement)}
+	for i := range int(c.compute_count) {
+		ci := &c.compute[i]
+		in.Compute = append(in.Compute, machine.ComputeInstance{
+			ID: int(ci.id), ProfileID: uint32(ci.profile_id), Placement: decodePlacement(ci.placement),
+			UUID: C.GoString(&ci.uuid[0]), ComputeMode: int(ci.compute_mode),
+		})
+	}
+	return in
+}
+
+func decodePlacement(p C.struct_gs_placement) machine.Placement {
+	return machine.Placement{Start: int(p.start), Size: int(p.size)}
+}

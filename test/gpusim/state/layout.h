@@ -1,0 +1,175 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// The shared state file: one header and two copies ("slots") of the machine.
+// Package machine explains the fields; the names here follow it.
+//
+// Everything has a fixed size, so that the file can be mapped and copied as a
+// whole, and holds no pointers, so that it means the same in every process.
+
+#ifndef GPUSIM_LAYOUT_H
+#define GPUSIM_LAYOUT_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#define GS_MAGIC "GPUSIM\n"
+// Raise it at every change of the structures below.
+#define GS_LAYOUT_VERSION 1
+
+enum {
+	GS_MAX_GPUS = 16,
+	GS_MAX_PROFILES = 32,
+	GS_MAX_PLACEMENTS = 16,
+	GS_MAX_INSTANCE_IDS = 16,
+	GS_MAX_CI_PROFILES = 12,
+	GS_MAX_INSTANCES = 16,
+	GS_MAX_COMPUTE = 8,
+	GS_MAX_PROCESSES = 128,
+	GS_MAX_COUNTERS = 512,
+	GS_NAME = 64,
+	GS_LONG_NAME = 96,
+};
+
+struct gs_placement {
+	int32_t start;
+	int32_t size;
+};
+
+struct gs_ci_profile {
+	int32_t enumeration;
+	uint32_t id;
+	int32_t slices;
+	int32_t max_instances;
+	int32_t sms;
+};
+
+struct gs_profile {
+	char name[GS_NAME];
+	int32_t enumeration;
+	uint32_t id;
+	int32_t slices;
+	int32_t max_instances;
+	int32_t sms;
+	int32_t copy_engines;
+	int32_t decoders;
+	int32_t encoders;
+	int32_t jpeg;
+	int32_t ofa;
+	uint64_t memory_mib;
+	int32_t placement_count;
+	int32_t instance_id_count;
+	int32_t ci_profile_count;
+	int32_t unused;
+	struct gs_placement placements[GS_MAX_PLACEMENTS];
+	int32_t instance_ids[GS_MAX_INSTANCE_IDS];
+	struct gs_ci_profile ci_profiles[GS_MAX_CI_PROFILES];
+};
+
+// A serial is given once and never again. It tells an instance from a later
+// one with the same id, so that old handles are recognised.
+struct gs_compute {
+	uint64_t serial;
+	int32_t id;
+	uint32_t profile_id;
+	struct gs_placement placement;
+	int32_t compute_mode;
+	int32_t unused;
+	char uuid[GS_NAME];
+};
+
+struct gs_instance {
+	uint64_t serial;
+	int32_t id;
+	uint32_t profile_id;
+	struct gs_placement placement;
+	int32_t compute_count;
+	int32_t unused;
+	struct gs_compute compute[GS_MAX_COMPUTE];
+};
+
+struct gs_gpu {
+	char board[GS_NAME];
+	char uuid[GS_NAME];
+	char serial[GS_NAME];
+	char product_name[GS_LONG_NAME];
+	char pci_address[GS_NAME];
+	char pcie_root[GS_NAME];
+	int32_t brand;
+	int32_t architecture;
+	int32_t compute_major;
+	int32_t compute_minor;
+	int32_t minor;
+	uint32_t pci_device_id;
+	uint32_t pci_subsystem;
+	int32_t numa_node;
+	uint64_t memory_bytes;
+	uint64_t reserved_bytes;
+	int32_t cores;
+	int32_t addressing_mode;
+	int32_t ecc;
+	int32_t compute_mode;
+	int32_t time_slice;
+	int32_t persistence;
+
+	int32_t mig_capable;
+	int32_t mig_current;
+	int32_t mig_pending;
+	int32_t reset_to_switch;
+	int32_t memory_slices;
+	int32_t profile_count;
+	int32_t instance_count;
+	int32_t unused;
+	struct gs_profile profiles[GS_MAX_PROFILES];
+	struct gs_instance instances[GS_MAX_INSTANCES];
+};
+
+struct gs_process {
+	char name[GS_LONG_NAME];
+	int32_t pid;
+	int32_t gpu;
+	int32_t instance_id;
+	int32_t compute_id;
+	uint64_t memory_bytes;
+};
+
+// The GPUs come last: a copy may stop after the last one in use.
+struct gs_machine {
+	char name[GS_NAME];
+	char driver_version[GS_NAME];
+	char nvml_version[GS_NAME];
+	char boot_id[GS_NAME];
+	int32_t cuda_driver_version;
+	int32_t gpu_count;
+	int32_t process_count;
+	int32_t unused;
+	uint64_t next_serial;
+	struct gs_process processes[GS_MAX_PROCESSES];
+	struct gs_gpu gpus[GS_MAX_GPUS];
+};
+
+// Calls of a function that the library has no model of. A name is complete
+// once ready is set; only the holder of the writer lock adds names.
+struct gs_counter {
+	_Atomic uint32_t ready;
+	uint32_t unused;
+	_Atomic uint64_t calls;
+	char name[GS_LONG_NAME];
+};
+
+struct gs_file {
+	char magic[8];
+	uint32_t layout_version;
+	uint32_t unused;
+	uint64_t size;
+	// The slot that counts is slot[generation % 2]. A commit fills the other
+	// one and then raises the generation: one store, so a writer that dies
+	// leaves either the old machine or the new one.
+	_Atomic uint64_t generation;
+	// The generation that the capability files show; 0 while they are changed.
+	_Atomic uint64_t capabilities;
+	struct gs_counter counters[GS_MAX_COUNTERS];
+	struct gs_machine slot[2];
+};
+
+#endif
