@@ -1,0 +1,109 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package catalog
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/partage-dev/partage/test/gpusim/machine"
+)
+
+func TestMachines(t *testing.T) {
+	named, err := Machines()
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := []string{"a30x4", "l4x8", "t4x4", "a10x1", "rtx-pro-6000x8", "a100x16", "h100-nvlx2", "gh200x1", "h100x16"}
+	for _, m := range named {
+		names = append(names, m.Name)
+	}
+	for _, name := range names {
+		t.Run(name, func(t *testing.T) {
+			m, err := Machine(name, Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var addresses []string
+			seen := map[any]bool{}
+			for _, g := range m.GPUs {
+				addresses = append(addresses, g.PCIAddress)
+				for _, key := range []any{g.Minor, g.UUID, g.Serial} {
+					if seen[key] {
+						t.Errorf("%v occurs twice", key)
+					}
+					seen[key] = true
+				}
+				checkPlace(t, g)
+			}
+			if !slices.IsSorted(addresses) || len(slices.Compact(addresses)) != len(m.GPUs) {
+				t.Errorf("addresses must ascend: %v", addresses)
+			}
+		})
+	}
+}
+
+var (
+	address = regexp.MustCompile(`^[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.0$`)
+	root    = regexp.MustCompile(`^pci[0-9a-f]{4}:[0-9a-f]{2}$`)
+)
+
+func checkPlace(t *testing.T, g machine.GPU) {
+	t.Helper()
+	if !address.MatchString(g.PCIAddress) || !root.MatchString(g.PCIeRoot) || g.NUMANode < 0 || g.Minor >= maxGPUs {
+		t.Fatalf("address %s, root %s, NUMA node %d, minor %d", g.PCIAddress, g.PCIeRoot, g.NUMANode, g.Minor)
+	}
+	if g.PCIeRoot[3:7] != g.PCIAddress[:4] || g.PCIeRoot[8:] > g.PCIAddress[5:7] {
+		t.Errorf("%s cannot be below %s", g.PCIAddress, g.PCIeRoot)
+	}
+}
+
+func TestMachineIdentity(t *testing.T) {
+	get := func(name string, o Options) any {
+		m, err := Machine(name, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+	if d := cmp.Diff(get("dgx-h100", Options{Seed: 7}), get("dgx-h100", Options{Seed: 7})); d != "" {
+		t.Errorf("same seed, different machine: %s", d)
+	}
+	if cmp.Equal(get("dgx-h100", Options{}), get("dgx-h100", Options{Seed: 7})) {
+		t.Error("the seed changes nothing")
+	}
+	m, err := Machine("dgx-h100", Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := []any{m.DriverVersion, m.NVMLVersion, m.CUDADriverVersion, len(m.GPUs), m.GPUs[0].ProductName, m.GPUs[0].PCIDeviceID}
+	want := []any{"580.95.05", "13.580.95.05", 13000, 8, "NVIDIA H100 80GB HBM3", uint32(0x233010de)}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Error(d)
+	}
+	if !regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`).MatchString(m.BootID) {
+		t.Errorf("boot id %q", m.BootID)
+	}
+	if NewBootID(m.BootID) == m.BootID {
+		t.Error("the boot id does not change")
+	}
+}
+
+func TestMachineRefuses(t *testing.T) {
+	for name, want := range map[string]string{
+		"cray":     "dgx-h100",
+		"voodoox2": "unknown board",
+		"l4x0":     "1 to 16",
+		"l4x17":    "1 to 16",
+		"":         "known",
+	} {
+		if _, err := Machine(name, Options{}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: got error %v, want one with %q", name, err, want)
+		}
+	}
+}

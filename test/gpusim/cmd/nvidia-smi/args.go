@@ -1,0 +1,103 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import "strings"
+
+// command is a parsed command line.
+type command struct {
+	verb  string   // key of verbs, or "help"
+	value string   // of -c, -mig, --set-timeslice
+	ids   []string // of -i; empty: all GPUs
+}
+
+// option is what an option means within a subcommand.
+type option struct {
+	verb  string
+	value bool // takes a value
+}
+
+// options by subcommand; the empty one is nvidia-smi itself.
+var options = map[string]map[string]option{
+	"": {
+		"-L": {"-L", false}, "--list-gpus": {"-L", false},
+		"-q": {"-q", false}, "--query": {"-q", false},
+		"-c": {"-c", true}, "--compute-mode": {"-c", true},
+		"-mig": {"-mig", true}, "--multi-instance-gpu": {"-mig", true},
+	},
+	"mig": {
+		"-lgip": {"-lgip", false}, "--list-gpu-instance-profiles": {"-lgip", false},
+		"-lgipp": {"-lgipp", false}, "--list-gpu-instance-possible-placements": {"-lgipp", false},
+		"-lgi": {"-lgi", false}, "--list-gpu-instances": {"-lgi", false},
+		"-lci": {"-lci", false}, "--list-compute-instances": {"-lci", false},
+	},
+	"compute-policy": {
+		"-l": {"-l", false}, "--list": {"-l", false},
+		"--set-timeslice": {"--set-timeslice", true},
+	},
+}
+
+// parse reads a command line. A value follows its option as the next argument
+// or after "=".
+func parse(args []string) (*command, error) {
+	sub := ""
+	if len(args) > 0 && !strings.HasPrefix(args[0], "-") {
+		sub, args = args[0], args[1:]
+	}
+	known, ok := options[sub]
+	if !ok {
+		return nil, errCombination
+	}
+	c := &command{}
+	for len(args) > 0 {
+		verb, value, rest, err := next(known, args)
+		if err != nil {
+			return nil, err
+		}
+		args = rest
+		switch {
+		case verb == "help":
+			return &command{verb: "help"}, nil
+		case verb == "-i":
+			c.ids = append(c.ids, strings.Split(value, ",")...)
+		case c.verb != "":
+			return nil, errCombination
+		default:
+			c.verb, c.value = verb, value
+		}
+	}
+	if c.verb == "" {
+		return nil, fail(exitUsage, "This stand-in has no summary. Please run 'nvidia-smi -h' for what it knows.")
+	}
+	return c, nil
+}
+
+var errCombination = fail(exitUsage, "Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.")
+
+// common are the options of every subcommand.
+var common = map[string]option{
+	"-h": {"help", false}, "--help": {"help", false},
+	"-i": {"-i", true}, "--id": {"-i", true},
+}
+
+// next takes one option, and its value if it has one, off the arguments.
+func next(known map[string]option, args []string) (verb, value string, rest []string, err error) {
+	name, value, hasValue := strings.Cut(args[0], "=")
+	rest = args[1:]
+	o, ok := common[name]
+	if !ok {
+		o, ok = known[name]
+	}
+	switch {
+	case !ok:
+		return "", "", nil, fail(exitUsage, "Option \"%s\" is not recognized. Please run 'nvidia-smi -h'.", name)
+	case hasValue && !o.value:
+		return "", "", nil, fail(exitUsage, "Option \"%s\" takes no argument. Please run 'nvidia-smi -h'.", name)
+	case hasValue || !o.value:
+		return o.verb, value, rest, nil
+	case len(rest) == 0:
+		return "", "", nil, fail(exitUsage, "Option \"%s\" requires an argument. Please run 'nvidia-smi -h'.", name)
+	}
+	return o.verb, rest[0], rest[1:], nil
+}

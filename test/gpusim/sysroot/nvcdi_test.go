@@ -1,0 +1,64 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package sysroot
+
+import (
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/NVIDIA/go-nvml/pkg/nvml/mock"
+	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi"
+	"github.com/google/go-cmp/cmp"
+)
+
+// NVIDIA's own library, which decides what of a driver goes into containers,
+// finds everything that a container on a simulated machine needs.
+func TestNvcdiFindsTheDriver(t *testing.T) {
+	root := t.TempDir()
+	create(t, root, machineOf(t, "dgx-h100"), fakeAssets(t))
+	success := func() nvml.Return { return nvml.SUCCESS }
+	lib, err := nvcdi.New(
+		nvcdi.WithMode(nvcdi.ModeNvml),
+		nvcdi.WithDriverRoot(root),
+		nvcdi.WithNvmlLib(&mock.Interface{
+			InitFunc: success, ShutdownFunc: success,
+			SystemGetDriverVersionFunc: func() (string, nvml.Return) { return "580.95.05", nvml.SUCCESS },
+		}),
+		nvcdi.WithFeatureFlags(nvcdi.FeatureDisableNvsandboxUtils, nvcdi.FeatureDisableIPCDiscoverer),
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	edits, err := lib.GetCommonEdits()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mounts, nodes []string
+	for _, m := range edits.Mounts {
+		if filepath.Join(root, m.ContainerPath) != m.HostPath {
+			t.Errorf("%s is mounted from %s", m.ContainerPath, m.HostPath)
+		}
+		mounts = append(mounts, m.ContainerPath)
+	}
+	for _, n := range edits.DeviceNodes {
+		nodes = append(nodes, n.Path)
+	}
+	slices.Sort(mounts)
+	slices.Sort(nodes)
+	dir := strings.TrimPrefix(LibraryDir(root), root)
+	if d := cmp.Diff([]string{
+		"/usr/bin/nvidia-smi",
+		dir + "/libcuda.so.580.95.05",
+		dir + "/libnvidia-gpusim-state.so.580.95.05",
+		dir + "/libnvidia-ml.so.580.95.05",
+	}, mounts); d != "" {
+		t.Errorf("mounts: %s", d)
+	}
+	if d := cmp.Diff([]string{"/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidiactl"}, nodes); d != "" {
+		t.Errorf("nodes: %s", d)
+	}
+}

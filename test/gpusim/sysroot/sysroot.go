@@ -1,0 +1,234 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package sysroot makes the files that a simulated GPU machine is seen through:
+// device nodes, the parts of /proc and /sys that the NVIDIA kernel driver and
+// the PCI bus fill, the driver's libraries and nvidia-smi.
+//
+// Everything lies below one root:
+//
+//	dev/                         nvidia0…, nvidiactl, nvidia-uvm…, nvidia-caps/
+//	proc -> var/lib/gpusim/proc  devices, driver/nvidia…, sys/kernel/random/boot_id
+//	sys/                         bus/pci/devices, devices, module/nvidia
+//	usr/lib/<triplet>/           libnvidia-ml.so.<version>, libcuda.so.<version>, links
+//	usr/bin/nvidia-smi           a stand-in
+//	var/lib/gpusim/state         the machine's state, shared by all processes
+//
+// What changes while the machine runs is below var/lib/gpusim, so that the rest
+// may be mounted read-only. The state has a second name among the libraries,
+// because container tooling mounts every library with the driver's version into
+// containers, and the state must get there too.
+package sysroot
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/gpusim/state"
+)
+
+// Major numbers of the device nodes. 195 is registered for NVIDIA, the others
+// are assigned by the kernel when the driver is loaded, so any free one is as
+// good.
+const (
+	nvidiaMajor = 195
+	uvmMajor    = 510
+	capsMajor   = 508
+)
+
+// home is the folder that marks a root as ours.
+const home = "var/lib/gpusim"
+
+// Assets are the built files that go into a root.
+type Assets struct {
+	NVML      string // the simulated libnvidia-ml.so
+	CUDA      string // libcuda.so, a stub
+	NVIDIASMI string // the stand-in of nvidia-smi
+}
+
+// AssetsIn finds the assets in a build's output folder: lib/libnvidia-ml.so,
+// lib/libcuda.so, bin/nvidia-smi. The error names what is missing.
+func AssetsIn(dir string) (Assets, error) {
+	a := Assets{
+		NVML:      filepath.Join(dir, "lib/libnvidia-ml.so"),
+		CUDA:      filepath.Join(dir, "lib/libcuda.so"),
+		NVIDIASMI: filepath.Join(dir, "bin/nvidia-smi"),
+	}
+	for _, path := range []string{a.NVML, a.CUDA, a.NVIDIASMI} {
+		if _, err := os.Stat(path); err != nil {
+			return Assets{}, fmt.Errorf("built files in %s are incomplete: %w", dir, err)
+		}
+	}
+	return a, nil
+}
+
+// StatePath is where a root's machine state is.
+func StatePath(root string) string { return filepath.Join(root, home, "state") }
+
+// LibraryDir is the folder of a root's libraries.
+func LibraryDir(root string) string { return filepath.Join(root, "usr/lib", triplet()) }
+
+func triplet() string {
+	if runtime.GOARCH == "arm64" {
+		return "aarch64-linux-gnu"
+	}
+	return "x86_64-linux-gnu"
+}
+
+// Create makes the root for a machine, or makes an existing root anew, with the
+// machine as given; what an earlier machine left is removed. Files are replaced
+// by renaming, so that a reader sees the old or the new one.
+//
+// It needs the right to make device nodes. It refuses a folder that has
+// something else in it. Nothing may use the root's machine at the same time.
+func Create(root string, m *machine.Machine, a Assets) error {
+	root, err := filepath.Abs(root)
+	if err != nil {
+		return fmt.Errorf("root: %w", err)
+	}
+	if err := claim(root); err != nil {
+		return err
+	}
+	if err := state.Create(StatePath(root), m); err != nil {
+		return fmt.Errorf("machine state: %w", err)
+	}
+	return build(root, m, a)
+}
+
+// Renew writes the files of an existing root anew and keeps its machine as it
+// is, instances included. It serves after the assets were built again. Processes
+// that have the old library loaded keep it.
+func Renew(root string, a Assets) error {
+	m, err := Load(root)
+	if err != nil {
+		return err
+	}
+	if root, err = filepath.Abs(root); err != nil {
+		return fmt.Errorf("root: %w", err)
+	}
+	return build(root, m, a)
+}
+
+// Load reads the machine of a root as it is now.
+func Load(root string) (*machine.Machine, error) {
+	root, err := filepath.Abs(root)
+	if err != nil {
+		return nil, fmt.Errorf("root: %w", err)
+	}
+	if err := own(root); err != nil {
+		return nil, err
+	}
+	f, err := state.Open(StatePath(root))
+	if err != nil {
+		return nil, fmt.Errorf("machine state: %w", err)
+	}
+	defer f.Close()
+	m, err := f.Snapshot()
+	if err != nil {
+		return nil, fmt.Errorf("machine state: %w", err)
+	}
+	return m, nil
+}
+
+// build makes everything except the state.
+func build(root string, m *machine.Machine, a Assets) error {
+	t := &tree{root: root, written: map[string]bool{}}
+	t.link("proc", home+"/proc")
+	t.written[home+"/state"] = true
+	devices(t, m)
+	proc(t, m)
+	sys(t, m)
+	libraries(t, m, a)
+	if t.err != nil {
+		return fmt.Errorf("make %s: %w", root, t.err)
+	}
+	return t.sweep("dev", home+"/proc", "sys", "usr")
+}
+
+// claim makes the folder, and fails if it has content that is not ours.
+func claim(root string) error {
+	if err := own(root); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		entries, readErr := os.ReadDir(root)
+		if readErr != nil || len(entries) > 0 {
+			return err
+		}
+	}
+	if err := os.MkdirAll(filepath.Join(root, home), 0o755); err != nil {
+		return fmt.Errorf("root: %w", err)
+	}
+	return nil
+}
+
+// own fails unless the folder is a root that Create made.
+func own(root string) error {
+	if _, err := os.Stat(root); err != nil {
+		return fmt.Errorf("root: %w", err)
+	}
+	if info, err := os.Stat(filepath.Join(root, home)); root == "/" || err != nil || !info.IsDir() {
+		return fmt.Errorf("%s is not the root of a simulated machine and not empty", root)
+	}
+	return nil
+}
+
+// Remove deletes a root that Create made. A root that does not exist is no
+// error; a folder with other content is one, and is left alone.
+func Remove(root string) error {
+	root, err := filepath.Abs(root)
+	if err != nil {
+		return fmt.Errorf("root: %w", err)
+	}
+	if err := own(root); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	if err := os.RemoveAll(root); err != nil {
+		return fmt.Errorf("remove %s: %w", root, err)
+	}
+	return nil
+}
+
+// devices makes the character nodes. Nodes of capabilities appear when somebody
+// asks for them, as on a real machine; only the two that are always there exist
+// from the start.
+func devices(t *tree, m *machine.Machine) {
+	for _, g := range m.GPUs {
+		t.node(fmt.Sprintf("dev/nvidia%d", g.Minor), 0o666, nvidiaMajor, g.Minor)
+	}
+	t.node("dev/nvidiactl", 0o666, nvidiaMajor, 255)
+	t.node("dev/nvidia-modeset", 0o666, nvidiaMajor, 254)
+	t.node("dev/nvidia-uvm", 0o666, uvmMajor, 0)
+	t.node("dev/nvidia-uvm-tools", 0o666, uvmMajor, 1)
+	t.node("dev/nvidia-caps/nvidia-cap1", 0o400, capsMajor, capConfig)
+	t.node("dev/nvidia-caps/nvidia-cap2", 0o444, capsMajor, capMonitor)
+}
+
+func libraries(t *tree, m *machine.Machine, a Assets) {
+	dir := "usr/lib/" + triplet() + "/"
+	for _, l := range []struct{ name, file string }{{"libnvidia-ml.so", a.NVML}, {"libcuda.so", a.CUDA}} {
+		t.copy(dir+l.name+"."+m.DriverVersion, l.file)
+		t.link(dir+l.name+".1", l.name+"."+m.DriverVersion)
+		t.link(dir+l.name, l.name+".1")
+	}
+	t.hardLink(dir+"libnvidia-gpusim-state.so."+m.DriverVersion, home+"/state")
+	t.copy("usr/bin/nvidia-smi", a.NVIDIASMI)
+}
+
+// notPermitted explains the failure that everybody without privileges meets.
+func notPermitted(path string, err error) error {
+	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) {
+		return fmt.Errorf("device node %s: %w (a simulated machine has real character nodes: run as root, with CAP_MKNOD and not in a user namespace)", path, err)
+	}
+	return fmt.Errorf("device node %s: %w", path, err)
+}
+
+// lines joins lines of a file.
+func lines(l ...string) string { return strings.Join(l, "\n") + "\n" }

@@ -1,0 +1,319 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package sysroot
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sort"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+
+	"github.com/partage-dev/partage/test/gpusim/catalog"
+	"github.com/partage-dev/partage/test/gpusim/machine"
+)
+
+func machineOf(t *testing.T, name string) *machine.Machine {
+	t.Helper()
+	m, err := catalog.Machine(name, catalog.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// fakeAssets are files with the right names; nothing here runs them.
+func fakeAssets(t *testing.T) Assets {
+	t.Helper()
+	dir := t.TempDir()
+	for _, name := range []string{"lib/libnvidia-ml.so", "lib/libcuda.so", "bin/nvidia-smi"} {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(name), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a, err := AssetsIn(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// create makes a root, or skips the test where device nodes cannot be made.
+func create(t *testing.T, root string, m *machine.Machine, a Assets) {
+	t.Helper()
+	err := Create(root, m, a)
+	if errors.Is(err, unix.EPERM) {
+		if !strings.Contains(err.Error(), "CAP_MKNOD") {
+			t.Errorf("the error must say what is missing: %v", err)
+		}
+		t.Skipf("not permitted to make device nodes: %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// files lists everything that is not a folder, relative to the root.
+func files(t *testing.T, root string) []string {
+	t.Helper()
+	var out []string
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			out = append(out, strings.TrimPrefix(path, root+"/"))
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sort.Strings(out)
+	return out
+}
+
+func read(t *testing.T, path ...string) string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(path...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+func TestDeviceNodes(t *testing.T) {
+	root := t.TempDir()
+	m := machineOf(t, "mixed")
+	create(t, root, m, fakeAssets(t))
+	want := map[string][2]uint32{
+		"nvidiactl": {195, 255}, "nvidia-modeset": {195, 254}, "nvidia-uvm": {510, 0}, "nvidia-uvm-tools": {510, 1},
+		"nvidia-caps/nvidia-cap1": {508, 1}, "nvidia-caps/nvidia-cap2": {508, 2},
+		"nvidia0": {195, 0}, "nvidia1": {195, 1}, "nvidia2": {195, 2}, "nvidia3": {195, 3}, "nvidia4": {195, 4}, "nvidia5": {195, 5},
+	}
+	got := map[string][2]uint32{}
+	for _, name := range files(t, filepath.Join(root, "dev")) {
+		var st unix.Stat_t
+		if err := unix.Lstat(filepath.Join(root, "dev", name), &st); err != nil {
+			t.Fatal(err)
+		}
+		if st.Mode&unix.S_IFMT != unix.S_IFCHR {
+			t.Errorf("%s is no character device", name)
+		}
+		got[name] = [2]uint32{unix.Major(st.Rdev), unix.Minor(st.Rdev)}
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Error(d)
+	}
+}
+
+func TestProc(t *testing.T) {
+	root := t.TempDir()
+	m := machineOf(t, "dgx-a100")
+	create(t, root, m, fakeAssets(t))
+	if got := read(t, root, "proc/sys/kernel/random/boot_id"); got != m.BootID+"\n" {
+		t.Errorf("boot id %q", got)
+	}
+	minors := strings.Split(strings.TrimSpace(read(t, root, "proc/driver/nvidia-caps/mig-minors")), "\n")
+	if len(minors) != 4322 || minors[0] != "config 1" || minors[2] != "gpu0/gi0/access 3" || minors[3] != "gpu0/gi0/ci0/access 4" ||
+		minors[4321] != "gpu31/gi14/ci7/access 4322" {
+		t.Errorf("mig-minors has %d lines, from %q to %q", len(minors), minors[0], minors[len(minors)-1])
+	}
+	info := read(t, root, "proc/driver/nvidia/gpus/0000:07:00.0/information")
+	for _, want := range []string{"NVIDIA A100-SXM4-80GB", m.GPUs[0].UUID, "Device Minor: \t 2"} {
+		if !strings.Contains(info, want) {
+			t.Errorf("information has no %q:\n%s", want, info)
+		}
+	}
+	if got := read(t, root, "proc/driver/nvidia/version"); !strings.Contains(got, "  580.95.05  ") {
+		t.Errorf("version: %s", got)
+	}
+	if got := read(t, root, "proc/devices"); !strings.Contains(got, "\n508 nvidia-caps\n") {
+		t.Errorf("devices: %s", got)
+	}
+}
+
+// Files of instances that exist before anybody has opened the state.
+func TestCapabilities(t *testing.T) {
+	root := t.TempDir()
+	m := machineOf(t, "mixed")
+	h100 := &m.GPUs[1]
+	h100.Minor = 3
+	m.GPUs[3].Minor = 0
+	h100.MIG.Current, h100.MIG.Pending = true, true
+	h100.MIG.Instances = []machine.GPUInstance{{ID: 9, ProfileID: 19, Placement: machine.Placement{Start: 2, Size: 1},
+		Compute: []machine.ComputeInstance{{ID: 0, Placement: machine.Placement{Size: 1}, UUID: "MIG-x"}}}}
+	create(t, root, m, fakeAssets(t))
+	for file, want := range map[string]string{"gi9/access": "DeviceFileMinor: 489", "gi9/ci0/access": "DeviceFileMinor: 490"} {
+		if got := read(t, root, "proc/driver/nvidia/capabilities/gpu3/mig", file); !strings.HasPrefix(got, want+"\n") {
+			t.Errorf("%s: %q, want %s", file, got, want)
+		}
+	}
+}
+
+// The values come back through the helpers that drivers use.
+func TestSysIsWhatUpstreamReads(t *testing.T) {
+	for _, name := range []string{"dgx-a100", "dgx-h100", "gb200-node", "l4x3"} {
+		root := t.TempDir()
+		m := machineOf(t, name)
+		create(t, root, m, fakeAssets(t))
+		sys := deviceattribute.WithFSFromRoot(filepath.Join(root, "sys"))
+		for _, g := range m.GPUs {
+			pcie, err := deviceattribute.GetPCIeRootAttributeByPCIBusID(g.PCIAddress, sys)
+			if err != nil {
+				t.Fatal(err)
+			}
+			numa, err := deviceattribute.GetNUMANodeAttributeByPCIBusID(g.PCIAddress, deviceattribute.ScalarAttribute, sys)
+			if err != nil {
+				t.Fatal(err)
+			}
+			node := int64(g.NUMANode)
+			want := []resourceapi.DeviceAttribute{{StringValue: &g.PCIeRoot}, {IntValue: &node}}
+			if d := cmp.Diff(want, []resourceapi.DeviceAttribute{pcie.Value, numa.Value}); d != "" {
+				t.Errorf("%s %s: %s", name, g.PCIAddress, d)
+			}
+		}
+	}
+	root := t.TempDir()
+	create(t, root, machineOf(t, "dgx-a100"), fakeAssets(t))
+	numa, err := deviceattribute.GetNUMANodeAttributeByPCIBusID("0000:07:00.0", deviceattribute.ListAttribute,
+		deviceattribute.WithFSFromRoot(filepath.Join(root, "sys")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff([]int64{3, 0, 1, 2}, numa.Value.IntValues); d != "" {
+		t.Errorf("near NUMA nodes of one on the first socket: %s", d)
+	}
+}
+
+func TestLibraries(t *testing.T) {
+	root := t.TempDir()
+	create(t, root, machineOf(t, "t4x1"), fakeAssets(t))
+	dir := LibraryDir(root)
+	got := files(t, dir)
+	want := []string{
+		"libcuda.so", "libcuda.so.1", "libcuda.so.580.95.05",
+		"libnvidia-gpusim-state.so.580.95.05",
+		"libnvidia-ml.so", "libnvidia-ml.so.1", "libnvidia-ml.so.580.95.05",
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Error(d)
+	}
+	if got := read(t, dir, "libnvidia-ml.so"); got != "lib/libnvidia-ml.so" {
+		t.Errorf("libnvidia-ml.so leads to %q", got)
+	}
+	sameState(t, root)
+}
+
+// sameState checks that the state and its name among the libraries are one file.
+func sameState(t *testing.T, root string) {
+	t.Helper()
+	a, err := os.Stat(StatePath(root))
+	if err != nil {
+		t.Fatal(err)
+	}
+	links, err := filepath.Glob(filepath.Join(LibraryDir(root), "libnvidia-gpusim-state.so.*"))
+	if err != nil || len(links) != 1 {
+		t.Fatalf("%v, %v", links, err)
+	}
+	b, err := os.Stat(links[0])
+	if err != nil || !os.SameFile(a, b) {
+		t.Errorf("the state's link is another file (%v)", err)
+	}
+}
+
+// A second Create leaves exactly what the first on a new folder makes.
+func TestCreateAgain(t *testing.T) {
+	assets := fakeAssets(t)
+	small := machineOf(t, "t4x1")
+	small.DriverVersion = "570.1.2"
+	fresh, used := t.TempDir(), t.TempDir()
+	create(t, fresh, small, assets)
+	create(t, used, machineOf(t, "dgx-a100"), assets)
+	create(t, used, machineOf(t, "dgx-a100"), assets)
+	create(t, used, small, assets)
+	if d := cmp.Diff(files(t, fresh), files(t, used)); d != "" {
+		t.Error(d)
+	}
+	sameState(t, used)
+	if err := Remove(used); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(used); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("still there: %v", err)
+	}
+	if err := Remove(used); err != nil {
+		t.Errorf("removing nothing: %v", err)
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	foreign := t.TempDir()
+	if err := os.WriteFile(filepath.Join(foreign, "precious"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, err := range map[string]error{
+		"create in a used folder": Create(foreign, machineOf(t, "t4x1"), fakeAssets(t)),
+		"remove a used folder":    Remove(foreign),
+		"create in /":             Create("/", machineOf(t, "t4x1"), fakeAssets(t)),
+		"remove /":                Remove("/"),
+	} {
+		if err == nil || !strings.Contains(err.Error(), "not the root of a simulated machine") {
+			t.Errorf("%s: got error %v", name, err)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(foreign, "precious")); err != nil {
+		t.Error(err)
+	}
+	if _, err := AssetsIn(foreign); err == nil || !strings.Contains(err.Error(), "libnvidia-ml.so") {
+		t.Errorf("missing assets: got error %v", err)
+	}
+}
+
+func TestReboot(t *testing.T) {
+	root := t.TempDir()
+	m := machineOf(t, "mixed")
+	a100, h100 := &m.GPUs[0], &m.GPUs[1]
+	a100.MIG.Pending = true // asked for, waiting for a reset
+	h100.MIG.Current, h100.MIG.Pending = true, true
+	h100.ComputeMode, h100.TimeSlice = 3, 2
+	h100.MIG.Instances = []machine.GPUInstance{{ID: 7, ProfileID: 19, Placement: machine.Placement{Start: 0, Size: 1},
+		Compute: []machine.ComputeInstance{{ID: 0, Placement: machine.Placement{Size: 1}, UUID: "MIG-x"}}}}
+	m.Processes = []machine.Process{{PID: 4711, GPU: 1, InstanceID: 7, ComputeID: 0}}
+	create(t, root, m, fakeAssets(t))
+	if err := Reboot(root); err != nil {
+		t.Fatal(err)
+	}
+	got, err := Load(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.BootID == m.BootID || read(t, root, "proc/sys/kernel/random/boot_id") != got.BootID+"\n" {
+		t.Errorf("boot id %s, before %s", got.BootID, m.BootID)
+	}
+	if g := got.GPUs[0]; !g.MIG.Current || !g.MIG.Pending {
+		t.Error("on the A100 the pending MIG mode must be on now")
+	}
+	if g := got.GPUs[1]; g.MIG.Current || g.MIG.Pending || len(g.MIG.Instances) != 0 || g.ComputeMode != 0 || g.TimeSlice != 0 {
+		t.Errorf("the H100 must be as new: %+v", g)
+	}
+	if len(got.Processes) != 0 {
+		t.Errorf("processes are left: %v", got.Processes)
+	}
+	if left, _ := filepath.Glob(filepath.Join(root, "proc/driver/nvidia/capabilities/gpu*/mig/gi*")); len(left) != 0 {
+		t.Errorf("capability files are left: %v", left)
+	}
+	sameState(t, root)
+	if err := Reboot(t.TempDir()); err == nil {
+		t.Error("rebooting an empty folder must fail")
+	}
+}
