@@ -44,7 +44,7 @@ func (l *Lifecycle) destroy(ctx context.Context, a Address, dynamic bool) error 
 		}
 	}
 	if dynamic && state.Enabled && len(state.Instances) == 0 {
-		if err := l.hw.SetMIGMode(ctx, a.PCIAddress, false); err != nil {
+		if _, err := l.switchMode(ctx, a.PCIAddress, false); err != nil {
 			klog.FromContext(ctx).Error(err, "MIG mode stays on, although no instance is left", "pciAddress", a.PCIAddress)
 		}
 	}

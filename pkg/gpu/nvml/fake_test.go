@@ -94,7 +94,7 @@ type fakeDevice struct {
 func (d *fakeDevice) GetPciInfo() (nvml.PciInfo, nvml.Return) {
 	var info nvml.PciInfo
 	for i := range len(d.busID) {
-		info.BusId[i] = int8(d.busID[i]) //nolint:gosec // ASCII
+		info.BusId[i] = int8(d.busID[i])
 	}
 	return info, nvml.SUCCESS
 }

@@ -23,7 +23,7 @@ func (c *Client) CreateInstance(ctx context.Context, pciAddress string, profileI
 	err := c.onGPU(ctx, pciAddress, func(h *handle) error {
 		// The library reads nothing but the id of the profile.
 		profile := nvml.GpuInstanceProfileInfo{Id: profileID}
-		placement := nvml.GpuInstancePlacement{Start: uint32(at.Start), Size: uint32(at.Size)} //nolint:gosec // at most 12
+		placement := nvml.GpuInstancePlacement{Start: uint32(at.Start), Size: uint32(at.Size)}
 		gi, err := get(ctx, "nvmlDeviceCreateGpuInstanceWithPlacement", h.pci, func() (nvml.GpuInstance, nvml.Return) {
 			return h.dev.CreateGpuInstanceWithPlacement(&profile, &placement)
 		})

@@ -60,7 +60,7 @@ var required = []string{
 // features are functions that a library may lack.
 type features struct {
 	profileNames   bool // nvmlDeviceGetGpuInstanceProfileInfoV
-	addressingMode bool // nvmlDeviceGetAddressingMode, R535
+	addressingMode bool // nvmlDeviceGetAddressingMode
 	mpsProcesses   bool // nvmlDeviceGetMPSComputeRunningProcesses_v3
 }
 

@@ -91,7 +91,7 @@ func cString(chars []int8) string {
 		if c == 0 {
 			break
 		}
-		b.WriteByte(byte(c)) //nolint:gosec // char is a byte in either type
+		b.WriteByte(byte(c))
 	}
 	return b.String()
 }
