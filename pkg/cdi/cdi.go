@@ -1,0 +1,248 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cdi writes the Container Device Interface specs that tell a container
+// runtime how to put the devices of a claim into a container: one file per
+// claim, named by the claim's UID.
+//
+// What every container needs of the driver (libraries, control nodes, hooks)
+// comes from NVIDIA's nvcdi library and stands once in each file. The nodes of a
+// device are the caller's, with explicit numbers.
+package cdi
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+	cdiapi "tags.cncf.io/container-device-interface/pkg/cdi"
+	"tags.cncf.io/container-device-interface/pkg/parser"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/partage-dev/partage/pkg/host"
+)
+
+const (
+	// Vendor and Class make the kind of all devices here.
+	Vendor = "k8s.gpu.nvidia.com"
+	Class  = "claim"
+
+	// DefaultHookPath is where NVIDIA's packages install nvidia-cdi-hook.
+	DefaultHookPath = "/usr/bin/nvidia-cdi-hook"
+
+	// specMode lets runtimes that do not run as root read the specs. They hold
+	// no secrets.
+	specMode = 0o644
+)
+
+// Node is one character device.
+type Node struct {
+	// Path is where the node is in the container, "/dev/nvidia0".
+	Path string
+	// HostPath is where it is for the container runtime; empty means Path. The
+	// node need not exist there.
+	HostPath string
+	// Major and Minor are the device number.
+	Major, Minor int64
+	// Permissions are the container's, of "r", "w" and "m". Empty means "rw".
+	Permissions string
+}
+
+// Device is what one device of a claim adds to a container.
+type Device struct {
+	// Name is unique in the claim.
+	Name  string
+	Nodes []Node
+	// Env are "NAME=value" for containers that use this device.
+	Env []string
+}
+
+// Options say where things are.
+type Options struct {
+	// Root is the folder that the container runtime reads specs from.
+	Root string
+	// Roots are where the driver is.
+	Roots host.Roots
+	// HookPath is nvidia-cdi-hook's path on the host. Default DefaultHookPath.
+	HookPath string
+}
+
+// Specs writes and removes the spec files of claims. Calls for different claims
+// may be concurrent; calls for one claim must exclude each other.
+type Specs struct {
+	root   string
+	common *commonEdits
+}
+
+// New makes the folder for specs if it is absent. It needs no driver yet.
+func New(o Options) (*Specs, error) {
+	switch {
+	case !filepath.IsAbs(o.Root):
+		return nil, fmt.Errorf("CDI root %q must be an absolute path", o.Root)
+	case o.HookPath == "":
+		o.HookPath = DefaultHookPath
+	case !filepath.IsAbs(o.HookPath):
+		return nil, fmt.Errorf("nvidia-cdi-hook %q must be an absolute path on the host", o.HookPath)
+	}
+	roots := o.Roots.Complete()
+	for name, path := range map[string]string{"driver root": roots.HostDriver, "dev root": roots.HostDev} {
+		// A relative one would come out as a relative mount, which runtimes refuse
+		// when the first container starts.
+		if !filepath.IsAbs(path) {
+			return nil, fmt.Errorf("the host's %s %q must be an absolute path", name, path)
+		}
+	}
+	if err := os.MkdirAll(o.Root, 0o755); err != nil {
+		return nil, fmt.Errorf("CDI root: %w", err)
+	}
+	return &Specs{root: o.Root, common: newCommonEdits(roots, o.HookPath)}, nil
+}
+
+// SetDriverVersion tells which version the kernel driver has, as soon as that is
+// known and whenever it changes. Until then the version is taken from the
+// library's file name; afterwards libraries of another version are an error.
+func (s *Specs) SetDriverVersion(version string) { s.common.setVersion(version) }
+
+// Write makes or replaces the spec of a claim and returns the fully qualified
+// name of each device. A file that already says the same is not touched.
+func (s *Specs) Write(ctx context.Context, claimUID types.UID, devices []Device) (map[string]string, error) {
+	if err := validUID(claimUID); err != nil {
+		return nil, err
+	}
+	common, err := s.common.get(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("CDI spec of claim %s: %w", claimUID, err)
+	}
+	spec, ids, err := build(claimUID, common, devices)
+	if err != nil {
+		return nil, fmt.Errorf("CDI spec of claim %s: %w", claimUID, err)
+	}
+	data, err := json.MarshalIndent(spec, "", "  ")
+	if err != nil {
+		return nil, fmt.Errorf("CDI spec of claim %s: %w", claimUID, err)
+	}
+	data = append(data, '\n')
+
+	path := s.path(claimUID)
+	present, err := os.ReadFile(path)
+	if err == nil && bytes.Equal(present, data) {
+		return ids, nil
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		klog.FromContext(ctx).Error(err, "Replacing an unreadable CDI spec", "path", path)
+	}
+	// At boot /var/run starts empty, and this process may be older than that.
+	if err := os.MkdirAll(s.root, 0o755); err != nil {
+		return nil, fmt.Errorf("CDI spec of claim %s: %w", claimUID, err)
+	}
+	if err := host.ReplaceFile(path, data, specMode); err != nil {
+		return nil, fmt.Errorf("CDI spec of claim %s: %w", claimUID, err)
+	}
+	return ids, nil
+}
+
+// Remove removes the spec of a claim. An absent one is a success.
+func (s *Specs) Remove(claimUID types.UID) error {
+	if err := validUID(claimUID); err != nil {
+		return err
+	}
+	if err := host.RemoveFile(s.path(claimUID)); err != nil {
+		return fmt.Errorf("CDI spec of claim %s: %w", claimUID, err)
+	}
+	return nil
+}
+
+func (s *Specs) path(claimUID types.UID) string {
+	return filepath.Join(s.root, cdiapi.GenerateTransientSpecName(Vendor, Class, string(claimUID))+".json")
+}
+
+var uidText = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z-]{0,62}$`)
+
+// validUID keeps what the kubelet sends from becoming another path.
+func validUID(uid types.UID) error {
+	if !uidText.MatchString(string(uid)) {
+		return fmt.Errorf("claim UID %q: want letters, digits and dashes", uid)
+	}
+	return nil
+}
+
+// build puts a spec together. The result depends on nothing but its arguments,
+// the order of devices and nodes does not matter.
+func build(claimUID types.UID, common specs.ContainerEdits, devices []Device) (*specs.Spec, map[string]string, error) {
+	spec := &specs.Spec{Kind: Vendor + "/" + Class, ContainerEdits: common}
+	ids := make(map[string]string, len(devices))
+	for _, d := range slices.SortedFunc(slices.Values(devices), func(a, b Device) int { return cmp.Compare(a.Name, b.Name) }) {
+		if _, twice := ids[d.Name]; twice {
+			return nil, nil, fmt.Errorf("device %s is there twice", d.Name)
+		}
+		entry, err := deviceEntry(claimUID, d)
+		if err != nil {
+			return nil, nil, err
+		}
+		spec.Devices = append(spec.Devices, entry)
+		ids[d.Name] = parser.QualifiedName(Vendor, Class, entry.Name)
+	}
+	version, err := specs.MinimumRequiredVersion(spec)
+	if err != nil {
+		return nil, nil, err
+	}
+	spec.Version = version
+	return spec, ids, validate(spec)
+}
+
+func deviceEntry(claimUID types.UID, d Device) (specs.Device, error) {
+	entry := specs.Device{Name: string(claimUID) + "-" + d.Name}
+	if len(d.Nodes) == 0 {
+		return entry, fmt.Errorf("device %s has no device nodes", d.Name)
+	}
+	entry.ContainerEdits.Env = slices.Sorted(slices.Values(d.Env))
+	nodes := slices.SortedFunc(slices.Values(d.Nodes), func(a, b Node) int { return cmp.Compare(a.Path, b.Path) })
+	for _, n := range nodes {
+		if n.Major <= 0 || n.Minor < 0 {
+			return entry, fmt.Errorf("device %s: node %s has no device number", d.Name, n.Path)
+		}
+		node := &specs.DeviceNode{
+			Path: n.Path, Type: "c", Major: n.Major, Minor: n.Minor,
+			Permissions: cmp.Or(n.Permissions, "rw"),
+		}
+		if n.HostPath != n.Path {
+			node.HostPath = n.HostPath
+		}
+		entry.ContainerEdits.DeviceNodes = append(entry.ContainerEdits.DeviceNodes, node)
+	}
+	return entry, nil
+}
+
+// validate applies the CDI library's own rules, those that a runtime applies
+// when it loads the file: a spec that is refused there is only a log line.
+func validate(spec *specs.Spec) error {
+	if len(spec.Devices) == 0 {
+		return errors.New("no devices")
+	}
+	if err := specs.ValidateVersion(spec); err != nil {
+		return err
+	}
+	if err := (&cdiapi.ContainerEdits{ContainerEdits: &spec.ContainerEdits}).Validate(); err != nil {
+		return err
+	}
+	for i := range spec.Devices {
+		device := &spec.Devices[i]
+		if err := parser.ValidateDeviceName(device.Name); err != nil {
+			return fmt.Errorf("device %q: %w", device.Name, err)
+		}
+		if err := (&cdiapi.ContainerEdits{ContainerEdits: &device.ContainerEdits}).Validate(); err != nil {
+			return fmt.Errorf("device %q: %w", device.Name, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,450 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package cdi
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
+	cdiapi "tags.cncf.io/container-device-interface/pkg/cdi"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/partage-dev/partage/pkg/host"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+const (
+	uid     = types.UID("7d9a1c1e-3c39-4c0f-9e2f-4b1d8c3a5e60")
+	version = "580.95.05"
+)
+
+// partition and whole are devices as package claim makes them.
+var (
+	partition = Device{
+		Name: "gpu-0000-1b-00-0-mig-1g10gb-me-4",
+		Nodes: []Node{
+			{Path: "/dev/nvidia3", HostPath: "/dev/nvidia3", Major: 195, Minor: 3},
+			{Path: "/dev/nvidia-caps/nvidia-cap472", Major: 508, Minor: 472},
+			{Path: "/dev/nvidia-caps/nvidia-cap471", Major: 508, Minor: 471},
+		},
+	}
+	whole = Device{
+		Name:  "gpu-0000-43-00-0",
+		Nodes: []Node{{Path: "/dev/nvidia0", HostPath: "/run/nvidia/dev/nvidia0", Major: 195, Minor: 0}},
+		Env:   []string{"B=2", "A=1"},
+	}
+)
+
+func put(t *testing.T, root, path string) {
+	t.Helper()
+	full := filepath.Join(root, path)
+	if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(full, []byte("not a library"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func node(t *testing.T, root, path string, major, minor uint32) {
+	t.Helper()
+	full := filepath.Join(root, path)
+	if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mknod(full, unix.S_IFCHR|0o666, int(unix.Mkdev(major, minor))); err != nil {
+		t.Skipf("cannot make device nodes: %v", err)
+	}
+	if err := os.Chmod(full, 0o666); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// driver puts a driver of the given version under root. Nothing in it can be
+// loaded, so nvcdi goes by file names.
+func driver(t *testing.T, root, version string) {
+	t.Helper()
+	t.Setenv("PATH", "/usr/bin:/bin")
+	for _, name := range []string{"libcuda.so", "libnvidia-ml.so", "libnvidia-ptxjitcompiler.so"} {
+		put(t, root, "usr/lib64/"+name+"."+version)
+		link := filepath.Join(root, "usr/lib64", name+".1")
+		if err := os.Remove(link); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(name+"."+version, link); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(t, root, "usr/bin/nvidia-smi")
+}
+
+func controlNodes(t *testing.T, root string) {
+	t.Helper()
+	node(t, root, "dev/nvidiactl", 195, 255)
+	node(t, root, "dev/nvidia-modeset", 195, 254)
+	node(t, root, "dev/nvidia-uvm", 510, 0)
+	node(t, root, "dev/nvidia-uvm-tools", 510, 1)
+}
+
+func newSpecs(t *testing.T, roots host.Roots) (*Specs, string) {
+	t.Helper()
+	folder := filepath.Join(t.TempDir(), "cdi")
+	s, err := New(Options{Root: folder, Roots: roots, HookPath: "/opt/partage/nvidia-cdi-hook"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s, folder
+}
+
+func TestGolden(t *testing.T) {
+	root := t.TempDir()
+	driver(t, root, version)
+	controlNodes(t, root)
+	for name, test := range map[string]struct {
+		roots   host.Roots
+		devices []Device
+	}{
+		// One golden file each, without the temporary folder's name in it.
+		"partition": {host.Roots{Driver: root, Dev: root, HostDriver: "/", HostDev: "/"}, []Device{partition}},
+		"several": {host.Roots{Driver: root, Dev: root, HostDriver: "/run/nvidia/driver", HostDev: "/run/nvidia"},
+			[]Device{whole, partition}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, folder := newSpecs(t, test.roots)
+			s.SetDriverVersion(version)
+			ids, err := s.Write(t.Context(), uid, test.devices)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, d := range test.devices {
+				if want := "k8s.gpu.nvidia.com/claim=" + string(uid) + "-" + d.Name; ids[d.Name] != want {
+					t.Errorf("got id %q, want %q", ids[d.Name], want)
+				}
+			}
+			path := filepath.Join(folder, "k8s.gpu.nvidia.com-claim_"+string(uid)+".json")
+			golden(t, path, filepath.Join("testdata", name+".json"))
+			checkLoads(t, folder, ids)
+			if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o644 {
+				t.Errorf("mode: got %v, %v", info.Mode(), err)
+			}
+		})
+	}
+}
+
+func golden(t *testing.T, path, want string) {
+	t.Helper()
+	got, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if *update {
+		if err := os.MkdirAll(filepath.Dir(want), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(want, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expected, err := os.ReadFile(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(expected), string(got)); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// checkLoads reads the folder as a container runtime does.
+func checkLoads(t *testing.T, folder string, ids map[string]string) {
+	t.Helper()
+	cache, err := cdiapi.NewCache(cdiapi.WithSpecDirs(folder), cdiapi.WithAutoRefresh(false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if errs := cache.GetErrors(); len(errs) > 0 {
+		t.Errorf("the CDI library finds fault: %v", errs)
+	}
+	for _, id := range ids {
+		if cache.GetDevice(id) == nil {
+			t.Errorf("device %s cannot be resolved", id)
+		}
+	}
+}
+
+// fixed gives Specs common edits without a driver on disk that nvcdi could read.
+func fixed(t *testing.T) (*Specs, string, *int) {
+	t.Helper()
+	root := t.TempDir()
+	driver(t, root, version)
+	s, folder := newSpecs(t, host.Roots{Driver: root, Dev: root, HostDriver: "/", HostDev: "/"})
+	calls := 0
+	s.common.discover = func(context.Context) (*specs.ContainerEdits, error) {
+		calls++
+		return completeEdits(root), nil
+	}
+	return s, folder, &calls
+}
+
+func completeEdits(root string) *specs.ContainerEdits {
+	library := func(name string) *specs.Mount {
+		return &specs.Mount{HostPath: root + "/usr/lib64/" + name, ContainerPath: "/usr/lib64/" + name, Options: []string{"ro"}}
+	}
+	return &specs.ContainerEdits{
+		Env: []string{"NVIDIA_VISIBLE_DEVICES=all"},
+		DeviceNodes: []*specs.DeviceNode{
+			{Path: "/dev/nvidiactl", HostPath: root + "/dev/nvidiactl", Major: 195, Minor: 255},
+			{Path: "/dev/nvidia-uvm", HostPath: root + "/dev/nvidia-uvm", Major: 510},
+		},
+		Mounts: []*specs.Mount{library("libnvidia-ml.so." + version), library("libcuda.so." + version)},
+		Hooks:  []*specs.Hook{{HookName: "createContainer", Path: "/hook", Args: []string{"nvidia-cdi-hook", "update-ldcache"}}},
+	}
+}
+
+func TestWriteIsIdempotent(t *testing.T) {
+	s, folder, calls := fixed(t)
+	first, err := s.Write(t.Context(), uid, []Device{whole, partition})
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := stat(t, folder)
+	second, err := s.Write(t.Context(), uid, []Device{partition, whole})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(first, second); diff != "" {
+		t.Errorf("other ids:\n%s", diff)
+	}
+	if after := stat(t, folder); !os.SameFile(before, after) {
+		t.Error("the same content was written anew")
+	}
+	if _, err := s.Write(t.Context(), uid, []Device{whole}); err != nil {
+		t.Fatal(err)
+	}
+	if after := stat(t, folder); os.SameFile(before, after) {
+		t.Error("the file was not replaced")
+	}
+	if *calls != 1 {
+		t.Errorf("common edits were made %d times, want once", *calls)
+	}
+}
+
+// stat expects one file in the folder.
+func stat(t *testing.T, folder string) fs.FileInfo {
+	t.Helper()
+	entries, err := os.ReadDir(folder)
+	if err != nil || len(entries) != 1 {
+		t.Fatalf("got %v, %v, want one file", entries, err)
+	}
+	info, err := entries[0].Info()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return info
+}
+
+func TestRemove(t *testing.T) {
+	s, folder, _ := fixed(t)
+	other := types.UID("0b6f4f5e-0000-4000-8000-000000000000")
+	for _, u := range []types.UID{uid, other} {
+		if _, err := s.Write(t.Context(), u, []Device{whole}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// As a writer that was killed leaves it.
+	if err := os.WriteFile(host.TemporaryName(s.path(uid)), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := s.Remove(uid); err != nil {
+			t.Error(err)
+		}
+	}
+	if info := stat(t, folder); !strings.Contains(info.Name(), string(other)) {
+		t.Errorf("left with %s", info.Name())
+	}
+}
+
+func TestWriteAfterFolderVanished(t *testing.T) {
+	s, folder, _ := fixed(t)
+	if err := os.RemoveAll(folder); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Remove(uid); err != nil {
+		t.Error(err)
+	}
+	if _, err := s.Write(t.Context(), uid, []Device{whole}); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestCacheFollowsTheDriver(t *testing.T) {
+	s, _, calls := fixed(t)
+	write := func(want int) {
+		t.Helper()
+		if _, err := s.Write(t.Context(), uid, []Device{whole}); err != nil {
+			t.Fatal(err)
+		}
+		if *calls != want {
+			t.Errorf("common edits were made %d times, want %d", *calls, want)
+		}
+	}
+	write(1)
+	s.SetDriverVersion(version) // what the file name said before
+	write(1)
+
+	// Another driver is installed over it.
+	root := s.common.roots.Driver
+	driver(t, root, "590.10.01")
+	s.SetDriverVersion("590.10.01")
+	if _, err := s.Write(t.Context(), uid, []Device{whole}); err == nil || !strings.Contains(err.Error(), "libcuda.so.590.10.01 is missing") {
+		t.Errorf("got %v", err)
+	}
+	if *calls != 2 {
+		t.Errorf("common edits were made %d times, want 2", *calls)
+	}
+}
+
+// What is handed out, and what nvcdi gave, is never the cached value.
+func TestCacheIsNotShared(t *testing.T) {
+	s, _, _ := fixed(t)
+	found := completeEdits(s.common.roots.Driver)
+	s.common.discover = func(context.Context) (*specs.ContainerEdits, error) { return found, nil }
+	spoil := func(e *specs.ContainerEdits) {
+		e.Env[0] = "SPOILT=1"
+		e.DeviceNodes[0].Path = "/spoilt"
+		e.Mounts[0].Options[0] = "spoilt"
+		e.Mounts = append(e.Mounts[:1], e.Mounts[2:]...)
+		e.Hooks[0].Args[0] = "spoilt"
+	}
+	first, err := s.common.get(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := clone(&first)
+	spoil(&first)
+	spoil(found)
+	second, err := s.common.get(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, second); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+func TestIncompleteDriver(t *testing.T) {
+	drop := func(node string) func(*specs.ContainerEdits) {
+		return func(e *specs.ContainerEdits) {
+			e.DeviceNodes = slices.DeleteFunc(e.DeviceNodes, func(n *specs.DeviceNode) bool { return n.Path == node })
+		}
+	}
+	for name, test := range map[string]struct {
+		change func(*specs.ContainerEdits)
+		want   string
+	}{
+		"no nvidiactl":  {drop("/dev/nvidiactl"), "the device node /dev/nvidiactl is missing"},
+		"no nvidia-uvm": {drop("/dev/nvidia-uvm"), "load the nvidia-uvm kernel module"},
+		"no mounts":     {func(e *specs.ContainerEdits) { e.Mounts = nil }, "the library libnvidia-ml.so.580.95.05 is missing"},
+		"no cuda":       {func(e *specs.ContainerEdits) { e.Mounts = e.Mounts[:1] }, "the library libcuda.so.580.95.05 is missing"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, folder, _ := fixed(t)
+			edits := completeEdits(s.common.roots.Driver)
+			test.change(edits)
+			s.common.discover = func(context.Context) (*specs.ContainerEdits, error) { return edits, nil }
+			if _, err := s.Write(t.Context(), uid, []Device{whole}); err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("got %v, want %q", err, test.want)
+			}
+			if entries, _ := os.ReadDir(folder); len(entries) != 0 {
+				t.Errorf("left behind: %v", entries)
+			}
+			// It is not remembered.
+			edits = completeEdits(s.common.roots.Driver)
+			if _, err := s.Write(t.Context(), uid, []Device{whole}); err != nil {
+				t.Errorf("once complete: %v", err)
+			}
+		})
+	}
+}
+
+func TestNoDriver(t *testing.T) {
+	s, _ := newSpecs(t, host.Roots{Driver: t.TempDir()})
+	if _, err := s.Write(t.Context(), uid, []Device{whole}); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("got %v", err)
+	}
+	if err := s.Remove(uid); err != nil {
+		t.Errorf("Remove: %v", err)
+	}
+}
+
+func TestWriteRefuses(t *testing.T) {
+	s, folder, _ := fixed(t)
+	for name, test := range map[string]struct {
+		uid     types.UID
+		devices []Device
+		want    string
+	}{
+		"path in uid":   {"../../etc/x", []Device{whole}, `claim UID "../../etc/x"`},
+		"empty uid":     {"", []Device{whole}, "claim UID"},
+		"no devices":    {uid, nil, "no devices"},
+		"twice":         {uid, []Device{whole, whole}, "device gpu-0000-43-00-0 is there twice"},
+		"no nodes":      {uid, []Device{{Name: "a"}}, "device a has no device nodes"},
+		"no number":     {uid, []Device{{Name: "a", Nodes: []Node{{Path: "/dev/nvidia0"}}}}, "node /dev/nvidia0 has no device number"},
+		"bad name":      {uid, []Device{{Name: "a b", Nodes: whole.Nodes}}, `a b"`},
+		"bad env":       {uid, []Device{{Name: "a", Nodes: whole.Nodes, Env: []string{"novalue"}}}, "novalue"},
+		"no path":       {uid, []Device{{Name: "a", Nodes: []Node{{Major: 195}}}}, "path"},
+		"bad perission": {uid, []Device{{Name: "a", Nodes: []Node{{Path: "/dev/x", Major: 1, Permissions: "x"}}}}, `"x"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := s.Write(t.Context(), test.uid, test.devices); err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("got %v, want %q", err, test.want)
+			}
+		})
+	}
+	if entries, err := os.ReadDir(folder); err != nil || len(entries) != 0 {
+		t.Errorf("left behind: %v, %v", entries, err)
+	}
+	if err := s.Remove("../x"); err == nil {
+		t.Error("Remove accepted a path as UID")
+	}
+}
+
+func TestNewRefuses(t *testing.T) {
+	for name, o := range map[string]Options{
+		"relative root":      {Root: "cdi"},
+		"relative hook":      {Root: "/nonexistent/cdi", HookPath: "nvidia-cdi-hook"},
+		"relative host root": {Root: "/nonexistent/cdi", Roots: host.Roots{HostDriver: "driver"}},
+	} {
+		if _, err := New(o); err == nil || !strings.Contains(err.Error(), "must be an absolute path") {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+}
+
+func TestRebase(t *testing.T) {
+	for _, test := range []struct{ file, from, to, want string }{
+		{"/driver-root/usr/lib/x", "/driver-root", "/", "/usr/lib/x"},
+		{"/driver-root/usr/lib/x", "/driver-root", "/run/nvidia/driver", "/run/nvidia/driver/usr/lib/x"},
+		{"/usr/lib/x", "/", "/run/nvidia/driver", "/run/nvidia/driver/usr/lib/x"},
+		{"/driver-root2/x", "/driver-root", "/", "/driver-root2/x"},
+		{"/elsewhere", "/driver-root", "/", "/elsewhere"},
+		{"/driver-root/..data/x", "/driver-root", "/h", "/h/..data/x"},
+		{"/a/b", "/a", "/a", "/a/b"},
+	} {
+		if got := rebase(test.file, test.from, test.to); got != test.want {
+			t.Errorf("rebase(%s, %s, %s): got %s, want %s", test.file, test.from, test.to, got, test.want)
+		}
+	}
+}

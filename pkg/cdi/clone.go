@@ -1,0 +1,60 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package cdi
+
+import (
+	"slices"
+
+	specs "tags.cncf.io/container-device-interface/specs-go"
+)
+
+// clone copies edits in full. The specs package has no copy of its own, and a
+// shallow one shares its nodes, mounts and hooks with everybody who got it from
+// the cache.
+func clone(e *specs.ContainerEdits) specs.ContainerEdits {
+	return specs.ContainerEdits{
+		Env:            slices.Clone(e.Env),
+		DeviceNodes:    cloneAll(e.DeviceNodes, cloneNode),
+		NetDevices:     cloneAll(e.NetDevices, nil),
+		Hooks:          cloneAll(e.Hooks, cloneHook),
+		Mounts:         cloneAll(e.Mounts, func(m *specs.Mount) { m.Options = slices.Clone(m.Options) }),
+		IntelRdt:       clonePointer(e.IntelRdt, func(r *specs.IntelRdt) { r.Schemata = slices.Clone(r.Schemata) }),
+		AdditionalGIDs: slices.Clone(e.AdditionalGIDs),
+	}
+}
+
+func cloneNode(n *specs.DeviceNode) {
+	n.FileMode = clonePointer(n.FileMode, nil)
+	n.UID = clonePointer(n.UID, nil)
+	n.GID = clonePointer(n.GID, nil)
+}
+
+func cloneHook(h *specs.Hook) {
+	h.Args = slices.Clone(h.Args)
+	h.Env = slices.Clone(h.Env)
+	h.Timeout = clonePointer(h.Timeout, nil)
+}
+
+// cloneAll copies the elements and lets deepen replace what they point to.
+func cloneAll[T any](list []*T, deepen func(*T)) []*T {
+	if list == nil {
+		return nil
+	}
+	copied := make([]*T, len(list))
+	for i, element := range list {
+		copied[i] = clonePointer(element, deepen)
+	}
+	return copied
+}
+
+func clonePointer[T any](p *T, deepen func(*T)) *T {
+	if p == nil {
+		return nil
+	}
+	v := *p
+	if deepen != nil {
+		deepen(&v)
+	}
+	return &v
+}
