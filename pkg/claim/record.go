@@ -1,0 +1,186 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package claim
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/partition"
+)
+
+const (
+	recordVersion = "journal.partage.dev/v1"
+	recordKind    = "ClaimRecord"
+)
+
+// State is how far a claim has come.
+type State string
+
+const (
+	// Preparing: some of the devices may exist.
+	Preparing State = "preparing"
+	// Prepared: all of it is there.
+	Prepared State = "prepared"
+	// Unpreparing: some of the devices may be gone, and all have to go.
+	Unpreparing State = "unpreparing"
+)
+
+// Record is the content of a journal file. Within a version, fields are only
+// added; what an older version did not write reads as the zero value, which must
+// mean what that version did.
+type Record struct {
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+	Claim      Ref    `json:"claim"`
+	State      State  `json:"state"`
+	// BootID is the kernel's at the time of the preparation. MIG instances do
+	// not survive a reboot, so with another id nothing of it exists.
+	BootID  string         `json:"bootID"`
+	Devices []DeviceRecord `json:"devices"`
+}
+
+// DeviceRecord is one device of a claim.
+type DeviceRecord struct {
+	Requests []string    `json:"requests"`
+	Pool     string      `json:"pool"`
+	Device   string      `json:"device"`
+	ShareID  *types.UID  `json:"shareID,omitempty"`
+	Admin    bool        `json:"adminAccess,omitempty"`
+	Type     device.Kind `json:"type"`
+	// PCIAddress is the identity of the GPU. Its minor number is not kept: it is
+	// looked up when it is needed.
+	PCIAddress string `json:"pciAddress"`
+	// DynamicMIG tells whether the GPU's MIG mode may follow the claims.
+	DynamicMIG bool `json:"dynamicMIG,omitempty"`
+	// Partition is nil for a whole GPU.
+	Partition *PartitionRecord `json:"partition,omitempty"`
+	// CDIDevice is the qualified name, empty until the spec is written.
+	CDIDevice string `json:"cdiDevice,omitempty"`
+}
+
+// PartitionRecord is where a partition is and what it became.
+type PartitionRecord struct {
+	// Profile is the profile's name, for people.
+	Profile   string        `json:"profile"`
+	ProfileID uint32        `json:"profileID"`
+	Placement gpu.Placement `json:"placement"`
+	// Live is nil until the partition exists.
+	Live *partition.Live `json:"live,omitempty"`
+}
+
+// address must be called for partitions only.
+func (d *DeviceRecord) address() partition.Address {
+	return partition.Address{PCIAddress: d.PCIAddress, ProfileID: d.Partition.ProfileID, Placement: d.Partition.Placement}
+}
+
+// name is unique in the claim.
+func (d *DeviceRecord) name() string {
+	if d.ShareID == nil {
+		return d.Device
+	}
+	return d.Device + "-" + string(*d.ShareID)
+}
+
+// overlaps tells whether two devices use the same part of a GPU. Admin access
+// uses nothing, and shares of one device are meant to be together.
+func (d *DeviceRecord) overlaps(other *DeviceRecord) bool {
+	switch {
+	case d.PCIAddress != other.PCIAddress || d.Admin || other.Admin:
+		return false
+	case d.Device == other.Device && d.ShareID != nil && other.ShareID != nil:
+		return *d.ShareID == *other.ShareID
+	case d.Partition == nil || other.Partition == nil:
+		return true
+	}
+	return d.Partition.Placement.Overlaps(other.Partition.Placement)
+}
+
+// same tells whether two records of a device mean the same device, whatever has
+// become of it.
+func (d *DeviceRecord) same(other *DeviceRecord) bool {
+	if d.Device != other.Device || d.Pool != other.Pool || d.PCIAddress != other.PCIAddress || d.Admin != other.Admin ||
+		!ptr.Equal(d.ShareID, other.ShareID) || (d.Partition == nil) != (other.Partition == nil) {
+		return false
+	}
+	return d.Partition == nil || d.address() == other.address()
+}
+
+func (r *Record) sameDevices(other *Record) bool {
+	return slices.EqualFunc(r.Devices, other.Devices, func(a, b DeviceRecord) bool { return a.same(&b) })
+}
+
+// gpus lists the PCI addresses in lock order. Admin access needs no lock to go.
+func (r *Record) gpus() []string {
+	var addresses []string
+	for _, d := range r.Devices {
+		if !d.Admin {
+			addresses = append(addresses, d.PCIAddress)
+		}
+	}
+	return inLockOrder(addresses)
+}
+
+func (r *Record) clone() *Record {
+	copied := *r
+	copied.Devices = slices.Clone(r.Devices)
+	for i := range copied.Devices {
+		if p := copied.Devices[i].Partition; p != nil {
+			copied.Devices[i].Partition = ptr.To(*p)
+		}
+	}
+	return &copied
+}
+
+// errOtherVersion marks a record that is not damaged, but not for this program.
+var errOtherVersion = errors.New("written by another version of the driver")
+
+// parseRecord is strict about what it relies on and indifferent to fields that
+// it does not know.
+func parseRecord(data []byte, uid types.UID) (*Record, error) {
+	var r Record
+	if err := json.Unmarshal(data, &r); err != nil {
+		return nil, err
+	}
+	if r.APIVersion != recordVersion || r.Kind != recordKind {
+		err := fmt.Errorf("apiVersion %q and kind %q, want %q and %q", r.APIVersion, r.Kind, recordVersion, recordKind)
+		if r.APIVersion != "" && r.Kind != "" {
+			err = fmt.Errorf("%w: %w", errOtherVersion, err)
+		}
+		return nil, err
+	}
+	if r.Claim.UID != uid {
+		return nil, fmt.Errorf("it is about claim %q", r.Claim.UID)
+	}
+	switch r.State {
+	case Preparing, Prepared, Unpreparing:
+	default:
+		return nil, fmt.Errorf("%w: state %q", errOtherVersion, r.State)
+	}
+	for i := range r.Devices {
+		if err := r.Devices[i].check(); err != nil {
+			return nil, fmt.Errorf("device %d: %w", i, err)
+		}
+	}
+	return &r, nil
+}
+
+func (d *DeviceRecord) check() error {
+	switch {
+	case d.Device == "" || d.PCIAddress == "":
+		return errors.New("no name or no PCI address")
+	case d.Type != device.Whole && d.Type != device.Partition:
+		return fmt.Errorf("%w: type %q", errOtherVersion, d.Type)
+	case (d.Type == device.Partition) != (d.Partition != nil):
+		return fmt.Errorf("type %q does not go with what it says about a partition", d.Type)
+	}
+	return nil
+}
