@@ -1,0 +1,119 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"strings"
+
+	"github.com/urfave/cli/v3"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+)
+
+// config is the value of every flag. Empty paths are filled in by resolve.
+type config struct {
+	nodeName   string
+	kubeconfig string
+	qps        float64
+	burst      int
+
+	driverRoot, devRoot         string
+	procRoot, sysRoot           string
+	hostDriverRoot, hostDevRoot string
+
+	cdiRoot      string
+	cdiHook      string
+	pluginsDir   string
+	registrarDir string
+	podUID       string
+	healthPort   int
+
+	verbosity     int
+	loggingFormat string
+
+	partitionable bool
+}
+
+const (
+	categoryCluster = "Cluster"
+	categoryPaths   = "Paths on the node"
+	categoryProcess = "Process"
+)
+
+// flags returns the flags of the driver itself; the ones about paths and logging
+// also hold for its sub-commands.
+func (c *config) flags() []cli.Flag {
+	flags := []cli.Flag{
+		text(categoryCluster, "node-name", "", &c.nodeName,
+			"name of the Node object that this machine is; mandatory, except for slices, which takes the host name"),
+		text(categoryCluster, "kubeconfig", "", &c.kubeconfig,
+			"file that says how to reach the API server; empty: the pod's service account"),
+		&cli.FloatFlag{
+			Name: "kube-api-qps", Category: categoryCluster, Value: 50, Destination: &c.qps, Sources: env("kube-api-qps"),
+			Usage: "requests per second to the API server that are allowed for long; one is needed for every claim that is prepared",
+		},
+		&cli.IntFlag{
+			Name: "kube-api-burst", Category: categoryCluster, Value: 100, Destination: &c.burst, Sources: env("kube-api-burst"),
+			Usage: "requests to the API server that may be sent at once",
+		},
+
+		text(categoryPaths, "driver-root", "/", &c.driverRoot,
+			"root of the tree that holds the NVIDIA driver's libraries and programs, as this process sees it"),
+		text(categoryPaths, "dev-root", "", &c.devRoot,
+			"root of the tree that holds dev/nvidia0, as this process sees it; empty: the driver root if it has dev/nvidiactl, else /"),
+		text(categoryPaths, "proc-root", "/proc", &c.procRoot,
+			"directory that holds driver/nvidia/capabilities and devices"),
+		text(categoryPaths, "sys-root", "/sys", &c.sysRoot,
+			"directory that holds bus/pci/devices"),
+		text(categoryPaths, "host-driver-root", "", &c.hostDriverRoot,
+			"the driver root as the container runtime sees it; empty: the same path"),
+		text(categoryPaths, "host-dev-root", "", &c.hostDevRoot,
+			"the device root as the container runtime sees it; empty: the host driver root where the driver root holds the devices, else the same path"),
+		text(categoryPaths, "cdi-root", "/var/run/cdi", &c.cdiRoot,
+			"directory for CDI spec files, which the container runtime must be watching"),
+		text(categoryPaths, "nvidia-cdi-hook", "/usr/bin/nvidia-cdi-hook", &c.cdiHook,
+			"the nvidia-cdi-hook program; it is copied to where the container runtime can run it"),
+		text(categoryPaths, "kubelet-plugins-dir", kubeletplugin.KubeletPluginsDir, &c.pluginsDir,
+			"the kubelet's directory for plugin data; must be the same path inside and outside of the container"),
+		text(categoryPaths, "kubelet-registrar-dir", kubeletplugin.KubeletRegistryDir, &c.registrarDir,
+			"the kubelet's directory for registration sockets; must be the same path inside and outside of the container"),
+
+		text(categoryProcess, "pod-uid", "", &c.podUID,
+			"UID of the driver's pod; lets an old and a new pod overlap during a rolling update"),
+		&cli.IntFlag{
+			Name: "health-port", Category: categoryProcess, Value: 51515, Destination: &c.healthPort, Sources: env("health-port"),
+			Usage: "port of the gRPC health service with the services liveness and readiness; 0: off",
+		},
+		&cli.IntFlag{
+			Name: "v", Category: categoryProcess, Value: 2, Destination: &c.verbosity, Sources: cli.EnvVars("LOG_LEVEL"),
+			Usage: "log verbosity: 2 what changes, 4 why, 6 every gRPC call with its content",
+		},
+		text(categoryProcess, "logging-format", "text", &c.loggingFormat, "text or json"),
+	}
+	return flags
+}
+
+func (c *config) slicesFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.BoolFlag{
+			Name: "partitionable-devices", Value: true, Destination: &c.partitionable,
+			Usage: "the cluster has the feature gate DRAPartitionableDevices on, as it is by default from Kubernetes 1.36",
+		},
+	}
+}
+
+func text(category, name, value string, destination *string, usage string) cli.Flag {
+	return &cli.StringFlag{
+		Name: name, Category: category, Value: value, Destination: destination, Usage: usage, Sources: env(name),
+	}
+}
+
+// env is the environment variable that a flag falls back to: NODE_NAME for
+// node-name.
+func env(flag string) cli.ValueSourceChain {
+	return cli.EnvVars(envName(flag))
+}
+
+func envName(flag string) string {
+	return strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
+}

@@ -1,0 +1,184 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/partage-dev/partage/pkg/host"
+)
+
+// TestBadFlags: every wrong flag ends the program with one line that names the
+// flag, its value and what would be right.
+func TestBadFlags(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// A run that starts with these has only the mistakes that a test adds.
+	good := []string{
+		"--node-name=n", "--kubelet-plugins-dir=" + dir, "--kubelet-registrar-dir=" + dir, "--nvidia-cdi-hook=" + os.Args[0],
+	}
+	for _, test := range []struct {
+		args []string
+		want []string
+	}{
+		{[]string{"--node-name="}, []string{`--node-name (NODE_NAME) is "": want`}},
+		{[]string{"--node-name=Node_1"}, []string{`--node-name (NODE_NAME) is "Node_1": want the name of a Node`}},
+		{[]string{"--kubeconfig=/does/not/exist"}, []string{`--kubeconfig (KUBECONFIG) is "/does/not/exist": want a file that exists`}},
+		{[]string{"--kube-api-qps=0"}, []string{`--kube-api-qps (KUBE_API_QPS) is "0": want more than 0`}},
+		{[]string{"--kube-api-burst=0"}, []string{`--kube-api-burst (KUBE_API_BURST) is "0": want 1 or more`}},
+		{[]string{"--driver-root=usr"}, []string{`--driver-root (DRIVER_ROOT) is "usr": want an absolute path`}},
+		{[]string{"--driver-root=" + file}, []string{`--driver-root (DRIVER_ROOT) is "` + file + `": want a directory`}},
+		{[]string{"--dev-root=dev"}, []string{`--dev-root (DEV_ROOT) is "dev": want an absolute path`}},
+		{[]string{"--proc-root=/does/not/exist"}, []string{`--proc-root (PROC_ROOT) is "/does/not/exist": want a directory that exists`}},
+		{[]string{"--sys-root="}, []string{`--sys-root (SYS_ROOT) is "": want an absolute path`}},
+		{[]string{"--host-driver-root=x"}, []string{`--host-driver-root (HOST_DRIVER_ROOT) is "x": want`}},
+		{[]string{"--host-dev-root=x"}, []string{`--host-dev-root (HOST_DEV_ROOT) is "x": want`}},
+		{[]string{"--cdi-root=x"}, []string{`--cdi-root (CDI_ROOT) is "x": want an absolute path`}},
+		{[]string{"--nvidia-cdi-hook=" + file}, []string{`--nvidia-cdi-hook (NVIDIA_CDI_HOOK) is "` + file + `": want a program`}},
+		{[]string{"--kubelet-plugins-dir=/does/not/exist"}, []string{"--kubelet-plugins-dir (KUBELET_PLUGINS_DIR)"}},
+		{[]string{"--kubelet-registrar-dir=/does/not/exist"}, []string{"--kubelet-registrar-dir (KUBELET_REGISTRAR_DIR)"}},
+		{[]string{"--pod-uid=a/b"}, []string{`--pod-uid (POD_UID) is "a/b": want a UID`}},
+		{[]string{"--health-port=65536"}, []string{`--health-port (HEALTH_PORT) is "65536": want a port`}},
+		{[]string{"--health-port=x"}, []string{"health-port", `"x"`}},
+		{[]string{"-v=-1"}, []string{`--v (LOG_LEVEL) is "-1": want 0 or more`}},
+		{[]string{"--logging-format=xml"}, []string{`--logging-format (LOGGING_FORMAT) is "xml": want text or json`}},
+		{[]string{"--health-port=-1", "--kube-api-burst=-1"}, []string{"HEALTH_PORT", "KUBE_API_BURST"}},
+		{[]string{"--no-such-flag"}, []string{"no-such-flag"}},
+		{[]string{"start"}, []string{`unknown command "start"`}},
+		{[]string{"slices", "all"}, []string{"slices takes no argument"}},
+		{[]string{"slices", "--node-name=Node_1"}, []string{"--node-name (NODE_NAME)"}},
+		{[]string{"slices", "--driver-root=" + dir}, []string{"NVIDIA driver is not loaded", dir}},
+	} {
+		t.Run(strings.Join(test.args, " "), func(t *testing.T) {
+			var stdout, stderr strings.Builder
+			code := run(append(append([]string{name}, good...), test.args...), &stdout, &stderr)
+			if code != 1 {
+				t.Errorf("exit code %d, want 1", code)
+			}
+			got := stderr.String()
+			for _, want := range test.want {
+				if !strings.Contains(got, want) {
+					t.Errorf("stderr lacks %q:\n%s", want, got)
+				}
+			}
+			if strings.Count(got, "\n") != 1 || stdout.Len() > 0 {
+				t.Errorf("want one line on stderr and nothing else, got:\n%s%s", got, stdout.String())
+			}
+		})
+	}
+}
+
+func TestFlagsFromEnvironment(t *testing.T) {
+	t.Setenv("HEALTH_PORT", "70000")
+	t.Setenv("NODE_NAME", "Node_1")
+	var stdout, stderr strings.Builder
+	if code := run([]string{name}, &stdout, &stderr); code != 1 {
+		t.Errorf("exit code %d, want 1", code)
+	}
+	for _, want := range []string{`--node-name (NODE_NAME) is "Node_1"`, `--health-port (HEALTH_PORT) is "70000"`} {
+		if !strings.Contains(stderr.String(), want) {
+			t.Errorf("stderr lacks %q:\n%s", want, stderr.String())
+		}
+	}
+}
+
+func TestVersion(t *testing.T) {
+	var stdout, stderr strings.Builder
+	if code := run([]string{name, "version"}, &stdout, &stderr); code != 0 || strings.Count(stdout.String(), "\n") != 1 {
+		t.Errorf("exit code %d, stdout %q, stderr %q", code, stdout.String(), stderr.String())
+	}
+}
+
+func TestRoots(t *testing.T) {
+	withDevices := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(withDevices, "dev/nvidiactl"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	without := t.TempDir()
+	for name, test := range map[string]struct {
+		config config
+		want   host.Roots
+	}{
+		"the machine's own": {
+			config{driverRoot: without},
+			host.Roots{Driver: without, Dev: "/", HostDriver: without, HostDev: "/"},
+		},
+		"devices below the driver root": {
+			config{driverRoot: withDevices},
+			host.Roots{Driver: withDevices, Dev: withDevices, HostDriver: withDevices, HostDev: withDevices},
+		},
+		"seen from a container": {
+			config{driverRoot: withDevices, hostDriverRoot: "/run/driver"},
+			host.Roots{Driver: withDevices, Dev: withDevices, HostDriver: "/run/driver", HostDev: "/run/driver"},
+		},
+		"all given": {
+			config{driverRoot: "/a", devRoot: "/b", procRoot: "/c", sysRoot: "/d", hostDriverRoot: "/e", hostDevRoot: "/f"},
+			host.Roots{Driver: "/a", Dev: "/b", Proc: "/c", Sys: "/d", HostDriver: "/e", HostDev: "/f"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if diff := cmp.Diff(test.want, test.config.roots()); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestInstallHook(t *testing.T) {
+	dir := t.TempDir()
+	from, to := filepath.Join(dir, "from"), filepath.Join(dir, "to")
+	write := func(content string) {
+		t.Helper()
+		if err := os.WriteFile(from, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	install := func() os.FileInfo {
+		t.Helper()
+		if err := installHook(from, to); err != nil {
+			t.Fatal(err)
+		}
+		info, err := os.Stat(to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info.Mode().Perm() != hookMode {
+			t.Errorf("mode %v", info.Mode())
+		}
+		have, err := os.ReadFile(to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, _ := os.ReadFile(from)
+		if string(have) != string(want) {
+			t.Errorf("installed %q, want %q", have, want)
+		}
+		return info
+	}
+	write("one")
+	first := install()
+	if !os.SameFile(first, install()) {
+		t.Error("an unchanged program was written again")
+	}
+	write("two")
+	second := install()
+	if os.SameFile(first, second) {
+		t.Error("a changed program was not replaced by a new file")
+	}
+	if err := os.Chmod(to, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	install()
+	if err := installHook(filepath.Join(dir, "absent"), to); err == nil {
+		t.Error("no error without a program")
+	}
+}

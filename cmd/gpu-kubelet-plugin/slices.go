@@ -1,0 +1,72 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"k8s.io/klog/v2"
+	"sigs.k8s.io/yaml"
+
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/gpu/nvml"
+)
+
+// printSlices writes what this machine would publish as a stream of YAML
+// documents.
+func printSlices(ctx context.Context, c *config, out io.Writer) error {
+	if c.nodeName == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			return fmt.Errorf("find a name for the node, give --node-name instead: %w", err)
+		}
+		c.nodeName = strings.ToLower(host)
+	}
+	if err := c.validateSlices(); err != nil {
+		return err
+	}
+	// What is wrong with a GPU is an error and shown; the rest is not for here.
+	if err := c.setUpLogging(); err != nil {
+		return err
+	}
+	hardware := nvml.New(nvml.Options{Roots: c.roots()})
+	defer hardware.Close()
+	if err := hardware.Open(ctx); err != nil {
+		return err
+	}
+	node, err := hardware.Discover(ctx)
+	if err != nil {
+		return fmt.Errorf("discover the GPUs: %w", err)
+	}
+	inventory, err := device.NewInventory(node)
+	if err != nil {
+		return fmt.Errorf("build the inventory: %w", err)
+	}
+	for _, problem := range inventory.Problems() {
+		klog.FromContext(ctx).Error(problem, "Not everything can be published")
+	}
+	return writeSlices(out, inventory, device.Options{
+		Driver:               driverName,
+		Pool:                 c.nodeName,
+		NodeName:             c.nodeName,
+		PartitionableDevices: c.partitionable,
+	})
+}
+
+func writeSlices(out io.Writer, inventory *device.Inventory, o device.Options) error {
+	for _, slice := range inventory.ResourceSlices(o) {
+		text, err := yaml.Marshal(slice)
+		if err != nil {
+			return fmt.Errorf("print ResourceSlice %s: %w", slice.Name, err)
+		}
+		if _, err := fmt.Fprintf(out, "---\n%s", text); err != nil {
+			return fmt.Errorf("print ResourceSlice %s: %w", slice.Name, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,275 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/ktesting"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/partage-dev/partage/pkg/claim"
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/test/flow/fakeapi"
+)
+
+const (
+	testDriver = "gpu.nvidia.com"
+	testNode   = "node-1"
+	// eventually bounds waits that a passing test never comes near.
+	eventually = 30 * time.Second
+)
+
+// fakeClaims remembers what is prepared and can be made to fail.
+type fakeClaims struct {
+	mu        sync.Mutex
+	inventory *device.Inventory
+	prepared  map[types.UID]bool
+	resumed   int
+	resumeErr error
+
+	// onPrepare runs in Prepare without the lock.
+	onPrepare func(ctx context.Context, claim *resourceapi.ResourceClaim) error
+}
+
+func (f *fakeClaims) SetInventory(i *device.Inventory) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.inventory = i
+}
+
+func (f *fakeClaims) Prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]claim.PreparedDevice, error) {
+	if f.onPrepare != nil {
+		if err := f.onPrepare(ctx, c); err != nil {
+			return nil, err
+		}
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.inventory == nil {
+		return nil, errors.New("there is no inventory")
+	}
+	if f.prepared == nil {
+		f.prepared = map[types.UID]bool{}
+	}
+	f.prepared[c.UID] = true
+	share := types.UID("share")
+	return []claim.PreparedDevice{{
+		Requests: []string{"r/a"}, Pool: testNode, Device: "gpu-0000-1b-00-0",
+		CDIDeviceIDs: []string{"k8s.gpu.nvidia.com/claim=" + string(c.UID)}, ShareID: &share,
+	}}, nil
+}
+
+func (f *fakeClaims) Unprepare(_ context.Context, uid types.UID) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if uid == "stuck" {
+		return errors.New("device gpu-0000-1b-00-0: in use by process 42")
+	}
+	delete(f.prepared, uid)
+	return nil
+}
+
+func (f *fakeClaims) Resume(context.Context) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.resumed++
+	err := f.resumeErr
+	f.resumeErr = nil
+	return err
+}
+
+// fakeHardware has one GPU that can be partitioned, once the driver is there.
+type fakeHardware struct {
+	mu  sync.Mutex
+	err error
+}
+
+func (f *fakeHardware) setError(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.err = err
+}
+
+func (f *fakeHardware) Open(context.Context) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.err
+}
+
+func (f *fakeHardware) Discover(context.Context) (*gpu.Node, error) {
+	resources := gpu.Resources{MemoryBytes: 8 << 30, Multiprocessors: 16, CopyEngines: 2}
+	half := gpu.Resources{MemoryBytes: 4 << 30, Multiprocessors: 8, CopyEngines: 1}
+	return &gpu.Node{
+		DriverVersion: "580.95.05",
+		CUDAVersion:   gpu.Version{Major: 13},
+		GPUs: []gpu.GPU{{
+			PCIAddress: "0000:1b:00.0", UUID: "GPU-1", ProductName: "Test GPU", Brand: "Nvidia", Architecture: "Hopper",
+			ComputeCapability: gpu.Version{Major: 9}, Resources: resources,
+			MIG: &gpu.MIG{Dynamic: true, MemorySlices: 2, Profiles: []gpu.Profile{{
+				ID: 19, Name: "1g.4gb", Slices: 1, MaxInstances: 2, Resources: half,
+				Placements: []gpu.Placement{{Start: 0, Size: 1}, {Start: 1, Size: 1}},
+			}}},
+		}},
+	}, nil
+}
+
+// rig is a running plugin with everything around it.
+type rig struct {
+	api      *fakeapi.Server
+	claims   *fakeClaims
+	hardware *fakeHardware
+	plugin   *Plugin
+	health   healthpb.HealthClient
+	stop     context.CancelFunc
+	done     chan error
+}
+
+// newRig prepares a plugin that is not running yet.
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	r := &rig{api: fakeapi.New(t), claims: &fakeClaims{}, hardware: &fakeHardware{}, done: make(chan error, 1)}
+	r.api.AddNode(testNode)
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: r.api.URL(), QPS: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Socket paths have little room; t.TempDir() would use most of it.
+	dir, err := os.MkdirTemp("", "p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	registrar := filepath.Join(dir, "reg")
+	if err := os.Mkdir(registrar, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.health = healthpb.NewHealthClient(dial(t, "passthrough:///"+listener.Addr().String()))
+	r.plugin, err = New(Options{
+		DriverName: testDriver, NodeName: testNode, KubeClient: client, Claims: r.claims, Hardware: r.hardware,
+		DataDir: filepath.Join(dir, "data"), RegistrarDir: registrar, PodUID: "uid-1", HealthListener: listener,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.plugin.retry = wait.Backoff{Duration: 5 * time.Millisecond}
+	return r
+}
+
+// start runs the plugin until the test ends.
+func (r *rig) start(t *testing.T) {
+	t.Helper()
+	// A logger of the test would be used by goroutines that client-go leaves
+	// behind, so the global one is used where no test looks at the log.
+	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), ktesting.NewLogger(nopTL{}, ktesting.NewConfig())))
+	r.stop = cancel
+	go func() { r.done <- r.plugin.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if r.done != nil {
+			if err := <-r.done; err != nil {
+				t.Errorf("Run: %v", err)
+			}
+		}
+	})
+}
+
+type nopTL struct{}
+
+func (nopTL) Helper()    {}
+func (nopTL) Log(...any) {}
+
+// wait returns what Run returned.
+func (r *rig) wait(t *testing.T) error {
+	t.Helper()
+	select {
+	case err := <-r.done:
+		r.done = nil
+		return err
+	case <-time.After(eventually):
+		t.Fatal("Run did not return")
+		return nil
+	}
+}
+
+func dial(t *testing.T, target string) grpc.ClientConnInterface {
+	t.Helper()
+	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+// register does what the kubelet does and returns a client for the DRA socket.
+func (r *rig) register(t *testing.T) drapb.DRAPluginClient {
+	t.Helper()
+	registration := registerapi.NewRegistrationClient(dial(t, "unix://"+r.plugin.registrationSocket()))
+	var info *registerapi.PluginInfo
+	r.until(t, "registration", func(ctx context.Context) (err error) {
+		info, err = registration.GetInfo(ctx, &registerapi.InfoRequest{}, grpc.WaitForReady(true))
+		return err
+	})
+	if _, err := registration.NotifyRegistrationStatus(t.Context(), &registerapi.RegistrationStatus{PluginRegistered: true}); err != nil {
+		t.Fatal(err)
+	}
+	return drapb.NewDRAPluginClient(dial(t, "unix://"+info.GetEndpoint()))
+}
+
+// until repeats try until it succeeds.
+func (r *rig) until(t *testing.T, what string, try func(context.Context) error) {
+	t.Helper()
+	var last error
+	err := wait.PollUntilContextTimeout(t.Context(), 5*time.Millisecond, eventually, true, func(ctx context.Context) (bool, error) {
+		last = try(ctx)
+		return last == nil, nil
+	})
+	if err != nil {
+		t.Fatalf("%s: %v", what, last)
+	}
+}
+
+func (r *rig) check(ctx context.Context, service string) error {
+	answer, err := r.health.Check(ctx, &healthpb.HealthCheckRequest{Service: service}, grpc.WaitForReady(true))
+	if err != nil {
+		return err
+	}
+	if answer.GetStatus() != healthpb.HealthCheckResponse_SERVING {
+		return errors.New(answer.GetStatus().String())
+	}
+	return nil
+}
+
+// claim stores an allocated claim and returns how the kubelet asks for it.
+func (r *rig) claim(name string) *drapb.Claim {
+	stored := r.api.SetClaim(&resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("uid-" + name)},
+		Status:     resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{}},
+	})
+	return &drapb.Claim{Namespace: stored.Namespace, Name: stored.Name, Uid: string(stored.UID)}
+}

@@ -1,0 +1,119 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+// published counts what the API server holds.
+func published(slices []resourceapi.ResourceSlice) (devices, counterSets int) {
+	for _, slice := range slices {
+		devices += len(slice.Spec.Devices)
+		counterSets += len(slice.Spec.SharedCounters)
+	}
+	return devices, counterSets
+}
+
+// untilPublished waits for exactly these numbers; a test GPU is one whole GPU
+// and two partitions.
+func (r *rig) untilPublished(t *testing.T, devices, counterSets int) {
+	t.Helper()
+	r.until(t, "publication", func(ctx context.Context) error {
+		if d, c := published(r.api.Slices()); d != devices || c != counterSets {
+			return fmt.Errorf("%d devices and %d counter sets, want %d and %d", d, c, devices, counterSets)
+		}
+		return r.check(ctx, "readiness")
+	})
+}
+
+func invalid(path string) *apierrors.StatusError {
+	errs := field.ErrorList{field.Invalid(field.NewPath(path), "probe", "must be in this slice")}
+	return apierrors.NewInvalid(schema.GroupKind{Group: resourceapi.GroupName, Kind: "ResourceSlice"}, "", errs)
+}
+
+func TestPublish(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		change           func(*rig)
+		devices, counter int
+	}{
+		"counters are stored":  {func(*rig) {}, 3, 1},
+		"counters are dropped": {func(r *rig) { r.api.DropCounters(true) }, 1, 0},
+		"counters are refused": {func(r *rig) {
+			r.api.Refuse(func(req *http.Request) *apierrors.StatusError {
+				if req.Method == http.MethodPost && req.URL.Query().Has("dryRun") {
+					return invalid("spec.devices[0].consumesCounters[0].counterSet")
+				}
+				return nil
+			})
+		}, 1, 0},
+		"trouble at first": {func(r *rig) {
+			var mu sync.Mutex
+			left := map[string]int{http.MethodPost: 2, http.MethodGet: 2}
+			r.api.Refuse(func(req *http.Request) *apierrors.StatusError {
+				mu.Lock()
+				defer mu.Unlock()
+				if left[req.Method] == 0 {
+					return nil
+				}
+				left[req.Method]--
+				if req.Method == http.MethodGet {
+					return apierrors.NewInternalError(errors.New("etcd is away"))
+				}
+				// How an admission policy refuses: invalid, without a field.
+				return invalidWithoutField()
+			})
+		}, 3, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			test.change(r)
+			r.start(t)
+			r.untilPublished(t, test.devices, test.counter)
+		})
+	}
+}
+
+func invalidWithoutField() *apierrors.StatusError {
+	err := invalid("spec")
+	err.ErrStatus.Details.Causes = nil
+	return err
+}
+
+// TestGateTurnedOff: the API server is restarted with the gate off while the
+// plugin runs; whole GPUs and partitions must not stay published without
+// counters.
+func TestGateTurnedOff(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.start(t)
+	r.untilPublished(t, 3, 1)
+	r.api.DropCounters(true)
+	r.api.DeleteSlices()
+	r.register(t)
+	r.untilPublished(t, 1, 0)
+}
+
+// TestRegistrationPublishesAgain: a starting kubelet wipes the slices of its node.
+func TestRegistrationPublishesAgain(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.start(t)
+	r.untilPublished(t, 3, 1)
+	r.api.DeleteSlices()
+	r.register(t)
+	r.untilPublished(t, 3, 1)
+}

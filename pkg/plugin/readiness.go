@@ -1,0 +1,71 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"sync"
+
+	"k8s.io/klog/v2"
+)
+
+// readiness is why the plugin is not ready, or that it is. A change is logged
+// once, so that an hour of retries is one line.
+type readiness struct {
+	mu       sync.Mutex
+	hardware string
+	slices   string
+}
+
+func newReadiness() *readiness {
+	return &readiness{
+		hardware: "the GPUs of this node have not been discovered yet",
+		slices:   "no ResourceSlice has been published yet",
+	}
+}
+
+// setHardware records why there is no inventory; "" says that there is one, for
+// good.
+func (s *readiness) setHardware(ctx context.Context, reason string) {
+	s.set(ctx, &s.hardware, reason)
+}
+
+// setSlices records why nothing is published; "" says that the API server has
+// accepted all slices. Once that was so it stays so: publishing again is the
+// business of the slice controller, not of readiness.
+func (s *readiness) setSlices(ctx context.Context, reason string) {
+	s.set(ctx, &s.slices, reason)
+}
+
+func (s *readiness) set(ctx context.Context, field *string, reason string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if *field == reason || *field == "" {
+		return
+	}
+	*field = reason
+	logger := klog.FromContext(ctx)
+	switch {
+	case reason != "":
+		logger.Info("Not ready", "reason", reason)
+	case s.hardware == "" && s.slices == "":
+		logger.Info("Ready")
+	}
+}
+
+func (s *readiness) hardwareReason() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.hardware
+}
+
+// notReady returns "" when the plugin is ready.
+func (s *readiness) notReady() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.hardware != "" {
+		return s.hardware
+	}
+	return s.slices
+}
