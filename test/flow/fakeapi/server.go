@@ -1,0 +1,190 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package fakeapi is a small Kubernetes API server for tests: it stores nodes,
+// ResourceClaims and ResourceSlices in memory and speaks as much REST as a DRA
+// driver needs, watch, dry run and disabled feature gates included. It checks
+// nothing that it stores.
+package fakeapi
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
+)
+
+// Server is the API server. It ends with the test that made it.
+type Server struct {
+	http *httptest.Server
+
+	mu      sync.Mutex
+	version int64
+	nodes   map[string]*corev1.Node
+	claims  map[types.NamespacedName]*resourceapi.ResourceClaim
+	slices  map[string]*resourceapi.ResourceSlice
+	events  []event
+	// changed is closed and replaced whenever events grows.
+	changed chan struct{}
+	refuse  func(*http.Request) *apierrors.StatusError
+	// dropCounters behaves as if DRAPartitionableDevices were off.
+	dropCounters bool
+}
+
+// New starts a server that has no objects.
+func New(t testing.TB) *Server {
+	t.Helper()
+	s := &Server{
+		nodes:   map[string]*corev1.Node{},
+		claims:  map[types.NamespacedName]*resourceapi.ResourceClaim{},
+		slices:  map[string]*resourceapi.ResourceSlice{},
+		changed: make(chan struct{}),
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /api/v1/nodes/{name}", s.getNode)
+	mux.HandleFunc("GET /apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}", s.getClaim)
+	const slices = "/apis/resource.k8s.io/v1/resourceslices"
+	mux.HandleFunc("GET "+slices, s.listOrWatchSlices)
+	mux.HandleFunc("POST "+slices, s.createSlice)
+	mux.HandleFunc("PUT "+slices+"/{name}", s.updateSlice)
+	mux.HandleFunc("DELETE "+slices+"/{name}", s.deleteSlice)
+	s.http = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err := s.refused(r); err != nil {
+			respondError(w, err)
+			return
+		}
+		mux.ServeHTTP(w, r)
+	}))
+	t.Cleanup(func() {
+		s.http.CloseClientConnections()
+		s.http.Close()
+	})
+	return s
+}
+
+// URL is where the server listens, without TLS.
+func (s *Server) URL() string { return s.http.URL }
+
+// Kubeconfig writes a kubeconfig for this server into dir and returns its path.
+func (s *Server) Kubeconfig(t testing.TB, dir string) string {
+	t.Helper()
+	path := filepath.Join(dir, "kubeconfig")
+	content := fmt.Sprintf(`apiVersion: v1
+kind: Config
+clusters: [{name: test, cluster: {server: %q}}]
+contexts: [{name: test, context: {cluster: test, user: test}}]
+current-context: test
+users: [{name: test, user: {}}]
+`, s.URL())
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// AddNode makes a node.
+func (s *Server) AddNode(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.nodes[name] = &corev1.Node{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Node"},
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: uuid.NewUUID(), ResourceVersion: s.nextVersion()},
+	}
+}
+
+// SetClaim makes or replaces a claim; a claim without UID gets one. It returns
+// what is stored.
+func (s *Server) SetClaim(claim *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	claim = claim.DeepCopy()
+	claim.TypeMeta = metav1.TypeMeta{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceClaim"}
+	if claim.UID == "" {
+		claim.UID = uuid.NewUUID()
+	}
+	claim.ResourceVersion = s.nextVersion()
+	s.claims[types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}] = claim
+	return claim.DeepCopy()
+}
+
+// DropCounters makes the server behave as with the feature gate
+// DRAPartitionableDevices off: it stores slices without their counters.
+func (s *Server) DropCounters(drop bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.dropCounters = drop
+}
+
+// Refuse makes requests fail for which refuse returns an error. Nil ends that.
+func (s *Server) Refuse(refuse func(*http.Request) *apierrors.StatusError) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.refuse = refuse
+}
+
+func (s *Server) refused(r *http.Request) *apierrors.StatusError {
+	s.mu.Lock()
+	refuse := s.refuse
+	s.mu.Unlock()
+	if refuse == nil {
+		return nil
+	}
+	return refuse(r)
+}
+
+// nextVersion needs the lock.
+func (s *Server) nextVersion() string {
+	s.version++
+	return strconv.FormatInt(s.version, 10)
+}
+
+func (s *Server) getNode(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	node, ok := s.nodes[r.PathValue("name")]
+	s.mu.Unlock()
+	if !ok {
+		respondError(w, apierrors.NewNotFound(corev1.Resource("nodes"), r.PathValue("name")))
+		return
+	}
+	respond(w, http.StatusOK, node)
+}
+
+func (s *Server) getClaim(w http.ResponseWriter, r *http.Request) {
+	key := types.NamespacedName{Namespace: r.PathValue("namespace"), Name: r.PathValue("name")}
+	s.mu.Lock()
+	claim, ok := s.claims[key]
+	s.mu.Unlock()
+	if !ok {
+		respondError(w, apierrors.NewNotFound(resourceapi.Resource("resourceclaims"), key.Name))
+		return
+	}
+	respond(w, http.StatusOK, claim)
+}
+
+func respond(w http.ResponseWriter, code int, object any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	// An error here is a client that went away.
+	_ = json.NewEncoder(w).Encode(object)
+}
+
+func respondError(w http.ResponseWriter, err *apierrors.StatusError) {
+	status := err.Status()
+	status.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}
+	respond(w, int(status.Code), status)
+}
+
+func sliceResource() schema.GroupResource { return resourceapi.Resource("resourceslices") }

@@ -1,0 +1,269 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package fakeapi
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/rand"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes/scheme"
+)
+
+// event is one change of a slice, as a watch sends it.
+type event struct {
+	version int64
+	kind    watch.EventType
+	slice   *resourceapi.ResourceSlice
+}
+
+// Slices returns the stored slices in the order of their names, which is the
+// order that the scheduler tries them in.
+func (s *Server) Slices() []resourceapi.ResourceSlice {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.sortedSlices()
+}
+
+// DeleteSlices removes all slices, as a starting kubelet does.
+func (s *Server) DeleteSlices() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name, slice := range s.slices {
+		delete(s.slices, name)
+		slice = slice.DeepCopy()
+		slice.ResourceVersion = s.nextVersion()
+		s.emit(watch.Deleted, slice)
+	}
+}
+
+func (s *Server) sortedSlices() []resourceapi.ResourceSlice {
+	sorted := make([]resourceapi.ResourceSlice, 0, len(s.slices))
+	for _, slice := range s.slices {
+		sorted = append(sorted, *slice.DeepCopy())
+	}
+	slices.SortFunc(sorted, func(a, b resourceapi.ResourceSlice) int { return strings.Compare(a.Name, b.Name) })
+	return sorted
+}
+
+// emit needs the lock.
+func (s *Server) emit(kind watch.EventType, slice *resourceapi.ResourceSlice) {
+	s.events = append(s.events, event{version: s.version, kind: kind, slice: slice})
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+func (s *Server) createSlice(w http.ResponseWriter, r *http.Request) {
+	slice, err := s.decodeSlice(r)
+	if err != nil {
+		respondError(w, err)
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if slice.Name == "" {
+		slice.Name = slice.GenerateName + rand.String(5)
+	}
+	if _, exists := s.slices[slice.Name]; exists {
+		respondError(w, apierrors.NewAlreadyExists(sliceResource(), slice.Name))
+		return
+	}
+	slice.UID = uuid.NewUUID()
+	s.drop(slice)
+	if !dryRun(r) {
+		slice.ResourceVersion = s.nextVersion()
+		s.slices[slice.Name] = slice
+		s.emit(watch.Added, slice)
+	}
+	respond(w, http.StatusCreated, slice)
+}
+
+func (s *Server) updateSlice(w http.ResponseWriter, r *http.Request) {
+	slice, err := s.decodeSlice(r)
+	if err != nil {
+		respondError(w, err)
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	old, exists := s.slices[r.PathValue("name")]
+	switch {
+	case !exists:
+		respondError(w, apierrors.NewNotFound(sliceResource(), r.PathValue("name")))
+		return
+	case slice.ResourceVersion != "" && slice.ResourceVersion != old.ResourceVersion:
+		respondError(w, apierrors.NewConflict(sliceResource(), old.Name, fmt.Errorf("version %s is not %s", slice.ResourceVersion, old.ResourceVersion)))
+		return
+	}
+	s.drop(slice)
+	slice.ResourceVersion = s.nextVersion()
+	s.slices[slice.Name] = slice
+	s.emit(watch.Modified, slice)
+	respond(w, http.StatusOK, slice)
+}
+
+func (s *Server) deleteSlice(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	slice, exists := s.slices[r.PathValue("name")]
+	if !exists {
+		respondError(w, apierrors.NewNotFound(sliceResource(), r.PathValue("name")))
+		return
+	}
+	delete(s.slices, slice.Name)
+	slice = slice.DeepCopy()
+	slice.ResourceVersion = s.nextVersion()
+	s.emit(watch.Deleted, slice)
+	respond(w, http.StatusOK, slice)
+}
+
+// drop needs the lock.
+func (s *Server) drop(slice *resourceapi.ResourceSlice) {
+	if !s.dropCounters {
+		return
+	}
+	slice.Spec.SharedCounters = nil
+	for i := range slice.Spec.Devices {
+		slice.Spec.Devices[i].ConsumesCounters = nil
+	}
+}
+
+func (s *Server) decodeSlice(r *http.Request) (*resourceapi.ResourceSlice, *apierrors.StatusError) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return nil, apierrors.NewBadRequest(err.Error())
+	}
+	object, _, err := scheme.Codecs.UniversalDeserializer().Decode(body, nil, nil)
+	if err != nil {
+		return nil, apierrors.NewBadRequest(err.Error())
+	}
+	slice, ok := object.(*resourceapi.ResourceSlice)
+	if !ok {
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("got a %T", object))
+	}
+	slice.TypeMeta = metav1.TypeMeta{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceSlice"}
+	return slice, nil
+}
+
+func dryRun(r *http.Request) bool { return r.URL.Query().Get("dryRun") == metav1.DryRunAll }
+
+func (s *Server) listOrWatchSlices(w http.ResponseWriter, r *http.Request) {
+	query := r.URL.Query()
+	selector, err := fields.ParseSelector(query.Get("fieldSelector"))
+	if err != nil {
+		respondError(w, apierrors.NewBadRequest(err.Error()))
+		return
+	}
+	if query.Get("watch") == "true" || query.Get("watch") == "1" {
+		s.watchSlices(w, r, selector)
+		return
+	}
+	s.mu.Lock()
+	list := &resourceapi.ResourceSliceList{
+		TypeMeta: metav1.TypeMeta{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceSliceList"},
+		ListMeta: metav1.ListMeta{ResourceVersion: strconv.FormatInt(s.version, 10)},
+	}
+	for _, slice := range s.sortedSlices() {
+		if matches(selector, &slice) {
+			list.Items = append(list.Items, slice)
+		}
+	}
+	s.mu.Unlock()
+	respond(w, http.StatusOK, list)
+}
+
+func matches(selector fields.Selector, slice *resourceapi.ResourceSlice) bool {
+	nodeName := ""
+	if slice.Spec.NodeName != nil {
+		nodeName = *slice.Spec.NodeName
+	}
+	return selector.Matches(fields.Set{
+		resourceapi.ResourceSliceSelectorDriver:   slice.Spec.Driver,
+		resourceapi.ResourceSliceSelectorNodeName: nodeName,
+		resourceapi.ResourceSliceSelectorPoolName: slice.Spec.Pool.Name,
+		"metadata.name": slice.Name,
+	})
+}
+
+// watchSlices sends changes until the client goes away. A client may ask to be
+// told all that exists first, which ends with a bookmark.
+func (s *Server) watchSlices(w http.ResponseWriter, r *http.Request, selector fields.Selector) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusOK)
+	flush := http.NewResponseController(w).Flush
+	if err := flush(); err != nil {
+		return
+	}
+	send := func(kind watch.EventType, object runtime.Object) bool {
+		frame := struct {
+			Type   watch.EventType `json:"type"`
+			Object runtime.Object  `json:"object"`
+		}{kind, object}
+		return json.NewEncoder(w).Encode(frame) == nil && flush() == nil
+	}
+	since, _ := strconv.ParseInt(r.URL.Query().Get("resourceVersion"), 10, 64)
+	if r.URL.Query().Get("sendInitialEvents") == "true" {
+		s.mu.Lock()
+		existing := s.sortedSlices()
+		since = s.version
+		s.mu.Unlock()
+		for _, slice := range existing {
+			if matches(selector, &slice) && !send(watch.Added, &slice) {
+				return
+			}
+		}
+		if !send(watch.Bookmark, initialEventsEnd(since)) {
+			return
+		}
+	}
+	for {
+		pending, version, changed := s.eventsSince(since, selector)
+		since = version
+		for _, e := range pending {
+			if !send(e.kind, e.slice) {
+				return
+			}
+		}
+		select {
+		case <-changed:
+		case <-r.Context().Done():
+			return
+		}
+	}
+}
+
+// eventsSince returns what has happened after a version, the version now, and a
+// channel that is closed when there is more.
+func (s *Server) eventsSince(since int64, selector fields.Selector) (pending []event, version int64, changed <-chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range s.events {
+		if e.version > since && matches(selector, e.slice) {
+			pending = append(pending, e)
+		}
+	}
+	return pending, s.version, s.changed
+}
+
+func initialEventsEnd(version int64) *resourceapi.ResourceSlice {
+	return &resourceapi.ResourceSlice{
+		TypeMeta: metav1.TypeMeta{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceSlice"},
+		ObjectMeta: metav1.ObjectMeta{
+			ResourceVersion: strconv.FormatInt(version, 10),
+			Annotations:     map[string]string{metav1.InitialEventsAnnotationKey: "true"},
+		},
+	}
+}
