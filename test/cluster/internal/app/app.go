@@ -1,0 +1,318 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package app is the command line of the cluster program.
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+
+	"github.com/urfave/cli/v3"
+	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/test/cluster/internal/boot"
+	"github.com/partage-dev/partage/test/cluster/internal/cluster"
+	"github.com/partage-dev/partage/test/cluster/internal/image"
+	"github.com/partage-dev/partage/test/cluster/internal/layout"
+	"github.com/partage-dev/partage/test/cluster/internal/progress"
+	"github.com/partage-dev/partage/test/cluster/internal/sandbox"
+	"github.com/partage-dev/partage/test/cluster/internal/service"
+	"github.com/partage-dev/partage/test/cluster/internal/toolchain"
+)
+
+const (
+	repoFlag    = "repo"
+	nameFlag    = "name"
+	machineFlag = "machine"
+	nodeFlag    = "node-name"
+	gatesFlag   = "feature-gates"
+	runtimeFlag = "runtime-config"
+)
+
+// New returns the program.
+func New() *cli.Command {
+	return &cli.Command{
+		Name:  "cluster",
+		Usage: "a real single-node Kubernetes on this machine, in namespaces of its own",
+		Flags: []cli.Flag{
+			&cli.StringFlag{
+				Name: repoFlag, Usage: "checkout of the repository (default: the one that holds this program or the working folder)",
+				Sources: cli.EnvVars("PARTAGE_REPO"),
+			},
+			&cli.StringFlag{Name: nameFlag, Usage: "name of the cluster", Value: layout.DefaultName, Sources: cli.EnvVars("PARTAGE_CLUSTER")},
+		},
+		Commands: []*cli.Command{
+			buildCommand(), imagesCommand(), imageCommand(), upCommand(), downCommand(), statusCommand(), runCommand(), loadCommand(),
+			logsCommand(), gateCommand(), initCommand(),
+		},
+		ExitErrHandler: func(context.Context, *cli.Command, error) {}, // main decides
+	}
+}
+
+func repo(cmd *cli.Command) (layout.Repo, error) {
+	if dir := cmd.String(repoFlag); dir != "" {
+		return layout.Find(dir)
+	}
+	var from []string
+	if self, err := os.Executable(); err == nil {
+		from = append(from, self)
+	}
+	if dir, err := os.Getwd(); err == nil {
+		from = append(from, dir)
+	}
+	return layout.Find(from...)
+}
+
+func named(cmd *cli.Command) (layout.Cluster, error) {
+	r, err := repo(cmd)
+	if err != nil {
+		return layout.Cluster{}, err
+	}
+	return r.Cluster(cmd.String(nameFlag))
+}
+
+// interruptible ends ctx at the first signal; a second one ends the program at once.
+func interruptible(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := signal.NotifyContext(ctx, os.Interrupt, unix.SIGTERM, unix.SIGHUP)
+	context.AfterFunc(ctx, cancel)
+	return ctx, cancel
+}
+
+func buildCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "build",
+		Usage: "build Kubernetes, etcd, containerd, runc, network plugins and helm, as far as they are out of date",
+		Flags: []cli.Flag{&cli.IntFlag{Name: "parallel", Usage: "programs and packages built at once (default: one per processor)"}},
+		Action: func(ctx context.Context, cmd *cli.Command) error {
+			ctx, cancel := interruptible(ctx)
+			defer cancel()
+			r, err := repo(cmd)
+			if err != nil {
+				return err
+			}
+			p := progress.New(os.Stdout)
+			b := toolchain.Builder{Repo: r, Progress: p, Parallel: cmd.Int("parallel")}
+			if err := b.Build(ctx); err != nil {
+				return err
+			}
+			p.Printf("the cluster's programs are up to date in %s", r.Bin())
+			return nil
+		},
+	}
+}
+
+func imagesCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "images",
+		Usage: "build the pause, demo and driver images from bin/ into _output/cluster/images",
+		Action: func(_ context.Context, cmd *cli.Command) error {
+			r, err := repo(cmd)
+			if err != nil {
+				return err
+			}
+			return cluster.BuildImages(r, progress.New(os.Stdout), false)
+		},
+	}
+}
+
+func imageCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "image",
+		Usage:     "build one image of files of this machine",
+		ArgsUsage: "SRC:DST[:MODE] | dir:DST[:MODE] | link=TARGET:DST ...",
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "ref", Usage: "name of the image, host/name:tag", Required: true},
+			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "archive to write", Required: true},
+			&cli.StringSliceFlag{Name: "entrypoint", Usage: "program and arguments that containers start with"},
+			&cli.StringSliceFlag{Name: "env", Usage: "NAME=VALUE of the environment"},
+			&cli.StringFlag{Name: "user", Usage: "user that containers run as"},
+			&cli.BoolFlag{Name: "closure", Usage: "add the shared libraries that the files need"},
+		},
+		Action: func(_ context.Context, cmd *cli.Command) error {
+			args := cmd.Args().Slice()
+			if len(args) == 0 {
+				return errors.New("image: no files given")
+			}
+			l := image.NewLayer()
+			for _, arg := range args {
+				l.Spec(arg)
+			}
+			if cmd.Bool("closure") {
+				l.Closures(image.Resolver{}, args)
+			}
+			i := image.Image{
+				Ref: cmd.String("ref"), Entrypoint: cmd.StringSlice("entrypoint"), Env: cmd.StringSlice("env"), User: cmd.String("user"), Layer: l,
+			}
+			return i.Write(cmd.String("output"))
+		},
+	}
+}
+
+func upCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "up",
+		Usage: "build what is missing and start the cluster; Ctrl-C ends all that was started",
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: machineFlag, Usage: "simulated machine that the node is (gpusim machines lists them; default: no GPUs)"},
+			&cli.StringFlag{Name: nodeFlag, Usage: "name of the node", Value: "n1"},
+			&cli.StringFlag{Name: gatesFlag, Usage: "Kubernetes feature gates for all components, as NAME=true,NAME=false"},
+			&cli.StringFlag{Name: runtimeFlag, Usage: "API versions to turn on or off, as the API server's flag of that name"},
+		},
+		Action: func(ctx context.Context, cmd *cli.Command) error {
+			ctx, cancel := interruptible(ctx)
+			defer cancel()
+			c, err := named(cmd)
+			if err != nil {
+				return err
+			}
+			options := cluster.Options{
+				Machine: cmd.String(machineFlag), Node: cmd.String(nodeFlag),
+				FeatureGates: cmd.String(gatesFlag), RuntimeConfig: cmd.String(runtimeFlag),
+			}
+			return cluster.Upper{Cluster: c, Options: options, Progress: progress.New(os.Stdout)}.Up(ctx)
+		},
+	}
+}
+
+func downCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "down",
+		Usage: "end the cluster and remove all it made on the machine; also after a run that was killed",
+		Action: func(ctx context.Context, cmd *cli.Command) error {
+			c, err := named(cmd)
+			if err != nil {
+				return err
+			}
+			p := progress.New(os.Stdout)
+			found, err := cluster.Down(ctx, c)
+			if err != nil {
+				return err
+			}
+			if found {
+				p.Printf("cluster %s is down; its logs stay in %s", c.Name, c.Logs())
+			} else {
+				p.Printf("cluster %s is not up", c.Name)
+			}
+			return nil
+		},
+	}
+}
+
+func statusCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "status",
+		Usage: "show what runs, its versions and where its files are",
+		Action: func(ctx context.Context, cmd *cli.Command) error {
+			c, err := named(cmd)
+			if err != nil {
+				return err
+			}
+			return cluster.Status(ctx, c, os.Stdout)
+		},
+	}
+}
+
+func runCommand() *cli.Command {
+	first := 1
+	return &cli.Command{
+		Name:         "run",
+		Usage:        "run a command inside the node, with kubectl, helm and ctr in PATH and KUBECONFIG set",
+		ArgsUsage:    "[--] CMD [ARG ...]",
+		StopOnNthArg: &first, // flags after the command are the command's
+		Action: func(ctx context.Context, cmd *cli.Command) error {
+			args := cmd.Args().Slice()
+			if len(args) == 0 {
+				return errors.New("run: no command given")
+			}
+			c, err := named(cmd)
+			if err != nil {
+				return err
+			}
+			return cluster.Run(ctx, c, args)
+		},
+	}
+}
+
+func loadCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "load-image",
+		Usage:     "import image archives into the running node",
+		ArgsUsage: "TAR ...",
+		Action: func(ctx context.Context, cmd *cli.Command) error {
+			c, err := named(cmd)
+			if err != nil {
+				return err
+			}
+			if cmd.NArg() == 0 {
+				return errors.New("load-image: no archive given")
+			}
+			for _, archive := range cmd.Args().Slice() {
+				if err := cluster.LoadImage(ctx, c, archive); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
+}
+
+func logsCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "logs",
+		Usage:     "print the log of a component of the running or last cluster; without one, name them",
+		ArgsUsage: "[COMPONENT]",
+		Flags:     []cli.Flag{&cli.IntFlag{Name: "tail", Usage: "print only so many lines from the end"}},
+		Action: func(_ context.Context, cmd *cli.Command) error {
+			c, err := named(cmd)
+			if err != nil {
+				return err
+			}
+			names, err := cluster.Components(c)
+			if err != nil {
+				return err
+			}
+			name := cmd.Args().First()
+			switch {
+			case name == "":
+				for _, n := range names {
+					fmt.Println(n)
+				}
+				return nil
+			case !slices.Contains(names, name):
+				return fmt.Errorf("no log of %q; there are %v", name, names)
+			case cmd.Int("tail") > 0:
+				fmt.Println(service.Tail(c.Log(name), cmd.Int("tail")))
+				return nil
+			}
+			f, err := os.Open(c.Log(name))
+			if err != nil {
+				return fmt.Errorf("read a log: %w", err)
+			}
+			defer f.Close()
+			_, err = io.Copy(os.Stdout, f)
+			return err
+		},
+	}
+}
+
+func gateCommand() *cli.Command {
+	return &cli.Command{
+		Name: cluster.GateCommand, Hidden: true,
+		Action: func(_ context.Context, cmd *cli.Command) error {
+			return sandbox.Gate([]string{cluster.InitCommand, cmd.Args().First()})
+		},
+	}
+}
+
+func initCommand() *cli.Command {
+	return &cli.Command{
+		Name: cluster.InitCommand, Hidden: true,
+		Action: func(_ context.Context, cmd *cli.Command) error { return boot.Init(cmd.Args().First()) },
+	}
+}

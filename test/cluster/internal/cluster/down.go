@@ -1,0 +1,111 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/test/cluster/internal/cgroup"
+	"github.com/partage-dev/partage/test/cluster/internal/layout"
+	"github.com/partage-dev/partage/test/cluster/internal/poll"
+)
+
+const downLimit = 30 * time.Second
+
+// Down ends the cluster and removes what it left: processes, mounts, control groups, network devices, files. The logs stay.
+// It also cleans up after a run that was killed, and it is no error when there is nothing to do; found says whether there was.
+func Down(ctx context.Context, c layout.Cluster) (found bool, err error) {
+	if err := root(); err != nil {
+		return false, err
+	}
+	unlock, err := lock(c)
+	if err != nil {
+		return false, err
+	}
+	defer unlock()
+	groups, err := cgroup.Find(c.ID())
+	if err != nil {
+		return false, err
+	}
+	_, err = os.Stat(c.Run())
+	found = len(groups) > 0 || err == nil
+	return found, clean(ctx, c)
+}
+
+// clean needs the lock. It goes by names, not by the record alone: that may be lost.
+func clean(ctx context.Context, c layout.Cluster) error {
+	state, err := Load(c)
+	if err != nil {
+		state = nil // damaged: the control groups still tell the processes
+	}
+	if state != nil && state.Alive() {
+		// The kernel ends every process of its namespace with it; mounts and network devices go with the namespaces.
+		if err := unix.Kill(state.First, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("end the node's first process %d: %w", state.First, err)
+		}
+		if err := poll.Until(ctx, downLimit, "the node's processes to end", func(context.Context) error {
+			if state.Alive() {
+				return fmt.Errorf("process %d is still there", state.First)
+			}
+			return nil
+		}); err != nil {
+			return err
+		}
+	}
+	if err := cgroup.Remove(ctx, c.ID(), downLimit); err != nil {
+		return err
+	}
+	if err := unmountBelow(c.Run()); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(c.Run()); err != nil {
+		return fmt.Errorf("remove the cluster's files: %w", err)
+	}
+	if err := os.Remove(c.Kubeconfig()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove the kubeconfig: %w", err)
+	}
+	return nil
+}
+
+// unmountBelow makes sure that removing dir does not reach into a mount. There should be none outside the node.
+func unmountBelow(dir string) error {
+	b, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return fmt.Errorf("list mounts: %w", err)
+	}
+	for _, point := range slices.Backward(mountsBelow(string(b), dir)) {
+		if err := unix.Unmount(point, unix.MNT_DETACH); err != nil {
+			return fmt.Errorf("unmount %s: %w", point, err)
+		}
+	}
+	return nil
+}
+
+func mountsBelow(mountinfo, dir string) []string {
+	var points []string
+	for line := range strings.Lines(mountinfo) {
+		fields := strings.Fields(line)
+		if len(fields) > 4 && strings.HasPrefix(fields[4], filepath.Clean(dir)+"/") {
+			points = append(points, fields[4])
+		}
+	}
+	return points
+}
+
+func root() error {
+	if os.Geteuid() != 0 {
+		return errors.New("a node needs root (it makes namespaces, mounts and control groups): run this with sudo")
+	}
+	return nil
+}

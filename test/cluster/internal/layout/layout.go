@@ -1,0 +1,120 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package layout says where everything of the local cluster lies: what is built, and what a running cluster keeps.
+package layout
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+)
+
+// DefaultName is the cluster that a command means when no name is given.
+const DefaultName = "partage"
+
+var nameRE = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,20}[a-z0-9])?$`)
+
+// Repo is a checkout of the repository.
+type Repo struct{ Root string }
+
+// Find returns the checkout that holds one of the given files or folders, the first that is inside one.
+func Find(from ...string) (Repo, error) {
+	for _, start := range from {
+		dir, err := filepath.Abs(start)
+		if err != nil {
+			return Repo{}, fmt.Errorf("find the repository from %s: %w", start, err)
+		}
+		if resolved, err := filepath.EvalSymlinks(dir); err == nil {
+			dir = resolved
+		}
+		for ; ; dir = filepath.Dir(dir) {
+			if _, err := os.Stat(filepath.Join(dir, "test", "cluster", "go.mod")); err == nil {
+				return Repo{Root: dir}, nil
+			}
+			if dir == filepath.Dir(dir) {
+				break
+			}
+		}
+	}
+	return Repo{}, errors.New("not inside a checkout of partage: no test/cluster/go.mod above; run from the checkout or set --repo")
+}
+
+// Module is the Go module that pins every part of the cluster.
+func (r Repo) Module() string { return filepath.Join(r.Root, "test", "cluster") }
+
+// Products is where the project's own programs are built to.
+func (r Repo) Products() string { return filepath.Join(r.Root, "bin") }
+
+func (r Repo) output() string { return filepath.Join(r.Root, "_output", "cluster") }
+
+// Bin holds the programs of the cluster.
+func (r Repo) Bin() string { return filepath.Join(r.output(), "bin") }
+
+// CNI holds the network plugins, apart from Bin because containerd looks them up by plain names.
+func (r Repo) CNI() string { return filepath.Join(r.Bin(), "cni") }
+
+// Images holds the image archives that every new cluster imports.
+func (r Repo) Images() string { return filepath.Join(r.output(), "images") }
+
+// CheckPlace refuses a checkout in a folder that the node covers with its own.
+func (r Repo) CheckPlace() error {
+	for _, covered := range []string{"/etc", "/run", "/var/run", "/var/lib", "/var/log", "/proc", "/sys"} {
+		if r.Root == covered || strings.HasPrefix(r.Root, covered+"/") {
+			return fmt.Errorf("the checkout %s lies under %s, which the node covers with a private one; move it, to /srv or a home folder say", r.Root, covered)
+		}
+	}
+	return nil
+}
+
+// Cluster is what belongs to one cluster of a checkout.
+type Cluster struct {
+	Repo
+	Name string
+}
+
+// Cluster returns the paths of the named cluster; the name is a short DNS label.
+func (r Repo) Cluster(name string) (Cluster, error) {
+	if !nameRE.MatchString(name) {
+		return Cluster{}, fmt.Errorf("cluster name %q: want up to 22 of a-z, 0-9 and -, as in %q", name, DefaultName)
+	}
+	return Cluster{Repo: r, Name: name}, nil
+}
+
+// ID is unique on the machine: two checkouts may each run a cluster of the same name.
+func (c Cluster) ID() string {
+	return fmt.Sprintf("partage-%s-%x", c.Name, sha256.Sum256([]byte(c.Root)))[:len("partage-")+len(c.Name)+9]
+}
+
+// Run holds what lives as long as the cluster does.
+func (c Cluster) Run() string { return filepath.Join(c.output(), "run", c.Name) }
+
+// Logs stay after the cluster is down, until it is next brought up.
+func (c Cluster) Logs() string { return filepath.Join(c.output(), "log", c.Name) }
+
+// Log is the log of one component.
+func (c Cluster) Log(component string) string { return filepath.Join(c.Logs(), component+".log") }
+
+// Lock is held while the cluster is being brought up or down.
+func (c Cluster) Lock() string { return filepath.Join(c.output(), "lock-"+c.Name) }
+
+// State is the record of the running cluster.
+func (c Cluster) State() string { return filepath.Join(c.Run(), "state.json") }
+
+// Services is where the cluster's first process says what runs.
+func (c Cluster) Services() string { return filepath.Join(c.Run(), "services.json") }
+
+// PKI holds keys and certificates.
+func (c Cluster) PKI() string { return filepath.Join(c.Run(), "pki") }
+
+// Kubeconfig is the administrator's; it works inside the cluster's namespaces.
+func (c Cluster) Kubeconfig() string {
+	if c.Name == DefaultName {
+		return filepath.Join(c.output(), "kubeconfig")
+	}
+	return filepath.Join(c.output(), "kubeconfig-"+c.Name)
+}
