@@ -1,0 +1,181 @@
+# SPDX-FileCopyrightText: The Partage Authors
+# SPDX-License-Identifier: Apache-2.0
+
+# Everything is built for the machine it is built on. Go's own variables work:
+# GOARCH=arm64 CC=aarch64-linux-gnu-gcc make build
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+# The same flags for builds, tests and lint, so that nothing is compiled twice.
+# The version comes from git below; a checkout of another user is no error.
+export GOFLAGS := -buildvcs=false -trimpath $(GOFLAGS)
+export CGO_ENABLED := 1
+# go-nvml binds deprecated functions as well, which is not for us to fix.
+export CGO_CFLAGS := -O2 -g -Wno-deprecated-declarations $(CGO_CFLAGS)
+
+VERSION ?= $(shell git describe --tags --dirty 2>/dev/null || echo devel)
+COMMIT ?= $(shell git describe --always --dirty --abbrev=12 --exclude '*' 2>/dev/null)
+VERSION_PKG := github.com/partage-dev/partage/pkg/version
+GO_LDFLAGS := -s -w -X $(VERSION_PKG).version=$(VERSION) -X $(VERSION_PKG).commit=$(COMMIT)
+
+OUT := _output
+# The demos and the cluster tests expect this one.
+MACHINE := dgx-h100
+CLUSTER := bin/cluster
+# Tests have a cluster of their own: one that make demo started is left alone.
+TEST_CLUSTER := $(CLUSTER) --name test
+HELM := $(OUT)/cluster/bin/helm
+LINT := $(OUT)/bin/golangci-lint
+# Packages of the root module by kind of test.
+UNIT := ./cmd/... ./pkg/... ./test/gpusim/...
+FLOW := ./test/flow/...
+
+# One thing at a time: what is built must be there before what uses it.
+.NOTPARALLEL:
+
+say = @printf '\n--- %s\n' '$(1)'
+
+##@ Try it
+
+.PHONY: demo
+demo: root setup build cluster images ## Start a local Kubernetes with simulated GPUs, install the driver, run all demos
+	$(call say,Kubernetes with a simulated $(MACHINE))
+	$(CLUSTER) up --machine $(MACHINE)
+	$(CLUSTER) load-image $(OUT)/cluster/images/*.tar
+	$(call say,installing the driver with helm)
+	$(CLUSTER) run -- $(helm-install)
+	$(call say,demos)
+	$(CLUSTER) run -- demo/run
+	@printf '%s\n' '' \
+	  'The cluster keeps running. Look around:' \
+	  '  bin/cluster run -- kubectl get pods -A                the pods' \
+	  '  bin/cluster run -- kubectl get resourceslices         what the driver publishes' \
+	  '  bin/cluster run -- bin/gpusim show --root /run/gpusim    the simulated GPUs and their MIG instances' \
+	  '  bin/cluster run -- demo/run -d                        remove the demos; the MIG instances go with them' \
+	  'Stop it: make demo-down'
+
+.PHONY: demo-down
+demo-down: ## Stop the local Kubernetes; nothing of it stays
+	$(CLUSTER) down
+
+##@ Build
+
+.PHONY: build
+build: gpusim ## Build the driver and the test tools into bin/
+	$(call say,building the driver and the tools)
+	go build -ldflags '$(GO_LDFLAGS)' -o bin/ ./cmd/...
+	go build -ldflags '-s -w' -o bin/nvidia-cdi-hook github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook
+	cd test/cluster && CGO_ENABLED=0 go build -o ../../bin/cluster ./cmd/cluster
+
+.PHONY: gpusim
+gpusim: ## Build the simulated GPU machine
+	$(call say,building the simulated GPUs)
+	$(MAKE) --no-print-directory -C test/gpusim/lib OUT=$(CURDIR)/$(OUT)/gpusim/lib
+	go build -o bin/gpusim ./test/gpusim/cmd/gpusim
+	go build -o $(OUT)/gpusim/bin/nvidia-smi ./test/gpusim/cmd/nvidia-smi
+
+.PHONY: cluster
+cluster: build ## Build Kubernetes, containerd, runc and helm (the first time takes minutes)
+	$(call say,building Kubernetes)
+	$(CLUSTER) build
+
+.PHONY: images
+images: build cluster ## Build the container images of driver and demos, without docker
+	$(call say,building the images)
+	$(CLUSTER) images
+
+##@ Test
+
+.PHONY: test
+test: root setup test-unit helm-check test-flow test-cluster ## Run all tests, with all that they need
+	$(call say,all tests passed)
+
+.PHONY: test-unit
+test-unit: gpusim ## Test every package by itself
+	$(call say,unit tests)
+	go test $(UNIT)
+	cd test/cluster && CGO_ENABLED=0 go test ./...
+
+.PHONY: test-flow
+test-flow: build ## Test the plugin over gRPC against simulated GPUs, without Kubernetes
+	$(call say,flow tests)
+	go test $(FLOW)
+
+.PHONY: test-cluster
+test-cluster: root setup build cluster images ## Test with real pods on a local Kubernetes of its own
+	go test -c -tags e2e -o $(OUT)/e2e.test ./test/e2e
+	$(call say,cluster tests: Kubernetes as it is by default)
+	$(call in-test-cluster,,$(OUT)/e2e.test -test.v)
+	$(call say,cluster tests: without partitionable devices)
+	$(call in-test-cluster,--feature-gates DRAPartitionableDevices=false,\
+	  env PARTAGE_E2E_WITHOUT_PARTITIONS=1 $(OUT)/e2e.test -test.v -test.run '^(TestPublished|TestWithoutPartitions)$$')
+
+.PHONY: helm-check
+helm-check: cluster ## Check the chart: lint, golden files, refusals
+	$(call say,helm chart)
+	HELM=$(CURDIR)/$(HELM) deployments/helm/check
+
+.PHONY: bench
+bench: build ## Measure Prepare and Unprepare, with the simulated latency of the hardware at zero
+	go test -run '^$$' -bench . -benchtime 3s $(FLOW)
+
+.PHONY: lint
+lint: $(LINT) gpusim ## Check formatting and code of all modules
+	$(call say,gofmt)
+	@files=$$(gofmt -l cmd pkg test); if [[ -n $$files ]]; then echo "not formatted:"; echo "$$files"; exit 1; fi
+	$(call say,golangci-lint and go vet)
+	go vet -tags e2e ./...
+	$(LINT) run ./...
+	cd test/cluster && CGO_ENABLED=0 go vet ./... && CGO_ENABLED=0 $(CURDIR)/$(LINT) run --config $(CURDIR)/.golangci.yaml ./...
+
+$(LINT): test/tools/go.mod test/tools/go.sum
+	$(call say,building golangci-lint (once))
+	cd test/tools && CGO_ENABLED=0 go build -o $(CURDIR)/$@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+
+##@ Maintain
+
+.PHONY: golden
+golden: gpusim cluster ## Rewrite all golden files from what the code does now; look at the diff
+	go test ./pkg/... ./test/gpusim/... -update
+	HELM=$(CURDIR)/$(HELM) deployments/helm/check -update
+
+.PHONY: clean
+clean: ## Remove what was built; refused while a cluster runs
+	@if [[ -d $(OUT)/cluster/run ]] && [[ -n $$(ls $(OUT)/cluster/run) ]]; then echo "a cluster is running: make demo-down"; exit 1; fi
+	rm -rf bin $(OUT)
+
+##@ Parts of the above
+
+.PHONY: setup
+setup: root ## Install the Debian packages that builds and clusters need
+	test/cluster/setup.sh
+
+.PHONY: root
+root:
+	@if [[ $$(id -u) != 0 ]]; then \
+	  echo 'This needs root: it installs packages, makes device nodes and runs containers. Try:'; \
+	  echo '  sudo env "PATH=$$PATH" make $(MAKECMDGOALS)'; exit 1; fi
+
+# A plugin that was built anew rolls out, although its image has the same name.
+helm-install = helm upgrade --install partage deployments/helm/partage --namespace partage --create-namespace \
+  --values demo/values-simulated.yaml --wait --timeout 90s \
+  --set-string kubeletPlugin.podAnnotations.build=$$(sha256sum bin/gpu-kubelet-plugin | cut -c1-16)
+
+plugin-log = kubectl logs --namespace partage daemonset/partage-gpu-kubelet-plugin --tail 200
+
+# A cluster with the driver. $(1): options of up; $(2): what runs in it. The
+# cluster goes down whatever happens; its logs stay in _output/cluster/log/test.
+define in-test-cluster
+	@trap '$(TEST_CLUSTER) down' EXIT; \
+	$(TEST_CLUSTER) up --machine $(MACHINE) $(1); \
+	$(TEST_CLUSTER) run -- $(helm-install) >/dev/null; \
+	$(TEST_CLUSTER) run -- $(2) || { $(TEST_CLUSTER) run -- $(plugin-log); exit 1; }
+endef
+
+.PHONY: help
+help: ## Show this
+	@awk 'BEGIN {FS = ":.*## "} \
+	  /^##@ / {printf "\n%s\n", substr($$0, 5)} \
+	  /^[a-z][a-z-]*:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
