@@ -48,9 +48,13 @@ struct creation {
 	nvmlGpuInstance_t *out;
 };
 
-// free_id is the first of the profile's ids that no instance has, or -1.
-static int free_id(struct gs_gpu *gpu, const struct gs_profile *p)
+// free_id is the id that belongs to the placement (the two lists go together),
+// or the first of the profile's ids that no instance has, or -1.
+static int free_id(struct gs_gpu *gpu, const struct gs_profile *p, struct gs_placement at)
 {
+	for (int i = 0; i < p->placement_count && i < p->instance_id_count; i++)
+		if (p->placements[i].start == at.start && instance_by_id(gpu, (uint32_t)p->instance_ids[i]) == NULL)
+			return p->instance_ids[i];
 	for (int i = 0; i < p->instance_id_count; i++)
 		if (instance_by_id(gpu, (uint32_t)p->instance_ids[i]) == NULL)
 			return p->instance_ids[i];
@@ -89,7 +93,7 @@ static nvmlReturn_t create(struct gs_machine *m, void *arg)
 	r = place(t.gpu, p, c->placement, &at);
 	if (r != NVML_SUCCESS)
 		return r;
-	int id = free_id(t.gpu, p);
+	int id = free_id(t.gpu, p, at);
 	if (id < 0 || t.gpu->instance_count >= GS_MAX_INSTANCES)
 		return NVML_ERROR_INSUFFICIENT_RESOURCES;
 	struct gs_instance *in = &t.gpu->instances[t.gpu->instance_count++];

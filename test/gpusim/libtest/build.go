@@ -32,6 +32,8 @@ func Build(ctx context.Context, out string) (string, error) {
 		return "", fmt.Errorf("build the simulated library: %w", err)
 	}
 	cmd := exec.CommandContext(ctx, "make", "-s", "-j2", "-C", sources, "OUT="+out)
+	// The tests may run below make, whose flags are not meant for this one.
+	cmd.Env = append(os.Environ(), "MAKEFLAGS=", "MFLAGS=")
 	if text, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build the simulated library: %w\n%s", err, text)
 	}

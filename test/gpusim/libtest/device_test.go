@@ -64,7 +64,7 @@ func TestInitWithoutDriver(t *testing.T) {
 				if count != 0 {
 					t.Errorf("%d GPUs without a node", count)
 				}
-				lib.Shutdown()
+				wants(t, "Shutdown", lib.Shutdown(), nvml.SUCCESS)
 			}
 		})
 	}

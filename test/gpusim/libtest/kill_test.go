@@ -85,7 +85,7 @@ func clear(d nvml.Device) error {
 }
 
 // start starts a helper and waits until it is at work.
-func start(t *testing.T, cmd *exec.Cmd) {
+func start(t testing.TB, cmd *exec.Cmd) {
 	t.Helper()
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -135,8 +135,8 @@ func TestKilledWriter(t *testing.T) {
 	for round := range rounds {
 		cmd := helper(t, "churn", library, "GPUSIM_STATE="+r.state())
 		start(t, cmd)
-		// Some round of the loop takes well below a millisecond, so this hits
-		// any point of it. Nothing is expected of the time itself.
+		// A round of the loop takes about a millisecond, so this hits any point
+		// of it. Nothing is expected of the time itself.
 		time.Sleep(time.Duration(rand.IntN(2000)) * time.Microsecond)
 		if err := cmd.Process.Kill(); err != nil {
 			t.Fatal(err)
@@ -169,7 +169,7 @@ func TestRepairAtInit(t *testing.T) {
 	// As left by a writer that died before it had written the files.
 	for _, change := range []error{
 		poke(r.state(), 32, 0), // the generation of the files
-		exec.Command("rm", "-r", r.dir+"/var/lib/gpusim/proc/driver/nvidia/capabilities/gpu0").Run(),
+		exec.CommandContext(t.Context(), "rm", "-r", r.dir+"/var/lib/gpusim/proc/driver/nvidia/capabilities/gpu0").Run(),
 	} {
 		if change != nil {
 			t.Fatal(change)
@@ -252,7 +252,7 @@ func TestReaders(t *testing.T) {
 		readers, inputs = append(readers, cmd), append(inputs, in)
 	}
 	d := device(t, r.open(), 0)
-	for range 200 {
+	for range 50 {
 		for _, enum := range []int{nvml.GPU_INSTANCE_PROFILE_3_SLICE, nvml.GPU_INSTANCE_PROFILE_2_SLICE, nvml.GPU_INSTANCE_PROFILE_1_SLICE_REV1} {
 			if err := fill(d, enum); err != nil {
 				t.Fatal(err)

@@ -64,9 +64,9 @@ func run(m *testing.M) (int, error) {
 }
 
 // helper makes a command that runs one of the helpers on a library file.
-func helper(t *testing.T, name, lib string, env ...string) *exec.Cmd {
+func helper(t testing.TB, name, lib string, env ...string) *exec.Cmd {
 	t.Helper()
-	cmd := exec.Command(os.Args[0])
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
 	cmd.Env = append(os.Environ(), append(env, helperEnv+"="+name, "GPUSIM_LIB="+lib)...)
 	cmd.Stderr = os.Stderr
 	return cmd
@@ -74,13 +74,13 @@ func helper(t *testing.T, name, lib string, env ...string) *exec.Cmd {
 
 // root is a simulated root in a temporary folder.
 type root struct {
-	t   *testing.T
+	t   testing.TB
 	dir string
 }
 
 // newRoot makes a root with the state of m and the device nodes of its GPUs,
 // of the control device and of the MIG configuration capability.
-func newRoot(t *testing.T, m *machine.Machine) *root {
+func newRoot(t testing.TB, m *machine.Machine) *root {
 	t.Helper()
 	r := &root{t: t, dir: t.TempDir()}
 	nodes := []string{"nvidiactl", "nvidia-caps/nvidia-cap1", "nvidia-caps/nvidia-cap2"}
@@ -122,7 +122,7 @@ func (r *root) open() nvml.Interface {
 	r.t.Setenv("GPUSIM_STATE", r.state())
 	lib := nvml.New(nvml.WithLibraryPath(library))
 	wants(r.t, "Init", lib.Init(), nvml.SUCCESS)
-	r.t.Cleanup(func() { lib.Shutdown() })
+	r.t.Cleanup(func() { _ = lib.Shutdown() })
 	return lib
 }
 
@@ -196,14 +196,14 @@ func capabilitiesOf(m *machine.Machine) map[string]string {
 	return files
 }
 
-func wants(t *testing.T, call string, got, want nvml.Return) {
+func wants(t testing.TB, call string, got, want nvml.Return) {
 	t.Helper()
 	if got != want {
 		t.Fatalf("%s: %v, want %v", call, got, want)
 	}
 }
 
-func device(t *testing.T, lib nvml.Interface, index int) nvml.Device {
+func device(t testing.TB, lib nvml.Interface, index int) nvml.Device {
 	t.Helper()
 	d, ret := lib.DeviceGetHandleByIndex(index)
 	wants(t, "DeviceGetHandleByIndex", ret, nvml.SUCCESS)
@@ -211,7 +211,7 @@ func device(t *testing.T, lib nvml.Interface, index int) nvml.Device {
 }
 
 // profileInfo is the profile with the driver's id, as go-nvml's calls want it.
-func profileInfo(t *testing.T, d nvml.Device, id uint32) *nvml.GpuInstanceProfileInfo {
+func profileInfo(t testing.TB, d nvml.Device, id uint32) *nvml.GpuInstanceProfileInfo {
 	t.Helper()
 	for enum := range nvml.GPU_INSTANCE_PROFILE_COUNT {
 		info, ret := d.GetGpuInstanceProfileInfo(enum)
@@ -228,7 +228,7 @@ func place(start, size uint32) *nvml.GpuInstancePlacement {
 }
 
 // createAt creates a GPU instance that has to succeed.
-func createAt(t *testing.T, d nvml.Device, id uint32, at *nvml.GpuInstancePlacement) nvml.GpuInstance {
+func createAt(t testing.TB, d nvml.Device, id uint32, at *nvml.GpuInstancePlacement) nvml.GpuInstance {
 	t.Helper()
 	gi, ret := d.CreateGpuInstanceWithPlacement(profileInfo(t, d, id), at)
 	wants(t, fmt.Sprintf("create profile %d at %v", id, *at), ret, nvml.SUCCESS)
@@ -236,7 +236,7 @@ func createAt(t *testing.T, d nvml.Device, id uint32, at *nvml.GpuInstancePlacem
 }
 
 // createCompute creates a compute instance by constant that has to succeed.
-func createCompute(t *testing.T, gi nvml.GpuInstance, enum int) nvml.ComputeInstance {
+func createCompute(t testing.TB, gi nvml.GpuInstance, enum int) nvml.ComputeInstance {
 	t.Helper()
 	info, ret := gi.GetComputeInstanceProfileInfo(enum, nvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
 	wants(t, "GetComputeInstanceProfileInfo", ret, nvml.SUCCESS)
@@ -246,7 +246,7 @@ func createCompute(t *testing.T, gi nvml.GpuInstance, enum int) nvml.ComputeInst
 }
 
 // enable switches MIG mode of an H100-like GPU on.
-func enable(t *testing.T, d nvml.Device) {
+func enable(t testing.TB, d nvml.Device) {
 	t.Helper()
 	activation, ret := d.SetMigMode(nvml.DEVICE_MIG_ENABLE)
 	wants(t, "SetMigMode", ret, nvml.SUCCESS)

@@ -22,6 +22,8 @@ func TestRoom(t *testing.T) {
 	const (
 		some, all, none = 14, 65, 67 // profiles of mediaMIG
 	)
+	hungry := a100(0)
+	hungry.MIG.Profiles[1].Decoders = 3 // of five
 	for name, c := range map[string]struct {
 		gpu   machine.GPU
 		steps []step
@@ -34,7 +36,8 @@ func TestRoom(t *testing.T) {
 		"unaligned":              {h100(0), []step{{id2g, place(1, 2)}}, nvml.ERROR_INVALID_ARGUMENT},
 		"wrong size":             {h100(0), []step{{id2g, place(0, 4)}}, nvml.ERROR_INVALID_ARGUMENT},
 		"second +me":             {h100(0), []step{{id1gMe, place(0, 1)}, {id1gMe, place(3, 1)}}, nvml.ERROR_INSUFFICIENT_RESOURCES},
-		"decoders run out":       {a100(0), []step{{id3g, place(0, 4)}, {id3g, place(4, 4)}}, nvml.SUCCESS},
+		"decoders suffice":       {a100(0), []step{{id3g, place(0, 4)}, {id3g, place(4, 4)}}, nvml.SUCCESS},
+		"decoders run out":       {hungry, []step{{id3g, place(0, 4)}, {id3g, place(4, 4)}}, nvml.ERROR_INSUFFICIENT_RESOURCES},
 		"all media alone":        {pro(0), []step{{none, place(0, 3)}, {all, place(3, 3)}, {none, place(6, 3)}}, nvml.SUCCESS},
 		"some media beside all":  {pro(0), []step{{all, place(0, 3)}, {some, place(3, 3)}}, nvml.ERROR_INSUFFICIENT_RESOURCES},
 		"all media beside some":  {pro(0), []step{{some, place(0, 3)}, {all, place(3, 3)}}, nvml.ERROR_INSUFFICIENT_RESOURCES},
@@ -115,23 +118,25 @@ func TestRemainingCapacity(t *testing.T) {
 	check("and 1g+me at 1", "3 1 1 0 0 0 0 ")
 }
 
-func TestComputeInstances(t *testing.T) {
-	r := newRoot(t, machineOf(h100(0)))
-	d := device(t, r.open(), 0)
+// computeProfile is a compute profile by its constant.
+func computeProfile(t *testing.T, gi nvml.GpuInstance, enum int) *nvml.ComputeInstanceProfileInfo {
+	t.Helper()
+	info, ret := gi.GetComputeInstanceProfileInfo(enum, nvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
+	wants(t, "GetComputeInstanceProfileInfo", ret, nvml.SUCCESS)
+	return &info
+}
+
+func TestComputeProfiles(t *testing.T) {
+	d := device(t, newRoot(t, machineOf(h100(0))).open(), 0)
 	enable(t, d)
 	gi := createAt(t, d, id4g, place(0, 4))
-	profile := func(enum int) *nvml.ComputeInstanceProfileInfo {
-		info, ret := gi.GetComputeInstanceProfileInfo(enum, nvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
-		wants(t, "GetComputeInstanceProfileInfo", ret, nvml.SUCCESS)
-		return &info
-	}
 	_, ret := gi.GetComputeInstanceProfileInfo(nvml.COMPUTE_INSTANCE_PROFILE_3_SLICE, 0)
 	wants(t, "absent profile", ret, nvml.ERROR_NOT_SUPPORTED)
 	_, ret = gi.GetComputeInstanceProfileInfo(nvml.COMPUTE_INSTANCE_PROFILE_COUNT, 0)
 	wants(t, "profile past the end", ret, nvml.ERROR_INVALID_ARGUMENT)
 	_, ret = gi.GetComputeInstanceProfileInfo(0, 1)
 	wants(t, "engine profile past the end", ret, nvml.ERROR_INVALID_ARGUMENT)
-	two := profile(nvml.COMPUTE_INSTANCE_PROFILE_2_SLICE)
+	two := computeProfile(t, gi, nvml.COMPUTE_INSTANCE_PROFILE_2_SLICE)
 	v3, ret := gi.GetComputeInstanceProfileInfoV(nvml.COMPUTE_INSTANCE_PROFILE_2_SLICE, 0).V3()
 	wants(t, "GetComputeInstanceProfileInfoV", ret, nvml.SUCCESS)
 	if two.MultiprocessorCount != 32 || two.SharedDecoderCount != 4 || text(v3.Name[:]) != "MIG 2c.4g.40gb" {
@@ -142,21 +147,24 @@ func TestComputeInstances(t *testing.T) {
 	if want := []nvml.ComputeInstancePlacement{{Start: 0, Size: 2}, {Start: 2, Size: 2}}; !slices.Equal(placements, want) {
 		t.Errorf("placements %v", placements)
 	}
+}
 
-	at := func(start, size uint32) nvml.ComputeInstancePlacement {
-		return nvml.ComputeInstancePlacement{Start: start, Size: size}
-	}
-	place := at(2, 2)
-	upper, ret := gi.CreateComputeInstanceWithPlacement(two, &place)
+func TestComputeInstances(t *testing.T) {
+	r := newRoot(t, machineOf(h100(0)))
+	d := device(t, r.open(), 0)
+	enable(t, d)
+	gi := createAt(t, d, id4g, place(0, 4))
+	two := computeProfile(t, gi, nvml.COMPUTE_INSTANCE_PROFILE_2_SLICE)
+	upperHalf, unaligned := nvml.ComputeInstancePlacement{Start: 2, Size: 2}, nvml.ComputeInstancePlacement{Start: 1, Size: 2}
+	upper, ret := gi.CreateComputeInstanceWithPlacement(two, &upperHalf)
 	wants(t, "CreateComputeInstanceWithPlacement", ret, nvml.SUCCESS)
-	_, ret = gi.CreateComputeInstanceWithPlacement(two, &place)
+	_, ret = gi.CreateComputeInstanceWithPlacement(two, &upperHalf)
 	wants(t, "same place", ret, nvml.ERROR_INSUFFICIENT_RESOURCES)
-	place = at(1, 2)
-	_, ret = gi.CreateComputeInstanceWithPlacement(two, &place)
+	_, ret = gi.CreateComputeInstanceWithPlacement(two, &unaligned)
 	wants(t, "unaligned", ret, nvml.ERROR_INVALID_ARGUMENT)
-	_, ret = gi.CreateComputeInstance(profile(nvml.COMPUTE_INSTANCE_PROFILE_4_SLICE))
+	_, ret = gi.CreateComputeInstance(computeProfile(t, gi, nvml.COMPUTE_INSTANCE_PROFILE_4_SLICE))
 	wants(t, "too large for the rest", ret, nvml.ERROR_INSUFFICIENT_RESOURCES)
-	left, ret := gi.GetComputeInstanceRemainingCapacity(profile(nvml.COMPUTE_INSTANCE_PROFILE_1_SLICE))
+	left, ret := gi.GetComputeInstanceRemainingCapacity(computeProfile(t, gi, nvml.COMPUTE_INSTANCE_PROFILE_1_SLICE))
 	wants(t, "GetComputeInstanceRemainingCapacity", ret, nvml.SUCCESS)
 	if left != 2 {
 		t.Errorf("room for %d more of one slice, want 2", left)
@@ -164,13 +172,14 @@ func TestComputeInstances(t *testing.T) {
 
 	info, ret := upper.GetInfo()
 	wants(t, "GetInfo", ret, nvml.SUCCESS)
-	if info.GpuInstance != gi || info.Id != 0 || info.Placement != at(2, 2) {
+	if info.GpuInstance != gi || info.Id != 0 || info.Placement != upperHalf {
 		t.Errorf("compute instance %+v", info)
 	}
 	name, _ := info.Device.GetName()
 	attributes, _ := info.Device.GetAttributes()
-	if name != "NVIDIA H100 80GB HBM3 MIG 2c.4g.40gb" || attributes.ComputeInstanceSliceCount != 2 || attributes.MultiprocessorCount != 32 {
-		t.Errorf("device %s, %+v", name, attributes)
+	got := fmt.Sprint(name, " ", attributes.ComputeInstanceSliceCount, " ", attributes.MultiprocessorCount)
+	if want := "NVIDIA H100 80GB HBM3 MIG 2c.4g.40gb 2 32"; got != want {
+		t.Errorf("device %q, want %q", got, want)
 	}
 	wants(t, "SetComputeMode", info.Device.SetComputeMode(nvml.COMPUTEMODE_EXCLUSIVE_PROCESS), nvml.SUCCESS)
 	if r.machine().GPUs[0].MIG.Instances[0].Compute[0].ComputeMode != 3 {
@@ -180,7 +189,7 @@ func TestComputeInstances(t *testing.T) {
 	wants(t, "GetComputeInstanceById", ret, nvml.SUCCESS)
 	list, ret := gi.GetComputeInstances(two)
 	wants(t, "GetComputeInstances", ret, nvml.SUCCESS)
-	if byID != upper || len(list) != 1 || list[0] != upper {
+	if byID != upper || !slices.Equal(list, []nvml.ComputeInstance{upper}) {
 		t.Error("look-ups give another handle")
 	}
 	_, ret = gi.GetComputeInstanceById(3)

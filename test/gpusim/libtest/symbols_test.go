@@ -58,14 +58,20 @@ func symbols(t *testing.T, path string) []string {
 	return names
 }
 
-// bound is every C function that go-nvml calls.
-func bound(t *testing.T) []string {
+// nvmlFolder holds go-nvml's sources, nvml.h among them.
+func nvmlFolder(t *testing.T) string {
 	t.Helper()
-	dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/NVIDIA/go-nvml").Output()
+	dir, err := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", "github.com/NVIDIA/go-nvml").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
-	files, err := filepath.Glob(filepath.Join(strings.TrimSpace(string(dir)), "pkg/nvml/*.go"))
+	return filepath.Join(strings.TrimSpace(string(dir)), "pkg/nvml")
+}
+
+// bound is every C function that go-nvml calls.
+func bound(t *testing.T) []string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(nvmlFolder(t), "*.go"))
 	if err != nil {
 		t.Fatal(err)
 	}

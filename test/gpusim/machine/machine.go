@@ -83,7 +83,8 @@ type GIProfile struct {
 	MemoryMiB    uint64
 	Placements   []Placement
 	// InstanceIDs are the GPU instance ids that the driver hands out for this
-	// profile, in order; instances of different profiles never share one.
+	// profile: the nth belongs to the nth placement, and those that are left
+	// over serve when it is taken. Live instances never share one.
 	InstanceIDs []int
 	Compute     []CIProfile
 }

@@ -29,10 +29,10 @@ import (
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
 
-// ErrLayout: another version of the simulator wrote the state file.
+// ErrLayout means that another version of the simulator wrote the state file.
 var ErrLayout = errors.New("state has another layout version")
 
-// ErrReadOnly: the caller may not write the state file.
+// ErrReadOnly means that the caller may not write the state file.
 var ErrReadOnly = errors.New("state is read-only")
 
 // RelativePath is where the state is in a simulated root. A state file at such
