@@ -61,7 +61,7 @@ func TestPrepare(t *testing.T) {
 			machine:   "dgx-h100",
 			devices:   []request{{gpu: 0, profile: "1g.10gb", start: 4}},
 			instances: []string{"19@4"},
-			nodes:     []string{"/dev/nvidia-caps/nvidia-cap66", "/dev/nvidia-caps/nvidia-cap67", "/dev/nvidia0"},
+			nodes:     []string{"/dev/nvidia-caps/nvidia-cap102", "/dev/nvidia-caps/nvidia-cap103", "/dev/nvidia0"},
 		},
 		"whole GPU and partitions in one claim": {
 			machine:   "dgx-h100",

@@ -158,15 +158,15 @@ func TestLifeCycle(t *testing.T) {
 	gi := createAt(t, d, id3g, place(4, 4))
 	info, ret := gi.GetInfo()
 	wants(t, "GetInfo", ret, nvml.SUCCESS)
-	if info.Id != 1 || info.ProfileId != id3g || info.Placement != (nvml.GpuInstancePlacement{Start: 4, Size: 4}) || info.Device != d {
+	if info.Id != 2 || info.ProfileId != id3g || info.Placement != (nvml.GpuInstancePlacement{Start: 4, Size: 4}) || info.Device != d {
 		t.Errorf("GPU instance %+v", info)
 	}
-	found, ret := d.GetGpuInstanceById(1)
+	found, ret := d.GetGpuInstanceById(2)
 	wants(t, "GetGpuInstanceById", ret, nvml.SUCCESS)
 	if found != gi {
 		t.Error("the same instance has another handle")
 	}
-	_, ret = d.GetGpuInstanceById(2)
+	_, ret = d.GetGpuInstanceById(1)
 	wants(t, "GetGpuInstanceById of none", ret, nvml.ERROR_NOT_FOUND)
 	all, ret := d.GetGpuInstances(profileInfo(t, d, id3g))
 	wants(t, "GetGpuInstances", ret, nvml.SUCCESS)
@@ -204,8 +204,8 @@ func TestLifeCycle(t *testing.T) {
 
 	// The id is free again, but the old handle does not come back to life.
 	reborn := createAt(t, d, id3g, place(4, 4))
-	if info, _ := reborn.GetInfo(); info.Id != 1 {
-		t.Errorf("id %d, want the freed 1", info.Id)
+	if info, _ := reborn.GetInfo(); info.Id != 2 {
+		t.Errorf("id %d, want the freed 2", info.Id)
 	}
 	wants(t, "destroy through a stale handle", gi.Destroy(), nvml.ERROR_INVALID_ARGUMENT)
 	wants(t, "destroy GPU instance", reborn.Destroy(), nvml.SUCCESS)
@@ -257,7 +257,7 @@ func migDevice(t *testing.T, lib nvml.Interface, parent, mig nvml.Device) string
 	ci, _ := mig.GetComputeInstanceId()
 	index, _ := mig.GetIndex()
 	got := fmt.Sprint(name, ", ", memory.Total/miB, ", ", gi, " ", ci, " ", index)
-	if want := "NVIDIA H100 80GB HBM3 MIG 3g.40gb, 40448, 1 0 0"; got != want {
+	if want := "NVIDIA H100 80GB HBM3 MIG 3g.40gb, 40448, 2 0 0"; got != want {
 		t.Errorf("MIG device %q, want %q", got, want)
 	}
 	return uuid

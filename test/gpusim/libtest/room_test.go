@@ -62,8 +62,8 @@ func TestRoom(t *testing.T) {
 	}
 }
 
-// TestInstanceIDs: ids are the driver's, not 0, 1, 2…; no two live instances
-// have the same, and a freed one is used again.
+// TestInstanceIDs: ids are those of the placements, not 0, 1, 2…; no two live
+// instances have the same, and a freed one is used again.
 func TestInstanceIDs(t *testing.T) {
 	r := newRoot(t, machineOf(h100(0)))
 	d := device(t, r.open(), 0)
@@ -85,14 +85,14 @@ func TestInstanceIDs(t *testing.T) {
 		}
 		all, got = append(all, gi), append(got, idOf(gi))
 	}
-	if want := []int{7, 8, 9, 10, 11, 12, 13}; !slices.Equal(got, want) {
+	if want := []int{13, 7, 8, 9, 10, 11, 12}; !slices.Equal(got, want) {
 		t.Errorf("ids %v, want %v", got, want)
 	}
 	wants(t, "Destroy", all[2].Destroy(), nvml.SUCCESS)
 	gi, ret := d.CreateGpuInstance(info)
 	wants(t, "CreateGpuInstance", ret, nvml.SUCCESS)
-	if idOf(gi) != 10 {
-		t.Errorf("id %d, want the freed 10", idOf(gi))
+	if idOf(gi) != 9 {
+		t.Errorf("id %d, want the freed 9", idOf(gi))
 	}
 }
 
