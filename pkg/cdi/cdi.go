@@ -33,9 +33,10 @@ import (
 )
 
 const (
-	// Vendor and Class make the kind of all devices here.
+	// Vendor is the first part of the kind of all devices here.
 	Vendor = "k8s.gpu.nvidia.com"
-	Class  = "claim"
+	// Class is the second part.
+	Class = "claim"
 
 	// DefaultHookPath is where NVIDIA's packages install nvidia-cdi-hook.
 	DefaultHookPath = "/usr/bin/nvidia-cdi-hook"

@@ -171,7 +171,7 @@ func (m *Manager) verify(ctx context.Context, plan *Plan, earlier *Record) (*Rec
 	if r.sameResult(earlier) {
 		return r, nil
 	}
-	klog.FromContext(ctx).Info("A partition of the claim had disappeared and was made again")
+	klog.FromContext(ctx).Info("The claim was prepared before and is not what its record said, the record is brought up to date")
 	return r, m.journal.save(r)
 }
 

@@ -26,11 +26,11 @@ const (
 type State string
 
 const (
-	// Preparing: some of the devices may exist.
+	// Preparing means that some of the devices may exist.
 	Preparing State = "preparing"
-	// Prepared: all of it is there.
+	// Prepared means that all of it is there.
 	Prepared State = "prepared"
-	// Unpreparing: some of the devices may be gone, and all have to go.
+	// Unpreparing means that some of the devices may be gone, and all have to go.
 	Unpreparing State = "unpreparing"
 )
 

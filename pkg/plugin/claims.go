@@ -97,7 +97,7 @@ func (p *Plugin) unprepare(ctx context.Context, claim kubeletplugin.NamespacedOb
 	return nil
 }
 
-// WatchHealthStatus declines: the kubelet then stops asking.
+// WatchHealthStatus declines. The health service is off, so nobody asks.
 func (p *Plugin) WatchHealthStatus(context.Context, chan<- kubeletplugin.DeviceHealthReport) error {
 	return kubeletplugin.ErrHealthNotSupported
 }

@@ -184,6 +184,8 @@ func (p *Plugin) helperOptions() []kubeletplugin.Option {
 		kubeletplugin.RollingUpdate(p.PodUID),
 		// Package claim locks per GPU, across processes.
 		kubeletplugin.Serialize(false),
+		// Declining in WatchHealthStatus works as well, as an error in the log.
+		kubeletplugin.HealthService(false),
 		kubeletplugin.GRPCInterceptor(p.onRegistration),
 	}
 }

@@ -1,0 +1,204 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package claim
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/host"
+	"github.com/partage-dev/partage/pkg/partition"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+// present is a record with every field of this version.
+func present() *Record {
+	return &Record{
+		APIVersion: recordVersion, Kind: recordKind, State: Prepared, BootID: "boot-1",
+		Claim: Ref{Namespace: "default", Name: "claim-u1", UID: "u1"},
+		Devices: []DeviceRecord{
+			{
+				Requests: []string{"r0", "gpu/small"}, Pool: poolName, Device: sliceA4, Type: device.Partition, PCIAddress: pciA, DynamicMIG: true,
+				Partition: &PartitionRecord{Profile: "1g.10gb", ProfileID: 19, Placement: gpu.Placement{Start: 4, Size: 1},
+					Live: &partition.Live{InstanceID: 7, ComputeID: 0, UUID: "MIG-1"}},
+				CDIDevice: "k8s.gpu.nvidia.com/claim=u1-" + sliceA4,
+			},
+			{Requests: []string{"r1"}, Pool: poolName, Device: wholeB, Type: device.Whole, PCIAddress: pciB, Admin: true, ShareID: ptr.To(types.UID("s1"))},
+		},
+	}
+}
+
+// TestRecordFormat pins what this version writes. Later versions add files here
+// and keep reading the old ones.
+func TestRecordFormat(t *testing.T) {
+	golden := filepath.Join("testdata", "record-v1.json")
+	data, err := json.MarshalIndent(present(), "", "  ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if *update {
+		if err := os.MkdirAll("testdata", 0o755); err != nil {
+			t.Fatal(err)
+		}
+		write(t, golden, string(data)+"\n")
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), string(data)+"\n"); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	got, err := parseRecord(want, "u1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(present(), got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// TestRecordIsAdditive: fields may be missing, as an older version left them out,
+// and there may be others, as a newer one writes them.
+func TestRecordIsAdditive(t *testing.T) {
+	const text = `{"apiVersion":"journal.partage.dev/v1","kind":"ClaimRecord","claim":{"uid":"u1","color":"red"},"state":"prepared",
+		"tombstone":{"until":"tomorrow"},"devices":[{"device":"d","pciAddress":"0000:1b:00.0","type":"mig","daemon":7,
+		"partition":{"profileID":19,"placement":{"start":4,"size":1}}}]}`
+	got, err := parseRecord([]byte(text), "u1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &Record{APIVersion: recordVersion, Kind: recordKind, Claim: Ref{UID: "u1"}, State: Prepared, Devices: []DeviceRecord{{
+		Device: "d", PCIAddress: pciA, Type: device.Partition,
+		Partition: &PartitionRecord{ProfileID: 19, Placement: gpu.Placement{Start: 4, Size: 1}},
+	}}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// A record of an older version that lacks newer fields is still the same claim:
+// it must not be torn down under running pods.
+func TestOldRecordIsRecognised(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	mustPrepare(t, m, newClaim("u1", sliceA0))
+	r, err := m.journal.load(t.Context(), "u1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Devices[0].DynamicMIG, r.Devices[0].CDIDevice, r.Devices[0].Partition.Profile = false, "", ""
+	if err := m.journal.save(r); err != nil {
+		t.Fatal(err)
+	}
+	b.hooks(nil, nil)
+	mustPrepare(t, m, newClaim("u1", sliceA0))
+	if diff := cmp.Diff([]string{"write spec", "write prepared"}, b.effects); diff != "" {
+		t.Errorf("effects: -want +got:\n%s", diff)
+	}
+}
+
+func TestParseRecordRefuses(t *testing.T) {
+	change := func(f func(*Record)) string {
+		r := present()
+		f(r)
+		data, err := json.Marshal(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(data)
+	}
+	for name, test := range map[string]struct {
+		text  string
+		other bool // of another version, not damaged
+	}{
+		"empty":           {"", false},
+		"null":            {"null", false},
+		"array":           {"[]", false},
+		"other version":   {change(func(r *Record) { r.APIVersion = "journal.partage.dev/v2" }), true},
+		"other kind":      {change(func(r *Record) { r.Kind = "Tombstone" }), true},
+		"no version":      {change(func(r *Record) { r.APIVersion = "" }), false},
+		"other claim":     {change(func(r *Record) { r.Claim.UID = "u2" }), false},
+		"unknown state":   {change(func(r *Record) { r.State = "paused" }), true},
+		"unknown type":    {change(func(r *Record) { r.Devices[0].Type = "vfio" }), true},
+		"no address":      {change(func(r *Record) { r.Devices[0].PCIAddress = "" }), false},
+		"no device":       {change(func(r *Record) { r.Devices[1].Device = "" }), false},
+		"no partition":    {change(func(r *Record) { r.Devices[0].Partition = nil }), false},
+		"extra partition": {change(func(r *Record) { r.Devices[1].Partition = &PartitionRecord{} }), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, err := parseRecord([]byte(test.text), "u1")
+			if err == nil {
+				t.Fatalf("accepted as %+v", r)
+			}
+			if got := errors.Is(err, errOtherVersion); got != test.other {
+				t.Errorf("%v: another version: got %v, want %v", err, got, test.other)
+			}
+		})
+	}
+}
+
+func TestUIDs(t *testing.T) {
+	j, err := newJournal(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"b.json", ".b.json.tmp", ".a.json.tmp", "c.json.corrupt-1", "README", "d.txt", ".json"} {
+		write(t, filepath.Join(j.dir, name), "")
+	}
+	got, err := j.uids()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]types.UID{"a", "b"}, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// What a process leaves that is killed while it writes its first record.
+func TestResumeRemovesUnfinishedRecord(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	write(t, host.TemporaryName(m.journal.path("u1")), `{"apiV`)
+	write(t, filepath.Join(m.locks.dir, "claim-u7.lock"), "")
+	if err := m.Resume(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.wantNothing()
+}
+
+func FuzzParseRecord(f *testing.F) {
+	data, err := json.Marshal(present())
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(data)
+	f.Add([]byte(`{"apiVersion":"journal.partage.dev/v1","kind":"ClaimRecord","claim":{"uid":"u1"},"state":"unpreparing","devices":[{}]}`))
+	f.Fuzz(func(_ *testing.T, data []byte) {
+		r, err := parseRecord(data, "u1")
+		if err != nil {
+			return
+		}
+		// Whatever is accepted can be worked with.
+		_ = r.clone().sameResult(r)
+		_ = r.checkOverlap(r)
+		_ = r.gpus()
+		for i := range r.Devices {
+			if r.Devices[i].Partition != nil {
+				_ = r.Devices[i].address()
+			}
+		}
+	})
+}

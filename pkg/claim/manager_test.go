@@ -1,0 +1,221 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package claim
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/partage-dev/partage/pkg/cdi"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/partition"
+)
+
+var (
+	addressA0 = partition.Address{PCIAddress: pciA, ProfileID: 19, Placement: gpu.Placement{Start: 0, Size: 1}}
+	addressA4 = partition.Address{PCIAddress: pciA, ProfileID: 19, Placement: gpu.Placement{Start: 4, Size: 1}}
+)
+
+func mustPrepare(t *testing.T, m *Manager, claim *resourceapi.ResourceClaim) []PreparedDevice {
+	t.Helper()
+	prepared, err := m.Prepare(t.Context(), claim)
+	if err != nil {
+		t.Fatalf("prepare %s: %v", claim.Name, err)
+	}
+	return prepared
+}
+
+func mustUnprepare(t *testing.T, m *Manager, uid types.UID) {
+	t.Helper()
+	if err := m.Unprepare(t.Context(), uid); err != nil {
+		t.Fatalf("unprepare %s: %v", uid, err)
+	}
+}
+
+func wantError(t *testing.T, err error, want ...string) {
+	t.Helper()
+	for _, w := range want {
+		if err == nil || !strings.Contains(err.Error(), w) {
+			t.Errorf("got %v, want %q", err, w)
+		}
+	}
+}
+
+func TestPrepare(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	claim := newClaim("u1", wholeC, sliceA4, sliceA0)
+	want := []PreparedDevice{
+		{Requests: []string{"r2"}, Pool: poolName, Device: sliceA0, CDIDeviceIDs: []string{"k8s.gpu.nvidia.com/claim=u1-" + sliceA0}},
+		{Requests: []string{"r1"}, Pool: poolName, Device: sliceA4, CDIDeviceIDs: []string{"k8s.gpu.nvidia.com/claim=u1-" + sliceA4}},
+		{Requests: []string{"r0"}, Pool: poolName, Device: wholeC, CDIDeviceIDs: []string{"k8s.gpu.nvidia.com/claim=u1-" + wholeC}},
+	}
+	if diff := cmp.Diff(want, mustPrepare(t, m, claim)); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	node := func(path string, major, minor int64) cdi.Node {
+		return cdi.Node{Path: path, HostPath: "/host" + path, Major: major, Minor: minor}
+	}
+	// All GPU nodes of the test machine are 1:3. Instances are numbered from 7,
+	// and UUIDs use up numbers as well.
+	wantSpec := []cdi.Device{
+		{Name: sliceA0, Nodes: []cdi.Node{
+			node("/dev/nvidia2", 1, 3), node("/dev/nvidia-caps/nvidia-cap170", 508, 170), node("/dev/nvidia-caps/nvidia-cap171", 508, 171),
+		}},
+		{Name: sliceA4, Nodes: []cdi.Node{
+			node("/dev/nvidia2", 1, 3), node("/dev/nvidia-caps/nvidia-cap190", 508, 190), node("/dev/nvidia-caps/nvidia-cap191", 508, 191),
+		}},
+		{Name: wholeC, Nodes: []cdi.Node{node("/dev/nvidia1", 1, 3)}},
+	}
+	if diff := cmp.Diff(wantSpec, b.specs["u1"]); diff != "" {
+		t.Errorf("spec: -want +got:\n%s", diff)
+	}
+	wantEffects := []string{
+		"write preparing", "mode on", "create instance", "create compute instance", "create instance", "create compute instance",
+		"write spec", "write prepared",
+	}
+	if diff := cmp.Diff(wantEffects, b.effects); diff != "" {
+		t.Errorf("effects: -want +got:\n%s", diff)
+	}
+
+	// Once more, and by another process: the same answer, and nothing is done
+	// but to look after the spec.
+	for name, again := range map[string]*Manager{"same": m, "other": b.manager()} {
+		b.hooks(nil, nil)
+		if diff := cmp.Diff(want, mustPrepare(t, again, claim)); diff != "" {
+			t.Errorf("%s process, again: -want +got:\n%s", name, diff)
+		}
+		if diff := cmp.Diff([]string{"write spec"}, b.effects); diff != "" {
+			t.Errorf("%s process, effects again: -want +got:\n%s", name, diff)
+		}
+	}
+
+	b.hooks(nil, nil)
+	mustUnprepare(t, b.bareManager(), "u1") // the journal alone is enough
+	b.wantNothing()
+	wantEffects = []string{"write unpreparing", "destroy instance", "destroy instance", "mode off", "remove spec", "delete record"}
+	if diff := cmp.Diff(wantEffects, b.effects); diff != "" {
+		t.Errorf("effects of unprepare: -want +got:\n%s", diff)
+	}
+	mustUnprepare(t, m, "u1")
+	mustUnprepare(t, m, "never-heard-of")
+	b.wantNothing()
+}
+
+func TestPrepareNothingOfOurs(t *testing.T) {
+	b := newBox(t)
+	prepared, err := b.manager().Prepare(t.Context(), newClaim("u1"))
+	if err != nil || prepared != nil {
+		t.Errorf("got %v, %v", prepared, err)
+	}
+	b.wantNothing()
+}
+
+func TestPrepareRefuses(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	_, err := m.Prepare(t.Context(), newClaim("u1", sliceA0, "gpu-0000-ff-00-0"))
+	wantError(t, err, "gpu-0000-ff-00-0")
+	_, err = m.Prepare(t.Context(), configure(newClaim("u1", wholeA), fromClaim, gpuMPS))
+	wantError(t, err, "sharing.strategy")
+	_, err = m.Prepare(t.Context(), newClaim("../../u1", wholeA))
+	wantError(t, err, "claim UID")
+	if err := m.Unprepare(t.Context(), "../u1"); err == nil {
+		t.Error("a path was taken for a UID")
+	}
+	_, err = b.bareManager().Prepare(t.Context(), newClaim("u1", wholeA))
+	if !errors.Is(err, gpu.ErrDriverNotLoaded) {
+		t.Errorf("without inventory: got %v", err)
+	}
+	// A GPU without its device node.
+	if err := os.Remove(filepath.Join(b.root, "dev/nvidia2")); err != nil {
+		t.Fatal(err)
+	}
+	_, err = m.Prepare(t.Context(), newClaim("u1", sliceA0))
+	wantError(t, err, "device "+sliceA0, "dev/nvidia2")
+	b.wantNothing()
+}
+
+func TestPartitionDisappeared(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	mustPrepare(t, m, newClaim("u1", sliceA0))
+	before := b.specs["u1"]
+	if err := b.Destroy(t.Context(), addressA0, true); err != nil {
+		t.Fatal(err)
+	}
+	mustPrepare(t, m, newClaim("u1", sliceA0))
+	if diff := cmp.Diff(before, b.specs["u1"]); diff == "" {
+		t.Error("the spec still names the capabilities of the old instance")
+	}
+	r, err := m.journal.load(t.Context(), "u1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if live, _, _ := b.Find(t.Context(), addressA0); *r.Devices[0].Partition.Live != live {
+		t.Errorf("journal says %+v, live is %+v", r.Devices[0].Partition.Live, live)
+	}
+	mustUnprepare(t, m, "u1")
+	b.wantNothing()
+}
+
+// A claim that is prepared is not undone when looking after it fails: its
+// containers may be running.
+func TestVerifyFails(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	mustPrepare(t, m, newClaim("u1", sliceA0))
+	before := b.state()
+	b.hooks(failAt("write spec"), nil)
+	_, err := m.Prepare(t.Context(), newClaim("u1", sliceA0))
+	wantError(t, err, "the claim was prepared before")
+	b.hooks(nil, nil)
+	if diff := cmp.Diff(before, b.state()); diff != "" {
+		t.Errorf("-before +after:\n%s", diff)
+	}
+}
+
+var errFault = errors.New("injected fault")
+
+func failAt(effect string) func(string) error {
+	return func(e string) error {
+		if e == effect {
+			return errFault
+		}
+		return nil
+	}
+}
+
+func TestNewManagerRefuses(t *testing.T) {
+	b := newBox(t)
+	good := Options{DriverName: driverName, PoolName: poolName, DataDir: b.dataDir(), Partitions: b, CDI: b}
+	for name, change := range map[string]func(*Options){
+		"driver":   func(o *Options) { o.DriverName = "" },
+		"pool":     func(o *Options) { o.PoolName = "" },
+		"relative": func(o *Options) { o.DataDir = "data" },
+		"hardware": func(o *Options) { o.Partitions = nil },
+		"cdi":      func(o *Options) { o.CDI = nil },
+	} {
+		o := good
+		change(&o)
+		if _, err := NewManager(o); err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+	write(t, filepath.Join(b.root, "file"), "")
+	good.DataDir = filepath.Join(b.root, "file")
+	if _, err := NewManager(good); err == nil || errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("got %v", err)
+	}
+}

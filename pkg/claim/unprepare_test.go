@@ -1,0 +1,84 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package claim
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/partage-dev/partage/pkg/cdi"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/partition"
+)
+
+// Pods end while the driver is gone, and the rest follows when it is back.
+func TestUnprepareWithoutDriver(t *testing.T) {
+	for name, absent := range map[string]error{
+		"driver not loaded": gpu.ErrDriverNotLoaded,
+		"GPU lost":          gpu.ErrLost,
+		"GPU not there":     gpu.ErrNotFound,
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBox(t)
+			mustPrepare(t, b.manager(), newClaim("u1", sliceA0))
+			mustPrepare(t, b.manager(), newClaim("u2", wholeC))
+			m := b.bareManager()
+			b.hooks(func(e string) error {
+				if e == "destroy instance" {
+					return &gpu.Error{Call: "nvmlInit_v2", Text: "no", Err: absent}
+				}
+				return nil
+			}, nil)
+			mustUnprepare(t, m, "u1")
+			mustUnprepare(t, m, "u2")
+			if len(b.specs) != 0 {
+				t.Errorf("specs are left: %v", b.specs)
+			}
+			if err := m.Resume(t.Context()); !errors.Is(err, absent) {
+				t.Errorf("resume without driver: got %v", err)
+			}
+			mustUnprepare(t, m, "u1")
+			b.hooks(nil, nil)
+			if err := b.manager().Resume(t.Context()); err != nil {
+				t.Errorf("resume with driver: %v", err)
+			}
+			b.wantNothing()
+		})
+	}
+}
+
+func TestUnprepareFails(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	mustPrepare(t, m, newClaim("u1", sliceA0, sliceB0))
+	held := &gpu.Error{Call: "nvmlGpuInstanceDestroy", PCIAddress: pciA, Text: "In use", Err: gpu.ErrInUse}
+	failed := false
+	b.hooks(func(e string) error {
+		if e == "destroy instance" && !failed {
+			failed = true
+			return held
+		}
+		return nil
+	}, nil)
+	err := m.Unprepare(t.Context(), "u1")
+	if !errors.Is(err, gpu.ErrInUse) {
+		t.Errorf("got %v", err)
+	}
+	wantError(t, err, "device "+sliceB0, "on GPU "+pciA)
+	if n := b.count(pciA) + b.count(pciB); n != 1 {
+		t.Errorf("one failure kept the other partition: %v", b.state())
+	}
+	mustUnprepare(t, m, "u1")
+	b.wantNothing()
+}
