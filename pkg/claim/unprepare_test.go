@@ -4,22 +4,10 @@
 package claim
 
 import (
-	"context"
 	"errors"
-	"io/fs"
-	"os"
-	"path/filepath"
-	"strings"
-	"sync"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/types"
-
-	"github.com/partage-dev/partage/pkg/cdi"
 	"github.com/partage-dev/partage/pkg/gpu"
-	"github.com/partage-dev/partage/pkg/partition"
 )
 
 // Pods end while the driver is gone, and the rest follows when it is back.

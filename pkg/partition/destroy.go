@@ -17,7 +17,8 @@ import (
 )
 
 // Destroy removes the partition at the address and nothing else. An absent one,
-// and a GPU without MIG, is a success. It turns MIG mode off when the last
+// a GPU without MIG, and an instance that somebody has divided into several
+// compute instances, which is never ours, is a success. It turns MIG mode off when the last
 // instance of a dynamic GPU is gone; a failure of that alone is logged.
 //
 // While a process holds the partition it tries again for about seven seconds
@@ -38,7 +39,12 @@ func (l *Lifecycle) destroy(ctx context.Context, a Address, dynamic bool) error 
 	if err != nil {
 		return err
 	}
-	if find(state, a) != nil {
+	if instance := find(state, a); instance != nil {
+		if len(instance.Compute) > 1 {
+			klog.FromContext(ctx).Info("GPU instance is divided into compute instances, so it is not ours and stays",
+				"pciAddress", a.PCIAddress, "instanceID", instance.ID)
+			return nil
+		}
 		if state, err = l.removeInstance(ctx, a, state); err != nil {
 			return err
 		}

@@ -57,6 +57,10 @@ var destroyTests = map[string]struct {
 		gpu: fakeGPU{enabled: true, instances: []gpu.Instance{instance(7, oneAt4)}}, dynamic: true,
 		outcome: outcome{calls: []string{"gi- 7", "mode false"}},
 	},
+	"divided by someone else": {
+		gpu: fakeGPU{enabled: true, instances: []gpu.Instance{instance(7, oneAt4, "MIG-f", "MIG-g")}}, dynamic: true,
+		outcome: outcome{left: []gpu.Instance{instance(7, oneAt4, "MIG-f", "MIG-g")}, modeLeft: true},
+	},
 	"compute instance vanishes meanwhile": {
 		gpu: fakeGPU{
 			enabled: true, instances: []gpu.Instance{mine},

@@ -1,35 +1,43 @@
-#!/usr/bin/env bash
+#!/bin/sh
 # SPDX-FileCopyrightText: The Partage Authors
 # SPDX-License-Identifier: Apache-2.0
+#
+# Installs what building and running the local cluster needs beside Go, where apt-get can; otherwise names it. Does nothing when
+# all is there. Works without a terminal.
+set -eu
 
-# Installs what the builds and the local cluster need and the machine lacks, on
-# Debian and Ubuntu; elsewhere it says what is missing. Asks nothing.
-set -euo pipefail
-
-missing=()
-need() { # package, how to tell that it is there
-  local package=$1
-  shift
-  "$@" >/dev/null 2>&1 || missing+=("$package")
+missing=""
+need() { # need PACKAGE COMMAND...: the package is missing when the command fails
+	package=$1
+	shift
+	"$@" >/dev/null 2>&1 || missing="$missing $package"
 }
-need gcc command -v gcc
-need libc6-dev test -e /usr/include/stdlib.h
-need make command -v make
-need git command -v git
-need pkg-config command -v pkg-config
-need libseccomp-dev pkg-config --exists libseccomp # for runc
-need busybox-static test -x /bin/busybox           # for the demo image
-[[ ${#missing[@]} -gt 0 ]] || exit 0
+has() { command -v "$1"; }
+static_busybox() { has busybox && ! ldd "$(command -v busybox)"; }
 
-if ! command -v apt-get >/dev/null; then
-  echo "missing here: ${missing[*]} (names of the Debian packages); install them with this system's package manager" >&2
-  exit 1
+need gcc has gcc
+need libc6-dev sh -c 'echo "#include <stdio.h>" | gcc -E -'
+need pkg-config has pkg-config
+need libseccomp-dev pkg-config --exists libseccomp
+need busybox-static static_busybox
+need mount has mount
+
+has go >/dev/null || echo "setup: go is not in PATH: install it from https://go.dev/dl" >&2
+
+if [ -z "$missing" ]; then
+	exit 0
 fi
-if [[ $(id -u) != 0 ]]; then
-  echo "missing here: ${missing[*]}; run as root, or: sudo apt-get install ${missing[*]}" >&2
-  exit 1
+if ! has apt-get >/dev/null; then
+	echo "setup: not a Debian or Ubuntu machine; install what Debian calls:$missing" >&2
+	exit 1
 fi
-echo "installing ${missing[*]}"
+if [ "$(id -u)" != 0 ]; then
+	echo "setup: run as root: apt-get install$missing" >&2
+	exit 1
+fi
 export DEBIAN_FRONTEND=noninteractive
-apt-get update -qq </dev/null
-apt-get install -y -qq --no-install-recommends "${missing[@]}" </dev/null >/dev/null
+# shellcheck disable=SC2086 # words are packages
+apt-get install -y --no-install-recommends $missing </dev/null || {
+	apt-get update </dev/null
+	apt-get install -y --no-install-recommends $missing </dev/null
+}

@@ -9,6 +9,7 @@ import (
 	"debug/elf"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -116,7 +117,7 @@ func (r Resolver) host(path string) string { return filepath.Join(r.Root, path) 
 func (r Resolver) read(file string) (*dynamic, error) {
 	f, err := elf.Open(file)
 	var format *elf.FormatError
-	if errors.As(err, &format) {
+	if errors.As(err, &format) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) { // too short for one
 		return nil, errNotELF
 	}
 	if err != nil {

@@ -61,8 +61,12 @@ func (r Repo) CNI() string { return filepath.Join(r.Bin(), "cni") }
 // Images holds the image archives that every new cluster imports.
 func (r Repo) Images() string { return filepath.Join(r.output(), "images") }
 
-// CheckPlace refuses a checkout in a folder that the node covers with its own.
+// CheckPlace refuses a checkout in a folder that the node covers with its own, or whose path cannot be part of mount options,
+// PATH and configuration files.
 func (r Repo) CheckPlace() error {
+	if strings.ContainsAny(r.Root, ",:'\"\\\n") {
+		return fmt.Errorf("the path of the checkout, %q, has a comma, colon, quote, backslash or line break; move it", r.Root)
+	}
 	for _, covered := range []string{"/etc", "/run", "/var/run", "/var/lib", "/var/log", "/proc", "/sys"} {
 		if r.Root == covered || strings.HasPrefix(r.Root, covered+"/") {
 			return fmt.Errorf("the checkout %s lies under %s, which the node covers with a private one; move it, to /srv or a home folder say", r.Root, covered)

@@ -1,0 +1,268 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cluster
+
+// Package integration brings a real cluster up and down and looks for what it left. It needs root:
+//
+//	go test -tags cluster ./integration
+package integration
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/test/cluster/internal/cgroup"
+	"github.com/partage-dev/partage/test/cluster/internal/layout"
+	"github.com/partage-dev/partage/test/cluster/internal/poll"
+)
+
+// A cluster of its own name, beside one that a developer may have up.
+const name = "selftest"
+
+type program struct {
+	path string
+	c    layout.Cluster
+}
+
+func setup(t *testing.T) program {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	repo, err := layout.Find(".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := repo.Cluster(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := program{filepath.Join(t.TempDir(), "cluster"), c}
+	build := exec.Command("go", "build", "-o", p.path, "../cmd/cluster")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build: %v\n%s", err, out)
+	}
+	p.must(t, "down")
+	t.Cleanup(func() { _, _ = p.run("down") })
+	return p
+}
+
+func (p program) command(args ...string) *exec.Cmd {
+	return exec.Command(p.path, append([]string{"--repo", p.c.Root, "--name", name}, args...)...)
+}
+
+func (p program) run(args ...string) (string, error) {
+	out, err := p.command(args...).CombinedOutput()
+	return string(out), err
+}
+
+func (p program) must(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := p.run(args...)
+	if err != nil {
+		t.Fatalf("%v: %v\n%s", args, err, out)
+	}
+	return out
+}
+
+func (p program) kubectl(t *testing.T, args ...string) string {
+	t.Helper()
+	return p.must(t, append([]string{"run", "--", "kubectl"}, args...)...)
+}
+
+// machine is what a cluster could leave on the machine.
+type machine struct {
+	Mounts, Devices, Groups, Processes, Files []string
+}
+
+func look(t *testing.T, c layout.Cluster) machine {
+	t.Helper()
+	var m machine
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(mounts)) {
+		m.Mounts = append(m.Mounts, strings.Fields(line)[4])
+	}
+	devices, err := net.Interfaces()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range devices {
+		m.Devices = append(m.Devices, d.Name)
+	}
+	if m.Groups, err = cgroup.Find(c.ID()); err != nil {
+		t.Fatal(err)
+	}
+	all, err := os.ReadDir("/proc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range all {
+		line, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
+		if _, isNumber := strconv.Atoi(e.Name()); isNumber == nil && err == nil && bytes.Contains(line, []byte(c.Run()+"/")) {
+			m.Processes = append(m.Processes, string(bytes.ReplaceAll(line, []byte{0}, []byte{' '})))
+		}
+	}
+	for _, path := range []string{c.Run(), c.Kubeconfig(), "/var/lib/kubelet", "/run/containerd", "/run/gpusim", "/etc/cni/net.d/10-bridge.conflist"} {
+		if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+			m.Files = append(m.Files, path)
+		}
+	}
+	return m
+}
+
+func same(t *testing.T, before, after machine) {
+	t.Helper()
+	if diff := cmp.Diff(before, after); diff != "" {
+		t.Errorf("the machine has changed, -before +after:\n%s", diff)
+	}
+}
+
+func TestTwice(t *testing.T) {
+	p := setup(t)
+	before := look(t, p.c)
+	for round := range 2 {
+		t.Run(fmt.Sprint("round ", round+1), func(t *testing.T) {
+			t.Log(p.must(t, "up"))
+			if len(look(t, p.c).Groups) == 0 {
+				t.Error("the cluster has no control groups, so looking for them proves nothing")
+			}
+			use(t, p)
+			t.Log(p.must(t, "down"))
+			same(t, before, look(t, p.c))
+		})
+	}
+	if out := p.must(t, "down"); !strings.Contains(out, "is not up") {
+		t.Errorf("down again: %s", out)
+	}
+}
+
+func use(t *testing.T, p program) {
+	t.Helper()
+	if out := p.must(t, "up"); !strings.Contains(out, "is up already") {
+		t.Errorf("up again: %s", out)
+	}
+	if out, err := p.run("up", "--feature-gates", "DRAPartitionableDevices=false"); err == nil || !strings.Contains(out, "run cluster down first") {
+		t.Errorf("up with other options: %v\n%s", err, out)
+	}
+	status := p.must(t, "status")
+	for _, want := range []string{"selftest, up", "v1.37.", "kubelet", "Ready"} {
+		if !strings.Contains(status, want) {
+			t.Errorf("%q is not in the status:\n%s", want, status)
+		}
+	}
+	_, err := p.run("run", "--", "sh", "-c", "exit 7")
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.ExitCode() != 7 {
+		t.Errorf("exit status of a command: %v, want 7", err)
+	}
+	cat := p.command("run", "cat")
+	cat.Stdin = strings.NewReader("through")
+	if out, err := cat.Output(); err != nil || string(out) != "through" {
+		t.Errorf("stdin gave %q, %v", out, err)
+	}
+	chart, err := filepath.Abs("testdata/chart")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.must(t, "run", "--", "helm", "install", "trial", chart, "--wait", "--timeout", "60s")
+	pods := p.kubectl(t, "get", "pods", "-o", "name")
+	if n := strings.Count(pods, "pod/"); n != 2 {
+		t.Errorf("%d pods, want 2:\n%s", n, pods)
+	}
+	for pod := range strings.Lines(pods) {
+		// The C library is the machine's: a dynamic program started through it runs.
+		if out := p.kubectl(t, "exec", strings.TrimSpace(pod), "--", "sh", "-c", "/lib*/ld-linux-*.so.* --version | head -n 1"); !strings.Contains(out, "ld.so") {
+			t.Errorf("%s: %s", pod, out)
+		}
+	}
+	p.must(t, "load-image", filepath.Join(p.c.Images(), "demo.tar"))
+	restarts(t, p)
+	p.must(t, "run", "--", "helm", "uninstall", "trial", "--wait")
+}
+
+// restarts: a component that dies is started again, and its pods stay.
+func restarts(t *testing.T, p program) {
+	t.Helper()
+	p.must(t, "run", "--", "sh", "-c", "kill -KILL $(pidof kubelet)")
+	if err := poll.Until(context.Background(), time.Minute, "the kubelet to be started again", func(context.Context) error {
+		if out := p.must(t, "status"); !strings.Contains(out, "started again 1 times") {
+			return errors.New(out)
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+	p.kubectl(t, "wait", "--for=condition=Ready", "node", "--all", "--timeout=60s")
+}
+
+// A cluster whose command is killed while it starts ends by itself; down and up clean up after it.
+func TestKilled(t *testing.T) {
+	p := setup(t)
+	before := look(t, p.c)
+	for _, sig := range []unix.Signal{unix.SIGKILL, unix.SIGINT} {
+		t.Run(unix.SignalName(sig), func(t *testing.T) {
+			cmd := p.command("up")
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			log := p.c.Log("kube-apiserver")
+			if err := poll.Until(context.Background(), time.Minute, "the API server to start", func(context.Context) error {
+				if !slices.ContainsFunc(look(t, p.c).Processes, func(s string) bool { return strings.HasPrefix(s, "kube-apiserver") }) {
+					return fmt.Errorf("not yet, see %s", log)
+				}
+				return nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Process.Signal(sig); err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Wait(); err == nil {
+				t.Error("up was a success")
+			}
+			if sig == unix.SIGKILL {
+				p.must(t, "down")
+			}
+			same(t, before, look(t, p.c))
+		})
+	}
+}
+
+// What cannot work fails with the reason, and leaves nothing.
+func TestRefused(t *testing.T) {
+	p := setup(t)
+	before := look(t, p.c)
+	for want, args := range map[string][]string{
+		"unrecognized feature gate": {"up", "--feature-gates", "NoSuchGate=true"},
+		"make build":                {"up", "--machine", "any"},
+		"is not up":                 {"run", "true"},
+	} {
+		cmd := p.command(args...)
+		cmd.Env = append(os.Environ(), "GPUSIM_BIN=/no/such/program")
+		out, err := cmd.CombinedOutput()
+		if err == nil || !strings.Contains(string(out), want) {
+			t.Errorf("%v: %v, want %q in\n%s", args, err, want, out)
+		}
+	}
+	same(t, before, look(t, p.c))
+}

@@ -1,0 +1,111 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"os"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/partage-dev/partage/test/cluster/internal/layout"
+)
+
+func TestParseStat(t *testing.T) {
+	const tail = "1 7 7 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 4242 1 2 3"
+	tests := map[string]struct {
+		text string
+		want procStat
+		bad  bool
+	}{
+		"plain":              {text: "7 (sh) S " + tail, want: procStat{"S", 4242}},
+		"brackets and space": {text: "7 (a) S 1 (b c) Z " + tail, want: procStat{"Z", 4242}},
+		"short":              {text: "7 (sh) S 1", bad: true},
+		"none":               {bad: true},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			got, err := parseStat(tc.text)
+			if (err != nil) != tc.bad || got != tc.want {
+				t.Errorf("got %+v, %v; want %+v", got, err, tc.want)
+			}
+		})
+	}
+}
+
+func TestAlive(t *testing.T) {
+	s := &State{}
+	if err := s.identify(os.Getpid()); err != nil {
+		t.Fatal(err)
+	}
+	if !s.Alive() {
+		t.Error("this process is not alive")
+	}
+	later := *s
+	later.Ticks++
+	rebooted := *s
+	rebooted.Boot = "another"
+	for name, other := range map[string]State{"another process of the same id": later, "before a reboot": rebooted} {
+		if other.Alive() {
+			t.Errorf("%s is alive", name)
+		}
+	}
+}
+
+func TestStateRoundTrip(t *testing.T) {
+	c, err := layout.Repo{Root: t.TempDir()}.Cluster("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s, err := Load(c); s != nil || err != nil {
+		t.Errorf("no record gives %v, %v", s, err)
+	}
+	if err := os.MkdirAll(c.Run(), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	want := &State{Phase: Up, Options: Options{Machine: "dgx-h100", Node: "n1"}, First: 7, Ticks: 9, Boot: "b"}
+	if err := want.save(c); err != nil {
+		t.Fatal(err)
+	}
+	got, err := Load(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+func TestMountsBelow(t *testing.T) {
+	const mounts = `22 27 0:21 / /proc rw,relatime - proc proc rw
+30 27 0:25 / /srv/run/a rw - tmpfs tmpfs rw
+31 30 0:25 / /srv/run/a/disk rw - tmpfs tmpfs rw
+32 30 0:25 / /srv/run/a/disk/b rw - tmpfs tmpfs rw
+33 30 0:25 / /srv/run/ab rw - tmpfs tmpfs rw
+`
+	want := []string{"/srv/run/a/disk", "/srv/run/a/disk/b"}
+	if diff := cmp.Diff(want, mountsBelow(mounts, "/srv/run/a")); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+func TestLock(t *testing.T) {
+	c, err := layout.Repo{Root: t.TempDir()}.Cluster("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	unlock, err := lock(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := lock(c); err == nil {
+		t.Error("locked twice")
+	}
+	unlock()
+	again, err := lock(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again()
+}
