@@ -43,17 +43,17 @@ say = @printf '\n--- %s\n' '$(1)'
 demo: root setup build cluster images ## Start a local Kubernetes with simulated GPUs, install the driver, run all demos
 	$(call say,Kubernetes with a simulated $(MACHINE))
 	$(CLUSTER) up --machine $(MACHINE)
-	$(CLUSTER) load-image $(OUT)/cluster/images/*.tar
+	@$(CLUSTER) load-image $(OUT)/cluster/images/*.tar >/dev/null
 	$(call say,installing the driver with helm)
 	$(CLUSTER) run -- $(helm-install)
 	$(call say,demos)
 	$(CLUSTER) run -- demo/run
 	@printf '%s\n' '' \
 	  'The cluster keeps running. Look around:' \
-	  '  bin/cluster run -- kubectl get pods -A                the pods' \
-	  '  bin/cluster run -- kubectl get resourceslices         what the driver publishes' \
-	  '  bin/cluster run -- bin/gpusim show --root /run/gpusim    the simulated GPUs and their MIG instances' \
-	  '  bin/cluster run -- demo/run -d                        remove the demos; the MIG instances go with them' \
+	  '  $(CLUSTER) run -- kubectl get pods -A' \
+	  '  $(CLUSTER) run -- kubectl get resourceslices             what the driver publishes' \
+	  '  $(CLUSTER) run -- bin/gpusim show --root /run/gpusim     the GPUs and their MIG instances' \
+	  '  $(CLUSTER) run -- demo/run -d                            remove the demos, and so the instances' \
 	  'Stop it: make demo-down'
 
 .PHONY: demo-down
@@ -105,6 +105,8 @@ test-flow: build ## Test the plugin over gRPC against simulated GPUs, without Ku
 
 .PHONY: test-cluster
 test-cluster: root setup build cluster images ## Test with real pods on a local Kubernetes of its own
+	$(call say,cluster tests: the local cluster itself leaves nothing behind)
+	cd test/cluster && CGO_ENABLED=0 go test -count=1 -tags cluster ./integration
 	go test -c -tags e2e -o $(OUT)/e2e.test ./test/e2e
 	$(call say,cluster tests: Kubernetes as it is by default)
 	$(call in-test-cluster,,$(OUT)/e2e.test -test.v)
@@ -128,7 +130,7 @@ lint: $(LINT) gpusim ## Check formatting and code of all modules
 	$(call say,golangci-lint and go vet)
 	go vet -tags e2e ./...
 	$(LINT) run --allow-serial-runners ./...
-	cd test/cluster && CGO_ENABLED=0 go vet ./... && CGO_ENABLED=0 $(CURDIR)/$(LINT) run --allow-serial-runners --config $(CURDIR)/.golangci.yaml ./...
+	cd test/cluster && CGO_ENABLED=0 go vet -tags cluster ./... && CGO_ENABLED=0 $(CURDIR)/$(LINT) run --allow-serial-runners --config $(CURDIR)/.golangci.yaml ./...
 
 $(LINT): test/tools/go.mod test/tools/go.sum
 	$(call say,building golangci-lint (once))

@@ -11,6 +11,7 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"time"
 
@@ -90,6 +91,11 @@ func (u Upper) Up(ctx context.Context) error {
 func (u Upper) check() error {
 	if err := root(); err != nil {
 		return err
+	}
+	for _, tool := range []string{"mount", "umount"} { // the kubelet calls them
+		if _, err := exec.LookPath(tool); err != nil {
+			return fmt.Errorf("a node needs %s (Debian: mount): %w", tool, err)
+		}
 	}
 	return u.Cluster.CheckPlace()
 }
@@ -227,15 +233,15 @@ func (u Upper) explain(message, log string) error {
 	return errors.New(message)
 }
 
-// BuildImages builds the images of the checkout. With skip, one whose programs are not built is only mentioned, and an
-// older archive of it is removed.
+// BuildImages builds the images of the checkout. With skip, the driver's is only mentioned when its programs are not built, and
+// an older archive of it is removed: a cluster is of use without it.
 func BuildImages(repo layout.Repo, out *progress.Printer, skip bool) error {
 	start := time.Now()
 	built := 0
 	for _, r := range image.Recipes(repo) {
 		err := r.Build()
 		switch {
-		case errors.Is(err, image.ErrMissing) && skip && r.Ref != image.Pause:
+		case errors.Is(err, image.ErrMissing) && skip && r.Ref == image.Plugin:
 			out.Printf("skipped: %v", err)
 			if err := os.Remove(r.Archive); err != nil && !errors.Is(err, os.ErrNotExist) {
 				return fmt.Errorf("remove an old image: %w", err)

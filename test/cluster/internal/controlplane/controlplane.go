@@ -25,7 +25,7 @@ const (
 )
 
 const (
-	startLimit  = 3 * time.Minute // generous: an emulated machine is slow
+	startLimit  = 5 * time.Minute // generous: an emulated machine is slow
 	issuer      = "https://kubernetes.default.svc"
 	etcdClients = "http://127.0.0.1:2379"
 	etcdPeers   = "http://127.0.0.1:2380"

@@ -26,7 +26,7 @@ const (
 	imports    = "images"
 	gpusim     = "gpusim"
 
-	startLimit = 3 * time.Minute
+	startLimit = 5 * time.Minute
 )
 
 // Socket is where containerd answers, in the node.
