@@ -41,14 +41,8 @@ func TestDemos(t *testing.T) {
 func TestDemosTogether(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), filepath.Join(repoRoot, "demo", "run"))
 	out, runErr := cmd.CombinedOutput()
-	found, err := filepath.Glob(filepath.Join(repoRoot, "demo", "*", "demo.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, path := range found {
-		if out, err := exec.Command("kubectl", "delete", "-f", path, "--timeout=60s").CombinedOutput(); err != nil {
-			t.Errorf("deleting %s: %v\n%s", path, err, out)
-		}
+	if out, err := exec.Command(filepath.Join(repoRoot, "demo", "run"), "-d").CombinedOutput(); err != nil {
+		t.Errorf("demo/run -d: %v\n%s", err, out)
 	}
 	if runErr != nil {
 		t.Errorf("demo/run: %v\n%s", runErr, out)

@@ -313,6 +313,8 @@ func gateCommand() *cli.Command {
 func initCommand() *cli.Command {
 	return &cli.Command{
 		Name: cluster.InitCommand, Hidden: true,
-		Action: func(_ context.Context, cmd *cli.Command) error { return boot.Init(cmd.Args().First()) },
+		Action: func(_ context.Context, cmd *cli.Command) error {
+			return boot.Init(cmd.Args().First()) //nolint:contextcheck // it lives as long as the node, not as this command
+		},
 	}
 }

@@ -135,7 +135,7 @@ func Status(ctx context.Context, c layout.Cluster, out io.Writer) error {
 	if err := w.Flush(); err != nil {
 		return fmt.Errorf("print status: %w", err)
 	}
-	if state.Phase != Up || !state.Alive() || root() != nil {
+	if asRoot := root() == nil; !asRoot || state.Phase != Up || !state.Alive() {
 		return nil
 	}
 	cmd, err := command(c, []string{"kubectl", "get", "nodes"})

@@ -148,7 +148,7 @@ func lock(c layout.Cluster) (unlock func(), err error) {
 	if err := os.MkdirAll(filepath.Dir(c.Lock()), 0o755); err != nil {
 		return nil, fmt.Errorf("make the cluster's folder: %w", err)
 	}
-	f, err := os.OpenFile(c.Lock(), os.O_CREATE|os.O_RDWR, 0o644) //nolint:gosec // no secret
+	f, err := os.OpenFile(c.Lock(), os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
 		return nil, fmt.Errorf("open the lock of cluster %s: %w", c.Name, err)
 	}

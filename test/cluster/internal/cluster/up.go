@@ -163,7 +163,7 @@ func (u Upper) start(ctx context.Context, sim *machine.Machine) (err error) {
 	if err := os.WriteFile(planFile, plan, 0o600); err != nil {
 		return fmt.Errorf("write the node's plan: %w", err)
 	}
-	log, err := os.OpenFile(u.Cluster.Log("init"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644) //nolint:gosec // logs are for reading
+	log, err := os.OpenFile(u.Cluster.Log("init"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644) // for reading
 	if err != nil {
 		return fmt.Errorf("open the node's log: %w", err)
 	}

@@ -88,7 +88,7 @@ func demo() (Image, error) {
 	if libs, err := (Resolver{}).Closure(busybox); err != nil || len(libs) > 0 {
 		return Image{}, errors.Join(fmt.Errorf("%w: a static busybox (Debian: busybox-static); %s is not", ErrMissing, busybox), err)
 	}
-	applets, err := exec.Command(busybox, "--list").Output()
+	applets, err := exec.Command(busybox, "--list").Output() //nolint:noctx // prints a list and ends
 	if err != nil {
 		return Image{}, fmt.Errorf("list the tools of busybox: %w", err)
 	}

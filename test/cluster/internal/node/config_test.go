@@ -32,7 +32,7 @@ func TestConfig(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			golden := filepath.Join("testdata", name)
 			if *update {
-				if err := os.WriteFile(golden, got, 0o644); err != nil { //nolint:gosec // test data
+				if err := os.WriteFile(golden, got, 0o644); err != nil {
 					t.Fatal(err)
 				}
 			}

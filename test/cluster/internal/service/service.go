@@ -80,6 +80,8 @@ type Supervisor struct {
 	statusFile string
 	failed     chan error
 
+	keepers sync.WaitGroup
+
 	mu      sync.Mutex
 	steady  bool
 	waiting map[int]chan unix.WaitStatus
@@ -134,7 +136,7 @@ func (s *Supervisor) reapAll() {
 	}
 }
 
-// Start runs a service until ctx ends.
+// Start runs a service until ctx ends, and then kills it.
 func (s *Supervisor) Start(ctx context.Context, spec Spec) error {
 	st := &Status{Name: spec.Name}
 	s.mu.Lock()
@@ -144,15 +146,23 @@ func (s *Supervisor) Start(ctx context.Context, spec Spec) error {
 	if err != nil {
 		return err
 	}
-	go s.keep(ctx, spec, st, done)
+	s.keepers.Go(func() { s.keep(ctx, spec, st, done) })
 	return nil
 }
+
+// Wait returns once nothing is done any more for services whose context has ended.
+func (s *Supervisor) Wait() { s.keepers.Wait() }
 
 func (s *Supervisor) keep(ctx context.Context, spec Spec, st *Status, done <-chan unix.WaitStatus) {
 	for {
 		var exit unix.WaitStatus
 		select {
 		case <-ctx.Done():
+			s.mu.Lock()
+			if _, runs := s.waiting[st.PID]; runs { // not reaped: the number is still its own
+				_ = unix.Kill(st.PID, unix.SIGKILL)
+			}
+			s.mu.Unlock()
 			return
 		case exit = <-done:
 		}
@@ -208,7 +218,7 @@ func (s *Supervisor) launch(spec Spec, st *Status) (<-chan unix.WaitStatus, erro
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", spec.Name, err)
 	}
-	log, err := os.OpenFile(spec.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644) //nolint:gosec // logs are for reading
+	log, err := os.OpenFile(spec.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644) // for reading
 	if err != nil {
 		return nil, fmt.Errorf("open the log of %s: %w", spec.Name, err)
 	}

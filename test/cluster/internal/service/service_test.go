@@ -63,6 +63,7 @@ func TestSteadyServiceIsStartedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := supervisor(t, status)
+	t.Cleanup(s.Wait) // before the folder goes
 	s.Steady()
 	// Each life of the service writes one line to the fifo.
 	if err := s.Start(t.Context(), Spec{Name: "again", Args: []string{"sh", "-c", "echo alive > " + fifo}, Log: filepath.Join(dir, "log")}); err != nil {
