@@ -52,7 +52,7 @@ func Start(groups cgroup.Groups, gateArgs []string, log *os.File) (*Process, err
 		return nil, errors.Join(fmt.Errorf("make a pipe: %w", err), gateIn.Close())
 	}
 	defer eventsIn.Close()
-	cmd := exec.Command(self, gateArgs...) //nolint:gosec,noctx // this program itself; the node outlives the caller
+	cmd := exec.Command(self, gateArgs...) //nolint:noctx // the node outlives the caller
 	cmd.Dir = "/"
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = gateOut, log, log
 	cmd.ExtraFiles = []*os.File{eventsIn}
