@@ -225,7 +225,8 @@ func (p *Plugin) prepareDirectories(ctx context.Context) error {
 
 // shutDown lets calls in progress finish, because a claim that is prepared half
 // has to be undone by the next instance, then closes the sockets. After it
-// returns no call touches the hardware any more.
+// returns no call touches the hardware any more, except one that hangs there,
+// which it logs.
 func (p *Plugin) shutDown(ctx context.Context, helper *kubeletplugin.Helper) {
 	logger := klog.FromContext(ctx)
 	logger.Info("Stopping", "reason", context.Cause(ctx))
