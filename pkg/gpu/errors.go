@@ -6,6 +6,7 @@ package gpu
 import (
 	"errors"
 	"fmt"
+	"time"
 )
 
 // Reasons for which the hardware refuses. They are compared with errors.Is;
@@ -33,7 +34,20 @@ var (
 	ErrInvalid = errors.New("invalid argument")
 	// ErrTimeout: the driver gave up waiting; a retry may succeed.
 	ErrTimeout = errors.New("timed out")
+	// ErrUnknown: the driver failed and does not say why; a retry may succeed.
+	ErrUnknown = errors.New("unknown driver error")
+	// ErrVersionMismatch: the library and the kernel driver are of different
+	// versions, as in the middle of an upgrade.
+	ErrVersionMismatch = errors.New("library and kernel driver differ in version")
+	// ErrHung: a call has not returned. It may still take effect; see HungError.
+	ErrHung = errors.New("does not answer")
 )
+
+// Transient tells whether the same call may succeed a little later without
+// anybody doing anything about it.
+func Transient(err error) bool {
+	return errors.Is(err, ErrTimeout) || errors.Is(err, ErrUnknown) || errors.Is(err, ErrInUse)
+}
 
 // Error is a failed hardware call. It names the call and the device, so that
 // what reaches a pod's event says which GPU and what was attempted.
@@ -57,3 +71,28 @@ func (e *Error) Error() string {
 }
 
 func (e *Error) Unwrap() error { return e.Err }
+
+// HungError is a call that was left behind because it did not return in time,
+// or a call that was not attempted because an earlier one on the same GPU is
+// still out. It unwraps to ErrHung.
+//
+// The call cannot be cancelled and may take effect at any time until Done is
+// closed. Whoever holds the GPU's lock must keep it until then.
+type HungError struct {
+	// Call and PCIAddress are those of the call that does not return.
+	Call, PCIAddress string
+	// Since is when it was made.
+	Since time.Time
+	// Done is closed when it has returned.
+	Done <-chan struct{}
+}
+
+func (e *HungError) Error() string {
+	on := ""
+	if e.PCIAddress != "" {
+		on = " on GPU " + e.PCIAddress
+	}
+	return fmt.Sprintf("%s%s has not returned since %s", e.Call, on, e.Since.Format(time.TimeOnly))
+}
+
+func (e *HungError) Unwrap() error { return ErrHung }

@@ -9,6 +9,8 @@
 // says they mean.
 package machine
 
+import "time"
+
 // Machine is one simulated host with its GPUs.
 type Machine struct {
 	Name              string // "dgx-h100"
@@ -18,6 +20,71 @@ type Machine struct {
 	BootID            string // changes at reboot
 	GPUs              []GPU
 	Processes         []Process
+
+	// Faults and Latencies make calls go wrong and take time. Without them all
+	// calls work and take no time of their own. They survive a reboot.
+	Faults    []Fault
+	Latencies []Latency
+}
+
+// Fault makes calls of the library go wrong. Of several that match a call, the
+// first in the list that strikes decides.
+type Fault struct {
+	// ID is unique on the machine and at least 1.
+	ID int
+	// Function is an exported name, "nvmlGpuInstanceDestroy" or "nvmlInit_v2",
+	// or "*" for all.
+	Function string
+	// GPU is an index into Machine.GPUs; -1 is any GPU, and also matches calls
+	// that concern none. A call on an instance or MIG device is on its GPU.
+	GPU int
+	// Skip is how many matching calls pass before the first that is struck, and
+	// Times how many are struck then; 0 is all, until the fault is removed.
+	Skip, Times int
+	// Probability that a call is struck which Skip and Times leave; 0 means 1.
+	Probability float64
+
+	// Delay is added to a call that is struck. Hang keeps it until the fault is
+	// removed. Both come before the call, and after it for the effects that let
+	// it happen and then report something else.
+	Delay  time.Duration
+	Hang   bool
+	Effect Effect
+	// Code is an nvmlReturn_t, for Fail and FailAfter.
+	Code int
+
+	// Seen and Struck count matching calls and those that were struck, of all
+	// processes. They are read only: an update of the machine keeps them.
+	Seen, Struck uint64
+}
+
+// Effect is what becomes of a call that is struck.
+type Effect int
+
+const (
+	// Fail: it does nothing and returns Code.
+	Fail Effect = iota
+	// FailAfter: it does what it should, and returns Code.
+	FailAfter
+	// Pretend: it does nothing and returns SUCCESS, with its results untouched.
+	Pretend
+	// KillBefore: the calling process gets SIGKILL instead.
+	KillBefore
+	// KillAfter: the calling process gets SIGKILL when the change is committed.
+	KillAfter
+	// Proceed: nothing else; for Delay and Hang.
+	Proceed
+)
+
+// Latency is how long calls of one function take, on top of the microseconds
+// that the simulator needs. These are models, not measurements.
+type Latency struct {
+	Function string
+	Base     time.Duration
+	// PerInstance is added for each GPU instance that is on the GPU.
+	PerInstance time.Duration
+	// Exclusive calls on one GPU wait for each other, as on a driver lock.
+	Exclusive bool
 }
 
 // GPU is one simulated GPU: its board's facts and its present state.
@@ -50,6 +117,10 @@ type GPU struct {
 	// Persistence is nvidia-smi -pm: the driver stays loaded without clients.
 	Persistence bool
 	TimeSlice   int // 0 default, 1 short, 2 medium, 3 long
+
+	// Failure is the nvmlReturn_t of every call on this GPU; 0: it is well.
+	// 15 GPU_IS_LOST and 16 RESET_REQUIRED are the ones that happen.
+	Failure int
 
 	MIG *MIG // nil: not MIG capable
 }
