@@ -130,12 +130,16 @@ func publishedSlices(ctx context.Context) ([]resourceapi.ResourceSlice, error) {
 
 // simulated is the part of `gpusim show -o json` that the tests look at.
 type simulated struct {
-	GPUs []struct {
-		PCIAddress string
-		MIG        *struct {
-			Current   bool
-			Instances []struct{ ID int }
-		}
+	BootID string
+	GPUs   []simulatedGPU
+}
+
+type simulatedGPU struct {
+	PCIAddress string
+	Minor      int
+	MIG        *struct {
+		Current   bool
+		Instances []struct{ ID int }
 	}
 }
 

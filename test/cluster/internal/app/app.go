@@ -48,7 +48,7 @@ func New() *cli.Command {
 			&cli.StringFlag{Name: nameFlag, Usage: "name of the cluster", Value: layout.DefaultName, Sources: cli.EnvVars("PARTAGE_CLUSTER")},
 		},
 		Commands: []*cli.Command{
-			buildCommand(), imagesCommand(), imageCommand(), upCommand(), downCommand(), statusCommand(), runCommand(), loadCommand(),
+			buildCommand(), imagesCommand(), imageCommand(), upCommand(), downCommand(), rebootCommand(), statusCommand(), runCommand(), loadCommand(),
 			logsCommand(), gateCommand(), initCommand(),
 		},
 		ExitErrHandler: func(context.Context, *cli.Command, error) {}, // main decides
@@ -200,6 +200,21 @@ func downCommand() *cli.Command {
 				p.Printf("cluster %s is not up", c.Name)
 			}
 			return nil
+		},
+	}
+}
+
+func rebootCommand() *cli.Command {
+	return &cli.Command{
+		Name: "reboot",
+		Usage: "cut the node's power and start it again: containers, /run, GPU instances and device numbers are lost, disks and the " +
+			"control plane are not; works inside the node, too",
+		Action: func(ctx context.Context, cmd *cli.Command) error {
+			c, err := named(cmd)
+			if err != nil {
+				return err
+			}
+			return cluster.Reboot(ctx, c)
 		},
 	}
 }

@@ -21,7 +21,6 @@ import (
 	"github.com/partage-dev/partage/test/cluster/internal/controlplane"
 	"github.com/partage-dev/partage/test/cluster/internal/layout"
 	"github.com/partage-dev/partage/test/cluster/internal/machine"
-	"github.com/partage-dev/partage/test/cluster/internal/node"
 	"github.com/partage-dev/partage/test/cluster/internal/pki"
 	"github.com/partage-dev/partage/test/cluster/internal/sandbox"
 	"github.com/partage-dev/partage/test/cluster/internal/service"
@@ -92,8 +91,9 @@ func initialize(planFile string, events *json.Encoder) error {
 	}
 	sup := service.New([]string{"PATH=" + Path(files), "HOME=/root", "LANG=C.UTF-8"}, files.Services())
 	go sup.Reap(ctx, children)
+	n := newPower(ctx, plan, files, sup)
 	started := make(chan error, 1)
-	go func() { started <- start(ctx, plan, files, sup, events) }()
+	go func() { started <- start(ctx, plan, files, sup, n, events) }()
 	select {
 	case <-ctx.Done():
 		return context.Cause(ctx)
@@ -105,6 +105,9 @@ func initialize(planFile string, events *json.Encoder) error {
 		}
 	}
 	sup.Steady()
+	if err := n.listen(); err != nil {
+		return err
+	}
 	if err := events.Encode(Event{Ready: true}); err != nil {
 		return fmt.Errorf("report that the node is ready: %w", err)
 	}
@@ -113,7 +116,7 @@ func initialize(planFile string, events *json.Encoder) error {
 }
 
 // start brings control plane and node up side by side: each spends its time waiting for its own slow program.
-func start(ctx context.Context, plan Plan, files layout.Cluster, sup *service.Supervisor, events *json.Encoder) error {
+func start(ctx context.Context, plan Plan, files layout.Cluster, sup *service.Supervisor, p *power, events *json.Encoder) error {
 	notes := make(chan string)
 	printed := make(chan struct{})
 	go func() {
@@ -129,12 +132,6 @@ func start(ctx context.Context, plan Plan, files layout.Cluster, sup *service.Su
 		Address: plan.Address.Addr(), PKI: files.PKI(), Data: filepath.Join(files.Run(), "control-plane"), Log: files.Log,
 		FeatureGates: plan.FeatureGates, RuntimeConfig: plan.RuntimeConfig,
 	}
-	n := node.Node{
-		Name: plan.Node, Address: plan.Address.Addr(), Pods: plan.Pods, API: plan.Address.Addr(),
-		DNS: controlplane.DNSAddress, Machine: plan.Machine,
-		PKI: files.PKI(), Config: files.Run(), Bin: files.Bin(), CNI: files.CNI(), Images: plan.Images, Log: files.Log,
-		FeatureGates: plan.FeatureGates,
-	}
 	if err := os.MkdirAll(c.Data, 0o700); err != nil {
 		return fmt.Errorf("make the control plane's folder: %w", err)
 	}
@@ -142,14 +139,14 @@ func start(ctx context.Context, plan Plan, files layout.Cluster, sup *service.Su
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(c.Keys(authority, files.Kubeconfig()), n.Keys(authority)); err != nil {
+	if err := errors.Join(c.Keys(authority, files.Kubeconfig()), p.node.Keys(authority)); err != nil {
 		return err
 	}
 	group := errgroup.Group{} // without a context of its own: services live on after it
 	group.Go(func() error { return c.Start(ctx, sup, report) })
-	group.Go(func() error { return n.Start(ctx, sup, report) })
+	group.Go(func() error { return p.on(report) })
 	if err := group.Wait(); err != nil {
 		return err
 	}
-	return n.Ready(ctx)
+	return p.node.Ready(ctx)
 }

@@ -9,9 +9,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
-	"slices"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -19,6 +16,7 @@ import (
 	"github.com/partage-dev/partage/test/cluster/internal/cgroup"
 	"github.com/partage-dev/partage/test/cluster/internal/layout"
 	"github.com/partage-dev/partage/test/cluster/internal/poll"
+	"github.com/partage-dev/partage/test/cluster/internal/sandbox"
 )
 
 const downLimit = 30 * time.Second
@@ -66,7 +64,7 @@ func clean(ctx context.Context, c layout.Cluster) error {
 	if err := cgroup.Remove(ctx, c.ID(), downLimit); err != nil {
 		return err
 	}
-	if err := unmountBelow(c.Run()); err != nil {
+	if err := sandbox.UnmountBelow(c.Run()); err != nil {
 		return err
 	}
 	if err := os.RemoveAll(c.Run()); err != nil {
@@ -76,31 +74,6 @@ func clean(ctx context.Context, c layout.Cluster) error {
 		return fmt.Errorf("remove the kubeconfig: %w", err)
 	}
 	return nil
-}
-
-// unmountBelow makes sure that removing dir does not reach into a mount. There should be none outside the node.
-func unmountBelow(dir string) error {
-	b, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return fmt.Errorf("list mounts: %w", err)
-	}
-	for _, point := range slices.Backward(mountsBelow(string(b), dir)) {
-		if err := unix.Unmount(point, unix.MNT_DETACH); err != nil {
-			return fmt.Errorf("unmount %s: %w", point, err)
-		}
-	}
-	return nil
-}
-
-func mountsBelow(mountinfo, dir string) []string {
-	var points []string
-	for line := range strings.Lines(mountinfo) {
-		fields := strings.Fields(line)
-		if len(fields) > 4 && strings.HasPrefix(fields[4], filepath.Clean(dir)+"/") {
-			points = append(points, fields[4])
-		}
-	}
-	return points
 }
 
 func root() error {

@@ -15,6 +15,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/partage-dev/partage/test/cluster/internal/boot"
 	"github.com/partage-dev/partage/test/cluster/internal/layout"
 	"github.com/partage-dev/partage/test/cluster/internal/node"
 	"github.com/partage-dev/partage/test/cluster/internal/sandbox"
@@ -75,6 +76,18 @@ func command(c layout.Cluster, args []string) (*exec.Cmd, error) {
 		"CONTAINERD_ADDRESS="+node.Socket, "CONTAINERD_NAMESPACE=k8s.io",
 	)
 	return cmd, nil
+}
+
+// Reboot reboots the cluster's node and returns when its kubelet has been started. It may be called inside the node.
+func Reboot(ctx context.Context, c layout.Cluster) error {
+	if _, err := os.Stat(boot.Switch); err == nil {
+		return boot.Reboot(ctx)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find own program: %w", err)
+	}
+	return Run(ctx, c, []string{self, "--repo", c.Root, "--name", c.Name, "reboot"})
 }
 
 // LoadImage imports an image archive into the cluster's node.

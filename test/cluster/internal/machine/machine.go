@@ -42,3 +42,8 @@ func Find(name, defaultBin string) (Machine, error) {
 func (m Machine) Create(ctx context.Context, sup *service.Supervisor, log string) error {
 	return sup.Run(ctx, service.Spec{Name: "gpusim", Args: []string{m.Bin, "new", "--machine", m.Name, "--root", Root}, Log: log})
 }
+
+// Reboot does to the machine what a reboot does; device numbers are other ones afterwards.
+func (m Machine) Reboot(ctx context.Context, sup *service.Supervisor, log string) error {
+	return sup.Run(ctx, service.Spec{Name: "gpusim", Args: []string{m.Bin, "reboot", "--renumber", "--root", Root}, Log: log})
+}

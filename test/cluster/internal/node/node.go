@@ -64,15 +64,13 @@ func (n Node) kubeconfig() string { return filepath.Join(n.PKI, "kubelet-"+n.Nam
 
 func (n Node) serving() string { return "kubelet-server-" + n.Name }
 
-// Start starts the node and returns when its kubelet runs; see Ready.
+// Start starts the node and returns when its kubelet runs; see Ready. Its programs end with ctx.
 func (n Node) Start(ctx context.Context, sup *service.Supervisor, report func(string, ...any)) error {
 	config, err := n.writeConfig()
 	if err != nil {
 		return err
 	}
-	if err := sup.Start(ctx, service.Spec{
-		Name: containerd, Args: []string{containerd, "--config", config.containerd}, Log: n.Log(containerd),
-	}); err != nil {
+	if err := n.startContainerd(ctx, sup, config); err != nil {
 		return err
 	}
 	if n.Machine != nil {
@@ -90,6 +88,39 @@ func (n Node) Start(ctx context.Context, sup *service.Supervisor, report func(st
 		}
 	}
 	report("containerd ready, %d images imported", len(n.Images))
+	return n.startKubelet(ctx, sup, config)
+}
+
+// Reboot starts the node again. Its programs and containers must have ended, see sandbox.PowerOff; disks are as they were.
+func (n Node) Reboot(ctx context.Context, sup *service.Supervisor) error {
+	config, err := n.writeConfig()
+	if err != nil {
+		return err
+	}
+	if n.Machine != nil {
+		if err := n.Machine.Reboot(ctx, sup, n.Log(gpusim)); err != nil {
+			return fmt.Errorf("reboot machine %s: %w", n.Machine.Name, err)
+		}
+	}
+	if err := n.startContainerd(ctx, sup, config); err != nil {
+		return err
+	}
+	if err := n.waitContainerd(ctx, sup); err != nil {
+		return err
+	}
+	return n.startKubelet(ctx, sup, config)
+}
+
+// Running says whether any of the node's programs has not ended.
+func Running(sup *service.Supervisor) bool { return sup.Running(containerd) || sup.Running(kubelet) }
+
+func (n Node) startContainerd(ctx context.Context, sup *service.Supervisor, config configFiles) error {
+	return sup.Start(ctx, service.Spec{
+		Name: containerd, Args: []string{containerd, "--config", config.containerd}, Log: n.Log(containerd),
+	})
+}
+
+func (n Node) startKubelet(ctx context.Context, sup *service.Supervisor, config configFiles) error {
 	args := []string{
 		kubelet, "--config=" + config.kubelet, "--kubeconfig=" + n.kubeconfig(), "--hostname-override=" + n.Name,
 		"--node-ip=" + n.Address.String(), "--v=2",

@@ -106,13 +106,16 @@ func (s Spec) folders() error {
 	if err := mount("", "/var/lib/kubelet", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
 		return err
 	}
-	for _, dir := range []string{"/run/lock", "/run/netns", "/run/cdi", "/etc/cdi", "/etc/cni/net.d"} {
+	for _, dir := range append(runFolders, "/etc/cdi", "/etc/cni/net.d") {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return err
 		}
 	}
 	return nil
 }
+
+// runFolders are those of /run that programs expect.
+var runFolders = []string{"/run/lock", "/run/netns", "/run/cdi"}
 
 func (s Spec) overlay(dir string) error {
 	base := filepath.Join(s.Scratch, "overlay", strings.ReplaceAll(strings.Trim(dir, "/"), "/", "-"))

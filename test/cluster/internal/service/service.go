@@ -84,14 +84,20 @@ type Supervisor struct {
 
 	mu      sync.Mutex
 	steady  bool
-	waiting map[int]chan unix.WaitStatus
+	waiting map[int]child
 	status  []*Status
+}
+
+type child struct {
+	exit chan unix.WaitStatus
+	// stopped is the service that was told to end, nil for all others.
+	stopped *Status
 }
 
 // New returns a supervisor whose programs get env. It reaps every child of this process, so nothing else here may wait for one.
 // The status file may be empty.
 func New(env []string, statusFile string) *Supervisor {
-	return &Supervisor{env: env, statusFile: statusFile, failed: make(chan error, 16), waiting: map[int]chan unix.WaitStatus{}}
+	return &Supervisor{env: env, statusFile: statusFile, failed: make(chan error, 16), waiting: map[int]child{}}
 }
 
 // Failed gives the services that ended before Steady.
@@ -131,9 +137,22 @@ func (s *Supervisor) reapAll() {
 		}
 		if c, ok := s.waiting[pid]; ok {
 			delete(s.waiting, pid)
-			c <- status
+			s.remove(c.stopped)
+			c.exit <- status
 		}
 	}
+}
+
+// remove needs mu.
+func (s *Supervisor) remove(st *Status) {
+	s.status = slices.DeleteFunc(s.status, func(other *Status) bool { return other == st })
+}
+
+// Running says whether there is a service of that name: one that was started and has not ended since its context has.
+func (s *Supervisor) Running(name string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.ContainsFunc(s.status, func(st *Status) bool { return st.Name == name })
 }
 
 // Start runs a service until ctx ends, and then kills it.
@@ -158,11 +177,7 @@ func (s *Supervisor) keep(ctx context.Context, spec Spec, st *Status, done <-cha
 		var exit unix.WaitStatus
 		select {
 		case <-ctx.Done():
-			s.mu.Lock()
-			if _, runs := s.waiting[st.PID]; runs { // not reaped: the number is still its own
-				_ = unix.Kill(st.PID, unix.SIGKILL)
-			}
-			s.mu.Unlock()
+			s.stop(st)
 			return
 		case exit = <-done:
 		}
@@ -178,6 +193,7 @@ func (s *Supervisor) keep(ctx context.Context, spec Spec, st *Status, done <-cha
 		for {
 			select {
 			case <-ctx.Done():
+				s.stop(st)
 				return
 			case <-time.After(restartDelay):
 			}
@@ -192,6 +208,20 @@ func (s *Supervisor) keep(ctx context.Context, spec Spec, st *Status, done <-cha
 		s.mu.Unlock()
 		s.publish()
 	}
+}
+
+func (s *Supervisor) stop(st *Status) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c, runs := s.waiting[st.PID]
+	if !runs {
+		s.remove(st)
+		return
+	}
+	// Not reaped: the number is still its own.
+	c.stopped = st
+	s.waiting[st.PID] = c
+	_ = unix.Kill(st.PID, unix.SIGKILL)
 }
 
 // Run runs a program to its end. A non-zero status is an *ExitError.
@@ -234,7 +264,7 @@ func (s *Supervisor) launch(spec Spec, st *Status) (<-chan unix.WaitStatus, erro
 		Dir: "/", Env: s.env, Files: []*os.File{null, log, log}, Sys: &unix.SysProcAttr{Setsid: true},
 	})
 	if err == nil {
-		s.waiting[p.Pid] = done
+		s.waiting[p.Pid] = child{exit: done}
 		st.PID, st.Since = p.Pid, time.Now()
 		err = p.Release()
 	}

@@ -4,6 +4,7 @@
 package service
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"os"
@@ -11,8 +12,11 @@ import (
 	"os/signal"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/test/cluster/internal/poll"
 )
 
 func supervisor(t *testing.T, statusFile string) *Supervisor {
@@ -81,5 +85,28 @@ func TestSteadyServiceIsStartedAgain(t *testing.T) {
 	}
 	if err := json.Unmarshal(b, &got); err != nil || len(got) != 1 || got[0].LastExit != "exit status 0" {
 		t.Errorf("status %s, %v", b, err)
+	}
+}
+
+func TestServiceThatIsStopped(t *testing.T) {
+	dir := t.TempDir()
+	s := supervisor(t, "")
+	t.Cleanup(s.Wait)
+	s.Steady()
+	ctx, stop := context.WithCancel(t.Context())
+	if err := s.Start(ctx, Spec{Name: "long", Args: []string{"sleep", "1000"}, Log: filepath.Join(dir, "log")}); err != nil {
+		t.Fatal(err)
+	}
+	if !s.Running("long") {
+		t.Error("it does not count as running")
+	}
+	stop()
+	if err := poll.Until(t.Context(), time.Minute, "the service to end", func(context.Context) error {
+		if s.Running("long") {
+			return errors.New("it still counts as running")
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
 	}
 }
