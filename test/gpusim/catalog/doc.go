@@ -18,4 +18,9 @@
 // 6, the eighths 7 to 14). The i-th id of a profile belongs to its i-th
 // placement; ids beyond the placements are those of the slices that the board
 // has disabled, and some GPUs use them, since their tree is mirrored.
+//
+// Latencies are data too, in latencies.yaml. They are models that give calls
+// plausible proportions, not measurements: what is known of the time that calls
+// take on real boards are single observations, and their sources are tagged in
+// the same way.
 package catalog

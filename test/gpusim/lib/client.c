@@ -45,13 +45,13 @@ static int own_object(struct dl_phdr_info *info, size_t size, void *arg)
 
 // locate finds the state from where this library's file really is. (dladdr
 // would be simpler, but ties the library to the C library it was built with.)
-static int locate(void)
+static int locate(struct gs_paths *out)
 {
 	char *self = NULL;
 	dl_iterate_phdr(own_object, &self);
 	if (self == NULL)
 		return ENOENT;
-	int err = gs_find(self, &paths);
+	int err = gs_find(self, out);
 	free(self);
 	return err;
 }
@@ -72,7 +72,7 @@ static void refresh(void)
 // open_driver does what talking to the kernel driver for the first time is.
 static nvmlReturn_t open_driver(void)
 {
-	int err = locate();
+	int err = locate(&paths);
 	if (err != 0 || !node_present("dev/nvidiactl", 0))
 		return NVML_ERROR_DRIVER_NOT_LOADED;
 	err = gs_open(paths.state, &state);
@@ -153,8 +153,33 @@ void leave(const int *entered)
 nvmlReturn_t unmodelled(const char *function)
 {
 	ENTER();
-	gs_count(&state, function);
+	gs_mark_unmodelled(&state, function);
 	return NVML_ERROR_NOT_SUPPORTED;
+}
+
+// consult_closed opens the state just for fn. nvmlInit itself does it again.
+static void consult_closed(consult_fn fn, struct call *call)
+{
+	struct gs_paths found;
+	struct gs_handle h;
+	if (locate(&found) != 0 || gs_open(found.state, &h) != 0)
+		return;
+	struct gs_machine *m = malloc(sizeof(*m));
+	if (m != NULL) {
+		gs_read(&h, m);
+		fn(call, &h, m, found.state);
+	}
+	free(m);
+	gs_close(&h);
+}
+
+void consult(consult_fn fn, struct call *call)
+{
+	__attribute__((cleanup(leave))) int entered = enter();
+	if (entered)
+		fn(call, &state, &view, paths.state);
+	else if (strncmp(call->function, "nvmlInit", strlen("nvmlInit")) == 0)
+		consult_closed(fn, call);
 }
 
 nvmlReturn_t change(change_fn body, void *arg)

@@ -55,17 +55,28 @@ nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *dev
 	return by_index(index, device);
 }
 
+int gpu_of_index(const void *index)
+{
+	return gpu_at(*(const unsigned int *)index);
+}
+
 // A GPU's serial is the board's, so two GPUs may share it; NVML then gives the
 // first.
+int gpu_of_serial(const void *serial)
+{
+	for (int i = 0; serial != NULL && i < view.gpu_count; i++)
+		if (gpu_visible(i) && strcmp(view.gpus[i].serial, serial) == 0)
+			return i;
+	return -1;
+}
+
 nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice_t *device)
 {
 	ENTER();
 	if (serial == NULL || device == NULL || serial[0] == '\0')
 		return NVML_ERROR_INVALID_ARGUMENT;
-	for (int i = 0; i < view.gpu_count; i++)
-		if (gpu_visible(i) && strcmp(view.gpus[i].serial, serial) == 0)
-			return give_gpu(i, device);
-	return NVML_ERROR_NOT_FOUND;
+	int gpu = gpu_of_serial(serial);
+	return gpu < 0 ? NVML_ERROR_NOT_FOUND : give_gpu(gpu, device);
 }
 
 // mig_by_uuid finds a visible MIG device of one GPU.
@@ -99,6 +110,14 @@ static nvmlReturn_t by_uuid(const char *uuid, nvmlDevice_t *device)
 	return r;
 }
 
+int gpu_of_uuid(const void *uuid)
+{
+	nvmlDevice_t device;
+	if (uuid == NULL || by_uuid(uuid, &device) != NVML_SUCCESS)
+		return -1;
+	return gpu_of_handle(device.handle);
+}
+
 nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
 {
 	ENTER();
@@ -107,11 +126,8 @@ nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
 	return by_uuid(uuid, device);
 }
 
-nvmlReturn_t nvmlDeviceGetHandleByUUIDV(const nvmlUUID_t *uuid, nvmlDevice_t *device)
+static nvmlReturn_t by_typed_uuid(const nvmlUUID_t *uuid, nvmlDevice_t *device)
 {
-	ENTER();
-	if (uuid == NULL || device == NULL)
-		return NVML_ERROR_INVALID_ARGUMENT;
 	if (uuid->version != nvmlUUID_v1)
 		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
 	if (uuid->type == NVML_UUID_TYPE_ASCII) {
@@ -134,6 +150,22 @@ nvmlReturn_t nvmlDeviceGetHandleByUUIDV(const nvmlUUID_t *uuid, nvmlDevice_t *de
 	return r;
 }
 
+int gpu_of_typed_uuid(const void *uuid)
+{
+	nvmlDevice_t device;
+	if (uuid == NULL || by_typed_uuid(uuid, &device) != NVML_SUCCESS)
+		return -1;
+	return gpu_of_handle(device.handle);
+}
+
+nvmlReturn_t nvmlDeviceGetHandleByUUIDV(const nvmlUUID_t *uuid, nvmlDevice_t *device)
+{
+	ENTER();
+	if (uuid == NULL || device == NULL)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	return by_typed_uuid(uuid, device);
+}
+
 struct address {
 	unsigned int domain, bus, device;
 };
@@ -152,17 +184,31 @@ static int parse_address(const char *text, struct address *a)
 	return 0;
 }
 
-static nvmlReturn_t by_bus_id(const char *pciBusId, nvmlDevice_t *device)
+// find_address is the visible GPU at an address, or -1.
+static int find_address(struct address wanted)
 {
-	ENTER();
-	struct address wanted, a;
-	if (pciBusId == NULL || device == NULL || !parse_address(pciBusId, &wanted))
-		return NVML_ERROR_INVALID_ARGUMENT;
+	struct address a;
 	for (int i = 0; i < view.gpu_count; i++)
 		if (gpu_visible(i) && parse_address(view.gpus[i].pci_address, &a) && a.domain == wanted.domain &&
 		    a.bus == wanted.bus && a.device == wanted.device)
-			return give_gpu(i, device);
-	return NVML_ERROR_NOT_FOUND;
+			return i;
+	return -1;
+}
+
+int gpu_of_bus_id(const void *bus_id)
+{
+	struct address a;
+	return bus_id == NULL || !parse_address(bus_id, &a) ? -1 : find_address(a);
+}
+
+static nvmlReturn_t by_bus_id(const char *pciBusId, nvmlDevice_t *device)
+{
+	ENTER();
+	struct address wanted;
+	if (pciBusId == NULL || device == NULL || !parse_address(pciBusId, &wanted))
+		return NVML_ERROR_INVALID_ARGUMENT;
+	int gpu = find_address(wanted);
+	return gpu < 0 ? NVML_ERROR_NOT_FOUND : give_gpu(gpu, device);
 }
 
 nvmlReturn_t nvmlDeviceGetHandleByPciBusId(const char *pciBusId, nvmlDevice_t *device)

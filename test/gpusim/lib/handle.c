@@ -74,6 +74,13 @@ static const struct entry *entry_of(const void *handle)
 	return NULL;
 }
 
+// What was destroyed still has its GPU.
+int gpu_of_handle(const void *handle)
+{
+	const struct entry *e = entry_of(handle);
+	return e == NULL ? -1 : e->gpu;
+}
+
 nvmlDevice_t gpu_handle(int gpu)
 {
 	return (nvmlDevice_t){(void *)entry_for(KIND_GPU, gpu, NULL, NULL)};

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// What the library's files share. Every NVML function works like this: ENTER
+// What the library's files share. The model of a function works like this: ENTER
 // takes the process's lock and refreshes the view, a private copy of the
 // machine; target_… turns the caller's handle into pointers into the view; the
 // function reads them. A function that changes something runs its body through
@@ -14,19 +14,20 @@
 #define _GNU_SOURCE
 #endif
 
-// The library is built with hidden visibility; only NVML's own names are
-// exported. Definitions take the visibility of these declarations.
-#pragma GCC visibility push(default)
+// models.h, which gen writes, renames all functions of nvml.h to model_…: what
+// these files define under NVML's names are the models that call.h wraps.
+#include "models.h"
+
 #include <nvml.h>
-#pragma GCC visibility pop
 
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
+#include "call.h"
 #include "state.h"
 
-// ENTER must be the first statement of an exported function.
+// ENTER must be the first statement of a model.
 #define ENTER()                                                      \
 	__attribute__((cleanup(leave))) int entered = enter();       \
 	if (!entered)                                                \
@@ -38,6 +39,11 @@ void leave(const int *entered);
 // view is the machine as of the last ENTER. It is valid until the function
 // returns.
 extern struct gs_machine view;
+
+// consult runs fn with the state, the machine and the state's path, as of now.
+// Before nvmlInit, it does so for nvmlInit only, and else nothing.
+typedef void (*consult_fn)(struct call *call, struct gs_handle *h, const struct gs_machine *m, const char *path);
+void consult(consult_fn fn, struct call *call);
 
 // change runs body on the machine under the writer lock of all processes, and
 // commits it if body returns NVML_SUCCESS.
@@ -97,8 +103,5 @@ nvmlReturn_t copy_text(char *out, unsigned int length, const char *text);
 void profile_name(char *out, size_t size, const struct gs_profile *p, int compute_slices);
 
 void make_uuid(char *out, size_t size);
-
-// unmodelled counts a call of a function that has no model.
-nvmlReturn_t unmodelled(const char *function);
 
 #endif

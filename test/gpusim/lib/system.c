@@ -5,7 +5,8 @@
 
 #include "lib.h"
 
-const char *nvmlErrorString(nvmlReturn_t result)
+// Not a call in the sense of call.h: it only reads a table.
+__attribute__((visibility("default"))) const char *nvmlErrorString(nvmlReturn_t result)
 {
 	static const char *const texts[] = {
 		[NVML_SUCCESS] = "Success",

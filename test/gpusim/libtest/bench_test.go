@@ -4,9 +4,13 @@
 package libtest
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/gpusim/state"
 )
 
 // BenchmarkCreateDestroy is one partition made and removed again, without a
@@ -26,6 +30,26 @@ func BenchmarkCreateDestroy(b *testing.B) {
 // BenchmarkRead is a call that changes nothing.
 func BenchmarkRead(b *testing.B) {
 	d := benchmarkDevice(b)
+	for b.Loop() {
+		if _, ret := d.GetUUID(); ret != nvml.SUCCESS {
+			b.Fatal(ret)
+		}
+	}
+}
+
+// BenchmarkReadBesideRules is the same call on a machine with as many faults
+// and latencies as it can have, none of which is about it.
+func BenchmarkReadBesideRules(b *testing.B) {
+	r := newRoot(b, machineOf(h100(0)))
+	d := device(b, r.open(), 0)
+	r.update(func(m *machine.Machine) {
+		for range 32 {
+			state.AddFault(m, machine.Fault{Function: "nvmlDeviceGetUnitHandle"})
+		}
+		for i := range 48 {
+			m.Latencies = append(m.Latencies, machine.Latency{Function: fmt.Sprint("nvmlDeviceGet", i)})
+		}
+	})
 	for b.Loop() {
 		if _, ret := d.GetUUID(); ret != nvml.SUCCESS {
 			b.Fatal(ret)

@@ -30,9 +30,12 @@ var library string
 const helperEnv = "LIBTEST_HELPER"
 
 var helpers = map[string]func(nvml.Interface) error{
-	"churn": churn,
-	"list":  list,
-	"read":  readForever,
+	"churn":  churn,
+	"create": createOne,
+	"hold":   holdGPU,
+	"list":   list,
+	"read":   readForever,
+	"uuids":  uuids,
 }
 
 func TestMain(m *testing.M) {
@@ -74,8 +77,9 @@ func helper(t testing.TB, name, lib string, env ...string) *exec.Cmd {
 
 // root is a simulated root in a temporary folder.
 type root struct {
-	t   testing.TB
-	dir string
+	t      testing.TB
+	dir    string
+	opened *state.File
 }
 
 // newRoot makes a root with the state of m and the device nodes of its GPUs,
@@ -126,14 +130,18 @@ func (r *root) open() nvml.Interface {
 	return lib
 }
 
+// file is the state as the first user found it.
 func (r *root) file() *state.File {
 	r.t.Helper()
-	f, err := state.Open(r.state())
-	if err != nil {
-		r.t.Fatal(err)
+	if r.opened == nil {
+		f, err := state.Open(r.state())
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		r.t.Cleanup(f.Close)
+		r.opened = f
 	}
-	r.t.Cleanup(f.Close)
-	return f
+	return r.opened
 }
 
 func (r *root) update(change func(*machine.Machine)) {

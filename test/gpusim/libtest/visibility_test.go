@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"syscall"
 	"testing"
@@ -163,6 +164,25 @@ func TestPermissionsOfUsers(t *testing.T) {
 	m.GPUs[0].MIG.Current = true
 	r := newRoot(t, m)
 	lib := container(t, r, "nvidiactl", "nvidia0", "nvidia-caps/nvidia-cap1")
+	cmd := asUser(t, helper(t, "list", lib, "GPUSIM_STATE="), lib)
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got listing
+	if err := json.Unmarshal(out, &got); err != nil {
+		t.Fatal(err)
+	}
+	const denied = "Insufficient Permissions"
+	want := listing{GPUs: []string{m.GPUs[0].UUID + " 0"}, Create: denied, List: denied, Compute: "Not Supported"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("seen by a user (-want +got):\n%s", diff)
+	}
+}
+
+// asUser makes a helper run as somebody who is not root.
+func asUser(t *testing.T, cmd *exec.Cmd, lib string) *exec.Cmd {
+	t.Helper()
 	// A user can neither enter the test's temporary folders nor run the test
 	// binary where it is.
 	binary := filepath.Join(t.TempDir(), "helper")
@@ -180,21 +200,8 @@ func TestPermissionsOfUsers(t *testing.T) {
 			}
 		}
 	}
-	cmd := helper(t, "list", lib, "GPUSIM_STATE=")
 	cmd.Path = binary
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
-	out, err := cmd.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var got listing
-	if err := json.Unmarshal(out, &got); err != nil {
-		t.Fatal(err)
-	}
-	const denied = "Insufficient Permissions"
-	want := listing{GPUs: []string{m.GPUs[0].UUID + " 0"}, Create: denied, List: denied, Compute: "Not Supported"}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("seen by a user (-want +got):\n%s", diff)
-	}
+	return cmd
 }

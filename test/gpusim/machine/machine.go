@@ -36,7 +36,8 @@ type Fault struct {
 	// or "*" for all.
 	Function string
 	// GPU is an index into Machine.GPUs; -1 is any GPU, and also matches calls
-	// that concern none. A call on an instance or MIG device is on its GPU.
+	// that concern none, such as nvmlInit_v2. A call on an instance or MIG device
+	// is on its GPU.
 	GPU int
 	// Skip is how many matching calls pass before the first that is struck, and
 	// Times how many are struck then; 0 is all, until the fault is removed.
@@ -45,8 +46,8 @@ type Fault struct {
 	Probability float64
 
 	// Delay is added to a call that is struck. Hang keeps it until the fault is
-	// removed. Both come before the call, and after it for the effects that let
-	// it happen and then report something else.
+	// removed. Both come before the call, or, for FailAfter and KillAfter, after
+	// it.
 	Delay  time.Duration
 	Hang   bool
 	Effect Effect

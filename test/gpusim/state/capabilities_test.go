@@ -86,3 +86,28 @@ func TestCapabilitiesThatFail(t *testing.T) {
 		t.Errorf("a trace of the instance is left: %v", err)
 	}
 }
+
+// TestCapabilitiesThatStay: while one instance comes, nobody finds the files of
+// another one empty.
+func TestCapabilitiesThatStay(t *testing.T) {
+	path, f := create(t, full())
+	file := filepath.Join(filepath.Dir(path), "proc/driver/nvidia/capabilities/gpu0/mig/gi1/access")
+	before, err := os.Stat(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = f.Update(func(m *machine.Machine) error {
+		m.GPUs[0].MIG.Instances = append(m.GPUs[0].MIG.Instances, machine.GPUInstance{ID: 9})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	after, err := os.Stat(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !after.ModTime().Equal(before.ModTime()) {
+		t.Error("the file of the instance that stayed was written again")
+	}
+}

@@ -8,14 +8,17 @@ import "C"
 
 import "github.com/partage-dev/partage/test/gpusim/machine"
 
-// decode makes Go values of a consistent C machine.
-func decode(c *C.struct_gs_machine) *machine.Machine {
+// decode makes Go values of a consistent C machine. What was counted comes from
+// the file itself.
+func decode(h *C.struct_gs_handle, c *C.struct_gs_machine) *machine.Machine {
 	m := &machine.Machine{
 		Name:              C.GoString(&c.name[0]),
 		DriverVersion:     C.GoString(&c.driver_version[0]),
 		NVMLVersion:       C.GoString(&c.nvml_version[0]),
 		CUDADriverVersion: int(c.cuda_driver_version),
 		BootID:            C.GoString(&c.boot_id[0]),
+		Faults:            decodeFaults(h, c),
+		Latencies:         decodeLatencies(c),
 	}
 	for i := range int(c.gpu_count) {
 		m.GPUs = append(m.GPUs, decodeGPU(&c.gpus[i]))
@@ -54,6 +57,7 @@ func decodeGPU(c *C.struct_gs_gpu) machine.GPU {
 		ComputeMode:    int(c.compute_mode),
 		Persistence:    c.persistence != 0,
 		TimeSlice:      int(c.time_slice),
+		Failure:        int(c.failure),
 	}
 	if c.mig_capable != 0 {
 		g.MIG = decodeMIG(c)

@@ -39,6 +39,9 @@ func encode(c *C.struct_gs_machine, m *machine.Machine, before *C.struct_gs_mach
 		c.gpu_count = C.int32_t(len(m.GPUs))
 		for i := range m.GPUs {
 			e.gpu(&c.gpus[i], i, &m.GPUs[i])
+			if m.GPUs[i].Failure != 0 {
+				c.failing++
+			}
 		}
 	}
 	if e.fits("processes", len(m.Processes), C.GS_MAX_PROCESSES) {
@@ -47,6 +50,8 @@ func encode(c *C.struct_gs_machine, m *machine.Machine, before *C.struct_gs_mach
 			e.process(&c.processes[i], &m.Processes[i], len(m.GPUs))
 		}
 	}
+	e.faults(c, before, m)
+	e.latencies(c, m)
 	c.next_serial = e.serial
 	return e.err
 }
@@ -115,6 +120,7 @@ func (e *encoder) gpu(c *C.struct_gs_gpu, index int, g *machine.GPU) {
 	c.compute_mode = e.number("compute mode", g.ComputeMode)
 	c.time_slice = e.number("time slice", g.TimeSlice)
 	c.persistence = flag(g.Persistence)
+	c.failure = e.number("failure", g.Failure)
 	if g.MIG != nil {
 		e.mig(c, index, g.MIG)
 	}

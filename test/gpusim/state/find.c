@@ -1,7 +1,8 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// How a process finds the state file: see gs_find in state.h.
+// How a process finds the state file (see gs_find in state.h), and what other
+// files are.
 
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -27,12 +28,23 @@
 
 // The library is mounted into containers that may have an older C library.
 // stat() is a symbol of glibc 2.33; the system call has no version.
+static int look(int fd, const char *path, int flags, struct statx *s)
+{
+	return syscall(SYS_statx, fd, path, flags, STATX_TYPE | STATX_INO, s) == 0;
+}
+
 int gs_is_char_device(const char *path)
 {
 	struct statx s;
-	if (syscall(SYS_statx, AT_FDCWD, path, 0, STATX_TYPE, &s) != 0)
-		return 0;
-	return (s.stx_mode & FILE_TYPE_MASK) == CHAR_DEVICE;
+	return look(AT_FDCWD, path, 0, &s) && (s.stx_mode & FILE_TYPE_MASK) == CHAR_DEVICE;
+}
+
+int gs_in_place(const struct gs_handle *h, const char *path)
+{
+	struct statx open, there;
+	return look(h->fd, "", AT_EMPTY_PATH, &open) && look(AT_FDCWD, path, 0, &there) &&
+	       open.stx_ino == there.stx_ino && open.stx_dev_major == there.stx_dev_major &&
+	       open.stx_dev_minor == there.stx_dev_minor;
 }
 
 static int copy(char *out, const char *text, size_t length)

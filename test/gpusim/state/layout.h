@@ -15,7 +15,7 @@
 
 #define GS_MAGIC "GPUSIM\n"
 // Raise it at every change of the structures below.
-#define GS_LAYOUT_VERSION 1
+#define GS_LAYOUT_VERSION 2
 
 enum {
 	GS_MAX_GPUS = 16,
@@ -26,7 +26,12 @@ enum {
 	GS_MAX_INSTANCES = 16,
 	GS_MAX_COMPUTE = 8,
 	GS_MAX_PROCESSES = 128,
-	GS_MAX_COUNTERS = 512,
+	GS_MAX_FAULTS = 32,
+	GS_MAX_LATENCIES = 48,
+	// More than there are faults at a time: see gs_fault.
+	GS_FAULT_COUNTS = 256,
+	// More than nvml.h has functions.
+	GS_MAX_COUNTERS = 1024,
 	GS_NAME = 64,
 	GS_LONG_NAME = 96,
 };
@@ -119,7 +124,7 @@ struct gs_gpu {
 	int32_t memory_slices;
 	int32_t profile_count;
 	int32_t instance_count;
-	int32_t unused;
+	int32_t failure;
 	struct gs_profile profiles[GS_MAX_PROFILES];
 	struct gs_instance instances[GS_MAX_INSTANCES];
 };
@@ -133,6 +138,44 @@ struct gs_process {
 	uint64_t memory_bytes;
 };
 
+// What becomes of a call that a fault strikes: machine.Effect.
+enum gs_effect {
+	GS_FAIL,
+	GS_FAIL_AFTER,
+	GS_PRETEND,
+	GS_KILL_BEFORE,
+	GS_KILL_AFTER,
+	GS_PROCEED,
+	GS_EFFECTS,
+};
+
+// The serial tells a fault from a later one with the same id. The calls are
+// counted in fault_counts[serial % GS_FAULT_COUNTS] of the file; live faults
+// never share one, and a place that becomes free rests for long, so that a slow
+// caller does not add to the count of another fault.
+struct gs_fault {
+	uint64_t serial;
+	char function[GS_LONG_NAME]; // "*": all
+	int32_t id;
+	int32_t gpu; // -1: any, and none
+	int32_t skip;
+	int32_t times; // 0: no limit
+	int32_t effect;
+	int32_t code;
+	int32_t hang;
+	int32_t unused;
+	int64_t delay; // nanoseconds
+	double probability;
+};
+
+struct gs_latency {
+	char function[GS_LONG_NAME];
+	int64_t base; // nanoseconds
+	int64_t per_instance;
+	int32_t exclusive;
+	int32_t unused;
+};
+
 // The GPUs come last: a copy may stop after the last one in use.
 struct gs_machine {
 	char name[GS_NAME];
@@ -142,19 +185,32 @@ struct gs_machine {
 	int32_t cuda_driver_version;
 	int32_t gpu_count;
 	int32_t process_count;
-	int32_t unused;
+	int32_t fault_count;
+	int32_t latency_count;
+	int32_t failing; // how many GPUs have a failure
 	uint64_t next_serial;
+	uint64_t next_fault;
 	struct gs_process processes[GS_MAX_PROCESSES];
+	struct gs_fault faults[GS_MAX_FAULTS];
+	struct gs_latency latencies[GS_MAX_LATENCIES];
 	struct gs_gpu gpus[GS_MAX_GPUS];
 };
 
-// Calls of a function that the library has no model of. A name is complete
-// once ready is set; only the holder of the writer lock adds names.
+enum gs_counter_state { GS_COUNTER_FREE, GS_COUNTER_TAKEN, GS_COUNTER_NAMED };
+
+// Calls of one function. The name is there once the state says so; then it
+// stays. Two processes that count a function for the first time at once may
+// make two counters of it: readers add them up.
 struct gs_counter {
-	_Atomic uint32_t ready;
-	uint32_t unused;
+	_Atomic uint32_t state;
+	_Atomic uint32_t unmodelled; // the library answered "not supported"
 	_Atomic uint64_t calls;
 	char name[GS_LONG_NAME];
+};
+
+struct gs_fault_count {
+	_Atomic uint64_t seen;
+	_Atomic uint64_t struck;
 };
 
 struct gs_file {
@@ -168,7 +224,10 @@ struct gs_file {
 	_Atomic uint64_t generation;
 	// The generation that the capability files show; 0 while they are changed.
 	_Atomic uint64_t capabilities;
+	// What all processes count, beside the machine.
 	struct gs_counter counters[GS_MAX_COUNTERS];
+	struct gs_fault_count fault_counts[GS_FAULT_COUNTS];
+	_Atomic uint64_t busy[GS_MAX_GPUS]; // nanoseconds in exclusive latencies
 	struct gs_machine slot[2];
 };
 

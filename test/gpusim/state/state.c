@@ -165,24 +165,38 @@ uint64_t gs_read(const struct gs_handle *h, struct gs_machine *out)
 	}
 }
 
-static int lock(struct gs_handle *h)
+// Bytes of the file that stand for what is locked: the machine, and each GPU.
+enum { LOCK_MACHINE = 0, LOCK_FIRST_GPU = 1 };
+
+static int lock_byte(struct gs_handle *h, int byte)
 {
 	if (!h->writable)
 		return EROFS;
 	// An OFD lock belongs to this open file, and the kernel drops it when the
-	// process dies. The header's first byte stands for the whole file.
-	struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 1};
+	// process dies.
+	struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
 	while (fcntl(h->fd, F_OFD_SETLKW, &l) != 0) {
 		if (errno != EINTR)
 			return errno;
 	}
-	h->locked = 1;
 	return 0;
+}
+
+int gs_lock_gpu(struct gs_handle *h, int gpu)
+{
+	return lock_byte(h, LOCK_FIRST_GPU + gpu);
+}
+
+static int lock(struct gs_handle *h)
+{
+	int err = lock_byte(h, LOCK_MACHINE);
+	h->locked = err == 0;
+	return err;
 }
 
 static void unlock(struct gs_handle *h)
 {
-	struct flock l = {.l_type = F_UNLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 1};
+	struct flock l = {.l_type = F_UNLCK, .l_whence = SEEK_SET, .l_start = LOCK_MACHINE, .l_len = 1};
 	h->next = NULL;
 	h->locked = 0;
 	fcntl(h->fd, F_OFD_SETLK, &l);
@@ -224,10 +238,19 @@ int gs_begin(struct gs_handle *h)
 	return 0;
 }
 
+// start_counts begins the counts of faults that the machine in use does not have.
+static void start_counts(struct gs_handle *h, const struct gs_machine *current)
+{
+	for (int i = 0; i < gs_bounded(h->next->fault_count, GS_MAX_FAULTS); i++)
+		if (h->next->faults[i].serial >= current->next_fault)
+			gs_fault_start(h, h->next->faults[i].serial);
+}
+
 int gs_commit(struct gs_handle *h)
 {
 	uint64_t generation = gs_generation(h);
 	int err = 0;
+	start_counts(h, &h->file->slot[generation % 2]);
 	if (h->capabilities[0] != '\0') {
 		// Files first: who sees an instance finds its files. A writer that
 		// dies from here on leaves 0, and the next one repairs.
@@ -271,52 +294,4 @@ int gs_sync_capabilities(struct gs_handle *h)
 	err = resync(h);
 	unlock(h);
 	return err;
-}
-
-// counter_of finds the counter of a name, or the free place where it belongs.
-static struct gs_counter *counter_of(struct gs_handle *h, const char *name)
-{
-	uint32_t hash = 2166136261u; // FNV-1a
-	for (const char *c = name; *c != '\0'; c++)
-		hash = (hash ^ (unsigned char)*c) * 16777619u;
-	for (uint32_t i = 0; i < GS_MAX_COUNTERS; i++) {
-		struct gs_counter *c = &h->file->counters[(hash + i) % GS_MAX_COUNTERS];
-		if (!atomic_load_explicit(&c->ready, memory_order_acquire) || strcmp(c->name, name) == 0)
-			return c;
-	}
-	return NULL;
-}
-
-int gs_counter_at(const struct gs_handle *h, int i, const char **name, uint64_t *calls)
-{
-	if (i < 0 || i >= GS_MAX_COUNTERS)
-		return ENOENT;
-	struct gs_counter *c = &h->file->counters[i];
-	if (!atomic_load_explicit(&c->ready, memory_order_acquire))
-		return EAGAIN;
-	*name = c->name;
-	*calls = atomic_load(&c->calls);
-	return 0;
-}
-
-void gs_count(struct gs_handle *h, const char *name)
-{
-	if (h->file == NULL || !h->writable || strlen(name) >= GS_LONG_NAME)
-		return;
-	struct gs_counter *c = counter_of(h, name);
-	if (c == NULL)
-		return;
-	if (!atomic_load(&c->ready)) {
-		if (lock(h) != 0)
-			return;
-		c = counter_of(h, name); // another process may have been first
-		if (c != NULL && !atomic_load(&c->ready)) {
-			memcpy(c->name, name, strlen(name) + 1);
-			atomic_store_explicit(&c->ready, 1, memory_order_release);
-		}
-		unlock(h);
-		if (c == NULL)
-			return;
-	}
-	atomic_fetch_add(&c->calls, 1);
 }

@@ -140,15 +140,14 @@ func (f *File) Generation() (uint64, error) {
 
 // Snapshot is the machine at one moment. It waits for no writer.
 func (f *File) Snapshot() (*machine.Machine, error) {
-	c := new(C.struct_gs_machine)
+	var m *machine.Machine
 	err := f.use(func(h *C.struct_gs_handle) error {
+		c := new(C.struct_gs_machine)
 		C.gs_read(h, c)
+		m = decode(h, c)
 		return nil
 	})
-	if err != nil {
-		return nil, err
-	}
-	return decode(c), nil
+	return m, err
 }
 
 // Update gives change the present machine under the writer lock, and commits
@@ -161,7 +160,7 @@ func (f *File) Update(change func(*machine.Machine) error) error {
 			return fmt.Errorf("lock state %s: %w", f.path, err)
 		}
 		defer C.gs_abort(h) // no effect after a commit
-		m := decode(h.next)
+		m := decode(h, h.next)
 		if err := change(m); err != nil {
 			return err
 		}
@@ -187,27 +186,4 @@ func (f *File) SyncCapabilities() error {
 		}
 		return nil
 	})
-}
-
-// Unmodelled counts, by name, the calls of library functions that have no
-// model and answered "not supported". Processes that have the file read-only,
-// as in containers, are not counted.
-func (f *File) Unmodelled() (map[string]uint64, error) {
-	counts := map[string]uint64{}
-	err := f.use(func(h *C.struct_gs_handle) error {
-		for i := C.int(0); ; i++ {
-			var name *C.char
-			var calls C.uint64_t
-			switch C.gs_counter_at(h, i, &name, &calls) {
-			case 0:
-				counts[C.GoString(name)] = uint64(calls)
-			case C.int(syscall.ENOENT):
-				return nil
-			}
-		}
-	})
-	if err != nil {
-		return nil, err
-	}
-	return counts, nil
 }

@@ -81,13 +81,41 @@ int gs_sync_capabilities(struct gs_handle *h);
 // before (NULL: unknown, look at the disk) to the machine after.
 int gs_capabilities_follow(const char *dir, const struct gs_machine *before, const struct gs_machine *after);
 
-// gs_count counts one call of an unmodelled function. Failure is silent: a
-// container has the file read-only.
-void gs_count(struct gs_handle *h, const char *name);
+// gs_in_place tells whether path still is the file that is open.
+int gs_in_place(const struct gs_handle *h, const char *path);
+
+// gs_lock_gpu waits until no other handle holds the GPU, and holds it until
+// gs_close. EROFS if the handle is read-only.
+int gs_lock_gpu(struct gs_handle *h, int gpu);
+
+// What follows is in counters.c. Counting fails in silence where the file is
+// read-only, as in containers.
+
+// gs_count counts one call of a function, gs_mark_unmodelled says that it has
+// no model.
+void gs_count(struct gs_handle *h, const char *function);
+void gs_mark_unmodelled(struct gs_handle *h, const char *function);
 
 // gs_counter_at reads the i-th counter. ENOENT past the end, EAGAIN where there
 // is none.
-int gs_counter_at(const struct gs_handle *h, int i, const char **name, uint64_t *calls);
+int gs_counter_at(const struct gs_handle *h, int i, const char **name, uint64_t *calls, int *unmodelled);
+
+// gs_fault_seen counts a call that matches the fault and returns how many there
+// were before it. gs_fault_struck counts one that was struck.
+uint64_t gs_fault_seen(struct gs_handle *h, uint64_t serial);
+void gs_fault_struck(struct gs_handle *h, uint64_t serial);
+void gs_fault_counts(const struct gs_handle *h, uint64_t serial, uint64_t *seen, uint64_t *struck);
+void gs_fault_start(struct gs_handle *h, uint64_t serial); // at 0
+
+// gs_fault_hangs tells whether the fault is still there and makes calls hang.
+int gs_fault_hangs(const struct gs_handle *h, uint64_t serial);
+
+// gs_instances is how many GPU instances are on the GPU now.
+int gs_instances(const struct gs_handle *h, int gpu);
+
+// Time that calls spent with the GPU held, in nanoseconds.
+void gs_add_busy(struct gs_handle *h, int gpu, uint64_t duration);
+uint64_t gs_busy(const struct gs_handle *h, int gpu);
 
 // Small helpers that several files need.
 int32_t gs_bounded(int32_t count, int32_t limit);

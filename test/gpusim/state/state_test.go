@@ -39,8 +39,10 @@ func fill(v reflect.Value, next *int) {
 		v.SetString(fmt.Sprint("text ", *next))
 	case reflect.Bool:
 		v.SetBool(true)
-	case reflect.Int:
+	case reflect.Int, reflect.Int64:
 		v.SetInt(int64(*next))
+	case reflect.Float64:
+		v.SetFloat(1 / float64(*next))
 	default:
 		v.SetUint(uint64(*next))
 	}
@@ -52,6 +54,10 @@ func full() *machine.Machine {
 	fill(reflect.ValueOf(m).Elem(), &next)
 	for i := range m.Processes {
 		m.Processes[i].GPU = i
+	}
+	for i := range m.Faults {
+		f := &m.Faults[i]
+		f.GPU, f.Effect, f.Seen, f.Struck = i, machine.Proceed-machine.Effect(i), 0, 0
 	}
 	// The capability files are named by these.
 	for g := range m.GPUs {
@@ -107,7 +113,7 @@ func TestRoundTrip(t *testing.T) {
 	}
 	want.GPUs = want.GPUs[:1]
 	want.GPUs[0].MIG = nil
-	want.Processes = want.Processes[:1]
+	want.Processes, want.Faults, want.Latencies = want.Processes[:1], want.Faults[:1], want.Latencies[:1]
 	err := f.Update(func(m *machine.Machine) error {
 		*m = *want
 		return nil

@@ -24,37 +24,35 @@ const (
 )
 
 const (
-	procDir    = home + "/proc/"
-	bootIDFile = procDir + "sys/kernel/random/boot_id"
+	procDir     = home + "/proc/"
+	devicesFile = procDir + "devices"
+	bootIDFile  = procDir + "sys/kernel/random/boot_id"
 )
 
 // proc writes what the NVIDIA driver and the kernel show in /proc.
-func proc(t *tree, m *machine.Machine) {
-	t.file(procDir+"devices", procDevices())
+func proc(t *tree, m *machine.Machine, n majors) {
+	t.file(devicesFile, procDevices(n))
 	t.file(bootIDFile, lines(m.BootID))
 	t.file(procDir+"driver/nvidia/version", lines(
 		"NVRM version: NVIDIA UNIX Open Kernel Module for "+strings.SplitN(triplet(), "-", 2)[0]+"  "+m.DriverVersion+"  Release Build  (gpusim)",
 		"GCC version:  none, this driver is simulated"))
 	t.file(procDir+"driver/nvidia/params", lines("ModifyDeviceFiles: 1", "DeviceFileUID: 0", "DeviceFileGID: 0", "DeviceFileMode: 438"))
 	t.file(procDir+"driver/nvidia-caps/mig-minors", migMinors())
-	for i := range m.GPUs {
-		g := &m.GPUs[i]
-		t.file(procDir+"driver/nvidia/gpus/"+g.PCIAddress+"/information", information(g, m.DriverVersion))
-	}
+	informations(t, m)
 	t.file(procDir+"driver/nvidia/capabilities/mig/config", capability(capConfig, 0o400))
 	t.file(procDir+"driver/nvidia/capabilities/mig/monitor", capability(capMonitor, 0o444))
 	capabilities(t, m)
 }
 
 // procDevices lists the majors. Names and layout are the kernel's.
-func procDevices() string {
+func procDevices(n majors) string {
 	return lines("Character devices:",
 		"  1 mem", "  5 /dev/tty", " 10 misc",
 		fmt.Sprintf("%3d nvidia", nvidiaMajor),
 		fmt.Sprintf("%3d nvidia-modeset", nvidiaMajor),
 		fmt.Sprintf("%3d nvidiactl", nvidiaMajor),
-		fmt.Sprintf("%3d nvidia-caps", capsMajor),
-		fmt.Sprintf("%3d nvidia-uvm", uvmMajor),
+		fmt.Sprintf("%3d nvidia-caps", n.caps),
+		fmt.Sprintf("%3d nvidia-uvm", n.uvm),
 		"", "Block devices:", "259 blkext")
 }
 
@@ -101,6 +99,14 @@ func capabilities(t *tree, m *machine.Machine) {
 
 func capability(minor, mode int) string {
 	return lines(fmt.Sprintf("DeviceFileMinor: %d", minor), fmt.Sprintf("DeviceFileMode: %d", mode), "DeviceFileModify: 1")
+}
+
+// informations writes what the driver tells about each GPU.
+func informations(t *tree, m *machine.Machine) {
+	for i := range m.GPUs {
+		g := &m.GPUs[i]
+		t.file(procDir+"driver/nvidia/gpus/"+g.PCIAddress+"/information", information(g, m.DriverVersion))
+	}
 }
 
 func information(g *machine.GPU, driver string) string {

@@ -29,19 +29,8 @@ import (
 	"runtime"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/state"
-)
-
-// Major numbers of the device nodes. 195 is registered for NVIDIA, the others
-// are assigned by the kernel when the driver is loaded, so any free one is as
-// good.
-const (
-	nvidiaMajor = 195
-	uvmMajor    = 510
-	capsMajor   = 508
 )
 
 // home is the folder that marks a root as ours.
@@ -100,7 +89,7 @@ func Create(root string, m *machine.Machine, a Assets) error {
 	if err := state.Create(StatePath(root), m); err != nil {
 		return fmt.Errorf("machine state: %w", err)
 	}
-	return build(root, m, a)
+	return build(root, m, firstMajors, a)
 }
 
 // Renew writes the files of an existing root anew and keeps its machine as it
@@ -114,7 +103,11 @@ func Renew(root string, a Assets) error {
 	if root, err = filepath.Abs(root); err != nil {
 		return fmt.Errorf("root: %w", err)
 	}
-	return build(root, m, a)
+	n, err := majorsOf(root)
+	if err != nil {
+		return err
+	}
+	return build(root, m, n, a)
 }
 
 // Load reads the machine of a root as it is now.
@@ -139,12 +132,12 @@ func Load(root string) (*machine.Machine, error) {
 }
 
 // build makes everything except the state.
-func build(root string, m *machine.Machine, a Assets) error {
-	t := &tree{root: root, written: map[string]bool{}}
+func build(root string, m *machine.Machine, n majors, a Assets) error {
+	t := newTree(root)
 	t.link("proc", home+"/proc")
 	t.written[home+"/state"] = true
-	devices(t, m)
-	proc(t, m)
+	devices(t, m, n)
+	proc(t, m, n)
 	sys(t, m)
 	libraries(t, m, a)
 	if t.err != nil {
@@ -196,21 +189,6 @@ func Remove(root string) error {
 	return nil
 }
 
-// devices makes the character nodes. Nodes of capabilities appear when somebody
-// asks for them, as on a real machine; only the two that are always there exist
-// from the start.
-func devices(t *tree, m *machine.Machine) {
-	for _, g := range m.GPUs {
-		t.node(fmt.Sprintf("dev/nvidia%d", g.Minor), 0o666, nvidiaMajor, g.Minor)
-	}
-	t.node("dev/nvidiactl", 0o666, nvidiaMajor, 255)
-	t.node("dev/nvidia-modeset", 0o666, nvidiaMajor, 254)
-	t.node("dev/nvidia-uvm", 0o666, uvmMajor, 0)
-	t.node("dev/nvidia-uvm-tools", 0o666, uvmMajor, 1)
-	t.node("dev/nvidia-caps/nvidia-cap1", 0o400, capsMajor, capConfig)
-	t.node("dev/nvidia-caps/nvidia-cap2", 0o444, capsMajor, capMonitor)
-}
-
 func libraries(t *tree, m *machine.Machine, a Assets) {
 	dir := "usr/lib/" + triplet() + "/"
 	for _, l := range []struct{ name, file string }{{"libnvidia-ml.so", a.NVML}, {"libcuda.so", a.CUDA}} {
@@ -220,14 +198,6 @@ func libraries(t *tree, m *machine.Machine, a Assets) {
 	}
 	t.hardLink(dir+"libnvidia-gpusim-state.so."+m.DriverVersion, home+"/state")
 	t.copy("usr/bin/nvidia-smi", a.NVIDIASMI)
-}
-
-// notPermitted explains the failure that everybody without privileges meets.
-func notPermitted(path string, err error) error {
-	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) {
-		return fmt.Errorf("device node %s: %w (a simulated machine has real character nodes: run as root, with CAP_MKNOD and not in a user namespace)", path, err)
-	}
-	return fmt.Errorf("device node %s: %w", path, err)
 }
 
 // lines joins lines of a file.

@@ -95,23 +95,12 @@ func TestDeviceNodes(t *testing.T) {
 	root := t.TempDir()
 	m := machineOf(t, "mixed")
 	create(t, root, m, fakeAssets(t))
-	want := map[string][2]uint32{
-		"nvidiactl": {195, 255}, "nvidia-modeset": {195, 254}, "nvidia-uvm": {510, 0}, "nvidia-uvm-tools": {510, 1},
-		"nvidia-caps/nvidia-cap1": {508, 1}, "nvidia-caps/nvidia-cap2": {508, 2},
-		"nvidia0": {195, 0}, "nvidia1": {195, 1}, "nvidia2": {195, 2}, "nvidia3": {195, 3}, "nvidia4": {195, 4}, "nvidia5": {195, 5},
+	want := map[string]string{
+		"nvidiactl": "195:255", "nvidia-modeset": "195:254", "nvidia-uvm": "510:0", "nvidia-uvm-tools": "510:1",
+		"nvidia-caps/nvidia-cap1": "508:1", "nvidia-caps/nvidia-cap2": "508:2",
+		"nvidia0": "195:0", "nvidia1": "195:1", "nvidia2": "195:2", "nvidia3": "195:3", "nvidia4": "195:4", "nvidia5": "195:5",
 	}
-	got := map[string][2]uint32{}
-	for _, name := range files(t, filepath.Join(root, "dev")) {
-		var st unix.Stat_t
-		if err := unix.Lstat(filepath.Join(root, "dev", name), &st); err != nil {
-			t.Fatal(err)
-		}
-		if st.Mode&unix.S_IFMT != unix.S_IFCHR {
-			t.Errorf("%s is no character device", name)
-		}
-		got[name] = [2]uint32{unix.Major(st.Rdev), unix.Minor(st.Rdev)}
-	}
-	if d := cmp.Diff(want, got); d != "" {
+	if d := cmp.Diff(want, nodesOf(t, root)); d != "" {
 		t.Error(d)
 	}
 }
@@ -276,44 +265,5 @@ func TestRefusals(t *testing.T) {
 	}
 	if _, err := AssetsIn(foreign); err == nil || !strings.Contains(err.Error(), "libnvidia-ml.so") {
 		t.Errorf("missing assets: got error %v", err)
-	}
-}
-
-func TestReboot(t *testing.T) {
-	root := t.TempDir()
-	m := machineOf(t, "mixed")
-	a100, h100 := &m.GPUs[0], &m.GPUs[1]
-	a100.MIG.Pending = true // asked for, waiting for a reset
-	h100.MIG.Current, h100.MIG.Pending = true, true
-	h100.ComputeMode, h100.TimeSlice = 3, 2
-	h100.MIG.Instances = []machine.GPUInstance{{ID: 7, ProfileID: 19, Placement: machine.Placement{Start: 0, Size: 1},
-		Compute: []machine.ComputeInstance{{ID: 0, Placement: machine.Placement{Size: 1}, UUID: "MIG-x"}}}}
-	m.Processes = []machine.Process{{PID: 4711, GPU: 1, InstanceID: 7, ComputeID: 0}}
-	create(t, root, m, fakeAssets(t))
-	if err := Reboot(root); err != nil {
-		t.Fatal(err)
-	}
-	got, err := Load(root)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got.BootID == m.BootID || read(t, root, "proc/sys/kernel/random/boot_id") != got.BootID+"\n" {
-		t.Errorf("boot id %s, before %s", got.BootID, m.BootID)
-	}
-	if g := got.GPUs[0]; !g.MIG.Current || !g.MIG.Pending {
-		t.Error("on the A100 the pending MIG mode must be on now")
-	}
-	if g := got.GPUs[1]; g.MIG.Current || g.MIG.Pending || len(g.MIG.Instances) != 0 || g.ComputeMode != 0 || g.TimeSlice != 0 {
-		t.Errorf("the H100 must be as new: %+v", g)
-	}
-	if len(got.Processes) != 0 {
-		t.Errorf("processes are left: %v", got.Processes)
-	}
-	if left, _ := filepath.Glob(filepath.Join(root, "proc/driver/nvidia/capabilities/gpu*/mig/gi*")); len(left) != 0 {
-		t.Errorf("capability files are left: %v", left)
-	}
-	sameState(t, root)
-	if err := Reboot(t.TempDir()); err == nil {
-		t.Error("rebooting an empty folder must fail")
 	}
 }

@@ -22,6 +22,8 @@ type tree struct {
 	err     error
 }
 
+func newTree(root string) *tree { return &tree{root: root, written: map[string]bool{}} }
+
 // path registers a file and makes its folder.
 func (t *tree) path(name string) string {
 	t.written[name] = true

@@ -55,7 +55,7 @@ func app(out io.Writer) *cli.Command {
 		OnUsageError:   func(_ context.Context, _ *cli.Command, err error, _ bool) error { return err },
 		Commands: []*cli.Command{
 			newCommand(), sysrootCommand(), showCommand(), rebootCommand(), processCommand(),
-			machinesCommand(), boardsCommand(),
+			faultCommand(), latencyCommand(), gpuCommand(), machinesCommand(), boardsCommand(),
 		},
 		Action: func(_ context.Context, c *cli.Command) error {
 			if c.Args().Present() {
@@ -79,15 +79,18 @@ func assetsFlag() cli.Flag {
 }
 
 // rootOf is the root that the user named, by flag, environment or argument.
-func rootOf(c *cli.Command) (string, error) {
+func rootOf(c *cli.Command) (string, error) { return rootAmong(c, c.Args().Slice()) }
+
+// rootAmong is rootOf where only some arguments may be a root.
+func rootAmong(c *cli.Command, args []string) (string, error) {
 	root := c.String("root")
 	switch {
-	case c.NArg() > 1:
-		return "", fmt.Errorf("one root at a time, got %q", c.Args().Slice())
-	case c.NArg() == 1 && c.IsSet("root") && c.Args().First() != root && os.Getenv("GPUSIM_ROOT") != root:
-		return "", fmt.Errorf("--root says %s, the argument %s", root, c.Args().First())
-	case c.NArg() == 1:
-		root = c.Args().First()
+	case len(args) > 1:
+		return "", fmt.Errorf("one root at a time, got %q", args)
+	case len(args) == 1 && c.IsSet("root") && args[0] != root && os.Getenv("GPUSIM_ROOT") != root:
+		return "", fmt.Errorf("--root says %s, the argument %s", root, args[0])
+	case len(args) == 1:
+		root = args[0]
 	}
 	if root == "" {
 		return "", errors.New("which machine? Say it by --root DIR or GPUSIM_ROOT")
@@ -117,6 +120,10 @@ func withState(c *cli.Command, use func(*state.File) error) error {
 	if err != nil {
 		return err
 	}
+	return withStateIn(root, use)
+}
+
+func withStateIn(root string, use func(*state.File) error) error {
 	f, err := state.Open(sysroot.StatePath(root))
 	if errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("there is no simulated machine in %s: make one with \"gpusim new\"", root)

@@ -80,14 +80,18 @@ func rebootCommand() *cli.Command {
 		ArgsUsage: "[ROOT]",
 		Description: "Gives the machine a new boot id and takes its processes and MIG instances away.\n" +
 			"The MIG mode is off afterwards, except on Ampere, where it is kept and a pending\n" +
-			"change takes effect. Compute modes and time slices are back at their defaults.",
-		Flags: []cli.Flag{rootFlag()},
+			"change takes effect. Compute modes and time slices are back at their defaults,\n" +
+			"GPUs that were lost or needed a reset are well. Faults and latencies stay.",
+		Flags: []cli.Flag{
+			rootFlag(),
+			&cli.BoolFlag{Name: "renumber", Usage: "give GPUs other minors, and the driver other majors, as when drivers are loaded in another order"},
+		},
 		Action: func(_ context.Context, c *cli.Command) error {
 			root, err := rootOf(c)
 			if err != nil {
 				return err
 			}
-			return sysroot.Reboot(root)
+			return sysroot.Reboot(root, sysroot.RebootOptions{Renumber: c.Bool("renumber")})
 		},
 	}
 }

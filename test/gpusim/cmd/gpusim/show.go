@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strconv"
 	"text/tabwriter"
@@ -28,6 +29,8 @@ type (
 		BootID        string         `json:"bootID"`
 		GPUs          []shownGPU     `json:"gpus"`
 		Processes     []shownProcess `json:"processes"`
+		Faults        []shownFault   `json:"faults,omitempty"`
+		Latencies     []shownLatency `json:"latencies,omitempty"`
 		// Unmodelled counts the calls of NVML functions that the library
 		// exports and does not simulate.
 		Unmodelled map[string]uint64 `json:"unmodelled"`
@@ -44,6 +47,7 @@ type (
 		NUMANode    int       `json:"numaNode"`
 		ComputeMode string    `json:"computeMode"`
 		TimeSlice   string    `json:"timeSlice"`
+		Failure     string    `json:"failure,omitempty"` // the NVML code of every call
 		MIG         *shownMIG `json:"mig,omitempty"`
 	}
 	shownMIG struct {
@@ -87,14 +91,12 @@ func showCommand() *cli.Command {
 		Usage:     "print the present state of a machine",
 		ArgsUsage: "[ROOT]",
 		Flags: []cli.Flag{
-			rootFlag(),
-			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "`FORMAT`: table, json or yaml", Value: "table"},
+			rootFlag(), outputFlag(),
 		},
 		Action: func(_ context.Context, c *cli.Command) error {
-			printers := map[string]func(io.Writer, *shown) error{"table": printTable, "json": printJSON, "yaml": printYAML}
-			print, ok := printers[c.String("output")]
-			if !ok {
-				return fmt.Errorf("output format %q is none of table, json, yaml", c.String("output"))
+			print, err := printer(c, printTable)
+			if err != nil {
+				return err
 			}
 			return withState(c, func(f *state.File) error {
 				m, err := f.Snapshot()
@@ -115,19 +117,43 @@ func showCommand() *cli.Command {
 	}
 }
 
+func outputFlag() cli.Flag {
+	return &cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "`FORMAT`: table, json or yaml", Value: "table"}
+}
+
+// printer prints in the format that the user wants.
+func printer[T any](c *cli.Command, table func(io.Writer, T) error) (func(io.Writer, T) error, error) {
+	switch format := c.String("output"); format {
+	case "table":
+		return table, nil
+	case "json":
+		return printJSON[T], nil
+	case "yaml":
+		return printYAML[T], nil
+	default:
+		return nil, fmt.Errorf("output format %q is none of table, json, yaml", format)
+	}
+}
+
 // view turns a machine into what is shown of it.
 func view(m *machine.Machine) *shown {
 	s := &shown{
 		Machine: m.Name, DriverVersion: m.DriverVersion, BootID: m.BootID,
 		CUDAVersion: fmt.Sprintf("%d.%d", m.CUDADriverVersion/1000, m.CUDADriverVersion%1000/10),
 		GPUs:        []shownGPU{}, Processes: []shownProcess{}, Unmodelled: map[string]uint64{},
+		Faults: viewFaults(m.Faults), Latencies: viewLatencies(m.Latencies),
 	}
 	for i := range m.GPUs {
 		g := &m.GPUs[i]
+		failure := ""
+		if g.Failure != 0 {
+			failure = codeName(g.Failure)
+		}
 		s.GPUs = append(s.GPUs, shownGPU{
 			Index: i, Minor: g.Minor, PCIAddress: g.PCIAddress, UUID: g.UUID, Board: g.Board, ProductName: g.ProductName,
 			MemoryMiB: g.MemoryBytes >> 20, PCIeRoot: g.PCIeRoot, NUMANode: g.NUMANode,
-			ComputeMode: name(computeModes, g.ComputeMode), TimeSlice: name(timeSlices, g.TimeSlice), MIG: viewMIG(g.MIG),
+			ComputeMode: name(computeModes, g.ComputeMode), TimeSlice: name(timeSlices, g.TimeSlice),
+			Failure: failure, MIG: viewMIG(g.MIG),
 		})
 	}
 	for _, p := range m.Processes {
@@ -164,13 +190,13 @@ func name(names []string, i int) string {
 	return names[i]
 }
 
-func printJSON(w io.Writer, s *shown) error {
+func printJSON[T any](w io.Writer, s T) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
 	return e.Encode(s)
 }
 
-func printYAML(w io.Writer, s *shown) error {
+func printYAML[T any](w io.Writer, s T) error {
 	data, err := yaml.Marshal(s)
 	if err != nil {
 		return err
@@ -185,11 +211,22 @@ func printTable(out io.Writer, s *shown) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(w, "%s, driver %s, CUDA %s, boot %s\n\n", s.Machine, s.DriverVersion, s.CUDAVersion, s.BootID)
 	fmt.Fprint(w, "GPU\tMINOR\tADDRESS\tPRODUCT\tMIG\tCOMPUTE MODE\tTIME SLICE\n")
-	instances := 0
+	instances, failures := 0, 0
 	for _, g := range s.GPUs {
 		fmt.Fprintf(w, "%d\t%d\t%s\t%s\t%s\t%s\t%s\n", g.Index, g.Minor, g.PCIAddress, g.ProductName, migMode(g.MIG), g.ComputeMode, g.TimeSlice)
 		if g.MIG != nil {
 			instances += len(g.MIG.Instances)
+		}
+		if g.Failure != "" {
+			failures++
+		}
+	}
+	if failures > 0 {
+		fmt.Fprint(w, "\nGPU\tFAILURE\n")
+		for _, g := range s.GPUs {
+			if g.Failure != "" {
+				fmt.Fprintf(w, "%d\t%s\n", g.Index, g.Failure)
+			}
 		}
 	}
 	if instances > 0 {
@@ -204,18 +241,20 @@ func printTable(out io.Writer, s *shown) error {
 			fmt.Fprintf(w, "%d\t%d\t%s\t%s\t%d MiB\t%s\n", p.PID, p.GPU, orNone(p.InstanceID), orNone(p.ComputeID), p.MemoryMiB, p.Name)
 		}
 	}
-	if len(s.Unmodelled) > 0 {
-		fmt.Fprint(w, "\nCALLS\tNOT SIMULATED\n")
-		var names []string
-		for n := range s.Unmodelled {
-			names = append(names, n)
-		}
-		slices.Sort(names)
-		for _, n := range names {
-			fmt.Fprintf(w, "%d\t%s\n", s.Unmodelled[n], n)
-		}
-	}
+	printFaults(w, "\n", s.Faults)
+	printLatencies(w, s.Latencies)
+	printUnmodelled(w, s.Unmodelled)
 	return w.Flush()
+}
+
+func printUnmodelled(w io.Writer, calls map[string]uint64) {
+	if len(calls) == 0 {
+		return
+	}
+	fmt.Fprint(w, "\nCALLS\tNOT SIMULATED\n")
+	for _, n := range slices.Sorted(maps.Keys(calls)) {
+		fmt.Fprintf(w, "%d\t%s\n", calls[n], n)
+	}
 }
 
 func printInstances(w io.Writer, g shownGPU) {

@@ -8,8 +8,12 @@ import "strings"
 // command is a parsed command line.
 type command struct {
 	verb  string   // key of verbs, or "help"
-	value string   // of -c, -mig, --set-timeslice
+	value string   // of -c, -mig, -cgi, --set-timeslice
 	ids   []string // of -i; empty: all GPUs
+
+	instances []string // of -gi; empty: all
+	computes  []string // of -ci; empty: all
+	compute   bool     // -C
 }
 
 // option is what an option means within a subcommand.
@@ -31,6 +35,12 @@ var options = map[string]map[string]option{
 		"-lgipp": {"-lgipp", false}, "--list-gpu-instance-possible-placements": {"-lgipp", false},
 		"-lgi": {"-lgi", false}, "--list-gpu-instances": {"-lgi", false},
 		"-lci": {"-lci", false}, "--list-compute-instances": {"-lci", false},
+		"-cgi": {"-cgi", true}, "--create-gpu-instance": {"-cgi", true},
+		"-C": {"-C", false}, "--default-compute-instance": {"-C", false},
+		"-dgi": {"-dgi", false}, "--destroy-gpu-instance": {"-dgi", false},
+		"-dci": {"-dci", false}, "--destroy-compute-instance": {"-dci", false},
+		"-gi": {"-gi", true}, "--gpu-instance-id": {"-gi", true},
+		"-ci": {"-ci", true}, "--compute-instance-id": {"-ci", true},
 	},
 	"compute-policy": {
 		"-l": {"-l", false}, "--list": {"-l", false},
@@ -59,18 +69,41 @@ func parse(args []string) (*command, error) {
 		switch {
 		case verb == "help":
 			return &command{verb: "help"}, nil
-		case verb == "-i":
-			c.ids = append(c.ids, strings.Split(value, ",")...)
+		case c.limit(verb, value):
 		case c.verb != "":
 			return nil, errCombination
 		default:
 			c.verb, c.value = verb, value
 		}
 	}
-	if c.verb == "" {
-		return nil, fail(exitUsage, "This stand-in has no summary. Please run 'nvidia-smi -h' for what it knows.")
+	return c, c.check()
+}
+
+// limit takes an option that says on what the verb works, or how.
+func (c *command) limit(option, value string) bool {
+	list := map[string]*[]string{"-i": &c.ids, "-gi": &c.instances, "-ci": &c.computes}[option]
+	switch {
+	case option == "-C":
+		c.compute = true
+	case list == nil:
+		return false
+	default:
+		*list = append(*list, strings.Split(value, ",")...)
 	}
-	return c, nil
+	return true
+}
+
+// check fails for options that do not go with the verb.
+func (c *command) check() error {
+	switch {
+	case c.verb == "":
+		return fail(exitUsage, "This stand-in has no summary. Please run 'nvidia-smi -h' for what it knows.")
+	case c.compute && c.verb != "-cgi",
+		c.instances != nil && c.verb != "-dgi" && c.verb != "-dci",
+		c.computes != nil && c.verb != "-dci":
+		return errCombination
+	}
+	return nil
 }
 
 var errCombination = fail(exitUsage, "Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.")

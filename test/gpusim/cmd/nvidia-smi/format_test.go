@@ -66,6 +66,9 @@ func TestParse(t *testing.T) {
 		"compute-policy --set-timeslice 0":      {verb: "--set-timeslice", value: "0"},
 		"compute-policy -l":                     {verb: "-l"},
 		"mig -h":                                {verb: "help"},
+		"mig -cgi 19:4,9 -C -i 0":               {verb: "-cgi", value: "19:4,9", compute: true, ids: []string{"0"}},
+		"mig -gi 7,8 -dgi":                      {verb: "-dgi", instances: []string{"7", "8"}},
+		"mig -dci -gi 7 -ci 0":                  {verb: "-dci", instances: []string{"7"}, computes: []string{"0"}},
 	} {
 		got, err := parse(strings.Fields(line))
 		if err != nil {
@@ -85,6 +88,11 @@ func TestParse(t *testing.T) {
 		"mig -L":         "not recognized",
 		"nvlink -s":      "Invalid combination",
 		"mig -lgi -i":    "requires an argument",
+		"mig -cgi":       "requires an argument",
+		"mig -dgi -C":    "Invalid combination",
+		"mig -lgi -gi 3": "Invalid combination",
+		"mig -dgi -ci 0": "Invalid combination",
+		"mig -C":         "no summary",
 		"compute-policy": "no summary",
 	} {
 		if _, err := parse(strings.Fields(line)); err == nil || !strings.Contains(err.Error(), want) {

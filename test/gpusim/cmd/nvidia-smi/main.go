@@ -51,10 +51,15 @@ const usage = `nvidia-smi of a simulated GPU machine. It knows:
   nvidia-smi -c MODE [-i GPU]                set the compute mode
   nvidia-smi -mig 0|1 [-i GPU]               set the MIG mode
   nvidia-smi mig -lgip|-lgipp|-lgi|-lci [-i GPU]
+  nvidia-smi mig -cgi PROFILE[:START],... [-C] [-i GPU]
+                                             create GPU instances; -C: each with a compute instance
+  nvidia-smi mig -dci [-gi ID] [-ci ID] [-i GPU]
+  nvidia-smi mig -dgi [-gi ID] [-i GPU]      destroy compute or GPU instances
   nvidia-smi compute-policy -l [-i GPU]
   nvidia-smi compute-policy --set-timeslice 0|1|2|3 [-i GPU]
 
-GPU is an index, a UUID or a PCI bus id; several are separated by commas.
+GPU is an index, a UUID or a PCI bus id, PROFILE a name or an ID of -lgip; several
+are separated by commas.
 `
 
 // run is the whole program; it returns the exit code.
@@ -105,6 +110,9 @@ var verbs = map[string]func(s *session, gpus []gpu, c *command, out io.Writer) e
 	"-lgipp":          listPlacements,
 	"-lgi":            listInstances,
 	"-lci":            listComputeInstances,
+	"-cgi":            createInstances,
+	"-dgi":            destroyInstances,
+	"-dci":            destroyComputeInstances,
 	"-l":              listPolicies,
 	"--set-timeslice": setTimeSlice,
 }

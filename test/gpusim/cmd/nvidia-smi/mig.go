@@ -200,9 +200,16 @@ func listComputeInstances(s *session, gpus []gpu, _ *command, out io.Writer) err
 	return nil
 }
 
-// computeRows are the table's rows for one GPU instance.
-func computeRows(s *session, g gpu, in instance, what string) ([]string, error) {
-	var rows []string
+// computeInstance is a compute instance with its profile.
+type computeInstance struct {
+	handle  nvml.ComputeInstance
+	info    nvml.ComputeInstanceInfo
+	profile nvml.ComputeInstanceProfileInfo
+}
+
+// compute are the compute instances of a GPU instance, by profile.
+func (in instance) compute(s *session, what string) ([]computeInstance, error) {
+	var out []computeInstance
 	for enum := range nvml.COMPUTE_INSTANCE_PROFILE_COUNT {
 		p, ret := in.handle.GetComputeInstanceProfileInfo(enum, nvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
 		if ret != nvml.SUCCESS {
@@ -212,18 +219,35 @@ func computeRows(s *session, g gpu, in instance, what string) ([]string, error) 
 		if ret != nvml.SUCCESS {
 			return nil, fail(code(ret), "Failed to display %s: %s", what, s.text(ret))
 		}
-		name := in.profile.name
-		if p.SliceCount < in.profile.info.SliceCount {
-			name = fmt.Sprintf("MIG %dc.%s", p.SliceCount, strings.TrimPrefix(name, "MIG "))
-		}
 		for _, h := range handles {
 			info, ret := h.GetInfo()
 			if ret != nvml.SUCCESS {
 				return nil, fail(code(ret), "Failed to display %s: %s", what, s.text(ret))
 			}
-			rows = append(rows, fmt.Sprintf("|%4d%7d       %-18s%4d%10d%13s     |\n", g.index, in.info.Id, name, p.Id, info.Id,
-				fmt.Sprintf("%d:%d", info.Placement.Start, info.Placement.Size)))
+			out = append(out, computeInstance{h, info, p})
 		}
 	}
+	return out, nil
+}
+
+// computeRows are the table's rows for one GPU instance.
+func computeRows(s *session, g gpu, in instance, what string) ([]string, error) {
+	all, err := in.compute(s, what)
+	if err != nil {
+		return nil, err
+	}
+	var rows []string
+	for _, ci := range all {
+		rows = append(rows, fmt.Sprintf("|%4d%7d       %-18s%4d%10d%13s     |\n", g.index, in.info.Id, in.computeName(ci.profile),
+			ci.profile.Id, ci.info.Id, fmt.Sprintf("%d:%d", ci.info.Placement.Start, ci.info.Placement.Size)))
+	}
 	return rows, nil
+}
+
+// computeName is "MIG 1g.10gb", or "MIG 1c.3g.40gb" for a part of the instance.
+func (in instance) computeName(p nvml.ComputeInstanceProfileInfo) string {
+	if p.SliceCount >= in.profile.info.SliceCount {
+		return in.profile.name
+	}
+	return fmt.Sprintf("MIG %dc.%s", p.SliceCount, strings.TrimPrefix(in.profile.name, "MIG "))
 }

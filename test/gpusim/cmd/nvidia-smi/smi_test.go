@@ -231,6 +231,18 @@ func TestNoLibrary(t *testing.T) {
 	n.golden("no-library.txt", exitNoLibrary, "-L")
 }
 
+// A lost GPU ends the tool with the code for it, others do not.
+func TestLost(t *testing.T) {
+	n := newNode(t, "h100x2", func(m *machine.Machine) { m.GPUs[1].Failure = 15 })
+	n.golden("lost.txt", exitLost, "-q")
+	if err := sysroot.Reboot(n.root, sysroot.RebootOptions{Renumber: true}); err != nil {
+		t.Fatal(err)
+	}
+	if out, exit := n.smi("-q"); exit != 0 {
+		t.Errorf("after a reboot: exit code %d, %s", exit, out)
+	}
+}
+
 // A library whose state is gone is a driver that is not loaded.
 func TestNoDriver(t *testing.T) {
 	n := newNode(t, "t4x1", nil)

@@ -19,20 +19,37 @@ nvmlReturn_t DECLDIR nvmlInit_v2(void);
 DEPRECATED(13.0) nvmlReturn_t DECLDIR nvmlOld(nvmlDevice_t device);
 nvmlReturn_t DECLDIR nvmlLong(nvmlDevice_t device, //!< which
                               unsigned int *count);
+nvmlReturn_t DECLDIR nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device);
+nvmlReturn_t DECLDIR nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device);
+nvmlReturn_t DECLDIR nvmlDeviceGetHandleByUUIDV(const nvmlUUID_t *uuid, nvmlDevice_t *device);
+nvmlReturn_t DECLDIR nvmlGet(unsigned int a, nvmlGpuInstance_t g, nvmlDevice_t d, nvmlComputeInstance_t *c);
 typedef nvmlReturn_t (*nvmlCallback)(void);
 `
-	want := map[string]string{
-		"nvmlInit_v2": "void",
-		"nvmlOld":     "nvmlDevice_t device",
-		"nvmlLong":    "nvmlDevice_t device, unsigned int *count",
-	}
 	got := parse(header)
+	want := map[string]string{
+		"nvmlInit_v2":                   "void",
+		"nvmlOld":                       "nvmlDevice_t device",
+		"nvmlLong":                      "nvmlDevice_t device, unsigned int *count",
+		"nvmlDeviceGetHandleByIndex_v2": "unsigned int index, nvmlDevice_t *device",
+		"nvmlDeviceGetHandleByUUID":     "const char *uuid, nvmlDevice_t *device",
+		"nvmlDeviceGetHandleByUUIDV":    "const nvmlUUID_t *uuid, nvmlDevice_t *device",
+		"nvmlGet":                       "unsigned int a, nvmlGpuInstance_t g, nvmlDevice_t d, nvmlComputeInstance_t *c",
+	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("functions (-want +got):\n%s", diff)
 	}
-	text := string(source(got))
-	line := `STUB nvmlLong(nvmlDevice_t device, unsigned int *count) { return unmodelled("nvmlLong"); }`
-	if !strings.Contains(text, line) {
-		t.Errorf("no line %q in\n%s", line, text)
+	text := string(calls(got)) + string(models(got))
+	for _, line := range []string{
+		"CALL(nvmlInit_v2, (void), (), NULL, NULL)",
+		"CALL(nvmlLong, (nvmlDevice_t device, unsigned int *count), (device, count), gpu_of_handle, device.handle)",
+		"CALL(nvmlDeviceGetHandleByIndex_v2, (unsigned int index, nvmlDevice_t *device), (index, device), gpu_of_index, &index)",
+		"CALL(nvmlDeviceGetHandleByUUID, (const char *uuid, nvmlDevice_t *device), (uuid, device), gpu_of_uuid, uuid)",
+		"CALL(nvmlDeviceGetHandleByUUIDV, (const nvmlUUID_t *uuid, nvmlDevice_t *device), (uuid, device), gpu_of_typed_uuid, uuid)",
+		"CALL(nvmlGet, (unsigned int a, nvmlGpuInstance_t g, nvmlDevice_t d, nvmlComputeInstance_t *c), (a, g, d, c), gpu_of_handle, g.handle)",
+		"#define nvmlLong model_nvmlLong",
+	} {
+		if !strings.Contains(text, line+"\n") {
+			t.Errorf("no line %q in\n%s", line, text)
+		}
 	}
 }

@@ -1,0 +1,183 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// What happens to a call: faults, failures of GPUs and time. The decision is
+// made under the process's lock, what follows from it happens without.
+
+#include "lib.h"
+#include "wait.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+// A verdict says that a call is not like others. It has copies of all that it
+// needs, for the machine may change while the call waits.
+struct verdict {
+	int gpu;
+	int failure;
+	struct gs_fault fault;     // with effect GS_PROCEED if none struck
+	struct gs_latency latency; // all zero if there is none
+	char state[GS_PATH];
+};
+
+static int matches(const struct gs_fault *f, const char *function, int gpu)
+{
+	return (f->gpu < 0 || f->gpu == gpu) && (strcmp(f->function, "*") == 0 || strcmp(f->function, function) == 0);
+}
+
+static int drawn(double probability)
+{
+	uint64_t random = 0;
+	if (probability <= 0 || probability >= 1)
+		return 1; // 0 means 1
+	if (syscall(SYS_getrandom, &random, sizeof(random), 0) != (long)sizeof(random))
+		return 0;
+	return (double)(random >> 11) * 0x1p-53 < probability;
+}
+
+// strike finds the fault that decides. All that match count the call, so that
+// "the third call" is the same one for each of them.
+static const struct gs_fault *strike(struct gs_handle *h, const struct gs_machine *m, const char *function, int gpu)
+{
+	const struct gs_fault *first = NULL;
+	for (int i = 0; i < m->fault_count; i++) {
+		const struct gs_fault *f = &m->faults[i];
+		if (!matches(f, function, gpu))
+			continue;
+		uint64_t number = gs_fault_seen(h, f->serial);
+		uint64_t skip = (uint64_t)f->skip, times = (uint64_t)f->times;
+		if (first == NULL && number >= skip && (times == 0 || number - skip < times) && drawn(f->probability))
+			first = f;
+	}
+	if (first != NULL)
+		gs_fault_struck(h, first->serial);
+	return first;
+}
+
+static const struct gs_latency *latency_of(const struct gs_machine *m, const char *function)
+{
+	for (int i = 0; i < m->latency_count; i++)
+		if (strcmp(m->latencies[i].function, function) == 0)
+			return &m->latencies[i];
+	return NULL;
+}
+
+static int failure_of(const struct gs_machine *m, int gpu)
+{
+	return gpu < 0 || gpu >= m->gpu_count ? 0 : m->gpus[gpu].failure;
+}
+
+static void judge(struct call *call, struct gs_handle *h, const struct gs_machine *m, const char *path)
+{
+	gs_count(h, call->function);
+	if (m->fault_count == 0 && m->latency_count == 0 && m->failing == 0)
+		return;
+	int gpu = call->find == NULL ? -1 : call->find(call->key);
+	const struct gs_fault *fault = strike(h, m, call->function, gpu);
+	const struct gs_latency *latency = latency_of(m, call->function);
+	if (fault == NULL && latency == NULL && failure_of(m, gpu) == 0)
+		return;
+	struct verdict *v = calloc(1, sizeof(*v));
+	if (v == NULL)
+		return;
+	v->gpu = gpu;
+	v->failure = failure_of(m, gpu);
+	v->fault.effect = GS_PROCEED;
+	if (fault != NULL)
+		v->fault = *fault;
+	if (latency != NULL)
+		v->latency = *latency;
+	snprintf(v->state, sizeof(v->state), "%s", path);
+	call->verdict = v;
+}
+
+// recheck notices what became of the GPU while the call waited.
+static void recheck(struct call *call, struct gs_handle *h, const struct gs_machine *m, const char *path)
+{
+	(void)h;
+	(void)path;
+	call->verdict->failure = failure_of(m, call->verdict->gpu);
+}
+
+static void endure(const struct verdict *v)
+{
+	wait_for(v->fault.delay);
+	if (v->fault.hang)
+		wait_for_removal(v->state, v->fault.serial);
+}
+
+// works_when_lost: a GPU that is lost still has its place on the bus.
+static int works_when_lost(const char *function)
+{
+	static const char *const beginnings[] = {
+		"nvmlDeviceGetCount",
+		"nvmlDeviceGetHandleByIndex",
+		"nvmlDeviceGetHandleByPciBusId",
+		"nvmlDeviceGetIndex",
+		"nvmlDeviceGetPciInfo",
+	};
+	for (size_t i = 0; i < sizeof(beginnings) / sizeof(beginnings[0]); i++)
+		if (strncmp(function, beginnings[i], strlen(beginnings[i])) == 0)
+			return 1;
+	return 0;
+}
+
+// reports_after tells whether the call happens and something else is reported.
+static int reports_after(const struct verdict *v)
+{
+	return v->fault.effect == GS_FAIL_AFTER || v->fault.effect == GS_KILL_AFTER;
+}
+
+// instead does what the fault wants in place of the call, and tells whether it
+// wanted that.
+static int instead(struct call *call)
+{
+	const struct verdict *v = call->verdict;
+	if (reports_after(v))
+		return 0;
+	endure(v);
+	switch (v->fault.effect) {
+	case GS_FAIL:
+		call->result = (nvmlReturn_t)v->fault.code;
+		return 1;
+	case GS_PRETEND:
+		call->result = NVML_SUCCESS;
+		return 1;
+	case GS_KILL_BEFORE:
+		kill_self();
+	}
+	return 0;
+}
+
+int call_begins(struct call *call)
+{
+	consult(judge, call);
+	const struct verdict *v = call->verdict;
+	if (v == NULL)
+		return 1;
+	if (instead(call))
+		return 0;
+	consult(recheck, call);
+	if (v->failure != 0 && !works_when_lost(call->function)) {
+		call->result = (nvmlReturn_t)v->failure;
+		return 0;
+	}
+	take_time(v->state, v->gpu, &v->latency);
+	return 1;
+}
+
+void call_ends(struct call *call)
+{
+	struct verdict *v = call->verdict;
+	if (v == NULL)
+		return;
+	if (reports_after(v)) {
+		endure(v);
+		if (v->fault.effect == GS_KILL_AFTER)
+			kill_self();
+		call->result = (nvmlReturn_t)v->fault.code;
+	}
+	free(v);
+}

@@ -1,0 +1,28 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Waiting, without the process's lock. Who waits for something of the state
+// opens it anew, by its path: nvmlShutdown in another thread then takes nothing
+// away, and threads of a process exclude each other like processes.
+
+#ifndef GPUSIM_WAIT_H
+#define GPUSIM_WAIT_H
+
+#include <stdint.h>
+
+#include "state.h"
+
+// wait_for waits some nanoseconds, at once if there are none.
+void wait_for(int64_t duration);
+
+// wait_for_removal waits until the fault is gone or no longer hangs, or the
+// state file is no longer there.
+void wait_for_removal(const char *state, uint64_t fault);
+
+// take_time is what a latency costs on a GPU (-1: on none).
+void take_time(const char *state, int gpu, const struct gs_latency *l);
+
+// kill_self ends the process as SIGKILL from outside does.
+_Noreturn void kill_self(void);
+
+#endif
