@@ -12,8 +12,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
+	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 )
 
@@ -50,6 +52,7 @@ func checkAPI(t *testing.T, objects []resourceapi.ResourceSlice) {
 		for _, d := range object.Spec.Devices {
 			unique("device", d.Name, deviceNames)
 			checkDevice(t, d)
+			checkTaints(t, d)
 			checkConsumption(t, d, counterSets)
 		}
 	}
@@ -77,7 +80,7 @@ func checkSlice(t *testing.T, object resourceapi.ResourceSlice, sliceCount int) 
 		t.Errorf("%s has %d counter sets", object.Name, len(spec.SharedCounters))
 	}
 	most := resourceapi.ResourceSliceMaxDevices
-	if slices.ContainsFunc(spec.Devices, func(d resourceapi.Device) bool { return len(d.ConsumesCounters) > 0 }) {
+	if slices.ContainsFunc(spec.Devices, func(d resourceapi.Device) bool { return len(d.ConsumesCounters)+len(d.Taints) > 0 }) {
 		most = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
 	}
 	if len(spec.Devices) > most {
@@ -126,6 +129,26 @@ func checkDevice(t *testing.T, d resourceapi.Device) {
 		if c.RequestPolicy != nil || c.Value.Sign() < 0 {
 			t.Errorf("%s: capacity %s", d.Name, name)
 		}
+	}
+}
+
+func checkTaints(t *testing.T, d resourceapi.Device) {
+	t.Helper()
+	if len(d.Taints) > resourceapi.DeviceTaintsMaxLength {
+		t.Errorf("%s has %d taints", d.Name, len(d.Taints))
+	}
+	keys := sets.New[string]()
+	for _, taint := range d.Taints {
+		if err := metavalidation.ValidateLabelName(taint.Key, field.NewPath("key")).ToAggregate(); err != nil {
+			t.Errorf("taint of %s: %v", d.Name, err)
+		}
+		for _, problem := range validation.IsValidLabelValue(taint.Value) {
+			t.Errorf("value %q of taint %s of %s: %s", taint.Value, taint.Key, d.Name, problem)
+		}
+		if keys.Has(taint.Key) || taint.Effect != resourceapi.DeviceTaintEffectNoSchedule || taint.TimeAdded != nil {
+			t.Errorf("taint %+v of %s is there twice or not as expected", taint, d.Name)
+		}
+		keys.Insert(taint.Key)
 	}
 }
 

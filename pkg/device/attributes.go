@@ -40,10 +40,14 @@ func attributesOf(node *gpu.Node, d Device) attributes {
 	a.text("productName", g.ProductName)
 	a.text("brand", g.Brand)
 	a.text("architecture", g.Architecture)
-	if d.Partition != nil {
+	switch {
+	case d.Static != nil:
+		a.text("profile", d.Partition.Profile.Name)
+		a.text("uuid", d.Static.UUID)
+	case d.Partition != nil:
 		a.text("profile", d.Partition.Profile.Name)
 		a.text("uuid", "") // it gets one when it is made
-	} else {
+	default:
 		a.text("profile", "")
 		a.text("uuid", g.UUID)
 	}

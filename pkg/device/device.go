@@ -37,6 +37,9 @@ type Device struct {
 	GPU *gpu.GPU
 	// Partition is nil for a whole GPU.
 	Partition *PartitionShape
+	// Static is not nil for a partition that somebody else made. It must not
+	// be changed.
+	Static *Static
 }
 
 // PartitionShape says which partition of its GPU a device is.
@@ -48,7 +51,6 @@ type PartitionShape struct {
 // Inventory is everything that a node can publish. It does not change once it
 // is made, so that any number of goroutines may use it.
 type Inventory struct {
-	node     *gpu.Node
 	boards   []board
 	devices  []Device
 	index    map[string]int
@@ -57,11 +59,24 @@ type Inventory struct {
 
 // board is one GPU with all its devices.
 type board struct {
-	name    string
+	name string
+	node *gpu.Node
+	gpu  *gpu.GPU
+	// devices do not depend on the status.
 	devices []Device
 	// counters is nil where the GPU publishes no partitions.
 	counters *counterLayout
+
+	// static and reasons are what the status adds: devices, and by the device's
+	// name what is to be said against allocating it.
+	static  []Device
+	reasons map[string][]Reason
 }
+
+// all devices in published order. Nothing else fits in the place of a static
+// one, so it is offered before a partition that would have to be cut out of a
+// free GPU.
+func (b board) all() []Device { return slices.Concat(b.static, b.devices) }
 
 var pciAddress = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
 
@@ -75,35 +90,49 @@ func NewInventory(node *gpu.Node) (*Inventory, error) {
 	if node == nil {
 		return nil, errors.New("cannot make an inventory without facts about the node")
 	}
-	i := &Inventory{node: node, index: map[string]int{}}
+	var boards []board
+	var problems []error
 	gpus := make([]*gpu.GPU, len(node.GPUs))
 	for n := range node.GPUs {
 		gpus[n] = &node.GPUs[n]
 	}
 	slices.SortStableFunc(gpus, func(a, b *gpu.GPU) int {
-		// A longer PCI domain is a higher number.
-		return cmp.Or(cmp.Compare(len(a.PCIAddress), len(b.PCIAddress)), cmp.Compare(a.PCIAddress, b.PCIAddress))
+		return compareAddresses(a.PCIAddress, b.PCIAddress)
 	})
 	for n, g := range gpus {
 		if n > 0 && gpus[n-1].PCIAddress == g.PCIAddress {
 			return nil, fmt.Errorf("two GPUs with the PCI address %q", g.PCIAddress)
 		}
 		if !pciAddress.MatchString(g.PCIAddress) {
-			i.problems = append(i.problems, fmt.Errorf("GPU %q (%s) is left out: its PCI address is not of the form dddd:bb:dd.f",
+			problems = append(problems, fmt.Errorf("GPU %q (%s) is left out: its PCI address is not of the form dddd:bb:dd.f",
 				g.PCIAddress, g.UUID))
 			continue
 		}
-		b, problems := newBoard(g)
-		for _, problem := range problems {
-			i.problems = append(i.problems, fmt.Errorf("GPU %s: %w", g.PCIAddress, problem))
+		b, wrong := newBoard(node, g)
+		for _, problem := range wrong {
+			problems = append(problems, fmt.Errorf("GPU %s: %w", g.PCIAddress, problem))
 		}
-		i.boards = append(i.boards, b)
-		i.devices = append(i.devices, b.devices...)
+		boards = append(boards, b)
+	}
+	return assemble(boards, problems), nil
+}
+
+// compareAddresses orders by PCI domain, bus and device. A longer domain is a
+// higher number.
+func compareAddresses(a, b string) int {
+	return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b))
+}
+
+// assemble makes an inventory of GPUs in order.
+func assemble(boards []board, problems []error) *Inventory {
+	i := &Inventory{boards: boards, index: map[string]int{}, problems: problems}
+	for _, b := range boards {
+		i.devices = append(i.devices, b.all()...)
 	}
 	for n, d := range i.devices {
 		i.index[d.Name] = n
 	}
-	return i, nil
+	return i
 }
 
 // Devices lists all devices in published order. The caller owns the slice.
@@ -122,13 +151,16 @@ func (i *Inventory) Lookup(name string) (Device, bool) {
 // thing that is left out. None is the normal case.
 func (i *Inventory) Problems() []error { return slices.Clone(i.problems) }
 
-func newBoard(g *gpu.GPU) (board, []error) {
-	b := board{name: GPUName(g.PCIAddress)}
+// roomForPartitions is how many devices of a GPU do not depend on the status.
+const roomForPartitions = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures - roomForStatic
+
+func newBoard(node *gpu.Node, g *gpu.GPU) (board, []error) {
+	b := board{name: GPUName(g.PCIAddress), node: node, gpu: g}
 	var problems []error
 	whole, partitions := published(g)
 	if partitions {
 		var shapes []PartitionShape
-		shapes, problems = usableShapes(g.MIG, resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures-oneIf(whole))
+		shapes, problems = usableShapes(g.MIG, roomForPartitions-oneIf(whole))
 		if len(shapes) == 0 {
 			problems = append(problems, errors.New("the driver reports no MIG profiles that could be published"))
 		} else {
@@ -198,8 +230,8 @@ func usableShapes(mig *gpu.MIG, room int) ([]PartitionShape, []error) {
 		usable, bad := usablePlacements(p, mig.MemorySlices)
 		problems = append(problems, bad...)
 		if len(usable) > room {
-			problems = append(problems, fmt.Errorf("profile %s is left out: a ResourceSlice with counters holds at most %d devices",
-				p.Name, resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures))
+			problems = append(problems, fmt.Errorf("profile %s is left out: a ResourceSlice with counters holds at most %d devices, %d of them for partitions that somebody else made",
+				p.Name, resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures, roomForStatic))
 			continue
 		}
 		room -= len(usable)

@@ -53,6 +53,24 @@
 //     be looked at in any order.
 //   - Placements of a profile: see orderShapes.
 //
+// # Status
+//
+// An inventory is made of facts that do not change. [Inventory.With] adds what
+// does: a device for each partition that somebody else made, named like the one
+// that could be made in its place with "-static" after it, and taints. These
+// devices come before the others of their GPU: the partition is there already
+// and nothing else fits in its place, so a request that it satisfies had better
+// have it than a part of a free GPU.
+//
+// No device is ever left out for its status, because it may be allocated. For the
+// same reason [Inventory.Keeping] takes over the GPUs that are not found any
+// more. 16 places of a GPU's slice are kept free for static devices.
+//
+// A device is tainted for what overlaps it, and for an instance elsewhere that
+// has the engines which it needs: counters say nothing about what no claim has.
+// All taints of a GPU depend on that GPU only, so that a change is one update of
+// one slice. Taints have the effect NoSchedule; what runs is left alone.
+//
 // # Capacities that are not known
 //
 // Every device has every capacity. The driver tells the engines and

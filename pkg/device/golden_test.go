@@ -16,6 +16,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	"sigs.k8s.io/yaml"
+
+	"github.com/partage-dev/partage/pkg/gpu"
 )
 
 var update = flag.Bool("update", false, "write the golden files instead of comparing with them")
@@ -39,6 +41,16 @@ func TestGolden(t *testing.T) {
 			compareGolden(t, b.name+"-digest.txt", digests.String())
 		})
 	}
+	for board, s := range goldenStatus {
+		t.Run(board+"-status", func(t *testing.T) {
+			used = append(used, board+"-status.yaml")
+			for _, b := range testBoards(t) {
+				if b.name == board {
+					compareGolden(t, board+"-status.yaml", documents(t, mustInventory(t, b.node).With(s).ResourceSlices(testOptions)))
+				}
+			}
+		})
+	}
 	files, err := filepath.Glob("testdata/slices/*")
 	if err != nil {
 		t.Fatal(err)
@@ -48,6 +60,30 @@ func TestGolden(t *testing.T) {
 			t.Errorf("%s belongs to no board", file)
 		}
 	}
+}
+
+// goldenStatus has a bit of everything that holds for a part of a GPU.
+var goldenStatus = map[string]Status{
+	// In the order of memory slices: a claim has a 2g that is gone, a 1g of ours
+	// cannot be removed, and a 1g+me lives, whose OFA engine is the only one.
+	"h100-80-sxm": {
+		Static: []Static{
+			{PCIAddress: "0000:1b:00.0", ProfileID: 14, Placement: gpu.Placement{Start: 0, Size: 2}, UUID: "MIG-00000000-0000-0000-0000-000000000002", Gone: true},
+			{PCIAddress: "0000:1b:00.0", ProfileID: 20, Placement: gpu.Placement{Start: 6, Size: 1}, UUID: "MIG-00000000-0000-0000-0000-000000000001"},
+		},
+		Conditions: []Condition{{
+			PCIAddress: "0000:1b:00.0", Where: &gpu.Placement{Start: 4, Size: 1}, ProfileID: new(uint32(19)), Reason: ReleasePending,
+		}},
+	},
+	// A 3g and an instance without a compute instance, as an admin left them.
+	"a100-40-mig": {
+		Static: []Static{
+			{PCIAddress: "0000:1b:00.0", ProfileID: 9, Placement: gpu.Placement{Start: 4, Size: 4}, UUID: "MIG-00000000-0000-0000-0000-000000000001"},
+		},
+		Conditions: []Condition{{
+			PCIAddress: "0000:1b:00.0", Where: &gpu.Placement{Start: 0, Size: 1}, ProfileID: new(uint32(19)), Reason: Occupied,
+		}},
+	},
 }
 
 // documents is a YAML stream, without depending on the order of map keys.

@@ -24,6 +24,10 @@ func partitionName(gpuName, profileText string, start int) string {
 	return gpuName + "-mig-" + profileText + "-" + strconv.Itoa(start)
 }
 
+// staticName is the name of what somebody else made in the place of a partition.
+// Names of partitions end in a number, so it is never one of theirs.
+func staticName(partitionName string) string { return partitionName + "-static" }
+
 // profileTexts gives every profile of a GPU, by ID, a text of its own that can
 // be part of a name. The readable text is tried first; profiles that share one
 // or whose names would be too long are called by their ID instead.
@@ -35,7 +39,7 @@ func profileTexts(gpuName string, mig *gpu.MIG) map[uint32]string {
 	texts := make(map[uint32]string, len(mig.Profiles))
 	for _, p := range mig.Profiles {
 		text := profileText(p.Name)
-		longest := partitionName(gpuName, text, mig.MemorySlices)
+		longest := staticName(partitionName(gpuName, text, mig.MemorySlices))
 		if text == "" || uses[text] > 1 || len(longest) > validation.DNS1123LabelMaxLength {
 			text = "p" + strconv.FormatUint(uint64(p.ID), 10)
 		}

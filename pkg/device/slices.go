@@ -66,9 +66,9 @@ func (i *Inventory) slices(o Options) []resourceslice.Slice {
 	var gpus []resourceslice.Slice
 	for _, b := range i.boards {
 		var devices []resourceapi.Device
-		for _, d := range b.devices {
+		for _, d := range b.all() {
 			if o.PartitionableDevices || d.Kind == Whole {
-				devices = append(devices, i.published(b, d, o))
+				devices = append(devices, b.published(d, o))
 			}
 		}
 		if len(devices) == 0 {
@@ -91,12 +91,14 @@ func (i *Inventory) slices(o Options) []resourceslice.Slice {
 	return all
 }
 
-// published makes the API's device.
-func (i *Inventory) published(b board, d Device, o Options) resourceapi.Device {
+// published makes the API's device. Taints depend on nothing but the device's own
+// GPU, so that a change of a GPU's status changes its slice only.
+func (b board) published(d Device, o Options) resourceapi.Device {
 	device := resourceapi.Device{
 		Name:       d.Name,
-		Attributes: attributesOf(i.node, d),
+		Attributes: attributesOf(b.node, d),
 		Capacity:   capacitiesOf(d),
+		Taints:     taints(o.Driver, b.reasons[d.Name]),
 	}
 	if b.counters == nil || !o.PartitionableDevices {
 		return device

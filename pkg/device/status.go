@@ -3,11 +3,17 @@
 
 package device
 
-import "github.com/partage-dev/partage/pkg/gpu"
+import (
+	"cmp"
+	"slices"
 
-// Status is what is the case on a node's GPUs at one moment and keeps devices
-// from being allocated, or adds some. Its zero value is a node on which all is
-// well and everything was made by this driver.
+	"github.com/partage-dev/partage/pkg/gpu"
+)
+
+// Status is what is the case on a node's GPUs at one moment: what adds devices
+// or keeps some from being allocated. The order of the entries does not matter.
+// Its zero value is a node on which all is well and where nobody else made a
+// partition.
 type Status struct {
 	Static     []Static
 	Conditions []Condition
@@ -15,7 +21,10 @@ type Status struct {
 
 // Static is a partition that somebody else made. It is published as a device of
 // its own, with its UUID; claims use it as it is, and this driver never changes
-// it. The devices that overlap it are tainted while it exists.
+// it. While it exists it counts as a [Condition] with the reason [Occupied].
+//
+// Where the inventory has no device for the same profile and placement there is
+// no static device either, but the place is occupied all the same.
 type Static struct {
 	PCIAddress string
 	ProfileID  uint32
@@ -24,7 +33,8 @@ type Static struct {
 	UUID string
 	// Gone says that it does not exist any more and that a claim still has it:
 	// the device stays, because an allocated device must not disappear, and is
-	// tainted.
+	// tainted. It occupies nothing. A partition that exists in the same place
+	// with the same profile takes the device over.
 	Gone bool
 }
 
@@ -33,8 +43,13 @@ type Static struct {
 type Condition struct {
 	PCIAddress string
 	// Where limits it to the devices that overlap with these memory slices; nil
-	// means all devices of the GPU.
+	// means all devices of the GPU. A static device is not tainted for being
+	// [Occupied] by itself.
 	Where *gpu.Placement
+	// ProfileID is the profile of the instance that lies at Where; nil where
+	// there is none or it is not known. A partition elsewhere that needs an
+	// engine which this instance uses up is tainted as well.
+	ProfileID *uint32
 	// Reason is the name part of the taint's key, after the driver's domain.
 	Reason Reason
 	// Message is for people: what is the case, and what can be done about it. It
@@ -42,20 +57,69 @@ type Condition struct {
 	Message string
 }
 
-// Reason names a condition.
+// Reason names a condition. It is fit to be the name part of a taint's key.
 type Reason string
 
 const (
-	// Occupied: an instance that this driver did not make is in the place.
+	// Occupied says that an instance that this driver did not make is in the
+	// place, or has the engines that are needed.
 	Occupied Reason = "occupied"
-	// ReleasePending: what a claim had could not be removed yet.
+	// ReleasePending says that what a claim had could not be removed yet.
 	ReleasePending Reason = "release-pending"
-	// Unresponsive: the GPU does not answer, or a call on it has not returned.
+	// Unresponsive says that the GPU does not answer, or that a call on it has
+	// not returned.
 	Unresponsive Reason = "unresponsive"
-	// Lost: the GPU has fallen off the bus or is not there any more.
+	// Lost says that the GPU has fallen off the bus or is not there any more.
 	Lost Reason = "lost"
-	// ResetRequired: the GPU does nothing until it is reset.
+	// ResetRequired says that the GPU does nothing until it is reset.
 	ResetRequired Reason = "reset-required"
-	// Gone: a static device whose partition does not exist any more.
+	// Gone says that the partition of a static device does not exist any more.
 	Gone Reason = "gone"
 )
+
+// Equal tells whether both say the same, in whatever order.
+func (s Status) Equal(other Status) bool {
+	s, other = s.sorted(), other.sorted()
+	return slices.Equal(s.Static, other.Static) &&
+		slices.EqualFunc(s.Conditions, other.Conditions, func(a, b Condition) bool { return compareConditions(a, b) == 0 })
+}
+
+// sorted is a copy in the one order that does not depend on the given one.
+func (s Status) sorted() Status {
+	return Status{
+		Static:     slices.SortedFunc(slices.Values(s.Static), compareStatic),
+		Conditions: slices.SortedFunc(slices.Values(s.Conditions), compareConditions),
+	}
+}
+
+// compareStatic puts what exists before what is gone from the same place.
+func compareStatic(a, b Static) int {
+	return cmp.Or(
+		cmp.Compare(a.PCIAddress, b.PCIAddress),
+		comparePlacements(a.Placement, b.Placement),
+		cmp.Compare(a.ProfileID, b.ProfileID),
+		cmp.Compare(oneIf(a.Gone), oneIf(b.Gone)),
+		cmp.Compare(a.UUID, b.UUID))
+}
+
+// compareConditions looks at all fields.
+func compareConditions(a, b Condition) int {
+	return cmp.Or(
+		cmp.Compare(a.PCIAddress, b.PCIAddress),
+		compareOptional(a.Where, b.Where, comparePlacements),
+		compareOptional(a.ProfileID, b.ProfileID, cmp.Compare[uint32]),
+		cmp.Compare(a.Reason, b.Reason),
+		cmp.Compare(a.Message, b.Message))
+}
+
+func comparePlacements(a, b gpu.Placement) int {
+	return cmp.Or(cmp.Compare(a.Start, b.Start), cmp.Compare(a.Size, b.Size))
+}
+
+// compareOptional puts nil first.
+func compareOptional[T any](a, b *T, compare func(a, b T) int) int {
+	if a == nil || b == nil {
+		return cmp.Compare(oneIf(a != nil), oneIf(b != nil))
+	}
+	return compare(*a, *b)
+}

@@ -9,25 +9,41 @@
 // library before it is called, because a call of a symbol that the library
 // lacks ends the process.
 //
-// A call into NVML cannot be cancelled. Every method looks at its context
-// before each call and returns when it is done, but a call that hangs in the
-// kernel driver hangs the method; callers that must not hang run it in a
-// goroutine that they can leave behind.
+// # Calls that do not return
+//
+// A call into NVML cannot be cancelled, and one that waits in the kernel driver
+// may never return. So every call is made in such a way that it can be left
+// behind. When it has not returned after Options.CallLimit, or when the context
+// is done, the method returns an error that wraps gpu.ErrHung and in which
+// errors.As finds the *gpu.HungError.
+//
+// Until that call returns, every other call on the same GPU fails at once with
+// the same HungError. Calls on other GPUs are made as ever. When it returns, how
+// long it took is logged, HungError.Done is closed, and the GPU can be used
+// again. A change that was left behind may take effect at any time until then:
+// an instance may appear that nobody knows the id of, one may go, MIG mode may
+// switch. Whoever changes the GPU must wait for Done, and read its state
+// afterwards.
+//
+// A method makes several calls, so it may take longer than the limit where each
+// of them is slow. The limit bounds what one call that hangs adds.
 package nvml
 
 import (
-	"context"
-	"errors"
+	"cmp"
 	"fmt"
-	"io/fs"
 	"sync"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
-	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/host"
 )
+
+// defaultCallLimit is well above what the slowest calls take: about 4 s for a
+// change of MIG mode, up to 10 s for finding a MIG device under load.
+const defaultCallLimit = 25 * time.Second
 
 // Options say where the driver is.
 type Options struct {
@@ -35,24 +51,34 @@ type Options struct {
 	// LibraryPath names the library instead of a search under Roots.Driver. A
 	// name without a slash is left to the dynamic linker.
 	LibraryPath string
+	// CallLimit is how long one call into the library may take before it is
+	// left behind. 0 means 25 s.
+	CallLimit time.Duration
 }
 
-// Client is one NVML session. All methods may be called concurrently; NVML
-// itself is thread-safe. Calls that change one GPU must be ordered by the
+// Client is one NVML session at a time. All methods may be called concurrently;
+// NVML itself is thread-safe. Calls that change one GPU must be ordered by the
 // caller.
 type Client struct {
 	roots       host.Roots
 	libraryPath string
+	callLimit   time.Duration
 	load        func(path string) nvml.Interface
 
-	// opening is held through the initialisation, which takes from 10 ms to
-	// seconds. mu is not, so that the other methods never wait for it.
-	opening sync.Mutex
+	// opening holds one value while a session is being opened, which takes
+	// from 10 ms to seconds. mu is not held then, so that the other methods
+	// never wait for it.
+	opening chan struct{}
 
 	mu      sync.Mutex
+	lanes   map[string]*lane
+	started nvml.Interface // initialised and not yet taken into use
 	lib     nvml.Interface
 	has     features
-	handles map[string]*handle // by PCI address
+	// handles are by PCI address. addresses are by index, to know a GPU that
+	// does not say any more which it is. Both are the session's.
+	handles   map[string]*handle
+	addresses map[int]string
 }
 
 // New makes a client and touches nothing yet.
@@ -60,79 +86,13 @@ func New(o Options) *Client {
 	return &Client{
 		roots:       o.Roots.Complete(),
 		libraryPath: o.LibraryPath,
+		callLimit:   cmp.Or(o.CallLimit, defaultCallLimit),
 		load: func(path string) nvml.Interface {
 			return nvml.New(nvml.WithLibraryPath(path))
 		},
+		opening: make(chan struct{}, 1),
+		lanes:   map[string]*lane{},
 	}
-}
-
-// Open loads the library and starts the session, which then lives until Close:
-// starting one costs up to two seconds where no other process keeps the driver
-// awake. A second Open does nothing.
-//
-// The error wraps gpu.ErrDriverNotLoaded while there is no library or no kernel
-// driver behind it; try again later. It wraps ErrRestartRequired when another
-// driver has come since this process loaded the library; only a new process
-// helps.
-func (c *Client) Open(ctx context.Context) error {
-	c.opening.Lock()
-	defer c.opening.Unlock()
-	if _, err := c.session(); err == nil {
-		return nil
-	}
-
-	path, err := c.findLibrary()
-	if err != nil {
-		return err
-	}
-	if err := checkBound(path); err != nil {
-		return err
-	}
-	lib := c.load(path)
-	// NO_GPUS: a machine whose GPUs have all fallen off the bus is a machine
-	// with broken GPUs, not one without a driver.
-	err = do(ctx, "nvmlInitWithFlags", "", func() nvml.Return {
-		return lib.InitWithFlags(nvml.INIT_FLAG_NO_GPUS)
-	})
-	if err != nil {
-		return fmt.Errorf("open NVML library %s: %w", path, explainInit(err))
-	}
-	bind(path)
-
-	has, err := lookUp(lib.Extensions())
-	if err != nil {
-		_ = lib.Shutdown()
-		return fmt.Errorf("open NVML library %s: %w", path, err)
-	}
-	klog.FromContext(ctx).V(2).Info("NVML session opened", "library", path)
-
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.lib, c.has, c.handles = lib, has, map[string]*handle{}
-	return nil
-}
-
-// Close ends the session. It does not wait for calls in progress, which then
-// fail with gpu.ErrDriverNotLoaded. Open may follow.
-func (c *Client) Close() {
-	c.mu.Lock()
-	lib := c.lib
-	c.lib, c.handles = nil, nil
-	c.mu.Unlock()
-	if lib != nil {
-		_ = lib.Shutdown() // there is nothing to be done about a failure
-	}
-}
-
-func (c *Client) findLibrary() (string, error) {
-	if c.libraryPath != "" {
-		return c.libraryPath, nil
-	}
-	path, err := c.roots.LibraryPath()
-	if errors.Is(err, fs.ErrNotExist) {
-		return "", fmt.Errorf("%w: %w", gpu.ErrDriverNotLoaded, err)
-	}
-	return path, err
 }
 
 // session returns the library, or an error when there is no session.

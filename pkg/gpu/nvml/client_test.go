@@ -25,30 +25,30 @@ const (
 
 func TestOpenFailures(t *testing.T) {
 	tests := map[string]struct {
-		lib  fakeLibrary
+		lib  *fakeLibrary
 		is   error
 		says string
 	}{
 		"no kernel driver": {
-			lib: fakeLibrary{initResult: nvml.ERROR_DRIVER_NOT_LOADED}, is: gpu.ErrDriverNotLoaded, says: "fake",
+			lib: &fakeLibrary{initResult: nvml.ERROR_DRIVER_NOT_LOADED}, is: gpu.ErrDriverNotLoaded, says: "fake",
 		},
 		"library cannot be loaded": {
-			lib: fakeLibrary{initResult: nvml.ERROR_LIBRARY_NOT_FOUND}, is: gpu.ErrDriverNotLoaded,
+			lib: &fakeLibrary{initResult: nvml.ERROR_LIBRARY_NOT_FOUND}, is: gpu.ErrDriverNotLoaded,
 		},
 		"no permission": {
-			lib: fakeLibrary{initResult: nvml.ERROR_NO_PERMISSION}, is: gpu.ErrNoPermission,
+			lib: &fakeLibrary{initResult: nvml.ERROR_NO_PERMISSION}, is: gpu.ErrNoPermission,
 		},
 		"versions differ": {
-			lib: fakeLibrary{initResult: nvml.ERROR_LIB_RM_VERSION_MISMATCH}, says: "restart",
+			lib: &fakeLibrary{initResult: nvml.ERROR_LIB_RM_VERSION_MISMATCH}, is: gpu.ErrVersionMismatch, says: "reload",
 		},
 		"old driver": {
-			lib: fakeLibrary{missing: []string{"nvmlDeviceSetMigMode"}}, is: gpu.ErrNotSupported, says: "nvmlDeviceSetMigMode",
+			lib: &fakeLibrary{missing: []string{"nvmlDeviceSetMigMode"}}, is: gpu.ErrNotSupported, says: "nvmlDeviceSetMigMode",
 		},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			c := New(Options{LibraryPath: "fake"})
-			c.load = func(string) nvml.Interface { return &test.lib }
+			c.load = func(string) nvml.Interface { return test.lib }
 			err := c.Open(t.Context())
 			if err == nil || (test.is != nil && !errors.Is(err, test.is)) || !strings.Contains(err.Error(), test.says) {
 				t.Errorf("error %v does not wrap %v and say %q", err, test.is, test.says)
@@ -83,29 +83,76 @@ func TestOpenOnce(t *testing.T) {
 	}
 }
 
-func TestUpgradedDriverNeedsNewProcess(t *testing.T) {
-	folder := t.TempDir()
-	versions := []string{"580.95.05", "590.10.01"}
-	for _, version := range versions {
-		if err := os.WriteFile(filepath.Join(folder, "libnvidia-ml.so."+version), nil, 0o600); err != nil {
-			t.Fatal(err)
+// A session whose driver has gone is replaced, and only such a one.
+func TestDeadSessionIsReplaced(t *testing.T) {
+	for ret, replaced := range map[nvml.Return]bool{
+		nvml.ERROR_UNINITIALIZED: true, nvml.ERROR_DRIVER_NOT_LOADED: true, nvml.ERROR_UNKNOWN: false,
+	} {
+		before, after := &fakeLibrary{}, &fakeLibrary{devices: []*fakeDevice{{busID: busID}}}
+		c := openFake(t, before)
+		c.load = func(string) nvml.Interface { return after }
+		before.countResult = ret
+		if err := c.Open(t.Context()); (err == nil) != replaced {
+			t.Errorf("code %d: %v", ret, err)
+		}
+		if (before.shutdowns == 1) != replaced || (after.inits == 1) != replaced {
+			t.Errorf("code %d: %d shutdowns, %d initialisations", ret, before.shutdowns, after.inits)
+		}
+		if node, err := c.Discover(t.Context()); replaced && (err != nil || len(node.GPUs) != 1) {
+			t.Errorf("code %d: discovery: %+v, %v", ret, node, err)
+		}
+		c.Close()
+	}
+}
+
+// A driver that does not come back is reported as an absent one is.
+func TestDeadSessionAndNoDriver(t *testing.T) {
+	lib := &fakeLibrary{}
+	c := openFake(t, lib)
+	lib.countResult, lib.initResult = nvml.ERROR_DRIVER_NOT_LOADED, nvml.ERROR_DRIVER_NOT_LOADED
+	for range 2 {
+		if err := c.Open(t.Context()); !errors.Is(err, gpu.ErrDriverNotLoaded) {
+			t.Errorf("got %v", err)
 		}
 	}
+	if lib.shutdowns != 1 || lib.inits != 3 {
+		t.Errorf("%d shutdowns, %d initialisations", lib.shutdowns, lib.inits)
+	}
+	lib.countResult, lib.initResult = nvml.SUCCESS, nvml.SUCCESS
+	if err := c.Open(t.Context()); err != nil {
+		t.Errorf("the driver is back: %v", err)
+	}
+}
+
+// The library that is called first is that of the process, even if there was no
+// driver behind it.
+func TestUpgradedDriverNeedsNewProcess(t *testing.T) {
 	was := bound.path
+	bound.path = ""
 	t.Cleanup(func() { bound.path = was })
-	link := filepath.Join(folder, "libnvidia-ml.so.1")
-	for i, version := range versions {
-		if err := os.RemoveAll(link); err != nil {
+	folder := t.TempDir()
+	for _, step := range []struct {
+		version    string
+		initResult nvml.Return
+		want       error
+	}{
+		{"570.10.01", nvml.ERROR_LIBRARY_NOT_FOUND, gpu.ErrDriverNotLoaded},
+		{"580.95.05", nvml.ERROR_DRIVER_NOT_LOADED, gpu.ErrDriverNotLoaded},
+		{"590.10.01", nvml.SUCCESS, ErrRestartRequired},
+		{"580.95.05", nvml.SUCCESS, nil},
+	} {
+		path := filepath.Join(folder, "libnvidia-ml.so."+step.version)
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.Symlink("libnvidia-ml.so."+version, link); err != nil {
+		link := filepath.Join(folder, "libnvidia-ml.so.1")
+		if err := errors.Join(os.RemoveAll(link), os.Symlink(path, link)); err != nil {
 			t.Fatal(err)
 		}
-		if i == 0 {
-			bound.path = resolve(link)
-		}
-		if err := checkBound(link); errors.Is(err, ErrRestartRequired) != (i > 0) {
-			t.Errorf("%s: %v", version, err)
+		c := New(Options{LibraryPath: link})
+		c.load = func(string) nvml.Interface { return &fakeLibrary{initResult: step.initResult} }
+		if err := c.Open(t.Context()); !errors.Is(err, step.want) {
+			t.Errorf("%s: %v, want %v", step.version, err, step.want)
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
@@ -16,43 +17,50 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
-// Discover reads everything about all GPUs. A GPU that does not answer is
-// logged and listed in Node.Broken, and the others are returned; the error
-// concerns the machine as a whole. It reads about 50 values per MIG-capable
-// GPU and changes nothing.
+// Discover reads everything about all GPUs. A GPU that does not answer is listed
+// in Node.Broken, by index, and the others are returned; the error concerns the
+// machine as a whole. It reads about 50 values per
+// MIG-capable GPU and changes nothing. GPUs are read at the same time, so that
+// any number of them that hang cost no more than one.
 func (c *Client) Discover(ctx context.Context) (*gpu.Node, error) {
 	lib, err := c.session()
 	if err != nil {
 		return nil, err
 	}
 	node := &gpu.Node{GPUs: []gpu.GPU{}}
-	node.DriverVersion, err = get(ctx, "nvmlSystemGetDriverVersion", "", lib.SystemGetDriverVersion)
+	node.DriverVersion, err = get(ctx, c.system(), "nvmlSystemGetDriverVersion", lib.SystemGetDriverVersion)
 	if err != nil {
 		return nil, err
 	}
-	cuda, err := optional(get(ctx, "nvmlSystemGetCudaDriverVersion_v2", "", lib.SystemGetCudaDriverVersion_v2))
+	cuda, err := optional(get(ctx, c.system(), "nvmlSystemGetCudaDriverVersion_v2", lib.SystemGetCudaDriverVersion_v2))
 	if err != nil {
 		return nil, err
 	}
 	node.CUDAVersion = gpu.Version{Major: cuda / 1000, Minor: cuda % 1000 / 10}
 
-	count, err := get(ctx, "nvmlDeviceGetCount_v2", "", lib.DeviceGetCount)
+	count, err := get(ctx, c.system(), "nvmlDeviceGetCount_v2", lib.DeviceGetCount)
 	if err != nil {
 		return nil, err
 	}
+	gpus, errs := make([]gpu.GPU, count), make([]error, count)
+	var reading sync.WaitGroup
 	for index := range count {
-		g, err := c.discoverGPU(ctx, lib, index)
-		if ctx.Err() != nil {
-			return nil, fmt.Errorf("discover GPUs: %w", ctx.Err())
-		}
-		if err != nil {
-			klog.FromContext(ctx).Error(err, "GPU does not answer and is left out", "index", index, "pciAddress", g.PCIAddress)
-			node.Broken = append(node.Broken, gpu.Broken{
-				Index: index, PCIAddress: g.PCIAddress, Reason: err.Error(), Err: err,
-			})
+		reading.Go(func() { gpus[index], errs[index] = c.discoverGPU(ctx, lib, index) })
+	}
+	reading.Wait()
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("discover GPUs: %w", ctx.Err())
+	}
+	for index, err := range errs {
+		g := gpus[index]
+		if err == nil {
+			node.GPUs = append(node.GPUs, g)
 			continue
 		}
-		node.GPUs = append(node.GPUs, g)
+		klog.FromContext(ctx).V(4).Info("GPU does not answer and is left out", "index", index, "pciAddress", g.PCIAddress, "reason", err)
+		node.Broken = append(node.Broken, gpu.Broken{
+			Index: index, PCIAddress: g.PCIAddress, Reason: err.Error(), Err: err,
+		})
 	}
 	slices.SortFunc(node.GPUs, func(a, b gpu.GPU) int { return cmp.Compare(a.PCIAddress, b.PCIAddress) })
 	return node, nil
@@ -61,21 +69,11 @@ func (c *Client) Discover(ctx context.Context) (*gpu.Node, error) {
 // discoverGPU returns what it could read, with the PCI address first, even
 // when it fails.
 func (c *Client) discoverGPU(ctx context.Context, lib nvml.Interface, index int) (gpu.GPU, error) {
-	var g gpu.GPU
-	dev, err := get(ctx, "nvmlDeviceGetHandleByIndex_v2", "", func() (nvml.Device, nvml.Return) {
-		return lib.DeviceGetHandleByIndex(index)
-	})
+	dev, pci, err := c.locate(ctx, lib, index)
+	g := gpu.GPU{PCIAddress: pci}
 	if err != nil {
 		return g, fmt.Errorf("GPU with index %d: %w", index, err)
 	}
-	pci, err := get(ctx, "nvmlDeviceGetPciInfo_v3", "", dev.GetPciInfo)
-	if err != nil {
-		return g, fmt.Errorf("GPU with index %d: %w", index, err)
-	}
-	if g.PCIAddress, err = pciAddress(cString(pci.BusId[:])); err != nil {
-		return g, fmt.Errorf("GPU with index %d: %w", index, err)
-	}
-
 	h := c.remember(g.PCIAddress, dev)
 	for _, read := range []func(context.Context, *handle, *gpu.GPU) error{
 		readIdentity, readProduct, c.readAddressingMode, readMIG(c.features()),
@@ -88,12 +86,38 @@ func (c *Client) discoverGPU(ctx context.Context, lib nvml.Interface, index int)
 	return g, nil
 }
 
+// locate finds the handle and the PCI address of the GPU with this index. When
+// it fails, the address is the one that was found earlier, or empty.
+func (c *Client) locate(ctx context.Context, lib nvml.Interface, index int) (nvml.Device, string, error) {
+	l := c.indexLane(index)
+	dev, err := get(ctx, l, "nvmlDeviceGetHandleByIndex_v2", func() (nvml.Device, nvml.Return) {
+		return lib.DeviceGetHandleByIndex(index)
+	})
+	if err != nil {
+		return nil, l.pci, err
+	}
+	info, err := get(ctx, l, "nvmlDeviceGetPciInfo_v3", dev.GetPciInfo)
+	if err != nil {
+		return nil, l.pci, err
+	}
+	pci, err := pciAddress(cString(info.BusId[:]))
+	if err != nil {
+		return nil, l.pci, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.addresses != nil { // nil: closed meanwhile
+		c.addresses[index] = pci
+	}
+	return dev, pci, nil
+}
+
 // readIdentity reads what a GPU cannot be used without.
 func readIdentity(ctx context.Context, h *handle, g *gpu.GPU) (err error) {
-	if g.UUID, err = get(ctx, "nvmlDeviceGetUUID", h.pci, h.dev.GetUUID); err != nil {
+	if g.UUID, err = get(ctx, h.lane, "nvmlDeviceGetUUID", h.dev.GetUUID); err != nil {
 		return err
 	}
-	g.Minor, err = get(ctx, "nvmlDeviceGetMinorNumber", h.pci, h.dev.GetMinorNumber)
+	g.Minor, err = get(ctx, h.lane, "nvmlDeviceGetMinorNumber", h.dev.GetMinorNumber)
 	return err
 }
 
@@ -101,22 +125,22 @@ func readIdentity(ctx context.Context, h *handle, g *gpu.GPU) (err error) {
 // this model stays empty.
 func readProduct(ctx context.Context, h *handle, g *gpu.GPU) error {
 	var err error
-	if g.ProductName, err = optional(get(ctx, "nvmlDeviceGetName", h.pci, h.dev.GetName)); err != nil {
+	if g.ProductName, err = optional(get(ctx, h.lane, "nvmlDeviceGetName", h.dev.GetName)); err != nil {
 		return err
 	}
-	brand, err := optional(get(ctx, "nvmlDeviceGetBrand", h.pci, h.dev.GetBrand))
+	brand, err := optional(get(ctx, h.lane, "nvmlDeviceGetBrand", h.dev.GetBrand))
 	if err != nil {
 		return err
 	}
 	g.Brand = nameOf(brands, brand)
 
-	arch, err := optional(get(ctx, "nvmlDeviceGetArchitecture", h.pci, h.dev.GetArchitecture))
+	arch, err := optional(get(ctx, h.lane, "nvmlDeviceGetArchitecture", h.dev.GetArchitecture))
 	if err != nil {
 		return err
 	}
 	g.Architecture = nameOf(architectures, arch)
 
-	g.ComputeCapability, err = optional(get(ctx, "nvmlDeviceGetCudaComputeCapability", h.pci,
+	g.ComputeCapability, err = optional(get(ctx, h.lane, "nvmlDeviceGetCudaComputeCapability",
 		func() (gpu.Version, nvml.Return) {
 			major, minor, ret := h.dev.GetCudaComputeCapability()
 			return gpu.Version{Major: major, Minor: minor}, ret
@@ -125,7 +149,7 @@ func readProduct(ctx context.Context, h *handle, g *gpu.GPU) error {
 		return err
 	}
 	// Boards that share the host's memory have none of their own to report.
-	memory, err := optional(get(ctx, "nvmlDeviceGetMemoryInfo", h.pci, h.dev.GetMemoryInfo))
+	memory, err := optional(get(ctx, h.lane, "nvmlDeviceGetMemoryInfo", h.dev.GetMemoryInfo))
 	g.Resources.MemoryBytes = memory.Total
 	return err
 }
@@ -134,7 +158,7 @@ func (c *Client) readAddressingMode(ctx context.Context, h *handle, g *gpu.GPU) 
 	if !c.features().addressingMode {
 		return nil
 	}
-	mode, err := get(ctx, "nvmlDeviceGetAddressingMode", h.pci, h.dev.GetAddressingMode)
+	mode, err := get(ctx, h.lane, "nvmlDeviceGetAddressingMode", h.dev.GetAddressingMode)
 	if err == nil {
 		g.AddressingMode = addressingModes[mode.Value]
 	}

@@ -16,7 +16,7 @@ import (
 type migMode struct{ current, pending bool }
 
 func (h *handle) migMode(ctx context.Context) (migMode, error) {
-	return get(ctx, "nvmlDeviceGetMigMode", h.pci, func() (migMode, nvml.Return) {
+	return get(ctx, h.lane, "nvmlDeviceGetMigMode", func() (migMode, nvml.Return) {
 		current, pending, ret := h.dev.GetMigMode()
 		return migMode{
 			current: current == nvml.DEVICE_MIG_ENABLE,
@@ -53,7 +53,10 @@ func readMIG(has features) func(context.Context, *handle, *gpu.GPU) error {
 			if len(places) == 0 {
 				continue // known to the driver, not possible on this board
 			}
-			name := driverProfileName(h.dev, has, p.enum)
+			name, err := h.driverProfileName(ctx, has, p.enum)
+			if err != nil {
+				return err
+			}
 			if name == "" {
 				name = computedProfileName(p, g.Resources.MemoryBytes)
 			}
@@ -79,11 +82,11 @@ func readMIG(has features) func(context.Context, *handle, *gpu.GPU) error {
 // modeIsDynamic tells whether MIG mode changes without a GPU reset. Hopper was
 // the first that can. In a vGPU guest the hypervisor has the say.
 func (h *handle) modeIsDynamic(ctx context.Context) (bool, error) {
-	arch, err := optional(get(ctx, "nvmlDeviceGetArchitecture", h.pci, h.dev.GetArchitecture))
+	arch, err := optional(get(ctx, h.lane, "nvmlDeviceGetArchitecture", h.dev.GetArchitecture))
 	if err != nil {
 		return false, err
 	}
-	virtualization, err := optional(get(ctx, "nvmlDeviceGetVirtualizationMode", h.pci, h.dev.GetVirtualizationMode))
+	virtualization, err := optional(get(ctx, h.lane, "nvmlDeviceGetVirtualizationMode", h.dev.GetVirtualizationMode))
 	if err != nil {
 		return false, err
 	}

@@ -4,7 +4,6 @@
 package nvml
 
 import (
-	"context"
 	"errors"
 	"fmt"
 
@@ -13,24 +12,52 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
-// reasons translate NVML's codes. A code that is not listed stays opaque.
-var reasons = map[nvml.Return]error{
-	nvml.ERROR_UNINITIALIZED:             gpu.ErrDriverNotLoaded,
-	nvml.ERROR_DRIVER_NOT_LOADED:         gpu.ErrDriverNotLoaded,
-	nvml.ERROR_LIBRARY_NOT_FOUND:         gpu.ErrDriverNotLoaded,
-	nvml.ERROR_INVALID_ARGUMENT:          gpu.ErrInvalid,
-	nvml.ERROR_NOT_SUPPORTED:             gpu.ErrNotSupported,
-	nvml.ERROR_FUNCTION_NOT_FOUND:        gpu.ErrNotSupported,
-	nvml.ERROR_ARGUMENT_VERSION_MISMATCH: gpu.ErrNotSupported,
-	nvml.ERROR_NO_PERMISSION:             gpu.ErrNoPermission,
-	nvml.ERROR_OPERATING_SYSTEM:          gpu.ErrNoPermission, // a cgroup blocks the device
-	nvml.ERROR_NOT_FOUND:                 gpu.ErrNotFound,
-	nvml.ERROR_GPU_NOT_FOUND:             gpu.ErrNotFound,
-	nvml.ERROR_TIMEOUT:                   gpu.ErrTimeout,
-	nvml.ERROR_GPU_IS_LOST:               gpu.ErrLost,
-	nvml.ERROR_RESET_REQUIRED:            gpu.ErrResetRequired,
-	nvml.ERROR_IN_USE:                    gpu.ErrInUse,
-	nvml.ERROR_INSUFFICIENT_RESOURCES:    gpu.ErrNoRoom,
+// code is what is known of one of NVML's return codes.
+type code struct {
+	text   string
+	reason error // nil where no caller would act on it
+}
+
+// codes has the texts of the library's own nvmlErrorString. That function is
+// not asked, because loading a library replaces it while others may be using
+// it. A code that is not listed stays opaque.
+var codes = map[nvml.Return]code{
+	nvml.SUCCESS:                         {"Success", nil},
+	nvml.ERROR_UNINITIALIZED:             {"Uninitialized", gpu.ErrDriverNotLoaded},
+	nvml.ERROR_INVALID_ARGUMENT:          {"Invalid Argument", gpu.ErrInvalid},
+	nvml.ERROR_NOT_SUPPORTED:             {"Not Supported", gpu.ErrNotSupported},
+	nvml.ERROR_NO_PERMISSION:             {"Insufficient Permissions", gpu.ErrNoPermission},
+	nvml.ERROR_NOT_FOUND:                 {"Not Found", gpu.ErrNotFound},
+	nvml.ERROR_INSUFFICIENT_SIZE:         {"Insufficient Size", nil},
+	nvml.ERROR_INSUFFICIENT_POWER:        {"Insufficient External Power", nil},
+	nvml.ERROR_DRIVER_NOT_LOADED:         {"Driver Not Loaded", gpu.ErrDriverNotLoaded},
+	nvml.ERROR_TIMEOUT:                   {"Timeout", gpu.ErrTimeout},
+	nvml.ERROR_IRQ_ISSUE:                 {"Interrupt Request Issue", nil},
+	nvml.ERROR_LIBRARY_NOT_FOUND:         {"NVML Shared Library Not Found", gpu.ErrDriverNotLoaded},
+	nvml.ERROR_FUNCTION_NOT_FOUND:        {"Function Not Found", gpu.ErrNotSupported},
+	nvml.ERROR_CORRUPTED_INFOROM:         {"Corrupted infoROM", nil},
+	nvml.ERROR_GPU_IS_LOST:               {"GPU is lost", gpu.ErrLost},
+	nvml.ERROR_RESET_REQUIRED:            {"GPU requires reset", gpu.ErrResetRequired},
+	nvml.ERROR_OPERATING_SYSTEM:          {"GPU access blocked by the operating system", gpu.ErrNoPermission}, // a cgroup
+	nvml.ERROR_LIB_RM_VERSION_MISMATCH:   {"Driver/library version mismatch", gpu.ErrVersionMismatch},
+	nvml.ERROR_IN_USE:                    {"In use by another client", gpu.ErrInUse},
+	nvml.ERROR_MEMORY:                    {"Insufficient Memory", nil},
+	nvml.ERROR_NO_DATA:                   {"No data", nil},
+	nvml.ERROR_INSUFFICIENT_RESOURCES:    {"Insufficient Resources", gpu.ErrNoRoom},
+	nvml.ERROR_ARGUMENT_VERSION_MISMATCH: {"Argument version mismatch", gpu.ErrNotSupported},
+	nvml.ERROR_DEPRECATED:                {"Deprecated", gpu.ErrNotSupported},
+	nvml.ERROR_NOT_READY:                 {"Not ready", nil},
+	nvml.ERROR_GPU_NOT_FOUND:             {"GPU not found", gpu.ErrNotFound},
+	nvml.ERROR_INVALID_STATE:             {"Invalid state", nil},
+	nvml.ERROR_UNKNOWN:                   {"Unknown Error", gpu.ErrUnknown},
+}
+
+func describe(ret nvml.Return) string {
+	text := codes[ret].text
+	if text == "" {
+		text = "code without a name"
+	}
+	return fmt.Sprintf("%s (NVML code %d)", text, int32(ret))
 }
 
 // failure turns a code into an error, nil for success. pci may be empty.
@@ -38,30 +65,7 @@ func failure(call, pci string, ret nvml.Return) error {
 	if ret == nvml.SUCCESS {
 		return nil
 	}
-	return &gpu.Error{
-		Call:       call,
-		PCIAddress: pci,
-		Text:       fmt.Sprintf("%s (NVML code %d)", ret.Error(), int32(ret)),
-		Err:        reasons[ret],
-	}
-}
-
-// do calls NVML unless ctx is done.
-func do(ctx context.Context, call, pci string, f func() nvml.Return) error {
-	if err := ctx.Err(); err != nil {
-		return &gpu.Error{Call: call, PCIAddress: pci, Text: "not attempted: " + err.Error(), Err: err}
-	}
-	return failure(call, pci, f())
-}
-
-// get is do for a call that returns a value.
-func get[T any](ctx context.Context, call, pci string, f func() (T, nvml.Return)) (T, error) {
-	var value T
-	err := do(ctx, call, pci, func() (ret nvml.Return) {
-		value, ret = f()
-		return ret
-	})
-	return value, err
+	return &gpu.Error{Call: call, PCIAddress: pci, Text: describe(ret), Err: codes[ret].reason}
 }
 
 // optional turns "not supported" into the zero value.
@@ -71,15 +75,4 @@ func optional[T any](value T, err error) (T, error) {
 		return zero, nil
 	}
 	return value, err
-}
-
-// explainInit adds what a user can do about the failures of nvmlInit that need
-// more than waiting.
-func explainInit(err error) error {
-	var failed *gpu.Error
-	if errors.As(err, &failed) && failed.Err == nil {
-		return fmt.Errorf("%w; if the driver was upgraded, the kernel module and the library may differ: "+
-			"reload the module and restart this process", err)
-	}
-	return err
 }

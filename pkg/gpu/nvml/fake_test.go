@@ -5,7 +5,9 @@ package nvml
 
 import (
 	"errors"
+	"fmt"
 	"slices"
+	"sync"
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -16,20 +18,70 @@ import (
 // bindings do is tested against the simulated library.
 type fakeLibrary struct {
 	nvml.Interface
+	stuck
 	initResult nvml.Return
 	missing    []string // symbols that it lacks
 	devices    []*fakeDevice
 	broken     map[int]nvml.Return // by index
 
+	countResult nvml.Return
+
 	inits, shutdowns, lookups int
 }
 
+// stuck makes calls hang, as in the kernel driver. Its zero value does not.
+type stuck struct {
+	mu    sync.Mutex
+	calls map[string]chan struct{}
+	made  map[string]int // also those that hang
+}
+
+// hang makes calls of this method wait until release is called.
+func (s *stuck) hang(method string) (release func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.calls == nil {
+		s.calls = map[string]chan struct{}{}
+	}
+	until := make(chan struct{})
+	s.calls[method] = until
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.calls, method)
+		close(until)
+	}
+}
+
+// enter begins every method that a test lets hang.
+func (s *stuck) enter(method string) {
+	s.mu.Lock()
+	if s.made == nil {
+		s.made = map[string]int{}
+	}
+	s.made[method]++
+	until := s.calls[method]
+	s.mu.Unlock()
+	if until != nil {
+		<-until
+	}
+}
+
+// count is how often the method was called.
+func (s *stuck) count(method string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.made[method]
+}
+
 func (l *fakeLibrary) InitWithFlags(uint32) nvml.Return {
+	l.enter("InitWithFlags")
 	l.inits++
 	return l.initResult
 }
 
 func (l *fakeLibrary) Shutdown() nvml.Return {
+	l.enter("Shutdown")
 	l.shutdowns++
 	return nvml.SUCCESS
 }
@@ -51,9 +103,13 @@ func (l *fakeLibrary) SystemGetCudaDriverVersion_v2() (int, nvml.Return) {
 	return 12080, nvml.SUCCESS
 }
 
-func (l *fakeLibrary) DeviceGetCount() (int, nvml.Return) { return len(l.devices), nvml.SUCCESS }
+func (l *fakeLibrary) DeviceGetCount() (int, nvml.Return) {
+	l.enter("DeviceGetCount")
+	return len(l.devices), l.countResult
+}
 
 func (l *fakeLibrary) DeviceGetHandleByIndex(index int) (nvml.Device, nvml.Return) {
+	l.enter(fmt.Sprintf("DeviceGetHandleByIndex %d", index))
 	if ret := l.broken[index]; ret != nvml.SUCCESS {
 		return nil, ret
 	}
@@ -73,6 +129,7 @@ func (l *fakeLibrary) DeviceGetHandleByPciBusId(pci string) (nvml.Device, nvml.R
 // fakeDevice is a GPU. Its zero value supports nothing but to be identified.
 type fakeDevice struct {
 	nvml.Device
+	stuck
 	busID string
 	stale bool // as after a reset: every call fails
 
@@ -80,6 +137,7 @@ type fakeDevice struct {
 	arch           nvml.DeviceArchitecture
 	virtualization nvml.GpuVirtualizationMode
 	memory         uint64
+	memoryResult   nvml.Return
 
 	mig              bool
 	current, pending int
@@ -89,6 +147,9 @@ type fakeDevice struct {
 	placements       map[uint32][]nvml.GpuInstancePlacement
 	instances        []*fakeInstance
 	processes        []nvml.ProcessInfo
+
+	// infoResult is that of instances that are created from now on.
+	infoResult nvml.Return
 }
 
 func (d *fakeDevice) GetPciInfo() (nvml.PciInfo, nvml.Return) {
@@ -99,7 +160,11 @@ func (d *fakeDevice) GetPciInfo() (nvml.PciInfo, nvml.Return) {
 	return info, nvml.SUCCESS
 }
 
-func (d *fakeDevice) GetUUID() (string, nvml.Return)          { return "GPU-" + d.busID, d.uuidResult }
+func (d *fakeDevice) GetUUID() (string, nvml.Return) {
+	d.enter("GetUUID")
+	return "GPU-" + d.busID, d.uuidResult
+}
+
 func (d *fakeDevice) GetMinorNumber() (int, nvml.Return)      { return 0, nvml.SUCCESS }
 func (d *fakeDevice) GetName() (string, nvml.Return)          { return "", nvml.ERROR_NOT_SUPPORTED }
 func (d *fakeDevice) GetBrand() (nvml.BrandType, nvml.Return) { return 99, nvml.SUCCESS }
@@ -116,7 +181,10 @@ func (d *fakeDevice) GetCudaComputeCapability() (int, int, nvml.Return) {
 }
 
 func (d *fakeDevice) GetMemoryInfo() (nvml.Memory, nvml.Return) {
-	if d.memory == 0 {
+	switch {
+	case d.memoryResult != nvml.SUCCESS:
+		return nvml.Memory{}, d.memoryResult
+	case d.memory == 0:
 		return nvml.Memory{}, nvml.ERROR_NOT_SUPPORTED
 	}
 	return nvml.Memory{Total: d.memory}, nvml.SUCCESS
@@ -131,6 +199,7 @@ func (d *fakeDevice) GetVirtualizationMode() (nvml.GpuVirtualizationMode, nvml.R
 }
 
 func (d *fakeDevice) GetMigMode() (int, int, nvml.Return) {
+	d.enter("GetMigMode")
 	switch {
 	case d.stale:
 		return 0, 0, nvml.ERROR_INVALID_ARGUMENT
@@ -140,7 +209,10 @@ func (d *fakeDevice) GetMigMode() (int, int, nvml.Return) {
 	return d.current, d.pending, nvml.SUCCESS
 }
 
-func (d *fakeDevice) SetMigMode(mode int) (nvml.Return, nvml.Return) { return d.setMode(d, mode) }
+func (d *fakeDevice) SetMigMode(mode int) (nvml.Return, nvml.Return) {
+	d.enter("SetMigMode")
+	return d.setMode(d, mode)
+}
 
 func (d *fakeDevice) GetGpuInstanceProfileInfo(enum int) (nvml.GpuInstanceProfileInfo, nvml.Return) {
 	if info, ok := d.profiles[enum]; ok {
@@ -175,12 +247,14 @@ func (d *fakeDevice) GetGpuInstanceById(id int) (nvml.GpuInstance, nvml.Return) 
 func (d *fakeDevice) CreateGpuInstanceWithPlacement(
 	info *nvml.GpuInstanceProfileInfo, at *nvml.GpuInstancePlacement,
 ) (nvml.GpuInstance, nvml.Return) {
-	made := &fakeInstance{device: d, id: 13, profile: info.Id, at: *at, infoResult: nvml.ERROR_UNKNOWN}
+	d.enter("CreateGpuInstanceWithPlacement")
+	made := &fakeInstance{device: d, id: 13, profile: info.Id, at: *at, infoResult: d.infoResult}
 	d.instances = append(d.instances, made)
 	return made, nvml.SUCCESS
 }
 
 func (d *fakeDevice) GetComputeRunningProcesses() ([]nvml.ProcessInfo, nvml.Return) {
+	d.enter("GetComputeRunningProcesses")
 	return d.processes, nvml.SUCCESS
 }
 
@@ -203,10 +277,12 @@ type fakeInstance struct {
 }
 
 func (i *fakeInstance) GetInfo() (nvml.GpuInstanceInfo, nvml.Return) {
+	i.device.enter("instance GetInfo")
 	return nvml.GpuInstanceInfo{Id: i.id, ProfileId: i.profile, Placement: i.at}, i.infoResult
 }
 
 func (i *fakeInstance) Destroy() nvml.Return {
+	i.device.enter("instance Destroy")
 	i.device.instances = slices.DeleteFunc(i.device.instances, func(o *fakeInstance) bool { return o == i })
 	return nvml.SUCCESS
 }

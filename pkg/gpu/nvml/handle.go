@@ -17,9 +17,11 @@ import (
 // not change while the driver runs. Finding a handle anew can take seconds when
 // many processes ask at once.
 type handle struct {
-	pci string
-	dev nvml.Device
+	pci  string
+	lane *lane
+	dev  nvml.Device
 
+	// mu is not held during calls, which may hang.
 	mu sync.Mutex
 	gi []instanceProfile
 	ci map[uint32][]nvml.ComputeInstanceProfileInfo // by GPU instance profile id
@@ -64,7 +66,7 @@ func (c *Client) handle(ctx context.Context, pci string) (h *handle, cached bool
 	if h != nil {
 		return h, true, nil
 	}
-	dev, err := get(ctx, "nvmlDeviceGetHandleByPciBusId_v2", pci, func() (nvml.Device, nvml.Return) {
+	dev, err := get(ctx, c.gpuLane(pci), "nvmlDeviceGetHandleByPciBusId_v2", func() (nvml.Device, nvml.Return) {
 		return lib.DeviceGetHandleByPciBusId(pci)
 	})
 	if err != nil {
@@ -73,15 +75,20 @@ func (c *Client) handle(ctx context.Context, pci string) (h *handle, cached bool
 	return c.remember(pci, dev), false, nil
 }
 
-// remember caches a new handle for the GPU.
+// remember caches the GPU's handle, with the profiles that are known already
+// if it is the one that was cached.
 func (c *Client) remember(pci string, dev nvml.Device) *handle {
-	h := &handle{pci: pci, dev: dev, ci: map[uint32][]nvml.ComputeInstanceProfileInfo{}}
+	fresh := &handle{pci: pci, lane: c.gpuLane(pci), dev: dev, ci: map[uint32][]nvml.ComputeInstanceProfileInfo{}}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.handles != nil { // nil: closed meanwhile
-		c.handles[pci] = h
+	if c.handles == nil {
+		return fresh // closed meanwhile
 	}
-	return h
+	if h := c.handles[pci]; h != nil && h.dev == dev {
+		return h
+	}
+	c.handles[pci] = fresh
+	return fresh
 }
 
 // forget drops h unless another one has taken its place.

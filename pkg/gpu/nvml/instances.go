@@ -18,22 +18,27 @@ import (
 // CreateInstance makes a GPU instance at exactly this placement and returns its
 // id. The error wraps gpu.ErrNoRoom when the placement or an engine is taken
 // and gpu.ErrNotSupported when MIG mode is off. MIG life cycle calls need root.
+//
+// What was created is removed again when its id cannot be read. Where the GPU
+// refuses that as well, or does not answer, an instance may exist after an
+// error.
 func (c *Client) CreateInstance(ctx context.Context, pciAddress string, profileID uint32, at gpu.Placement) (int, error) {
 	id := 0
 	err := c.onGPU(ctx, pciAddress, func(h *handle) error {
 		// The library reads nothing but the id of the profile.
 		profile := nvml.GpuInstanceProfileInfo{Id: profileID}
 		placement := nvml.GpuInstancePlacement{Start: uint32(at.Start), Size: uint32(at.Size)}
-		gi, err := get(ctx, "nvmlDeviceCreateGpuInstanceWithPlacement", h.pci, func() (nvml.GpuInstance, nvml.Return) {
+		gi, err := get(ctx, h.lane, "nvmlDeviceCreateGpuInstanceWithPlacement", func() (nvml.GpuInstance, nvml.Return) {
 			return h.dev.CreateGpuInstanceWithPlacement(&profile, &placement)
 		})
 		if err != nil {
 			return err
 		}
-		// From here on an instance exists; the caller learns its id or it goes.
-		info, err := get(ctx, "nvmlGpuInstanceGetInfo", h.pci, gi.GetInfo)
+		// From here on an instance exists; the caller learns its id or it goes,
+		// even where the caller's time is up.
+		info, err := get(ctx, h.lane, "nvmlGpuInstanceGetInfo", gi.GetInfo)
 		if err != nil {
-			return errors.Join(err, failure("nvmlGpuInstanceDestroy", h.pci, gi.Destroy()))
+			return errors.Join(err, do(context.WithoutCancel(ctx), h.lane, "nvmlGpuInstanceDestroy", gi.Destroy))
 		}
 		id = int(info.Id)
 		return nil
@@ -50,13 +55,14 @@ func (c *Client) DestroyInstance(ctx context.Context, pciAddress string, instanc
 		if err != nil {
 			return err
 		}
-		return do(ctx, "nvmlGpuInstanceDestroy", h.pci, gi.Destroy)
+		return do(ctx, h.lane, "nvmlGpuInstanceDestroy", gi.Destroy)
 	})
 }
 
 // CreateComputeInstance makes the compute instance that spans the whole GPU
 // instance. Its profile is found by enumeration, never guessed from the size.
-// The UUID is a new one at every creation.
+// The UUID is a new one at every creation. After an error it is as with
+// CreateInstance.
 func (c *Client) CreateComputeInstance(ctx context.Context, pciAddress string, instanceID int) (gpu.ComputeInstance, error) {
 	var created gpu.ComputeInstance
 	err := c.onGPU(ctx, pciAddress, func(h *handle) error {
@@ -68,14 +74,14 @@ func (c *Client) CreateComputeInstance(ctx context.Context, pciAddress string, i
 		if err != nil {
 			return err
 		}
-		ci, err := get(ctx, "nvmlGpuInstanceCreateComputeInstance", h.pci, func() (nvml.ComputeInstance, nvml.Return) {
+		ci, err := get(ctx, h.lane, "nvmlGpuInstanceCreateComputeInstance", func() (nvml.ComputeInstance, nvml.Return) {
 			return gi.CreateComputeInstance(&profile)
 		})
 		if err != nil {
 			return err
 		}
 		if created, err = h.computeInstance(ctx, ci); err != nil {
-			return errors.Join(err, failure("nvmlComputeInstanceDestroy", h.pci, ci.Destroy()))
+			return errors.Join(err, do(context.WithoutCancel(ctx), h.lane, "nvmlComputeInstanceDestroy", ci.Destroy))
 		}
 		return nil
 	})
@@ -90,13 +96,13 @@ func (c *Client) DestroyComputeInstance(ctx context.Context, pciAddress string, 
 		if err != nil {
 			return err
 		}
-		ci, err := get(ctx, "nvmlGpuInstanceGetComputeInstanceById", h.pci, func() (nvml.ComputeInstance, nvml.Return) {
+		ci, err := get(ctx, h.lane, "nvmlGpuInstanceGetComputeInstanceById", func() (nvml.ComputeInstance, nvml.Return) {
 			return gi.GetComputeInstanceById(computeID)
 		})
 		if err != nil {
 			return err
 		}
-		return do(ctx, "nvmlComputeInstanceDestroy", h.pci, ci.Destroy)
+		return do(ctx, h.lane, "nvmlComputeInstanceDestroy", ci.Destroy)
 	})
 }
 
@@ -104,7 +110,7 @@ func (c *Client) DestroyComputeInstance(ctx context.Context, pciAddress string, 
 // NOT_SUPPORTED, which means the same as NOT_FOUND: no such instance.
 func (h *handle) findInstance(ctx context.Context, instanceID int) (nvml.GpuInstance, error) {
 	const call = "nvmlDeviceGetGpuInstanceById"
-	gi, err := get(ctx, call, h.pci, func() (nvml.GpuInstance, nvml.Return) {
+	gi, err := get(ctx, h.lane, call, func() (nvml.GpuInstance, nvml.Return) {
 		return h.dev.GetGpuInstanceById(instanceID)
 	})
 	if errors.Is(err, gpu.ErrNotSupported) {
@@ -120,7 +126,7 @@ func (h *handle) findInstance(ctx context.Context, instanceID int) (nvml.GpuInst
 // 16 and its revision 1 all.
 func (h *handle) wholeComputeProfile(ctx context.Context, gi nvml.GpuInstance) (nvml.ComputeInstanceProfileInfo, error) {
 	var none nvml.ComputeInstanceProfileInfo
-	info, err := get(ctx, "nvmlGpuInstanceGetInfo", h.pci, gi.GetInfo)
+	info, err := get(ctx, h.lane, "nvmlGpuInstanceGetInfo", gi.GetInfo)
 	if err != nil {
 		return none, err
 	}
@@ -128,12 +134,7 @@ func (h *handle) wholeComputeProfile(ctx context.Context, gi nvml.GpuInstance) (
 	if err != nil {
 		return none, err
 	}
-	var sliceCount uint32
-	for _, p := range instanceProfiles {
-		if p.info.Id == info.ProfileId {
-			sliceCount = p.info.SliceCount
-		}
-	}
+	sliceCount := slicesOf(instanceProfiles, info.ProfileId)
 	computeProfiles, err := h.computeProfiles(ctx, gi, info.ProfileId)
 	if err != nil {
 		return none, err

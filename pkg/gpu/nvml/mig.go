@@ -18,11 +18,18 @@ import (
 
 // MIGState lists the GPU's instances, also those that have no compute instance
 // and that a walk over MIG devices therefore does not see. Instances are
-// ordered by placement. The error wraps gpu.ErrNotSupported on a GPU without
-// MIG.
+// ordered by placement.
+//
+// The error wraps gpu.ErrNotSupported on a GPU without MIG, and gpu.ErrLost or
+// gpu.ErrResetRequired on any GPU that needs a person. It costs few enough calls
+// to be asked every few seconds: 2 while MIG mode is off, 9 on an empty H100 and
+// 36 on one with seven partitions.
 func (c *Client) MIGState(ctx context.Context, pciAddress string) (gpu.MIGState, error) {
 	var state gpu.MIGState
 	err := c.onGPU(ctx, pciAddress, func(h *handle) error {
+		if err := h.present(ctx); err != nil {
+			return err
+		}
 		mode, err := h.migMode(ctx)
 		if err != nil {
 			return err
@@ -40,21 +47,40 @@ func (c *Client) MIGState(ctx context.Context, pciAddress string) (gpu.MIGState,
 	return state, nil
 }
 
+// present fails if the GPU has fallen off the bus or waits for a reset. The
+// functions for MIG do not promise to tell; this one asks the GPU itself.
+func (h *handle) present(ctx context.Context) error {
+	_, err := get(ctx, h.lane, "nvmlDeviceGetMemoryInfo", h.dev.GetMemoryInfo)
+	if errors.Is(err, gpu.ErrLost) || errors.Is(err, gpu.ErrResetRequired) {
+		return err
+	}
+	return nil // whatever else it is, the calls that follow will say so
+}
+
+// instances asks for those of one profile after the other, since the library
+// has no list of all, until no compute slice is left for more.
 func (h *handle) instances(ctx context.Context) ([]gpu.Instance, error) {
 	profiles, err := h.instanceProfiles(ctx)
 	if err != nil {
 		return nil, err
 	}
+	free := 0
+	for _, p := range profiles {
+		free = max(free, int(p.info.SliceCount))
+	}
 	var out []gpu.Instance
 	for _, p := range profiles {
-		found, err := optional(get(ctx, "nvmlDeviceGetGpuInstances", h.pci, func() ([]nvml.GpuInstance, nvml.Return) {
+		if free <= 0 {
+			break
+		}
+		found, err := optional(get(ctx, h.lane, "nvmlDeviceGetGpuInstances", func() ([]nvml.GpuInstance, nvml.Return) {
 			return h.dev.GetGpuInstances(&p.info)
 		}))
 		if err != nil {
 			return nil, err
 		}
 		for _, gi := range found {
-			instance, err := h.instance(ctx, gi)
+			instance, err := h.instance(ctx, gi, int(p.info.SliceCount))
 			if errors.Is(err, gpu.ErrNotFound) {
 				continue // destroyed by someone else since it was listed
 			}
@@ -62,6 +88,7 @@ func (h *handle) instances(ctx context.Context) ([]gpu.Instance, error) {
 				return nil, err
 			}
 			out = append(out, instance)
+			free -= int(p.info.SliceCount)
 		}
 	}
 	slices.SortFunc(out, func(a, b gpu.Instance) int {
@@ -70,8 +97,9 @@ func (h *handle) instances(ctx context.Context) ([]gpu.Instance, error) {
 	return out, nil
 }
 
-func (h *handle) instance(ctx context.Context, gi nvml.GpuInstance) (gpu.Instance, error) {
-	info, err := get(ctx, "nvmlGpuInstanceGetInfo", h.pci, gi.GetInfo)
+// instance describes a GPU instance of so many compute slices.
+func (h *handle) instance(ctx context.Context, gi nvml.GpuInstance, free int) (gpu.Instance, error) {
+	info, err := get(ctx, h.lane, "nvmlGpuInstanceGetInfo", gi.GetInfo)
 	if err != nil {
 		return gpu.Instance{}, err
 	}
@@ -85,7 +113,10 @@ func (h *handle) instance(ctx context.Context, gi nvml.GpuInstance) (gpu.Instanc
 		return gpu.Instance{}, err
 	}
 	for _, p := range profiles {
-		found, err := optional(get(ctx, "nvmlGpuInstanceGetComputeInstances", h.pci, func() ([]nvml.ComputeInstance, nvml.Return) {
+		if free <= 0 {
+			break
+		}
+		found, err := optional(get(ctx, h.lane, "nvmlGpuInstanceGetComputeInstances", func() ([]nvml.ComputeInstance, nvml.Return) {
 			return gi.GetComputeInstances(&p)
 		}))
 		if err != nil {
@@ -100,6 +131,7 @@ func (h *handle) instance(ctx context.Context, gi nvml.GpuInstance) (gpu.Instanc
 				return gpu.Instance{}, err
 			}
 			instance.Compute = append(instance.Compute, compute)
+			free -= int(p.SliceCount)
 		}
 	}
 	slices.SortFunc(instance.Compute, func(a, b gpu.ComputeInstance) int { return cmp.Compare(a.ID, b.ID) })
@@ -110,11 +142,11 @@ func (h *handle) instance(ctx context.Context, gi nvml.GpuInstance) (gpu.Instanc
 // instance's description carries. Finding it by a walk over all MIG devices
 // takes up to ten seconds under load.
 func (h *handle) computeInstance(ctx context.Context, ci nvml.ComputeInstance) (gpu.ComputeInstance, error) {
-	info, err := get(ctx, "nvmlComputeInstanceGetInfo_v2", h.pci, ci.GetInfo)
+	info, err := get(ctx, h.lane, "nvmlComputeInstanceGetInfo_v2", ci.GetInfo)
 	if err != nil {
 		return gpu.ComputeInstance{}, err
 	}
-	uuid, err := get(ctx, "nvmlDeviceGetUUID", h.pci, info.Device.GetUUID)
+	uuid, err := get(ctx, h.lane, "nvmlDeviceGetUUID", info.Device.GetUUID)
 	if err != nil {
 		return gpu.ComputeInstance{}, err
 	}
@@ -149,10 +181,7 @@ func (c *Client) SetMIGMode(ctx context.Context, pciAddress string, enabled bool
 		if unchanged = mode.current == enabled && mode.pending == enabled; unchanged {
 			return nil
 		}
-		err = do(ctx, call, h.pci, func() (ret nvml.Return) {
-			activation, ret = h.dev.SetMigMode(target)
-			return ret
-		})
+		activation, err = get(ctx, h.lane, call, func() (activation, ret nvml.Return) { return h.dev.SetMigMode(target) })
 		c.forget(h) // the change may reset the GPU
 		return err
 	})

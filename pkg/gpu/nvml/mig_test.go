@@ -4,6 +4,7 @@
 package nvml
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -26,29 +27,29 @@ func TestSetMIGMode(t *testing.T) {
 		}
 	}
 	tests := map[string]struct {
-		device fakeDevice
+		device *fakeDevice
 		off    bool
 		is     error
 		says   string
 	}{
-		"on":         {device: fakeDevice{mig: true, setMode: switches}},
-		"off":        {device: fakeDevice{mig: true, current: 1, pending: 1, setMode: switches}, off: true},
-		"on already": {device: fakeDevice{mig: true, current: 1, pending: 1}},
+		"on":         {device: &fakeDevice{mig: true, setMode: switches}},
+		"off":        {device: &fakeDevice{mig: true, current: 1, pending: 1, setMode: switches}, off: true},
+		"on already": {device: &fakeDevice{mig: true, current: 1, pending: 1}},
 		"takes back what is pending": {
-			device: fakeDevice{mig: true, current: 0, pending: 1, setMode: switches}, off: true,
+			device: &fakeDevice{mig: true, current: 0, pending: 1, setMode: switches}, off: true,
 		},
-		"no MIG": {device: fakeDevice{}, is: gpu.ErrNotSupported},
+		"no MIG": {device: &fakeDevice{}, is: gpu.ErrNotSupported},
 		"refused": {
-			device: fakeDevice{mig: true, setMode: func(*fakeDevice, int) (nvml.Return, nvml.Return) {
+			device: &fakeDevice{mig: true, setMode: func(*fakeDevice, int) (nvml.Return, nvml.Return) {
 				return nvml.SUCCESS, nvml.ERROR_NO_PERMISSION
 			}},
 			is: gpu.ErrNoPermission, says: pci,
 		},
-		"in use":                    {device: fakeDevice{mig: true, setMode: pends(nvml.ERROR_IN_USE)}, is: gpu.ErrInUse, says: "activation"},
-		"reset required":            {device: fakeDevice{mig: true, setMode: pends(nvml.ERROR_RESET_REQUIRED)}, is: gpu.ErrResetRequired},
-		"pending, reported success": {device: fakeDevice{mig: true, setMode: pends(nvml.SUCCESS)}, is: gpu.ErrResetRequired},
+		"in use":                    {device: &fakeDevice{mig: true, setMode: pends(nvml.ERROR_IN_USE)}, is: gpu.ErrInUse, says: "activation"},
+		"reset required":            {device: &fakeDevice{mig: true, setMode: pends(nvml.ERROR_RESET_REQUIRED)}, is: gpu.ErrResetRequired},
+		"pending, reported success": {device: &fakeDevice{mig: true, setMode: pends(nvml.SUCCESS)}, is: gpu.ErrResetRequired},
 		"success that changes nothing": {
-			device: fakeDevice{mig: true, setMode: func(*fakeDevice, int) (nvml.Return, nvml.Return) {
+			device: &fakeDevice{mig: true, setMode: func(*fakeDevice, int) (nvml.Return, nvml.Return) {
 				return nvml.SUCCESS, nvml.SUCCESS
 			}},
 			says: "still off",
@@ -57,7 +58,7 @@ func TestSetMIGMode(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			test.device.busID = busID
-			c := openFake(t, &fakeLibrary{devices: []*fakeDevice{&test.device}})
+			c := openFake(t, &fakeLibrary{devices: []*fakeDevice{test.device}})
 			err := c.SetMIGMode(t.Context(), pci, !test.off)
 			if test.is == nil && test.says == "" {
 				if err != nil {
@@ -214,13 +215,25 @@ func TestComputeInstanceProfile(t *testing.T) {
 // What was created and cannot be described does not stay.
 func TestCreationIsUndone(t *testing.T) {
 	device := h100()
-	device.current = 1
+	device.current, device.infoResult = 1, nvml.ERROR_UNKNOWN
 	c := openFake(t, &fakeLibrary{devices: []*fakeDevice{device}})
-	if _, err := c.CreateInstance(t.Context(), pci, 19, gpu.Placement{Start: 4, Size: 1}); err == nil {
-		t.Error("no error")
+	for looks, want := range map[int]error{
+		1000: gpu.ErrUnknown,
+		// The caller's time is up after the handle was found and the instance
+		// was made, which is no excuse.
+		2: context.DeadlineExceeded,
+	} {
+		c.handles = map[string]*handle{}
+		_, err := c.CreateInstance(&expiring{t.Context(), looks}, pci, 19, gpu.Placement{Start: 4, Size: 1})
+		if !errors.Is(err, want) {
+			t.Errorf("got %v, want %v", err, want)
+		}
+		if len(device.instances) != 0 {
+			t.Errorf("left: %+v", device.instances)
+		}
 	}
-	if len(device.instances) != 0 {
-		t.Errorf("left: %+v", device.instances)
+	if made, gone := device.count("CreateGpuInstanceWithPlacement"), device.count("instance Destroy"); made != 2 || gone != 2 {
+		t.Errorf("%d created, %d destroyed", made, gone)
 	}
 
 	parent := &fakeInstance{device: device, id: 9, profile: 19, uuid: "GPU-of-an-old-driver", compute: map[int]nvml.ComputeInstanceProfileInfo{
@@ -230,6 +243,19 @@ func TestCreationIsUndone(t *testing.T) {
 	if _, err := c.CreateComputeInstance(t.Context(), pci, 9); err == nil || parent.destroyed != 1 {
 		t.Errorf("%d destroyed, %v", parent.destroyed, err)
 	}
+}
+
+// expiring is a context whose deadline comes after it was asked so many times.
+type expiring struct {
+	context.Context
+	looks int
+}
+
+func (c *expiring) Err() error {
+	if c.looks--; c.looks < 0 {
+		return context.DeadlineExceeded
+	}
+	return nil
 }
 
 func TestAbsentInstance(t *testing.T) {

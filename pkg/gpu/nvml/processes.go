@@ -37,7 +37,7 @@ func (c *Client) Processes(ctx context.Context, pciAddress string) ([]gpu.Proces
 			lists = append(lists, list{"nvmlDeviceGetMPSComputeRunningProcesses_v3", h.dev.GetMPSComputeRunningProcesses})
 		}
 		for _, l := range lists {
-			found, err := optional(get(ctx, l.call, h.pci, l.f))
+			found, err := optional(get(ctx, h.lane, l.call, l.f))
 			if err != nil {
 				return err
 			}

@@ -33,9 +33,9 @@ type instanceProfile struct {
 // enumerate asks for 0, 1, 2, … until the library says INVALID_ARGUMENT and
 // leaves out what it does not support. That is the way nvml.h names as forward
 // compatible: new profiles come without a change here.
-func enumerate[T any](ctx context.Context, call, pci string, f func(enum int) (T, nvml.Return), visit func(enum int, value T)) error {
+func enumerate[T any](ctx context.Context, l *lane, call string, f func(enum int) (T, nvml.Return), visit func(enum int, value T)) error {
 	for enum := range maxEnum {
-		value, err := get(ctx, call, pci, func() (T, nvml.Return) { return f(enum) })
+		value, err := get(ctx, l, call, func() (T, nvml.Return) { return f(enum) })
 		switch {
 		case err == nil:
 			visit(enum, value)
@@ -53,12 +53,13 @@ func enumerate[T any](ctx context.Context, call, pci string, f func(enum int) (T
 // works with MIG mode off, too.
 func (h *handle) instanceProfiles(ctx context.Context) ([]instanceProfile, error) {
 	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.gi != nil {
-		return h.gi, nil
+	known := h.gi
+	h.mu.Unlock()
+	if known != nil {
+		return known, nil
 	}
 	found := []instanceProfile{}
-	err := enumerate(ctx, "nvmlDeviceGetGpuInstanceProfileInfo", h.pci, h.dev.GetGpuInstanceProfileInfo,
+	err := enumerate(ctx, h.lane, "nvmlDeviceGetGpuInstanceProfileInfo", h.dev.GetGpuInstanceProfileInfo,
 		func(enum int, info nvml.GpuInstanceProfileInfo) {
 			known := slices.ContainsFunc(found, func(p instanceProfile) bool { return p.info.Id == info.Id })
 			if !known {
@@ -69,23 +70,37 @@ func (h *handle) instanceProfiles(ctx context.Context) ([]instanceProfile, error
 		return nil, err
 	}
 	slices.SortFunc(found, func(a, b instanceProfile) int { return cmp.Compare(a.info.Id, b.info.Id) })
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	h.gi = found
 	return found, nil
 }
 
+// slicesOf is the number of compute slices of the profile, 0 if it is unknown.
+func slicesOf(profiles []instanceProfile, id uint32) uint32 {
+	for _, p := range profiles {
+		if p.info.Id == id {
+			return p.info.SliceCount
+		}
+	}
+	return 0
+}
+
 // computeProfiles lists the compute instance profiles of a GPU instance, each
-// driver id once. They depend on the GPU instance's profile alone.
+// driver id once, the largest first. They depend on the GPU instance's profile
+// alone.
 func (h *handle) computeProfiles(ctx context.Context, gi nvml.GpuInstance, profileID uint32) ([]nvml.ComputeInstanceProfileInfo, error) {
 	h.mu.Lock()
-	defer h.mu.Unlock()
-	if known, ok := h.ci[profileID]; ok {
-		return known, nil
+	cached, ok := h.ci[profileID]
+	h.mu.Unlock()
+	if ok {
+		return cached, nil
 	}
 	// The variants of a size come last, so that the plain profile is found
 	// first: one slice has a revision 1, seven slices have one that is tuned
 	// for several GPUs at once (NVL).
 	var plain, variants []nvml.ComputeInstanceProfileInfo
-	err := enumerate(ctx, "nvmlGpuInstanceGetComputeInstanceProfileInfo", h.pci,
+	err := enumerate(ctx, h.lane, "nvmlGpuInstanceGetComputeInstanceProfileInfo",
 		func(enum int) (nvml.ComputeInstanceProfileInfo, nvml.Return) {
 			return gi.GetComputeInstanceProfileInfo(enum, nvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
 		},
@@ -107,13 +122,18 @@ func (h *handle) computeProfiles(ctx context.Context, gi nvml.GpuInstance, profi
 			found = append(found, info)
 		}
 	}
+	slices.SortStableFunc(found, func(a, b nvml.ComputeInstanceProfileInfo) int {
+		return cmp.Compare(b.SliceCount, a.SliceCount)
+	})
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	h.ci[profileID] = found
 	return found, nil
 }
 
 // placements are where a profile fits on an empty GPU, in order.
 func (h *handle) placements(ctx context.Context, p instanceProfile) ([]gpu.Placement, error) {
-	found, err := get(ctx, "nvmlDeviceGetGpuInstancePossiblePlacements_v2", h.pci,
+	found, err := get(ctx, h.lane, "nvmlDeviceGetGpuInstancePossiblePlacements_v2",
 		func() ([]nvml.GpuInstancePlacement, nvml.Return) {
 			return h.dev.GetGpuInstancePossiblePlacements(&p.info)
 		})
@@ -143,18 +163,32 @@ func profileResources(info nvml.GpuInstanceProfileInfo) gpu.Resources {
 }
 
 // driverProfileName asks the driver for a profile's name, in the newest layout
-// it understands. It returns "" where the driver does not say.
-func driverProfileName(dev nvml.Device, has features, enum int) string {
+// it understands. It returns "" where the driver has none. Any other failure is
+// one: a profile must not have another name because of it.
+func (h *handle) driverProfileName(ctx context.Context, has features, enum int) (string, error) {
 	if !has.profileNames {
-		return ""
+		return "", nil
 	}
-	name := ""
-	if info, ret := dev.GetGpuInstanceProfileInfoV(enum).V3(); ret == nvml.SUCCESS {
-		name = cString(info.Name[:])
-	} else if info, ret := dev.GetGpuInstanceProfileInfoV(enum).V2(); ret == nvml.SUCCESS {
-		name = cString(info.Name[:])
+	layouts := []func() (string, nvml.Return){
+		func() (string, nvml.Return) {
+			info, ret := h.dev.GetGpuInstanceProfileInfoV(enum).V3()
+			return cString(info.Name[:]), ret
+		},
+		func() (string, nvml.Return) {
+			info, ret := h.dev.GetGpuInstanceProfileInfoV(enum).V2()
+			return cString(info.Name[:]), ret
+		},
 	}
-	return strings.TrimPrefix(name, "MIG ")
+	for _, layout := range layouts {
+		name, err := get(ctx, h.lane, "nvmlDeviceGetGpuInstanceProfileInfoV", layout)
+		if err == nil {
+			return strings.TrimPrefix(name, "MIG "), nil
+		}
+		if !errors.Is(err, gpu.ErrNotSupported) && !errors.Is(err, gpu.ErrInvalid) {
+			return "", err
+		}
+	}
+	return "", nil
 }
 
 // computedProfileName is the name that tools give where the driver does not:

@@ -57,7 +57,17 @@ func TestMain(m *testing.M) {
 }
 
 // simulate opens a client on a new machine.
-func simulate(t *testing.T, m *machine.Machine) (*Client, *state.File) {
+func simulate(t testing.TB, m *machine.Machine) (*Client, *state.File) {
+	t.Helper()
+	c, file := simulateClosed(t, m, Options{})
+	if err := c.Open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return c, file
+}
+
+// simulateClosed makes a new machine and a client of it.
+func simulateClosed(t testing.TB, m *machine.Machine, o Options) (*Client, *state.File) {
 	t.Helper()
 	lib, err := buildLibrary()
 	if err != nil {
@@ -80,15 +90,13 @@ func simulate(t *testing.T, m *machine.Machine) (*Client, *state.File) {
 	}
 	t.Cleanup(func() { file.Close() })
 
-	c := New(Options{Roots: host.Roots{Driver: root, Sys: filepath.Join(root, "sys")}, LibraryPath: library})
-	if err := c.Open(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	o.Roots, o.LibraryPath = host.Roots{Driver: root, Sys: filepath.Join(root, "sys")}, library
+	c := New(o)
 	t.Cleanup(c.Close)
 	return c, file
 }
 
-func newMachine(t *testing.T, name string) *machine.Machine {
+func newMachine(t testing.TB, name string) *machine.Machine {
 	t.Helper()
 	m, err := catalog.Machine(name, catalog.Options{})
 	if err != nil {
@@ -97,7 +105,7 @@ func newMachine(t *testing.T, name string) *machine.Machine {
 	return m
 }
 
-func snapshot(t *testing.T, file *state.File) *machine.Machine {
+func snapshot(t testing.TB, file *state.File) *machine.Machine {
 	t.Helper()
 	m, err := file.Snapshot()
 	if err != nil {

@@ -1,0 +1,149 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package device
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+)
+
+// TestStaticDevice compares a static device with the one that could be made in
+// its place: only the UUID differs. The static one can be found by its name and
+// comes first.
+func TestStaticDevice(t *testing.T) {
+	for _, b := range partitionable(t) {
+		base := mustInventory(t, b.node)
+		for _, like := range base.Devices() {
+			if like.Partition == nil {
+				continue
+			}
+			s := static(b.gpu().PCIAddress, like.Partition.Profile.ID, like.Partition.Placement, "MIG-1")
+			i := base.With(Status{Static: []Static{s}})
+			want := like
+			want.Name += "-static"
+			want.Static = &s
+			if diff := cmp.Diff(append([]Device{want}, base.Devices()...), i.Devices()); diff != "" {
+				t.Fatalf("%s: devices (-want +got):\n%s", b.name, diff)
+			}
+			if got, ok := i.Lookup(want.Name); !ok || got != i.Devices()[0] {
+				t.Errorf("%s: %s is not found", b.name, want.Name)
+			}
+			if got, ok := i.Lookup(like.Name); !ok || got != like {
+				t.Errorf("%s: %s is not found beside the static device", b.name, like.Name)
+			}
+			devices := devicesOf(i.ResourceSlices(testOptions))
+			published := devices[1+slices.IndexFunc(base.Devices(), func(d Device) bool { return d == like })]
+			if uuid := published.Attributes["uuid"].StringValue; *uuid != "" {
+				t.Errorf("%s: %s has the UUID %s", b.name, published.Name, *uuid)
+			}
+			published.Name, published.Taints = want.Name, nil
+			published.Attributes["uuid"] = resourceapi.DeviceAttribute{StringValue: new("MIG-1")}
+			if diff := cmp.Diff(published, devices[0]); diff != "" {
+				t.Errorf("%s: %s (-like the one that could be made +static):\n%s", b.name, want.Name, diff)
+			}
+		}
+	}
+}
+
+// TestStaticIsNotPublished where there is nothing like it.
+func TestStaticIsNotPublished(t *testing.T) {
+	for name, tc := range map[string]struct {
+		board string
+		s     Static
+	}{
+		"no MIG":              {"t4", static(firstGPU, profile1g, at(0, 1), "MIG-1")},
+		"MIG is off":          {"a100-40", static(firstGPU, profile1g, at(0, 1), "MIG-1")},
+		"unknown profile":     {"h100-80-sxm", static(firstGPU, 77, at(0, 1), "MIG-1")},
+		"unknown placement":   {"h100-80-sxm", static(firstGPU, profile3g, at(1, 4), "MIG-1")},
+		"beyond the GPU":      {"h100-80-sxm", static(firstGPU, profile1g, at(8, 1), "MIG-1")},
+		"GPU that is not one": {"h100-80-sxm", static(secondGPU, profile1g, at(0, 1), "MIG-1")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			base := mustInventory(t, loadNode(t, tc.board))
+			i := base.With(Status{Static: []Static{tc.s}})
+			if diff := cmp.Diff(base.Devices(), i.Devices()); diff != "" {
+				t.Errorf("devices (-want +got):\n%s", diff)
+			}
+			checkAPI(t, i.ResourceSlices(testOptions))
+		})
+	}
+}
+
+// TestStaticAgain: a partition that exists wins over one that is gone from the
+// same place, and of several that are gone it does not matter which came first.
+func TestStaticAgain(t *testing.T) {
+	uuid := func(statics ...Static) string {
+		t.Helper()
+		i := mustInventory(t, loadNode(t, "h100-80-sxm")).With(Status{Static: statics})
+		d, ok := i.Lookup("gpu-0000-1b-00-0-mig-1g10gb-3-static")
+		if !ok || len(i.Devices()) != 27 {
+			t.Fatalf("devices %v", names(i.Devices()))
+		}
+		return d.Static.UUID
+	}
+	s := static(firstGPU, profile1g, at(3, 1), "MIG-2")
+	old, older := gone(static(firstGPU, profile1g, at(3, 1), "MIG-1")), gone(static(firstGPU, profile1g, at(3, 1), "MIG-0"))
+	if got := uuid(old, s); got != "MIG-2" {
+		t.Errorf("UUID %s", got)
+	}
+	if one, other := uuid(old, older), uuid(older, old); one != other {
+		t.Errorf("%s or %s, as the order has it", one, other)
+	}
+}
+
+// TestRoomForStatic: on every board, all partitions that it can hold at one time
+// are published beside as many that are gone.
+func TestRoomForStatic(t *testing.T) {
+	for _, b := range partitionable(t) {
+		base := mustInventory(t, b.node)
+		var most []PartitionShape
+		visitLegal(b.gpu().MIG, func(layout []PartitionShape) {
+			if len(layout) > len(most) {
+				most = slices.Clone(layout)
+			}
+		})
+		var worst Status
+		for _, shape := range most {
+			worst.Static = append(worst.Static, static(b.gpu().PCIAddress, shape.Profile.ID, shape.Placement, "MIG-1"))
+			// Another profile that starts in the same place, where there is one.
+			for _, d := range base.Devices() {
+				if d.Partition != nil && d.Partition.Placement.Start == shape.Placement.Start && d.Partition.Profile.ID != shape.Profile.ID {
+					worst.Static = append(worst.Static, gone(static(b.gpu().PCIAddress, d.Partition.Profile.ID, d.Partition.Placement, "MIG-2")))
+					break
+				}
+			}
+		}
+		got := base.With(worst)
+		if want := len(base.Devices()) + len(worst.Static); len(got.Devices()) != want || len(worst.Static) < 2*len(most)-1 {
+			t.Errorf("%s: %d devices, want %d", b.name, len(got.Devices()), want)
+		}
+		checkAPI(t, got.ResourceSlices(testOptions))
+	}
+}
+
+// TestTooManyStatic: what no hardware can hold leaves the slice valid, and the
+// devices that do not depend on it in it.
+func TestTooManyStatic(t *testing.T) {
+	inventories := map[string]*Inventory{"crowded": crowded(t)}
+	for _, b := range partitionable(t) {
+		inventories[b.name] = mustInventory(t, b.node)
+	}
+	for name, base := range inventories {
+		var absurd Status
+		for _, d := range base.Devices() {
+			if d.Partition != nil {
+				absurd.Static = append(absurd.Static, static(firstGPU, d.Partition.Profile.ID, d.Partition.Placement, "MIG-1"))
+			}
+		}
+		i := base.With(absurd)
+		extra := min(16, len(absurd.Static))
+		if diff := cmp.Diff(base.Devices(), i.Devices()[extra:]); diff != "" {
+			t.Errorf("%s: devices (-want +got):\n%s", name, diff)
+		}
+		checkAPI(t, i.ResourceSlices(testOptions))
+	}
+}

@@ -1,0 +1,188 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package device
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+)
+
+// tainted lists the reasons by device, without the GPU's part of the name.
+func tainted(i *Inventory, o Options) map[string]string {
+	out := map[string]string{}
+	for _, d := range devicesOf(i.ResourceSlices(o)) {
+		var keys []string
+		for _, taint := range d.Taints {
+			keys = append(keys, strings.TrimPrefix(taint.Key, o.Driver+"/"))
+		}
+		if keys != nil {
+			out[shortName(d.Name)] = strings.Join(keys, " ")
+		}
+	}
+	return out
+}
+
+func shortName(name string) string {
+	short, found := strings.CutPrefix(name, "gpu-0000-1b-00-0-mig-")
+	if !found {
+		return "whole"
+	}
+	return short
+}
+
+// overlapping are the devices of the H100 that share a memory slice with a place,
+// all with the same taint.
+func overlapping(t *testing.T, place gpu.Placement, reason Reason) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	for _, d := range mustInventory(t, loadNode(t, "h100-80-sxm")).Devices() {
+		if d.Partition == nil || d.Partition.Placement.Overlaps(place) {
+			out[shortName(d.Name)] = string(reason)
+		}
+	}
+	return out
+}
+
+// and changes entries; an empty one is removed.
+func and(m map[string]string, pairs ...string) map[string]string {
+	for pair := range slices.Chunk(pairs, 2) {
+		if m[pair[0]] = pair[1]; pair[1] == "" {
+			delete(m, pair[0])
+		}
+	}
+	return m
+}
+
+// TestTaints is about one H100. What is said about other GPUs does not count.
+func TestTaints(t *testing.T) {
+	everywhere := func(reason string) map[string]string { return overlapping(t, at(0, 8), Reason(reason)) }
+	extended := []string{
+		"1g10gb-me-0", "1g10gb-me-1", "1g10gb-me-2", "1g10gb-me-3", "1g10gb-me-4", "1g10gb-me-5",
+	}
+	tests := map[string]struct {
+		status Status
+		want   map[string]string
+	}{
+		"all is well": {Status{}, map[string]string{}},
+		"a static partition": {
+			Status{Static: []Static{static(firstGPU, profile3g, at(4, 4), "MIG-1")}},
+			overlapping(t, at(4, 4), Occupied)},
+		"a static partition in the middle": {
+			Status{Static: []Static{static(firstGPU, profile1g, at(2, 1), "MIG-1")}},
+			overlapping(t, at(2, 1), Occupied)},
+		"two of them": {
+			Status{Static: []Static{static(firstGPU, profile1g, at(6, 1), "MIG-1"), static(firstGPU, profile3g, at(0, 4), "MIG-2")}},
+			and(overlapping(t, at(0, 4), Occupied), "1g10gb-6", "occupied", "1g10gb-me-6", "occupied", "1g20gb-6", "occupied", "3g40gb-4", "occupied")},
+		"one that has the only OFA engine": {
+			Status{Static: []Static{static(firstGPU, profile1gMe, at(6, 1), "MIG-1")}},
+			and(overlapping(t, at(6, 1), Occupied), pairsOf(extended, "occupied")...)},
+		"one that is gone": {
+			Status{Static: []Static{gone(static(firstGPU, profile1gMe, at(6, 1), "MIG-1"))}},
+			map[string]string{"1g10gb-me-6-static": "gone"}},
+		"one that is gone and another in the place": {
+			Status{Static: []Static{gone(static(firstGPU, profile1g, at(6, 1), "MIG-1")), static(firstGPU, 15, at(6, 2), "MIG-2")}},
+			and(overlapping(t, at(6, 2), Occupied), "1g10gb-6-static", "gone occupied")},
+		"one that is gone and the same again": {
+			Status{Static: []Static{gone(static(firstGPU, profile3g, at(4, 4), "MIG-1")), static(firstGPU, profile3g, at(4, 4), "MIG-2")}},
+			overlapping(t, at(4, 4), Occupied)},
+		"one of a profile that is not published": {
+			Status{Static: []Static{static(firstGPU, 77, at(6, 1), "MIG-1")}},
+			overlapping(t, at(6, 1), Occupied)},
+		"one where its profile cannot be": {
+			Status{Static: []Static{static(firstGPU, profile3g, at(2, 4), "MIG-1")}},
+			overlapping(t, at(2, 4), Occupied)},
+		"an instance without a compute instance": {
+			Status{Conditions: []Condition{inPlace(firstGPU, at(0, 2), Occupied)}},
+			overlapping(t, at(0, 2), Occupied)},
+		"an instance of a known profile": {
+			Status{Conditions: []Condition{ofProfile(inPlace(firstGPU, at(6, 1), ReleasePending), profile1gMe)}},
+			and(overlapping(t, at(6, 1), ReleasePending), pairsOf(extended, "release-pending")...)},
+		"an instance that uses nothing of what is scarce": {
+			Status{Conditions: []Condition{ofProfile(inPlace(firstGPU, at(6, 1), ReleasePending), profile1g)}},
+			overlapping(t, at(6, 1), ReleasePending)},
+		"a profile that nobody knows": {
+			Status{Conditions: []Condition{ofProfile(inPlace(firstGPU, at(6, 1), Occupied), 77)}},
+			overlapping(t, at(6, 1), Occupied)},
+		"the whole GPU": {
+			Status{Conditions: []Condition{onGPU(firstGPU, Unresponsive)}}, everywhere("unresponsive")},
+		"a static partition on a GPU that is lost": {
+			Status{Static: []Static{gone(static(firstGPU, profile1g, at(0, 1), "MIG-1"))}, Conditions: []Condition{onGPU(firstGPU, Lost)}},
+			and(everywhere("lost"), "1g10gb-0-static", "gone lost")},
+		"a release in the place of a static partition": {
+			Status{Static: []Static{static(firstGPU, profile3g, at(4, 4), "MIG-1")}, Conditions: []Condition{inPlace(firstGPU, at(4, 4), ReleasePending)}},
+			and(overlapping(t, at(4, 4), "occupied release-pending"), "3g40gb-4-static", "release-pending")},
+		"occupied by itself": {
+			Status{Static: []Static{static(firstGPU, profile3g, at(4, 4), "MIG-1")}, Conditions: []Condition{inPlace(firstGPU, at(4, 4), Occupied)}},
+			overlapping(t, at(4, 4), Occupied)},
+		"each once": {
+			Status{Conditions: []Condition{
+				onGPU(firstGPU, Lost), onGPU(firstGPU, Unresponsive), onGPU(firstGPU, Lost), inPlace(firstGPU, at(0, 8), Lost),
+				onGPU(firstGPU, ResetRequired), onGPU(firstGPU, Occupied), onGPU(firstGPU, ReleasePending), onGPU(firstGPU, Gone),
+			}},
+			everywhere("gone lost occupied release-pending reset-required unresponsive")},
+		"another GPU": {
+			Status{Static: []Static{static(secondGPU, profile1g, at(0, 1), "MIG-1")}, Conditions: []Condition{onGPU("", Lost), onGPU(thirdGPU, Lost)}},
+			map[string]string{}},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			i := mustInventory(t, loadNode(t, "h100-80-sxm"))
+			if diff := cmp.Diff(tc.want, tainted(i.With(tc.status), testOptions)); diff != "" {
+				t.Errorf("taints (-want +got):\n%s", diff)
+			}
+			checkAPI(t, i.With(tc.status).ResourceSlices(testOptions))
+			// With whole GPUs only, the GPU is tainted for what is in its parts.
+			o := testOptions
+			o.PartitionableDevices = false
+			want := map[string]string{}
+			if reasons, ok := tc.want["whole"]; ok {
+				want["whole"] = reasons
+			}
+			objects := i.With(tc.status).ResourceSlices(o)
+			if diff := cmp.Diff(want, tainted(i.With(tc.status), o)); diff != "" || len(devicesOf(objects)) != 1 {
+				t.Errorf("taints without counters, on %d devices (-want +got):\n%s", len(devicesOf(objects)), diff)
+			}
+			checkAPI(t, objects)
+		})
+	}
+}
+
+func pairsOf(keys []string, value string) []string {
+	var pairs []string
+	for _, key := range keys {
+		pairs = append(pairs, key, value)
+	}
+	return pairs
+}
+
+// TestShortage: one partition has two of four decoders and is named twice, which
+// does not make it two. One in the place of the partition in question does not
+// count.
+func TestShortage(t *testing.T) {
+	const profile1g, profile2g = 14, 5
+	i := mustInventory(t, loadNode(t, "rtx-pro-6000")).With(Status{
+		Static: []Static{static(firstGPU, profile2g, at(6, 6), "MIG-1")},
+		Conditions: []Condition{
+			ofProfile(inPlace(firstGPU, at(6, 6), Occupied), profile2g),
+			ofProfile(inPlace(firstGPU, at(0, 3), ReleasePending), profile1g),
+		},
+	})
+	got := tainted(i, testOptions)
+	for name, want := range map[string]string{
+		"2g48gb-0":        "release-pending",
+		"1g24gb-0":        "release-pending",
+		"1g24gb-3":        "",
+		"1g24gb-me-all-3": "occupied release-pending",
+		"1g24gb-no-me-3":  "",
+	} {
+		if got[name] != want {
+			t.Errorf("%s is tainted with %q, want %q", name, got[name], want)
+		}
+	}
+}

@@ -1,0 +1,153 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"k8s.io/klog/v2"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+)
+
+// lane is what calls can get stuck on together: one GPU, or the driver as a
+// whole. While a call that was left behind is out on it, no other is made
+// there: it would only cost another thread.
+type lane struct {
+	pci   string // empty for what is no GPU, or not known to be one yet
+	limit time.Duration
+
+	mu  sync.Mutex
+	out []*gpu.HungError // oldest first
+}
+
+// hung returns the oldest call that is out, or nil.
+func (l *lane) hung() *gpu.HungError {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.out) == 0 {
+		return nil
+	}
+	return l.out[0]
+}
+
+// get makes one call of the library unless ctx is done or an earlier call is
+// out. Where the answer does not come within the limit, or ctx ends before it
+// comes, the call is left behind.
+//
+// f runs in a goroutine of its own, since there is no other way to turn one's
+// back on it. It must not write to what its caller reads: the results go
+// through its return values.
+func get[T any](ctx context.Context, l *lane, call string, f func() (T, nvml.Return)) (T, error) {
+	var none T
+	if hung := l.hung(); hung != nil {
+		return none, fmt.Errorf("%s is not attempted: %w", call, hung)
+	}
+	if err := ctx.Err(); err != nil {
+		return none, &gpu.Error{Call: call, PCIAddress: l.pci, Text: "not attempted: " + err.Error(), Err: err}
+	}
+
+	type answer struct {
+		value T
+		ret   nvml.Return
+	}
+	answers := make(chan answer, 1)
+	since := time.Now()
+	go func() {
+		value, ret := f()
+		answers <- answer{value, ret}
+	}()
+	limit := time.NewTimer(l.limit)
+	defer limit.Stop()
+	select {
+	case a := <-answers:
+		return a.value, failure(call, l.pci, a.ret)
+	case <-limit.C:
+	case <-ctx.Done():
+	}
+	select {
+	case a := <-answers: // at the last moment
+		return a.value, failure(call, l.pci, a.ret)
+	default:
+	}
+	return none, l.leave(ctx, call, since, func() nvml.Return { return (<-answers).ret })
+}
+
+// do is get for a call that returns nothing but a code.
+func do(ctx context.Context, l *lane, call string, f func() nvml.Return) error {
+	_, err := get(ctx, l, call, func() (struct{}, nvml.Return) { return struct{}{}, f() })
+	return err
+}
+
+// leave notes that a call is out until wait returns.
+func (l *lane) leave(ctx context.Context, call string, since time.Time, wait func() nvml.Return) error {
+	done := make(chan struct{})
+	hung := &gpu.HungError{Call: call, PCIAddress: l.pci, Since: since, Done: done}
+	l.mu.Lock()
+	l.out = append(l.out, hung)
+	l.mu.Unlock()
+
+	logger := klog.FromContext(ctx)
+	go func() {
+		ret := wait()
+		l.mu.Lock()
+		l.out = slices.DeleteFunc(l.out, func(o *gpu.HungError) bool { return o == hung })
+		l.mu.Unlock()
+		close(done)
+		logger.Info("A call that was left behind has returned", "call", call, "pciAddress", l.pci,
+			"took", time.Since(since).Round(time.Millisecond), "result", describe(ret))
+	}()
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("%w: %w", hung, err)
+	}
+	return hung
+}
+
+// lane returns the lane of this name, "" being the driver as a whole.
+func (c *Client) lane(name, pci string) *lane {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	l := c.lanes[name]
+	if l == nil {
+		l = &lane{pci: pci, limit: c.callLimit}
+		c.lanes[name] = l
+	}
+	return l
+}
+
+func (c *Client) system() *lane { return c.lane("", "") }
+
+// gpuLane serves everything that names the GPU.
+func (c *Client) gpuLane(pci string) *lane { return c.lane(pci, pci) }
+
+// indexLane serves the look-up of the GPU with this index: the GPU's lane where
+// the index was looked up before in this session, in which indexes do not move.
+// It is never the driver's, or one GPU that cannot even be looked up would hide
+// all.
+func (c *Client) indexLane(index int) *lane {
+	c.mu.Lock()
+	pci := c.addresses[index]
+	c.mu.Unlock()
+	if pci != "" {
+		return c.gpuLane(pci)
+	}
+	return c.lane(fmt.Sprintf("index %d", index), "")
+}
+
+// hung returns a call that is out anywhere, or nil.
+func (c *Client) hung() *gpu.HungError {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, l := range c.lanes {
+		if hung := l.hung(); hung != nil {
+			return hung
+		}
+	}
+	return nil
+}

@@ -1,0 +1,160 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+)
+
+// An initialisation that takes too long is not done twice: what it comes to at
+// last is what the next Open has.
+func TestInitialisationIsLeftBehind(t *testing.T) {
+	for _, result := range []nvml.Return{nvml.SUCCESS, nvml.ERROR_DRIVER_NOT_LOADED} {
+		t.Run(describe(result), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				lib := &fakeLibrary{initResult: result}
+				release := lib.hang("InitWithFlags")
+				c := New(Options{LibraryPath: "fake", CallLimit: time.Second})
+				c.load = func(string) nvml.Interface { return lib }
+				var err error
+				if elapsed := took(func() { err = c.Open(t.Context()) }); elapsed != time.Second {
+					t.Errorf("took %s", elapsed)
+				}
+				hung := expectHung(t, err, "nvmlInitWithFlags", "")
+				if elapsed := took(func() { err = c.Open(t.Context()) }); elapsed != 0 {
+					t.Errorf("second attempt waited %s", elapsed)
+				}
+				if again := expectHung(t, err, "nvmlInitWithFlags", ""); again != hung {
+					t.Errorf("another call is out: %v", again)
+				}
+
+				release()
+				<-hung.Done
+				lib.initResult = nvml.SUCCESS
+				if err := c.Open(t.Context()); err != nil {
+					t.Errorf("after the call returned: %v", err)
+				}
+				if want := 1 + min(1, int(result)); lib.inits != want {
+					t.Errorf("%d initialisations, want %d", lib.inits, want)
+				}
+				c.Close()
+				if lib.shutdowns != 1 {
+					t.Errorf("%d shutdowns", lib.shutdowns)
+				}
+			})
+		})
+	}
+}
+
+// Nobody opened what came of an initialisation, and it is ended all the same.
+func TestCloseAfterInitialisationWasLeftBehind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lib := &fakeLibrary{}
+		release := lib.hang("InitWithFlags")
+		c := New(Options{LibraryPath: "fake"})
+		c.load = func(string) nvml.Interface { return lib }
+		hung := expectHung(t, c.Open(t.Context()), "nvmlInitWithFlags", "")
+		release()
+		<-hung.Done
+		c.Close()
+		if lib.shutdowns != 1 {
+			t.Errorf("%d shutdowns", lib.shutdowns)
+		}
+	})
+}
+
+func TestOpenWaitsNoLongerThanItsCaller(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lib := &fakeLibrary{}
+		release := lib.hang("InitWithFlags")
+		c := New(Options{LibraryPath: "fake"})
+		c.load = func(string) nvml.Interface { return lib }
+		opened := make(chan error)
+		go func() { opened <- c.Open(t.Context()) }()
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := c.Open(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v", err)
+		}
+		release()
+		if err := <-opened; err != nil || lib.inits != 1 {
+			t.Errorf("%d initialisations, %v", lib.inits, err)
+		}
+	})
+}
+
+func TestCloseWhileCallIsOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		device := &fakeDevice{busID: busID, mig: true}
+		lib := &fakeLibrary{devices: []*fakeDevice{device}}
+		c := openFake(t, lib)
+		release := device.hang("GetMigMode")
+		_, err := c.MIGState(t.Context(), pci)
+		hung := expectHung(t, err, "nvmlDeviceGetMigMode", pci)
+		if elapsed := took(c.Close); elapsed != 0 || lib.shutdowns != 0 {
+			t.Errorf("waited %s, %d shutdowns", elapsed, lib.shutdowns)
+		}
+		if _, err := c.MIGState(t.Context(), pci); !errors.Is(err, gpu.ErrDriverNotLoaded) {
+			t.Errorf("closed: %v", err)
+		}
+		release()
+		<-hung.Done
+		if err := c.Open(t.Context()); err != nil || lib.inits != 1 {
+			t.Errorf("open again: %d initialisations, %v", lib.inits, err)
+		}
+		if c.Close(); lib.shutdowns != 1 {
+			t.Errorf("%d shutdowns", lib.shutdowns)
+		}
+	})
+}
+
+func TestShutdownThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lib := &fakeLibrary{}
+		c := openFake(t, lib)
+		release := lib.hang("Shutdown")
+		if elapsed := took(c.Close); elapsed != defaultCallLimit {
+			t.Errorf("waited %s", elapsed)
+		}
+		hung := expectHung(t, c.Open(t.Context()), "nvmlShutdown", "")
+		release()
+		<-hung.Done
+		if err := c.Open(t.Context()); err != nil {
+			t.Errorf("after the call returned: %v", err)
+		}
+	})
+}
+
+// NVML counts its users, so a session on which a call is out cannot be
+// replaced.
+func TestDeadSessionWhileCallIsOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		device := &fakeDevice{busID: busID, mig: true}
+		lib := &fakeLibrary{devices: []*fakeDevice{device}}
+		c := openFake(t, lib)
+		release := device.hang("GetMigMode")
+		_, err := c.MIGState(t.Context(), pci)
+		hung := expectHung(t, err, "nvmlDeviceGetMigMode", pci)
+		lib.countResult = nvml.ERROR_UNINITIALIZED
+		err = c.Open(t.Context())
+		_ = expectHung(t, err, "nvmlDeviceGetMigMode", pci)
+		if !errors.Is(err, gpu.ErrDriverNotLoaded) || lib.shutdowns != 0 {
+			t.Errorf("%d shutdowns, %v", lib.shutdowns, err)
+		}
+		release()
+		<-hung.Done
+		if err := c.Open(t.Context()); err != nil || lib.shutdowns != 1 || lib.inits != 2 {
+			t.Errorf("%d shutdowns, %d initialisations, %v", lib.shutdowns, lib.inits, err)
+		}
+	})
+}

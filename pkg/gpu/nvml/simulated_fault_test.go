@@ -1,0 +1,343 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	gocmp "github.com/google/go-cmp/cmp"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/gpusim/state"
+)
+
+// partitioned is a machine with two H100s. On the second, MIG mode is on, with
+// one partition and one GPU instance that has no compute instance.
+func partitioned(t testing.TB) (*Client, *state.File, instanceIDs) {
+	t.Helper()
+	m := newMachine(t, "h100-80-sxmx2")
+	m.GPUs[1].MIG.Current, m.GPUs[1].MIG.Pending = true, true
+	c, file := simulate(t, m)
+	ids := instanceIDs{pci: m.GPUs[1].PCIAddress, other: m.GPUs[0].PCIAddress}
+	var err error
+	if ids.full, err = c.CreateInstance(t.Context(), ids.pci, oneSlice, gpu.Placement{Start: 0, Size: 1}); err != nil {
+		t.Fatal(err)
+	}
+	ci, err := c.CreateComputeInstance(t.Context(), ids.pci, ids.full)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ids.compute = ci.ID
+	if ids.empty, err = c.CreateInstance(t.Context(), ids.pci, oneSlice, gpu.Placement{Start: 1, Size: 1}); err != nil {
+		t.Fatal(err)
+	}
+	return c, file, ids
+}
+
+const oneSlice = 19 // 1g.10gb
+
+type instanceIDs struct {
+	pci, other           string
+	full, compute, empty int
+}
+
+// methods are all that talk to GPUs. Discover reports a GPU that does not
+// answer in its result.
+var methods = map[string]func(context.Context, *Client, instanceIDs) error{
+	"Open": func(ctx context.Context, c *Client, _ instanceIDs) error { return c.Open(ctx) },
+	"Discover": func(ctx context.Context, c *Client, _ instanceIDs) error {
+		_, err := c.Discover(ctx)
+		return err
+	},
+	"MIGState": func(ctx context.Context, c *Client, ids instanceIDs) error {
+		_, err := c.MIGState(ctx, ids.pci)
+		return err
+	},
+	"Processes": func(ctx context.Context, c *Client, ids instanceIDs) error {
+		_, err := c.Processes(ctx, ids.pci)
+		return err
+	},
+	"SetMIGMode": func(ctx context.Context, c *Client, ids instanceIDs) error {
+		return c.SetMIGMode(ctx, ids.other, true)
+	},
+	"CreateInstance": func(ctx context.Context, c *Client, ids instanceIDs) error {
+		_, err := c.CreateInstance(ctx, ids.pci, oneSlice, gpu.Placement{Start: 2, Size: 1})
+		return err
+	},
+	"CreateComputeInstance": func(ctx context.Context, c *Client, ids instanceIDs) error {
+		_, err := c.CreateComputeInstance(ctx, ids.pci, ids.empty)
+		return err
+	},
+	"DestroyComputeInstance": func(ctx context.Context, c *Client, ids instanceIDs) error {
+		return c.DestroyComputeInstance(ctx, ids.pci, ids.full, ids.compute)
+	},
+	"DestroyInstance": func(ctx context.Context, c *Client, ids instanceIDs) error {
+		return c.DestroyInstance(ctx, ids.pci, ids.empty)
+	},
+}
+
+// Whichever of its calls hangs, a method returns when its caller's time is up.
+// The calls are those that it makes when nothing is wrong.
+func TestSimulatedCallsThatHang(t *testing.T) {
+	cases := 0
+	for name, method := range methods {
+		c, file, ids := partitioned(t)
+		saved := snapshot(t, file)
+		made := callsOf(t, c, file, ids, method)
+		if name == "Open" {
+			made = append(made, "nvmlInitWithFlags") // when it is the first
+		}
+		for _, call := range made {
+			cases++
+			t.Run(name+"/"+call, func(t *testing.T) {
+				update(t, file, func(m *machine.Machine) { *m = *saved })
+				hangAndReturn(t, c, file, call, func(ctx context.Context) error { return method(ctx, c, ids) })
+			})
+		}
+		c.Close()
+	}
+	t.Logf("%d calls hung", cases)
+}
+
+// callsOf are the functions of the library that the method calls when the
+// client has everything still to ask.
+func callsOf(t *testing.T, c *Client, file *state.File, ids instanceIDs, method func(context.Context, *Client, instanceIDs) error) []string {
+	t.Helper()
+	c.Close()
+	if err := c.Open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	before := calls(t, file)
+	if err := method(t.Context(), c, ids); err != nil {
+		t.Fatal(err)
+	}
+	made := calls(t, file)
+	maps.DeleteFunc(made, func(call string, n uint64) bool { return n == before[call] })
+	return slices.Sorted(maps.Keys(made))
+}
+
+func hangAndReturn(t *testing.T, c *Client, file *state.File, call string, method func(context.Context) error) {
+	t.Helper()
+	c.Close()
+	fault := addFault(t, file, machine.Fault{Function: call, GPU: -1, Hang: true, Effect: machine.Proceed})
+	defer removeFault(t, file, fault)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	result := make(chan error, 1)
+	go func() {
+		err := c.Open(ctx)
+		if err == nil {
+			err = method(ctx)
+		}
+		result <- err
+	}()
+	waitUntilStruck(t, file, fault, result)
+	cancel()
+	err := <-result
+	hung := c.hung()
+	if hung == nil || err == nil || !errors.Is(err, gpu.ErrHung) && !errors.Is(err, context.Canceled) {
+		t.Fatalf("returned %v, out is %v", err, hung)
+	}
+	removeFault(t, file, fault)
+	for ; hung != nil; hung = c.hung() {
+		<-hung.Done
+	}
+	if err := c.Open(t.Context()); err != nil {
+		t.Fatalf("afterwards: %v", err)
+	}
+	node, err := c.Discover(t.Context())
+	if err != nil || len(node.Broken) != 0 {
+		t.Errorf("afterwards: %+v, %v", node.Broken, err)
+	}
+}
+
+// What was left behind takes effect when it returns, and not before.
+func TestSimulatedCreationLeftBehind(t *testing.T) {
+	c, file, ids := partitioned(t)
+	fault := addFault(t, file, machine.Fault{
+		Function: "nvmlDeviceCreateGpuInstanceWithPlacement", GPU: 1, Hang: true, Effect: machine.Proceed,
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	result := make(chan error, 1)
+	go func() { result <- methods["CreateInstance"](ctx, c, ids) }()
+	waitUntilStruck(t, file, fault, result)
+	cancel()
+	var hung *gpu.HungError
+	if err := <-result; !errors.As(err, &hung) || hung.PCIAddress != ids.pci {
+		t.Fatalf("got %v", err)
+	}
+	if instances := snapshot(t, file).GPUs[1].MIG.Instances; len(instances) != 2 {
+		t.Errorf("instances while the call is out: %+v", instances)
+	}
+	if _, err := c.MIGState(t.Context(), ids.other); err != nil {
+		t.Errorf("other GPU: %v", err)
+	}
+	removeFault(t, file, fault)
+	<-hung.Done
+	if got, err := c.MIGState(t.Context(), ids.pci); err != nil || len(got.Instances) != 3 {
+		t.Errorf("afterwards: %+v, %v", got, err)
+	}
+}
+
+func TestSimulatedDiscoveryWithHungGPUs(t *testing.T) {
+	m := newMachine(t, "dgx-h100")
+	hung := []int{1, 4, 5}
+	for _, i := range hung {
+		state.AddFault(m, machine.Fault{Function: "*", GPU: i, Hang: true, Effect: machine.Proceed})
+	}
+	c, file := simulateClosed(t, m, Options{CallLimit: 2 * time.Second})
+	if err := c.Open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		node, err := c.Discover(t.Context())
+		if err != nil || len(node.GPUs) != len(m.GPUs)-len(hung) {
+			t.Fatalf("%+v, %v", node, err)
+		}
+		for _, broken := range node.Broken {
+			if !slices.Contains(hung, broken.Index) || !errors.Is(broken.Err, gpu.ErrHung) {
+				t.Errorf("broken: %+v", broken)
+			}
+		}
+	}
+	update(t, file, func(m *machine.Machine) { m.Faults = nil })
+	for out := c.hung(); out != nil; out = c.hung() {
+		<-out.Done
+	}
+	if node, err := c.Discover(t.Context()); err != nil || len(node.GPUs) != len(m.GPUs) {
+		t.Errorf("afterwards: %+v, %v", node, err)
+	}
+}
+
+// A GPU that needs a person says so to whoever looks at it, with MIG or not.
+func TestSimulatedFailedGPU(t *testing.T) {
+	codes := map[nvml.Return]error{
+		nvml.ERROR_GPU_IS_LOST: gpu.ErrLost, nvml.ERROR_RESET_REQUIRED: gpu.ErrResetRequired,
+	}
+	for _, board := range []string{"h100-80-sxmx2", "t4x2"} {
+		for code, want := range codes {
+			t.Run(fmt.Sprintf("%s/%d", board, code), func(t *testing.T) {
+				m := newMachine(t, board)
+				pci := m.GPUs[1].PCIAddress
+				c, file := simulate(t, m)
+				look := func() error {
+					_, err := c.MIGState(t.Context(), pci)
+					return err
+				}
+				well := look()
+				update(t, file, func(m *machine.Machine) { m.GPUs[1].Failure = int(code) })
+				for range 2 {
+					if err := look(); !errors.Is(err, want) {
+						t.Errorf("got %v", err)
+					}
+				}
+				node, err := c.Discover(t.Context())
+				if err != nil || len(node.GPUs) != 1 || len(node.Broken) != 1 || !errors.Is(node.Broken[0].Err, want) {
+					t.Errorf("discovery: %+v, %v", node, err)
+				}
+				update(t, file, func(m *machine.Machine) { m.GPUs[1].Failure = 0 })
+				if err := look(); fmt.Sprint(err) != fmt.Sprint(well) {
+					t.Errorf("well again: %v, at first %v", err, well)
+				}
+			})
+		}
+	}
+}
+
+// The driver is unloaded under the session and comes back.
+func TestSimulatedDriverReload(t *testing.T) {
+	c, file := simulate(t, newMachine(t, "h100-80-sxmx2"))
+	node, err := c.Discover(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	control := filepath.Join(c.roots.Driver, "dev", "nvidiactl")
+	if err := os.Rename(control, control+"-away"); err != nil {
+		t.Fatal(err)
+	}
+	gone := addFault(t, file, machine.Fault{Function: "nvmlDeviceGetCount_v2", GPU: -1, Code: int(nvml.ERROR_DRIVER_NOT_LOADED)})
+	for range 2 {
+		if err := c.Open(t.Context()); !errors.Is(err, gpu.ErrDriverNotLoaded) {
+			t.Fatalf("without a driver: %v", err)
+		}
+	}
+	if _, err := c.MIGState(t.Context(), node.GPUs[0].PCIAddress); !errors.Is(err, gpu.ErrDriverNotLoaded) {
+		t.Errorf("a call without a driver: %v", err)
+	}
+	if err := os.Rename(control+"-away", control); err != nil {
+		t.Fatal(err)
+	}
+	removeFault(t, file, gone)
+	if err := c.Open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	again, err := c.Discover(t.Context())
+	if diff := gocmp.Diff(node, again); diff != "" || err != nil {
+		t.Errorf("after the reload: %v\n%s", err, diff)
+	}
+	shutdowns, inits := calls(t, file)["nvmlShutdown"], calls(t, file)["nvmlInitWithFlags"]
+	if shutdowns != 1 || inits != 4 { // two of them failed
+		t.Errorf("%d shutdowns and %d initialisations, want 1 and 4", shutdowns, inits)
+	}
+}
+
+func calls(t testing.TB, file *state.File) map[string]uint64 {
+	t.Helper()
+	made, err := file.Calls()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return made
+}
+
+func update(t testing.TB, file *state.File, change func(*machine.Machine)) {
+	t.Helper()
+	err := file.Update(func(m *machine.Machine) error {
+		change(m)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func addFault(t testing.TB, file *state.File, f machine.Fault) (id int) {
+	t.Helper()
+	update(t, file, func(m *machine.Machine) { id = state.AddFault(m, f) })
+	return id
+}
+
+func removeFault(t testing.TB, file *state.File, id int) {
+	t.Helper()
+	update(t, file, func(m *machine.Machine) { state.RemoveFault(m, id) })
+}
+
+// waitUntilStruck returns when a call has run into the fault, and fails when
+// the method returns without.
+func waitUntilStruck(t testing.TB, file *state.File, id int, result <-chan error) {
+	t.Helper()
+	for {
+		for _, f := range snapshot(t, file).Faults {
+			if f.ID == id && f.Struck > 0 {
+				return
+			}
+		}
+		select {
+		case err := <-result:
+			t.Fatalf("the call was not made: %v", err)
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
