@@ -107,3 +107,59 @@ func TestManyAtOnce(t *testing.T) {
 	wg.Wait()
 	b.wantNothing()
 }
+
+// During an upgrade two processes work in the same folder, and either may get any
+// call.
+func TestTwoProcesses(t *testing.T) {
+	b := newBox(t)
+	old := b.manager()
+	mustPrepare(t, old, newClaim("u1", sliceA0, wholeC))
+	mustPrepare(t, old, newClaim("u2", sliceB0))
+	want := b.state()
+	next := b.manager()
+	b.hooks(nil, nil)
+	for _, m := range []*Manager{next, old} {
+		mustReconcile(t, m)
+		if prepared := mustPrepare(t, m, newClaim("u1", sliceA0, wholeC)); len(prepared) != 2 {
+			t.Errorf("got %+v", prepared)
+		}
+		if status := m.Survey(t.Context()); len(findings(status)) > 0 {
+			t.Errorf("survey: %+v", status)
+		}
+	}
+	if got := b.onHardware(); len(got) > 0 {
+		t.Errorf("effects: %v", got)
+	}
+	b.wantState(t, "both have looked", want)
+	mustUnprepare(t, next, "u1")
+	mustPrepare(t, old, newClaim("u3", halfA0))
+	mustUnprepare(t, old, "u2")
+	mustUnprepare(t, next, "u3")
+
+	// Both reconcile the same leftovers at once, while claims come and go.
+	for i, device := range []string{sliceA0, sliceA4, sliceB0} {
+		b.kill(t, "create compute instance", "dead"+string(rune('0'+i)), device)
+	}
+	old, next = b.manager(), b.manager()
+	var wg sync.WaitGroup
+	for _, m := range []*Manager{old, next} {
+		wg.Go(func() {
+			for range 5 {
+				if err := m.Reconcile(t.Context()); err != nil {
+					t.Errorf("reconcile: %v", err)
+				}
+			}
+		})
+		wg.Go(func() {
+			for range 5 {
+				if _, err := m.Prepare(t.Context(), newClaim("u4", sliceA0)); err != nil {
+					t.Errorf("prepare: %v", err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	mustUnprepare(t, next, "u4")
+	mustReconcile(t, old)
+	b.wantNothing()
+}

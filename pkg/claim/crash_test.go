@@ -4,36 +4,62 @@
 package claim
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/partage-dev/partage/pkg/partition"
 )
 
 // The tests here find out by themselves which effects a call has, so that a new
 // one is covered without anyone remembering it.
 
-// layouts are the claims that are broken at every point. Other claims are there
-// before, and must not notice.
-var layouts = map[string]struct {
-	beside, claim []string
-}{
-	"whole":                {claim: []string{wholeA}},
-	"whole without MIG":    {claim: []string{wholeC}},
-	"partition with mode":  {claim: []string{sliceA0}},
-	"second on the GPU":    {beside: []string{halfA4}, claim: []string{sliceA0}},
-	"several on two GPUs":  {claim: []string{sliceA0, sliceA4, sliceB0, wholeC}},
-	"beside, on two GPUs":  {beside: []string{halfA4, sliceB0}, claim: []string{sliceA0, wholeC}},
-	"whole beside another": {beside: []string{wholeA}, claim: []string{wholeB}},
+// layout is what is broken at every point: claims that are operated on at the
+// same time. Other claims and foreign partitions are there before, and must not
+// notice.
+type layout struct {
+	beside  []string
+	foreign []partition.Address
+	claims  [][]string
+}
+
+var layouts = map[string]layout{
+	"whole":                {claims: [][]string{{wholeA}}},
+	"whole without MIG":    {claims: [][]string{{wholeC}}},
+	"partition with mode":  {claims: [][]string{{sliceA0}}},
+	"second on the GPU":    {beside: []string{halfA4}, claims: [][]string{{sliceA0}}},
+	"several on two GPUs":  {claims: [][]string{{sliceA0, sliceA4, sliceB0, wholeC}}},
+	"beside, on two GPUs":  {beside: []string{halfA4, sliceB0}, claims: [][]string{{sliceA0, wholeC}}},
+	"whole beside another": {beside: []string{wholeA}, claims: [][]string{{wholeB}}},
+	"two on one GPU":       {claims: [][]string{{sliceA0}, {sliceA4}}},
+	"two beside another":   {beside: []string{sliceA1}, claims: [][]string{{sliceA0, sliceB0}, {halfA4}}},
+	"static":               {foreign: []partition.Address{addressA0}, claims: [][]string{{staticA0}}},
+	"static and made":      {foreign: []partition.Address{addressA0}, claims: [][]string{{staticA0, sliceA4}}},
+}
+
+// claim i of a layout has the UID u<i>.
+func (l layout) newClaims() []*resourceapi.ResourceClaim {
+	var claims []*resourceapi.ResourceClaim
+	for i, devices := range l.claims {
+		claims = append(claims, newClaim(fmt.Sprintf("u%d", i), devices...))
+	}
+	return claims
 }
 
 // scene is a machine with the claims that are beside.
-func scene(t *testing.T, beside []string) (*box, []string) {
+func scene(t *testing.T, l layout) (*box, []string) {
 	t.Helper()
 	b := newBox(t)
-	if len(beside) > 0 {
-		mustPrepare(t, b.manager(), newClaim("beside", beside...))
+	for _, at := range l.foreign {
+		b.makeForeign(at)
+	}
+	if len(l.beside) > 0 {
+		mustPrepare(t, b.manager(), newClaim("beside", l.beside...))
 	}
 	return b, b.state()
 }
@@ -48,98 +74,119 @@ func (b *box) wantState(t *testing.T, when string, want []string) {
 
 // at makes a hook that acts on the nth effect.
 func at(n int, act func() error) func(string) error {
+	var mu sync.Mutex
 	count := 0
 	return func(string) error {
+		mu.Lock()
 		count++
-		if count == n {
+		now := count == n
+		mu.Unlock()
+		if now {
 			return act()
 		}
 		return nil
 	}
 }
 
-// operations are what is broken.
-var operations = map[string]struct {
-	prepared bool // the claim is prepared before
-	run      func(t *testing.T, m *Manager, claim *resourceapi.ResourceClaim) error
-}{
-	"prepare": {false, func(t *testing.T, m *Manager, claim *resourceapi.ResourceClaim) error {
-		_, err := m.Prepare(t.Context(), claim)
-		return err
-	}},
-	"unprepare": {true, func(t *testing.T, m *Manager, claim *resourceapi.ResourceClaim) error {
-		return m.Unprepare(t.Context(), claim.UID)
-	}},
-	"prepare again": {true, func(t *testing.T, m *Manager, claim *resourceapi.ResourceClaim) error {
-		_, err := m.Prepare(t.Context(), claim)
-		return err
-	}},
+// operation is what is broken.
+type operation struct {
+	prepared bool // the claims are prepared before
+	run      func(ctx context.Context, m *Manager, claim *resourceapi.ResourceClaim) error
 }
+
+func runPrepare(ctx context.Context, m *Manager, claim *resourceapi.ResourceClaim) error {
+	_, err := m.Prepare(ctx, claim)
+	return err
+}
+
+var operations = map[string]operation{
+	"prepare": {false, runPrepare},
+	"unprepare": {true, func(ctx context.Context, m *Manager, claim *resourceapi.ResourceClaim) error {
+		return m.Unprepare(ctx, claim.UID)
+	}},
+	"prepare again": {true, runPrepare},
+}
+
+// all runs an operation on all claims at the same time.
+func (op operation) all(ctx context.Context, m *Manager, claims []*resourceapi.ResourceClaim) error {
+	errs := make([]error, len(claims))
+	var wg sync.WaitGroup
+	for i, claim := range claims {
+		wg.Go(func() { errs[i] = op.run(ctx, m, claim) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// continuations are what comes after a plugin was killed. Each ends without the
+// claims.
+var continuations = map[string]func(t *testing.T, b *box, claims []*resourceapi.ResourceClaim){
+	"prepare": func(t *testing.T, b *box, claims []*resourceapi.ResourceClaim) {
+		for _, claim := range claims {
+			mustPrepare(t, b.manager(), claim)
+		}
+		for _, claim := range claims {
+			mustUnprepare(t, b.manager(), claim.UID)
+		}
+	},
+	"unprepare": func(t *testing.T, b *box, claims []*resourceapi.ResourceClaim) {
+		for _, claim := range claims {
+			mustUnprepare(t, b.bareManager(), claim.UID)
+		}
+	},
+	"reconcile, then prepare": func(t *testing.T, b *box, claims []*resourceapi.ResourceClaim) {
+		m := b.manager()
+		mustReconcile(t, m)
+		for _, claim := range claims {
+			mustPrepare(t, m, claim)
+			mustUnprepare(t, m, claim.UID)
+		}
+	},
+	"reconcile, then unprepare": func(t *testing.T, b *box, claims []*resourceapi.ResourceClaim) {
+		m := b.manager()
+		mustReconcile(t, m)
+		for _, claim := range claims {
+			mustUnprepare(t, m, claim.UID)
+		}
+	},
+	"reconcile, the claims were deleted meanwhile": func(t *testing.T, b *box, claims []*resourceapi.ResourceClaim) {
+		for _, claim := range claims {
+			b.deleteClaim(claim.UID)
+		}
+		m := b.manager()
+		mustReconcile(t, m)
+		b.pass(DefaultOrphanGrace)
+		mustReconcile(t, m)
+	},
+	afterReboot: func(t *testing.T, b *box, claims []*resourceapi.ResourceClaim) {
+		mustPrepare(t, b.manager(), newClaim("beside-2", sliceA1))
+		mustUnprepare(t, b.manager(), "beside-2")
+		for _, claim := range claims {
+			mustPrepare(t, b.manager(), claim)
+		}
+		for _, claim := range claims {
+			mustUnprepare(t, b.manager(), claim.UID)
+		}
+		mustUnprepare(t, b.manager(), "beside")
+	},
+}
+
+const afterReboot = "reboot, then prepare"
 
 // TestKilled kills the plugin before and after every effect of every operation
 // on every layout, and continues in every way.
 func TestKilled(t *testing.T) {
-	continuations := map[string]func(t *testing.T, b *box, claim *resourceapi.ResourceClaim){
-		"prepare": func(t *testing.T, b *box, claim *resourceapi.ResourceClaim) {
-			mustPrepare(t, b.manager(), claim)
-			mustUnprepare(t, b.manager(), claim.UID)
-		},
-		"unprepare": func(t *testing.T, b *box, claim *resourceapi.ResourceClaim) {
-			mustUnprepare(t, b.bareManager(), claim.UID)
-		},
-		"resume, then prepare": func(t *testing.T, b *box, claim *resourceapi.ResourceClaim) {
-			m := b.manager()
-			if err := m.Resume(t.Context()); err != nil {
-				t.Error(err)
-			}
-			mustPrepare(t, m, claim)
-			mustUnprepare(t, m, claim.UID)
-		},
-		"resume, then unprepare": func(t *testing.T, b *box, claim *resourceapi.ResourceClaim) {
-			m := b.manager()
-			if err := m.Resume(t.Context()); err != nil {
-				t.Error(err)
-			}
-			mustUnprepare(t, m, claim.UID)
-		},
-		"reboot, then prepare": func(t *testing.T, b *box, claim *resourceapi.ResourceClaim) {
-			b.boot("boot-2")
-			mustPrepare(t, b.manager(), newClaim("beside-2", sliceA1))
-			mustUnprepare(t, b.manager(), "beside-2")
-			mustPrepare(t, b.manager(), claim)
-			mustUnprepare(t, b.manager(), claim.UID)
-		},
-	}
 	cases := 0
-	for layout, l := range layouts {
-		for operation, op := range operations {
-			for continuation, proceed := range continuations {
+	for layoutName, l := range layouts {
+		for operationName, op := range operations {
+			for continuation := range continuations {
 				for _, after := range []bool{false, true} {
 					for n := 1; ; n++ {
-						b, want := scene(t, l.beside)
-						claim := newClaim("u1", l.claim...)
-						if op.prepared {
-							mustPrepare(t, b.manager(), claim)
-						}
-						die := at(n, func() error { panic(killed{}) })
-						if after {
-							b.hooks(nil, die)
-						} else {
-							b.hooks(die, nil)
-						}
-						m := b.manager()
-						if !kill(func() { _ = op.run(t, m, claim) }) {
+						when := fmt.Sprintf("%s, %s killed at effect %d (after: %v), then %s", layoutName, operationName, n, after, continuation)
+						if !killOnce(t, l, op, n, after, continuation, when) {
 							break
 						}
 						cases++
-						b.hooks(nil, nil)
-						when := fmt.Sprintf("%s, %s killed at effect %d (after: %v), then %s", layout, operation, n, after, continuation)
-						proceed(t, b, claim)
-						if continuation == "reboot, then prepare" {
-							mustUnprepare(t, b.manager(), "beside")
-							want = nil
-						}
-						b.wantState(t, when, want)
 						if t.Failed() {
 							t.Fatal(when)
 						}
@@ -151,46 +198,83 @@ func TestKilled(t *testing.T) {
 	t.Logf("%d cases", cases)
 }
 
+// killOnce tells whether there was an nth effect to kill the plugin at.
+func killOnce(t *testing.T, l layout, op operation, n int, after bool, continuation, when string) bool {
+	b, want := scene(t, l)
+	claims := l.newClaims()
+	if op.prepared {
+		for _, claim := range claims {
+			mustPrepare(t, b.manager(), claim)
+		}
+	}
+	m := b.manager()
+	if die := at(n, b.die); after {
+		b.hooks(nil, die)
+	} else {
+		b.hooks(die, nil)
+	}
+	if err := op.all(t.Context(), m, claims); err != nil && !b.killed() {
+		t.Errorf("%s: %v", when, err)
+	}
+	b.hooks(nil, nil)
+	if !b.killed() {
+		return false
+	}
+	if continuation == afterReboot {
+		b.boot("boot-2")
+		want = b.hardware()
+	}
+	continuations[continuation](t, b, claims)
+	b.wantState(t, when, want)
+	return true
+}
+
+// A plugin is killed while it prepares a claim whose journal file was damaged.
+// The next one ends up with all of the claim, and nothing in quarantine.
+func TestKilledWithDamagedRecord(t *testing.T) {
+	cases := 0
+	for _, after := range []bool{false, true} {
+		for n := 1; ; n++ {
+			b, want := scene(t, layout{beside: []string{halfA4}})
+			claim := newClaim("u1", sliceA0, sliceB0)
+			m := b.manager()
+			mustPrepare(t, m, claim)
+			write(t, m.journal.path("u1"), "{")
+			if die := at(n, b.die); after {
+				b.hooks(nil, die)
+			} else {
+				b.hooks(die, nil)
+			}
+			_ = runPrepare(t.Context(), m, claim)
+			b.hooks(nil, nil)
+			if !b.killed() {
+				break
+			}
+			cases++
+			mustPrepare(t, b.manager(), claim)
+			mustUnprepare(t, b.manager(), claim.UID)
+			b.wantState(t, fmt.Sprintf("killed at effect %d (after: %v)", n, after), want)
+		}
+	}
+	t.Logf("%d cases", cases)
+}
+
 // TestFault makes every effect of every operation fail once: instead of
 // happening, or after it has happened.
 func TestFault(t *testing.T) {
 	cases := 0
-	for layout, l := range layouts {
-		for operation, op := range operations {
+	for layoutName, l := range layouts {
+		if len(l.claims) > 1 {
+			continue // the other claim would not fail
+		}
+		for operationName, op := range operations {
 			for _, after := range []bool{false, true} {
 				for n := 1; ; n++ {
-					b, want := scene(t, l.beside)
-					claim := newClaim("u1", l.claim...)
-					if op.prepared {
-						mustPrepare(t, b.manager(), claim)
-					}
-					struck := false
-					fail := at(n, func() error { struck = true; return errFault })
-					if after {
-						b.hooks(nil, fail)
-					} else {
-						b.hooks(fail, nil)
-					}
-					m := b.manager()
-					err := op.run(t, m, claim)
-					if !struck {
+					when := fmt.Sprintf("%s, %s fails at effect %d (after: %v)", layoutName, operationName, n, after)
+					if !failOnce(t, l, op, n, after, when) {
 						break
 					}
 					cases++
-					when := fmt.Sprintf("%s, %s fails at effect %d (after: %v)", layout, operation, n, after)
-					b.hooks(nil, nil)
-					if err == nil {
-						t.Errorf("%s: no error", when)
-					}
-					if operation == "prepare" {
-						b.wantState(t, when, want)
-					}
-					// Once the fault is gone, all is well without a new process.
-					if err := op.run(t, m, claim); err != nil {
-						t.Errorf("%s: once it is gone: %v", when, err)
-					}
-					mustUnprepare(t, m, claim.UID)
-					b.wantState(t, when, want)
 					if t.Failed() {
 						t.Fatal(when)
 					}
@@ -201,32 +285,68 @@ func TestFault(t *testing.T) {
 	t.Logf("%d cases", cases)
 }
 
+// failOnce tells whether there was an nth effect to fail.
+func failOnce(t *testing.T, l layout, op operation, n int, after bool, when string) bool {
+	b, want := scene(t, l)
+	claim := l.newClaims()[0]
+	if op.prepared {
+		mustPrepare(t, b.manager(), claim)
+	}
+	struck := false
+	fail := at(n, func() error { struck = true; return errFault })
+	m := b.manager()
+	if after {
+		b.hooks(nil, fail)
+	} else {
+		b.hooks(fail, nil)
+	}
+	err := op.run(t.Context(), m, claim)
+	b.hooks(nil, nil)
+	if !struck {
+		return false
+	}
+	if err == nil {
+		t.Errorf("%s: no error", when)
+	}
+	if !op.prepared {
+		b.wantState(t, when, want)
+	}
+	// Once the fault is gone, all is well without a new process.
+	if err := op.run(t.Context(), m, claim); err != nil {
+		t.Errorf("%s: once it is gone: %v", when, err)
+	}
+	mustUnprepare(t, m, claim.UID)
+	b.wantState(t, when, want)
+	return true
+}
+
 // TestFaultPersists: an effect fails and so does everything after it, undoing
-// included. Resume cleans up later.
+// included. Reconcile cleans up later.
 func TestFaultPersists(t *testing.T) {
 	cases := 0
-	for layout, l := range layouts {
+	for layoutName, l := range layouts {
+		if len(l.claims) > 1 {
+			continue
+		}
 		for n := 1; ; n++ {
-			b, want := scene(t, l.beside)
-			claim := newClaim("u1", l.claim...)
+			b, want := scene(t, l)
+			claim := l.newClaims()[0]
 			count := 0
+			m := b.manager()
 			b.hooks(func(string) error {
 				if count++; count >= n {
 					return errFault
 				}
 				return nil
 			}, nil)
-			m := b.manager()
 			_, err := m.Prepare(t.Context(), claim)
+			b.hooks(nil, nil)
 			if err == nil {
 				break
 			}
 			cases++
-			when := fmt.Sprintf("%s, everything fails from effect %d on", layout, n)
-			b.hooks(nil, nil)
-			if err := m.Resume(t.Context()); err != nil {
-				t.Errorf("%s: %v", when, err)
-			}
+			when := fmt.Sprintf("%s, everything fails from effect %d on", layoutName, n)
+			mustReconcile(t, m)
 			b.wantState(t, when, want)
 			mustPrepare(t, m, claim)
 			mustUnprepare(t, m, claim.UID)

@@ -11,7 +11,18 @@
 // by physical address, so that another process finds it by that address after a
 // crash; and it is all that Unprepare needs.
 //
-// GPUs are independent: a claim holds the locks of its own GPUs only, in the
-// order of their PCI addresses. The locks are file locks, because two instances
-// of the plugin run side by side during an upgrade.
+// GPUs are independent: a claim holds the locks of its own GPUs only, and waits for
+// them holding none. The locks are file locks, because two instances of the plugin
+// run side by side during an upgrade. A GPU on which a call does not return stays
+// locked until it does.
+//
+// What a call cannot finish is left to [Manager.Reconcile], which also compares
+// the journal with the API server. [Manager.Survey] compares it with the hardware.
+//
+// Below the data folder are:
+//
+//	claims/<uid>.json               the journal
+//	locks/                          locks of claims and GPUs
+//	released/<uid>                  when a claim was released, for calls that come too late
+//	quarantine/<boot id>/<uid>.json damaged files of the journal, for people
 package claim

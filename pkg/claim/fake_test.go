@@ -6,7 +6,6 @@ package claim
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"maps"
 	"os"
@@ -16,40 +15,44 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/cdi"
-	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/partition"
 )
 
-// box is a machine: what outlives a plugin that is killed. It is hardware, CDI
-// folder and file system at once, and the place where tests break things.
+// box is a machine in a cluster: what outlives a plugin that is killed. It is
+// CDI folder, file system and API server at once, and the place where tests break
+// things. Its GPUs are in hardware_test.go.
 type box struct {
 	t    testing.TB
 	root string
+	gpus
 
-	mu        sync.Mutex
-	instances map[partition.Address]*instance
-	enabled   map[string]bool
-	nextID    int
-	specs     map[types.UID][]cdi.Device
-	effects   []string
+	mu    sync.Mutex
+	specs map[types.UID][]cdi.Device
+	// gone are the claims that do not exist any more.
+	gone       map[types.UID]bool
+	clusterErr error
+	// warnings are the events, "uid reason: message".
+	warnings []string
+	// now is the clock of all plugins.
+	now time.Duration
+	// dead says that the plugin was killed: nothing that it does has an effect
+	// any more. The next plugin lives again.
+	dead    bool
+	effects []string
 	// before and after are called around each effect, with no lock held. An
 	// error of before keeps the effect from happening; an error of after hides
-	// that it has. Either may panic: that is how a plugin is killed.
+	// that it has.
 	before, after func(effect string) error
 }
 
-type instance struct {
-	partition.Live
-	complete bool
-}
-
-// killed is what a test panics with to end a plugin.
-type killed struct{}
+var errKilled = errors.New("the plugin was killed")
 
 // memoryDir is a temporary folder in memory where there is such: thousands of
 // fsyncs on a busy disk take minutes and show nothing.
@@ -65,10 +68,8 @@ func memoryDir(t testing.TB) string {
 
 func newBox(t testing.TB) *box {
 	t.Helper()
-	b := &box{
-		t: t, root: memoryDir(t), nextID: 7,
-		instances: map[partition.Address]*instance{}, enabled: map[string]bool{}, specs: map[types.UID][]cdi.Device{},
-	}
+	b := &box{t: t, root: memoryDir(t), specs: map[types.UID][]cdi.Device{}, gone: map[types.UID]bool{}}
+	b.gpus = newGPUs(b)
 	b.put("proc/devices", "Character devices:\n195 nvidia\n508 nvidia-caps\n")
 	b.boot("boot-1")
 	for minor := range 3 {
@@ -89,17 +90,14 @@ func (b *box) put(path, content string) {
 	}
 }
 
-// boot starts the machine anew: instances, MIG mode and specs are gone.
+// boot starts the machine anew: instances, MIG mode and specs are gone. Somebody
+// else makes the foreign partitions again, as a script of the machine would.
 func (b *box) boot(id string) {
 	b.put("proc/sys/kernel/random/boot_id", id+"\n")
 	b.mu.Lock()
-	defer b.mu.Unlock()
-	clear(b.instances)
-	clear(b.enabled)
 	clear(b.specs)
-	if err := os.RemoveAll(b.capabilities("")); err != nil {
-		b.t.Fatal(err)
-	}
+	b.mu.Unlock()
+	b.reset()
 }
 
 func (b *box) capabilities(path string) string {
@@ -117,7 +115,7 @@ func (b *box) dataDir() string { return filepath.Join(b.root, "data") }
 func (b *box) manager() *Manager {
 	b.t.Helper()
 	m := b.bareManager()
-	m.SetInventory(testInventory(b.t))
+	m.SetInventory(testInventory(b.t).With(b.foreignStatus()))
 	return m
 }
 
@@ -126,17 +124,32 @@ func (b *box) bareManager() *Manager {
 	b.t.Helper()
 	m, err := NewManager(Options{
 		DriverName: driverName, PoolName: poolName, DataDir: b.dataDir(), Roots: b.roots(), Partitions: b, CDI: b,
+		Cluster: b, Events: b,
 	})
 	if err != nil {
 		b.t.Fatal(err)
 	}
+	b.mu.Lock()
+	b.dead = false
+	b.mu.Unlock()
+	m.clock = b.clock
 	m.journal.replace = func(path string, data []byte, mode fs.FileMode) error {
 		return b.effect("write "+stateIn(data), func() error { return host.ReplaceFile(path, data, mode) })
 	}
-	m.journal.remove = func(path string) error {
-		return b.effect("delete record", func() error { return host.RemoveFile(path) })
+	m.journal.remove = b.remover("delete record", host.RemoveFile)
+	m.journal.quarantine.move = func(from, to string) error {
+		return b.effect("quarantine", func() error { return os.Rename(from, to) })
 	}
+	m.journal.quarantine.remove = b.remover("delete quarantined", host.RemoveFile)
+	m.released.write = func(path string, data []byte, mode fs.FileMode) error {
+		return b.effect("write tombstone", func() error { return os.WriteFile(path, data, mode) })
+	}
+	m.released.remove = b.remover("delete tombstone", os.Remove)
 	return m
+}
+
+func (b *box) remover(effect string, remove func(string) error) func(string) error {
+	return func(path string) error { return b.effect(effect, func() error { return remove(path) }) }
 }
 
 func stateIn(data []byte) string {
@@ -159,6 +172,10 @@ func (b *box) effect(name string, do func() error) error {
 		}
 	}
 	b.mu.Lock()
+	if b.dead {
+		b.mu.Unlock()
+		return errKilled
+	}
 	b.effects = append(b.effects, name)
 	err := do()
 	b.mu.Unlock()
@@ -174,106 +191,86 @@ func (b *box) hooks(before, after func(effect string) error) {
 	b.before, b.after, b.effects = before, after, nil
 }
 
-func (b *box) Find(_ context.Context, at partition.Address) (partition.Live, bool, error) {
+// seen are the effects since the hooks were set.
+func (b *box) seen() []string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if i := b.instances[at]; i != nil && i.complete {
-		return i.Live, true, nil
-	}
-	return partition.Live{}, false, nil
+	return slices.Clone(b.effects)
 }
 
-func (b *box) Create(_ context.Context, at partition.Address, dynamic bool) (partition.Live, error) {
-	b.mu.Lock()
-	on := b.enabled[at.PCIAddress]
-	i := b.instances[at]
-	b.mu.Unlock()
-	if !on {
-		if !dynamic {
-			return partition.Live{}, gpu.ErrNotSupported
-		}
-		if err := b.effect("mode on", func() error { b.enabled[at.PCIAddress] = true; return nil }); err != nil {
-			return partition.Live{}, err
-		}
-	}
-	if i == nil {
-		if err := b.effect("create instance", func() error { return b.place(at) }); err != nil {
-			return partition.Live{}, err
-		}
-	}
-	b.mu.Lock()
-	i = b.instances[at]
-	complete := i.complete
-	b.mu.Unlock()
-	if !complete {
-		if err := b.effect("create compute instance", func() error { return b.complete(at, i) }); err != nil {
-			return partition.Live{}, err
-		}
-	}
-	return i.Live, nil
-}
-
-func (b *box) place(at partition.Address) error {
-	for other := range b.instances {
-		if other.PCIAddress == at.PCIAddress && other.Placement.Overlaps(at.Placement) {
-			return gpu.ErrNoRoom
-		}
-	}
-	b.instances[at] = &instance{Live: partition.Live{InstanceID: b.nextID}}
-	b.nextID++
-	return nil
-}
-
-func (b *box) complete(at partition.Address, i *instance) error {
-	i.complete = true
-	i.UUID = fmt.Sprintf("MIG-%d", b.nextID)
-	b.nextID++
-	b.put(b.capability(at, i, "access"), "DeviceFileMinor: "+strconv.Itoa(100+10*i.InstanceID)+"\n")
-	b.put(b.capability(at, i, "ci0/access"), "DeviceFileMinor: "+strconv.Itoa(101+10*i.InstanceID)+"\n")
-	return nil
-}
-
-func (b *box) capability(at partition.Address, i *instance, file string) string {
-	minor := slices.IndexFunc([]string{pciB, pciC, pciA}, func(pci string) bool { return pci == at.PCIAddress })
-	return fmt.Sprintf("proc/driver/nvidia/capabilities/gpu%d/mig/gi%d/%s", minor, i.InstanceID, file)
-}
-
-func (b *box) Destroy(_ context.Context, at partition.Address, dynamic bool) error {
-	b.mu.Lock()
-	i, on := b.instances[at], b.enabled[at.PCIAddress]
-	b.mu.Unlock()
-	if i != nil {
-		err := b.effect("destroy instance", func() error {
-			delete(b.instances, at)
-			return os.RemoveAll(filepath.Join(b.root, filepath.Dir(b.capability(at, i, "access"))))
-		})
-		if err != nil {
-			return err
-		}
-	}
-	if dynamic && on && b.count(at.PCIAddress) == 0 {
-		return b.effect("mode off", func() error { b.enabled[at.PCIAddress] = false; return nil })
-	}
-	return nil
-}
-
-func (b *box) count(pciAddress string) int {
+// die is what a hook does to kill the plugin.
+func (b *box) die() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	n := 0
-	for at := range b.instances {
-		if at.PCIAddress == pciAddress {
-			n++
-		}
-	}
-	return n
+	b.dead = true
+	return errKilled
 }
 
-func (b *box) EnsureWhole(_ context.Context, pciAddress string, _ bool) error {
-	if b.count(pciAddress) > 0 {
-		return gpu.ErrInUse
+// killed tells whether the last plugin was killed.
+func (b *box) killed() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.dead
+}
+
+// killAt makes a hook that kills the plugin at an effect.
+func (b *box) killAt(effect string) func(string) error {
+	return func(e string) error {
+		if e == effect {
+			return b.die()
+		}
+		return nil
 	}
-	return b.effect("ensure whole", func() error { b.enabled[pciAddress] = false; return nil })
+}
+
+func (b *box) clock() time.Duration {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.now
+}
+
+func (b *box) pass(d time.Duration) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.now += d
+}
+
+func (b *box) Exists(_ context.Context, claim Ref) (bool, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return !b.gone[claim.UID], b.clusterErr
+}
+
+func (b *box) deleteClaim(uid types.UID) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.gone[uid] = true
+}
+
+func (b *box) Warn(_ context.Context, claim Ref, reason, message string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.warnings = append(b.warnings, string(claim.UID)+" "+reason+": "+message)
+}
+
+// wantWarnings fails unless there were exactly these events, each given by the
+// parts that it contains, and forgets them.
+func (b *box) wantWarnings(want ...[]string) {
+	b.t.Helper()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	slices.Sort(b.warnings) // claims are independent
+	if len(b.warnings) != len(want) {
+		b.t.Errorf("events: got %q, want %q", b.warnings, want)
+	}
+	for i := range min(len(want), len(b.warnings)) {
+		for _, part := range want[i] {
+			if !strings.Contains(b.warnings[i], part) {
+				b.t.Errorf("event %q does not contain %q", b.warnings[i], part)
+			}
+		}
+	}
+	b.warnings = nil
 }
 
 func (b *box) Write(_ context.Context, uid types.UID, devices []cdi.Device) (map[string]string, error) {
@@ -292,31 +289,30 @@ func (b *box) Remove(uid types.UID) error {
 	return b.effect("remove spec", func() error { delete(b.specs, uid); return nil })
 }
 
-// state is everything that a claim leaves anywhere.
-func (b *box) state() []string {
+func (b *box) spec(uid types.UID) []cdi.Device {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	var all []string
-	for at, i := range b.instances {
-		all = append(all, fmt.Sprintf("instance %s complete=%v", at, i.complete))
-	}
-	for pciAddress, on := range b.enabled {
-		if on {
-			all = append(all, "MIG mode of "+pciAddress)
-		}
-	}
+	return b.specs[uid]
+}
+
+// state is everything that a claim leaves anywhere, except for its tombstone.
+func (b *box) state() []string {
+	all := b.hardware()
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	for _, uid := range slices.Sorted(maps.Keys(b.specs)) {
 		all = append(all, "spec of "+string(uid))
 	}
-	for _, folder := range []string{"claims", "locks"} {
-		entries, err := os.ReadDir(filepath.Join(b.dataDir(), folder))
+	for _, folder := range []string{"claims", "locks", "quarantine"} {
+		base := filepath.Join(b.dataDir(), folder)
+		err := filepath.WalkDir(base, func(path string, entry fs.DirEntry, err error) error {
+			if err == nil && !entry.IsDir() && !strings.HasPrefix(entry.Name(), "gpu-") {
+				all = append(all, folder+strings.TrimPrefix(path, base))
+			}
+			return err
+		})
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			b.t.Fatal(err)
-		}
-		for _, entry := range entries {
-			if !strings.HasPrefix(entry.Name(), "gpu-") {
-				all = append(all, folder+"/"+entry.Name())
-			}
 		}
 	}
 	slices.Sort(all)
@@ -330,16 +326,17 @@ func (b *box) wantNothing() {
 	}
 }
 
-// kill runs f and tells whether it was killed.
-func kill(f func()) (was bool) {
-	defer func() {
-		if r := recover(); r != nil {
-			if _, ok := r.(killed); !ok {
-				panic(r)
-			}
-			was = true
+// foreignStatus is what a survey would say about the foreign partitions.
+func (b *box) foreignStatus() device.Status {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var status device.Status
+	for _, at := range b.foreign {
+		if live, found := partition.Lookup(b.stateOf(at.PCIAddress), at); found {
+			status.Static = append(status.Static, device.Static{
+				PCIAddress: at.PCIAddress, ProfileID: at.ProfileID, Placement: at.Placement, UUID: live.UUID,
+			})
 		}
-	}()
-	f()
-	return false
+	}
+	return status
 }

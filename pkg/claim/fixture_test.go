@@ -38,6 +38,8 @@ const (
 	halfA0  = wholeA + "-mig-3g40gb-0"
 	halfA4  = wholeA + "-mig-3g40gb-4"
 	sliceB0 = wholeB + "-mig-1g10gb-0"
+	// staticA0 is what a foreign partition in the place of sliceA0 is.
+	staticA0 = sliceA0 + "-static"
 )
 
 func testNode() *gpu.Node {

@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -28,44 +27,34 @@ const (
 	recordMode = 0o600
 )
 
-// CorruptError is a journal file that could not be understood and was set aside.
-// What the claim had on the hardware is not known any more.
-type CorruptError struct {
-	UID types.UID
-	// Path is where the file is now.
-	Path string
-	Err  error
-}
-
-func (e *CorruptError) Error() string {
-	return fmt.Sprintf("the journal of claim %s was damaged and is now %s; partitions of the claim may be left behind: %v", e.UID, e.Path, e.Err)
-}
-
-func (e *CorruptError) Unwrap() error { return e.Err }
-
 // journal keeps the records, one file per claim. Whoever reads or writes the
 // record of a claim holds that claim's lock, except for list.
 type journal struct {
-	dir string
+	dir        string
+	quarantine quarantine
+	// changed tells of every record that this process writes. One that goes was
+	// written as Unpreparing before.
+	changed notice
 	// replace and remove are host.ReplaceFile and host.RemoveFile.
 	replace func(path string, data []byte, mode fs.FileMode) error
 	remove  func(path string) error
 }
 
-func newJournal(dir string) (*journal, error) {
+func newJournal(dir, quarantined string) (*journal, error) {
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return nil, fmt.Errorf("journal: %w", err)
 	}
-	return &journal{dir: dir, replace: host.ReplaceFile, remove: host.RemoveFile}, nil
+	return &journal{
+		dir: dir, replace: host.ReplaceFile, remove: host.RemoveFile,
+		quarantine: quarantine{dir: quarantined, move: os.Rename, remove: host.RemoveFile},
+	}, nil
 }
 
 func (j *journal) path(uid types.UID) string { return filepath.Join(j.dir, string(uid)+recordSuffix) }
 
-// load returns nil for a claim without record. A file that makes no sense is set
-// aside and reported as a *CorruptError, once; one of another version stays.
-func (j *journal) load(ctx context.Context, uid types.UID) (*Record, error) {
-	path := j.path(uid)
-	data, err := os.ReadFile(path)
+// read returns nil for a claim without record. It changes nothing.
+func (j *journal) read(uid types.UID) (*Record, error) {
+	data, err := os.ReadFile(j.path(uid))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -73,39 +62,38 @@ func (j *journal) load(ctx context.Context, uid types.UID) (*Record, error) {
 		return nil, fmt.Errorf("journal of claim %s: %w", uid, err)
 	}
 	record, err := parseRecord(data, uid)
-	if err == nil {
-		return record, nil
+	if err != nil {
+		return nil, &unreadableError{path: j.path(uid), err: err}
 	}
-	if errors.Is(err, errOtherVersion) {
-		return nil, fmt.Errorf("journal of claim %s: %s: %w", uid, path, err)
+	return record, nil
+}
+
+// unreadableError is a file whose content is not a record of this version.
+type unreadableError struct {
+	path string
+	err  error
+}
+
+func (e *unreadableError) Error() string { return fmt.Sprintf("journal file %s: %v", e.path, e.err) }
+
+func (e *unreadableError) Unwrap() error { return e.err }
+
+// load is read for those who hold the claim's lock: a file that makes no sense
+// goes to the quarantine and is reported as a *CorruptError, once. One of another
+// version stays.
+func (j *journal) load(ctx context.Context, uid types.UID, boot string) (*Record, error) {
+	record, err := j.read(uid)
+	var unreadable *unreadableError
+	if !errors.As(err, &unreadable) || errors.Is(err, errOtherVersion) {
+		return record, err
 	}
-	aside, moveErr := j.setAside(uid)
+	path, moveErr := j.quarantine.put(j.path(uid), uid, boot)
 	if moveErr != nil {
 		return nil, fmt.Errorf("journal of claim %s is damaged (%w) and cannot be set aside: %w", uid, err, moveErr)
 	}
-	corrupt := &CorruptError{UID: uid, Path: aside, Err: err}
-	klog.FromContext(ctx).Error(corrupt, "Damaged journal file set aside", "claimUID", uid, "path", aside)
+	corrupt := &CorruptError{UID: uid, Path: path, Err: unreadable.err}
+	klog.FromContext(ctx).Error(corrupt, "Damaged journal file set aside", "claimUID", uid, "path", path)
 	return nil, corrupt
-}
-
-func (j *journal) asidePrefix(uid types.UID) string { return j.path(uid) + ".corrupt-" }
-
-func (j *journal) setAside(uid types.UID) (string, error) {
-	for n := 1; ; n++ {
-		aside := j.asidePrefix(uid) + strconv.Itoa(n)
-		if _, err := os.Lstat(aside); err == nil {
-			continue
-		} else if !errors.Is(err, fs.ErrNotExist) {
-			return "", err
-		}
-		return aside, os.Rename(j.path(uid), aside)
-	}
-}
-
-// wasCorrupt tells whether a record of the claim was ever set aside.
-func (j *journal) wasCorrupt(uid types.UID) bool {
-	_, err := os.Lstat(j.asidePrefix(uid) + "1")
-	return err == nil
 }
 
 func (j *journal) save(r *Record) error {
@@ -116,6 +104,7 @@ func (j *journal) save(r *Record) error {
 	if err != nil {
 		return fmt.Errorf("journal of claim %s: %w", r.Claim.UID, err)
 	}
+	j.changed.tell()
 	return nil
 }
 
@@ -127,32 +116,25 @@ func (j *journal) delete(uid types.UID) error {
 	return nil
 }
 
-// list returns all records that can be read. It takes no lock: a record is
-// replaced in one piece, and what one says about a GPU changes only under that
-// GPU's lock.
-func (j *journal) list(ctx context.Context) ([]*Record, error) {
+// list returns all records that can be read, and the paths of the other files:
+// what their claims have is not known here. It takes no lock: a record is
+// replaced in one piece, and a partition comes or goes only under its GPU's lock
+// and while a record says so.
+func (j *journal) list() (records []*Record, unreadable []string, err error) {
 	uids, err := j.uids()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	var records []*Record
 	for _, uid := range uids {
-		data, err := os.ReadFile(j.path(uid))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
+		record, err := j.read(uid)
+		switch {
+		case err != nil:
+			unreadable = append(unreadable, j.path(uid))
+		case record != nil:
+			records = append(records, record)
 		}
-		var record *Record
-		if err == nil {
-			record, err = parseRecord(data, uid)
-		}
-		if err != nil {
-			// Setting it aside takes the claim's lock, see Resume.
-			klog.FromContext(ctx).Error(err, "Ignoring an unreadable journal file", "claimUID", uid)
-			continue
-		}
-		records = append(records, record)
 	}
-	return records, nil
+	return records, unreadable, nil
 }
 
 // uids lists the claims that have a record, or the beginning of one that a

@@ -6,69 +6,17 @@ package claim
 import (
 	"encoding/json"
 	"errors"
-	"flag"
 	"os"
 	"path/filepath"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/host"
-	"github.com/partage-dev/partage/pkg/partition"
 )
-
-var update = flag.Bool("update", false, "rewrite the golden files")
-
-// present is a record with every field of this version.
-func present() *Record {
-	return &Record{
-		APIVersion: recordVersion, Kind: recordKind, State: Prepared, BootID: "boot-1",
-		Claim: Ref{Namespace: "default", Name: "claim-u1", UID: "u1"},
-		Devices: []DeviceRecord{
-			{
-				Requests: []string{"r0", "gpu/small"}, Pool: poolName, Device: sliceA4, Type: device.Partition, PCIAddress: pciA, DynamicMIG: true,
-				Partition: &PartitionRecord{Profile: "1g.10gb", ProfileID: 19, Placement: gpu.Placement{Start: 4, Size: 1},
-					Live: &partition.Live{InstanceID: 7, ComputeID: 0, UUID: "MIG-1"}},
-				CDIDevice: "k8s.gpu.nvidia.com/claim=u1-" + sliceA4,
-			},
-			{Requests: []string{"r1"}, Pool: poolName, Device: wholeB, Type: device.Whole, PCIAddress: pciB, Admin: true, ShareID: ptr.To(types.UID("s1"))},
-		},
-	}
-}
-
-// TestRecordFormat pins what this version writes. Later versions add files here
-// and keep reading the old ones.
-func TestRecordFormat(t *testing.T) {
-	golden := filepath.Join("testdata", "record-v1.json")
-	data, err := json.MarshalIndent(present(), "", "  ")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if *update {
-		if err := os.MkdirAll("testdata", 0o755); err != nil {
-			t.Fatal(err)
-		}
-		write(t, golden, string(data)+"\n")
-	}
-	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), string(data)+"\n"); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
-	got, err := parseRecord(want, "u1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(present(), got); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
-}
 
 // TestRecordIsAdditive: fields may be missing, as an older version left them out,
 // and there may be others, as a newer one writes them.
@@ -95,7 +43,7 @@ func TestOldRecordIsRecognised(t *testing.T) {
 	b := newBox(t)
 	m := b.manager()
 	mustPrepare(t, m, newClaim("u1", sliceA0))
-	r, err := m.journal.load(t.Context(), "u1")
+	r, err := m.journal.read("u1")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -136,7 +84,7 @@ func TestParseRecordRefuses(t *testing.T) {
 		"no address":      {change(func(r *Record) { r.Devices[0].PCIAddress = "" }), false},
 		"no device":       {change(func(r *Record) { r.Devices[1].Device = "" }), false},
 		"no partition":    {change(func(r *Record) { r.Devices[0].Partition = nil }), false},
-		"extra partition": {change(func(r *Record) { r.Devices[1].Partition = &PartitionRecord{} }), false},
+		"extra partition": {change(func(r *Record) { r.Devices[2].Partition = &PartitionRecord{} }), false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r, err := parseRecord([]byte(test.text), "u1")
@@ -151,7 +99,7 @@ func TestParseRecordRefuses(t *testing.T) {
 }
 
 func TestUIDs(t *testing.T) {
-	j, err := newJournal(t.TempDir())
+	j, err := newJournal(t.TempDir(), t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -168,23 +116,27 @@ func TestUIDs(t *testing.T) {
 }
 
 // What a process leaves that is killed while it writes its first record.
-func TestResumeRemovesUnfinishedRecord(t *testing.T) {
+func TestReconcileRemovesUnfinishedRecord(t *testing.T) {
 	b := newBox(t)
 	m := b.manager()
 	write(t, host.TemporaryName(m.journal.path("u1")), `{"apiV`)
 	write(t, filepath.Join(m.locks.dir, "claim-u7.lock"), "")
-	if err := m.Resume(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	mustReconcile(t, m)
 	b.wantNothing()
 }
 
 func FuzzParseRecord(f *testing.F) {
-	data, err := json.Marshal(present())
+	files, err := filepath.Glob(filepath.Join(formats, "*.json"))
 	if err != nil {
 		f.Fatal(err)
 	}
-	f.Add(data)
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+	}
 	f.Add([]byte(`{"apiVersion":"journal.partage.dev/v1","kind":"ClaimRecord","claim":{"uid":"u1"},"state":"unpreparing","devices":[{}]}`))
 	f.Fuzz(func(_ *testing.T, data []byte) {
 		r, err := parseRecord(data, "u1")
@@ -195,10 +147,15 @@ func FuzzParseRecord(f *testing.F) {
 		_ = r.clone().sameResult(r)
 		_ = r.checkOverlap(r)
 		_ = r.gpus()
+		view := &journalView{records: []*Record{r}, abandoned: map[types.UID]bool{"u1": true}}
 		for i := range r.Devices {
-			if r.Devices[i].Partition != nil {
-				_ = r.Devices[i].address()
+			d := &r.Devices[i]
+			if d.Partition != nil {
+				_ = d.address()
 			}
+			_ = d.isUsedBy(gpu.Process{})
+			_ = view.compare(d.PCIAddress, gpu.MIGState{Instances: []gpu.Instance{{ProfileID: 19}}})
+			_ = view.trouble(d.PCIAddress, finding{statics: view.statics(d.PCIAddress)}, gpu.ErrLost)
 		}
 	})
 }

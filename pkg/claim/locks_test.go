@@ -10,6 +10,10 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/partage-dev/partage/pkg/gpu"
 )
 
 // twoProcesses share a folder of locks: file locks belong to an open file, so
@@ -56,30 +60,30 @@ func TestLocksExclude(t *testing.T) {
 	if entries, err := os.ReadDir(a.dir); err != nil || len(entries) != 0 {
 		t.Errorf("lock files are left: %v, %v", entries, err)
 	}
-	if len(a.queues) != 0 || len(b.queues) != 0 {
-		t.Error("queues are left")
+	if len(a.taken)+len(b.taken)+len(a.waiting)+len(b.waiting) != 0 {
+		t.Error("something is left")
 	}
 }
 
 func TestLocksWaitNoLongerThanAllowed(t *testing.T) {
+	synctest.Test(t, testLocksWait)
+}
+
+func testLocksWait(t *testing.T) {
 	a, b := twoProcesses(t)
 	release, err := a.gpus(t.Context(), []string{pciA, pciB})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for name, l := range map[string]*locks{"same process": a, "other process": b} {
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
-		go func() {
-			_, err := l.gpus(ctx, []string{pciB})
-			done <- err
-		}()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		start := time.Now()
+		_, err := l.gpus(ctx, []string{pciB})
 		cancel()
-		err := <-done
-		if !errors.Is(err, context.Canceled) {
-			t.Errorf("%s: got %v", name, err)
+		if !errors.Is(err, context.DeadlineExceeded) || time.Since(start) > time.Second {
+			t.Errorf("%s: after %s: got %v", name, time.Since(start), err)
 		}
-		wantError(t, err, "GPU "+pciB+" is busy")
+		wantError(t, err, "GPU "+pciB+" is busy with another claim")
 		// Another GPU is free.
 		free, err := l.gpus(t.Context(), []string{pciC})
 		if err != nil {
@@ -88,27 +92,103 @@ func TestLocksWaitNoLongerThanAllowed(t *testing.T) {
 		free()
 	}
 	release()
-	// What was taken before the failure was given back.
-	ctx, cancel := context.WithCancel(t.Context())
-	held, err := a.gpus(t.Context(), []string{pciB})
-	if err != nil {
-		t.Fatal(err)
-	}
-	done := make(chan error)
-	go func() {
-		_, err := a.gpus(ctx, []string{pciA, pciB})
-		done <- err
-	}()
+	cancelled, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := <-done; !errors.Is(err, context.Canceled) {
+	if _, err := a.gpus(cancelled, []string{pciA}); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
-	held()
 	all, err := b.gpus(t.Context(), []string{pciA, pciB, pciC})
 	if err != nil {
 		t.Fatal(err)
 	}
 	all()
+}
+
+// Who waits for a GPU that is held up does not hold up those who want another.
+func TestLocksWaitHoldingNothing(t *testing.T) {
+	for name, other := range map[string]bool{"same process": false, "other process": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a, b := twoProcesses(t)
+				holder := a
+				if other {
+					holder = b
+				}
+				release, err := holder.gpus(t.Context(), []string{pciB})
+				if err != nil {
+					t.Fatal(err)
+				}
+				both := make(chan func())
+				go func() {
+					r, err := a.gpus(t.Context(), []string{pciA, pciB})
+					if err != nil {
+						t.Error(err)
+					}
+					both <- r
+				}()
+				synctest.Wait()
+				for _, l := range []*locks{a, b} {
+					free, err := l.gpus(t.Context(), []string{pciA})
+					if err != nil {
+						t.Fatal(err)
+					}
+					free()
+				}
+				release()
+				(<-both)()
+			})
+		})
+	}
+}
+
+// A call that does not return keeps its GPU from everybody, and only that.
+func TestLocksStuck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := twoProcesses(t)
+		release, err := a.gpus(t.Context(), []string{pciA, pciB})
+		if err != nil {
+			t.Fatal(err)
+		}
+		waiting := make(chan error)
+		go func() {
+			_, err := a.gpus(t.Context(), []string{pciB, pciC})
+			waiting <- err
+		}()
+		synctest.Wait()
+		done := make(chan struct{})
+		a.stuck(pciB, &gpu.HungError{Call: "nvmlSomething", PCIAddress: pciB, Done: done})
+		var call *gpu.HungError
+		if err := <-waiting; !errors.As(err, &call) {
+			t.Errorf("who waited: got %v", err)
+		}
+		for range 2 { // while the lock is held, and when its holder has left
+			_, err := a.gpus(t.Context(), []string{pciB})
+			wantError(t, err, "GPU "+pciB+" is not used", "nvmlSomething")
+			if _, err := a.tryGPU(pciB); !errors.As(err, &call) {
+				t.Errorf("try: got %v", err)
+			}
+			if got, err := b.tryGPU(pciB); got != nil || err != nil {
+				t.Errorf("other process: got the lock, or %v", err)
+			}
+			release()
+			release = func() {}
+		}
+		for _, l := range []*locks{a, b} {
+			free, err := l.gpus(t.Context(), []string{pciA, pciC})
+			if err != nil {
+				t.Fatal(err)
+			}
+			free()
+		}
+		close(done)
+		for _, l := range []*locks{a, b} {
+			free, err := l.gpus(t.Context(), []string{pciB})
+			if err != nil {
+				t.Fatal(err)
+			}
+			free()
+		}
+	})
 }
 
 func TestTryClaim(t *testing.T) {
@@ -125,7 +205,7 @@ func TestTryClaim(t *testing.T) {
 	if err := b.sweep(); err != nil {
 		t.Error(err)
 	}
-	if _, err := os.Stat(a.path("claim-u1")); err != nil {
+	if _, err := os.Stat(a.path(claimLock("u1"))); err != nil {
 		t.Errorf("a lock in use was swept away: %v", err)
 	}
 	release()
@@ -136,8 +216,8 @@ func TestTryClaim(t *testing.T) {
 	got()
 }
 
-func TestInLockOrder(t *testing.T) {
-	got := inLockOrder([]string{"10000:01:00.0", pciB, pciA, pciB})
+func TestInOrder(t *testing.T) {
+	got := inOrder([]string{"10000:01:00.0", pciB, pciA, pciB})
 	if len(got) != 3 || got[0] != pciA || got[1] != pciB || got[2] != "10000:01:00.0" {
 		t.Errorf("got %v", got)
 	}

@@ -4,6 +4,7 @@
 package claim
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,15 +26,14 @@ import (
 // caller's deadline, which may be why the call failed.
 const undoTime = 30 * time.Second
 
-// clearTime bounds the wait for another claim that is being released. The
-// kubelet gives a call 45 seconds.
-const clearTime = 15 * time.Second
-
-// Partitions are the effects on the hardware. They are idempotent, and the
-// caller holds the GPU's lock. With dynamic false, MIG mode is never touched.
+// Partitions are the GPUs. The effects are idempotent, and the caller holds the
+// GPU's lock. With dynamic false, MIG mode is never touched.
 type Partitions interface {
-	// Find looks for a complete partition.
-	Find(ctx context.Context, at partition.Address) (partition.Live, bool, error)
+	// State lists the instances of a GPU, whoever made them. The error wraps
+	// gpu.ErrNotSupported on a GPU without MIG.
+	State(ctx context.Context, pciAddress string) (gpu.MIGState, error)
+	// Processes lists what runs on a GPU and on its instances.
+	Processes(ctx context.Context, pciAddress string) ([]gpu.Process, error)
 	// Create makes a partition, or completes what is there, completely or not
 	// at all.
 	Create(ctx context.Context, at partition.Address, dynamic bool) (partition.Live, error)
@@ -55,20 +55,33 @@ var (
 	_ CDI        = (*cdi.Specs)(nil)
 )
 
-// Options are all mandatory, except for Roots, whose zero value reads the
-// running system.
+// Options are all mandatory, except where a comment says otherwise.
 type Options struct {
 	// DriverName is the driver whose allocation results count.
 	DriverName string
 	// PoolName is this node's pool.
 	PoolName string
-	// DataDir holds the journal and the locks. Two instances of the plugin
-	// that run at the same time share it.
-	DataDir    string
+	// DataDir holds the journal, the locks and what else is kept of claims.
+	// Two instances of the plugin that run at the same time share it.
+	DataDir string
+	// Roots may be the zero value, which reads the running system.
 	Roots      host.Roots
 	Partitions Partitions
 	CDI        CDI
+
+	// Cluster tells Reconcile which claims still exist. Optional: without it
+	// none is taken for deleted.
+	Cluster Cluster
+	// Events is optional.
+	Events Events
+	// OrphanGrace is for how long a prepared claim that does not exist any more
+	// is left to the kubelet. Default DefaultOrphanGrace.
+	OrphanGrace time.Duration
 }
+
+// DefaultOrphanGrace is twice the time in which the kubelet looks for pods that
+// are gone.
+const DefaultOrphanGrace = 2 * time.Minute
 
 // PreparedDevice is what the kubelet learns of a device.
 type PreparedDevice struct {
@@ -88,13 +101,21 @@ type Manager struct {
 	roots        host.Roots
 	partitions   Partitions
 	cdi          CDI
-	journal      *journal
-	locks        *locks
-	inventory    atomic.Pointer[device.Inventory]
+	cluster      Cluster
+	orphanGrace  time.Duration
+	// clock is bootTime.
+	clock     func() time.Duration
+	journal   *journal
+	locks     *locks
+	released  *tombstones
+	inventory atomic.Pointer[device.Inventory]
+	news      news
+	orphans   orphans
+	surveys   surveys
 }
 
 // NewManager makes the folders that are missing. It changes nothing else; what
-// an earlier process left is for Resume.
+// an earlier process left is for Reconcile.
 func NewManager(o Options) (*Manager, error) {
 	switch {
 	case o.DriverName == "":
@@ -106,22 +127,27 @@ func NewManager(o Options) (*Manager, error) {
 	case o.Partitions == nil || o.CDI == nil:
 		return nil, errors.New("no hardware or no CDI")
 	}
-	journal, err := newJournal(filepath.Join(o.DataDir, "claims"))
-	if err != nil {
+	m := &Manager{
+		driver: o.DriverName, pool: o.PoolName, roots: o.Roots.Complete(), cdi: o.CDI,
+		cluster: o.Cluster, orphanGrace: cmp.Or(o.OrphanGrace, DefaultOrphanGrace), clock: bootTime,
+		news: news{events: o.Events},
+	}
+	var err error
+	if m.journal, err = newJournal(filepath.Join(o.DataDir, "claims"), filepath.Join(o.DataDir, "quarantine")); err != nil {
 		return nil, err
 	}
-	locks, err := newLocks(filepath.Join(o.DataDir, "locks"))
-	if err != nil {
+	if m.locks, err = newLocks(filepath.Join(o.DataDir, "locks")); err != nil {
 		return nil, err
 	}
-	return &Manager{
-		driver: o.DriverName, pool: o.PoolName, roots: o.Roots.Complete(),
-		partitions: o.Partitions, cdi: o.CDI, journal: journal, locks: locks,
-	}, nil
+	if m.released, err = newTombstones(filepath.Join(o.DataDir, "released")); err != nil {
+		return nil, err
+	}
+	m.partitions = watched{gpus: o.Partitions, locks: m.locks}
+	return m, nil
 }
 
-// SetInventory says which devices exist from now on. Until the first call,
-// Prepare fails and Unprepare works.
+// SetInventory says which devices exist from now on; it may be called again and
+// again. Until the first call, Prepare fails and Unprepare works.
 func (m *Manager) SetInventory(inventory *device.Inventory) { m.inventory.Store(inventory) }
 
 var errNoInventory = fmt.Errorf("the GPUs of this node are not known yet: %w", gpu.ErrDriverNotLoaded)

@@ -41,6 +41,13 @@ func mustUnprepare(t *testing.T, m *Manager, uid types.UID) {
 	}
 }
 
+func mustReconcile(t *testing.T, m *Manager) {
+	t.Helper()
+	if err := m.Reconcile(t.Context()); err != nil {
+		t.Errorf("reconcile: %v", err)
+	}
+}
+
 func wantError(t *testing.T, err error, want ...string) {
 	t.Helper()
 	for _, w := range want {
@@ -102,7 +109,7 @@ func TestPrepare(t *testing.T) {
 	b.hooks(nil, nil)
 	mustUnprepare(t, b.bareManager(), "u1") // the journal alone is enough
 	b.wantNothing()
-	wantEffects = []string{"write unpreparing", "destroy instance", "destroy instance", "mode off", "remove spec", "delete record"}
+	wantEffects = []string{"write unpreparing", "destroy instance", "destroy instance", "mode off", "remove spec", "delete record", "write tombstone"}
 	if diff := cmp.Diff(wantEffects, b.effects); diff != "" {
 		t.Errorf("effects of unprepare: -want +got:\n%s", diff)
 	}
@@ -157,11 +164,11 @@ func TestPartitionDisappeared(t *testing.T) {
 	if diff := cmp.Diff(before, b.specs["u1"]); diff == "" {
 		t.Error("the spec still names the capabilities of the old instance")
 	}
-	r, err := m.journal.load(t.Context(), "u1")
+	r, err := m.journal.read("u1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if live, _, _ := b.Find(t.Context(), addressA0); *r.Devices[0].Partition.Live != live {
+	if live, _ := b.look(addressA0); *r.Devices[0].Partition.Live != live {
 		t.Errorf("journal says %+v, live is %+v", r.Devices[0].Partition.Live, live)
 	}
 	mustUnprepare(t, m, "u1")

@@ -5,7 +5,21 @@ package claim
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+)
+
+const (
+	// roomTime bounds the wait for a place that another claim has. The kubelet
+	// gives a call 45 seconds.
+	roomTime = 15 * time.Second
+	// recordPoll is how often the record of the other claim is looked at, which
+	// another process may change.
+	recordPoll = 200 * time.Millisecond
 )
 
 // OverlapError says that a device of a claim uses a part of a GPU that another
@@ -23,15 +37,14 @@ func (e *OverlapError) Error() string {
 	return fmt.Sprintf("device %s overlaps with %s, which is %s for claim %s", e.Device, e.OtherDevice, e.OtherState, e.Other)
 }
 
-// abandoned tells whether no pod can run on what the other claim has. While its
-// GPU's lock is held by the caller, nobody is at work on it either: it is what a
-// killed process or a failed undoing left.
+// abandoned tells whether no pod can run on what the other claim has: it is being
+// released, or it is what a killed process or a failed undoing left.
 func (e *OverlapError) abandoned() bool { return e.OtherState != Prepared }
 
 // checkOverlap compares a record with those of all other claims. The caller
-// holds the locks of all its GPUs, so that what is found stays true.
-func (m *Manager) checkOverlap(ctx context.Context, want *Record) error {
-	others, err := m.journal.list(ctx)
+// holds the locks of all its GPUs, so that no other can begin there.
+func (m *Manager) checkOverlap(want *Record) error {
+	others, _, err := m.journal.list()
 	if err != nil {
 		return err
 	}
@@ -57,6 +70,66 @@ func (r *Record) checkOverlap(other *Record) error {
 				}
 			}
 		}
+	}
+	return nil
+}
+
+// await waits until the claim that is in the way has changed: after a pod was
+// deleted by force, its devices are allocated again before they are released. An
+// abandoned claim is released here. The caller holds its own claim's lock and no
+// GPU's.
+func (m *Manager) await(ctx context.Context, overlap *OverlapError, boot string) error {
+	if overlap.abandoned() {
+		return m.clear(ctx, overlap, boot)
+	}
+	for {
+		changed := m.journal.changed.wait()
+		if !m.holds(overlap) {
+			return nil
+		}
+		timer := time.NewTimer(recordPoll)
+		select {
+		case <-changed:
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return fmt.Errorf("%w, and was not released in time", overlap)
+		}
+		timer.Stop()
+	}
+}
+
+// holds tells whether the other claim still is in the way.
+func (m *Manager) holds(overlap *OverlapError) bool {
+	r, err := m.journal.read(overlap.Other.UID)
+	return err == nil && r != nil && r.State == overlap.OtherState && r.has(overlap.OtherDevice)
+}
+
+func (r *Record) has(name string) bool {
+	return slices.ContainsFunc(r.Devices, func(d DeviceRecord) bool { return d.Device == name })
+}
+
+// clear finishes what an abandoned claim left, or waits until the call that is
+// just releasing it has done so. Two claims that clear each other would wait for
+// ever, so the time must be limited.
+func (m *Manager) clear(ctx context.Context, overlap *OverlapError, boot string) error {
+	uid := overlap.Other.UID
+	release, err := m.locks.claim(ctx, uid)
+	if err != nil {
+		return errors.Join(overlap, err)
+	}
+	defer release()
+	r, err := m.load(ctx, uid, boot)
+	if err != nil {
+		return errors.Join(overlap, err)
+	}
+	if r == nil || r.State == Prepared {
+		return nil
+	}
+	klog.FromContext(ctx).Info("Cleaning up what another claim left", "other", r.Claim, "state", r.State)
+	// What waits for another GPU is in nobody's way here.
+	if err := m.unprepare(ctx, r, boot); err != nil && r.has(overlap.OtherDevice) {
+		return errors.Join(overlap, err)
 	}
 	return nil
 }

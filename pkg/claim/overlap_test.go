@@ -4,8 +4,11 @@
 package claim
 
 import (
+	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -24,64 +27,122 @@ func TestOverlap(t *testing.T) {
 		"other GPU":              {wholeA, sliceB0, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newBox(t)
-			m := b.manager()
-			mustPrepare(t, m, newClaim("first", test.first))
-			before := b.state()
-			_, err := b.manager().Prepare(t.Context(), newClaim("second", test.second))
-			if !test.refused {
-				if err != nil {
-					t.Error(err)
-				}
-				return
-			}
-			var overlap *OverlapError
-			if !errors.As(err, &overlap) || overlap.Other.UID != "first" {
-				t.Errorf("got %v", err)
-			}
-			wantError(t, err, test.second, test.first, "default/claim-first", "prepared")
-			if diff := cmp.Diff(before, b.state()); diff != "" {
-				t.Errorf("the refusal changed: -before +after:\n%s", diff)
-			}
-			mustUnprepare(t, m, "first")
-			mustPrepare(t, m, newClaim("second", test.second))
-			mustUnprepare(t, m, "second")
-			b.wantNothing()
+			synctest.Test(t, func(t *testing.T) { testOverlap(t, test.first, test.second, test.refused) })
 		})
 	}
+}
+
+func testOverlap(t *testing.T, first, second string, refused bool) {
+	b := newBox(t)
+	m := b.manager()
+	mustPrepare(t, m, newClaim("first", first))
+	before := b.state()
+	start := time.Now()
+	_, err := b.manager().Prepare(t.Context(), newClaim("second", second))
+	if !refused {
+		if err != nil || time.Since(start) > 0 {
+			t.Errorf("after %s: got %v", time.Since(start), err)
+		}
+		return
+	}
+	var overlap *OverlapError
+	if !errors.As(err, &overlap) || overlap.Other.UID != "first" {
+		t.Errorf("got %v", err)
+	}
+	wantError(t, err, second, first, "default/claim-first", "prepared", "not released in time")
+	if waited := time.Since(start); waited != roomTime {
+		t.Errorf("waited for %s", waited)
+	}
+	if diff := cmp.Diff(before, b.state()); diff != "" {
+		t.Errorf("the refusal changed: -before +after:\n%s", diff)
+	}
+	mustUnprepare(t, m, "first")
+	mustPrepare(t, m, newClaim("second", second))
+	mustUnprepare(t, m, "second")
+	b.wantNothing()
+}
+
+// A claim that comes while the place is still taken gets it as soon as it is free,
+// whichever process frees it. Meanwhile it is in nobody's way.
+func TestWaitForPlace(t *testing.T) {
+	for name, other := range map[string]bool{"same process": false, "other process": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBox(t)
+				m := b.manager()
+				releasing := m
+				if other {
+					releasing = b.manager()
+				}
+				mustPrepare(t, m, newClaim("first", sliceA0))
+				done := make(chan error)
+				go func() {
+					_, err := m.Prepare(t.Context(), newClaim("second", halfA0))
+					done <- err
+				}()
+				// Everybody has come to rest, so it waits.
+				synctest.Wait()
+				mustPrepare(t, m, newClaim("third", sliceA4))
+				start := time.Now()
+				mustUnprepare(t, releasing, "first")
+				if err := <-done; err != nil {
+					t.Errorf("the second claim: %v", err)
+				}
+				if waited := time.Since(start); waited > recordPoll || (!other && waited > 0) {
+					t.Errorf("waited for another %s", waited)
+				}
+				mustUnprepare(t, m, "second")
+				mustUnprepare(t, m, "third")
+				b.wantNothing()
+			})
+		})
+	}
+}
+
+// The wait ends with the call.
+func TestWaitForPlaceEndsWithCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBox(t)
+		m := b.manager()
+		mustPrepare(t, m, newClaim("first", sliceA0))
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		defer cancel()
+		start := time.Now()
+		_, err := m.Prepare(ctx, newClaim("second", sliceA0))
+		var overlap *OverlapError
+		if !errors.As(err, &overlap) || time.Since(start) != 3*time.Second {
+			t.Errorf("after %s: got %v", time.Since(start), err)
+		}
+	})
 }
 
 // What an abandoned claim left is cleared out of the way of the next.
 func TestOverlapWithAbandoned(t *testing.T) {
 	for _, effect := range []string{"create compute instance", "write prepared"} {
-		b := newBox(t)
-		b.hooks(nil, killAt(effect))
-		if !kill(func() { _, _ = b.manager().Prepare(t.Context(), newClaim("dead", sliceA0)) }) {
-			t.Fatal("not killed")
-		}
-		b.hooks(nil, nil)
-		m := b.manager()
-		_, err := m.Prepare(t.Context(), newClaim("next", halfA0))
-		if effect == "write prepared" {
-			wantError(t, err, "default/claim-dead")
-			mustUnprepare(t, m, "dead")
-			_, err = m.Prepare(t.Context(), newClaim("next", halfA0))
-		}
-		if err != nil {
-			t.Errorf("killed at %q: %v", effect, err)
-		}
-		mustUnprepare(t, m, "next")
-		b.wantNothing()
+		synctest.Test(t, func(t *testing.T) { testAbandoned(t, effect) })
 	}
 }
 
-func killAt(effect string) func(string) error {
-	return func(e string) error {
-		if e == effect {
-			panic(killed{})
-		}
-		return nil
+func testAbandoned(t *testing.T, effect string) {
+	b := newBox(t)
+	dying := b.manager()
+	b.hooks(nil, b.killAt(effect))
+	if _, err := dying.Prepare(t.Context(), newClaim("dead", sliceA0)); !errors.Is(err, errKilled) {
+		t.Fatalf("not killed: %v", err)
 	}
+	b.hooks(nil, nil)
+	m := b.manager()
+	_, err := m.Prepare(t.Context(), newClaim("next", halfA0))
+	if effect == "write prepared" {
+		wantError(t, err, "default/claim-dead")
+		mustUnprepare(t, m, "dead")
+		_, err = m.Prepare(t.Context(), newClaim("next", halfA0))
+	}
+	if err != nil {
+		t.Errorf("killed at %q: %v", effect, err)
+	}
+	mustUnprepare(t, m, "next")
+	b.wantNothing()
 }
 
 func TestOtherDevicesThanBefore(t *testing.T) {
@@ -93,56 +154,5 @@ func TestOtherDevicesThanBefore(t *testing.T) {
 		t.Errorf("instances: %v", b.state())
 	}
 	mustUnprepare(t, m, "u1")
-	b.wantNothing()
-}
-
-func TestForeignPartition(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
-	if _, err := b.Create(t.Context(), addressA0, true); err != nil {
-		t.Fatal(err)
-	}
-	_, err := m.Prepare(t.Context(), newClaim("u1", sliceA0))
-	wantError(t, err, "device "+sliceA0, "was not made by this driver")
-	mustUnprepare(t, m, "u1")
-	if b.count(pciA) != 1 {
-		t.Error("somebody else's partition was destroyed")
-	}
-	// It is in nobody's way elsewhere, and does not go with ours.
-	mustPrepare(t, m, newClaim("u2", sliceA4))
-	mustUnprepare(t, m, "u2")
-	if b.count(pciA) != 1 {
-		t.Error("somebody else's partition was destroyed")
-	}
-}
-
-func TestAdmin(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
-	_, err := m.Prepare(t.Context(), admin(newClaim("early", sliceA0)))
-	wantError(t, err, sliceA0, "admin access does not make one")
-	b.wantNothing()
-
-	mustPrepare(t, m, newClaim("owner", sliceA0))
-	b.hooks(nil, nil)
-	prepared := mustPrepare(t, m, admin(newClaim("watch", sliceA0, wholeA)))
-	if len(prepared) != 2 || !prepared[0].Admin || !prepared[1].Admin {
-		t.Errorf("got %+v", prepared)
-	}
-	if diff := cmp.Diff([]string{"write preparing", "write spec", "write prepared"}, b.effects); diff != "" {
-		t.Errorf("effects: -want +got:\n%s", diff)
-	}
-	if diff := cmp.Diff(b.specs["owner"][0].Nodes, b.specs["watch"][1].Nodes); diff != "" {
-		t.Errorf("the observer sees other nodes: %s", diff)
-	}
-	b.hooks(nil, nil)
-	mustUnprepare(t, m, "watch")
-	if diff := cmp.Diff([]string{"write unpreparing", "remove spec", "delete record"}, b.effects); diff != "" {
-		t.Errorf("effects of unprepare: -want +got:\n%s", diff)
-	}
-	if b.count(pciA) != 1 {
-		t.Error("the observer destroyed what it observed")
-	}
-	mustUnprepare(t, m, "owner")
 	b.wantNothing()
 }

@@ -142,18 +142,21 @@ func (p *Plan) add(step Step) {
 	p.Steps = append(p.Steps, step)
 }
 
-// gpus lists the PCI addresses of all GPUs in the plan, each once, in order.
+// gpus lists the PCI addresses of the GPUs that have to be locked, in order. Who
+// only observes a whole GPU asks the hardware nothing.
 func (p *Plan) gpus() []string {
 	var addresses []string
 	for _, s := range p.Steps {
-		addresses = append(addresses, s.Device.GPU.PCIAddress)
+		if !s.Admin || s.Device.Kind == device.Partition {
+			addresses = append(addresses, s.Device.GPU.PCIAddress)
+		}
 	}
-	return inLockOrder(addresses)
+	return inOrder(addresses)
 }
 
-// inLockOrder sorts PCI addresses and takes each once. A longer PCI domain is a
+// inOrder sorts PCI addresses and takes each once. A longer PCI domain is a
 // higher number.
-func inLockOrder(addresses []string) []string {
+func inOrder(addresses []string) []string {
 	slices.SortFunc(addresses, comparePCI)
 	return slices.Compact(addresses)
 }
@@ -205,6 +208,9 @@ func (p *Plan) record(bootID string) *Record {
 			Type:       s.Device.Kind,
 			PCIAddress: s.Device.GPU.PCIAddress,
 			DynamicMIG: s.dynamic(),
+		}
+		if s.Device.Static != nil {
+			d.Type = static
 		}
 		if shape := s.Device.Partition; shape != nil {
 			d.Partition = &PartitionRecord{Profile: shape.Profile.Name, ProfileID: shape.Profile.ID, Placement: shape.Placement}

@@ -34,6 +34,11 @@ const (
 	Unpreparing State = "unpreparing"
 )
 
+// static is the type of a partition that somebody else made: it is used as it is
+// and neither made nor destroyed. It has a type of its own because a version that
+// does not know it must refuse the record; it would destroy the partition.
+const static device.Kind = "mig-static"
+
 // Record is the content of a journal file. Within a version, fields are only
 // added; what an older version did not write reads as the zero value, which must
 // mean what that version did.
@@ -50,12 +55,13 @@ type Record struct {
 
 // DeviceRecord is one device of a claim.
 type DeviceRecord struct {
-	Requests []string    `json:"requests"`
-	Pool     string      `json:"pool"`
-	Device   string      `json:"device"`
-	ShareID  *types.UID  `json:"shareID,omitempty"`
-	Admin    bool        `json:"adminAccess,omitempty"`
-	Type     device.Kind `json:"type"`
+	Requests []string   `json:"requests"`
+	Pool     string     `json:"pool"`
+	Device   string     `json:"device"`
+	ShareID  *types.UID `json:"shareID,omitempty"`
+	Admin    bool       `json:"adminAccess,omitempty"`
+	// Type is one of package device, or static.
+	Type device.Kind `json:"type"`
 	// PCIAddress is the identity of the GPU. Its minor number is not kept: it is
 	// looked up when it is needed.
 	PCIAddress string `json:"pciAddress"`
@@ -82,6 +88,10 @@ func (d *DeviceRecord) address() partition.Address {
 	return partition.Address{PCIAddress: d.PCIAddress, ProfileID: d.Partition.ProfileID, Placement: d.Partition.Placement}
 }
 
+// made tells whether the device is a partition that this driver made for the
+// claim, and has to remove.
+func (d *DeviceRecord) made() bool { return d.Type == device.Partition && !d.Admin }
+
 // name is unique in the claim.
 func (d *DeviceRecord) name() string {
 	if d.ShareID == nil {
@@ -107,7 +117,7 @@ func (d *DeviceRecord) overlaps(other *DeviceRecord) bool {
 // same tells whether two records of a device mean the same device, whatever has
 // become of it.
 func (d *DeviceRecord) same(other *DeviceRecord) bool {
-	if d.Device != other.Device || d.Pool != other.Pool || d.PCIAddress != other.PCIAddress || d.Admin != other.Admin ||
+	if d.Device != other.Device || d.Pool != other.Pool || d.PCIAddress != other.PCIAddress || d.Admin != other.Admin || d.Type != other.Type ||
 		!ptr.Equal(d.ShareID, other.ShareID) || (d.Partition == nil) != (other.Partition == nil) {
 		return false
 	}
@@ -118,15 +128,15 @@ func (r *Record) sameDevices(other *Record) bool {
 	return slices.EqualFunc(r.Devices, other.Devices, func(a, b DeviceRecord) bool { return a.same(&b) })
 }
 
-// gpus lists the PCI addresses in lock order. Admin access needs no lock to go.
+// gpus lists the PCI addresses of the GPUs with something to remove, in order.
 func (r *Record) gpus() []string {
 	var addresses []string
-	for _, d := range r.Devices {
-		if !d.Admin {
-			addresses = append(addresses, d.PCIAddress)
+	for i := range r.Devices {
+		if r.Devices[i].made() {
+			addresses = append(addresses, r.Devices[i].PCIAddress)
 		}
 	}
-	return inLockOrder(addresses)
+	return inOrder(addresses)
 }
 
 func (r *Record) clone() *Record {
@@ -177,9 +187,9 @@ func (d *DeviceRecord) check() error {
 	switch {
 	case d.Device == "" || d.PCIAddress == "":
 		return errors.New("no name or no PCI address")
-	case d.Type != device.Whole && d.Type != device.Partition:
+	case d.Type != device.Whole && d.Type != device.Partition && d.Type != static:
 		return fmt.Errorf("%w: type %q", errOtherVersion, d.Type)
-	case (d.Type == device.Partition) != (d.Partition != nil):
+	case (d.Type == device.Whole) != (d.Partition == nil):
 		return fmt.Errorf("type %q does not go with what it says about a partition", d.Type)
 	}
 	return nil

@@ -16,6 +16,7 @@ func TestUnprepareWithoutDriver(t *testing.T) {
 		"driver not loaded": gpu.ErrDriverNotLoaded,
 		"GPU lost":          gpu.ErrLost,
 		"GPU not there":     gpu.ErrNotFound,
+		"GPU to be reset":   gpu.ErrResetRequired,
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBox(t)
@@ -33,13 +34,13 @@ func TestUnprepareWithoutDriver(t *testing.T) {
 			if len(b.specs) != 0 {
 				t.Errorf("specs are left: %v", b.specs)
 			}
-			if err := m.Resume(t.Context()); !errors.Is(err, absent) {
-				t.Errorf("resume without driver: got %v", err)
+			if err := m.Reconcile(t.Context()); !errors.Is(err, absent) {
+				t.Errorf("reconcile without driver: got %v", err)
 			}
 			mustUnprepare(t, m, "u1")
 			b.hooks(nil, nil)
-			if err := b.manager().Resume(t.Context()); err != nil {
-				t.Errorf("resume with driver: %v", err)
+			if err := b.manager().Reconcile(t.Context()); err != nil {
+				t.Errorf("reconcile with driver: %v", err)
 			}
 			b.wantNothing()
 		})
@@ -63,7 +64,7 @@ func TestUnprepareFails(t *testing.T) {
 	if !errors.Is(err, gpu.ErrInUse) {
 		t.Errorf("got %v", err)
 	}
-	wantError(t, err, "device "+sliceB0, "on GPU "+pciA)
+	wantError(t, err, "device "+sliceA0, "on GPU "+pciA)
 	if n := b.count(pciA) + b.count(pciB); n != 1 {
 		t.Errorf("one failure kept the other partition: %v", b.state())
 	}

@@ -19,7 +19,8 @@ import (
 // Destroy removes the partition at the address and nothing else. An absent one,
 // a GPU without MIG, and an instance that somebody has divided into several
 // compute instances, which is never ours, is a success. It turns MIG mode off when the last
-// instance of a dynamic GPU is gone; a failure of that alone is logged.
+// instance of a dynamic GPU is gone; a failure of that alone is logged, unless the
+// call has not returned.
 //
 // While a process holds the partition it tries again for about seven seconds
 // within ctx, because a process that was just killed takes its time; then the
@@ -50,7 +51,12 @@ func (l *Lifecycle) destroy(ctx context.Context, a Address, dynamic bool) error 
 		}
 	}
 	if dynamic && state.Enabled && len(state.Instances) == 0 {
-		if _, err := l.switchMode(ctx, a.PCIAddress, false); err != nil {
+		_, err := l.switchMode(ctx, a.PCIAddress, false)
+		if errors.Is(err, gpu.ErrHung) {
+			// The caller has to keep its lock.
+			return err
+		}
+		if err != nil {
 			klog.FromContext(ctx).Error(err, "MIG mode stays on, although no instance is left", "pciAddress", a.PCIAddress)
 		}
 	}

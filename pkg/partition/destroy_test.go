@@ -5,6 +5,7 @@ package partition
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -136,6 +137,13 @@ var destroyTests = map[string]struct {
 		}, dynamic: true,
 		outcome: outcome{calls: []string{"gi- 7", "mode false"}, modeLeft: true},
 	},
+	"mode change does not return": {
+		gpu: fakeGPU{
+			enabled: true, instances: []gpu.Instance{instance(7, oneAt4)},
+			faults: map[string][]fault{"SetMIGMode": {{err: &gpu.HungError{Call: "nvmlDeviceSetMigMode", PCIAddress: pci}}}},
+		}, dynamic: true,
+		outcome: outcome{is: gpu.ErrHung, calls: []string{"gi- 7", "mode false"}, modeLeft: true},
+	},
 	"state cannot be read": {
 		gpu: fakeGPU{
 			enabled: true, instances: []gpu.Instance{mine},
@@ -184,7 +192,7 @@ func TestEnsureWhole(t *testing.T) {
 		"partitioned": {
 			gpu: fakeGPU{enabled: true, instances: []gpu.Instance{foreign}}, dynamic: true,
 			outcome: outcome{
-				is: gpu.ErrInUse, says: []string{"GPU instance 5 (profile 9, placement 4:4)"},
+				is: ErrDivided, says: []string{"GPU instance 5 (profile 9, placement 4:4)"},
 				left: []gpu.Instance{foreign}, modeLeft: true,
 			},
 		},
@@ -202,6 +210,13 @@ func TestEnsureWhole(t *testing.T) {
 			f := test.gpu.clone()
 			test.check(t, f, New(f).EnsureWhole(t.Context(), pci, test.dynamic))
 		})
+	}
+}
+
+// To callers that know nothing of division, a divided GPU is one in use.
+func TestDividedIsInUse(t *testing.T) {
+	if !errors.Is(ErrDivided, gpu.ErrInUse) {
+		t.Error("it is not")
 	}
 }
 

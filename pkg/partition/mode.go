@@ -16,6 +16,10 @@ import (
 // wholeGPU stands for all instances where an instance id is expected.
 const wholeGPU = -1
 
+// ErrDivided says that a GPU cannot be used undivided while somebody's instances
+// are on it. It wraps gpu.ErrInUse, but waiting does not help.
+var ErrDivided = fmt.Errorf("it is partitioned: %w", gpu.ErrInUse)
+
 // EnsureWhole makes the GPU usable undivided: MIG mode off. It never removes
 // an instance; where there are some it fails and names them. A GPU without MIG
 // is whole.
@@ -35,7 +39,7 @@ func (l *Lifecycle) ensureWhole(ctx context.Context, pciAddress string, dynamic 
 		return err
 	}
 	if len(state.Instances) > 0 {
-		return fmt.Errorf("it is partitioned, there is %s: %w", describe(state.Instances), gpu.ErrInUse)
+		return fmt.Errorf("there is %s: %w", describe(state.Instances), ErrDivided)
 	}
 	if !state.Enabled {
 		return nil

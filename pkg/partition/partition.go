@@ -66,18 +66,33 @@ func New(hw Hardware) *Lifecycle {
 // share the caller's deadline, which may be why the call failed.
 const cleanupTime = 15 * time.Second
 
-// Find returns what is at an address. A GPU instance without compute instance
-// is not a partition and not found.
-func (l *Lifecycle) Find(ctx context.Context, a Address) (Live, bool, error) {
-	state, err := l.hw.MIGState(ctx, a.PCIAddress)
+// State lists all instances of a GPU, whoever made them. The error wraps
+// gpu.ErrNotSupported on a GPU without MIG.
+func (l *Lifecycle) State(ctx context.Context, pciAddress string) (gpu.MIGState, error) {
+	state, err := l.hw.MIGState(ctx, pciAddress)
 	if err != nil {
-		return Live{}, false, fmt.Errorf("look for a partition with %s: %w", a, err)
+		return gpu.MIGState{}, fmt.Errorf("look at the partitions of GPU %s: %w", pciAddress, err)
 	}
+	return state, nil
+}
+
+// Processes lists what runs on a GPU and on its instances.
+func (l *Lifecycle) Processes(ctx context.Context, pciAddress string) ([]gpu.Process, error) {
+	processes, err := l.hw.Processes(ctx, pciAddress)
+	if err != nil {
+		return nil, fmt.Errorf("look for processes on GPU %s: %w", pciAddress, err)
+	}
+	return processes, nil
+}
+
+// Lookup finds the partition at an address in the state of its GPU. A GPU
+// instance without compute instance, or with several, is not a partition.
+func Lookup(state gpu.MIGState, a Address) (Live, bool) {
 	instance := find(state, a)
 	if instance == nil || len(instance.Compute) != 1 {
-		return Live{}, false, nil
+		return Live{}, false
 	}
-	return live(*instance, instance.Compute[0]), true, nil
+	return live(*instance, instance.Compute[0]), true
 }
 
 // Create makes the partition, or completes and returns the one that is there.

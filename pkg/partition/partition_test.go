@@ -244,10 +244,14 @@ func TestCreateUndoesAfterCancel(t *testing.T) {
 	}.check(t, f, err)
 }
 
-func TestFind(t *testing.T) {
+func TestLookup(t *testing.T) {
 	f := &fakeGPU{enabled: true, instances: []gpu.Instance{
 		instance(7, oneAt4, "MIG-a"), instance(8, address(19, 5, 1)), instance(9, address(14, 0, 2), "MIG-b", "MIG-c"),
 	}}
+	state, err := New(f).State(t.Context(), pci)
+	if err != nil {
+		t.Fatal(err)
+	}
 	tests := map[string]struct {
 		at    Address
 		want  Live
@@ -261,14 +265,30 @@ func TestFind(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			got, found, err := New(f).Find(t.Context(), test.at)
-			if got != test.want || found != test.found || err != nil {
-				t.Errorf("got %+v %t %v, want %+v %t", got, found, err, test.want, test.found)
+			if got, found := Lookup(state, test.at); got != test.want || found != test.found {
+				t.Errorf("got %+v %t, want %+v %t", got, found, test.want, test.found)
 			}
 		})
 	}
 	if len(f.calls) > 0 {
 		t.Errorf("looking has changed something: %v", f.calls)
+	}
+}
+
+// What is only asked names the GPU when it fails.
+func TestReadingFails(t *testing.T) {
+	f := &fakeGPU{faults: map[string][]fault{"MIGState": {{err: gpu.ErrLost}}}}
+	if _, err := New(f).State(t.Context(), pci); !errors.Is(err, gpu.ErrLost) || !strings.Contains(err.Error(), pci) {
+		t.Errorf("state: got %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := New(f).Processes(ctx, pci); !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), pci) {
+		t.Errorf("processes: got %v", err)
+	}
+	f.processes = []gpu.Process{{PID: 4711, InstanceID: 7}}
+	if got, err := New(f).Processes(t.Context(), pci); err != nil || len(got) != 1 || got[0].PID != 4711 {
+		t.Errorf("processes: got %v, %v", got, err)
 	}
 }
 

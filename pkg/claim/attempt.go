@@ -1,0 +1,240 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package claim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"k8s.io/klog/v2"
+
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/partition"
+)
+
+// prepare takes all steps. The caller holds the claim's lock.
+func (m *Manager) prepare(ctx context.Context, plan *Plan, earlier *Record, boot string) (*Record, error) {
+	release, err := m.locks.gpus(ctx, plan.gpus())
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	if earlier != nil && earlier.State == Prepared {
+		return m.verify(ctx, plan, earlier)
+	}
+	r := plan.record(boot)
+	if err := m.checkOverlap(r); err != nil {
+		return nil, err
+	}
+	quarantined, err := m.journal.quarantine.of(plan.Claim.UID, boot)
+	if err != nil {
+		return nil, err
+	}
+	// Otherwise an earlier attempt may have made any of the partitions.
+	fresh := earlier == nil && len(quarantined) == 0
+	if fresh {
+		if err := m.checkForeign(ctx, plan, boot); err != nil {
+			return nil, &tracelessError{err}
+		}
+	}
+	if err := m.journal.save(r); err != nil {
+		if fresh {
+			err = errors.Join(err, m.forget(r))
+		}
+		return nil, err
+	}
+	if begun, err := m.apply(ctx, plan, r); err != nil {
+		if !fresh {
+			begun = len(r.Devices)
+		}
+		return nil, m.undo(ctx, r, begun, err)
+	}
+	r.State = Prepared
+	if err := m.journal.save(r); err != nil {
+		return nil, m.undo(ctx, r, len(r.Devices), err)
+	}
+	return r, nil
+}
+
+// verify is the cheap way for a claim that is prepared: everything is looked up
+// and the spec is written if it is missing. A failure undoes nothing, because
+// containers may be running.
+func (m *Manager) verify(ctx context.Context, plan *Plan, earlier *Record) (*Record, error) {
+	r := earlier.clone()
+	if _, err := m.apply(ctx, plan, r); err != nil {
+		return nil, &tracelessError{fmt.Errorf("the claim was prepared before: %w", err)}
+	}
+	if r.sameResult(earlier) {
+		return r, nil
+	}
+	klog.FromContext(ctx).Info("The claim was prepared before and is not what its record said, the record is brought up to date")
+	return r, m.journal.save(r)
+}
+
+// checkForeign refuses a place with an instance that no record explains, whatever
+// is in it: somebody else made it, and it must not be destroyed when the claim
+// ends.
+func (m *Manager) checkForeign(ctx context.Context, plan *Plan, boot string) error {
+	states := map[string]gpu.MIGState{}
+	for _, step := range plan.Steps {
+		if !step.creates() {
+			continue
+		}
+		at := step.address()
+		state, known := states[at.PCIAddress]
+		if !known {
+			var err error
+			if state, err = m.partitions.State(ctx, at.PCIAddress); err != nil {
+				return fmt.Errorf("device %s: %w", step.Device.Name, err)
+			}
+			states[at.PCIAddress] = state
+		}
+		i := slices.IndexFunc(state.Instances, func(i gpu.Instance) bool { return i.ProfileID == at.ProfileID && i.Placement == at.Placement })
+		if i >= 0 {
+			return fmt.Errorf("device %s: GPU instance %d%s is there already and was not made by this driver; it is left alone%s",
+				step.Device.Name, state.Instances[i].ID, uuidText(state.Instances[i]), m.maybeOf(boot))
+		}
+	}
+	return nil
+}
+
+func uuidText(i gpu.Instance) string {
+	if len(i.Compute) != 1 {
+		return ""
+	}
+	return " (" + i.Compute[0].UUID + ")"
+}
+
+// maybeOf adds to a message whose an instance without record may be.
+func (m *Manager) maybeOf(boot string) string {
+	_, files, err := m.journal.list()
+	quarantined, quarantineErr := m.journal.quarantine.files(boot)
+	if files = append(quarantined, files...); err != nil || quarantineErr != nil || len(files) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("; it may be that of a claim whose journal file cannot be read (%s)", files[0])
+}
+
+// creates tells whether a step makes a partition.
+func (s Step) creates() bool {
+	return s.Device.Kind == device.Partition && s.Device.Static == nil && !s.Admin
+}
+
+// apply takes the steps, finds the device nodes and writes the CDI spec. It
+// fills in the record and returns the number of steps that were begun.
+func (m *Manager) apply(ctx context.Context, plan *Plan, r *Record) (begun int, err error) {
+	for i, step := range plan.Steps {
+		live, err := m.take(ctx, step)
+		if err == nil {
+			err = r.Devices[i].becomes(live)
+		}
+		if err != nil {
+			return i + 1, fmt.Errorf("device %s: %w", step.Device.Name, err)
+		}
+	}
+	begun = len(plan.Steps)
+	devices, err := m.cdiDevices(r)
+	if err != nil {
+		return begun, err
+	}
+	ids, err := m.cdi.Write(ctx, r.Claim.UID, devices)
+	if err != nil {
+		return begun, err
+	}
+	for i := range r.Devices {
+		id, found := ids[r.Devices[i].name()]
+		if !found {
+			return begun, fmt.Errorf("device %s: its CDI spec does not name it", r.Devices[i].Device)
+		}
+		r.Devices[i].CDIDevice = id
+	}
+	return begun, nil
+}
+
+// becomes notes what is live of a partition. A static one must stay the one that
+// it was: nobody would know that a claim has got another.
+func (d *DeviceRecord) becomes(live *partition.Live) error {
+	if d.Partition == nil {
+		return nil
+	}
+	if was := d.Partition.Live; d.Type == static && was != nil && was.UUID != live.UUID {
+		return fmt.Errorf("partition %s, which the claim had, is gone and %s is in its place", was.UUID, live.UUID)
+	}
+	d.Partition.Live = live
+	return nil
+}
+
+// take makes one device exist. It returns what is live of a partition.
+func (m *Manager) take(ctx context.Context, step Step) (*partition.Live, error) {
+	switch {
+	case step.creates():
+		live, err := m.partitions.Create(ctx, step.address(), step.dynamic())
+		if err != nil {
+			return nil, err
+		}
+		return &live, nil
+	case step.Device.Kind == device.Partition:
+		return m.observe(ctx, step)
+	case step.Admin || step.Device.GPU.MIG == nil:
+		return nil, nil
+	}
+	return nil, m.partitions.EnsureWhole(ctx, step.Device.GPU.PCIAddress, step.dynamic())
+}
+
+// observe finds a partition that this claim does not make.
+func (m *Manager) observe(ctx context.Context, step Step) (*partition.Live, error) {
+	state, err := m.partitions.State(ctx, step.Device.GPU.PCIAddress)
+	if err != nil {
+		return nil, err
+	}
+	live, found := partition.Lookup(state, step.address())
+	expected := step.Device.Static
+	switch {
+	case !found && expected != nil:
+		return nil, fmt.Errorf("partition %s with %s was not made by this driver and is not there any more", expected.UUID, step.address())
+	case !found:
+		return nil, fmt.Errorf("there is no partition with %s now, and admin access does not make one", step.address())
+	case expected != nil && live.UUID != expected.UUID:
+		return nil, fmt.Errorf("partition %s was not made by this driver and is not there any more, %s is in its place", expected.UUID, live.UUID)
+	}
+	return &live, nil
+}
+
+// sameResult tells whether two records of the same devices say the same about
+// what became of them.
+func (r *Record) sameResult(other *Record) bool {
+	for i := range r.Devices {
+		a, b := &r.Devices[i], &other.Devices[i]
+		if a.CDIDevice != b.CDIDevice {
+			return false
+		}
+		if a.Partition != nil && (b.Partition.Live == nil || *a.Partition.Live != *b.Partition.Live) {
+			return false
+		}
+	}
+	return true
+}
+
+// undo takes back the first begun steps of a preparation that failed, and returns
+// the error with what became of that. What it cannot take back stays written down
+// as Unpreparing. The caller holds the locks of the claim and of its GPUs.
+func (m *Manager) undo(ctx context.Context, r *Record, begun int, cause error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
+	defer cancel()
+	left := m.destroy(ctx, r.Devices[:begun])
+	err := left.err()
+	if err == nil {
+		err = m.forget(r)
+	} else {
+		r.Devices = left.devices()
+	}
+	if err == nil {
+		return &tracelessError{cause}
+	}
+	r.State = Unpreparing
+	return errors.Join(cause, fmt.Errorf("undo: %w", errors.Join(err, m.cdi.Remove(r.Claim.UID), m.journal.save(r))))
+}

@@ -1,0 +1,56 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package claim
+
+import (
+	"context"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// bootTime is the time since this machine started, suspensions included. It is
+// the same for all processes and never goes back.
+func bootTime() time.Duration {
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &t); err != nil {
+		// Linux has had this clock since 2.6.39, so there is nothing to handle.
+		return 0
+	}
+	return time.Duration(t.Nano())
+}
+
+type arrivalKey struct{}
+
+// Arrived stamps the time at which a call arrived. A Prepare that arrived before
+// the claim was released is refused, however long it waited since. Without a
+// stamp, Prepare and Unprepare take the time at which they are called.
+func Arrived(ctx context.Context) context.Context { return arrivedAt(ctx, bootTime()) }
+
+func arrivedAt(ctx context.Context, at time.Duration) context.Context {
+	return context.WithValue(ctx, arrivalKey{}, at)
+}
+
+// arrival is when the call arrived, on the clock of bootTime.
+func (m *Manager) arrival(ctx context.Context) time.Duration {
+	if at, stamped := ctx.Value(arrivalKey{}).(time.Duration); stamped {
+		return at
+	}
+	return m.clock()
+}
+
+// pause waits. It refuses at once when ctx would be done before d is over.
+func pause(ctx context.Context, d time.Duration) error {
+	if deadline, limited := ctx.Deadline(); limited && time.Until(deadline) <= d {
+		return context.DeadlineExceeded
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-timer.C:
+		return nil
+	}
+}

@@ -1,0 +1,163 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package claim
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/partition"
+)
+
+const (
+	// formats holds what versions of the driver have written. Files are added
+	// and never changed: there may be machines that still have such records.
+	formats = "testdata/journal"
+	// newest is what this version writes of a record with every field. A change
+	// of the format needs a new file.
+	newest = "2-static.json"
+)
+
+// present is a record with every field of this version.
+func present() *Record {
+	return &Record{
+		APIVersion: recordVersion, Kind: recordKind, State: Prepared, BootID: "boot-1",
+		Claim: Ref{Namespace: "default", Name: "claim-u1", UID: "u1"},
+		Devices: []DeviceRecord{
+			{
+				Requests: []string{"r0", "gpu/small"}, Pool: poolName, Device: sliceA4, Type: device.Partition, PCIAddress: pciA, DynamicMIG: true,
+				Partition: &PartitionRecord{Profile: "1g.10gb", ProfileID: 19, Placement: gpu.Placement{Start: 4, Size: 1},
+					Live: &partition.Live{InstanceID: 7, ComputeID: 0, UUID: "MIG-1"}},
+				CDIDevice: "k8s.gpu.nvidia.com/claim=u1-" + sliceA4,
+			},
+			{
+				Requests: []string{"r1"}, Pool: poolName, Device: staticA0, Type: static, PCIAddress: pciA, DynamicMIG: true,
+				Partition: &PartitionRecord{Profile: "1g.10gb", ProfileID: 19, Placement: gpu.Placement{Start: 0, Size: 1},
+					Live: &partition.Live{InstanceID: 3, ComputeID: 0, UUID: "MIG-2"}},
+				CDIDevice: "k8s.gpu.nvidia.com/claim=u1-" + staticA0,
+			},
+			{Requests: []string{"r2"}, Pool: poolName, Device: wholeB, Type: device.Whole, PCIAddress: pciB, Admin: true, ShareID: ptr.To(types.UID("s1"))},
+		},
+	}
+}
+
+// TestRecordFormat pins what this version writes.
+func TestRecordFormat(t *testing.T) {
+	data, err := json.MarshalIndent(present(), "", "  ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := os.ReadFile(filepath.Join(formats, newest))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), string(data)+"\n"); diff != "" {
+		t.Errorf("the format has changed: keep %s, add a file for the new format and name it in newest.\n-file +written:\n%s", newest, diff)
+	}
+	got, err := parseRecord(want, "u1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(present(), got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	var written any
+	if err := json.Unmarshal(data, &written); err != nil {
+		t.Fatal(err)
+	}
+	missing := slices.DeleteFunc(fieldsOf(reflect.TypeFor[Record](), ""), func(path string) bool {
+		return slices.Contains(pathsOf(written, ""), path)
+	})
+	if len(missing) > 0 {
+		t.Errorf("present() lacks the fields %v", missing)
+	}
+}
+
+// fieldsOf lists the paths of all JSON fields of a type.
+func fieldsOf(of reflect.Type, path string) []string {
+	switch of.Kind() {
+	case reflect.Pointer, reflect.Slice:
+		return fieldsOf(of.Elem(), path)
+	case reflect.Struct:
+		var paths []string
+		for field := range of.Fields() {
+			name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
+			paths = append(paths, path+"."+name)
+			paths = append(paths, fieldsOf(field.Type, path+"."+name)...)
+		}
+		return paths
+	}
+	return nil
+}
+
+// pathsOf lists the paths of all fields of a decoded JSON value.
+func pathsOf(value any, path string) []string {
+	var paths []string
+	switch value := value.(type) {
+	case []any:
+		for _, v := range value {
+			paths = append(paths, pathsOf(v, path)...)
+		}
+	case map[string]any:
+		for name, v := range value {
+			paths = append(paths, path+"."+name)
+			paths = append(paths, pathsOf(v, path+"."+name)...)
+		}
+	}
+	return paths
+}
+
+// TestEveryFormat releases claims by what any version of the driver has written of
+// them.
+func TestEveryFormat(t *testing.T) {
+	files, err := filepath.Glob(filepath.Join(formats, "*.json"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no files: %v", err)
+	}
+	for _, file := range files {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			data, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r, err := parseRecord(data, "u1")
+			if err != nil {
+				t.Fatal(err)
+			}
+			b := newBox(t)
+			m := b.manager()
+			var want []string
+			for i := range r.Devices {
+				d := &r.Devices[i]
+				switch {
+				case d.made():
+					if _, err := b.Create(t.Context(), d.address(), true); err != nil {
+						t.Fatal(err)
+					}
+				case d.Type == static:
+					b.makeForeign(d.address())
+					want = []string{"MIG mode of " + d.PCIAddress, "instance " + d.address().String() + " complete=true"}
+				}
+			}
+			write(t, m.journal.path("u1"), string(data))
+			if _, err := m.Prepare(t.Context(), newClaim("u2", sliceA1)); err != nil && r.Devices[0].Type != device.Whole {
+				t.Errorf("another claim: %v", err)
+			}
+			mustUnprepare(t, m, "u2")
+			mustUnprepare(t, m, "u1")
+			b.wantState(t, file, want)
+		})
+	}
+}

@@ -1,0 +1,315 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package claim
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/partition"
+)
+
+// gpus are the GPUs of a box, behind its lock.
+type gpus struct {
+	box       *box
+	instances []*placed
+	enabled   map[string]bool
+	processes map[string][]gpu.Process
+	nextID    int
+	// foreign are the places where somebody else makes partitions.
+	foreign []partition.Address
+	// out are calls that have not returned, broken is what a GPU answers to
+	// everything, each by PCI address.
+	out    map[string]*gpu.HungError
+	broken map[string]error
+}
+
+// placed is an instance on its GPU.
+type placed struct {
+	pciAddress string
+	gpu.Instance
+}
+
+func (p *placed) at() partition.Address {
+	return partition.Address{PCIAddress: p.pciAddress, ProfileID: p.ProfileID, Placement: p.Placement}
+}
+
+func newGPUs(b *box) gpus {
+	return gpus{box: b, nextID: 7, enabled: map[string]bool{}, processes: map[string][]gpu.Process{}, out: map[string]*gpu.HungError{}, broken: map[string]error{}}
+}
+
+// reset is what a reboot does.
+func (g *gpus) reset() {
+	g.box.mu.Lock()
+	g.instances = nil
+	clear(g.enabled)
+	clear(g.processes)
+	if err := os.RemoveAll(g.box.capabilities("")); err != nil {
+		g.box.t.Fatal(err)
+	}
+	again := g.foreign
+	g.foreign = nil
+	g.box.mu.Unlock()
+	for _, at := range again {
+		g.makeForeign(at)
+	}
+}
+
+// makeForeign is somebody else making a partition. It is no effect.
+func (g *gpus) makeForeign(at partition.Address) {
+	g.box.t.Helper()
+	g.box.mu.Lock()
+	defer g.box.mu.Unlock()
+	g.enabled[at.PCIAddress] = true
+	g.foreign = append(g.foreign, at)
+	if err := g.place(at); err != nil {
+		g.box.t.Fatal(err)
+	}
+	g.complete(g.find(at))
+}
+
+// removeForeign is somebody else removing one.
+func (g *gpus) removeForeign(at partition.Address) {
+	g.box.mu.Lock()
+	defer g.box.mu.Unlock()
+	g.foreign = slices.DeleteFunc(g.foreign, func(a partition.Address) bool { return a == at })
+	g.remove(at)
+}
+
+// change is somebody doing anything else to an instance.
+func (g *gpus) change(at partition.Address, do func(*gpu.Instance)) {
+	g.box.mu.Lock()
+	defer g.box.mu.Unlock()
+	do(&g.find(at).Instance)
+}
+
+// hang makes a call on a GPU that does not return before the result is called.
+func (g *gpus) hang(pciAddress string) (call *gpu.HungError, comeBack func()) {
+	done := make(chan struct{})
+	call = &gpu.HungError{Call: "nvmlGpuInstanceDestroy", PCIAddress: pciAddress, Done: done}
+	g.box.mu.Lock()
+	defer g.box.mu.Unlock()
+	g.out[pciAddress] = call
+	return call, func() {
+		g.box.mu.Lock()
+		delete(g.out, pciAddress)
+		g.box.mu.Unlock()
+		close(done)
+	}
+}
+
+// breakDown makes a GPU answer everything with an error, nil repairs it.
+func (g *gpus) breakDown(pciAddress string, err error) {
+	g.box.mu.Lock()
+	defer g.box.mu.Unlock()
+	g.broken[pciAddress] = err
+}
+
+func (g *gpus) run(pciAddress string, processes ...gpu.Process) {
+	g.box.mu.Lock()
+	defer g.box.mu.Unlock()
+	g.processes[pciAddress] = processes
+}
+
+// answer is what a GPU says before anything else. The caller holds the lock.
+func (g *gpus) answer(pciAddress string) error {
+	switch {
+	case g.box.dead:
+		return errKilled
+	case g.out[pciAddress] != nil:
+		return fmt.Errorf("on the way: %w", g.out[pciAddress])
+	case g.broken[pciAddress] != nil:
+		return &gpu.Error{Call: "nvmlAnything", PCIAddress: pciAddress, Text: "no", Err: g.broken[pciAddress]}
+	}
+	return nil
+}
+
+// effect is one on a GPU.
+func (g *gpus) effect(pciAddress, name string, do func() error) error {
+	return g.box.effect(name, func() error {
+		if err := g.answer(pciAddress); err != nil {
+			return err
+		}
+		return do()
+	})
+}
+
+// stateOf needs the lock.
+func (g *gpus) stateOf(pciAddress string) gpu.MIGState {
+	state := gpu.MIGState{Enabled: g.enabled[pciAddress]}
+	for _, p := range g.instances {
+		if p.pciAddress == pciAddress {
+			i := p.Instance
+			i.Compute = slices.Clone(i.Compute)
+			state.Instances = append(state.Instances, i)
+		}
+	}
+	return state
+}
+
+func (b *box) State(_ context.Context, pciAddress string) (gpu.MIGState, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if err := b.answer(pciAddress); err != nil {
+		return gpu.MIGState{}, err
+	}
+	if pciAddress == pciC {
+		return gpu.MIGState{}, gpu.ErrNotSupported
+	}
+	return b.stateOf(pciAddress), nil
+}
+
+func (b *box) Processes(_ context.Context, pciAddress string) ([]gpu.Process, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.processes[pciAddress], b.answer(pciAddress)
+}
+
+// look is what is at an address now.
+func (b *box) look(at partition.Address) (partition.Live, bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return partition.Lookup(b.stateOf(at.PCIAddress), at)
+}
+
+// find needs the lock.
+func (g *gpus) find(at partition.Address) *placed {
+	for _, p := range g.instances {
+		if p.at() == at {
+			return p
+		}
+	}
+	return nil
+}
+
+func (b *box) Create(_ context.Context, at partition.Address, dynamic bool) (partition.Live, error) {
+	b.mu.Lock()
+	err := b.answer(at.PCIAddress)
+	on := b.enabled[at.PCIAddress]
+	i := b.find(at)
+	b.mu.Unlock()
+	if err != nil {
+		return partition.Live{}, err
+	}
+	if !on {
+		if !dynamic {
+			return partition.Live{}, gpu.ErrNotSupported
+		}
+		if err := b.gpus.effect(at.PCIAddress, "mode on", func() error { b.enabled[at.PCIAddress] = true; return nil }); err != nil {
+			return partition.Live{}, err
+		}
+	}
+	if i == nil {
+		if err := b.gpus.effect(at.PCIAddress, "create instance", func() error { return b.place(at) }); err != nil {
+			return partition.Live{}, err
+		}
+	}
+	if live, complete := b.look(at); complete {
+		return live, nil
+	}
+	if err := b.gpus.effect(at.PCIAddress, "create compute instance", func() error { b.complete(b.find(at)); return nil }); err != nil {
+		return partition.Live{}, err
+	}
+	live, _ := b.look(at)
+	return live, nil
+}
+
+// place and complete need the lock.
+func (g *gpus) place(at partition.Address) error {
+	for _, other := range g.instances {
+		if other.pciAddress == at.PCIAddress && other.Placement.Overlaps(at.Placement) {
+			return gpu.ErrNoRoom
+		}
+	}
+	g.instances = append(g.instances, &placed{at.PCIAddress, gpu.Instance{ID: g.nextID, ProfileID: at.ProfileID, Placement: at.Placement}})
+	g.nextID++
+	return nil
+}
+
+func (g *gpus) complete(p *placed) {
+	p.Compute = []gpu.ComputeInstance{{UUID: fmt.Sprintf("MIG-%d", g.nextID)}}
+	g.nextID++
+	g.box.put(capability(p, "access"), "DeviceFileMinor: "+strconv.Itoa(100+10*p.ID)+"\n")
+	g.box.put(capability(p, "ci0/access"), "DeviceFileMinor: "+strconv.Itoa(101+10*p.ID)+"\n")
+}
+
+func capability(p *placed, file string) string {
+	minor := slices.IndexFunc([]string{pciB, pciC, pciA}, func(pci string) bool { return pci == p.pciAddress })
+	return fmt.Sprintf("proc/driver/nvidia/capabilities/gpu%d/mig/gi%d/%s", minor, p.ID, file)
+}
+
+func (b *box) Destroy(_ context.Context, at partition.Address, dynamic bool) error {
+	b.mu.Lock()
+	err := b.answer(at.PCIAddress)
+	i, on := b.find(at), b.enabled[at.PCIAddress]
+	divided := i != nil && len(i.Compute) > 1
+	b.mu.Unlock()
+	if err != nil || divided {
+		return err
+	}
+	if i != nil {
+		err := b.gpus.effect(at.PCIAddress, "destroy instance", func() error {
+			if slices.ContainsFunc(b.processes[at.PCIAddress], func(p gpu.Process) bool { return p.InstanceID == i.ID }) {
+				return gpu.ErrInUse
+			}
+			b.remove(at)
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if dynamic && on && b.count(at.PCIAddress) == 0 {
+		return b.gpus.effect(at.PCIAddress, "mode off", func() error { b.enabled[at.PCIAddress] = false; return nil })
+	}
+	return nil
+}
+
+// remove needs the lock.
+func (g *gpus) remove(at partition.Address) {
+	g.instances = slices.DeleteFunc(g.instances, func(p *placed) bool {
+		if p.at() != at {
+			return false
+		}
+		if err := os.RemoveAll(filepath.Join(g.box.root, filepath.Dir(capability(p, "access")))); err != nil {
+			g.box.t.Fatal(err)
+		}
+		return true
+	})
+}
+
+func (b *box) count(pciAddress string) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.stateOf(pciAddress).Instances)
+}
+
+func (b *box) EnsureWhole(_ context.Context, pciAddress string, _ bool) error {
+	if b.count(pciAddress) > 0 {
+		return partition.ErrDivided
+	}
+	return b.gpus.effect(pciAddress, "ensure whole", func() error { b.enabled[pciAddress] = false; return nil })
+}
+
+// hardware is what is on the GPUs.
+func (b *box) hardware() []string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var all []string
+	for _, p := range b.instances {
+		all = append(all, fmt.Sprintf("instance %s complete=%v", p.at(), len(p.Compute) > 0))
+	}
+	for pciAddress, on := range b.enabled {
+		if on {
+			all = append(all, "MIG mode of "+pciAddress)
+		}
+	}
+	slices.Sort(all)
+	return all
+}

@@ -1,0 +1,182 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package claim
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/partition"
+)
+
+// A claim that does not exist any more is left to the kubelet for a while, counted
+// from when this process saw it.
+func TestOrphanGrace(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	mustPrepare(t, m, newClaim("u1", sliceA0, wholeC))
+	mustPrepare(t, m, newClaim("u2", sliceA4))
+	before := b.state()
+	keeps := func(when string) {
+		t.Helper()
+		mustReconcile(t, m)
+		b.wantState(t, when, before)
+	}
+	keeps("it exists")
+	b.pass(time.Hour)
+	b.deleteClaim("u1")
+	keeps("just gone")
+	b.pass(DefaultOrphanGrace - 1)
+	keeps("gone, but not for long")
+
+	// Another process begins to count anew.
+	other := b.manager()
+	mustReconcile(t, other)
+	b.wantState(t, "seen by another process", before)
+
+	// While the API server does not answer, nothing is known.
+	b.pass(1)
+	b.clusterErr = errors.New("connection refused")
+	wantError(t, m.Reconcile(t.Context()), "it is not known which claims still exist: connection refused")
+	b.wantState(t, "no API server", before)
+	b.clusterErr = nil
+
+	b.wantWarnings()
+	mustReconcile(t, m)
+	if diff := cmp.Diff([]string{"MIG mode of " + pciA, "claims/u2.json", "instance " + addressA4.String() + " complete=true", "spec of u2"}, b.state()); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	b.wantWarnings([]string{"u1 OrphanedClaimReleased", "default/claim-u1"})
+	// A Prepare that was on its way comes too late.
+	_, err := m.Prepare(arrivedAt(t.Context(), b.clock()-1), newClaim("u1", sliceA0))
+	wantError(t, err, "out of date")
+	mustReconcile(t, other)
+	mustUnprepare(t, m, "u1")
+	mustUnprepare(t, m, "u2")
+	b.wantNothing()
+}
+
+// A claim that is back was never gone: another API server was behind.
+func TestOrphanIsBack(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	mustPrepare(t, m, newClaim("u1", sliceA0))
+	before := b.state()
+	for range 3 {
+		b.gone["u1"] = true
+		mustReconcile(t, m)
+		b.pass(DefaultOrphanGrace - 1)
+		b.gone["u1"] = false
+		mustReconcile(t, m)
+	}
+	b.wantState(t, "at the end", before)
+	// So is one that the kubelet has released and prepared again.
+	b.gone["u1"] = true
+	mustReconcile(t, m)
+	mustUnprepare(t, m, "u1")
+	mustReconcile(t, m)
+	b.pass(DefaultOrphanGrace)
+	mustPrepare(t, m, newClaim("u1", sliceA0))
+	mustReconcile(t, m)
+	b.wantState(t, "prepared again", before)
+}
+
+// Processes on the devices keep an orphan: they may be those of a container that
+// the kubelet has not stopped yet.
+func TestOrphanInUse(t *testing.T) {
+	for name, test := range map[string]struct {
+		device string
+		at     partition.Address // nothing for a whole GPU
+	}{
+		"whole":     {device: wholeA},
+		"static":    {device: staticA0, at: addressA0},
+		"partition": {device: sliceA4, at: addressA4},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBox(t)
+			if name == "static" {
+				b.makeForeign(addressA0)
+			}
+			want := b.state()
+			m := b.manager()
+			mustPrepare(t, m, newClaim("u1", test.device))
+			before := b.state()
+			b.deleteClaim("u1")
+			mustReconcile(t, m)
+			b.pass(DefaultOrphanGrace)
+			instance := -1
+			if live, found := b.look(test.at); found {
+				instance = live.InstanceID
+			}
+			b.run(pciA, gpu.Process{PID: 4711, InstanceID: instance}, gpu.Process{PID: 4712, InstanceID: instance})
+			for range 2 {
+				wantError(t, m.Reconcile(t.Context()), "claim u1", "[4711 4712]")
+			}
+			b.wantState(t, "in use", before)
+			b.wantWarnings([]string{"u1 OrphanedClaimInUse", "default/claim-u1", "[4711 4712]"})
+
+			b.breakDown(pciA, gpu.ErrUnknown)
+			wantError(t, m.Reconcile(t.Context()), "claim u1", "its users are not known", test.device)
+			b.wantState(t, "nobody knows", before)
+			b.breakDown(pciA, nil)
+
+			b.run(pciA, gpu.Process{PID: 4713, InstanceID: 99}) // on another instance
+			if name == "whole" {
+				b.run(pciA)
+			}
+			mustReconcile(t, m)
+			b.wantState(t, "released", want)
+			b.wantWarnings([]string{"u1 OrphanedClaimReleased"})
+		})
+	}
+}
+
+// A GPU that never tells its processes does not keep claims for ever.
+func TestOrphanWithoutProcessList(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	mustPrepare(t, m, newClaim("u1", wholeC))
+	b.deleteClaim("u1")
+	mustReconcile(t, m)
+	b.pass(DefaultOrphanGrace)
+	b.breakDown(pciC, gpu.ErrNotSupported)
+	mustReconcile(t, m)
+	b.wantNothing()
+}
+
+// Nothing of an earlier boot is left to wait for.
+func TestOrphanOfEarlierBoot(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	mustPrepare(t, m, newClaim("gone", sliceA0))
+	mustPrepare(t, m, newClaim("stays", sliceA4))
+	b.boot("boot-2")
+	b.deleteClaim("gone")
+	m = b.manager()
+	// Its place is another claim's now.
+	mustPrepare(t, m, newClaim("new", sliceA0))
+	mustReconcile(t, m)
+	if diff := cmp.Diff([]string{"MIG mode of " + pciA, "claims/new.json", "claims/stays.json", "instance " + addressA0.String() + " complete=true", "spec of new"}, b.state()); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// Without a cluster no claim is taken for deleted.
+func TestNoCluster(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	m.cluster = nil
+	mustPrepare(t, m, newClaim("u1", sliceA0))
+	before := b.state()
+	b.deleteClaim("u1")
+	for range 2 {
+		mustReconcile(t, m)
+		b.pass(time.Hour)
+	}
+	b.wantState(t, "at the end", before)
+}

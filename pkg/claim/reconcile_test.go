@@ -1,0 +1,130 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package claim
+
+import (
+	"errors"
+	"os"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/partage-dev/partage/pkg/cdi"
+	"github.com/partage-dev/partage/pkg/host"
+)
+
+func TestReboot(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	mustPrepare(t, m, newClaim("stays", sliceA0, wholeC))
+	mustPrepare(t, m, newClaim("goes", sliceA4))
+	b.boot("boot-2")
+
+	m = b.manager()
+	// A spec that has survived names device numbers of the earlier boot.
+	b.specs["stays"] = []cdi.Device{{Name: "stale"}}
+	mustReconcile(t, m)
+	if len(b.specs) != 0 || b.count(pciA) != 0 {
+		t.Errorf("left or made: %v", b.state())
+	}
+	// The place of a claim that was not released is taken by another: that one
+	// must keep it.
+	mustPrepare(t, m, newClaim("new", sliceA4))
+	mustUnprepare(t, m, "goes")
+	if _, found := b.look(addressA4); !found {
+		t.Error("the release of a claim of an earlier boot destroyed another claim's partition")
+	}
+	mustPrepare(t, m, newClaim("stays", sliceA0, wholeC))
+	if len(b.specs["stays"]) != 2 || b.count(pciA) != 2 {
+		t.Errorf("not made again: %v", b.state())
+	}
+	mustUnprepare(t, m, "stays")
+	mustUnprepare(t, m, "new")
+	b.wantNothing()
+}
+
+func TestReconcileRewritesSpecs(t *testing.T) {
+	b := newBox(t)
+	mustPrepare(t, b.manager(), newClaim("u1", sliceA0, wholeC))
+	want := b.specs["u1"]
+	b.mu.Lock()
+	clear(b.specs)
+	b.mu.Unlock()
+	wantError(t, b.bareManager().Reconcile(t.Context()), "claim u1: its CDI spec is not checked")
+	m := b.manager()
+	mustReconcile(t, m)
+	if diff := cmp.Diff(want, b.specs["u1"]); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	b.specs["u1"] = nil
+	mustReconcile(t, m)
+	if diff := cmp.Diff(want, b.specs["u1"]); diff != "" {
+		t.Errorf("again: -want +got:\n%s", diff)
+	}
+}
+
+// A claim that a call is at work on is left to it, and does not hold up others.
+func TestReconcilePassesOverCalls(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	entered, leave := make(chan struct{}), make(chan struct{})
+	b.hooks(func(e string) error {
+		if e == "create compute instance" {
+			close(entered)
+			<-leave
+		}
+		return nil
+	}, nil)
+	done := make(chan error)
+	go func() {
+		_, err := m.Prepare(t.Context(), newClaim("u1", sliceA0))
+		done <- err
+	}()
+	<-entered
+	write(t, host.TemporaryName(m.journal.path("u2")), "{")
+	for _, other := range []*Manager{m, b.manager()} {
+		mustReconcile(t, other)
+	}
+	if diff := cmp.Diff([]string{"claims/u1.json", "instance " + addressA0.String() + " complete=false", "locks/claim-u1.lock"}, b.state()[1:]); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	close(leave)
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// One bad record does not stop the others.
+func TestReconcileGoesOn(t *testing.T) {
+	b := newBox(t)
+	for _, c := range []struct{ uid, device string }{{"u1", sliceA0}, {"u2", sliceB0}} {
+		dying := b.manager()
+		b.hooks(nil, b.killAt("create compute instance"))
+		if _, err := dying.Prepare(t.Context(), newClaim(c.uid, c.device)); !errors.Is(err, errKilled) {
+			t.Fatalf("not killed: %v", err)
+		}
+	}
+	b.hooks(nil, nil)
+	m := b.manager()
+	write(t, m.journal.path("u0"), "{")
+	write(t, m.journal.path("u3"), `{"apiVersion":"journal.partage.dev/v9","kind":"ClaimRecord"}`)
+	wantError(t, m.Reconcile(t.Context()), "claim u0: the journal of claim u0 was damaged", "claim u3", "another version")
+	err := m.Reconcile(t.Context())
+	wantError(t, err, "claim u3", "another version")
+	if again := m.Reconcile(t.Context()); again == nil || again.Error() != err.Error() {
+		t.Errorf("other words for the same: %v, before %v", again, err)
+	}
+	b.wantWarnings([]string{"u0 DamagedClaimRecord", "quarantine/boot-1/u0.json"}, []string{"u3 ClaimRecordOfOtherVersion", "claims/u3.json"})
+	want := []string{"claims/u3.json", "quarantine/boot-1/u0.json"}
+	if diff := cmp.Diff(want, b.state()); diff != "" {
+		t.Errorf("left: -want +got:\n%s", diff)
+	}
+}
+
+func write(t *testing.T, path, content string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,219 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package claim
+
+import (
+	"context"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/gpu"
+)
+
+// surveys are the latest findings by PCI address.
+type surveys struct {
+	mu     sync.Mutex
+	latest map[string]finding
+}
+
+// finding is what a survey says about one GPU.
+type finding struct {
+	statics    []device.Static
+	conditions []device.Condition
+}
+
+func (s *surveys) get(pciAddress string) (finding, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	found, known := s.latest[pciAddress]
+	return found, known
+}
+
+func (s *surveys) put(pciAddress string, f finding) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.latest == nil {
+		s.latest = map[string]finding{}
+	}
+	s.latest[pciAddress] = f
+}
+
+// Survey compares the journal with the hardware of all GPUs in the inventory and
+// tells which partitions others have made, and which devices must not be allocated
+// now. It changes nothing. A GPU that a call is at work on is not waited for: what
+// the previous survey said of it still counts.
+//
+// A GPU whose driver is not loaded has nothing to tell, which readiness does.
+func (m *Manager) Survey(ctx context.Context) device.Status {
+	var status device.Status
+	inventory := m.inventory.Load()
+	if inventory == nil {
+		return status
+	}
+	var addresses []string
+	for _, d := range inventory.Devices() {
+		addresses = append(addresses, d.GPU.PCIAddress)
+	}
+	addresses = inOrder(addresses)
+
+	// What the journal says of a GPU stays true while its lock is held, so the
+	// locks come first.
+	gpus := make([]*surveyed, len(addresses))
+	for i, address := range addresses {
+		gpus[i] = &surveyed{manager: m, address: address}
+		gpus[i].release, gpus[i].lockErr = m.locks.tryGPU(address)
+	}
+	journal, err := m.readJournal()
+	var wg sync.WaitGroup
+	for _, g := range gpus {
+		wg.Go(func() { g.survey(ctx, journal, err) })
+	}
+	wg.Wait()
+	for _, g := range gpus {
+		status.Static = append(status.Static, g.finding.statics...)
+		status.Conditions = append(status.Conditions, g.finding.conditions...)
+	}
+	return status
+}
+
+// surveyed is one GPU in one survey.
+type surveyed struct {
+	manager *Manager
+	address string
+	// release is nil where the lock is not held: it is busy, or lockErr says why.
+	release func()
+	lockErr error
+	finding finding
+}
+
+func (g *surveyed) survey(ctx context.Context, journal *journalView, journalErr error) {
+	if g.release != nil {
+		defer g.release()
+	}
+	m := g.manager
+	if journalErr != nil {
+		klog.FromContext(ctx).Error(journalErr, "GPU is not compared with the journal", "pciAddress", g.address)
+		g.finding, _ = m.surveys.get(g.address)
+		return
+	}
+	latest, known := m.surveys.get(g.address)
+	if !known {
+		latest.statics = journal.statics(g.address)
+	}
+	switch {
+	case g.lockErr != nil:
+		g.finding = journal.trouble(g.address, latest, g.lockErr)
+	case g.release == nil:
+		g.finding = latest
+		return
+	default:
+		state, err := m.partitions.State(ctx, g.address)
+		if err != nil && ctx.Err() != nil {
+			// It was not the GPU that gave up.
+			g.finding = latest
+			return
+		}
+		if err != nil {
+			g.finding = journal.trouble(g.address, latest, err)
+		} else {
+			g.finding = journal.compare(g.address, state)
+		}
+	}
+	m.surveys.put(g.address, g.finding)
+}
+
+// journalView is what the journal says at one moment.
+type journalView struct {
+	// records are those of this boot.
+	records []*Record
+	// abandoned are the claims that are not prepared and that no call is at
+	// work on.
+	abandoned map[types.UID]bool
+	// unreadable are the files of claims of which nothing is known.
+	unreadable []string
+}
+
+func (m *Manager) readJournal() (*journalView, error) {
+	boot, err := m.roots.BootID()
+	if err != nil {
+		return nil, err
+	}
+	all, unreadable, err := m.journal.list()
+	if err != nil {
+		return nil, err
+	}
+	quarantined, err := m.journal.quarantine.files(boot)
+	if err != nil {
+		return nil, err
+	}
+	view := &journalView{abandoned: map[types.UID]bool{}, unreadable: append(quarantined, unreadable...)}
+	for _, r := range all {
+		if r.BootID != boot {
+			continue
+		}
+		view.records = append(view.records, r)
+		if r.State != Prepared {
+			if view.abandoned[r.Claim.UID], err = m.isAbandoned(r.Claim.UID); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return view, nil
+}
+
+// isAbandoned tells whether a claim that was seen half done is so, and not just
+// changing.
+func (m *Manager) isAbandoned(uid types.UID) (bool, error) {
+	release, err := m.locks.tryClaim(uid)
+	if err != nil || release == nil {
+		return false, err
+	}
+	defer release()
+	r, err := m.journal.read(uid)
+	return err == nil && r != nil && r.State != Prepared, err
+}
+
+// of lists the devices on a GPU that are not only observed, with their records.
+func (j *journalView) of(pciAddress string) []owned {
+	var found []owned
+	for _, r := range j.records {
+		for i := range r.Devices {
+			if d := &r.Devices[i]; d.PCIAddress == pciAddress && !d.Admin {
+				found = append(found, owned{r, d})
+			}
+		}
+	}
+	return found
+}
+
+// owned is a device that a claim has.
+type owned struct {
+	record *Record
+	*DeviceRecord
+}
+
+// statics are the static devices that claims have, for the case that nothing else
+// is known.
+func (j *journalView) statics(pciAddress string) []device.Static {
+	var statics []device.Static
+	for _, d := range j.of(pciAddress) {
+		if d.Type == static && d.Partition.Live != nil {
+			statics = append(statics, d.static(d.Partition.Live.UUID, false))
+		}
+	}
+	return statics
+}
+
+func (d *DeviceRecord) static(uuid string, gone bool) device.Static {
+	return device.Static{
+		PCIAddress: d.PCIAddress, ProfileID: d.Partition.ProfileID, Placement: d.Partition.Placement, UUID: uuid, Gone: gone,
+	}
+}
+
+func (d *DeviceRecord) isAt(i gpu.Instance) bool {
+	return d.Partition != nil && d.Partition.ProfileID == i.ProfileID && d.Partition.Placement == i.Placement
+}

@@ -1,0 +1,52 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package claim
+
+import (
+	"context"
+	"errors"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/partition"
+)
+
+// watched tells the locks about calls that do not return, wherever they are made
+// from and whatever becomes of the error.
+type watched struct {
+	gpus  Partitions
+	locks *locks
+}
+
+func (w watched) State(ctx context.Context, pciAddress string) (gpu.MIGState, error) {
+	state, err := w.gpus.State(ctx, pciAddress)
+	return state, w.watch(pciAddress, err)
+}
+
+func (w watched) Processes(ctx context.Context, pciAddress string) ([]gpu.Process, error) {
+	processes, err := w.gpus.Processes(ctx, pciAddress)
+	return processes, w.watch(pciAddress, err)
+}
+
+func (w watched) Create(ctx context.Context, at partition.Address, dynamic bool) (partition.Live, error) {
+	live, err := w.gpus.Create(ctx, at, dynamic)
+	return live, w.watch(at.PCIAddress, err)
+}
+
+func (w watched) Destroy(ctx context.Context, at partition.Address, dynamic bool) error {
+	return w.watch(at.PCIAddress, w.gpus.Destroy(ctx, at, dynamic))
+}
+
+func (w watched) EnsureWhole(ctx context.Context, pciAddress string, dynamic bool) error {
+	return w.watch(pciAddress, w.gpus.EnsureWhole(ctx, pciAddress, dynamic))
+}
+
+// watch looks for one call that is out. There is never a second one: on a GPU on
+// which a call is out no other is made.
+func (w watched) watch(pciAddress string, err error) error {
+	var call *gpu.HungError
+	if errors.As(err, &call) {
+		w.locks.stuck(pciAddress, call)
+	}
+	return err
+}
