@@ -120,7 +120,7 @@ helm-check: cluster ## Check the chart: lint, golden files, refusals
 	HELM=$(CURDIR)/$(HELM) deployments/helm/check
 
 .PHONY: bench
-bench: build ## Measure Prepare and Unprepare, with the simulated latency of the hardware at zero
+bench: build ## Measure Prepare and Unprepare, without and with simulated latency of the hardware
 	go test -run '^$$' -bench . -benchtime 3s $(FLOW)
 
 .PHONY: lint

@@ -5,6 +5,7 @@ package main
 
 import (
 	"strings"
+	"time"
 
 	"github.com/urfave/cli/v3"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
@@ -28,6 +29,11 @@ type config struct {
 	podUID       string
 	healthPort   int
 
+	callLimit         time.Duration
+	pollInterval      time.Duration
+	reconcileInterval time.Duration
+	orphanGrace       time.Duration
+
 	verbosity     int
 	loggingFormat string
 
@@ -37,6 +43,7 @@ type config struct {
 const (
 	categoryCluster = "Cluster"
 	categoryPaths   = "Paths on the node"
+	categoryTimes   = "Times"
 	categoryProcess = "Process"
 )
 
@@ -78,6 +85,15 @@ func (c *config) flags() []cli.Flag {
 		text(categoryPaths, "kubelet-registrar-dir", kubeletplugin.KubeletRegistryDir, &c.registrarDir,
 			"the kubelet's directory for registration sockets; must be the same path inside and outside of the container"),
 
+		duration("nvml-call-limit", 25*time.Second, &c.callLimit,
+			"how long one call of the NVIDIA driver may take before it is left behind and its GPU counts as not responding"),
+		duration("poll-interval", 10*time.Second, &c.pollInterval,
+			"time between two looks at the GPUs"),
+		duration("reconcile-interval", 30*time.Second, &c.reconcileInterval,
+			"time between two attempts to clean up what failed and what belongs to no claim of the cluster"),
+		duration("orphan-grace", 2*time.Minute, &c.orphanGrace,
+			"how long a claim must be gone from the cluster before its devices are released although the kubelet has not asked for it"),
+
 		text(categoryProcess, "pod-uid", "", &c.podUID,
 			"UID of the driver's pod; lets an old and a new pod overlap during a rolling update"),
 		&cli.IntFlag{
@@ -105,6 +121,12 @@ func (c *config) slicesFlags() []cli.Flag {
 func text(category, name, value string, destination *string, usage string) cli.Flag {
 	return &cli.StringFlag{
 		Name: name, Category: category, Value: value, Destination: destination, Usage: usage, Sources: env(name),
+	}
+}
+
+func duration(name string, value time.Duration, destination *time.Duration, usage string) cli.Flag {
+	return &cli.DurationFlag{
+		Name: name, Category: categoryTimes, Value: value, Destination: destination, Usage: usage, Sources: env(name),
 	}
 }
 

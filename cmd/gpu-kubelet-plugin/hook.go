@@ -8,19 +8,32 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 
-	"github.com/google/renameio/v2"
+	"github.com/gofrs/flock"
+
+	"github.com/partage-dev/partage/pkg/host"
 )
+
+const hookMode = 0o755
 
 // installHook copies the CDI hook program to a path that exists on the host too,
 // because the container runtime runs hooks outside of the driver's container. A
 // copy that is already right is left alone; a new one replaces it in one step,
 // since a container may be starting at this moment.
-func installHook(from, to string) error {
+func installHook(from, to string) (err error) {
 	want, err := os.ReadFile(from)
 	if err != nil {
 		return fmt.Errorf("read the CDI hook program: %w", err)
 	}
+	// Two instances start at the same time where a node has no copy yet. The lock
+	// is on the folder itself, so that no file is left for it.
+	lock := flock.New(filepath.Dir(to), flock.SetFlag(os.O_RDONLY))
+	if err := lock.Lock(); err != nil {
+		return fmt.Errorf("wait for another instance that installs the CDI hook program: %w", err)
+	}
+	defer func() { err = errors.Join(err, lock.Unlock()) }()
+
 	have, err := os.ReadFile(to)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("read the installed CDI hook program: %w", err)
@@ -28,26 +41,20 @@ func installHook(from, to string) error {
 	if err == nil && bytes.Equal(have, want) {
 		info, err := os.Stat(to)
 		if err == nil && info.Mode().Perm() == hookMode {
-			return nil
+			return removeUnfinished(to)
 		}
 	}
-	if err := replaceFile(to, want); err != nil {
+	if err := host.ReplaceFile(to, want, hookMode); err != nil {
 		return fmt.Errorf("install the CDI hook program: %w", err)
 	}
 	return nil
 }
 
-func replaceFile(path string, content []byte) (err error) {
-	// Neither the umask nor the mode of an old file matters.
-	file, err := renameio.NewPendingFile(path, renameio.WithStaticPermissions(hookMode))
-	if err != nil {
-		return err
+// removeUnfinished takes away the copy that an instance was making when it was
+// killed. The caller has the lock.
+func removeUnfinished(path string) error {
+	if err := os.Remove(host.TemporaryName(path)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("remove an unfinished copy of the CDI hook program: %w", err)
 	}
-	defer func() { err = errors.Join(err, file.Cleanup()) }()
-	if _, err := file.Write(content); err != nil {
-		return err
-	}
-	return file.CloseAtomicallyReplace()
+	return nil
 }
-
-const hookMode = 0o755

@@ -6,6 +6,7 @@ package main
 import (
 	"fmt"
 
+	"github.com/urfave/cli/v3"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	// Makes the json format known.
 	_ "k8s.io/component-base/logs/json/register"
@@ -20,4 +21,16 @@ func (c *config) setUpLogging() error {
 		return fmt.Errorf("set up logging: %w", err)
 	}
 	return nil
+}
+
+// flagsInEffect lists names and values for the log.
+func flagsInEffect(cmd *cli.Command) []any {
+	var pairs []any
+	for _, flag := range cmd.Flags {
+		name := flag.Names()[0]
+		if name != "help" {
+			pairs = append(pairs, name, cmd.Value(name))
+		}
+	}
+	return pairs
 }

@@ -4,13 +4,18 @@
 package main
 
 import (
+	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/gpu/nvml"
 	"github.com/partage-dev/partage/pkg/host"
 )
 
@@ -49,6 +54,12 @@ func TestBadFlags(t *testing.T) {
 		{[]string{"--pod-uid=a/b"}, []string{`--pod-uid (POD_UID) is "a/b": want a UID`}},
 		{[]string{"--health-port=65536"}, []string{`--health-port (HEALTH_PORT) is "65536": want a port`}},
 		{[]string{"--health-port=x"}, []string{"health-port", `"x"`}},
+		{[]string{"--nvml-call-limit=0s"}, []string{`--nvml-call-limit (NVML_CALL_LIMIT) is "0s": want a time from 50ms to 45s`}},
+		{[]string{"--nvml-call-limit=1m"}, []string{`--nvml-call-limit (NVML_CALL_LIMIT) is "1m0s": want a time from 50ms to 45s`}},
+		{[]string{"--poll-interval=-1s"}, []string{`--poll-interval (POLL_INTERVAL) is "-1s": want a time from 50ms to 1h0m0s`}},
+		{[]string{"--poll-interval=10"}, []string{"poll-interval", `"10"`}},
+		{[]string{"--reconcile-interval=1ns"}, []string{`--reconcile-interval (RECONCILE_INTERVAL) is "1ns": want a time from`}},
+		{[]string{"--orphan-grace=0s"}, []string{`--orphan-grace (ORPHAN_GRACE) is "0s": want a time from`}},
 		{[]string{"-v=-1"}, []string{`--v (LOG_LEVEL) is "-1": want 0 or more`}},
 		{[]string{"--logging-format=xml"}, []string{`--logging-format (LOGGING_FORMAT) is "xml": want text or json`}},
 		{[]string{"--health-port=-1", "--kube-api-burst=-1"}, []string{"HEALTH_PORT", "KUBE_API_BURST"}},
@@ -178,7 +189,65 @@ func TestInstallHook(t *testing.T) {
 		t.Fatal(err)
 	}
 	install()
+	// A process that was killed in the middle of a copy left a part of it.
+	write("three")
+	for range 2 {
+		if err := os.WriteFile(host.TemporaryName(to), []byte("thr"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		install()
+		entries, err := os.ReadDir(dir)
+		if err != nil || len(entries) != 2 {
+			t.Errorf("the folder holds %v, %v; want the program and its copy", entries, err)
+		}
+	}
 	if err := installHook(filepath.Join(dir, "absent"), to); err == nil {
 		t.Error("no error without a program")
+	}
+}
+
+// TestInstallHookTogether: instances that start at the same time.
+func TestInstallHookTogether(t *testing.T) {
+	dir := t.TempDir()
+	from, to := filepath.Join(dir, "from"), filepath.Join(dir, "to")
+	if err := os.WriteFile(from, bytes.Repeat([]byte("hook"), 1<<18), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			if err := installHook(from, to); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	want, _ := os.ReadFile(from)
+	if have, err := os.ReadFile(to); err != nil || !bytes.Equal(have, want) {
+		t.Errorf("the copy has %d bytes, want %d: %v", len(have), len(want), err)
+	}
+}
+
+// TestDriverRootOnHost: people do not know the paths of the container.
+func TestDriverRootOnHost(t *testing.T) {
+	for name, test := range map[string]struct {
+		onHost string
+		says   string
+	}{
+		"another path":  {"/run/nvidia/driver", "is /run/nvidia/driver on the host"},
+		"the same path": {"", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := &config{driverRoot: t.TempDir(), hostDriverRoot: test.onHost}
+			roots := c.roots()
+			h := &hardware{Client: nvml.New(nvml.Options{Roots: roots}), config: c, roots: roots}
+			err := h.Open(t.Context())
+			if !errors.Is(err, gpu.ErrDriverNotLoaded) {
+				t.Fatalf("got %v", err)
+			}
+			if got := strings.Contains(err.Error(), "on the host"); got != (test.says != "") || !strings.Contains(err.Error(), test.says) {
+				t.Errorf("got %v, want it to say %q", err, test.says)
+			}
+		})
 	}
 }

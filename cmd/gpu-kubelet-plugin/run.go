@@ -21,9 +21,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/cdi"
 	"github.com/partage-dev/partage/pkg/claim"
-	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/gpu/nvml"
-	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/partition"
 	"github.com/partage-dev/partage/pkg/plugin"
 	"github.com/partage-dev/partage/pkg/version"
@@ -56,18 +54,6 @@ func serve(ctx context.Context, c *config, cmd *cli.Command) error {
 	}
 }
 
-// flagsInEffect lists names and values for the log.
-func flagsInEffect(cmd *cli.Command) []any {
-	var pairs []any
-	for _, flag := range cmd.Flags {
-		name := flag.Names()[0]
-		if name != "help" {
-			pairs = append(pairs, name, cmd.Value(name))
-		}
-	}
-	return pairs
-}
-
 func (c *config) kubeClient() (kubernetes.Interface, error) {
 	// An empty path means the pod's service account.
 	rest, err := clientcmd.BuildConfigFromFlags("", c.kubeconfig)
@@ -87,6 +73,8 @@ func (c *config) kubeClient() (kubernetes.Interface, error) {
 
 // serveOnce wires everything for the roots as they are now.
 func (c *config) serveOnce(ctx context.Context, client kubernetes.Interface) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	roots := c.roots()
 	dataDir := filepath.Join(c.pluginsDir, driverName)
 	if err := os.MkdirAll(dataDir, 0o750); err != nil {
@@ -96,19 +84,23 @@ func (c *config) serveOnce(ctx context.Context, client kubernetes.Interface) err
 	if err := installHook(c.cdiHook, hook); err != nil {
 		return err
 	}
-	gpus := nvml.New(nvml.Options{Roots: roots})
-	defer gpus.Close()
+	gpus := nvml.New(nvml.Options{Roots: roots, CallLimit: c.callLimit})
+	defer gpus.Close() //nolint:contextcheck // ctx may have ended by then
 	specs, err := cdi.New(cdi.Options{Root: c.cdiRoot, Roots: roots, HookPath: hook})
 	if err != nil {
 		return fmt.Errorf("set up CDI specs in %s: %w", c.cdiRoot, err)
 	}
+	events := plugin.NewEvents(ctx, client, driverName, c.nodeName)
 	claims, err := claim.NewManager(claim.Options{
-		DriverName: driverName,
-		PoolName:   c.nodeName,
-		DataDir:    dataDir,
-		Roots:      roots,
-		Partitions: partition.New(gpus),
-		CDI:        specs,
+		DriverName:  driverName,
+		PoolName:    c.nodeName,
+		DataDir:     dataDir,
+		Roots:       roots,
+		Partitions:  partition.New(gpus),
+		CDI:         specs,
+		Cluster:     plugin.NewCluster(client),
+		Events:      events,
+		OrphanGrace: c.orphanGrace,
 	})
 	if err != nil {
 		return fmt.Errorf("set up claims in %s: %w", dataDir, err)
@@ -118,15 +110,18 @@ func (c *config) serveOnce(ctx context.Context, client kubernetes.Interface) err
 		return err
 	}
 	p, err := plugin.New(plugin.Options{
-		DriverName:     driverName,
-		NodeName:       c.nodeName,
-		KubeClient:     client,
-		Claims:         claims,
-		Hardware:       &hardware{Client: gpus, specs: specs, config: c, roots: roots},
-		DataDir:        dataDir,
-		RegistrarDir:   c.registrarDir,
-		PodUID:         types.UID(c.podUID),
-		HealthListener: listener,
+		DriverName:        driverName,
+		NodeName:          c.nodeName,
+		KubeClient:        client,
+		Claims:            claims,
+		Hardware:          &hardware{Client: gpus, specs: specs, config: c, roots: roots},
+		DataDir:           dataDir,
+		RegistrarDir:      c.registrarDir,
+		PollInterval:      c.pollInterval,
+		ReconcileInterval: c.reconcileInterval,
+		PodUID:            types.UID(c.podUID),
+		Events:            events,
+		HealthListener:    listener,
 	})
 	if err != nil {
 		return err
@@ -143,36 +138,4 @@ func (c *config) healthListener(ctx context.Context) (net.Listener, error) {
 		return nil, fmt.Errorf("listen on --health-port (HEALTH_PORT): %w", err)
 	}
 	return listener, nil
-}
-
-// errRootsMoved: everything has to be wired anew for other roots.
-var errRootsMoved = fmt.Errorf("the driver's files are elsewhere now (%w)", plugin.ErrStop)
-
-// hardware is the NVML session, and notices when a driver that came later
-// changed what the roots are, or needs another process.
-type hardware struct {
-	*nvml.Client
-	specs  *cdi.Specs
-	config *config
-	roots  host.Roots
-}
-
-func (h *hardware) Open(ctx context.Context) error {
-	err := h.Client.Open(ctx)
-	if now := h.config.roots(); now != h.roots {
-		return fmt.Errorf("%w: device root %s", errRootsMoved, now.Dev)
-	}
-	if errors.Is(err, nvml.ErrRestartRequired) {
-		return fmt.Errorf("%w: %w", plugin.ErrStop, err)
-	}
-	return err
-}
-
-// Discover also tells package cdi which libraries belong to the driver.
-func (h *hardware) Discover(ctx context.Context) (*gpu.Node, error) {
-	node, err := h.Client.Discover(ctx)
-	if err == nil {
-		h.specs.SetDriverVersion(node.DriverVersion)
-	}
-	return node, err
 }

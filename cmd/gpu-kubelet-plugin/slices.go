@@ -35,13 +35,16 @@ func printSlices(ctx context.Context, c *config, out io.Writer) error {
 		return err
 	}
 	hardware := nvml.New(nvml.Options{Roots: c.roots()})
-	defer hardware.Close()
+	defer hardware.Close() //nolint:contextcheck // ctx may have ended by then
 	if err := hardware.Open(ctx); err != nil {
 		return err
 	}
 	node, err := hardware.Discover(ctx)
 	if err != nil {
 		return fmt.Errorf("discover the GPUs: %w", err)
+	}
+	for _, broken := range node.Broken {
+		klog.FromContext(ctx).Error(broken.Err, "GPU does not answer and is left out", "index", broken.Index, "pciAddress", broken.PCIAddress)
 	}
 	inventory, err := device.NewInventory(node)
 	if err != nil {

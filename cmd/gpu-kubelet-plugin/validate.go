@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation"
 
@@ -24,6 +25,7 @@ func (c *config) validate() error {
 		c.validateNodeName(),
 		c.validateClient(),
 		c.validateProcess(),
+		c.validateTimes(),
 		directory("cdi-root", c.cdiRoot, false),
 		directory("kubelet-plugins-dir", c.pluginsDir, true),
 		directory("kubelet-registrar-dir", c.registrarDir, true),
@@ -108,6 +110,33 @@ func (c *config) validateProcess() error {
 	}
 	if c.healthPort < 0 || c.healthPort > 65535 {
 		errs = append(errs, wrong("health-port", c.healthPort, "a port between 1 and 65535, or 0 for none"))
+	}
+	return errors.Join(errs...)
+}
+
+const (
+	// kubeletLimit is how long the kubelet waits for a call.
+	kubeletLimit = 45 * time.Second
+	// shortest keeps a typing error from making the driver do nothing else.
+	shortest = 50 * time.Millisecond
+	longest  = time.Hour
+)
+
+func (c *config) validateTimes() error {
+	var errs []error
+	for _, flag := range []struct {
+		name     string
+		value    time.Duration
+		from, to time.Duration
+	}{
+		{"nvml-call-limit", c.callLimit, shortest, kubeletLimit},
+		{"poll-interval", c.pollInterval, shortest, longest},
+		{"reconcile-interval", c.reconcileInterval, shortest, longest},
+		{"orphan-grace", c.orphanGrace, shortest, 24 * longest},
+	} {
+		if flag.value < flag.from || flag.value > flag.to {
+			errs = append(errs, wrong(flag.name, flag.value, fmt.Sprintf("a time from %s to %s", flag.from, flag.to)))
+		}
 	}
 	return errors.Join(errs...)
 }

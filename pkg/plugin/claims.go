@@ -49,6 +49,7 @@ func (p *Plugin) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 			err = fmt.Errorf("%w (%s)", err, reason)
 		}
 		logger.Error(err, "Prepare failed", "duration", time.Since(start))
+		signal(p.failed)
 		return kubeletplugin.PrepareResult{Err: err}
 	}
 	names := make([]string, 0, len(prepared))
@@ -91,6 +92,7 @@ func (p *Plugin) unprepare(ctx context.Context, claim kubeletplugin.NamespacedOb
 	if err := p.Claims.Unprepare(ctx, claim.UID); err != nil {
 		err = fmt.Errorf("claim %s/%s: %w", claim.Namespace, claim.Name, err)
 		logger.Error(err, "Unprepare failed", "duration", time.Since(start))
+		signal(p.failed)
 		return err
 	}
 	logger.Info("Unprepared", "duration", time.Since(start))

@@ -6,9 +6,11 @@ package plugin
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -42,11 +44,14 @@ const (
 
 // fakeClaims remembers what is prepared and can be made to fail.
 type fakeClaims struct {
-	mu        sync.Mutex
-	inventory *device.Inventory
-	prepared  map[types.UID]bool
-	resumed   int
-	resumeErr error
+	mu         sync.Mutex
+	inventory  *device.Inventory
+	prepared   map[types.UID]bool
+	status     device.Status
+	surveys    int
+	reconciled int
+	// reconcileErr is what Reconcile returns.
+	reconcileErr error
 
 	// onPrepare runs in Prepare without the lock.
 	onPrepare func(ctx context.Context, claim *resourceapi.ResourceClaim) error
@@ -90,19 +95,41 @@ func (f *fakeClaims) Unprepare(_ context.Context, uid types.UID) error {
 	return nil
 }
 
-func (f *fakeClaims) Resume(context.Context) error {
+func (f *fakeClaims) Reconcile(context.Context) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.resumed++
-	err := f.resumeErr
-	f.resumeErr = nil
-	return err
+	f.reconciled++
+	return f.reconcileErr
 }
 
-// fakeHardware has one GPU that can be partitioned, once the driver is there.
+func (f *fakeClaims) Survey(context.Context) device.Status {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.surveys++
+	return f.status
+}
+
+func (f *fakeClaims) setStatus(s device.Status) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.status = s
+}
+
+// counts are how often Survey and Reconcile were called.
+func (f *fakeClaims) counts() (surveys, reconciled int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.surveys, f.reconciled
+}
+
+// fakeHardware has GPUs once the driver is there.
 type fakeHardware struct {
-	mu  sync.Mutex
-	err error
+	mu          sync.Mutex
+	err         error
+	node        *gpu.Node
+	discoveries int
+	// onDiscover runs in Discover without the lock.
+	onDiscover func(ctx context.Context) error
 }
 
 func (f *fakeHardware) setError(err error) {
@@ -111,27 +138,83 @@ func (f *fakeHardware) setError(err error) {
 	f.err = err
 }
 
+func (f *fakeHardware) setNode(node *gpu.Node) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.node = node
+}
+
+func (f *fakeHardware) setOnDiscover(do func(ctx context.Context) error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.onDiscover = do
+}
+
 func (f *fakeHardware) Open(context.Context) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.err
 }
 
-func (f *fakeHardware) Discover(context.Context) (*gpu.Node, error) {
-	resources := gpu.Resources{MemoryBytes: 8 << 30, Multiprocessors: 16, CopyEngines: 2}
+func (f *fakeHardware) Discover(ctx context.Context) (*gpu.Node, error) {
+	f.mu.Lock()
+	f.discoveries++
+	node, do := f.node, f.onDiscover
+	f.mu.Unlock()
+	if do != nil {
+		if err := do(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return node, nil
+}
+
+const (
+	firstGPU  = "0000:1b:00.0"
+	secondGPU = "0000:2c:00.0"
+)
+
+// testNodeWith has GPUs that can be cut in two halves. Each is four devices.
+func testNodeWith(pciAddresses ...string) *gpu.Node {
+	all := gpu.Resources{MemoryBytes: 8 << 30, Multiprocessors: 16, CopyEngines: 2}
 	half := gpu.Resources{MemoryBytes: 4 << 30, Multiprocessors: 8, CopyEngines: 1}
-	return &gpu.Node{
-		DriverVersion: "580.95.05",
-		CUDAVersion:   gpu.Version{Major: 13},
-		GPUs: []gpu.GPU{{
-			PCIAddress: "0000:1b:00.0", UUID: "GPU-1", ProductName: "Test GPU", Brand: "Nvidia", Architecture: "Hopper",
-			ComputeCapability: gpu.Version{Major: 9}, Resources: resources,
-			MIG: &gpu.MIG{Dynamic: true, MemorySlices: 2, Profiles: []gpu.Profile{{
-				ID: 19, Name: "1g.4gb", Slices: 1, MaxInstances: 2, Resources: half,
-				Placements: []gpu.Placement{{Start: 0, Size: 1}, {Start: 1, Size: 1}},
-			}}},
-		}},
-	}, nil
+	node := &gpu.Node{DriverVersion: "580.95.05", CUDAVersion: gpu.Version{Major: 13}}
+	for _, address := range pciAddresses {
+		node.GPUs = append(node.GPUs, gpu.GPU{
+			PCIAddress: address, UUID: "GPU-" + address, ProductName: "Test GPU", Brand: "Nvidia", Architecture: "Hopper",
+			ComputeCapability: gpu.Version{Major: 9},
+			Resources:         all,
+			MIG: &gpu.MIG{Dynamic: true, MemorySlices: 2, Profiles: []gpu.Profile{
+				{
+					ID: 0, Name: "2g.8gb", Slices: 2, MaxInstances: 1, Resources: all,
+					Placements: []gpu.Placement{{Start: 0, Size: 2}},
+				},
+				{
+					ID: 19, Name: "1g.4gb", Slices: 1, MaxInstances: 2, Resources: half,
+					Placements: []gpu.Placement{{Start: 0, Size: 1}, {Start: 1, Size: 1}},
+				},
+			}},
+		})
+	}
+	return node
+}
+
+// fakeEvents remembers events.
+type fakeEvents struct {
+	mu  sync.Mutex
+	all []string
+}
+
+func (f *fakeEvents) Warn(_ context.Context, ref claim.Ref, reason, message string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.all = append(f.all, fmt.Sprintf("%s%s: %s", ref.Name, reason, message))
+}
+
+func (f *fakeEvents) list() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.all)
 }
 
 // rig is a running plugin with everything around it.
@@ -139,6 +222,7 @@ type rig struct {
 	api      *fakeapi.Server
 	claims   *fakeClaims
 	hardware *fakeHardware
+	events   *fakeEvents
 	plugin   *Plugin
 	health   healthpb.HealthClient
 	stop     context.CancelFunc
@@ -148,7 +232,10 @@ type rig struct {
 // newRig prepares a plugin that is not running yet.
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	r := &rig{api: fakeapi.New(t), claims: &fakeClaims{}, hardware: &fakeHardware{}, done: make(chan error, 1)}
+	r := &rig{
+		api: fakeapi.New(t), claims: &fakeClaims{}, hardware: &fakeHardware{node: testNodeWith(firstGPU)},
+		events: &fakeEvents{}, done: make(chan error, 1),
+	}
 	r.api.AddNode(testNode)
 	client, err := kubernetes.NewForConfig(&rest.Config{Host: r.api.URL(), QPS: -1})
 	if err != nil {
@@ -172,6 +259,7 @@ func newRig(t *testing.T) *rig {
 	r.plugin, err = New(Options{
 		DriverName: testDriver, NodeName: testNode, KubeClient: client, Claims: r.claims, Hardware: r.hardware,
 		DataDir: filepath.Join(dir, "data"), RegistrarDir: registrar, PodUID: "uid-1", HealthListener: listener,
+		PollInterval: 10 * time.Millisecond, ReconcileInterval: 20 * time.Millisecond, Events: r.events,
 	})
 	if err != nil {
 		t.Fatal(err)

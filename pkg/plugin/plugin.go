@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package plugin connects the driver to the kubelet and to the API server: it
-// registers with the kubelet, hands claims to package claim, discovers the
-// hardware as soon as there is a driver for it, and publishes ResourceSlices.
+// registers with the kubelet, hands claims to package claim, follows what becomes
+// of the hardware, and publishes ResourceSlices.
 package plugin
 
 import (
@@ -41,15 +41,20 @@ type Claims interface {
 	Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]claim.PreparedDevice, error)
 	// Unprepare is idempotent; an unknown claim is a success.
 	Unprepare(ctx context.Context, uid types.UID) error
-	// Resume finishes or undoes what an earlier process left half done. An
-	// error means that something is left and that it should be called again.
-	Resume(ctx context.Context) error
+	// Reconcile finishes or undoes what was left half done, and what belongs to
+	// no claim any more. An error means that something is left; it is called
+	// again in any case.
+	Reconcile(ctx context.Context) error
+	// Survey tells what is the case on the GPUs. It does not wait for a GPU that
+	// is busy or does not answer.
+	Survey(ctx context.Context) device.Status
 }
 
-// Hardware finds the GPUs of this machine.
+// Hardware finds the GPUs of this machine. Its methods return in bounded time,
+// with an error that wraps gpu.ErrHung where the hardware does not.
 type Hardware interface {
 	// Open returns an error that wraps gpu.ErrDriverNotLoaded while there is no
-	// driver. It may be called again after it succeeded.
+	// driver. It is called again after it succeeded.
 	Open(ctx context.Context) error
 	Discover(ctx context.Context) (*gpu.Node, error)
 }
@@ -68,9 +73,15 @@ type Options struct {
 	DataDir      string
 	RegistrarDir string
 
+	// PollInterval is the time between two looks at the GPUs,
+	// ReconcileInterval that between two times of cleaning up.
+	PollInterval, ReconcileInterval time.Duration
+
 	// PodUID lets two instances overlap during a rolling update, each with its
 	// own sockets. Optional: without it there is one instance at a time.
 	PodUID types.UID
+	// Events tells people what is the case on the GPUs. Optional.
+	Events claim.Events
 	// HealthListener serves the gRPC health protocol and is closed by Run.
 	// Optional.
 	HealthListener net.Listener
@@ -96,9 +107,11 @@ type Plugin struct {
 
 	slices *draclient.Client
 	retry  wait.Backoff
-	ready  *readiness
-	calls  inflight
-	fatal  context.CancelCauseFunc
+	// followUp is how long after a claim failed it is cleaned up.
+	followUp time.Duration
+	ready    *readiness
+	calls    inflight
+	fatal    context.CancelCauseFunc
 	// background are goroutines that end with Run's context.
 	background sync.WaitGroup
 
@@ -107,10 +120,15 @@ type Plugin struct {
 	settled     chan struct{}
 	settledOnce sync.Once
 
-	// republish asks the inventory loop to publish again; registered does so
-	// several times because the kubelet wipes slices around a registration.
-	republish  chan struct{}
-	registered chan struct{}
+	// inventory is what is to be published, nil until there is one.
+	inventory atomic.Pointer[device.Inventory]
+	notices   notices
+	leftovers leftovers
+
+	// These ask for something to be done soon: republish to publish the
+	// inventory, recheck to see whether what was published is still there,
+	// failed to clean up after a claim that failed, look to look at the GPUs.
+	republish, recheck, failed, look chan struct{}
 	// noCounters is set when the cluster turned out not to store shared
 	// counters.
 	noCounters  atomic.Bool
@@ -126,15 +144,20 @@ func New(o Options) (*Plugin, error) {
 		return nil, errors.New("a plugin needs a driver name, a node name, a data directory and a registrar directory")
 	case o.KubeClient == nil, o.Claims == nil, o.Hardware == nil:
 		return nil, errors.New("a plugin needs a Kubernetes client, claims and hardware")
+	case o.PollInterval <= 0, o.ReconcileInterval <= 0:
+		return nil, errors.New("a plugin needs to know how often to look and how often to clean up")
 	}
 	return &Plugin{
-		Options:    o,
-		slices:     draclient.New(o.KubeClient),
-		retry:      wait.Backoff{Duration: time.Second, Factor: 1.5, Jitter: 0.1, Steps: 30, Cap: 15 * time.Second},
-		ready:      newReadiness(),
-		settled:    make(chan struct{}),
-		republish:  make(chan struct{}, 1),
-		registered: make(chan struct{}, 1),
+		Options:   o,
+		slices:    draclient.New(o.KubeClient),
+		retry:     wait.Backoff{Duration: time.Second, Factor: 1.5, Jitter: 0.1, Steps: 30, Cap: 15 * time.Second},
+		followUp:  min(time.Second, o.ReconcileInterval),
+		ready:     newReadiness(),
+		settled:   make(chan struct{}),
+		republish: make(chan struct{}, 1),
+		recheck:   make(chan struct{}, 1),
+		failed:    make(chan struct{}, 1),
+		look:      make(chan struct{}, 1),
 	}, nil
 }
 
@@ -163,7 +186,8 @@ func (p *Plugin) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("start serving the kubelet in %s and %s: %w", p.DataDir, p.RegistrarDir, err)
 	}
-	p.background.Go(func() { p.runInventory(ctx, helper) })
+	p.background.Go(func() { p.newNodeLoop().run(ctx) })
+	p.background.Go(func() { p.publish(ctx, helper) })
 
 	<-ctx.Done()
 	p.shutDown(ctx, helper)
@@ -187,6 +211,7 @@ func (p *Plugin) helperOptions() []kubeletplugin.Option {
 		// Declining in WatchHealthStatus works as well, as an error in the log.
 		kubeletplugin.HealthService(false),
 		kubeletplugin.GRPCInterceptor(p.onRegistration),
+		kubeletplugin.GRPCInterceptor(onArrival),
 	}
 }
 
@@ -200,8 +225,7 @@ func (p *Plugin) checkNode(ctx context.Context) error {
 	switch {
 	case err == nil:
 		return nil
-	// Without the second condition a proxy's "404 page not found" would count.
-	case apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse):
+	case apierrors.IsNotFound(err) && !notServed(err):
 		return fmt.Errorf("the cluster has no node named %q: --node-name (NODE_NAME) must be the name of the Node object that this machine is", p.NodeName)
 	default:
 		klog.FromContext(ctx).Error(err, "Could not check that the node exists, going on", "node", p.NodeName)

@@ -167,22 +167,6 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-func TestResumeIsRetried(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	r.claims.resumeErr = errors.New("GPU 0000:1b:00.0 is in use")
-	r.start(t)
-	r.until(t, "readiness", func(ctx context.Context) error { return r.check(ctx, "readiness") })
-	r.until(t, "second Resume", func(context.Context) error {
-		r.claims.mu.Lock()
-		defer r.claims.mu.Unlock()
-		if r.claims.resumed < 2 {
-			return errors.New("not resumed again")
-		}
-		return nil
-	})
-}
-
 func TestRunEnds(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {

@@ -11,17 +11,12 @@ import (
 	"strings"
 	"time"
 
-	"google.golang.org/grpc"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
-	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
-
-	"github.com/partage-dev/partage/pkg/device"
 )
 
 // publisher is the part of kubeletplugin.Helper that publishing needs.
@@ -34,43 +29,70 @@ type publisher interface {
 const featurePartitionable = "DRAPartitionableDevices"
 
 // publish keeps the ResourceSlices of this node in the API server until ctx
-// ends. The slice controller does the work; this decides what it is given and
-// when it looks again.
-func (p *Plugin) publish(ctx context.Context, helper publisher, inventory *device.Inventory) {
+// ends, once there is something to publish. The slice controller does the work;
+// this decides what it is given and when it looks again.
+func (p *Plugin) publish(ctx context.Context, helper publisher) {
+	select {
+	case <-ctx.Done():
+		return
+	case <-p.republish:
+	}
 	if !p.probeCounters(ctx) {
 		return
 	}
-	var again repeat
+	p.background.Go(func() { p.watchSlices(ctx) })
 	state := publication{delay: p.confirmDelay()}
 	for ctx.Err() == nil {
-		resources := inventory.DriverResources(device.Options{
-			Driver:               p.DriverName,
-			Pool:                 p.NodeName,
-			NodeName:             p.NodeName,
-			PartitionableDevices: !p.noCounters.Load(),
-		})
+		resources := p.inventory.Load().DriverResources(p.deviceOptions(!p.noCounters.Load()))
 		if err := helper.PublishResources(ctx, resources); err != nil && ctx.Err() == nil {
 			p.fatal(fmt.Errorf("publish ResourceSlices: %w", err))
 			return
 		}
-		next := again.wait
-		if !p.confirm(ctx, resources, &state) {
-			next = state.wait
+		state.slices, state.devices = p.count(resources)
+		if p.confirm(ctx, &state) {
+			p.awaitReason(ctx, &state)
+			continue
 		}
 		select {
 		case <-ctx.Done():
 		case <-p.republish:
-		case <-p.registered:
-			again.restart()
-		case <-next():
+		case <-state.wait():
 		}
 	}
 }
 
+// awaitReason returns when there is something to publish, or what was published
+// is not there any more.
+func (p *Plugin) awaitReason(ctx context.Context, state *publication) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.republish:
+			return
+		case <-p.recheck:
+		}
+		// Slices are deleted several at a time. Another instance on this node
+		// may be quicker, and must not be joined in making them.
+		if !pause(ctx, wait.Jitter(deletionsTogether, 1)) {
+			return
+		}
+		if p.missing(ctx, state.slices, state.devices) {
+			state.told = ""
+			return
+		}
+	}
+}
+
+// deletionsTogether is the time in which deletions count as one.
+const deletionsTogether = 150 * time.Millisecond
+
 // publication is what publish knows about what the API server holds.
 type publication struct {
-	attempts int
-	delay    wait.Backoff
+	// slices and devices are the numbers that were published.
+	slices, devices int
+	attempts        int
+	delay           wait.Backoff
 	// told is the last success that was logged.
 	told string
 }
@@ -87,41 +109,12 @@ func (p *Plugin) confirmDelay() wait.Backoff {
 	return delay
 }
 
-// repeat is a short series of delays. A kubelet that starts deletes all slices of
-// its node and then registers the plugin. The slice controller puts them back
-// 30 s after it sees a deletion, or at once when it is asked to publish; when the
-// deletions become visible is not known, hence several times.
-type repeat struct{ backoff wait.Backoff }
-
-func (r *repeat) restart() {
-	r.backoff = wait.Backoff{Duration: time.Second, Factor: 3, Steps: 3}
-}
-
-func (r *repeat) wait() <-chan time.Time {
-	if r.backoff.Steps == 0 {
-		return nil
+func (p *Plugin) count(resources resourceslice.DriverResources) (slices, devices int) {
+	all := resources.Pools[p.NodeName].Slices
+	for _, slice := range all {
+		devices += len(slice.Devices)
 	}
-	return time.After(r.backoff.Step())
-}
-
-// onRegistration sees the kubelet tell the outcome of the registration.
-func (p *Plugin) onRegistration(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-	if outcome, ok := req.(*registerapi.RegistrationStatus); ok {
-		if outcome.PluginRegistered {
-			klog.FromContext(ctx).Info("Registered with the kubelet")
-			signal(p.registered)
-		} else {
-			klog.FromContext(ctx).Error(errors.New(outcome.Error), "The kubelet refused the registration")
-		}
-	}
-	return handler(ctx, req)
-}
-
-func signal(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
+	return len(all), devices
 }
 
 // attemptsBeforeTelling is for how many attempts it is normal that the API
@@ -130,14 +123,10 @@ const attemptsBeforeTelling = 4
 
 // confirm tells whether the API server holds what was published, since
 // publishing itself reports nothing.
-func (p *Plugin) confirm(ctx context.Context, resources resourceslice.DriverResources, state *publication) bool {
-	want := 0
-	for _, slice := range resources.Pools[p.NodeName].Slices {
-		want += len(slice.Devices)
-	}
+func (p *Plugin) confirm(ctx context.Context, state *publication) bool {
 	stored, err := p.storedSlices(ctx)
 	if err == nil {
-		err = complete(stored, want)
+		err = complete(stored, state.devices)
 	}
 	if err != nil {
 		state.attempts++
@@ -147,9 +136,9 @@ func (p *Plugin) confirm(ctx context.Context, resources resourceslice.DriverReso
 		return false
 	}
 	state.attempts, state.delay = 0, p.confirmDelay()
-	if told := fmt.Sprint(len(stored), want); told != state.told {
+	if told := fmt.Sprint(len(stored), state.devices); told != state.told {
 		state.told = told
-		klog.FromContext(ctx).Info("Published", "resourceSlices", len(stored), "devices", want)
+		klog.FromContext(ctx).Info("Published", "resourceSlices", len(stored), "devices", state.devices)
 	}
 	p.ready.setSlices(ctx, "")
 	return true
@@ -157,10 +146,7 @@ func (p *Plugin) confirm(ctx context.Context, resources resourceslice.DriverReso
 
 // storedSlices returns the newest generation of this node's pool.
 func (p *Plugin) storedSlices(ctx context.Context) ([]resourceapi.ResourceSlice, error) {
-	list, err := p.slices.ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: fields.Set{
-		resourceapi.ResourceSliceSelectorDriver:   p.DriverName,
-		resourceapi.ResourceSliceSelectorNodeName: p.NodeName,
-	}.String()})
+	list, err := p.slices.ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: p.ownSlices()})
 	if err != nil {
 		return nil, fmt.Errorf("list ResourceSlices: %w", err)
 	}

@@ -15,6 +15,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/partage-dev/partage/test/flow/fakeapi"
 )
 
 // published counts what the API server holds.
@@ -27,7 +29,7 @@ func published(slices []resourceapi.ResourceSlice) (devices, counterSets int) {
 }
 
 // untilPublished waits for exactly these numbers; a test GPU is one whole GPU
-// and two partitions.
+// and three partitions.
 func (r *rig) untilPublished(t *testing.T, devices, counterSets int) {
 	t.Helper()
 	r.until(t, "publication", func(ctx context.Context) error {
@@ -49,7 +51,7 @@ func TestPublish(t *testing.T) {
 		change           func(*rig)
 		devices, counter int
 	}{
-		"counters are stored":  {func(*rig) {}, 3, 1},
+		"counters are stored":  {func(*rig) {}, 4, 1},
 		"counters are dropped": {func(r *rig) { r.api.DropCounters(true) }, 1, 0},
 		"counters are refused": {func(r *rig) {
 			r.api.Refuse(func(req *http.Request) *apierrors.StatusError {
@@ -75,7 +77,7 @@ func TestPublish(t *testing.T) {
 				// How an admission policy refuses: invalid, without a field.
 				return invalidWithoutField()
 			})
-		}, 3, 1},
+		}, 4, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -100,20 +102,68 @@ func TestGateTurnedOff(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	r.start(t)
-	r.untilPublished(t, 3, 1)
+	r.untilPublished(t, 4, 1)
 	r.api.DropCounters(true)
 	r.api.DeleteSlices()
 	r.register(t)
 	r.untilPublished(t, 1, 0)
 }
 
-// TestRegistrationPublishesAgain: a starting kubelet wipes the slices of its node.
-func TestRegistrationPublishesAgain(t *testing.T) {
+// TestDeletedSlicesComeBack: all of them, as a starting kubelet does it, or one,
+// as an administrator does. Nobody has to register for that.
+func TestDeletedSlicesComeBack(t *testing.T) {
+	t.Parallel()
+	for name, remove := range map[string]func(*fakeapi.Server){
+		"all": (*fakeapi.Server).DeleteSlices,
+		"one": func(api *fakeapi.Server) { api.DeleteSlice(api.Slices()[0].Name) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			r.start(t)
+			r.untilPublished(t, 4, 1)
+			// Before the watch has begun, perhaps, and after.
+			for range 2 {
+				remove(r.api)
+				r.untilPublished(t, 4, 1)
+			}
+		})
+	}
+}
+
+// TestRegistrationChecks: a kubelet that registers the plugin may have deleted
+// slices before there was anybody to see it.
+func TestRegistrationChecks(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	r.start(t)
-	r.untilPublished(t, 3, 1)
+	r.untilPublished(t, 4, 1)
 	r.api.DeleteSlices()
 	r.register(t)
-	r.untilPublished(t, 3, 1)
+	r.untilPublished(t, 4, 1)
+}
+
+// TestMissing: more than was published is no reason to publish again, or two
+// instances of different versions would never stop.
+func TestMissing(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.start(t)
+	r.untilPublished(t, 4, 1)
+	for _, test := range []struct {
+		slices, devices int
+		want            bool
+	}{
+		{2, 4, false}, {1, 1, false}, {1, 5, true}, {3, 4, true},
+	} {
+		if got := r.plugin.missing(t.Context(), test.slices, test.devices); got != test.want {
+			t.Errorf("2 slices with 4 devices are there, %d with %d were published: missing is %v", test.slices, test.devices, got)
+		}
+	}
+	r.api.Refuse(func(*http.Request) *apierrors.StatusError {
+		return apierrors.NewInternalError(errors.New("etcd is away"))
+	})
+	if !r.plugin.missing(t.Context(), 2, 4) {
+		t.Error("nothing is missing although nobody knows")
+	}
 }

@@ -25,9 +25,11 @@ func newReadiness() *readiness {
 	}
 }
 
-// setHardware records why there is no inventory; "" says that there is one, for
-// good.
+// setHardware records why the GPUs cannot be used; "" says that they can. It may
+// change any number of times.
 func (s *readiness) setHardware(ctx context.Context, reason string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.set(ctx, &s.hardware, reason)
 }
 
@@ -35,13 +37,16 @@ func (s *readiness) setHardware(ctx context.Context, reason string) {
 // accepted all slices. Once that was so it stays so: publishing again is the
 // business of the slice controller, not of readiness.
 func (s *readiness) setSlices(ctx context.Context, reason string) {
-	s.set(ctx, &s.slices, reason)
-}
-
-func (s *readiness) set(ctx context.Context, field *string, reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if *field == reason || *field == "" {
+	if s.slices != "" {
+		s.set(ctx, &s.slices, reason)
+	}
+}
+
+// set needs the lock.
+func (s *readiness) set(ctx context.Context, field *string, reason string) {
+	if *field == reason {
 		return
 	}
 	*field = reason

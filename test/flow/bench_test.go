@@ -7,14 +7,12 @@ import (
 	"slices"
 	"testing"
 	"time"
-
-	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 )
 
 // BenchmarkPrepare measures Prepare and Unprepare of one claim over gRPC, as the
 // kubelet sees them: the GET of the claim, planning, journal with fsync, NVML
-// (the simulator adds no latency of its own) and the CDI file. An operation is
-// one of each.
+// (which takes no simulated time here) and the CDI file. An operation is one of
+// each.
 func BenchmarkPrepare(b *testing.B) {
 	for _, test := range []struct {
 		name   string
@@ -49,30 +47,6 @@ func BenchmarkPrepare(b *testing.B) {
 			report(b, "unprepare", unprepare)
 		})
 	}
-}
-
-// BenchmarkPrepareAllGPUs prepares one partition on each of eight GPUs at the
-// same time; GPUs are independent, so it should cost little more than one.
-func BenchmarkPrepareAllGPUs(b *testing.B) {
-	n := newNode(b, "dgx-h100")
-	p := n.start(b)
-	p.ready(b)
-	var prepare []time.Duration
-	for b.Loop() {
-		var claims []*drapb.Claim
-		for gpu := range 8 {
-			claims = append(claims, n.allocate(n.names(b, []request{{gpu, "1g.10gb", 0}})))
-		}
-		prepare = append(prepare, timed(func() {
-			for _, answer := range p.prepare(b, claims...) {
-				if answer.GetError() != "" {
-					b.Fatal(answer.GetError())
-				}
-			}
-		}))
-		p.mustUnprepare(b, claims...)
-	}
-	report(b, "prepare", prepare)
 }
 
 func timed(f func()) time.Duration {

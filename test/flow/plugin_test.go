@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
@@ -61,7 +62,8 @@ func (b *logBuffer) String() string {
 func itoa(i int) string { return strconv.Itoa(i) }
 
 // start runs the driver on the node until the test ends. It returns as soon as
-// the kubelet could call it.
+// the kubelet could call it. It looks at the GPUs and cleans up much more often
+// than by default; flags that are given again here count.
 func (n *node) start(t testing.TB, flags ...string) *process {
 	t.Helper()
 	uid := "uid-" + itoa(int(starts.add()))
@@ -79,6 +81,7 @@ func (n *node) start(t testing.TB, flags ...string) *process {
 		"--kubelet-registrar-dir=" + n.registrar,
 		"--pod-uid=" + uid,
 		"--health-port=" + itoa(port),
+		"--poll-interval=200ms", "--reconcile-interval=500ms",
 		"-v=4",
 	}, flags...)
 	p := &process{log: &logBuffer{}, exited: make(chan struct{})}
@@ -216,6 +219,12 @@ func freePort(t testing.TB) int {
 	}
 	t.Fatal("no free port")
 	return 0
+}
+
+// events are what the driver reported to people, in order.
+func (n *node) events(t testing.TB) []corev1.Event {
+	t.Helper()
+	return n.api.Events()
 }
 
 // rename moves files away and back; what is not there is an error.

@@ -5,7 +5,9 @@ package flow
 
 import (
 	"bytes"
+	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os/exec"
 	"path/filepath"
@@ -191,4 +193,139 @@ func TestWrongNode(t *testing.T) {
 	if last := lines[len(lines)-1]; !strings.Contains(last, `the cluster has no node named "node-2"`) {
 		t.Errorf("the last line is %q", last)
 	}
+}
+
+// untilPrinted waits until what is published is what the slices command prints.
+func (p *process) untilPrinted(t *testing.T, n *node) {
+	t.Helper()
+	want := specs(n.printed(t, true))
+	p.until(t, "the slices of the machine as it is", func(context.Context) error {
+		if diff := cmp.Diff(want, specs(n.api.Slices()), quantities()); diff != "" {
+			return fmt.Errorf("slices (-printed +published):\n%s", diff)
+		}
+		return nil
+	})
+}
+
+// publishedAgain is what the driver says when it puts slices back at once. The
+// slice controller does so without a word, after half a minute.
+const publishedAgain = "ResourceSlices were deleted, publishing them again"
+
+// TestKubeletRestart: a kubelet that starts deletes the slices of its node, and
+// registers the driver sooner or later than that.
+func TestKubeletRestart(t *testing.T) {
+	t.Parallel()
+	for name, restart := range map[string]func(*testing.T, *node, *process){
+		"deleted, then registered": func(t *testing.T, n *node, p *process) {
+			n.api.DeleteSlices()
+			n.reregister(t, p)
+		},
+		"registered, then deleted": func(t *testing.T, n *node, p *process) {
+			n.reregister(t, p)
+			p.untilPrinted(t, n)
+			n.api.DeleteSlices()
+		},
+		"one deleted by hand": func(_ *testing.T, n *node, _ *process) {
+			n.api.DeleteSlice(n.api.Slices()[1].Name)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, "h100x1")
+			p := n.start(t)
+			p.ready(t)
+			claim := n.allocate(n.names(t, []request{{0, "1g.10gb", 0}}))
+			p.mustPrepare(t, claim)
+			restart(t, n, p)
+			p.untilPrinted(t, n)
+			p.wantLog(t, publishedAgain)
+			p.mustPrepare(t, claim)
+			p.mustUnprepare(t, claim)
+			n.wantClean(t)
+		})
+	}
+}
+
+// TestGPULost: its devices stay published and are tainted until it is back, and
+// the other GPU is used meanwhile.
+func TestGPULost(t *testing.T) {
+	t.Parallel()
+	for reason, code := range map[string]int{"lost": 15, "reset-required": 16} {
+		t.Run(reason, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, "h100x2")
+			p := n.start(t)
+			p.ready(t)
+			p.untilPrinted(t, n)
+			all := n.devicesOf(t, 1)
+			fail := func(code int) {
+				t.Helper()
+				if err := n.state.Update(func(m *machine.Machine) error {
+					m.GPUs[1].Failure = code
+					return nil
+				}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			fail(code)
+			p.untilTainted(t, n, reason, all)
+			p.untilEvent(t, n, map[string]string{"lost": "GPULost", "reset-required": "GPUResetRequired"}[reason], n.address(t, 1))
+			claim := n.allocate(n.names(t, []request{{0, "1g.10gb", 0}}))
+			p.mustPrepare(t, claim)
+			p.mustUnprepare(t, claim)
+			for _, service := range []string{"liveness", "readiness"} {
+				if err := p.check(service)(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}
+			fail(0)
+			p.untilTainted(t, n, reason, nil)
+			p.untilPrinted(t, n)
+			told := 0
+			for _, e := range n.events(t) {
+				if strings.Contains(e.Message, n.address(t, 1)) && e.InvolvedObject.Kind == "Node" {
+					told += int(e.Count)
+				}
+			}
+			if told != 1 {
+				t.Errorf("%d events, want one: %+v", told, n.events(t))
+			}
+		})
+	}
+}
+
+// TestDriverUnloaded: while the driver is away nothing is allocated and pods can
+// end; it comes back by itself.
+func TestDriverUnloaded(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, "h100x2")
+	p := n.start(t)
+	p.ready(t)
+	claim := n.allocate(n.names(t, []request{{0, "1g.10gb", 0}}))
+	p.mustPrepare(t, claim)
+
+	const driverNotLoaded = 9
+	away := n.inject(t, machine.Fault{Function: "*", GPU: -1, Code: driverNotLoaded})
+	p.untilTainted(t, n, "unresponsive", append(n.devicesOf(t, 0), n.devicesOf(t, 1)...))
+	p.until(t, "the driver not to be ready", func(ctx context.Context) error {
+		if err := p.check("readiness")(ctx); err == nil {
+			return errors.New("it is")
+		}
+		return nil
+	})
+	if err := p.check("liveness")(t.Context()); err != nil {
+		t.Error(err)
+	}
+	p.mustUnprepare(t, claim)
+
+	away.remove(t)
+	p.ready(t)
+	p.untilPrinted(t, n)
+	p.until(t, "the partition to be removed", func(context.Context) error {
+		if left := n.instances(t); len(left) > 0 {
+			return fmt.Errorf("left: %+v", left)
+		}
+		return nil
+	})
+	p.mustPrepare(t, claim)
 }

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package fakeapi is a small Kubernetes API server for tests: it stores nodes,
-// ResourceClaims and ResourceSlices in memory and speaks as much REST as a DRA
+// ResourceClaims, ResourceSlices and events in memory and speaks as much REST as a DRA
 // driver needs, watch, dry run and disabled feature gates included. It checks
 // nothing that it stores.
 package fakeapi
@@ -39,7 +39,9 @@ type Server struct {
 	events  []event
 	// changed is closed and replaced whenever events grows.
 	changed chan struct{}
-	refuse  func(*http.Request) *apierrors.StatusError
+	// reported are the events that people read.
+	reported []corev1.Event
+	refuse   func(*http.Request) *apierrors.StatusError
 	// dropCounters behaves as if DRAPartitionableDevices were off.
 	dropCounters bool
 }
@@ -56,6 +58,8 @@ func New(t testing.TB) *Server {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /api/v1/nodes/{name}", s.getNode)
 	mux.HandleFunc("GET /apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}", s.getClaim)
+	mux.HandleFunc("POST /api/v1/namespaces/{namespace}/events", s.createEvent)
+	mux.HandleFunc("PATCH /api/v1/namespaces/{namespace}/events/{name}", s.patchEvent)
 	const slices = "/apis/resource.k8s.io/v1/resourceslices"
 	mux.HandleFunc("GET "+slices, s.listOrWatchSlices)
 	mux.HandleFunc("POST "+slices, s.createSlice)
@@ -118,6 +122,14 @@ func (s *Server) SetClaim(claim *resourceapi.ResourceClaim) *resourceapi.Resourc
 	claim.ResourceVersion = s.nextVersion()
 	s.claims[types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}] = claim
 	return claim.DeepCopy()
+}
+
+// DeleteClaim removes a claim. SetClaim may make another one with the same name
+// afterwards, which gets another UID unless it brings one.
+func (s *Server) DeleteClaim(namespace, name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.claims, types.NamespacedName{Namespace: namespace, Name: name})
 }
 
 // DropCounters makes the server behave as with the feature gate

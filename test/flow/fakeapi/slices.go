@@ -42,12 +42,30 @@ func (s *Server) Slices() []resourceapi.ResourceSlice {
 func (s *Server) DeleteSlices() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for name, slice := range s.slices {
-		delete(s.slices, name)
-		slice = slice.DeepCopy()
-		slice.ResourceVersion = s.nextVersion()
-		s.emit(watch.Deleted, slice)
+	for name := range s.slices {
+		s.remove(name)
 	}
+}
+
+// DeleteSlice removes one slice, as an administrator does. It does nothing if
+// there is no slice of that name.
+func (s *Server) DeleteSlice(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.remove(name)
+}
+
+// remove needs the lock. It returns what was there, or nil.
+func (s *Server) remove(name string) *resourceapi.ResourceSlice {
+	slice, exists := s.slices[name]
+	if !exists {
+		return nil
+	}
+	delete(s.slices, name)
+	slice = slice.DeepCopy()
+	slice.ResourceVersion = s.nextVersion()
+	s.emit(watch.Deleted, slice)
+	return slice
 }
 
 func (s *Server) sortedSlices() []resourceapi.ResourceSlice {
@@ -118,15 +136,11 @@ func (s *Server) updateSlice(w http.ResponseWriter, r *http.Request) {
 func (s *Server) deleteSlice(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	slice, exists := s.slices[r.PathValue("name")]
-	if !exists {
+	slice := s.remove(r.PathValue("name"))
+	if slice == nil {
 		respondError(w, apierrors.NewNotFound(sliceResource(), r.PathValue("name")))
 		return
 	}
-	delete(s.slices, slice.Name)
-	slice = slice.DeepCopy()
-	slice.ResourceVersion = s.nextVersion()
-	s.emit(watch.Deleted, slice)
 	respond(w, http.StatusOK, slice)
 }
 

@@ -1,0 +1,108 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/ktesting"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+)
+
+func (r *rig) untilReconciled(t *testing.T, times int) {
+	t.Helper()
+	r.until(t, "cleaning up", func(context.Context) error {
+		if _, got := r.claims.counts(); got < times {
+			return fmt.Errorf("%d times, want %d", got, times)
+		}
+		return nil
+	})
+}
+
+// TestReconcileGoesOn: with and without a driver, whether it succeeds or not.
+func TestReconcileGoesOn(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*rig){
+		"all is well": func(*rig) {},
+		"it fails":    func(r *rig) { r.claims.reconcileErr = errors.New("GPU 0000:1b:00.0 is in use") },
+		"no driver":   func(r *rig) { r.hardware.setError(errors.New("no driver")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			change(r)
+			r.start(t)
+			r.untilReconciled(t, 4)
+		})
+	}
+}
+
+// TestFailedClaimIsFollowedUp: without waiting for the next interval.
+func TestFailedClaimIsFollowedUp(t *testing.T) {
+	t.Parallel()
+	for name, call := range map[string]func(context.Context, drapb.DRAPluginClient, *drapb.Claim) error{
+		"prepare": func(ctx context.Context, kubelet drapb.DRAPluginClient, c *drapb.Claim) error {
+			_, err := kubelet.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{c}})
+			return err
+		},
+		"unprepare": func(ctx context.Context, kubelet drapb.DRAPluginClient, _ *drapb.Claim) error {
+			stuck := &drapb.Claim{Namespace: "default", Name: "stuck", Uid: "stuck"}
+			_, err := kubelet.NodeUnprepareResources(ctx, &drapb.NodeUnprepareResourcesRequest{Claims: []*drapb.Claim{stuck}})
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			// By themselves, the loops would do nothing for longer than a test may
+			// take; a tenth of the interval is what a failure is followed up after.
+			r.plugin.ReconcileInterval = 10 * eventually
+			r.plugin.PollInterval = 10 * eventually
+			r.plugin.followUp = time.Millisecond
+			r.claims.onPrepare = func(context.Context, *resourceapi.ResourceClaim) error { return errors.New("no") }
+			r.start(t)
+			kubelet := r.register(t)
+			r.untilReconciled(t, 1)
+			r.untilPublished(t, 4, 1)
+			surveys, _ := r.claims.counts()
+			if err := call(t.Context(), kubelet, r.claim("one")); err != nil {
+				t.Fatal(err)
+			}
+			r.untilReconciled(t, 2)
+			r.until(t, "a look at the GPUs", func(context.Context) error {
+				if got, _ := r.claims.counts(); got <= surveys {
+					return errors.New("not yet")
+				}
+				return nil
+			})
+		})
+	}
+}
+
+func TestLeftoversAreToldOnce(t *testing.T) {
+	t.Parallel()
+	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
+	ctx := klog.NewContext(t.Context(), logger)
+	var l leftovers
+	for _, err := range []error{nil, errors.New("one"), errors.New("one"), errors.New("two"), nil, nil} {
+		l.tell(ctx, err)
+	}
+	sink, ok := logger.GetSink().(ktesting.Underlier)
+	if !ok {
+		t.Fatal("the logger has no buffer")
+	}
+	text := sink.GetBuffer().String()
+	for line, want := range map[string]int{`err="one"`: 1, `err="two"`: 1, "Everything is cleaned up": 1} {
+		if got := strings.Count(text, line); got != want {
+			t.Errorf("%q is logged %d times, want %d:\n%s", line, got, want, text)
+		}
+	}
+}
