@@ -28,6 +28,8 @@ CLUSTER := bin/cluster
 TEST_CLUSTER := $(CLUSTER) --name test
 HELM := $(OUT)/cluster/bin/helm
 LINT := $(OUT)/bin/golangci-lint
+# How long make soak takes.
+SOAK := 10m
 # Packages of the root module by kind of test.
 UNIT := ./cmd/... ./pkg/... ./test/gpusim/...
 FLOW := ./test/flow/...
@@ -102,6 +104,11 @@ test-unit: gpusim ## Test every package by itself
 test-flow: build ## Test the plugin over gRPC against simulated GPUs, without Kubernetes
 	$(call say,flow tests)
 	go test $(FLOW)
+
+.PHONY: soak
+soak: build ## Break the driver at random for SOAK=10m and look for what is left
+	$(call say,soak)
+	go test -count=1 -timeout 0 -v -run '^TestSoak$$' ./test/flow -soak.duration=$(SOAK)
 
 .PHONY: test-cluster
 test-cluster: root setup build cluster images ## Test with real pods on a local Kubernetes of its own
