@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi"
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
@@ -39,7 +40,7 @@ var requiredLibraries = []string{"libcuda.so.", "libnvidia-ml.so."}
 // best.
 type commonEdits struct {
 	roots    host.Roots
-	discover func(ctx context.Context) (*specs.ContainerEdits, error)
+	discover func(ctx context.Context, version string) (*specs.ContainerEdits, error)
 
 	mu      sync.Mutex
 	version string // of the kernel driver, empty while not known
@@ -59,8 +60,10 @@ type driverKey struct {
 
 func newCommonEdits(roots host.Roots, hookPath string) *commonEdits {
 	return &commonEdits{
-		roots:    roots,
-		discover: func(ctx context.Context) (*specs.ContainerEdits, error) { return discover(ctx, roots, hookPath) },
+		roots: roots,
+		discover: func(ctx context.Context, version string) (*specs.ContainerEdits, error) {
+			return discover(ctx, roots, hookPath, version)
+		},
 	}
 }
 
@@ -79,7 +82,7 @@ func (c *commonEdits) get(ctx context.Context) (specs.ContainerEdits, error) {
 		return specs.ContainerEdits{}, err
 	}
 	if c.cached == nil || c.key != key {
-		found, err := c.discover(ctx)
+		found, err := c.discover(ctx, key.version)
 		if err != nil {
 			return specs.ContainerEdits{}, fmt.Errorf("find the NVIDIA driver's files in %s: %w", c.roots.Driver, err)
 		}
@@ -171,13 +174,14 @@ func (c *commonEdits) complete(e *specs.ContainerEdits, version string) error {
 
 // discover asks nvcdi. IPC discovery is off because it would mount the host's
 // /tmp/nvidia-mps, and with it an MPS daemon that is none of the claim's.
-func discover(ctx context.Context, roots host.Roots, hookPath string) (*specs.ContainerEdits, error) {
+func discover(ctx context.Context, roots host.Roots, hookPath, version string) (*specs.ContainerEdits, error) {
 	if _, err := os.Stat(roots.Driver); err != nil {
 		return nil, err
 	}
 	lib, err := nvcdi.New(
 		nvcdi.WithLogger(toolkitLogger{klog.FromContext(ctx)}),
 		nvcdi.WithMode(nvcdi.ModeNvml),
+		nvcdi.WithNvmlLib(knownVersion{version: version}),
 		nvcdi.WithDriverRoot(roots.Driver),
 		nvcdi.WithDevRoot(roots.Dev),
 		nvcdi.WithNVIDIACDIHookPath(hookPath),
@@ -192,6 +196,18 @@ func discover(ctx context.Context, roots host.Roots, hookPath string) (*specs.Co
 	}
 	return edits.ContainerEdits, nil
 }
+
+// knownVersion answers the one thing that nvcdi asks of NVML. NVML itself must not
+// be asked here: nvcdi would start it on all GPUs, and one that hangs would hold
+// up the claims of all others, without end.
+type knownVersion struct {
+	nvml.Interface
+	version string
+}
+
+func (v knownVersion) Init() nvml.Return                             { return nvml.SUCCESS }
+func (v knownVersion) Shutdown() nvml.Return                         { return nvml.SUCCESS }
+func (v knownVersion) SystemGetDriverVersion() (string, nvml.Return) { return v.version, nvml.SUCCESS }
 
 // toolkitLogger passes on what nvcdi has to say. It warns about every optional
 // file that a driver does not have.

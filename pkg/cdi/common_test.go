@@ -49,7 +49,7 @@ func TestCacheFollowsTheDriver(t *testing.T) {
 func TestCacheIsNotShared(t *testing.T) {
 	s, _, _ := fixed(t)
 	found := completeEdits(s.common.roots.Driver)
-	s.common.discover = func(context.Context) (*specs.ContainerEdits, error) { return found, nil }
+	s.common.discover = func(context.Context, string) (*specs.ContainerEdits, error) { return found, nil }
 	spoil := func(e *specs.ContainerEdits) {
 		e.Env[0] = "SPOILT=1"
 		e.DeviceNodes[0].Path = "/spoilt"
@@ -92,7 +92,7 @@ func TestIncompleteDriver(t *testing.T) {
 			s, folder, _ := fixed(t)
 			edits := completeEdits(s.common.roots.Driver)
 			test.change(edits)
-			s.common.discover = func(context.Context) (*specs.ContainerEdits, error) { return edits, nil }
+			s.common.discover = func(context.Context, string) (*specs.ContainerEdits, error) { return edits, nil }
 			if _, err := s.Write(t.Context(), uid, []Device{whole}); err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("got %v, want %q", err, test.want)
 			}

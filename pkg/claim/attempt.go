@@ -65,6 +65,9 @@ func (m *Manager) prepare(ctx context.Context, plan *Plan, earlier *Record, boot
 // containers may be running.
 func (m *Manager) verify(ctx context.Context, plan *Plan, earlier *Record) (*Record, error) {
 	r := earlier.clone()
+	if err := m.expect(ctx, r); err != nil {
+		return nil, &tracelessError{fmt.Errorf("the claim was prepared before: %w", err)}
+	}
 	if _, err := m.apply(ctx, plan, r); err != nil {
 		return nil, &tracelessError{fmt.Errorf("the claim was prepared before: %w", err)}
 	}
@@ -73,6 +76,35 @@ func (m *Manager) verify(ctx context.Context, plan *Plan, earlier *Record) (*Rec
 	}
 	klog.FromContext(ctx).Info("The claim was prepared before and is not what its record said, the record is brought up to date")
 	return r, m.journal.save(r)
+}
+
+// expect makes sure that what is in the places of a prepared claim is the claim's.
+// Before a partition that is gone is made again, the record stops saying which it
+// was: otherwise a process that is killed then would take the new one for somebody
+// else's.
+func (m *Manager) expect(ctx context.Context, r *Record) error {
+	gone := false
+	for i := range r.Devices {
+		d := &r.Devices[i]
+		if !d.made() || d.Partition.Live == nil {
+			continue
+		}
+		state, err := m.partitions.State(ctx, d.PCIAddress)
+		if err != nil {
+			return fmt.Errorf("device %s: %w", d.Device, err)
+		}
+		switch live, found := partition.Lookup(state, d.address()); {
+		case !found:
+			d.Partition.Live, gone = nil, true
+		case live.UUID != d.Partition.Live.UUID:
+			return fmt.Errorf("device %s: partition %s, which the claim had, is gone and %s, which this driver did not make, is in its place",
+				d.Device, d.Partition.Live.UUID, live.UUID)
+		}
+	}
+	if !gone {
+		return nil
+	}
+	return m.journal.save(r)
 }
 
 // checkForeign refuses a place with an instance that no record explains, whatever

@@ -23,6 +23,9 @@ func (j *journalView) compare(pciAddress string, state gpu.MIGState) finding {
 	}
 	for _, d := range claims {
 		there := slices.ContainsFunc(instances, func(i gpu.Instance) bool { return d.isAt(i) })
+		if uuid := d.Partition.uuid(); uuid != "" && !hasUUID(instances, uuid) {
+			f.gone = append(f.gone, uuid)
+		}
 		switch {
 		case d.Type == static && d.Partition.Live != nil && !hasUUID(instances, d.Partition.Live.UUID):
 			f.statics = append(f.statics, d.static(d.Partition.Live.UUID, true))
@@ -36,7 +39,7 @@ func (j *journalView) compare(pciAddress string, state gpu.MIGState) finding {
 
 // judge says what a single instance means.
 func (j *journalView) judge(f *finding, pciAddress string, i gpu.Instance, claims []owned) {
-	if slices.ContainsFunc(claims, func(d owned) bool { return d.made() && d.isAt(i) }) {
+	if slices.ContainsFunc(claims, func(d owned) bool { return d.made() && d.isAt(i) && d.mayBe(i) }) {
 		return
 	}
 	taken := slices.ContainsFunc(claims, func(d owned) bool { return d.Type == static && d.isAt(i) })

@@ -146,6 +146,7 @@ func TestEveryFormat(t *testing.T) {
 					if _, err := b.Create(t.Context(), d.address(), true); err != nil {
 						t.Fatal(err)
 					}
+					b.rename(d.address(), d.Partition.uuid())
 				case d.Type == static:
 					b.makeForeign(d.address())
 					want = []string{"MIG mode of " + d.PCIAddress, "instance " + d.address().String() + " complete=true"}

@@ -22,6 +22,8 @@ type gpus struct {
 	enabled   map[string]bool
 	processes map[string][]gpu.Process
 	nextID    int
+	// resets is how often ids began anew. UUIDs never do.
+	resets int
 	// foreign are the places where somebody else makes partitions.
 	foreign []partition.Address
 	// out are calls that have not returned, broken is what a GPU answers to
@@ -233,10 +235,19 @@ func (g *gpus) place(at partition.Address) error {
 }
 
 func (g *gpus) complete(p *placed) {
-	p.Compute = []gpu.ComputeInstance{{UUID: fmt.Sprintf("MIG-%d", g.nextID)}}
+	p.Compute = []gpu.ComputeInstance{{UUID: fmt.Sprintf("MIG-%d", 1000*g.resets+g.nextID)}}
 	g.nextID++
 	g.box.put(capability(p, "access"), "DeviceFileMinor: "+strconv.Itoa(100+10*p.ID)+"\n")
 	g.box.put(capability(p, "ci0/access"), "DeviceFileMinor: "+strconv.Itoa(101+10*p.ID)+"\n")
+}
+
+// rename gives a partition the UUID that a record has, unless it has none.
+func (b *box) rename(at partition.Address, uuid string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if p := b.find(at); uuid != "" {
+		p.Compute[0].UUID = uuid
+	}
 }
 
 func capability(p *placed, file string) string {
@@ -244,13 +255,13 @@ func capability(p *placed, file string) string {
 	return fmt.Sprintf("proc/driver/nvidia/capabilities/gpu%d/mig/gi%d/%s", minor, p.ID, file)
 }
 
-func (b *box) Destroy(_ context.Context, at partition.Address, dynamic bool) error {
+func (b *box) Destroy(_ context.Context, at partition.Address, uuid string, dynamic bool) error {
 	b.mu.Lock()
 	err := b.answer(at.PCIAddress)
 	i, on := b.find(at), b.enabled[at.PCIAddress]
-	divided := i != nil && len(i.Compute) > 1
+	foreign := i != nil && (len(i.Compute) > 1 || len(i.Compute) == 1 && uuid != "" && i.Compute[0].UUID != uuid)
 	b.mu.Unlock()
-	if err != nil || divided {
+	if err != nil || foreign {
 		return err
 	}
 	if i != nil {

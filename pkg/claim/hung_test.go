@@ -227,3 +227,34 @@ func TestWholeHangs(t *testing.T) {
 		b.wantNothing()
 	})
 }
+
+// TestUnprepareWhileAnotherProcessHangs: whether the call returns cannot be seen
+// from here, so the pod ends and what waits for the GPU stays written down.
+func TestUnprepareWhileAnotherProcessHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBox(t)
+		m, other := b.manager(), b.manager()
+		mustPrepare(t, other, newClaim("run", sliceA4, sliceB0))
+		comeBack := b.hangAt("create instance", 1, pciA)
+		if _, err := m.Prepare(t.Context(), newClaim("u1", sliceA0)); !errors.Is(err, gpu.ErrHung) {
+			t.Fatal(err)
+		}
+		b.hooks(nil, nil)
+		ctx, cancel := context.WithTimeout(t.Context(), 45*time.Second)
+		defer cancel()
+		if err := other.Unprepare(ctx, "run"); err != nil {
+			t.Errorf("the pod cannot end: %v", err)
+		}
+		if b.count(pciB) != 0 {
+			t.Error("the partition on the GPU that works is still there")
+		}
+		comeBack()
+		synctest.Wait()
+		for _, m := range []*Manager{m, other} {
+			if err := m.Reconcile(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+		b.wantNothing()
+	})
+}

@@ -45,7 +45,7 @@ type locks struct {
 	// waiting are in the order in which they came.
 	waiting []*waiter
 	// out are the calls that have not returned, by the lock of their GPU.
-	out map[lockName]*gpu.HungError
+	out map[lockName][]*gpu.HungError
 }
 
 type waiter struct {
@@ -72,7 +72,7 @@ func newLocks(dir string) (*locks, error) {
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return nil, fmt.Errorf("locks: %w", err)
 	}
-	return &locks{dir: dir, taken: map[lockName]bool{}, out: map[lockName]*gpu.HungError{}}, nil
+	return &locks{dir: dir, taken: map[lockName]bool{}, out: map[lockName][]*gpu.HungError{}}, nil
 }
 
 // claim waits for the lock of one claim.
@@ -101,6 +101,13 @@ func (l *locks) tryGPU(pciAddress string) (release func(), err error) {
 	return l.try([]lockName{gpuLock(pciAddress)})
 }
 
+// elsewhere tells whether a lock that tryGPU did not get is another process's.
+func (l *locks) elsewhere(pciAddress string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !l.taken[gpuLock(pciAddress)]
+}
+
 // stuck says that a call on a GPU has not returned. Whoever waits for the GPU
 // stops, and its lock is not free before the call returns: until then the call
 // may take effect at any time.
@@ -108,7 +115,12 @@ func (l *locks) stuck(pciAddress string, call *gpu.HungError) {
 	name := gpuLock(pciAddress)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.out[name] = call
+	if !slices.Contains(l.out[name], call) {
+		l.out[name] = append(l.out[name], call)
+	}
+	if l.callOut(name) == nil {
+		return // it has returned meanwhile
+	}
 	l.waiting = slices.DeleteFunc(l.waiting, func(w *waiter) bool {
 		if !slices.Contains(w.names, name) {
 			return false
@@ -122,19 +134,30 @@ func notUsable(name lockName, call *gpu.HungError) error {
 	return fmt.Errorf("%s is not used before a call on it has returned: %w", name.text, call)
 }
 
-// callOut is the call on a GPU that has not returned, or nil. The caller holds mu.
+// callOut is a call on a GPU that has not returned, or nil. There may be several:
+// what only looks at a GPU does so without its lock. The caller holds mu.
 func (l *locks) callOut(name lockName) *gpu.HungError {
-	call := l.out[name]
-	if call == nil {
-		return nil
-	}
-	select {
-	case <-call.Done:
+	out := slices.DeleteFunc(l.out[name], func(call *gpu.HungError) bool {
+		select {
+		case <-call.Done:
+			return true
+		default:
+			return false
+		}
+	})
+	if len(out) == 0 {
 		delete(l.out, name)
 		return nil
-	default:
-		return call
 	}
+	l.out[name] = out
+	return out[0]
+}
+
+// stillOut is callOut for those who do not hold mu.
+func (l *locks) stillOut(name lockName) *gpu.HungError {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.callOut(name)
 }
 
 // acquire waits for all locks until ctx is done. The user is the kind of what
@@ -159,8 +182,11 @@ func (l *locks) acquire(ctx context.Context, names []lockName, user string) (fun
 	}
 }
 
+// errBusy: somebody else has a lock.
+var errBusy = errors.New("is busy")
+
 func isBusy(name lockName, user string, err error) error {
-	return fmt.Errorf("%s is busy with another %s: %w", name.text, user, err)
+	return fmt.Errorf("%s %w with another %s: %w", name.text, errBusy, user, err)
 }
 
 // try returns nil where one of the locks is held.
@@ -324,16 +350,16 @@ func (l *locks) releaser(names []lockName, files []*flock.Flock) func() {
 	return func() {
 		var now []lockName
 		for i, name := range names {
-			l.mu.Lock()
-			call := l.callOut(name)
-			l.mu.Unlock()
+			call := l.stillOut(name)
 			if call == nil {
 				unlock(name, files[i])
 				now = append(now, name)
 				continue
 			}
 			go func() {
-				<-call.Done
+				for ; call != nil; call = l.stillOut(name) {
+					<-call.Done
+				}
 				unlock(name, files[i])
 				l.free([]lockName{name})
 			}()

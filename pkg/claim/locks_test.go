@@ -222,3 +222,54 @@ func TestInOrder(t *testing.T) {
 		t.Errorf("got %v", got)
 	}
 }
+
+// TestLockOfSeveralCalls: what only looks at a GPU takes no lock, so that more than
+// one call may be out. The lock is free when the last has returned.
+func TestLockOfSeveralCalls(t *testing.T) {
+	l, other := twoProcesses(t)
+	release, err := l.gpus(t.Context(), []string{pciA})
+	if err != nil {
+		t.Fatal(err)
+	}
+	create, discover := make(chan struct{}), make(chan struct{})
+	l.stuck(pciA, &gpu.HungError{Call: "create", Done: create})
+	l.stuck(pciA, &gpu.HungError{Call: "discover", Done: discover})
+	release()
+	close(discover)
+	if got, err := other.tryGPU(pciA); got != nil || err != nil {
+		t.Errorf("another process has the lock while a call is out: %v, %v", got != nil, err)
+	}
+	close(create)
+	got, err := other.gpus(t.Context(), []string{pciA})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got()
+}
+
+// TestCallThatReturnedMeanwhile keeps nobody from a GPU.
+func TestCallThatReturnedMeanwhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, _ := twoProcesses(t)
+		release, err := l.gpus(t.Context(), []string{pciA})
+		if err != nil {
+			t.Fatal(err)
+		}
+		waiter := make(chan error, 1)
+		go func() {
+			release, err := l.gpus(t.Context(), []string{pciA})
+			if err == nil {
+				release()
+			}
+			waiter <- err
+		}()
+		synctest.Wait()
+		done := make(chan struct{})
+		close(done)
+		l.stuck(pciA, &gpu.HungError{Call: "create", Done: done})
+		release()
+		if err := <-waiter; err != nil {
+			t.Error(err)
+		}
+	})
+}

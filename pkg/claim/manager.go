@@ -37,8 +37,9 @@ type Partitions interface {
 	// Create makes a partition, or completes what is there, completely or not
 	// at all.
 	Create(ctx context.Context, at partition.Address, dynamic bool) (partition.Live, error)
-	// Destroy succeeds when nothing is there.
-	Destroy(ctx context.Context, at partition.Address, dynamic bool) error
+	// Destroy succeeds when nothing is there, or a partition with another UUID,
+	// which stays. An empty uuid stands for any.
+	Destroy(ctx context.Context, at partition.Address, uuid string, dynamic bool) error
 	// EnsureWhole fails when a GPU is divided.
 	EnsureWhole(ctx context.Context, pciAddress string, dynamic bool) error
 }

@@ -157,7 +157,7 @@ func TestPartitionDisappeared(t *testing.T) {
 	m := b.manager()
 	mustPrepare(t, m, newClaim("u1", sliceA0))
 	before := b.specs["u1"]
-	if err := b.Destroy(t.Context(), addressA0, true); err != nil {
+	if err := b.Destroy(t.Context(), addressA0, "", true); err != nil {
 		t.Fatal(err)
 	}
 	mustPrepare(t, m, newClaim("u1", sliceA0))

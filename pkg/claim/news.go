@@ -30,6 +30,8 @@ const (
 	// ReasonOrphanInUse: a claim that does not exist any more is kept, because
 	// processes use its devices.
 	ReasonOrphanInUse = "OrphanedClaimInUse"
+	// ReasonPartitionGone: a partition of a claim does not exist any more.
+	ReasonPartitionGone = "PartitionGone"
 )
 
 // news tells things once. What has been told is kept in memory only: a new

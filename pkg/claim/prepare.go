@@ -150,7 +150,7 @@ func (m *Manager) earlier(ctx context.Context, plan *Plan, boot string) (*Record
 	switch {
 	case r.BootID != boot:
 		return nil, nil
-	case r.State != Unpreparing && r.sameDevices(plan.record(boot)):
+	case r.State != Unpreparing && r.arrange(plan.record(boot)):
 		return r, nil
 	}
 	if r.State != Unpreparing {

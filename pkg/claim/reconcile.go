@@ -95,9 +95,18 @@ func (m *Manager) reconcile(ctx context.Context, uid types.UID, boot string, is 
 	return m.rewrite(ctx, r)
 }
 
-// rewrite makes sure that a prepared claim has its CDI spec. It looks nothing up
-// on the hardware.
+// rewrite makes sure that a prepared claim has its CDI spec, and that one whose
+// partition was found to be missing has none: the device numbers may be those of
+// another claim's by now. It looks nothing up on the hardware.
 func (m *Manager) rewrite(ctx context.Context, r *Record) error {
+	for i := range r.Devices {
+		if d := &r.Devices[i]; d.Partition.uuid() != "" && m.surveys.isGone(d) {
+			err := fmt.Errorf("device %s: partition %s was removed by somebody else, or by a reset of the GPU", d.Device, d.Partition.uuid())
+			m.news.tell(ctx, r.Claim, ReasonPartitionGone, "The claim "+r.Claim.String()+": "+err.Error()+
+				". Its containers cannot use it any more; delete the pods.")
+			return errors.Join(err, m.cdi.Remove(r.Claim.UID))
+		}
+	}
 	if m.inventory.Load() == nil {
 		return fmt.Errorf("its CDI spec is not checked: %w", errNoInventory)
 	}

@@ -83,6 +83,14 @@ type PartitionRecord struct {
 	Live *partition.Live `json:"live,omitempty"`
 }
 
+// uuid is empty until the partition exists.
+func (p *PartitionRecord) uuid() string {
+	if p == nil || p.Live == nil {
+		return ""
+	}
+	return p.Live.UUID
+}
+
 // address must be called for partitions only.
 func (d *DeviceRecord) address() partition.Address {
 	return partition.Address{PCIAddress: d.PCIAddress, ProfileID: d.Partition.ProfileID, Placement: d.Partition.Placement}
@@ -124,8 +132,22 @@ func (d *DeviceRecord) same(other *DeviceRecord) bool {
 	return d.Partition == nil || d.address() == other.address()
 }
 
-func (r *Record) sameDevices(other *Record) bool {
-	return slices.EqualFunc(r.Devices, other.Devices, func(a, b DeviceRecord) bool { return a.same(&b) })
+// arrange puts the devices into the order of the other record's, if they are the
+// same ones; versions of the driver may order them differently.
+func (r *Record) arrange(other *Record) bool {
+	if len(r.Devices) != len(other.Devices) {
+		return false
+	}
+	var arranged []DeviceRecord
+	for i := range other.Devices {
+		found := slices.IndexFunc(r.Devices, func(d DeviceRecord) bool { return d.same(&other.Devices[i]) })
+		if found < 0 {
+			return false
+		}
+		arranged = append(arranged, r.Devices[found])
+	}
+	r.Devices = arranged
+	return true
 }
 
 // gpus lists the PCI addresses of the GPUs with something to remove, in order.

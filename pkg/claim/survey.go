@@ -5,7 +5,10 @@ package claim
 
 import (
 	"context"
+	"fmt"
+	"slices"
 	"sync"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
@@ -18,12 +21,38 @@ import (
 type surveys struct {
 	mu     sync.Mutex
 	latest map[string]finding
+	// since is when it was first seen that another process has a GPU's lock.
+	since map[string]time.Duration
+}
+
+// elsewhereLimit is longer than any call keeps a GPU, undoing included.
+const elsewhereLimit = 2 * time.Minute
+
+// elsewhere notes whether another process has a GPU's lock, and tells for how long
+// that has been so.
+func (s *surveys) elsewhere(pciAddress string, held bool, now time.Duration) time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !held {
+		delete(s.since, pciAddress)
+		return 0
+	}
+	if s.since == nil {
+		s.since = map[string]time.Duration{}
+	}
+	if _, known := s.since[pciAddress]; !known {
+		s.since[pciAddress] = now
+	}
+	return now - s.since[pciAddress]
 }
 
 // finding is what a survey says about one GPU.
 type finding struct {
 	statics    []device.Static
 	conditions []device.Condition
+	// gone are the UUIDs of partitions that claims had and that do not exist any
+	// more. No other partition ever gets the same.
+	gone []string
 }
 
 func (s *surveys) get(pciAddress string) (finding, bool) {
@@ -40,6 +69,12 @@ func (s *surveys) put(pciAddress string, f finding) {
 		s.latest = map[string]finding{}
 	}
 	s.latest[pciAddress] = f
+}
+
+// isGone tells whether a partition that a claim has was found to be missing.
+func (s *surveys) isGone(d *DeviceRecord) bool {
+	found, _ := s.get(d.PCIAddress)
+	return slices.Contains(found.gone, d.Partition.uuid())
 }
 
 // Survey compares the journal with the hardware of all GPUs in the inventory and
@@ -80,6 +115,9 @@ func (m *Manager) Survey(ctx context.Context) device.Status {
 	return status
 }
 
+var errElsewhere = fmt.Errorf("another process has had its lock for more than %s; an earlier instance of the driver may hang in it: %w",
+	elsewhereLimit, gpu.ErrHung)
+
 // surveyed is one GPU in one survey.
 type surveyed struct {
 	manager *Manager
@@ -104,10 +142,16 @@ func (g *surveyed) survey(ctx context.Context, journal *journalView, journalErr 
 	if !known {
 		latest.statics = journal.statics(g.address)
 	}
+	busy := g.release == nil && g.lockErr == nil
+	held := m.surveys.elsewhere(g.address, busy && m.locks.elsewhere(g.address), m.clock())
 	switch {
 	case g.lockErr != nil:
 		g.finding = journal.trouble(g.address, latest, g.lockErr)
-	case g.release == nil:
+	case held >= elsewhereLimit:
+		// A process that hangs in the kernel does not die and keeps its locks.
+		g.finding = journal.trouble(g.address, latest, errElsewhere)
+		return
+	case busy:
 		g.finding = latest
 		return
 	default:
@@ -216,4 +260,11 @@ func (d *DeviceRecord) static(uuid string, gone bool) device.Static {
 
 func (d *DeviceRecord) isAt(i gpu.Instance) bool {
 	return d.Partition != nil && d.Partition.ProfileID == i.ProfileID && d.Partition.Placement == i.Placement
+}
+
+// mayBe tells whether an instance in a claim's place is the claim's: one with
+// another UUID was made by somebody else, after the GPU was reset.
+func (d *DeviceRecord) mayBe(i gpu.Instance) bool {
+	was := d.Partition.uuid()
+	return was == "" || len(i.Compute) == 0 || len(i.Compute) == 1 && i.Compute[0].UUID == was
 }

@@ -82,8 +82,8 @@ func (t *tombstones) put(uid types.UID, boot string, arrived time.Duration) erro
 	return nil
 }
 
-// pass refuses a call that is older than the claim's release. A later one means
-// that the claim is wanted again, and removes the tombstone.
+// pass refuses a call that is older than the claim's release. The tombstone stays
+// when a later one passes: the older one may still be on its way.
 func (t *tombstones) pass(uid types.UID, boot string, arrived time.Duration) error {
 	stone, err := t.read(uid)
 	if err != nil || stone == nil {
@@ -92,7 +92,7 @@ func (t *tombstones) pass(uid types.UID, boot string, arrived time.Duration) err
 	if stone.BootID == boot && arrived < stone.Released {
 		return errors.New("the claim was released after this call had arrived; the call is out of date")
 	}
-	return t.drop(uid)
+	return nil
 }
 
 func (t *tombstones) drop(uid types.UID) error {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
@@ -116,6 +117,11 @@ func (m *Manager) forget(r *Record) error {
 	return m.journal.delete(r.Claim.UID)
 }
 
+// busyTime bounds the wait for one GPU of a claim that is released. Another process
+// may hold it until a call returns that never does, and that cannot be seen from
+// here; the claim's other GPUs and the end of its pod must not wait for it.
+const busyTime = 10 * time.Second
+
 // leftovers are the partitions that could not be removed, and why.
 type leftovers []leftover
 
@@ -161,7 +167,7 @@ func (m *Manager) release(ctx context.Context, r *Record) leftovers {
 				devices = append(devices, d)
 			}
 		}
-		unlock, err := m.locks.gpus(ctx, []string{address})
+		unlock, err := m.lockFor(ctx, address, busyTime)
 		if err != nil {
 			for _, d := range devices {
 				left = append(left, leftover{d, err})
@@ -174,6 +180,13 @@ func (m *Manager) release(ctx context.Context, r *Record) leftovers {
 	return left
 }
 
+// lockFor waits no longer than this, nor than ctx.
+func (m *Manager) lockFor(ctx context.Context, pciAddress string, limit time.Duration) (func(), error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	return m.locks.gpus(ctx, []string{pciAddress})
+}
+
 // destroy removes the partitions among devices, last to first. One that cannot be
 // removed does not keep the others. The caller holds the locks of the GPUs.
 func (m *Manager) destroy(ctx context.Context, devices []DeviceRecord) leftovers {
@@ -182,7 +195,8 @@ func (m *Manager) destroy(ctx context.Context, devices []DeviceRecord) leftovers
 		if !d.made() {
 			continue
 		}
-		if err := m.partitions.Destroy(ctx, d.address(), d.DynamicMIG); err != nil {
+		err := m.partitions.Destroy(ctx, d.address(), d.Partition.uuid(), d.DynamicMIG)
+		if err != nil {
 			left = append(left, leftover{d, err})
 		}
 	}
@@ -195,5 +209,5 @@ func (m *Manager) destroy(ctx context.Context, devices []DeviceRecord) leftovers
 // prevent. An instance that does not exist is no error of Destroy.
 func absent(err error) bool {
 	return errors.Is(err, gpu.ErrDriverNotLoaded) || errors.Is(err, gpu.ErrLost) || errors.Is(err, gpu.ErrNotFound) ||
-		errors.Is(err, gpu.ErrHung) || errors.Is(err, gpu.ErrResetRequired)
+		errors.Is(err, gpu.ErrHung) || errors.Is(err, gpu.ErrResetRequired) || errors.Is(err, errBusy)
 }

@@ -33,16 +33,16 @@ func (w watched) Create(ctx context.Context, at partition.Address, dynamic bool)
 	return live, w.watch(at.PCIAddress, err)
 }
 
-func (w watched) Destroy(ctx context.Context, at partition.Address, dynamic bool) error {
-	return w.watch(at.PCIAddress, w.gpus.Destroy(ctx, at, dynamic))
+func (w watched) Destroy(ctx context.Context, at partition.Address, uuid string, dynamic bool) error {
+	return w.watch(at.PCIAddress, w.gpus.Destroy(ctx, at, uuid, dynamic))
 }
 
 func (w watched) EnsureWhole(ctx context.Context, pciAddress string, dynamic bool) error {
 	return w.watch(pciAddress, w.gpus.EnsureWhole(ctx, pciAddress, dynamic))
 }
 
-// watch looks for one call that is out. There is never a second one: on a GPU on
-// which a call is out no other is made.
+// watch looks for the first call that is out. Those that were not made because of
+// another one name that one.
 func (w watched) watch(pciAddress string, err error) error {
 	var call *gpu.HungError
 	if errors.As(err, &call) {

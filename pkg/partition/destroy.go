@@ -16,34 +16,33 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
-// Destroy removes the partition at the address and nothing else. An absent one,
-// a GPU without MIG, and an instance that somebody has divided into several
-// compute instances, which is never ours, is a success. It turns MIG mode off when the last
-// instance of a dynamic GPU is gone; a failure of that alone is logged, unless the
-// call has not returned.
+// Destroy removes the partition at the address and nothing else. An absent one, and
+// a partition that is not ours, is a success: that is one that somebody has divided
+// into several compute instances, or whose UUID is another than uuid, because
+// somebody made it after the GPU was reset. An empty uuid stands for any. A GPU that
+// says that it has no MIG is an error, since a partition was made there. It turns
+// MIG mode off when the last instance of a dynamic GPU is gone; a failure of that
+// alone is logged, unless the call has not returned.
 //
 // While a process holds the partition it tries again for about seven seconds
 // within ctx, because a process that was just killed takes its time; then the
 // error wraps gpu.ErrInUse and names the processes.
-func (l *Lifecycle) Destroy(ctx context.Context, a Address, dynamic bool) error {
-	if err := l.destroy(ctx, a, dynamic); err != nil {
+func (l *Lifecycle) Destroy(ctx context.Context, a Address, uuid string, dynamic bool) error {
+	if err := l.destroy(ctx, a, uuid, dynamic); err != nil {
 		return fmt.Errorf("destroy the partition with %s: %w", a, err)
 	}
 	return nil
 }
 
-func (l *Lifecycle) destroy(ctx context.Context, a Address, dynamic bool) error {
+func (l *Lifecycle) destroy(ctx context.Context, a Address, uuid string, dynamic bool) error {
 	state, err := l.hw.MIGState(ctx, a.PCIAddress)
-	if errors.Is(err, gpu.ErrNotSupported) {
-		return nil
-	}
 	if err != nil {
 		return err
 	}
 	if instance := find(state, a); instance != nil {
-		if len(instance.Compute) > 1 {
-			klog.FromContext(ctx).Info("GPU instance is divided into compute instances, so it is not ours and stays",
-				"pciAddress", a.PCIAddress, "instanceID", instance.ID)
+		if why := foreign(*instance, uuid); why != "" {
+			klog.FromContext(ctx).Info("GPU instance is not ours and stays",
+				"pciAddress", a.PCIAddress, "instanceID", instance.ID, "reason", why)
 			return nil
 		}
 		if state, err = l.removeInstance(ctx, a, state); err != nil {
@@ -63,6 +62,18 @@ func (l *Lifecycle) destroy(ctx context.Context, a Address, dynamic bool) error 
 	return nil
 }
 
+// foreign says why an instance at the address of a partition is not that
+// partition, or nothing.
+func foreign(instance gpu.Instance, uuid string) string {
+	switch compute := instance.Compute; {
+	case len(compute) > 1:
+		return "it is divided into compute instances"
+	case len(compute) == 1 && uuid != "" && compute[0].UUID != uuid:
+		return "it is " + compute[0].UUID + " and not " + uuid
+	}
+	return ""
+}
+
 // removeInstance removes the compute instances and the GPU instance at the
 // address, tries again while it is in use, and returns the state afterwards.
 // Every further attempt begins with what exists then, not with what an earlier
@@ -73,9 +84,10 @@ func (l *Lifecycle) removeInstance(ctx context.Context, a Address, state gpu.MIG
 		if instance == nil {
 			return state, nil
 		}
-		err := l.tearDown(ctx, a.PCIAddress, *instance)
+		absent, err := l.tearDown(ctx, a.PCIAddress, *instance)
 		if err == nil {
-			return l.unlessGone(ctx, a, errors.New("the driver reports success and the GPU instance is still there"))
+			still := errors.New("the driver reports success and the GPU instance is still there")
+			return l.unlessGone(ctx, a, errors.Join(append(absent, still)...))
 		}
 		if !errors.Is(err, gpu.ErrInUse) {
 			return l.unlessGone(ctx, a, err)
@@ -92,20 +104,27 @@ func (l *Lifecycle) removeInstance(ctx context.Context, a Address, state gpu.MIG
 }
 
 // tearDown removes the compute instances first, as the driver demands. One
-// that is gone already is no failure.
-func (l *Lifecycle) tearDown(ctx context.Context, pciAddress string, instance gpu.Instance) error {
+// that is gone already is no failure; absent says of which ones that was heard.
+func (l *Lifecycle) tearDown(ctx context.Context, pciAddress string, instance gpu.Instance) (absent []error, err error) {
 	for _, compute := range instance.Compute {
 		err := l.hw.DestroyComputeInstance(ctx, pciAddress, instance.ID, compute.ID)
-		if err != nil && !errors.Is(err, gpu.ErrNotFound) {
-			return fmt.Errorf("compute instance %d of GPU instance %d: %w", compute.ID, instance.ID, err)
+		if err != nil {
+			err = fmt.Errorf("compute instance %d of GPU instance %d: %w", compute.ID, instance.ID, err)
 		}
+		if err != nil && !errors.Is(err, gpu.ErrNotFound) {
+			return absent, err
+		}
+		absent = append(absent, err)
 	}
-	err := l.hw.DestroyInstance(ctx, pciAddress, instance.ID)
+	err = l.hw.DestroyInstance(ctx, pciAddress, instance.ID)
+	if err != nil {
+		err = fmt.Errorf("GPU instance %d: %w", instance.ID, err)
+	}
 	if err != nil && !errors.Is(err, gpu.ErrNotFound) {
-		return fmt.Errorf("GPU instance %d: %w", instance.ID, err)
+		return absent, err
 	}
 	klog.FromContext(ctx).V(2).Info("GPU instance destroyed", "pciAddress", pciAddress, "instanceID", instance.ID)
-	return nil
+	return append(absent, err), nil
 }
 
 // unlessGone returns cause if the instance is still at the address.

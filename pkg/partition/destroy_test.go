@@ -22,6 +22,7 @@ var stillInUse = []fault{
 
 var destroyTests = map[string]struct {
 	gpu     fakeGPU
+	uuid    string // that the partition had
 	dynamic bool
 	waits   int // how many the deadline allows
 	freeAt  int // the wait after which all processes are gone
@@ -49,7 +50,7 @@ var destroyTests = map[string]struct {
 		outcome: outcome{calls: []string{"mode false"}},
 	},
 	"absent, mode off": {gpu: fakeGPU{}, dynamic: true},
-	"no MIG":           {gpu: fakeGPU{notMIG: true}, dynamic: true},
+	"no MIG any more":  {gpu: fakeGPU{notMIG: true}, dynamic: true, outcome: outcome{is: gpu.ErrNotSupported}},
 	"another profile at the placement is not ours": {
 		gpu: fakeGPU{enabled: true, instances: []gpu.Instance{instance(7, mediaAt4, "MIG-f")}}, dynamic: true,
 		outcome: outcome{left: []gpu.Instance{instance(7, mediaAt4, "MIG-f")}, modeLeft: true},
@@ -61,6 +62,18 @@ var destroyTests = map[string]struct {
 	"divided by someone else": {
 		gpu: fakeGPU{enabled: true, instances: []gpu.Instance{instance(7, oneAt4, "MIG-f", "MIG-g")}}, dynamic: true,
 		outcome: outcome{left: []gpu.Instance{instance(7, oneAt4, "MIG-f", "MIG-g")}, modeLeft: true},
+	},
+	"the one that was made": {
+		gpu: fakeGPU{enabled: true, instances: []gpu.Instance{mine}}, dynamic: true, uuid: mine.Compute[0].UUID,
+		outcome: outcome{calls: []string{"ci- 7/0", "gi- 7", "mode false"}},
+	},
+	"made by someone else since": {
+		gpu: fakeGPU{enabled: true, instances: []gpu.Instance{mine}}, dynamic: true, uuid: "MIG-earlier",
+		outcome: outcome{left: []gpu.Instance{mine}, modeLeft: true},
+	},
+	"without compute instance, whoever made it": {
+		gpu: fakeGPU{enabled: true, instances: []gpu.Instance{instance(7, oneAt4)}}, dynamic: true, uuid: "MIG-earlier",
+		outcome: outcome{calls: []string{"gi- 7", "mode false"}},
 	},
 	"compute instance vanishes meanwhile": {
 		gpu: fakeGPU{
@@ -166,7 +179,7 @@ func TestDestroy(t *testing.T) {
 					test.onFree(f)
 				}
 			})
-			test.check(t, f, l.Destroy(t.Context(), oneAt4, test.dynamic))
+			test.check(t, f, l.Destroy(t.Context(), oneAt4, test.uuid, test.dynamic))
 		})
 	}
 }
@@ -178,7 +191,7 @@ func TestEnsureWhole(t *testing.T) {
 		dynamic bool
 		outcome
 	}{
-		"no MIG":          {gpu: fakeGPU{notMIG: true}},
+		"no MIG any more": {gpu: fakeGPU{notMIG: true}, outcome: outcome{is: gpu.ErrNotSupported}},
 		"mode off":        {gpu: fakeGPU{}, dynamic: true},
 		"mode off static": {gpu: fakeGPU{}},
 		"mode on": {
@@ -234,7 +247,7 @@ func TestRepeat(t *testing.T) {
 			t.Fatalf("the second Create made %+v of %+v: %v", second, first, err)
 		}
 		for range 2 {
-			if err := l.Destroy(t.Context(), oneAt4, true); err != nil {
+			if err := l.Destroy(t.Context(), oneAt4, "", true); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -21,8 +21,8 @@ const wholeGPU = -1
 var ErrDivided = fmt.Errorf("it is partitioned: %w", gpu.ErrInUse)
 
 // EnsureWhole makes the GPU usable undivided: MIG mode off. It never removes
-// an instance; where there are some it fails and names them. A GPU without MIG
-// is whole.
+// an instance; where there are some it fails and names them. It is for GPUs that can
+// be divided: one that says that it cannot is in trouble.
 func (l *Lifecycle) EnsureWhole(ctx context.Context, pciAddress string, dynamic bool) error {
 	if err := l.ensureWhole(ctx, pciAddress, dynamic); err != nil {
 		return fmt.Errorf("use GPU %s undivided: %w", pciAddress, err)
@@ -32,9 +32,6 @@ func (l *Lifecycle) EnsureWhole(ctx context.Context, pciAddress string, dynamic 
 
 func (l *Lifecycle) ensureWhole(ctx context.Context, pciAddress string, dynamic bool) error {
 	state, err := l.hw.MIGState(ctx, pciAddress)
-	if errors.Is(err, gpu.ErrNotSupported) {
-		return nil
-	}
 	if err != nil {
 		return err
 	}

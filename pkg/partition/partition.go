@@ -163,7 +163,7 @@ func (l *Lifecycle) build(ctx context.Context, a Address, instance *gpu.Instance
 func (l *Lifecycle) undo(ctx context.Context, a Address, dynamic bool) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
 	defer cancel()
-	if err := l.destroy(ctx, a, dynamic); err != nil {
+	if err := l.destroy(ctx, a, "", dynamic); err != nil {
 		return fmt.Errorf("undo: %w", err)
 	}
 	return nil

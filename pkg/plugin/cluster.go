@@ -40,15 +40,15 @@ func NewCluster(client kubernetes.Interface) *Cluster {
 }
 
 // versions of the API that claims are served in, the preferred first.
-var versions = []func(ctx context.Context, client kubernetes.Interface, c claim.Ref) (metav1.Object, error){
-	func(ctx context.Context, client kubernetes.Interface, c claim.Ref) (metav1.Object, error) {
-		return client.ResourceV1().ResourceClaims(c.Namespace).Get(ctx, c.Name, metav1.GetOptions{})
+var versions = []func(ctx context.Context, client kubernetes.Interface, c claim.Ref, o metav1.GetOptions) (metav1.Object, error){
+	func(ctx context.Context, client kubernetes.Interface, c claim.Ref, o metav1.GetOptions) (metav1.Object, error) {
+		return client.ResourceV1().ResourceClaims(c.Namespace).Get(ctx, c.Name, o)
 	},
-	func(ctx context.Context, client kubernetes.Interface, c claim.Ref) (metav1.Object, error) {
-		return client.ResourceV1beta2().ResourceClaims(c.Namespace).Get(ctx, c.Name, metav1.GetOptions{})
+	func(ctx context.Context, client kubernetes.Interface, c claim.Ref, o metav1.GetOptions) (metav1.Object, error) {
+		return client.ResourceV1beta2().ResourceClaims(c.Namespace).Get(ctx, c.Name, o)
 	},
-	func(ctx context.Context, client kubernetes.Interface, c claim.Ref) (metav1.Object, error) {
-		return client.ResourceV1beta1().ResourceClaims(c.Namespace).Get(ctx, c.Name, metav1.GetOptions{})
+	func(ctx context.Context, client kubernetes.Interface, c claim.Ref, o metav1.GetOptions) (metav1.Object, error) {
+		return client.ResourceV1beta1().ResourceClaims(c.Namespace).Get(ctx, c.Name, o)
 	},
 }
 
@@ -61,10 +61,19 @@ func (c *Cluster) Exists(ctx context.Context, ref claim.Ref) (bool, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, clusterTimeout)
 	defer cancel()
+	// This is asked for every claim again and again, and nearly always the answer is
+	// yes. The API server's cache, which may be behind, is good enough for that.
+	if exists, err := c.exists(ctx, ref, metav1.GetOptions{ResourceVersion: "0"}); exists || err != nil {
+		return exists, err
+	}
+	return c.exists(ctx, ref, metav1.GetOptions{})
+}
+
+func (c *Cluster) exists(ctx context.Context, ref claim.Ref, o metav1.GetOptions) (bool, error) {
 	first := int(c.served.Load())
 	for i := range versions {
 		version := (first + i) % len(versions)
-		found, err := versions[version](ctx, c.client, ref)
+		found, err := versions[version](ctx, c.client, ref, o)
 		if notServed(err) {
 			continue
 		}

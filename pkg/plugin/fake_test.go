@@ -55,6 +55,8 @@ type fakeClaims struct {
 
 	// onPrepare runs in Prepare without the lock.
 	onPrepare func(ctx context.Context, claim *resourceapi.ResourceClaim) error
+	// onSurvey runs in Survey without the lock.
+	onSurvey func()
 }
 
 func (f *fakeClaims) SetInventory(i *device.Inventory) {
@@ -103,6 +105,9 @@ func (f *fakeClaims) Reconcile(context.Context) error {
 }
 
 func (f *fakeClaims) Survey(context.Context) device.Status {
+	if f.onSurvey != nil {
+		f.onSurvey()
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.surveys++
@@ -227,6 +232,27 @@ type rig struct {
 	health   healthpb.HealthClient
 	stop     context.CancelFunc
 	done     chan error
+	// unregistered is set by tests without a kubelet.
+	unregistered bool
+	// registering is held in a call of the registration service, which a kubelet
+	// makes one at a time.
+	registering sync.Mutex
+}
+
+// registerSoon registers the plugin once it can be.
+func (r *rig) registerSoon(ctx context.Context) {
+	conn, err := grpc.NewClient("unix://"+r.plugin.registrationSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return
+	}
+	defer conn.Close()
+	registration := registerapi.NewRegistrationClient(conn)
+	_ = wait.PollUntilContextCancel(ctx, 5*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+		r.registering.Lock()
+		defer r.registering.Unlock()
+		_, err := registration.NotifyRegistrationStatus(ctx, &registerapi.RegistrationStatus{PluginRegistered: true})
+		return err == nil, nil
+	})
 }
 
 // newRig prepares a plugin that is not running yet.
@@ -276,6 +302,10 @@ func (r *rig) start(t *testing.T) {
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), ktesting.NewLogger(nopTL{}, ktesting.NewConfig())))
 	r.stop = cancel
 	go func() { r.done <- r.plugin.Run(ctx) }()
+	if !r.unregistered {
+		// Like a kubelet that runs. It ends with the plugin.
+		go r.registerSoon(ctx)
+	}
 	t.Cleanup(func() {
 		cancel()
 		if r.done != nil {
@@ -323,6 +353,8 @@ func (r *rig) register(t *testing.T) drapb.DRAPluginClient {
 		info, err = registration.GetInfo(ctx, &registerapi.InfoRequest{}, grpc.WaitForReady(true))
 		return err
 	})
+	r.registering.Lock()
+	defer r.registering.Unlock()
 	if _, err := registration.NotifyRegistrationStatus(t.Context(), &registerapi.RegistrationStatus{PluginRegistered: true}); err != nil {
 		t.Fatal(err)
 	}

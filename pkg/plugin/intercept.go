@@ -21,9 +21,11 @@ func (p *Plugin) onRegistration(ctx context.Context, req any, _ *grpc.UnaryServe
 	if outcome, ok := req.(*registerapi.RegistrationStatus); ok {
 		if outcome.PluginRegistered {
 			klog.FromContext(ctx).Info("Registered with the kubelet")
+			p.ready.setRegistration(ctx, "")
 			signal(p.recheck)
 		} else {
 			klog.FromContext(ctx).Error(errors.New(outcome.Error), "The kubelet refused the registration")
+			p.ready.setRegistration(ctx, "the kubelet refused the registration: "+outcome.Error)
 		}
 	}
 	return handler(ctx, req)

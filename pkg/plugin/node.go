@@ -59,10 +59,11 @@ func (l *nodeLoop) run(ctx context.Context) {
 	defer l.settle()
 	l.take(ctx, l.discover(ctx))
 	l.reconcileFirst(ctx)
+	// Claims can have partitions that others made, which only a survey finds.
+	l.survey(ctx)
 	l.settle()
 	l.background.Go(func() { l.reconcileForEver(ctx) })
 
-	l.survey(ctx)
 	ticker := time.NewTicker(l.PollInterval)
 	defer ticker.Stop()
 	for ctx.Err() == nil {

@@ -90,8 +90,11 @@ type Options struct {
 // Times that bound waiting. None of them decides about correctness.
 const (
 	// The kubelet gives a call 45 s and comes back only a minute later, so a
-	// call that arrives while the driver starts had better wait a little.
-	settleTimeout = 20 * time.Second
+	// call that arrives while the driver starts had better wait a little: for longer
+	// than a GPU that hangs holds up the first discovery of the others.
+	settleTimeout = 30 * time.Second
+	// Leftovers had better be gone before the first claim.
+	cleanUpTimeout = 20 * time.Second
 	// A pod gets 30 s between SIGTERM and SIGKILL by default.
 	drainTimeout = 20 * time.Second
 	// A call that was cancelled has nothing to wait for any more.
@@ -112,7 +115,7 @@ type Plugin struct {
 	ready    *readiness
 	calls    inflight
 	fatal    context.CancelCauseFunc
-	// background are goroutines that end with Run's context.
+	// background are goroutines that end after the calls of the kubelet.
 	background sync.WaitGroup
 
 	// settled is closed once the start has been tried: the inventory is there
@@ -186,11 +189,15 @@ func (p *Plugin) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("start serving the kubelet in %s and %s: %w", p.DataDir, p.RegistrarDir, err)
 	}
-	p.background.Go(func() { p.newNodeLoop().run(ctx) })
-	p.background.Go(func() { p.publish(ctx, helper) })
+	// Calls in progress are served to their end, and so is what goes on beside them.
+	background, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	p.background.Go(func() { p.newNodeLoop().run(background) })
+	p.background.Go(func() { p.publish(background, helper) })
 
 	<-ctx.Done()
 	p.shutDown(ctx, helper)
+	end()
 	p.background.Wait()
 	if parent.Err() != nil {
 		return nil

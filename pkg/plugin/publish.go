@@ -48,7 +48,7 @@ func (p *Plugin) publish(ctx context.Context, helper publisher) {
 			p.fatal(fmt.Errorf("publish ResourceSlices: %w", err))
 			return
 		}
-		state.slices, state.devices = p.count(resources)
+		state.devices = p.count(resources)
 		if p.confirm(ctx, &state) {
 			p.awaitReason(ctx, &state)
 			continue
@@ -77,7 +77,7 @@ func (p *Plugin) awaitReason(ctx context.Context, state *publication) {
 		if !pause(ctx, wait.Jitter(deletionsTogether, 1)) {
 			return
 		}
-		if p.missing(ctx, state.slices, state.devices) {
+		if p.missing(ctx) {
 			state.told = ""
 			return
 		}
@@ -89,10 +89,10 @@ const deletionsTogether = 150 * time.Millisecond
 
 // publication is what publish knows about what the API server holds.
 type publication struct {
-	// slices and devices are the numbers that were published.
-	slices, devices int
-	attempts        int
-	delay           wait.Backoff
+	// devices is how many were published.
+	devices  int
+	attempts int
+	delay    wait.Backoff
 	// told is the last success that was logged.
 	told string
 }
@@ -109,12 +109,11 @@ func (p *Plugin) confirmDelay() wait.Backoff {
 	return delay
 }
 
-func (p *Plugin) count(resources resourceslice.DriverResources) (slices, devices int) {
-	all := resources.Pools[p.NodeName].Slices
-	for _, slice := range all {
+func (p *Plugin) count(resources resourceslice.DriverResources) (devices int) {
+	for _, slice := range resources.Pools[p.NodeName].Slices {
 		devices += len(slice.Devices)
 	}
-	return len(all), devices
+	return devices
 }
 
 // attemptsBeforeTelling is for how many attempts it is normal that the API
@@ -164,12 +163,21 @@ func (p *Plugin) storedSlices(ctx context.Context) ([]resourceapi.ResourceSlice,
 	return stored, nil
 }
 
-func complete(stored []resourceapi.ResourceSlice, devices int) error {
+// whole tells whether all slices of the pool are there, whoever published them.
+func whole(stored []resourceapi.ResourceSlice) error {
 	if len(stored) == 0 {
 		return errors.New("there is none")
 	}
 	if want := stored[0].Spec.Pool.ResourceSliceCount; int64(len(stored)) != want {
 		return fmt.Errorf("%d of %d are there", len(stored), want)
+	}
+	return nil
+}
+
+// complete tells whether they also hold what this instance published.
+func complete(stored []resourceapi.ResourceSlice, devices int) error {
+	if err := whole(stored); err != nil {
+		return err
 	}
 	have := 0
 	for _, slice := range stored {

@@ -4,6 +4,7 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
 	"sync"
 
@@ -13,16 +14,26 @@ import (
 // readiness is why the plugin is not ready, or that it is. A change is logged
 // once, so that an hour of retries is one line.
 type readiness struct {
-	mu       sync.Mutex
-	hardware string
-	slices   string
+	mu           sync.Mutex
+	registration string
+	hardware     string
+	slices       string
 }
 
 func newReadiness() *readiness {
 	return &readiness{
-		hardware: "the GPUs of this node have not been discovered yet",
-		slices:   "no ResourceSlice has been published yet",
+		registration: "the kubelet has not registered the plugin yet",
+		hardware:     "the GPUs of this node have not been discovered yet",
+		slices:       "no ResourceSlice has been published yet",
 	}
+}
+
+// setRegistration records why the kubelet does not call this instance; "" says
+// that it does. During an upgrade the old instance goes when this one is ready.
+func (s *readiness) setRegistration(ctx context.Context, reason string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.set(ctx, &s.registration, reason)
 }
 
 // setHardware records why the GPUs cannot be used; "" says that they can. It may
@@ -54,7 +65,7 @@ func (s *readiness) set(ctx context.Context, field *string, reason string) {
 	switch {
 	case reason != "":
 		logger.Info("Not ready", "reason", reason)
-	case s.hardware == "" && s.slices == "":
+	case s.registration == "" && s.hardware == "" && s.slices == "":
 		logger.Info("Ready")
 	}
 }
@@ -69,8 +80,5 @@ func (s *readiness) hardwareReason() string {
 func (s *readiness) notReady() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.hardware != "" {
-		return s.hardware
-	}
-	return s.slices
+	return cmp.Or(s.hardware, s.slices, s.registration)
 }

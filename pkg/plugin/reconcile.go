@@ -42,20 +42,20 @@ func (p *Plugin) reconcile(ctx context.Context) {
 
 // reconcileFirst cleans up before claims are let through, because leftovers must
 // be gone before the first claim needs their place. A GPU on which that takes
-// long holds the others up no longer than settleTimeout.
+// long holds the others up no longer than cleanUpTimeout.
 func (p *Plugin) reconcileFirst(ctx context.Context) {
 	done := make(chan struct{})
 	p.background.Go(func() {
 		defer close(done)
 		p.reconcile(ctx)
 	})
-	timer := time.NewTimer(settleTimeout)
+	timer := time.NewTimer(cleanUpTimeout)
 	defer timer.Stop()
 	select {
 	case <-done:
 	case <-ctx.Done():
 	case <-timer.C:
-		klog.FromContext(ctx).Info("Cleaning up takes long, going on", "waited", settleTimeout)
+		klog.FromContext(ctx).Info("Cleaning up takes long, going on", "waited", cleanUpTimeout)
 	}
 }
 

@@ -5,7 +5,6 @@ package plugin
 
 import (
 	"context"
-	"fmt"
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -68,23 +67,18 @@ func nameOnly(object any) (any, error) {
 	}}, nil
 }
 
-// missing tells whether fewer slices or devices are stored than were published.
-// More than that is somebody else's: while two instances of different versions
-// overlap, each has its own idea, and reacting to the other's would go on and on.
-func (p *Plugin) missing(ctx context.Context, slices, devices int) bool {
+// missing tells whether slices of the pool were deleted. A pool that is complete
+// with another content is somebody else's: while two instances overlap, each may
+// have its own idea, and reacting to the other's would go on and on.
+func (p *Plugin) missing(ctx context.Context) bool {
 	stored, err := p.storedSlices(ctx)
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Could not check the ResourceSlices, publishing them again")
 		return true
 	}
-	have := 0
-	for _, slice := range stored {
-		have += len(slice.Spec.Devices)
+	if err := whole(stored); err != nil {
+		klog.FromContext(ctx).Info("ResourceSlices were deleted, publishing them again", "reason", err)
+		return true
 	}
-	if len(stored) >= slices && have >= devices {
-		return false
-	}
-	klog.FromContext(ctx).Info("ResourceSlices were deleted, publishing them again",
-		"have", fmt.Sprintf("%d with %d devices", len(stored), have), "want", fmt.Sprintf("%d with %d devices", slices, devices))
-	return true
+	return false
 }

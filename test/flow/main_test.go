@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/partage-dev/partage/test/flow/killpoint"
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
 )
 
@@ -29,6 +30,7 @@ var built struct {
 }
 
 func TestMain(m *testing.M) {
+	killpoint.LaunchIfAsked()
 	if root := os.Getenv(factsRootVariable); root != "" {
 		os.Exit(printFacts(root))
 	}

@@ -177,10 +177,18 @@ func (n *node) wantClaims(t testing.TB, uids ...types.UID) {
 // whole GPU) and start on GPU number index, in the order of PCI addresses.
 func (n *node) device(t testing.TB, index int, profile string, start int) string {
 	t.Helper()
-	g := n.machine(t).GPUs[index]
-	name := "gpu-" + strings.NewReplacer(":", "-", ".", "-").Replace(g.PCIAddress)
-	if profile == "" {
+	return deviceName(n.machine(t).GPUs[index].PCIAddress, place{profile, start})
+}
+
+// deviceName is the name of the published device.
+func deviceName(pciAddress string, at place) string {
+	name := "gpu-" + strings.NewReplacer(":", "-", ".", "-").Replace(pciAddress)
+	if at.profile == "" {
 		return name
 	}
-	return name + "-mig-" + strings.NewReplacer(".", "", "+", "-").Replace(profile) + "-" + itoa(start)
+	return name + "-mig-" + profileText.Replace(at.profile) + "-" + itoa(at.start)
 }
+
+// profileText makes "1g24gb-me-all" of "1g.24gb+me.all", and "1g24gb-no-me" of
+// "1g.24gb-me".
+var profileText = strings.NewReplacer("-", "-no-", "+", "-", ".all", "-all", ".", "")

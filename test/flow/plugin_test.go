@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	corev1 "k8s.io/api/core/v1"
@@ -68,25 +69,10 @@ func (n *node) start(t testing.TB, flags ...string) *process {
 	t.Helper()
 	uid := "uid-" + itoa(int(starts.add()))
 	port := freePort(t)
-	args := append([]string{
-		"--node-name=" + nodeName,
-		"--kubeconfig=" + n.kubeconfig,
-		"--kube-api-qps=100000", "--kube-api-burst=100000",
-		"--driver-root=" + n.root,
-		"--proc-root=" + n.root + "/proc",
-		"--sys-root=" + n.root + "/sys",
-		"--cdi-root=" + n.cdi,
-		"--nvidia-cdi-hook=" + built.hook,
-		"--kubelet-plugins-dir=" + n.plugins,
-		"--kubelet-registrar-dir=" + n.registrar,
-		"--pod-uid=" + uid,
-		"--health-port=" + itoa(port),
-		"--poll-interval=200ms", "--reconcile-interval=500ms",
-		"-v=4",
-	}, flags...)
 	p := &process{log: &logBuffer{}, exited: make(chan struct{})}
-	p.cmd = exec.Command(built.plugin, args...)
-	p.cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
+	p.cmd = n.command(uid, append([]string{
+		"--health-port=" + itoa(port), "--poll-interval=200ms", "--reconcile-interval=500ms",
+	}, flags...)...)
 	p.cmd.Stdout, p.cmd.Stderr = p.log, p.log
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -104,6 +90,26 @@ func (n *node) start(t testing.TB, flags ...string) *process {
 	p.health = healthpb.NewHealthClient(dial(t, "passthrough:///127.0.0.1:"+itoa(port)))
 	p.register(t, n.registrar, uid)
 	return p
+}
+
+// command is the driver on this node, as the pod with this UID.
+func (n *node) command(uid string, flags ...string) *exec.Cmd {
+	cmd := exec.Command(built.plugin, append([]string{
+		"--node-name=" + nodeName,
+		"--kubeconfig=" + n.kubeconfig,
+		"--kube-api-qps=100000", "--kube-api-burst=100000",
+		"--driver-root=" + n.root,
+		"--proc-root=" + n.root + "/proc",
+		"--sys-root=" + n.root + "/sys",
+		"--cdi-root=" + n.cdi,
+		"--nvidia-cdi-hook=" + built.hook,
+		"--kubelet-plugins-dir=" + n.plugins,
+		"--kubelet-registrar-dir=" + n.registrar,
+		"--pod-uid=" + uid,
+		"-v=4",
+	}, flags...)...)
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
+	return cmd
 }
 
 // register does what the kubelet does.
@@ -197,12 +203,21 @@ func (p *process) wantLog(t testing.TB, text string) {
 
 func dial(t testing.TB, target string) grpc.ClientConnInterface {
 	t.Helper()
-	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := newConn(target)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close() })
 	return conn
+}
+
+// newConn tries again soon when a socket is there and nobody listens yet.
+func newConn(target string) (*grpc.ClientConn, error) {
+	soon := grpc.ConnectParams{
+		Backoff:           backoff.Config{BaseDelay: 5 * time.Millisecond, Multiplier: 1.5, MaxDelay: time.Second},
+		MinConnectTimeout: eventually,
+	}
+	return grpc.NewClient(target, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(soon))
 }
 
 // freePort finds a port below those that the kernel gives to outgoing

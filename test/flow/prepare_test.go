@@ -288,3 +288,20 @@ func TestRefused(t *testing.T) {
 		})
 	}
 }
+
+// TestOneSession: only one part of the driver talks to NVML, and knows what to do
+// about calls that hang. NVIDIA's library for CDI would start a session of its own.
+func TestOneSession(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, "h100x2")
+	p := n.start(t)
+	p.ready(t)
+	p.mustPrepare(t, n.allocate(n.names(t, []request{{gpu: 0}})))
+	calls, err := n.state.Calls()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if calls["nvmlInitWithFlags"] == 0 || calls["nvmlInit_v2"] != 0 {
+		t.Errorf("sessions by this driver: %d, by others: %d", calls["nvmlInitWithFlags"], calls["nvmlInit_v2"])
+	}
+}

@@ -13,9 +13,10 @@
 //
 // A call into NVML cannot be cancelled, and one that waits in the kernel driver
 // may never return. So every call is made in such a way that it can be left
-// behind. When it has not returned after Options.CallLimit, or when the context
-// is done, the method returns an error that wraps gpu.ErrHung and in which
-// errors.As finds the *gpu.HungError.
+// behind. When it has not returned after Options.CallLimit, the method returns an
+// error that wraps gpu.ErrHung and in which errors.As finds the *gpu.HungError.
+// When the context is done, no other call is made; the one under way still has its
+// time, because to leave it behind would keep the GPU from others.
 //
 // Until that call returns, every other call on the same GPU fails at once with
 // the same HungError. Calls on other GPUs are made as ever. When it returns, how
@@ -77,7 +78,9 @@ type Client struct {
 	has     features
 	// handles are by PCI address. addresses are by index, to know a GPU that
 	// does not say any more which it is. Both are the session's.
-	handles   map[string]*handle
+	handles map[string]*handle
+	// profiles is how many MIG profiles each GPU had, by PCI address.
+	profiles  map[string]int
 	addresses map[int]string
 }
 

@@ -82,8 +82,33 @@ func (c *Client) discoverGPU(ctx context.Context, lib nvml.Interface, index int)
 			return g, err
 		}
 	}
+	if err := c.checkProfiles(&g); err != nil {
+		return g, err
+	}
 	c.readTopology(ctx, &g)
 	return g, nil
+}
+
+// checkProfiles refuses a GPU that had more MIG profiles earlier in this session:
+// a driver in trouble says "not supported" of what it cannot tell, and devices that
+// claims have would not be published any more.
+func (c *Client) checkProfiles(g *gpu.GPU) error {
+	now := 0
+	if g.MIG != nil {
+		now = len(g.MIG.Profiles)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if before := c.profiles[g.PCIAddress]; now < before {
+		return &gpu.Error{
+			Call: "nvmlDeviceGetMigMode and nvmlDeviceGetGpuInstancePossiblePlacements_v2", PCIAddress: g.PCIAddress,
+			Text: fmt.Sprintf("%d MIG profiles are supported, %d were earlier", now, before),
+		}
+	}
+	if c.profiles != nil {
+		c.profiles[g.PCIAddress] = now
+	}
+	return nil
 }
 
 // locate finds the handle and the PCI address of the GPU with this index. When

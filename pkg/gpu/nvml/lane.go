@@ -38,8 +38,9 @@ func (l *lane) hung() *gpu.HungError {
 }
 
 // get makes one call of the library unless ctx is done or an earlier call is
-// out. Where the answer does not come within the limit, or ctx ends before it
-// comes, the call is left behind.
+// out. Where the answer does not come within the limit, the call is left behind.
+// The end of ctx is no reason for that: whoever has lost interest must not keep
+// the GPU from others.
 //
 // f runs in a goroutine of its own, since there is no other way to turn one's
 // back on it. It must not write to what its caller reads: the results go
@@ -69,7 +70,6 @@ func get[T any](ctx context.Context, l *lane, call string, f func() (T, nvml.Ret
 	case a := <-answers:
 		return a.value, failure(call, l.pci, a.ret)
 	case <-limit.C:
-	case <-ctx.Done():
 	}
 	select {
 	case a := <-answers: // at the last moment
@@ -103,9 +103,6 @@ func (l *lane) leave(ctx context.Context, call string, since time.Time, wait fun
 		logger.Info("A call that was left behind has returned", "call", call, "pciAddress", l.pci,
 			"took", time.Since(since).Round(time.Millisecond), "result", describe(ret))
 	}()
-	if err := ctx.Err(); err != nil {
-		return fmt.Errorf("%w: %w", hung, err)
-	}
 	return hung
 }
 

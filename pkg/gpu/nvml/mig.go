@@ -39,7 +39,7 @@ func (c *Client) MIGState(ctx context.Context, pciAddress string) (gpu.MIGState,
 			return nil // there can be no instances, and asking is refused
 		}
 		state.Instances, err = h.instances(ctx)
-		return err
+		return supported(err)
 	})
 	if err != nil {
 		return gpu.MIGState{}, err
@@ -64,6 +64,11 @@ func (h *handle) instances(ctx context.Context) ([]gpu.Instance, error) {
 	if err != nil {
 		return nil, err
 	}
+	if len(profiles) == 0 {
+		return nil, &gpu.Error{
+			Call: "nvmlDeviceGetGpuInstanceProfileInfo", PCIAddress: h.pci, Text: "MIG mode is on, but no profile is supported",
+		}
+	}
 	free := 0
 	for _, p := range profiles {
 		free = max(free, int(p.info.SliceCount))
@@ -73,9 +78,11 @@ func (h *handle) instances(ctx context.Context) ([]gpu.Instance, error) {
 		if free <= 0 {
 			break
 		}
-		found, err := optional(get(ctx, h.lane, "nvmlDeviceGetGpuInstances", func() ([]nvml.GpuInstance, nvml.Return) {
+		// "Not supported" is no answer for a profile that is: an instance that
+		// is overlooked here is lost.
+		found, err := get(ctx, h.lane, "nvmlDeviceGetGpuInstances", func() ([]nvml.GpuInstance, nvml.Return) {
 			return h.dev.GetGpuInstances(&p.info)
-		}))
+		})
 		if err != nil {
 			return nil, err
 		}
@@ -97,6 +104,16 @@ func (h *handle) instances(ctx context.Context) ([]gpu.Instance, error) {
 	return out, nil
 }
 
+// supported takes the reason away from a refusal that cannot be meant: MIGState
+// says "not supported" of GPUs without MIG only.
+func supported(err error) error {
+	var failed *gpu.Error
+	if errors.Is(err, gpu.ErrNotSupported) && errors.As(err, &failed) {
+		return &gpu.Error{Call: failed.Call, PCIAddress: failed.PCIAddress, Text: failed.Text}
+	}
+	return err
+}
+
 // instance describes a GPU instance of so many compute slices.
 func (h *handle) instance(ctx context.Context, gi nvml.GpuInstance, free int) (gpu.Instance, error) {
 	info, err := get(ctx, h.lane, "nvmlGpuInstanceGetInfo", gi.GetInfo)
@@ -116,9 +133,9 @@ func (h *handle) instance(ctx context.Context, gi nvml.GpuInstance, free int) (g
 		if free <= 0 {
 			break
 		}
-		found, err := optional(get(ctx, h.lane, "nvmlGpuInstanceGetComputeInstances", func() ([]nvml.ComputeInstance, nvml.Return) {
+		found, err := get(ctx, h.lane, "nvmlGpuInstanceGetComputeInstances", func() ([]nvml.ComputeInstance, nvml.Return) {
 			return gi.GetComputeInstances(&p)
-		}))
+		})
 		if err != nil {
 			return gpu.Instance{}, err
 		}

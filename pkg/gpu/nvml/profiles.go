@@ -58,7 +58,7 @@ func (h *handle) instanceProfiles(ctx context.Context) ([]instanceProfile, error
 	if known != nil {
 		return known, nil
 	}
-	found := []instanceProfile{}
+	var found []instanceProfile
 	err := enumerate(ctx, h.lane, "nvmlDeviceGetGpuInstanceProfileInfo", h.dev.GetGpuInstanceProfileInfo,
 		func(enum int, info nvml.GpuInstanceProfileInfo) {
 			known := slices.ContainsFunc(found, func(p instanceProfile) bool { return p.info.Id == info.Id })
@@ -70,6 +70,9 @@ func (h *handle) instanceProfiles(ctx context.Context) ([]instanceProfile, error
 		return nil, err
 	}
 	slices.SortFunc(found, func(a, b instanceProfile) int { return cmp.Compare(a.info.Id, b.info.Id) })
+	if len(found) == 0 {
+		return nil, nil // may be other at the next call, so it is not kept
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.gi = found
@@ -115,7 +118,7 @@ func (h *handle) computeProfiles(ctx context.Context, gi nvml.GpuInstance, profi
 	if err != nil {
 		return nil, err
 	}
-	found := []nvml.ComputeInstanceProfileInfo{}
+	var found []nvml.ComputeInstanceProfileInfo
 	for _, info := range append(plain, variants...) {
 		known := slices.ContainsFunc(found, func(p nvml.ComputeInstanceProfileInfo) bool { return p.Id == info.Id })
 		if !known {
@@ -125,6 +128,9 @@ func (h *handle) computeProfiles(ctx context.Context, gi nvml.GpuInstance, profi
 	slices.SortStableFunc(found, func(a, b nvml.ComputeInstanceProfileInfo) int {
 		return cmp.Compare(b.SliceCount, a.SliceCount)
 	})
+	if len(found) == 0 {
+		return nil, nil // as above
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.ci[profileID] = found

@@ -60,7 +60,7 @@ func (c *Client) Open(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.lib, c.has = lib, has
-	c.handles, c.addresses = map[string]*handle{}, map[int]string{}
+	c.handles, c.addresses, c.profiles = map[string]*handle{}, map[int]string{}, map[string]int{}
 	return nil
 }
 
@@ -157,7 +157,7 @@ func (c *Client) end() nvml.Interface {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	lib := c.lib
-	c.lib, c.handles, c.addresses = nil, nil, nil
+	c.lib, c.handles, c.addresses, c.profiles = nil, nil, nil, nil
 	return lib
 }
 

@@ -47,6 +47,21 @@ func partitioned(t testing.TB) (*Client, *state.File, instanceIDs) {
 
 const oneSlice = 19 // 1g.10gb
 
+// impatient makes the client leave calls behind soon, until restore is called. No
+// call may be under way.
+func impatient(c *Client) (restore func()) {
+	set := func(limit time.Duration) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.callLimit = limit
+		for _, l := range c.lanes {
+			l.limit = limit
+		}
+	}
+	set(200 * time.Millisecond)
+	return func() { set(defaultCallLimit) }
+}
+
 type instanceIDs struct {
 	pci, other           string
 	full, compute, empty int
@@ -57,7 +72,13 @@ type instanceIDs struct {
 var methods = map[string]func(context.Context, *Client, instanceIDs) error{
 	"Open": func(ctx context.Context, c *Client, _ instanceIDs) error { return c.Open(ctx) },
 	"Discover": func(ctx context.Context, c *Client, _ instanceIDs) error {
-		_, err := c.Discover(ctx)
+		node, err := c.Discover(ctx)
+		if err != nil {
+			return err
+		}
+		for _, broken := range node.Broken {
+			err = errors.Join(err, broken.Err)
+		}
 		return err
 	},
 	"MIGState": func(ctx context.Context, c *Client, ids instanceIDs) error {
@@ -132,23 +153,22 @@ func hangAndReturn(t *testing.T, c *Client, file *state.File, call string, metho
 	c.Close()
 	fault := addFault(t, file, machine.Fault{Function: call, GPU: -1, Hang: true, Effect: machine.Proceed})
 	defer removeFault(t, file, fault)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
+	restore := impatient(c)
 	result := make(chan error, 1)
 	go func() {
-		err := c.Open(ctx)
+		err := c.Open(t.Context())
 		if err == nil {
-			err = method(ctx)
+			err = method(t.Context())
 		}
 		result <- err
 	}()
 	waitUntilStruck(t, file, fault, result)
-	cancel()
 	err := <-result
 	hung := c.hung()
-	if hung == nil || err == nil || !errors.Is(err, gpu.ErrHung) && !errors.Is(err, context.Canceled) {
+	if hung == nil || !errors.Is(err, gpu.ErrHung) {
 		t.Fatalf("returned %v, out is %v", err, hung)
 	}
+	restore()
 	removeFault(t, file, fault)
 	for ; hung != nil; hung = c.hung() {
 		<-hung.Done
@@ -168,16 +188,15 @@ func TestSimulatedCreationLeftBehind(t *testing.T) {
 	fault := addFault(t, file, machine.Fault{
 		Function: "nvmlDeviceCreateGpuInstanceWithPlacement", GPU: 1, Hang: true, Effect: machine.Proceed,
 	})
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
+	restore := impatient(c)
 	result := make(chan error, 1)
-	go func() { result <- methods["CreateInstance"](ctx, c, ids) }()
+	go func() { result <- methods["CreateInstance"](t.Context(), c, ids) }()
 	waitUntilStruck(t, file, fault, result)
-	cancel()
 	var hung *gpu.HungError
 	if err := <-result; !errors.As(err, &hung) || hung.PCIAddress != ids.pci {
 		t.Fatalf("got %v", err)
 	}
+	restore()
 	if instances := snapshot(t, file).GPUs[1].MIG.Instances; len(instances) != 2 {
 		t.Errorf("instances while the call is out: %+v", instances)
 	}

@@ -1,0 +1,53 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package claim
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// An instance that hangs in the kernel cannot be killed and keeps its locks. The
+// one that follows tells of it.
+func TestSurveyOfGPUThatNobodyGivesBack(t *testing.T) {
+	b := newBox(t)
+	release, err := b.manager().locks.tryGPU(pciA)
+	if err != nil || release == nil {
+		t.Fatal(err)
+	}
+	m := b.manager()
+	var now time.Duration
+	m.clock = func() time.Duration { return now }
+	for _, test := range []struct {
+		at   time.Duration
+		want []string
+	}{
+		{0, nil},
+		{elsewhereLimit - 1, nil},
+		{elsewhereLimit, []string{"unresponsive " + pciA + " whole"}},
+	} {
+		now = test.at
+		if diff := cmp.Diff(test.want, findings(m.Survey(t.Context()))); diff != "" {
+			t.Errorf("after %s: -want +got:\n%s", now, diff)
+		}
+	}
+	release()
+	if got := findings(m.Survey(t.Context())); len(got) > 0 {
+		t.Errorf("when it is back: %v", got)
+	}
+	// One that this process has is a claim at work, however long.
+	release, err = m.locks.tryGPU(pciA)
+	if err != nil || release == nil {
+		t.Fatal(err)
+	}
+	defer release()
+	for range 2 {
+		if got := findings(m.Survey(t.Context())); len(got) > 0 {
+			t.Errorf("at work: %v", got)
+		}
+		now += 2 * elsewhereLimit
+	}
+}

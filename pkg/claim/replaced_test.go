@@ -1,0 +1,75 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package claim
+
+import (
+	"slices"
+	"testing"
+)
+
+// A GPU can be reset without a restart of the machine. What is in the place of a
+// claim's partition then is somebody else's.
+func TestReplacedBySomebodyElse(t *testing.T) {
+	for name, do := range map[string]func(t *testing.T, m *Manager){
+		"unprepare": func(*testing.T, *Manager) {},
+		"prepare again": func(t *testing.T, m *Manager) {
+			_, err := m.Prepare(t.Context(), newClaim("u1", sliceA0))
+			wantError(t, err, "device "+sliceA0, "which the claim had, is gone")
+		},
+		"reconcile": func(t *testing.T, m *Manager) {
+			if s := m.Survey(t.Context()); len(s.Static) != 1 {
+				t.Errorf("the survey does not say whose it is: %+v", s)
+			}
+			wantError(t, m.Reconcile(t.Context()), "device "+sliceA0, "was removed by somebody else")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBox(t)
+			m := b.manager()
+			mustPrepare(t, m, newClaim("u1", sliceA0))
+			b.removeForeign(addressA0)
+			b.makeForeign(addressA0)
+			do(t, m)
+			mustUnprepare(t, m, "u1")
+			if _, found := b.look(addressA0); !found {
+				t.Error("somebody else's partition was destroyed")
+			}
+		})
+	}
+}
+
+// TestNumbersOfAnotherPartition: ids of instances are used again, and with them the
+// device numbers. Restarted containers get what the spec says without any Prepare.
+func TestNumbersOfAnotherPartition(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	reuse := func() {
+		b.mu.Lock()
+		b.nextID, b.resets = 7, b.resets+1
+		b.mu.Unlock()
+	}
+	mustPrepare(t, m, newClaim("u1", sliceA0))
+	b.removeForeign(addressA0)
+	reuse()
+	mustPrepare(t, m, newClaim("u2", sliceA4))
+	m.Survey(t.Context())
+	wantError(t, m.Reconcile(t.Context()), "device "+sliceA0, "was removed by somebody else")
+	if spec := b.spec("u1"); len(spec) > 0 {
+		t.Errorf("the claim without a partition has a spec: %v", spec)
+	}
+	if spec := b.spec("u2"); len(spec) != 1 {
+		t.Errorf("the other claim's spec: %v", spec)
+	}
+
+	// Prepared again, it has a partition and a spec of its own.
+	mustPrepare(t, m, newClaim("u1", sliceA0))
+	m.Survey(t.Context())
+	if err := m.Reconcile(t.Context()); err != nil {
+		t.Error(err)
+	}
+	one, two := b.spec("u1"), b.spec("u2")
+	if len(one) != 1 || slices.Equal(one[0].Nodes, two[0].Nodes) {
+		t.Errorf("specs: %v and %v", one, two)
+	}
+}

@@ -1,0 +1,191 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/wait"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"github.com/partage-dev/partage/pkg/claim"
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/test/flow/fakeapi"
+)
+
+// TestStopTearsNoLook: a look at a GPU that is cancelled counts as a call that has
+// not returned, so none is while a claim is being prepared.
+func TestStopTearsNoLook(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	claim := r.claim("one")
+	running, looking, finish, ended := make(chan struct{}), make(chan struct{}), make(chan struct{}), make(chan struct{})
+	r.claims.onPrepare = func(context.Context, *resourceapi.ResourceClaim) error {
+		close(running)
+		<-finish
+		// Closed by now if the look was torn.
+		select {
+		case <-ended:
+			return errors.New("a call on the GPU has not returned")
+		default:
+			return nil
+		}
+	}
+	r.start(t)
+	kubelet := r.register(t)
+	result := make(chan error, 1)
+	go func() {
+		answer, err := kubelet.NodePrepareResources(t.Context(), &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{claim}})
+		if err == nil && answer.Claims[claim.Uid].GetError() != "" {
+			err = errors.New(answer.Claims[claim.Uid].GetError())
+		}
+		result <- err
+	}()
+	<-running
+	var once sync.Once
+	r.hardware.setOnDiscover(func(ctx context.Context) error {
+		once.Do(func() {
+			close(looking)
+			<-ctx.Done()
+			close(ended)
+		})
+		return ctx.Err()
+	})
+	<-looking
+	r.stop()
+	select {
+	case <-ended:
+	case <-time.After(50 * time.Millisecond):
+		// Long enough to see a look that is torn; one that is not passes however
+		// slow the machine is.
+	}
+	close(finish)
+	if err := <-result; err != nil {
+		t.Error(err)
+	}
+	if err := r.wait(t); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestReadyWhenRegistered: the old instance of an upgrade goes when the new one is
+// ready, so that the kubelet must know the new one by then.
+func TestReadyWhenRegistered(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.unregistered = true
+	r.start(t)
+	const want = "the kubelet has not registered the plugin yet"
+	r.until(t, "publication", func(context.Context) error {
+		if got := r.plugin.ready.notReady(); got != want {
+			return fmt.Errorf("not ready because of %q", got)
+		}
+		return nil
+	})
+	if err := r.check(t.Context(), "readiness"); err == nil {
+		t.Error("ready although no kubelet has registered it")
+	}
+	r.register(t)
+	r.until(t, "readiness", func(ctx context.Context) error { return r.check(ctx, "readiness") })
+}
+
+// TestEventsOfAllPartitions: a node that somebody else has divided has much to
+// tell, and something else may happen on it as well.
+func TestEventsOfAllPartitions(t *testing.T) {
+	t.Parallel()
+	api := fakeapi.New(t)
+	events := NewEvents(t.Context(), clusterAt(t, api.URL()).client, testDriver, testNode)
+	const partitions = 16 * 7
+	for n := range partitions {
+		events.Warn(t.Context(), claim.Ref{}, "GPUOccupied", fmt.Sprintf("partition %d", n))
+	}
+	events.Warn(t.Context(), claim.Ref{}, "GPULost", "GPU 0000:1b:00.0 fell off the bus")
+	err := wait.PollUntilContextTimeout(t.Context(), 5*time.Millisecond, eventually, true, func(context.Context) (bool, error) {
+		return len(api.Events()) == partitions+1, nil
+	})
+	if err != nil {
+		t.Errorf("%d events of %d: %v", len(api.Events()), partitions+1, err)
+	}
+}
+
+// TestInstancesDoNotFight: the old instance of an upgrade keeps a GPU that was
+// lost, of which the new one knows nothing.
+func TestInstancesDoNotFight(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.hardware.setNode(testNodeWith(firstGPU, secondGPU))
+	r.start(t)
+	r.untilPublished(t, 8, 2)
+
+	var mu sync.Mutex
+	writes := 0
+	r.api.Refuse(func(req *http.Request) *apierrors.StatusError {
+		mu.Lock()
+		defer mu.Unlock()
+		if req.Method != http.MethodGet && !req.URL.Query().Has("dryRun") && strings.Contains(req.URL.Path, "resourceslices") {
+			writes++
+		}
+		return nil
+	})
+	other := newRig(t)
+	o := other.plugin.Options
+	o.KubeClient, o.PodUID = r.plugin.KubeClient, "uid-2"
+	var err error
+	if other.plugin, err = New(o); err != nil {
+		t.Fatal(err)
+	}
+	other.api = r.api
+	other.start(t)
+	other.untilPublished(t, 4, 1)
+	// The old one has seen the deletion, and looks after twice this time at most.
+	time.Sleep(4 * deletionsTogether)
+	other.untilPublished(t, 4, 1)
+	mu.Lock()
+	defer mu.Unlock()
+	// Two slices are updated and one is deleted.
+	if writes != 3 {
+		t.Errorf("%d writes, want 3", writes)
+	}
+}
+
+// TestSurveyComesBeforeClaims: claims that have partitions of others must find
+// them right after the start.
+func TestSurveyComesBeforeClaims(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.claims.setStatus(device.Status{Static: []device.Static{{
+		PCIAddress: firstGPU, ProfileID: 19, Placement: gpu.Placement{Start: 1, Size: 1}, UUID: "MIG-1",
+	}}})
+	r.claims.onPrepare = func(context.Context, *resourceapi.ResourceClaim) error {
+		if surveys, _ := r.claims.counts(); surveys == 0 {
+			return errors.New("no survey yet")
+		}
+		return nil
+	}
+	// The call is there before the GPUs are known.
+	r.hardware.setOnDiscover(func(ctx context.Context) error {
+		return wait.PollUntilContextCancel(ctx, time.Millisecond, true, func(context.Context) (bool, error) {
+			calling, _ := r.plugin.calls.state(0)
+			return calling != nil, nil
+		})
+	})
+	// As long as a survey of GPUs that are slow.
+	r.claims.onSurvey = func() { time.Sleep(100 * time.Millisecond) }
+	claim := r.claim("one")
+	r.start(t)
+	answer, err := r.register(t).NodePrepareResources(t.Context(), &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{claim}})
+	if err != nil || answer.Claims[claim.Uid].GetError() != "" {
+		t.Errorf("%v, %v", err, answer)
+	}
+}

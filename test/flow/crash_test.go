@@ -1,0 +1,248 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package flow
+
+import (
+	"errors"
+	"flag"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"github.com/partage-dev/partage/test/flow/killpoint"
+	"github.com/partage-dev/partage/test/gpusim/machine"
+)
+
+var crashAll = flag.Bool("crash.all", false, "go on in every way after each crash, not in one way after the other")
+
+// crashLayout is a set of claims that the driver is killed over.
+type crashLayout struct {
+	machine string
+	change  func(*machine.Machine)
+	// beside are claims that are prepared before and must not notice.
+	beside [][]request
+	// claims are prepared and unprepared in one call.
+	claims [][]request
+}
+
+var crashLayouts = map[string]crashLayout{
+	"whole": {
+		machine: "h100x2", beside: [][]request{{{1, "1g.10gb", 0}}},
+		claims: [][]request{{{gpu: 0}}},
+	},
+	"partition": {
+		machine: "h100x1", beside: [][]request{{{0, "3g.40gb", 4}}},
+		claims: [][]request{{{0, "1g.10gb", 0}}},
+	},
+	"partition turns MIG mode on": {
+		machine: "h100x2", beside: [][]request{{{gpu: 1}}},
+		claims: [][]request{{{0, "1g.10gb", 4}}},
+	},
+	"several GPUs": {
+		machine: "h100x3", beside: [][]request{{{0, "1g.10gb", 6}}},
+		claims: [][]request{{{0, "3g.40gb", 0}, {1, "1g.10gb", 0}, {gpu: 2}}},
+	},
+	"two claims on one GPU": {
+		machine: "h100x2", beside: [][]request{{{gpu: 1}}},
+		claims: [][]request{{{0, "1g.10gb", 0}}, {{0, "2g.20gb", 2}}},
+	},
+	"Ampere with MIG mode on": {
+		machine: "a100-80x1", change: migOn, beside: [][]request{{{0, "1g.10gb", 6}}},
+		claims: [][]request{{{0, "2g.20gb", 2}}},
+	},
+}
+
+// crashOperation is what is interrupted. It returns when the driver has answered
+// or is dead.
+type crashOperation struct {
+	prepared bool // the claims are prepared before
+	call     func(t *testing.T, p *process, claims []*drapb.Claim) error
+}
+
+var crashOperations = map[string]crashOperation{
+	"prepare": {false, func(t *testing.T, p *process, claims []*drapb.Claim) error {
+		response, err := p.kubelet.NodePrepareResources(t.Context(), &drapb.NodePrepareResourcesRequest{Claims: claims})
+		for _, c := range response.GetClaims() {
+			err = errors.Join(err, asError(c.GetError()))
+		}
+		return err
+	}},
+	"unprepare": {true, func(t *testing.T, p *process, claims []*drapb.Claim) error {
+		response, err := p.kubelet.NodeUnprepareResources(t.Context(), &drapb.NodeUnprepareResourcesRequest{Claims: claims})
+		for _, c := range response.GetClaims() {
+			err = errors.Join(err, asError(c.GetError()))
+		}
+		return err
+	}},
+}
+
+func asError(text string) error {
+	if text == "" {
+		return nil
+	}
+	return errors.New(text)
+}
+
+// crashScene is a node with the claims of a layout.
+type crashScene struct {
+	n         *node
+	layout    crashLayout
+	operation crashOperation
+	beside    []*drapb.Claim
+	// claims are made anew for every case.
+	claims []*drapb.Claim
+	// pristine are the traces without any claim, without those while the claims
+	// beside are prepared.
+	pristine, without traces
+}
+
+// TestCrash kills the driver before every effect of preparing and unpreparing,
+// and after the last, and goes on with another process.
+//
+// The kernel finds the effects, see package killpoint: system calls that change
+// files, and the end of each change of the simulated GPUs. What is there after
+// an effect is what is there before the next.
+func TestCrash(t *testing.T) {
+	t.Parallel()
+	count := &crashCount{cases: map[string]int{}}
+	t.Cleanup(func() { t.Log(count) })
+	for layoutName, layout := range crashLayouts {
+		for operationName, operation := range crashOperations {
+			t.Run(layoutName+"/"+operationName, func(t *testing.T) {
+				t.Parallel()
+				newCrashScene(t, layout, operation).killEverywhere(t, operationName, count)
+			})
+		}
+	}
+}
+
+func newCrashScene(t *testing.T, layout crashLayout, operation crashOperation) *crashScene {
+	t.Helper()
+	change := layout.change
+	if change == nil {
+		change = func(*machine.Machine) {}
+	}
+	s := &crashScene{n: newNode(t, layout.machine, change), layout: layout, operation: operation}
+	s.pristine = s.n.traces(t)
+	for _, devices := range layout.beside {
+		s.beside = append(s.beside, s.n.allocate(s.n.names(t, devices)))
+	}
+	p := s.n.start(t, quiet...)
+	s.prepareBeside(t, p)
+	p.kill()
+	return s
+}
+
+// prepareBeside needs a driver that has nothing else to do.
+func (s *crashScene) prepareBeside(t *testing.T, p *process) {
+	t.Helper()
+	for _, c := range s.beside {
+		p.mustPrepare(t, c)
+	}
+	s.without = s.n.traces(t)
+}
+
+// killEverywhere kills before effect 1, 2 and so on until there is no such effect.
+func (s *crashScene) killEverywhere(t *testing.T, operation string, count *crashCount) {
+	effects := s.effects(t)
+	for i, e := range effects {
+		t.Logf("effect %d: %s", i+1, s.shorten(e))
+	}
+	for n, more := 1, true; more; n++ {
+		more = n <= len(effects)
+		for i, continuation := range crashContinuations {
+			if !*crashAll && n%len(crashContinuations) != i {
+				continue
+			}
+			passed := t.Run("before "+itoa(n)+"/"+continuation.name, func(t *testing.T) {
+				done, killed := s.crash(t, n)
+				if killed {
+					// There may be more than there were the first time.
+					more = true
+					t.Logf("killed before effect %d: %s", n, s.shorten(done[n-1]))
+				}
+				continuation.run(t, s)
+				count.add(operation + ", then " + continuation.name)
+			})
+			if !passed {
+				return // what is left disturbs all others
+			}
+		}
+	}
+}
+
+// effects are those of the whole operation.
+func (s *crashScene) effects(t *testing.T) []killpoint.Effect {
+	t.Helper()
+	// The simulator takes its lock when it counts the first call of a function.
+	s.crash(t, 0)
+	crashContinuations[0].run(t, s)
+	effects, _ := s.crash(t, 0)
+	crashContinuations[0].run(t, s)
+	return effects
+}
+
+// crash runs the operation with new claims and kills the driver before effect n,
+// or after the last one.
+func (s *crashScene) crash(t *testing.T, n int) (effects []killpoint.Effect, killed bool) {
+	t.Helper()
+	p := s.n.startSupervised(t, quiet...)
+	s.claims = nil
+	for _, devices := range s.layout.claims {
+		s.claims = append(s.claims, s.n.allocate(s.n.names(t, devices)))
+	}
+	s.settle(t, p.process)
+	if s.operation.prepared {
+		for _, c := range s.claims {
+			p.mustPrepare(t, c)
+		}
+	}
+	p.Arm(n)
+	err := s.operation.call(t, p.process, s.claims)
+	effects, killed = p.Disarm()
+	if !killed && err != nil {
+		t.Fatal(err)
+	}
+	p.kill()
+	return effects, killed
+}
+
+func (s *crashScene) shorten(e killpoint.Effect) string {
+	text := e.String()
+	for path, name := range map[string]string{s.n.root: "root", s.n.cdi: "cdi", s.n.plugins + "/" + driverName: "data"} {
+		text = strings.ReplaceAll(text, path, name)
+	}
+	for i, c := range s.claims {
+		text = strings.ReplaceAll(text, c.GetUid(), "claim"+itoa(i))
+	}
+	return text
+}
+
+// crashCount counts cases by operation and continuation.
+type crashCount struct {
+	mu    sync.Mutex
+	cases map[string]int
+}
+
+func (c *crashCount) add(what string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.cases[what]++
+}
+
+func (c *crashCount) String() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := 0
+	var lines []string
+	for what, n := range c.cases {
+		all += n
+		lines = append(lines, itoa(n)+" "+what)
+	}
+	slices.Sort(lines)
+	return itoa(all) + " crashes: " + strings.Join(lines, "; ")
+}

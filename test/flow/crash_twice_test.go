@@ -1,0 +1,75 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package flow
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/partage-dev/partage/test/flow/killpoint"
+)
+
+// TestCrashTwice kills the driver when it has changed the hardware for the last
+// time, and then its successor before every effect of its start, which cleans up.
+func TestCrashTwice(t *testing.T) {
+	t.Parallel()
+	count := &crashCount{cases: map[string]int{}}
+	t.Cleanup(func() { t.Log(count) })
+	for name, operation := range crashOperations {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			newCrashScene(t, crashLayouts["partition turns MIG mode on"], operation).killTwice(t, name, count)
+		})
+	}
+}
+
+func (s *crashScene) killTwice(t *testing.T, operation string, count *crashCount) {
+	last := 0
+	for i, e := range s.effects(t) {
+		if strings.HasPrefix(e.Call, "fcntl") {
+			last = i + 1
+		}
+	}
+	crash := func(t *testing.T) {
+		if _, killed := s.crash(t, last); !killed {
+			t.Fatalf("there is no effect %d", last)
+		}
+	}
+	crash(t)
+	effects, _ := s.crashAtStart(t, 0)
+	for n, more := 1, true; more; n++ {
+		more = n <= len(effects)
+		passed := t.Run("before "+itoa(n), func(t *testing.T) {
+			crash(t)
+			done, killed := s.crashAtStart(t, n)
+			if killed {
+				more = true
+				t.Logf("killed before effect %d: %s", n, s.shorten(done[n-1]))
+			}
+			s.untilWithout(t, s.n.start(t, quiet...))
+			count.add(operation + ", then start")
+		})
+		if !passed {
+			return
+		}
+	}
+}
+
+// crashAtStart starts a driver and kills it before effect n, or when its start is
+// over.
+func (s *crashScene) crashAtStart(t *testing.T, n int) (effects []killpoint.Effect, killed bool) {
+	t.Helper()
+	d := s.n.mustSpawn(t, quiet...)
+	d.Arm(n)
+	err := d.connect(t.Context(), s.n.registrar)
+	if err == nil {
+		_, err = d.tryPrepare(t.Context(), s.n.allocate(nil), kubeletTime)
+	}
+	effects, killed = d.Disarm()
+	if !killed && err != nil {
+		t.Fatal(err)
+	}
+	d.close()
+	return effects, killed
+}

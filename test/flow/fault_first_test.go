@@ -1,0 +1,78 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package flow
+
+import (
+	"maps"
+	"slices"
+	"sync/atomic"
+	"testing"
+)
+
+// TestFaultsOfFirstCalls is TestFaults for what a process looks up once and then
+// keeps: every case has a process of its own.
+func TestFaultsOfFirstCalls(t *testing.T) {
+	t.Parallel()
+	header := readHeader(t)
+	layout := faultLayouts["partition"]
+	var ran atomic.Int64
+	t.Cleanup(func() { t.Logf("%d faults", ran.Load()) })
+	for function, calls := range firstCalls(t, layout) {
+		codes, err := header.codes(function)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, code := range codes {
+			t.Run(function+"/"+code.name, func(t *testing.T) {
+				t.Parallel()
+				r := newFaultRig(t, layout)
+				for _, c := range ways(prepare, function, calls, codes) {
+					if c.code != code.name {
+						continue
+					}
+					l := &lane{faultRig: r, gpu: 0, neighbour: 1}
+					if err := l.run(t.Context(), c); err != nil {
+						t.Errorf("%s: %v", c, err)
+					}
+					ran.Add(1)
+					r.restart(t)
+				}
+			})
+		}
+	}
+}
+
+// firstCalls are the functions that the first Prepare of a process calls more
+// often than a later one, and how often it does.
+func firstCalls(t *testing.T, layout faultLayout) map[string]int {
+	t.Helper()
+	r := newFaultRig(t, layout)
+	r.restart(t)
+	l := &lane{faultRig: r, gpu: 0, neighbour: 1}
+	claim, err := l.begin(t.Context(), prepare)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := r.countCalls(t, func() {
+		if _, err := r.p.try(t.Context(), prepare, claim, kubeletTime); err != nil {
+			t.Fatal(err)
+		}
+	})
+	r.p.mustUnprepare(t, claim)
+	later := r.count(t, prepare)
+	maps.DeleteFunc(first, func(function string, calls int) bool { return calls <= later[function] })
+	if len(first) == 0 {
+		t.Fatal("the first Prepare of a process calls nothing more often than a later one")
+	}
+	t.Logf("looked up once: %v", slices.Sorted(maps.Keys(first)))
+	return first
+}
+
+// restart replaces the driver by one that has looked nothing up for claims yet.
+func (r *faultRig) restart(t *testing.T) {
+	t.Helper()
+	r.p.kill()
+	r.p = r.n.start(t, quiet...)
+	r.p.ready(t)
+}

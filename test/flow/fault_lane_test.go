@@ -1,0 +1,256 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package flow
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/google/go-cmp/cmp"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"github.com/partage-dev/partage/test/gpusim/machine"
+)
+
+// lane runs one case after the other on a GPU, while another GPU works.
+type lane struct {
+	*faultRig
+
+	gpu, neighbour int
+}
+
+// run returns what is wrong, all of it.
+func (l *lane) run(ctx context.Context, c faultCase) (err error) {
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, l.repair())
+		}
+	}()
+	claim, err := l.begin(ctx, c.operation)
+	if err != nil {
+		return fmt.Errorf("before the fault: %w", err)
+	}
+	c.fault.GPU = l.gpu
+	fault, err := l.n.tryInject(c.fault)
+	if err != nil {
+		return err
+	}
+	neighbour := make(chan error, 1)
+	go func() { neighbour <- l.roundTrip(ctx, l.neighbour) }()
+	limit := hurry
+	if c.fault.Times == 1 {
+		limit = kubeletTime
+	}
+	ids, callErr := l.p.try(ctx, c.operation, claim, limit)
+	for tookTooLong(callErr) && ctx.Err() == nil {
+		// Nothing is known, not even that it failed.
+		ids, callErr = l.p.try(ctx, c.operation, claim, kubeletTime)
+	}
+	var errs []error
+	if err := <-neighbour; err != nil {
+		errs = append(errs, fmt.Errorf("GPU %d, which has no fault: %w", l.neighbour, err))
+	}
+	struck, err := fault.tryRemove()
+	if err == nil && struck == 0 {
+		err = errors.New("no call was struck")
+	}
+	errs = append(errs, err)
+	if callErr != nil {
+		errs = append(errs, l.checkMessage(c, callErr))
+	}
+	if c.operation == prepare {
+		errs = append(errs, l.afterPrepare(ctx, c, claim, ids, callErr))
+	} else {
+		errs = append(errs, l.afterUnprepare(ctx, claim, callErr))
+	}
+	return errors.Join(errs...)
+}
+
+// roundTrip prepares and unprepares a claim on a GPU without faults.
+func (l *lane) roundTrip(ctx context.Context, gpu int) error {
+	claim, err := l.allocateOn(gpu)
+	if err != nil {
+		return err
+	}
+	ids, err := l.p.tryPrepare(ctx, claim, kubeletTime)
+	if err != nil {
+		return fmt.Errorf("prepare: %w", err)
+	}
+	if err := l.n.checkPrepared(claim.GetUid(), ids, gpu, l.layout.at); err != nil {
+		return err
+	}
+	if err := l.p.tryUnprepare(ctx, claim, kubeletTime); err != nil {
+		return fmt.Errorf("unprepare: %w", err)
+	}
+	return l.checkClean(gpu, claim.GetUid())
+}
+
+// afterPrepare checks what a Prepare that was struck left, after the fault is
+// gone.
+func (l *lane) afterPrepare(ctx context.Context, c faultCase, claim *drapb.Claim, ids []string, callErr error) error {
+	switch {
+	case callErr == nil:
+		// It did without the call, or repeated it.
+	case c.fault.Times == 1:
+		// What failed is undone at once where nothing else goes wrong.
+		if err := l.checkClean(l.gpu, claim.GetUid()); err != nil {
+			return fmt.Errorf("it failed and left something: %w", errors.Join(err, l.cleanUp(ctx, claim)))
+		}
+		return l.cleanUp(ctx, claim)
+	default:
+		var err error
+		if ids, err = l.p.tryPrepare(ctx, claim, kubeletTime); err != nil {
+			return fmt.Errorf("prepare again without the fault: %w", errors.Join(err, l.cleanUp(ctx, claim)))
+		}
+	}
+	return errors.Join(l.n.checkPrepared(claim.GetUid(), ids, l.gpu, l.layout.at), l.cleanUp(ctx, claim))
+}
+
+// cleanUp unprepares, after which nothing may be left.
+func (l *lane) cleanUp(ctx context.Context, claim *drapb.Claim) error {
+	if err := l.p.tryUnprepare(ctx, claim, kubeletTime); err != nil {
+		return fmt.Errorf("unprepare without a fault: %w", err)
+	}
+	return l.checkClean(l.gpu, claim.GetUid())
+}
+
+// afterUnprepare checks what an Unprepare that was struck left, after the fault
+// is gone. Where it succeeded, nobody asks again, and the next claim for the
+// place finishes what is left.
+func (l *lane) afterUnprepare(ctx context.Context, claim *drapb.Claim, callErr error) error {
+	if callErr != nil {
+		return l.cleanUp(ctx, claim)
+	}
+	if l.checkGone(l.gpu, claim.GetUid()) != nil {
+		if err := l.checkPending(claim.GetUid()); err != nil {
+			return fmt.Errorf("it succeeded and left something: %w", err)
+		}
+		if err := l.roundTrip(ctx, l.gpu); err != nil {
+			return fmt.Errorf("the next claim: %w", err)
+		}
+		return l.checkClean(l.gpu, claim.GetUid())
+	}
+	if l.checkMode(l.gpu) == nil {
+		return nil
+	}
+	// The last partition is gone and turning MIG mode off failed, which is no
+	// reason to keep a pod. The mode is nobody's, and the next claim changes it.
+	if err := l.useWhole(ctx); err != nil {
+		return fmt.Errorf("MIG mode was left on: %w", err)
+	}
+	return l.checkMode(l.gpu)
+}
+
+// checkPending fails unless it is written down that a claim is to be released,
+// and no container can get its devices.
+func (l *lane) checkPending(uid string) error {
+	r, err := l.n.record(uid)
+	if err != nil {
+		return err
+	}
+	if r == nil || r.State != "unpreparing" {
+		return fmt.Errorf("the journal says %+v: %w", r, l.checkGone(l.gpu, uid))
+	}
+	if ids, err := os.ReadDir(l.n.cdi); err != nil || slices.ContainsFunc(ids, func(e os.DirEntry) bool {
+		return strings.Contains(e.Name(), uid)
+	}) {
+		return errors.Join(err, errors.New("its CDI file is there"))
+	}
+	return nil
+}
+
+// useWhole prepares and unprepares the undivided GPU.
+func (l *lane) useWhole(ctx context.Context) error {
+	whole := &lane{faultRig: &faultRig{n: l.n, p: l.p}}
+	return whole.roundTrip(ctx, l.gpu)
+}
+
+// checkMessage: who reads the error of a pod learns which call on which GPU went
+// wrong. What is wrong and no error comes to light by another call.
+func (l *lane) checkMessage(c faultCase, err error) error {
+	m, readErr := l.n.state.Snapshot()
+	if readErr != nil {
+		return readErr
+	}
+	wants := []string{m.GPUs[l.gpu].PCIAddress, c.fault.Function}
+	if c.isAnswer() {
+		wants = wants[:1]
+	}
+	for _, want := range wants {
+		if !strings.Contains(err.Error(), want) {
+			return fmt.Errorf("the error does not name %s: %w", want, err)
+		}
+	}
+	return nil
+}
+
+// checkClean fails unless nothing of a claim is left and the GPU is as it was
+// before.
+func (l *lane) checkClean(gpu int, uid string) error {
+	return errors.Join(l.checkGone(gpu, uid), l.checkMode(gpu))
+}
+
+// checkGone fails unless nothing of a claim is left.
+func (l *lane) checkGone(gpu int, uid string) error {
+	m, err := l.n.state.Snapshot()
+	if err != nil {
+		return err
+	}
+	var want []place
+	if l.layout.beside.profile != "" {
+		want = append(want, l.layout.beside)
+	}
+	if diff := cmp.Diff(want, places(&m.GPUs[gpu]), cmp.AllowUnexported(place{})); diff != "" {
+		return fmt.Errorf("instances of GPU %d (-want +got):\n%s", gpu, diff)
+	}
+	return l.n.checkNoFiles(uid)
+}
+
+// checkMode fails unless the GPU is in the MIG mode in which it was at first,
+// where cases do not begin in another.
+func (l *lane) checkMode(gpu int) error {
+	m, err := l.n.state.Snapshot()
+	if err != nil {
+		return err
+	}
+	mig := m.GPUs[gpu].MIG
+	if l.layout.before == nil && (mig.Current != l.mode || mig.Pending != l.mode) {
+		return fmt.Errorf("GPU %d: MIG mode is on: %v, pending: %v, it was %v", gpu, mig.Current, mig.Pending, l.mode)
+	}
+	return nil
+}
+
+// repair undoes what a case that went wrong left on the GPU, so that the next one
+// is judged on its own.
+func (l *lane) repair() error {
+	return l.n.state.Update(func(m *machine.Machine) error {
+		g := &m.GPUs[l.gpu]
+		if g.MIG == nil {
+			return nil
+		}
+		kept := l.layout.beside.find(g)
+		g.MIG.Current, g.MIG.Pending = l.mode, l.mode
+		g.MIG.Instances = slices.DeleteFunc(g.MIG.Instances, func(in machine.GPUInstance) bool {
+			return kept == nil || in.ID != kept.ID
+		})
+		return nil
+	})
+}
+
+// allocateOn makes a claim for the layout's device on a GPU.
+func (l *lane) allocateOn(gpu int) (*drapb.Claim, error) {
+	m, err := l.n.state.Snapshot()
+	if err != nil {
+		return nil, err
+	}
+	if gpu >= len(m.GPUs) {
+		return nil, fmt.Errorf("the machine has %d GPUs", len(m.GPUs))
+	}
+	name := deviceName(m.GPUs[gpu].PCIAddress, l.layout.at)
+	return l.n.allocate([]string{name}), nil
+}

@@ -1,0 +1,197 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package flow
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"github.com/partage-dev/partage/test/gpusim/machine"
+)
+
+// lanes is how many cases run at a time on one machine, on two GPUs each.
+const lanes = 8
+
+// faultLayouts are the kinds of claims whose NVML calls differ.
+var faultLayouts = map[string]faultLayout{
+	"whole": {machine: "h100x16"},
+	"whole in MIG mode": {
+		machine: "h100x16", before: func(g *machine.GPU) { g.MIG.Current, g.MIG.Pending = true, true },
+	},
+	"partition":                   {machine: "h100x16", at: place{"1g.10gb", 0}, beside: place{"3g.40gb", 4}},
+	"partition turns MIG mode on": {machine: "h100x16", at: place{"1g.10gb", 4}},
+	"Ampere whole":                {machine: "a100-80x16"},
+	"Ampere partition":            {machine: "a100-80x16", change: migOn, at: place{"2g.20gb", 2}},
+}
+
+// faultLayout is a machine and one device on each of its GPUs.
+type faultLayout struct {
+	machine string
+	change  func(*machine.Machine)
+	// at is the partition of the claims; none: the whole GPU.
+	at place
+	// beside is a partition on the same GPU that stays. Optional.
+	beside place
+	// before puts a GPU into the state in which each case begins. Optional.
+	before func(*machine.GPU)
+}
+
+// TestFaults makes every NVML call of preparing and unpreparing go wrong in
+// every way in which it can, one by one.
+//
+// The calls are those that the library counts while nothing goes wrong, the
+// return codes those that nvml.h lists for them.
+func TestFaults(t *testing.T) {
+	t.Parallel()
+	header := readHeader(t)
+	var ran atomic.Int64
+	t.Cleanup(func() { t.Logf("%d faults", ran.Load()) })
+	for name, layout := range faultLayouts {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newFaultRig(t, layout)
+			ran.Add(r.runAll(t, r.cases(t, header), (*lane).run))
+		})
+	}
+}
+
+// faultRig is a driver on a machine with a layout.
+type faultRig struct {
+	n      *node
+	p      *process
+	layout faultLayout
+	// mode is the MIG mode in which the GPUs are before and after all cases.
+	mode bool
+}
+
+func newFaultRig(t *testing.T, layout faultLayout) *faultRig {
+	t.Helper()
+	change := layout.change
+	if change == nil {
+		change = func(*machine.Machine) {}
+	}
+	r := &faultRig{n: newNode(t, layout.machine, change), layout: layout}
+	// What the driver does by itself would use up faults.
+	r.p = r.n.start(t, quiet...)
+	r.p.ready(t)
+	if layout.beside.profile != "" {
+		for gpu := range 2 * lanes {
+			r.p.mustPrepare(t, r.n.allocate(r.n.names(t, []request{{gpu, layout.beside.profile, layout.beside.start}})))
+		}
+	}
+	r.mode = r.n.migMode(t)[0]
+	return r
+}
+
+// runAll runs cases on all lanes and returns their number.
+func (r *faultRig) runAll(t *testing.T, cases []faultCase, run func(*lane, context.Context, faultCase) error) int64 {
+	t.Helper()
+	next := make(chan faultCase)
+	var wg sync.WaitGroup
+	for i := range lanes {
+		wg.Go(func() {
+			l := &lane{faultRig: r, gpu: 2 * i, neighbour: 2*i + 1}
+			for c := range next {
+				if err := run(l, t.Context(), c); err != nil {
+					t.Errorf("%s: %v", c, err)
+				}
+			}
+		})
+	}
+	for _, c := range cases {
+		next <- c
+	}
+	close(next)
+	wg.Wait()
+	return int64(len(cases))
+}
+
+// cases are all ways in which one call of an operation can go wrong.
+func (r *faultRig) cases(t *testing.T, header *nvmlHeader) []faultCase {
+	t.Helper()
+	var cases []faultCase
+	for _, o := range []operation{prepare, unprepare} {
+		counts := r.count(t, o)
+		for _, function := range slices.Sorted(maps.Keys(counts)) {
+			codes, err := header.codes(function)
+			if err != nil {
+				t.Fatal(err)
+			}
+			cases = append(cases, ways(o, function, counts[function], codes)...)
+		}
+	}
+	if len(cases) == 0 {
+		t.Fatal("no NVML call was counted")
+	}
+	return cases
+}
+
+// count tells how often an operation calls each function while all is well. The
+// second time counts, when everything that is kept has been read.
+func (r *faultRig) count(t *testing.T, o operation) map[string]int {
+	t.Helper()
+	l := &lane{faultRig: r, gpu: 0, neighbour: 1}
+	if err := l.roundTrip(t.Context(), l.gpu); err != nil {
+		t.Fatal(err)
+	}
+	claim, err := l.begin(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	counts := r.countCalls(t, func() {
+		if _, err := r.p.try(t.Context(), o, claim, kubeletTime); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if err := r.p.tryUnprepare(t.Context(), claim, kubeletTime); err != nil {
+		t.Fatal(err)
+	}
+	return counts
+}
+
+// countCalls tells how often each function is called while f runs.
+func (r *faultRig) countCalls(t *testing.T, f func()) map[string]int {
+	t.Helper()
+	before, err := r.n.state.Calls()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f()
+	after, err := r.n.state.Calls()
+	if err != nil {
+		t.Fatal(err)
+	}
+	counts := map[string]int{}
+	for function, calls := range after {
+		if made := int(calls - before[function]); made > 0 {
+			counts[function] = made
+		}
+	}
+	return counts
+}
+
+// begin allocates a claim on the lane's GPU and does what the operation needs to
+// have happened.
+func (l *lane) begin(ctx context.Context, o operation) (claim *drapb.Claim, err error) {
+	if l.layout.before != nil {
+		err := l.n.state.Update(func(m *machine.Machine) error {
+			l.layout.before(&m.GPUs[l.gpu])
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	claim, err = l.allocateOn(l.gpu)
+	if err == nil && o == unprepare {
+		_, err = l.p.tryPrepare(ctx, claim, kubeletTime)
+	}
+	return claim, err
+}

@@ -1,0 +1,110 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package flow
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+)
+
+// finish ends all troubles and has the kubelet repeat its calls until they
+// succeed, with pods for the claims that were held and for some more. Then
+// hardware, journal and CDI folder have these claims and nothing else. When they
+// are released too, nothing is left.
+func (s *soak) finish() error {
+	s.ending = true
+	if err := errors.Join(s.endTroubles(true), s.killAll(), s.ensureDriver()); err != nil {
+		return err
+	}
+	d := s.drivers[0]
+	if err := s.settleClaims(d); err != nil {
+		return err
+	}
+	for range 2 * len(s.machine.GPUs) {
+		if devices := s.pick(); devices != nil {
+			if err := s.prepare(d, []*soakClaim{s.claimFor(devices)}); err != nil {
+				return fmt.Errorf("in the end: %w", err)
+			}
+		}
+	}
+	if err := s.settleClaims(d); err != nil {
+		return err
+	}
+	s.done["claim held to the end"] = len(s.claims)
+	ctx := s.t.Context()
+	if err := s.n.eventually(ctx, s.checkSame); err != nil {
+		return fmt.Errorf("in the end, with %d claims: %w", len(s.claims), err)
+	}
+	for _, c := range s.claims {
+		if err := d.tryUnprepare(ctx, c.Claim, kubeletTime); err != nil {
+			return fmt.Errorf("release %s in the end: %w", c, err)
+		}
+	}
+	s.claims = nil
+	err := s.n.eventually(ctx, func() error { return asError(s.pristine.diff(s.n.traces(s.t))) })
+	if err != nil {
+		return fmt.Errorf("in the end, without claims: %w", err)
+	}
+	return nil
+}
+
+// settleClaims repeats what the kubelet wants until it is done. Nobody asks for
+// the claims that were deleted any more.
+func (s *soak) settleClaims(d *soakDriver) error {
+	ctx := s.t.Context()
+	for _, c := range s.claims {
+		var err error
+		switch {
+		case c.held:
+			err = s.n.eventually(ctx, func() error {
+				_, err := d.tryPrepare(ctx, c.Claim, kubeletTime)
+				return err
+			})
+		case !c.deleted:
+			err = s.n.eventually(ctx, func() error { return d.tryUnprepare(ctx, c.Claim, kubeletTime) })
+		}
+		if err != nil {
+			return fmt.Errorf("in the end, %s: %w", c, err)
+		}
+	}
+	s.claims = slices.DeleteFunc(s.claims, func(c *soakClaim) bool { return !c.held })
+	return nil
+}
+
+// checkSame fails unless the hardware, the journal and the CDI folder have the
+// claims that are held and nothing else.
+func (s *soak) checkSame() error {
+	if err := s.check(); err != nil {
+		return err
+	}
+	var want []string
+	for _, c := range s.claims {
+		want = append(want, c.GetUid())
+	}
+	slices.Sort(want)
+	records, err := s.n.records()
+	if err != nil {
+		return err
+	}
+	if got := slices.Sorted(maps.Keys(records)); !slices.Equal(got, want) {
+		return fmt.Errorf("the journal has %v, want %v", got, want)
+	}
+	if got, err := s.n.specUIDs(); err != nil || !slices.Equal(got, want) {
+		return fmt.Errorf("the CDI folder has %v, want %v: %w", got, want, err)
+	}
+	recorded := map[string]string{}
+	for _, r := range records {
+		for _, d := range r.Devices {
+			if p := d.Partition; p != nil && p.Live != nil {
+				recorded[recordedName(&d)] = p.Live.UUID
+			}
+		}
+	}
+	if live := partitionsOf(s.n.machine(s.t)); !maps.Equal(live, recorded) {
+		return fmt.Errorf("the machine has %v, the journal %v", live, recorded)
+	}
+	return nil
+}

@@ -1,0 +1,195 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package flow
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/partage-dev/partage/test/flow/killpoint"
+	"github.com/partage-dev/partage/test/gpusim/machine"
+)
+
+var (
+	soakDuration = flag.Duration("soak.duration", 20*time.Second, "how long TestSoak goes on")
+	soakSeed     = flag.Uint64("soak.seed", 0, "where the random numbers of TestSoak begin; 0: somewhere else every time")
+)
+
+var soakMachines = []struct {
+	name, machine string
+	change        func(*machine.Machine)
+}{
+	{"8 H100", "dgx-h100", nil},
+	{"2 A100 with MIG mode on", "a100-80x2", migOn},
+	{"2 L4", "l4x2", nil},
+	{"2 RTX PRO 6000", "rtx-pro-6000x2", nil},
+}
+
+// TestSoak does what can happen to a node, in random order, to several machines
+// at once: claims come and go, also such as cannot be, the driver is killed,
+// stopped and upgraded, the hardware fails and hangs, nodes reboot, claims are
+// deleted behind the kubelet's back. After each step it compares the hardware,
+// the journal and the CDI specs with what the kubelet was told. In the end,
+// without troubles, all three are the same, and then nothing is left.
+//
+// The seed decides what is done, but not how what runs at the same time
+// interleaves.
+func TestSoak(t *testing.T) {
+	t.Parallel()
+	seed := *soakSeed
+	if seed == 0 {
+		seed = uint64(time.Now().UnixNano())
+	}
+	var wg sync.WaitGroup
+	for i, m := range soakMachines {
+		wg.Go(func() {
+			t.Run(m.name, func(t *testing.T) {
+				t.Logf("-soak.seed=%d", seed)
+				change := m.change
+				if change == nil {
+					change = func(*machine.Machine) {}
+				}
+				s := newSoak(t, newNode(t, m.machine, change), rand.New(rand.NewPCG(seed, uint64(i))))
+				if err := s.run(t, *soakDuration); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+	wg.Wait()
+}
+
+// soak is one machine and what is known of it.
+type soak struct {
+	t *testing.T
+	n *node
+	*rand.Rand
+	// machine is as it was made, pristine what claims had left then.
+	machine  *machine.Machine
+	pristine traces
+
+	// drivers run at the moment, the newest last. One that has ended stays in
+	// it until the next step.
+	drivers  []*soakDriver
+	claims   []*soakClaim
+	troubles []*trouble
+	// ending: nothing goes wrong any more.
+	ending bool
+
+	done map[string]int
+	// history are the last steps, and logs those of the last drivers.
+	history []string
+	logs    []*logBuffer
+}
+
+func newSoak(t *testing.T, n *node, random *rand.Rand) *soak {
+	return &soak{t: t, n: n, Rand: random, machine: n.machine(t), pristine: n.traces(t), done: map[string]int{}}
+}
+
+// soakAction is something that can happen. It reports only what must not be.
+type soakAction struct {
+	name   string
+	weight int
+	run    func(*soak) error
+}
+
+var soakActions = []soakAction{
+	{"prepare", 60, (*soak).prepareNew},
+	{"prepare again", 20, (*soak).prepareAgain},
+	{"unprepare", 45, (*soak).unprepareSome},
+	{"delete claim", 3, (*soak).deleteClaim},
+	{"replace claim", 3, (*soak).replaceClaim},
+	{"kill", 2, (*soak).killDriver},
+	{"kill during a call", 4, (*soak).killSoon},
+	{"kill at an effect", 6, (*soak).killAtEffect},
+	{"stop", 2, (*soak).stopDriver},
+	{"upgrade", 2, (*soak).addDriver},
+	{"fault", 10, (*soak).addFault},
+	{"hang", 2, (*soak).addHang},
+	{"broken GPU", 2, (*soak).breakGPU},
+	{"reboot", 1, (*soak).reboot},
+}
+
+// run goes on for about d.
+func (s *soak) run(t *testing.T, d time.Duration) (err error) {
+	defer func() {
+		s.closeDrivers()
+		t.Log(s.report())
+		if err != nil {
+			err = fmt.Errorf("%w\nlast steps:\n%s", err, strings.Join(s.history, "\n"))
+			for _, log := range s.logs {
+				t.Logf("log of a driver:\n%s", log)
+			}
+		}
+	}()
+	weights := 0
+	for _, a := range soakActions {
+		weights += a.weight
+	}
+	for end := time.Now().Add(d); time.Now().Before(end); {
+		err := s.step(s.IntN(weights))
+		if errors.Is(err, killpoint.ErrForbidden) {
+			t.Skip(err)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return s.finish()
+}
+
+// step does one thing and looks at what came of it.
+func (s *soak) step(choice int) error {
+	if err := errors.Join(s.endTroubles(false), s.ensureDriver()); err != nil {
+		return err
+	}
+	for _, a := range soakActions {
+		if choice -= a.weight; choice < 0 {
+			s.count(a.name)
+			if err := a.run(s); err != nil {
+				return fmt.Errorf("%s: %w", a.name, err)
+			}
+			break
+		}
+	}
+	return s.check()
+}
+
+// count remembers that something happened.
+func (s *soak) count(what string) {
+	s.done[what]++
+	s.remember("%s", what)
+}
+
+// remember keeps the last steps for the message of a failure.
+func (s *soak) remember(format string, arguments ...any) {
+	const enough = 60
+	s.history = append(s.history, time.Now().Format("15:04:05.000 ")+fmt.Sprintf(format, arguments...))
+	if len(s.history) > enough {
+		s.history = s.history[1:]
+	}
+}
+
+func (s *soak) report() string {
+	var lines []string
+	for what, n := range s.done {
+		lines = append(lines, fmt.Sprintf("%d %s", n, what))
+	}
+	slices.SortFunc(lines, func(a, b string) int {
+		_, a, _ = strings.Cut(a, " ")
+		_, b, _ = strings.Cut(b, " ")
+		return strings.Compare(a, b)
+	})
+	return strings.Join(lines, ", ")
+}
+
+// chance is true in one of n cases.
+func (s *soak) chance(n int) bool { return s.IntN(n) == 0 }
