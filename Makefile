@@ -39,6 +39,12 @@ FLOW := ./test/flow/...
 
 say = @printf '\n--- %s\n' '$(1)'
 
+# Tests that say what they did: a line for each test and each count of cases. $(1):
+# where the rest goes; $(2): arguments of go test.
+define verbose
+	@mkdir -p $(dir $(1)); go test -v $(2) 2>&1 | tee $(1) | grep --line-buffered -E '^(---|ok|FAIL|panic)|_test.go:[0-9]+: .*[0-9]+ (cases|crashes|faults|seeds|.* driver started)' || { cat $(1); exit 1; }
+endef
+
 ##@ Try it
 
 .PHONY: demo
@@ -99,11 +105,13 @@ test-unit: gpusim ## Test every package by itself
 	$(call say,unit tests)
 	go test $(UNIT)
 	cd test/cluster && CGO_ENABLED=0 go test ./...
+	$(call say,crashes and faults of package claim)
+	$(call verbose,$(OUT)/test-claim.log,-run '^(TestKilled|TestFault)' ./pkg/claim)
 
 .PHONY: test-flow
 test-flow: build ## Test the plugin over gRPC against simulated GPUs, without Kubernetes
-	$(call say,flow tests)
-	go test $(FLOW)
+	$(call say,flow tests: log in $(OUT)/test-flow.log)
+	$(call verbose,$(OUT)/test-flow.log,-timeout 25m $(FLOW))
 
 .PHONY: soak
 soak: build ## Break the driver at random for SOAK=10m and look for what is left
