@@ -230,11 +230,7 @@ func waitRestarted(t *testing.T, ns, pod string) {
 	var last string
 	err := wait.PollUntilContextTimeout(t.Context(), time.Second, rebootTimeout, true, func(ctx context.Context) (bool, error) {
 		p, err := client.CoreV1().Pods(ns).Get(ctx, pod, metav1.GetOptions{})
-		if err != nil {
-			last = err.Error()
-			return false, nil
-		}
-		last = fmt.Sprintf("phase %s; events: %s", p.Status.Phase, strings.Join(events(ctx, ns, pod), " | "))
+		last = fmt.Sprintf("phase %s (%v); events: %s", p.Status.Phase, err, strings.Join(events(ctx, ns, pod), " | "))
 		return slices.ContainsFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.RestartCount > 0 && s.Ready }), nil
 	})
 	if err != nil {

@@ -139,19 +139,26 @@ func TestDriverAppears(t *testing.T) {
 	for _, dir := range []string{"dev", "usr"} {
 		rename(t, filepath.Join(n.root, dir+".later"), filepath.Join(n.root, dir))
 	}
+	again := n.reregister(t, p)
 	p.ready(t)
 	if diff := cmp.Diff(specs(n.printed(t, true)), specs(n.api.Slices()), quantities()); diff != "" {
 		t.Errorf("slices (-printed +published):\n%s", diff)
 	}
-	again := n.reregister(t, p)
 	again.mustPrepare(t, claim)
 	again.mustUnprepare(t, claim)
 	n.wantClean(t)
 }
 
-// reregister connects again, as the kubelet does when the sockets were made anew.
+// reregister connects again, as the kubelet does when the sockets were made anew,
+// which the driver does when its device root has moved.
 func (n *node) reregister(t *testing.T, p *process) *process {
 	t.Helper()
+	p.until(t, "new sockets", func(context.Context) error {
+		if !strings.Contains(p.log.String(), "Starting anew") {
+			return errors.New("the driver still has the old ones")
+		}
+		return nil
+	})
 	uid := p.cmd.Args[slices.IndexFunc(p.cmd.Args, func(a string) bool { return strings.HasPrefix(a, "--pod-uid=") })]
 	p.register(t, n.registrar, strings.TrimPrefix(uid, "--pod-uid="))
 	return p

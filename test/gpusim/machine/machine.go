@@ -63,17 +63,17 @@ type Fault struct {
 type Effect int
 
 const (
-	// Fail: it does nothing and returns Code.
+	// Fail does nothing and returns Code.
 	Fail Effect = iota
-	// FailAfter: it does what it should, and returns Code.
+	// FailAfter does what it should, and returns Code.
 	FailAfter
-	// Pretend: it does nothing and returns SUCCESS, with its results untouched.
+	// Pretend does nothing and returns SUCCESS, with the results untouched.
 	Pretend
-	// KillBefore: the calling process gets SIGKILL instead.
+	// KillBefore sends the calling process SIGKILL instead.
 	KillBefore
-	// KillAfter: the calling process gets SIGKILL when the change is committed.
+	// KillAfter sends the calling process SIGKILL when the change is committed.
 	KillAfter
-	// Proceed: nothing else; for Delay and Hang.
+	// Proceed does nothing else; for Delay and Hang.
 	Proceed
 )
 
