@@ -88,6 +88,11 @@ func (p *Plugin) unprepare(ctx context.Context, claim kubeletplugin.NamespacedOb
 	ctx = klog.NewContext(ctx, logger)
 	start := time.Now()
 	defer recoverAs(ctx, &err)
+	if p.ready.hardwareReason() != "" {
+		// What needs the GPUs stays undone, and the cleaning up that follows their
+		// discovery may be over before this call is.
+		defer signal(p.failed)
+	}
 
 	if err := p.Claims.Unprepare(ctx, claim.UID); err != nil {
 		err = fmt.Errorf("claim %s/%s: %w", claim.Namespace, claim.Name, err)

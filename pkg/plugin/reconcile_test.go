@@ -87,6 +87,25 @@ func TestFailedClaimIsFollowedUp(t *testing.T) {
 	}
 }
 
+// TestUnprepareWithoutDriverIsFollowedUp: it succeeds and leaves the rest, also
+// when the driver comes while it runs.
+func TestUnprepareWithoutDriverIsFollowedUp(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.plugin.ReconcileInterval = 10 * eventually
+	r.plugin.PollInterval = 10 * eventually
+	r.plugin.followUp = time.Millisecond
+	r.hardware.setError(errors.New("no driver"))
+	r.start(t)
+	kubelet := r.register(t)
+	r.untilReconciled(t, 1)
+	claim := &drapb.Claim{Namespace: "default", Name: "one", Uid: "one"}
+	if _, err := kubelet.NodeUnprepareResources(t.Context(), &drapb.NodeUnprepareResourcesRequest{Claims: []*drapb.Claim{claim}}); err != nil {
+		t.Fatal(err)
+	}
+	r.untilReconciled(t, 2)
+}
+
 func TestLeftoversAreToldOnce(t *testing.T) {
 	t.Parallel()
 	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
