@@ -144,7 +144,7 @@ func start(ctx context.Context, plan Plan, files layout.Cluster, sup *service.Su
 	}
 	group := errgroup.Group{} // without a context of its own: services live on after it
 	group.Go(func() error { return c.Start(ctx, sup, report) })
-	group.Go(func() error { return p.on(report) })
+	group.Go(func() error { return p.on(report) }) //nolint:contextcheck // it has the one of the first process
 	if err := group.Wait(); err != nil {
 		return err
 	}

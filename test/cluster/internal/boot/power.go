@@ -91,7 +91,7 @@ func (p *power) listen() error {
 	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /reboot", func(w http.ResponseWriter, _ *http.Request) {
-		if err := p.reboot(); err != nil {
+		if err := p.reboot(); err != nil { //nolint:contextcheck // a reboot goes on when the caller does not wait
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 		}
 	})
