@@ -32,7 +32,7 @@ LINT := $(OUT)/bin/golangci-lint
 SOAK := 10m
 # Packages of the root module by kind of test.
 UNIT := ./cmd/... ./pkg/... ./test/gpusim/...
-FLOW := ./test/flow/...
+FLOW := ./test/flow
 
 # One thing at a time: what is built must be there before what uses it.
 .NOTPARALLEL:
@@ -111,6 +111,7 @@ test-unit: gpusim ## Test every package by itself
 .PHONY: test-flow
 test-flow: build ## Test the plugin over gRPC against simulated GPUs, without Kubernetes
 	$(call say,flow tests: log in $(OUT)/test-flow.log)
+	go test $(FLOW)/killpoint
 	$(call verbose,$(OUT)/test-flow.log,-timeout 25m $(FLOW))
 
 .PHONY: soak
