@@ -139,7 +139,7 @@ func TestDriverAppears(t *testing.T) {
 	for _, dir := range []string{"dev", "usr"} {
 		rename(t, filepath.Join(n.root, dir+".later"), filepath.Join(n.root, dir))
 	}
-	again := n.reregister(t, p)
+	again := n.untilAnew(t, p)
 	p.ready(t)
 	if diff := cmp.Diff(specs(n.printed(t, true)), specs(n.api.Slices()), quantities()); diff != "" {
 		t.Errorf("slices (-printed +published):\n%s", diff)
@@ -149,9 +149,9 @@ func TestDriverAppears(t *testing.T) {
 	n.wantClean(t)
 }
 
-// reregister connects again, as the kubelet does when the sockets were made anew,
-// which the driver does when its device root has moved.
-func (n *node) reregister(t *testing.T, p *process) *process {
+// untilAnew connects again to a driver that starts anew because its device root
+// has moved, and makes its sockets anew.
+func (n *node) untilAnew(t *testing.T, p *process) *process {
 	t.Helper()
 	p.until(t, "new sockets", func(context.Context) error {
 		if !strings.Contains(p.log.String(), "Starting anew") {
@@ -159,6 +159,12 @@ func (n *node) reregister(t *testing.T, p *process) *process {
 		}
 		return nil
 	})
+	return n.reregister(t, p)
+}
+
+// reregister connects again, as a kubelet does that was started again.
+func (n *node) reregister(t *testing.T, p *process) *process {
+	t.Helper()
 	uid := p.cmd.Args[slices.IndexFunc(p.cmd.Args, func(a string) bool { return strings.HasPrefix(a, "--pod-uid=") })]
 	p.register(t, n.registrar, strings.TrimPrefix(uid, "--pod-uid="))
 	return p

@@ -61,7 +61,7 @@ func TestUnprepareBeforeTheDriverIsLoaded(t *testing.T) {
 	p.wantLog(t, "NVIDIA driver is not loaded")
 
 	load()
-	n.reregister(t, p)
+	n.untilAnew(t, p)
 	p.ready(t)
 	p.untilPublished(t, n, 0, 1)
 	p.untilClean(t, n)
