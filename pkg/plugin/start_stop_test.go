@@ -153,9 +153,10 @@ func TestInstancesDoNotFight(t *testing.T) {
 	other.untilPublished(t, 4, 1)
 	mu.Lock()
 	defer mu.Unlock()
-	// Two slices are updated and one is deleted.
-	if writes != 3 {
-		t.Errorf("%d writes, want 3", writes)
+	// Two slices are updated and one is deleted. A conflict may repeat that; a fight
+	// goes on and on.
+	if writes < 3 || writes > 10 {
+		t.Errorf("%d writes, want 3 and a few more at most", writes)
 	}
 }
 
