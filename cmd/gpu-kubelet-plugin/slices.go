@@ -46,7 +46,7 @@ func printSlices(ctx context.Context, c *config, out io.Writer) error {
 	for _, broken := range node.Broken {
 		klog.FromContext(ctx).Error(broken.Err, "GPU does not answer and is left out", "index", broken.Index, "pciAddress", broken.PCIAddress)
 	}
-	inventory, err := device.NewInventory(node)
+	inventory, err := device.NewInventory(node, device.Terms{})
 	if err != nil {
 		return fmt.Errorf("build the inventory: %w", err)
 	}

@@ -66,6 +66,24 @@ type Device struct {
 	Nodes []Node
 	// Env are "NAME=value" for containers that use this device.
 	Env []string
+	// Mounts are bind mounts, each with a container path of its own.
+	Mounts []Mount
+	// Hooks run in this order when the container is created, before its program.
+	Hooks []Hook
+}
+
+// Mount is a file or folder of the host in the container.
+type Mount struct {
+	HostPath, ContainerPath string
+	ReadOnly                bool
+}
+
+// Hook is a program of the host that the runtime runs as a createContainer hook,
+// with the container's state on its standard input. The container does not start
+// when it fails.
+type Hook struct {
+	Path string
+	Args []string // Args[0] is the program's name
 }
 
 // Options say where things are.

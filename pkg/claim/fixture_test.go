@@ -64,7 +64,7 @@ func testNode() *gpu.Node {
 
 func testInventory(t testing.TB) *device.Inventory {
 	t.Helper()
-	inventory, err := device.NewInventory(testNode())
+	inventory, err := device.NewInventory(testNode(), device.Terms{})
 	if err != nil {
 		t.Fatal(err)
 	}

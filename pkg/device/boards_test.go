@@ -101,7 +101,7 @@ func replicate(node *gpu.Node, n int) *gpu.Node {
 
 func mustInventory(t *testing.T, node *gpu.Node) *Inventory {
 	t.Helper()
-	i, err := NewInventory(node)
+	i, err := NewInventory(node, Terms{})
 	if err != nil {
 		t.Fatal(err)
 	}

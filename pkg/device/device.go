@@ -14,6 +14,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/policy"
 )
 
 // Kind tells what a device is. It is the value of the "type" attribute.
@@ -25,6 +26,10 @@ const (
 	// Partition is a MIG GPU instance with the one compute instance that
 	// spans it.
 	Partition Kind = "mig"
+	// MPS is a GPU, or a partition, that several claims share through MPS.
+	MPS Kind = "mps"
+	// TimeSlice is a GPU, or a partition, that several claims share by turns.
+	TimeSlice Kind = "timeslice"
 )
 
 // Device is one entry of a ResourceSlice.
@@ -35,11 +40,47 @@ type Device struct {
 	// GPU is the physical GPU. It belongs to the node that the inventory was
 	// made of and must not be changed.
 	GPU *gpu.GPU
-	// Partition is nil for a whole GPU.
+	// Partition is nil for a whole GPU and for shares of one.
 	Partition *PartitionShape
+	// Share is not nil for the kinds MPS and TimeSlice. It must not be changed.
+	Share *Share
 	// Static is not nil for a partition that somebody else made. It must not
 	// be changed.
 	Static *Static
+}
+
+// Share says how a device is shared.
+type Share struct {
+	// Base is the name of the device that is shared: what it would be called if
+	// one claim had it alone.
+	Base string
+	// Clients is how many claims can have a share.
+	Clients int
+	// MemoryBytes is what claims can ask for together. One claim gets
+	// MaxMemoryBytes at most, and DefaultMemoryBytes where it asks for nothing in
+	// particular; 0 means that nothing is reserved for it and nothing limits it.
+	MemoryBytes, MaxMemoryBytes, DefaultMemoryBytes int64
+	// Percent is the part of the multiprocessors that claims can ask for
+	// together, DefaultPercent what a claim gets that does not ask; 0 means no
+	// limit. Percent may be above 100, one claim gets at most 100.
+	Percent, DefaultPercent int
+	// Interval is for TimeSlice on a whole GPU, otherwise IntervalDefault.
+	Interval policy.Interval
+	// Limited tells that the memory and percentage of a TimeSlice share are
+	// enforced by an interposer library in the containers.
+	Limited bool
+}
+
+// Terms are what the admin wants published.
+type Terms struct {
+	// Policy may be nil for the built-in one.
+	Policy *policy.Policy
+	// Limited says that an interposer library enforces limits on TimeSlice shares
+	// of this node.
+	Limited bool
+	// Keep are the names of devices that are published although the policy does
+	// not offer them, because claims may have them. They get the taint Withdrawn.
+	Keep map[string]bool
 }
 
 // PartitionShape says which partition of its GPU a device is.
@@ -86,7 +127,8 @@ var pciAddress = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-
 // It fails only where no inventory makes sense: no node, or one PCI address
 // twice. What is wrong with a single GPU leaves that GPU, or some of its
 // partitions, out and is told by [Inventory.Problems].
-func NewInventory(node *gpu.Node) (*Inventory, error) {
+func NewInventory(node *gpu.Node, terms Terms) (*Inventory, error) {
+	_ = terms // TODO: offers
 	if node == nil {
 		return nil, errors.New("cannot make an inventory without facts about the node")
 	}

@@ -153,12 +153,12 @@ func TestOrderIgnoresListing(t *testing.T) {
 }
 
 func TestWrongFacts(t *testing.T) {
-	if _, err := NewInventory(nil); err == nil {
+	if _, err := NewInventory(nil, Terms{}); err == nil {
 		t.Error("no error without a node")
 	}
 	twice := replicate(loadNode(t, "t4"), 2)
 	twice.GPUs[1].PCIAddress = twice.GPUs[0].PCIAddress
-	if _, err := NewInventory(twice); err == nil {
+	if _, err := NewInventory(twice, Terms{}); err == nil {
 		t.Error("no error for two GPUs at one address")
 	}
 
@@ -194,7 +194,7 @@ func TestWrongFacts(t *testing.T) {
 			}
 			node.GPUs[0].MIG = &own
 			tc.change(&node.GPUs[0])
-			i, err := NewInventory(node)
+			i, err := NewInventory(node, Terms{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -239,7 +239,7 @@ func crowded(t *testing.T) *Inventory {
 		variant.Name = fmt.Sprintf("1g.10gb+v%d", n)
 		mig.Profiles = append(mig.Profiles, variant)
 	}
-	i, err := NewInventory(node)
+	i, err := NewInventory(node, Terms{})
 	if err != nil {
 		t.Fatal(err)
 	}

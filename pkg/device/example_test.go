@@ -27,7 +27,7 @@ func Example() {
 			{ID: 20, Name: "1g.8gb+me", Slices: 1, MaxInstances: 1, Resources: engines(1, 1), Placements: halves},
 		}},
 	}}}
-	inventory, err := device.NewInventory(node)
+	inventory, err := device.NewInventory(node, device.Terms{})
 	if err != nil {
 		fmt.Println(err)
 		return

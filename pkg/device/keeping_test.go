@@ -97,7 +97,7 @@ func TestKeepingNothing(t *testing.T) {
 		t.Errorf("kept %v", kept)
 	}
 	// What could not be published is still told.
-	wrong, err := NewInventory(&gpu.Node{GPUs: []gpu.GPU{{PCIAddress: "1b:00.0"}}})
+	wrong, err := NewInventory(&gpu.Node{GPUs: []gpu.GPU{{PCIAddress: "1b:00.0"}}}, Terms{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -25,6 +25,10 @@ type Options struct {
 	// 1.34 and 1.35 by default). Without counters nothing would keep claims
 	// from overlapping, so that only whole GPUs are published then.
 	PartitionableDevices bool
+	// ConsumableCapacity is false for clusters that drop what shares need
+	// (Kubernetes 1.34 and 1.35 by default). Then no shares are published: the
+	// scheduler would give all of one to a single claim.
+	ConsumableCapacity bool
 }
 
 // DriverResources is what the kubelet plugin helper publishes. The helper

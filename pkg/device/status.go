@@ -73,6 +73,12 @@ const (
 	Lost Reason = "lost"
 	// ResetRequired says that the GPU does nothing until it is reset.
 	ResetRequired Reason = "reset-required"
+	// MPSUnhealthy says that clients have lost their MPS server, or that it takes
+	// no new ones.
+	MPSUnhealthy Reason = "mps-unhealthy"
+	// Withdrawn says that the policy does not offer the device any more and that a
+	// claim may still have it.
+	Withdrawn Reason = "withdrawn"
 	// Gone says that the partition of a static device does not exist any more.
 	Gone Reason = "gone"
 )

@@ -49,6 +49,9 @@ type GPU struct {
 	// at every boot.
 	Minor int `json:"minor"`
 
+	// PCIDeviceID is vendor and device as lspci -nn prints them: "10de:2330".
+	PCIDeviceID string `json:"pciDeviceID,omitempty"`
+
 	ProductName string `json:"productName"`
 	// Brand is "Nvidia", "Tesla", "NvidiaRTX", …; Architecture is "Turing",
 	// "Ampere", "Ada Lovelace", "Hopper", "Blackwell", …. Both are spelled as
@@ -156,3 +159,18 @@ type Process struct {
 	// InstanceID is -1 for a process on the undivided GPU.
 	InstanceID int
 }
+
+// ComputeMode says which processes may use a GPU, or a MIG device, at one time.
+type ComputeMode string
+
+// Values of ComputeMode, as nvidia-smi -c names them.
+const (
+	// ComputeDefault lets any number of processes in.
+	ComputeDefault ComputeMode = "DEFAULT"
+	// ComputeExclusiveProcess lets one process in at a time. With MPS this is the
+	// server, so that a client which does not reach it gets nothing instead of
+	// everything.
+	ComputeExclusiveProcess ComputeMode = "EXCLUSIVE_PROCESS"
+	// ComputeProhibited lets none in.
+	ComputeProhibited ComputeMode = "PROHIBITED"
+)

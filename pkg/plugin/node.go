@@ -100,7 +100,7 @@ func (p *Plugin) discover(ctx context.Context) discovery {
 	if err != nil {
 		return discovery{err: fmt.Errorf("discover the GPUs: %w", err)}
 	}
-	inventory, err := device.NewInventory(node)
+	inventory, err := device.NewInventory(node, device.Terms{})
 	if err != nil {
 		return discovery{err: fmt.Errorf("build the inventory: %w", err)}
 	}

@@ -16,7 +16,7 @@ import (
 
 func foundNode(t *testing.T, node *gpu.Node) discovery {
 	t.Helper()
-	inventory, err := device.NewInventory(node)
+	inventory, err := device.NewInventory(node, device.Terms{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,28 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package gpu
+
+// MPSClients is how many processes can be clients of one MPS server on this GPU,
+// or on a partition of the profile. It is 0 for GPUs before Volta, on which MPS
+// can limit neither memory nor multiprocessors and which are not offered.
+//
+// 48 through CUDA 13.0 and 60 from 13.1; a partition has the part of it that its
+// multiprocessors are of the GPU's (NVIDIA MPS documentation).
+func (g *GPU) MPSClients(cuda Version, profile *Profile) int {
+	if g.ComputeCapability.Major < 7 {
+		return 0
+	}
+	clients := 48
+	if cuda.Major > 13 || cuda.Major == 13 && cuda.Minor >= 1 {
+		clients = 60
+	}
+	if profile == nil {
+		return clients
+	}
+	whole := g.Resources.Multiprocessors
+	if whole <= 0 {
+		return clients
+	}
+	return max(1, clients*profile.Resources.Multiprocessors/whole)
+}
