@@ -5,6 +5,7 @@ package api
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -182,37 +183,6 @@ func TestValidateZeroValues(t *testing.T) {
 		if err := config.Validate(); err == nil || !strings.Contains(err.Error(), "apiVersion") {
 			t.Errorf("%T: got %v", config, err)
 		}
-		if err := config.Unsupported(); err != nil {
-			t.Errorf("%T: %v", config, err)
-		}
-	}
-}
-
-func TestUnsupported(t *testing.T) {
-	for in, want := range map[string]string{
-		gpu(""): "",
-		gpu(`"sharing":{"strategy":"TimeSlicing"}`):                                            "",
-		mig(`"sharing":{"strategy":"TimeSlicing"}`):                                            "",
-		gpu(`"sharing":{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Default"}}`): "",
-		gpu(`"sharing":{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Short"}}`):   `GpuConfig: sharing.strategy: "TimeSlicing" with interval Short is not supported yet`,
-		gpu(`"sharing":{"strategy":"MPS"}`):                                                    `GpuConfig: sharing.strategy: "MPS" is not supported yet`,
-		mig(`"sharing":{"strategy":"MPS"}`):                                                    `MigDeviceConfig: sharing.strategy: "MPS" is not supported yet`,
-	} {
-		config, err := decode(in)
-		if err != nil {
-			t.Fatal(err)
-		}
-		err = config.Unsupported()
-		if want == "" {
-			if err != nil {
-				t.Errorf("%s: %v", in, err)
-			}
-			continue
-		}
-		var unsupported *UnsupportedError
-		if !errors.As(err, &unsupported) || unsupported.Field != "sharing.strategy" || !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: got %v, want %s", in, err, want)
-		}
 	}
 }
 
@@ -232,6 +202,7 @@ func FuzzDecode(f *testing.F) {
 		gpu(""), mig(""), `null`, `{}`, `[`,
 		gpu(`"sharing":{"strategy":"TimeSlicing","timeSlicingConfig":{}}`),
 		gpu(`"sharing":{"strategy":"MPS","mpsConfig":{"defaultPinnedDeviceMemoryLimit":"10Gi","defaultPerDevicePinnedMemoryLimit":{"0":"1e30"}}}`),
+		gpu(`"sharing":{"strategy":"MPS","mpsConfig":{"defaultPerDevicePinnedMemoryLimit":{"1":"1Gi","` + gpuA + `":"2Gi"}}}`),
 		mig(`"sharing":{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":1e3,"multiUser":null}}`),
 	} {
 		f.Add([]byte(seed))
@@ -247,8 +218,33 @@ func FuzzDecode(f *testing.F) {
 		if err := config.Validate(); err != nil {
 			return
 		}
-		if err := config.Unsupported(); err != nil && !errors.Is(err, ErrUnsupported) {
-			t.Error(err)
-		}
+		checkValid(t, config)
 	})
+}
+
+// checkValid checks what Prepare relies on for a configuration that is valid.
+func checkValid(t *testing.T, config Config) {
+	t.Helper()
+	if interval := config.Interval(); !slices.Contains([]Interval{IntervalDefault, IntervalShort, IntervalMedium, IntervalLong}, interval) {
+		t.Errorf("interval %q", interval)
+	}
+	settings := config.MPS()
+	if settings == nil {
+		return
+	}
+	if p := settings.ThreadPercentage(); p < 0 || p > 100 {
+		t.Errorf("%d percent", p)
+	}
+	for n, devices := range [][]string{nil, {migC}, {gpuA, gpuB}} {
+		limits, err := settings.MemoryLimits(devices)
+		var fault *InvalidError
+		if err != nil && (limits != nil || !errors.As(err, &fault)) {
+			t.Errorf("limits %v with error %v", limits, err)
+		}
+		for uuid, bytes := range limits {
+			if bytes < minMemoryLimit || !slices.Contains(devices, uuid) {
+				t.Errorf("%d devices: limits %v", n, limits)
+			}
+		}
+	}
 }

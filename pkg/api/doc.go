@@ -27,9 +27,13 @@ const (
 type Config interface {
 	// Validate returns nil or an *InvalidError with every fault found.
 	Validate() error
-	// Unsupported returns nil, or an *UnsupportedError when the configuration
-	// is valid and asks for something that this driver does not do.
+	// Unsupported returns nil: nothing that is valid is unsupported any more.
 	Unsupported() error
+	// MPS returns the settings when the configuration asks for MPS, else nil.
+	MPS() *MPSConfig
+	// Interval is the one that the configuration asks for: IntervalDefault, which
+	// asks for nothing, unless a whole GPU is to be time-sliced with another one.
+	Interval() Interval
 
 	setDefaults()
 	kind() string

@@ -13,7 +13,7 @@ import (
 // InvalidError is what is wrong with a configuration: the user has to change
 // it, trying again does not help.
 type InvalidError struct {
-	// Kind is empty as long as the kind itself is in doubt.
+	// Kind is empty where it is in doubt or not known.
 	Kind string
 	// Faults are never empty. Their paths start at the configuration.
 	Faults field.ErrorList

@@ -49,7 +49,8 @@ type TimeSlicingConfig struct {
 	Interval *Interval `json:"interval,omitempty"`
 }
 
-// MPSConfig are the settings of strategy MPS.
+// MPSConfig are the settings of strategy MPS. A client is one process: its limits
+// are not those of the container, which may have several.
 type MPSConfig struct {
 	// DefaultActiveThreadPercentage is the part of the multiprocessors that one
 	// client may use, 1 to 100. Nil sets no limit.
@@ -59,7 +60,7 @@ type MPSConfig struct {
 	DefaultPinnedDeviceMemoryLimit *MemoryLimit `json:"defaultPinnedDeviceMemoryLimit,omitempty"`
 	// DefaultPerDevicePinnedMemoryLimit takes precedence over
 	// DefaultPinnedDeviceMemoryLimit. A key is a device's UUID or its index in
-	// the claim, from 0.
+	// the claim, from 0. See MemoryLimits.
 	DefaultPerDevicePinnedMemoryLimit map[string]MemoryLimit `json:"defaultPerDevicePinnedMemoryLimit,omitempty"`
 	// MultiUser lets clients of different user ids run at the same time.
 	MultiUser *bool `json:"multiUser,omitempty"`
@@ -91,27 +92,47 @@ func (c *MigDeviceConfig) setDefaults() {
 	}
 }
 
-// Unsupported implements Config. Time-slicing with the default interval is what
-// every GPU does that nobody has touched, so it asks for nothing.
-func (c *GpuConfig) Unsupported() error {
-	s := c.Sharing
-	switch {
-	case s == nil:
+// MPS implements Config.
+func (c *GpuConfig) MPS() *MPSConfig {
+	if c.Sharing == nil {
 		return nil
-	case s.Strategy == MPS:
-		return &UnsupportedError{Kind: GpuConfigKind, Field: "sharing.strategy", Value: string(MPS)}
-	case s.TimeSlicingConfig != nil && s.TimeSlicingConfig.Interval != nil && *s.TimeSlicingConfig.Interval != IntervalDefault:
-		return &UnsupportedError{Kind: GpuConfigKind, Field: "sharing.strategy",
-			Value: string(TimeSlicing), Detail: "with interval " + string(*s.TimeSlicingConfig.Interval)}
 	}
-	return nil
+	return c.Sharing.Strategy.mps(c.Sharing.MPSConfig)
 }
 
-// Unsupported implements Config. Time-slicing has no settings on MIG, so it
-// asks for nothing.
-func (c *MigDeviceConfig) Unsupported() error {
-	if c.Sharing != nil && c.Sharing.Strategy == MPS {
-		return &UnsupportedError{Kind: MigDeviceConfigKind, Field: "sharing.strategy", Value: string(MPS)}
+// MPS implements Config.
+func (c *MigDeviceConfig) MPS() *MPSConfig {
+	if c.Sharing == nil {
+		return nil
 	}
-	return nil
+	return c.Sharing.Strategy.mps(c.Sharing.MPSConfig)
 }
+
+// mps is for configurations made in Go too, which have no defaults.
+func (s Strategy) mps(config *MPSConfig) *MPSConfig {
+	switch {
+	case s != MPS:
+		return nil
+	case config == nil:
+		return &MPSConfig{}
+	default:
+		return config
+	}
+}
+
+// Interval implements Config.
+func (c *GpuConfig) Interval() Interval {
+	if s := c.Sharing; s != nil && s.Strategy == TimeSlicing && s.TimeSlicingConfig != nil && s.TimeSlicingConfig.Interval != nil {
+		return *s.TimeSlicingConfig.Interval
+	}
+	return IntervalDefault
+}
+
+// Interval implements Config. MIG partitions have one interval only.
+func (*MigDeviceConfig) Interval() Interval { return IntervalDefault }
+
+// Unsupported implements Config.
+func (*GpuConfig) Unsupported() error { return nil }
+
+// Unsupported implements Config.
+func (*MigDeviceConfig) Unsupported() error { return nil }

@@ -26,6 +26,17 @@ func write(t *testing.T, root, path, content string) {
 	}
 }
 
+func link(t *testing.T, root, path, target string) {
+	t.Helper()
+	full := filepath.Join(root, path)
+	if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(target, full); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // tree is a temporary machine: Roots whose folders all lie in one root.
 func tree(t *testing.T) (string, Roots) {
 	t.Helper()
@@ -67,7 +78,7 @@ func TestLibraryPath(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if want := filepath.Join(root, folder, nvmlLibrary); got != want {
+			if want := filepath.Join(root, folder, "libnvidia-ml.so.580.95.05"); got != want {
 				t.Errorf("got %s, want %s", got, want)
 			}
 		})
@@ -77,6 +88,16 @@ func TestLibraryPath(t *testing.T) {
 		_, err := roots.LibraryPath()
 		if !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), root) {
 			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("by way of a link of the root", func(t *testing.T) {
+		root, roots := tree(t)
+		write(t, root, "usr/lib/nvidia/current/libnvidia-ml.so.580.95.05", "")
+		link(t, root, "usr/lib/x86_64-linux-gnu/"+nvmlLibrary, "/etc/alternatives/nvml")
+		link(t, root, "etc/alternatives/nvml", "/usr/lib/nvidia/current/libnvidia-ml.so.580.95.05")
+		got, err := roots.LibraryPath()
+		if want := filepath.Join(root, "usr/lib/nvidia/current/libnvidia-ml.so.580.95.05"); err != nil || got != want {
+			t.Errorf("got %s, %v, want %s", got, err, want)
 		}
 	})
 	t.Run("dangling link", func(t *testing.T) {

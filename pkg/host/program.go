@@ -38,54 +38,66 @@ type Program struct {
 // The error wraps fs.ErrNotExist when there is no such program.
 func (r Roots) Program(name string) (Program, error) {
 	root := r.Complete().Driver
+	unusable := ""
 	for _, folder := range programFolders {
-		path := filepath.Join(root, folder, name)
-		info, err := os.Stat(path)
+		path := filepath.Join(folder, name)
+		file, info, err := statIn(root, path)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
 		if err != nil {
-			return Program{}, fmt.Errorf("look for %s: %w", name, err)
+			return Program{}, fmt.Errorf("look for %s in driver root %q: %w", name, root, err)
 		}
 		if info.Mode().IsRegular() && info.Mode().Perm()&0o111 != 0 {
-			return r.program(root, "/"+filepath.Join(folder, name)), nil
+			return program(root, path, file)
 		}
+		unusable += fmt.Sprintf(", and %s cannot be executed", file)
 	}
-	return Program{}, fmt.Errorf("no %s in the program folders of driver root %q: %w", name, root, fs.ErrNotExist)
+	return Program{}, fmt.Errorf("no %s in the program folders of driver root %q%s: %w", name, root, unusable, fs.ErrNotExist)
 }
 
-func (r Roots) program(root, path string) Program {
+// program is the one at this path in the root. The file is where that leads to.
+func program(root, path, file string) (Program, error) {
 	if filepath.Clean(root) == "/" {
-		return Program{Path: path, Env: []string{"PATH=" + strings.Join(within("/", programFolders), ":")}}
+		return Program{Path: "/" + path, Env: []string{pathList("PATH", "/", programFolders)}}, nil
 	}
 	for _, loader := range loaders {
-		if _, err := os.Lstat(filepath.Join(root, loader)); err == nil {
-			return Program{Root: root, Path: path, Env: []string{"PATH=" + strings.Join(within("/", programFolders), ":")}}
+		_, _, err := statIn(root, loader)
+		if err == nil {
+			return Program{Root: root, Path: "/" + path, Env: []string{pathList("PATH", "/", programFolders)}}, nil
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			return Program{}, fmt.Errorf("look for a C library in driver root %q: %w", root, err)
 		}
 	}
 	return Program{
-		Path: filepath.Join(root, path),
-		Env: []string{
-			"PATH=" + strings.Join(within(root, programFolders), ":"),
-			"LD_LIBRARY_PATH=" + strings.Join(within(root, libraryFolders), ":"),
-		},
-	}
+		Path: file,
+		Env:  []string{pathList("PATH", root, programFolders), pathList("LD_LIBRARY_PATH", root, libraryFolders)},
+	}, nil
 }
 
-func within(root string, folders []string) []string {
+// pathList is a variable that lists folders of the root.
+func pathList(variable, root string, folders []string) string {
 	paths := make([]string, len(folders))
 	for i, folder := range folders {
 		paths[i] = filepath.Join(root, folder)
 	}
-	return paths
+	return variable + "=" + strings.Join(paths, ":")
 }
 
-// Command runs the program. When ctx ends, it and what it started are killed.
+// Command runs the program, in a process group of its own. When ctx ends, or this
+// process does, it is killed; at the end of ctx also what it started.
 func (p Program) Command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, p.Path, args...)
 	cmd.Env = p.Env
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: p.Root, Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.Cancel = func() error {
+		err := syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+		if errors.Is(err, syscall.ESRCH) {
+			return os.ErrProcessDone
+		}
+		return err
+	}
 	return cmd
 }

@@ -14,7 +14,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 )
 
@@ -69,22 +68,21 @@ var libraryFolders = []string{
 
 const nvmlLibrary = "libnvidia-ml.so.1"
 
-// LibraryPath finds NVML's shared library under the driver root. The error
-// wraps fs.ErrNotExist when there is none, which is how a driver that is not
-// installed yet looks.
+// LibraryPath finds NVML's shared library under the driver root, as the file
+// itself and not a link to it. The error wraps fs.ErrNotExist when there is none,
+// which is how a driver that is not installed yet looks.
 func (r Roots) LibraryPath() (string, error) {
 	root := r.Complete().Driver
 	for _, folder := range libraryFolders {
-		path := filepath.Join(root, folder, nvmlLibrary)
-		info, err := os.Stat(path)
+		file, info, err := statIn(root, filepath.Join(folder, nvmlLibrary))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
 		if err != nil {
-			return "", fmt.Errorf("look for the NVML library: %w", err)
+			return "", fmt.Errorf("look for the NVML library in driver root %q: %w", root, err)
 		}
 		if info.Mode().IsRegular() {
-			return path, nil
+			return file, nil
 		}
 	}
 	return "", fmt.Errorf("no %s in the library folders of driver root %q: %w", nvmlLibrary, root, fs.ErrNotExist)

@@ -32,6 +32,7 @@ import (
 	"github.com/partage-dev/partage/pkg/claim"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/test/flow/fakeapi"
 )
 
@@ -50,6 +51,7 @@ type fakeClaims struct {
 	status     device.Status
 	surveys    int
 	reconciled int
+	inUse      []string
 	// reconcileErr is what Reconcile returns.
 	reconcileErr error
 
@@ -114,6 +116,18 @@ func (f *fakeClaims) Survey(context.Context) device.Status {
 	return f.status
 }
 
+func (f *fakeClaims) InUse() ([]string, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.inUse), nil
+}
+
+func (f *fakeClaims) setInUse(names ...string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.inUse = names
+}
+
 func (f *fakeClaims) setStatus(s device.Status) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -125,6 +139,30 @@ func (f *fakeClaims) counts() (surveys, reconciled int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.surveys, f.reconciled
+}
+
+// fakePolicy is a policy that a test replaces.
+type fakePolicy struct {
+	mu      sync.Mutex
+	current *policy.Policy
+	err     error
+}
+
+func (f *fakePolicy) Read() (*policy.Policy, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.current, f.err
+}
+
+func (f *fakePolicy) set(p *policy.Policy, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.current, f.err = p, err
+}
+
+// withoutShares offers what one claim has alone.
+func withoutShares() *policy.Policy {
+	return &policy.Policy{Default: policy.Offer{Whole: true, Partition: &policy.PartitionOffer{}}}
 }
 
 // fakeHardware has GPUs once the driver is there.
@@ -237,6 +275,7 @@ type rig struct {
 	// registering is held in a call of the registration service, which a kubelet
 	// makes one at a time.
 	registering sync.Mutex
+	policy      *fakePolicy
 }
 
 // registerSoon registers the plugin once it can be.
@@ -258,11 +297,18 @@ func (r *rig) registerSoon(ctx context.Context) {
 // newRig prepares a plugin that is not running yet.
 func newRig(t *testing.T) *rig {
 	t.Helper()
+	api := fakeapi.New(t)
+	api.AddNode(testNode)
+	return newRigOn(t, api)
+}
+
+// newRigOn is newRig for an API server that there is already.
+func newRigOn(t *testing.T, api *fakeapi.Server) *rig {
+	t.Helper()
 	r := &rig{
-		api: fakeapi.New(t), claims: &fakeClaims{}, hardware: &fakeHardware{node: testNodeWith(firstGPU)},
-		events: &fakeEvents{}, done: make(chan error, 1),
+		api: api, claims: &fakeClaims{}, hardware: &fakeHardware{node: testNodeWith(firstGPU)},
+		events: &fakeEvents{}, policy: &fakePolicy{current: withoutShares()}, done: make(chan error, 1),
 	}
-	r.api.AddNode(testNode)
 	client, err := kubernetes.NewForConfig(&rest.Config{Host: r.api.URL(), QPS: -1})
 	if err != nil {
 		t.Fatal(err)
@@ -285,7 +331,7 @@ func newRig(t *testing.T) *rig {
 	r.plugin, err = New(Options{
 		DriverName: testDriver, NodeName: testNode, KubeClient: client, Claims: r.claims, Hardware: r.hardware,
 		DataDir: filepath.Join(dir, "data"), RegistrarDir: registrar, PodUID: "uid-1", HealthListener: listener,
-		PollInterval: 10 * time.Millisecond, ReconcileInterval: 20 * time.Millisecond, Events: r.events,
+		Policy: r.policy, PollInterval: 10 * time.Millisecond, ReconcileInterval: 20 * time.Millisecond, Events: r.events,
 	})
 	if err != nil {
 		t.Fatal(err)

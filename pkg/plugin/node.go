@@ -38,6 +38,7 @@ type nodeLoop struct {
 	// itself, since a GPU that does not answer delays it.
 	results     chan discovery
 	discovering bool
+	offer       offer
 
 	// base and resources are what was handed on last.
 	base      *device.Inventory
@@ -49,7 +50,10 @@ type nodeLoop struct {
 }
 
 func (p *Plugin) newNodeLoop() *nodeLoop {
-	return &nodeLoop{Plugin: p, results: make(chan discovery, 1), problems: map[string]bool{}}
+	return &nodeLoop{
+		Plugin: p, results: make(chan discovery, 1), problems: map[string]bool{},
+		offer: offer{source: p.Policy, limited: p.Limited, grace: withdrawalGrace, now: time.Now},
+	}
 }
 
 // run finds the GPUs, cleans up what an earlier process left, lets calls through
@@ -57,6 +61,7 @@ func (p *Plugin) newNodeLoop() *nodeLoop {
 // driver it cleans up what can be cleaned up and waits: unpreparing must work.
 func (l *nodeLoop) run(ctx context.Context) {
 	defer l.settle()
+	l.recall(ctx)
 	l.take(ctx, l.discover(ctx))
 	l.reconcileFirst(ctx)
 	// Claims can have partitions that others made, which only a survey finds.
@@ -83,6 +88,7 @@ func (l *nodeLoop) run(ctx context.Context) {
 
 // lookAround surveys the GPUs, and starts a discovery if that is due.
 func (l *nodeLoop) lookAround(ctx context.Context) {
+	l.revise(ctx)
 	l.survey(ctx)
 	if l.overview.due() && !l.discovering {
 		l.discovering = true
@@ -100,11 +106,7 @@ func (p *Plugin) discover(ctx context.Context) discovery {
 	if err != nil {
 		return discovery{err: fmt.Errorf("discover the GPUs: %w", err)}
 	}
-	inventory, err := device.NewInventory(node, device.Terms{})
-	if err != nil {
-		return discovery{err: fmt.Errorf("build the inventory: %w", err)}
-	}
-	return discovery{node: node, inventory: inventory}
+	return discovery{node: node}
 }
 
 // takeLater also cleans up when the driver has come (back): what was left while
@@ -130,10 +132,21 @@ func (l *nodeLoop) take(ctx context.Context, found discovery) {
 	if ctx.Err() != nil {
 		return
 	}
+	l.readPolicy(ctx)
+	if found.err == nil {
+		var err error
+		if found.inventory, err = l.build(found.node); err != nil {
+			found.err = fmt.Errorf("build the inventory: %w", err)
+		}
+	}
+	first := l.overview.inventory == nil
 	l.overview.discovered(found)
 	switch {
 	case found.err == nil:
 		l.report(ctx, found)
+		if first {
+			l.reportPolicy(ctx)
+		}
 		l.Claims.SetInventory(l.overview.inventory.With(l.overview.status()))
 		l.ready.setHardware(ctx, "")
 	case l.overview.inventory == nil, l.overview.gone != nil:
@@ -158,7 +171,7 @@ func (l *nodeLoop) survey(ctx context.Context) {
 	l.tell(ctx, status)
 
 	now := l.overview.inventory.With(status)
-	resources := now.DriverResources(l.deviceOptions(true))
+	resources := now.DriverResources(l.deviceOptions(true, true))
 	changed := !apiequality.Semantic.DeepEqual(resources, l.resources)
 	if changed || l.base != l.overview.inventory {
 		l.Claims.SetInventory(now)
@@ -173,29 +186,34 @@ func (l *nodeLoop) survey(ctx context.Context) {
 
 // report logs what a discovery found where it is not what the last one found.
 func (l *nodeLoop) report(ctx context.Context, found discovery) {
-	logger := klog.FromContext(ctx)
-	problems := map[string]bool{}
-	for _, problem := range found.inventory.Problems() {
-		problems[problem.Error()] = true
-		if !l.problems[problem.Error()] {
-			logger.Error(problem, "Not everything can be published")
-		}
-	}
-	l.problems, l.failure = problems, ""
+	l.reportProblems(ctx, found.inventory)
+	l.failure = ""
 	devices := len(l.overview.inventory.Devices())
 	summary := fmt.Sprint(len(found.node.GPUs), devices, found.node.DriverVersion)
 	if summary != l.summary {
 		l.summary = summary
-		logger.Info("Discovered", "gpus", len(found.node.GPUs), "devices", devices, "driverVersion", found.node.DriverVersion)
+		klog.FromContext(ctx).Info("Discovered", "gpus", len(found.node.GPUs), "devices", devices, "driverVersion", found.node.DriverVersion)
 	}
 }
 
 // deviceOptions say how devices are published.
-func (p *Plugin) deviceOptions(partitionable bool) device.Options {
+func (p *Plugin) deviceOptions(partitionable, consumable bool) device.Options {
 	return device.Options{
 		Driver:               p.DriverName,
 		Pool:                 p.NodeName,
 		NodeName:             p.NodeName,
 		PartitionableDevices: partitionable,
+		ConsumableCapacity:   consumable,
 	}
+}
+
+func (l *nodeLoop) reportProblems(ctx context.Context, inventory *device.Inventory) {
+	problems := map[string]bool{}
+	for _, problem := range inventory.Problems() {
+		problems[problem.Error()] = true
+		if !l.problems[problem.Error()] {
+			klog.FromContext(ctx).Error(problem, "Not everything can be published")
+		}
+	}
+	l.problems = problems
 }

@@ -25,6 +25,8 @@ type overview struct {
 	// inventory is nil until the driver was there for the first time. GPUs that
 	// were found once stay.
 	inventory *device.Inventory
+	// node is what the last successful discovery found.
+	node *gpu.Node
 	// absent are the GPUs that the last discovery did not find or could not read.
 	absent []device.Condition
 	// gone is why there is no driver any more, or nil.
@@ -43,7 +45,7 @@ func (o *overview) discovered(found discovery) {
 	switch {
 	case found.err == nil:
 		inventory, kept := found.inventory.Keeping(o.inventory)
-		o.inventory, o.absent, o.gone = inventory, absent(found.node, kept), nil
+		o.inventory, o.node, o.absent, o.gone = inventory, found.node, absent(found.node, kept), nil
 	case o.inventory != nil && driverGone(found.err):
 		o.gone = found.err
 	}
@@ -72,6 +74,12 @@ func (o *overview) survey(status device.Status) {
 func (o *overview) due() bool {
 	o.left--
 	return o.left <= 0
+}
+
+// offered takes an inventory of the same GPUs under another policy. GPUs that are
+// away stay as they were.
+func (o *overview) offered(inventory *device.Inventory) {
+	o.inventory, _ = inventory.Keeping(o.inventory)
 }
 
 // status is what is the case on all GPUs.

@@ -48,6 +48,8 @@ type Claims interface {
 	// Survey tells what is the case on the GPUs. It does not wait for a GPU that
 	// is busy or does not answer.
 	Survey(ctx context.Context) device.Status
+	// InUse lists the devices that claims are known to have, by name.
+	InUse() ([]string, error)
 }
 
 // Hardware finds the GPUs of this machine. Its methods return in bounded time,
@@ -76,6 +78,11 @@ type Options struct {
 	// PollInterval is the time between two looks at the GPUs,
 	// ReconcileInterval that between two times of cleaning up.
 	PollInterval, ReconcileInterval time.Duration
+
+	// Policy is what the admin wants published.
+	Policy PolicySource
+	// Limited says that an interposer library limits time-slice shares.
+	Limited bool
 
 	// PodUID lets two instances overlap during a rolling update, each with its
 	// own sockets. Optional: without it there is one instance at a time.
@@ -134,7 +141,10 @@ type Plugin struct {
 	republish, recheck, failed, look chan struct{}
 	// noCounters is set when the cluster turned out not to store shared
 	// counters.
-	noCounters  atomic.Bool
+	noCounters atomic.Bool
+	// noShares is set when the cluster turned out not to store what several
+	// claims need to have one device.
+	noShares    atomic.Bool
 	droppedOnce sync.Map
 }
 
@@ -147,6 +157,8 @@ func New(o Options) (*Plugin, error) {
 		return nil, errors.New("a plugin needs a driver name, a node name, a data directory and a registrar directory")
 	case o.KubeClient == nil, o.Claims == nil, o.Hardware == nil:
 		return nil, errors.New("a plugin needs a Kubernetes client, claims and hardware")
+	case o.Policy == nil:
+		return nil, errors.New("a plugin needs a sharing policy")
 	case o.PollInterval <= 0, o.ReconcileInterval <= 0:
 		return nil, errors.New("a plugin needs to know how often to look and how often to clean up")
 	}

@@ -14,30 +14,71 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
 )
 
 // errNoCounters says that the API server answered and does not take counters.
 var errNoCounters = errors.New("shared counters are not supported")
 
-// probeCounters finds out whether this cluster stores what partitions need,
+// errNoShares says the same of devices that several claims can have.
+var errNoShares = errors.New("devices for several claims are not supported")
+
+// probe finds out whether this cluster stores what partitions and shares need,
 // before anything is published that would be misunderstood without it. It tries
 // until there is an answer; false says that ctx ended first.
-func (p *Plugin) probeCounters(ctx context.Context) bool {
+func (p *Plugin) probe(ctx context.Context) bool {
 	err := p.retry.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
 		err := p.tryCounters(ctx)
-		switch {
-		case err == nil:
-			return true, nil
-		case errors.Is(err, errNoCounters):
+		if errors.Is(err, errNoCounters) {
+			// Nothing would keep a share and the whole GPU from being allocated
+			// together, so that there is nothing to ask about shares.
 			p.noCounters.Store(true)
 			p.logNoCounters(ctx, err.Error())
 			return true, nil
-		case ctx.Err() == nil:
+		}
+		if err == nil {
+			err = p.tryShares(ctx)
+		}
+		if errors.Is(err, errNoShares) {
+			p.noShares.Store(true)
+			p.logNoShares(ctx, err.Error())
+			return true, nil
+		}
+		if err != nil && ctx.Err() == nil {
 			p.ready.setSlices(ctx, fmt.Sprintf("could not ask the API server which features it has: %v", err))
 		}
-		return false, nil
+		return err == nil, nil
 	})
 	return err == nil
+}
+
+func (p *Plugin) logNoShares(ctx context.Context, reason string) {
+	klog.FromContext(ctx).Info("Publishing no MPS and time-slice shares: "+
+		"turn on the feature gate "+featureConsumable+" (Kubernetes 1.34; on by default from 1.36) "+
+		"in kube-apiserver, kube-scheduler, kube-controller-manager and kubelet, then restart this pod", "reason", reason)
+}
+
+// tryShares creates a slice with a share, as a dry run that stores nothing.
+func (p *Plugin) tryShares(ctx context.Context) error {
+	one := resource.MustParse("1")
+	created, err := p.tryCreate(ctx, errNoShares, func(spec *resourceapi.ResourceSliceSpec) {
+		spec.Devices = []resourceapi.Device{{
+			Name:                     "probe",
+			AllowMultipleAllocations: ptr.To(true),
+			Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
+				"shares": {Value: one, RequestPolicy: &resourceapi.CapacityRequestPolicy{
+					Default: &one, ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: &one},
+				}},
+			},
+		}}
+	})
+	if err != nil {
+		return err
+	}
+	if len(created.Devices) != 1 || created.Devices[0].AllowMultipleAllocations == nil || created.Devices[0].Capacity["shares"].RequestPolicy == nil {
+		return fmt.Errorf("%w: the API server dropped spec.devices[].allowMultipleAllocations", errNoShares)
+	}
+	return nil
 }
 
 func (p *Plugin) logNoCounters(ctx context.Context, reason string) {
@@ -52,7 +93,7 @@ func (p *Plugin) logNoCounters(ctx context.Context, reason string) {
 // refuses the second one.
 func (p *Plugin) tryCounters(ctx context.Context) error {
 	counter := map[string]resourceapi.Counter{"probe": {Value: resource.MustParse("1")}}
-	sets, err := p.tryCreate(ctx, func(spec *resourceapi.ResourceSliceSpec) {
+	sets, err := p.tryCreate(ctx, errNoCounters, func(spec *resourceapi.ResourceSliceSpec) {
 		spec.SharedCounters = []resourceapi.CounterSet{{Name: "probe", Counters: counter}}
 	})
 	if err != nil {
@@ -61,7 +102,7 @@ func (p *Plugin) tryCounters(ctx context.Context) error {
 	if len(sets.SharedCounters) == 0 {
 		return fmt.Errorf("%w: the API server dropped spec.sharedCounters", errNoCounters)
 	}
-	devices, err := p.tryCreate(ctx, func(spec *resourceapi.ResourceSliceSpec) {
+	devices, err := p.tryCreate(ctx, errNoCounters, func(spec *resourceapi.ResourceSliceSpec) {
 		spec.Devices = []resourceapi.Device{{
 			Name:             "probe",
 			ConsumesCounters: []resourceapi.DeviceCounterConsumption{{CounterSet: "probe", Counters: counter}},
@@ -76,7 +117,9 @@ func (p *Plugin) tryCounters(ctx context.Context) error {
 	return nil
 }
 
-func (p *Plugin) tryCreate(ctx context.Context, fill func(*resourceapi.ResourceSliceSpec)) (*resourceapi.ResourceSliceSpec, error) {
+// tryCreate returns what would be stored, or an error that wraps refused when the
+// API server says that the slice makes no sense.
+func (p *Plugin) tryCreate(ctx context.Context, refused error, fill func(*resourceapi.ResourceSliceSpec)) (*resourceapi.ResourceSliceSpec, error) {
 	slice := &resourceapi.ResourceSlice{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "partage-probe-"},
 		Spec: resourceapi.ResourceSliceSpec{
@@ -90,16 +133,16 @@ func (p *Plugin) tryCreate(ctx context.Context, fill func(*resourceapi.ResourceS
 	switch {
 	case err == nil:
 		return &created.Spec, nil
-	case refusesCounters(err):
-		return nil, fmt.Errorf("%w: the API server refused them: %w", errNoCounters, err)
+	case refusesFields(err):
+		return nil, fmt.Errorf("%w: the API server refused them: %w", refused, err)
 	default:
 		return nil, fmt.Errorf("create a ResourceSlice as a dry run: %w", err)
 	}
 }
 
-// refusesCounters tells a validation error about the fields in question from
+// refusesFields tells a validation error about the fields in question from
 // other refusals: an admission policy answers "invalid" too, but names no field.
-func refusesCounters(err error) bool {
+func refusesFields(err error) bool {
 	var status apierrors.APIStatus
 	if !apierrors.IsInvalid(err) || !errors.As(err, &status) || status.Status().Details == nil {
 		return false

@@ -24,9 +24,12 @@ type publisher interface {
 	PublishResources(ctx context.Context, resources resourceslice.DriverResources) error
 }
 
-// featurePartitionable is the gate without which the API server drops shared
-// counters; on by default since Kubernetes 1.36.
-const featurePartitionable = "DRAPartitionableDevices"
+// Gates without which the API server drops shared counters, and what several
+// claims need to have one device; on by default since Kubernetes 1.36.
+const (
+	featurePartitionable = "DRAPartitionableDevices"
+	featureConsumable    = "DRAConsumableCapacity"
+)
 
 // publish keeps the ResourceSlices of this node in the API server until ctx
 // ends, once there is something to publish. The slice controller does the work;
@@ -37,13 +40,13 @@ func (p *Plugin) publish(ctx context.Context, helper publisher) {
 		return
 	case <-p.republish:
 	}
-	if !p.probeCounters(ctx) {
+	if !p.probe(ctx) {
 		return
 	}
 	p.background.Go(func() { p.watchSlices(ctx) })
 	state := publication{delay: p.confirmDelay()}
 	for ctx.Err() == nil {
-		resources := p.inventory.Load().DriverResources(p.deviceOptions(!p.noCounters.Load()))
+		resources := p.inventory.Load().DriverResources(p.deviceOptions(!p.noCounters.Load(), !p.noShares.Load()))
 		if err := helper.PublishResources(ctx, resources); err != nil && ctx.Err() == nil {
 			p.fatal(fmt.Errorf("publish ResourceSlices: %w", err))
 			return
@@ -219,6 +222,10 @@ func (p *Plugin) handleDropped(ctx context.Context, dropped *resourceslice.Dropp
 	}
 	if slices.Contains(features, featurePartitionable) && p.noCounters.CompareAndSwap(false, true) {
 		p.logNoCounters(ctx, "the API server dropped the shared counters")
+		signal(p.republish)
+	}
+	if slices.Contains(features, featureConsumable) && p.noShares.CompareAndSwap(false, true) {
+		p.logNoShares(ctx, "the API server dropped what shares need")
 		signal(p.republish)
 	}
 }

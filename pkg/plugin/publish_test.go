@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/test/flow/fakeapi"
 )
 
@@ -61,6 +62,8 @@ func TestPublish(t *testing.T) {
 				return nil
 			})
 		}, 1, 0},
+		"shares are dropped": {func(r *rig) { r.policy.set(policy.Builtin(), nil); r.api.DropShares(true) }, 4, 1},
+		"shares are stored":  {func(r *rig) { r.policy.set(policy.Builtin(), nil) }, 6, 1},
 		"trouble at first": {func(r *rig) {
 			var mu sync.Mutex
 			left := map[string]int{http.MethodPost: 2, http.MethodGet: 2}
@@ -107,6 +110,20 @@ func TestGateTurnedOff(t *testing.T) {
 	r.api.DeleteSlices()
 	r.register(t)
 	r.untilPublished(t, 1, 0)
+}
+
+// TestShareGateTurnedOff likewise: a share that is stored without what makes it one
+// would be given to one claim as a whole.
+func TestShareGateTurnedOff(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.policy.set(policy.Builtin(), nil)
+	r.start(t)
+	r.untilPublished(t, 6, 1)
+	r.api.DropShares(true)
+	r.api.DeleteSlices()
+	r.register(t)
+	r.untilPublished(t, 4, 1)
 }
 
 // TestDeletedSlicesComeBack: all of them, as a starting kubelet does it, or one,

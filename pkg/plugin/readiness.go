@@ -18,6 +18,7 @@ type readiness struct {
 	registration string
 	hardware     string
 	slices       string
+	policy       string
 }
 
 func newReadiness() *readiness {
@@ -55,6 +56,13 @@ func (s *readiness) setSlices(ctx context.Context, reason string) {
 	}
 }
 
+// setPolicy records why it is not known what is to be offered; "" says that it is.
+func (s *readiness) setPolicy(ctx context.Context, reason string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.set(ctx, &s.policy, reason)
+}
+
 // set needs the lock.
 func (s *readiness) set(ctx context.Context, field *string, reason string) {
 	if *field == reason {
@@ -65,7 +73,7 @@ func (s *readiness) set(ctx context.Context, field *string, reason string) {
 	switch {
 	case reason != "":
 		logger.Info("Not ready", "reason", reason)
-	case s.registration == "" && s.hardware == "" && s.slices == "":
+	case s.notReadyLocked() == "":
 		logger.Info("Ready")
 	}
 }
@@ -80,5 +88,9 @@ func (s *readiness) hardwareReason() string {
 func (s *readiness) notReady() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return cmp.Or(s.hardware, s.slices, s.registration)
+	return s.notReadyLocked()
+}
+
+func (s *readiness) notReadyLocked() string {
+	return cmp.Or(s.hardware, s.policy, s.slices, s.registration)
 }

@@ -9,8 +9,6 @@
 // caller.
 package policy
 
-import "github.com/partage-dev/partage/pkg/gpu"
-
 const (
 	// Version is the apiVersion of a SharingPolicy.
 	Version = "policy.partage.dev/v1alpha1"
@@ -63,11 +61,12 @@ type Rule struct {
 }
 
 // Match says which GPUs a rule is for: those that all fields that are set match.
-// At least one is set.
+// At least one is set. Letter case does not count.
 type Match struct {
-	// ProductName is a glob (path.Match) on the product name, letter case does not count.
+	// ProductName is a glob (path.Match) on the product name.
 	ProductName string
-	// Architecture is "Ampere", "Hopper", …, letter case does not count.
+	// Architecture is one of the names that package gpu/nvml gives: "Ampere",
+	// "Ada Lovelace", "Hopper", ….
 	Architecture string
 	// PCIDeviceID is vendor and device as lspci -nn prints them, "10de:2330".
 	PCIDeviceID string
@@ -87,7 +86,8 @@ type Offer struct {
 // PartitionOffer is which MIG partitions are offered.
 type PartitionOffer struct {
 	// Profiles are the names of the profiles that are offered, "1g.10gb"; nil
-	// stands for all that the GPU has.
+	// stands for all that the GPU has. An empty list that is not nil stands for
+	// none: partitions are then offered as shares only.
 	Profiles []string
 	// Shares of partitions. A profile is in one of them at most. Their profiles
 	// need not be among Profiles: such partitions are offered as shares only.
@@ -98,14 +98,14 @@ type PartitionOffer struct {
 type PartitionShares struct {
 	Profiles []string
 	MPS      *MPSOffer
-	// TimeSlice has no interval: MIG partitions have none.
+	// TimeSlice has the interval IntervalDefault: MIG partitions have no other.
 	TimeSlice *TimeSliceOffer
 }
 
 // MPSOffer is how claims share a device through MPS.
 type MPSOffer struct {
 	// Clients is how many claims share one device, at least 1. The hardware
-	// may allow fewer, see gpu.GPU.
+	// may allow fewer, see gpu.GPU.MPSClients.
 	Clients int
 	// MemoryOvercommit times the device's memory is what claims may ask for
 	// together, at least 1. One claim never gets more than the device has.
@@ -154,12 +154,4 @@ func Builtin() *Policy {
 		},
 		TimeSlice: &TimeSliceOffer{Clients: DefaultClients, Interval: IntervalDefault, MemoryOvercommit: 1},
 	}}
-}
-
-// For finds the offer for a GPU. A nil policy is the built-in one.
-func (p *Policy) For(*gpu.GPU) Effective {
-	if p == nil {
-		p = Builtin()
-	}
-	return Effective{Offer: p.Default}
 }

@@ -11,6 +11,8 @@ package sharing
 
 import (
 	"errors"
+	"fmt"
+	"strings"
 
 	"github.com/partage-dev/partage/pkg/policy"
 )
@@ -25,6 +27,16 @@ type Device struct {
 	PCIAddress string
 	// UUID is the GPU's ("GPU-…") or the MIG device's ("MIG-…").
 	UUID string
+}
+
+// partition tells whether it is a MIG partition.
+func (d Device) partition() bool { return strings.HasPrefix(d.UUID, "MIG-") }
+
+func (d Device) String() string {
+	if d.partition() {
+		return fmt.Sprintf("MIG device %s of GPU %s", d.UUID, d.PCIAddress)
+	}
+	return fmt.Sprintf("GPU %s (%s)", d.PCIAddress, d.UUID)
 }
 
 // Limits are what a session's server holds all its clients to. Zero sets none.

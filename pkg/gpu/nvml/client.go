@@ -22,9 +22,9 @@
 // the same HungError. Calls on other GPUs are made as ever. When it returns, how
 // long it took is logged, HungError.Done is closed, and the GPU can be used
 // again. A change that was left behind may take effect at any time until then:
-// an instance may appear that nobody knows the id of, one may go, MIG mode may
-// switch. Whoever changes the GPU must wait for Done, and read its state
-// afterwards.
+// an instance may appear that nobody knows the id of, one may go, MIG mode or a
+// compute mode may switch. Whoever changes the GPU must wait for Done, and read its
+// state afterwards.
 //
 // A method makes several calls, so it may take longer than the limit where each
 // of them is slow. The limit bounds what one call that hangs adds.

@@ -69,8 +69,7 @@ func (c *Client) Discover(ctx context.Context) (*gpu.Node, error) {
 // discoverGPU returns what it could read, with the PCI address first, even
 // when it fails.
 func (c *Client) discoverGPU(ctx context.Context, lib nvml.Interface, index int) (gpu.GPU, error) {
-	dev, pci, err := c.locate(ctx, lib, index)
-	g := gpu.GPU{PCIAddress: pci}
+	dev, g, err := c.locate(ctx, lib, index)
 	if err != nil {
 		return g, fmt.Errorf("GPU with index %d: %w", index, err)
 	}
@@ -111,30 +110,31 @@ func (c *Client) checkProfiles(g *gpu.GPU) error {
 	return nil
 }
 
-// locate finds the handle and the PCI address of the GPU with this index. When
-// it fails, the address is the one that was found earlier, or empty.
-func (c *Client) locate(ctx context.Context, lib nvml.Interface, index int) (nvml.Device, string, error) {
+// locate finds the GPU with this index, and its handle. When it fails, all that
+// is known of the GPU is the address that was found earlier, if that.
+func (c *Client) locate(ctx context.Context, lib nvml.Interface, index int) (nvml.Device, gpu.GPU, error) {
 	l := c.indexLane(index)
+	earlier := gpu.GPU{PCIAddress: l.pci}
 	dev, err := get(ctx, l, "nvmlDeviceGetHandleByIndex_v2", func() (nvml.Device, nvml.Return) {
 		return lib.DeviceGetHandleByIndex(index)
 	})
 	if err != nil {
-		return nil, l.pci, err
+		return nil, earlier, err
 	}
 	info, err := get(ctx, l, "nvmlDeviceGetPciInfo_v3", dev.GetPciInfo)
 	if err != nil {
-		return nil, l.pci, err
+		return nil, earlier, err
 	}
 	pci, err := pciAddress(cString(info.BusId[:]))
 	if err != nil {
-		return nil, l.pci, err
+		return nil, earlier, err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.addresses != nil { // nil: closed meanwhile
 		c.addresses[index] = pci
 	}
-	return dev, pci, nil
+	return dev, gpu.GPU{PCIAddress: pci, PCIDeviceID: pciDeviceID(info.PciDeviceId)}, nil
 }
 
 // readIdentity reads what a GPU cannot be used without.

@@ -150,6 +150,28 @@ type fakeDevice struct {
 
 	// infoResult is that of instances that are created from now on.
 	infoResult nvml.Return
+
+	compute fakeComputeMode
+}
+
+// fakeComputeMode is the compute mode of a GPU.
+type fakeComputeMode struct {
+	mode   nvml.ComputeMode
+	kept   bool // a change is answered with success and not made
+	result nvml.Return
+	sets   int
+}
+
+func (d *fakeDevice) GetComputeMode() (nvml.ComputeMode, nvml.Return) {
+	return d.compute.mode, nvml.SUCCESS
+}
+
+func (d *fakeDevice) SetComputeMode(mode nvml.ComputeMode) nvml.Return {
+	d.compute.sets++
+	if d.compute.result == nvml.SUCCESS && !d.compute.kept {
+		d.compute.mode = mode
+	}
+	return d.compute.result
 }
 
 func (d *fakeDevice) GetPciInfo() (nvml.PciInfo, nvml.Return) {
@@ -157,6 +179,7 @@ func (d *fakeDevice) GetPciInfo() (nvml.PciInfo, nvml.Return) {
 	for i := range len(d.busID) {
 		info.BusId[i] = int8(d.busID[i])
 	}
+	info.PciDeviceId = 0x233010de
 	return info, nvml.SUCCESS
 }
 

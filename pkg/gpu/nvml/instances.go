@@ -92,13 +92,7 @@ func (c *Client) CreateComputeInstance(ctx context.Context, pciAddress string, i
 // DestroyInstance.
 func (c *Client) DestroyComputeInstance(ctx context.Context, pciAddress string, instanceID, computeID int) error {
 	return c.onGPU(ctx, pciAddress, func(h *handle) error {
-		gi, err := h.findInstance(ctx, instanceID)
-		if err != nil {
-			return err
-		}
-		ci, err := get(ctx, h.lane, "nvmlGpuInstanceGetComputeInstanceById", func() (nvml.ComputeInstance, nvml.Return) {
-			return gi.GetComputeInstanceById(computeID)
-		})
+		ci, err := h.findComputeInstance(ctx, instanceID, computeID)
 		if err != nil {
 			return err
 		}
@@ -117,6 +111,16 @@ func (h *handle) findInstance(ctx context.Context, instanceID int) (nvml.GpuInst
 		return nil, &gpu.Error{Call: call, PCIAddress: h.pci, Text: "no instances, MIG mode is off", Err: gpu.ErrNotFound}
 	}
 	return gi, err
+}
+
+func (h *handle) findComputeInstance(ctx context.Context, instanceID, computeID int) (nvml.ComputeInstance, error) {
+	gi, err := h.findInstance(ctx, instanceID)
+	if err != nil {
+		return nil, err
+	}
+	return get(ctx, h.lane, "nvmlGpuInstanceGetComputeInstanceById", func() (nvml.ComputeInstance, nvml.Return) {
+		return gi.GetComputeInstanceById(computeID)
+	})
 }
 
 // wholeComputeProfile finds the compute instance profile that spans the GPU

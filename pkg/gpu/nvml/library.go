@@ -38,6 +38,8 @@ var required = []string{
 	"nvmlDeviceGetCudaComputeCapability",
 	"nvmlDeviceGetMemoryInfo",
 	"nvmlDeviceGetVirtualizationMode",
+	"nvmlDeviceGetComputeMode",
+	"nvmlDeviceSetComputeMode",
 	"nvmlDeviceGetMigMode",
 	"nvmlDeviceSetMigMode",
 	"nvmlDeviceGetGpuInstanceProfileInfo",

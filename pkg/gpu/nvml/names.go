@@ -84,6 +84,15 @@ func pciAddress(busID string) (string, error) {
 	return fmt.Sprintf("%04x:%02x:%02x.%x", numbers[0], numbers[1], numbers[2], numbers[3]), nil
 }
 
+// pciDeviceID turns NVML's combined number, device above vendor, into the way in
+// which lspci -nn prints the two, "10de:2330".
+func pciDeviceID(combined uint32) string {
+	if combined == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%04x:%04x", combined&0xffff, combined>>16)
+}
+
 // cString reads a zero-terminated string in the type that the bindings give it.
 func cString(chars []int8) string {
 	var b strings.Builder

@@ -35,6 +35,14 @@ func TestPCIAddress(t *testing.T) {
 	}
 }
 
+func TestPCIDeviceID(t *testing.T) {
+	for combined, want := range map[uint32]string{0x233010de: "10de:2330", 0x00fa10de: "10de:00fa", 0: ""} {
+		if got := pciDeviceID(combined); got != want {
+			t.Errorf("%#x: got %q, want %q", combined, got, want)
+		}
+	}
+}
+
 // Names that drivers print for these sizes, in MiB as reported by boards.
 func TestComputedProfileName(t *testing.T) {
 	tests := map[string]struct {

@@ -29,7 +29,7 @@ func partitioned(t testing.TB) (*Client, *state.File, instanceIDs) {
 	m := newMachine(t, "h100-80-sxmx2")
 	m.GPUs[1].MIG.Current, m.GPUs[1].MIG.Pending = true, true
 	c, file := simulate(t, m)
-	ids := instanceIDs{pci: m.GPUs[1].PCIAddress, other: m.GPUs[0].PCIAddress}
+	ids := instanceIDs{pci: m.GPUs[1].PCIAddress, other: m.GPUs[0].PCIAddress, otherUUID: m.GPUs[0].UUID}
 	var err error
 	if ids.full, err = c.CreateInstance(t.Context(), ids.pci, oneSlice, gpu.Placement{Start: 0, Size: 1}); err != nil {
 		t.Fatal(err)
@@ -38,7 +38,7 @@ func partitioned(t testing.TB) (*Client, *state.File, instanceIDs) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ids.compute = ci.ID
+	ids.compute, ids.uuid = ci.ID, ci.UUID
 	if ids.empty, err = c.CreateInstance(t.Context(), ids.pci, oneSlice, gpu.Placement{Start: 1, Size: 1}); err != nil {
 		t.Fatal(err)
 	}
@@ -64,6 +64,7 @@ func impatient(c *Client) (restore func()) {
 
 type instanceIDs struct {
 	pci, other           string
+	uuid, otherUUID      string // of the partition, and of the other GPU
 	full, compute, empty int
 }
 
@@ -102,6 +103,16 @@ var methods = map[string]func(context.Context, *Client, instanceIDs) error{
 	},
 	"DestroyComputeInstance": func(ctx context.Context, c *Client, ids instanceIDs) error {
 		return c.DestroyComputeInstance(ctx, ids.pci, ids.full, ids.compute)
+	},
+	"ComputeMode": func(ctx context.Context, c *Client, ids instanceIDs) error {
+		_, err := c.ComputeMode(ctx, ids.pci, ids.uuid)
+		return err
+	},
+	"SetComputeMode": func(ctx context.Context, c *Client, ids instanceIDs) error {
+		return c.SetComputeMode(ctx, ids.pci, ids.uuid, gpu.ComputeExclusiveProcess)
+	},
+	"SetComputeMode of a whole GPU": func(ctx context.Context, c *Client, ids instanceIDs) error {
+		return c.SetComputeMode(ctx, ids.other, ids.otherUUID, gpu.ComputeExclusiveProcess)
 	},
 	"DestroyInstance": func(ctx context.Context, c *Client, ids instanceIDs) error {
 		return c.DestroyInstance(ctx, ids.pci, ids.empty)

@@ -156,7 +156,7 @@ func expectedNode(m *machine.Machine) *gpu.Node {
 	}
 	for _, s := range m.GPUs {
 		g := gpu.GPU{
-			PCIAddress: s.PCIAddress, UUID: s.UUID, Minor: s.Minor, ProductName: s.ProductName,
+			PCIAddress: s.PCIAddress, PCIDeviceID: fmt.Sprintf("10de:%04x", s.PCIDeviceID>>16), UUID: s.UUID, Minor: s.Minor, ProductName: s.ProductName,
 			Brand: brandNames[s.Brand], Architecture: archNames[s.Architecture],
 			ComputeCapability: gpu.Version{Major: s.ComputeMajor, Minor: s.ComputeMinor},
 			Resources:         gpu.Resources{MemoryBytes: s.MemoryBytes},

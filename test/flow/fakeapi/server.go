@@ -44,6 +44,8 @@ type Server struct {
 	refuse   func(*http.Request) *apierrors.StatusError
 	// dropCounters behaves as if DRAPartitionableDevices were off.
 	dropCounters bool
+	// dropShares behaves as if DRAConsumableCapacity were off.
+	dropShares bool
 }
 
 // New starts a server that has no objects.
@@ -138,6 +140,15 @@ func (s *Server) DropCounters(drop bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.dropCounters = drop
+}
+
+// DropShares makes the server behave as with the feature gate
+// DRAConsumableCapacity off: it stores devices without what lets several claims
+// have one.
+func (s *Server) DropShares(drop bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.dropShares = drop
 }
 
 // Refuse makes requests fail for which refuse returns an error. Nil ends that.

@@ -146,12 +146,22 @@ func (s *Server) deleteSlice(w http.ResponseWriter, r *http.Request) {
 
 // drop needs the lock.
 func (s *Server) drop(slice *resourceapi.ResourceSlice) {
-	if !s.dropCounters {
-		return
+	if s.dropCounters {
+		slice.Spec.SharedCounters = nil
 	}
-	slice.Spec.SharedCounters = nil
 	for i := range slice.Spec.Devices {
-		slice.Spec.Devices[i].ConsumesCounters = nil
+		d := &slice.Spec.Devices[i]
+		if s.dropCounters {
+			d.ConsumesCounters = nil
+		}
+		if !s.dropShares {
+			continue
+		}
+		d.AllowMultipleAllocations = nil
+		for name, capacity := range d.Capacity {
+			capacity.RequestPolicy = nil
+			d.Capacity[name] = capacity
+		}
 	}
 }
 

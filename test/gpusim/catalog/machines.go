@@ -54,6 +54,8 @@ type slot struct {
 	Root    string `json:"root"`
 	NUMA    int    `json:"numa"`
 	Minor   int    `json:"minor"`
+	// MIG is the MIG mode, for boards on which an administrator sets it.
+	MIG bool `json:"mig"`
 }
 
 //go:embed machines.yaml
@@ -83,7 +85,7 @@ func Machines() ([]Described, error) {
 
 // Machine makes a machine by name: one of Machines, or <board>x<count> with 1
 // to 16 GPUs. GPUs are ordered by PCI address, which is NVML's order. MIG mode
-// is off everywhere.
+// is off where machines.yaml does not turn it on.
 func Machine(name string, o Options) (*machine.Machine, error) {
 	slots, err := slotsOf(name)
 	if err != nil {
@@ -115,6 +117,12 @@ func Machine(name string, o Options) (*machine.Machine, error) {
 		g.UUID = "GPU-" + id.uuid("gpu", i)
 		g.Serial = id.serial(i)
 		g.Minor, g.PCIAddress, g.PCIeRoot, g.NUMANode = s.Minor, s.Address, s.Root, s.NUMA
+		if s.MIG {
+			if g.MIG == nil || !g.MIG.ResetToSwitch {
+				return nil, fmt.Errorf("machine %q: MIG mode of board %s is not for an administrator to set", name, s.Board)
+			}
+			g.MIG.Current, g.MIG.Pending = true, true
+		}
 		m.GPUs = append(m.GPUs, *g)
 	}
 	return m, nil

@@ -1,0 +1,62 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxLinks is how many symbolic links the kernel follows in one path.
+const maxLinks = 40
+
+// statIn finds the file at a path of a root, and where it is without symbolic
+// links. Links are followed as a process does whose root it is: on Debian,
+// usr/bin/nvidia-smi of a host that is mounted somewhere leads to
+// /etc/alternatives, which is not that of this process.
+func statIn(root, path string) (string, fs.FileInfo, error) {
+	file, err := resolveIn(root, path)
+	if err != nil {
+		return "", nil, err
+	}
+	info, err := os.Lstat(file)
+	return file, info, err
+}
+
+func resolveIn(root, path string) (string, error) {
+	at, rest, links := "/", path, 0
+	for rest != "" {
+		var name string
+		name, rest, _ = strings.Cut(rest, "/")
+		switch name {
+		case "", ".":
+			continue
+		case "..":
+			at = filepath.Dir(at)
+			continue
+		}
+		next := filepath.Join(at, name)
+		target, err := os.Readlink(filepath.Join(root, next))
+		if errors.Is(err, unix.EINVAL) { // not a link
+			at = next
+			continue
+		}
+		if err != nil {
+			return "", err
+		}
+		if links++; links > maxLinks {
+			return "", &fs.PathError{Op: "follow", Path: filepath.Join(root, path), Err: unix.ELOOP}
+		}
+		if filepath.IsAbs(target) {
+			at = "/"
+		}
+		rest = target + "/" + rest
+	}
+	return filepath.Join(root, at), nil
+}

@@ -1,0 +1,214 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+
+	"go.yaml.in/yaml/v3"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+const (
+	// maxClients is beyond what any hardware serves, and bounds typing errors.
+	maxClients = 1024
+	// maxOvercommit is far beyond what can work.
+	maxOvercommit = 100
+	// maxReserved is more than any GPU has.
+	maxReserved = 1 << 40
+	maxProfiles = 64
+)
+
+var (
+	kinds     = []Kind{Whole, Partition, MPS, TimeSlice}
+	intervals = []Interval{IntervalDefault, IntervalShort, IntervalMedium, IntervalLong}
+	// profileName allows what the driver calls its profiles: "1g.10gb",
+	// "1g.10gb+me", "1g.24gb+me.all", "2g.48gb-me".
+	profileName = regexp.MustCompile(`^[0-9]{1,2}g\.[0-9]{1,4}gb([+-][a-z0-9.]{1,16}){0,2}$`)
+	// memoryText keeps exponents short, which resource.ParseQuantity computes out.
+	memoryText = regexp.MustCompile(`^[0-9]{1,20}(\.[0-9]{0,9})?([KMGTPE]i|[kMGTPE]|[eE][0-9]{1,2})?$`)
+)
+
+// offer reads what GPUs are offered as. What it leaves out is as in the built-in
+// policy.
+func (r *reader) offer(n *yaml.Node, at *field.Path) Offer {
+	offer := Builtin().Default
+	var only []Kind
+	kindsKnown := true
+	seen := r.object(n, at, map[string]take{
+		"kinds":           func(n *yaml.Node, at *field.Path) { only, kindsKnown = r.kinds(n, at) },
+		string(Partition): into(&offer.Partition, r.partitions),
+		string(MPS):       func(n *yaml.Node, at *field.Path) { r.mps(n, at, offer.MPS) },
+		string(TimeSlice): func(n *yaml.Node, at *field.Path) { r.timeSlice(n, at, offer.TimeSlice, true) },
+	})
+	if !seen["kinds"] || !kindsKnown {
+		return offer
+	}
+	for _, kind := range kinds {
+		if slices.Contains(only, kind) {
+			continue
+		}
+		if seen[string(kind)] {
+			r.fault(field.Forbidden(at.Child(string(kind)), fmt.Sprintf("%q is not among the kinds that are offered; add it there or remove this section", kind)))
+		}
+		offer.without(kind)
+	}
+	return offer
+}
+
+func (o *Offer) without(kind Kind) {
+	switch kind {
+	case Whole:
+		o.Whole = false
+	case Partition:
+		o.Partition = nil
+	case MPS:
+		o.MPS = nil
+	case TimeSlice:
+		o.TimeSlice = nil
+	}
+}
+
+// kinds tells also whether they can be relied on.
+func (r *reader) kinds(n *yaml.Node, at *field.Path) ([]Kind, bool) {
+	before := r.found()
+	var found []Kind
+	r.list(n, at, len(kinds), func(n *yaml.Node, at *field.Path) {
+		kind, ok := oneOf(r, n, at, kinds)
+		if ok && slices.Contains(found, kind) {
+			r.fault(field.Duplicate(at, kind))
+		}
+		found = append(found, kind)
+	})
+	if isEmptyList(n) {
+		r.fault(field.Required(at, fmt.Sprintf("at least one of %q; without this field all of them are offered", kinds)))
+	}
+	return found, r.found() == before
+}
+
+func (r *reader) partitions(n *yaml.Node, at *field.Path) *PartitionOffer {
+	p := &PartitionOffer{}
+	none := false
+	seen := r.object(n, at, map[string]take{
+		"profiles": func(n *yaml.Node, at *field.Path) {
+			none = isEmptyList(n)
+			p.Profiles = r.profiles(n, at, map[string]bool{})
+		},
+		"shares": into(&p.Shares, r.partitionShares),
+	})
+	if none && !seen["shares"] {
+		r.fault(field.Required(at.Child("profiles"),
+			fmt.Sprintf("at least one, or shares, which are then all that is offered; leave %q out of the kinds to offer no partitions, or this field to offer all", Partition)))
+	}
+	return p
+}
+
+// profiles reads names of profiles and adds them to taken, in which they must not
+// be yet.
+func (r *reader) profiles(n *yaml.Node, at *field.Path, taken map[string]bool) []string {
+	names := []string{}
+	r.list(n, at, maxProfiles, func(n *yaml.Node, at *field.Path) {
+		name := r.pattern(n, at, profileName, `the name of a MIG profile such as "1g.10gb" or "1g.10gb+me"`)
+		if taken[name] && name != "" {
+			r.fault(field.Duplicate(at, short(name)))
+		}
+		taken[name] = true
+		names = append(names, name)
+	})
+	return names
+}
+
+func (r *reader) partitionShares(n *yaml.Node, at *field.Path) []PartitionShares {
+	var shares []PartitionShares
+	taken := map[string]bool{}
+	r.list(n, at, maxProfiles, func(n *yaml.Node, at *field.Path) {
+		var s PartitionShares
+		builtin := Builtin().Default
+		seen := r.object(n, at, map[string]take{
+			"profiles": func(n *yaml.Node, at *field.Path) {
+				s.Profiles = r.profiles(n, at, taken)
+				if isEmptyList(n) {
+					r.fault(field.Required(at, `at least one, such as "1g.10gb"`))
+				}
+			},
+			string(MPS): func(n *yaml.Node, at *field.Path) {
+				s.MPS = builtin.MPS
+				r.mps(n, at, s.MPS)
+			},
+			string(TimeSlice): func(n *yaml.Node, at *field.Path) {
+				s.TimeSlice = builtin.TimeSlice
+				r.timeSlice(n, at, s.TimeSlice, false)
+			},
+		})
+		shares = append(shares, s)
+		if n.Kind != yaml.MappingNode {
+			return
+		}
+		if !seen["profiles"] {
+			r.fault(field.Required(at.Child("profiles"), "says which partitions are shared"))
+		}
+		if !seen[string(MPS)] && !seen[string(TimeSlice)] {
+			r.fault(field.Required(at, fmt.Sprintf("%q, %q or both: they say how the partitions are shared", MPS, TimeSlice)))
+		}
+	})
+	if isEmptyList(n) {
+		r.fault(field.Required(at, "at least one; leave the field out to share no partitions"))
+	}
+	return shares
+}
+
+// mps reads into o, which has the built-in values.
+func (r *reader) mps(n *yaml.Node, at *field.Path, o *MPSOffer) {
+	r.object(n, at, map[string]take{
+		"clients": func(n *yaml.Node, at *field.Path) {
+			o.Clients = r.whole(n, at, 1, maxClients, "; the hardware serves 48 or 60, and a partition its part of them, which are the limit on each device")
+		},
+		"memoryOvercommit":  func(n *yaml.Node, at *field.Path) { o.MemoryOvercommit = r.factor(n, at, 1, maxOvercommit) },
+		"computeOvercommit": func(n *yaml.Node, at *field.Path) { o.ComputeOvercommit = r.factor(n, at, 1, maxOvercommit) },
+		"reservedMemory":    into(&o.ReservedMemoryBytes, r.memory),
+	})
+}
+
+// timeSlice reads into o, which has the built-in values.
+func (r *reader) timeSlice(n *yaml.Node, at *field.Path, o *TimeSliceOffer, hasInterval bool) {
+	fields := map[string]take{
+		"clients":          func(n *yaml.Node, at *field.Path) { o.Clients = r.whole(n, at, 1, maxClients, "") },
+		"memoryOvercommit": func(n *yaml.Node, at *field.Path) { o.MemoryOvercommit = r.factor(n, at, 1, maxOvercommit) },
+		"interval":         func(n *yaml.Node, at *field.Path) { o.Interval, _ = oneOf(r, n, at, intervals) },
+	}
+	if !hasInterval {
+		fields["interval"] = func(_ *yaml.Node, at *field.Path) {
+			r.fault(field.Forbidden(at, "intervals are for whole GPUs only, they have no effect on MIG partitions"))
+		}
+	}
+	r.object(n, at, fields)
+}
+
+// memory reads an amount of memory in bytes, as a quantity or a number.
+func (r *reader) memory(n *yaml.Node, at *field.Path) int64 {
+	const want = `must be a quantity of memory such as "512Mi" or "1Gi"`
+	isNumber := n.Kind == yaml.ScalarNode && (n.ShortTag() == "!!int" || n.ShortTag() == "!!float")
+	if !isNumber {
+		if _, ok := r.text(n, at); !ok {
+			return 0
+		}
+	}
+	if !memoryText.MatchString(n.Value) {
+		r.invalid(n, at, want)
+		return 0
+	}
+	quantity, err := resource.ParseQuantity(n.Value)
+	if err != nil {
+		r.invalid(n, at, want+": %v", err)
+		return 0
+	}
+	if quantity.CmpInt64(maxReserved) > 0 {
+		r.invalid(n, at, "must be at most 1Ti")
+		return 0
+	}
+	return quantity.Value()
+}

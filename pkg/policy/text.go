@@ -1,0 +1,96 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+)
+
+// String is one line for logs and people.
+func (e Effective) String() string {
+	from := "default"
+	if e.Rule != "" {
+		from = fmt.Sprintf("rule %q", e.Rule)
+	}
+	return from + ": " + e.Offer.String()
+}
+
+// String is one line for logs and people.
+func (o Offer) String() string {
+	var parts []string
+	if o.Whole {
+		parts = append(parts, string(Whole))
+	}
+	parts = append(parts, o.Partition.texts()...)
+	if o.MPS != nil {
+		parts = append(parts, o.MPS.String())
+	}
+	if o.TimeSlice != nil {
+		parts = append(parts, o.TimeSlice.String())
+	}
+	if len(parts) == 0 {
+		return "nothing"
+	}
+	return strings.Join(parts, "; ")
+}
+
+func (p *PartitionOffer) texts() []string {
+	if p == nil {
+		return nil
+	}
+	var parts []string
+	switch {
+	case p.Profiles == nil:
+		parts = append(parts, string(Partition)+" all profiles")
+	case len(p.Profiles) > 0:
+		parts = append(parts, string(Partition)+" "+strings.Join(p.Profiles, ", "))
+	}
+	for _, s := range p.Shares {
+		var how []string
+		if s.MPS != nil {
+			how = append(how, s.MPS.String())
+		}
+		if s.TimeSlice != nil {
+			how = append(how, s.TimeSlice.String())
+		}
+		parts = append(parts, fmt.Sprintf("%s shares %s: %s", Partition, strings.Join(s.Profiles, ", "), strings.Join(how, " and ")))
+	}
+	return parts
+}
+
+// String leaves out what is as if nothing were said about it.
+func (o *MPSOffer) String() string {
+	text := string(MPS) + " " + clients(o.Clients) + times("memory", o.MemoryOvercommit) + times("compute", o.ComputeOvercommit)
+	if o.ReservedMemoryBytes > 0 {
+		text += ", " + resource.NewQuantity(o.ReservedMemoryBytes, resource.BinarySI).String() + " reserved"
+	}
+	return text
+}
+
+// String leaves out what is as if nothing were said about it.
+func (o *TimeSliceOffer) String() string {
+	text := string(TimeSlice) + " " + clients(o.Clients) + times("memory", o.MemoryOvercommit)
+	if o.Interval != "" && o.Interval != IntervalDefault {
+		text += ", interval " + string(o.Interval)
+	}
+	return text
+}
+
+func clients(n int) string {
+	if n == 1 {
+		return "1 client"
+	}
+	return strconv.Itoa(n) + " clients"
+}
+
+func times(what string, overcommit float64) string {
+	if overcommit <= 1 {
+		return ""
+	}
+	return ", " + what + " x" + strconv.FormatFloat(overcommit, 'f', -1, 64)
+}
