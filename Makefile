@@ -73,7 +73,8 @@ demo-down: ## Stop the local Kubernetes; nothing of it stays
 .PHONY: build
 build: gpusim ## Build the driver and the test tools into bin/
 	$(call say,building the driver and the tools)
-	go build -ldflags '$(GO_LDFLAGS)' -o bin/ ./cmd/...
+	go build -ldflags '$(GO_LDFLAGS)' -o bin/ ./cmd/gpu-kubelet-plugin
+	CGO_ENABLED=0 go build -ldflags '$(GO_LDFLAGS)' -o bin/ ./cmd/mps-supervisor
 	go build -ldflags '-s -w' -o bin/nvidia-cdi-hook github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook
 	cd test/cluster && CGO_ENABLED=0 go build -o ../../bin/cluster ./cmd/cluster
 
@@ -82,7 +83,7 @@ gpusim: ## Build the simulated GPU machine
 	$(call say,building the simulated GPUs)
 	$(MAKE) --no-print-directory -C test/gpusim/lib OUT=$(CURDIR)/$(OUT)/gpusim/lib
 	go build -o bin/gpusim ./test/gpusim/cmd/gpusim
-	go build -o $(OUT)/gpusim/bin/nvidia-smi ./test/gpusim/cmd/nvidia-smi
+	go build -o $(OUT)/gpusim/bin/ $(addprefix ./test/gpusim/cmd/,nvidia-smi nvidia-cuda-mps-control nvidia-cuda-mps-server cuda-client)
 
 .PHONY: cluster
 cluster: build ## Build Kubernetes, containerd, runc and helm (the first time takes minutes)
@@ -181,7 +182,7 @@ helm-install = helm upgrade --install partage deployments/helm/partage --namespa
   --values demo/values-simulated.yaml --wait --timeout 90s \
   --set-string kubeletPlugin.podAnnotations.build=$$(sha256sum bin/gpu-kubelet-plugin | cut -c1-16)
 
-plugin-log = kubectl logs --namespace partage daemonset/partage-gpu-kubelet-plugin --tail 200
+driver-logs = kubectl logs --namespace partage --selector app.kubernetes.io/name=partage --prefix --tail 200
 
 # A cluster with the driver. $(1): options of up; $(2): what runs in it. The
 # cluster goes down whatever happens; its logs stay in _output/cluster/log/test.
@@ -189,7 +190,7 @@ define in-test-cluster
 	@trap '$(TEST_CLUSTER) down' EXIT; \
 	$(TEST_CLUSTER) up --machine $(MACHINE) $(1); \
 	$(TEST_CLUSTER) run -- $(helm-install) >/dev/null; \
-	$(TEST_CLUSTER) run -- $(2) || { $(TEST_CLUSTER) run -- $(plugin-log); exit 1; }
+	$(TEST_CLUSTER) run -- $(2) || { $(TEST_CLUSTER) run -- $(driver-logs); exit 1; }
 endef
 
 .PHONY: help

@@ -11,8 +11,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/structured"
 )
@@ -21,17 +23,24 @@ import (
 // slices, with the features that Kubernetes 1.37 has on by default. It keeps
 // what it allocated.
 type scheduler struct {
-	t         *testing.T
-	slices    []*resourceapi.ResourceSlice
+	t      *testing.T
+	slices []*resourceapi.ResourceSlice
+	cel    *cel.Cache
+	// allocated are devices that one claim has alone, shares those that others have
+	// some of, and consumed is how much of each.
 	allocated sets.Set[structured.DeviceID]
-	cel       *cel.Cache
+	shares    sets.Set[structured.SharedDeviceID]
+	consumed  structured.ConsumedCapacityCollection
 }
 
 // celCache is shared: compiling selectors is the larger part of the time.
 var celCache = cel.NewCache(200, cel.Features{EnableConsumableCapacity: true})
 
 func newScheduler(t *testing.T, objects []resourceapi.ResourceSlice) *scheduler {
-	s := &scheduler{t: t, allocated: sets.New[structured.DeviceID](), cel: celCache}
+	s := &scheduler{
+		t: t, cel: celCache, allocated: sets.New[structured.DeviceID](),
+		shares: sets.New[structured.SharedDeviceID](), consumed: structured.NewConsumedCapacityCollection(),
+	}
 	for n := range objects {
 		s.slices = append(s.slices, &objects[n])
 	}
@@ -57,17 +66,64 @@ func (s *scheduler) only(devices ...string) *scheduler {
 	return &restricted
 }
 
-// holding marks devices as allocated.
+// holding marks devices as allocated. Of those that are shared one claim has what
+// it gets without asking.
 func (s *scheduler) holding(devices ...string) *scheduler {
-	held := *s
-	held.allocated = s.allocated.Clone()
+	held := s.clone()
 	for _, d := range devices {
-		held.allocated.Insert(structured.MakeDeviceID(testOptions.Driver, testOptions.Pool, d))
+		result := resourceapi.DeviceRequestAllocationResult{Device: d}
+		if published, ok := s.find(d); ok && published.AllowMultipleAllocations != nil {
+			result.ShareID = new(uuid.NewUUID())
+			result.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{}
+			for name, c := range published.Capacity {
+				result.ConsumedCapacity[name] = *c.RequestPolicy.Default
+			}
+		}
+		held.keep(result)
 	}
-	return &held
+	return held
 }
 
-// List and Get make the classes "any", "gpu" and "mig".
+func (s *scheduler) find(device string) (resourceapi.Device, bool) {
+	for _, object := range s.slices {
+		for _, d := range object.Spec.Devices {
+			if d.Name == device {
+				return d, true
+			}
+		}
+	}
+	return resourceapi.Device{}, false
+}
+
+func (s *scheduler) clone() *scheduler {
+	other := *s
+	other.allocated, other.shares, other.consumed = s.allocated.Clone(), s.shares.Clone(), s.consumed.Clone()
+	return &other
+}
+
+// keep what was allocated.
+func (s *scheduler) keep(result resourceapi.DeviceRequestAllocationResult) {
+	id := structured.MakeDeviceID(testOptions.Driver, testOptions.Pool, result.Device)
+	if result.ShareID == nil {
+		s.allocated.Insert(id)
+		return
+	}
+	s.shares.Insert(structured.MakeSharedDeviceID(id, result.ShareID))
+	s.consumed.Insert(structured.NewDeviceConsumedCapacity(id, result.ConsumedCapacity))
+}
+
+// release what was allocated.
+func (s *scheduler) release(result resourceapi.DeviceRequestAllocationResult) {
+	id := structured.MakeDeviceID(testOptions.Driver, testOptions.Pool, result.Device)
+	if result.ShareID == nil {
+		s.allocated.Delete(id)
+		return
+	}
+	s.shares.Delete(structured.MakeSharedDeviceID(id, result.ShareID))
+	s.consumed.Remove(structured.NewDeviceConsumedCapacity(id, result.ConsumedCapacity))
+}
+
+// List and Get make the class "any" and one for each type.
 func (s *scheduler) List() ([]*resourceapi.DeviceClass, error) { return nil, nil }
 
 func (s *scheduler) Get(name string) (*resourceapi.DeviceClass, error) {
@@ -95,24 +151,44 @@ func request(class string, count int64, selectors ...string) resourceapi.DeviceR
 	}}
 }
 
-// try is one scheduling attempt for claims of one request each. It returns
+// consuming asks for so much of each device's capacity.
+func consuming(r resourceapi.DeviceRequest, amounts map[resourceapi.QualifiedName]string) resourceapi.DeviceRequest {
+	exactly := *r.Exactly
+	exactly.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{}}
+	for name, amount := range amounts {
+		exactly.Capacity.Requests[name] = resource.MustParse(amount)
+	}
+	r.Exactly = &exactly
+	return r
+}
+
+// attempt is one scheduling attempt for claims of one request each. It returns
 // the devices by claim, or nothing where they do not all fit.
-func (s *scheduler) try(requests ...resourceapi.DeviceRequest) ([][]string, error) {
+func (s *scheduler) attempt(requests ...resourceapi.DeviceRequest) ([]resourceapi.AllocationResult, error) {
+	var claims [][]resourceapi.DeviceRequest
+	for _, r := range requests {
+		claims = append(claims, []resourceapi.DeviceRequest{r})
+	}
+	return s.attemptClaims(claims...)
+}
+
+// attemptClaims is an attempt for claims of several requests.
+func (s *scheduler) attemptClaims(requests ...[]resourceapi.DeviceRequest) ([]resourceapi.AllocationResult, error) {
 	var claims []*resourceapi.ResourceClaim
-	for n, r := range requests {
-		claims = append(claims, &resourceapi.ResourceClaim{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprint("claim-", n)},
-			Spec:       resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{r}}},
-		})
+	for n, own := range requests {
+		claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprint("claim-", n)}}
+		for m, r := range own {
+			r.Name = fmt.Sprint("r-", m)
+			claim.Spec.Devices.Requests = append(claim.Spec.Devices.Requests, r)
+		}
+		claims = append(claims, claim)
 	}
 	features := structured.Features{
 		AdminAccess: true, ConsumableCapacity: true, DeviceBindingAndStatus: true, DeviceTaints: true,
 		PartitionableDevices: true, PrioritizedList: true,
 	}
 	state := structured.AllocatedState{
-		AllocatedDevices:         s.allocated,
-		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
-		AggregatedCapacity:       structured.NewConsumedCapacityCollection(),
+		AllocatedDevices: s.allocated, AllocatedSharedDeviceIDs: s.shares, AggregatedCapacity: s.consumed,
 	}
 	ctx := context.Background()
 	allocator, err := structured.NewAllocator(ctx, features, state, s, s.slices, s.cel)
@@ -120,10 +196,12 @@ func (s *scheduler) try(requests ...resourceapi.DeviceRequest) ([][]string, erro
 		return nil, err
 	}
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: testOptions.NodeName}}
-	results, err := allocator.Allocate(ctx, node, claims)
-	if err != nil {
-		return nil, err
-	}
+	return allocator.Allocate(ctx, node, claims)
+}
+
+// try is an attempt that is about the names of devices only.
+func (s *scheduler) try(requests ...resourceapi.DeviceRequest) ([][]string, error) {
+	results, err := s.attempt(requests...)
 	var out [][]string
 	for _, result := range results {
 		var devices []string
@@ -132,21 +210,29 @@ func (s *scheduler) try(requests ...resourceapi.DeviceRequest) ([][]string, erro
 		}
 		out = append(out, devices)
 	}
-	return out, nil
+	return out, err
 }
 
 // allocate keeps the device of a request for one, or returns "".
 func (s *scheduler) allocate(r resourceapi.DeviceRequest) string {
 	s.t.Helper()
-	claims, err := s.try(r)
+	result, _ := s.allocateOne(r)
+	return result.Device
+}
+
+// allocateOne keeps the device of a request for one.
+func (s *scheduler) allocateOne(r resourceapi.DeviceRequest) (resourceapi.DeviceRequestAllocationResult, bool) {
+	s.t.Helper()
+	claims, err := s.attempt(r)
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	if len(claims) == 0 {
-		return ""
+		return resourceapi.DeviceRequestAllocationResult{}, false
 	}
-	s.allocated = s.holding(claims[0]...).allocated
-	return claims[0][0]
+	result := claims[0].Devices.Results[0]
+	s.keep(result)
+	return result, true
 }
 
 // TestAllocatorLegalLayouts allocates every maximal layout of every board

@@ -4,6 +4,7 @@
 package device
 
 import (
+	"fmt"
 	"regexp"
 	"slices"
 	"strings"
@@ -126,9 +127,36 @@ func checkDevice(t *testing.T, d resourceapi.Device) {
 	}
 	for name, c := range d.Capacity {
 		checkQualifiedName(t, name)
-		if c.RequestPolicy != nil || c.Value.Sign() < 0 {
-			t.Errorf("%s: capacity %s", d.Name, name)
+		if shared := d.AllowMultipleAllocations != nil && *d.AllowMultipleAllocations; shared != (c.RequestPolicy != nil) || c.Value.Sign() < 0 {
+			t.Errorf("%s: capacity %s: %+v", d.Name, name, c)
+		} else if shared {
+			checkRequestPolicy(t, fmt.Sprintf("%s: capacity %s", d.Name, name), c)
 		}
+	}
+}
+
+// checkRequestPolicy holds a range, the only kind of policy here, against the rules
+// of the API. Every capacity of a device that is shared needs one: without it a
+// claim that does not ask takes everything.
+func checkRequestPolicy(t *testing.T, what string, c resourceapi.DeviceCapacity) {
+	t.Helper()
+	p := c.RequestPolicy
+	if p.Default == nil || p.ValidRange == nil || p.ValidRange.Min == nil || p.ValidValues != nil {
+		t.Errorf("%s: policy %+v", what, p)
+		return
+	}
+	value, fallback, least, most := c.Value.Value(), p.Default.Value(), p.ValidRange.Min.Value(), c.Value.Value()
+	if p.ValidRange.Max != nil {
+		most = p.ValidRange.Max.Value()
+	}
+	if least < 0 || fallback < least || most < fallback || value < most {
+		t.Errorf("%s: of %d a claim gets %d to %d, %d if it does not ask", what, value, least, most, fallback)
+	}
+	if p.ValidRange.Step == nil {
+		return
+	}
+	if step := p.ValidRange.Step.Value(); step < 1 || least+step > value || (fallback-least)%step != 0 || (most-least)%step != 0 {
+		t.Errorf("%s: of %d a claim gets %d to %d in steps of %d, %d if it does not ask", what, value, least, most, step, fallback)
 	}
 }
 
@@ -190,12 +218,8 @@ func TestAPILimits(t *testing.T) {
 			i := mustInventory(t, replicate(b.node, n))
 			objects := i.ResourceSlices(testOptions)
 			checkAPI(t, objects)
-			sliceCount := n
-			if _, partitions := published(b.gpu()); partitions {
-				sliceCount += (n + 7) / 8
-			}
-			if len(objects) != sliceCount {
-				t.Errorf("%d x %s: %d slices, want %d", n, b.name, len(objects), sliceCount)
+			if want := n + (n+7)/8; len(objects) != want {
+				t.Errorf("%d x %s: %d slices, want %d", n, b.name, len(objects), want)
 			}
 			// What the helper publishes is the same.
 			pools := i.DriverResources(testOptions).Pools

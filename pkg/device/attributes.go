@@ -8,25 +8,57 @@ import (
 	"unicode/utf8"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
-// Values of the isolation attributes. Whole GPUs and MIG partitions share the
-// strongest of each.
+// isolation is what keeps the tenants of a GPU apart.
+type isolation struct {
+	// What other tenants cannot do: read or exhaust the memory, take the
+	// multiprocessors, end the work by a fault.
+	memory, compute, fault string
+	// jitter is how much neighbours show in latencies.
+	jitter string
+}
+
+// Values of the isolation attributes, strongest first.
 const (
-	// isolationHardware: separate hardware paths; other tenants cannot get in.
+	// isolationHardware: separate hardware paths.
 	isolationHardware = "hardware"
-	// jitterNegligible: neighbours do not show in latencies.
+	// isolationProcess: address spaces of processes.
+	isolationProcess = "process"
+	// isolationSoftware: limits that hold against clients that are not hostile.
+	isolationSoftware = "software"
+	isolationNone     = "none"
+
 	jitterNegligible = "negligible"
+	jitterLow        = "low"
+	jitterHigh       = "high"
 )
 
-type (
-	attributes map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
-	capacities map[resourceapi.QualifiedName]resourceapi.DeviceCapacity
-)
+// isolationOf says what holds between the claims that have a device, or may have
+// others of the same GPU.
+//
+// Claims that own a GPU or a MIG partition share no hardware that carries state.
+// MPS clients have address spaces of their own and a limit for multiprocessors,
+// but one server: a fatal fault of one ends all. Clients that take turns share
+// one memory, the GPU has all of one's fault until it is reset, and each waits for
+// the whole turns of the others. A library in the containers can limit those, for
+// programs that load it. On a partition the same holds between its own clients.
+func isolationOf(d Device) isolation {
+	switch {
+	case d.Kind == MPS:
+		return isolation{isolationProcess, isolationSoftware, isolationNone, jitterLow}
+	case d.Kind == TimeSlice && d.Share.Limited:
+		return isolation{isolationSoftware, isolationSoftware, isolationNone, jitterLow}
+	case d.Kind == TimeSlice:
+		return isolation{isolationNone, isolationNone, isolationNone, jitterHigh}
+	}
+	return isolation{isolationHardware, isolationHardware, isolationHardware, jitterNegligible}
+}
+
+type attributes map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
 
 // attributesOf has the same names for all devices of a GPU, so that a selector
 // can read any of them on any device: a missing one is an error that ends the
@@ -54,10 +86,11 @@ func attributesOf(node *gpu.Node, d Device) attributes {
 	a.version("cudaComputeCapability", twoPartVersion(g.ComputeCapability))
 	a.version("driverVersion", semanticVersion(node.DriverVersion))
 	a.version("cudaDriverVersion", twoPartVersion(node.CUDAVersion))
-	a.text("memoryIsolation", isolationHardware)
-	a.text("computeIsolation", isolationHardware)
-	a.text("faultIsolation", isolationHardware)
-	a.text("latencyJitter", jitterNegligible)
+	isolation := isolationOf(d)
+	a.text("memoryIsolation", isolation.memory)
+	a.text("computeIsolation", isolation.compute)
+	a.text("faultIsolation", isolation.fault)
+	a.text("latencyJitter", isolation.jitter)
 	if g.AddressingMode != "" {
 		a.text("addressingMode", g.AddressingMode)
 	}
@@ -70,23 +103,6 @@ func attributesOf(node *gpu.Node, d Device) attributes {
 		a[deviceattribute.StandardDeviceAttributeNUMANode] = resourceapi.DeviceAttribute{IntValue: &numaNode}
 	}
 	return a
-}
-
-// capacitiesOf has the same names for all devices; 0 means not known.
-func capacitiesOf(d Device) capacities {
-	r := d.GPU.Resources
-	if d.Partition != nil {
-		r = d.Partition.Profile.Resources
-	}
-	return capacities{
-		"memory":          {Value: *resource.NewQuantity(int64(r.MemoryBytes), resource.BinarySI)},
-		"multiprocessors": {Value: *resource.NewQuantity(int64(r.Multiprocessors), resource.DecimalSI)},
-		"copyEngines":     {Value: *resource.NewQuantity(int64(r.CopyEngines), resource.DecimalSI)},
-		"decoders":        {Value: *resource.NewQuantity(int64(r.Decoders), resource.DecimalSI)},
-		"encoders":        {Value: *resource.NewQuantity(int64(r.Encoders), resource.DecimalSI)},
-		"jpegEngines":     {Value: *resource.NewQuantity(int64(r.JPEGEngines), resource.DecimalSI)},
-		"ofaEngines":      {Value: *resource.NewQuantity(int64(r.OFAEngines), resource.DecimalSI)},
-	}
 }
 
 // text cuts the value to the 64 bytes that the API allows; only product names

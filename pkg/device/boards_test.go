@@ -17,7 +17,7 @@ import (
 )
 
 // testOptions publish everything, as a cluster with default gates has it.
-var testOptions = Options{Driver: "gpu.nvidia.com", Pool: "node-1", NodeName: "node-1", PartitionableDevices: true}
+var testOptions = Options{Driver: "gpu.nvidia.com", Pool: "node-1", NodeName: "node-1", PartitionableDevices: true, ConsumableCapacity: true}
 
 // testBoard is one GPU model in one MIG mode.
 type testBoard struct {

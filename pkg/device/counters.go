@@ -18,7 +18,8 @@ import (
 // sets of partitions that the GPU can hold at one time fit into the counters.
 type counterLayout struct {
 	set string
-	// memorySlices each have a counter of value 1.
+	// memorySlices each have a counter of value 1. There are none where the GPU
+	// holds no partitions.
 	memorySlices int
 	// limits are the further counters, as few as are needed.
 	limits []limit
@@ -54,6 +55,12 @@ func newCounterLayout(name string, mig *gpu.MIG, shapes []PartitionShape) (*coun
 		return nil, tooManyCounters(total)
 	}
 	return l, nil
+}
+
+// newUndividedLayout is for a GPU that holds no partitions: all its devices are all
+// of it, and exclude each other.
+func newUndividedLayout(name string) *counterLayout {
+	return &counterLayout{set: name, limits: []limit{{counter: "gpu", total: 1, use: nothing.use}}}
 }
 
 func tooManyCounters(n int) error {
@@ -138,7 +145,7 @@ func impliedByOther(limits []limit, n, memorySlices int, shapes []PartitionShape
 }
 
 // all is every counter with its full value: the counter set, and what the
-// whole GPU consumes.
+// whole GPU and its shares consume.
 func (l *counterLayout) all() map[string]resourceapi.Counter {
 	counters := make(map[string]resourceapi.Counter, l.memorySlices+len(l.limits))
 	for n := range l.memorySlices {
@@ -150,7 +157,7 @@ func (l *counterLayout) all() map[string]resourceapi.Counter {
 	return counters
 }
 
-// of is what a partition consumes.
+// of is what a partition and its shares consume.
 func (l *counterLayout) of(s PartitionShape) map[string]resourceapi.Counter {
 	counters := make(map[string]resourceapi.Counter, s.Placement.Size+len(l.limits))
 	for n := range s.Placement.Size {

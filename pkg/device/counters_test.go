@@ -163,6 +163,8 @@ func TestCountersOfUnknownBoards(t *testing.T) {
 // there are no more.
 func TestCounterNames(t *testing.T) {
 	boards := map[string][]string{
+		// Without partitions there is only all of the GPU.
+		"a10": {"gpu"}, "a30": {"gpu"}, "a100-40": {"gpu"}, "a100-80": {"gpu"}, "l4": {"gpu"}, "t4": {"gpu"},
 		// JPEG and OFA engines are only in the +me profiles: one counter for both.
 		"a30-mig":      {"jpeg-engines"},
 		"a100-40-mig":  {"jpeg-engines"},

@@ -9,9 +9,6 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
-	"strings"
-
-	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/policy"
@@ -49,6 +46,9 @@ type Device struct {
 	Static *Static
 }
 
+// Exclusive tells that one claim has the device alone.
+func (d Device) Exclusive() bool { return d.Share == nil }
+
 // Share says how a device is shared.
 type Share struct {
 	// Base is the name of the device that is shared: what it would be called if
@@ -80,6 +80,8 @@ type Terms struct {
 	Limited bool
 	// Keep are the names of devices that are published although the policy does
 	// not offer them, because claims may have them. They get the taint Withdrawn.
+	// Where a slice has no room for all devices these come first. Names of what
+	// the hardware cannot be are ignored, as are unknown ones.
 	Keep map[string]bool
 }
 
@@ -105,8 +107,13 @@ type board struct {
 	gpu  *gpu.GPU
 	// devices do not depend on the status.
 	devices []Device
-	// counters is nil where the GPU publishes no partitions.
-	counters *counterLayout
+	// places are all partitions that the GPU can hold, published or not, in the
+	// order of the published ones.
+	places []place
+	// withdrawn are the names of devices that are published only because claims
+	// may have them.
+	withdrawn map[string]bool
+	counters  *counterLayout
 
 	// static and reasons are what the status adds: devices, and by the device's
 	// name what is to be said against allocating it.
@@ -125,10 +132,9 @@ var pciAddress = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-
 // into the node, which must not change afterwards.
 //
 // It fails only where no inventory makes sense: no node, or one PCI address
-// twice. What is wrong with a single GPU leaves that GPU, or some of its
-// partitions, out and is told by [Inventory.Problems].
+// twice. What is wrong with a single GPU, or with what the policy wants of it,
+// leaves that GPU or some of its devices out and is told by [Inventory.Problems].
 func NewInventory(node *gpu.Node, terms Terms) (*Inventory, error) {
-	_ = terms // TODO: offers
 	if node == nil {
 		return nil, errors.New("cannot make an inventory without facts about the node")
 	}
@@ -150,7 +156,7 @@ func NewInventory(node *gpu.Node, terms Terms) (*Inventory, error) {
 				g.PCIAddress, g.UUID))
 			continue
 		}
-		b, wrong := newBoard(node, g)
+		b, wrong := newBoard(node, g, terms)
 		for _, problem := range wrong {
 			problems = append(problems, fmt.Errorf("GPU %s: %w", g.PCIAddress, problem))
 		}
@@ -189,129 +195,20 @@ func (i *Inventory) Lookup(name string) (Device, bool) {
 	return i.devices[n], true
 }
 
-// Problems tells what could not be published and why, one error for each
-// thing that is left out. None is the normal case.
+// Problems tells what could not be published as the policy wants it and why, one
+// error for each thing. None is the normal case.
 func (i *Inventory) Problems() []error { return slices.Clone(i.problems) }
 
-// roomForPartitions is how many devices of a GPU do not depend on the status.
-const roomForPartitions = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures - roomForStatic
-
-func newBoard(node *gpu.Node, g *gpu.GPU) (board, []error) {
-	b := board{name: GPUName(g.PCIAddress), node: node, gpu: g}
-	var problems []error
-	whole, partitions := published(g)
-	if partitions {
-		var shapes []PartitionShape
-		shapes, problems = usableShapes(g.MIG, roomForPartitions-oneIf(whole))
-		if len(shapes) == 0 {
-			problems = append(problems, errors.New("the driver reports no MIG profiles that could be published"))
-		} else {
-			counters, err := newCounterLayout(b.name, g.MIG, shapes)
-			if err != nil {
-				problems = append(problems, fmt.Errorf("no partitions are published: %w", err))
-			} else {
-				b.counters = counters
-				b.devices = partitionDevices(b.name, g, orderShapes(shapes))
+// Withdrawn are the names of the devices that are published although the policy
+// does not offer them, in published order.
+func (i *Inventory) Withdrawn() []string {
+	var names []string
+	for _, b := range i.boards {
+		for _, d := range b.all() {
+			if b.withdrawn[d.Name] {
+				names = append(names, d.Name)
 			}
 		}
 	}
-	if whole {
-		b.devices = append(b.devices, Device{Name: b.name, Kind: Whole, GPU: g})
-	}
-	return b, problems
-}
-
-// published tells which kinds of devices a GPU has at all.
-func published(g *gpu.GPU) (whole, partitions bool) {
-	switch {
-	case g.MIG == nil:
-		return true, false
-	case g.MIG.Dynamic:
-		return true, true
-	default:
-		// The mode needs a GPU reset to change, so it decides.
-		return !g.MIG.Enabled, g.MIG.Enabled
-	}
-}
-
-// oneIf counts something that is there once or not at all.
-func oneIf(yes bool) int {
-	if yes {
-		return 1
-	}
-	return 0
-}
-
-func partitionDevices(gpuName string, g *gpu.GPU, shapes []PartitionShape) []Device {
-	texts := profileTexts(gpuName, g.MIG)
-	devices := make([]Device, 0, len(shapes)+1)
-	for _, s := range shapes {
-		shape := s
-		devices = append(devices, Device{
-			Name:      partitionName(gpuName, texts[s.Profile.ID], s.Placement.Start),
-			Kind:      Partition,
-			GPU:       g,
-			Partition: &shape,
-		})
-	}
-	return devices
-}
-
-// usableShapes lists every profile at every placement, at most room of them.
-// What makes no sense is left out and reported: the rest of the GPU is fine.
-func usableShapes(mig *gpu.MIG, room int) ([]PartitionShape, []error) {
-	var shapes []PartitionShape
-	var problems []error
-	seen := map[uint32]bool{}
-	for _, p := range byImportance(mig.Profiles) {
-		if seen[p.ID] {
-			problems = append(problems, fmt.Errorf("profile %s is left out: another profile has its ID %d", p.Name, p.ID))
-			continue
-		}
-		seen[p.ID] = true
-		usable, bad := usablePlacements(p, mig.MemorySlices)
-		problems = append(problems, bad...)
-		if len(usable) > room {
-			problems = append(problems, fmt.Errorf("profile %s is left out: a ResourceSlice with counters holds at most %d devices, %d of them for partitions that somebody else made",
-				p.Name, resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures, roomForStatic))
-			continue
-		}
-		room -= len(usable)
-		for _, at := range usable {
-			shapes = append(shapes, PartitionShape{Profile: p, Placement: at})
-		}
-	}
-	return shapes, problems
-}
-
-// byImportance orders profiles for the case that not all fit into a slice:
-// those without a variant first, because every layout can be made of them.
-func byImportance(profiles []gpu.Profile) []gpu.Profile {
-	ordered := slices.Clone(profiles)
-	slices.SortStableFunc(ordered, func(a, b gpu.Profile) int {
-		return cmp.Or(
-			cmp.Compare(oneIf(strings.ContainsAny(a.Name, "+-")), oneIf(strings.ContainsAny(b.Name, "+-"))),
-			cmp.Compare(a.ID, b.ID))
-	})
-	return ordered
-}
-
-func usablePlacements(p gpu.Profile, memorySlices int) ([]gpu.Placement, []error) {
-	var usable []gpu.Placement
-	var problems []error
-	starts := map[int]bool{}
-	for _, at := range p.Placements {
-		switch {
-		case at.Start < 0 || at.Size < 1 || at.Start+at.Size > memorySlices:
-			problems = append(problems, fmt.Errorf("profile %s at %d:%d is left out: not within the GPU's %d memory slices",
-				p.Name, at.Start, at.Size, memorySlices))
-		case starts[at.Start]:
-			problems = append(problems, fmt.Errorf("profile %s at %d:%d is left out: the profile has another placement there",
-				p.Name, at.Start, at.Size))
-		default:
-			starts[at.Start] = true
-			usable = append(usable, at)
-		}
-	}
-	return usable, problems
+	return names
 }

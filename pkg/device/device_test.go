@@ -38,14 +38,17 @@ func TestWhichDevices(t *testing.T) {
 			if mig := node.GPUs[0].MIG; mig != nil {
 				mig.Enabled, mig.Dynamic = tc.enabled, tc.dynamic
 			}
-			whole, partitions := false, 0
+			whole, partitions, shares := false, 0, 0
 			i := mustInventory(t, node)
 			for _, d := range i.Devices() {
 				switch {
-				case d.Kind == Whole && d.Partition == nil && d.Name == "gpu-0000-1b-00-0":
+				case d.Kind == Whole && d.Partition == nil && d.Exclusive() && d.Name == "gpu-0000-1b-00-0":
 					whole = true
-				case d.Kind == Partition && d.Partition != nil:
+				case d.Kind == Partition && d.Partition != nil && d.Exclusive():
 					partitions++
+				case d.Kind == MPS && d.Partition == nil && !d.Exclusive() && d.Name == "gpu-0000-1b-00-0-mps",
+					d.Kind == TimeSlice && d.Partition == nil && !d.Exclusive() && d.Name == "gpu-0000-1b-00-0-timeslice":
+					shares++
 				default:
 					t.Errorf("device %+v", d)
 				}
@@ -53,8 +56,8 @@ func TestWhichDevices(t *testing.T) {
 					t.Errorf("%s is not found", d.Name)
 				}
 			}
-			if whole != tc.whole || partitions != tc.partitions {
-				t.Errorf("whole %t and %d partitions, want %t and %d", whole, partitions, tc.whole, tc.partitions)
+			if whole != tc.whole || partitions != tc.partitions || shares != 2*oneIf(tc.whole) {
+				t.Errorf("whole %t, %d shares of it and %d partitions, want %t and %d", whole, shares, partitions, tc.whole, tc.partitions)
 			}
 			if _, ok := i.Lookup("gpu-0000-1b-00-0-mig-1g99gb-0"); ok {
 				t.Error("found what is not there")
@@ -80,14 +83,14 @@ func TestOrderOfDevices(t *testing.T) {
 		"h100-80-sxm": {
 			"1g10gb 6 4 5 2 3 0 1", "1g10gb-me 6 4 5 2 3 0 1",
 			"1g20gb 6 4 2 0", "2g20gb 4 0 2",
-			"3g40gb 4 0", "4g40gb 0", "7g80gb 0", "whole",
+			"3g40gb 4 0", "4g40gb 0", "7g80gb 0", "whole", "mps", "timeslice",
 		},
 		"rtx-pro-6000": {
 			"1g24gb-no-me 6 9 0 3", "1g24gb 6 9 0 3", "1g24gb-gfx 6 9 0 3", "1g24gb-me 6 9 0 3", "1g24gb-me-all 6 9 0 3",
 			"2g48gb-no-me 0 6", "2g48gb 0 6", "2g48gb-gfx 0 6", "2g48gb-me-all 0 6",
-			"4g96gb 0", "4g96gb-gfx 0", "whole",
+			"4g96gb 0", "4g96gb-gfx 0", "whole", "mps", "timeslice",
 		},
-		"t4": {"whole"},
+		"t4": {"whole", "mps", "timeslice"},
 	}
 	for _, b := range testBoards(t) {
 		want, ok := tests[b.name]
@@ -99,7 +102,7 @@ func TestOrderOfDevices(t *testing.T) {
 		for _, d := range mustInventory(t, b.node).Devices() {
 			text, found := strings.CutPrefix(d.Name, "gpu-0000-1b-00-0-mig-")
 			if !found {
-				got = append(got, "whole")
+				got = append(got, shortName(d.Name))
 				continue
 			}
 			cut := strings.LastIndex(text, "-")
@@ -165,22 +168,22 @@ func TestWrongFacts(t *testing.T) {
 	tests := map[string]struct {
 		change  func(g *gpu.GPU)
 		problem string
-		devices int // of the H100, which has 26
+		devices int // of the H100, which has 28
 	}{
 		"address":                  {func(g *gpu.GPU) { g.PCIAddress = "1b:00.0" }, `GPU "1b:00.0"`, 0},
-		"no profiles":              {func(g *gpu.GPU) { g.MIG.Profiles = nil }, "no MIG profiles", 1},
+		"no profiles":              {func(g *gpu.GPU) { g.MIG.Profiles = nil }, "no MIG profiles", 3},
 		"no profiles, fixed":       {func(g *gpu.GPU) { g.MIG = &gpu.MIG{Enabled: true} }, "no MIG profiles", 0},
-		"placement beyond the end": {func(g *gpu.GPU) { g.MIG.Profiles[0].Placements[0].Size = 9 }, "not within the GPU's 8 memory slices", 25},
-		"negative placement":       {func(g *gpu.GPU) { g.MIG.Profiles[0].Placements[0].Start = -1 }, "not within", 25},
-		"empty placement":          {func(g *gpu.GPU) { g.MIG.Profiles[0].Placements[0].Size = 0 }, "not within", 25},
+		"placement beyond the end": {func(g *gpu.GPU) { g.MIG.Profiles[0].Placements[0].Size = 9 }, "not within the GPU's 8 memory slices", 27},
+		"negative placement":       {func(g *gpu.GPU) { g.MIG.Profiles[0].Placements[0].Start = -1 }, "not within", 27},
+		"empty placement":          {func(g *gpu.GPU) { g.MIG.Profiles[0].Placements[0].Size = 0 }, "not within", 27},
 		"placement twice": {func(g *gpu.GPU) {
 			p := &g.MIG.Profiles[1]
 			p.Placements = append(p.Placements, gpu.Placement{Start: 0, Size: 2})
-		}, "another placement there", 26},
-		"profile ID twice":       {func(g *gpu.GPU) { g.MIG.Profiles[1].ID = 0 }, "another profile has its ID 0", 25},
-		"too many memory slices": {func(g *gpu.GPU) { g.MIG.MemorySlices = 33 }, "no partitions are published", 1},
-		"too many counters":      {func(g *gpu.GPU) { g.MIG.MemorySlices = 32 }, "need 33 counters", 1},
-		"absurd memory slices":   {func(g *gpu.GPU) { g.MIG.MemorySlices = 1 << 40 }, "no partitions are published", 1},
+		}, "another placement there", 28},
+		"profile ID twice":       {func(g *gpu.GPU) { g.MIG.Profiles[1].ID = 0 }, "another profile has its ID 0", 27},
+		"too many memory slices": {func(g *gpu.GPU) { g.MIG.MemorySlices = 33 }, "no partitions are published", 3},
+		"too many counters":      {func(g *gpu.GPU) { g.MIG.MemorySlices = 32 }, "need 33 counters", 3},
+		"absurd memory slices":   {func(g *gpu.GPU) { g.MIG.MemorySlices = 1 << 40 }, "no partitions are published", 3},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -203,8 +206,8 @@ func TestWrongFacts(t *testing.T) {
 				t.Errorf("problems %s, want one with %q", problems, tc.problem)
 			}
 			// The other GPU has all of its own.
-			if got := len(i.Devices()); got != 26+tc.devices {
-				t.Errorf("%d devices, want %d", got, 26+tc.devices)
+			if got := len(i.Devices()); got != 28+tc.devices {
+				t.Errorf("%d devices, want %d", got, 28+tc.devices)
 			}
 			checkAPI(t, i.ResourceSlices(testOptions))
 		})
@@ -247,21 +250,27 @@ func crowded(t *testing.T) *Inventory {
 }
 
 // TestTooManyDevices: what does not fit into a slice is left out profile by
-// profile, variants first, and said.
+// profile, shares first and then variants, and said.
 func TestTooManyDevices(t *testing.T) {
 	i := crowded(t)
 	// 1 + 25 + 7*7 is 75; 3 of the 7 variants fit into 64 without the 16 that are
-	// kept free.
-	if len(i.Devices()) != 47 || len(i.Problems()) != 4 {
+	// kept free, and one kind of share.
+	if len(i.Devices()) != 48 || len(i.Problems()) != 5 {
 		t.Errorf("%d devices, problems %v", len(i.Devices()), i.Problems())
 	}
-	for _, name := range []string{"gpu-0000-1b-00-0", "gpu-0000-1b-00-0-mig-7g80gb-0", "gpu-0000-1b-00-0-mig-1g10gb-me-0"} {
+	for _, name := range []string{
+		"gpu-0000-1b-00-0", "gpu-0000-1b-00-0-mig-7g80gb-0", "gpu-0000-1b-00-0-mig-1g10gb-me-0", "gpu-0000-1b-00-0-mps",
+	} {
 		if _, ok := i.Lookup(name); !ok {
 			t.Errorf("%s is left out", name)
 		}
 	}
 	for n, problem := range i.Problems() {
-		if want := fmt.Sprintf("profile 1g.10gb+v%d is left out", 3+n); !strings.Contains(problem.Error(), want) {
+		want := fmt.Sprintf("profile 1g.10gb+v%d is left out", 3+n)
+		if n == 4 {
+			want = "time-slice shares are left out"
+		}
+		if !strings.Contains(problem.Error(), want) {
 			t.Errorf("problem %v, want %q", problem, want)
 		}
 	}

@@ -13,14 +13,14 @@ import (
 )
 
 // A small GPU with two memory slices, two decoders and one OFA engine: either
-// whole, or 2g, or two 1g of which one may have the OFA engine.
+// whole, or 2g, or two 1g of which one may have the OFA engine, or shared.
 func Example() {
 	engines := func(decoders, ofa int) gpu.Resources {
 		return gpu.Resources{MemoryBytes: 8 << 30, Decoders: decoders, OFAEngines: ofa}
 	}
 	halves := []gpu.Placement{{Start: 0, Size: 1}, {Start: 1, Size: 1}}
 	node := &gpu.Node{DriverVersion: "580.95.05", GPUs: []gpu.GPU{{
-		PCIAddress: "0000:1b:00.0",
+		PCIAddress: "0000:1b:00.0", ComputeCapability: gpu.Version{Major: 9}, Resources: engines(2, 1),
 		MIG: &gpu.MIG{Dynamic: true, MemorySlices: 2, Profiles: []gpu.Profile{
 			{ID: 5, Name: "2g.16gb", Slices: 2, MaxInstances: 1, Resources: engines(2, 1), Placements: []gpu.Placement{{Start: 0, Size: 2}}},
 			{ID: 19, Name: "1g.8gb", Slices: 1, MaxInstances: 2, Resources: engines(1, 0), Placements: halves},
@@ -33,7 +33,7 @@ func Example() {
 		return
 	}
 	for _, slice := range inventory.ResourceSlices(device.Options{
-		Driver: "gpu.nvidia.com", Pool: "node-1", NodeName: "node-1", PartitionableDevices: true,
+		Driver: "gpu.nvidia.com", Pool: "node-1", NodeName: "node-1", PartitionableDevices: true, ConsumableCapacity: true,
 	}) {
 		fmt.Println(slice.Name)
 		for _, set := range slice.Spec.SharedCounters {
@@ -53,4 +53,6 @@ func Example() {
 	//   gpu-0000-1b-00-0-mig-1g8gb-me-1 [memory-slice-1 ofa-engines]
 	//   gpu-0000-1b-00-0-mig-2g16gb-0 [memory-slice-0 memory-slice-1 ofa-engines]
 	//   gpu-0000-1b-00-0 [memory-slice-0 memory-slice-1 ofa-engines]
+	//   gpu-0000-1b-00-0-mps [memory-slice-0 memory-slice-1 ofa-engines]
+	//   gpu-0000-1b-00-0-timeslice [memory-slice-0 memory-slice-1 ofa-engines]
 }

@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/policy"
 )
 
 var update = flag.Bool("update", false, "write the golden files instead of comparing with them")
@@ -47,6 +48,16 @@ func TestGolden(t *testing.T) {
 			for _, b := range testBoards(t) {
 				if b.name == board {
 					compareGolden(t, board+"-status.yaml", documents(t, mustInventory(t, b.node).With(s).ResourceSlices(testOptions)))
+				}
+			}
+		})
+	}
+	for name, g := range goldenPolicies {
+		t.Run(name, func(t *testing.T) {
+			used = append(used, name+".yaml")
+			for _, b := range testBoards(t) {
+				if b.name == g.board {
+					compareGolden(t, name+".yaml", documents(t, inventoryOf(t, b.node, g.terms).ResourceSlices(testOptions)))
 				}
 			}
 		})
@@ -84,6 +95,23 @@ var goldenStatus = map[string]Status{
 			PCIAddress: "0000:1b:00.0", Where: &gpu.Placement{Start: 0, Size: 1}, ProfileID: new(uint32(19)), Reason: Occupied,
 		}},
 	},
+}
+
+// goldenPolicies are offers that differ from the built-in one.
+var goldenPolicies = map[string]struct {
+	board string
+	terms Terms
+}{
+	// Seven partitions for four claims each, and nothing else.
+	"a100-80-mig-policy": {"a100-80-mig", Terms{Policy: &policy.Policy{Default: policy.Offer{Partition: &policy.PartitionOffer{
+		Profiles: []string{}, Shares: []policy.PartitionShares{{Profiles: []string{"1g.10gb"}, TimeSlice: timeSliceOf(4)}},
+	}}}}},
+	// More promised than there is, and limits for those that take turns.
+	"h100-80-sxm-policy": {"h100-80-sxm", Terms{Limited: true, Policy: &policy.Policy{Default: policy.Offer{
+		Whole: true, Partition: &policy.PartitionOffer{Profiles: []string{"7g.80gb"}},
+		MPS:       &policy.MPSOffer{Clients: 8, MemoryOvercommit: 1.5, ComputeOvercommit: 2, ReservedMemoryBytes: gib},
+		TimeSlice: &policy.TimeSliceOffer{Clients: 4, Interval: policy.IntervalShort, MemoryOvercommit: 1.25},
+	}}}},
 }
 
 // documents is a YAML stream, without depending on the order of map keys.

@@ -28,6 +28,10 @@ func partitionName(gpuName, profileText string, start int) string {
 // Names of partitions end in a number, so it is never one of theirs.
 func staticName(partitionName string) string { return partitionName + "-static" }
 
+// shareName adds the kind to the name of what is shared. Names of partitions end
+// in a number, and those of GPUs too, so it is neither's.
+func shareName(base string, kind Kind) string { return base + "-" + string(kind) }
+
 // profileTexts gives every profile of a GPU, by ID, a text of its own that can
 // be part of a name. The readable text is tried first; profiles that share one
 // or whose names would be too long are called by their ID instead.
@@ -39,7 +43,7 @@ func profileTexts(gpuName string, mig *gpu.MIG) map[uint32]string {
 	texts := make(map[uint32]string, len(mig.Profiles))
 	for _, p := range mig.Profiles {
 		text := profileText(p.Name)
-		longest := staticName(partitionName(gpuName, text, mig.MemorySlices))
+		longest := shareName(partitionName(gpuName, text, mig.MemorySlices), TimeSlice)
 		if text == "" || uses[text] > 1 || len(longest) > validation.DNS1123LabelMaxLength {
 			text = "p" + strconv.FormatUint(uint64(p.ID), 10)
 		}

@@ -67,8 +67,8 @@ func TestProfileTextsThatClash(t *testing.T) {
 		}
 		seen[d.Name] = true
 	}
-	if len(seen) != 17 {
-		t.Errorf("%d devices, want 17", len(seen))
+	if len(seen) != 18 {
+		t.Errorf("%d devices, want 18", len(seen))
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/policy"
 )
 
 // mixedNode has GPUs without MIG, with MIG fixed on and off, and dynamic.
@@ -75,20 +76,36 @@ func TestSelectors(t *testing.T) {
 
 // readEverything reads all names that every device here has. It is true of any
 // device.
-const readEverything = `["uuid", "parentUUID", "profile", "brand", "productName", "architecture", "type"].all(name,
+const readEverything = `["uuid", "parentUUID", "profile", "brand", "productName", "architecture", "type",
+	"memoryIsolation", "computeIsolation", "faultIsolation", "latencyJitter"].all(name,
 	device.attributes["gpu.nvidia.com"][name] != "x") &&
-["memory", "multiprocessors", "copyEngines", "decoders", "encoders", "jpegEngines", "ofaEngines"].all(name,
+["memory", "multiprocessors", "copyEngines", "decoders", "encoders", "jpegEngines", "ofaEngines", "shares", "smPercent"].all(name,
 	device.capacity["gpu.nvidia.com"][name].compareTo(quantity("0")) >= 0) &&
 device.attributes["resource.kubernetes.io"].pciBusID != "" &&
 device.attributes["resource.kubernetes.io"].pcieRoot != "" &&
-device.attributes["resource.kubernetes.io"].numaNode >= 0`
+device.attributes["resource.kubernetes.io"].numaNode >= 0 &&
+device.allowMultipleAllocations in [true, false]`
 
 // TestSelectorOnEveryDevice evaluates a selector that no device matches, so
-// that all of them are looked at.
+// that all of them are looked at, with every kind of device there is.
 func TestSelectorOnEveryDevice(t *testing.T) {
-	s := newScheduler(t, mustInventory(t, mixedNode(t)).ResourceSlices(testOptions))
-	if got := s.allocate(request("any", 1, "!("+readEverything+")")); got != "" {
-		t.Errorf("allocated %q", got)
+	terms := keeping(sharing(
+		policy.PartitionShares{Profiles: []string{"1g.5gb", "1g.10gb"}, MPS: mpsOf(2), TimeSlice: timeSliceOf(2)},
+		policy.PartitionShares{Profiles: []string{"2g.20gb"}, TimeSlice: timeSliceOf(2)}))
+	terms.Keep["gpu-0000-05-00-0-mig-3g40gb-0-mps"] = true
+	for _, terms.Limited = range []bool{false, true} {
+		i := inventoryOf(t, mixedNode(t), terms).With(Status{Static: []Static{static("0000:05:00.0", profile1g, at(0, 1), "MIG-1")}})
+		kinds := map[Kind]int{}
+		for _, d := range i.Devices() {
+			kinds[d.Kind]++
+		}
+		if len(kinds) != 4 || len(i.Withdrawn()) != 1 {
+			t.Errorf("devices %v", kinds)
+		}
+		s := newScheduler(t, i.ResourceSlices(testOptions))
+		if got := s.allocate(request("any", 1, "!("+readEverything+")")); got != "" {
+			t.Errorf("allocated %q", got)
+		}
 	}
 }
 

@@ -70,16 +70,17 @@ func (i *Inventory) slices(o Options) []resourceslice.Slice {
 	var gpus []resourceslice.Slice
 	for _, b := range i.boards {
 		var devices []resourceapi.Device
-		for _, d := range b.all() {
-			if o.PartitionableDevices || d.Kind == Whole {
-				devices = append(devices, b.published(d, o))
-			}
-		}
-		if len(devices) == 0 {
+		own := slices.DeleteFunc(b.all(), func(d Device) bool { return !o.publish(d) })
+		if len(own) == 0 {
 			continue
 		}
+		// A GPU that is a single device in any case needs no counters.
+		counted := o.PartitionableDevices && (b.counters.memorySlices > 0 || len(own) > 1)
+		for _, d := range own {
+			devices = append(devices, b.published(d, o, counted))
+		}
 		gpus = append(gpus, resourceslice.Slice{Devices: devices})
-		if b.counters != nil && o.PartitionableDevices {
+		if counted {
 			sets = append(sets, resourceapi.CounterSet{Name: b.counters.set, Counters: b.counters.all()})
 		}
 	}
@@ -95,16 +96,25 @@ func (i *Inventory) slices(o Options) []resourceslice.Slice {
 	return all
 }
 
+// publish tells whether a cluster can have a device. Without counters nothing would
+// keep a share from being given away beside the whole GPU.
+func (o Options) publish(d Device) bool {
+	return o.PartitionableDevices && (d.Exclusive() || o.ConsumableCapacity) || d.Kind == Whole
+}
+
 // published makes the API's device. Taints depend on nothing but the device's own
 // GPU, so that a change of a GPU's status changes its slice only.
-func (b board) published(d Device, o Options) resourceapi.Device {
+func (b board) published(d Device, o Options, counted bool) resourceapi.Device {
 	device := resourceapi.Device{
 		Name:       d.Name,
 		Attributes: attributesOf(b.node, d),
 		Capacity:   capacitiesOf(d),
 		Taints:     taints(o.Driver, b.reasons[d.Name]),
 	}
-	if b.counters == nil || !o.PartitionableDevices {
+	if !d.Exclusive() {
+		device.AllowMultipleAllocations = new(true)
+	}
+	if !counted {
 		return device
 	}
 	counters := b.counters.all()

@@ -80,7 +80,7 @@ func TestStaticAgain(t *testing.T) {
 		t.Helper()
 		i := mustInventory(t, loadNode(t, "h100-80-sxm")).With(Status{Static: statics})
 		d, ok := i.Lookup("gpu-0000-1b-00-0-mig-1g10gb-3-static")
-		if !ok || len(i.Devices()) != 27 {
+		if !ok || len(i.Devices()) != 29 {
 			t.Fatalf("devices %v", names(i.Devices()))
 		}
 		return d.Static.UUID

@@ -23,8 +23,9 @@ type Status struct {
 // its own, with its UUID; claims use it as it is, and this driver never changes
 // it. While it exists it counts as a [Condition] with the reason [Occupied].
 //
-// Where the inventory has no device for the same profile and placement there is
-// no static device either, but the place is occupied all the same.
+// Where the inventory has no device for the same profile and placement, because
+// there is no such thing or the policy does not offer it, there is no static device
+// either, but the place is occupied all the same.
 type Static struct {
 	PCIAddress string
 	ProfileID  uint32
@@ -50,6 +51,8 @@ type Condition struct {
 	// there is none or it is not known. A partition elsewhere that needs an
 	// engine which this instance uses up is tainted as well.
 	ProfileID *uint32
+	// Kind limits it to devices of this kind; empty means all.
+	Kind Kind
 	// Reason is the name part of the taint's key, after the driver's domain.
 	Reason Reason
 	// Message is for people: what is the case, and what can be done about it. It
@@ -76,6 +79,8 @@ const (
 	// MPSUnhealthy says that clients have lost their MPS server, or that it takes
 	// no new ones.
 	MPSUnhealthy Reason = "mps-unhealthy"
+	// MPSUnavailable says that nothing on this node can start MPS.
+	MPSUnavailable Reason = "mps-unavailable"
 	// Withdrawn says that the policy does not offer the device any more and that a
 	// claim may still have it.
 	Withdrawn Reason = "withdrawn"
@@ -114,6 +119,7 @@ func compareConditions(a, b Condition) int {
 		cmp.Compare(a.PCIAddress, b.PCIAddress),
 		compareOptional(a.Where, b.Where, comparePlacements),
 		compareOptional(a.ProfileID, b.ProfileID, cmp.Compare[uint32]),
+		cmp.Compare(a.Kind, b.Kind),
 		cmp.Compare(a.Reason, b.Reason),
 		cmp.Compare(a.Message, b.Message))
 }

@@ -28,7 +28,7 @@ func TestAllocatorStatic(t *testing.T) {
 	if got := newScheduler(t, isGone).allocate(request("any", 1, byUUID)); got != "" {
 		t.Errorf("allocated %q, which is gone", got)
 	}
-	second := `device.attributes["gpu.nvidia.com"].parentUUID == "` + base.Devices()[26].GPU.UUID + `"`
+	second := `device.attributes["gpu.nvidia.com"].parentUUID == "` + base.Devices()[28].GPU.UUID + `"`
 	if got := newScheduler(t, exists).allocate(request("mig", 1, second)); got != name {
 		t.Errorf("allocated %q where the static partition would do", got)
 	}

@@ -43,6 +43,7 @@ func TestStatusEqual(t *testing.T) {
 		"where":                  func(_ *Static, c *Condition) { c.Where.Size = 2 },
 		"instance not known":     func(_ *Static, c *Condition) { c.ProfileID = nil },
 		"profile of an instance": func(_ *Static, c *Condition) { *c.ProfileID = 5 },
+		"kind":                   func(_ *Static, c *Condition) { c.Kind = MPS },
 		"reason":                 func(_ *Static, c *Condition) { c.Reason = Occupied },
 		"message":                func(_ *Static, c *Condition) { c.Message = "" },
 	} {

@@ -14,6 +14,9 @@ import (
 // reasonsAgainst allocating a device, each once and in order.
 func (b board) reasonsAgainst(d Device, conditions []Condition, instances []instance) []Reason {
 	var reasons []Reason
+	if b.withdrawn[d.Name] {
+		reasons = append(reasons, Withdrawn)
+	}
 	if d.Static != nil && d.Static.Gone {
 		reasons = append(reasons, Gone)
 	}
@@ -30,9 +33,11 @@ func (b board) reasonsAgainst(d Device, conditions []Condition, instances []inst
 }
 
 // isAbout tells whether a condition holds for a device of its GPU because of
-// where the device is.
+// where the device is. A share is where that is of which it is a share.
 func (c Condition) isAbout(d Device) bool {
 	switch {
+	case c.Kind != "" && c.Kind != d.Kind:
+		return false
 	case c.Where == nil || d.Partition == nil:
 		return true
 	case d.Static != nil && c.Reason == Occupied && d.Partition.Placement == *c.Where:
@@ -66,7 +71,7 @@ func (b board) instancesOf(conditions []Condition) []instance {
 }
 
 // shortages are the reasons of those instances elsewhere on the GPU that leave
-// too few engines for a partition. The scheduler's counters know only of what
+// too few engines for a partition, shared or not. The scheduler's counters know only of what
 // claims have.
 func (b board) shortages(s PartitionShape, instances []instance) []Reason {
 	var reasons []Reason

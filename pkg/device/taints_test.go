@@ -29,11 +29,11 @@ func tainted(i *Inventory, o Options) map[string]string {
 }
 
 func shortName(name string) string {
-	short, found := strings.CutPrefix(name, "gpu-0000-1b-00-0-mig-")
-	if !found {
+	short, _ := strings.CutPrefix(name, "gpu-0000-1b-00-0")
+	if short == "" {
 		return "whole"
 	}
-	return short
+	return strings.TrimPrefix(strings.TrimPrefix(short, "-mig"), "-")
 }
 
 // overlapping are the devices of the H100 that share a memory slice with a place,
@@ -183,6 +183,24 @@ func TestShortage(t *testing.T) {
 	} {
 		if got[name] != want {
 			t.Errorf("%s is tainted with %q, want %q", name, got[name], want)
+		}
+	}
+}
+
+// TestConditionOfOneKind taints the devices of that kind and no others.
+func TestConditionOfOneKind(t *testing.T) {
+	for _, b := range testBoards(t) {
+		address := b.node.GPUs[0].PCIAddress
+		inventory := mustInventory(t, b.node).With(Status{Conditions: []Condition{
+			{PCIAddress: address, Kind: MPS, Reason: MPSUnavailable},
+		}})
+		for _, slice := range inventory.ResourceSlices(testOptions) {
+			for _, d := range slice.Spec.Devices {
+				isMPS := *d.Attributes["type"].StringValue == string(MPS)
+				if tainted := len(d.Taints) > 0; tainted != isMPS {
+					t.Errorf("%s: device %s has taints %v", b.name, d.Name, d.Taints)
+				}
+			}
 		}
 	}
 }

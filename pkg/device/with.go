@@ -86,17 +86,17 @@ func (b board) with(s Status) board {
 }
 
 // staticDevices are like the devices that could be made in the same places, and
-// in the same order.
+// in the same order. They are never shared.
 func (b board) staticDevices(statics []Static) []Device {
 	var devices []Device
-	for _, d := range b.devices {
+	for _, p := range b.places {
 		at := slices.IndexFunc(statics, func(s Static) bool {
-			return d.Partition != nil && d.Partition.Profile.ID == s.ProfileID && d.Partition.Placement == s.Placement
+			return p.Partition.Profile.ID == s.ProfileID && p.Partition.Placement == s.Placement
 		})
-		if at < 0 || len(devices) == roomForStatic {
+		if at < 0 || !p.static || len(devices) == roomForStatic {
 			continue
 		}
-		own := statics[at]
+		own, d := statics[at], p.Device
 		d.Name = staticName(d.Name)
 		d.Static = &own
 		devices = append(devices, d)

@@ -20,12 +20,13 @@ import (
 type conditionKey struct {
 	pciAddress string
 	reason     device.Reason
+	kind       device.Kind
 	all        bool
 	where      gpu.Placement
 }
 
 func keyOf(c device.Condition) conditionKey {
-	key := conditionKey{pciAddress: c.PCIAddress, reason: c.Reason, all: c.Where == nil}
+	key := conditionKey{pciAddress: c.PCIAddress, reason: c.Reason, kind: c.Kind, all: c.Where == nil}
 	if c.Where != nil {
 		key.where = *c.Where
 	}

@@ -154,8 +154,9 @@ func (l *nodeLoop) revise(ctx context.Context) {
 		klog.FromContext(ctx).Error(err, "It is not known which devices claims have, so what is offered stays as it is")
 		return
 	}
-	l.offer.note(l.overview.inventory, inUse)
-	if !changed && !l.offer.outdated(l.overview.inventory, inUse) {
+	now := l.overview.inventory.With(l.overview.status())
+	l.offer.note(now, inUse)
+	if !changed && !l.offer.outdated(now, inUse) {
 		return
 	}
 	inventory, err := l.build(l.overview.node)

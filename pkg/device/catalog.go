@@ -1,0 +1,342 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package device
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/policy"
+)
+
+// roomForDevices is how many devices of a GPU do not depend on the status.
+const roomForDevices = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures - roomForStatic
+
+// catalog is what one GPU can be published as, from which the policy and the room
+// in a slice choose.
+type catalog struct {
+	board
+	terms Terms
+	offer policy.Effective
+	// candidates are in published order.
+	candidates []candidate
+	problems   []error
+}
+
+type candidate struct {
+	Device
+	// offered tells that the policy wants it. Others are published only where they
+	// are kept.
+	offered bool
+	group   group
+}
+
+// group are devices that are left out together where a slice does not hold all.
+type group struct {
+	// class and then rank say what is left out last.
+	class, rank int
+	// what they are, and a verb, for the problem.
+	what string
+}
+
+// Classes of groups. The whole GPU and partitions come first because any claim
+// can use them, shares of the whole GPU because they are two devices only.
+const (
+	ofWhole = iota
+	ofPartitions
+	ofWholeShares
+	ofPartitionShares
+)
+
+func (g group) compare(other group) int {
+	return cmp.Or(cmp.Compare(g.class, other.class), cmp.Compare(g.rank, other.rank))
+}
+
+// place is a partition that the GPU can hold.
+type place struct {
+	Device
+	// static tells that one which somebody else made here is published.
+	static bool
+}
+
+func newBoard(node *gpu.Node, g *gpu.GPU, terms Terms) (board, []error) {
+	c := catalog{
+		board: board{name: GPUName(g.PCIAddress), node: node, gpu: g, withdrawn: map[string]bool{}},
+		terms: terms,
+		offer: terms.Policy.For(g),
+	}
+	whole, partitions := published(g)
+	var shapes []PartitionShape
+	if partitions {
+		shapes = c.countPartitions()
+	}
+	if len(shapes) > 0 {
+		c.checkProfiles()
+	} else {
+		c.counters = newUndividedLayout(c.name)
+	}
+	c.addPartitions(shapes)
+	if whole {
+		c.add(Device{Name: c.name, Kind: Whole}, c.offer.Whole, group{ofWhole, 0, "the whole GPU is"})
+	}
+	c.addPartitionShares(shapes)
+	if whole {
+		for n, way := range c.waysToShare(nil) {
+			c.addShare(Device{Name: c.name}, way, group{ofWholeShares, n, way.title + " shares are"})
+		}
+	}
+	c.choose()
+	c.checkAnything()
+	return c.with(Status{}), c.problems
+}
+
+// published tells which kinds of devices a GPU can be.
+func published(g *gpu.GPU) (whole, partitions bool) {
+	switch {
+	case g.MIG == nil:
+		return true, false
+	case g.MIG.Dynamic:
+		return true, true
+	default:
+		// The mode needs a GPU reset to change, so it decides.
+		return !g.MIG.Enabled, g.MIG.Enabled
+	}
+}
+
+// oneIf counts something that is there once or not at all.
+func oneIf(yes bool) int {
+	if yes {
+		return 1
+	}
+	return 0
+}
+
+// countPartitions finds the counters for all partitions that the GPU can hold and
+// returns these partitions, the most important ones first. The policy has no say
+// in it: what it does not offer may exist all the same, and another policy must
+// not change what an allocated device draws.
+func (c *catalog) countPartitions() []PartitionShape {
+	shapes, problems := usableShapes(c.gpu.MIG)
+	if len(shapes) == 0 {
+		problems = append(problems, errors.New("the driver reports no MIG profiles that could be published"))
+	} else {
+		counters, err := newCounterLayout(c.name, c.gpu.MIG, shapes)
+		if err != nil {
+			problems = append(problems, fmt.Errorf("no partitions are published: %w", err))
+			shapes = nil
+		}
+		c.counters = counters
+	}
+	if c.offer.Partition != nil {
+		c.problems = append(c.problems, problems...)
+	}
+	return shapes
+}
+
+func (c *catalog) add(d Device, offered bool, g group) {
+	d.GPU = c.gpu
+	c.candidates = append(c.candidates, candidate{Device: d, offered: offered, group: g})
+}
+
+// addShare adds a way to share a device.
+func (c *catalog) addShare(base Device, w way, g group) {
+	share := w.share
+	share.Base = base.Name
+	base.Name = shareName(base.Name, w.kind)
+	base.Kind = w.kind
+	base.Share = &share
+	c.add(base, w.offered, g)
+}
+
+// addPartitions takes the shapes by importance.
+func (c *catalog) addPartitions(shapes []PartitionShape) {
+	ranks := ranksOf(shapes)
+	for _, d := range c.partitionDevices(shapes) {
+		profile := d.Partition.Profile
+		offer := c.offer.Partition
+		offered := offer != nil && (offer.Profiles == nil || slices.Contains(offer.Profiles, profile.Name))
+		c.add(d, offered, group{ofPartitions, ranks[profile.ID], "profile " + profile.Name + " is"})
+	}
+}
+
+// addPartitionShares takes the shapes by importance.
+func (c *catalog) addPartitionShares(shapes []PartitionShape) {
+	ranks := ranksOf(shapes)
+	ways := map[uint32][]way{}
+	for _, s := range shapes {
+		if _, known := ways[s.Profile.ID]; !known {
+			ways[s.Profile.ID] = c.waysToShare(&s.Profile)
+		}
+	}
+	for _, d := range c.partitionDevices(shapes) {
+		profile := d.Partition.Profile
+		for n, way := range ways[profile.ID] {
+			c.addShare(d, way, group{ofPartitionShares, 2*ranks[profile.ID] + n, way.title + " shares of profile " + profile.Name + " are"})
+		}
+	}
+}
+
+// ranksOf profiles, by ID.
+func ranksOf(shapes []PartitionShape) map[uint32]int {
+	ranks := map[uint32]int{}
+	for _, s := range shapes {
+		if _, known := ranks[s.Profile.ID]; !known {
+			ranks[s.Profile.ID] = len(ranks)
+		}
+	}
+	return ranks
+}
+
+// partitionDevices are in published order.
+func (c *catalog) partitionDevices(shapes []PartitionShape) []Device {
+	if len(shapes) == 0 {
+		return nil
+	}
+	texts := profileTexts(c.name, c.gpu.MIG)
+	devices := make([]Device, 0, len(shapes))
+	for _, s := range orderShapes(shapes) {
+		shape := s
+		devices = append(devices, Device{
+			Name:      partitionName(c.name, texts[s.Profile.ID], s.Placement.Start),
+			Kind:      Partition,
+			Partition: &shape,
+		})
+	}
+	return devices
+}
+
+// choose makes the devices of the candidates. What claims may have comes first,
+// because it must not disappear, then what the policy offers, group by group.
+func (c *catalog) choose() {
+	order := make([]int, len(c.candidates))
+	for n := range order {
+		order[n] = n
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return c.candidates[a].group.compare(c.candidates[b].group) })
+	room := roomForDevices
+	chosen := make([]bool, len(c.candidates))
+	for _, n := range order {
+		if d := c.candidates[n]; c.terms.Keep[d.Name] {
+			if chosen[n] = room > 0; !chosen[n] {
+				c.problems = append(c.problems, noRoom(d.Name+", which a claim may have, is"))
+				continue
+			}
+			room--
+		}
+	}
+	for len(order) > 0 {
+		g := c.candidates[order[0]].group
+		var wanted []int
+		for len(order) > 0 && c.candidates[order[0]].group.compare(g) == 0 {
+			if n := order[0]; c.candidates[n].offered && !chosen[n] {
+				wanted = append(wanted, n)
+			}
+			order = order[1:]
+		}
+		if len(wanted) > room {
+			c.problems = append(c.problems, noRoom(g.what))
+			continue
+		}
+		room -= len(wanted)
+		for _, n := range wanted {
+			chosen[n] = true
+		}
+	}
+	for n, d := range c.candidates {
+		c.take(d, chosen[n])
+	}
+}
+
+func noRoom(what string) error {
+	return fmt.Errorf("%s left out: a ResourceSlice with counters holds at most %d devices, %d of them for partitions that somebody else made",
+		what, resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures, roomForStatic)
+}
+
+// take a candidate into the board.
+func (c *catalog) take(d candidate, chosen bool) {
+	offered := d.offered && chosen
+	if chosen {
+		c.devices = append(c.devices, d.Device)
+		if !offered {
+			c.withdrawn[d.Name] = true
+		}
+	}
+	if d.Kind != Partition {
+		return
+	}
+	// A static partition is there whatever the policy says. It is offered where one
+	// of this driver's would be.
+	kept := c.terms.Keep[staticName(d.Name)]
+	if kept && !offered {
+		c.withdrawn[staticName(d.Name)] = true
+	}
+	c.places = append(c.places, place{Device: d.Device, static: offered || kept})
+}
+
+// checkProfiles tells which profiles the policy names that the GPU does not have.
+// The default is for all models and may name profiles of any, as long as something
+// is left.
+func (c *catalog) checkProfiles() {
+	if c.offer.Partition == nil {
+		return
+	}
+	named := slices.Clone(c.offer.Partition.Profiles)
+	for _, s := range c.offer.Partition.Shares {
+		named = append(named, s.Profiles...)
+	}
+	slices.Sort(named)
+	named = slices.Compact(named)
+	var has, missing []string
+	for _, p := range c.gpu.MIG.Profiles {
+		has = append(has, p.Name)
+	}
+	for _, name := range named {
+		if !slices.Contains(has, name) {
+			missing = append(missing, name)
+		}
+	}
+	left := c.offer.Partition.Profiles == nil || len(missing) < len(named)
+	if len(missing) == 0 || c.offer.Rule == "" && left {
+		return
+	}
+	c.problems = append(c.problems, fmt.Errorf("%s names the MIG profiles %s, which this GPU does not have; it has %s",
+		c.origin(), strings.Join(missing, ", "), strings.Join(has, ", ")))
+}
+
+// checkAnything tells of a GPU that cannot be any of what the policy offers, when
+// nothing else was told. An offer of nothing is what somebody wants.
+func (c *catalog) checkAnything() {
+	offers := c.offer.Whole || c.offer.Partition != nil || c.offer.MPS != nil || c.offer.TimeSlice != nil
+	published := slices.ContainsFunc(c.devices, func(d Device) bool { return !c.withdrawn[d.Name] })
+	if offers && !published && len(c.problems) == 0 {
+		c.problems = append(c.problems, fmt.Errorf("nothing is published: %s, and it can be nothing of what %s offers (%s)",
+			describeMIG(c.gpu.MIG), c.origin(), c.offer.Offer))
+	}
+}
+
+func describeMIG(mig *gpu.MIG) string {
+	switch {
+	case mig == nil:
+		return "the GPU has no MIG"
+	case mig.Dynamic:
+		return "MIG follows the claims"
+	case mig.Enabled:
+		return "MIG is on and needs a reset of the GPU to change"
+	}
+	return "MIG is off and needs a reset of the GPU to change"
+}
+
+// origin of the offer, for messages.
+func (c *catalog) origin() string {
+	if c.offer.Rule == "" {
+		return "the policy's default"
+	}
+	return fmt.Sprintf("the policy's rule %q", c.offer.Rule)
+}

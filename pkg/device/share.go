@@ -1,0 +1,149 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package device
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/policy"
+)
+
+const mib = 1 << 20
+
+// way is how a GPU or a partition is shared.
+type way struct {
+	kind Kind
+	// title is the kind's, for messages.
+	title string
+	// share is without the base.
+	share Share
+	// offered tells that the policy wants it.
+	offered bool
+}
+
+// waysToShare lists how the undivided GPU (nil), or each of its partitions of a
+// profile, can be shared. What the policy does not offer has the built-in numbers.
+func (c *catalog) waysToShare(profile *gpu.Profile) []way {
+	mps, timeSlice := c.offer.MPS, c.offer.TimeSlice
+	if profile != nil {
+		mps, timeSlice = c.sharesOf(profile.Name)
+	}
+	builtin := policy.Builtin().Default
+	var ways []way
+	take := func(w way, problem error) {
+		if problem != nil && w.offered {
+			of := "the GPU"
+			if profile != nil {
+				of = "profile " + profile.Name
+			}
+			c.problems = append(c.problems, fmt.Errorf("%s shares of %s: %s %w", w.title, of, c.origin(), problem))
+		}
+		if w.share.Clients > 0 {
+			ways = append(ways, w)
+		}
+	}
+	share, problem := c.mpsShare(profile, *cmp.Or(mps, builtin.MPS))
+	take(way{MPS, "MPS", share, mps != nil}, problem)
+	share, problem = c.timeSliceShare(profile, *cmp.Or(timeSlice, builtin.TimeSlice))
+	take(way{TimeSlice, "time-slice", share, timeSlice != nil}, problem)
+	return ways
+}
+
+// sharesOf partitions of a profile that the policy offers.
+func (c *catalog) sharesOf(profile string) (*policy.MPSOffer, *policy.TimeSliceOffer) {
+	if c.offer.Partition == nil {
+		return nil, nil
+	}
+	for _, s := range c.offer.Partition.Shares {
+		for _, name := range s.Profiles {
+			if name == profile {
+				return s.MPS, s.TimeSlice
+			}
+		}
+	}
+	return nil, nil
+}
+
+// mpsShare has no clients where MPS is not possible. The error tells what is not
+// as the offer has it.
+func (c *catalog) mpsShare(profile *gpu.Profile, offer policy.MPSOffer) (Share, error) {
+	most := c.gpu.MPSClients(c.node.CUDAVersion, profile)
+	if most == 0 {
+		return Share{}, nil
+	}
+	var problem error
+	clients := max(1, offer.Clients)
+	if clients > most {
+		problem = fmt.Errorf("asks for %d clients, the hardware takes %d at most; %d are offered", clients, most, most)
+		clients = most
+	}
+	s := Share{
+		Clients:  clients,
+		Percent:  int(overcommit(100, offer.ComputeOvercommit)),
+		Interval: policy.IntervalDefault,
+	}
+	s.DefaultPercent = defaultPercent(s)
+	if err := s.limitMemory(c.memoryOf(profile), offer.ReservedMemoryBytes, offer.MemoryOvercommit); err != nil {
+		return Share{}, err
+	}
+	return s, problem
+}
+
+// timeSliceShare is like mpsShare. Without an interposer library nothing enforces
+// anything: memory is what the scheduler counts, for claims that ask for some.
+func (c *catalog) timeSliceShare(profile *gpu.Profile, offer policy.TimeSliceOffer) (Share, error) {
+	s := Share{Clients: max(1, offer.Clients), Interval: policy.IntervalDefault, Limited: c.terms.Limited}
+	if profile == nil {
+		s.Interval = cmp.Or(offer.Interval, policy.IntervalDefault)
+	}
+	total := c.memoryOf(profile)
+	if !s.Limited {
+		s.MaxMemoryBytes = total / mib * mib
+		s.MemoryBytes = overcommit(total/mib, offer.MemoryOvercommit) * mib
+		return s, nil
+	}
+	// One percent is the least that a client can be limited to, so that each of
+	// many gets that.
+	s.Percent = max(100, s.Clients)
+	s.DefaultPercent = defaultPercent(s)
+	if err := s.limitMemory(total, 0, offer.MemoryOvercommit); err != nil {
+		return Share{}, err
+	}
+	return s, nil
+}
+
+func (c *catalog) memoryOf(profile *gpu.Profile) int64 {
+	bytes := c.gpu.Resources.MemoryBytes
+	if profile != nil {
+		bytes = profile.Resources.MemoryBytes
+	}
+	return int64(min(bytes, math.MaxInt64))
+}
+
+// defaultPercent is an equal part: a client that is not limited takes what it gets
+// from the others.
+func defaultPercent(s Share) int { return max(1, min(100, s.Percent/s.Clients)) }
+
+// limitMemory of clients. All amounts are in MiB, as MPS counts them.
+func (s *Share) limitMemory(total, reserved int64, factor float64) error {
+	most := max(0, total-max(0, reserved)) / mib
+	all := overcommit(most, factor)
+	each := min(most, all/int64(s.Clients))
+	if each < 1 {
+		return fmt.Errorf("has %d clients share %d MiB of memory, %d of them reserved: none are published, since each needs 1 MiB at least",
+			s.Clients, total/mib, reserved/mib)
+	}
+	s.MemoryBytes, s.MaxMemoryBytes, s.DefaultMemoryBytes = all*mib, most*mib, each*mib
+	return nil
+}
+
+// overcommit rounds down. Factors are decimal fractions, which are not exact: 1.15
+// times 100 has to be 115.
+func overcommit(n int64, factor float64) int64 {
+	const most = 1 << 42 // as many MiB are a number of bytes still
+	return int64(min(most, math.Floor(float64(n)*max(1, factor)+1e-6)))
+}
