@@ -26,6 +26,10 @@ type config struct {
 	cdiHook      string
 	pluginsDir   string
 	registrarDir string
+	mpsDir       string
+	supervisor   string
+	policyFile   string
+	interposer   string
 	podUID       string
 	healthPort   int
 
@@ -37,12 +41,13 @@ type config struct {
 	verbosity     int
 	loggingFormat string
 
-	partitionable bool
+	partitionable, consumable bool
 }
 
 const (
 	categoryCluster = "Cluster"
 	categoryPaths   = "Paths on the node"
+	categorySharing = "Sharing"
 	categoryTimes   = "Times"
 	categoryProcess = "Process"
 )
@@ -84,6 +89,15 @@ func (c *config) flags() []cli.Flag {
 			"the kubelet's directory for plugin data; must be the same path inside and outside of the container"),
 		text(categoryPaths, "kubelet-registrar-dir", kubeletplugin.KubeletRegistryDir, &c.registrarDir,
 			"the kubelet's directory for registration sockets; must be the same path inside and outside of the container"),
+		text(categoryPaths, "mps-dir", "/run/partage/mps", &c.mpsDir,
+			"the MPS supervisor's directory; must be the same path inside and outside of the container"),
+		text(categoryPaths, "mps-supervisor-program", "/usr/bin/mps-supervisor", &c.supervisor,
+			"the mps-supervisor program; it is copied to where the container runtime can run it as a hook"),
+
+		text(categorySharing, "policy-file", "", &c.policyFile,
+			"the SharingPolicy, which may change at any time; empty: every kind of device on every GPU"),
+		text(categorySharing, "interposer-library", "", &c.interposer,
+			"library on the host that limits memory and multiprocessors from inside of containers with time-slice shares; empty: they have no limits"),
 
 		duration("nvml-call-limit", 25*time.Second, &c.callLimit,
 			"how long one call of the NVIDIA driver may take before it is left behind and its GPU counts as not responding"),
@@ -114,6 +128,10 @@ func (c *config) slicesFlags() []cli.Flag {
 		&cli.BoolFlag{
 			Name: "partitionable-devices", Value: true, Destination: &c.partitionable,
 			Usage: "the cluster has the feature gate DRAPartitionableDevices on, as it is by default from Kubernetes 1.36",
+		},
+		&cli.BoolFlag{
+			Name: "consumable-capacity", Value: true, Destination: &c.consumable,
+			Usage: "the cluster has the feature gate DRAConsumableCapacity on, as it is by default from Kubernetes 1.36",
 		},
 	}
 }

@@ -30,6 +30,7 @@ func TestBadFlags(t *testing.T) {
 	// A run that starts with these has only the mistakes that a test adds.
 	good := []string{
 		"--node-name=n", "--kubelet-plugins-dir=" + dir, "--kubelet-registrar-dir=" + dir, "--nvidia-cdi-hook=" + os.Args[0],
+		"--mps-supervisor-program=" + os.Args[0],
 	}
 	for _, test := range []struct {
 		args []string
@@ -49,6 +50,10 @@ func TestBadFlags(t *testing.T) {
 		{[]string{"--host-dev-root=x"}, []string{`--host-dev-root (HOST_DEV_ROOT) is "x": want`}},
 		{[]string{"--cdi-root=x"}, []string{`--cdi-root (CDI_ROOT) is "x": want an absolute path`}},
 		{[]string{"--nvidia-cdi-hook=" + file}, []string{`--nvidia-cdi-hook (NVIDIA_CDI_HOOK) is "` + file + `": want a program`}},
+		{[]string{"--mps-supervisor-program=/does/not/exist"}, []string{`--mps-supervisor-program (MPS_SUPERVISOR_PROGRAM) is "/does/not/exist": want a program`}},
+		{[]string{"--mps-dir=" + file}, []string{`--mps-dir (MPS_DIR) is "` + file + `": want a directory`}},
+		{[]string{"--policy-file=policy.yaml"}, []string{`--policy-file (POLICY_FILE) is "policy.yaml": want an absolute path`}},
+		{[]string{"--interposer-library=lib.so"}, []string{`--interposer-library (INTERPOSER_LIBRARY) is "lib.so": want an absolute path`}},
 		{[]string{"--kubelet-plugins-dir=/does/not/exist"}, []string{"--kubelet-plugins-dir (KUBELET_PLUGINS_DIR)"}},
 		{[]string{"--kubelet-registrar-dir=/does/not/exist"}, []string{"--kubelet-registrar-dir (KUBELET_REGISTRAR_DIR)"}},
 		{[]string{"--pod-uid=a/b"}, []string{`--pod-uid (POD_UID) is "a/b": want a UID`}},

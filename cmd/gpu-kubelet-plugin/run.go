@@ -22,8 +22,10 @@ import (
 	"github.com/partage-dev/partage/pkg/cdi"
 	"github.com/partage-dev/partage/pkg/claim"
 	"github.com/partage-dev/partage/pkg/gpu/nvml"
+	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/partition"
 	"github.com/partage-dev/partage/pkg/plugin"
+	"github.com/partage-dev/partage/pkg/sharing"
 	"github.com/partage-dev/partage/pkg/version"
 )
 
@@ -81,7 +83,8 @@ func (c *config) serveOnce(ctx context.Context, client kubernetes.Interface) err
 		return fmt.Errorf("make the plugin's data directory: %w", err)
 	}
 	hook := filepath.Join(dataDir, filepath.Base(c.cdiHook))
-	if err := installHook(c.cdiHook, hook); err != nil {
+	mpsHook := filepath.Join(dataDir, "mps-hook")
+	if err := errors.Join(installHook(c.cdiHook, hook), installHook(c.supervisor, mpsHook)); err != nil {
 		return err
 	}
 	gpus := nvml.New(nvml.Options{Roots: roots, CallLimit: c.callLimit})
@@ -90,6 +93,11 @@ func (c *config) serveOnce(ctx context.Context, client kubernetes.Interface) err
 	if err != nil {
 		return fmt.Errorf("set up CDI specs in %s: %w", c.cdiRoot, err)
 	}
+	supervisor, err := mps.NewClient(filepath.Join(c.mpsDir, mps.SocketName))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = supervisor.Close() }()
 	events := plugin.NewEvents(ctx, client, driverName, c.nodeName)
 	claims, err := claim.NewManager(claim.Options{
 		DriverName:  driverName,
@@ -97,7 +105,10 @@ func (c *config) serveOnce(ctx context.Context, client kubernetes.Interface) err
 		DataDir:     dataDir,
 		Roots:       roots,
 		Partitions:  partition.New(gpus),
+		Sharing:     sharing.New(sharing.Options{Roots: roots, Modes: gpus, Supervisor: supervisor}),
 		CDI:         specs,
+		MPSHook:     mpsHook,
+		Interposer:  c.interposer,
 		Cluster:     plugin.NewCluster(client),
 		Events:      events,
 		OrphanGrace: c.orphanGrace,
@@ -115,6 +126,8 @@ func (c *config) serveOnce(ctx context.Context, client kubernetes.Interface) err
 		KubeClient:        client,
 		Claims:            claims,
 		Hardware:          &hardware{Client: gpus, specs: specs, config: c, roots: roots},
+		Policy:            plugin.NewPolicyFile(c.policyFile),
+		Limited:           c.interposer != "",
 		DataDir:           dataDir,
 		RegistrarDir:      c.registrarDir,
 		PollInterval:      c.pollInterval,

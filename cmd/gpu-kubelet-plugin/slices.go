@@ -15,6 +15,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu/nvml"
+	"github.com/partage-dev/partage/pkg/plugin"
 )
 
 // printSlices writes what this machine would publish as a stream of YAML
@@ -46,7 +47,15 @@ func printSlices(ctx context.Context, c *config, out io.Writer) error {
 	for _, broken := range node.Broken {
 		klog.FromContext(ctx).Error(broken.Err, "GPU does not answer and is left out", "index", broken.Index, "pciAddress", broken.PCIAddress)
 	}
-	inventory, err := device.NewInventory(node, device.Terms{})
+	rules, err := plugin.NewPolicyFile(c.policyFile).Read()
+	if err != nil {
+		return err
+	}
+	for i := range node.GPUs {
+		g := &node.GPUs[i]
+		klog.FromContext(ctx).V(1).Info("Sharing policy", "pciAddress", g.PCIAddress, "productName", g.ProductName, "offers", rules.For(g).String())
+	}
+	inventory, err := device.NewInventory(node, device.Terms{Policy: rules, Limited: c.interposer != ""})
 	if err != nil {
 		return fmt.Errorf("build the inventory: %w", err)
 	}
@@ -58,6 +67,7 @@ func printSlices(ctx context.Context, c *config, out io.Writer) error {
 		Pool:                 c.nodeName,
 		NodeName:             c.nodeName,
 		PartitionableDevices: c.partitionable,
+		ConsumableCapacity:   c.consumable,
 	})
 }
 

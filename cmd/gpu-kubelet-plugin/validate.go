@@ -30,12 +30,25 @@ func (c *config) validate() error {
 		directory("kubelet-plugins-dir", c.pluginsDir, true),
 		directory("kubelet-registrar-dir", c.registrarDir, true),
 		program("nvidia-cdi-hook", c.cdiHook),
+		program("mps-supervisor-program", c.supervisor),
+		directory("mps-dir", c.mpsDir, false),
+		c.validateSharing(),
 	)
 }
 
 // validateSlices checks the flags that the slices sub-command uses.
 func (c *config) validateSlices() error {
-	return errors.Join(c.validateRoots(), c.validateLogging(), c.validateNodeName())
+	return errors.Join(c.validateRoots(), c.validateLogging(), c.validateNodeName(), c.validateSharing())
+}
+
+func (c *config) validateSharing() error {
+	var errs []error
+	for flag, path := range map[string]string{"policy-file": c.policyFile, "interposer-library": c.interposer} {
+		if path != "" && !filepath.IsAbs(path) {
+			errs = append(errs, wrong(flag, path, "an absolute path, or nothing"))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 func wrong(flag string, value any, want string) error {

@@ -239,6 +239,27 @@ func deviceEntry(claimUID types.UID, d Device) (specs.Device, error) {
 		}
 		entry.ContainerEdits.DeviceNodes = append(entry.ContainerEdits.DeviceNodes, node)
 	}
+	mounts := slices.SortedFunc(slices.Values(d.Mounts), func(a, b Mount) int { return cmp.Compare(a.ContainerPath, b.ContainerPath) })
+	for i, m := range mounts {
+		if !filepath.IsAbs(m.HostPath) || !filepath.IsAbs(m.ContainerPath) {
+			return entry, fmt.Errorf("device %s: mount of %q on %q: both must be absolute paths", d.Name, m.HostPath, m.ContainerPath)
+		}
+		if i > 0 && mounts[i-1].ContainerPath == m.ContainerPath {
+			return entry, fmt.Errorf("device %s: two mounts on %s", d.Name, m.ContainerPath)
+		}
+		access := "rw"
+		if m.ReadOnly {
+			access = "ro"
+		}
+		entry.ContainerEdits.Mounts = append(entry.ContainerEdits.Mounts, &specs.Mount{
+			HostPath: m.HostPath, ContainerPath: m.ContainerPath, Options: []string{access, "nosuid", "nodev", "bind"},
+		})
+	}
+	for _, h := range d.Hooks {
+		entry.ContainerEdits.Hooks = append(entry.ContainerEdits.Hooks, &specs.Hook{
+			HookName: cdiapi.CreateContainerHook, Path: h.Path, Args: h.Args,
+		})
+	}
 	return entry, nil
 }
 

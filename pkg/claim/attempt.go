@@ -7,11 +7,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 
 	"k8s.io/klog/v2"
 
-	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/partition"
 )
@@ -30,6 +30,11 @@ func (m *Manager) prepare(ctx context.Context, plan *Plan, earlier *Record, boot
 	if err := m.checkOverlap(r); err != nil {
 		return nil, err
 	}
+	others, err := m.holders(r)
+	if err != nil {
+		return nil, err
+	}
+	r.keepInterval(others)
 	quarantined, err := m.journal.quarantine.of(plan.Claim.UID, boot)
 	if err != nil {
 		return nil, err
@@ -37,7 +42,12 @@ func (m *Manager) prepare(ctx context.Context, plan *Plan, earlier *Record, boot
 	// Otherwise an earlier attempt may have made any of the partitions.
 	fresh := earlier == nil && len(quarantined) == 0
 	if fresh {
-		if err := m.checkForeign(ctx, plan, boot); err != nil {
+		err := m.checkForeign(ctx, plan, r, others)
+		if err == nil && len(r.Sessions) > 0 {
+			// Later it would be too late to say that nothing was done.
+			_, err = m.sessions(ctx)
+		}
+		if err != nil {
 			return nil, &tracelessError{err}
 		}
 	}
@@ -47,15 +57,15 @@ func (m *Manager) prepare(ctx context.Context, plan *Plan, earlier *Record, boot
 		}
 		return nil, err
 	}
-	if begun, err := m.apply(ctx, plan, r); err != nil {
+	if begun, err := m.apply(ctx, plan, r, !fresh); err != nil {
 		if !fresh {
-			begun = len(r.Devices)
+			begun = everything
 		}
 		return nil, m.undo(ctx, r, begun, err)
 	}
 	r.State = Prepared
 	if err := m.journal.save(r); err != nil {
-		return nil, m.undo(ctx, r, len(r.Devices), err)
+		return nil, m.undo(ctx, r, everything, err)
 	}
 	return r, nil
 }
@@ -68,7 +78,7 @@ func (m *Manager) verify(ctx context.Context, plan *Plan, earlier *Record) (*Rec
 	if err := m.expect(ctx, r); err != nil {
 		return nil, &tracelessError{fmt.Errorf("the claim was prepared before: %w", err)}
 	}
-	if _, err := m.apply(ctx, plan, r); err != nil {
+	if _, err := m.apply(ctx, plan, r, true); err != nil {
 		return nil, &tracelessError{fmt.Errorf("the claim was prepared before: %w", err)}
 	}
 	if r.sameResult(earlier) {
@@ -110,10 +120,10 @@ func (m *Manager) expect(ctx context.Context, r *Record) error {
 // checkForeign refuses a place with an instance that no record explains, whatever
 // is in it: somebody else made it, and it must not be destroyed when the claim
 // ends.
-func (m *Manager) checkForeign(ctx context.Context, plan *Plan, boot string) error {
+func (m *Manager) checkForeign(ctx context.Context, plan *Plan, r *Record, others []*Record) error {
 	states := map[string]gpu.MIGState{}
-	for _, step := range plan.Steps {
-		if !step.creates() {
+	for n, step := range plan.Steps {
+		if !step.creates() || r.Devices[n].sharedBy(others) {
 			continue
 		}
 		at := step.address()
@@ -128,7 +138,7 @@ func (m *Manager) checkForeign(ctx context.Context, plan *Plan, boot string) err
 		i := slices.IndexFunc(state.Instances, func(i gpu.Instance) bool { return i.ProfileID == at.ProfileID && i.Placement == at.Placement })
 		if i >= 0 {
 			return fmt.Errorf("device %s: GPU instance %d%s is there already and was not made by this driver; it is left alone%s",
-				step.Device.Name, state.Instances[i].ID, uuidText(state.Instances[i]), m.maybeOf(boot))
+				step.Device.Name, state.Instances[i].ID, uuidText(state.Instances[i]), m.maybeOf(r.BootID))
 		}
 	}
 	return nil
@@ -153,12 +163,16 @@ func (m *Manager) maybeOf(boot string) string {
 
 // creates tells whether a step makes a partition.
 func (s Step) creates() bool {
-	return s.Device.Kind == device.Partition && s.Device.Static == nil && !s.Admin
+	return s.Device.Partition != nil && s.Device.Static == nil && !s.Admin
 }
 
-// apply takes the steps, finds the device nodes and writes the CDI spec. It
-// fills in the record and returns the number of steps that were begun.
-func (m *Manager) apply(ctx context.Context, plan *Plan, r *Record) (begun int, err error) {
+// everything stands for all steps and for what is done to share their devices.
+const everything = math.MaxInt
+
+// apply takes the steps, shares the devices, finds their nodes and writes the CDI
+// spec. It fills in the record and returns the number of steps that were begun, or
+// everything. With adopt, an earlier attempt may have done any of it.
+func (m *Manager) apply(ctx context.Context, plan *Plan, r *Record, adopt bool) (begun int, err error) {
 	for i, step := range plan.Steps {
 		live, err := m.take(ctx, step)
 		if err == nil {
@@ -168,7 +182,10 @@ func (m *Manager) apply(ctx context.Context, plan *Plan, r *Record) (begun int, 
 			return i + 1, fmt.Errorf("device %s: %w", step.Device.Name, err)
 		}
 	}
-	begun = len(plan.Steps)
+	begun = everything
+	if err := m.share(ctx, plan, r, adopt); err != nil {
+		return begun, err
+	}
 	devices, err := m.cdiDevices(r)
 	if err != nil {
 		return begun, err
@@ -185,6 +202,17 @@ func (m *Manager) apply(ctx context.Context, plan *Plan, r *Record) (begun int, 
 		r.Devices[i].CDIDevice = id
 	}
 	return begun, nil
+}
+
+// share does what there is to do once the devices exist.
+func (m *Manager) share(ctx context.Context, plan *Plan, r *Record, adopt bool) error {
+	if err := m.startSessions(ctx, plan, r, adopt); err != nil {
+		return err
+	}
+	if err := m.setIntervals(ctx, r); err != nil {
+		return err
+	}
+	return m.makeFolders(r)
 }
 
 // becomes notes what is live of a partition. A static one must stay the one that
@@ -209,7 +237,7 @@ func (m *Manager) take(ctx context.Context, step Step) (*partition.Live, error) 
 			return nil, err
 		}
 		return &live, nil
-	case step.Device.Kind == device.Partition:
+	case step.Device.Partition != nil:
 		return m.observe(ctx, step)
 	case step.Admin || step.Device.GPU.MIG == nil:
 		return nil, nil
@@ -248,21 +276,27 @@ func (r *Record) sameResult(other *Record) bool {
 			return false
 		}
 	}
+	for i := range r.Sessions {
+		a, b := &r.Sessions[i], other.session(r.Sessions[i].ID)
+		if b == nil || a.PipeDir != b.PipeDir || a.ShmDir != b.ShmDir || a.Losses != b.Losses || !slices.Equal(a.Devices, b.Devices) {
+			return false
+		}
+	}
 	return true
 }
 
-// undo takes back the first begun steps of a preparation that failed, and returns
-// the error with what became of that. What it cannot take back stays written down
+// undo takes back the first begun steps of a preparation that failed, or everything,
+// and returns the error with what became of that. What it cannot take back stays written down
 // as Unpreparing. The caller holds the locks of the claim and of its GPUs.
 func (m *Manager) undo(ctx context.Context, r *Record, begun int, cause error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 	defer cancel()
-	left := m.destroy(ctx, r.Devices[:begun])
+	left := m.destroy(ctx, r, r.Devices[:min(begun, len(r.Devices))], begun == everything)
 	err := left.err()
 	if err == nil {
 		err = m.forget(r)
 	} else {
-		r.Devices = left.devices()
+		r.keep(left.devices())
 	}
 	if err == nil {
 		return &tracelessError{cause}

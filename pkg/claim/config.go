@@ -27,7 +27,7 @@ type config struct {
 	where string
 	// fits and misfit tell what was found among the devices it was meant for.
 	fits         bool
-	misfit       string
+	misfit       *device.Device
 	alternatives bool
 }
 
@@ -93,16 +93,13 @@ func (all configs) choose(result resourceapi.DeviceRequestAllocationResult, d de
 			continue
 		}
 		if !c.ofClass() && slices.Contains(c.entry.Requests, result.Request) {
-			return nil, c.doesNotFit(d.Name)
+			return nil, c.doesNotFit(d)
 		}
-		c.misfit = d.Name
+		c.misfit = &d
 		c.alternatives = c.alternatives || strings.Contains(result.Request, "/")
 	}
 	if chosen == nil {
 		return nil, nil
-	}
-	if err := chosen.value.Unsupported(); err != nil {
-		return nil, fmt.Errorf("%s, device %s: %w", chosen.where, d.Name, err)
 	}
 	return chosen.value, nil
 }
@@ -112,19 +109,26 @@ func (all configs) choose(result resourceapi.DeviceRequestAllocationResult, d de
 // alternatives may carry one for each of them.
 func (all configs) checkUse() error {
 	for _, c := range all {
-		if !c.ofClass() && !c.fits && c.misfit != "" && !c.alternatives {
-			return c.doesNotFit(c.misfit)
+		if !c.ofClass() && !c.fits && c.misfit != nil && !c.alternatives {
+			return c.doesNotFit(*c.misfit)
 		}
 	}
 	return nil
 }
 
-func (c *config) doesNotFit(name string) error {
-	kind, takes := "a whole GPU", api.GpuConfigKind
-	if _, isGpu := c.value.(*api.GpuConfig); isGpu {
-		kind, takes = "a MIG partition", api.MigDeviceConfigKind
+func (c *config) doesNotFit(d device.Device) error {
+	is := ""
+	switch d.Kind {
+	case device.Whole:
+		is = "a whole GPU and takes a " + api.GpuConfigKind
+	case device.Partition:
+		is = "a MIG partition and takes a " + api.MigDeviceConfigKind
+	case device.MPS:
+		is = "a share: its limits are what the claim asks for in capacity.requests"
+	default:
+		is = "a share: how it is shared is for the administrator's SharingPolicy to say"
 	}
-	return fmt.Errorf("%s: %s does not apply to device %s, which is %s and takes a %s", c.where, c.kind(), name, kind, takes)
+	return fmt.Errorf("%s: %s does not apply to device %s, which is %s", c.where, c.kind(), d.Name, is)
 }
 
 func (c *config) kind() string {

@@ -68,8 +68,15 @@ type Options struct {
 	// Roots may be the zero value, which reads the running system.
 	Roots      host.Roots
 	Partitions Partitions
+	Sharing    Sharing
 	CDI        CDI
 
+	// MPSHook is a program on the host that looks before a container starts
+	// whether it can be an MPS client ("mps-supervisor container-hook").
+	MPSHook string
+	// Interposer is a library on the host that limits processes from inside of
+	// containers. Optional: without it no time-slice share may be Limited.
+	Interposer string
 	// Cluster tells Reconcile which claims still exist. Optional: without it
 	// none is taken for deleted.
 	Cluster Cluster
@@ -101,7 +108,11 @@ type Manager struct {
 	driver, pool string
 	roots        host.Roots
 	partitions   Partitions
+	sharing      Sharing
 	cdi          CDI
+	mpsHook      string
+	interposer   string
+	limitsDir    string
 	cluster      Cluster
 	orphanGrace  time.Duration
 	// clock is bootTime.
@@ -125,12 +136,13 @@ func NewManager(o Options) (*Manager, error) {
 		return nil, errors.New("no pool name")
 	case !filepath.IsAbs(o.DataDir):
 		return nil, fmt.Errorf("data folder %q must be an absolute path", o.DataDir)
-	case o.Partitions == nil || o.CDI == nil:
+	case o.Partitions == nil || o.Sharing == nil || o.CDI == nil:
 		return nil, errors.New("no hardware or no CDI")
 	}
 	m := &Manager{
 		driver: o.DriverName, pool: o.PoolName, roots: o.Roots.Complete(), cdi: o.CDI,
 		cluster: o.Cluster, orphanGrace: cmp.Or(o.OrphanGrace, DefaultOrphanGrace), clock: bootTime,
+		mpsHook: o.MPSHook, interposer: o.Interposer, limitsDir: filepath.Join(o.DataDir, "limits"),
 		news: news{events: o.Events},
 	}
 	var err error
@@ -144,6 +156,7 @@ func NewManager(o Options) (*Manager, error) {
 		return nil, err
 	}
 	m.partitions = watched{gpus: o.Partitions, locks: m.locks}
+	m.sharing = watchedSharing{sharing: o.Sharing, locks: m.locks}
 	return m, nil
 }
 

@@ -30,6 +30,8 @@ const (
 	// ReasonOrphanInUse: a claim that does not exist any more is kept, because
 	// processes use its devices.
 	ReasonOrphanInUse = "OrphanedClaimInUse"
+	// ReasonMPSLost: the processes of a claim have lost their MPS server.
+	ReasonMPSLost = "MPSServerLost"
 	// ReasonPartitionGone: a partition of a claim does not exist any more.
 	ReasonPartitionGone = "PartitionGone"
 )

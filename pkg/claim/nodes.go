@@ -4,12 +4,12 @@
 package claim
 
 import (
+	"errors"
 	"fmt"
 	"path/filepath"
 	"strconv"
 
 	"github.com/partage-dev/partage/pkg/cdi"
-	"github.com/partage-dev/partage/pkg/device"
 )
 
 // cdiDevices finds the device nodes of everything in a record, as they are now:
@@ -18,6 +18,7 @@ import (
 func (m *Manager) cdiDevices(r *Record) ([]cdi.Device, error) {
 	minors := m.minors()
 	var devices []cdi.Device
+	limited := 0
 	for i := range r.Devices {
 		d := &r.Devices[i]
 		minor, found := minors[d.PCIAddress]
@@ -28,7 +29,18 @@ func (m *Manager) cdiDevices(r *Record) ([]cdi.Device, error) {
 		if err != nil {
 			return nil, fmt.Errorf("device %s: %w", d.Device, err)
 		}
-		devices = append(devices, cdi.Device{Name: d.name(), Nodes: nodes})
+		c := cdi.Device{Name: d.name(), Nodes: nodes}
+		if d.Sharing != nil && d.Sharing.Session != "" {
+			err = m.connect(&c, r, d)
+		}
+		if d.limited() {
+			err = errors.Join(err, m.limit(&c, r, d, limited))
+			limited++
+		}
+		if err != nil {
+			return nil, fmt.Errorf("device %s: %w", d.Device, err)
+		}
+		devices = append(devices, c)
 	}
 	return devices, nil
 }
@@ -51,7 +63,7 @@ func (m *Manager) nodes(d *DeviceRecord, gpuMinor int) ([]cdi.Node, error) {
 		return nil, err
 	}
 	nodes := []cdi.Node{m.node(path, major, minor)}
-	if d.Type == device.Whole {
+	if d.Partition == nil {
 		return nodes, nil
 	}
 	live := d.Partition.Live

@@ -14,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
-	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
@@ -128,11 +127,20 @@ func (m *Manager) releaseOrphan(ctx context.Context, r *Record, boot string) err
 // whole GPU, or a partition that somebody else made, from being given away under a
 // running container.
 func (m *Manager) users(ctx context.Context, r *Record) ([]int, error) {
+	others, err := m.holders(r)
+	if err != nil {
+		return nil, err
+	}
+	servers, err := m.servers(ctx, r)
+	if err != nil {
+		return nil, err
+	}
 	byGPU := map[string][]gpu.Process{}
 	var pids []int
 	for i := range r.Devices {
 		d := &r.Devices[i]
-		if d.Admin {
+		if d.Admin || d.sharedBy(others) {
+			// Whatever runs on a share that others have too goes on.
 			continue
 		}
 		processes, known := byGPU[d.PCIAddress]
@@ -144,7 +152,7 @@ func (m *Manager) users(ctx context.Context, r *Record) ([]int, error) {
 			byGPU[d.PCIAddress] = processes
 		}
 		for _, p := range processes {
-			if d.isUsedBy(p) {
+			if d.isUsedBy(p) && !slices.Contains(servers, p.PID) {
 				pids = append(pids, p.PID)
 			}
 		}
@@ -168,5 +176,5 @@ func (m *Manager) processes(ctx context.Context, pciAddress string) ([]gpu.Proce
 }
 
 func (d *DeviceRecord) isUsedBy(p gpu.Process) bool {
-	return d.Type == device.Whole || (d.Partition.Live != nil && d.Partition.Live.InstanceID == p.InstanceID)
+	return d.Partition == nil || (d.Partition.Live != nil && d.Partition.Live.InstanceID == p.InstanceID)
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/partage-dev/partage/pkg/api"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/partition"
+	"github.com/partage-dev/partage/pkg/sharing"
 )
 
 // Ref names a claim.
@@ -48,6 +49,14 @@ type Step struct {
 	Admin bool
 	// Config is nil where no configuration applies.
 	Config api.Config
+	// Limits are those of a share.
+	Limits Limits
+
+	// session is the MPS session that the device is in, or nil. Steps can have
+	// the same.
+	session *sessionPlan
+	// interval is the time slice that has to be set, or empty.
+	interval sharing.Interval
 }
 
 // address is where the partition of a step is. The device must be a partition.
@@ -104,6 +113,9 @@ func NewPlan(claim *resourceapi.ResourceClaim, node Node) (*Plan, error) {
 		return nil, err
 	}
 	slices.SortFunc(plan.Steps, compareSteps)
+	if err := plan.shareOut(); err != nil {
+		return nil, err
+	}
 	return plan, plan.checkOverlap()
 }
 
@@ -116,13 +128,17 @@ func newStep(result resourceapi.DeviceRequestAllocationResult, node Node) (Step,
 		return Step{}, fmt.Errorf("device %s does not exist on this node: its GPU is missing or does not answer, "+
 			"or it was published under another name before", result.Device)
 	}
-	return Step{
+	step := Step{
 		Requests: []string{result.Request},
 		Pool:     result.Pool,
 		Device:   d,
 		ShareID:  result.ShareID,
 		Admin:    ptr.Deref(result.AdminAccess, false),
-	}, nil
+	}
+	if d.Share != nil {
+		step.Limits = limitsOf(result, d.Share)
+	}
+	return step, nil
 }
 
 // add takes one device only once: an admin request may name a device that
@@ -147,7 +163,7 @@ func (p *Plan) add(step Step) {
 func (p *Plan) gpus() []string {
 	var addresses []string
 	for _, s := range p.Steps {
-		if !s.Admin || s.Device.Kind == device.Partition {
+		if !s.Admin || s.Device.Partition != nil {
 			addresses = append(addresses, s.Device.GPU.PCIAddress)
 		}
 	}
@@ -215,6 +231,11 @@ func (p *Plan) record(bootID string) *Record {
 		if shape := s.Device.Partition; shape != nil {
 			d.Partition = &PartitionRecord{Profile: shape.Profile.Name, ProfileID: shape.Profile.ID, Placement: shape.Placement}
 		}
+		d.Sharing = s.record()
+		if d.Sharing != nil || s.Device.Share != nil {
+			r.APIVersion = sharingVersion
+		}
+		r.join(s)
 		r.Devices = append(r.Devices, d)
 	}
 	return r

@@ -52,7 +52,7 @@ func (m *Manager) Reconcile(ctx context.Context) error {
 	wg.Wait()
 	m.news.keep(uids)
 	m.orphans.keep(uids)
-	return errors.Join(errors.Join(errs...), firstOf(unknown),
+	return errors.Join(errors.Join(errs...), firstOf(unknown), m.reconcileSessions(ctx, boot, uids),
 		m.released.sweep(boot, m.clock(), m.locks.tryClaim), m.locks.sweep())
 }
 

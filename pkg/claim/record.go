@@ -19,7 +19,11 @@ import (
 
 const (
 	recordVersion = "journal.partage.dev/v1"
-	recordKind    = "ClaimRecord"
+	// sharingVersion is that of records with something shared. It has a version
+	// of its own because a driver that does not know about it must refuse the record;
+	// it would leave what was done for it behind.
+	sharingVersion = "journal.partage.dev/v2"
+	recordKind     = "ClaimRecord"
 )
 
 // State is how far a claim has come.
@@ -51,6 +55,8 @@ type Record struct {
 	// not survive a reboot, so with another id nothing of it exists.
 	BootID  string         `json:"bootID"`
 	Devices []DeviceRecord `json:"devices"`
+	// Sessions are the MPS sessions that devices are in.
+	Sessions []SessionRecord `json:"sessions,omitempty"`
 }
 
 // DeviceRecord is one device of a claim.
@@ -69,6 +75,8 @@ type DeviceRecord struct {
 	DynamicMIG bool `json:"dynamicMIG,omitempty"`
 	// Partition is nil for a whole GPU.
 	Partition *PartitionRecord `json:"partition,omitempty"`
+	// Sharing is nil where nothing is done to share the device.
+	Sharing *SharingRecord `json:"sharing,omitempty"`
 	// CDIDevice is the qualified name, empty until the spec is written.
 	CDIDevice string `json:"cdiDevice,omitempty"`
 }
@@ -96,9 +104,15 @@ func (d *DeviceRecord) address() partition.Address {
 	return partition.Address{PCIAddress: d.PCIAddress, ProfileID: d.Partition.ProfileID, Placement: d.Partition.Placement}
 }
 
-// made tells whether the device is a partition that this driver made for the
-// claim, and has to remove.
-func (d *DeviceRecord) made() bool { return d.Type == device.Partition && !d.Admin }
+// made tells whether the device is, or is in, a partition that this driver made
+// for the claim, and has to remove.
+func (d *DeviceRecord) made() bool { return d.Partition != nil && d.Type != static && !d.Admin }
+
+// releasable tells whether there is anything to undo on the hardware.
+func (d *DeviceRecord) releasable() bool { return d.made() || d.Sharing != nil }
+
+// isShare tells whether other claims can have the device as well.
+func (d *DeviceRecord) isShare() bool { return d.Type == device.MPS || d.Type == device.TimeSlice }
 
 // name is unique in the claim.
 func (d *DeviceRecord) name() string {
@@ -150,23 +164,19 @@ func (r *Record) arrange(other *Record) bool {
 	return true
 }
 
-// gpus lists the PCI addresses of the GPUs with something to remove, in order.
-func (r *Record) gpus() []string {
-	var addresses []string
-	for i := range r.Devices {
-		if r.Devices[i].made() {
-			addresses = append(addresses, r.Devices[i].PCIAddress)
-		}
-	}
-	return inOrder(addresses)
-}
-
 func (r *Record) clone() *Record {
 	copied := *r
 	copied.Devices = slices.Clone(r.Devices)
+	copied.Sessions = slices.Clone(r.Sessions)
+	for i := range copied.Sessions {
+		copied.Sessions[i].Devices = slices.Clone(copied.Sessions[i].Devices)
+	}
 	for i := range copied.Devices {
 		if p := copied.Devices[i].Partition; p != nil {
 			copied.Devices[i].Partition = ptr.To(*p)
+		}
+		if s := copied.Devices[i].Sharing; s != nil {
+			copied.Devices[i].Sharing = ptr.To(*s)
 		}
 	}
 	return &copied
@@ -182,7 +192,7 @@ func parseRecord(data []byte, uid types.UID) (*Record, error) {
 	if err := json.Unmarshal(data, &r); err != nil {
 		return nil, err
 	}
-	if r.APIVersion != recordVersion || r.Kind != recordKind {
+	if (r.APIVersion != recordVersion && r.APIVersion != sharingVersion) || r.Kind != recordKind {
 		err := fmt.Errorf("apiVersion %q and kind %q, want %q and %q", r.APIVersion, r.Kind, recordVersion, recordKind)
 		if r.APIVersion != "" && r.Kind != "" {
 			err = fmt.Errorf("%w: %w", errOtherVersion, err)
@@ -209,9 +219,9 @@ func (d *DeviceRecord) check() error {
 	switch {
 	case d.Device == "" || d.PCIAddress == "":
 		return errors.New("no name or no PCI address")
-	case d.Type != device.Whole && d.Type != device.Partition && d.Type != static:
+	case d.Type != device.Whole && d.Type != device.Partition && d.Type != static && !d.isShare():
 		return fmt.Errorf("%w: type %q", errOtherVersion, d.Type)
-	case (d.Type == device.Whole) != (d.Partition == nil):
+	case !d.isShare() && (d.Type == device.Whole) != (d.Partition == nil):
 		return fmt.Errorf("type %q does not go with what it says about a partition", d.Type)
 	}
 	return nil

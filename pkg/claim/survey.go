@@ -112,6 +112,7 @@ func (m *Manager) Survey(ctx context.Context) device.Status {
 		status.Static = append(status.Static, g.finding.statics...)
 		status.Conditions = append(status.Conditions, g.finding.conditions...)
 	}
+	status.Conditions = append(status.Conditions, m.surveySessions(ctx, inventory)...)
 	return status
 }
 

@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/sharing"
 )
 
 // errPending says that the rest has to wait for the driver or the GPU.
@@ -56,12 +57,12 @@ func (m *Manager) unprepareUID(ctx context.Context, uid types.UID, boot string) 
 	var corrupt *CorruptError
 	switch {
 	case errors.As(err, &corrupt):
-		return errors.Join(err, m.cdi.Remove(uid))
+		return errors.Join(err, m.cdi.Remove(uid), m.removeFolders(uid))
 	case err != nil:
 		return err
 	case r == nil:
 		// Also what a process left that was killed before its first record.
-		return errors.Join(m.cdi.Remove(uid), m.journal.delete(uid))
+		return errors.Join(m.cdi.Remove(uid), m.removeFolders(uid), m.journal.delete(uid))
 	}
 	return m.unprepare(ctx, r, boot)
 }
@@ -100,18 +101,24 @@ func (m *Manager) reduce(r *Record, left leftovers) error {
 	if len(left) == len(r.Devices) {
 		return nil
 	}
-	rest := *r
-	rest.Devices = left.devices()
-	if err := m.journal.save(&rest); err != nil {
+	rest := r.clone()
+	rest.keep(left.devices())
+	if err := m.journal.save(rest); err != nil {
 		return err
 	}
-	r.Devices = rest.Devices
+	*r = *rest
 	return nil
+}
+
+// keep leaves only these devices in the record, and the sessions that they are in.
+func (r *Record) keep(devices []DeviceRecord) {
+	r.Devices = devices
+	r.Sessions = slices.DeleteFunc(r.Sessions, func(s SessionRecord) bool { return !heldBy([]*Record{r}, s.ID) })
 }
 
 // forget removes the traces of a claim that has nothing on the hardware.
 func (m *Manager) forget(r *Record) error {
-	if err := m.cdi.Remove(r.Claim.UID); err != nil {
+	if err := errors.Join(m.cdi.Remove(r.Claim.UID), m.removeFolders(r.Claim.UID)); err != nil {
 		return err
 	}
 	return m.journal.delete(r.Claim.UID)
@@ -122,7 +129,7 @@ func (m *Manager) forget(r *Record) error {
 // here; the claim's other GPUs and the end of its pod must not wait for it.
 const busyTime = 10 * time.Second
 
-// leftovers are the partitions that could not be removed, and why.
+// leftovers are the devices that could not be released, and why.
 type leftovers []leftover
 
 type leftover struct {
@@ -156,46 +163,100 @@ func (l leftovers) err() error {
 	return errors.Join(errs...)
 }
 
-// release removes the partitions of a claim, GPU by GPU: one that hangs does not
-// keep the others locked.
+// release removes what a claim has on the hardware, group by group: a GPU that
+// hangs does not keep the others locked.
 func (m *Manager) release(ctx context.Context, r *Record) leftovers {
 	var left leftovers
-	for _, address := range r.gpus() {
-		var devices []DeviceRecord
-		for _, d := range r.Devices {
-			if d.PCIAddress == address && d.made() {
-				devices = append(devices, d)
-			}
-		}
-		unlock, err := m.lockFor(ctx, address, busyTime)
+	for _, group := range r.groups() {
+		unlock, err := m.lockFor(ctx, group.gpus, busyTime)
 		if err != nil {
-			for _, d := range devices {
+			for _, d := range group.devices {
 				left = append(left, leftover{d, err})
 			}
 			continue
 		}
-		left = append(left, m.destroy(ctx, devices)...)
+		left = append(left, m.destroy(ctx, r, group.devices, true)...)
 		unlock()
 	}
 	return left
 }
 
-// lockFor waits no longer than this, nor than ctx.
-func (m *Manager) lockFor(ctx context.Context, pciAddress string, limit time.Duration) (func(), error) {
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	return m.locks.gpus(ctx, []string{pciAddress})
+// group are devices that are released together, and their GPUs: those of one GPU,
+// and those of several that are in one MPS session.
+type group struct {
+	gpus    []string
+	devices []DeviceRecord
 }
 
-// destroy removes the partitions among devices, last to first. One that cannot be
-// removed does not keep the others. The caller holds the locks of the GPUs.
-func (m *Manager) destroy(ctx context.Context, devices []DeviceRecord) leftovers {
+// groups of the devices with something to remove, by their first GPU.
+func (r *Record) groups() []group {
+	var groups []group
+	for _, d := range r.Devices {
+		if d.releasable() {
+			groups = append(groups, group{gpus: r.lockedFor(d), devices: []DeviceRecord{d}})
+		}
+	}
+	for i := 0; i < len(groups); i++ {
+		for j := i + 1; j < len(groups); j++ {
+			if !overlap(groups[i].gpus, groups[j].gpus) {
+				continue
+			}
+			groups[i].gpus = inOrder(append(groups[i].gpus, groups[j].gpus...))
+			groups[i].devices = append(groups[i].devices, groups[j].devices...)
+			groups = slices.Delete(groups, j, j+1)
+			j = i // the group has more GPUs now
+		}
+	}
+	slices.SortFunc(groups, func(a, b group) int { return comparePCI(a.gpus[0], b.gpus[0]) })
+	return groups
+}
+
+// lockedFor are the GPUs that have to be locked to release a device.
+func (r *Record) lockedFor(d DeviceRecord) []string {
+	gpus := []string{d.PCIAddress}
+	if d.Sharing != nil {
+		if s := r.session(d.Sharing.Session); s != nil {
+			gpus = append(gpus, s.pciAddresses()...)
+		}
+	}
+	return inOrder(gpus)
+}
+
+func overlap(a, b []string) bool {
+	return slices.ContainsFunc(a, func(address string) bool { return slices.Contains(b, address) })
+}
+
+// lockFor waits no longer than this, nor than ctx.
+func (m *Manager) lockFor(ctx context.Context, pciAddresses []string, limit time.Duration) (func(), error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	return m.locks.gpus(ctx, pciAddresses)
+}
+
+// destroy removes what a claim has on these devices, last to first; with shared
+// also what was done to share them. What cannot be removed does not keep the rest,
+// except what it is made on. The caller holds the locks of the GPUs.
+func (m *Manager) destroy(ctx context.Context, r *Record, devices []DeviceRecord, shared bool) leftovers {
+	others, err := m.holders(r)
+	if err != nil {
+		return allLeft(devices, err)
+	}
+	stopped := map[string]error{}
+	if shared {
+		stopped = m.stopSessions(ctx, r, devices, others)
+	}
 	var left leftovers
 	for _, d := range slices.Backward(devices) {
-		if !d.made() {
+		if !d.releasable() {
 			continue
 		}
-		err := m.partitions.Destroy(ctx, d.address(), d.Partition.uuid(), d.DynamicMIG)
+		var err error
+		if shared && d.Sharing != nil {
+			err = errors.Join(stopped[d.Sharing.Session], m.resetInterval(ctx, &d, others))
+		}
+		if err == nil && d.made() && !d.sharedBy(others) {
+			err = m.partitions.Destroy(ctx, d.address(), d.Partition.uuid(), d.DynamicMIG)
+		}
 		if err != nil {
 			left = append(left, leftover{d, err})
 		}
@@ -204,10 +265,33 @@ func (m *Manager) destroy(ctx context.Context, devices []DeviceRecord) leftovers
 	return left
 }
 
+// stopSessions ends the sessions that these devices are in, and returns by ID what
+// went wrong.
+func (m *Manager) stopSessions(ctx context.Context, r *Record, devices []DeviceRecord, others []*Record) map[string]error {
+	errs := map[string]error{}
+	for i := range r.Sessions {
+		s := &r.Sessions[i]
+		if slices.ContainsFunc(devices, func(d DeviceRecord) bool { return d.in(s.ID) }) {
+			errs[s.ID] = m.stopSession(ctx, r, s, others)
+		}
+	}
+	return errs
+}
+
+func allLeft(devices []DeviceRecord, err error) leftovers {
+	var left leftovers
+	for _, d := range devices {
+		if d.releasable() {
+			left = append(left, leftover{d, err})
+		}
+	}
+	return left
+}
+
 // absent tells whether there is nothing to talk to: no driver, no such GPU, or one
 // that hangs or does nothing until it is reset, which pods that cannot end would
 // prevent. An instance that does not exist is no error of Destroy.
 func absent(err error) bool {
 	return errors.Is(err, gpu.ErrDriverNotLoaded) || errors.Is(err, gpu.ErrLost) || errors.Is(err, gpu.ErrNotFound) ||
-		errors.Is(err, gpu.ErrHung) || errors.Is(err, gpu.ErrResetRequired) || errors.Is(err, errBusy)
+		errors.Is(err, gpu.ErrHung) || errors.Is(err, gpu.ErrResetRequired) || errors.Is(err, errBusy) || errors.Is(err, sharing.ErrNoSupervisor)
 }

@@ -8,7 +8,9 @@ import (
 	"errors"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/partition"
+	"github.com/partage-dev/partage/pkg/sharing"
 )
 
 // watched tells the locks about calls that do not return, wherever they are made
@@ -39,6 +41,37 @@ func (w watched) Destroy(ctx context.Context, at partition.Address, uuid string,
 
 func (w watched) EnsureWhole(ctx context.Context, pciAddress string, dynamic bool) error {
 	return w.watch(pciAddress, w.gpus.EnsureWhole(ctx, pciAddress, dynamic))
+}
+
+// watchedSharing is watched for what makes devices shared.
+type watchedSharing struct {
+	sharing Sharing
+	locks   *locks
+}
+
+func (w watchedSharing) Start(ctx context.Context, s sharing.Session, adopt bool) (sharing.Live, error) {
+	live, err := w.sharing.Start(ctx, s, adopt)
+	return live, w.watch(err)
+}
+
+func (w watchedSharing) Stop(ctx context.Context, s sharing.Session) error {
+	return w.watch(w.sharing.Stop(ctx, s))
+}
+
+func (w watchedSharing) SetInterval(ctx context.Context, d sharing.Device, interval sharing.Interval) error {
+	return w.watch(w.sharing.SetInterval(ctx, d, interval))
+}
+
+func (w watchedSharing) Sessions(ctx context.Context) (map[string]mps.Status, error) {
+	return w.sharing.Sessions(ctx)
+}
+
+func (w watchedSharing) watch(err error) error {
+	var call *gpu.HungError
+	if errors.As(err, &call) {
+		w.locks.stuck(call.PCIAddress, call)
+	}
+	return err
 }
 
 // watch looks for the first call that is out. Those that were not made because of

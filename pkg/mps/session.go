@@ -1,12 +1,6 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package mps is the supervisor of MPS control daemons and its protocol.
-//
-// The supervisor runs on the node by itself, so that MPS outlives every restart
-// and upgrade of the kubelet plugin: clients die with their server. Its clients
-// speak gRPC to it over a unix socket. It knows nothing about Kubernetes, claims
-// or NVML.
 package mps
 
 import "time"
@@ -16,34 +10,36 @@ import "time"
 type Spec struct {
 	// ID names the session on this node: a DNS label of at most 63 bytes. It is
 	// part of paths.
-	ID string
+	ID string `json:"id"`
 	// Devices are the UUIDs of GPUs ("GPU-…"), or the one of a MIG device
 	// ("MIG-…"), in the order in which clients are to number them from 0.
-	Devices []string
+	Devices []string `json:"devices"`
 	// ThreadPercentage is the most that a client may use of the multiprocessors,
 	// 1 to 100. 0 sets no limit.
-	ThreadPercentage int
+	ThreadPercentage int `json:"threadPercentage,omitempty"`
 	// Memory is the most device memory that a client may use, by the UUID of the
 	// device, in bytes; MPS counts in MiB and what is left over is cut off. A
-	// device without an entry has no limit.
-	Memory map[string]int64
+	// device without an entry has no limit. MPS cannot take a limit away from a
+	// session that runs: give the device's whole memory instead.
+	Memory map[string]int64 `json:"memory,omitempty"`
 	// MultiUser lets clients of different users run at the same time.
-	MultiUser bool
+	MultiUser bool `json:"multiUser,omitempty"`
 }
 
 // Phase is what a session is doing.
 type Phase string
 
 const (
-	// Starting: the daemon or its server is not ready for the first time, or
-	// again after it ended.
+	// Starting says that daemon or server are not ready yet, for the first time or
+	// again after one of them ended.
 	Starting Phase = "starting"
-	// Running: clients can connect, the limits are in effect.
+	// Running says that clients can connect, and that the limits are in effect.
 	Running Phase = "running"
-	// Faulted: a client's fault ended all clients, and the server takes no new
-	// ones before those have gone.
+	// Faulted says that a client's fault ended all clients, and that the server takes
+	// no new ones before those have gone.
 	Faulted Phase = "faulted"
-	// Failed: it cannot be started; it is tried again, and Message says why.
+	// Failed says that it cannot be started, or not be removed. It is tried again,
+	// and Message says why it fails.
 	Failed Phase = "failed"
 )
 

@@ -1,0 +1,115 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package claim
+
+import (
+	"fmt"
+	"math"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/partage-dev/partage/pkg/api"
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/pkg/sharing"
+)
+
+// Limits are what one claim may use of a share. Zero is no limit.
+type Limits struct {
+	// Percent is of the multiprocessors, 1 to 100.
+	Percent int `json:"percent,omitempty"`
+	// MemoryBytes is device memory.
+	MemoryBytes int64 `json:"memoryBytes,omitempty"`
+}
+
+// limitsOf are what the scheduler has accounted to the claim for its share.
+func limitsOf(result resourceapi.DeviceRequestAllocationResult, share *device.Share) Limits {
+	l := Limits{Percent: share.DefaultPercent, MemoryBytes: share.DefaultMemoryBytes}
+	if q, found := consumed(result, "smPercent"); found {
+		l.Percent = int(min(q.Value(), math.MaxInt32))
+	}
+	if q, found := consumed(result, "memory"); found {
+		l.MemoryBytes = q.Value()
+	}
+	return l
+}
+
+// consumed finds a capacity of this driver, with or without the driver's domain.
+func consumed(result resourceapi.DeviceRequestAllocationResult, name string) (resource.Quantity, bool) {
+	for _, key := range []string{name, result.Driver + "/" + name} {
+		if q, found := result.ConsumedCapacity[resourceapi.QualifiedName(key)]; found {
+			return q, true
+		}
+	}
+	return resource.Quantity{}, false
+}
+
+// shareOut finds out which MPS sessions and time slices the steps of a plan need.
+// The steps are in order.
+func (p *Plan) shareOut() error {
+	var own *Step // the first whole GPU with MPS of its own
+	for i := range p.Steps {
+		s := &p.Steps[i]
+		if s.Admin {
+			continue
+		}
+		switch {
+		case s.Device.Kind == device.MPS:
+			s.session = &sessionPlan{id: s.Device.Share.Base, multiUser: true}
+		case s.Device.Kind == device.TimeSlice:
+			s.interval = sharing.Interval(s.Device.Share.Interval)
+		case s.Config == nil:
+		case s.Config.MPS() != nil:
+			if err := s.checkMPS(); err != nil {
+				return err
+			}
+			if own != nil && s.Device.Partition == nil {
+				if own.Config.MPS() != s.Config.MPS() {
+					return fmt.Errorf("devices %s and %s have different configurations with strategy %q: a process can be a client of one MPS "+
+						"daemon only. Use one configuration for both, with limits per device, or two claims", own.Device.Name, s.Device.Name, api.MPS)
+				}
+				s.session = own.session
+				continue
+			}
+			config := s.Config.MPS()
+			s.session = &sessionPlan{id: s.Device.Name, multiUser: config.IsMultiUser(), config: config}
+			if s.Device.Partition == nil {
+				own = s
+			}
+		default:
+			s.interval = sharing.Interval(s.Config.Interval())
+		}
+		if s.interval == policy.IntervalDefault {
+			s.interval = ""
+		}
+	}
+	return nil
+}
+
+func (s *Step) checkMPS() error {
+	var profile *gpu.Profile
+	if s.Device.Partition != nil {
+		profile = &s.Device.Partition.Profile
+	}
+	if s.Device.GPU.MPSClients(gpu.Version{}, profile) == 0 {
+		return fmt.Errorf("device %s: its configuration asks for strategy %q, which needs compute capability 7.0; GPU %s (%s) has %d.%d",
+			s.Device.Name, api.MPS, s.Device.GPU.PCIAddress, s.Device.GPU.ProductName,
+			s.Device.GPU.ComputeCapability.Major, s.Device.GPU.ComputeCapability.Minor)
+	}
+	if s.Device.Static != nil {
+		return fmt.Errorf("device %s: its configuration asks for strategy %q, and this driver does nothing to a partition that somebody else made",
+			s.Device.Name, api.MPS)
+	}
+	return nil
+}
+
+// sessionPlan is an MPS session that one or several steps are in.
+type sessionPlan struct {
+	id        string
+	multiUser bool
+	// config is nil for shares, whose limits are the claims'.
+	config *api.MPSConfig
+}

@@ -1,0 +1,71 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package mps
+
+import (
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/partage-dev/partage/pkg/mps/mpspb"
+)
+
+func specToProto(s Spec) *mpspb.Spec {
+	return &mpspb.Spec{
+		Id: s.ID, Devices: s.Devices, ThreadPercentage: int32(s.ThreadPercentage), MemoryBytes: s.Memory, MultiUser: s.MultiUser,
+	}
+}
+
+func specFromProto(p *mpspb.Spec) Spec {
+	return Spec{
+		ID: p.GetId(), Devices: p.GetDevices(), ThreadPercentage: int(p.GetThreadPercentage()), Memory: p.GetMemoryBytes(), MultiUser: p.GetMultiUser(),
+	}
+}
+
+func statusToProto(s Status) *mpspb.Status {
+	p := &mpspb.Status{
+		Spec: specToProto(s.Spec), Phase: string(s.Phase), Message: s.Message, Losses: int64(s.Losses), LastLoss: s.LastLoss,
+		Servers: convert[int32](s.Servers), Clients: convert[int32](s.Clients), PipeDir: s.PipeDir, ShmDir: s.ShmDir,
+	}
+	if !s.LastLossTime.IsZero() {
+		p.LastLossTime = timestamppb.New(s.LastLossTime)
+	}
+	return p
+}
+
+func statusFromProto(p *mpspb.Status) Status {
+	s := Status{
+		Spec: specFromProto(p.GetSpec()), Phase: Phase(p.GetPhase()), Message: p.GetMessage(), Losses: int(p.GetLosses()), LastLoss: p.GetLastLoss(),
+		Servers: convert[int](p.GetServers()), Clients: convert[int](p.GetClients()), PipeDir: p.GetPipeDir(), ShmDir: p.GetShmDir(),
+	}
+	if p.GetLastLossTime() != nil {
+		s.LastLossTime = p.GetLastLossTime().AsTime()
+	}
+	return s
+}
+
+func convert[To, From int | int32](from []From) []To {
+	if from == nil {
+		return nil
+	}
+	to := make([]To, len(from))
+	for i, n := range from {
+		to[i] = To(n)
+	}
+	return to
+}
+
+func statusesToProto(all []Status) *mpspb.ListSessionsResponse {
+	answer := &mpspb.ListSessionsResponse{}
+	for _, status := range all {
+		answer.Sessions = append(answer.Sessions, statusToProto(status))
+	}
+	return answer
+}
+
+func statusesFromProto(answer *mpspb.ListSessionsResponse) []Status {
+	all := make([]Status, 0, len(answer.GetSessions()))
+	for _, status := range answer.GetSessions() {
+		all = append(all, statusFromProto(status))
+	}
+	return all
+}

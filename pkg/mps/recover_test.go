@@ -1,0 +1,276 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package mps
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// other is a supervisor in a process of its own.
+type other struct {
+	*Client
+
+	cmd *exec.Cmd
+}
+
+func (w *world) other() *other {
+	w.Helper()
+	// What it leaves behind becomes a child of this process, as of a node's init.
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		w.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		w.Fatal(err)
+	}
+	o := &other{cmd: exec.Command(self, superviseCommand, w.dir, w.root)}
+	o.cmd.Stderr = os.Stderr
+	if o.Client, err = NewClient(filepath.Join(w.dir, SocketName)); err != nil {
+		w.Fatal(err)
+	}
+	if err := o.cmd.Start(); err != nil {
+		w.Fatal(err)
+	}
+	w.Cleanup(func() { _ = o.Close(); o.end(unix.SIGKILL) })
+	return o
+}
+
+func (o *other) end(signal unix.Signal) {
+	_ = o.cmd.Process.Signal(signal)
+	_ = o.cmd.Wait()
+}
+
+// ensure waits for the supervisor to be there.
+func (o *other) ensure(t *testing.T, spec Spec) Status {
+	t.Helper()
+	var status Status
+	eventually(t, "the supervisor to answer", func() bool {
+		var err error
+		status, err = o.Ensure(t.Context(), spec)
+		if err != nil && !errors.Is(err, ErrUnavailable) {
+			t.Fatal(err)
+		}
+		return err == nil
+	})
+	return status
+}
+
+// TestSupervisorIsKilled: daemons and clients do not notice.
+func TestSupervisorIsKilled(t *testing.T) {
+	w := newWorld(t)
+	first := w.other()
+	before := first.ensure(t, one)
+	// A loss of before is known afterwards.
+	kill(t, before.Servers[0])
+	eventually(t, "a new server", func() bool {
+		all, err := first.List(t.Context())
+		if err == nil {
+			before = all[0]
+		}
+		return err == nil && before.Losses == 1 && before.Phase == Running
+	})
+	first.end(unix.SIGKILL)
+	if _, err := first.List(t.Context()); !errors.Is(err, ErrUnavailable) {
+		t.Errorf("got %v", err)
+	}
+
+	s := w.supervisor()
+	after := reaches(t, s, one.ID, Running, 1)
+	if !slices.Equal(before.Servers, after.Servers) || before.LastLoss != after.LastLoss || !before.LastLossTime.Equal(after.LastLossTime) {
+		t.Errorf("before: %v, after: %v", before, after)
+	}
+	// The daemon that was adopted is watched, and can be ended.
+	kill(t, daemonOf(t, s, one.ID))
+	after = reaches(t, s, one.ID, Running, 2)
+	if after.Servers[0] == before.Servers[0] {
+		t.Error("the server is the same")
+	}
+	if err := s.Stop(t.Context(), one.ID); err != nil {
+		t.Error(err)
+	}
+	w.nothingLeft(one.ID)
+}
+
+// TestAllIsKilled is what happens to the supervisor's container.
+func TestAllIsKilled(t *testing.T) {
+	for name, which := range map[string]func(daemon, server int) []int{
+		"with all":                 func(daemon, server int) []int { return []int{daemon, server} },
+		"the server lives on":      func(daemon, _ int) []int { return []int{daemon} },
+		"only the server is ended": func(_, server int) []int { return []int{server} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			first := w.other()
+			before := first.ensure(t, one)
+			r, err := w.folder(one.ID).load()
+			if err != nil {
+				t.Fatal(err)
+			}
+			first.end(unix.SIGKILL)
+			for _, pid := range which(r.Daemon.PID, r.Servers[0].PID) {
+				kill(t, pid)
+			}
+			s := w.supervisor()
+			after := reaches(t, s, one.ID, Running, 1)
+			if after.Servers[0] == before.Servers[0] {
+				t.Error("the server is the same")
+			}
+			if left, err := marked(w.folder(one.ID).marker()); err != nil || len(left) != 2 {
+				t.Errorf("want a daemon and a server, got %v, %v", left, err)
+			}
+			inEffect(t, s, after)
+			if err := s.Stop(t.Context(), one.ID); err != nil {
+				t.Error(err)
+			}
+			w.nothingLeft(one.ID)
+		})
+	}
+}
+
+// TestHandOver: the next one waits for the end of the one before, and starts again
+// what that has ended.
+func TestHandOver(t *testing.T) {
+	w := newWorld(t)
+	first := w.other()
+	before := first.ensure(t, one)
+	second := w.other()
+	first.end(unix.SIGTERM)
+	if !first.cmd.ProcessState.Success() {
+		t.Errorf("the first one: %s", first.cmd.ProcessState)
+	}
+	after := second.ensure(t, one)
+	if after.Losses != 1 || !strings.Contains(after.LastLoss, "supervisor of the node was stopped") || after.Servers[0] == before.Servers[0] {
+		t.Errorf("got %v", after)
+	}
+	if err := second.Stop(t.Context(), one.ID); err != nil {
+		t.Error(err)
+	}
+	second.end(unix.SIGTERM)
+	w.nothingLeft(one.ID)
+}
+
+// TestSuspended: an end in order leaves no process and no mount, which the world
+// checks, and what is needed to start again.
+func TestSuspended(t *testing.T) {
+	w := newWorld(t)
+	s, err := New(context.Background(), w.options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Ensure(t.Context(), one); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	w.nothingLeft("")
+	if r, err := w.folder(one.ID).load(); err != nil || r.Losses != 1 || r.Serving || r.Daemon != nil {
+		t.Errorf("got %v, %v", r, err)
+	}
+	s = w.supervisor()
+	reaches(t, s, one.ID, Running, 1)
+}
+
+// TestLeftovers: whatever a supervisor was doing when it was killed, nothing of what
+// is not wanted stays.
+func TestLeftovers(t *testing.T) {
+	bootID, err := options("", "").Roots.BootID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, leave := range map[string]func(w *world, f folder) error{
+		"an empty folder": func(*world, folder) error { return nil },
+		"folders, a mount on a mount, a broken record": func(_ *world, f folder) error {
+			mount := func() error { return unix.Mount("t", f.shm(), "tmpfs", 0, "") }
+			return errors.Join(f.make(), f.mount(), mount(), os.WriteFile(f.record(), []byte("{"), 0o600))
+		},
+		"never ran, with a daemon that is not in the record": func(w *world, f folder) error {
+			v, err := (&Supervisor{options: w.options}).view(f)
+			if err != nil {
+				return err
+			}
+			if err := errors.Join(f.make(), f.mount(), f.save(record{BootID: bootID, Spec: one})); err != nil {
+				return err
+			}
+			_, err = spawn(v.daemon(one))
+			return err
+		},
+		"of another boot": func(_ *world, f folder) error {
+			// A PID of now that must not be touched.
+			self, err := identify(os.Getpid())
+			return errors.Join(err, f.make(), f.save(record{BootID: "another", Spec: one, Started: true, Serving: true, Daemon: &self}))
+		},
+		"in the middle of Stop": func(_ *world, f folder) error {
+			return errors.Join(f.make(), f.mount(), f.save(record{BootID: bootID, Spec: one, Started: true, Removing: true}))
+		},
+		"of something newer": func(_ *world, f folder) error {
+			return errors.Join(f.make(), os.WriteFile(f.record(), []byte(`{"apiVersion": "mps.partage.dev/v9"}`), 0o600))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			f := w.folder(one.ID)
+			if err := errors.Join(os.Mkdir(string(f), 0o700), leave(w, f)); err != nil {
+				t.Fatal(err)
+			}
+			// Not a session's.
+			foreign := filepath.Join(w.dir, "Not_a_session")
+			if err := os.Mkdir(foreign, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			s := w.supervisor()
+			eventually(t, "the remnants to be gone", func() bool { return len(s.List()) == 0 })
+			w.nothingLeft(one.ID)
+			if _, err := os.Stat(foreign); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestEnsureAfterCrash does not wait for the remnants to be gone.
+func TestEnsureAfterCrash(t *testing.T) {
+	w := newWorld(t)
+	f := w.folder(one.ID)
+	if err := errors.Join(f.make(), f.mount()); err != nil {
+		t.Fatal(err)
+	}
+	s := w.supervisor()
+	status, err := s.Ensure(t.Context(), one)
+	if err != nil || status.Losses != 0 {
+		t.Errorf("got %v, %v", status, err)
+	}
+}
+
+// TestCrashInRestart: a loss is counted once, in whatever state the next supervisor
+// finds the session.
+func TestCrashInRestart(t *testing.T) {
+	w := newWorld(t)
+	first := w.other()
+	first.ensure(t, one)
+	w.script(script{Slow: time.Second})
+	r, err := w.folder(one.ID).load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	kill(t, r.Daemon.PID)
+	eventually(t, "the next daemon to be started", func() bool {
+		next, err := w.folder(one.ID).load()
+		return err == nil && next.Daemon != nil && next.Daemon.PID != r.Daemon.PID
+	})
+	first.end(unix.SIGKILL)
+	s := w.supervisor()
+	after := reaches(t, s, one.ID, Running, 1)
+	inEffect(t, s, after)
+}

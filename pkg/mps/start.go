@@ -1,0 +1,273 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package mps
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+)
+
+var errTooSlow = errors.New("it was not ready in time")
+
+func join(words []string) string { return strings.Join(words, ",") }
+
+func (s *Supervisor) control(f folder) (control, error) {
+	v, err := s.view(f)
+	return control{view: v, limit: s.options.CommandLimit}, err
+}
+
+// start makes the session of sess.record ready. When it fails there is no process
+// left; folder and mount may be.
+func (s *Supervisor) start(ctx context.Context, sess *session) error {
+	if err := s.startDaemon(ctx, sess); err != nil {
+		return err
+	}
+	err := func() error {
+		ctx, cancel := sess.daemon.while(ctx)
+		defer cancel()
+		if err := s.startServing(ctx, sess); err != nil {
+			return fmt.Errorf("%w; %s", err, sess.tail())
+		}
+		return nil
+	}()
+	if err != nil {
+		return errors.Join(err, s.end(context.WithoutCancel(ctx), sess))
+	}
+	return nil
+}
+
+// startDaemon starts a daemon in a clean place.
+func (s *Supervisor) startDaemon(ctx context.Context, sess *session) error {
+	v, err := s.view(sess.folder)
+	if err != nil {
+		return err
+	}
+	if err := sess.make(); err != nil {
+		return err
+	}
+	// From here on a supervisor that comes after this one finds all that follows.
+	if err := sess.save(sess.record); err != nil {
+		return err
+	}
+	if err := killMarked(ctx, sess.marker(), sess.record.Servers); err != nil {
+		return err
+	}
+	if err := errors.Join(sess.mount(), sess.clearPipe()); err != nil {
+		return err
+	}
+	log, err := sess.openLog()
+	if err != nil {
+		return err
+	}
+	cmd := v.daemon(sess.record.Spec)
+	cmd.Stdout, cmd.Stderr = log, log
+	daemon, err := spawn(cmd)
+	if err = errors.Join(err, log.Close()); err != nil {
+		return fmt.Errorf("start the control daemon: %w", err)
+	}
+	sess.daemon = daemon
+	sess.record.Daemon, sess.record.Servers = &daemon.processID, nil
+	if err := sess.save(sess.record); err != nil {
+		return errors.Join(err, s.end(context.WithoutCancel(ctx), sess))
+	}
+	return nil
+}
+
+// startServing waits for the daemon, sets the limits and starts the server.
+func (s *Supervisor) startServing(ctx context.Context, sess *session) error {
+	c, err := s.control(sess.folder)
+	if err != nil {
+		return err
+	}
+	if err := s.awaitDaemon(ctx, c); err != nil {
+		return fmt.Errorf("the control daemon does not answer: %w", err)
+	}
+	if err := c.setLimits(ctx, 0, sess.record.Spec); err != nil {
+		return err
+	}
+	return s.startServer(ctx, sess, c)
+}
+
+func (s *Supervisor) awaitDaemon(ctx context.Context, c control) error {
+	var last error
+	err := poll(ctx, func() (bool, error) {
+		// Running the client only makes sense once there is a socket.
+		if _, last = os.Stat(filepath.Join(c.folder.pipe(), "control")); last == nil {
+			_, last = c.servers(ctx)
+		}
+		return last == nil, nil
+	})
+	if err != nil && last != nil {
+		return fmt.Errorf("%w: %w", err, last)
+	}
+	return err
+}
+
+// startServer starts a server, waits until it takes clients, and reads back its
+// limits. As root it serves any user's clients first: see the package's comment.
+func (s *Supervisor) startServer(ctx context.Context, sess *session, c control) error {
+	before := sess.position()
+	patient := control{view: c.view, limit: s.options.StartLimit}
+	answers, err := patient.run(ctx, "start_server -uid 0")
+	if err != nil {
+		return fmt.Errorf("start the server: %w", err)
+	}
+	var pids []int
+	var last state
+	err = poll(ctx, func() (bool, error) {
+		seen := pids
+		if pids, err = c.servers(ctx); err != nil {
+			return false, err
+		}
+		if failed := sess.serverFailed(before); failed != "" {
+			return false, errors.New(failed)
+		}
+		if len(pids) == 0 {
+			if len(seen) > 0 {
+				return false, fmt.Errorf("it had PID %d and has ended", seen[0])
+			}
+			return false, nil
+		}
+		now, err := c.state(ctx, pids[0])
+		if err != nil {
+			return false, err
+		}
+		if last = now; last == stateFault {
+			return false, errors.New("it is faulted although it has had no clients yet")
+		}
+		return last == stateActive, nil
+	})
+	if err != nil {
+		if last != "" {
+			err = fmt.Errorf("%w (its state is %s)", err, last)
+		}
+		return fmt.Errorf("the server does not start: %w%s", err, said(strings.Join(answers, "\n")))
+	}
+	return s.serve(ctx, sess, c, pids)
+}
+
+// serve takes these servers for the session's, if their limits are right or can be
+// made so.
+func (s *Supervisor) serve(ctx context.Context, sess *session, c control, pids []int) error {
+	servers := make([]processID, 0, len(pids))
+	for _, pid := range pids {
+		got, err := c.limits(ctx, pid, sess.record.Spec)
+		if err == nil {
+			err = got.compare(sess.record.Spec)
+		}
+		if err != nil {
+			klog.FromContext(ctx).Info("Setting the limits of an MPS server", "pid", pid, "reason", err)
+			if err := c.setLimits(ctx, pid, sess.record.Spec); err != nil {
+				return err
+			}
+		}
+		id, err := identify(pid)
+		if err != nil {
+			return fmt.Errorf("the server has ended: %w", err)
+		}
+		servers = append(servers, id)
+	}
+	user, err := userOf(pids[0])
+	if err != nil {
+		return fmt.Errorf("the server has ended: %w", err)
+	}
+	sess.record.Servers, sess.record.ServerUser = servers, user
+	sess.record.Started, sess.record.Serving = true, true
+	if err := sess.save(sess.record); err != nil {
+		return err
+	}
+	sess.ready = time.Now()
+	sess.show(Running, "")
+	return nil
+}
+
+// end ends daemon and servers, and all else that they started. Each step has its
+// own bound, and the next one is taken whatever became of it.
+func (s *Supervisor) end(ctx context.Context, sess *session) error {
+	if sess.daemon == nil && sess.record.Daemon != nil {
+		var err error
+		if sess.daemon, err = adopt(*sess.record.Daemon, s.closed); err != nil {
+			return err
+		}
+	}
+	if !sess.daemon.ended() {
+		s.quit(ctx, sess)
+	}
+	limited, cancel := context.WithTimeoutCause(ctx, s.options.EndLimit, fmt.Errorf("waited for %s", s.options.EndLimit))
+	defer cancel()
+	if err := killMarked(limited, sess.marker(), sess.record.Servers); err != nil {
+		return err
+	}
+	sess.daemon, sess.record.Daemon, sess.record.Servers = nil, nil, nil
+	sess.silent = time.Time{}
+	return nil
+}
+
+// quit lets the daemon end its servers and itself. Clients have a second: nobody
+// ends a session that is in use, other than to start it anew.
+func (s *Supervisor) quit(ctx context.Context, sess *session) {
+	logger := klog.FromContext(ctx)
+	c, err := s.control(sess.folder)
+	if err == nil {
+		asked, cancel := sess.daemon.while(ctx)
+		defer cancel()
+		if _, err = c.run(asked, "quit -t 1"); sess.daemon.ended() {
+			return
+		}
+	}
+	if err == nil && sess.daemon.wait(ctx, s.options.EndLimit) {
+		return
+	}
+	logger.Info("MPS control daemon does not quit, ending it", "pid", sess.daemon.PID, "reason", err)
+	if err := sess.daemon.signal(unix.SIGTERM); err != nil {
+		logger.Error(err, "MPS control daemon gets no signal")
+	}
+	sess.daemon.wait(ctx, s.options.EndLimit/5)
+}
+
+// apply brings a session that runs to other limits, or back to the earlier ones.
+func (s *Supervisor) apply(ctx context.Context, sess *session, c control, spec Spec) error {
+	set := func(ctx context.Context, spec Spec) error {
+		for _, server := range slices.Concat([]int{0}, pidsOf(sess.record.Servers)) {
+			if err := c.setLimits(ctx, server, spec); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if err := set(ctx, spec); err != nil {
+		if undone := set(context.WithoutCancel(ctx), sess.record.Spec); undone != nil {
+			err = errors.Join(err, fmt.Errorf("return to the earlier limits: %w", undone))
+		}
+		return err
+	}
+	changed := sess.record
+	changed.Spec = spec
+	if err := sess.save(changed); err != nil {
+		return err
+	}
+	klog.FromContext(ctx).Info("MPS limits changed", "percentage", spec.ThreadPercentage, "memory", spec.Memory,
+		"earlierPercentage", sess.record.Spec.ThreadPercentage, "earlierMemory", sess.record.Spec.Memory, "servers", strconv.Itoa(len(changed.Servers)))
+	sess.record = changed
+	sess.show(sess.current().Phase, sess.current().Message)
+	return nil
+}
+
+func pidsOf(processes []processID) []int {
+	pids := make([]int, len(processes))
+	for i, p := range processes {
+		pids[i] = p.PID
+	}
+	return pids
+}

@@ -1,0 +1,338 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package mps
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+)
+
+const (
+	// A session that fails this often in a row is called failed.
+	failuresToFail = 3
+	// After this many intervals without an answer a session is called failed…
+	silentToFail = 3
+	// …and after this many its daemon is ended, if no client would notice.
+	silentToEnd = 15
+)
+
+// tend brings a session that ran before to work as spec says: it starts what ended,
+// and checks what runs. Without an error the session is running, or faulted.
+func (s *Supervisor) tend(ctx context.Context, sess *session, spec Spec) error {
+	if err := s.takeOver(ctx, sess); err != nil {
+		return err
+	}
+	if !sess.daemon.ended() {
+		err := poll(ctx, func() (bool, error) {
+			err := s.check(ctx, sess)
+			return sess.current().Phase != Starting, err
+		})
+		if endedMeanwhile := sess.daemon.ended() && sess.record.Daemon != nil; !endedMeanwhile {
+			return s.tended(ctx, sess, spec, err)
+		}
+	}
+	s.noteEnd(ctx, sess)
+	sess.record.Spec = spec
+	return s.restart(ctx, sess)
+}
+
+// tended is what follows a check.
+func (s *Supervisor) tended(ctx context.Context, sess *session, spec Spec, err error) error {
+	if errors.Is(err, errTooSlow) && sess.current().Phase == Starting {
+		// A server that never gets ready has no clients.
+		err = errors.Join(err, s.end(context.WithoutCancel(ctx), sess))
+		s.showFailure(sess, err)
+	}
+	if err != nil || sess.current().Phase != Running || sess.record.Spec.sameLimits(spec) {
+		return err
+	}
+	c, err := s.control(sess.folder)
+	if err != nil {
+		return err
+	}
+	return s.apply(ctx, sess, c, spec)
+}
+
+// takeOver watches the daemon that an earlier supervisor started.
+func (s *Supervisor) takeOver(ctx context.Context, sess *session) error {
+	if sess.daemon != nil || sess.record.Daemon == nil {
+		return nil
+	}
+	var err error
+	if sess.daemon, err = adopt(*sess.record.Daemon, s.closed); err != nil {
+		return err
+	}
+	if sess.daemon != nil {
+		klog.FromContext(ctx).Info("MPS control daemon adopted", "pid", sess.daemon.PID)
+	}
+	return nil
+}
+
+// noteEnd counts what the end of a daemon meant, once.
+func (s *Supervisor) noteEnd(ctx context.Context, sess *session) {
+	if sess.record.Daemon == nil {
+		return
+	}
+	text := fmt.Sprintf("the control daemon (%s) ended: %s", sess.record.Daemon, "it ended together with the supervisor, or while there was none")
+	if sess.daemon != nil {
+		text = fmt.Sprintf("the control daemon (%s) ended: %s", sess.record.Daemon, sess.daemon.how)
+	}
+	s.lose(ctx, sess, text)
+	sess.daemon, sess.record.Daemon = nil, nil
+	if time.Since(sess.ready) > s.options.LongestPause {
+		sess.failures = 0
+	}
+	sess.failed(s.options)
+	if err := sess.save(sess.record); err != nil {
+		klog.FromContext(ctx).Error(err, "MPS loss is not written down")
+	}
+	sess.show(Starting, text)
+}
+
+// lose counts a loss, if clients could lose anything.
+func (s *Supervisor) lose(ctx context.Context, sess *session, text string) {
+	if sess.record.lose(text, time.Now().UTC().Truncate(time.Second)) {
+		klog.FromContext(ctx).Info("MPS clients lost their server", "reason", text, "losses", sess.record.Losses)
+	}
+}
+
+// failed puts the next attempt off: not after the first failure in a row, then
+// longer and longer.
+func (s *session) failed(o Options) {
+	s.failures++
+	pause := time.Duration(0)
+	if s.failures > 1 {
+		// A shift by a few is enough to reach any sensible longest pause.
+		pause = min(o.LongestPause, o.FirstPause<<min(s.failures-2, 16))
+	}
+	s.nextTry = time.Now().Add(pause)
+}
+
+// restart starts daemon and server of a session that ran before.
+func (s *Supervisor) restart(ctx context.Context, sess *session) error {
+	err := s.start(ctx, sess)
+	if err == nil {
+		klog.FromContext(ctx).Info("MPS session runs again", "daemon", sess.daemon.PID, "losses", sess.record.Losses)
+		return nil
+	}
+	s.showFailure(sess, err)
+	return err
+}
+
+func (s *Supervisor) showFailure(sess *session, err error) {
+	sess.failed(s.options)
+	phase := Starting
+	if sess.failures >= failuresToFail {
+		phase = Failed
+	}
+	sess.show(phase, err.Error())
+}
+
+// server is one as a check saw it.
+type server struct {
+	pid     int
+	state   state
+	limits  limits
+	clients []int
+}
+
+// check compares what runs with what is wanted, and repairs what it can. An error
+// means that the session does not run.
+func (s *Supervisor) check(ctx context.Context, sess *session) error {
+	mounted, err := sess.mounted()
+	if err != nil {
+		return err
+	}
+	if !mounted {
+		return s.replaceDaemon(ctx, sess, errors.New("somebody unmounted the shared memory of the MPS session"))
+	}
+	c, err := s.control(sess.folder)
+	if err != nil {
+		return s.silence(ctx, sess, err)
+	}
+	asked, cancel := sess.daemon.while(ctx)
+	defer cancel()
+	servers, err := inspect(asked, c, sess)
+	if err != nil {
+		return s.silence(ctx, sess, err)
+	}
+	sess.silent = time.Time{}
+	s.noteServers(ctx, sess, servers)
+	if len(servers) == 0 {
+		sess.show(Starting, "there is no server")
+		if err := s.startServer(asked, sess, c); err != nil {
+			err = errors.Join(fmt.Errorf("%w; %s", err, sess.tail()), s.end(context.WithoutCancel(ctx), sess))
+			s.showFailure(sess, err)
+			return err
+		}
+		return nil
+	}
+	return s.judge(asked, sess, c, servers)
+}
+
+// judge decides what the session is doing from what its servers are.
+func (s *Supervisor) judge(ctx context.Context, sess *session, c control, servers []server) error {
+	var pids, clients []int
+	active := false
+	for _, server := range servers {
+		pids = append(pids, server.pid)
+		clients = append(clients, server.clients...)
+		active = active || server.state == stateActive
+		if server.state != stateFault {
+			continue
+		}
+		text := fmt.Sprintf("a fatal fault of a client ended all clients of the server with PID %d", server.pid)
+		if sess.record.Serving {
+			s.lose(ctx, sess, text)
+			if err := sess.save(sess.record); err != nil {
+				return err
+			}
+		}
+		sess.showClients(Faulted, text+"; there will be no new ones before those that are connected have ended", clients)
+		return nil
+	}
+	if !active {
+		sess.showClients(Starting, fmt.Sprintf("the server with PID %d is %s", servers[0].pid, servers[0].state), clients)
+		return nil
+	}
+	if !sess.record.Serving || !slices.Equal(pids, pidsOf(sess.record.Servers)) {
+		if err := s.serve(ctx, sess, c, pids); err != nil {
+			sess.show(Failed, err.Error())
+			return err
+		}
+		sess.showClients(Running, "", clients)
+		return nil
+	}
+	for _, server := range servers {
+		if server.state != stateActive {
+			continue
+		}
+		if err := server.limits.compare(sess.record.Spec); err != nil {
+			klog.FromContext(ctx).Info("Somebody changed the limits of an MPS server, changing them back", "pid", server.pid, "reason", err)
+			if err := c.setLimits(ctx, server.pid, sess.record.Spec); err != nil {
+				sess.show(Failed, err.Error())
+				return err
+			}
+		}
+	}
+	sess.showClients(Running, "", clients)
+	return nil
+}
+
+// inspect asks the daemon about its servers.
+func inspect(ctx context.Context, c control, sess *session) ([]server, error) {
+	if len(sess.record.Servers) == 1 {
+		pid := sess.record.Servers[0].PID
+		l, ok, err := c.look(ctx, pid, sess.record.Spec)
+		if err != nil {
+			return nil, err
+		}
+		if ok && len(l.servers) == 1 {
+			return []server{{pid: pid, state: l.state, limits: l.limits, clients: l.clients}}, nil
+		}
+	}
+	pids, err := c.servers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var servers []server
+	for _, pid := range pids {
+		one := server{pid: pid}
+		if one.state, err = c.state(ctx, pid); err != nil {
+			return nil, err
+		}
+		if one.state == stateActive {
+			if one.limits, err = c.limits(ctx, pid, sess.record.Spec); err != nil {
+				return nil, err
+			}
+		}
+		if one.clients, err = c.clients(ctx, pid); err != nil {
+			return nil, err
+		}
+		servers = append(servers, one)
+	}
+	return servers, nil
+}
+
+// noteServers counts what the end of servers meant, once.
+func (s *Supervisor) noteServers(ctx context.Context, sess *session, servers []server) {
+	var ended []string
+	left := slices.DeleteFunc(slices.Clone(sess.record.Servers), func(known processID) bool {
+		there := slices.ContainsFunc(servers, func(one server) bool { return one.pid == known.PID })
+		if !there {
+			ended = append(ended, known.String())
+			known.collect()
+		}
+		return !there
+	})
+	if len(ended) == 0 {
+		return
+	}
+	if orderly := !sess.record.Spec.MultiUser && len(servers) > 0 && sess.otherUser(servers[0].pid); orderly {
+		klog.FromContext(ctx).Info("MPS replaced a server by one for another user", "ended", strings.Join(ended, ", "), "pid", servers[0].pid)
+	} else {
+		s.lose(ctx, sess, fmt.Sprintf("the server (%s) ended", strings.Join(ended, ", ")))
+	}
+	sess.record.Servers = left
+	if err := sess.save(sess.record); err != nil {
+		klog.FromContext(ctx).Error(err, "MPS loss is not written down")
+	}
+}
+
+// silence is what follows when the daemon does not answer. Its servers may do well
+// without it, so that its end must not be the end of clients.
+func (s *Supervisor) silence(ctx context.Context, sess *session, cause error) error {
+	if sess.daemon.ended() {
+		return cause // and the keeper is on its way
+	}
+	if ctx.Err() != nil {
+		return cause // it had no time to answer
+	}
+	if sess.silent.IsZero() {
+		sess.silent = time.Now()
+	}
+	status := sess.current()
+	cause = fmt.Errorf("the control daemon (%s) does not answer: %w", sess.daemon.processID, cause)
+	switch since := time.Since(sess.silent); {
+	case since >= silentToEnd*s.options.CheckInterval && !anyAlive(status.Clients):
+		return s.replaceDaemon(ctx, sess, cause)
+	case since >= silentToFail*s.options.CheckInterval:
+		sess.show(Failed, cause.Error())
+	default:
+		sess.show(status.Phase, cause.Error())
+	}
+	return cause
+}
+
+// replaceDaemon ends a daemon that is of no use any more, and starts another.
+func (s *Supervisor) replaceDaemon(ctx context.Context, sess *session, cause error) error {
+	klog.FromContext(ctx).Error(cause, "Replacing the MPS control daemon", "pid", sess.daemon.PID)
+	if err := s.end(ctx, sess); err != nil {
+		s.showFailure(sess, err)
+		return errors.Join(cause, err)
+	}
+	s.lose(ctx, sess, cause.Error())
+	sess.failed(s.options)
+	return s.restart(ctx, sess)
+}
+
+// otherUser tells whether a server runs as another user than the one before.
+func (s *session) otherUser(pid int) bool {
+	user, err := userOf(pid)
+	return err == nil && user != s.record.ServerUser
+}
+
+// anyAlive tells whether there is such a process. 0 is one that cannot be seen.
+func anyAlive(pids []int) bool {
+	return slices.ContainsFunc(pids, func(pid int) bool {
+		id, err := identify(pid)
+		return err == nil && id.alive()
+	})
+}

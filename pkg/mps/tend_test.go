@@ -1,0 +1,247 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package mps
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+var one = Spec{ID: "gpu-0", Devices: []string{gpuA}, ThreadPercentage: 25, Memory: map[string]int64{gpuA: 1 << 30}}
+
+func started(t *testing.T) (*world, *Supervisor, Status) {
+	t.Helper()
+	w := newWorld(t)
+	s := w.supervisor()
+	status, err := s.Ensure(t.Context(), one)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w, s, status
+}
+
+func daemonOf(t *testing.T, s *Supervisor, id string) int {
+	t.Helper()
+	r, err := s.folder(id).load()
+	if err != nil || r.Daemon == nil {
+		t.Fatalf("no daemon: %v", err)
+	}
+	return r.Daemon.PID
+}
+
+// inEffect checks what the servers of a session have for limits.
+func inEffect(t *testing.T, s *Supervisor, status Status) {
+	t.Helper()
+	c, err := s.control(s.folder(status.Spec.ID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, server := range status.Servers {
+		got, err := c.limits(t.Context(), server, status.Spec)
+		if err == nil {
+			err = got.compare(status.Spec)
+		}
+		if err != nil {
+			t.Errorf("server %d: %v", server, err)
+		}
+	}
+}
+
+func TestDaemonEnds(t *testing.T) {
+	for name, test := range map[string]script{
+		"with its server":            {},
+		"and leaves its server":      {Stay: true},
+		"and hides what it has left": {Away: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.script(test)
+			s := w.supervisor()
+			before, err := s.Ensure(t.Context(), one)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var pipe, pipeAfter unix.Stat_t
+			if err := unix.Stat(before.PipeDir, &pipe); err != nil {
+				t.Fatal(err)
+			}
+			kept := filepath.Join(before.ShmDir, "kept")
+			if err := os.WriteFile(kept, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			kill(t, daemonOf(t, s, one.ID))
+			after := reaches(t, s, one.ID, Running, 1)
+			if !strings.Contains(after.LastLoss, "control daemon") || !strings.Contains(after.LastLoss, "killed") || time.Since(after.LastLossTime) > time.Minute {
+				t.Errorf("got %q at %s", after.LastLoss, after.LastLossTime)
+			}
+			inEffect(t, s, after)
+			if id := (processID{PID: before.Servers[0]}); after.Servers[0] == id.PID {
+				t.Error("it is the same server")
+			} else if identity, err := identify(id.PID); err == nil && identity.alive() {
+				t.Errorf("the old server lives on")
+			}
+			// Containers have these two.
+			if err := unix.Stat(before.PipeDir, &pipeAfter); err != nil || pipe.Ino != pipeAfter.Ino {
+				t.Errorf("the pipe folder is another: %v", err)
+			}
+			if _, err := os.Stat(kept); err != nil {
+				t.Errorf("the shared memory is another: %v", err)
+			}
+			if err := s.Stop(t.Context(), one.ID); err != nil {
+				t.Error(err)
+			}
+			w.nothingLeft(one.ID)
+		})
+	}
+}
+
+func TestServerEnds(t *testing.T) {
+	_, s, before := started(t)
+	daemon := daemonOf(t, s, one.ID)
+	kill(t, before.Servers[0])
+	after := reaches(t, s, one.ID, Running, 1)
+	if !strings.Contains(after.LastLoss, "server") || after.Servers[0] == before.Servers[0] || daemonOf(t, s, one.ID) != daemon {
+		t.Errorf("got %v", after)
+	}
+	inEffect(t, s, after)
+}
+
+func TestFault(t *testing.T) {
+	w, s, _ := started(t)
+	w.script(script{State: "FAULT", Clients: []int{os.Getpid()}})
+	faulted := reaches(t, s, one.ID, Faulted, 1)
+	if !strings.Contains(faulted.Message, "have ended") || !strings.Contains(faulted.LastLoss, "fault") {
+		t.Errorf("got %v", faulted)
+	}
+	if _, err := s.Ensure(t.Context(), one); !errors.Is(err, ErrFaulted) {
+		t.Errorf("got %v", err)
+	}
+	// It is one loss, however often it is looked at, and however it ends.
+	w.script(script{State: "INITIALIZING"})
+	reaches(t, s, one.ID, Starting, 1)
+	w.script(script{Clients: []int{1, 2}})
+	recovered := reaches(t, s, one.ID, Running, 1)
+	if recovered.Message != "" {
+		t.Errorf("got %q", recovered.Message)
+	}
+	eventually(t, "clients to be known", func() bool { return len(statusOf(t, s, one.ID).Clients) == 2 })
+	w.script(script{State: "FAULT"})
+	reaches(t, s, one.ID, Faulted, 2)
+	kill(t, daemonOf(t, s, one.ID))
+	w.script(script{})
+	reaches(t, s, one.ID, Running, 2)
+}
+
+func TestRestartFails(t *testing.T) {
+	w, s, _ := started(t)
+	w.script(script{Exit: "out of luck"})
+	kill(t, daemonOf(t, s, one.ID))
+	failed := reaches(t, s, one.ID, Failed, 1)
+	if !strings.Contains(failed.Message, "out of luck") {
+		t.Errorf("got %q", failed.Message)
+	}
+	if _, err := s.Ensure(t.Context(), one); err == nil || !strings.Contains(err.Error(), "out of luck") {
+		t.Errorf("got %v", err)
+	}
+	// Somebody who asks does not wait for the pause to be over.
+	w.script(script{})
+	status, err := s.Ensure(t.Context(), one)
+	if err != nil || status.Losses != 1 || status.Phase != Running {
+		t.Errorf("got %v, %v", status, err)
+	}
+	// And it comes back by itself.
+	w.script(script{NoServer: true})
+	kill(t, status.Servers[0])
+	reaches(t, s, one.ID, Failed, 2)
+	w.script(script{})
+	reaches(t, s, one.ID, Running, 2)
+}
+
+func TestStopWhileItCannotStart(t *testing.T) {
+	w, s, _ := started(t)
+	w.script(script{Slow: time.Hour})
+	kill(t, daemonOf(t, s, one.ID))
+	reaches(t, s, one.ID, Starting, 1)
+	began := time.Now()
+	if err := s.Stop(t.Context(), one.ID); err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(began); took > w.options.StartLimit/2 {
+		t.Errorf("it took %s", took)
+	}
+	w.nothingLeft(one.ID)
+}
+
+func TestSilentDaemon(t *testing.T) {
+	w := newWorld(t)
+	w.options.CommandLimit = time.Second / 2
+	s := w.supervisor()
+	if _, err := s.Ensure(t.Context(), one); err != nil {
+		t.Fatal(err)
+	}
+	daemon := daemonOf(t, s, one.ID)
+	// With a client that would notice, it is only reported.
+	w.script(script{Clients: []int{os.Getpid()}})
+	eventually(t, "the client to be known", func() bool { return len(statusOf(t, s, one.ID).Clients) == 1 })
+	w.script(script{Hang: true})
+	eventually(t, "silence to be noticed", func() bool { return statusOf(t, s, one.ID).Phase == Failed })
+	if got := daemonOf(t, s, one.ID); got != daemon {
+		t.Errorf("the daemon was replaced")
+	}
+	w.script(script{})
+	eventually(t, "the daemon to answer", func() bool { return statusOf(t, s, one.ID).Phase == Running })
+}
+
+// TestSilentDaemonIsReplaced: nobody would ever start again with it.
+func TestSilentDaemonIsReplaced(t *testing.T) {
+	w := newWorld(t)
+	w.options.CommandLimit = time.Second / 2
+	s := w.supervisor()
+	if _, err := s.Ensure(t.Context(), one); err != nil {
+		t.Fatal(err)
+	}
+	daemon := daemonOf(t, s, one.ID)
+	if err := unix.Kill(daemon, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	after := reaches(t, s, one.ID, Running, 1)
+	if !strings.Contains(after.LastLoss, "does not answer") || daemonOf(t, s, one.ID) == daemon {
+		t.Errorf("got %v", after)
+	}
+}
+
+func TestUnmounted(t *testing.T) {
+	_, s, before := started(t)
+	if err := unix.Unmount(before.ShmDir, 0); err != nil {
+		t.Fatal(err)
+	}
+	after := reaches(t, s, one.ID, Running, 1)
+	if !strings.Contains(after.LastLoss, "unmounted") {
+		t.Errorf("got %q", after.LastLoss)
+	}
+	if mounted, err := s.folder(one.ID).mounted(); !mounted || err != nil {
+		t.Errorf("mounted: %t, %v", mounted, err)
+	}
+}
+
+func TestBoundLogs(t *testing.T) {
+	_, _, status := started(t)
+	path := filepath.Join(filepath.Dir(status.PipeDir), "log", "control.log")
+	if err := os.WriteFile(path, []byte(strings.Repeat("line\n", maxLog/5+1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the log to be short", func() bool {
+		info, err := os.Stat(path)
+		return err == nil && info.Size() < maxLog/2
+	})
+	if info, err := os.Stat(path + ".old"); err != nil || info.Size() == 0 {
+		t.Errorf("got %v, %v", info, err)
+	}
+}
