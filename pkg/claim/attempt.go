@@ -42,7 +42,7 @@ func (m *Manager) prepare(ctx context.Context, plan *Plan, earlier *Record, boot
 	// Otherwise an earlier attempt may have made any of the partitions.
 	fresh := earlier == nil && len(quarantined) == 0
 	if fresh {
-		err := m.checkForeign(ctx, plan, r, others)
+		err := m.checkForeign(ctx, plan, r)
 		if err == nil && len(r.Sessions) > 0 {
 			// Later it would be too late to say that nothing was done.
 			_, err = m.sessions(ctx)
@@ -120,10 +120,15 @@ func (m *Manager) expect(ctx context.Context, r *Record) error {
 // checkForeign refuses a place with an instance that no record explains, whatever
 // is in it: somebody else made it, and it must not be destroyed when the claim
 // ends.
-func (m *Manager) checkForeign(ctx context.Context, plan *Plan, r *Record, others []*Record) error {
+func (m *Manager) checkForeign(ctx context.Context, plan *Plan, r *Record) error {
+	// A partition that another share has left may be there still.
+	neighbours, err := m.neighbours(r)
+	if err != nil {
+		return err
+	}
 	states := map[string]gpu.MIGState{}
 	for n, step := range plan.Steps {
-		if !step.creates() || r.Devices[n].sharedBy(others) {
+		if !step.creates() || r.Devices[n].sharedBy(neighbours) {
 			continue
 		}
 		at := step.address()

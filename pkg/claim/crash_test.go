@@ -8,10 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/partition"
 )
@@ -26,27 +28,55 @@ type layout struct {
 	beside  []string
 	foreign []partition.Address
 	claims  [][]string
+	// config is for the claims, not for the one beside.
+	config string
 }
 
+const ownMPS = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"MPS",
+	"mpsConfig":{"defaultActiveThreadPercentage":50,"defaultPinnedDeviceMemoryLimit":"10Gi","defaultPerDevicePinnedMemoryLimit":{"1":"5Gi"}}}}`
+
 var layouts = map[string]layout{
-	"whole":                {claims: [][]string{{wholeA}}},
-	"whole without MIG":    {claims: [][]string{{wholeC}}},
-	"partition with mode":  {claims: [][]string{{sliceA0}}},
-	"second on the GPU":    {beside: []string{halfA4}, claims: [][]string{{sliceA0}}},
-	"several on two GPUs":  {claims: [][]string{{sliceA0, sliceA4, sliceB0, wholeC}}},
-	"beside, on two GPUs":  {beside: []string{halfA4, sliceB0}, claims: [][]string{{sliceA0, wholeC}}},
-	"whole beside another": {beside: []string{wholeA}, claims: [][]string{{wholeB}}},
-	"two on one GPU":       {claims: [][]string{{sliceA0}, {sliceA4}}},
-	"two beside another":   {beside: []string{sliceA1}, claims: [][]string{{sliceA0, sliceB0}, {halfA4}}},
-	"static":               {foreign: []partition.Address{addressA0}, claims: [][]string{{staticA0}}},
-	"static and made":      {foreign: []partition.Address{addressA0}, claims: [][]string{{staticA0, sliceA4}}},
+	"whole":                 {claims: [][]string{{wholeA}}},
+	"whole without MIG":     {claims: [][]string{{wholeC}}},
+	"partition with mode":   {claims: [][]string{{sliceA0}}},
+	"second on the GPU":     {beside: []string{halfA4}, claims: [][]string{{sliceA0}}},
+	"several on two GPUs":   {claims: [][]string{{sliceA0, sliceA4, sliceB0, wholeC}}},
+	"beside, on two GPUs":   {beside: []string{halfA4, sliceB0}, claims: [][]string{{sliceA0, wholeC}}},
+	"whole beside another":  {beside: []string{wholeA}, claims: [][]string{{wholeB}}},
+	"two on one GPU":        {claims: [][]string{{sliceA0}, {sliceA4}}},
+	"two beside another":    {beside: []string{sliceA1}, claims: [][]string{{sliceA0, sliceB0}, {halfA4}}},
+	"MPS share":             {claims: [][]string{{wholeA + "-mps"}}},
+	"second MPS share":      {beside: []string{wholeA + "-mps"}, claims: [][]string{{wholeA + "-mps"}}},
+	"two MPS shares":        {claims: [][]string{{wholeA + "-mps"}, {wholeA + "-mps"}}},
+	"MPS of a partition":    {beside: []string{halfA4}, claims: [][]string{{sliceA0 + "-mps"}}},
+	"second of a partition": {beside: []string{sliceA0 + "-mps"}, claims: [][]string{{sliceA0 + "-mps"}}},
+	"time slice":            {claims: [][]string{{wholeC + "-timeslice"}}},
+	"second time slice":     {beside: []string{wholeA + "-timeslice"}, claims: [][]string{{wholeA + "-timeslice"}}},
+	"turns on a partition":  {claims: [][]string{{sliceA0 + "-timeslice"}, {sliceA0 + "-timeslice"}}},
+	"MPS of its own":        {beside: []string{wholeC + "-mps"}, claims: [][]string{{wholeA, wholeB}}, config: ownMPS},
+	"interval of its own": {claims: [][]string{{wholeA}}, config: `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig",
+		"sharing":{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}}`},
+	"MPS on its own partition": {beside: []string{halfA4}, claims: [][]string{{sliceA0}},
+		config: strings.ReplaceAll(strings.ReplaceAll(ownMPS, "GpuConfig", "MigDeviceConfig"), `{"1":"5Gi"}`, `{"0":"5Gi"}`)},
+	"many kinds":      {claims: [][]string{{wholeA + "-mps", sliceB0 + "-mps", wholeC + "-timeslice"}}},
+	"static":          {foreign: []partition.Address{addressA0}, claims: [][]string{{staticA0}}},
+	"static and made": {foreign: []partition.Address{addressA0}, claims: [][]string{{staticA0, sliceA4}}},
 }
 
 // claim i of a layout has the UID u<i>.
 func (l layout) newClaims() []*resourceapi.ResourceClaim {
 	var claims []*resourceapi.ResourceClaim
 	for i, devices := range l.claims {
-		claims = append(claims, newClaim(fmt.Sprintf("u%d", i), devices...))
+		claim := newClaim(fmt.Sprintf("u%d", i), devices...)
+		if l.config != "" {
+			configure(claim, resourceapi.AllocationConfigSourceClaim, l.config)
+		}
+		for j := range claim.Status.Allocation.Devices.Results {
+			if id := claim.Status.Allocation.Devices.Results[j].ShareID; id != nil {
+				*id += types.UID(fmt.Sprintf("-u%d", i))
+			}
+		}
+		claims = append(claims, claim)
 	}
 	return claims
 }

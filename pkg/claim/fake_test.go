@@ -32,6 +32,7 @@ type box struct {
 	t    testing.TB
 	root string
 	gpus
+	shares
 
 	mu    sync.Mutex
 	specs map[types.UID][]cdi.Device
@@ -70,6 +71,7 @@ func newBox(t testing.TB) *box {
 	t.Helper()
 	b := &box{t: t, root: memoryDir(t), specs: map[types.UID][]cdi.Device{}, gone: map[types.UID]bool{}}
 	b.gpus = newGPUs(b)
+	b.shares = newShares()
 	b.put("proc/devices", "Character devices:\n195 nvidia\n508 nvidia-caps\n")
 	b.boot("boot-1")
 	for minor := range 3 {
@@ -96,6 +98,7 @@ func (b *box) boot(id string) {
 	b.put("proc/sys/kernel/random/boot_id", id+"\n")
 	b.mu.Lock()
 	clear(b.specs)
+	b.shares = newShares()
 	b.mu.Unlock()
 	b.reset()
 }
@@ -123,8 +126,8 @@ func (b *box) manager() *Manager {
 func (b *box) bareManager() *Manager {
 	b.t.Helper()
 	m, err := NewManager(Options{
-		DriverName: driverName, PoolName: poolName, DataDir: b.dataDir(), Roots: b.roots(), Partitions: b, CDI: b,
-		Cluster: b, Events: b,
+		DriverName: driverName, PoolName: poolName, DataDir: b.dataDir(), Roots: b.roots(), Partitions: b, Sharing: b, CDI: b,
+		MPSHook: "/data/mps-hook", Interposer: "/opt/limits/libvgpu.so", Cluster: b, Events: b,
 	})
 	if err != nil {
 		b.t.Fatal(err)
@@ -302,6 +305,13 @@ func (b *box) state() []string {
 	defer b.mu.Unlock()
 	for _, uid := range slices.Sorted(maps.Keys(b.specs)) {
 		all = append(all, "spec of "+string(uid))
+	}
+	if entries, err := os.ReadDir(filepath.Join(b.dataDir(), "limits")); err == nil {
+		for _, entry := range entries {
+			if entry.IsDir() {
+				all = append(all, "limits of "+entry.Name())
+			}
+		}
 	}
 	for _, folder := range []string{"claims", "locks", "quarantine"} {
 		base := filepath.Join(b.dataDir(), folder)

@@ -5,6 +5,7 @@ package claim
 
 import (
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/go-logr/logr"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/policy"
 )
 
 const (
@@ -55,20 +57,32 @@ func testNode() *gpu.Node {
 	return &gpu.Node{
 		DriverVersion: "580.95.05",
 		GPUs: []gpu.GPU{
-			{PCIAddress: pciA, UUID: "GPU-a", Minor: 2, ProductName: "NVIDIA H100", Architecture: "Hopper", MIG: mig()},
-			{PCIAddress: pciB, UUID: "GPU-b", Minor: 0, ProductName: "NVIDIA H100", Architecture: "Hopper", MIG: mig()},
-			{PCIAddress: pciC, UUID: "GPU-c", Minor: 1, ProductName: "NVIDIA L4", Architecture: "Ada Lovelace"},
+			{PCIAddress: pciA, UUID: "GPU-a", Minor: 2, ComputeCapability: gpu.Version{Major: 9}, Resources: gpu.Resources{MemoryBytes: 80 << 30}, ProductName: "NVIDIA H100", Architecture: "Hopper", MIG: mig()},
+			{PCIAddress: pciB, UUID: "GPU-b", Minor: 0, ComputeCapability: gpu.Version{Major: 9}, Resources: gpu.Resources{MemoryBytes: 80 << 30}, ProductName: "NVIDIA H100", Architecture: "Hopper", MIG: mig()},
+			{PCIAddress: pciC, UUID: "GPU-c", Minor: 1, ComputeCapability: gpu.Version{Major: 8, Minor: 9}, Resources: gpu.Resources{MemoryBytes: 24 << 30}, ProductName: "NVIDIA L4", Architecture: "Ada Lovelace"},
 		},
 	}
 }
 
 func testInventory(t testing.TB) *device.Inventory {
 	t.Helper()
-	inventory, err := device.NewInventory(testNode(), device.Terms{})
+	inventory, err := device.NewInventory(testNode(), device.Terms{Policy: testPolicy(), Limited: true})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return inventory
+}
+
+// testPolicy offers everything, shares of small partitions included. All that takes
+// turns does so with a short interval.
+func testPolicy() *policy.Policy {
+	p := policy.Builtin()
+	p.Default.TimeSlice.Interval = policy.IntervalShort
+	p.Default.Partition.Shares = []policy.PartitionShares{{
+		Profiles: []string{"1g.10gb"}, MPS: p.Default.MPS,
+		TimeSlice: &policy.TimeSliceOffer{Clients: 4, Interval: policy.IntervalDefault, MemoryOvercommit: 1},
+	}}
+	return p
 }
 
 // TestMain keeps what the many deaths have to say off the screen.
@@ -77,7 +91,7 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-// newClaim allocates devices, one request each: r0, r1, …
+// newClaim allocates devices, one request each: r0, r1, … A share has an ID.
 func newClaim(uid string, devices ...string) *resourceapi.ResourceClaim {
 	claim := &resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "claim-" + uid, UID: types.UID(uid)},
@@ -90,7 +104,12 @@ func newClaim(uid string, devices ...string) *resourceapi.ResourceClaim {
 }
 
 func result(request, device string) resourceapi.DeviceRequestAllocationResult {
-	return resourceapi.DeviceRequestAllocationResult{Request: request, Driver: driverName, Pool: poolName, Device: device}
+	r := resourceapi.DeviceRequestAllocationResult{Request: request, Driver: driverName, Pool: poolName, Device: device}
+	if strings.HasSuffix(device, "-mps") || strings.HasSuffix(device, "-timeslice") {
+		id := types.UID("share-" + request)
+		r.ShareID = &id
+	}
+	return r
 }
 
 func configure(claim *resourceapi.ResourceClaim, source resourceapi.AllocationConfigSource, text string, requests ...string) *resourceapi.ResourceClaim {

@@ -27,13 +27,13 @@ const (
 	formats = "testdata/journal"
 	// newest is what this version writes of a record with every field. A change
 	// of the format needs a new file.
-	newest = "2-static.json"
+	newest = "3-sharing.json"
 )
 
 // present is a record with every field of this version.
 func present() *Record {
 	return &Record{
-		APIVersion: recordVersion, Kind: recordKind, State: Prepared, BootID: "boot-1",
+		APIVersion: sharingVersion, Kind: recordKind, State: Prepared, BootID: "boot-1",
 		Claim: Ref{Namespace: "default", Name: "claim-u1", UID: "u1"},
 		Devices: []DeviceRecord{
 			{
@@ -49,7 +49,22 @@ func present() *Record {
 				CDIDevice: "k8s.gpu.nvidia.com/claim=u1-" + staticA0,
 			},
 			{Requests: []string{"r2"}, Pool: poolName, Device: wholeB, Type: device.Whole, PCIAddress: pciB, Admin: true, ShareID: ptr.To(types.UID("s1"))},
+			{
+				Requests: []string{"r3"}, Pool: poolName, Device: wholeB + "-mps", Type: device.MPS, PCIAddress: pciB, ShareID: ptr.To(types.UID("s2")),
+				Sharing:   &SharingRecord{UUID: "GPU-b", Session: wholeB, Limits: Limits{Percent: 25, MemoryBytes: 10 << 30}},
+				CDIDevice: "k8s.gpu.nvidia.com/claim=u1-" + wholeB + "-mps-s2",
+			},
+			{
+				Requests: []string{"r4"}, Pool: poolName, Device: wholeC + "-timeslice", Type: device.TimeSlice, PCIAddress: pciC, ShareID: ptr.To(types.UID("s3")),
+				Sharing:   &SharingRecord{UUID: "GPU-c", Limits: Limits{Percent: 25, MemoryBytes: 6 << 30}, Interval: "Short", Limited: true},
+				CDIDevice: "k8s.gpu.nvidia.com/claim=u1-" + wholeC + "-timeslice-s3",
+			},
 		},
+		Sessions: []SessionRecord{{
+			ID: wholeB, Shared: true, MultiUser: true, Devices: []SessionDevice{{Device: wholeB + "-mps", PCIAddress: pciB, UUID: "GPU-b"}},
+			Percent: 50, MemoryBytes: map[string]int64{"GPU-b": 20 << 30},
+			PipeDir: "/run/partage/mps/" + wholeB + "/pipe", ShmDir: "/run/partage/mps/" + wholeB + "/shm", Losses: 1,
+		}},
 	}
 }
 

@@ -288,6 +288,10 @@ func (g *gpus) remove(at partition.Address) {
 		if p.at() != at {
 			return false
 		}
+		for _, compute := range p.Compute {
+			// The mode of a MIG device goes with it.
+			delete(g.box.exclusive, compute.UUID)
+		}
 		if err := os.RemoveAll(filepath.Join(g.box.root, filepath.Dir(capability(p, "access")))); err != nil {
 			g.box.t.Fatal(err)
 		}
@@ -321,6 +325,7 @@ func (b *box) hardware() []string {
 			all = append(all, "MIG mode of "+pciAddress)
 		}
 	}
+	all = append(all, b.list()...)
 	slices.Sort(all)
 	return all
 }

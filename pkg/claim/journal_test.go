@@ -75,7 +75,7 @@ func TestParseRecordRefuses(t *testing.T) {
 		"empty":           {"", false},
 		"null":            {"null", false},
 		"array":           {"[]", false},
-		"other version":   {change(func(r *Record) { r.APIVersion = "journal.partage.dev/v2" }), true},
+		"other version":   {change(func(r *Record) { r.APIVersion = "journal.partage.dev/v3" }), true},
 		"other kind":      {change(func(r *Record) { r.Kind = "Tombstone" }), true},
 		"no version":      {change(func(r *Record) { r.APIVersion = "" }), false},
 		"other claim":     {change(func(r *Record) { r.Claim.UID = "u2" }), false},
@@ -146,7 +146,7 @@ func FuzzParseRecord(f *testing.F) {
 		// Whatever is accepted can be worked with.
 		_ = r.clone().sameResult(r)
 		_ = r.checkOverlap(r)
-		_ = r.gpus()
+		_ = r.groups()
 		view := &journalView{records: []*Record{r}, abandoned: map[types.UID]bool{"u1": true}}
 		for i := range r.Devices {
 			d := &r.Devices[i]

@@ -132,7 +132,7 @@ func TestPrepareRefuses(t *testing.T) {
 	m := b.manager()
 	_, err := m.Prepare(t.Context(), newClaim("u1", sliceA0, "gpu-0000-ff-00-0"))
 	wantError(t, err, "gpu-0000-ff-00-0")
-	_, err = m.Prepare(t.Context(), configure(newClaim("u1", wholeA), fromClaim, gpuMPS))
+	_, err = m.Prepare(t.Context(), configure(newClaim("u1", wholeA), fromClaim, gpuBad))
 	wantError(t, err, "sharing.strategy")
 	_, err = m.Prepare(t.Context(), newClaim("../../u1", wholeA))
 	wantError(t, err, "claim UID")

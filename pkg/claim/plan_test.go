@@ -208,13 +208,21 @@ func TestPlanConfigs(t *testing.T) {
 			claim: configure(newClaim("u1", wholeA), fromClaim, `null`),
 			err:   "kind: Required value",
 		},
-		"unsupported": {
-			claim: configure(newClaim("u1", wholeA), fromClaim, gpuMPS),
-			err:   "device " + wholeA + `: GpuConfig: sharing.strategy: "MPS" is not supported yet`,
+		"one for two GPUs": {
+			claim: configure(newClaim("u1", wholeA, wholeB), fromClaim, gpuMPS),
+			want:  []string{"r0 " + wholeA + " GpuConfig/MPS", "r1 " + wholeB + " GpuConfig/MPS"},
 		},
-		"unsupported and overridden": {
-			claim: configure(configure(newClaim("u1", wholeA), fromClass, gpuMPS), fromClaim, gpuConfig),
-			want:  []string{"r0 " + wholeA + " GpuConfig"},
+		"two for two GPUs": {
+			claim: configure(configure(newClaim("u1", wholeA, wholeB), fromClaim, gpuMPS, "r0"), fromClaim, gpuMPS, "r1"),
+			err:   "devices " + wholeA + " and " + wholeB + ` have different configurations with strategy "MPS"`,
+		},
+		"for a share": {
+			claim: configure(newClaim("u1", wholeA+"-mps"), fromClaim, gpuMPS, "r0"),
+			err:   "GpuConfig does not apply to device " + wholeA + "-mps, which is a share: its limits are what the claim asks for in capacity.requests",
+		},
+		"of a class, for a share": {
+			claim: configure(newClaim("u1", wholeA+"-timeslice"), fromClass, gpuMPS),
+			want:  []string{"r0 " + wholeA + "-timeslice share share-r0"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -249,10 +257,6 @@ func TestPlanErrorTypes(t *testing.T) {
 	var invalid *api.InvalidError
 	if !errors.As(err, &invalid) {
 		t.Errorf("got %T", err)
-	}
-	_, err = planFor(t, configure(newClaim("u1", wholeA), fromClaim, gpuMPS))
-	if !errors.Is(err, api.ErrUnsupported) {
-		t.Errorf("got %v", err)
 	}
 }
 

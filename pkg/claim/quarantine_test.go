@@ -106,11 +106,11 @@ func TestRecordOfAnotherVersion(t *testing.T) {
 	b := newBox(t)
 	m := b.manager()
 	b.makeForeign(addressA4)
-	const content = `{"apiVersion":"journal.partage.dev/v2","kind":"ClaimRecord","claim":{"uid":"u1"}}`
+	const content = `{"apiVersion":"journal.partage.dev/v3","kind":"ClaimRecord","claim":{"uid":"u1"}}`
 	write(t, m.journal.path("u1"), content)
 	for range 2 {
 		_, err := m.Prepare(t.Context(), newClaim("u1", sliceA0))
-		wantError(t, err, "u1.json", "written by another version of the driver", `"journal.partage.dev/v2"`)
+		wantError(t, err, "u1.json", "written by another version of the driver", `"journal.partage.dev/v3"`)
 		wantError(t, m.Unprepare(t.Context(), "u1"), "written by another version of the driver")
 		wantError(t, m.Reconcile(t.Context()), "claim u1", "written by another version of the driver")
 	}

@@ -126,6 +126,10 @@ func (m *Manager) startSessions(ctx context.Context, plan *Plan, r *Record, adop
 	if len(r.Sessions) == 0 {
 		return nil
 	}
+	neighbours, err := m.neighbours(r)
+	if err != nil {
+		return err
+	}
 	others, err := m.holders(r)
 	if err != nil {
 		return err
@@ -135,7 +139,8 @@ func (m *Manager) startSessions(ctx context.Context, plan *Plan, r *Record, adop
 		if err := plan.settle(r, s); err != nil {
 			return err
 		}
-		if err := m.startSession(ctx, r, s, others, adopt); err != nil {
+		// Also one that is being released may have left the compute mode.
+		if err := m.startSession(ctx, r, s, others, adopt || heldBy(neighbours, s.ID)); err != nil {
 			return err
 		}
 	}
@@ -145,7 +150,7 @@ func (m *Manager) startSessions(ctx context.Context, plan *Plan, r *Record, adop
 // startSession starts a session or brings it to the limits that it has to have
 // now.
 func (m *Manager) startSession(ctx context.Context, r *Record, s *SessionRecord, others []*Record, adopt bool) error {
-	live, err := m.sharing.Start(ctx, s.wanted(append([]*Record{r}, others...)), adopt || heldBy(others, s.ID))
+	live, err := m.sharing.Start(ctx, s.wanted(append([]*Record{r}, others...)), adopt)
 	if errors.Is(err, sharing.ErrNoSupervisor) {
 		err = fmt.Errorf("%w: is the DaemonSet of the mps-supervisor running on this node?", err)
 	}
@@ -186,6 +191,10 @@ func (p *Plan) settle(r *Record, s *SessionRecord) error {
 func (s *SessionRecord) wanted(holders []*Record) sharing.Session {
 	w := sharing.Session{ID: s.ID, MultiUser: s.MultiUser, Limits: sharing.Limits{ThreadPercentage: s.Percent, MemoryBytes: maps.Clone(s.MemoryBytes)}}
 	for _, d := range s.Devices {
+		if d.UUID == "" {
+			// The partition was not live yet. Its compute mode goes with it.
+			continue
+		}
 		w.Devices = append(w.Devices, sharing.Device{PCIAddress: d.PCIAddress, UUID: d.UUID})
 	}
 	if !s.Shared {
@@ -233,16 +242,22 @@ func larger[T int | int64](a, b T) T {
 	return max(a, b)
 }
 
-// holders are the other claims of this boot that may use what they have. One that
-// is being released uses nothing any more.
-func (m *Manager) holders(r *Record) ([]*Record, error) {
+// neighbours are the other claims of this boot.
+func (m *Manager) neighbours(r *Record) ([]*Record, error) {
 	all, _, err := m.journal.list()
 	if err != nil {
 		return nil, err
 	}
 	return slices.DeleteFunc(all, func(other *Record) bool {
-		return other.Claim.UID == r.Claim.UID || other.BootID != r.BootID || other.State == Unpreparing
+		return other.Claim.UID == r.Claim.UID || other.BootID != r.BootID
 	}), nil
+}
+
+// holders are the neighbours that may use what they have. One that is being
+// released uses nothing any more.
+func (m *Manager) holders(r *Record) ([]*Record, error) {
+	all, err := m.neighbours(r)
+	return slices.DeleteFunc(all, func(other *Record) bool { return other.State == Unpreparing }), err
 }
 
 // heldBy tells whether one of these claims has a device in the session.
