@@ -27,8 +27,6 @@ const (
 type Config interface {
 	// Validate returns nil or an *InvalidError with every fault found.
 	Validate() error
-	// Unsupported returns nil: nothing that is valid is unsupported any more.
-	Unsupported() error
 	// MPS returns the settings when the configuration asks for MPS, else nil.
 	MPS() *MPSConfig
 	// Interval is the one that the configuration asks for: IntervalDefault, which

@@ -4,7 +4,6 @@
 package api
 
 import (
-	"errors"
 	"fmt"
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -35,29 +34,6 @@ func (e *InvalidError) Unwrap() []error {
 	}
 	return errs
 }
-
-// ErrUnsupported is what every UnsupportedError wraps.
-var ErrUnsupported = errors.New("not supported yet")
-
-// UnsupportedError is a valid configuration that this driver does not carry out.
-type UnsupportedError struct {
-	Kind  string
-	Field string
-	Value string
-	// Detail narrows the value, it may be empty.
-	Detail string
-}
-
-func (e *UnsupportedError) Error() string {
-	value := fmt.Sprintf("%q", e.Value)
-	if e.Detail != "" {
-		value += " " + e.Detail
-	}
-	return fmt.Sprintf("%s: %s: %s is %v by this driver; leave sharing out, or ask for %q with interval %q",
-		e.Kind, e.Field, value, ErrUnsupported, TimeSlicing, IntervalDefault)
-}
-
-func (e *UnsupportedError) Unwrap() error { return ErrUnsupported }
 
 func invalid(kind string, faults field.ErrorList) error {
 	if len(faults) == 0 {

@@ -130,9 +130,3 @@ func (c *GpuConfig) Interval() Interval {
 
 // Interval implements Config. MIG partitions have one interval only.
 func (*MigDeviceConfig) Interval() Interval { return IntervalDefault }
-
-// Unsupported implements Config.
-func (*GpuConfig) Unsupported() error { return nil }
-
-// Unsupported implements Config.
-func (*MigDeviceConfig) Unsupported() error { return nil }

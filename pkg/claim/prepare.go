@@ -39,9 +39,9 @@ const retryTime = 20 * time.Second
 // within ctx. A call that is older than the claim's release is refused, see
 // [Arrived].
 //
-// Errors name the device. They wrap *api.InvalidError or *api.UnsupportedError
-// for a bad configuration, *OverlapError when another claim holds the place, and
-// the reasons of package gpu when the hardware refuses.
+// Errors name the device. They wrap *api.InvalidError for a bad configuration,
+// *OverlapError when another claim holds the place, sharing.ErrNoSupervisor when
+// nothing starts MPS, and the reasons of package gpu when the hardware refuses.
 func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]PreparedDevice, error) {
 	arrived := m.arrival(ctx)
 	plan, err := m.plan(claim)
