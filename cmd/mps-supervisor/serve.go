@@ -41,10 +41,8 @@ func serve(ctx context.Context, c *config, cmd *cli.Command) error {
 	}
 	defer stop()
 	return mps.Run(ctx, mps.Options{
-		Dir:   filepath.Clean(c.mpsDir),
-		Roots: host.Roots{Driver: c.driverRoot},
-		// The file may have been replaced by a newer one since.
-		Launcher:      []string{"/proc/self/exe", mps.LaunchCommand},
+		Dir:           filepath.Clean(c.mpsDir),
+		Roots:         host.Roots{Driver: c.driverRoot},
 		CheckInterval: c.checkInterval,
 	})
 }

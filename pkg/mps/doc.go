@@ -74,5 +74,5 @@
 // The supervisor's folder must have the same path on the host and, in a container,
 // be mounted with Bidirectional propagation, so that the container runtime sees the
 // tmpfs. The supervisor needs the host's PID namespace for MPS to know its clients
-// by their PIDs.
+// by their PIDs, root, and Linux 5.10.
 package mps

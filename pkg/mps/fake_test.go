@@ -67,6 +67,8 @@ type script struct {
 	// Away makes servers a session of their own, and hides the marker from them.
 	Away    bool  `json:"away,omitempty"`
 	Clients []int `json:"clients,omitempty"`
+	// User has the daemon replace a server that ended by one for this user.
+	User string `json:"user,omitempty"`
 }
 
 func readScript() (s script) {
@@ -120,7 +122,6 @@ type fakeDaemon struct {
 type fakeServer struct {
 	pid    int
 	limits map[string]string
-	ended  bool
 }
 
 func (d *fakeDaemon) print(format string, args ...any) {
@@ -189,9 +190,6 @@ func (d *fakeDaemon) execute(s script, words []string) string {
 	defer d.mu.Unlock()
 	if len(words) == 0 {
 		return ""
-	}
-	if d.server != nil && d.server.ended {
-		d.server = nil
 	}
 	ofServer := func(at int) *fakeServer {
 		if d.server == nil || len(words) <= at || words[at] != strconv.Itoa(d.server.pid) {
@@ -288,11 +286,19 @@ func (d *fakeDaemon) startServer(s script) {
 		server.limits["percentage"] = "100.0"
 	}
 	d.server = server
+	user := s.User
+	if user == "" {
+		user = "0"
+	}
+	d.print("Starting new server %d for user %s", server.pid, user)
 	go func() {
 		_ = cmd.Wait()
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		server.ended = true
+		d.server = nil
+		if s := readScript(); s.User != "" {
+			d.startServer(s)
+		}
 	}()
 }
 
@@ -355,7 +361,7 @@ func newWorld(t *testing.T) *world {
 
 func options(dir, root string) Options {
 	return Options{
-		Dir: dir, Roots: host.Roots{Driver: root}, Launcher: []string{"/proc/self/exe", LaunchCommand},
+		Dir: dir, Roots: host.Roots{Driver: root},
 		CheckInterval: 50 * time.Millisecond, StartLimit: 20 * time.Second, CommandLimit: 3 * time.Second, EndLimit: 2 * time.Second,
 		FirstPause: 100 * time.Millisecond, LongestPause: 400 * time.Millisecond,
 	}

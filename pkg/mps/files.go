@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -32,20 +33,24 @@ const (
 // folderMode lets servers through that run as the user of their clients.
 const folderMode = 0o755
 
-func (f folder) make() error {
+// make reports whether there was nothing before.
+func (f folder) make() (fresh bool, err error) {
+	if err := os.Mkdir(string(f), folderMode); err == nil {
+		fresh = true
+	}
 	for _, path := range []string{string(f), f.pipe(), f.log(), f.shm()} {
 		if err := os.MkdirAll(path, folderMode); err != nil {
-			return fmt.Errorf("make the folders of session %s: %w", f.id(), err)
+			return false, fmt.Errorf("make the folders of session %s: %w", f.id(), err)
 		}
 		if path == f.shm() {
 			continue // it may be mounted
 		}
 		// The umask does not decide who comes through.
 		if err := os.Chmod(path, folderMode); err != nil {
-			return fmt.Errorf("make the folders of session %s: %w", f.id(), err)
+			return false, fmt.Errorf("make the folders of session %s: %w", f.id(), err)
 		}
 	}
-	return nil
+	return fresh, nil
 }
 
 // mount makes the session's shared memory, unless it is there: containers may have
@@ -191,6 +196,26 @@ func (f folder) boundLogs() error {
 		}
 	}
 	return nil
+}
+
+// user returns whom a server serves: what the daemon said when it started the
+// server, or as whom the process runs. It is empty if neither is known.
+func (f folder) user(server int) string {
+	for _, name := range serverLogs {
+		data, err := readEnd(filepath.Join(f.log(), name), maxLog/16)
+		if err != nil {
+			continue
+		}
+		_, after, found := cutLast(string(data), fmt.Sprintf("Starting new server %d for user ", server))
+		if user, _, _ := strings.Cut(after, "\n"); found && user != "" {
+			return strings.TrimSpace(user)
+		}
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(filepath.Join(procRoot, strconv.Itoa(server)), &st); err != nil {
+		return ""
+	}
+	return strconv.FormatUint(uint64(st.Uid), 10)
 }
 
 // position is how long the logs were that tell of servers.

@@ -34,6 +34,8 @@ type session struct {
 	nextTry  time.Time
 	// ready is when the session became ready the last time.
 	ready time.Time
+	// complained is the error that was logged last.
+	complained string
 	// silent is since when the daemon has not answered.
 	silent time.Time
 
@@ -44,13 +46,14 @@ type session struct {
 	ended <-chan struct{}
 	// stopKeeper ends the keeper; nil without one.
 	stopKeeper context.CancelFunc
-	// poke wakes the keeper up.
-	poke chan struct{}
+	// poke tells the keeper that there may be another daemon, serverEnded that it
+	// should look at once.
+	poke, serverEnded chan struct{}
 }
 
 func (s *Supervisor) newSession(id string) *session {
 	return &session{
-		folder: s.folder(id), id: id, turn: make(chan struct{}, 1), poke: make(chan struct{}, 1),
+		folder: s.folder(id), id: id, turn: make(chan struct{}, 1), poke: make(chan struct{}, 1), serverEnded: make(chan struct{}, 1),
 		changed: func() {
 			s.mu.Lock()
 			defer s.mu.Unlock()
@@ -77,8 +80,13 @@ func (s *session) release() {
 	}
 	s.mu.Unlock()
 	<-s.turn
+	notify(s.poke)
+}
+
+// notify leaves word in a channel that has room for one.
+func notify(channel chan<- struct{}) {
 	select {
-	case s.poke <- struct{}{}:
+	case channel <- struct{}{}:
 	default:
 	}
 }
@@ -153,7 +161,8 @@ func (s *session) interrupt() {
 	}
 }
 
-// keeper looks after a session: at intervals, and at once when its daemon ends.
+// keeper looks after a session: at intervals, and at once when its daemon or a server
+// ends.
 func (s *Supervisor) keeper(ctx context.Context, sess *session, pause time.Duration) {
 	timer := time.NewTimer(pause)
 	defer timer.Stop()
@@ -167,6 +176,7 @@ func (s *Supervisor) keeper(ctx context.Context, sess *session, pause time.Durat
 		case <-sess.poke:
 			continue // there may be another daemon
 		case <-ended:
+		case <-sess.serverEnded:
 		case <-timer.C:
 		}
 		if sess.acquire(ctx) != nil {
@@ -183,17 +193,16 @@ func (s *Supervisor) keeper(ctx context.Context, sess *session, pause time.Durat
 
 // look does what is due for a session and returns when to come back.
 func (s *Supervisor) look(ctx context.Context, sess *session) time.Duration {
-	logger := klog.FromContext(ctx)
 	if sess.record.Removing {
 		if err := s.remove(ctx, sess); err != nil {
-			logger.Error(err, "MPS session cannot be removed")
+			sess.complain(ctx, err, "MPS session cannot be removed")
 			return s.options.CheckInterval
 		}
 		s.forget(sess)
 		return 0
 	}
 	if err := s.takeOver(ctx, sess); err != nil {
-		logger.Error(err, "MPS control daemon cannot be adopted")
+		sess.complain(ctx, err, "MPS control daemon cannot be adopted")
 		return s.options.CheckInterval
 	}
 	if sess.daemon.ended() {
@@ -208,11 +217,24 @@ func (s *Supervisor) look(ctx context.Context, sess *session) time.Duration {
 		if ctx.Err() != nil {
 			return 0
 		}
-		logger.Error(err, "MPS session does not run", "phase", sess.current().Phase, "failures", sess.failures)
-		return min(s.options.CheckInterval, max(0, time.Until(sess.nextTry)))
+		sess.complain(ctx, err, "MPS session does not run")
+		if sess.daemon.ended() {
+			return max(0, time.Until(sess.nextTry))
+		}
+		return s.options.CheckInterval
 	}
+	sess.complained = ""
 	if err := sess.boundLogs(); err != nil {
-		logger.Error(err, "MPS logs grow")
+		klog.FromContext(ctx).Error(err, "MPS logs grow")
 	}
 	return s.options.CheckInterval
+}
+
+// complain logs an error, unless it is the one that was logged before: what fails is
+// tried often.
+func (s *session) complain(ctx context.Context, err error, message string) {
+	if err.Error() != s.complained {
+		s.complained = err.Error()
+		klog.FromContext(ctx).Error(err, message, "phase", s.current().Phase, "failures", s.failures)
+	}
 }

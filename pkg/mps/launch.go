@@ -20,13 +20,17 @@ import (
 	"github.com/partage-dev/partage/pkg/host"
 )
 
-// LaunchCommand is the sub-command by which a supervisor runs its own program
-// again in order to call Launch.
+// LaunchCommand is the sub-command by which a supervisor runs its own program again
+// in order to call Launch with the rest of the arguments. Whoever uses a Supervisor
+// must have it.
 const LaunchCommand = "launch"
 
 // programName of NVIDIA's control daemon, which is also the client that sends
 // commands to it.
 const programName = "nvidia-cuda-mps-control"
+
+// self is this program, even if its file was replaced since.
+const self = "/proc/self/exe"
 
 // inRoot is where programs that run in a root of their own find the session's
 // folder: the root may be read-only and know nothing of ours.
@@ -98,9 +102,10 @@ func bind(from, to string) error {
 	return nil
 }
 
-// arguments are the inverse of what Launch parses.
-func (l launch) arguments(program string, args []string) []string {
-	all := []string{"-shm", l.shm, "-root", l.root, "-session", l.session, "--", program}
+// arguments of this program that make it run another one: the inverse of what
+// Launch parses.
+func (l launch) arguments(program string, args ...string) []string {
+	all := []string{LaunchCommand, "-shm", l.shm, "-root", l.root, "-session", l.session, "--", program}
 	return append(all, args...)
 }
 
@@ -108,8 +113,6 @@ func (l launch) arguments(program string, args []string) []string {
 type view struct {
 	folder  folder
 	program host.Program
-	// launcher is this program and its arguments up to LaunchCommand.
-	launcher []string
 }
 
 func (s *Supervisor) view(f folder) (view, error) {
@@ -117,7 +120,7 @@ func (s *Supervisor) view(f folder) (view, error) {
 	if err != nil {
 		return view{}, fmt.Errorf("MPS of this node's driver: %w", err)
 	}
-	return view{folder: f, program: program, launcher: s.options.Launcher}, nil
+	return view{folder: f, program: program}, nil
 }
 
 func (v view) environment() []string {
@@ -136,9 +139,8 @@ func (v view) daemon(spec Spec) *exec.Cmd {
 		args = append(args, "-multiuser-server")
 	}
 	l := launch{shm: v.folder.shm(), root: v.program.Root, session: string(v.folder)}
-	full := append(append([]string(nil), v.launcher...), l.arguments(v.program.Path, args)...)
 	// It must not end with any context: others wait for it by its own end.
-	cmd := exec.Command(full[0], full[1:]...) //nolint:noctx // as said
+	cmd := exec.Command(self, l.arguments(v.program.Path, args...)...) //nolint:noctx // as said
 	cmd.Dir = "/"
 	cmd.Env = append(v.environment(), "CUDA_VISIBLE_DEVICES="+join(spec.Devices), v.folder.marker())
 	return cmd
@@ -151,8 +153,7 @@ func (v view) client(ctx context.Context) *exec.Cmd {
 		cmd = v.program.Command(ctx)
 	} else {
 		l := launch{root: v.program.Root, session: string(v.folder)}
-		full := append(append([]string(nil), v.launcher...), l.arguments(v.program.Path, nil)...)
-		cmd = host.Program{Path: full[0]}.Command(ctx, full[1:]...)
+		cmd = host.Program{Path: self}.Command(ctx, l.arguments(v.program.Path)...)
 	}
 	cmd.Env = v.environment()
 	cmd.WaitDelay = time.Second

@@ -4,7 +4,6 @@
 package mps
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -36,8 +35,8 @@ type processID struct {
 // identify returns what is needed to know a process again. It works for a process
 // that has ended and was not waited for yet.
 func identify(pid int) (processID, error) {
-	_, start, err := readStat(pid)
-	return processID{PID: pid, Start: start}, err
+	st, err := readStat(pid)
+	return processID{PID: pid, Start: st.start}, err
 }
 
 func (p processID) String() string { return "PID " + strconv.Itoa(p.PID) }
@@ -45,27 +44,43 @@ func (p processID) String() string { return "PID " + strconv.Itoa(p.PID) }
 // alive tells whether the process still does something; one that only waits to be
 // collected by its parent does not.
 func (p processID) alive() bool {
-	state, start, err := readStat(p.PID)
-	return err == nil && start == p.Start && state != 'Z' && state != 'X'
+	st, err := readStat(p.PID)
+	return err == nil && st.start == p.Start && !st.over()
 }
 
-func readStat(pid int) (state byte, start uint64, err error) {
+// stat is what the kernel tells about a process without stopping it.
+type stat struct {
+	// name is cut to 15 bytes.
+	name            string
+	state           byte
+	parent, session int
+	start           uint64
+}
+
+func (s stat) over() bool { return s.state == 'Z' || s.state == 'X' }
+
+func readStat(pid int) (stat, error) {
 	data, err := os.ReadFile(filepath.Join(procRoot, strconv.Itoa(pid), "stat"))
 	if err != nil {
-		return 0, 0, fmt.Errorf("read the state of PID %d: %w", pid, err)
+		return stat{}, fmt.Errorf("read the state of PID %d: %w", pid, err)
 	}
 	// The name is in parentheses and may have any bytes in it.
-	_, rest, ok := cutLast(string(data), ") ")
-	fields := strings.Fields(rest)
+	before, after, ok := cutLast(string(data), ") ")
+	_, name, _ := strings.Cut(before, "(")
+	fields := strings.Fields(after)
 	const startField = 19 // the 22nd of all, less PID and name, from 0
 	if !ok || len(fields) <= startField {
-		return 0, 0, fmt.Errorf("read the state of PID %d: cannot make sense of %q", pid, data)
+		return stat{}, fmt.Errorf("read the state of PID %d: cannot make sense of %q", pid, data)
 	}
-	start, err = strconv.ParseUint(fields[startField], 10, 64)
-	if err != nil {
-		return 0, 0, fmt.Errorf("read the state of PID %d: start time: %w", pid, err)
+	st := stat{name: name, state: fields[0][0]}
+	var errs [3]error
+	st.parent, errs[0] = strconv.Atoi(fields[1])
+	st.session, errs[1] = strconv.Atoi(fields[3])
+	st.start, errs[2] = strconv.ParseUint(fields[startField], 10, 64)
+	if err := errors.Join(errs[:]...); err != nil {
+		return stat{}, fmt.Errorf("read the state of PID %d: %w", pid, err)
 	}
-	return fields[0][0], start, nil
+	return st, nil
 }
 
 func cutLast(s, separator string) (before, after string, found bool) {
@@ -76,18 +91,9 @@ func cutLast(s, separator string) (before, after string, found bool) {
 	return s[:i], s[i+len(separator):], true
 }
 
-// userOf returns the user that a process runs as.
-func userOf(pid int) (uint32, error) {
-	var st unix.Stat_t
-	if err := unix.Stat(filepath.Join(procRoot, strconv.Itoa(pid)), &st); err != nil {
-		return 0, fmt.Errorf("user of PID %d: %w", pid, err)
-	}
-	return st.Uid, nil
-}
-
 // signal sends one to this process and to no other. That it has ended is no error.
 func (p processID) signal(signal unix.Signal) error {
-	fd, err := p.open()
+	fd, err := p.open(0)
 	if err != nil || fd < 0 {
 		return err
 	}
@@ -99,9 +105,9 @@ func (p processID) signal(signal unix.Signal) error {
 }
 
 // open returns a descriptor of the process, or a negative number if it has ended.
-func (p processID) open() (int, error) {
-	fd, err := unix.PidfdOpen(p.PID, 0)
-	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) {
+func (p processID) open(flags int) (int, error) {
+	fd, err := unix.PidfdOpen(p.PID, flags)
+	if errors.Is(err, unix.ESRCH) {
 		return -1, nil
 	}
 	if err != nil {
@@ -117,7 +123,7 @@ func (p processID) open() (int, error) {
 // collect takes the end of a process that became a child of this one because its
 // parent ended before it.
 func (p processID) collect() {
-	if state, start, err := readStat(p.PID); err == nil && start == p.Start && state == 'Z' {
+	if st, err := readStat(p.PID); err == nil && st.start == p.Start && st.over() {
 		_, _ = unix.Wait4(p.PID, nil, unix.WNOHANG, nil)
 	}
 }
@@ -154,28 +160,36 @@ func spawn(cmd *exec.Cmd) (*process, error) {
 // adopt watches a process that another one started, until nobody wants to know any
 // more. It returns nil if the process has ended.
 func adopt(id processID, unwatched <-chan struct{}) (*process, error) {
-	fd, err := id.open()
+	fd, err := id.open(unix.PIDFD_NONBLOCK)
 	if err != nil || fd < 0 {
 		return nil, err
 	}
+	file := os.NewFile(uintptr(fd), id.String())
+	connection, err := file.SyscallConn()
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("watch %s: %w", id, err), file.Close())
+	}
 	p := &process{processID: id, done: make(chan struct{})}
+	stopped := make(chan struct{})
 	go func() {
-		defer func() { _ = unix.Close(fd) }()
-		for {
-			select {
-			case <-unwatched:
-				return
-			default:
-			}
-			// The limit only bounds how long this goes on after that.
-			n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 500)
-			if n > 0 || err != nil && !errors.Is(err, unix.EINTR) {
-				id.collect()
-				p.how = "its end was seen from outside"
-				close(p.done)
-				return
-			}
+		defer close(stopped)
+		// It becomes readable with the end of the process.
+		err := connection.Read(func(fd uintptr) bool {
+			n, _ := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+			return n > 0
+		})
+		if err == nil {
+			id.collect()
+			p.how = "its end was seen from outside"
+			close(p.done)
 		}
+	}()
+	go func() {
+		select {
+		case <-unwatched:
+		case <-stopped:
+		}
+		_ = file.Close()
 	}()
 	return p, nil
 }
@@ -219,70 +233,6 @@ func (p *process) while(ctx context.Context) (context.Context, context.CancelFun
 		}
 	}()
 	return ctx, func() { close(finished); cancel(nil) }
-}
-
-// marked finds all processes with the variable in their environment.
-func marked(marker string) ([]processID, error) {
-	entries, err := os.ReadDir(procRoot)
-	if err != nil {
-		return nil, fmt.Errorf("look for processes: %w", err)
-	}
-	var found []processID
-	for _, entry := range entries {
-		pid, err := strconv.Atoi(entry.Name())
-		if err != nil {
-			continue
-		}
-		// What cannot be read has ended, or is a thread of the kernel.
-		environment, err := os.ReadFile(filepath.Join(procRoot, entry.Name(), "environ"))
-		if err != nil || !bytes.Contains(append([]byte{0}, environment...), []byte("\x00"+marker+"\x00")) {
-			continue
-		}
-		if id, err := identify(pid); err == nil {
-			found = append(found, id)
-		}
-	}
-	return found, nil
-}
-
-// killMarked ends all processes with the variable, and these. It returns when they
-// have gone.
-func killMarked(ctx context.Context, marker string, others []processID) error {
-	for {
-		left, err := marked(marker)
-		if err != nil {
-			return err
-		}
-		for _, p := range others {
-			if p.alive() {
-				left = append(left, p)
-			} else {
-				p.collect()
-			}
-		}
-		if len(left) == 0 {
-			return nil
-		}
-		for _, p := range left {
-			if err := p.signal(unix.SIGKILL); err != nil {
-				return err
-			}
-		}
-		if err := allGone(ctx, left); err != nil {
-			return err
-		}
-	}
-}
-
-func allGone(ctx context.Context, processes []processID) error {
-	for _, p := range processes {
-		gone := func() (bool, error) { return !p.alive(), nil }
-		if err := poll(ctx, gone); err != nil {
-			return fmt.Errorf("%s does not end although it was killed, it may be waiting for the GPU: %w", p, err)
-		}
-		p.collect()
-	}
-	return nil
 }
 
 const (

@@ -31,8 +31,8 @@ type record struct {
 	// Daemon is the control daemon that was started last, Servers are its servers.
 	Daemon  *processID  `json:"daemon,omitempty"`
 	Servers []processID `json:"servers,omitempty"`
-	// ServerUser is the user that the first of them runs as.
-	ServerUser uint32 `json:"serverUser,omitempty"`
+	// ServerUser is the user whom the first of them serves, and as whom it runs.
+	ServerUser string `json:"serverUser,omitempty"`
 
 	Losses       int       `json:"losses,omitempty"`
 	LastLoss     string    `json:"lastLoss,omitempty"`

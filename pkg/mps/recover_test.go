@@ -17,6 +17,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+func makeFolder(f folder) error {
+	_, err := f.make()
+	return err
+}
+
 // other is a supervisor in a process of its own.
 type other struct {
 	*Client
@@ -193,14 +198,14 @@ func TestLeftovers(t *testing.T) {
 		"an empty folder": func(*world, folder) error { return nil },
 		"folders, a mount on a mount, a broken record": func(_ *world, f folder) error {
 			mount := func() error { return unix.Mount("t", f.shm(), "tmpfs", 0, "") }
-			return errors.Join(f.make(), f.mount(), mount(), os.WriteFile(f.record(), []byte("{"), 0o600))
+			return errors.Join(makeFolder(f), f.mount(), mount(), os.WriteFile(f.record(), []byte("{"), 0o600))
 		},
 		"never ran, with a daemon that is not in the record": func(w *world, f folder) error {
 			v, err := (&Supervisor{options: w.options}).view(f)
 			if err != nil {
 				return err
 			}
-			if err := errors.Join(f.make(), f.mount(), f.save(record{BootID: bootID, Spec: one})); err != nil {
+			if err := errors.Join(makeFolder(f), f.mount(), f.save(record{BootID: bootID, Spec: one})); err != nil {
 				return err
 			}
 			_, err = spawn(v.daemon(one))
@@ -209,13 +214,13 @@ func TestLeftovers(t *testing.T) {
 		"of another boot": func(_ *world, f folder) error {
 			// A PID of now that must not be touched.
 			self, err := identify(os.Getpid())
-			return errors.Join(err, f.make(), f.save(record{BootID: "another", Spec: one, Started: true, Serving: true, Daemon: &self}))
+			return errors.Join(err, makeFolder(f), f.save(record{BootID: "another", Spec: one, Started: true, Serving: true, Daemon: &self}))
 		},
 		"in the middle of Stop": func(_ *world, f folder) error {
-			return errors.Join(f.make(), f.mount(), f.save(record{BootID: bootID, Spec: one, Started: true, Removing: true}))
+			return errors.Join(makeFolder(f), f.mount(), f.save(record{BootID: bootID, Spec: one, Started: true, Removing: true}))
 		},
 		"of something newer": func(_ *world, f folder) error {
-			return errors.Join(f.make(), os.WriteFile(f.record(), []byte(`{"apiVersion": "mps.partage.dev/v9"}`), 0o600))
+			return errors.Join(makeFolder(f), os.WriteFile(f.record(), []byte(`{"apiVersion": "mps.partage.dev/v9"}`), 0o600))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -243,7 +248,7 @@ func TestLeftovers(t *testing.T) {
 func TestEnsureAfterCrash(t *testing.T) {
 	w := newWorld(t)
 	f := w.folder(one.ID)
-	if err := errors.Join(f.make(), f.mount()); err != nil {
+	if err := errors.Join(makeFolder(f), f.mount()); err != nil {
 		t.Fatal(err)
 	}
 	s := w.supervisor()
@@ -273,4 +278,41 @@ func TestCrashInRestart(t *testing.T) {
 	s := w.supervisor()
 	after := reaches(t, s, one.ID, Running, 1)
 	inEffect(t, s, after)
+}
+
+// TestKilledAtAnyTime: after a supervisor was killed, the next one can start and
+// stop the session, and nothing is left.
+func TestKilledAtAnyTime(t *testing.T) {
+	w := newWorld(t)
+	for _, stopping := range []bool{false, true} {
+		for after := time.Millisecond; after < 100*time.Millisecond; after += 11 * time.Millisecond {
+			first := w.other()
+			if stopping {
+				first.ensure(t, one)
+			} else {
+				eventually(t, "the supervisor", func() bool { _, err := first.List(t.Context()); return err == nil })
+			}
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				if stopping {
+					_ = first.Stop(t.Context(), one.ID)
+				} else {
+					_, _ = first.Ensure(t.Context(), one)
+				}
+			}()
+			time.Sleep(after)
+			first.end(unix.SIGKILL)
+			<-done
+			second := w.other()
+			if status := second.ensure(t, one); status.Phase != Running {
+				t.Errorf("stopping %t, after %s: got %v", stopping, after, status)
+			}
+			if err := second.Stop(t.Context(), one.ID); err != nil {
+				t.Errorf("stopping %t, after %s: %v", stopping, after, err)
+			}
+			w.nothingLeft(one.ID)
+			second.end(unix.SIGKILL)
+		}
+	}
 }

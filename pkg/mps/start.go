@@ -53,15 +53,18 @@ func (s *Supervisor) startDaemon(ctx context.Context, sess *session) error {
 	if err != nil {
 		return err
 	}
-	if err := sess.make(); err != nil {
+	fresh, err := sess.make()
+	if err != nil {
 		return err
 	}
 	// From here on a supervisor that comes after this one finds all that follows.
 	if err := sess.save(sess.record); err != nil {
 		return err
 	}
-	if err := killMarked(ctx, sess.marker(), sess.record.Servers); err != nil {
-		return err
+	if !fresh {
+		if err := killMarked(ctx, sess.marker(), sess.record.Servers); err != nil {
+			return err
+		}
 	}
 	if err := errors.Join(sess.mount(), sess.clearPipe()); err != nil {
 		return err
@@ -178,18 +181,33 @@ func (s *Supervisor) serve(ctx context.Context, sess *session, c control, pids [
 		}
 		servers = append(servers, id)
 	}
-	user, err := userOf(pids[0])
-	if err != nil {
-		return fmt.Errorf("the server has ended: %w", err)
-	}
-	sess.record.Servers, sess.record.ServerUser = servers, user
+	sess.record.Servers, sess.record.ServerUser = servers, sess.user(pids[0])
 	sess.record.Started, sess.record.Serving = true, true
 	if err := sess.save(sess.record); err != nil {
 		return err
 	}
+	s.watchServers(sess)
 	sess.ready = time.Now()
 	sess.show(Running, "")
 	return nil
+}
+
+// watchServers has the session looked at when one of them ends. That it cannot be
+// watched only means that its end is noticed later.
+func (s *Supervisor) watchServers(sess *session) {
+	for _, id := range sess.record.Servers {
+		server, err := adopt(id, s.closed)
+		if server == nil || err != nil {
+			continue
+		}
+		go func() {
+			select {
+			case <-server.done:
+				notify(sess.serverEnded)
+			case <-s.closed:
+			}
+		}()
+	}
 }
 
 // end ends daemon and servers, and all else that they started. Each step has its

@@ -28,9 +28,6 @@ type Options struct {
 	Dir string
 	// Roots say where the driver is; nothing else of them is used but the boot id.
 	Roots host.Roots
-	// Launcher is the command whose process calls Launch with the rest of its
-	// arguments: this program and LaunchCommand.
-	Launcher []string
 	// CheckInterval is the time between two looks at a session's server. The end of
 	// a daemon is noticed at once.
 	CheckInterval time.Duration
@@ -243,6 +240,7 @@ func (s *Supervisor) Close(ctx context.Context) error {
 	var wg sync.WaitGroup
 	for i, sess := range sessions {
 		wg.Go(func() {
+			ctx := klog.NewContext(ctx, klog.LoggerWithValues(klog.FromContext(ctx), "session", sess.id))
 			if errs[i] = sess.acquire(ctx); errs[i] == nil {
 				defer sess.release()
 				errs[i] = s.suspend(ctx, sess)

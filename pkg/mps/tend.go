@@ -71,6 +71,7 @@ func (s *Supervisor) takeOver(ctx context.Context, sess *session) error {
 	}
 	if sess.daemon != nil {
 		klog.FromContext(ctx).Info("MPS control daemon adopted", "pid", sess.daemon.PID)
+		s.watchServers(sess)
 	}
 	return nil
 }
@@ -275,7 +276,7 @@ func (s *Supervisor) noteServers(ctx context.Context, sess *session, servers []s
 	if len(ended) == 0 {
 		return
 	}
-	if orderly := !sess.record.Spec.MultiUser && len(servers) > 0 && sess.otherUser(servers[0].pid); orderly {
+	if len(servers) > 0 && sess.forAnotherUser(servers[0].pid) {
 		klog.FromContext(ctx).Info("MPS replaced a server by one for another user", "ended", strings.Join(ended, ", "), "pid", servers[0].pid)
 	} else {
 		s.lose(ctx, sess, fmt.Sprintf("the server (%s) ended", strings.Join(ended, ", ")))
@@ -284,6 +285,13 @@ func (s *Supervisor) noteServers(ctx context.Context, sess *session, servers []s
 	if err := sess.save(sess.record); err != nil {
 		klog.FromContext(ctx).Error(err, "MPS loss is not written down")
 	}
+}
+
+// forAnotherUser tells whether a server was started in place of the last one because
+// of its user, which MPS does only when that had no clients any more.
+func (s *session) forAnotherUser(server int) bool {
+	before, now := s.record.ServerUser, s.user(server)
+	return !s.record.Spec.MultiUser && before != "" && now != "" && before != now
 }
 
 // silence is what follows when the daemon does not answer. Its servers may do well
@@ -321,12 +329,6 @@ func (s *Supervisor) replaceDaemon(ctx context.Context, sess *session, cause err
 	s.lose(ctx, sess, cause.Error())
 	sess.failed(s.options)
 	return s.restart(ctx, sess)
-}
-
-// otherUser tells whether a server runs as another user than the one before.
-func (s *session) otherUser(pid int) bool {
-	user, err := userOf(pid)
-	return err == nil && user != s.record.ServerUser
 }
 
 // anyAlive tells whether there is such a process. 0 is one that cannot be seen.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -111,6 +112,42 @@ func TestServerEnds(t *testing.T) {
 		t.Errorf("got %v", after)
 	}
 	inEffect(t, s, after)
+}
+
+// TestServerForAnotherUser: without multi-user MPS replaces a server that has no
+// clients any more, and nobody loses anything.
+func TestServerForAnotherUser(t *testing.T) {
+	w, s, before := started(t)
+	w.script(script{User: "1000"})
+	kill(t, before.Servers[0])
+	var after Status
+	eventually(t, "a new server", func() bool {
+		after = statusOf(t, s, one.ID)
+		return after.Phase == Running && len(after.Servers) == 1 && after.Servers[0] != before.Servers[0]
+	})
+	if after.Losses != 0 {
+		t.Errorf("got %v", after)
+	}
+	inEffect(t, s, after)
+	// The next one is for the same user, so the last one was not replaced.
+	kill(t, after.Servers[0])
+	reaches(t, s, one.ID, Running, 1)
+}
+
+func TestUser(t *testing.T) {
+	f := folder(t.TempDir())
+	if err := os.Mkdir(f.log(), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	text := "[Control 1] Starting new server 77 for user 1000\n[Control 1] Starting new server 7 for user 5\n"
+	if err := os.WriteFile(filepath.Join(f.log(), "control.log"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for server, want := range map[int]string{77: "1000", 7: "5", os.Getpid(): strconv.Itoa(os.Geteuid()), 1 << 30: ""} {
+		if got := f.user(server); got != want {
+			t.Errorf("server %d: got user %q, want %q", server, got, want)
+		}
+	}
 }
 
 func TestFault(t *testing.T) {
