@@ -127,6 +127,8 @@ test-cluster: root setup build cluster images ## Test with real pods on a local 
 	go test -c -tags e2e -o $(OUT)/e2e.test ./test/e2e
 	$(call say,cluster tests: Kubernetes as it is by default)
 	$(call in-test-cluster,,$(OUT)/e2e.test -test.v)
+	$(call say,cluster tests: GPUs of several models under a policy)
+	$(call in-test-cluster,,env DEMO_MACHINE=mixed-mig $(OUT)/e2e.test -test.v -test.run '^TestDemos$$$$',mixed-mig,--values demo/policy-per-model/values.yaml)
 	$(call say,cluster tests: without partitionable devices)
 	$(call in-test-cluster,--feature-gates DRAPartitionableDevices=false,\
 	  env PARTAGE_E2E_WITHOUT_PARTITIONS=1 $(OUT)/e2e.test -test.v -test.run '^(TestPublished|TestWithoutPartitions)$$')
@@ -177,19 +179,22 @@ root:
 	  echo 'This needs root: it installs packages, makes device nodes and runs containers. Try:'; \
 	  echo '  sudo env "PATH=$$PATH" make $(MAKECMDGOALS)'; exit 1; fi
 
-# A plugin that was built anew rolls out, although its image has the same name.
+# A plugin that was built anew rolls out, although its image has the same name. The
+# pods of the MPS supervisor are for people to delete; waiting for them would never
+# end, except with the older way of waiting.
 helm-install = helm upgrade --install partage deployments/helm/partage --namespace partage --create-namespace \
-  --values demo/values-simulated.yaml --wait --timeout 90s \
+  --values demo/values-simulated.yaml --wait=legacy --timeout 90s \
   --set-string kubeletPlugin.podAnnotations.build=$$(sha256sum bin/gpu-kubelet-plugin | cut -c1-16)
 
 driver-logs = kubectl logs --namespace partage --selector app.kubernetes.io/name=partage --prefix --tail 200
 
-# A cluster with the driver. $(1): options of up; $(2): what runs in it. The
-# cluster goes down whatever happens; its logs stay in _output/cluster/log/test.
+# A cluster with the driver. $(1): options of up; $(2): what runs in it; $(3): its
+# machine and $(4): options of helm, where they are others. The cluster goes down
+# whatever happens; its logs stay in _output/cluster/log/test.
 define in-test-cluster
 	@trap '$(TEST_CLUSTER) down' EXIT; \
-	$(TEST_CLUSTER) up --machine $(MACHINE) $(1); \
-	$(TEST_CLUSTER) run -- $(helm-install) >/dev/null; \
+	$(TEST_CLUSTER) up --machine $(or $(3),$(MACHINE)) $(1); \
+	$(TEST_CLUSTER) run -- $(helm-install) $(4) >/dev/null; \
 	$(TEST_CLUSTER) run -- $(2) || { $(TEST_CLUSTER) run -- $(driver-logs); exit 1; }
 endef
 

@@ -9,8 +9,6 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 // A verdict says that a call is not like others. It has copies of all that it
 // needs, for the machine may change while the call waits.
@@ -21,40 +19,6 @@ struct verdict {
 	struct gs_latency latency; // all zero if there is none
 	char state[GS_PATH];
 };
-
-static int matches(const struct gs_fault *f, const char *function, int gpu)
-{
-	return (f->gpu < 0 || f->gpu == gpu) && (strcmp(f->function, "*") == 0 || strcmp(f->function, function) == 0);
-}
-
-static int drawn(double probability)
-{
-	uint64_t random = 0;
-	if (probability <= 0 || probability >= 1)
-		return 1; // 0 means 1
-	if (syscall(SYS_getrandom, &random, sizeof(random), 0) != (long)sizeof(random))
-		return 0;
-	return (double)(random >> 11) * 0x1p-53 < probability;
-}
-
-// strike finds the fault that decides. All that match count the call, so that
-// "the third call" is the same one for each of them.
-static const struct gs_fault *strike(struct gs_handle *h, const struct gs_machine *m, const char *function, int gpu)
-{
-	const struct gs_fault *first = NULL;
-	for (int i = 0; i < m->fault_count; i++) {
-		const struct gs_fault *f = &m->faults[i];
-		if (!matches(f, function, gpu))
-			continue;
-		uint64_t number = gs_fault_seen(h, f->serial);
-		uint64_t skip = (uint64_t)f->skip, times = (uint64_t)f->times;
-		if (first == NULL && number >= skip && (times == 0 || number - skip < times) && drawn(f->probability))
-			first = f;
-	}
-	if (first != NULL)
-		gs_fault_struck(h, first->serial);
-	return first;
-}
 
 static const struct gs_latency *latency_of(const struct gs_machine *m, const char *function)
 {
@@ -75,7 +39,7 @@ static void judge(struct call *call, struct gs_handle *h, const struct gs_machin
 	if (m->fault_count == 0 && m->latency_count == 0 && m->failing == 0)
 		return;
 	int gpu = call->find == NULL ? -1 : call->find(call->key);
-	const struct gs_fault *fault = strike(h, m, call->function, gpu);
+	const struct gs_fault *fault = gs_strike(h, m, call->function, gpu < 0 ? 0 : 1u << gpu);
 	const struct gs_latency *latency = latency_of(m, call->function);
 	if (fault == NULL && latency == NULL && failure_of(m, gpu) == 0)
 		return;

@@ -141,6 +141,8 @@ int enter(void)
 		return 0;
 	}
 	refresh();
+	// Processes that died since the view was made changed nothing in the file.
+	gs_drop_dead(&state, &view);
 	return 1;
 }
 

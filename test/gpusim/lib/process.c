@@ -1,8 +1,9 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Processes on GPUs and MIG devices. Simulated processes all have a compute
-// context; the lists of graphics and MPS processes are empty.
+// Processes on GPUs and MIG devices. Clients of an MPS server are in a list of
+// their own, the server is among those with a compute context. There are no
+// graphics.
 
 #include "lib.h"
 
@@ -30,9 +31,11 @@ static void write_v2(void *infos, unsigned int i, const struct gs_process *p)
 	out->computeInstanceId = (unsigned int)p->compute_id;
 }
 
+enum { NO_KIND = 0, PLAIN_KINDS = 1 << GS_COMPUTE | 1 << GS_MPS_SERVER, CLIENT_KIND = 1 << GS_MPS_CLIENT };
+
 typedef void (*write_fn)(void *infos, unsigned int i, const struct gs_process *p);
 
-static nvmlReturn_t list(nvmlDevice_t device, unsigned int *count, void *infos, write_fn write, int compute)
+static nvmlReturn_t list(nvmlDevice_t device, unsigned int *count, void *infos, write_fn write, int kinds)
 {
 	ENTER();
 	struct target t;
@@ -45,8 +48,8 @@ static nvmlReturn_t list(nvmlDevice_t device, unsigned int *count, void *infos, 
 	if (t.ci == NULL && t.gpu->mig_current && !may_configure())
 		return NVML_ERROR_NO_PERMISSION;
 	unsigned int room = *count, found = 0;
-	for (int i = 0; compute && i < view.process_count; i++) {
-		if (!matches(&view.processes[i], &t))
+	for (int i = 0; i < view.process_count; i++) {
+		if (!matches(&view.processes[i], &t) || (kinds >> view.processes[i].kind & 1) == 0)
 			continue;
 		if (found < room)
 			write(infos, found, &view.processes[i]);
@@ -58,20 +61,20 @@ static nvmlReturn_t list(nvmlDevice_t device, unsigned int *count, void *infos, 
 
 // LISTS defines the three versions of one list. The second and third differ in
 // name only.
-#define LISTS(name, compute)                                                                             \
+#define LISTS(name, kinds)                                                                               \
 	nvmlReturn_t name(nvmlDevice_t device, unsigned int *infoCount, nvmlProcessInfo_v1_t *infos)      \
 	{                                                                                                \
-		return list(device, infoCount, infos, write_v1, compute);                                \
+		return list(device, infoCount, infos, write_v1, kinds);                                  \
 	}                                                                                                \
 	nvmlReturn_t name##_v2(nvmlDevice_t device, unsigned int *infoCount, nvmlProcessInfo_v2_t *infos) \
 	{                                                                                                \
-		return list(device, infoCount, infos, write_v2, compute);                                \
+		return list(device, infoCount, infos, write_v2, kinds);                                  \
 	}                                                                                                \
 	nvmlReturn_t name##_v3(nvmlDevice_t device, unsigned int *infoCount, nvmlProcessInfo_t *infos)    \
 	{                                                                                                \
-		return list(device, infoCount, infos, write_v2, compute);                                \
+		return list(device, infoCount, infos, write_v2, kinds);                                  \
 	}
 
-LISTS(nvmlDeviceGetComputeRunningProcesses, 1)
-LISTS(nvmlDeviceGetGraphicsRunningProcesses, 0)
-LISTS(nvmlDeviceGetMPSComputeRunningProcesses, 0)
+LISTS(nvmlDeviceGetComputeRunningProcesses, PLAIN_KINDS)
+LISTS(nvmlDeviceGetGraphicsRunningProcesses, NO_KIND)
+LISTS(nvmlDeviceGetMPSComputeRunningProcesses, CLIENT_KIND)

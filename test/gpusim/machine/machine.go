@@ -33,7 +33,8 @@ type Fault struct {
 	// ID is unique on the machine and at least 1.
 	ID int
 	// Function is an exported name, "nvmlGpuInstanceDestroy" or "nvmlInit_v2",
-	// or "*" for all.
+	// or "*" for all of the library. Package mps names what the stand-ins of MPS
+	// do, "mps_server_start".
 	Function string
 	// GPU is an index into Machine.GPUs; -1 is any GPU, and also matches calls
 	// that concern none, such as nvmlInit_v2. A call on an instance or MIG device
@@ -51,7 +52,8 @@ type Fault struct {
 	Delay  time.Duration
 	Hang   bool
 	Effect Effect
-	// Code is an nvmlReturn_t, for Fail and FailAfter.
+	// Code is an nvmlReturn_t, for Fail and FailAfter. The stand-ins of MPS have no
+	// use for it.
 	Code int
 
 	// Seen and Struck count matching calls and those that were struck, of all
@@ -195,7 +197,8 @@ type ComputeInstance struct {
 	ComputeMode int // nvmlComputeMode_t
 }
 
-// Process is a simulated process that holds a GPU or an instance of it.
+// Process is a process that holds a GPU or an instance of it. One that holds
+// several has several entries.
 type Process struct {
 	PID         int
 	Name        string
@@ -203,4 +206,47 @@ type Process struct {
 	InstanceID  int // -1: the undivided GPU
 	ComputeID   int // -1: none
 	MemoryBytes uint64
+	Kind        ProcessKind
+
+	// Owner is 0 for a process that is an entry and nothing more. Else it is what
+	// state.File.Own gave to the process that keeps the entry, which is gone as
+	// soon as that process is, however it ended. Clients of an MPS server are
+	// kept by the server.
+	Owner uint64
+
+	// Pipe, Status and Fault are about MPS servers. Pipe is the folder of the
+	// server's control daemon, as the server sees it. Whoever sets Fault makes the
+	// server do what it does when a client has a fatal fault on this GPU.
+	Pipe   string
+	Status MPSStatus
+	Fault  bool
+}
+
+// ProcessKind is what NVML takes a process for.
+type ProcessKind int
+
+const (
+	// Compute processes have a CUDA context of their own.
+	Compute ProcessKind = iota
+	// MPSServer processes have one for their clients.
+	MPSServer
+	// MPSClient processes use the context of a server.
+	MPSClient
+)
+
+// MPSStatus is the state of an MPS server.
+type MPSStatus int
+
+const (
+	// MPSInitializing servers take no clients yet.
+	MPSInitializing MPSStatus = iota
+	// MPSActive servers do.
+	MPSActive
+	// MPSFault servers take none until those that a fault hit have gone.
+	MPSFault
+)
+
+// String is the word that nvidia-cuda-mps-control prints.
+func (s MPSStatus) String() string {
+	return [...]string{"INITIALIZING", "ACTIVE", "FAULT"}[s]
 }

@@ -98,9 +98,7 @@ void gs_fault_start(struct gs_handle *h, uint64_t serial)
 	atomic_store(&count_of(h, serial)->struck, 0);
 }
 
-// still tells whether the machine that was read is the one in use, as gs_read
-// does for a whole copy.
-static int still(const struct gs_handle *h, uint64_t generation)
+int gs_still(const struct gs_handle *h, uint64_t generation)
 {
 	atomic_thread_fence(memory_order_acquire);
 	return atomic_load_explicit(&h->file->generation, memory_order_relaxed) == generation;
@@ -114,7 +112,7 @@ int gs_fault_hangs(const struct gs_handle *h, uint64_t serial)
 		int hangs = 0;
 		for (int i = 0; i < gs_bounded(m->fault_count, GS_MAX_FAULTS); i++)
 			hangs |= m->faults[i].serial == serial && m->faults[i].hang;
-		if (still(h, generation))
+		if (gs_still(h, generation))
 			return hangs;
 	}
 }
@@ -127,7 +125,7 @@ int gs_instances(const struct gs_handle *h, int gpu)
 		uint64_t generation = gs_generation(h);
 		const struct gs_machine *m = &h->file->slot[generation % 2];
 		int count = gpu < m->gpu_count ? gs_bounded(m->gpus[gpu].instance_count, GS_MAX_INSTANCES) : 0;
-		if (still(h, generation))
+		if (gs_still(h, generation))
 			return count;
 	}
 }

@@ -28,6 +28,8 @@ func decode(h *C.struct_gs_handle, c *C.struct_gs_machine) *machine.Machine {
 		m.Processes = append(m.Processes, machine.Process{
 			PID: int(p.pid), Name: C.GoString(&p.name[0]), GPU: int(p.gpu),
 			InstanceID: int(p.instance_id), ComputeID: int(p.compute_id), MemoryBytes: uint64(p.memory_bytes),
+			Kind: machine.ProcessKind(p.kind), Owner: uint64(p.owner), Pipe: C.GoString(&p.pipe[0]),
+			Status: machine.MPSStatus(p.status), Fault: p.fault != 0,
 		})
 	}
 	return m

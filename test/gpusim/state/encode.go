@@ -95,6 +95,17 @@ func (e *encoder) process(c *C.struct_gs_process, p *machine.Process, gpus int) 
 	c.instance_id = e.number("GPU instance id", p.InstanceID)
 	c.compute_id = e.number("compute instance id", p.ComputeID)
 	c.memory_bytes = C.uint64_t(p.MemoryBytes)
+	c.owner = C.uint64_t(p.Owner)
+	if p.Kind < 0 || p.Kind >= C.GS_KINDS {
+		e.fail("process %d is of the unknown kind %d", p.PID, p.Kind)
+	}
+	c.kind = C.int32_t(p.Kind)
+	e.text(c.pipe[:], "MPS folder", p.Pipe)
+	if p.Status < machine.MPSInitializing || p.Status > machine.MPSFault {
+		e.fail("process %d has the unknown MPS status %d", p.PID, int(p.Status))
+	}
+	c.status = C.int32_t(p.Status)
+	c.fault = flag(p.Fault)
 }
 
 func (e *encoder) gpu(c *C.struct_gs_gpu, index int, g *machine.GPU) {

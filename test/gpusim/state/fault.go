@@ -140,16 +140,19 @@ func (e *encoder) duration(what string, d time.Duration) C.int64_t {
 func decodeFaults(h *C.struct_gs_handle, c *C.struct_gs_machine) []machine.Fault {
 	var faults []machine.Fault
 	for i := range int(c.fault_count) {
-		f := &c.faults[i]
-		var seen, struck C.uint64_t
-		C.gs_fault_counts(h, f.serial, &seen, &struck)
-		faults = append(faults, machine.Fault{
-			ID: int(f.id), Function: C.GoString(&f.function[0]), GPU: int(f.gpu), Skip: int(f.skip), Times: int(f.times),
-			Probability: float64(f.probability), Delay: time.Duration(f.delay), Hang: f.hang != 0,
-			Effect: machine.Effect(f.effect), Code: int(f.code), Seen: uint64(seen), Struck: uint64(struck),
-		})
+		faults = append(faults, decodeFault(h, &c.faults[i]))
 	}
 	return faults
+}
+
+func decodeFault(h *C.struct_gs_handle, f *C.struct_gs_fault) machine.Fault {
+	var seen, struck C.uint64_t
+	C.gs_fault_counts(h, f.serial, &seen, &struck)
+	return machine.Fault{
+		ID: int(f.id), Function: C.GoString(&f.function[0]), GPU: int(f.gpu), Skip: int(f.skip), Times: int(f.times),
+		Probability: float64(f.probability), Delay: time.Duration(f.delay), Hang: f.hang != 0,
+		Effect: machine.Effect(f.effect), Code: int(f.code), Seen: uint64(seen), Struck: uint64(struck),
+	}
 }
 
 func decodeLatencies(c *C.struct_gs_machine) []machine.Latency {

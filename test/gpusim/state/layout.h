@@ -15,7 +15,7 @@
 
 #define GS_MAGIC "GPUSIM\n"
 // Raise it at every change of the structures below.
-#define GS_LAYOUT_VERSION 2
+#define GS_LAYOUT_VERSION 3
 
 enum {
 	GS_MAX_GPUS = 16,
@@ -25,7 +25,8 @@ enum {
 	GS_MAX_CI_PROFILES = 12,
 	GS_MAX_INSTANCES = 16,
 	GS_MAX_COMPUTE = 8,
-	GS_MAX_PROCESSES = 128,
+	// GPUs have up to 60 MPS clients each.
+	GS_MAX_PROCESSES = 512,
 	GS_MAX_FAULTS = 32,
 	GS_MAX_LATENCIES = 48,
 	// More than there are faults at a time: see gs_fault.
@@ -34,6 +35,8 @@ enum {
 	GS_MAX_COUNTERS = 1024,
 	GS_NAME = 64,
 	GS_LONG_NAME = 96,
+	// More than a folder can have that holds a socket.
+	GS_PIPE = 112,
 };
 
 struct gs_placement {
@@ -129,14 +132,25 @@ struct gs_gpu {
 	struct gs_instance instances[GS_MAX_INSTANCES];
 };
 
+// An entry with an owner is there as long as the process that keeps it: see
+// gs_own. One without is there until somebody removes it.
 struct gs_process {
 	char name[GS_LONG_NAME];
+	char pipe[GS_PIPE]; // MPS: the folder of its control daemon
+	uint64_t owner;
+	uint64_t memory_bytes;
 	int32_t pid;
 	int32_t gpu;
 	int32_t instance_id;
 	int32_t compute_id;
-	uint64_t memory_bytes;
+	int32_t kind;   // machine.ProcessKind
+	int32_t status; // machine.MPSStatus
+	int32_t fault;  // somebody wants the MPS server to have a fault
+	int32_t unused;
 };
+
+// machine.ProcessKind
+enum gs_kind { GS_COMPUTE, GS_MPS_SERVER, GS_MPS_CLIENT, GS_KINDS };
 
 // What becomes of a call that a fault strikes: machine.Effect.
 enum gs_effect {

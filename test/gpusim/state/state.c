@@ -235,6 +235,7 @@ int gs_begin(struct gs_handle *h)
 	// retired the slot no later than what is written into it now.
 	atomic_thread_fence(memory_order_seq_cst);
 	memcpy(h->next, current, used(current));
+	gs_drop_dead(h, h->next);
 	return 0;
 }
 

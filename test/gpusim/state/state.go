@@ -138,12 +138,14 @@ func (f *File) Generation() (uint64, error) {
 	return generation, err
 }
 
-// Snapshot is the machine at one moment. It waits for no writer.
+// Snapshot is the machine at one moment, without processes that have died. It
+// waits for no writer.
 func (f *File) Snapshot() (*machine.Machine, error) {
 	var m *machine.Machine
 	err := f.use(func(h *C.struct_gs_handle) error {
 		c := new(C.struct_gs_machine)
 		C.gs_read(h, c)
+		C.gs_drop_dead(h, c)
 		m = decode(h, c)
 		return nil
 	})

@@ -27,6 +27,7 @@ struct gs_handle {
 	int fd;
 	int writable;
 	int locked;
+	uint64_t owner; // that gs_own gave to this handle, or 0
 	struct gs_file *file;
 	struct gs_machine *next; // the slot being changed, between begin and commit
 	// Folder "…/driver/nvidia/capabilities" that follows the instances; ""
@@ -62,6 +63,10 @@ uint64_t gs_generation(const struct gs_handle *h);
 // no lock and never waits for a writer.
 uint64_t gs_read(const struct gs_handle *h, struct gs_machine *out);
 
+// gs_still tells whether the machine of a generation is the one in use, so that
+// what was read of it is consistent.
+int gs_still(const struct gs_handle *h, uint64_t generation);
+
 // gs_begin takes the writer lock, repairs the capability files if the last
 // writer died, and gives the caller a copy of the machine to change in h->next.
 // EROFS if the handle is read-only. gs_commit makes the capability files follow
@@ -70,6 +75,17 @@ uint64_t gs_read(const struct gs_handle *h, struct gs_machine *out);
 int gs_begin(struct gs_handle *h);
 int gs_commit(struct gs_handle *h);
 void gs_abort(struct gs_handle *h);
+
+// gs_own gives the handle an owner, for entries of processes. It is there until
+// gs_close or until the process dies, however it does: the owner is a byte that
+// the handle has locked, far behind the end of the file. Everybody who can open
+// the file can see that, also in other PID namespaces. EROFS if the handle is
+// read-only.
+int gs_own(struct gs_handle *h);
+
+// gs_drop_dead removes the entries of processes whose owner is gone. gs_begin
+// does it to the machine that is changed.
+void gs_drop_dead(const struct gs_handle *h, struct gs_machine *m);
 
 // gs_repair takes the lock if the last writer died, and repairs.
 int gs_repair(struct gs_handle *h);
@@ -83,6 +99,13 @@ int gs_capabilities_follow(const char *dir, const struct gs_machine *before, con
 
 // gs_in_place tells whether path still is the file that is open.
 int gs_in_place(const struct gs_handle *h, const char *path);
+
+// gs_boot_id copies the boot id of the machine.
+void gs_boot_id(const struct gs_handle *h, char out[GS_NAME]);
+
+// gs_wanted_faults has a bit for each GPU on which somebody wants the owner's MPS
+// server to have a fault.
+uint32_t gs_wanted_faults(const struct gs_handle *h, uint64_t owner);
 
 // gs_lock_gpu waits until no other handle holds the GPU, and holds it until
 // gs_close. EROFS if the handle is read-only.
@@ -109,6 +132,12 @@ void gs_fault_start(struct gs_handle *h, uint64_t serial); // at 0
 
 // gs_fault_hangs tells whether the fault is still there and makes calls hang.
 int gs_fault_hangs(const struct gs_handle *h, uint64_t serial);
+
+// gs_strike counts the call and returns the fault in m that decides about it, or
+// NULL. gpus has a bit for each GPU that the call is on. A function "*" is all
+// functions of the library: not those whose name begins with GS_PROGRAMS.
+#define GS_PROGRAMS "mps_"
+const struct gs_fault *gs_strike(struct gs_handle *h, const struct gs_machine *m, const char *function, uint32_t gpus);
 
 // gs_instances is how many GPU instances are on the GPU now.
 int gs_instances(const struct gs_handle *h, int gpu);

@@ -53,7 +53,9 @@ func full() *machine.Machine {
 	next := 0
 	fill(reflect.ValueOf(m).Elem(), &next)
 	for i := range m.Processes {
-		m.Processes[i].GPU = i
+		p := &m.Processes[i]
+		p.GPU, p.Kind, p.Status = i, machine.MPSServer+machine.ProcessKind(i), machine.MPSActive+machine.MPSStatus(i)
+		p.Owner = 0 // TestOwner is about that
 	}
 	for i := range m.Faults {
 		f := &m.Faults[i]
@@ -264,17 +266,23 @@ func TestConcurrency(t *testing.T) {
 	}
 }
 
+// letIn opens the folders above a path to everybody.
+func letIn(t *testing.T, path string) {
+	t.Helper()
+	for dir := filepath.Dir(path); dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
+		if err := os.Chmod(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestReadOnly(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, who then becomes somebody else")
 	}
 	path, f := create(t, full())
 	f.Close()
-	for dir := filepath.Dir(path); dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
-		if err := os.Chmod(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
+	letIn(t, path)
 	asNobody(t, func() {
 		f, err := Open(path)
 		if err != nil {

@@ -51,6 +51,8 @@ func TestNvcdiFindsTheDriver(t *testing.T) {
 	slices.Sort(nodes)
 	dir := strings.TrimPrefix(LibraryDir(root), root)
 	if d := cmp.Diff([]string{
+		"/usr/bin/nvidia-cuda-mps-control",
+		"/usr/bin/nvidia-cuda-mps-server",
 		"/usr/bin/nvidia-smi",
 		dir + "/libcuda.so.580.95.05",
 		dir + "/libnvidia-gpusim-state.so.580.95.05",

@@ -3,7 +3,7 @@
 
 // Package sysroot makes the files that a simulated GPU machine is seen through:
 // device nodes, the parts of /proc and /sys that the NVIDIA kernel driver and
-// the PCI bus fill, the driver's libraries and nvidia-smi.
+// the PCI bus fill, the driver's libraries and programs.
 //
 // Everything lies below one root:
 //
@@ -11,7 +11,7 @@
 //	proc -> var/lib/gpusim/proc  devices, driver/nvidia…, sys/kernel/random/boot_id
 //	sys/                         bus/pci/devices, devices, module/nvidia
 //	usr/lib/<triplet>/           libnvidia-ml.so.<version>, libcuda.so.<version>, links
-//	usr/bin/nvidia-smi           a stand-in
+//	usr/bin/nvidia-smi, …        stand-ins, also for nvidia-cuda-mps-control and -server
 //	var/lib/gpusim/state         the machine's state, shared by all processes
 //
 // What changes while the machine runs is below var/lib/gpusim, so that the rest
@@ -38,20 +38,27 @@ const home = "var/lib/gpusim"
 
 // Assets are the built files that go into a root.
 type Assets struct {
-	NVML      string // the simulated libnvidia-ml.so
-	CUDA      string // libcuda.so, a stub
-	NVIDIASMI string // the stand-in of nvidia-smi
+	NVML string // the simulated libnvidia-ml.so
+	CUDA string // libcuda.so, a stub
+
+	// Stand-ins of the programs. One without a path is not put into the root.
+	NVIDIASMI  string
+	MPSControl string
+	MPSServer  string
 }
 
-// AssetsIn finds the assets in a build's output folder: lib/libnvidia-ml.so,
-// lib/libcuda.so, bin/nvidia-smi. The error names what is missing.
+// AssetsIn finds the assets in a build's output folder: libnvidia-ml.so and
+// libcuda.so in lib, and in bin the stand-ins by the names of what they stand in
+// for. The error names what is missing.
 func AssetsIn(dir string) (Assets, error) {
 	a := Assets{
-		NVML:      filepath.Join(dir, "lib/libnvidia-ml.so"),
-		CUDA:      filepath.Join(dir, "lib/libcuda.so"),
-		NVIDIASMI: filepath.Join(dir, "bin/nvidia-smi"),
+		NVML:       filepath.Join(dir, "lib/libnvidia-ml.so"),
+		CUDA:       filepath.Join(dir, "lib/libcuda.so"),
+		NVIDIASMI:  filepath.Join(dir, "bin/nvidia-smi"),
+		MPSControl: filepath.Join(dir, "bin/nvidia-cuda-mps-control"),
+		MPSServer:  filepath.Join(dir, "bin/nvidia-cuda-mps-server"),
 	}
-	for _, path := range []string{a.NVML, a.CUDA, a.NVIDIASMI} {
+	for _, path := range []string{a.NVML, a.CUDA, a.NVIDIASMI, a.MPSControl, a.MPSServer} {
 		if _, err := os.Stat(path); err != nil {
 			return Assets{}, fmt.Errorf("built files in %s are incomplete: %w", dir, err)
 		}
@@ -197,7 +204,13 @@ func libraries(t *tree, m *machine.Machine, a Assets) {
 		t.link(dir+l.name, l.name+".1")
 	}
 	t.hardLink(dir+"libnvidia-gpusim-state.so."+m.DriverVersion, home+"/state")
-	t.copy("usr/bin/nvidia-smi", a.NVIDIASMI)
+	for _, p := range []struct{ name, file string }{
+		{"nvidia-smi", a.NVIDIASMI}, {"nvidia-cuda-mps-control", a.MPSControl}, {"nvidia-cuda-mps-server", a.MPSServer},
+	} {
+		if p.file != "" {
+			t.copy("usr/bin/"+p.name, p.file)
+		}
+	}
 }
 
 // lines joins lines of a file.

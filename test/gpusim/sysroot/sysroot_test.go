@@ -34,7 +34,9 @@ func machineOf(t *testing.T, name string) *machine.Machine {
 func fakeAssets(t *testing.T) Assets {
 	t.Helper()
 	dir := t.TempDir()
-	for _, name := range []string{"lib/libnvidia-ml.so", "lib/libcuda.so", "bin/nvidia-smi"} {
+	for _, name := range []string{
+		"lib/libnvidia-ml.so", "lib/libcuda.so", "bin/nvidia-smi", "bin/nvidia-cuda-mps-control", "bin/nvidia-cuda-mps-server",
+	} {
 		path := filepath.Join(dir, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
@@ -201,6 +203,22 @@ func TestLibraries(t *testing.T) {
 		t.Errorf("libnvidia-ml.so leads to %q", got)
 	}
 	sameState(t, root)
+}
+
+func TestPrograms(t *testing.T) {
+	root := t.TempDir()
+	a := fakeAssets(t)
+	create(t, root, machineOf(t, "t4x1"), a)
+	for _, name := range []string{"nvidia-smi", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"} {
+		if got := read(t, root, "usr/bin", name); got != "bin/"+name {
+			t.Errorf("%s is a copy of %q", name, got)
+		}
+	}
+	a.MPSControl, a.MPSServer = "", ""
+	create(t, root, machineOf(t, "t4x1"), a)
+	if d := cmp.Diff([]string{"nvidia-smi"}, files(t, filepath.Join(root, "usr/bin"))); d != "" {
+		t.Errorf("without the stand-ins of MPS: %s", d)
+	}
 }
 
 // sameState checks that the state and its name among the libraries are one file.

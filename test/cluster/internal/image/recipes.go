@@ -45,7 +45,7 @@ func Recipes(repo layout.Repo) []Recipe {
 	archive := func(name string) string { return filepath.Join(repo.Images(), name+".tar") }
 	return []Recipe{
 		{Pause, archive("pause"), func() (Image, error) { return pause(filepath.Join(repo.Bin(), "pause")) }},
-		{Demo, archive("demo"), demo},
+		{Demo, archive("demo"), func() (Image, error) { return demo(filepath.Join(repo.Root, "_output", "gpusim", "bin")) }},
 		{Plugin, archive("gpu-kubelet-plugin"), func() (Image, error) { return plugin(repo.Products()) }},
 	}
 }
@@ -59,11 +59,11 @@ func pause(bin string) (Image, error) {
 	return Image{Entrypoint: []string{"/pause"}, Layer: l}, nil
 }
 
-// plugin is the driver's image: its program, the container hook that it installs on the node, and the libraries of both.
+// plugin is the driver's image: its programs, the container hook that it installs on the node, and the libraries of all.
 func plugin(bin string) (Image, error) {
 	l := NewLayer()
 	l.Dir("/tmp", 0o1777)
-	for _, name := range []string{"gpu-kubelet-plugin", "nvidia-cdi-hook"} {
+	for _, name := range []string{"gpu-kubelet-plugin", "mps-supervisor", "nvidia-cdi-hook"} {
 		src := filepath.Join(bin, name)
 		if !exists(src) {
 			return Image{}, fmt.Errorf("%w: %s (run make build)", ErrMissing, src)
@@ -79,8 +79,13 @@ func plugin(bin string) (Image, error) {
 	return Image{Entrypoint: []string{"/usr/bin/gpu-kubelet-plugin"}, Layer: l}, nil
 }
 
-// demo has a shell, its tools, and a C library for the programs that the driver puts into containers.
-func demo() (Image, error) {
+// demo has a shell, its tools, a stand-in for a CUDA program from folder bin, and a C library for that and for the programs that
+// the driver puts into containers.
+func demo(bin string) (Image, error) {
+	client := filepath.Join(bin, "cuda-client")
+	if !exists(client) {
+		return Image{}, fmt.Errorf("%w: %s (run make gpusim)", ErrMissing, client)
+	}
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {
 		return Image{}, fmt.Errorf("%w: busybox (Debian: busybox-static): %w", ErrMissing, err)
@@ -101,6 +106,8 @@ func demo() (Image, error) {
 			l.Link("/bin/"+name, "busybox")
 		}
 	}
+	l.File(client, "/usr/bin/cuda-client", 0o755)
+	l.Closure(Resolver{}, client)
 	l.Bytes("/etc/passwd", 0o644, []byte("root:x:0:0:root:/root:/bin/sh\n"))
 	l.Bytes("/etc/group", 0o644, []byte("root:x:0:\n"))
 	loaderConfig(l)

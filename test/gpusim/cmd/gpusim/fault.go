@@ -14,6 +14,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/gpusim/mps"
 	"github.com/partage-dev/partage/test/gpusim/state"
 )
 
@@ -23,11 +24,14 @@ var effects = []string{"fail", "fail-after", "pretend", "kill-before", "kill-aft
 func faultCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "fault",
-		Usage: "make NVML calls go wrong",
+		Usage: "make NVML calls and MPS go wrong",
 		Description: "A fault strikes the calls of one function, on one GPU or on all, of every process.\n" +
 			"Of several that match, the first that was added decides. Faults survive reboots.\n\n" +
 			"   gpusim fault add --function nvmlGpuInstanceDestroy --gpu 1 --times 2 --code IN_USE\n" +
-			"   gpusim fault add --function nvmlDeviceSetMigMode --hang",
+			"   gpusim fault add --function nvmlDeviceSetMigMode --hang\n" +
+			"   gpusim fault add --function mps_server_start --times 1 --effect fail\n\n" +
+			"These are not functions of the library but what the stand-ins of MPS do:\n\n   " +
+			strings.Join(mps.Functions(), "\n   "),
 		Commands: []*cli.Command{faultAddCommand(), faultListCommand(), faultRemoveCommand()},
 	}
 }
@@ -37,7 +41,7 @@ func faultAddCommand() *cli.Command {
 		Name:      "add",
 		Usage:     "add a fault and print its ID",
 		ArgsUsage: "[ROOT]",
-		Description: "Effects, of which the first two need a --code:\n\n" +
+		Description: "Effects, of which the first two need a --code, except with functions of MPS:\n\n" +
 			"   fail         the call does nothing and returns the code (default with --code)\n" +
 			"   fail-after   it does what it should and returns the code\n" +
 			"   pretend      it does nothing and returns SUCCESS\n" +
@@ -46,7 +50,7 @@ func faultAddCommand() *cli.Command {
 			"   proceed      nothing else than --delay or --hang (default without --code)",
 		Flags: []cli.Flag{
 			rootFlag(),
-			&cli.StringFlag{Name: "function", Usage: "`NAME` that the library exports, or * for all", Required: true},
+			&cli.StringFlag{Name: "function", Usage: "`NAME` that the library exports, or * for all of them, or one of MPS", Required: true},
 			&cli.StringFlag{Name: "gpu", Usage: "`INDEX` of the GPU (default: all, and calls that concern none)"},
 			&cli.StringFlag{Name: "skip", Usage: "let the first `N` calls pass"},
 			&cli.StringFlag{Name: "times", Usage: "strike `N` calls (default: all until the fault is removed)"},
@@ -125,18 +129,29 @@ func readEffect(c *cli.Command, f *machine.Fault) error {
 		return wrong(c, "effect", "one of "+strings.Join(effects, ", "))
 	}
 	f.Effect = effect
-	switch needed := effect == machine.Fail || effect == machine.FailAfter; {
-	case needed && !c.IsSet("code"):
-		return fmt.Errorf("--effect %s needs --code, %s", effects[effect], aCode)
-	case !needed && c.IsSet("code"):
-		return fmt.Errorf("--code %q goes with --effect fail or fail-after, not with %s", c.String("code"), effects[effect])
-	case needed:
+	if effect == machine.Proceed && !f.Hang && !c.IsSet("delay") && !c.IsSet("code") {
+		return errors.New("this fault would do nothing: say what happens by --code, --effect, --delay or --hang")
+	}
+	return readCode(c, f)
+}
+
+// readCode reads the code, which some effects have and others not.
+func readCode(c *cli.Command, f *machine.Fault) error {
+	has := f.Effect == machine.Fail || f.Effect == machine.FailAfter
+	switch set := c.IsSet("code"); {
+	case ofProgram(f.Function) && set:
+		return fmt.Errorf("--code %q is for functions of NVML, %s has no codes: use --effect fail", c.String("code"), f.Function)
+	case ofProgram(f.Function):
+		return nil
+	case has && !set:
+		return fmt.Errorf("--effect %s needs --code, %s", effects[f.Effect], aCode)
+	case !has && set:
+		return fmt.Errorf("--code %q goes with --effect fail or fail-after, not with %s", c.String("code"), effects[f.Effect])
+	case has:
 		var ok bool
 		if f.Code, ok = parseCode(c.String("code")); !ok {
 			return wrong(c, "code", aCode)
 		}
-	case effect == machine.Proceed && !f.Hang && !c.IsSet("delay"):
-		return errors.New("this fault would do nothing: say what happens by --code, --effect, --delay or --hang")
 	}
 	return nil
 }

@@ -12,14 +12,25 @@ import (
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/partage-dev/partage/test/gpusim/mps"
+	"github.com/partage-dev/partage/test/gpusim/state"
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
 )
 
+// ofProgram tells whether a function is one of the stand-ins of MPS.
+func ofProgram(function string) bool { return strings.HasPrefix(function, state.Programs) }
+
 // checkFunction fails unless the machine's library exports the function that
-// the user named: a fault on any other would never strike.
+// the user named, or a program has it: a fault on any other would never strike.
 func checkFunction(c *cli.Command, root string) error {
 	name := c.String("function")
 	if name == "*" {
+		return nil
+	}
+	if ofProgram(name) {
+		if known := mps.Functions(); !slices.Contains(known, name) {
+			return wrong(c, "function", "one of "+strings.Join(known, ", "))
+		}
 		return nil
 	}
 	known, err := functions(filepath.Join(sysroot.LibraryDir(root), "libnvidia-ml.so.1"))

@@ -32,7 +32,7 @@ func main() {
 }
 
 const description = `A simulated machine is a folder, its root: "new" makes one with device nodes, the
-parts of /proc and /sys that concern GPUs, the driver's libraries and nvidia-smi.
+parts of /proc and /sys that concern GPUs, the driver's libraries, nvidia-smi and MPS.
 Whatever loads ROOT/usr/lib/<triplet>/libnvidia-ml.so.1 is on that machine; all
 processes share one state, in ROOT/var/lib/gpusim/state.
 
@@ -55,7 +55,7 @@ func app(out io.Writer) *cli.Command {
 		OnUsageError:   func(_ context.Context, _ *cli.Command, err error, _ bool) error { return err },
 		Commands: []*cli.Command{
 			newCommand(), sysrootCommand(), showCommand(), rebootCommand(), processCommand(),
-			faultCommand(), latencyCommand(), gpuCommand(), machinesCommand(), boardsCommand(),
+			mpsCommand(), faultCommand(), latencyCommand(), gpuCommand(), machinesCommand(), boardsCommand(),
 		},
 		Action: func(_ context.Context, c *cli.Command) error {
 			if c.Args().Present() {
@@ -73,7 +73,7 @@ func rootFlag() cli.Flag {
 func assetsFlag() cli.Flag {
 	return &cli.StringFlag{
 		Name:    "assets",
-		Usage:   "`DIR` of the built files (lib/libnvidia-ml.so, lib/libcuda.so, bin/nvidia-smi); default: _output/gpusim beside the folder of this program",
+		Usage:   "`DIR` of the built files (lib/libnvidia-ml.so, lib/libcuda.so, bin/nvidia-smi and those of MPS); default: _output/gpusim beside the folder of this program",
 		Sources: cli.EnvVars("GPUSIM_ASSETS"), TakesFile: true,
 	}
 }

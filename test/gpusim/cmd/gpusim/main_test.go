@@ -46,7 +46,9 @@ func must(t *testing.T, args ...string) string {
 func assets(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	for _, name := range []string{"lib/libnvidia-ml.so", "lib/libcuda.so", "bin/nvidia-smi"} {
+	for _, name := range []string{
+		"lib/libnvidia-ml.so", "lib/libcuda.so", "bin/nvidia-smi", "bin/nvidia-cuda-mps-control", "bin/nvidia-cuda-mps-server",
+	} {
 		path := filepath.Join(dir, name)
 		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, nil, 0o600)); err != nil {
 			t.Fatal(err)

@@ -29,6 +29,7 @@ type (
 		BootID        string         `json:"bootID"`
 		GPUs          []shownGPU     `json:"gpus"`
 		Processes     []shownProcess `json:"processes"`
+		MPS           []shownServer  `json:"mps,omitempty"`
 		Faults        []shownFault   `json:"faults,omitempty"`
 		Latencies     []shownLatency `json:"latencies,omitempty"`
 		// Unmodelled counts the calls of NVML functions that the library
@@ -64,11 +65,12 @@ type (
 		Compute   []shownCompute `json:"compute"`
 	}
 	shownCompute struct {
-		ID        int    `json:"id"`
-		ProfileID uint32 `json:"profileID"`
-		Start     int    `json:"start"`
-		Size      int    `json:"size"`
-		UUID      string `json:"uuid"`
+		ID          int    `json:"id"`
+		ProfileID   uint32 `json:"profileID"`
+		Start       int    `json:"start"`
+		Size        int    `json:"size"`
+		UUID        string `json:"uuid"`
+		ComputeMode string `json:"computeMode"`
 	}
 	shownProcess struct {
 		PID        int    `json:"pid"`
@@ -141,7 +143,7 @@ func view(m *machine.Machine) *shown {
 		Machine: m.Name, DriverVersion: m.DriverVersion, BootID: m.BootID,
 		CUDAVersion: fmt.Sprintf("%d.%d", m.CUDADriverVersion/1000, m.CUDADriverVersion%1000/10),
 		GPUs:        []shownGPU{}, Processes: []shownProcess{}, Unmodelled: map[string]uint64{},
-		Faults: viewFaults(m.Faults), Latencies: viewLatencies(m.Latencies),
+		MPS: viewServers(m), Faults: viewFaults(m.Faults), Latencies: viewLatencies(m.Latencies),
 	}
 	for i := range m.GPUs {
 		g := &m.GPUs[i]
@@ -176,7 +178,7 @@ func viewMIG(m *machine.MIG) *shownMIG {
 		}
 		compute := []shownCompute{}
 		for _, c := range in.Compute {
-			compute = append(compute, shownCompute{c.ID, c.ProfileID, c.Placement.Start, c.Placement.Size, c.UUID})
+			compute = append(compute, shownCompute{c.ID, c.ProfileID, c.Placement.Start, c.Placement.Size, c.UUID, name(computeModes, c.ComputeMode)})
 		}
 		out.Instances = append(out.Instances, shownInstance{in.ID, profile, in.ProfileID, in.Placement.Start, in.Placement.Size, compute})
 	}
@@ -241,6 +243,7 @@ func printTable(out io.Writer, s *shown) error {
 			fmt.Fprintf(w, "%d\t%d\t%s\t%s\t%d MiB\t%s\n", p.PID, p.GPU, orNone(p.InstanceID), orNone(p.ComputeID), p.MemoryMiB, p.Name)
 		}
 	}
+	printServers(w, "\n", s.MPS)
 	printFaults(w, "\n", s.Faults)
 	printLatencies(w, s.Latencies)
 	printUnmodelled(w, s.Unmodelled)

@@ -50,7 +50,7 @@ func viewFaults(faults []machine.Fault) []shownFault {
 		if f.Delay > 0 {
 			s.Delay = f.Delay.String()
 		}
-		if f.Effect == machine.Fail || f.Effect == machine.FailAfter {
+		if (f.Effect == machine.Fail || f.Effect == machine.FailAfter) && !ofProgram(f.Function) {
 			s.Code = codeName(f.Code)
 		}
 		out = append(out, s)

@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// assets builds the simulated library and this program.
+// assets builds the simulated library, this program and those of MPS.
 func assets(t *testing.T) sysroot.Assets {
 	t.Helper()
 	built.Do(func() {
@@ -37,7 +37,7 @@ func assets(t *testing.T) sysroot.Assets {
 		}
 		for _, command := range [][]string{
 			{"make", "-s", "-C", "../../lib", "OUT=" + filepath.Join(built.dir, "lib")},
-			{"go", "build", "-o", filepath.Join(built.dir, "bin/nvidia-smi"), "."},
+			{"go", "build", "-o", filepath.Join(built.dir, "bin") + "/", ".", "../nvidia-cuda-mps-control", "../nvidia-cuda-mps-server"},
 		} {
 			if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
 				t.Logf("%s", out)

@@ -179,11 +179,21 @@ func (g gpu) use(r report) {
 	mode, ret := g.GetComputeMode()
 	r.line(1, "Compute Mode", value(mode, ret, named(computeModeNames)))
 	processes, ret := g.GetComputeRunningProcesses()
-	if ret != nvml.SUCCESS || len(processes) == 0 {
+	clients, clientsRet := g.GetMPSComputeRunningProcesses()
+	if ret != nvml.SUCCESS || clientsRet != nvml.SUCCESS || len(processes)+len(clients) == 0 {
 		r.line(1, "Processes", value(0, ret, func(int) string { return "None" }))
 		return
 	}
 	r.head(1, "Processes")
+	for _, p := range processes {
+		r.process(p, "C")
+	}
+	for _, p := range clients {
+		r.process(p, "M+C")
+	}
+}
+
+func (r report) process(p nvml.ProcessInfo, kind string) {
 	const none = 0xFFFFFFFF
 	id := func(n uint32) string {
 		if n == none {
@@ -191,11 +201,9 @@ func (g gpu) use(r report) {
 		}
 		return strconv.FormatUint(uint64(n), 10)
 	}
-	for _, p := range processes {
-		r.line(2, "GPU instance ID", id(p.GpuInstanceId))
-		r.line(2, "Compute instance ID", id(p.ComputeInstanceId))
-		r.line(2, "Process ID", strconv.FormatUint(uint64(p.Pid), 10))
-		r.line(3, "Type", "C")
-		r.line(3, "Used GPU Memory", mebibytes(p.UsedGpuMemory))
-	}
+	r.line(2, "GPU instance ID", id(p.GpuInstanceId))
+	r.line(2, "Compute instance ID", id(p.ComputeInstanceId))
+	r.line(2, "Process ID", strconv.FormatUint(uint64(p.Pid), 10))
+	r.line(3, "Type", kind)
+	r.line(3, "Used GPU Memory", mebibytes(p.UsedGpuMemory))
 }

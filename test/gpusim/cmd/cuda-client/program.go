@@ -1,0 +1,198 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/partage-dev/partage/test/gpusim/cuda"
+	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/gpusim/mps"
+	"github.com/partage-dev/partage/test/gpusim/state"
+)
+
+// session is what CUDA does for a program: an *mps.Client, or direct.
+type session interface {
+	Context(device int) error
+	Alloc(device int, bytes uint64) error
+	Fault(device int) error
+	Ended() <-chan struct{}
+	Failure() error
+	Close()
+}
+
+// program is a process that has initialised CUDA.
+type program struct {
+	session
+	devices []cuda.Device
+	limits  []mps.Limits
+	how     func(device int) string
+}
+
+// initialize is cuInit: it connects to MPS, or goes on without, in silence.
+func initialize(ctx context.Context, shared string) (*program, error) {
+	at, err := state.Find()
+	if err != nil {
+		return nil, fmt.Errorf("%w (%w)", cuda.NoDevice, err)
+	}
+	f, err := state.Open(at.State)
+	if err != nil {
+		return nil, fmt.Errorf("%w (%w)", cuda.NoDevice, err)
+	}
+	m, err := f.Snapshot()
+	if err != nil {
+		return nil, err
+	}
+	here := cuda.Here(m, at.Root)
+	pipe := mps.PipeDirectory()
+	client, err := mps.Connect(ctx, mps.ClientOptions{
+		Pipe: pipe, Shared: shared, Here: here,
+		Visible: variable(mps.VisibleVariable), Percentage: variable(mps.PercentageVariable), Memory: variable(mps.MemoryVariable),
+	})
+	switch {
+	case errors.Is(err, mps.ErrNoDaemon):
+		return alone(f, here, pipe)
+	case err != nil:
+		return nil, err
+	}
+	f.Close() // the server does the accounts
+	return &program{
+		session: client, devices: client.Devices, limits: client.Limits,
+		how: func(int) string { return "as a client of an MPS server" },
+	}, nil
+}
+
+func variable(name string) *string {
+	if value, ok := os.LookupEnv(name); ok {
+		return &value
+	}
+	return nil
+}
+
+// alone is a program without MPS.
+func alone(f *state.File, here []cuda.Device, pipe string) (*program, error) {
+	devices := cuda.Enumerate(here)
+	if list := variable(mps.VisibleVariable); list != nil {
+		devices = cuda.Select(here, *list)
+	}
+	if len(devices) == 0 {
+		return nil, cuda.NoDevice
+	}
+	limits := make([]mps.Limits, len(devices))
+	for i, d := range devices {
+		limits[i] = mps.Limits{UUID: d.UUID, Percentage: 100}
+	}
+	d := &direct{state: f, devices: devices, memory: make([]uint64, len(devices)), context: make([]bool, len(devices))}
+	// Without the right to write the state, as in a container, the others do not
+	// learn of this program.
+	owner, err := f.Own()
+	if err != nil && !errors.Is(err, state.ErrReadOnly) {
+		return nil, err
+	}
+	d.owner = owner
+	return &program{session: d, devices: devices, limits: limits, how: func(n int) string {
+		if devices[n].Mode == cuda.ModeExclusiveProcess {
+			return "alone, the device is for one process (EXCLUSIVE_PROCESS)"
+		}
+		return "OUTSIDE OF MPS, nothing limits it (no control daemon at " + pipe + ")"
+	}}, nil
+}
+
+// direct is CUDA without MPS.
+type direct struct {
+	state   *state.File
+	owner   uint64 // 0: the state is read-only
+	devices []cuda.Device
+	context []bool
+	memory  []uint64
+}
+
+func (d *direct) Context(n int) error {
+	if d.context[n] {
+		return nil
+	}
+	return d.change(func(m *machine.Machine) error {
+		// The mode and the processes of now, not of the program's start.
+		if err := d.now(m, n).Free(m); err != nil {
+			return err
+		}
+		d.context[n] = true
+		return nil
+	})
+}
+
+// now is the device with its present compute mode.
+func (d *direct) now(m *machine.Machine, n int) cuda.Device {
+	dev := d.devices[n]
+	g := &m.GPUs[dev.GPU]
+	if dev.Instance < 0 {
+		dev.Mode = g.ComputeMode
+		return dev
+	}
+	for _, in := range g.MIG.Instances {
+		for _, ci := range in.Compute {
+			if in.ID == dev.Instance && ci.ID == dev.Compute {
+				dev.Mode = ci.ComputeMode
+			}
+		}
+	}
+	return dev
+}
+
+func (d *direct) Alloc(n int, bytes uint64) error {
+	return d.change(func(m *machine.Machine) error {
+		used := d.devices[n].Used(m)
+		if d.owner == 0 {
+			used += d.memory[n]
+		}
+		if used+bytes > d.devices[n].Memory {
+			return cuda.OutOfMemory
+		}
+		d.memory[n] += bytes
+		return nil
+	})
+}
+
+// change does something that depends on the machine, and writes the program's
+// entries where that is possible.
+func (d *direct) change(do func(*machine.Machine) error) error {
+	if d.owner == 0 {
+		m, err := d.state.Snapshot()
+		if err != nil {
+			return err
+		}
+		return do(m)
+	}
+	return d.state.Update(func(m *machine.Machine) error {
+		if err := do(m); err != nil {
+			return err
+		}
+		m.Processes = slices.DeleteFunc(m.Processes, func(p machine.Process) bool { return p.Owner == d.owner })
+		for i, dev := range d.devices {
+			if d.context[i] {
+				m.Processes = append(m.Processes, machine.Process{
+					PID: os.Getpid(), Name: filepath.Base(os.Args[0]), GPU: dev.GPU, InstanceID: dev.Instance, ComputeID: dev.Compute,
+					MemoryBytes: d.memory[i], Owner: d.owner,
+				})
+			}
+		}
+		return nil
+	})
+}
+
+// Fault is fatal for the program itself only.
+func (d *direct) Fault(int) error { return cuda.LaunchFailed }
+
+// Ended is never closed.
+func (d *direct) Ended() <-chan struct{} { return nil }
+
+// Failure is not called, because Ended is never closed.
+func (d *direct) Failure() error { return nil }
+
+func (d *direct) Close() { d.state.Close() }

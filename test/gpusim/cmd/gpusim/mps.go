@@ -1,0 +1,180 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/gpusim/state"
+)
+
+// shownServer is an MPS server on one of its devices.
+type shownServer struct {
+	PID        int           `json:"pid"`
+	GPU        int           `json:"gpu"`
+	InstanceID int           `json:"instanceID"` // -1: the undivided GPU
+	ComputeID  int           `json:"computeID"`  // -1: none
+	Status     string        `json:"status"`
+	Pipe       string        `json:"pipe"`
+	Clients    []shownClient `json:"clients,omitempty"`
+}
+
+// shownClient is a client of it that has a context there.
+type shownClient struct {
+	PID       int    `json:"pid"`
+	Name      string `json:"name"`
+	MemoryMiB uint64 `json:"memoryMiB"`
+}
+
+func viewServers(m *machine.Machine) []shownServer {
+	var out []shownServer
+	for _, p := range m.Processes {
+		if p.Kind != machine.MPSServer {
+			continue
+		}
+		s := shownServer{
+			PID: p.PID, GPU: p.GPU, InstanceID: p.InstanceID, ComputeID: p.ComputeID, Status: p.Status.String(), Pipe: p.Pipe,
+		}
+		for _, c := range m.Processes {
+			if c.Kind == machine.MPSClient && c.Owner == p.Owner && c.GPU == p.GPU {
+				s.Clients = append(s.Clients, shownClient{c.PID, c.Name, c.MemoryBytes >> 20})
+			}
+		}
+		out = append(out, s)
+	}
+	return out
+}
+
+// printServers writes a table of MPS servers, or nothing where there are none.
+func printServers(w io.Writer, before string, servers []shownServer) {
+	if len(servers) == 0 {
+		return
+	}
+	fmt.Fprint(w, before, "MPS SERVER\tGPU\tGI\tCI\tSTATUS\tCLIENTS\tPIPE\n")
+	for _, s := range servers {
+		fmt.Fprintf(w, "%d\t%d\t%s\t%s\t%s\t%d\t%s\n", s.PID, s.GPU, orNone(s.InstanceID), orNone(s.ComputeID), s.Status, len(s.Clients), s.Pipe)
+	}
+}
+
+func mpsCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "mps",
+		Usage: "look at MPS servers, and make them have faults",
+		Description: "Servers are real processes, started by the stand-in of nvidia-cuda-mps-control. Those\n" +
+			"that are killed are gone from the machine at once.",
+		Commands: []*cli.Command{mpsListCommand(), mpsFaultCommand()},
+	}
+}
+
+func mpsListCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "list",
+		Usage:     "list the servers by device",
+		ArgsUsage: "[ROOT]",
+		Flags:     []cli.Flag{rootFlag(), outputFlag()},
+		Action: func(_ context.Context, c *cli.Command) error {
+			print, err := printer(c, func(out io.Writer, servers []shownServer) error {
+				w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+				printServers(w, "", servers)
+				return w.Flush()
+			})
+			if err != nil {
+				return err
+			}
+			return withState(c, func(f *state.File) error {
+				m, err := f.Snapshot()
+				if err != nil {
+					return err
+				}
+				return print(c.Root().Writer, append([]shownServer{}, viewServers(m)...)) // [] in JSON, not null
+			})
+		},
+	}
+}
+
+func mpsFaultCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "fault",
+		Usage:     "make a server have a fatal fault, as if a client had caused it",
+		ArgsUsage: "[ROOT]",
+		Description: "All clients with a context on the device end. The server takes no new ones until they\n" +
+			"have gone. Returns when the server has done that. A server that has no clients there\n" +
+			"shows nothing.",
+		Flags: []cli.Flag{
+			rootFlag(),
+			&cli.IntFlag{Name: "gpu", Usage: "`INDEX` of the GPU", Required: true},
+			&cli.IntFlag{Name: "pid", Usage: "process `ID` of the server (default: all on the GPU)"},
+		},
+		Action: func(ctx context.Context, c *cli.Command) error {
+			return withState(c, func(f *state.File) error { return faultServers(ctx, f, c.Int("gpu"), c.Int("pid")) })
+		},
+	}
+}
+
+// faultServers asks the servers for a fault and waits until each has had it, or
+// is no more.
+func faultServers(ctx context.Context, f *state.File, gpu, pid int) error {
+	var owners []uint64
+	err := f.Update(func(m *machine.Machine) error {
+		for i := range m.Processes {
+			p := &m.Processes[i]
+			if p.Kind == machine.MPSServer && p.GPU == gpu && (pid == 0 || p.PID == pid) {
+				p.Fault = true
+				owners = append(owners, p.Owner)
+			}
+		}
+		if len(owners) == 0 {
+			return fmt.Errorf("there is no such MPS server on GPU %d, the machine has %s", gpu, serversOf(m))
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for {
+		pending := 0
+		for _, owner := range owners {
+			gpus, err := f.WantedFaults(owner)
+			if err != nil {
+				return err
+			}
+			pending += len(gpus)
+		}
+		if pending == 0 {
+			return nil
+		}
+		m, err := f.Snapshot()
+		if err != nil {
+			return err
+		}
+		owners = slices.DeleteFunc(owners, func(owner uint64) bool {
+			return !slices.ContainsFunc(m.Processes, func(p machine.Process) bool { return p.Owner == owner })
+		})
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait for the fault on GPU %d: %w", gpu, ctx.Err())
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+func serversOf(m *machine.Machine) string {
+	var texts []string
+	for _, s := range viewServers(m) {
+		texts = append(texts, fmt.Sprintf("%d on GPU %d", s.PID, s.GPU))
+	}
+	if len(texts) == 0 {
+		return "none"
+	}
+	return strings.Join(texts, ", ")
+}

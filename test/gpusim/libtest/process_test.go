@@ -1,0 +1,74 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package libtest
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/gpusim/state"
+)
+
+// An MPS server is a process among others, its clients are in a list of their
+// own, and when the server is no more, nothing of it holds anything: at once, also
+// for who had looked before.
+func TestOwnedProcesses(t *testing.T) {
+	r := newRoot(t, machineOf(h100(0)))
+	lib := r.open()
+	d := device(t, lib, 0)
+	enable(t, d)
+	gi := createAt(t, d, id3g, place(0, 4))
+	ci := createCompute(t, gi, nvml.COMPUTE_INSTANCE_PROFILE_3_SLICE)
+	info, ret := ci.GetInfo()
+	wants(t, "GetInfo", ret, nvml.SUCCESS)
+	owner, err := state.Open(r.state())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer owner.Close()
+	id, err := owner.Own()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.update(func(m *machine.Machine) {
+		for i, kind := range []machine.ProcessKind{machine.MPSServer, machine.MPSClient, machine.MPSClient} {
+			m.Processes = append(m.Processes, machine.Process{
+				PID: 100 + i, Name: "mps", InstanceID: 1, MemoryBytes: miB, Kind: kind, Owner: id,
+			})
+		}
+	})
+	lists := func() (compute, clients []int, used uint64) {
+		t.Helper()
+		for _, l := range []struct {
+			read func() ([]nvml.ProcessInfo, nvml.Return)
+			into *[]int
+		}{{info.Device.GetComputeRunningProcesses, &compute}, {info.Device.GetMPSComputeRunningProcesses, &clients}} {
+			list, ret := l.read()
+			wants(t, "list processes", ret, nvml.SUCCESS)
+			for _, p := range list {
+				*l.into = append(*l.into, int(p.Pid))
+			}
+		}
+		memory, ret := info.Device.GetMemoryInfo()
+		wants(t, "GetMemoryInfo", ret, nvml.SUCCESS)
+		return compute, clients, memory.Used
+	}
+	compute, clients, used := lists()
+	if !slices.Equal(compute, []int{100}) || !slices.Equal(clients, []int{101, 102}) || used != 3*miB {
+		t.Errorf("processes %v, clients %v, %d bytes used", compute, clients, used)
+	}
+	wants(t, "destroy a held compute instance", ci.Destroy(), nvml.ERROR_IN_USE)
+
+	owner.Close()
+	if compute, clients, used = lists(); len(compute)+len(clients) != 0 || used != 0 {
+		t.Errorf("of a dead server: processes %v, clients %v, %d bytes used", compute, clients, used)
+	}
+	_, ret = lib.SystemGetProcessName(100)
+	wants(t, "SystemGetProcessName of a dead one", ret, nvml.ERROR_NOT_FOUND)
+	wants(t, "destroy compute instance", ci.Destroy(), nvml.SUCCESS)
+	wants(t, "destroy GPU instance", gi.Destroy(), nvml.SUCCESS)
+}

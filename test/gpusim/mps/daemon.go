@@ -1,0 +1,274 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package mps
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/partage-dev/partage/test/gpusim/cuda"
+	"github.com/partage-dev/partage/test/gpusim/state"
+)
+
+// Errors of a daemon's start, in the words of NVIDIA's program.
+var (
+	ErrNoDaemon = errors.New("Cannot find MPS control daemon process")        //nolint:staticcheck // these are
+	ErrRunning  = errors.New("An instance of this daemon is already running") //nolint:staticcheck // its words
+	errStart    = errors.New("MPS control daemon failed to start")            //nolint:staticcheck // and assumed
+)
+
+// DaemonOptions are the command line of a control daemon. All else it reads from
+// the environment.
+type DaemonOptions struct {
+	// MultiUser is -multiuser-server.
+	MultiUser bool
+	// Log is where control.log goes as well, if it is not nil.
+	Log io.Writer
+}
+
+// Daemon is a control daemon.
+type Daemon struct {
+	pipe      string
+	log       *logger
+	state     *state.File
+	root      string // of the simulated machine
+	boot      string
+	multiUser bool
+	listener  *net.UnixListener
+	lock      *os.File
+	ended     chan struct{}  // closed by release
+	busy      sync.WaitGroup // commands
+
+	mu         sync.Mutex
+	percentage float64 // defaults of the next server
+	memory     memoryLimits
+	server     *serverProcess // nil: none
+	waiting    []waiter
+	quitting   bool
+	endOnce    sync.Once
+}
+
+// waiter wants a server of a user: a program, or the command start_server, which
+// has no connection.
+type waiter struct {
+	uid, pid int
+	conn     *net.UnixConn
+}
+
+// StartDaemon takes the pipe folder over and listens. Serve does the rest.
+func StartDaemon(o DaemonOptions) (*Daemon, error) {
+	at, err := state.Find()
+	if err != nil {
+		return nil, err
+	}
+	d := &Daemon{pipe: PipeDirectory(), root: at.Root, multiUser: o.MultiUser, percentage: 100, ended: make(chan struct{})}
+	if err := d.defaults(); err != nil {
+		return nil, err
+	}
+	if o.MultiUser && os.Geteuid() != 0 {
+		return nil, errors.New("-multiuser-server needs root")
+	}
+	if d.state, err = state.Open(at.State); err != nil {
+		return nil, err
+	}
+	if d.boot, err = d.state.BootID(); err != nil {
+		return nil, err
+	}
+	err = around(d.state, ControlStart, d.gpus(), func() error { return d.listen(o.Log) })
+	switch {
+	case errors.Is(err, errStruck):
+		d.release()
+		return nil, errStart
+	case err != nil:
+		return nil, err
+	case d.listener == nil: // a fault pretends
+		return nil, nil
+	}
+	return d, nil
+}
+
+// defaults takes those of servers from the environment.
+func (d *Daemon) defaults() (err error) {
+	if text := os.Getenv(PercentageVariable); text != "" {
+		if d.percentage, err = parsePercentage(text); err != nil {
+			return fmt.Errorf("%s: %w", PercentageVariable, err)
+		}
+	}
+	d.memory, err = parseLimits(os.Getenv(MemoryVariable))
+	return err
+}
+
+// gpus are the indexes of those that the daemon's servers use, for faults.
+func (d *Daemon) gpus() []int {
+	m, err := d.state.Snapshot()
+	if err != nil {
+		return nil
+	}
+	devices, _ := serverDevices(m, d.root)
+	return gpusOf(devices)
+}
+
+func gpusOf(devices []cuda.Device) []int {
+	var gpus []int
+	for _, dev := range devices {
+		gpus = append(gpus, dev.GPU)
+	}
+	return gpus
+}
+
+// listen makes the files of the pipe folder.
+func (d *Daemon) listen(also io.Writer) (err error) {
+	if err := os.Mkdir(d.pipe, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
+		return fmt.Errorf("pipe folder: %w", err)
+	}
+	if d.lock, err = os.OpenFile(filepath.Join(d.pipe, lockFile), os.O_CREATE|os.O_RDWR, 0o644); err != nil {
+		return fmt.Errorf("pipe folder: %w", err)
+	}
+	if err := syscall.Flock(int(d.lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		_ = d.lock.Close()
+		return ErrRunning
+	}
+	if d.log, err = openLog("Control", "control.log", also); err != nil {
+		return err
+	}
+	socket := filepath.Join(d.pipe, controlSocket)
+	d.log.printf("Starting control daemon using socket %s", socket)
+	d.log.printf("To connect CUDA applications to this daemon, set env %s=%s", PipeVariable, d.pipe)
+	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) { // of one that was killed
+		return fmt.Errorf("control socket: %w", err)
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
+	if err != nil {
+		d.log.printf("Failed to bind to %s: %v", socket, err)
+		return ErrNoDaemon
+	}
+	// Programs of all users connect.
+	if err := os.Chmod(socket, 0o666); err != nil {
+		return fmt.Errorf("control socket: %w", err)
+	}
+	if err := os.WriteFile(filepath.Join(d.pipe, pidFile), []byte(strconv.Itoa(os.Getpid())+"\n"), 0o644); err != nil {
+		return fmt.Errorf("pid file: %w", err)
+	}
+	d.listener = l
+	return nil
+}
+
+// Serve serves until the daemon ends: by quit, by Stop, or because the machine
+// reboots or is no more.
+func (d *Daemon) Serve() {
+	go d.watch()
+	for {
+		c, err := d.listener.AcceptUnix()
+		if err != nil {
+			<-d.ended
+			d.finish()
+			return
+		}
+		d.log.printf("Accepting connection...")
+		go d.serve(c)
+	}
+}
+
+// finish lets commands answer, so that who says quit hears when that is done.
+func (d *Daemon) finish() {
+	done := make(chan struct{})
+	go func() { d.busy.Wait(); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(grace): // one that a fault keeps hanging
+	}
+}
+
+// poll is how often daemons and servers look at the machine.
+const poll = 25 * time.Millisecond
+
+// watch ends the daemon with the machine.
+func (d *Daemon) watch() {
+	for range time.Tick(poll) {
+		if gone(d.state, d.boot) {
+			d.release()
+			return
+		}
+	}
+}
+
+// gone tells whether the machine has been rebooted or removed.
+func gone(f *state.File, boot string) bool {
+	id, err := f.BootID()
+	in, placeErr := f.InPlace()
+	return err != nil || placeErr != nil || id != boot || !in
+}
+
+func (d *Daemon) serve(c *net.UnixConn) {
+	pid, uid, err := peer(c)
+	var first hello
+	decoder := json.NewDecoder(c)
+	if err == nil {
+		err = decoder.Decode(&first)
+	}
+	switch {
+	case err != nil:
+		d.log.printf("User did not send valid credentials")
+		_ = c.Close()
+	case first.UI:
+		d.log.printf("NEW UI")
+		d.ui(c, decoder, uid)
+		d.log.printf("UI closed")
+		_ = c.Close()
+	default:
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.program(waiter{uid: uid, pid: pid, conn: c})
+	}
+}
+
+// ui executes commands until the user has no more.
+func (d *Daemon) ui(c *net.UnixConn, decoder *json.Decoder, uid int) {
+	encoder := json.NewEncoder(c)
+	for {
+		var next command
+		if err := decoder.Decode(&next); err != nil {
+			return
+		}
+		d.log.printf("Cmd:%s", next.Line)
+		d.busy.Add(1)
+		r := d.execute(next.Line, uid)
+		if r.Text != "" {
+			d.log.printf("%s", r.Text)
+		}
+		err := encoder.Encode(r)
+		d.busy.Done()
+		if err != nil {
+			return
+		}
+	}
+}
+
+// Stop ends the servers, whatever their clients do, and the daemon.
+func (d *Daemon) Stop() { d.quit(true, 0) }
+
+// Wait waits until the daemon has ended.
+func (d *Daemon) Wait() { <-d.ended }
+
+// release ends the daemon and leaves its servers alone.
+func (d *Daemon) release() {
+	d.endOnce.Do(func() {
+		if d.listener != nil {
+			_ = os.Remove(filepath.Join(d.pipe, pidFile))
+			_ = d.listener.Close() // also removes the socket
+			d.log.printf("Exit")
+			_ = d.lock.Close() // the next one may come before this process is gone
+		}
+		close(d.ended)
+	})
+}

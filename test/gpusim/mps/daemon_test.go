@@ -1,0 +1,292 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package mps
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/gpusim/sysroot"
+)
+
+const noDaemon = "Cannot find MPS control daemon process"
+
+func TestDaemonInBackground(t *testing.T) {
+	n := newNode(t, "l4x2", nil)
+	if out, exit := n.control("get_server_list"); out != noDaemon || exit != 1 {
+		t.Errorf("without a daemon: %q, exit code %d", out, exit)
+	}
+	n.daemon()
+	if pid := n.daemonPID(); !alive(pid) || pid == os.Getpid() {
+		t.Errorf("the daemon is process %d", pid)
+	}
+	if info, err := os.Stat(filepath.Join(n.pipe, "control")); err != nil || info.Mode() != os.ModeSocket|0o666 {
+		t.Errorf("control socket: %v, %v", info.Mode(), err)
+	}
+	n.tell("get_server_list", "")
+	if out, exit := n.run(n.command(as{}, n.controlProgram(), "-d")); out != "An instance of this daemon is already running" || exit != 1 {
+		t.Errorf("a second daemon: %q, exit code %d", out, exit)
+	}
+	// Who only looks whether somebody listens does no harm.
+	if c, err := net.Dial("unix", filepath.Join(n.pipe, "control")); err != nil {
+		t.Error(err)
+	} else {
+		_ = c.Close()
+	}
+	pid, daemon := n.server(), n.daemonPID()
+	n.tell("quit", "")
+	if len(n.servers()) != 0 {
+		t.Error("quit has left the server")
+	}
+	n.eventually("the daemon is gone", func() bool { return !alive(daemon) })
+	for _, name := range []string{controlSocket, pidFile} {
+		if _, err := os.Stat(filepath.Join(n.pipe, name)); !os.IsNotExist(err) {
+			t.Errorf("%s is left: %v", name, err)
+		}
+	}
+	for _, want := range []string{
+		"Control " + fmt.Sprintf("%5d", daemon) + "] Starting control daemon using socket " + n.pipe + "/control",
+		"Accepting connection...", "User did not send valid credentials", "NEW UI", "Cmd:quit",
+		"Starting new server " + pid + " for user 0", "NEW SERVER " + pid + ": Ready", "Server " + pid + " exited with status 0", "Exit",
+	} {
+		if !n.logged("control.log", want) {
+			t.Errorf("control.log has no %q", want)
+		}
+	}
+	if out, exit := n.control("get_server_list"); out != noDaemon || exit != 1 {
+		t.Errorf("after quit: %q, exit code %d", out, exit)
+	}
+	if left, err := filepath.Glob(filepath.Join(SharedMemory, "mps.shm.0."+pid)); err != nil || len(left) != 0 {
+		t.Errorf("shared memory is left: %v, %v", left, err)
+	}
+}
+
+func TestDaemonInForeground(t *testing.T) {
+	n := newNode(t, "l4x2", nil)
+	c := n.command(as{}, n.controlProgram(), "-f")
+	var out strings.Builder
+	c.Stderr = &out
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	n.eventually("the daemon answers", func() bool { _, exit := n.control("get_server_list"); return exit == 0 })
+	if n.daemonPID() != c.Process.Pid {
+		t.Errorf("pid file: %d, want %d", n.daemonPID(), c.Process.Pid)
+	}
+	n.server()
+	h := n.hold(as{}).says("ready")
+	if err := c.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Wait(); err != nil {
+		t.Errorf("end by a signal: %v", err)
+	}
+	if len(n.servers()) != 0 {
+		t.Error("the server is left")
+	}
+	h.says("CUDA_ERROR_MPS_RPC_FAILURE")
+	if !strings.Contains(out.String(), "Starting control daemon using socket") {
+		t.Errorf("nothing on standard error: %q", out.String())
+	}
+}
+
+// A daemon that was killed leaves its socket, which the next one takes over, and
+// its server, which holds the GPU.
+func TestDaemonIsKilled(t *testing.T) {
+	n := newNode(t, "l4x2", nil)
+	n.env = []string{n.visible(0)}
+	n.change(func(m *machine.Machine) { m.GPUs[0].ComputeMode = 3 })
+	n.daemon()
+	server, err := strconv.Atoi(n.server())
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := n.hold(as{}).says("ready")
+	n.kill(n.daemonPID())
+	if out, exit := n.control("get_server_list"); out != noDaemon || exit != 1 {
+		t.Errorf("with a dead daemon: %q, exit code %d", out, exit)
+	}
+	if !h.running() || !alive(server) {
+		t.Error("server and clients must not notice")
+	}
+	n.gets(as{}, "CUDA_ERROR_DEVICE_UNAVAILABLE", 1, "info")
+	n.daemon()
+	n.tell("start_server -uid 0", "")
+	n.eventually("the new server has failed", func() bool { out, _ := n.control("get_server_list"); return out == "" })
+	if !n.logged("server.log", "MPS server failed to start") || !n.logged("control.log", "exited with status 1") {
+		t.Error("the logs say nothing about the failed server")
+	}
+	n.kill(server)
+	h.says("CUDA_ERROR_MPS_RPC_FAILURE")
+	n.server()
+	n.gets(as{}, "as a client of an MPS server", 0, "info")
+}
+
+func TestDaemonFolders(t *testing.T) {
+	n := newNode(t, "l4x2", nil)
+	n.pipe = filepath.Join(n.pipe, strings.Repeat("x", 100))
+	if err := os.MkdirAll(filepath.Dir(n.pipe), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if out, exit := n.run(n.command(as{}, n.controlProgram(), "-d")); out != noDaemon || exit != 1 {
+		t.Errorf("with a long path: %q, exit code %d", out, exit)
+	}
+	if !n.logged("control.log", "Failed to bind") {
+		t.Error("control.log does not say that the path is too long")
+	}
+	for args, want := range map[string]string{
+		"-x": "Unrecognized option: -x", "-d -f": "usage:", "-multiuser-server": "usage:",
+	} {
+		if out, exit := n.run(n.command(as{}, n.controlProgram(), strings.Fields(args)...)); !strings.Contains(out, want) || exit != 1 {
+			t.Errorf("%s: %q, exit code %d", args, out, exit)
+		}
+	}
+	if out, exit := n.run(n.command(as{env: []string{PercentageVariable + "=200"}}, n.controlProgram(), "-d")); exit != 1 || !strings.Contains(out, "200") {
+		t.Errorf("with a wrong percentage: %q, exit code %d", out, exit)
+	}
+}
+
+func TestCommands(t *testing.T) {
+	n := newNode(t, "l4x2", nil)
+	n.env = []string{n.visible(0, 1)}
+	n.daemon()
+	uuid := []string{n.machine().GPUs[0].UUID, n.machine().GPUs[1].UUID}
+	pid := n.server()
+	h := n.hold(as{}, "--device", "1").says("ready")
+	client := strconv.Itoa(h.Process.Pid)
+	for _, c := range []struct{ line, want string }{
+		{"get_server_list", pid},
+		{"get_server_status " + pid, "ACTIVE"},
+		{"get_server_status 1", "Server 1 not found"},
+		{"get_client_list " + pid, client},
+		{"get_client_list", "Usage: get_client_list PID"},
+		{"get_device_client_list", uuid[0] + ": " + client + "\n" + uuid[1] + ": " + client},
+		{"get_device_client_list " + pid, uuid[0] + ": " + client + "\n" + uuid[1] + ": " + client},
+		{"get_default_active_thread_percentage", "100.0"},
+		{"set_default_active_thread_percentage 25", "25.0"},
+		{"set_default_active_thread_percentage 12.5", "12.5"},
+		{"set_default_active_thread_percentage 0", `"0" is not a percentage above 0 and up to 100`},
+		{"set_default_active_thread_percentage 101", `"101" is not a percentage above 0 and up to 100`},
+		{"get_default_active_thread_percentage", "12.5"},
+		{"get_active_thread_percentage " + pid, "100.0"},
+		{"set_active_thread_percentage " + pid + " 50", "50.0"},
+		{"get_active_thread_percentage " + pid, "50.0"},
+		{"set_active_thread_percentage 1 50", "Server 1 not found"},
+		{"get_default_device_pinned_mem_limit 0", ""},
+		{"set_default_device_pinned_mem_limit 0 4096M", ""},
+		{"set_default_device_pinned_mem_limit no-such-GPU 1500M", ""},
+		{"set_default_device_pinned_mem_limit 0 4096", `"4096" is not an amount of memory such as 2G or 512M`},
+		{"get_default_device_pinned_mem_limit 0", "4G"},
+		{"get_default_device_pinned_mem_limit " + uuid[0], ""},
+		{"get_default_device_pinned_mem_limit no-such-GPU", "1500M"},
+		{"get_device_pinned_mem_limit " + pid + " 0", ""},
+		{"set_device_pinned_mem_limit " + pid + " 0 2G", ""},
+		{"get_device_pinned_mem_limit " + pid + " 0", "2G"},
+		{"start_server -uid 0", ""}, // there is one
+		{"get_server_list", pid},
+		{"start_server 0", "Usage: start_server -uid UID"},
+		{"terminate_client " + pid + " 1", "Client 1 not found"},
+		{"shutdown_server 1", "Server 1 not found"},
+		{"shutdown_server " + pid + " -x", "Usage: shutdown_server PID [-f]"},
+		{"quit -t", "Usage: quit [-t TIMEOUT]"},
+		{"quit -t soon", "Usage: quit [-t TIMEOUT]"},
+		{"make_coffee", "Unknown command: make_coffee"},
+		{"\n", ""},
+		{"get_server_list\nget_default_active_thread_percentage", pid + "\n12.5"},
+	} {
+		n.tell(c.line, c.want)
+	}
+	ps, _ := n.control("ps -p " + pid)
+	lines := strings.Split(ps, "\n")
+	if len(lines) != 3 || !strings.HasPrefix(lines[0], "PID ") || !strings.HasPrefix(lines[1], client+" ") || !strings.HasSuffix(lines[2], "cuda-client") {
+		t.Errorf("ps: %s", ps)
+	}
+	for line, want := range map[string]string{
+		"get_server_list": pid, "get_default_active_thread_percentage": "12.5",
+		"quit": "User 1000 is not permitted to use quit", "set_active_thread_percentage " + pid + " 100": "User 1000 is not permitted",
+	} {
+		if got, exit := n.controlAs(as{uid: 1000}, line); !strings.HasPrefix(got, want) || exit != 0 {
+			t.Errorf("user 1000, %s: %q, exit code %d, want %q", line, got, exit, want)
+		}
+	}
+	n.tell("terminate_client "+pid+" "+client, "")
+	h.says("CUDA_ERROR_MPS_CLIENT_TERMINATED")
+	n.eventually("the client has gone", func() bool { out, _ := n.control("get_client_list " + pid); return out == "" })
+	n.tell("get_server_status "+pid, "ACTIVE")
+}
+
+func TestShutdownServer(t *testing.T) {
+	n := newNode(t, "l4x2", nil)
+	n.daemon()
+	pid := n.server()
+	h := n.hold(as{}).says("ready")
+	waiting := n.command(as{}, n.controlProgram())
+	waiting.Stdin = strings.NewReader("shutdown_server " + pid + "\n")
+	if err := waiting.Start(); err != nil {
+		t.Fatal(err)
+	}
+	n.eventually("the server is asked", func() bool { return n.logged("control.log", "Cmd:shutdown_server "+pid) })
+	next := n.hold(as{}) // comes too late for this server
+	n.eventually("a client waits", func() bool { return n.logged("control.log", "push client to pending list") })
+	if !h.running() || next.text() != "" {
+		t.Errorf("the server did not wait for its client, or took another: %q", next.text())
+	}
+	if exit := h.stop(); exit != 0 {
+		t.Errorf("the client ended with %d", exit)
+	}
+	if err := waiting.Wait(); err != nil {
+		t.Error(err)
+	}
+	next.says("ready")
+	second, _ := n.control("get_server_list")
+	if second == pid || second == "" {
+		t.Errorf("server %q after %s", second, pid)
+	}
+	n.tell("shutdown_server "+second+" -f", "")
+	next.says("CUDA_ERROR_MPS_RPC_FAILURE")
+	n.tell("get_server_list", "")
+}
+
+func TestQuitWithClients(t *testing.T) {
+	n := newNode(t, "l4x2", nil)
+	n.daemon()
+	n.server()
+	h := n.hold(as{}).says("ready")
+	n.tell("quit -t 0", "")
+	h.says("CUDA_ERROR_MPS_RPC_FAILURE")
+	if len(n.servers()) != 0 {
+		t.Error("the server is left")
+	}
+}
+
+// With the machine, or what is left of it, everything ends.
+func TestReboot(t *testing.T) {
+	n := newNode(t, "l4x2", nil)
+	n.daemon()
+	n.server()
+	h := n.hold(as{}).says("ready")
+	daemon, server := n.daemonPID(), n.servers()[0]
+	if err := sysroot.Reboot(n.root, sysroot.RebootOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	n.eventually("daemon and server have ended", func() bool { return !alive(daemon) && !alive(server) })
+	h.says("CUDA_ERROR_MPS_RPC_FAILURE")
+	if len(n.machine().Processes) != 0 {
+		t.Errorf("processes are left: %v", n.machine().Processes)
+	}
+	n.daemon()
+	n.server()
+	daemon, server = n.daemonPID(), n.servers()[0]
+	if err := sysroot.Remove(n.root); err != nil {
+		t.Fatal(err)
+	}
+	n.eventually("daemon and server have ended", func() bool { return !alive(daemon) && !alive(server) })
+}

@@ -1,0 +1,222 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package mps
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/partage-dev/partage/test/gpusim/cuda"
+	"github.com/partage-dev/partage/test/gpusim/machine"
+)
+
+func TestParseMemory(t *testing.T) {
+	for text, want := range map[string]uint64{"1G": 1 << 30, "512M": 512 << 20, "80g": 80 << 30, "3m": 3 << 20} {
+		if got, err := parseMemory(text); err != nil || got != want {
+			t.Errorf("%s is %d (%v), want %d", text, got, err, want)
+		}
+	}
+	for _, text := range []string{"", "G", "1", "1K", "0G", "-1G", "1.5G", "1GB", "99999999999G"} {
+		if got, err := parseMemory(text); err == nil {
+			t.Errorf("%q is %d", text, got)
+		}
+	}
+	for bytes, want := range map[uint64]string{1 << 30: "1G", 10240 << 20: "10G", 1500 << 20: "1500M"} {
+		if got := formatMemory(bytes); got != want {
+			t.Errorf("%d is %s, want %s", bytes, got, want)
+		}
+	}
+}
+
+func TestMemoryLimits(t *testing.T) {
+	l, err := parseLimits("0=1G,GPU-a=2G,1=3G,0=4G")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(memoryLimits{{"GPU-a", 2 << 30}, {"1", 3 << 30}, {"0", 4 << 30}}, l); d != "" {
+		t.Error(d)
+	}
+	if got := l.of(0, "GPU-a"); got != 4<<30 {
+		t.Errorf("the ordinal came last, but the limit is %d", got)
+	}
+	if got := l.with("GPU-a", 1<<30).of(0, "GPU-a"); got != 1<<30 {
+		t.Errorf("the UUID came last, but the limit is %d", got)
+	}
+	if got := l.of(2, "GPU-b"); got != 0 {
+		t.Errorf("a limit for nothing: %d", got)
+	}
+	for _, text := range []string{"0", "0=", "0=1G,", "=;"} {
+		if l, err := parseLimits(text); err == nil {
+			t.Errorf("%q is %v", text, l)
+		}
+	}
+}
+
+func TestMaxClients(t *testing.T) {
+	whole := cuda.Device{Multiprocessors: 132, OfGPU: 132, Major: 9}
+	part := cuda.Device{Multiprocessors: 16, OfGPU: 132, Major: 9}
+	old := cuda.Device{Multiprocessors: 28, OfGPU: 28, Major: 6}
+	for _, c := range []struct {
+		d    cuda.Device
+		cuda int
+		want int
+	}{{whole, 13000, 48}, {whole, 13010, 60}, {whole, 12040, 48}, {part, 13000, 5}, {part, 13010, 7}, {old, 13010, 16}} {
+		if got := MaxClients(c.d, c.cuda); got != c.want {
+			t.Errorf("%+v, CUDA %d: %d, want %d", c.d, c.cuda, got, c.want)
+		}
+	}
+}
+
+// Defaults reach servers that start later, and per-server limits new clients.
+func TestLimits(t *testing.T) {
+	n := newNode(t, "dgx-h100", nil)
+	n.env = []string{n.visible(2)}
+	uuid := n.machine().GPUs[2].UUID
+	n.daemon()
+	first := n.server()
+	n.gets(as{}, "memory: 81008 MiB, no limit\n  multiprocessors: 132 of 132 (100 %)", 0, "info")
+	n.tell("set_default_active_thread_percentage 25", "25.0")
+	n.tell("set_default_device_pinned_mem_limit "+uuid+" 10240M", "")
+	n.gets(as{}, "memory: 81008 MiB, no limit\n  multiprocessors: 132 of 132 (100 %)", 0, "info")
+	early := n.hold(as{}, "--memory", "20Gi").says("ready")
+
+	n.tell("set_active_thread_percentage "+first+" 50", "50.0")
+	n.tell("set_device_pinned_mem_limit "+first+" 0 16G", "")
+	n.gets(as{}, "limit 16384 MiB\n  multiprocessors: 66 of 132 (50 %)", 0, "info")
+	if early.stop() != 0 {
+		t.Error("the client from before has suffered")
+	}
+	n.tell("shutdown_server "+first, "")
+	n.server()
+	n.gets(as{}, "limit 10240 MiB\n  multiprocessors: 33 of 132 (25 %)", 0, "info")
+
+	out, exit := n.client("alloc", "8Gi", "4Gi", "2Gi", "1")
+	if d := cmp.Diff("device 0: allocated 8192 MiB\n"+
+		"device 0: CUDA_ERROR_OUT_OF_MEMORY: out of memory (4096 MiB wanted)\n"+
+		"device 0: allocated 2048 MiB\n"+
+		"device 0: CUDA_ERROR_OUT_OF_MEMORY: out of memory (0 MiB wanted)", out); d != "" || exit != 1 {
+		t.Errorf("exit code %d: %s", exit, d)
+	}
+	// The server's limit is what its users cannot raise.
+	for _, c := range []struct{ variable, want string }{
+		{PercentageVariable + "=10", "14 of 132 (10 %)"},
+		{PercentageVariable + "=100", "33 of 132 (25 %)"},
+		{PercentageVariable + "=nonsense", "33 of 132 (25 %)"},
+		{MemoryVariable + "=0=1G", "limit 1024 MiB"},
+		{MemoryVariable + "=0=20G", "limit 10240 MiB"},
+		{MemoryVariable + "=" + uuid + "=2G", "limit 2048 MiB"},
+		{MemoryVariable + "=0=3G," + uuid + "=2G", "limit 2048 MiB"},
+		// One name that is not known here is the end of all of one's own limits.
+		{MemoryVariable + "=0=1G,1=1G", "limit 10240 MiB"},
+		{MemoryVariable + "=0=1G," + n.machine().GPUs[3].UUID + "=1G", "limit 10240 MiB"},
+		{MemoryVariable + "=0=1", "limit 10240 MiB"},
+	} {
+		n.gets(as{env: []string{c.variable}}, c.want, 0, "info")
+	}
+	n.tell("quit", "")
+	n.daemon() // the defaults have died with the daemon
+	n.server()
+	n.gets(as{}, "no limit\n  multiprocessors: 132 of 132", 0, "info")
+}
+
+// The daemon's own environment gives the first defaults.
+func TestLimitsFromTheEnvironment(t *testing.T) {
+	n := newNode(t, "l4x2", nil)
+	n.daemon(n.visible(0), PercentageVariable+"=50", MemoryVariable+"=0=1G")
+	n.tell("get_default_active_thread_percentage", "50.0")
+	n.tell("get_default_device_pinned_mem_limit 0", "1G")
+	n.gets(as{}, "limit 1024 MiB", 0, "info")
+}
+
+// Clients share what the GPU has, with each other and with programs that are not
+// clients, and NVML shows who has how much.
+func TestMemoryIsShared(t *testing.T) {
+	n := newNode(t, "t4x1", nil)
+	n.daemon()
+	n.server()
+	a := n.hold(as{}, "--memory", "8Gi").says("ready")
+	n.gets(as{}, "CUDA_ERROR_OUT_OF_MEMORY", 1, "alloc", "8Gi")
+	alone := n.hold(as{env: []string{PipeVariable + "=/nowhere"}}, "--memory", "2Gi").says("ready")
+	n.gets(as{}, "CUDA_ERROR_OUT_OF_MEMORY", 1, "alloc", "5Gi")
+	n.gets(as{}, "allocated 4096 MiB", 0, "alloc", "4Gi")
+
+	const used = "Used                              : 10268 MiB"
+	n.eventually("the last one's memory is free", func() bool { return strings.Contains(n.smi("-q"), used) })
+	q := n.smi("-q")
+	for _, want := range []string{
+		"Process ID                        : " + itoa(n.servers()[0]) + "\n            Type                          : C\n            Used GPU Memory               : 28 MiB",
+		"Process ID                        : " + itoa(alone.Process.Pid) + "\n            Type                          : C\n            Used GPU Memory               : 2048 MiB",
+		"Process ID                        : " + itoa(a.Process.Pid) + "\n            Type                          : M+C\n            Used GPU Memory               : 8192 MiB",
+	} {
+		if !strings.Contains(q, want) {
+			t.Errorf("nvidia-smi -q has no %q:\n%s", want, q)
+		}
+	}
+	if err := a.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	<-a.done
+	n.eventually("the memory is free", func() bool { out, _ := n.client("alloc", "8Gi"); return strings.Contains(out, "allocated") })
+}
+
+func TestClientLimit(t *testing.T) {
+	n := newNode(t, "dgx-h100", divided)
+	n.env = []string{VisibleVariable + "=" + partition}
+	n.daemon()
+	n.server()
+	var holders []*holder
+	for range 5 {
+		holders = append(holders, n.hold(as{}).says("ready"))
+	}
+	n.gets(as{}, "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED", 1, "info")
+	holders[2].stop()
+	n.eventually("there is room", func() bool { _, exit := n.client("info"); return exit == 0 })
+}
+
+const (
+	partition = "MIG-00000000-0000-5000-8000-000000000009"
+	other     = "MIG-00000000-0000-5000-8000-000000000007"
+)
+
+// divided puts two 1g.10gb on the first GPU.
+func divided(m *machine.Machine) {
+	g := m.GPUs[0].MIG
+	g.Current, g.Pending = true, true
+	for id, uuid := range map[int]string{9: partition, 7: other} {
+		g.Instances = append(g.Instances, machine.GPUInstance{ID: id, ProfileID: 19, Placement: machine.Placement{Start: id - 7, Size: 1},
+			Compute: []machine.ComputeInstance{{Placement: machine.Placement{Size: 1}, UUID: uuid}}})
+	}
+}
+
+// A server on a MIG device holds it, and nothing else.
+func TestPartition(t *testing.T) {
+	n := newNode(t, "dgx-h100", divided)
+	n.change(func(m *machine.Machine) {
+		for i := range m.GPUs[0].MIG.Instances {
+			m.GPUs[0].MIG.Instances[i].Compute[0].ComputeMode = cuda.ModeExclusiveProcess
+		}
+	})
+	n.daemon(VisibleVariable + "=" + partition)
+	n.tell("set_default_device_pinned_mem_limit 0 2G", "")
+	n.server()
+	n.gets(as{}, "NVIDIA H100 80GB HBM3 MIG 1g.10gb\n  UUID: "+partition+"\n  memory: 9984 MiB, limit 2048 MiB\n  multiprocessors: 16 of 16", 0, "info")
+	n.gets(as{}, "CUDA_ERROR_OUT_OF_MEMORY", 1, "alloc", "3Gi")
+	direct := as{env: []string{PipeVariable + "=/nowhere", VisibleVariable + "=" + partition}}
+	n.gets(direct, "CUDA_ERROR_DEVICE_UNAVAILABLE", 1, "alloc", "1Gi")
+	direct.env[1] = VisibleVariable + "=" + other
+	n.gets(direct, "allocated 1024 MiB", 0, "alloc", "1Gi")
+	if out := n.smi("mig", "-dci", "-gi", "9", "-i", "0"); !strings.Contains(out, "In use by another client") {
+		t.Errorf("destroy the compute instance: %s", out)
+	}
+	if out := n.smi("mig", "-dci", "-gi", "7", "-i", "0"); !strings.Contains(out, "Successfully destroyed") {
+		t.Errorf("destroy the other: %s", out)
+	}
+	n.kill(n.servers()[0])
+	n.eventually("the server is gone from the machine", func() bool { return len(n.servers()) == 0 })
+	if out := n.smi("mig", "-dci", "-gi", "9", "-i", "0"); !strings.Contains(out, "Successfully destroyed") {
+		t.Errorf("destroy the compute instance when the server is dead: %s", out)
+	}
+}

@@ -1,0 +1,307 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package mps
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/partage-dev/partage/test/gpusim/cuda"
+	"github.com/partage-dev/partage/test/gpusim/machine"
+)
+
+// member is a client as its server sees it. The server's lock guards all of it
+// but the connection.
+type member struct {
+	server   *Server
+	pid, uid int
+	decoder  *json.Decoder
+
+	sending sync.Mutex
+	encoder *json.Encoder
+
+	uses  []use
+	ended cuda.Error // of every further request; 0: none
+	hit   bool       // by a fault, so that the server waits until it has gone
+}
+
+// use is a device that a client has joined.
+type use struct {
+	device  int // of the server
+	limits  Limits
+	context bool
+	memory  uint64
+}
+
+func newMember(s *Server, c *net.UnixConn, pid, uid int) *member {
+	return &member{server: s, pid: pid, uid: uid, decoder: json.NewDecoder(c), encoder: json.NewEncoder(c)}
+}
+
+func (mb *member) send(v any) error {
+	mb.sending.Lock()
+	defer mb.sending.Unlock()
+	return mb.encoder.Encode(v)
+}
+
+// serve serves the client until it goes.
+func (mb *member) serve() error {
+	s := mb.server
+	s.log.printf("Received new client request for {PID: %d}", mb.pid)
+	s.mu.Lock()
+	w := welcome{Shared: s.shared}
+	if s.status == machine.MPSFault {
+		w = welcome{Code: cuda.MPSServerNotReady}
+	}
+	for _, d := range s.devices {
+		w.Devices = append(w.Devices, d.UUID)
+	}
+	s.mu.Unlock()
+	if err := mb.send(w); err != nil || w.Code != 0 {
+		return err
+	}
+	var j join
+	if err := mb.decoder.Decode(&j); err != nil {
+		return err
+	}
+	answer := joined{Code: mb.connect(j)}
+	s.mu.Lock()
+	for i := range mb.uses {
+		answer.Devices = append(answer.Devices, mb.uses[i].limits)
+	}
+	s.mu.Unlock()
+	if err := mb.send(answer); err != nil || answer.Code != 0 {
+		return err
+	}
+	for {
+		var r request
+		if err := mb.decoder.Decode(&r); err != nil {
+			return err
+		}
+		if err := mb.send(reply{Code: mb.handle(r)}); err != nil {
+			return err
+		}
+	}
+}
+
+// code is the CUresult of an error.
+func code(err error) cuda.Error {
+	var e cuda.Error
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &e):
+		return e
+	}
+	return cuda.MPSRPCFailure
+}
+
+// connect takes the client in, or says why not.
+func (mb *member) connect(j join) cuda.Error {
+	s := mb.server
+	err := around(s.state, ClientConnect, gpusOf(s.devices), func() error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.take(mb, j)
+	})
+	if errors.Is(err, errStruck) {
+		return cuda.MPSConnectionFailed
+	}
+	return code(err)
+}
+
+// take makes the client one of the server's.
+func (s *Server) take(mb *member, j join) error {
+	switch {
+	case j.Token != s.token:
+		return cuda.MPSConnectionFailed
+	case s.status == machine.MPSFault:
+		return cuda.MPSServerNotReady
+	}
+	m, err := s.state.Snapshot()
+	if err != nil {
+		return err
+	}
+	for _, own := range j.Devices {
+		i := slices.IndexFunc(s.devices, func(d cuda.Device) bool { return d.UUID == own.UUID })
+		if i < 0 {
+			return cuda.InvalidDevice
+		}
+		d := s.devices[i]
+		if s.count(i) >= MaxClients(d, m.CUDADriverVersion) {
+			s.log.printf("Client {PID: %d}: device %d has its %d clients", mb.pid, i, s.count(i))
+			return cuda.MPSMaxClientsReached
+		}
+		mb.uses = append(mb.uses, use{device: i, limits: Limits{
+			UUID: d.UUID, Percentage: min(own.Percentage, s.percentage), Memory: lower(s.memory.of(i, d.UUID), own.Memory),
+		}})
+	}
+	s.clients = append(s.clients, mb)
+	s.log.printf("Client {PID: %d} connected", mb.pid)
+	return nil
+}
+
+// count is how many clients have joined a device.
+func (s *Server) count(device int) int {
+	n := 0
+	for _, mb := range s.clients {
+		if slices.ContainsFunc(mb.uses, func(u use) bool { return u.device == device }) {
+			n++
+		}
+	}
+	return n
+}
+
+// MaxClients is how many clients a device can have: 16 before Volta, 48 through
+// CUDA 13.0 and 60 from 13.1, and of that the part that a compute instance has of
+// the GPU's multiprocessors.
+func MaxClients(d cuda.Device, cudaVersion int) int {
+	clients := 48
+	switch {
+	case d.Major < 7:
+		clients = 16
+	case cudaVersion >= 13010:
+		clients = 60
+	}
+	if d.OfGPU == 0 {
+		return clients
+	}
+	return max(1, clients*d.Multiprocessors/d.OfGPU)
+}
+
+func (mb *member) handle(r request) cuda.Error {
+	s := mb.server
+	do := func() error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		switch {
+		case mb.ended != 0:
+			return mb.ended
+		case r.Device < 0 || r.Device >= len(mb.uses):
+			return cuda.InvalidDevice
+		}
+		u := &mb.uses[r.Device]
+		switch r.Op {
+		case "context", "alloc":
+			return s.allocate(u, r.Bytes)
+		case "fault":
+			s.fault(u.device, mb)
+			return cuda.LaunchFailed
+		}
+		return cuda.InvalidValue
+	}
+	if r.Op != "alloc" {
+		return code(do())
+	}
+	err := around(s.state, ClientAlloc, gpusOf(s.devices), do)
+	if errors.Is(err, errStruck) {
+		return cuda.OutOfMemory
+	}
+	return code(err)
+}
+
+// allocate makes a client's context on a device, if it has none, and gives it that
+// much memory.
+func (s *Server) allocate(u *use, bytes uint64) error {
+	if limit := u.limits.Memory; limit > 0 && u.memory+bytes > limit {
+		return cuda.OutOfMemory
+	}
+	before := *u
+	u.context, u.memory = true, u.memory+bytes
+	err := s.state.Update(func(m *machine.Machine) error {
+		d := s.devices[u.device]
+		if d.Used(m)+bytes > d.Memory {
+			return cuda.OutOfMemory
+		}
+		s.enter(m)
+		return nil
+	})
+	if err != nil {
+		*u = before
+	}
+	return err
+}
+
+// fault is a fatal fault on a device, by a client or from outside. It ends all
+// clients that have a context there.
+func (s *Server) fault(device int, by *member) {
+	if by != nil {
+		s.log.printf("Client {PID: %d} encountered a fatal GPU error on device %d", by.pid, device)
+	} else {
+		s.log.printf("Fatal GPU error on device %d", device)
+	}
+	for _, mb := range s.clients {
+		touched := mb == by || slices.ContainsFunc(mb.uses, func(u use) bool { return u.device == device && u.context })
+		if !touched || mb.ended != 0 {
+			continue
+		}
+		mb.ended, mb.hit = cuda.LaunchFailed, true
+		s.status = machine.MPSFault
+		s.log.printf("Client {PID: %d} is affected", mb.pid)
+		if mb != by {
+			go func() { _ = mb.send(reply{Code: cuda.LaunchFailed, Ended: true}) }()
+		}
+	}
+	s.publish()
+}
+
+// leave forgets a client.
+func (s *Server) leave(mb *member) {
+	if !slices.Contains(s.clients, mb) {
+		return
+	}
+	s.clients = slices.DeleteFunc(s.clients, func(c *member) bool { return c == mb })
+	s.log.printf("Client {PID: %d} disconnected. Number of active client contexts is %d.", mb.pid, len(s.clients))
+	if s.status == machine.MPSFault && !slices.ContainsFunc(s.clients, func(c *member) bool { return c.hit }) {
+		s.status = machine.MPSActive
+		s.log.printf("All clients that the fault affected have exited, taking new ones")
+	}
+	s.publish()
+}
+
+// publish writes the server's present entries into the machine.
+func (s *Server) publish() {
+	err := s.state.Update(func(m *machine.Machine) error { s.enter(m); return nil })
+	if err != nil {
+		s.log.printf("Cannot account for what is used: %v", err)
+	}
+}
+
+// enter replaces the server's entries.
+func (s *Server) enter(m *machine.Machine) {
+	m.Processes = slices.DeleteFunc(m.Processes, func(p machine.Process) bool { return p.Owner == s.owner })
+	if m.BootID != s.boot {
+		return // watch ends this
+	}
+	entry := func(d cuda.Device, pid int, name string, kind machine.ProcessKind, memory uint64) {
+		m.Processes = append(m.Processes, machine.Process{
+			PID: pid, Name: name, GPU: d.GPU, InstanceID: d.Instance, ComputeID: d.Compute,
+			MemoryBytes: memory, Kind: kind, Owner: s.owner, Pipe: PipeDirectory(), Status: s.status,
+		})
+	}
+	for i, d := range s.devices {
+		entry(d, os.Getpid(), serverProgram, machine.MPSServer, contextMemory)
+		for _, mb := range s.clients {
+			for _, u := range mb.uses {
+				if u.device == i && u.context {
+					entry(d, mb.pid, programOf(mb.pid), machine.MPSClient, u.memory)
+				}
+			}
+		}
+	}
+}
+
+// programOf is the name of a process, if it can be told.
+func programOf(pid int) string {
+	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	if err != nil {
+		return "unknown"
+	}
+	return strings.TrimSpace(string(name))
+}

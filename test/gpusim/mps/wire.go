@@ -1,0 +1,73 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package mps
+
+import "github.com/partage-dev/partage/test/gpusim/cuda"
+
+// What goes over connections to the control socket, as JSON, one value after the
+// other. The protocol is this stand-in's own.
+
+// hello is the first thing that is said.
+type hello struct {
+	UI bool `json:"ui,omitempty"` // commands follow; else it is a CUDA program
+}
+
+// Commands and what comes of them.
+type (
+	command struct {
+		Line string `json:"line"`
+	}
+	result struct {
+		Text   string `json:"text"`
+		Failed bool   `json:"failed,omitempty"`
+	}
+)
+
+// welcome is what a program hears first, from the server or, if there is none,
+// from the daemon. A code says that it is not welcome.
+type welcome struct {
+	Code cuda.Error `json:"code,omitempty"`
+	// Devices are the UUIDs of the server's devices, in its order.
+	Devices []string `json:"devices,omitempty"`
+	// Shared is a file in SharedMemory.
+	Shared string `json:"shared,omitempty"`
+}
+
+// join is the program's answer.
+type join struct {
+	// Token is what the shared file says.
+	Token string `json:"token"`
+	// Devices are those of the server's that the program uses, with the limits
+	// that it sets for itself.
+	Devices []Limits `json:"devices"`
+}
+
+// Limits are what a client may use of a device.
+type Limits struct {
+	UUID string `json:"uuid"`
+	// Percentage of the multiprocessors.
+	Percentage float64 `json:"percentage"`
+	// Memory in bytes; 0 is no limit.
+	Memory uint64 `json:"memory"`
+}
+
+// joined is the server's answer to that. Devices have the limits in effect.
+type joined struct {
+	Code    cuda.Error `json:"code,omitempty"`
+	Devices []Limits   `json:"devices,omitempty"`
+}
+
+// request is what a client wants of a device that it has joined.
+type request struct {
+	Op     string `json:"op"` // "context", "alloc" or "fault"
+	Device int    `json:"device"`
+	Bytes  uint64 `json:"bytes,omitempty"`
+}
+
+// reply is to a request, or, with Ended, says without one that the client's
+// contexts are no good any more.
+type reply struct {
+	Code  cuda.Error `json:"code,omitempty"`
+	Ended bool       `json:"ended,omitempty"`
+}
