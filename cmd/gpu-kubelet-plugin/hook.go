@@ -17,26 +17,26 @@ import (
 
 const hookMode = 0o755
 
-// installHook copies the CDI hook program to a path that exists on the host too,
+// installHook copies a hook program to a path that exists on the host too,
 // because the container runtime runs hooks outside of the driver's container. A
 // copy that is already right is left alone; a new one replaces it in one step,
 // since a container may be starting at this moment.
 func installHook(from, to string) (err error) {
 	want, err := os.ReadFile(from)
 	if err != nil {
-		return fmt.Errorf("read the CDI hook program: %w", err)
+		return fmt.Errorf("read the hook program: %w", err)
 	}
 	// Two instances start at the same time where a node has no copy yet. The lock
 	// is on the folder itself, so that no file is left for it.
 	lock := flock.New(filepath.Dir(to), flock.SetFlag(os.O_RDONLY))
 	if err := lock.Lock(); err != nil {
-		return fmt.Errorf("wait for another instance that installs the CDI hook program: %w", err)
+		return fmt.Errorf("wait for another instance that installs hook programs: %w", err)
 	}
 	defer func() { err = errors.Join(err, lock.Unlock()) }()
 
 	have, err := os.ReadFile(to)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("read the installed CDI hook program: %w", err)
+		return fmt.Errorf("read the installed hook program: %w", err)
 	}
 	if err == nil && bytes.Equal(have, want) {
 		info, err := os.Stat(to)
@@ -45,7 +45,7 @@ func installHook(from, to string) (err error) {
 		}
 	}
 	if err := host.ReplaceFile(to, want, hookMode); err != nil {
-		return fmt.Errorf("install the CDI hook program: %w", err)
+		return fmt.Errorf("install the hook program %s: %w", from, err)
 	}
 	return nil
 }
@@ -54,7 +54,7 @@ func installHook(from, to string) (err error) {
 // killed. The caller has the lock.
 func removeUnfinished(path string) error {
 	if err := os.Remove(host.TemporaryName(path)); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("remove an unfinished copy of the CDI hook program: %w", err)
+		return fmt.Errorf("remove an unfinished copy of a hook program: %w", err)
 	}
 	return nil
 }

@@ -72,6 +72,7 @@ func TestBadFlags(t *testing.T) {
 		{[]string{"start"}, []string{`unknown command "start"`}},
 		{[]string{"slices", "all"}, []string{"slices takes no argument"}},
 		{[]string{"slices", "--node-name=Node_1"}, []string{"--node-name (NODE_NAME)"}},
+		{[]string{"slices", "--driver-root=" + dir, "--policy-file=" + file}, []string{"sharing policy " + file + ": invalid SharingPolicy: is empty"}},
 		{[]string{"slices", "--driver-root=" + dir}, []string{"NVIDIA driver is not loaded", dir}},
 	} {
 		t.Run(strings.Join(test.args, " "), func(t *testing.T) {
@@ -206,8 +207,9 @@ func TestInstallHook(t *testing.T) {
 			t.Errorf("the folder holds %v, %v; want the program and its copy", entries, err)
 		}
 	}
-	if err := installHook(filepath.Join(dir, "absent"), to); err == nil {
-		t.Error("no error without a program")
+	absent := filepath.Join(dir, "absent")
+	if err := installHook(absent, to); err == nil || !strings.Contains(err.Error(), absent) {
+		t.Errorf("without a program: %v", err)
 	}
 }
 

@@ -31,7 +31,12 @@ func printSlices(ctx context.Context, c *config, out io.Writer) error {
 	if err := c.validateSlices(); err != nil {
 		return err
 	}
-	// What is wrong with a GPU is an error and shown; the rest is not for here.
+	// First, so that a policy can be tried on a machine without GPUs.
+	rules, err := plugin.NewPolicyFile(c.policyFile).Read()
+	if err != nil {
+		return err
+	}
+	// What is wrong with a GPU, and the policy for each, goes to stderr.
 	if err := c.setUpLogging(); err != nil {
 		return err
 	}
@@ -46,10 +51,6 @@ func printSlices(ctx context.Context, c *config, out io.Writer) error {
 	}
 	for _, broken := range node.Broken {
 		klog.FromContext(ctx).Error(broken.Err, "GPU does not answer and is left out", "index", broken.Index, "pciAddress", broken.PCIAddress)
-	}
-	rules, err := plugin.NewPolicyFile(c.policyFile).Read()
-	if err != nil {
-		return err
 	}
 	for i := range node.GPUs {
 		g := &node.GPUs[i]

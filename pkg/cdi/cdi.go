@@ -72,7 +72,8 @@ type Device struct {
 	Hooks []Hook
 }
 
-// Mount is a file or folder of the host in the container.
+// Mount is a file or folder of the host in the container. A container that gets
+// several devices with a mount at the same place has that of the last one.
 type Mount struct {
 	HostPath, ContainerPath string
 	ReadOnly                bool
@@ -217,50 +218,6 @@ func build(claimUID types.UID, common specs.ContainerEdits, devices []Device) (*
 	}
 	spec.Version = version
 	return spec, ids, validate(spec)
-}
-
-func deviceEntry(claimUID types.UID, d Device) (specs.Device, error) {
-	entry := specs.Device{Name: string(claimUID) + "-" + d.Name}
-	if len(d.Nodes) == 0 {
-		return entry, fmt.Errorf("device %s has no device nodes", d.Name)
-	}
-	entry.ContainerEdits.Env = slices.Sorted(slices.Values(d.Env))
-	nodes := slices.SortedFunc(slices.Values(d.Nodes), func(a, b Node) int { return cmp.Compare(a.Path, b.Path) })
-	for _, n := range nodes {
-		if n.Major <= 0 || n.Minor < 0 {
-			return entry, fmt.Errorf("device %s: node %s has no device number", d.Name, n.Path)
-		}
-		node := &specs.DeviceNode{
-			Path: n.Path, Type: "c", Major: n.Major, Minor: n.Minor,
-			Permissions: cmp.Or(n.Permissions, "rw"),
-		}
-		if n.HostPath != n.Path {
-			node.HostPath = n.HostPath
-		}
-		entry.ContainerEdits.DeviceNodes = append(entry.ContainerEdits.DeviceNodes, node)
-	}
-	mounts := slices.SortedFunc(slices.Values(d.Mounts), func(a, b Mount) int { return cmp.Compare(a.ContainerPath, b.ContainerPath) })
-	for i, m := range mounts {
-		if !filepath.IsAbs(m.HostPath) || !filepath.IsAbs(m.ContainerPath) {
-			return entry, fmt.Errorf("device %s: mount of %q on %q: both must be absolute paths", d.Name, m.HostPath, m.ContainerPath)
-		}
-		if i > 0 && mounts[i-1].ContainerPath == m.ContainerPath {
-			return entry, fmt.Errorf("device %s: two mounts on %s", d.Name, m.ContainerPath)
-		}
-		access := "rw"
-		if m.ReadOnly {
-			access = "ro"
-		}
-		entry.ContainerEdits.Mounts = append(entry.ContainerEdits.Mounts, &specs.Mount{
-			HostPath: m.HostPath, ContainerPath: m.ContainerPath, Options: []string{access, "nosuid", "nodev", "bind"},
-		})
-	}
-	for _, h := range d.Hooks {
-		entry.ContainerEdits.Hooks = append(entry.ContainerEdits.Hooks, &specs.Hook{
-			HookName: cdiapi.CreateContainerHook, Path: h.Path, Args: h.Args,
-		})
-	}
-	return entry, nil
 }
 
 // validate applies the CDI library's own rules, those that a runtime applies

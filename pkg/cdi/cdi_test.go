@@ -10,10 +10,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	oci "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 	cdiapi "tags.cncf.io/container-device-interface/pkg/cdi"
@@ -43,6 +45,20 @@ var (
 		Name:  "gpu-0000-43-00-0",
 		Nodes: []Node{{Path: "/dev/nvidia0", HostPath: "/run/nvidia/dev/nvidia0", Major: 195, Minor: 0}},
 		Env:   []string{"B=2", "A=1"},
+	}
+	share = Device{
+		Name:  "gpu-0000-52-00-0-mps-8c0d0c8e-6a0e-4c53-9f0e-0d4f4e5b7a11",
+		Nodes: []Node{{Path: "/dev/nvidia1", HostPath: "/dev/nvidia1", Major: 195, Minor: 1}},
+		Env:   []string{"CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25"},
+		Mounts: []Mount{
+			{HostPath: "/run/partage/mps/gpu-0000-52-00-0/pipe", ContainerPath: "/tmp/nvidia-mps"},
+			{HostPath: "/run/partage/mps/gpu-0000-52-00-0/shm", ContainerPath: "/dev/shm"},
+			{HostPath: "/var/lib/kubelet/plugins/gpu.nvidia.com/list", ContainerPath: "/etc/list", ReadOnly: true},
+		},
+		Hooks: []Hook{
+			{Path: "/var/lib/kubelet/plugins/gpu.nvidia.com/mps-hook", Args: []string{"mps-hook", "container-hook"}},
+			{Path: "/opt/another", Args: []string{"another"}},
+		},
 	}
 )
 
@@ -119,6 +135,7 @@ func TestGolden(t *testing.T) {
 		"partition": {host.Roots{Driver: root, Dev: root, HostDriver: "/", HostDev: "/"}, []Device{partition}},
 		"several": {host.Roots{Driver: root, Dev: root, HostDriver: "/run/nvidia/driver", HostDev: "/run/nvidia"},
 			[]Device{whole, partition}},
+		"share": {host.Roots{Driver: root, Dev: root, HostDriver: "/", HostDev: "/"}, []Device{share}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, folder := newSpecs(t, test.roots)
@@ -305,6 +322,13 @@ func TestWriteRefuses(t *testing.T) {
 		"bad env":       {uid, []Device{{Name: "a", Nodes: whole.Nodes, Env: []string{"novalue"}}}, "novalue"},
 		"no path":       {uid, []Device{{Name: "a", Nodes: []Node{{Major: 195}}}}, "path"},
 		"bad perission": {uid, []Device{{Name: "a", Nodes: []Node{{Path: "/dev/x", Major: 1, Permissions: "x"}}}}, `"x"`},
+		"mount twice": {uid, []Device{{Name: "a", Nodes: whole.Nodes, Mounts: []Mount{{HostPath: "/a", ContainerPath: "/m"}, {HostPath: "/b", ContainerPath: "/m"}}}},
+			"device a: two mounts at /m"},
+		"relative mount": {uid, []Device{{Name: "a", Nodes: whole.Nodes, Mounts: []Mount{{HostPath: "a", ContainerPath: "/m"}}}}, `mount of "a" at "/m": want an absolute path of the host`},
+		"mount in dots":  {uid, []Device{{Name: "a", Nodes: whole.Nodes, Mounts: []Mount{{HostPath: "/a", ContainerPath: "/m/.."}}}}, "want an absolute path in the container"},
+		"mount on all":   {uid, []Device{{Name: "a", Nodes: whole.Nodes, Mounts: []Mount{{HostPath: "/a", ContainerPath: "/"}}}}, "want an absolute path in the container"},
+		"relative hook":  {uid, []Device{{Name: "a", Nodes: whole.Nodes, Hooks: []Hook{{Path: "h", Args: []string{"h"}}}}}, `hook "h": want an absolute path`},
+		"hook, no name":  {uid, []Device{{Name: "a", Nodes: whole.Nodes, Hooks: []Hook{{Path: "/h"}}}}, "hook /h has no arguments"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := s.Write(t.Context(), test.uid, test.devices); err == nil || !strings.Contains(err.Error(), test.want) {
@@ -317,6 +341,41 @@ func TestWriteRefuses(t *testing.T) {
 	}
 	if err := s.Remove("../x"); err == nil {
 		t.Error("Remove accepted a path as UID")
+	}
+}
+
+// A container may have several devices that bring the same: they are no more than
+// one of them.
+func TestDevicesOfOneSession(t *testing.T) {
+	s, folder, _ := fixed(t)
+	other := share
+	other.Name = "gpu-0000-53-00-0"
+	ids, err := s.Write(t.Context(), uid, []Device{share, other})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cache, err := cdiapi.NewCache(cdiapi.WithSpecDirs(folder), cdiapi.WithAutoRefresh(false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	container := func(ids ...string) *oci.Spec {
+		t.Helper()
+		spec := &oci.Spec{}
+		if missing, err := cache.InjectDevices(spec, ids...); err != nil || len(missing) > 0 {
+			t.Fatalf("%v, missing %v", err, missing)
+		}
+		return spec
+	}
+	one, both := container(ids[share.Name]), container(ids[share.Name], ids[other.Name])
+	if diff := cmp.Diff(one.Mounts, both.Mounts); diff != "" {
+		t.Errorf("mounts of one and of both:\n%s", diff)
+	}
+	if diff := cmp.Diff(one.Process.Env, both.Process.Env); diff != "" {
+		t.Errorf("environment of one and of both:\n%s", diff)
+	}
+	shm := oci.Mount{Destination: "/dev/shm", Source: share.Mounts[1].HostPath, Options: []string{"bind", "rw", "nosuid", "nodev"}}
+	if !slices.ContainsFunc(both.Mounts, func(m oci.Mount) bool { return cmp.Equal(m, shm) }) {
+		t.Errorf("mounts: %+v", both.Mounts)
 	}
 }
 

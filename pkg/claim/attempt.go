@@ -23,33 +23,28 @@ func (m *Manager) prepare(ctx context.Context, plan *Plan, earlier *Record, boot
 		return nil, err
 	}
 	defer release()
-	if earlier != nil && earlier.State == Prepared {
-		return m.verify(ctx, plan, earlier)
-	}
 	r := plan.record(boot)
-	if err := m.checkOverlap(r); err != nil {
-		return nil, err
-	}
-	others, err := m.holders(r)
+	others, err := m.neighbours(r)
 	if err != nil {
 		return nil, err
 	}
-	r.keepInterval(others)
+	if earlier != nil && earlier.State == Prepared {
+		return m.verify(ctx, plan, earlier, others)
+	}
+	if err := others.checkOverlap(r); err != nil {
+		return nil, err
+	}
 	quarantined, err := m.journal.quarantine.of(plan.Claim.UID, boot)
 	if err != nil {
 		return nil, err
 	}
 	// Otherwise an earlier attempt may have made any of the partitions.
 	fresh := earlier == nil && len(quarantined) == 0
-	if fresh {
-		err := m.checkForeign(ctx, plan, r)
-		if err == nil && len(r.Sessions) > 0 {
-			// Later it would be too late to say that nothing was done.
-			_, err = m.sessions(ctx)
-		}
-		if err != nil {
-			return nil, &tracelessError{err}
-		}
+	if err := r.joinShares(plan, earlier, others); err != nil {
+		return nil, err
+	}
+	if err := m.mayBegin(ctx, plan, r, others, fresh); err != nil {
+		return nil, err
 	}
 	if err := m.journal.save(r); err != nil {
 		if fresh {
@@ -57,7 +52,7 @@ func (m *Manager) prepare(ctx context.Context, plan *Plan, earlier *Record, boot
 		}
 		return nil, err
 	}
-	if begun, err := m.apply(ctx, plan, r, !fresh); err != nil {
+	if begun, err := m.apply(ctx, plan, r, others, fresh); err != nil {
 		if !fresh {
 			begun = everything
 		}
@@ -70,15 +65,49 @@ func (m *Manager) prepare(ctx context.Context, plan *Plan, earlier *Record, boot
 	return r, nil
 }
 
+// joinShares brings a record into line with what was begun earlier, or with the other
+// shares of its devices.
+func (r *Record) joinShares(plan *Plan, earlier *Record, others *neighbours) error {
+	if earlier != nil {
+		r.resume(earlier)
+		return nil
+	}
+	if err := others.checkRoom(plan, r); err != nil {
+		return err
+	}
+	r.keepIntervals(others)
+	return nil
+}
+
+// mayBegin finds out what can be known before anything is done. With fresh, nothing
+// of the claim is there.
+func (m *Manager) mayBegin(ctx context.Context, plan *Plan, r *Record, others *neighbours, fresh bool) error {
+	err := m.checkPlaces(ctx, plan, r, others, fresh)
+	if err == nil && len(r.Sessions) > 0 && fresh {
+		// Later it would be too late to say that nothing was done.
+		if _, err = m.sessions(ctx); err != nil {
+			err = fmt.Errorf("device %s: %w", r.Sessions[0].Devices[0].Device, supervisorHint(err))
+		}
+	}
+	if err != nil && fresh {
+		return &tracelessError{err}
+	}
+	return err
+}
+
 // verify is the cheap way for a claim that is prepared: everything is looked up
 // and the spec is written if it is missing. A failure undoes nothing, because
 // containers may be running.
-func (m *Manager) verify(ctx context.Context, plan *Plan, earlier *Record) (*Record, error) {
+func (m *Manager) verify(ctx context.Context, plan *Plan, earlier *Record, others *neighbours) (*Record, error) {
 	r := earlier.clone()
-	if err := m.expect(ctx, r); err != nil {
-		return nil, &tracelessError{fmt.Errorf("the claim was prepared before: %w", err)}
+	err := m.expect(ctx, r, others)
+	if err == nil {
+		err = m.noteLosses(ctx, r, observed{})
 	}
-	if _, err := m.apply(ctx, plan, r, true); err != nil {
+	if err == nil {
+		_, err = m.apply(ctx, plan, r, others, false)
+	}
+	if err != nil {
 		return nil, &tracelessError{fmt.Errorf("the claim was prepared before: %w", err)}
 	}
 	if r.sameResult(earlier) {
@@ -92,8 +121,8 @@ func (m *Manager) verify(ctx context.Context, plan *Plan, earlier *Record) (*Rec
 // Before a partition that is gone is made again, the record stops saying which it
 // was: otherwise a process that is killed then would take the new one for somebody
 // else's.
-func (m *Manager) expect(ctx context.Context, r *Record) error {
-	gone := false
+func (m *Manager) expect(ctx context.Context, r *Record, others *neighbours) error {
+	var gone []*DeviceRecord
 	for i := range r.Devices {
 		d := &r.Devices[i]
 		if !d.made() || d.Partition.Live == nil {
@@ -103,32 +132,37 @@ func (m *Manager) expect(ctx context.Context, r *Record) error {
 		if err != nil {
 			return fmt.Errorf("device %s: %w", d.Device, err)
 		}
-		switch live, found := partition.Lookup(state, d.address()); {
+		live, found := partition.Lookup(state, d.address())
+		if err := others.checkShared(d, live, found); err != nil {
+			return fmt.Errorf("device %s: %w", d.Device, err)
+		}
+		switch {
 		case !found:
-			d.Partition.Live, gone = nil, true
+			d.Partition.Live = nil
+			gone = append(gone, d)
 		case live.UUID != d.Partition.Live.UUID:
 			return fmt.Errorf("device %s: partition %s, which the claim had, is gone and %s, which this driver did not make, is in its place",
 				d.Device, d.Partition.Live.UUID, live.UUID)
 		}
 	}
-	if !gone {
+	if len(gone) == 0 {
 		return nil
 	}
-	return m.journal.save(r)
-}
-
-// checkForeign refuses a place with an instance that no record explains, whatever
-// is in it: somebody else made it, and it must not be destroyed when the claim
-// ends.
-func (m *Manager) checkForeign(ctx context.Context, plan *Plan, r *Record) error {
-	// A partition that another share has left may be there still.
-	neighbours, err := m.neighbours(r)
-	if err != nil {
+	if err := m.journal.save(r); err != nil {
 		return err
 	}
+	return m.abandonSessions(ctx, r, gone)
+}
+
+// checkPlaces refuses a place with an instance that no record explains, whatever
+// is in it: somebody else made it, and it must not be destroyed when the claim
+// ends.
+func (m *Manager) checkPlaces(ctx context.Context, plan *Plan, r *Record, others *neighbours, fresh bool) error {
 	states := map[string]gpu.MIGState{}
 	for n, step := range plan.Steps {
-		if !step.creates() || r.Devices[n].sharedBy(neighbours) {
+		d := &r.Devices[n]
+		shared := d.sharedBy(others.records)
+		if !step.creates() || !fresh && !shared {
 			continue
 		}
 		at := step.address()
@@ -140,10 +174,16 @@ func (m *Manager) checkForeign(ctx context.Context, plan *Plan, r *Record) error
 			}
 			states[at.PCIAddress] = state
 		}
-		i := slices.IndexFunc(state.Instances, func(i gpu.Instance) bool { return i.ProfileID == at.ProfileID && i.Placement == at.Placement })
-		if i >= 0 {
+		live, found := partition.Lookup(state, at)
+		if err := others.checkShared(d, live, found); err != nil {
+			return fmt.Errorf("device %s: %w", step.Device.Name, err)
+		}
+		i := slices.IndexFunc(state.Instances, func(i gpu.Instance) bool {
+			return d.isAt(i) && !slices.ContainsFunc(d.sharers(others.records), func(o owned) bool { return o.mayBe(i) })
+		})
+		if i >= 0 && fresh {
 			return fmt.Errorf("device %s: GPU instance %d%s is there already and was not made by this driver; it is left alone%s",
-				step.Device.Name, state.Instances[i].ID, uuidText(state.Instances[i]), m.maybeOf(r.BootID))
+				step.Device.Name, state.Instances[i].ID, uuidText(state.Instances[i]), others.mayHave())
 		}
 	}
 	return nil
@@ -156,39 +196,39 @@ func uuidText(i gpu.Instance) string {
 	return " (" + i.Compute[0].UUID + ")"
 }
 
-// maybeOf adds to a message whose an instance without record may be.
-func (m *Manager) maybeOf(boot string) string {
-	_, files, err := m.journal.list()
-	quarantined, quarantineErr := m.journal.quarantine.files(boot)
-	if files = append(quarantined, files...); err != nil || quarantineErr != nil || len(files) == 0 {
-		return ""
-	}
-	return fmt.Sprintf("; it may be that of a claim whose journal file cannot be read (%s)", files[0])
-}
-
 // creates tells whether a step makes a partition.
 func (s Step) creates() bool {
 	return s.Device.Partition != nil && s.Device.Static == nil && !s.Admin
 }
 
-// everything stands for all steps and for what is done to share their devices.
-const everything = math.MaxInt
+// progress is how much of a claim was begun: of its devices, its sessions, and its
+// time slices by device. What was not begun must not be undone either: it may be
+// somebody else's.
+type progress struct{ devices, sessions, intervals int }
+
+var everything = progress{math.MaxInt, math.MaxInt, math.MaxInt}
 
 // apply takes the steps, shares the devices, finds their nodes and writes the CDI
-// spec. It fills in the record and returns the number of steps that were begun, or
-// everything. With adopt, an earlier attempt may have done any of it.
-func (m *Manager) apply(ctx context.Context, plan *Plan, r *Record, adopt bool) (begun int, err error) {
+// spec. It fills in the record and returns what was begun. Unless it is fresh, an
+// earlier attempt may have done any of it.
+func (m *Manager) apply(ctx context.Context, plan *Plan, r *Record, others *neighbours, fresh bool) (begun progress, err error) {
 	for i, step := range plan.Steps {
+		begun.devices = i + 1
 		live, err := m.take(ctx, step)
 		if err == nil {
 			err = r.Devices[i].becomes(live)
 		}
 		if err != nil {
-			return i + 1, fmt.Errorf("device %s: %w", step.Device.Name, err)
+			return begun, fmt.Errorf("device %s: %w", step.Device.Name, err)
 		}
 	}
-	begun = everything
-	if err := m.share(ctx, plan, r, adopt); err != nil {
+	if begun.sessions, err = m.startSessions(ctx, plan, r, others, !fresh); err != nil {
+		return begun, err
+	}
+	if begun.intervals, err = m.setIntervals(ctx, r, others); err != nil {
+		return begun, err
+	}
+	if err := m.limits.make(r, fresh); err != nil {
 		return begun, err
 	}
 	devices, err := m.cdiDevices(r)
@@ -207,17 +247,6 @@ func (m *Manager) apply(ctx context.Context, plan *Plan, r *Record, adopt bool) 
 		r.Devices[i].CDIDevice = id
 	}
 	return begun, nil
-}
-
-// share does what there is to do once the devices exist.
-func (m *Manager) share(ctx context.Context, plan *Plan, r *Record, adopt bool) error {
-	if err := m.startSessions(ctx, plan, r, adopt); err != nil {
-		return err
-	}
-	if err := m.setIntervals(ctx, r); err != nil {
-		return err
-	}
-	return m.makeFolders(r)
 }
 
 // becomes notes what is live of a partition. A static one must stay the one that
@@ -290,13 +319,13 @@ func (r *Record) sameResult(other *Record) bool {
 	return true
 }
 
-// undo takes back the first begun steps of a preparation that failed, or everything,
-// and returns the error with what became of that. What it cannot take back stays written down
-// as Unpreparing. The caller holds the locks of the claim and of its GPUs.
-func (m *Manager) undo(ctx context.Context, r *Record, begun int, cause error) error {
+// undo takes back what was begun of a preparation that failed, and returns the error
+// with what became of that. What it cannot take back stays written down as
+// Unpreparing. The caller holds the locks of the claim and of its GPUs.
+func (m *Manager) undo(ctx context.Context, r *Record, begun progress, cause error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 	defer cancel()
-	left := m.destroy(ctx, r, r.Devices[:min(begun, len(r.Devices))], begun == everything)
+	left := m.destroy(ctx, r, r.Devices[:min(begun.devices, len(r.Devices))], begun)
 	err := left.err()
 	if err == nil {
 		err = m.forget(r)

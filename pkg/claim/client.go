@@ -12,6 +12,7 @@ import (
 	"strconv"
 
 	"github.com/partage-dev/partage/pkg/cdi"
+	"github.com/partage-dev/partage/pkg/mps/hook"
 )
 
 const (
@@ -19,9 +20,6 @@ const (
 	// process with an empty environment finds it as well.
 	pipeInContainer = "/tmp/nvidia-mps"
 	shmInContainer  = "/dev/shm"
-	// markerPrefix is that of a variable which each MPS share brings. The hook
-	// refuses a container with two of them, in which one would win silently.
-	markerPrefix = "PARTAGE_MPS_"
 )
 
 // connect adds to a device what makes the containers clients of its session.
@@ -48,17 +46,18 @@ func (m *Manager) connect(c *cdi.Device, r *Record, d *DeviceRecord) error {
 		cdi.Mount{HostPath: s.PipeDir, ContainerPath: pipeInContainer},
 		cdi.Mount{HostPath: s.ShmDir, ContainerPath: shmInContainer})
 	c.Hooks = append(c.Hooks, cdi.Hook{Path: m.mpsHook, Args: []string{
-		filepath.Base(m.mpsHook), "container-hook", "--control", filepath.Join(s.PipeDir, "control"), "--session", s.ID,
+		filepath.Base(m.mpsHook), hook.Command, "--control", filepath.Join(s.PipeDir, "control"), "--session", s.ID,
 	}})
 	return nil
 }
 
-// marker names a claim's own session, or one share of another.
+// marker is a variable for a claim's own session, or for one share of another. The
+// hook refuses a container with two of them, in which one would win silently.
 func marker(r *Record, s *SessionRecord, d *DeviceRecord) string {
 	what := string(r.Claim.UID) + "/" + s.ID
 	if s.Shared {
 		what = string(r.Claim.UID) + "/" + d.name()
 	}
 	sum := sha256.Sum256([]byte(what))
-	return markerPrefix + hex.EncodeToString(sum[:4])
+	return hook.MarkerPrefix + hex.EncodeToString(sum[:4])
 }

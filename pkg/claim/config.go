@@ -11,6 +11,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/api"
 	"github.com/partage-dev/partage/pkg/device"
@@ -88,6 +89,10 @@ func (all configs) choose(result resourceapi.DeviceRequestAllocationResult, d de
 			continue
 		}
 		if fits(c.value, d.Kind) {
+			if c.onlyObserves(result) {
+				return nil, fmt.Errorf("%s: request %s has admin access, which changes nothing: device %s cannot be shared by it",
+					c.where, result.Request, d.Name)
+			}
 			c.fits = true
 			chosen = c
 			continue
@@ -104,6 +109,13 @@ func (all configs) choose(result resourceapi.DeviceRequestAllocationResult, d de
 	return chosen.value, nil
 }
 
+// onlyObserves tells whether a configuration of the claim asks for something by the
+// name of a request that only looks on.
+func (c *config) onlyObserves(result resourceapi.DeviceRequestAllocationResult) bool {
+	return !c.ofClass() && ptr.Deref(result.AdminAccess, false) && slices.Contains(c.entry.Requests, result.Request) &&
+		(c.value.MPS() != nil || c.value.Interval() != api.IntervalDefault)
+}
+
 // checkUse refuses a claim's configuration that found only devices of another
 // kind: it asks for something that would silently not happen. A claim with
 // alternatives may carry one for each of them.
@@ -117,7 +129,7 @@ func (all configs) checkUse() error {
 }
 
 func (c *config) doesNotFit(d device.Device) error {
-	is := ""
+	var is string
 	switch d.Kind {
 	case device.Whole:
 		is = "a whole GPU and takes a " + api.GpuConfigKind

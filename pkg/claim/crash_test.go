@@ -13,7 +13,6 @@ import (
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/partition"
 )
@@ -70,11 +69,6 @@ func (l layout) newClaims() []*resourceapi.ResourceClaim {
 		claim := newClaim(fmt.Sprintf("u%d", i), devices...)
 		if l.config != "" {
 			configure(claim, resourceapi.AllocationConfigSourceClaim, l.config)
-		}
-		for j := range claim.Status.Allocation.Devices.Results {
-			if id := claim.Status.Allocation.Devices.Results[j].ShareID; id != nil {
-				*id += types.UID(fmt.Sprintf("-u%d", i))
-			}
 		}
 		claims = append(claims, claim)
 	}

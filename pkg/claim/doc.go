@@ -6,6 +6,11 @@
 //
 //	claim --Plan--> steps --journal: preparing--> apply --> CDI spec --> journal: prepared
 //
+// Between apply and the spec what is shared is made so: MPS sessions are started,
+// time slices set, folders for software limits made. A session, or a partition, that
+// claims have shares of comes with the first and goes with the last of them; which
+// that is follows from the journal, under the lock of the GPU.
+//
 // A claim is prepared completely or not at all, whatever dies in between. The
 // journal is one file per claim. It says what will be done before it is done,
 // by physical address, so that another process finds it by that address after a
@@ -25,4 +30,5 @@
 //	locks/                          locks of claims and GPUs
 //	released/<uid>                  when a claim was released, for calls that come too late
 //	quarantine/<boot id>/<uid>.json damaged files of the journal, for people
+//	limits/<uid>/                   what an interposer library keeps of a claim
 package claim

@@ -148,6 +148,11 @@ func (b *box) bareManager() *Manager {
 		return b.effect("write tombstone", func() error { return os.WriteFile(path, data, mode) })
 	}
 	m.released.remove = b.remover("delete tombstone", os.Remove)
+	m.limits.mkdir = func(path string) error { return b.effect("make limits", func() error { return mkdirForAll(path) }) }
+	m.limits.write = func(path string, data []byte, mode fs.FileMode) error {
+		return b.effect("write limits", func() error { return os.WriteFile(path, data, mode) })
+	}
+	m.limits.remove = b.remover("remove limits", os.RemoveAll)
 	return m
 }
 

@@ -98,7 +98,11 @@ func newClaim(uid string, devices ...string) *resourceapi.ResourceClaim {
 		Status:     resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{}},
 	}
 	for i, d := range devices {
-		claim.Status.Allocation.Devices.Results = append(claim.Status.Allocation.Devices.Results, result("r"+strconv.Itoa(i), d))
+		r := result("r"+strconv.Itoa(i), d)
+		if r.ShareID != nil {
+			*r.ShareID = types.UID("share-" + uid + "-" + r.Request)
+		}
+		claim.Status.Allocation.Devices.Results = append(claim.Status.Allocation.Devices.Results, r)
 	}
 	return claim
 }

@@ -266,7 +266,7 @@ func (b *box) Destroy(_ context.Context, at partition.Address, uuid string, dyna
 	}
 	if i != nil {
 		err := b.gpus.effect(at.PCIAddress, "destroy instance", func() error {
-			if slices.ContainsFunc(b.processes[at.PCIAddress], func(p gpu.Process) bool { return p.InstanceID == i.ID }) {
+			if slices.ContainsFunc(b.processes[at.PCIAddress], func(p gpu.Process) bool { return p.InstanceID == i.ID }) || b.serves(i.Compute) {
 				return gpu.ErrInUse
 			}
 			b.remove(at)

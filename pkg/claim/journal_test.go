@@ -84,6 +84,8 @@ func TestParseRecordRefuses(t *testing.T) {
 		"no address":      {change(func(r *Record) { r.Devices[0].PCIAddress = "" }), false},
 		"no device":       {change(func(r *Record) { r.Devices[1].Device = "" }), false},
 		"no partition":    {change(func(r *Record) { r.Devices[0].Partition = nil }), false},
+		"no session":      {change(func(r *Record) { r.Sessions = nil }), false},
+		"empty session":   {change(func(r *Record) { r.Sessions[0].Devices = nil }), false},
 		"extra partition": {change(func(r *Record) { r.Devices[2].Partition = &PartitionRecord{} }), false},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -111,8 +111,7 @@ type Manager struct {
 	sharing      Sharing
 	cdi          CDI
 	mpsHook      string
-	interposer   string
-	limitsDir    string
+	limits       *limits
 	cluster      Cluster
 	orphanGrace  time.Duration
 	// clock is bootTime.
@@ -142,7 +141,7 @@ func NewManager(o Options) (*Manager, error) {
 	m := &Manager{
 		driver: o.DriverName, pool: o.PoolName, roots: o.Roots.Complete(), cdi: o.CDI,
 		cluster: o.Cluster, orphanGrace: cmp.Or(o.OrphanGrace, DefaultOrphanGrace), clock: bootTime,
-		mpsHook: o.MPSHook, interposer: o.Interposer, limitsDir: filepath.Join(o.DataDir, "limits"),
+		mpsHook: o.MPSHook, limits: newLimits(filepath.Join(o.DataDir, "limits"), o.Interposer),
 		news: news{events: o.Events},
 	}
 	var err error

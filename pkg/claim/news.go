@@ -65,6 +65,13 @@ func (n *news) tell(ctx context.Context, claim Ref, reason, message string) {
 	}
 }
 
+// again passes on what may happen more than once in the same words.
+func (n *news) again(ctx context.Context, claim Ref, reason, message string) {
+	if n.events != nil {
+		n.events.Warn(ctx, claim, reason, message)
+	}
+}
+
 // keep forgets what was told of all other claims.
 func (n *news) keep(uids []types.UID) {
 	n.mu.Lock()

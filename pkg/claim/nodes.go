@@ -18,7 +18,6 @@ import (
 func (m *Manager) cdiDevices(r *Record) ([]cdi.Device, error) {
 	minors := m.minors()
 	var devices []cdi.Device
-	limited := 0
 	for i := range r.Devices {
 		d := &r.Devices[i]
 		minor, found := minors[d.PCIAddress]
@@ -34,8 +33,7 @@ func (m *Manager) cdiDevices(r *Record) ([]cdi.Device, error) {
 			err = m.connect(&c, r, d)
 		}
 		if d.limited() {
-			err = errors.Join(err, m.limit(&c, r, d, limited))
-			limited++
+			err = errors.Join(err, m.limits.edit(&c, r, d))
 		}
 		if err != nil {
 			return nil, fmt.Errorf("device %s: %w", d.Device, err)

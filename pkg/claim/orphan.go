@@ -127,10 +127,11 @@ func (m *Manager) releaseOrphan(ctx context.Context, r *Record, boot string) err
 // whole GPU, or a partition that somebody else made, from being given away under a
 // running container.
 func (m *Manager) users(ctx context.Context, r *Record) ([]int, error) {
-	others, err := m.holders(r)
+	others, err := m.neighbours(r)
 	if err != nil {
 		return nil, err
 	}
+	holders := others.holders()
 	servers, err := m.servers(ctx, r)
 	if err != nil {
 		return nil, err
@@ -139,7 +140,7 @@ func (m *Manager) users(ctx context.Context, r *Record) ([]int, error) {
 	var pids []int
 	for i := range r.Devices {
 		d := &r.Devices[i]
-		if d.Admin || d.sharedBy(others) {
+		if d.Admin || d.sharedBy(holders) {
 			// Whatever runs on a share that others have too goes on.
 			continue
 		}

@@ -31,9 +31,15 @@ type OverlapError struct {
 	// OtherDevice and OtherState are what the other claim has.
 	OtherDevice string
 	OtherState  State
+	// Shares is how many shares the device has, if too many claims want one: the
+	// other claim is one of them. Otherwise 0.
+	Shares int
 }
 
 func (e *OverlapError) Error() string {
+	if e.Shares > 0 {
+		return fmt.Sprintf("device %s has %d shares and all are taken, one of them by claim %s", e.Device, e.Shares, e.Other)
+	}
 	return fmt.Sprintf("device %s overlaps with %s, which is %s for claim %s", e.Device, e.OtherDevice, e.OtherState, e.Other)
 }
 
@@ -43,18 +49,33 @@ func (e *OverlapError) abandoned() bool { return e.OtherState != Prepared }
 
 // checkOverlap compares a record with those of all other claims. The caller
 // holds the locks of all its GPUs, so that no other can begin there.
-func (m *Manager) checkOverlap(want *Record) error {
-	others, _, err := m.journal.list()
-	if err != nil {
-		return err
-	}
-	for _, other := range others {
-		// Nothing survives a reboot.
-		if other.Claim.UID == want.Claim.UID || other.BootID != want.BootID {
-			continue
-		}
+func (n *neighbours) checkOverlap(want *Record) error {
+	for _, other := range n.records {
 		if err := want.checkOverlap(other); err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+// checkRoom counts the shares that claims have of the devices of a plan. One that the
+// policy does not offer any more keeps those that it had, whatever their number.
+func (n *neighbours) checkRoom(plan *Plan, r *Record) error {
+	taken := map[string]int{}
+	holders := n.holders()
+	for i, step := range plan.Steps {
+		if step.Device.Share == nil || step.Admin || step.withdrawn {
+			continue
+		}
+		d := &r.Devices[i]
+		others := d.sharers(holders)
+		taken[d.Device]++
+		if len(others) > 0 && len(others)+taken[d.Device] > step.Device.Share.Clients {
+			other := others[max(0, slices.IndexFunc(others, func(o owned) bool { return o.record.State != Prepared }))]
+			return &OverlapError{
+				Device: d.Device, Other: other.record.Claim, OtherDevice: other.Device, OtherState: other.record.State,
+				Shares: step.Device.Share.Clients,
+			}
 		}
 	}
 	return nil
@@ -87,6 +108,7 @@ func (m *Manager) await(ctx context.Context, overlap *OverlapError, boot string)
 		if !m.holds(overlap) {
 			return nil
 		}
+		looked := overlap.Shares > 0 // any other claim may have gone as well
 		timer := time.NewTimer(recordPoll)
 		select {
 		case <-changed:
@@ -96,6 +118,9 @@ func (m *Manager) await(ctx context.Context, overlap *OverlapError, boot string)
 			return fmt.Errorf("%w, and was not released in time", overlap)
 		}
 		timer.Stop()
+		if looked {
+			return nil
+		}
 	}
 }
 

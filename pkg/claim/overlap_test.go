@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 func TestOverlap(t *testing.T) {
@@ -155,4 +156,44 @@ func TestOtherDevicesThanBefore(t *testing.T) {
 	}
 	mustUnprepare(t, m, "u1")
 	b.wantNothing()
+}
+
+// The scheduler counts the shares of a device. After a pod was deleted by force there
+// is one more for a while, and the next claim waits.
+func TestNoShareLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBox(t)
+		m := b.manager()
+		for _, uid := range []string{"u1", "u2", "u3", "u4"} {
+			mustPrepare(t, m, newClaim(uid, mpsA))
+		}
+		mustPrepare(t, m, newClaim("u4", mpsA))
+		before := b.state()
+		start := time.Now()
+		_, err := m.Prepare(t.Context(), newClaim("u5", mpsA))
+		var overlap *OverlapError
+		if !errors.As(err, &overlap) || overlap.Shares != 4 {
+			t.Errorf("got %v", err)
+		}
+		wantError(t, err, "device "+mpsA+" has 4 shares", "was not released in time")
+		if waited := time.Since(start); waited < roomTime {
+			t.Errorf("waited for %s only", waited)
+		}
+		b.wantState(t, "refused", before)
+
+		done := make(chan error)
+		go func() {
+			_, err := m.Prepare(t.Context(), newClaim("u5", mpsA))
+			done <- err
+		}()
+		synctest.Wait()
+		mustUnprepare(t, m, "u3")
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		for _, uid := range []types.UID{"u1", "u2", "u4", "u5"} {
+			mustUnprepare(t, m, uid)
+		}
+		b.wantNothing()
+	})
 }

@@ -52,6 +52,8 @@ type Step struct {
 	// Limits are those of a share.
 	Limits Limits
 
+	// withdrawn says that the policy does not offer the device any more.
+	withdrawn bool
 	// session is the MPS session that the device is in, or nil. Steps can have
 	// the same.
 	session *sessionPlan
@@ -137,6 +139,7 @@ func newStep(result resourceapi.DeviceRequestAllocationResult, node Node) (Step,
 	}
 	if d.Share != nil {
 		step.Limits = limitsOf(result, d.Share)
+		step.withdrawn = slices.Contains(node.Inventory.Withdrawn(), d.Name)
 	}
 	return step, nil
 }

@@ -213,8 +213,20 @@ func TestPlanConfigs(t *testing.T) {
 			want:  []string{"r0 " + wholeA + " GpuConfig/MPS", "r1 " + wholeB + " GpuConfig/MPS"},
 		},
 		"two for two GPUs": {
-			claim: configure(configure(newClaim("u1", wholeA, wholeB), fromClaim, gpuMPS, "r0"), fromClaim, gpuMPS, "r1"),
+			claim: configure(configure(newClaim("u1", wholeA, wholeB), fromClaim, gpuMPS, "r0"), fromClaim, ownMPS, "r1"),
 			err:   "devices " + wholeA + " and " + wholeB + ` have different configurations with strategy "MPS"`,
+		},
+		"for who only looks on": {
+			claim: configure(admin(newClaim("u1", wholeA)), fromClaim, gpuMPS, "r0"),
+			err:   "request r0 has admin access, which changes nothing: device " + wholeA,
+		},
+		"nothing for who only looks on": {
+			claim: configure(admin(newClaim("u1", wholeA)), fromClaim, gpuSlicing, "r0"),
+			want:  []string{"r0 " + wholeA + " admin GpuConfig/TimeSlicing"},
+		},
+		"the same for two GPUs": {
+			claim: configure(configure(newClaim("u1", wholeA, wholeB), fromClass, gpuMPS, "r0"), fromClass, gpuMPS, "r1"),
+			want:  []string{"r0 " + wholeA + " GpuConfig/MPS", "r1 " + wholeB + " GpuConfig/MPS"},
 		},
 		"for a share": {
 			claim: configure(newClaim("u1", wholeA+"-mps"), fromClaim, gpuMPS, "r0"),
@@ -222,7 +234,7 @@ func TestPlanConfigs(t *testing.T) {
 		},
 		"of a class, for a share": {
 			claim: configure(newClaim("u1", wholeA+"-timeslice"), fromClass, gpuMPS),
-			want:  []string{"r0 " + wholeA + "-timeslice share share-r0"},
+			want:  []string{"r0 " + wholeA + "-timeslice share share-u1-r0"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -21,8 +22,8 @@ const reconcileTime = 30 * time.Second
 // Reconcile brings the journal, the CDI specs and the API server's claims into
 // agreement, at the start, when the driver has appeared, and every now and then:
 // preparations and releases that did not end are undone or finished, claims that
-// do not exist any more are released, and the CDI specs of the others are made
-// again if they are missing. Claims are independent: one that fails, or that waits
+// do not exist any more are released, and the MPS sessions and CDI specs of the others
+// are made again if they are missing. Claims are independent: one that fails, or that waits
 // for its GPU, does not stop the others, and one that a call is at work on is left
 // to that call.
 //
@@ -37,6 +38,10 @@ func (m *Manager) Reconcile(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	seen, err := m.observeSessions(ctx)
+	if err != nil {
+		return err
+	}
 	errs, unknown := make([]error, len(uids)), make([]error, len(uids))
 	var wg sync.WaitGroup
 	for i, uid := range uids {
@@ -44,7 +49,7 @@ func (m *Manager) Reconcile(ctx context.Context) error {
 			ctx := klog.NewContext(ctx, klog.LoggerWithValues(klog.FromContext(ctx), "claimUID", uid))
 			var is fate
 			is, unknown[i] = m.ask(ctx, uid, boot)
-			if err := m.reconcile(ctx, uid, boot, is); err != nil {
+			if err := m.reconcile(ctx, uid, boot, is, seen); err != nil {
 				errs[i] = fmt.Errorf("claim %s: %w", uid, err)
 			}
 		})
@@ -52,7 +57,7 @@ func (m *Manager) Reconcile(ctx context.Context) error {
 	wg.Wait()
 	m.news.keep(uids)
 	m.orphans.keep(uids)
-	return errors.Join(errors.Join(errs...), firstOf(unknown), m.reconcileSessions(ctx, boot, uids),
+	return errors.Join(errors.Join(errs...), firstOf(unknown), seen.unchecked(boot), m.sweepSessions(ctx, boot, seen),
 		m.released.sweep(boot, m.clock(), m.locks.tryClaim), m.locks.sweep())
 }
 
@@ -67,7 +72,7 @@ func firstOf(unknown []error) error {
 	return nil
 }
 
-func (m *Manager) reconcile(ctx context.Context, uid types.UID, boot string, is fate) error {
+func (m *Manager) reconcile(ctx context.Context, uid types.UID, boot string, is fate, seen observed) error {
 	release, err := m.locks.tryClaim(uid)
 	if err != nil || release == nil {
 		return err
@@ -92,13 +97,13 @@ func (m *Manager) reconcile(ctx context.Context, uid types.UID, boot string, is 
 		// it. Device numbers have moved meanwhile.
 		return m.cdi.Remove(uid)
 	}
-	return m.rewrite(ctx, r)
+	return m.lookAfter(ctx, r, seen)
 }
 
-// rewrite makes sure that a prepared claim has its CDI spec, and that one whose
-// partition was found to be missing has none: the device numbers may be those of
-// another claim's by now. It looks nothing up on the hardware.
-func (m *Manager) rewrite(ctx context.Context, r *Record) error {
+// lookAfter makes sure that a prepared claim has its MPS sessions and its CDI spec,
+// and that one whose partition was found to be missing has none: the device numbers
+// may be those of another claim's by now. It looks nothing up on the GPUs.
+func (m *Manager) lookAfter(ctx context.Context, r *Record, seen observed) error {
 	for i := range r.Devices {
 		if d := &r.Devices[i]; d.Partition.uuid() != "" && m.surveys.isGone(d) {
 			err := fmt.Errorf("device %s: partition %s was removed by somebody else, or by a reset of the GPU", d.Device, d.Partition.uuid())
@@ -110,6 +115,15 @@ func (m *Manager) rewrite(ctx context.Context, r *Record) error {
 	if m.inventory.Load() == nil {
 		return fmt.Errorf("its CDI spec is not checked: %w", errNoInventory)
 	}
+	err := m.tend(ctx, r, seen)
+	if slices.ContainsFunc(r.Sessions, func(s SessionRecord) bool { return !s.live() }) {
+		// The spec that is there names a daemon that is gone, so no container starts.
+		return err
+	}
+	return errors.Join(err, m.rewrite(ctx, r))
+}
+
+func (m *Manager) rewrite(ctx context.Context, r *Record) error {
 	devices, err := m.cdiDevices(r)
 	if err != nil {
 		return err

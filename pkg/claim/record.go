@@ -193,7 +193,7 @@ func parseRecord(data []byte, uid types.UID) (*Record, error) {
 		return nil, err
 	}
 	if (r.APIVersion != recordVersion && r.APIVersion != sharingVersion) || r.Kind != recordKind {
-		err := fmt.Errorf("apiVersion %q and kind %q, want %q and %q", r.APIVersion, r.Kind, recordVersion, recordKind)
+		err := fmt.Errorf("apiVersion %q and kind %q, want %q or %q, and %q", r.APIVersion, r.Kind, recordVersion, sharingVersion, recordKind)
 		if r.APIVersion != "" && r.Kind != "" {
 			err = fmt.Errorf("%w: %w", errOtherVersion, err)
 		}
@@ -207,12 +207,30 @@ func parseRecord(data []byte, uid types.UID) (*Record, error) {
 	default:
 		return nil, fmt.Errorf("%w: state %q", errOtherVersion, r.State)
 	}
-	for i := range r.Devices {
-		if err := r.Devices[i].check(); err != nil {
-			return nil, fmt.Errorf("device %d: %w", i, err)
-		}
+	if err := r.check(); err != nil {
+		return nil, err
 	}
 	return &r, nil
+}
+
+// check is about what the record says of devices and sessions.
+func (r *Record) check() error {
+	for i := range r.Devices {
+		d := &r.Devices[i]
+		err := d.check()
+		if d.Sharing != nil && d.Sharing.Session != "" && r.session(d.Sharing.Session) == nil {
+			err = errors.Join(err, fmt.Errorf("it says nothing of the MPS session %q", d.Sharing.Session))
+		}
+		if err != nil {
+			return fmt.Errorf("device %d: %w", i, err)
+		}
+	}
+	for i := range r.Sessions {
+		if s := &r.Sessions[i]; s.ID == "" || len(s.Devices) == 0 {
+			return fmt.Errorf("session %d: no name or no devices", i)
+		}
+	}
+	return nil
 }
 
 func (d *DeviceRecord) check() error {

@@ -12,8 +12,6 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/partage-dev/partage/pkg/device"
-	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/pkg/sharing"
 )
 
@@ -96,6 +94,15 @@ func (r *Record) join(s Step) {
 	}
 }
 
+// resume goes on with what an earlier attempt has begun. It has to be taken back as
+// it was written down, whatever the policy says by now.
+func (r *Record) resume(earlier *Record) {
+	for i := range r.Devices {
+		r.Devices[i].Sharing = earlier.Devices[i].Sharing
+	}
+	r.Sessions = earlier.Sessions
+}
+
 // session finds the record of a session, or nil.
 func (r *Record) session(id string) *SessionRecord {
 	for i := range r.Sessions {
@@ -120,44 +127,66 @@ func (s *SessionRecord) pciAddresses() []string {
 	return inOrder(addresses)
 }
 
-// startSessions makes all sessions of a claim run. The partitions are live. The
-// caller holds the locks of the claim and of its GPUs.
-func (m *Manager) startSessions(ctx context.Context, plan *Plan, r *Record, adopt bool) error {
-	if len(r.Sessions) == 0 {
-		return nil
-	}
-	neighbours, err := m.neighbours(r)
-	if err != nil {
-		return err
-	}
-	others, err := m.holders(r)
-	if err != nil {
-		return err
-	}
+// startSessions makes all sessions of a claim run, and returns how many were begun.
+// The partitions are live. With adopt, or where others know the session, the compute
+// mode may be this driver's. The caller holds the locks of the claim and of its GPUs.
+func (m *Manager) startSessions(ctx context.Context, plan *Plan, r *Record, others *neighbours, adopt bool) (begun int, err error) {
 	for i := range r.Sessions {
 		s := &r.Sessions[i]
 		if err := plan.settle(r, s); err != nil {
-			return err
+			return i, err
 		}
-		// Also one that is being released may have left the compute mode.
-		if err := m.startSession(ctx, r, s, others, adopt || heldBy(neighbours, s.ID)); err != nil {
-			return err
+		// Also one that is being released may have left it.
+		known := adopt || len(others.unclear) > 0 || heldBy(others.records, s.ID)
+		err := m.startSession(ctx, r, s, others, known)
+		if errors.Is(err, sharing.ErrLeft) {
+			return i + 1, err
+		}
+		if err != nil {
+			return i, err
 		}
 	}
-	return nil
+	return len(r.Sessions), nil
 }
 
 // startSession starts a session or brings it to the limits that it has to have
 // now.
-func (m *Manager) startSession(ctx context.Context, r *Record, s *SessionRecord, others []*Record, adopt bool) error {
-	live, err := m.sharing.Start(ctx, s.wanted(append([]*Record{r}, others...)), adopt)
-	if errors.Is(err, sharing.ErrNoSupervisor) {
-		err = fmt.Errorf("%w: is the DaemonSet of the mps-supervisor running on this node?", err)
-	}
+func (m *Manager) startSession(ctx context.Context, r *Record, s *SessionRecord, others *neighbours, adopt bool) error {
+	live, err := m.sharing.Start(ctx, s.wanted(append(others.holders(), r)), adopt)
 	if err != nil {
-		return fmt.Errorf("device %s: %w", s.Devices[0].Device, err)
+		return fmt.Errorf("device %s: %w", s.Devices[0].Device, supervisorHint(err))
 	}
-	s.PipeDir, s.ShmDir, s.Losses = live.PipeDir, live.ShmDir, live.Losses
+	if !s.live() {
+		// Otherwise people have to be told first.
+		s.Losses = live.Losses
+	}
+	s.PipeDir, s.ShmDir = live.PipeDir, live.ShmDir
+	return nil
+}
+
+func supervisorHint(err error) error {
+	if errors.Is(err, sharing.ErrNoSupervisor) {
+		return fmt.Errorf("%w: is the DaemonSet of the mps-supervisor running on this node?", err)
+	}
+	return err
+}
+
+// live tells whether the session was started for the claim, and not found to be
+// gone since.
+func (s *SessionRecord) live() bool { return s.PipeDir != "" }
+
+// abandonSessions ends the sessions of partitions that are gone, so that others can
+// have their names.
+func (m *Manager) abandonSessions(ctx context.Context, r *Record, gone []*DeviceRecord) error {
+	for i := range r.Sessions {
+		s := &r.Sessions[i]
+		if !slices.ContainsFunc(gone, func(d *DeviceRecord) bool { return d.in(s.ID) }) {
+			continue
+		}
+		if err := m.sharing.Stop(ctx, sharing.Session{ID: s.ID}); err != nil {
+			return fmt.Errorf("device %s: %w", s.Devices[0].Device, supervisorHint(err))
+		}
+	}
 	return nil
 }
 
@@ -242,109 +271,49 @@ func larger[T int | int64](a, b T) T {
 	return max(a, b)
 }
 
-// neighbours are the other claims of this boot.
-func (m *Manager) neighbours(r *Record) ([]*Record, error) {
-	all, _, err := m.journal.list()
-	if err != nil {
-		return nil, err
-	}
-	return slices.DeleteFunc(all, func(other *Record) bool {
-		return other.Claim.UID == r.Claim.UID || other.BootID != r.BootID
-	}), nil
-}
-
-// holders are the neighbours that may use what they have. One that is being
-// released uses nothing any more.
-func (m *Manager) holders(r *Record) ([]*Record, error) {
-	all, err := m.neighbours(r)
-	return slices.DeleteFunc(all, func(other *Record) bool { return other.State == Unpreparing }), err
-}
-
-// heldBy tells whether one of these claims has a device in the session.
-func heldBy(holders []*Record, id string) bool {
-	return slices.ContainsFunc(holders, func(r *Record) bool {
-		return slices.ContainsFunc(r.Devices, func(d DeviceRecord) bool { return d.in(id) })
-	})
-}
-
-// sharedBy tells whether one of these claims has another share of the device.
-func (d *DeviceRecord) sharedBy(holders []*Record) bool {
-	return d.isShare() && slices.ContainsFunc(holders, func(r *Record) bool {
-		return slices.ContainsFunc(r.Devices, func(other DeviceRecord) bool { return !other.Admin && other.Device == d.Device })
-	})
-}
-
 // stopSession ends a session with its last claim. Otherwise it tightens the limits
 // to what the others need; that it cannot is no reason to keep the claim.
-func (m *Manager) stopSession(ctx context.Context, r *Record, s *SessionRecord, others []*Record) error {
-	if !s.Shared || !heldBy(others, s.ID) {
-		return m.sharing.Stop(ctx, s.wanted([]*Record{r}))
+func (m *Manager) stopSession(ctx context.Context, r *Record, s *SessionRecord, others *neighbours) error {
+	if s.Shared {
+		holders := others.holders()
+		if heldBy(holders, s.ID) {
+			m.tighten(ctx, r, s, holders)
+			return nil
+		}
+		if err := m.checkUnclear(ctx, s, others); err != nil {
+			return err
+		}
 	}
-	if largest(append([]*Record{r}, others...), s.ID) == largest(others, s.ID) {
-		return nil
+	return m.sharing.Stop(ctx, s.wanted([]*Record{r}))
+}
+
+func (m *Manager) tighten(ctx context.Context, r *Record, s *SessionRecord, holders []*Record) {
+	if largest(append([]*Record{r}, holders...), s.ID) == largest(holders, s.ID) {
+		return
 	}
-	if _, err := m.sharing.Start(ctx, s.wanted(others), true); err != nil {
+	for _, holder := range holders {
+		// One that knows its partition, unless none does yet.
+		if other := holder.session(s.ID); other != nil && (other.Devices[0].UUID != "" || s.Devices[0].UUID == "") {
+			s = other
+		}
+	}
+	if _, err := m.sharing.Start(ctx, s.wanted(holders), true); err != nil {
 		klog.FromContext(ctx).Error(err, "The limits of an MPS session stay above what its claims have", "session", s.ID)
 	}
-	return nil
 }
 
-// setIntervals sets the time slices of a claim. Where others have shares already,
-// theirs stays.
-func (m *Manager) setIntervals(ctx context.Context, r *Record) error {
-	var others []*Record
-	for i := range r.Devices {
-		d := &r.Devices[i]
-		if d.Sharing == nil || d.Sharing.Interval == "" {
-			continue
-		}
-		if others == nil {
-			var err error
-			if others, err = m.holders(r); err != nil {
-				return err
-			}
-		}
-		if d.sharedBy(others) {
-			continue
-		}
-		if err := m.sharing.SetInterval(ctx, sharing.Device{PCIAddress: d.PCIAddress, UUID: d.Sharing.UUID}, d.Sharing.Interval); err != nil {
-			return fmt.Errorf("device %s: %w", d.Device, err)
-		}
-	}
-	return nil
-}
-
-// resetInterval gives the GPU back its time slice when nobody needs another one.
-func (m *Manager) resetInterval(ctx context.Context, d *DeviceRecord, others []*Record) error {
-	if d.Sharing == nil || d.Sharing.Interval == "" || d.sharedBy(others) {
+// checkUnclear keeps a session with clients that may be those of a claim whose
+// record cannot be read.
+func (m *Manager) checkUnclear(ctx context.Context, s *SessionRecord, others *neighbours) error {
+	if len(others.unclear) == 0 {
 		return nil
 	}
-	return m.sharing.SetInterval(ctx, sharing.Device{PCIAddress: d.PCIAddress, UUID: d.Sharing.UUID}, policy.IntervalDefault)
-}
-
-// keepInterval takes over what a share found: its GPU has the time slice that the
-// first share has set, and the last one resets it.
-func (r *Record) keepInterval(others []*Record) {
-	for i := range r.Devices {
-		d := &r.Devices[i]
-		if d.Type != device.TimeSlice || d.Partition != nil || d.Admin {
-			continue
-		}
-		for _, other := range others {
-			for j := range other.Devices {
-				o := &other.Devices[j]
-				if o.Admin || o.Device != d.Device {
-					continue
-				}
-				switch {
-				case d.Sharing != nil && o.Sharing == nil:
-					d.Sharing.Interval = ""
-				case d.Sharing != nil:
-					d.Sharing.Interval = o.Sharing.Interval
-				case o.Sharing != nil && o.Sharing.Interval != "":
-					d.Sharing = &SharingRecord{UUID: o.Sharing.UUID, Interval: o.Sharing.Interval}
-				}
-			}
-		}
+	sessions, err := m.sessions(ctx)
+	if err != nil {
+		return err
 	}
+	if clients := sessions[s.ID].Clients; len(clients) > 0 {
+		return fmt.Errorf("MPS session %s has the clients %v; %w (%s)", s.ID, clients, errUnclear, others.unclear[0])
+	}
+	return nil
 }

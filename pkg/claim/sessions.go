@@ -7,14 +7,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
-	"strings"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
-
-	"github.com/partage-dev/partage/pkg/device"
 
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/sharing"
@@ -24,10 +21,51 @@ import (
 // process on this machine.
 const sessionsTime = 2 * time.Second
 
+// sessions are those that have devices, which one that is being removed may not. The
+// error wraps sharing.ErrNoSupervisor when nobody answers.
 func (m *Manager) sessions(ctx context.Context) (map[string]mps.Status, error) {
-	ctx, cancel := context.WithTimeout(ctx, sessionsTime)
+	limited, cancel := context.WithTimeout(ctx, sessionsTime)
 	defer cancel()
-	return m.sharing.Sessions(ctx)
+	found, err := m.sharing.Sessions(limited)
+	if err != nil {
+		if limited.Err() != nil && ctx.Err() == nil && !errors.Is(err, sharing.ErrNoSupervisor) {
+			err = fmt.Errorf("%w within %s: %w", sharing.ErrNoSupervisor, sessionsTime, err)
+		}
+		return nil, err
+	}
+	maps.DeleteFunc(found, func(_ string, s mps.Status) bool { return len(s.Spec.Devices) == 0 })
+	return found, nil
+}
+
+// observed are the sessions at one moment, or why they are not known.
+type observed struct {
+	// before are the records as they were before that moment.
+	before   []*Record
+	sessions map[string]mps.Status
+	err      error
+}
+
+// observeSessions looks at the journal first.
+func (m *Manager) observeSessions(ctx context.Context) (observed, error) {
+	var seen observed
+	var err error
+	if seen.before, _, err = m.journal.list(); err != nil {
+		return seen, err
+	}
+	seen.sessions, seen.err = m.sessions(ctx)
+	return seen, nil
+}
+
+// gone tells whether a session of a prepared claim did not exist at that moment.
+// Another claim may have made it again since.
+func (o observed) gone(r *Record, s *SessionRecord) bool {
+	if _, runs := o.sessions[s.ID]; runs || o.err != nil {
+		return false
+	}
+	return slices.ContainsFunc(o.before, func(was *Record) bool {
+		earlier := was.session(s.ID)
+		return was.Claim.UID == r.Claim.UID && was.BootID == r.BootID && was.State == Prepared && earlier != nil && earlier.live()
+	})
 }
 
 // servers are the processes that hold a claim's devices on behalf of MPS clients.
@@ -53,236 +91,86 @@ func (m *Manager) servers(ctx context.Context, r *Record) ([]int, error) {
 
 // tend brings the sessions of a prepared claim to what they have to be, and tells
 // people when its processes have lost their server. The caller holds the claim's
-// lock.
-func (m *Manager) tend(ctx context.Context, r *Record, sessions map[string]mps.Status) error {
-	changed := false
-	var errs []error
+// lock. What was seen may be older than the claim: it is a reason to look again.
+func (m *Manager) tend(ctx context.Context, r *Record, seen observed) error {
+	well := true
 	for i := range r.Sessions {
 		s := &r.Sessions[i]
-		status, runs := sessions[s.ID]
-		if runs && status.Losses <= s.Losses {
-			s.Losses = status.Losses
-			continue
-		}
-		why := status.LastLoss
-		if !runs {
-			why = "the session was gone"
-			if err := m.revive(ctx, r, s); err != nil {
-				errs = append(errs, err)
-				continue
-			}
-		} else {
-			s.Losses = status.Losses
-		}
-		changed = true
-		m.news.tell(ctx, r.Claim, ReasonMPSLost, fmt.Sprintf(
-			"The claim %s: device %s: its processes have lost their MPS server (%s). Those that used it have failed; restart them.",
-			r.Claim, s.Devices[0].Device, why))
+		status, runs := seen.sessions[s.ID]
+		well = well && s.live() && runs && status.Losses == s.Losses
 	}
-	if changed {
+	if well || seen.sessions == nil {
+		return nil // or it is not known, see unchecked
+	}
+	before := r.clone()
+	if err := m.noteLosses(ctx, r, seen); err != nil {
+		return err
+	}
+	var errs []error
+	for i := range r.Sessions {
+		if s := &r.Sessions[i]; !s.live() {
+			errs = append(errs, m.revive(ctx, r, s))
+		}
+	}
+	if !r.sameResult(before) {
 		errs = append(errs, m.journal.save(r))
 	}
 	return errors.Join(errs...)
 }
 
+// unchecked stands for all claims whose sessions were not seen, with one reason.
+func (o observed) unchecked(boot string) error {
+	needed := slices.ContainsFunc(o.before, func(r *Record) bool { return r.BootID == boot && len(r.Sessions) > 0 })
+	if o.err == nil || !needed {
+		return nil
+	}
+	return fmt.Errorf("the MPS sessions of claims are not checked: %w", supervisorHint(o.err))
+}
+
+// noteLosses tells people when the clients of a prepared claim have lost their
+// server since they were told last. The record is the caller's to write. A session
+// of which it was told that it is gone is not live.
+func (m *Manager) noteLosses(ctx context.Context, r *Record, seen observed) error {
+	if len(r.Sessions) == 0 {
+		return nil
+	}
+	sessions, err := m.sessions(ctx)
+	if err != nil {
+		return supervisorHint(err)
+	}
+	for i := range r.Sessions {
+		s := &r.Sessions[i]
+		status, runs := sessions[s.ID]
+		runs = runs && !seen.gone(r, s)
+		if !s.live() || runs && status.Losses == s.Losses {
+			continue
+		}
+		why := status.LastLoss
+		switch {
+		case !runs:
+			why, status.Losses, s.PipeDir, s.ShmDir = "it was gone", 0, "", ""
+		case status.Losses < s.Losses:
+			why = "it was gone and was started again"
+		}
+		s.Losses = status.Losses
+		m.news.again(ctx, r.Claim, ReasonMPSLost, fmt.Sprintf(
+			"The claim %s: its processes have lost the MPS server of device %s: %s. Those that used it have failed; restart them.",
+			r.Claim, s.Devices[0].Device, why))
+	}
+	return nil
+}
+
 // revive starts a session that a prepared claim has and that does not exist.
 func (m *Manager) revive(ctx context.Context, r *Record, s *SessionRecord) error {
-	unlock, err := m.lockFor(ctx, s.pciAddresses(), busyTime)
+	unlock, err := m.lockSoon(ctx, s.pciAddresses())
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	others, err := m.holders(r)
+	others, err := m.neighbours(r)
 	if err != nil {
 		return err
 	}
 	klog.FromContext(ctx).Info("Starting an MPS session that a claim has and that is gone", "session", s.ID)
 	return m.startSession(ctx, r, s, others, true)
-}
-
-// sweepSessions ends the sessions that no record names.
-func (m *Manager) sweepSessions(ctx context.Context, boot string, sessions map[string]mps.Status) error {
-	var errs []error
-	for id, status := range sessions {
-		if err := m.sweepSession(ctx, boot, id, status); err != nil {
-			errs = append(errs, fmt.Errorf("MPS session %s, which no claim has: %w", id, err))
-		}
-	}
-	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
-	return errors.Join(errs...)
-}
-
-func (m *Manager) sweepSession(ctx context.Context, boot, id string, status mps.Status) error {
-	if named, err := m.names(boot, id); err != nil || named {
-		return err
-	}
-	session, known := m.resolve(id, status)
-	if !known {
-		klog.FromContext(ctx).V(4).Info("An MPS session is not of a device of this node, it is left alone", "session", id)
-		return nil
-	}
-	var gpus []string
-	for _, d := range session.Devices {
-		gpus = append(gpus, d.PCIAddress)
-	}
-	unlock, err := m.lockFor(ctx, inOrder(gpus), busyTime)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	// A claim may have got it meanwhile.
-	if named, err := m.names(boot, id); err != nil || named {
-		return err
-	}
-	klog.FromContext(ctx).Info("Ending an MPS session that no claim has", "session", id)
-	return m.sharing.Stop(ctx, session)
-}
-
-// names tells whether a record of this boot names a session. Of records that
-// cannot be read it has to be assumed.
-func (m *Manager) names(boot, id string) (bool, error) {
-	records, unreadable, err := m.journal.list()
-	if err != nil {
-		return false, err
-	}
-	quarantined, err := m.journal.quarantine.files(boot)
-	if err != nil || len(unreadable)+len(quarantined) > 0 {
-		return true, err
-	}
-	return slices.ContainsFunc(records, func(r *Record) bool { return r.BootID == boot && r.session(id) != nil }), nil
-}
-
-// resolve finds the GPUs of a session that only the supervisor knows.
-func (m *Manager) resolve(id string, status mps.Status) (sharing.Session, bool) {
-	inventory := m.inventory.Load()
-	if inventory == nil {
-		return sharing.Session{}, false
-	}
-	s := sharing.Session{ID: id, MultiUser: status.Spec.MultiUser}
-	var first string
-	byUUID := map[string]string{}
-	for _, d := range inventory.Devices() {
-		byUUID[d.GPU.UUID] = d.GPU.PCIAddress
-		if d.Name == id || d.Share != nil && d.Share.Base == id {
-			first = d.GPU.PCIAddress
-		}
-	}
-	for _, uuid := range status.Spec.Devices {
-		address, whole := byUUID[uuid]
-		if !whole {
-			address = first // a partition of the GPU that the session is named after
-		}
-		if address == "" {
-			return sharing.Session{}, false
-		}
-		s.Devices = append(s.Devices, sharing.Device{PCIAddress: address, UUID: uuid})
-	}
-	return s, first != "" && len(s.Devices) > 0
-}
-
-// InUse lists the devices that claims have, by name, whatever becomes of them.
-func (m *Manager) InUse() ([]string, error) {
-	boot, err := m.roots.BootID()
-	if err != nil {
-		return nil, err
-	}
-	records, _, err := m.journal.list()
-	if err != nil {
-		return nil, err
-	}
-	var names []string
-	for _, r := range records {
-		if r.BootID != boot {
-			continue
-		}
-		for i := range r.Devices {
-			names = append(names, r.Devices[i].Device)
-		}
-	}
-	slices.Sort(names)
-	return slices.Compact(names), nil
-}
-
-// surveySessions tells which sessions are not well, and whether there can be any.
-func (m *Manager) surveySessions(ctx context.Context, inventory *device.Inventory) []device.Condition {
-	sessions, err := m.sessions(ctx)
-	var conditions []device.Condition
-	seen := map[string]bool{}
-	for _, d := range inventory.Devices() {
-		if err != nil && d.Kind == device.MPS && !seen[d.GPU.PCIAddress] {
-			seen[d.GPU.PCIAddress] = true
-			conditions = append(conditions, device.Condition{
-				PCIAddress: d.GPU.PCIAddress, Kind: device.MPS, Reason: device.MPSUnavailable, Message: err.Error(),
-			})
-		}
-		base := d.Name
-		if d.Share != nil {
-			base = d.Share.Base
-		}
-		if status, found := sessions[base]; found && unwell(status) && !seen[base] {
-			seen[base] = true
-			c := device.Condition{
-				PCIAddress: d.GPU.PCIAddress, Reason: device.MPSUnhealthy,
-				Message: fmt.Sprintf("MPS on device %s is %s: %s", base, status.Phase, status.Message),
-			}
-			if d.Partition != nil {
-				c.Where = &d.Partition.Placement
-			}
-			conditions = append(conditions, c)
-		}
-	}
-	return conditions
-}
-
-// unwell is a session that had clients and cannot have new ones. One that starts
-// for the first time has a claim that waits for it.
-func unwell(s mps.Status) bool {
-	switch s.Phase {
-	case mps.Running:
-		return false
-	case mps.Starting:
-		return s.Losses > 0
-	}
-	return true
-}
-
-// reconcileSessions looks at the sessions once for all claims.
-func (m *Manager) reconcileSessions(ctx context.Context, boot string, uids []types.UID) error {
-	sessions, err := m.sessions(ctx)
-	if errors.Is(err, sharing.ErrNoSupervisor) && !m.anySession(boot) {
-		return nil // and nobody needs one
-	}
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, uid := range uids {
-		if err := m.tendClaim(ctx, uid, boot, sessions); err != nil {
-			errs = append(errs, fmt.Errorf("claim %s: %w", uid, err))
-		}
-	}
-	return errors.Join(append(errs, m.sweepSessions(ctx, boot, sessions))...)
-}
-
-func (m *Manager) anySession(boot string) bool {
-	records, _, err := m.journal.list()
-	return err != nil || slices.ContainsFunc(records, func(r *Record) bool { return r.BootID == boot && len(r.Sessions) > 0 })
-}
-
-func (m *Manager) tendClaim(ctx context.Context, uid types.UID, boot string, sessions map[string]mps.Status) error {
-	r, err := m.journal.read(uid)
-	if err != nil || r == nil || len(r.Sessions) == 0 {
-		return nil //nolint:nilerr // reported by those who need it
-	}
-	release, err := m.locks.tryClaim(uid)
-	if err != nil || release == nil {
-		return err
-	}
-	defer release()
-	ctx, cancel := context.WithTimeout(ctx, reconcileTime)
-	defer cancel()
-	if r, err = m.journal.read(uid); err != nil || r == nil || r.State != Prepared || r.BootID != boot {
-		return nil //nolint:nilerr // see above
-	}
-	return m.tend(ctx, r, sessions)
 }

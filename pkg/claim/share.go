@@ -5,7 +5,7 @@ package claim
 
 import (
 	"fmt"
-	"math"
+	"reflect"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -29,7 +29,7 @@ type Limits struct {
 func limitsOf(result resourceapi.DeviceRequestAllocationResult, share *device.Share) Limits {
 	l := Limits{Percent: share.DefaultPercent, MemoryBytes: share.DefaultMemoryBytes}
 	if q, found := consumed(result, "smPercent"); found {
-		l.Percent = int(min(q.Value(), math.MaxInt32))
+		l.Percent = int(min(q.Value(), 100))
 	}
 	if q, found := consumed(result, "memory"); found {
 		l.MemoryBytes = q.Value()
@@ -53,30 +53,22 @@ func (p *Plan) shareOut() error {
 	var own *Step // the first whole GPU with MPS of its own
 	for i := range p.Steps {
 		s := &p.Steps[i]
-		if s.Admin {
-			continue
-		}
 		switch {
+		case s.Admin:
+			continue
+		case s.Device.Share != nil && s.ShareID == nil:
+			return fmt.Errorf("device %s is shared and the claim's share has no ID: it was allocated without the feature gate DRAConsumableCapacity",
+				s.Device.Name)
 		case s.Device.Kind == device.MPS:
 			s.session = &sessionPlan{id: s.Device.Share.Base, multiUser: true}
 		case s.Device.Kind == device.TimeSlice:
-			s.interval = sharing.Interval(s.Device.Share.Interval)
+			s.interval = s.Device.Share.Interval
 		case s.Config == nil:
 		case s.Config.MPS() != nil:
-			if err := s.checkMPS(); err != nil {
+			if err := s.ownMPS(own); err != nil {
 				return err
 			}
-			if own != nil && s.Device.Partition == nil {
-				if own.Config.MPS() != s.Config.MPS() {
-					return fmt.Errorf("devices %s and %s have different configurations with strategy %q: a process can be a client of one MPS "+
-						"daemon only. Use one configuration for both, with limits per device, or two claims", own.Device.Name, s.Device.Name, api.MPS)
-				}
-				s.session = own.session
-				continue
-			}
-			config := s.Config.MPS()
-			s.session = &sessionPlan{id: s.Device.Name, multiUser: config.IsMultiUser(), config: config}
-			if s.Device.Partition == nil {
+			if own == nil && s.Device.Partition == nil {
 				own = s
 			}
 		default:
@@ -84,6 +76,51 @@ func (p *Plan) shareOut() error {
 		}
 		if s.interval == policy.IntervalDefault {
 			s.interval = ""
+		}
+	}
+	return p.checkLimits()
+}
+
+// ownMPS puts the device of a step into a session of the claim's own: whole GPUs
+// all into that of the first one, a partition into one for itself.
+func (s *Step) ownMPS(first *Step) error {
+	if err := s.checkMPS(); err != nil {
+		return err
+	}
+	config := s.Config.MPS()
+	if first == nil || s.Device.Partition != nil {
+		s.session = &sessionPlan{id: s.Device.Name, multiUser: config.IsMultiUser(), config: config}
+		return nil
+	}
+	// A class with a configuration comes with one for each of its requests.
+	if !reflect.DeepEqual(first.Config.MPS(), config) {
+		return fmt.Errorf("devices %s and %s have different configurations with strategy %q: a process can be a client of one MPS "+
+			"daemon only. Use one configuration for both, with limits per device, or two claims", first.Device.Name, s.Device.Name, api.MPS)
+	}
+	s.session = first.session
+	return nil
+}
+
+// checkLimits makes sure that limits are for devices of their session. The UUID of a
+// partition is not known before it exists, so that only its index can be meant.
+func (p *Plan) checkLimits() error {
+	devices := map[*sessionPlan][]string{}
+	for _, s := range p.Steps {
+		if s.session == nil {
+			continue
+		}
+		id := s.Device.GPU.UUID
+		if s.Device.Partition != nil {
+			id = s.Device.Name
+		}
+		devices[s.session] = append(devices[s.session], id)
+	}
+	for _, s := range p.Steps {
+		if s.session == nil || s.session.config == nil {
+			continue
+		}
+		if _, err := s.session.config.MemoryLimits(devices[s.session]); err != nil {
+			return fmt.Errorf("device %s: %w", s.Device.Name, err)
 		}
 	}
 	return nil

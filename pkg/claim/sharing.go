@@ -15,7 +15,8 @@ import (
 type Sharing interface {
 	// Start makes a session run with these limits, or brings the one that runs to
 	// them, completely or not at all. A compute mode that somebody else set is an
-	// error, unless adopt says that this driver may have set it.
+	// error, unless adopt says that this driver may have set it. An error that
+	// wraps sharing.ErrLeft has left something for Stop, others have not.
 	Start(ctx context.Context, s sharing.Session, adopt bool) (sharing.Live, error)
 	// Stop ends a session and then lets all processes use its devices again. It
 	// succeeds when there is no session, or a device is gone.

@@ -29,33 +29,37 @@ type shares struct {
 // runningSession is one that the supervisor runs.
 type runningSession struct {
 	sharing.Session
-	phase  mps.Phase
-	losses int
-	starts int
+	phase   mps.Phase
+	losses  int
+	starts  int
+	clients []int
 }
 
 func newShares() shares {
 	return shares{sessions: map[string]*runningSession{}, exclusive: map[string]bool{}, intervals: map[string]sharing.Interval{}}
 }
 
-// Start does what package sharing promises: completely or not at all.
-func (b *box) Start(_ context.Context, s sharing.Session, adopt bool) (sharing.Live, error) {
+// Start does what package sharing promises: completely or not at all, or it says
+// that it has left something.
+func (b *box) Start(ctx context.Context, s sharing.Session, adopt bool) (sharing.Live, error) {
 	b.mu.Lock()
 	err := b.startable(s, adopt)
 	was := b.sessions[s.ID]
 	b.mu.Unlock()
-	if err == nil {
-		err = b.start(s)
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
 	if err != nil {
-		if !b.dead && was == nil {
-			delete(b.sessions, s.ID)
-			b.setModes(s, false)
+		return sharing.Live{}, err
+	}
+	if err := b.start(s); err != nil {
+		if was != nil {
+			return sharing.Live{}, err
+		}
+		if left := b.Stop(ctx, s); left != nil {
+			err = errors.Join(err, sharing.ErrLeft, left)
 		}
 		return sharing.Live{}, err
 	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	return sharing.Live{PipeDir: "/mps/" + s.ID + "/pipe", ShmDir: "/mps/" + s.ID + "/shm", Losses: b.sessions[s.ID].losses}, nil
 }
 
@@ -133,11 +137,11 @@ func (b *box) Sessions(context.Context) (map[string]mps.Status, error) {
 	}
 	found := map[string]mps.Status{}
 	for id, s := range b.sessions {
-		spec := mps.Spec{ID: id, MultiUser: s.MultiUser}
+		spec := mps.Spec{ID: id, MultiUser: s.MultiUser, ThreadPercentage: s.Limits.ThreadPercentage, Memory: s.Limits.MemoryBytes}
 		for _, d := range s.Devices {
 			spec.Devices = append(spec.Devices, d.UUID)
 		}
-		found[id] = mps.Status{Spec: spec, Phase: s.phase, Losses: s.losses, LastLoss: "the daemon ended", Servers: []int{4242}}
+		found[id] = mps.Status{Spec: spec, Phase: s.phase, Losses: s.losses, LastLoss: "the daemon ended", Servers: []int{4242}, Clients: s.clients}
 	}
 	return found, nil
 }
@@ -173,6 +177,18 @@ func (b *box) modesAre(s sharing.Session, exclusive bool) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return !slices.ContainsFunc(s.Devices, func(d sharing.Device) bool { return b.exclusive[d.UUID] != exclusive })
+}
+
+// serves tells whether a server holds a partition. It needs the lock.
+func (s *shares) serves(compute []gpu.ComputeInstance) bool {
+	for _, session := range s.sessions {
+		for _, d := range session.Devices {
+			if slices.ContainsFunc(compute, func(c gpu.ComputeInstance) bool { return c.UUID == d.UUID }) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // running finds a session, or nil.

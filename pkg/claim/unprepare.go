@@ -57,12 +57,12 @@ func (m *Manager) unprepareUID(ctx context.Context, uid types.UID, boot string) 
 	var corrupt *CorruptError
 	switch {
 	case errors.As(err, &corrupt):
-		return errors.Join(err, m.cdi.Remove(uid), m.removeFolders(uid))
+		return errors.Join(err, m.cdi.Remove(uid), m.limits.drop(uid))
 	case err != nil:
 		return err
 	case r == nil:
 		// Also what a process left that was killed before its first record.
-		return errors.Join(m.cdi.Remove(uid), m.removeFolders(uid), m.journal.delete(uid))
+		return errors.Join(m.cdi.Remove(uid), m.limits.drop(uid), m.journal.delete(uid))
 	}
 	return m.unprepare(ctx, r, boot)
 }
@@ -118,7 +118,7 @@ func (r *Record) keep(devices []DeviceRecord) {
 
 // forget removes the traces of a claim that has nothing on the hardware.
 func (m *Manager) forget(r *Record) error {
-	if err := errors.Join(m.cdi.Remove(r.Claim.UID), m.removeFolders(r.Claim.UID)); err != nil {
+	if err := errors.Join(m.cdi.Remove(r.Claim.UID), m.limits.drop(r.Claim.UID)); err != nil {
 		return err
 	}
 	return m.journal.delete(r.Claim.UID)
@@ -168,14 +168,14 @@ func (l leftovers) err() error {
 func (m *Manager) release(ctx context.Context, r *Record) leftovers {
 	var left leftovers
 	for _, group := range r.groups() {
-		unlock, err := m.lockFor(ctx, group.gpus, busyTime)
+		unlock, err := m.lockSoon(ctx, group.gpus)
 		if err != nil {
 			for _, d := range group.devices {
 				left = append(left, leftover{d, err})
 			}
 			continue
 		}
-		left = append(left, m.destroy(ctx, r, group.devices, true)...)
+		left = append(left, m.destroy(ctx, r, group.devices, everything)...)
 		unlock()
 	}
 	return left
@@ -226,35 +226,40 @@ func overlap(a, b []string) bool {
 	return slices.ContainsFunc(a, func(address string) bool { return slices.Contains(b, address) })
 }
 
-// lockFor waits no longer than this, nor than ctx.
-func (m *Manager) lockFor(ctx context.Context, pciAddresses []string, limit time.Duration) (func(), error) {
-	ctx, cancel := context.WithTimeout(ctx, limit)
+// lockSoon waits no longer than busyTime, nor than ctx.
+func (m *Manager) lockSoon(ctx context.Context, pciAddresses []string) (func(), error) {
+	ctx, cancel := context.WithTimeout(ctx, busyTime)
 	defer cancel()
 	return m.locks.gpus(ctx, pciAddresses)
 }
 
-// destroy removes what a claim has on these devices, last to first; with shared
-// also what was done to share them. What cannot be removed does not keep the rest,
+// destroy removes what was begun on these devices of a claim, which are all that it
+// has or the first ones, last to first. What cannot be removed does not keep the rest,
 // except what it is made on. The caller holds the locks of the GPUs.
-func (m *Manager) destroy(ctx context.Context, r *Record, devices []DeviceRecord, shared bool) leftovers {
-	others, err := m.holders(r)
-	if err != nil {
-		return allLeft(devices, err)
+func (m *Manager) destroy(ctx context.Context, r *Record, devices []DeviceRecord, begun progress) leftovers {
+	others := &neighbours{}
+	if slices.ContainsFunc(devices, func(d DeviceRecord) bool { return d.isShare() }) {
+		var err error
+		if others, err = m.neighbours(r); err != nil {
+			return allLeft(devices, err)
+		}
 	}
-	stopped := map[string]error{}
-	if shared {
-		stopped = m.stopSessions(ctx, r, devices, others)
+	failed := make([]error, len(devices))
+	for i := range min(begun.intervals, len(devices)) {
+		failed[i] = m.resetInterval(ctx, &devices[i], others)
 	}
+	stopped := m.stopSessions(ctx, r, devices, others, begun.sessions)
+	holders := others.holders()
 	var left leftovers
-	for _, d := range slices.Backward(devices) {
+	for i, d := range slices.Backward(devices) {
 		if !d.releasable() {
 			continue
 		}
-		var err error
-		if shared && d.Sharing != nil {
-			err = errors.Join(stopped[d.Sharing.Session], m.resetInterval(ctx, &d, others))
+		err := failed[i]
+		if d.Sharing != nil {
+			err = errors.Join(err, stopped[d.Sharing.Session])
 		}
-		if err == nil && d.made() && !d.sharedBy(others) {
+		if err == nil && d.made() && !d.sharedBy(holders) {
 			err = m.partitions.Destroy(ctx, d.address(), d.Partition.uuid(), d.DynamicMIG)
 		}
 		if err != nil {
@@ -265,11 +270,11 @@ func (m *Manager) destroy(ctx context.Context, r *Record, devices []DeviceRecord
 	return left
 }
 
-// stopSessions ends the sessions that these devices are in, and returns by ID what
-// went wrong.
-func (m *Manager) stopSessions(ctx context.Context, r *Record, devices []DeviceRecord, others []*Record) map[string]error {
+// stopSessions ends those of the first sessions of a claim that these devices are
+// in, and returns by ID what went wrong.
+func (m *Manager) stopSessions(ctx context.Context, r *Record, devices []DeviceRecord, others *neighbours, begun int) map[string]error {
 	errs := map[string]error{}
-	for i := range r.Sessions {
+	for i := range min(begun, len(r.Sessions)) {
 		s := &r.Sessions[i]
 		if slices.ContainsFunc(devices, func(d DeviceRecord) bool { return d.in(s.ID) }) {
 			errs[s.ID] = m.stopSession(ctx, r, s, others)
@@ -288,10 +293,15 @@ func allLeft(devices []DeviceRecord, err error) leftovers {
 	return left
 }
 
-// absent tells whether there is nothing to talk to: no driver, no such GPU, or one
-// that hangs or does nothing until it is reset, which pods that cannot end would
-// prevent. An instance that does not exist is no error of Destroy.
+// waits are the reasons for which a release ends later: there is nothing to talk to
+// (no driver, no supervisor, no such GPU, or one that hangs or does nothing until it
+// is reset), or somebody else is not done. Pods that cannot end would keep it so. An
+// instance that does not exist is no error of Destroy.
+var waits = []error{
+	gpu.ErrDriverNotLoaded, gpu.ErrLost, gpu.ErrNotFound, gpu.ErrHung, gpu.ErrResetRequired,
+	sharing.ErrNoSupervisor, errNoProgram, errBusy, errUnclear,
+}
+
 func absent(err error) bool {
-	return errors.Is(err, gpu.ErrDriverNotLoaded) || errors.Is(err, gpu.ErrLost) || errors.Is(err, gpu.ErrNotFound) ||
-		errors.Is(err, gpu.ErrHung) || errors.Is(err, gpu.ErrResetRequired) || errors.Is(err, errBusy) || errors.Is(err, sharing.ErrNoSupervisor)
+	return slices.ContainsFunc(waits, func(reason error) bool { return errors.Is(err, reason) })
 }

@@ -66,12 +66,30 @@ func (w watchedSharing) Sessions(ctx context.Context) (map[string]mps.Status, er
 	return w.sharing.Sessions(ctx)
 }
 
+// watch looks for all calls that are out: a session may be on several GPUs.
 func (w watchedSharing) watch(err error) error {
-	var call *gpu.HungError
-	if errors.As(err, &call) {
+	for _, call := range hungCalls(err) {
 		w.locks.stuck(call.PCIAddress, call)
 	}
 	return err
+}
+
+func hungCalls(err error) []*gpu.HungError {
+	switch e := err.(type) { //nolint:errorlint // this walks through the wrapped ones
+	case nil:
+		return nil
+	case *gpu.HungError:
+		return []*gpu.HungError{e}
+	case interface{ Unwrap() error }:
+		return hungCalls(e.Unwrap())
+	case interface{ Unwrap() []error }:
+		var calls []*gpu.HungError
+		for _, wrapped := range e.Unwrap() {
+			calls = append(calls, hungCalls(wrapped)...)
+		}
+		return calls
+	}
+	return nil
 }
 
 // watch looks for the first call that is out. Those that were not made because of

@@ -27,29 +27,40 @@ type way struct {
 
 // waysToShare lists how the undivided GPU (nil), or each of its partitions of a
 // profile, can be shared. What the policy does not offer has the built-in numbers.
+// So has what cannot be as the policy wants it: a claim may have it since before.
 func (c *catalog) waysToShare(profile *gpu.Profile) []way {
 	mps, timeSlice := c.offer.MPS, c.offer.TimeSlice
 	if profile != nil {
 		mps, timeSlice = c.sharesOf(profile.Name)
 	}
-	builtin := policy.Builtin().Default
 	var ways []way
-	take := func(w way, problem error) {
-		if problem != nil && w.offered {
+	take := func(w way, wanted, builtin func() (Share, error)) {
+		var problem error
+		if w.offered {
+			w.share, problem = wanted()
+		}
+		if problem != nil {
 			of := "the GPU"
 			if profile != nil {
 				of = "profile " + profile.Name
 			}
 			c.problems = append(c.problems, fmt.Errorf("%s shares of %s: %s %w", w.title, of, c.origin(), problem))
 		}
+		if w.share.Clients == 0 {
+			w.offered = false
+			w.share, _ = builtin()
+		}
 		if w.share.Clients > 0 {
 			ways = append(ways, w)
 		}
 	}
-	share, problem := c.mpsShare(profile, *cmp.Or(mps, builtin.MPS))
-	take(way{MPS, "MPS", share, mps != nil}, problem)
-	share, problem = c.timeSliceShare(profile, *cmp.Or(timeSlice, builtin.TimeSlice))
-	take(way{TimeSlice, "time-slice", share, timeSlice != nil}, problem)
+	builtin := policy.Builtin().Default
+	take(way{kind: MPS, title: "MPS", offered: mps != nil},
+		func() (Share, error) { return c.mpsShare(profile, *mps) },
+		func() (Share, error) { return c.mpsShare(profile, *builtin.MPS) })
+	take(way{kind: TimeSlice, title: "time-slice", offered: timeSlice != nil},
+		func() (Share, error) { return c.timeSliceShare(profile, *timeSlice) },
+		func() (Share, error) { return c.timeSliceShare(profile, *builtin.TimeSlice) })
 	return ways
 }
 

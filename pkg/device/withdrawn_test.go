@@ -131,6 +131,24 @@ func TestWhatCannotBeIsNotKept(t *testing.T) {
 	}
 }
 
+// TestImpossibleOfferIsWithdrawn: a policy that wants what cannot be takes nothing
+// away from claims.
+func TestImpossibleOfferIsWithdrawn(t *testing.T) {
+	impossible := func(o *policy.Offer) { o.MPS.ReservedMemoryBytes = 1 << 50 }
+	for _, kept := range []bool{false, true} {
+		terms := offering(impossible)
+		if kept {
+			terms = keeping(terms, "mps")
+		}
+		i, problems := problemsOf(t, loadNode(t, "t4"), terms)
+		wantProblems(t, problems, "none are published")
+		d, found := i.Lookup("gpu-0000-1b-00-0-mps")
+		if found != kept || found && d.Share.Clients != policy.DefaultClients || slices.Contains(i.Withdrawn(), d.Name) != kept {
+			t.Errorf("kept %t: found %t, withdrawn %v, share %+v", kept, found, i.Withdrawn(), d.Share)
+		}
+	}
+}
+
 // TestStaticUnderPolicy: a static partition is offered where one of this driver's
 // would be, and stays when a claim has it.
 func TestStaticUnderPolicy(t *testing.T) {

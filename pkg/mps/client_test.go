@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 )
 
 // running is a supervisor with its socket. end is idempotent.
@@ -125,6 +126,23 @@ func TestClient(t *testing.T) {
 	}
 }
 
+// TestClientFindsTheNext: a client that has been told many times that nobody is
+// there finds the next supervisor with its first call.
+func TestClientFindsTheNext(t *testing.T) {
+	w := newWorld(t)
+	client, end := w.running()
+	end()
+	for range 10 {
+		if _, err := client.List(t.Context()); !errors.Is(err, ErrUnavailable) {
+			t.Fatalf("got %v", err)
+		}
+	}
+	w.running()
+	if _, err := client.List(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestEndInStart: what a call was doing when the supervisor was told to end is
 // undone before it ends.
 func TestEndInStart(t *testing.T) {
@@ -151,6 +169,35 @@ func mustMark(t *testing.T, f folder) []processID {
 		t.Fatal(err)
 	}
 	return found
+}
+
+// TestNoSocket: a supervisor that cannot listen does not end what runs.
+func TestNoSocket(t *testing.T) {
+	w := newWorld(t)
+	first := w.other()
+	first.ensure(t, one)
+	first.end(unix.SIGKILL)
+	before, err := w.folder(one.ID).load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	inTheWay := filepath.Join(w.dir, SocketName+".new")
+	if err := os.MkdirAll(filepath.Join(inTheWay, "x"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := Run(t.Context(), w.options); err == nil || !strings.Contains(err.Error(), inTheWay) {
+		t.Errorf("got %v", err)
+	}
+	if !before.Daemon.alive() {
+		t.Error("the daemon has ended")
+	}
+	if err := os.RemoveAll(inTheWay); err != nil {
+		t.Fatal(err)
+	}
+	client, _ := w.running()
+	if all, err := client.List(t.Context()); err != nil || len(all) != 1 || all[0].Losses != 0 {
+		t.Errorf("got %v, %v", all, err)
+	}
 }
 
 func TestWaitForLock(t *testing.T) {

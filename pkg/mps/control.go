@@ -30,7 +30,7 @@ func (c control) run(ctx context.Context, commands ...string) ([]string, error) 
 	defer cancel()
 	cmd := c.client(ctx)
 	cmd.Stdin = strings.NewReader(strings.Join(commands, "\n") + "\n")
-	var output bytes.Buffer
+	var output bounded
 	cmd.Stdout, cmd.Stderr = &output, &output
 	err := cmd.Run()
 	if ctx.Err() != nil {
@@ -47,6 +47,20 @@ func (c control) run(ctx context.Context, commands ...string) ([]string, error) 
 	}
 	return lines, nil
 }
+
+// bounded keeps the beginning of what is written to it. Whoever is root in a
+// container can put a daemon of their own in the place of the right one.
+type bounded struct{ buffer bytes.Buffer }
+
+// maxOutput has room for everything that a daemon can have to say.
+const maxOutput = 64 << 10
+
+func (b *bounded) Write(data []byte) (int, error) {
+	_, _ = b.buffer.Write(data[:min(len(data), maxOutput-b.buffer.Len())])
+	return len(data), nil
+}
+
+func (b *bounded) String() string { return b.buffer.String() }
 
 // said is what a program printed, as the end of an error.
 func said(output string) string {

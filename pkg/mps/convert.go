@@ -4,6 +4,8 @@
 package mps
 
 import (
+	"strings"
+
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/partage-dev/partage/pkg/mps/mpspb"
@@ -23,7 +25,7 @@ func specFromProto(p *mpspb.Spec) Spec {
 
 func statusToProto(s Status) *mpspb.Status {
 	p := &mpspb.Status{
-		Spec: specToProto(s.Spec), Phase: string(s.Phase), Message: s.Message, Losses: int64(s.Losses), LastLoss: s.LastLoss,
+		Spec: specToProto(s.Spec), Phase: string(s.Phase), Message: text(s.Message), Losses: int64(s.Losses), LastLoss: text(s.LastLoss),
 		Servers: convert[int32](s.Servers), Clients: convert[int32](s.Clients), PipeDir: s.PipeDir, ShmDir: s.ShmDir,
 	}
 	if !s.LastLossTime.IsZero() {
@@ -31,6 +33,10 @@ func statusToProto(s Status) *mpspb.Status {
 	}
 	return p
 }
+
+// text can be sent. What programs print may be anything, or cut off in the middle
+// of a character, and one such string would be the end of a whole answer.
+func text(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
 func statusFromProto(p *mpspb.Status) Status {
 	s := Status{

@@ -37,7 +37,8 @@
 // not be read back from it. It runs as root. That is in nobody's way: with
 // MultiUser it serves all users, and without it MPS ends a server that has no
 // clients as soon as a client of another user comes, and starts one for that user.
-// Such a replacement is no loss, since it waits for the last client.
+// Such a replacement is no loss, since it waits for the last client, unless the
+// daemon's log says that the server did not end in order.
 //
 // Devices of a memory limit are named to MPS by their place among the session's
 // devices, not by UUID: there are drivers that take a UUID and then do not apply
@@ -47,7 +48,9 @@
 //
 //   - The plugin ends: nothing happens here.
 //   - A server ends: its clients end. A new one is started, limits are set and read
-//     back. Containers that wait or start over reach it without being restarted.
+//     back. Containers that wait or start over reach it without being restarted. One
+//     that ends again and again is started with growing pauses, unless a client is
+//     faster or Ensure asks for it.
 //   - A client's fault: all clients of the session end (FAULT). MPS takes no new ones
 //     before the faulting ones have gone, and then goes on by itself.
 //   - A daemon ends: what is left of it is killed, then as above.
@@ -63,6 +66,14 @@
 //   - The node reboots: sessions of another boot are removed.
 //   - Any of these in the middle of a start: a session that never ran is removed.
 //     In the middle of Stop: the removal goes on.
+//
+// The folder of a session can be told from others by session.json, or by having
+// nothing in it that a session does not have. Others are left alone, whatever the
+// supervisor was told to work in.
+//
+// Whoever is root in a container that is a client can replace the daemon's sockets.
+// What a daemon says is therefore read with care: it has a limited length, and is
+// not believed when it calls a process its server that it did not start.
 //
 // session.json is written before each effect that it leads to: before the mount and
 // the daemon, and before anything is removed. A daemon and all that it starts carry

@@ -32,7 +32,10 @@ func TestMain(m *testing.M) {
 	case filepath.Base(os.Args[0]) == programName:
 		os.Exit(fakeControl(os.Args[1:]))
 	case filepath.Base(os.Args[0]) == serverName:
-		select {} // until it is killed
+		told := make(chan os.Signal, 1)
+		signal.Notify(told, syscall.SIGTERM)
+		<-told
+		os.Exit(0)
 	case len(os.Args) > 1 && os.Args[1] == LaunchCommand:
 		fmt.Fprintln(os.Stderr, Launch(os.Args[2:]))
 		os.Exit(1)
@@ -69,6 +72,10 @@ type script struct {
 	Clients []int `json:"clients,omitempty"`
 	// User has the daemon replace a server that ended by one for this user.
 	User string `json:"user,omitempty"`
+	// Fleeting servers end after this time.
+	Fleeting time.Duration `json:"fleeting,omitempty"`
+	// Calls is the PID that the daemon says its server has.
+	Calls int `json:"calls,omitempty"`
 }
 
 func readScript() (s script) {
@@ -192,6 +199,9 @@ func (d *fakeDaemon) execute(s script, words []string) string {
 		return ""
 	}
 	ofServer := func(at int) *fakeServer {
+		if s.Calls != 0 {
+			return &fakeServer{pid: s.Calls, limits: d.defaults}
+		}
 		if d.server == nil || len(words) <= at || words[at] != strconv.Itoa(d.server.pid) {
 			return nil
 		}
@@ -199,6 +209,9 @@ func (d *fakeDaemon) execute(s script, words []string) string {
 	}
 	switch verb := words[0]; verb {
 	case "get_server_list":
+		if s.Calls != 0 {
+			return strconv.Itoa(s.Calls)
+		}
 		if d.server != nil {
 			return strconv.Itoa(d.server.pid)
 		}
@@ -291,10 +304,18 @@ func (d *fakeDaemon) startServer(s script) {
 		user = "0"
 	}
 	d.print("Starting new server %d for user %s", server.pid, user)
+	if s.Fleeting > 0 {
+		time.AfterFunc(s.Fleeting, func() { _ = cmd.Process.Kill() })
+	}
 	go func() {
-		_ = cmd.Wait()
+		err := cmd.Wait()
 		d.mu.Lock()
 		defer d.mu.Unlock()
+		if err != nil {
+			d.print("Server %d ended: %v", server.pid, err)
+		} else {
+			d.print("Server %d exited with status 0", server.pid)
+		}
 		d.server = nil
 		if s := readScript(); s.User != "" {
 			d.startServer(s)

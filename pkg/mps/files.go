@@ -10,11 +10,14 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/pkg/host"
 )
 
 // daemonLog has what launcher and daemon print; the other logs are the daemon's.
@@ -126,6 +129,25 @@ func (f folder) clearPipe() error {
 	return nil
 }
 
+// foreign finds something that shows that the folder is not a session's. What the
+// supervisor was told to work in may be the wrong folder, and it deletes.
+func (f folder) foreign() (string, error) {
+	if _, err := os.Lstat(f.record()); err == nil {
+		return "", nil
+	}
+	entries, err := os.ReadDir(string(f))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return "", fmt.Errorf("look at %s: %w", string(f), err)
+	}
+	ours := []string{f.pipe(), f.log(), f.shm(), host.TemporaryName(f.record())}
+	for _, entry := range entries {
+		if path := filepath.Join(string(f), entry.Name()); !slices.Contains(ours, path) {
+			return path, nil
+		}
+	}
+	return "", nil
+}
+
 // delete takes the folder away. The caller has unmounted.
 func (f folder) delete() error {
 	mounted, err := f.mounted()
@@ -216,6 +238,25 @@ func (f folder) user(server int) string {
 		return ""
 	}
 	return strconv.FormatUint(uint64(st.Uid), 10)
+}
+
+// endedInOrder tells whether a server ended as it should, which includes that nobody
+// says otherwise.
+func (f folder) endedInOrder(server int) bool {
+	inOrder := true
+	for _, name := range serverLogs {
+		data, err := readEnd(filepath.Join(f.log(), name), maxLog/16)
+		if err != nil {
+			continue
+		}
+		for line := range strings.Lines(string(data)) {
+			_, how, _ := strings.Cut(line, fmt.Sprintf("Server %d ", server))
+			if strings.HasPrefix(how, "exited") || strings.HasPrefix(how, "ended") {
+				inOrder = strings.HasPrefix(how, "exited with status 0")
+			}
+		}
+	}
+	return inOrder
 }
 
 // position is how long the logs were that tell of servers.

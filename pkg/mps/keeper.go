@@ -5,6 +5,7 @@ package mps
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -29,15 +30,18 @@ type session struct {
 	gone bool
 	// daemon is the one of record, as long as it is not known to have ended.
 	daemon *process
-	// failures in a row, and when the next attempt is due.
+	// failures in a row, and when the next attempt is due, unless somebody asks.
 	failures int
 	nextTry  time.Time
+	asked    bool
 	// ready is when the session became ready the last time.
 	ready time.Time
 	// complained is the error that was logged last.
 	complained string
 	// silent is since when the daemon has not answered.
 	silent time.Time
+	// watched are the servers whose end will be noticed at once.
+	watched []processID
 
 	// For everybody.
 	mu     sync.Mutex
@@ -148,7 +152,10 @@ func (s *Supervisor) keep(ctx context.Context, sess *session, pause time.Duratio
 		case <-ctx.Done():
 		}
 	}()
-	s.wg.Go(func() { s.keeper(ctx, sess, pause) })
+	s.wg.Go(func() {
+		defer cancel()
+		s.keeper(ctx, sess, pause)
+	})
 }
 
 // interrupt ends what the keeper is doing, and the keeper.
@@ -182,8 +189,12 @@ func (s *Supervisor) keeper(ctx context.Context, sess *session, pause time.Durat
 		if sess.acquire(ctx) != nil {
 			return
 		}
+		if sess.gone {
+			sess.release()
+			return
+		}
 		pause = 0
-		if ctx.Err() == nil && !sess.gone {
+		if ctx.Err() == nil {
 			pause = s.look(ctx, sess)
 		}
 		sess.release()
@@ -201,13 +212,18 @@ func (s *Supervisor) look(ctx context.Context, sess *session) time.Duration {
 		s.forget(sess)
 		return 0
 	}
+	if !sess.record.Started {
+		// Whoever wanted it has given up before it was begun.
+		s.forget(sess)
+		return 0
+	}
 	if err := s.takeOver(ctx, sess); err != nil {
 		sess.complain(ctx, err, "MPS control daemon cannot be adopted")
 		return s.options.CheckInterval
 	}
 	if sess.daemon.ended() {
 		s.noteEnd(ctx, sess)
-		if wait := time.Until(sess.nextTry); wait > 0 {
+		if wait := sess.pause(); wait > 0 {
 			return wait
 		}
 	}
@@ -217,9 +233,12 @@ func (s *Supervisor) look(ctx context.Context, sess *session) time.Duration {
 		if ctx.Err() != nil {
 			return 0
 		}
+		if errors.Is(err, errPause) {
+			return sess.pause()
+		}
 		sess.complain(ctx, err, "MPS session does not run")
 		if sess.daemon.ended() {
-			return max(0, time.Until(sess.nextTry))
+			return sess.pause()
 		}
 		return s.options.CheckInterval
 	}

@@ -65,13 +65,20 @@ func (f folder) marker() string { return markerVariable + "=" + string(f) }
 // maxSocketPath is what fits into the kernel's structure, less the final zero.
 const maxSocketPath = 107
 
-// check refuses a folder in which MPS could not make its sockets.
+// check refuses a folder in which MPS could not make its sockets, and one that is
+// not a session's.
 func (f folder) check() error {
 	// The longer of the two sockets that a daemon makes.
 	path := filepath.Join(f.pipe(), "control_privileged")
 	if len(path) > maxSocketPath {
 		return fmt.Errorf("%w: session %s: the socket %s has %d bytes, a socket's path has at most %d: use a shorter folder or id",
 			ErrInvalid, f.id(), path, len(path), maxSocketPath)
+	}
+	switch foreign, err := f.foreign(); {
+	case err != nil:
+		return err
+	case foreign != "":
+		return fmt.Errorf("%w: session %s: %s is no folder of a session, it has %s", ErrInvalid, f.id(), string(f), foreign)
 	}
 	return nil
 }

@@ -32,6 +32,10 @@ func marked(marker string) ([]processID, error) {
 	if err != nil {
 		return nil, fmt.Errorf("look for processes: %w", err)
 	}
+	namespace, err := pidNamespace("self")
+	if err != nil {
+		return nil, fmt.Errorf("look for processes: %w", err)
+	}
 	var found []processID
 	for _, entry := range entries {
 		pid, err := strconv.Atoi(entry.Name())
@@ -52,18 +56,33 @@ func marked(marker string) ([]processID, error) {
 			}
 			continue
 		}
-		environment := environmentOf(id)
-		if bytes.Contains(append([]byte{0}, environment...), []byte("\x00"+marker+"\x00")) {
+		// What is in a container can call itself what it likes. Ours are not: their
+		// PIDs are those that the supervisor sees.
+		if its, err := pidNamespace(entry.Name()); err != nil || its != namespace {
+			continue
+		}
+		if id.hasMarker(marker) {
 			found = append(found, id)
 		}
 	}
 	return found, nil
 }
 
+// pidNamespace names the one that a process is in.
+func pidNamespace(process string) (string, error) {
+	return os.Readlink(filepath.Join(procRoot, process, "ns/pid"))
+}
+
+// hasMarker tells whether the process was started with the variable.
+func (p processID) hasMarker(marker string) bool {
+	return bytes.Contains(append([]byte{0}, environmentOf(p)...), []byte("\x00"+marker+"\x00"))
+}
+
 // reading is one of a process's environment.
 type reading struct {
-	done chan struct{}
-	data []byte
+	began time.Time
+	done  chan struct{}
+	data  []byte
 }
 
 // readings in progress by processID.
@@ -74,7 +93,7 @@ var readings sync.Map
 // which only look for theirs, must not get stuck with it.
 func environmentOf(id processID) []byte {
 	const limit = time.Second
-	mine := &reading{done: make(chan struct{})}
+	mine := &reading{began: time.Now(), done: make(chan struct{})}
 	stored, _ := readings.LoadOrStore(id, mine)
 	r, _ := stored.(*reading)
 	if r == mine {
@@ -85,7 +104,8 @@ func environmentOf(id processID) []byte {
 			r.data, _ = os.ReadFile(filepath.Join(procRoot, strconv.Itoa(id.PID), "environ"))
 		}()
 	}
-	timer := time.NewTimer(limit)
+	// One that has been stuck for long holds up nobody any more.
+	timer := time.NewTimer(limit - time.Since(r.began))
 	defer timer.Stop()
 	select {
 	case <-r.done:
@@ -98,7 +118,7 @@ func environmentOf(id processID) []byte {
 // killMarked ends all processes with the variable, and these. It returns when they
 // have gone.
 func killMarked(ctx context.Context, marker string, others []processID) error {
-	for {
+	for round := 0; ; round++ {
 		left, err := marked(marker)
 		if err != nil {
 			return err
@@ -112,6 +132,9 @@ func killMarked(ctx context.Context, marker string, others []processID) error {
 		}
 		if len(left) == 0 {
 			return nil
+		}
+		if round > 0 && ctx.Err() != nil {
+			return fmt.Errorf("%s came when others like it had been killed: %w", left[0], context.Cause(ctx))
 		}
 		for _, p := range left {
 			if err := p.signal(unix.SIGKILL); err != nil {

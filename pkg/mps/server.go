@@ -44,9 +44,17 @@ func Run(ctx context.Context, options Options) (err error) {
 	}
 	defer func() { err = errors.Join(err, lock.Unlock()) }()
 
-	supervisor, err := New(ctx, options)
+	// Without a socket there is no use in taking over sessions, which would end with
+	// this supervisor.
+	socket := filepath.Join(options.Dir, SocketName)
+	listener, err := listen(ctx, socket)
 	if err != nil {
 		return err
+	}
+	defer func() { err = errors.Join(err, os.Remove(socket)) }()
+	supervisor, err := New(ctx, options)
+	if err != nil {
+		return errors.Join(err, listener.Close())
 	}
 	// ctx has ended by then.
 	shutdown := context.WithoutCancel(ctx)
@@ -56,12 +64,6 @@ func Run(ctx context.Context, options Options) (err error) {
 		err = errors.Join(err, supervisor.Close(limited))
 		logger.Info("MPS supervisor ended")
 	}()
-	socket := filepath.Join(options.Dir, SocketName)
-	listener, err := listen(ctx, socket)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, os.Remove(socket)) }()
 	logger.Info("MPS supervisor is ready", "socket", socket, "sessions", len(supervisor.List()))
 	return serve(ctx, supervisor, listener)
 }

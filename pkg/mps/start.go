@@ -87,7 +87,7 @@ func (s *Supervisor) startDaemon(ctx context.Context, sess *session) error {
 	return nil
 }
 
-// startServing waits for the daemon, sets the limits and starts the server.
+// startServing waits for the daemon and starts the server.
 func (s *Supervisor) startServing(ctx context.Context, sess *session) error {
 	c, err := s.control(sess.folder)
 	if err != nil {
@@ -95,9 +95,6 @@ func (s *Supervisor) startServing(ctx context.Context, sess *session) error {
 	}
 	if err := s.awaitDaemon(ctx, c); err != nil {
 		return fmt.Errorf("the control daemon does not answer: %w", err)
-	}
-	if err := c.setLimits(ctx, 0, sess.record.Spec); err != nil {
-		return err
 	}
 	return s.startServer(ctx, sess, c)
 }
@@ -117,9 +114,14 @@ func (s *Supervisor) awaitDaemon(ctx context.Context, c control) error {
 	return err
 }
 
-// startServer starts a server, waits until it takes clients, and reads back its
-// limits. As root it serves any user's clients first: see the package's comment.
+// startServer starts a server with the session's limits, waits until it takes
+// clients, and reads the limits back. As root it serves any user's clients first:
+// see the package's comment.
 func (s *Supervisor) startServer(ctx context.Context, sess *session, c control) error {
+	// A daemon that was adopted may never have had them, and others can change them.
+	if err := c.setLimits(ctx, 0, sess.record.Spec); err != nil {
+		return err
+	}
 	before := sess.position()
 	patient := control{view: c.view, limit: s.options.StartLimit}
 	answers, err := patient.run(ctx, "start_server -uid 0")
@@ -165,6 +167,13 @@ func (s *Supervisor) startServer(ctx context.Context, sess *session, c control) 
 func (s *Supervisor) serve(ctx context.Context, sess *session, c control, pids []int) error {
 	servers := make([]processID, 0, len(pids))
 	for _, pid := range pids {
+		id, err := identify(pid)
+		if err != nil {
+			return fmt.Errorf("the server has ended: %w", err)
+		}
+		if !sess.owns(id) {
+			return fmt.Errorf("the control daemon (%s) calls %s its server, which it did not start", sess.record.Daemon, id)
+		}
 		got, err := c.limits(ctx, pid, sess.record.Spec)
 		if err == nil {
 			err = got.compare(sess.record.Spec)
@@ -174,10 +183,6 @@ func (s *Supervisor) serve(ctx context.Context, sess *session, c control, pids [
 			if err := c.setLimits(ctx, pid, sess.record.Spec); err != nil {
 				return err
 			}
-		}
-		id, err := identify(pid)
-		if err != nil {
-			return fmt.Errorf("the server has ended: %w", err)
 		}
 		servers = append(servers, id)
 	}
@@ -192,14 +197,30 @@ func (s *Supervisor) serve(ctx context.Context, sess *session, c control, pids [
 	return nil
 }
 
+// owns tells whether the daemon has started a process. Servers are killed in the end,
+// and whoever is root in a container can put a daemon of their own in the place of
+// the right one, and have it name any process of the host.
+func (s *session) owns(id processID) bool {
+	st, err := readStat(id.PID)
+	child := err == nil && s.record.Daemon != nil && st.parent == s.record.Daemon.PID
+	return child || id.hasMarker(s.marker())
+}
+
 // watchServers has the session looked at when one of them ends. That it cannot be
 // watched only means that its end is noticed later.
 func (s *Supervisor) watchServers(sess *session) {
+	watched := sess.watched
+	sess.watched = nil
 	for _, id := range sess.record.Servers {
+		if slices.Contains(watched, id) {
+			sess.watched = append(sess.watched, id)
+			continue
+		}
 		server, err := adopt(id, s.closed)
 		if server == nil || err != nil {
 			continue
 		}
+		sess.watched = append(sess.watched, id)
 		go func() {
 			select {
 			case <-server.done:

@@ -69,6 +69,10 @@ func (s *Supervisor) recover(ctx context.Context) error {
 		}
 		sess := s.newSession(id)
 		ctx := klog.NewContext(ctx, klog.LoggerWithValues(klog.FromContext(ctx), "session", id))
+		if foreign, err := sess.foreign(); foreign != "" || err != nil {
+			klog.FromContext(ctx).Error(err, "Leaving a folder alone that is not an MPS session's", "folder", string(sess.folder), "because", foreign)
+			continue
+		}
 		sess.record = s.restore(ctx, sess.folder)
 		sess.ready = time.Now()
 		s.sessions[id] = sess

@@ -105,7 +105,11 @@ func New(ctx context.Context, options Options) (*Supervisor, error) {
 // comes back later.
 func (s *Supervisor) Ensure(ctx context.Context, spec Spec) (Status, error) {
 	spec = spec.clone()
-	if err := errors.Join(spec.Validate(), s.folder(spec.ID).check()); err != nil {
+	err := spec.Validate()
+	if err == nil {
+		err = s.folder(spec.ID).check()
+	}
+	if err != nil {
 		return Status{}, err
 	}
 	for {
@@ -146,6 +150,8 @@ func (s *Supervisor) ensure(ctx context.Context, sess *session, spec Spec) (Stat
 	if err := sess.record.Spec.changeableTo(spec); err != nil {
 		return Status{}, err
 	}
+	sess.asked = true
+	defer func() { sess.asked = false }()
 	if err := s.tend(ctx, sess, spec); err != nil {
 		return Status{}, fmt.Errorf("session %s: %w", spec.ID, err)
 	}
@@ -180,7 +186,8 @@ func (s *Supervisor) first(ctx context.Context, sess *session, spec Spec) (Statu
 }
 
 // Stop ends a session and removes all of it. There is none: a success. After an
-// error the removal goes on by itself, and by another Stop.
+// error in that the removal goes on by itself, and by another Stop; when ctx ends
+// before somebody else is done with the session, the session goes on.
 func (s *Supervisor) Stop(ctx context.Context, id string) error {
 	s.mu.Lock()
 	sess := s.sessions[id]
@@ -190,14 +197,15 @@ func (s *Supervisor) Stop(ctx context.Context, id string) error {
 	}
 	// Nobody should wait for a start that is not wanted any more.
 	sess.interrupt()
+	ctx = klog.NewContext(ctx, klog.LoggerWithValues(klog.FromContext(ctx), "session", id))
 	if err := sess.acquire(ctx); err != nil {
-		return fmt.Errorf("stop MPS session %s: %w", id, err)
+		s.keep(ctx, sess, 0)
+		return fmt.Errorf("stop MPS session %s, which is busy: %w", id, err)
 	}
 	defer sess.release()
 	if sess.gone {
 		return nil
 	}
-	ctx = klog.NewContext(ctx, klog.LoggerWithValues(klog.FromContext(ctx), "session", id))
 	if err := s.remove(ctx, sess); err != nil {
 		s.keep(ctx, sess, s.options.CheckInterval)
 		return fmt.Errorf("stop MPS session %s: %w", id, err)

@@ -298,6 +298,45 @@ func TestTurns(t *testing.T) {
 	w.nothingLeft("a")
 }
 
+// TestStopWhileBusy: a Stop that gives up does not leave a session that nobody looks
+// after.
+func TestStopWhileBusy(t *testing.T) {
+	w := newWorld(t)
+	s := w.supervisor()
+	if _, err := s.Ensure(t.Context(), one); err != nil {
+		t.Fatal(err)
+	}
+	sess := s.sessions[one.ID]
+	if err := sess.acquire(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := s.Stop(ctx, one.ID); err == nil || !strings.Contains(err.Error(), "busy") {
+		t.Errorf("got %v", err)
+	}
+	sess.release()
+	kill(t, daemonOf(t, s, one.ID))
+	reaches(t, s, one.ID, Running, 1)
+
+	// Nor one that was never begun.
+	never := s.newSession("never")
+	s.sessions["never"] = never
+	if err := never.acquire(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Stop(ctx, "never"); err == nil {
+		t.Error("no error")
+	}
+	never.release()
+	eventually(t, "it to be forgotten", func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.sessions["never"] == nil
+	})
+	w.nothingLeft("never")
+}
+
 // TestStopGoesOn: what Stop could not finish is finished, by another Stop and
 // without one.
 func TestStopGoesOn(t *testing.T) {

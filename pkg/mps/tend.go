@@ -39,8 +39,10 @@ func (s *Supervisor) tend(ctx context.Context, sess *session, spec Spec) error {
 		}
 	}
 	s.noteEnd(ctx, sess)
-	sess.record.Spec = spec
-	return s.restart(ctx, sess)
+	if sess.pause() > 0 {
+		return errPause
+	}
+	return s.restart(ctx, sess, spec)
 }
 
 // tended is what follows a check.
@@ -48,6 +50,7 @@ func (s *Supervisor) tended(ctx context.Context, sess *session, spec Spec, err e
 	if errors.Is(err, errTooSlow) && sess.current().Phase == Starting {
 		// A server that never gets ready has no clients.
 		err = errors.Join(err, s.end(context.WithoutCancel(ctx), sess))
+		s.lose(ctx, sess, "the control daemon did not notice that its server had ended")
 		s.showFailure(sess, err)
 	}
 	if err != nil || sess.current().Phase != Running || sess.record.Spec.sameLimits(spec) {
@@ -87,10 +90,7 @@ func (s *Supervisor) noteEnd(ctx context.Context, sess *session) {
 	}
 	s.lose(ctx, sess, text)
 	sess.daemon, sess.record.Daemon = nil, nil
-	if time.Since(sess.ready) > s.options.LongestPause {
-		sess.failures = 0
-	}
-	sess.failed(s.options)
+	sess.broke(s.options)
 	if err := sess.save(sess.record); err != nil {
 		klog.FromContext(ctx).Error(err, "MPS loss is not written down")
 	}
@@ -102,6 +102,26 @@ func (s *Supervisor) lose(ctx context.Context, sess *session, text string) {
 	if sess.record.lose(text, time.Now().UTC().Truncate(time.Second)) {
 		klog.FromContext(ctx).Info("MPS clients lost their server", "reason", text, "losses", sess.record.Losses)
 	}
+}
+
+// broke counts the end of what ran as a failure, and as the first one if it ran for
+// long.
+func (s *session) broke(o Options) {
+	if time.Since(s.ready) > o.LongestPause {
+		s.failures = 0
+	}
+	s.failed(o)
+}
+
+// errPause: it is too early for the next attempt.
+var errPause = errors.New("it has failed too often to be started again at once")
+
+// pause is how long the next attempt is put off. Who asks does not wait.
+func (s *session) pause() time.Duration {
+	if s.asked {
+		return 0
+	}
+	return max(0, time.Until(s.nextTry))
 }
 
 // failed puts the next attempt off: not after the first failure in a row, then
@@ -116,12 +136,19 @@ func (s *session) failed(o Options) {
 	s.nextTry = time.Now().Add(pause)
 }
 
-// restart starts daemon and server of a session that ran before.
-func (s *Supervisor) restart(ctx context.Context, sess *session) error {
+// restart starts daemon and server of a session that ran before. A session that
+// cannot be started stays the one that it was.
+func (s *Supervisor) restart(ctx context.Context, sess *session, spec Spec) error {
+	earlier := sess.record.Spec
+	sess.record.Spec = spec
 	err := s.start(ctx, sess)
 	if err == nil {
 		klog.FromContext(ctx).Info("MPS session runs again", "daemon", sess.daemon.PID, "losses", sess.record.Losses)
 		return nil
+	}
+	sess.record.Spec = earlier
+	if saveErr := sess.save(sess.record); saveErr != nil {
+		err = errors.Join(err, saveErr)
 	}
 	s.showFailure(sess, err)
 	return err
@@ -165,9 +192,17 @@ func (s *Supervisor) check(ctx context.Context, sess *session) error {
 		return s.silence(ctx, sess, err)
 	}
 	sess.silent = time.Time{}
+	if i := slices.IndexFunc(servers, func(one server) bool { return !anyAlive([]int{one.pid}) }); i >= 0 {
+		// The daemon has not noticed, and may have another one soon.
+		sess.show(Starting, fmt.Sprintf("the server with PID %d has ended", servers[i].pid))
+		return nil
+	}
 	s.noteServers(ctx, sess, servers)
 	if len(servers) == 0 {
 		sess.show(Starting, "there is no server")
+		if sess.pause() > 0 {
+			return errPause
+		}
 		if err := s.startServer(asked, sess, c); err != nil {
 			err = errors.Join(fmt.Errorf("%w; %s", err, sess.tail()), s.end(context.WithoutCancel(ctx), sess))
 			s.showFailure(sess, err)
@@ -200,6 +235,14 @@ func (s *Supervisor) judge(ctx context.Context, sess *session, c control, server
 		return nil
 	}
 	if !active {
+		if sess.record.Serving && slices.Equal(pids, pidsOf(sess.record.Servers)) {
+			// It served already, so it is on its way out of a fault that nobody saw.
+			s.lose(ctx, sess, fmt.Sprintf("a fatal fault of a client seems to have ended all clients of the server with PID %d, which is %s again",
+				servers[0].pid, servers[0].state))
+			if err := sess.save(sess.record); err != nil {
+				return err
+			}
+		}
 		sess.showClients(Starting, fmt.Sprintf("the server with PID %d is %s", servers[0].pid, servers[0].state), clients)
 		return nil
 	}
@@ -265,10 +308,15 @@ func inspect(ctx context.Context, c control, sess *session) ([]server, error) {
 // noteServers counts what the end of servers meant, once.
 func (s *Supervisor) noteServers(ctx context.Context, sess *session, servers []server) {
 	var ended []string
+	wanted := true
 	left := slices.DeleteFunc(slices.Clone(sess.record.Servers), func(known processID) bool {
 		there := slices.ContainsFunc(servers, func(one server) bool { return one.pid == known.PID })
+		if now, err := identify(known.PID); err == nil && now != known {
+			there = false // the PID is another server's
+		}
 		if !there {
 			ended = append(ended, known.String())
+			wanted = wanted && sess.endedInOrder(known.PID)
 			known.collect()
 		}
 		return !there
@@ -276,10 +324,11 @@ func (s *Supervisor) noteServers(ctx context.Context, sess *session, servers []s
 	if len(ended) == 0 {
 		return
 	}
-	if len(servers) > 0 && sess.forAnotherUser(servers[0].pid) {
+	if wanted && len(servers) > 0 && sess.forAnotherUser(servers[0].pid) {
 		klog.FromContext(ctx).Info("MPS replaced a server by one for another user", "ended", strings.Join(ended, ", "), "pid", servers[0].pid)
 	} else {
 		s.lose(ctx, sess, fmt.Sprintf("the server (%s) ended", strings.Join(ended, ", ")))
+		sess.broke(s.options)
 	}
 	sess.record.Servers = left
 	if err := sess.save(sess.record); err != nil {
@@ -327,8 +376,8 @@ func (s *Supervisor) replaceDaemon(ctx context.Context, sess *session, cause err
 		return errors.Join(cause, err)
 	}
 	s.lose(ctx, sess, cause.Error())
-	sess.failed(s.options)
-	return s.restart(ctx, sess)
+	sess.broke(s.options)
+	return s.restart(ctx, sess, sess.record.Spec)
 }
 
 // anyAlive tells whether there is such a process. 0 is one that cannot be seen.

@@ -119,7 +119,9 @@ func TestServerEnds(t *testing.T) {
 func TestServerForAnotherUser(t *testing.T) {
 	w, s, before := started(t)
 	w.script(script{User: "1000"})
-	kill(t, before.Servers[0])
+	if err := unix.Kill(before.Servers[0], unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
 	var after Status
 	eventually(t, "a new server", func() bool {
 		after = statusOf(t, s, one.ID)
@@ -132,6 +134,10 @@ func TestServerForAnotherUser(t *testing.T) {
 	// The next one is for the same user, so the last one was not replaced.
 	kill(t, after.Servers[0])
 	reaches(t, s, one.ID, Running, 1)
+	// This one crashes while somebody else waits.
+	w.script(script{User: "2000"})
+	kill(t, statusOf(t, s, one.ID).Servers[0])
+	reaches(t, s, one.ID, Running, 2)
 }
 
 func TestUser(t *testing.T) {
@@ -174,6 +180,127 @@ func TestFault(t *testing.T) {
 	kill(t, daemonOf(t, s, one.ID))
 	w.script(script{})
 	reaches(t, s, one.ID, Running, 2)
+}
+
+// TestFaultThatNobodySaw: clients that end at once let the server recover between two
+// looks.
+func TestFaultThatNobodySaw(t *testing.T) {
+	w, s, _ := started(t)
+	w.script(script{State: "INITIALIZING"})
+	reaches(t, s, one.ID, Starting, 1)
+	w.script(script{})
+	after := reaches(t, s, one.ID, Running, 1)
+	if !strings.Contains(after.LastLoss, "fault") {
+		t.Errorf("got %q", after.LastLoss)
+	}
+	// A server is watched once, however often it comes back.
+	watching := 0
+	infos, err := filepath.Glob("/proc/self/fdinfo/*")
+	for _, path := range infos {
+		if data, err := os.ReadFile(path); err == nil && strings.Contains(string(data), "Pid:\t"+strconv.Itoa(after.Servers[0])+"\n") {
+			watching++
+		}
+	}
+	if watching != 1 || err != nil {
+		t.Errorf("%d descriptors of the server, %v", watching, err)
+	}
+}
+
+// TestServerKeepsEnding: it is not started again and again without a pause.
+func TestServerKeepsEnding(t *testing.T) {
+	w := newWorld(t)
+	w.options.FirstPause, w.options.LongestPause = time.Minute, time.Hour
+	s := w.supervisor()
+	before, err := s.Ensure(t.Context(), one)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.script(script{Fleeting: 200 * time.Millisecond})
+	kill(t, before.Servers[0])
+	// The one that follows at once ends as well, and then there is none for a while.
+	reaches(t, s, one.ID, Starting, 2)
+	for range 5 {
+		time.Sleep(w.options.CheckInterval)
+		if got := statusOf(t, s, one.ID); got.Phase != Starting || got.Losses != 2 || !strings.Contains(got.Message, "no server") {
+			t.Fatalf("got %v", got)
+		}
+	}
+	// Who asks does not wait.
+	w.script(script{})
+	if _, err := s.Ensure(t.Context(), one); err != nil {
+		t.Error(err)
+	}
+	reaches(t, s, one.ID, Running, 2)
+}
+
+// TestServerHasEnded: neither a daemon that has not noticed yet nor a PID that is
+// used again make a server that has ended look alive.
+func TestServerHasEnded(t *testing.T) {
+	w := newWorld(t)
+	w.options.StartLimit = time.Second
+	s := w.supervisor()
+	before, err := s.Ensure(t.Context(), one)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.script(script{Calls: before.Servers[0]})
+	kill(t, before.Servers[0])
+	eventually(t, "it to be noticed", func() bool { return statusOf(t, s, one.ID).Phase != Running })
+	w.script(script{})
+	reaches(t, s, one.ID, Running, 1)
+
+	sess := s.sessions[one.ID]
+	if err := sess.acquire(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	sess.record.Servers[0].Start--
+	sess.release()
+	reaches(t, s, one.ID, Running, 2)
+}
+
+// TestDefaultsOfTheNextServer: clients may come before the limits of a server itself
+// could be set.
+func TestDefaultsOfTheNextServer(t *testing.T) {
+	w, s, before := started(t)
+	c, err := s.control(w.folder(one.ID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := one
+	other.ThreadPercentage = 90
+	if err := c.setLimits(t.Context(), 0, other); err != nil {
+		t.Fatal(err)
+	}
+	kill(t, before.Servers[0])
+	reaches(t, s, one.ID, Running, 1)
+	if got, err := c.limits(t.Context(), 0, one); err != nil || got.compare(one) != nil {
+		t.Errorf("got %v, %v", got, err)
+	}
+}
+
+// TestRestartFailsWithOtherLimits: a session that cannot run keeps its limits.
+func TestRestartFailsWithOtherLimits(t *testing.T) {
+	w, s, _ := started(t)
+	w.script(script{Exit: "out of luck"})
+	kill(t, daemonOf(t, s, one.ID))
+	reaches(t, s, one.ID, Failed, 1)
+	raised := one.clone()
+	raised.ThreadPercentage = 75
+	if _, err := s.Ensure(t.Context(), raised); err == nil {
+		t.Error("no error")
+	}
+	if got := statusOf(t, s, one.ID).Spec.ThreadPercentage; got != one.ThreadPercentage {
+		t.Errorf("it shows %d percent", got)
+	}
+	if r, err := w.folder(one.ID).load(); err != nil || r.Spec.ThreadPercentage != one.ThreadPercentage {
+		t.Errorf("got %v, %v", r.Spec, err)
+	}
+	w.script(script{})
+	after := reaches(t, s, one.ID, Running, 1)
+	if after.Spec.ThreadPercentage != one.ThreadPercentage {
+		t.Errorf("it has %d percent", after.Spec.ThreadPercentage)
+	}
+	inEffect(t, s, after)
 }
 
 func TestRestartFails(t *testing.T) {

@@ -41,6 +41,7 @@ func (p *Plugin) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	ctx = klog.NewContext(ctx, logger)
 	start := time.Now()
 	defer recoverAs(ctx, &result.Err)
+	p.asked.note(claim, p.DriverName, p.NodeName)
 
 	prepared, err := p.Claims.Prepare(ctx, claim)
 	if err != nil {

@@ -66,15 +66,17 @@ func (n *notices) changes(now []device.Condition) (appeared, ceased []device.Con
 	return appeared, ceased
 }
 
-// tell logs conditions when they come and when they go, and makes an event of the
-// node of each that comes.
+// tell logs conditions when they come and when they go, and makes events of the
+// node of those that come.
 func (p *Plugin) tell(ctx context.Context, status device.Status) {
 	logger := klog.FromContext(ctx)
 	appeared, ceased := p.notices.changes(noticeable(status))
 	for _, c := range appeared {
 		logger.Info("Devices are not offered for now", append(details(c), "message", c.Message)...)
-		if p.Events != nil {
-			p.Events.Warn(ctx, claim.Ref{}, eventReason(c.Reason), eventMessage(c))
+	}
+	if p.Events != nil {
+		for _, event := range eventsOf(appeared) {
+			p.Events.Warn(ctx, claim.Ref{}, eventReason(event.reason), event.text())
 		}
 	}
 	for _, c := range ceased {
@@ -98,27 +100,62 @@ func noticeable(status device.Status) []device.Condition {
 
 func details(c device.Condition) []any {
 	pairs := []any{"pciAddress", c.PCIAddress, "reason", c.Reason}
+	if c.Kind != "" {
+		pairs = append(pairs, "type", c.Kind)
+	}
 	if c.Where != nil {
 		pairs = append(pairs, "firstMemorySlice", c.Where.Start, "memorySlices", c.Where.Size)
 	}
 	return pairs
 }
 
-// eventReason makes GPUResetRequired of reset-required.
+// conditionEvent is a condition of some GPUs, as people are told of it.
+type conditionEvent struct {
+	reason       device.Reason
+	message      string
+	pciAddresses []string
+}
+
+// eventsOf makes one event of what is the same on several GPUs: that nothing starts
+// MPS on a node concerns them all.
+func eventsOf(conditions []device.Condition) []conditionEvent {
+	var events []conditionEvent
+	for _, c := range conditions {
+		at := slices.IndexFunc(events, func(e conditionEvent) bool { return e.reason == c.Reason && e.message == c.Message })
+		switch {
+		case at < 0:
+			events = append(events, conditionEvent{reason: c.Reason, message: c.Message, pciAddresses: []string{c.PCIAddress}})
+		case !slices.Contains(events[at].pciAddresses, c.PCIAddress):
+			events[at].pciAddresses = append(events[at].pciAddresses, c.PCIAddress)
+		}
+	}
+	return events
+}
+
+func (e conditionEvent) text() string {
+	switch {
+	case len(e.pciAddresses) > 1:
+		return fmt.Sprintf("GPUs %s: %s", strings.Join(e.pciAddresses, ", "), e.message)
+	case strings.Contains(e.message, e.pciAddresses[0]):
+		return e.message
+	}
+	return fmt.Sprintf("GPU %s: %s", e.pciAddresses[0], e.message)
+}
+
+// eventReason makes GPUResetRequired of reset-required and MPSUnhealthy of
+// mps-unhealthy.
 func eventReason(reason device.Reason) string {
 	var name strings.Builder
-	name.WriteString("GPU")
-	for word := range strings.SplitSeq(string(reason), "-") {
+	rest, found := strings.CutPrefix(string(reason), "mps-")
+	if found {
+		name.WriteString("MPS")
+	} else {
+		name.WriteString("GPU")
+	}
+	for word := range strings.SplitSeq(rest, "-") {
 		if word != "" {
 			name.WriteString(strings.ToUpper(word[:1]) + word[1:])
 		}
 	}
 	return name.String()
-}
-
-func eventMessage(c device.Condition) string {
-	if strings.Contains(c.Message, c.PCIAddress) {
-		return c.Message
-	}
-	return fmt.Sprintf("GPU %s: %s", c.PCIAddress, c.Message)
 }

@@ -47,6 +47,7 @@ func TestEventReason(t *testing.T) {
 	for reason, want := range map[device.Reason]string{
 		device.Lost: "GPULost", device.ResetRequired: "GPUResetRequired", device.Occupied: "GPUOccupied",
 		device.ReleasePending: "GPUReleasePending", device.Unresponsive: "GPUUnresponsive",
+		device.MPSUnavailable: "MPSUnavailable", device.MPSUnhealthy: "MPSUnhealthy",
 	} {
 		if got := eventReason(reason); got != want {
 			t.Errorf("%s gives %q, want %q", reason, got, want)
@@ -54,14 +55,31 @@ func TestEventReason(t *testing.T) {
 	}
 }
 
-func TestEventMessageNamesGPU(t *testing.T) {
+// TestConditionEvents: each GPU is named, and what is the same on several is told
+// once.
+func TestConditionEvents(t *testing.T) {
 	t.Parallel()
-	for message, want := range map[string]string{
-		"it fell off":                    "GPU 0000:1b:00.0: it fell off",
-		"GPU 0000:1b:00.0 does not work": "GPU 0000:1b:00.0 does not work",
-	} {
-		if got := eventMessage(device.Condition{PCIAddress: firstGPU, Message: message}); got != want {
-			t.Errorf("got %q, want %q", got, want)
-		}
+	place := func(start int) *gpu.Placement { return &gpu.Placement{Start: start, Size: 1} }
+	none := "the MPS supervisor does not answer"
+	var got []string
+	for _, e := range eventsOf([]device.Condition{
+		{PCIAddress: firstGPU, Reason: device.Lost, Message: "it fell off"},
+		{PCIAddress: firstGPU, Reason: device.MPSUnavailable, Kind: device.MPS, Message: none},
+		{PCIAddress: secondGPU, Reason: device.ResetRequired, Message: "GPU " + secondGPU + " does not work"},
+		{PCIAddress: secondGPU, Reason: device.MPSUnavailable, Kind: device.MPS, Message: none},
+		{PCIAddress: secondGPU, Reason: device.Occupied, Where: place(0), Message: "partition MIG-1"},
+		{PCIAddress: secondGPU, Reason: device.Occupied, Where: place(1), Message: "partition MIG-2"},
+	}) {
+		got = append(got, eventReason(e.reason)+": "+e.text())
+	}
+	want := []string{
+		"GPULost: GPU 0000:1b:00.0: it fell off",
+		"MPSUnavailable: GPUs 0000:1b:00.0, 0000:2c:00.0: " + none,
+		"GPUResetRequired: GPU 0000:2c:00.0 does not work",
+		"GPUOccupied: GPU 0000:2c:00.0: partition MIG-1",
+		"GPUOccupied: GPU 0000:2c:00.0: partition MIG-2",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("events (-want +got):\n%s", diff)
 	}
 }

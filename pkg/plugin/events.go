@@ -6,6 +6,7 @@ package plugin
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -64,7 +65,7 @@ func (e *Events) Warn(ctx context.Context, ref claim.Ref, reason, message string
 		}
 	}
 	if len(message) > maxEventMessage {
-		message = message[:maxEventMessage-len("...")] + "..."
+		message = strings.ToValidUTF8(message[:maxEventMessage-len("...")], "") + "..."
 	}
 	e.recorder.WithLogger(klog.FromContext(ctx)).Event(about, corev1.EventTypeWarning, reason, message)
 }

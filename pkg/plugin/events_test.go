@@ -28,6 +28,8 @@ func TestEvents(t *testing.T) {
 	events.Warn(t.Context(), claim.Ref{}, "GPULost", "GPU 0000:1b:00.0: gone")
 	events.Warn(t.Context(), claim.Ref{}, "GPULost", "GPU 0000:2c:00.0: gone")
 	events.Warn(t.Context(), claim.Ref{}, "Long", strings.Repeat("x", 2000))
+	// What was cut through would not be text any more.
+	events.Warn(t.Context(), claim.Ref{}, "Foreign", strings.Repeat("ü", 1000))
 
 	want := []string{
 		"team/ResourceClaim/one (uid-1) in team: Damaged: its record cannot be read",
@@ -35,6 +37,7 @@ func TestEvents(t *testing.T) {
 		"/Node/node-1 (node-1) in default: GPULost: GPU 0000:1b:00.0: gone",
 		"/Node/node-1 (node-1) in default: GPULost: GPU 0000:2c:00.0: gone",
 		"/Node/node-1 (node-1) in default: Long: " + strings.Repeat("x", 1021) + "...",
+		"/Node/node-1 (node-1) in default: Foreign: " + strings.Repeat("ü", 510) + "...",
 	}
 	var got []string
 	err := wait.PollUntilContextTimeout(t.Context(), 5*time.Millisecond, eventually, true, func(context.Context) (bool, error) {

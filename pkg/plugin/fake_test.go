@@ -52,6 +52,7 @@ type fakeClaims struct {
 	surveys    int
 	reconciled int
 	inUse      []string
+	inUseErr   error
 	// reconcileErr is what Reconcile returns.
 	reconcileErr error
 
@@ -119,7 +120,7 @@ func (f *fakeClaims) Survey(context.Context) device.Status {
 func (f *fakeClaims) InUse() ([]string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return slices.Clone(f.inUse), nil
+	return slices.Clone(f.inUse), f.inUseErr
 }
 
 func (f *fakeClaims) setInUse(names ...string) {

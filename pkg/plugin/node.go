@@ -40,13 +40,14 @@ type nodeLoop struct {
 	discovering bool
 	offer       offer
 
-	// base and resources are what was handed on last.
+	// base and resources are what was handed on last, to claims and to publish.
 	base      *device.Inventory
 	resources resourceslice.DriverResources
 	// problems are those of the inventory that were logged, summary and failure
 	// what was logged about the last discovery.
 	problems         map[string]bool
 	summary, failure string
+	reported         policyReport
 }
 
 func (p *Plugin) newNodeLoop() *nodeLoop {
@@ -86,8 +87,10 @@ func (l *nodeLoop) run(ctx context.Context) {
 	}
 }
 
-// lookAround surveys the GPUs, and starts a discovery if that is due.
+// lookAround sees whether something else is to be offered, surveys the GPUs, and
+// starts a discovery if that is due.
 func (l *nodeLoop) lookAround(ctx context.Context) {
+	l.recall(ctx)
 	l.revise(ctx)
 	l.survey(ctx)
 	if l.overview.due() && !l.discovering {
@@ -133,20 +136,15 @@ func (l *nodeLoop) take(ctx context.Context, found discovery) {
 		return
 	}
 	l.readPolicy(ctx)
+	l.noteWanted(ctx)
 	if found.err == nil {
-		var err error
-		if found.inventory, err = l.build(found.node); err != nil {
-			found.err = fmt.Errorf("build the inventory: %w", err)
-		}
+		found.inventory, found.err = l.build(found.node)
 	}
-	first := l.overview.inventory == nil
 	l.overview.discovered(found)
 	switch {
 	case found.err == nil:
 		l.report(ctx, found)
-		if first {
-			l.reportPolicy(ctx)
-		}
+		l.reportPolicy(ctx)
 		l.Claims.SetInventory(l.overview.inventory.With(l.overview.status()))
 		l.ready.setHardware(ctx, "")
 	case l.overview.inventory == nil, l.overview.gone != nil:
@@ -177,7 +175,7 @@ func (l *nodeLoop) survey(ctx context.Context) {
 		l.Claims.SetInventory(now)
 	}
 	l.base = l.overview.inventory
-	if changed {
+	if changed && l.offer.known() {
 		l.resources = resources
 		l.inventory.Store(now)
 		signal(l.republish)

@@ -8,7 +8,8 @@ import (
 	"errors"
 	"strings"
 	"testing"
-	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/policy"
@@ -17,8 +18,8 @@ import (
 // onlyWhole offers the undivided GPU only.
 func onlyWhole() *policy.Policy { return &policy.Policy{Default: policy.Offer{Whole: true}} }
 
-// untilPartitionsTainted waits until the partitions of the first GPU have these
-// taints, and the whole GPU none.
+// partitionsTainted are the devices of the first GPU when the partitions have a taint
+// and the whole GPU has none.
 func partitionsTainted(taint string) map[string][]string {
 	all := devicesOf(map[string][]string{firstGPU: {taint}})
 	all[device.GPUName(firstGPU)] = nil
@@ -64,25 +65,41 @@ func TestPolicyTurnsWrong(t *testing.T) {
 	}
 }
 
-// TestPolicyWrongAtStart: nothing is offered and the plugin says why it is not
-// ready. It serves claims, and goes on when the policy is right.
+// TestPolicyWrongAtStart: what was published stays as it is, claims can have it, and
+// the plugin says why it is not ready. It goes on when the policy is right.
 func TestPolicyWrongAtStart(t *testing.T) {
 	t.Parallel()
-	r := newRig(t)
+	before := newRig(t)
+	before.start(t)
+	before.untilPublished(t, 4, 1)
+	before.stop()
+	before.done <- <-before.done // the clean-up waits for it as well
+	published := before.api.Slices()
+
+	r := newRigOn(t, before.api)
 	r.policy.set(nil, errors.New("rules[0]: odd"))
-	r.claims.setInUse(device.GPUName(firstGPU))
 	r.start(t)
-	r.until(t, "publication", func(context.Context) error {
-		if d, _ := published(r.api.Slices()); d != 1 {
-			return errors.New("the device that a claim has is not published")
+	r.register(t)
+	r.until(t, "some looks", func(context.Context) error {
+		if now, _ := r.claims.counts(); now < 10 {
+			return errors.New("not yet")
 		}
 		return nil
 	})
+	if diff := cmp.Diff(published, r.api.Slices()); diff != "" {
+		t.Errorf("nobody knows what to offer, and slices changed (-before +after):\n%s", diff)
+	}
+	r.claims.mu.Lock()
+	if got := len(r.claims.inventory.Devices()); got != 4 {
+		t.Errorf("claims can have %d devices of 4 that are published", got)
+	}
+	r.claims.mu.Unlock()
 	if err := r.check(t.Context(), "readiness"); err == nil {
 		t.Error("ready although nobody knows what to offer")
 	}
-	r.policy.set(withoutShares(), nil)
-	r.untilPublished(t, 4, 1)
+	r.policy.set(onlyWhole(), nil)
+	r.untilTainted(t, partitionsTainted("withdrawn"))
+	r.until(t, "readiness", func(ctx context.Context) error { return r.check(ctx, "readiness") })
 }
 
 // TestPublishedBefore: the plugin that ran here before has offered something that
@@ -99,54 +116,4 @@ func TestPublishedBefore(t *testing.T) {
 	next.policy.set(onlyWhole(), nil)
 	next.start(t)
 	next.untilTainted(t, partitionsTainted("withdrawn"))
-}
-
-// TestWithdrawal: a device goes when nobody has wanted it for the time of grace,
-// and stays as long as a claim has it.
-func TestWithdrawal(t *testing.T) {
-	now := time.Unix(0, 0)
-	o := offer{grace: time.Minute, now: func() time.Time { return now }, policy: withoutShares()}
-	node := testNodeWith(firstGPU)
-	build := func() *device.Inventory {
-		t.Helper()
-		inventory, err := device.NewInventory(node, o.terms())
-		if err != nil {
-			t.Fatal(err)
-		}
-		return inventory
-	}
-	partition := device.GPUName(firstGPU) + "-mig-1g4gb-0"
-
-	inventory := build()
-	o.note(inventory, nil)
-	o.policy = onlyWhole()
-	inventory = build()
-	if got := len(inventory.Withdrawn()); got != 3 {
-		t.Fatalf("%d devices are withdrawn, want 3", got)
-	}
-	now = now.Add(59 * time.Second)
-	o.note(inventory, []string{partition})
-	if o.outdated(inventory, []string{partition}) {
-		t.Error("something is to be removed before the time of grace is over")
-	}
-	now = now.Add(time.Second)
-	o.note(inventory, []string{partition})
-	if !o.outdated(inventory, []string{partition}) {
-		t.Fatal("what nobody wants stays")
-	}
-	inventory = build()
-	if got := inventory.Withdrawn(); len(got) != 1 || got[0] != partition {
-		t.Fatalf("withdrawn are %v, want only what a claim has", got)
-	}
-	now = now.Add(time.Hour)
-	o.note(inventory, nil)
-	inventory = build()
-	if _, found := inventory.Lookup(partition); found {
-		t.Error("the device stays for ever")
-	}
-	// A claim that nobody knew of.
-	o.note(inventory, []string{partition})
-	if !o.outdated(inventory, []string{partition}) {
-		t.Error("a device that a claim has is missing and nobody minds")
-	}
 }

@@ -76,9 +76,9 @@ func (o *overview) due() bool {
 	return o.left <= 0
 }
 
-// offered takes an inventory of the same GPUs under another policy. GPUs that are
-// away stay as they were.
-func (o *overview) offered(inventory *device.Inventory) {
+// remade takes another inventory of the same GPUs. Those that are away stay as they
+// were.
+func (o *overview) remade(inventory *device.Inventory) {
 	o.inventory, _ = inventory.Keeping(o.inventory)
 }
 

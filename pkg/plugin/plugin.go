@@ -134,17 +134,17 @@ type Plugin struct {
 	inventory atomic.Pointer[device.Inventory]
 	notices   notices
 	leftovers leftovers
+	asked     asked
 
 	// These ask for something to be done soon: republish to publish the
 	// inventory, recheck to see whether what was published is still there,
 	// failed to clean up after a claim that failed, look to look at the GPUs.
 	republish, recheck, failed, look chan struct{}
 	// noCounters is set when the cluster turned out not to store shared
-	// counters.
-	noCounters atomic.Bool
-	// noShares is set when the cluster turned out not to store what several
-	// claims need to have one device.
-	noShares    atomic.Bool
+	// counters, noShares when it turned out not to store what several claims need
+	// to have one device.
+	noCounters, noShares atomic.Bool
+	// droppedOnce are the features of which it was logged that they are missing.
 	droppedOnce sync.Map
 }
 

@@ -146,15 +146,24 @@ func (p *Plugin) confirm(ctx context.Context, state *publication) bool {
 	return true
 }
 
-// storedSlices returns the newest generation of this node's pool.
-func (p *Plugin) storedSlices(ctx context.Context) ([]resourceapi.ResourceSlice, error) {
+// listSlices returns all slices of this node, whoever published them.
+func (p *Plugin) listSlices(ctx context.Context) ([]resourceapi.ResourceSlice, error) {
 	list, err := p.slices.ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: p.ownSlices()})
 	if err != nil {
 		return nil, fmt.Errorf("list ResourceSlices: %w", err)
 	}
+	return list.Items, nil
+}
+
+// storedSlices returns the newest generation of this node's pool.
+func (p *Plugin) storedSlices(ctx context.Context) ([]resourceapi.ResourceSlice, error) {
+	all, err := p.listSlices(ctx)
+	if err != nil {
+		return nil, err
+	}
 	newest := int64(-1)
 	var stored []resourceapi.ResourceSlice
-	for _, slice := range list.Items {
+	for _, slice := range all {
 		switch pool := slice.Spec.Pool; {
 		case pool.Name != p.NodeName || pool.Generation < newest:
 		case pool.Generation > newest:

@@ -44,9 +44,12 @@ func matchesGlob(glob, name string) bool {
 	if glob == "" {
 		return true
 	}
-	matched, err := path.Match(strings.ToLower(glob), strings.ToLower(name))
+	matched, err := path.Match(noPath(glob), noPath(name))
 	return err == nil && matched
 }
+
+// noPath makes a slash a character like any other, which '*' stands for too.
+func noPath(text string) string { return strings.ReplaceAll(strings.ToLower(text), "/", "\x00") }
 
 // covers tells that every GPU which n matches is certain to be matched by m: what
 // m asks for, n asks for too. Whether one glob is within another is not looked at.

@@ -59,6 +59,15 @@ func TestMatch(t *testing.T) {
 	}
 }
 
+// TestSlashInName: a product's name is no path.
+func TestSlashInName(t *testing.T) {
+	for glob, want := range map[string]bool{"*6000*": true, "*8000": true, "quadro rtx 6000/8000": true, "*6000?8000": true, "*6000": false} {
+		if got := (Match{ProductName: glob}).matches(&gpu.GPU{ProductName: "Quadro RTX 6000/8000"}); got != want {
+			t.Errorf("%s matches is %t, want %t", glob, got, want)
+		}
+	}
+}
+
 func TestFirstMatchCounts(t *testing.T) {
 	p := mustDecode(t, []byte(head+`
 rules:

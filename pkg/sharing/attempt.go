@@ -27,6 +27,8 @@ type attempt struct {
 	// may have become that.
 	occupied []Device
 	asked    bool // the supervisor, for the session
+	// unknown: it has not answered, and may be about to do what it was asked for.
+	unknown bool
 }
 
 // start lets nobody but the session's server use the devices, before the session
@@ -41,6 +43,7 @@ func (a *attempt) start(ctx context.Context) (Live, error) {
 	a.asked = true
 	status, err := a.supervisor.Ensure(ctx, a.session.spec())
 	if err != nil {
+		a.unknown = ctx.Err() != nil || errors.Is(err, mps.ErrUnavailable)
 		return Live{}, supervised(err)
 	}
 	if status.Phase != mps.Running {
@@ -113,7 +116,8 @@ func (a *attempt) undo(ctx context.Context) error {
 }
 
 func (a *attempt) restore(ctx context.Context) error {
-	if a.before == nil {
+	if a.before == nil || !served(a.before) {
+		a.before = nil
 		return supervised(a.supervisor.Stop(ctx, a.session.ID))
 	}
 	sessions, err := a.Sessions(ctx)
@@ -125,11 +129,27 @@ func (a *attempt) restore(ctx context.Context) error {
 		// It was about to be removed when this attempt began.
 		a.before = nil
 		return nil
-	case reflect.DeepEqual(now.Spec, a.before.Spec):
+	case !a.unknown && reflect.DeepEqual(now.Spec, a.before.Spec):
 		return nil
 	}
-	_, err = a.supervisor.Ensure(ctx, a.before.Spec)
+	// The supervisor takes one call about a session after the other, so what it may
+	// still be doing is over when it answers this one.
+	if _, err = a.supervisor.Ensure(ctx, a.before.Spec); err == nil {
+		return nil
+	}
+	if ctx.Err() == nil && !errors.Is(err, mps.ErrUnavailable) {
+		// That it does not run may have other reasons.
+		if now, err := a.Sessions(ctx); err == nil && reflect.DeepEqual(now[a.session.ID].Spec, a.before.Spec) {
+			return nil
+		}
+	}
 	return supervised(err)
+}
+
+// served tells whether a session has ever had clients. One that has not is what is
+// left of a start that was given up, or of a session, and nobody's.
+func served(s *mps.Status) bool {
+	return s.Phase == mps.Running || s.Phase == mps.Faulted || len(s.Servers) > 0 || s.Losses > 0
 }
 
 // had tells whether the session has run on the device before this attempt.

@@ -6,6 +6,7 @@ package sharing
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -79,6 +80,35 @@ func TestStartWithOneFault(t *testing.T) {
 		}
 	}
 	t.Logf("%d cases", cases)
+}
+
+// A supervisor that did not answer in time may carry out the change when Start has
+// already looked what became of it.
+func TestLateChange(t *testing.T) {
+	n := newNode(t)
+	situations["the session"](n)
+	late := false
+	n.strike = func(_ int, call string) *fault {
+		if strings.HasPrefix(call, "ensure") && !late {
+			late = true
+			return &fault{err: fmt.Errorf("struck: %w", mps.ErrUnavailable)}
+		}
+		return nil
+	}
+	n.then = func(call string) {
+		if late && call == "list" {
+			status := n.sessions[id]
+			status.Spec = session(40, first, second).spec()
+			n.sessions[id] = status
+		}
+	}
+	before := n.outcome()
+	if _, err := n.manager().Start(t.Context(), session(40, first, second), false); !errors.Is(err, ErrNoSupervisor) {
+		t.Errorf("got %v", err)
+	}
+	if diff := cmp.Diff(before, n.outcome()); diff != "" {
+		t.Errorf("left (-want +got):\n%s", diff)
+	}
 }
 
 // When undoing fails as well, no session is open to others, and Stop leaves

@@ -91,8 +91,8 @@ func (m *Manager) Sessions(ctx context.Context) (map[string]mps.Status, error) {
 // error, unless adopt says that this driver may have set it.
 //
 // After an error there is the session that was there before, as it was, or none
-// and no device that waits for one. After one that says that undoing has failed as
-// well, Stop finishes it.
+// and no device that waits for one. When undoing has failed as well the error wraps
+// ErrLeft, and Stop finishes it.
 func (m *Manager) Start(ctx context.Context, s Session, adopt bool) (Live, error) {
 	sessions, err := m.Sessions(ctx)
 	if err != nil {
@@ -109,7 +109,7 @@ func (m *Manager) Start(ctx context.Context, s Session, adopt bool) (Live, error
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoLimit)
 	defer cancel()
 	if failed := a.undo(undo); failed != nil {
-		err = errors.Join(err, fmt.Errorf("undo the start of MPS session %s: %w", s.ID, failed))
+		err = errors.Join(err, fmt.Errorf("undo the start of MPS session %s: %w: %w", s.ID, ErrLeft, failed))
 	}
 	return Live{}, err
 }

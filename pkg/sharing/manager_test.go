@@ -183,6 +183,14 @@ func TestStartMeets(t *testing.T) {
 			},
 			says: []string{"no such program"}, modes: map[string]gpu.ComputeMode{first.UUID: open, second.UUID: open},
 		},
+		"what a start that was given up has left, and a daemon that does not start": {
+			devices: []Device{first}, before: func(n *node) {
+				n.sessions[id] = mps.Status{Spec: session(40, first).spec(), Phase: mps.Starting}
+				n.modes[first.UUID] = exclusive
+				failing("ensure", errors.New("no such program"))(n)
+			},
+			says: []string{"no such program"}, modes: map[string]gpu.ComputeMode{first.UUID: open},
+		},
 		"a mode that may be this driver's, and a daemon that does not start": {
 			devices: []Device{first}, adopt: true, before: func(n *node) {
 				n.modes[first.UUID] = exclusive

@@ -21,6 +21,9 @@ import (
 // it started may run on.
 var ErrNoSupervisor = errors.New("the MPS supervisor of this node does not answer")
 
+// ErrLeft says that a start has failed and has left something, which Stop ends.
+var ErrLeft = errors.New("it has left something behind")
+
 // Device is a whole GPU or a MIG partition that is shared.
 type Device struct {
 	// PCIAddress is the GPU's.

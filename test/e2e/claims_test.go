@@ -20,6 +20,14 @@ import (
 // not zero: such pods vanish from the API before the kubelet has unprepared
 // their claims.
 func podUsing(name, claimSource string) string {
+	return podDoing(name, "nvidia-smi -L; "+stay, claimSource)
+}
+
+// stay keeps a shell until its pod is deleted.
+const stay = `trap "exit 0" TERM; while :; do sleep 3600 & wait $!; done`
+
+// podDoing is a pod that runs a shell command, which may not have single quotes.
+func podDoing(name, command, claimSource string) string {
 	return fmt.Sprintf(`
 apiVersion: v1
 kind: Pod
@@ -30,10 +38,10 @@ spec:
   - name: main
     image: %s
     imagePullPolicy: Never
-    command: [sh, -c, 'nvidia-smi -L; trap "exit 0" TERM; while :; do sleep 3600 & wait $!; done']
+    command: [sh, -c, '%s']
     resources: {claims: [{name: gpu}]}
   resourceClaims: [{name: gpu, %s}]
-`, name, demoImage, claimSource)
+`, name, demoImage, command, claimSource)
 }
 
 func claim(name, request, config string) string {
@@ -80,7 +88,7 @@ func TestInvalidConfig(t *testing.T) {
 		"unknown field":      {wholeGPU, "GpuConfig", `sharring: {strategy: MPS}`, "sharring"},
 		"bad interval":       {wholeGPU, "GpuConfig", `sharing: {strategy: TimeSlicing, timeSlicingConfig: {interval: Forever}}`, "sharing.timeSlicingConfig.interval"},
 		"partition, unknown": {oneSlice, "MigDeviceConfig", `share: {}`, "share"},
-		"not yet":            {wholeGPU, "GpuConfig", `sharing: {strategy: MPS}`, "sharing.strategy"},
+		"bad limit":          {wholeGPU, "GpuConfig", `sharing: {strategy: MPS, mpsConfig: {defaultActiveThreadPercentage: 101}}`, "sharing.mpsConfig.defaultActiveThreadPercentage"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ns := namespace(t)

@@ -6,13 +6,9 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -128,65 +124,14 @@ func publishedSlices(ctx context.Context) ([]resourceapi.ResourceSlice, error) {
 	return list.Items, nil
 }
 
-// simulated is the part of `gpusim show -o json` that the tests look at.
-type simulated struct {
-	BootID string
-	GPUs   []simulatedGPU
-}
-
-type simulatedGPU struct {
-	PCIAddress string
-	Minor      int
-	MIG        *struct {
-		Current   bool
-		Instances []struct{ ID int }
-	}
-}
-
-func showMachine(t *testing.T) simulated {
+// driverPod is the one pod of a component of the driver.
+func driverPod(t *testing.T, component string) corev1.Pod {
 	t.Helper()
-	out, err := gpusim(t.Context(), "show", "-o", "json", "--root", machineRoot)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var m simulated
-	if err := json.Unmarshal(out, &m); err != nil {
-		t.Fatalf("decoding the output of gpusim show: %v\n%s", err, out)
-	}
-	return m
-}
-
-func gpusim(ctx context.Context, args ...string) ([]byte, error) {
-	cmd := exec.CommandContext(ctx, filepath.Join(repoRoot, "bin", "gpusim"), args...)
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	if err != nil {
-		return nil, fmt.Errorf("gpusim %s: %w: %s", strings.Join(args, " "), err, stderr.String())
-	}
-	return out, nil
-}
-
-// checkNothingLeft asserts that no GPU instance, MIG mode, CDI spec or
-// journal file outlives the claims.
-func checkNothingLeft(t *testing.T) {
-	t.Helper()
-	eventually(t, "nothing left on the node", func(context.Context) (bool, string) {
-		var left []string
-		for _, g := range showMachine(t).GPUs {
-			if g.MIG != nil && (g.MIG.Current || len(g.MIG.Instances) > 0) {
-				left = append(left, fmt.Sprintf("GPU %s: MIG mode %v, %d instances", g.PCIAddress, g.MIG.Current, len(g.MIG.Instances)))
-			}
-		}
-		for _, dir := range []string{cdiDir, journalDir} {
-			entries, err := os.ReadDir(dir)
-			if err != nil && !os.IsNotExist(err) {
-				left = append(left, err.Error())
-			}
-			for _, e := range entries {
-				left = append(left, filepath.Join(dir, e.Name()))
-			}
-		}
-		return len(left) == 0, strings.Join(left, "; ")
+	pods, err := client.CoreV1().Pods(driverNamespace).List(t.Context(), metav1.ListOptions{
+		LabelSelector: "app.kubernetes.io/name=partage,app.kubernetes.io/component=" + component,
 	})
+	if err != nil || len(pods.Items) != 1 {
+		t.Fatalf("finding the pod of %s in namespace %s: %d found, %v", component, driverNamespace, len(pods.Items), err)
+	}
+	return pods.Items[0]
 }

@@ -10,6 +10,7 @@
 package e2e
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -29,6 +30,11 @@ const (
 	machineRoot     = "/run/gpusim"
 	cdiDir          = "/var/run/cdi"
 	journalDir      = "/var/lib/kubelet/plugins/gpu.nvidia.com/claims"
+	mpsDir          = "/run/partage/mps"
+
+	// Values of the label app.kubernetes.io/component.
+	pluginComponent     = "gpu-kubelet-plugin"
+	supervisorComponent = "mps-supervisor"
 
 	// podTimeout bounds one wait. The kubelet retries a failed Prepare only
 	// after 60 to 90 s, so anything that needs a retry fails here.
@@ -40,6 +46,8 @@ var (
 	restConfig *rest.Config
 	client     kubernetes.Interface
 	repoRoot   string
+	// migAtStart are the GPUs, by PCI address, that were in MIG mode before.
+	migAtStart = map[string]bool{}
 )
 
 func TestMain(m *testing.M) {
@@ -63,6 +71,13 @@ func run(m *testing.M) (int, error) {
 	restConfig.QPS, restConfig.Burst = 200, 400
 	if client, err = kubernetes.NewForConfig(restConfig); err != nil {
 		return 0, fmt.Errorf("making a client for %s: %w", restConfig.Host, err)
+	}
+	machine, err := readMachine(context.Background())
+	if err != nil {
+		return 0, err
+	}
+	for _, g := range machine.GPUs {
+		migAtStart[g.PCIAddress] = g.MIG != nil && g.MIG.Enabled
 	}
 	return m.Run(), nil
 }

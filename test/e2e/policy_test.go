@@ -21,11 +21,7 @@ import (
 // TestOwnNodeOnly: the plugin's ServiceAccount, bound to a pod on one node,
 // may write ResourceSlices of that node and of no other.
 func TestOwnNodeOnly(t *testing.T) {
-	pods, err := client.CoreV1().Pods(driverNamespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=partage"})
-	if err != nil || len(pods.Items) == 0 {
-		t.Fatalf("finding the plugin's pod in namespace %s: %d found, %v", driverNamespace, len(pods.Items), err)
-	}
-	spec := pods.Items[0].Spec
+	spec := driverPod(t, pluginComponent).Spec
 
 	asPlugin := rest.CopyConfig(restConfig)
 	asPlugin.Impersonate = rest.ImpersonationConfig{

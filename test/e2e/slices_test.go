@@ -8,19 +8,17 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"strings"
 	"testing"
-
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // withoutPartitions is set when the suite runs on a cluster that was started
 // with the gate DRAPartitionableDevices off.
 var withoutPartitions = os.Getenv("PARTAGE_E2E_WITHOUT_PARTITIONS") != ""
 
-// TestPublished: the pool holds every GPU of the machine; partitions and
+// TestPublished: the pool holds every GPU of the machine; partitions, shares and
 // counters exactly where the cluster supports them.
 func TestPublished(t *testing.T) {
 	gpus := len(showMachine(t).GPUs)
@@ -29,22 +27,19 @@ func TestPublished(t *testing.T) {
 		if err != nil {
 			return false, err.Error()
 		}
-		whole, partitions, counters := 0, 0, 0
+		counters, devices := 0, map[string]int{}
 		for _, s := range slices {
 			counters += len(s.Spec.SharedCounters)
 			for _, d := range s.Spec.Devices {
-				if *d.Attributes["type"].StringValue == "gpu" {
-					whole++
-				} else {
-					partitions++
-				}
+				devices[*d.Attributes["type"].StringValue]++
 			}
 		}
-		saw := fmt.Sprintf("%d slices, %d whole, %d partitions, %d counter sets on %d GPUs", len(slices), whole, partitions, counters, gpus)
+		saw := fmt.Sprintf("%d slices, %d counter sets on %d GPUs, devices by type: %v", len(slices), counters, gpus, devices)
 		if withoutPartitions {
-			return whole == gpus && partitions == 0 && counters == 0, saw
+			return maps.Equal(devices, map[string]int{"gpu": gpus}) && counters == 0, saw
 		}
-		return whole == gpus && partitions > gpus && counters == gpus && len(slices) > gpus, saw
+		return devices["gpu"] == gpus && devices["mig"] > gpus && devices["mps"] == gpus && devices["timeslice"] == gpus &&
+			counters == gpus && len(slices) > gpus, saw
 	})
 }
 
@@ -59,16 +54,9 @@ func TestWithoutPartitions(t *testing.T) {
 	waitRunning(t, ns, "p")
 	waitLog(t, ns, "p", "main", "UUID: GPU-")
 
-	pods, err := client.CoreV1().Pods(driverNamespace).List(t.Context(), metav1.ListOptions{})
-	if err != nil || len(pods.Items) == 0 {
-		t.Fatalf("finding the plugin's pod: %v", err)
-	}
-	raw, err := client.CoreV1().Pods(driverNamespace).GetLogs(pods.Items[0].Name, &corev1.PodLogOptions{}).DoRaw(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if n := strings.Count(string(raw), "DRAPartitionableDevices"); n != 1 {
-		t.Errorf("the plugin's log names the gate %d times, want once:\n%s", n, raw)
+	log := logs(t, driverNamespace, driverPod(t, pluginComponent).Name, "plugin")
+	if n := strings.Count(log, "DRAPartitionableDevices"); n != 1 {
+		t.Errorf("the plugin's log names the gate %d times, want once:\n%s", n, log)
 	}
 	deleteNamespace(t, ns)
 	checkNothingLeft(t)

@@ -194,12 +194,13 @@ func TestUpgrade(t *testing.T) {
 }
 
 // TestNodeReboot cuts the node's power while pods run. They come back on the
-// same devices, with partitions made anew and with other device numbers.
+// same devices, with partitions and MPS started anew and with other device numbers.
 func TestNodeReboot(t *testing.T) {
 	ns := namespace(t)
 	uuid := runningPartition(t, ns, "part")
 	apply(t, ns, claim("whole", wholeGPU, "")+podUsing("whole", "resourceClaimName: whole"))
 	waitRunning(t, ns, "whole")
+	shared := runningClient(t, ns, "share", mpsShare("10Gi", 25))
 	before := showMachine(t)
 
 	if out, err := exec.CommandContext(t.Context(), filepath.Join(repoRoot, "bin", "cluster"), "reboot").CombinedOutput(); err != nil {
@@ -212,13 +213,15 @@ func TestNodeReboot(t *testing.T) {
 	if slices.EqualFunc(before.GPUs, after.GPUs, func(a, b simulatedGPU) bool { return a.Minor == b.Minor }) {
 		t.Error("the GPUs have the minor numbers of before, so this shows little")
 	}
-	for _, pod := range []string{"part", "whole"} {
+	for _, pod := range []string{"part", "whole", "share"} {
 		waitRestarted(t, ns, pod)
 	}
 	now := migUUID.FindString(waitLog(t, ns, "part", "main", "MIG 1g.10gb"))
 	if now == uuid {
 		t.Errorf("the partition still is %s", uuid)
 	}
+	out := waitLog(t, ns, "share", "main", "ready")
+	wantAll(t, "the share", out, throughMPS, "limit 10240 MiB", shared)
 	wantNodes(t, ns, "whole", after)
 	wantNodes(t, ns, "part", after)
 	deleteNamespace(t, ns)

@@ -13,33 +13,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
-
-// allocateResults stores a claim with these allocation results. What they leave
-// out is this driver and its pool.
-func (n *node) allocateResults(results ...resourceapi.DeviceRequestAllocationResult) *drapb.Claim {
-	for i := range results {
-		r := &results[i]
-		if r.Driver == "" {
-			r.Driver, r.Pool = driverName, nodeName
-		}
-		if r.Request == "" {
-			r.Request = "r" + itoa(i)
-		}
-	}
-	claim := n.api.SetClaim(&resourceapi.ResourceClaim{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "claim-" + itoa(int(claimNumbers.add()))},
-		Status: resourceapi.ResourceClaimStatus{
-			Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: results}},
-		},
-	})
-	return &drapb.Claim{Namespace: claim.Namespace, Name: claim.Name, Uid: string(claim.UID)}
-}
 
 // observe stores a claim with admin access to these devices.
 func (n *node) observe(devices ...string) *drapb.Claim {
@@ -47,7 +25,7 @@ func (n *node) observe(devices ...string) *drapb.Claim {
 	for _, device := range devices {
 		results = append(results, resourceapi.DeviceRequestAllocationResult{Device: device, AdminAccess: ptr.To(true)})
 	}
-	return n.allocateResults(results...)
+	return n.store(results, nil)
 }
 
 // wantGPUs fails unless the GPUs are what they were, counters of calls aside.

@@ -78,12 +78,12 @@ func BenchmarkGPUs(b *testing.B) {
 			p := n.start(b)
 			p.ready(b)
 			for gpu := range gpus {
-				p.mustPrepare(b, n.allocate(n.names(b, []request{{gpu, "1g.10gb", 0}})))
+				p.mustPrepare(b, n.allocate(n.names(b, []request{mig(gpu, "1g.10gb", 0)})))
 			}
 			var names [][]string // of the device of each worker
 			for gpu := range gpus {
 				for i := range workers {
-					names = append(names, n.names(b, []request{{gpu, "1g.10gb", i + 1}}))
+					names = append(names, n.names(b, []request{mig(gpu, "1g.10gb", i+1)}))
 				}
 			}
 			rate, busy := throughput(b, n, len(names), func(ctx context.Context, worker int) error {
@@ -154,7 +154,7 @@ func BenchmarkFullNode(b *testing.B) {
 	var devices [][]string
 	for gpu := range 8 {
 		for start := range 7 {
-			devices = append(devices, n.names(b, []request{{gpu, "1g.10gb", start}}))
+			devices = append(devices, n.names(b, []request{mig(gpu, "1g.10gb", start)}))
 		}
 	}
 	phases := []struct {
@@ -218,8 +218,8 @@ func BenchmarkOutsideNVML(b *testing.B) {
 		beside []request // a partition that stays, so that MIG mode does
 	}{
 		{"whole", 1, request{gpu: 0}, nil},
-		{"partition", 1, request{0, "1g.10gb", 0}, []request{{0, "1g.10gb", 1}}},
-		{"partition-at-a-tenth", 0.1, request{0, "1g.10gb", 0}, []request{{0, "1g.10gb", 1}}},
+		{"partition", 1, mig(0, "1g.10gb", 0), []request{mig(0, "1g.10gb", 1)}},
+		{"partition-at-a-tenth", 0.1, mig(0, "1g.10gb", 0), []request{mig(0, "1g.10gb", 1)}},
 	} {
 		b.Run(test.name, func(b *testing.B) {
 			n := newNode(b, "dgx-h100", slow(b, test.scale))

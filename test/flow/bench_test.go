@@ -21,8 +21,8 @@ func BenchmarkPrepare(b *testing.B) {
 		beside []request
 	}{
 		{name: "whole", device: request{gpu: 0}},
-		{name: "partition", device: request{0, "1g.10gb", 0}, beside: []request{{0, "1g.10gb", 1}}},
-		{name: "partition-with-mode", device: request{0, "1g.10gb", 0}},
+		{name: "partition", device: mig(0, "1g.10gb", 0), beside: []request{mig(0, "1g.10gb", 1)}},
+		{name: "partition-with-mode", device: mig(0, "1g.10gb", 0)},
 	} {
 		b.Run(test.name, func(b *testing.B) {
 			n := newNode(b, "dgx-h100")

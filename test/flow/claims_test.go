@@ -4,7 +4,9 @@
 package flow
 
 import (
+	"cmp"
 	"errors"
+	"io/fs"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -12,10 +14,13 @@ import (
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+	"k8s.io/utils/ptr"
 	cdiapi "tags.cncf.io/container-device-interface/pkg/cdi"
 )
 
@@ -34,11 +39,67 @@ type config string
 // allocate stores a claim as the scheduler leaves it: one request for every
 // device, named r0, r1 and so on.
 func (n *node) allocate(devices []string, configs ...config) *drapb.Claim {
+	var results []resourceapi.DeviceRequestAllocationResult
+	for _, device := range devices {
+		results = append(results, resourceapi.DeviceRequestAllocationResult{Device: device})
+	}
+	return n.store(results, configs)
+}
+
+// claim is allocate for devices some of which may be shares.
+func (n *node) claim(t testing.TB, devices []request, configs ...config) *drapb.Claim {
+	t.Helper()
+	return n.claimNamed(n.names(t, devices), devices, configs...)
+}
+
+// claimNamed is claim for who knows the devices' names.
+func (n *node) claimNamed(names []string, devices []request, configs ...config) *drapb.Claim {
+	var results []resourceapi.DeviceRequestAllocationResult
+	for i, name := range names {
+		r := resourceapi.DeviceRequestAllocationResult{Device: name}
+		if devices[i].kind != "" {
+			r.ShareID = ptr.To(uuid.NewUUID())
+			r.ConsumedCapacity = devices[i].consumed()
+		}
+		results = append(results, r)
+	}
+	return n.store(results, configs)
+}
+
+// Limits of an MPS share that asks for none in particular. They fit on everything
+// that is shared here.
+const (
+	someMemory  = 4 << 30
+	somePercent = 25
+)
+
+// consumed is what the scheduler writes down of a share.
+func (r request) consumed() map[resourceapi.QualifiedName]resource.Quantity {
+	if r.kind == asMPS {
+		r.memory, r.percent = cmp.Or(r.memory, someMemory), cmp.Or(r.percent, somePercent)
+	}
+	all := map[resourceapi.QualifiedName]resource.Quantity{"shares": *resource.NewQuantity(1, resource.DecimalSI)}
+	if r.memory > 0 {
+		all["memory"] = *resource.NewQuantity(r.memory, resource.BinarySI)
+	}
+	if r.percent > 0 {
+		all["smPercent"] = *resource.NewQuantity(int64(r.percent), resource.DecimalSI)
+	}
+	return all
+}
+
+// store makes a claim with these allocation results. What they leave out is this
+// driver and its pool.
+func (n *node) store(results []resourceapi.DeviceRequestAllocationResult, configs []config) *drapb.Claim {
 	allocation := &resourceapi.AllocationResult{}
-	for i, device := range devices {
-		allocation.Devices.Results = append(allocation.Devices.Results, resourceapi.DeviceRequestAllocationResult{
-			Request: "r" + itoa(i), Driver: driverName, Pool: nodeName, Device: device,
-		})
+	for i, r := range results {
+		if r.Driver == "" {
+			r.Driver, r.Pool = driverName, nodeName
+		}
+		if r.Request == "" {
+			r.Request = "r" + itoa(i)
+		}
+		allocation.Devices.Results = append(allocation.Devices.Results, r)
 	}
 	for _, c := range configs {
 		allocation.Devices.Config = append(allocation.Devices.Config, resourceapi.DeviceAllocationConfiguration{
@@ -125,7 +186,12 @@ func (n *node) container(t testing.TB, ids ...string) *oci.Spec {
 		t.Fatal(err)
 	}
 	for path, errs := range cache.GetErrors() {
-		t.Errorf("CDI file %s: %v", path, errs)
+		for _, err := range errs {
+			// Other claims may come and go meanwhile.
+			if !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("CDI file %s: %v", path, err)
+			}
+		}
 	}
 	spec := &oci.Spec{}
 	if unresolved, err := cache.InjectDevices(spec, ids...); err != nil {

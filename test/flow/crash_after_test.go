@@ -26,20 +26,20 @@ type crashContinuation struct {
 var crashContinuations = []crashContinuation{
 	// The kubelet calls again, or another pod has the same claim.
 	{"prepare", func(t *testing.T, s *crashScene) {
-		p := s.n.start(t, quiet...)
+		p := s.start(t, quiet)
 		s.prepareAll(t, p)
 		p.mustUnprepare(t, s.claims...)
 		s.wantWithout(t)
 	}},
 	// The pod was deleted.
 	{"unprepare", func(t *testing.T, s *crashScene) {
-		p := s.n.start(t, quiet...)
+		p := s.start(t, quiet)
 		s.settle(t, p)
 		p.mustUnprepare(t, s.claims...)
 		s.wantWithout(t)
 	}},
 	{"unprepare at once", func(t *testing.T, s *crashScene) {
-		p := s.n.start(t, quiet...)
+		p := s.start(t, quiet)
 		p.mustUnprepare(t, s.claims...)
 		// The driver may not know the GPUs yet when it is asked.
 		s.untilWithout(t, p)
@@ -49,12 +49,12 @@ var crashContinuations = []crashContinuation{
 		for _, c := range s.claims {
 			s.n.api.DeleteClaim(c.GetNamespace(), c.GetName())
 		}
-		s.untilWithout(t, s.n.start(t, eager...))
+		s.untilWithout(t, s.start(t, eager))
 	}},
 	// The node went down as well. The kubelet prepares all claims again.
 	{"reboot", func(t *testing.T, s *crashScene) {
 		s.reboot(t)
-		p := s.n.start(t, quiet...)
+		p := s.start(t, quiet)
 		s.prepareBeside(t, p)
 		s.prepareAll(t, p)
 		p.mustUnprepare(t, slices.Concat(s.claims, s.beside)...)
@@ -68,6 +68,7 @@ var crashContinuations = []crashContinuation{
 // reboot is what happens to the machine while no driver runs.
 func (s *crashScene) reboot(t *testing.T) {
 	t.Helper()
+	s.goDown(t)
 	if err := sysroot.Reboot(s.n.root, sysroot.RebootOptions{Renumber: true}); err != nil {
 		t.Fatal(err)
 	}
@@ -76,6 +77,20 @@ func (s *crashScene) reboot(t *testing.T) {
 		if err := os.Remove(filepath.Join(s.n.cdi, name)); err != nil {
 			t.Fatal(err)
 		}
+	}
+	if s.layout.supervised {
+		s.supervisor = s.n.startSupervisor(s.t)
+	}
+}
+
+// goDown ends all of MPS.
+func (s *crashScene) goDown(t *testing.T) {
+	t.Helper()
+	if s.supervisor != nil {
+		s.supervisor.kill()
+	}
+	if err := s.n.clearMPS(); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -90,11 +105,16 @@ func (s *crashScene) prepareAll(t *testing.T, p *process) {
 		}
 		devices := slices.Clone(answer.GetDevices())
 		slices.SortFunc(devices, func(a, b *drapb.Device) int { return strings.Compare(a.RequestNames[0], b.RequestNames[0]) })
+		var ids []string
 		for j, d := range devices {
 			r := s.layout.claims[i][j]
+			ids = append(ids, d.GetCdiDeviceIds()...)
 			if err := s.n.checkDevice(s.claims[i].GetUid(), d.GetCdiDeviceIds()[0], r, &m.GPUs[r.gpu]); err != nil {
 				t.Errorf("claim %d, device %v: %v", i, r, err)
 			}
+		}
+		if err := s.checkSharing(t, i, ids); err != nil {
+			t.Errorf("claim %d: %v", i, err)
 		}
 	}
 }

@@ -16,29 +16,43 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 
+	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
 
 // traces are all that claims leave on a node.
 type traces struct {
 	GPUs []gpuTraces
-	// Files are the contents of CDI specs, journal and locks, by path.
+	// Processes are those that hold GPUs.
+	Processes []machine.Process
+	// Files are the contents of CDI specs, journal, locks, MPS sessions and the
+	// folders of software limits, by path.
 	Files map[string]string
+	// Mounts are in the folder of MPS sessions.
+	Mounts []string
+	// Running are daemons and servers, by process ID.
+	Running map[int]string
 }
 
+// gpuTraces are of one GPU. The compute mode of a MIG device is in its instance.
 type gpuTraces struct {
-	Current, Pending bool
-	Instances        []machine.GPUInstance
+	Current, Pending       bool
+	Instances              []machine.GPUInstance
+	ComputeMode, TimeSlice int
 }
 
 // traces reads everything, so that files that nobody expects are found as well.
 func (n *node) traces(t testing.TB) traces {
 	t.Helper()
-	all := traces{Files: map[string]string{}}
-	for _, g := range n.machine(t).GPUs {
-		var one gpuTraces
+	m := n.machine(t)
+	all := traces{Files: map[string]string{}, Processes: m.Processes}
+	slices.SortFunc(all.Processes, func(a, b machine.Process) int {
+		return cmp.Or(cmp.Compare(a.PID, b.PID), cmp.Compare(a.GPU, b.GPU))
+	})
+	for _, g := range m.GPUs {
+		one := gpuTraces{ComputeMode: g.ComputeMode, TimeSlice: g.TimeSlice}
 		if g.MIG != nil {
-			one = gpuTraces{Current: g.MIG.Current, Pending: g.MIG.Pending, Instances: g.MIG.Instances}
+			one.Current, one.Pending, one.Instances = g.MIG.Current, g.MIG.Pending, g.MIG.Instances
 		}
 		slices.SortFunc(one.Instances, func(a, b machine.GPUInstance) int {
 			return cmp.Compare(a.Placement.Start, b.Placement.Start)
@@ -48,28 +62,45 @@ func (n *node) traces(t testing.TB) traces {
 	data := filepath.Join(n.plugins, driverName)
 	for prefix, dir := range map[string]string{
 		"cdi": n.cdi, "claims": filepath.Join(data, "claims"), "locks": filepath.Join(data, "locks"),
-		"quarantine": filepath.Join(data, "quarantine"),
+		"quarantine": filepath.Join(data, "quarantine"), "limits": filepath.Join(data, "limits"), "mps": n.mps,
 	} {
 		if err := readTree(dir, prefix, all.Files); err != nil {
 			t.Fatal(err)
 		}
 	}
+	var err error
+	if all.Mounts, err = n.mpsMounts(); err != nil {
+		t.Fatal(err)
+	}
+	if all.Running, err = n.mpsProcesses(); err != nil {
+		t.Fatal(err)
+	}
 	return all
 }
 
-// readTree adds the files below a folder. One that vanishes meanwhile, or a
-// folder that is not there, is not there.
+// readTree adds the files and folders below a folder. One that vanishes
+// meanwhile, or a folder that is not there, is not there.
 func readTree(dir, prefix string, files map[string]string) error {
 	return filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
-		if errors.Is(err, fs.ErrNotExist) {
+		if errors.Is(err, fs.ErrNotExist) || path == dir {
 			return nil
 		}
-		if err != nil || entry.IsDir() {
+		if err != nil {
 			return err
 		}
-		// The lock of a GPU is a file that stays.
 		name := filepath.Join(prefix, strings.TrimPrefix(path, dir))
-		if strings.HasPrefix(name, "locks/gpu-") {
+		switch {
+		case strings.HasPrefix(name, "locks/gpu-"), name == "mps/supervisor.lock", name == "mps/"+mps.SocketName, name == "limits/ld.so.preload":
+			// Locks, and what is the same for all claims, stay.
+			return nil
+		case prefix == "mps" && strings.HasPrefix(entry.Name(), "."):
+			// What was to become a session's record goes with the session.
+			return nil
+		case entry.IsDir():
+			files[name+"/"] = ""
+			if prefix == "mps" && isRuntime(entry.Name()) {
+				return fs.SkipDir
+			}
 			return nil
 		}
 		data, err := os.ReadFile(path)
@@ -80,6 +111,10 @@ func readTree(dir, prefix string, files map[string]string) error {
 		return err
 	})
 }
+
+// isRuntime tells which folders of an MPS session have what a daemon makes while
+// it runs.
+func isRuntime(name string) bool { return name == "pipe" || name == "log" || name == "shm" }
 
 // diff is empty where there is no difference.
 func (want traces) diff(got traces) string { return gocmp.Diff(want, got) }

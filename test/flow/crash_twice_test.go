@@ -47,7 +47,7 @@ func (s *crashScene) killTwice(t *testing.T, operation string, count *crashCount
 				more = true
 				t.Logf("killed before effect %d: %s", n, s.shorten(done[n-1]))
 			}
-			s.untilWithout(t, s.n.start(t, quiet...))
+			s.untilWithout(t, s.start(t, quiet))
 			count.add(operation + ", then start")
 		})
 		if !passed {
@@ -60,7 +60,7 @@ func (s *crashScene) killTwice(t *testing.T, operation string, count *crashCount
 // over.
 func (s *crashScene) crashAtStart(t *testing.T, n int) (effects []killpoint.Effect, killed bool) {
 	t.Helper()
-	d := s.n.mustSpawn(t, quiet...)
+	d := s.n.mustSpawn(t, s.flags(quiet)...)
 	d.Arm(n)
 	err := d.connect(t.Context(), s.n.registrar)
 	if err == nil {

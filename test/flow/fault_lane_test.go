@@ -41,7 +41,7 @@ func (l *lane) run(ctx context.Context, c faultCase) (err error) {
 		return err
 	}
 	neighbour := make(chan error, 1)
-	go func() { neighbour <- l.roundTrip(ctx, l.neighbour) }()
+	go func() { neighbour <- l.besides(ctx) }()
 	limit := hurry
 	if c.fault.Times == 1 {
 		limit = kubeletTime
@@ -71,6 +71,14 @@ func (l *lane) run(ctx context.Context, c faultCase) (err error) {
 	return errors.Join(errs...)
 }
 
+// besides uses the other GPU, in a way that takes little time.
+func (l *lane) besides(ctx context.Context) error {
+	if l.layout.usesMPS() {
+		return (&lane{faultRig: &faultRig{n: l.n, p: l.p, layout: faultLayout{at: l.layout.at, beside: l.layout.beside}, mode: l.mode}}).roundTrip(ctx, l.neighbour)
+	}
+	return l.roundTrip(ctx, l.neighbour)
+}
+
 // roundTrip prepares and unprepares a claim on a GPU without faults.
 func (l *lane) roundTrip(ctx context.Context, gpu int) error {
 	claim, err := l.allocateOn(gpu)
@@ -81,7 +89,7 @@ func (l *lane) roundTrip(ctx context.Context, gpu int) error {
 	if err != nil {
 		return fmt.Errorf("prepare: %w", err)
 	}
-	if err := l.n.checkPrepared(claim.GetUid(), ids, gpu, l.layout.at); err != nil {
+	if err := l.checkPrepared(claim.GetUid(), ids, gpu); err != nil {
 		return err
 	}
 	if err := l.p.tryUnprepare(ctx, claim, kubeletTime); err != nil {
@@ -108,7 +116,21 @@ func (l *lane) afterPrepare(ctx context.Context, c faultCase, claim *drapb.Claim
 			return fmt.Errorf("prepare again without the fault: %w", errors.Join(err, l.cleanUp(ctx, claim)))
 		}
 	}
-	return errors.Join(l.n.checkPrepared(claim.GetUid(), ids, l.gpu, l.layout.at), l.cleanUp(ctx, claim))
+	return errors.Join(l.checkPrepared(claim.GetUid(), ids, l.gpu), l.cleanUp(ctx, claim))
+}
+
+// checkPrepared fails unless a claim has its device, and MPS keeps all others away
+// from it where the claim uses that.
+func (l *lane) checkPrepared(uid string, ids []string, gpu int) error {
+	if err := l.n.checkPrepared(uid, ids, gpu, l.layout.at); err != nil || !l.layout.usesMPS() {
+		return err
+	}
+	m, err := l.n.state.Snapshot()
+	if err != nil {
+		return err
+	}
+	r := request{gpu: gpu, profile: l.layout.at.profile, start: l.layout.at.start, kind: l.layout.kind}
+	return checkModes(wish{config: l.layout.config}, r, &m.GPUs[gpu])
 }
 
 // cleanUp unprepares, after which nothing may be left.
@@ -130,7 +152,11 @@ func (l *lane) afterUnprepare(ctx context.Context, claim *drapb.Claim, callErr e
 		if err := l.checkPending(claim.GetUid()); err != nil {
 			return fmt.Errorf("it succeeded and left something: %w", err)
 		}
-		if err := l.roundTrip(ctx, l.gpu); err != nil {
+		next := l.roundTrip
+		if l.layout.kind != "" { // another share has room beside it
+			next = func(ctx context.Context, _ int) error { return l.useWhole(ctx) }
+		}
+		if err := next(ctx, l.gpu); err != nil {
 			return fmt.Errorf("the next claim: %w", err)
 		}
 		return l.checkClean(l.gpu, claim.GetUid())
@@ -205,8 +231,15 @@ func (l *lane) checkGone(gpu int, uid string) error {
 	if l.layout.beside.profile != "" {
 		want = append(want, l.layout.beside)
 	}
-	if diff := cmp.Diff(want, places(&m.GPUs[gpu]), cmp.AllowUnexported(place{})); diff != "" {
+	g := &m.GPUs[gpu]
+	if diff := cmp.Diff(want, places(g), cmp.AllowUnexported(place{})); diff != "" {
 		return fmt.Errorf("instances of GPU %d (-want +got):\n%s", gpu, diff)
+	}
+	if g.ComputeMode != defaultMode {
+		return fmt.Errorf("GPU %d has compute mode %d", gpu, g.ComputeMode)
+	}
+	if server := slices.IndexFunc(m.Processes, func(p machine.Process) bool { return p.GPU == gpu && p.Kind == machine.MPSServer }); server >= 0 {
+		return fmt.Errorf("GPU %d has an MPS server: %+v", gpu, m.Processes[server])
 	}
 	return l.n.checkNoFiles(uid)
 }
@@ -230,6 +263,7 @@ func (l *lane) checkMode(gpu int) error {
 func (l *lane) repair() error {
 	return l.n.state.Update(func(m *machine.Machine) error {
 		g := &m.GPUs[l.gpu]
+		g.ComputeMode = defaultMode
 		if g.MIG == nil {
 			return nil
 		}
@@ -251,6 +285,10 @@ func (l *lane) allocateOn(gpu int) (*drapb.Claim, error) {
 	if gpu >= len(m.GPUs) {
 		return nil, fmt.Errorf("the machine has %d GPUs", len(m.GPUs))
 	}
-	name := deviceName(m.GPUs[gpu].PCIAddress, l.layout.at)
-	return l.n.allocate([]string{name}), nil
+	r := request{gpu: gpu, profile: l.layout.at.profile, start: l.layout.at.start, kind: l.layout.kind}
+	var configs []config
+	if l.layout.config != "" {
+		configs = append(configs, l.layout.config)
+	}
+	return l.n.claimNamed([]string{r.name(m.GPUs[gpu].PCIAddress)}, []request{r}, configs...), nil
 }

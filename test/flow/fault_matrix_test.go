@@ -7,6 +7,7 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -29,14 +30,37 @@ var faultLayouts = map[string]faultLayout{
 	"partition turns MIG mode on": {machine: "h100x16", at: place{"1g.10gb", 4}},
 	"Ampere whole":                {machine: "a100-80x16"},
 	"Ampere partition":            {machine: "a100-80x16", change: migOn, at: place{"2g.20gb", 2}},
+	// These take time, so that only calls count that others do not make, and some
+	// of the codes.
+	"MPS share":        {machine: "h100x16", kind: asMPS},
+	"MPS on partition": {machine: "h100x16", at: place{"1g.10gb", 0}, beside: place{"3g.40gb", 4}, config: migMPS},
 }
+
+// some leaves codes out that make no difference where cases take time. A partition
+// need not have a compute mode.
+func (l faultLayout) some(codes []code) []code {
+	if !l.usesMPS() {
+		return codes
+	}
+	kept := []string{"NO_PERMISSION", "GPU_IS_LOST", "RESET_REQUIRED", "UNKNOWN"}
+	if l.at.profile == "" {
+		kept = append(kept, "NOT_SUPPORTED")
+	}
+	return slices.DeleteFunc(codes, func(c code) bool { return !slices.Contains(kept, c.name) })
+}
+
+// usesMPS tells whether a session runs while a claim is prepared.
+func (l faultLayout) usesMPS() bool { return l.kind == asMPS || l.config != "" }
 
 // faultLayout is a machine and one device on each of its GPUs.
 type faultLayout struct {
 	machine string
 	change  func(*machine.Machine)
-	// at is the partition of the claims; none: the whole GPU.
-	at place
+	// at is the partition of the claims; none: the whole GPU. They have a share of
+	// it, or a configuration.
+	at     place
+	kind   kind
+	config config
 	// beside is a partition on the same GPU that stays. Optional.
 	beside place
 	// before puts a GPU into the state in which each case begins. Optional.
@@ -78,12 +102,15 @@ func newFaultRig(t *testing.T, layout faultLayout) *faultRig {
 		change = func(*machine.Machine) {}
 	}
 	r := &faultRig{n: newNode(t, layout.machine, change), layout: layout}
+	if layout.usesMPS() {
+		r.n.startSupervisor(t)
+	}
 	// What the driver does by itself would use up faults.
 	r.p = r.n.start(t, quiet...)
 	r.p.ready(t)
 	if layout.beside.profile != "" {
 		for gpu := range 2 * lanes {
-			r.p.mustPrepare(t, r.n.allocate(r.n.names(t, []request{{gpu, layout.beside.profile, layout.beside.start}})))
+			r.p.mustPrepare(t, r.n.allocate(r.n.names(t, []request{mig(gpu, layout.beside.profile, layout.beside.start)})))
 		}
 	}
 	r.mode = r.n.migMode(t)[0]
@@ -119,12 +146,15 @@ func (r *faultRig) cases(t *testing.T, header *nvmlHeader) []faultCase {
 	var cases []faultCase
 	for _, o := range []operation{prepare, unprepare} {
 		counts := r.count(t, o)
+		if r.layout.usesMPS() {
+			maps.DeleteFunc(counts, func(function string, _ int) bool { return !strings.Contains(function, "ComputeMode") })
+		}
 		for _, function := range slices.Sorted(maps.Keys(counts)) {
 			codes, err := header.codes(function)
 			if err != nil {
 				t.Fatal(err)
 			}
-			cases = append(cases, ways(o, function, counts[function], codes)...)
+			cases = append(cases, ways(o, function, counts[function], r.layout.some(codes))...)
 		}
 	}
 	if len(cases) == 0 {

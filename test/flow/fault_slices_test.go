@@ -65,11 +65,12 @@ func (p *process) untilPublished(t testing.TB, n *node, gpus ...int) {
 	p.until(t, "the devices of GPUs", func(context.Context) error {
 		var got []string
 		for name := range n.published() {
-			if gpu, _, partition := strings.Cut(name, "-mig-"); !partition {
+			if gpu, _, partition := strings.Cut(baseName(name), "-mig-"); !partition {
 				got = append(got, gpu)
 			}
 		}
 		slices.Sort(got)
+		got = slices.Compact(got)
 		if diff := cmp.Diff(want, got); diff != "" {
 			return fmt.Errorf("GPUs (-want +got):\n%s", diff)
 		}
@@ -77,12 +78,21 @@ func (p *process) untilPublished(t testing.TB, n *node, gpus ...int) {
 	})
 }
 
+// baseName is what a share is a share of.
+func baseName(device string) string {
+	for _, k := range []kind{asMPS, asTimeSlice} {
+		device = strings.TrimSuffix(device, "-"+string(k))
+	}
+	return device
+}
+
 // overlapping are the names of all devices of a GPU that overlap with some of
-// its memory slices, the whole GPU included.
+// its memory slices, the whole GPU and shares of it included.
 func (n *node) overlapping(t testing.TB, gpu, start, size int) []string {
 	t.Helper()
 	g := n.machine(t).GPUs[gpu]
-	names := []string{deviceName(g.PCIAddress, place{})}
+	whole := deviceName(g.PCIAddress, place{})
+	names := []string{whole, whole + "-" + string(asMPS), whole + "-" + string(asTimeSlice)}
 	for _, p := range g.MIG.Profiles {
 		for _, at := range p.Placements {
 			if at.Start < start+size && start < at.Start+at.Size {

@@ -89,7 +89,7 @@ func TestForeignPartition(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" || err != nil {
 		t.Errorf("device nodes of the static device: %v (-want +got):\n%s", err, diff)
 	}
-	beside := n.allocate(n.names(t, []request{{0, "1g.10gb", 4}}))
+	beside := n.allocate(n.names(t, []request{mig(0, "1g.10gb", 4)}))
 	p.mustPrepare(t, beside)
 
 	p.kill()
@@ -126,7 +126,7 @@ func TestForeignPartition(t *testing.T) {
 func TestForeignPartitionInTheWay(t *testing.T) {
 	t.Parallel()
 	n, p, at := divided(t)
-	for _, device := range []request{{0, "2g.20gb", 2}, {0, "1g.10gb", 3}, {0, "7g.80gb", 0}, {gpu: 0}} {
+	for _, device := range []request{mig(0, "2g.20gb", 2), mig(0, "1g.10gb", 3), mig(0, "7g.80gb", 0), {gpu: 0}} {
 		claim := n.allocate(n.names(t, []request{device}))
 		if got := p.prepare(t, claim)[0].GetError(); got == "" {
 			t.Errorf("%+v was prepared although somebody's partition is there", device)
@@ -182,8 +182,8 @@ func TestBareForeignInstance(t *testing.T) {
 			t.Errorf("%s is published", name)
 		}
 	}
-	beside := n.allocate(n.names(t, []request{{1, "3g.40gb", 4}}))
-	inIt := n.allocate(n.names(t, []request{{1, "3g.40gb", 0}}))
+	beside := n.allocate(n.names(t, []request{mig(1, "3g.40gb", 4)}))
+	inIt := n.allocate(n.names(t, []request{mig(1, "3g.40gb", 0)}))
 	p.mustPrepare(t, beside)
 	if got := p.prepare(t, inIt)[0].GetError(); got == "" {
 		t.Error("somebody's instance was completed and prepared")
@@ -226,7 +226,7 @@ func TestAmpereMode(t *testing.T) {
 		}
 	}
 	whole := n.allocate(n.names(t, []request{{gpu: 0}}))
-	part := n.allocate(n.names(t, []request{{0, "2g.20gb", 2}}))
+	part := n.allocate(n.names(t, []request{mig(0, "2g.20gb", 2)}))
 	wantPublished("with the mode off")
 	if got := p.prepare(t, part)[0].GetError(); got == "" {
 		t.Error("a partition was prepared with MIG mode off")

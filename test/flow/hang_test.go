@@ -58,9 +58,9 @@ func newHang(t *testing.T, function string, o operation) *hang {
 	h := &hang{n: newNode(t, "h100x3"), operation: o, function: function}
 	h.p = h.n.start(t, impatient...)
 	h.p.ready(t)
-	h.earlier = h.n.allocate(h.n.names(t, []request{{0, "1g.10gb", 0}}))
+	h.earlier = h.n.allocate(h.n.names(t, []request{mig(0, "1g.10gb", 0)}))
 	h.p.mustPrepare(t, h.earlier)
-	h.stuck = h.n.allocate(h.n.names(t, []request{{0, "1g.10gb", 4}}))
+	h.stuck = h.n.allocate(h.n.names(t, []request{mig(0, "1g.10gb", 4)}))
 	if o == unprepare {
 		h.p.mustPrepare(t, h.stuck)
 	}
@@ -80,7 +80,7 @@ func (h *hang) run(t *testing.T) {
 	h.checkAnswer(t, <-answer)
 	h.othersWork(t)
 
-	third := h.n.allocate(h.n.names(t, []request{{0, "1g.10gb", 6}}))
+	third := h.n.allocate(h.n.names(t, []request{mig(0, "1g.10gb", 6)}))
 	h.checkNamed(t, h.p.prepare(t, third)[0].GetError())
 	h.p.untilTainted(t, h.n, "unresponsive", h.n.devicesOf(t, 0))
 	h.p.untilEvent(t, h.n, "GPUUnresponsive", h.n.address(t, 0))
@@ -98,7 +98,7 @@ func (h *hang) run(t *testing.T) {
 	h.fault.remove(t)
 	h.p.untilClean(t, h.n)
 	h.p.untilTainted(t, h.n, "unresponsive", nil)
-	again := h.n.allocate(h.n.names(t, []request{{0, "1g.10gb", 4}}))
+	again := h.n.allocate(h.n.names(t, []request{mig(0, "1g.10gb", 4)}))
 	ids := h.p.mustPrepare(t, again)
 	if err := h.n.checkPrepared(again.GetUid(), ids, 0, place{"1g.10gb", 4}); err != nil {
 		t.Error(err)
@@ -117,7 +117,7 @@ func (h *hang) othersWork(t *testing.T) {
 		whole := h.n.allocate(h.n.names(t, []request{{gpu: gpu}}))
 		h.p.mustPrepare(t, whole)
 		h.p.mustUnprepare(t, whole)
-		part := h.n.allocate(h.n.names(t, []request{{gpu, "2g.20gb", 2}}))
+		part := h.n.allocate(h.n.names(t, []request{mig(gpu, "2g.20gb", 2)}))
 		h.p.mustPrepare(t, part)
 		h.p.mustUnprepare(t, part)
 	}
@@ -180,14 +180,14 @@ func TestHangAtStart(t *testing.T) {
 		p.ready(t)
 		p.untilPublished(t, n, 0, 2)
 		for _, gpu := range []int{0, 2} {
-			claim := n.allocate(n.names(t, []request{{gpu, "1g.10gb", 4}}))
+			claim := n.allocate(n.names(t, []request{mig(gpu, "1g.10gb", 4)}))
 			p.mustPrepare(t, claim)
 			p.mustUnprepare(t, claim)
 		}
 		p.untilEvent(t, n, "GPUUnresponsive", n.address(t, 1))
 		fault.remove(t)
 		p.untilPublished(t, n, 0, 1, 2)
-		claim := n.allocate(n.names(t, []request{{1, "1g.10gb", 4}}))
+		claim := n.allocate(n.names(t, []request{mig(1, "1g.10gb", 4)}))
 		p.mustPrepare(t, claim)
 		p.mustUnprepare(t, claim)
 		n.wantClean(t)
@@ -221,7 +221,7 @@ func TestAllAtOnce(t *testing.T) {
 	var claims []*drapb.Claim
 	for start := range each {
 		for gpu := range gpus {
-			claims = append(claims, n.allocate(n.names(t, []request{{gpu, "1g.10gb", start}})))
+			claims = append(claims, n.allocate(n.names(t, []request{mig(gpu, "1g.10gb", start)})))
 		}
 	}
 	all := func(call func(context.Context, int) error) {

@@ -32,7 +32,7 @@ const (
 type node struct {
 	api *fakeapi.Server
 	// root holds the machine; the others are what their flags say.
-	root, kubeconfig, cdi, plugins, registrar string
+	root, kubeconfig, cdi, plugins, registrar, mps string
 
 	state *state.File
 }
@@ -46,14 +46,24 @@ func newNode(t testing.TB, machineName string, change ...func(*machine.Machine))
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	// MPS servers may run as any user.
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
 	n := &node{
 		api:       fakeapi.New(t),
 		root:      filepath.Join(dir, "root"),
 		cdi:       filepath.Join(dir, "cdi"),
 		plugins:   filepath.Join(dir, "plugins"),
 		registrar: filepath.Join(dir, "reg"),
+		mps:       filepath.Join(dir, "mps"),
 	}
-	for _, path := range []string{n.cdi, n.plugins, n.registrar} {
+	t.Cleanup(func() {
+		if err := n.endMPS(); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, path := range []string{n.cdi, n.plugins, n.registrar, n.mps} {
 		if err := os.Mkdir(path, 0o700); err != nil {
 			t.Fatal(err)
 		}

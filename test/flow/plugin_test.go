@@ -103,6 +103,8 @@ func (n *node) command(uid string, flags ...string) *exec.Cmd {
 		"--sys-root=" + n.root + "/sys",
 		"--cdi-root=" + n.cdi,
 		"--nvidia-cdi-hook=" + built.hook,
+		"--mps-dir=" + n.mps,
+		"--mps-supervisor-program=" + built.supervisor,
 		"--kubelet-plugins-dir=" + n.plugins,
 		"--kubelet-registrar-dir=" + n.registrar,
 		"--pod-uid=" + uid,

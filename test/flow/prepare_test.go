@@ -30,10 +30,44 @@ type prepared struct {
 	after bool
 }
 
+// request is a device that a claim gets: by the number of its GPU, with a profile
+// and a start a partition of it, with a kind a share.
 type request struct {
 	gpu     int
 	profile string
 	start   int
+	kind    kind
+	// memory and percent are what is asked for of a share.
+	memory  int64
+	percent int
+}
+
+// kind is that of a share, and empty for a device that one claim has alone.
+type kind string
+
+const (
+	asMPS       kind = "mps"
+	asTimeSlice kind = "timeslice"
+)
+
+// mig is a partition.
+func mig(gpu int, profile string, start int) request {
+	return request{gpu: gpu, profile: profile, start: start}
+}
+
+// name is that of the published device.
+func (r request) name(pciAddress string) string {
+	name := deviceName(pciAddress, place{r.profile, r.start})
+	if r.kind != "" {
+		name += "-" + string(r.kind)
+	}
+	return name
+}
+
+// shared is a share of the device instead of the device.
+func (r request) shared(k kind) request {
+	r.kind = k
+	return r
 }
 
 func migOn(m *machine.Machine) {
@@ -129,7 +163,7 @@ func (n *node) names(t testing.TB, devices []request) []string {
 	t.Helper()
 	var names []string
 	for _, d := range devices {
-		names = append(names, n.device(t, d.gpu, d.profile, d.start))
+		names = append(names, d.name(n.address(t, d.gpu)))
 	}
 	return names
 }
@@ -150,8 +184,8 @@ func TestMIGModeFollowsClaims(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, "h100x2")
 	p := n.start(t)
-	one := n.allocate(n.names(t, []request{{0, "1g.10gb", 0}}))
-	two := n.allocate(n.names(t, []request{{0, "1g.10gb", 1}}))
+	one := n.allocate(n.names(t, []request{mig(0, "1g.10gb", 0)}))
+	two := n.allocate(n.names(t, []request{mig(0, "1g.10gb", 1)}))
 	whole := n.allocate(n.names(t, []request{{gpu: 0}}))
 	step := func(what string, want bool) {
 		t.Helper()
@@ -185,7 +219,7 @@ func TestSeveralClaimsInOneCall(t *testing.T) {
 	var claims []*drapb.Claim
 	var uids []types.UID
 	for start := range 7 {
-		claims = append(claims, n.allocate(n.names(t, []request{{0, "1g.10gb", start}})))
+		claims = append(claims, n.allocate(n.names(t, []request{mig(0, "1g.10gb", start)})))
 	}
 	claims = append(claims, n.allocate(n.names(t, []request{{gpu: 1}})))
 	for _, c := range claims {
@@ -221,7 +255,7 @@ func TestUnprepareAfterRestart(t *testing.T) {
 			t.Parallel()
 			n := newNode(t, "h100x2")
 			first := n.start(t)
-			claim := n.allocate(n.names(t, []request{{0, "2g.20gb", 2}, {gpu: 1}}))
+			claim := n.allocate(n.names(t, []request{mig(0, "2g.20gb", 2), {gpu: 1}}))
 			ids := first.mustPrepare(t, claim)
 			end(first, t)
 
@@ -245,7 +279,7 @@ func TestRefused(t *testing.T) {
 	n := newNode(t, "h100x1")
 	p := n.start(t)
 	gpu := n.device(t, 0, "", 0)
-	mig := n.device(t, 0, "1g.10gb", 0)
+	part := n.device(t, 0, "1g.10gb", 0)
 	for name, test := range map[string]struct {
 		devices []string
 		config  config
@@ -265,10 +299,10 @@ func TestRefused(t *testing.T) {
 			[]string{"kind", "Config"},
 		},
 		"kind for other devices": {
-			[]string{mig}, `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig"}`,
-			[]string{mig, "GpuConfig"},
+			[]string{part}, `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig"}`,
+			[]string{part, "GpuConfig"},
 		},
-		"the good device of two": {[]string{mig, "gpu-0000-ff-00-0"}, "", []string{"gpu-0000-ff-00-0"}},
+		"the good device of two": {[]string{part, "gpu-0000-ff-00-0"}, "", []string{"gpu-0000-ff-00-0"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var configs []config

@@ -100,10 +100,19 @@ func (n *node) printed(t *testing.T, partitionable bool) []resourceapi.ResourceS
 	}
 }
 
+// specs are the contents of slices, without what a missing MPS supervisor makes of
+// them.
 func specs(all []resourceapi.ResourceSlice) []resourceapi.ResourceSliceSpec {
 	var specs []resourceapi.ResourceSliceSpec
 	for _, slice := range all {
 		slice.Spec.Pool.Generation = 0
+		for i := range slice.Spec.Devices {
+			d := &slice.Spec.Devices[i]
+			d.Taints = slices.DeleteFunc(d.Taints, func(t resourceapi.DeviceTaint) bool { return t.Key == driverName+"/mps-unavailable" })
+			if len(d.Taints) == 0 {
+				d.Taints = nil
+			}
+		}
 		specs = append(specs, slice.Spec)
 	}
 	return specs
@@ -118,7 +127,7 @@ func quantities() cmp.Option {
 func TestDriverAppears(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, "h100x1")
-	claim := n.allocate(n.names(t, []request{{0, "1g.10gb", 0}}))
+	claim := n.allocate(n.names(t, []request{mig(0, "1g.10gb", 0)}))
 	for _, dir := range []string{"usr", "dev"} {
 		rename(t, filepath.Join(n.root, dir), filepath.Join(n.root, dir+".later"))
 	}
@@ -176,8 +185,8 @@ func TestRollingUpdate(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, "h100x1")
 	before := n.start(t)
-	one := n.allocate(n.names(t, []request{{0, "1g.10gb", 0}}))
-	two := n.allocate(n.names(t, []request{{0, "1g.10gb", 1}}))
+	one := n.allocate(n.names(t, []request{mig(0, "1g.10gb", 0)}))
+	two := n.allocate(n.names(t, []request{mig(0, "1g.10gb", 1)}))
 	before.mustPrepare(t, one)
 	after := n.start(t)
 	after.mustPrepare(t, two)
@@ -195,7 +204,7 @@ func TestWrongNode(t *testing.T) {
 	var stderr bytes.Buffer
 	cmd := exec.CommandContext(t.Context(), built.plugin, "--node-name=node-2", "--kubeconfig="+n.kubeconfig,
 		"--driver-root="+n.root, "--proc-root="+n.root+"/proc", "--sys-root="+n.root+"/sys", "--cdi-root="+n.cdi,
-		"--nvidia-cdi-hook="+built.hook, "--kubelet-plugins-dir="+n.plugins, "--kubelet-registrar-dir="+n.registrar,
+		"--nvidia-cdi-hook="+built.hook, "--mps-supervisor-program="+built.supervisor, "--kubelet-plugins-dir="+n.plugins, "--kubelet-registrar-dir="+n.registrar,
 		"--health-port=0", "-v=0")
 	cmd.Stderr = &stderr
 	var exit *exec.ExitError
@@ -247,7 +256,7 @@ func TestKubeletRestart(t *testing.T) {
 			n := newNode(t, "h100x1")
 			p := n.start(t)
 			p.ready(t)
-			claim := n.allocate(n.names(t, []request{{0, "1g.10gb", 0}}))
+			claim := n.allocate(n.names(t, []request{mig(0, "1g.10gb", 0)}))
 			p.mustPrepare(t, claim)
 			restart(t, n, p)
 			p.untilPrinted(t, n)
@@ -283,7 +292,7 @@ func TestGPULost(t *testing.T) {
 			fail(code)
 			p.untilTainted(t, n, reason, all)
 			p.untilEvent(t, n, map[string]string{"lost": "GPULost", "reset-required": "GPUResetRequired"}[reason], n.address(t, 1))
-			claim := n.allocate(n.names(t, []request{{0, "1g.10gb", 0}}))
+			claim := n.allocate(n.names(t, []request{mig(0, "1g.10gb", 0)}))
 			p.mustPrepare(t, claim)
 			p.mustUnprepare(t, claim)
 			for _, service := range []string{"liveness", "readiness"} {
@@ -314,7 +323,7 @@ func TestDriverUnloaded(t *testing.T) {
 	n := newNode(t, "h100x2")
 	p := n.start(t)
 	p.ready(t)
-	claim := n.allocate(n.names(t, []request{{0, "1g.10gb", 0}}))
+	claim := n.allocate(n.names(t, []request{mig(0, "1g.10gb", 0)}))
 	p.mustPrepare(t, claim)
 
 	const driverNotLoaded = 9

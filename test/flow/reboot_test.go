@@ -157,7 +157,7 @@ func TestRebootInTheMiddle(t *testing.T) {
 			t.Parallel()
 			n := newNode(t, "h100x2")
 			p := n.start(t)
-			claim := n.allocate(n.names(t, []request{{0, "1g.10gb", 4}}))
+			claim := n.allocate(n.names(t, []request{mig(0, "1g.10gb", 4)}))
 			if test.in == unprepare {
 				p.mustPrepare(t, claim)
 			}

@@ -48,9 +48,9 @@ func TestOrphans(t *testing.T) {
 			n := newNode(t, "h100x3")
 			p := n.start(t, eager...)
 			p.ready(t)
-			part := n.allocate(n.names(t, []request{{0, "1g.10gb", 4}}))
+			part := n.allocate(n.names(t, []request{mig(0, "1g.10gb", 4)}))
 			whole := n.allocate(n.names(t, []request{{gpu: 1}}))
-			kept := n.allocate(n.names(t, []request{{2, "1g.10gb", 0}}))
+			kept := n.allocate(n.names(t, []request{mig(2, "1g.10gb", 0)}))
 			for _, c := range []*drapb.Claim{part, whole, kept} {
 				p.mustPrepare(t, c)
 			}
@@ -91,7 +91,7 @@ func TestOrphanThatWasNeverFinished(t *testing.T) {
 			// The grace is for claims that may be in use; this one never is.
 			flags := []string{"--orphan-grace=1h", "--reconcile-interval=50ms"}
 			p := n.start(t, flags...)
-			claim := n.allocate(n.names(t, []request{{0, "1g.10gb", 4}}))
+			claim := n.allocate(n.names(t, []request{mig(0, "1g.10gb", 4)}))
 			if test.in == unprepare {
 				p.mustPrepare(t, claim)
 			}
@@ -115,7 +115,7 @@ func TestOrphanGrace(t *testing.T) {
 	n := newNode(t, "h100x1")
 	p := n.start(t, "--orphan-grace=1h", "--reconcile-interval=50ms")
 	p.ready(t)
-	claim := n.allocate(n.names(t, []request{{0, "1g.10gb", 4}}))
+	claim := n.allocate(n.names(t, []request{mig(0, "1g.10gb", 4)}))
 	ids := p.mustPrepare(t, claim)
 	n.api.DeleteClaim(claim.GetNamespace(), claim.GetName())
 	p.untilAsked(t, n.rounds(claim))
@@ -144,7 +144,7 @@ func TestNothingIsReleasedWithoutAnAnswer(t *testing.T) {
 			n := newNode(t, "h100x1")
 			p := n.start(t, eager...)
 			p.ready(t)
-			claim := n.allocate(n.names(t, []request{{0, "1g.10gb", 4}}))
+			claim := n.allocate(n.names(t, []request{mig(0, "1g.10gb", 4)}))
 			ids := p.mustPrepare(t, claim)
 			var asked atomic.Int64
 			n.api.Refuse(func(r *http.Request) *apierrors.StatusError {
@@ -177,7 +177,7 @@ func TestForceDeletedPod(t *testing.T) {
 		"kubelet releases":       {[]string{"--orphan-grace=1h", "--reconcile-interval=50ms"}, true},
 		"kubelet never releases": {eager, false},
 	} {
-		for kind, device := range map[string]request{"whole": {gpu: 0}, "partition": {0, "1g.10gb", 4}} {
+		for kind, device := range map[string]request{"whole": {gpu: 0}, "partition": mig(0, "1g.10gb", 4)} {
 			t.Run(name+"/"+kind, func(t *testing.T) {
 				t.Parallel()
 				n := newNode(t, "h100x1")
@@ -228,7 +228,8 @@ func TestOtherDrivers(t *testing.T) {
 	alike := resourceapi.DeviceRequestAllocationResult{Driver: "gpu.example.com", Pool: nodeName, Device: n.device(t, 1, "", 0)}
 	ours := resourceapi.DeviceRequestAllocationResult{Device: n.device(t, 0, "1g.10gb", 4)}
 
-	mixed, none := n.allocateResults(other, ours, alike), n.allocateResults(other, alike)
+	mixed := n.store([]resourceapi.DeviceRequestAllocationResult{other, ours, alike}, nil)
+	none := n.store([]resourceapi.DeviceRequestAllocationResult{other, alike}, nil)
 	ids := p.mustPrepare(t, mixed)
 	if err := n.checkPrepared(mixed.GetUid(), ids, 0, place{"1g.10gb", 4}); err != nil {
 		t.Error(err)
@@ -260,7 +261,7 @@ func TestStalePrepare(t *testing.T) {
 			n := newNode(t, "h100x1")
 			p := n.start(t)
 			p.ready(t)
-			claim := n.allocate(n.names(t, []request{{0, "1g.10gb", 4}}))
+			claim := n.allocate(n.names(t, []request{mig(0, "1g.10gb", 4)}))
 			if before {
 				p.mustPrepare(t, claim)
 			}

@@ -10,11 +10,11 @@ import "time"
 func (s *soak) prepareNew() error {
 	var claims []*soakClaim
 	for len(claims) == 0 || len(claims) < 3 && s.chance(3) {
-		devices := s.pick()
-		if devices == nil {
+		wish := s.pick()
+		if wish == nil {
 			break
 		}
-		claims = append(claims, s.claimFor(devices))
+		claims = append(claims, s.claimFor(wish))
 	}
 	if len(claims) == 0 {
 		return s.unprepareSome()
@@ -56,6 +56,7 @@ func (s *soak) deleteClaim() error {
 func (s *soak) delete(c *soakClaim) {
 	s.remember("delete %s", c)
 	s.n.api.DeleteClaim(c.GetNamespace(), c.GetName())
+	s.endUsers(func(other *soakClaim) bool { return other == c })
 	c.deleted, c.held, c.empty = true, false, c.empty && !c.held
 }
 
@@ -67,7 +68,7 @@ func (s *soak) replaceClaim() error {
 		return nil
 	}
 	s.delete(held[0])
-	replacement := []*soakClaim{s.claimFor(held[0].devices)}
+	replacement := []*soakClaim{s.claimFor(&held[0].wish)}
 	err := s.prepare(s.driver(), replacement)
 	if err != nil || s.chance(3) {
 		return err

@@ -131,7 +131,8 @@ func partitionName(pciAddress string, profileID uint32, start, size int) string 
 	return fmt.Sprintf("%s profile %d at %d:%d", pciAddress, profileID, start, size)
 }
 
-// checkPreparedOnce fails if two prepared claims have the same partition.
+// checkPreparedOnce fails if two prepared claims have the same partition and do
+// not share it.
 func checkPreparedOnce(all soakRecords, bootID string) error {
 	prepared := map[string]string{}
 	for uid, r := range all {
@@ -139,7 +140,7 @@ func checkPreparedOnce(all soakRecords, bootID string) error {
 			continue
 		}
 		for _, d := range r.Devices {
-			if d.Partition == nil {
+			if d.Partition == nil || baseName(d.Device) != d.Device {
 				continue
 			}
 			at := recordedName(&d)
@@ -157,15 +158,24 @@ func recordedName(d *claim.DeviceRecord) string {
 	return partitionName(d.PCIAddress, p.ProfileID, p.Placement.Start, p.Placement.Size)
 }
 
-// checkRecorded fails if there is a partition or a CDI spec that nobody would
-// take away: the journal does not know it.
+// checkRecorded fails if there is a partition, a mode or a CDI spec that nobody
+// would take away: the journal does not know it.
 func checkRecorded(m *machine.Machine, specs []string, all soakRecords) error {
 	recorded := map[string]bool{}
 	for _, r := range all {
 		for _, d := range r.Devices {
-			if d.Partition != nil && r.BootID == m.BootID {
+			if r.BootID != m.BootID {
+				continue
+			}
+			recorded[d.PCIAddress] = true
+			if d.Partition != nil {
 				recorded[recordedName(&d)] = true
 			}
+		}
+	}
+	for _, g := range m.GPUs {
+		if (g.ComputeMode != defaultMode || g.TimeSlice != defaultSlice) && !recorded[g.PCIAddress] {
+			return fmt.Errorf("%s has compute mode %d and time slice %d and no claim has a record of it", g.PCIAddress, g.ComputeMode, g.TimeSlice)
 		}
 	}
 	for at := range partitionsOf(m) {

@@ -53,17 +53,14 @@ func (s *soak) ensureDriver() error {
 
 // startDriver is no failure when the driver is killed while it starts.
 func (s *soak) startDriver() error {
-	process, err := s.n.spawn(soakFlags...)
+	process, err := s.n.spawn(append(slices.Clip(soakFlags), s.n.policy(s.t, soakPolicy(s.machine)))...)
 	if err != nil {
 		return err
 	}
 	s.done["driver started"]++
 	d := &soakDriver{supervised: process, troubled: len(s.troubles) > 0}
 	s.drivers = append(s.drivers, d)
-	const enoughLogs = 3
-	if s.logs = append(s.logs, d.log); len(s.logs) > enoughLogs {
-		s.logs = s.logs[1:]
-	}
+	s.keepLog(d.log)
 	if !s.ending && s.chance(6) {
 		d.doom(1 + s.IntN(200))
 	}
@@ -76,6 +73,14 @@ func (s *soak) startDriver() error {
 		return s.reap()
 	case <-time.After(eventually):
 		return err
+	}
+}
+
+// keepLog keeps the last logs for the message of a failure.
+func (s *soak) keepLog(log *logBuffer) {
+	const enough = 5
+	if s.logs = append(s.logs, log); len(s.logs) > enough {
+		s.logs = s.logs[1:]
 	}
 }
 
@@ -136,7 +141,8 @@ func (s *soak) calm(d *soakDriver) bool { return len(s.troubles) == 0 && !d.trou
 
 // prepare makes one call. Its error is about what must not be.
 func (s *soak) prepare(d *soakDriver, claims []*soakClaim) error {
-	must := s.calm(d) && s.fit(claims)
+	calm := s.calm(d) && s.wellMPS()
+	must := calm && s.fit(claims)
 	if must {
 		// What is left of claims that nobody asks for any more is in the way.
 		left, err := s.strangers(claims)
@@ -151,8 +157,12 @@ func (s *soak) prepare(d *soakDriver, claims []*soakClaim) error {
 	}
 	limit := kubeletTime
 	if !must {
-		// The driver waits for claims that are in the way, to no avail mostly.
+		// The driver waits for claims that are in the way, to no avail mostly. An MPS
+		// session takes a tenth of a second.
 		limit = time.Duration(20+s.IntN(200)) * time.Millisecond
+		if s.chance(2) {
+			limit *= 4
+		}
 	}
 	ctx, cancel := context.WithTimeout(s.t.Context(), limit)
 	defer cancel()
@@ -169,7 +179,7 @@ func (s *soak) prepare(d *soakDriver, claims []*soakClaim) error {
 			if must {
 				errs = append(errs, fmt.Errorf("claim %s was refused without a reason: %w", c, failure))
 			}
-			s.refused(c, callErr, s.calm(d))
+			s.refused(c, callErr, calm)
 			continue
 		}
 		errs = append(errs, s.granted(c, answer))
@@ -215,6 +225,7 @@ func (s *soak) unprepare(d *soakDriver, claims []*soakClaim) error {
 		request.Claims = append(request.Claims, c.Claim)
 		c.held, c.empty = false, false
 	}
+	s.endUsers(func(c *soakClaim) bool { return slices.Contains(claims, c) })
 	ctx, cancel := context.WithTimeout(s.t.Context(), kubeletTime)
 	defer cancel()
 	response, callErr := d.kubelet.NodeUnprepareResources(ctx, request)

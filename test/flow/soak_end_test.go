@@ -16,16 +16,25 @@ import (
 // are released too, nothing is left.
 func (s *soak) finish() error {
 	s.ending = true
-	if err := errors.Join(s.endTroubles(true), s.killAll(), s.ensureDriver()); err != nil {
+	if err := errors.Join(s.endTroubles(true), s.killAll(), s.ensureSupervisor(), s.ensureDriver()); err != nil {
 		return err
 	}
 	d := s.drivers[0]
+	err := s.n.eventually(s.t.Context(), func() error {
+		if !s.wellMPS() {
+			return errors.New("MPS does not get well")
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("in the end: %w", err)
+	}
 	if err := s.settleClaims(d); err != nil {
 		return err
 	}
 	for range 2 * len(s.machine.GPUs) {
-		if devices := s.pick(); devices != nil {
-			if err := s.prepare(d, []*soakClaim{s.claimFor(devices)}); err != nil {
+		if wish := s.pick(); wish != nil {
+			if err := s.prepare(d, []*soakClaim{s.claimFor(wish)}); err != nil {
 				return fmt.Errorf("in the end: %w", err)
 			}
 		}
@@ -38,13 +47,14 @@ func (s *soak) finish() error {
 	if err := s.n.eventually(ctx, s.checkSame); err != nil {
 		return fmt.Errorf("in the end, with %d claims: %w", len(s.claims), err)
 	}
+	s.endUsers(func(*soakClaim) bool { return true })
 	for _, c := range s.claims {
 		if err := d.tryUnprepare(ctx, c.Claim, kubeletTime); err != nil {
 			return fmt.Errorf("release %s in the end: %w", c, err)
 		}
 	}
 	s.claims = nil
-	err := s.n.eventually(ctx, func() error { return asError(s.pristine.diff(s.n.traces(s.t))) })
+	err = s.n.eventually(ctx, func() error { return asError(s.pristine.diff(s.n.traces(s.t))) })
 	if err != nil {
 		return fmt.Errorf("in the end, without claims: %w", err)
 	}
@@ -94,6 +104,9 @@ func (s *soak) checkSame() error {
 	}
 	if got, err := s.n.specUIDs(); err != nil || !slices.Equal(got, want) {
 		return fmt.Errorf("the CDI folder has %v, want %v: %w", got, want, err)
+	}
+	if err := s.checkSessions(); err != nil {
+		return err
 	}
 	recorded := map[string]string{}
 	for _, r := range records {

@@ -16,7 +16,7 @@ import (
 // soakClaim is a claim and what the kubelet knows of it.
 type soakClaim struct {
 	*drapb.Claim
-	devices []request
+	wish
 	// held: it was prepared and nothing has happened since that would end that.
 	held bool
 	// empty: it has nothing, because the driver has said so without any trouble.
@@ -28,27 +28,46 @@ type soakClaim struct {
 	ids []string
 }
 
+// wish is what a claim asks for.
+type wish struct {
+	devices []request
+	// config is for all devices, if it is not empty.
+	config config
+}
+
 func (c *soakClaim) String() string {
-	return fmt.Sprintf("%s (%s) with %v", c.GetName(), c.GetUid(), c.devices)
+	text := fmt.Sprintf("%s (%s) with %v", c.GetName(), c.GetUid(), c.devices)
+	switch c.config {
+	case gpuMPS, migMPS:
+		text += " and MPS"
+	case gpuShort:
+		text += " and an interval"
+	}
+	return text
 }
 
 // pick chooses one or two devices. Mostly they are free, as those that the
 // scheduler chooses; nil says that none was found.
-func (s *soak) pick() []request {
+func (s *soak) pick() *wish {
 	for range 8 {
-		devices := []request{s.randomDevice()}
-		if other := s.randomDevice(); s.chance(4) && !s.overlap(devices[0], other) {
-			devices = append(devices, other)
+		w := &wish{devices: []request{s.randomDevice()}}
+		if other := s.randomDevice(); s.chance(4) && !s.overlap(w.devices[0], other) && !sameShare(w.devices[0], other) {
+			w.devices = append(w.devices, other)
 		}
-		if s.chance(12) || s.fit([]*soakClaim{{devices: devices}}) {
-			return devices
+		w.config = s.randomConfig(w.devices)
+		if s.chance(12) || s.fit([]*soakClaim{{wish: *w}}) {
+			return w
 		}
 	}
 	return nil
 }
 
-func (s *soak) claimFor(devices []request) *soakClaim {
-	c := &soakClaim{Claim: s.n.allocate(s.n.names(s.t, devices)), devices: devices, empty: true}
+func (s *soak) claimFor(w *wish) *soakClaim {
+	var configs []config
+	if w.config != "" {
+		configs = append(configs, w.config)
+	}
+	c := &soakClaim{Claim: s.n.claim(s.t, w.devices, configs...), wish: *w, empty: true}
 	s.claims = append(s.claims, c)
 	return c
 }
@@ -57,11 +76,14 @@ func (s *soak) claimFor(devices []request) *soakClaim {
 func (s *soak) randomDevice() request {
 	r := request{gpu: s.IntN(len(s.machine.GPUs))}
 	mig := s.machine.GPUs[r.gpu].MIG
-	if mig == nil || mig.ResetToSwitch && !mig.Current || !mig.ResetToSwitch && s.chance(5) {
-		return r
+	if mig == nil || mig.ResetToSwitch && !mig.Current || !mig.ResetToSwitch && s.chance(3) {
+		return s.randomShare(r, 2)
 	}
 	p := mig.Profiles[s.IntN(len(mig.Profiles))]
 	r.profile, r.start = p.Name, p.Placements[s.IntN(len(p.Placements))].Start
+	if p.Name == sharedProfile(s.machine) {
+		return s.randomShare(r, 2)
+	}
 	return r
 }
 
@@ -81,8 +103,9 @@ func (s *soak) instance(r request) *catalog.Instance {
 	return nil
 }
 
+// overlap tells whether no more than one of two devices can be there.
 func (s *soak) overlap(a, b request) bool {
-	if a.gpu != b.gpu {
+	if a.gpu != b.gpu || sameShare(a, b) {
 		return false
 	}
 	x, y := s.instance(a), s.instance(b)
@@ -144,11 +167,12 @@ func (s *soak) fit(claims []*soakClaim) bool {
 
 // roomFor tells whether a GPU can have all of these devices at once.
 func (s *soak) roomFor(gpu int, devices []request) bool {
+	devices, room := sharedOnce(devices)
 	var layout catalog.Layout
 	for _, d := range devices {
 		instance := s.instance(d)
-		if instance == nil {
-			return len(devices) == 1
+		if !room || instance == nil {
+			return room && len(devices) == 1
 		}
 		layout = append(layout, *instance)
 	}
@@ -187,6 +211,9 @@ func (s *soak) checkHeld(c *soakClaim, m *machine.Machine, all soakRecords) erro
 	}
 	for i, d := range c.devices {
 		if err := s.n.checkDevice(c.GetUid(), c.ids[i], d, &m.GPUs[d.gpu]); err != nil {
+			return fmt.Errorf("claim %s, device %v: %w", c, d, err)
+		}
+		if err := checkModes(c.wish, d, &m.GPUs[d.gpu]); err != nil {
 			return fmt.Errorf("claim %s, device %v: %w", c, d, err)
 		}
 	}

@@ -34,9 +34,9 @@ var soakMachines = []struct {
 }
 
 // TestSoak does what can happen to a node, in random order, to several machines
-// at once: claims come and go, also such as cannot be, the driver is killed,
-// stopped and upgraded, the hardware fails and hangs, nodes reboot, claims are
-// deleted behind the kubelet's back. After each step it compares the hardware,
+// at once: claims come and go, also such as cannot be, the driver and MPS are
+// killed, stopped and upgraded, the hardware fails and hangs, nodes reboot, claims
+// are deleted behind the kubelet's back. After each step it compares the hardware,
 // the journal and the CDI specs with what the kubelet was told. In the end,
 // without troubles, all three are the same, and then nothing is left.
 //
@@ -81,6 +81,10 @@ type soak struct {
 	drivers  []*soakDriver
 	claims   []*soakClaim
 	troubles []*trouble
+	// supervisor of MPS; nil, or away, while there is none.
+	supervisor *supervisor
+	away       bool
+	users      []*soakUser
 	// ending: nothing goes wrong any more.
 	ending bool
 
@@ -91,6 +95,7 @@ type soak struct {
 }
 
 func newSoak(t *testing.T, n *node, random *rand.Rand) *soak {
+	skipWithoutMounts(t)
 	return &soak{t: t, n: n, Rand: random, machine: n.machine(t), pristine: n.traces(t), done: map[string]int{}}
 }
 
@@ -116,12 +121,20 @@ var soakActions = []soakAction{
 	{"hang", 2, (*soak).addHang},
 	{"broken GPU", 2, (*soak).breakGPU},
 	{"reboot", 1, (*soak).reboot},
+	{"program", 12, (*soak).useMPS},
+	{"kill supervisor", 2, (*soak).killSupervisor},
+	{"kill supervisor at an effect", 3, (*soak).killSupervisorAtEffect},
+	{"stop supervisor", 1, (*soak).stopSupervisor},
+	{"kill MPS", 1, (*soak).killMPS},
+	{"kill server", 2, (*soak).killServer},
+	{"fault of a client", 2, (*soak).faultServer},
 }
 
 // run goes on for about d.
 func (s *soak) run(t *testing.T, d time.Duration) (err error) {
 	defer func() {
 		s.closeDrivers()
+		s.closeMPS()
 		t.Log(s.report())
 		if err != nil {
 			err = fmt.Errorf("%w\nlast steps:\n%s", err, strings.Join(s.history, "\n"))
@@ -148,7 +161,7 @@ func (s *soak) run(t *testing.T, d time.Duration) (err error) {
 
 // step does one thing and looks at what came of it.
 func (s *soak) step(choice int) error {
-	if err := errors.Join(s.endTroubles(false), s.ensureDriver()); err != nil {
+	if err := errors.Join(s.endTroubles(false), s.ensureSupervisor(), s.ensureDriver()); err != nil {
 		return err
 	}
 	for _, a := range soakActions {
@@ -160,7 +173,7 @@ func (s *soak) step(choice int) error {
 			break
 		}
 	}
-	return s.check()
+	return errors.Join(s.check(), s.checkUsers())
 }
 
 // count remembers that something happened.

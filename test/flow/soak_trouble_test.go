@@ -156,6 +156,10 @@ func (s *soak) reboot() error {
 	if err := s.killAll(); err != nil {
 		return err
 	}
+	s.closeMPS()
+	if err := s.n.clearMPS(); err != nil {
+		return err
+	}
 	if err := sysroot.Reboot(s.n.root, sysroot.RebootOptions{Renumber: s.chance(2)}); err != nil {
 		return err
 	}

@@ -32,8 +32,12 @@ type condition struct {
 	mask     bool
 }
 
-// making are the open flags that change something.
-const making = unix.O_CREAT | unix.O_TRUNC
+const (
+	// making are the open flags that change something.
+	making = unix.O_CREAT | unix.O_TRUNC
+	// anySignal has the bits of all signals.
+	anySignal = 0x7f
+)
 
 // calls are all effects. Those that only some architectures have are in legacy.
 var calls = slices.Concat(legacy,
@@ -78,8 +82,11 @@ var calls = slices.Concat(legacy,
 	writing("copy_file_range", unix.SYS_COPY_FILE_RANGE, 2),
 
 	// tgkill is missing: the Go runtime signals its own threads all the time.
-	onPath("kill", unix.SYS_KILL),
-	onPath("pidfd_send_signal", unix.SYS_PIDFD_SEND_SIGNAL),
+	// Signal 0 only asks whether there is such a process.
+	[]call{
+		{name: "kill", number: unix.SYS_KILL, file: -1, when: &condition{1, anySignal, true}},
+		{name: "pidfd_send_signal", number: unix.SYS_PIDFD_SEND_SIGNAL, file: -1, when: &condition{1, anySignal, true}},
+	},
 )
 
 func onPath(name string, number uintptr, paths ...int) []call {

@@ -21,5 +21,10 @@
 // program can be killed right after the change, and at whatever is its effect
 // before it. What goes through io_uring is not seen.
 //
+// What the program's children do are not its effects, and they outlive its death
+// as they would otherwise: the program is killed before and after it starts and
+// ends them. They have the filter too, which costs each of their effects some
+// microseconds, and need the Supervisor's process for as long as they live.
+//
 // It takes Linux 5.19 and no privileges.
 package killpoint

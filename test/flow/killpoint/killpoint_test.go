@@ -5,8 +5,10 @@ package killpoint
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -29,7 +31,7 @@ const (
 
 func TestMain(m *testing.M) {
 	LaunchIfAsked()
-	roles := map[string]func(dir string) error{"writer": write, "threads": threads}
+	roles := map[string]func(dir string) error{"writer": write, "threads": threads, "parent": parent, "child": child}
 	role := roles[os.Getenv(roleVariable)]
 	if role == nil {
 		os.Exit(m.Run())
@@ -295,5 +297,63 @@ func TestCalls(t *testing.T) {
 	}
 	if program := filter(calls); len(program) > unix.BPF_MAXINSNS {
 		t.Errorf("the filter has %d instructions", len(program))
+	}
+}
+
+// parent starts a child, waits until that has made a folder, and makes one.
+func parent(dir string) error {
+	cmd := exec.CommandContext(context.Background(), os.Args[0])
+	cmd.Env = append(os.Environ(), roleVariable+"=child")
+	input, err := cmd.StdinPipe()
+	if err != nil {
+		return err
+	}
+	output, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	lines := bufio.NewReader(output)
+	for _, step := range []func() error{
+		func() error { _, err := lines.ReadString('\n'); return err },
+		func() error { _, err := input.Write([]byte("\n")); return err },
+		func() error { _, err := lines.ReadString('\n'); return err },
+		func() error { return os.Mkdir(filepath.Join(dir, "parent"), 0o700) },
+		input.Close, cmd.Wait,
+	} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// child makes a folder, and another one when its parent has ended.
+func child(dir string) error {
+	if err := os.Mkdir(filepath.Join(dir, "child"), 0o700); err != nil {
+		return err
+	}
+	fmt.Println("made")
+	if _, err := io.Copy(io.Discard, os.Stdin); err != nil {
+		return err
+	}
+	return os.Mkdir(filepath.Join(dir, "later"), 0o700)
+}
+
+// TestChildren: what a child does does not count, and it lives on when its parent
+// is killed.
+func TestChildren(t *testing.T) {
+	dir := t.TempDir()
+	p := newProgram(t, "parent", dir)
+	p.supervisor.Arm(1)
+	p.start()
+	effects := p.finish(t)
+	if len(effects) != 1 || !strings.HasSuffix(effects[0].String(), "/parent") {
+		t.Errorf("effects: %v", effects)
+	}
+	if got := content(t, dir); got != "child/ later/" {
+		t.Errorf("left: %s", got)
 	}
 }

@@ -122,7 +122,7 @@ func (s *Supervisor) Disarm() (effects []Effect, killed bool) {
 	return slices.Clone(s.effects), s.killed
 }
 
-// Ended is closed when all processes of the program are gone.
+// Ended is closed when the program and all its children are gone.
 func (s *Supervisor) Ended() <-chan struct{} { return s.ended }
 
 // notification is struct seccomp_notif.
@@ -169,8 +169,11 @@ func (s *Supervisor) serve() {
 }
 
 // passes decides about one call. A program that is being killed gets no answer
-// any more, so that none of its threads goes on.
+// any more, so that none of its threads goes on. Its children do.
 func (s *Supervisor) passes(n *notification) bool {
+	if !s.own(n.thread) {
+		return true
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.killed || !s.counting {
@@ -188,6 +191,14 @@ func (s *Supervisor) passes(n *notification) bool {
 	// It fails only for a process that has ended by itself.
 	_ = s.process.Kill()
 	return false
+}
+
+// own tells a thread of the program from one of its children, which have the
+// filter as well. A thread that has just died may pass for a child's: it does not
+// go on with any answer.
+func (s *Supervisor) own(thread uint32) bool {
+	_, err := os.Stat(fmt.Sprintf("/proc/%d/task/%d", s.process.Pid, thread))
+	return err == nil
 }
 
 // control is the ioctl that takes a structure of this type.

@@ -40,6 +40,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- end -}}
 {{- end -}}
 
+{{- define "partage.supervisorAccountName" -}}
+{{- default (printf "%s-mps-supervisor" (include "partage.fullname" .)) .Values.mpsSupervisor.serviceAccountName -}}
+{{- end -}}
+
 {{- define "partage.image" -}}
 {{- if .Values.image.digest -}}
 {{- printf "%s@%s" .Values.image.repository .Values.image.digest -}}
@@ -78,3 +82,13 @@ the DaemonSet mounts a path that is neither that nor inside the driver root.
 
 {{- define "partage.pluginsDir" -}}{{ clean .Values.host.kubeletDir }}/plugins{{- end -}}
 {{- define "partage.registrarDir" -}}{{ clean .Values.host.kubeletDir }}/plugins_registry{{- end -}}
+
+{{- /* A duration of Go's as a number of seconds. */ -}}
+{{- define "partage.seconds" -}}
+{{- $seconds := 0.0 -}}
+{{- range regexFindAll "[0-9]+(\\.[0-9]+)?(ms|s|m|h)" . -1 -}}
+{{- $unit := regexFind "[a-z]+" . -}}
+{{- $seconds = addf $seconds (mulf (float64 (trimSuffix $unit .)) (get (dict "ms" 0.001 "s" 1.0 "m" 60.0 "h" 3600.0) $unit)) -}}
+{{- end -}}
+{{- $seconds -}}
+{{- end -}}

@@ -1,0 +1,90 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package cdi
+
+import (
+	"cmp"
+	"fmt"
+	"path/filepath"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+	cdiapi "tags.cncf.io/container-device-interface/pkg/cdi"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+)
+
+// deviceEntry is what a spec says of one device. Hooks keep their order, that of
+// all else does not matter.
+func deviceEntry(claimUID types.UID, d Device) (specs.Device, error) {
+	entry := specs.Device{Name: string(claimUID) + "-" + d.Name}
+	if len(d.Nodes) == 0 {
+		return entry, fmt.Errorf("device %s has no device nodes", d.Name)
+	}
+	edits := &entry.ContainerEdits
+	edits.Env = slices.Sorted(slices.Values(d.Env))
+	nodes := slices.SortedFunc(slices.Values(d.Nodes), func(a, b Node) int { return cmp.Compare(a.Path, b.Path) })
+	for _, n := range nodes {
+		if n.Major <= 0 || n.Minor < 0 {
+			return entry, fmt.Errorf("device %s: node %s has no device number", d.Name, n.Path)
+		}
+		node := &specs.DeviceNode{
+			Path: n.Path, Type: "c", Major: n.Major, Minor: n.Minor,
+			Permissions: cmp.Or(n.Permissions, "rw"),
+		}
+		if n.HostPath != n.Path {
+			node.HostPath = n.HostPath
+		}
+		edits.DeviceNodes = append(edits.DeviceNodes, node)
+	}
+	mounts := slices.SortedFunc(slices.Values(d.Mounts), func(a, b Mount) int { return cmp.Compare(a.ContainerPath, b.ContainerPath) })
+	for i, m := range mounts {
+		if i > 0 && m.ContainerPath == mounts[i-1].ContainerPath {
+			return entry, fmt.Errorf("device %s: two mounts at %s", d.Name, m.ContainerPath)
+		}
+		mount, err := m.edit()
+		if err != nil {
+			return entry, fmt.Errorf("device %s: %w", d.Name, err)
+		}
+		edits.Mounts = append(edits.Mounts, mount)
+	}
+	for _, h := range d.Hooks {
+		hook, err := h.edit()
+		if err != nil {
+			return entry, fmt.Errorf("device %s: %w", d.Name, err)
+		}
+		edits.Hooks = append(edits.Hooks, hook)
+	}
+	return entry, nil
+}
+
+// edit refuses paths that a runtime would take for others, or only complain about
+// when the first container starts.
+func (m Mount) edit() (*specs.Mount, error) {
+	for side, path := range map[string]string{"of the host": m.HostPath, "in the container": m.ContainerPath} {
+		if !plain(path) || path == "/" {
+			return nil, fmt.Errorf("mount of %q at %q: want an absolute path %s, without dots", m.HostPath, m.ContainerPath, side)
+		}
+	}
+	access := "rw"
+	if m.ReadOnly {
+		access = "ro"
+	}
+	return &specs.Mount{
+		HostPath: m.HostPath, ContainerPath: m.ContainerPath,
+		Options: []string{"bind", access, "nosuid", "nodev"},
+	}, nil
+}
+
+func (h Hook) edit() (*specs.Hook, error) {
+	if !plain(h.Path) {
+		return nil, fmt.Errorf("hook %q: want an absolute path of the host, without dots", h.Path)
+	}
+	if len(h.Args) == 0 {
+		return nil, fmt.Errorf("hook %s has no arguments: want the program's name at least", h.Path)
+	}
+	return &specs.Hook{HookName: cdiapi.CreateContainerHook, Path: h.Path, Args: slices.Clone(h.Args)}, nil
+}
+
+// plain tells whether a path is absolute and says what it means.
+func plain(path string) bool { return filepath.IsAbs(path) && filepath.Clean(path) == path }

@@ -1,0 +1,141 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package claim
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+)
+
+// ownAndMore has a session on two GPUs, and a time slice on a third one.
+func ownAndMore() *resourceapi.ResourceClaim {
+	return configure(configure(newClaim("u1", wholeA, wholeB, wholeC), fromClaim, gpuMPS, "r0", "r1"), fromClaim, gpuLong, "r2")
+}
+
+func TestGroups(t *testing.T) {
+	for name, test := range map[string]struct {
+		claim *resourceapi.ResourceClaim
+		want  []string
+	}{
+		"nothing to do": {newClaim("u1", wholeA, wholeC), nil},
+		"by GPU":        {newClaim("u1", sliceB0, sliceA0, sliceA4), []string{"[" + pciA + "] 2", "[" + pciB + "] 1"}},
+		"session":       {ownAndMore(), []string{"[" + pciA + " " + pciB + "] 2", "[" + pciC + "] 1"}},
+		"not beside each other": {
+			configure(newClaim("u1", wholeA, sliceB0, wholeC), fromClaim, gpuMPS, "r0", "r2"),
+			[]string{"[" + pciA + " " + pciC + "] 2", "[" + pciB + "] 1"},
+		},
+	} {
+		plan, err := planFor(t, test.claim)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, g := range plan.record("").groups() {
+			got = append(got, fmt.Sprintf("%v %d", g.gpus, len(g.devices)))
+		}
+		if diff := cmp.Diff(test.want, got); diff != "" {
+			t.Errorf("%s: -want +got:\n%s", name, diff)
+		}
+	}
+}
+
+// A session on several GPUs ends as a whole or not at all; what has nothing to do
+// with it does not wait.
+func TestSessionHangs(t *testing.T) {
+	for _, effect := range []string{"stop session", "default mode"} {
+		synctest.Test(t, func(t *testing.T) {
+			b := newBox(t)
+			m := b.manager()
+			mustPrepare(t, m, ownAndMore())
+			comeBack := b.hangAt(effect, 1, pciB)
+			start := time.Now()
+			mustUnprepare(t, m, "u1")
+			b.hooks(nil, nil)
+			r, err := m.journal.read("u1")
+			if err != nil || len(r.Devices) != 2 || len(r.Sessions) != 1 || b.spec("u1") != nil {
+				t.Errorf("%s: left %+v, %v", effect, r, err)
+			}
+			mustPrepare(t, m, newClaim("u2", turnsC))
+			mustUnprepare(t, m, "u2")
+			for _, device := range []string{wholeA, mpsB} {
+				if _, err := m.Prepare(t.Context(), newClaim("u3", device)); !errors.Is(err, gpu.ErrHung) {
+					t.Errorf("%s: %s: got %v", effect, device, err)
+				}
+			}
+			if waited := time.Since(start); waited > 0 {
+				t.Errorf("%s: waited for %s", effect, waited)
+			}
+			comeBack()
+			synctest.Wait()
+			mustPrepare(t, m, newClaim("u3", mpsB))
+			mustUnprepare(t, m, "u3")
+			b.wantNothing()
+		})
+	}
+}
+
+// Calls may be out on several GPUs of one session: none of them is free before its
+// own has returned.
+func TestSessionHangsTwice(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBox(t)
+		m := b.manager()
+		var backs []func()
+		b.hooks(func(e string) error {
+			if e != "start session" {
+				return nil
+			}
+			callA, backA := b.hang(pciA)
+			callB, backB := b.hang(pciB)
+			backs = append(backs, backA, backB)
+			return fmt.Errorf("twice: %w", errors.Join(fmt.Errorf("first: %w", callA), errors.New("no"), callB))
+		}, nil)
+		if _, err := m.Prepare(t.Context(), configure(newClaim("u1", wholeA, wholeB), fromClaim, gpuMPS)); !errors.Is(err, gpu.ErrHung) {
+			t.Errorf("got %v", err)
+		}
+		b.hooks(nil, nil)
+		for i, free := range []bool{false, true} {
+			backs[0]()
+			backs = backs[1:]
+			synctest.Wait()
+			if release, err := m.locks.tryGPU(pciB); (err == nil) != free {
+				t.Errorf("%d calls out, the second GPU: %v", 1-i, err)
+			} else if release != nil {
+				release()
+			}
+		}
+		mustUnprepare(t, m, "u1")
+		mustReconcile(t, m)
+		b.wantNothing()
+	})
+}
+
+// Another process holds one of the GPUs of a session: the pod ends.
+func TestSessionIsBusyElsewhere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBox(t)
+		m, other := b.manager(), b.manager()
+		mustPrepare(t, m, ownAndMore())
+		release, err := other.locks.gpus(t.Context(), []string{pciB})
+		if err != nil {
+			t.Fatal(err)
+		}
+		mustUnprepare(t, m, "u1")
+		if b.running(wholeA) == nil || slices.Contains(b.state(), "interval Long of GPU-c") {
+			t.Errorf("left: %v", b.state())
+		}
+		release()
+		mustReconcile(t, other)
+		b.wantNothing()
+	})
+}

@@ -1,0 +1,473 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package claim
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/mps/hook"
+	"github.com/partage-dev/partage/pkg/sharing"
+)
+
+var ownMPSOfOne = strings.ReplaceAll(ownMPS, `{"1":"5Gi"}`, `{"0":"5Gi"}`)
+
+func portion(uid, device, memory, percent string) *resourceapi.ResourceClaim {
+	return newShare(uid, device, map[resourceapi.QualifiedName]string{"memory": memory, "smPercent": percent})
+}
+
+// wantLimits fails unless a session has these limits, and was started once.
+func (b *box) wantLimits(when, id string, percent int, gib int64) {
+	b.t.Helper()
+	s := b.running(id)
+	if s == nil {
+		b.t.Errorf("%s: session %s does not run", when, id)
+		return
+	}
+	want := map[string]int64{}
+	for _, d := range s.Devices {
+		want[d.UUID] = gib << 30
+	}
+	if s.Limits.ThreadPercentage != percent || !cmp.Equal(s.Limits.MemoryBytes, want) || s.starts != 1 {
+		b.t.Errorf("%s: session %s has %+v and was started %d times, want %d%% and %v", when, id, s.Limits, s.starts, percent, want)
+	}
+}
+
+// The server's limits are those of the largest share, whoever comes and goes.
+func TestLargestShare(t *testing.T) {
+	for _, device := range []string{mpsA, mpsSliceA0} {
+		b := newBox(t)
+		m := b.manager()
+		id := strings.TrimSuffix(device, "-mps")
+		mustPrepare(t, m, portion("small", device, "1Gi", "30"))
+		b.wantLimits("one", id, 30, 1)
+		mustPrepare(t, m, portion("large", device, "3Gi", "10"))
+		b.wantLimits("two", id, 30, 3)
+		mustPrepare(t, m, portion("middle", device, "2Gi", "20"))
+		b.wantLimits("three", id, 30, 3)
+		mustUnprepare(t, m, "small")
+		b.wantLimits("without the first", id, 20, 3)
+
+		// The limits stay where they are if they cannot be changed, and nobody waits.
+		b.hooks(failAt("set limits"), nil)
+		mustUnprepare(t, m, "large")
+		b.hooks(nil, nil)
+		b.wantLimits("not changed", id, 20, 3)
+		mustPrepare(t, m, portion("middle", device, "2Gi", "20"))
+		b.wantLimits("looked after", id, 20, 2)
+		mustUnprepare(t, m, "middle")
+		b.wantNothing()
+	}
+}
+
+// What could not be tightened when a share was released is tightened later.
+func TestLimitsAreAligned(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	mustPrepare(t, m, portion("small", mpsA, "1Gi", "10"))
+	mustPrepare(t, m, portion("large", mpsA, "3Gi", "30"))
+	mustPrepare(t, m, configure(newClaim("own", wholeB), fromClaim, ownMPSOfOne))
+	b.away(true)
+	mustUnprepare(t, m, "large")
+	b.away(false)
+	b.wantLimits("while the supervisor was away", wholeA, 30, 3)
+	mustReconcile(t, m)
+	b.wantLimits("later", wholeA, 10, 1)
+	b.hooks(nil, nil)
+	mustReconcile(t, m)
+	if seen := b.onHardware(); len(seen) > 0 {
+		t.Errorf("effects of looking again: %v", seen)
+	}
+	b.wantWarnings()
+}
+
+// Two shares in one claim: the session has what the larger one needs.
+func TestTwoSharesOfOneClaim(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	claim := newClaim("u1", mpsA, mpsA)
+	for i, memory := range []string{"1Gi", "2Gi"} {
+		claim.Status.Allocation.Devices.Results[i].ConsumedCapacity = portion("", mpsA, memory, "40").Status.Allocation.Devices.Results[0].ConsumedCapacity
+	}
+	prepared := mustPrepare(t, m, claim)
+	if len(prepared) != 2 || prepared[0].CDIDeviceIDs[0] == prepared[1].CDIDeviceIDs[0] {
+		t.Errorf("prepared %+v", prepared)
+	}
+	b.wantLimits("both", wholeA, 40, 2)
+	var markers []string
+	for _, line := range b.edits("u1") {
+		if strings.Contains(line, hook.MarkerPrefix) {
+			markers = append(markers, line)
+		}
+	}
+	if len(markers) != 2 || markers[0] == markers[1] {
+		t.Errorf("a container with both is not noticed: %v", markers)
+	}
+	mustUnprepare(t, m, "u1")
+	b.wantNothing()
+}
+
+// A mode that somebody else has set is left alone; one that may be this driver's is
+// not.
+func TestModeOfOthers(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	b.exclusive["GPU-a"] = true
+	before := b.state()
+	_, err := m.Prepare(t.Context(), newClaim("u1", mpsA))
+	wantError(t, err, "device "+mpsA, "somebody else's")
+	b.wantState(t, "refused", before)
+	folder := m.journal.quarantine
+	// The claim whose record is damaged may have set it.
+	write(t, m.journal.path("u2"), "{")
+	mustPrepare(t, m, newClaim("u1", mpsA))
+	mustUnprepare(t, m, "u1")
+	wantError(t, m.Unprepare(t.Context(), "u2"), "damaged")
+	mustPrepare(t, m, newClaim("u1", mpsA))
+	files, err := folder.files("boot-1")
+	if err != nil || len(files) != 1 {
+		t.Errorf("quarantine: %v, %v", files, err)
+	}
+}
+
+// Claims of one GPU come and go in two processes at once.
+func TestManySharesAtOnce(t *testing.T) {
+	b := newBox(t)
+	managers := []*Manager{b.manager(), b.manager()}
+	var wg sync.WaitGroup
+	for i := range 12 {
+		m := managers[i%2]
+		uid := fmt.Sprintf("u%d", i)
+		device, id := mpsA, wholeA
+		if i%3 == 0 {
+			device, id = sliceB0+"-mps", sliceB0
+		}
+		claim := portion(uid, device, fmt.Sprintf("%dGi", 1+i%4), "20")
+		wg.Go(func() {
+			for range 4 {
+				if _, err := m.Prepare(t.Context(), claim); err != nil {
+					t.Errorf("prepare: %v", err)
+				}
+				if s := b.running(id); s == nil {
+					t.Errorf("claim %s is prepared and session %s does not run", uid, id)
+				}
+				if err := managers[(i+1)%2].Unprepare(t.Context(), types.UID(uid)); err != nil {
+					t.Errorf("unprepare: %v", err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	b.wantNothing()
+	b.wantWarnings()
+}
+
+// Whoever loses a server is told, once for each time.
+func TestLosses(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	mustPrepare(t, m, newClaim("u1", mpsA))
+	mustPrepare(t, m, newClaim("u2", mpsA))
+	mustPrepare(t, m, newClaim("beside", mpsB))
+	told := [][]string{{"u1 MPSServerLost", "default/claim-u1", mpsA, "the daemon ended", "restart them"}, {"u2 MPSServerLost", mpsA}}
+	for range 2 {
+		b.lose(wholeA, mps.Running)
+		mustReconcile(t, m)
+		b.wantWarnings(told...)
+		mustReconcile(t, m)
+		mustReconcile(t, b.manager())
+		b.wantWarnings()
+	}
+	// Who comes later has not lost anything.
+	mustPrepare(t, m, newClaim("u3", mpsA))
+	mustReconcile(t, b.manager())
+	b.wantWarnings()
+
+	// Also when the kubelet asks first.
+	b.lose(wholeA, mps.Running)
+	mustPrepare(t, m, newClaim("u1", mpsA))
+	b.wantWarnings(told[0])
+	mustReconcile(t, m)
+	b.wantWarnings(told[1], []string{"u3 MPSServerLost"})
+}
+
+// A session that does not exist any more is made again.
+func TestSessionGone(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	mustPrepare(t, m, newClaim("u1", mpsA))
+	mustPrepare(t, m, newClaim("u2", mpsA))
+	own := configure(newClaim("u3", wholeB, wholeC), fromClaim, gpuMPS)
+	mustPrepare(t, m, own)
+	before := b.state()
+	vanish := func() {
+		b.mu.Lock()
+		clear(b.sessions)
+		b.exclusive["GPU-c"] = false
+		b.mu.Unlock()
+	}
+	vanish()
+	mustReconcile(t, m)
+	b.wantState(t, "started again", before)
+	b.wantWarnings([]string{"u1 MPSServerLost", "it was gone"}, []string{"u2 MPSServerLost"}, []string{"u3 MPSServerLost", wholeB})
+	mustReconcile(t, m)
+	b.wantWarnings()
+
+	// It is told once, however often it cannot be started.
+	vanish()
+	b.hooks(failAt("start session"), nil)
+	for range 2 {
+		wantError(t, m.Reconcile(t.Context()), "claim u1", "claim u2", "claim u3", "device "+mpsA)
+	}
+	b.wantWarnings([]string{"u1 MPSServerLost"}, []string{"u2 MPSServerLost"}, []string{"u3 MPSServerLost"})
+	b.hooks(nil, nil)
+	mustPrepare(t, m, own)
+	mustReconcile(t, m)
+	b.wantState(t, "started at last", before)
+	b.wantWarnings()
+	for _, uid := range []types.UID{"u1", "u2", "u3"} {
+		mustUnprepare(t, m, uid)
+	}
+	b.wantNothing()
+}
+
+// A claim that is prepared after the sessions were listed has lost nothing.
+func TestListIsOld(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	mustPrepare(t, m, newClaim("u1", mpsA))
+	r, err := m.journal.read("u1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.hooks(nil, nil)
+	for _, old := range []map[string]mps.Status{nil, {wholeA: {Losses: 7}}} {
+		if err := m.tend(t.Context(), r, observed{sessions: old}); err != nil {
+			t.Error(err)
+		}
+	}
+	b.wantWarnings()
+	if seen := b.seen(); len(seen) > 0 {
+		t.Errorf("effects: %v", seen)
+	}
+}
+
+// Without a supervisor MPS is refused with a reason, and claims end.
+func TestNoSupervisor(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	b.away(true)
+	for _, claim := range []*resourceapi.ResourceClaim{
+		newClaim("u1", mpsA), newClaim("u1", mpsSliceA0), configure(newClaim("u1", wholeA, wholeB), fromClaim, gpuMPS),
+	} {
+		b.hooks(nil, nil)
+		_, err := m.Prepare(t.Context(), claim)
+		wantError(t, err, "MPS supervisor", "DaemonSet of the mps-supervisor", "device "+wholeA)
+		if !errors.Is(err, sharing.ErrNoSupervisor) || len(b.seen()) > 0 {
+			t.Errorf("got %v after %v", err, b.seen())
+		}
+	}
+	b.wantNothing()
+	mustReconcile(t, m) // nobody needs it
+	mustPrepare(t, m, newClaim("u0", turnsC))
+
+	b.away(false)
+	mustPrepare(t, m, newClaim("u1", mpsA))
+	mustPrepare(t, m, newClaim("u2", mpsA))
+	mustPrepare(t, m, newClaim("u3", sliceB0+"-mps"))
+	b.away(true)
+	first := m.Reconcile(t.Context())
+	wantError(t, first, "sessions of claims are not checked", "DaemonSet of the mps-supervisor")
+	if strings.Count(first.Error(), "does not answer") != 1 {
+		t.Errorf("it is said for each claim: %v", first)
+	}
+	for _, uid := range []types.UID{"u2", "u1", "u3"} {
+		mustUnprepare(t, m, uid)
+	}
+	for _, uid := range []types.UID{"u1", "u2", "u3"} {
+		if b.spec(uid) != nil {
+			t.Errorf("claim %s has a CDI spec", uid)
+		}
+	}
+	// The first to go was not the last of its GPU, so there is nothing to wait for.
+	if r, err := m.journal.read("u2"); r != nil || err != nil {
+		t.Errorf("u2: %+v, %v", r, err)
+	}
+	wantError(t, m.Reconcile(t.Context()), "claim u1", "claim u3", "MPS supervisor")
+	_, err := m.Prepare(t.Context(), newClaim("whole", wholeA))
+	wantError(t, err, "device "+wholeA, mpsA, "MPS supervisor")
+
+	b.away(false)
+	mustPrepare(t, m, newClaim("whole", wholeA))
+	mustReconcile(t, m)
+	mustUnprepare(t, m, "whole")
+	mustUnprepare(t, m, "u0")
+	b.wantNothing()
+}
+
+// What nobody has is ended, if it is known whose GPU it is.
+func TestSweepSessions(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	mustPrepare(t, m, newClaim("u1", mpsB))
+	before := b.state()
+	stray := func(id string, devices ...sharing.Device) {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.sessions[id] = &runningSession{Session: sharing.Session{ID: id, Devices: devices}, phase: mps.Running}
+		for _, d := range devices {
+			b.exclusive[d.UUID] = true
+		}
+	}
+	stray(wholeA, sharing.Device{PCIAddress: pciA, UUID: "GPU-a"}, sharing.Device{PCIAddress: pciC, UUID: "GPU-c"})
+	stray(sliceB0, sharing.Device{PCIAddress: pciB, UUID: "MIG-gone"})
+	_ = b.bareManager().Reconcile(t.Context()) // it does not know any GPU
+	write(t, m.journal.path("damaged"), "{")
+	_ = m.Reconcile(t.Context())
+	if b.running(wholeA) == nil || b.running(sliceB0) == nil {
+		t.Error("a session was ended that may be that of a claim whose record is damaged")
+	}
+	if err := m.journal.quarantine.drop("damaged", "boot-1"); err != nil {
+		t.Fatal(err)
+	}
+	mustReconcile(t, m)
+	b.wantState(t, "swept", before)
+
+	unknown := sharing.Device{PCIAddress: "0000:ff:00.0", UUID: "GPU-x"}
+	stray("gpu-0000-ff-00-0", unknown)
+	stray(wholeA, sharing.Device{PCIAddress: pciA, UUID: "GPU-a"}, unknown)
+	strange := b.state()
+	mustReconcile(t, m)
+	b.wantState(t, "not this node's", strange)
+}
+
+// Whoever has a record that cannot be read may be a client.
+func TestLastKnownShare(t *testing.T) {
+	for _, device := range []string{mpsA, mpsSliceA0} {
+		b := newBox(t)
+		m := b.manager()
+		mustPrepare(t, m, newClaim("u1", device))
+		mustPrepare(t, m, newClaim("u2", device))
+		text, err := os.ReadFile(m.journal.path("u2"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(t, m.journal.path("u2"), strings.ReplaceAll(string(text), sharingVersion, "journal.partage.dev/v3"))
+		session := b.running(strings.TrimSuffix(device, "-mps"))
+		session.clients = []int{77}
+		mustUnprepare(t, m, "u1")
+		if b.spec("u1") != nil || len(b.sessions) != 1 {
+			t.Errorf("left: %v", b.state())
+		}
+		wantError(t, m.Reconcile(t.Context()), "claim u1", "[77]", "cannot be read", "u2.json")
+		session.clients = nil
+		_ = m.Reconcile(t.Context())
+		if len(b.sessions) != 0 {
+			t.Errorf("left: %v", b.state())
+		}
+	}
+}
+
+// findingsOf are those about MPS, without those about GPUs.
+func mpsFindings(s device.Status) []string {
+	var lines []string
+	for _, c := range s.Conditions {
+		if strings.HasPrefix(string(c.Reason), "mps") {
+			where := "whole"
+			if c.Where != nil {
+				where = fmt.Sprintf("%d:%d", c.Where.Start, c.Where.Size)
+			}
+			lines = append(lines, strings.TrimSpace(fmt.Sprintf("%s %s %s %s", c.Reason, c.PCIAddress, where, c.Kind)))
+		}
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+func TestSurveySessions(t *testing.T) {
+	for name, test := range map[string]struct {
+		claim *resourceapi.ResourceClaim
+		id    string
+		phase mps.Phase
+		loses bool
+		want  []string
+	}{
+		"well":         {claim: newClaim("u1", mpsA), id: wholeA, phase: mps.Running, loses: true},
+		"faulted":      {newClaim("u1", mpsA), wholeA, mps.Faulted, true, []string{"mps-unhealthy " + pciA + " whole"}},
+		"partition":    {newClaim("u1", mpsSliceA0), sliceA0, mps.Failed, true, []string{"mps-unhealthy " + pciA + " 0:1"}},
+		"several GPUs": {configure(newClaim("u1", wholeA, wholeC), fromClaim, gpuMPS), wholeA, mps.Failed, true, []string{"mps-unhealthy " + pciA + " whole", "mps-unhealthy " + pciC + " whole"}},
+		"starts":       {newClaim("u1", mpsA), wholeA, mps.Starting, false, nil},
+		"starts again": {newClaim("u1", mpsA), wholeA, mps.Starting, true, []string{"mps-unhealthy " + pciA + " whole"}},
+		"of its own":   {configure(newClaim("u1", sliceA4), fromClaim, migMPS), sliceA4, mps.Faulted, true, []string{"mps-unhealthy " + pciA + " 4:1"}},
+		"nobody answers": {claim: newClaim("u1", mpsA), id: wholeA, want: []string{
+			"mps-unavailable " + pciA + " whole mps", "mps-unavailable " + pciB + " whole mps", "mps-unavailable " + pciC + " whole mps"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBox(t)
+			m := b.manager()
+			mustPrepare(t, m, test.claim)
+			if test.loses {
+				b.lose(test.id, test.phase)
+			}
+			b.running(test.id).phase = test.phase
+			b.away(test.phase == "")
+			if diff := cmp.Diff(test.want, mpsFindings(m.Survey(t.Context()))); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+}
+
+// Servers are no users. Nor is anybody on a GPU that others have shares of.
+func TestOrphanWithShares(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	mustPrepare(t, m, newClaim("u1", mpsA))
+	mustPrepare(t, m, newClaim("u2", mpsA))
+	server, client := gpu.Process{PID: 4242, InstanceID: -1}, gpu.Process{PID: 77, InstanceID: -1}
+	b.run(pciA, server, client)
+	b.deleteClaim("u1")
+	b.deleteClaim("u2")
+	mustReconcile(t, m)
+	b.pass(DefaultOrphanGrace)
+	err := m.Reconcile(t.Context())
+	wantError(t, err, "processes use its devices: [77]")
+	if left, listErr := m.journal.uids(); listErr != nil || len(left) != 1 {
+		t.Errorf("left are %v, %v: one of the two has to go, whichever is first", left, listErr)
+	}
+	b.run(pciA, server)
+	mustReconcile(t, m)
+	b.run(pciA)
+	b.wantNothing()
+}
+
+// What claims had before the machine was started anew they will have again.
+func TestInUse(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	mustPrepare(t, m, newClaim("u1", mpsA, sliceB0))
+	b.boot("boot-2")
+	m = b.manager()
+	mustPrepare(t, m, admin(newClaim("u2", mpsA)))
+	mustPrepare(t, m, newClaim("u3", wholeC))
+	got, err := m.InUse()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{mpsA, sliceB0, wholeC}, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}

@@ -1,0 +1,133 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package claim
+
+import (
+	"errors"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+)
+
+// The partition comes with the first share and goes with the last, and its records
+// all name the same.
+func TestSharesOfPartition(t *testing.T) {
+	for _, device := range []string{mpsSliceA0, turnSliceA0} {
+		b := newBox(t)
+		m := b.manager()
+		mustPrepare(t, m, newClaim("beside", sliceA4))
+		before := b.state()
+		for _, uid := range []string{"u1", "u2", "u3"} {
+			mustPrepare(t, m, newClaim(uid, device))
+		}
+		live, _ := b.look(addressA0)
+		for _, uid := range []types.UID{"u1", "u2", "u3"} {
+			if r, err := m.journal.read(uid); err != nil || *r.Devices[0].Partition.Live != live {
+				t.Errorf("%s says %+v (%v), live is %+v", uid, r, err, live)
+			}
+		}
+		if findings := findings(m.Survey(t.Context())); len(findings) > 0 {
+			t.Errorf("survey: %v", findings)
+		}
+		for _, uid := range []types.UID{"u1", "u3"} {
+			mustUnprepare(t, m, uid)
+			if now, found := b.look(addressA0); !found || now != live {
+				t.Errorf("without %s the partition is %+v, %v", uid, now, found)
+			}
+		}
+		mustUnprepare(t, m, "u2")
+		b.wantState(t, "the last is gone", before)
+	}
+}
+
+// Somebody removes the partition under its shares, and may make another in its
+// place. Nobody mistakes it for the one that was there.
+func TestSharedPartitionGone(t *testing.T) {
+	for _, device := range []string{mpsSliceA0, turnSliceA0} {
+		for name, replaced := range map[string]bool{"gone": false, "replaced": true} {
+			b := newBox(t)
+			m := b.manager()
+			mustPrepare(t, m, newClaim("u1", device))
+			mustPrepare(t, m, newClaim("u2", device))
+			b.removeForeign(addressA0)
+			if replaced {
+				b.makeForeign(addressA0)
+			}
+			other, _ := b.look(addressA0)
+			for _, uid := range []string{"u3", "u1"} {
+				_, err := m.Prepare(t.Context(), newClaim(uid, device))
+				wantError(t, err, "device "+device, "of which claim default/claim-u", "is gone")
+			}
+			if now, _ := b.look(addressA0); now != other {
+				t.Errorf("%s, %s: made %+v", device, name, now)
+			}
+			m.Survey(t.Context())
+			wantError(t, m.Reconcile(t.Context()), "claim u1", "claim u2", "was removed by somebody else")
+			if b.spec("u1") != nil || b.spec("u2") != nil {
+				t.Error("a claim without its partition has a CDI spec")
+			}
+			// The last one has it again, as one that has a partition alone.
+			mustUnprepare(t, m, "u2")
+			_, err := m.Prepare(t.Context(), newClaim("u1", device))
+			if !replaced && err != nil {
+				t.Errorf("%s: %v", device, err)
+			}
+			if replaced {
+				wantError(t, err, "did not make")
+			}
+			if !replaced {
+				mustPrepare(t, m, newClaim("u3", device))
+				mustUnprepare(t, m, "u3")
+			}
+			mustUnprepare(t, m, "u1")
+			if now, found := b.look(addressA0); found != replaced || now != other {
+				t.Errorf("%s, %s: left %+v", device, name, now)
+			}
+			if len(b.sessions) > 0 {
+				t.Errorf("%s, %s: sessions are left: %v", device, name, b.state())
+			}
+		}
+	}
+}
+
+// A partition without any record is not shared.
+func TestShareOfForeignPartition(t *testing.T) {
+	b := newBox(t)
+	b.makeForeign(addressA0)
+	before := b.state()
+	m := b.manager()
+	m.SetInventory(testInventory(t)) // from before it was made
+	for _, device := range []string{mpsSliceA0, turnSliceA0} {
+		_, err := m.Prepare(t.Context(), newClaim("u1", device))
+		wantError(t, err, "device "+device, "was not made by this driver")
+		b.wantState(t, "refused", before)
+	}
+}
+
+// What a release could not remove is there for the next share.
+func TestShareOfLeftPartition(t *testing.T) {
+	for _, device := range []string{mpsSliceA0, turnSliceA0} {
+		b := newBox(t)
+		m := b.manager()
+		mustPrepare(t, m, newClaim("u1", device))
+		live, _ := b.look(addressA0)
+		b.run(pciA, gpu.Process{PID: 77, InstanceID: live.InstanceID})
+		if err := m.Unprepare(t.Context(), "u1"); !errors.Is(err, gpu.ErrInUse) {
+			t.Errorf("got %v", err)
+		}
+		mustPrepare(t, m, newClaim("u2", device))
+		mustReconcile(t, m) // it is the second one's now
+		b.run(pciA)
+		if now, found := b.look(addressA0); !found || now != live {
+			t.Errorf("%s: the partition is %+v, was %+v", device, now, live)
+		}
+		if r, err := m.journal.read("u1"); r != nil || err != nil {
+			t.Errorf("the first has %+v, %v", r, err)
+		}
+		mustUnprepare(t, m, "u2")
+		b.wantNothing()
+	}
+}

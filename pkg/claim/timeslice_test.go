@@ -1,0 +1,190 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package claim
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/policy"
+)
+
+func (b *box) wantInterval(when, uuid string, want policy.Interval) {
+	b.t.Helper()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if got := b.intervals[uuid]; got != want {
+		b.t.Errorf("%s: the time slice of %s is %q, want %q", when, uuid, got, want)
+	}
+}
+
+// turning is a plugin under a policy with this interval for shares.
+func (b *box) turning(interval policy.Interval) *Manager {
+	b.t.Helper()
+	p := testPolicy()
+	p.Default.TimeSlice.Interval = interval
+	inventory, err := device.NewInventory(testNode(), device.Terms{Policy: p})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	m := b.manager()
+	m.SetInventory(inventory)
+	return m
+}
+
+// The GPU has the time slice that its first share found in the policy, until the
+// last one is gone.
+func TestIntervalOfFirstShare(t *testing.T) {
+	for _, test := range []struct {
+		first, later, set policy.Interval
+	}{
+		{policy.IntervalShort, policy.IntervalShort, policy.IntervalShort},
+		{policy.IntervalShort, policy.IntervalLong, policy.IntervalShort},
+		{policy.IntervalShort, policy.IntervalDefault, policy.IntervalShort},
+		{policy.IntervalDefault, policy.IntervalLong, ""},
+	} {
+		b := newBox(t)
+		mustPrepare(t, b.turning(test.first), newClaim("u1", turnsA))
+		m := b.turning(test.later)
+		b.hooks(nil, nil)
+		for _, uid := range []string{"u2", "u3"} {
+			mustPrepare(t, m, newClaim(uid, turnsA))
+		}
+		if seen := b.onHardware(); len(seen) > 2 { // ensure whole
+			t.Errorf("effects of later shares: %v", seen)
+		}
+		for _, uid := range []types.UID{"u2", "u1", "u3"} {
+			b.wantInterval(fmt.Sprintf("%+v", test), "GPU-a", test.set)
+			mustUnprepare(t, m, uid)
+		}
+		b.wantNothing()
+	}
+}
+
+// What a killed plugin was about to set, or has set, is set back: whatever the
+// policy says by then, and whoever has come meanwhile.
+func TestIntervalOfKilled(t *testing.T) {
+	for _, effect := range []string{"write preparing", "interval Short"} {
+		for _, later := range []policy.Interval{policy.IntervalDefault, policy.IntervalLong} {
+			for name, end := range map[string]func(t *testing.T, b *box, m *Manager){
+				"prepare": func(t *testing.T, _ *box, m *Manager) {
+					mustPrepare(t, m, newClaim("u1", turnsA))
+					mustUnprepare(t, m, "u1")
+				},
+				"prepare another": func(t *testing.T, b *box, m *Manager) {
+					mustPrepare(t, m, newClaim("u2", turnsA))
+					b.wantInterval("the second", "GPU-a", policy.IntervalShort)
+					mustReconcile(t, m)
+					b.wantInterval("the second alone", "GPU-a", policy.IntervalShort)
+					mustUnprepare(t, m, "u2")
+				},
+				"unprepare": func(t *testing.T, _ *box, m *Manager) { mustUnprepare(t, m, "u1") },
+				"reconcile": func(t *testing.T, _ *box, m *Manager) { mustReconcile(t, m) },
+			} {
+				b := newBox(t)
+				dying := b.turning(policy.IntervalShort)
+				b.hooks(nil, b.killAt(effect))
+				if _, err := dying.Prepare(t.Context(), newClaim("u1", turnsA)); !errors.Is(err, errKilled) {
+					t.Fatalf("not killed: %v", err)
+				}
+				b.hooks(nil, nil)
+				end(t, b, b.turning(later))
+				if b.wantNothing(); t.Failed() {
+					t.Fatalf("killed at %s, then %s with %s", effect, name, later)
+				}
+			}
+		}
+	}
+}
+
+// One that could not be set back waits for nobody who does not mind.
+func TestIntervalLeft(t *testing.T) {
+	for _, test := range []struct{ later, want policy.Interval }{
+		{policy.IntervalDefault, ""},
+		{policy.IntervalLong, policy.IntervalLong},
+	} {
+		b := newBox(t)
+		m := b.turning(policy.IntervalShort)
+		mustPrepare(t, m, newClaim("u1", turnsA))
+		b.hooks(failAt("interval Default"), nil)
+		wantError(t, m.Unprepare(t.Context(), "u1"), "device "+turnsA)
+		b.hooks(nil, nil)
+		m = b.turning(test.later)
+		mustPrepare(t, m, newClaim("u2", turnsA))
+		mustReconcile(t, m)
+		b.wantInterval("the second", "GPU-a", test.want)
+		mustUnprepare(t, m, "u2")
+		b.wantNothing()
+	}
+}
+
+// What was not set is not set back: somebody may have set something by hand.
+func TestIntervalNotSet(t *testing.T) {
+	for _, refusal := range []error{gpu.ErrNoPermission, gpu.ErrNotSupported, gpu.ErrInvalid, fmt.Errorf("no nvidia-smi: %w", fs.ErrNotExist)} {
+		b := newBox(t)
+		m := b.manager()
+		b.intervals["GPU-a"], b.intervals["GPU-c"] = policy.IntervalMedium, policy.IntervalMedium
+		b.hooks(func(e string) error {
+			if e == "interval Short" {
+				return refusal
+			}
+			return nil
+		}, nil)
+		_, err := m.Prepare(t.Context(), newClaim("u1", turnsC))
+		if !errors.Is(err, refusal) {
+			t.Errorf("got %v", err)
+		}
+		wantError(t, err, "device "+turnsC)
+		// Nor is it when the claim failed before.
+		b.hooks(failAt("start session"), nil)
+		_, err = m.Prepare(t.Context(), newClaim("u1", mpsB, turnsC))
+		wantError(t, err, "device "+mpsB)
+		b.hooks(nil, nil)
+		b.wantInterval("not set", "GPU-c", policy.IntervalMedium)
+		if left, err := m.journal.uids(); err != nil || len(left) > 0 {
+			t.Errorf("left: %v, %v", left, err)
+		}
+	}
+}
+
+// Pods end without the driver and its programs.
+func TestIntervalWithoutProgram(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	mustPrepare(t, m, newClaim("u1", turnsC))
+	b.hooks(func(e string) error {
+		if e == "interval Default" {
+			return fmt.Errorf("no nvidia-smi: %w", fs.ErrNotExist)
+		}
+		return nil
+	}, nil)
+	mustUnprepare(t, m, "u1")
+	wantError(t, m.Reconcile(t.Context()), "claim u1", "no nvidia-smi")
+	b.hooks(nil, nil)
+	mustReconcile(t, m)
+	b.wantNothing()
+}
+
+// A claim that owns GPUs sets them all, and no others.
+func TestOwnInterval(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	b.intervals["GPU-b"] = policy.IntervalShort
+	before := b.state()
+	claim := configure(newClaim("u1", wholeA, wholeC), fromClaim, gpuLong)
+	mustPrepare(t, m, claim)
+	mustPrepare(t, m, newClaim("u2", wholeB))
+	for uuid, want := range map[string]policy.Interval{"GPU-a": policy.IntervalLong, "GPU-b": policy.IntervalShort, "GPU-c": policy.IntervalLong} {
+		b.wantInterval("prepared", uuid, want)
+	}
+	mustUnprepare(t, m, "u1")
+	mustUnprepare(t, m, "u2")
+	b.wantState(t, "released", before)
+}

@@ -1,0 +1,95 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package claim
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/mps"
+)
+
+// InUse lists the devices that claims have, by name, whatever becomes of them; also
+// those that they had before the machine was started anew, for the kubelet prepares
+// them again.
+func (m *Manager) InUse() ([]string, error) {
+	records, _, err := m.journal.list()
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, r := range records {
+		for i := range r.Devices {
+			names = append(names, r.Devices[i].Device)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names), nil
+}
+
+// surveySessions tells which sessions are not well, and whether there can be any.
+func (m *Manager) surveySessions(ctx context.Context, inventory *device.Inventory) []device.Condition {
+	sessions, err := m.sessions(ctx)
+	if err != nil {
+		return unavailable(inventory, err)
+	}
+	placements := map[string]*device.PartitionShape{}
+	for _, d := range inventory.Devices() {
+		placements[base(d)] = d.Partition
+	}
+	var conditions []device.Condition
+	for id, status := range sessions {
+		session, known := m.resolve(id, status)
+		if !known || !unwell(status) {
+			continue
+		}
+		for _, d := range session.Devices {
+			c := device.Condition{
+				PCIAddress: d.PCIAddress, Reason: device.MPSUnhealthy,
+				Message: fmt.Sprintf("MPS on device %s is %s: %s", id, status.Phase, status.Message),
+			}
+			if shape := placements[id]; shape != nil {
+				c.Where = &shape.Placement
+			}
+			conditions = append(conditions, c)
+		}
+	}
+	return conditions
+}
+
+// base is the name of what a device is a share of, or its own.
+func base(d device.Device) string {
+	if d.Share != nil {
+		return d.Share.Base
+	}
+	return d.Name
+}
+
+// unavailable keeps shares from being allocated while nobody can start a session.
+func unavailable(inventory *device.Inventory, err error) []device.Condition {
+	var conditions []device.Condition
+	for _, d := range inventory.Devices() {
+		same := func(c device.Condition) bool { return c.PCIAddress == d.GPU.PCIAddress }
+		if d.Kind == device.MPS && !slices.ContainsFunc(conditions, same) {
+			conditions = append(conditions, device.Condition{
+				PCIAddress: d.GPU.PCIAddress, Kind: device.MPS, Reason: device.MPSUnavailable, Message: err.Error(),
+			})
+		}
+	}
+	return conditions
+}
+
+// unwell is a session that had clients and cannot have new ones. One that starts
+// for the first time has a claim that waits for it.
+func unwell(s mps.Status) bool {
+	switch s.Phase {
+	case mps.Running:
+		return false
+	case mps.Starting:
+		return s.Losses > 0
+	}
+	return true
+}

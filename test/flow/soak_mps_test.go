@@ -1,0 +1,312 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package flow
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/test/gpusim/machine"
+)
+
+// soakUser is a program in a container of a claim.
+type soakUser struct {
+	*user
+	claim *soakClaim
+	// excused: something has happened to its server.
+	excused bool
+}
+
+// ensureSupervisor makes sure that a supervisor runs, unless it is away for a while.
+func (s *soak) ensureSupervisor() error {
+	if s.supervisor != nil {
+		select {
+		case <-s.supervisor.exited:
+		default:
+			return nil
+		}
+		status, ok := s.supervisor.cmd.ProcessState.Sys().(syscall.WaitStatus)
+		if !ok || !status.Signaled() || status.Signal() != syscall.SIGKILL {
+			return fmt.Errorf("the supervisor ended with %v", s.supervisor.cmd.ProcessState)
+		}
+		s.supervisor = nil
+	}
+	if s.away {
+		return nil
+	}
+	return s.startSupervisor()
+}
+
+func (s *soak) startSupervisor() error {
+	started, err := s.n.spawnSupervisor()
+	if err != nil {
+		return err
+	}
+	s.done["supervisor started"]++
+	s.supervisor = started
+	s.keepLog(started.log)
+	return s.n.eventually(s.t.Context(), func() error {
+		select {
+		case <-started.exited:
+			return nil
+		default:
+		}
+		_, err := s.statuses()
+		return err
+	})
+}
+
+// statuses are the sessions as the supervisor has them.
+func (s *soak) statuses() ([]mps.Status, error) {
+	ctx, cancel := context.WithTimeout(s.t.Context(), eventually)
+	defer cancel()
+	client, err := mps.NewClient(filepath.Join(s.n.mps, mps.SocketName))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = client.Close() }()
+	return client.List(ctx)
+}
+
+// wellMPS tells whether the supervisor and all sessions are well.
+func (s *soak) wellMPS() bool {
+	all, err := s.statuses()
+	return err == nil && !slices.ContainsFunc(all, func(status mps.Status) bool { return status.Phase != mps.Running })
+}
+
+// upset is for what happens to MPS: calls may fail until it is over, and programs on
+// these GPUs may end.
+func (s *soak) upset(concerned func(gpu int) bool, end func() error) {
+	s.addTrouble(end)
+	for _, u := range s.users {
+		u.excused = u.excused || slices.ContainsFunc(u.claim.devices, func(r request) bool { return concerned(r.gpu) })
+	}
+}
+
+func all(int) bool { return true }
+
+// killSupervisor leaves the daemons alone. It may stay away for some time.
+func (s *soak) killSupervisor() error {
+	if s.supervisor == nil {
+		return nil
+	}
+	s.supervisor.kill()
+	s.away = true
+	s.upset(func(int) bool { return false }, func() error {
+		s.away = false
+		return s.ensureSupervisor()
+	})
+	return nil
+}
+
+// killSupervisorAtEffect kills it in the middle of something, or later.
+func (s *soak) killSupervisorAtEffect() error {
+	if s.supervisor == nil {
+		return nil
+	}
+	doomed := s.supervisor
+	doomed.points.Arm(1 + s.IntN(60))
+	s.upset(func(int) bool { return false }, func() error {
+		_, _ = doomed.points.Disarm()
+		return nil
+	})
+	return nil
+}
+
+// stopSupervisor ends it as the kubelet does, and with it all daemons.
+func (s *soak) stopSupervisor() error {
+	if s.supervisor == nil || len(s.troubles) > 0 {
+		return nil
+	}
+	s.upset(all, func() error { return nil })
+	d := s.supervisor
+	if err := d.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		return err
+	}
+	select {
+	case <-d.exited:
+	case <-time.After(eventually):
+		return errors.New("a supervisor that was told to stop does not")
+	}
+	// One that is to be killed at an effect may be killed by this.
+	if code := d.cmd.ProcessState.ExitCode(); code > 0 {
+		return fmt.Errorf("a supervisor that was told to stop ended with %d", code)
+	}
+	s.supervisor = nil
+	return nil
+}
+
+// killMPS kills daemons and servers, as when their container ends.
+func (s *soak) killMPS() error {
+	if s.supervisor != nil {
+		s.supervisor.kill()
+	}
+	s.upset(all, func() error { return nil })
+	return s.n.killMPS()
+}
+
+// killServer kills a server, its daemon, or both.
+func (s *soak) killServer() error {
+	servers, err := s.servers()
+	if err != nil || len(servers) == 0 {
+		return err
+	}
+	p := servers[s.IntN(len(servers))]
+	s.upset(func(gpu int) bool { return s.sharesServer(servers, p, gpu) }, func() error { return nil })
+	if !s.chance(3) {
+		_ = unix.Kill(p.PID, unix.SIGKILL)
+	}
+	if s.chance(2) {
+		var daemon int
+		if data, err := os.ReadFile(filepath.Join(p.Pipe, "nvidia-cuda-mps-control.pid")); err == nil {
+			_, _ = fmt.Sscan(string(data), &daemon)
+		}
+		if daemon > 0 {
+			_ = unix.Kill(daemon, unix.SIGKILL)
+		}
+	}
+	return nil
+}
+
+// faultServer is a fatal fault of a client.
+func (s *soak) faultServer() error {
+	servers, err := s.servers()
+	if err != nil || len(servers) == 0 {
+		return err
+	}
+	chosen := servers[s.IntN(len(servers))]
+	s.upset(func(gpu int) bool { return s.sharesServer(servers, chosen, gpu) }, func() error { return nil })
+	return s.n.state.Update(func(m *machine.Machine) error {
+		for i := range m.Processes {
+			p := &m.Processes[i]
+			p.Fault = p.Fault || p.PID == chosen.PID && p.Kind == machine.MPSServer
+		}
+		return nil
+	})
+}
+
+// servers are the processes of MPS servers, for each of their GPUs.
+func (s *soak) servers() ([]machine.Process, error) {
+	m, err := s.n.state.Snapshot()
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(m.Processes, func(p machine.Process) bool { return p.Kind != machine.MPSServer }), nil
+}
+
+// sharesServer tells whether a server is on a GPU.
+func (s *soak) sharesServer(servers []machine.Process, p machine.Process, gpu int) bool {
+	return slices.ContainsFunc(servers, func(other machine.Process) bool { return other.PID == p.PID && other.GPU == gpu })
+}
+
+// useMPS starts a program in a container of a claim.
+func (s *soak) useMPS() error {
+	const enough = 4
+	claims := s.some(1, func(c *soakClaim) bool { return c.held && len(c.devices) > 0 && c.usesMPS(c.devices[0]) })
+	if len(claims) == 0 || len(s.users) >= enough || !s.wellMPS() {
+		return nil
+	}
+	c := claims[0]
+	ctx, cancel := context.WithTimeout(s.t.Context(), eventually)
+	defer cancel()
+	u, err := s.n.tryUse(ctx, s.t, s.n.container(s.t, c.ids[0]), "--timeout=10s")
+	switch {
+	case err == nil:
+		s.done["program"]++
+		s.users = append(s.users, &soakUser{user: u, claim: c})
+		return nil
+	case len(s.troubles) > 0:
+		return nil
+	}
+	return fmt.Errorf("a program of claim %s: %w", c, err)
+}
+
+// endUsers ends the programs of claims, as the kubelet does before it releases
+// them.
+func (s *soak) endUsers(which func(*soakClaim) bool) {
+	s.users = slices.DeleteFunc(s.users, func(u *soakUser) bool {
+		if which(u.claim) {
+			u.end()
+			return true
+		}
+		return false
+	})
+}
+
+// checkUsers fails if a program has ended without a reason.
+func (s *soak) checkUsers() error {
+	var errs []error
+	s.users = slices.DeleteFunc(s.users, func(u *soakUser) bool {
+		err := u.works()
+		if err == nil {
+			return false
+		}
+		if !u.excused {
+			errs = append(errs, fmt.Errorf("a program of claim %s: %w", u.claim, err))
+		}
+		u.end()
+		return true
+	})
+	return errors.Join(errs...)
+}
+
+// closeMPS ends everything of MPS.
+func (s *soak) closeMPS() {
+	s.endUsers(func(*soakClaim) bool { return true })
+	if s.supervisor != nil {
+		s.supervisor.kill()
+		s.supervisor = nil
+	}
+}
+
+// sessions are the MPS sessions that a claim needs.
+func (s *soak) sessions(c *soakClaim) []string {
+	var ids []string
+	for i, name := range s.n.names(s.t, c.devices) {
+		// One for all GPUs of a claim, one for each partition.
+		if d := c.devices[i]; c.usesMPS(d) && (c.config != gpuMPS || i == 0) {
+			ids = append(ids, baseName(name))
+		}
+	}
+	return ids
+}
+
+// checkSessions fails unless the sessions are those of the claims that are held,
+// and the mounts are those of the sessions.
+func (s *soak) checkSessions() error {
+	var want, wantMounts []string
+	for _, c := range s.claims {
+		want = append(want, s.sessions(c)...)
+	}
+	slices.Sort(want)
+	want = slices.Compact(want)
+	for _, id := range want {
+		wantMounts = append(wantMounts, filepath.Join(s.n.mps, id, "shm"))
+	}
+	all, err := s.statuses()
+	if err != nil {
+		return err
+	}
+	var got []string
+	for _, status := range all {
+		got = append(got, status.Spec.ID)
+	}
+	mounts, err := s.n.mpsMounts()
+	if err != nil {
+		return err
+	}
+	if !slices.Equal(got, want) || !slices.Equal(mounts, wantMounts) {
+		return fmt.Errorf("the MPS sessions are %v, the mounts %v, the claims need %v", got, mounts, want)
+	}
+	return nil
+}
