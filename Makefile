@@ -128,7 +128,7 @@ test-cluster: root setup build cluster images ## Test with real pods on a local 
 	$(call say,cluster tests: Kubernetes as it is by default)
 	$(call in-test-cluster,,$(OUT)/e2e.test -test.v)
 	$(call say,cluster tests: GPUs of several models under a policy)
-	$(call in-test-cluster,,env DEMO_MACHINE=mixed-mig $(OUT)/e2e.test -test.v -test.run '^TestDemos$$$$',mixed-mig,--values demo/policy-per-model/values.yaml)
+	$(call in-test-cluster,,env DEMO_MACHINE=mixed-mig $(OUT)/e2e.test -test.v -test.run '^(TestDemos|TestDemosTogether|TestSharesOfPartitions|TestIntervalOfShares)$$',mixed-mig,--values demo/policy-per-model/values.yaml)
 	$(call say,cluster tests: without partitionable devices)
 	$(call in-test-cluster,--feature-gates DRAPartitionableDevices=false,\
 	  env PARTAGE_E2E_WITHOUT_PARTITIONS=1 $(OUT)/e2e.test -test.v -test.run '^(TestPublished|TestWithoutPartitions)$$')

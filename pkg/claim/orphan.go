@@ -31,6 +31,9 @@ type orphans struct {
 	mu sync.Mutex
 	// since is when this process first saw that a claim was gone.
 	since map[types.UID]time.Duration
+	// sharing is held while a claim with shares is released: of the last two on a
+	// device each would otherwise take the other for the one that keeps it.
+	sharing sync.Mutex
 }
 
 // see notes whether a claim is gone, and tells for how long it has been.
@@ -103,6 +106,10 @@ func (m *Manager) ask(ctx context.Context, uid types.UID, boot string) (fate, er
 // processes use it. The caller holds the claim's lock.
 func (m *Manager) releaseOrphan(ctx context.Context, r *Record, boot string) error {
 	logger := klog.FromContext(ctx)
+	if slices.ContainsFunc(r.Devices, func(d DeviceRecord) bool { return d.isShare() }) {
+		m.orphans.sharing.Lock()
+		defer m.orphans.sharing.Unlock()
+	}
 	if r.BootID == boot {
 		pids, err := m.users(ctx, r)
 		if err != nil {

@@ -424,6 +424,8 @@ func TestSurveySessions(t *testing.T) {
 			}
 			b.running(test.id).phase = test.phase
 			b.away(test.phase == "")
+			m.Survey(t.Context())
+			b.pass(silenceLimit)
 			if diff := cmp.Diff(test.want, mpsFindings(m.Survey(t.Context()))); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
 			}
@@ -468,6 +470,43 @@ func TestInUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff([]string{mpsA, sliceB0, wholeC}, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// TestSupervisorThatBeginsLater is not reported at once: the two start together
+// with the node. One that is away is, until it answers.
+func TestSupervisorThatBeginsLater(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	tainted := func() int { return len(m.Survey(t.Context()).Conditions) }
+	b.away(true)
+	if got := tainted(); got != 0 {
+		t.Errorf("%d conditions at once", got)
+	}
+	b.pass(silenceLimit)
+	if got := tainted(); got != 3 { // one for each GPU
+		t.Errorf("%d conditions while it is away", got)
+	}
+	b.away(false)
+	if got := tainted(); got != 0 {
+		t.Errorf("%d conditions when it is back", got)
+	}
+	b.away(true)
+	if got := tainted(); got != 0 {
+		t.Errorf("%d conditions at once, the second time", got)
+	}
+}
+
+// Of a record that cannot be read nobody knows which devices it is about.
+func TestInUseNotKnown(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	mustPrepare(t, m, newClaim("u1", sliceB0))
+	write(t, m.journal.path("u2"), `{"apiVersion":"journal.partage.dev/v9","kind":"ClaimRecord"}`)
+	got, err := m.InUse()
+	wantError(t, err, "u2.json")
+	if diff := cmp.Diff([]string{sliceB0}, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 }

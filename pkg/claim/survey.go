@@ -23,6 +23,8 @@ type surveys struct {
 	latest map[string]finding
 	// since is when it was first seen that another process has a GPU's lock.
 	since map[string]time.Duration
+	// silentSince is when the MPS supervisor did not answer first, nil when it does.
+	silentSince *time.Duration
 }
 
 // elsewhereLimit is longer than any call keeps a GPU, undoing included.

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/mps"
@@ -14,11 +15,22 @@ import (
 
 // InUse lists the devices that claims have, by name, whatever becomes of them; also
 // those that they had before the machine was started anew, for the kubelet prepares
-// them again.
+// them again. With an error there may be more than those.
 func (m *Manager) InUse() ([]string, error) {
-	records, _, err := m.journal.list()
+	boot, err := m.roots.BootID()
 	if err != nil {
 		return nil, err
+	}
+	records, unreadable, err := m.journal.list()
+	if err != nil {
+		return nil, err
+	}
+	quarantined, err := m.journal.quarantine.files(boot)
+	if err != nil {
+		return nil, err
+	}
+	if unreadable = append(unreadable, quarantined...); len(unreadable) > 0 {
+		err = fmt.Errorf("which devices the claim of %s has cannot be read", unreadable[0])
 	}
 	var names []string
 	for _, r := range records {
@@ -27,13 +39,16 @@ func (m *Manager) InUse() ([]string, error) {
 		}
 	}
 	slices.Sort(names)
-	return slices.Compact(names), nil
+	return slices.Compact(names), err
 }
 
 // surveySessions tells which sessions are not well, and whether there can be any.
 func (m *Manager) surveySessions(ctx context.Context, inventory *device.Inventory) []device.Condition {
 	sessions, err := m.sessions(ctx)
-	if err != nil {
+	if silent := m.surveys.silent(err != nil, m.clock()); err != nil {
+		if silent < silenceLimit {
+			return nil
+		}
 		return unavailable(inventory, err)
 	}
 	placements := map[string]*device.PartitionShape{}
@@ -58,6 +73,24 @@ func (m *Manager) surveySessions(ctx context.Context, inventory *device.Inventor
 		}
 	}
 	return conditions
+}
+
+// silenceLimit is for how long the supervisor may not answer before people are told.
+// At the start of a node it may begin later than this process.
+const silenceLimit = 5 * time.Second
+
+// silent notes whether the supervisor answers, and tells for how long it has not.
+func (s *surveys) silent(is bool, now time.Duration) time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case !is:
+		s.silentSince = nil
+		return 0
+	case s.silentSince == nil:
+		s.silentSince = &now
+	}
+	return now - *s.silentSince
 }
 
 // base is the name of what a device is a share of, or its own.

@@ -72,8 +72,6 @@ type script struct {
 	Clients []int `json:"clients,omitempty"`
 	// User has the daemon replace a server that ended by one for this user.
 	User string `json:"user,omitempty"`
-	// Fleeting servers end after this time.
-	Fleeting time.Duration `json:"fleeting,omitempty"`
 	// Calls is the PID that the daemon says its server has.
 	Calls int `json:"calls,omitempty"`
 }
@@ -304,9 +302,6 @@ func (d *fakeDaemon) startServer(s script) {
 		user = "0"
 	}
 	d.print("Starting new server %d for user %s", server.pid, user)
-	if s.Fleeting > 0 {
-		time.AfterFunc(s.Fleeting, func() { _ = cmd.Process.Kill() })
-	}
 	go func() {
 		err := cmd.Wait()
 		d.mu.Lock()

@@ -255,19 +255,26 @@ func (s *Supervisor) judge(ctx context.Context, sess *session, c control, server
 		return nil
 	}
 	for _, server := range servers {
-		if server.state != stateActive {
-			continue
-		}
-		if err := server.limits.compare(sess.record.Spec); err != nil {
-			klog.FromContext(ctx).Info("Somebody changed the limits of an MPS server, changing them back", "pid", server.pid, "reason", err)
-			if err := c.setLimits(ctx, server.pid, sess.record.Spec); err != nil {
-				sess.show(Failed, err.Error())
-				return err
-			}
+		if err := s.hold(ctx, sess, c, server); err != nil {
+			sess.show(Failed, err.Error())
+			return err
 		}
 	}
 	sess.showClients(Running, "", clients)
 	return nil
+}
+
+// hold makes a server have the session's limits: others can change them.
+func (s *Supervisor) hold(ctx context.Context, sess *session, c control, server server) error {
+	if server.state != stateActive {
+		return nil
+	}
+	err := server.limits.compare(sess.record.Spec)
+	if err == nil {
+		return nil
+	}
+	klog.FromContext(ctx).Info("Somebody changed the limits of an MPS server, changing them back", "pid", server.pid, "reason", err)
+	return c.setLimits(ctx, server.pid, sess.record.Spec)
 }
 
 // inspect asks the daemon about its servers.

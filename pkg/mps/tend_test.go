@@ -206,43 +206,10 @@ func TestFaultThatNobodySaw(t *testing.T) {
 	}
 }
 
-// TestServerKeepsEnding: it is not started again and again without a pause.
-func TestServerKeepsEnding(t *testing.T) {
-	w := newWorld(t)
-	w.options.FirstPause, w.options.LongestPause = time.Minute, time.Hour
-	s := w.supervisor()
-	before, err := s.Ensure(t.Context(), one)
-	if err != nil {
-		t.Fatal(err)
-	}
-	w.script(script{Fleeting: 200 * time.Millisecond})
-	kill(t, before.Servers[0])
-	// The one that follows at once ends as well, and then there is none for a while.
-	reaches(t, s, one.ID, Starting, 2)
-	for range 5 {
-		time.Sleep(w.options.CheckInterval)
-		if got := statusOf(t, s, one.ID); got.Phase != Starting || got.Losses != 2 || !strings.Contains(got.Message, "no server") {
-			t.Fatalf("got %v", got)
-		}
-	}
-	// Who asks does not wait.
-	w.script(script{})
-	if _, err := s.Ensure(t.Context(), one); err != nil {
-		t.Error(err)
-	}
-	reaches(t, s, one.ID, Running, 2)
-}
-
 // TestServerHasEnded: neither a daemon that has not noticed yet nor a PID that is
 // used again make a server that has ended look alive.
 func TestServerHasEnded(t *testing.T) {
-	w := newWorld(t)
-	w.options.StartLimit = time.Second
-	s := w.supervisor()
-	before, err := s.Ensure(t.Context(), one)
-	if err != nil {
-		t.Fatal(err)
-	}
+	w, s, before := started(t)
 	w.script(script{Calls: before.Servers[0]})
 	kill(t, before.Servers[0])
 	eventually(t, "it to be noticed", func() bool { return statusOf(t, s, one.ID).Phase != Running })
@@ -276,71 +243,6 @@ func TestDefaultsOfTheNextServer(t *testing.T) {
 	if got, err := c.limits(t.Context(), 0, one); err != nil || got.compare(one) != nil {
 		t.Errorf("got %v, %v", got, err)
 	}
-}
-
-// TestRestartFailsWithOtherLimits: a session that cannot run keeps its limits.
-func TestRestartFailsWithOtherLimits(t *testing.T) {
-	w, s, _ := started(t)
-	w.script(script{Exit: "out of luck"})
-	kill(t, daemonOf(t, s, one.ID))
-	reaches(t, s, one.ID, Failed, 1)
-	raised := one.clone()
-	raised.ThreadPercentage = 75
-	if _, err := s.Ensure(t.Context(), raised); err == nil {
-		t.Error("no error")
-	}
-	if got := statusOf(t, s, one.ID).Spec.ThreadPercentage; got != one.ThreadPercentage {
-		t.Errorf("it shows %d percent", got)
-	}
-	if r, err := w.folder(one.ID).load(); err != nil || r.Spec.ThreadPercentage != one.ThreadPercentage {
-		t.Errorf("got %v, %v", r.Spec, err)
-	}
-	w.script(script{})
-	after := reaches(t, s, one.ID, Running, 1)
-	if after.Spec.ThreadPercentage != one.ThreadPercentage {
-		t.Errorf("it has %d percent", after.Spec.ThreadPercentage)
-	}
-	inEffect(t, s, after)
-}
-
-func TestRestartFails(t *testing.T) {
-	w, s, _ := started(t)
-	w.script(script{Exit: "out of luck"})
-	kill(t, daemonOf(t, s, one.ID))
-	failed := reaches(t, s, one.ID, Failed, 1)
-	if !strings.Contains(failed.Message, "out of luck") {
-		t.Errorf("got %q", failed.Message)
-	}
-	if _, err := s.Ensure(t.Context(), one); err == nil || !strings.Contains(err.Error(), "out of luck") {
-		t.Errorf("got %v", err)
-	}
-	// Somebody who asks does not wait for the pause to be over.
-	w.script(script{})
-	status, err := s.Ensure(t.Context(), one)
-	if err != nil || status.Losses != 1 || status.Phase != Running {
-		t.Errorf("got %v, %v", status, err)
-	}
-	// And it comes back by itself.
-	w.script(script{NoServer: true})
-	kill(t, status.Servers[0])
-	reaches(t, s, one.ID, Failed, 2)
-	w.script(script{})
-	reaches(t, s, one.ID, Running, 2)
-}
-
-func TestStopWhileItCannotStart(t *testing.T) {
-	w, s, _ := started(t)
-	w.script(script{Slow: time.Hour})
-	kill(t, daemonOf(t, s, one.ID))
-	reaches(t, s, one.ID, Starting, 1)
-	began := time.Now()
-	if err := s.Stop(t.Context(), one.ID); err != nil {
-		t.Error(err)
-	}
-	if took := time.Since(began); took > w.options.StartLimit/2 {
-		t.Errorf("it took %s", took)
-	}
-	w.nothingLeft(one.ID)
 }
 
 func TestSilentDaemon(t *testing.T) {

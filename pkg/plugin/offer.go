@@ -42,6 +42,8 @@ type offer struct {
 	recalled bool
 	// wanted is when each device was last offered, or known to be a claim's.
 	wanted map[string]time.Time
+	// doubt is why it is not known what claims have, empty when it is.
+	doubt string
 	// made are the terms of the inventory that there is.
 	made device.Terms
 }
@@ -163,15 +165,18 @@ func (l *nodeLoop) noteWanted(ctx context.Context) {
 	o.want(l.asked.take()...)
 	inUse, err := l.Claims.InUse()
 	o.want(inUse...)
-	switch {
-	case err != nil:
-		klog.FromContext(ctx).Error(err, "It is not known which devices claims have, so that all stay")
-		o.extend()
-	case !o.known():
-		o.extend()
-	default:
-		o.forget()
+	doubt := ""
+	if err != nil {
+		doubt = err.Error()
 	}
+	if doubt != o.doubt && doubt != "" {
+		klog.FromContext(ctx).Error(err, "It is not known which devices claims have, so that all stay")
+	}
+	if o.doubt = doubt; doubt != "" || !o.known() {
+		o.extend()
+		return
+	}
+	o.forget()
 }
 
 // build makes the inventory of these GPUs under the policy.

@@ -48,7 +48,8 @@ type Claims interface {
 	// Survey tells what is the case on the GPUs. It does not wait for a GPU that
 	// is busy or does not answer.
 	Survey(ctx context.Context) device.Status
-	// InUse lists the devices that claims are known to have, by name.
+	// InUse lists the devices that claims are known to have, by name. An error says
+	// that there may be more.
 	InUse() ([]string, error)
 }
 

@@ -61,7 +61,7 @@ func waitPublished(t *testing.T, what string, fulfilled func(devices []resourcea
 		published, err := publishedSlices(ctx)
 		if err != nil {
 			last = err.Error()
-			return false, nil
+			return false, nil //nolint:nilerr // it is tried again
 		}
 		var devices []resourceapi.Device
 		for _, s := range published {

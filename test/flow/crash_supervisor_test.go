@@ -95,7 +95,7 @@ var supervisorWays = []struct {
 	{"driver killed, too", func(t *testing.T, s *supervisorScene, call <-chan error) {
 		s.supervisor.kill()
 		s.p.kill()
-		<-call
+		t.Logf("the call: %v", <-call)
 		s.p = nil
 		s.renew(t)
 		s.driver(t)
@@ -105,7 +105,7 @@ var supervisorWays = []struct {
 	}},
 	{"driver killed alone", func(t *testing.T, s *supervisorScene, call <-chan error) {
 		s.p.kill()
-		<-call
+		t.Logf("the call: %v", <-call)
 		s.p = nil
 		s.supervisor.kill()
 		s.renew(t)

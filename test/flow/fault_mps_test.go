@@ -139,7 +139,7 @@ func (r *mpsRig) run(t *testing.T, o operation, f machine.Fault) error {
 	if err != nil {
 		return err
 	}
-	ids, callErr := r.p.try(ctx, o, c, mpsLimit)
+	_, callErr := r.p.try(ctx, o, c, mpsLimit)
 	var errs []error
 	if callErr == nil && o == prepare {
 		errs = append(errs, r.checkPrepared(t, f.GPU))
@@ -151,7 +151,7 @@ func (r *mpsRig) run(t *testing.T, o operation, f machine.Fault) error {
 		return err
 	}
 	if o == prepare {
-		if ids, err = r.p.tryPrepare(ctx, c, kubeletTime); err != nil {
+		if ids, err := r.p.tryPrepare(ctx, c, kubeletTime); err != nil {
 			errs = append(errs, fmt.Errorf("prepare without the fault: %w", err))
 		} else {
 			errs = append(errs, r.checkPrepared(t, f.GPU), r.checkClient(t, ids))

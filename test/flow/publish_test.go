@@ -276,6 +276,7 @@ func TestGPULost(t *testing.T) {
 		t.Run(reason, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t, "h100x2")
+			n.startSupervisor(t)
 			p := n.start(t)
 			p.ready(t)
 			p.untilPrinted(t, n)
