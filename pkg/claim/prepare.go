@@ -14,6 +14,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/partition"
+	"github.com/partage-dev/partage/pkg/sharing"
 )
 
 // retryPauses are the waits between attempts that fail for a reason that may
@@ -95,10 +96,13 @@ func (m *Manager) insist(ctx context.Context, plan *Plan, boot string) (*Record,
 }
 
 // passing tells whether another attempt may succeed. A GPU that somebody else has
-// divided stays so.
+// divided stays so. A supervisor that does not answer may be starting.
 func passing(err error) bool {
 	var traceless *tracelessError
-	return errors.As(err, &traceless) && gpu.Transient(err) && !errors.Is(err, gpu.ErrHung) && !errors.Is(err, partition.ErrDivided)
+	if !errors.As(err, &traceless) || errors.Is(err, gpu.ErrHung) || errors.Is(err, partition.ErrDivided) {
+		return false
+	}
+	return gpu.Transient(err) || errors.Is(err, sharing.ErrNoSupervisor)
 }
 
 // tracelessError is a failure of an attempt that has left nothing, or that has

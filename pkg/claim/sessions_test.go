@@ -4,6 +4,7 @@
 package claim
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -265,16 +266,35 @@ func TestListIsOld(t *testing.T) {
 	}
 }
 
+// A supervisor that starts at the same moment is waited for.
+func TestSupervisorComes(t *testing.T) {
+	b := newBox(t)
+	b.away(true)
+	asked := 0
+	b.onSessions = func() {
+		if asked++; asked == 2 {
+			b.absent = false
+		}
+	}
+	mustPrepare(t, b.manager(), newClaim("u1", mpsA))
+	if b.running(wholeA) == nil {
+		t.Error("there is no session")
+	}
+}
+
 // Without a supervisor MPS is refused with a reason, and claims end.
 func TestNoSupervisor(t *testing.T) {
 	b := newBox(t)
 	m := b.manager()
 	b.away(true)
+	// There is no time to try again.
+	soon, cancel := context.WithTimeout(t.Context(), retryPauses[0])
+	defer cancel()
 	for _, claim := range []*resourceapi.ResourceClaim{
 		newClaim("u1", mpsA), newClaim("u1", mpsSliceA0), configure(newClaim("u1", wholeA, wholeB), fromClaim, gpuMPS),
 	} {
 		b.hooks(nil, nil)
-		_, err := m.Prepare(t.Context(), claim)
+		_, err := m.Prepare(soon, claim)
 		wantError(t, err, "MPS supervisor", "DaemonSet of the mps-supervisor", "device "+wholeA)
 		if !errors.Is(err, sharing.ErrNoSupervisor) || len(b.seen()) > 0 {
 			t.Errorf("got %v after %v", err, b.seen())

@@ -24,6 +24,8 @@ type shares struct {
 	intervals map[string]sharing.Interval
 	// absent: the supervisor does not answer.
 	absent bool
+	// onSessions runs before each answer, with the lock.
+	onSessions func()
 }
 
 // runningSession is one that the supervisor runs.
@@ -132,6 +134,9 @@ func (b *box) Stop(_ context.Context, s sharing.Session) error {
 func (b *box) Sessions(context.Context) (map[string]mps.Status, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.onSessions != nil {
+		b.onSessions()
+	}
 	if b.absent {
 		return nil, sharing.ErrNoSupervisor
 	}
