@@ -4,7 +4,6 @@
 package flow
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -76,7 +75,7 @@ func TestFaultsOfIntervals(t *testing.T) {
 			if err := p.tryUnprepare(t.Context(), c, kubeletTime); err != nil {
 				t.Errorf("unprepare: %v", err)
 			}
-			p.until(t, "nothing to be left", func(context.Context) error { return asError(before.diff(n.traces(t))) })
+			p.untilLeft(t, n, before)
 		})
 	}
 }

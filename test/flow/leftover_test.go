@@ -4,6 +4,7 @@
 package flow
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -113,4 +115,16 @@ func (n *node) clearMPS() error {
 		err = errors.Join(err, os.RemoveAll(filepath.Join(n.mps, e.Name())))
 	}
 	return err
+}
+
+// untilLeft waits until exactly this is there. The driver may just be looking whether
+// there is anything to clean up, and has locks then.
+func (p *process) untilLeft(t testing.TB, n *node, want traces) {
+	t.Helper()
+	p.until(t, "nothing else to be left", func(context.Context) error {
+		if diff := want.diff(n.traces(t)); diff != "" {
+			return errors.New("(-want +got):\n" + diff)
+		}
+		return nil
+	})
 }

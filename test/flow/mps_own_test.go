@@ -68,9 +68,7 @@ func TestMPSOnGPUs(t *testing.T) {
 				n.wantRefused(t, unreachable(n.container(t, ids[gpu])), "DEVICE_UNAVAILABLE", "info")
 			}
 			p.mustUnprepare(t, c)
-			if diff := pristine.diff(n.traces(t)); diff != "" {
-				t.Errorf("what is left (-want +got):\n%s", diff)
-			}
+			p.untilLeft(t, n, pristine)
 		})
 	}
 }
@@ -103,9 +101,7 @@ func TestMPSOnPartition(t *testing.T) {
 	}
 	u.leave()
 	p.mustUnprepare(t, share)
-	if diff := pristine.diff(n.traces(t)); diff != "" {
-		t.Errorf("what is left (-want +got):\n%s", diff)
-	}
+	p.untilLeft(t, n, pristine)
 }
 
 // partitionShares offers everything, and shares of some partitions.

@@ -36,9 +36,7 @@ func TestForeignMode(t *testing.T) {
 	whole := n.claim(t, []request{{}})
 	p.mustPrepare(t, whole)
 	p.mustUnprepare(t, whole)
-	if diff := before.diff(n.traces(t)); diff != "" {
-		t.Errorf("what is left (-want +got):\n%s", diff)
-	}
+	p.untilLeft(t, n, before)
 	n.update(t, func(m *machine.Machine) { m.GPUs[0].ComputeMode = defaultMode })
 	c := n.claim(t, []request{{kind: asMPS}})
 	p.mustPrepare(t, c)
@@ -68,9 +66,7 @@ func TestNoSupervisor(t *testing.T) {
 		p.mustPrepare(t, c)
 		p.mustUnprepare(t, c)
 	}
-	if diff := before.diff(n.traces(t)); diff != "" {
-		t.Errorf("what is left (-want +got):\n%s", diff)
-	}
+	p.untilLeft(t, n, before)
 }
 
 // TestReleaseWithoutSupervisor: pods end while there is no supervisor, and what

@@ -137,9 +137,7 @@ func TestMPSShares(t *testing.T) {
 		u.leave()
 	}
 	p.mustUnprepare(t, claims[1:3]...)
-	if diff := pristine.diff(n.traces(t)); diff != "" {
-		t.Errorf("what is left (-want +got):\n%s", diff)
-	}
+	p.untilLeft(t, n, pristine)
 }
 
 // TestMPSCeiling: a program that does away with its limits has those of the

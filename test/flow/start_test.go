@@ -181,7 +181,7 @@ func TestJournalOfLaterVersion(t *testing.T) {
 	p.mustPrepare(t, claim)
 	p.kill()
 	n.damage(t, claim.GetUid(), func(text string) string {
-		return strings.Replace(text, "journal.partage.dev/v1", "journal.partage.dev/v2", 1)
+		return strings.Replace(text, "journal.partage.dev/v1", "journal.partage.dev/v9", 1)
 	})
 	p = n.start(t, impatient...)
 	p.ready(t)
@@ -195,7 +195,7 @@ func TestJournalOfLaterVersion(t *testing.T) {
 	n.wantInstances(t, 0, place{"1g.10gb", 4})
 	p.kill()
 	n.damage(t, claim.GetUid(), func(text string) string {
-		return strings.Replace(text, "journal.partage.dev/v2", "journal.partage.dev/v1", 1)
+		return strings.Replace(text, "journal.partage.dev/v9", "journal.partage.dev/v1", 1)
 	})
 	p = n.start(t, impatient...)
 	p.ready(t)
