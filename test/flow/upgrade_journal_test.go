@@ -24,9 +24,11 @@ import (
 
 // earlierRecord is what a version of the driver has written about a claim.
 type earlierRecord struct {
-	Claim   struct{ Namespace, Name, UID string }
-	State   string
-	Devices []struct {
+	Claim struct{ Namespace, Name, UID string }
+	State string
+	// Sessions are of MPS. They need a supervisor, and the GPUs need the UUIDs.
+	Sessions []struct{ ID string }
+	Devices  []struct {
 		Requests    []string
 		Device      string
 		ShareID     string
@@ -64,8 +66,18 @@ func TestUpgradeOfJournal(t *testing.T) {
 				t.Fatal(err)
 			}
 			n := newNode(t, "dgx-h100", r.live)
-			n.writeRecord(t, r.Claim.UID, strings.ReplaceAll(string(data), `"boot-1"`, `"`+n.machine(t).BootID+`"`))
-			r.goOn(t, n)
+			actual := []string{`"boot-1"`, `"` + n.machine(t).BootID + `"`}
+			for address, uuid := range map[string]string{"0000:43:00.0": "GPU-b", "0000:52:00.0": "GPU-c"} {
+				at := slices.IndexFunc(n.machine(t).GPUs, func(g machine.GPU) bool { return g.PCIAddress == address })
+				actual = append(actual, `"`+uuid+`"`, `"`+n.machine(t).GPUs[at].UUID+`"`)
+			}
+			n.writeRecord(t, r.Claim.UID, strings.NewReplacer(actual...).Replace(string(data)))
+			flags := slices.Clone(impatient)
+			if len(r.Sessions) > 0 {
+				n.startSupervisor(t)
+				flags = append(flags, n.interposer(t))
+			}
+			r.goOn(t, n, flags)
 		})
 	}
 }
@@ -114,11 +126,11 @@ func (r *earlierRecord) allocate(n *node) *drapb.Claim {
 }
 
 // goOn starts the driver of today on what an earlier one left.
-func (r *earlierRecord) goOn(t *testing.T, n *node) {
+func (r *earlierRecord) goOn(t *testing.T, n *node, flags []string) {
 	t.Helper()
 	claim := r.allocate(n)
-	before := n.machine(t).GPUs
-	p := n.start(t, impatient...)
+	before := n.instances(t)
+	p := n.start(t, flags...)
 	p.ready(t)
 	if r.State == "prepared" {
 		n.wantClaims(t, typesUID(r.Claim.UID))
@@ -126,7 +138,7 @@ func (r *earlierRecord) goOn(t *testing.T, n *node) {
 			_, err := p.tryPrepare(ctx, claim, kubeletTime)
 			return err
 		})
-		if diff := cmp.Diff(before, n.machine(t).GPUs); diff != "" {
+		if diff := cmp.Diff(before, n.instances(t)); diff != "" {
 			t.Errorf("a claim that was prepared has other partitions now (-before +after):\n%s", diff)
 		}
 		p.mustUnprepare(t, claim)
