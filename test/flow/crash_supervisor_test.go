@@ -70,10 +70,10 @@ var supervisorWays = []struct {
 			if err != nil {
 				t.Errorf("unprepare: %v", err)
 			}
-			s.allocate(t)
+		} else {
+			s.prepareAgain(t)
+			s.p.mustUnprepare(t, s.claims...)
 		}
-		s.prepareAgain(t)
-		s.p.mustUnprepare(t, s.claims...)
 		s.untilWithout(t, s.p)
 	}},
 	// Pods can end meanwhile.
@@ -85,10 +85,6 @@ var supervisorWays = []struct {
 		}
 		s.p.mustUnprepare(t, s.claims...)
 		s.renew(t)
-		// Limits that nobody could lower meanwhile are lowered with the next share.
-		s.allocate(t)
-		s.prepareAgain(t)
-		s.p.mustUnprepare(t, s.claims...)
 		s.untilWithout(t, s.p)
 	}},
 	// As in a crash of the node's container runtime.
@@ -110,9 +106,6 @@ var supervisorWays = []struct {
 		s.supervisor.kill()
 		s.renew(t)
 		p := s.driver(t)
-		p.mustUnprepare(t, s.claims...)
-		s.allocate(t)
-		s.prepareAgain(t)
 		p.mustUnprepare(t, s.claims...)
 		s.untilWithout(t, p)
 	}},

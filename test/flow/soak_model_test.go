@@ -168,11 +168,14 @@ func (s *soak) fit(claims []*soakClaim) bool {
 // roomFor tells whether a GPU can have all of these devices at once.
 func (s *soak) roomFor(gpu int, devices []request) bool {
 	devices, room := sharedOnce(devices)
+	if !room {
+		return false
+	}
 	var layout catalog.Layout
 	for _, d := range devices {
 		instance := s.instance(d)
-		if !room || instance == nil {
-			return room && len(devices) == 1
+		if instance == nil {
+			return len(devices) == 1
 		}
 		layout = append(layout, *instance)
 	}

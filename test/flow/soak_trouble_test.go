@@ -107,7 +107,8 @@ func (s *soak) addHang() error {
 	return s.inject(f)
 }
 
-// randomFault chooses one of the functions that were called so far.
+// randomFault chooses one of the functions that were called so far, or the one that
+// will be called first.
 func (s *soak) randomFault() (machine.Fault, error) {
 	calls, err := s.n.state.Calls()
 	if err != nil {
@@ -119,6 +120,10 @@ func (s *soak) randomFault() (machine.Fault, error) {
 		if isChange(name) {
 			changes = append(changes, name)
 		}
+	}
+	if len(functions) == 0 {
+		// A driver registers before it loads the library.
+		functions = []string{"nvmlInitWithFlags"}
 	}
 	slices.Sort(functions)
 	slices.Sort(changes)
