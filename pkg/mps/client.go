@@ -101,19 +101,6 @@ func (c *Client) List(ctx context.Context) ([]Status, error) {
 	return statusesFromProto(answer), nil
 }
 
-// Watch calls with what List returns, at once and after every change, until ctx
-// ends or the supervisor does. It always returns an error.
-func (c *Client) Watch(ctx context.Context, call func([]Status)) error {
-	stream, err := c.supervisor.WatchSessions(ctx, &mpspb.ListSessionsRequest{})
-	for err == nil {
-		var answer *mpspb.ListSessionsResponse
-		if answer, err = stream.Recv(); err == nil {
-			call(statusesFromProto(answer))
-		}
-	}
-	return c.explain(err)
-}
-
 // codeOf says with which code an error that wraps another one travels.
 var codeOf = []struct {
 	err  error

@@ -21,8 +21,6 @@ type session struct {
 	id string
 	// turn has room for one: who put something in has the turn.
 	turn chan struct{}
-	// changed is told when whoever had the turn gives it back.
-	changed func()
 
 	// For who has the turn.
 	record record
@@ -58,11 +56,6 @@ type session struct {
 func (s *Supervisor) newSession(id string) *session {
 	return &session{
 		folder: s.folder(id), id: id, turn: make(chan struct{}, 1), poke: make(chan struct{}, 1), serverEnded: make(chan struct{}, 1),
-		changed: func() {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			s.announce()
-		},
 	}
 }
 
@@ -116,13 +109,8 @@ func (s *session) showClients(phase Phase, message string, clients []int) {
 		status.Clients = slices.Clone(clients)
 	}
 	s.mu.Lock()
-	news := s.status.Phase != phase || s.status.Message != message || s.status.Losses != status.Losses ||
-		!slices.Equal(s.status.Servers, status.Servers)
+	defer s.mu.Unlock()
 	s.status = status
-	s.mu.Unlock()
-	if news {
-		s.changed()
-	}
 }
 
 // current is what was published last.

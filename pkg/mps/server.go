@@ -117,7 +117,7 @@ func serve(ctx context.Context, supervisor *Supervisor, listener net.Listener) e
 		func(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 			return handler(klog.NewContext(ctx, logger), request)
 		}))
-	mpspb.RegisterSupervisorServer(server, &service{supervisor: supervisor, ending: ctx.Done()})
+	mpspb.RegisterSupervisorServer(server, &service{supervisor: supervisor})
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	served := make(chan struct{})
@@ -141,7 +141,6 @@ type service struct {
 	mpspb.UnimplementedSupervisorServer
 
 	supervisor *Supervisor
-	ending     <-chan struct{}
 }
 
 func (s *service) EnsureSession(ctx context.Context, request *mpspb.EnsureSessionRequest) (*mpspb.EnsureSessionResponse, error) {
@@ -163,22 +162,6 @@ func (s *service) StopSession(ctx context.Context, request *mpspb.StopSessionReq
 
 func (s *service) ListSessions(context.Context, *mpspb.ListSessionsRequest) (*mpspb.ListSessionsResponse, error) {
 	return statusesToProto(s.supervisor.List()), nil
-}
-
-func (s *service) WatchSessions(_ *mpspb.ListSessionsRequest, stream mpspb.Supervisor_WatchSessionsServer) error {
-	for {
-		changed := s.supervisor.Changed()
-		if err := stream.Send(statusesToProto(s.supervisor.List())); err != nil {
-			return err
-		}
-		select {
-		case <-changed:
-		case <-stream.Context().Done():
-			return status.FromContextError(stream.Context().Err()).Err()
-		case <-s.ending:
-			return status.Error(codes.Unavailable, "the MPS supervisor ends")
-		}
-	}
 }
 
 func encode(err error) error {

@@ -69,8 +69,6 @@ type Supervisor struct {
 
 	mu       sync.Mutex
 	sessions map[string]*session
-	// changed is closed, and replaced, when a status changes.
-	changed chan struct{}
 }
 
 // New takes over what is in the folder and returns at once: sessions come back in
@@ -94,7 +92,7 @@ func New(ctx context.Context, options Options) (*Supervisor, error) {
 	}
 	s := &Supervisor{
 		options: options, bootID: bootID, closing: make(chan struct{}), closed: make(chan struct{}),
-		sessions: map[string]*session{}, changed: make(chan struct{}),
+		sessions: map[string]*session{},
 	}
 	return s, s.recover(ctx)
 }
@@ -228,13 +226,6 @@ func (s *Supervisor) List() []Status {
 	return all
 }
 
-// Changed returns a channel that is closed when List has something new to say.
-func (s *Supervisor) Changed() <-chan struct{} {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.changed
-}
-
 // Close ends all daemons in order. What is needed to start them again stays. It is
 // called once, when no other call is in progress.
 func (s *Supervisor) Close(ctx context.Context) error {
@@ -288,11 +279,4 @@ func (s *Supervisor) forget(sess *session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.sessions, sess.id)
-	s.announce()
-}
-
-// announce says that there is something new. The caller has the lock.
-func (s *Supervisor) announce() {
-	close(s.changed)
-	s.changed = make(chan struct{})
 }

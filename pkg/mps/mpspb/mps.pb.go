@@ -502,13 +502,12 @@ const file_mps_proto_rawDesc = "" +
 	"\x13StopSessionResponse\"\x15\n" +
 	"\x13ListSessionsRequest\"J\n" +
 	"\x14ListSessionsResponse\x122\n" +
-	"\bsessions\x18\x01 \x03(\v2\x16.partage.mps.v1.StatusR\bsessions2\xfb\x02\n" +
+	"\bsessions\x18\x01 \x03(\v2\x16.partage.mps.v1.StatusR\bsessions2\x9d\x02\n" +
 	"\n" +
 	"Supervisor\x12\\\n" +
 	"\rEnsureSession\x12$.partage.mps.v1.EnsureSessionRequest\x1a%.partage.mps.v1.EnsureSessionResponse\x12V\n" +
 	"\vStopSession\x12\".partage.mps.v1.StopSessionRequest\x1a#.partage.mps.v1.StopSessionResponse\x12Y\n" +
-	"\fListSessions\x12#.partage.mps.v1.ListSessionsRequest\x1a$.partage.mps.v1.ListSessionsResponse\x12\\\n" +
-	"\rWatchSessions\x12#.partage.mps.v1.ListSessionsRequest\x1a$.partage.mps.v1.ListSessionsResponse0\x01B.Z,github.com/partage-dev/partage/pkg/mps/mpspbb\x06proto3"
+	"\fListSessions\x12#.partage.mps.v1.ListSessionsRequest\x1a$.partage.mps.v1.ListSessionsResponseB.Z,github.com/partage-dev/partage/pkg/mps/mpspbb\x06proto3"
 
 var (
 	file_mps_proto_rawDescOnce sync.Once
@@ -536,25 +535,23 @@ var file_mps_proto_goTypes = []any{
 	(*timestamppb.Timestamp)(nil), // 9: google.protobuf.Timestamp
 }
 var file_mps_proto_depIdxs = []int32{
-	8,  // 0: partage.mps.v1.Spec.memory_bytes:type_name -> partage.mps.v1.Spec.MemoryBytesEntry
-	0,  // 1: partage.mps.v1.Status.spec:type_name -> partage.mps.v1.Spec
-	9,  // 2: partage.mps.v1.Status.last_loss_time:type_name -> google.protobuf.Timestamp
-	0,  // 3: partage.mps.v1.EnsureSessionRequest.spec:type_name -> partage.mps.v1.Spec
-	1,  // 4: partage.mps.v1.EnsureSessionResponse.status:type_name -> partage.mps.v1.Status
-	1,  // 5: partage.mps.v1.ListSessionsResponse.sessions:type_name -> partage.mps.v1.Status
-	2,  // 6: partage.mps.v1.Supervisor.EnsureSession:input_type -> partage.mps.v1.EnsureSessionRequest
-	4,  // 7: partage.mps.v1.Supervisor.StopSession:input_type -> partage.mps.v1.StopSessionRequest
-	6,  // 8: partage.mps.v1.Supervisor.ListSessions:input_type -> partage.mps.v1.ListSessionsRequest
-	6,  // 9: partage.mps.v1.Supervisor.WatchSessions:input_type -> partage.mps.v1.ListSessionsRequest
-	3,  // 10: partage.mps.v1.Supervisor.EnsureSession:output_type -> partage.mps.v1.EnsureSessionResponse
-	5,  // 11: partage.mps.v1.Supervisor.StopSession:output_type -> partage.mps.v1.StopSessionResponse
-	7,  // 12: partage.mps.v1.Supervisor.ListSessions:output_type -> partage.mps.v1.ListSessionsResponse
-	7,  // 13: partage.mps.v1.Supervisor.WatchSessions:output_type -> partage.mps.v1.ListSessionsResponse
-	10, // [10:14] is the sub-list for method output_type
-	6,  // [6:10] is the sub-list for method input_type
-	6,  // [6:6] is the sub-list for extension type_name
-	6,  // [6:6] is the sub-list for extension extendee
-	0,  // [0:6] is the sub-list for field type_name
+	8, // 0: partage.mps.v1.Spec.memory_bytes:type_name -> partage.mps.v1.Spec.MemoryBytesEntry
+	0, // 1: partage.mps.v1.Status.spec:type_name -> partage.mps.v1.Spec
+	9, // 2: partage.mps.v1.Status.last_loss_time:type_name -> google.protobuf.Timestamp
+	0, // 3: partage.mps.v1.EnsureSessionRequest.spec:type_name -> partage.mps.v1.Spec
+	1, // 4: partage.mps.v1.EnsureSessionResponse.status:type_name -> partage.mps.v1.Status
+	1, // 5: partage.mps.v1.ListSessionsResponse.sessions:type_name -> partage.mps.v1.Status
+	2, // 6: partage.mps.v1.Supervisor.EnsureSession:input_type -> partage.mps.v1.EnsureSessionRequest
+	4, // 7: partage.mps.v1.Supervisor.StopSession:input_type -> partage.mps.v1.StopSessionRequest
+	6, // 8: partage.mps.v1.Supervisor.ListSessions:input_type -> partage.mps.v1.ListSessionsRequest
+	3, // 9: partage.mps.v1.Supervisor.EnsureSession:output_type -> partage.mps.v1.EnsureSessionResponse
+	5, // 10: partage.mps.v1.Supervisor.StopSession:output_type -> partage.mps.v1.StopSessionResponse
+	7, // 11: partage.mps.v1.Supervisor.ListSessions:output_type -> partage.mps.v1.ListSessionsResponse
+	9, // [9:12] is the sub-list for method output_type
+	6, // [6:9] is the sub-list for method input_type
+	6, // [6:6] is the sub-list for extension type_name
+	6, // [6:6] is the sub-list for extension extendee
+	0, // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_mps_proto_init() }

@@ -25,7 +25,6 @@ const (
 	Supervisor_EnsureSession_FullMethodName = "/partage.mps.v1.Supervisor/EnsureSession"
 	Supervisor_StopSession_FullMethodName   = "/partage.mps.v1.Supervisor/StopSession"
 	Supervisor_ListSessions_FullMethodName  = "/partage.mps.v1.Supervisor/ListSessions"
-	Supervisor_WatchSessions_FullMethodName = "/partage.mps.v1.Supervisor/WatchSessions"
 )
 
 // SupervisorClient is the client API for Supervisor service.
@@ -43,8 +42,6 @@ type SupervisorClient interface {
 	StopSession(ctx context.Context, in *StopSessionRequest, opts ...grpc.CallOption) (*StopSessionResponse, error)
 	// ListSessions tells of all sessions, ordered by id.
 	ListSessions(ctx context.Context, in *ListSessionsRequest, opts ...grpc.CallOption) (*ListSessionsResponse, error)
-	// WatchSessions sends what ListSessions answers, at once and after every change.
-	WatchSessions(ctx context.Context, in *ListSessionsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListSessionsResponse], error)
 }
 
 type supervisorClient struct {
@@ -85,25 +82,6 @@ func (c *supervisorClient) ListSessions(ctx context.Context, in *ListSessionsReq
 	return out, nil
 }
 
-func (c *supervisorClient) WatchSessions(ctx context.Context, in *ListSessionsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListSessionsResponse], error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Supervisor_ServiceDesc.Streams[0], Supervisor_WatchSessions_FullMethodName, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	x := &grpc.GenericClientStream[ListSessionsRequest, ListSessionsResponse]{ClientStream: stream}
-	if err := x.ClientStream.SendMsg(in); err != nil {
-		return nil, err
-	}
-	if err := x.ClientStream.CloseSend(); err != nil {
-		return nil, err
-	}
-	return x, nil
-}
-
-// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Supervisor_WatchSessionsClient = grpc.ServerStreamingClient[ListSessionsResponse]
-
 // SupervisorServer is the server API for Supervisor service.
 // All implementations must embed UnimplementedSupervisorServer
 // for forward compatibility.
@@ -119,8 +97,6 @@ type SupervisorServer interface {
 	StopSession(context.Context, *StopSessionRequest) (*StopSessionResponse, error)
 	// ListSessions tells of all sessions, ordered by id.
 	ListSessions(context.Context, *ListSessionsRequest) (*ListSessionsResponse, error)
-	// WatchSessions sends what ListSessions answers, at once and after every change.
-	WatchSessions(*ListSessionsRequest, grpc.ServerStreamingServer[ListSessionsResponse]) error
 	mustEmbedUnimplementedSupervisorServer()
 }
 
@@ -139,9 +115,6 @@ func (UnimplementedSupervisorServer) StopSession(context.Context, *StopSessionRe
 }
 func (UnimplementedSupervisorServer) ListSessions(context.Context, *ListSessionsRequest) (*ListSessionsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListSessions not implemented")
-}
-func (UnimplementedSupervisorServer) WatchSessions(*ListSessionsRequest, grpc.ServerStreamingServer[ListSessionsResponse]) error {
-	return status.Error(codes.Unimplemented, "method WatchSessions not implemented")
 }
 func (UnimplementedSupervisorServer) mustEmbedUnimplementedSupervisorServer() {}
 func (UnimplementedSupervisorServer) testEmbeddedByValue()                    {}
@@ -218,17 +191,6 @@ func _Supervisor_ListSessions_Handler(srv interface{}, ctx context.Context, dec 
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Supervisor_WatchSessions_Handler(srv interface{}, stream grpc.ServerStream) error {
-	m := new(ListSessionsRequest)
-	if err := stream.RecvMsg(m); err != nil {
-		return err
-	}
-	return srv.(SupervisorServer).WatchSessions(m, &grpc.GenericServerStream[ListSessionsRequest, ListSessionsResponse]{ServerStream: stream})
-}
-
-// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Supervisor_WatchSessionsServer = grpc.ServerStreamingServer[ListSessionsResponse]
-
 // Supervisor_ServiceDesc is the grpc.ServiceDesc for Supervisor service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -249,12 +211,6 @@ var Supervisor_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Supervisor_ListSessions_Handler,
 		},
 	},
-	Streams: []grpc.StreamDesc{
-		{
-			StreamName:    "WatchSessions",
-			Handler:       _Supervisor_WatchSessions_Handler,
-			ServerStreams: true,
-		},
-	},
+	Streams:  []grpc.StreamDesc{},
 	Metadata: "mps.proto",
 }
