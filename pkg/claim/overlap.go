@@ -108,7 +108,6 @@ func (m *Manager) await(ctx context.Context, overlap *OverlapError, boot string)
 		if !m.holds(overlap) {
 			return nil
 		}
-		looked := overlap.Shares > 0 // any other claim may have gone as well
 		timer := time.NewTimer(recordPoll)
 		select {
 		case <-changed:
@@ -118,8 +117,8 @@ func (m *Manager) await(ctx context.Context, overlap *OverlapError, boot string)
 			return fmt.Errorf("%w, and was not released in time", overlap)
 		}
 		timer.Stop()
-		if looked {
-			return nil
+		if overlap.Shares > 0 {
+			return nil // any other claim may have given a share back
 		}
 	}
 }

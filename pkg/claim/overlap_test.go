@@ -12,6 +12,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/partage-dev/partage/pkg/policy"
 )
 
 func TestOverlap(t *testing.T) {
@@ -61,6 +63,50 @@ func testOverlap(t *testing.T, first, second string, refused bool) {
 	mustPrepare(t, m, newClaim("second", second))
 	mustUnprepare(t, m, "second")
 	b.wantNothing()
+}
+
+// A device has only so many shares. Whoever gives one back makes room.
+func TestTooManyShares(t *testing.T) {
+	for _, device := range []string{mpsA, turnsA, mpsSliceA0} {
+		t.Run(device, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBox(t)
+				m := b.manager()
+				for _, uid := range []string{"first", "second", "third"} {
+					mustPrepare(t, m, newClaim(uid, device))
+				}
+				before := b.state()
+				start := time.Now()
+				_, err := m.Prepare(t.Context(), newClaim("two", device, device))
+				var overlap *OverlapError
+				if !errors.As(err, &overlap) || overlap.Shares != policy.DefaultClients {
+					t.Errorf("got %v", err)
+				}
+				wantError(t, err, device, "has 4 shares and all are taken", "default/claim-", "not released in time")
+				if waited := time.Since(start); waited != roomTime {
+					t.Errorf("waited for %s", waited)
+				}
+				if diff := cmp.Diff(before, b.state()); diff != "" {
+					t.Errorf("the refusal changed: -before +after:\n%s", diff)
+				}
+
+				prepared := make(chan error)
+				go func() {
+					_, err := m.Prepare(t.Context(), newClaim("two", device, device))
+					prepared <- err
+				}()
+				synctest.Wait()
+				mustUnprepare(t, b.manager(), "second")
+				if err := <-prepared; err != nil {
+					t.Error(err)
+				}
+				for _, uid := range []string{"first", "third", "two"} {
+					mustUnprepare(t, m, types.UID(uid))
+				}
+				b.wantNothing()
+			})
+		})
+	}
 }
 
 // A claim that comes while the place is still taken gets it as soon as it is free,

@@ -121,7 +121,7 @@ func TestMPSShares(t *testing.T) {
 		n.wantRefused(t, n.container(t, id...), "OUT_OF_MEMORY", "alloc", "10Gi", "1Mi")
 	}
 	n.wantRefused(t, unreachable(n.container(t, ids[0]...)), "DEVICE_UNAVAILABLE", "info")
-	for _, other := range []request{{}, {kind: asTimeSlice}, mig(0, "1g.10gb", 0)} {
+	for _, other := range []request{{}, {kind: asTimeSlice}, {kind: asMPS}, mig(0, "1g.10gb", 0)} {
 		n.wantNoRoom(t, p, other)
 	}
 	users := []*user{n.use(t, ids[1]...), n.use(t, ids[2]...)}
