@@ -286,23 +286,35 @@ func (l limits) compare(spec Spec) error {
 	return nil
 }
 
-// setLimits applies the limits of a spec to a server, or with 0 to servers to come,
-// and reads them back.
-func (c control) setLimits(ctx context.Context, server int, spec Spec) error {
-	whose := "servers to come"
-	if server != 0 {
-		whose = "the server with PID " + strconv.Itoa(server)
+// setLimits applies the limits of a spec to servers, where 0 means those to come, and
+// reads them back. One run of the client does it all: what the commands have to say
+// comes before the answers to the queries.
+func (c control) setLimits(ctx context.Context, spec Spec, servers ...int) error {
+	var commands, queries []string
+	for _, server := range servers {
+		commands = append(commands, limitCommands(server, wantedLimits(spec))...)
+		queries = append(queries, limitQueries(server, spec)...)
 	}
-	answers, err := c.run(ctx, limitCommands(server, wantedLimits(spec))...)
+	lines, err := c.run(ctx, slices.Concat(commands, queries)...)
 	if err != nil {
-		return fmt.Errorf("set the limits of %s: %w", whose, err)
+		return fmt.Errorf("set limits: %w", err)
 	}
-	got, err := c.limits(ctx, server, spec)
-	if err == nil {
-		err = got.compare(spec)
+	if len(lines) < len(queries) {
+		return fmt.Errorf("read limits: MPS command %q: want %d answers, got %q", strings.Join(queries, "; "), len(queries), lines)
 	}
-	if err != nil {
-		return fmt.Errorf("the limits of %s are not in effect: %w%s", whose, err, said(strings.Join(answers, "\n")))
+	answers, each := lines[len(lines)-len(queries):], len(queries)/len(servers)
+	for i, server := range servers {
+		got, err := parseLimits(answers[i*each:(i+1)*each], spec)
+		if err == nil {
+			err = got.compare(spec)
+		}
+		if err != nil {
+			whose := "servers to come"
+			if server != 0 {
+				whose = "the server with PID " + strconv.Itoa(server)
+			}
+			return fmt.Errorf("the limits of %s are not in effect: %w%s", whose, err, said(strings.Join(lines, "\n")))
+		}
 	}
 	return nil
 }

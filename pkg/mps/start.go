@@ -119,7 +119,7 @@ func (s *Supervisor) awaitDaemon(ctx context.Context, c control) error {
 // see the package's comment.
 func (s *Supervisor) startServer(ctx context.Context, sess *session, c control) error {
 	// A daemon that was adopted may never have had them, and others can change them.
-	if err := c.setLimits(ctx, 0, sess.record.Spec); err != nil {
+	if err := c.setLimits(ctx, sess.record.Spec, 0); err != nil {
 		return err
 	}
 	before := sess.position()
@@ -128,65 +128,56 @@ func (s *Supervisor) startServer(ctx context.Context, sess *session, c control) 
 	if err != nil {
 		return fmt.Errorf("start the server: %w", err)
 	}
-	var pids []int
-	var last state
+	var servers []server
 	err = poll(ctx, func() (bool, error) {
-		seen := pids
-		if pids, err = c.servers(ctx); err != nil {
+		seen := servers
+		if servers, err = inspect(ctx, c, serverPIDs(seen), sess.record.Spec); err != nil {
 			return false, err
 		}
 		if failed := sess.serverFailed(before); failed != "" {
 			return false, errors.New(failed)
 		}
-		if len(pids) == 0 {
+		if len(servers) == 0 {
 			if len(seen) > 0 {
-				return false, fmt.Errorf("it had PID %d and has ended", seen[0])
+				return false, fmt.Errorf("it had PID %d and has ended", seen[0].pid)
 			}
 			return false, nil
 		}
-		now, err := c.state(ctx, pids[0])
-		if err != nil {
-			return false, err
-		}
-		if last = now; last == stateFault {
+		if servers[0].state == stateFault {
 			return false, errors.New("it is faulted although it has had no clients yet")
 		}
-		return last == stateActive, nil
+		return servers[0].state == stateActive, nil
 	})
 	if err != nil {
-		if last != "" {
-			err = fmt.Errorf("%w (its state is %s)", err, last)
+		if len(servers) > 0 {
+			err = fmt.Errorf("%w (its state is %s)", err, servers[0].state)
 		}
 		return fmt.Errorf("the server does not start: %w%s", err, said(strings.Join(answers, "\n")))
 	}
-	return s.serve(ctx, sess, c, pids)
+	return s.serve(ctx, sess, c, servers)
 }
 
 // serve takes these servers for the session's, if their limits are right or can be
 // made so.
-func (s *Supervisor) serve(ctx context.Context, sess *session, c control, pids []int) error {
-	servers := make([]processID, 0, len(pids))
-	for _, pid := range pids {
-		id, err := identify(pid)
+func (s *Supervisor) serve(ctx context.Context, sess *session, c control, servers []server) error {
+	ids := make([]processID, 0, len(servers))
+	for _, server := range servers {
+		id, err := identify(server.pid)
 		if err != nil {
 			return fmt.Errorf("the server has ended: %w", err)
 		}
 		if !sess.owns(id) {
 			return fmt.Errorf("the control daemon (%s) calls %s its server, which it did not start", sess.record.Daemon, id)
 		}
-		got, err := c.limits(ctx, pid, sess.record.Spec)
-		if err == nil {
-			err = got.compare(sess.record.Spec)
-		}
-		if err != nil {
-			klog.FromContext(ctx).Info("Setting the limits of an MPS server", "pid", pid, "reason", err)
-			if err := c.setLimits(ctx, pid, sess.record.Spec); err != nil {
+		if err := server.limits.compare(sess.record.Spec); err != nil {
+			klog.FromContext(ctx).Info("Setting the limits of an MPS server", "pid", id.PID, "reason", err)
+			if err := c.setLimits(ctx, sess.record.Spec, id.PID); err != nil {
 				return err
 			}
 		}
-		servers = append(servers, id)
+		ids = append(ids, id)
 	}
-	sess.record.Servers, sess.record.ServerUser = servers, sess.user(pids[0])
+	sess.record.Servers, sess.record.ServerUser = ids, sess.user(ids[0].PID)
 	sess.record.Started, sess.record.Serving = true, true
 	if err := sess.save(sess.record); err != nil {
 		return err
@@ -277,16 +268,9 @@ func (s *Supervisor) quit(ctx context.Context, sess *session) {
 
 // apply brings a session that runs to other limits, or back to the earlier ones.
 func (s *Supervisor) apply(ctx context.Context, sess *session, c control, spec Spec) error {
-	set := func(ctx context.Context, spec Spec) error {
-		for _, server := range slices.Concat([]int{0}, pidsOf(sess.record.Servers)) {
-			if err := c.setLimits(ctx, server, spec); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	if err := set(ctx, spec); err != nil {
-		if undone := set(context.WithoutCancel(ctx), sess.record.Spec); undone != nil {
+	servers := append(pidsOf(sess.record.Servers), 0)
+	if err := c.setLimits(ctx, spec, servers...); err != nil {
+		if undone := c.setLimits(context.WithoutCancel(ctx), sess.record.Spec, servers...); undone != nil {
 			err = errors.Join(err, fmt.Errorf("return to the earlier limits: %w", undone))
 		}
 		return err

@@ -145,7 +145,7 @@ func TestLimitsAreKept(t *testing.T) {
 	}
 	other := spec
 	other.ThreadPercentage = 90
-	if err := c.setLimits(t.Context(), status.Servers[0], other); err != nil {
+	if err := c.setLimits(t.Context(), other, status.Servers[0]); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the limit to be as before", func() bool {

@@ -171,6 +171,14 @@ type server struct {
 	clients []int
 }
 
+func serverPIDs(servers []server) []int {
+	pids := make([]int, len(servers))
+	for i, one := range servers {
+		pids[i] = one.pid
+	}
+	return pids
+}
+
 // check compares what runs with what is wanted, and repairs what it can. An error
 // means that the session does not run.
 func (s *Supervisor) check(ctx context.Context, sess *session) error {
@@ -187,7 +195,7 @@ func (s *Supervisor) check(ctx context.Context, sess *session) error {
 	}
 	asked, cancel := sess.daemon.while(ctx)
 	defer cancel()
-	servers, err := inspect(asked, c, sess)
+	servers, err := inspect(asked, c, pidsOf(sess.record.Servers), sess.record.Spec)
 	if err != nil {
 		return s.silence(ctx, sess, err)
 	}
@@ -215,10 +223,10 @@ func (s *Supervisor) check(ctx context.Context, sess *session) error {
 
 // judge decides what the session is doing from what its servers are.
 func (s *Supervisor) judge(ctx context.Context, sess *session, c control, servers []server) error {
-	var pids, clients []int
+	pids := serverPIDs(servers)
+	var clients []int
 	active := false
 	for _, server := range servers {
-		pids = append(pids, server.pid)
 		clients = append(clients, server.clients...)
 		active = active || server.state == stateActive
 		if server.state != stateFault {
@@ -247,7 +255,7 @@ func (s *Supervisor) judge(ctx context.Context, sess *session, c control, server
 		return nil
 	}
 	if !sess.record.Serving || !slices.Equal(pids, pidsOf(sess.record.Servers)) {
-		if err := s.serve(ctx, sess, c, pids); err != nil {
+		if err := s.serve(ctx, sess, c, servers); err != nil {
 			sess.show(Failed, err.Error())
 			return err
 		}
@@ -274,33 +282,37 @@ func (s *Supervisor) hold(ctx context.Context, sess *session, c control, server 
 		return nil
 	}
 	klog.FromContext(ctx).Info("Somebody changed the limits of an MPS server, changing them back", "pid", server.pid, "reason", err)
-	return c.setLimits(ctx, server.pid, sess.record.Spec)
+	return c.setLimits(ctx, sess.record.Spec, server.pid)
 }
 
-// inspect asks the daemon about its servers.
-func inspect(ctx context.Context, c control, sess *session) ([]server, error) {
-	if len(sess.record.Servers) == 1 {
-		pid := sess.record.Servers[0].PID
-		l, ok, err := c.look(ctx, pid, sess.record.Spec)
+// inspect asks the daemon about its servers, which may be these.
+func inspect(ctx context.Context, c control, known []int, spec Spec) ([]server, error) {
+	var err error
+	if len(known) != 1 {
+		if known, err = c.servers(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if len(known) == 1 {
+		l, ok, err := c.look(ctx, known[0], spec)
 		if err != nil {
 			return nil, err
 		}
 		if ok && len(l.servers) == 1 {
-			return []server{{pid: pid, state: l.state, limits: l.limits, clients: l.clients}}, nil
+			return []server{{pid: known[0], state: l.state, limits: l.limits, clients: l.clients}}, nil
+		}
+		if known, err = c.servers(ctx); err != nil {
+			return nil, err
 		}
 	}
-	pids, err := c.servers(ctx)
-	if err != nil {
-		return nil, err
-	}
 	var servers []server
-	for _, pid := range pids {
+	for _, pid := range known {
 		one := server{pid: pid}
 		if one.state, err = c.state(ctx, pid); err != nil {
 			return nil, err
 		}
 		if one.state == stateActive {
-			if one.limits, err = c.limits(ctx, pid, sess.record.Spec); err != nil {
+			if one.limits, err = c.limits(ctx, pid, spec); err != nil {
 				return nil, err
 			}
 		}

@@ -235,7 +235,7 @@ func TestDefaultsOfTheNextServer(t *testing.T) {
 	}
 	other := one
 	other.ThreadPercentage = 90
-	if err := c.setLimits(t.Context(), 0, other); err != nil {
+	if err := c.setLimits(t.Context(), other, 0); err != nil {
 		t.Fatal(err)
 	}
 	kill(t, before.Servers[0])
