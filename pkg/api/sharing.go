@@ -59,8 +59,8 @@ type MPSConfig struct {
 	// use on each device, at least 1Mi. Nil sets no limit.
 	DefaultPinnedDeviceMemoryLimit *MemoryLimit `json:"defaultPinnedDeviceMemoryLimit,omitempty"`
 	// DefaultPerDevicePinnedMemoryLimit takes precedence over
-	// DefaultPinnedDeviceMemoryLimit. A key is a device's UUID or its index in
-	// the claim, from 0. See MemoryLimits.
+	// DefaultPinnedDeviceMemoryLimit. A key is a device's UUID or its index among
+	// those of the claim that the configuration is for, from 0. See MemoryLimits.
 	DefaultPerDevicePinnedMemoryLimit map[string]MemoryLimit `json:"defaultPerDevicePinnedMemoryLimit,omitempty"`
 	// MultiUser lets clients of different user ids run at the same time.
 	MultiUser *bool `json:"multiUser,omitempty"`

@@ -101,8 +101,13 @@ func (m *Manager) mayBegin(ctx context.Context, plan *Plan, r *Record, others *n
 func (m *Manager) verify(ctx context.Context, plan *Plan, earlier *Record, others *neighbours) (*Record, error) {
 	r := earlier.clone()
 	err := m.expect(ctx, r, others)
+	var told bool
 	if err == nil {
-		err = m.noteLosses(ctx, r, observed{})
+		told, err = m.noteLosses(ctx, r, observed{})
+	}
+	if told {
+		// Once is enough, whatever comes of the rest.
+		err = m.journal.save(r)
 	}
 	if err == nil {
 		_, err = m.apply(ctx, plan, r, others, false)
@@ -148,10 +153,11 @@ func (m *Manager) expect(ctx context.Context, r *Record, others *neighbours) err
 	if len(gone) == 0 {
 		return nil
 	}
-	if err := m.journal.save(r); err != nil {
+	// As long as the record says what is gone this is tried again.
+	if err := m.abandonSessions(ctx, r, gone); err != nil {
 		return err
 	}
-	return m.abandonSessions(ctx, r, gone)
+	return m.journal.save(r)
 }
 
 // checkPlaces refuses a place with an instance that no record explains, whatever

@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/gpu"
 )
@@ -136,6 +137,28 @@ func TestSessionIsBusyElsewhere(t *testing.T) {
 		}
 		release()
 		mustReconcile(t, other)
+		b.wantNothing()
+	})
+}
+
+// A supervisor that takes calls and does not answer is like none: pods end.
+func TestSupervisorHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBox(t)
+		m := b.manager()
+		mustPrepare(t, m, portion("small", mpsA, "1Gi", "10"))
+		mustPrepare(t, m, portion("large", mpsA, "3Gi", "30"))
+		mustPrepare(t, m, configure(newClaim("own", wholeB), fromClaim, gpuMPS))
+		b.mute = true
+		for _, uid := range []types.UID{"large", "small", "own"} {
+			start := time.Now()
+			mustUnprepare(t, m, uid)
+			if waited := time.Since(start); waited > sessionsTime {
+				t.Errorf("%s: waited for %s", uid, waited)
+			}
+		}
+		b.mute = false
+		mustReconcile(t, m)
 		b.wantNothing()
 	})
 }

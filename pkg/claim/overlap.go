@@ -59,8 +59,12 @@ func (n *neighbours) checkOverlap(want *Record) error {
 }
 
 // checkRoom counts the shares that claims have of the devices of a plan. One that the
-// policy does not offer any more keeps those that it had, whatever their number.
+// policy does not offer any more keeps those that it had, whatever their number, and a
+// claim gets again what it had.
 func (n *neighbours) checkRoom(plan *Plan, r *Record) error {
+	if plan.again {
+		return nil
+	}
 	taken := map[string]int{}
 	holders := n.holders()
 	for i, step := range plan.Steps {

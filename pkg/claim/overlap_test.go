@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/policy"
 )
 
@@ -107,6 +108,37 @@ func TestTooManyShares(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The policy has fewer shares than claims had before the machine was started anew: they
+// all have theirs again, and nobody else gets one.
+func TestFewerSharesAfterReboot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBox(t)
+		m := b.manager()
+		uids := []string{"u1", "u2", "u3"}
+		for _, uid := range uids {
+			mustPrepare(t, m, newClaim(uid, mpsA))
+		}
+		b.boot("boot-2")
+		m = b.manager()
+		fewer := testPolicy()
+		fewer.Default.MPS.Clients = 2
+		inventory, err := device.NewInventory(testNode(), device.Terms{Policy: fewer, Limited: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.SetInventory(inventory)
+		for _, uid := range uids {
+			mustPrepare(t, m, newClaim(uid, mpsA))
+		}
+		_, err = m.Prepare(t.Context(), newClaim("u4", mpsA))
+		wantError(t, err, "device "+mpsA+" has 2 shares and all are taken")
+		for _, uid := range uids {
+			mustUnprepare(t, m, types.UID(uid))
+		}
+		b.wantNothing()
+	})
 }
 
 // A claim that comes while the place is still taken gets it as soon as it is free,

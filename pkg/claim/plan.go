@@ -32,8 +32,11 @@ func (r Ref) String() string { return fmt.Sprintf("%s/%s (%s)", r.Namespace, r.N
 type Plan struct {
 	Claim Ref
 	// Steps are in the order in which they are taken: by PCI address, then the
-	// whole GPU, then partitions by placement.
+	// whole GPU, then partitions by placement; who only observes one comes last there.
 	Steps []Step
+
+	// again says that the claim had all of it before the machine was started anew.
+	again bool
 }
 
 // Step is one device of a plan.
@@ -188,9 +191,18 @@ func compareSteps(a, b Step) int {
 	return cmp.Or(
 		comparePCI(a.Device.GPU.PCIAddress, b.Device.GPU.PCIAddress),
 		cmp.Compare(start(a.Device), start(b.Device)),
+		cmp.Compare(a.turn(), b.turn()),
 		cmp.Compare(a.Device.Name, b.Device.Name),
 		cmp.Compare(ptr.Deref(a.ShareID, ""), ptr.Deref(b.ShareID, "")),
 	)
+}
+
+// turn puts who only looks at a partition after who makes it.
+func (s Step) turn() int {
+	if s.Admin {
+		return 1
+	}
+	return 0
 }
 
 // start puts a whole GPU before its partitions.

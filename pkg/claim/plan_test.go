@@ -94,6 +94,11 @@ func TestPlan(t *testing.T) {
 		"admin":           {withResults(adminResult("watch", wholeA)), []string{"watch " + wholeA + " admin"}},
 		"admin overlaps":  {withResults(adminResult("watch", wholeA), result("use", sliceA0)), []string{"watch " + wholeA + " admin", "use " + sliceA0}},
 		"admin and owner": {withResults(adminResult("watch", wholeA), result("use", wholeA)), []string{"watch,use " + wholeA}},
+		// What it looks at has to be made first.
+		"admin and share": {
+			withResults(adminResult("watch", sliceA0), adminResult("a", mpsSliceA0), share("b", mpsSliceA0, "z")),
+			[]string{"b " + mpsSliceA0 + " share z", "watch " + sliceA0 + " admin", "a " + mpsSliceA0 + " share share-a admin"},
+		},
 		"shares": {
 			withResults(share("b", wholeA, "s2"), share("a", wholeA, "s1")),
 			[]string{"a " + wholeA + " share s1", "b " + wholeA + " share s2"},

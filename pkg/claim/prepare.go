@@ -153,6 +153,7 @@ func (m *Manager) earlier(ctx context.Context, plan *Plan, boot string) (*Record
 	}
 	switch {
 	case r.BootID != boot:
+		plan.again = r.State == Prepared && r.arrange(plan.record(boot))
 		return nil, nil
 	case r.State != Unpreparing && r.arrange(plan.record(boot)):
 		return r, nil

@@ -183,7 +183,7 @@ func (m *Manager) abandonSessions(ctx context.Context, r *Record, gone []*Device
 		if !slices.ContainsFunc(gone, func(d *DeviceRecord) bool { return d.in(s.ID) }) {
 			continue
 		}
-		if err := m.sharing.Stop(ctx, sharing.Session{ID: s.ID}); err != nil {
+		if err := m.endSession(ctx, sharing.Session{ID: s.ID}); err != nil {
 			return fmt.Errorf("device %s: %w", s.Devices[0].Device, supervisorHint(err))
 		}
 	}
@@ -193,7 +193,12 @@ func (m *Manager) abandonSessions(ctx context.Context, r *Record, gone []*Device
 // settle fills in what is known only when the partitions are live: UUIDs, and the
 // limits that a configuration gives by UUID.
 func (p *Plan) settle(r *Record, s *SessionRecord) error {
-	var uuids []string
+	uuid := func(step int) string {
+		if partition := r.Devices[step].Partition; partition != nil {
+			return partition.uuid()
+		}
+		return p.Steps[step].Device.GPU.UUID
+	}
 	for i := range s.Devices {
 		d := &s.Devices[i]
 		for j := range r.Devices {
@@ -201,16 +206,19 @@ func (p *Plan) settle(r *Record, s *SessionRecord) error {
 				d.UUID = r.Devices[j].Partition.uuid()
 			}
 		}
-		uuids = append(uuids, d.UUID)
 	}
 	for _, step := range p.Steps {
 		if step.session == nil || step.session.id != s.ID || step.session.config == nil {
 			continue
 		}
-		var err error
-		if s.MemoryBytes, err = step.session.config.MemoryLimits(uuids); err != nil {
+		limits, err := step.session.config.MemoryLimits(p.configured(step.session, uuid))
+		if err != nil {
 			return fmt.Errorf("device %s: %w", step.Device.Name, err)
 		}
+		maps.DeleteFunc(limits, func(uuid string, _ int64) bool {
+			return !slices.ContainsFunc(s.Devices, func(d SessionDevice) bool { return d.UUID == uuid })
+		})
+		s.MemoryBytes = limits
 		return nil
 	}
 	return nil
@@ -284,7 +292,16 @@ func (m *Manager) stopSession(ctx context.Context, r *Record, s *SessionRecord, 
 			return err
 		}
 	}
-	return m.sharing.Stop(ctx, s.wanted([]*Record{r}))
+	return m.endSession(ctx, s.wanted([]*Record{r}))
+}
+
+// endSession finds out first whether the supervisor answers at all. To end a session
+// takes its time, and one that hangs must not hold up the pods that end.
+func (m *Manager) endSession(ctx context.Context, s sharing.Session) error {
+	if _, err := m.sessions(ctx); err != nil {
+		return err
+	}
+	return m.sharing.Stop(ctx, s)
 }
 
 func (m *Manager) tighten(ctx context.Context, r *Record, s *SessionRecord, holders []*Record) {
@@ -297,7 +314,11 @@ func (m *Manager) tighten(ctx context.Context, r *Record, s *SessionRecord, hold
 			s = other
 		}
 	}
-	if _, err := m.sharing.Start(ctx, s.wanted(holders), true); err != nil {
+	_, err := m.sessions(ctx) // see endSession
+	if err == nil {
+		_, err = m.sharing.Start(ctx, s.wanted(holders), true)
+	}
+	if err != nil {
 		klog.FromContext(ctx).Error(err, "The limits of an MPS session stay above what its claims have", "session", s.ID)
 	}
 }

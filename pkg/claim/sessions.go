@@ -103,7 +103,7 @@ func (m *Manager) tend(ctx context.Context, r *Record, seen observed) error {
 		return nil // or it is not known, see unchecked
 	}
 	before := r.clone()
-	if err := m.noteLosses(ctx, r, seen); err != nil {
+	if _, err := m.noteLosses(ctx, r, seen); err != nil {
 		return err
 	}
 	var errs []error
@@ -128,15 +128,15 @@ func (o observed) unchecked(boot string) error {
 }
 
 // noteLosses tells people when the clients of a prepared claim have lost their
-// server since they were told last. The record is the caller's to write. A session
-// of which it was told that it is gone is not live.
-func (m *Manager) noteLosses(ctx context.Context, r *Record, seen observed) error {
+// server since they were told last, and returns whether it has. The record is the
+// caller's to write. A session of which it was told that it is gone is not live.
+func (m *Manager) noteLosses(ctx context.Context, r *Record, seen observed) (told bool, err error) {
 	if len(r.Sessions) == 0 {
-		return nil
+		return false, nil
 	}
 	sessions, err := m.sessions(ctx)
 	if err != nil {
-		return supervisorHint(err)
+		return false, supervisorHint(err)
 	}
 	for i := range r.Sessions {
 		s := &r.Sessions[i]
@@ -152,12 +152,12 @@ func (m *Manager) noteLosses(ctx context.Context, r *Record, seen observed) erro
 		case status.Losses < s.Losses:
 			why = "it was gone and was started again"
 		}
-		s.Losses = status.Losses
+		s.Losses, told = status.Losses, true
 		m.news.again(ctx, r.Claim, ReasonMPSLost, fmt.Sprintf(
 			"The claim %s: its processes have lost the MPS server of device %s: %s. Those that used it have failed; restart them.",
 			r.Claim, s.Devices[0].Device, why))
 	}
-	return nil
+	return told, nil
 }
 
 // revive starts a session that a prepared claim has and that does not exist.

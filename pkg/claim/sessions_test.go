@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -121,6 +122,22 @@ func TestTwoSharesOfOneClaim(t *testing.T) {
 	b.wantNothing()
 }
 
+// Limits by index count the devices of their configuration, also where each of them is
+// in a session of its own.
+func TestLimitsByIndex(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	claim := configure(newClaim("u1", wholeB, sliceA0, sliceA4), fromClaim, strings.ReplaceAll(migMPS,
+		`"mpsConfig":{`, `"mpsConfig":{"defaultPerDevicePinnedMemoryLimit":{"0":"1Gi","1":"2Gi"},`))
+	for range 2 {
+		mustPrepare(t, m, claim)
+		b.wantLimits("the first", sliceA0, 0, 1)
+		b.wantLimits("the second", sliceA4, 0, 2)
+	}
+	mustUnprepare(t, m, "u1")
+	b.wantNothing()
+}
+
 // A mode that somebody else has set is left alone; one that may be this driver's is
 // not.
 func TestModeOfOthers(t *testing.T) {
@@ -203,6 +220,16 @@ func TestLosses(t *testing.T) {
 	b.wantWarnings(told[0])
 	mustReconcile(t, m)
 	b.wantWarnings(told[1], []string{"u3 MPSServerLost"})
+
+	// And when it has to ask again.
+	b.lose(wholeA, mps.Running)
+	b.hooks(failAt("write spec"), nil)
+	for range 2 {
+		_, err := m.Prepare(t.Context(), newClaim("u1", mpsA))
+		wantError(t, err, "was prepared before")
+	}
+	b.hooks(nil, nil)
+	b.wantWarnings(told[0])
 }
 
 // A session that does not exist any more is made again.
@@ -451,6 +478,35 @@ func TestSurveySessions(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A session that may be that of a claim whose record cannot be read holds its device,
+// which nobody else must get. One that a known claim has is that claim's.
+func TestSurveySessionOfDamagedRecord(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	mustPrepare(t, m, newClaim("u1", mpsA))
+	mustPrepare(t, m, newClaim("u2", mpsB))
+	write(t, m.journal.path("u1"), "{")
+	wantError(t, m.Unprepare(t.Context(), "u1"), "damaged")
+	mustUnprepare(t, m, "u1")
+	mustReconcile(t, m)
+	conditions := m.Survey(t.Context()).Conditions
+	if len(conditions) != 1 || conditions[0].PCIAddress != pciA || conditions[0].Reason != device.ReleasePending ||
+		!strings.Contains(conditions[0].Message, "quarantine/boot-1/u1.json") {
+		t.Errorf("got %+v", conditions)
+	}
+	for _, path := range b.quarantined("boot-1") {
+		if err := os.Remove(filepath.Join(b.dataDir(), "quarantine/boot-1", filepath.Base(path))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mustReconcile(t, m)
+	if conditions := m.Survey(t.Context()).Conditions; len(conditions) != 0 {
+		t.Errorf("without the file: %+v", conditions)
+	}
+	mustUnprepare(t, m, "u2")
+	b.wantNothing()
 }
 
 // Servers are no users. Nor is anybody on a GPU that others have shares of.

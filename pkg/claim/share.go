@@ -101,29 +101,36 @@ func (s *Step) ownMPS(first *Step) error {
 	return nil
 }
 
-// checkLimits makes sure that limits are for devices of their session. The UUID of a
-// partition is not known before it exists, so that only its index can be meant.
+// checkLimits makes sure that limits are for devices of their configuration. The UUID
+// of a partition is not known before it exists, so that only its index can be meant.
 func (p *Plan) checkLimits() error {
-	devices := map[*sessionPlan][]string{}
-	for _, s := range p.Steps {
-		if s.session == nil {
-			continue
+	name := func(step int) string {
+		if d := p.Steps[step].Device; d.Partition != nil {
+			return d.Name
 		}
-		id := s.Device.GPU.UUID
-		if s.Device.Partition != nil {
-			id = s.Device.Name
-		}
-		devices[s.session] = append(devices[s.session], id)
+		return p.Steps[step].Device.GPU.UUID
 	}
 	for _, s := range p.Steps {
 		if s.session == nil || s.session.config == nil {
 			continue
 		}
-		if _, err := s.session.config.MemoryLimits(devices[s.session]); err != nil {
+		if _, err := s.session.config.MemoryLimits(p.configured(s.session, name)); err != nil {
 			return fmt.Errorf("device %s: %w", s.Device.Name, err)
 		}
 	}
 	return nil
+}
+
+// configured are the devices that the configuration of a session is for, as indexes in
+// it count them: the session's, and partitions that have sessions of their own.
+func (p *Plan) configured(session *sessionPlan, name func(step int) string) []string {
+	var names []string
+	for i, s := range p.Steps {
+		if s.session != nil && (s.session == session || s.session.config == session.config) {
+			names = append(names, name(i))
+		}
+	}
+	return names
 }
 
 func (s *Step) checkMPS() error {

@@ -6,10 +6,12 @@ package claim
 import (
 	"errors"
 	"testing"
+	"testing/synctest"
 
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/sharing"
 )
 
 // The partition comes with the first share and goes with the last, and its records
@@ -130,4 +132,29 @@ func TestShareOfLeftPartition(t *testing.T) {
 		mustUnprepare(t, m, "u2")
 		b.wantNothing()
 	}
+}
+
+// A partition is gone, and its session cannot be ended before the supervisor is back.
+// The session that stays until then is of the old partition, and is in nobody's way.
+func TestPartitionGoneWithoutSupervisor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBox(t)
+		m := b.manager()
+		claim := newClaim("u1", mpsSliceA0)
+		mustPrepare(t, m, claim)
+		was, _ := b.look(addressA0)
+		b.removeForeign(addressA0)
+		b.away(true)
+		if _, err := m.Prepare(t.Context(), claim); !errors.Is(err, sharing.ErrNoSupervisor) {
+			t.Errorf("without the supervisor: %v", err)
+		}
+		b.away(false)
+		mustPrepare(t, m, claim)
+		now, _ := b.look(addressA0)
+		if s := b.running(sliceA0); s == nil || now.UUID == was.UUID || s.Devices[0].UUID != now.UUID {
+			t.Errorf("the partition was %+v and is %+v, the session %+v", was, now, s)
+		}
+		mustUnprepare(t, m, "u1")
+		b.wantNothing()
+	})
 }

@@ -22,8 +22,8 @@ type shares struct {
 	// exclusive are the compute modes and intervals the time slices, by UUID.
 	exclusive map[string]bool
 	intervals map[string]sharing.Interval
-	// absent: the supervisor does not answer.
-	absent bool
+	// absent: there is no supervisor. mute: it takes calls and does not answer.
+	absent, mute bool
 	// onSessions runs before each answer, with the lock.
 	onSessions func()
 }
@@ -44,6 +44,9 @@ func newShares() shares {
 // Start does what package sharing promises: completely or not at all, or it says
 // that it has left something.
 func (b *box) Start(ctx context.Context, s sharing.Session, adopt bool) (sharing.Live, error) {
+	if err := b.hear(ctx); err != nil {
+		return sharing.Live{}, err
+	}
 	b.mu.Lock()
 	err := b.startable(s, adopt)
 	was := b.sessions[s.ID]
@@ -109,7 +112,10 @@ func (b *box) start(s sharing.Session) error {
 	return b.effect("set limits", func() error { was.Limits = s.Limits; return nil })
 }
 
-func (b *box) Stop(_ context.Context, s sharing.Session) error {
+func (b *box) Stop(ctx context.Context, s sharing.Session) error {
+	if err := b.hear(ctx); err != nil {
+		return err
+	}
 	b.mu.Lock()
 	absent, dead := b.absent, b.dead
 	was := b.sessions[s.ID]
@@ -131,7 +137,22 @@ func (b *box) Stop(_ context.Context, s sharing.Session) error {
 	return b.effect("default mode", func() error { b.setModes(s, false); return nil })
 }
 
-func (b *box) Sessions(context.Context) (map[string]mps.Status, error) {
+// hear waits for as long as the caller does for a supervisor that does not answer.
+func (b *box) hear(ctx context.Context) error {
+	b.mu.Lock()
+	mute := b.mute
+	b.mu.Unlock()
+	if !mute {
+		return nil
+	}
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func (b *box) Sessions(ctx context.Context) (map[string]mps.Status, error) {
+	if err := b.hear(ctx); err != nil {
+		return nil, err
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.onSessions != nil {

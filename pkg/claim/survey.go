@@ -97,8 +97,11 @@ func (m *Manager) Survey(ctx context.Context) device.Status {
 	}
 	addresses = inOrder(addresses)
 
-	// What the journal says of a GPU stays true while its lock is held, so the
-	// locks come first.
+	// The record of a session is there before the session, so the sessions come first.
+	// What the journal says of a GPU stays true while its lock is held, so the locks do
+	// as well.
+	var seen observed
+	seen.sessions, seen.err = m.sessions(ctx)
 	gpus := make([]*surveyed, len(addresses))
 	for i, address := range addresses {
 		gpus[i] = &surveyed{manager: m, address: address}
@@ -114,7 +117,7 @@ func (m *Manager) Survey(ctx context.Context) device.Status {
 		status.Static = append(status.Static, g.finding.statics...)
 		status.Conditions = append(status.Conditions, g.finding.conditions...)
 	}
-	status.Conditions = append(status.Conditions, m.surveySessions(ctx, inventory)...)
+	status.Conditions = append(status.Conditions, m.surveySessions(inventory, seen, journal)...)
 	return status
 }
 

@@ -4,7 +4,6 @@
 package claim
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"time"
@@ -42,37 +41,54 @@ func (m *Manager) InUse() ([]string, error) {
 	return slices.Compact(names), err
 }
 
-// surveySessions tells which sessions are not well, and whether there can be any.
-func (m *Manager) surveySessions(ctx context.Context, inventory *device.Inventory) []device.Condition {
-	sessions, err := m.sessions(ctx)
-	if silent := m.surveys.silent(err != nil, m.clock()); err != nil {
+// surveySessions tells which sessions are not well or may be anybody's, and whether
+// there can be any. The journal, if it could be read, is younger than what was seen.
+func (m *Manager) surveySessions(inventory *device.Inventory, seen observed, journal *journalView) []device.Condition {
+	if silent := m.surveys.silent(seen.err != nil, m.clock()); seen.err != nil {
 		if silent < silenceLimit {
 			return nil
 		}
-		return unavailable(inventory, err)
+		return unavailable(inventory, seen.err)
 	}
 	placements := map[string]*device.PartitionShape{}
 	for _, d := range inventory.Devices() {
 		placements[base(d)] = d.Partition
 	}
 	var conditions []device.Condition
-	for id, status := range sessions {
+	for id, status := range seen.sessions {
 		session, known := m.resolve(id, status)
-		if !known || !unwell(status) {
+		c, file := device.Condition{}, journal.mayName(id)
+		switch {
+		case !known:
+			continue
+		case file != "":
+			c.Reason = device.ReleasePending
+			c.Message = fmt.Sprintf("MPS on device %s may be that of a claim whose journal file cannot be read (%s). "+
+				"Once no pod uses it, remove the file; it ends then", id, file)
+		case unwell(status):
+			c.Reason = device.MPSUnhealthy
+			c.Message = fmt.Sprintf("MPS on device %s is %s: %s", id, status.Phase, status.Message)
+		default:
 			continue
 		}
+		if shape := placements[id]; shape != nil {
+			c.Where = &shape.Placement
+		}
 		for _, d := range session.Devices {
-			c := device.Condition{
-				PCIAddress: d.PCIAddress, Reason: device.MPSUnhealthy,
-				Message: fmt.Sprintf("MPS on device %s is %s: %s", id, status.Phase, status.Message),
-			}
-			if shape := placements[id]; shape != nil {
-				c.Where = &shape.Placement
-			}
+			c.PCIAddress = d.PCIAddress
 			conditions = append(conditions, c)
 		}
 	}
 	return conditions
+}
+
+// mayName is a file that cannot be read, if there is one and no record names the
+// session: it ends with the last record that may name it.
+func (j *journalView) mayName(session string) string {
+	if j == nil || len(j.unreadable) == 0 || slices.ContainsFunc(j.records, func(r *Record) bool { return r.session(session) != nil }) {
+		return ""
+	}
+	return j.unreadable[0]
 }
 
 // silenceLimit is for how long the supervisor may not answer before people are told.

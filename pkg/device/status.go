@@ -88,13 +88,6 @@ const (
 	Gone Reason = "gone"
 )
 
-// Equal tells whether both say the same, in whatever order.
-func (s Status) Equal(other Status) bool {
-	s, other = s.sorted(), other.sorted()
-	return slices.Equal(s.Static, other.Static) &&
-		slices.EqualFunc(s.Conditions, other.Conditions, func(a, b Condition) bool { return compareConditions(a, b) == 0 })
-}
-
 // sorted is a copy in the one order that does not depend on the given one.
 func (s Status) sorted() Status {
 	return Status{

@@ -127,11 +127,7 @@ func (c *Client) explain(err error) error {
 	if err == nil {
 		return nil
 	}
-	s, ok := status.FromError(err)
-	if !ok {
-		// The stream's end is a plain io.EOF: the supervisor ends.
-		return fmt.Errorf("%w on %s: %w", ErrUnavailable, c.socket, err)
-	}
+	s := status.Convert(err)
 	switch s.Code() {
 	case codes.Unavailable:
 		return fmt.Errorf("%w on %s: %s", ErrUnavailable, c.socket, s.Message())

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 	"unicode"
+
+	"k8s.io/klog/v2"
 )
 
 // control talks to a session's control daemon.
@@ -36,6 +38,7 @@ func (c control) run(ctx context.Context, commands ...string) ([]string, error) 
 	if ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
+	klog.FromContext(ctx).V(4).Info("MPS command", "commands", commands, "answer", output.String(), "failure", err)
 	if err != nil {
 		return nil, fmt.Errorf("MPS command %q: %w%s", strings.Join(commands, "; "), err, said(output.String()))
 	}
@@ -81,7 +84,7 @@ func (c control) ask(ctx context.Context, commands ...string) ([]string, error) 
 		return nil, err
 	}
 	if len(answers) != len(commands) {
-		return nil, fmt.Errorf("MPS command %q: want %d answers, got %q", strings.Join(commands, "; "), len(commands), answers)
+		return nil, fmt.Errorf("MPS command %q: want %d answers%s", strings.Join(commands, "; "), len(commands), said(strings.Join(answers, "\n")))
 	}
 	return answers, nil
 }
@@ -94,7 +97,7 @@ func (c control) servers(ctx context.Context) ([]int, error) {
 	}
 	pids, rest := leadingPIDs(lines)
 	if len(rest) > 0 {
-		return nil, fmt.Errorf(`MPS command "get_server_list": want PIDs, got %q`, lines)
+		return nil, fmt.Errorf(`MPS command "get_server_list": want PIDs%s`, said(strings.Join(lines, "\n")))
 	}
 	return pids, nil
 }
@@ -108,13 +111,16 @@ const (
 	stateFault  state = "FAULT"
 )
 
+// maxState bounds what is told of a state that is not known.
+const maxState = 64
+
 func parseState(answer string) state {
 	for _, s := range []state{stateActive, stateFault} {
 		if strings.Contains(strings.ToUpper(answer), string(s)) {
 			return s
 		}
 	}
-	return state(answer)
+	return state(answer[:min(len(answer), maxState)])
 }
 
 func (c control) state(ctx context.Context, server int) (state, error) {
@@ -247,7 +253,7 @@ func parseLimits(answers []string, spec Spec) (limits, error) {
 	l := limits{memory: map[int]int64{}}
 	var err error
 	if l.percentage, err = strconv.ParseFloat(strings.TrimSuffix(answers[0], "%"), 64); err != nil {
-		return limits{}, fmt.Errorf("active thread percentage: want a number, got %q", answers[0])
+		return limits{}, fmt.Errorf("active thread percentage: want a number%s", said(answers[0]))
 	}
 	for i, place := range wantedLimits(spec).places() {
 		if l.memory[place], err = parseMemory(answers[1+i]); err != nil {
@@ -266,7 +272,7 @@ func parseMemory(answer string) (int64, error) {
 	unit, ok := map[string]int64{"": 1, "K": 1 << 10, "M": mebibyte, "G": 1 << 30, "T": 1 << 40}[name]
 	number, err := strconv.ParseFloat(digits, 64)
 	if err != nil || !ok {
-		return 0, fmt.Errorf("want a size such as 512M, got %q", answer)
+		return 0, fmt.Errorf("want a size such as 512M%s", said(answer))
 	}
 	return int64(number * float64(unit)), nil
 }
@@ -300,7 +306,7 @@ func (c control) setLimits(ctx context.Context, spec Spec, servers ...int) error
 		return fmt.Errorf("set limits: %w", err)
 	}
 	if len(lines) < len(queries) {
-		return fmt.Errorf("read limits: MPS command %q: want %d answers, got %q", strings.Join(queries, "; "), len(queries), lines)
+		return fmt.Errorf("read limits: MPS command %q: want %d answers%s", strings.Join(queries, "; "), len(queries), said(strings.Join(lines, "\n")))
 	}
 	answers, each := lines[len(lines)-len(queries):], len(queries)/len(servers)
 	for i, server := range servers {

@@ -13,9 +13,9 @@
 // A session is one control daemon with its server, and a folder named by the
 // session's ID:
 //
-//	pipe          what CUDA_MPS_PIPE_DIRECTORY names; one inode for the session's
-//	              life, so that a container that has it mounted finds the sockets
-//	              of the next daemon too
+//	pipe          a small tmpfs, what CUDA_MPS_PIPE_DIRECTORY names; one for the
+//	              session's life, so that a container that has it mounted finds the
+//	              sockets of the next daemon too
 //	log           logs of daemon, server and launcher
 //	shm           a tmpfs, /dev/shm of daemon, server and clients
 //	session.json  what is wanted, what runs, what was lost
@@ -57,12 +57,12 @@
 //   - The supervisor is killed: its daemons live on, where nobody kills them with it,
 //     and the next supervisor adopts them. In a pod they are killed with the
 //     container; then the next one starts them again in the same folders, and
-//     containers that still run can connect anew, because the tmpfs is still
+//     containers that still run can connect anew, because both tmpfs are still
 //     mounted on the host.
 //   - The supervisor is told to end (SIGTERM): it ends its daemons in order and
-//     unmounts the tmpfs, so that removing Partage leaves no mount. session.json
+//     unmounts both tmpfs, so that removing Partage leaves no mount. session.json
 //     stays for a successor, which starts the sessions again. Containers that still
-//     run have the old tmpfs; they must be restarted.
+//     run have the old ones; they must be restarted.
 //   - The node reboots: sessions of another boot are removed.
 //   - Any of these in the middle of a start: a session that never ran is removed.
 //     In the middle of Stop: the removal goes on.
@@ -71,7 +71,8 @@
 // nothing in it that a session does not have. Others are left alone, whatever the
 // supervisor was told to work in.
 //
-// Whoever is root in a container that is a client can replace the daemon's sockets.
+// Whoever is root in a container that is a client can replace the daemon's sockets,
+// and fill the tmpfs that they are in, but not the host's /run.
 // What a daemon says is therefore read with care: it has a limited length, and is
 // not believed when it calls a process its server that it did not start.
 //
@@ -83,7 +84,7 @@
 // # The host
 //
 // The supervisor's folder must have the same path on the host and, in a container,
-// be mounted with Bidirectional propagation, so that the container runtime sees the
+// be mounted with Bidirectional propagation, so that the container runtime sees both
 // tmpfs. The supervisor needs the host's PID namespace for MPS to know its clients
 // by their PIDs, root, and Linux 5.10.
 package mps

@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -25,15 +26,25 @@ import (
 	"github.com/partage-dev/partage/pkg/host"
 )
 
+// init runs on the process's first thread, where this leaves it.
+func init() {
+	if os.Getenv(headlessVariable) != "" {
+		runtime.LockOSThread()
+	}
+}
+
 // The test program is also the driver's programs, the supervisor's launcher, and a
 // supervisor that can be killed.
 func TestMain(m *testing.M) {
 	switch {
+	case os.Getenv(headlessVariable) != "":
+		_, _, _ = unix.Syscall(unix.SYS_EXIT, 0, 0, 0) // of the thread
 	case filepath.Base(os.Args[0]) == programName:
 		os.Exit(fakeControl(os.Args[1:]))
 	case filepath.Base(os.Args[0]) == serverName:
 		told := make(chan os.Signal, 1)
 		signal.Notify(told, syscall.SIGTERM)
+		fmt.Println("ready")
 		<-told
 		os.Exit(0)
 	case len(os.Args) > 1 && os.Args[1] == LaunchCommand:
@@ -48,6 +59,8 @@ func TestMain(m *testing.M) {
 const (
 	serverName       = "nvidia-cuda-mps-server"
 	superviseCommand = "supervise"
+	// headlessVariable makes a process end its first thread and no other.
+	headlessVariable = "HEADLESS"
 )
 
 // script says how the fake daemon behaves. It is read anew for every command.
@@ -285,10 +298,16 @@ func (d *fakeDaemon) startServer(s script) {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 		cmd.Env = []string{}
 	}
-	if err := cmd.Start(); err != nil {
+	ready, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
 		d.print("%v", err)
 		return
 	}
+	// One that is told to end before would not end in order.
+	_, _ = ready.Read(make([]byte, 1))
 	server := &fakeServer{pid: cmd.Process.Pid, limits: map[string]string{}}
 	for key, value := range d.defaults {
 		server.limits[key] = value

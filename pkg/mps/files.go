@@ -56,48 +56,83 @@ func (f folder) make() (fresh bool, err error) {
 	return fresh, nil
 }
 
-// mount makes the session's shared memory, unless it is there: containers may have
-// it already.
-func (f folder) mount() error {
-	mounted, err := f.mounted()
-	if mounted || err != nil {
-		return err
+// mountpoint is a file system of the session's own. Its clients can write to it, and
+// must not be able to fill the host's.
+type mountpoint struct{ path, options string }
+
+func (f folder) mountpoints() []mountpoint {
+	return []mountpoint{
+		// MPS makes a handful of sockets and files.
+		{f.pipe(), "mode=755,size=1m,nr_inodes=1k"},
+		{f.shm(), "mode=1777,size=50%"},
 	}
-	err = unix.Mount("partage-mps-"+f.id(), f.shm(), "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777,size=50%")
-	if err != nil {
-		return fmt.Errorf("mount the shared memory of session %s at %s: %w", f.id(), f.shm(), err)
-	}
-	return nil
 }
 
 // mounted compares devices: a tmpfs always has one of its own, even within another
 // tmpfs.
-func (f folder) mounted() (bool, error) {
+func (m mountpoint) mounted() (bool, error) {
 	var inner, outer unix.Stat_t
-	err := unix.Lstat(f.shm(), &inner)
+	err := unix.Lstat(m.path, &inner)
 	if errors.Is(err, os.ErrNotExist) {
 		return false, nil
 	}
-	if err = errors.Join(err, unix.Lstat(string(f), &outer)); err != nil {
-		return false, fmt.Errorf("look at %s: %w", f.shm(), err)
+	if err = errors.Join(err, unix.Lstat(filepath.Dir(m.path), &outer)); err != nil {
+		return false, fmt.Errorf("look at %s: %w", m.path, err)
 	}
 	return inner.Dev != outer.Dev, nil
 }
 
-// unmount takes away all mounts of the shared memory. Containers that have it keep
-// it. Something that looks into the folder from here may hold it for a moment;
-// after half of the time it is only detached, and goes when that has ended.
+// mount makes the session's file systems, unless they are there: containers may have
+// them already.
+func (f folder) mount() error {
+	for _, m := range f.mountpoints() {
+		mounted, err := m.mounted()
+		if err == nil && !mounted {
+			err = unix.Mount("partage-mps-"+f.id(), m.path, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, m.options)
+		}
+		if err != nil {
+			return fmt.Errorf("mount a tmpfs of session %s at %s: %w", f.id(), m.path, err)
+		}
+	}
+	return nil
+}
+
+// unmounted names what is not mounted.
+func (f folder) unmounted() (paths []string, err error) {
+	for _, m := range f.mountpoints() {
+		mounted, err := m.mounted()
+		if err != nil {
+			return nil, err
+		}
+		if !mounted {
+			paths = append(paths, m.path)
+		}
+	}
+	return paths, nil
+}
+
+// unmount takes away all mounts of the session. Containers that have them keep them.
+// Something that looks into the folder from here may hold one for a moment; after
+// half of the time it is only detached, and goes when that has ended.
 func (f folder) unmount(ctx context.Context, limit time.Duration) error {
-	flags := unix.UMOUNT_NOFOLLOW
 	patience := time.Now().Add(limit / 2)
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, errors.New("it stays busy"))
 	defer cancel()
+	var errs []error
+	for _, m := range f.mountpoints() {
+		errs = append(errs, m.unmount(ctx, patience))
+	}
+	return errors.Join(errs...)
+}
+
+func (m mountpoint) unmount(ctx context.Context, patience time.Time) error {
+	flags := unix.UMOUNT_NOFOLLOW
 	var last error
 	err := poll(ctx, func() (bool, error) {
-		if mounted, err := f.mounted(); !mounted || err != nil {
+		if mounted, err := m.mounted(); !mounted || err != nil {
 			return true, err
 		}
-		last = unix.Unmount(f.shm(), flags)
+		last = unix.Unmount(m.path, flags)
 		switch {
 		case last == nil:
 			return false, nil // mounts may be stacked
@@ -109,7 +144,7 @@ func (f folder) unmount(ctx context.Context, limit time.Duration) error {
 		return false, nil
 	})
 	if err != nil {
-		return fmt.Errorf("unmount %s: %w", f.shm(), errors.Join(err, last))
+		return fmt.Errorf("unmount %s: %w", m.path, errors.Join(err, last))
 	}
 	return nil
 }
@@ -150,12 +185,12 @@ func (f folder) foreign() (string, error) {
 
 // delete takes the folder away. The caller has unmounted.
 func (f folder) delete() error {
-	mounted, err := f.mounted()
+	unmounted, err := f.unmounted()
 	if err != nil {
 		return err
 	}
-	if mounted {
-		return fmt.Errorf("delete %s: the shared memory is still mounted", string(f))
+	if len(unmounted) < len(f.mountpoints()) {
+		return fmt.Errorf("delete %s: it still has mounts", string(f))
 	}
 	if err := os.RemoveAll(string(f)); err != nil {
 		return fmt.Errorf("remove the folder of session %s: %w", f.id(), err)

@@ -79,6 +79,26 @@ func TestForeignProcesses(t *testing.T) {
 	}
 }
 
+// TestFirstThreadEnds: a process has ended when all of its threads have. One that
+// was killed may still have a thread that waits for the GPU.
+func TestFirstThreadEnds(t *testing.T) {
+	w := newWorld(t)
+	p := w.process(nil, headlessVariable+"=1")
+	eventually(t, "the first thread to end", func() bool {
+		st, err := readStat(p.PID)
+		return err == nil && st.state == 'Z'
+	})
+	if !p.alive() {
+		t.Error("it is taken for ended while it has threads")
+	}
+	if err := killMarked(t.Context(), w.folder("gpu-0").marker(), []processID{p}); err != nil || p.alive() {
+		t.Errorf("alive %t, %v", p.alive(), err)
+	}
+	if st, err := readStat(p.PID); err == nil && st.threads > 1 {
+		t.Errorf("it has %d threads left", st.threads)
+	}
+}
+
 // TestStuckReading: others do not wait for a process again and again.
 func TestStuckReading(t *testing.T) {
 	id := processID{PID: 1 << 30}

@@ -96,7 +96,7 @@ func (l launch) enter() error {
 }
 
 func bind(from, to string) error {
-	if err := unix.Mount(from, to, "", unix.MS_BIND, ""); err != nil {
+	if err := unix.Mount(from, to, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("bind %s to %s: %w", from, to, err)
 	}
 	return nil

@@ -54,10 +54,13 @@ type stat struct {
 	name            string
 	state           byte
 	parent, session int
+	threads         int
 	start           uint64
 }
 
-func (s stat) over() bool { return s.state == 'Z' || s.state == 'X' }
+// over tells whether the process has ended. The state is that of its first thread,
+// after which others may still be waiting for the GPU.
+func (s stat) over() bool { return (s.state == 'Z' || s.state == 'X') && s.threads <= 1 }
 
 func readStat(pid int) (stat, error) {
 	data, err := os.ReadFile(filepath.Join(procRoot, strconv.Itoa(pid), "stat"))
@@ -68,15 +71,17 @@ func readStat(pid int) (stat, error) {
 	before, after, ok := cutLast(string(data), ") ")
 	_, name, _ := strings.Cut(before, "(")
 	fields := strings.Fields(after)
-	const startField = 19 // the 22nd of all, less PID and name, from 0
+	// The 20th and the 22nd of all, less PID and name, from 0.
+	const threadsField, startField = 17, 19
 	if !ok || len(fields) <= startField {
 		return stat{}, fmt.Errorf("read the state of PID %d: cannot make sense of %q", pid, data)
 	}
 	st := stat{name: name, state: fields[0][0]}
-	var errs [3]error
+	var errs [4]error
 	st.parent, errs[0] = strconv.Atoi(fields[1])
 	st.session, errs[1] = strconv.Atoi(fields[3])
-	st.start, errs[2] = strconv.ParseUint(fields[startField], 10, 64)
+	st.threads, errs[2] = strconv.Atoi(fields[threadsField])
+	st.start, errs[3] = strconv.ParseUint(fields[startField], 10, 64)
 	if err := errors.Join(errs[:]...); err != nil {
 		return stat{}, fmt.Errorf("read the state of PID %d: %w", pid, err)
 	}

@@ -128,31 +128,46 @@ func (s *Supervisor) startServer(ctx context.Context, sess *session, c control) 
 	if err != nil {
 		return fmt.Errorf("start the server: %w", err)
 	}
-	var servers []server
+	// What was seen last: when there is no answer any more it says how far it came.
+	var pids []int
+	var last state
 	err = poll(ctx, func() (bool, error) {
-		seen := servers
-		if servers, err = inspect(ctx, c, serverPIDs(seen), sess.record.Spec); err != nil {
+		now, err := c.servers(ctx)
+		if err != nil {
 			return false, err
 		}
 		if failed := sess.serverFailed(before); failed != "" {
 			return false, errors.New(failed)
 		}
-		if len(servers) == 0 {
-			if len(seen) > 0 {
-				return false, fmt.Errorf("it had PID %d and has ended", seen[0].pid)
+		if len(now) == 0 {
+			if len(pids) > 0 {
+				return false, fmt.Errorf("it had PID %d and has ended", pids[0])
 			}
 			return false, nil
 		}
-		if servers[0].state == stateFault {
+		pids = now
+		state, err := c.state(ctx, pids[0])
+		if err != nil {
+			return false, err
+		}
+		if last = state; last == stateFault {
 			return false, errors.New("it is faulted although it has had no clients yet")
 		}
-		return servers[0].state == stateActive, nil
+		return last == stateActive, nil
 	})
 	if err != nil {
-		if len(servers) > 0 {
-			err = fmt.Errorf("%w (its state is %s)", err, servers[0].state)
+		if last != "" {
+			err = fmt.Errorf("%w (its state is %s)", err, last)
 		}
 		return fmt.Errorf("the server does not start: %w%s", err, said(strings.Join(answers, "\n")))
+	}
+	// One that is not ready might leave these questions without an answer.
+	servers, err := inspect(ctx, c, pids, sess.record.Spec)
+	if err == nil && len(servers) == 0 {
+		err = fmt.Errorf("it had PID %d and has ended", pids[0])
+	}
+	if err != nil {
+		return fmt.Errorf("the server has started and cannot be used: %w", err)
 	}
 	return s.serve(ctx, sess, c, servers)
 }

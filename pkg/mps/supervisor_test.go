@@ -202,6 +202,31 @@ func TestStartFails(t *testing.T) {
 	}
 }
 
+// TestStartHangs: what was seen of a server is said also when there is no answer
+// any more.
+func TestStartHangs(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.supervisor()
+	w.script(script{State: "INITIALIZING"})
+	failed := make(chan error, 1)
+	go func() {
+		_, err := s.Ensure(t.Context(), one)
+		failed <- err
+	}()
+	eventually(t, "the server to be asked for again", func() bool {
+		log, err := os.ReadFile(filepath.Join(w.folder(one.ID).log(), "control.log"))
+		return err == nil && strings.Count(string(log), "get_server_status") > 1
+	})
+	w.script(script{Hang: true})
+	err := <-failed
+	for _, want := range []string{"no answer within", "its state is INITIALIZING"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("lacks %q: %v", want, err)
+		}
+	}
+}
+
 func TestNoDriver(t *testing.T) {
 	w := newWorld(t)
 	w.options.Roots.Driver = t.TempDir()

@@ -163,31 +163,15 @@ func (s *Supervisor) showFailure(sess *session, err error) {
 	sess.show(phase, err.Error())
 }
 
-// server is one as a check saw it.
-type server struct {
-	pid     int
-	state   state
-	limits  limits
-	clients []int
-}
-
-func serverPIDs(servers []server) []int {
-	pids := make([]int, len(servers))
-	for i, one := range servers {
-		pids[i] = one.pid
-	}
-	return pids
-}
-
 // check compares what runs with what is wanted, and repairs what it can. An error
 // means that the session does not run.
 func (s *Supervisor) check(ctx context.Context, sess *session) error {
-	mounted, err := sess.mounted()
+	unmounted, err := sess.unmounted()
 	if err != nil {
 		return err
 	}
-	if !mounted {
-		return s.replaceDaemon(ctx, sess, errors.New("somebody unmounted the shared memory of the MPS session"))
+	if len(unmounted) > 0 {
+		return s.replaceDaemon(ctx, sess, fmt.Errorf("somebody unmounted %s of the MPS session", join(unmounted)))
 	}
 	c, err := s.control(sess.folder)
 	if err != nil {
@@ -283,45 +267,6 @@ func (s *Supervisor) hold(ctx context.Context, sess *session, c control, server 
 	}
 	klog.FromContext(ctx).Info("Somebody changed the limits of an MPS server, changing them back", "pid", server.pid, "reason", err)
 	return c.setLimits(ctx, sess.record.Spec, server.pid)
-}
-
-// inspect asks the daemon about its servers, which may be these.
-func inspect(ctx context.Context, c control, known []int, spec Spec) ([]server, error) {
-	var err error
-	if len(known) != 1 {
-		if known, err = c.servers(ctx); err != nil {
-			return nil, err
-		}
-	}
-	if len(known) == 1 {
-		l, ok, err := c.look(ctx, known[0], spec)
-		if err != nil {
-			return nil, err
-		}
-		if ok && len(l.servers) == 1 {
-			return []server{{pid: known[0], state: l.state, limits: l.limits, clients: l.clients}}, nil
-		}
-		if known, err = c.servers(ctx); err != nil {
-			return nil, err
-		}
-	}
-	var servers []server
-	for _, pid := range known {
-		one := server{pid: pid}
-		if one.state, err = c.state(ctx, pid); err != nil {
-			return nil, err
-		}
-		if one.state == stateActive {
-			if one.limits, err = c.limits(ctx, pid, spec); err != nil {
-				return nil, err
-			}
-		}
-		if one.clients, err = c.clients(ctx, pid); err != nil {
-			return nil, err
-		}
-		servers = append(servers, one)
-	}
-	return servers, nil
 }
 
 // noteServers counts what the end of servers meant, once.

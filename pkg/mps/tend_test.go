@@ -284,16 +284,23 @@ func TestSilentDaemonIsReplaced(t *testing.T) {
 }
 
 func TestUnmounted(t *testing.T) {
-	_, s, before := started(t)
-	if err := unix.Unmount(before.ShmDir, 0); err != nil {
-		t.Fatal(err)
-	}
-	after := reaches(t, s, one.ID, Running, 1)
-	if !strings.Contains(after.LastLoss, "unmounted") {
-		t.Errorf("got %q", after.LastLoss)
-	}
-	if mounted, err := s.folder(one.ID).mounted(); !mounted || err != nil {
-		t.Errorf("mounted: %t, %v", mounted, err)
+	for name, path := range map[string]func(Status) string{
+		"pipe": func(s Status) string { return s.PipeDir },
+		"shm":  func(s Status) string { return s.ShmDir },
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, s, before := started(t)
+			if err := unix.Unmount(path(before), unix.MNT_DETACH); err != nil {
+				t.Fatal(err)
+			}
+			after := reaches(t, s, one.ID, Running, 1)
+			if !strings.Contains(after.LastLoss, "unmounted "+path(before)) {
+				t.Errorf("got %q", after.LastLoss)
+			}
+			if missing, err := s.folder(one.ID).unmounted(); len(missing) > 0 || err != nil {
+				t.Errorf("not mounted: %v, %v", missing, err)
+			}
+		})
 	}
 }
 

@@ -291,8 +291,9 @@ func (s *soak) checkSessions() error {
 	slices.Sort(want)
 	want = slices.Compact(want)
 	for _, id := range want {
-		wantMounts = append(wantMounts, filepath.Join(s.n.mps, id, "shm"))
+		wantMounts = append(wantMounts, filepath.Join(s.n.mps, id, "pipe"), filepath.Join(s.n.mps, id, "shm"))
 	}
+	slices.Sort(wantMounts)
 	all, err := s.statuses()
 	if err != nil {
 		return err
