@@ -154,3 +154,30 @@ func TestBounded(t *testing.T) {
 		t.Errorf("took %d, kept %d, %v", n, len(output.String()), err)
 	}
 }
+
+// TestFullFolders: root in a container fills the folder of the sockets, and not what
+// that is in.
+func TestFullFolders(t *testing.T) {
+	_, s, status := started(t)
+	var failure error
+	for i := 0; failure == nil; i++ {
+		if i == 64 {
+			t.Fatal("there is no end of it")
+		}
+		failure = os.WriteFile(filepath.Join(status.PipeDir, strconv.Itoa(i)), make([]byte, 64<<10), 0o600)
+	}
+	if !errors.Is(failure, unix.ENOSPC) {
+		t.Error(failure)
+	}
+	if err := os.WriteFile(filepath.Join(filepath.Dir(status.PipeDir), "beside"), make([]byte, 64<<10), 0o600); err != nil {
+		t.Error(err)
+	}
+	if err := os.Remove(filepath.Join(filepath.Dir(status.PipeDir), "beside")); err != nil {
+		t.Error(err)
+	}
+	// What is there still works, and goes.
+	inEffect(t, s, status)
+	if err := s.Stop(t.Context(), status.Spec.ID); err != nil {
+		t.Error(err)
+	}
+}
