@@ -139,8 +139,9 @@ func (m *Manager) attempt(ctx context.Context, plan *Plan, boot string) (*Record
 }
 
 // earlier returns the record of an earlier preparation of the same devices, of
-// this boot, or nil. A preparation of other devices is undone. The caller holds
-// the claim's lock.
+// this boot, or nil. One of the boot before only makes the plan one to have these
+// devices again. A preparation of other devices is undone. The caller holds the
+// claim's lock.
 func (m *Manager) earlier(ctx context.Context, plan *Plan, boot string) (*Record, error) {
 	r, err := m.load(ctx, plan.Claim.UID, boot)
 	var corrupt *CorruptError

@@ -102,8 +102,12 @@ func (s *soak) checkSame() error {
 	if got := slices.Sorted(maps.Keys(records)); !slices.Equal(got, want) {
 		return fmt.Errorf("the journal has %v, want %v", got, want)
 	}
-	if got, err := s.n.specUIDs(); err != nil || !slices.Equal(got, want) {
-		return fmt.Errorf("the CDI folder has %v, want %v: %w", got, want, err)
+	specs, err := s.n.specUIDs()
+	if err != nil {
+		return err
+	}
+	if !slices.Equal(specs, want) {
+		return fmt.Errorf("the CDI folder has %v, want %v", specs, want)
 	}
 	if err := s.checkSessions(); err != nil {
 		return err

@@ -9,7 +9,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/urfave/cli/v3"
@@ -77,29 +76,7 @@ func mpsCommand() *cli.Command {
 }
 
 func mpsListCommand() *cli.Command {
-	return &cli.Command{
-		Name:      "list",
-		Usage:     "list the servers by device",
-		ArgsUsage: "[ROOT]",
-		Flags:     []cli.Flag{rootFlag(), outputFlag()},
-		Action: func(_ context.Context, c *cli.Command) error {
-			print, err := printer(c, func(out io.Writer, servers []shownServer) error {
-				w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-				printServers(w, "", servers)
-				return w.Flush()
-			})
-			if err != nil {
-				return err
-			}
-			return withState(c, func(f *state.File) error {
-				m, err := f.Snapshot()
-				if err != nil {
-					return err
-				}
-				return print(c.Root().Writer, append([]shownServer{}, viewServers(m)...)) // [] in JSON, not null
-			})
-		},
-	}
+	return listCommand("list the servers by device", printServers, viewServers)
 }
 
 func mpsFaultCommand() *cli.Command {

@@ -4,16 +4,13 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/urfave/cli/v3"
 
 	"github.com/partage-dev/partage/test/gpusim/machine"
-	"github.com/partage-dev/partage/test/gpusim/state"
 )
 
 // The parts of show and of fault list about what goes wrong.
@@ -67,29 +64,8 @@ func viewLatencies(latencies []machine.Latency) []shownLatency {
 }
 
 func faultListCommand() *cli.Command {
-	return &cli.Command{
-		Name:      "list",
-		Usage:     "list the faults, with the calls that each has seen and struck",
-		ArgsUsage: "[ROOT]",
-		Flags:     []cli.Flag{rootFlag(), outputFlag()},
-		Action: func(_ context.Context, c *cli.Command) error {
-			print, err := printer(c, func(out io.Writer, faults []shownFault) error {
-				w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-				printFaults(w, "", faults)
-				return w.Flush()
-			})
-			if err != nil {
-				return err
-			}
-			return withState(c, func(f *state.File) error {
-				m, err := f.Snapshot()
-				if err != nil {
-					return err
-				}
-				return print(c.Root().Writer, viewFaults(m.Faults))
-			})
-		},
-	}
+	return listCommand("list the faults, with the calls that each has seen and struck", printFaults,
+		func(m *machine.Machine) []shownFault { return viewFaults(m.Faults) })
 }
 
 // printFaults writes a table of faults, or nothing where there are none.
