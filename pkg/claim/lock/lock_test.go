@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package claim
+package lock
 
 import (
 	"context"
@@ -18,14 +18,14 @@ import (
 
 // twoProcesses share a folder of locks: file locks belong to an open file, so
 // that two values in one process exclude each other as two processes do.
-func twoProcesses(t *testing.T) (*locks, *locks) {
+func twoProcesses(t *testing.T) (*Locks, *Locks) {
 	t.Helper()
 	dir := t.TempDir()
-	a, err := newLocks(dir)
+	a, err := New(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := newLocks(dir)
+	b, err := New(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,10 +37,10 @@ func TestLocksExclude(t *testing.T) {
 	var inside, wrong atomic.Int32
 	var wg sync.WaitGroup
 	for i := range 16 {
-		l := []*locks{a, b}[i%2]
+		l := []*Locks{a, b}[i%2]
 		wg.Go(func() {
 			for range 20 {
-				release, err := l.claim(t.Context(), "u1")
+				release, err := l.Claim(t.Context(), "u1")
 				if err != nil {
 					t.Error(err)
 					return
@@ -71,21 +71,21 @@ func TestLocksWaitNoLongerThanAllowed(t *testing.T) {
 
 func testLocksWait(t *testing.T) {
 	a, b := twoProcesses(t)
-	release, err := a.gpus(t.Context(), []string{pciA, pciB})
+	release, err := a.GPUs(t.Context(), []string{pciA, pciB})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, l := range map[string]*locks{"same process": a, "other process": b} {
+	for name, l := range map[string]*Locks{"same process": a, "other process": b} {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		start := time.Now()
-		_, err := l.gpus(ctx, []string{pciB})
+		_, err := l.GPUs(ctx, []string{pciB})
 		cancel()
 		if !errors.Is(err, context.DeadlineExceeded) || time.Since(start) > time.Second {
 			t.Errorf("%s: after %s: got %v", name, time.Since(start), err)
 		}
 		wantError(t, err, "GPU "+pciB+" is busy with another claim")
 		// Another GPU is free.
-		free, err := l.gpus(t.Context(), []string{pciC})
+		free, err := l.GPUs(t.Context(), []string{pciC})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -94,10 +94,10 @@ func testLocksWait(t *testing.T) {
 	release()
 	cancelled, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := a.gpus(cancelled, []string{pciA}); !errors.Is(err, context.Canceled) {
+	if _, err := a.GPUs(cancelled, []string{pciA}); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
-	all, err := b.gpus(t.Context(), []string{pciA, pciB, pciC})
+	all, err := b.GPUs(t.Context(), []string{pciA, pciB, pciC})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,21 +114,21 @@ func TestLocksWaitHoldingNothing(t *testing.T) {
 				if other {
 					holder = b
 				}
-				release, err := holder.gpus(t.Context(), []string{pciB})
+				release, err := holder.GPUs(t.Context(), []string{pciB})
 				if err != nil {
 					t.Fatal(err)
 				}
 				both := make(chan func())
 				go func() {
-					r, err := a.gpus(t.Context(), []string{pciA, pciB})
+					r, err := a.GPUs(t.Context(), []string{pciA, pciB})
 					if err != nil {
 						t.Error(err)
 					}
 					both <- r
 				}()
 				synctest.Wait()
-				for _, l := range []*locks{a, b} {
-					free, err := l.gpus(t.Context(), []string{pciA})
+				for _, l := range []*Locks{a, b} {
+					free, err := l.GPUs(t.Context(), []string{pciA})
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -145,13 +145,13 @@ func TestLocksWaitHoldingNothing(t *testing.T) {
 func TestLocksStuck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, b := twoProcesses(t)
-		release, err := a.gpus(t.Context(), []string{pciA, pciB})
+		release, err := a.GPUs(t.Context(), []string{pciA, pciB})
 		if err != nil {
 			t.Fatal(err)
 		}
 		waiting := make(chan error)
 		go func() {
-			_, err := a.gpus(t.Context(), []string{pciB, pciC})
+			_, err := a.GPUs(t.Context(), []string{pciB, pciC})
 			waiting <- err
 		}()
 		synctest.Wait()
@@ -162,27 +162,27 @@ func TestLocksStuck(t *testing.T) {
 			t.Errorf("who waited: got %v", err)
 		}
 		for range 2 { // while the lock is held, and when its holder has left
-			_, err := a.gpus(t.Context(), []string{pciB})
+			_, err := a.GPUs(t.Context(), []string{pciB})
 			wantError(t, err, "GPU "+pciB+" is not used", "nvmlSomething")
-			if _, err := a.tryGPU(pciB); !errors.As(err, &call) {
+			if _, err := a.TryGPU(pciB); !errors.As(err, &call) {
 				t.Errorf("try: got %v", err)
 			}
-			if got, err := b.tryGPU(pciB); got != nil || err != nil {
+			if got, err := b.TryGPU(pciB); got != nil || err != nil {
 				t.Errorf("other process: got the lock, or %v", err)
 			}
 			release()
 			release = func() {}
 		}
-		for _, l := range []*locks{a, b} {
-			free, err := l.gpus(t.Context(), []string{pciA, pciC})
+		for _, l := range []*Locks{a, b} {
+			free, err := l.GPUs(t.Context(), []string{pciA, pciC})
 			if err != nil {
 				t.Fatal(err)
 			}
 			free()
 		}
 		close(done)
-		for _, l := range []*locks{a, b} {
-			free, err := l.gpus(t.Context(), []string{pciB})
+		for _, l := range []*Locks{a, b} {
+			free, err := l.GPUs(t.Context(), []string{pciB})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -193,23 +193,23 @@ func TestLocksStuck(t *testing.T) {
 
 func TestTryClaim(t *testing.T) {
 	a, b := twoProcesses(t)
-	release, err := a.claim(t.Context(), "u1")
+	release, err := a.Claim(t.Context(), "u1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, l := range []*locks{a, b} {
-		if got, err := l.tryClaim("u1"); err != nil || got != nil {
+	for _, l := range []*Locks{a, b} {
+		if got, err := l.TryClaim("u1"); err != nil || got != nil {
 			t.Errorf("got a lock that is held, or %v", err)
 		}
 	}
-	if err := b.sweep(); err != nil {
+	if err := b.Sweep(); err != nil {
 		t.Error(err)
 	}
 	if _, err := os.Stat(a.path(claimLock("u1"))); err != nil {
 		t.Errorf("a lock in use was swept away: %v", err)
 	}
 	release()
-	got, err := b.tryClaim("u1")
+	got, err := b.TryClaim("u1")
 	if err != nil || got == nil {
 		t.Fatalf("got none, %v", err)
 	}
@@ -227,7 +227,7 @@ func TestInOrder(t *testing.T) {
 // one call may be out. The lock is free when the last has returned.
 func TestLockOfSeveralCalls(t *testing.T) {
 	l, other := twoProcesses(t)
-	release, err := l.gpus(t.Context(), []string{pciA})
+	release, err := l.GPUs(t.Context(), []string{pciA})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -236,11 +236,11 @@ func TestLockOfSeveralCalls(t *testing.T) {
 	l.stuck(pciA, &gpu.HungError{Call: "discover", Done: discover})
 	release()
 	close(discover)
-	if got, err := other.tryGPU(pciA); got != nil || err != nil {
+	if got, err := other.TryGPU(pciA); got != nil || err != nil {
 		t.Errorf("another process has the lock while a call is out: %v, %v", got != nil, err)
 	}
 	close(create)
-	got, err := other.gpus(t.Context(), []string{pciA})
+	got, err := other.GPUs(t.Context(), []string{pciA})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -251,13 +251,13 @@ func TestLockOfSeveralCalls(t *testing.T) {
 func TestCallThatReturnedMeanwhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, _ := twoProcesses(t)
-		release, err := l.gpus(t.Context(), []string{pciA})
+		release, err := l.GPUs(t.Context(), []string{pciA})
 		if err != nil {
 			t.Fatal(err)
 		}
 		waiter := make(chan error, 1)
 		go func() {
-			release, err := l.gpus(t.Context(), []string{pciA})
+			release, err := l.GPUs(t.Context(), []string{pciA})
 			if err == nil {
 				release()
 			}

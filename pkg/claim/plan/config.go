@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package claim
+package plan
 
 import (
 	"cmp"
@@ -26,14 +26,14 @@ type config struct {
 	value api.Config
 	// where is for messages.
 	where string
-	// fits and misfit tell what was found among the devices it was meant for.
-	fits         bool
+	// applied and misfit are what was found among the devices that it was meant for.
+	applied      bool
 	misfit       *device.Device
 	alternatives bool
 }
 
 // decodeConfigs checks every configuration for this driver, also those that
-// another one takes precedence over: a fault does not come to light later.
+// another one takes precedence over: a fault must not come to light later.
 func decodeConfigs(entries []resourceapi.DeviceAllocationConfiguration, driver string) (configs, error) {
 	var all configs
 	for i, entry := range entries {
@@ -61,7 +61,8 @@ func origin(entry resourceapi.DeviceAllocationConfiguration) string {
 		from = "of the device class"
 	}
 	if len(entry.Requests) == 0 {
-		return from + ", for all requests"
+		// It may be for all requests, or the allocation may just not name them.
+		return from
 	}
 	return from + ", for requests " + strings.Join(entry.Requests, ", ")
 }
@@ -93,7 +94,7 @@ func (all configs) choose(result resourceapi.DeviceRequestAllocationResult, d de
 				return nil, fmt.Errorf("%s: request %s has admin access, which changes nothing: device %s cannot be shared by it",
 					c.where, result.Request, d.Name)
 			}
-			c.fits = true
+			c.applied = true
 			chosen = c
 			continue
 		}
@@ -109,8 +110,8 @@ func (all configs) choose(result resourceapi.DeviceRequestAllocationResult, d de
 	return chosen.value, nil
 }
 
-// onlyObserves tells whether a configuration of the claim asks for something by the
-// name of a request that only looks on.
+// onlyObserves reports whether a configuration of the claim asks for something by the
+// name of a request with admin access.
 func (c *config) onlyObserves(result resourceapi.DeviceRequestAllocationResult) bool {
 	return !c.ofClass() && ptr.Deref(result.AdminAccess, false) && slices.Contains(c.entry.Requests, result.Request) &&
 		(c.value.MPS() != nil || c.value.Interval() != api.IntervalDefault)
@@ -121,7 +122,7 @@ func (c *config) onlyObserves(result resourceapi.DeviceRequestAllocationResult) 
 // alternatives may carry one for each of them.
 func (all configs) checkUse() error {
 	for _, c := range all {
-		if !c.ofClass() && !c.fits && c.misfit != nil && !c.alternatives {
+		if !c.ofClass() && !c.applied && c.misfit != nil && !c.alternatives {
 			return c.doesNotFit(*c.misfit)
 		}
 	}
