@@ -143,6 +143,20 @@ var destroyTests = map[string]struct {
 		waits: 99, freeAt: 1, onFree: func(f *fakeGPU) { f.instances = nil },
 		outcome: outcome{calls: []string{"gi- 7"}, modeLeft: true},
 	},
+	"somebody replaces it while we wait": {
+		gpu: fakeGPU{enabled: true, instances: []gpu.Instance{mine}, processes: busy[:1]}, uuid: "MIG-a",
+		waits: 99, freeAt: 1, onFree: func(f *fakeGPU) { f.instances = []gpu.Instance{instance(7, oneAt4, "MIG-x")} },
+		outcome: outcome{calls: []string{"ci- 7/0"}, left: []gpu.Instance{instance(7, oneAt4, "MIG-x")}, modeLeft: true},
+	},
+	"somebody replaces it before the last call": {
+		gpu: fakeGPU{
+			enabled: true, instances: []gpu.Instance{mine},
+			faults: map[string][]fault{"DestroyInstance": {{err: gpu.ErrNotFound, then: func(f *fakeGPU) {
+				f.instances = []gpu.Instance{instance(9, oneAt4, "MIG-x")}
+			}}}},
+		}, uuid: "MIG-a",
+		outcome: outcome{calls: []string{"ci- 7/0", "gi- 7"}, left: []gpu.Instance{instance(9, oneAt4, "MIG-x")}, modeLeft: true},
+	},
 	"mode stays on, that is no failure": {
 		gpu: fakeGPU{
 			enabled: true, instances: []gpu.Instance{instance(7, oneAt4)},
