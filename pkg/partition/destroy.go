@@ -171,19 +171,3 @@ var pauses = []time.Duration{
 	2 * time.Second,
 	2 * time.Second,
 }
-
-// waitFor is the wait of a Lifecycle in use. It refuses at once when ctx would
-// be done before d is over.
-func waitFor(ctx context.Context, d time.Duration) error {
-	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= d {
-		return context.DeadlineExceeded
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-timer.C:
-		return nil
-	}
-}

@@ -4,10 +4,8 @@
 package partition
 
 import (
-	"context"
 	"errors"
 	"testing"
-	"time"
 
 	"github.com/partage-dev/partage/pkg/gpu"
 )
@@ -268,20 +266,5 @@ func TestRepeat(t *testing.T) {
 		if f.enabled || len(f.instances) > 0 {
 			t.Fatalf("left behind: mode %t, %v", f.enabled, f.instances)
 		}
-	}
-}
-
-func TestWaitForRefusesPastDeadline(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	if err := waitFor(ctx, time.Hour); err == nil {
-		t.Error("waits beyond the deadline")
-	}
-	if err := waitFor(ctx, 0); err != nil {
-		t.Error(err)
-	}
-	cancel()
-	if err := waitFor(ctx, time.Second); err == nil {
-		t.Error("waits although the caller has gone")
 	}
 }

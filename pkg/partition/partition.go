@@ -21,6 +21,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/wait"
 )
 
 // Address says where a partition is, or is to be. It means the same before and
@@ -59,7 +60,7 @@ type Lifecycle struct {
 
 // New makes a Lifecycle.
 func New(hw Hardware) *Lifecycle {
-	return &Lifecycle{hw: hw, wait: waitFor}
+	return &Lifecycle{hw: hw, wait: wait.For}
 }
 
 // cleanupTime bounds what is undone after a failure. The undoing does not
