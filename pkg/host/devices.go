@@ -21,6 +21,9 @@ import (
 // device numbers of capability nodes.
 const capabilityDriver = "nvidia-caps"
 
+// minorBits is the width of a minor number in the kernel's dev_t.
+const minorBits = 20
+
 // ErrNotCharDevice is wrapped by CharDevice for a path that exists and is
 // something else.
 var ErrNotCharDevice = errors.New("not a character device")
@@ -38,6 +41,23 @@ func (r Roots) CharDevice(path string) (major, minor int64, err error) {
 		return 0, 0, fmt.Errorf("device node %s: %w", full, ErrNotCharDevice)
 	}
 	return int64(unix.Major(st.Rdev)), int64(unix.Minor(st.Rdev)), nil
+}
+
+// GPUMinor returns N of /dev/nvidiaN for the GPU at a PCI address, which is
+// "dddd:bb:dd.f" in lower case. The driver renumbers GPUs when it is loaded
+// again, and may do so when the MIG mode changes: a minor is not to be cached.
+// The error wraps fs.ErrNotExist when the driver has no GPU at this address.
+func (r Roots) GPUMinor(pciAddress string) (int, error) {
+	path := filepath.Join(r.Complete().Proc, "driver/nvidia/gpus", pciAddress, "information")
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return 0, fmt.Errorf("read the device minor of GPU %s: %w", pciAddress, err)
+	}
+	minor, err := parseMinor(data, "Device Minor")
+	if err != nil {
+		return 0, fmt.Errorf("read the device minor of GPU %s from %s: %w", pciAddress, path, err)
+	}
+	return int(minor), nil
 }
 
 // CapabilityMajor returns the major number of capability nodes. The kernel
@@ -106,33 +126,32 @@ func (r Roots) capabilityMinor(folder string) (int64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("capability file: %w", err)
 	}
-	minor, err := parseCapability(data)
+	minor, err := parseMinor(data, "DeviceFileMinor")
 	if err != nil {
 		return 0, fmt.Errorf("capability file %s: %w", path, err)
 	}
 	return minor, nil
 }
 
-// parseCapability reads "DeviceFileMinor: <n>" among the lines of a
-// capability file.
-func parseCapability(data []byte) (int64, error) {
-	const field = "DeviceFileMinor"
+// parseMinor reads a minor number from the line "<field>: <n>" of a file of
+// the NVIDIA driver.
+func parseMinor(data []byte, field string) (int64, error) {
 	lines := bufio.NewScanner(bytes.NewReader(data))
 	for lines.Scan() {
 		key, value, ok := strings.Cut(lines.Text(), ":")
 		if !ok || strings.TrimSpace(key) != field {
 			continue
 		}
-		minor, err := strconv.ParseUint(strings.TrimSpace(value), 10, 31)
+		minor, err := strconv.ParseUint(strings.TrimSpace(value), 10, minorBits)
 		if err != nil {
-			return 0, fmt.Errorf("%s: %w", field, err)
+			return 0, fmt.Errorf("%s: expected a minor number: %w", field, err)
 		}
 		return int64(minor), nil
 	}
 	if err := lines.Err(); err != nil {
 		return 0, err
 	}
-	return 0, fmt.Errorf("no %s in it", field)
+	return 0, fmt.Errorf("expected a line %q, found none", field+": <minor number>")
 }
 
 // BootID returns the kernel's random id of the present boot.

@@ -5,6 +5,7 @@ package host
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -192,10 +193,58 @@ func TestCapabilities(t *testing.T) {
 	minor, err = roots.InstanceCapability(3, 8)
 	check(t, minor, err, 0, "gi8/access: DeviceFileMinor")
 	minor, err = roots.InstanceCapability(3, 9)
-	check(t, minor, err, 0, "no DeviceFileMinor")
+	check(t, minor, err, 0, `expected a line "DeviceFileMinor: <minor number>"`)
 	if _, err := roots.ComputeCapability(3, 7, 1); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("missing compute instance: got %v", err)
 	}
+}
+
+func TestGPUMinor(t *testing.T) {
+	const address = "0000:1b:00.0"
+	// As the driver prints it.
+	information := func(minor string) string {
+		return "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 18\nGPU UUID: \t GPU-e1bd0f2c-4e5e-0b4d-5d06-9d1e8c5e8e0a\n" +
+			"Video BIOS: \t 96.00.74.00.01\nBus Type: \t PCIe\nDMA Size: \t 52 bits\nDMA Mask: \t 0xfffffffffffff\n" +
+			"Bus Location: \t " + address + "\n" + minor + "GPU Firmware: \t 580.95.05\nGPU Excluded:\t No\n"
+	}
+	for name, test := range map[string]struct {
+		content string
+		want    int64
+		wantErr string
+	}{
+		"zero":         {content: information("Device Minor: \t 0\n"), want: 0},
+		"large":        {content: information("Device Minor: \t 255\n"), want: 255},
+		"absent":       {content: information(""), wantErr: `expected a line "Device Minor: <minor number>", found none`},
+		"empty file":   {wantErr: `expected a line "Device Minor: <minor number>", found none`},
+		"no number":    {content: information("Device Minor: \t \n"), wantErr: "Device Minor: expected a minor number"},
+		"not assigned": {content: information("Device Minor: \t 4294967295\n"), wantErr: "Device Minor: expected a minor number"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root, roots := tree(t)
+			path := "proc/driver/nvidia/gpus/" + address + "/information"
+			write(t, root, path, test.content)
+			got, err := roots.GPUMinor(address)
+			check(t, int64(got), err, test.want, test.wantErr)
+			if err != nil && !strings.Contains(err.Error(), "GPU "+address+" from "+filepath.Join(root, path)) {
+				t.Errorf("the error names not both GPU and path: %v", err)
+			}
+		})
+	}
+	t.Run("read anew", func(t *testing.T) {
+		root, roots := tree(t)
+		for minor := range 3 {
+			write(t, root, "proc/driver/nvidia/gpus/"+address+"/information", information(fmt.Sprintf("Device Minor: \t %d\n", minor)))
+			got, err := roots.GPUMinor(address)
+			check(t, int64(got), err, int64(minor), "")
+		}
+	})
+	t.Run("unknown GPU", func(t *testing.T) {
+		root, roots := tree(t)
+		write(t, root, "proc/driver/nvidia/gpus/"+address+"/information", information("Device Minor: \t 0\n"))
+		if _, err := roots.GPUMinor("0000:1c:00.0"); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "GPU 0000:1c:00.0") {
+			t.Errorf("got %v", err)
+		}
+	})
 }
 
 func TestBootID(t *testing.T) {
@@ -213,11 +262,12 @@ func TestBootID(t *testing.T) {
 	}
 }
 
-func FuzzParseCapability(f *testing.F) {
-	f.Add([]byte("DeviceFileMinor: 12\nDeviceFileMode: 292\n"))
-	f.Add([]byte("DeviceFileMinor: -1"))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		if minor, err := parseCapability(data); err == nil && minor < 0 {
+func FuzzParseMinor(f *testing.F) {
+	f.Add([]byte("DeviceFileMinor: 12\nDeviceFileMode: 292\n"), "DeviceFileMinor")
+	f.Add([]byte("DeviceFileMinor: -1"), "DeviceFileMinor")
+	f.Add([]byte("GPU UUID: \t GPU-1\nDevice Minor: \t 3\n"), "Device Minor")
+	f.Fuzz(func(t *testing.T, data []byte, field string) {
+		if minor, err := parseMinor(data, field); err == nil && (minor < 0 || minor >= 1<<minorBits) {
 			t.Errorf("minor %d from %q", minor, data)
 		}
 	})

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/state"
 )
@@ -158,6 +159,9 @@ func agree(t *testing.T, root string, m *machine.Machine, n majors) {
 			if !strings.Contains(info, line+"\n") {
 				t.Fatalf("information has no %q:\n%s", line, info)
 			}
+		}
+		if minor, err := (host.Roots{Proc: filepath.Join(root, "proc")}).GPUMinor(g.PCIAddress); err != nil || minor != g.Minor {
+			t.Fatalf("the driver reads minor %d (%v), want %d", minor, err, g.Minor)
 		}
 	}
 	if d := cmp.Diff(want, nodesOf(t, root)); d != "" {
