@@ -19,7 +19,7 @@ import (
 	"k8s.io/component-base/logs"
 
 	"github.com/partage-dev/partage/pkg/mps"
-	"github.com/partage-dev/partage/pkg/mps/hook"
+	"github.com/partage-dev/partage/pkg/cdi/hook"
 	"github.com/partage-dev/partage/pkg/version"
 )
 

@@ -46,47 +46,6 @@ const (
 	specMode = 0o644
 )
 
-// Node is one character device.
-type Node struct {
-	// Path is where the node is in the container, "/dev/nvidia0".
-	Path string
-	// HostPath is where it is for the container runtime; empty means Path. The
-	// node need not exist there.
-	HostPath string
-	// Major and Minor are the device number.
-	Major, Minor int64
-	// Permissions are the container's, of "r", "w" and "m". Empty means "rw".
-	Permissions string
-}
-
-// Device is what one device of a claim adds to a container.
-type Device struct {
-	// Name is unique in the claim.
-	Name  string
-	Nodes []Node
-	// Env are "NAME=value" for containers that use this device.
-	Env []string
-	// Mounts are bind mounts, each with a container path of its own.
-	Mounts []Mount
-	// Hooks run in this order when the container is created, before its program.
-	Hooks []Hook
-}
-
-// Mount is a file or folder of the host in the container. A container that gets
-// several devices with a mount at the same place has that of the last one.
-type Mount struct {
-	HostPath, ContainerPath string
-	ReadOnly                bool
-}
-
-// Hook is a program of the host that the runtime runs as a createContainer hook,
-// with the container's state on its standard input. The container does not start
-// when it fails.
-type Hook struct {
-	Path string
-	Args []string // Args[0] is the program's name
-}
-
 // Options say where things are.
 type Options struct {
 	// Root is the folder that the container runtime reads specs from.

@@ -35,29 +35,35 @@ const (
 var (
 	partition = Device{
 		Name: "gpu-0000-1b-00-0-mig-1g10gb-me-4",
-		Nodes: []Node{
-			{Path: "/dev/nvidia3", HostPath: "/dev/nvidia3", Major: 195, Minor: 3},
-			{Path: "/dev/nvidia-caps/nvidia-cap472", Major: 508, Minor: 472},
-			{Path: "/dev/nvidia-caps/nvidia-cap471", Major: 508, Minor: 471},
+		Edits: Edits{
+			Nodes: []Node{
+				{Path: "/dev/nvidia3", HostPath: "/dev/nvidia3", Major: 195, Minor: 3},
+				{Path: "/dev/nvidia-caps/nvidia-cap472", Major: 508, Minor: 472},
+				{Path: "/dev/nvidia-caps/nvidia-cap471", Major: 508, Minor: 471},
+			},
 		},
 	}
 	whole = Device{
-		Name:  "gpu-0000-43-00-0",
-		Nodes: []Node{{Path: "/dev/nvidia0", HostPath: "/run/nvidia/dev/nvidia0", Major: 195, Minor: 0}},
-		Env:   []string{"B=2", "A=1"},
+		Name: "gpu-0000-43-00-0",
+		Edits: Edits{
+			Nodes: []Node{{Path: "/dev/nvidia0", HostPath: "/run/nvidia/dev/nvidia0", Major: 195, Minor: 0}},
+			Env:   []string{"B=2", "A=1"},
+		},
 	}
 	share = Device{
-		Name:  "gpu-0000-52-00-0-mps-8c0d0c8e-6a0e-4c53-9f0e-0d4f4e5b7a11",
-		Nodes: []Node{{Path: "/dev/nvidia1", HostPath: "/dev/nvidia1", Major: 195, Minor: 1}},
-		Env:   []string{"CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25"},
-		Mounts: []Mount{
-			{HostPath: "/run/partage/mps/gpu-0000-52-00-0/pipe", ContainerPath: "/tmp/nvidia-mps"},
-			{HostPath: "/run/partage/mps/gpu-0000-52-00-0/shm", ContainerPath: "/dev/shm"},
-			{HostPath: "/var/lib/kubelet/plugins/gpu.nvidia.com/list", ContainerPath: "/etc/list", ReadOnly: true},
-		},
-		Hooks: []Hook{
-			{Path: "/var/lib/kubelet/plugins/gpu.nvidia.com/mps-hook", Args: []string{"mps-hook", "container-hook"}},
-			{Path: "/opt/another", Args: []string{"another"}},
+		Name: "gpu-0000-52-00-0-mps-8c0d0c8e-6a0e-4c53-9f0e-0d4f4e5b7a11",
+		Edits: Edits{
+			Nodes: []Node{{Path: "/dev/nvidia1", HostPath: "/dev/nvidia1", Major: 195, Minor: 1}},
+			Env:   []string{"CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25"},
+			Mounts: []Mount{
+				{HostPath: "/run/partage/mps/gpu-0000-52-00-0/pipe", ContainerPath: "/tmp/nvidia-mps"},
+				{HostPath: "/run/partage/mps/gpu-0000-52-00-0/shm", ContainerPath: "/dev/shm"},
+				{HostPath: "/var/lib/kubelet/plugins/gpu.nvidia.com/list", ContainerPath: "/etc/list", ReadOnly: true},
+			},
+			Hooks: []Hook{
+				{Path: "/var/lib/kubelet/plugins/gpu.nvidia.com/mps-hook", Args: []string{"mps-hook", "container-hook"}},
+				{Path: "/opt/another", Args: []string{"another"}},
+			},
 		},
 	}
 )
@@ -317,18 +323,18 @@ func TestWriteRefuses(t *testing.T) {
 		"no devices":    {uid, nil, "no devices"},
 		"twice":         {uid, []Device{whole, whole}, "device gpu-0000-43-00-0 is there twice"},
 		"no nodes":      {uid, []Device{{Name: "a"}}, "device a has no device nodes"},
-		"no number":     {uid, []Device{{Name: "a", Nodes: []Node{{Path: "/dev/nvidia0"}}}}, "node /dev/nvidia0 has no device number"},
-		"bad name":      {uid, []Device{{Name: "a b", Nodes: whole.Nodes}}, `a b"`},
-		"bad env":       {uid, []Device{{Name: "a", Nodes: whole.Nodes, Env: []string{"novalue"}}}, "novalue"},
-		"no path":       {uid, []Device{{Name: "a", Nodes: []Node{{Major: 195}}}}, "path"},
-		"bad perission": {uid, []Device{{Name: "a", Nodes: []Node{{Path: "/dev/x", Major: 1, Permissions: "x"}}}}, `"x"`},
-		"mount twice": {uid, []Device{{Name: "a", Nodes: whole.Nodes, Mounts: []Mount{{HostPath: "/a", ContainerPath: "/m"}, {HostPath: "/b", ContainerPath: "/m"}}}},
+		"no number":     {uid, []Device{{Name: "a", Edits: Edits{Nodes: []Node{{Path: "/dev/nvidia0"}}}}}, "node /dev/nvidia0 has no device number"},
+		"bad name":      {uid, []Device{{Name: "a b", Edits: Edits{Nodes: whole.Nodes}}}, `a b"`},
+		"bad env":       {uid, []Device{{Name: "a", Edits: Edits{Nodes: whole.Nodes, Env: []string{"novalue"}}}}, "novalue"},
+		"no path":       {uid, []Device{{Name: "a", Edits: Edits{Nodes: []Node{{Major: 195}}}}}, "path"},
+		"bad perission": {uid, []Device{{Name: "a", Edits: Edits{Nodes: []Node{{Path: "/dev/x", Major: 1, Permissions: "x"}}}}}, `"x"`},
+		"mount twice": {uid, []Device{{Name: "a", Edits: Edits{Nodes: whole.Nodes, Mounts: []Mount{{HostPath: "/a", ContainerPath: "/m"}, {HostPath: "/b", ContainerPath: "/m"}}}}},
 			"device a: two mounts at /m"},
-		"relative mount": {uid, []Device{{Name: "a", Nodes: whole.Nodes, Mounts: []Mount{{HostPath: "a", ContainerPath: "/m"}}}}, `mount of "a" at "/m": want an absolute path of the host`},
-		"mount in dots":  {uid, []Device{{Name: "a", Nodes: whole.Nodes, Mounts: []Mount{{HostPath: "/a", ContainerPath: "/m/.."}}}}, "want an absolute path in the container"},
-		"mount on all":   {uid, []Device{{Name: "a", Nodes: whole.Nodes, Mounts: []Mount{{HostPath: "/a", ContainerPath: "/"}}}}, "want an absolute path in the container"},
-		"relative hook":  {uid, []Device{{Name: "a", Nodes: whole.Nodes, Hooks: []Hook{{Path: "h", Args: []string{"h"}}}}}, `hook "h": want an absolute path`},
-		"hook, no name":  {uid, []Device{{Name: "a", Nodes: whole.Nodes, Hooks: []Hook{{Path: "/h"}}}}, "hook /h has no arguments"},
+		"relative mount": {uid, []Device{{Name: "a", Edits: Edits{Nodes: whole.Nodes, Mounts: []Mount{{HostPath: "a", ContainerPath: "/m"}}}}}, `mount of "a" at "/m": want an absolute path of the host`},
+		"mount in dots":  {uid, []Device{{Name: "a", Edits: Edits{Nodes: whole.Nodes, Mounts: []Mount{{HostPath: "/a", ContainerPath: "/m/.."}}}}}, "want an absolute path in the container"},
+		"mount on all":   {uid, []Device{{Name: "a", Edits: Edits{Nodes: whole.Nodes, Mounts: []Mount{{HostPath: "/a", ContainerPath: "/"}}}}}, "want an absolute path in the container"},
+		"relative hook":  {uid, []Device{{Name: "a", Edits: Edits{Nodes: whole.Nodes, Hooks: []Hook{{Path: "h", Args: []string{"h"}}}}}}, `hook "h": want an absolute path`},
+		"hook, no name":  {uid, []Device{{Name: "a", Edits: Edits{Nodes: whole.Nodes, Hooks: []Hook{{Path: "/h"}}}}}, "hook /h has no arguments"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := s.Write(t.Context(), test.uid, test.devices); err == nil || !strings.Contains(err.Error(), test.want) {

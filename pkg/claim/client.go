@@ -4,15 +4,13 @@
 package claim
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"path/filepath"
 	"strconv"
 
 	"github.com/partage-dev/partage/pkg/cdi"
-	"github.com/partage-dev/partage/pkg/mps/hook"
+	"github.com/partage-dev/partage/pkg/cdi/hook"
 )
 
 const (
@@ -58,6 +56,5 @@ func marker(r *Record, s *SessionRecord, d *DeviceRecord) string {
 	if s.Shared {
 		what = string(r.Claim.UID) + "/" + d.name()
 	}
-	sum := sha256.Sum256([]byte(what))
-	return hook.MarkerPrefix + hex.EncodeToString(sum[:4])
+	return hook.Marker(hook.MPSMarkerPrefix, what)
 }

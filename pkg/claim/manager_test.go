@@ -75,13 +75,13 @@ func TestPrepare(t *testing.T) {
 	// All GPU nodes of the test machine are 1:3. Instances are numbered from 7,
 	// and UUIDs use up numbers as well.
 	wantSpec := []cdi.Device{
-		{Name: sliceA0, Nodes: []cdi.Node{
+		{Name: sliceA0, Edits: cdi.Edits{Nodes: []cdi.Node{
 			node("/dev/nvidia2", 1, 3), node("/dev/nvidia-caps/nvidia-cap170", 508, 170), node("/dev/nvidia-caps/nvidia-cap171", 508, 171),
-		}},
-		{Name: sliceA4, Nodes: []cdi.Node{
+		}}},
+		{Name: sliceA4, Edits: cdi.Edits{Nodes: []cdi.Node{
 			node("/dev/nvidia2", 1, 3), node("/dev/nvidia-caps/nvidia-cap190", 508, 190), node("/dev/nvidia-caps/nvidia-cap191", 508, 191),
-		}},
-		{Name: wholeC, Nodes: []cdi.Node{node("/dev/nvidia1", 1, 3)}},
+		}}},
+		{Name: wholeC, Edits: cdi.Edits{Nodes: []cdi.Node{node("/dev/nvidia1", 1, 3)}}},
 	}
 	if diff := cmp.Diff(wantSpec, b.specs["u1"]); diff != "" {
 		t.Errorf("spec: -want +got:\n%s", diff)

@@ -28,7 +28,7 @@ func (m *Manager) cdiDevices(r *Record) ([]cdi.Device, error) {
 		if err != nil {
 			return nil, fmt.Errorf("device %s: %w", d.Device, err)
 		}
-		c := cdi.Device{Name: d.name(), Nodes: nodes}
+		c := cdi.Device{Name: d.name(), Edits: cdi.Edits{Nodes: nodes}}
 		if d.Sharing != nil && d.Sharing.Session != "" {
 			err = m.connect(&c, r, d)
 		}

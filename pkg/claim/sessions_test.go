@@ -21,7 +21,7 @@ import (
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/mps"
-	"github.com/partage-dev/partage/pkg/mps/hook"
+	"github.com/partage-dev/partage/pkg/cdi/hook"
 	"github.com/partage-dev/partage/pkg/sharing"
 )
 
@@ -111,7 +111,7 @@ func TestTwoSharesOfOneClaim(t *testing.T) {
 	b.wantLimits("both", wholeA, 40, 2)
 	var markers []string
 	for _, line := range b.edits("u1") {
-		if strings.Contains(line, hook.MarkerPrefix) {
+		if strings.Contains(line, hook.MPSMarkerPrefix) {
 			markers = append(markers, line)
 		}
 	}

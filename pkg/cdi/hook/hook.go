@@ -29,9 +29,6 @@ import (
 const (
 	// Command is the sub-command of the supervisor's program that calls Check.
 	Command = "container-hook"
-	// MarkerPrefix starts the names of variables that a container has for each share
-	// or session that it is to be a client of. The value is the session's ID.
-	MarkerPrefix = "PARTAGE_MPS_"
 	// Patience is how long a daemon that has just ended may take to come back.
 	Patience = 2 * time.Second
 
@@ -99,7 +96,7 @@ func environment(input io.Reader) ([]string, error) {
 func checkMarkers(env []string) error {
 	var markers []string
 	for _, variable := range env {
-		if strings.HasPrefix(variable, MarkerPrefix) && !slices.Contains(markers, variable) {
+		if strings.HasPrefix(variable, MPSMarkerPrefix) && !slices.Contains(markers, variable) {
 			markers = append(markers, variable)
 		}
 	}

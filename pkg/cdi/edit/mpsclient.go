@@ -1,0 +1,73 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package edit
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strconv"
+
+	"github.com/partage-dev/partage/pkg/cdi"
+	"github.com/partage-dev/partage/pkg/cdi/hook"
+)
+
+const (
+	// pipeInContainer is where CUDA looks for the daemon by default, so that a
+	// process with an empty environment finds it as well.
+	pipeInContainer = "/tmp/nvidia-mps"
+	shmInContainer  = "/dev/shm"
+)
+
+// MPSClient makes the programs of a container clients of an MPS session.
+type MPSClient struct {
+	// Session is the session's name.
+	Session string
+	// PipeDir and ShmDir are the session's folders on the host.
+	PipeDir, ShmDir string
+	// Hook is the path on the host of the program that refuses a container which
+	// cannot reach the daemon, or is not a client of this session alone.
+	Hook string
+	// Owner is what the container is a client for, unique on the node: a claim and
+	// its session, or a claim and its share of the session's device. A container may
+	// have several devices of one owner, and none of another.
+	Owner string
+
+	// ActiveThreadPercentage and PinnedMemoryBytes limit each client. Zero means
+	// the server's limit. They are for sessions with one device.
+	ActiveThreadPercentage int
+	PinnedMemoryBytes      int64
+}
+
+// Edits fails if the session does not run or there is no hook.
+func (c MPSClient) Edits() (cdi.Edits, error) {
+	if c.PipeDir == "" || c.ShmDir == "" {
+		return cdi.Edits{}, fmt.Errorf("MPS session %s does not run", c.Session)
+	}
+	if c.Hook == "" {
+		return cdi.Edits{}, errors.New("there is no hook program that could check its MPS session")
+	}
+	env := []string{
+		"CUDA_MPS_PIPE_DIRECTORY=" + pipeInContainer,
+		hook.Marker(hook.MPSMarkerPrefix, c.Owner) + "=" + c.Session,
+	}
+	if c.ActiveThreadPercentage > 0 {
+		env = append(env, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="+strconv.Itoa(c.ActiveThreadPercentage))
+	}
+	if c.PinnedMemoryBytes > 0 {
+		// Index 0 is the session's only device. An entry for a device that is not
+		// visible would void all limits.
+		env = append(env, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0="+strconv.FormatInt(c.PinnedMemoryBytes>>20, 10)+"M")
+	}
+	return cdi.Edits{
+		Env: env,
+		Mounts: []cdi.Mount{
+			{HostPath: c.PipeDir, ContainerPath: pipeInContainer},
+			{HostPath: c.ShmDir, ContainerPath: shmInContainer},
+		},
+		Hooks: []cdi.Hook{{Path: c.Hook, Args: []string{
+			filepath.Base(c.Hook), hook.Command, "--control", filepath.Join(c.PipeDir, "control"), "--session", c.Session,
+		}}},
+	}, nil
+}

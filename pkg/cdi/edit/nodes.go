@@ -1,0 +1,81 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package edit
+
+import (
+	"path/filepath"
+	"strconv"
+
+	"github.com/partage-dev/partage/pkg/cdi"
+	"github.com/partage-dev/partage/pkg/host"
+)
+
+// GPU adds the device node of a GPU.
+type GPU struct {
+	Roots      host.Roots
+	PCIAddress string
+}
+
+// Edits reads the node's numbers from the host: they change when the driver is
+// loaded again.
+func (g GPU) Edits() (cdi.Edits, error) {
+	node, _, err := g.node()
+	if err != nil {
+		return cdi.Edits{}, err
+	}
+	return cdi.Edits{Nodes: []cdi.Node{node}}, nil
+}
+
+func (g GPU) node() (node cdi.Node, gpuMinor int, err error) {
+	gpuMinor, err = g.Roots.GPUMinor(g.PCIAddress)
+	if err != nil {
+		return cdi.Node{}, 0, err
+	}
+	path := "/dev/nvidia" + strconv.Itoa(gpuMinor)
+	major, minor, err := g.Roots.CharDevice(path)
+	if err != nil {
+		return cdi.Node{}, 0, err
+	}
+	return newNode(g.Roots, path, major, minor), gpuMinor, nil
+}
+
+// Partition adds the device node of a partition's GPU and the capability nodes of
+// its GPU instance and its compute instance.
+type Partition struct {
+	Roots      host.Roots
+	PCIAddress string
+	// InstanceID and ComputeID are the numbers of the two instances.
+	InstanceID, ComputeID int
+}
+
+// Edits reads the numbers of the nodes from the host: those of capabilities change
+// with every instance. It fails if an instance does not exist.
+func (p Partition) Edits() (cdi.Edits, error) {
+	gpu, gpuMinor, err := GPU{Roots: p.Roots, PCIAddress: p.PCIAddress}.node()
+	if err != nil {
+		return cdi.Edits{}, err
+	}
+	major, err := p.Roots.CapabilityMajor()
+	if err != nil {
+		return cdi.Edits{}, err
+	}
+	instance, err := p.Roots.InstanceCapability(gpuMinor, p.InstanceID)
+	if err != nil {
+		return cdi.Edits{}, err
+	}
+	compute, err := p.Roots.ComputeCapability(gpuMinor, p.InstanceID, p.ComputeID)
+	if err != nil {
+		return cdi.Edits{}, err
+	}
+	nodes := []cdi.Node{gpu}
+	for _, minor := range []int64{instance, compute} {
+		path := "/dev/nvidia-caps/nvidia-cap" + strconv.FormatInt(minor, 10)
+		nodes = append(nodes, newNode(p.Roots, path, major, minor))
+	}
+	return cdi.Edits{Nodes: nodes}, nil
+}
+
+func newNode(roots host.Roots, path string, major, minor int64) cdi.Node {
+	return cdi.Node{Path: path, HostPath: filepath.Join(roots.Complete().HostDev, path), Major: major, Minor: minor}
+}
