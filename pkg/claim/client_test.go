@@ -173,7 +173,7 @@ func TestLimitsFolder(t *testing.T) {
 	// Without a library, claims that have had one can end and nothing else.
 	mustPrepare(t, m, claim)
 	without := b.manager()
-	without.limits.library = ""
+	without.kit.Limits.Library = ""
 	_, err := without.Prepare(t.Context(), claim)
 	wantError(t, err, "device "+turnsC, "--interposer-library")
 	wantError(t, without.Reconcile(t.Context()), "device "+turnsC, "--interposer-library")
@@ -188,7 +188,7 @@ func TestLimitsFolder(t *testing.T) {
 func TestNoHookProgram(t *testing.T) {
 	b := newBox(t)
 	m := b.manager()
-	m.mpsHook = ""
+	m.kit.Hook = ""
 	_, err := m.Prepare(t.Context(), newClaim("u1", mpsA))
 	wantError(t, err, "device "+mpsA, "hook program")
 	b.wantNothing()

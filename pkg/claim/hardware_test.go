@@ -190,11 +190,14 @@ func (g *gpus) find(at partition.Address) *placed {
 	return nil
 }
 
-func (b *box) Create(_ context.Context, at partition.Address, dynamic bool) (partition.Live, error) {
+func (b *box) Ensure(_ context.Context, at partition.Address, expect partition.Expect, dynamic bool) (partition.Live, error) {
 	b.mu.Lock()
 	err := b.answer(at.PCIAddress)
 	on := b.enabled[at.PCIAddress]
 	i := b.find(at)
+	if err == nil && i != nil {
+		err = expect.Check(i.Instance)
+	}
 	b.mu.Unlock()
 	if err != nil {
 		return partition.Live{}, err

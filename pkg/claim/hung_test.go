@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/partage-dev/partage/pkg/claim/journal"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 )
@@ -115,8 +116,8 @@ func TestUnprepareHangs(t *testing.T) {
 		if b.count(pciA) != 1 || b.count(pciB) != 0 || b.spec("u1") != nil {
 			t.Errorf("left: %v", b.state())
 		}
-		r, err := m.journal.read("u1")
-		if err != nil || r.State != Unpreparing || len(r.Devices) != 1 || r.Devices[0].Device != sliceA0 {
+		r, err := m.store.Read("u1")
+		if err != nil || r.State != journal.Unpreparing || len(r.Devices) != 1 || r.Devices[0].Device != sliceA0 {
 			t.Errorf("record: %+v, %v", r, err)
 		}
 		start := time.Now()

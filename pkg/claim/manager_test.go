@@ -164,7 +164,7 @@ func TestPartitionDisappeared(t *testing.T) {
 	if diff := cmp.Diff(before, b.specs["u1"]); diff == "" {
 		t.Error("the spec still names the capabilities of the old instance")
 	}
-	r, err := m.journal.read("u1")
+	r, err := m.store.Read("u1")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -214,13 +214,13 @@ func TestNewManagerRefuses(t *testing.T) {
 	} {
 		o := good
 		change(&o)
-		if _, err := NewManager(o); err == nil {
+		if _, err := NewManager(t.Context(), o); err == nil {
 			t.Errorf("%s: accepted", name)
 		}
 	}
 	write(t, filepath.Join(b.root, "file"), "")
 	good.DataDir = filepath.Join(b.root, "file")
-	if _, err := NewManager(good); err == nil || errors.Is(err, fs.ErrNotExist) {
+	if _, err := NewManager(t.Context(), good); err == nil || errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("got %v", err)
 	}
 }

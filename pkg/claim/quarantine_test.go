@@ -31,7 +31,7 @@ func TestDamagedRecord(t *testing.T) {
 			b := newBox(t)
 			m := b.manager()
 			mustPrepare(t, m, newClaim("u1", sliceA0))
-			write(t, m.journal.path("u1"), damage)
+			write(t, m.store.Path("u1"), damage)
 
 			// Other claims go on.
 			mustPrepare(t, m, newClaim("u2", sliceA4))
@@ -78,7 +78,7 @@ func TestDamagedRecordIsUnprepared(t *testing.T) {
 	m := b.manager()
 	for _, want := range [][]string{{"u1.json"}, {"u1.json", "u1.json-2"}} {
 		mustPrepare(t, m, newClaim("other", sliceA4))
-		write(t, m.journal.path("u1"), "{")
+		write(t, m.store.Path("u1"), "{")
 		err := m.Unprepare(t.Context(), "u1")
 		var corrupt *CorruptError
 		if !errors.As(err, &corrupt) || filepath.Base(corrupt.Path) != want[len(want)-1] {
@@ -107,7 +107,7 @@ func TestRecordOfAnotherVersion(t *testing.T) {
 	m := b.manager()
 	b.makeForeign(addressA4)
 	const content = `{"apiVersion":"journal.partage.dev/v3","kind":"ClaimRecord","claim":{"uid":"u1"}}`
-	write(t, m.journal.path("u1"), content)
+	write(t, m.store.Path("u1"), content)
 	for range 2 {
 		_, err := m.Prepare(t.Context(), newClaim("u1", sliceA0))
 		wantError(t, err, "u1.json", "written by another version of the driver", `"journal.partage.dev/v3"`)
@@ -120,7 +120,7 @@ func TestRecordOfAnotherVersion(t *testing.T) {
 		t.Errorf("got %+v", status)
 	}
 	mustPrepare(t, m, newClaim("u2", sliceA0))
-	if got, err := os.ReadFile(m.journal.path("u1")); err != nil || string(got) != content {
+	if got, err := os.ReadFile(m.store.Path("u1")); err != nil || string(got) != content {
 		t.Errorf("got %q, %v", got, err)
 	}
 }

@@ -27,7 +27,7 @@ func TestSharesOfPartition(t *testing.T) {
 		}
 		live, _ := b.look(addressA0)
 		for _, uid := range []types.UID{"u1", "u2", "u3"} {
-			if r, err := m.journal.read(uid); err != nil || *r.Devices[0].Partition.Live != live {
+			if r, err := m.store.Read(uid); err != nil || *r.Devices[0].Partition.Live != live {
 				t.Errorf("%s says %+v (%v), live is %+v", uid, r, err, live)
 			}
 		}
@@ -126,7 +126,7 @@ func TestShareOfLeftPartition(t *testing.T) {
 		if now, found := b.look(addressA0); !found || now != live {
 			t.Errorf("%s: the partition is %+v, was %+v", device, now, live)
 		}
-		if r, err := m.journal.read("u1"); r != nil || err != nil {
+		if r, err := m.store.Read("u1"); r != nil || err != nil {
 			t.Errorf("the first has %+v, %v", r, err)
 		}
 		mustUnprepare(t, m, "u2")

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/partage-dev/partage/pkg/claim/journal"
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
@@ -42,11 +43,11 @@ func testStatic(t *testing.T) {
 	if spec := b.spec("u1"); len(spec) != 1 || len(spec[0].Nodes) != 3 {
 		t.Errorf("spec: %+v", spec)
 	}
-	r, err := m.journal.read("u1")
+	r, err := m.store.Read("u1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d := r.Devices[0]; d.Type != static || d.Partition.Live == nil || *d.Partition.Live != live {
+	if d := r.Devices[0]; d.Type != journal.Static || d.Partition.Live == nil || *d.Partition.Live != live {
 		t.Errorf("record: %+v", d)
 	}
 	mustPrepare(t, m, newClaim("u1", staticA0))

@@ -148,7 +148,7 @@ func TestIntervalNotSet(t *testing.T) {
 		wantError(t, err, "device "+mpsB)
 		b.hooks(nil, nil)
 		b.wantInterval("not set", "GPU-c", policy.IntervalMedium)
-		if left, err := m.journal.uids(); err != nil || len(left) > 0 {
+		if left, err := m.store.UIDs(); err != nil || len(left) > 0 {
 			t.Errorf("left: %v, %v", left, err)
 		}
 	}

@@ -31,6 +31,8 @@ type Device struct {
 	PCIAddress string `json:"pciAddress"`
 	// DynamicMIG allows the GPU's MIG mode to follow the claims.
 	DynamicMIG bool `json:"dynamicMIG,omitempty"`
+	// Divisible means that the GPU can have MIG mode, so that a whole one must not.
+	Divisible bool `json:"divisible,omitempty"`
 	// Partition is nil for a whole GPU.
 	Partition *Partition `json:"partition,omitempty"`
 	// Sharing is nil where nothing is done to share the device.

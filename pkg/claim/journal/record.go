@@ -144,6 +144,39 @@ func (r *Record) Arrange(other *Record) bool {
 	return ok
 }
 
+// Resume takes over what an earlier attempt at the same devices, or at some of them, has
+// written down. It has to be taken back as it was written, whatever the policy says now.
+func (r *Record) Resume(earlier *Record) {
+	r.State, r.APIVersion = earlier.State, earlier.APIVersion
+	for i := range r.Devices {
+		d := &r.Devices[i]
+		was := earlier.Device(d.Key())
+		if was == nil {
+			if d.Sharing != nil || d.IsShare() {
+				r.APIVersion = SharingVersion
+			}
+			continue
+		}
+		was = ptr.To(was.clone())
+		if d.Partition != nil {
+			d.Partition.Live, d.Partition.Remaking = was.Partition.Live, was.Partition.Remaking
+			if was.Partition.UUID != "" {
+				d.Partition.UUID = was.Partition.UUID
+			}
+		}
+		d.Sharing, d.CDIDevice = was.Sharing, was.CDIDevice
+	}
+	sessions := r.Sessions
+	r.Sessions = earlier.Clone().Sessions
+	for _, s := range sessions {
+		if was := r.Session(s.ID); was != nil {
+			was.takeLimits(&s)
+		} else if r.InSession(s.ID) {
+			r.Sessions = append(r.Sessions, s)
+		}
+	}
+}
+
 // PartOf reports whether every device of the record is one of another record.
 func (r *Record) PartOf(other *Record) bool {
 	found, _ := r.among(other)

@@ -58,6 +58,17 @@ func (s *Session) PCIAddresses() []string {
 	return gpu.SortPCIAddresses(addresses)
 }
 
+// takeLimits fills in the limits of devices, which older versions did not write down.
+func (s *Session) takeLimits(planned *Session) {
+	for i := range s.Devices {
+		for _, d := range planned.Devices {
+			if d.Device == s.Devices[i].Device && s.Devices[i].MemoryBytes == 0 {
+				s.Devices[i].MemoryBytes = d.MemoryBytes
+			}
+		}
+	}
+}
+
 // Resolve fills in the UUIDs of partitions, which are known when they are live, and
 // the limits by UUID.
 func (s *Session) Resolve(r *Record) {

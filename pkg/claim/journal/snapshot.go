@@ -160,6 +160,20 @@ func (s *Snapshot) MayHoldSession(id string) string {
 	return ""
 }
 
+// OfClaimMayPartition reports whether a damaged record of the claim may be about a
+// partition on the GPU.
+func (s *Snapshot) OfClaimMayPartition(uid types.UID, pciAddress string) bool {
+	return slices.ContainsFunc(s.Unreadable, func(one Unreadable) bool {
+		return one.Claim == uid && one.scope.mayPartition(pciAddress)
+	})
+}
+
+// OfClaimMayHoldSession reports whether a damaged record of the claim may be about the
+// session.
+func (s *Snapshot) OfClaimMayHoldSession(uid types.UID, id string) bool {
+	return slices.ContainsFunc(s.Unreadable, func(one Unreadable) bool { return one.Claim == uid && one.scope.mayHold(id) })
+}
+
 // Explain adds to a message whose an instance without record may be.
 func (s *Snapshot) Explain(pciAddress string) string {
 	path := s.MayPartition(pciAddress)

@@ -67,6 +67,25 @@ type allocated struct {
 //
 // A claim without devices of this driver gives a record without devices.
 func New(claim *resourceapi.ResourceClaim, node Node) (*Plan, error) {
+	all, err := allocatedTo(claim, node)
+	if err != nil {
+		return nil, err
+	}
+	if err := all.share(); err != nil {
+		return nil, err
+	}
+	plan := &Plan{
+		Record:    journal.New(journal.Ref{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}, node.BootID),
+		MaxShares: all.maxShares(node.Inventory.Withdrawn()),
+	}
+	if err := all.record(plan.Record); err != nil {
+		return nil, err
+	}
+	return plan, checkOverlap(plan.Record.Devices)
+}
+
+// allocatedTo finds the devices of a claim and the configuration of each.
+func allocatedTo(claim *resourceapi.ResourceClaim, node Node) (devices, error) {
 	if claim.Status.Allocation == nil {
 		return nil, errors.New("the claim is not allocated")
 	}
@@ -93,17 +112,7 @@ func New(claim *resourceapi.ResourceClaim, node Node) (*Plan, error) {
 		return nil, err
 	}
 	slices.SortFunc(all, compare)
-	if err := all.share(); err != nil {
-		return nil, err
-	}
-	plan := &Plan{
-		Record:    journal.New(journal.Ref{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}, node.BootID),
-		MaxShares: all.maxShares(node.Inventory.Withdrawn()),
-	}
-	if err := all.record(plan.Record); err != nil {
-		return nil, err
-	}
-	return plan, checkOverlap(plan.Record.Devices)
+	return all, nil
 }
 
 func lookup(result resourceapi.DeviceRequestAllocationResult, node Node) (allocated, error) {
@@ -213,6 +222,7 @@ func (d *allocated) record() journal.Device {
 		Type:       d.device.Kind,
 		PCIAddress: d.device.GPU.PCIAddress,
 		DynamicMIG: d.device.GPU.MIG != nil && d.device.GPU.MIG.Dynamic,
+		Divisible:  d.device.GPU.MIG != nil,
 		Sharing:    d.recordSharing(),
 	}
 	if shape := d.device.Partition; shape != nil {

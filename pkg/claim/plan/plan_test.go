@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package claim
+package plan
 
 import (
 	"errors"
@@ -17,35 +17,25 @@ import (
 	"github.com/partage-dev/partage/pkg/api"
 )
 
-const (
-	fromClass = resourceapi.AllocationConfigSourceClass
-	fromClaim = resourceapi.AllocationConfigSourceClaim
-
-	gpuConfig = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig"}`
-	migConfig = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig"}`
-	// gpuSlicing asks for nothing either, but can be told apart.
-	gpuSlicing = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"TimeSlicing"}}`
-	gpuMPS     = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"MPS"}}`
-	gpuBad     = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"Sometimes"}}`
-)
-
 func planFor(t *testing.T, claim *resourceapi.ResourceClaim) (*Plan, error) {
 	t.Helper()
-	return NewPlan(claim, Node{Driver: driverName, Pool: poolName, Inventory: testInventory(t)})
+	return New(claim, Node{Driver: driverName, Pool: poolName, BootID: "boot-1", Inventory: testInventory(t)})
 }
 
-// steps renders a plan: "requests device kind-of-config".
-func steps(p *Plan) []string {
+// texts renders what a claim is allocated: "requests device kind-of-config".
+func texts(t *testing.T, claim *resourceapi.ResourceClaim) ([]string, error) {
+	t.Helper()
+	all, err := allocatedTo(claim, Node{Driver: driverName, Pool: poolName, Inventory: testInventory(t)})
 	var out []string
-	for _, s := range p.Steps {
-		text := strings.Join(s.Requests, ",") + " " + s.Device.Name
-		if s.ShareID != nil {
-			text += " share " + string(*s.ShareID)
+	for _, s := range all {
+		text := strings.Join(s.requests, ",") + " " + s.device.Name
+		if s.shareID != nil {
+			text += " share " + string(*s.shareID)
 		}
-		if s.Admin {
+		if s.admin {
 			text += " admin"
 		}
-		switch c := s.Config.(type) {
+		switch c := s.config.(type) {
 		case *api.GpuConfig:
 			text += " GpuConfig"
 			if c.Sharing != nil {
@@ -56,7 +46,7 @@ func steps(p *Plan) []string {
 		}
 		out = append(out, text)
 	}
-	return out
+	return out, err
 }
 
 func withResults(results ...resourceapi.DeviceRequestAllocationResult) *resourceapi.ResourceClaim {
@@ -109,7 +99,11 @@ func TestPlan(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(test.want, steps(plan)); diff != "" {
+			got, err := texts(t, test.claim)
+			if err != nil || len(plan.Record.Devices) != len(got) {
+				t.Fatal(plan.Record, err)
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
 			}
 		})
@@ -199,11 +193,11 @@ func TestPlanConfigs(t *testing.T) {
 		},
 		"for all, none of the kind": {
 			claim: configure(newClaim("u1", sliceA0), fromClaim, gpuConfig),
-			err:   "configuration 0 of the allocation (of the claim, for all requests): GpuConfig does not apply to device " + sliceA0,
+			err:   "configuration 0 of the allocation (of the claim): GpuConfig does not apply to device " + sliceA0,
 		},
 		"invalid": {
 			claim: configure(newClaim("u1", wholeA), fromClaim, gpuBad),
-			err:   `configuration 0 of the allocation (of the claim, for all requests): invalid GpuConfig: sharing.strategy: Unsupported value: "Sometimes"`,
+			err:   `configuration 0 of the allocation (of the claim): invalid GpuConfig: sharing.strategy: Unsupported value: "Sometimes"`,
 		},
 		"invalid and overridden": {
 			claim: configure(configure(newClaim("u1", wholeA), fromClass, gpuBad, "r0"), fromClaim, gpuConfig),
@@ -253,7 +247,11 @@ func TestPlanConfigs(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(test.want, steps(plan)); diff != "" {
+			got, err := texts(t, test.claim)
+			if err != nil || len(plan.Record.Devices) != len(got) {
+				t.Fatal(plan.Record, err)
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
 			}
 		})
@@ -264,8 +262,8 @@ func TestPlanIgnoresConfigsOfOthers(t *testing.T) {
 	claim := configure(newClaim("u1", wholeA), fromClaim, `nonsense`)
 	claim.Status.Allocation.Devices.Config[0].Opaque.Driver = "other.example.com"
 	claim.Status.Allocation.Devices.Config = append(claim.Status.Allocation.Devices.Config, resourceapi.DeviceAllocationConfiguration{})
-	if plan, err := planFor(t, claim); err != nil || plan.Steps[0].Config != nil {
-		t.Errorf("got %v, %v", plan, err)
+	if got, err := texts(t, claim); err != nil || got[0] != "r0 "+wholeA {
+		t.Errorf("got %v, %v", got, err)
 	}
 }
 
@@ -287,11 +285,11 @@ func TestPlanOrderIsTotal(t *testing.T) {
 			name := names[(i+shift)%len(names)]
 			results = append(results, result(name, name))
 		}
-		plan, err := planFor(t, withResults(results...))
+		devices, err := texts(t, withResults(results...))
 		if err != nil {
 			t.Fatal(err)
 		}
-		got := fmt.Sprint(steps(plan))
+		got := fmt.Sprint(devices)
 		if want == "" {
 			want = got
 		}

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package claim
+package plan
 
 import (
 	"errors"
@@ -10,58 +10,32 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/api"
+	"github.com/partage-dev/partage/pkg/claim/journal"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 )
-
-const (
-	mpsA        = wholeA + "-mps"
-	mpsB        = wholeB + "-mps"
-	turnsA      = wholeA + "-timeslice"
-	turnsC      = wholeC + "-timeslice"
-	mpsSliceA0  = sliceA0 + "-mps"
-	turnSliceA0 = sliceA0 + "-timeslice"
-
-	gpuLong = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}}`
-	migMPS  = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig","sharing":{"strategy":"MPS","mpsConfig":{
-		"defaultPinnedDeviceMemoryLimit":"4Gi","multiUser":true}}}`
-)
-
-// newShare is a claim with one share of a device.
-func newShare(uid, device string, capacity map[resourceapi.QualifiedName]string) *resourceapi.ResourceClaim {
-	claim := newClaim(uid, device)
-	r := &claim.Status.Allocation.Devices.Results[0]
-	id := types.UID("share-" + uid)
-	r.ShareID, r.ConsumedCapacity = &id, map[resourceapi.QualifiedName]resource.Quantity{}
-	for name, amount := range capacity {
-		r.ConsumedCapacity[name] = resource.MustParse(amount)
-	}
-	return claim
-}
 
 func TestLimits(t *testing.T) {
 	for name, test := range map[string]struct {
 		device   string
 		capacity map[resourceapi.QualifiedName]string
-		want     Limits
+		want     journal.Limits
 	}{
-		"not said":        {mpsA, nil, Limits{Percent: 25, MemoryBytes: (80<<30 - 512<<20) / 4}},
-		"of a partition":  {mpsSliceA0, nil, Limits{Percent: 25, MemoryBytes: (10<<30 - 512<<20) / 4}},
-		"counted":         {mpsA, map[resourceapi.QualifiedName]string{"memory": "10Gi", "smPercent": "30", "shares": "2"}, Limits{Percent: 30, MemoryBytes: 10 << 30}},
-		"with the domain": {mpsA, map[resourceapi.QualifiedName]string{driverName + "/memory": "3Gi", driverName + "/smPercent": "1"}, Limits{Percent: 1, MemoryBytes: 3 << 30}},
-		"of others":       {mpsA, map[resourceapi.QualifiedName]string{"example.com/memory": "3Gi"}, Limits{Percent: 25, MemoryBytes: (80<<30 - 512<<20) / 4}},
-		"turns":           {turnsC, map[resourceapi.QualifiedName]string{"memory": "6Gi", "smPercent": "25"}, Limits{Percent: 25, MemoryBytes: 6 << 30}},
+		"not said":        {mpsA, nil, journal.Limits{Percent: 25, MemoryBytes: (80<<30 - 512<<20) / 4}},
+		"of a partition":  {mpsSliceA0, nil, journal.Limits{Percent: 25, MemoryBytes: (10<<30 - 512<<20) / 4}},
+		"counted":         {mpsA, map[resourceapi.QualifiedName]string{"memory": "10Gi", "smPercent": "30", "shares": "2"}, journal.Limits{Percent: 30, MemoryBytes: 10 << 30}},
+		"with the domain": {mpsA, map[resourceapi.QualifiedName]string{driverName + "/memory": "3Gi", driverName + "/smPercent": "1"}, journal.Limits{Percent: 1, MemoryBytes: 3 << 30}},
+		"of others":       {mpsA, map[resourceapi.QualifiedName]string{"example.com/memory": "3Gi"}, journal.Limits{Percent: 25, MemoryBytes: (80<<30 - 512<<20) / 4}},
+		"turns":           {turnsC, map[resourceapi.QualifiedName]string{"memory": "6Gi", "smPercent": "25"}, journal.Limits{Percent: 25, MemoryBytes: 6 << 30}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			plan, err := planFor(t, newShare("u1", test.device, test.capacity))
 			if err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(test.want, plan.Steps[0].Limits); diff != "" {
+			if diff := cmp.Diff(test.want, plan.Record.Devices[0].Sharing.Limits); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
 			}
 		})
@@ -70,65 +44,65 @@ func TestLimits(t *testing.T) {
 
 // What the journal says of sharing before anything is done.
 func TestPlanSharing(t *testing.T) {
-	quarter := Limits{Percent: 25, MemoryBytes: (80<<30 - 512<<20) / 4}
-	inA := SessionDevice{Device: wholeA, PCIAddress: pciA, UUID: "GPU-a"}
+	quarter := journal.Limits{Percent: 25, MemoryBytes: (80<<30 - 512<<20) / 4}
+	inA := journal.SessionDevice{Device: wholeA, PCIAddress: pciA, UUID: "GPU-a", MemoryBytes: 10 << 30}
 	two := configure(newClaim("u1", wholeA, wholeC, sliceB0), fromClaim, ownMPS, "r0", "r1")
 	for name, test := range map[string]struct {
 		claim    *resourceapi.ResourceClaim
-		want     []*SharingRecord
-		sessions []SessionRecord
+		want     []*journal.Sharing
+		sessions []journal.Session
 		version  string
 	}{
-		"none": {claim: newClaim("u1", wholeA, sliceB0), want: []*SharingRecord{nil, nil}, version: recordVersion},
+		"none": {claim: newClaim("u1", wholeA, sliceB0), want: []*journal.Sharing{nil, nil}, version: journal.Version},
 		"MPS share": {
-			claim: newShare("u1", mpsA, nil), version: sharingVersion,
-			want: []*SharingRecord{{UUID: "GPU-a", Session: wholeA, Limits: quarter}},
-			sessions: []SessionRecord{{
-				ID: wholeA, Shared: true, MultiUser: true, Devices: []SessionDevice{{Device: mpsA, PCIAddress: pciA, UUID: "GPU-a"}},
+			claim: newShare("u1", mpsA, nil), version: journal.SharingVersion,
+			want: []*journal.Sharing{{UUID: "GPU-a", Session: wholeA, Limits: quarter}},
+			sessions: []journal.Session{{
+				ID: wholeA, Shared: true, MultiUser: true, Devices: []journal.SessionDevice{{Device: mpsA, PCIAddress: pciA, UUID: "GPU-a"}},
 			}},
 		},
 		"two of one GPU": {
-			claim: newClaim("u1", mpsA, mpsA), version: sharingVersion,
-			want: []*SharingRecord{{UUID: "GPU-a", Session: wholeA, Limits: quarter}, {UUID: "GPU-a", Session: wholeA, Limits: quarter}},
-			sessions: []SessionRecord{{
-				ID: wholeA, Shared: true, MultiUser: true, Devices: []SessionDevice{{Device: mpsA, PCIAddress: pciA, UUID: "GPU-a"}},
+			claim: newClaim("u1", mpsA, mpsA), version: journal.SharingVersion,
+			want: []*journal.Sharing{{UUID: "GPU-a", Session: wholeA, Limits: quarter}, {UUID: "GPU-a", Session: wholeA, Limits: quarter}},
+			sessions: []journal.Session{{
+				ID: wholeA, Shared: true, MultiUser: true, Devices: []journal.SessionDevice{{Device: mpsA, PCIAddress: pciA, UUID: "GPU-a"}},
 			}},
 		},
 		"share of a partition": {
-			claim: newShare("u1", mpsSliceA0, nil), version: sharingVersion,
-			want: []*SharingRecord{{UUID: "GPU-a", Session: sliceA0, Limits: Limits{Percent: 25, MemoryBytes: (10<<30 - 512<<20) / 4}}},
-			sessions: []SessionRecord{{
-				ID: sliceA0, Shared: true, MultiUser: true, Devices: []SessionDevice{{Device: mpsSliceA0, PCIAddress: pciA}},
+			claim: newShare("u1", mpsSliceA0, nil), version: journal.SharingVersion,
+			want: []*journal.Sharing{{UUID: "GPU-a", Session: sliceA0, Limits: journal.Limits{Percent: 25, MemoryBytes: (10<<30 - 512<<20) / 4}}},
+			sessions: []journal.Session{{
+				ID: sliceA0, Shared: true, MultiUser: true, Devices: []journal.SessionDevice{{Device: mpsSliceA0, PCIAddress: pciA}},
 			}},
 		},
-		"observed": {claim: admin(newClaim("u1", mpsA, turnsC)), want: []*SharingRecord{nil, nil}, version: sharingVersion},
+		"observed": {claim: admin(newClaim("u1", mpsA, turnsC)), want: []*journal.Sharing{nil, nil}, version: journal.SharingVersion},
 		"GPUs of its own": {
-			claim: two, version: sharingVersion,
-			want: []*SharingRecord{{UUID: "GPU-a", Session: wholeA}, nil, {UUID: "GPU-c", Session: wholeA}},
-			sessions: []SessionRecord{{
-				ID: wholeA, Percent: 50, Devices: []SessionDevice{inA, {Device: wholeC, PCIAddress: pciC, UUID: "GPU-c"}},
+			claim: two, version: journal.SharingVersion,
+			want: []*journal.Sharing{{UUID: "GPU-a", Session: wholeA}, nil, {UUID: "GPU-c", Session: wholeA}},
+			sessions: []journal.Session{{
+				ID: wholeA, Percent: 50, Devices: []journal.SessionDevice{inA, {Device: wholeC, PCIAddress: pciC, UUID: "GPU-c", MemoryBytes: 5 << 30}},
 			}},
 		},
 		"partitions of its own": {
-			claim: configure(newClaim("u1", sliceA0, sliceA4), fromClass, migMPS), version: sharingVersion,
-			want: []*SharingRecord{{UUID: "GPU-a", Session: sliceA0}, {UUID: "GPU-a", Session: sliceA4}},
-			sessions: []SessionRecord{
-				{ID: sliceA0, MultiUser: true, Devices: []SessionDevice{{Device: sliceA0, PCIAddress: pciA}}},
-				{ID: sliceA4, MultiUser: true, Devices: []SessionDevice{{Device: sliceA4, PCIAddress: pciA}}},
+			claim: configure(newClaim("u1", sliceA0, sliceA4), fromClass, migMPS), version: journal.SharingVersion,
+			want: []*journal.Sharing{{UUID: "GPU-a", Session: sliceA0}, {UUID: "GPU-a", Session: sliceA4}},
+			sessions: []journal.Session{
+				{ID: sliceA0, MultiUser: true, Devices: []journal.SessionDevice{{Device: sliceA0, PCIAddress: pciA, MemoryBytes: 4 << 30}}},
+				{ID: sliceA4, MultiUser: true, Devices: []journal.SessionDevice{{Device: sliceA4, PCIAddress: pciA, MemoryBytes: 4 << 30}}},
 			},
 		},
 		"interval": {
-			claim: configure(newClaim("u1", wholeA, sliceB0), fromClaim, gpuLong), version: sharingVersion,
-			want: []*SharingRecord{{UUID: "GPU-a", Interval: "Long"}, nil},
+			claim: configure(newClaim("u1", wholeA, sliceB0), fromClaim, gpuLong), version: journal.SharingVersion,
+			want: []*journal.Sharing{{UUID: "GPU-a", Interval: "Long"}, nil},
 		},
-		"default interval": {claim: configure(newClaim("u1", wholeA), fromClaim, gpuSlicing), want: []*SharingRecord{nil}, version: recordVersion},
+		"default interval": {claim: configure(newClaim("u1", wholeA), fromClaim, gpuSlicing), want: []*journal.Sharing{nil}, version: journal.Version},
 		"turns": {
-			claim: newShare("u1", turnsC, map[resourceapi.QualifiedName]string{"memory": "6Gi", "smPercent": "25"}), version: sharingVersion,
-			want: []*SharingRecord{{UUID: "GPU-c", Limits: Limits{Percent: 25, MemoryBytes: 6 << 30}, Interval: "Short", Limited: true}},
+			claim: newShare("u1", turnsC, map[resourceapi.QualifiedName]string{"memory": "6Gi", "smPercent": "25"}), version: journal.SharingVersion,
+			want: []*journal.Sharing{{UUID: "GPU-c", Limits: journal.Limits{Percent: 25, MemoryBytes: 6 << 30}, Interval: "Short", Limited: true}},
 		},
 		"turns on a partition": {
-			claim: newShare("u1", turnSliceA0, map[resourceapi.QualifiedName]string{"memory": "1Gi", "smPercent": "25"}), version: sharingVersion,
-			want: []*SharingRecord{{UUID: "GPU-a", Limits: Limits{Percent: 25, MemoryBytes: 1 << 30}, Limited: true}},
+			claim: newShare("u1", turnSliceA0, map[resourceapi.QualifiedName]string{"memory": "1Gi", "smPercent": "25"}), version: journal.SharingVersion,
+			want: []*journal.Sharing{{UUID: "GPU-a", Limits: journal.Limits{Percent: 25, MemoryBytes: 1 << 30}, Limited: true}},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -136,8 +110,8 @@ func TestPlanSharing(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			r := plan.record("boot-1")
-			var got []*SharingRecord
+			r := plan.Record
+			var got []*journal.Sharing
 			for i := range r.Devices {
 				got = append(got, r.Devices[i].Sharing)
 			}
@@ -188,7 +162,7 @@ func TestPlanSharingRefuses(t *testing.T) {
 			if inventory == nil {
 				inventory = testInventory(t)
 			}
-			_, err := NewPlan(test.claim, Node{Driver: driverName, Pool: poolName, Inventory: inventory})
+			_, err := New(test.claim, Node{Driver: driverName, Pool: poolName, Inventory: inventory})
 			if err == nil {
 				t.Fatal("no error")
 			}
