@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
@@ -28,19 +29,20 @@ const (
 	formats = "testdata/journal"
 	// newest is what this version writes of a record with every field. A change
 	// of the format needs a new file.
-	newest = "3-sharing.json"
+	newest = "4-steps.json"
 )
 
 // present is a record with every field of this version.
 func present() *journal.Record {
 	return &journal.Record{
-		APIVersion: journal.SharingVersion, Kind: journal.RecordKind, State: journal.Prepared, BootID: "boot-1",
+		APIVersion: journal.SharingVersion, Kind: journal.RecordKind, State: journal.Prepared, BootID: "boot-1", Arrived: 1500 * time.Millisecond,
 		Claim: Ref{Namespace: "default", Name: "claim-u1", UID: "u1"},
 		Devices: []journal.Device{
 			{
-				Requests: []string{"r0", "gpu/small"}, Pool: poolName, Device: sliceA4, Type: device.Partition, PCIAddress: pciA, DynamicMIG: true,
+				Requests: []string{"r0", "gpu/small"}, Pool: poolName, Device: sliceA4, Type: device.Partition, PCIAddress: pciA, DynamicMIG: true, Divisible: true,
 				Partition: &journal.Partition{Profile: "1g.10gb", ProfileID: 19, Placement: gpu.Placement{Start: 4, Size: 1},
-					Live: &partition.Live{InstanceID: 7, ComputeID: 0, UUID: "MIG-1"}},
+					Live: &partition.Live{InstanceID: 7, ComputeID: 0, UUID: "MIG-1"},
+					UUID: "MIG-1", Remaking: true},
 				CDIDevice: "k8s.gpu.nvidia.com/claim=u1-" + sliceA4,
 			},
 			{
@@ -62,7 +64,7 @@ func present() *journal.Record {
 			},
 		},
 		Sessions: []journal.Session{{
-			ID: wholeB, Shared: true, MultiUser: true, Devices: []journal.SessionDevice{{Device: wholeB + "-mps", PCIAddress: pciB, UUID: "GPU-b"}},
+			ID: wholeB, Shared: true, MultiUser: true, Devices: []journal.SessionDevice{{Device: wholeB + "-mps", PCIAddress: pciB, UUID: "GPU-b", MemoryBytes: 4 << 30}},
 			Percent: 50, MemoryBytes: map[string]int64{"GPU-b": 20 << 30},
 			PipeDir: "/run/partage/mps/" + wholeB + "/pipe", ShmDir: "/run/partage/mps/" + wholeB + "/shm", Losses: 1,
 		}},

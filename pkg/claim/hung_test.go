@@ -35,6 +35,20 @@ func (b *box) hangAt(effect string, nth int, pciAddress string) (comeBack func()
 	return func() { (<-done)() }
 }
 
+// hangOn makes the first effect of this name on a GPU the call that does not return.
+func (b *box) hangOn(effect, pciAddress string) (comeBack func()) {
+	done := make(chan func(), 1)
+	b.onGPU = func(address, e string) error {
+		if e != effect || address != pciAddress {
+			return nil
+		}
+		call, back := b.hang(pciAddress)
+		done <- back
+		return call
+	}
+	return func() { b.onGPU = nil; (<-done)() }
+}
+
 // A call on one GPU of a claim does not return: the other GPU is as before, this
 // one is nobody's until the call is back, and what the call has done by then is
 // taken back.
@@ -42,7 +56,7 @@ func TestPrepareHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBox(t)
 		m, other := b.manager(), b.manager()
-		comeBack := b.hangAt("create instance", 2, pciB)
+		comeBack := b.hangOn("create instance", pciB)
 		_, err := m.Prepare(t.Context(), newClaim("u1", sliceA0, sliceB0))
 		var call *gpu.HungError
 		if !errors.As(err, &call) || call.PCIAddress != pciB {
@@ -110,7 +124,7 @@ func TestUnprepareHangs(t *testing.T) {
 		b := newBox(t)
 		m := b.manager()
 		mustPrepare(t, m, newClaim("u1", sliceA0, sliceB0, wholeC))
-		comeBack := b.hangAt("destroy instance", 1, pciA)
+		comeBack := b.hangOn("destroy instance", pciA)
 		mustUnprepare(t, m, "u1")
 		b.hooks(nil, nil)
 		if b.count(pciA) != 1 || b.count(pciB) != 0 || b.spec("u1") != nil {
@@ -211,7 +225,7 @@ func TestWholeHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBox(t)
 		m := b.manager()
-		comeBack := b.hangAt("ensure whole", 1, pciA)
+		comeBack := b.hangOn("ensure whole", pciA)
 		if _, err := m.Prepare(t.Context(), newClaim("u1", wholeA, wholeB)); !errors.Is(err, gpu.ErrHung) {
 			t.Errorf("got %v", err)
 		}
@@ -236,7 +250,7 @@ func TestUnprepareWhileAnotherProcessHangs(t *testing.T) {
 		b := newBox(t)
 		m, other := b.manager(), b.manager()
 		mustPrepare(t, other, newClaim("run", sliceA4, sliceB0))
-		comeBack := b.hangAt("create instance", 1, pciA)
+		comeBack := b.hangOn("create instance", pciA)
 		if _, err := m.Prepare(t.Context(), newClaim("u1", sliceA0)); !errors.Is(err, gpu.ErrHung) {
 			t.Fatal(err)
 		}

@@ -289,7 +289,7 @@ func (p *preparation) attemptGroup(ctx context.Context, groups []step.Group, i i
 		return cleanIf(attempt == step.First, err)
 	}
 	p.dropStaleSpecs(ctx, s)
-	if err := p.journal.save(i, part); err != nil {
+	if err := p.intend(groups, i, part); err != nil {
 		return p.notBegun(i, attempt, err)
 	}
 	begun, err := step.Apply(ctx, steps, s)
@@ -303,6 +303,17 @@ func (p *preparation) attemptGroup(ctx context.Context, groups []step.Group, i i
 		begun = len(steps)
 	}
 	return p.undo(ctx, i, steps, begun, s, err)
+}
+
+// intend writes down what will be done. A group that is only observed holds nothing: it
+// is written down with the others.
+func (p *preparation) intend(groups []step.Group, i int, part *journal.Record) error {
+	observed := !slices.ContainsFunc(part.Devices, func(d journal.Device) bool { return !d.Admin })
+	if observed && len(groups) > 1 {
+		p.journal.set(i, part)
+		return nil
+	}
+	return p.journal.save(i, part)
 }
 
 // steps are those of a group, and the claim's own where there is no other group.

@@ -72,10 +72,12 @@ func TestDamagedRecord(t *testing.T) {
 	}
 }
 
-// Unprepare has nothing to go by: it says so once, and the partition stays.
+// Unprepare has nothing to go by: it says so once, and the partition stays. So does the
+// file, until nothing is there that it could be about.
 func TestDamagedRecordIsUnprepared(t *testing.T) {
 	b := newBox(t)
 	m := b.manager()
+	b.makeForeign(addressA0) // it may be the claim's
 	for _, want := range [][]string{{"u1.json"}, {"u1.json", "u1.json-2"}} {
 		mustPrepare(t, m, newClaim("other", sliceA4))
 		write(t, m.store.Path("u1"), "{")
@@ -93,9 +95,17 @@ func TestDamagedRecordIsUnprepared(t *testing.T) {
 		}
 	}
 	b.wantWarnings([]string{"u1 DamagedClaimRecord", "u1.json-2."}, []string{"u1 DamagedClaimRecord", "u1.json."})
+	b.removeForeign(addressA0)
+	mustUnprepare(t, m, "u1")
+	if files := b.quarantined("boot-1"); len(files) != 0 {
+		t.Errorf("nothing of the claim is left, and in quarantine are %v", files)
+	}
+	b.makeForeign(addressA0)
+	write(t, m.store.Path("u1"), "{")
+	wantError(t, m.Unprepare(t.Context(), "u1"), "damaged")
 	// With the next boot the partitions are gone, and the files mean nothing.
 	b.boot("boot-2")
-	b.makeForeign(addressA0)
+	m = b.manager()
 	if status := m.Survey(t.Context()); len(status.Static) != 1 || len(status.Conditions) != 0 {
 		t.Errorf("after a reboot: %+v", status)
 	}

@@ -20,6 +20,14 @@ type recorder struct {
 	head *journal.Record
 	// parts are what the journal says, or is about to say, of each group; nil is nothing.
 	parts []*journal.Record
+	// version counts the changes.
+	version int
+
+	// writing is held while the record is written, which takes its time.
+	writing sync.Mutex
+	// written is the version that the journal has; deleted means that it has none.
+	written int
+	deleted bool
 }
 
 func newRecorder(store *journal.Store, head *journal.Record, groups int) *recorder {
@@ -28,30 +36,63 @@ func newRecorder(store *journal.Store, head *journal.Record, groups int) *record
 	return &recorder{store: store, head: &empty, parts: make([]*journal.Record, groups)}
 }
 
-// set replaces the part of a group in memory.
+// set replaces the part of a group in memory; nil removes it.
 func (r *recorder) set(group int, part *journal.Record) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.parts[group] = part.Clone()
+	r.parts[group] = nil
+	if part != nil {
+		r.parts[group] = part.Clone()
+	}
+	r.version++
 }
 
 // save replaces the part of a group and writes the record.
 func (r *recorder) save(group int, part *journal.Record) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.parts[group] = part.Clone()
+	r.set(group, part)
 	return r.write()
 }
 
 // drop removes the part of a group. The record goes with the last one.
 func (r *recorder) drop(group int) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.parts[group] = nil
-	if len(r.present()) == 0 {
-		return r.store.Delete(r.head.Claim.UID)
-	}
+	r.set(group, nil)
 	return r.write()
+}
+
+// write brings the journal to the state at this moment, or later: groups that wait for
+// each other here are written at once.
+func (r *recorder) write() error {
+	r.mu.Lock()
+	want := r.version
+	r.mu.Unlock()
+	r.writing.Lock()
+	defer r.writing.Unlock()
+	if r.written >= want {
+		return nil
+	}
+	r.mu.Lock()
+	version, present, all := r.version, len(r.present()), r.merged()
+	r.mu.Unlock()
+	var err error
+	if present == 0 {
+		err = r.store.Delete(all.Claim.UID)
+	} else {
+		err = r.store.Save(all)
+	}
+	if err == nil {
+		r.written, r.deleted = version, present == 0
+	}
+	return err
+}
+
+// finish removes what is left of the record, if there is anything.
+func (r *recorder) finish() error {
+	r.writing.Lock()
+	defer r.writing.Unlock()
+	if r.deleted {
+		return nil
+	}
+	return r.store.Delete(r.head.Claim.UID)
 }
 
 // part returns what the journal says of a group, or nil.
@@ -71,6 +112,7 @@ func (r *recorder) setAll(groups []step.Group, whole *journal.Record) {
 	for i, g := range groups {
 		r.parts[i] = step.PartOf(whole, g)
 	}
+	r.version++
 }
 
 // state changes how far the claim has come, as the next write will say.
@@ -78,6 +120,7 @@ func (r *recorder) state(s journal.State) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.head.State = s
+	r.version++
 }
 
 // record returns all parts as one.
@@ -86,9 +129,6 @@ func (r *recorder) record() *journal.Record {
 	defer r.mu.Unlock()
 	return r.merged()
 }
-
-// write needs mu.
-func (r *recorder) write() error { return r.store.Save(r.merged()) }
 
 // merged needs mu.
 func (r *recorder) merged() *journal.Record {

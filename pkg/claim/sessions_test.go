@@ -523,7 +523,7 @@ func TestOrphanWithShares(t *testing.T) {
 	mustReconcile(t, m)
 	b.pass(DefaultOrphanGrace)
 	err := m.Reconcile(t.Context())
-	wantError(t, err, "processes use its devices: [77]")
+	wantError(t, err, "processes use them: [77]")
 	if left, listErr := m.store.UIDs(); listErr != nil || len(left) != 1 {
 		t.Errorf("left are %v, %v: one of the two has to go, whichever is first", left, listErr)
 	}

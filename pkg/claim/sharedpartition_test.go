@@ -10,6 +10,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/partage-dev/partage/pkg/claim/journal"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/sharing"
 )
@@ -78,7 +79,7 @@ func TestSharedPartitionGone(t *testing.T) {
 				t.Errorf("%s: %v", device, err)
 			}
 			if replaced {
-				wantError(t, err, "did not make")
+				wantError(t, err, "was not made by this driver")
 			}
 			if !replaced {
 				mustPrepare(t, m, newClaim("u3", device))
@@ -117,8 +118,9 @@ func TestShareOfLeftPartition(t *testing.T) {
 		mustPrepare(t, m, newClaim("u1", device))
 		live, _ := b.look(addressA0)
 		b.run(pciA, gpu.Process{PID: 77, InstanceID: live.InstanceID})
-		if err := m.Unprepare(t.Context(), "u1"); !errors.Is(err, gpu.ErrInUse) {
-			t.Errorf("got %v", err)
+		mustUnprepare(t, m, "u1") // the pod ends
+		if r, err := m.store.Read("u1"); err != nil || r == nil || r.State != journal.Unpreparing {
+			t.Errorf("got %+v, %v", r, err)
 		}
 		mustPrepare(t, m, newClaim("u2", device))
 		mustReconcile(t, m) // it is the second one's now

@@ -92,7 +92,7 @@ func TestStaticIsNotThere(t *testing.T) {
 			// Neither does a process that knows only the new one give it to the claim.
 			if name == "replaced" {
 				_, err = b.manager().Prepare(t.Context(), newClaim("had", staticA0, sliceA4))
-				wantError(t, err, "device "+staticA0, "which the claim had, is gone")
+				wantError(t, err, "device "+staticA0, "is in its place")
 			}
 			before := b.hardware()
 			mustUnprepare(t, m, "had")
@@ -152,7 +152,7 @@ func TestAdmin(t *testing.T) {
 			t.Errorf("got %+v", d)
 		}
 	}
-	if diff := cmp.Diff([]string{"write preparing", "write spec", "write prepared"}, b.seen()); diff != "" || len(prepared) != 4 {
+	if diff := cmp.Diff([]string{"write spec", "write prepared"}, b.seen()); diff != "" || len(prepared) != 4 {
 		t.Errorf("%d devices, effects: -want +got:\n%s", len(prepared), diff)
 	}
 	if diff := cmp.Diff(b.spec("owner")[0].Nodes, b.spec("watch")[1].Nodes); diff != "" {

@@ -50,6 +50,7 @@ func TestStalePrepare(t *testing.T) {
 			}
 			if test.boot != "" {
 				b.boot(test.boot)
+				m = b.manager()
 			}
 			// The other process knows it as well.
 			_, err := m.Prepare(arrivedAt(t.Context(), test.arrived), newClaim("u1", sliceA0))
@@ -141,6 +142,7 @@ func TestTombstonesAreSwept(t *testing.T) {
 	}
 	// What no call of this boot can be older than goes at once.
 	b.boot("boot-2")
+	m = b.manager()
 	mustReconcile(t, m)
 	if n := b.tombstones(); n != 0 {
 		t.Errorf("%d are left", n)

@@ -110,7 +110,7 @@ func (e *engine) release(ctx context.Context, r *journal.Record) error {
 		}
 		return e.store.Delete(r.Claim.UID)
 	}
-	errs := e.releaseGroups(ctx, r)
+	record, errs := e.releaseGroups(ctx, r)
 	switch {
 	case len(errs) > 0 && filesErr == nil:
 		return e.pendingOr(r.Claim, errs)
@@ -118,12 +118,12 @@ func (e *engine) release(ctx context.Context, r *journal.Record) error {
 		return errors.Join(append(errs, filesErr)...)
 	}
 	e.failing.forget(r.Claim.UID)
-	return e.store.Delete(r.Claim.UID)
+	return record.finish()
 }
 
 // releaseGroups releases all groups at the same time: a GPU that hangs does not keep the
 // others. It returns what went wrong, for each step.
-func (e *engine) releaseGroups(ctx context.Context, r *journal.Record) []error {
+func (e *engine) releaseGroups(ctx context.Context, r *journal.Record) (*recorder, []error) {
 	groups := step.Groups(r)
 	record := newRecorder(e.store, r, len(groups))
 	for i, g := range groups {
@@ -139,7 +139,7 @@ func (e *engine) releaseGroups(ctx context.Context, r *journal.Record) []error {
 		}
 	}
 	wg.Wait()
-	return slices.Concat(errs...)
+	return record, slices.Concat(errs...)
 }
 
 // releaseGroup undoes the steps of one group and notes what is left, under its locks.

@@ -26,9 +26,9 @@ type OverlapError struct {
 
 func (e *OverlapError) Error() string {
 	if e.Shares > 0 {
-		return fmt.Sprintf("it has %d shares and all are taken, one of them by claim %s", e.Shares, e.Other)
+		return fmt.Sprintf("device %s has %d shares and all are taken, one of them by claim %s", e.Device, e.Shares, e.Other)
 	}
-	return fmt.Sprintf("it overlaps with %s, which is %s for claim %s", e.OtherDevice, e.OtherState, e.Other)
+	return fmt.Sprintf("device %s overlaps with %s, which is %s for claim %s", e.Device, e.OtherDevice, e.OtherState, e.Other)
 }
 
 // Abandoned reports whether no pod can run on what the other claim has: it is being

@@ -79,7 +79,8 @@ func Undo(ctx context.Context, steps []Step, begun int, s *Scene) []error {
 
 // wrap names the published device that a step is about, if it is about any.
 func (s Step) wrap(r *journal.Record, err error) error {
-	if len(s.Keys) == 0 {
+	var overlap *OverlapError
+	if len(s.Keys) == 0 || errors.As(err, &overlap) {
 		return err
 	}
 	device := s.Keys[0]

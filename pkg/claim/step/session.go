@@ -88,8 +88,13 @@ func (e session) Undo(ctx context.Context, s *Scene) error {
 	if journal.LargestLimits(append([]*journal.Record{s.Record}, holders...), e.id) == journal.LargestLimits(holders, e.id) {
 		return nil
 	}
-	// That the limits cannot be tightened is no reason to keep the claim.
-	if _, err := e.converge(ctx, e.ofHolder(recorded, holders), holders, true); err != nil {
+	// That the limits cannot be tightened is no reason to keep the claim, nor is a
+	// supervisor that does not answer.
+	_, err := e.Sessions(ctx)
+	if err == nil {
+		_, err = e.converge(ctx, e.ofHolder(recorded, holders), holders, true)
+	}
+	if err != nil {
 		klog.FromContext(ctx).Error(err, "The limits of an MPS session stay above what its claims have", "session", e.id)
 	}
 	return nil
