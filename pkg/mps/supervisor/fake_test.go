@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package mps
+package supervisor
 
 import (
 	"context"
@@ -24,6 +24,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/partage-dev/partage/pkg/host"
+	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/wait"
 )
 
 // init runs on the process's first thread, where this leaves it.
@@ -456,7 +458,7 @@ func (w *world) nothingLeft(id string) {
 		if id != "" {
 			w.Errorf("left: %s", entry.Name())
 		}
-		left, err := marked(w.folder(entry.Name()).marker())
+		left, err := w.folder(entry.Name()).mark().Find()
 		if len(left) > 0 || err != nil {
 			w.Errorf("processes left of %s: %v, %v", entry.Name(), left, err)
 		}
@@ -468,12 +470,12 @@ func eventually(t testing.TB, what string, question func() bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	if poll(ctx, func() (bool, error) { return question(), nil }) != nil {
+	if wait.Until(ctx, func() (bool, error) { return question(), nil }) != nil {
 		t.Fatalf("waited in vain: %s", what)
 	}
 }
 
-func statusOf(t testing.TB, s *Supervisor, id string) Status {
+func statusOf(t testing.TB, s *Supervisor, id string) mps.Status {
 	t.Helper()
 	for _, status := range s.List() {
 		if status.Spec.ID == id {
@@ -481,13 +483,13 @@ func statusOf(t testing.TB, s *Supervisor, id string) Status {
 		}
 	}
 	t.Fatalf("no session %s", id)
-	return Status{}
+	return mps.Status{}
 }
 
 // reaches waits for a session to have a phase and a number of losses.
-func reaches(t testing.TB, s *Supervisor, id string, phase Phase, losses int) Status {
+func reaches(t testing.TB, s *Supervisor, id string, phase mps.Phase, losses int) mps.Status {
 	t.Helper()
-	var last Status
+	var last mps.Status
 	eventually(t, fmt.Sprintf("%s to be %s with %d losses", id, phase, losses), func() bool {
 		last = statusOf(t, s, id)
 		return last.Phase == phase && last.Losses == losses

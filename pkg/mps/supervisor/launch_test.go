@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package mps
+package supervisor
 
 import (
 	"encoding/json"
@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/pkg/mps"
 )
 
 // enterable makes the driver root a system of its own, as a driver's container has.
@@ -69,7 +71,7 @@ func TestOwnRoot(t *testing.T) {
 		t.Errorf("the daemon saw %v, %v", seen, err)
 	}
 	// It is in there, and nothing of its view is in ours.
-	if root, err := os.Readlink(filepath.Join(procRoot, strconv.Itoa(daemonOf(t, s, one.ID)), "root")); err != nil || root != w.root {
+	if root, err := os.Readlink(filepath.Join("/proc", strconv.Itoa(daemonOf(t, s, one.ID)), "root")); err != nil || root != w.root {
 		t.Errorf("its root is %q, %v", root, err)
 	}
 	for _, path := range []string{"tmp", "dev/shm"} {
@@ -77,14 +79,14 @@ func TestOwnRoot(t *testing.T) {
 			t.Errorf("%s has %v, %v", path, entries, err)
 		}
 	}
-	raised := one.clone()
+	raised := one.Clone()
 	raised.ThreadPercentage = 50
 	if status, err = s.Ensure(t.Context(), raised); err != nil {
 		t.Fatal(err)
 	}
 	inEffect(t, s, status)
 	kill(t, daemonOf(t, s, one.ID))
-	reaches(t, s, one.ID, Running, 1)
+	reaches(t, s, one.ID, mps.Running, 1)
 	if err := s.Stop(t.Context(), one.ID); err != nil {
 		t.Error(err)
 	}

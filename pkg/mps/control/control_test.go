@@ -1,12 +1,21 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package mps
+package control
 
 import (
+	"bytes"
+	"io"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/partage-dev/partage/pkg/mps"
+)
+
+const (
+	gpuA = "GPU-aaaaaaaa-0000-0000-0000-000000000001"
+	gpuB = "GPU-bbbbbbbb-0000-0000-0000-000000000002"
 )
 
 func TestParseMemory(t *testing.T) {
@@ -30,13 +39,13 @@ func TestParseMemory(t *testing.T) {
 
 func TestParseLimits(t *testing.T) {
 	// The second device is without a limit, so it is not asked for.
-	spec := Spec{Devices: []string{gpuA, gpuB, "GPU-c"}, ThreadPercentage: 12, Memory: map[string]int64{gpuA: 5 << 30, "GPU-c": 100<<20 + 5}}
+	spec := mps.Spec{Devices: []string{gpuA, gpuB, "GPU-c"}, ThreadPercentage: 12, Memory: map[string]int64{gpuA: 5 << 30, "GPU-c": 100<<20 + 5}}
 	wantQueries := []string{"get_active_thread_percentage 77", "get_device_pinned_mem_limit 77 0", "get_device_pinned_mem_limit 77 2"}
 	if diff := cmp.Diff(wantQueries, limitQueries(77, spec)); diff != "" {
 		t.Errorf("queries, -want +got:\n%s", diff)
 	}
 	wantCommands := []string{"set_default_active_thread_percentage 12", "set_default_device_pinned_mem_limit 0 5120M", "set_default_device_pinned_mem_limit 2 100M"}
-	if diff := cmp.Diff(wantCommands, limitCommands(0, wantedLimits(spec))); diff != "" {
+	if diff := cmp.Diff(wantCommands, limitCommands(0, limitsOf(spec))); diff != "" {
 		t.Errorf("commands, -want +got:\n%s", diff)
 	}
 	for name, test := range map[string]struct {
@@ -54,19 +63,27 @@ func TestParseLimits(t *testing.T) {
 		if (err == nil) != test.parsed {
 			t.Errorf("%s: %v", name, err)
 		}
-		if err == nil && (got.compare(spec) == nil) != test.right {
-			t.Errorf("%s: %v", name, got.compare(spec))
+		if err == nil && (got.Check(spec) == nil) != test.right {
+			t.Errorf("%s: %v", name, got.Check(spec))
 		}
 	}
-	if got := limitCommands(3, wantedLimits(Spec{Devices: []string{gpuA}})); !cmp.Equal(got, []string{"set_active_thread_percentage 3 100"}) {
+	if got := limitCommands(3, limitsOf(mps.Spec{Devices: []string{gpuA}})); !cmp.Equal(got, []string{"set_active_thread_percentage 3 100"}) {
 		t.Errorf("without limits: %q", got)
 	}
 }
 
 func TestParseState(t *testing.T) {
-	for answer, want := range map[string]state{"ACTIVE": stateActive, "FAULT": stateFault, "Active": stateActive, "INITIALIZING": "INITIALIZING"} {
+	for answer, want := range map[string]State{"ACTIVE": StateActive, "FAULT": StateFault, "Active": StateActive, "INITIALIZING": "INITIALIZING"} {
 		if got := parseState(answer); got != want {
 			t.Errorf("%q: got %q", answer, got)
 		}
+	}
+}
+
+func TestBoundedBuffer(t *testing.T) {
+	var output boundedBuffer
+	n, err := io.Copy(&output, bytes.NewReader(make([]byte, 1<<20)))
+	if n != 1<<20 || err != nil || len(output.String()) != maxOutput {
+		t.Errorf("took %d, kept %d, %v", n, len(output.String()), err)
 	}
 }

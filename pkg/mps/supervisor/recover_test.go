@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package mps
+package supervisor
 
 import (
 	"context"
@@ -15,6 +15,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/mps/process"
 )
 
 func makeFolder(f folder) error {
@@ -24,7 +27,7 @@ func makeFolder(f folder) error {
 
 // other is a supervisor in a process of its own.
 type other struct {
-	*Client
+	*mps.Client
 
 	cmd *exec.Cmd
 }
@@ -41,7 +44,7 @@ func (w *world) other() *other {
 	}
 	o := &other{cmd: exec.Command(self, superviseCommand, w.dir, w.root)}
 	o.cmd.Stderr = os.Stderr
-	if o.Client, err = NewClient(filepath.Join(w.dir, SocketName)); err != nil {
+	if o.Client, err = mps.NewClient(filepath.Join(w.dir, mps.SocketName)); err != nil {
 		w.Fatal(err)
 	}
 	if err := o.cmd.Start(); err != nil {
@@ -57,13 +60,13 @@ func (o *other) end(signal unix.Signal) {
 }
 
 // ensure waits for the supervisor to be there.
-func (o *other) ensure(t *testing.T, spec Spec) Status {
+func (o *other) ensure(t *testing.T, spec mps.Spec) mps.Status {
 	t.Helper()
-	var status Status
+	var status mps.Status
 	eventually(t, "the supervisor to answer", func() bool {
 		var err error
 		status, err = o.Ensure(t.Context(), spec)
-		if err != nil && !errors.Is(err, ErrUnavailable) {
+		if err != nil && !errors.Is(err, mps.ErrUnavailable) {
 			t.Fatal(err)
 		}
 		return err == nil
@@ -83,21 +86,21 @@ func TestSupervisorIsKilled(t *testing.T) {
 		if err == nil {
 			before = all[0]
 		}
-		return err == nil && before.Losses == 1 && before.Phase == Running
+		return err == nil && before.Losses == 1 && before.Phase == mps.Running
 	})
 	first.end(unix.SIGKILL)
-	if _, err := first.List(t.Context()); !errors.Is(err, ErrUnavailable) {
+	if _, err := first.List(t.Context()); !errors.Is(err, mps.ErrUnavailable) {
 		t.Errorf("got %v", err)
 	}
 
 	s := w.supervisor()
-	after := reaches(t, s, one.ID, Running, 1)
+	after := reaches(t, s, one.ID, mps.Running, 1)
 	if !slices.Equal(before.Servers, after.Servers) || before.LastLoss != after.LastLoss || !before.LastLossTime.Equal(after.LastLossTime) {
 		t.Errorf("before: %v, after: %v", before, after)
 	}
 	// The daemon that was adopted is watched, and can be ended.
 	kill(t, daemonOf(t, s, one.ID))
-	after = reaches(t, s, one.ID, Running, 2)
+	after = reaches(t, s, one.ID, mps.Running, 2)
 	if after.Servers[0] == before.Servers[0] {
 		t.Error("the server is the same")
 	}
@@ -127,11 +130,11 @@ func TestAllIsKilled(t *testing.T) {
 				kill(t, pid)
 			}
 			s := w.supervisor()
-			after := reaches(t, s, one.ID, Running, 1)
+			after := reaches(t, s, one.ID, mps.Running, 1)
 			if after.Servers[0] == before.Servers[0] {
 				t.Error("the server is the same")
 			}
-			if left, err := marked(w.folder(one.ID).marker()); err != nil || len(left) != 2 {
+			if left, err := w.folder(one.ID).mark().Find(); err != nil || len(left) != 2 {
 				t.Errorf("want a daemon and a server, got %v, %v", left, err)
 			}
 			inEffect(t, s, after)
@@ -184,7 +187,7 @@ func TestSuspended(t *testing.T) {
 		t.Errorf("got %v, %v", r, err)
 	}
 	s = w.supervisor()
-	reaches(t, s, one.ID, Running, 1)
+	reaches(t, s, one.ID, mps.Running, 1)
 }
 
 // TestLeftovers: whatever a supervisor was doing when it was killed, nothing of what
@@ -201,19 +204,19 @@ func TestLeftovers(t *testing.T) {
 			return errors.Join(makeFolder(f), f.mount(), mount(), os.WriteFile(f.record(), []byte("{"), 0o600))
 		},
 		"never ran, with a daemon that is not in the record": func(w *world, f folder) error {
-			v, err := (&Supervisor{options: w.options}).view(f)
+			v, err := newControlProgram(w.options.Roots, f)
 			if err != nil {
 				return err
 			}
 			if err := errors.Join(makeFolder(f), f.mount(), f.save(record{BootID: bootID, Spec: one})); err != nil {
 				return err
 			}
-			_, err = spawn(v.daemon(one))
+			_, err = process.Start(v.daemon(one))
 			return err
 		},
 		"of another boot": func(_ *world, f folder) error {
 			// A PID of now that must not be touched.
-			self, err := identify(os.Getpid())
+			self, err := process.Identify(os.Getpid())
 			return errors.Join(err, makeFolder(f), f.save(record{BootID: "another", Spec: one, Started: true, Serving: true, Daemon: &self}))
 		},
 		"in the middle of Stop": func(_ *world, f folder) error {
@@ -276,7 +279,7 @@ func TestCrashInRestart(t *testing.T) {
 	})
 	first.end(unix.SIGKILL)
 	s := w.supervisor()
-	after := reaches(t, s, one.ID, Running, 1)
+	after := reaches(t, s, one.ID, mps.Running, 1)
 	inEffect(t, s, after)
 }
 
@@ -305,7 +308,7 @@ func TestKilledAtAnyTime(t *testing.T) {
 			first.end(unix.SIGKILL)
 			<-done
 			second := w.other()
-			if status := second.ensure(t, one); status.Phase != Running {
+			if status := second.ensure(t, one); status.Phase != mps.Running {
 				t.Errorf("stopping %t, after %s: got %v", stopping, after, status)
 			}
 			if err := second.Stop(t.Context(), one.ID); err != nil {

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package mps
+package supervisor
 
 import (
 	"context"
@@ -15,15 +15,18 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/mps/process"
 )
 
 // running is a supervisor with its socket. end is idempotent.
-func (w *world) running() (client *Client, end func()) {
+func (w *world) running() (client *mps.Client, end func()) {
 	w.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- Run(ctx, w.options) }()
-	client, err := NewClient(filepath.Join(w.dir, SocketName))
+	client, err := mps.NewClient(filepath.Join(w.dir, mps.SocketName))
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -48,14 +51,14 @@ func (w *world) running() (client *Client, end func()) {
 func TestClient(t *testing.T) {
 	w := newWorld(t)
 	// One that was killed has left its socket.
-	if listener, err := net.Listen("unix", filepath.Join(w.dir, SocketName)); err != nil {
+	if listener, err := net.Listen("unix", filepath.Join(w.dir, mps.SocketName)); err != nil {
 		t.Fatal(err)
 	} else if unix, ok := listener.(*net.UnixListener); ok {
 		unix.SetUnlinkOnClose(false)
 		_ = listener.Close()
 	}
 	client, end := w.running()
-	if info, err := os.Stat(filepath.Join(w.dir, SocketName)); err != nil || info.Mode().Perm() != 0o600 {
+	if info, err := os.Stat(filepath.Join(w.dir, mps.SocketName)); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("socket: %v, %v", info.Mode(), err)
 	}
 	if all, err := client.List(t.Context()); err != nil || len(all) != 0 {
@@ -65,30 +68,30 @@ func TestClient(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(one, status.Spec); diff != "" || status.Phase != Running || len(status.Servers) != 1 {
+	if diff := cmp.Diff(one, status.Spec); diff != "" || status.Phase != mps.Running || len(status.Servers) != 1 {
 		t.Errorf("got %v, -want +got:\n%s", status, diff)
 	}
-	if all, err := client.List(t.Context()); err != nil || !cmp.Equal(all, []Status{status}) {
+	if all, err := client.List(t.Context()); err != nil || !cmp.Equal(all, []mps.Status{status}) {
 		t.Errorf("got %v, %v", all, err)
 	}
 
 	// Errors keep their text and what they are.
-	for want, spec := range map[error]Spec{
-		ErrInvalid: {ID: "no/label", Devices: []string{gpuA}},
-		ErrDiffers: {ID: one.ID, Devices: []string{gpuB}},
+	for want, spec := range map[error]mps.Spec{
+		mps.ErrInvalid: {ID: "no/label", Devices: []string{gpuA}},
+		mps.ErrDiffers: {ID: one.ID, Devices: []string{gpuB}},
 	} {
 		if _, err := client.Ensure(t.Context(), spec); !errors.Is(err, want) || !strings.Contains(err.Error(), spec.ID) || strings.Contains(err.Error(), "rpc error") {
 			t.Errorf("got %v, want %v", err, want)
 		}
 	}
 	w.script(script{Exit: "no such device"})
-	if _, err := client.Ensure(t.Context(), Spec{ID: "b", Devices: []string{gpuB}}); err == nil || !strings.Contains(err.Error(), "no such device") {
+	if _, err := client.Ensure(t.Context(), mps.Spec{ID: "b", Devices: []string{gpuB}}); err == nil || !strings.Contains(err.Error(), "no such device") {
 		t.Errorf("got %v", err)
 	}
 	w.script(script{Slow: time.Minute})
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	if _, err := client.Ensure(ctx, Spec{ID: "b", Devices: []string{gpuB}}); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := client.Ensure(ctx, mps.Spec{ID: "b", Devices: []string{gpuB}}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got %v", err)
 	}
 	w.script(script{})
@@ -104,10 +107,10 @@ func TestClient(t *testing.T) {
 		}
 	}
 	end()
-	if _, err := client.List(t.Context()); !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), w.dir) {
+	if _, err := client.List(t.Context()); !errors.Is(err, mps.ErrUnavailable) || !strings.Contains(err.Error(), w.dir) {
 		t.Errorf("got %v", err)
 	}
-	if _, err := os.Stat(filepath.Join(w.dir, SocketName)); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(filepath.Join(w.dir, mps.SocketName)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the socket is left: %v", err)
 	}
 }
@@ -119,7 +122,7 @@ func TestClientFindsTheNext(t *testing.T) {
 	client, end := w.running()
 	end()
 	for range 10 {
-		if _, err := client.List(t.Context()); !errors.Is(err, ErrUnavailable) {
+		if _, err := client.List(t.Context()); !errors.Is(err, mps.ErrUnavailable) {
 			t.Fatalf("got %v", err)
 		}
 	}
@@ -148,9 +151,9 @@ func TestEndInStart(t *testing.T) {
 	w.nothingLeft(one.ID)
 }
 
-func mustMark(t *testing.T, f folder) []processID {
+func mustMark(t *testing.T, f folder) []process.ID {
 	t.Helper()
-	found, err := marked(f.marker())
+	found, err := f.mark().Find()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -167,14 +170,14 @@ func TestNoSocket(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	inTheWay := filepath.Join(w.dir, SocketName+".new")
+	inTheWay := filepath.Join(w.dir, mps.SocketName+".new")
 	if err := os.MkdirAll(filepath.Join(inTheWay, "x"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	if err := Run(t.Context(), w.options); err == nil || !strings.Contains(err.Error(), inTheWay) {
 		t.Errorf("got %v", err)
 	}
-	if !before.Daemon.alive() {
+	if !before.Daemon.Alive() {
 		t.Error("the daemon has ended")
 	}
 	if err := os.RemoveAll(inTheWay); err != nil {

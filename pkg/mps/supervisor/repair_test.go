@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package mps
+package supervisor
 
 import (
 	"errors"
@@ -13,11 +13,15 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/mps/control"
+	"github.com/partage-dev/partage/pkg/mps/process"
 )
 
-var one = Spec{ID: "gpu-0", Devices: []string{gpuA}, ThreadPercentage: 25, Memory: map[string]int64{gpuA: 1 << 30}}
+var one = mps.Spec{ID: "gpu-0", Devices: []string{gpuA}, ThreadPercentage: 25, Memory: map[string]int64{gpuA: 1 << 30}}
 
-func started(t *testing.T) (*world, *Supervisor, Status) {
+func started(t *testing.T) (*world, *Supervisor, mps.Status) {
 	t.Helper()
 	w := newWorld(t)
 	s := w.supervisor()
@@ -37,17 +41,24 @@ func daemonOf(t *testing.T, s *Supervisor, id string) int {
 	return r.Daemon.PID
 }
 
-// inEffect checks what the servers of a session have for limits.
-func inEffect(t *testing.T, s *Supervisor, status Status) {
+// clientOf is a client of a session's control daemon.
+func clientOf(t *testing.T, s *Supervisor, id string) control.Client {
 	t.Helper()
-	c, err := s.control(s.folder(status.Spec.ID))
+	c, err := (&daemon{options: s.options, folder: s.folder(id)}).client()
 	if err != nil {
 		t.Fatal(err)
 	}
+	return c
+}
+
+// inEffect checks what the servers of a session have for limits.
+func inEffect(t *testing.T, s *Supervisor, status mps.Status) {
+	t.Helper()
+	c := clientOf(t, s, status.Spec.ID)
 	for _, server := range status.Servers {
-		got, err := c.limits(t.Context(), server, status.Spec)
+		got, err := c.Limits(t.Context(), server, status.Spec)
 		if err == nil {
-			err = got.compare(status.Spec)
+			err = got.Check(status.Spec)
 		}
 		if err != nil {
 			t.Errorf("server %d: %v", server, err)
@@ -78,14 +89,14 @@ func TestDaemonEnds(t *testing.T) {
 				t.Fatal(err)
 			}
 			kill(t, daemonOf(t, s, one.ID))
-			after := reaches(t, s, one.ID, Running, 1)
+			after := reaches(t, s, one.ID, mps.Running, 1)
 			if !strings.Contains(after.LastLoss, "control daemon") || !strings.Contains(after.LastLoss, "killed") || time.Since(after.LastLossTime) > time.Minute {
 				t.Errorf("got %q at %s", after.LastLoss, after.LastLossTime)
 			}
 			inEffect(t, s, after)
-			if id := (processID{PID: before.Servers[0]}); after.Servers[0] == id.PID {
+			if id := (process.ID{PID: before.Servers[0]}); after.Servers[0] == id.PID {
 				t.Error("it is the same server")
-			} else if identity, err := identify(id.PID); err == nil && identity.alive() {
+			} else if identity, err := process.Identify(id.PID); err == nil && identity.Alive() {
 				t.Errorf("the old server lives on")
 			}
 			// Containers have these two.
@@ -107,7 +118,7 @@ func TestServerEnds(t *testing.T) {
 	_, s, before := started(t)
 	daemon := daemonOf(t, s, one.ID)
 	kill(t, before.Servers[0])
-	after := reaches(t, s, one.ID, Running, 1)
+	after := reaches(t, s, one.ID, mps.Running, 1)
 	if !strings.Contains(after.LastLoss, "server") || after.Servers[0] == before.Servers[0] || daemonOf(t, s, one.ID) != daemon {
 		t.Errorf("got %v", after)
 	}
@@ -122,10 +133,10 @@ func TestServerForAnotherUser(t *testing.T) {
 	if err := unix.Kill(before.Servers[0], unix.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	var after Status
+	var after mps.Status
 	eventually(t, "a new server", func() bool {
 		after = statusOf(t, s, one.ID)
-		return after.Phase == Running && len(after.Servers) == 1 && after.Servers[0] != before.Servers[0]
+		return after.Phase == mps.Running && len(after.Servers) == 1 && after.Servers[0] != before.Servers[0]
 	})
 	if after.Losses != 0 {
 		t.Errorf("got %v", after)
@@ -133,24 +144,24 @@ func TestServerForAnotherUser(t *testing.T) {
 	inEffect(t, s, after)
 	// The next one is for the same user, so the last one was not replaced.
 	kill(t, after.Servers[0])
-	reaches(t, s, one.ID, Running, 1)
+	reaches(t, s, one.ID, mps.Running, 1)
 	// This one crashes while somebody else waits.
 	w.script(script{User: "2000"})
 	kill(t, statusOf(t, s, one.ID).Servers[0])
-	reaches(t, s, one.ID, Running, 2)
+	reaches(t, s, one.ID, mps.Running, 2)
 }
 
 func TestUser(t *testing.T) {
 	f := folder(t.TempDir())
-	if err := os.Mkdir(f.log(), 0o700); err != nil {
+	if err := os.Mkdir(string(f.logs()), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	text := "[Control 1] Starting new server 77 for user 1000\n[Control 1] Starting new server 7 for user 5\n"
-	if err := os.WriteFile(filepath.Join(f.log(), "control.log"), []byte(text), 0o600); err != nil {
+	text := "[Control 1] mps.Starting new server 77 for user 1000\n[Control 1] mps.Starting new server 7 for user 5\n"
+	if err := os.WriteFile(f.logs().path("control.log"), []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for server, want := range map[int]string{77: "1000", 7: "5", os.Getpid(): strconv.Itoa(os.Geteuid()), 1 << 30: ""} {
-		if got := f.user(server); got != want {
+		if got := f.logs().serverUser(server); got != want {
 			t.Errorf("server %d: got user %q, want %q", server, got, want)
 		}
 	}
@@ -159,27 +170,27 @@ func TestUser(t *testing.T) {
 func TestFault(t *testing.T) {
 	w, s, _ := started(t)
 	w.script(script{State: "FAULT", Clients: []int{os.Getpid()}})
-	faulted := reaches(t, s, one.ID, Faulted, 1)
+	faulted := reaches(t, s, one.ID, mps.Faulted, 1)
 	if !strings.Contains(faulted.Message, "have ended") || !strings.Contains(faulted.LastLoss, "fault") {
 		t.Errorf("got %v", faulted)
 	}
-	if _, err := s.Ensure(t.Context(), one); !errors.Is(err, ErrFaulted) {
+	if _, err := s.Ensure(t.Context(), one); !errors.Is(err, mps.ErrFaulted) {
 		t.Errorf("got %v", err)
 	}
 	// It is one loss, however often it is looked at, and however it ends.
 	w.script(script{State: "INITIALIZING"})
-	reaches(t, s, one.ID, Starting, 1)
+	reaches(t, s, one.ID, mps.Starting, 1)
 	w.script(script{Clients: []int{1, 2}})
-	recovered := reaches(t, s, one.ID, Running, 1)
+	recovered := reaches(t, s, one.ID, mps.Running, 1)
 	if recovered.Message != "" {
 		t.Errorf("got %q", recovered.Message)
 	}
 	eventually(t, "clients to be known", func() bool { return len(statusOf(t, s, one.ID).Clients) == 2 })
 	w.script(script{State: "FAULT"})
-	reaches(t, s, one.ID, Faulted, 2)
+	reaches(t, s, one.ID, mps.Faulted, 2)
 	kill(t, daemonOf(t, s, one.ID))
 	w.script(script{})
-	reaches(t, s, one.ID, Running, 2)
+	reaches(t, s, one.ID, mps.Running, 2)
 }
 
 // TestFaultThatNobodySaw: clients that end at once let the server recover between two
@@ -187,9 +198,9 @@ func TestFault(t *testing.T) {
 func TestFaultThatNobodySaw(t *testing.T) {
 	w, s, _ := started(t)
 	w.script(script{State: "INITIALIZING"})
-	reaches(t, s, one.ID, Starting, 1)
+	reaches(t, s, one.ID, mps.Starting, 1)
 	w.script(script{})
-	after := reaches(t, s, one.ID, Running, 1)
+	after := reaches(t, s, one.ID, mps.Running, 1)
 	if !strings.Contains(after.LastLoss, "fault") {
 		t.Errorf("got %q", after.LastLoss)
 	}
@@ -212,35 +223,32 @@ func TestServerHasEnded(t *testing.T) {
 	w, s, before := started(t)
 	w.script(script{Calls: before.Servers[0]})
 	kill(t, before.Servers[0])
-	eventually(t, "it to be noticed", func() bool { return statusOf(t, s, one.ID).Phase != Running })
+	eventually(t, "it to be noticed", func() bool { return statusOf(t, s, one.ID).Phase != mps.Running })
 	w.script(script{})
-	reaches(t, s, one.ID, Running, 1)
+	reaches(t, s, one.ID, mps.Running, 1)
 
 	sess := s.sessions[one.ID]
-	if err := sess.acquire(t.Context()); err != nil {
+	if err := sess.lock(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	sess.record.Servers[0].Start--
-	sess.release()
-	reaches(t, s, one.ID, Running, 2)
+	sess.daemon.record.Servers[0].Start--
+	sess.unlock()
+	reaches(t, s, one.ID, mps.Running, 2)
 }
 
 // TestDefaultsOfTheNextServer: clients may come before the limits of a server itself
 // could be set.
 func TestDefaultsOfTheNextServer(t *testing.T) {
-	w, s, before := started(t)
-	c, err := s.control(w.folder(one.ID))
-	if err != nil {
-		t.Fatal(err)
-	}
+	_, s, before := started(t)
+	c := clientOf(t, s, one.ID)
 	other := one
 	other.ThreadPercentage = 90
-	if err := c.setLimits(t.Context(), other, 0); err != nil {
+	if err := c.SetLimits(t.Context(), other, 0); err != nil {
 		t.Fatal(err)
 	}
 	kill(t, before.Servers[0])
-	reaches(t, s, one.ID, Running, 1)
-	if got, err := c.limits(t.Context(), 0, one); err != nil || got.compare(one) != nil {
+	reaches(t, s, one.ID, mps.Running, 1)
+	if got, err := c.Limits(t.Context(), 0, one); err != nil || got.Check(one) != nil {
 		t.Errorf("got %v, %v", got, err)
 	}
 }
@@ -257,12 +265,12 @@ func TestSilentDaemon(t *testing.T) {
 	w.script(script{Clients: []int{os.Getpid()}})
 	eventually(t, "the client to be known", func() bool { return len(statusOf(t, s, one.ID).Clients) == 1 })
 	w.script(script{Hang: true})
-	eventually(t, "silence to be noticed", func() bool { return statusOf(t, s, one.ID).Phase == Failed })
+	eventually(t, "silence to be noticed", func() bool { return statusOf(t, s, one.ID).Phase == mps.Failed })
 	if got := daemonOf(t, s, one.ID); got != daemon {
 		t.Errorf("the daemon was replaced")
 	}
 	w.script(script{})
-	eventually(t, "the daemon to answer", func() bool { return statusOf(t, s, one.ID).Phase == Running })
+	eventually(t, "the daemon to answer", func() bool { return statusOf(t, s, one.ID).Phase == mps.Running })
 }
 
 // TestSilentDaemonIsReplaced: nobody would ever start again with it.
@@ -277,23 +285,23 @@ func TestSilentDaemonIsReplaced(t *testing.T) {
 	if err := unix.Kill(daemon, unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	after := reaches(t, s, one.ID, Running, 1)
+	after := reaches(t, s, one.ID, mps.Running, 1)
 	if !strings.Contains(after.LastLoss, "does not answer") || daemonOf(t, s, one.ID) == daemon {
 		t.Errorf("got %v", after)
 	}
 }
 
 func TestUnmounted(t *testing.T) {
-	for name, path := range map[string]func(Status) string{
-		"pipe": func(s Status) string { return s.PipeDir },
-		"shm":  func(s Status) string { return s.ShmDir },
+	for name, path := range map[string]func(mps.Status) string{
+		"pipe": func(s mps.Status) string { return s.PipeDir },
+		"shm":  func(s mps.Status) string { return s.ShmDir },
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, s, before := started(t)
 			if err := unix.Unmount(path(before), unix.MNT_DETACH); err != nil {
 				t.Fatal(err)
 			}
-			after := reaches(t, s, one.ID, Running, 1)
+			after := reaches(t, s, one.ID, mps.Running, 1)
 			if !strings.Contains(after.LastLoss, "unmounted "+path(before)) {
 				t.Errorf("got %q", after.LastLoss)
 			}

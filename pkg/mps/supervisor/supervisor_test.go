@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package mps
+package supervisor
 
 import (
 	"context"
@@ -18,12 +18,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/pkg/mps"
 )
 
 func TestSession(t *testing.T) {
 	w := newWorld(t)
 	s := w.supervisor()
-	spec := Spec{
+	spec := mps.Spec{
 		ID: "gpu-0", Devices: []string{gpuA, gpuB}, ThreadPercentage: 25, MultiUser: true,
 		Memory: map[string]int64{gpuA: 10 << 30, gpuB: 1500<<20 + 7},
 	}
@@ -31,8 +33,8 @@ func TestSession(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := Status{Spec: spec, Phase: Running, PipeDir: w.dir + "/gpu-0/pipe", ShmDir: w.dir + "/gpu-0/shm"}
-	if diff := cmp.Diff(want, got, cmpopts.IgnoreFields(Status{}, "Servers")); diff != "" || len(got.Servers) != 1 {
+	want := mps.Status{Spec: spec, Phase: mps.Running, PipeDir: w.dir + "/gpu-0/pipe", ShmDir: w.dir + "/gpu-0/shm"}
+	if diff := cmp.Diff(want, got, cmpopts.IgnoreFields(mps.Status{}, "Servers")); diff != "" || len(got.Servers) != 1 {
 		t.Errorf("servers %v, -want +got:\n%s", got.Servers, diff)
 	}
 	if again, err := s.Ensure(t.Context(), spec); err != nil || !cmp.Equal(got, again) {
@@ -74,12 +76,12 @@ func TestSession(t *testing.T) {
 func TestChangeLimits(t *testing.T) {
 	w := newWorld(t)
 	s := w.supervisor()
-	spec := Spec{ID: "gpu-0", Devices: []string{gpuA}, ThreadPercentage: 25, Memory: map[string]int64{gpuA: 1 << 30}}
+	spec := mps.Spec{ID: "gpu-0", Devices: []string{gpuA}, ThreadPercentage: 25, Memory: map[string]int64{gpuA: 1 << 30}}
 	first, err := s.Ensure(t.Context(), spec)
 	if err != nil {
 		t.Fatal(err)
 	}
-	raised := spec.clone()
+	raised := spec.Clone()
 	raised.ThreadPercentage, raised.Memory[gpuA] = 50, 3<<30
 	second, err := s.Ensure(t.Context(), raised)
 	if err != nil {
@@ -88,28 +90,25 @@ func TestChangeLimits(t *testing.T) {
 	if diff := cmp.Diff(raised, second.Spec); diff != "" || !cmp.Equal(first.Servers, second.Servers) || second.Losses != 0 {
 		t.Errorf("servers %v then %v, %d losses, -want +got:\n%s", first.Servers, second.Servers, second.Losses, diff)
 	}
-	c, err := s.control(w.folder("gpu-0"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := clientOf(t, s, "gpu-0")
 	for _, server := range []int{0, second.Servers[0]} {
-		if got, err := c.limits(t.Context(), server, raised); err != nil || got.compare(raised) != nil {
+		if got, err := c.Limits(t.Context(), server, raised); err != nil || got.Check(raised) != nil {
 			t.Errorf("server %d: %v, %v", server, got, err)
 		}
 	}
 
 	// Refused, and nothing is changed.
 	for name, test := range map[string]struct {
-		change func(*Spec)
+		change func(*mps.Spec)
 		want   string
 	}{
-		"devices":    {func(s *Spec) { s.Devices = []string{gpuB}; s.Memory = nil }, gpuB},
-		"multi-user": {func(s *Spec) { s.MultiUser = true }, "multi-user"},
-		"no memory":  {func(s *Spec) { s.Memory = nil }, "whole memory"},
+		"devices":    {func(s *mps.Spec) { s.Devices = []string{gpuB}; s.Memory = nil }, gpuB},
+		"multi-user": {func(s *mps.Spec) { s.MultiUser = true }, "multi-user"},
+		"no memory":  {func(s *mps.Spec) { s.Memory = nil }, "whole memory"},
 	} {
-		other := raised.clone()
+		other := raised.Clone()
 		test.change(&other)
-		if _, err := s.Ensure(t.Context(), other); !errors.Is(err, ErrDiffers) || !strings.Contains(err.Error(), test.want) {
+		if _, err := s.Ensure(t.Context(), other); !errors.Is(err, mps.ErrDiffers) || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}
@@ -119,7 +118,7 @@ func TestChangeLimits(t *testing.T) {
 
 	// A daemon that only pretends.
 	w.script(script{LieServer: true})
-	higher := raised.clone()
+	higher := raised.Clone()
 	higher.ThreadPercentage = 75
 	if _, err := s.Ensure(t.Context(), higher); err == nil || !strings.Contains(err.Error(), "percentage is 50, want 75") {
 		t.Errorf("got %v", err)
@@ -134,23 +133,20 @@ func TestChangeLimits(t *testing.T) {
 func TestLimitsAreKept(t *testing.T) {
 	w := newWorld(t)
 	s := w.supervisor()
-	spec := Spec{ID: "gpu-0", Devices: []string{gpuA}, ThreadPercentage: 25}
+	spec := mps.Spec{ID: "gpu-0", Devices: []string{gpuA}, ThreadPercentage: 25}
 	status, err := s.Ensure(t.Context(), spec)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := s.control(w.folder("gpu-0"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := clientOf(t, s, "gpu-0")
 	other := spec
 	other.ThreadPercentage = 90
-	if err := c.setLimits(t.Context(), other, status.Servers[0]); err != nil {
+	if err := c.SetLimits(t.Context(), other, status.Servers[0]); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the limit to be as before", func() bool {
-		got, err := c.limits(t.Context(), status.Servers[0], spec)
-		return err == nil && got.compare(spec) == nil
+		got, err := c.Limits(t.Context(), status.Servers[0], spec)
+		return err == nil && got.Check(spec) == nil
 	})
 }
 
@@ -161,7 +157,7 @@ func TestStartFails(t *testing.T) {
 	}{
 		"daemon ends":        {script{Exit: "no GPU of that name"}, []string{"ended: exit status 1", "no GPU of that name", "control.log"}},
 		"server ends":        {script{NoServer: true}, []string{"Server 4711 exited with status 1"}},
-		"daemon lies":        {script{LieDefault: true}, []string{"limits of servers to come are not in effect", "percentage is 100, want 25"}},
+		"daemon lies":        {script{LieDefault: true}, []string{"limits of future servers are not in effect", "percentage is 100, want 25"}},
 		"server lies":        {script{LieServer: true}, []string{"limits of the server with PID", "percentage is 100, want 25"}},
 		"server never ready": {script{State: "INITIALIZING"}, []string{"its state is INITIALIZING", "too late"}},
 		"server is faulted":  {script{State: "FAULT"}, []string{"its state is FAULT"}},
@@ -180,7 +176,7 @@ func TestStartFails(t *testing.T) {
 			}
 			ctx, cancel := context.WithTimeoutCause(t.Context(), limit, errors.New("too late"))
 			defer cancel()
-			_, err := s.Ensure(ctx, Spec{ID: "gpu-0", Devices: []string{gpuA}, ThreadPercentage: 25})
+			_, err := s.Ensure(ctx, mps.Spec{ID: "gpu-0", Devices: []string{gpuA}, ThreadPercentage: 25})
 			if err == nil {
 				t.Fatal("no error")
 			}
@@ -195,7 +191,7 @@ func TestStartFails(t *testing.T) {
 			}
 			// And then it works.
 			w.script(script{})
-			if _, err := s.Ensure(t.Context(), Spec{ID: "gpu-0", Devices: []string{gpuA}, ThreadPercentage: 25}); err != nil {
+			if _, err := s.Ensure(t.Context(), mps.Spec{ID: "gpu-0", Devices: []string{gpuA}, ThreadPercentage: 25}); err != nil {
 				t.Error(err)
 			}
 		})
@@ -215,7 +211,7 @@ func TestStartHangs(t *testing.T) {
 		failed <- err
 	}()
 	eventually(t, "the server to be asked for again", func() bool {
-		log, err := os.ReadFile(filepath.Join(w.folder(one.ID).log(), "control.log"))
+		log, err := os.ReadFile(w.folder(one.ID).logs().path("control.log"))
 		return err == nil && strings.Count(string(log), "get_server_status") > 1
 	})
 	w.script(script{Hang: true})
@@ -231,7 +227,7 @@ func TestNoDriver(t *testing.T) {
 	w := newWorld(t)
 	w.options.Roots.Driver = t.TempDir()
 	s := w.supervisor()
-	_, err := s.Ensure(t.Context(), Spec{ID: "gpu-0", Devices: []string{gpuA}})
+	_, err := s.Ensure(t.Context(), mps.Spec{ID: "gpu-0", Devices: []string{gpuA}})
 	if !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), programName) {
 		t.Errorf("got %v", err)
 	}
@@ -244,7 +240,7 @@ func TestCancelledStart(t *testing.T) {
 	w.script(script{Slow: time.Minute})
 	ctx, cancel := context.WithCancelCause(t.Context())
 	time.AfterFunc(300*time.Millisecond, func() { cancel(errors.New("the kubelet has hung up")) })
-	if _, err := s.Ensure(ctx, Spec{ID: "gpu-0", Devices: []string{gpuA}}); err == nil || !strings.Contains(err.Error(), "the kubelet has hung up") {
+	if _, err := s.Ensure(ctx, mps.Spec{ID: "gpu-0", Devices: []string{gpuA}}); err == nil || !strings.Contains(err.Error(), "the kubelet has hung up") {
 		t.Errorf("got %v", err)
 	}
 	w.nothingLeft("gpu-0")
@@ -254,7 +250,7 @@ func TestTooLongPath(t *testing.T) {
 	w := newWorld(t)
 	w.options.Dir = filepath.Join(w.dir, strings.Repeat("x", 60))
 	s := w.supervisor()
-	if _, err := s.Ensure(t.Context(), Spec{ID: "gpu-0000-1b-00-0-mig-1g10gb-4", Devices: []string{gpuA}}); !errors.Is(err, ErrInvalid) ||
+	if _, err := s.Ensure(t.Context(), mps.Spec{ID: "gpu-0000-1b-00-0-mig-1g10gb-4", Devices: []string{gpuA}}); !errors.Is(err, mps.ErrInvalid) ||
 		!strings.Contains(err.Error(), "at most 107") {
 		t.Errorf("got %v", err)
 	}
@@ -266,20 +262,20 @@ func TestIndependent(t *testing.T) {
 	w := newWorld(t)
 	w.options.CommandLimit = time.Minute
 	s := w.supervisor()
-	if _, err := s.Ensure(t.Context(), Spec{ID: "a", Devices: []string{gpuA}}); err != nil {
+	if _, err := s.Ensure(t.Context(), mps.Spec{ID: "a", Devices: []string{gpuA}}); err != nil {
 		t.Fatal(err)
 	}
-	daemon := s.sessions["a"].daemon.PID
+	daemon := s.sessions["a"].daemon.process.PID
 	if err := unix.Kill(daemon, unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
 	stuck := make(chan error, 1)
 	go func() {
-		_, err := s.Ensure(t.Context(), Spec{ID: "a", Devices: []string{gpuA}, ThreadPercentage: 10})
+		_, err := s.Ensure(t.Context(), mps.Spec{ID: "a", Devices: []string{gpuA}, ThreadPercentage: 10})
 		stuck <- err
 	}()
 	for range 3 {
-		if _, err := s.Ensure(t.Context(), Spec{ID: "b", Devices: []string{gpuB}}); err != nil {
+		if _, err := s.Ensure(t.Context(), mps.Spec{ID: "b", Devices: []string{gpuB}}); err != nil {
 			t.Error(err)
 		}
 		if err := s.Stop(t.Context(), "b"); err != nil {
@@ -306,7 +302,7 @@ func TestTurns(t *testing.T) {
 	for i := range 8 {
 		wg.Go(func() {
 			if i%2 == 0 {
-				if _, err := s.Ensure(t.Context(), Spec{ID: "a", Devices: []string{gpuA}, ThreadPercentage: 10 + i}); err != nil {
+				if _, err := s.Ensure(t.Context(), mps.Spec{ID: "a", Devices: []string{gpuA}, ThreadPercentage: 10 + i}); err != nil {
 					t.Errorf("ensure: %v", err)
 				}
 				return
@@ -332,7 +328,7 @@ func TestStopWhileBusy(t *testing.T) {
 		t.Fatal(err)
 	}
 	sess := s.sessions[one.ID]
-	if err := sess.acquire(t.Context()); err != nil {
+	if err := sess.lock(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
@@ -340,20 +336,20 @@ func TestStopWhileBusy(t *testing.T) {
 	if err := s.Stop(ctx, one.ID); err == nil || !strings.Contains(err.Error(), "busy") {
 		t.Errorf("got %v", err)
 	}
-	sess.release()
+	sess.unlock()
 	kill(t, daemonOf(t, s, one.ID))
-	reaches(t, s, one.ID, Running, 1)
+	reaches(t, s, one.ID, mps.Running, 1)
 
 	// Nor one that was never begun.
 	never := s.newSession("never")
 	s.sessions["never"] = never
-	if err := never.acquire(t.Context()); err != nil {
+	if err := never.lock(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Stop(ctx, "never"); err == nil {
 		t.Error("no error")
 	}
-	never.release()
+	never.unlock()
 	eventually(t, "it to be forgotten", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -369,7 +365,7 @@ func TestStopGoesOn(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
 			s := w.supervisor()
-			status, err := s.Ensure(t.Context(), Spec{ID: "a", Devices: []string{gpuA}})
+			status, err := s.Ensure(t.Context(), mps.Spec{ID: "a", Devices: []string{gpuA}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -385,7 +381,7 @@ func TestStopGoesOn(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), "stop MPS session a") || !strings.Contains(err.Error(), "busy") {
 				t.Fatalf("got %v", err)
 			}
-			if got := statusOf(t, s, "a"); got.Phase != Failed || !strings.Contains(got.Message, "unmount") {
+			if got := statusOf(t, s, "a"); got.Phase != mps.Failed || !strings.Contains(got.Message, "unmount") {
 				t.Errorf("got %v", got)
 			}
 			if again {

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package mps
+package supervisor
 
 import (
 	"context"
@@ -15,15 +15,10 @@ import (
 
 	"github.com/gofrs/flock"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"k8s.io/klog/v2"
 
-	"github.com/partage-dev/partage/pkg/mps/mpspb"
+	"github.com/partage-dev/partage/pkg/mps"
 )
-
-// SocketName is the supervisor's socket in its folder.
-const SocketName = "supervisor.sock"
 
 const (
 	lockName      = "supervisor.lock"
@@ -31,8 +26,9 @@ const (
 	shutdownLimit = 20 * time.Second
 )
 
-// Run is a supervisor with its socket, until ctx ends. One that still has the
-// folder is waited for: the pod of an upgrade may come before the old one has gone.
+// Run runs a supervisor that serves its sessions on a socket, until ctx ends. It
+// waits for another supervisor that still has the folder: the pod of an upgrade may
+// start before the old one has ended.
 func Run(ctx context.Context, options Options) (err error) {
 	logger := klog.FromContext(ctx)
 	if err := os.MkdirAll(options.Dir, folderMode); err != nil {
@@ -44,9 +40,8 @@ func Run(ctx context.Context, options Options) (err error) {
 	}
 	defer func() { err = errors.Join(err, lock.Unlock()) }()
 
-	// Without a socket there is no use in taking over sessions, which would end with
-	// this supervisor.
-	socket := filepath.Join(options.Dir, SocketName)
+	// Sessions that are adopted end with this supervisor, so it listens first.
+	socket := filepath.Join(options.Dir, mps.SocketName)
 	listener, err := listen(ctx, socket)
 	if err != nil {
 		return err
@@ -68,7 +63,7 @@ func Run(ctx context.Context, options Options) (err error) {
 	return serve(ctx, supervisor, listener)
 }
 
-// acquireLock returns nil when ctx ended before.
+// acquireLock returns nil if ctx ended before the lock was free.
 func acquireLock(ctx context.Context, path string) (*flock.Flock, error) {
 	lock := flock.New(path)
 	locked, err := lock.TryLock()
@@ -85,8 +80,8 @@ func acquireLock(ctx context.Context, path string) (*flock.Flock, error) {
 	return lock, nil
 }
 
-// listen takes the socket's place; who has the lock knows that nobody listens on
-// the one that is there.
+// listen listens on the path, where an earlier supervisor may have left its socket.
+// The caller has the lock, so nothing listens on that one.
 func listen(ctx context.Context, path string) (net.Listener, error) {
 	// At no time is there a socket that others may connect to.
 	temporary := path + ".new"
@@ -102,7 +97,7 @@ func listen(ctx context.Context, path string) (net.Listener, error) {
 		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}
 	if unix, ok := listener.(*net.UnixListener); ok {
-		unix.SetUnlinkOnClose(false) // not by its first name
+		unix.SetUnlinkOnClose(false) // it is renamed
 	}
 	if err := errors.Join(os.Chmod(temporary, 0o600), os.Rename(temporary, path)); err != nil {
 		return nil, errors.Join(fmt.Errorf("listen on %s: %w", path, err), listener.Close())
@@ -110,14 +105,15 @@ func listen(ctx context.Context, path string) (net.Listener, error) {
 	return listener, nil
 }
 
+// serve serves until ctx ends. Calls in progress are then canceled, and serve waits
+// until they have undone what they began.
 func serve(ctx context.Context, supervisor *Supervisor, listener net.Listener) error {
 	logger := klog.FromContext(ctx)
-	// What a call was doing is undone when Serve returns.
 	server := grpc.NewServer(grpc.WaitForHandlers(true), grpc.UnaryInterceptor(
 		func(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 			return handler(klog.NewContext(ctx, logger), request)
 		}))
-	mpspb.RegisterSupervisorServer(server, &service{supervisor: supervisor})
+	mps.Register(server, supervisor)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	served := make(chan struct{})
@@ -127,50 +123,10 @@ func serve(ctx context.Context, supervisor *Supervisor, listener net.Listener) e
 		case <-ctx.Done():
 		case <-served:
 		}
-		// Calls in progress end with their contexts, and what they started with them.
 		server.Stop()
 	})
 	if err := server.Serve(listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 		return fmt.Errorf("serve MPS sessions: %w", err)
 	}
 	return nil
-}
-
-// service is the supervisor's protocol.
-type service struct {
-	mpspb.UnimplementedSupervisorServer
-
-	supervisor *Supervisor
-}
-
-func (s *service) EnsureSession(ctx context.Context, request *mpspb.EnsureSessionRequest) (*mpspb.EnsureSessionResponse, error) {
-	status, err := s.supervisor.Ensure(ctx, specFromProto(request.GetSpec()))
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "EnsureSession failed", "session", request.GetSpec().GetId())
-		return nil, encode(err)
-	}
-	return &mpspb.EnsureSessionResponse{Status: statusToProto(status)}, nil
-}
-
-func (s *service) StopSession(ctx context.Context, request *mpspb.StopSessionRequest) (*mpspb.StopSessionResponse, error) {
-	if err := s.supervisor.Stop(ctx, request.GetId()); err != nil {
-		klog.FromContext(ctx).Error(err, "StopSession failed", "session", request.GetId())
-		return nil, encode(err)
-	}
-	return &mpspb.StopSessionResponse{}, nil
-}
-
-func (s *service) ListSessions(context.Context, *mpspb.ListSessionsRequest) (*mpspb.ListSessionsResponse, error) {
-	return statusesToProto(s.supervisor.List()), nil
-}
-
-func encode(err error) error {
-	code := codes.Internal
-	for _, known := range codeOf {
-		if errors.Is(err, known.err) {
-			code = known.code
-			break
-		}
-	}
-	return status.Error(code, err.Error())
 }

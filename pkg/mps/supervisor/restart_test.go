@@ -1,19 +1,21 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package mps
+package supervisor
 
 import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/partage-dev/partage/pkg/mps"
 )
 
 func TestRestartFails(t *testing.T) {
 	w, s, _ := started(t)
 	w.script(script{Exit: "out of luck"})
 	kill(t, daemonOf(t, s, one.ID))
-	failed := reaches(t, s, one.ID, Failed, 1)
+	failed := reaches(t, s, one.ID, mps.Failed, 1)
 	if !strings.Contains(failed.Message, "out of luck") {
 		t.Errorf("got %q", failed.Message)
 	}
@@ -23,15 +25,15 @@ func TestRestartFails(t *testing.T) {
 	// Somebody who asks does not wait for the pause to be over.
 	w.script(script{})
 	status, err := s.Ensure(t.Context(), one)
-	if err != nil || status.Losses != 1 || status.Phase != Running {
+	if err != nil || status.Losses != 1 || status.Phase != mps.Running {
 		t.Errorf("got %v, %v", status, err)
 	}
 	// And it comes back by itself.
 	w.script(script{NoServer: true})
 	kill(t, status.Servers[0])
-	reaches(t, s, one.ID, Failed, 2)
+	reaches(t, s, one.ID, mps.Failed, 2)
 	w.script(script{})
-	reaches(t, s, one.ID, Running, 2)
+	reaches(t, s, one.ID, mps.Running, 2)
 }
 
 // TestRestartFailsWithOtherLimits: a session that cannot run keeps its limits.
@@ -39,8 +41,8 @@ func TestRestartFailsWithOtherLimits(t *testing.T) {
 	w, s, _ := started(t)
 	w.script(script{Exit: "out of luck"})
 	kill(t, daemonOf(t, s, one.ID))
-	reaches(t, s, one.ID, Failed, 1)
-	raised := one.clone()
+	reaches(t, s, one.ID, mps.Failed, 1)
+	raised := one.Clone()
 	raised.ThreadPercentage = 75
 	if _, err := s.Ensure(t.Context(), raised); err == nil {
 		t.Error("no error")
@@ -52,7 +54,7 @@ func TestRestartFailsWithOtherLimits(t *testing.T) {
 		t.Errorf("got %v, %v", r.Spec, err)
 	}
 	w.script(script{})
-	after := reaches(t, s, one.ID, Running, 1)
+	after := reaches(t, s, one.ID, mps.Running, 1)
 	if after.Spec.ThreadPercentage != one.ThreadPercentage {
 		t.Errorf("it has %d percent", after.Spec.ThreadPercentage)
 	}
@@ -63,7 +65,7 @@ func TestStopWhileItCannotStart(t *testing.T) {
 	w, s, _ := started(t)
 	w.script(script{Slow: time.Hour})
 	kill(t, daemonOf(t, s, one.ID))
-	reaches(t, s, one.ID, Starting, 1)
+	reaches(t, s, one.ID, mps.Starting, 1)
 	began := time.Now()
 	if err := s.Stop(t.Context(), one.ID); err != nil {
 		t.Error(err)
@@ -85,11 +87,11 @@ func TestServerKeepsEnding(t *testing.T) {
 	}
 	// One follows at once; when that ends as well there is none for a while.
 	kill(t, before.Servers[0])
-	kill(t, reaches(t, s, one.ID, Running, 1).Servers[0])
-	reaches(t, s, one.ID, Starting, 2)
+	kill(t, reaches(t, s, one.ID, mps.Running, 1).Servers[0])
+	reaches(t, s, one.ID, mps.Starting, 2)
 	for range 5 {
 		time.Sleep(w.options.CheckInterval)
-		if got := statusOf(t, s, one.ID); got.Phase != Starting || got.Losses != 2 || !strings.Contains(got.Message, "no server") {
+		if got := statusOf(t, s, one.ID); got.Phase != mps.Starting || got.Losses != 2 || !strings.Contains(got.Message, "no server") {
 			t.Fatalf("got %v", got)
 		}
 	}
@@ -97,5 +99,5 @@ func TestServerKeepsEnding(t *testing.T) {
 	if _, err := s.Ensure(t.Context(), one); err != nil {
 		t.Error(err)
 	}
-	reaches(t, s, one.ID, Running, 2)
+	reaches(t, s, one.ID, mps.Running, 2)
 }
