@@ -20,6 +20,7 @@ import (
 // not, and the record of both. The session's lock guards it, except for status.
 type daemon struct {
 	options Options
+	memory  *memory
 	folder  folder
 	record  record
 

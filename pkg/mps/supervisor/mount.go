@@ -20,20 +20,22 @@ import (
 // to fill a file system of the host.
 type mount struct{ path, options string }
 
+const mountFlags = unix.MS_NOSUID | unix.MS_NODEV
+
 func (f folder) mounts() []mount {
 	return []mount{
-		// MPS makes a handful of sockets and files.
-		{f.pipe(), "mode=755,size=1m,nr_inodes=1k"},
-		{f.shm(), "mode=1777,size=50%"},
+		{f.pipe(), "mode=755,nr_inodes=1k"},
+		{f.shm(), "mode=1777"},
 	}
 }
 
 // mount mounts what is not mounted: running containers may have the rest.
-func (f folder) mount() error {
+func (f folder) mount(shmSize int64) error {
+	sizes := map[string]int64{f.pipe(): pipeSize, f.shm(): shmSize}
 	for _, m := range f.mounts() {
 		mounted, err := m.mounted()
 		if err == nil && !mounted {
-			err = unix.Mount("partage-mps-"+f.id(), m.path, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, m.options)
+			err = unix.Mount("partage-mps-"+f.id(), m.path, "tmpfs", mountFlags, fmt.Sprintf("%s,size=%d", m.options, sizes[m.path]))
 		}
 		if err != nil {
 			return fmt.Errorf("mount a tmpfs of session %s at %s: %w", f.id(), m.path, err)

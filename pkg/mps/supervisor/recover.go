@@ -33,6 +33,11 @@ func (s *Supervisor) recover(ctx context.Context) error {
 		sess := s.newSession(id)
 		sess.daemon.record = s.restore(ctx, id)
 		sess.daemon.readySince = time.Now()
+		if r := &sess.daemon.record; !r.Removing {
+			if err := s.memory.shrink(s.folder(id), r.Spec); err != nil {
+				klog.FromContext(ctx).Error(err, "An MPS session may take more of the node's memory than its share")
+			}
+		}
 		s.sessions[id] = sess
 		sess.daemon.publish(mps.Starting, "the MPS supervisor has been restarted")
 		s.startMonitor(ctx, sess, 0)

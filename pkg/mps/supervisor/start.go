@@ -53,7 +53,7 @@ func (d *daemon) startDaemon(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := errors.Join(d.folder.mount(), d.folder.clearPipe()); err != nil {
+	if err := errors.Join(d.memory.mount(d.folder, d.record.Spec), d.folder.clearPipe()); err != nil {
 		return err
 	}
 	log, err := d.folder.logs().open()

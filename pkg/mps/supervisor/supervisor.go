@@ -26,6 +26,7 @@ import (
 type Supervisor struct {
 	options Options
 	bootID  string
+	memory  *memory
 	// closing ends the monitors of sessions, closed the watching of processes.
 	closing, closed chan struct{}
 	wg              sync.WaitGroup
@@ -55,7 +56,8 @@ func New(ctx context.Context, options Options) (*Supervisor, error) {
 		return nil, fmt.Errorf("become the subreaper of MPS servers: %w", err)
 	}
 	s := &Supervisor{
-		options: options, bootID: bootID, closing: make(chan struct{}), closed: make(chan struct{}),
+		options: options, bootID: bootID, memory: &memory{dir: options.Dir, proc: options.Roots.Complete().Proc},
+		closing: make(chan struct{}), closed: make(chan struct{}),
 		sessions: map[string]*session{},
 	}
 	return s, s.recover(ctx)
@@ -220,7 +222,7 @@ func (s *Supervisor) Close(ctx context.Context) error {
 func (s *Supervisor) folder(id string) folder { return folder(filepath.Join(s.options.Dir, id)) }
 
 func (s *Supervisor) newSession(id string) *session {
-	d := &daemon{options: s.options, folder: s.folder(id), serverEnded: make(chan struct{}, 1), unwatched: s.closed}
+	d := &daemon{options: s.options, memory: s.memory, folder: s.folder(id), serverEnded: make(chan struct{}, 1), unwatched: s.closed}
 	return &session{
 		id: id, locked: make(chan struct{}, 1), changed: make(chan struct{}, 1),
 		daemon: d,

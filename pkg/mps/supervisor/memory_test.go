@@ -1,0 +1,132 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package supervisor
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/pkg/mps"
+)
+
+// node gives the world a proc root of a node with this memory and these GPUs.
+func (w *world) node(memory int64, gpus int) {
+	w.Helper()
+	proc := filepath.Join(w.dir+".proc", "proc")
+	write := func(path, text string) {
+		path = filepath.Join(proc, path)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o600)); err != nil {
+			w.Fatal(err)
+		}
+	}
+	write("meminfo", fmt.Sprintf("MemTotal:       %d kB\nMemFree:  12 kB\n", memory>>10))
+	write("sys/kernel/random/boot_id", "6f1c9c0e-0000-4000-8000-000000000001\n")
+	for i := range gpus {
+		write(fmt.Sprintf("driver/nvidia/gpus/0000:%02x:00.0/information", i+1), "Model: H100\n")
+	}
+	w.options.Roots.Proc = proc
+}
+
+// size returns the size of the file system at a path.
+func size(t *testing.T, path string) int64 {
+	t.Helper()
+	var st unix.Statfs_t
+	if err := unix.Statfs(path, &st); err != nil {
+		t.Fatal(err)
+	}
+	return int64(st.Blocks) * st.Bsize
+}
+
+// What containers write to the tmpfs of all sessions is the node's memory.
+func TestMemoryOfAllSessions(t *testing.T) {
+	w := newWorld(t)
+	w.node(2048*mebibyte, 2)
+	s := w.supervisor()
+	const partition = "MIG-11111111-2222-3333-4444-555555555555"
+	var sum int64
+	for id, test := range map[string]struct {
+		device  string
+		atLeast int64
+		most    int64 // sessions of this kind on a full GPU
+	}{
+		"gpu":       {gpuA, 500 * mebibyte, 1},
+		"partition": {partition, minShmSize, maxPartitions},
+	} {
+		status, err := s.Ensure(t.Context(), mps.Spec{ID: id, Devices: []string{test.device}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := size(t, status.ShmDir) + size(t, status.PipeDir)
+		if got < test.atLeast {
+			t.Errorf("%s has %d MiB, want at least %d", id, got/mebibyte, test.atLeast/mebibyte)
+		}
+		sum += got * test.most
+	}
+	if sum > 2048*mebibyte/2 {
+		t.Errorf("all sessions of a full node could take %d MiB of 2048 MiB", sum/mebibyte)
+	}
+}
+
+// A session whose tmpfs does not fit beside the others is refused, and says so.
+func TestMemoryIsTaken(t *testing.T) {
+	w := newWorld(t)
+	w.node(512*mebibyte, 1)
+	s := w.supervisor()
+	first, err := s.Ensure(t.Context(), mps.Spec{ID: "a", Devices: []string{gpuA}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = s.Ensure(t.Context(), mps.Spec{ID: "b", Devices: []string{gpuB}})
+	for _, want := range []string{"session b", "256 MiB", strconv.Itoa(512/2) + " MiB"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %q in it", err, want)
+		}
+	}
+	w.nothingLeft("b")
+	if got := statusOf(t, s, "a"); got.Phase != mps.Running || got.Servers[0] != first.Servers[0] {
+		t.Errorf("got %v", got)
+	}
+	// There is room again.
+	if err := s.Stop(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Ensure(t.Context(), mps.Spec{ID: "b", Devices: []string{gpuB}}); err != nil {
+		t.Error(err)
+	}
+}
+
+// Sessions that an earlier version started with half of the memory each are cut down
+// to what they may have.
+func TestMemoryOfAdoptedSession(t *testing.T) {
+	w := newWorld(t)
+	first := w.other()
+	status := first.ensure(t, one)
+	first.end(unix.SIGKILL)
+	if err := unix.Mount("", status.ShmDir, "", unix.MS_REMOUNT|unix.MS_NOSUID|unix.MS_NODEV, "size=50%"); err != nil {
+		t.Fatal(err)
+	}
+	boot, err := w.options.Roots.BootID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.node(512*mebibyte, 1)
+	if err := os.WriteFile(filepath.Join(w.options.Roots.Proc, "sys/kernel/random/boot_id"), []byte(boot+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := w.supervisor()
+	after := reaches(t, s, one.ID, mps.Running, 0)
+	if after.Servers[0] != status.Servers[0] {
+		t.Error("the session was not adopted")
+	}
+	if got := size(t, status.ShmDir); got > 256*mebibyte {
+		t.Errorf("it still has %d MiB", got/mebibyte)
+	}
+}
