@@ -23,7 +23,7 @@ import (
 func (w *world) process(attributes *syscall.SysProcAttr, env ...string) process.ID {
 	w.Helper()
 	cmd := exec.Command(filepath.Join(w.root, "usr/bin", serverName))
-	cmd.Env, cmd.SysProcAttr = env, attributes
+	cmd.Env, cmd.SysProcAttr = append(env, idleVariable+"=1"), attributes
 	if err := cmd.Start(); err != nil {
 		w.Fatal(err)
 	}
@@ -47,7 +47,7 @@ func (w *world) process(attributes *syscall.SysProcAttr, env ...string) process.
 func TestImpostor(t *testing.T) {
 	w, s, before := started(t)
 	victim := w.process(nil)
-	w.script(script{Calls: victim.PID})
+	w.script(script{Claim: victim.PID})
 	kill(t, before.Servers[0])
 	eventually(t, "the lie to be found out", func() bool {
 		return strings.Contains(statusOf(t, s, one.ID).Message, "PID "+strconv.Itoa(victim.PID)+" its server")

@@ -20,7 +20,16 @@ import (
 // enterable makes the driver root a system of its own, as a driver's container has.
 func (w *world) enterable() {
 	w.Helper()
-	for _, path := range []string{"tmp", "dev/shm", "proc"} {
+	proc := filepath.Join(w.root, "proc")
+	if err := errors.Join(os.Remove(proc), os.Mkdir(proc, 0o755), unix.Mount("/proc", proc, "", unix.MS_BIND|unix.MS_REC, "")); err != nil {
+		w.Fatal(err)
+	}
+	w.Cleanup(func() {
+		if err := unix.Unmount(proc, unix.MNT_DETACH); err != nil {
+			w.Error(err)
+		}
+	})
+	for _, path := range []string{"tmp", "dev/shm"} {
 		if err := os.MkdirAll(filepath.Join(w.root, path), 0o755); err != nil {
 			w.Fatal(err)
 		}

@@ -47,31 +47,38 @@ func size(t *testing.T, path string) int64 {
 
 // What containers write to the tmpfs of all sessions is the node's memory.
 func TestMemoryOfAllSessions(t *testing.T) {
+	const partition = "MIG-11111111-2222-3333-4444-555555555555"
+	for gpus := range 17 {
+		w := &world{T: t, dir: filepath.Join(t.TempDir(), "d")}
+		w.node(64<<30, gpus)
+		m := &memory{proc: w.options.Roots.Proc}
+		limit, err := m.limit()
+		if err != nil || limit != 32<<30 {
+			t.Fatalf("limit %d, %v", limit, err)
+		}
+		for name, sum := range map[string]int64{
+			"whole GPUs":          int64(gpus) * (m.shmSize(mps.Spec{Devices: []string{gpuA}}, limit) + pipeSize),
+			"partitions":          int64(gpus) * maxPartitions * (m.shmSize(mps.Spec{Devices: []string{partition}}, limit) + pipeSize),
+			"one on several GPUs": m.shmSize(mps.Spec{Devices: make([]string, max(1, gpus))}, limit) + pipeSize,
+		} {
+			if sum > limit || gpus > 0 && sum < limit*9/10 {
+				t.Errorf("%d GPUs: sessions of %s can take %d MiB, want not much less than %d", gpus, name, sum/mebibyte, limit/mebibyte)
+			}
+		}
+	}
+}
+
+// A tmpfs has the size that was computed for it.
+func TestMemoryOfSession(t *testing.T) {
 	w := newWorld(t)
 	w.node(2048*mebibyte, 2)
 	s := w.supervisor()
-	const partition = "MIG-11111111-2222-3333-4444-555555555555"
-	var sum int64
-	for id, test := range map[string]struct {
-		device  string
-		atLeast int64
-		most    int64 // sessions of this kind on a full GPU
-	}{
-		"gpu":       {gpuA, 500 * mebibyte, 1},
-		"partition": {partition, minShmSize, maxPartitions},
-	} {
-		status, err := s.Ensure(t.Context(), mps.Spec{ID: id, Devices: []string{test.device}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		got := size(t, status.ShmDir) + size(t, status.PipeDir)
-		if got < test.atLeast {
-			t.Errorf("%s has %d MiB, want at least %d", id, got/mebibyte, test.atLeast/mebibyte)
-		}
-		sum += got * test.most
+	status, err := s.Ensure(t.Context(), mps.Spec{ID: "a", Devices: []string{gpuA}})
+	if err != nil {
+		t.Fatal(err)
 	}
-	if sum > 2048*mebibyte/2 {
-		t.Errorf("all sessions of a full node could take %d MiB of 2048 MiB", sum/mebibyte)
+	if pipe, shm := size(t, status.PipeDir), size(t, status.ShmDir); pipe != pipeSize || shm != 511*mebibyte {
+		t.Errorf("pipe has %d KiB, shm has %d MiB", pipe>>10, shm/mebibyte)
 	}
 }
 

@@ -5,6 +5,7 @@ package supervisor
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -68,8 +69,7 @@ func inEffect(t *testing.T, s *Supervisor, status mps.Status) {
 
 func TestDaemonEnds(t *testing.T) {
 	for name, test := range map[string]script{
-		"with its server":            {},
-		"and leaves its server":      {Stay: true},
+		"and leaves its server":      {},
 		"and hides what it has left": {Away: true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -129,12 +129,9 @@ func TestServerEnds(t *testing.T) {
 // clients any more, and nobody loses anything.
 func TestServerForAnotherUser(t *testing.T) {
 	w, s, before := started(t)
-	w.script(script{User: "1000"})
-	if err := unix.Kill(before.Servers[0], unix.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	w.client(1000, before)
 	var after mps.Status
-	eventually(t, "a new server", func() bool {
+	eventually(t, "a server for the client's user", func() bool {
 		after = statusOf(t, s, one.ID)
 		return after.Phase == mps.Running && len(after.Servers) == 1 && after.Servers[0] != before.Servers[0]
 	})
@@ -142,11 +139,15 @@ func TestServerForAnotherUser(t *testing.T) {
 		t.Errorf("got %v", after)
 	}
 	inEffect(t, s, after)
-	// The next one is for the same user, so the last one was not replaced.
+	// Nobody waits for the next one.
 	kill(t, after.Servers[0])
 	reaches(t, s, one.ID, mps.Running, 1)
-	// This one crashes while somebody else waits.
-	w.script(script{User: "2000"})
+
+	// A server that crashes while another user's client waits.
+	w.client(2000, after)
+	eventually(t, "a client", func() bool { return len(statusOf(t, s, one.ID).Clients) == 1 })
+	waiting := w.client(3000, after)
+	eventually(t, "another client to wait", func() bool { return w.logged(one.ID, fmt.Sprintf("NEW CLIENT %d ", waiting.Process.Pid)) })
 	kill(t, statusOf(t, s, one.ID).Servers[0])
 	reaches(t, s, one.ID, mps.Running, 2)
 }
@@ -221,7 +222,7 @@ func TestFaultThatNobodySaw(t *testing.T) {
 // used again make a server that has ended look alive.
 func TestServerHasEnded(t *testing.T) {
 	w, s, before := started(t)
-	w.script(script{Calls: before.Servers[0]})
+	w.script(script{Claim: before.Servers[0]})
 	kill(t, before.Servers[0])
 	eventually(t, "it to be noticed", func() bool { return statusOf(t, s, one.ID).Phase != mps.Running })
 	w.script(script{})

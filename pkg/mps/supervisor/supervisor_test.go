@@ -117,7 +117,7 @@ func TestChangeLimits(t *testing.T) {
 	}
 
 	// A daemon that only pretends.
-	w.script(script{LieServer: true})
+	w.script(script{IgnoreServer: true})
 	higher := raised.Clone()
 	higher.ThreadPercentage = 75
 	if _, err := s.Ensure(t.Context(), higher); err == nil || !strings.Contains(err.Error(), "percentage is 50, want 75") {
@@ -155,18 +155,17 @@ func TestStartFails(t *testing.T) {
 		script script
 		want   []string
 	}{
-		"daemon ends":        {script{Exit: "no GPU of that name"}, []string{"ended: exit status 1", "no GPU of that name", "control.log"}},
-		"server ends":        {script{NoServer: true}, []string{"Server 4711 exited with status 1"}},
-		"daemon lies":        {script{LieDefault: true}, []string{"limits of future servers are not in effect", "percentage is 100, want 25"}},
-		"server lies":        {script{LieServer: true}, []string{"limits of the server with PID", "percentage is 100, want 25"}},
+		"daemon ends":        {script{Exit: "no GPU of that name"}, []string{"ended: exit status 1", "no GPU of that name", "daemon.log"}},
+		"server ends":        {script{NoServer: true}, []string{"exited with status 1"}},
+		"daemon lies":        {script{IgnoreDefault: true}, []string{"limits of future servers are not in effect", "percentage is 100, want 25"}},
+		"server lies":        {script{IgnoreServer: true, Percentage: "100.0"}, []string{"limits of the server with PID", "percentage is 100, want 25"}},
 		"server never ready": {script{State: "INITIALIZING"}, []string{"its state is INITIALIZING", "too late"}},
 		"server is faulted":  {script{State: "FAULT"}, []string{"its state is FAULT"}},
 		"daemon hangs":       {script{Hang: true}, []string{"does not answer", "too late"}},
-		"daemon stays":       {script{Stay: true, LieDefault: true}, []string{"not in effect"}},
+		"daemon stays":       {script{Stay: true, IgnoreDefault: true}, []string{"not in effect"}},
 		"daemon is slow":     {script{Slow: time.Minute}, []string{"does not answer", "too late"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			w := newWorld(t)
 			s := w.supervisor()
 			w.script(test.script)
@@ -201,7 +200,6 @@ func TestStartFails(t *testing.T) {
 // TestStartHangs: what was seen of a server is said also when there is no answer
 // any more.
 func TestStartHangs(t *testing.T) {
-	t.Parallel()
 	w := newWorld(t)
 	s := w.supervisor()
 	w.script(script{State: "INITIALIZING"})
@@ -210,9 +208,11 @@ func TestStartHangs(t *testing.T) {
 		_, err := s.Ensure(t.Context(), one)
 		failed <- err
 	}()
-	eventually(t, "the server to be asked for again", func() bool {
+	// The first time is before there is a server, and its state is asked for between
+	// the next two.
+	eventually(t, "the servers to be listed again", func() bool {
 		log, err := os.ReadFile(w.folder(one.ID).logs().path("control.log"))
-		return err == nil && strings.Count(string(log), "get_server_status") > 1
+		return err == nil && strings.Count(string(log), "Cmd:get_server_list") > 2
 	})
 	w.script(script{Hang: true})
 	err := <-failed
@@ -239,8 +239,14 @@ func TestCancelledStart(t *testing.T) {
 	s := w.supervisor()
 	w.script(script{Slow: time.Minute})
 	ctx, cancel := context.WithCancelCause(t.Context())
-	time.AfterFunc(300*time.Millisecond, func() { cancel(errors.New("the kubelet has hung up")) })
-	if _, err := s.Ensure(ctx, mps.Spec{ID: "gpu-0", Devices: []string{gpuA}}); err == nil || !strings.Contains(err.Error(), "the kubelet has hung up") {
+	failed := make(chan error, 1)
+	go func() {
+		_, err := s.Ensure(ctx, mps.Spec{ID: "gpu-0", Devices: []string{gpuA}})
+		failed <- err
+	}()
+	eventually(t, "the start", func() bool { return len(mustMark(t, w.folder("gpu-0"))) > 0 })
+	cancel(errors.New("the kubelet has hung up"))
+	if err := <-failed; err == nil || !strings.Contains(err.Error(), "the kubelet has hung up") {
 		t.Errorf("got %v", err)
 	}
 	w.nothingLeft("gpu-0")
