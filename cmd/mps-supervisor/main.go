@@ -18,8 +18,8 @@ import (
 	"github.com/urfave/cli/v3"
 	"k8s.io/component-base/logs"
 
-	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/cdi/hook"
+	"github.com/partage-dev/partage/pkg/mps/supervisor"
 	"github.com/partage-dev/partage/pkg/version"
 )
 
@@ -67,12 +67,12 @@ func newCommand(stdin io.Reader, stdout, stderr io.Writer) *cli.Command {
 		Commands: []*cli.Command{
 			containerHook(stdin, plain),
 			{
-				Name:            mps.LaunchCommand,
+				Name:            supervisor.LaunchCommand,
 				Usage:           "become a program of the driver; for the supervisor itself",
 				Hidden:          true,
 				SkipFlagParsing: true,
 				Action: func(_ context.Context, cmd *cli.Command) error {
-					return mps.Launch(cmd.Args().Slice())
+					return supervisor.Launch(cmd.Args().Slice())
 				},
 			},
 			{
