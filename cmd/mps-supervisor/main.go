@@ -18,8 +18,8 @@ import (
 	"github.com/urfave/cli/v3"
 	"k8s.io/component-base/logs"
 
-	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/cdi/hook"
+	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/version"
 )
 
@@ -90,16 +90,24 @@ func newCommand(stdin io.Reader, stdout, stderr io.Writer) *cli.Command {
 
 func containerHook(stdin io.Reader, plain cli.OnUsageErrorFunc) *cli.Command {
 	var control, session string
+	var softwareLimits bool
 	return &cli.Command{
 		Name:  hook.Command,
-		Usage: "refuse a container that cannot reach its MPS control daemon; an OCI hook, which reads the container's state",
+		Usage: "refuse a container that would run without the limits of its devices; an OCI hook, which reads the container's state",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "control", Required: true, Destination: &control, Usage: "path of the daemon's socket on the host"},
-			&cli.StringFlag{Name: "session", Required: true, Destination: &session, Usage: "name of the MPS session, for messages"},
+			&cli.StringFlag{Name: hook.ControlFlag, Destination: &control, Usage: "path of the MPS control daemon's socket on the host"},
+			&cli.StringFlag{Name: hook.SessionFlag, Destination: &session, Usage: "name of the MPS session, for messages"},
+			&cli.BoolFlag{Name: hook.SoftwareLimitsFlag, Destination: &softwareLimits, Usage: "an interposer library limits the container"},
 		},
 		OnUsageError: plain,
 		Action: func(ctx context.Context, _ *cli.Command) error {
-			return hook.Check(ctx, stdin, control, session)
+			switch mps := control != "" && session != ""; {
+			case mps && !softwareLimits:
+				return hook.CheckMPSClient(ctx, stdin, control, session)
+			case softwareLimits && control == "" && session == "":
+				return hook.CheckSoftwareLimits(stdin)
+			}
+			return fmt.Errorf("%s: want --%s and --%s, or --%s", hook.Command, hook.ControlFlag, hook.SessionFlag, hook.SoftwareLimitsFlag)
 		},
 	}
 }

@@ -43,7 +43,10 @@ func TestBadFlags(t *testing.T) {
 		{[]string{"--no-such-flag"}, []string{"no-such-flag"}},
 		{[]string{"start"}, []string{`unknown command "start", there are: container-hook, version`}},
 		{[]string{"container-hook"}, []string{"control", "session"}},
+		{[]string{"container-hook", "--control=/c"}, []string{"want --control and --session, or --software-limits"}},
+		{[]string{"container-hook", "--control=/c", "--session=gpu-0", "--software-limits"}, []string{"want --control and --session, or --software-limits"}},
 		{[]string{"container-hook", "--control=/c", "--session=gpu-0"}, []string{"MPS session gpu-0", "container's state"}},
+		{[]string{"container-hook", "--software-limits"}, []string{"software limits", "container's state"}},
 		{[]string{"launch"}, []string{"only the supervisor"}},
 	} {
 		t.Run(strings.Join(test.args, " "), func(t *testing.T) {
