@@ -8,17 +8,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi"
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/partage-dev/partage/pkg/host"
@@ -28,6 +32,9 @@ import (
 // every GPU to a container that asks for none by variable.
 const void = "NVIDIA_VISIBLE_DEVICES=void"
 
+// controlNodes are all that nvcdi looks for.
+var controlNodes = [...]string{"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"}
+
 // requiredNodes are those without which no CUDA program runs. nvcdi leaves out
 // what is missing and only logs it.
 var requiredNodes = []string{"/dev/nvidiactl", "/dev/nvidia-uvm"}
@@ -35,32 +42,55 @@ var requiredNodes = []string{"/dev/nvidiactl", "/dev/nvidia-uvm"}
 // requiredLibraries likewise; the driver's version follows.
 var requiredLibraries = []string{"libcuda.so.", "libnvidia-ml.so."}
 
-// commonEdits finds out what every container needs and keeps it until the
-// driver changes: it walks the driver's folders, which takes milliseconds at
-// best.
+// maxAge is how long common edits are kept at most. Files of the driver that are not
+// beside its libraries are noticed this late.
+const maxAge = time.Minute
+
+// commonEdits finds out what every container needs. It walks the driver's folders,
+// which takes milliseconds at best, so what it found is kept, but never for long and
+// only if two discoveries agree: a driver that is still being installed has more files
+// the next time, and nothing says which one is the last.
 type commonEdits struct {
 	roots    host.Roots
+	clock    clock.PassiveClock
 	discover func(ctx context.Context, version string) (*specs.ContainerEdits, error)
 
 	mu      sync.Mutex
 	version string // of the kernel driver, empty while not known
-	cached  *specs.ContainerEdits
-	key     driverKey
+	cached  discovery
 }
 
-// driverKey changes when a driver is installed over or mounted in place of
-// another.
+// discovery is what was found, and when.
+type discovery struct {
+	edits *specs.ContainerEdits
+	key   driverKey
+	at    time.Time
+	// confirmed means that the discovery before found the same.
+	confirmed bool
+}
+
+// driverKey changes when a driver is installed over or mounted in place of another,
+// when a file comes to or goes from the folder of its libraries, and when its kernel
+// modules are loaded again.
 type driverKey struct {
 	version string
-	library string
-	device  uint64
-	inode   uint64
-	seconds int64
+	library file
+	folder  file
+	nodes   [len(controlNodes)]uint64 // device numbers
+}
+
+// file is what tells a file or folder from another one, or from itself before a
+// change. The kernel sets the time of the change, installers cannot.
+type file struct {
+	path          string
+	device, inode uint64
+	changed       unix.Timespec
 }
 
 func newCommonEdits(roots host.Roots, hookPath string) *commonEdits {
 	return &commonEdits{
 		roots: roots,
+		clock: clock.RealClock{},
 		discover: func(ctx context.Context, version string) (*specs.ContainerEdits, error) {
 			return discover(ctx, roots, hookPath, version)
 		},
@@ -73,47 +103,71 @@ func (c *commonEdits) setVersion(version string) {
 	c.version = version
 }
 
-// get returns edits that the caller may do with as it likes.
+// get returns edits that the caller may change.
 func (c *commonEdits) get(ctx context.Context) (specs.ContainerEdits, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	// The key is from before the discovery: what changes during it counts as a change.
 	key, err := c.driver()
 	if err != nil {
 		return specs.ContainerEdits{}, err
 	}
-	if c.cached == nil || c.key != key {
-		found, err := c.discover(ctx, key.version)
+	now := c.clock.Now()
+	if last := c.cached; !last.confirmed || last.key != key || now.Sub(last.at) >= maxAge {
+		edits, err := c.find(ctx, key.version)
 		if err != nil {
-			return specs.ContainerEdits{}, fmt.Errorf("find the NVIDIA driver's files in %s: %w", c.roots.Driver, err)
-		}
-		edits := clone(found)
-		c.arrange(&edits)
-		if err := c.complete(&edits, key.version); err != nil {
 			return specs.ContainerEdits{}, err
 		}
-		c.cached, c.key = &edits, key
+		same := last.key == key && reflect.DeepEqual(last.edits, edits)
+		c.cached = discovery{edits: edits, key: key, at: now, confirmed: same}
 	}
-	return clone(c.cached), nil
+	return clone(c.cached.edits), nil
+}
+
+// find returns what is there now, as it is to be in specs.
+func (c *commonEdits) find(ctx context.Context, version string) (*specs.ContainerEdits, error) {
+	found, err := c.discover(ctx, version)
+	if err != nil {
+		return nil, fmt.Errorf("find the NVIDIA driver's files in %s: %w", c.roots.Driver, err)
+	}
+	edits := clone(found)
+	c.arrange(&edits)
+	if err := c.complete(&edits, version); err != nil {
+		return nil, err
+	}
+	return &edits, nil
 }
 
 func (c *commonEdits) driver() (driverKey, error) {
-	library, err := c.roots.LibraryPath()
+	path, err := c.roots.LibraryPath()
 	if err != nil {
 		return driverKey{}, err
 	}
-	library, err = filepath.EvalSymlinks(library)
-	if err != nil {
+	key := driverKey{version: c.version}
+	if key.library, err = stat(path); err != nil {
 		return driverKey{}, fmt.Errorf("NVML library: %w", err)
 	}
-	var st unix.Stat_t
-	if err := unix.Stat(library, &st); err != nil {
-		return driverKey{}, fmt.Errorf("NVML library %s: %w", library, err)
+	if key.folder, err = stat(filepath.Dir(path)); err != nil {
+		return driverKey{}, fmt.Errorf("folder of the NVML library: %w", err)
 	}
-	key := driverKey{version: c.version, library: library, device: st.Dev, inode: st.Ino, seconds: st.Mtim.Sec}
+	for i, node := range controlNodes {
+		// One that is missing has the number 0; whether that matters is found out later.
+		if major, minor, err := c.roots.CharDevice(node); err == nil {
+			key.nodes[i] = unix.Mkdev(uint32(major), uint32(minor))
+		}
+	}
 	if key.version == "" {
-		_, key.version, _ = strings.Cut(filepath.Base(library), "libnvidia-ml.so.")
+		_, key.version, _ = strings.Cut(filepath.Base(path), "libnvidia-ml.so.")
 	}
 	return key, nil
+}
+
+func stat(path string) (file, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return file{}, &fs.PathError{Op: "stat", Path: path, Err: err}
+	}
+	return file{path: path, device: st.Dev, inode: st.Ino, changed: st.Ctim}, nil
 }
 
 // arrange gives the edits a fixed order, this project's host paths, and explicit
