@@ -141,8 +141,9 @@ func TestValidate(t *testing.T) {
 		"mps with time-slicing":   {gpu(`"sharing":{"strategy":"TimeSlicing","mpsConfig":{}}`), []string{`sharing.mpsConfig: Forbidden: may be set with strategy "MPS" only`}},
 		"time-slicing with mps":   {gpu(`"sharing":{"strategy":"MPS","timeSlicingConfig":{}}`), []string{`sharing.timeSlicingConfig: Forbidden: may be set with strategy "TimeSlicing" only`}},
 		"config without strategy": {gpu(`"sharing":{"timeSlicingConfig":{}}`), []string{`sharing.strategy: Required`, `sharing.timeSlicingConfig: Forbidden`}},
-		"zero percent":            {gpu(mps(`"defaultActiveThreadPercentage":0`)), []string{`sharing.mpsConfig.defaultActiveThreadPercentage: Invalid value: 0: must be between 1 and 100`}},
-		"over 100":                {mig(mps(`"defaultActiveThreadPercentage":101`)), []string{`Invalid value: 101: must be between 1 and 100`}},
+		"zero percent":            {in: gpu(mps(`"defaultActiveThreadPercentage":0`))}, // not set
+		"negative percent":        {gpu(mps(`"defaultActiveThreadPercentage":-1`)), []string{`sharing.mpsConfig.defaultActiveThreadPercentage: Invalid value: -1: must be between 0 and 100`}},
+		"over 100":                {mig(mps(`"defaultActiveThreadPercentage":101`)), []string{`Invalid value: 101: must be between 0 and 100`}},
 		"little memory":           {mig(mps(`"defaultPinnedDeviceMemoryLimit":"1023Ki"`)), []string{`sharing.mpsConfig.defaultPinnedDeviceMemoryLimit: Invalid value: "1023Ki": must be at least 1Mi`}},
 		"not a quantity":          {gpu(mps(`"defaultPinnedDeviceMemoryLimit":"ten"`)), []string{`Invalid value: "ten": must be a quantity of memory`}},
 		"negative":                {gpu(mps(`"defaultPinnedDeviceMemoryLimit":"-5Gi"`)), []string{`Invalid value: "-5Gi": must be a quantity of memory`}},

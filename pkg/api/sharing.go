@@ -53,7 +53,7 @@ type TimeSlicingConfig struct {
 // are not those of the container, which may have several.
 type MPSConfig struct {
 	// DefaultActiveThreadPercentage is the part of the multiprocessors that one
-	// client may use, 1 to 100. Nil sets no limit.
+	// client may use, 1 to 100. Nil and 0 set no limit.
 	DefaultActiveThreadPercentage *int `json:"defaultActiveThreadPercentage,omitempty"`
 	// DefaultPinnedDeviceMemoryLimit is the device memory that one client may
 	// use on each device, at least 1Mi. Nil sets no limit.

@@ -87,8 +87,8 @@ func validateMPS(strategy Strategy, config *MPSConfig, path *field.Path) field.E
 		return field.ErrorList{field.Forbidden(path, `may be set with strategy "MPS" only`)}
 	}
 	var faults field.ErrorList
-	if percentage := config.DefaultActiveThreadPercentage; percentage != nil && (*percentage < 1 || *percentage > 100) {
-		faults = append(faults, field.Invalid(path.Child("defaultActiveThreadPercentage"), *percentage, "must be between 1 and 100"))
+	if percentage := config.DefaultActiveThreadPercentage; percentage != nil && (*percentage < 0 || *percentage > 100) {
+		faults = append(faults, field.Invalid(path.Child("defaultActiveThreadPercentage"), *percentage, "must be between 0 and 100"))
 	}
 	if limit := config.DefaultPinnedDeviceMemoryLimit; limit != nil {
 		faults = append(faults, validateMemory(*limit, path.Child("defaultPinnedDeviceMemoryLimit"))...)
