@@ -37,7 +37,7 @@ func printSlices(ctx context.Context, c *config, out io.Writer) error {
 		return err
 	}
 	// What is wrong with a GPU, and the policy for each, goes to stderr.
-	if err := c.setUpLogging(); err != nil {
+	if err := c.process.SetUpLogging(); err != nil {
 		return err
 	}
 	hardware := nvml.New(nvml.Options{Roots: c.roots()})

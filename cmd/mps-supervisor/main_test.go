@@ -13,10 +13,6 @@ import (
 	"strings"
 	"testing"
 
-	"google.golang.org/grpc/codes"
-	healthpb "google.golang.org/grpc/health/grpc_health_v1"
-	"google.golang.org/grpc/status"
-
 	"github.com/partage-dev/partage/pkg/mps"
 )
 
@@ -107,15 +103,12 @@ func TestHealth(t *testing.T) {
 		"hangs":                    {context.DeadlineExceeded, false, false},
 		"is broken":                {errors.New("broken"), false, false},
 	} {
-		h := &health{list: func(context.Context) ([]mps.Status, error) { return nil, test.err }}
-		for service, want := range map[string]bool{"": test.alive, liveness: test.alive, readiness: test.good} {
-			got, err := h.Check(t.Context(), &healthpb.HealthCheckRequest{Service: service})
-			if err != nil || (got.GetStatus() == healthpb.HealthCheckResponse_SERVING) != want {
-				t.Errorf("%s: %q is %v, %v", name, service, got.GetStatus(), err)
-			}
+		c := checks(func(context.Context) ([]mps.Status, error) { return nil, test.err })
+		if err := c.Liveness(t.Context()); (err == nil) != test.alive {
+			t.Errorf("%s: liveness is %v", name, err)
 		}
-		if _, err := h.Check(t.Context(), &healthpb.HealthCheckRequest{Service: "x"}); status.Code(err) != codes.NotFound {
-			t.Errorf("got %v", err)
+		if err := c.Readiness(t.Context()); (err == nil) != test.good {
+			t.Errorf("%s: readiness is %v", name, err)
 		}
 	}
 }
