@@ -4,11 +4,9 @@
 package api
 
 import (
-	"encoding/json"
 	"fmt"
 	"math"
 	"regexp"
-	"strings"
 
 	"k8s.io/apimachinery/pkg/api/resource"
 )
@@ -25,19 +23,6 @@ const minMemoryLimit = 1 << 20
 // short: resource.ParseQuantity computes them out, and a tenant's "1e999999999"
 // would cost gigabytes.
 var memoryText = regexp.MustCompile(`^\+?[0-9]{1,20}(\.[0-9]{0,9})?([KMGTPE]i|[kMGTPE]|[eE][0-9]{1,2})?$`)
-
-// UnmarshalJSON accepts a string or a number, and keeps anything else for
-// Bytes to complain about.
-func (m *MemoryLimit) UnmarshalJSON(data []byte) error {
-	text := strings.TrimSpace(string(data))
-	if strings.HasPrefix(text, `"`) {
-		if err := json.Unmarshal(data, &text); err != nil {
-			return fmt.Errorf("memory limit: %w", err)
-		}
-	}
-	*m = MemoryLimit(text)
-	return nil
-}
 
 // Bytes is the amount in bytes, at least 1Mi, rounded up to whole bytes.
 func (m MemoryLimit) Bytes() (int64, error) {
