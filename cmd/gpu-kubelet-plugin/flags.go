@@ -12,7 +12,7 @@ import (
 	"github.com/partage-dev/partage/pkg/command"
 )
 
-// config is the value of every flag. Empty paths are filled in by resolve.
+// config holds the value of every flag. Empty paths get their defaults in roots.
 type config struct {
 	nodeName   string
 	kubeconfig string
@@ -51,20 +51,20 @@ const (
 	categoryProcess = "Process"
 )
 
-// flags returns the flags of the driver itself; the ones about paths and logging
-// also hold for its sub-commands.
+// flags returns the flags of the driver itself. Those for paths and logging apply
+// to its sub-commands too.
 func (c *config) flags() []cli.Flag {
 	flags := []cli.Flag{
 		command.String(categoryCluster, "node-name", "", &c.nodeName,
-			"name of the Node object that this machine is; mandatory, except for slices, which takes the host name"),
+			"name of this machine's Node object; required, except for slices, which defaults to the host name"),
 		command.String(categoryCluster, "kubeconfig", "", &c.kubeconfig,
-			"file that says how to reach the API server; empty: the pod's service account"),
+			"kubeconfig file for the API server; empty: the pod's service account"),
 		&cli.FloatFlag{
 			Name: "kube-api-qps", Category: categoryCluster, Value: 50, Destination: &c.qps, Sources: command.Env("kube-api-qps"),
-			Usage: "requests per second to the API server that are allowed for long; one is needed for every claim that is prepared",
+			Usage: "sustained rate of requests to the API server, per second; every claim that is prepared needs one",
 		},
 		command.Int(categoryCluster, "kube-api-burst", 100, &c.burst,
-			"requests to the API server that may be sent at once"),
+			"burst of requests to the API server"),
 
 		command.String(categoryPaths, "driver-root", "/", &c.driverRoot,
 			"root of the tree that holds the NVIDIA driver's libraries and programs, as this process sees it"),
@@ -83,27 +83,27 @@ func (c *config) flags() []cli.Flag {
 		command.String(categoryPaths, "nvidia-cdi-hook", "/usr/bin/nvidia-cdi-hook", &c.cdiHook,
 			"the nvidia-cdi-hook program; it is copied to where the container runtime can run it"),
 		command.String(categoryPaths, "kubelet-plugins-dir", kubeletplugin.KubeletPluginsDir, &c.pluginsDir,
-			"the kubelet's directory for plugin data; must be the same path inside and outside of the container"),
+			"the kubelet's directory for plugin data; must be the same path inside and outside the container"),
 		command.String(categoryPaths, "kubelet-registrar-dir", kubeletplugin.KubeletRegistryDir, &c.registrarDir,
-			"the kubelet's directory for registration sockets; must be the same path inside and outside of the container"),
+			"the kubelet's directory for registration sockets; must be the same path inside and outside the container"),
 		command.String(categoryPaths, "mps-dir", "/run/partage/mps", &c.mpsDir,
-			"the MPS supervisor's directory; must be the same path inside and outside of the container"),
+			"the MPS supervisor's directory; must be the same path inside and outside the container"),
 		command.String(categoryPaths, "mps-supervisor-program", "/usr/bin/mps-supervisor", &c.supervisor,
 			"the mps-supervisor program; it is copied to where the container runtime can run it as a hook"),
 
 		command.String(categorySharing, "policy-file", "", &c.policyFile,
 			"the SharingPolicy, which may change at any time; empty: every kind of device on every GPU"),
 		command.String(categorySharing, "interposer-library", "", &c.interposer,
-			"library on the host that limits memory and multiprocessors from inside of containers with time-slice shares; empty: they have no limits"),
+			"library on the host that is loaded into containers with time-slice shares to limit their memory and multiprocessors; empty: no limits"),
 
 		command.Duration(categoryTimes, "nvml-call-limit", 25*time.Second, &c.callLimit,
-			"how long one call of the NVIDIA driver may take before it is left behind and its GPU counts as not responding"),
+			"how long one call of the NVIDIA driver may take before it is abandoned and its GPU counts as not responding"),
 		command.Duration(categoryTimes, "poll-interval", 10*time.Second, &c.pollInterval,
-			"time between two looks at the GPUs"),
+			"time between two polls of the GPUs"),
 		command.Duration(categoryTimes, "reconcile-interval", 30*time.Second, &c.reconcileInterval,
-			"time between two attempts to clean up what failed and what belongs to no claim of the cluster"),
+			"time between two attempts to clean up after failures and after claims that no longer exist"),
 		command.Duration(categoryTimes, "orphan-grace", 2*time.Minute, &c.orphanGrace,
-			"how long a claim must be gone from the cluster before its devices are released although the kubelet has not asked for it"),
+			"how long a claim must be gone from the cluster before its devices are released without a request of the kubelet"),
 
 		command.String(categoryProcess, "pod-uid", "", &c.podUID,
 			"UID of the driver's pod; lets an old and a new pod overlap during a rolling update"),
@@ -115,11 +115,11 @@ func (c *config) slicesFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.BoolFlag{
 			Name: "partitionable-devices", Value: true, Destination: &c.partitionable,
-			Usage: "the cluster has the feature gate DRAPartitionableDevices on, as it is by default from Kubernetes 1.36",
+			Usage: "the cluster has the feature gate DRAPartitionableDevices enabled, the default since Kubernetes 1.36",
 		},
 		&cli.BoolFlag{
 			Name: "consumable-capacity", Value: true, Destination: &c.consumable,
-			Usage: "the cluster has the feature gate DRAConsumableCapacity on, as it is by default from Kubernetes 1.36",
+			Usage: "the cluster has the feature gate DRAConsumableCapacity enabled, the default since Kubernetes 1.36",
 		},
 	}
 }

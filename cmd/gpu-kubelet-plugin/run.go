@@ -28,8 +28,8 @@ import (
 	"github.com/partage-dev/partage/pkg/version"
 )
 
-// driverName is the name that claims and device classes know this driver by. It
-// is also the domain of the attributes.
+// driverName is how claims and device classes refer to this driver. It is also the
+// domain of the attributes.
 const driverName = "gpu.nvidia.com"
 
 // serve runs the driver until ctx ends.
@@ -72,7 +72,8 @@ func (c *config) kubeClient() (kubernetes.Interface, error) {
 	return client, nil
 }
 
-// serveOnce wires everything for the roots as they are now.
+// serveOnce wires everything for the present roots and runs until ctx ends or the
+// roots move.
 func (c *config) serveOnce(ctx context.Context, client kubernetes.Interface) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -17,7 +17,7 @@ import (
 )
 
 // validate checks the flags of the driver. The error names every wrong flag, its
-// value and what would be right.
+// value and what is expected.
 func (c *config) validate() error {
 	return errors.Join(
 		c.validateRoots(),
@@ -53,7 +53,7 @@ func (c *config) validateSharing() error {
 
 func (c *config) validateRoots() error {
 	errs := []error{
-		// The driver may come later, in a container of its own.
+		// A driver container may install it later.
 		command.CheckDirectory("driver-root", c.driverRoot, false),
 		command.CheckDirectory("proc-root", c.procRoot, true),
 		command.CheckDirectory("sys-root", c.sysRoot, true),
@@ -94,7 +94,7 @@ func (c *config) validateClient() error {
 	return errors.Join(errs...)
 }
 
-// The UID becomes part of socket names, which have little room.
+// podUID limits the length because socket names contain the UID.
 var podUID = regexp.MustCompile("^[0-9A-Za-z-]{1,36}$")
 
 func (c *config) validatePodUID() error {
@@ -107,7 +107,7 @@ func (c *config) validatePodUID() error {
 const (
 	// kubeletLimit is how long the kubelet waits for a call.
 	kubeletLimit = 45 * time.Second
-	// shortest keeps a typing error from making the driver do nothing else.
+	// shortest guards against a typing error that would keep the driver busy with it.
 	shortest = 50 * time.Millisecond
 	longest  = time.Hour
 )
@@ -121,7 +121,7 @@ func (c *config) validateTimes() error {
 	)
 }
 
-// roots fills in the defaults that depend on what is on the machine now.
+// roots returns the roots with the defaults that depend on what is installed now.
 func (c *config) roots() host.Roots {
 	r := host.Roots{
 		Driver: c.driverRoot, Dev: c.devRoot, Proc: c.procRoot, Sys: c.sysRoot,

@@ -12,7 +12,7 @@ import (
 	"github.com/partage-dev/partage/pkg/command"
 )
 
-// config is the value of every flag.
+// config holds the value of every flag.
 type config struct {
 	mpsDir, driverRoot string
 	checkInterval      time.Duration
@@ -22,8 +22,8 @@ type config struct {
 func (c *config) flags() []cli.Flag {
 	return append([]cli.Flag{
 		command.String("", "mps-dir", "/run/partage/mps", &c.mpsDir,
-			"directory for sessions and for the socket; must be the same path inside and outside of the container, "+
-				"and what is mounted in it must show outside"),
+			"directory for sessions and for the socket; must be the same path inside and outside the container, "+
+				"and mounts below it must propagate to the host"),
 		command.String("", "driver-root", "/", &c.driverRoot,
 			"root of the tree that holds the NVIDIA driver's libraries and programs, as this process sees it"),
 		command.Duration("", "check-interval", 2*time.Second, &c.checkInterval,
@@ -31,13 +31,15 @@ func (c *config) flags() []cli.Flag {
 	}, c.process.Flags("", 51516)...)
 }
 
-// A typing error must not make the supervisor do nothing else, or nothing.
+// The range guards against a typing error that would keep the supervisor busy with
+// checks, or from checking at all.
 const (
 	shortest = 50 * time.Millisecond
 	longest  = time.Minute
 )
 
-// validate names every wrong flag, its value and what would be right.
+// validate returns an error that names every wrong flag, its value and what is
+// expected.
 func (c *config) validate() error {
 	return errors.Join(
 		command.CheckDirectory("mps-dir", c.mpsDir, false),

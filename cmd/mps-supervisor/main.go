@@ -1,9 +1,9 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command mps-supervisor runs on every GPU node: it starts and looks after the MPS
-// control daemons of the claims there. The same program is the hook by which
-// containers make sure that they reach their daemon.
+// Command mps-supervisor runs on every GPU node: it starts and supervises the MPS
+// control daemons of the claims there. The same program is the container hook that
+// refuses containers which would run without the limits of their devices.
 package main
 
 import (

@@ -39,8 +39,8 @@ func serve(ctx context.Context, c *config, cmd *cli.Command) error {
 	})
 }
 
-// serveHealth answers from the start, so that a supervisor that waits for an earlier
-// one to end is not taken for dead.
+// serveHealth answers from the start, so that a supervisor which waits for an earlier
+// one to end does not count as dead.
 func (c *config) serveHealth(ctx context.Context) (stop func(), err error) {
 	listener, err := c.process.ListenHealth(ctx)
 	if err != nil || listener == nil {

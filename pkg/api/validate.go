@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// deviceKey is an index in the claim or a UUID as NVML prints it.
+// deviceKey matches an index in the claim or a UUID as NVML prints it.
 var deviceKey = regexp.MustCompile(`^([0-9]{1,3}|(GPU|MIG)-[0-9A-Za-z/-]{1,80})$`)
 
 // Validate implements Config.

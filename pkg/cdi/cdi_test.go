@@ -94,7 +94,7 @@ func node(t *testing.T, root, path string, major, minor uint32) {
 }
 
 // driver puts a driver of the given version under root. Nothing in it can be
-// loaded, so nvcdi goes by file names.
+// loaded, so nvcdi uses the file names.
 func driver(t *testing.T, root, version string) {
 	t.Helper()
 	t.Setenv("PATH", "/usr/bin:/bin")
@@ -249,7 +249,7 @@ func TestWriteIsIdempotent(t *testing.T) {
 		t.Errorf("other ids:\n%s", diff)
 	}
 	if after := statOnly(t, folder); !os.SameFile(before, after) {
-		t.Error("the same content was written anew")
+		t.Error("the same content was written again")
 	}
 	if _, err := s.Write(t.Context(), uid, []Device{whole}); err != nil {
 		t.Fatal(err)
@@ -318,16 +318,16 @@ func TestWriteRefuses(t *testing.T) {
 		devices []Device
 		want    string
 	}{
-		"path in uid":   {"../../etc/x", []Device{whole}, `claim UID "../../etc/x"`},
-		"empty uid":     {"", []Device{whole}, "claim UID"},
-		"no devices":    {uid, nil, "no devices"},
-		"twice":         {uid, []Device{whole, whole}, "device gpu-0000-43-00-0 is there twice"},
-		"no nodes":      {uid, []Device{{Name: "a"}}, "device a has no device nodes"},
-		"no number":     {uid, []Device{{Name: "a", Edits: Edits{Nodes: []Node{{Path: "/dev/nvidia0"}}}}}, "node /dev/nvidia0 has no device number"},
-		"bad name":      {uid, []Device{{Name: "a b", Edits: Edits{Nodes: whole.Nodes}}}, `a b"`},
-		"bad env":       {uid, []Device{{Name: "a", Edits: Edits{Nodes: whole.Nodes, Env: []string{"novalue"}}}}, "novalue"},
-		"no path":       {uid, []Device{{Name: "a", Edits: Edits{Nodes: []Node{{Major: 195}}}}}, "path"},
-		"bad perission": {uid, []Device{{Name: "a", Edits: Edits{Nodes: []Node{{Path: "/dev/x", Major: 1, Permissions: "x"}}}}}, `"x"`},
+		"path in uid":    {"../../etc/x", []Device{whole}, `claim UID "../../etc/x"`},
+		"empty uid":      {"", []Device{whole}, "claim UID"},
+		"no devices":     {uid, nil, "no devices"},
+		"twice":          {uid, []Device{whole, whole}, "device gpu-0000-43-00-0 is listed twice"},
+		"no nodes":       {uid, []Device{{Name: "a"}}, "device a has no device nodes"},
+		"no number":      {uid, []Device{{Name: "a", Edits: Edits{Nodes: []Node{{Path: "/dev/nvidia0"}}}}}, "node /dev/nvidia0 has no device number"},
+		"bad name":       {uid, []Device{{Name: "a b", Edits: Edits{Nodes: whole.Nodes}}}, `a b"`},
+		"bad env":        {uid, []Device{{Name: "a", Edits: Edits{Nodes: whole.Nodes, Env: []string{"novalue"}}}}, "novalue"},
+		"no path":        {uid, []Device{{Name: "a", Edits: Edits{Nodes: []Node{{Major: 195}}}}}, "path"},
+		"bad permission": {uid, []Device{{Name: "a", Edits: Edits{Nodes: []Node{{Path: "/dev/x", Major: 1, Permissions: "x"}}}}}, `"x"`},
 		"mount twice": {uid, []Device{{Name: "a", Edits: Edits{Nodes: whole.Nodes, Mounts: []Mount{{HostPath: "/a", ContainerPath: "/m"}, {HostPath: "/b", ContainerPath: "/m"}}}}},
 			"device a: two mounts at /m"},
 		"relative mount": {uid, []Device{{Name: "a", Edits: Edits{Nodes: whole.Nodes, Mounts: []Mount{{HostPath: "a", ContainerPath: "/m"}}}}}, `mount of "a" at "/m": want an absolute path of the host`},

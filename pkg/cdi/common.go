@@ -28,28 +28,28 @@ import (
 	"github.com/partage-dev/partage/pkg/host"
 )
 
-// void keeps the older NVIDIA runtime, where it is a node's default, from adding
-// every GPU to a container that asks for none by variable.
+// void keeps NVIDIA's older runtime, where that is the default of a node, from adding
+// all GPUs to a container that does not set the variable.
 const void = "NVIDIA_VISIBLE_DEVICES=void"
 
-// controlNodes are all that nvcdi looks for.
+// controlNodes are those that nvcdi looks for.
 var controlNodes = [...]string{"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"}
 
-// requiredNodes are those without which no CUDA program runs. nvcdi leaves out
-// what is missing and only logs it.
+// requiredNodes are those without which no CUDA program runs. nvcdi only logs that one
+// is missing.
 var requiredNodes = []string{"/dev/nvidiactl", "/dev/nvidia-uvm"}
 
-// requiredLibraries likewise; the driver's version follows.
+// requiredLibraries are the same for libraries; the driver's version follows.
 var requiredLibraries = []string{"libcuda.so.", "libnvidia-ml.so."}
 
-// maxAge is how long common edits are kept at most. Files of the driver that are not
-// beside its libraries are noticed this late.
+// maxAge is how long common edits are kept at most, and so how late a change is noticed
+// that is neither among the driver's libraries nor the control nodes.
 const maxAge = time.Minute
 
-// commonEdits finds out what every container needs. It walks the driver's folders,
-// which takes milliseconds at best, so what it found is kept, but never for long and
-// only if two discoveries agree: a driver that is still being installed has more files
-// the next time, and nothing says which one is the last.
+// commonEdits finds what every container needs. A discovery walks the driver's folders,
+// which takes milliseconds at best, so its result is kept; but never for long, and only
+// if two discoveries agree: while a driver is being installed each finds more files, and
+// nothing marks the last one.
 type commonEdits struct {
 	roots    host.Roots
 	clock    clock.PassiveClock
@@ -79,8 +79,8 @@ type driverKey struct {
 	nodes   [len(controlNodes)]uint64 // device numbers
 }
 
-// file is what tells a file or folder from another one, or from itself before a
-// change. The kernel sets the time of the change, installers cannot.
+// file identifies a version of a file or folder. The time of its change is set by the
+// kernel; installers may set that of the content.
 type file struct {
 	path          string
 	device, inode uint64
@@ -107,8 +107,8 @@ func (c *commonEdits) setVersion(version string) {
 func (c *commonEdits) get(ctx context.Context) (specs.ContainerEdits, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	// The key is from before the discovery: what changes during it counts as a change.
-	key, err := c.driver()
+	// Taken before the discovery, so that a change during it makes another key.
+	key, err := c.driverKey()
 	if err != nil {
 		return specs.ContainerEdits{}, err
 	}
@@ -131,14 +131,14 @@ func (c *commonEdits) find(ctx context.Context, version string) (*specs.Containe
 		return nil, fmt.Errorf("find the NVIDIA driver's files in %s: %w", c.roots.Driver, err)
 	}
 	edits := clone(found)
-	c.arrange(&edits)
-	if err := c.complete(&edits, version); err != nil {
+	c.normalize(&edits)
+	if err := c.checkComplete(&edits, version); err != nil {
 		return nil, err
 	}
 	return &edits, nil
 }
 
-func (c *commonEdits) driver() (driverKey, error) {
+func (c *commonEdits) driverKey() (driverKey, error) {
 	path, err := c.roots.LibraryPath()
 	if err != nil {
 		return driverKey{}, err
@@ -151,7 +151,7 @@ func (c *commonEdits) driver() (driverKey, error) {
 		return driverKey{}, fmt.Errorf("folder of the NVML library: %w", err)
 	}
 	for i, node := range controlNodes {
-		// One that is missing has the number 0; whether that matters is found out later.
+		// A missing node has the number 0. checkComplete decides whether it is needed.
 		if major, minor, err := c.roots.CharDevice(node); err == nil {
 			key.nodes[i] = unix.Mkdev(uint32(major), uint32(minor))
 		}
@@ -170,9 +170,9 @@ func stat(path string) (file, error) {
 	return file{path: path, device: st.Dev, inode: st.Ino, changed: st.Ctim}, nil
 }
 
-// arrange gives the edits a fixed order, this project's host paths, and explicit
-// device types.
-func (c *commonEdits) arrange(e *specs.ContainerEdits) {
+// normalize puts the edits into a fixed order and gives them the host's paths and
+// explicit device types.
+func (c *commonEdits) normalize(e *specs.ContainerEdits) {
 	for _, node := range e.DeviceNodes {
 		node.Type = "c"
 		node.HostPath = rebase(cmp.Or(node.HostPath, node.Path), c.roots.Dev, c.roots.HostDev)
@@ -191,8 +191,8 @@ func (c *commonEdits) arrange(e *specs.ContainerEdits) {
 	e.Env = slices.Compact(slices.Sorted(slices.Values(append(env, void))))
 }
 
-// rebase swaps the root that this process sees for the runtime's. Paths outside
-// of it stay.
+// rebase replaces the root that this process sees with the runtime's. It leaves paths
+// outside of the root alone.
 func rebase(file, from, to string) string {
 	relative, err := filepath.Rel(from, file)
 	if err != nil || relative == ".." || strings.HasPrefix(relative, "../") {
@@ -201,8 +201,8 @@ func rebase(file, from, to string) string {
 	return filepath.Join(to, relative)
 }
 
-// complete refuses edits with which containers would start and find no GPU.
-func (c *commonEdits) complete(e *specs.ContainerEdits, version string) error {
+// checkComplete refuses edits with which containers would start and find no GPU.
+func (c *commonEdits) checkComplete(e *specs.ContainerEdits, version string) error {
 	var missing []error
 	for _, want := range requiredNodes {
 		if slices.ContainsFunc(e.DeviceNodes, func(n *specs.DeviceNode) bool { return n.Path == want }) {
@@ -227,7 +227,7 @@ func (c *commonEdits) complete(e *specs.ContainerEdits, version string) error {
 }
 
 // discover asks nvcdi. IPC discovery is off because it would mount the host's
-// /tmp/nvidia-mps, and with it an MPS daemon that is none of the claim's.
+// /tmp/nvidia-mps, and with it an MPS daemon that has nothing to do with the claim.
 func discover(ctx context.Context, roots host.Roots, hookPath, version string) (*specs.ContainerEdits, error) {
 	if _, err := os.Stat(roots.Driver); err != nil {
 		return nil, err
@@ -251,9 +251,9 @@ func discover(ctx context.Context, roots host.Roots, hookPath, version string) (
 	return edits.ContainerEdits, nil
 }
 
-// knownVersion answers the one thing that nvcdi asks of NVML. NVML itself must not
-// be asked here: nvcdi would start it on all GPUs, and one that hangs would hold
-// up the claims of all others, without end.
+// knownVersion is an NVML for nvcdi that answers the only question it asks. With the
+// real one, nvcdi would initialize all GPUs, and one that hangs would block the claims
+// of all others for ever.
 type knownVersion struct {
 	nvml.Interface
 	version string
@@ -263,8 +263,8 @@ func (v knownVersion) Init() nvml.Return                             { return nv
 func (v knownVersion) Shutdown() nvml.Return                         { return nvml.SUCCESS }
 func (v knownVersion) SystemGetDriverVersion() (string, nvml.Return) { return v.version, nvml.SUCCESS }
 
-// toolkitLogger passes on what nvcdi has to say. It warns about every optional
-// file that a driver does not have.
+// toolkitLogger passes on the messages of nvcdi. Warnings are demoted: there is one for
+// every optional file that a driver does not have.
 type toolkitLogger struct{ log klog.Logger }
 
 func (l toolkitLogger) Tracef(format string, args ...any) { l.print(7, format, args) }

@@ -12,13 +12,12 @@ import (
 	"github.com/partage-dev/partage/pkg/strict"
 )
 
-// maxBytes is far more than a policy needs. It bounds the work.
+// maxBytes bounds the work. It is far more than a policy needs.
 const maxBytes = 256 * 1024
 
-// Decode reads a SharingPolicy in YAML or JSON, strictly, and fills in what it
-// leaves out. The error names every fault with its field, the value and what
-// would be right. schema.json in this package says the same as far as a schema
-// can.
+// Decode reads a SharingPolicy in YAML or JSON strictly and fills in defaults. The
+// error names every fault with its field, the value and what is expected. schema.json
+// in this package has the same rules, as far as a schema can express them.
 func Decode(data []byte) (*Policy, error) {
 	if len(data) > maxBytes {
 		return nil, fmt.Errorf("invalid %s: is longer than %d bytes", PolicyKind, maxBytes)

@@ -16,9 +16,9 @@ import (
 )
 
 const (
-	// maxClients is beyond what any hardware serves, and bounds typing errors.
+	// maxClients is more than any hardware serves. It catches typing errors.
 	maxClients = 1024
-	// maxOvercommit is far beyond what can work.
+	// maxOvercommit is far more than can work.
 	maxOvercommit = 100
 	// maxReserved is more than any GPU has.
 	maxReserved = 1 << 40
@@ -28,14 +28,14 @@ const (
 var (
 	kinds     = []Kind{Whole, Partition, MPS, TimeSlice}
 	intervals = []Interval{IntervalDefault, IntervalShort, IntervalMedium, IntervalLong}
-	// profileName allows what the driver calls its profiles: "1g.10gb",
-	// "1g.10gb+me", "1g.24gb+me.all", "2g.48gb-me".
+	// profileName matches the driver's names of profiles: "1g.10gb", "1g.10gb+me",
+	// "1g.24gb+me.all", "2g.48gb-me".
 	profileName = regexp.MustCompile(`^[0-9]{1,2}g\.[0-9]{1,4}gb([+-][a-z0-9.]{1,16}){0,2}$`)
-	// memoryText keeps exponents short, which resource.ParseQuantity computes out.
+	// memoryText keeps exponents short because resource.ParseQuantity expands them.
 	memoryText = regexp.MustCompile(`^[0-9]{1,20}(\.[0-9]{0,9})?([KMGTPE]i|[kMGTPE]|[eE][0-9]{1,2})?$`)
 )
 
-// offer reads what GPUs are offered as. What it leaves out is as in the built-in
+// offer reads what GPUs are offered as. Fields that are left out are as in the built-in
 // policy.
 func (r *reader) offer(n *yaml.Node, at *field.Path) Offer {
 	offer := Builtin().Default
@@ -75,7 +75,7 @@ func (o *Offer) without(kind Kind) {
 	}
 }
 
-// kinds tells also whether they can be relied on.
+// kinds also reports whether all of them are valid.
 func (r *reader) kinds(n *yaml.Node, at *field.Path) ([]Kind, bool) {
 	before := r.FaultCount()
 	var found []Kind
@@ -109,8 +109,7 @@ func (r *reader) partitions(n *yaml.Node, at *field.Path) *PartitionOffer {
 	return p
 }
 
-// profiles reads names of profiles and adds them to taken, in which they must not
-// be yet.
+// profiles reads names of profiles that are not in taken yet, and adds them to it.
 func (r *reader) profiles(n *yaml.Node, at *field.Path, taken map[string]bool) []string {
 	names := []string{}
 	r.List(n, at, maxProfiles, func(n *yaml.Node, at *field.Path) {
@@ -163,7 +162,7 @@ func (r *reader) partitionShares(n *yaml.Node, at *field.Path) []PartitionShares
 	return shares
 }
 
-// mps reads into o, which has the built-in values.
+// mps reads into o, which has the defaults.
 func (r *reader) mps(n *yaml.Node, at *field.Path, o *MPSOffer) {
 	r.Object(n, at, map[string]strict.Read{
 		"clients": func(n *yaml.Node, at *field.Path) {
@@ -175,7 +174,7 @@ func (r *reader) mps(n *yaml.Node, at *field.Path, o *MPSOffer) {
 	})
 }
 
-// timeSlice reads into o, which has the built-in values.
+// timeSlice reads into o, which has the defaults.
 func (r *reader) timeSlice(n *yaml.Node, at *field.Path, o *TimeSliceOffer, hasInterval bool) {
 	fields := map[string]strict.Read{
 		"clients":          func(n *yaml.Node, at *field.Path) { o.Clients = r.IntBetween(n, at, 1, maxClients, "") },
@@ -190,7 +189,7 @@ func (r *reader) timeSlice(n *yaml.Node, at *field.Path, o *TimeSliceOffer, hasI
 	r.Object(n, at, fields)
 }
 
-// memory reads an amount of memory in bytes, as a quantity or a number.
+// memory reads an amount of memory, given as a quantity or as a number of bytes.
 func (r *reader) memory(n *yaml.Node, at *field.Path) int64 {
 	const want = `must be a quantity of memory such as "512Mi" or "1Gi"`
 	isNumber := n.Kind == yaml.ScalarNode && (n.ShortTag() == "!!int" || n.ShortTag() == "!!float")

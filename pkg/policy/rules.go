@@ -39,15 +39,15 @@ func (r *reader) rules(n *yaml.Node, at *field.Path) []Rule {
 		}
 		first[rule.Name] = i
 	}
-	// What is not fully known cannot be compared.
+	// Rules with faults cannot be compared.
 	if r.FaultCount() == before {
-		r.unreachable(rules, at)
+		r.checkReachable(rules, at)
 	}
 	return rules
 }
 
-// unreachable finds rules that can never count because of one before them.
-func (r *reader) unreachable(rules []Rule, at *field.Path) {
+// checkReachable refuses a rule that can never apply because of one before it.
+func (r *reader) checkReachable(rules []Rule, at *field.Path) {
 	for i, rule := range rules {
 		earlier := slices.IndexFunc(rules[:i], func(e Rule) bool { return e.Match.covers(rule.Match) })
 		if earlier < 0 {

@@ -14,8 +14,9 @@ const (
 	// Command is the sub-command of the supervisor's program that is the hook.
 	Command = "container-hook"
 
-	// ControlFlag and SessionFlag are the arguments of CheckMPSClient.
+	// ControlFlag gives the path of the daemon's socket to CheckMPSClient.
 	ControlFlag = "control"
+	// SessionFlag gives the session's name to CheckMPSClient.
 	SessionFlag = "session"
 	// SoftwareLimitsFlag asks for CheckSoftwareLimits.
 	SoftwareLimitsFlag = "software-limits"
