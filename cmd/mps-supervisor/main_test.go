@@ -82,14 +82,20 @@ func TestContainerHook(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = listener.Close() })
-	if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{"process": {"env": ["PARTAGE_MPS_0=gpu-0"]}}`), 0o600); err != nil {
-		t.Fatal(err)
+	preload := filepath.Join(dir, "preload")
+	config := `{"process": {"env": ["PARTAGE_MPS_0=gpu-0"]}, "mounts": [` +
+		`{"destination": "/usr/local/vgpu/libvgpu.so"}, {"destination": "/etc/ld.so.preload", "source": "` + preload + `"}]}`
+	for path, content := range map[string]string{filepath.Join(dir, "config.json"): config, preload: "/usr/local/vgpu/libvgpu.so\n"} {
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
-	var stdout, stderr strings.Builder
-	code := run([]string{name, "container-hook", "--control", control, "--session", "gpu-0"},
-		strings.NewReader(fmt.Sprintf(`{"bundle": %q}`, dir)), &stdout, &stderr)
-	if code != 0 || stdout.Len()+stderr.Len() > 0 {
-		t.Errorf("exit code %d, stdout %q, stderr %q", code, stdout.String(), stderr.String())
+	for _, args := range [][]string{{"--control", control, "--session", "gpu-0"}, {"--software-limits"}} {
+		var stdout, stderr strings.Builder
+		code := run(append([]string{name, "container-hook"}, args...), strings.NewReader(fmt.Sprintf(`{"bundle": %q}`, dir)), &stdout, &stderr)
+		if code != 0 || stdout.Len()+stderr.Len() > 0 {
+			t.Errorf("%v: exit code %d, stdout %q, stderr %q", args, code, stdout.String(), stderr.String())
+		}
 	}
 }
 
