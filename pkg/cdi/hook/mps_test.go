@@ -14,14 +14,20 @@ import (
 	"time"
 )
 
-// bundle is what a runtime makes for a container with these variables.
+// bundle makes what a runtime makes for a container with these variables.
 func bundle(t *testing.T, env ...string) string {
+	t.Helper()
+	return bundleWith(t, nil, env...)
+}
+
+func bundleWith(t *testing.T, mounts []mount, env ...string) string {
 	t.Helper()
 	dir := t.TempDir()
 	config := map[string]any{
 		"ociVersion": "1.2.1",
 		"process":    map[string]any{"terminal": false, "args": []string{"sh"}, "env": append([]string{"PATH=/bin"}, env...), "cwd": "/"},
 		"root":       map[string]any{"path": "rootfs"},
+		"mounts":     append([]mount{{"proc", "/proc"}}, mounts...),
 	}
 	data, err := json.Marshal(config)
 	if err == nil {
@@ -57,24 +63,26 @@ func listen(t *testing.T, network string) string {
 	return path
 }
 
-func TestCheck(t *testing.T) {
+func TestMPSClient(t *testing.T) {
 	for name, test := range map[string]struct {
 		env     []string
 		network string
 		want    []string // in the error; none if it is empty
 	}{
-		"reached":           {[]string{"PARTAGE_MPS_12ab34cd=gpu-0"}, "unixpacket", nil},
-		"by a stream":       {[]string{"PARTAGE_MPS_12ab34cd=gpu-0"}, "unix", nil},
-		"the same twice":    {[]string{"PARTAGE_MPS_12ab34cd=gpu-0", "PARTAGE_MPS_12ab34cd=gpu-0"}, "unixpacket", nil},
-		"without a marker":  {nil, "unixpacket", nil},
-		"two of one GPU":    {[]string{"PARTAGE_MPS_12ab34cd=gpu-0", "PARTAGE_MPS_ffffffff=gpu-0"}, "unixpacket", []string{"2 MPS shares, of gpu-0:", "one MPS share only", "with the sum"}},
-		"two GPUs":          {[]string{"PARTAGE_MPS_12ab34cd=gpu-1", "PARTAGE_MPS_ffffffff=gpu-0"}, "unixpacket", []string{"of gpu-0, gpu-1:"}},
-		"nobody there":      {[]string{"PARTAGE_MPS_12ab34cd=gpu-0"}, "", []string{"session gpu-0 cannot be reached", "/control", "without its limits", "mps-supervisor"}},
-		"two, nobody there": {[]string{"PARTAGE_MPS_12ab34cd=gpu-1", "PARTAGE_MPS_ffffffff=gpu-0"}, "", []string{"one MPS share only"}},
+		"reached":             {[]string{"PARTAGE_MPS_12ab34cd=gpu-0"}, "unixpacket", nil},
+		"by a stream":         {[]string{"PARTAGE_MPS_12ab34cd=gpu-0"}, "unix", nil},
+		"the same twice":      {[]string{"PARTAGE_MPS_12ab34cd=gpu-0", "PARTAGE_MPS_12ab34cd=gpu-0"}, "unixpacket", nil},
+		"without a marker":    {nil, "unixpacket", nil},
+		"two of one GPU":      {[]string{"PARTAGE_MPS_12ab34cd=gpu-0", "PARTAGE_MPS_ffffffff=gpu-0"}, "unixpacket", []string{"2 MPS shares, of gpu-0:", "one MPS share only", "with the sum"}},
+		"and a GPU":           {[]string{"PARTAGE_MPS_12ab34cd=gpu-0", "PARTAGE_GPU_12ab34cd=gpu-1"}, "unixpacket", []string{"client of the MPS session gpu-0", "also has gpu-1:", "different containers"}},
+		"and a limited share": {[]string{"PARTAGE_MPS_12ab34cd=gpu-0", "PARTAGE_LIMITS_12ab34cd=gpu-1", "PARTAGE_GPU_12ab34cd=gpu-2"}, "unixpacket", []string{"also has gpu-1, gpu-2:"}},
+		"two GPUs":            {[]string{"PARTAGE_MPS_12ab34cd=gpu-1", "PARTAGE_MPS_ffffffff=gpu-0"}, "unixpacket", []string{"of gpu-0, gpu-1:"}},
+		"no daemon":           {[]string{"PARTAGE_MPS_12ab34cd=gpu-0"}, "", []string{"session gpu-0 cannot be reached", "/control", "without its limits", "mps-supervisor"}},
+		"two, no daemon":      {[]string{"PARTAGE_MPS_12ab34cd=gpu-1", "PARTAGE_MPS_ffffffff=gpu-0"}, "", []string{"one MPS share only"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			err := Check(t.Context(), strings.NewReader(input(bundle(t, test.env...))), listen(t, test.network), "gpu-0")
+			err := CheckMPSClient(t.Context(), strings.NewReader(input(bundle(t, test.env...))), listen(t, test.network), "gpu-0")
 			if len(test.want) == 0 && err != nil {
 				t.Errorf("got %v", err)
 			}
@@ -91,14 +99,14 @@ func TestCheck(t *testing.T) {
 func TestComesBack(t *testing.T) {
 	path := listen(t, "")
 	listeners := make(chan net.Listener, 1)
-	time.AfterFunc(Patience/8, func() {
+	time.AfterFunc(restartTime/8, func() {
 		listener, err := net.Listen("unixpacket", path)
 		if err != nil {
 			t.Error(err)
 		}
 		listeners <- listener
 	})
-	if err := Check(t.Context(), strings.NewReader(input(bundle(t))), path, "gpu-0"); err != nil {
+	if err := CheckMPSClient(t.Context(), strings.NewReader(input(bundle(t))), path, "gpu-0"); err != nil {
 		t.Error(err)
 	}
 	_ = (<-listeners).Close()
@@ -121,7 +129,7 @@ func TestBadInput(t *testing.T) {
 		"half of one":       {input(broken), broken},
 		"no process":        {input(noProcess), "no process"},
 	} {
-		if err := Check(t.Context(), strings.NewReader(test.input), control, "gpu-0"); err == nil ||
+		if err := CheckMPSClient(t.Context(), strings.NewReader(test.input), control, "gpu-0"); err == nil ||
 			!strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), "gpu-0") {
 			t.Errorf("%s: got %v, want %q", name, err, test.want)
 		}
