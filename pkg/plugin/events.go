@@ -69,3 +69,8 @@ func (e *Events) Warn(ctx context.Context, ref claim.Ref, reason, message string
 	}
 	e.recorder.WithLogger(klog.FromContext(ctx)).Event(about, corev1.EventTypeWarning, reason, message)
 }
+
+// noEvents discards events.
+type noEvents struct{}
+
+func (noEvents) Warn(context.Context, claim.Ref, string, string) {}

@@ -14,12 +14,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/partage-dev/partage/pkg/claim"
-	"github.com/partage-dev/partage/test/flow/fakeapi"
 )
 
 func TestEvents(t *testing.T) {
 	t.Parallel()
-	api := fakeapi.New(t)
+	api := newAPIServer(t)
 	events := NewEvents(t.Context(), clusterAt(t, api.URL()).client, testDriver, testNode)
 	one := claim.Ref{Namespace: "team", Name: "one", UID: "uid-1"}
 	events.Warn(t.Context(), one, "Damaged", "its record cannot be read")

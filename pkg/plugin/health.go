@@ -35,13 +35,13 @@ func (p *Plugin) serveHealth(ctx context.Context) (stop func()) {
 	server := grpc.NewServer()
 	healthpb.RegisterHealthServer(server, &healthServer{
 		logger:   klog.FromContext(ctx),
-		notReady: p.ready.notReady,
+		notReady: p.readiness.notReady,
 		alive:    (&livenessProbe{registrationSocket: p.registrationSocket()}).check,
 	})
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		if err := server.Serve(p.HealthListener); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
-			p.fatal(fmt.Errorf("serve the health endpoint: %w", err))
+		if err := server.Serve(p.options.HealthListener); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+			p.stop(fmt.Errorf("serve the health endpoint: %w", err))
 		}
 	})
 	return func() {
@@ -52,11 +52,12 @@ func (p *Plugin) serveHealth(ctx context.Context) (stop func()) {
 
 // registrationSocket is where the helper listens.
 func (p *Plugin) registrationSocket() string {
-	name := p.DriverName + "-reg.sock"
-	if p.PodUID != "" {
-		name = kubeletplugin.RollingUpdateRegistrarSocketFile(p.RegistrarDir, p.DriverName, p.PodUID)
+	o := &p.options
+	name := o.DriverName + "-reg.sock"
+	if o.PodUID != "" {
+		name = kubeletplugin.RollingUpdateRegistrarSocketFile(o.RegistrarDir, o.DriverName, o.PodUID)
 	}
-	return filepath.Join(p.RegistrarDir, name)
+	return filepath.Join(o.RegistrarDir, name)
 }
 
 // healthServer implements the gRPC health protocol without its Watch method,

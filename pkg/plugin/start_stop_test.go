@@ -7,21 +7,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
-	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/wait"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/partage-dev/partage/pkg/claim"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
-	"github.com/partage-dev/partage/test/flow/fakeapi"
 )
 
 // TestStopTearsNoLook: a look at a GPU that is cancelled counts as a call that has
@@ -88,7 +84,7 @@ func TestReadyWhenRegistered(t *testing.T) {
 	r.start(t)
 	const want = "the kubelet has not registered the plugin yet"
 	r.until(t, "publication", func(context.Context) error {
-		if got := r.plugin.ready.notReady(); got != want {
+		if got := r.plugin.readiness.notReady(); got != want {
 			return fmt.Errorf("not ready because of %q", got)
 		}
 		return nil
@@ -104,7 +100,7 @@ func TestReadyWhenRegistered(t *testing.T) {
 // tell, and something else may happen on it as well.
 func TestEventsOfAllPartitions(t *testing.T) {
 	t.Parallel()
-	api := fakeapi.New(t)
+	api := newAPIServer(t)
 	events := NewEvents(t.Context(), clusterAt(t, api.URL()).client, testDriver, testNode)
 	const partitions = 16 * 7
 	for n := range partitions {
@@ -116,47 +112,6 @@ func TestEventsOfAllPartitions(t *testing.T) {
 	})
 	if err != nil {
 		t.Errorf("%d events of %d: %v", len(api.Events()), partitions+1, err)
-	}
-}
-
-// TestInstancesDoNotFight: the old instance of an upgrade keeps a GPU that was
-// lost, of which the new one knows nothing.
-func TestInstancesDoNotFight(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	r.hardware.setNode(testNodeWith(firstGPU, secondGPU))
-	r.start(t)
-	r.untilPublished(t, 8, 2)
-
-	var mu sync.Mutex
-	writes := 0
-	r.api.Refuse(func(req *http.Request) *apierrors.StatusError {
-		mu.Lock()
-		defer mu.Unlock()
-		if req.Method != http.MethodGet && !req.URL.Query().Has("dryRun") && strings.Contains(req.URL.Path, "resourceslices") {
-			writes++
-		}
-		return nil
-	})
-	other := newRig(t)
-	o := other.plugin.Options
-	o.KubeClient, o.PodUID = r.plugin.KubeClient, "uid-2"
-	var err error
-	if other.plugin, err = New(o); err != nil {
-		t.Fatal(err)
-	}
-	other.api = r.api
-	other.start(t)
-	other.untilPublished(t, 4, 1)
-	// The old one has seen the deletion, and looks after twice this time at most.
-	time.Sleep(4 * deletionsTogether)
-	other.untilPublished(t, 4, 1)
-	mu.Lock()
-	defer mu.Unlock()
-	// Two slices are updated and one is deleted. A conflict may repeat that; a fight
-	// goes on and on.
-	if writes < 3 || writes > 10 {
-		t.Errorf("%d writes, want 3 and a few more at most", writes)
 	}
 }
 
@@ -177,7 +132,7 @@ func TestSurveyComesBeforeClaims(t *testing.T) {
 	// The call is there before the GPUs are known.
 	r.hardware.setOnDiscover(func(ctx context.Context) error {
 		return wait.PollUntilContextCancel(ctx, time.Millisecond, true, func(context.Context) (bool, error) {
-			calling, _ := r.plugin.calls.state(0)
+			calling, _ := r.plugin.service.calls.state(0)
 			return calling != nil, nil
 		})
 	})
