@@ -60,6 +60,7 @@ type desired struct {
 	built device.Terms
 
 	policyProblem, inUseProblem logchange.Problem
+	panics                      loopPanics
 }
 
 // known reports whether it is known what is to be published. Until then what the
@@ -86,9 +87,10 @@ func (d *desired) outdated() bool {
 }
 
 // build makes the inventory of these GPUs.
-func (d *desired) build(node *gpu.Node) (*device.Inventory, error) {
+func (d *desired) build(ctx context.Context, node *gpu.Node) (inventory *device.Inventory, err error) {
+	defer d.panics.recoverAs(ctx, &err)
 	terms := d.terms()
-	inventory, err := device.NewInventory(node, terms)
+	inventory, err = device.NewInventory(node, terms)
 	if err != nil {
 		return nil, fmt.Errorf("build the inventory: %w", err)
 	}

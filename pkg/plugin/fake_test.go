@@ -68,8 +68,8 @@ type fakeClaims struct {
 
 	// onPrepare runs in Prepare without the lock.
 	onPrepare func(ctx context.Context, claim *resourceapi.ResourceClaim) error
-	// onSurvey runs in Survey without the lock.
-	onSurvey func()
+	// onSurvey runs in Survey without the lock, onReconcile in Reconcile.
+	onSurvey, onReconcile func()
 }
 
 func (f *fakeClaims) SetInventory(i *device.Inventory) {
@@ -111,6 +111,9 @@ func (f *fakeClaims) Unprepare(_ context.Context, uid types.UID) error {
 }
 
 func (f *fakeClaims) Reconcile(context.Context) error {
+	if f.onReconcile != nil {
+		f.onReconcile()
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.reconciled++

@@ -74,15 +74,20 @@ type gpuLoop struct {
 	discovering         sync.WaitGroup
 	discoveryInProgress bool
 
+	// surveyed says that a survey has succeeded.
+	surveyed bool
 	// claimsBase is the inventory that claims were last given, without its status.
 	claimsBase *device.Inventory
 	// published are the slices that the publisher was last given.
 	published resourceslice.DriverResources
 
-	problems         logchange.Set[string, error]
-	summary          logchange.Value[string]
-	discoveryProblem logchange.Problem
-	policies         logchange.Set[gpuPolicy, *gpu.GPU]
+	problems                      logchange.Set[string, error]
+	summary                       logchange.Value[string]
+	discoveryProblem              logchange.Problem
+	buildProblem                  logchange.Problem
+	surveyProblem                 logchange.Problem
+	discoveryPanics, surveyPanics loopPanics
+	policies                      logchange.Set[gpuPolicy, *gpu.GPU]
 }
 
 // gpuPolicy is a GPU under a policy.
@@ -135,7 +140,8 @@ func (l *gpuLoop) poll(ctx context.Context) {
 
 // discover reads everything about all GPUs. It takes as long as the hardware
 // does, and ends soon after ctx does.
-func (l *gpuLoop) discover(ctx context.Context) discovery {
+func (l *gpuLoop) discover(ctx context.Context) (found discovery) {
+	defer l.discoveryPanics.recoverAs(ctx, &found.err)
 	if err := l.hardware.Open(ctx); err != nil {
 		return discovery{err: err}
 	}
@@ -171,7 +177,7 @@ func (l *gpuLoop) handleDiscovery(ctx context.Context, found discovery) {
 	}
 	l.updateDesired(ctx)
 	if found.err == nil {
-		found.inventory, found.err = l.desired.build(found.node)
+		found.inventory, found.err = l.desired.build(ctx, found.node)
 	}
 	l.state.applyDiscovery(found)
 	switch {
@@ -203,9 +209,9 @@ func (l *gpuLoop) updateInventory(ctx context.Context) {
 	if l.state.inventory == nil || !l.desired.outdated() {
 		return
 	}
-	inventory, err := l.desired.build(l.state.node)
+	inventory, err := l.desired.build(ctx, l.state.node)
+	l.buildProblem.Log(ctx, err, "The published devices stay as they are", "The published devices are up to date again")
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "The published devices stay as they are")
 		return
 	}
 	l.state.replaceInventory(inventory)
@@ -213,17 +219,26 @@ func (l *gpuLoop) updateInventory(ctx context.Context) {
 }
 
 // survey asks for the conditions of the GPUs, and hands them on if they have
-// changed.
+// changed. When that fails they stay as they were.
 func (l *gpuLoop) survey(ctx context.Context) {
 	if l.state.inventory == nil || ctx.Err() != nil {
 		return
 	}
-	status := l.claims.Survey(ctx)
+	surveyed, err := l.surveyClaims(ctx)
 	if ctx.Err() != nil {
 		return
 	}
-	l.state.applySurvey(status)
-	status = l.state.status()
+	l.surveyProblem.Log(ctx, err, "The GPUs could not be surveyed, their conditions stay as they were", "The GPUs can be surveyed again")
+	switch {
+	case err == nil:
+		l.state.applySurvey(surveyed)
+		l.surveyed = true
+	case !l.surveyed:
+		// Nothing is known of what must not be allocated.
+		l.readiness.setSlices(ctx, fmt.Sprintf("the GPUs could not be surveyed: %v", err))
+		return
+	}
+	status := l.state.status()
 	l.conditions.report(ctx, status)
 
 	now := l.state.inventory.With(status)
@@ -237,6 +252,11 @@ func (l *gpuLoop) survey(ctx context.Context) {
 		l.published = resources
 		l.publisher.SetInventory(now)
 	}
+}
+
+func (l *gpuLoop) surveyClaims(ctx context.Context) (status device.Status, err error) {
+	defer l.surveyPanics.recoverAs(ctx, &err)
+	return l.claims.Survey(ctx), nil
 }
 
 // reportDiscovery logs what a discovery found where that has changed.

@@ -35,6 +35,7 @@ type reconciler struct {
 	// rounds are those that runBounded did not wait for.
 	rounds  sync.WaitGroup
 	problem logchange.Problem
+	panics  loopPanics
 }
 
 // run cleans up until ctx ends.
@@ -59,9 +60,14 @@ func (r *reconciler) run(ctx context.Context) {
 
 // runOnce cleans up once. Two at a time do no harm.
 func (r *reconciler) runOnce(ctx context.Context) {
-	if err := r.claims.Reconcile(ctx); ctx.Err() == nil {
+	if err := r.reconcile(ctx); ctx.Err() == nil {
 		r.problem.Log(ctx, err, "Not everything is cleaned up, will try again", "Everything is cleaned up")
 	}
+}
+
+func (r *reconciler) reconcile(ctx context.Context) (err error) {
+	defer r.panics.recoverAs(ctx, &err)
+	return r.claims.Reconcile(ctx)
 }
 
 // runBounded cleans up before claims are let through, because leftovers must be

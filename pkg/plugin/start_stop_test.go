@@ -16,8 +16,6 @@ import (
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/partage-dev/partage/pkg/claim"
-	"github.com/partage-dev/partage/pkg/device"
-	"github.com/partage-dev/partage/pkg/gpu"
 )
 
 // TestStopTearsNoLook: a look at a GPU that is cancelled counts as a call that has
@@ -112,36 +110,5 @@ func TestEventsOfAllPartitions(t *testing.T) {
 	})
 	if err != nil {
 		t.Errorf("%d events of %d: %v", len(api.Events()), partitions+1, err)
-	}
-}
-
-// TestSurveyComesBeforeClaims: claims that have partitions of others must find
-// them right after the start.
-func TestSurveyComesBeforeClaims(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	r.claims.setStatus(device.Status{Static: []device.Static{{
-		PCIAddress: firstGPU, ProfileID: 19, Placement: gpu.Placement{Start: 1, Size: 1}, UUID: "MIG-1",
-	}}})
-	r.claims.onPrepare = func(context.Context, *resourceapi.ResourceClaim) error {
-		if surveys, _ := r.claims.counts(); surveys == 0 {
-			return errors.New("no survey yet")
-		}
-		return nil
-	}
-	// The call is there before the GPUs are known.
-	r.hardware.setOnDiscover(func(ctx context.Context) error {
-		return wait.PollUntilContextCancel(ctx, time.Millisecond, true, func(context.Context) (bool, error) {
-			calling, _ := r.plugin.service.calls.state(0)
-			return calling != nil, nil
-		})
-	})
-	// As long as a survey of GPUs that are slow.
-	r.claims.onSurvey = func() { time.Sleep(100 * time.Millisecond) }
-	claim := r.claim("one")
-	r.start(t)
-	answer, err := r.register(t).NodePrepareResources(t.Context(), &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{claim}})
-	if err != nil || answer.Claims[claim.Uid].GetError() != "" {
-		t.Errorf("%v, %v", err, answer)
 	}
 }
