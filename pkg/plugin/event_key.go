@@ -14,8 +14,8 @@ import (
 // eventKey identifies what an event reports. Events with the same key update one
 // Event object, which counts them and has the last message.
 //
-// The recorder calls this function; it wants a second key that tells the events
-// with the same key apart, which there is no use for here.
+// The second key is for the recorder, which counts the different messages with the
+// same key.
 func eventKey(event *corev1.Event) (key, local string) {
 	about := event.InvolvedObject
 	return strings.Join([]string{
@@ -28,8 +28,8 @@ func eventKey(event *corev1.Event) (key, local string) {
 const pidDistance = 4
 
 // stableText is a message without what differs each time that the same is observed:
-// process IDs and durations. Other numbers stay, as they tell GPUs, devices and
-// placements apart.
+// process IDs and durations. Other numbers stay, as they distinguish GPUs, devices
+// and placements.
 func stableText(message string) string {
 	var stable []string
 	sinceProcess := pidDistance + 1

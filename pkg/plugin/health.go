@@ -85,7 +85,7 @@ func (s *healthServer) Check(ctx context.Context, req *healthpb.HealthCheckReque
 			s.logOnce("")
 		}
 	case serviceReadiness:
-		// Why not is logged whenever it changes.
+		// The reason is logged when it changes.
 		if s.notReady() != "" {
 			serving = healthpb.HealthCheckResponse_NOT_SERVING
 		}

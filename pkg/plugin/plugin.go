@@ -1,9 +1,17 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package plugin connects the driver to the kubelet and to the API server: it
-// registers with the kubelet, hands claims to package claim, follows what becomes
-// of the hardware, and publishes ResourceSlices.
+// Package plugin connects the driver to the kubelet and to the API server.
+//
+//	prepare.go       the calls of the kubelet, which go to package claim
+//	gpu_loop.go      discovers and surveys the GPUs
+//	node_state.go    what is known about them
+//	desired.go       which devices are to be published
+//	publish/         keeps ResourceSlices in the API server
+//	reconcile.go     cleans up
+//	conditions.go    reports conditions of the GPUs; they become taints in package device
+//	events.go        writes events to the API server
+//	readiness.go     why the plugin is not ready; health.go answers for it
 package plugin
 
 import (
@@ -51,11 +59,11 @@ type Options struct {
 	DataDir      string
 	RegistrarDir string
 
-	// PollInterval is the time between two looks at the GPUs,
-	// ReconcileInterval that between two times of cleaning up.
+	// PollInterval is the time between two surveys of the GPUs, ReconcileInterval
+	// that between two rounds of cleaning up.
 	PollInterval, ReconcileInterval time.Duration
 
-	// Policy is what the admin wants published.
+	// Policy is the admin's sharing policy.
 	Policy PolicySource
 	// Limited says that an interposer library limits time-slice shares.
 	Limited bool
@@ -63,7 +71,7 @@ type Options struct {
 	// PodUID lets two instances overlap during a rolling update, each with its
 	// own sockets. Optional: without it there is one instance at a time.
 	PodUID types.UID
-	// Events tells people what is the case on the GPUs. Optional.
+	// Events reports conditions of the GPUs. Optional.
 	Events claim.Events
 	// HealthListener serves the gRPC health protocol and is closed by Run.
 	// Optional.

@@ -155,7 +155,7 @@ func (s *draService) HandleError(ctx context.Context, err error, msg string) {
 	}
 }
 
-// WatchHealthStatus declines. The health service is off, so that nobody asks.
+// WatchHealthStatus declines. The health service is off.
 func (s *draService) WatchHealthStatus(context.Context, chan<- kubeletplugin.DeviceHealthReport) error {
 	return kubeletplugin.ErrHealthNotSupported
 }

@@ -94,8 +94,8 @@ func (p *Publisher) SetInventory(inventory *device.Inventory) {
 // Recheck asks to see whether the API server still holds what was published.
 func (p *Publisher) Recheck() { p.recheck.Fire() }
 
-// HandleDroppedFields publishes anew, without what the API server turned out not
-// to store.
+// HandleDroppedFields publishes again, without the fields that the API server turned
+// out not to store.
 func (p *Publisher) HandleDroppedFields(ctx context.Context, dropped *resourceslice.DroppedFieldsError) {
 	if p.features.noteDropped(ctx, dropped) {
 		p.changed.Fire()
