@@ -60,8 +60,8 @@ func TestEventReason(t *testing.T) {
 	}
 }
 
-// TestConditionEvents: each GPU is named, and what is the same on several is told
-// once.
+// TestConditionEvents: each GPU is named, and a condition of several GPUs is one
+// event.
 func TestConditionEvents(t *testing.T) {
 	t.Parallel()
 	place := func(start int) *gpu.Placement { return &gpu.Placement{Start: start, Size: 1} }

@@ -79,8 +79,7 @@ func (d *desired) terms() device.Terms {
 }
 
 // outdated reports whether an inventory that is built now may differ. It does not
-// look at the inventory: what the hardware cannot be is never in it, however much
-// it is needed.
+// compare inventories: a needed device that the hardware does not have is in none.
 func (d *desired) outdated() bool {
 	terms := d.terms()
 	return terms.Policy != d.built.Policy || !maps.Equal(terms.Keep, d.built.Keep)

@@ -68,8 +68,7 @@ func (s *stepper) poll(later time.Duration) {
 	s.loop.survey(s.ctx)
 }
 
-// withdrawn are the devices that claims may have and nobody else gets, without the
-// name of their GPU.
+// withdrawn returns the names of the withdrawn devices, without that of their GPU.
 func (s *stepper) withdrawn() string {
 	s.claims.mu.Lock()
 	defer s.claims.mu.Unlock()
@@ -92,7 +91,7 @@ func (s *stepper) handedOn() bool { return s.loop.published.Pools != nil }
 
 const allParts = "mig-1g4gb-0 mig-1g4gb-1 mig-2g8gb-0"
 
-// TestWithdrawal: a device goes when nobody has wanted it for the time of grace,
+// TestWithdrawal: a device disappears when it was not needed for the time of grace,
 // and stays as long as a claim has it.
 func TestWithdrawal(t *testing.T) {
 	t.Parallel()
@@ -112,14 +111,14 @@ func TestWithdrawal(t *testing.T) {
 	s.want(t, "", "after an hour")
 	s.claims.setInUse(onePart)
 	s.poll(time.Second)
-	s.want(t, "mig-1g4gb-0", "for a claim that nobody knew of")
+	s.want(t, "mig-1g4gb-0", "for a claim that was not known")
 	s.policy.set(withoutShares(), nil)
 	s.poll(time.Second)
 	s.want(t, "", "when all is offered again")
 }
 
-// TestInUseFromTheStart: the kubelet asks for what its pods have as soon as it can,
-// and nobody has to have seen it published.
+// TestInUseFromTheStart: the kubelet asks for the devices of its pods as soon as it
+// can, whether or not they were published before.
 func TestInUseFromTheStart(t *testing.T) {
 	t.Parallel()
 	s := newIdleStepper(t)
@@ -129,9 +128,9 @@ func TestInUseFromTheStart(t *testing.T) {
 	s.want(t, "mig-1g4gb-0", "at first")
 }
 
-// TestAskedFor: what the kubelet asks for is allocated. That preparing it fails again
-// and again is no reason to take it away.
-func TestAskedFor(t *testing.T) {
+// TestRequested: a device that the kubelet asks for is allocated. It stays even if
+// preparing it fails again and again.
+func TestRequested(t *testing.T) {
 	t.Parallel()
 	s := newStepper(t)
 	s.policy.set(onlyWhole(), nil)
@@ -148,18 +147,18 @@ func TestAskedFor(t *testing.T) {
 		s.plugin.service.prepare(s.ctx, claim)
 		s.poll(withdrawalGrace - time.Second)
 	}
-	s.want(t, "mig-1g4gb-0", "while it is asked for")
+	s.want(t, "mig-1g4gb-0", "while it is requested")
 	s.poll(withdrawalGrace)
-	s.want(t, "", "when nobody asks any more")
+	s.want(t, "", "when it is not requested any more")
 	// Whatever happened before.
 	s.plugin.service.prepare(s.ctx, claim)
 	s.poll(time.Second)
-	s.want(t, "mig-1g4gb-0", "when it is asked for again")
+	s.want(t, "mig-1g4gb-0", "when it is requested again")
 	s.plugin.service.prepare(s.ctx, &resourceapi.ResourceClaim{})
 }
 
-// TestUseNotKnown: a journal that cannot be read is a reason to keep everything, and
-// none to offer the wrong things.
+// TestUseNotKnown: with a journal that cannot be read all devices stay, and those
+// that the policy does not offer are withdrawn all the same.
 func TestUseNotKnown(t *testing.T) {
 	t.Parallel()
 	s := newStepper(t)
@@ -176,8 +175,8 @@ func TestUseNotKnown(t *testing.T) {
 	s.want(t, "", "in the end")
 }
 
-// TestPolicyNotKnown: as long as nobody knows what the admin wants, all that was
-// published can be had.
+// TestPolicyNotKnown: without a valid policy, claims can have every device that was
+// published.
 func TestPolicyNotKnown(t *testing.T) {
 	t.Parallel()
 	s := newIdleStepper(t)
@@ -188,7 +187,7 @@ func TestPolicyNotKnown(t *testing.T) {
 	s.poll(time.Hour)
 	s.want(t, "mig-1g4gb-0", "while the policy cannot be read")
 	if s.handedOn() {
-		t.Error("something is published, and nobody knows what is to be")
+		t.Error("something is published without a policy")
 	}
 	s.policy.set(onlyWhole(), nil)
 	s.poll(time.Second)
@@ -200,7 +199,8 @@ func TestPolicyNotKnown(t *testing.T) {
 	s.want(t, "", "after the time of grace")
 }
 
-// TestPolicyAtFailedDiscovery: whoever reads the policy first, it comes into force.
+// TestPolicyAtFailedDiscovery: a policy that is read by a discovery which fails
+// comes into force.
 func TestPolicyAtFailedDiscovery(t *testing.T) {
 	t.Parallel()
 	s := newStepper(t)
@@ -211,9 +211,9 @@ func TestPolicyAtFailedDiscovery(t *testing.T) {
 	s.want(t, allParts, "under the new policy")
 }
 
-// TestNothingIsMadeTwice: what is wanted and cannot be had is no reason to try again
-// at every look.
-func TestNothingIsMadeTwice(t *testing.T) {
+// TestNothingIsBuiltTwice: a needed device that the hardware does not have is no
+// reason to build the inventory at every poll.
+func TestNothingIsBuiltTwice(t *testing.T) {
 	t.Parallel()
 	for name, prepare := range map[string]func(s *stepper){
 		"all is well": func(*stepper) {},
@@ -239,7 +239,7 @@ func TestNothingIsMadeTwice(t *testing.T) {
 				made := s.loop.state.inventory
 				for range 3 {
 					if s.poll(time.Second); s.loop.state.inventory != made {
-						t.Fatal("the inventory is made anew at every look")
+						t.Fatal("the inventory is built at every poll")
 					}
 				}
 			}
@@ -247,8 +247,8 @@ func TestNothingIsMadeTwice(t *testing.T) {
 	}
 }
 
-// TestMemoryOfNames: what claims had long ago is not kept in mind.
-func TestMemoryOfNames(t *testing.T) {
+// TestNeededIsBounded: devices that claims had long ago are forgotten.
+func TestNeededIsBounded(t *testing.T) {
 	t.Parallel()
 	s := newStepper(t)
 	for n := range 100 {
@@ -256,13 +256,14 @@ func TestMemoryOfNames(t *testing.T) {
 		s.poll(time.Minute)
 	}
 	if got := len(s.loop.desired.needed); got > 20 {
-		t.Errorf("%d names are kept in mind", got)
+		t.Errorf("%d names are remembered", got)
 	}
 }
 
-// TestRecall: the plugin before was stopped in the middle of an update, and the API
-// server is away at first. Until it is known what was published nothing else is.
-func TestRecall(t *testing.T) {
+// TestPublishedEarlier: the plugin before was stopped in the middle of an update, and
+// the API server is away at first. Until it is known what was published nothing else
+// is.
+func TestPublishedEarlier(t *testing.T) {
 	t.Parallel()
 	s := newIdleStepper(t)
 	for generation, name := range map[int64]string{7: onePart, 8: firstName} {
@@ -284,7 +285,7 @@ func TestRecall(t *testing.T) {
 	s.discover()
 	s.poll(time.Second)
 	if s.handedOn() {
-		t.Error("something is published, and nobody knows what was before")
+		t.Error("something is published before it is known what was")
 	}
 	if reason := s.plugin.readiness.notReady(); !strings.Contains(reason, "etcd is away") {
 		t.Errorf("not ready because %q", reason)

@@ -24,7 +24,7 @@ import (
 
 // ErrStop ends Run when an error of Hardware.Open wraps it. Every other error of
 // the hardware is retried for ever.
-var ErrStop = errors.New("the plugin must be started anew")
+var ErrStop = errors.New("the plugin must be restarted")
 
 // Hardware finds the GPUs of this machine. Its methods return in bounded time,
 // with an error that wraps gpu.ErrHung where the hardware does not.

@@ -181,7 +181,7 @@ func TestRunEnds(t *testing.T) {
 			func(_ *testing.T, r *rig) { r.options.RegistrarDir += "-not" },
 			"the kubelet's registration directory",
 		},
-		"started anew": {
+		"restart": {
 			func(_ *testing.T, r *rig) { r.hardware.setError(fmt.Errorf("%w: the devices moved", ErrStop)) },
 			"the devices moved",
 		},

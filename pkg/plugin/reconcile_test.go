@@ -74,7 +74,7 @@ func TestFailedClaimIsFollowedUp(t *testing.T) {
 				t.Fatal(err)
 			}
 			r.untilReconciled(t, 2)
-			r.until(t, "a look at the GPUs", func(context.Context) error {
+			r.until(t, "a survey", func(context.Context) error {
 				if got, _ := r.claims.counts(); got <= surveys {
 					return errors.New("not yet")
 				}

@@ -18,17 +18,17 @@ import (
 	"github.com/partage-dev/partage/pkg/claim"
 )
 
-// TestStopTearsNoLook: a look at a GPU that is cancelled counts as a call that has
-// not returned, so none is while a claim is being prepared.
-func TestStopTearsNoLook(t *testing.T) {
+// TestStopCancelsNoDiscovery: a cancelled call to a GPU counts as one that has not
+// returned, so that discoveries go on as long as a claim is being prepared.
+func TestStopCancelsNoDiscovery(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	claim := r.claim("one")
-	running, looking, finish, ended := make(chan struct{}), make(chan struct{}), make(chan struct{}), make(chan struct{})
+	running, discovering, finish, ended := make(chan struct{}), make(chan struct{}), make(chan struct{}), make(chan struct{})
 	r.claims.onPrepare = func(context.Context, *resourceapi.ResourceClaim) error {
 		close(running)
 		<-finish
-		// Closed by now if the look was torn.
+		// Closed by now if the discovery was cancelled.
 		select {
 		case <-ended:
 			return errors.New("a call on the GPU has not returned")
@@ -50,18 +50,18 @@ func TestStopTearsNoLook(t *testing.T) {
 	var once sync.Once
 	r.hardware.setOnDiscover(func(ctx context.Context) error {
 		once.Do(func() {
-			close(looking)
+			close(discovering)
 			<-ctx.Done()
 			close(ended)
 		})
 		return ctx.Err()
 	})
-	<-looking
+	<-discovering
 	r.stop()
 	select {
 	case <-ended:
 	case <-time.After(50 * time.Millisecond):
-		// Long enough to see a look that is torn; one that is not passes however
+		// Long enough to see one that is cancelled; any other passes however
 		// slow the machine is.
 	}
 	close(finish)
@@ -94,8 +94,8 @@ func TestReadyWhenRegistered(t *testing.T) {
 	r.until(t, "readiness", func(ctx context.Context) error { return r.check(ctx, "readiness") })
 }
 
-// TestEventsOfAllPartitions: a node that somebody else has divided has much to
-// tell, and something else may happen on it as well.
+// TestEventsOfAllPartitions: a node on which somebody else made all partitions has
+// many events at once, and none of them may be lost.
 func TestEventsOfAllPartitions(t *testing.T) {
 	t.Parallel()
 	api := newAPIServer(t)

@@ -108,7 +108,7 @@ func TestGateTurnedOff(t *testing.T) {
 }
 
 // TestDeletedSlicesComeBack: all of them, as a starting kubelet does it, or one,
-// as an administrator does. Nobody has to ask for that.
+// as an administrator does. The publisher notices by itself.
 func TestDeletedSlicesComeBack(t *testing.T) {
 	t.Parallel()
 	for name, remove := range map[string]func(*apiServer){
@@ -179,12 +179,12 @@ func TestInstancesDoNotFight(t *testing.T) {
 
 	newer := start(t, api, newName, inventoryOf(t, withoutShares(), firstGPU))
 	newer.untilPublished(t, 4, 1)
-	// The old one looks twice at what is stored. What it made of the first look has
+	// The old one checks twice what is stored. Its reaction to the first check has
 	// happened when it begins the second one.
 	for range 2 {
 		before := seen(oldName)
 		older.publisher.Recheck()
-		until(t, "a look of the old instance", func() error {
+		until(t, "a check of the old instance", func() error {
 			if seen(oldName) == before {
 				return errors.New("not yet")
 			}

@@ -104,7 +104,7 @@ func (p *Publisher) HandleDroppedFields(ctx context.Context, dropped *resourcesl
 
 // Run keeps the slices in the API server until ctx ends, once there is an
 // inventory. The slice controller behind helper does the work; Run decides what it
-// is given and when it is to look again. An error means that retrying is useless.
+// publishes and when. An error means that retrying is useless.
 func (p *Publisher) Run(ctx context.Context, helper Helper) error {
 	select {
 	case <-ctx.Done():
