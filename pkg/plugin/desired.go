@@ -18,6 +18,7 @@ import (
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/logchange"
+	"github.com/partage-dev/partage/pkg/panics"
 	"github.com/partage-dev/partage/pkg/policy"
 )
 
@@ -60,7 +61,7 @@ type desired struct {
 	built device.Terms
 
 	policyProblem, inUseProblem logchange.Problem
-	panics                      loopPanics
+	panics                      panics.Repeated
 }
 
 // known reports whether it is known what is to be published. Until then what the
@@ -87,7 +88,7 @@ func (d *desired) outdated() bool {
 
 // build makes the inventory of these GPUs.
 func (d *desired) build(ctx context.Context, node *gpu.Node) (inventory *device.Inventory, err error) {
-	defer d.panics.recoverAs(ctx, &err)
+	defer d.panics.Recover(ctx, &err)
 	terms := d.terms()
 	inventory, err = device.NewInventory(node, terms)
 	if err != nil {

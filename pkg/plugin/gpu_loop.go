@@ -17,6 +17,7 @@ import (
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/logchange"
+	"github.com/partage-dev/partage/pkg/panics"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
 	"github.com/partage-dev/partage/pkg/plugin/publish"
 	"github.com/partage-dev/partage/pkg/policy"
@@ -86,7 +87,7 @@ type gpuLoop struct {
 	discoveryProblem              logchange.Problem
 	buildProblem                  logchange.Problem
 	surveyProblem                 logchange.Problem
-	discoveryPanics, surveyPanics loopPanics
+	discoveryPanics, surveyPanics panics.Repeated
 	policies                      logchange.Set[gpuPolicy, *gpu.GPU]
 }
 
@@ -141,7 +142,7 @@ func (l *gpuLoop) poll(ctx context.Context) {
 // discover reads everything about all GPUs. It takes as long as the hardware
 // does, and ends soon after ctx does.
 func (l *gpuLoop) discover(ctx context.Context) (found discovery) {
-	defer l.discoveryPanics.recoverAs(ctx, &found.err)
+	defer l.discoveryPanics.Recover(ctx, &found.err)
 	if err := l.hardware.Open(ctx); err != nil {
 		return discovery{err: err}
 	}
@@ -255,7 +256,7 @@ func (l *gpuLoop) survey(ctx context.Context) {
 }
 
 func (l *gpuLoop) surveyClaims(ctx context.Context) (status device.Status, err error) {
-	defer l.surveyPanics.recoverAs(ctx, &err)
+	defer l.surveyPanics.Recover(ctx, &err)
 	return l.claims.Survey(ctx), nil
 }
 

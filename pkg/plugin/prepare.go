@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/claim"
+	"github.com/partage-dev/partage/pkg/panics"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
 	"github.com/partage-dev/partage/pkg/plugin/publish"
 )
@@ -71,7 +72,7 @@ func (s *draService) prepare(ctx context.Context, claim *resourceapi.ResourceCla
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "claim", klog.KObj(claim), "claimUID", claim.UID)
 	ctx = klog.NewContext(ctx, logger)
 	start := time.Now()
-	defer recoverAs(ctx, &result.Err)
+	defer panics.Recover(ctx, &result.Err)
 	s.requested.add(claim)
 
 	prepared, err := s.claims.Prepare(ctx, claim)
@@ -119,7 +120,7 @@ func (s *draService) unprepare(ctx context.Context, claim kubeletplugin.Namespac
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "claim", klog.KRef(claim.Namespace, claim.Name), "claimUID", claim.UID)
 	ctx = klog.NewContext(ctx, logger)
 	start := time.Now()
-	defer recoverAs(ctx, &err)
+	defer panics.Recover(ctx, &err)
 	if s.readiness.hardwareReason() != "" {
 		// What needs the GPUs stays undone, and the cleaning up that follows their
 		// discovery may be over before this call is.

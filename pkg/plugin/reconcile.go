@@ -11,6 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/logchange"
+	"github.com/partage-dev/partage/pkg/panics"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
 )
 
@@ -35,7 +36,7 @@ type reconciler struct {
 	// rounds are those that runBounded did not wait for.
 	rounds  sync.WaitGroup
 	problem logchange.Problem
-	panics  loopPanics
+	panics  panics.Repeated
 }
 
 // run cleans up until ctx ends.
@@ -66,7 +67,7 @@ func (r *reconciler) runOnce(ctx context.Context) {
 }
 
 func (r *reconciler) reconcile(ctx context.Context) (err error) {
-	defer r.panics.recoverAs(ctx, &err)
+	defer r.panics.Recover(ctx, &err)
 	return r.claims.Reconcile(ctx)
 }
 
