@@ -116,7 +116,7 @@ test-flow: build ## Test the plugin over gRPC against simulated GPUs, without Ku
 	$(call verbose,$(OUT)/test-flow.log,-timeout 25m $(FLOW))
 
 .PHONY: soak
-soak: build ## Break the driver at random for SOAK=10m and look for what is left
+soak: build ## Break the driver at random for SOAK=10m, from a new seed each time
 	$(call say,soak)
 	go test -count=1 -timeout 0 -v -run '^TestSoak$$' ./test/flow -soak.duration=$(SOAK)
 

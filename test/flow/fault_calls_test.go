@@ -92,7 +92,14 @@ func (p *process) tryUnprepare(ctx context.Context, claim *drapb.Claim, limit ti
 // tookTooLong tells whether the test's own deadline ended a call, so that
 // nothing is known of its result, or has just ended one of the driver's own.
 func tookTooLong(err error) bool {
-	return status.Code(err) == codes.DeadlineExceeded || err != nil && strings.Contains(err.Error(), "has not returned")
+	return status.Code(err) == codes.DeadlineExceeded || leftBehind(err)
+}
+
+// leftBehind reports whether the driver gave up waiting for a call into the
+// library. A call that is slow because the machine is busy counts as one that
+// hangs.
+func leftBehind(err error) bool {
+	return err != nil && strings.Contains(err.Error(), "has not returned")
 }
 
 // injected is a fault that is in force until it is removed.

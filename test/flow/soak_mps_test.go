@@ -23,6 +23,8 @@ import (
 type soakUser struct {
 	*user
 	claim *soakClaim
+	// begun is the step in which it was started.
+	begun int
 	// excused: something has happened to its server.
 	excused bool
 }
@@ -78,19 +80,58 @@ func (s *soak) statuses() ([]mps.Status, error) {
 	return client.List(ctx)
 }
 
-// wellMPS tells whether the supervisor and all sessions are well.
+// wellMPS reports whether the supervisor and all sessions are well. A daemon may be
+// dead although the supervisor has not found out yet.
 func (s *soak) wellMPS() bool {
 	all, err := s.statuses()
-	return err == nil && !slices.ContainsFunc(all, func(status mps.Status) bool { return status.Phase != mps.Running })
+	return err == nil && !slices.ContainsFunc(all, func(status mps.Status) bool {
+		return status.Phase != mps.Running || !s.daemonLives(status.Spec.ID)
+	})
+}
+
+// daemonLives reports whether the control daemon of a session is a live process.
+func (s *soak) daemonLives(session string) bool {
+	pid := readPID(filepath.Join(s.n.mps, session, "pipe"))
+	if pid == 0 {
+		return false
+	}
+	// A process that nobody has waited for yet has no environment.
+	environment, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+	return err == nil && len(environment) > 0
+}
+
+// readPID reads the process ID of the control daemon with this pipe directory, or 0.
+func readPID(pipe string) (pid int) {
+	if data, err := os.ReadFile(filepath.Join(pipe, "nvidia-cuda-mps-control.pid")); err == nil {
+		_, _ = fmt.Sscan(string(data), &pid)
+	}
+	return pid
 }
 
 // upset is for what happens to MPS: calls may fail until it is over, and programs on
-// these GPUs may end.
+// these GPUs may end. What has been struck may end a little later than the trouble.
 func (s *soak) upset(concerned func(gpu int) bool, end func() error) {
-	s.addTrouble(end)
+	s.addTrouble(func() error {
+		s.calmSince = s.steps
+		return end()
+	}).endsPrograms = concerned
 	for _, u := range s.users {
-		u.excused = u.excused || slices.ContainsFunc(u.claim.devices, func(r request) bool { return concerned(r.gpu) })
+		u.excused = u.excused || u.uses(concerned)
 	}
+}
+
+// uses reports whether the program's claim has a device of such a GPU.
+func (u *soakUser) uses(gpu func(int) bool) bool {
+	return slices.ContainsFunc(u.claim.devices, func(r request) bool { return gpu(r.gpu) })
+}
+
+// justUpset reports whether a program that starts now may end because of a trouble
+// that goes on or has just ended.
+func (s *soak) justUpset(u *soakUser) bool {
+	const soon = 5 // steps
+	return s.steps < s.calmSince+soon && s.calmSince > 0 || slices.ContainsFunc(s.troubles, func(t *trouble) bool {
+		return t.endsPrograms != nil && u.uses(t.endsPrograms)
+	})
 }
 
 func all(int) bool { return true }
@@ -167,11 +208,7 @@ func (s *soak) killServer() error {
 		_ = unix.Kill(p.PID, unix.SIGKILL)
 	}
 	if s.chance(2) {
-		var daemon int
-		if data, err := os.ReadFile(filepath.Join(p.Pipe, "nvidia-cuda-mps-control.pid")); err == nil {
-			_, _ = fmt.Sscan(string(data), &daemon)
-		}
-		if daemon > 0 {
+		if daemon := readPID(p.Pipe); daemon > 0 {
 			_ = unix.Kill(daemon, unix.SIGKILL)
 		}
 	}
@@ -219,13 +256,15 @@ func (s *soak) useMPS() error {
 	c := claims[0]
 	ctx, cancel := context.WithTimeout(s.t.Context(), eventually)
 	defer cancel()
-	u, err := s.n.tryUse(ctx, s.t, s.n.container(s.t, c.ids[0]), "--timeout=10s")
+	u, err := s.n.tryUse(ctx, s.t, s.n.container(s.t, c.ids[0]), "--timeout=60s")
+	started := &soakUser{user: u, claim: c, begun: s.steps}
+	started.excused = s.justUpset(started)
 	switch {
 	case err == nil:
 		s.done["program"]++
-		s.users = append(s.users, &soakUser{user: u, claim: c})
+		s.users = append(s.users, started)
 		return nil
-	case len(s.troubles) > 0:
+	case len(s.troubles) > 0 || started.excused:
 		return nil
 	}
 	return fmt.Errorf("a program of claim %s: %w", c, err)
@@ -252,7 +291,7 @@ func (s *soak) checkUsers() error {
 			return false
 		}
 		if !u.excused {
-			errs = append(errs, fmt.Errorf("a program of claim %s: %w", u.claim, err))
+			errs = append(errs, fmt.Errorf("a program of claim %s that was started %d steps ago: %w", u.claim, s.steps-u.begun, err))
 		}
 		u.end()
 		return true

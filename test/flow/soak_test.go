@@ -19,8 +19,8 @@ import (
 )
 
 var (
-	soakDuration = flag.Duration("soak.duration", 20*time.Second, "how long TestSoak goes on")
-	soakSeed     = flag.Uint64("soak.seed", 0, "where the random numbers of TestSoak begin; 0: somewhere else every time")
+	soakDuration = flag.Duration("soak.duration", 0, "how long TestSoak runs; 0: for a fixed number of steps from a fixed seed")
+	soakSeed     = flag.Uint64("soak.seed", 0, "seed of TestSoak; 0: a new one with -soak.duration, the fixed one without")
 )
 
 var soakMachines = []struct {
@@ -40,27 +40,33 @@ var soakMachines = []struct {
 // the journal and the CDI specs with what the kubelet was told. In the end,
 // without troubles, all three are the same, and then nothing is left.
 //
+// Without flags it takes the same number of steps from the same seed every time.
 // The seed decides what is done, but not how what runs at the same time
-// interleaves.
+// interleaves, nor how long anything takes.
 func TestSoak(t *testing.T) {
 	t.Parallel()
 	seed := *soakSeed
-	if seed == 0 {
+	switch {
+	case seed != 0:
+	case *soakDuration > 0:
 		seed = uint64(time.Now().UnixNano())
+	default:
+		seed = soakFixedSeed
 	}
 	var wg sync.WaitGroup
 	for i, m := range soakMachines {
 		wg.Go(func() {
 			t.Run(m.name, func(t *testing.T) {
-				t.Logf("-soak.seed=%d", seed)
+				t.Logf("-soak.seed=%d -soak.duration=%v", seed, *soakDuration)
 				change := m.change
 				if change == nil {
 					change = func(*machine.Machine) {}
 				}
-				s := newSoak(t, newNode(t, m.machine, change), rand.New(rand.NewPCG(seed, uint64(i))))
+				s := newSoak(t, newNode(t, m.machine, change), seed+uint64(i)<<32)
 				if err := s.run(t, *soakDuration); err != nil {
 					t.Error(err)
 				}
+				s.checkCounts(t)
 			})
 		})
 	}
@@ -71,7 +77,11 @@ func TestSoak(t *testing.T) {
 type soak struct {
 	t *testing.T
 	n *node
+	// Rand is seeded again for every step, so that what a step finds by chance
+	// does not decide which steps come after it.
 	*rand.Rand
+	seed  uint64
+	steps int
 	// machine is as it was made, pristine what claims had left then.
 	machine  *machine.Machine
 	pristine traces
@@ -85,6 +95,8 @@ type soak struct {
 	supervisor *supervisor
 	away       bool
 	users      []*soakUser
+	// calmSince is the step in which the last trouble of MPS ended.
+	calmSince int
 	// ending: nothing goes wrong any more.
 	ending bool
 
@@ -94,9 +106,9 @@ type soak struct {
 	logs    []*logBuffer
 }
 
-func newSoak(t *testing.T, n *node, random *rand.Rand) *soak {
+func newSoak(t *testing.T, n *node, seed uint64) *soak {
 	skipWithoutMounts(t)
-	return &soak{t: t, n: n, Rand: random, machine: n.machine(t), pristine: n.traces(t), done: map[string]int{}}
+	return &soak{t: t, n: n, Rand: rand.New(rand.NewPCG(seed, 0)), seed: seed, machine: n.machine(t), pristine: n.traces(t), done: map[string]int{}}
 }
 
 // soakAction is something that can happen. It reports only what must not be.
@@ -130,7 +142,13 @@ var soakActions = []soakAction{
 	{"fault of a client", 2, (*soak).faultServer},
 }
 
-// run goes on for about d.
+// Without a duration, TestSoak takes soakSteps steps on each machine.
+const (
+	soakFixedSeed = 1
+	soakSteps     = 200
+)
+
+// run goes on for about d, or for soakSteps steps if that is 0.
 func (s *soak) run(t *testing.T, d time.Duration) (err error) {
 	defer func() {
 		s.closeDrivers()
@@ -147,7 +165,9 @@ func (s *soak) run(t *testing.T, d time.Duration) (err error) {
 	for _, a := range soakActions {
 		weights += a.weight
 	}
-	for end := time.Now().Add(d); time.Now().Before(end); {
+	for end := time.Now().Add(d); s.steps < soakSteps || time.Now().Before(end); {
+		s.steps++
+		s.Rand = rand.New(rand.NewPCG(s.seed, uint64(s.steps)))
 		err := s.step(s.IntN(weights))
 		if errors.Is(err, killpoint.ErrForbidden) {
 			t.Skip(err)
@@ -174,6 +194,21 @@ func (s *soak) step(choice int) error {
 		}
 	}
 	return errors.Join(s.check(), s.checkUsers())
+}
+
+// checkCounts fails if the walk did too little to say anything.
+func (s *soak) checkCounts(t *testing.T) {
+	if t.Failed() || t.Skipped() {
+		return
+	}
+	for what, least := range map[string]int{
+		"granted": soakSteps / 4, "unprepare": soakSteps / 10, "driver started": soakSteps / 20,
+		"fault": soakSteps / 50, "program": 1, "supervisor started": 2,
+	} {
+		if s.done[what] < least {
+			t.Errorf("%d %s, want at least %d", s.done[what], what, least)
+		}
+	}
 }
 
 // count remembers that something happened.

@@ -8,8 +8,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/gpusim/state"
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
 )
 
@@ -17,6 +19,9 @@ import (
 type trouble struct {
 	steps int
 	end   func() error
+	// endsPrograms reports for which GPUs it may end programs that use MPS; nil: for
+	// none.
+	endsPrograms func(gpu int) bool
 }
 
 // endTroubles ends those whose time has come, or all.
@@ -34,11 +39,13 @@ func (s *soak) endTroubles(all bool) error {
 }
 
 // addTrouble is for a trouble that has begun.
-func (s *soak) addTrouble(end func() error) {
+func (s *soak) addTrouble(end func() error) *trouble {
 	for _, d := range s.drivers {
 		d.troubled = true
 	}
-	s.troubles = append(s.troubles, &trouble{steps: 1 + s.IntN(6), end: end})
+	begun := &trouble{steps: 1 + s.IntN(6), end: end}
+	s.troubles = append(s.troubles, begun)
+	return begun
 }
 
 func (s *soak) inject(f machine.Fault) error {
@@ -47,13 +54,20 @@ func (s *soak) inject(f machine.Fault) error {
 	if err != nil {
 		return err
 	}
-	s.addTrouble(func() error {
+	end := func() error {
 		struck, err := fault.tryRemove()
 		if struck > 0 {
 			s.done["fault that struck"]++
 		}
 		return err
-	})
+	}
+	if strings.HasPrefix(f.Function, state.Programs) {
+		// The supervisor starts a daemon anew that is killed, fails or does not answer,
+		// and its server with it.
+		s.upset(func(gpu int) bool { return f.GPU < 0 || f.GPU == gpu }, end)
+		return nil
+	}
+	s.addTrouble(end)
 	return nil
 }
 
