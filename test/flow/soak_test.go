@@ -145,7 +145,7 @@ var soakActions = []soakAction{
 // Without a duration, TestSoak takes soakSteps steps on each machine.
 const (
 	soakFixedSeed = 1
-	soakSteps     = 200
+	soakSteps     = 150
 )
 
 // run goes on for about d, or for soakSteps steps if that is 0.
@@ -202,7 +202,7 @@ func (s *soak) checkCounts(t *testing.T) {
 		return
 	}
 	for what, least := range map[string]int{
-		"granted": soakSteps / 4, "unprepare": soakSteps / 10, "driver started": soakSteps / 20,
+		"granted": soakSteps / 10, "unprepare": soakSteps / 10, "driver started": soakSteps / 20,
 		"fault": soakSteps / 50, "program": 1, "supervisor started": 2,
 	} {
 		if s.done[what] < least {
