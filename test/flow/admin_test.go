@@ -54,7 +54,7 @@ func (n *node) rounds(claim *drapb.Claim) *atomic.Int64 {
 func TestAdminAccess(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, "h100x3")
-	p := n.start(t, impatient...)
+	p := n.start(t, frequent...)
 	p.ready(t)
 	n.smi(t, "-i 2 -mig 1")
 	n.smi(t, "mig -i 2 -cgi 2g.20gb:2 -C")
@@ -84,7 +84,7 @@ func TestAdminAccess(t *testing.T) {
 	}
 	p.mustPrepare(t, admin)
 	p.kill()
-	p = n.start(t, impatient...)
+	p = n.start(t, frequent...)
 	p.ready(t)
 	p.mustPrepare(t, admin)
 	n.wantGPUs(t, "a crash", before)

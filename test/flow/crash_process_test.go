@@ -21,10 +21,12 @@ import (
 )
 
 // quiet keeps the driver from doing anything by itself while effects are counted.
-// eager makes it clean up all the time, also after claims that are gone.
+// frequent makes it look at the GPUs and clean up all the time, and eager also
+// release claims that are gone.
 var (
-	quiet = []string{"--poll-interval=1h", "--reconcile-interval=1h"}
-	eager = []string{"--poll-interval=100ms", "--reconcile-interval=50ms", "--orphan-grace=50ms"}
+	quiet    = []string{"--poll-interval=1h", "--reconcile-interval=1h"}
+	frequent = []string{"--poll-interval=50ms", "--reconcile-interval=50ms"}
+	eager    = []string{"--poll-interval=100ms", "--reconcile-interval=50ms", "--orphan-grace=50ms"}
 )
 
 // supervised is a driver that can be killed at an effect. Unlike one that start

@@ -193,7 +193,11 @@ func (s *supervisorScene) crash(t *testing.T, n int) (call chan error) {
 // try is the operation, with a limit that leaves it no time for a supervisor that
 // never comes back.
 func (s *supervisorScene) try(ctx context.Context, p *process) error {
-	ctx, cancel := context.WithTimeout(ctx, 5*hurry)
+	limit := 5 * hurry
+	if s.operation.prepared { // a release never waits for a supervisor
+		limit = kubeletTime
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	return s.operation.call(ctx, p, s.claims)
 }

@@ -21,10 +21,12 @@ import (
 )
 
 // kubeletTime is what the kubelet gives a call. hurry is for calls of which
-// only the end matters: repetitions inside the driver are cut short.
+// only the end matters: repetitions inside the driver are cut short. glance is for
+// calls that cannot succeed and would wait for something that does not happen.
 const (
 	kubeletTime = 45 * time.Second
 	hurry       = time.Second
+	glance      = 300 * time.Millisecond
 )
 
 // operation is one of the two calls, for most purposes.
@@ -164,13 +166,16 @@ func (i *injected) tryStruck() (uint64, error) {
 // struck waits until a call was struck.
 func (i *injected) struck(t testing.TB, p *process) {
 	t.Helper()
-	p.until(t, "a call that is struck by the fault", func(context.Context) error {
-		struck, err := i.tryStruck()
-		if err == nil && struck == 0 {
-			err = errors.New("none yet")
-		}
-		return err
-	})
+	p.until(t, "a call that is struck by the fault", func(context.Context) error { return i.tryHasStruck() })
+}
+
+// tryHasStruck fails unless a call was struck.
+func (i *injected) tryHasStruck() error {
+	struck, err := i.tryStruck()
+	if err == nil && struck == 0 {
+		err = errors.New("no call was struck yet")
+	}
+	return err
 }
 
 // update changes the machine as somebody else would.

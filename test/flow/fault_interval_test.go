@@ -46,7 +46,7 @@ func TestFaultsOfIntervals(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t, "l4x2")
-			p := n.start(t, impatient...)
+			p := n.start(t, frequent...)
 			p.ready(t)
 			before := n.traces(t)
 			c := n.claim(t, []request{{gpu: 0}}, gpuShort)

@@ -95,7 +95,7 @@ func (l *lane) roundTrip(ctx context.Context, gpu int) error {
 	if err := l.p.tryUnprepare(ctx, claim, kubeletTime); err != nil {
 		return fmt.Errorf("unprepare: %w", err)
 	}
-	return l.checkClean(gpu, claim.GetUid())
+	return l.checkClean(ctx, gpu, claim.GetUid())
 }
 
 // afterPrepare checks what a Prepare that was struck left, after the fault is
@@ -106,7 +106,7 @@ func (l *lane) afterPrepare(ctx context.Context, c faultCase, claim *drapb.Claim
 		// It did without the call, or repeated it.
 	case c.fault.Times == 1:
 		// What failed is undone at once where nothing else goes wrong.
-		if err := l.checkClean(l.gpu, claim.GetUid()); err != nil {
+		if err := l.checkClean(ctx, l.gpu, claim.GetUid()); err != nil {
 			return fmt.Errorf("it failed and left something: %w", errors.Join(err, l.cleanUp(ctx, claim)))
 		}
 		return l.cleanUp(ctx, claim)
@@ -138,7 +138,7 @@ func (l *lane) cleanUp(ctx context.Context, claim *drapb.Claim) error {
 	if err := l.p.tryUnprepare(ctx, claim, kubeletTime); err != nil {
 		return fmt.Errorf("unprepare without a fault: %w", err)
 	}
-	return l.checkClean(l.gpu, claim.GetUid())
+	return l.checkClean(ctx, l.gpu, claim.GetUid())
 }
 
 // afterUnprepare checks what an Unprepare that was struck left, after the fault
@@ -159,7 +159,7 @@ func (l *lane) afterUnprepare(ctx context.Context, claim *drapb.Claim, callErr e
 		if err := next(ctx, l.gpu); err != nil {
 			return fmt.Errorf("the next claim: %w", err)
 		}
-		return l.checkClean(l.gpu, claim.GetUid())
+		return l.checkClean(ctx, l.gpu, claim.GetUid())
 	}
 	if l.checkMode(l.gpu) == nil {
 		return nil
@@ -217,8 +217,13 @@ func (l *lane) checkMessage(c faultCase, err error) error {
 
 // checkClean fails unless nothing of a claim is left and the GPU is as it was
 // before.
-func (l *lane) checkClean(gpu int, uid string) error {
-	return errors.Join(l.checkGone(gpu, uid), l.checkMode(gpu))
+func (l *lane) checkClean(ctx context.Context, gpu int, uid string) error {
+	check := func() error { return errors.Join(l.checkGone(gpu, uid), l.checkMode(gpu)) }
+	if l.layout.usesMPS() {
+		// On a busy machine the end of a session may go on in the background.
+		return l.n.eventually(ctx, check)
+	}
+	return check()
 }
 
 // checkGone fails unless nothing of a claim is left.

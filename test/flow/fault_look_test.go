@@ -25,7 +25,7 @@ func TestFaultsOfLooks(t *testing.T) {
 	t.Parallel()
 	r := &faultRig{n: newNode(t, "h100x16"), layout: faultLayout{at: place{"1g.10gb", 4}}}
 	r.n.startSupervisor(t)
-	r.p = r.n.start(t, impatient...)
+	r.p = r.n.start(t, frequent...)
 	r.p.ready(t)
 	for gpu := 0; gpu < 2*lanes; gpu += 2 {
 		r.p.mustPrepare(t, r.n.allocate(r.n.names(t, []request{mig(gpu, "1g.10gb", 0)})))

@@ -59,7 +59,7 @@ func (n *node) static(t testing.TB, p *process, gpu int, at place) string {
 func divided(t *testing.T) (*node, *process, place) {
 	t.Helper()
 	n := newNode(t, "h100x2")
-	p := n.start(t, impatient...)
+	p := n.start(t, frequent...)
 	p.ready(t)
 	p.untilTainted(t, n, "occupied", nil)
 	n.smi(t, "-i 0 -mig 1")
@@ -93,7 +93,7 @@ func TestForeignPartition(t *testing.T) {
 	p.mustPrepare(t, beside)
 
 	p.kill()
-	p = n.start(t, impatient...)
+	p = n.start(t, frequent...)
 	p.ready(t)
 	n.wantInstances(t, 0, at, place{"1g.10gb", 4})
 	p.untilTainted(t, n, "occupied", n.overlapping(t, 0, 2, 2))
@@ -172,7 +172,7 @@ func TestForeignPartitionGoesWhileClaimed(t *testing.T) {
 func TestBareForeignInstance(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, "h100x2")
-	p := n.start(t, impatient...)
+	p := n.start(t, frequent...)
 	p.ready(t)
 	n.smi(t, "-i 1 -mig 1")
 	n.smi(t, "mig -i 1 -cgi 3g.40gb:0")
@@ -190,7 +190,7 @@ func TestBareForeignInstance(t *testing.T) {
 	}
 	p.mustUnprepare(t, beside, inIt)
 	p.kill()
-	p = n.start(t, impatient...)
+	p = n.start(t, frequent...)
 	p.ready(t)
 	n.wantInstances(t, 1, place{"3g.40gb", 0})
 	if in := n.instances(t); len(in) != 1 || len(in[0].Compute) > 0 {
@@ -205,7 +205,7 @@ func TestBareForeignInstance(t *testing.T) {
 func TestAmpereMode(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, "a100-80x2")
-	p := n.start(t, impatient...)
+	p := n.start(t, frequent...)
 	p.ready(t)
 	wantPublished := func(when string) {
 		t.Helper()

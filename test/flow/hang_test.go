@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -16,8 +17,9 @@ import (
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
 
-// impatient is a driver that leaves a call behind soon.
-var impatient = []string{"--nvml-call-limit=500ms", "--poll-interval=50ms", "--reconcile-interval=50ms"}
+// impatient makes the driver leave a call behind soon. A call that is only slow may
+// then be taken for one that hangs: the tests repeat what was refused for that.
+var impatient = slices.Concat(frequent, []string{"--nvml-call-limit=2s"})
 
 // TestHang: a call on one GPU does not return. The GPU is reported and tainted,
 // all others go on, pods on it can end, and when the call returns at last all is
@@ -70,12 +72,7 @@ func newHang(t *testing.T, function string, o operation) *hang {
 }
 
 func (h *hang) run(t *testing.T) {
-	answer := make(chan error, 1)
-	go func() {
-		_, err := h.p.try(t.Context(), h.operation, h.stuck, kubeletTime)
-		answer <- err
-	}()
-	h.fault.struck(t, h.p)
+	answer := h.begin(t)
 	h.othersWork(t)
 	h.checkAnswer(t, <-answer)
 	h.othersWork(t)
@@ -107,6 +104,34 @@ func (h *hang) run(t *testing.T) {
 	h.p.untilClean(t, h.n)
 	if on := h.n.migMode(t)[0]; on {
 		t.Error("MIG mode is on although nothing is left")
+	}
+}
+
+// begin makes the call and returns when it hangs. A call before the one that is to
+// hang may have been slow.
+func (h *hang) begin(t *testing.T) (answer chan error) {
+	t.Helper()
+	for {
+		answer = make(chan error, 1)
+		go func() {
+			_, err := h.p.try(t.Context(), h.operation, h.stuck, kubeletTime)
+			answer <- err
+		}()
+		var early error
+		h.p.until(t, "a call that hangs", func(context.Context) error {
+			select {
+			case early = <-answer:
+				return nil
+			default:
+			}
+			return h.fault.tryHasStruck()
+		})
+		if early == nil || !leftBehind(early) || strings.Contains(early.Error(), h.function) {
+			if early != nil {
+				answer <- early
+			}
+			return answer
+		}
 	}
 }
 

@@ -47,20 +47,21 @@ func TestForeignMode(t *testing.T) {
 // TestNoSupervisor: without it MPS is refused with a reason and all else goes on.
 func TestNoSupervisor(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, "h100x2")
-	p := n.start(t, impatient...)
+	n := newNode(t, "h100x3")
+	p := n.start(t, frequent...)
 	p.ready(t)
 	before := n.traces(t)
-	for _, c := range []*drapb.Claim{
-		n.claim(t, []request{{kind: asMPS}}), n.claim(t, []request{{gpu: 0}, {gpu: 1}}, owning("")),
-		n.claim(t, []request{mig(0, "1g.10gb", 0)}, migMPS),
-	} {
-		_, err := p.tryPrepare(t.Context(), c, kubeletTime)
-		if err == nil || !strings.Contains(err.Error(), "MPS supervisor") {
-			t.Errorf("prepare without a supervisor: %v", err)
-		}
-		p.mustUnprepare(t, c)
+	// The driver waits for a supervisor for some seconds, for all of them at once.
+	refused := []*drapb.Claim{
+		n.claim(t, []request{{kind: asMPS}}), n.claim(t, []request{{gpu: 1}}, owning("")),
+		n.claim(t, []request{mig(2, "1g.10gb", 0)}, migMPS),
 	}
+	for i, answer := range p.prepare(t, refused...) {
+		if !strings.Contains(answer.GetError(), "MPS supervisor") {
+			t.Errorf("prepare claim %d without a supervisor: %q", i, answer.GetError())
+		}
+	}
+	p.mustUnprepare(t, refused...)
 	for _, device := range []request{{}, {kind: asTimeSlice}, mig(0, "1g.10gb", 0)} {
 		c := n.claim(t, []request{device})
 		p.mustPrepare(t, c)
@@ -73,7 +74,7 @@ func TestNoSupervisor(t *testing.T) {
 // they had is cleaned up once there is one.
 func TestReleaseWithoutSupervisor(t *testing.T) {
 	t.Parallel()
-	s := newMPSScene(t, impatient...)
+	s := newMPSScene(t, frequent...)
 	for _, u := range s.users {
 		u.end()
 	}

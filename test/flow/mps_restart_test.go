@@ -12,7 +12,7 @@ import (
 // them as they are.
 func TestSupervisorKilled(t *testing.T) {
 	t.Parallel()
-	s := newMPSScene(t, impatient...)
+	s := newMPSScene(t, frequent...)
 	s.supervisor.kill()
 	first := s.n.servers(t, 0)
 	s.supervisor = s.n.startSupervisor(t)
@@ -39,7 +39,7 @@ func TestSupervisorKilled(t *testing.T) {
 // starts them again for the claims that there are.
 func TestSupervisorStopped(t *testing.T) {
 	t.Parallel()
-	s := newMPSScene(t, impatient...)
+	s := newMPSScene(t, frequent...)
 	for _, u := range s.users {
 		u.end()
 	}

@@ -72,7 +72,7 @@ func (n *node) wantNoRoom(t testing.TB, p *process, device request) {
 	t.Helper()
 	c := n.claim(t, []request{device})
 	// It would wait for the others to go.
-	if _, err := p.tryPrepare(t.Context(), c, hurry); err == nil {
+	if _, err := p.tryPrepare(t.Context(), c, glance); err == nil {
 		t.Errorf("%+v was prepared beside what others have", device)
 	}
 	p.mustUnprepare(t, c)
@@ -165,5 +165,5 @@ func TestMPSCeiling(t *testing.T) {
 		t.Errorf("the server was replaced: %v is now %v", server, now)
 	}
 	p.mustUnprepare(t, small)
-	n.wantClean(t)
+	p.untilClean(t, n)
 }

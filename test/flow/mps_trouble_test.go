@@ -6,6 +6,7 @@ package flow
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -152,7 +153,7 @@ func TestMPSTrouble(t *testing.T) {
 	for name, trouble := range mpsTroubles {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newMPSScene(t, impatient...)
+			s := newMPSScene(t, frequent...)
 			trouble(t, s)
 			s.lost(t)
 			s.p.untilEvent(t, s.n, "MPSServerLost", s.n.device(t, 0, "", 0))
@@ -178,7 +179,7 @@ func TestMPSTrouble(t *testing.T) {
 // others, and the GPU gets no more claims.
 func TestMPSFaultTaint(t *testing.T) {
 	t.Parallel()
-	s := newMPSScene(t, impatient...)
+	s := newMPSScene(t, frequent...)
 	mpsTroubles["fault"](t, s)
 	s.p.untilTainted(t, s.n, "mps-unhealthy", s.n.devicesOf(t, 0))
 	another := s.n.claim(t, []request{{gpu: 0, kind: asMPS}})
@@ -201,7 +202,7 @@ func TestMPSDoesNotComeBack(t *testing.T) {
 	for name, comesBack := range map[string]bool{"comes back": true, "released meanwhile": false} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newMPSScene(t, impatient...)
+			s := newMPSScene(t, frequent...)
 			fault := s.n.inject(t, machine.Fault{Function: "mps_control_start", GPU: 0, Effect: machine.Fail})
 			killed(t, s.daemon(t, 0))
 			s.p.untilTainted(t, s.n, "mps-unhealthy", s.n.devicesOf(t, 0))
@@ -214,7 +215,12 @@ func TestMPSDoesNotComeBack(t *testing.T) {
 				s.p.until(t, "a new program", s.n.containerStarts(t, s.ids[0]))
 			} else {
 				s.p.mustUnprepare(t, s.claims[0])
-				s.n.wantMode(t, 0, defaultMode)
+				s.p.until(t, "the default compute mode", func(context.Context) error {
+					if mode := s.n.machine(t).GPUs[0].ComputeMode; mode != defaultMode {
+						return fmt.Errorf("it is %d", mode)
+					}
+					return nil
+				})
 				s.p.untilTainted(t, s.n, "mps-unhealthy", nil)
 				fault.remove(t)
 			}

@@ -197,9 +197,7 @@ func TestMIGModeFollowsClaims(t *testing.T) {
 	p.mustPrepare(t, one)
 	step("with one partition", true)
 	p.mustPrepare(t, two)
-	if answer := p.prepare(t, whole)[0]; answer.GetError() == "" {
-		t.Error("the whole GPU was prepared beside partitions of it")
-	}
+	n.wantNoRoom(t, p, request{gpu: 0})
 	p.mustUnprepare(t, one)
 	step("with the other partition", true)
 	p.mustUnprepare(t, two)

@@ -59,7 +59,7 @@ func TestPolicyChanges(t *testing.T) {
 	n := newNode(t, "h100x1")
 	n.startSupervisor(t)
 	flag := n.policy(t, "default: {kinds: [mps, timeslice]}\n")
-	p := n.start(t, append(slices.Clip(impatient), flag)...)
+	p := n.start(t, append(slices.Clip(frequent), flag)...)
 	p.ready(t)
 	base := n.device(t, 0, "", 0)
 	share, slice := base+"-mps", base+"-timeslice"
@@ -87,7 +87,7 @@ func TestPolicyChanges(t *testing.T) {
 	p.untilTainted(t, n, "withdrawn", []string{base, slice})
 	u.leave()
 	p.mustUnprepare(t, c)
-	n.wantClean(t)
+	p.untilClean(t, n)
 }
 
 // wantOffered waits until these devices are published, and nothing else.

@@ -38,7 +38,7 @@ func (n *node) takeDriver(t testing.TB) (load func()) {
 func TestUnprepareBeforeTheDriverIsLoaded(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, "h100x2")
-	p := n.start(t, impatient...)
+	p := n.start(t, frequent...)
 	part := n.allocate(n.names(t, []request{mig(0, "1g.10gb", 4)}))
 	whole := n.allocate(n.names(t, []request{{gpu: 1}}))
 	p.mustPrepare(t, part)
@@ -46,7 +46,7 @@ func TestUnprepareBeforeTheDriverIsLoaded(t *testing.T) {
 	p.kill()
 	load := n.takeDriver(t)
 
-	p = n.start(t, impatient...)
+	p = n.start(t, frequent...)
 	p.until(t, "liveness", p.check("liveness"))
 	p.mustUnprepare(t, part, whole)
 	if left := n.cdiSpecs(t); len(left) > 0 {
@@ -72,7 +72,7 @@ func TestUnprepareBeforeTheDriverIsLoaded(t *testing.T) {
 func TestDriverUnloadedWhileRunning(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, "h100x2")
-	p := n.start(t, impatient...)
+	p := n.start(t, frequent...)
 	p.ready(t)
 	part := n.allocate(n.names(t, []request{mig(0, "1g.10gb", 4)}))
 	whole := n.allocate(n.names(t, []request{{gpu: 1}}))
@@ -108,7 +108,7 @@ func TestDamagedJournal(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t, "h100x2")
-			p := n.start(t, impatient...)
+			p := n.start(t, frequent...)
 			damaged := n.allocate(n.names(t, []request{mig(0, "1g.10gb", 4)}))
 			healthy := n.allocate(n.names(t, []request{mig(0, "1g.10gb", 0)}))
 			p.mustPrepare(t, damaged)
@@ -117,7 +117,7 @@ func TestDamagedJournal(t *testing.T) {
 			n.damage(t, damaged.GetUid(), damage)
 
 			for range 2 {
-				p = n.start(t, impatient...)
+				p = n.start(t, frequent...)
 				p.ready(t)
 				p.untilEvent(t, n, "DamagedClaimRecord", damaged.GetUid())
 				if got := n.quarantined(t); len(got) != 1 || !strings.HasPrefix(got[0], damaged.GetUid()) {
@@ -133,7 +133,7 @@ func TestDamagedJournal(t *testing.T) {
 			n.wantInstances(t, 0, place{"1g.10gb", 0}, place{"1g.10gb", 4})
 
 			// The allocation says it as well, if the kubelet asks again.
-			p = n.start(t, impatient...)
+			p = n.start(t, frequent...)
 			p.ready(t)
 			ids := p.mustPrepare(t, damaged)
 			if err := n.checkPrepared(damaged.GetUid(), ids, 0, place{"1g.10gb", 4}); err != nil {
@@ -150,12 +150,12 @@ func TestDamagedJournal(t *testing.T) {
 func TestDamagedJournalUnprepared(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, "h100x1")
-	p := n.start(t, impatient...)
+	p := n.start(t, frequent...)
 	claim := n.allocate(n.names(t, []request{mig(0, "1g.10gb", 4)}))
 	p.mustPrepare(t, claim)
 	p.kill()
 	n.damage(t, claim.GetUid(), func(string) string { return "{" })
-	p = n.start(t, impatient...)
+	p = n.start(t, frequent...)
 	p.ready(t)
 	p.untilEvent(t, n, "DamagedClaimRecord", claim.GetUid())
 	// It was reported, so that the next call succeeds at the latest.
@@ -176,14 +176,14 @@ func TestDamagedJournalUnprepared(t *testing.T) {
 func TestJournalOfLaterVersion(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, "h100x2")
-	p := n.start(t, impatient...)
+	p := n.start(t, frequent...)
 	claim := n.allocate(n.names(t, []request{mig(0, "1g.10gb", 4)}))
 	p.mustPrepare(t, claim)
 	p.kill()
 	n.damage(t, claim.GetUid(), func(text string) string {
 		return strings.Replace(text, "journal.partage.dev/v1", "journal.partage.dev/v9", 1)
 	})
-	p = n.start(t, impatient...)
+	p = n.start(t, frequent...)
 	p.ready(t)
 	p.untilEvent(t, n, "ClaimRecordOfOtherVersion", claim.GetUid())
 	if err := p.unprepare(t, claim); err == nil {
@@ -197,7 +197,7 @@ func TestJournalOfLaterVersion(t *testing.T) {
 	n.damage(t, claim.GetUid(), func(text string) string {
 		return strings.Replace(text, "journal.partage.dev/v9", "journal.partage.dev/v1", 1)
 	})
-	p = n.start(t, impatient...)
+	p = n.start(t, frequent...)
 	p.ready(t)
 	p.mustUnprepare(t, claim)
 	n.wantClean(t)
@@ -234,7 +234,7 @@ func TestBrokenGPUAtStart(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t, "h100x3", func(m *machine.Machine) { m.GPUs[1].Failure = failure })
-			p := n.start(t, impatient...)
+			p := n.start(t, frequent...)
 			p.ready(t)
 			p.untilPublished(t, n, 0, 2)
 			for _, gpu := range []int{0, 2} {
@@ -260,7 +260,7 @@ func TestGPUBreaksAndRecovers(t *testing.T) {
 		t.Run(reason, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t, "h100x2")
-			p := n.start(t, impatient...)
+			p := n.start(t, frequent...)
 			p.ready(t)
 			claim := n.allocate(n.names(t, []request{mig(0, "1g.10gb", 4)}))
 			p.mustPrepare(t, claim)

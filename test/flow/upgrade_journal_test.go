@@ -72,7 +72,7 @@ func TestUpgradeOfJournal(t *testing.T) {
 				actual = append(actual, `"`+uuid+`"`, `"`+n.machine(t).GPUs[at].UUID+`"`)
 			}
 			n.writeRecord(t, r.Claim.UID, strings.NewReplacer(actual...).Replace(string(data)))
-			flags := slices.Clone(impatient)
+			flags := slices.Clone(frequent)
 			if len(r.Sessions) > 0 {
 				n.startSupervisor(t)
 				flags = append(flags, n.interposer(t))
