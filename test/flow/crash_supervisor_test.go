@@ -16,8 +16,7 @@ import (
 // supervisor.
 func TestSupervisorCrash(t *testing.T) {
 	t.Parallel()
-	count := &crashCount{cases: map[string]int{}}
-	t.Cleanup(func() { t.Log(count) })
+	count := enumerate(t, "crashes", 64)
 	for _, layout := range []string{"second MPS share", "MPS share of a partition"} {
 		for name, operation := range crashOperations {
 			t.Run(layout+"/"+name, func(t *testing.T) {
@@ -125,7 +124,7 @@ func (s *supervisorScene) prepareAgain(t *testing.T) {
 }
 
 // killEverywhere kills before effect 1, 2 and so on until there is no such effect.
-func (s *supervisorScene) killEverywhere(t *testing.T, operation string, count *crashCount) {
+func (s *supervisorScene) killEverywhere(t *testing.T, operation string, count *enumeration) {
 	effects := s.effects(t)
 	for i, e := range effects {
 		t.Logf("effect %d: %s", i+1, s.shorten(e))

@@ -10,7 +10,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
@@ -162,8 +161,7 @@ type crashScene struct {
 // an effect is what is there before the next.
 func TestCrash(t *testing.T) {
 	t.Parallel()
-	count := &crashCount{cases: map[string]int{}}
-	t.Cleanup(func() { t.Log(count) })
+	count := enumerate(t, "crashes", 700)
 	layouts := maps.Clone(crashLayouts)
 	maps.Copy(layouts, crashSharing)
 	for layoutName, layout := range layouts {
@@ -230,7 +228,7 @@ func (s *crashScene) prepareBeside(t *testing.T, p *process) {
 }
 
 // killEverywhere kills before effect 1, 2 and so on until there is no such effect.
-func (s *crashScene) killEverywhere(t *testing.T, operation string, count *crashCount) {
+func (s *crashScene) killEverywhere(t *testing.T, operation string, count *enumeration) {
 	effects := s.effects(t)
 	for i, e := range effects {
 		t.Logf("effect %d: %s", i+1, s.shorten(e))
@@ -314,29 +312,4 @@ func (s *crashScene) shorten(e killpoint.Effect) string {
 		text = strings.ReplaceAll(text, c.GetUid(), "claim"+itoa(i))
 	}
 	return text
-}
-
-// crashCount counts cases by operation and continuation.
-type crashCount struct {
-	mu    sync.Mutex
-	cases map[string]int
-}
-
-func (c *crashCount) add(what string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.cases[what]++
-}
-
-func (c *crashCount) String() string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	all := 0
-	var lines []string
-	for what, n := range c.cases {
-		all += n
-		lines = append(lines, itoa(n)+" "+what)
-	}
-	slices.Sort(lines)
-	return itoa(all) + " crashes: " + strings.Join(lines, "; ")
 }

@@ -14,8 +14,7 @@ import (
 // time, and then its successor before every effect of its start, which cleans up.
 func TestCrashTwice(t *testing.T) {
 	t.Parallel()
-	count := &crashCount{cases: map[string]int{}}
-	t.Cleanup(func() { t.Log(count) })
+	count := enumerate(t, "crashes", 60)
 	for name, operation := range crashOperations {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -24,7 +23,7 @@ func TestCrashTwice(t *testing.T) {
 	}
 }
 
-func (s *crashScene) killTwice(t *testing.T, operation string, count *crashCount) {
+func (s *crashScene) killTwice(t *testing.T, operation string, count *enumeration) {
 	last := 0
 	for i, e := range s.effects(t) {
 		if strings.HasPrefix(e.Call, "fcntl") {

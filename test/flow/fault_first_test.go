@@ -6,7 +6,6 @@ package flow
 import (
 	"maps"
 	"slices"
-	"sync/atomic"
 	"testing"
 )
 
@@ -16,8 +15,7 @@ func TestFaultsOfFirstCalls(t *testing.T) {
 	t.Parallel()
 	header := readHeader(t)
 	layout := faultLayouts["partition"]
-	var ran atomic.Int64
-	t.Cleanup(func() { t.Logf("%d faults", ran.Load()) })
+	count := enumerate(t, "faults", 43)
 	for function, calls := range firstCalls(t, layout) {
 		codes, err := header.codes(function)
 		if err != nil {
@@ -35,7 +33,7 @@ func TestFaultsOfFirstCalls(t *testing.T) {
 					if err := l.run(t.Context(), c); err != nil {
 						t.Errorf("%s: %v", c, err)
 					}
-					ran.Add(1)
+					count.add(function)
 					r.restart(t)
 				}
 			})

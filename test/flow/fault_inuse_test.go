@@ -39,7 +39,7 @@ func TestFaultsWhileInUse(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("%d faults", r.runAll(t, cases, (*lane).runInUse))
+	enumerate(t, "faults", 45).addAll("in use", r.runAll(t, cases, (*lane).runInUse))
 }
 
 // whoHoldsIt are the functions that are called only where a partition is in use.

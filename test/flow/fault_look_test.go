@@ -48,7 +48,7 @@ func TestFaultsOfLooks(t *testing.T) {
 		// Calls come again and again, so that there is no first one.
 		cases = append(cases, ways(look, function, 0, codes)...)
 	}
-	t.Logf("%d faults", r.runAll(t, cases, (*lane).runLook))
+	enumerate(t, "faults", 50).addAll("looks", r.runAll(t, cases, (*lane).runLook))
 }
 
 // discovery is called once for every time that all GPUs are discovered anew.

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
@@ -75,13 +74,12 @@ type faultLayout struct {
 func TestFaults(t *testing.T) {
 	t.Parallel()
 	header := readHeader(t)
-	var ran atomic.Int64
-	t.Cleanup(func() { t.Logf("%d faults", ran.Load()) })
+	count := enumerate(t, "faults", 2100)
 	for name, layout := range faultLayouts {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newFaultRig(t, layout)
-			ran.Add(r.runAll(t, r.cases(t, header), (*lane).run))
+			count.addAll(name, r.runAll(t, r.cases(t, header), (*lane).run))
 		})
 	}
 }
@@ -118,7 +116,7 @@ func newFaultRig(t *testing.T, layout faultLayout) *faultRig {
 }
 
 // runAll runs cases on all lanes and returns their number.
-func (r *faultRig) runAll(t *testing.T, cases []faultCase, run func(*lane, context.Context, faultCase) error) int64 {
+func (r *faultRig) runAll(t *testing.T, cases []faultCase, run func(*lane, context.Context, faultCase) error) int {
 	t.Helper()
 	next := make(chan faultCase)
 	var wg sync.WaitGroup
@@ -137,7 +135,7 @@ func (r *faultRig) runAll(t *testing.T, cases []faultCase, run func(*lane, conte
 	}
 	close(next)
 	wg.Wait()
-	return int64(len(cases))
+	return len(cases)
 }
 
 // cases are all ways in which one call of an operation can go wrong.

@@ -85,7 +85,7 @@ func TestFaultsOfMPS(t *testing.T) {
 			}
 		})
 	}
-	t.Logf("%d faults", len(cases))
+	enumerate(t, "faults", 104).addAll("of daemons and servers", len(cases))
 }
 
 func newMPSRig(t *testing.T) *mpsRig {
