@@ -1,0 +1,187 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package harness
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/partage-dev/partage/test/gpusim/machine"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+)
+
+// Limits of an MPS share that asks for none in particular. They fit on everything
+// that is shared here.
+const (
+	SomeMemory  = 4 << 30
+	SomePercent = 25
+)
+
+// consumed is what the scheduler writes down of a share.
+func (r Device) consumed() map[resourceapi.QualifiedName]resource.Quantity {
+	if r.Kind == MPS {
+		r.Memory, r.Percent = cmp.Or(r.Memory, SomeMemory), cmp.Or(r.Percent, SomePercent)
+	}
+	all := map[resourceapi.QualifiedName]resource.Quantity{"shares": *resource.NewQuantity(1, resource.DecimalSI)}
+	if r.Memory > 0 {
+		all["memory"] = *resource.NewQuantity(r.Memory, resource.BinarySI)
+	}
+	if r.Percent > 0 {
+		all["smPercent"] = *resource.NewQuantity(int64(r.Percent), resource.DecimalSI)
+	}
+	return all
+}
+
+// BaseDeviceName is what a share is a share of.
+func BaseDeviceName(device string) string {
+	for _, k := range []ShareKind{MPS, TimeSlice} {
+		device = strings.TrimSuffix(device, "-"+string(k))
+	}
+	return device
+}
+
+// Overlapping are the names of all devices of a GPU that overlap with some of
+// its memory slices, the whole GPU and shares of it included.
+func (n *Node) Overlapping(t testing.TB, gpu, start, size int) []string {
+	t.Helper()
+	g := n.Machine(t).GPUs[gpu]
+	whole := DeviceName(g.PCIAddress, Place{})
+	names := []string{whole, whole + "-" + string(MPS), whole + "-" + string(TimeSlice)}
+	for _, p := range g.MIG.Profiles {
+		for _, at := range p.Placements {
+			if at.Start < start+size && start < at.Start+at.Size {
+				names = append(names, DeviceName(g.PCIAddress, Place{Profile: p.Name, Start: at.Start}))
+			}
+		}
+	}
+	return names
+}
+
+// Place is a partition of a GPU by profile name and start.
+type Place struct {
+	Profile string
+	Start   int
+}
+
+// at finds the live instance of a partition, or nil.
+func (at Place) Find(g *machine.GPU) *machine.GPUInstance {
+	for i := range g.MIG.Instances {
+		in := &g.MIG.Instances[i]
+		if profileName(g, in.ProfileID) == at.Profile && in.Placement.Start == at.Start {
+			return in
+		}
+	}
+	return nil
+}
+
+func profileName(g *machine.GPU, id uint32) string {
+	for _, p := range g.MIG.Profiles {
+		if p.ID == id {
+			return p.Name
+		}
+	}
+	return ""
+}
+
+// Places are all live instances of a GPU, in the order of their starts.
+func Places(g *machine.GPU) []Place {
+	var all []Place
+	if g.MIG == nil {
+		return nil
+	}
+	for _, in := range g.MIG.Instances {
+		all = append(all, Place{Profile: profileName(g, in.ProfileID), Start: in.Placement.Start})
+	}
+	slices.SortFunc(all, func(a, b Place) int { return a.Start - b.Start })
+	return all
+}
+
+// DeviceName returns the name of the published device with this profile ("" for the
+// whole GPU) and start on GPU number index, in the order of PCI addresses.
+func (n *Node) DeviceName(t testing.TB, index int, profile string, start int) string {
+	t.Helper()
+	return DeviceName(n.Machine(t).GPUs[index].PCIAddress, Place{Profile: profile, Start: start})
+}
+
+// DeviceName is the name of the published device.
+func DeviceName(pciAddress string, at Place) string {
+	name := "gpu-" + strings.NewReplacer(":", "-", ".", "-").Replace(pciAddress)
+	if at.Profile == "" {
+		return name
+	}
+	return name + "-mig-" + profileText.Replace(at.Profile) + "-" + Itoa(at.Start)
+}
+
+// profileText makes "1g24gb-me-all" of "1g.24gb+me.all", and "1g24gb-no-me" of
+// "1g.24gb-me".
+var profileText = strings.NewReplacer("-", "-no-", "+", "-", ".all", "-all", ".", "")
+
+// Device is a device that a claim gets: by the number of its GPU, with a profile
+// and a start a partition of it, with a kind a share.
+type Device struct {
+	GPU     int
+	Profile string
+	Start   int
+	Kind    ShareKind
+	// memory and percent are what is asked for of a share.
+	Memory  int64
+	Percent int
+}
+
+// ShareKind is that of a share, and empty for a device that one claim has alone.
+type ShareKind string
+
+const (
+	MPS       ShareKind = "mps"
+	TimeSlice ShareKind = "timeslice"
+)
+
+// Partition is a partition.
+func Partition(gpu int, profile string, start int) Device {
+	return Device{GPU: gpu, Profile: profile, Start: start}
+}
+
+// Name is that of the published device.
+func (r Device) Name(pciAddress string) string {
+	name := DeviceName(pciAddress, Place{Profile: r.Profile, Start: r.Start})
+	if r.Kind != "" {
+		name += "-" + string(r.Kind)
+	}
+	return name
+}
+
+// Shared is a share of the device instead of the device.
+func (r Device) Shared(k ShareKind) Device {
+	r.Kind = k
+	return r
+}
+
+func TurnMIGOn(m *machine.Machine) {
+	for i := range m.GPUs {
+		m.GPUs[i].MIG.Current, m.GPUs[i].MIG.Pending = true, true
+	}
+}
+
+func (n *Node) DeviceNames(t testing.TB, devices []Device) []string {
+	t.Helper()
+	var names []string
+	for _, d := range devices {
+		names = append(names, d.Name(n.Address(t, d.GPU)))
+	}
+	return names
+}
+
+// Live are all instances as "profile id @ start", sorted.
+func (n *Node) Live(t testing.TB) []string {
+	t.Helper()
+	var live []string
+	for _, i := range n.Instances(t) {
+		live = append(live, Itoa(int(i.ProfileID))+"@"+Itoa(i.Placement.Start))
+	}
+	slices.Sort(live)
+	return live
+}

@@ -1,0 +1,59 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package harness
+
+import (
+	"testing"
+
+	"github.com/partage-dev/partage/test/gpusim/machine"
+)
+
+// Update changes the machine as somebody else would.
+func (n *Node) Update(t testing.TB, change func(*machine.Machine)) {
+	t.Helper()
+	err := n.State.Update(func(m *machine.Machine) error {
+		change(m)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Address is the PCI address of a GPU.
+func (n *Node) Address(t testing.TB, gpu int) string {
+	t.Helper()
+	return n.Machine(t).GPUs[gpu].PCIAddress
+}
+
+func (n *Node) Machine(t testing.TB) *machine.Machine {
+	t.Helper()
+	m, err := n.State.Snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// Instances are all live GPU instances of the machine.
+func (n *Node) Instances(t testing.TB) []machine.GPUInstance {
+	t.Helper()
+	var all []machine.GPUInstance
+	for _, g := range n.Machine(t).GPUs {
+		if g.MIG != nil {
+			all = append(all, g.MIG.Instances...)
+		}
+	}
+	return all
+}
+
+// MIGMode is the mode of every GPU in the order of the machine.
+func (n *Node) MIGMode(t testing.TB) []bool {
+	t.Helper()
+	var modes []bool
+	for _, g := range n.Machine(t).GPUs {
+		modes = append(modes, g.MIG != nil && g.MIG.Current)
+	}
+	return modes
+}

@@ -1,0 +1,119 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package harness
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/test/flow/killpoint"
+	"github.com/partage-dev/partage/test/gpusim/sysroot"
+)
+
+// Programs are the files that the tests run.
+type Programs struct {
+	Driver, Supervisor string
+	// Client is the stand-in of a program that uses CUDA.
+	Client string
+	Hook   string
+	Assets sysroot.Assets
+}
+
+// Built is what Main has built.
+var Built Programs
+
+// Main is TestMain of each package of flow tests.
+func Main(m *testing.M) {
+	killpoint.LaunchIfAsked()
+	enterContainerIfAsked()
+	flag.Parse()
+	code, err := run(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "flow:", err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func run(m *testing.M) (int, error) {
+	root, err := moduleRoot()
+	if err != nil {
+		return 0, err
+	}
+	if err := build(root); err != nil {
+		return 0, err
+	}
+	return m.Run(), nil
+}
+
+// moduleRoot is the folder of the module that the tests belong to.
+func moduleRoot() (string, error) {
+	out, err := exec.CommandContext(context.Background(), "go", "env", "GOMOD").Output()
+	if err != nil {
+		return "", fmt.Errorf("go env GOMOD: %w", err)
+	}
+	return filepath.Dir(strings.TrimSpace(string(out))), nil
+}
+
+// build compiles the driver and the simulator from the sources that are tested. The
+// programs stay in the build folder, so that nothing is linked again that has not
+// changed. Test programs of several packages may do this at the same time.
+func build(root string) error {
+	dir := filepath.Join(root, "_output/flow")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	Built = Programs{
+		Driver:     filepath.Join(dir, "gpu-kubelet-plugin"),
+		Supervisor: filepath.Join(dir, "mps-supervisor"),
+		Client:     filepath.Join(dir, "cuda-client"),
+		Hook:       filepath.Join(dir, "nvidia-cdi-hook"),
+		Assets: sysroot.Assets{
+			NVML:       filepath.Join(dir, "libnvidia-ml.so"),
+			CUDA:       filepath.Join(dir, "libcuda.so"),
+			NVIDIASMI:  filepath.Join(dir, "nvidia-smi"),
+			MPSControl: filepath.Join(dir, "nvidia-cuda-mps-control"),
+			MPSServer:  filepath.Join(dir, "nvidia-cuda-mps-server"),
+		},
+	}
+	lock, err := os.Create(filepath.Join(dir, ".lock"))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = lock.Close() }()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		return fmt.Errorf("lock %s: %w", dir, err)
+	}
+	// What it does in a container is not for these tests.
+	if _, err := os.Stat(Built.Hook); err != nil {
+		if err := os.WriteFile(Built.Hook, []byte("#!/bin/sh\n"), 0o755); err != nil {
+			return err
+		}
+	}
+	const simulator = "./test/gpusim/cmd/"
+	for _, command := range [][]string{
+		{"make", "-s", "-C", "test/gpusim/lib", "OUT=" + dir},
+		{
+			"go", "build", "-o", dir, simulator + "nvidia-smi", simulator + "nvidia-cuda-mps-control",
+			simulator + "nvidia-cuda-mps-server", simulator + "cuda-client", "./cmd/gpu-kubelet-plugin",
+		},
+		// It is a hook in containers as well, which have other C libraries.
+		{"env", "CGO_ENABLED=0", "go", "build", "-o", dir, "./cmd/mps-supervisor"},
+	} {
+		cmd := exec.CommandContext(context.Background(), command[0], command[1:]...)
+		cmd.Dir = root
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("%v: %w\n%s", command, err, out)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,256 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package harness
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+)
+
+// Driver is a running driver.
+type Driver struct {
+	Cmd    *exec.Cmd
+	Log    *LogBuffer
+	Exited chan struct{}
+	health healthpb.HealthClient
+	// kubelet is connected to the DRA socket.
+	Kubelet drapb.DRAPluginClient
+}
+
+// LogBuffer collects what a process writes while tests read it.
+type LogBuffer struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (b *LogBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *LogBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
+}
+
+// Start runs the driver on the node until the test ends. It returns as soon as
+// the kubelet could call it. It looks at the GPUs and cleans up much more often
+// than by default; flags that are given again here count.
+func (n *Node) Start(t testing.TB, flags ...string) *Driver {
+	t.Helper()
+	uid := "uid-" + Itoa(int(starts.add()))
+	port := freePort(t)
+	p := &Driver{Log: &LogBuffer{}, Exited: make(chan struct{})}
+	p.Cmd = n.command(uid, append([]string{
+		"--health-port=" + Itoa(port), "--poll-interval=200ms", "--reconcile-interval=500ms",
+	}, flags...)...)
+	p.Cmd.Stdout, p.Cmd.Stderr = p.Log, p.Log
+	if err := p.Cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		_ = p.Cmd.Wait()
+		close(p.Exited)
+	}()
+	t.Cleanup(func() {
+		p.Kill()
+		if t.Failed() {
+			t.Logf("log of the driver:\n%s", p.Log)
+		}
+	})
+	p.health = healthpb.NewHealthClient(dial(t, "passthrough:///127.0.0.1:"+Itoa(port)))
+	p.Register(t, n.RegistrarDir, uid)
+	return p
+}
+
+// command is the driver on this node, as the pod with this UID.
+func (n *Node) command(uid string, flags ...string) *exec.Cmd {
+	cmd := exec.Command(Built.Driver, append([]string{
+		"--node-name=" + NodeName,
+		"--kubeconfig=" + n.Kubeconfig,
+		"--kube-api-qps=100000", "--kube-api-burst=100000",
+		"--driver-root=" + n.Root,
+		"--proc-root=" + n.Root + "/proc",
+		"--sys-root=" + n.Root + "/sys",
+		"--cdi-root=" + n.CDIDir,
+		"--nvidia-cdi-hook=" + Built.Hook,
+		"--mps-dir=" + n.MPSDir,
+		"--mps-supervisor-program=" + Built.Supervisor,
+		"--kubelet-plugins-dir=" + n.PluginsDir,
+		"--kubelet-registrar-dir=" + n.RegistrarDir,
+		"--pod-uid=" + uid,
+		"-v=4",
+	}, flags...)...)
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
+	return cmd
+}
+
+// Register does what the kubelet does.
+func (p *Driver) Register(t testing.TB, registrar, uid string) {
+	t.Helper()
+	socket := registrar + "/" + kubeletplugin.RollingUpdateRegistrarSocketFile(registrar, DriverName, UID(uid))
+	p.Until(t, "the registration socket", func(context.Context) error {
+		if _, err := os.Stat(socket); err != nil {
+			return err
+		}
+		return nil
+	})
+	registration := registerapi.NewRegistrationClient(dial(t, "unix://"+socket))
+	info, err := registration.GetInfo(t.Context(), &registerapi.InfoRequest{}, grpc.WaitForReady(true))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := registration.NotifyRegistrationStatus(t.Context(), &registerapi.RegistrationStatus{PluginRegistered: true}); err != nil {
+		t.Fatal(err)
+	}
+	p.Kubelet = drapb.NewDRAPluginClient(dial(t, "unix://"+info.GetEndpoint()))
+}
+
+// Until repeats try until it succeeds, the driver ends or it takes too long.
+func (p *Driver) Until(t testing.TB, what string, try func(context.Context) error) {
+	t.Helper()
+	var last error
+	err := wait.PollUntilContextTimeout(t.Context(), 5*time.Millisecond, Patience, true, func(ctx context.Context) (bool, error) {
+		select {
+		case <-p.Exited:
+			return false, errors.New("the driver has ended")
+		default:
+		}
+		last = try(ctx)
+		return last == nil, nil
+	})
+	if err != nil {
+		t.Fatalf("waiting for %s: %v: %v", what, err, last)
+	}
+}
+
+// Ready waits until the driver says that it is.
+func (p *Driver) Ready(t testing.TB) {
+	t.Helper()
+	p.Until(t, "readiness", p.Check("readiness"))
+}
+
+func (p *Driver) Check(service string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		answer, err := p.health.Check(ctx, &healthpb.HealthCheckRequest{Service: service}, grpc.WaitForReady(true))
+		if err == nil && answer.GetStatus() != healthpb.HealthCheckResponse_SERVING {
+			err = errors.New(service + ": " + answer.GetStatus().String())
+		}
+		return err
+	}
+}
+
+// Stop ends the driver as the kubelet does and checks that it ends well.
+func (p *Driver) Stop(t testing.TB) {
+	t.Helper()
+	if err := p.Cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	p.WantExit(t, 0)
+}
+
+func (p *Driver) WantExit(t testing.TB, code int) {
+	t.Helper()
+	select {
+	case <-p.Exited:
+		if got := p.Cmd.ProcessState.ExitCode(); got != code {
+			t.Errorf("the driver ended with %d, want %d", got, code)
+		}
+	case <-time.After(Patience):
+		t.Fatal("the driver did not end")
+	}
+}
+
+// Kill ends the driver as a crash does.
+func (p *Driver) Kill() {
+	_ = p.Cmd.Process.Kill()
+	<-p.Exited
+}
+
+func (p *Driver) WantLog(t testing.TB, text string) {
+	t.Helper()
+	if !strings.Contains(p.Log.String(), text) {
+		t.Errorf("the log does not contain %q", text)
+	}
+}
+
+func dial(t testing.TB, target string) grpc.ClientConnInterface {
+	t.Helper()
+	conn, err := newConn(target)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+// newConn tries again soon when a socket is there and nobody listens yet.
+func newConn(target string) (*grpc.ClientConn, error) {
+	soon := grpc.ConnectParams{
+		Backoff:           backoff.Config{BaseDelay: 5 * time.Millisecond, Multiplier: 1.5, MaxDelay: time.Second},
+		MinConnectTimeout: Patience,
+	}
+	return grpc.NewClient(target, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(soon))
+}
+
+// freePort finds a port below those that the kernel gives to outgoing
+// connections, so that nobody takes it before the driver does.
+func freePort(t testing.TB) int {
+	t.Helper()
+	for range 100 {
+		port := 20000 + (os.Getpid()%100)*100 + int(ports.add()%100)
+		listener, err := net.Listen("tcp", ":"+Itoa(port))
+		if err == nil {
+			_ = listener.Close()
+			return port
+		}
+	}
+	t.Fatal("no free port")
+	return 0
+}
+
+// Events are what the driver reported to people, in order.
+func (n *Node) Events(t testing.TB) []corev1.Event {
+	t.Helper()
+	return n.API.Events()
+}
+
+// Rename moves files away and back; what is not there is an error.
+func Rename(t testing.TB, from, to string) {
+	t.Helper()
+	if err := os.Rename(from, to); err != nil && !errors.Is(err, fs.ErrExist) {
+		t.Fatal(err)
+	}
+}
+
+// Quiet keeps the driver from doing anything by itself while effects are counted.
+// frequent makes it look at the GPUs and clean up all the time, and eager also
+// release claims that are gone.
+var (
+	Quiet    = []string{"--poll-interval=1h", "--reconcile-interval=1h"}
+	Frequent = []string{"--poll-interval=50ms", "--reconcile-interval=50ms"}
+	Eager    = []string{"--poll-interval=100ms", "--reconcile-interval=50ms", "--orphan-grace=50ms"}
+)
