@@ -95,7 +95,7 @@ func daemonAlone(t testing.TB, n *harness.Node, gpu int) (start, end time.Durati
 		if err := daemon.Start(); err != nil {
 			t.Fatal(err)
 		}
-		err := n.Eventually(t.Context(), func() error {
+		err := harness.Eventually(t.Context(), func() error {
 			_, err := os.Stat(filepath.Join(dir, "nvidia-cuda-mps-control.pid"))
 			return err
 		})
@@ -118,7 +118,7 @@ func daemonAlone(t testing.TB, n *harness.Node, gpu int) (start, end time.Durati
 func untilActive(t testing.TB, n *harness.Node, command func(string) string) {
 	t.Helper()
 	server := ""
-	err := n.Eventually(t.Context(), func() error {
+	err := harness.Eventually(t.Context(), func() error {
 		if server == "" {
 			server = command("get_server_list")
 		}

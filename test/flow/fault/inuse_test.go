@@ -116,7 +116,7 @@ func (l *lane) runInUse(ctx context.Context, c faultCase) error {
 		callErr = l.p.TryUnprepare(ctx, claim, harness.KubeletTimeout)
 	}
 	// How often the driver tries depends on how long its attempts take.
-	notStruck := l.n.Eventually(ctx, func() error {
+	notStruck := harness.Eventually(ctx, func() error {
 		err := fault.CheckStruck()
 		if err != nil {
 			callErr = l.p.TryUnprepare(ctx, claim, harness.ShortTimeout)

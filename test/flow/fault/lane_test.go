@@ -221,7 +221,7 @@ func (l *lane) checkClean(ctx context.Context, gpu int, uid string) error {
 	check := func() error { return errors.Join(l.checkGone(gpu, uid), l.checkMode(gpu)) }
 	if l.layout.usesMPS() {
 		// On a busy machine the end of a session may go on in the background.
-		return l.n.Eventually(ctx, check)
+		return harness.Eventually(ctx, check)
 	}
 	return check()
 }

@@ -119,7 +119,7 @@ func (l *lane) runLook(ctx context.Context, c faultCase) error {
 		return l.watch(ctx, gpu, before, well)
 	}
 	// The next case is judged on its own.
-	return errors.Join(err, l.breakNeighbour(0), l.n.Eventually(ctx, func() error {
+	return errors.Join(err, l.breakNeighbour(0), harness.Eventually(ctx, func() error {
 		if now, _ := l.n.Offered(gpu); !slices.Equal(before, now) || !well() {
 			return errors.New("the GPUs never recover")
 		}

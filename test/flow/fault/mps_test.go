@@ -160,7 +160,7 @@ func (r *mpsRig) run(t *testing.T, o harness.Operation, f machine.Fault) error {
 	if err := r.p.TryUnprepare(ctx, c, harness.KubeletTimeout); err != nil {
 		errs = append(errs, fmt.Errorf("unprepare without the fault: %w", err))
 	}
-	errs = append(errs, r.n.Eventually(ctx, func() error { return r.checkGone(t, f.GPU, c.GetUid()) }))
+	errs = append(errs, harness.Eventually(ctx, func() error { return r.checkGone(t, f.GPU, c.GetUid()) }))
 	if err := r.users[f.GPU/2].Check(); err != nil {
 		errs = append(errs, fmt.Errorf("the other GPU: %w", err))
 	}

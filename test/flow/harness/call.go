@@ -101,7 +101,7 @@ func IsHung(err error) bool {
 }
 
 // Eventually waits until check returns nil, whatever becomes of the driver.
-func (n *Node) Eventually(ctx context.Context, check func() error) error {
+func Eventually(ctx context.Context, check func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, Patience)
 	defer cancel()
 	for {

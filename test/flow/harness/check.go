@@ -51,7 +51,7 @@ func (n *Node) WantNodes(g *machine.GPU, in *machine.GPUInstance) ([]DeviceNode,
 }
 
 // number reads one number from a file of the machine.
-func (n *Node) number(path, pattern string) (int64, error) {
+func (n *GPUs) number(path, pattern string) (int64, error) {
 	data, err := os.ReadFile(filepath.Join(n.Root, path))
 	if err != nil {
 		return 0, err
@@ -65,7 +65,7 @@ func (n *Node) number(path, pattern string) (int64, error) {
 
 // SpecNodes are the device nodes that a claim's CDI spec gives to a container
 // that gets the device with this CDI id.
-func (n *Node) SpecNodes(uid, id string) ([]DeviceNode, error) {
+func (n *Files) SpecNodes(uid, id string) ([]DeviceNode, error) {
 	entries, err := os.ReadDir(n.CDIDir)
 	if err != nil {
 		return nil, err

@@ -34,7 +34,7 @@ func UID(uid string) types.UID { return types.UID(uid) }
 
 // AllocateNamed stores a claim as the scheduler leaves it: one request for every
 // device, named r0, r1 and so on.
-func (n *Node) AllocateNamed(devices []string, configs ...Config) *drapb.Claim {
+func (n *Cluster) AllocateNamed(devices []string, configs ...Config) *drapb.Claim {
 	var results []resourceapi.DeviceRequestAllocationResult
 	for _, device := range devices {
 		results = append(results, resourceapi.DeviceRequestAllocationResult{Device: device})
@@ -49,7 +49,7 @@ func (n *Node) Allocate(t testing.TB, devices []Device, configs ...Config) *drap
 }
 
 // AllocateDevices is claim for who knows the devices' names.
-func (n *Node) AllocateDevices(names []string, devices []Device, configs ...Config) *drapb.Claim {
+func (n *Cluster) AllocateDevices(names []string, devices []Device, configs ...Config) *drapb.Claim {
 	var results []resourceapi.DeviceRequestAllocationResult
 	for i, name := range names {
 		r := resourceapi.DeviceRequestAllocationResult{Device: name}
@@ -64,7 +64,7 @@ func (n *Node) AllocateDevices(names []string, devices []Device, configs ...Conf
 
 // Store makes a claim with these allocation results. What they leave out is this
 // driver and its pool.
-func (n *Node) Store(results []resourceapi.DeviceRequestAllocationResult, configs []Config) *drapb.Claim {
+func (n *Cluster) Store(results []resourceapi.DeviceRequestAllocationResult, configs []Config) *drapb.Claim {
 	allocation := &resourceapi.AllocationResult{}
 	for i, r := range results {
 		if r.Driver == "" {
@@ -157,7 +157,7 @@ func (p *Driver) MustUnprepare(t testing.TB, claims ...*drapb.Claim) {
 }
 
 // Container does what a container runtime does with CDI ids.
-func (n *Node) Container(t testing.TB, ids ...string) *oci.Spec {
+func (n *Files) Container(t testing.TB, ids ...string) *oci.Spec {
 	t.Helper()
 	cache, err := cdiapi.NewCache(cdiapi.WithSpecDirs(n.CDIDir), cdiapi.WithAutoRefresh(false))
 	if err != nil {

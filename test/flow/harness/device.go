@@ -46,7 +46,7 @@ func BaseDeviceName(device string) string {
 
 // Overlapping are the names of all devices of a GPU that overlap with some of
 // its memory slices, the whole GPU and shares of it included.
-func (n *Node) Overlapping(t testing.TB, gpu, start, size int) []string {
+func (n *GPUs) Overlapping(t testing.TB, gpu, start, size int) []string {
 	t.Helper()
 	g := n.Machine(t).GPUs[gpu]
 	whole := DeviceName(g.PCIAddress, Place{})
@@ -102,7 +102,7 @@ func Places(g *machine.GPU) []Place {
 
 // DeviceName returns the name of the published device with this profile ("" for the
 // whole GPU) and start on GPU number index, in the order of PCI addresses.
-func (n *Node) DeviceName(t testing.TB, index int, profile string, start int) string {
+func (n *GPUs) DeviceName(t testing.TB, index int, profile string, start int) string {
 	t.Helper()
 	return DeviceName(n.Machine(t).GPUs[index].PCIAddress, Place{Profile: profile, Start: start})
 }
@@ -166,7 +166,7 @@ func TurnMIGOn(m *machine.Machine) {
 	}
 }
 
-func (n *Node) DeviceNames(t testing.TB, devices []Device) []string {
+func (n *GPUs) DeviceNames(t testing.TB, devices []Device) []string {
 	t.Helper()
 	var names []string
 	for _, d := range devices {
@@ -176,7 +176,7 @@ func (n *Node) DeviceNames(t testing.TB, devices []Device) []string {
 }
 
 // Live are all instances as "profile id @ start", sorted.
-func (n *Node) Live(t testing.TB) []string {
+func (n *GPUs) Live(t testing.TB) []string {
 	t.Helper()
 	var live []string
 	for _, i := range n.Instances(t) {

@@ -17,11 +17,11 @@ import (
 
 // Fault is a fault that is in force until it is removed.
 type Fault struct {
-	n  *Node
+	n  *GPUs
 	id int
 }
 
-func (n *Node) TryInject(f machine.Fault) (*Fault, error) {
+func (n *GPUs) TryInject(f machine.Fault) (*Fault, error) {
 	i := &Fault{n: n}
 	err := n.State.Update(func(m *machine.Machine) error {
 		i.id = state.AddFault(m, f)
@@ -31,7 +31,7 @@ func (n *Node) TryInject(f machine.Fault) (*Fault, error) {
 }
 
 // Inject makes calls go wrong until the fault is removed.
-func (n *Node) Inject(t testing.TB, f machine.Fault) *Fault {
+func (n *GPUs) Inject(t testing.TB, f machine.Fault) *Fault {
 	t.Helper()
 	i, err := n.TryInject(f)
 	if err != nil {

@@ -31,16 +31,13 @@ type KillableDriver struct {
 // Spawn starts the driver and does not wait for anything.
 func (n *Node) Spawn(flags ...string) (*KillableDriver, error) {
 	uid := "uid-" + Itoa(int(starts.add()))
-	s := &KillableDriver{Driver: &Driver{Cmd: n.command(uid, append([]string{"--health-port=0"}, flags...)...), Log: &LogBuffer{}, Exited: make(chan struct{})}, uid: uid}
-	s.Cmd.Stdout, s.Cmd.Stderr = s.Log, s.Log
+	process := newProcess(n.command(uid, append([]string{"--health-port=0"}, flags...)...))
+	s := &KillableDriver{Driver: &Driver{Process: process}, uid: uid}
 	var err error
 	if s.Supervisor, err = killpoint.Start(s.Cmd); err != nil {
 		return nil, fmt.Errorf("start the driver: %w\n%s", err, s.Log)
 	}
-	go func() {
-		_ = s.Cmd.Wait()
-		close(s.Exited)
-	}()
+	s.reap()
 	return s, nil
 }
 

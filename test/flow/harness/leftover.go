@@ -23,7 +23,7 @@ import (
 // MPSProcesses are the daemons and servers of this machine, and what is to become
 // one, by process ID. They have a variable in their environment that names their
 // session's folder; what talks to them has only some that name folders in it.
-func (n *Node) MPSProcesses() (map[int]string, error) {
+func (n *MPSFolder) MPSProcesses() (map[int]string, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil, err
@@ -48,7 +48,7 @@ func (n *Node) MPSProcesses() (map[int]string, error) {
 }
 
 // MPSMounts are the mount points in the supervisor's folder.
-func (n *Node) MPSMounts() ([]string, error) {
+func (n *MPSFolder) MPSMounts() ([]string, error) {
 	data, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
 		return nil, err
@@ -66,7 +66,7 @@ func (n *Node) MPSMounts() ([]string, error) {
 
 // endMPS kills all daemons and servers and takes all mounts away, as a node does
 // that goes down.
-func (n *Node) endMPS() error {
+func (n *MPSFolder) endMPS() error {
 	for end := time.Now().Add(Patience); ; time.Sleep(5 * time.Millisecond) {
 		if err := n.KillMPS(); err != nil {
 			return err
@@ -90,7 +90,7 @@ func (n *Node) endMPS() error {
 }
 
 // KillMPS kills all daemons and servers, and waits until they are gone.
-func (n *Node) KillMPS() error {
+func (n *MPSFolder) KillMPS() error {
 	for end := time.Now().Add(Patience); ; time.Sleep(time.Millisecond) {
 		running, err := n.MPSProcesses()
 		if err != nil || len(running) == 0 {
@@ -107,7 +107,7 @@ func (n *Node) KillMPS() error {
 }
 
 // ClearMPS ends everything and empties the folder, which is not on a disk.
-func (n *Node) ClearMPS() error {
+func (n *MPSFolder) ClearMPS() error {
 	if err := n.endMPS(); err != nil {
 		return err
 	}

@@ -10,7 +10,7 @@ import (
 )
 
 // Update changes the machine as somebody else would.
-func (n *Node) Update(t testing.TB, change func(*machine.Machine)) {
+func (n *GPUs) Update(t testing.TB, change func(*machine.Machine)) {
 	t.Helper()
 	err := n.State.Update(func(m *machine.Machine) error {
 		change(m)
@@ -22,12 +22,12 @@ func (n *Node) Update(t testing.TB, change func(*machine.Machine)) {
 }
 
 // Address is the PCI address of a GPU.
-func (n *Node) Address(t testing.TB, gpu int) string {
+func (n *GPUs) Address(t testing.TB, gpu int) string {
 	t.Helper()
 	return n.Machine(t).GPUs[gpu].PCIAddress
 }
 
-func (n *Node) Machine(t testing.TB) *machine.Machine {
+func (n *GPUs) Machine(t testing.TB) *machine.Machine {
 	t.Helper()
 	m, err := n.State.Snapshot()
 	if err != nil {
@@ -37,7 +37,7 @@ func (n *Node) Machine(t testing.TB) *machine.Machine {
 }
 
 // Instances are all live GPU instances of the machine.
-func (n *Node) Instances(t testing.TB) []machine.GPUInstance {
+func (n *GPUs) Instances(t testing.TB) []machine.GPUInstance {
 	t.Helper()
 	var all []machine.GPUInstance
 	for _, g := range n.Machine(t).GPUs {
@@ -49,7 +49,7 @@ func (n *Node) Instances(t testing.TB) []machine.GPUInstance {
 }
 
 // MIGMode is the mode of every GPU in the order of the machine.
-func (n *Node) MIGMode(t testing.TB) []bool {
+func (n *GPUs) MIGMode(t testing.TB) []bool {
 	t.Helper()
 	var modes []bool
 	for _, g := range n.Machine(t).GPUs {

@@ -21,7 +21,7 @@ const (
 )
 
 // TrySessions asks the supervisor for its sessions.
-func (n *Node) TrySessions(ctx context.Context) ([]Session, error) {
+func (n *MPSFolder) TrySessions(ctx context.Context) ([]Session, error) {
 	ctx, cancel := context.WithTimeout(ctx, Patience)
 	defer cancel()
 	client, err := mps.NewClient(filepath.Join(n.MPSDir, mps.SocketName))
@@ -33,7 +33,7 @@ func (n *Node) TrySessions(ctx context.Context) ([]Session, error) {
 }
 
 // Sessions are the MPS sessions by ID.
-func (n *Node) Sessions(t testing.TB) map[string]Session {
+func (n *MPSFolder) Sessions(t testing.TB) map[string]Session {
 	t.Helper()
 	all, err := n.TrySessions(t.Context())
 	if err != nil {

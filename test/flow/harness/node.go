@@ -26,11 +26,35 @@ const (
 // Node is one simulated machine with the directories of a kubelet and an API
 // server, without a driver at first.
 type Node struct {
-	API *fakeapi.Server
-	// root holds the machine; the others are what their flags say.
-	Root, Kubeconfig, CDIDir, PluginsDir, RegistrarDir, MPSDir string
+	Cluster
+	GPUs
+	Files
+	MPSFolder
 
+	// Kubeconfig and RegistrarDir are what the driver's flags say.
+	Kubeconfig, RegistrarDir string
+}
+
+// Cluster is what the test plays of one.
+type Cluster struct {
+	API *fakeapi.Server
+}
+
+// GPUs are the simulated machine.
+type GPUs struct {
+	// Root is the root of its file system.
+	Root  string
 	State *state.File
+}
+
+// Files are the folders in which the driver writes down what claims have.
+type Files struct {
+	CDIDir, PluginsDir string
+}
+
+// MPSFolder is the folder of the MPS supervisor.
+type MPSFolder struct {
+	MPSDir string
 }
 
 // NewNode makes a machine of the catalogue, changed by change.
@@ -47,12 +71,11 @@ func NewNode(t testing.TB, machineName string, change ...func(*machine.Machine))
 		t.Fatal(err)
 	}
 	n := &Node{
-		API:          fakeapi.New(t),
-		Root:         filepath.Join(dir, "root"),
-		CDIDir:       filepath.Join(dir, "cdi"),
-		PluginsDir:   filepath.Join(dir, "plugins"),
+		Cluster:      Cluster{API: fakeapi.New(t)},
+		GPUs:         GPUs{Root: filepath.Join(dir, "root")},
+		Files:        Files{CDIDir: filepath.Join(dir, "cdi"), PluginsDir: filepath.Join(dir, "plugins")},
+		MPSFolder:    MPSFolder{MPSDir: filepath.Join(dir, "mps")},
 		RegistrarDir: filepath.Join(dir, "reg"),
-		MPSDir:       filepath.Join(dir, "mps"),
 	}
 	t.Cleanup(func() {
 		if err := n.endMPS(); err != nil {
@@ -97,7 +120,7 @@ func NewNode(t testing.TB, machineName string, change ...func(*machine.Machine))
 }
 
 // CDISpecs are the names of the claims' CDI files.
-func (n *Node) CDISpecs(t testing.TB) []string { return List(t, n.CDIDir) }
+func (n *Files) CDISpecs(t testing.TB) []string { return List(t, n.CDIDir) }
 
 // List is the content of a directory; one that is absent is empty.
 func List(t testing.TB, dir string) []string {

@@ -28,13 +28,33 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// Driver is a running driver.
-type Driver struct {
+// Process is a program that runs.
+type Process struct {
 	Cmd    *exec.Cmd
 	Log    *LogBuffer
 	Exited chan struct{}
+}
+
+func newProcess(cmd *exec.Cmd) *Process {
+	p := &Process{Cmd: cmd, Log: &LogBuffer{}, Exited: make(chan struct{})}
+	cmd.Stdout, cmd.Stderr = p.Log, p.Log
+	return p
+}
+
+// reap waits in the background for the end of a process that was started.
+func (p *Process) reap() {
+	go func() {
+		_ = p.Cmd.Wait()
+		close(p.Exited)
+	}()
+}
+
+// Driver is a running driver.
+type Driver struct {
+	*Process
+
 	health healthpb.HealthClient
-	// kubelet is connected to the DRA socket.
+	// Kubelet is connected to the DRA socket.
 	Kubelet drapb.DRAPluginClient
 }
 
@@ -63,18 +83,13 @@ func (n *Node) Start(t testing.TB, flags ...string) *Driver {
 	t.Helper()
 	uid := "uid-" + Itoa(int(starts.add()))
 	port := freePort(t)
-	p := &Driver{Log: &LogBuffer{}, Exited: make(chan struct{})}
-	p.Cmd = n.command(uid, append([]string{
+	p := &Driver{Process: newProcess(n.command(uid, append([]string{
 		"--health-port=" + Itoa(port), "--poll-interval=200ms", "--reconcile-interval=500ms",
-	}, flags...)...)
-	p.Cmd.Stdout, p.Cmd.Stderr = p.Log, p.Log
+	}, flags...)...))}
 	if err := p.Cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	go func() {
-		_ = p.Cmd.Wait()
-		close(p.Exited)
-	}()
+	p.reap()
 	t.Cleanup(func() {
 		p.Kill()
 		if t.Failed() {
@@ -130,13 +145,13 @@ func (p *Driver) Register(t testing.TB, registrar, uid string) {
 }
 
 // Until repeats try until it succeeds, the driver ends or it takes too long.
-func (p *Driver) Until(t testing.TB, what string, try func(context.Context) error) {
+func (p *Process) Until(t testing.TB, what string, try func(context.Context) error) {
 	t.Helper()
 	var last error
 	err := wait.PollUntilContextTimeout(t.Context(), 5*time.Millisecond, Patience, true, func(ctx context.Context) (bool, error) {
 		select {
 		case <-p.Exited:
-			return false, errors.New("the driver has ended")
+			return false, errors.New("the process has ended")
 		default:
 		}
 		last = try(ctx)
@@ -164,7 +179,7 @@ func (p *Driver) Check(service string) func(context.Context) error {
 }
 
 // Stop ends the driver as the kubelet does and checks that it ends well.
-func (p *Driver) Stop(t testing.TB) {
+func (p *Process) Stop(t testing.TB) {
 	t.Helper()
 	if err := p.Cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
@@ -172,25 +187,25 @@ func (p *Driver) Stop(t testing.TB) {
 	p.WantExit(t, 0)
 }
 
-func (p *Driver) WantExit(t testing.TB, code int) {
+func (p *Process) WantExit(t testing.TB, code int) {
 	t.Helper()
 	select {
 	case <-p.Exited:
 		if got := p.Cmd.ProcessState.ExitCode(); got != code {
-			t.Errorf("the driver ended with %d, want %d", got, code)
+			t.Errorf("the process ended with %d, want %d", got, code)
 		}
 	case <-time.After(Patience):
-		t.Fatal("the driver did not end")
+		t.Fatal("the process did not end")
 	}
 }
 
 // Kill ends the driver as a crash does.
-func (p *Driver) Kill() {
+func (p *Process) Kill() {
 	_ = p.Cmd.Process.Kill()
 	<-p.Exited
 }
 
-func (p *Driver) WantLog(t testing.TB, text string) {
+func (p *Process) WantLog(t testing.TB, text string) {
 	t.Helper()
 	if !strings.Contains(p.Log.String(), text) {
 		t.Errorf("the log does not contain %q", text)
@@ -233,7 +248,7 @@ func freePort(t testing.TB) int {
 }
 
 // Events are what the driver reported to people, in order.
-func (n *Node) Events(t testing.TB) []corev1.Event {
+func (n *Cluster) Events(t testing.TB) []corev1.Event {
 	t.Helper()
 	return n.API.Events()
 }

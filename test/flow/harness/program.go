@@ -93,7 +93,7 @@ func (n *Node) TryStartProgram(ctx context.Context, t testing.TB, spec *oci.Spec
 	if err != nil {
 		return nil, err
 	}
-	err = n.Eventually(ctx, func() error {
+	err = Eventually(ctx, func() error {
 		select {
 		case <-u.exited:
 			return nil

@@ -45,7 +45,7 @@ const (
 )
 
 // Record reads the journal of a claim; nil says that there is none.
-func (n *Node) Record(uid string) (*Record, error) {
+func (n *Files) Record(uid string) (*Record, error) {
 	data, err := os.ReadFile(filepath.Join(n.PluginsDir, DriverName, "claims", uid+".json"))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
@@ -59,7 +59,7 @@ func (n *Node) Record(uid string) (*Record, error) {
 
 // checkRecord fails unless the journal says that a claim with one device is
 // prepared, with the MIG device of this UUID if it is not empty.
-func (n *Node) checkRecord(uid, uuid string) error {
+func (n *Files) checkRecord(uid, uuid string) error {
 	r, err := n.Record(uid)
 	switch {
 	case err != nil:
@@ -77,7 +77,7 @@ func (n *Node) checkRecord(uid, uuid string) error {
 }
 
 // CheckNoFiles fails unless the claim has neither a CDI file nor a record.
-func (n *Node) CheckNoFiles(uid string) error {
+func (n *Files) CheckNoFiles(uid string) error {
 	for _, dir := range []string{n.CDIDir, filepath.Join(n.PluginsDir, DriverName, "claims")} {
 		entries, err := os.ReadDir(dir)
 		if err != nil {
@@ -93,13 +93,13 @@ func (n *Node) CheckNoFiles(uid string) error {
 }
 
 // Journal lists what is written down about claims.
-func (n *Node) Journal(t testing.TB) []string {
+func (n *Files) Journal(t testing.TB) []string {
 	return List(t, filepath.Join(n.PluginsDir, DriverName, "claims"))
 }
 
 // WantClaims fails unless exactly these claims have one CDI file and one journal
 // file each.
-func (n *Node) WantClaims(t testing.TB, uids ...types.UID) {
+func (n *Files) WantClaims(t testing.TB, uids ...types.UID) {
 	t.Helper()
 	for what, files := range map[string][]string{"CDI": n.CDISpecs(t), "journal": n.Journal(t)} {
 		if len(files) != len(uids) {

@@ -16,7 +16,7 @@ import (
 )
 
 // Published are the devices of all slices, by name.
-func (n *Node) Published() map[string]resourceapi.Device {
+func (n *Cluster) Published() map[string]resourceapi.Device {
 	devices := map[string]resourceapi.Device{}
 	for _, slice := range n.API.Slices() {
 		for _, d := range slice.Spec.Devices {
@@ -28,7 +28,7 @@ func (n *Node) Published() map[string]resourceapi.Device {
 
 // tainted are the names of the published devices that have a taint with this
 // reason, sorted.
-func (n *Node) tainted(reason string) []string {
+func (n *Cluster) tainted(reason string) []string {
 	var names []string
 	for name, d := range n.Published() {
 		if slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool {
@@ -121,7 +121,7 @@ func (p *Driver) UntilClean(t testing.TB, n *Node) {
 }
 
 // Offered are the published devices of a GPU, and those that are tainted.
-func (n *Node) Offered(gpu string) (all, tainted []string) {
+func (n *Cluster) Offered(gpu string) (all, tainted []string) {
 	for name, d := range n.Published() {
 		if !strings.HasPrefix(name, gpu) {
 			continue

@@ -20,8 +20,8 @@ import (
 
 // Supervisor is a running MPS supervisor.
 type Supervisor struct {
-	*Driver
-	// points are there if it can be killed at an effect.
+	*Process
+	// Points are there if it can be killed at an effect.
 	Points *killpoint.Supervisor
 }
 
@@ -30,7 +30,7 @@ type Supervisor struct {
 func (n *Node) StartSupervisor(t testing.TB, flags ...string) *Supervisor {
 	t.Helper()
 	SkipWithoutMounts(t)
-	s := &Supervisor{Driver: n.supervisorProcess(flags)}
+	s := &Supervisor{Process: n.supervisorProcess(flags)}
 	if err := s.Cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -43,7 +43,7 @@ func (n *Node) StartSupervisor(t testing.TB, flags ...string) *Supervisor {
 // SpawnSupervisor starts a supervisor that can be killed at an effect, and does
 // not wait for anything.
 func (n *Node) SpawnSupervisor(flags ...string) (*Supervisor, error) {
-	s := &Supervisor{Driver: n.supervisorProcess(flags)}
+	s := &Supervisor{Process: n.supervisorProcess(flags)}
 	var err error
 	if s.Points, err = killpoint.Start(s.Cmd); err != nil {
 		return nil, fmt.Errorf("start the supervisor: %w\n%s", err, s.Log)
@@ -69,23 +69,13 @@ func (n *Node) StartKillableSupervisor(t testing.TB, flags ...string) *Superviso
 	return s
 }
 
-func (n *Node) supervisorProcess(flags []string) *Driver {
-	p := &Driver{Log: &LogBuffer{}, Exited: make(chan struct{})}
-	p.Cmd = exec.Command(Built.Supervisor, append([]string{
+func (n *Node) supervisorProcess(flags []string) *Process {
+	cmd := exec.Command(Built.Supervisor, append([]string{
 		"--mps-dir=" + n.MPSDir, "--driver-root=" + n.Root,
 		"--health-port=0", "--check-interval=50ms", "-v=4",
 	}, flags...)...)
-	p.Cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
-	p.Cmd.Stdout, p.Cmd.Stderr = p.Log, p.Log
-	return p
-}
-
-// reap waits for the end of a supervisor that was started.
-func (s *Supervisor) reap() {
-	go func() {
-		_ = s.Cmd.Wait()
-		close(s.Exited)
-	}()
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
+	return newProcess(cmd)
 }
 
 // tie ends the supervisor with the test.

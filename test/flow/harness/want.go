@@ -16,7 +16,7 @@ import (
 )
 
 // RunSMI runs nvidia-smi of the machine, as an administrator does.
-func (n *Node) RunSMI(t testing.TB, args string) {
+func (n *GPUs) RunSMI(t testing.TB, args string) {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), filepath.Join(n.Root, "usr/bin/nvidia-smi"), strings.Fields(args)...).CombinedOutput()
 	if err != nil {
@@ -25,7 +25,7 @@ func (n *Node) RunSMI(t testing.TB, args string) {
 }
 
 // WantInstances fails unless these are all live instances of a GPU.
-func (n *Node) WantInstances(t testing.TB, gpu int, want ...Place) {
+func (n *GPUs) WantInstances(t testing.TB, gpu int, want ...Place) {
 	t.Helper()
 	g := n.Machine(t).GPUs[gpu]
 	if diff := cmp.Diff(want, Places(&g)); diff != "" {
@@ -34,7 +34,7 @@ func (n *Node) WantInstances(t testing.TB, gpu int, want ...Place) {
 }
 
 // WantMode fails unless a whole GPU has this compute mode.
-func (n *Node) WantMode(t testing.TB, gpu, mode int) {
+func (n *GPUs) WantMode(t testing.TB, gpu, mode int) {
 	t.Helper()
 	if got := n.Machine(t).GPUs[gpu].ComputeMode; got != mode {
 		t.Errorf("GPU %d has compute mode %d, want %d", gpu, got, mode)
@@ -42,7 +42,7 @@ func (n *Node) WantMode(t testing.TB, gpu, mode int) {
 }
 
 // Servers are the processes of MPS servers on a GPU.
-func (n *Node) Servers(t testing.TB, gpu int) []int {
+func (n *GPUs) Servers(t testing.TB, gpu int) []int {
 	t.Helper()
 	var pids []int
 	for _, p := range n.Machine(t).Processes {
@@ -82,7 +82,7 @@ func WithoutDaemon(spec *oci.Spec) *oci.Spec {
 	return spec
 }
 
-func (n *Node) WantSlice(t testing.TB, what string, gpu, slice int) {
+func (n *GPUs) WantSlice(t testing.TB, what string, gpu, slice int) {
 	t.Helper()
 	if got := n.Machine(t).GPUs[gpu].TimeSlice; got != slice {
 		t.Errorf("%s: GPU %d has the time slice %d, want %d", what, gpu, got, slice)

@@ -22,7 +22,7 @@ func (s *soak) finish() error {
 		return err
 	}
 	d := s.drivers[0]
-	err := s.n.Eventually(s.t.Context(), func() error {
+	err := harness.Eventually(s.t.Context(), func() error {
 		if !s.wellMPS() {
 			return errors.New("MPS does not get well")
 		}
@@ -46,7 +46,7 @@ func (s *soak) finish() error {
 	}
 	s.done["claim held to the end"] = len(s.claims)
 	ctx := s.t.Context()
-	if err := s.n.Eventually(ctx, s.checkSame); err != nil {
+	if err := harness.Eventually(ctx, s.checkSame); err != nil {
 		return fmt.Errorf("in the end, with %d claims: %w", len(s.claims), err)
 	}
 	s.endUsers(func(*soakClaim) bool { return true })
@@ -56,7 +56,7 @@ func (s *soak) finish() error {
 		}
 	}
 	s.claims = nil
-	err = s.n.Eventually(ctx, func() error { return harness.AsError(s.pristine.Diff(s.n.Snapshot(s.t))) })
+	err = harness.Eventually(ctx, func() error { return harness.AsError(s.pristine.Diff(s.n.Snapshot(s.t))) })
 	if err != nil {
 		return fmt.Errorf("in the end, without claims: %w", err)
 	}
@@ -71,12 +71,12 @@ func (s *soak) settleClaims(d *soakDriver) error {
 		var err error
 		switch {
 		case c.held:
-			err = s.n.Eventually(ctx, func() error {
+			err = harness.Eventually(ctx, func() error {
 				_, err := d.TryPrepare(ctx, c.Claim, harness.KubeletTimeout)
 				return err
 			})
 		case !c.deleted:
-			err = s.n.Eventually(ctx, func() error { return d.TryUnprepare(ctx, c.Claim, harness.KubeletTimeout) })
+			err = harness.Eventually(ctx, func() error { return d.TryUnprepare(ctx, c.Claim, harness.KubeletTimeout) })
 		}
 		if err != nil {
 			return fmt.Errorf("in the end, %s: %w", c, err)

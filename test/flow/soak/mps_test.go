@@ -56,7 +56,7 @@ func (s *soak) startSupervisor() error {
 	s.done["supervisor started"]++
 	s.supervisor = started
 	s.keepLog(started.Log)
-	return s.n.Eventually(s.t.Context(), func() error {
+	return harness.Eventually(s.t.Context(), func() error {
 		select {
 		case <-started.Exited:
 			return nil
