@@ -42,7 +42,7 @@ say = @printf '\n--- %s\n' '$(1)'
 # Tests that say what they did: a line for each test and each count of cases. $(1):
 # where the rest goes; $(2): arguments of go test.
 define verbose
-	@mkdir -p $(dir $(1)); go test -v $(2) 2>&1 | tee $(1) | grep --line-buffered -E '^(---|ok|FAIL|panic)|[a-z_]+.go:[0-9]+: .*[0-9]+ (cases|crashes|faults|seeds|.* driver started)' || { cat $(1); exit 1; }
+	@mkdir -p $(dir $(1)); go test -v $(2) 2>&1 | tee $(1) | grep --line-buffered -E '^(---|ok|FAIL|panic|enumerations)|[a-z_]+.go:[0-9]+: .*[0-9]+ (cases|crashes|faults|seeds|.* driver started)' || { cat $(1); exit 1; }
 endef
 
 ##@ Try it
@@ -100,6 +100,10 @@ images: build cluster ## Build the container images of driver and demos, without
 .PHONY: test
 test: root setup test-unit helm-check test-flow test-cluster ## Run all tests, with all that they need
 	$(call say,all tests passed)
+
+.PHONY: test-all
+test-all: export PARTAGE_TEST_ALL := 1
+test-all: test ## Run all tests, with all crashes and faults instead of a sample
 
 .PHONY: test-unit
 test-unit: gpusim ## Test every package by itself

@@ -54,7 +54,9 @@ func TestUpgradeOfJournal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	harness.Enumerate(t, "records of earlier versions", 8).AddAll("files", len(files))
+	if len(files) < 8 {
+		t.Errorf("%d records of earlier versions, want at least 8", len(files))
+	}
 	for _, file := range files {
 		t.Run(filepath.Base(file), func(t *testing.T) {
 			t.Parallel()

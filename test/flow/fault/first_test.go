@@ -17,29 +17,38 @@ func TestFaultsOfFirstCalls(t *testing.T) {
 	t.Parallel()
 	header := readHeader(t)
 	layout := faultLayouts["partition"]
-	count := harness.Enumerate(t, "faults", 43)
-	for function, calls := range firstCalls(t, layout) {
+	first := firstCalls(t, layout)
+	var cases []faultCase
+	for _, function := range slices.Sorted(maps.Keys(first)) {
 		codes, err := header.codes(function)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, code := range codes {
-			t.Run(function+"/"+code.name, func(t *testing.T) {
-				t.Parallel()
-				r := newFaultRig(t, layout)
-				for _, c := range ways(harness.Prepare, function, calls, codes) {
-					if c.code != code.name {
-						continue
-					}
-					l := &lane{faultRig: r, gpu: 0, neighbour: 1}
-					if err := l.run(t.Context(), c); err != nil {
-						t.Errorf("%s: %v", c, err)
-					}
-					count.Add(function)
-					r.restart(t)
+		cases = append(cases, ways(harness.Prepare, function, first[function], codes)...)
+	}
+	count := harness.Enumerate(t, "faults", 43)
+	next := make(chan faultCase, len(cases))
+	for _, c := range harness.Choose(count, cases) {
+		next <- c
+	}
+	close(next)
+	const machines = 4
+	for i := range machines {
+		t.Run("machine "+harness.Itoa(i), func(t *testing.T) {
+			t.Parallel()
+			var r *faultRig
+			for c := range next {
+				if r == nil {
+					r = newFaultRig(t, layout, 1)
 				}
-			})
-		}
+				r.restart(t)
+				l := &lane{faultRig: r, gpu: 0, neighbour: 1}
+				if err := l.run(t.Context(), c); err != nil {
+					t.Errorf("%s: %v", c, err)
+				}
+				count.Ran(c.fault.Function)
+			}
+		})
 	}
 }
 
@@ -47,7 +56,7 @@ func TestFaultsOfFirstCalls(t *testing.T) {
 // often than a later one, and how often it does.
 func firstCalls(t *testing.T, layout faultLayout) map[string]int {
 	t.Helper()
-	r := newFaultRig(t, layout)
+	r := newFaultRig(t, layout, 1)
 	r.restart(t)
 	l := &lane{faultRig: r, gpu: 0, neighbour: 1}
 	claim, err := l.begin(t.Context(), harness.Prepare)

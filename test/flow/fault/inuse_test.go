@@ -22,7 +22,7 @@ import (
 // says that it is in use, and it is removed when the process has ended.
 func TestFaultsWhileInUse(t *testing.T) {
 	t.Parallel()
-	r := newFaultRig(t, faultLayouts["partition"])
+	r := newFaultRig(t, faultLayouts["partition"], lanes)
 	header := readHeader(t)
 	var cases []faultCase
 	functions := r.whoHoldsIt(t)
@@ -39,7 +39,7 @@ func TestFaultsWhileInUse(t *testing.T) {
 			}
 		}
 	}
-	harness.Enumerate(t, "faults", 45).AddAll("in use", r.runAll(t, cases, (*lane).runInUse))
+	r.runAll(t, harness.Enumerate(t, "faults", 45), "in use", cases, (*lane).runInUse)
 }
 
 // whoHoldsIt are the functions that are called only where a partition is in use.

@@ -48,7 +48,7 @@ func TestFaultsOfLooks(t *testing.T) {
 		// Calls come again and again, so that there is no first one.
 		cases = append(cases, ways(harness.Look, function, 0, codes)...)
 	}
-	harness.Enumerate(t, "faults", 50).AddAll("looks", r.runAll(t, cases, (*lane).runLook))
+	r.runAll(t, harness.Enumerate(t, "faults", 50), "looks", cases, (*lane).runLook)
 }
 
 // discovery is called once for every time that all GPUs are discovered anew.

@@ -78,8 +78,8 @@ func TestFaults(t *testing.T) {
 	for name, layout := range faultLayouts {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := newFaultRig(t, layout)
-			count.AddAll(name, r.runAll(t, r.cases(t, header), (*lane).run))
+			r := newFaultRig(t, layout, lanes)
+			r.runAll(t, count, name, r.cases(t, header), (*lane).run)
 		})
 	}
 }
@@ -93,7 +93,8 @@ type faultRig struct {
 	mode bool
 }
 
-func newFaultRig(t *testing.T, layout faultLayout) *faultRig {
+// newFaultRig has room for some lanes, which have two GPUs each.
+func newFaultRig(t *testing.T, layout faultLayout, lanes int) *faultRig {
 	t.Helper()
 	change := layout.change
 	if change == nil {
@@ -115,8 +116,10 @@ func newFaultRig(t *testing.T, layout faultLayout) *faultRig {
 	return r
 }
 
-// runAll runs cases on all lanes and returns their number.
-func (r *faultRig) runAll(t *testing.T, cases []faultCase, run func(*lane, context.Context, faultCase) error) int {
+// runAll runs the cases that are in the sample on all lanes.
+func (r *faultRig) runAll(
+	t *testing.T, count *harness.Enumeration, kind string, cases []faultCase, run func(*lane, context.Context, faultCase) error,
+) {
 	t.Helper()
 	next := make(chan faultCase)
 	var wg sync.WaitGroup
@@ -127,15 +130,15 @@ func (r *faultRig) runAll(t *testing.T, cases []faultCase, run func(*lane, conte
 				if err := run(l, t.Context(), c); err != nil {
 					t.Errorf("%s: %v", c, err)
 				}
+				count.Ran(kind)
 			}
 		})
 	}
-	for _, c := range cases {
+	for _, c := range harness.Choose(count, cases) {
 		next <- c
 	}
 	close(next)
 	wg.Wait()
-	return len(cases)
 }
 
 // cases are all ways in which one call of an operation can go wrong.

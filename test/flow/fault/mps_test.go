@@ -63,14 +63,16 @@ func TestFaultsOfMPS(t *testing.T) {
 		functions := r.functions(t, o)
 		t.Logf("%s: %v", o, functions)
 		for _, function := range functions {
-			for effect, fault := range mpsEffects {
+			for _, effect := range slices.Sorted(maps.Keys(mpsEffects)) {
+				fault := mpsEffects[effect]
 				fault.Function = function
 				cases = append(cases, mpsCase{o, fmt.Sprintf("%s, %s %s", o, function, effect), fault})
 			}
 		}
 	}
+	count := harness.Enumerate(t, "faults", 104)
 	next := make(chan mpsCase, len(cases))
-	for _, c := range cases {
+	for _, c := range harness.Choose(count, cases) {
 		next <- c
 	}
 	close(next)
@@ -82,10 +84,10 @@ func TestFaultsOfMPS(t *testing.T) {
 				if err := r.run(t, c.operation, c.fault); err != nil {
 					t.Errorf("%s: %v", c.name, err)
 				}
+				count.Ran(string(c.operation))
 			}
 		})
 	}
-	harness.Enumerate(t, "faults", 104).AddAll("of daemons and servers", len(cases))
 }
 
 func newMPSRig(t *testing.T) *mpsRig {

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -36,12 +37,26 @@ func Main(m *testing.M) {
 	killpoint.LaunchIfAsked()
 	enterContainerIfAsked()
 	flag.Parse()
+	shareCores()
+	fmt.Println("enumerations:", TheSample())
 	code, err := run(m)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "flow:", err)
 		code = 1
 	}
 	os.Exit(code)
+}
+
+// shareCores lets more tests run at the same time than there are cores, unless the
+// command line says how many: most of their time goes into waiting.
+func shareCores() {
+	const testsPerCore = 3
+	chosen := false
+	flag.Visit(func(f *flag.Flag) { chosen = chosen || f.Name == "test.parallel" })
+	if !chosen {
+		// It fails for what is no number.
+		_ = flag.Set("test.parallel", Itoa(testsPerCore*runtime.GOMAXPROCS(0)))
+	}
 }
 
 func run(m *testing.M) (int, error) {

@@ -11,12 +11,14 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
@@ -231,12 +233,34 @@ func newConn(target string) (*grpc.ClientConn, error) {
 	return grpc.NewClient(target, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(soon))
 }
 
-// freePort finds a port below those that the kernel gives to outgoing
-// connections, so that nobody takes it before the driver does.
+// portBlock is the first of a hundred ports that belong to this test program as long
+// as it runs. They are below those that the kernel gives to outgoing connections.
+var portBlock = sync.OnceValues(func() (int, error) {
+	const first, size, blocks = 20000, 100, 100
+	for block := range blocks {
+		// The file stays open, and with it the lock.
+		path := filepath.Join(os.TempDir(), "partage-flow-ports-"+Itoa(block))
+		lock, err := unix.Open(path, unix.O_CREAT|unix.O_RDWR|unix.O_CLOEXEC, 0o666)
+		if err != nil {
+			return 0, err
+		}
+		if unix.Flock(lock, unix.LOCK_EX|unix.LOCK_NB) == nil {
+			return first + block*size, nil
+		}
+		_ = unix.Close(lock)
+	}
+	return 0, errors.New("all blocks of ports belong to other test programs")
+})
+
+// freePort finds a port that nobody takes before the driver does.
 func freePort(t testing.TB) int {
 	t.Helper()
+	block, err := portBlock()
+	if err != nil {
+		t.Fatal(err)
+	}
 	for range 100 {
-		port := 20000 + (os.Getpid()%100)*100 + int(ports.add()%100)
+		port := block + int(ports.add()%100)
 		listener, err := net.Listen("tcp", ":"+Itoa(port))
 		if err == nil {
 			_ = listener.Close()
