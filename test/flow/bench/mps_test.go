@@ -17,10 +17,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/partage-dev/partage/test/flow/harness"
-	"github.com/partage-dev/partage/test/gpusim/sysroot"
 	"golang.org/x/sys/unix"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"github.com/partage-dev/partage/test/flow/harness"
+	"github.com/partage-dev/partage/test/gpusim/sysroot"
 )
 
 // BenchmarkMPSReady measures how long it takes from Prepare to an MPS share that

@@ -11,12 +11,14 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/partage-dev/partage/test/flow/harness"
-	"github.com/partage-dev/partage/test/gpusim/machine"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	"k8s.io/utils/ptr"
+
+	"github.com/partage-dev/partage/test/flow/harness"
+	"github.com/partage-dev/partage/test/gpusim/machine"
 )
 
 // allocateForAdmin stores a claim with admin access to these devices.
@@ -136,7 +138,7 @@ func TestAdminAccessOrphaned(t *testing.T) {
 	n.API.DeleteClaim(admin.GetNamespace(), admin.GetName())
 	p.Until(t, "the release of the observing claim", func(context.Context) error { return n.CheckNoFiles(admin.GetUid()) })
 	wantGPUs(t, n, "the release", before)
-	n.WantClaims(t, harness.UID(user.GetUid()))
+	n.WantClaims(t, types.UID(user.GetUid()))
 	p.MustUnprepare(t, user)
 	n.WantClean(t)
 }

@@ -9,10 +9,11 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/partage-dev/partage/test/flow/harness"
-	"github.com/partage-dev/partage/test/gpusim/machine"
 	"k8s.io/apimachinery/pkg/types"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"github.com/partage-dev/partage/test/flow/harness"
+	"github.com/partage-dev/partage/test/gpusim/machine"
 )
 
 // prepared is a claim on one machine, and what must be true of it while it is
@@ -26,7 +27,7 @@ type prepared struct {
 	instances []string
 	// nodes are the device nodes that a container gets, apart from common ones.
 	nodes []string
-	// after tells whether the first GPU's MIG mode is on once all is undone.
+	// after reports whether the first GPU's MIG mode is on once all is undone.
 	after bool
 }
 

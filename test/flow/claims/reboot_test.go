@@ -7,9 +7,10 @@ import (
 	"slices"
 	"testing"
 
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
-	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 )
 
 // rebooted is a claim with one device that is there before a reboot.

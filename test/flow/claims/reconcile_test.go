@@ -12,13 +12,15 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/partage-dev/partage/test/flow/harness"
-	"github.com/partage-dev/partage/test/gpusim/machine"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"github.com/partage-dev/partage/test/flow/harness"
+	"github.com/partage-dev/partage/test/gpusim/machine"
 )
 
 // untilAsked waits until the driver has asked for a claim some times more.
@@ -56,14 +58,14 @@ func TestOrphans(t *testing.T) {
 			}
 			// As long as they exist nothing happens to them.
 			untilAsked(t, p, countRequests(n, part))
-			n.WantClaims(t, harness.UID(part.GetUid()), harness.UID(whole.GetUid()), harness.UID(kept.GetUid()))
+			n.WantClaims(t, types.UID(part.GetUid()), types.UID(whole.GetUid()), types.UID(kept.GetUid()))
 
 			gone(n, part)
 			gone(n, whole)
 			p.Until(t, "their release", func(context.Context) error {
 				return errors.Join(n.CheckNoFiles(part.GetUid()), n.CheckNoFiles(whole.GetUid()))
 			})
-			n.WantClaims(t, harness.UID(kept.GetUid()))
+			n.WantClaims(t, types.UID(kept.GetUid()))
 			n.WantInstances(t, 0)
 			n.WantInstances(t, 2, harness.Place{Profile: "1g.10gb", Start: 0})
 			p.UntilEvent(t, n, "OrphanedClaimReleased")
@@ -171,7 +173,7 @@ func TestForceDeletedPod(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		flags []string
-		// released tells whether the kubelet unprepares the old claim.
+		// released reports whether the kubelet unprepares the old claim.
 		released bool
 	}{
 		"kubelet releases":       {[]string{"--orphan-grace=1h", "--reconcile-interval=50ms"}, true},
@@ -237,7 +239,7 @@ func TestOtherDrivers(t *testing.T) {
 	if ids := p.MustPrepare(t, none); len(ids) > 0 {
 		t.Errorf("a claim without devices of this driver has the CDI ids %v", ids)
 	}
-	n.WantClaims(t, harness.UID(mixed.GetUid()))
+	n.WantClaims(t, types.UID(mixed.GetUid()))
 	// The GPU with a result of another driver is free.
 	whole := n.AllocateNamed(n.DeviceNames(t, []harness.Device{{GPU: 1}}))
 	p.MustPrepare(t, whole)

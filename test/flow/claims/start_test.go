@@ -225,7 +225,7 @@ func quarantinedRecords(t testing.TB, n *harness.Node) []string {
 // well.
 func TestBrokenGPUAtStart(t *testing.T) {
 	t.Parallel()
-	for name, failure := range map[string]int{"lost": harness.GpuIsLost, "reset required": harness.ResetRequired} {
+	for name, failure := range map[string]int{"lost": harness.NVMLGPUIsLost, "reset required": harness.NVMLResetRequired} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := harness.NewNode(t, "h100x3", func(m *machine.Machine) { m.GPUs[1].Failure = failure })
@@ -251,7 +251,7 @@ func TestBrokenGPUAtStart(t *testing.T) {
 // can end, and it comes back by itself.
 func TestGPUBreaksAndRecovers(t *testing.T) {
 	t.Parallel()
-	for reason, failure := range map[string]int{"lost": harness.GpuIsLost, "reset-required": harness.ResetRequired} {
+	for reason, failure := range map[string]int{"lost": harness.NVMLGPUIsLost, "reset-required": harness.NVMLResetRequired} {
 		t.Run(reason, func(t *testing.T) {
 			t.Parallel()
 			n := harness.NewNode(t, "h100x2")

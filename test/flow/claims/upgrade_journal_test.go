@@ -14,12 +14,14 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/partage-dev/partage/test/flow/harness"
-	"github.com/partage-dev/partage/test/gpusim/machine"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	"k8s.io/utils/ptr"
+
+	"github.com/partage-dev/partage/test/flow/harness"
+	"github.com/partage-dev/partage/test/gpusim/machine"
 )
 
 // earlierRecord is what a version of the driver has written about a claim.
@@ -114,13 +116,13 @@ func (r *earlierRecord) allocate(n *harness.Node) *drapb.Claim {
 				result.AdminAccess = ptr.To(true)
 			}
 			if d.ShareID != "" {
-				result.ShareID = ptr.To(harness.UID(d.ShareID))
+				result.ShareID = ptr.To(types.UID(d.ShareID))
 			}
 			results = append(results, result)
 		}
 	}
 	n.API.SetClaim(&resourceapi.ResourceClaim{
-		ObjectMeta: metav1.ObjectMeta{Namespace: r.Claim.Namespace, Name: r.Claim.Name, UID: harness.UID(r.Claim.UID)},
+		ObjectMeta: metav1.ObjectMeta{Namespace: r.Claim.Namespace, Name: r.Claim.Name, UID: types.UID(r.Claim.UID)},
 		Status: resourceapi.ResourceClaimStatus{
 			Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: results}},
 		},
@@ -136,7 +138,7 @@ func (r *earlierRecord) goOn(t *testing.T, n *harness.Node, flags []string) {
 	p := n.Start(t, flags...)
 	p.Ready(t)
 	if r.State == "prepared" {
-		n.WantClaims(t, harness.UID(r.Claim.UID))
+		n.WantClaims(t, types.UID(r.Claim.UID))
 		p.Until(t, "the claim to be prepared again", func(ctx context.Context) error {
 			_, err := p.TryPrepare(ctx, claim, harness.KubeletTimeout)
 			return err

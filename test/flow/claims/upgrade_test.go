@@ -13,11 +13,12 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/partage-dev/partage/test/flow/harness"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"github.com/partage-dev/partage/test/flow/harness"
 )
 
 // overlap is an old and a new driver on one node. Both are called until the old

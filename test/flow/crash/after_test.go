@@ -9,8 +9,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/partage-dev/partage/test/flow/harness"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"github.com/partage-dev/partage/test/flow/harness"
 )
 
 // crashContinuation is what happens after a crash, with another process, until

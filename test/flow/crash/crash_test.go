@@ -9,13 +9,15 @@ import (
 	"flag"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
+
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/flow/killpoint"
 	"github.com/partage-dev/partage/test/gpusim/machine"
-	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 )
 
 var crashAll = flag.Bool("crash.all", false, "go on in every way after each crash, not in one way after the other")
@@ -238,7 +240,7 @@ func (s *crashScene) killEverywhere(t *testing.T, count *harness.Enumeration) {
 			if !*crashAll && harness.TheSample().Way(n, len(crashContinuations)) != i {
 				continue
 			}
-			passed := t.Run("before "+harness.Itoa(n)+"/"+continuation.name, func(t *testing.T) {
+			passed := t.Run("before "+strconv.Itoa(n)+"/"+continuation.name, func(t *testing.T) {
 				done, killed := s.crash(t, n)
 				if killed {
 					// There may be more than there were the first time.
@@ -305,7 +307,7 @@ func (s *crashScene) shorten(e killpoint.Effect) string {
 		text = strings.ReplaceAll(text, path, name)
 	}
 	for i, c := range s.claims {
-		text = strings.ReplaceAll(text, c.GetUid(), "claim"+harness.Itoa(i))
+		text = strings.ReplaceAll(text, c.GetUid(), "claim"+strconv.Itoa(i))
 	}
 	return text
 }

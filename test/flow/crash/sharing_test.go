@@ -12,7 +12,7 @@ import (
 	"github.com/partage-dev/partage/test/flow/harness"
 )
 
-// usesMPS tells whether claims of the layout are clients of MPS.
+// usesMPS reports whether claims of the layout are clients of MPS.
 func (l crashLayout) usesMPS() bool {
 	return l.config == harness.GPUWithMPS || l.config == harness.PartitionWithMPS || l.claims[0][0].Kind == harness.MPS
 }

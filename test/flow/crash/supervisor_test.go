@@ -5,6 +5,7 @@ package crash
 
 import (
 	"context"
+	"strconv"
 	"testing"
 
 	"github.com/partage-dev/partage/test/flow/harness"
@@ -145,7 +146,7 @@ func (s *supervisorScene) killEverywhere(t *testing.T, count *harness.Enumeratio
 			if !*crashAll && harness.TheSample().Way(n, len(supervisorWays)) != i {
 				continue
 			}
-			passed := t.Run("before "+harness.Itoa(n)+"/"+way.name, func(t *testing.T) {
+			passed := t.Run("before "+strconv.Itoa(n)+"/"+way.name, func(t *testing.T) {
 				call := s.crash(t, n)
 				done, killed := s.supervisor.Points.Disarm()
 				if killed {

@@ -4,6 +4,7 @@
 package crash
 
 import (
+	"strconv"
 	"strings"
 	"testing"
 
@@ -45,7 +46,7 @@ func (s *crashScene) killTwice(t *testing.T, count *harness.Enumeration) {
 		if !count.Find(n) {
 			continue
 		}
-		passed := t.Run("before "+harness.Itoa(n), func(t *testing.T) {
+		passed := t.Run("before "+strconv.Itoa(n), func(t *testing.T) {
 			crash(t)
 			done, killed := s.crashAtStart(t, n)
 			if killed {

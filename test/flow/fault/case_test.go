@@ -33,7 +33,7 @@ func (c faultCase) String() string {
 	return s.String()
 }
 
-// isAnswer tells whether what the call returns is an answer like any other, if the
+// isAnswer reports whether what the call returns is an answer like any other, if the
 // wrong one, so that a later call is the first that fails.
 func (c faultCase) isAnswer() bool {
 	return c.fault.Effect == machine.Pretend || c.code == "NOT_FOUND" || c.code == "NOT_SUPPORTED"

@@ -6,6 +6,7 @@ package fault
 import (
 	"maps"
 	"slices"
+	"strconv"
 	"testing"
 
 	"github.com/partage-dev/partage/test/flow/harness"
@@ -34,7 +35,7 @@ func TestFaultsOfFirstCalls(t *testing.T) {
 	close(next)
 	const machines = 4
 	for i := range machines {
-		t.Run("machine "+harness.Itoa(i), func(t *testing.T) {
+		t.Run("machine "+strconv.Itoa(i), func(t *testing.T) {
 			t.Parallel()
 			var r *faultRig
 			for c := range next {

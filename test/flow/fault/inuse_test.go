@@ -12,9 +12,10 @@ import (
 	"strings"
 	"testing"
 
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
-	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 )
 
 // TestFaultsWhileInUse: a partition that a process holds cannot be removed, and

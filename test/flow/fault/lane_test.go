@@ -12,9 +12,10 @@ import (
 	"strings"
 
 	"github.com/google/go-cmp/cmp"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
-	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 )
 
 // lane runs one case after the other on a GPU, while another GPU works.

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
@@ -111,7 +112,7 @@ func (l *lane) runLook(ctx context.Context, c faultCase) error {
 	err = errors.Join(err, l.roundTrip(ctx, l.neighbour))
 	if err == nil {
 		// When a later change is published, what was found is published too.
-		err = errors.Join(l.breakNeighbour(harness.GpuIsLost), l.watch(ctx, gpu, before, untilTainted(other, true)), l.breakNeighbour(0))
+		err = errors.Join(l.breakNeighbour(harness.NVMLGPUIsLost), l.watch(ctx, gpu, before, untilTainted(other, true)), l.breakNeighbour(0))
 	}
 	_, removeErr := fault.TryRemove()
 	well := func() bool { return untilTainted(gpu, false)() && untilTainted(other, false)() }

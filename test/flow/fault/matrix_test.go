@@ -11,9 +11,10 @@ import (
 	"sync"
 	"testing"
 
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
-	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 )
 
 // lanes is how many cases run at a time on one machine, on two GPUs each.
@@ -48,7 +49,7 @@ func (l faultLayout) some(codes []code) []code {
 	return slices.DeleteFunc(codes, func(c code) bool { return !slices.Contains(kept, c.name) })
 }
 
-// usesMPS tells whether a session runs while a claim is prepared.
+// usesMPS reports whether a session runs while a claim is prepared.
 func (l faultLayout) usesMPS() bool { return l.kind == harness.MPS || l.config != "" }
 
 // faultLayout is a machine and one device on each of its GPUs.

@@ -8,14 +8,16 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/state"
-	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 )
 
 // mpsLimit is for calls with a daemon that may hang.
@@ -77,7 +79,7 @@ func TestFaultsOfMPS(t *testing.T) {
 	}
 	close(next)
 	for lane := range mpsLanes {
-		t.Run("lane "+harness.Itoa(lane), func(t *testing.T) {
+		t.Run("lane "+strconv.Itoa(lane), func(t *testing.T) {
 			t.Parallel()
 			for c := range next {
 				c.fault.GPU = 2 * lane

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -16,23 +15,24 @@ import (
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 )
 
-// KubeletTimeout is what the kubelet gives a call. hurry is for calls of which
-// only the end matters: repetitions inside the driver are cut short. glance is for
-// calls that cannot succeed and would wait for something that does not happen.
 const (
+	// KubeletTimeout is how long the kubelet waits for a call.
 	KubeletTimeout = 45 * time.Second
-	ShortTimeout   = time.Second
-	TinyTimeout    = 300 * time.Millisecond
+	// ShortTimeout cuts retries inside the driver short where only the outcome matters.
+	ShortTimeout = time.Second
+	// TinyTimeout is for calls that cannot succeed, and would wait for what is in the way.
+	TinyTimeout = 300 * time.Millisecond
 )
 
-// Operation is one of the two calls, for most purposes.
+// Operation is what the driver does when a fault strikes.
 type Operation string
 
+// Prepare and Unprepare are the kubelet's calls; Look is what the driver does by
+// itself every now and then.
 const (
 	Prepare   Operation = "prepare"
 	Unprepare Operation = "unprepare"
-	// look is what the driver does by itself.
-	Look Operation = "look"
+	Look      Operation = "look"
 )
 
 // Call makes one call for one claim.
@@ -43,9 +43,7 @@ func (p *Driver) Call(ctx context.Context, o Operation, claim *drapb.Claim, limi
 	return nil, p.TryUnprepare(ctx, claim, limit)
 }
 
-// TryPrepare makes one call for one claim and returns the CDI ids of its
-// devices in the order of its requests, or the claim's error. Unlike the
-// methods that end the test it may be called from any goroutine.
+// TryPrepare is MustPrepare for any goroutine, and makes one call only.
 func (p *Driver) TryPrepare(ctx context.Context, claim *drapb.Claim, limit time.Duration) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -60,16 +58,10 @@ func (p *Driver) TryPrepare(ctx context.Context, claim *drapb.Claim, limit time.
 	case answer.GetError() != "":
 		return nil, errors.New(answer.GetError())
 	}
-	devices := slices.Clone(answer.GetDevices())
-	slices.SortFunc(devices, func(a, b *drapb.Device) int { return strings.Compare(a.RequestNames[0], b.RequestNames[0]) })
-	var ids []string
-	for _, d := range devices {
-		ids = append(ids, d.GetCdiDeviceIds()...)
-	}
-	return ids, nil
+	return CDIIDs(answer), nil
 }
 
-// TryUnprepare is tryPrepare for the other operation.
+// TryUnprepare is MustUnprepare for any goroutine.
 func (p *Driver) TryUnprepare(ctx context.Context, claim *drapb.Claim, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -87,8 +79,8 @@ func (p *Driver) TryUnprepare(ctx context.Context, claim *drapb.Claim, limit tim
 	return nil
 }
 
-// IsTimeout tells whether the test's own deadline ended a call, so that
-// nothing is known of its result, or has just ended one of the driver's own.
+// IsTimeout reports whether a deadline ended a call, so that its result is unknown: the
+// caller's, or the driver's own for calls into the library.
 func IsTimeout(err error) bool {
 	return status.Code(err) == codes.DeadlineExceeded || IsHung(err)
 }
@@ -100,7 +92,7 @@ func IsHung(err error) bool {
 	return err != nil && strings.Contains(err.Error(), "has not returned")
 }
 
-// Eventually waits until check returns nil, whatever becomes of the driver.
+// Eventually waits until check returns nil, even when the driver ends.
 func Eventually(ctx context.Context, check func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, Patience)
 	defer cancel()
@@ -115,7 +107,7 @@ func Eventually(ctx context.Context, check func() error) error {
 	}
 }
 
-// Soon waits a little, or fails when ctx ends.
+// Soon waits a little before the next attempt. It fails when ctx ends.
 func Soon(ctx context.Context) error {
 	select {
 	case <-ctx.Done():

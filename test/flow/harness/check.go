@@ -13,8 +13,9 @@ import (
 	"strings"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/partage-dev/partage/test/gpusim/machine"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
+
+	"github.com/partage-dev/partage/test/gpusim/machine"
 )
 
 // DeviceNode is a character device as a container gets it.
@@ -23,11 +24,11 @@ type DeviceNode struct {
 	Major, Minor int64
 }
 
-// WantNodes are the device nodes of a GPU, and of a partition of it, that the
-// files of the machine tell, apart from the common ones.
+// WantNodes are the device nodes of a GPU and of a partition of it, according to the
+// files of the machine, without the common ones.
 func (n *Node) WantNodes(g *machine.GPU, in *machine.GPUInstance) ([]DeviceNode, error) {
 	const nvidiaMajor = 195
-	nodes := []DeviceNode{{"/dev/nvidia" + Itoa(g.Minor), nvidiaMajor, int64(g.Minor)}}
+	nodes := []DeviceNode{{"/dev/nvidia" + strconv.Itoa(g.Minor), nvidiaMajor, int64(g.Minor)}}
 	if in == nil {
 		return nodes, nil
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io/fs"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -16,7 +17,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	"k8s.io/utils/ptr"
@@ -27,13 +27,10 @@ type counter struct{ n atomic.Int64 }
 
 func (c *counter) add() int64 { return c.n.Add(1) }
 
-// starts, claimNumbers and ports make names that differ between tests.
+// starts, claimNumbers and ports number what must differ between tests.
 var starts, claimNumbers, ports counter
 
-func UID(uid string) types.UID { return types.UID(uid) }
-
-// AllocateNamed stores a claim as the scheduler leaves it: one request for every
-// device, named r0, r1 and so on.
+// AllocateNamed is Allocate for devices, given by name, that are not shared.
 func (n *Cluster) AllocateNamed(devices []string, configs ...Config) *drapb.Claim {
 	var results []resourceapi.DeviceRequestAllocationResult
 	for _, device := range devices {
@@ -42,13 +39,14 @@ func (n *Cluster) AllocateNamed(devices []string, configs ...Config) *drapb.Clai
 	return n.Store(results, configs)
 }
 
-// Allocate is allocate for devices some of which may be shares.
+// Allocate stores a claim for these devices as the scheduler leaves it: one request
+// for each, named r0, r1 and so on, with a configuration for all of them.
 func (n *Node) Allocate(t testing.TB, devices []Device, configs ...Config) *drapb.Claim {
 	t.Helper()
 	return n.AllocateDevices(n.DeviceNames(t, devices), devices, configs...)
 }
 
-// AllocateDevices is claim for who knows the devices' names.
+// AllocateDevices is Allocate for any goroutine; the caller knows the names.
 func (n *Cluster) AllocateDevices(names []string, devices []Device, configs ...Config) *drapb.Claim {
 	var results []resourceapi.DeviceRequestAllocationResult
 	for i, name := range names {
@@ -62,8 +60,8 @@ func (n *Cluster) AllocateDevices(names []string, devices []Device, configs ...C
 	return n.Store(results, configs)
 }
 
-// Store makes a claim with these allocation results. What they leave out is this
-// driver and its pool.
+// Store stores a claim with these allocation results, by default of this driver and
+// its pool.
 func (n *Cluster) Store(results []resourceapi.DeviceRequestAllocationResult, configs []Config) *drapb.Claim {
 	allocation := &resourceapi.AllocationResult{}
 	for i, r := range results {
@@ -71,7 +69,7 @@ func (n *Cluster) Store(results []resourceapi.DeviceRequestAllocationResult, con
 			r.Driver, r.Pool = DriverName, NodeName
 		}
 		if r.Request == "" {
-			r.Request = "r" + Itoa(i)
+			r.Request = "r" + strconv.Itoa(i)
 		}
 		allocation.Devices.Results = append(allocation.Devices.Results, r)
 	}
@@ -84,7 +82,7 @@ func (n *Cluster) Store(results []resourceapi.DeviceRequestAllocationResult, con
 		})
 	}
 	claim := n.API.SetClaim(&resourceapi.ResourceClaim{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "claim-" + Itoa(int(claimNumbers.add()))},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "claim-" + strconv.Itoa(int(claimNumbers.add()))},
 		Status:     resourceapi.ResourceClaimStatus{Allocation: allocation},
 	})
 	return &drapb.Claim{Namespace: claim.Namespace, Name: claim.Name, Uid: string(claim.UID)}
@@ -121,6 +119,11 @@ func (p *Driver) MustPrepare(t testing.TB, claim *drapb.Claim) []string {
 	if answer.GetError() != "" {
 		t.Fatalf("prepare: %s", answer.GetError())
 	}
+	return CDIIDs(answer)
+}
+
+// CDIIDs are the CDI ids of a claim's devices in the order of its requests.
+func CDIIDs(answer *drapb.NodePrepareResourceResponse) []string {
 	devices := slices.Clone(answer.GetDevices())
 	slices.SortFunc(devices, func(a, b *drapb.Device) int { return strings.Compare(a.RequestNames[0], b.RequestNames[0]) })
 	var ids []string
@@ -149,6 +152,7 @@ func (p *Driver) Unprepare(t testing.TB, claims ...*drapb.Claim) error {
 	return nil
 }
 
+// MustUnprepare fails the test unless all of the claims are unprepared.
 func (p *Driver) MustUnprepare(t testing.TB, claims ...*drapb.Claim) {
 	t.Helper()
 	if err := p.Unprepare(t, claims...); err != nil {
@@ -156,7 +160,7 @@ func (p *Driver) MustUnprepare(t testing.TB, claims ...*drapb.Claim) {
 	}
 }
 
-// Container does what a container runtime does with CDI ids.
+// Container returns the spec that a container runtime makes with CDI ids.
 func (n *Files) Container(t testing.TB, ids ...string) *oci.Spec {
 	t.Helper()
 	cache, err := cdiapi.NewCache(cdiapi.WithSpecDirs(n.CDIDir), cdiapi.WithAutoRefresh(false))
@@ -178,8 +182,8 @@ func (n *Files) Container(t testing.TB, ids ...string) *oci.Spec {
 	return spec
 }
 
-// DeviceNodes are the paths that a container gets, sorted, without those that
-// every container with a GPU gets.
+// DeviceNodes are the paths of a container's device nodes, sorted, without those
+// that every container with a GPU has.
 func DeviceNodes(spec *oci.Spec) []string {
 	var paths []string
 	for _, d := range spec.Linux.Devices {

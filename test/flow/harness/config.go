@@ -15,7 +15,7 @@ import (
 // Config is an opaque configuration for all requests of a claim.
 type Config string
 
-// Configurations of claims that own their devices.
+// Configurations for claims that own their devices.
 const (
 	GPUWithMPS Config = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"MPS","mpsConfig":{` +
 		`"defaultActiveThreadPercentage":50,"defaultPinnedDeviceMemoryLimit":"8Gi"}}}`
@@ -51,8 +51,7 @@ func (n *Node) Interposer(t testing.TB) (flag string) {
 	return "--interposer-library=" + path
 }
 
-// MPSConfig is the configuration of a claim that owns its GPUs and asks for MPS on
-// them.
+// MPSConfig is the configuration of a claim that owns its GPUs and uses MPS on them.
 func MPSConfig(settings string) Config {
 	return Config(`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"MPS","mpsConfig":{` + settings + `}}}`)
 }
@@ -75,20 +74,20 @@ const (
 // ClaimSpec is what a claim asks for.
 type ClaimSpec struct {
 	Devices []Device
-	// config is for all devices, if it is not empty.
+	// Config is for all devices, if it is not empty.
 	Config Config
 }
 
-// UsesMPS tells whether a device of the claim is used through MPS.
-func (w ClaimSpec) UsesMPS(d Device) bool {
-	return d.Kind == MPS || d.Kind == "" && (w.Config == GPUWithMPS || w.Config == PartitionWithMPS)
+// UsesMPS reports whether containers use this device of the claim through MPS.
+func (c ClaimSpec) UsesMPS(d Device) bool {
+	return d.Kind == MPS || d.Kind == "" && (c.Config == GPUWithMPS || c.Config == PartitionWithMPS)
 }
 
 // slice is the time slice that a device of the claim has.
-func (w ClaimSpec) slice(d Device) int {
+func (c ClaimSpec) slice(d Device) int {
 	switch {
 	case d.Profile != "":
-	case w.Config == GPUWithShortSlice:
+	case c.Config == GPUWithShortSlice:
 		return ShortSlice
 	case d.Kind == TimeSlice:
 		return LongSlice
@@ -98,9 +97,9 @@ func (w ClaimSpec) slice(d Device) int {
 
 // CheckModes fails unless a device that is there has the compute mode and the time
 // slice that a claim's containers need.
-func CheckModes(w ClaimSpec, d Device, g *machine.GPU) error {
+func CheckModes(c ClaimSpec, d Device, g *machine.GPU) error {
 	want, got := DefaultMode, g.ComputeMode
-	if w.UsesMPS(d) {
+	if c.UsesMPS(d) {
 		want = ExclusiveProcess
 	}
 	if d.Profile != "" {
@@ -113,7 +112,7 @@ func CheckModes(w ClaimSpec, d Device, g *machine.GPU) error {
 	if got != want {
 		return fmt.Errorf("its compute mode is %d, want %d", got, want)
 	}
-	if want := w.slice(d); g.TimeSlice != want {
+	if want := c.slice(d); g.TimeSlice != want {
 		return fmt.Errorf("the GPU's time slice is %d, want %d", g.TimeSlice, want)
 	}
 	return nil
@@ -127,6 +126,8 @@ const (
 	LongSlice
 )
 
+// TimeSlicingConfig is the configuration of a claim that owns its GPUs and chooses
+// their interval.
 func TimeSlicingConfig(interval string) Config {
 	return Config(fmt.Sprintf(`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"TimeSlicing",`+
 		`"timeSlicingConfig":{"interval":%q}}}`, interval))

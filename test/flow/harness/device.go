@@ -6,37 +6,39 @@ package harness
 import (
 	"cmp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
-	"github.com/partage-dev/partage/test/gpusim/machine"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/partage-dev/partage/test/gpusim/machine"
 )
 
-// Limits of an MPS share that asks for none in particular. They fit on everything
-// that is shared here.
+// Limits of an MPS share whose Device has none. Four such shares fit on each GPU and
+// partition that the tests share.
 const (
 	SomeMemory  = 4 << 30
 	SomePercent = 25
 )
 
-// consumed is what the scheduler writes down of a share.
-func (r Device) consumed() map[resourceapi.QualifiedName]resource.Quantity {
-	if r.Kind == MPS {
-		r.Memory, r.Percent = cmp.Or(r.Memory, SomeMemory), cmp.Or(r.Percent, SomePercent)
+// consumed is the capacity of a share as the scheduler records it.
+func (d Device) consumed() map[resourceapi.QualifiedName]resource.Quantity {
+	if d.Kind == MPS {
+		d.Memory, d.Percent = cmp.Or(d.Memory, SomeMemory), cmp.Or(d.Percent, SomePercent)
 	}
 	all := map[resourceapi.QualifiedName]resource.Quantity{"shares": *resource.NewQuantity(1, resource.DecimalSI)}
-	if r.Memory > 0 {
-		all["memory"] = *resource.NewQuantity(r.Memory, resource.BinarySI)
+	if d.Memory > 0 {
+		all["memory"] = *resource.NewQuantity(d.Memory, resource.BinarySI)
 	}
-	if r.Percent > 0 {
-		all["smPercent"] = *resource.NewQuantity(int64(r.Percent), resource.DecimalSI)
+	if d.Percent > 0 {
+		all["smPercent"] = *resource.NewQuantity(int64(d.Percent), resource.DecimalSI)
 	}
 	return all
 }
 
-// BaseDeviceName is what a share is a share of.
+// BaseDeviceName is the name of the device that a share is part of.
 func BaseDeviceName(device string) string {
 	for _, k := range []ShareKind{MPS, TimeSlice} {
 		device = strings.TrimSuffix(device, "-"+string(k))
@@ -67,7 +69,7 @@ type Place struct {
 	Start   int
 }
 
-// at finds the live instance of a partition, or nil.
+// Find returns the live instance of a partition, or nil.
 func (at Place) Find(g *machine.GPU) *machine.GPUInstance {
 	for i := range g.MIG.Instances {
 		in := &g.MIG.Instances[i]
@@ -113,26 +115,26 @@ func DeviceName(pciAddress string, at Place) string {
 	if at.Profile == "" {
 		return name
 	}
-	return name + "-mig-" + profileText.Replace(at.Profile) + "-" + Itoa(at.Start)
+	return name + "-mig-" + profileText.Replace(at.Profile) + "-" + strconv.Itoa(at.Start)
 }
 
 // profileText makes "1g24gb-me-all" of "1g.24gb+me.all", and "1g24gb-no-me" of
 // "1g.24gb-me".
 var profileText = strings.NewReplacer("-", "-no-", "+", "-", ".all", "-all", ".", "")
 
-// Device is a device that a claim gets: by the number of its GPU, with a profile
-// and a start a partition of it, with a kind a share.
+// Device is a device that a claim is allocated: a GPU, by number in the order of PCI
+// addresses; with a profile and a start a partition of it; with a kind a share.
 type Device struct {
 	GPU     int
 	Profile string
 	Start   int
 	Kind    ShareKind
-	// memory and percent are what is asked for of a share.
+	// Memory and Percent are the limits of a share.
 	Memory  int64
 	Percent int
 }
 
-// ShareKind is that of a share, and empty for a device that one claim has alone.
+// ShareKind is how a device is shared. It is empty for one that a claim has alone.
 type ShareKind string
 
 const (
@@ -140,32 +142,34 @@ const (
 	TimeSlice ShareKind = "timeslice"
 )
 
-// Partition is a partition.
+// Partition is a partition of a GPU.
 func Partition(gpu int, profile string, start int) Device {
 	return Device{GPU: gpu, Profile: profile, Start: start}
 }
 
-// Name is that of the published device.
-func (r Device) Name(pciAddress string) string {
-	name := DeviceName(pciAddress, Place{Profile: r.Profile, Start: r.Start})
-	if r.Kind != "" {
-		name += "-" + string(r.Kind)
+// Name is the name under which the device is published.
+func (d Device) Name(pciAddress string) string {
+	name := DeviceName(pciAddress, Place{Profile: d.Profile, Start: d.Start})
+	if d.Kind != "" {
+		name += "-" + string(d.Kind)
 	}
 	return name
 }
 
-// Shared is a share of the device instead of the device.
-func (r Device) Shared(k ShareKind) Device {
-	r.Kind = k
-	return r
+// Shared returns a share of the device.
+func (d Device) Shared(k ShareKind) Device {
+	d.Kind = k
+	return d
 }
 
+// TurnMIGOn turns MIG mode on for all GPUs of a machine.
 func TurnMIGOn(m *machine.Machine) {
 	for i := range m.GPUs {
 		m.GPUs[i].MIG.Current, m.GPUs[i].MIG.Pending = true, true
 	}
 }
 
+// DeviceNames are the names under which the devices are published.
 func (n *GPUs) DeviceNames(t testing.TB, devices []Device) []string {
 	t.Helper()
 	var names []string
@@ -180,7 +184,7 @@ func (n *GPUs) Live(t testing.TB) []string {
 	t.Helper()
 	var live []string
 	for _, i := range n.Instances(t) {
-		live = append(live, Itoa(int(i.ProfileID))+"@"+Itoa(i.Placement.Start))
+		live = append(live, strconv.Itoa(int(i.ProfileID))+"@"+strconv.Itoa(i.Placement.Start))
 	}
 	slices.Sort(live)
 	return live

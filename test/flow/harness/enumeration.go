@@ -144,7 +144,7 @@ func (e *Enumeration) String() string {
 	defer e.mu.Unlock()
 	var lines []string
 	for kind, n := range e.ran {
-		lines = append(lines, Itoa(n)+" "+kind)
+		lines = append(lines, strconv.Itoa(n)+" "+kind)
 	}
 	slices.Sort(lines)
 	text := fmt.Sprintf("%d of %d %s", all, e.found, e.noun)

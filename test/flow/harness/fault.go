@@ -21,6 +21,7 @@ type Fault struct {
 	id int
 }
 
+// TryInject is Inject for any goroutine.
 func (n *GPUs) TryInject(f machine.Fault) (*Fault, error) {
 	i := &Fault{n: n}
 	err := n.State.Update(func(m *machine.Machine) error {
@@ -40,7 +41,7 @@ func (n *GPUs) Inject(t testing.TB, f machine.Fault) *Fault {
 	return i
 }
 
-// TryRemove returns how many calls were struck.
+// TryRemove ends the fault and returns how many calls it struck.
 func (i *Fault) TryRemove() (struck uint64, err error) {
 	err = i.n.State.Update(func(m *machine.Machine) error {
 		at := slices.IndexFunc(m.Faults, func(f machine.Fault) bool { return f.ID == i.id })
@@ -54,6 +55,7 @@ func (i *Fault) TryRemove() (struck uint64, err error) {
 	return struck, err
 }
 
+// Remove ends the fault.
 func (i *Fault) Remove(t testing.TB) {
 	t.Helper()
 	if _, err := i.TryRemove(); err != nil {
@@ -89,25 +91,19 @@ func (i *Fault) CheckStruck() error {
 	return err
 }
 
-// IsChange tells whether a function changes the GPU; NVML names them so.
+// IsChange reports whether a function of NVML changes the GPU, judging by its name.
 func IsChange(function string) bool {
 	return strings.Contains(function, "Set") || strings.Contains(function, "Create") || strings.Contains(function, "Destroy")
 }
 
 // Some values of nvmlReturn_t.
 const (
-	NvmlNoPermission  = 4
-	NvmlTimeout       = 10
-	NvmlGPUIsLost     = 15
-	NvmlResetRequired = 16
-	NvmlInUse         = 19
-	NvmlMemory        = 20
-	NvmlNoResources   = 23
-	NvmlUnknown       = 999
-)
-
-// GpuIsLost is NVML_ERROR_GPU_IS_LOST, and the other one likewise.
-const (
-	GpuIsLost     = 15
-	ResetRequired = 16
+	NVMLNoPermission  = 4
+	NVMLTimeout       = 10
+	NVMLGPUIsLost     = 15
+	NVMLResetRequired = 16
+	NVMLInUse         = 19
+	NVMLMemory        = 20
+	NVMLNoResources   = 23
+	NVMLUnknown       = 999
 )

@@ -8,19 +8,22 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"testing"
 	"time"
 
-	"github.com/partage-dev/partage/test/flow/killpoint"
 	"google.golang.org/grpc"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/partage-dev/partage/test/flow/killpoint"
 )
 
-// KillableDriver is a driver that can be killed at an effect. Unlike one that start
-// makes it is not tied to a test: close ends it.
+// KillableDriver is a driver that can be killed at an effect. Close ends it, unless it
+// was started for a test.
 type KillableDriver struct {
 	*Driver
 	*killpoint.Supervisor
@@ -28,9 +31,10 @@ type KillableDriver struct {
 	connections []*grpc.ClientConn
 }
 
-// Spawn starts the driver and does not wait for anything.
+// Spawn starts a driver that can be killed at an effect, and does not wait for
+// anything.
 func (n *Node) Spawn(flags ...string) (*KillableDriver, error) {
-	uid := "uid-" + Itoa(int(starts.add()))
+	uid := "uid-" + strconv.Itoa(int(starts.add()))
 	process := newProcess(n.command(uid, append([]string{"--health-port=0"}, flags...)...))
 	s := &KillableDriver{Driver: &Driver{Process: process}, uid: uid}
 	var err error
@@ -41,7 +45,8 @@ func (n *Node) Spawn(flags ...string) (*KillableDriver, error) {
 	return s, nil
 }
 
-// Connect does what the kubelet does, and fails when the driver ends before that.
+// Connect registers the driver as the kubelet does. It fails when the driver ends
+// before that.
 func (s *KillableDriver) Connect(ctx context.Context, registrar string) error {
 	ctx, cancel := context.WithTimeout(ctx, Patience)
 	defer cancel()
@@ -52,7 +57,7 @@ func (s *KillableDriver) Connect(ctx context.Context, registrar string) error {
 		case <-ctx.Done():
 		}
 	}()
-	socket := registrar + "/" + kubeletplugin.RollingUpdateRegistrarSocketFile(registrar, DriverName, UID(s.uid))
+	socket := registrar + "/" + kubeletplugin.RollingUpdateRegistrarSocketFile(registrar, DriverName, types.UID(s.uid))
 	err := wait.PollUntilContextCancel(ctx, 5*time.Millisecond, true, func(context.Context) (bool, error) {
 		_, err := os.Stat(socket)
 		return err == nil, nil
@@ -93,7 +98,7 @@ func (s *KillableDriver) Close() {
 	}
 }
 
-// StartKillable is start for a driver that can be killed at an effect.
+// StartKillable is Start for a driver that can be killed at an effect.
 func (n *Node) StartKillable(t testing.TB, flags ...string) *KillableDriver {
 	t.Helper()
 	s := n.MustSpawn(t, flags...)
@@ -103,7 +108,7 @@ func (n *Node) StartKillable(t testing.TB, flags ...string) *KillableDriver {
 	return s
 }
 
-// MustSpawn starts the driver until the test ends.
+// MustSpawn is Spawn for a driver that ends with the test.
 func (n *Node) MustSpawn(t testing.TB, flags ...string) *KillableDriver {
 	t.Helper()
 	s, err := n.Spawn(flags...)

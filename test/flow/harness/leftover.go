@@ -16,13 +16,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/partage-dev/partage/test/gpusim/sysroot"
 	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/test/gpusim/sysroot"
 )
 
-// MPSProcesses are the daemons and servers of this machine, and what is to become
-// one, by process ID. They have a variable in their environment that names their
-// session's folder; what talks to them has only some that name folders in it.
+// MPSProcesses are the names of daemons and servers of this machine by process ID,
+// including those that are starting. A variable in their environment is the folder of
+// their session; clients only have variables with folders inside of that.
 func (n *MPSFolder) MPSProcesses() (map[int]string, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -64,8 +65,7 @@ func (n *MPSFolder) MPSMounts() ([]string, error) {
 	return points, nil
 }
 
-// endMPS kills all daemons and servers and takes all mounts away, as a node does
-// that goes down.
+// endMPS kills all daemons and servers and removes all mounts, like the end of a node.
 func (n *MPSFolder) endMPS() error {
 	for end := time.Now().Add(Patience); ; time.Sleep(5 * time.Millisecond) {
 		if err := n.KillMPS(); err != nil {
@@ -106,7 +106,7 @@ func (n *MPSFolder) KillMPS() error {
 	}
 }
 
-// ClearMPS ends everything and empties the folder, which is not on a disk.
+// ClearMPS ends everything and empties the folder, which is in memory on a node.
 func (n *MPSFolder) ClearMPS() error {
 	if err := n.endMPS(); err != nil {
 		return err
@@ -118,8 +118,8 @@ func (n *MPSFolder) ClearMPS() error {
 	return err
 }
 
-// Reboot is what happens to the machine while no driver and no supervisor run: all
-// of MPS, instances and CDI files are gone, and all device numbers are others.
+// Reboot reboots the machine while no driver and no supervisor run: all of MPS, all
+// instances and CDI files are gone, and all device numbers change.
 func (n *Node) Reboot(t testing.TB) {
 	t.Helper()
 	if err := n.ClearMPS(); err != nil {
@@ -136,8 +136,8 @@ func (n *Node) Reboot(t testing.TB) {
 	}
 }
 
-// UntilSnapshot waits until exactly this is there. The driver may just be looking whether
-// there is anything to clean up, and has locks then.
+// UntilSnapshot waits until the node has exactly this. A driver that cleans up by
+// itself holds locks every now and then.
 func (p *Driver) UntilSnapshot(t testing.TB, n *Node, want Snapshot) {
 	t.Helper()
 	p.Until(t, "nothing else to be left", func(context.Context) error {

@@ -9,7 +9,7 @@ import (
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
 
-// Update changes the machine as somebody else would.
+// Update changes the machine.
 func (n *GPUs) Update(t testing.TB, change func(*machine.Machine)) {
 	t.Helper()
 	err := n.State.Update(func(m *machine.Machine) error {
@@ -27,6 +27,7 @@ func (n *GPUs) Address(t testing.TB, gpu int) string {
 	return n.Machine(t).GPUs[gpu].PCIAddress
 }
 
+// Machine returns the state of the machine.
 func (n *GPUs) Machine(t testing.TB) *machine.Machine {
 	t.Helper()
 	m, err := n.State.Snapshot()
@@ -48,7 +49,7 @@ func (n *GPUs) Instances(t testing.TB) []machine.GPUInstance {
 	return all
 }
 
-// MIGMode is the mode of every GPU in the order of the machine.
+// MIGMode reports for every GPU whether MIG mode is on.
 func (n *GPUs) MIGMode(t testing.TB) []bool {
 	t.Helper()
 	var modes []bool

@@ -10,14 +10,16 @@ import (
 	"path/filepath"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/partage-dev/partage/test/flow/fakeapi"
 	"github.com/partage-dev/partage/test/gpusim/catalog"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/state"
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
-	"golang.org/x/sys/unix"
 )
 
+// Names of the driver and of its node.
 const (
 	DriverName = "gpu.nvidia.com"
 	NodeName   = "node-1"
@@ -57,7 +59,8 @@ type MPSFolder struct {
 	MPSDir string
 }
 
-// NewNode makes a machine of the catalogue, changed by change.
+// NewNode makes a node with a machine of the catalogue, changed by change, until the
+// test ends.
 func NewNode(t testing.TB, machineName string, change ...func(*machine.Machine)) *Node {
 	t.Helper()
 	// Socket paths have little room; t.TempDir() would use most of it.
@@ -119,10 +122,10 @@ func NewNode(t testing.TB, machineName string, change ...func(*machine.Machine))
 	return n
 }
 
-// CDISpecs are the names of the claims' CDI files.
+// CDISpecs are the names of the CDI files of claims.
 func (n *Files) CDISpecs(t testing.TB) []string { return List(t, n.CDIDir) }
 
-// List is the content of a directory; one that is absent is empty.
+// List lists a directory, which is empty if it does not exist.
 func List(t testing.TB, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)

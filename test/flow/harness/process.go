@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -24,13 +25,14 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// Process is a program that runs.
+// Process is a program that was started.
 type Process struct {
 	Cmd    *exec.Cmd
 	Log    *LogBuffer
@@ -51,7 +53,7 @@ func (p *Process) reap() {
 	}()
 }
 
-// Driver is a running driver.
+// Driver is the driver as a process.
 type Driver struct {
 	*Process
 
@@ -78,15 +80,15 @@ func (b *LogBuffer) String() string {
 	return b.text.String()
 }
 
-// Start runs the driver on the node until the test ends. It returns as soon as
-// the kubelet could call it. It looks at the GPUs and cleans up much more often
-// than by default; flags that are given again here count.
+// Start runs the driver on the node until the test ends. It returns as soon as the
+// kubelet can call it. The driver looks at the GPUs and cleans up much more often than
+// by default; flags override that.
 func (n *Node) Start(t testing.TB, flags ...string) *Driver {
 	t.Helper()
-	uid := "uid-" + Itoa(int(starts.add()))
+	uid := "uid-" + strconv.Itoa(int(starts.add()))
 	port := freePort(t)
 	p := &Driver{Process: newProcess(n.command(uid, append([]string{
-		"--health-port=" + Itoa(port), "--poll-interval=200ms", "--reconcile-interval=500ms",
+		"--health-port=" + strconv.Itoa(port), "--poll-interval=200ms", "--reconcile-interval=500ms",
 	}, flags...)...))}
 	if err := p.Cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -98,12 +100,12 @@ func (n *Node) Start(t testing.TB, flags ...string) *Driver {
 			t.Logf("log of the driver:\n%s", p.Log)
 		}
 	})
-	p.health = healthpb.NewHealthClient(dial(t, "passthrough:///127.0.0.1:"+Itoa(port)))
+	p.health = healthpb.NewHealthClient(dial(t, "passthrough:///127.0.0.1:"+strconv.Itoa(port)))
 	p.Register(t, n.RegistrarDir, uid)
 	return p
 }
 
-// command is the driver on this node, as the pod with this UID.
+// command is the command line of the driver in the pod with this UID.
 func (n *Node) command(uid string, flags ...string) *exec.Cmd {
 	cmd := exec.Command(Built.Driver, append([]string{
 		"--node-name=" + NodeName,
@@ -125,10 +127,10 @@ func (n *Node) command(uid string, flags ...string) *exec.Cmd {
 	return cmd
 }
 
-// Register does what the kubelet does.
+// Register registers the driver as the kubelet does.
 func (p *Driver) Register(t testing.TB, registrar, uid string) {
 	t.Helper()
-	socket := registrar + "/" + kubeletplugin.RollingUpdateRegistrarSocketFile(registrar, DriverName, UID(uid))
+	socket := registrar + "/" + kubeletplugin.RollingUpdateRegistrarSocketFile(registrar, DriverName, types.UID(uid))
 	p.Until(t, "the registration socket", func(context.Context) error {
 		if _, err := os.Stat(socket); err != nil {
 			return err
@@ -146,7 +148,7 @@ func (p *Driver) Register(t testing.TB, registrar, uid string) {
 	p.Kubelet = drapb.NewDRAPluginClient(dial(t, "unix://"+info.GetEndpoint()))
 }
 
-// Until repeats try until it succeeds, the driver ends or it takes too long.
+// Until repeats try until it succeeds. It fails the test when the process ends.
 func (p *Process) Until(t testing.TB, what string, try func(context.Context) error) {
 	t.Helper()
 	var last error
@@ -170,6 +172,7 @@ func (p *Driver) Ready(t testing.TB) {
 	p.Until(t, "readiness", p.Check("readiness"))
 }
 
+// Check returns a check of one of the driver's health services.
 func (p *Driver) Check(service string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		answer, err := p.health.Check(ctx, &healthpb.HealthCheckRequest{Service: service}, grpc.WaitForReady(true))
@@ -180,7 +183,7 @@ func (p *Driver) Check(service string) func(context.Context) error {
 	}
 }
 
-// Stop ends the driver as the kubelet does and checks that it ends well.
+// Stop ends the process as the kubelet does and checks that it ends well.
 func (p *Process) Stop(t testing.TB) {
 	t.Helper()
 	if err := p.Cmd.Process.Signal(syscall.SIGTERM); err != nil {
@@ -189,6 +192,7 @@ func (p *Process) Stop(t testing.TB) {
 	p.WantExit(t, 0)
 }
 
+// WantExit waits for the end of the process and fails unless its exit code is this.
 func (p *Process) WantExit(t testing.TB, code int) {
 	t.Helper()
 	select {
@@ -201,12 +205,13 @@ func (p *Process) WantExit(t testing.TB, code int) {
 	}
 }
 
-// Kill ends the driver as a crash does.
+// Kill ends the process as a crash does.
 func (p *Process) Kill() {
 	_ = p.Cmd.Process.Kill()
 	<-p.Exited
 }
 
+// WantLog fails unless the log contains the text.
 func (p *Process) WantLog(t testing.TB, text string) {
 	t.Helper()
 	if !strings.Contains(p.Log.String(), text) {
@@ -224,7 +229,7 @@ func dial(t testing.TB, target string) grpc.ClientConnInterface {
 	return conn
 }
 
-// newConn tries again soon when a socket is there and nobody listens yet.
+// newConn connects again soon where a socket is there before its process listens.
 func newConn(target string) (*grpc.ClientConn, error) {
 	soon := grpc.ConnectParams{
 		Backoff:           backoff.Config{BaseDelay: 5 * time.Millisecond, Multiplier: 1.5, MaxDelay: time.Second},
@@ -239,7 +244,7 @@ var portBlock = sync.OnceValues(func() (int, error) {
 	const first, size, blocks = 20000, 100, 100
 	for block := range blocks {
 		// The file stays open, and with it the lock.
-		path := filepath.Join(os.TempDir(), "partage-flow-ports-"+Itoa(block))
+		path := filepath.Join(os.TempDir(), "partage-flow-ports-"+strconv.Itoa(block))
 		lock, err := unix.Open(path, unix.O_CREAT|unix.O_RDWR|unix.O_CLOEXEC, 0o666)
 		if err != nil {
 			return 0, err
@@ -261,7 +266,7 @@ func freePort(t testing.TB) int {
 	}
 	for range 100 {
 		port := block + int(ports.add()%100)
-		listener, err := net.Listen("tcp", ":"+Itoa(port))
+		listener, err := net.Listen("tcp", ":"+strconv.Itoa(port))
 		if err == nil {
 			_ = listener.Close()
 			return port
@@ -271,13 +276,13 @@ func freePort(t testing.TB) int {
 	return 0
 }
 
-// Events are what the driver reported to people, in order.
+// Events are the Kubernetes events of the driver, in order.
 func (n *Cluster) Events(t testing.TB) []corev1.Event {
 	t.Helper()
 	return n.API.Events()
 }
 
-// Rename moves files away and back; what is not there is an error.
+// Rename renames a file or folder.
 func Rename(t testing.TB, from, to string) {
 	t.Helper()
 	if err := os.Rename(from, to); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -285,11 +290,12 @@ func Rename(t testing.TB, from, to string) {
 	}
 }
 
-// Quiet keeps the driver from doing anything by itself while effects are counted.
-// frequent makes it look at the GPUs and clean up all the time, and eager also
-// release claims that are gone.
+// Flags for how often the driver does something by itself.
 var (
-	Quiet    = []string{"--poll-interval=1h", "--reconcile-interval=1h"}
+	// Quiet is for tests that count effects or calls.
+	Quiet = []string{"--poll-interval=1h", "--reconcile-interval=1h"}
+	// Frequent makes the driver look at the GPUs and clean up all the time.
 	Frequent = []string{"--poll-interval=50ms", "--reconcile-interval=50ms"}
-	Eager    = []string{"--poll-interval=100ms", "--reconcile-interval=50ms", "--orphan-grace=50ms"}
+	// Eager makes it release claims that are gone from the API server, too.
+	Eager = []string{"--poll-interval=100ms", "--reconcile-interval=50ms", "--orphan-grace=50ms"}
 )

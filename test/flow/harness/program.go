@@ -25,7 +25,7 @@ type Program struct {
 // clientPath is where containers have the program.
 const clientPath = "/usr/bin/cuda-client"
 
-// NewProgram runs hooks and program of a container with what the spec says.
+// NewProgram runs the hooks of a container and starts a program in it.
 func (n *Node) NewProgram(ctx context.Context, t testing.TB, spec *oci.Spec, args ...string) (*Program, error) {
 	t.Helper()
 	SkipWithoutMounts(t)
@@ -63,7 +63,7 @@ func (u *Program) Stop() {
 	<-u.exited
 }
 
-// Check fails when the program has ended, or lost what it works with.
+// Check fails when the program has ended or has lost its server.
 func (u *Program) Check() error {
 	select {
 	case <-u.exited:
@@ -76,7 +76,8 @@ func (u *Program) Check() error {
 	return nil
 }
 
-// StartProgram has a program use the first device of a container until the test ends.
+// StartProgram starts a program that uses the first device of a container until the
+// test ends.
 func (n *Node) StartProgram(t testing.TB, ids ...string) *Program {
 	t.Helper()
 	u, err := n.TryStartProgram(t.Context(), t, n.Container(t, ids...))
@@ -86,7 +87,7 @@ func (n *Node) StartProgram(t testing.TB, ids ...string) *Program {
 	return u
 }
 
-// TryStartProgram is use for what may fail.
+// TryStartProgram is StartProgram where that may fail.
 func (n *Node) TryStartProgram(ctx context.Context, t testing.TB, spec *oci.Spec, args ...string) (*Program, error) {
 	t.Helper()
 	u, err := n.NewProgram(ctx, t, spec, append([]string{"hold", "--memory=1Gi"}, args...)...)
@@ -110,8 +111,8 @@ func (n *Node) TryStartProgram(ctx context.Context, t testing.TB, spec *oci.Spec
 	return u, err
 }
 
-// RunProgram runs the program to its end and returns what it says; it is an error where
-// that is one.
+// RunProgram runs a program to its end and returns its output, and an error if it
+// fails.
 func (n *Node) RunProgram(t testing.TB, spec *oci.Spec, args ...string) (string, error) {
 	t.Helper()
 	u, err := n.NewProgram(t.Context(), t, spec, args...)
@@ -125,7 +126,8 @@ func (n *Node) RunProgram(t testing.TB, spec *oci.Spec, args ...string) (string,
 	return u.out.String(), nil
 }
 
-// CheckContainerStarts succeeds when a program in a container runs as an MPS client.
+// CheckContainerStarts returns a check that a container starts and its program is an
+// MPS client.
 func (n *Node) CheckContainerStarts(t testing.TB, ids []string) func(context.Context) error {
 	return func(context.Context) error {
 		out, err := n.RunProgram(t, n.Container(t, ids...), "info", "--timeout=5s")

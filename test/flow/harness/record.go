@@ -13,8 +13,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/partage-dev/partage/test/gpusim/machine"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/partage-dev/partage/test/gpusim/machine"
 )
 
 // Record is what the tests read of a journal file. The type is their own, since
@@ -44,7 +45,7 @@ const (
 	StateUnpreparing = "unpreparing"
 )
 
-// Record reads the journal of a claim; nil says that there is none.
+// Record reads the record of a claim; nil if there is none.
 func (n *Files) Record(uid string) (*Record, error) {
 	data, err := os.ReadFile(filepath.Join(n.PluginsDir, DriverName, "claims", uid+".json"))
 	if errors.Is(err, os.ErrNotExist) {
@@ -92,7 +93,7 @@ func (n *Files) CheckNoFiles(uid string) error {
 	return nil
 }
 
-// Journal lists what is written down about claims.
+// Journal lists the files of the journal.
 func (n *Files) Journal(t testing.TB) []string {
 	return List(t, filepath.Join(n.PluginsDir, DriverName, "claims"))
 }

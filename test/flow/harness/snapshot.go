@@ -15,10 +15,11 @@ import (
 	"testing"
 
 	gocmp "github.com/google/go-cmp/cmp"
+
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
 
-// Snapshot are all that claims leave on a node.
+// Snapshot is everything that claims leave on a node.
 type Snapshot struct {
 	GPUs []gpuSnapshot
 	// Processes are those that hold GPUs.
@@ -32,14 +33,14 @@ type Snapshot struct {
 	Running map[int]string
 }
 
-// gpuSnapshot are of one GPU. The compute mode of a MIG device is in its instance.
+// gpuSnapshot is the part of one GPU. The compute mode of a MIG device is in its instance.
 type gpuSnapshot struct {
 	Current, Pending       bool
 	Instances              []machine.GPUInstance
 	ComputeMode, TimeSlice int
 }
 
-// Snapshot reads everything, so that files that nobody expects are found as well.
+// Snapshot reads everything, so that unexpected files are found as well.
 func (n *Node) Snapshot(t testing.TB) Snapshot {
 	t.Helper()
 	m := n.Machine(t)
@@ -110,8 +111,8 @@ func readTree(dir, prefix string, files map[string]string) error {
 	})
 }
 
-// isRuntime tells which folders of an MPS session have what a daemon makes while
-// it runs.
+// isRuntime reports whether a folder of an MPS session is for what a daemon makes
+// while it runs.
 func isRuntime(name string) bool { return name == "pipe" || name == "log" || name == "shm" }
 
 // Diff is empty where there is no difference.

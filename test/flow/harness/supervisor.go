@@ -14,8 +14,9 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/partage-dev/partage/test/flow/killpoint"
 	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/test/flow/killpoint"
 )
 
 // Supervisor is a running MPS supervisor.
@@ -25,8 +26,8 @@ type Supervisor struct {
 	Points *killpoint.Supervisor
 }
 
-// StartSupervisor runs the MPS supervisor of the node until the test ends. It
-// returns when the driver could call it.
+// StartSupervisor runs the MPS supervisor of the node until the test ends. It returns
+// when the supervisor can be called.
 func (n *Node) StartSupervisor(t testing.TB, flags ...string) *Supervisor {
 	t.Helper()
 	SkipWithoutMounts(t)
@@ -52,8 +53,7 @@ func (n *Node) SpawnSupervisor(flags ...string) (*Supervisor, error) {
 	return s, nil
 }
 
-// StartKillableSupervisor is startSupervisor for one that can be killed at an
-// effect.
+// StartKillableSupervisor is StartSupervisor for one that can be killed at an effect.
 func (n *Node) StartKillableSupervisor(t testing.TB, flags ...string) *Supervisor {
 	t.Helper()
 	SkipWithoutMounts(t)
@@ -88,7 +88,7 @@ func (s *Supervisor) tie(t testing.TB) {
 	})
 }
 
-// serving waits until somebody listens.
+// serving waits until the supervisor listens.
 func (s *Supervisor) serving(t testing.TB, n *Node) {
 	t.Helper()
 	s.Until(t, "the supervisor's socket", func(ctx context.Context) error {
@@ -100,7 +100,7 @@ func (s *Supervisor) serving(t testing.TB, n *Node) {
 	})
 }
 
-// mounts tells whether this machine lets tests mount: a supervisor does.
+// mounts is the error of an attempt to mount, which the supervisor needs.
 var mounts = sync.OnceValue(func() error {
 	dir, err := os.MkdirTemp("", "f")
 	if err != nil {
@@ -113,6 +113,7 @@ var mounts = sync.OnceValue(func() error {
 	return unix.Unmount(dir, 0)
 })
 
+// SkipWithoutMounts skips the test where mounting is not allowed.
 func SkipWithoutMounts(t testing.TB) {
 	t.Helper()
 	if err := mounts(); errors.Is(err, unix.EPERM) {

@@ -3,16 +3,12 @@
 
 package harness
 
-import (
-	"errors"
-	"strconv"
-)
+import "errors"
 
+// AsError makes an error of the text of an answer, which is empty where there is none.
 func AsError(text string) error {
 	if text == "" {
 		return nil
 	}
 	return errors.New(text)
 }
-
-func Itoa(i int) string { return strconv.Itoa(i) }

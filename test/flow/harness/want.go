@@ -12,10 +12,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	oci "github.com/opencontainers/runtime-spec/specs-go"
+
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
 
-// RunSMI runs nvidia-smi of the machine, as an administrator does.
+// RunSMI runs the machine's nvidia-smi, as an administrator does.
 func (n *GPUs) RunSMI(t testing.TB, args string) {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), filepath.Join(n.Root, "usr/bin/nvidia-smi"), strings.Fields(args)...).CombinedOutput()
@@ -41,7 +42,7 @@ func (n *GPUs) WantMode(t testing.TB, gpu, mode int) {
 	}
 }
 
-// Servers are the processes of MPS servers on a GPU.
+// Servers are the process IDs of the MPS servers on a GPU.
 func (n *GPUs) Servers(t testing.TB, gpu int) []int {
 	t.Helper()
 	var pids []int
@@ -65,14 +66,15 @@ func (n *Node) WantNoRoom(t testing.TB, p *Driver, device Device) {
 	p.MustUnprepare(t, c)
 }
 
-// WithoutEnv is a container whose program has cleared its environment of everything
-// that begins like this.
+// WithoutEnv removes the variables with this prefix from a container, as its program
+// can.
 func WithoutEnv(spec *oci.Spec, prefix string) *oci.Spec {
 	spec.Process.Env = slices.DeleteFunc(spec.Process.Env, func(entry string) bool { return strings.HasPrefix(entry, prefix) })
 	return spec
 }
 
-// WithoutDaemon is a container whose program cannot reach the daemon.
+// WithoutDaemon removes all of MPS from a container, so that its program cannot reach
+// the daemon.
 func WithoutDaemon(spec *oci.Spec) *oci.Spec {
 	WithoutEnv(spec, "CUDA_MPS_")
 	spec.Hooks = nil
@@ -82,6 +84,7 @@ func WithoutDaemon(spec *oci.Spec) *oci.Spec {
 	return spec
 }
 
+// WantSlice fails unless a GPU has this time slice.
 func (n *GPUs) WantSlice(t testing.TB, what string, gpu, slice int) {
 	t.Helper()
 	if got := n.Machine(t).GPUs[gpu].TimeSlice; got != slice {

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
+
 	"github.com/partage-dev/partage/test/flow/harness"
 )
 

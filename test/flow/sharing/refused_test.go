@@ -9,9 +9,10 @@ import (
 	"strings"
 	"testing"
 
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
-	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 )
 
 // TestForeignMode: a compute mode that somebody else has set is not touched, and

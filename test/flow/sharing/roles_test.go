@@ -9,8 +9,9 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/partage-dev/partage/test/flow/harness"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"github.com/partage-dev/partage/test/flow/harness"
 )
 
 // TestRoles: one GPU is everything in turn, as claims want it, with one driver that

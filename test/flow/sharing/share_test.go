@@ -9,8 +9,9 @@ import (
 	"testing"
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
-	"github.com/partage-dev/partage/test/flow/harness"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"github.com/partage-dev/partage/test/flow/harness"
 )
 
 // wantOutput fails unless the program succeeds in a container and says all of these.

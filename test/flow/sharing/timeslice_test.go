@@ -6,9 +6,10 @@ package sharing
 import (
 	"testing"
 
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
-	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 )
 
 // TestIntervals: a claim that owns GPUs gets the interval that it asks for on all

@@ -14,10 +14,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/partage-dev/partage/test/flow/harness"
-	"github.com/partage-dev/partage/test/gpusim/machine"
 	"golang.org/x/sys/unix"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"github.com/partage-dev/partage/test/flow/harness"
+	"github.com/partage-dev/partage/test/gpusim/machine"
 )
 
 // mpsScene has a claim with an MPS share, and so its program, on each of two GPUs.

@@ -51,7 +51,7 @@ func readRecords(n *harness.Node) (soakRecords, error) {
 	return all, nil
 }
 
-// strangers tells whether the journal has claims, other than these, that the
+// strangers reports whether the journal has claims, other than these, that the
 // kubelet does not hold and that use one of their GPUs.
 func (s *soak) strangers(claims []*soakClaim) (bool, error) {
 	all, err := readRecords(s.n)

@@ -12,10 +12,11 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/partage-dev/partage/test/flow/harness"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"github.com/partage-dev/partage/test/flow/harness"
 )
 
 // soakDriver is a running driver.
@@ -136,7 +137,7 @@ func (s *soak) closeDrivers() {
 // driver chooses one to call. During an upgrade the kubelet may call either.
 func (s *soak) driver() *soakDriver { return s.drivers[s.IntN(len(s.drivers))] }
 
-// calm tells whether a driver has no reason to fail. That another one is in
+// calm reports whether a driver has no reason to fail. That another one is in
 // trouble may delay it, but must not make it fail.
 func (s *soak) calm(d *soakDriver) bool { return len(s.troubles) == 0 && !d.troubled }
 

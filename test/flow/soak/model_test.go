@@ -7,10 +7,11 @@ import (
 	"fmt"
 	"slices"
 
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/catalog"
 	"github.com/partage-dev/partage/test/gpusim/machine"
-	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 )
 
 // soakClaim is a claim and what the kubelet knows of it.
@@ -96,7 +97,7 @@ func (s *soak) instance(r harness.Device) *catalog.Instance {
 	return nil
 }
 
-// overlap tells whether no more than one of two devices can be there.
+// overlap reports whether no more than one of two devices can be there.
 func (s *soak) overlap(a, b harness.Device) bool {
 	if a.GPU != b.GPU || sameShare(a, b) {
 		return false
@@ -127,7 +128,7 @@ func (s *soak) checkOverlap() error {
 	return nil
 }
 
-// fit tells whether the machine has room for these claims beside those that are
+// fit reports whether the machine has room for these claims beside those that are
 // held, and nothing else is in the way.
 func (s *soak) fit(claims []*soakClaim) bool {
 	devices := map[int][]harness.Device{}
@@ -158,7 +159,7 @@ func (s *soak) fit(claims []*soakClaim) bool {
 	return true
 }
 
-// roomFor tells whether a GPU can have all of these devices at once.
+// roomFor reports whether a GPU can have all of these devices at once.
 func (s *soak) roomFor(gpu int, devices []harness.Device) bool {
 	devices, room := sharedOnce(devices)
 	if !room {

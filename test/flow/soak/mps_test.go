@@ -13,9 +13,10 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
-	"golang.org/x/sys/unix"
 )
 
 // soakUser is a program in a container of a claim.
@@ -228,7 +229,7 @@ func (s *soak) servers() ([]machine.Process, error) {
 	return slices.DeleteFunc(m.Processes, func(p machine.Process) bool { return p.Kind != machine.MPSServer }), nil
 }
 
-// sharesServer tells whether a server is on a GPU.
+// sharesServer reports whether a server is on a GPU.
 func (s *soak) sharesServer(servers []machine.Process, p machine.Process, gpu int) bool {
 	return slices.ContainsFunc(servers, func(other machine.Process) bool { return other.PID == p.PID && other.GPU == gpu })
 }

@@ -62,7 +62,7 @@ func (s *soak) randomConfig(devices []harness.Device) harness.Config {
 	return ""
 }
 
-// sameShare tells whether two are shares of the same device, in the same way.
+// sameShare reports whether two are shares of the same device, in the same way.
 func sameShare(a, b harness.Device) bool {
 	return a.Kind != "" && a.Kind == b.Kind && a.GPU == b.GPU && a.Profile == b.Profile && a.Start == b.Start
 }

@@ -74,7 +74,7 @@ func (s *soak) inject(f machine.Fault) error {
 
 // soakCodes are failures that do not claim that something is not there.
 var soakCodes = []int{
-	harness.NvmlNoPermission, harness.NvmlTimeout, harness.NvmlGPUIsLost, harness.NvmlResetRequired, harness.NvmlInUse, harness.NvmlMemory, harness.NvmlNoResources, harness.NvmlUnknown,
+	harness.NVMLNoPermission, harness.NVMLTimeout, harness.NVMLGPUIsLost, harness.NVMLResetRequired, harness.NVMLInUse, harness.NVMLMemory, harness.NVMLNoResources, harness.NVMLUnknown,
 }
 
 // addFault makes calls of one function go wrong. Only functions that change
@@ -143,7 +143,7 @@ func (s *soak) randomFault() (machine.Fault, error) {
 // breakGPU makes all calls on one GPU fail.
 func (s *soak) breakGPU() error {
 	gpu := s.IntN(len(s.machine.GPUs))
-	failure := []int{harness.NvmlGPUIsLost, harness.NvmlResetRequired}[s.IntN(2)]
+	failure := []int{harness.NVMLGPUIsLost, harness.NVMLResetRequired}[s.IntN(2)]
 	s.remember("GPU %d is broken: %d", gpu, failure)
 	set := func(value int) error {
 		return s.n.State.Update(func(m *machine.Machine) error {
