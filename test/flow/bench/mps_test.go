@@ -104,7 +104,7 @@ func daemonAlone(t testing.TB, n *harness.Node, gpu int) (start, end time.Durati
 			t.Fatal(err)
 		}
 		command("start_server -uid 0")
-		untilActive(t, n, command)
+		untilActive(t, command)
 	})
 	end = timed(func() {
 		command("quit")
@@ -116,7 +116,7 @@ func daemonAlone(t testing.TB, n *harness.Node, gpu int) (start, end time.Durati
 }
 
 // untilActive waits until the only server takes clients.
-func untilActive(t testing.TB, n *harness.Node, command func(string) string) {
+func untilActive(t testing.TB, command func(string) string) {
 	t.Helper()
 	server := ""
 	err := harness.Eventually(t.Context(), func() error {

@@ -6,10 +6,7 @@ package crash
 import (
 	"context"
 	"slices"
-	"strings"
 	"testing"
-
-	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/partage-dev/partage/test/flow/harness"
 )
@@ -82,14 +79,13 @@ func (s *crashScene) prepareAll(t *testing.T, p *harness.Driver) {
 		if answer.GetError() != "" {
 			t.Fatalf("prepare claim %d: %s", i, answer.GetError())
 		}
-		devices := slices.Clone(answer.GetDevices())
-		slices.SortFunc(devices, func(a, b *drapb.Device) int { return strings.Compare(a.RequestNames[0], b.RequestNames[0]) })
-		var ids []string
-		for j, d := range devices {
-			r := s.layout.claims[i][j]
-			ids = append(ids, d.GetCdiDeviceIds()...)
-			if err := s.n.CheckDevice(s.claims[i].GetUid(), d.GetCdiDeviceIds()[0], r, &m.GPUs[r.GPU]); err != nil {
-				t.Errorf("claim %d, device %v: %v", i, r, err)
+		ids := harness.CDIIDs(answer)
+		if len(ids) != len(s.layout.claims[i]) {
+			t.Fatalf("claim %d has %d devices and the CDI ids %v", i, len(s.layout.claims[i]), ids)
+		}
+		for j, d := range s.layout.claims[i] {
+			if err := s.n.CheckDevice(s.claims[i].GetUid(), ids[j], d, &m.GPUs[d.GPU]); err != nil {
+				t.Errorf("claim %d, device %v: %v", i, d, err)
 			}
 		}
 		if err := s.checkSharing(t, i, ids); err != nil {

@@ -137,6 +137,7 @@ type Device struct {
 // ShareKind is how a device is shared. It is empty for one that a claim has alone.
 type ShareKind string
 
+// Kinds of shares.
 const (
 	MPS       ShareKind = "mps"
 	TimeSlice ShareKind = "timeslice"

@@ -16,6 +16,7 @@ import (
 type Session = mps.Status
 
 const (
+	// SessionRunning is the phase of a session that is well.
 	SessionRunning   = mps.Running
 	supervisorSocket = mps.SocketName
 )

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"syscall"
 	"time"
 
@@ -225,14 +224,10 @@ func (s *soak) refused(c *soakClaim, callErr error, calm bool) {
 	}
 }
 
+// granted fails if a claim that was held has other devices now.
 func (s *soak) granted(c *soakClaim, answer *drapb.NodePrepareResourceResponse) error {
 	s.done["granted"]++
-	devices := slices.Clone(answer.GetDevices())
-	slices.SortFunc(devices, func(a, b *drapb.Device) int { return strings.Compare(a.RequestNames[0], b.RequestNames[0]) })
-	var ids []string
-	for _, d := range devices {
-		ids = append(ids, d.GetCdiDeviceIds()...)
-	}
+	ids := harness.CDIIDs(answer)
 	if c.held && !slices.Equal(ids, c.ids) {
 		return fmt.Errorf("claim %s had the CDI ids %v and has %v", c, c.ids, ids)
 	}
