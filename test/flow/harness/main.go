@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -65,10 +66,28 @@ func run(m *testing.M) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	if err := build(root); err != nil {
+	dir := filepath.Join(root, "_output/flow")
+	if err := build(root, dir); err != nil {
 		return 0, err
 	}
-	return m.Run(), nil
+	code := m.Run()
+	now := time.Now()
+	return code, os.Chtimes(lockPath(dir), now, now)
+}
+
+// lockPath is the file that serializes builds into a folder.
+func lockPath(dir string) string { return filepath.Join(dir, ".lock") }
+
+// keepOutOfCache keeps go test from caching the result of a test: it does not know the
+// sources of the programs that the test runs. It never caches where a file that the
+// test has opened is as new as run leaves this one.
+func keepOutOfCache(t testing.TB) {
+	t.Helper()
+	file, err := os.Open(lockPath(filepath.Dir(Built.Driver)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = file.Close()
 }
 
 // moduleRoot is the folder of the module that the tests belong to.
@@ -81,10 +100,9 @@ func moduleRoot() (string, error) {
 }
 
 // build compiles the driver and the simulator from the sources that are tested. The
-// programs stay in the build folder, so that nothing is linked again that has not
-// changed. Test programs of several packages may do this at the same time.
-func build(root string) error {
-	dir := filepath.Join(root, "_output/flow")
+// programs stay in the folder, so that nothing is linked again that has not changed.
+// Test programs of several packages may do this at the same time.
+func build(root, dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
@@ -101,7 +119,7 @@ func build(root string) error {
 			MPSServer:  filepath.Join(dir, "nvidia-cuda-mps-server"),
 		},
 	}
-	lock, err := os.Create(filepath.Join(dir, ".lock"))
+	lock, err := os.Create(lockPath(dir))
 	if err != nil {
 		return err
 	}

@@ -63,6 +63,7 @@ type MPSFolder struct {
 // test ends.
 func NewNode(t testing.TB, machineName string, change ...func(*machine.Machine)) *Node {
 	t.Helper()
+	keepOutOfCache(t)
 	// Socket paths have little room; t.TempDir() would use most of it.
 	dir, err := os.MkdirTemp("", "f")
 	if err != nil {
