@@ -32,7 +32,7 @@ LINT := $(OUT)/bin/golangci-lint
 SOAK := 10m
 # Packages of the root module by kind of test.
 UNIT := ./cmd/... ./pkg/... ./test/gpusim/...
-FLOW := ./test/flow
+FLOW := $(addprefix ./test/flow/,claims sharing crash fault soak)
 
 # One thing at a time: what is built must be there before what uses it.
 .NOTPARALLEL:
@@ -42,7 +42,7 @@ say = @printf '\n--- %s\n' '$(1)'
 # Tests that say what they did: a line for each test and each count of cases. $(1):
 # where the rest goes; $(2): arguments of go test.
 define verbose
-	@mkdir -p $(dir $(1)); go test -v $(2) 2>&1 | tee $(1) | grep --line-buffered -E '^(---|ok|FAIL|panic)|_test.go:[0-9]+: .*[0-9]+ (cases|crashes|faults|seeds|.* driver started)' || { cat $(1); exit 1; }
+	@mkdir -p $(dir $(1)); go test -v $(2) 2>&1 | tee $(1) | grep --line-buffered -E '^(---|ok|FAIL|panic|enumerations)|[a-z_]+.go:[0-9]+: .*[0-9]+ (cases|crashes|faults|seeds|.* driver started)' || { cat $(1); exit 1; }
 endef
 
 ##@ Try it
@@ -101,6 +101,10 @@ images: build cluster ## Build the container images of driver and demos, without
 test: root setup test-unit helm-check test-flow test-cluster ## Run all tests, with all that they need
 	$(call say,all tests passed)
 
+.PHONY: test-all
+test-all: export PARTAGE_TEST_ALL := 1
+test-all: test ## Run all tests, with all crashes and faults instead of a sample
+
 .PHONY: test-unit
 test-unit: gpusim ## Test every package by itself
 	$(call say,unit tests)
@@ -112,13 +116,13 @@ test-unit: gpusim ## Test every package by itself
 .PHONY: test-flow
 test-flow: build ## Test the plugin over gRPC against simulated GPUs, without Kubernetes
 	$(call say,flow tests: log in $(OUT)/test-flow.log)
-	go test $(FLOW)/killpoint
-	$(call verbose,$(OUT)/test-flow.log,-timeout 25m $(FLOW))
+	go test ./test/flow/killpoint
+	$(call verbose,$(OUT)/test-flow.log,-count=1 -p 1 -timeout 25m $(FLOW))
 
 .PHONY: soak
-soak: build ## Break the driver at random for SOAK=10m and look for what is left
+soak: build ## Break the driver at random for SOAK=10m, from a new seed each time
 	$(call say,soak)
-	go test -count=1 -timeout 0 -v -run '^TestSoak$$' ./test/flow -soak.duration=$(SOAK)
+	go test -count=1 -timeout 0 -v -run '^TestSoak$$' ./test/flow/soak -soak.duration=$(SOAK)
 
 .PHONY: test-cluster
 test-cluster: root setup build cluster images ## Test with real pods on a local Kubernetes of its own
@@ -140,7 +144,7 @@ helm-check: cluster ## Check the chart: lint, golden files, refusals
 
 .PHONY: bench
 bench: build ## Measure Prepare and Unprepare, without and with simulated latency of the hardware
-	go test -run '^$$' -bench . -benchtime 3s $(FLOW)
+	go test -run '^$$' -bench . -benchtime 3s ./test/flow/bench
 
 .PHONY: lint
 lint: $(LINT) gpusim ## Check formatting and code of all modules
