@@ -24,8 +24,6 @@ OUT := _output
 # The demos and the cluster tests expect this one.
 MACHINE := dgx-h100
 CLUSTER := bin/cluster
-# Tests have a cluster of their own: one that make demo started is left alone.
-TEST_CLUSTER := $(CLUSTER) --name test
 HELM := $(OUT)/cluster/bin/helm
 LINT := $(OUT)/bin/golangci-lint
 # How long make soak takes.
@@ -53,7 +51,7 @@ demo: root setup build cluster images ## Start a local Kubernetes with simulated
 	$(CLUSTER) up --machine $(MACHINE)
 	@$(CLUSTER) load-image $(OUT)/cluster/images/*.tar >/dev/null
 	$(call say,installing the driver with helm)
-	$(CLUSTER) run -- $(helm-install)
+	$(CLUSTER) run -- demo/install
 	$(call say,demos)
 	$(CLUSTER) run -- demo/run
 	@printf '%s\n' '' \
@@ -121,17 +119,10 @@ soak: build ## Break the driver at random for SOAK=10m and look for what is left
 	go test -count=1 -timeout 0 -v -run '^TestSoak$$' ./test/flow -soak.duration=$(SOAK)
 
 .PHONY: test-cluster
-test-cluster: root setup build cluster images ## Test with real pods on a local Kubernetes of its own
-	$(call say,cluster tests: the local cluster itself leaves nothing behind)
-	cd test/cluster && CGO_ENABLED=0 go test -count=1 -tags cluster ./integration
+test-cluster: root setup build cluster images ## Test with real pods on local Kubernetes clusters
+	$(call say,cluster tests: logs in $(OUT)/test-cluster)
 	go test -c -tags e2e -o $(OUT)/e2e.test ./test/e2e
-	$(call say,cluster tests: Kubernetes as it is by default)
-	$(call in-test-cluster,,$(OUT)/e2e.test -test.v)
-	$(call say,cluster tests: GPUs of several models under a policy)
-	$(call in-test-cluster,,env DEMO_MACHINE=mixed-mig $(OUT)/e2e.test -test.v -test.run '^(TestDemos|TestDemosTogether|TestSharesOfPartitions|TestIntervalOfShares)$$',mixed-mig,--values demo/policy-per-model/values.yaml)
-	$(call say,cluster tests: without partitionable devices)
-	$(call in-test-cluster,--feature-gates DRAPartitionableDevices=false,\
-	  env PARTAGE_E2E_WITHOUT_PARTITIONS=1 $(OUT)/e2e.test -test.v -test.run '^(TestPublished|TestWithoutPartitions)$$')
+	test/e2e/run
 
 .PHONY: helm-check
 helm-check: cluster ## Check the chart: lint, golden files, refusals
@@ -178,25 +169,6 @@ root:
 	@if [[ $$(id -u) != 0 ]]; then \
 	  echo 'This needs root: it installs packages, makes device nodes and runs containers. Try:'; \
 	  echo '  sudo env "PATH=$$PATH" make $(MAKECMDGOALS)'; exit 1; fi
-
-# A plugin that was built anew rolls out, although its image has the same name. The
-# pods of the MPS supervisor are for people to delete; waiting for them would never
-# end, except with the older way of waiting.
-helm-install = helm upgrade --install partage deployments/helm/partage --namespace partage --create-namespace \
-  --values demo/values-simulated.yaml --wait=legacy --timeout 90s \
-  --set-string kubeletPlugin.podAnnotations.build=$$(sha256sum bin/gpu-kubelet-plugin | cut -c1-16)
-
-driver-logs = kubectl logs --namespace partage --selector app.kubernetes.io/name=partage --prefix --tail 200
-
-# A cluster with the driver. $(1): options of up; $(2): what runs in it; $(3): its
-# machine and $(4): options of helm, where they are others. The cluster goes down
-# whatever happens; its logs stay in _output/cluster/log/test.
-define in-test-cluster
-	@trap '$(TEST_CLUSTER) down' EXIT; \
-	$(TEST_CLUSTER) up --machine $(or $(3),$(MACHINE)) $(1); \
-	$(TEST_CLUSTER) run -- $(helm-install) $(4) >/dev/null; \
-	$(TEST_CLUSTER) run -- $(2) || { $(TEST_CLUSTER) run -- $(driver-logs); exit 1; }
-endef
 
 .PHONY: help
 help: ## Show this

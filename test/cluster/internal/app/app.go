@@ -33,6 +33,7 @@ const (
 	nodeFlag    = "node-name"
 	gatesFlag   = "feature-gates"
 	runtimeFlag = "runtime-config"
+	syncFlag    = "sync-frequency"
 )
 
 // New returns the program.
@@ -163,6 +164,7 @@ func upCommand() *cli.Command {
 			&cli.StringFlag{Name: nodeFlag, Usage: "name of the node", Value: "n1"},
 			&cli.StringFlag{Name: gatesFlag, Usage: "Kubernetes feature gates for all components, as NAME=true,NAME=false"},
 			&cli.StringFlag{Name: runtimeFlag, Usage: "API versions to turn on or off, as the API server's flag of that name"},
+			&cli.StringFlag{Name: syncFlag, Usage: "how often the kubelet syncs a pod, and so retries a failed Prepare (default: the kubelet's, 1m)"},
 		},
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			ctx, cancel := interruptible(ctx)
@@ -173,7 +175,7 @@ func upCommand() *cli.Command {
 			}
 			options := cluster.Options{
 				Machine: cmd.String(machineFlag), Node: cmd.String(nodeFlag),
-				FeatureGates: cmd.String(gatesFlag), RuntimeConfig: cmd.String(runtimeFlag),
+				FeatureGates: cmd.String(gatesFlag), RuntimeConfig: cmd.String(runtimeFlag), SyncFrequency: cmd.String(syncFlag),
 			}
 			return cluster.Upper{Cluster: c, Options: options, Progress: progress.New(os.Stdout)}.Up(ctx)
 		},
