@@ -87,9 +87,10 @@ func interruptible(ctx context.Context) (context.Context, context.CancelFunc) {
 
 func buildCommand() *cli.Command {
 	return &cli.Command{
-		Name:  "build",
-		Usage: "build Kubernetes, etcd, containerd, runc, network plugins and helm, as far as they are out of date",
-		Flags: []cli.Flag{&cli.IntFlag{Name: "parallel", Usage: "programs and packages built at once (default: one per processor)"}},
+		Name:      "build",
+		Usage:     "build Kubernetes, etcd, containerd, runc, network plugins and helm, as far as they are out of date",
+		ArgsUsage: "[PART ...]",
+		Flags:     []cli.Flag{&cli.IntFlag{Name: "parallel", Usage: "programs and packages built at once (default: one per processor)"}},
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			ctx, cancel := interruptible(ctx)
 			defer cancel()
@@ -98,7 +99,7 @@ func buildCommand() *cli.Command {
 				return err
 			}
 			p := progress.New(os.Stdout)
-			b := toolchain.Builder{Repo: r, Progress: p, Parallel: cmd.Int("parallel")}
+			b := toolchain.Builder{Repo: r, Progress: p, Parallel: cmd.Int("parallel"), Only: cmd.Args().Slice()}
 			if err := b.Build(ctx); err != nil {
 				return err
 			}
