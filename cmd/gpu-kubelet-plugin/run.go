@@ -99,7 +99,7 @@ func (c *config) serveOnce(ctx context.Context, client kubernetes.Interface) err
 	}
 	defer func() { _ = supervisor.Close() }()
 	events := plugin.NewEvents(ctx, client, driverName, c.nodeName)
-	claims, err := claim.NewManager(claim.Options{
+	claims, err := claim.NewManager(ctx, claim.Options{
 		DriverName:  driverName,
 		PoolName:    c.nodeName,
 		DataDir:     dataDir,
@@ -107,7 +107,7 @@ func (c *config) serveOnce(ctx context.Context, client kubernetes.Interface) err
 		Partitions:  partition.New(gpus),
 		Sharing:     sharing.New(sharing.Options{Roots: roots, Modes: gpus, Supervisor: supervisor}),
 		CDI:         specs,
-		MPSHook:     mpsHook,
+		Hook:        mpsHook,
 		Interposer:  c.interposer,
 		Cluster:     plugin.NewCluster(client),
 		Events:      events,

@@ -16,7 +16,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/cdi/hook"
 	"github.com/partage-dev/partage/pkg/command"
-	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/mps/supervisor"
 )
 
 const name = "mps-supervisor"
@@ -43,12 +43,12 @@ func newCommand(stdin io.Reader, stdout, stderr io.Writer) *cli.Command {
 		Commands: []*cli.Command{
 			containerHook(stdin),
 			{
-				Name:            mps.LaunchCommand,
+				Name:            supervisor.LaunchCommand,
 				Usage:           "become a program of the driver; for the supervisor itself",
 				Hidden:          true,
 				SkipFlagParsing: true,
 				Action: func(_ context.Context, cmd *cli.Command) error {
-					return mps.Launch(cmd.Args().Slice())
+					return supervisor.Launch(cmd.Args().Slice())
 				},
 			},
 		},

@@ -15,6 +15,7 @@ import (
 	"github.com/partage-dev/partage/pkg/grpchealth"
 	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/mps/supervisor"
 	"github.com/partage-dev/partage/pkg/version"
 )
 
@@ -32,7 +33,7 @@ func serve(ctx context.Context, c *config, cmd *cli.Command) error {
 		return err
 	}
 	defer stop()
-	return mps.Run(ctx, mps.Options{
+	return supervisor.Run(ctx, supervisor.Options{
 		Dir:           filepath.Clean(c.mpsDir),
 		Roots:         host.Roots{Driver: c.driverRoot},
 		CheckInterval: c.checkInterval,

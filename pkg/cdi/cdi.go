@@ -95,23 +95,10 @@ func (s *Specs) SetDriverVersion(version string) { s.common.setVersion(version) 
 // Write makes or replaces the spec of a claim and returns the fully qualified
 // name of each device. A file that already says the same is not touched.
 func (s *Specs) Write(ctx context.Context, claimUID types.UID, devices []Device) (map[string]string, error) {
-	if err := validUID(claimUID); err != nil {
+	data, ids, err := s.render(ctx, claimUID, devices)
+	if err != nil {
 		return nil, err
 	}
-	common, err := s.common.get(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("CDI spec of claim %s: %w", claimUID, err)
-	}
-	spec, ids, err := build(claimUID, common, devices)
-	if err != nil {
-		return nil, fmt.Errorf("CDI spec of claim %s: %w", claimUID, err)
-	}
-	data, err := json.MarshalIndent(spec, "", "  ")
-	if err != nil {
-		return nil, fmt.Errorf("CDI spec of claim %s: %w", claimUID, err)
-	}
-	data = append(data, '\n')
-
 	path := s.path(claimUID)
 	present, err := os.ReadFile(path)
 	if err == nil && bytes.Equal(present, data) {
@@ -128,6 +115,37 @@ func (s *Specs) Write(ctx context.Context, claimUID types.UID, devices []Device)
 		return nil, fmt.Errorf("CDI spec of claim %s: %w", claimUID, err)
 	}
 	return ids, nil
+}
+
+// Matches reports whether the spec of a claim is what Write would write.
+func (s *Specs) Matches(ctx context.Context, claimUID types.UID, devices []Device) (bool, error) {
+	data, _, err := s.render(ctx, claimUID, devices)
+	if err != nil {
+		return false, err
+	}
+	present, err := os.ReadFile(s.path(claimUID))
+	return err == nil && bytes.Equal(present, data), nil
+}
+
+// render returns the content of a claim's spec file and the fully qualified name of
+// each device.
+func (s *Specs) render(ctx context.Context, claimUID types.UID, devices []Device) ([]byte, map[string]string, error) {
+	if err := validUID(claimUID); err != nil {
+		return nil, nil, err
+	}
+	common, err := s.common.get(ctx)
+	if err != nil {
+		return nil, nil, fmt.Errorf("CDI spec of claim %s: %w", claimUID, err)
+	}
+	spec, ids, err := build(claimUID, common, devices)
+	if err != nil {
+		return nil, nil, fmt.Errorf("CDI spec of claim %s: %w", claimUID, err)
+	}
+	data, err := json.MarshalIndent(spec, "", "  ")
+	if err != nil {
+		return nil, nil, fmt.Errorf("CDI spec of claim %s: %w", claimUID, err)
+	}
+	return append(data, '\n'), ids, nil
 }
 
 // Remove removes the spec of a claim. An absent one is a success.

@@ -60,7 +60,7 @@ func TestClients(t *testing.T) {
 		claim *resourceapi.ResourceClaim
 		want  []string
 	}{
-		"whole": {newClaim("u1", wholeA), []string{""}},
+		"whole": {newClaim("u1", wholeA), []string{"env PARTAGE_GPU_538a2da9=" + wholeA, ""}},
 		"MPS share": {share("u1", mpsA, "10Gi", "30"), clientOf(wholeA,
 			"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=10240M", "PARTAGE_MPS_ed27074f="+wholeA)},
 		"share of a partition": {share("u1", mpsSliceA0, "1536Mi", "100"), clientOf(sliceA0,
@@ -74,14 +74,14 @@ func TestClients(t *testing.T) {
 		"observed": {admin(newClaim("u1", mpsA, turnsC)), []string{"", ""}},
 		"turns": {share("u1", turnsC, "6Gi", "25"), []string{
 			"env CUDA_DEVICE_MEMORY_LIMIT=6144m",
-			"env CUDA_DEVICE_MEMORY_LIMIT_0=6144m",
 			"env CUDA_DEVICE_MEMORY_SHARED_CACHE=/usr/local/vgpu/caches/" + turnsC + "-share-u1/usage.cache",
 			"env CUDA_DEVICE_SM_LIMIT=25",
-			"env CUDA_DEVICE_SM_LIMIT_0=25",
+			"env PARTAGE_LIMITS_facfa011=" + turnsC + "-share-u1",
 			"mount ro /opt/limits/libvgpu.so at /usr/local/vgpu/libvgpu.so",
 			"mount ro /limits/u1/ld.so.preload at /etc/ld.so.preload",
 			"mount rw /limits/u1/caches/" + turnsC + "-share-u1 at /usr/local/vgpu/caches/" + turnsC + "-share-u1",
 			"mount rw /limits/u1/locks at /tmp/vgpulock",
+			"hook /data/mps-hook mps-hook container-hook --software-limits",
 			"",
 		}},
 	} {
@@ -101,12 +101,13 @@ func TestClients(t *testing.T) {
 // limitsOfSpec are the variables with limits in software, by device.
 func (b *box) limitsOfSpec(uid types.UID) []string {
 	return slices.DeleteFunc(b.edits(uid), func(line string) bool {
-		return line != "" && !strings.Contains(line, "_LIMIT")
+		return line != "" && !strings.Contains(line, "_LIMIT") || strings.Contains(line, "PARTAGE_LIMITS")
 	})
 }
 
-// The library numbers the GPUs that it sees by PCI address, all of them.
-func TestOrdinals(t *testing.T) {
+// The library numbers the GPUs that a container has, which the claim does not know. So
+// limits have no number, and the hook refuses a container with other devices.
+func TestLimitsWithoutNumbers(t *testing.T) {
 	set := func(claim *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
 		for i := range claim.Status.Allocation.Devices.Results {
 			memory := string(rune('1'+i)) + "Gi"
@@ -120,16 +121,15 @@ func TestOrdinals(t *testing.T) {
 		want  []string
 	}{
 		"two GPUs": {set(newClaim("u1", turnsC, turnsA)), []string{
-			"env CUDA_DEVICE_MEMORY_LIMIT=2048m", "env CUDA_DEVICE_MEMORY_LIMIT_0=2048m", "",
-			"env CUDA_DEVICE_MEMORY_LIMIT=1024m", "env CUDA_DEVICE_MEMORY_LIMIT_1=1024m", "",
+			"env CUDA_DEVICE_MEMORY_LIMIT=2048m", "",
+			"env CUDA_DEVICE_MEMORY_LIMIT=1024m", "",
 		}},
 		"two shares of one": {set(newClaim("u1", turnsA, turnsA, turnsC)), []string{
-			"env CUDA_DEVICE_MEMORY_LIMIT=1024m", "env CUDA_DEVICE_MEMORY_LIMIT_0=1024m", "",
-			"env CUDA_DEVICE_MEMORY_LIMIT=2048m", "env CUDA_DEVICE_MEMORY_LIMIT_0=2048m", "",
-			"env CUDA_DEVICE_MEMORY_LIMIT=3072m", "env CUDA_DEVICE_MEMORY_LIMIT_1=3072m", "",
+			"env CUDA_DEVICE_MEMORY_LIMIT=1024m", "",
+			"env CUDA_DEVICE_MEMORY_LIMIT=2048m", "",
+			"env CUDA_DEVICE_MEMORY_LIMIT=3072m", "",
 		}},
-		// A limit without a number would be for the whole GPU as well.
-		"beside a whole one": {set(newClaim("u1", wholeA, turnsC)), []string{"", "env CUDA_DEVICE_MEMORY_LIMIT_1=2048m", ""}},
+		"beside a whole one": {set(newClaim("u1", wholeA, turnsC)), []string{"", "env CUDA_DEVICE_MEMORY_LIMIT=2048m", ""}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBox(t)
@@ -167,13 +167,14 @@ func TestLimitsFolder(t *testing.T) {
 		t.Error("the counters of processes of an earlier boot are left")
 	}
 	b.boot("boot-3")
+	m = b.manager()
 	mustUnprepare(t, b.bareManager(), "u1")
 	b.wantNothing()
 
 	// Without a library, claims that have had one can end and nothing else.
 	mustPrepare(t, m, claim)
 	without := b.manager()
-	without.limits.library = ""
+	without.kit.Limits.Library = ""
 	_, err := without.Prepare(t.Context(), claim)
 	wantError(t, err, "device "+turnsC, "--interposer-library")
 	wantError(t, without.Reconcile(t.Context()), "device "+turnsC, "--interposer-library")
@@ -188,7 +189,7 @@ func TestLimitsFolder(t *testing.T) {
 func TestNoHookProgram(t *testing.T) {
 	b := newBox(t)
 	m := b.manager()
-	m.mpsHook = ""
+	m.kit.Hook = ""
 	_, err := m.Prepare(t.Context(), newClaim("u1", mpsA))
 	wantError(t, err, "device "+mpsA, "hook program")
 	b.wantNothing()

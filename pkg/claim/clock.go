@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// bootTime is the time since this machine started, suspensions included. It is
+// bootTime returns the time since this machine started, suspensions included. It is
 // the same for all processes and never goes back.
 func bootTime() time.Duration {
 	var t unix.Timespec
@@ -32,25 +32,10 @@ func arrivedAt(ctx context.Context, at time.Duration) context.Context {
 	return context.WithValue(ctx, arrivalKey{}, at)
 }
 
-// arrival is when the call arrived, on the clock of bootTime.
-func (m *Manager) arrival(ctx context.Context) time.Duration {
+// arrival returns when the call arrived, on the clock of bootTime.
+func (e *engine) arrival(ctx context.Context) time.Duration {
 	if at, stamped := ctx.Value(arrivalKey{}).(time.Duration); stamped {
 		return at
 	}
-	return m.clock()
-}
-
-// pause waits. It refuses at once when ctx would be done before d is over.
-func pause(ctx context.Context, d time.Duration) error {
-	if deadline, limited := ctx.Deadline(); limited && time.Until(deadline) <= d {
-		return context.DeadlineExceeded
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-timer.C:
-		return nil
-	}
+	return e.clock()
 }

@@ -31,9 +31,6 @@ type layout struct {
 	config string
 }
 
-const ownMPS = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"MPS",
-	"mpsConfig":{"defaultActiveThreadPercentage":50,"defaultPinnedDeviceMemoryLimit":"10Gi","defaultPerDevicePinnedMemoryLimit":{"1":"5Gi"}}}}`
-
 var layouts = map[string]layout{
 	"whole":                 {claims: [][]string{{wholeA}}},
 	"whole without MIG":     {claims: [][]string{{wholeC}}},
@@ -57,9 +54,9 @@ var layouts = map[string]layout{
 		"sharing":{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}}`},
 	"MPS on its own partition": {beside: []string{halfA4}, claims: [][]string{{sliceA0}},
 		config: strings.ReplaceAll(strings.ReplaceAll(ownMPS, "GpuConfig", "MigDeviceConfig"), `{"1":"5Gi"}`, `{"0":"5Gi"}`)},
-	"many kinds":      {claims: [][]string{{wholeA + "-mps", sliceB0 + "-mps", wholeC + "-timeslice"}}},
-	"static":          {foreign: []partition.Address{addressA0}, claims: [][]string{{staticA0}}},
-	"static and made": {foreign: []partition.Address{addressA0}, claims: [][]string{{staticA0, sliceA4}}},
+	"many kinds":              {claims: [][]string{{wholeA + "-mps", sliceB0 + "-mps", wholeC + "-timeslice"}}},
+	"static":                  {foreign: []partition.Address{addressA0}, claims: [][]string{{staticA0}}},
+	"journal.Static and made": {foreign: []partition.Address{addressA0}, claims: [][]string{{staticA0, sliceA4}}},
 }
 
 // claim i of a layout has the UID u<i>.
@@ -263,7 +260,7 @@ func TestKilledWithDamagedRecord(t *testing.T) {
 			claim := newClaim("u1", sliceA0, sliceB0)
 			m := b.manager()
 			mustPrepare(t, m, claim)
-			write(t, m.journal.path("u1"), "{")
+			write(t, m.store.Path("u1"), "{")
 			if die := at(n, b.die); after {
 				b.hooks(nil, die)
 			} else {

@@ -14,13 +14,13 @@ import (
 // one that follows tells of it.
 func TestSurveyOfGPUThatNobodyGivesBack(t *testing.T) {
 	b := newBox(t)
-	release, err := b.manager().locks.tryGPU(pciA)
+	release, err := b.manager().locks.TryGPU(pciA)
 	if err != nil || release == nil {
 		t.Fatal(err)
 	}
 	m := b.manager()
+	const elsewhereLimit = 2 * time.Minute
 	var now time.Duration
-	m.clock = func() time.Duration { return now }
 	for _, test := range []struct {
 		at   time.Duration
 		want []string
@@ -30,6 +30,7 @@ func TestSurveyOfGPUThatNobodyGivesBack(t *testing.T) {
 		{elsewhereLimit, []string{"unresponsive " + pciA + " whole"}},
 	} {
 		now = test.at
+		b.now = now
 		if diff := cmp.Diff(test.want, findings(m.Survey(t.Context()))); diff != "" {
 			t.Errorf("after %s: -want +got:\n%s", now, diff)
 		}
@@ -39,7 +40,7 @@ func TestSurveyOfGPUThatNobodyGivesBack(t *testing.T) {
 		t.Errorf("when it is back: %v", got)
 	}
 	// One that this process has is a claim at work, however long.
-	release, err = m.locks.tryGPU(pciA)
+	release, err = m.locks.TryGPU(pciA)
 	if err != nil || release == nil {
 		t.Fatal(err)
 	}
@@ -48,6 +49,6 @@ func TestSurveyOfGPUThatNobodyGivesBack(t *testing.T) {
 		if got := findings(m.Survey(t.Context())); len(got) > 0 {
 			t.Errorf("at work: %v", got)
 		}
-		now += 2 * elsewhereLimit
+		b.pass(2 * elsewhereLimit)
 	}
 }

@@ -6,10 +6,12 @@ package claim
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,9 +19,11 @@ import (
 	"testing"
 	"time"
 
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/cdi"
+	"github.com/partage-dev/partage/pkg/claim/journal"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/partition"
@@ -36,9 +40,10 @@ type box struct {
 
 	mu    sync.Mutex
 	specs map[types.UID][]cdi.Device
-	// gone are the claims that do not exist any more.
-	gone       map[types.UID]bool
-	clusterErr error
+	// gone are the claims that do not exist any more, deallocated those that have no
+	// devices.
+	gone, deallocated map[types.UID]bool
+	clusterErr        error
 	// warnings are the events, "uid reason: message".
 	warnings []string
 	// now is the clock of all plugins.
@@ -69,12 +74,13 @@ func memoryDir(t testing.TB) string {
 
 func newBox(t testing.TB) *box {
 	t.Helper()
-	b := &box{t: t, root: memoryDir(t), specs: map[types.UID][]cdi.Device{}, gone: map[types.UID]bool{}}
+	b := &box{t: t, root: memoryDir(t), specs: map[types.UID][]cdi.Device{}, gone: map[types.UID]bool{}, deallocated: map[types.UID]bool{}}
 	b.gpus = newGPUs(b)
 	b.shares = newShares()
 	b.put("proc/devices", "Character devices:\n195 nvidia\n508 nvidia-caps\n")
 	b.boot("boot-1")
-	for minor := range 3 {
+	for minor, address := range []string{pciB, pciC, pciA} {
+		b.put("proc/driver/nvidia/gpus/"+address+"/information", fmt.Sprintf("Model: \t x\nDevice Minor: \t %d\n", minor))
 		// Device nodes of NVIDIA's take root to make, so that they are all links to
 		// one that is there on every Linux machine, 1:3.
 		path := filepath.Join(b.root, "dev", "nvidia"+strconv.Itoa(minor))
@@ -125,9 +131,10 @@ func (b *box) manager() *Manager {
 // bareManager starts a plugin that has found no GPUs yet.
 func (b *box) bareManager() *Manager {
 	b.t.Helper()
-	m, err := NewManager(Options{
+	m, err := NewManager(b.t.Context(), Options{
 		DriverName: driverName, PoolName: poolName, DataDir: b.dataDir(), Roots: b.roots(), Partitions: b, Sharing: b, CDI: b,
-		MPSHook: "/data/mps-hook", Interposer: "/opt/limits/libvgpu.so", Cluster: b, Events: b,
+		Hook: "/data/mps-hook", Interposer: "/opt/limits/libvgpu.so", Cluster: b, Events: b,
+		files: boxFiles{b}, limitFiles: boxLimits{b}, clock: b.clock,
 	})
 	if err != nil {
 		b.t.Fatal(err)
@@ -135,33 +142,62 @@ func (b *box) bareManager() *Manager {
 	b.mu.Lock()
 	b.dead = false
 	b.mu.Unlock()
-	m.clock = b.clock
-	m.journal.replace = func(path string, data []byte, mode fs.FileMode) error {
-		return b.effect("write "+stateIn(data), func() error { return host.ReplaceFile(path, data, mode) })
-	}
-	m.journal.remove = b.remover("delete record", host.RemoveFile)
-	m.journal.quarantine.move = func(from, to string) error {
-		return b.effect("quarantine", func() error { return os.Rename(from, to) })
-	}
-	m.journal.quarantine.remove = b.remover("delete quarantined", host.RemoveFile)
-	m.released.write = func(path string, data []byte, mode fs.FileMode) error {
-		return b.effect("write tombstone", func() error { return os.WriteFile(path, data, mode) })
-	}
-	m.released.remove = b.remover("delete tombstone", os.Remove)
-	m.limits.mkdir = func(path string) error { return b.effect("make limits", func() error { return mkdirForAll(path) }) }
-	m.limits.write = func(path string, data []byte, mode fs.FileMode) error {
-		return b.effect("write limits", func() error { return os.WriteFile(path, data, mode) })
-	}
-	m.limits.remove = b.remover("remove limits", os.RemoveAll)
 	return m
 }
 
-func (b *box) remover(effect string, remove func(string) error) func(string) error {
-	return func(path string) error { return b.effect(effect, func() error { return remove(path) }) }
+// boxFiles are the files of the journal.
+type boxFiles struct{ *box }
+
+func (f boxFiles) Replace(path string, data []byte, mode fs.FileMode) error {
+	if filepath.Base(path) == "boot" {
+		return host.ReplaceFile(path, data, mode)
+	}
+	return f.effect("write "+stateIn(data), func() error { return host.ReplaceFile(path, data, mode) })
+}
+
+func (f boxFiles) Write(path string, data []byte, mode fs.FileMode) error {
+	return f.effect("write tombstone", func() error { return os.WriteFile(path, data, mode) })
+}
+
+func (f boxFiles) Remove(path string) error {
+	kind := "record"
+	switch {
+	case strings.Contains(path, "/quarantine/"):
+		kind = "quarantined"
+	case strings.Contains(path, "/released/"):
+		kind = "tombstone"
+	}
+	return f.effect("delete "+kind, func() error { return host.RemoveFile(path) })
+}
+
+func (f boxFiles) Move(from, to string) error {
+	return f.effect("quarantine", func() error { return os.Rename(from, to) })
+}
+
+// boxLimits are the folders of an interposer library, without mounts.
+type boxLimits struct{ *box }
+
+func (l boxLimits) Mount(path string) error {
+	return l.effect("mount limits", func() error { return os.MkdirAll(path, 0o755) })
+}
+
+func (l boxLimits) MakeDir(path string) error {
+	return l.effect("make limits", func() error { return os.MkdirAll(path, 0o777) })
+}
+
+func (l boxLimits) Write(path string, data []byte, mode fs.FileMode) error {
+	return l.effect("write limits", func() error { return os.WriteFile(path, data, mode) })
+}
+
+func (l boxLimits) Remove(path string) error {
+	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return l.effect("remove limits", func() error { return os.RemoveAll(path) })
 }
 
 func stateIn(data []byte) string {
-	for _, s := range []State{Preparing, Prepared, Unpreparing} {
+	for _, s := range []journal.State{journal.Preparing, journal.Prepared, journal.Unpreparing} {
 		if strings.Contains(string(data), `"state": "`+string(s)+`"`) {
 			return string(s)
 		}
@@ -243,10 +279,30 @@ func (b *box) pass(d time.Duration) {
 	b.now += d
 }
 
-func (b *box) Exists(_ context.Context, claim Ref) (bool, error) {
+// Claim implements Cluster: a claim that was not deleted has what its record says, unless
+// it was deallocated.
+func (b *box) Claim(_ context.Context, ref Ref) (*resourceapi.ResourceClaim, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return !b.gone[claim.UID], b.clusterErr
+	if b.clusterErr != nil || b.gone[ref.UID] {
+		return nil, b.clusterErr
+	}
+	claim := newClaim(string(ref.UID))
+	data, err := os.ReadFile(filepath.Join(b.dataDir(), "claims", string(ref.UID)+".json"))
+	if err != nil || b.deallocated[ref.UID] {
+		claim.Status.Allocation = nil
+		return claim, nil //nolint:nilerr // without a record nobody asks
+	}
+	r, err := journal.Parse(data, ref.UID)
+	if err != nil {
+		return nil, err
+	}
+	for i := range r.Devices {
+		d := &r.Devices[i]
+		claim.Status.Allocation.Devices.Results = append(claim.Status.Allocation.Devices.Results,
+			resourceapi.DeviceRequestAllocationResult{Request: d.Requests[0], Driver: driverName, Pool: d.Pool, Device: d.Device, ShareID: d.ShareID})
+	}
+	return claim, nil
 }
 
 func (b *box) deleteClaim(uid types.UID) {
@@ -291,6 +347,11 @@ func (b *box) Write(_ context.Context, uid types.UID, devices []cdi.Device) (map
 		return nil, err
 	}
 	return ids, nil
+}
+
+// Matches implements step.CDI.
+func (b *box) Matches(_ context.Context, uid types.UID, devices []cdi.Device) (bool, error) {
+	return reflect.DeepEqual(b.spec(uid), devices), nil
 }
 
 func (b *box) Remove(uid types.UID) error {

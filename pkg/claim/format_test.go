@@ -11,11 +11,13 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
+	"github.com/partage-dev/partage/pkg/claim/journal"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/partition"
@@ -27,41 +29,42 @@ const (
 	formats = "testdata/journal"
 	// newest is what this version writes of a record with every field. A change
 	// of the format needs a new file.
-	newest = "3-sharing.json"
+	newest = "4-steps.json"
 )
 
 // present is a record with every field of this version.
-func present() *Record {
-	return &Record{
-		APIVersion: sharingVersion, Kind: recordKind, State: Prepared, BootID: "boot-1",
+func present() *journal.Record {
+	return &journal.Record{
+		APIVersion: journal.SharingVersion, Kind: journal.RecordKind, State: journal.Prepared, BootID: "boot-1", Arrived: 1500 * time.Millisecond,
 		Claim: Ref{Namespace: "default", Name: "claim-u1", UID: "u1"},
-		Devices: []DeviceRecord{
+		Devices: []journal.Device{
 			{
-				Requests: []string{"r0", "gpu/small"}, Pool: poolName, Device: sliceA4, Type: device.Partition, PCIAddress: pciA, DynamicMIG: true,
-				Partition: &PartitionRecord{Profile: "1g.10gb", ProfileID: 19, Placement: gpu.Placement{Start: 4, Size: 1},
-					Live: &partition.Live{InstanceID: 7, ComputeID: 0, UUID: "MIG-1"}},
+				Requests: []string{"r0", "gpu/small"}, Pool: poolName, Device: sliceA4, Type: device.Partition, PCIAddress: pciA, DynamicMIG: true, Divisible: true,
+				Partition: &journal.Partition{Profile: "1g.10gb", ProfileID: 19, Placement: gpu.Placement{Start: 4, Size: 1},
+					Live: &partition.Live{InstanceID: 7, ComputeID: 0, UUID: "MIG-1"},
+					UUID: "MIG-1", Remaking: true},
 				CDIDevice: "k8s.gpu.nvidia.com/claim=u1-" + sliceA4,
 			},
 			{
-				Requests: []string{"r1"}, Pool: poolName, Device: staticA0, Type: static, PCIAddress: pciA, DynamicMIG: true,
-				Partition: &PartitionRecord{Profile: "1g.10gb", ProfileID: 19, Placement: gpu.Placement{Start: 0, Size: 1},
+				Requests: []string{"r1"}, Pool: poolName, Device: staticA0, Type: journal.Static, PCIAddress: pciA, DynamicMIG: true,
+				Partition: &journal.Partition{Profile: "1g.10gb", ProfileID: 19, Placement: gpu.Placement{Start: 0, Size: 1},
 					Live: &partition.Live{InstanceID: 3, ComputeID: 0, UUID: "MIG-2"}},
 				CDIDevice: "k8s.gpu.nvidia.com/claim=u1-" + staticA0,
 			},
 			{Requests: []string{"r2"}, Pool: poolName, Device: wholeB, Type: device.Whole, PCIAddress: pciB, Admin: true, ShareID: ptr.To(types.UID("s1"))},
 			{
 				Requests: []string{"r3"}, Pool: poolName, Device: wholeB + "-mps", Type: device.MPS, PCIAddress: pciB, ShareID: ptr.To(types.UID("s2")),
-				Sharing:   &SharingRecord{UUID: "GPU-b", Session: wholeB, Limits: Limits{Percent: 25, MemoryBytes: 10 << 30}},
+				Sharing:   &journal.Sharing{UUID: "GPU-b", Session: wholeB, Limits: journal.Limits{Percent: 25, MemoryBytes: 10 << 30}},
 				CDIDevice: "k8s.gpu.nvidia.com/claim=u1-" + wholeB + "-mps-s2",
 			},
 			{
 				Requests: []string{"r4"}, Pool: poolName, Device: wholeC + "-timeslice", Type: device.TimeSlice, PCIAddress: pciC, ShareID: ptr.To(types.UID("s3")),
-				Sharing:   &SharingRecord{UUID: "GPU-c", Limits: Limits{Percent: 25, MemoryBytes: 6 << 30}, Interval: "Short", Limited: true},
+				Sharing:   &journal.Sharing{UUID: "GPU-c", Limits: journal.Limits{Percent: 25, MemoryBytes: 6 << 30}, Interval: "Short", Limited: true},
 				CDIDevice: "k8s.gpu.nvidia.com/claim=u1-" + wholeC + "-timeslice-s3",
 			},
 		},
-		Sessions: []SessionRecord{{
-			ID: wholeB, Shared: true, MultiUser: true, Devices: []SessionDevice{{Device: wholeB + "-mps", PCIAddress: pciB, UUID: "GPU-b"}},
+		Sessions: []journal.Session{{
+			ID: wholeB, Shared: true, MultiUser: true, Devices: []journal.SessionDevice{{Device: wholeB + "-mps", PCIAddress: pciB, UUID: "GPU-b", MemoryBytes: 4 << 30}},
 			Percent: 50, MemoryBytes: map[string]int64{"GPU-b": 20 << 30},
 			PipeDir: "/run/partage/mps/" + wholeB + "/pipe", ShmDir: "/run/partage/mps/" + wholeB + "/shm", Losses: 1,
 		}},
@@ -81,7 +84,7 @@ func TestRecordFormat(t *testing.T) {
 	if diff := cmp.Diff(string(want), string(data)+"\n"); diff != "" {
 		t.Errorf("the format has changed: keep %s, add a file for the new format and name it in newest.\n-file +written:\n%s", newest, diff)
 	}
-	got, err := parseRecord(want, "u1")
+	got, err := journal.Parse(want, "u1")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +95,7 @@ func TestRecordFormat(t *testing.T) {
 	if err := json.Unmarshal(data, &written); err != nil {
 		t.Fatal(err)
 	}
-	missing := slices.DeleteFunc(fieldsOf(reflect.TypeFor[Record](), ""), func(path string) bool {
+	missing := slices.DeleteFunc(fieldsOf(reflect.TypeFor[journal.Record](), ""), func(path string) bool {
 		return slices.Contains(pathsOf(written, ""), path)
 	})
 	if len(missing) > 0 {
@@ -147,7 +150,7 @@ func TestEveryFormat(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			r, err := parseRecord(data, "u1")
+			r, err := journal.Parse(data, "u1")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -157,17 +160,17 @@ func TestEveryFormat(t *testing.T) {
 			for i := range r.Devices {
 				d := &r.Devices[i]
 				switch {
-				case d.made():
-					if _, err := b.Create(t.Context(), d.address(), true); err != nil {
+				case d.Owned():
+					if _, err := b.Ensure(t.Context(), d.Address(), partition.ExpectOurs, true); err != nil {
 						t.Fatal(err)
 					}
-					b.rename(d.address(), d.Partition.uuid())
-				case d.Type == static:
-					b.makeForeign(d.address())
-					want = []string{"MIG mode of " + d.PCIAddress, "instance " + d.address().String() + " complete=true"}
+					b.rename(d.Address(), d.Partition.LiveUUID())
+				case d.Type == journal.Static:
+					b.makeForeign(d.Address())
+					want = []string{"MIG mode of " + d.PCIAddress, "instance " + d.Address().String() + " complete=true"}
 				}
 			}
-			write(t, m.journal.path("u1"), string(data))
+			write(t, m.store.Path("u1"), string(data))
 			if _, err := m.Prepare(t.Context(), newClaim("u2", sliceA1)); err != nil && r.Devices[0].Type != device.Whole {
 				t.Errorf("another claim: %v", err)
 			}

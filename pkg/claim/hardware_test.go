@@ -28,7 +28,9 @@ type gpus struct {
 	foreign []partition.Address
 	// out are calls that have not returned, broken is what a GPU answers to
 	// everything, each by PCI address.
-	out    map[string]*gpu.HungError
+	out map[string]*gpu.HungError
+	// onGPU is called before an effect on a GPU.
+	onGPU  func(pciAddress, effect string) error
 	broken map[string]error
 }
 
@@ -134,6 +136,11 @@ func (g *gpus) answer(pciAddress string) error {
 
 // effect is one on a GPU.
 func (g *gpus) effect(pciAddress, name string, do func() error) error {
+	if g.onGPU != nil {
+		if err := g.onGPU(pciAddress, name); err != nil {
+			return err
+		}
+	}
 	return g.box.effect(name, func() error {
 		if err := g.answer(pciAddress); err != nil {
 			return err
@@ -190,11 +197,14 @@ func (g *gpus) find(at partition.Address) *placed {
 	return nil
 }
 
-func (b *box) Create(_ context.Context, at partition.Address, dynamic bool) (partition.Live, error) {
+func (b *box) Ensure(_ context.Context, at partition.Address, expect partition.Expect, dynamic bool) (partition.Live, error) {
 	b.mu.Lock()
 	err := b.answer(at.PCIAddress)
 	on := b.enabled[at.PCIAddress]
 	i := b.find(at)
+	if err == nil && i != nil {
+		err = expect.Check(i.Instance)
+	}
 	b.mu.Unlock()
 	if err != nil {
 		return partition.Live{}, err

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/partage-dev/partage/pkg/claim/journal"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 )
@@ -34,6 +35,20 @@ func (b *box) hangAt(effect string, nth int, pciAddress string) (comeBack func()
 	return func() { (<-done)() }
 }
 
+// hangOn makes the first effect of this name on a GPU the call that does not return.
+func (b *box) hangOn(effect, pciAddress string) (comeBack func()) {
+	done := make(chan func(), 1)
+	b.onGPU = func(address, e string) error {
+		if e != effect || address != pciAddress {
+			return nil
+		}
+		call, back := b.hang(pciAddress)
+		done <- back
+		return call
+	}
+	return func() { b.onGPU = nil; (<-done)() }
+}
+
 // A call on one GPU of a claim does not return: the other GPU is as before, this
 // one is nobody's until the call is back, and what the call has done by then is
 // taken back.
@@ -41,7 +56,7 @@ func TestPrepareHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBox(t)
 		m, other := b.manager(), b.manager()
-		comeBack := b.hangAt("create instance", 2, pciB)
+		comeBack := b.hangOn("create instance", pciB)
 		_, err := m.Prepare(t.Context(), newClaim("u1", sliceA0, sliceB0))
 		var call *gpu.HungError
 		if !errors.As(err, &call) || call.PCIAddress != pciB {
@@ -109,14 +124,14 @@ func TestUnprepareHangs(t *testing.T) {
 		b := newBox(t)
 		m := b.manager()
 		mustPrepare(t, m, newClaim("u1", sliceA0, sliceB0, wholeC))
-		comeBack := b.hangAt("destroy instance", 1, pciA)
+		comeBack := b.hangOn("destroy instance", pciA)
 		mustUnprepare(t, m, "u1")
 		b.hooks(nil, nil)
 		if b.count(pciA) != 1 || b.count(pciB) != 0 || b.spec("u1") != nil {
 			t.Errorf("left: %v", b.state())
 		}
-		r, err := m.journal.read("u1")
-		if err != nil || r.State != Unpreparing || len(r.Devices) != 1 || r.Devices[0].Device != sliceA0 {
+		r, err := m.store.Read("u1")
+		if err != nil || r.State != journal.Unpreparing || len(r.Devices) != 1 || r.Devices[0].Device != sliceA0 {
 			t.Errorf("record: %+v, %v", r, err)
 		}
 		start := time.Now()
@@ -210,7 +225,7 @@ func TestWholeHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBox(t)
 		m := b.manager()
-		comeBack := b.hangAt("ensure whole", 1, pciA)
+		comeBack := b.hangOn("ensure whole", pciA)
 		if _, err := m.Prepare(t.Context(), newClaim("u1", wholeA, wholeB)); !errors.Is(err, gpu.ErrHung) {
 			t.Errorf("got %v", err)
 		}
@@ -235,7 +250,7 @@ func TestUnprepareWhileAnotherProcessHangs(t *testing.T) {
 		b := newBox(t)
 		m, other := b.manager(), b.manager()
 		mustPrepare(t, other, newClaim("run", sliceA4, sliceB0))
-		comeBack := b.hangAt("create instance", 1, pciA)
+		comeBack := b.hangOn("create instance", pciA)
 		if _, err := m.Prepare(t.Context(), newClaim("u1", sliceA0)); !errors.Is(err, gpu.ErrHung) {
 			t.Fatal(err)
 		}

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -16,44 +17,43 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/cdi"
+	"github.com/partage-dev/partage/pkg/claim/journal"
+	"github.com/partage-dev/partage/pkg/claim/lock"
+	"github.com/partage-dev/partage/pkg/claim/step"
+	"github.com/partage-dev/partage/pkg/claim/survey"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/partition"
 )
 
-// undoTime bounds what is undone after a failure. It is granted on top of the
-// caller's deadline, which may be why the call failed.
-const undoTime = 30 * time.Second
+// What callers see of the packages below.
+type (
+	// Ref names a claim.
+	Ref = journal.Ref
+	// CorruptError is a journal file that could not be understood.
+	CorruptError = journal.CorruptError
+	// OverlapError says that a device uses a part of a GPU that another claim holds.
+	OverlapError = step.OverlapError
+)
 
-// Partitions are the GPUs. The effects are idempotent, and the caller holds the
-// GPU's lock. With dynamic false, MIG mode is never touched.
+// Partitions are the GPUs.
 type Partitions interface {
-	// State lists the instances of a GPU, whoever made them. The error wraps
-	// gpu.ErrNotSupported on a GPU without MIG.
-	State(ctx context.Context, pciAddress string) (gpu.MIGState, error)
+	step.Partitions
 	// Processes lists what runs on a GPU and on its instances.
 	Processes(ctx context.Context, pciAddress string) ([]gpu.Process, error)
-	// Create makes a partition, or completes what is there, completely or not
-	// at all.
-	Create(ctx context.Context, at partition.Address, dynamic bool) (partition.Live, error)
-	// Destroy succeeds when nothing is there, or a partition with another UUID,
-	// which stays. An empty uuid stands for any.
-	Destroy(ctx context.Context, at partition.Address, uuid string, dynamic bool) error
-	// EnsureWhole fails when a GPU is divided.
-	EnsureWhole(ctx context.Context, pciAddress string, dynamic bool) error
 }
 
-// CDI writes and removes a claim's spec. Both are idempotent.
-type CDI interface {
-	// Write returns the qualified name of each device.
-	Write(ctx context.Context, claimUID types.UID, devices []cdi.Device) (map[string]string, error)
-	Remove(claimUID types.UID) error
+// Cluster is what the API server knows of claims.
+type Cluster interface {
+	// Claim returns the claim with this UID, or nil if there is none. An error means
+	// that this is not known now.
+	Claim(ctx context.Context, claim Ref) (*resourceapi.ResourceClaim, error)
 }
 
 var (
 	_ Partitions = (*partition.Lifecycle)(nil)
-	_ CDI        = (*cdi.Specs)(nil)
+	_ step.CDI   = (*cdi.Specs)(nil)
 )
 
 // Options are all mandatory, except where a comment says otherwise.
@@ -68,66 +68,63 @@ type Options struct {
 	// Roots may be the zero value, which reads the running system.
 	Roots      host.Roots
 	Partitions Partitions
-	Sharing    Sharing
-	CDI        CDI
+	Sharing    step.Sharing
+	CDI        step.CDI
 
-	// MPSHook is a program on the host that looks before a container starts
-	// whether it can be an MPS client ("mps-supervisor container-hook").
-	MPSHook string
+	// Hook is a program on the host that checks before a container starts whether its
+	// limits hold ("mps-supervisor container-hook").
+	Hook string
 	// Interposer is a library on the host that limits processes from inside of
 	// containers. Optional: without it no time-slice share may be Limited.
 	Interposer string
-	// Cluster tells Reconcile which claims still exist. Optional: without it
-	// none is taken for deleted.
+	// Cluster tells Reconcile which claims still have their devices. Optional: without
+	// it none is taken for released.
 	Cluster Cluster
 	// Events is optional.
 	Events Events
-	// OrphanGrace is for how long a prepared claim that does not exist any more
+	// OrphanGrace is how long a prepared claim that does not have its devices any more
 	// is left to the kubelet. Default DefaultOrphanGrace.
 	OrphanGrace time.Duration
+
+	// files and limitFiles are those of the operating system, except in tests, and
+	// clock is bootTime.
+	files      journal.Files
+	limitFiles step.LimitFiles
+	clock      func() time.Duration
 }
 
 // DefaultOrphanGrace is twice the time in which the kubelet looks for pods that
 // are gone.
 const DefaultOrphanGrace = 2 * time.Minute
 
-// PreparedDevice is what the kubelet learns of a device.
-type PreparedDevice struct {
-	Requests     []string
-	Pool         string
-	Device       string
-	CDIDeviceIDs []string
-	ShareID      *types.UID
-	// Admin marks a device that the claim only observes.
-	Admin bool
-}
-
 // Manager is the only writer of claim state. All methods may be called
 // concurrently, in several processes at once.
 type Manager struct {
+	*engine
 	driver, pool string
-	roots        host.Roots
-	partitions   Partitions
-	sharing      Sharing
-	cdi          CDI
-	mpsHook      string
-	limits       *limits
+	surveyor     *survey.Surveyor
+	orphans      orphans
+	specs        checkedSpecs
 	cluster      Cluster
 	orphanGrace  time.Duration
-	// clock is bootTime.
-	clock     func() time.Duration
-	journal   *journal
-	locks     *locks
-	released  *tombstones
-	inventory atomic.Pointer[device.Inventory]
-	news      news
-	orphans   orphans
-	surveys   surveys
 }
 
-// NewManager makes the folders that are missing. It changes nothing else; what
-// an earlier process left is for Reconcile.
-func NewManager(o Options) (*Manager, error) {
+// engine is what all work on claims needs.
+type engine struct {
+	roots      host.Roots
+	store      *journal.Store
+	locks      *lock.Locks
+	kit        *step.Kit
+	partitions Partitions
+	inventory  atomic.Pointer[device.Inventory]
+	events     eventLog
+	failing    failures
+	clock      func() time.Duration
+}
+
+// NewManager makes the folders that are missing and sets aside what cannot be read of an
+// earlier boot. What else an earlier process left is for Reconcile.
+func NewManager(ctx context.Context, o Options) (*Manager, error) {
 	switch {
 	case o.DriverName == "":
 		return nil, errors.New("no driver name")
@@ -138,25 +135,32 @@ func NewManager(o Options) (*Manager, error) {
 	case o.Partitions == nil || o.Sharing == nil || o.CDI == nil:
 		return nil, errors.New("no hardware or no CDI")
 	}
-	m := &Manager{
-		driver: o.DriverName, pool: o.PoolName, roots: o.Roots.Complete(), cdi: o.CDI,
-		cluster: o.Cluster, orphanGrace: cmp.Or(o.OrphanGrace, DefaultOrphanGrace), clock: bootTime,
-		mpsHook: o.MPSHook, limits: newLimits(filepath.Join(o.DataDir, "limits"), o.Interposer),
-		news: news{events: o.Events},
+	if o.files == nil {
+		o.files, o.limitFiles, o.clock = journal.OS{}, step.OSLimitFiles{}, bootTime
 	}
-	var err error
-	if m.journal, err = newJournal(filepath.Join(o.DataDir, "claims"), filepath.Join(o.DataDir, "quarantine")); err != nil {
+	e := &engine{roots: o.Roots.Complete(), events: eventLog{events: o.Events}, clock: o.clock}
+	boot, err := e.roots.BootID()
+	if err != nil {
 		return nil, err
 	}
-	if m.locks, err = newLocks(filepath.Join(o.DataDir, "locks")); err != nil {
+	if e.store, err = journal.Open(ctx, o.DataDir, boot, o.files); err != nil {
 		return nil, err
 	}
-	if m.released, err = newTombstones(filepath.Join(o.DataDir, "released")); err != nil {
+	if e.locks, err = lock.New(filepath.Join(o.DataDir, "locks")); err != nil {
 		return nil, err
 	}
-	m.partitions = watched{gpus: o.Partitions, locks: m.locks}
-	m.sharing = watchedSharing{sharing: o.Sharing, locks: m.locks}
-	return m, nil
+	e.partitions = guardedPartitions{partitions: o.Partitions, locks: e.locks}
+	e.kit = &step.Kit{
+		Partitions: e.partitions,
+		Sharing:    guardedSharing{sharing: o.Sharing, locks: e.locks},
+		CDI:        o.CDI, Roots: e.roots, Hook: o.Hook,
+		Limits: step.SoftLimits{Dir: filepath.Join(o.DataDir, "limits"), Library: o.Interposer, Files: o.limitFiles},
+	}
+	return &Manager{
+		engine: e, driver: o.DriverName, pool: o.PoolName,
+		surveyor: survey.New(e.store, e.locks, e.kit, e.clock),
+		cluster:  o.Cluster, orphanGrace: cmp.Or(o.OrphanGrace, DefaultOrphanGrace),
+	}, nil
 }
 
 // SetInventory says which devices exist from now on; it may be called again and
@@ -165,13 +169,98 @@ func (m *Manager) SetInventory(inventory *device.Inventory) { m.inventory.Store(
 
 var errNoInventory = fmt.Errorf("the GPUs of this node are not known yet: %w", gpu.ErrDriverNotLoaded)
 
-func (m *Manager) plan(claim *resourceapi.ResourceClaim) (*Plan, error) {
-	if err := checkUID(claim.UID); err != nil {
-		return nil, err
-	}
+// Survey compares the journal with the hardware of all GPUs in the inventory. It says
+// which partitions others have made, and which devices must not be allocated now, and
+// changes nothing.
+//
+// A GPU whose driver is not loaded has nothing to say, which readiness does.
+func (m *Manager) Survey(ctx context.Context) device.Status {
 	inventory := m.inventory.Load()
 	if inventory == nil {
-		return nil, errNoInventory
+		return device.Status{}
 	}
-	return NewPlan(claim, Node{Driver: m.driver, Pool: m.pool, Inventory: inventory})
+	return m.surveyor.Survey(ctx, inventory)
+}
+
+// InUse lists the devices that claims have, by name, whatever becomes of them; also
+// those that they had before the machine was started anew, for the kubelet prepares
+// them again. With an error there may be more than those.
+func (m *Manager) InUse() ([]string, error) {
+	snapshot, err := m.store.Snapshot()
+	if err != nil {
+		return nil, err
+	}
+	if len(snapshot.Unreadable) > 0 {
+		err = fmt.Errorf("which devices the claim of %s has cannot be read", snapshot.Unreadable[0].Path)
+	}
+	var names []string
+	for _, r := range slices.Concat(snapshot.Records, snapshot.Earlier) {
+		for i := range r.Devices {
+			names = append(names, r.Devices[i].Device)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names), err
+}
+
+// load reads the record of a claim whose lock the caller holds, and tells people
+// when it cannot be read.
+func (e *engine) load(ctx context.Context, uid types.UID) (*journal.Record, error) {
+	r, err := e.store.Load(ctx, uid)
+	var corrupt *CorruptError
+	switch {
+	case errors.As(err, &corrupt):
+		e.events.once(ctx, Ref{UID: uid}, ReasonDamagedRecord, corrupt.Path, fmt.Sprintf(
+			"The journal file of the claim was damaged (%v) and is now %s. When the claim is prepared again all is well. "+
+				"Otherwise partitions of it may be left on this node: once no pod uses them, remove them with "+
+				"nvidia-smi mig -dci and -dgi and then remove the file, or restart the node.", corrupt.Err, corrupt.Path))
+	case errors.Is(err, journal.ErrOtherVersion):
+		e.events.once(ctx, Ref{UID: uid}, ReasonOtherVersion, err.Error(), fmt.Sprintf(
+			"%v. Only the version of the driver that wrote the file can prepare or release the claim.", err))
+	}
+	return r, err
+}
+
+// lockTime bounds the wait for a lock where pods must be able to end. Another process
+// may hold it until a call returns that never does, and that cannot be seen from here.
+const lockTime = 10 * time.Second
+
+// lockSoon locks GPUs within lockTime, and within ctx.
+func (e *engine) lockSoon(ctx context.Context, pciAddresses []string) (func(), error) {
+	ctx, cancel := context.WithTimeout(ctx, lockTime)
+	defer cancel()
+	return e.locks.GPUs(ctx, pciAddresses)
+}
+
+// scene looks at what the steps of a group need to know. The caller holds its locks.
+func (e *engine) scene(ctx context.Context, part *journal.Record, attempt step.Attempt) (*step.Scene, error) {
+	snapshot, err := e.store.Snapshot()
+	if err != nil {
+		return nil, err
+	}
+	s := &step.Scene{Record: part, Others: snapshot.Others(part.Claim.UID), Attempt: attempt}
+	if s.Instances, err = e.instances(ctx, part); err != nil {
+		return nil, err
+	}
+	if len(part.Sessions) > 0 {
+		_, s.Supervisor = e.kit.Sessions(ctx)
+	}
+	return s, nil
+}
+
+// instances lists those on the GPUs on which a record has partitions.
+func (e *engine) instances(ctx context.Context, r *journal.Record) (map[string][]gpu.Instance, error) {
+	found := map[string][]gpu.Instance{}
+	for i := range r.Devices {
+		d := &r.Devices[i]
+		if _, known := found[d.PCIAddress]; known || d.Partition == nil {
+			continue
+		}
+		state, err := e.partitions.State(ctx, d.PCIAddress)
+		if err != nil {
+			return nil, fmt.Errorf("device %s: %w", d.Device, err)
+		}
+		found[d.PCIAddress] = state.Instances
+	}
+	return found, nil
 }

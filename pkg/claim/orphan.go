@@ -11,36 +11,30 @@ import (
 	"sync"
 	"time"
 
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
 
+	"github.com/partage-dev/partage/pkg/claim/journal"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/sharing"
 )
 
-// Cluster is what the API server says.
-type Cluster interface {
-	// Exists tells whether the claim exists with this UID. An error means that
-	// it is not known now.
-	Exists(ctx context.Context, claim Ref) (bool, error)
-}
-
-// orphans are prepared claims that do not exist any more. A pod that is deleted
-// by force takes its claim with it before the kubelet has stopped its containers,
-// so the kubelet gets time to release the claim itself.
+// orphans are prepared claims that do not exist any more, or that are not allocated
+// here. A pod that is deleted by force takes its claim with it before the kubelet has
+// stopped its containers, so the kubelet gets time to release the claim itself.
 type orphans struct {
 	mu sync.Mutex
-	// since is when this process first saw that a claim was gone.
+	// since is when this process first saw that a claim did not have its devices.
 	since map[types.UID]time.Duration
-	// sharing is held while a claim with shares is released: of the last two on a
-	// device each would otherwise take the other for the one that keeps it.
-	sharing sync.Mutex
 }
 
-// see notes whether a claim is gone, and tells for how long it has been.
-func (o *orphans) see(uid types.UID, gone bool, now time.Duration) time.Duration {
+// note remembers whether a claim is an orphan, and returns for how long it has been.
+func (o *orphans) note(uid types.UID, orphan bool, now time.Duration) time.Duration {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if !gone {
+	if !orphan {
 		delete(o.since, uid)
 		return 0
 	}
@@ -55,8 +49,8 @@ func (o *orphans) see(uid types.UID, gone bool, now time.Duration) time.Duration
 	return now - since
 }
 
-// keep forgets all other claims.
-func (o *orphans) keep(uids []types.UID) {
+// retain forgets all other claims.
+func (o *orphans) retain(uids []types.UID) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for uid := range o.since {
@@ -77,68 +71,98 @@ const (
 	orphaned
 )
 
-// ask finds out about a prepared claim. It is called without any lock, since the
-// API server may take its time; a claim that is gone stays gone.
-func (m *Manager) ask(ctx context.Context, uid types.UID, boot string) (fate, error) {
+// fateOf asks the API server about a prepared claim. It is called without any lock, since
+// that may take its time; a claim that is gone stays gone.
+func (m *Manager) fateOf(ctx context.Context, uid types.UID) (fate, error) {
 	if m.cluster == nil {
 		return wanted, nil
 	}
-	r, err := m.journal.read(uid)
-	if err != nil || r == nil || r.State != Prepared {
-		// Whoever loads it finds the same.
-		return wanted, nil //nolint:nilerr // see above
+	r, err := m.store.Read(uid)
+	if err != nil || r == nil || r.State != journal.Prepared {
+		return wanted, nil //nolint:nilerr // reconcile loads it and finds the same
 	}
-	exists, err := m.cluster.Exists(ctx, r.Claim)
+	claim, err := m.cluster.Claim(ctx, r.Claim)
 	if err != nil {
 		return wanted, err
 	}
-	gone := m.orphans.see(uid, !exists, m.clock())
+	allocated := claim != nil && m.isAllocated(claim, r)
+	orphan := m.orphans.note(uid, !allocated, m.clock())
 	switch {
-	case exists:
+	case allocated:
 		return wanted, nil
-	case r.BootID != boot || gone >= m.orphanGrace:
+	case claim == nil && r.BootID != m.store.Boot(), orphan >= m.orphanGrace:
 		return orphaned, nil
 	}
 	return leaving, nil
 }
 
-// releaseOrphan releases a prepared claim that does not exist any more, unless
-// processes use it. The caller holds the claim's lock.
-func (m *Manager) releaseOrphan(ctx context.Context, r *Record, boot string) error {
-	logger := klog.FromContext(ctx)
-	if slices.ContainsFunc(r.Devices, func(d DeviceRecord) bool { return d.isShare() }) {
-		m.orphans.sharing.Lock()
-		defer m.orphans.sharing.Unlock()
+// isAllocated reports whether the claim still has a device of the record: the kubelet may
+// have lost its state and never release a claim that was deallocated meanwhile.
+func (m *Manager) isAllocated(claim *resourceapi.ResourceClaim, r *journal.Record) bool {
+	if claim.Status.Allocation == nil {
+		return false
 	}
-	if r.BootID == boot {
-		pids, err := m.users(ctx, r)
-		if err != nil {
-			return fmt.Errorf("it does not exist any more and is kept, because its users are not known: %w", err)
-		}
-		if len(pids) > 0 {
-			err := fmt.Errorf("it does not exist any more and is kept, because processes use its devices: %v", pids)
-			m.news.tell(ctx, r.Claim, ReasonOrphanInUse, "The claim "+r.Claim.String()+": "+err.Error())
+	return slices.ContainsFunc(claim.Status.Allocation.Devices.Results, func(result resourceapi.DeviceRequestAllocationResult) bool {
+		return result.Driver == m.driver && result.Pool == m.pool && slices.ContainsFunc(r.Devices, func(d journal.Device) bool {
+			return d.Device == result.Device && ptr.Equal(d.ShareID, result.ShareID)
+		})
+	})
+}
+
+// releaseOrphan releases a prepared claim that does not have its devices any more, unless
+// processes use them. The caller holds the claim's lock.
+func (m *Manager) releaseOrphan(ctx context.Context, r *journal.Record) error {
+	if r.BootID == m.store.Boot() {
+		if err := m.disownOrphan(ctx, r); err != nil {
 			return err
 		}
 	}
-	logger.Info("Releasing a claim that does not exist any more", "claim", r.Claim)
-	err := m.unprepare(ctx, r, boot)
+	klog.FromContext(ctx).Info("Releasing a claim that does not have its devices any more", "claim", r.Claim)
+	err := m.release(ctx, r)
 	if err == nil || errors.Is(err, errPending) {
-		m.news.tell(ctx, r.Claim, ReasonOrphanReleased,
-			"The claim "+r.Claim.String()+" does not exist any more, so its devices were released without the kubelet.")
+		m.events.once(ctx, r.Claim, ReasonOrphanReleased, "", "The claim "+r.Claim.String()+
+			" does not exist any more, or is not allocated here, so its devices were released without the kubelet.")
 	}
-	return errors.Join(err, m.released.put(r.Claim.UID, boot, m.clock()))
+	return errors.Join(err, m.store.Bury(r.Claim.UID, m.clock()))
 }
 
-// users are the processes on the devices of a claim. Nothing but this keeps a
+// disownOrphan writes down that a claim is being released, unless processes use its
+// devices. Both is done under the locks of its GPUs: of the last two on a device each
+// would otherwise take the other for the one that keeps it, also in another process.
+func (m *Manager) disownOrphan(ctx context.Context, r *journal.Record) error {
+	var gpus []string
+	for i := range r.Devices {
+		if d := &r.Devices[i]; !d.Admin {
+			gpus = append(gpus, d.PCIAddress)
+		}
+	}
+	unlock, err := m.lockSoon(ctx, gpu.SortPCIAddresses(gpus))
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	pids, err := m.users(ctx, r)
+	if err != nil {
+		return fmt.Errorf("it does not have its devices any more and is kept, because their users are not known: %w", err)
+	}
+	if len(pids) > 0 {
+		err := fmt.Errorf("it does not have its devices any more and is kept, because processes use them: %v", pids)
+		m.events.once(ctx, r.Claim, ReasonOrphanInUse, "", "The claim "+r.Claim.String()+": "+err.Error())
+		return err
+	}
+	r.State = journal.Unpreparing
+	return m.store.Save(r)
+}
+
+// users lists the processes on the devices of a claim. Nothing but this keeps a
 // whole GPU, or a partition that somebody else made, from being given away under a
 // running container.
-func (m *Manager) users(ctx context.Context, r *Record) ([]int, error) {
-	others, err := m.neighbours(r)
+func (m *Manager) users(ctx context.Context, r *journal.Record) ([]int, error) {
+	snapshot, err := m.store.Snapshot()
 	if err != nil {
 		return nil, err
 	}
-	holders := others.holders()
+	holders := snapshot.Others(r.Claim.UID).Holders()
 	servers, err := m.servers(ctx, r)
 	if err != nil {
 		return nil, err
@@ -147,20 +171,19 @@ func (m *Manager) users(ctx context.Context, r *Record) ([]int, error) {
 	var pids []int
 	for i := range r.Devices {
 		d := &r.Devices[i]
-		if d.Admin || d.sharedBy(holders) {
+		if d.Admin || d.SharedBy(holders) {
 			// Whatever runs on a share that others have too goes on.
 			continue
 		}
 		processes, known := byGPU[d.PCIAddress]
 		if !known {
-			var err error
 			if processes, err = m.processes(ctx, d.PCIAddress); err != nil {
 				return nil, fmt.Errorf("device %s: %w", d.Device, err)
 			}
 			byGPU[d.PCIAddress] = processes
 		}
 		for _, p := range processes {
-			if d.isUsedBy(p) && !slices.Contains(servers, p.PID) {
+			if isOn(d, p) && !slices.Contains(servers, p.PID) {
 				pids = append(pids, p.PID)
 			}
 		}
@@ -169,20 +192,53 @@ func (m *Manager) users(ctx context.Context, r *Record) ([]int, error) {
 	return slices.Compact(pids), nil
 }
 
-func (m *Manager) processes(ctx context.Context, pciAddress string) ([]gpu.Process, error) {
-	release, err := m.locks.gpus(ctx, []string{pciAddress})
+// servers lists the processes that hold a claim's devices on behalf of MPS clients. They
+// are no users.
+func (m *Manager) servers(ctx context.Context, r *journal.Record) ([]int, error) {
+	if len(r.Sessions) == 0 {
+		return nil, nil
+	}
+	sessions, err := m.kit.Sessions(ctx)
+	if errors.Is(err, sharing.ErrNoSupervisor) {
+		// What still holds the device then counts as a user.
+		return nil, nil
+	}
 	if err != nil {
 		return nil, err
 	}
-	defer release()
+	var pids []int
+	for _, s := range r.Sessions {
+		pids = append(pids, sessions[s.ID].Servers...)
+	}
+	return pids, nil
+}
+
+func (m *Manager) processes(ctx context.Context, pciAddress string) ([]gpu.Process, error) {
 	processes, err := m.partitions.Processes(ctx, pciAddress)
 	if errors.Is(err, gpu.ErrNotSupported) {
-		// It never tells. A claim must not be kept for ever because of that.
-		return nil, nil
+		// The kernel knows who has the GPU open, whatever the driver can list.
+		return m.openers(pciAddress)
 	}
 	return processes, err
 }
 
-func (d *DeviceRecord) isUsedBy(p gpu.Process) bool {
-	return d.Partition == nil || (d.Partition.Live != nil && d.Partition.Live.InstanceID == p.InstanceID)
+// openers lists the processes that have the device node of a GPU open.
+func (m *Manager) openers(pciAddress string) ([]gpu.Process, error) {
+	minor, err := m.roots.GPUMinor(pciAddress)
+	if err != nil {
+		return nil, err
+	}
+	pids, err := m.roots.Openers(fmt.Sprintf("/dev/nvidia%d", minor))
+	if err != nil {
+		return nil, err
+	}
+	var processes []gpu.Process
+	for _, pid := range pids {
+		processes = append(processes, gpu.Process{PID: pid, InstanceID: -1})
+	}
+	return processes, nil
+}
+
+func isOn(d *journal.Device, p gpu.Process) bool {
+	return d.Partition == nil || p.InstanceID < 0 || (d.Partition.Live != nil && d.Partition.Live.InstanceID == p.InstanceID)
 }

@@ -121,7 +121,7 @@ func TestOrphanInUse(t *testing.T) {
 			b.wantWarnings([]string{"u1 OrphanedClaimInUse", "default/claim-u1", "[4711 4712]"})
 
 			b.breakDown(pciA, gpu.ErrUnknown)
-			wantError(t, m.Reconcile(t.Context()), "claim u1", "its users are not known", test.device)
+			wantError(t, m.Reconcile(t.Context()), "claim u1", "their users are not known", test.device)
 			b.wantState(t, "nobody knows", before)
 			b.breakDown(pciA, nil)
 

@@ -7,28 +7,30 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
-	"github.com/partage-dev/partage/pkg/gpu"
-	"github.com/partage-dev/partage/pkg/partition"
-	"github.com/partage-dev/partage/pkg/sharing"
+	"github.com/partage-dev/partage/pkg/claim/journal"
+	"github.com/partage-dev/partage/pkg/claim/plan"
+	"github.com/partage-dev/partage/pkg/claim/step"
+	"github.com/partage-dev/partage/pkg/wait"
 )
 
-// retryPauses are the waits between attempts that fail for a reason that may
-// pass. The kubelet gives a call 45 seconds and comes back only after a minute.
-var retryPauses = []time.Duration{
-	200 * time.Millisecond,
-	500 * time.Millisecond,
-	time.Second,
-	2 * time.Second,
-	4 * time.Second,
+// PreparedDevice is what the kubelet learns of a device.
+type PreparedDevice struct {
+	Requests     []string
+	Pool         string
+	Device       string
+	CDIDeviceIDs []string
+	ShareID      *types.UID
+	// Admin marks a device that the claim only observes.
+	Admin bool
 }
-
-// retryTime bounds all attempts together: a new one does not begin later.
-const retryTime = 20 * time.Second
 
 // Prepare makes all devices of a claim ready for containers, or none: when a
 // step fails, what was done is undone before the call returns, and what cannot
@@ -45,131 +47,47 @@ const retryTime = 20 * time.Second
 // nothing starts MPS, and the reasons of package gpu when the hardware refuses.
 func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]PreparedDevice, error) {
 	arrived := m.arrival(ctx)
-	plan, err := m.plan(claim)
+	planned, err := m.plan(claim)
+	if err != nil || len(planned.Record.Devices) == 0 {
+		return nil, err
+	}
+	planned.Record.Arrived = arrived
+	unlock, err := m.locks.Claim(ctx, claim.UID)
 	if err != nil {
 		return nil, err
 	}
-	if len(plan.Steps) == 0 {
-		return nil, nil
-	}
-	boot, err := m.roots.BootID()
+	defer unlock()
+
+	late, err := m.store.Released(claim.UID, arrived)
 	if err != nil {
 		return nil, err
 	}
-	release, err := m.locks.claim(ctx, claim.UID)
+	if late {
+		return nil, journal.ErrOutOfDate
+	}
+	p := &preparation{engine: m.engine, plan: planned, start: planned.Record}
+	record, err := p.run(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer release()
-
-	if err := m.released.pass(claim.UID, boot, arrived); err != nil {
+	if err := m.store.DropQuarantined(claim.UID); err != nil {
 		return nil, err
 	}
-	record, err := m.insist(ctx, plan, boot)
-	if err != nil {
+	return prepared(record), nil
+}
+
+func (m *Manager) plan(claim *resourceapi.ResourceClaim) (*plan.Plan, error) {
+	if err := journal.CheckUID(claim.UID); err != nil {
 		return nil, err
 	}
-	if err := m.journal.quarantine.drop(claim.UID, boot); err != nil {
-		return nil, err
+	inventory := m.inventory.Load()
+	if inventory == nil {
+		return nil, errNoInventory
 	}
-	return record.prepared(), nil
+	return plan.New(claim, plan.Node{Driver: m.driver, Pool: m.pool, BootID: m.store.Boot(), Inventory: inventory})
 }
 
-// insist tries again while that may help. The caller holds the claim's lock, and
-// between two attempts nobody holds a GPU's.
-func (m *Manager) insist(ctx context.Context, plan *Plan, boot string) (*Record, error) {
-	limited, cancel := context.WithTimeout(ctx, retryTime)
-	defer cancel()
-	for tried := 1; ; tried++ {
-		record, err := m.makeRoom(ctx, plan, boot)
-		if err == nil {
-			return record, nil
-		}
-		if !passing(err) || tried > len(retryPauses) || pause(limited, retryPauses[tried-1]) != nil {
-			if tried > 1 {
-				err = fmt.Errorf("tried %d times: %w", tried, err)
-			}
-			return nil, err
-		}
-		klog.FromContext(ctx).Info("Trying again", "tried", tried, "reason", err)
-	}
-}
-
-// passing tells whether another attempt may succeed. A GPU that somebody else has
-// divided stays so. A supervisor that does not answer may be starting.
-func passing(err error) bool {
-	var traceless *tracelessError
-	if !errors.As(err, &traceless) || errors.Is(err, gpu.ErrHung) || errors.Is(err, partition.ErrDivided) {
-		return false
-	}
-	return gpu.Transient(err) || errors.Is(err, sharing.ErrNoSupervisor)
-}
-
-// tracelessError is a failure of an attempt that has left nothing, or that has
-// found the claim prepared before.
-type tracelessError struct{ error }
-
-func (e *tracelessError) Unwrap() error { return e.error }
-
-// makeRoom makes an attempt, and others as long as claims are in the way that may
-// be about to go.
-func (m *Manager) makeRoom(ctx context.Context, plan *Plan, boot string) (*Record, error) {
-	record, err := m.attempt(ctx, plan, boot)
-	var overlap *OverlapError
-	if !errors.As(err, &overlap) {
-		return record, err
-	}
-	limited, cancel := context.WithTimeout(ctx, roomTime)
-	defer cancel()
-	for errors.As(err, &overlap) {
-		if err := m.await(limited, overlap, boot); err != nil {
-			return nil, err
-		}
-		record, err = m.attempt(ctx, plan, boot)
-	}
-	return record, err
-}
-
-func (m *Manager) attempt(ctx context.Context, plan *Plan, boot string) (*Record, error) {
-	earlier, err := m.earlier(ctx, plan, boot)
-	if err != nil {
-		return nil, err
-	}
-	return m.prepare(ctx, plan, earlier, boot)
-}
-
-// earlier returns the record of an earlier preparation of the same devices, of
-// this boot, or nil. One of the boot before only makes the plan one to have these
-// devices again. A preparation of other devices is undone. The caller holds the
-// claim's lock.
-func (m *Manager) earlier(ctx context.Context, plan *Plan, boot string) (*Record, error) {
-	r, err := m.load(ctx, plan.Claim.UID, boot)
-	var corrupt *CorruptError
-	if errors.As(err, &corrupt) {
-		// It is reported. What it said follows from the allocation as well.
-		return nil, nil
-	}
-	if err != nil || r == nil {
-		return nil, err
-	}
-	switch {
-	case r.BootID != boot:
-		plan.again = r.State == Prepared && r.arrange(plan.record(boot))
-		return nil, nil
-	case r.State != Unpreparing && r.arrange(plan.record(boot)):
-		return r, nil
-	}
-	if r.State != Unpreparing {
-		klog.FromContext(ctx).Info("The claim was prepared for other devices, they are released first")
-	}
-	if err := m.unprepare(ctx, r, boot); err != nil {
-		return nil, fmt.Errorf("release what the claim had before: %w", err)
-	}
-	return nil, nil
-}
-
-// prepared is what the kubelet is told.
-func (r *Record) prepared() []PreparedDevice {
+func prepared(r *journal.Record) []PreparedDevice {
 	var devices []PreparedDevice
 	for i := range r.Devices {
 		d := &r.Devices[i]
@@ -179,4 +97,422 @@ func (r *Record) prepared() []PreparedDevice {
 		})
 	}
 	return devices
+}
+
+// preparation is one call of Prepare. The claim's lock is held.
+type preparation struct {
+	*engine
+	plan *plan.Plan
+	// start is the record that the preparation begins with: the plan's, with what an
+	// earlier attempt has written down.
+	start *journal.Record
+	// earlier is the record of a claim that was prepared before, or nil.
+	earlier *journal.Record
+	// known are the keys of the devices that an earlier attempt has begun with.
+	known []string
+	// doubtful means that an earlier attempt may have begun with any of the others.
+	doubtful bool
+	journal  *recorder
+}
+
+// run prepares all groups at the same time, and then what belongs to the claim.
+func (p *preparation) run(ctx context.Context) (*journal.Record, error) {
+	if err := p.resume(ctx); err != nil {
+		return nil, err
+	}
+	groups := step.Groups(p.start)
+	p.journal = newRecorder(p.store, p.start, len(groups))
+	for i, g := range groups {
+		if p.attempt(g) != step.First {
+			p.journal.set(i, g.Part)
+		}
+	}
+	if len(groups) == 1 {
+		// The claim's own steps are taken under the same locks.
+		if err := p.prepareGroup(ctx, groups, 0); err != nil {
+			return nil, err
+		}
+		return p.record(), nil
+	}
+	err := p.prepareGroups(ctx, groups)
+	if err == nil {
+		err = p.finish(ctx, groups)
+	}
+	if err != nil {
+		return nil, p.undoGroups(ctx, groups, err)
+	}
+	return p.record(), nil
+}
+
+// resume finds out what an earlier call has left. A preparation of other devices is
+// undone first.
+func (p *preparation) resume(ctx context.Context) error {
+	want := p.plan.Record
+	r, err := p.load(ctx, want.Claim.UID)
+	var corrupt *CorruptError
+	if err != nil && !errors.As(err, &corrupt) {
+		return err
+	}
+	quarantined, err := p.store.Quarantined(want.Claim.UID)
+	if err != nil {
+		return err
+	}
+	// What the damaged record said follows from the allocation as well.
+	p.doubtful = len(quarantined) > 0
+	switch {
+	case r == nil:
+		return nil
+	case r.BootID != want.BootID:
+		if r.State == journal.Prepared && r.Clone().Arrange(want) {
+			// It gets its shares again, whatever the policy says by now.
+			p.plan.MaxShares = nil
+		}
+		return nil
+	case r.State == journal.Prepared && r.Arrange(want):
+		p.earlier = r.Clone()
+		p.begin(r)
+		return nil
+	case r.State == journal.Preparing && r.PartOf(want) && !split(step.Groups(want), r):
+		p.begin(r)
+		return nil
+	}
+	if r.State != journal.Unpreparing {
+		klog.FromContext(ctx).Info("The claim was prepared for other devices, they are released first")
+	}
+	if err := p.release(ctx, r); err != nil {
+		return fmt.Errorf("release what the claim had before: %w", err)
+	}
+	return nil
+}
+
+// begin goes on with what an earlier attempt has written down.
+func (p *preparation) begin(earlier *journal.Record) {
+	p.start = p.plan.Record.Clone()
+	p.start.Resume(earlier)
+	for i := range earlier.Devices {
+		p.known = append(p.known, earlier.Devices[i].Key())
+	}
+}
+
+// split reports whether a record has some of a group's devices and not all.
+func split(groups []step.Group, r *journal.Record) bool {
+	return slices.ContainsFunc(groups, func(g step.Group) bool {
+		found := 0
+		for i := range g.Part.Devices {
+			if r.Device(g.Part.Devices[i].Key()) != nil {
+				found++
+			}
+		}
+		return found != 0 && found != len(g.Part.Devices)
+	})
+}
+
+// attempt says what of a group may be there.
+func (p *preparation) attempt(g step.Group) step.Attempt {
+	known := slices.Contains(p.known, g.Part.Devices[0].Key())
+	switch {
+	case known && p.earlier != nil:
+		return step.Repeated
+	case known || p.doubtful:
+		return step.Resumed
+	}
+	return step.First
+}
+
+// prepareGroups stops all groups when one fails.
+func (p *preparation) prepareGroups(ctx context.Context, groups []step.Group) error {
+	limited, cancel := context.WithCancel(ctx)
+	defer cancel()
+	errs := make([]error, len(groups))
+	var wg sync.WaitGroup
+	for i := range groups {
+		wg.Go(func() {
+			if errs[i] = p.prepareGroup(limited, groups, i); errs[i] != nil {
+				cancel()
+			}
+		})
+	}
+	wg.Wait()
+	if ctx.Err() == nil {
+		// That a group was stopped is nobody's concern, unless it has left something.
+		errs = slices.DeleteFunc(errs, func(err error) bool {
+			var clean *cleanError
+			return errors.Is(err, context.Canceled) && errors.As(err, &clean)
+		})
+	}
+	return errors.Join(errs...)
+}
+
+// prepareGroup tries again while that may help. Between two attempts the group's locks
+// are free.
+func (p *preparation) prepareGroup(ctx context.Context, groups []step.Group, i int) error {
+	limited, cancel := context.WithTimeout(ctx, retryTime)
+	defer cancel()
+	for tried := 1; ; tried++ {
+		err := p.waitForRoom(ctx, func() error { return p.attemptGroup(ctx, groups, i) })
+		if err == nil {
+			return nil
+		}
+		if !transient(err) || tried > len(retryPauses) || wait.For(limited, retryPauses[tried-1]) != nil {
+			if tried > 1 {
+				err = fmt.Errorf("tried %d times: %w", tried, err)
+			}
+			return err
+		}
+		klog.FromContext(ctx).Info("Trying again", "tried", tried, "reason", err)
+	}
+}
+
+// attemptGroup makes the devices of one group under its locks: look, check, write down,
+// apply. What fails is undone before the locks are free again.
+func (p *preparation) attemptGroup(ctx context.Context, groups []step.Group, i int) error {
+	g, attempt := groups[i], p.attempt(groups[i])
+	unlock, err := p.locks.GPUs(ctx, g.GPUs)
+	if err != nil {
+		return clean(err)
+	}
+	defer unlock()
+	part := g.Part.Clone()
+	s, err := p.scene(ctx, part, attempt)
+	if err != nil {
+		return cleanIf(attempt == step.First, err)
+	}
+	s.MaxShares = p.plan.MaxShares
+	if attempt == step.Repeated {
+		return p.verifyGroup(ctx, groups, i, s)
+	}
+	if !slices.Contains(p.known, part.Devices[0].Key()) {
+		step.KeepIntervals(part, s.Others)
+	}
+	steps := p.steps(groups, part)
+	if err := step.Check(steps, s); err != nil {
+		return cleanIf(attempt == step.First, err)
+	}
+	p.dropStaleSpecs(ctx, s)
+	if err := p.intend(groups, i, part); err != nil {
+		return p.notBegun(i, attempt, err)
+	}
+	begun, err := step.Apply(ctx, steps, s)
+	if err == nil {
+		err = p.done(groups, i, part)
+	}
+	if err == nil {
+		return nil
+	}
+	if attempt != step.First {
+		begun = len(steps)
+	}
+	return p.undo(ctx, i, steps, begun, s, err)
+}
+
+// intend writes down what will be done. A group that is only observed holds nothing: it
+// is written down with the others.
+func (p *preparation) intend(groups []step.Group, i int, part *journal.Record) error {
+	observed := !slices.ContainsFunc(part.Devices, func(d journal.Device) bool { return !d.Admin })
+	if observed && len(groups) > 1 {
+		p.journal.set(i, part)
+		return nil
+	}
+	return p.journal.save(i, part)
+}
+
+// steps are those of a group, and the claim's own where there is no other group.
+func (p *preparation) steps(groups []step.Group, part *journal.Record) []step.Step {
+	steps := p.kit.Steps(part)
+	if len(groups) == 1 {
+		steps = append(steps, p.kit.ClaimSteps(part)...)
+	}
+	return steps
+}
+
+// done notes what has become of a group, for good where there is no other.
+func (p *preparation) done(groups []step.Group, i int, part *journal.Record) error {
+	p.journal.set(i, part)
+	if len(groups) > 1 {
+		return nil
+	}
+	return p.commit()
+}
+
+// notBegun takes back an intention that could not be written down.
+func (p *preparation) notBegun(i int, attempt step.Attempt, err error) error {
+	if attempt != step.First {
+		return err
+	}
+	return errors.Join(err, p.journal.drop(i))
+}
+
+// undoTime bounds what is undone after a failure. It is granted on top of the
+// caller's deadline, which may be why the call failed.
+const undoTime = 30 * time.Second
+
+// undo takes back what was begun of a group, and returns the error with what became of
+// that. What it cannot take back stays written down as Unpreparing.
+func (p *preparation) undo(ctx context.Context, i int, steps []step.Step, begun int, s *step.Scene, cause error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
+	defer cancel()
+	p.journal.state(journal.Preparing)
+	left := errors.Join(step.Undo(ctx, steps, begun, s)...)
+	if left == nil {
+		left = p.journal.drop(i)
+	} else {
+		p.journal.state(journal.Unpreparing)
+		left = errors.Join(left, p.kit.CDI.Remove(s.Record.Claim.UID), p.journal.save(i, s.Record))
+	}
+	if left == nil {
+		return clean(cause)
+	}
+	return errors.Join(cause, fmt.Errorf("undo: %w", left))
+}
+
+// undoGroups takes back the groups that were made, when another one failed. Nothing is
+// undone of a claim that was prepared before: containers may be running on it.
+func (p *preparation) undoGroups(ctx context.Context, groups []step.Group, cause error) error {
+	if p.earlier != nil {
+		return cause
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
+	defer cancel()
+	p.journal.state(journal.Unpreparing)
+	errs := make([][]error, len(groups))
+	var wg sync.WaitGroup
+	for i := range groups {
+		if part := p.journal.part(i); part != nil {
+			wg.Go(func() { errs[i] = p.releaseGroup(ctx, p.journal, i, groups[i].GPUs, part) })
+		}
+	}
+	wg.Wait()
+	if err := errors.Join(slices.Concat(errs...)...); err != nil {
+		return errors.Join(cause, fmt.Errorf("undo: %w", err))
+	}
+	return cause
+}
+
+// verifyGroup looks up that everything of a claim that was prepared before is there, and
+// makes what is gone again. A failure undoes nothing, because containers may be running.
+func (p *preparation) verifyGroup(ctx context.Context, groups []step.Group, i int, s *step.Scene) error {
+	err := p.verify(ctx, groups, i, s)
+	if err == nil {
+		return nil
+	}
+	return clean(fmt.Errorf("the claim was prepared before: %w", err))
+}
+
+func (p *preparation) verify(ctx context.Context, groups []step.Group, i int, s *step.Scene) error {
+	part := s.Record
+	reported, err := p.reportLosses(ctx, part, sessionView{})
+	if err != nil {
+		return err
+	}
+	gone := step.MarkGone(s)
+	if gone {
+		// The ids in it may soon be those of another claim's partition.
+		if err := p.kit.CDI.Remove(part.Claim.UID); err != nil {
+			return err
+		}
+	}
+	steps := p.steps(groups, part)
+	if err := step.Check(steps, s); err != nil {
+		return err
+	}
+	if gone || reported {
+		if err := p.journal.save(i, part); err != nil {
+			return err
+		}
+	}
+	p.dropStaleSpecs(ctx, s)
+	if _, err := step.Apply(ctx, steps, s); err != nil {
+		if gone {
+			err = errors.Join(err, p.notRemade(ctx, i, part))
+		}
+		return err
+	}
+	return p.done(groups, i, part)
+}
+
+// notRemade writes down what has become of partitions that should have been made again.
+// Nothing is assumed where the hardware does not answer.
+func (p *preparation) notRemade(ctx context.Context, i int, part *journal.Record) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
+	defer cancel()
+	if instances, err := p.instances(ctx, part); err == nil {
+		step.UnmarkGone(part, instances)
+	}
+	return p.journal.save(i, part)
+}
+
+// dropStaleSpecs removes the CDI specs of other claims whose partition is gone, before
+// the ids in them can come to mean another one.
+func (p *preparation) dropStaleSpecs(ctx context.Context, s *step.Scene) {
+	for address, instances := range s.Instances {
+		for _, lost := range step.Lost(s.Others, address, instances) {
+			klog.FromContext(ctx).Info("Removing the CDI spec of a claim whose partition is gone", "other", lost.Record.Claim, "device", lost.Device.Device)
+			if err := p.kit.CDI.Remove(lost.Record.Claim.UID); err != nil {
+				klog.FromContext(ctx).Error(err, "Removing the CDI spec of another claim", "other", lost.Record.Claim)
+			}
+		}
+	}
+}
+
+// finish takes the steps that belong to a claim with several groups. Once the CDI spec
+// is written it is confirmed that the partitions are still those that it names: whoever
+// makes another one later removes the spec.
+func (p *preparation) finish(ctx context.Context, groups []step.Group) error {
+	r := p.record()
+	s := &step.Scene{Record: r, Attempt: step.Resumed}
+	if len(p.known) == 0 && !p.doubtful {
+		s.Attempt = step.First
+	}
+	steps := p.kit.ClaimSteps(r)
+	begun, err := step.Apply(ctx, steps, s)
+	if err == nil {
+		err = p.confirm(ctx, groups)
+	}
+	if err == nil {
+		p.journal.setAll(groups, r)
+		err = p.commit()
+	}
+	if err == nil || p.earlier != nil {
+		return err
+	}
+	return errors.Join(append([]error{err}, step.Undo(context.WithoutCancel(ctx), steps, begun, s)...)...)
+}
+
+// confirm finds the partitions of all groups, each under its locks.
+func (p *preparation) confirm(ctx context.Context, groups []step.Group) error {
+	errs := make([]error, len(groups))
+	var wg sync.WaitGroup
+	for i, g := range groups {
+		wg.Go(func() {
+			unlock, err := p.locks.GPUs(ctx, g.GPUs)
+			if err != nil {
+				errs[i] = err
+				return
+			}
+			defer unlock()
+			errs[i] = p.checkPartitions(ctx, p.journal.part(i))
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// commit writes down that the claim is prepared, unless the journal says so already.
+func (p *preparation) commit() error {
+	p.journal.state(journal.Prepared)
+	r := p.record()
+	if p.earlier != nil && r.SameOutcome(p.earlier) {
+		outdated, err := p.store.Released(r.Claim.UID, p.earlier.Arrived)
+		if err != nil || !outdated {
+			return err
+		}
+	}
+	return p.store.Save(r)
+}
+
+// record returns what has become of the claim, in the order of the plan.
+func (p *preparation) record() *journal.Record {
+	r := p.journal.record()
+	r.Arrange(p.plan.Record)
+	return r
 }

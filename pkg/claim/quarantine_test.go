@@ -31,7 +31,7 @@ func TestDamagedRecord(t *testing.T) {
 			b := newBox(t)
 			m := b.manager()
 			mustPrepare(t, m, newClaim("u1", sliceA0))
-			write(t, m.journal.path("u1"), damage)
+			write(t, m.store.Path("u1"), damage)
 
 			// Other claims go on.
 			mustPrepare(t, m, newClaim("u2", sliceA4))
@@ -72,13 +72,15 @@ func TestDamagedRecord(t *testing.T) {
 	}
 }
 
-// Unprepare has nothing to go by: it says so once, and the partition stays.
+// Unprepare has nothing to go by: it says so once, and the partition stays. So does the
+// file, until nothing is there that it could be about.
 func TestDamagedRecordIsUnprepared(t *testing.T) {
 	b := newBox(t)
 	m := b.manager()
+	b.makeForeign(addressA0) // it may be the claim's
 	for _, want := range [][]string{{"u1.json"}, {"u1.json", "u1.json-2"}} {
 		mustPrepare(t, m, newClaim("other", sliceA4))
-		write(t, m.journal.path("u1"), "{")
+		write(t, m.store.Path("u1"), "{")
 		err := m.Unprepare(t.Context(), "u1")
 		var corrupt *CorruptError
 		if !errors.As(err, &corrupt) || filepath.Base(corrupt.Path) != want[len(want)-1] {
@@ -93,9 +95,17 @@ func TestDamagedRecordIsUnprepared(t *testing.T) {
 		}
 	}
 	b.wantWarnings([]string{"u1 DamagedClaimRecord", "u1.json-2."}, []string{"u1 DamagedClaimRecord", "u1.json."})
+	b.removeForeign(addressA0)
+	mustUnprepare(t, m, "u1")
+	if files := b.quarantined("boot-1"); len(files) != 0 {
+		t.Errorf("nothing of the claim is left, and in quarantine are %v", files)
+	}
+	b.makeForeign(addressA0)
+	write(t, m.store.Path("u1"), "{")
+	wantError(t, m.Unprepare(t.Context(), "u1"), "damaged")
 	// With the next boot the partitions are gone, and the files mean nothing.
 	b.boot("boot-2")
-	b.makeForeign(addressA0)
+	m = b.manager()
 	if status := m.Survey(t.Context()); len(status.Static) != 1 || len(status.Conditions) != 0 {
 		t.Errorf("after a reboot: %+v", status)
 	}
@@ -107,7 +117,7 @@ func TestRecordOfAnotherVersion(t *testing.T) {
 	m := b.manager()
 	b.makeForeign(addressA4)
 	const content = `{"apiVersion":"journal.partage.dev/v3","kind":"ClaimRecord","claim":{"uid":"u1"}}`
-	write(t, m.journal.path("u1"), content)
+	write(t, m.store.Path("u1"), content)
 	for range 2 {
 		_, err := m.Prepare(t.Context(), newClaim("u1", sliceA0))
 		wantError(t, err, "u1.json", "written by another version of the driver", `"journal.partage.dev/v3"`)
@@ -120,7 +130,7 @@ func TestRecordOfAnotherVersion(t *testing.T) {
 		t.Errorf("got %+v", status)
 	}
 	mustPrepare(t, m, newClaim("u2", sliceA0))
-	if got, err := os.ReadFile(m.journal.path("u1")); err != nil || string(got) != content {
+	if got, err := os.ReadFile(m.store.Path("u1")); err != nil || string(got) != content {
 		t.Errorf("got %q, %v", got, err)
 	}
 }

@@ -13,6 +13,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
+
+	"github.com/partage-dev/partage/pkg/claim/journal"
 )
 
 // reconcileTime bounds what is done for one claim, because calls for the claim
@@ -22,23 +24,19 @@ const reconcileTime = 30 * time.Second
 // Reconcile brings the journal, the CDI specs and the API server's claims into
 // agreement, at the start, when the driver has appeared, and every now and then:
 // preparations and releases that did not end are undone or finished, claims that
-// do not exist any more are released, and the MPS sessions and CDI specs of the others
-// are made again if they are missing. Claims are independent: one that fails, or that waits
-// for its GPU, does not stop the others, and one that a call is at work on is left
-// to that call.
+// do not have their devices any more are released, and the MPS sessions and CDI specs of
+// the others are made again if they are missing. Claims are independent: one that fails,
+// or that waits for its GPU, does not stop the others, and one that a call is at work on
+// is left to that call.
 //
 // An error says what is left, in the same words every time, and that Reconcile
 // should be called again.
 func (m *Manager) Reconcile(ctx context.Context) error {
-	uids, err := m.journal.uids()
+	uids, err := m.store.UIDs()
 	if err != nil {
 		return err
 	}
-	boot, err := m.roots.BootID()
-	if err != nil {
-		return err
-	}
-	seen, err := m.observeSessions(ctx)
+	seen, err := m.viewSessions(ctx)
 	if err != nil {
 		return err
 	}
@@ -48,17 +46,19 @@ func (m *Manager) Reconcile(ctx context.Context) error {
 		wg.Go(func() {
 			ctx := klog.NewContext(ctx, klog.LoggerWithValues(klog.FromContext(ctx), "claimUID", uid))
 			var is fate
-			is, unknown[i] = m.ask(ctx, uid, boot)
-			if err := m.reconcile(ctx, uid, boot, is, seen); err != nil {
+			is, unknown[i] = m.fateOf(ctx, uid)
+			if err := m.reconcile(ctx, uid, is, seen); err != nil {
 				errs[i] = fmt.Errorf("claim %s: %w", uid, err)
 			}
 		})
 	}
 	wg.Wait()
-	m.news.keep(uids)
-	m.orphans.keep(uids)
-	return errors.Join(errors.Join(errs...), firstOf(unknown), seen.unchecked(boot), m.sweepSessions(ctx, boot, seen),
-		m.released.sweep(boot, m.clock(), m.locks.tryClaim), m.locks.sweep())
+	m.events.retain(uids)
+	m.orphans.retain(uids)
+	m.failing.retain(uids)
+	m.specs.retain(uids)
+	return errors.Join(errors.Join(errs...), firstOf(unknown), seen.unchecked(), m.reconcileSessions(ctx, seen),
+		m.store.SweepTombstones(m.clock(), m.locks.TryClaim), m.locks.Sweep())
 }
 
 // firstOf stands for all claims: when the API server does not answer, it has the
@@ -72,62 +72,79 @@ func firstOf(unknown []error) error {
 	return nil
 }
 
-func (m *Manager) reconcile(ctx context.Context, uid types.UID, boot string, is fate, seen observed) error {
-	release, err := m.locks.tryClaim(uid)
-	if err != nil || release == nil {
+func (m *Manager) reconcile(ctx context.Context, uid types.UID, is fate, seen sessionView) error {
+	unlock, err := m.locks.TryClaim(uid)
+	if err != nil || unlock == nil {
 		return err
 	}
-	defer release()
+	defer unlock()
 	ctx, cancel := context.WithTimeout(ctx, reconcileTime)
 	defer cancel()
 	// A call, or another instance of the plugin, may have finished it by now.
-	r, err := m.load(ctx, uid, boot)
-	switch {
-	case err != nil:
+	r, err := m.load(ctx, uid)
+	if err != nil {
 		return err
-	case r == nil:
-		return m.journal.delete(uid)
-	case r.State != Prepared:
+	}
+	if r == nil {
+		return m.store.Delete(uid)
+	}
+	unwanted, err := m.isUnwanted(r)
+	if err != nil {
+		return err
+	}
+	switch {
+	case r.State != journal.Prepared || unwanted:
 		klog.FromContext(ctx).Info("Cleaning up what an earlier call left", "claim", r.Claim, "state", r.State)
-		return m.unprepare(ctx, r, boot)
+		return m.release(ctx, r)
 	case is == orphaned:
-		return m.releaseOrphan(ctx, r, boot)
-	case r.BootID != boot:
+		return m.releaseOrphan(ctx, r)
+	case r.BootID != m.store.Boot():
 		// The kubelet prepares it again before it starts a container, or releases
 		// it. Device numbers have moved meanwhile.
-		return m.cdi.Remove(uid)
+		return m.kit.CDI.Remove(uid)
 	}
-	return m.lookAfter(ctx, r, seen)
+	return m.maintain(ctx, r, seen)
 }
 
-// lookAfter makes sure that a prepared claim has its MPS sessions and its CDI spec,
-// and that one whose partition was found to be missing has none: the device numbers
-// may be those of another claim's by now. It looks nothing up on the GPUs.
-func (m *Manager) lookAfter(ctx context.Context, r *Record, seen observed) error {
+// isUnwanted reports whether a call wanted a prepared claim released and could not do so
+// itself. Older versions did not write down what it takes to know.
+func (m *Manager) isUnwanted(r *journal.Record) (bool, error) {
+	if r.Arrived == 0 || r.BootID != m.store.Boot() {
+		return false, nil
+	}
+	return m.store.Released(r.Claim.UID, r.Arrived)
+}
+
+// maintain makes sure that a prepared claim has its MPS sessions and its CDI spec, and
+// that one whose partition is missing has none.
+func (m *Manager) maintain(ctx context.Context, r *journal.Record, seen sessionView) error {
 	for i := range r.Devices {
-		if d := &r.Devices[i]; d.Partition.uuid() != "" && m.surveys.isGone(d) {
-			err := fmt.Errorf("device %s: partition %s was removed by somebody else, or by a reset of the GPU", d.Device, d.Partition.uuid())
-			m.news.tell(ctx, r.Claim, ReasonPartitionGone, "The claim "+r.Claim.String()+": "+err.Error()+
-				". Its containers cannot use it any more; delete the pods.")
-			return errors.Join(err, m.cdi.Remove(r.Claim.UID))
+		d := &r.Devices[i]
+		if d.Partition.Gone() || d.Partition.LiveUUID() != "" && m.surveyor.IsGone(d) {
+			return m.partitionGone(ctx, r, d)
 		}
 	}
 	if m.inventory.Load() == nil {
 		return fmt.Errorf("its CDI spec is not checked: %w", errNoInventory)
 	}
-	err := m.tend(ctx, r, seen)
-	if slices.ContainsFunc(r.Sessions, func(s SessionRecord) bool { return !s.live() }) {
+	err := m.repairSessions(ctx, r, seen)
+	if slices.ContainsFunc(r.Sessions, func(s journal.Session) bool { return !s.Running() }) {
 		// The spec that is there names a daemon that is gone, so no container starts.
 		return err
 	}
-	return errors.Join(err, m.rewrite(ctx, r))
+	return errors.Join(err, m.maintainSpec(ctx, r))
 }
 
-func (m *Manager) rewrite(ctx context.Context, r *Record) error {
-	devices, err := m.cdiDevices(r)
-	if err != nil {
-		return err
+// partitionGone takes the CDI spec away: the ids in it may be those of another claim's
+// partition by now.
+func (m *Manager) partitionGone(ctx context.Context, r *journal.Record, d *journal.Device) error {
+	m.specs.forget(r.Claim.UID)
+	uuid := d.Partition.LiveUUID()
+	if uuid == "" {
+		uuid = d.Partition.UUID
 	}
-	_, err = m.cdi.Write(ctx, r.Claim.UID, devices)
-	return err
+	err := fmt.Errorf("device %s: partition %s was removed by somebody else, or by a reset of the GPU", d.Device, uuid)
+	m.events.once(ctx, r.Claim, ReasonPartitionGone, uuid, "The claim "+r.Claim.String()+": "+err.Error()+
+		". Its containers cannot use it any more; delete the pods.")
+	return errors.Join(err, m.kit.CDI.Remove(r.Claim.UID))
 }

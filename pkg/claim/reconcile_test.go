@@ -82,7 +82,7 @@ func TestReconcilePassesOverCalls(t *testing.T) {
 		done <- err
 	}()
 	<-entered
-	write(t, host.TemporaryName(m.journal.path("u2")), "{")
+	write(t, host.TemporaryName(m.store.Path("u2")), "{")
 	for _, other := range []*Manager{m, b.manager()} {
 		mustReconcile(t, other)
 	}
@@ -107,8 +107,8 @@ func TestReconcileGoesOn(t *testing.T) {
 	}
 	b.hooks(nil, nil)
 	m := b.manager()
-	write(t, m.journal.path("u0"), "{")
-	write(t, m.journal.path("u3"), `{"apiVersion":"journal.partage.dev/v9","kind":"ClaimRecord"}`)
+	write(t, m.store.Path("u0"), "{")
+	write(t, m.store.Path("u3"), `{"apiVersion":"journal.partage.dev/v9","kind":"ClaimRecord"}`)
 	wantError(t, m.Reconcile(t.Context()), "claim u0: the journal of claim u0 was damaged", "claim u3", "another version")
 	err := m.Reconcile(t.Context())
 	wantError(t, err, "claim u3", "another version")

@@ -15,7 +15,7 @@ func TestReplacedBySomebodyElse(t *testing.T) {
 		"unprepare": func(*testing.T, *Manager) {},
 		"prepare again": func(t *testing.T, m *Manager) {
 			_, err := m.Prepare(t.Context(), newClaim("u1", sliceA0))
-			wantError(t, err, "device "+sliceA0, "which the claim had, is gone")
+			wantError(t, err, "device "+sliceA0, "is in the place of")
 		},
 		"reconcile": func(t *testing.T, m *Manager) {
 			if s := m.Survey(t.Context()); len(s.Static) != 1 {

@@ -9,168 +9,239 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"time"
+	"strings"
 
 	"k8s.io/klog/v2"
 
+	"github.com/partage-dev/partage/pkg/claim/journal"
+	"github.com/partage-dev/partage/pkg/claim/step"
+	"github.com/partage-dev/partage/pkg/claim/survey"
+	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/sharing"
 )
 
-// sessionsTime bounds the question which MPS sessions there are. It goes to a
-// process on this machine.
-const sessionsTime = 2 * time.Second
-
-// sessions are those that have devices, which one that is being removed may not. The
-// error wraps sharing.ErrNoSupervisor when nobody answers.
-func (m *Manager) sessions(ctx context.Context) (map[string]mps.Status, error) {
-	limited, cancel := context.WithTimeout(ctx, sessionsTime)
-	defer cancel()
-	found, err := m.sharing.Sessions(limited)
-	if err != nil {
-		if limited.Err() != nil && ctx.Err() == nil && !errors.Is(err, sharing.ErrNoSupervisor) {
-			err = fmt.Errorf("%w within %s: %w", sharing.ErrNoSupervisor, sessionsTime, err)
-		}
-		return nil, err
-	}
-	maps.DeleteFunc(found, func(_ string, s mps.Status) bool { return len(s.Spec.Devices) == 0 })
-	return found, nil
-}
-
-// observed are the sessions at one moment, or why they are not known.
-type observed struct {
+// sessionView is what MPS sessions there were at one moment, or why that is not known.
+// It may be older than what it is compared with: it is a reason to look again.
+type sessionView struct {
 	// before are the records as they were before that moment.
-	before   []*Record
+	before   []*journal.Record
 	sessions map[string]mps.Status
 	err      error
 }
 
-// observeSessions looks at the journal first.
-func (m *Manager) observeSessions(ctx context.Context) (observed, error) {
-	var seen observed
-	var err error
-	if seen.before, _, err = m.journal.list(); err != nil {
-		return seen, err
+// viewSessions reads the journal first.
+func (e *engine) viewSessions(ctx context.Context) (sessionView, error) {
+	snapshot, err := e.store.Snapshot()
+	if err != nil {
+		return sessionView{}, err
 	}
-	seen.sessions, seen.err = m.sessions(ctx)
+	seen := sessionView{before: snapshot.Records}
+	seen.sessions, seen.err = e.kit.Sessions(ctx)
 	return seen, nil
 }
 
-// gone tells whether a session of a prepared claim did not exist at that moment.
+// gone reports whether a session of a prepared claim did not exist at that moment.
 // Another claim may have made it again since.
-func (o observed) gone(r *Record, s *SessionRecord) bool {
-	if _, runs := o.sessions[s.ID]; runs || o.err != nil {
+func (v sessionView) gone(r *journal.Record, s *journal.Session) bool {
+	if _, runs := v.sessions[s.ID]; runs || v.err != nil {
 		return false
 	}
-	return slices.ContainsFunc(o.before, func(was *Record) bool {
-		earlier := was.session(s.ID)
-		return was.Claim.UID == r.Claim.UID && was.BootID == r.BootID && was.State == Prepared && earlier != nil && earlier.live()
+	return slices.ContainsFunc(v.before, func(was *journal.Record) bool {
+		earlier := was.Session(s.ID)
+		return was.Claim.UID == r.Claim.UID && was.State == journal.Prepared && earlier != nil && earlier.Running()
 	})
 }
 
-// servers are the processes that hold a claim's devices on behalf of MPS clients.
-// They are no users.
-func (m *Manager) servers(ctx context.Context, r *Record) ([]int, error) {
-	if len(r.Sessions) == 0 {
-		return nil, nil
+// unchecked stands for all claims whose sessions were not seen, with one reason.
+func (v sessionView) unchecked() error {
+	needed := slices.ContainsFunc(v.before, func(r *journal.Record) bool { return len(r.Sessions) > 0 })
+	if v.err == nil || !needed {
+		return nil
 	}
-	sessions, err := m.sessions(ctx)
-	if errors.Is(err, sharing.ErrNoSupervisor) {
-		// What still holds the device then counts as a user.
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	var pids []int
-	for _, s := range r.Sessions {
-		pids = append(pids, sessions[s.ID].Servers...)
-	}
-	return pids, nil
+	return fmt.Errorf("the MPS sessions of claims are not checked: %w", step.SupervisorHint(v.err))
 }
 
-// tend brings the sessions of a prepared claim to what they have to be, and tells
-// people when its processes have lost their server. The caller holds the claim's
-// lock. What was seen may be older than the claim: it is a reason to look again.
-func (m *Manager) tend(ctx context.Context, r *Record, seen observed) error {
-	well := true
+// repairSessions starts the sessions of a prepared claim that are gone, and tells people
+// when its processes have lost their server. The caller holds the claim's lock.
+func (e *engine) repairSessions(ctx context.Context, r *journal.Record, seen sessionView) error {
+	healthy := true
 	for i := range r.Sessions {
 		s := &r.Sessions[i]
 		status, runs := seen.sessions[s.ID]
-		well = well && s.live() && runs && status.Losses == s.Losses
+		healthy = healthy && s.Running() && runs && status.Losses == s.Losses
 	}
-	if well || seen.sessions == nil {
+	if healthy || seen.sessions == nil {
 		return nil // or it is not known, see unchecked
 	}
-	before := r.clone()
-	if _, err := m.noteLosses(ctx, r, seen); err != nil {
+	before := r.Clone()
+	if _, err := e.reportLosses(ctx, r, seen); err != nil {
 		return err
 	}
 	var errs []error
 	for i := range r.Sessions {
-		if s := &r.Sessions[i]; !s.live() {
-			errs = append(errs, m.revive(ctx, r, s))
+		if s := &r.Sessions[i]; !s.Running() {
+			errs = append(errs, e.restartSession(ctx, r, s))
 		}
 	}
-	if !r.sameResult(before) {
-		errs = append(errs, m.journal.save(r))
+	if !r.SameOutcome(before) {
+		errs = append(errs, e.store.Save(r))
 	}
 	return errors.Join(errs...)
 }
 
-// unchecked stands for all claims whose sessions were not seen, with one reason.
-func (o observed) unchecked(boot string) error {
-	needed := slices.ContainsFunc(o.before, func(r *Record) bool { return r.BootID == boot && len(r.Sessions) > 0 })
-	if o.err == nil || !needed {
-		return nil
-	}
-	return fmt.Errorf("the MPS sessions of claims are not checked: %w", supervisorHint(o.err))
-}
-
-// noteLosses tells people when the clients of a prepared claim have lost their
-// server since they were told last, and returns whether it has. The record is the
-// caller's to write. A session of which it was told that it is gone is not live.
-func (m *Manager) noteLosses(ctx context.Context, r *Record, seen observed) (told bool, err error) {
+// reportLosses tells people when the clients of a prepared claim have lost their
+// server since that was reported last, and returns whether it has. The record is the
+// caller's to write. A session that was reported to be gone is not running.
+func (e *engine) reportLosses(ctx context.Context, r *journal.Record, seen sessionView) (reported bool, err error) {
 	if len(r.Sessions) == 0 {
 		return false, nil
 	}
-	sessions, err := m.sessions(ctx)
+	sessions, err := e.kit.Sessions(ctx)
 	if err != nil {
-		return false, supervisorHint(err)
+		return false, step.SupervisorHint(err)
 	}
 	for i := range r.Sessions {
 		s := &r.Sessions[i]
 		status, runs := sessions[s.ID]
 		runs = runs && !seen.gone(r, s)
-		if !s.live() || runs && status.Losses == s.Losses {
+		if !s.Running() || runs && status.Losses == s.Losses {
 			continue
 		}
 		why := status.LastLoss
 		switch {
 		case !runs:
-			why, status.Losses, s.PipeDir, s.ShmDir = "it was gone", 0, "", ""
+			why, status.Losses = "it was gone", 0
+			s.Stopped()
 		case status.Losses < s.Losses:
 			why = "it was gone and was started again"
 		}
-		s.Losses, told = status.Losses, true
-		m.news.again(ctx, r.Claim, ReasonMPSLost, fmt.Sprintf(
+		s.Losses, reported = status.Losses, true
+		e.events.always(ctx, r.Claim, ReasonMPSLost, fmt.Sprintf(
 			"The claim %s: its processes have lost the MPS server of device %s: %s. Those that used it have failed; restart them.",
 			r.Claim, s.Devices[0].Device, why))
 	}
-	return told, nil
+	return reported, nil
 }
 
-// revive starts a session that a prepared claim has and that does not exist.
-func (m *Manager) revive(ctx context.Context, r *Record, s *SessionRecord) error {
-	unlock, err := m.lockSoon(ctx, s.pciAddresses())
+// restartSession starts a session that a prepared claim has and that does not exist.
+func (e *engine) restartSession(ctx context.Context, r *journal.Record, s *journal.Session) error {
+	unlock, err := e.lockSoon(ctx, s.PCIAddresses())
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	others, err := m.neighbours(r)
+	snapshot, err := e.store.Snapshot()
 	if err != nil {
 		return err
 	}
 	klog.FromContext(ctx).Info("Starting an MPS session that a claim has and that is gone", "session", s.ID)
-	return m.startSession(ctx, r, s, others, true)
+	live, err := e.kit.ConvergeSession(ctx, s, append(snapshot.Others(r.Claim.UID).Holders(), r))
+	if err != nil {
+		return fmt.Errorf("device %s: %w", s.Devices[0].Device, err)
+	}
+	if !s.Running() {
+		s.Losses = live.Losses
+	}
+	s.PipeDir, s.ShmDir = live.PipeDir, live.ShmDir
+	return nil
+}
+
+// reconcileSessions ends the sessions that no record names, and changes the limits of
+// those with others than their claims need: a supervisor may have been away when a claim
+// was released.
+func (m *Manager) reconcileSessions(ctx context.Context, seen sessionView) error {
+	var errs []error
+	for id, status := range seen.sessions {
+		if err := m.reconcileLimits(ctx, id, status); err != nil {
+			errs = append(errs, fmt.Errorf("MPS session %s has other limits than its claims: %w", id, err))
+		}
+		if err := m.endUnnamed(ctx, id, status); err != nil {
+			errs = append(errs, fmt.Errorf("MPS session %s, which no claim has: %w", id, err))
+		}
+	}
+	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
+	return errors.Join(errs...)
+}
+
+// reconcileLimits gives a session that claims share the limits that they need.
+func (m *Manager) reconcileLimits(ctx context.Context, id string, status mps.Status) error {
+	own, holders, err := m.settledHolders(id)
+	if err != nil || own == nil || sameLimits(own.Desired(holders), status.Spec) {
+		return err
+	}
+	unlock, err := m.lockSoon(ctx, own.PCIAddresses())
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	// Claims may have come and gone meanwhile, and have seen to it.
+	own, holders, err = m.settledHolders(id)
+	if err == nil && own != nil {
+		_, err = m.kit.ConvergeSession(ctx, own, holders)
+	}
+	return err
+}
+
+// settledHolders returns a session that claims share, and these claims, if they are all
+// prepared: others are about to bring it to what it has to be.
+func (m *Manager) settledHolders(id string) (*journal.Session, []*journal.Record, error) {
+	snapshot, err := m.store.Snapshot()
+	if err != nil || snapshot.MayHoldSession(id) != "" {
+		return nil, nil, err
+	}
+	holders := snapshot.Holders()
+	var own *journal.Session
+	for _, r := range holders {
+		s := r.Session(id)
+		if s == nil || !s.Shared {
+			continue
+		}
+		if r.State != journal.Prepared || !s.Running() {
+			return nil, nil, nil
+		}
+		own = s
+	}
+	return own, holders, nil
+}
+
+func sameLimits(want sharing.Session, is mps.Spec) bool {
+	return want.Limits.ThreadPercentage == is.ThreadPercentage && maps.Equal(want.Limits.MemoryBytes, is.Memory)
+}
+
+// endUnnamed ends a session that no record names.
+func (m *Manager) endUnnamed(ctx context.Context, id string, status mps.Status) error {
+	if named, err := m.isNamed(id); err != nil || named {
+		return err
+	}
+	session, known := survey.ResolveSession(m.inventory.Load(), id, status)
+	if !known {
+		klog.FromContext(ctx).V(4).Info("An MPS session is not of a device of this node, it is left alone", "session", id)
+		return nil
+	}
+	var gpus []string
+	for _, d := range session.Devices {
+		gpus = append(gpus, d.PCIAddress)
+	}
+	unlock, err := m.lockSoon(ctx, gpu.SortPCIAddresses(gpus))
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	// A claim may have got it meanwhile.
+	if named, err := m.isNamed(id); err != nil || named {
+		return err
+	}
+	klog.FromContext(ctx).Info("Ending an MPS session that no claim has", "session", id)
+	return m.kit.EndSession(ctx, session)
+}
+
+// isNamed reports whether a record names a session. Of records that cannot be read it has
+// to be assumed.
+func (m *Manager) isNamed(id string) (bool, error) {
+	snapshot, err := m.store.Snapshot()
+	if err != nil {
+		return false, err
+	}
+	return snapshot.MayHoldSession(id) != "" || snapshot.NamesSession(id), nil
 }

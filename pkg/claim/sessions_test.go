@@ -13,15 +13,17 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/partage-dev/partage/pkg/cdi/hook"
+	"github.com/partage-dev/partage/pkg/claim/journal"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/mps"
-	"github.com/partage-dev/partage/pkg/cdi/hook"
 	"github.com/partage-dev/partage/pkg/sharing"
 )
 
@@ -148,14 +150,13 @@ func TestModeOfOthers(t *testing.T) {
 	_, err := m.Prepare(t.Context(), newClaim("u1", mpsA))
 	wantError(t, err, "device "+mpsA, "somebody else's")
 	b.wantState(t, "refused", before)
-	folder := m.journal.quarantine
 	// The claim whose record is damaged may have set it.
-	write(t, m.journal.path("u2"), "{")
+	write(t, m.store.Path("u2"), "{")
 	mustPrepare(t, m, newClaim("u1", mpsA))
 	mustUnprepare(t, m, "u1")
 	wantError(t, m.Unprepare(t.Context(), "u2"), "damaged")
 	mustPrepare(t, m, newClaim("u1", mpsA))
-	files, err := folder.files("boot-1")
+	files, err := m.store.Quarantined("u2")
 	if err != nil || len(files) != 1 {
 		t.Errorf("quarantine: %v, %v", files, err)
 	}
@@ -277,13 +278,13 @@ func TestListIsOld(t *testing.T) {
 	b := newBox(t)
 	m := b.manager()
 	mustPrepare(t, m, newClaim("u1", mpsA))
-	r, err := m.journal.read("u1")
+	r, err := m.store.Read("u1")
 	if err != nil {
 		t.Fatal(err)
 	}
 	b.hooks(nil, nil)
 	for _, old := range []map[string]mps.Status{nil, {wholeA: {Losses: 7}}} {
-		if err := m.tend(t.Context(), r, observed{sessions: old}); err != nil {
+		if err := m.repairSessions(t.Context(), r, sessionView{sessions: old}); err != nil {
 			t.Error(err)
 		}
 	}
@@ -350,7 +351,7 @@ func TestNoSupervisor(t *testing.T) {
 		}
 	}
 	// The first to go was not the last of its GPU, so there is nothing to wait for.
-	if r, err := m.journal.read("u2"); r != nil || err != nil {
+	if r, err := m.store.Read("u2"); r != nil || err != nil {
 		t.Errorf("u2: %+v, %v", r, err)
 	}
 	wantError(t, m.Reconcile(t.Context()), "claim u1", "claim u3", "MPS supervisor")
@@ -382,12 +383,12 @@ func TestSweepSessions(t *testing.T) {
 	stray(wholeA, sharing.Device{PCIAddress: pciA, UUID: "GPU-a"}, sharing.Device{PCIAddress: pciC, UUID: "GPU-c"})
 	stray(sliceB0, sharing.Device{PCIAddress: pciB, UUID: "MIG-gone"})
 	_ = b.bareManager().Reconcile(t.Context()) // it does not know any GPU
-	write(t, m.journal.path("damaged"), "{")
+	write(t, m.store.Path("damaged"), "{")
 	_ = m.Reconcile(t.Context())
 	if b.running(wholeA) == nil || b.running(sliceB0) == nil {
 		t.Error("a session was ended that may be that of a claim whose record is damaged")
 	}
-	if err := m.journal.quarantine.drop("damaged", "boot-1"); err != nil {
+	if err := m.store.DropQuarantined("damaged"); err != nil {
 		t.Fatal(err)
 	}
 	mustReconcile(t, m)
@@ -408,11 +409,11 @@ func TestLastKnownShare(t *testing.T) {
 		m := b.manager()
 		mustPrepare(t, m, newClaim("u1", device))
 		mustPrepare(t, m, newClaim("u2", device))
-		text, err := os.ReadFile(m.journal.path("u2"))
+		text, err := os.ReadFile(m.store.Path("u2"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		write(t, m.journal.path("u2"), strings.ReplaceAll(string(text), sharingVersion, "journal.partage.dev/v3"))
+		write(t, m.store.Path("u2"), strings.ReplaceAll(string(text), journal.SharingVersion, "journal.partage.dev/v3"))
 		session := b.running(strings.TrimSuffix(device, "-mps"))
 		session.clients = []int{77}
 		mustUnprepare(t, m, "u1")
@@ -472,7 +473,7 @@ func TestSurveySessions(t *testing.T) {
 			b.running(test.id).phase = test.phase
 			b.away(test.phase == "")
 			m.Survey(t.Context())
-			b.pass(silenceLimit)
+			b.pass((5 * time.Second))
 			if diff := cmp.Diff(test.want, mpsFindings(m.Survey(t.Context()))); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
 			}
@@ -487,7 +488,7 @@ func TestSurveySessionOfDamagedRecord(t *testing.T) {
 	m := b.manager()
 	mustPrepare(t, m, newClaim("u1", mpsA))
 	mustPrepare(t, m, newClaim("u2", mpsB))
-	write(t, m.journal.path("u1"), "{")
+	write(t, m.store.Path("u1"), "{")
 	wantError(t, m.Unprepare(t.Context(), "u1"), "damaged")
 	mustUnprepare(t, m, "u1")
 	mustReconcile(t, m)
@@ -522,8 +523,8 @@ func TestOrphanWithShares(t *testing.T) {
 	mustReconcile(t, m)
 	b.pass(DefaultOrphanGrace)
 	err := m.Reconcile(t.Context())
-	wantError(t, err, "processes use its devices: [77]")
-	if left, listErr := m.journal.uids(); listErr != nil || len(left) != 1 {
+	wantError(t, err, "processes use them: [77]")
+	if left, listErr := m.store.UIDs(); listErr != nil || len(left) != 1 {
 		t.Errorf("left are %v, %v: one of the two has to go, whichever is first", left, listErr)
 	}
 	b.run(pciA, server)
@@ -560,7 +561,7 @@ func TestSupervisorThatBeginsLater(t *testing.T) {
 	if got := tainted(); got != 0 {
 		t.Errorf("%d conditions at once", got)
 	}
-	b.pass(silenceLimit)
+	b.pass((5 * time.Second))
 	if got := tainted(); got != 3 { // one for each GPU
 		t.Errorf("%d conditions while it is away", got)
 	}
@@ -579,7 +580,7 @@ func TestInUseNotKnown(t *testing.T) {
 	b := newBox(t)
 	m := b.manager()
 	mustPrepare(t, m, newClaim("u1", sliceB0))
-	write(t, m.journal.path("u2"), `{"apiVersion":"journal.partage.dev/v9","kind":"ClaimRecord"}`)
+	write(t, m.store.Path("u2"), `{"apiVersion":"journal.partage.dev/v9","kind":"ClaimRecord"}`)
 	got, err := m.InUse()
 	wantError(t, err, "u2.json")
 	if diff := cmp.Diff([]string{sliceB0}, got); diff != "" {

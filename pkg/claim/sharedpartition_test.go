@@ -10,6 +10,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/partage-dev/partage/pkg/claim/journal"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/sharing"
 )
@@ -27,7 +28,7 @@ func TestSharesOfPartition(t *testing.T) {
 		}
 		live, _ := b.look(addressA0)
 		for _, uid := range []types.UID{"u1", "u2", "u3"} {
-			if r, err := m.journal.read(uid); err != nil || *r.Devices[0].Partition.Live != live {
+			if r, err := m.store.Read(uid); err != nil || *r.Devices[0].Partition.Live != live {
 				t.Errorf("%s says %+v (%v), live is %+v", uid, r, err, live)
 			}
 		}
@@ -78,7 +79,7 @@ func TestSharedPartitionGone(t *testing.T) {
 				t.Errorf("%s: %v", device, err)
 			}
 			if replaced {
-				wantError(t, err, "did not make")
+				wantError(t, err, "was not made by this driver")
 			}
 			if !replaced {
 				mustPrepare(t, m, newClaim("u3", device))
@@ -117,8 +118,9 @@ func TestShareOfLeftPartition(t *testing.T) {
 		mustPrepare(t, m, newClaim("u1", device))
 		live, _ := b.look(addressA0)
 		b.run(pciA, gpu.Process{PID: 77, InstanceID: live.InstanceID})
-		if err := m.Unprepare(t.Context(), "u1"); !errors.Is(err, gpu.ErrInUse) {
-			t.Errorf("got %v", err)
+		mustUnprepare(t, m, "u1") // the pod ends
+		if r, err := m.store.Read("u1"); err != nil || r == nil || r.State != journal.Unpreparing {
+			t.Errorf("got %+v, %v", r, err)
 		}
 		mustPrepare(t, m, newClaim("u2", device))
 		mustReconcile(t, m) // it is the second one's now
@@ -126,7 +128,7 @@ func TestShareOfLeftPartition(t *testing.T) {
 		if now, found := b.look(addressA0); !found || now != live {
 			t.Errorf("%s: the partition is %+v, was %+v", device, now, live)
 		}
-		if r, err := m.journal.read("u1"); r != nil || err != nil {
+		if r, err := m.store.Read("u1"); r != nil || err != nil {
 			t.Errorf("the first has %+v, %v", r, err)
 		}
 		mustUnprepare(t, m, "u2")

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/partage-dev/partage/pkg/claim/journal"
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
@@ -42,11 +43,11 @@ func testStatic(t *testing.T) {
 	if spec := b.spec("u1"); len(spec) != 1 || len(spec[0].Nodes) != 3 {
 		t.Errorf("spec: %+v", spec)
 	}
-	r, err := m.journal.read("u1")
+	r, err := m.store.Read("u1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d := r.Devices[0]; d.Type != static || d.Partition.Live == nil || *d.Partition.Live != live {
+	if d := r.Devices[0]; d.Type != journal.Static || d.Partition.Live == nil || *d.Partition.Live != live {
 		t.Errorf("record: %+v", d)
 	}
 	mustPrepare(t, m, newClaim("u1", staticA0))
@@ -91,7 +92,7 @@ func TestStaticIsNotThere(t *testing.T) {
 			// Neither does a process that knows only the new one give it to the claim.
 			if name == "replaced" {
 				_, err = b.manager().Prepare(t.Context(), newClaim("had", staticA0, sliceA4))
-				wantError(t, err, "device "+staticA0, "which the claim had, is gone")
+				wantError(t, err, "device "+staticA0, "is in its place")
 			}
 			before := b.hardware()
 			mustUnprepare(t, m, "had")
@@ -151,7 +152,7 @@ func TestAdmin(t *testing.T) {
 			t.Errorf("got %+v", d)
 		}
 	}
-	if diff := cmp.Diff([]string{"write preparing", "write spec", "write prepared"}, b.seen()); diff != "" || len(prepared) != 4 {
+	if diff := cmp.Diff([]string{"write spec", "write prepared"}, b.seen()); diff != "" || len(prepared) != 4 {
 		t.Errorf("%d devices, effects: -want +got:\n%s", len(prepared), diff)
 	}
 	if diff := cmp.Diff(b.spec("owner")[0].Nodes, b.spec("watch")[1].Nodes); diff != "" {

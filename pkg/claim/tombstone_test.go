@@ -6,15 +6,16 @@ package claim
 import (
 	"context"
 	"os"
+	"path/filepath"
 	"testing"
 	"testing/synctest"
 	"time"
 )
 
 // tombstones counts them.
-func (b *box) tombstones(m *Manager) int {
+func (b *box) tombstones() int {
 	b.t.Helper()
-	entries, err := os.ReadDir(m.released.dir)
+	entries, err := os.ReadDir(filepath.Join(b.dataDir(), "released"))
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -49,6 +50,7 @@ func TestStalePrepare(t *testing.T) {
 			}
 			if test.boot != "" {
 				b.boot(test.boot)
+				m = b.manager()
 			}
 			// The other process knows it as well.
 			_, err := m.Prepare(arrivedAt(t.Context(), test.arrived), newClaim("u1", sliceA0))
@@ -61,7 +63,7 @@ func TestStalePrepare(t *testing.T) {
 				t.Fatal(err)
 			}
 			// The older call may still be on its way.
-			if b.tombstones(m) != 1 {
+			if b.tombstones() != 1 {
 				t.Error("the tombstone is gone")
 			}
 		})
@@ -126,22 +128,23 @@ func TestTombstonesAreSwept(t *testing.T) {
 	b := newBox(t)
 	m := b.manager()
 	mustUnprepare(t, m, "u1")
-	write(t, m.released.path("u2"), "cut of")
-	b.pass(tombstoneLife - 1)
+	write(t, filepath.Join(b.dataDir(), "released", "u2"), "cut of")
+	b.pass((10 * time.Minute) - 1)
 	mustUnprepare(t, m, "u3")
 	mustReconcile(t, m)
-	if n := b.tombstones(m); n != 2 {
+	if n := b.tombstones(); n != 2 {
 		t.Errorf("%d are left, want those of u1 and u3", n)
 	}
 	b.pass(1)
 	mustReconcile(t, m)
-	if n := b.tombstones(m); n != 1 {
+	if n := b.tombstones(); n != 1 {
 		t.Errorf("%d are left, want that of u3", n)
 	}
 	// What no call of this boot can be older than goes at once.
 	b.boot("boot-2")
+	m = b.manager()
 	mustReconcile(t, m)
-	if n := b.tombstones(m); n != 0 {
+	if n := b.tombstones(); n != 0 {
 		t.Errorf("%d are left", n)
 	}
 }

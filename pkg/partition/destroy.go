@@ -28,26 +28,19 @@ import (
 // within ctx, because a process that was just killed takes its time; then the
 // error wraps gpu.ErrInUse and names the processes.
 func (l *Lifecycle) Destroy(ctx context.Context, a Address, uuid string, dynamic bool) error {
-	if err := l.destroy(ctx, a, uuid, dynamic); err != nil {
+	if err := l.destroy(ctx, a, withUUID(uuid), dynamic); err != nil {
 		return fmt.Errorf("destroy the partition with %s: %w", a, err)
 	}
 	return nil
 }
 
-func (l *Lifecycle) destroy(ctx context.Context, a Address, uuid string, dynamic bool) error {
+func (l *Lifecycle) destroy(ctx context.Context, a Address, ours check, dynamic bool) error {
 	state, err := l.hw.MIGState(ctx, a.PCIAddress)
 	if err != nil {
 		return err
 	}
-	if instance := find(state, a); instance != nil {
-		if why := foreign(*instance, uuid); why != "" {
-			klog.FromContext(ctx).Info("GPU instance is not ours and stays",
-				"pciAddress", a.PCIAddress, "instanceID", instance.ID, "reason", why)
-			return nil
-		}
-		if state, err = l.removeInstance(ctx, a, state); err != nil {
-			return err
-		}
+	if state, err = l.removeInstance(ctx, a, ours, state); err != nil {
+		return err
 	}
 	if dynamic && state.Enabled && len(state.Instances) == 0 {
 		_, err := l.switchMode(ctx, a.PCIAddress, false)
@@ -62,35 +55,28 @@ func (l *Lifecycle) destroy(ctx context.Context, a Address, uuid string, dynamic
 	return nil
 }
 
-// foreign says why an instance at the address of a partition is not that
-// partition, or nothing.
-func foreign(instance gpu.Instance, uuid string) string {
-	switch compute := instance.Compute; {
-	case len(compute) > 1:
-		return "it is divided into compute instances"
-	case len(compute) == 1 && uuid != "" && compute[0].UUID != uuid:
-		return "it is " + compute[0].UUID + " and not " + uuid
-	}
-	return ""
-}
-
 // removeInstance removes the compute instances and the GPU instance at the
-// address, tries again while it is in use, and returns the state afterwards.
-// Every further attempt begins with what exists then, not with what an earlier
-// one was told.
-func (l *Lifecycle) removeInstance(ctx context.Context, a Address, state gpu.MIGState) (gpu.MIGState, error) {
+// address if they are ours, tries again while they are in use, and returns the
+// state afterwards. Every attempt looks again at what is there: somebody may
+// have replaced the instance since the last one.
+func (l *Lifecycle) removeInstance(ctx context.Context, a Address, ours check, state gpu.MIGState) (gpu.MIGState, error) {
 	for attempt := 0; ; attempt++ {
 		instance := find(state, a)
 		if instance == nil {
 			return state, nil
 		}
+		if err := ours(*instance); err != nil {
+			klog.FromContext(ctx).Info("A GPU instance at the address of a partition is not ours and stays",
+				"pciAddress", a.PCIAddress, "instanceID", instance.ID, "reason", err.Error())
+			return state, nil
+		}
 		absent, err := l.tearDown(ctx, a.PCIAddress, *instance)
 		if err == nil {
 			still := errors.New("the driver reports success and the GPU instance is still there")
-			return l.unlessGone(ctx, a, errors.Join(append(absent, still)...))
+			return l.unlessGone(ctx, a, ours, errors.Join(append(absent, still)...))
 		}
 		if !errors.Is(err, gpu.ErrInUse) {
-			return l.unlessGone(ctx, a, err)
+			return l.unlessGone(ctx, a, ours, err)
 		}
 		// Where no time is left for another attempt, what blocks says more
 		// than that the deadline has come.
@@ -128,12 +114,12 @@ func (l *Lifecycle) tearDown(ctx context.Context, pciAddress string, instance gp
 }
 
 // unlessGone returns cause if the instance is still at the address.
-func (l *Lifecycle) unlessGone(ctx context.Context, a Address, cause error) (gpu.MIGState, error) {
+func (l *Lifecycle) unlessGone(ctx context.Context, a Address, ours check, cause error) (gpu.MIGState, error) {
 	state, err := l.hw.MIGState(ctx, a.PCIAddress)
 	if err != nil {
 		return state, errors.Join(cause, err)
 	}
-	if find(state, a) != nil {
+	if instance := find(state, a); instance != nil && ours(*instance) == nil {
 		return state, cause
 	}
 	return state, nil
@@ -184,20 +170,4 @@ var pauses = []time.Duration{
 	1600 * time.Millisecond,
 	2 * time.Second,
 	2 * time.Second,
-}
-
-// waitFor is the wait of a Lifecycle in use. It refuses at once when ctx would
-// be done before d is over.
-func waitFor(ctx context.Context, d time.Duration) error {
-	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= d {
-		return context.DeadlineExceeded
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-timer.C:
-		return nil
-	}
 }

@@ -4,10 +4,8 @@
 package partition
 
 import (
-	"context"
 	"errors"
 	"testing"
-	"time"
 
 	"github.com/partage-dev/partage/pkg/gpu"
 )
@@ -143,6 +141,20 @@ var destroyTests = map[string]struct {
 		waits: 99, freeAt: 1, onFree: func(f *fakeGPU) { f.instances = nil },
 		outcome: outcome{calls: []string{"gi- 7"}, modeLeft: true},
 	},
+	"somebody replaces it while we wait": {
+		gpu: fakeGPU{enabled: true, instances: []gpu.Instance{mine}, processes: busy[:1]}, uuid: "MIG-a",
+		waits: 99, freeAt: 1, onFree: func(f *fakeGPU) { f.instances = []gpu.Instance{instance(7, oneAt4, "MIG-x")} },
+		outcome: outcome{calls: []string{"ci- 7/0"}, left: []gpu.Instance{instance(7, oneAt4, "MIG-x")}, modeLeft: true},
+	},
+	"somebody replaces it before the last call": {
+		gpu: fakeGPU{
+			enabled: true, instances: []gpu.Instance{mine},
+			faults: map[string][]fault{"DestroyInstance": {{err: gpu.ErrNotFound, then: func(f *fakeGPU) {
+				f.instances = []gpu.Instance{instance(9, oneAt4, "MIG-x")}
+			}}}},
+		}, uuid: "MIG-a",
+		outcome: outcome{calls: []string{"ci- 7/0", "gi- 7"}, left: []gpu.Instance{instance(9, oneAt4, "MIG-x")}, modeLeft: true},
+	},
 	"mode stays on, that is no failure": {
 		gpu: fakeGPU{
 			enabled: true, instances: []gpu.Instance{instance(7, oneAt4)},
@@ -254,20 +266,5 @@ func TestRepeat(t *testing.T) {
 		if f.enabled || len(f.instances) > 0 {
 			t.Fatalf("left behind: mode %t, %v", f.enabled, f.instances)
 		}
-	}
-}
-
-func TestWaitForRefusesPastDeadline(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	if err := waitFor(ctx, time.Hour); err == nil {
-		t.Error("waits beyond the deadline")
-	}
-	if err := waitFor(ctx, 0); err != nil {
-		t.Error(err)
-	}
-	cancel()
-	if err := waitFor(ctx, time.Second); err == nil {
-		t.Error("waits although the caller has gone")
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/wait"
 )
 
 // Address says where a partition is, or is to be. It means the same before and
@@ -59,7 +60,7 @@ type Lifecycle struct {
 
 // New makes a Lifecycle.
 func New(hw Hardware) *Lifecycle {
-	return &Lifecycle{hw: hw, wait: waitFor}
+	return &Lifecycle{hw: hw, wait: wait.For}
 }
 
 // cleanupTime bounds what is undone after a failure. The undoing does not
@@ -95,75 +96,89 @@ func Lookup(state gpu.MIGState, a Address) (Live, bool) {
 	return live(*instance, instance.Compute[0]), true
 }
 
-// Create makes the partition, or completes and returns the one that is there.
-// It turns MIG mode on where that is needed and dynamic allows it.
+// Create calls Ensure with ExpectOurs.
 //
-// A partition is made completely or not at all: when a step fails, the GPU
-// instance at the address is removed, and so is MIG mode where no instance is
-// left. The error wraps gpu.ErrNoRoom when another instance is in the way.
+// Deprecated: use Ensure, which can refuse an instance that somebody else made.
 func (l *Lifecycle) Create(ctx context.Context, a Address, dynamic bool) (Live, error) {
-	live, err := l.create(ctx, a, dynamic)
+	return l.Ensure(ctx, a, ExpectOurs, dynamic)
+}
+
+// Ensure creates the partition, or completes and returns the one that is at
+// the address already, if the caller expects it. Whether there is one and
+// whether it is expected are decided on the same reading of the hardware that
+// the creation starts from. Ensure enables MIG mode where that is needed and
+// dynamic allows it.
+//
+// A partition is created completely or not at all: when a step fails, the GPU
+// instance at the address is removed, and MIG mode is disabled if no instance
+// is left.
+//
+// The error wraps ErrForeign when an instance at the address is not the
+// expected one, and gpu.ErrNoRoom when another instance overlaps the address.
+func (l *Lifecycle) Ensure(ctx context.Context, a Address, expect Expect, dynamic bool) (Live, error) {
+	live, err := l.ensure(ctx, a, expect, dynamic)
 	if err != nil {
 		return Live{}, fmt.Errorf("create a partition with %s: %w", a, err)
 	}
 	return live, nil
 }
 
-func (l *Lifecycle) create(ctx context.Context, a Address, dynamic bool) (Live, error) {
+func (l *Lifecycle) ensure(ctx context.Context, a Address, expect Expect, dynamic bool) (Live, error) {
 	state, err := l.enabled(ctx, a.PCIAddress, dynamic)
 	if err != nil {
 		return Live{}, err
 	}
+	// Both checks come before anything that would have to be undone: the undo
+	// must not remove an instance that is not ours.
 	instance := find(state, a)
-	if instance != nil && len(instance.Compute) > 0 {
-		if len(instance.Compute) > 1 {
-			return Live{}, fmt.Errorf("GPU instance %d is divided into %d compute instances, this is not a partition of ours",
-				instance.ID, len(instance.Compute))
-		}
-		return live(*instance, instance.Compute[0]), nil
-	}
 	if instance == nil {
-		// Nothing of what follows is ours to undo while others are in the way,
-		// so this comes first. MIG mode is on then and stays on.
 		if err := inTheWay(state, a); err != nil {
 			return Live{}, err
 		}
+	} else {
+		if err := expect.Check(*instance); err != nil {
+			return Live{}, err
+		}
+		if len(instance.Compute) == 1 {
+			return live(*instance, instance.Compute[0]), nil
+		}
 	}
-	made, err := l.build(ctx, a, instance)
+	made, ours, err := l.build(ctx, a, instance)
 	if err != nil {
-		return Live{}, errors.Join(err, l.undo(ctx, a, dynamic))
+		return Live{}, errors.Join(err, l.undo(ctx, a, ours, dynamic))
 	}
 	return made, nil
 }
 
-// build makes what is missing at the address: the compute instance, and the
-// GPU instance if there is none.
-func (l *Lifecycle) build(ctx context.Context, a Address, instance *gpu.Instance) (Live, error) {
+// build creates what is missing at the address: the compute instance, and the
+// GPU instance if there is none. If it fails, ours accepts the GPU instance
+// that this call may have left.
+func (l *Lifecycle) build(ctx context.Context, a Address, instance *gpu.Instance) (made Live, ours check, err error) {
 	logger := klog.FromContext(ctx).WithValues("pciAddress", a.PCIAddress, "profileID", a.ProfileID, "placement", at(a.Placement))
 	if instance == nil {
 		id, err := l.hw.CreateInstance(ctx, a.PCIAddress, a.ProfileID, a.Placement)
 		if err != nil {
-			return Live{}, l.explainNoRoom(ctx, a, err)
+			return Live{}, withoutCompute, l.explainNoRoom(ctx, a, err)
 		}
 		logger.V(2).Info("GPU instance created", "instanceID", id)
 		instance = &gpu.Instance{ID: id}
 	} else {
-		logger.Info("GPU instance without compute instance found, it is completed", "instanceID", instance.ID)
+		logger.Info("Completing a GPU instance that has no compute instance", "instanceID", instance.ID)
 	}
 	compute, err := l.hw.CreateComputeInstance(ctx, a.PCIAddress, instance.ID)
 	if err != nil {
-		return Live{}, fmt.Errorf("compute instance in GPU instance %d: %w", instance.ID, err)
+		return Live{}, withID(instance.ID), fmt.Errorf("compute instance in GPU instance %d: %w", instance.ID, err)
 	}
 	logger.V(2).Info("Compute instance created", "instanceID", instance.ID, "computeID", compute.ID, "uuid", compute.UUID)
-	return live(*instance, compute), nil
+	return live(*instance, compute), nil, nil
 }
 
 // undo removes what a failed creation left, whatever the failed call reported:
-// drivers have answered an error for a call that took effect.
-func (l *Lifecycle) undo(ctx context.Context, a Address, dynamic bool) error {
+// drivers have returned an error for a call that took effect.
+func (l *Lifecycle) undo(ctx context.Context, a Address, ours check, dynamic bool) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
 	defer cancel()
-	if err := l.destroy(ctx, a, "", dynamic); err != nil {
+	if err := l.destroy(ctx, a, ours, dynamic); err != nil {
 		return fmt.Errorf("undo: %w", err)
 	}
 	return nil

@@ -232,6 +232,100 @@ func TestCreate(t *testing.T) {
 	}
 }
 
+// What is at the address is judged by the reading that the creation starts from.
+func TestEnsure(t *testing.T) {
+	made := Live{InstanceID: 7, UUID: "MIG-2"}
+	there := func(uuids ...string) fakeGPU {
+		return fakeGPU{enabled: true, instances: []gpu.Instance{instance(9, oneAt4, uuids...)}}
+	}
+	tests := map[string]struct {
+		gpu    fakeGPU
+		expect Expect
+		want   Live
+		outcome
+	}{
+		"fresh, nothing there": {
+			gpu: fakeGPU{enabled: true}, expect: ExpectNothing, want: made,
+			outcome: outcome{calls: []string{"gi+ 19@4:1", "ci+ 7"}, left: []gpu.Instance{instance(7, oneAt4, "MIG-2")}, modeLeft: true},
+		},
+		"fresh, a partition there": {
+			gpu: there("MIG-x"), expect: ExpectNothing,
+			outcome: outcome{
+				is: ErrForeign, says: []string{"GPU instance 9 (MIG-x) is there already", "profile 19 at 4:1 on GPU " + pci},
+				left: []gpu.Instance{instance(9, oneAt4, "MIG-x")}, modeLeft: true,
+			},
+		},
+		"fresh, an instance without compute instance there": {
+			gpu: there(), expect: ExpectNothing,
+			outcome: outcome{is: ErrForeign, says: []string{"GPU instance 9 is there"}, left: []gpu.Instance{instance(9, oneAt4)}, modeLeft: true},
+		},
+		"the zero value is fresh": {
+			gpu:     there("MIG-x"),
+			outcome: outcome{is: ErrForeign, left: []gpu.Instance{instance(9, oneAt4, "MIG-x")}, modeLeft: true},
+		},
+		"resumed, a partition there": {
+			gpu: there("MIG-x"), expect: ExpectOurs, want: Live{InstanceID: 9, UUID: "MIG-x"},
+			outcome: outcome{left: []gpu.Instance{instance(9, oneAt4, "MIG-x")}, modeLeft: true},
+		},
+		"resumed, divided": {
+			gpu: there("MIG-x", "MIG-y"), expect: ExpectOurs,
+			outcome: outcome{is: ErrForeign, says: []string{"2 compute instances"}, left: []gpu.Instance{instance(9, oneAt4, "MIG-x", "MIG-y")}, modeLeft: true},
+		},
+		"again, the same one": {
+			gpu: there("MIG-x"), expect: ExpectUUID("MIG-x"), want: Live{InstanceID: 9, UUID: "MIG-x"},
+			outcome: outcome{left: []gpu.Instance{instance(9, oneAt4, "MIG-x")}, modeLeft: true},
+		},
+		"again, another one": {
+			gpu: there("MIG-y"), expect: ExpectUUID("MIG-x"),
+			outcome: outcome{
+				is: ErrForeign, says: []string{"GPU instance 9 (MIG-y) is in the place of MIG-x"},
+				left: []gpu.Instance{instance(9, oneAt4, "MIG-y")}, modeLeft: true,
+			},
+		},
+		"again, gone": {
+			gpu: fakeGPU{enabled: true}, expect: ExpectUUID("MIG-x"), want: made,
+			outcome: outcome{calls: []string{"gi+ 19@4:1", "ci+ 7"}, left: []gpu.Instance{instance(7, oneAt4, "MIG-2")}, modeLeft: true},
+		},
+		"again, without compute instance": {
+			gpu: there(), expect: ExpectUUID("MIG-x"), want: Live{InstanceID: 9, UUID: "MIG-1"},
+			outcome: outcome{calls: []string{"ci+ 9"}, left: []gpu.Instance{instance(9, oneAt4, "MIG-1")}, modeLeft: true},
+		},
+		"again, divided": {
+			gpu: there("MIG-x", "MIG-y"), expect: ExpectUUID("MIG-x"),
+			outcome: outcome{is: ErrForeign, left: []gpu.Instance{instance(9, oneAt4, "MIG-x", "MIG-y")}, modeLeft: true},
+		},
+		"one is made while MIG mode is enabled": {
+			gpu: fakeGPU{faults: map[string][]fault{"SetMIGMode": {{after: true, then: func(f *fakeGPU) {
+				f.instances = []gpu.Instance{instance(9, oneAt4, "MIG-x")}
+			}}}}}, expect: ExpectNothing,
+			outcome: outcome{is: ErrForeign, calls: []string{"mode true"}, left: []gpu.Instance{instance(9, oneAt4, "MIG-x")}, modeLeft: true},
+		},
+		// The undo must not take what somebody else made after the reading.
+		"one is made before the GPU instance": {
+			gpu: fakeGPU{enabled: true, faults: map[string][]fault{"CreateInstance": {{err: gpu.ErrNoRoom, then: func(f *fakeGPU) {
+				f.instances = []gpu.Instance{instance(9, oneAt4, "MIG-x")}
+			}}}}}, expect: ExpectNothing,
+			outcome: outcome{is: gpu.ErrNoRoom, calls: []string{"gi+ 19@4:1"}, left: []gpu.Instance{instance(9, oneAt4, "MIG-x")}, modeLeft: true},
+		},
+		"one is made in place of the GPU instance": {
+			gpu: fakeGPU{enabled: true, faults: map[string][]fault{"CreateComputeInstance": {{err: gpu.ErrNotFound, then: func(f *fakeGPU) {
+				f.instances = []gpu.Instance{instance(9, oneAt4, "MIG-x")}
+			}}}}}, expect: ExpectNothing,
+			outcome: outcome{is: gpu.ErrNotFound, calls: []string{"gi+ 19@4:1", "ci+ 7"}, left: []gpu.Instance{instance(9, oneAt4, "MIG-x")}, modeLeft: true},
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			f := test.gpu.clone()
+			got, err := lifecycle(f, 99, nil).Ensure(t.Context(), oneAt4, test.expect, true)
+			test.check(t, f, err)
+			if got != test.want {
+				t.Errorf("got %+v, want %+v", got, test.want)
+			}
+		})
+	}
+}
+
 // A caller that gives up in the middle still leaves nothing behind.
 func TestCreateUndoesAfterCancel(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())

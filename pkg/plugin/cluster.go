@@ -10,9 +10,12 @@ import (
 	"sync/atomic"
 	"time"
 
+	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	drav1beta1 "k8s.io/dynamic-resource-allocation/api/v1beta1"
+	drav1beta2 "k8s.io/dynamic-resource-allocation/api/v1beta2"
 
 	"github.com/partage-dev/partage/pkg/claim"
 )
@@ -20,12 +23,12 @@ import (
 // clusterTimeout bounds one question to the API server.
 const clusterTimeout = 10 * time.Second
 
-// Cluster asks the API server which claims exist. It may be used concurrently.
+// Cluster reads claims from the API server. It may be used concurrently.
 //
 // The DRA client of Kubernetes falls back to older versions of the API on any
 // "not found", so that its answer for a claim that is gone is that of a version
-// which is not served. Here the two must not be mixed up: one means that devices
-// are taken away, the other that nothing is known.
+// which is not served. Here the two must not be confused: the first means that
+// devices are taken away, the second that nothing is known.
 type Cluster struct {
 	client kubernetes.Interface
 	// served is the version that answered last, an index of versions.
@@ -39,37 +42,66 @@ func NewCluster(client kubernetes.Interface) *Cluster {
 	return &Cluster{client: client}
 }
 
+// getClaim reads a claim in one version of the API and converts it to v1.
+type getClaim func(ctx context.Context, client kubernetes.Interface, c claim.Ref, o metav1.GetOptions) (*resourceapi.ResourceClaim, error)
+
 // versions of the API that claims are served in, the preferred first.
-var versions = []func(ctx context.Context, client kubernetes.Interface, c claim.Ref, o metav1.GetOptions) (metav1.Object, error){
-	func(ctx context.Context, client kubernetes.Interface, c claim.Ref, o metav1.GetOptions) (metav1.Object, error) {
+var versions = []getClaim{
+	func(ctx context.Context, client kubernetes.Interface, c claim.Ref, o metav1.GetOptions) (*resourceapi.ResourceClaim, error) {
 		return client.ResourceV1().ResourceClaims(c.Namespace).Get(ctx, c.Name, o)
 	},
-	func(ctx context.Context, client kubernetes.Interface, c claim.Ref, o metav1.GetOptions) (metav1.Object, error) {
-		return client.ResourceV1beta2().ResourceClaims(c.Namespace).Get(ctx, c.Name, o)
+	func(ctx context.Context, client kubernetes.Interface, c claim.Ref, o metav1.GetOptions) (*resourceapi.ResourceClaim, error) {
+		found, err := client.ResourceV1beta2().ResourceClaims(c.Namespace).Get(ctx, c.Name, o)
+		if err != nil {
+			return nil, err
+		}
+		converted := &resourceapi.ResourceClaim{}
+		return converted, drav1beta2.Convert_v1beta2_ResourceClaim_To_v1_ResourceClaim(found, converted, nil)
 	},
-	func(ctx context.Context, client kubernetes.Interface, c claim.Ref, o metav1.GetOptions) (metav1.Object, error) {
-		return client.ResourceV1beta1().ResourceClaims(c.Namespace).Get(ctx, c.Name, o)
+	func(ctx context.Context, client kubernetes.Interface, c claim.Ref, o metav1.GetOptions) (*resourceapi.ResourceClaim, error) {
+		found, err := client.ResourceV1beta1().ResourceClaims(c.Namespace).Get(ctx, c.Name, o)
+		if err != nil {
+			return nil, err
+		}
+		converted := &resourceapi.ResourceClaim{}
+		return converted, drav1beta1.Convert_v1beta1_ResourceClaim_To_v1_ResourceClaim(found, converted, nil)
 	},
 }
 
-// Exists tells whether the claim exists with this UID. A claim of the same name
-// with another UID is another claim. An error means that it is not known now:
-// the API server is away, refuses, or something else answers for it.
+// Exists reports whether there is a claim with this UID. An error means that this
+// is not known now.
 func (c *Cluster) Exists(ctx context.Context, ref claim.Ref) (bool, error) {
+	found, err := c.Claim(ctx, ref)
+	return found != nil, err
+}
+
+// Claim returns the claim with this UID, or nil when there is none: a claim of the
+// same name with another UID is another claim. An error means that this is not
+// known now, because the API server is away, refuses, or something else answers
+// for it.
+//
+// Reconciling asks for every claim again and again, and nearly always the claim is
+// there and allocated. For that answer the API server's cache, which may be behind,
+// is good enough. The answers on which devices are taken away, that there is no
+// such claim or that it is not allocated, never come from the cache.
+func (c *Cluster) Claim(ctx context.Context, ref claim.Ref) (*resourceapi.ResourceClaim, error) {
 	if ref.Namespace == "" || ref.Name == "" {
-		return false, fmt.Errorf("claim %s: its name is not known", ref.UID)
+		return nil, fmt.Errorf("ask the API server for claim %s: its name is not known", ref.UID)
 	}
 	ctx, cancel := context.WithTimeout(ctx, clusterTimeout)
 	defer cancel()
-	// This is asked for every claim again and again, and nearly always the answer is
-	// yes. The API server's cache, which may be behind, is good enough for that.
-	if exists, err := c.exists(ctx, ref, metav1.GetOptions{ResourceVersion: "0"}); exists || err != nil {
-		return exists, err
+	cached, err := c.get(ctx, ref, metav1.GetOptions{ResourceVersion: "0"})
+	if err != nil {
+		return nil, err
 	}
-	return c.exists(ctx, ref, metav1.GetOptions{})
+	if cached != nil && cached.Status.Allocation != nil {
+		return cached, nil
+	}
+	return c.get(ctx, ref, metav1.GetOptions{})
 }
 
-func (c *Cluster) exists(ctx context.Context, ref claim.Ref, o metav1.GetOptions) (bool, error) {
+// get returns nil when the API server has no claim with this UID.
+func (c *Cluster) get(ctx context.Context, ref claim.Ref, o metav1.GetOptions) (*resourceapi.ResourceClaim, error) {
 	first := int(c.served.Load())
 	for i := range versions {
 		version := (first + i) % len(versions)
@@ -79,20 +111,22 @@ func (c *Cluster) exists(ctx context.Context, ref claim.Ref, o metav1.GetOptions
 		}
 		c.served.Store(int32(version)) // #nosec G115 -- one of three
 		switch {
-		case err == nil:
-			return found.GetUID() == ref.UID, nil
 		case apierrors.IsNotFound(err):
-			return false, nil
+			return nil, nil //nolint:nilnil // not finding it is an answer
+		case err != nil:
+			return nil, fmt.Errorf("ask the API server for claim %s: %w", ref, err)
+		case found.UID != ref.UID:
+			return nil, nil //nolint:nilnil // another claim
 		}
-		return false, fmt.Errorf("ask the API server for claim %s: %w", ref, err)
+		return found, nil
 	}
-	return false, fmt.Errorf("ask the API server for claim %s: %w", ref, errNotServed)
+	return nil, fmt.Errorf("ask the API server for claim %s: %w", ref, errNotServed)
 }
 
 var errNotServed = errors.New("no version of the API that has claims is served there")
 
-// notServed tells a path that nobody serves, or a proxy's "404 page not found",
-// from the API server's word that an object does not exist.
+// notServed reports whether an error stands for a path that nobody serves, or for
+// a proxy's "404 page not found", and not for an object that does not exist.
 func notServed(err error) bool {
 	return apierrors.IsNotFound(err) && apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
 }

@@ -11,12 +11,17 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	resourceapi "k8s.io/api/resource/v1"
 	resourcev1beta1 "k8s.io/api/resource/v1beta1"
+	resourcev1beta2 "k8s.io/api/resource/v1beta2"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/claim"
 	"github.com/partage-dev/partage/test/flow/fakeapi"
@@ -40,32 +45,93 @@ func clusterAt(t *testing.T, url string) *Cluster {
 	return NewCluster(client)
 }
 
-func TestClaimExists(t *testing.T) {
+func TestClaim(t *testing.T) {
 	t.Parallel()
 	api := fakeapi.New(t)
-	api.SetClaim(&resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "one", UID: "uid-1"}})
+	stored := api.SetClaim(&resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "one", UID: "uid-1"},
+		Status:     resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{Devices: allocated}},
+	})
 	for name, test := range map[string]struct {
 		ref  claim.Ref
-		want bool
+		want *resourceapi.ResourceClaim
 	}{
-		"it does":      {claim.Ref{Namespace: "default", Name: "one", UID: "uid-1"}, true},
-		"another one":  {claim.Ref{Namespace: "default", Name: "one", UID: "uid-0"}, false},
-		"no such name": {claim.Ref{Namespace: "default", Name: "two", UID: "uid-1"}, false},
+		"it exists":    {claim.Ref{Namespace: "default", Name: "one", UID: "uid-1"}, stored},
+		"another one":  {claim.Ref{Namespace: "default", Name: "one", UID: "uid-0"}, nil},
+		"no such name": {claim.Ref{Namespace: "default", Name: "two", UID: "uid-1"}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			cluster := clusterAt(t, api.URL())
 			// The answer does not depend on what was asked before.
 			for range 2 {
-				got, err := cluster.Exists(t.Context(), test.ref)
-				if err != nil || got != test.want {
-					t.Errorf("got %v, %v, want %v", got, err, test.want)
+				got, err := cluster.Claim(t.Context(), test.ref)
+				if diff := cmp.Diff(test.want, got, cmpopts.IgnoreTypes(metav1.TypeMeta{})); err != nil || diff != "" {
+					t.Errorf("%v, claim (-want +got):\n%s", err, diff)
+				}
+				if exists, err := cluster.Exists(t.Context(), test.ref); err != nil || exists != (test.want != nil) {
+					t.Errorf("exists: got %v, %v, want %v", exists, err, test.want != nil)
 				}
 			}
 		})
 	}
-	if _, err := clusterAt(t, api.URL()).Exists(t.Context(), claim.Ref{UID: "uid-1"}); err == nil {
-		t.Error("a claim without a name is known")
+	if _, err := clusterAt(t, api.URL()).Claim(t.Context(), claim.Ref{UID: "uid-1"}); err == nil || !strings.Contains(err.Error(), "uid-1") {
+		t.Errorf("a claim without a name: got error %v", err)
+	}
+}
+
+// allocated is the same in all versions of the API.
+var allocated = resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{
+	{Request: "r", Driver: testDriver, Pool: testNode, Device: "gpu-0000-1b-00-0", ShareID: ptr.To(types.UID("share-1"))},
+}}
+
+// TestClaimFromCache: the API server's cache is behind. What it still has is
+// believed, what it has not yet is asked for.
+func TestClaimFromCache(t *testing.T) {
+	t.Parallel()
+	object := func(uid types.UID, allocation *resourceapi.AllocationResult) *resourceapi.ResourceClaim {
+		return &resourceapi.ResourceClaim{
+			TypeMeta:   metav1.TypeMeta{APIVersion: "resource.k8s.io/v1", Kind: "ResourceClaim"},
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "one", UID: uid},
+			Status:     resourceapi.ResourceClaimStatus{Allocation: allocation},
+		}
+	}
+	some := &resourceapi.AllocationResult{Devices: allocated}
+	now := object("uid-1", some)
+	for name, test := range map[string]struct {
+		cached   *resourceapi.ResourceClaim
+		requests int
+	}{
+		"allocated":         {now, 1},
+		"not allocated yet": {object("uid-1", nil), 2},
+		"another claim":     {object("uid-0", some), 2},
+		"not there yet":     {nil, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			requests := 0
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				requests++
+				answer := now
+				if r.URL.Query().Get("resourceVersion") == "0" {
+					answer = test.cached
+				}
+				if answer == nil {
+					refuse(w, apierrors.NewNotFound(resourceapi.Resource("resourceclaims"), "one"))
+					return
+				}
+				w.Header().Set("Content-Type", "application/json")
+				_ = json.NewEncoder(w).Encode(answer)
+			}))
+			defer server.Close()
+			got, err := clusterAt(t, server.URL).Claim(t.Context(), claim.Ref{Namespace: "default", Name: "one", UID: "uid-1"})
+			if diff := cmp.Diff(now, got, cmpopts.IgnoreTypes(metav1.TypeMeta{})); err != nil || diff != "" {
+				t.Errorf("%v, claim (-want +got):\n%s", err, diff)
+			}
+			if requests != test.requests {
+				t.Errorf("%d requests, want %d", requests, test.requests)
+			}
+		})
 	}
 }
 
@@ -91,7 +157,7 @@ func TestClaimIsNotKnown(t *testing.T) {
 			if answer == nil {
 				server.Close()
 			}
-			if _, err := clusterAt(t, server.URL).Exists(t.Context(), ref); err == nil || !strings.Contains(err.Error(), "default/one") {
+			if _, err := clusterAt(t, server.URL).Claim(t.Context(), ref); err == nil || !strings.Contains(err.Error(), "default/one") {
 				t.Errorf("got error %v", err)
 			}
 		})
@@ -101,35 +167,63 @@ func TestClaimIsNotKnown(t *testing.T) {
 // TestOlderCluster: one that serves an older version of the API only.
 func TestOlderCluster(t *testing.T) {
 	t.Parallel()
-	const path = "/apis/resource.k8s.io/v1beta1/namespaces/default/resourceclaims/"
-	var other int
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		switch {
-		case r.URL.Path == path+"one":
-			w.Header().Set("Content-Type", "application/json")
-			_ = json.NewEncoder(w).Encode(&resourcev1beta1.ResourceClaim{
-				TypeMeta:   metav1.TypeMeta{APIVersion: "resource.k8s.io/v1beta1", Kind: "ResourceClaim"},
-				ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "one", UID: "uid-1"},
-			})
-		case strings.HasPrefix(r.URL.Path, path):
-			refuse(w, apierrors.NewNotFound(resourceapi.Resource("resourceclaims"), "two"))
-		default:
-			other++
-			http.NotFound(w, r)
-		}
-	}))
-	defer server.Close()
-	cluster := clusterAt(t, server.URL)
-	for ref, want := range map[claim.Ref]bool{
-		{Namespace: "default", Name: "one", UID: "uid-1"}: true,
-		{Namespace: "default", Name: "one", UID: "uid-0"}: false,
-		{Namespace: "default", Name: "two", UID: "uid-2"}: false,
-	} {
-		if got, err := cluster.Exists(t.Context(), ref); err != nil || got != want {
-			t.Errorf("%s: got %v, %v, want %v", ref, got, err, want)
-		}
+	meta := metav1.ObjectMeta{Namespace: "default", Name: "one", UID: "uid-1"}
+	result := resourcev1beta2.DeviceRequestAllocationResult{
+		Request: "r", Driver: testDriver, Pool: testNode, Device: "gpu-0000-1b-00-0", ShareID: ptr.To(types.UID("share-1")),
 	}
-	if other != 2 {
-		t.Errorf("%d requests for versions that are not served, want one for each", other)
+	for version, object := range map[string]any{
+		"v1beta1": &resourcev1beta1.ResourceClaim{
+			TypeMeta: metav1.TypeMeta{APIVersion: "resource.k8s.io/v1beta1", Kind: "ResourceClaim"}, ObjectMeta: meta,
+			Status: resourcev1beta1.ResourceClaimStatus{Allocation: &resourcev1beta1.AllocationResult{
+				Devices: resourcev1beta1.DeviceAllocationResult{Results: []resourcev1beta1.DeviceRequestAllocationResult{{
+					Request: result.Request, Driver: result.Driver, Pool: result.Pool, Device: result.Device, ShareID: result.ShareID,
+				}}},
+			}},
+		},
+		"v1beta2": &resourcev1beta2.ResourceClaim{
+			TypeMeta: metav1.TypeMeta{APIVersion: "resource.k8s.io/v1beta2", Kind: "ResourceClaim"}, ObjectMeta: meta,
+			Status: resourcev1beta2.ResourceClaimStatus{Allocation: &resourcev1beta2.AllocationResult{
+				Devices: resourcev1beta2.DeviceAllocationResult{Results: []resourcev1beta2.DeviceRequestAllocationResult{result}},
+			}},
+		},
+	} {
+		t.Run(version, func(t *testing.T) {
+			t.Parallel()
+			path := "/apis/resource.k8s.io/" + version + "/namespaces/default/resourceclaims/"
+			other := map[string]int{}
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				switch {
+				case r.URL.Path == path+"one":
+					w.Header().Set("Content-Type", "application/json")
+					_ = json.NewEncoder(w).Encode(object)
+				case strings.HasPrefix(r.URL.Path, path):
+					refuse(w, apierrors.NewNotFound(resourceapi.Resource("resourceclaims"), "two"))
+				default:
+					other[r.URL.Path]++
+					http.NotFound(w, r)
+				}
+			}))
+			defer server.Close()
+			cluster := clusterAt(t, server.URL)
+			for ref, want := range map[claim.Ref]*resourceapi.DeviceAllocationResult{
+				{Namespace: "default", Name: "one", UID: "uid-1"}: &allocated,
+				{Namespace: "default", Name: "one", UID: "uid-0"}: nil,
+				{Namespace: "default", Name: "two", UID: "uid-2"}: nil,
+			} {
+				found, err := cluster.Claim(t.Context(), ref)
+				var got *resourceapi.DeviceAllocationResult
+				if found != nil {
+					got = &found.Status.Allocation.Devices
+				}
+				if diff := cmp.Diff(want, got); err != nil || diff != "" {
+					t.Errorf("%s: %v, devices (-want +got):\n%s", ref, err, diff)
+				}
+			}
+			for path, requests := range other {
+				if requests != 1 {
+					t.Errorf("%d requests for %s, which is not served, want one", requests, path)
+				}
+			}
+		})
 	}
 }

@@ -1,0 +1,155 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package journal
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// tombstoneLife is more than ten times as long as any call lives.
+const tombstoneLife = 10 * time.Minute
+
+// ErrOutOfDate refuses a call that is older than the claim's release.
+var ErrOutOfDate = errors.New("the claim was released after this call had arrived; the call is out of date")
+
+// tombstones say when claims were released, so that a Prepare that was on its
+// way since before comes too late. They need not outlive the machine, because no
+// call does.
+type tombstones struct {
+	dir, boot string
+	files     Files
+
+	mu sync.Mutex
+	// unwritten are those for which the disk had no space.
+	unwritten map[types.UID]time.Duration
+}
+
+type tombstone struct {
+	BootID string `json:"bootID"`
+	// Released is the arrival of the call that released the claim, in nanoseconds
+	// since the machine started.
+	Released time.Duration `json:"released"`
+}
+
+func (t *tombstones) path(uid types.UID) string { return filepath.Join(t.dir, string(uid)) }
+
+// read returns nil where there is none. One that makes no sense was cut off with
+// its writer, whose call will be repeated.
+func (t *tombstones) read(uid types.UID) (*tombstone, error) {
+	var stone tombstone
+	data, err := os.ReadFile(t.path(uid))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return nil, fmt.Errorf("tombstone of claim %s: %w", uid, err)
+	case json.Unmarshal(data, &stone) != nil:
+		stone = tombstone{}
+	}
+	found := err == nil
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if released, unwritten := t.unwritten[uid]; unwritten && (stone.BootID != t.boot || released > stone.Released) {
+		stone, found = tombstone{BootID: t.boot, Released: released}, true
+	}
+	if !found {
+		return nil, nil
+	}
+	return &stone, nil
+}
+
+// Bury notes that a call that arrived at that time released the claim, or wants it
+// released. On a full disk the note is kept in memory.
+func (s *Store) Bury(uid types.UID, arrived time.Duration) error {
+	t := &s.tombstones
+	earlier, err := t.read(uid)
+	if err != nil {
+		return err
+	}
+	if earlier != nil && earlier.BootID == t.boot && earlier.Released >= arrived {
+		return nil
+	}
+	data, err := json.Marshal(tombstone{BootID: t.boot, Released: arrived})
+	if err == nil {
+		err = t.files.Write(t.path(uid), data, recordMode)
+	}
+	if NoSpace(err) {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if t.unwritten == nil {
+			t.unwritten = map[types.UID]time.Duration{}
+		}
+		t.unwritten[uid] = arrived
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("tombstone of claim %s: %w", uid, err)
+	}
+	return nil
+}
+
+// Released reports whether the claim was released by a call that arrived after the
+// given time.
+func (s *Store) Released(uid types.UID, since time.Duration) (bool, error) {
+	stone, err := s.tombstones.read(uid)
+	if err != nil || stone == nil {
+		return false, err
+	}
+	return stone.BootID == s.boot && since < stone.Released, nil
+}
+
+// SweepTombstones removes those that no call can be older than. It passes over claims
+// that a call is at work on.
+func (s *Store) SweepTombstones(now time.Duration, tryClaim func(types.UID) (func(), error)) error {
+	entries, err := os.ReadDir(s.tombstones.dir)
+	if err != nil {
+		return fmt.Errorf("tombstones: %w", err)
+	}
+	var errs []error
+	for _, entry := range entries {
+		uid := types.UID(entry.Name())
+		if CheckUID(uid) == nil {
+			errs = append(errs, s.tombstones.sweep(uid, now, tryClaim))
+		}
+	}
+	s.tombstones.forget(now)
+	return errors.Join(errs...)
+}
+
+func (t *tombstones) sweep(uid types.UID, now time.Duration, tryClaim func(types.UID) (func(), error)) error {
+	release, err := tryClaim(uid)
+	if err != nil || release == nil {
+		return err
+	}
+	defer release()
+	stone, err := t.read(uid)
+	if err != nil || stone == nil {
+		return err
+	}
+	if stone.BootID == t.boot && now-stone.Released < tombstoneLife {
+		return nil
+	}
+	if err := t.files.Remove(t.path(uid)); err != nil {
+		return fmt.Errorf("tombstone of claim %s: %w", uid, err)
+	}
+	return nil
+}
+
+func (t *tombstones) forget(now time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for uid, released := range t.unwritten {
+		if now-released >= tombstoneLife {
+			delete(t.unwritten, uid)
+		}
+	}
+}

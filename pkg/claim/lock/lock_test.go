@@ -1,0 +1,275 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package lock
+
+import (
+	"context"
+	"errors"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+)
+
+// twoProcesses share a folder of locks: file locks belong to an open file, so
+// that two values in one process exclude each other as two processes do.
+func twoProcesses(t *testing.T) (*Locks, *Locks) {
+	t.Helper()
+	dir := t.TempDir()
+	a, err := New(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := New(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a, b
+}
+
+func TestLocksExclude(t *testing.T) {
+	a, b := twoProcesses(t)
+	var inside, wrong atomic.Int32
+	var wg sync.WaitGroup
+	for i := range 16 {
+		l := []*Locks{a, b}[i%2]
+		wg.Go(func() {
+			for range 20 {
+				release, err := l.Claim(t.Context(), "u1")
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if inside.Add(1) != 1 {
+					wrong.Add(1)
+				}
+				inside.Add(-1)
+				release()
+			}
+		})
+	}
+	wg.Wait()
+	if wrong.Load() > 0 {
+		t.Errorf("%d times two held the lock", wrong.Load())
+	}
+	if entries, err := os.ReadDir(a.dir); err != nil || len(entries) != 0 {
+		t.Errorf("lock files are left: %v, %v", entries, err)
+	}
+	if len(a.taken)+len(b.taken)+len(a.waiting)+len(b.waiting) != 0 {
+		t.Error("something is left")
+	}
+}
+
+func TestLocksWaitNoLongerThanAllowed(t *testing.T) {
+	synctest.Test(t, testLocksWait)
+}
+
+func testLocksWait(t *testing.T) {
+	a, b := twoProcesses(t)
+	release, err := a.GPUs(t.Context(), []string{pciA, pciB})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, l := range map[string]*Locks{"same process": a, "other process": b} {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		start := time.Now()
+		_, err := l.GPUs(ctx, []string{pciB})
+		cancel()
+		if !errors.Is(err, context.DeadlineExceeded) || time.Since(start) > time.Second {
+			t.Errorf("%s: after %s: got %v", name, time.Since(start), err)
+		}
+		wantError(t, err, "GPU "+pciB+" is busy with another claim")
+		// Another GPU is free.
+		free, err := l.GPUs(t.Context(), []string{pciC})
+		if err != nil {
+			t.Fatal(err)
+		}
+		free()
+	}
+	release()
+	cancelled, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := a.GPUs(cancelled, []string{pciA}); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	all, err := b.GPUs(t.Context(), []string{pciA, pciB, pciC})
+	if err != nil {
+		t.Fatal(err)
+	}
+	all()
+}
+
+// Who waits for a GPU that is held up does not hold up those who want another.
+func TestLocksWaitHoldingNothing(t *testing.T) {
+	for name, other := range map[string]bool{"same process": false, "other process": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a, b := twoProcesses(t)
+				holder := a
+				if other {
+					holder = b
+				}
+				release, err := holder.GPUs(t.Context(), []string{pciB})
+				if err != nil {
+					t.Fatal(err)
+				}
+				both := make(chan func())
+				go func() {
+					r, err := a.GPUs(t.Context(), []string{pciA, pciB})
+					if err != nil {
+						t.Error(err)
+					}
+					both <- r
+				}()
+				synctest.Wait()
+				for _, l := range []*Locks{a, b} {
+					free, err := l.GPUs(t.Context(), []string{pciA})
+					if err != nil {
+						t.Fatal(err)
+					}
+					free()
+				}
+				release()
+				(<-both)()
+			})
+		})
+	}
+}
+
+// A call that does not return keeps its GPU from everybody, and only that.
+func TestLocksStuck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := twoProcesses(t)
+		release, err := a.GPUs(t.Context(), []string{pciA, pciB})
+		if err != nil {
+			t.Fatal(err)
+		}
+		waiting := make(chan error)
+		go func() {
+			_, err := a.GPUs(t.Context(), []string{pciB, pciC})
+			waiting <- err
+		}()
+		synctest.Wait()
+		done := make(chan struct{})
+		a.stuck(pciB, &gpu.HungError{Call: "nvmlSomething", PCIAddress: pciB, Done: done})
+		var call *gpu.HungError
+		if err := <-waiting; !errors.As(err, &call) {
+			t.Errorf("who waited: got %v", err)
+		}
+		for range 2 { // while the lock is held, and when its holder has left
+			_, err := a.GPUs(t.Context(), []string{pciB})
+			wantError(t, err, "GPU "+pciB+" is not used", "nvmlSomething")
+			if _, err := a.TryGPU(pciB); !errors.As(err, &call) {
+				t.Errorf("try: got %v", err)
+			}
+			if got, err := b.TryGPU(pciB); got != nil || err != nil {
+				t.Errorf("other process: got the lock, or %v", err)
+			}
+			release()
+			release = func() {}
+		}
+		for _, l := range []*Locks{a, b} {
+			free, err := l.GPUs(t.Context(), []string{pciA, pciC})
+			if err != nil {
+				t.Fatal(err)
+			}
+			free()
+		}
+		close(done)
+		for _, l := range []*Locks{a, b} {
+			free, err := l.GPUs(t.Context(), []string{pciB})
+			if err != nil {
+				t.Fatal(err)
+			}
+			free()
+		}
+	})
+}
+
+func TestTryClaim(t *testing.T) {
+	a, b := twoProcesses(t)
+	release, err := a.Claim(t.Context(), "u1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range []*Locks{a, b} {
+		if got, err := l.TryClaim("u1"); err != nil || got != nil {
+			t.Errorf("got a lock that is held, or %v", err)
+		}
+	}
+	if err := b.Sweep(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(a.path(claimLock("u1"))); err != nil {
+		t.Errorf("a lock in use was swept away: %v", err)
+	}
+	release()
+	got, err := b.TryClaim("u1")
+	if err != nil || got == nil {
+		t.Fatalf("got none, %v", err)
+	}
+	got()
+}
+
+func TestInOrder(t *testing.T) {
+	got := inOrder([]string{"10000:01:00.0", pciB, pciA, pciB})
+	if len(got) != 3 || got[0] != pciA || got[1] != pciB || got[2] != "10000:01:00.0" {
+		t.Errorf("got %v", got)
+	}
+}
+
+// TestLockOfSeveralCalls: what only looks at a GPU takes no lock, so that more than
+// one call may be out. The lock is free when the last has returned.
+func TestLockOfSeveralCalls(t *testing.T) {
+	l, other := twoProcesses(t)
+	release, err := l.GPUs(t.Context(), []string{pciA})
+	if err != nil {
+		t.Fatal(err)
+	}
+	create, discover := make(chan struct{}), make(chan struct{})
+	l.stuck(pciA, &gpu.HungError{Call: "create", Done: create})
+	l.stuck(pciA, &gpu.HungError{Call: "discover", Done: discover})
+	release()
+	close(discover)
+	if got, err := other.TryGPU(pciA); got != nil || err != nil {
+		t.Errorf("another process has the lock while a call is out: %v, %v", got != nil, err)
+	}
+	close(create)
+	got, err := other.GPUs(t.Context(), []string{pciA})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got()
+}
+
+// TestCallThatReturnedMeanwhile keeps nobody from a GPU.
+func TestCallThatReturnedMeanwhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, _ := twoProcesses(t)
+		release, err := l.GPUs(t.Context(), []string{pciA})
+		if err != nil {
+			t.Fatal(err)
+		}
+		waiter := make(chan error, 1)
+		go func() {
+			release, err := l.GPUs(t.Context(), []string{pciA})
+			if err == nil {
+				release()
+			}
+			waiter <- err
+		}()
+		synctest.Wait()
+		done := make(chan struct{})
+		close(done)
+		l.stuck(pciA, &gpu.HungError{Call: "create", Done: done})
+		release()
+		if err := <-waiter; err != nil {
+			t.Error(err)
+		}
+	})
+}

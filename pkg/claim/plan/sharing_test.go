@@ -1,0 +1,187 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package plan
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/partage-dev/partage/pkg/api"
+	"github.com/partage-dev/partage/pkg/claim/journal"
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/gpu"
+)
+
+func TestLimits(t *testing.T) {
+	for name, test := range map[string]struct {
+		device   string
+		capacity map[resourceapi.QualifiedName]string
+		want     journal.Limits
+	}{
+		"not said":        {mpsA, nil, journal.Limits{Percent: 25, MemoryBytes: (80<<30 - 512<<20) / 4}},
+		"of a partition":  {mpsSliceA0, nil, journal.Limits{Percent: 25, MemoryBytes: (10<<30 - 512<<20) / 4}},
+		"counted":         {mpsA, map[resourceapi.QualifiedName]string{"memory": "10Gi", "smPercent": "30", "shares": "2"}, journal.Limits{Percent: 30, MemoryBytes: 10 << 30}},
+		"with the domain": {mpsA, map[resourceapi.QualifiedName]string{driverName + "/memory": "3Gi", driverName + "/smPercent": "1"}, journal.Limits{Percent: 1, MemoryBytes: 3 << 30}},
+		"of others":       {mpsA, map[resourceapi.QualifiedName]string{"example.com/memory": "3Gi"}, journal.Limits{Percent: 25, MemoryBytes: (80<<30 - 512<<20) / 4}},
+		"turns":           {turnsC, map[resourceapi.QualifiedName]string{"memory": "6Gi", "smPercent": "25"}, journal.Limits{Percent: 25, MemoryBytes: 6 << 30}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			plan, err := planFor(t, newShare("u1", test.device, test.capacity))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(test.want, plan.Record.Devices[0].Sharing.Limits); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+}
+
+// What the journal says of sharing before anything is done.
+func TestPlanSharing(t *testing.T) {
+	quarter := journal.Limits{Percent: 25, MemoryBytes: (80<<30 - 512<<20) / 4}
+	inA := journal.SessionDevice{Device: wholeA, PCIAddress: pciA, UUID: "GPU-a", MemoryBytes: 10 << 30}
+	two := configure(newClaim("u1", wholeA, wholeC, sliceB0), fromClaim, ownMPS, "r0", "r1")
+	for name, test := range map[string]struct {
+		claim    *resourceapi.ResourceClaim
+		want     []*journal.Sharing
+		sessions []journal.Session
+		version  string
+	}{
+		"none": {claim: newClaim("u1", wholeA, sliceB0), want: []*journal.Sharing{nil, nil}, version: journal.Version},
+		"MPS share": {
+			claim: newShare("u1", mpsA, nil), version: journal.SharingVersion,
+			want: []*journal.Sharing{{UUID: "GPU-a", Session: wholeA, Limits: quarter}},
+			sessions: []journal.Session{{
+				ID: wholeA, Shared: true, MultiUser: true, Devices: []journal.SessionDevice{{Device: mpsA, PCIAddress: pciA, UUID: "GPU-a"}},
+			}},
+		},
+		"two of one GPU": {
+			claim: newClaim("u1", mpsA, mpsA), version: journal.SharingVersion,
+			want: []*journal.Sharing{{UUID: "GPU-a", Session: wholeA, Limits: quarter}, {UUID: "GPU-a", Session: wholeA, Limits: quarter}},
+			sessions: []journal.Session{{
+				ID: wholeA, Shared: true, MultiUser: true, Devices: []journal.SessionDevice{{Device: mpsA, PCIAddress: pciA, UUID: "GPU-a"}},
+			}},
+		},
+		"share of a partition": {
+			claim: newShare("u1", mpsSliceA0, nil), version: journal.SharingVersion,
+			want: []*journal.Sharing{{UUID: "GPU-a", Session: sliceA0, Limits: journal.Limits{Percent: 25, MemoryBytes: (10<<30 - 512<<20) / 4}}},
+			sessions: []journal.Session{{
+				ID: sliceA0, Shared: true, MultiUser: true, Devices: []journal.SessionDevice{{Device: mpsSliceA0, PCIAddress: pciA}},
+			}},
+		},
+		"observed": {claim: admin(newClaim("u1", mpsA, turnsC)), want: []*journal.Sharing{nil, nil}, version: journal.SharingVersion},
+		"GPUs of its own": {
+			claim: two, version: journal.SharingVersion,
+			want: []*journal.Sharing{{UUID: "GPU-a", Session: wholeA}, nil, {UUID: "GPU-c", Session: wholeA}},
+			sessions: []journal.Session{{
+				ID: wholeA, Percent: 50, Devices: []journal.SessionDevice{inA, {Device: wholeC, PCIAddress: pciC, UUID: "GPU-c", MemoryBytes: 5 << 30}},
+			}},
+		},
+		"partitions of its own": {
+			claim: configure(newClaim("u1", sliceA0, sliceA4), fromClass, migMPS), version: journal.SharingVersion,
+			want: []*journal.Sharing{{UUID: "GPU-a", Session: sliceA0}, {UUID: "GPU-a", Session: sliceA4}},
+			sessions: []journal.Session{
+				{ID: sliceA0, MultiUser: true, Devices: []journal.SessionDevice{{Device: sliceA0, PCIAddress: pciA, MemoryBytes: 4 << 30}}},
+				{ID: sliceA4, MultiUser: true, Devices: []journal.SessionDevice{{Device: sliceA4, PCIAddress: pciA, MemoryBytes: 4 << 30}}},
+			},
+		},
+		"interval": {
+			claim: configure(newClaim("u1", wholeA, sliceB0), fromClaim, gpuLong), version: journal.SharingVersion,
+			want: []*journal.Sharing{{UUID: "GPU-a", Interval: "Long"}, nil},
+		},
+		"default interval": {claim: configure(newClaim("u1", wholeA), fromClaim, gpuSlicing), want: []*journal.Sharing{nil}, version: journal.Version},
+		"turns": {
+			claim: newShare("u1", turnsC, map[resourceapi.QualifiedName]string{"memory": "6Gi", "smPercent": "25"}), version: journal.SharingVersion,
+			want: []*journal.Sharing{{UUID: "GPU-c", Limits: journal.Limits{Percent: 25, MemoryBytes: 6 << 30}, Interval: "Short", Limited: true}},
+		},
+		"turns on a partition": {
+			claim: newShare("u1", turnSliceA0, map[resourceapi.QualifiedName]string{"memory": "1Gi", "smPercent": "25"}), version: journal.SharingVersion,
+			want: []*journal.Sharing{{UUID: "GPU-a", Limits: journal.Limits{Percent: 25, MemoryBytes: 1 << 30}, Limited: true}},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			plan, err := planFor(t, test.claim)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := plan.Record
+			var got []*journal.Sharing
+			for i := range r.Devices {
+				got = append(got, r.Devices[i].Sharing)
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("devices (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(test.sessions, r.Sessions); diff != "" {
+				t.Errorf("sessions (-want +got):\n%s", diff)
+			}
+			if r.APIVersion != test.version {
+				t.Errorf("the record has the version %s, want %s", r.APIVersion, test.version)
+			}
+		})
+	}
+}
+
+func TestPlanSharingRefuses(t *testing.T) {
+	old := testNode()
+	old.GPUs[2].ComputeCapability, old.GPUs[2].ProductName = gpu.Version{Major: 6, Minor: 1}, "Tesla P4"
+	pascal, err := device.NewInventory(old, device.Terms{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	foreign := testInventory(t).With(device.Status{Static: []device.Static{{PCIAddress: pciA, ProfileID: 19, Placement: gpu.Placement{Start: 0, Size: 1}, UUID: "MIG-x"}}})
+	anonymous := newClaim("u1", mpsA)
+	anonymous.Status.Allocation.Devices.Results[0].ShareID = nil
+	limit := func(kind, key string) string {
+		return `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"` + kind + `","sharing":{"strategy":"MPS","mpsConfig":{"defaultPerDevicePinnedMemoryLimit":{"` + key + `":"4Gi"}}}}`
+	}
+	for name, test := range map[string]struct {
+		claim     *resourceapi.ResourceClaim
+		inventory *device.Inventory
+		want      []string
+	}{
+		"no share ID":       {anonymous, nil, []string{"device " + mpsA, "has no ID", "DRAConsumableCapacity"}},
+		"Pascal":            {configure(newClaim("u1", wholeC), fromClaim, gpuMPS), pascal, []string{"device " + wholeC, pciC, "Tesla P4", "6.1", "compute capability 7.0"}},
+		"somebody else's":   {configure(newClaim("u1", staticA0), fromClaim, migMPS), foreign, []string{"device " + staticA0, "somebody else made"}},
+		"index too high":    {configure(newClaim("u1", wholeA, wholeB), fromClaim, limit("GpuConfig", "2")), nil, []string{"device " + wholeA, `"2"`, "0: GPU-a, 1: GPU-b"}},
+		"UUID of another":   {configure(newClaim("u1", wholeA), fromClaim, limit("GpuConfig", "GPU-b")), nil, []string{"device " + wholeA, "GPU-b"}},
+		"partition by UUID": {configure(newClaim("u1", sliceA0), fromClaim, limit("MigDeviceConfig", "MIG-x")), nil, []string{"device " + sliceA0, "MIG-x"}},
+		"MPS and turns":     {newClaim("u1", mpsA, turnsA), nil, []string{mpsA, turnsA, "overlap"}},
+		"MPS and whole":     {newClaim("u1", mpsA, wholeA), nil, []string{mpsA, wholeA, "overlap"}},
+		"MPS and partition": {newClaim("u1", mpsA, sliceA0), nil, []string{mpsA, sliceA0, "overlap"}},
+		"part of a part":    {newClaim("u1", mpsSliceA0, halfA0), nil, []string{mpsSliceA0, halfA0, "overlap"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inventory := test.inventory
+			if inventory == nil {
+				inventory = testInventory(t)
+			}
+			_, err := New(test.claim, Node{Driver: driverName, Pool: poolName, Inventory: inventory})
+			if err == nil {
+				t.Fatal("no error")
+			}
+			for _, want := range test.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("%v lacks %q", err, want)
+				}
+			}
+		})
+	}
+}
+
+// A configuration that cannot be carried out is told by the same type of error as
+// one that cannot be read.
+func TestLimitsErrorType(t *testing.T) {
+	bad := strings.ReplaceAll(ownMPS, `{"1":"5Gi"}`, `{"7":"5Gi"}`)
+	_, err := planFor(t, configure(newClaim("u1", wholeA), fromClaim, bad))
+	var invalid *api.InvalidError
+	if !errors.As(err, &invalid) {
+		t.Errorf("got %T: %v", err, err)
+	}
+}

@@ -1,0 +1,149 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package step
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/partage-dev/partage/pkg/claim/journal"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/partition"
+)
+
+// ownedPartition is a MIG partition that is made with the first claim that has a share
+// of it, or the only one, and destroyed with the last.
+type ownedPartition struct {
+	*Kit
+	key string
+}
+
+func (p ownedPartition) Check(s *Scene) error {
+	d := s.Record.Device(p.key)
+	if err := checkPlace(s, d); err != nil {
+		return err
+	}
+	if err := p.checkSharers(s, d); err != nil {
+		return err
+	}
+	at := slices.IndexFunc(s.Instances[d.PCIAddress], d.At)
+	if at < 0 {
+		return nil
+	}
+	return p.explain(s, d, p.expect(s, d).Check(s.Instances[d.PCIAddress][at]))
+}
+
+// expect says which instance may be at the address already. One that no record explains
+// was made by somebody else, whatever is in it, and must not be destroyed when the claim
+// ends.
+func (p ownedPartition) expect(s *Scene, d *journal.Device) partition.Expect {
+	sharers := d.Sharers(s.Others.Records)
+	for _, other := range sharers {
+		if uuid := other.Partition.OwnUUID(); uuid != "" {
+			return partition.ExpectUUID(uuid)
+		}
+	}
+	switch {
+	case s.Attempt == First && len(sharers) == 0, slices.Contains(s.absent, p.key):
+		return partition.ExpectNothing
+	case d.Partition.OwnUUID() != "":
+		return partition.ExpectUUID(d.Partition.OwnUUID())
+	}
+	return partition.ExpectOurs
+}
+
+func (p ownedPartition) explain(s *Scene, d *journal.Device, err error) error {
+	if errors.Is(err, partition.ErrForeign) {
+		return notBegun(fmt.Errorf("%w%s", err, s.Others.Explain(d.PCIAddress)))
+	}
+	return err
+}
+
+// checkSharers makes sure that the partition is the one that other claims have shares
+// of. When that is gone, they have lost what they had; another one in its place would be
+// mistaken for theirs, or for somebody else's.
+func (p ownedPartition) checkSharers(s *Scene, d *journal.Device) error {
+	instances := s.Instances[d.PCIAddress]
+	for _, other := range d.Sharers(s.Others.Holders()) {
+		uuid := other.Partition.OwnUUID()
+		if uuid == "" || hasUUID(instances, uuid) {
+			continue
+		}
+		now := "it is made again when that claim is released"
+		if i := slices.IndexFunc(instances, d.At); i >= 0 && len(instances[i].Compute) == 1 {
+			now = instances[i].Compute[0].UUID + " is in its place; the device can be used again when that claim is released"
+		}
+		return fmt.Errorf("partition %s, of which claim %s has a share, is gone; %s", uuid, other.Record.Claim, now)
+	}
+	return nil
+}
+
+func (p ownedPartition) Apply(ctx context.Context, s *Scene) error {
+	d := s.Record.Device(p.key)
+	live, err := p.Partitions.Ensure(ctx, d.Address(), p.expect(s, d), d.DynamicMIG)
+	if err != nil {
+		return p.explain(s, d, err)
+	}
+	d.Partition.Live, d.Partition.UUID, d.Partition.Remaking = &live, live.UUID, false
+	return nil
+}
+
+func (p ownedPartition) Undo(ctx context.Context, s *Scene) error {
+	d := s.Record.Device(p.key)
+	if d.SharedBy(s.Others.Holders()) {
+		return nil
+	}
+	return p.Partitions.Destroy(ctx, d.Address(), d.Partition.OwnUUID(), d.DynamicMIG)
+}
+
+func (p ownedPartition) Forget(r *journal.Record) { r.Remove(p.key) }
+
+// hasUUID reports whether an instance is the partition with the UUID.
+func hasUUID(instances []gpu.Instance, uuid string) bool {
+	return slices.ContainsFunc(instances, func(i gpu.Instance) bool { return len(i.Compute) == 1 && i.Compute[0].UUID == uuid })
+}
+
+// MarkGone notes which partitions that were made for the claim do not exist any more, so
+// that Apply makes them again, and reports whether there are any. Until the record with
+// these marks is written down, the partitions must not be made: another process would
+// take them for somebody else's.
+func MarkGone(s *Scene) (gone bool) {
+	for i := range s.Record.Devices {
+		d := &s.Record.Devices[i]
+		p := d.Partition
+		if !d.Owned() || p.Remaking || slices.ContainsFunc(s.Instances[d.PCIAddress], d.At) {
+			continue // or Check refuses what is there
+		}
+		if p.Live != nil {
+			p.UUID = p.Live.UUID
+		}
+		p.Live, p.Remaking, gone = nil, true, true
+		s.absent = append(s.absent, d.Key())
+	}
+	return gone
+}
+
+// UnmarkGone notes which partitions were not made again after all, as the instances on
+// their GPUs show.
+func UnmarkGone(r *journal.Record, instances map[string][]gpu.Instance) {
+	for i := range r.Devices {
+		if d := &r.Devices[i]; d.Owned() && d.Partition.Live == nil && !slices.ContainsFunc(instances[d.PCIAddress], d.At) {
+			d.Partition.Remaking = false
+		}
+	}
+}
+
+// Lost returns the claims on a GPU whose partition does not exist any more. Ids of
+// instances are used again, so that their CDI specs may come to name the next partition.
+func Lost(others *journal.Snapshot, pciAddress string, instances []gpu.Instance) []journal.Held {
+	var lost []journal.Held
+	for _, d := range others.On(pciAddress) {
+		if d.Partition.LiveUUID() != "" && !d.IsIn(instances) {
+			lost = append(lost, d)
+		}
+	}
+	return lost
+}

@@ -1,0 +1,136 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package step
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/partage-dev/partage/pkg/cdi/edit"
+	"github.com/partage-dev/partage/pkg/claim/journal"
+	"github.com/partage-dev/partage/pkg/host"
+)
+
+// SoftLimits are what an interposer library needs to hold the containers of claims to
+// their limits: a folder for each claim, which is in no other claim's containers.
+type SoftLimits struct {
+	// Dir has the folders of all claims.
+	Dir string
+	// Library is its path on the host, empty where there is none.
+	Library string
+	Files   LimitFiles
+}
+
+// LimitFiles makes the folders of claims. Tests strike here.
+type LimitFiles interface {
+	// Mount makes a folder that containers cannot fill beyond a bound. One that is
+	// mounted already stays.
+	Mount(path string) error
+	// MakeDir makes a folder in it that any user can write to.
+	MakeDir(path string) error
+	Write(path string, data []byte, mode fs.FileMode) error
+	// Remove succeeds when there is no such folder.
+	Remove(path string) error
+}
+
+// softLimits is the folder of a claim with devices that an interposer library limits.
+// Containers write to it, so that it is a file system of its own: a tenant must not be
+// able to fill the disk that the journal is on.
+type softLimits struct{ *Kit }
+
+func (softLimits) Check(*Scene) error { return nil }
+
+func (e softLimits) Apply(_ context.Context, s *Scene) error {
+	r := s.Record
+	if e.Limits.Library == "" {
+		return edit.ErrNoInterposer
+	}
+	folder := e.Limits.Folder(r.Claim.UID)
+	if s.Attempt == First {
+		// What an earlier boot left is about processes that are gone.
+		if err := e.Limits.Drop(r.Claim.UID); err != nil {
+			return err
+		}
+	}
+	if err := e.fill(folder, r); err != nil {
+		return fmt.Errorf("folder for software limits: %w", err)
+	}
+	return nil
+}
+
+func (e softLimits) fill(folder string, r *journal.Record) error {
+	if err := e.Limits.Files.Mount(folder); err != nil {
+		return err
+	}
+	for i := range r.Devices {
+		d := &r.Devices[i]
+		if !d.Limited() {
+			continue
+		}
+		layout := e.interposer(r, d)
+		for _, dir := range []string{layout.CacheDir(), layout.LocksDir()} {
+			if err := e.Limits.Files.MakeDir(dir); err != nil {
+				return err
+			}
+		}
+		// Containers may be running with the file that is there.
+		present, err := os.ReadFile(layout.PreloadPath())
+		if err == nil && string(present) == edit.PreloadText {
+			continue
+		}
+		if err := e.Limits.Files.Write(layout.PreloadPath(), []byte(edit.PreloadText), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (e softLimits) Undo(_ context.Context, s *Scene) error { return e.Limits.Drop(s.Record.Claim.UID) }
+
+func (softLimits) Forget(*journal.Record) {}
+
+// Folder returns the folder of a claim.
+func (l SoftLimits) Folder(uid types.UID) string { return filepath.Join(l.Dir, string(uid)) }
+
+// Drop removes the folder of a claim. None is a success.
+func (l SoftLimits) Drop(uid types.UID) error {
+	if err := l.Files.Remove(l.Folder(uid)); err != nil {
+		return fmt.Errorf("folder for software limits: %w", err)
+	}
+	return nil
+}
+
+// limitsBytes is room for the counters of many devices; the library's take about a
+// megabyte each.
+const limitsBytes = 16 << 20
+
+// OSLimitFiles makes folders on this machine.
+type OSLimitFiles struct{}
+
+var _ LimitFiles = OSLimitFiles{}
+
+// Mount implements LimitFiles.
+func (OSLimitFiles) Mount(path string) error { return host.MountTmpfs(path, limitsBytes) }
+
+// MakeDir implements LimitFiles. The library writes as whatever user the container has.
+func (OSLimitFiles) MakeDir(path string) error {
+	const all = os.ModeSticky | 0o777
+	if err := os.MkdirAll(path, 0o755); err != nil {
+		return err
+	}
+	return os.Chmod(path, all) // past the umask
+}
+
+// Write implements LimitFiles.
+func (OSLimitFiles) Write(path string, data []byte, mode fs.FileMode) error {
+	return os.WriteFile(path, data, mode)
+}
+
+// Remove implements LimitFiles.
+func (OSLimitFiles) Remove(path string) error { return host.RemoveTmpfs(path) }

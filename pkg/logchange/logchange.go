@@ -1,0 +1,99 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package logchange helps loops to log a state when it changes rather than every
+// time they observe it: an hour of retries is one line.
+//
+// The zero values are ready to use, by any number of goroutines.
+package logchange
+
+import (
+	"context"
+	"sync"
+
+	"k8s.io/klog/v2"
+)
+
+// Value remembers one value. At first that is the zero value of T.
+type Value[T comparable] struct {
+	mu   sync.Mutex
+	last T
+}
+
+// Set replaces the value and reports whether it was another one.
+func (v *Value[T]) Set(value T) (changed bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	changed = v.last != value
+	v.last = value
+	return changed
+}
+
+// Problem is the error of something that is tried again and again. At first there
+// is none.
+type Problem struct {
+	mu   sync.Mutex
+	last string
+}
+
+// Log logs an error unless the last call had one with the same text, and, where
+// resolved is not empty, that there is no error any more. It reports whether the
+// problem appeared, changed or disappeared.
+func (p *Problem) Log(ctx context.Context, err error, failed, resolved string, keysAndValues ...any) (changed bool) {
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	// Held while logging, so that the last line is about the last state.
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.last == text {
+		return false
+	}
+	p.last = text
+	logger := klog.FromContext(ctx).WithCallDepth(1)
+	switch {
+	case err != nil:
+		logger.Error(err, failed, keysAndValues...)
+	case resolved != "":
+		logger.Info(resolved, keysAndValues...)
+	}
+	return true
+}
+
+// Set remembers values by a key: two with the same key are the same, whatever else
+// differs. At first it is empty.
+type Set[K comparable, V any] struct {
+	mu   sync.Mutex
+	last map[K]V
+	// order is that of the last update.
+	order []K
+}
+
+// Update replaces all values and returns those that have appeared and those that
+// have disappeared since the last call, each once and in the order they were given
+// in. Of values with the same key the first counts.
+func (s *Set[K, V]) Update(values []V, key func(V) K) (appeared, disappeared []V) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := make(map[K]V, len(values))
+	var order []K
+	for _, value := range values {
+		k := key(value)
+		if _, seen := now[k]; seen {
+			continue
+		}
+		now[k] = value
+		order = append(order, k)
+		if _, known := s.last[k]; !known {
+			appeared = append(appeared, value)
+		}
+	}
+	for _, k := range s.order {
+		if _, still := now[k]; !still {
+			disappeared = append(disappeared, s.last[k])
+		}
+	}
+	s.last, s.order = now, order
+	return appeared, disappeared
+}
