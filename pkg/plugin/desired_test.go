@@ -32,7 +32,7 @@ var (
 // stepper takes the steps of a node loop one by one, in a time of its own.
 type stepper struct {
 	*rig
-	loop *nodeLoop
+	loop *gpuLoop
 	now  time.Time
 	ctx  context.Context //nolint:containedctx // of a test, with its logger
 }
@@ -49,26 +49,26 @@ func newIdleStepper(t *testing.T) *stepper {
 	t.Helper()
 	quiet := klog.NewContext(t.Context(), ktesting.NewLogger(nopTL{}, ktesting.NewConfig()))
 	s := &stepper{rig: newRig(t), now: time.Unix(0, 0), ctx: quiet}
-	s.loop = s.plugin.newNodeLoop()
-	s.loop.offer.now = func() time.Time { return s.now }
+	s.build(t)
+	s.loop = s.plugin.gpus
+	s.loop.desired.now = func() time.Time { return s.now }
 	return s
 }
 
 func (s *stepper) discover() {
-	s.loop.recall(s.ctx)
-	s.loop.take(s.ctx, s.plugin.discover(s.ctx))
+	s.loop.desired.readStored(s.ctx)
+	s.loop.handleDiscovery(s.ctx, s.loop.discover(s.ctx))
 }
 
-// look is what happens after some time.
-func (s *stepper) look(later time.Duration) {
+// poll is what happens after some time.
+func (s *stepper) poll(later time.Duration) {
 	s.now = s.now.Add(later)
-	s.loop.recall(s.ctx)
-	s.loop.revise(s.ctx)
+	s.loop.desired.readStored(s.ctx)
+	s.loop.updateInventory(s.ctx)
 	s.loop.survey(s.ctx)
 }
 
-// withdrawn are the devices that claims may have and nobody else gets, without the
-// name of their GPU.
+// withdrawn returns the names of the withdrawn devices, without that of their GPU.
 func (s *stepper) withdrawn() string {
 	s.claims.mu.Lock()
 	defer s.claims.mu.Unlock()
@@ -86,36 +86,39 @@ func (s *stepper) want(t *testing.T, withdrawn, when string) {
 	}
 }
 
+// handedOn reports whether the publisher was given anything.
+func (s *stepper) handedOn() bool { return s.loop.published.Pools != nil }
+
 const allParts = "mig-1g4gb-0 mig-1g4gb-1 mig-2g8gb-0"
 
-// TestWithdrawal: a device goes when nobody has wanted it for the time of grace,
+// TestWithdrawal: a device disappears when it was not needed for the time of grace,
 // and stays as long as a claim has it.
 func TestWithdrawal(t *testing.T) {
 	t.Parallel()
 	s := newStepper(t)
-	s.look(0)
+	s.poll(0)
 	s.want(t, "", "at first")
 	s.policy.set(onlyWhole(), nil)
-	s.look(time.Second)
+	s.poll(time.Second)
 	s.want(t, allParts, "under the new policy")
 	s.claims.setInUse(onePart)
-	s.look(withdrawalGrace - time.Second)
+	s.poll(withdrawalGrace - time.Second)
 	s.want(t, allParts, "before the time of grace is over")
-	s.look(time.Second)
+	s.poll(time.Second)
 	s.want(t, "mig-1g4gb-0", "while a claim has one")
 	s.claims.setInUse()
-	s.look(time.Hour)
+	s.poll(time.Hour)
 	s.want(t, "", "after an hour")
 	s.claims.setInUse(onePart)
-	s.look(time.Second)
-	s.want(t, "mig-1g4gb-0", "for a claim that nobody knew of")
+	s.poll(time.Second)
+	s.want(t, "mig-1g4gb-0", "for a claim that was not known")
 	s.policy.set(withoutShares(), nil)
-	s.look(time.Second)
+	s.poll(time.Second)
 	s.want(t, "", "when all is offered again")
 }
 
-// TestInUseFromTheStart: the kubelet asks for what its pods have as soon as it can,
-// and nobody has to have seen it published.
+// TestInUseFromTheStart: the kubelet asks for the devices of its pods as soon as it
+// can, whether or not they were published before.
 func TestInUseFromTheStart(t *testing.T) {
 	t.Parallel()
 	s := newIdleStepper(t)
@@ -125,13 +128,13 @@ func TestInUseFromTheStart(t *testing.T) {
 	s.want(t, "mig-1g4gb-0", "at first")
 }
 
-// TestAskedFor: what the kubelet asks for is allocated. That preparing it fails again
-// and again is no reason to take it away.
-func TestAskedFor(t *testing.T) {
+// TestRequested: a device that the kubelet asks for is allocated. It stays even if
+// preparing it fails again and again.
+func TestRequested(t *testing.T) {
 	t.Parallel()
 	s := newStepper(t)
 	s.policy.set(onlyWhole(), nil)
-	s.look(time.Second)
+	s.poll(time.Second)
 	s.claims.onPrepare = func(context.Context, *resourceapi.ResourceClaim) error { return errors.New("no supervisor") }
 	claim := &resourceapi.ResourceClaim{Status: resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{
 		Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{
@@ -141,75 +144,76 @@ func TestAskedFor(t *testing.T) {
 		}},
 	}}}
 	for range 3 {
-		s.plugin.prepare(s.ctx, claim)
-		s.look(withdrawalGrace - time.Second)
+		s.plugin.service.prepare(s.ctx, claim)
+		s.poll(withdrawalGrace - time.Second)
 	}
-	s.want(t, "mig-1g4gb-0", "while it is asked for")
-	s.look(withdrawalGrace)
-	s.want(t, "", "when nobody asks any more")
+	s.want(t, "mig-1g4gb-0", "while it is requested")
+	s.poll(withdrawalGrace)
+	s.want(t, "", "when it is not requested any more")
 	// Whatever happened before.
-	s.plugin.prepare(s.ctx, claim)
-	s.look(time.Second)
-	s.want(t, "mig-1g4gb-0", "when it is asked for again")
-	s.plugin.prepare(s.ctx, &resourceapi.ResourceClaim{})
+	s.plugin.service.prepare(s.ctx, claim)
+	s.poll(time.Second)
+	s.want(t, "mig-1g4gb-0", "when it is requested again")
+	s.plugin.service.prepare(s.ctx, &resourceapi.ResourceClaim{})
 }
 
-// TestUseNotKnown: a journal that cannot be read is a reason to keep everything, and
-// none to offer the wrong things.
+// TestUseNotKnown: with a journal that cannot be read all devices stay, and those
+// that the policy does not offer are withdrawn all the same.
 func TestUseNotKnown(t *testing.T) {
 	t.Parallel()
 	s := newStepper(t)
 	s.policy.set(onlyWhole(), nil)
 	s.claims.inUseErr = errors.New("input/output error")
-	s.look(time.Second)
+	s.poll(time.Second)
 	s.want(t, allParts, "under the new policy")
-	s.look(time.Hour)
+	s.poll(time.Hour)
 	s.want(t, allParts, "after an hour")
 	s.claims.inUseErr = nil
-	s.look(time.Second)
+	s.poll(time.Second)
 	s.want(t, allParts, "before the time of grace is over")
-	s.look(withdrawalGrace)
+	s.poll(withdrawalGrace)
 	s.want(t, "", "in the end")
 }
 
-// TestPolicyNotKnown: as long as nobody knows what the admin wants, all that was
-// published can be had.
+// TestPolicyNotKnown: without a valid policy, claims can have every device that was
+// published.
 func TestPolicyNotKnown(t *testing.T) {
 	t.Parallel()
 	s := newIdleStepper(t)
 	s.policy.set(nil, errors.New("odd"))
-	s.loop.offer.want(onePart)
+	s.loop.desired.markNeeded(onePart)
 	s.discover()
-	s.look(time.Hour)
-	s.look(time.Hour)
+	s.poll(time.Hour)
+	s.poll(time.Hour)
 	s.want(t, "mig-1g4gb-0", "while the policy cannot be read")
-	if s.plugin.inventory.Load() != nil {
-		t.Error("something is published, and nobody knows what is to be")
+	if s.handedOn() {
+		t.Error("something is published without a policy")
 	}
 	s.policy.set(onlyWhole(), nil)
-	s.look(time.Second)
+	s.poll(time.Second)
 	s.want(t, "mig-1g4gb-0", "when it can")
-	if s.plugin.inventory.Load() == nil {
+	if !s.handedOn() {
 		t.Error("nothing is published")
 	}
-	s.look(withdrawalGrace)
+	s.poll(withdrawalGrace)
 	s.want(t, "", "after the time of grace")
 }
 
-// TestPolicyAtFailedDiscovery: whoever reads the policy first, it comes into force.
+// TestPolicyAtFailedDiscovery: a policy that is read by a discovery which fails
+// comes into force.
 func TestPolicyAtFailedDiscovery(t *testing.T) {
 	t.Parallel()
 	s := newStepper(t)
 	s.policy.set(onlyWhole(), nil)
 	s.hardware.setOnDiscover(func(context.Context) error { return &gpu.HungError{Call: "nvmlDeviceGetCount_v2"} })
 	s.discover()
-	s.look(time.Second)
+	s.poll(time.Second)
 	s.want(t, allParts, "under the new policy")
 }
 
-// TestNothingIsMadeTwice: what is wanted and cannot be had is no reason to try again
-// at every look.
-func TestNothingIsMadeTwice(t *testing.T) {
+// TestNothingIsBuiltTwice: a needed device that the hardware does not have is no
+// reason to build the inventory at every poll.
+func TestNothingIsBuiltTwice(t *testing.T) {
 	t.Parallel()
 	for name, prepare := range map[string]func(s *stepper){
 		"all is well": func(*stepper) {},
@@ -225,17 +229,17 @@ func TestNothingIsMadeTwice(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newStepper(t)
-			s.look(0)
+			s.poll(0)
 			s.policy.set(onlyWhole(), nil)
-			s.look(time.Second)
+			s.poll(time.Second)
 			prepare(s)
-			s.look(time.Second)
+			s.poll(time.Second)
 			for _, later := range []time.Duration{time.Second, time.Hour} {
-				s.look(later)
-				made := s.loop.overview.inventory
+				s.poll(later)
+				made := s.loop.state.inventory
 				for range 3 {
-					if s.look(time.Second); s.loop.overview.inventory != made {
-						t.Fatal("the inventory is made anew at every look")
+					if s.poll(time.Second); s.loop.state.inventory != made {
+						t.Fatal("the inventory is built at every poll")
 					}
 				}
 			}
@@ -243,33 +247,34 @@ func TestNothingIsMadeTwice(t *testing.T) {
 	}
 }
 
-// TestMemoryOfNames: what claims had long ago is not kept in mind.
-func TestMemoryOfNames(t *testing.T) {
+// TestNeededIsBounded: devices that claims had long ago are forgotten.
+func TestNeededIsBounded(t *testing.T) {
 	t.Parallel()
 	s := newStepper(t)
 	for n := range 100 {
 		s.claims.setInUse(firstName + "-mig-1g4gb-" + strings.Repeat("1", n))
-		s.look(time.Minute)
+		s.poll(time.Minute)
 	}
-	if got := len(s.loop.offer.wanted); got > 20 {
-		t.Errorf("%d names are kept in mind", got)
+	if got := len(s.loop.desired.needed); got > 20 {
+		t.Errorf("%d names are remembered", got)
 	}
 }
 
-// TestRecall: the plugin before was stopped in the middle of an update, and the API
-// server is away at first. Until it is known what was published nothing else is.
-func TestRecall(t *testing.T) {
+// TestPublishedEarlier: the plugin before was stopped in the middle of an update, and
+// the API server is away at first. Until it is known what was published nothing else
+// is.
+func TestPublishedEarlier(t *testing.T) {
 	t.Parallel()
 	s := newIdleStepper(t)
 	for generation, name := range map[int64]string{7: onePart, 8: firstName} {
 		slice := &resourceapi.ResourceSlice{
 			ObjectMeta: metav1.ObjectMeta{GenerateName: "before-"},
 			Spec: resourceapi.ResourceSliceSpec{
-				Driver: testDriver, NodeName: &s.plugin.NodeName, Devices: []resourceapi.Device{{Name: name}},
+				Driver: testDriver, NodeName: &s.options.NodeName, Devices: []resourceapi.Device{{Name: name}},
 				Pool: resourceapi.ResourcePool{Name: testNode, Generation: generation, ResourceSliceCount: 2},
 			},
 		}
-		if _, err := s.plugin.slices.ResourceSlices().Create(t.Context(), slice, metav1.CreateOptions{}); err != nil {
+		if _, err := s.options.KubeClient.ResourceV1().ResourceSlices().Create(t.Context(), slice, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -278,20 +283,20 @@ func TestRecall(t *testing.T) {
 		return apierrors.NewInternalError(errors.New("etcd is away"))
 	})
 	s.discover()
-	s.look(time.Second)
-	if s.plugin.inventory.Load() != nil {
-		t.Error("something is published, and nobody knows what was before")
+	s.poll(time.Second)
+	if s.handedOn() {
+		t.Error("something is published before it is known what was")
 	}
-	if reason := s.plugin.ready.notReady(); !strings.Contains(reason, "etcd is away") {
+	if reason := s.plugin.readiness.notReady(); !strings.Contains(reason, "etcd is away") {
 		t.Errorf("not ready because %q", reason)
 	}
 	s.api.Refuse(nil)
-	s.look(time.Hour)
+	s.poll(time.Hour)
 	s.want(t, "mig-1g4gb-0", "when it is known what was published")
-	if s.plugin.inventory.Load() == nil {
+	if !s.handedOn() {
 		t.Error("nothing is published")
 	}
-	s.look(withdrawalGrace)
+	s.poll(withdrawalGrace)
 	s.want(t, "", "after the time of grace")
 }
 
@@ -310,7 +315,7 @@ func TestPolicyIsReported(t *testing.T) {
 		t.Helper()
 		before := len(sink.GetBuffer().Data())
 		s.discover()
-		s.look(0)
+		s.poll(0)
 		var got []string
 		for _, entry := range sink.GetBuffer().Data()[before:] {
 			if strings.Contains(strings.ToLower(entry.Message), "sharing policy") {
@@ -332,9 +337,9 @@ func TestPolicyIsReported(t *testing.T) {
 	s.policy.set(onlyWhole(), nil)
 	step(line(firstGPU, whole), line(secondGPU, whole))
 	s.policy.set(nil, errors.New("odd"))
-	step("The sharing policy cannot be used[previousPolicyStaysInForce true]")
+	step("The sharing policy cannot be used, the last valid one stays in force[]")
 	step()
-	s.policy.set(s.loop.offer.policy, nil)
+	s.policy.set(s.loop.desired.policy, nil)
 	step("The sharing policy can be used again[]")
 	if got := s.events.list(); !slices.Equal(got, []string{reasonPolicyInvalid + ": odd"}) {
 		t.Errorf("events: %q", got)

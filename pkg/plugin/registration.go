@@ -15,23 +15,24 @@ import (
 	"github.com/partage-dev/partage/pkg/claim"
 )
 
-// onRegistration sees the kubelet tell the outcome of the registration. A kubelet
-// that has just started has deleted the slices of its node.
+// onRegistration intercepts the call with which the kubelet reports the outcome of
+// the registration. A kubelet that has just started has deleted the slices of its
+// node.
 func (p *Plugin) onRegistration(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	if outcome, ok := req.(*registerapi.RegistrationStatus); ok {
 		if outcome.PluginRegistered {
 			klog.FromContext(ctx).Info("Registered with the kubelet")
-			p.ready.setRegistration(ctx, "")
-			signal(p.recheck)
+			p.readiness.setRegistration(ctx, "")
+			p.publisher.Recheck()
 		} else {
 			klog.FromContext(ctx).Error(errors.New(outcome.Error), "The kubelet refused the registration")
-			p.ready.setRegistration(ctx, "the kubelet refused the registration: "+outcome.Error)
+			p.readiness.setRegistration(ctx, "the kubelet refused the registration: "+outcome.Error)
 		}
 	}
 	return handler(ctx, req)
 }
 
-// onArrival notes when a call to prepare claims came in. Before it reaches the
+// onArrival records when a call to prepare claims came in. Before it reaches the
 // plugin the helper reads the claims from the API server, which may take long
 // enough for a later call to release them.
 func onArrival(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {

@@ -56,7 +56,7 @@ func (r *rig) untilTainted(t *testing.T, want map[string][]string) {
 }
 
 // TestGPULostAndBack: its devices stay, tainted; the other GPU is not concerned;
-// people are told once.
+// there is one event.
 func TestGPULostAndBack(t *testing.T) {
 	t.Parallel()
 	for name, without := range map[string]*gpu.Node{
@@ -124,10 +124,10 @@ func TestHungDiscovery(t *testing.T) {
 	r.until(t, "readiness", func(ctx context.Context) error { return r.check(ctx, "readiness") })
 
 	hangs := make(chan struct{})
-	var told bool
+	var hung bool
 	r.hardware.setOnDiscover(func(ctx context.Context) error {
-		if !told {
-			told = true
+		if !hung {
+			hung = true
 			close(hangs)
 		}
 		<-ctx.Done()
@@ -167,7 +167,7 @@ func TestSurveyIsPublished(t *testing.T) {
 	_, known := r.claims.inventory.Lookup(static)
 	r.claims.mu.Unlock()
 	if !known {
-		t.Error("claims are not told of a device that is published")
+		t.Error("claims do not know a device that is published")
 	}
 	r.claims.setStatus(device.Status{})
 	r.untilTainted(t, well)
@@ -176,7 +176,7 @@ func TestSurveyIsPublished(t *testing.T) {
 	}
 }
 
-// TestModeChanged: what a GPU is can change where nobody surveys it.
+// TestModeChanged: changes that no survey shows are found by discovering again.
 func TestModeChanged(t *testing.T) {
 	t.Parallel()
 	ampere := func(enabled bool) *gpu.Node {

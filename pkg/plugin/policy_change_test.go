@@ -26,8 +26,8 @@ func partitionsTainted(taint string) map[string][]string {
 	return all
 }
 
-// TestPolicyChanges: what is not offered any more stays and is tainted, and what
-// is offered again has no taint. Nobody starts anything anew.
+// TestPolicyChanges: a device that is not offered any more stays and is tainted, and
+// one that is offered again has no taint. Nothing is restarted.
 func TestPolicyChanges(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -39,8 +39,8 @@ func TestPolicyChanges(t *testing.T) {
 	r.untilTainted(t, devicesOf(map[string][]string{firstGPU: nil}))
 }
 
-// TestPolicyTurnsWrong: the last good one stays in force, and people are told once.
-func TestPolicyTurnsWrong(t *testing.T) {
+// TestPolicyTurnsInvalid: the last valid one stays in force, and there is one event.
+func TestPolicyTurnsInvalid(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	r.start(t)
@@ -53,7 +53,7 @@ func TestPolicyTurnsWrong(t *testing.T) {
 		return nil
 	})
 	before, _ := r.claims.counts()
-	r.until(t, "more looks", func(context.Context) error {
+	r.until(t, "more surveys", func(context.Context) error {
 		if now, _ := r.claims.counts(); now < before+5 {
 			return errors.New("not yet")
 		}
@@ -65,9 +65,9 @@ func TestPolicyTurnsWrong(t *testing.T) {
 	}
 }
 
-// TestPolicyWrongAtStart: what was published stays as it is, claims can have it, and
-// the plugin says why it is not ready. It goes on when the policy is right.
-func TestPolicyWrongAtStart(t *testing.T) {
+// TestPolicyInvalidAtStart: the published devices stay as they are, claims can have
+// them, and the plugin says why it is not ready. It goes on when the policy is valid.
+func TestPolicyInvalidAtStart(t *testing.T) {
 	t.Parallel()
 	before := newRig(t)
 	before.start(t)
@@ -80,14 +80,14 @@ func TestPolicyWrongAtStart(t *testing.T) {
 	r.policy.set(nil, errors.New("rules[0]: odd"))
 	r.start(t)
 	r.register(t)
-	r.until(t, "some looks", func(context.Context) error {
+	r.until(t, "some surveys", func(context.Context) error {
 		if now, _ := r.claims.counts(); now < 10 {
 			return errors.New("not yet")
 		}
 		return nil
 	})
 	if diff := cmp.Diff(published, r.api.Slices()); diff != "" {
-		t.Errorf("nobody knows what to offer, and slices changed (-before +after):\n%s", diff)
+		t.Errorf("slices changed without a policy (-before +after):\n%s", diff)
 	}
 	r.claims.mu.Lock()
 	if got := len(r.claims.inventory.Devices()); got != 4 {
@@ -95,7 +95,7 @@ func TestPolicyWrongAtStart(t *testing.T) {
 	}
 	r.claims.mu.Unlock()
 	if err := r.check(t.Context(), "readiness"); err == nil {
-		t.Error("ready although nobody knows what to offer")
+		t.Error("ready without a policy")
 	}
 	r.policy.set(onlyWhole(), nil)
 	r.untilTainted(t, partitionsTainted("withdrawn"))

@@ -32,10 +32,10 @@ func withBroken(node *gpu.Node, all ...gpu.Broken) *gpu.Node {
 	return node
 }
 
-// looks counts how many looks pass until the next discovery.
-func (o *overview) looks() int {
+// pollsUntilDiscovery counts the polls until the next discovery.
+func pollsUntilDiscovery(s *nodeState) int {
 	for n := 1; ; n++ {
-		if o.due() {
+		if s.countPoll() {
 			return n
 		}
 	}
@@ -67,23 +67,23 @@ func TestWhenToDiscover(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			var o overview
+			var state nodeState
 			discover := func() {
 				if test.err != nil {
-					o.discovered(discovery{err: test.err})
+					state.applyDiscovery(discovery{err: test.err})
 					return
 				}
-				o.discovered(foundNode(t, test.node))
+				state.applyDiscovery(foundNode(t, test.node))
 			}
 			discover()
 			var got []int
 			for _, status := range test.surveys {
-				o.survey(status)
-				got = append(got, o.looks())
+				state.applySurvey(status)
+				got = append(got, pollsUntilDiscovery(&state))
 				discover()
 			}
 			if diff := cmp.Diff(test.want, got); diff != "" {
-				t.Errorf("looks between discoveries (-want +got):\n%s", diff)
+				t.Errorf("polls between discoveries (-want +got):\n%s", diff)
 			}
 		})
 	}
@@ -91,26 +91,26 @@ func TestWhenToDiscover(t *testing.T) {
 
 func TestDriverGoneAndBack(t *testing.T) {
 	t.Parallel()
-	var o overview
-	o.discovered(foundNode(t, testNodeWith(firstGPU, secondGPU)))
+	var state nodeState
+	state.applyDiscovery(foundNode(t, testNodeWith(firstGPU, secondGPU)))
 	gone := fmt.Errorf("open: %w", gpu.ErrDriverNotLoaded)
-	o.survey(device.Status{Conditions: []device.Condition{
+	state.applySurvey(device.Status{Conditions: []device.Condition{
 		{PCIAddress: firstGPU, Reason: device.Unresponsive, Message: "a call failed"},
 	}})
-	o.discovered(discovery{err: gone})
+	state.applyDiscovery(discovery{err: gone})
 	want := []device.Condition{
 		{PCIAddress: firstGPU, Reason: device.Unresponsive, Message: gone.Error()},
 		{PCIAddress: secondGPU, Reason: device.Unresponsive, Message: gone.Error()},
 	}
-	if diff := cmp.Diff(want, o.status().Conditions); diff != "" {
+	if diff := cmp.Diff(want, state.status().Conditions); diff != "" {
 		t.Errorf("conditions without a driver (-want +got):\n%s", diff)
 	}
-	if got := o.looks(); got != 1 {
-		t.Errorf("the driver is looked for after %d looks", got)
+	if got := pollsUntilDiscovery(&state); got != 1 {
+		t.Errorf("the driver is looked for after %d polls", got)
 	}
-	o.discovered(foundNode(t, testNodeWith(firstGPU, secondGPU)))
-	o.survey(device.Status{})
-	if got := o.status().Conditions; len(got) > 0 {
+	state.applyDiscovery(foundNode(t, testNodeWith(firstGPU, secondGPU)))
+	state.applySurvey(device.Status{})
+	if got := state.status().Conditions; len(got) > 0 {
 		t.Errorf("conditions with the driver: %+v", got)
 	}
 }
@@ -120,14 +120,14 @@ func TestDriverGoneAndBack(t *testing.T) {
 func TestOtherFailuresChangeNothing(t *testing.T) {
 	t.Parallel()
 	for _, err := range []error{&gpu.HungError{Call: "nvmlDeviceGetCount_v2"}, errors.New("odd")} {
-		var o overview
-		o.discovered(foundNode(t, testNodeWith(firstGPU)))
-		o.discovered(discovery{err: err})
-		if o.gone != nil || len(o.status().Conditions) > 0 || len(addresses(o.inventory)) != 1 {
-			t.Errorf("after %v: gone %v, conditions %+v", err, o.gone, o.status().Conditions)
+		var state nodeState
+		state.applyDiscovery(foundNode(t, testNodeWith(firstGPU)))
+		state.applyDiscovery(discovery{err: err})
+		if state.driverGone != nil || len(state.status().Conditions) > 0 || len(pciAddresses(state.inventory)) != 1 {
+			t.Errorf("after %v: gone %v, conditions %+v", err, state.driverGone, state.status().Conditions)
 		}
-		if got := o.looks(); got != 1 {
-			t.Errorf("after %v: %d looks until the next try", err, got)
+		if got := pollsUntilDiscovery(&state); got != 1 {
+			t.Errorf("after %v: %d polls until the next try", err, got)
 		}
 	}
 }
@@ -135,20 +135,20 @@ func TestOtherFailuresChangeNothing(t *testing.T) {
 func TestAbsentGPUsAreKept(t *testing.T) {
 	t.Parallel()
 	const thirdGPU = "0000:3d:00.0"
-	var o overview
-	o.discovered(foundNode(t, withBroken(testNodeWith(firstGPU, secondGPU), broken(thirdGPU, gpu.ErrResetRequired))))
-	if diff := cmp.Diff([]string{firstGPU, secondGPU}, addresses(o.inventory)); diff != "" {
+	var state nodeState
+	state.applyDiscovery(foundNode(t, withBroken(testNodeWith(firstGPU, secondGPU), broken(thirdGPU, gpu.ErrResetRequired))))
+	if diff := cmp.Diff([]string{firstGPU, secondGPU}, pciAddresses(state.inventory)); diff != "" {
 		t.Errorf("GPUs at first (-want +got):\n%s", diff)
 	}
-	o.discovered(foundNode(t, withBroken(testNodeWith(thirdGPU), broken(firstGPU, gpu.ErrUnknown), broken("", gpu.ErrLost))))
-	if diff := cmp.Diff([]string{firstGPU, secondGPU, thirdGPU}, addresses(o.inventory)); diff != "" {
+	state.applyDiscovery(foundNode(t, withBroken(testNodeWith(thirdGPU), broken(firstGPU, gpu.ErrUnknown), broken("", gpu.ErrLost))))
+	if diff := cmp.Diff([]string{firstGPU, secondGPU, thirdGPU}, pciAddresses(state.inventory)); diff != "" {
 		t.Errorf("GPUs (-want +got):\n%s", diff)
 	}
 	want := []device.Condition{
 		{PCIAddress: firstGPU, Reason: device.Unresponsive, Message: gpu.ErrUnknown.Error()},
-		{PCIAddress: secondGPU, Reason: device.Lost, Message: "it was there earlier and the driver does not list it any more"},
+		{PCIAddress: secondGPU, Reason: device.Lost, Message: "the driver does not list it any more"},
 	}
-	if diff := cmp.Diff(want, o.status().Conditions); diff != "" {
+	if diff := cmp.Diff(want, state.status().Conditions); diff != "" {
 		t.Errorf("conditions (-want +got):\n%s", diff)
 	}
 }
