@@ -16,11 +16,10 @@ import (
 // noInstance is NVML's id for "the undivided GPU".
 const noInstance = 0xFFFFFFFF
 
-// Processes lists the processes that use the GPU or an instance of it, for
-// compute (MPS included) or graphics, each once per instance. Processes that
-// merely hold a management handle, such as monitoring agents, are not listed
-// by NVML. The PIDs are the driver's: from inside a PID namespace some
-// processes are hidden.
+// Processes returns the processes that use the GPU or an instance of it, for compute
+// (MPS included) or graphics, each once per instance. NVML does not list processes
+// that only have a management handle open, such as monitoring agents, nor, to a
+// caller in a PID namespace, those outside of it.
 func (c *Client) Processes(ctx context.Context, pciAddress string) ([]gpu.Process, error) {
 	var out []gpu.Process
 	err := c.onGPU(ctx, pciAddress, func(h *handle) error {
