@@ -16,8 +16,8 @@ import (
 // wholeGPU means all instances in place of an instance id.
 const wholeGPU = -1
 
-// ErrDivided: a GPU cannot be used undivided while there are instances on it. It wraps
-// gpu.ErrInUse, but waiting does not help.
+// ErrDivided means that a GPU cannot be used undivided because there are instances on
+// it. It wraps gpu.ErrInUse, but waiting does not help.
 var ErrDivided = fmt.Errorf("it is partitioned: %w", gpu.ErrInUse)
 
 // EnsureWhole disables MIG mode, so that the GPU can be used undivided. It never

@@ -15,8 +15,8 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
-// ErrRestartRequired: this process has loaded the library of another driver version
-// than the installed one, and cannot load a second one.
+// ErrRestartRequired means that this process has loaded the library of another driver
+// version than the installed one, and cannot load a second one.
 var ErrRestartRequired = errors.New("the process must be restarted to use the installed driver")
 
 // required are the functions that this package calls without looking them up. All of
