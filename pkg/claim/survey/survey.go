@@ -18,6 +18,7 @@ import (
 	"github.com/partage-dev/partage/pkg/claim/step"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/panics"
 )
 
 const (
@@ -122,7 +123,7 @@ func (s *Surveyor) Survey(ctx context.Context, inventory *device.Inventory) devi
 	wg.Wait()
 	view, err := s.readJournal()
 	for _, g := range gpus {
-		wg.Go(func() { g.survey(ctx, view, err) })
+		wg.Go(func() { g.surveySafely(ctx, view, err) })
 	}
 	wg.Wait()
 	var status device.Status
@@ -161,10 +162,22 @@ func (g *surveyed) lock(ctx context.Context) {
 	}
 }
 
-func (g *surveyed) survey(ctx context.Context, view *view, viewErr error) {
+// surveySafely lets a panic be the failure of this GPU's survey only.
+func (g *surveyed) surveySafely(ctx context.Context, view *view, viewErr error) {
 	if g.unlock != nil {
 		defer g.unlock()
 	}
+	var panicked error
+	func() {
+		defer panics.Recover(ctx, &panicked)
+		g.survey(ctx, view, viewErr)
+	}()
+	if panicked != nil {
+		g.findings, _ = g.last(g.address)
+	}
+}
+
+func (g *surveyed) survey(ctx context.Context, view *view, viewErr error) {
 	latest, known := g.last(g.address)
 	if viewErr != nil {
 		klog.FromContext(ctx).Error(viewErr, "GPU is not compared with the journal", "pciAddress", g.address)
