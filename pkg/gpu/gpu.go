@@ -151,6 +151,9 @@ type ComputeInstance struct {
 	ID int
 	// UUID is the MIG device's, "MIG-…". Every creation gives a new one.
 	UUID string
+	// Slices is how many of the GPU instance's compute slices it spans; 0 where the driver
+	// does not say.
+	Slices int
 }
 
 // Process is a process that uses a GPU or a GPU instance.

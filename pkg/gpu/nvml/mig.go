@@ -169,7 +169,7 @@ func (h *handle) computeInstance(ctx context.Context, ci nvml.ComputeInstance) (
 	if !strings.HasPrefix(uuid, "MIG-") {
 		return gpu.ComputeInstance{}, fmt.Errorf("UUID of compute instance %d on GPU %s is %q: not a MIG device's", info.Id, h.pci, uuid)
 	}
-	return gpu.ComputeInstance{ID: int(info.Id), UUID: uuid}, nil
+	return gpu.ComputeInstance{ID: int(info.Id), UUID: uuid, Slices: int(info.Placement.Size)}, nil
 }
 
 // SetMIGMode sets MIG mode, unless it is set already, and reads it back: the driver

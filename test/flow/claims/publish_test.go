@@ -232,7 +232,7 @@ func untilPrinted(t *testing.T, p *harness.Driver, n *harness.Node) {
 
 // publishedAgain is what the driver logs when it restores slices at once. The slice
 // controller does so after half a minute, and logs nothing.
-const publishedAgain = "ResourceSlices were deleted, publishing them again"
+const publishedAgain = "Publishing the ResourceSlices again"
 
 // TestKubeletRestart checks that slices come back at once. A kubelet that starts deletes
 // the slices of its node, before or after it registers the driver.
