@@ -182,10 +182,11 @@ $(LINT): test/tools/go.mod test/tools/go.sum
 ##@ Maintain
 
 # Golden files are written by tests that have "*update" in their file, in packages with a
-# flag -update. Only these tests run. ./test/cluster is a module of its own.
+# flag -update. Only these tests run: those of the simulator and of test/flow first, since
+# they write what the tests of pkg/device read. ./test/cluster is a module of its own.
 .PHONY: golden
 golden: build $(HELM) ## Rewrite all golden files from what the code does now; look at the diff
-	$(call update-golden,cmd pkg test/gpusim test/flow)
+	$(call update-golden,test/gpusim test/flow pkg)
 	cd test/cluster && export CGO_ENABLED=0; $(call update-golden,internal)
 	HELM=$(CURDIR)/$(HELM) deployments/helm/check -update
 
