@@ -50,7 +50,7 @@ type earlierRecord struct {
 // A claim that is prepared stays so, one that is not finished is cleaned up.
 func TestUpgradeOfJournal(t *testing.T) {
 	t.Parallel()
-	files, err := filepath.Glob("../../pkg/claim/testdata/journal/*.json")
+	files, err := filepath.Glob("../../pkg/claim/journal/testdata/formats/*.json")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no records of earlier versions: %v", err)
 	}
