@@ -8,12 +8,11 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
-# The same flags for builds, tests and lint, so that nothing is compiled twice.
-# The version comes from git below; a checkout of another user is no error.
-export GOFLAGS := -buildvcs=false -trimpath $(GOFLAGS)
+# No flags that change what the compiler makes: builds, tests and lint share a cache with
+# each other and with a plain `go test`. The version comes from git below, so a checkout
+# that belongs to another user is no error.
+export GOFLAGS := -buildvcs=false $(GOFLAGS)
 export CGO_ENABLED := 1
-# go-nvml binds deprecated functions as well, which is not for us to fix.
-export CGO_CFLAGS := -O2 -g -Wno-deprecated-declarations $(CGO_CFLAGS)
 
 VERSION ?= $(shell git describe --tags --dirty 2>/dev/null || echo devel)
 COMMIT ?= $(shell git describe --always --dirty --abbrev=12 --exclude '*' 2>/dev/null)
@@ -24,15 +23,15 @@ OUT := _output
 # The demos and the cluster tests expect this one.
 MACHINE := dgx-h100
 CLUSTER := bin/cluster
-# Tests have a cluster of their own: one that make demo started is left alone.
-TEST_CLUSTER := $(CLUSTER) --name test
 HELM := $(OUT)/cluster/bin/helm
 LINT := $(OUT)/bin/golangci-lint
 # How long make soak takes.
 SOAK := 10m
-# Packages of the root module by kind of test.
-UNIT := ./cmd/... ./pkg/... ./test/gpusim/...
-FLOW := ./test/flow
+# Unit tests run with the race detector, except for packages without goroutines, whose
+# tests then start sooner, and pkg/host, which runs its test binary without a C library.
+PLAIN := ./pkg/api/... ./pkg/device/... ./pkg/host/... ./pkg/policy/... ./pkg/version/... ./test/gpusim/...
+RACE = $(filter-out $(shell go list $(PLAIN)),$(shell go list ./cmd/... ./pkg/...))
+FLOW := $(addprefix ./test/flow/,claims sharing crash fault soak)
 
 # One thing at a time: what is built must be there before what uses it.
 .NOTPARALLEL:
@@ -42,7 +41,12 @@ say = @printf '\n--- %s\n' '$(1)'
 # Tests that say what they did: a line for each test and each count of cases. $(1):
 # where the rest goes; $(2): arguments of go test.
 define verbose
-	@mkdir -p $(dir $(1)); go test -v $(2) 2>&1 | tee $(1) | grep --line-buffered -E '^(---|ok|FAIL|panic)|_test.go:[0-9]+: .*[0-9]+ (cases|crashes|faults|seeds|.* driver started)' || { cat $(1); exit 1; }
+	@mkdir -p $(dir $(1)); go test -v $(2) 2>&1 | tee $(1) | grep --line-buffered -E '^(---|ok|FAIL|panic|enumerations)|[a-z_]+.go:[0-9]+: .*[0-9]+ (cases|crashes|faults|seeds|.* driver started)' || { cat $(1); exit 1; }
+endef
+
+# The same with a line for each package instead of each test.
+define quiet
+	@mkdir -p $(dir $(1)); go test -v $(2) 2>&1 | tee $(1) | grep --line-buffered -E '^(--- FAIL|ok|FAIL|panic)|_test.go:[0-9]+: .*[0-9]+ (cases|crashes|faults|seeds)' || { cat $(1); exit 1; }
 endef
 
 ##@ Try it
@@ -53,7 +57,7 @@ demo: root setup build cluster images ## Start a local Kubernetes with simulated
 	$(CLUSTER) up --machine $(MACHINE)
 	@$(CLUSTER) load-image $(OUT)/cluster/images/*.tar >/dev/null
 	$(call say,installing the driver with helm)
-	$(CLUSTER) run -- $(helm-install)
+	$(CLUSTER) run -- demo/install
 	$(call say,demos)
 	$(CLUSTER) run -- demo/run
 	@printf '%s\n' '' \
@@ -81,6 +85,8 @@ build: gpusim ## Build the driver and the test tools into bin/
 .PHONY: gpusim
 gpusim: ## Build the simulated GPU machine
 	$(call say,building the simulated GPUs)
+	@# It binds deprecated functions, too. The first compilation warns of each.
+	@go build github.com/NVIDIA/go-nvml/pkg/nvml 2>/dev/null || go build github.com/NVIDIA/go-nvml/pkg/nvml
 	$(MAKE) --no-print-directory -C test/gpusim/lib OUT=$(CURDIR)/$(OUT)/gpusim/lib
 	go build -o bin/gpusim ./test/gpusim/cmd/gpusim
 	go build -o $(OUT)/gpusim/bin/ $(addprefix ./test/gpusim/cmd/,nvidia-smi nvidia-cuda-mps-control nvidia-cuda-mps-server cuda-client)
@@ -89,6 +95,11 @@ gpusim: ## Build the simulated GPU machine
 cluster: build ## Build Kubernetes, containerd, runc and helm (the first time takes minutes)
 	$(call say,building Kubernetes)
 	$(CLUSTER) build
+
+# helm alone, of all that the cluster consists of.
+$(HELM): build test/cluster/go.mod test/cluster/go.sum
+	$(call say,building helm)
+	$(CLUSTER) build helm
 
 .PHONY: images
 images: build cluster ## Build the container images of driver and demos, without docker
@@ -101,46 +112,59 @@ images: build cluster ## Build the container images of driver and demos, without
 test: root setup test-unit helm-check test-flow test-cluster ## Run all tests, with all that they need
 	$(call say,all tests passed)
 
+.PHONY: test-all
+test-all: export PARTAGE_TEST_ALL := 1
+test-all: test ## Run all tests, with all crashes and faults instead of a sample
+
+# ./test/cluster is a module of its own; ./test/e2e needs a cluster, that of SUITE.
+SUITE := pods
+.PHONY: test-one
+ifneq (,$(findstring test/e2e,$(PKG)))
+test-one: root setup build cluster images
+	go test -c -tags e2e -o $(OUT)/e2e.test ./test/e2e
+	E2E_RUN='$(RUN)' test/e2e/run $(SUITE)
+else ifneq (,$(findstring test/cluster,$(PKG)))
+test-one:
+	cd test/cluster && CGO_ENABLED=0 go test -count=1 -v -run '$(RUN)' $(patsubst ./test/cluster/%,./%,$(PKG))
+else
+test-one: $(if $(findstring test/flow,$(PKG)),build,gpusim) ## Run tests of one package: make test-one PKG=./pkg/device RUN=TestGolden
+	@[[ -n '$(PKG)' ]] || { echo 'usage: make test-one PKG=./pkg/device [RUN=TestGolden]'; exit 2; }
+	go test -count=1 -v -run '$(RUN)' $(PKG)
+endif
+
 .PHONY: test-unit
 test-unit: gpusim ## Test every package by itself
 	$(call say,unit tests)
-	go test $(UNIT)
+	go test $(PLAIN)
 	cd test/cluster && CGO_ENABLED=0 go test ./...
-	$(call say,crashes and faults of package claim)
-	$(call verbose,$(OUT)/test-claim.log,-run '^(TestKilled|TestFault)' ./pkg/claim)
+	$(call say,unit tests with the race detector: log in $(OUT)/test-race.log)
+	$(call quiet,$(OUT)/test-race.log,-race -timeout 15m $(RACE))
 
 .PHONY: test-flow
 test-flow: build ## Test the plugin over gRPC against simulated GPUs, without Kubernetes
 	$(call say,flow tests: log in $(OUT)/test-flow.log)
-	go test $(FLOW)/killpoint
-	$(call verbose,$(OUT)/test-flow.log,-timeout 25m $(FLOW))
+	go test ./test/flow/killpoint
+	$(call verbose,$(OUT)/test-flow.log,-count=1 -p 1 -timeout 25m $(FLOW))
 
 .PHONY: soak
-soak: build ## Break the driver at random for SOAK=10m and look for what is left
+soak: build ## Break the driver at random for SOAK=10m, from a new seed each time
 	$(call say,soak)
-	go test -count=1 -timeout 0 -v -run '^TestSoak$$' ./test/flow -soak.duration=$(SOAK)
+	go test -count=1 -timeout 0 -v -run '^TestSoak$$' ./test/flow/soak -soak.duration=$(SOAK)
 
 .PHONY: test-cluster
-test-cluster: root setup build cluster images ## Test with real pods on a local Kubernetes of its own
-	$(call say,cluster tests: the local cluster itself leaves nothing behind)
-	cd test/cluster && CGO_ENABLED=0 go test -count=1 -tags cluster ./integration
+test-cluster: root setup build cluster images ## Test with real pods on local Kubernetes clusters
+	$(call say,cluster tests: logs in $(OUT)/test-cluster)
 	go test -c -tags e2e -o $(OUT)/e2e.test ./test/e2e
-	$(call say,cluster tests: Kubernetes as it is by default)
-	$(call in-test-cluster,,$(OUT)/e2e.test -test.v)
-	$(call say,cluster tests: GPUs of several models under a policy)
-	$(call in-test-cluster,,env DEMO_MACHINE=mixed-mig $(OUT)/e2e.test -test.v -test.run '^(TestDemos|TestDemosTogether|TestSharesOfPartitions|TestIntervalOfShares)$$',mixed-mig,--values demo/policy-per-model/values.yaml)
-	$(call say,cluster tests: without partitionable devices)
-	$(call in-test-cluster,--feature-gates DRAPartitionableDevices=false,\
-	  env PARTAGE_E2E_WITHOUT_PARTITIONS=1 $(OUT)/e2e.test -test.v -test.run '^(TestPublished|TestWithoutPartitions)$$')
+	test/e2e/run
 
 .PHONY: helm-check
-helm-check: cluster ## Check the chart: lint, golden files, refusals
+helm-check: $(HELM) ## Check the chart: lint, golden files, refusals
 	$(call say,helm chart)
 	HELM=$(CURDIR)/$(HELM) deployments/helm/check
 
 .PHONY: bench
 bench: build ## Measure Prepare and Unprepare, without and with simulated latency of the hardware
-	go test -run '^$$' -bench . -benchtime 3s $(FLOW)
+	go test -run '^$$' -bench . -benchtime 3s ./test/flow/bench
 
 .PHONY: lint
 lint: $(LINT) gpusim ## Check formatting and code of all modules
@@ -157,10 +181,19 @@ $(LINT): test/tools/go.mod test/tools/go.sum
 
 ##@ Maintain
 
+# Golden files are written by tests that have "*update" in their file, in packages with a
+# flag -update. Only these tests run. ./test/cluster is a module of its own.
 .PHONY: golden
-golden: gpusim cluster ## Rewrite all golden files from what the code does now; look at the diff
-	go test ./pkg/... ./test/gpusim/... -update
+golden: build $(HELM) ## Rewrite all golden files from what the code does now; look at the diff
+	$(call update-golden,cmd pkg test/gpusim test/flow)
+	cd test/cluster && export CGO_ENABLED=0; $(call update-golden,internal)
 	HELM=$(CURDIR)/$(HELM) deployments/helm/check -update
+
+# $(1): folders.
+define update-golden
+for file in $$(grep -rl --include='*_test.go' '\*update\b' $(1)); do \
+	  go test -count=1 ./$$(dirname $$file) -run "^($$(sed -n 's/^func \(Test[A-Za-z0-9]*\)(.*/\1/p' $$file | paste -sd '|'))$$" -update; done
+endef
 
 .PHONY: clean
 clean: ## Remove what was built; refused while a cluster runs
@@ -178,25 +211,6 @@ root:
 	@if [[ $$(id -u) != 0 ]]; then \
 	  echo 'This needs root: it installs packages, makes device nodes and runs containers. Try:'; \
 	  echo '  sudo env "PATH=$$PATH" make $(MAKECMDGOALS)'; exit 1; fi
-
-# A plugin that was built anew rolls out, although its image has the same name. The
-# pods of the MPS supervisor are for people to delete; waiting for them would never
-# end, except with the older way of waiting.
-helm-install = helm upgrade --install partage deployments/helm/partage --namespace partage --create-namespace \
-  --values demo/values-simulated.yaml --wait=legacy --timeout 90s \
-  --set-string kubeletPlugin.podAnnotations.build=$$(sha256sum bin/gpu-kubelet-plugin | cut -c1-16)
-
-driver-logs = kubectl logs --namespace partage --selector app.kubernetes.io/name=partage --prefix --tail 200
-
-# A cluster with the driver. $(1): options of up; $(2): what runs in it; $(3): its
-# machine and $(4): options of helm, where they are others. The cluster goes down
-# whatever happens; its logs stay in _output/cluster/log/test.
-define in-test-cluster
-	@trap '$(TEST_CLUSTER) down' EXIT; \
-	$(TEST_CLUSTER) up --machine $(or $(3),$(MACHINE)) $(1); \
-	$(TEST_CLUSTER) run -- $(helm-install) $(4) >/dev/null; \
-	$(TEST_CLUSTER) run -- $(2) || { $(TEST_CLUSTER) run -- $(driver-logs); exit 1; }
-endef
 
 .PHONY: help
 help: ## Show this

@@ -4,14 +4,15 @@
 package main
 
 import (
-	"strings"
 	"time"
 
 	"github.com/urfave/cli/v3"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+
+	"github.com/partage-dev/partage/pkg/command"
 )
 
-// config is the value of every flag. Empty paths are filled in by resolve.
+// config holds the value of every flag. Empty paths get their defaults in roots.
 type config struct {
 	nodeName   string
 	kubeconfig string
@@ -31,15 +32,13 @@ type config struct {
 	policyFile   string
 	interposer   string
 	podUID       string
-	healthPort   int
 
 	callLimit         time.Duration
 	pollInterval      time.Duration
 	reconcileInterval time.Duration
 	orphanGrace       time.Duration
 
-	verbosity     int
-	loggingFormat string
+	process command.Process
 
 	partitionable, consumable bool
 }
@@ -52,108 +51,75 @@ const (
 	categoryProcess = "Process"
 )
 
-// flags returns the flags of the driver itself; the ones about paths and logging
-// also hold for its sub-commands.
+// flags returns the flags of the driver itself. Those for paths and logging apply
+// to its sub-commands too.
 func (c *config) flags() []cli.Flag {
 	flags := []cli.Flag{
-		text(categoryCluster, "node-name", "", &c.nodeName,
-			"name of the Node object that this machine is; mandatory, except for slices, which takes the host name"),
-		text(categoryCluster, "kubeconfig", "", &c.kubeconfig,
-			"file that says how to reach the API server; empty: the pod's service account"),
+		command.String(categoryCluster, "node-name", "", &c.nodeName,
+			"name of this machine's Node object; required, except for slices, which defaults to the host name"),
+		command.String(categoryCluster, "kubeconfig", "", &c.kubeconfig,
+			"kubeconfig file for the API server; empty: the pod's service account"),
 		&cli.FloatFlag{
-			Name: "kube-api-qps", Category: categoryCluster, Value: 50, Destination: &c.qps, Sources: env("kube-api-qps"),
-			Usage: "requests per second to the API server that are allowed for long; one is needed for every claim that is prepared",
+			Name: "kube-api-qps", Category: categoryCluster, Value: 50, Destination: &c.qps, Sources: command.Env("kube-api-qps"),
+			Usage: "sustained rate of requests to the API server, per second; every claim that is prepared needs one",
 		},
-		&cli.IntFlag{
-			Name: "kube-api-burst", Category: categoryCluster, Value: 100, Destination: &c.burst, Sources: env("kube-api-burst"),
-			Usage: "requests to the API server that may be sent at once",
-		},
+		command.Int(categoryCluster, "kube-api-burst", 100, &c.burst,
+			"burst of requests to the API server"),
 
-		text(categoryPaths, "driver-root", "/", &c.driverRoot,
+		command.String(categoryPaths, "driver-root", "/", &c.driverRoot,
 			"root of the tree that holds the NVIDIA driver's libraries and programs, as this process sees it"),
-		text(categoryPaths, "dev-root", "", &c.devRoot,
+		command.String(categoryPaths, "dev-root", "", &c.devRoot,
 			"root of the tree that holds dev/nvidia0, as this process sees it; empty: the driver root if it has dev/nvidiactl, else /"),
-		text(categoryPaths, "proc-root", "/proc", &c.procRoot,
+		command.String(categoryPaths, "proc-root", "/proc", &c.procRoot,
 			"directory that holds driver/nvidia/capabilities and devices"),
-		text(categoryPaths, "sys-root", "/sys", &c.sysRoot,
+		command.String(categoryPaths, "sys-root", "/sys", &c.sysRoot,
 			"directory that holds bus/pci/devices"),
-		text(categoryPaths, "host-driver-root", "", &c.hostDriverRoot,
+		command.String(categoryPaths, "host-driver-root", "", &c.hostDriverRoot,
 			"the driver root as the container runtime sees it; empty: the same path"),
-		text(categoryPaths, "host-dev-root", "", &c.hostDevRoot,
+		command.String(categoryPaths, "host-dev-root", "", &c.hostDevRoot,
 			"the device root as the container runtime sees it; empty: the host driver root where the driver root holds the devices, else the same path"),
-		text(categoryPaths, "cdi-root", "/var/run/cdi", &c.cdiRoot,
+		command.String(categoryPaths, "cdi-root", "/var/run/cdi", &c.cdiRoot,
 			"directory for CDI spec files, which the container runtime must be watching"),
-		text(categoryPaths, "nvidia-cdi-hook", "/usr/bin/nvidia-cdi-hook", &c.cdiHook,
+		command.String(categoryPaths, "nvidia-cdi-hook", "/usr/bin/nvidia-cdi-hook", &c.cdiHook,
 			"the nvidia-cdi-hook program; it is copied to where the container runtime can run it"),
-		text(categoryPaths, "kubelet-plugins-dir", kubeletplugin.KubeletPluginsDir, &c.pluginsDir,
-			"the kubelet's directory for plugin data; must be the same path inside and outside of the container"),
-		text(categoryPaths, "kubelet-registrar-dir", kubeletplugin.KubeletRegistryDir, &c.registrarDir,
-			"the kubelet's directory for registration sockets; must be the same path inside and outside of the container"),
-		text(categoryPaths, "mps-dir", "/run/partage/mps", &c.mpsDir,
-			"the MPS supervisor's directory; must be the same path inside and outside of the container"),
-		text(categoryPaths, "mps-supervisor-program", "/usr/bin/mps-supervisor", &c.supervisor,
+		command.String(categoryPaths, "kubelet-plugins-dir", kubeletplugin.KubeletPluginsDir, &c.pluginsDir,
+			"the kubelet's directory for plugin data; must be the same path inside and outside the container"),
+		command.String(categoryPaths, "kubelet-registrar-dir", kubeletplugin.KubeletRegistryDir, &c.registrarDir,
+			"the kubelet's directory for registration sockets; must be the same path inside and outside the container"),
+		command.String(categoryPaths, "mps-dir", "/run/partage/mps", &c.mpsDir,
+			"the MPS supervisor's directory; must be the same path inside and outside the container"),
+		command.String(categoryPaths, "mps-supervisor-program", "/usr/bin/mps-supervisor", &c.supervisor,
 			"the mps-supervisor program; it is copied to where the container runtime can run it as a hook"),
 
-		text(categorySharing, "policy-file", "", &c.policyFile,
+		command.String(categorySharing, "policy-file", "", &c.policyFile,
 			"the SharingPolicy, which may change at any time; empty: every kind of device on every GPU"),
-		text(categorySharing, "interposer-library", "", &c.interposer,
-			"library on the host that limits memory and multiprocessors from inside of containers with time-slice shares; empty: they have no limits"),
+		command.String(categorySharing, "interposer-library", "", &c.interposer,
+			"library on the host that is loaded into containers with time-slice shares to limit their memory and multiprocessors; empty: no limits"),
 
-		duration("nvml-call-limit", 25*time.Second, &c.callLimit,
-			"how long one call of the NVIDIA driver may take before it is left behind and its GPU counts as not responding"),
-		duration("poll-interval", 10*time.Second, &c.pollInterval,
-			"time between two looks at the GPUs"),
-		duration("reconcile-interval", 30*time.Second, &c.reconcileInterval,
-			"time between two attempts to clean up what failed and what belongs to no claim of the cluster"),
-		duration("orphan-grace", 2*time.Minute, &c.orphanGrace,
-			"how long a claim must be gone from the cluster before its devices are released although the kubelet has not asked for it"),
+		command.Duration(categoryTimes, "nvml-call-limit", 25*time.Second, &c.callLimit,
+			"how long one call of the NVIDIA driver may take before it is abandoned and its GPU counts as not responding"),
+		command.Duration(categoryTimes, "poll-interval", 10*time.Second, &c.pollInterval,
+			"time between two polls of the GPUs"),
+		command.Duration(categoryTimes, "reconcile-interval", 30*time.Second, &c.reconcileInterval,
+			"time between two attempts to clean up after failures and after claims that no longer exist"),
+		command.Duration(categoryTimes, "orphan-grace", 2*time.Minute, &c.orphanGrace,
+			"how long a claim must be gone from the cluster before its devices are released without a request of the kubelet"),
 
-		text(categoryProcess, "pod-uid", "", &c.podUID,
+		command.String(categoryProcess, "pod-uid", "", &c.podUID,
 			"UID of the driver's pod; lets an old and a new pod overlap during a rolling update"),
-		&cli.IntFlag{
-			Name: "health-port", Category: categoryProcess, Value: 51515, Destination: &c.healthPort, Sources: env("health-port"),
-			Usage: "port of the gRPC health service with the services liveness and readiness; 0: off",
-		},
-		&cli.IntFlag{
-			Name: "v", Category: categoryProcess, Value: 2, Destination: &c.verbosity, Sources: cli.EnvVars("LOG_LEVEL"),
-			Usage: "log verbosity: 2 what changes, 4 why, 6 every gRPC call with its content",
-		},
-		text(categoryProcess, "logging-format", "text", &c.loggingFormat, "text or json"),
 	}
-	return flags
+	return append(flags, c.process.Flags(categoryProcess, 51515)...)
 }
 
 func (c *config) slicesFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.BoolFlag{
 			Name: "partitionable-devices", Value: true, Destination: &c.partitionable,
-			Usage: "the cluster has the feature gate DRAPartitionableDevices on, as it is by default from Kubernetes 1.36",
+			Usage: "the cluster has the feature gate DRAPartitionableDevices enabled, the default since Kubernetes 1.36",
 		},
 		&cli.BoolFlag{
 			Name: "consumable-capacity", Value: true, Destination: &c.consumable,
-			Usage: "the cluster has the feature gate DRAConsumableCapacity on, as it is by default from Kubernetes 1.36",
+			Usage: "the cluster has the feature gate DRAConsumableCapacity enabled, the default since Kubernetes 1.36",
 		},
 	}
-}
-
-func text(category, name, value string, destination *string, usage string) cli.Flag {
-	return &cli.StringFlag{
-		Name: name, Category: category, Value: value, Destination: destination, Usage: usage, Sources: env(name),
-	}
-}
-
-func duration(name string, value time.Duration, destination *time.Duration, usage string) cli.Flag {
-	return &cli.DurationFlag{
-		Name: name, Category: categoryTimes, Value: value, Destination: destination, Usage: usage, Sources: env(name),
-	}
-}
-
-// env is the environment variable that a flag falls back to: NODE_NAME for
-// node-name.
-func env(flag string) cli.ValueSourceChain {
-	return cli.EnvVars(envName(flag))
-}
-
-func envName(flag string) string {
-	return strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }

@@ -15,11 +15,11 @@ import (
 	"github.com/partage-dev/partage/pkg/plugin"
 )
 
-// errRootsMoved: everything has to be wired anew for other roots.
+// errRootsMoved means that everything has to be wired again, for other roots.
 var errRootsMoved = fmt.Errorf("the driver's files are elsewhere now (%w)", plugin.ErrStop)
 
-// hardware is the NVML session, and notices when a driver that came later
-// changed what the roots are, or needs another process.
+// hardware is the NVML session. It also notices that a driver installed later has
+// moved the roots, or needs a new process.
 type hardware struct {
 	*nvml.Client
 	specs  *cdi.Specs
@@ -31,7 +31,7 @@ func (h *hardware) Open(ctx context.Context) error {
 	err := h.Client.Open(ctx)
 	switch {
 	case err == nil:
-		// Without the driver its files say nothing: they come and go with it.
+		// Only now: without the driver its files are no evidence of where the roots are.
 		if now := h.config.roots(); now != h.roots {
 			return fmt.Errorf("%w: device root %s", errRootsMoved, now.Dev)
 		}
@@ -43,8 +43,8 @@ func (h *hardware) Open(ctx context.Context) error {
 	return err
 }
 
-// onHost adds where the driver root is for people, who know the host's paths and
-// not those of this container.
+// onHost adds the driver root's path on the host, since people know that and not the
+// one in this container.
 func (h *hardware) onHost(err error) error {
 	if h.roots.HostDriver == h.roots.Driver {
 		return err
@@ -52,7 +52,7 @@ func (h *hardware) onHost(err error) error {
 	return fmt.Errorf("%w (driver root %s is %s on the host)", err, h.roots.Driver, h.roots.HostDriver)
 }
 
-// Discover also tells package cdi which libraries belong to the driver.
+// Discover also gives the driver's version to the CDI specs.
 func (h *hardware) Discover(ctx context.Context) (*gpu.Node, error) {
 	node, err := h.Client.Discover(ctx)
 	if err == nil {

@@ -17,17 +17,17 @@ import (
 
 const hookMode = 0o755
 
-// installHook copies a hook program to a path that exists on the host too,
-// because the container runtime runs hooks outside of the driver's container. A
-// copy that is already right is left alone; a new one replaces it in one step,
-// since a container may be starting at this moment.
+// installHook copies a hook program to a path that exists on the host too, because
+// the container runtime runs hooks outside the driver's container. An identical copy
+// is left alone; a different one is replaced atomically, since a container may be
+// starting right now.
 func installHook(from, to string) (err error) {
 	want, err := os.ReadFile(from)
 	if err != nil {
 		return fmt.Errorf("read the hook program: %w", err)
 	}
-	// Two instances start at the same time where a node has no copy yet. The lock
-	// is on the folder itself, so that no file is left for it.
+	// Two instances may start at the same time on a node that has no copy yet. The
+	// lock is on the folder itself, so that it leaves no file behind.
 	lock := flock.New(filepath.Dir(to), flock.SetFlag(os.O_RDONLY))
 	if err := lock.Lock(); err != nil {
 		return fmt.Errorf("wait for another instance that installs hook programs: %w", err)
@@ -50,8 +50,8 @@ func installHook(from, to string) (err error) {
 	return nil
 }
 
-// removeUnfinished takes away the copy that an instance was making when it was
-// killed. The caller has the lock.
+// removeUnfinished removes the partial copy of an instance that was killed. The caller
+// holds the lock.
 func removeUnfinished(path string) error {
 	if err := os.Remove(host.TemporaryName(path)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("remove an unfinished copy of a hook program: %w", err)

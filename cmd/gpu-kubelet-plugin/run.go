@@ -7,10 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
-	"strconv"
 
 	"github.com/urfave/cli/v3"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -21,6 +19,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/cdi"
 	"github.com/partage-dev/partage/pkg/claim"
+	"github.com/partage-dev/partage/pkg/command"
 	"github.com/partage-dev/partage/pkg/gpu/nvml"
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/partition"
@@ -29,8 +28,8 @@ import (
 	"github.com/partage-dev/partage/pkg/version"
 )
 
-// driverName is the name that claims and device classes know this driver by. It
-// is also the domain of the attributes.
+// driverName is how claims and device classes refer to this driver. It is also the
+// domain of the attributes.
 const driverName = "gpu.nvidia.com"
 
 // serve runs the driver until ctx ends.
@@ -38,7 +37,7 @@ func serve(ctx context.Context, c *config, cmd *cli.Command) error {
 	if err := c.validate(); err != nil {
 		return err
 	}
-	if err := c.setUpLogging(); err != nil {
+	if err := c.process.SetUpLogging(); err != nil {
 		return err
 	}
 	client, err := c.kubeClient()
@@ -46,7 +45,7 @@ func serve(ctx context.Context, c *config, cmd *cli.Command) error {
 		return err
 	}
 	logger := klog.FromContext(ctx)
-	logger.Info("Starting", append([]any{"version", version.Get()}, flagsInEffect(cmd)...)...)
+	logger.Info("Starting", append([]any{"version", version.Get()}, command.InEffect(cmd)...)...)
 	for {
 		err := c.serveOnce(ctx, client)
 		if !errors.Is(err, errRootsMoved) {
@@ -73,7 +72,8 @@ func (c *config) kubeClient() (kubernetes.Interface, error) {
 	return client, nil
 }
 
-// serveOnce wires everything for the roots as they are now.
+// serveOnce wires everything for the present roots and runs until ctx ends or the
+// roots move.
 func (c *config) serveOnce(ctx context.Context, client kubernetes.Interface) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -116,7 +116,7 @@ func (c *config) serveOnce(ctx context.Context, client kubernetes.Interface) err
 	if err != nil {
 		return fmt.Errorf("set up claims in %s: %w", dataDir, err)
 	}
-	listener, err := c.healthListener(ctx)
+	listener, err := c.process.ListenHealth(ctx)
 	if err != nil {
 		return err
 	}
@@ -140,15 +140,4 @@ func (c *config) serveOnce(ctx context.Context, client kubernetes.Interface) err
 		return err
 	}
 	return p.Run(ctx)
-}
-
-func (c *config) healthListener(ctx context.Context) (net.Listener, error) {
-	if c.healthPort == 0 {
-		return nil, nil //nolint:nilnil // off
-	}
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", ":"+strconv.Itoa(c.healthPort))
-	if err != nil {
-		return nil, fmt.Errorf("listen on --health-port (HEALTH_PORT): %w", err)
-	}
-	return listener, nil
 }

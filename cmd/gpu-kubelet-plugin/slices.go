@@ -18,8 +18,8 @@ import (
 	"github.com/partage-dev/partage/pkg/plugin"
 )
 
-// printSlices writes what this machine would publish as a stream of YAML
-// documents.
+// printSlices writes the ResourceSlices that this machine would publish, as a stream
+// of YAML documents.
 func printSlices(ctx context.Context, c *config, out io.Writer) error {
 	if c.nodeName == "" {
 		host, err := os.Hostname()
@@ -31,13 +31,13 @@ func printSlices(ctx context.Context, c *config, out io.Writer) error {
 	if err := c.validateSlices(); err != nil {
 		return err
 	}
-	// First, so that a policy can be tried on a machine without GPUs.
+	// Before the hardware, so that a policy can be tried on a machine without GPUs.
 	rules, err := plugin.NewPolicyFile(c.policyFile).Read()
 	if err != nil {
 		return err
 	}
-	// What is wrong with a GPU, and the policy for each, goes to stderr.
-	if err := c.setUpLogging(); err != nil {
+	// The log with broken GPUs and the policy of each GPU goes to stderr.
+	if err := c.process.SetUpLogging(); err != nil {
 		return err
 	}
 	hardware := nvml.New(nvml.Options{Roots: c.roots()})

@@ -13,10 +13,6 @@ import (
 	"strings"
 	"testing"
 
-	"google.golang.org/grpc/codes"
-	healthpb "google.golang.org/grpc/health/grpc_health_v1"
-	"google.golang.org/grpc/status"
-
 	"github.com/partage-dev/partage/pkg/mps"
 )
 
@@ -43,7 +39,10 @@ func TestBadFlags(t *testing.T) {
 		{[]string{"--no-such-flag"}, []string{"no-such-flag"}},
 		{[]string{"start"}, []string{`unknown command "start", there are: container-hook, version`}},
 		{[]string{"container-hook"}, []string{"control", "session"}},
+		{[]string{"container-hook", "--control=/c"}, []string{"want --control and --session, or --software-limits"}},
+		{[]string{"container-hook", "--control=/c", "--session=gpu-0", "--software-limits"}, []string{"want --control and --session, or --software-limits"}},
 		{[]string{"container-hook", "--control=/c", "--session=gpu-0"}, []string{"MPS session gpu-0", "container's state"}},
+		{[]string{"container-hook", "--software-limits"}, []string{"software limits", "container's state"}},
 		{[]string{"launch"}, []string{"only the supervisor"}},
 	} {
 		t.Run(strings.Join(test.args, " "), func(t *testing.T) {
@@ -83,14 +82,20 @@ func TestContainerHook(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = listener.Close() })
-	if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{"process": {"env": ["PARTAGE_MPS_0=gpu-0"]}}`), 0o600); err != nil {
-		t.Fatal(err)
+	preload := filepath.Join(dir, "preload")
+	config := `{"process": {"env": ["PARTAGE_MPS_0=gpu-0"]}, "mounts": [` +
+		`{"destination": "/usr/local/vgpu/libvgpu.so"}, {"destination": "/etc/ld.so.preload", "source": "` + preload + `"}]}`
+	for path, content := range map[string]string{filepath.Join(dir, "config.json"): config, preload: "/usr/local/vgpu/libvgpu.so\n"} {
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
-	var stdout, stderr strings.Builder
-	code := run([]string{name, "container-hook", "--control", control, "--session", "gpu-0"},
-		strings.NewReader(fmt.Sprintf(`{"bundle": %q}`, dir)), &stdout, &stderr)
-	if code != 0 || stdout.Len()+stderr.Len() > 0 {
-		t.Errorf("exit code %d, stdout %q, stderr %q", code, stdout.String(), stderr.String())
+	for _, args := range [][]string{{"--control", control, "--session", "gpu-0"}, {"--software-limits"}} {
+		var stdout, stderr strings.Builder
+		code := run(append([]string{name, "container-hook"}, args...), strings.NewReader(fmt.Sprintf(`{"bundle": %q}`, dir)), &stdout, &stderr)
+		if code != 0 || stdout.Len()+stderr.Len() > 0 {
+			t.Errorf("%v: exit code %d, stdout %q, stderr %q", args, code, stdout.String(), stderr.String())
+		}
 	}
 }
 
@@ -104,15 +109,12 @@ func TestHealth(t *testing.T) {
 		"hangs":                    {context.DeadlineExceeded, false, false},
 		"is broken":                {errors.New("broken"), false, false},
 	} {
-		h := &health{list: func(context.Context) ([]mps.Status, error) { return nil, test.err }}
-		for service, want := range map[string]bool{"": test.alive, liveness: test.alive, readiness: test.good} {
-			got, err := h.Check(t.Context(), &healthpb.HealthCheckRequest{Service: service})
-			if err != nil || (got.GetStatus() == healthpb.HealthCheckResponse_SERVING) != want {
-				t.Errorf("%s: %q is %v, %v", name, service, got.GetStatus(), err)
-			}
+		c := checks(func(context.Context) ([]mps.Status, error) { return nil, test.err })
+		if err := c.Liveness(t.Context()); (err == nil) != test.alive {
+			t.Errorf("%s: liveness is %v", name, err)
 		}
-		if _, err := h.Check(t.Context(), &healthpb.HealthCheckRequest{Service: "x"}); status.Code(err) != codes.NotFound {
-			t.Errorf("got %v", err)
+		if err := c.Readiness(t.Context()); (err == nil) != test.good {
+			t.Errorf("%s: readiness is %v", name, err)
 		}
 	}
 }

@@ -4,17 +4,12 @@
 package api
 
 import (
-	"encoding/json"
-	"errors"
-	"fmt"
-	"reflect"
-	"slices"
-	"strings"
-
+	"go.yaml.in/yaml/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	kjson "sigs.k8s.io/json"
+
+	"github.com/partage-dev/partage/pkg/strict"
 )
 
 // maxBytes is the API's own limit for opaque parameters (10 KiB, k8s.io/api
@@ -25,143 +20,117 @@ const maxBytes = 10 * 1024
 // form, an unknown or repeated field included, is an *InvalidError. The values
 // are checked by Config.Validate.
 func Decode(raw runtime.RawExtension) (Config, error) {
+	parameters := field.NewPath("parameters")
 	if len(raw.Raw) > maxBytes {
-		return nil, invalid("", field.ErrorList{field.TooLong(field.NewPath("parameters"), "", maxBytes)})
+		return nil, invalid("", field.ErrorList{field.TooLong(parameters, "", maxBytes)})
 	}
-	var meta metav1.TypeMeta
-	if err := kjson.UnmarshalCaseSensitivePreserveInts(raw.Raw, &meta); err != nil {
-		return nil, invalid("", field.ErrorList{formFault(err)})
-	}
-	config, faults := newConfig(meta)
-	if len(faults) > 0 {
-		return nil, invalid("", faults)
-	}
-	strict, err := kjson.UnmarshalStrict(raw.Raw, config)
+	root, err := strict.ParseJSON(raw.Raw)
 	if err != nil {
-		return nil, invalid(config.kind(), field.ErrorList{formFault(err)})
+		return nil, invalid("", field.ErrorList{field.Invalid(parameters, field.OmitValueType{}, "must be one JSON object: "+err.Error())})
 	}
-	for _, err := range strict {
-		faults = append(faults, strictFault(config, err))
+	r := &reader{}
+	kind, ok := r.TypeMeta(root, parameters, Version, GpuConfigKind, MigDeviceConfigKind)
+	if !ok {
+		return nil, invalid("", r.Faults())
 	}
-	if len(faults) > 0 {
-		return nil, invalid(config.kind(), faults)
+	config := r.config(root, metav1.TypeMeta{APIVersion: Version, Kind: kind})
+	if r.FaultCount() > 0 {
+		return nil, invalid(kind, r.Faults())
 	}
 	config.setDefaults()
 	return config, nil
 }
 
-// newConfig makes the empty configuration that apiVersion and kind ask for.
-func newConfig(meta metav1.TypeMeta) (Config, field.ErrorList) {
-	var faults field.ErrorList
-	switch path := field.NewPath("apiVersion"); meta.APIVersion {
-	case Version:
-	case "":
-		faults = append(faults, field.Required(path, fmt.Sprintf("must be %q", Version)))
-	default:
-		faults = append(faults, field.NotSupported(path, meta.APIVersion, []string{Version}))
-	}
-	kinds := []string{GpuConfigKind, MigDeviceConfigKind}
-	switch path := field.NewPath("kind"); meta.Kind {
+// reader reads the parts of a configuration. Null stands for an absent field.
+type reader struct{ strict.Reader }
+
+// config reads the configuration of a kind that is known.
+func (r *reader) config(root *yaml.Node, meta metav1.TypeMeta) Config {
+	fields := map[string]strict.Read{"apiVersion": strict.Skip, "kind": strict.Skip}
+	var config Config
+	switch meta.Kind {
 	case GpuConfigKind:
-		return &GpuConfig{}, faults
+		c := &GpuConfig{TypeMeta: meta}
+		fields["sharing"] = strict.Optional(func(n *yaml.Node, at *field.Path) { c.Sharing = r.gpuSharing(n, at) })
+		config = c
 	case MigDeviceConfigKind:
-		return &MigDeviceConfig{}, faults
-	case "":
-		faults = append(faults, field.Required(path, fmt.Sprintf("must be one of %q", kinds)))
-	default:
-		faults = append(faults, field.NotSupported(path, meta.Kind, kinds))
+		c := &MigDeviceConfig{TypeMeta: meta}
+		fields["sharing"] = strict.Optional(func(n *yaml.Node, at *field.Path) { c.Sharing = r.migDeviceSharing(n, at) })
+		config = c
 	}
-	return nil, faults
+	r.Object(root, nil, fields)
+	return config
 }
 
-// formFault words what the JSON decoder says about text that cannot be decoded
-// at all.
-func formFault(err error) *field.Error {
-	var wrongType *json.UnmarshalTypeError
-	if errors.As(err, &wrongType) && wrongType.Field != "" {
-		return field.Invalid(fieldPath(wrongType.Field), field.OmitValueType{},
-			fmt.Sprintf("must be %s, is %s", jsonType(wrongType.Type), wrongType.Value))
-	}
-	return field.Invalid(field.NewPath("parameters"), field.OmitValueType{}, "must be one JSON object: "+err.Error())
-}
-
-// strictFault words an unknown or a repeated field.
-func strictFault(config Config, err error) *field.Error {
-	var at kjson.FieldError
-	if !errors.As(err, &at) {
-		return field.Invalid(field.NewPath("parameters"), field.OmitValueType{}, err.Error())
-	}
-	path := at.FieldPath()
-	if !strings.HasPrefix(err.Error(), "unknown field") {
-		return field.Invalid(fieldPath(path), field.OmitValueType{}, "is given more than once")
-	}
-	detail := "unknown field"
-	if known := knownFields(reflect.TypeOf(config), strings.Split(path, ".")); len(known) > 0 {
-		detail += ", known here: " + strings.Join(known, ", ")
-	}
-	return field.Invalid(fieldPath(path), field.OmitValueType{}, detail)
-}
-
-func fieldPath(dotted string) *field.Path {
-	parts := strings.Split(dotted, ".")
-	return field.NewPath(parts[0], parts[1:]...)
-}
-
-// jsonType names a Go type as a writer of JSON or YAML thinks of it.
-func jsonType(t reflect.Type) string {
-	switch t.Kind() {
-	case reflect.String:
-		return "a string"
-	case reflect.Bool:
-		return "true or false"
-	case reflect.Int:
-		return "a whole number"
-	case reflect.Struct, reflect.Map:
-		return "an object"
-	default:
-		return "of type " + t.String()
-	}
-}
-
-// knownFields lists the fields beside the last element of path, sorted. It
-// returns nil where the path leads nowhere.
-func knownFields(t reflect.Type, path []string) []string {
-	for _, name := range path[:len(path)-1] {
-		next := fieldType(t, name)
-		if next == nil {
-			return nil
-		}
-		t = next
-	}
-	var names []string
-	eachField(t, func(name string, _ reflect.Type) { names = append(names, name) })
-	slices.Sort(names)
-	return names
-}
-
-func fieldType(t reflect.Type, want string) reflect.Type {
-	var found reflect.Type
-	eachField(t, func(name string, fieldType reflect.Type) {
-		if name == want {
-			found = fieldType
-		}
+func (r *reader) gpuSharing(n *yaml.Node, at *field.Path) *GpuSharing {
+	s := &GpuSharing{}
+	r.Object(n, at, map[string]strict.Read{
+		"strategy":          r.strategy(&s.Strategy),
+		"timeSlicingConfig": strict.Optional(strict.Into(&s.TimeSlicingConfig, r.timeSlicingConfig)),
+		"mpsConfig":         strict.Optional(strict.Into(&s.MPSConfig, r.mpsConfig)),
 	})
-	return found
+	return s
 }
 
-func eachField(t reflect.Type, visit func(name string, t reflect.Type)) {
-	for t.Kind() == reflect.Pointer {
-		t = t.Elem()
+func (r *reader) migDeviceSharing(n *yaml.Node, at *field.Path) *MigDeviceSharing {
+	s := &MigDeviceSharing{}
+	r.Object(n, at, map[string]strict.Read{
+		"strategy":  r.strategy(&s.Strategy),
+		"mpsConfig": strict.Optional(strict.Into(&s.MPSConfig, r.mpsConfig)),
+	})
+	return s
+}
+
+// strategy leaves the choice of known values to Validate.
+func (r *reader) strategy(value *Strategy) strict.Read {
+	return strict.Optional(func(n *yaml.Node, at *field.Path) {
+		text, _ := r.String(n, at)
+		*value = Strategy(text)
+	})
+}
+
+func (r *reader) timeSlicingConfig(n *yaml.Node, at *field.Path) *TimeSlicingConfig {
+	c := &TimeSlicingConfig{}
+	r.Object(n, at, map[string]strict.Read{
+		"interval": strict.Optional(func(n *yaml.Node, at *field.Path) {
+			text, _ := r.String(n, at)
+			interval := Interval(text)
+			c.Interval = &interval
+		}),
+	})
+	return c
+}
+
+func (r *reader) mpsConfig(n *yaml.Node, at *field.Path) *MPSConfig {
+	c := &MPSConfig{}
+	r.Object(n, at, map[string]strict.Read{
+		"defaultActiveThreadPercentage": strict.Optional(func(n *yaml.Node, at *field.Path) {
+			percentage, _ := r.Int(n, at)
+			c.DefaultActiveThreadPercentage = &percentage
+		}),
+		"defaultPinnedDeviceMemoryLimit": strict.Optional(func(n *yaml.Node, at *field.Path) {
+			limit := r.memoryLimit(n, at)
+			c.DefaultPinnedDeviceMemoryLimit = &limit
+		}),
+		"defaultPerDevicePinnedMemoryLimit": strict.Optional(func(n *yaml.Node, at *field.Path) {
+			c.DefaultPerDevicePinnedMemoryLimit = map[string]MemoryLimit{}
+			r.Map(n, at, func(key string, n *yaml.Node, at *field.Path) {
+				c.DefaultPerDevicePinnedMemoryLimit[key] = r.memoryLimit(n, at)
+			})
+		}),
+		"multiUser": strict.Optional(func(n *yaml.Node, at *field.Path) {
+			multiUser := r.Bool(n, at)
+			c.MultiUser = &multiUser
+		}),
+	})
+	return c
+}
+
+// memoryLimit takes a string or a number; Validate says what is wrong with its text.
+func (r *reader) memoryLimit(n *yaml.Node, at *field.Path) MemoryLimit {
+	if n.Kind != yaml.ScalarNode {
+		r.WrongType(n, at, "a string or a number")
+		return ""
 	}
-	if t.Kind() != reflect.Struct {
-		return
-	}
-	for f := range t.Fields() {
-		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
-		if name == "" && strings.Contains(options, "inline") {
-			eachField(f.Type, visit)
-			continue
-		}
-		visit(name, f.Type)
-	}
+	return MemoryLimit(n.Value)
 }

@@ -6,10 +6,9 @@
 // kinds GpuConfig and MigDeviceConfig, with the fields of NVIDIA's own DRA
 // driver, so that manifests written for it keep working.
 //
-// The text comes from any tenant of the cluster. Decode and Validate take
-// anything without panicking and without unbounded work, and their errors name
-// the field, the value and what would be right. Admission and Prepare share
-// them.
+// The text may come from any tenant of the cluster. Decode and Validate accept any
+// input without panicking and without unbounded work; their errors name the field,
+// the value and what is expected. Admission and Prepare share them.
 package api
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -27,10 +26,10 @@ const (
 type Config interface {
 	// Validate returns nil or an *InvalidError with every fault found.
 	Validate() error
-	// MPS returns the settings when the configuration asks for MPS, else nil.
+	// MPS returns the settings if the configuration asks for MPS, or nil.
 	MPS() *MPSConfig
-	// Interval is the one that the configuration asks for: IntervalDefault, which
-	// asks for nothing, unless a whole GPU is to be time-sliced with another one.
+	// Interval returns the interval of time-slicing that the configuration asks for.
+	// IntervalDefault asks for nothing.
 	Interval() Interval
 
 	setDefaults()
@@ -45,16 +44,16 @@ var (
 // GpuConfig configures a whole GPU.
 type GpuConfig struct {
 	metav1.TypeMeta `json:",inline"`
-	// Sharing says how the containers that use the claim share the GPU. Nil
-	// asks for nothing.
+	// Sharing is how the containers that use the claim share the GPU. Nil asks for
+	// nothing.
 	Sharing *GpuSharing `json:"sharing,omitempty"`
 }
 
 // MigDeviceConfig configures a MIG partition.
 type MigDeviceConfig struct {
 	metav1.TypeMeta `json:",inline"`
-	// Sharing says how the containers that use the claim share the partition.
-	// Nil asks for nothing.
+	// Sharing is how the containers that use the claim share the partition. Nil asks
+	// for nothing.
 	Sharing *MigDeviceSharing `json:"sharing,omitempty"`
 }
 

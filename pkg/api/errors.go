@@ -9,12 +9,12 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// InvalidError is what is wrong with a configuration: the user has to change
-// it, trying again does not help.
+// InvalidError describes what is wrong with a configuration. Only the user can fix
+// it; a retry does not help.
 type InvalidError struct {
-	// Kind is empty where it is in doubt or not known.
+	// Kind is empty if it is not known.
 	Kind string
-	// Faults are never empty. Their paths start at the configuration.
+	// Faults has at least one element. Paths start at the configuration.
 	Faults field.ErrorList
 }
 

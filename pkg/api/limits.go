@@ -13,8 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// ThreadPercentage is the part of the multiprocessors that one client process may
-// use, 1 to 100, or 0 for no limit.
+// ThreadPercentage returns the part of the multiprocessors that one client process
+// may use, 1 to 100, or 0 for no limit.
 func (c *MPSConfig) ThreadPercentage() int {
 	if c.DefaultActiveThreadPercentage == nil {
 		return 0
@@ -22,16 +22,15 @@ func (c *MPSConfig) ThreadPercentage() int {
 	return *c.DefaultActiveThreadPercentage
 }
 
-// IsMultiUser tells whether clients of different user ids may run at the same time.
+// IsMultiUser reports whether clients of different user ids may run at the same time.
 func (c *MPSConfig) IsMultiUser() bool { return c.MultiUser != nil && *c.MultiUser }
 
-// MemoryLimits are the bytes of device memory that one client process may use on
-// each device, by UUID. Devices without a limit are not in it.
+// MemoryLimits returns how many bytes of device memory one client process may use on
+// each device, by UUID. It has no entry for a device without a limit.
 //
-// devices are the UUIDs in the claim's order, which is what indexes count. Only
-// now can be told what the keys of the limits mean, so the error, an
-// *InvalidError, names every key that means no device of the claim, or the same
-// device as another key.
+// devices are the UUIDs in the claim's order, which the indexes refer to. The error is
+// an *InvalidError: it names every key that is no device of the claim, or the same
+// device as another key. Validate cannot know these.
 func (c *MPSConfig) MemoryLimits(devices []string) (map[string]int64, error) {
 	mps := field.NewPath("sharing", "mpsConfig")
 	limits := map[string]int64{}
@@ -55,7 +54,7 @@ func (c *MPSConfig) MemoryLimits(devices []string) (map[string]int64, error) {
 		uuid, found := deviceOf(key, devices)
 		if !found {
 			faults = append(faults, field.Invalid(perDevice, key, "names no device of the claim"+there))
-			there = "" // Said once is enough: keys are many, and anybody's.
+			there = "" // Once is enough: a tenant may give many keys.
 			continue
 		}
 		if other, taken := keys[uuid]; taken {
@@ -72,8 +71,8 @@ func (c *MPSConfig) MemoryLimits(devices []string) (map[string]int64, error) {
 	return limits, nil
 }
 
-// deviceOf finds what a key of the limits means. UUIDs contain a "-" and are never
-// numbers.
+// deviceOf returns the device that a key of the limits refers to. UUIDs contain a "-"
+// and are never numbers.
 func deviceOf(key string, devices []string) (uuid string, found bool) {
 	if index, err := strconv.ParseUint(key, 10, 16); err == nil {
 		if index >= uint64(len(devices)) {
@@ -88,7 +87,7 @@ func deviceOf(key string, devices []string) (uuid string, found bool) {
 	return devices[at], true
 }
 
-// deviceList says which keys there could be.
+// deviceList lists the possible keys.
 func deviceList(devices []string) string {
 	if len(devices) == 0 {
 		return "none"

@@ -59,6 +59,10 @@ func TestSettings(t *testing.T) {
 	if none.ThreadPercentage() != 0 || none.IsMultiUser() {
 		t.Errorf("nothing set: %d, %v", none.ThreadPercentage(), none.IsMultiUser())
 	}
+	zero := &MPSConfig{DefaultActiveThreadPercentage: ptr.To(0)}
+	if zero.ThreadPercentage() != 0 {
+		t.Errorf("zero percent: %d", zero.ThreadPercentage())
+	}
 	all := &MPSConfig{DefaultActiveThreadPercentage: ptr.To(25), MultiUser: ptr.To(true)}
 	if all.ThreadPercentage() != 25 || !all.IsMultiUser() {
 		t.Errorf("all set: %d, %v", all.ThreadPercentage(), all.IsMultiUser())

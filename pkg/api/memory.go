@@ -4,42 +4,25 @@
 package api
 
 import (
-	"encoding/json"
 	"fmt"
 	"math"
 	"regexp"
-	"strings"
 
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// MemoryLimit is an amount of memory as a Kubernetes quantity, "10Gi". It keeps
-// the text it was given, so that a fault is reported by Validate with its field
-// and not by the JSON decoder without one.
+// MemoryLimit is an amount of memory as a Kubernetes quantity, "10Gi". It is the text
+// that the user wrote; Validate checks it.
 type MemoryLimit string
 
-// minMemoryLimit is the unit in which MPS counts memory limits.
+// minMemoryLimit is the granularity of MPS memory limits.
 const minMemoryLimit = 1 << 20
 
-// memoryText allows what describes an amount of memory. It keeps exponents
-// short: resource.ParseQuantity computes them out, and a tenant's "1e999999999"
-// would cost gigabytes.
+// memoryText matches an amount of memory. It keeps exponents short because
+// resource.ParseQuantity expands them: a tenant's "1e999999999" would cost gigabytes.
 var memoryText = regexp.MustCompile(`^\+?[0-9]{1,20}(\.[0-9]{0,9})?([KMGTPE]i|[kMGTPE]|[eE][0-9]{1,2})?$`)
 
-// UnmarshalJSON accepts a string or a number, and keeps anything else for
-// Bytes to complain about.
-func (m *MemoryLimit) UnmarshalJSON(data []byte) error {
-	text := strings.TrimSpace(string(data))
-	if strings.HasPrefix(text, `"`) {
-		if err := json.Unmarshal(data, &text); err != nil {
-			return fmt.Errorf("memory limit: %w", err)
-		}
-	}
-	*m = MemoryLimit(text)
-	return nil
-}
-
-// Bytes is the amount in bytes, at least 1Mi, rounded up to whole bytes.
+// Bytes returns the amount in bytes, at least 1Mi, rounded up to whole bytes.
 func (m MemoryLimit) Bytes() (int64, error) {
 	if !memoryText.MatchString(string(m)) {
 		return 0, fmt.Errorf("must be a quantity of memory such as \"512Mi\" or \"10Gi\"")

@@ -13,10 +13,10 @@ const (
 	MPS Strategy = "MPS"
 )
 
-// Interval is how long a process keeps a time-sliced GPU.
+// Interval is how long one process runs on a time-sliced GPU before the next.
 type Interval string
 
-// Values of Interval. The driver defines their length, which is not documented.
+// Values of Interval. Their lengths are defined by the driver and not documented.
 const (
 	IntervalDefault Interval = "Default"
 	IntervalShort   Interval = "Short"
@@ -34,8 +34,8 @@ type GpuSharing struct {
 	MPSConfig *MPSConfig `json:"mpsConfig,omitempty"`
 }
 
-// MigDeviceSharing is how a partition is shared. Time-slicing has no settings
-// there: the intervals do not apply to MIG.
+// MigDeviceSharing is how a partition is shared. Time-slicing has no settings because
+// intervals do not apply to MIG.
 type MigDeviceSharing struct {
 	// Strategy is required.
 	Strategy Strategy `json:"strategy"`
@@ -43,17 +43,17 @@ type MigDeviceSharing struct {
 	MPSConfig *MPSConfig `json:"mpsConfig,omitempty"`
 }
 
-// TimeSlicingConfig are the settings of strategy TimeSlicing.
+// TimeSlicingConfig holds the settings of strategy TimeSlicing.
 type TimeSlicingConfig struct {
 	// Interval is IntervalDefault when absent.
 	Interval *Interval `json:"interval,omitempty"`
 }
 
-// MPSConfig are the settings of strategy MPS. A client is one process: its limits
-// are not those of the container, which may have several.
+// MPSConfig holds the settings of strategy MPS. Limits are for each client, which is a
+// process: a container may have several.
 type MPSConfig struct {
 	// DefaultActiveThreadPercentage is the part of the multiprocessors that one
-	// client may use, 1 to 100. Nil sets no limit.
+	// client may use, 1 to 100. Nil and 0 set no limit.
 	DefaultActiveThreadPercentage *int `json:"defaultActiveThreadPercentage,omitempty"`
 	// DefaultPinnedDeviceMemoryLimit is the device memory that one client may
 	// use on each device, at least 1Mi. Nil sets no limit.
@@ -108,7 +108,7 @@ func (c *MigDeviceConfig) MPS() *MPSConfig {
 	return c.Sharing.Strategy.mps(c.Sharing.MPSConfig)
 }
 
-// mps is for configurations made in Go too, which have no defaults.
+// mps also serves configurations that were made in Go and have no defaults.
 func (s Strategy) mps(config *MPSConfig) *MPSConfig {
 	switch {
 	case s != MPS:

@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// deviceKey is an index in the claim or a UUID as NVML prints it.
+// deviceKey matches an index in the claim or a UUID as NVML prints it.
 var deviceKey = regexp.MustCompile(`^([0-9]{1,3}|(GPU|MIG)-[0-9A-Za-z/-]{1,80})$`)
 
 // Validate implements Config.
@@ -87,8 +87,8 @@ func validateMPS(strategy Strategy, config *MPSConfig, path *field.Path) field.E
 		return field.ErrorList{field.Forbidden(path, `may be set with strategy "MPS" only`)}
 	}
 	var faults field.ErrorList
-	if percentage := config.DefaultActiveThreadPercentage; percentage != nil && (*percentage < 1 || *percentage > 100) {
-		faults = append(faults, field.Invalid(path.Child("defaultActiveThreadPercentage"), *percentage, "must be between 1 and 100"))
+	if percentage := config.DefaultActiveThreadPercentage; percentage != nil && (*percentage < 0 || *percentage > 100) {
+		faults = append(faults, field.Invalid(path.Child("defaultActiveThreadPercentage"), *percentage, "must be between 0 and 100"))
 	}
 	if limit := config.DefaultPinnedDeviceMemoryLimit; limit != nil {
 		faults = append(faults, validateMemory(*limit, path.Child("defaultPinnedDeviceMemoryLimit"))...)

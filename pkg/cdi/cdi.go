@@ -1,13 +1,13 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cdi writes the Container Device Interface specs that tell a container
-// runtime how to put the devices of a claim into a container: one file per
-// claim, named by the claim's UID.
+// Package cdi writes Container Device Interface specs, from which a container runtime
+// learns how to add the devices of a claim to a container: one file per claim, named
+// after the claim's UID.
 //
-// What every container needs of the driver (libraries, control nodes, hooks)
-// comes from NVIDIA's nvcdi library and stands once in each file. The nodes of a
-// device are the caller's, with explicit numbers.
+// What every container needs of the driver (libraries, control nodes, hooks) comes
+// from NVIDIA's nvcdi library and is in each file once. What a device needs is given by
+// the caller; package edit makes it.
 package cdi
 
 import (
@@ -41,18 +41,18 @@ const (
 	// DefaultHookPath is where NVIDIA's packages install nvidia-cdi-hook.
 	DefaultHookPath = "/usr/bin/nvidia-cdi-hook"
 
-	// specMode lets runtimes that do not run as root read the specs. They hold
-	// no secrets.
+	// specMode allows runtimes that do not run as root to read the specs, which
+	// contain no secrets.
 	specMode = 0o644
 )
 
-// Options say where things are.
+// Options are the paths that Specs needs.
 type Options struct {
 	// Root is the folder that the container runtime reads specs from.
 	Root string
 	// Roots are where the driver is.
 	Roots host.Roots
-	// HookPath is nvidia-cdi-hook's path on the host. Default DefaultHookPath.
+	// HookPath is the path of nvidia-cdi-hook on the host. Default DefaultHookPath.
 	HookPath string
 }
 
@@ -63,7 +63,7 @@ type Specs struct {
 	common *commonEdits
 }
 
-// New makes the folder for specs if it is absent. It needs no driver yet.
+// New creates the folder for specs if it does not exist. It needs no driver yet.
 func New(o Options) (*Specs, error) {
 	switch {
 	case !filepath.IsAbs(o.Root):
@@ -75,8 +75,8 @@ func New(o Options) (*Specs, error) {
 	}
 	roots := o.Roots.Complete()
 	for name, path := range map[string]string{"driver root": roots.HostDriver, "dev root": roots.HostDev} {
-		// A relative one would come out as a relative mount, which runtimes refuse
-		// when the first container starts.
+		// A relative one would become a relative mount, which runtimes refuse only when
+		// the first container starts.
 		if !filepath.IsAbs(path) {
 			return nil, fmt.Errorf("the host's %s %q must be an absolute path", name, path)
 		}
@@ -87,9 +87,9 @@ func New(o Options) (*Specs, error) {
 	return &Specs{root: o.Root, common: newCommonEdits(roots, o.HookPath)}, nil
 }
 
-// SetDriverVersion tells which version the kernel driver has, as soon as that is
-// known and whenever it changes. Until then the version is taken from the
-// library's file name; afterwards libraries of another version are an error.
+// SetDriverVersion sets the version of the kernel driver. Until it is called the
+// version comes from the library's file name; afterwards libraries of another version
+// are an error.
 func (s *Specs) SetDriverVersion(version string) { s.common.setVersion(version) }
 
 // Write makes or replaces the spec of a claim and returns the fully qualified
@@ -107,7 +107,7 @@ func (s *Specs) Write(ctx context.Context, claimUID types.UID, devices []Device)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		klog.FromContext(ctx).Error(err, "Replacing an unreadable CDI spec", "path", path)
 	}
-	// At boot /var/run starts empty, and this process may be older than that.
+	// /var/run may have been emptied since New.
 	if err := os.MkdirAll(s.root, 0o755); err != nil {
 		return nil, fmt.Errorf("CDI spec of claim %s: %w", claimUID, err)
 	}
@@ -165,7 +165,7 @@ func (s *Specs) path(claimUID types.UID) string {
 
 var uidText = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z-]{0,62}$`)
 
-// validUID keeps what the kubelet sends from becoming another path.
+// validUID refuses a UID that would lead to another path.
 func validUID(uid types.UID) error {
 	if !uidText.MatchString(string(uid)) {
 		return fmt.Errorf("claim UID %q: want letters, digits and dashes", uid)
@@ -173,14 +173,14 @@ func validUID(uid types.UID) error {
 	return nil
 }
 
-// build puts a spec together. The result depends on nothing but its arguments,
-// the order of devices and nodes does not matter.
+// build returns the spec for devices, and their names in it. The order of devices does
+// not matter.
 func build(claimUID types.UID, common specs.ContainerEdits, devices []Device) (*specs.Spec, map[string]string, error) {
 	spec := &specs.Spec{Kind: Vendor + "/" + Class, ContainerEdits: common}
 	ids := make(map[string]string, len(devices))
 	for _, d := range slices.SortedFunc(slices.Values(devices), func(a, b Device) int { return cmp.Compare(a.Name, b.Name) }) {
 		if _, twice := ids[d.Name]; twice {
-			return nil, nil, fmt.Errorf("device %s is there twice", d.Name)
+			return nil, nil, fmt.Errorf("device %s is listed twice", d.Name)
 		}
 		entry, err := deviceEntry(claimUID, d)
 		if err != nil {
@@ -197,8 +197,8 @@ func build(claimUID types.UID, common specs.ContainerEdits, devices []Device) (*
 	return spec, ids, validate(spec)
 }
 
-// validate applies the CDI library's own rules, those that a runtime applies
-// when it loads the file: a spec that is refused there is only a log line.
+// validate applies the rules of the CDI library, as runtimes do when they load a file.
+// A runtime that refuses a spec only logs it.
 func validate(spec *specs.Spec) error {
 	if len(spec.Devices) == 0 {
 		return errors.New("no devices")

@@ -9,9 +9,8 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 )
 
-// clone copies edits in full. The specs package has no copy of its own, and a
-// shallow one shares its nodes, mounts and hooks with everybody who got it from
-// the cache.
+// clone returns a deep copy. A shallow one would share nodes, mounts and hooks with the
+// cache, and the specs package has no function for it.
 func clone(e *specs.ContainerEdits) specs.ContainerEdits {
 	return specs.ContainerEdits{
 		Env:            slices.Clone(e.Env),
@@ -36,7 +35,7 @@ func cloneHook(h *specs.Hook) {
 	h.Timeout = clonePointer(h.Timeout, nil)
 }
 
-// cloneAll copies the elements and lets deepen replace what they point to.
+// cloneAll copies the elements; deepen replaces what they point to.
 func cloneAll[T any](list []*T, deepen func(*T)) []*T {
 	if list == nil {
 		return nil

@@ -8,59 +8,89 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi"
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/partage-dev/partage/pkg/host"
 )
 
-// void keeps the older NVIDIA runtime, where it is a node's default, from adding
-// every GPU to a container that asks for none by variable.
+// void keeps NVIDIA's older runtime, where that is the default of a node, from adding
+// all GPUs to a container that does not set the variable.
 const void = "NVIDIA_VISIBLE_DEVICES=void"
 
-// requiredNodes are those without which no CUDA program runs. nvcdi leaves out
-// what is missing and only logs it.
+// controlNodes are those that nvcdi looks for.
+var controlNodes = [...]string{"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"}
+
+// requiredNodes are those without which no CUDA program runs. nvcdi only logs that one
+// is missing.
 var requiredNodes = []string{"/dev/nvidiactl", "/dev/nvidia-uvm"}
 
-// requiredLibraries likewise; the driver's version follows.
+// requiredLibraries are the same for libraries; the driver's version follows.
 var requiredLibraries = []string{"libcuda.so.", "libnvidia-ml.so."}
 
-// commonEdits finds out what every container needs and keeps it until the
-// driver changes: it walks the driver's folders, which takes milliseconds at
-// best.
+// maxAge is how long common edits are kept at most, and so how late a change is noticed
+// that is neither among the driver's libraries nor the control nodes.
+const maxAge = time.Minute
+
+// commonEdits finds what every container needs. A discovery walks the driver's folders,
+// which takes milliseconds at best, so its result is kept; but never for long, and only
+// if two discoveries agree: while a driver is being installed each finds more files, and
+// nothing marks the last one.
 type commonEdits struct {
 	roots    host.Roots
+	clock    clock.PassiveClock
 	discover func(ctx context.Context, version string) (*specs.ContainerEdits, error)
 
 	mu      sync.Mutex
 	version string // of the kernel driver, empty while not known
-	cached  *specs.ContainerEdits
-	key     driverKey
+	cached  discovery
 }
 
-// driverKey changes when a driver is installed over or mounted in place of
-// another.
+// discovery is what was found, and when.
+type discovery struct {
+	edits *specs.ContainerEdits
+	key   driverKey
+	at    time.Time
+	// confirmed means that the discovery before found the same.
+	confirmed bool
+}
+
+// driverKey changes when a driver is installed over or mounted in place of another,
+// when a file comes to or goes from the folder of its libraries, and when its kernel
+// modules are loaded again.
 type driverKey struct {
 	version string
-	library string
-	device  uint64
-	inode   uint64
-	seconds int64
+	library file
+	folder  file
+	nodes   [len(controlNodes)]uint64 // device numbers
+}
+
+// file identifies a version of a file or folder. The time of its change is set by the
+// kernel; installers may set that of the content.
+type file struct {
+	path          string
+	device, inode uint64
+	changed       unix.Timespec
 }
 
 func newCommonEdits(roots host.Roots, hookPath string) *commonEdits {
 	return &commonEdits{
 		roots: roots,
+		clock: clock.RealClock{},
 		discover: func(ctx context.Context, version string) (*specs.ContainerEdits, error) {
 			return discover(ctx, roots, hookPath, version)
 		},
@@ -73,52 +103,76 @@ func (c *commonEdits) setVersion(version string) {
 	c.version = version
 }
 
-// get returns edits that the caller may do with as it likes.
+// get returns edits that the caller may change.
 func (c *commonEdits) get(ctx context.Context) (specs.ContainerEdits, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	key, err := c.driver()
+	// Taken before the discovery, so that a change during it makes another key.
+	key, err := c.driverKey()
 	if err != nil {
 		return specs.ContainerEdits{}, err
 	}
-	if c.cached == nil || c.key != key {
-		found, err := c.discover(ctx, key.version)
+	now := c.clock.Now()
+	if last := c.cached; !last.confirmed || last.key != key || now.Sub(last.at) >= maxAge {
+		edits, err := c.find(ctx, key.version)
 		if err != nil {
-			return specs.ContainerEdits{}, fmt.Errorf("find the NVIDIA driver's files in %s: %w", c.roots.Driver, err)
-		}
-		edits := clone(found)
-		c.arrange(&edits)
-		if err := c.complete(&edits, key.version); err != nil {
 			return specs.ContainerEdits{}, err
 		}
-		c.cached, c.key = &edits, key
+		same := last.key == key && reflect.DeepEqual(last.edits, edits)
+		c.cached = discovery{edits: edits, key: key, at: now, confirmed: same}
 	}
-	return clone(c.cached), nil
+	return clone(c.cached.edits), nil
 }
 
-func (c *commonEdits) driver() (driverKey, error) {
-	library, err := c.roots.LibraryPath()
+// find returns what is there now, as it is to be in specs.
+func (c *commonEdits) find(ctx context.Context, version string) (*specs.ContainerEdits, error) {
+	found, err := c.discover(ctx, version)
+	if err != nil {
+		return nil, fmt.Errorf("find the NVIDIA driver's files in %s: %w", c.roots.Driver, err)
+	}
+	edits := clone(found)
+	c.normalize(&edits)
+	if err := c.checkComplete(&edits, version); err != nil {
+		return nil, err
+	}
+	return &edits, nil
+}
+
+func (c *commonEdits) driverKey() (driverKey, error) {
+	path, err := c.roots.LibraryPath()
 	if err != nil {
 		return driverKey{}, err
 	}
-	library, err = filepath.EvalSymlinks(library)
-	if err != nil {
+	key := driverKey{version: c.version}
+	if key.library, err = stat(path); err != nil {
 		return driverKey{}, fmt.Errorf("NVML library: %w", err)
 	}
-	var st unix.Stat_t
-	if err := unix.Stat(library, &st); err != nil {
-		return driverKey{}, fmt.Errorf("NVML library %s: %w", library, err)
+	if key.folder, err = stat(filepath.Dir(path)); err != nil {
+		return driverKey{}, fmt.Errorf("folder of the NVML library: %w", err)
 	}
-	key := driverKey{version: c.version, library: library, device: st.Dev, inode: st.Ino, seconds: st.Mtim.Sec}
+	for i, node := range controlNodes {
+		// A missing node has the number 0. checkComplete decides whether it is needed.
+		if major, minor, err := c.roots.CharDevice(node); err == nil {
+			key.nodes[i] = unix.Mkdev(uint32(major), uint32(minor))
+		}
+	}
 	if key.version == "" {
-		_, key.version, _ = strings.Cut(filepath.Base(library), "libnvidia-ml.so.")
+		_, key.version, _ = strings.Cut(filepath.Base(path), "libnvidia-ml.so.")
 	}
 	return key, nil
 }
 
-// arrange gives the edits a fixed order, this project's host paths, and explicit
-// device types.
-func (c *commonEdits) arrange(e *specs.ContainerEdits) {
+func stat(path string) (file, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return file{}, &fs.PathError{Op: "stat", Path: path, Err: err}
+	}
+	return file{path: path, device: st.Dev, inode: st.Ino, changed: st.Ctim}, nil
+}
+
+// normalize puts the edits into a fixed order and gives them the host's paths and
+// explicit device types.
+func (c *commonEdits) normalize(e *specs.ContainerEdits) {
 	for _, node := range e.DeviceNodes {
 		node.Type = "c"
 		node.HostPath = rebase(cmp.Or(node.HostPath, node.Path), c.roots.Dev, c.roots.HostDev)
@@ -137,8 +191,8 @@ func (c *commonEdits) arrange(e *specs.ContainerEdits) {
 	e.Env = slices.Compact(slices.Sorted(slices.Values(append(env, void))))
 }
 
-// rebase swaps the root that this process sees for the runtime's. Paths outside
-// of it stay.
+// rebase replaces the root that this process sees with the runtime's. It leaves paths
+// outside of the root alone.
 func rebase(file, from, to string) string {
 	relative, err := filepath.Rel(from, file)
 	if err != nil || relative == ".." || strings.HasPrefix(relative, "../") {
@@ -147,8 +201,8 @@ func rebase(file, from, to string) string {
 	return filepath.Join(to, relative)
 }
 
-// complete refuses edits with which containers would start and find no GPU.
-func (c *commonEdits) complete(e *specs.ContainerEdits, version string) error {
+// checkComplete refuses edits with which containers would start and find no GPU.
+func (c *commonEdits) checkComplete(e *specs.ContainerEdits, version string) error {
 	var missing []error
 	for _, want := range requiredNodes {
 		if slices.ContainsFunc(e.DeviceNodes, func(n *specs.DeviceNode) bool { return n.Path == want }) {
@@ -173,7 +227,7 @@ func (c *commonEdits) complete(e *specs.ContainerEdits, version string) error {
 }
 
 // discover asks nvcdi. IPC discovery is off because it would mount the host's
-// /tmp/nvidia-mps, and with it an MPS daemon that is none of the claim's.
+// /tmp/nvidia-mps, and with it an MPS daemon that has nothing to do with the claim.
 func discover(ctx context.Context, roots host.Roots, hookPath, version string) (*specs.ContainerEdits, error) {
 	if _, err := os.Stat(roots.Driver); err != nil {
 		return nil, err
@@ -197,9 +251,9 @@ func discover(ctx context.Context, roots host.Roots, hookPath, version string) (
 	return edits.ContainerEdits, nil
 }
 
-// knownVersion answers the one thing that nvcdi asks of NVML. NVML itself must not
-// be asked here: nvcdi would start it on all GPUs, and one that hangs would hold
-// up the claims of all others, without end.
+// knownVersion is an NVML for nvcdi that answers the only question it asks. With the
+// real one, nvcdi would initialize all GPUs, and one that hangs would block the claims
+// of all others for ever.
 type knownVersion struct {
 	nvml.Interface
 	version string
@@ -209,8 +263,8 @@ func (v knownVersion) Init() nvml.Return                             { return nv
 func (v knownVersion) Shutdown() nvml.Return                         { return nvml.SUCCESS }
 func (v knownVersion) SystemGetDriverVersion() (string, nvml.Return) { return v.version, nvml.SUCCESS }
 
-// toolkitLogger passes on what nvcdi has to say. It warns about every optional
-// file that a driver does not have.
+// toolkitLogger passes on the messages of nvcdi. Warnings are demoted: there is one for
+// every optional file that a driver does not have.
 type toolkitLogger struct{ log klog.Logger }
 
 func (l toolkitLogger) Tracef(format string, args ...any) { l.print(7, format, args) }

@@ -8,40 +8,135 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	clocktesting "k8s.io/utils/clock/testing"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/partage-dev/partage/pkg/host"
 )
 
-func TestCacheFollowsTheDriver(t *testing.T) {
-	s, _, calls := fixed(t)
-	write := func(want int) {
-		t.Helper()
-		if _, err := s.Write(t.Context(), uid, []Device{whole}); err != nil {
-			t.Fatal(err)
-		}
-		if *calls != want {
-			t.Errorf("common edits were made %d times, want %d", *calls, want)
-		}
+// common makes Specs whose common edits are found by a function, and counts the times
+// that they are looked for.
+type common struct {
+	*Specs
+	t     *testing.T
+	root  string
+	clock *clocktesting.FakePassiveClock
+	found *specs.ContainerEdits
+	calls int
+}
+
+func newCommon(t *testing.T) *common {
+	t.Helper()
+	s, _, _ := fixed(t)
+	c := &common{Specs: s, t: t, root: s.common.roots.Driver, clock: clocktesting.NewFakePassiveClock(time.Now())}
+	c.found = completeEdits(c.root)
+	c.common.clock = c.clock
+	c.common.discover = func(context.Context, string) (*specs.ContainerEdits, error) {
+		c.calls++
+		edits := clone(c.found)
+		return &edits, nil
 	}
-	write(1)
-	s.SetDriverVersion(version) // what the file name said before
-	write(1)
+	return c
+}
+
+// want fails unless containers get a library, and have cost as many discoveries.
+func (c *common) want(library string, calls int) {
+	c.t.Helper()
+	edits, err := c.common.get(c.t.Context())
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	if !slices.ContainsFunc(edits.Mounts, func(m *specs.Mount) bool { return strings.Contains(m.ContainerPath, library) }) {
+		c.t.Errorf("containers lack %s", library)
+	}
+	if c.calls != calls {
+		c.t.Errorf("common edits were looked for %d times, want %d", c.calls, calls)
+	}
+}
+
+// find adds a library to what is found. It need not be on disk.
+func (c *common) find(library string) {
+	c.found.Mounts = append(c.found.Mounts, &specs.Mount{HostPath: c.root + "/usr/lib64/" + library, ContainerPath: "/usr/lib64/" + library})
+}
+
+func TestCacheFollowsTheDriver(t *testing.T) {
+	c := newCommon(t)
+	// What was found counts once it was found twice.
+	c.want("libcuda.so", 1)
+	c.want("libcuda.so", 2)
+	c.want("libcuda.so", 2)
+	c.SetDriverVersion(version) // what the file name said before
+	c.want("libcuda.so", 2)
 
 	// Another driver is installed over it.
-	root := s.common.roots.Driver
-	driver(t, root, "590.10.01")
-	s.SetDriverVersion("590.10.01")
-	if _, err := s.Write(t.Context(), uid, []Device{whole}); err == nil || !strings.Contains(err.Error(), "libcuda.so.590.10.01 is missing") {
+	driver(t, c.root, "590.10.01")
+	c.SetDriverVersion("590.10.01")
+	if _, err := c.common.get(t.Context()); err == nil || !strings.Contains(err.Error(), "libcuda.so.590.10.01 is missing") {
 		t.Errorf("got %v", err)
 	}
-	if *calls != 2 {
-		t.Errorf("common edits were made %d times, want 2", *calls)
+	if c.calls != 3 {
+		t.Errorf("common edits were looked for %d times, want 3", c.calls)
+	}
+}
+
+// The first claims come while the driver is still being installed.
+func TestHalfInstalledDriver(t *testing.T) {
+	t.Run("between two claims", func(t *testing.T) {
+		c := newCommon(t)
+		c.want("libcuda.so", 1)
+		c.find("libnvidia-ptxjitcompiler.so." + version)
+		c.want("ptxjitcompiler", 2)
+		c.want("ptxjitcompiler", 3)
+		c.want("ptxjitcompiler", 3)
+	})
+	t.Run("into the folder of the libraries", func(t *testing.T) {
+		c := newCommon(t)
+		c.want("libcuda.so", 1)
+		c.want("libcuda.so", 2)
+		put(t, c.root, "usr/lib64/libnvidia-nvvm.so."+version)
+		c.find("libnvidia-nvvm.so." + version)
+		c.want("nvvm", 3)
+		c.want("nvvm", 4)
+		c.want("nvvm", 4)
+	})
+	t.Run("elsewhere", func(t *testing.T) {
+		c := newCommon(t)
+		c.want("libcuda.so", 1)
+		c.want("libcuda.so", 2)
+		c.find("nvoptix.bin")
+		c.want("libcuda.so", 2)
+		c.clock.SetTime(c.clock.Now().Add(maxAge))
+		c.want("nvoptix.bin", 3)
+	})
+}
+
+// The kernel may give a module another major number when it is loaded again.
+func TestControlNodesChange(t *testing.T) {
+	c := newCommon(t)
+	path := filepath.Join(c.root, "dev/nvidia-uvm")
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	calls := 0
+	for _, device := range []string{"/dev/null", "/dev/zero", ""} {
+		err := os.RemoveAll(path)
+		if device != "" {
+			err = errors.Join(err, os.Symlink(device, path))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.want("libcuda.so", calls+1)
+		c.want("libcuda.so", calls+2)
+		c.want("libcuda.so", calls+2)
+		calls += 2
 	}
 }
 
@@ -57,18 +152,21 @@ func TestCacheIsNotShared(t *testing.T) {
 		e.Mounts = append(e.Mounts[:1], e.Mounts[2:]...)
 		e.Hooks[0].Args[0] = "spoilt"
 	}
-	first, err := s.common.get(t.Context())
-	if err != nil {
-		t.Fatal(err)
+	get := func() specs.ContainerEdits {
+		t.Helper()
+		edits, err := s.common.get(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return edits
 	}
-	want := clone(&first)
-	spoil(&first)
+	want := get()
+	second := get() // from now on it is kept
+	spoil(&second)
 	spoil(found)
-	second, err := s.common.get(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(want, second); diff != "" {
+	third := get()
+	spoil(&third)
+	if diff := cmp.Diff(want, get()); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 }

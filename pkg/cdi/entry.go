@@ -14,8 +14,8 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 )
 
-// deviceEntry is what a spec says of one device. Hooks keep their order, that of
-// all else does not matter.
+// deviceEntry returns the part of a spec for one device. Hooks keep their order; the
+// rest is sorted.
 func deviceEntry(claimUID types.UID, d Device) (specs.Device, error) {
 	entry := specs.Device{Name: string(claimUID) + "-" + d.Name}
 	if len(d.Nodes) == 0 {
@@ -42,14 +42,14 @@ func deviceEntry(claimUID types.UID, d Device) (specs.Device, error) {
 		if i > 0 && m.ContainerPath == mounts[i-1].ContainerPath {
 			return entry, fmt.Errorf("device %s: two mounts at %s", d.Name, m.ContainerPath)
 		}
-		mount, err := m.edit()
+		mount, err := m.spec()
 		if err != nil {
 			return entry, fmt.Errorf("device %s: %w", d.Name, err)
 		}
 		edits.Mounts = append(edits.Mounts, mount)
 	}
 	for _, h := range d.Hooks {
-		hook, err := h.edit()
+		hook, err := h.spec()
 		if err != nil {
 			return entry, fmt.Errorf("device %s: %w", d.Name, err)
 		}
@@ -58,11 +58,11 @@ func deviceEntry(claimUID types.UID, d Device) (specs.Device, error) {
 	return entry, nil
 }
 
-// edit refuses paths that a runtime would take for others, or only complain about
-// when the first container starts.
-func (m Mount) edit() (*specs.Mount, error) {
+// spec refuses paths that a runtime would change, or refuse only when the first
+// container starts.
+func (m Mount) spec() (*specs.Mount, error) {
 	for side, path := range map[string]string{"of the host": m.HostPath, "in the container": m.ContainerPath} {
-		if !plain(path) || path == "/" {
+		if !isCleanAbs(path) || path == "/" {
 			return nil, fmt.Errorf("mount of %q at %q: want an absolute path %s, without dots", m.HostPath, m.ContainerPath, side)
 		}
 	}
@@ -76,8 +76,8 @@ func (m Mount) edit() (*specs.Mount, error) {
 	}, nil
 }
 
-func (h Hook) edit() (*specs.Hook, error) {
-	if !plain(h.Path) {
+func (h Hook) spec() (*specs.Hook, error) {
+	if !isCleanAbs(h.Path) {
 		return nil, fmt.Errorf("hook %q: want an absolute path of the host, without dots", h.Path)
 	}
 	if len(h.Args) == 0 {
@@ -86,5 +86,5 @@ func (h Hook) edit() (*specs.Hook, error) {
 	return &specs.Hook{HookName: cdiapi.CreateContainerHook, Path: h.Path, Args: slices.Clone(h.Args)}, nil
 }
 
-// plain tells whether a path is absolute and says what it means.
-func plain(path string) bool { return filepath.IsAbs(path) && filepath.Clean(path) == path }
+// isCleanAbs reports whether a path is absolute and without dots.
+func isCleanAbs(path string) bool { return filepath.IsAbs(path) && filepath.Clean(path) == path }

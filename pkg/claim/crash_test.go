@@ -56,7 +56,7 @@ var layouts = map[string]layout{
 		config: strings.ReplaceAll(strings.ReplaceAll(ownMPS, "GpuConfig", "MigDeviceConfig"), `{"1":"5Gi"}`, `{"0":"5Gi"}`)},
 	"many kinds":              {claims: [][]string{{wholeA + "-mps", sliceB0 + "-mps", wholeC + "-timeslice"}}},
 	"static":                  {foreign: []partition.Address{addressA0}, claims: [][]string{{staticA0}}},
-	"journal.Static and made": {foreign: []partition.Address{addressA0}, claims: [][]string{{staticA0, sliceA4}}},
+	"static and made": {foreign: []partition.Address{addressA0}, claims: [][]string{{staticA0, sliceA4}}},
 }
 
 // claim i of a layout has the UID u<i>.

@@ -49,6 +49,16 @@ func mustReconcile(t *testing.T, m *Manager) {
 	}
 }
 
+// recordText is what the journal says of a claim.
+func recordText(t *testing.T, m *Manager, uid types.UID) string {
+	t.Helper()
+	data, err := os.ReadFile(m.store.Path(uid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
 func wantError(t *testing.T, err error, want ...string) {
 	t.Helper()
 	for _, w := range want {

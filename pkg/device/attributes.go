@@ -13,12 +13,12 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
-// isolation is what keeps the tenants of a GPU apart.
+// isolation describes what keeps the tenants of a GPU apart.
 type isolation struct {
-	// What other tenants cannot do: read or exhaust the memory, take the
-	// multiprocessors, end the work by a fault.
+	// memory keeps others from reading or exhausting the memory, compute from taking
+	// the multiprocessors, fault from ending the work by a fault of theirs.
 	memory, compute, fault string
-	// jitter is how much neighbours show in latencies.
+	// jitter is how much neighbours affect latencies.
 	jitter string
 }
 
@@ -28,7 +28,7 @@ const (
 	isolationHardware = "hardware"
 	// isolationProcess: address spaces of processes.
 	isolationProcess = "process"
-	// isolationSoftware: limits that hold against clients that are not hostile.
+	// isolationSoftware: limits that clients which are not hostile keep.
 	isolationSoftware = "software"
 	isolationNone     = "none"
 
@@ -37,15 +37,16 @@ const (
 	jitterHigh       = "high"
 )
 
-// isolationOf says what holds between the claims that have a device, or may have
-// others of the same GPU.
+// isolationOf returns the isolation between the claims that have a device, and from
+// those that have other devices of the same GPU.
 //
 // Claims that own a GPU or a MIG partition share no hardware that carries state.
 // MPS clients have address spaces of their own and a limit for multiprocessors,
-// but one server: a fatal fault of one ends all. Clients that take turns share
-// one memory, the GPU has all of one's fault until it is reset, and each waits for
-// the whole turns of the others. A library in the containers can limit those, for
-// programs that load it. On a partition the same holds between its own clients.
+// but one server: a fatal fault of one ends all. Time-sliced clients share the
+// memory, a fault of one affects the whole GPU until it is reset, and each waits
+// for the full time slices of the others. A library in the containers can limit
+// them, for programs that load it. The same holds between the clients of a shared
+// partition.
 func isolationOf(d Device) isolation {
 	switch {
 	case d.Kind == MPS:
@@ -60,9 +61,9 @@ func isolationOf(d Device) isolation {
 
 type attributes map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
 
-// attributesOf has the same names for all devices of a GPU, so that a selector
+// attributesOf returns the same names for all devices of a GPU, so that a selector
 // can read any of them on any device: a missing one is an error that ends the
-// pod's scheduling attempt. What does not apply is empty. Names without a
+// pod's scheduling attempt. Attributes that do not apply are empty. Names without a
 // domain belong to the driver.
 func attributesOf(node *gpu.Node, d Device) attributes {
 	g := d.GPU
@@ -105,8 +106,8 @@ func attributesOf(node *gpu.Node, d Device) attributes {
 	return a
 }
 
-// text cuts the value to the 64 bytes that the API allows; only product names
-// have ever been near that.
+// text truncates the value to the 64 bytes that the API allows; only product names
+// come near that.
 func (a attributes) text(name resourceapi.QualifiedName, value string) {
 	value = strings.ToValidUTF8(value, "?")
 	if len(value) > resourceapi.DeviceAttributeMaxValueLength {

@@ -57,7 +57,7 @@ func partitionable(t *testing.T) []testBoard {
 	t.Helper()
 	var boards []testBoard
 	for _, b := range testBoards(t) {
-		if _, partitions := published(b.gpu()); partitions {
+		if _, partitions := possibleKinds(b.gpu()); partitions {
 			boards = append(boards, b)
 		}
 	}

@@ -10,8 +10,7 @@ import (
 
 type capacities map[resourceapi.QualifiedName]resourceapi.DeviceCapacity
 
-// capacitiesOf has the same names for all devices; 0 means not known, or that there
-// is nothing to be had of it.
+// capacitiesOf returns the same names for all devices; 0 means not known, or none.
 func capacitiesOf(d Device) capacities {
 	r := d.GPU.Resources
 	if d.Partition != nil {
@@ -41,12 +40,12 @@ func capacitiesOf(d Device) capacities {
 	return c
 }
 
-// share adds what each claim takes some of, asked or not.
+// share adds the capacities of which each claim consumes a part, requested or not.
 func (c capacities) share(s *Share) {
 	c["shares"] = portions{
 		total: int64(s.Clients), fallback: 1, least: 1, most: int64(s.Clients), step: 1, format: resource.DecimalSI,
 	}.capacity()
-	// What is not limited is not counted for a claim that does not ask.
+	// Where there is no limit, nothing is counted for a claim without a request.
 	c["memory"] = portions{
 		total: s.MemoryBytes, fallback: s.DefaultMemoryBytes, least: min(mib, s.DefaultMemoryBytes), most: s.MaxMemoryBytes,
 		step: mib, format: resource.BinarySI,
@@ -57,11 +56,11 @@ func (c capacities) share(s *Share) {
 	}.capacity()
 }
 
-// portions is a capacity that claims divide among them.
+// portions describes a capacity that claims divide among them.
 type portions struct {
 	total int64
-	// fallback is for a claim that does not ask. The others get from least to most
-	// in steps, rounded up.
+	// fallback is for a claim without a request. Requests get from least to most in
+	// steps, rounded up.
 	fallback, least, most, step int64
 	format                      resource.Format
 }
@@ -75,15 +74,15 @@ func (p portions) capacity() resourceapi.DeviceCapacity {
 			ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: portion(p.least), Max: portion(p.most)},
 		},
 	}
-	// The API wants room for one step. Without it there is one value only.
+	// The API requires room for one step. Without it there is only one value.
 	if p.least+p.step <= p.total {
 		c.RequestPolicy.ValidRange.Step = portion(p.step)
 	}
 	return c
 }
 
-// onDemand is a capacity of which a claim takes nothing unless it asks. A share
-// would otherwise take all of it.
+// onDemand makes a capacity of which a claim without a request consumes nothing. By
+// default it would consume all of it.
 func onDemand(total resource.Quantity) resourceapi.DeviceCapacity {
 	return resourceapi.DeviceCapacity{
 		Value: total,

@@ -16,11 +16,12 @@ import (
 	"github.com/partage-dev/partage/pkg/policy"
 )
 
-// roomForDevices is how many devices of a GPU do not depend on the status.
-const roomForDevices = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures - roomForStatic
+// maxDevices is how many devices a GPU has at most that do not depend on the
+// status.
+const maxDevices = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures - reservedForStatic
 
-// catalog is what one GPU can be published as, from which the policy and the room
-// in a slice choose.
+// catalog lists everything that one GPU can be published as. The policy and the
+// room in a slice choose from it.
 type catalog struct {
 	board
 	terms Terms
@@ -32,27 +33,28 @@ type catalog struct {
 
 type candidate struct {
 	Device
-	// offered tells that the policy wants it. Others are published only where they
-	// are kept.
+	// offered says that the policy offers the device. Others are published only
+	// where they are kept.
 	offered bool
 	group   group
 }
 
-// group are devices that are left out together where a slice does not hold all.
+// group identifies devices that are left out together where a slice does not hold
+// all.
 type group struct {
-	// class and then rank say what is left out last.
+	// The group with the lowest class, and then rank, is left out last.
 	class, rank int
-	// what they are, and a verb, for the problem.
+	// what names the devices, with a verb, in the problem.
 	what string
 }
 
 // Classes of groups. The whole GPU and partitions come first because any claim
 // can use them, shares of the whole GPU because they are two devices only.
 const (
-	ofWhole = iota
-	ofPartitions
-	ofWholeShares
-	ofPartitionShares
+	classWhole = iota
+	classPartitions
+	classWholeShares
+	classPartitionShares
 )
 
 func (g group) compare(other group) int {
@@ -62,7 +64,7 @@ func (g group) compare(other group) int {
 // place is a partition that the GPU can hold.
 type place struct {
 	Device
-	// static tells that one which somebody else made here is published.
+	// static says that a partition which somebody else made here is published.
 	static bool
 }
 
@@ -72,10 +74,10 @@ func newBoard(node *gpu.Node, g *gpu.GPU, terms Terms) (board, []error) {
 		terms: terms,
 		offer: terms.Policy.For(g),
 	}
-	whole, partitions := published(g)
+	whole, partitions := possibleKinds(g)
 	var shapes []PartitionShape
 	if partitions {
-		shapes = c.countPartitions()
+		shapes = c.layOutPartitions()
 	}
 	if len(shapes) > 0 {
 		c.checkProfiles()
@@ -84,21 +86,21 @@ func newBoard(node *gpu.Node, g *gpu.GPU, terms Terms) (board, []error) {
 	}
 	c.addPartitions(shapes)
 	if whole {
-		c.add(Device{Name: c.name, Kind: Whole}, c.offer.Whole, group{ofWhole, 0, "the whole GPU is"})
+		c.add(Device{Name: c.name, Kind: Whole}, c.offer.Whole, group{classWhole, 0, "the whole GPU is"})
 	}
 	c.addPartitionShares(shapes)
 	if whole {
-		for n, way := range c.waysToShare(nil) {
-			c.addShare(Device{Name: c.name}, way, group{ofWholeShares, n, way.title + " shares are"})
+		for n, option := range c.shareOptions(nil) {
+			c.addShare(Device{Name: c.name}, option, group{classWholeShares, n, option.title + " shares are"})
 		}
 	}
 	c.choose()
-	c.checkAnything()
+	c.checkSomethingPublished()
 	return c.with(Status{}), c.problems
 }
 
-// published tells which kinds of devices a GPU can be.
-func published(g *gpu.GPU) (whole, partitions bool) {
+// possibleKinds reports which kinds of devices a GPU can be.
+func possibleKinds(g *gpu.GPU) (whole, partitions bool) {
 	switch {
 	case g.MIG == nil:
 		return true, false
@@ -110,7 +112,7 @@ func published(g *gpu.GPU) (whole, partitions bool) {
 	}
 }
 
-// oneIf counts something that is there once or not at all.
+// oneIf returns 1 for true and 0 for false.
 func oneIf(yes bool) int {
 	if yes {
 		return 1
@@ -118,11 +120,11 @@ func oneIf(yes bool) int {
 	return 0
 }
 
-// countPartitions finds the counters for all partitions that the GPU can hold and
-// returns these partitions, the most important ones first. The policy has no say
-// in it: what it does not offer may exist all the same, and another policy must
-// not change what an allocated device draws.
-func (c *catalog) countPartitions() []PartitionShape {
+// layOutPartitions determines the counters for all partitions that the GPU can hold
+// and returns these partitions, the most important ones first. It ignores the
+// policy: a partition that the policy does not offer may exist all the same, and
+// another policy must not change what an allocated device draws.
+func (c *catalog) layOutPartitions() []PartitionShape {
 	shapes, problems := usableShapes(c.gpu.MIG)
 	if len(shapes) == 0 {
 		problems = append(problems, errors.New("the driver reports no MIG profiles that could be published"))
@@ -145,14 +147,14 @@ func (c *catalog) add(d Device, offered bool, g group) {
 	c.candidates = append(c.candidates, candidate{Device: d, offered: offered, group: g})
 }
 
-// addShare adds a way to share a device.
-func (c *catalog) addShare(base Device, w way, g group) {
-	share := w.share
+// addShare adds the share of a device that an option describes.
+func (c *catalog) addShare(base Device, o shareOption, g group) {
+	share := o.share
 	share.Base = base.Name
-	base.Name = shareName(base.Name, w.kind)
-	base.Kind = w.kind
+	base.Name = shareName(base.Name, o.kind)
+	base.Kind = o.kind
 	base.Share = &share
-	c.add(base, w.offered, g)
+	c.add(base, o.offered, g)
 }
 
 // addPartitions takes the shapes by importance.
@@ -162,28 +164,28 @@ func (c *catalog) addPartitions(shapes []PartitionShape) {
 		profile := d.Partition.Profile
 		offer := c.offer.Partition
 		offered := offer != nil && (offer.Profiles == nil || slices.Contains(offer.Profiles, profile.Name))
-		c.add(d, offered, group{ofPartitions, ranks[profile.ID], "profile " + profile.Name + " is"})
+		c.add(d, offered, group{classPartitions, ranks[profile.ID], "profile " + profile.Name + " is"})
 	}
 }
 
 // addPartitionShares takes the shapes by importance.
 func (c *catalog) addPartitionShares(shapes []PartitionShape) {
 	ranks := ranksOf(shapes)
-	ways := map[uint32][]way{}
+	options := map[uint32][]shareOption{}
 	for _, s := range shapes {
-		if _, known := ways[s.Profile.ID]; !known {
-			ways[s.Profile.ID] = c.waysToShare(&s.Profile)
+		if _, known := options[s.Profile.ID]; !known {
+			options[s.Profile.ID] = c.shareOptions(&s.Profile)
 		}
 	}
 	for _, d := range c.partitionDevices(shapes) {
 		profile := d.Partition.Profile
-		for n, way := range ways[profile.ID] {
-			c.addShare(d, way, group{ofPartitionShares, 2*ranks[profile.ID] + n, way.title + " shares of profile " + profile.Name + " are"})
+		for n, option := range options[profile.ID] {
+			c.addShare(d, option, group{classPartitionShares, 2*ranks[profile.ID] + n, option.title + " shares of profile " + profile.Name + " are"})
 		}
 	}
 }
 
-// ranksOf profiles, by ID.
+// ranksOf numbers the profiles in the order of shapes, by ID.
 func ranksOf(shapes []PartitionShape) map[uint32]int {
 	ranks := map[uint32]int{}
 	for _, s := range shapes {
@@ -194,7 +196,7 @@ func ranksOf(shapes []PartitionShape) map[uint32]int {
 	return ranks
 }
 
-// partitionDevices are in published order.
+// partitionDevices returns the partitions as devices, in published order.
 func (c *catalog) partitionDevices(shapes []PartitionShape) []Device {
 	if len(shapes) == 0 {
 		return nil
@@ -212,15 +214,16 @@ func (c *catalog) partitionDevices(shapes []PartitionShape) []Device {
 	return devices
 }
 
-// choose makes the devices of the candidates. What claims may have comes first,
-// because it must not disappear, then what the policy offers, group by group.
+// choose decides which candidates are published. Devices that claims may have come
+// first, because they must not disappear, then those that the policy offers, group
+// by group.
 func (c *catalog) choose() {
 	order := make([]int, len(c.candidates))
 	for n := range order {
 		order[n] = n
 	}
 	slices.SortStableFunc(order, func(a, b int) int { return c.candidates[a].group.compare(c.candidates[b].group) })
-	room := roomForDevices
+	room := maxDevices
 	chosen := make([]bool, len(c.candidates))
 	for _, n := range order {
 		if d := c.candidates[n]; c.terms.Keep[d.Name] {
@@ -250,17 +253,17 @@ func (c *catalog) choose() {
 		}
 	}
 	for n, d := range c.candidates {
-		c.take(d, chosen[n])
+		c.record(d, chosen[n])
 	}
 }
 
 func noRoom(what string) error {
 	return fmt.Errorf("%s left out: a ResourceSlice with counters holds at most %d devices, %d of them for partitions that somebody else made",
-		what, resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures, roomForStatic)
+		what, resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures, reservedForStatic)
 }
 
-// take a candidate into the board.
-func (c *catalog) take(d candidate, chosen bool) {
+// record adds the outcome for a candidate to the board.
+func (c *catalog) record(d candidate, chosen bool) {
 	offered := d.offered && chosen
 	if chosen {
 		c.devices = append(c.devices, d.Device)
@@ -271,8 +274,8 @@ func (c *catalog) take(d candidate, chosen bool) {
 	if d.Kind != Partition {
 		return
 	}
-	// A static partition is there whatever the policy says. It is offered where one
-	// of this driver's would be.
+	// A static partition exists whatever the policy says. It is offered where a
+	// partition of this driver would be.
 	kept := c.terms.Keep[staticName(d.Name)]
 	if kept && !offered {
 		c.withdrawn[staticName(d.Name)] = true
@@ -280,9 +283,9 @@ func (c *catalog) take(d candidate, chosen bool) {
 	c.places = append(c.places, place{Device: d.Device, static: offered || kept})
 }
 
-// checkProfiles tells which profiles the policy names that the GPU does not have.
-// The default is for all models and may name profiles of any, as long as something
-// is left.
+// checkProfiles reports the profiles that the policy names and the GPU does not
+// have. The policy's default is for all models and may name profiles of any, as
+// long as the GPU has one of them.
 func (c *catalog) checkProfiles() {
 	if c.offer.Partition == nil {
 		return
@@ -310,9 +313,10 @@ func (c *catalog) checkProfiles() {
 		c.origin(), strings.Join(missing, ", "), strings.Join(has, ", ")))
 }
 
-// checkAnything tells of a GPU that cannot be any of what the policy offers, when
-// nothing else was told. An offer of nothing is what somebody wants.
-func (c *catalog) checkAnything() {
+// checkSomethingPublished reports a GPU that cannot be anything that the policy
+// offers, unless another problem explains it. A policy that offers nothing is no
+// problem.
+func (c *catalog) checkSomethingPublished() {
 	offers := c.offer.Whole || c.offer.Partition != nil || c.offer.MPS != nil || c.offer.TimeSlice != nil
 	published := slices.ContainsFunc(c.devices, func(d Device) bool { return !c.withdrawn[d.Name] })
 	if offers && !published && len(c.problems) == 0 {
@@ -333,7 +337,7 @@ func describeMIG(mig *gpu.MIG) string {
 	return "MIG is off and needs a reset of the GPU to change"
 }
 
-// origin of the offer, for messages.
+// origin names the part of the policy that made the offer, for messages.
 func (c *catalog) origin() string {
 	if c.offer.Rule == "" {
 		return "the policy's default"

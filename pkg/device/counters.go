@@ -14,8 +14,8 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
-// counterLayout is how the devices of one GPU exclude each other: exactly the
-// sets of partitions that the GPU can hold at one time fit into the counters.
+// counterLayout defines how the devices of one GPU exclude each other: exactly the
+// sets of partitions that the GPU can hold at the same time fit into the counters.
 type counterLayout struct {
 	set string
 	// memorySlices each have a counter of value 1. There are none where the GPU
@@ -25,7 +25,7 @@ type counterLayout struct {
 	limits []limit
 }
 
-// limit is something that a GPU has so many of, apart from memory slices.
+// limit is a resource of a GPU other than memory slices.
 type limit struct {
 	counter string
 	total   int
@@ -42,12 +42,12 @@ func newCounterLayout(name string, mig *gpu.MIG, shapes []PartitionShape) (*coun
 	}
 	var needed []limit
 	for _, limit := range limitsOf(name, mig) {
-		if mostUsed(limit, nothing, mig.MemorySlices, shapes) > limit.total {
+		if maxUse(limit, noLimit, mig.MemorySlices, shapes) > limit.total {
 			needed = append(needed, limit)
 		}
 	}
 	for n := range needed {
-		if !impliedByOther(needed, n, mig.MemorySlices, shapes) {
+		if !impliedByAnother(needed, n, mig.MemorySlices, shapes) {
 			l.limits = append(l.limits, needed[n])
 		}
 	}
@@ -57,10 +57,10 @@ func newCounterLayout(name string, mig *gpu.MIG, shapes []PartitionShape) (*coun
 	return l, nil
 }
 
-// newUndividedLayout is for a GPU that holds no partitions: all its devices are all
-// of it, and exclude each other.
+// newUndividedLayout is for a GPU that holds no partitions: each of its devices is
+// the whole GPU, so that they exclude each other.
 func newUndividedLayout(name string) *counterLayout {
-	return &counterLayout{set: name, limits: []limit{{counter: "gpu", total: 1, use: nothing.use}}}
+	return &counterLayout{set: name, limits: []limit{{counter: "gpu", total: 1, use: noLimit.use}}}
 }
 
 func tooManyCounters(n int) error {
@@ -68,8 +68,8 @@ func tooManyCounters(n int) error {
 		n, resourceapi.ResourceSliceMaxCountersPerCounterSet)
 }
 
-// limitsOf lists all that the hardware limits beside memory slices. What the
-// GPU has of an engine is the most that any profile gets of it.
+// limitsOf lists all limits of the hardware other than memory slices. The GPU has
+// as many engines of a type as the profile with the most of them.
 func limitsOf(gpuName string, mig *gpu.MIG) []limit {
 	limits := []limit{
 		{counter: "decoders", use: func(p gpu.Profile) int { return p.Resources.Decoders }},
@@ -102,12 +102,12 @@ func limitsOf(gpuName string, mig *gpu.MIG) []limit {
 	return limits
 }
 
-// mostUsed is the most that any set of disjoint placements uses of a limit,
-// among those sets that respect another limit: the heaviest packing of
-// intervals, found slice by slice.
-func mostUsed(l, within limit, memorySlices int, shapes []PartitionShape) int {
-	// most[end][spent] looks at the first end slices and spends at most that
-	// much of the other limit.
+// maxUse is the most that any set of disjoint placements uses of a limit, among
+// those sets that respect another limit. It finds the heaviest packing of intervals
+// slice by slice.
+func maxUse(l, within limit, memorySlices int, shapes []PartitionShape) int {
+	// most[end][spent] is for the first end slices, with at most that much spent of
+	// the other limit.
 	most := make([][]int, memorySlices+1)
 	most[0] = make([]int, within.total+1)
 	for end := 1; end <= memorySlices; end++ {
@@ -125,16 +125,16 @@ func mostUsed(l, within limit, memorySlices int, shapes []PartitionShape) int {
 	return most[memorySlices][within.total]
 }
 
-// nothing limits nothing.
-var nothing = limit{use: func(gpu.Profile) int { return 0 }}
+// noLimit is never exceeded.
+var noLimit = limit{use: func(gpu.Profile) int { return 0 }}
 
-// impliedByOther tells whether limit n holds whenever the memory slices and
-// one other limit do. Of two that imply each other the first stays.
-func impliedByOther(limits []limit, n, memorySlices int, shapes []PartitionShape) bool {
+// impliedByAnother reports whether limit n holds whenever the memory slices and one
+// other limit do. Of two limits that imply each other it keeps the first.
+func impliedByAnother(limits []limit, n, memorySlices int, shapes []PartitionShape) bool {
 	implies := func(a, b int) bool {
-		// No GPU has so many of anything; do not let a wrong fact use up memory.
+		// No GPU has this many of anything; a wrong fact must not use up memory.
 		return limits[a].total <= 10_000 &&
-			mostUsed(limits[b], limits[a], memorySlices, shapes) <= limits[b].total
+			maxUse(limits[b], limits[a], memorySlices, shapes) <= limits[b].total
 	}
 	for m := range limits {
 		if m != n && implies(m, n) && (m < n || !implies(n, m)) {
@@ -144,8 +144,8 @@ func impliedByOther(limits []limit, n, memorySlices int, shapes []PartitionShape
 	return false
 }
 
-// all is every counter with its full value: the counter set, and what the
-// whole GPU and its shares consume.
+// all returns every counter with its full value: the counter set, which is also
+// what the whole GPU and its shares consume.
 func (l *counterLayout) all() map[string]resourceapi.Counter {
 	counters := make(map[string]resourceapi.Counter, l.memorySlices+len(l.limits))
 	for n := range l.memorySlices {
@@ -157,7 +157,7 @@ func (l *counterLayout) all() map[string]resourceapi.Counter {
 	return counters
 }
 
-// of is what a partition and its shares consume.
+// of returns what a partition and its shares consume.
 func (l *counterLayout) of(s PartitionShape) map[string]resourceapi.Counter {
 	counters := make(map[string]resourceapi.Counter, s.Placement.Size+len(l.limits))
 	for n := range s.Placement.Size {

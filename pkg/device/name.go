@@ -12,29 +12,29 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
-// GPUName is the device name of the GPU at a PCI address, and the name of its
-// counter set: "gpu-0000-1b-00-0" for "0000:1b:00.0".
+// GPUName returns the device name of the GPU at a PCI address, which is also that of
+// its counter set: "gpu-0000-1b-00-0" for "0000:1b:00.0".
 func GPUName(pciAddress string) string {
 	return "gpu-" + strings.NewReplacer(":", "-", ".", "-").Replace(strings.ToLower(pciAddress))
 }
 
-// partitionName ends in the start of the placement, so that nothing in the
-// profile's text can make two names alike.
+// partitionName ends in the start of the placement, so that no text of a profile
+// can make two names equal.
 func partitionName(gpuName, profileText string, start int) string {
 	return gpuName + "-mig-" + profileText + "-" + strconv.Itoa(start)
 }
 
-// staticName is the name of what somebody else made in the place of a partition.
-// Names of partitions end in a number, so it is never one of theirs.
+// staticName names a partition that somebody else made, after the device that could
+// be made in its place. It is no name of such a device, as these end in a number.
 func staticName(partitionName string) string { return partitionName + "-static" }
 
-// shareName adds the kind to the name of what is shared. Names of partitions end
-// in a number, and those of GPUs too, so it is neither's.
+// shareName adds the kind to the name of the shared device. It is no name of a
+// partition or a GPU, as these end in a number.
 func shareName(base string, kind Kind) string { return base + "-" + string(kind) }
 
-// profileTexts gives every profile of a GPU, by ID, a text of its own that can
-// be part of a name. The readable text is tried first; profiles that share one
-// or whose names would be too long are called by their ID instead.
+// profileTexts returns a unique text for every profile of a GPU, by ID, that can be
+// part of a name. Profiles whose readable texts are equal, or whose names would be
+// too long, get one made of their ID.
 func profileTexts(gpuName string, mig *gpu.MIG) map[uint32]string {
 	uses := map[string]int{}
 	for _, p := range mig.Profiles {

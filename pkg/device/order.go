@@ -13,17 +13,16 @@ import (
 // orderShapes sorts the partitions of a GPU into the order in which the
 // scheduler, which takes the first that fits, should try them.
 //
-// Profiles go from small to large. The placements of one profile go by what
-// they destroy: the cost of a placement is the sum of the sizes of all larger
-// placements that it overlaps. Larger is what has more memory slices, or as
-// many with more compute slices; variants of a profile with the same geometry
-// count once. So 1g on an 8-slice GPU starts at 6, where no 2g or 4g can be,
-// and 3g at 4, where it leaves room for 4g.
+// Profiles are sorted from small to large, the placements of one profile by what
+// they make impossible: the cost of a placement is the sum of the sizes of all
+// larger placements that it overlaps. A placement is larger if it has more memory
+// slices, or as many and more compute slices; variants of a profile with the same
+// geometry count once. So 1g on an 8-slice GPU starts at 6, where no 2g or 4g can
+// be, and 3g at 4, where it leaves room for 4g.
 //
-// Equal costs are decided so that neighbours are filled up one after the
-// other: the placement whose smallest larger neighbour starts highest comes
-// first, then the lower start. On an 8-slice GPU this gives 1g at
-// 6, 4, 5, 2, 3, 0, 1.
+// Among equal costs, the placement whose smallest larger neighbour starts highest
+// comes first, then the one with the lower start, so that one neighbour is filled
+// up after the other. On an 8-slice GPU this gives 1g at 6, 4, 5, 2, 3, 0, 1.
 func orderShapes(shapes []PartitionShape) []PartitionShape {
 	geometries := make([]geometry, 0, len(shapes))
 	for _, s := range shapes {
@@ -37,7 +36,7 @@ func orderShapes(shapes []PartitionShape) []PartitionShape {
 	}
 	all := make([]ranked, 0, len(shapes))
 	for _, s := range shapes {
-		cost, nearest := damage(geometryOf(s), geometries)
+		cost, nearest := placementCost(geometryOf(s), geometries)
 		all = append(all, ranked{s, cost, nearest})
 	}
 	slices.SortStableFunc(all, func(a, b ranked) int {
@@ -54,8 +53,8 @@ func orderShapes(shapes []PartitionShape) []PartitionShape {
 	return ordered
 }
 
-// compareProfiles orders profiles from least to most: what a profile takes
-// from the GPU decides, and the ID where two take the same.
+// compareProfiles orders profiles by how much of the GPU they take, and by ID where
+// two take the same.
 func compareProfiles(a, b PartitionShape) int {
 	return cmp.Or(
 		cmp.Compare(a.Placement.Size, b.Placement.Size),
@@ -69,8 +68,7 @@ func mediaEngines(p gpu.Profile) int {
 	return r.Decoders + r.Encoders + r.JPEGEngines + r.OFAEngines
 }
 
-// geometry is what counts for fragmentation: where, how large, how much
-// compute.
+// geometry is what matters for fragmentation: position, size and compute slices.
 type geometry struct {
 	at     gpu.Placement
 	slices int
@@ -84,9 +82,9 @@ func (g geometry) compareSize(h geometry) int {
 	return cmp.Or(cmp.Compare(g.at.Size, h.at.Size), cmp.Compare(g.slices, h.slices))
 }
 
-// damage adds up the larger placements that g makes impossible, and tells
+// placementCost adds up the larger placements that g makes impossible, and returns
 // where the smallest of them starts (-1: there is none).
-func damage(g geometry, all []geometry) (cost, nearest int) {
+func placementCost(g geometry, all []geometry) (cost, nearest int) {
 	var smallest *geometry
 	for n := range all {
 		larger := &all[n]

@@ -13,7 +13,8 @@ import (
 )
 
 // usableShapes lists every profile at every placement, the most important profile
-// first. What makes no sense is left out and reported: the rest of the GPU is fine.
+// first. Facts that make no sense are left out and reported, so that the rest of the
+// GPU can be used.
 func usableShapes(mig *gpu.MIG) ([]PartitionShape, []error) {
 	var shapes []PartitionShape
 	var problems []error
@@ -33,8 +34,8 @@ func usableShapes(mig *gpu.MIG) ([]PartitionShape, []error) {
 	return shapes, problems
 }
 
-// byImportance orders profiles for the case that not all fit into a slice:
-// those without a variant first, because every layout can be made of them.
+// byImportance orders profiles for the case that not all fit into a slice: those
+// that are no variant come first, because every layout can be made of them.
 func byImportance(profiles []gpu.Profile) []gpu.Profile {
 	ordered := slices.Clone(profiles)
 	slices.SortStableFunc(ordered, func(a, b gpu.Profile) int {

@@ -14,58 +14,59 @@ import (
 
 const mib = 1 << 20
 
-// way is how a GPU or a partition is shared.
-type way struct {
+// shareOption is one way to share a GPU or a partition.
+type shareOption struct {
 	kind Kind
-	// title is the kind's, for messages.
+	// title is the name of the kind in messages.
 	title string
 	// share is without the base.
 	share Share
-	// offered tells that the policy wants it.
+	// offered says that the policy offers it.
 	offered bool
 }
 
-// waysToShare lists how the undivided GPU (nil), or each of its partitions of a
-// profile, can be shared. What the policy does not offer has the built-in numbers.
-// So has what cannot be as the policy wants it: a claim may have it since before.
-func (c *catalog) waysToShare(profile *gpu.Profile) []way {
+// shareOptions lists how the undivided GPU (nil), or each of its partitions of a
+// profile, can be shared. Where the policy does not offer an option, or the
+// hardware cannot follow the policy, the option has the built-in numbers: a claim
+// may have such a share from before.
+func (c *catalog) shareOptions(profile *gpu.Profile) []shareOption {
 	mps, timeSlice := c.offer.MPS, c.offer.TimeSlice
 	if profile != nil {
-		mps, timeSlice = c.sharesOf(profile.Name)
+		mps, timeSlice = c.partitionShareOffers(profile.Name)
 	}
-	var ways []way
-	take := func(w way, wanted, builtin func() (Share, error)) {
+	var options []shareOption
+	add := func(o shareOption, wanted, builtin func() (Share, error)) {
 		var problem error
-		if w.offered {
-			w.share, problem = wanted()
+		if o.offered {
+			o.share, problem = wanted()
 		}
 		if problem != nil {
 			of := "the GPU"
 			if profile != nil {
 				of = "profile " + profile.Name
 			}
-			c.problems = append(c.problems, fmt.Errorf("%s shares of %s: %s %w", w.title, of, c.origin(), problem))
+			c.problems = append(c.problems, fmt.Errorf("%s shares of %s: %s %w", o.title, of, c.origin(), problem))
 		}
-		if w.share.Clients == 0 {
-			w.offered = false
-			w.share, _ = builtin()
+		if o.share.Clients == 0 {
+			o.offered = false
+			o.share, _ = builtin()
 		}
-		if w.share.Clients > 0 {
-			ways = append(ways, w)
+		if o.share.Clients > 0 {
+			options = append(options, o)
 		}
 	}
 	builtin := policy.Builtin().Default
-	take(way{kind: MPS, title: "MPS", offered: mps != nil},
+	add(shareOption{kind: MPS, title: "MPS", offered: mps != nil},
 		func() (Share, error) { return c.mpsShare(profile, *mps) },
 		func() (Share, error) { return c.mpsShare(profile, *builtin.MPS) })
-	take(way{kind: TimeSlice, title: "time-slice", offered: timeSlice != nil},
+	add(shareOption{kind: TimeSlice, title: "time-slice", offered: timeSlice != nil},
 		func() (Share, error) { return c.timeSliceShare(profile, *timeSlice) },
 		func() (Share, error) { return c.timeSliceShare(profile, *builtin.TimeSlice) })
-	return ways
+	return options
 }
 
-// sharesOf partitions of a profile that the policy offers.
-func (c *catalog) sharesOf(profile string) (*policy.MPSOffer, *policy.TimeSliceOffer) {
+// partitionShareOffers returns how the policy shares partitions of a profile.
+func (c *catalog) partitionShareOffers(profile string) (*policy.MPSOffer, *policy.TimeSliceOffer) {
 	if c.offer.Partition == nil {
 		return nil, nil
 	}
@@ -79,8 +80,8 @@ func (c *catalog) sharesOf(profile string) (*policy.MPSOffer, *policy.TimeSliceO
 	return nil, nil
 }
 
-// mpsShare has no clients where MPS is not possible. The error tells what is not
-// as the offer has it.
+// mpsShare returns a share without clients where MPS is not possible. The error
+// says where the share differs from the offer.
 func (c *catalog) mpsShare(profile *gpu.Profile, offer policy.MPSOffer) (Share, error) {
 	most := c.gpu.MPSClients(c.node.CUDAVersion, profile)
 	if most == 0 {
@@ -104,8 +105,8 @@ func (c *catalog) mpsShare(profile *gpu.Profile, offer policy.MPSOffer) (Share, 
 	return s, problem
 }
 
-// timeSliceShare is like mpsShare. Without an interposer library nothing enforces
-// anything: memory is what the scheduler counts, for claims that ask for some.
+// timeSliceShare is like mpsShare. Without an interposer library nothing is
+// enforced: the scheduler counts the memory of claims that request some.
 func (c *catalog) timeSliceShare(profile *gpu.Profile, offer policy.TimeSliceOffer) (Share, error) {
 	s := Share{Clients: max(1, offer.Clients), Interval: policy.IntervalDefault, Limited: c.terms.Limited}
 	if profile == nil {
@@ -117,8 +118,8 @@ func (c *catalog) timeSliceShare(profile *gpu.Profile, offer policy.TimeSliceOff
 		s.MemoryBytes = overcommit(total/mib, offer.MemoryOvercommit) * mib
 		return s, nil
 	}
-	// One percent is the least that a client can be limited to, so that each of
-	// many gets that.
+	// A client cannot be limited to less than one percent, so that more than 100
+	// clients get one each.
 	s.Percent = max(100, s.Clients)
 	s.DefaultPercent = defaultPercent(s)
 	if err := s.limitMemory(total, 0, offer.MemoryOvercommit); err != nil {
@@ -135,11 +136,11 @@ func (c *catalog) memoryOf(profile *gpu.Profile) int64 {
 	return int64(min(bytes, math.MaxInt64))
 }
 
-// defaultPercent is an equal part: a client that is not limited takes what it gets
-// from the others.
+// defaultPercent is an equal part: a client without a limit would take from the
+// others.
 func defaultPercent(s Share) int { return max(1, min(100, s.Percent/s.Clients)) }
 
-// limitMemory of clients. All amounts are in MiB, as MPS counts them.
+// limitMemory sets the memory limits of clients, in whole MiB as MPS counts them.
 func (s *Share) limitMemory(total, reserved int64, factor float64) error {
 	most := max(0, total-max(0, reserved)) / mib
 	all := overcommit(most, factor)
@@ -155,6 +156,6 @@ func (s *Share) limitMemory(total, reserved int64, factor float64) error {
 // overcommit rounds down. Factors are decimal fractions, which are not exact: 1.15
 // times 100 has to be 115.
 func overcommit(n int64, factor float64) int64 {
-	const most = 1 << 42 // as many MiB are a number of bytes still
+	const most = 1 << 42 // as bytes this many MiB still fit an int64
 	return int64(min(most, math.Floor(float64(n)*max(1, factor)+1e-6)))
 }

@@ -22,8 +22,8 @@ type Options struct {
 	// NodeName is the node that the devices are on.
 	NodeName string
 	// PartitionableDevices is false for clusters that drop counters (Kubernetes
-	// 1.34 and 1.35 by default). Without counters nothing would keep claims
-	// from overlapping, so that only whole GPUs are published then.
+	// 1.34 and 1.35 by default). Without counters the devices of claims could
+	// overlap, so that only whole GPUs are published.
 	PartitionableDevices bool
 	// ConsumableCapacity is false for clusters that drop what shares need
 	// (Kubernetes 1.34 and 1.35 by default). Then no shares are published: the
@@ -31,7 +31,7 @@ type Options struct {
 	ConsumableCapacity bool
 }
 
-// DriverResources is what the kubelet plugin helper publishes. The helper
+// DriverResources returns what the kubelet plugin helper publishes. The helper
 // names the slices, in this order, and counts the pool's generation.
 func (i *Inventory) DriverResources(o Options) resourceslice.DriverResources {
 	return resourceslice.DriverResources{
@@ -39,9 +39,9 @@ func (i *Inventory) DriverResources(o Options) resourceslice.DriverResources {
 	}
 }
 
-// ResourceSlices is the same content as complete objects, as they would be
-// after the first publication, for printing. Only the names differ from what
-// the helper generates; they sort the same way.
+// ResourceSlices returns the same content as complete objects, as they would be
+// after the first publication, for printing. Only the names differ from those
+// that the helper generates; they sort the same way.
 func (i *Inventory) ResourceSlices(o Options) []resourceapi.ResourceSlice {
 	published := i.slices(o)
 	objects := make([]resourceapi.ResourceSlice, len(published))
@@ -62,22 +62,22 @@ func (i *Inventory) ResourceSlices(o Options) []resourceapi.ResourceSlice {
 	return objects
 }
 
-// slices is the pool's layout, here and nowhere else: counter sets in slices
-// of their own, then one slice for each GPU, so that whatever changes on one
-// GPU changes one slice and leaves the pool complete.
+// slices defines the layout of the pool, in this one place: counter sets in slices
+// of their own, then one slice for each GPU, so that a change of one GPU changes
+// one slice and leaves the pool complete.
 func (i *Inventory) slices(o Options) []resourceslice.Slice {
 	var sets []resourceapi.CounterSet
 	var gpus []resourceslice.Slice
 	for _, b := range i.boards {
 		var devices []resourceapi.Device
-		own := slices.DeleteFunc(b.all(), func(d Device) bool { return !o.publish(d) })
+		own := slices.DeleteFunc(b.all(), func(d Device) bool { return !o.supports(d) })
 		if len(own) == 0 {
 			continue
 		}
 		// A GPU that is a single device in any case needs no counters.
 		counted := o.PartitionableDevices && (b.counters.memorySlices > 0 || len(own) > 1)
 		for _, d := range own {
-			devices = append(devices, b.published(d, o, counted))
+			devices = append(devices, b.apiDevice(d, o, counted))
 		}
 		gpus = append(gpus, resourceslice.Slice{Devices: devices})
 		if counted {
@@ -90,21 +90,21 @@ func (i *Inventory) slices(o Options) []resourceslice.Slice {
 	}
 	all = append(all, gpus...)
 	if len(all) == 0 {
-		// An empty pool tells that the driver runs and has nothing to offer.
+		// An empty pool shows that the driver runs and has nothing to offer.
 		all = append(all, resourceslice.Slice{})
 	}
 	return all
 }
 
-// publish tells whether a cluster can have a device. Without counters nothing would
-// keep a share from being given away beside the whole GPU.
-func (o Options) publish(d Device) bool {
+// supports reports whether a cluster can handle a device. Without counters a share
+// could be allocated together with the whole GPU.
+func (o Options) supports(d Device) bool {
 	return o.PartitionableDevices && (d.Exclusive() || o.ConsumableCapacity) || d.Kind == Whole
 }
 
-// published makes the API's device. Taints depend on nothing but the device's own
+// apiDevice makes the device of the API. Taints depend only on the device's own
 // GPU, so that a change of a GPU's status changes its slice only.
-func (b board) published(d Device, o Options, counted bool) resourceapi.Device {
+func (b board) apiDevice(d Device, o Options, counted bool) resourceapi.Device {
 	device := resourceapi.Device{
 		Name:       d.Name,
 		Attributes: attributesOf(b.node, d),

@@ -10,10 +10,9 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
-// Status is what is the case on a node's GPUs at one moment: what adds devices
-// or keeps some from being allocated. The order of the entries does not matter.
-// Its zero value is a node on which all is well and where nobody else made a
-// partition.
+// Status describes the GPUs of a node at one moment: what adds devices, and what
+// keeps some from being allocated. The order of the entries does not matter. The
+// zero value is a healthy node without partitions that others made.
 type Status struct {
 	Static     []Static
 	Conditions []Condition
@@ -32,20 +31,20 @@ type Static struct {
 	Placement  gpu.Placement
 	// UUID is the MIG device's.
 	UUID string
-	// Gone says that it does not exist any more and that a claim still has it:
-	// the device stays, because an allocated device must not disappear, and is
-	// tainted. It occupies nothing. A partition that exists in the same place
-	// with the same profile takes the device over.
+	// Gone says that the partition does not exist any more and that a claim still
+	// has the device, which stays, because an allocated device must not disappear,
+	// and is tainted. It occupies nothing. A partition that exists in the same
+	// place with the same profile takes the device over.
 	Gone bool
 }
 
-// Condition is a reason against allocating some devices of a GPU. They stay
-// published and are tainted with the effect NoSchedule.
+// Condition is a reason not to allocate some devices of a GPU. They stay published
+// and are tainted with the effect NoSchedule.
 type Condition struct {
 	PCIAddress string
 	// Where limits it to the devices that overlap with these memory slices; nil
-	// means all devices of the GPU. A static device is not tainted for being
-	// [Occupied] by itself.
+	// means all devices of the GPU. A static device is not tainted because of the
+	// partition that it is itself.
 	Where *gpu.Placement
 	// ProfileID is the profile of the instance that lies at Where; nil where
 	// there is none or it is not known. A partition elsewhere that needs an
@@ -55,19 +54,20 @@ type Condition struct {
 	Kind Kind
 	// Reason is the name part of the taint's key, after the driver's domain.
 	Reason Reason
-	// Message is for people: what is the case, and what can be done about it. It
+	// Message explains to people what is wrong and what can be done about it. It
 	// does not fit into a taint.
 	Message string
 }
 
-// Reason names a condition. It is fit to be the name part of a taint's key.
+// Reason names a condition. It is valid as the name part of a taint's key.
 type Reason string
 
 const (
 	// Occupied says that an instance that this driver did not make is in the
-	// place, or has the engines that are needed.
+	// place, or uses engines that the device needs.
 	Occupied Reason = "occupied"
-	// ReleasePending says that what a claim had could not be removed yet.
+	// ReleasePending says that the resources of an ended claim could not be removed
+	// yet.
 	ReleasePending Reason = "release-pending"
 	// Unresponsive says that the GPU does not answer, or that a call on it has
 	// not returned.
@@ -76,7 +76,7 @@ const (
 	Lost Reason = "lost"
 	// ResetRequired says that the GPU does nothing until it is reset.
 	ResetRequired Reason = "reset-required"
-	// MPSUnhealthy says that clients have lost their MPS server, or that it takes
+	// MPSUnhealthy says that clients have lost their MPS server, or that it accepts
 	// no new ones.
 	MPSUnhealthy Reason = "mps-unhealthy"
 	// MPSUnavailable says that nothing on this node can start MPS.
@@ -88,7 +88,7 @@ const (
 	Gone Reason = "gone"
 )
 
-// sorted is a copy in the one order that does not depend on the given one.
+// sorted returns a copy whose order does not depend on that of s.
 func (s Status) sorted() Status {
 	return Status{
 		Static:     slices.SortedFunc(slices.Values(s.Static), compareStatic),
@@ -96,7 +96,8 @@ func (s Status) sorted() Status {
 	}
 }
 
-// compareStatic puts what exists before what is gone from the same place.
+// compareStatic puts a partition that exists before one that is gone from the same
+// place.
 func compareStatic(a, b Static) int {
 	return cmp.Or(
 		cmp.Compare(a.PCIAddress, b.PCIAddress),
@@ -106,7 +107,7 @@ func compareStatic(a, b Static) int {
 		cmp.Compare(a.UUID, b.UUID))
 }
 
-// compareConditions looks at all fields.
+// compareConditions compares all fields.
 func compareConditions(a, b Condition) int {
 	return cmp.Or(
 		cmp.Compare(a.PCIAddress, b.PCIAddress),

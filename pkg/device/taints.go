@@ -11,8 +11,8 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
-// reasonsAgainst allocating a device, each once and in order.
-func (b board) reasonsAgainst(d Device, conditions []Condition, instances []instance) []Reason {
+// taintReasons returns the reasons not to allocate a device, each once and in order.
+func (b board) taintReasons(d Device, conditions []Condition, instances []instance) []Reason {
 	var reasons []Reason
 	if b.withdrawn[d.Name] {
 		reasons = append(reasons, Withdrawn)
@@ -21,7 +21,7 @@ func (b board) reasonsAgainst(d Device, conditions []Condition, instances []inst
 		reasons = append(reasons, Gone)
 	}
 	for _, c := range conditions {
-		if c.isAbout(d) {
+		if c.appliesTo(d) {
 			reasons = append(reasons, c.Reason)
 		}
 	}
@@ -32,30 +32,30 @@ func (b board) reasonsAgainst(d Device, conditions []Condition, instances []inst
 	return slices.Compact(reasons)
 }
 
-// isAbout tells whether a condition holds for a device of its GPU because of
-// where the device is. A share is where that is of which it is a share.
-func (c Condition) isAbout(d Device) bool {
+// appliesTo reports whether a condition of the device's GPU holds for the device
+// itself. A share has the placement of what is shared.
+func (c Condition) appliesTo(d Device) bool {
 	switch {
 	case c.Kind != "" && c.Kind != d.Kind:
 		return false
 	case c.Where == nil || d.Partition == nil:
 		return true
 	case d.Static != nil && c.Reason == Occupied && d.Partition.Placement == *c.Where:
-		// It is itself what is there.
+		// The device is the occupant itself.
 		return false
 	default:
 		return d.Partition.Placement.Overlaps(*c.Where)
 	}
 }
 
-// instance is what lies somewhere on a GPU, and what is said about it.
+// instance is a GPU instance that exists, and the reason of its condition.
 type instance struct {
 	PartitionShape
 	reason Reason
 }
 
-// instancesOf are those that conditions tell the profile of, each once.
-func (b board) instancesOf(conditions []Condition) []instance {
+// knownInstances returns the instances whose profile the conditions name, each once.
+func (b board) knownInstances(conditions []Condition) []instance {
 	var found []instance
 	for _, c := range conditions {
 		if c.Where == nil || c.ProfileID == nil || b.gpu.MIG == nil {
@@ -70,9 +70,9 @@ func (b board) instancesOf(conditions []Condition) []instance {
 	return found
 }
 
-// shortages are the reasons of those instances elsewhere on the GPU that leave
-// too few engines for a partition, shared or not. The scheduler's counters know only of what
-// claims have.
+// shortages returns the reasons of the instances elsewhere on the GPU that leave too
+// few engines for a partition, shared or not. The scheduler's counters cover only
+// what claims have.
 func (b board) shortages(s PartitionShape, instances []instance) []Reason {
 	var reasons []Reason
 	for _, limit := range b.counters.limits {
@@ -95,7 +95,7 @@ func (b board) shortages(s PartitionShape, instances []instance) []Reason {
 	return reasons
 }
 
-// taints makes the API's taints. The time is the API server's to add.
+// taints makes the taints of the API. The API server adds the time.
 func taints(driver string, reasons []Reason) []resourceapi.DeviceTaint {
 	var out []resourceapi.DeviceTaint
 	for _, reason := range reasons {

@@ -17,14 +17,13 @@ import (
 // Nine digits are more than any version has and always fit an integer.
 var leadingVersion = regexp.MustCompile(`^[vV]?([0-9]{1,9})(?:\.([0-9]{1,9}))?(?:\.([0-9]{1,9}))?(.*)$`)
 
-// semanticVersion makes a version that the API accepts (semver 2.0.0, at most
-// 64 bytes) of whatever the driver calls its version: "580.95.05" is
-// "580.95.5".
+// semanticVersion converts any version of the driver into one that the API accepts
+// (semver 2.0.0, at most 64 bytes): "580.95.05" becomes "580.95.5".
 //
-// What follows the first three numbers becomes build metadata, not a
-// pre-release, because comparisons ignore the former: "535.104.05-open" is
-// "535.104.5+open" and not older than "535.104.5". What does not begin with a
-// number becomes 0.0.0 with build metadata; it is never left out, because a
+// The text after the first three numbers becomes build metadata, not a
+// pre-release, because comparisons ignore the former: "535.104.05-open" becomes
+// "535.104.5+open", which is not older than "535.104.5". A text that does not begin
+// with a number becomes 0.0.0 with build metadata; it is never left out, because a
 // selector that reads a missing attribute fails.
 func semanticVersion(version string) string {
 	core, rest := "0.0.0", version
@@ -40,12 +39,12 @@ func semanticVersion(version string) string {
 	return core
 }
 
-// twoPartVersion is a CUDA version or a compute capability as semver.
+// twoPartVersion converts a CUDA version or a compute capability to semver.
 func twoPartVersion(v gpu.Version) string {
 	return fmt.Sprintf("%d.%d.0", max(0, v.Major), max(0, v.Minor))
 }
 
-// number drops leading zeros; an absent part is 0.
+// number parses digits with leading zeros; an absent part is 0.
 func number(digits string) int {
 	n, err := strconv.Atoi(digits)
 	if err != nil {

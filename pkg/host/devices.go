@@ -24,13 +24,12 @@ const capabilityDriver = "nvidia-caps"
 // minorBits is the width of a minor number in the kernel's dev_t.
 const minorBits = 20
 
-// ErrNotCharDevice is wrapped by CharDevice for a path that exists and is
-// something else.
+// ErrNotCharDevice says that a path exists and is no character device.
 var ErrNotCharDevice = errors.New("not a character device")
 
 // CharDevice returns the device number of a node, for example of
 // "/dev/nvidia0". The error wraps fs.ErrNotExist for a missing node and
-// ErrNotCharDevice for a file that is none.
+// ErrNotCharDevice for any other file.
 func (r Roots) CharDevice(path string) (major, minor int64, err error) {
 	full := filepath.Join(r.Complete().Dev, path)
 	var st unix.Stat_t
@@ -60,9 +59,9 @@ func (r Roots) GPUMinor(pciAddress string) (int, error) {
 	return int(minor), nil
 }
 
-// CapabilityMajor returns the major number of capability nodes. The kernel
-// assigns it when the driver is loaded. The error wraps fs.ErrNotExist when
-// the driver has not registered any.
+// CapabilityMajor returns the major number of capability nodes, which the kernel
+// assigns when the driver is loaded. The error wraps fs.ErrNotExist when the driver
+// has not registered any.
 func (r Roots) CapabilityMajor() (int64, error) {
 	path := filepath.Join(r.Complete().Proc, "devices")
 	data, err := os.ReadFile(path)
@@ -104,13 +103,13 @@ func parseMajor(data []byte, driver string) (major int64, found bool, err error)
 }
 
 // InstanceCapability returns the minor number of the capability node of a GPU
-// instance. gpuMinor is N of /dev/nvidiaN. The capability file exists only
-// while the instance does, otherwise the error wraps fs.ErrNotExist.
+// instance. gpuMinor is N of /dev/nvidiaN. While the instance does not exist the
+// error wraps fs.ErrNotExist.
 func (r Roots) InstanceCapability(gpuMinor, gi int) (int64, error) {
 	return r.capabilityMinor(r.instanceFolder(gpuMinor, gi))
 }
 
-// ComputeCapability is InstanceCapability for a compute instance.
+// ComputeCapability returns the same for a compute instance.
 func (r Roots) ComputeCapability(gpuMinor, gi, ci int) (int64, error) {
 	return r.capabilityMinor(filepath.Join(r.instanceFolder(gpuMinor, gi), "ci"+strconv.Itoa(ci)))
 }
@@ -154,7 +153,7 @@ func parseMinor(data []byte, field string) (int64, error) {
 	return 0, fmt.Errorf("expected a line %q, found none", field+": <minor number>")
 }
 
-// BootID returns the kernel's random id of the present boot.
+// BootID returns the kernel's random ID of this boot.
 func (r Roots) BootID() (string, error) {
 	path := filepath.Join(r.Complete().Proc, "sys/kernel/random/boot_id")
 	data, err := os.ReadFile(path)

@@ -11,14 +11,13 @@ import (
 	"path/filepath"
 )
 
-// ReplaceFile writes a file such that after a crash or a power loss either the
-// old or the new content is there in full, and that it stays once the call has
-// returned.
+// ReplaceFile writes a file atomically and durably: after a crash or a power loss
+// it has either the old or the new content in full, and the new one once the call
+// has returned.
 //
-// The intermediate file has a fixed name (see TemporaryName), so that what a
-// killed process leaves behind is overwritten by the next write of the same file
-// or taken away by RemoveFile. Writers of one file must therefore exclude each
-// other.
+// The temporary file has a fixed name (see TemporaryName), so that one which a
+// killed process leaves behind is overwritten by the next write of the same file or
+// removed by RemoveFile. Writers of one file must therefore exclude each other.
 func ReplaceFile(path string, data []byte, mode fs.FileMode) error {
 	temporary := TemporaryName(path)
 	if err := writeSynced(temporary, data, mode); err != nil {
@@ -30,8 +29,7 @@ func ReplaceFile(path string, data []byte, mode fs.FileMode) error {
 	return syncFolder(filepath.Dir(path))
 }
 
-// RemoveFile removes what ReplaceFile made, for good. An absent file is a
-// success.
+// RemoveFile removes what ReplaceFile made, durably. An absent file is a success.
 func RemoveFile(path string) error {
 	err := errors.Join(ignoreAbsent(os.Remove(TemporaryName(path))), ignoreAbsent(os.Remove(path)))
 	if err != nil {
@@ -40,8 +38,8 @@ func RemoveFile(path string) error {
 	return ignoreAbsent(syncFolder(filepath.Dir(path)))
 }
 
-// TemporaryName is where ReplaceFile writes before it renames. It starts with a
-// dot and does not end like the file itself, so that directory scans pass over it.
+// TemporaryName returns where ReplaceFile writes before it renames. It starts with
+// a dot and does not end like the file itself, so that directory scans skip it.
 func TemporaryName(path string) string {
 	return filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".tmp")
 }
@@ -59,7 +57,7 @@ func writeSynced(path string, data []byte, mode fs.FileMode) (err error) {
 	if _, err := file.Write(data); err != nil {
 		return err
 	}
-	// The umask does not decide who can read it.
+	// Independent of the umask.
 	if err := file.Chmod(mode); err != nil {
 		return err
 	}

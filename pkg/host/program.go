@@ -15,27 +15,27 @@ import (
 	"syscall"
 )
 
-// programFolders are where distributions and driver containers keep the driver's
+// programFolders lists where distributions and driver containers keep the driver's
 // programs, in order of preference.
 var programFolders = []string{"usr/bin", "usr/sbin", "bin", "sbin", "usr/local/bin", "usr/local/nvidia/bin", "opt/bin"}
 
 // loaders are the dynamic loaders of a complete system.
 var loaders = []string{"lib64/ld-linux-x86-64.so.2", "lib/ld-linux-aarch64.so.1"}
 
-// Program is a program of the driver.
+// Program is an executable of the NVIDIA driver.
 type Program struct {
-	// Root is the folder in which it runs, by chroot. Empty where the driver root
-	// has only the driver and the C library is this process's.
+	// Root is the folder to which it changes its root. It is empty where the driver
+	// root has no C library, so that the program uses that of this process.
 	Root string
 	// Path is absolute, within Root.
 	Path string
-	// Env is what it needs in its environment.
+	// Env is its environment.
 	Env []string
 }
 
-// Program finds a program of the driver, for example "nvidia-smi". A driver root
-// that is a system of its own is entered, because its programs need its C library.
-// The error wraps fs.ErrNotExist when there is no such program.
+// Program finds an executable of the driver, for example "nvidia-smi". In a driver
+// root that is a complete system it runs with that as its root, because it needs
+// the C library there. The error wraps fs.ErrNotExist when there is no such program.
 func (r Roots) Program(name string) (Program, error) {
 	root := r.Complete().Driver
 	unusable := ""
@@ -56,7 +56,8 @@ func (r Roots) Program(name string) (Program, error) {
 	return Program{}, fmt.Errorf("no %s in the program folders of driver root %q%s: %w", name, root, unusable, fs.ErrNotExist)
 }
 
-// program is the one at this path in the root. The file is where that leads to.
+// program describes the executable at a path in the root. The file is what the path
+// resolves to, as seen by this process.
 func program(root, path, file string) (Program, error) {
 	if filepath.Clean(root) == "/" {
 		return Program{Path: "/" + path, Env: []string{pathList("PATH", "/", programFolders)}}, nil
@@ -76,7 +77,7 @@ func program(root, path, file string) (Program, error) {
 	}, nil
 }
 
-// pathList is a variable that lists folders of the root.
+// pathList makes a variable that lists folders of the root.
 func pathList(variable, root string, folders []string) string {
 	paths := make([]string, len(folders))
 	for i, folder := range folders {
@@ -85,8 +86,8 @@ func pathList(variable, root string, folders []string) string {
 	return variable + "=" + strings.Join(paths, ":")
 }
 
-// Command runs the program, in a process group of its own. When ctx ends, or this
-// process does, it is killed; at the end of ctx also what it started.
+// Command prepares to run the program in a process group of its own. The program is
+// killed when this process ends or ctx does, and with ctx also what it has started.
 func (p Program) Command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, p.Path, args...)
 	cmd.Env = p.Env

@@ -16,10 +16,9 @@ import (
 // maxLinks is how many symbolic links the kernel follows in one path.
 const maxLinks = 40
 
-// statIn finds the file at a path of a root, and where it is without symbolic
-// links. Links are followed as a process does whose root it is: on Debian,
-// usr/bin/nvidia-smi of a host that is mounted somewhere leads to
-// /etc/alternatives, which is not that of this process.
+// statIn finds the file at a path in a root, and its path without symbolic links.
+// It follows links like a process with this root: on Debian, usr/bin/nvidia-smi
+// leads to /etc/alternatives, which is that of the root, not of this process.
 func statIn(root, path string) (string, fs.FileInfo, error) {
 	file, err := resolveIn(root, path)
 	if err != nil {

@@ -1,8 +1,9 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package host reads the facts about a machine that the NVIDIA kernel driver
-// and the kernel publish as files: device nodes, capability files, boot id.
+// Package host reads the facts about a machine that the kernel and the NVIDIA
+// kernel driver publish as files: device nodes, minors, capability files, boot ID.
+// It also finds and runs the programs of the driver.
 //
 // Every path is rooted, so that driver containers, unusual hosts and simulated
 // machines are read by the same code. Nothing is cached: majors, minors and
@@ -17,9 +18,9 @@ import (
 	"path/filepath"
 )
 
-// Roots say where this process finds the host's trees, and where the container
-// runtime, which lives on the host, finds the driver. The zero value reads the
-// running system.
+// Roots locates the host's file trees for this process, and the driver for the
+// container runtime, which runs on the host. The zero value stands for the system
+// that this process runs on.
 type Roots struct {
 	// Driver is the folder that holds usr/lib…, as seen by this process.
 	Driver string
@@ -36,8 +37,8 @@ type Roots struct {
 	HostDev    string
 }
 
-// Complete fills what is empty: "/", "/proc", "/sys", and this process's own
-// view for the host's.
+// Complete fills empty fields: "/", "/proc", "/sys", and this process's view for
+// that of the host.
 func (r Roots) Complete() Roots {
 	set := func(field *string, value string) {
 		if *field == "" {
@@ -53,8 +54,8 @@ func (r Roots) Complete() Roots {
 	return r
 }
 
-// libraryFolders are where distributions and driver containers keep the
-// driver's libraries, in order of preference.
+// libraryFolders lists where distributions and driver containers keep the driver's
+// libraries, in order of preference.
 var libraryFolders = []string{
 	"usr/lib64",
 	"usr/lib/x86_64-linux-gnu",
@@ -68,9 +69,9 @@ var libraryFolders = []string{
 
 const nvmlLibrary = "libnvidia-ml.so.1"
 
-// LibraryPath finds NVML's shared library under the driver root, as the file
-// itself and not a link to it. The error wraps fs.ErrNotExist when there is none,
-// which is how a driver that is not installed yet looks.
+// LibraryPath finds NVML's shared library in the driver root, and resolves links to
+// it. The error wraps fs.ErrNotExist when there is none, as before the driver is
+// installed.
 func (r Roots) LibraryPath() (string, error) {
 	root := r.Complete().Driver
 	for _, folder := range libraryFolders {

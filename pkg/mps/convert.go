@@ -26,7 +26,7 @@ func specFromProto(p *mpspb.Spec) Spec {
 func statusToProto(s Status) *mpspb.Status {
 	p := &mpspb.Status{
 		Spec: specToProto(s.Spec), Phase: string(s.Phase), Message: text(s.Message), Losses: int64(s.Losses), LastLoss: text(s.LastLoss),
-		Servers: convert[int32](s.Servers), Clients: convert[int32](s.Clients), PipeDir: s.PipeDir, ShmDir: s.ShmDir,
+		Servers: convertInts[int32](s.Servers), Clients: convertInts[int32](s.Clients), PipeDir: s.PipeDir, ShmDir: s.ShmDir,
 	}
 	if !s.LastLossTime.IsZero() {
 		p.LastLossTime = timestamppb.New(s.LastLossTime)
@@ -34,14 +34,14 @@ func statusToProto(s Status) *mpspb.Status {
 	return p
 }
 
-// text can be sent. What programs print may be anything, or cut off in the middle
-// of a character, and one such string would be the end of a whole answer.
+// text replaces invalid UTF-8, which cannot be sent: programs print anything, and
+// what they print may be cut in the middle of a character.
 func text(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
 func statusFromProto(p *mpspb.Status) Status {
 	s := Status{
 		Spec: specFromProto(p.GetSpec()), Phase: Phase(p.GetPhase()), Message: p.GetMessage(), Losses: int(p.GetLosses()), LastLoss: p.GetLastLoss(),
-		Servers: convert[int](p.GetServers()), Clients: convert[int](p.GetClients()), PipeDir: p.GetPipeDir(), ShmDir: p.GetShmDir(),
+		Servers: convertInts[int](p.GetServers()), Clients: convertInts[int](p.GetClients()), PipeDir: p.GetPipeDir(), ShmDir: p.GetShmDir(),
 	}
 	if p.GetLastLossTime() != nil {
 		s.LastLossTime = p.GetLastLossTime().AsTime()
@@ -49,7 +49,7 @@ func statusFromProto(p *mpspb.Status) Status {
 	return s
 }
 
-func convert[To, From int | int32](from []From) []To {
+func convertInts[To, From int | int32](from []From) []To {
 	if from == nil {
 		return nil
 	}

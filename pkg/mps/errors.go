@@ -3,18 +3,79 @@
 
 package mps
 
-import "errors"
+import (
+	"context"
+	"errors"
+	"fmt"
 
-// What errors of Supervisor and Client wrap, where a caller may want to know.
-var (
-	// ErrUnavailable: nobody answers on the supervisor's socket, or the supervisor
-	// ended during the call. What it started may run on.
-	ErrUnavailable = errors.New("the MPS supervisor does not answer")
-	// ErrInvalid: the Spec cannot be meant.
-	ErrInvalid = errors.New("not a valid MPS session")
-	// ErrDiffers: the session runs with what cannot be changed while it does.
-	ErrDiffers = errors.New("cannot be changed while the MPS session runs")
-	// ErrFaulted: a client's fault ended all clients, and there will be no new ones
-	// before those have gone.
-	ErrFaulted = errors.New("the MPS session takes no clients after a fault")
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
+
+// Errors that those of a supervisor and of Client wrap.
+var (
+	// ErrUnavailable: nothing answers on the supervisor's socket, or the supervisor
+	// ended during the call. What it started may still run.
+	ErrUnavailable = errors.New("the MPS supervisor does not answer")
+	// ErrInvalid: the Spec is not valid.
+	ErrInvalid = errors.New("not a valid MPS session")
+	// ErrDiffers: the session runs, and the Spec differs in what cannot be changed
+	// while it does.
+	ErrDiffers = errors.New("cannot be changed while the MPS session runs")
+	// ErrFaulted: a client's fault ended all clients, and the server accepts no new
+	// ones until those have ended.
+	ErrFaulted = errors.New("the MPS session accepts no clients after a fault")
+)
+
+// errorCodes are the gRPC codes of errors that keep their identity on the way from
+// the supervisor to its client.
+var errorCodes = []struct {
+	err  error
+	code codes.Code
+}{
+	{ErrInvalid, codes.InvalidArgument},
+	{ErrDiffers, codes.FailedPrecondition},
+	{ErrFaulted, codes.Aborted},
+	{context.DeadlineExceeded, codes.DeadlineExceeded},
+	{context.Canceled, codes.Canceled},
+}
+
+func errorToProto(err error) error {
+	code := codes.Internal
+	for _, known := range errorCodes {
+		if errors.Is(err, known.err) {
+			code = known.code
+			break
+		}
+	}
+	return status.Error(code, err.Error())
+}
+
+// remoteError is an error of the supervisor: its text, and what it wraps.
+type remoteError struct {
+	text string
+	err  error
+}
+
+func (e *remoteError) Error() string { return e.text }
+func (e *remoteError) Unwrap() error { return e.err }
+
+// errorFromProto returns the error that the supervisor on the socket had.
+func errorFromProto(socket string, err error) error {
+	if err == nil {
+		return nil
+	}
+	s := status.Convert(err)
+	switch s.Code() {
+	case codes.Unavailable:
+		return fmt.Errorf("%w on %s: %s", ErrUnavailable, socket, s.Message())
+	case codes.Unimplemented:
+		return fmt.Errorf("the MPS supervisor is older than this program: %s", s.Message())
+	}
+	for _, known := range errorCodes {
+		if known.code == s.Code() {
+			return &remoteError{text: s.Message(), err: known.err}
+		}
+	}
+	return errors.New(s.Message())
+}

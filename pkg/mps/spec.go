@@ -20,13 +20,37 @@ var (
 	deviceSyntax = regexp.MustCompile(`^(GPU|MIG)-[-A-Za-z0-9/]+$`)
 )
 
-// Validate finds what is wrong with a spec. The errors wrap ErrInvalid.
+// Spec describes the wanted state of a session.
+type Spec struct {
+	// ID names the session on this node: a DNS label of at most 63 bytes. It is
+	// part of paths.
+	ID string `json:"id"`
+	// Devices are the UUIDs of GPUs ("GPU-…"), or the one of a MIG device
+	// ("MIG-…"), in the order in which clients number them from 0.
+	Devices []string `json:"devices"`
+	// ThreadPercentage is the most that a client may use of the multiprocessors,
+	// 1 to 100. 0 sets no limit.
+	ThreadPercentage int `json:"threadPercentage,omitempty"`
+	// Memory is the most device memory that a client may use, by the UUID of the
+	// device, in bytes; MPS counts in MiB, and the rest is cut off. A device
+	// without an entry has no limit. MPS cannot remove a limit from a running
+	// session: set the device's whole memory instead.
+	Memory map[string]int64 `json:"memory,omitempty"`
+	// MultiUser lets clients of different users run at the same time.
+	MultiUser bool `json:"multiUser,omitempty"`
+}
+
+// ValidID reports whether an ID is a DNS label.
+func ValidID(id string) bool { return labelSyntax.MatchString(id) }
+
+// Validate returns an error that wraps ErrInvalid and names everything that is wrong
+// with the spec.
 func (s Spec) Validate() error {
 	var errs []error
 	wrong := func(format string, args ...any) {
 		errs = append(errs, fmt.Errorf(format, args...))
 	}
-	if !labelSyntax.MatchString(s.ID) {
+	if !ValidID(s.ID) {
 		wrong("id %q: want a DNS label of at most 63 bytes", s.ID)
 	}
 	if len(s.Devices) == 0 {
@@ -60,33 +84,36 @@ func (s Spec) Validate() error {
 	return nil
 }
 
-// clone has nothing in common with the original.
-func (s Spec) clone() Spec {
+// Clone returns a deep copy.
+func (s Spec) Clone() Spec {
 	s.Devices = slices.Clone(s.Devices)
 	s.Memory = maps.Clone(s.Memory)
 	return s
 }
 
-// memoryLimit is the limit of a device in MiB, 0 without one.
-func (s Spec) memoryLimit(device int) int64 {
+// MemoryMiB returns the memory limit of the device with this index in MiB, 0 if it
+// has none.
+func (s Spec) MemoryMiB(device int) int64 {
 	return s.Memory[s.Devices[device]] / mebibyte
 }
 
-// sameLimits tells whether MPS is to be told the same numbers.
-func (s Spec) sameLimits(other Spec) bool {
+// SameLimits reports whether both specs, of the same devices, result in the same
+// limits.
+func (s Spec) SameLimits(other Spec) bool {
 	if s.ThreadPercentage != other.ThreadPercentage {
 		return false
 	}
 	for i := range s.Devices {
-		if s.memoryLimit(i) != other.memoryLimit(i) {
+		if s.MemoryMiB(i) != other.MemoryMiB(i) {
 			return false
 		}
 	}
 	return true
 }
 
-// changeableTo says why a session that runs cannot become another one.
-func (s Spec) changeableTo(wanted Spec) error {
+// CheckChange returns an error that wraps ErrDiffers if a running session with spec s
+// cannot become the wanted one.
+func (s Spec) CheckChange(wanted Spec) error {
 	if !slices.Equal(s.Devices, wanted.Devices) {
 		return fmt.Errorf("session %s: devices %w: it has %s, wanted are %s", s.ID, ErrDiffers,
 			strings.Join(s.Devices, ", "), strings.Join(wanted.Devices, ", "))
@@ -95,9 +122,9 @@ func (s Spec) changeableTo(wanted Spec) error {
 		return fmt.Errorf("session %s: multi-user %w: it is %t, wanted is %t", s.ID, ErrDiffers, s.MultiUser, wanted.MultiUser)
 	}
 	for i, uuid := range s.Devices {
-		if s.memoryLimit(i) > 0 && wanted.memoryLimit(i) == 0 {
+		if s.MemoryMiB(i) > 0 && wanted.MemoryMiB(i) == 0 {
 			return fmt.Errorf("session %s: the memory limit of %s %w to none: it is %d MiB; give the device's whole memory instead",
-				s.ID, uuid, ErrDiffers, s.memoryLimit(i))
+				s.ID, uuid, ErrDiffers, s.MemoryMiB(i))
 		}
 	}
 	return nil

@@ -9,6 +9,11 @@ import (
 	"testing"
 )
 
+const (
+	gpuA = "GPU-aaaaaaaa-0000-0000-0000-000000000001"
+	gpuB = "GPU-bbbbbbbb-0000-0000-0000-000000000002"
+)
+
 func TestValidate(t *testing.T) {
 	const mig = "MIG-11111111-2222-3333-4444-555555555555"
 	for name, test := range map[string]struct {

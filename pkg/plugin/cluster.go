@@ -125,7 +125,7 @@ func (c *Cluster) get(ctx context.Context, ref claim.Ref, o metav1.GetOptions) (
 
 var errNotServed = errors.New("no version of the API that has claims is served there")
 
-// notServed reports whether an error stands for a path that nobody serves, or for
+// notServed reports whether an error stands for a path that is not served, or for
 // a proxy's "404 page not found", and not for an object that does not exist.
 func notServed(err error) bool {
 	return apierrors.IsNotFound(err) && apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)

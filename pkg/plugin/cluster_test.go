@@ -24,7 +24,6 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/claim"
-	"github.com/partage-dev/partage/test/flow/fakeapi"
 )
 
 // refuse answers as the API server does.
@@ -47,7 +46,7 @@ func clusterAt(t *testing.T, url string) *Cluster {
 
 func TestClaim(t *testing.T) {
 	t.Parallel()
-	api := fakeapi.New(t)
+	api := newAPIServer(t)
 	stored := api.SetClaim(&resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "one", UID: "uid-1"},
 		Status:     resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{Devices: allocated}},

@@ -14,78 +14,62 @@ import (
 	"github.com/partage-dev/partage/pkg/claim"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/logchange"
 )
 
-// conditionKey is what makes two conditions the same, whatever they say.
+// conditionKey identifies a condition, whatever its message.
 type conditionKey struct {
 	pciAddress string
 	reason     device.Reason
 	kind       device.Kind
-	all        bool
+	everywhere bool
 	where      gpu.Placement
 }
 
 func keyOf(c device.Condition) conditionKey {
-	key := conditionKey{pciAddress: c.PCIAddress, reason: c.Reason, kind: c.Kind, all: c.Where == nil}
+	key := conditionKey{pciAddress: c.PCIAddress, reason: c.Reason, kind: c.Kind, everywhere: c.Where == nil}
 	if c.Where != nil {
 		key.where = *c.Where
 	}
 	return key
 }
 
-// unique keeps the first of several conditions that are the same.
+// unique keeps the first of several conditions with the same key.
 func unique(conditions []device.Condition) []device.Condition {
-	return without(conditions, nil)
-}
-
-// without keeps, once each, the conditions that are not among the others.
-func without(conditions, others []device.Condition) []device.Condition {
 	seen := map[conditionKey]bool{}
-	for _, c := range others {
-		seen[keyOf(c)] = true
-	}
-	var rest []device.Condition
+	var first []device.Condition
 	for _, c := range conditions {
 		if key := keyOf(c); !seen[key] {
 			seen[key] = true
-			rest = append(rest, c)
+			first = append(first, c)
 		}
 	}
-	return rest
+	return first
 }
 
-// notices remembers the conditions that people have been told about.
-type notices struct {
-	told []device.Condition
+// conditionReporter logs conditions when they appear and when they disappear, and
+// makes events of the node of those that appear.
+type conditionReporter struct {
+	events   claim.Events
+	reported logchange.Set[conditionKey, device.Condition]
 }
 
-// changes returns what has come and what has gone since the last call.
-func (n *notices) changes(now []device.Condition) (appeared, ceased []device.Condition) {
-	appeared, ceased = without(now, n.told), without(n.told, now)
-	n.told = now
-	return appeared, ceased
-}
-
-// tell logs conditions when they come and when they go, and makes events of the
-// node of those that come.
-func (p *Plugin) tell(ctx context.Context, status device.Status) {
+func (r *conditionReporter) report(ctx context.Context, status device.Status) {
 	logger := klog.FromContext(ctx)
-	appeared, ceased := p.notices.changes(noticeable(status))
+	appeared, disappeared := r.reported.Update(reportable(status), keyOf)
 	for _, c := range appeared {
 		logger.Info("Devices are not offered for now", append(details(c), "message", c.Message)...)
 	}
-	if p.Events != nil {
-		for _, event := range eventsOf(appeared) {
-			p.Events.Warn(ctx, claim.Ref{}, eventReason(event.reason), event.text())
-		}
+	for _, event := range eventsOf(appeared) {
+		r.events.Warn(ctx, claim.Ref{}, eventReason(event.reason), event.text())
 	}
-	for _, c := range ceased {
+	for _, c := range disappeared {
 		logger.Info("Devices are offered again", details(c)...)
 	}
 }
 
-// noticeable are all conditions. A partition that somebody else made is one too.
-func noticeable(status device.Status) []device.Condition {
+// reportable are all conditions, and the partitions that others made.
+func reportable(status device.Status) []device.Condition {
 	all := slices.Clone(status.Conditions)
 	for _, s := range status.Static {
 		if !s.Gone {
@@ -95,7 +79,7 @@ func noticeable(status device.Status) []device.Condition {
 			})
 		}
 	}
-	return unique(all)
+	return all
 }
 
 func details(c device.Condition) []any {
@@ -109,15 +93,15 @@ func details(c device.Condition) []any {
 	return pairs
 }
 
-// conditionEvent is a condition of some GPUs, as people are told of it.
+// conditionEvent reports a condition of some GPUs.
 type conditionEvent struct {
 	reason       device.Reason
 	message      string
 	pciAddresses []string
 }
 
-// eventsOf makes one event of what is the same on several GPUs: that nothing starts
-// MPS on a node concerns them all.
+// eventsOf joins the conditions with the same message on several GPUs into one
+// event: that nothing on a node starts MPS concerns them all.
 func eventsOf(conditions []device.Condition) []conditionEvent {
 	var events []conditionEvent
 	for _, c := range conditions {

@@ -7,37 +7,42 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
-func TestNotices(t *testing.T) {
+func TestConditionsAreReportedOnce(t *testing.T) {
 	t.Parallel()
 	at := func(start int) *gpu.Placement { return &gpu.Placement{Start: start, Size: 1} }
 	one := device.Condition{PCIAddress: firstGPU, Reason: device.Occupied, Where: at(0), Message: "one"}
 	other := device.Condition{PCIAddress: firstGPU, Reason: device.Occupied, Where: at(1), Message: "other"}
 	reworded := one
-	reworded.Where, reworded.Message = at(0), "one, said differently"
+	reworded.Where, reworded.Message = at(0), "one, in other words"
 	everywhere := device.Condition{PCIAddress: firstGPU, Reason: device.Occupied, Message: "all of it"}
 
-	var n notices
+	events := &fakeEvents{}
+	r := conditionReporter{events: events}
 	for i, step := range []struct {
-		now              []device.Condition
-		appeared, ceased []device.Condition
+		now  []device.Condition
+		want []string
 	}{
-		{now: []device.Condition{one}, appeared: []device.Condition{one}},
-		{now: []device.Condition{reworded, other}, appeared: []device.Condition{other}},
+		{now: []device.Condition{one}, want: []string{"one"}},
+		{now: []device.Condition{reworded, other}, want: []string{"other"}},
 		{now: []device.Condition{other, reworded}},
-		{now: []device.Condition{everywhere}, appeared: []device.Condition{everywhere}, ceased: []device.Condition{other, reworded}},
-		{ceased: []device.Condition{everywhere}},
+		{now: []device.Condition{everywhere}, want: []string{"all of it"}},
+		{},
+		{now: []device.Condition{reworded}, want: []string{"one, in other words"}},
 	} {
-		appeared, ceased := n.changes(step.now)
-		if diff := cmp.Diff(step.appeared, appeared); diff != "" {
-			t.Errorf("step %d: appeared (-want +got):\n%s", i, diff)
+		before := len(events.list())
+		r.report(t.Context(), device.Status{Conditions: step.now})
+		var want []string
+		for _, message := range step.want {
+			want = append(want, "GPUOccupied: GPU "+firstGPU+": "+message)
 		}
-		if diff := cmp.Diff(step.ceased, ceased); diff != "" {
-			t.Errorf("step %d: ceased (-want +got):\n%s", i, diff)
+		if diff := cmp.Diff(want, events.list()[before:], cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("step %d: events (-want +got):\n%s", i, diff)
 		}
 	}
 }
@@ -55,8 +60,8 @@ func TestEventReason(t *testing.T) {
 	}
 }
 
-// TestConditionEvents: each GPU is named, and what is the same on several is told
-// once.
+// TestConditionEvents: each GPU is named, and a condition of several GPUs is one
+// event.
 func TestConditionEvents(t *testing.T) {
 	t.Parallel()
 	place := func(start int) *gpu.Placement { return &gpu.Placement{Start: start, Size: 1} }

@@ -23,16 +23,17 @@ import (
 // maxEventMessage is how long a message may be, in bytes.
 const maxEventMessage = 1024
 
-// eventsAtOnce is how many events one object may get at once. A recorder otherwise
-// merges what has the same reason after 10 and drops what comes after 25, which a
-// node with 16 divided GPUs exceeds.
-const eventsAtOnce = 256
+// eventBurst is how many events one object may get at once. By default a recorder
+// drops what comes after 25, which a node with 16 divided GPUs exceeds.
+const eventBurst = 256
 
 // Events writes events about claims and about the node. It queues them and never
-// waits; what the API server does not take after some tries is logged and lost.
+// blocks; what the API server does not accept after some attempts is logged and
+// lost.
 //
-// The newer recorder of client-go counts events with the same reason as one,
-// whatever they say: of two GPUs that are lost, one would never be named.
+// Events that report the same, see eventKey, become one with a count. The newer
+// recorder of client-go counts events with the same reason as one, whatever they
+// say: of two GPUs that are lost, one would never be named.
 type Events struct {
 	recorder record.EventRecorderLogger
 	nodeName string
@@ -40,18 +41,20 @@ type Events struct {
 
 var _ claim.Events = (*Events)(nil)
 
-// NewEvents makes Events that work until ctx ends. The component is who reports.
+// NewEvents makes Events that work until ctx ends. The component is the reporter.
 func NewEvents(ctx context.Context, client kubernetes.Interface, component, nodeName string) *Events {
 	broadcaster := record.NewBroadcaster(record.WithContext(ctx), record.WithCorrelatorOptions(record.CorrelatorOptions{
-		BurstSize: eventsAtOnce, MaxEvents: eventsAtOnce,
+		BurstSize: eventBurst,
+		// From the first one on, events with the same key are one.
+		KeyFunc: eventKey, MaxEvents: 1, MessageFunc: func(e *corev1.Event) string { return e.Message },
 	}))
 	broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")})
 	source := corev1.EventSource{Component: component, Host: nodeName}
 	return &Events{recorder: broadcaster.NewRecorder(scheme.Scheme, source), nodeName: nodeName}
 }
 
-// Warn makes an event of type Warning, on the claim where its name is known and
-// on the node otherwise. The zero Ref is the node.
+// Warn makes an event of type Warning, about the claim where its name is known and
+// about the node otherwise. The zero Ref is the node.
 func (e *Events) Warn(ctx context.Context, ref claim.Ref, reason, message string) {
 	about := &corev1.ObjectReference{
 		APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceClaim",
@@ -69,3 +72,8 @@ func (e *Events) Warn(ctx context.Context, ref claim.Ref, reason, message string
 	}
 	e.recorder.WithLogger(klog.FromContext(ctx)).Event(about, corev1.EventTypeWarning, reason, message)
 }
+
+// noEvents discards events.
+type noEvents struct{}
+
+func (noEvents) Warn(context.Context, claim.Ref, string, string) {}

@@ -43,6 +43,16 @@ const (
 	eventually = 30 * time.Second
 )
 
+// apiServer is a fake one.
+type apiServer = fakeapi.Server
+
+func newAPIServer(t *testing.T) *apiServer {
+	t.Helper()
+	api := fakeapi.New(t)
+	api.AddNode(testNode)
+	return api
+}
+
 // fakeClaims remembers what is prepared and can be made to fail.
 type fakeClaims struct {
 	mu         sync.Mutex
@@ -58,8 +68,8 @@ type fakeClaims struct {
 
 	// onPrepare runs in Prepare without the lock.
 	onPrepare func(ctx context.Context, claim *resourceapi.ResourceClaim) error
-	// onSurvey runs in Survey without the lock.
-	onSurvey func()
+	// onSurvey runs in Survey without the lock, onReconcile in Reconcile.
+	onSurvey, onReconcile func()
 }
 
 func (f *fakeClaims) SetInventory(i *device.Inventory) {
@@ -101,6 +111,9 @@ func (f *fakeClaims) Unprepare(_ context.Context, uid types.UID) error {
 }
 
 func (f *fakeClaims) Reconcile(context.Context) error {
+	if f.onReconcile != nil {
+		f.onReconcile()
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.reconciled++
@@ -263,14 +276,18 @@ func (f *fakeEvents) list() []string {
 
 // rig is a running plugin with everything around it.
 type rig struct {
-	api      *fakeapi.Server
+	api      *apiServer
 	claims   *fakeClaims
 	hardware *fakeHardware
 	events   *fakeEvents
-	plugin   *Plugin
-	health   healthpb.HealthClient
-	stop     context.CancelFunc
-	done     chan error
+	// options and timing are what the plugin is made of; tests change them before
+	// they start it.
+	options Options
+	timing  timing
+	plugin  *Plugin
+	health  healthpb.HealthClient
+	stop    context.CancelFunc
+	done    chan error
 	// unregistered is set by tests without a kubelet.
 	unregistered bool
 	// registering is held in a call of the registration service, which a kubelet
@@ -298,13 +315,11 @@ func (r *rig) registerSoon(ctx context.Context) {
 // newRig prepares a plugin that is not running yet.
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	api := fakeapi.New(t)
-	api.AddNode(testNode)
-	return newRigOn(t, api)
+	return newRigOn(t, newAPIServer(t))
 }
 
 // newRigOn is newRig for an API server that there is already.
-func newRigOn(t *testing.T, api *fakeapi.Server) *rig {
+func newRigOn(t *testing.T, api *apiServer) *rig {
 	t.Helper()
 	r := &rig{
 		api: api, claims: &fakeClaims{}, hardware: &fakeHardware{node: testNodeWith(firstGPU)},
@@ -329,21 +344,28 @@ func newRigOn(t *testing.T, api *fakeapi.Server) *rig {
 		t.Fatal(err)
 	}
 	r.health = healthpb.NewHealthClient(dial(t, "passthrough:///"+listener.Addr().String()))
-	r.plugin, err = New(Options{
+	r.options = Options{
 		DriverName: testDriver, NodeName: testNode, KubeClient: client, Claims: r.claims, Hardware: r.hardware,
 		DataDir: filepath.Join(dir, "data"), RegistrarDir: registrar, PodUID: "uid-1", HealthListener: listener,
 		Policy: r.policy, PollInterval: 10 * time.Millisecond, ReconcileInterval: 20 * time.Millisecond, Events: r.events,
-	})
-	if err != nil {
+	}
+	r.timing = timing{publishRetry: wait.Backoff{Duration: 5 * time.Millisecond}, followUp: time.Millisecond}
+	return r
+}
+
+// build makes the plugin, which does nothing yet.
+func (r *rig) build(t *testing.T) {
+	t.Helper()
+	var err error
+	if r.plugin, err = newPlugin(r.options, r.timing); err != nil {
 		t.Fatal(err)
 	}
-	r.plugin.retry = wait.Backoff{Duration: 5 * time.Millisecond}
-	return r
 }
 
 // start runs the plugin until the test ends.
 func (r *rig) start(t *testing.T) {
 	t.Helper()
+	r.build(t)
 	// A logger of the test would be used by goroutines that client-go leaves
 	// behind, so the global one is used where no test looks at the log.
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), ktesting.NewLogger(nopTL{}, ktesting.NewConfig())))

@@ -73,7 +73,7 @@ func TestPrepareAndUnprepare(t *testing.T) {
 	if err := r.wait(t); err != nil {
 		t.Errorf("Run returned %v after a clean stop", err)
 	}
-	if left, _ := filepath.Glob(filepath.Join(r.plugin.RegistrarDir, "*")); len(left) > 0 {
+	if left, _ := filepath.Glob(filepath.Join(r.options.RegistrarDir, "*")); len(left) > 0 {
 		t.Errorf("sockets are left: %v", left)
 	}
 	if len(r.api.Slices()) == 0 {
@@ -174,23 +174,23 @@ func TestRunEnds(t *testing.T) {
 		want   string
 	}{
 		"wrong node name": {
-			func(_ *testing.T, r *rig) { r.plugin.NodeName = "other" },
+			func(_ *testing.T, r *rig) { r.options.NodeName = "other" },
 			`the cluster has no node named "other": --node-name (NODE_NAME) must be`,
 		},
 		"no registration directory": {
-			func(_ *testing.T, r *rig) { r.plugin.RegistrarDir += "-not" },
+			func(_ *testing.T, r *rig) { r.options.RegistrarDir += "-not" },
 			"the kubelet's registration directory",
 		},
-		"started anew": {
+		"restart": {
 			func(_ *testing.T, r *rig) { r.hardware.setError(fmt.Errorf("%w: the devices moved", ErrStop)) },
 			"the devices moved",
 		},
 		"a gRPC server died": {
 			func(_ *testing.T, r *rig) {
-				go func() {
-					<-r.plugin.settled
-					r.plugin.HandleError(context.Background(), errors.New("accept failed"), "DRA gRPC server failed")
-				}()
+				r.hardware.setOnDiscover(func(ctx context.Context) error {
+					r.plugin.service.HandleError(ctx, errors.New("accept failed"), "DRA gRPC server failed")
+					return nil
+				})
 			},
 			"DRA gRPC server failed: accept failed",
 		},
@@ -250,7 +250,7 @@ func TestStopWaitsForCalls(t *testing.T) {
 
 func TestHealthStatusIsDeclined(t *testing.T) {
 	t.Parallel()
-	if err := newRig(t).plugin.WatchHealthStatus(t.Context(), nil); !errors.Is(err, kubeletplugin.ErrHealthNotSupported) {
+	if err := (&draService{}).WatchHealthStatus(t.Context(), nil); !errors.Is(err, kubeletplugin.ErrHealthNotSupported) {
 		t.Errorf("got %v", err)
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/partage-dev/partage/pkg/policy"
 )
 
-// PolicySource has the admin's sharing policy.
+// PolicySource provides the admin's sharing policy.
 type PolicySource interface {
 	// Read returns the policy as it is now. The same pointer means that nothing
 	// has changed.
@@ -25,17 +25,17 @@ type PolicyFile struct {
 	path string
 
 	mu sync.Mutex
-	// content is what current or err was made of; nil before the first read.
+	// content is what current and err were decoded from; nil before the first read.
 	content []byte
 	current *policy.Policy
 	err     error
 }
 
-// NewPolicyFile does not look at the file yet. Without a path the policy is the
+// NewPolicyFile does not read the file yet. Without a path the policy is the
 // built-in one.
 func NewPolicyFile(path string) *PolicyFile { return &PolicyFile{path: path} }
 
-// Read looks at the file every time and decodes it when it has changed.
+// Read reads the file every time and decodes it when it has changed.
 func (f *PolicyFile) Read() (*policy.Policy, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

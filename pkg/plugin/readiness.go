@@ -11,8 +11,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// readiness is why the plugin is not ready, or that it is. A change is logged
-// once, so that an hour of retries is one line.
+// readiness is why the plugin is not ready, or that it is. It logs every change.
 type readiness struct {
 	mu           sync.Mutex
 	registration string
@@ -30,41 +29,41 @@ func newReadiness() *readiness {
 }
 
 // setRegistration records why the kubelet does not call this instance; "" says
-// that it does. During an upgrade the old instance goes when this one is ready.
-func (s *readiness) setRegistration(ctx context.Context, reason string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.set(ctx, &s.registration, reason)
+// that it does. During an upgrade the old instance ends when this one is ready.
+func (r *readiness) setRegistration(ctx context.Context, reason string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.setLocked(ctx, &r.registration, reason)
 }
 
 // setHardware records why the GPUs cannot be used; "" says that they can. It may
 // change any number of times.
-func (s *readiness) setHardware(ctx context.Context, reason string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.set(ctx, &s.hardware, reason)
+func (r *readiness) setHardware(ctx context.Context, reason string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.setLocked(ctx, &r.hardware, reason)
 }
 
-// setSlices records why nothing is published; "" says that the API server has
-// accepted all slices. Once that was so it stays so: publishing again is the
-// business of the slice controller, not of readiness.
-func (s *readiness) setSlices(ctx context.Context, reason string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.slices != "" {
-		s.set(ctx, &s.slices, reason)
+// setSlices records why not all slices are published; "" says that the API server
+// holds them. Once it did the plugin stays ready: publishing again is the slice
+// controller's task.
+func (r *readiness) setSlices(ctx context.Context, reason string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.slices != "" {
+		r.setLocked(ctx, &r.slices, reason)
 	}
 }
 
-// setPolicy records why it is not known what is to be offered; "" says that it is.
-func (s *readiness) setPolicy(ctx context.Context, reason string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.set(ctx, &s.policy, reason)
+// setPolicy records why it is not known what is to be published; "" says that it
+// is.
+func (r *readiness) setPolicy(ctx context.Context, reason string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.setLocked(ctx, &r.policy, reason)
 }
 
-// set needs the lock.
-func (s *readiness) set(ctx context.Context, field *string, reason string) {
+func (r *readiness) setLocked(ctx context.Context, field *string, reason string) {
 	if *field == reason {
 		return
 	}
@@ -73,24 +72,25 @@ func (s *readiness) set(ctx context.Context, field *string, reason string) {
 	switch {
 	case reason != "":
 		logger.Info("Not ready", "reason", reason)
-	case s.notReadyLocked() == "":
+	case r.notReadyLocked() == "":
 		logger.Info("Ready")
 	}
 }
 
-func (s *readiness) hardwareReason() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.hardware
+// hardwareReason returns why the GPUs cannot be used, or "".
+func (r *readiness) hardwareReason() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.hardware
 }
 
 // notReady returns "" when the plugin is ready.
-func (s *readiness) notReady() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.notReadyLocked()
+func (r *readiness) notReady() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.notReadyLocked()
 }
 
-func (s *readiness) notReadyLocked() string {
-	return cmp.Or(s.hardware, s.policy, s.slices, s.registration)
+func (r *readiness) notReadyLocked() string {
+	return cmp.Or(r.hardware, r.policy, r.slices, r.registration)
 }

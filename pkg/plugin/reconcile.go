@@ -9,45 +9,76 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
+
+	"github.com/partage-dev/partage/pkg/logchange"
+	"github.com/partage-dev/partage/pkg/panics"
+	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
 )
 
-// reconcileForEver cleans up every now and then, and soon after a claim failed,
-// until ctx ends.
-func (p *Plugin) reconcileForEver(ctx context.Context) {
-	ticker := time.NewTicker(p.ReconcileInterval)
+// ClaimReconciler cleans up. Its method may be called concurrently with all others.
+type ClaimReconciler interface {
+	// Reconcile finishes or undoes what was left half done, and what belongs to
+	// no claim any more. An error means that something is left; it is called
+	// again in any case.
+	Reconcile(ctx context.Context) error
+}
+
+// reconciler cleans up at intervals, and soon after a claim failed.
+type reconciler struct {
+	claims   ClaimReconciler
+	interval time.Duration
+	// followUp is the time between a claim that failed and cleaning up: the claims
+	// of a pod fail together.
+	followUp time.Duration
+	// failed is fired by a claim that failed, surveyNow after it was cleaned up.
+	failed, surveyNow loop.Trigger
+
+	// rounds are those that runBounded did not wait for.
+	rounds  sync.WaitGroup
+	problem logchange.Problem
+	panics  panics.Repeated
+}
+
+// run cleans up until ctx ends.
+func (r *reconciler) run(ctx context.Context) {
+	ticker := time.NewTicker(r.interval)
 	defer ticker.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
-			p.reconcile(ctx)
-		case <-p.failed:
-			// The claims of a pod fail together.
-			if !pause(ctx, p.followUp) {
+			r.runOnce(ctx)
+		case <-r.failed:
+			if !loop.Pause(ctx, r.followUp) {
 				return
 			}
-			p.reconcile(ctx)
-			signal(p.look)
+			r.runOnce(ctx)
+			r.surveyNow.Fire()
 		}
 	}
 }
 
-// reconcile cleans up once. Two at a time do no harm.
-func (p *Plugin) reconcile(ctx context.Context) {
-	if err := p.Claims.Reconcile(ctx); ctx.Err() == nil {
-		p.leftovers.tell(ctx, err)
+// runOnce cleans up once. Two at a time do no harm.
+func (r *reconciler) runOnce(ctx context.Context) {
+	if err := r.reconcile(ctx); ctx.Err() == nil {
+		r.problem.Log(ctx, err, "Not everything is cleaned up, will try again", "Everything is cleaned up")
 	}
 }
 
-// reconcileFirst cleans up before claims are let through, because leftovers must
-// be gone before the first claim needs their place. A GPU on which that takes
-// long holds the others up no longer than cleanUpTimeout.
-func (p *Plugin) reconcileFirst(ctx context.Context) {
+func (r *reconciler) reconcile(ctx context.Context) (err error) {
+	defer r.panics.Recover(ctx, &err)
+	return r.claims.Reconcile(ctx)
+}
+
+// runBounded cleans up before claims are let through, because leftovers must be
+// gone before the first claim needs their place. It waits no longer than
+// cleanUpTimeout, so that one slow GPU does not hold up the others.
+func (r *reconciler) runBounded(ctx context.Context) {
 	done := make(chan struct{})
-	p.background.Go(func() {
+	r.rounds.Go(func() {
 		defer close(done)
-		p.reconcile(ctx)
+		r.runOnce(ctx)
 	})
 	timer := time.NewTimer(cleanUpTimeout)
 	defer timer.Stop()
@@ -59,48 +90,5 @@ func (p *Plugin) reconcileFirst(ctx context.Context) {
 	}
 }
 
-// leftovers remembers what was logged about cleaning up.
-type leftovers struct {
-	mu   sync.Mutex
-	told string
-}
-
-// tell logs an error when it is another one than before, and when it is gone.
-func (l *leftovers) tell(ctx context.Context, err error) {
-	text := ""
-	if err != nil {
-		text = err.Error()
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if text == l.told {
-		return
-	}
-	l.told = text
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "Not everything is cleaned up, will try again")
-		return
-	}
-	klog.FromContext(ctx).Info("Everything is cleaned up")
-}
-
-// pause returns false if ctx ended first.
-func pause(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
-// signal asks for something to be done, once however often it is called before
-// that is begun.
-func signal(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
-}
+// wait returns when the rounds that runBounded began have ended.
+func (r *reconciler) wait() { r.rounds.Wait() }

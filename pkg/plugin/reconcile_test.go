@@ -7,13 +7,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/klog/v2"
-	"k8s.io/klog/v2/ktesting"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 )
 
@@ -64,9 +61,9 @@ func TestFailedClaimIsFollowedUp(t *testing.T) {
 			r := newRig(t)
 			// By themselves, the loops would do nothing for longer than a test may
 			// take; a tenth of the interval is what a failure is followed up after.
-			r.plugin.ReconcileInterval = 10 * eventually
-			r.plugin.PollInterval = 10 * eventually
-			r.plugin.followUp = time.Millisecond
+			r.options.ReconcileInterval = 10 * eventually
+			r.options.PollInterval = 10 * eventually
+			r.timing.followUp = time.Millisecond
 			r.claims.onPrepare = func(context.Context, *resourceapi.ResourceClaim) error { return errors.New("no") }
 			r.start(t)
 			kubelet := r.register(t)
@@ -77,7 +74,7 @@ func TestFailedClaimIsFollowedUp(t *testing.T) {
 				t.Fatal(err)
 			}
 			r.untilReconciled(t, 2)
-			r.until(t, "a look at the GPUs", func(context.Context) error {
+			r.until(t, "a survey", func(context.Context) error {
 				if got, _ := r.claims.counts(); got <= surveys {
 					return errors.New("not yet")
 				}
@@ -92,9 +89,9 @@ func TestFailedClaimIsFollowedUp(t *testing.T) {
 func TestUnprepareWithoutDriverIsFollowedUp(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	r.plugin.ReconcileInterval = 10 * eventually
-	r.plugin.PollInterval = 10 * eventually
-	r.plugin.followUp = time.Millisecond
+	r.options.ReconcileInterval = 10 * eventually
+	r.options.PollInterval = 10 * eventually
+	r.timing.followUp = time.Millisecond
 	r.hardware.setError(errors.New("no driver"))
 	r.start(t)
 	kubelet := r.register(t)
@@ -104,24 +101,4 @@ func TestUnprepareWithoutDriverIsFollowedUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.untilReconciled(t, 2)
-}
-
-func TestLeftoversAreToldOnce(t *testing.T) {
-	t.Parallel()
-	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
-	ctx := klog.NewContext(t.Context(), logger)
-	var l leftovers
-	for _, err := range []error{nil, errors.New("one"), errors.New("one"), errors.New("two"), nil, nil} {
-		l.tell(ctx, err)
-	}
-	sink, ok := logger.GetSink().(ktesting.Underlier)
-	if !ok {
-		t.Fatal("the logger has no buffer")
-	}
-	text := sink.GetBuffer().String()
-	for line, want := range map[string]int{`err="one"`: 1, `err="two"`: 1, "Everything is cleaned up": 1} {
-		if got := strings.Count(text, line); got != want {
-			t.Errorf("%q is logged %d times, want %d:\n%s", line, got, want, text)
-		}
-	}
 }

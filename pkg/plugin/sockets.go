@@ -15,14 +15,14 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// minSocketAge keeps a socket that another instance has just bound and is about
+// minSocketAge protects a socket that another instance has just bound and is about
 // to listen on.
 const minSocketAge = time.Minute
 
-// removeStaleSockets removes the sockets that instances left behind which were
-// killed. During a rolling update every instance has its own names, so nobody
-// else ever removes them, and the kubelet tries for ever to reach them. A socket
-// on which somebody listens is left alone.
+// removeStaleSockets removes the sockets of instances that were killed. With
+// rolling updates every instance has socket names of its own, so that no other
+// would ever remove them, and the kubelet tries for ever to connect. A socket with a
+// listener stays.
 func removeStaleSockets(ctx context.Context, pattern string) {
 	logger := klog.FromContext(ctx)
 	paths, err := filepath.Glob(pattern)

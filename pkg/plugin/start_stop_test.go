@@ -7,34 +7,28 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
-	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/wait"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/partage-dev/partage/pkg/claim"
-	"github.com/partage-dev/partage/pkg/device"
-	"github.com/partage-dev/partage/pkg/gpu"
-	"github.com/partage-dev/partage/test/flow/fakeapi"
 )
 
-// TestStopTearsNoLook: a look at a GPU that is cancelled counts as a call that has
-// not returned, so none is while a claim is being prepared.
-func TestStopTearsNoLook(t *testing.T) {
+// TestStopCancelsNoDiscovery: a cancelled call to a GPU counts as one that has not
+// returned, so that discoveries go on as long as a claim is being prepared.
+func TestStopCancelsNoDiscovery(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	claim := r.claim("one")
-	running, looking, finish, ended := make(chan struct{}), make(chan struct{}), make(chan struct{}), make(chan struct{})
+	running, discovering, finish, ended := make(chan struct{}), make(chan struct{}), make(chan struct{}), make(chan struct{})
 	r.claims.onPrepare = func(context.Context, *resourceapi.ResourceClaim) error {
 		close(running)
 		<-finish
-		// Closed by now if the look was torn.
+		// Closed by now if the discovery was cancelled.
 		select {
 		case <-ended:
 			return errors.New("a call on the GPU has not returned")
@@ -56,18 +50,18 @@ func TestStopTearsNoLook(t *testing.T) {
 	var once sync.Once
 	r.hardware.setOnDiscover(func(ctx context.Context) error {
 		once.Do(func() {
-			close(looking)
+			close(discovering)
 			<-ctx.Done()
 			close(ended)
 		})
 		return ctx.Err()
 	})
-	<-looking
+	<-discovering
 	r.stop()
 	select {
 	case <-ended:
 	case <-time.After(50 * time.Millisecond):
-		// Long enough to see a look that is torn; one that is not passes however
+		// Long enough to see one that is cancelled; any other passes however
 		// slow the machine is.
 	}
 	close(finish)
@@ -88,7 +82,7 @@ func TestReadyWhenRegistered(t *testing.T) {
 	r.start(t)
 	const want = "the kubelet has not registered the plugin yet"
 	r.until(t, "publication", func(context.Context) error {
-		if got := r.plugin.ready.notReady(); got != want {
+		if got := r.plugin.readiness.notReady(); got != want {
 			return fmt.Errorf("not ready because of %q", got)
 		}
 		return nil
@@ -100,11 +94,11 @@ func TestReadyWhenRegistered(t *testing.T) {
 	r.until(t, "readiness", func(ctx context.Context) error { return r.check(ctx, "readiness") })
 }
 
-// TestEventsOfAllPartitions: a node that somebody else has divided has much to
-// tell, and something else may happen on it as well.
+// TestEventsOfAllPartitions: a node on which somebody else made all partitions has
+// many events at once, and none of them may be lost.
 func TestEventsOfAllPartitions(t *testing.T) {
 	t.Parallel()
-	api := fakeapi.New(t)
+	api := newAPIServer(t)
 	events := NewEvents(t.Context(), clusterAt(t, api.URL()).client, testDriver, testNode)
 	const partitions = 16 * 7
 	for n := range partitions {
@@ -116,77 +110,5 @@ func TestEventsOfAllPartitions(t *testing.T) {
 	})
 	if err != nil {
 		t.Errorf("%d events of %d: %v", len(api.Events()), partitions+1, err)
-	}
-}
-
-// TestInstancesDoNotFight: the old instance of an upgrade keeps a GPU that was
-// lost, of which the new one knows nothing.
-func TestInstancesDoNotFight(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	r.hardware.setNode(testNodeWith(firstGPU, secondGPU))
-	r.start(t)
-	r.untilPublished(t, 8, 2)
-
-	var mu sync.Mutex
-	writes := 0
-	r.api.Refuse(func(req *http.Request) *apierrors.StatusError {
-		mu.Lock()
-		defer mu.Unlock()
-		if req.Method != http.MethodGet && !req.URL.Query().Has("dryRun") && strings.Contains(req.URL.Path, "resourceslices") {
-			writes++
-		}
-		return nil
-	})
-	other := newRig(t)
-	o := other.plugin.Options
-	o.KubeClient, o.PodUID = r.plugin.KubeClient, "uid-2"
-	var err error
-	if other.plugin, err = New(o); err != nil {
-		t.Fatal(err)
-	}
-	other.api = r.api
-	other.start(t)
-	other.untilPublished(t, 4, 1)
-	// The old one has seen the deletion, and looks after twice this time at most.
-	time.Sleep(4 * deletionsTogether)
-	other.untilPublished(t, 4, 1)
-	mu.Lock()
-	defer mu.Unlock()
-	// Two slices are updated and one is deleted. A conflict may repeat that; a fight
-	// goes on and on.
-	if writes < 3 || writes > 10 {
-		t.Errorf("%d writes, want 3 and a few more at most", writes)
-	}
-}
-
-// TestSurveyComesBeforeClaims: claims that have partitions of others must find
-// them right after the start.
-func TestSurveyComesBeforeClaims(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	r.claims.setStatus(device.Status{Static: []device.Static{{
-		PCIAddress: firstGPU, ProfileID: 19, Placement: gpu.Placement{Start: 1, Size: 1}, UUID: "MIG-1",
-	}}})
-	r.claims.onPrepare = func(context.Context, *resourceapi.ResourceClaim) error {
-		if surveys, _ := r.claims.counts(); surveys == 0 {
-			return errors.New("no survey yet")
-		}
-		return nil
-	}
-	// The call is there before the GPUs are known.
-	r.hardware.setOnDiscover(func(ctx context.Context) error {
-		return wait.PollUntilContextCancel(ctx, time.Millisecond, true, func(context.Context) (bool, error) {
-			calling, _ := r.plugin.calls.state(0)
-			return calling != nil, nil
-		})
-	})
-	// As long as a survey of GPUs that are slow.
-	r.claims.onSurvey = func() { time.Sleep(100 * time.Millisecond) }
-	claim := r.claim("one")
-	r.start(t)
-	answer, err := r.register(t).NodePrepareResources(t.Context(), &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{claim}})
-	if err != nil || answer.Claims[claim.Uid].GetError() != "" {
-		t.Errorf("%v, %v", err, answer)
 	}
 }

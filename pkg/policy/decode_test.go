@@ -194,7 +194,7 @@ func TestDecodeRefuses(t *testing.T) {
 		"odd key":                      {head + "default: {\"a\\nb.c\": {}}", `default."a\nb.c": Invalid value: unknown field`},
 		"long key":                     {head + "? " + strings.Repeat("k", 5000) + "\n: 1\n", strings.Repeat("k", 80) + `…": Invalid value: unknown field`},
 		"long text":                    {head + "default: {kinds: [" + strings.Repeat("ä", 5000) + "]}", strings.Repeat("ä", 40) + `…": supported values`},
-		"an alias":                     {head + "rules: &r []\ndefault: *r", "default: Invalid value: must be an object, is an alias (*), which a sharing policy cannot have"},
+		"an alias":                     {head + "rules: &r []\ndefault: *r", "default: Invalid value: must be an object, is an alias (*), which is not allowed"},
 		"alias as text":                {head + "rules:\n- {name: &n a, match: {architecture: Ampere}, offer: {}}\n- {name: *n, match: {architecture: Hopper}, offer: {}}", "rules[1].name: Invalid value: must be a string, is an alias (*)"},
 		"a merge":                      {head + "default: {<<: {mps: {}}}", `default."<<": Invalid value: unknown field`},
 		"unknown anchor":               {head + "default: *d", "unknown anchor 'd' referenced"},

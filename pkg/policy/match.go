@@ -10,13 +10,13 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
-// architectures are the names that package gpu/nvml gives. A GPU that it does not
-// know has no other name that a rule could ask for.
+// architectures are all names that package gpu/nvml uses, and so all that a rule can
+// match.
 var architectures = []string{
 	"Kepler", "Maxwell", "Pascal", "Volta", "Turing", "Ampere", "Ada Lovelace", "Hopper", "Blackwell", "Rubin",
 }
 
-// For finds the offer for a GPU. A nil policy is the built-in one.
+// For returns the offer for a GPU. A nil policy is the built-in one.
 func (p *Policy) For(g *gpu.GPU) Effective {
 	if p == nil {
 		p = Builtin()
@@ -38,8 +38,7 @@ func (m Match) matches(g *gpu.GPU) bool {
 
 func matchesText(want, is string) bool { return want == "" || strings.EqualFold(want, is) }
 
-// matchesGlob takes a glob that cannot be read for one that matches nothing;
-// Decode lets none through.
+// matchesGlob matches nothing with a malformed glob, which Decode refuses.
 func matchesGlob(glob, name string) bool {
 	if glob == "" {
 		return true
@@ -48,11 +47,11 @@ func matchesGlob(glob, name string) bool {
 	return err == nil && matched
 }
 
-// noPath makes a slash a character like any other, which '*' stands for too.
+// noPath lets '*' match a slash like any other character, and ignores letter case.
 func noPath(text string) string { return strings.ReplaceAll(strings.ToLower(text), "/", "\x00") }
 
-// covers tells that every GPU which n matches is certain to be matched by m: what
-// m asks for, n asks for too. Whether one glob is within another is not looked at.
+// covers reports whether m certainly matches every GPU that n matches: n has all of
+// m's conditions. It does not find out whether one glob includes another.
 func (m Match) covers(n Match) bool {
 	return matchesText(m.ProductName, n.ProductName) &&
 		matchesText(m.Architecture, n.Architecture) &&

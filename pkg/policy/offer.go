@@ -11,12 +11,14 @@ import (
 	"go.yaml.in/yaml/v3"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/partage-dev/partage/pkg/strict"
 )
 
 const (
-	// maxClients is beyond what any hardware serves, and bounds typing errors.
+	// maxClients is more than any hardware serves. It catches typing errors.
 	maxClients = 1024
-	// maxOvercommit is far beyond what can work.
+	// maxOvercommit is far more than can work.
 	maxOvercommit = 100
 	// maxReserved is more than any GPU has.
 	maxReserved = 1 << 40
@@ -26,22 +28,22 @@ const (
 var (
 	kinds     = []Kind{Whole, Partition, MPS, TimeSlice}
 	intervals = []Interval{IntervalDefault, IntervalShort, IntervalMedium, IntervalLong}
-	// profileName allows what the driver calls its profiles: "1g.10gb",
-	// "1g.10gb+me", "1g.24gb+me.all", "2g.48gb-me".
+	// profileName matches the driver's names of profiles: "1g.10gb", "1g.10gb+me",
+	// "1g.24gb+me.all", "2g.48gb-me".
 	profileName = regexp.MustCompile(`^[0-9]{1,2}g\.[0-9]{1,4}gb([+-][a-z0-9.]{1,16}){0,2}$`)
-	// memoryText keeps exponents short, which resource.ParseQuantity computes out.
+	// memoryText keeps exponents short because resource.ParseQuantity expands them.
 	memoryText = regexp.MustCompile(`^[0-9]{1,20}(\.[0-9]{0,9})?([KMGTPE]i|[kMGTPE]|[eE][0-9]{1,2})?$`)
 )
 
-// offer reads what GPUs are offered as. What it leaves out is as in the built-in
+// offer reads what GPUs are offered as. Fields that are left out are as in the built-in
 // policy.
 func (r *reader) offer(n *yaml.Node, at *field.Path) Offer {
 	offer := Builtin().Default
 	var only []Kind
 	kindsKnown := true
-	seen := r.object(n, at, map[string]take{
+	seen := r.Object(n, at, map[string]strict.Read{
 		"kinds":           func(n *yaml.Node, at *field.Path) { only, kindsKnown = r.kinds(n, at) },
-		string(Partition): into(&offer.Partition, r.partitions),
+		string(Partition): strict.Into(&offer.Partition, r.partitions),
 		string(MPS):       func(n *yaml.Node, at *field.Path) { r.mps(n, at, offer.MPS) },
 		string(TimeSlice): func(n *yaml.Node, at *field.Path) { r.timeSlice(n, at, offer.TimeSlice, true) },
 	})
@@ -53,7 +55,7 @@ func (r *reader) offer(n *yaml.Node, at *field.Path) Offer {
 			continue
 		}
 		if seen[string(kind)] {
-			r.fault(field.Forbidden(at.Child(string(kind)), fmt.Sprintf("%q is not among the kinds that are offered; add it there or remove this section", kind)))
+			r.Fault(field.Forbidden(at.Child(string(kind)), fmt.Sprintf("%q is not among the kinds that are offered; add it there or remove this section", kind)))
 		}
 		offer.without(kind)
 	}
@@ -73,48 +75,47 @@ func (o *Offer) without(kind Kind) {
 	}
 }
 
-// kinds tells also whether they can be relied on.
+// kinds also reports whether all of them are valid.
 func (r *reader) kinds(n *yaml.Node, at *field.Path) ([]Kind, bool) {
-	before := r.found()
+	before := r.FaultCount()
 	var found []Kind
-	r.list(n, at, len(kinds), func(n *yaml.Node, at *field.Path) {
-		kind, ok := oneOf(r, n, at, kinds)
+	r.List(n, at, len(kinds), func(n *yaml.Node, at *field.Path) {
+		kind, ok := strict.OneOf(&r.Reader, n, at, kinds)
 		if ok && slices.Contains(found, kind) {
-			r.fault(field.Duplicate(at, kind))
+			r.Fault(field.Duplicate(at, kind))
 		}
 		found = append(found, kind)
 	})
-	if isEmptyList(n) {
-		r.fault(field.Required(at, fmt.Sprintf("at least one of %q; without this field all of them are offered", kinds)))
+	if strict.IsEmptyList(n) {
+		r.Fault(field.Required(at, fmt.Sprintf("at least one of %q; without this field all of them are offered", kinds)))
 	}
-	return found, r.found() == before
+	return found, r.FaultCount() == before
 }
 
 func (r *reader) partitions(n *yaml.Node, at *field.Path) *PartitionOffer {
 	p := &PartitionOffer{}
 	none := false
-	seen := r.object(n, at, map[string]take{
+	seen := r.Object(n, at, map[string]strict.Read{
 		"profiles": func(n *yaml.Node, at *field.Path) {
-			none = isEmptyList(n)
+			none = strict.IsEmptyList(n)
 			p.Profiles = r.profiles(n, at, map[string]bool{})
 		},
-		"shares": into(&p.Shares, r.partitionShares),
+		"shares": strict.Into(&p.Shares, r.partitionShares),
 	})
 	if none && !seen["shares"] {
-		r.fault(field.Required(at.Child("profiles"),
+		r.Fault(field.Required(at.Child("profiles"),
 			fmt.Sprintf("at least one, or shares, which are then all that is offered; leave %q out of the kinds to offer no partitions, or this field to offer all", Partition)))
 	}
 	return p
 }
 
-// profiles reads names of profiles and adds them to taken, in which they must not
-// be yet.
+// profiles reads names of profiles that are not in taken yet, and adds them to it.
 func (r *reader) profiles(n *yaml.Node, at *field.Path, taken map[string]bool) []string {
 	names := []string{}
-	r.list(n, at, maxProfiles, func(n *yaml.Node, at *field.Path) {
-		name := r.pattern(n, at, profileName, `the name of a MIG profile such as "1g.10gb" or "1g.10gb+me"`)
+	r.List(n, at, maxProfiles, func(n *yaml.Node, at *field.Path) {
+		name := r.Pattern(n, at, profileName, `the name of a MIG profile such as "1g.10gb" or "1g.10gb+me"`)
 		if taken[name] && name != "" {
-			r.fault(field.Duplicate(at, short(name)))
+			r.Fault(field.Duplicate(at, strict.Short(name)))
 		}
 		taken[name] = true
 		names = append(names, name)
@@ -125,14 +126,14 @@ func (r *reader) profiles(n *yaml.Node, at *field.Path, taken map[string]bool) [
 func (r *reader) partitionShares(n *yaml.Node, at *field.Path) []PartitionShares {
 	var shares []PartitionShares
 	taken := map[string]bool{}
-	r.list(n, at, maxProfiles, func(n *yaml.Node, at *field.Path) {
+	r.List(n, at, maxProfiles, func(n *yaml.Node, at *field.Path) {
 		var s PartitionShares
 		builtin := Builtin().Default
-		seen := r.object(n, at, map[string]take{
+		seen := r.Object(n, at, map[string]strict.Read{
 			"profiles": func(n *yaml.Node, at *field.Path) {
 				s.Profiles = r.profiles(n, at, taken)
-				if isEmptyList(n) {
-					r.fault(field.Required(at, `at least one, such as "1g.10gb"`))
+				if strict.IsEmptyList(n) {
+					r.Fault(field.Required(at, `at least one, such as "1g.10gb"`))
 				}
 			},
 			string(MPS): func(n *yaml.Node, at *field.Path) {
@@ -149,65 +150,65 @@ func (r *reader) partitionShares(n *yaml.Node, at *field.Path) []PartitionShares
 			return
 		}
 		if !seen["profiles"] {
-			r.fault(field.Required(at.Child("profiles"), "says which partitions are shared"))
+			r.Fault(field.Required(at.Child("profiles"), "says which partitions are shared"))
 		}
 		if !seen[string(MPS)] && !seen[string(TimeSlice)] {
-			r.fault(field.Required(at, fmt.Sprintf("%q, %q or both: they say how the partitions are shared", MPS, TimeSlice)))
+			r.Fault(field.Required(at, fmt.Sprintf("%q, %q or both: they say how the partitions are shared", MPS, TimeSlice)))
 		}
 	})
-	if isEmptyList(n) {
-		r.fault(field.Required(at, "at least one; leave the field out to share no partitions"))
+	if strict.IsEmptyList(n) {
+		r.Fault(field.Required(at, "at least one; leave the field out to share no partitions"))
 	}
 	return shares
 }
 
-// mps reads into o, which has the built-in values.
+// mps reads into o, which has the defaults.
 func (r *reader) mps(n *yaml.Node, at *field.Path, o *MPSOffer) {
-	r.object(n, at, map[string]take{
+	r.Object(n, at, map[string]strict.Read{
 		"clients": func(n *yaml.Node, at *field.Path) {
-			o.Clients = r.whole(n, at, 1, maxClients, "; the hardware serves 48 or 60, and a partition its part of them, which are the limit on each device")
+			o.Clients = r.IntBetween(n, at, 1, maxClients, "; the hardware serves 48 or 60, and a partition its part of them, which are the limit on each device")
 		},
-		"memoryOvercommit":  func(n *yaml.Node, at *field.Path) { o.MemoryOvercommit = r.factor(n, at, 1, maxOvercommit) },
-		"computeOvercommit": func(n *yaml.Node, at *field.Path) { o.ComputeOvercommit = r.factor(n, at, 1, maxOvercommit) },
-		"reservedMemory":    into(&o.ReservedMemoryBytes, r.memory),
+		"memoryOvercommit":  func(n *yaml.Node, at *field.Path) { o.MemoryOvercommit = r.NumberBetween(n, at, 1, maxOvercommit) },
+		"computeOvercommit": func(n *yaml.Node, at *field.Path) { o.ComputeOvercommit = r.NumberBetween(n, at, 1, maxOvercommit) },
+		"reservedMemory":    strict.Into(&o.ReservedMemoryBytes, r.memory),
 	})
 }
 
-// timeSlice reads into o, which has the built-in values.
+// timeSlice reads into o, which has the defaults.
 func (r *reader) timeSlice(n *yaml.Node, at *field.Path, o *TimeSliceOffer, hasInterval bool) {
-	fields := map[string]take{
-		"clients":          func(n *yaml.Node, at *field.Path) { o.Clients = r.whole(n, at, 1, maxClients, "") },
-		"memoryOvercommit": func(n *yaml.Node, at *field.Path) { o.MemoryOvercommit = r.factor(n, at, 1, maxOvercommit) },
-		"interval":         func(n *yaml.Node, at *field.Path) { o.Interval, _ = oneOf(r, n, at, intervals) },
+	fields := map[string]strict.Read{
+		"clients":          func(n *yaml.Node, at *field.Path) { o.Clients = r.IntBetween(n, at, 1, maxClients, "") },
+		"memoryOvercommit": func(n *yaml.Node, at *field.Path) { o.MemoryOvercommit = r.NumberBetween(n, at, 1, maxOvercommit) },
+		"interval":         func(n *yaml.Node, at *field.Path) { o.Interval, _ = strict.OneOf(&r.Reader, n, at, intervals) },
 	}
 	if !hasInterval {
 		fields["interval"] = func(_ *yaml.Node, at *field.Path) {
-			r.fault(field.Forbidden(at, "intervals are for whole GPUs only, they have no effect on MIG partitions"))
+			r.Fault(field.Forbidden(at, "intervals are for whole GPUs only, they have no effect on MIG partitions"))
 		}
 	}
-	r.object(n, at, fields)
+	r.Object(n, at, fields)
 }
 
-// memory reads an amount of memory in bytes, as a quantity or a number.
+// memory reads an amount of memory, given as a quantity or as a number of bytes.
 func (r *reader) memory(n *yaml.Node, at *field.Path) int64 {
 	const want = `must be a quantity of memory such as "512Mi" or "1Gi"`
 	isNumber := n.Kind == yaml.ScalarNode && (n.ShortTag() == "!!int" || n.ShortTag() == "!!float")
 	if !isNumber {
-		if _, ok := r.text(n, at); !ok {
+		if _, ok := r.String(n, at); !ok {
 			return 0
 		}
 	}
 	if !memoryText.MatchString(n.Value) {
-		r.invalid(n, at, want)
+		r.Invalid(n, at, want)
 		return 0
 	}
 	quantity, err := resource.ParseQuantity(n.Value)
 	if err != nil {
-		r.invalid(n, at, want+": %v", err)
+		r.Invalid(n, at, want+": %v", err)
 		return 0
 	}
 	if quantity.CmpInt64(maxReserved) > 0 {
-		r.invalid(n, at, "must be at most 1Ti")
+		r.Invalid(n, at, "must be at most 1Ti")
 		return 0
 	}
 	return quantity.Value()

@@ -1,12 +1,11 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package policy holds the admin's rules about what each GPU is offered as:
-// which kinds of devices, which MIG profiles, how many share one, and how. The
-// rules are one strict, versioned file, a SharingPolicy.
+// Package policy holds the admin's rules for what each GPU is offered as: which kinds
+// of devices, which MIG profiles, how many claims share one, and how. The rules are
+// one strict, versioned file, a SharingPolicy.
 //
-// It is pure: reading the file and noticing that it has changed is for the
-// caller.
+// The package is pure: the caller reads the file and watches it for changes.
 package policy
 
 const (
@@ -26,18 +25,17 @@ const (
 	Partition Kind = "mig"
 	// MPS is a GPU that claims share through MPS.
 	MPS Kind = "mps"
-	// TimeSlice is a GPU that claims share by turns.
+	// TimeSlice is a GPU that claims share by time-slicing.
 	TimeSlice Kind = "timeslice"
 )
 
-// Interval is how long a process keeps a time-sliced GPU before it is the next
-// one's turn.
+// Interval is how long one process runs on a time-sliced GPU before the next.
 type Interval string
 
-// Values of Interval, those of nvidia-smi compute-policy. The driver defines
-// their length, which is not documented.
+// Values of Interval are those of nvidia-smi compute-policy. Their lengths are defined
+// by the driver and not documented.
 const (
-	// IntervalDefault leaves what the GPU is set to alone.
+	// IntervalDefault leaves the GPU's setting alone.
 	IntervalDefault Interval = "Default"
 	IntervalShort   Interval = "Short"
 	IntervalMedium  Interval = "Medium"
@@ -46,7 +44,7 @@ const (
 
 // Policy is a SharingPolicy with all defaults filled in. It must not be changed.
 type Policy struct {
-	// Rules are tried in order, the first that matches a GPU counts.
+	// Rules are in order: the first that matches a GPU applies.
 	Rules []Rule
 	// Default is for GPUs that no rule matches.
 	Default Offer
@@ -60,12 +58,12 @@ type Rule struct {
 	Offer Offer
 }
 
-// Match says which GPUs a rule is for: those that all fields that are set match.
-// At least one is set. Letter case does not count.
+// Match selects the GPUs of a rule: those that match all fields that are set. At least
+// one is set. Letter case is ignored.
 type Match struct {
-	// ProductName is a glob (path.Match) on the product name.
+	// ProductName is a glob for the product name, in the syntax of path.Match.
 	ProductName string
-	// Architecture is one of the names that package gpu/nvml gives: "Ampere",
+	// Architecture is one of the names that package gpu/nvml uses: "Ampere",
 	// "Ada Lovelace", "Hopper", ….
 	Architecture string
 	// PCIDeviceID is vendor and device as lspci -nn prints them, "10de:2330".
@@ -74,8 +72,8 @@ type Match struct {
 	UUID string
 }
 
-// Offer is what a GPU is published as. A pointer that is nil means that this kind
-// is not offered.
+// Offer is what a GPU is published as. A nil pointer means that this kind is not
+// offered.
 type Offer struct {
 	Whole     bool
 	Partition *PartitionOffer
@@ -85,12 +83,12 @@ type Offer struct {
 
 // PartitionOffer is which MIG partitions are offered.
 type PartitionOffer struct {
-	// Profiles are the names of the profiles that are offered, "1g.10gb"; nil
-	// stands for all that the GPU has. An empty list that is not nil stands for
-	// none: partitions are then offered as shares only.
+	// Profiles are the names of the offered profiles, "1g.10gb". Nil means all that
+	// the GPU has; an empty list that is not nil means none, so that partitions are
+	// offered as shares only.
 	Profiles []string
-	// Shares of partitions. A profile is in one of them at most. Their profiles
-	// need not be among Profiles: such partitions are offered as shares only.
+	// Shares are the shares of partitions. Each profile occurs at most once. It need
+	// not be among Profiles: such partitions are offered as shares only.
 	Shares []PartitionShares
 }
 
@@ -98,51 +96,51 @@ type PartitionOffer struct {
 type PartitionShares struct {
 	Profiles []string
 	MPS      *MPSOffer
-	// TimeSlice has the interval IntervalDefault: MIG partitions have no other.
+	// TimeSlice has the interval IntervalDefault, the only one for MIG partitions.
 	TimeSlice *TimeSliceOffer
 }
 
 // MPSOffer is how claims share a device through MPS.
 type MPSOffer struct {
-	// Clients is how many claims share one device, at least 1. The hardware
-	// may allow fewer, see gpu.GPU.MPSClients.
+	// Clients is how many claims may share one device, at least 1. The hardware may
+	// allow fewer, see gpu.GPU.MPSClients.
 	Clients int
-	// MemoryOvercommit times the device's memory is what claims may ask for
-	// together, at least 1. One claim never gets more than the device has.
+	// MemoryOvercommit, at least 1, is the memory that all claims together may ask
+	// for, as a multiple of the device's. One claim never gets more than the device
+	// has.
 	MemoryOvercommit float64
-	// ReservedMemoryBytes of the device are not offered: the driver and each
-	// CUDA context need some themselves.
+	// ReservedMemoryBytes is the memory that is not offered: the driver and the CUDA
+	// contexts need some.
 	ReservedMemoryBytes int64
-	// ComputeOvercommit times 100 % of the multiprocessors is what claims may
-	// ask for together, at least 1.
+	// ComputeOvercommit, at least 1, is the same for the multiprocessors.
 	ComputeOvercommit float64
 }
 
-// TimeSliceOffer is how claims share a device by turns.
+// TimeSliceOffer is how claims share a device by time-slicing.
 type TimeSliceOffer struct {
 	Clients  int
 	Interval Interval
-	// MemoryOvercommit is as for MPS. Where no interposer library enforces it,
-	// memory only counts for the scheduler.
+	// MemoryOvercommit is as for MPS. Without an interposer library only the scheduler
+	// counts memory.
 	MemoryOvercommit float64
 }
 
 // Effective is the offer for one GPU, and why.
 type Effective struct {
 	Offer
-	// Rule is the name of the rule that matched, empty for the default.
+	// Rule is the name of the rule that applies, empty for the default.
 	Rule string
 }
 
-// Built-in values of what an offer leaves out.
+// Defaults of fields that an offer leaves out.
 const (
 	DefaultClients = 4
-	// DefaultReservedMemoryBytes is about what the driver and an MPS server take
-	// of a GPU.
+	// DefaultReservedMemoryBytes is about what the driver and an MPS server use of a
+	// GPU.
 	DefaultReservedMemoryBytes = 512 << 20
 )
 
-// Builtin is the policy of a driver without a policy file: every kind of device
+// Builtin returns the policy of a driver without a policy file: every kind of device
 // on every GPU, shares of whole GPUs for DefaultClients claims, no shares of
 // partitions.
 func Builtin() *Policy {

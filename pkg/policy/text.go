@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// String is one line for logs and people.
+// String returns one line, for logs and people.
 func (e Effective) String() string {
 	from := "default"
 	if e.Rule != "" {
@@ -20,7 +20,7 @@ func (e Effective) String() string {
 	return from + ": " + e.Offer.String()
 }
 
-// String is one line for logs and people.
+// String returns one line, for logs and people.
 func (o Offer) String() string {
 	var parts []string
 	if o.Whole {
@@ -63,7 +63,7 @@ func (p *PartitionOffer) texts() []string {
 	return parts
 }
 
-// String leaves out what is as if nothing were said about it.
+// String leaves out values without an effect.
 func (o *MPSOffer) String() string {
 	text := string(MPS) + " " + clients(o.Clients) + times("memory", o.MemoryOvercommit) + times("compute", o.ComputeOvercommit)
 	if o.ReservedMemoryBytes > 0 {
@@ -72,7 +72,7 @@ func (o *MPSOffer) String() string {
 	return text
 }
 
-// String leaves out what is as if nothing were said about it.
+// String leaves out values without an effect.
 func (o *TimeSliceOffer) String() string {
 	text := string(TimeSlice) + " " + clients(o.Clients) + times("memory", o.MemoryOvercommit)
 	if o.Interval != "" && o.Interval != IntervalDefault {

@@ -16,20 +16,20 @@ import (
 	"github.com/partage-dev/partage/pkg/host"
 )
 
-// killGrace is how long a program that was killed may take to go. One that does
-// not waits in the kernel driver.
+// killGrace is how long a program that was killed may take to end. One that does not
+// is stuck in the kernel driver.
 const killGrace = 3 * time.Second
 
-// exitError is a program that ran to its end and failed.
+// exitError is the exit of a program with another code than 0.
 type exitError struct{ code int }
 
 func (e *exitError) Error() string { return fmt.Sprintf("exit code %d", e.code) }
 
-// run runs a program of the driver on a GPU and kills it when it takes too long,
-// or when nobody waits for it any more. The output is also there with an exitError.
+// run runs a program of the driver on a GPU, and kills it when it takes too long or
+// ctx is done. It returns the output with an exitError too.
 //
-// A program that cannot be killed is left behind. Since it may still have an
-// effect, the error is a gpu.HungError, whose Done is closed when it is gone.
+// A program that cannot be killed is left behind. Since it may still have an effect,
+// the error is a gpu.HungError, whose Done is closed when the program ends.
 func (m *Manager) run(ctx context.Context, d Device, program host.Program, args []string) (string, error) {
 	limited, cancel := context.WithTimeout(ctx, m.commandLimit)
 	defer cancel()
@@ -46,14 +46,14 @@ func (m *Manager) run(ctx context.Context, d Device, program host.Program, args 
 	}()
 	select {
 	case r := <-results:
-		return r.out, ended(ctx, limited, d, r.err)
+		return r.out, explain(ctx, limited, d, r.err)
 	case <-limited.Done():
 	}
 	grace := time.NewTimer(killGrace)
 	defer grace.Stop()
 	select {
 	case r := <-results:
-		return r.out, ended(ctx, limited, d, r.err)
+		return r.out, explain(ctx, limited, d, r.err)
 	case <-grace.C:
 	}
 	logger := klog.FromContext(ctx)
@@ -65,8 +65,8 @@ func (m *Manager) run(ctx context.Context, d Device, program host.Program, args 
 	return "", &gpu.HungError{Call: computePolicy, PCIAddress: d.PCIAddress, Since: since, Done: done}
 }
 
-// ended tells why a program that did not succeed did not.
-func ended(ctx, limited context.Context, d Device, err error) error {
+// explain returns why a program failed: by itself, or because it was killed.
+func explain(ctx, limited context.Context, d Device, err error) error {
 	var failed *exitError
 	switch {
 	case err == nil || errors.As(err, &failed):
@@ -83,7 +83,7 @@ func ended(ctx, limited context.Context, d Device, err error) error {
 	return err
 }
 
-// execute returns when the program is gone.
+// execute runs a program and returns when it has ended.
 func execute(ctx context.Context, program host.Program, args []string) (string, error) {
 	cmd := program.Command(ctx, args...)
 	cmd.WaitDelay = time.Second // for what it may have started

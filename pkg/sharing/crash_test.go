@@ -42,6 +42,14 @@ type outcome struct {
 
 func (n *node) outcome() outcome { return outcome{n.occupied(), n.sessions[id].Spec.ThreadPercentage} }
 
+// atLeast fails if an enumeration has fewer cases than it had when it was written.
+func atLeast(t *testing.T, cases, least int) {
+	t.Helper()
+	if cases < least {
+		t.Errorf("%d cases ran, want at least %d", cases, least)
+	}
+}
+
 // numbered lets the calls with these numbers fail.
 func numbered(f fault, numbers ...int) func(int, string) *fault {
 	return func(n int, _ string) *fault {
@@ -79,7 +87,7 @@ func TestStartWithOneFault(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("%d cases", cases)
+	atLeast(t, cases, 42)
 }
 
 // A supervisor that did not answer in time may carry out the change when Start has
@@ -148,13 +156,14 @@ func TestStartWithTwoFaults(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("%d cases", cases)
+	atLeast(t, cases, 84)
 }
 
 // A process that is killed at any call leaves what the next one finishes or takes
 // back.
 func TestKilledDuringStart(t *testing.T) {
 	killed := errors.New("killed")
+	cases := 0
 	for situation, prepare := range situations {
 		for _, effect := range []bool{false, true} {
 			for at := 1; ; at++ {
@@ -172,6 +181,7 @@ func TestKilledDuringStart(t *testing.T) {
 				if err == nil {
 					break
 				}
+				cases++
 				name := fmt.Sprintf("%s, killed at call %d (effect: %t)", situation, at, effect)
 				n.strike = nil
 				if _, err := n.manager().Start(t.Context(), s, true); err != nil {
@@ -189,10 +199,12 @@ func TestKilledDuringStart(t *testing.T) {
 			}
 		}
 	}
+	atLeast(t, cases, 28)
 }
 
 // Whichever calls fail, Stop says so, and a second one finishes it.
 func TestStopWithFaults(t *testing.T) {
+	cases := 0
 	for way, strike := range strikes {
 		for at := 1; ; at++ {
 			n := newNode(t)
@@ -202,6 +214,7 @@ func TestStopWithFaults(t *testing.T) {
 			if len(n.calls) < at {
 				break
 			}
+			cases++
 			name := fmt.Sprintf("call %d (%s) fails %s", at, n.calls[at-1], way)
 			if !errors.Is(err, strike.err) {
 				t.Errorf("%s: got error %v", name, err)
@@ -215,4 +228,5 @@ func TestStopWithFaults(t *testing.T) {
 			}
 		}
 	}
+	atLeast(t, cases, 15)
 }

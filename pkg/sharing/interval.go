@@ -16,7 +16,7 @@ import (
 	"github.com/partage-dev/partage/pkg/policy"
 )
 
-// intervals are the values of nvidia-smi.
+// intervals are the arguments of nvidia-smi compute-policy --set-timeslice.
 var intervals = map[Interval]string{
 	policy.IntervalDefault: "0",
 	policy.IntervalShort:   "1",
@@ -24,17 +24,17 @@ var intervals = map[Interval]string{
 	policy.IntervalLong:    "3",
 }
 
-// SetInterval of a whole GPU; IntervalDefault takes back what was set, and
-// succeeds when the GPU is gone. NVML has no call for it.
+// SetInterval sets the time slice of a whole GPU. IntervalDefault undoes an earlier
+// call, and succeeds if the GPU is gone. NVML has no call for this.
 //
-// The errors are those of NVML's calls. A program that cannot even be killed is
-// left behind like a call that does not return: see gpu.HungError.
+// The errors wrap those of package gpu, as NVML's calls do. If the program cannot even
+// be killed, it is left behind like a call that does not return: see gpu.HungError.
 func (m *Manager) SetInterval(ctx context.Context, d Device, interval Interval) error {
 	value, ok := intervals[interval]
 	switch {
 	case !ok:
 		return fmt.Errorf("time slice of %s: no interval is called %q: %w", d, interval, gpu.ErrInvalid)
-	case d.partition():
+	case d.isPartition():
 		return fmt.Errorf("time slice of %s: only whole GPUs have one: %w", d, gpu.ErrNotSupported)
 	}
 	err := m.setInterval(ctx, d, interval, value)
@@ -61,46 +61,46 @@ func (m *Manager) setInterval(ctx context.Context, d Device, interval Interval, 
 	if err != nil && !errors.Is(err, gpu.ErrInvalid) && !errors.Is(err, gpu.ErrNotSupported) {
 		return fmt.Errorf("it was set, reading it back failed: %w", err)
 	}
-	is, ok := listedInterval(table)
+	listed, ok := listedInterval(table)
 	if !ok {
-		// The table is for people. That it is drawn in another way, or not for one
-		// GPU, is no reason to refuse what the tool says it did.
+		// The table is for people. If its layout changes, that is no reason to fail
+		// after the tool reported success.
 		klog.FromContext(ctx).Info("The time slice was set and cannot be read back", "pciAddress", d.PCIAddress,
 			"uuid", d.UUID, "interval", interval, "listed", oneLine(table), "reason", err)
 		return nil
 	}
-	if is != interval {
+	if listed != interval {
 		return &gpu.Error{
 			Call: computePolicy, PCIAddress: d.PCIAddress,
-			Text: fmt.Sprintf("answered success (%s), but the time slice is %s", oneLine(answer), is),
+			Text: fmt.Sprintf("answered success (%s), but the time slice is %s", oneLine(answer), listed),
 		}
 	}
 	return nil
 }
 
-// computePolicy is the part of nvidia-smi that this is about.
+// computePolicy names the sub-command of nvidia-smi in errors.
 const computePolicy = "nvidia-smi compute-policy"
 
 func (m *Manager) computePolicy(ctx context.Context, smi host.Program, d Device, args ...string) (string, error) {
 	out, err := m.run(ctx, d, smi, append([]string{"compute-policy"}, args...))
-	var ended *exitError
-	if errors.As(err, &ended) {
+	var failed *exitError
+	if errors.As(err, &failed) {
 		return "", &gpu.Error{
 			Call: computePolicy, PCIAddress: d.PCIAddress,
-			Text: fmt.Sprintf("%s (exit code %d)", oneLine(out), ended.code), Err: reason(ended.code, out),
+			Text: fmt.Sprintf("%s (exit code %d)", oneLine(out), failed.code), Err: reason(failed.code, out),
 		}
 	}
 	if err != nil {
 		return "", err
 	}
-	// The tool has been seen to end with success after a failure.
+	// The tool has been seen to exit with 0 after a failure.
 	if why := reason(0, out); why != nil {
 		return "", &gpu.Error{Call: computePolicy, PCIAddress: d.PCIAddress, Text: oneLine(out), Err: why}
 	}
 	return out, nil
 }
 
-// exitReasons are the exit codes of nvidia-smi, from its manual page.
+// exitReasons are what the exit codes of nvidia-smi mean, from its manual page.
 var exitReasons = map[int]error{
 	2:  gpu.ErrInvalid,
 	3:  gpu.ErrNotSupported,
@@ -112,8 +112,8 @@ var exitReasons = map[int]error{
 	15: gpu.ErrLost,
 }
 
-// reason says why nvidia-smi failed, by its exit code, or by the words that NVML
-// has for it where the code is the one for everything else.
+// reason returns why nvidia-smi failed, from its exit code, or from NVML's words for
+// it if the code is the general one. It returns nil if neither is known.
 func reason(code int, out string) error {
 	if why, ok := exitReasons[code]; ok {
 		return why
@@ -156,7 +156,7 @@ func listedInterval(table string) (Interval, bool) {
 	return found[0], true
 }
 
-// oneLine makes a program's output fit into an error.
+// oneLine formats a program's output for an error.
 func oneLine(out string) string {
 	const limit = 400
 	var lines []string
@@ -167,7 +167,7 @@ func oneLine(out string) string {
 	}
 	text := strings.ToValidUTF8(strings.Join(lines, " "), "?")
 	if text == "" {
-		return "it said nothing"
+		return "no output"
 	}
 	if len(text) > limit {
 		text = strings.ToValidUTF8(text[:limit], "") + "…"

@@ -104,7 +104,7 @@ func TestSetIntervalFails(t *testing.T) {
 		"for another reason":      {script: answer(255, "Failed: Unknown Error"), says: "Failed: Unknown Error (exit code 255)"},
 		"only words say why":      {script: answer(255, "Timeslice: NOT SUPPORTED"), is: gpu.ErrNotSupported, says: "NOT SUPPORTED"},
 		"success that is none":    {script: answer(0, "Failed to set timeslice: Insufficient Permissions"), is: gpu.ErrNoPermission, says: "Failed"},
-		"wordless":                {script: "exit 1\n", says: "it said nothing (exit code 1)"},
+		"wordless":                {script: "exit 1\n", says: "no output (exit code 1)"},
 		"several lines":           {script: "echo\necho one\necho '  two '\nexit 1\n", says: ": one two (exit code 1)"},
 		"changes nothing":         {script: withCat + list("Default"), says: "answered success (done), but the time slice is Default"},
 		"changes to another":      {script: withCat + list("Short"), says: "but the time slice is Short"},

@@ -15,29 +15,29 @@ import (
 	"github.com/partage-dev/partage/pkg/mps"
 )
 
-// Modes are the compute modes of GPUs and MIG devices.
+// Modes reads and sets the compute modes of GPUs and MIG devices.
 type Modes interface {
 	// ComputeMode and SetComputeMode are about the GPU at the address, or about
-	// one of its MIG devices. The error wraps gpu.ErrNotFound when the one with
+	// one of its MIG devices. The error wraps gpu.ErrNotFound if the device with
 	// this UUID is gone.
 	ComputeMode(ctx context.Context, pciAddress, uuid string) (gpu.ComputeMode, error)
 	SetComputeMode(ctx context.Context, pciAddress, uuid string, mode gpu.ComputeMode) error
 }
 
-// Supervisor runs MPS sessions. Its errors name the session, or the supervisor:
-// they wrap mps.ErrUnavailable when it does not answer, and then a change may have
-// been made or not.
+// Supervisor runs MPS sessions. Its errors name the session or the supervisor. They
+// wrap mps.ErrUnavailable if it does not answer; then the change may have been made or
+// not.
 type Supervisor interface {
-	// Ensure makes a session run as it is specified.
+	// Ensure makes a session run as specified.
 	Ensure(ctx context.Context, spec mps.Spec) (mps.Status, error)
-	// Stop succeeds when there is no such session.
+	// Stop succeeds if there is no such session.
 	Stop(ctx context.Context, id string) error
 	List(ctx context.Context) ([]mps.Status, error)
 }
 
-// Options are what a Manager works with.
+// Options configure a Manager.
 type Options struct {
-	// Roots say where the driver's programs are.
+	// Roots locate the driver's programs.
 	Roots      host.Roots
 	Modes      Modes
 	Supervisor Supervisor
@@ -47,9 +47,9 @@ type Options struct {
 
 const (
 	defaultCommandLimit = 10 * time.Second
-	// undoLimit is how long Start may take to undo what it did. A session that has
-	// no clients stops within seconds.
-	undoLimit = 30 * time.Second
+	// rollBackLimit is how long Start may take to roll back. A session without
+	// clients stops within seconds.
+	rollBackLimit = 30 * time.Second
 )
 
 // Manager shares the devices of one node.
@@ -61,7 +61,7 @@ type Manager struct {
 	execute      func(ctx context.Context, program host.Program, args []string) (string, error)
 }
 
-// New makes a manager and touches nothing yet.
+// New returns a Manager. It does nothing to the devices yet.
 func New(o Options) *Manager {
 	return &Manager{
 		roots:        o.Roots,
@@ -72,12 +72,12 @@ func New(o Options) *Manager {
 	}
 }
 
-// Sessions are those of the node by ID. The error wraps ErrNoSupervisor when it
-// cannot be known.
+// Sessions returns the sessions of the node by ID. The error wraps ErrNoSupervisor if
+// the supervisor does not answer.
 func (m *Manager) Sessions(ctx context.Context) (map[string]mps.Status, error) {
 	list, err := m.supervisor.List(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("list MPS sessions: %w", supervised(err))
+		return nil, fmt.Errorf("list MPS sessions: %w", wrapUnavailable(err))
 	}
 	sessions := make(map[string]mps.Status, len(list))
 	for _, status := range list {
@@ -86,53 +86,54 @@ func (m *Manager) Sessions(ctx context.Context) (map[string]mps.Status, error) {
 	return sessions, nil
 }
 
-// Start makes a session run with these limits, or brings the one that runs to
-// them, completely or not at all. A compute mode that somebody else set is an
-// error, unless adopt says that this driver may have set it.
+// Start makes a session run with these limits, or changes those of the running one,
+// completely or not at all. A compute mode other than DEFAULT on a device that was not
+// in the session is an error; with adopt, EXCLUSIVE_PROCESS is taken for the work of
+// an earlier call.
 //
-// After an error there is the session that was there before, as it was, or none
-// and no device that waits for one. When undoing has failed as well the error wraps
-// ErrLeft, and Stop finishes it.
+// After an error the session is as it was before, or there is none and the devices
+// have their compute mode back. If that failed as well, the error wraps ErrLeft, and
+// Stop completes it.
 func (m *Manager) Start(ctx context.Context, s Session, adopt bool) (Live, error) {
 	sessions, err := m.Sessions(ctx)
 	if err != nil {
 		return Live{}, err
 	}
-	a := &attempt{Manager: m, session: s, adopt: adopt}
+	call := &starter{Manager: m, session: s, adopt: adopt}
 	if status, ok := sessions[s.ID]; ok {
-		a.before = &status
+		call.before = &status
 	}
-	live, err := a.start(ctx)
+	live, err := call.start(ctx)
 	if err == nil {
 		return live, nil
 	}
-	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoLimit)
+	rollBack, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollBackLimit)
 	defer cancel()
-	if failed := a.undo(undo); failed != nil {
-		err = errors.Join(err, fmt.Errorf("undo the start of MPS session %s: %w: %w", s.ID, ErrLeft, failed))
+	if rollBackErr := call.rollBack(rollBack); rollBackErr != nil {
+		err = errors.Join(err, fmt.Errorf("undo the start of MPS session %s: %w: %w", s.ID, ErrLeft, rollBackErr))
 	}
 	return Live{}, err
 }
 
-// Stop ends a session and then lets all processes use its devices again. It
-// succeeds when there is no session, or a device is gone. While the session may
-// still run, the compute modes stay, so that nothing runs beside it.
+// Stop ends a session and then sets the compute mode of its devices back. It succeeds
+// if there is no session, or a device is gone. While the session may still run, the
+// compute modes stay, so that nothing runs beside it.
 func (m *Manager) Stop(ctx context.Context, s Session) error {
 	if err := m.supervisor.Stop(ctx, s.ID); err != nil {
-		return supervised(err)
+		return wrapUnavailable(err)
 	}
-	return m.release(ctx, s.Devices)
+	return m.resetModes(ctx, s.Devices)
 }
 
-// supervised lets an error of the supervisor be ErrNoSupervisor where it is that
-// there is no answer. Its text stays.
-func supervised(err error) error {
+// wrapUnavailable makes an error that wraps mps.ErrUnavailable wrap ErrNoSupervisor
+// too. Its text stays.
+func wrapUnavailable(err error) error {
 	if errors.Is(err, mps.ErrUnavailable) {
-		return unanswered{err}
+		return noSupervisorError{err}
 	}
 	return err
 }
 
-type unanswered struct{ error }
+type noSupervisorError struct{ error }
 
-func (u unanswered) Unwrap() []error { return []error{ErrNoSupervisor, u.error} }
+func (e noSupervisorError) Unwrap() []error { return []error{ErrNoSupervisor, e.error} }

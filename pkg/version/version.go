@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package version says which build this is.
+// Package version identifies the build.
 package version
 
 import (
@@ -19,17 +19,16 @@ var (
 
 // Info identifies a build.
 type Info struct {
-	// Version is a release name, or "devel" where the build was given none.
+	// Version is the name of a release, or "devel" for a build without one.
 	Version string
-	// Commit is the source revision, with "-dirty" where files had changed;
-	// empty where the build does not know.
+	// Commit is the source revision, with "-dirty" if files had changed, or empty if it
+	// is not known.
 	Commit   string
 	Go       string
 	Platform string
 }
 
-// Get prefers what the linker set and falls back to what the Go toolchain
-// recorded.
+// Get returns what the linker set, and otherwise what the Go toolchain recorded.
 func Get() Info {
 	build, _ := debug.ReadBuildInfo()
 	return get(version, commit, build)
@@ -72,7 +71,7 @@ func recordedCommit(build *debug.BuildInfo) string {
 	return revision
 }
 
-// String is one line: "v0.1.0 (1a2b3c, go1.26.0, linux/amd64)".
+// String returns one line: "v0.1.0 (1a2b3c, go1.26.0, linux/amd64)".
 func (i Info) String() string {
 	if i.Commit == "" {
 		return fmt.Sprintf("%s (%s, %s)", i.Version, i.Go, i.Platform)

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package wait holds the pause between two attempts.
+// Package wait waits: for some time, or until something is true.
 package wait
 
 import (
@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// For waits for d, or until ctx is done, and then returns the context's error.
+// For waits for d, or until ctx is done, and then returns the error of ctx.
 // It fails at once when ctx would be done before d is over: a caller with
 // nothing left to try reports why sooner.
 func For(ctx context.Context, d time.Duration) error {
@@ -23,5 +23,31 @@ func For(ctx context.Context, d time.Duration) error {
 		return ctx.Err()
 	case <-timer.C:
 		return nil
+	}
+}
+
+const (
+	shortestInterval = 5 * time.Millisecond
+	longestInterval  = 100 * time.Millisecond
+)
+
+// Until calls done until it returns true or an error, at growing intervals. It
+// returns that error, or the cause of ctx when ctx is done first. done is called
+// at least once.
+func Until(ctx context.Context, done func() (bool, error)) error {
+	interval := shortestInterval
+	timer := time.NewTimer(interval)
+	defer timer.Stop()
+	for {
+		if ok, err := done(); ok || err != nil {
+			return err
+		}
+		timer.Reset(interval)
+		select {
+		case <-timer.C:
+			interval = min(longestInterval, interval*3/2)
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
 	}
 }

@@ -28,3 +28,26 @@ func TestFor(t *testing.T) {
 		}
 	})
 }
+
+func TestUntil(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls := 0
+		third := func() (bool, error) { calls++; return calls == 3, nil }
+		if err := Until(t.Context(), third); err != nil || calls != 3 {
+			t.Errorf("third call: %v after %d calls", err, calls)
+		}
+		failure := errors.New("out of luck")
+		if err := Until(t.Context(), func() (bool, error) { return false, failure }); !errors.Is(err, failure) {
+			t.Errorf("failure: %v", err)
+		}
+		cause := errors.New("too late")
+		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, cause)
+		defer cancel()
+		if err := Until(ctx, func() (bool, error) { return false, nil }); !errors.Is(err, cause) {
+			t.Errorf("never: %v", err)
+		}
+		if err := Until(ctx, func() (bool, error) { return true, nil }); err != nil {
+			t.Errorf("true although ctx is done: %v", err)
+		}
+	})
+}

@@ -9,6 +9,7 @@ import (
 	"context"
 	"fmt"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -20,40 +21,22 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// eventually polls until done returns true, and fails with what it last said.
+// eventually polls until done returns true, and fails the test with what done returned last. It also works while the test is
+// cleaned up.
 func eventually(t *testing.T, what string, done func(ctx context.Context) (bool, string)) {
 	t.Helper()
 	last := ""
-	err := wait.PollUntilContextTimeout(t.Context(), 100*time.Millisecond, podTimeout, true, func(ctx context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(context.WithoutCancel(t.Context()), 100*time.Millisecond, waitLimit, true, func(ctx context.Context) (bool, error) {
 		var ok bool
 		ok, last = done(ctx)
 		return ok, nil
 	})
 	if err != nil {
-		t.Fatalf("%s: not within %s; last seen: %s", what, podTimeout, last)
+		t.Fatalf("%s: not within %s; last seen: %s", what, waitLimit, last)
 	}
 }
 
-// namespace makes one for the test and removes it, waiting for the pods to
-// be gone: a claim is unprepared before its pod disappears.
-func namespace(t *testing.T) string {
-	t.Helper()
-	ns, err := client.CoreV1().Namespaces().Create(t.Context(),
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-"}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatalf("creating a namespace: %v", err)
-	}
-	t.Cleanup(func() { deleteNamespace(t, ns.Name) })
-	return ns.Name
-}
-
-func deleteNamespace(t *testing.T, name string) {
-	t.Helper()
-	if out, err := exec.Command("kubectl", "delete", "namespace", name, "--ignore-not-found", "--timeout=60s").CombinedOutput(); err != nil {
-		t.Errorf("deleting namespace %s: %v\n%s", name, err, out)
-	}
-}
-
+// apply creates what a manifest describes in a namespace.
 func apply(t *testing.T, ns, manifest string) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "kubectl", "apply", "-n", ns, "-f", "-")
@@ -63,6 +46,8 @@ func apply(t *testing.T, ns, manifest string) {
 	}
 }
 
+// waitRunning waits until a pod is ready. A Prepare that fails ends the test: the kubelet tries again, so the pod would start in
+// the end.
 func waitRunning(t *testing.T, ns, pod string) {
 	t.Helper()
 	eventually(t, "pod "+pod+" running", func(ctx context.Context) (bool, string) {
@@ -75,13 +60,33 @@ func waitRunning(t *testing.T, ns, pod string) {
 				return true, ""
 			}
 		}
-		return false, fmt.Sprintf("phase %s; events: %s", p.Status.Phase, strings.Join(events(ctx, ns, pod), " | "))
+		seen := events(ctx, ns, pod)
+		if slices.ContainsFunc(seen, isFailedPrepare) {
+			t.Fatalf("pod %s: %s", pod, strings.Join(seen, " | "))
+		}
+		return false, fmt.Sprintf("phase %s; events: %s", p.Status.Phase, strings.Join(seen, " | "))
 	})
 }
 
-func events(ctx context.Context, ns, pod string) []string {
+func isFailedPrepare(event string) bool {
+	return strings.HasPrefix(event, "FailedPrepareDynamicResources: ")
+}
+
+// waitEvent waits for an event of an object with a reason, a part of whose message is given.
+func waitEvent(t *testing.T, ns, object, reason, part string) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("event %s of %s about %q", reason, object, part), func(ctx context.Context) (bool, string) {
+		seen := events(ctx, ns, object)
+		return slices.ContainsFunc(seen, func(e string) bool {
+			return strings.HasPrefix(e, reason+": ") && strings.Contains(e, part)
+		}), strings.Join(seen, " | ")
+	})
+}
+
+// events returns the events of an object, each as "reason: message".
+func events(ctx context.Context, ns, object string) []string {
 	list, err := client.CoreV1().Events(ns).List(ctx, metav1.ListOptions{
-		FieldSelector: fields.OneTermEqualSelector("involvedObject.name", pod).String(),
+		FieldSelector: fields.OneTermEqualSelector("involvedObject.name", object).String(),
 	})
 	if err != nil {
 		return []string{err.Error()}
@@ -93,6 +98,7 @@ func events(ctx context.Context, ns, pod string) []string {
 	return out
 }
 
+// logs returns what a container has printed.
 func logs(t *testing.T, ns, pod, container string) string {
 	t.Helper()
 	raw, err := client.CoreV1().Pods(ns).GetLogs(pod, &corev1.PodLogOptions{Container: container}).DoRaw(t.Context())
@@ -102,7 +108,7 @@ func logs(t *testing.T, ns, pod, container string) string {
 	return string(raw)
 }
 
-// waitLog waits for a container that prints and then stays to have printed.
+// waitLog waits until a container has printed a text, and returns all that it printed.
 func waitLog(t *testing.T, ns, pod, container, want string) string {
 	t.Helper()
 	var got string
@@ -113,7 +119,7 @@ func waitLog(t *testing.T, ns, pod, container, want string) string {
 	return got
 }
 
-// publishedSlices returns this driver's slices of the node.
+// publishedSlices returns the ResourceSlices of this driver.
 func publishedSlices(ctx context.Context) ([]resourceapi.ResourceSlice, error) {
 	list, err := client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector(resourceapi.ResourceSliceSelectorDriver, driverName).String(),
@@ -124,7 +130,7 @@ func publishedSlices(ctx context.Context) ([]resourceapi.ResourceSlice, error) {
 	return list.Items, nil
 }
 
-// driverPod is the one pod of a component of the driver.
+// driverPod returns the only pod of a component of the driver.
 func driverPod(t *testing.T, component string) corev1.Pod {
 	t.Helper()
 	pods, err := client.CoreV1().Pods(driverNamespace).List(t.Context(), metav1.ListOptions{

@@ -26,9 +26,8 @@ const (
 	unhealthy = driverName + "/mps-unhealthy"
 )
 
-// running finds the processes of a program that have a variable in their
-// environment, which may be "".
-func running(t *testing.T, program, variable string) []int {
+// processes returns the processes of a program that have a variable in their environment, or all of them when variable is "".
+func processes(t *testing.T, program, variable string) []int {
 	t.Helper()
 	commands, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
@@ -36,7 +35,7 @@ func running(t *testing.T, program, variable string) []int {
 	}
 	var pids []int
 	for _, path := range commands {
-		// A process that ends meanwhile is none of those that are looked for.
+		// A process that ends in the meantime is not one of those sought.
 		line, _ := os.ReadFile(path)
 		name, _, _ := strings.Cut(string(line), "\x00")
 		if filepath.Base(name) != program {
@@ -51,17 +50,17 @@ func running(t *testing.T, program, variable string) []int {
 	return pids
 }
 
-// processOf is the one process of a program of MPS for a GPU.
+// processOf returns the only process of an MPS program for a GPU.
 func processOf(t *testing.T, program, uuid string) int {
 	t.Helper()
-	pids := running(t, program, "CUDA_VISIBLE_DEVICES="+uuid)
+	pids := processes(t, program, "CUDA_VISIBLE_DEVICES="+uuid)
 	if len(pids) != 1 {
 		t.Fatalf("GPU %s has the processes %v of %s, want one", uuid, pids, program)
 	}
 	return pids[0]
 }
 
-// taintsOf are the keys of the taints of a GPU's share device.
+// taintsOf returns the keys of the taints of a GPU's device of a kind.
 func taintsOf(ctx context.Context, uuid, kind string) ([]string, error) {
 	published, err := publishedSlices(ctx)
 	if err != nil {
@@ -82,6 +81,7 @@ func taintsOf(ctx context.Context, uuid, kind string) ([]string, error) {
 	return nil, fmt.Errorf("no device of type %s on GPU %s", kind, uuid)
 }
 
+// waitTaint waits until a GPU's device of a kind has a taint, or no longer has it.
 func waitTaint(t *testing.T, uuid, kind, key string, want bool) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("taint %s on the %s device of GPU %s: %v", key, kind, uuid, want), func(ctx context.Context) (bool, string) {
@@ -93,46 +93,50 @@ func waitTaint(t *testing.T, uuid, kind, key string, want bool) {
 	})
 }
 
-// waitLoss waits for the claim to be told that its clients lost their server.
+// waitLoss waits for the event that says that the clients of a claim lost their MPS server.
 func waitLoss(t *testing.T, ns, claim string) {
 	t.Helper()
-	eventually(t, "an event of claim "+claim+" about the MPS server", func(ctx context.Context) (bool, string) {
-		all := events(ctx, ns, claim)
-		return slices.ContainsFunc(all, func(e string) bool { return strings.HasPrefix(e, "MPSServerLost: ") }), strings.Join(all, " | ")
-	})
+	waitEvent(t, ns, claim, "MPSServerLost", "")
 }
 
-// wantSame fails unless the pod's container still is the first one and works.
-func wantSame(t *testing.T, ns, pod string) {
+// wantFirstContainer fails the test unless the pod's container is ready and was never restarted.
+func wantFirstContainer(t *testing.T, ns, pod string) {
 	t.Helper()
 	p, err := client.CoreV1().Pods(ns).Get(t.Context(), pod, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if s := p.Status.ContainerStatuses[0]; s.RestartCount != 0 || !s.Ready {
-		t.Errorf("container of pod %s: ready %v, started again %d times", pod, s.Ready, s.RestartCount)
+		t.Errorf("container of pod %s: ready %v, restarted %d times", pod, s.Ready, s.RestartCount)
 	}
+}
+
+// wantClient fails the test unless the pod's first container still runs and is a client of MPS.
+func wantClient(t *testing.T, ns, pod string) {
+	t.Helper()
+	wantFirstContainer(t, ns, pod)
 	if out, err := inPod(ns, pod, "cuda-client", "info"); err != nil || !strings.Contains(out, throughMPS) {
 		t.Errorf("pod %s: %v\n%s", pod, err, out)
 	}
 }
 
-// waitBack waits for a client that ended with its server to be started again by the
-// kubelet and to be a client again.
+// waitBack waits until the kubelet has restarted a client that ended with its server, and it is a client again.
 func waitBack(t *testing.T, ns, pod string) {
 	t.Helper()
 	waitRestarted(t, ns, pod)
-	wantAll(t, "pod "+pod+", started again", waitLog(t, ns, pod, "main", "ready"), throughMPS)
+	wantAll(t, "restarted pod "+pod, waitLog(t, ns, pod, "main", "ready"), throughMPS)
 }
 
-// TestMPSKilled: when the daemon or the server of a GPU ends, the claim is told, both
-// come back, and other GPUs do not notice.
+// TestMPSKilled checks that when the daemon or the server of a GPU ends, its claim gets an event, both come back, and other GPUs
+// are not affected.
 func TestMPSKilled(t *testing.T) {
+	t.Parallel()
 	for _, program := range []string{mpsDaemon, mpsServer} {
 		t.Run(program, func(t *testing.T) {
-			ns := namespace(t)
-			uuid := runningClient(t, ns, "victim", mpsShare("10Gi", 25))
-			neighbour := runningClient(t, ns, "neighbour", elsewhere(mpsShare("10Gi", 25), uuid))
+			t.Parallel()
+			ns, gpus := reserve(t, 2)
+			uuid := runningClient(t, ns, "victim", mpsShare("10Gi", 25).on(gpus[0]))
+			neighbour := runningClient(t, ns, "neighbour", mpsShare("10Gi", 25).on(gpus[1]))
 			before, untouched := processOf(t, program, uuid), processOf(t, program, neighbour)
 
 			if err := syscall.Kill(before, syscall.SIGKILL); err != nil {
@@ -141,49 +145,43 @@ func TestMPSKilled(t *testing.T) {
 			waitLoss(t, ns, "victim")
 			waitBack(t, ns, "victim")
 			if now := processOf(t, program, uuid); now == before {
-				t.Errorf("%s of GPU %s still is %d", program, uuid, now)
+				t.Errorf("%s of GPU %s still is process %d", program, uuid, now)
 			}
-			wantSame(t, ns, "neighbour")
+			wantClient(t, ns, "neighbour")
 			if now := processOf(t, program, neighbour); now != untouched {
-				t.Errorf("%s of GPU %s was %d and is %d", program, neighbour, untouched, now)
+				t.Errorf("%s of GPU %s was process %d and is %d", program, neighbour, untouched, now)
 			}
 			deletePod(t, ns, "victim")
 			waitTaint(t, uuid, "mps", unhealthy, false)
-			deleteNamespace(t, ns)
-			checkNothingLeft(t)
 		})
 	}
 }
 
-// TestFaultOfAClient: it ends all clients of the GPU, the device is tainted as long
-// as the server takes no new ones, and all is well when they have gone.
+// TestFaultOfAClient checks that a fault of one client ends all clients of its GPU, that the device is tainted while the server takes
+// no new ones, and that all is well once the faulty client has gone.
 func TestFaultOfAClient(t *testing.T) {
-	ns := namespace(t)
-	uuid := runningClient(t, ns, "victim", mpsShare("10Gi", 25))
-	neighbour := runningClient(t, ns, "neighbour", elsewhere(mpsShare("10Gi", 25), uuid))
-	if neighbour == uuid {
-		t.Fatalf("both pods are on GPU %s", uuid)
-	}
-	apply(t, ns, claim("culprit", mpsShare("10Gi", 25), "")+
-		podDoing("culprit", "cuda-client hold --fault-after 1ms --stay", "resourceClaimName: culprit"))
+	t.Parallel()
+	ns, gpus := reserve(t, 2)
+	uuid := runningClient(t, ns, "victim", mpsShare("10Gi", 25).on(gpus[0]))
+	runningClient(t, ns, "neighbour", mpsShare("10Gi", 25).on(gpus[1]))
+	apply(t, ns, claim("culprit", mpsShare("10Gi", 25).on(gpus[0]), "")+
+		podRunning("culprit", "cuda-client hold --fault-after 1ms --stay", "culprit"))
 	waitLoss(t, ns, "victim")
 	waitTaint(t, uuid, "mps", unhealthy, true)
-	wantSame(t, ns, "neighbour")
+	wantClient(t, ns, "neighbour")
 
 	deletePod(t, ns, "culprit")
 	waitTaint(t, uuid, "mps", unhealthy, false)
 	waitBack(t, ns, "victim")
-	deleteNamespace(t, ns)
-	checkNothingLeft(t)
 }
 
-// TestSupervisorKilled: with it all daemons of the node end. They are started again,
-// the claims are told, and the pods come back by themselves.
-func TestSupervisorKilled(t *testing.T) {
-	ns := namespace(t)
+// TestNodeSupervisorKilled checks that the daemons of the node, which end with the supervisor, are started again, that the claims get
+// an event, and that the pods come back by themselves.
+func TestNodeSupervisorKilled(t *testing.T) {
+	ns := reserveNode(t)
 	uuid := runningClient(t, ns, "before", mpsShare("10Gi", 25))
 	whole := runningWhole(t, ns)
-	pids := running(t, "mps-supervisor", "")
+	pids := processes(t, "mps-supervisor", "")
 	if len(pids) != 1 {
 		t.Fatalf("the supervisor's processes are %v, want one", pids)
 	}
@@ -194,30 +192,26 @@ func TestSupervisorKilled(t *testing.T) {
 	waitBack(t, ns, "before")
 	waitTaint(t, uuid, "mps", unhealthy, false)
 	runningClient(t, ns, "after", mpsShare("10Gi", 25))
-	wantUndisturbed(t, ns, "whole", whole)
-	deleteNamespace(t, ns)
-	checkNothingLeft(t)
+	wantDevice(t, ns, "whole", whole)
 }
 
-// TestSupervisorReplaced: the same when its pod is deleted, as an upgrade does.
-// Containers that ran have the old shared memory and are told to be restarted.
-func TestSupervisorReplaced(t *testing.T) {
-	ns := namespace(t)
+// TestNodeSupervisorReplaced checks the same when the supervisor's pod is deleted, as in an upgrade. Containers that were running have
+// the old shared memory, so their claims get an event that asks for a restart.
+func TestNodeSupervisorReplaced(t *testing.T) {
+	ns := reserveNode(t)
 	runningClient(t, ns, "before", mpsShare("10Gi", 25))
 	replaceSupervisor(t)
 	waitLoss(t, ns, "before")
 	runningClient(t, ns, "after", mpsShare("10Gi", 25))
 	deletePod(t, ns, "before")
 	runningClient(t, ns, "again", mpsShare("10Gi", 25))
-	deleteNamespace(t, ns)
-	checkNothingLeft(t)
 }
 
+// replaceSupervisor deletes the supervisor's pod and waits until its successor is ready.
 func replaceSupervisor(t *testing.T) {
 	t.Helper()
-	old := driverPod(t, supervisorComponent)
-	deletePod(t, driverNamespace, old.Name)
-	if out, err := exec.Command("kubectl", "wait", "-n", driverNamespace, "--for=condition=Ready", "--timeout=60s", "pod",
+	deletePod(t, driverNamespace, driverPod(t, supervisorComponent).Name)
+	if out, err := exec.Command("kubectl", "wait", "-n", driverNamespace, "--for=condition=Ready", "--timeout="+waitLimit.String(), "pod",
 		"--selector=app.kubernetes.io/component="+supervisorComponent).CombinedOutput(); err != nil {
 		t.Fatalf("waiting for the new supervisor: %v\n%s", err, out)
 	}
@@ -226,35 +220,32 @@ func replaceSupervisor(t *testing.T) {
 // runningWhole starts a pod with a whole GPU and returns the GPU's UUID.
 func runningWhole(t *testing.T, ns string) string {
 	t.Helper()
-	apply(t, ns, claim("whole", wholeGPU, "")+podUsing("whole", "resourceClaimName: whole"))
+	apply(t, ns, claim("whole", wholeGPU, "")+podUsing("whole", "whole"))
 	waitRunning(t, ns, "whole")
 	return gpuUUID.FindString(waitLog(t, ns, "whole", "main", "UUID: GPU-"))
 }
 
-// TestUpgradeLeavesMPSAlone: the plugin is replaced while clients of MPS run. Their
-// daemon stays, and shares are prepared and released by the new one.
-func TestUpgradeLeavesMPSAlone(t *testing.T) {
-	ns := namespace(t)
+// TestNodeUpgradeKeepsMPS replaces the plugin while MPS clients run, and checks that their daemon stays and that the new plugin
+// prepares and releases shares.
+func TestNodeUpgradeKeepsMPS(t *testing.T) {
+	ns := reserveNode(t)
 	uuid := runningClient(t, ns, "before", mpsShare("10Gi", 25))
 	daemon := processOf(t, mpsDaemon, uuid)
-	const daemonSet = "daemonset/partage-gpu-kubelet-plugin"
-	out, err := exec.Command("sh", "-c", fmt.Sprintf("kubectl -n %[1]s rollout restart %[2]s && kubectl -n %[1]s rollout status %[2]s --timeout=90s",
-		driverNamespace, daemonSet)).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
+	if err := upgradePlugin(); err != nil {
+		t.Fatal(err)
 	}
 	if now := runningClient(t, ns, "after", mpsShare("10Gi", 25)); now != uuid {
 		t.Errorf("the second share is on GPU %s, want %s", now, uuid)
 	}
-	wantSame(t, ns, "before")
+	wantClient(t, ns, "before")
 	deletePod(t, ns, "before")
-	wantSame(t, ns, "after")
+	wantClient(t, ns, "after")
 	if now := processOf(t, mpsDaemon, uuid); now != daemon {
-		t.Errorf("the MPS daemon was %d and is %d", daemon, now)
+		t.Errorf("the MPS daemon was process %d and is %d", daemon, now)
 	}
-	deleteNamespace(t, ns)
+	removePods(t, ns)
 	checkNothingLeft(t)
-	if pids := running(t, mpsDaemon, ""); len(pids) > 0 {
-		t.Errorf("the MPS daemons %v run on", pids)
+	if pids := processes(t, mpsDaemon, ""); len(pids) > 0 {
+		t.Errorf("the MPS daemons %v are still running", pids)
 	}
 }

@@ -3,10 +3,11 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package e2e runs real pods on a real Kubernetes with simulated GPUs, the
-// driver having been installed by helm. It runs on the node itself (inside
-// the local cluster's namespaces), because it also looks at what the driver
-// leaves on the host.
+// Package e2e runs real pods on a real Kubernetes with simulated GPUs and the driver installed by helm. It runs on the node itself,
+// inside the namespaces of the local cluster, because it also checks what the driver leaves on the host.
+//
+// Most tests reserve GPUs of their own and run in parallel. Tests that disturb the whole node, such as a reboot, are named TestNode…
+// and run one after the other, by `make test-cluster` on a cluster of their own.
 package e2e
 
 import (
@@ -36,9 +37,8 @@ const (
 	pluginComponent     = "gpu-kubelet-plugin"
 	supervisorComponent = "mps-supervisor"
 
-	// podTimeout bounds one wait. The kubelet retries a failed Prepare only
-	// after 60 to 90 s, so anything that needs a retry fails here.
-	podTimeout = 50 * time.Second
+	// waitLimit bounds one wait. Only a wait that would never end reaches it.
+	waitLimit = 3 * time.Minute
 )
 
 // Set once by TestMain, read only afterwards.
@@ -46,8 +46,9 @@ var (
 	restConfig *rest.Config
 	client     kubernetes.Interface
 	repoRoot   string
-	// migAtStart are the GPUs, by PCI address, that were in MIG mode before.
+	// migAtStart holds the MIG mode that the GPUs, by PCI address, had before the tests.
 	migAtStart = map[string]bool{}
+	pool       *gpuPool
 )
 
 func TestMain(m *testing.M) {
@@ -79,11 +80,11 @@ func run(m *testing.M) (int, error) {
 	for _, g := range machine.GPUs {
 		migAtStart[g.PCIAddress] = g.MIG != nil && g.MIG.Enabled
 	}
+	pool = newGPUPool(machine.GPUs)
 	return m.Run(), nil
 }
 
-// findRepo walks up to go.mod, so that the compiled test binary works from
-// any folder of the repository.
+// findRepo walks up to the root of the repository, so that the compiled test binary works from any folder of it.
 func findRepo() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {

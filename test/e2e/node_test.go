@@ -13,11 +13,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
 
-// simulated is the part of `gpusim show -o json` that the tests look at.
+// simulated is the part of `gpusim show -o json` that the tests use.
 type simulated struct {
 	BootID string
 	GPUs   []simulatedGPU
@@ -35,6 +36,12 @@ type simulatedGPU struct {
 	}
 }
 
+// deviceName returns the name of the GPU's device, with which the names of its partitions, shares and MPS sessions begin.
+func (g simulatedGPU) deviceName() string {
+	return "gpu-" + strings.NewReplacer(":", "-", ".", "-").Replace(g.PCIAddress)
+}
+
+// showMachine returns the simulated machine as it is now.
 func showMachine(t *testing.T) simulated {
 	t.Helper()
 	m, err := readMachine(t.Context())
@@ -67,41 +74,83 @@ func gpusim(ctx context.Context, args ...string) ([]byte, error) {
 	return out, nil
 }
 
-// checkNothingLeft asserts that nothing outlives the claims: no GPU instance, no
+// checkNothingLeft waits until nothing outlives the claims of the node: no GPU instance, no changed
 // mode of a GPU, no MPS session, mount, CDI spec or journal file.
 func checkNothingLeft(t *testing.T) {
 	t.Helper()
-	eventually(t, "nothing left on the node", func(context.Context) (bool, string) {
-		left := append(leftOnGPUs(t), mountsBelow(mpsDir)...)
-		for _, dir := range []string{cdiDir, journalDir} {
-			left = append(left, filesIn(dir)...)
-		}
-		for _, path := range filesIn(mpsDir) {
-			// What is not a session is the supervisor's own.
-			if info, err := os.Stat(path); err == nil && info.IsDir() {
-				left = append(left, path)
-			}
-		}
-		return len(left) == 0, strings.Join(left, "; ")
+	eventually(t, "nothing left on the node", func(ctx context.Context) (bool, string) {
+		return nothing(leftOnNode(ctx))
 	})
 }
 
-func leftOnGPUs(t *testing.T) []string {
-	t.Helper()
-	var left []string
-	for _, g := range showMachine(t).GPUs {
-		// On Ampere the mode is the administrator's.
-		if g.MIG != nil && (g.MIG.Enabled != migAtStart[g.PCIAddress] || len(g.MIG.Instances) > 0) {
-			left = append(left, fmt.Sprintf("GPU %s: MIG mode %v, %d instances", g.PCIAddress, g.MIG.Enabled, len(g.MIG.Instances)))
-		}
-		if g.ComputeMode != "DEFAULT" || g.TimeSlice != "default" {
-			left = append(left, fmt.Sprintf("GPU %s: compute mode %s, time slice %s", g.PCIAddress, g.ComputeMode, g.TimeSlice))
-		}
+// nothing is the condition that a list of leftovers is empty.
+func nothing(left []string, err error) (bool, string) {
+	if err != nil {
+		return false, err.Error()
 	}
-	return left
+	return len(left) == 0, strings.Join(left, "; ")
 }
 
-// filesIn lists a folder that may be absent.
+// leftOnNode names what is left of any claim.
+func leftOnNode(ctx context.Context) ([]string, error) {
+	machine, err := readMachine(ctx)
+	if err != nil {
+		return nil, err
+	}
+	left := append(changedModes(machine.GPUs), mountsBelow(mpsDir)...)
+	for _, dir := range []string{cdiDir, journalDir} {
+		left = append(left, filesIn(dir)...)
+	}
+	return append(left, mpsSessions()...), nil
+}
+
+// leftBy names what is left of claims, by UID, and on the GPUs that they used.
+func leftBy(ctx context.Context, gpus []simulatedGPU, claims []string) ([]string, error) {
+	machine, err := readMachine(ctx)
+	if err != nil {
+		return nil, err
+	}
+	used := slices.DeleteFunc(machine.GPUs, func(g simulatedGPU) bool {
+		return !slices.ContainsFunc(gpus, func(own simulatedGPU) bool { return own.UUID == g.UUID })
+	})
+	left := changedModes(used)
+	for _, path := range append(filesIn(cdiDir), filesIn(journalDir)...) {
+		if slices.ContainsFunc(claims, func(uid string) bool { return strings.Contains(path, uid) }) {
+			left = append(left, path)
+		}
+	}
+	for _, path := range append(mpsSessions(), mountsBelow(mpsDir)...) {
+		if slices.ContainsFunc(used, func(g simulatedGPU) bool { return strings.Contains(path, g.deviceName()) }) {
+			left = append(left, path)
+		}
+	}
+	return left, nil
+}
+
+// mpsSessions lists the folders of MPS sessions. The files beside them are the supervisor's own.
+func mpsSessions() []string {
+	return slices.DeleteFunc(filesIn(mpsDir), func(path string) bool {
+		info, err := os.Stat(path)
+		return err == nil && !info.IsDir()
+	})
+}
+
+// changedModes names the GPUs that are not as an unused GPU is.
+func changedModes(gpus []simulatedGPU) []string {
+	var changed []string
+	for _, g := range gpus {
+		// On Ampere the MIG mode is the administrator's.
+		if g.MIG != nil && (g.MIG.Enabled != migAtStart[g.PCIAddress] || len(g.MIG.Instances) > 0) {
+			changed = append(changed, fmt.Sprintf("GPU %s: MIG mode %v, %d instances", g.PCIAddress, g.MIG.Enabled, len(g.MIG.Instances)))
+		}
+		if g.ComputeMode != "DEFAULT" || g.TimeSlice != "default" {
+			changed = append(changed, fmt.Sprintf("GPU %s: compute mode %s, time slice %s", g.PCIAddress, g.ComputeMode, g.TimeSlice))
+		}
+	}
+	return changed
+}
+
+// filesIn lists the files of a folder, which may be absent.
 func filesIn(dir string) []string {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !os.IsNotExist(err) {

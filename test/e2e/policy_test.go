@@ -18,9 +18,10 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// TestOwnNodeOnly: the plugin's ServiceAccount, bound to a pod on one node,
-// may write ResourceSlices of that node and of no other.
+// TestOwnNodeOnly checks that the plugin's ServiceAccount, bound to a pod on one node, may write ResourceSlices of that node and of no
+// other.
 func TestOwnNodeOnly(t *testing.T) {
+	t.Parallel()
 	spec := driverPod(t, pluginComponent).Spec
 
 	asPlugin := rest.CopyConfig(restConfig)

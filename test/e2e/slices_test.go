@@ -14,13 +14,13 @@ import (
 	"testing"
 )
 
-// withoutPartitions is set when the suite runs on a cluster that was started
-// with the gate DRAPartitionableDevices off.
-var withoutPartitions = os.Getenv("PARTAGE_E2E_WITHOUT_PARTITIONS") != ""
+// withoutPartitions says that the cluster was started with the feature gate DRAPartitionableDevices off.
+var withoutPartitions = os.Getenv("PARTAGE_E2E_SUITE") == "whole"
 
-// TestPublished: the pool holds every GPU of the machine; partitions, shares and
-// counters exactly where the cluster supports them.
+// TestPublished checks that the pool holds every GPU of the machine, and partitions, shares and counters exactly where the cluster
+// supports them.
 func TestPublished(t *testing.T) {
+	t.Parallel()
 	gpus := len(showMachine(t).GPUs)
 	eventually(t, "the pool to be complete", func(ctx context.Context) (bool, string) {
 		slices, err := publishedSlices(ctx)
@@ -43,14 +43,14 @@ func TestPublished(t *testing.T) {
 	})
 }
 
-// TestWithoutPartitions: on such a cluster a whole GPU still runs, and the
-// driver says once why there are no partitions.
+// TestWithoutPartitions checks that a pod still gets a whole GPU where the cluster has no partitionable devices, and that the driver
+// logs once why there are no partitions.
 func TestWithoutPartitions(t *testing.T) {
 	if !withoutPartitions {
 		t.Skip("this cluster has DRAPartitionableDevices on")
 	}
-	ns := namespace(t)
-	apply(t, ns, claim("c", wholeGPU, "")+podUsing("p", "resourceClaimName: c"))
+	ns := reserveNode(t)
+	apply(t, ns, claim("c", wholeGPU, "")+podUsing("p", "c"))
 	waitRunning(t, ns, "p")
 	waitLog(t, ns, "p", "main", "UUID: GPU-")
 
@@ -58,6 +58,4 @@ func TestWithoutPartitions(t *testing.T) {
 	if n := strings.Count(log, "DRAPartitionableDevices"); n != 1 {
 		t.Errorf("the plugin's log names the gate %d times, want once:\n%s", n, log)
 	}
-	deleteNamespace(t, ns)
-	checkNothingLeft(t)
 }

@@ -21,20 +21,15 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// rebootTimeout is long enough for the kubelet to prepare a second time: right
-// after a reboot it finds no driver registered, and tries again only 60 to 90 s
-// later.
-const rebootTimeout = 3 * time.Minute
-
-// sliceWatch follows how many of this driver's slices there are.
+// sliceWatch follows the number of ResourceSlices of this driver.
 type sliceWatch struct {
 	counts chan int
 }
 
+// watchSlices starts to follow the number of ResourceSlices.
 func watchSlices(t *testing.T) *sliceWatch {
 	t.Helper()
 	selector := fields.OneTermEqualSelector(resourceapi.ResourceSliceSelectorDriver, driverName).String()
@@ -72,13 +67,13 @@ func (w *sliceWatch) until(t *testing.T, want int) {
 			if n == want {
 				return
 			}
-		case <-time.After(podTimeout):
-			t.Fatalf("there have not been %d ResourceSlices within %s", want, podTimeout)
+		case <-time.After(waitLimit):
+			t.Fatalf("there were not %d ResourceSlices within %s", want, waitLimit)
 		}
 	}
 }
 
-// least is the smallest number of slices seen so far, or first if none was.
+// least returns the smallest of first and the numbers of slices seen so far.
 func (w *sliceWatch) least(first int) int {
 	for {
 		select {
@@ -90,6 +85,7 @@ func (w *sliceWatch) least(first int) int {
 	}
 }
 
+// countSlices returns how many slices this driver has published.
 func countSlices(t *testing.T) int {
 	t.Helper()
 	published, err := publishedSlices(t.Context())
@@ -99,35 +95,27 @@ func countSlices(t *testing.T) int {
 	return len(published)
 }
 
-// wantUndisturbed fails unless the pod's container still is the first one and
-// has the partition that it had.
-func wantUndisturbed(t *testing.T, ns, pod, uuid string) {
+// wantDevice fails the test unless the pod's container was never restarted and has the device of this UUID.
+func wantDevice(t *testing.T, ns, pod, uuid string) {
 	t.Helper()
-	p, err := client.CoreV1().Pods(ns).Get(t.Context(), pod, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if s := p.Status.ContainerStatuses[0]; s.RestartCount != 0 || !s.Ready {
-		t.Errorf("container of pod %s: ready %v, started again %d times", pod, s.Ready, s.RestartCount)
-	}
-	out, err := exec.Command("kubectl", "exec", "-n", ns, pod, "--", "nvidia-smi", "-L").CombinedOutput()
-	if err != nil || !strings.Contains(string(out), uuid) {
-		t.Errorf("pod %s sees %s (%v), want its partition %s", pod, out, err, uuid)
+	wantFirstContainer(t, ns, pod)
+	if out, err := inPod(ns, pod, "nvidia-smi", "-L"); err != nil || !strings.Contains(out, uuid) {
+		t.Errorf("pod %s sees %s (%v), want device %s", pod, out, err, uuid)
 	}
 }
 
-// runningPartition starts a pod on a partition and returns the partition's UUID.
+// runningPartition starts a pod on a partition and returns the UUID of the partition.
 func runningPartition(t *testing.T, ns, name string) string {
 	t.Helper()
-	apply(t, ns, claim(name, oneSlice, "")+podUsing(name, "resourceClaimName: "+name))
+	apply(t, ns, claim(name, oneSlice, "")+podUsing(name, name))
 	waitRunning(t, ns, name)
 	return migUUID.FindString(waitLog(t, ns, name, "main", "MIG 1g.10gb"))
 }
 
-// TestKubeletRestart: the kubelet deletes the slices of its node when it starts.
-// They come back as soon as the driver sees that, and pods do not notice.
-func TestKubeletRestart(t *testing.T) {
-	ns := namespace(t)
+// TestNodeKubeletRestart checks that the slices, which the kubelet deletes when it starts, come back as soon as the driver sees that,
+// and that pods are not affected.
+func TestNodeKubeletRestart(t *testing.T) {
+	ns := reserveNode(t)
 	uuid := runningPartition(t, ns, "before")
 	want := countSlices(t)
 	w := watchSlices(t)
@@ -140,29 +128,31 @@ func TestKubeletRestart(t *testing.T) {
 	t.Logf("the ResourceSlices were gone for %.1f s", time.Since(gone).Seconds())
 
 	runningPartition(t, ns, "after")
-	wantUndisturbed(t, ns, "before", uuid)
-	deleteNamespace(t, ns)
-	checkNothingLeft(t)
+	wantDevice(t, ns, "before", uuid)
 }
 
-// TestUpgrade replaces the driver's pod while pods come and go: none of them
-// notices, and the devices never disappear.
-func TestUpgrade(t *testing.T) {
-	ns := namespace(t)
+// upgradePlugin replaces the plugin's pod as an upgrade does, and returns when the new one is ready.
+func upgradePlugin() error {
+	const daemonSet = "daemonset/partage-gpu-kubelet-plugin"
+	for _, args := range [][]string{{"restart", daemonSet}, {"status", daemonSet, "--timeout=" + waitLimit.String()}} {
+		out, err := exec.Command("kubectl", append([]string{"-n", driverNamespace, "rollout"}, args...)...).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("kubectl rollout %s: %w\n%s", strings.Join(args, " "), err, out)
+		}
+	}
+	return nil
+}
+
+// TestNodeUpgrade replaces the plugin's pod while pods come and go, and checks that none of them is affected and that the devices
+// never disappear.
+func TestNodeUpgrade(t *testing.T) {
+	ns := reserveNode(t)
 	uuid := runningPartition(t, ns, "before")
 	slicesBefore := countSlices(t)
 	w := watchSlices(t)
 
 	upgraded := make(chan error, 1)
-	go func() {
-		const daemonSet = "daemonset/partage-gpu-kubelet-plugin"
-		out, err := exec.Command("sh", "-c", fmt.Sprintf("kubectl -n %[1]s rollout restart %[2]s && kubectl -n %[1]s rollout status %[2]s --timeout=90s",
-			driverNamespace, daemonSet)).CombinedOutput()
-		if err != nil {
-			err = fmt.Errorf("%w\n%s", err, out)
-		}
-		upgraded <- err
-	}()
+	go func() { upgraded <- upgradePlugin() }()
 	pods := 0
 	for done := false; !done; pods++ {
 		select {
@@ -188,17 +178,15 @@ func TestUpgrade(t *testing.T) {
 	if least := w.least(slicesBefore); least < slicesBefore {
 		t.Errorf("for a time there were only %d of %d ResourceSlices", least, slicesBefore)
 	}
-	wantUndisturbed(t, ns, "before", uuid)
-	deleteNamespace(t, ns)
-	checkNothingLeft(t)
+	wantDevice(t, ns, "before", uuid)
 }
 
-// TestNodeReboot cuts the node's power while pods run. They come back on the
-// same devices, with partitions and MPS started anew and with other device numbers.
+// TestNodeReboot cuts the power of the node while pods run, and checks that they come back on the same devices, with partitions and
+// MPS daemons made anew and other device numbers.
 func TestNodeReboot(t *testing.T) {
-	ns := namespace(t)
+	ns := reserveNode(t)
 	uuid := runningPartition(t, ns, "part")
-	apply(t, ns, claim("whole", wholeGPU, "")+podUsing("whole", "resourceClaimName: whole"))
+	apply(t, ns, claim("whole", wholeGPU, "")+podUsing("whole", "whole"))
 	waitRunning(t, ns, "whole")
 	shared := runningClient(t, ns, "share", mpsShare("10Gi", 25))
 	before := showMachine(t)
@@ -211,38 +199,33 @@ func TestNodeReboot(t *testing.T) {
 		t.Fatal("the boot id is the same as before")
 	}
 	if slices.EqualFunc(before.GPUs, after.GPUs, func(a, b simulatedGPU) bool { return a.Minor == b.Minor }) {
-		t.Error("the GPUs have the minor numbers of before, so this shows little")
+		t.Error("the GPUs have the same minor numbers as before, so the test shows little")
 	}
 	for _, pod := range []string{"part", "whole", "share"} {
 		waitRestarted(t, ns, pod)
 	}
-	now := migUUID.FindString(waitLog(t, ns, "part", "main", "MIG 1g.10gb"))
-	if now == uuid {
+	if now := migUUID.FindString(waitLog(t, ns, "part", "main", "MIG 1g.10gb")); now == uuid {
 		t.Errorf("the partition still is %s", uuid)
 	}
-	out := waitLog(t, ns, "share", "main", "ready")
-	wantAll(t, "the share", out, throughMPS, "limit 10240 MiB", shared)
+	wantAll(t, "the share", waitLog(t, ns, "share", "main", "ready"), throughMPS, "limit 10240 MiB", shared)
 	wantNodes(t, ns, "whole", after)
 	wantNodes(t, ns, "part", after)
-	deleteNamespace(t, ns)
-	checkNothingLeft(t)
 }
 
+// waitRestarted waits until the pod's container has been restarted and is ready.
 func waitRestarted(t *testing.T, ns, pod string) {
 	t.Helper()
-	var last string
-	err := wait.PollUntilContextTimeout(t.Context(), time.Second, rebootTimeout, true, func(ctx context.Context) (bool, error) {
+	eventually(t, "pod "+pod+" to be restarted", func(ctx context.Context) (bool, string) {
 		p, err := client.CoreV1().Pods(ns).Get(ctx, pod, metav1.GetOptions{})
-		last = fmt.Sprintf("phase %s (%v); events: %s", p.Status.Phase, err, strings.Join(events(ctx, ns, pod), " | "))
-		return slices.ContainsFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.RestartCount > 0 && s.Ready }), nil
+		if err != nil {
+			return false, err.Error()
+		}
+		return slices.ContainsFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.RestartCount > 0 && s.Ready }),
+			fmt.Sprintf("phase %s; events: %s", p.Status.Phase, strings.Join(events(ctx, ns, pod), " | "))
 	})
-	if err != nil {
-		t.Fatalf("pod %s did not come back within %s of the reboot; last seen: %s", pod, rebootTimeout, last)
-	}
 }
 
-// wantNodes compares the GPU's device node that the CDI spec of a claim names
-// with the number that the GPU has now.
+// wantNodes fails the test unless the CDI spec of a claim has the device node with the number that its GPU has now.
 func wantNodes(t *testing.T, ns, claimName string, machine simulated) {
 	t.Helper()
 	c, err := client.ResourceV1().ResourceClaims(ns).Get(t.Context(), claimName, metav1.GetOptions{})
@@ -250,9 +233,7 @@ func wantNodes(t *testing.T, ns, claimName string, machine simulated) {
 		t.Fatal(err)
 	}
 	device := c.Status.Allocation.Devices.Results[0].Device
-	i := slices.IndexFunc(machine.GPUs, func(g simulatedGPU) bool {
-		return strings.HasPrefix(device, "gpu-"+strings.NewReplacer(":", "-", ".", "-").Replace(g.PCIAddress))
-	})
+	i := slices.IndexFunc(machine.GPUs, func(g simulatedGPU) bool { return strings.HasPrefix(device, g.deviceName()) })
 	if i < 0 {
 		t.Fatalf("no GPU of the machine is %s", device)
 	}

@@ -15,16 +15,14 @@ import (
 
 // Paths in the container that a library in the style of HAMi-core expects.
 const (
-	interposerDir = "/usr/local/vgpu"
-	// interposerLibrary does not depend on the library's name on the host: a claim
-	// outlives a change of that name, and what its containers preload must not.
-	interposerLibrary = interposerDir + "/libvgpu.so"
-	interposerLocks   = "/tmp/vgpulock"
+	interposerDir   = "/usr/local/vgpu"
+	interposerLocks = "/tmp/vgpulock"
 )
 
 // PreloadText is the content of the file at Interposer.PreloadPath, which makes the
-// dynamic loader load the library into every program of the container.
-const PreloadText = interposerLibrary + "\n"
+// dynamic loader load the library into every program of the container. It does not
+// depend on the library's name on the host, which may change while the claim lives.
+const PreloadText = hook.InterposerLibrary + "\n"
 
 // Interposer loads a library into the programs of a container that holds them to
 // limits. The library numbers the GPUs that it sees from 0, which differs from one
@@ -92,11 +90,11 @@ func (i Interposer) Edits() (cdi.Edits, error) {
 	return cdi.Edits{
 		Env: env,
 		Mounts: []cdi.Mount{
-			{HostPath: i.Library, ContainerPath: interposerLibrary, ReadOnly: true},
+			{HostPath: i.Library, ContainerPath: hook.InterposerLibrary, ReadOnly: true},
 			{HostPath: i.PreloadPath(), ContainerPath: hook.PreloadFile, ReadOnly: true},
 			{HostPath: i.CacheDir(), ContainerPath: cache},
 			{HostPath: i.LocksDir(), ContainerPath: interposerLocks},
 		},
-		Hooks: []cdi.Hook{{Path: i.Hook, Args: []string{filepath.Base(i.Hook), hook.Command, "--software-limits"}}},
+		Hooks: []cdi.Hook{{Path: i.Hook, Args: []string{filepath.Base(i.Hook), hook.Command, "--" + hook.SoftwareLimitsFlag}}},
 	}, nil
 }

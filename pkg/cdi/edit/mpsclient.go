@@ -67,7 +67,7 @@ func (c MPSClient) Edits() (cdi.Edits, error) {
 			{HostPath: c.ShmDir, ContainerPath: shmInContainer},
 		},
 		Hooks: []cdi.Hook{{Path: c.Hook, Args: []string{
-			filepath.Base(c.Hook), hook.Command, "--control", filepath.Join(c.PipeDir, "control"), "--session", c.Session,
+			filepath.Base(c.Hook), hook.Command, "--" + hook.ControlFlag, filepath.Join(c.PipeDir, "control"), "--" + hook.SessionFlag, c.Session,
 		}}},
 	}, nil
 }

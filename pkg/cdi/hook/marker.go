@@ -6,6 +6,9 @@ package hook
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
+	"slices"
+	"strings"
 )
 
 // A container has a variable for each device that was added to it, or one for several
@@ -20,13 +23,54 @@ const (
 	DirectMarkerPrefix = "PARTAGE_GPU_"
 )
 
-// PreloadFile is where the dynamic loader looks up what to load into every program of
-// a container.
-const PreloadFile = "/etc/ld.so.preload"
-
 // Marker returns the name of the variable for an owner. Variables of different owners
 // have different names: of two with one name, a container would have the last only.
 func Marker(prefix, owner string) string {
 	sum := sha256.Sum256([]byte(owner))
 	return prefix + hex.EncodeToString(sum[:4])
+}
+
+// CheckMarkers refuses devices that one container cannot have, by the variables of
+// all of them: a client of MPS sees the devices of one session only, and limits in
+// software are for all devices of a container.
+func CheckMarkers(env []string) error {
+	var (
+		sessions = valuesOf(env, MPSMarkerPrefix)
+		limited  = valuesOf(env, LimitsMarkerPrefix)
+		direct   = valuesOf(env, DirectMarkerPrefix)
+		others   = slices.Concat(limited, direct)
+	)
+	switch {
+	case len(sessions) > 1:
+		return fmt.Errorf("this container has %d MPS shares, of %s: a process can be a client of one MPS share only: "+
+			"give each container one, or ask for one share with the sum", len(sessions), list(sessions))
+	case len(sessions) == 1 && len(others) > 0:
+		return fmt.Errorf("this container is a client of the MPS session %s and also has %s: "+
+			"CUDA shows a client of MPS the devices of its session only: "+
+			"give them different containers", sessions[0], list(others))
+	case len(limited) > 1:
+		return fmt.Errorf("this container has %d shares with limits in software, %s: the limits of one would be for all: "+
+			"give each container one, or ask for one share with the sum", len(limited), list(limited))
+	case len(limited) == 1 && len(direct) > 0:
+		return fmt.Errorf("this container has %s with limits in software and also %s: the limits would be for all of them: "+
+			"give them different containers", limited[0], list(direct))
+	}
+	return nil
+}
+
+// valuesOf returns the values of the variables whose names start with the prefix. A
+// container that lists the same variable more than once has one of it.
+func valuesOf(env []string, prefix string) []string {
+	var names, values []string
+	for _, variable := range env {
+		name, value, _ := strings.Cut(variable, "=")
+		if strings.HasPrefix(name, prefix) && !slices.Contains(names, name) {
+			names, values = append(names, name), append(values, value)
+		}
+	}
+	return values
+}
+
+func list(values []string) string {
+	return strings.Join(slices.Compact(slices.Sorted(slices.Values(values))), ", ")
 }

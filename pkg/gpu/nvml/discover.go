@@ -23,22 +23,22 @@ import (
 // MIG-capable GPU and changes nothing. GPUs are read at the same time, so that
 // any number of them that hang cost no more than one.
 func (c *Client) Discover(ctx context.Context) (*gpu.Node, error) {
-	lib, err := c.session()
+	lib, err := c.library()
 	if err != nil {
 		return nil, err
 	}
 	node := &gpu.Node{GPUs: []gpu.GPU{}}
-	node.DriverVersion, err = get(ctx, c.system(), "nvmlSystemGetDriverVersion", lib.SystemGetDriverVersion)
+	node.DriverVersion, err = get(ctx, c.lanes.system(), "nvmlSystemGetDriverVersion", lib.SystemGetDriverVersion)
 	if err != nil {
 		return nil, err
 	}
-	cuda, err := optional(get(ctx, c.system(), "nvmlSystemGetCudaDriverVersion_v2", lib.SystemGetCudaDriverVersion_v2))
+	cuda, err := optional(get(ctx, c.lanes.system(), "nvmlSystemGetCudaDriverVersion_v2", lib.SystemGetCudaDriverVersion_v2))
 	if err != nil {
 		return nil, err
 	}
 	node.CUDAVersion = gpu.Version{Major: cuda / 1000, Minor: cuda % 1000 / 10}
 
-	count, err := get(ctx, c.system(), "nvmlDeviceGetCount_v2", lib.DeviceGetCount)
+	count, err := get(ctx, c.lanes.system(), "nvmlDeviceGetCount_v2", lib.DeviceGetCount)
 	if err != nil {
 		return nil, err
 	}
@@ -86,55 +86,6 @@ func (c *Client) discoverGPU(ctx context.Context, lib nvml.Interface, index int)
 	}
 	c.readTopology(ctx, &g)
 	return g, nil
-}
-
-// checkProfiles refuses a GPU that had more MIG profiles earlier in this session:
-// a driver in trouble says "not supported" of what it cannot tell, and devices that
-// claims have would not be published any more.
-func (c *Client) checkProfiles(g *gpu.GPU) error {
-	now := 0
-	if g.MIG != nil {
-		now = len(g.MIG.Profiles)
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if before := c.profiles[g.PCIAddress]; now < before {
-		return &gpu.Error{
-			Call: "nvmlDeviceGetMigMode and nvmlDeviceGetGpuInstancePossiblePlacements_v2", PCIAddress: g.PCIAddress,
-			Text: fmt.Sprintf("%d MIG profiles are supported, %d were earlier", now, before),
-		}
-	}
-	if c.profiles != nil {
-		c.profiles[g.PCIAddress] = now
-	}
-	return nil
-}
-
-// locate finds the GPU with this index, and its handle. When it fails, all that
-// is known of the GPU is the address that was found earlier, if that.
-func (c *Client) locate(ctx context.Context, lib nvml.Interface, index int) (nvml.Device, gpu.GPU, error) {
-	l := c.indexLane(index)
-	earlier := gpu.GPU{PCIAddress: l.pci}
-	dev, err := get(ctx, l, "nvmlDeviceGetHandleByIndex_v2", func() (nvml.Device, nvml.Return) {
-		return lib.DeviceGetHandleByIndex(index)
-	})
-	if err != nil {
-		return nil, earlier, err
-	}
-	info, err := get(ctx, l, "nvmlDeviceGetPciInfo_v3", dev.GetPciInfo)
-	if err != nil {
-		return nil, earlier, err
-	}
-	pci, err := pciAddress(cString(info.BusId[:]))
-	if err != nil {
-		return nil, earlier, err
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.addresses != nil { // nil: closed meanwhile
-		c.addresses[index] = pci
-	}
-	return dev, gpu.GPU{PCIAddress: pci, PCIDeviceID: pciDeviceID(info.PciDeviceId)}, nil
 }
 
 // readIdentity reads what a GPU cannot be used without.

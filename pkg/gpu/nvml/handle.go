@@ -6,6 +6,7 @@ package nvml
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -13,9 +14,9 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
-// handle is what is kept of one GPU: NVML's handle, and the profiles, which do
-// not change while the driver runs. Finding a handle anew can take seconds when
-// many processes ask at once.
+// handle is what is cached of one GPU: NVML's handle, and the profiles, which do not
+// change while the driver runs. Looking a handle up can take seconds when many
+// processes do it at once.
 type handle struct {
 	pci  string
 	lane *lane
@@ -27,11 +28,11 @@ type handle struct {
 	ci map[uint32][]nvml.ComputeInstanceProfileInfo // by GPU instance profile id
 }
 
-// onGPU runs f on the GPU. If a cached handle turns out to be stale, for
-// example after a reset, f runs again on a new one; so whatever f does before
-// it meets a stale handle must be repeatable.
-func (c *Client) onGPU(ctx context.Context, pci string, f func(*handle) error) error {
-	h, cached, err := c.handle(ctx, pci)
+// onGPU runs f on the GPU. If a cached handle turns out to be stale, for example
+// after a reset, f runs again on a new one; so what f does before it meets a stale
+// handle must be repeatable.
+func (s *session) onGPU(ctx context.Context, pci string, f func(*handle) error) error {
+	h, cached, err := s.handle(ctx, pci)
 	if err != nil {
 		return err
 	}
@@ -39,8 +40,8 @@ func (c *Client) onGPU(ctx context.Context, pci string, f func(*handle) error) e
 	if !cached || !maybeStale(err) {
 		return err
 	}
-	c.forget(h)
-	fresh, _, findErr := c.handle(ctx, pci)
+	s.forget(h)
+	fresh, _, findErr := s.handle(ctx, pci)
 	if findErr != nil {
 		return errors.Join(err, findErr)
 	}
@@ -50,52 +51,114 @@ func (c *Client) onGPU(ctx context.Context, pci string, f func(*handle) error) e
 	return f(fresh)
 }
 
-// maybeStale tells whether an error may come from an outdated handle.
+// maybeStale reports whether an error may come from a stale handle.
 func maybeStale(err error) bool {
 	return errors.Is(err, gpu.ErrInvalid) || errors.Is(err, gpu.ErrLost) || errors.Is(err, gpu.ErrDriverNotLoaded)
 }
 
-func (c *Client) handle(ctx context.Context, pci string) (h *handle, cached bool, err error) {
-	lib, err := c.session()
+func (s *session) handle(ctx context.Context, pci string) (h *handle, cached bool, err error) {
+	lib, err := s.library()
 	if err != nil {
 		return nil, false, err
 	}
-	c.mu.Lock()
-	h = c.handles[pci]
-	c.mu.Unlock()
+	s.mu.Lock()
+	h = s.handles[pci]
+	s.mu.Unlock()
 	if h != nil {
 		return h, true, nil
 	}
-	dev, err := get(ctx, c.gpuLane(pci), "nvmlDeviceGetHandleByPciBusId_v2", func() (nvml.Device, nvml.Return) {
+	dev, err := get(ctx, s.lanes.gpu(pci), "nvmlDeviceGetHandleByPciBusId_v2", func() (nvml.Device, nvml.Return) {
 		return lib.DeviceGetHandleByPciBusId(pci)
 	})
 	if err != nil {
 		return nil, false, err
 	}
-	return c.remember(pci, dev), false, nil
+	return s.remember(pci, dev), false, nil
 }
 
-// remember caches the GPU's handle, with the profiles that are known already
-// if it is the one that was cached.
-func (c *Client) remember(pci string, dev nvml.Device) *handle {
-	fresh := &handle{pci: pci, lane: c.gpuLane(pci), dev: dev, ci: map[uint32][]nvml.ComputeInstanceProfileInfo{}}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.handles == nil {
+// remember caches the GPU's handle. If the handle was cached before, it keeps the
+// profiles that are known of it.
+func (s *session) remember(pci string, dev nvml.Device) *handle {
+	fresh := &handle{pci: pci, lane: s.lanes.gpu(pci), dev: dev, ci: map[uint32][]nvml.ComputeInstanceProfileInfo{}}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.handles == nil {
 		return fresh // closed meanwhile
 	}
-	if h := c.handles[pci]; h != nil && h.dev == dev {
+	if h := s.handles[pci]; h != nil && h.dev == dev {
 		return h
 	}
-	c.handles[pci] = fresh
+	s.handles[pci] = fresh
 	return fresh
 }
 
 // forget drops h unless another one has taken its place.
-func (c *Client) forget(h *handle) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.handles[h.pci] == h {
-		delete(c.handles, h.pci)
+func (s *session) forget(h *handle) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.handles[h.pci] == h {
+		delete(s.handles, h.pci)
 	}
+}
+
+// checkProfiles refuses a GPU that had more MIG profiles earlier in this session:
+// a driver in trouble says "not supported" of what it cannot tell, and devices that
+// claims have would not be published any more.
+func (s *session) checkProfiles(g *gpu.GPU) error {
+	now := 0
+	if g.MIG != nil {
+		now = len(g.MIG.Profiles)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if before := s.profiles[g.PCIAddress]; now < before {
+		return &gpu.Error{
+			Call: "nvmlDeviceGetMigMode and nvmlDeviceGetGpuInstancePossiblePlacements_v2", PCIAddress: g.PCIAddress,
+			Text: fmt.Sprintf("%d MIG profiles are supported, %d were earlier", now, before),
+		}
+	}
+	if s.profiles != nil {
+		s.profiles[g.PCIAddress] = now
+	}
+	return nil
+}
+
+// locate finds the GPU with this index, and its handle. When it fails, all that
+// is known of the GPU is the address that was found earlier, if that.
+func (s *session) locate(ctx context.Context, lib nvml.Interface, index int) (nvml.Device, gpu.GPU, error) {
+	l := s.indexLane(index)
+	earlier := gpu.GPU{PCIAddress: l.pci}
+	dev, err := get(ctx, l, "nvmlDeviceGetHandleByIndex_v2", func() (nvml.Device, nvml.Return) {
+		return lib.DeviceGetHandleByIndex(index)
+	})
+	if err != nil {
+		return nil, earlier, err
+	}
+	info, err := get(ctx, l, "nvmlDeviceGetPciInfo_v3", dev.GetPciInfo)
+	if err != nil {
+		return nil, earlier, err
+	}
+	pci, err := pciAddress(cString(info.BusId[:]))
+	if err != nil {
+		return nil, earlier, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.addresses != nil { // nil: closed meanwhile
+		s.addresses[index] = pci
+	}
+	return dev, gpu.GPU{PCIAddress: pci, PCIDeviceID: pciDeviceID(info.PciDeviceId)}, nil
+}
+
+// indexLane returns the lane for looking up the GPU with this index: the GPU's own
+// if the index was looked up before in this session, in which indexes do not move.
+// It is never the driver's: a GPU that cannot even be looked up would then hide all.
+func (s *session) indexLane(index int) *lane {
+	s.mu.Lock()
+	pci := s.addresses[index]
+	s.mu.Unlock()
+	if pci != "" {
+		return s.lanes.gpu(pci)
+	}
+	return s.lanes.get(fmt.Sprintf("index %d", index), "")
 }

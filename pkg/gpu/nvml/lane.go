@@ -17,8 +17,8 @@ import (
 )
 
 // lane is what calls can get stuck on together: one GPU, or the driver as a
-// whole. While a call that was left behind is out on it, no other is made
-// there: it would only cost another thread.
+// whole. While a call that was left behind is out, no other call is made on its
+// lane: it would only cost another thread.
 type lane struct {
 	pci   string // empty for what is no GPU, or not known to be one yet
 	limit time.Duration
@@ -37,14 +37,12 @@ func (l *lane) hung() *gpu.HungError {
 	return l.out[0]
 }
 
-// get makes one call of the library unless ctx is done or an earlier call is
-// out. Where the answer does not come within the limit, the call is left behind.
-// The end of ctx is no reason for that: whoever has lost interest must not keep
-// the GPU from others.
+// get makes one call of the library, unless ctx is done or an earlier call is
+// out. If it does not return within the limit it is left behind. The end of ctx is
+// no reason to leave it behind: that would keep the GPU from others.
 //
-// f runs in a goroutine of its own, since there is no other way to turn one's
-// back on it. It must not write to what its caller reads: the results go
-// through its return values.
+// f runs in a goroutine of its own, since a call cannot be cancelled. It must not
+// write to what its caller reads: results go through its return values.
 func get[T any](ctx context.Context, l *lane, call string, f func() (T, nvml.Return)) (T, error) {
 	var none T
 	if hung := l.hung(); hung != nil {
@@ -85,7 +83,7 @@ func do(ctx context.Context, l *lane, call string, f func() nvml.Return) error {
 	return err
 }
 
-// leave notes that a call is out until wait returns.
+// leave records that a call is out until wait returns.
 func (l *lane) leave(ctx context.Context, call string, since time.Time, wait func() nvml.Return) error {
 	done := make(chan struct{})
 	hung := &gpu.HungError{Call: call, PCIAddress: l.pci, Since: since, Done: done}
@@ -106,43 +104,37 @@ func (l *lane) leave(ctx context.Context, call string, since time.Time, wait fun
 	return hung
 }
 
-// lane returns the lane of this name, "" being the driver as a whole.
-func (c *Client) lane(name, pci string) *lane {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	l := c.lanes[name]
-	if l == nil {
-		l = &lane{pci: pci, limit: c.callLimit}
-		c.lanes[name] = l
-	}
-	return l
+// lanes are all lanes of a client, by name. Unlike handles they outlive a session.
+type lanes struct {
+	mu     sync.Mutex
+	limit  time.Duration // of calls
+	byName map[string]*lane
 }
 
-func (c *Client) system() *lane { return c.lane("", "") }
-
-// gpuLane serves everything that names the GPU.
-func (c *Client) gpuLane(pci string) *lane { return c.lane(pci, pci) }
-
-// indexLane serves the look-up of the GPU with this index: the GPU's lane where
-// the index was looked up before in this session, in which indexes do not move.
-// It is never the driver's, or one GPU that cannot even be looked up would hide
-// all.
-func (c *Client) indexLane(index int) *lane {
-	c.mu.Lock()
-	pci := c.addresses[index]
-	c.mu.Unlock()
-	if pci != "" {
-		return c.gpuLane(pci)
+// get returns the lane of this name. pci is the GPU's address, if it is known.
+func (l *lanes) get(name, pci string) *lane {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	found := l.byName[name]
+	if found == nil {
+		found = &lane{pci: pci, limit: l.limit}
+		l.byName[name] = found
 	}
-	return c.lane(fmt.Sprintf("index %d", index), "")
+	return found
 }
+
+// system returns the lane of the driver as a whole.
+func (l *lanes) system() *lane { return l.get("", "") }
+
+// gpu returns the lane of everything that names the GPU.
+func (l *lanes) gpu(pci string) *lane { return l.get(pci, pci) }
 
 // hung returns a call that is out anywhere, or nil.
-func (c *Client) hung() *gpu.HungError {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, l := range c.lanes {
-		if hung := l.hung(); hung != nil {
+func (l *lanes) hung() *gpu.HungError {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, lane := range l.byName {
+		if hung := lane.hung(); hung != nil {
 			return hung
 		}
 	}

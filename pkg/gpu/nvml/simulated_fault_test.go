@@ -51,10 +51,10 @@ const oneSlice = 19 // 1g.10gb
 // call may be under way.
 func impatient(c *Client) (restore func()) {
 	set := func(limit time.Duration) {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.callLimit = limit
-		for _, l := range c.lanes {
+		c.lanes.mu.Lock()
+		defer c.lanes.mu.Unlock()
+		c.lanes.limit = limit
+		for _, l := range c.lanes.byName {
 			l.limit = limit
 		}
 	}
@@ -175,13 +175,13 @@ func hangAndReturn(t *testing.T, c *Client, file *state.File, call string, metho
 	}()
 	waitUntilStruck(t, file, fault, result)
 	err := <-result
-	hung := c.hung()
+	hung := c.lanes.hung()
 	if hung == nil || !errors.Is(err, gpu.ErrHung) {
 		t.Fatalf("returned %v, out is %v", err, hung)
 	}
 	restore()
 	removeFault(t, file, fault)
-	for ; hung != nil; hung = c.hung() {
+	for ; hung != nil; hung = c.lanes.hung() {
 		<-hung.Done
 	}
 	if err := c.Open(t.Context()); err != nil {
@@ -243,7 +243,7 @@ func TestSimulatedDiscoveryWithHungGPUs(t *testing.T) {
 		}
 	}
 	update(t, file, func(m *machine.Machine) { m.Faults = nil })
-	for out := c.hung(); out != nil; out = c.hung() {
+	for out := c.lanes.hung(); out != nil; out = c.lanes.hung() {
 		<-out.Done
 	}
 	if node, err := c.Discover(t.Context()); err != nil || len(node.GPUs) != len(m.GPUs) {

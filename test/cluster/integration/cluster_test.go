@@ -3,7 +3,7 @@
 
 //go:build cluster
 
-// Package integration brings a real cluster up and down and looks for what it left. It needs root:
+// Package integration brings a real cluster up and down and checks that nothing of it is left. It needs root:
 //
 //	go test -tags cluster ./integration
 package integration
@@ -32,14 +32,16 @@ import (
 	"github.com/partage-dev/partage/test/cluster/internal/poll"
 )
 
-// A cluster of its own name, beside one that a developer may have up.
+// name differs from that of a cluster that a developer may have up.
 const name = "selftest"
 
+// program is a freshly built cluster command and the cluster that it runs.
 type program struct {
 	path string
 	c    layout.Cluster
 }
 
+// setup builds the command and ends a cluster that an earlier run left.
 func setup(t *testing.T) program {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -87,27 +89,33 @@ func (p program) kubectl(t *testing.T, args ...string) string {
 	return p.must(t, append([]string{"run", "--", "kubectl"}, args...)...)
 }
 
-// machine is what a cluster could leave on the machine.
-type machine struct {
+// leftovers is everything that a cluster could leave on the machine.
+type leftovers struct {
 	Mounts, Devices, Groups, Processes, Files []string
 }
 
-func look(t *testing.T, c layout.Cluster) machine {
+// find looks for what is on the machine now. Other programs may mount and unmount elsewhere, or make network devices, at the same time.
+func find(t *testing.T, c layout.Cluster) leftovers {
 	t.Helper()
-	var m machine
+	var m leftovers
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for line := range strings.Lines(string(mounts)) {
-		m.Mounts = append(m.Mounts, strings.Fields(line)[4])
+		point := strings.Fields(line)[4]
+		if slices.ContainsFunc([]string{c.Run(), "/etc", "/run", "/var", "/sys"}, func(dir string) bool { return strings.HasPrefix(point+"/", dir+"/") }) {
+			m.Mounts = append(m.Mounts, point)
+		}
 	}
 	devices, err := net.Interfaces()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, d := range devices {
-		m.Devices = append(m.Devices, d.Name)
+		if slices.Contains([]string{"node0", "cni0"}, d.Name) {
+			m.Devices = append(m.Devices, d.Name)
+		}
 	}
 	if m.Groups, err = cgroup.Find(c.ID()); err != nil {
 		t.Fatal(err)
@@ -130,25 +138,27 @@ func look(t *testing.T, c layout.Cluster) machine {
 	return m
 }
 
-func same(t *testing.T, before, after machine) {
+// wantSame fails the test if something was left, or taken away, that was not before.
+func wantSame(t *testing.T, before, after leftovers) {
 	t.Helper()
 	if diff := cmp.Diff(before, after); diff != "" {
 		t.Errorf("the machine has changed, -before +after:\n%s", diff)
 	}
 }
 
+// TestTwice brings a cluster up, uses it and brings it down, twice.
 func TestTwice(t *testing.T) {
 	p := setup(t)
-	before := look(t, p.c)
+	before := find(t, p.c)
 	for round := range 2 {
 		t.Run(fmt.Sprint("round ", round+1), func(t *testing.T) {
 			t.Log(p.must(t, "up"))
-			if len(look(t, p.c).Groups) == 0 {
+			if len(find(t, p.c).Groups) == 0 {
 				t.Error("the cluster has no control groups, so looking for them proves nothing")
 			}
 			use(t, p)
 			t.Log(p.must(t, "down"))
-			same(t, before, look(t, p.c))
+			wantSame(t, before, find(t, p.c))
 		})
 	}
 	if out := p.must(t, "down"); !strings.Contains(out, "is not up") {
@@ -156,6 +166,7 @@ func TestTwice(t *testing.T) {
 	}
 }
 
+// use checks the commands that work while a cluster is up, and that pods run in it.
 func use(t *testing.T, p program) {
 	t.Helper()
 	if out := p.must(t, "up"); !strings.Contains(out, "is up already") {
@@ -200,7 +211,7 @@ func use(t *testing.T, p program) {
 	p.must(t, "run", "--", "helm", "uninstall", "trial", "--wait")
 }
 
-// restarts: a component that dies is started again, and its pods stay.
+// restarts checks that a component that dies is restarted and that the node becomes ready again.
 func restarts(t *testing.T, p program) {
 	t.Helper()
 	p.must(t, "run", "--", "sh", "-c", "kill -KILL $(pidof kubelet)")
@@ -215,10 +226,10 @@ func restarts(t *testing.T, p program) {
 	p.kubectl(t, "wait", "--for=condition=Ready", "node", "--all", "--timeout=60s")
 }
 
-// A cluster whose command is killed while it starts ends by itself; down and up clean up after it.
+// TestKilled checks that a cluster whose command is killed while it starts ends by itself, and that down removes what it left.
 func TestKilled(t *testing.T) {
 	p := setup(t)
-	before := look(t, p.c)
+	before := find(t, p.c)
 	for _, sig := range []unix.Signal{unix.SIGKILL, unix.SIGINT} {
 		t.Run(unix.SignalName(sig), func(t *testing.T) {
 			cmd := p.command("up")
@@ -227,7 +238,7 @@ func TestKilled(t *testing.T) {
 			}
 			log := p.c.Log("kube-apiserver")
 			if err := poll.Until(context.Background(), time.Minute, "the API server to start", func(context.Context) error {
-				if !slices.ContainsFunc(look(t, p.c).Processes, func(s string) bool { return strings.HasPrefix(s, "kube-apiserver") }) {
+				if !slices.ContainsFunc(find(t, p.c).Processes, func(s string) bool { return strings.HasPrefix(s, "kube-apiserver") }) {
 					return fmt.Errorf("not yet, see %s", log)
 				}
 				return nil
@@ -238,20 +249,20 @@ func TestKilled(t *testing.T) {
 				t.Fatal(err)
 			}
 			if err := cmd.Wait(); err == nil {
-				t.Error("up was a success")
+				t.Error("up succeeded")
 			}
 			if sig == unix.SIGKILL {
 				p.must(t, "down")
 			}
-			same(t, before, look(t, p.c))
+			wantSame(t, before, find(t, p.c))
 		})
 	}
 }
 
-// What cannot work fails with the reason, and leaves nothing.
+// TestRefused checks that what cannot work fails with the reason and leaves nothing.
 func TestRefused(t *testing.T) {
 	p := setup(t)
-	before := look(t, p.c)
+	before := find(t, p.c)
 	for want, args := range map[string][]string{
 		"unrecognized feature gate": {"up", "--feature-gates", "NoSuchGate=true"},
 		"make build":                {"up", "--machine", "any"},
@@ -264,5 +275,5 @@ func TestRefused(t *testing.T) {
 			t.Errorf("%v: %v, want %q in\n%s", args, err, want, out)
 		}
 	}
-	same(t, before, look(t, p.c))
+	wantSame(t, before, find(t, p.c))
 }

@@ -8,7 +8,7 @@
 // those that its "except" map names.
 //
 //   - measured: seen on the real board, or in a transcript of a tool run on the
-//     real board that somebody published (the file's comment says which);
+//     real board that was published (the file's comment says which);
 //   - documented: NVIDIA's documentation says so;
 //   - assumed: an inference, most often from a similar board.
 //

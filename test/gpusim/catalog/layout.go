@@ -22,7 +22,7 @@ type Instance struct {
 // where they start.
 type Layout []Instance
 
-// Legal tells whether the GPU can hold all instances of a layout at once; the
+// Legal reports whether the GPU can hold all instances of a layout at once; the
 // error says which rule it breaks. It knows the hardware's rules only and
 // nothing of counters or slices, so that tests can hold a driver's accounting
 // against it:

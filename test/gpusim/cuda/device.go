@@ -40,7 +40,7 @@ const (
 	ModeExclusiveProcess = 3
 )
 
-// Holds tells whether the process holds this device.
+// Holds reports whether the process holds this device.
 func (d Device) Holds(p machine.Process) bool {
 	return p.GPU == d.GPU && p.InstanceID == d.Instance && p.ComputeID == d.Compute
 }

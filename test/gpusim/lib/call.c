@@ -88,13 +88,13 @@ static int works_when_lost(const char *function)
 	return 0;
 }
 
-// reports_after tells whether the call happens and something else is reported.
+// reports_after reports whether the call happens and something else is reported.
 static int reports_after(const struct verdict *v)
 {
 	return v->fault.effect == GS_FAIL_AFTER || v->fault.effect == GS_KILL_AFTER;
 }
 
-// instead does what the fault wants in place of the call, and tells whether it
+// instead does what the fault wants in place of the call, and reports whether it
 // wanted that.
 static int instead(struct call *call)
 {

@@ -23,7 +23,7 @@ struct call {
 	struct verdict *verdict; // NULL: nothing happens to this call
 };
 
-// call_begins tells whether the model is to run. Else the result is there. It
+// call_begins reports whether the model is to run. Else the result is there. It
 // may take long, or kill the process. call_ends must follow.
 int call_begins(struct call *call);
 void call_ends(struct call *call);

@@ -90,7 +90,7 @@ const struct gs_ci_profile *ci_profile_by_id(const struct gs_profile *p, uint32_
 struct gs_instance *instance_by_id(struct gs_gpu *gpu, uint32_t id);
 struct gs_compute *compute_by_id(struct gs_instance *in, uint32_t id);
 
-// held tells whether a process holds the GPU (instance and compute -1: anything
+// held reports whether a process holds the GPU (instance and compute -1: anything
 // of it), a GPU instance (compute -1), or a compute instance.
 int held(const struct gs_machine *m, int gpu, int instance, int compute);
 uint64_t memory_in_use(const struct gs_machine *m, int gpu, int instance);

@@ -28,7 +28,7 @@ struct mode_change {
 };
 
 // set_mode decides what the driver does at once. The call itself succeeds even
-// where the mode did not change; the activation status tells.
+// where the mode did not change; the activation status says so.
 static nvmlReturn_t set_mode(struct gs_machine *m, void *arg)
 {
 	struct mode_change *c = arg;

@@ -7,7 +7,7 @@
 
 #include "lib.h"
 
-// matches tells whether a process is on the device of the target.
+// matches reports whether a process is on the device of the target.
 static int matches(const struct gs_process *p, const struct target *t)
 {
 	if (p->gpu != t->index)

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Waiting, without the process's lock. Who waits for something of the state
-// opens it anew, by its path: nvmlShutdown in another thread then takes nothing
+// opens it again, by its path: nvmlShutdown in another thread then takes nothing
 // away, and threads of a process exclude each other like processes.
 
 #ifndef GPUSIM_WAIT_H

@@ -114,8 +114,8 @@ func holdGPU(lib nvml.Interface) error {
 	return fmt.Errorf("the call ended: %w", ret)
 }
 
-// TestHeldGPU: a process that holds one GPU for ever holds up nobody on another
-// GPU, and nobody at all once it is killed.
+// TestHeldGPU: a process that holds one GPU for ever delays no call on another GPU,
+// and none at all once it is killed.
 func TestHeldGPU(t *testing.T) {
 	r := newRoot(t, machineOf(h100(0), h100(1)))
 	lib := r.open()
@@ -154,7 +154,7 @@ func TestHeldGPU(t *testing.T) {
 	wants(t, "the GPU that was held", <-call, nvml.SUCCESS)
 }
 
-// held tells whether a call has the GPU for itself. The lock is that of a byte
+// held reports whether a call has the GPU for itself. The lock is that of a byte
 // of the state file, one for each GPU after the first byte, which is the
 // writers'.
 func held(t *testing.T, r *root, gpu int) bool {

@@ -180,7 +180,7 @@ func TestPermissionsOfUsers(t *testing.T) {
 	}
 }
 
-// asUser makes a helper run as somebody who is not root.
+// asUser makes a helper run as a user other than root.
 func asUser(t *testing.T, cmd *exec.Cmd, lib string) *exec.Cmd {
 	t.Helper()
 	// A user can neither enter the test's temporary folders nor run the test

@@ -215,7 +215,7 @@ type Process struct {
 	Owner uint64
 
 	// Pipe, Status and Fault are about MPS servers. Pipe is the folder of the
-	// server's control daemon, as the server sees it. Whoever sets Fault makes the
+	// server's control daemon, as the server sees it. Setting Fault makes the
 	// server do what it does when a client has a fatal fault on this GPU.
 	Pipe   string
 	Status MPSStatus

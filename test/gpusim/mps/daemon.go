@@ -202,7 +202,7 @@ func (d *Daemon) watch() {
 	}
 }
 
-// gone tells whether the machine has been rebooted or removed.
+// gone reports whether the machine has been rebooted or removed.
 func gone(f *state.File, boot string) bool {
 	id, err := f.BootID()
 	in, placeErr := f.InPlace()

@@ -35,7 +35,7 @@ func TestDaemonInBackground(t *testing.T) {
 	if out, exit := n.run(n.command(as{}, n.controlProgram(), "-d")); out != "An instance of this daemon is already running" || exit != 1 {
 		t.Errorf("a second daemon: %q, exit code %d", out, exit)
 	}
-	// Who only looks whether somebody listens does no harm.
+	// A client that only checks for a listener does no harm.
 	if c, err := net.Dial("unix", filepath.Join(n.pipe, "control")); err != nil {
 		t.Error(err)
 	} else {

@@ -148,7 +148,7 @@ func received(rights []byte) (*net.UnixConn, error) {
 	return nil, errors.New("no connection of a client came with the message")
 }
 
-// peer tells who is at the other end of a connection. The process id is 0 where
+// peer returns the process at the other end of a connection. The process id is 0 where
 // it has none in this PID namespace.
 func peer(c *net.UnixConn) (pid, uid int, err error) {
 	raw, err := c.SyscallConn()

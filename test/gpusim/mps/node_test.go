@@ -346,7 +346,7 @@ func (n *node) kill(pid int) {
 	n.eventually("a killed process is gone", func() bool { return !alive(pid) })
 }
 
-// alive tells whether there is a process that is not a zombie with all its threads.
+// alive reports whether there is a process that is not a zombie with all its threads.
 func alive(pid int) bool {
 	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {

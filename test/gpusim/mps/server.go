@@ -128,7 +128,7 @@ func serverDevices(m *machine.Machine, root string) ([]cuda.Device, error) {
 	return devices, nil
 }
 
-// start makes the server's contexts and tells the daemon.
+// start makes the server's contexts and reports to the daemon.
 func (s *Server) start() (err error) {
 	if s.owner, err = s.state.Own(); err != nil {
 		return err
@@ -224,7 +224,7 @@ func (s *Server) end() {
 	}
 }
 
-// watch ends the server with the machine, and has the faults that somebody wants.
+// watch ends the server with the machine, and has the faults that were asked for.
 func (s *Server) watch() {
 	for range time.Tick(poll) {
 		if gone(s.state, s.boot) {

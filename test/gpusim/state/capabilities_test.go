@@ -87,7 +87,7 @@ func TestCapabilitiesThatFail(t *testing.T) {
 	}
 }
 
-// TestCapabilitiesThatStay: while one instance comes, nobody finds the files of
+// TestCapabilitiesThatStay: while one instance comes, no process finds the files of
 // another one empty.
 func TestCapabilitiesThatStay(t *testing.T) {
 	path, f := create(t, full())

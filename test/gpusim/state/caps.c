@@ -65,7 +65,7 @@ static int make_dirs(const char *path)
 	return 0;
 }
 
-// says tells whether a file has exactly this content.
+// says reports whether a file has exactly this content.
 static int says(const char *path, const char *text, size_t length)
 {
 	char present[128];
@@ -226,7 +226,7 @@ static int write_common(const char *dir, const struct gs_machine *m)
 	return err;
 }
 
-// same_gpus tells whether the machines have the same GPUs under the same
+// same_gpus reports whether the machines have the same GPUs under the same
 // minors, so that only instances can differ.
 static int same_gpus(const struct gs_machine *a, const struct gs_machine *b)
 {

@@ -14,8 +14,8 @@ static int named(const struct gs_counter *c, const char *name)
 	return atomic_load_explicit(&c->state, memory_order_acquire) == GS_COUNTER_NAMED && strcmp(c->name, name) == 0;
 }
 
-// take makes a free counter that of name. Whoever dies in between leaves a
-// counter that nobody uses.
+// take makes a free counter that of name. A process that dies in between leaves an
+// unused counter.
 static int take(struct gs_counter *c, const char *name)
 {
 	uint32_t expected = GS_COUNTER_FREE;

@@ -24,7 +24,7 @@ func AddFault(m *machine.Machine, f machine.Fault) int {
 	return f.ID
 }
 
-// RemoveFault removes a fault from the machine's list, and tells whether it was
+// RemoveFault removes a fault from the machine's list, and reports whether it was
 // there.
 func RemoveFault(m *machine.Machine, id int) bool {
 	for i := range m.Faults {

@@ -58,7 +58,7 @@ func FindFor(self string) (Location, error) {
 	return l, nil
 }
 
-// IsCharDevice tells whether path is a character device, by the same test that
+// IsCharDevice reports whether path is a character device, by the same test that
 // the library uses for what a process can see.
 func IsCharDevice(path string) bool {
 	name := C.CString(path)

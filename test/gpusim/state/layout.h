@@ -74,7 +74,7 @@ struct gs_profile {
 	struct gs_ci_profile ci_profiles[GS_MAX_CI_PROFILES];
 };
 
-// A serial is given once and never again. It tells an instance from a later
+// A serial is given once and never again. It distinguishes an instance from a later
 // one with the same id, so that old handles are recognised.
 struct gs_compute {
 	uint64_t serial;
@@ -133,7 +133,7 @@ struct gs_gpu {
 };
 
 // An entry with an owner is there as long as the process that keeps it: see
-// gs_own. One without is there until somebody removes it.
+// gs_own. One without stays until it is removed.
 struct gs_process {
 	char name[GS_LONG_NAME];
 	char pipe[GS_PIPE]; // MPS: the folder of its control daemon
@@ -145,7 +145,7 @@ struct gs_process {
 	int32_t compute_id;
 	int32_t kind;   // machine.ProcessKind
 	int32_t status; // machine.MPSStatus
-	int32_t fault;  // somebody wants the MPS server to have a fault
+	int32_t fault;  // the MPS server is to have a fault
 	int32_t unused;
 };
 
@@ -163,7 +163,7 @@ enum gs_effect {
 	GS_EFFECTS,
 };
 
-// The serial tells a fault from a later one with the same id. The calls are
+// The serial distinguishes a fault from a later one with the same id. The calls are
 // counted in fault_counts[serial % GS_FAULT_COUNTS] of the file; live faults
 // never share one, and a place that becomes free rests for long, so that a slow
 // caller does not add to the count of another fault.

@@ -40,7 +40,7 @@ int gs_own(struct gs_handle *h)
 	return 0;
 }
 
-// lives tells whether somebody has the owner's byte locked. When that cannot be
+// lives reports whether a process has the owner's byte locked. When that cannot be
 // told, it does: nothing is lost then.
 static int lives(const struct gs_handle *h, uint64_t owner)
 {

@@ -31,7 +31,7 @@ func (f *File) Own() (uint64, error) {
 	return owner, err
 }
 
-// WantedFaults are the GPUs on which somebody wants the owner's MPS server to
+// WantedFaults returns the GPUs on which the owner's MPS server is to
 // have a fault (machine.Process.Fault).
 func (f *File) WantedFaults(owner uint64) ([]int, error) {
 	var gpus []int
@@ -59,8 +59,8 @@ func (f *File) BootID() (string, error) {
 	return id, err
 }
 
-// InPlace tells whether the file is still the one at its path. It is not after
-// the machine was made anew or removed.
+// InPlace reports whether the file is still the one at its path. It is not after
+// the machine was made again or removed.
 func (f *File) InPlace() (bool, error) {
 	name := C.CString(f.path)
 	defer C.free(unsafe.Pointer(name))

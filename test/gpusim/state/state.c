@@ -22,7 +22,7 @@ const char *gs_strerror(int err)
 {
 	switch (err) {
 	case GS_ELAYOUT:
-		return "the file was written by another version of the simulator; make the machine anew";
+		return "the file was written by another version of the simulator; make the machine again";
 	case GS_EMAGIC:
 		return "not a gpusim state file";
 	}

@@ -178,7 +178,7 @@ func (f *File) Update(change func(*machine.Machine) error) error {
 	})
 }
 
-// SyncCapabilities writes all capability files anew from the present machine,
+// SyncCapabilities rewrites all capability files from the present machine,
 // as after something else removed them. It does nothing for a state file that
 // is not in a root.
 func (f *File) SyncCapabilities() error {

@@ -63,7 +63,7 @@ uint64_t gs_generation(const struct gs_handle *h);
 // no lock and never waits for a writer.
 uint64_t gs_read(const struct gs_handle *h, struct gs_machine *out);
 
-// gs_still tells whether the machine of a generation is the one in use, so that
+// gs_still reports whether the machine of a generation is the one in use, so that
 // what was read of it is consistent.
 int gs_still(const struct gs_handle *h, uint64_t generation);
 
@@ -90,21 +90,21 @@ void gs_drop_dead(const struct gs_handle *h, struct gs_machine *m);
 // gs_repair takes the lock if the last writer died, and repairs.
 int gs_repair(struct gs_handle *h);
 
-// gs_sync_capabilities writes all capability files anew, under the lock.
+// gs_sync_capabilities rewrites all capability files, under the lock.
 int gs_sync_capabilities(struct gs_handle *h);
 
 // gs_capabilities_follow brings the files below folder dir from the machine
 // before (NULL: unknown, look at the disk) to the machine after.
 int gs_capabilities_follow(const char *dir, const struct gs_machine *before, const struct gs_machine *after);
 
-// gs_in_place tells whether path still is the file that is open.
+// gs_in_place reports whether path still is the file that is open.
 int gs_in_place(const struct gs_handle *h, const char *path);
 
 // gs_boot_id copies the boot id of the machine.
 void gs_boot_id(const struct gs_handle *h, char out[GS_NAME]);
 
-// gs_wanted_faults has a bit for each GPU on which somebody wants the owner's MPS
-// server to have a fault.
+// gs_wanted_faults has a bit for each GPU on which the owner's MPS
+// server is to have a fault.
 uint32_t gs_wanted_faults(const struct gs_handle *h, uint64_t owner);
 
 // gs_lock_gpu waits until no other handle holds the GPU, and holds it until
@@ -130,7 +130,7 @@ void gs_fault_struck(struct gs_handle *h, uint64_t serial);
 void gs_fault_counts(const struct gs_handle *h, uint64_t serial, uint64_t *seen, uint64_t *struck);
 void gs_fault_start(struct gs_handle *h, uint64_t serial); // at 0
 
-// gs_fault_hangs tells whether the fault is still there and makes calls hang.
+// gs_fault_hangs reports whether the fault is still there and makes calls hang.
 int gs_fault_hangs(const struct gs_handle *h, uint64_t serial);
 
 // gs_strike counts the call and returns the fault in m that decides about it, or

@@ -47,7 +47,7 @@ func (f *File) Strike(function string, gpus ...int) (*Strike, error) {
 	return strike, err
 }
 
-// Hangs tells whether calls that the fault struck are to hang still.
+// Hangs reports whether calls that the fault struck are to hang still.
 func (f *File) Hangs(s *Strike) (bool, error) {
 	hangs := false
 	err := f.use(func(h *C.struct_gs_handle) error {

@@ -65,7 +65,7 @@ func majorsOf(root string) (majors, error) {
 	return n, nil
 }
 
-// devices makes the character nodes. Nodes of capabilities appear when somebody
+// devices makes the character nodes. Nodes of capabilities appear when a process
 // asks for them, as on a real machine; only the two that are always there exist
 // from the start.
 func devices(t *tree, m *machine.Machine, n majors) {

@@ -101,7 +101,7 @@ func capability(minor, mode int) string {
 	return lines(fmt.Sprintf("DeviceFileMinor: %d", minor), fmt.Sprintf("DeviceFileMode: %d", mode), "DeviceFileModify: 1")
 }
 
-// informations writes what the driver tells about each GPU.
+// informations writes the driver's file about each GPU.
 func informations(t *tree, m *machine.Machine) {
 	for i := range m.GPUs {
 		g := &m.GPUs[i]

@@ -29,7 +29,7 @@ type RebootOptions struct {
 // takes effect, and is off on the others. A GPU that was lost or needed a reset
 // is well again. Faults and latencies stay.
 //
-// The boot id in the files changes last: whoever reads the new one finds that
+// The boot id in the files changes last: a process that reads the new one finds that
 // all else is new too. A reboot that failed in between is completed by the next.
 func Reboot(root string, o RebootOptions) error {
 	root, err := filepath.Abs(root)
@@ -74,7 +74,7 @@ func bootFiles(root string, m *machine.Machine, o RebootOptions) error {
 		if t.err != nil {
 			return t.err
 		}
-		// Nodes of capabilities that somebody made have the old major.
+		// Nodes of capabilities that were made have the old major.
 		if err := t.sweep("dev"); err != nil {
 			return err
 		}

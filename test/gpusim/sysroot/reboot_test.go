@@ -193,7 +193,7 @@ func nodesOf(t *testing.T, root string) map[string]string {
 }
 
 // Instances that are made after a renumbering reboot have their capabilities
-// under the new minor, also in files that are written anew.
+// under the new minor, also in files that are rewritten.
 func TestRenewKeepsNumbers(t *testing.T) {
 	root := t.TempDir()
 	assets := fakeAssets(t)

@@ -79,7 +79,7 @@ func triplet() string {
 	return "x86_64-linux-gnu"
 }
 
-// Create makes the root for a machine, or makes an existing root anew, with the
+// Create makes the root for a machine, or makes an existing root again, with the
 // machine as given; what an earlier machine left is removed. Files are replaced
 // by renaming, so that a reader sees the old or the new one.
 //
@@ -99,7 +99,7 @@ func Create(root string, m *machine.Machine, a Assets) error {
 	return build(root, m, firstMajors, a)
 }
 
-// Renew writes the files of an existing root anew and keeps its machine as it
+// Renew rewrites the files of an existing root and keeps its machine as it
 // is, instances included. It serves after the assets were built again. Processes
 // that have the old library loaded keep it.
 func Renew(root string, a Assets) error {

@@ -33,6 +33,7 @@ const (
 	nodeFlag    = "node-name"
 	gatesFlag   = "feature-gates"
 	runtimeFlag = "runtime-config"
+	syncFlag    = "sync-frequency"
 )
 
 // New returns the program.
@@ -86,9 +87,10 @@ func interruptible(ctx context.Context) (context.Context, context.CancelFunc) {
 
 func buildCommand() *cli.Command {
 	return &cli.Command{
-		Name:  "build",
-		Usage: "build Kubernetes, etcd, containerd, runc, network plugins and helm, as far as they are out of date",
-		Flags: []cli.Flag{&cli.IntFlag{Name: "parallel", Usage: "programs and packages built at once (default: one per processor)"}},
+		Name:      "build",
+		Usage:     "build Kubernetes, etcd, containerd, runc, network plugins and helm, as far as they are out of date",
+		ArgsUsage: "[PART ...]",
+		Flags:     []cli.Flag{&cli.IntFlag{Name: "parallel", Usage: "programs and packages built at once (default: one per processor)"}},
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			ctx, cancel := interruptible(ctx)
 			defer cancel()
@@ -97,7 +99,7 @@ func buildCommand() *cli.Command {
 				return err
 			}
 			p := progress.New(os.Stdout)
-			b := toolchain.Builder{Repo: r, Progress: p, Parallel: cmd.Int("parallel")}
+			b := toolchain.Builder{Repo: r, Progress: p, Parallel: cmd.Int("parallel"), Only: cmd.Args().Slice()}
 			if err := b.Build(ctx); err != nil {
 				return err
 			}
@@ -163,6 +165,7 @@ func upCommand() *cli.Command {
 			&cli.StringFlag{Name: nodeFlag, Usage: "name of the node", Value: "n1"},
 			&cli.StringFlag{Name: gatesFlag, Usage: "Kubernetes feature gates for all components, as NAME=true,NAME=false"},
 			&cli.StringFlag{Name: runtimeFlag, Usage: "API versions to turn on or off, as the API server's flag of that name"},
+			&cli.StringFlag{Name: syncFlag, Usage: "how often the kubelet syncs a pod, and so retries a failed Prepare (default: the kubelet's, 1m)"},
 		},
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			ctx, cancel := interruptible(ctx)
@@ -173,7 +176,7 @@ func upCommand() *cli.Command {
 			}
 			options := cluster.Options{
 				Machine: cmd.String(machineFlag), Node: cmd.String(nodeFlag),
-				FeatureGates: cmd.String(gatesFlag), RuntimeConfig: cmd.String(runtimeFlag),
+				FeatureGates: cmd.String(gatesFlag), RuntimeConfig: cmd.String(runtimeFlag), SyncFrequency: cmd.String(syncFlag),
 			}
 			return cluster.Upper{Cluster: c, Options: options, Progress: progress.New(os.Stdout)}.Up(ctx)
 		},

@@ -38,6 +38,7 @@ type Plan struct {
 	Images        []string         `json:"images"`
 	FeatureGates  string           `json:"featureGates,omitempty"`
 	RuntimeConfig string           `json:"runtimeConfig,omitempty"`
+	SyncFrequency string           `json:"syncFrequency,omitempty"` // of the kubelet
 }
 
 // Event is one line of what the first process reports.

@@ -47,7 +47,7 @@ func newPower(ctx context.Context, plan Plan, files layout.Cluster, sup *service
 		Name: plan.Node, Address: plan.Address.Addr(), Pods: plan.Pods, API: plan.Address.Addr(),
 		DNS: controlplane.DNSAddress, Machine: plan.Machine,
 		PKI: files.PKI(), Config: files.Run(), Bin: files.Bin(), CNI: files.CNI(), Images: plan.Images, Log: files.Log,
-		FeatureGates: plan.FeatureGates,
+		FeatureGates: plan.FeatureGates, SyncFrequency: plan.SyncFrequency,
 	}}
 }
 

@@ -47,6 +47,7 @@ type Options struct {
 	Node          string `json:"node"`
 	FeatureGates  string `json:"featureGates,omitempty"`
 	RuntimeConfig string `json:"runtimeConfig,omitempty"`
+	SyncFrequency string `json:"syncFrequency,omitempty"`
 }
 
 // Load returns the record of a cluster, nil when there is none.

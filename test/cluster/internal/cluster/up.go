@@ -126,6 +126,9 @@ func (o Options) String() string {
 	if o.RuntimeConfig != "" {
 		s += ", runtime config " + o.RuntimeConfig
 	}
+	if o.SyncFrequency != "" {
+		s += ", sync frequency " + o.SyncFrequency
+	}
 	return s
 }
 
@@ -156,6 +159,7 @@ func (u Upper) start(ctx context.Context, sim *machine.Machine) (err error) {
 	plan, err := json.MarshalIndent(boot.Plan{
 		Root: u.Cluster.Root, Cluster: u.Cluster.Name, Node: u.Options.Node, Address: nodeAddress, Pods: podNetwork, Machine: sim,
 		Groups: groups, Images: archives, FeatureGates: u.Options.FeatureGates, RuntimeConfig: u.Options.RuntimeConfig,
+		SyncFrequency: u.Options.SyncFrequency,
 	}, "", "  ")
 	if err != nil {
 		return fmt.Errorf("encode the node's plan: %w", err)

@@ -80,7 +80,7 @@ type object = map[string]any
 
 func (n Node) kubeletConfig() ([]byte, error) {
 	key := func(file string) string { return filepath.Join(n.PKI, file) }
-	return encode("kubelet", object{ // JSON is YAML
+	config := object{ // JSON is YAML
 		"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
 		"cgroupDriver": "cgroupfs",
 		"failCgroupV1": false,
@@ -102,7 +102,11 @@ func (n Node) kubeletConfig() ([]byte, error) {
 		"nodeStatusUpdateFrequency":   "2s",
 		"maxOpenFiles":                20000, // raising these two needs CAP_SYS_RESOURCE
 		"oomScoreAdj":                 0,
-	})
+	}
+	if n.SyncFrequency != "" {
+		config["syncFrequency"] = n.SyncFrequency
+	}
+	return encode("kubelet", config)
 }
 
 func (n Node) networkConfig() ([]byte, error) {

@@ -46,6 +46,8 @@ type Node struct {
 	Images       []string
 	Log          func(component string) string
 	FeatureGates string
+	// SyncFrequency is the kubelet's setting of that name; empty means its default.
+	SyncFrequency string
 }
 
 // Keys issues the kubelet's certificates. The folders PKI and Config must exist.

@@ -17,18 +17,26 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/partage-dev/partage/test/cluster/internal/cgroup"
 	"github.com/partage-dev/partage/test/cluster/internal/poll"
 )
 
 const powerOffLimit = 20 * time.Second
 
-// PowerOff does to the node it runs in what a power cut does: containers end without a signal that they could answer, mounts are
-// gone, and /run is empty but for the paths to keep. The programs that manage containers must have ended; shim is the program that
-// stands between them and the containers.
+// podGroup is the control group below which the kubelet makes those of pods.
+const podGroup = "kubepods"
+
+// PowerOff does to its own node what a power cut does: containers end without a signal that they could handle, mounts and the
+// control groups of pods are gone, and /run is empty except for the paths to keep. The programs that manage containers must have
+// ended; shim is the program between them and the containers.
 func PowerOff(ctx context.Context, shim string, keep ...string) error {
 	if err := poll.Until(ctx, powerOffLimit, "the containers to end", func(context.Context) error {
 		return killContainers(shim)
 	}); err != nil {
+		return err
+	}
+	// A kubelet that found them would look in each for a container, three seconds long.
+	if err := cgroup.Remove(ctx, podGroup, powerOffLimit); err != nil {
 		return err
 	}
 	for _, dir := range []string{"/run", "/var/lib/kubelet", "/var/lib/containerd"} {

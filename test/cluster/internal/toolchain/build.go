@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -29,16 +30,21 @@ const noteEvery = 20 * time.Second
 type Builder struct {
 	Repo     layout.Repo
 	Progress *progress.Printer
-	Parallel int // as in go build -p; 0: all processors
+	Parallel int      // as in go build -p; 0: all processors
+	Only     []string // names of parts; none means all
 }
 
-// Build brings all programs up to date. A step whose inputs have not changed since it last ran is skipped without calling go.
+// Build brings all programs up to date, or those of the named parts. A step whose inputs have not changed since it last ran is skipped
+// without calling go.
 func (b Builder) Build(ctx context.Context) error {
 	versions, err := Versions(b.Repo)
 	if err != nil {
 		return err
 	}
-	all := steps(b.Repo, versions)
+	all, err := b.selected(steps(b.Repo, versions))
+	if err != nil {
+		return err
+	}
 	var todo []step
 	stamps := map[string]string{}
 	for _, s := range all {
@@ -57,7 +63,7 @@ func (b Builder) Build(ctx context.Context) error {
 	if err := Check(ctx, todo...); err != nil {
 		return err
 	}
-	b.Progress.Printf("building %d of the cluster's %d parts; from cold caches on two processors this takes about seven minutes", len(todo), len(all))
+	b.Progress.Printf("building %d of the cluster's %d parts; from cold caches on two processors all of them take about seven minutes", len(todo), len(all))
 	for i, s := range todo {
 		start := time.Now()
 		label := fmt.Sprintf("build %d/%d %s", i+1, len(todo), s.name)
@@ -70,6 +76,22 @@ func (b Builder) Build(ctx context.Context) error {
 		b.Progress.Printf("%s: done in %.1fs", label, time.Since(start).Seconds())
 	}
 	return nil
+}
+
+// selected returns the steps that Only names.
+func (b Builder) selected(all []step) ([]step, error) {
+	if len(b.Only) == 0 {
+		return all, nil
+	}
+	var chosen []step
+	for _, name := range b.Only {
+		i := slices.IndexFunc(all, func(s step) bool { return s.name == name })
+		if i < 0 {
+			return nil, fmt.Errorf("build %q: the cluster has no such part", name)
+		}
+		chosen = append(chosen, all[i])
+	}
+	return chosen, nil
 }
 
 func (b Builder) args(s step) []string {

@@ -37,7 +37,7 @@ func main() {
 	}
 }
 
-// errShown is for failures that the output tells already.
+// errShown is for failures that the output has shown already.
 var errShown = errors.New("failed")
 
 func app(out io.Writer) *cli.Command {

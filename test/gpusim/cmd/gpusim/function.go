@@ -17,7 +17,7 @@ import (
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
 )
 
-// ofProgram tells whether a function is one of the stand-ins of MPS.
+// ofProgram reports whether a function is one of the stand-ins of MPS.
 func ofProgram(function string) bool { return strings.HasPrefix(function, state.Programs) }
 
 // checkFunction fails unless the machine's library exports the function that

@@ -98,7 +98,7 @@ func golden(t *testing.T, name, got string) {
 		t.Fatal(err)
 	}
 	if d := cmp.Diff(string(want), got); d != "" {
-		t.Errorf("%s (-update writes it anew): %s", name, d)
+		t.Errorf("%s (-update rewrites it): %s", name, d)
 	}
 }
 
@@ -134,7 +134,7 @@ func TestRootFromEnvironment(t *testing.T) {
 	}
 	must(t, "sysroot")
 	if after := must(t, "show"); after != before {
-		t.Errorf("writing the files anew changed the machine: %s", cmp.Diff(before, after))
+		t.Errorf("rewriting the files changed the machine: %s", cmp.Diff(before, after))
 	}
 	must(t, "reboot")
 	if after := must(t, "show"); after == before {

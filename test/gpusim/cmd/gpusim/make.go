@@ -53,7 +53,7 @@ func newCommand() *cli.Command {
 func sysrootCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "sysroot",
-		Usage:     "write the files of a machine anew",
+		Usage:     "rewrite the files of a machine",
 		ArgsUsage: "[ROOT]",
 		Description: "Writes device nodes, libraries and all other files of an existing root again, for\n" +
 			"example after the library was rebuilt. The machine, its MIG instances and\n" +

@@ -85,7 +85,7 @@ func run(args []string) int {
 	return 1
 }
 
-// serve is the daemon's life. It tells started how its start went.
+// serve runs the daemon until it ends. It reports to started how its start went.
 func serve(o mps.DaemonOptions, started func(error) error) error {
 	d, err := mps.StartDaemon(o)
 	if tellErr := started(err); err != nil || tellErr != nil || d == nil {
@@ -104,7 +104,7 @@ func serve(o mps.DaemonOptions, started func(error) error) error {
 // readyFD is the first file that exec.Cmd passes on.
 const readyFD = 3
 
-// ready tells the process that waits in detach.
+// ready reports to the process that waits in detach.
 func ready(err error) error {
 	f := os.NewFile(readyFD, "ready")
 	_ = os.Unsetenv(readyVariable) // servers need not know

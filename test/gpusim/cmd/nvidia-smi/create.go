@@ -113,7 +113,7 @@ func createCompute(s *session, g gpu, in instance, out io.Writer) error {
 		g.index, in.info.Id, s.text(ret), s.text(ret))
 }
 
-// selected tells whether an id is in a list, where an empty list is all.
+// selected reports whether an id is in a list, where an empty list is all.
 func selected(list []string, id uint32) bool {
 	return len(list) == 0 || slices.Contains(list, strconv.Itoa(int(id)))
 }

@@ -128,7 +128,7 @@ func (s *session) gpus(c *command) ([]gpu, error) {
 	return all, nil
 }
 
-// is tells whether an argument of -i means this GPU.
+// is reports whether an argument of -i means this GPU.
 func (g gpu) is(id string) bool {
 	if parts := strings.Split(strings.ToUpper(id), ":"); len(parts) > 1 { // a bus id, with or without domain
 		domain := ""
@@ -150,7 +150,7 @@ func text(c []int8) string {
 	return string(b)
 }
 
-// migEnabled tells whether the GPU is in MIG mode now, and whether it can be.
+// migEnabled reports whether the GPU is in MIG mode now, and whether it can be.
 func (g gpu) migEnabled() (enabled, supported bool) {
 	current, _, ret := g.GetMigMode()
 	return current == nvml.DEVICE_MIG_ENABLE, ret == nvml.SUCCESS

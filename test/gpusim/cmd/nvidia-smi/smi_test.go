@@ -88,7 +88,7 @@ func (n node) golden(name string, exit int, args ...string) {
 		n.t.Fatal(err)
 	}
 	if d := cmp.Diff(string(want), got); d != "" {
-		n.t.Errorf("%v, %s (-update writes it anew): %s", args, name, d)
+		n.t.Errorf("%v, %s (-update rewrites it): %s", args, name, d)
 	}
 }
 

@@ -1,0 +1,72 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package hook
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+)
+
+// More than this is not from a container runtime.
+const (
+	maxState  = 1 << 20
+	maxConfig = 64 << 20
+)
+
+// state is the part that matters of what the runtime writes to a hook.
+type state struct {
+	Bundle string `json:"bundle"`
+}
+
+// container is the part that matters of a bundle's config.json.
+type container struct {
+	Process *struct {
+		Env []string `json:"env"`
+	} `json:"process"`
+	Mounts []mount `json:"mounts"`
+}
+
+type mount struct {
+	Source      string `json:"source"`
+	Destination string `json:"destination"`
+}
+
+// readContainer takes what the runtime writes to hooks.
+func readContainer(input io.Reader) (*container, error) {
+	var s state
+	if err := json.NewDecoder(io.LimitReader(input, maxState)).Decode(&s); err != nil {
+		return nil, fmt.Errorf("read the container's state from the runtime: %w", err)
+	}
+	if !filepath.IsAbs(s.Bundle) {
+		return nil, fmt.Errorf("the container runtime gives the bundle %q: want an absolute path", s.Bundle)
+	}
+	path := filepath.Join(s.Bundle, "config.json")
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("read the container's configuration: %w", err)
+	}
+	defer func() { _ = file.Close() }()
+	var c container
+	if err := json.NewDecoder(io.LimitReader(file, maxConfig)).Decode(&c); err != nil {
+		return nil, fmt.Errorf("read the container's configuration %s: %w", path, err)
+	}
+	if c.Process == nil {
+		return nil, fmt.Errorf("the container's configuration %s has no process", path)
+	}
+	return &c, nil
+}
+
+// mountAt returns what the container has at a path: of several mounts the last one
+// covers the others.
+func (c *container) mountAt(path string) (mount, bool) {
+	for i := len(c.Mounts) - 1; i >= 0; i-- {
+		if filepath.Clean(c.Mounts[i].Destination) == path {
+			return c.Mounts[i], true
+		}
+	}
+	return mount{}, false
+}

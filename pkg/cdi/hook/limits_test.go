@@ -1,0 +1,58 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package hook
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestSoftwareLimits(t *testing.T) {
+	dir := t.TempDir()
+	preload := func(name, content string) mount {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return mount{Source: path, Destination: PreloadFile}
+	}
+	library := mount{Source: "/opt/limits/libhami.so", Destination: InterposerLibrary}
+	good, old := preload("good", InterposerLibrary+"\n"), preload("old", "/usr/local/vgpu/libhami.so\n")
+	both := []mount{library, good}
+	const marker = "PARTAGE_LIMITS_12ab34cd=gpu-0"
+	for name, test := range map[string]struct {
+		env    []string
+		mounts []mount
+		want   []string // in the error; none if it is empty
+	}{
+		"limited":                 {[]string{marker, "CUDA_DEVICE_MEMORY_LIMIT=1024m"}, both, nil},
+		"several of one owner":    {[]string{marker, "PARTAGE_LIMITS_12ab34cd=gpu-1"}, both, nil},
+		"more that is preloaded":  {[]string{marker}, []mount{library, preload("more", "/lib/a.so "+InterposerLibrary)}, nil},
+		"the other is covered":    {[]string{marker}, []mount{library, old, good}, nil},
+		"two":                     {[]string{marker, "PARTAGE_LIMITS_ffffffff=gpu-1"}, both, []string{"2 shares with limits in software, gpu-0, gpu-1:", "with the sum"}},
+		"and a GPU":               {[]string{marker, "PARTAGE_GPU_ffffffff=gpu-1"}, both, []string{"gpu-0 with limits in software and also gpu-1:", "different containers"}},
+		"and an MPS share":        {[]string{marker, "PARTAGE_MPS_ffffffff=gpu-1"}, both, []string{"MPS session gpu-1"}},
+		"numbered memory":         {[]string{marker, "CUDA_DEVICE_MEMORY_LIMIT_0=9g"}, both, []string{"CUDA_DEVICE_MEMORY_LIMIT_0=9g", "remove it"}},
+		"numbered SMs":            {[]string{marker, "CUDA_DEVICE_SM_LIMIT_1=90"}, both, []string{"CUDA_DEVICE_SM_LIMIT_1=90"}},
+		"no library":              {[]string{marker}, []mount{good}, []string{"without its limits", "no mount at " + InterposerLibrary}},
+		"nothing is preloaded":    {[]string{marker}, []mount{library}, []string{"without its limits", "no mount at " + PreloadFile}},
+		"another is preloaded":    {[]string{marker}, []mount{library, old}, []string{"without its limits", old.Source}},
+		"covered by another":      {[]string{marker}, []mount{library, good, old}, []string{"without its limits", old.Source}},
+		"preload file is missing": {[]string{marker}, []mount{library, {Source: filepath.Join(dir, "x"), Destination: PreloadFile}}, []string{"without its limits", dir + "/x"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := CheckSoftwareLimits(strings.NewReader(input(bundleWith(t, test.mounts, test.env...))))
+			if len(test.want) == 0 && err != nil {
+				t.Errorf("got %v", err)
+			}
+			for _, want := range test.want {
+				if err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("got %v, want %q", err, want)
+				}
+			}
+		})
+	}
+}

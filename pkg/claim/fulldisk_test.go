@@ -1,0 +1,98 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package claim
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/pkg/claim/journal"
+	"github.com/partage-dev/partage/pkg/claim/step"
+)
+
+// A release needs no space on the disk, whatever kind of claim it is.
+func TestReleaseOnFullDisk(t *testing.T) {
+	cases := 0
+	for name, l := range layouts {
+		t.Run(name, func(t *testing.T) {
+			b, want := scene(t, l)
+			claims := l.newClaims()
+			for _, claim := range claims {
+				mustPrepare(t, b.manager(), claim)
+			}
+			m := b.manager()
+			b.hooks(func(e string) error {
+				if strings.HasPrefix(e, "write ") {
+					return &os.PathError{Op: "write", Path: "journal", Err: unix.ENOSPC}
+				}
+				return nil
+			}, nil)
+			for _, claim := range claims {
+				mustUnprepare(t, m, claim.UID)
+			}
+			b.wantState(t, "released", want)
+			// A call that is late is refused all the same.
+			if _, err := m.Prepare(arrivedAt(t.Context(), -1), claims[0]); err == nil {
+				t.Error("a call from before the release was let through")
+			}
+			b.hooks(nil, nil)
+			cases++
+		})
+	}
+	if cases < 20 {
+		t.Errorf("%d cases", cases)
+	}
+}
+
+// A tenant cannot fill the disk that the journal is on through what its container can
+// write to.
+func TestTenantCannotFillTheJournal(t *testing.T) {
+	b := newBox(t)
+	if err := os.MkdirAll(b.dataDir(), 0o750); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("disk", b.dataDir(), "tmpfs", 0, "size=2m"); err != nil {
+		t.Skipf("cannot mount: %v", err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(b.dataDir(), unix.MNT_DETACH) })
+	m := b.manager()
+	m.kit.Limits.Files = step.OSLimitFiles{}
+	mustPrepare(t, m, newClaim("attacker", turnsC))
+	for _, d := range b.spec("attacker") {
+		for _, mount := range d.Mounts {
+			if !mount.ReadOnly {
+				fill(t, filepath.Join(mount.HostPath, "fill"))
+			}
+		}
+	}
+	mustPrepare(t, m, newClaim("other", sliceB0))
+	mustUnprepare(t, m, "other")
+	mustUnprepare(t, m, "attacker")
+	b.wantNothing()
+	if entries, err := os.ReadDir(filepath.Join(b.dataDir(), "limits")); err != nil || len(entries) > 0 {
+		t.Errorf("left: %v, %v", entries, err)
+	}
+}
+
+// fill writes until there is no space.
+func fill(t *testing.T, path string) {
+	t.Helper()
+	file, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = file.Close() }()
+	for total := 0; err == nil; total += 4096 {
+		if _, err = file.Write(make([]byte, 4096)); total > 1<<30 {
+			t.Fatal("a gigabyte fits")
+		}
+	}
+	if !journal.NoSpace(err) {
+		t.Errorf("got %v", err)
+	}
+}

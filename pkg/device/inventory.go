@@ -1,0 +1,175 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package device
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/policy"
+)
+
+// Terms decide which of the possible devices are published.
+type Terms struct {
+	// Policy may be nil for the built-in one.
+	Policy *policy.Policy
+	// Limited says that an interposer library enforces limits on TimeSlice shares
+	// of this node.
+	Limited bool
+	// Keep has the names of devices that are published although the policy does
+	// not offer them, because claims may have them. They get the taint Withdrawn.
+	// Where a slice has no room for all devices they come first. Names of devices
+	// that the hardware does not have are ignored.
+	Keep map[string]bool
+}
+
+// Inventory has everything that a node can publish. It is immutable, so that any
+// number of goroutines may use it.
+type Inventory struct {
+	boards   []board
+	devices  []Device
+	index    map[string]int
+	problems []error
+}
+
+// board is one GPU with all its devices.
+type board struct {
+	name string
+	node *gpu.Node
+	gpu  *gpu.GPU
+	// devices do not depend on the status.
+	devices []Device
+	// places are all partitions that the GPU can hold, published or not, in the
+	// order of the published ones.
+	places []place
+	// withdrawn are the names of devices that are published only because claims
+	// may have them.
+	withdrawn map[string]bool
+	counters  *counterLayout
+
+	// static and reasons are what the status adds: devices, and, by the device's
+	// name, the reasons not to allocate it.
+	static  []Device
+	reasons map[string][]Reason
+}
+
+// all returns the devices in published order. Static ones come first: nothing else
+// fits in their place, while other partitions take a part of a free GPU.
+func (b board) all() []Device { return slices.Concat(b.static, b.devices) }
+
+var pciAddress = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
+
+// NewInventory determines the devices of a node. The inventory keeps pointers
+// into the node, which must not change afterwards.
+//
+// It fails only where no inventory makes sense: without a node, or with one PCI
+// address twice. A fault of a single GPU, or in what the policy wants of it, leaves
+// that GPU or some of its devices out and is reported by [Inventory.Problems].
+func NewInventory(node *gpu.Node, terms Terms) (*Inventory, error) {
+	if node == nil {
+		return nil, errors.New("cannot make an inventory without facts about the node")
+	}
+	var boards []board
+	var problems []error
+	gpus := make([]*gpu.GPU, len(node.GPUs))
+	for n := range node.GPUs {
+		gpus[n] = &node.GPUs[n]
+	}
+	slices.SortStableFunc(gpus, func(a, b *gpu.GPU) int {
+		return compareAddresses(a.PCIAddress, b.PCIAddress)
+	})
+	for n, g := range gpus {
+		if n > 0 && gpus[n-1].PCIAddress == g.PCIAddress {
+			return nil, fmt.Errorf("two GPUs with the PCI address %q", g.PCIAddress)
+		}
+		if !pciAddress.MatchString(g.PCIAddress) {
+			problems = append(problems, fmt.Errorf("GPU %q (%s) is left out: its PCI address is not of the form dddd:bb:dd.f",
+				g.PCIAddress, g.UUID))
+			continue
+		}
+		b, wrong := newBoard(node, g, terms)
+		for _, problem := range wrong {
+			problems = append(problems, fmt.Errorf("GPU %s: %w", g.PCIAddress, problem))
+		}
+		boards = append(boards, b)
+	}
+	return assemble(boards, problems), nil
+}
+
+// Keeping returns the inventory with those GPUs of an earlier one that it lacks, as
+// the earlier one knew them, and the PCI addresses of these GPUs in order. A GPU
+// that breaks or falls off the bus must not take devices with it that may be
+// allocated; the caller taints them, see [Condition].
+//
+// The result has no status, see [Inventory.With]. The earlier inventory may be nil.
+func (i *Inventory) Keeping(earlier *Inventory) (all *Inventory, kept []string) {
+	var boards []board
+	present := map[string]bool{}
+	for _, b := range i.boards {
+		present[b.gpu.PCIAddress] = true
+		boards = append(boards, b.with(Status{}))
+	}
+	if earlier != nil {
+		for _, b := range earlier.boards {
+			if address := b.gpu.PCIAddress; !present[address] {
+				kept = append(kept, address)
+				boards = append(boards, b.with(Status{}))
+			}
+		}
+	}
+	slices.SortFunc(boards, func(a, b board) int { return compareAddresses(a.gpu.PCIAddress, b.gpu.PCIAddress) })
+	return assemble(boards, i.problems), kept
+}
+
+// compareAddresses orders by PCI domain, bus and device. A longer domain is a
+// higher number.
+func compareAddresses(a, b string) int {
+	return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b))
+}
+
+// assemble makes an inventory of GPUs in order.
+func assemble(boards []board, problems []error) *Inventory {
+	i := &Inventory{boards: boards, index: map[string]int{}, problems: problems}
+	for _, b := range boards {
+		i.devices = append(i.devices, b.all()...)
+	}
+	for n, d := range i.devices {
+		i.index[d.Name] = n
+	}
+	return i
+}
+
+// Devices lists all devices in published order. The caller owns the slice.
+func (i *Inventory) Devices() []Device { return slices.Clone(i.devices) }
+
+// Lookup finds a device by its name.
+func (i *Inventory) Lookup(name string) (Device, bool) {
+	n, ok := i.index[name]
+	if !ok {
+		return Device{}, false
+	}
+	return i.devices[n], true
+}
+
+// Problems returns what could not be published as the policy wants it and why.
+// Normally there are none.
+func (i *Inventory) Problems() []error { return slices.Clone(i.problems) }
+
+// Withdrawn returns the names of the devices that are published although the policy
+// does not offer them, in published order.
+func (i *Inventory) Withdrawn() []string {
+	var names []string
+	for _, b := range i.boards {
+		for _, d := range b.all() {
+			if b.withdrawn[d.Name] {
+				names = append(names, d.Name)
+			}
+		}
+	}
+	return names
+}

@@ -1,0 +1,228 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package control speaks to an MPS control daemon through NVIDIA's
+// nvidia-cuda-mps-control.
+//
+// A memory limit names its device by the index among the session's devices, not by
+// UUID: there are drivers that accept a UUID and then do not apply the limit. The
+// daemon's CUDA_VISIBLE_DEVICES lists UUIDs, so the index is unambiguous.
+//
+// A daemon's answers are not trusted: root in a container that is a client can
+// replace the daemon's socket. Their length is bounded.
+package control
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/partage-dev/partage/pkg/mps"
+)
+
+// Client sends commands to one control daemon.
+type Client struct {
+	// Command returns NVIDIA's program, which reads commands from its standard
+	// input, set up to reach the daemon.
+	Command func(ctx context.Context) *exec.Cmd
+	// Limit is how long one run of the program may take.
+	Limit time.Duration
+}
+
+// WithLimit returns a client for commands that take longer.
+func (c Client) WithLimit(limit time.Duration) Client {
+	c.Limit = limit
+	return c
+}
+
+// run sends commands, one a line, and returns the lines of all answers. NVIDIA's
+// program succeeds as soon as it has reached the daemon: whether a command failed
+// is in its answer, or must be queried.
+func (c Client) run(ctx context.Context, commands ...string) ([]string, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, c.Limit, fmt.Errorf("no answer within %s", c.Limit))
+	defer cancel()
+	cmd := c.Command(ctx)
+	cmd.Stdin = strings.NewReader(strings.Join(commands, "\n") + "\n")
+	var output boundedBuffer
+	cmd.Stdout, cmd.Stderr = &output, &output
+	err := cmd.Run()
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	klog.FromContext(ctx).V(4).Info("MPS command", "commands", commands, "answer", output.String(), "failure", err)
+	if err != nil {
+		return nil, fmt.Errorf("MPS command %q: %w%s", strings.Join(commands, "; "), err, Quote(output.String()))
+	}
+	var lines []string
+	for line := range strings.Lines(output.String()) {
+		if line = strings.TrimSpace(line); line != "" {
+			lines = append(lines, line)
+		}
+	}
+	return lines, nil
+}
+
+// boundedBuffer keeps the first maxOutput bytes that are written to it.
+type boundedBuffer struct{ buffer bytes.Buffer }
+
+// maxOutput has room for everything that a daemon can have to answer.
+const maxOutput = 64 << 10
+
+func (b *boundedBuffer) Write(data []byte) (int, error) {
+	_, _ = b.buffer.Write(data[:min(len(data), maxOutput-b.buffer.Len())])
+	return len(data), nil
+}
+
+func (b *boundedBuffer) String() string { return b.buffer.String() }
+
+// Quote formats what a program printed as the end of an error. It returns nothing
+// if the program printed nothing.
+func Quote(output string) string {
+	const most = 300
+	if output = strings.TrimSpace(output); output == "" {
+		return ""
+	}
+	if len(output) > most {
+		output = output[:most] + "…"
+	}
+	return fmt.Sprintf(": output %q", output)
+}
+
+// query sends commands that have one line of answer each.
+func (c Client) query(ctx context.Context, commands ...string) ([]string, error) {
+	answers, err := c.run(ctx, commands...)
+	if err != nil {
+		return nil, err
+	}
+	if len(answers) != len(commands) {
+		return nil, fmt.Errorf("MPS command %q: want %d answers%s", strings.Join(commands, "; "), len(commands), Quote(strings.Join(answers, "\n")))
+	}
+	return answers, nil
+}
+
+// StartServer asks the daemon to start a server that runs as root, and returns the
+// daemon's answer. The daemon may answer before the server runs.
+func (c Client) StartServer(ctx context.Context) (answer string, err error) {
+	lines, err := c.run(ctx, "start_server -uid 0")
+	return strings.Join(lines, "\n"), err
+}
+
+// Quit asks the daemon to end its servers and itself. Clients have a second to end.
+func (c Client) Quit(ctx context.Context) error {
+	_, err := c.run(ctx, "quit -t 1")
+	return err
+}
+
+// Servers returns the PIDs of the daemon's servers.
+func (c Client) Servers(ctx context.Context) ([]int, error) {
+	lines, err := c.run(ctx, "get_server_list")
+	if err != nil {
+		return nil, err
+	}
+	pids, rest := leadingPIDs(lines)
+	if len(rest) > 0 {
+		return nil, fmt.Errorf(`MPS command "get_server_list": want PIDs%s`, Quote(strings.Join(lines, "\n")))
+	}
+	return pids, nil
+}
+
+// State is the state of a server.
+type State string
+
+// States of MPS that matter here. There is also INITIALIZING.
+const (
+	StateActive State = "ACTIVE"
+	StateFault  State = "FAULT"
+)
+
+// maxState bounds the length of an unknown state.
+const maxState = 64
+
+func parseState(answer string) State {
+	for _, s := range []State{StateActive, StateFault} {
+		if strings.Contains(strings.ToUpper(answer), string(s)) {
+			return s
+		}
+	}
+	return State(answer[:min(len(answer), maxState)])
+}
+
+// State returns the state of a server.
+func (c Client) State(ctx context.Context, server int) (State, error) {
+	answers, err := c.query(ctx, "get_server_status "+strconv.Itoa(server))
+	if err != nil {
+		return "", err
+	}
+	return parseState(answers[0]), nil
+}
+
+// clients returns the PIDs of a server's clients.
+func (c Client) clients(ctx context.Context, server int) ([]int, error) {
+	lines, err := c.run(ctx, "get_client_list "+strconv.Itoa(server))
+	if err != nil {
+		return nil, err
+	}
+	pids, _ := leadingPIDs(lines)
+	return pids, nil
+}
+
+func leadingPIDs(lines []string) (pids []int, rest []string) {
+	for i, line := range lines {
+		pid, err := strconv.Atoi(line)
+		if err != nil {
+			return pids, lines[i:]
+		}
+		pids = append(pids, pid)
+	}
+	return pids, nil
+}
+
+// Limits returns the limits of a server, or of future servers if server is 0. It
+// queries only the limits that the spec sets.
+func (c Client) Limits(ctx context.Context, server int, spec mps.Spec) (Limits, error) {
+	answers, err := c.query(ctx, limitQueries(server, spec)...)
+	if err != nil {
+		return Limits{}, err
+	}
+	return parseLimits(answers, spec)
+}
+
+// SetLimits sets the limits of a spec for servers, where 0 means future ones, and
+// reads them back. It does all with one run of the program: the answers to the
+// queries are the last lines.
+func (c Client) SetLimits(ctx context.Context, spec mps.Spec, servers ...int) error {
+	var commands, queries []string
+	for _, server := range servers {
+		commands = append(commands, limitCommands(server, limitsOf(spec))...)
+		queries = append(queries, limitQueries(server, spec)...)
+	}
+	lines, err := c.run(ctx, slices.Concat(commands, queries)...)
+	if err != nil {
+		return fmt.Errorf("set limits: %w", err)
+	}
+	if len(lines) < len(queries) {
+		return fmt.Errorf("read limits: MPS command %q: want %d answers%s", strings.Join(queries, "; "), len(queries), Quote(strings.Join(lines, "\n")))
+	}
+	answers, each := lines[len(lines)-len(queries):], len(queries)/len(servers)
+	for i, server := range servers {
+		got, err := parseLimits(answers[i*each:(i+1)*each], spec)
+		if err == nil {
+			err = got.Check(spec)
+		}
+		if err != nil {
+			whose := "future servers"
+			if server != 0 {
+				whose = "the server with PID " + strconv.Itoa(server)
+			}
+			return fmt.Errorf("the limits of %s are not in effect: %w%s", whose, err, Quote(strings.Join(lines, "\n")))
+		}
+	}
+	return nil
+}

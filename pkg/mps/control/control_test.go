@@ -1,0 +1,89 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"bytes"
+	"io"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/partage-dev/partage/pkg/mps"
+)
+
+const (
+	gpuA = "GPU-aaaaaaaa-0000-0000-0000-000000000001"
+	gpuB = "GPU-bbbbbbbb-0000-0000-0000-000000000002"
+)
+
+func TestParseMemory(t *testing.T) {
+	for answer, want := range map[string]int64{
+		"5G": 5 << 30, "20350M": 20350 << 20, "1024M": 1 << 30, "512MiB": 512 << 20, "2GB": 2 << 30, "7k": 7 << 10,
+		"1073741824": 1 << 30, "1.5G": 3 << 29, "10G (device 0)": 10 << 30, " 64M\n": 64 << 20,
+		"": -1, "M": -1, "none": -1, "5X": -1, "Error: operation not permitted": -1, "Server 12 not found": -1, "-1G": -1 << 30,
+	} {
+		got, err := parseMemory(answer)
+		if want == -1 {
+			if err == nil {
+				t.Errorf("%q: got %d, want an error", answer, got)
+			}
+			continue
+		}
+		if err != nil || got != want {
+			t.Errorf("%q: got %d, %v, want %d", answer, got, err, want)
+		}
+	}
+}
+
+func TestParseLimits(t *testing.T) {
+	// The second device is without a limit, so it is not asked for.
+	spec := mps.Spec{Devices: []string{gpuA, gpuB, "GPU-c"}, ThreadPercentage: 12, Memory: map[string]int64{gpuA: 5 << 30, "GPU-c": 100<<20 + 5}}
+	wantQueries := []string{"get_active_thread_percentage 77", "get_device_pinned_mem_limit 77 0", "get_device_pinned_mem_limit 77 2"}
+	if diff := cmp.Diff(wantQueries, limitQueries(77, spec)); diff != "" {
+		t.Errorf("queries, -want +got:\n%s", diff)
+	}
+	wantCommands := []string{"set_default_active_thread_percentage 12", "set_default_device_pinned_mem_limit 0 5120M", "set_default_device_pinned_mem_limit 2 100M"}
+	if diff := cmp.Diff(wantCommands, limitCommands(0, limitsOf(spec))); diff != "" {
+		t.Errorf("commands, -want +got:\n%s", diff)
+	}
+	for name, test := range map[string]struct {
+		answers []string
+		parsed  bool
+		right   bool
+	}{
+		"right":       {[]string{"12.0", "5G", "100M"}, true, true},
+		"percent":     {[]string{"12.5", "5G", "100M"}, true, false},
+		"memory":      {[]string{"12.0", "5G", "101M"}, true, false},
+		"a refusal":   {[]string{"12.0", "5G", "Error: no"}, false, false},
+		"not numbers": {[]string{"all", "5G", "100M"}, false, false},
+	} {
+		got, err := parseLimits(test.answers, spec)
+		if (err == nil) != test.parsed {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err == nil && (got.Check(spec) == nil) != test.right {
+			t.Errorf("%s: %v", name, got.Check(spec))
+		}
+	}
+	if got := limitCommands(3, limitsOf(mps.Spec{Devices: []string{gpuA}})); !cmp.Equal(got, []string{"set_active_thread_percentage 3 100"}) {
+		t.Errorf("without limits: %q", got)
+	}
+}
+
+func TestParseState(t *testing.T) {
+	for answer, want := range map[string]State{"ACTIVE": StateActive, "FAULT": StateFault, "Active": StateActive, "INITIALIZING": "INITIALIZING"} {
+		if got := parseState(answer); got != want {
+			t.Errorf("%q: got %q", answer, got)
+		}
+	}
+}
+
+func TestBoundedBuffer(t *testing.T) {
+	var output boundedBuffer
+	n, err := io.Copy(&output, bytes.NewReader(make([]byte, 1<<20)))
+	if n != 1<<20 || err != nil || len(output.String()) != maxOutput {
+		t.Errorf("took %d, kept %d, %v", n, len(output.String()), err)
+	}
+}

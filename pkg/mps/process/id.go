@@ -1,0 +1,150 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package process
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// procRoot is where this process sees itself and its children. It is not one of
+// host.Roots: a simulated machine has no processes of its own.
+const procRoot = "/proc"
+
+// ID identifies a process beyond its end, when its PID may be reused.
+type ID struct {
+	PID int `json:"pid"`
+	// Start is when the process started, in clock ticks since boot.
+	Start uint64 `json:"start"`
+}
+
+// Identify returns the ID of a running process, or of one that has ended and was
+// not waited for yet.
+func Identify(pid int) (ID, error) {
+	st, err := readStat(pid)
+	return ID{PID: pid, Start: st.start}, err
+}
+
+// Parent returns the PID of a process's parent.
+func Parent(pid int) (int, error) {
+	st, err := readStat(pid)
+	return st.parent, err
+}
+
+// PIDs returns the PID of each ID.
+func PIDs(ids []ID) []int {
+	pids := make([]int, len(ids))
+	for i, id := range ids {
+		pids[i] = id.PID
+	}
+	return pids
+}
+
+// AnyAlive reports whether a process with one of the PIDs is running. 0 stands for
+// a process in another PID namespace, which cannot be seen.
+func AnyAlive(pids []int) bool {
+	return slices.ContainsFunc(pids, func(pid int) bool {
+		id, err := Identify(pid)
+		return err == nil && id.Alive()
+	})
+}
+
+func (id ID) String() string { return "PID " + strconv.Itoa(id.PID) }
+
+// Alive reports whether the process is running. A zombie is not.
+func (id ID) Alive() bool {
+	st, err := readStat(id.PID)
+	return err == nil && st.start == id.Start && !st.ended()
+}
+
+// Signal sends a signal to this process and to no other. A process that has ended
+// is no error.
+func (id ID) Signal(signal unix.Signal) error {
+	fd, err := id.open(0)
+	if err != nil || fd < 0 {
+		return err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	if err := unix.PidfdSendSignal(fd, signal, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("send %s to %s: %w", unix.SignalName(signal), id, err)
+	}
+	return nil
+}
+
+// open returns a descriptor of the process, or a negative number if it has ended.
+func (id ID) open(flags int) (int, error) {
+	fd, err := unix.PidfdOpen(id.PID, flags)
+	if errors.Is(err, unix.ESRCH) {
+		return -1, nil
+	}
+	if err != nil {
+		return -1, fmt.Errorf("open %s: %w", id, err)
+	}
+	// The descriptor keeps the PID from being reused, so this stays true.
+	if !id.Alive() {
+		return -1, unix.Close(fd)
+	}
+	return fd, nil
+}
+
+// Reap waits for a process that became a child of this one because its parent
+// ended first.
+func (id ID) Reap() {
+	if st, err := readStat(id.PID); err == nil && st.start == id.Start && st.ended() {
+		_, _ = unix.Wait4(id.PID, nil, unix.WNOHANG, nil)
+	}
+}
+
+// stat is the part of /proc/<pid>/stat that matters here. Reading it does not
+// wait for the process.
+type stat struct {
+	// name is cut to 15 bytes.
+	name            string
+	state           byte
+	parent, session int
+	threads         int
+	start           uint64
+}
+
+// ended reports whether the process has ended. The state is that of its first
+// thread; others may still be waiting for the GPU.
+func (s stat) ended() bool { return (s.state == 'Z' || s.state == 'X') && s.threads <= 1 }
+
+func readStat(pid int) (stat, error) {
+	data, err := os.ReadFile(filepath.Join(procRoot, strconv.Itoa(pid), "stat"))
+	if err != nil {
+		return stat{}, fmt.Errorf("read the state of PID %d: %w", pid, err)
+	}
+	return parseStat(pid, string(data))
+}
+
+func parseStat(pid int, data string) (stat, error) {
+	// The name is in parentheses and may contain any byte, including ") ".
+	end := max(0, strings.LastIndex(data, ") "))
+	_, name, _ := strings.Cut(data[:end], "(")
+	fields := strings.Fields(data[min(len(data), end+2):])
+	// Fields 20 and 22 of proc_pid_stat(5), which counts from 1 and has two fields
+	// before the state.
+	const threadsField, startField = 20 - 3, 22 - 3
+	if len(fields) <= startField {
+		return stat{}, fmt.Errorf("read the state of PID %d: cannot parse %q", pid, data)
+	}
+	st := stat{name: name, state: fields[0][0]}
+	var errs [4]error
+	st.parent, errs[0] = strconv.Atoi(fields[1])
+	st.session, errs[1] = strconv.Atoi(fields[3])
+	st.threads, errs[2] = strconv.Atoi(fields[threadsField])
+	st.start, errs[3] = strconv.ParseUint(fields[startField], 10, 64)
+	if err := errors.Join(errs[:]...); err != nil {
+		return stat{}, fmt.Errorf("read the state of PID %d: %w", pid, err)
+	}
+	return st, nil
+}

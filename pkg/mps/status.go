@@ -1,0 +1,46 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package mps
+
+import "time"
+
+// Phase is the state of a session.
+type Phase string
+
+const (
+	// Starting: the daemon or the server is not ready, for the first time or again
+	// after one of them ended.
+	Starting Phase = "starting"
+	// Running: clients can connect, and the limits are in effect.
+	Running Phase = "running"
+	// Faulted: a client's fault ended all clients, and the server accepts no new
+	// ones until those have ended.
+	Faulted Phase = "faulted"
+	// Failed: the session cannot be started, or cannot be removed. The supervisor
+	// keeps trying, and Message says why it fails.
+	Failed Phase = "failed"
+)
+
+// Status describes the actual state of a session.
+type Status struct {
+	Spec  Spec
+	Phase Phase
+	// Message explains the phase to people. It is empty while all is well.
+	Message string
+	// Losses counts how often clients lost their server since the session was
+	// started: its daemon or server ended, or a fault ended all clients. The count
+	// survives the supervisor.
+	Losses int
+	// LastLoss and LastLossTime describe the last loss. They are zero without one.
+	LastLoss     string
+	LastLossTime time.Time
+	// Servers are the processes that hold the devices on behalf of clients.
+	Servers []int
+	// Clients are the processes that use the session now, as far as the daemon
+	// reports them. The PIDs are those of the supervisor's PID namespace.
+	Clients []int
+	// PipeDir and ShmDir are folders of the host that clients need: the first
+	// wherever CUDA_MPS_PIPE_DIRECTORY says, the second as /dev/shm.
+	PipeDir, ShmDir string
+}

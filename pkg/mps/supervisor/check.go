@@ -1,0 +1,199 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/mps/control"
+	"github.com/partage-dev/partage/pkg/mps/process"
+)
+
+// check compares what runs with what is wanted, repairs what it can, and publishes
+// the session's phase. An error means that the session does not run.
+func (r *repairer) check(ctx context.Context) error {
+	d := r.daemon
+	unmounted, err := d.folder.unmounted()
+	if err != nil {
+		return err
+	}
+	if len(unmounted) > 0 {
+		return r.replaceDaemon(ctx, fmt.Errorf("somebody unmounted %s of the MPS session", strings.Join(unmounted, ",")))
+	}
+	client, err := d.client()
+	if err != nil {
+		return r.handleSilence(ctx, err)
+	}
+	alive, cancel := d.while(ctx)
+	defer cancel()
+	servers, err := client.Inspect(alive, process.PIDs(d.record.Servers), d.record.Spec)
+	if err != nil {
+		return r.handleSilence(ctx, err)
+	}
+	r.silentSince = time.Time{}
+	if i := slices.IndexFunc(servers, func(s control.Server) bool { return !process.AnyAlive([]int{s.PID}) }); i >= 0 {
+		// The daemon has not noticed, and may soon have another server.
+		d.publish(mps.Starting, fmt.Sprintf("the server with PID %d has ended", servers[i].PID))
+		return nil
+	}
+	r.recordServerEnds(ctx, servers)
+	if len(servers) > 0 {
+		return r.evaluate(alive, client, servers)
+	}
+	d.publish(mps.Starting, "there is no server")
+	if r.backoff.delay() > 0 {
+		return errDelayed
+	}
+	if err := d.startServer(alive, client); err != nil {
+		err = errors.Join(fmt.Errorf("%w; %s", err, d.folder.logs().tail()), d.stop(context.WithoutCancel(ctx)))
+		r.publishFailure(err)
+		return err
+	}
+	return nil
+}
+
+// evaluate publishes the phase that follows from the servers' states, and makes
+// active servers have the session's limits.
+func (r *repairer) evaluate(ctx context.Context, client control.Client, servers []control.Server) error {
+	d := r.daemon
+	known := slices.Equal(control.PIDs(servers), process.PIDs(d.record.Servers))
+	var clients []int
+	active := false
+	for _, server := range servers {
+		clients = append(clients, server.Clients...)
+		active = active || server.State == control.StateActive
+		if server.State == control.StateFault {
+			text := fmt.Sprintf("a fatal fault of a client ended all clients of the server with PID %d", server.PID)
+			if err := r.recordFault(ctx, text); err != nil {
+				return err
+			}
+			d.publishClients(mps.Faulted, text+"; the server accepts no new ones until the connected ones have ended", clients)
+			return nil
+		}
+	}
+	switch {
+	case !active:
+		state := fmt.Sprintf("the server with PID %d is %s", servers[0].PID, servers[0].State)
+		if d.record.Serving && known {
+			// It was active before, so it recovers from a fault between two checks.
+			if err := r.recordFault(ctx, "a fatal fault of a client seems to have ended all clients: "+state+" again"); err != nil {
+				return err
+			}
+		}
+		d.publishClients(mps.Starting, state, clients)
+		return nil
+	case !d.record.Serving || !known:
+		if err := d.accept(ctx, client, servers); err != nil {
+			d.publish(mps.Failed, err.Error())
+			return err
+		}
+	default:
+		if err := r.enforceLimits(ctx, client, servers); err != nil {
+			d.publish(mps.Failed, err.Error())
+			return err
+		}
+	}
+	d.publishClients(mps.Running, "", clients)
+	return nil
+}
+
+func (r *repairer) recordFault(ctx context.Context, text string) error {
+	if !r.daemon.record.Serving {
+		return nil // recorded before
+	}
+	r.daemon.recordLoss(ctx, text)
+	return r.daemon.folder.save(r.daemon.record)
+}
+
+// enforceLimits sets the limits of active servers that do not have them: root in a
+// container can change them.
+func (r *repairer) enforceLimits(ctx context.Context, client control.Client, servers []control.Server) error {
+	spec := r.daemon.record.Spec
+	for _, server := range servers {
+		if server.State != control.StateActive {
+			continue
+		}
+		if err := server.Limits.Check(spec); err != nil {
+			klog.FromContext(ctx).Info("Somebody changed the limits of an MPS server, restoring them", "pid", server.PID, "reason", err)
+			if err := client.SetLimits(ctx, spec, server.PID); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// recordServerEnds records the loss that the end of known servers was, once. servers
+// are those that run now.
+func (r *repairer) recordServerEnds(ctx context.Context, servers []control.Server) {
+	d := r.daemon
+	var ended []string
+	clean := true
+	left := slices.DeleteFunc(slices.Clone(d.record.Servers), func(known process.ID) bool {
+		runs := slices.Contains(control.PIDs(servers), known.PID)
+		if now, err := process.Identify(known.PID); err == nil && now != known {
+			runs = false // another server reuses the PID
+		}
+		if !runs {
+			ended = append(ended, known.String())
+			clean = clean && d.folder.logs().exitedCleanly(known.PID)
+			known.Reap()
+		}
+		return !runs
+	})
+	if len(ended) == 0 {
+		return
+	}
+	if clean && len(servers) > 0 && r.servesAnotherUser(servers[0].PID) {
+		klog.FromContext(ctx).Info("MPS replaced a server by one for another user", "ended", strings.Join(ended, ", "), "pid", servers[0].PID)
+	} else {
+		d.recordLoss(ctx, fmt.Sprintf("the server (%s) ended", strings.Join(ended, ", ")))
+		r.backoff.ended(d.readySince)
+	}
+	d.record.Servers = left
+	if err := d.folder.save(d.record); err != nil {
+		klog.FromContext(ctx).Error(err, "MPS loss cannot be recorded")
+	}
+}
+
+// servesAnotherUser reports whether a server serves another user than the last one
+// did. MPS replaces a server for that reason only when it has no clients any more.
+func (r *repairer) servesAnotherUser(server int) bool {
+	d := r.daemon
+	last, now := d.record.ServerUser, d.folder.logs().serverUser(server)
+	return !d.record.Spec.MultiUser && last != "" && now != "" && last != now
+}
+
+// handleSilence handles a daemon that does not answer. Its servers may be fine
+// without it, so it is only replaced when that ends no client.
+func (r *repairer) handleSilence(ctx context.Context, cause error) error {
+	d := r.daemon
+	// If the daemon ended, the monitor restarts it; if ctx is done, it had no time to
+	// answer.
+	if d.process.Ended() || ctx.Err() != nil {
+		return cause
+	}
+	if r.silentSince.IsZero() {
+		r.silentSince = time.Now()
+	}
+	status := d.status.get()
+	cause = fmt.Errorf("the control daemon (%s) does not answer: %w", d.process.ID, cause)
+	switch silence, interval := time.Since(r.silentSince), d.options.CheckInterval; {
+	case silence >= intervalsToReplace*interval && !process.AnyAlive(status.Clients):
+		return r.replaceDaemon(ctx, cause)
+	case silence >= intervalsToFail*interval:
+		d.publish(mps.Failed, cause.Error())
+	default:
+		d.publish(status.Phase, cause.Error())
+	}
+	return cause
+}

@@ -1,0 +1,128 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package supervisor
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/partage-dev/partage/pkg/host"
+	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/mps/process"
+)
+
+// folder is the folder of a session.
+type folder string
+
+func (f folder) id() string     { return filepath.Base(string(f)) }
+func (f folder) pipe() string   { return filepath.Join(string(f), "pipe") }
+func (f folder) shm() string    { return filepath.Join(string(f), "shm") }
+func (f folder) logs() logs     { return logs(filepath.Join(string(f), "log")) }
+func (f folder) record() string { return filepath.Join(string(f), "session.json") }
+
+// mark is on all processes of the session.
+func (f folder) mark() process.Mark {
+	return process.Mark{
+		Env: "PARTAGE_MPS_FOLDER=" + string(f),
+		// MPS, and the launcher before it becomes MPS.
+		Commands: []string{programName[:15], filepath.Base(self)},
+	}
+}
+
+const (
+	// folderMode lets servers in that run as the user of their clients.
+	folderMode = 0o755
+	// maxSocketPath is the size of sun_path less the final zero.
+	maxSocketPath = 107
+)
+
+// check refuses a folder in which MPS could not make its sockets, and one that is
+// not a session's.
+func (f folder) check() error {
+	// The longer of the two sockets that a daemon makes.
+	path := filepath.Join(f.pipe(), "control_privileged")
+	if len(path) > maxSocketPath {
+		return fmt.Errorf("%w: session %s: the socket %s has %d bytes, a socket's path has at most %d: use a shorter folder or id",
+			mps.ErrInvalid, f.id(), path, len(path), maxSocketPath)
+	}
+	switch foreign, err := f.foreign(); {
+	case err != nil:
+		return err
+	case foreign != "":
+		return fmt.Errorf("%w: session %s: %s is not the folder of a session, it contains %s", mps.ErrInvalid, f.id(), string(f), foreign)
+	}
+	return nil
+}
+
+// foreign returns something that shows that the folder is not a session's. The
+// supervisor may have been told to use the wrong folder, and it deletes.
+func (f folder) foreign() (string, error) {
+	if _, err := os.Lstat(f.record()); err == nil {
+		return "", nil
+	}
+	entries, err := os.ReadDir(string(f))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return "", fmt.Errorf("look at %s: %w", string(f), err)
+	}
+	ours := []string{f.pipe(), string(f.logs()), f.shm(), host.TemporaryName(f.record())}
+	for _, entry := range entries {
+		if path := filepath.Join(string(f), entry.Name()); !slices.Contains(ours, path) {
+			return path, nil
+		}
+	}
+	return "", nil
+}
+
+// make makes the folders and reports whether there was nothing before.
+func (f folder) make() (fresh bool, err error) {
+	if err := os.Mkdir(string(f), folderMode); err == nil {
+		fresh = true
+	}
+	for _, path := range []string{string(f), f.pipe(), string(f.logs()), f.shm()} {
+		if err := os.MkdirAll(path, folderMode); err != nil {
+			return false, fmt.Errorf("make the folders of session %s: %w", f.id(), err)
+		}
+		if path == f.shm() {
+			continue // it may be mounted
+		}
+		// Whatever the umask is.
+		if err := os.Chmod(path, folderMode); err != nil {
+			return false, fmt.Errorf("make the folders of session %s: %w", f.id(), err)
+		}
+	}
+	return fresh, nil
+}
+
+// clearPipe removes the sockets that an earlier daemon left, which would look like
+// ones that are in use. The folder itself stays: containers have it mounted.
+func (f folder) clearPipe() error {
+	entries, err := os.ReadDir(f.pipe())
+	if err != nil {
+		return fmt.Errorf("clear the pipe folder: %w", err)
+	}
+	for _, entry := range entries {
+		if err := os.RemoveAll(filepath.Join(f.pipe(), entry.Name())); err != nil {
+			return fmt.Errorf("clear the pipe folder: %w", err)
+		}
+	}
+	return nil
+}
+
+// delete removes the folder. The caller has unmounted.
+func (f folder) delete() error {
+	unmounted, err := f.unmounted()
+	if err != nil {
+		return err
+	}
+	if len(unmounted) < len(f.mounts()) {
+		return fmt.Errorf("remove %s: it still has mounts", string(f))
+	}
+	if err := os.RemoveAll(string(f)); err != nil {
+		return fmt.Errorf("remove the folder of session %s: %w", f.id(), err)
+	}
+	return nil
+}

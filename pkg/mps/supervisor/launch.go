@@ -1,0 +1,96 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package supervisor
+
+import (
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+)
+
+// LaunchCommand is the sub-command by which a supervisor runs its own program again
+// to call Launch with the other arguments. A program that uses a Supervisor must
+// have it.
+const LaunchCommand = "launch"
+
+// self is this program, even if its file was replaced since it started.
+const self = "/proc/self/exe"
+
+// launch describes how to run a program of the driver for a session.
+type launch struct {
+	// shm is mounted at /dev/shm, unless it is empty.
+	shm string
+	// root is changed to, unless it is empty; session is then mounted at its /tmp.
+	root, session string
+}
+
+// Launch replaces this process by a program of the driver that has its own view of
+// the file system. It returns only if it fails.
+//
+// Mount namespace and root are per thread until the program starts, so this needs a
+// process that does nothing else: the supervisor runs its own program for it.
+func Launch(args []string) error {
+	var l launch
+	flags := flag.NewFlagSet(LaunchCommand, flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	flags.StringVar(&l.shm, "shm", "", "")
+	flags.StringVar(&l.root, "root", "", "")
+	flags.StringVar(&l.session, "session", "", "")
+	if err := flags.Parse(args); err != nil {
+		return fmt.Errorf("%s: %w", LaunchCommand, err)
+	}
+	if flags.NArg() == 0 {
+		return fmt.Errorf("%s: want a program; only the supervisor uses this", LaunchCommand)
+	}
+	runtime.LockOSThread()
+	if err := l.enter(); err != nil {
+		return fmt.Errorf("prepare the file system for %s: %w", flags.Arg(0), err)
+	}
+	return fmt.Errorf("run %s: %w", flags.Arg(0), unix.Exec(flags.Arg(0), flags.Args(), os.Environ()))
+}
+
+// arguments returns the arguments of this program that make it run another one:
+// the inverse of what Launch parses.
+func (l launch) arguments(program string, args ...string) []string {
+	all := []string{LaunchCommand, "-shm", l.shm, "-root", l.root, "-session", l.session, "--", program}
+	return append(all, args...)
+}
+
+func (l launch) enter() error {
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("make a mount namespace: %w", err)
+	}
+	// Mounts made here stay here, but what the host unmounts must be unmounted here
+	// too: otherwise its file system stays busy for as long as the daemon runs.
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
+		return fmt.Errorf("separate the mount namespace: %w", err)
+	}
+	if l.shm != "" {
+		if err := bind(l.shm, filepath.Join("/", l.root, "dev/shm")); err != nil {
+			return err
+		}
+	}
+	if l.root == "" {
+		return nil
+	}
+	if err := bind(l.session, filepath.Join(l.root, string(folderInRoot))); err != nil {
+		return err
+	}
+	if err := unix.Chroot(l.root); err != nil {
+		return fmt.Errorf("change root to %s: %w", l.root, err)
+	}
+	return unix.Chdir("/")
+}
+
+func bind(from, to string) error {
+	if err := unix.Mount(from, to, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return fmt.Errorf("bind %s to %s: %w", from, to, err)
+	}
+	return nil
+}

@@ -1,0 +1,125 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package supervisor
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/pkg/mps"
+)
+
+// enterable makes the driver root a system of its own, as a driver's container has.
+func (w *world) enterable() {
+	w.Helper()
+	proc := filepath.Join(w.root, "proc")
+	if err := errors.Join(os.Remove(proc), os.Mkdir(proc, 0o755), unix.Mount("/proc", proc, "", unix.MS_BIND|unix.MS_REC, "")); err != nil {
+		w.Fatal(err)
+	}
+	w.Cleanup(func() {
+		if err := unix.Unmount(proc, unix.MNT_DETACH); err != nil {
+			w.Error(err)
+		}
+	})
+	for _, path := range []string{"tmp", "dev/shm"} {
+		if err := os.MkdirAll(filepath.Join(w.root, path), 0o755); err != nil {
+			w.Fatal(err)
+		}
+	}
+	if err := unix.Mknod(filepath.Join(w.root, "dev/null"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))); err != nil {
+		w.Fatal(err)
+	}
+	for _, path := range []string{"lib", "lib64", "usr/lib", "usr/lib64"} {
+		from, to := filepath.Join("/", path), filepath.Join(w.root, path)
+		target, err := os.Readlink(from)
+		switch {
+		case err == nil:
+			err = os.Symlink(target, to)
+		case errors.Is(err, os.ErrNotExist):
+			continue
+		default:
+			if err = os.MkdirAll(to, 0o755); err == nil {
+				err = unix.Mount(from, to, "", unix.MS_BIND, "")
+			}
+			if err == nil {
+				w.Cleanup(func() {
+					if err := unix.Unmount(to, 0); err != nil {
+						w.Error(err)
+					}
+				})
+			}
+		}
+		if err != nil {
+			w.Fatal(err)
+		}
+	}
+}
+
+func TestOwnRoot(t *testing.T) {
+	w := newWorld(t)
+	w.enterable()
+	s := w.supervisor()
+	status, err := s.Ensure(t.Context(), one)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var seen map[string]string
+	data, err := os.ReadFile(filepath.Join(status.ShmDir, "seen.json"))
+	if err == nil {
+		err = json.Unmarshal(data, &seen)
+	}
+	if err != nil || seen["CUDA_MPS_PIPE_DIRECTORY"] != "/tmp/pipe" || seen["args"] != "-f" {
+		t.Errorf("the daemon saw %v, %v", seen, err)
+	}
+	// It is in there, and nothing of its view is in ours.
+	if root, err := os.Readlink(filepath.Join("/proc", strconv.Itoa(daemonOf(t, s, one.ID)), "root")); err != nil || root != w.root {
+		t.Errorf("its root is %q, %v", root, err)
+	}
+	for _, path := range []string{"tmp", "dev/shm"} {
+		if entries, err := os.ReadDir(filepath.Join(w.root, path)); err != nil || len(entries) > 0 {
+			t.Errorf("%s has %v, %v", path, entries, err)
+		}
+	}
+	raised := one.Clone()
+	raised.ThreadPercentage = 50
+	if status, err = s.Ensure(t.Context(), raised); err != nil {
+		t.Fatal(err)
+	}
+	inEffect(t, s, status)
+	kill(t, daemonOf(t, s, one.ID))
+	reaches(t, s, one.ID, mps.Running, 1)
+	if err := s.Stop(t.Context(), one.ID); err != nil {
+		t.Error(err)
+	}
+	w.nothingLeft(one.ID)
+}
+
+func TestOwnRootWithoutPlaces(t *testing.T) {
+	w := newWorld(t)
+	w.enterable()
+	if err := os.Remove(filepath.Join(w.root, "dev/shm")); err != nil {
+		t.Fatal(err)
+	}
+	s := w.supervisor()
+	_, err := s.Ensure(t.Context(), one)
+	if err == nil || !strings.Contains(err.Error(), w.root+"/dev/shm") {
+		t.Errorf("got %v", err)
+	}
+	w.nothingLeft(one.ID)
+}
+
+func TestLaunchArguments(t *testing.T) {
+	for _, args := range [][]string{nil, {"-x", "--", "/bin/true"}, {"-shm", "/a"}} {
+		if err := Launch(args); err == nil || !strings.Contains(err.Error(), LaunchCommand) {
+			t.Errorf("%q: got %v", args, err)
+		}
+	}
+}

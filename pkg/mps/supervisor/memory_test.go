@@ -1,0 +1,139 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package supervisor
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/pkg/mps"
+)
+
+// node gives the world a proc root of a node with this memory and these GPUs.
+func (w *world) node(memory int64, gpus int) {
+	w.Helper()
+	proc := filepath.Join(w.dir+".proc", "proc")
+	write := func(path, text string) {
+		path = filepath.Join(proc, path)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o600)); err != nil {
+			w.Fatal(err)
+		}
+	}
+	write("meminfo", fmt.Sprintf("MemTotal:       %d kB\nMemFree:  12 kB\n", memory>>10))
+	write("sys/kernel/random/boot_id", "6f1c9c0e-0000-4000-8000-000000000001\n")
+	for i := range gpus {
+		write(fmt.Sprintf("driver/nvidia/gpus/0000:%02x:00.0/information", i+1), "Model: H100\n")
+	}
+	w.options.Roots.Proc = proc
+}
+
+// size returns the size of the file system at a path.
+func size(t *testing.T, path string) int64 {
+	t.Helper()
+	var st unix.Statfs_t
+	if err := unix.Statfs(path, &st); err != nil {
+		t.Fatal(err)
+	}
+	return int64(st.Blocks) * st.Bsize
+}
+
+// What containers write to the tmpfs of all sessions is the node's memory.
+func TestMemoryOfAllSessions(t *testing.T) {
+	const partition = "MIG-11111111-2222-3333-4444-555555555555"
+	for gpus := range 17 {
+		w := &world{T: t, dir: filepath.Join(t.TempDir(), "d")}
+		w.node(64<<30, gpus)
+		m := &memory{proc: w.options.Roots.Proc}
+		limit, err := m.limit()
+		if err != nil || limit != 32<<30 {
+			t.Fatalf("limit %d, %v", limit, err)
+		}
+		for name, sum := range map[string]int64{
+			"whole GPUs":          int64(gpus) * (m.shmSize(mps.Spec{Devices: []string{gpuA}}, limit) + pipeSize),
+			"partitions":          int64(gpus) * maxPartitions * (m.shmSize(mps.Spec{Devices: []string{partition}}, limit) + pipeSize),
+			"one on several GPUs": m.shmSize(mps.Spec{Devices: make([]string, max(1, gpus))}, limit) + pipeSize,
+		} {
+			if sum > limit || gpus > 0 && sum < limit*9/10 {
+				t.Errorf("%d GPUs: sessions of %s can take %d MiB, want not much less than %d", gpus, name, sum/mebibyte, limit/mebibyte)
+			}
+		}
+	}
+}
+
+// A tmpfs has the size that was computed for it.
+func TestMemoryOfSession(t *testing.T) {
+	w := newWorld(t)
+	w.node(2048*mebibyte, 2)
+	s := w.supervisor()
+	status, err := s.Ensure(t.Context(), mps.Spec{ID: "a", Devices: []string{gpuA}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if pipe, shm := size(t, status.PipeDir), size(t, status.ShmDir); pipe != pipeSize || shm != 511*mebibyte {
+		t.Errorf("pipe has %d KiB, shm has %d MiB", pipe>>10, shm/mebibyte)
+	}
+}
+
+// A session whose tmpfs does not fit beside the others is refused, and says so.
+func TestMemoryIsTaken(t *testing.T) {
+	w := newWorld(t)
+	w.node(512*mebibyte, 1)
+	s := w.supervisor()
+	first, err := s.Ensure(t.Context(), mps.Spec{ID: "a", Devices: []string{gpuA}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = s.Ensure(t.Context(), mps.Spec{ID: "b", Devices: []string{gpuB}})
+	for _, want := range []string{"session b", "256 MiB", strconv.Itoa(512/2) + " MiB"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %q in it", err, want)
+		}
+	}
+	w.nothingLeft("b")
+	if got := statusOf(t, s, "a"); got.Phase != mps.Running || got.Servers[0] != first.Servers[0] {
+		t.Errorf("got %v", got)
+	}
+	// There is room again.
+	if err := s.Stop(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Ensure(t.Context(), mps.Spec{ID: "b", Devices: []string{gpuB}}); err != nil {
+		t.Error(err)
+	}
+}
+
+// Sessions that an earlier version started with half of the memory each are cut down
+// to what they may have.
+func TestMemoryOfAdoptedSession(t *testing.T) {
+	w := newWorld(t)
+	first := w.other()
+	status := first.ensure(t, one)
+	first.end(unix.SIGKILL)
+	if err := unix.Mount("", status.ShmDir, "", unix.MS_REMOUNT|unix.MS_NOSUID|unix.MS_NODEV, "size=50%"); err != nil {
+		t.Fatal(err)
+	}
+	boot, err := w.options.Roots.BootID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.node(512*mebibyte, 1)
+	if err := os.WriteFile(filepath.Join(w.options.Roots.Proc, "sys/kernel/random/boot_id"), []byte(boot+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := w.supervisor()
+	after := reaches(t, s, one.ID, mps.Running, 0)
+	if after.Servers[0] != status.Servers[0] {
+		t.Error("the session was not adopted")
+	}
+	if got := size(t, status.ShmDir); got > 256*mebibyte {
+		t.Errorf("it still has %d MiB", got/mebibyte)
+	}
+}

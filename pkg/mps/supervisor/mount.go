@@ -1,0 +1,111 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/pkg/wait"
+)
+
+// mount is a tmpfs of a session. Its clients can write to it, and must not be able
+// to fill a file system of the host.
+type mount struct{ path, options string }
+
+const mountFlags = unix.MS_NOSUID | unix.MS_NODEV
+
+func (f folder) mounts() []mount {
+	return []mount{
+		{f.pipe(), "mode=755,nr_inodes=1k"},
+		{f.shm(), "mode=1777"},
+	}
+}
+
+// mount mounts what is not mounted: running containers may have the rest.
+func (f folder) mount(shmSize int64) error {
+	sizes := map[string]int64{f.pipe(): pipeSize, f.shm(): shmSize}
+	for _, m := range f.mounts() {
+		mounted, err := m.mounted()
+		if err == nil && !mounted {
+			err = unix.Mount("partage-mps-"+f.id(), m.path, "tmpfs", mountFlags, fmt.Sprintf("%s,size=%d", m.options, sizes[m.path]))
+		}
+		if err != nil {
+			return fmt.Errorf("mount a tmpfs of session %s at %s: %w", f.id(), m.path, err)
+		}
+	}
+	return nil
+}
+
+// unmounted returns the paths at which nothing is mounted.
+func (f folder) unmounted() (paths []string, err error) {
+	for _, m := range f.mounts() {
+		mounted, err := m.mounted()
+		if err != nil {
+			return nil, err
+		}
+		if !mounted {
+			paths = append(paths, m.path)
+		}
+	}
+	return paths, nil
+}
+
+// unmount unmounts everything. Containers keep their mounts. A program that reads
+// the folder may keep it busy for a moment; after half of the limit the mount is
+// only detached, and goes when that program is done.
+func (f folder) unmount(ctx context.Context, limit time.Duration) error {
+	detachAt := time.Now().Add(limit / 2)
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, errors.New("it stays busy"))
+	defer cancel()
+	var errs []error
+	for _, m := range f.mounts() {
+		errs = append(errs, m.unmount(ctx, detachAt))
+	}
+	return errors.Join(errs...)
+}
+
+// mounted compares device numbers: a tmpfs always has its own, even within another
+// tmpfs.
+func (m mount) mounted() (bool, error) {
+	var inner, outer unix.Stat_t
+	err := unix.Lstat(m.path, &inner)
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	if err = errors.Join(err, unix.Lstat(filepath.Dir(m.path), &outer)); err != nil {
+		return false, fmt.Errorf("look at %s: %w", m.path, err)
+	}
+	return inner.Dev != outer.Dev, nil
+}
+
+func (m mount) unmount(ctx context.Context, detachAt time.Time) error {
+	flags := unix.UMOUNT_NOFOLLOW
+	var last error
+	err := wait.Until(ctx, func() (bool, error) {
+		if mounted, err := m.mounted(); !mounted || err != nil {
+			return true, err
+		}
+		last = unix.Unmount(m.path, flags)
+		switch {
+		case last == nil:
+			return false, nil // mounts may be stacked
+		case !errors.Is(last, unix.EBUSY):
+			return true, last
+		case time.Now().After(detachAt):
+			flags |= unix.MNT_DETACH
+		}
+		return false, nil
+	})
+	if err != nil {
+		return fmt.Errorf("unmount %s: %w", m.path, errors.Join(err, last))
+	}
+	return nil
+}

@@ -1,0 +1,44 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package supervisor
+
+import (
+	"cmp"
+	"time"
+
+	"github.com/partage-dev/partage/pkg/host"
+)
+
+// Options configure a Supervisor. Times that are zero have a default.
+type Options struct {
+	// Dir holds the sessions' folders. Containers mount what is in it, so it must
+	// be the path on the host.
+	Dir string
+	// Roots locate the driver, and the kernel's files about the node.
+	Roots host.Roots
+	// CheckInterval is the time between two checks of a session. The end of a
+	// daemon or a server is noticed at once.
+	CheckInterval time.Duration
+	// StartLimit is how long a start may take, unless the caller's context ends
+	// sooner.
+	StartLimit time.Duration
+	// CommandLimit is how long a daemon may take to answer.
+	CommandLimit time.Duration
+	// EndLimit is how long each step of a stop may take: a daemon that was told to
+	// quit, processes that were killed, a mount that is busy.
+	EndLimit time.Duration
+	// FirstPause follows the second failed start in a row, and doubles up to
+	// LongestPause.
+	FirstPause, LongestPause time.Duration
+}
+
+func (o Options) withDefaults() Options {
+	o.CheckInterval = cmp.Or(o.CheckInterval, 2*time.Second)
+	o.StartLimit = cmp.Or(o.StartLimit, time.Minute)
+	o.CommandLimit = cmp.Or(o.CommandLimit, 5*time.Second)
+	o.EndLimit = cmp.Or(o.EndLimit, 5*time.Second)
+	o.FirstPause = cmp.Or(o.FirstPause, time.Second)
+	o.LongestPause = cmp.Or(o.LongestPause, 30*time.Second)
+	return o
+}

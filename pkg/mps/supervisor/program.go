@@ -1,0 +1,75 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package supervisor
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/partage-dev/partage/pkg/host"
+	"github.com/partage-dev/partage/pkg/mps"
+)
+
+// programName is NVIDIA's control daemon, and the client that sends commands to it.
+const programName = "nvidia-cuda-mps-control"
+
+// folderInRoot is where programs that run in a root of their own find the session's
+// folder. That root may be read-only and has no folder for it.
+const folderInRoot folder = "/tmp"
+
+// controlProgram is NVIDIA's control program, set up for a session.
+type controlProgram struct {
+	host.Program
+
+	folder folder
+}
+
+func newControlProgram(roots host.Roots, f folder) (controlProgram, error) {
+	program, err := roots.Program(programName)
+	if err != nil {
+		return controlProgram{}, fmt.Errorf("find MPS of this node's driver: %w", err)
+	}
+	return controlProgram{Program: program, folder: f}, nil
+}
+
+func (p controlProgram) env() []string {
+	seen := p.folder
+	if p.Root != "" {
+		seen = folderInRoot
+	}
+	return append(slices.Clone(p.Env), "CUDA_MPS_PIPE_DIRECTORY="+seen.pipe(), "CUDA_MPS_LOG_DIRECTORY="+string(seen.logs()))
+}
+
+// daemon returns the command that runs the control daemon.
+func (p controlProgram) daemon(spec mps.Spec) *exec.Cmd {
+	args := []string{"-f"}
+	if spec.MultiUser {
+		args = append(args, "-multiuser-server")
+	}
+	l := launch{shm: p.folder.shm(), root: p.Root, session: string(p.folder)}
+	// No context ends the daemon: it outlives the call that starts it.
+	cmd := exec.Command(self, l.arguments(p.Path, args...)...) //nolint:noctx // as said
+	cmd.Dir = "/"
+	cmd.Env = append(p.env(), "CUDA_VISIBLE_DEVICES="+strings.Join(spec.Devices, ","), p.folder.mark().Env)
+	return cmd
+}
+
+// client returns the command that reads commands for the daemon from its standard
+// input.
+func (p controlProgram) client(ctx context.Context) *exec.Cmd {
+	var cmd *exec.Cmd
+	if p.Root == "" {
+		cmd = p.Command(ctx)
+	} else {
+		l := launch{root: p.Root, session: string(p.folder)}
+		cmd = host.Program{Path: self}.Command(ctx, l.arguments(p.Path)...)
+	}
+	cmd.Env = p.env()
+	cmd.WaitDelay = time.Second
+	return cmd
+}

@@ -1,0 +1,321 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/mps/process"
+)
+
+func makeFolder(f folder) error {
+	_, err := f.make()
+	return err
+}
+
+// other is a supervisor in a process of its own.
+type other struct {
+	*mps.Client
+
+	cmd *exec.Cmd
+}
+
+func (w *world) other() *other {
+	w.Helper()
+	// What it leaves behind becomes a child of this process, as of a node's init.
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		w.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		w.Fatal(err)
+	}
+	o := &other{cmd: exec.Command(self, superviseCommand, w.dir, w.root)}
+	o.cmd.Stderr = os.Stderr
+	if o.Client, err = mps.NewClient(filepath.Join(w.dir, mps.SocketName)); err != nil {
+		w.Fatal(err)
+	}
+	if err := o.cmd.Start(); err != nil {
+		w.Fatal(err)
+	}
+	w.Cleanup(func() { _ = o.Close(); o.end(unix.SIGKILL) })
+	return o
+}
+
+func (o *other) end(signal unix.Signal) {
+	_ = o.cmd.Process.Signal(signal)
+	_ = o.cmd.Wait()
+}
+
+// ensure waits for the supervisor to be there.
+func (o *other) ensure(t *testing.T, spec mps.Spec) mps.Status {
+	t.Helper()
+	var status mps.Status
+	eventually(t, "the supervisor to answer", func() bool {
+		var err error
+		status, err = o.Ensure(t.Context(), spec)
+		if err != nil && !errors.Is(err, mps.ErrUnavailable) {
+			t.Fatal(err)
+		}
+		return err == nil
+	})
+	return status
+}
+
+// TestSupervisorIsKilled: daemons and clients do not notice.
+func TestSupervisorIsKilled(t *testing.T) {
+	w := newWorld(t)
+	first := w.other()
+	before := first.ensure(t, one)
+	// A loss of before is known afterwards.
+	kill(t, before.Servers[0])
+	eventually(t, "a new server", func() bool {
+		all, err := first.List(t.Context())
+		if err == nil {
+			before = all[0]
+		}
+		return err == nil && before.Losses == 1 && before.Phase == mps.Running
+	})
+	first.end(unix.SIGKILL)
+	if _, err := first.List(t.Context()); !errors.Is(err, mps.ErrUnavailable) {
+		t.Errorf("got %v", err)
+	}
+
+	s := w.supervisor()
+	after := reaches(t, s, one.ID, mps.Running, 1)
+	if !slices.Equal(before.Servers, after.Servers) || before.LastLoss != after.LastLoss || !before.LastLossTime.Equal(after.LastLossTime) {
+		t.Errorf("before: %v, after: %v", before, after)
+	}
+	// The daemon that was adopted is watched, and can be ended.
+	kill(t, daemonOf(t, s, one.ID))
+	after = reaches(t, s, one.ID, mps.Running, 2)
+	if after.Servers[0] == before.Servers[0] {
+		t.Error("the server is the same")
+	}
+	if err := s.Stop(t.Context(), one.ID); err != nil {
+		t.Error(err)
+	}
+	w.nothingLeft(one.ID)
+}
+
+// TestAllIsKilled is what happens to the supervisor's container.
+func TestAllIsKilled(t *testing.T) {
+	for name, which := range map[string]func(daemon, server int) []int{
+		"with all":                 func(daemon, server int) []int { return []int{daemon, server} },
+		"the server lives on":      func(daemon, _ int) []int { return []int{daemon} },
+		"only the server is ended": func(_, server int) []int { return []int{server} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			first := w.other()
+			before := first.ensure(t, one)
+			r, err := w.folder(one.ID).load()
+			if err != nil {
+				t.Fatal(err)
+			}
+			first.end(unix.SIGKILL)
+			for _, pid := range which(r.Daemon.PID, r.Servers[0].PID) {
+				kill(t, pid)
+			}
+			s := w.supervisor()
+			after := reaches(t, s, one.ID, mps.Running, 1)
+			if after.Servers[0] == before.Servers[0] {
+				t.Error("the server is the same")
+			}
+			if left, err := w.folder(one.ID).mark().Find(); err != nil || len(left) != 2 {
+				t.Errorf("want a daemon and a server, got %v, %v", left, err)
+			}
+			inEffect(t, s, after)
+			if err := s.Stop(t.Context(), one.ID); err != nil {
+				t.Error(err)
+			}
+			w.nothingLeft(one.ID)
+		})
+	}
+}
+
+// TestHandOver: the next one waits for the end of the one before, and starts again
+// what that has ended.
+func TestHandOver(t *testing.T) {
+	w := newWorld(t)
+	first := w.other()
+	before := first.ensure(t, one)
+	second := w.other()
+	first.end(unix.SIGTERM)
+	if !first.cmd.ProcessState.Success() {
+		t.Errorf("the first one: %s", first.cmd.ProcessState)
+	}
+	after := second.ensure(t, one)
+	if after.Losses != 1 || !strings.Contains(after.LastLoss, "supervisor of the node was stopped") || after.Servers[0] == before.Servers[0] {
+		t.Errorf("got %v", after)
+	}
+	if err := second.Stop(t.Context(), one.ID); err != nil {
+		t.Error(err)
+	}
+	second.end(unix.SIGTERM)
+	w.nothingLeft(one.ID)
+}
+
+// TestSuspended: an end in order leaves no process and no mount, which the world
+// checks, and what is needed to start again.
+func TestSuspended(t *testing.T) {
+	w := newWorld(t)
+	s, err := New(context.Background(), w.options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Ensure(t.Context(), one); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	w.nothingLeft("")
+	if r, err := w.folder(one.ID).load(); err != nil || r.Losses != 1 || r.Serving || r.Daemon != nil {
+		t.Errorf("got %v, %v", r, err)
+	}
+	s = w.supervisor()
+	reaches(t, s, one.ID, mps.Running, 1)
+}
+
+// TestLeftovers: whatever a supervisor was doing when it was killed, nothing of what
+// is not wanted stays.
+func TestLeftovers(t *testing.T) {
+	bootID, err := options("", "").Roots.BootID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, leave := range map[string]func(w *world, f folder) error{
+		"an empty folder": func(*world, folder) error { return nil },
+		"folders, a mount on a mount, a broken record": func(_ *world, f folder) error {
+			mount := func() error { return unix.Mount("t", f.shm(), "tmpfs", 0, "") }
+			return errors.Join(makeFolder(f), f.mount(mebibyte), mount(), os.WriteFile(f.record(), []byte("{"), 0o600))
+		},
+		"never ran, with a daemon that is not in the record": func(w *world, f folder) error {
+			v, err := newControlProgram(w.options.Roots, f)
+			if err != nil {
+				return err
+			}
+			if err := errors.Join(makeFolder(f), f.mount(mebibyte), f.save(record{BootID: bootID, Spec: one})); err != nil {
+				return err
+			}
+			_, err = process.Start(v.daemon(one))
+			return err
+		},
+		"of another boot": func(_ *world, f folder) error {
+			// A PID of now that must not be touched.
+			self, err := process.Identify(os.Getpid())
+			return errors.Join(err, makeFolder(f), f.save(record{BootID: "another", Spec: one, Started: true, Serving: true, Daemon: &self}))
+		},
+		"in the middle of Stop": func(_ *world, f folder) error {
+			return errors.Join(makeFolder(f), f.mount(mebibyte), f.save(record{BootID: bootID, Spec: one, Started: true, Removing: true}))
+		},
+		"of something newer": func(_ *world, f folder) error {
+			return errors.Join(makeFolder(f), os.WriteFile(f.record(), []byte(`{"apiVersion": "mps.partage.dev/v9"}`), 0o600))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			f := w.folder(one.ID)
+			if err := errors.Join(os.Mkdir(string(f), 0o700), leave(w, f)); err != nil {
+				t.Fatal(err)
+			}
+			// Not a session's.
+			foreign := filepath.Join(w.dir, "Not_a_session")
+			if err := os.Mkdir(foreign, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			s := w.supervisor()
+			eventually(t, "the remnants to be gone", func() bool { return len(s.List()) == 0 })
+			w.nothingLeft(one.ID)
+			if _, err := os.Stat(foreign); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestEnsureAfterCrash does not wait for the remnants to be gone.
+func TestEnsureAfterCrash(t *testing.T) {
+	w := newWorld(t)
+	f := w.folder(one.ID)
+	if err := errors.Join(makeFolder(f), f.mount(mebibyte)); err != nil {
+		t.Fatal(err)
+	}
+	s := w.supervisor()
+	status, err := s.Ensure(t.Context(), one)
+	if err != nil || status.Losses != 0 {
+		t.Errorf("got %v, %v", status, err)
+	}
+}
+
+// TestCrashInRestart: a loss is counted once, in whatever state the next supervisor
+// finds the session.
+func TestCrashInRestart(t *testing.T) {
+	w := newWorld(t)
+	first := w.other()
+	first.ensure(t, one)
+	w.script(script{Slow: time.Second})
+	r, err := w.folder(one.ID).load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	kill(t, r.Daemon.PID)
+	eventually(t, "the next daemon to be started", func() bool {
+		next, err := w.folder(one.ID).load()
+		return err == nil && next.Daemon != nil && next.Daemon.PID != r.Daemon.PID
+	})
+	first.end(unix.SIGKILL)
+	s := w.supervisor()
+	after := reaches(t, s, one.ID, mps.Running, 1)
+	inEffect(t, s, after)
+}
+
+// TestKilledAtAnyTime: after a supervisor was killed, the next one can start and
+// stop the session, and nothing is left.
+func TestKilledAtAnyTime(t *testing.T) {
+	w := newWorld(t)
+	for _, stopping := range []bool{false, true} {
+		for after := time.Millisecond; after < 100*time.Millisecond; after += 11 * time.Millisecond {
+			first := w.other()
+			if stopping {
+				first.ensure(t, one)
+			} else {
+				eventually(t, "the supervisor", func() bool { _, err := first.List(t.Context()); return err == nil })
+			}
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				if stopping {
+					_ = first.Stop(t.Context(), one.ID)
+				} else {
+					_, _ = first.Ensure(t.Context(), one)
+				}
+			}()
+			time.Sleep(after)
+			first.end(unix.SIGKILL)
+			<-done
+			second := w.other()
+			if status := second.ensure(t, one); status.Phase != mps.Running {
+				t.Errorf("stopping %t, after %s: got %v", stopping, after, status)
+			}
+			if err := second.Stop(t.Context(), one.ID); err != nil {
+				t.Errorf("stopping %t, after %s: %v", stopping, after, err)
+			}
+			w.nothingLeft(one.ID)
+			second.end(unix.SIGKILL)
+		}
+	}
+}

@@ -1,0 +1,329 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package supervisor
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/mps/control"
+	"github.com/partage-dev/partage/pkg/mps/process"
+)
+
+var one = mps.Spec{ID: "gpu-0", Devices: []string{gpuA}, ThreadPercentage: 25, Memory: map[string]int64{gpuA: 1 << 30}}
+
+func started(t *testing.T) (*world, *Supervisor, mps.Status) {
+	t.Helper()
+	w := newWorld(t)
+	s := w.supervisor()
+	status, err := s.Ensure(t.Context(), one)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w, s, status
+}
+
+func daemonOf(t *testing.T, s *Supervisor, id string) int {
+	t.Helper()
+	r, err := s.folder(id).load()
+	if err != nil || r.Daemon == nil {
+		t.Fatalf("no daemon: %v", err)
+	}
+	return r.Daemon.PID
+}
+
+// clientOf is a client of a session's control daemon.
+func clientOf(t *testing.T, s *Supervisor, id string) control.Client {
+	t.Helper()
+	c, err := (&daemon{options: s.options, folder: s.folder(id)}).client()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// inEffect checks what the servers of a session have for limits.
+func inEffect(t *testing.T, s *Supervisor, status mps.Status) {
+	t.Helper()
+	c := clientOf(t, s, status.Spec.ID)
+	for _, server := range status.Servers {
+		got, err := c.Limits(t.Context(), server, status.Spec)
+		if err == nil {
+			err = got.Check(status.Spec)
+		}
+		if err != nil {
+			t.Errorf("server %d: %v", server, err)
+		}
+	}
+}
+
+func TestDaemonEnds(t *testing.T) {
+	for name, test := range map[string]script{
+		"and leaves its server":      {},
+		"and hides what it has left": {Away: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.script(test)
+			s := w.supervisor()
+			before, err := s.Ensure(t.Context(), one)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var pipe, pipeAfter unix.Stat_t
+			if err := unix.Stat(before.PipeDir, &pipe); err != nil {
+				t.Fatal(err)
+			}
+			kept := filepath.Join(before.ShmDir, "kept")
+			if err := os.WriteFile(kept, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			kill(t, daemonOf(t, s, one.ID))
+			after := reaches(t, s, one.ID, mps.Running, 1)
+			if !strings.Contains(after.LastLoss, "control daemon") || !strings.Contains(after.LastLoss, "killed") || time.Since(after.LastLossTime) > time.Minute {
+				t.Errorf("got %q at %s", after.LastLoss, after.LastLossTime)
+			}
+			inEffect(t, s, after)
+			if id := (process.ID{PID: before.Servers[0]}); after.Servers[0] == id.PID {
+				t.Error("it is the same server")
+			} else if identity, err := process.Identify(id.PID); err == nil && identity.Alive() {
+				t.Errorf("the old server lives on")
+			}
+			// Containers have these two.
+			if err := unix.Stat(before.PipeDir, &pipeAfter); err != nil || pipe.Ino != pipeAfter.Ino {
+				t.Errorf("the pipe folder is another: %v", err)
+			}
+			if _, err := os.Stat(kept); err != nil {
+				t.Errorf("the shared memory is another: %v", err)
+			}
+			if err := s.Stop(t.Context(), one.ID); err != nil {
+				t.Error(err)
+			}
+			w.nothingLeft(one.ID)
+		})
+	}
+}
+
+func TestServerEnds(t *testing.T) {
+	_, s, before := started(t)
+	daemon := daemonOf(t, s, one.ID)
+	kill(t, before.Servers[0])
+	after := reaches(t, s, one.ID, mps.Running, 1)
+	if !strings.Contains(after.LastLoss, "server") || after.Servers[0] == before.Servers[0] || daemonOf(t, s, one.ID) != daemon {
+		t.Errorf("got %v", after)
+	}
+	inEffect(t, s, after)
+}
+
+// TestServerForAnotherUser: without multi-user MPS replaces a server that has no
+// clients any more, and nobody loses anything.
+func TestServerForAnotherUser(t *testing.T) {
+	w, s, before := started(t)
+	w.client(1000, before)
+	var after mps.Status
+	eventually(t, "a server for the client's user", func() bool {
+		after = statusOf(t, s, one.ID)
+		return after.Phase == mps.Running && len(after.Servers) == 1 && after.Servers[0] != before.Servers[0]
+	})
+	if after.Losses != 0 {
+		t.Errorf("got %v", after)
+	}
+	inEffect(t, s, after)
+	// Nobody waits for the next one.
+	kill(t, after.Servers[0])
+	reaches(t, s, one.ID, mps.Running, 1)
+
+	// A server that crashes while another user's client waits.
+	w.client(2000, after)
+	eventually(t, "a client", func() bool { return len(statusOf(t, s, one.ID).Clients) == 1 })
+	waiting := w.client(3000, after)
+	eventually(t, "another client to wait", func() bool { return w.logged(one.ID, fmt.Sprintf("NEW CLIENT %d ", waiting.Process.Pid)) })
+	kill(t, statusOf(t, s, one.ID).Servers[0])
+	reaches(t, s, one.ID, mps.Running, 2)
+}
+
+func TestUser(t *testing.T) {
+	f := folder(t.TempDir())
+	if err := os.Mkdir(string(f.logs()), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	text := "[Control 1] mps.Starting new server 77 for user 1000\n[Control 1] mps.Starting new server 7 for user 5\n"
+	if err := os.WriteFile(f.logs().path("control.log"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for server, want := range map[int]string{77: "1000", 7: "5", os.Getpid(): strconv.Itoa(os.Geteuid()), 1 << 30: ""} {
+		if got := f.logs().serverUser(server); got != want {
+			t.Errorf("server %d: got user %q, want %q", server, got, want)
+		}
+	}
+}
+
+func TestFault(t *testing.T) {
+	w, s, _ := started(t)
+	w.script(script{State: "FAULT", Clients: []int{os.Getpid()}})
+	faulted := reaches(t, s, one.ID, mps.Faulted, 1)
+	if !strings.Contains(faulted.Message, "have ended") || !strings.Contains(faulted.LastLoss, "fault") {
+		t.Errorf("got %v", faulted)
+	}
+	if _, err := s.Ensure(t.Context(), one); !errors.Is(err, mps.ErrFaulted) {
+		t.Errorf("got %v", err)
+	}
+	// It is one loss, however often it is looked at, and however it ends.
+	w.script(script{State: "INITIALIZING"})
+	reaches(t, s, one.ID, mps.Starting, 1)
+	w.script(script{Clients: []int{1, 2}})
+	recovered := reaches(t, s, one.ID, mps.Running, 1)
+	if recovered.Message != "" {
+		t.Errorf("got %q", recovered.Message)
+	}
+	eventually(t, "clients to be known", func() bool { return len(statusOf(t, s, one.ID).Clients) == 2 })
+	w.script(script{State: "FAULT"})
+	reaches(t, s, one.ID, mps.Faulted, 2)
+	kill(t, daemonOf(t, s, one.ID))
+	w.script(script{})
+	reaches(t, s, one.ID, mps.Running, 2)
+}
+
+// TestFaultThatNobodySaw: clients that end at once let the server recover between two
+// looks.
+func TestFaultThatNobodySaw(t *testing.T) {
+	w, s, _ := started(t)
+	w.script(script{State: "INITIALIZING"})
+	reaches(t, s, one.ID, mps.Starting, 1)
+	w.script(script{})
+	after := reaches(t, s, one.ID, mps.Running, 1)
+	if !strings.Contains(after.LastLoss, "fault") {
+		t.Errorf("got %q", after.LastLoss)
+	}
+	// A server is watched once, however often it comes back.
+	watching := 0
+	infos, err := filepath.Glob("/proc/self/fdinfo/*")
+	for _, path := range infos {
+		if data, err := os.ReadFile(path); err == nil && strings.Contains(string(data), "Pid:\t"+strconv.Itoa(after.Servers[0])+"\n") {
+			watching++
+		}
+	}
+	if watching != 1 || err != nil {
+		t.Errorf("%d descriptors of the server, %v", watching, err)
+	}
+}
+
+// TestServerHasEnded: neither a daemon that has not noticed yet nor a PID that is
+// used again make a server that has ended look alive.
+func TestServerHasEnded(t *testing.T) {
+	w, s, before := started(t)
+	w.script(script{Claim: before.Servers[0]})
+	kill(t, before.Servers[0])
+	eventually(t, "it to be noticed", func() bool { return statusOf(t, s, one.ID).Phase != mps.Running })
+	w.script(script{})
+	reaches(t, s, one.ID, mps.Running, 1)
+
+	sess := s.sessions[one.ID]
+	if err := sess.lock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	sess.daemon.record.Servers[0].Start--
+	sess.unlock()
+	reaches(t, s, one.ID, mps.Running, 2)
+}
+
+// TestDefaultsOfTheNextServer: clients may come before the limits of a server itself
+// could be set.
+func TestDefaultsOfTheNextServer(t *testing.T) {
+	_, s, before := started(t)
+	c := clientOf(t, s, one.ID)
+	other := one
+	other.ThreadPercentage = 90
+	if err := c.SetLimits(t.Context(), other, 0); err != nil {
+		t.Fatal(err)
+	}
+	kill(t, before.Servers[0])
+	reaches(t, s, one.ID, mps.Running, 1)
+	if got, err := c.Limits(t.Context(), 0, one); err != nil || got.Check(one) != nil {
+		t.Errorf("got %v, %v", got, err)
+	}
+}
+
+func TestSilentDaemon(t *testing.T) {
+	w := newWorld(t)
+	w.options.CommandLimit = time.Second / 2
+	s := w.supervisor()
+	if _, err := s.Ensure(t.Context(), one); err != nil {
+		t.Fatal(err)
+	}
+	daemon := daemonOf(t, s, one.ID)
+	// With a client that would notice, it is only reported.
+	w.script(script{Clients: []int{os.Getpid()}})
+	eventually(t, "the client to be known", func() bool { return len(statusOf(t, s, one.ID).Clients) == 1 })
+	w.script(script{Hang: true})
+	eventually(t, "silence to be noticed", func() bool { return statusOf(t, s, one.ID).Phase == mps.Failed })
+	if got := daemonOf(t, s, one.ID); got != daemon {
+		t.Errorf("the daemon was replaced")
+	}
+	w.script(script{})
+	eventually(t, "the daemon to answer", func() bool { return statusOf(t, s, one.ID).Phase == mps.Running })
+}
+
+// TestSilentDaemonIsReplaced: nobody would ever start again with it.
+func TestSilentDaemonIsReplaced(t *testing.T) {
+	w := newWorld(t)
+	w.options.CommandLimit = time.Second / 2
+	s := w.supervisor()
+	if _, err := s.Ensure(t.Context(), one); err != nil {
+		t.Fatal(err)
+	}
+	daemon := daemonOf(t, s, one.ID)
+	if err := unix.Kill(daemon, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	after := reaches(t, s, one.ID, mps.Running, 1)
+	if !strings.Contains(after.LastLoss, "does not answer") || daemonOf(t, s, one.ID) == daemon {
+		t.Errorf("got %v", after)
+	}
+}
+
+func TestUnmounted(t *testing.T) {
+	for name, path := range map[string]func(mps.Status) string{
+		"pipe": func(s mps.Status) string { return s.PipeDir },
+		"shm":  func(s mps.Status) string { return s.ShmDir },
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, s, before := started(t)
+			if err := unix.Unmount(path(before), unix.MNT_DETACH); err != nil {
+				t.Fatal(err)
+			}
+			after := reaches(t, s, one.ID, mps.Running, 1)
+			if !strings.Contains(after.LastLoss, "unmounted "+path(before)) {
+				t.Errorf("got %q", after.LastLoss)
+			}
+			if missing, err := s.folder(one.ID).unmounted(); len(missing) > 0 || err != nil {
+				t.Errorf("not mounted: %v, %v", missing, err)
+			}
+		})
+	}
+}
+
+func TestBoundLogs(t *testing.T) {
+	_, _, status := started(t)
+	path := filepath.Join(filepath.Dir(status.PipeDir), "log", "control.log")
+	if err := os.WriteFile(path, []byte(strings.Repeat("line\n", maxLog/5+1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the log to be short", func() bool {
+		info, err := os.Stat(path)
+		return err == nil && info.Size() < maxLog/2
+	})
+	if info, err := os.Stat(path + ".old"); err != nil || info.Size() == 0 {
+		t.Errorf("got %v, %v", info, err)
+	}
+}

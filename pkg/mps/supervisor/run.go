@@ -1,0 +1,132 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/gofrs/flock"
+	"google.golang.org/grpc"
+	"k8s.io/klog/v2"
+
+	"github.com/partage-dev/partage/pkg/mps"
+)
+
+const (
+	lockName      = "supervisor.lock"
+	lockInterval  = 100 * time.Millisecond
+	shutdownLimit = 20 * time.Second
+)
+
+// Run runs a supervisor that serves its sessions on a socket, until ctx ends. It
+// waits for another supervisor that still has the folder: the pod of an upgrade may
+// start before the old one has ended.
+func Run(ctx context.Context, options Options) (err error) {
+	logger := klog.FromContext(ctx)
+	if err := os.MkdirAll(options.Dir, folderMode); err != nil {
+		return fmt.Errorf("make the folder of MPS sessions: %w", err)
+	}
+	lock, err := acquireLock(ctx, filepath.Join(options.Dir, lockName))
+	if lock == nil || err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, lock.Unlock()) }()
+
+	// Sessions that are adopted end with this supervisor, so it listens first.
+	socket := filepath.Join(options.Dir, mps.SocketName)
+	listener, err := listen(ctx, socket)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.Remove(socket)) }()
+	supervisor, err := New(ctx, options)
+	if err != nil {
+		return errors.Join(err, listener.Close())
+	}
+	// ctx has ended by then.
+	shutdown := context.WithoutCancel(ctx)
+	defer func() {
+		limited, cancel := context.WithTimeout(shutdown, shutdownLimit)
+		defer cancel()
+		err = errors.Join(err, supervisor.Close(limited))
+		logger.Info("MPS supervisor ended")
+	}()
+	logger.Info("MPS supervisor is ready", "socket", socket, "sessions", len(supervisor.List()))
+	return serve(ctx, supervisor, listener)
+}
+
+// acquireLock returns nil if ctx ended before the lock was free.
+func acquireLock(ctx context.Context, path string) (*flock.Flock, error) {
+	lock := flock.New(path)
+	locked, err := lock.TryLock()
+	if err == nil && !locked {
+		klog.FromContext(ctx).Info("Another MPS supervisor still has the folder, waiting for its end", "lock", path)
+		locked, err = lock.TryLockContext(ctx, lockInterval)
+	}
+	if !locked && ctx.Err() != nil {
+		return nil, nil //nolint:nilnil,nilerr // as said
+	}
+	if err != nil {
+		return nil, fmt.Errorf("lock the folder of MPS sessions: %w", err)
+	}
+	return lock, nil
+}
+
+// listen listens on the path, where an earlier supervisor may have left its socket.
+// The caller has the lock, so nothing listens on that one.
+func listen(ctx context.Context, path string) (net.Listener, error) {
+	// At no time is there a socket that others may connect to.
+	temporary := path + ".new"
+	if len(temporary) > maxSocketPath {
+		return nil, fmt.Errorf("listen on %s: the path has %d bytes, a socket's has at most %d: use a shorter folder",
+			temporary, len(temporary), maxSocketPath)
+	}
+	if err := os.Remove(temporary); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("listen on %s: %w", path, err)
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", temporary)
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", path, err)
+	}
+	if unix, ok := listener.(*net.UnixListener); ok {
+		unix.SetUnlinkOnClose(false) // it is renamed
+	}
+	if err := errors.Join(os.Chmod(temporary, 0o600), os.Rename(temporary, path)); err != nil {
+		return nil, errors.Join(fmt.Errorf("listen on %s: %w", path, err), listener.Close())
+	}
+	return listener, nil
+}
+
+// serve serves until ctx ends. Calls in progress are then canceled, and serve waits
+// until they have undone what they began.
+func serve(ctx context.Context, supervisor *Supervisor, listener net.Listener) error {
+	logger := klog.FromContext(ctx)
+	server := grpc.NewServer(grpc.WaitForHandlers(true), grpc.UnaryInterceptor(
+		func(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+			return handler(klog.NewContext(ctx, logger), request)
+		}))
+	mps.Register(server, supervisor)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	served := make(chan struct{})
+	defer close(served)
+	wg.Go(func() {
+		select {
+		case <-ctx.Done():
+		case <-served:
+		}
+		server.Stop()
+	})
+	if err := server.Serve(listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+		return fmt.Errorf("serve MPS sessions: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,215 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package supervisor
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/test/gpusim/cuda"
+	gpusim "github.com/partage-dev/partage/test/gpusim/mps"
+	"github.com/partage-dev/partage/test/gpusim/sysroot"
+)
+
+// script is how the simulated driver's programs misbehave. It is read anew by every
+// program that starts.
+type script struct {
+	// Exit makes a daemon end at once with this message.
+	Exit string `json:"exit,omitempty"`
+	// Slow is how long a daemon takes before it listens.
+	Slow time.Duration `json:"slow,omitempty"`
+	// Stay makes the daemon not react to quit and SIGTERM.
+	Stay bool `json:"stay,omitempty"`
+	// NoServer makes servers fail as soon as they are started.
+	NoServer bool `json:"noServer,omitempty"`
+	// Away makes servers lead a session of their own, without the mark.
+	Away bool `json:"away,omitempty"`
+
+	// The others change what the daemon seems to answer.
+
+	// Hang: nothing.
+	Hang bool `json:"hang,omitempty"`
+	// State, Clients and Percentage of its servers.
+	State      string `json:"state,omitempty"`
+	Clients    []int  `json:"clients,omitempty"`
+	Percentage string `json:"percentage,omitempty"`
+	// IgnoreDefault and IgnoreServer: limits cannot be set.
+	IgnoreDefault bool `json:"ignoreDefault,omitempty"`
+	IgnoreServer  bool `json:"ignoreServer,omitempty"`
+	// Claim is a PID that it calls its server.
+	Claim int `json:"claim,omitempty"`
+}
+
+// script changes how the driver misbehaves from now on.
+func (w *world) script(s script) {
+	w.Helper()
+	data, err := json.Marshal(s)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(w.root, "script.tmp"), data, 0o644)
+	}
+	if err == nil {
+		err = os.Rename(filepath.Join(w.root, "script.tmp"), filepath.Join(w.root, "script.json"))
+	}
+	if err != nil {
+		w.Fatal(err)
+	}
+}
+
+func readScript() (s script, err error) {
+	// The program is at <root>/usr/bin/….
+	data, err := os.ReadFile(filepath.Join(filepath.Dir(os.Args[0]), "../../script.json"))
+	if err == nil {
+		err = json.Unmarshal(data, &s)
+	}
+	return s, err
+}
+
+func runControlDaemon(args []string) error {
+	s, err := readScript()
+	if err != nil {
+		return err
+	}
+	if s.Exit != "" {
+		return errors.New(s.Exit)
+	}
+	// A start that is slow ends with the process only.
+	time.Sleep(s.Slow)
+	if err := writeSeen(args); err != nil {
+		return err
+	}
+	d, err := gpusim.StartDaemon(gpusim.DaemonOptions{MultiUser: slices.Contains(args, "-multiuser-server"), Log: os.Stderr})
+	if err != nil {
+		return err
+	}
+	if s.Stay {
+		signal.Ignore(syscall.SIGTERM)
+	} else {
+		signals := terminated()
+		go func() {
+			<-signals
+			d.Stop()
+		}()
+	}
+	d.Serve()
+	return nil
+}
+
+// writeSeen tells the test what a daemon sees.
+func writeSeen(args []string) error {
+	seen := map[string]string{"args": strings.Join(args, " ")}
+	for _, name := range []string{"CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY", "LD_LIBRARY_PATH"} {
+		seen[name] = os.Getenv(name)
+	}
+	data, err := json.Marshal(seen)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile("/dev/shm/seen.json", data, 0o600)
+}
+
+// runControlClient passes commands on, one by one, unless the script has the answer.
+func runControlClient() error {
+	s, err := readScript()
+	if err != nil {
+		return err
+	}
+	if s.Hang {
+		<-terminated()
+		return nil
+	}
+	var failed error
+	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+		command, answer, known := s.translate(lines.Text())
+		if known {
+			if answer != "" {
+				fmt.Println(answer)
+			}
+			continue
+		}
+		err := gpusim.Control(context.Background(), gpusim.PipeDirectory(), strings.NewReader(command+"\n"), os.Stdout)
+		if err != nil && !errors.Is(err, gpusim.ErrCommand) {
+			return err
+		}
+		failed = errors.Join(failed, err)
+	}
+	return failed
+}
+
+// translate returns the answer to a command, if it is known, or the command to give
+// to the daemon.
+func (s script) translate(line string) (command, answer string, known bool) {
+	words := strings.Fields(line)
+	if len(words) == 0 {
+		return "", "", true
+	}
+	limit := strings.HasSuffix(words[0], "active_thread_percentage") || strings.HasSuffix(words[0], "device_pinned_mem_limit")
+	set, ofDefault := strings.HasPrefix(words[0], "set_"), strings.Contains(words[0], "_default_")
+	ofClaimed := s.Claim != 0 && len(words) > 1 && words[1] == strconv.Itoa(s.Claim)
+	switch {
+	case words[0] == "quit" && s.Stay:
+		return "", "", true
+	case words[0] == "get_server_list" && s.Claim != 0:
+		return "", strconv.Itoa(s.Claim), true
+	case words[0] == "get_server_status" && s.State != "":
+		return "", s.State, true
+	case words[0] == "get_server_status" && ofClaimed:
+		return "", "ACTIVE", true
+	case words[0] == "get_client_list" && (len(s.Clients) > 0 || ofClaimed):
+		return "", strings.Trim(strings.Join(strings.Fields(fmt.Sprint(s.Clients)), "\n"), "[]"), true
+	case set && ofDefault && s.IgnoreDefault, set && limit && !ofDefault && s.IgnoreServer:
+		return "", "", true
+	case words[0] == "get_active_thread_percentage" && s.Percentage != "":
+		return "", s.Percentage, true
+	case limit && ofClaimed && !ofDefault:
+		// As if it were one of the next servers.
+		return strings.Join(append([]string{strings.Replace(words[0], "et_", "et_default_", 1)}, words[2:]...), " "), "", false
+	}
+	return line, "", false
+}
+
+func runServer() error {
+	s, err := readScript()
+	if err != nil {
+		return err
+	}
+	if s.NoServer {
+		return errors.New("no server")
+	}
+	const away = "PARTAGE_TEST_AWAY=1"
+	if env := os.Environ(); s.Away && !slices.Contains(env, away) {
+		env = slices.DeleteFunc(append(env, away), func(v string) bool { return strings.HasPrefix(v, folder("").mark().Env) })
+		if _, err := unix.Setsid(); err != nil {
+			return err
+		}
+		return unix.Exec("/proc/self/exe", os.Args, env)
+	}
+	return gpusim.RunServer()
+}
+
+// runClient is a CUDA program in a container that has these two mounted.
+func runClient(pipe, shm string) error {
+	root := filepath.Join(filepath.Dir(os.Args[0]), "../..")
+	m, err := sysroot.Load(root)
+	if err != nil {
+		return err
+	}
+	if _, err = gpusim.Connect(context.Background(), gpusim.ClientOptions{Pipe: pipe, Shared: shm, Here: cuda.Here(m, root)}); err != nil {
+		return err
+	}
+	<-terminated()
+	return nil
+}

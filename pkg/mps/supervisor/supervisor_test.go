@@ -1,0 +1,402 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package supervisor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/pkg/mps"
+)
+
+func TestSession(t *testing.T) {
+	w := newWorld(t)
+	s := w.supervisor()
+	spec := mps.Spec{
+		ID: "gpu-0", Devices: []string{gpuA, gpuB}, ThreadPercentage: 25, MultiUser: true,
+		Memory: map[string]int64{gpuA: 10 << 30, gpuB: 1500<<20 + 7},
+	}
+	got, err := s.Ensure(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := mps.Status{Spec: spec, Phase: mps.Running, PipeDir: w.dir + "/gpu-0/pipe", ShmDir: w.dir + "/gpu-0/shm"}
+	if diff := cmp.Diff(want, got, cmpopts.IgnoreFields(mps.Status{}, "Servers")); diff != "" || len(got.Servers) != 1 {
+		t.Errorf("servers %v, -want +got:\n%s", got.Servers, diff)
+	}
+	if again, err := s.Ensure(t.Context(), spec); err != nil || !cmp.Equal(got, again) {
+		t.Errorf("again: %v, %s", err, cmp.Diff(got, again))
+	}
+
+	// The daemon's /dev/shm is the session's.
+	var seen map[string]string
+	data, err := os.ReadFile(filepath.Join(got.ShmDir, "seen.json"))
+	if err == nil {
+		err = json.Unmarshal(data, &seen)
+	}
+	wantSeen := map[string]string{
+		"args": "-f -multiuser-server", "CUDA_VISIBLE_DEVICES": gpuA + "," + gpuB, "CUDA_MPS_PIPE_DIRECTORY": got.PipeDir,
+		"LD_LIBRARY_PATH": seen["LD_LIBRARY_PATH"],
+	}
+	if diff := cmp.Diff(wantSeen, seen); err != nil || diff != "" || !strings.Contains(seen["LD_LIBRARY_PATH"], w.root+"/usr/lib64") {
+		t.Errorf("the daemon saw: %v, -want +got:\n%s\n%s", err, diff, seen["LD_LIBRARY_PATH"])
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(got.ShmDir, &st); err != nil || st.Type != unix.TMPFS_MAGIC || st.Flags&unix.ST_NODEV == 0 || st.Flags&unix.ST_NOSUID == 0 {
+		t.Errorf("shm: %v, type %x, flags %x", err, st.Type, st.Flags)
+	}
+	if info, err := os.Stat(got.ShmDir); err != nil || info.Mode().Perm() != 0o777 || info.Mode()&os.ModeSticky == 0 {
+		t.Errorf("shm has mode %v, %v", info.Mode(), err)
+	}
+
+	for range 2 {
+		if err := s.Stop(t.Context(), "gpu-0"); err != nil {
+			t.Error(err)
+		}
+	}
+	w.nothingLeft("gpu-0")
+	if left := s.List(); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+func TestChangeLimits(t *testing.T) {
+	w := newWorld(t)
+	s := w.supervisor()
+	spec := mps.Spec{ID: "gpu-0", Devices: []string{gpuA}, ThreadPercentage: 25, Memory: map[string]int64{gpuA: 1 << 30}}
+	first, err := s.Ensure(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	raised := spec.Clone()
+	raised.ThreadPercentage, raised.Memory[gpuA] = 50, 3<<30
+	second, err := s.Ensure(t.Context(), raised)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(raised, second.Spec); diff != "" || !cmp.Equal(first.Servers, second.Servers) || second.Losses != 0 {
+		t.Errorf("servers %v then %v, %d losses, -want +got:\n%s", first.Servers, second.Servers, second.Losses, diff)
+	}
+	c := clientOf(t, s, "gpu-0")
+	for _, server := range []int{0, second.Servers[0]} {
+		if got, err := c.Limits(t.Context(), server, raised); err != nil || got.Check(raised) != nil {
+			t.Errorf("server %d: %v, %v", server, got, err)
+		}
+	}
+
+	// Refused, and nothing is changed.
+	for name, test := range map[string]struct {
+		change func(*mps.Spec)
+		want   string
+	}{
+		"devices":    {func(s *mps.Spec) { s.Devices = []string{gpuB}; s.Memory = nil }, gpuB},
+		"multi-user": {func(s *mps.Spec) { s.MultiUser = true }, "multi-user"},
+		"no memory":  {func(s *mps.Spec) { s.Memory = nil }, "whole memory"},
+	} {
+		other := raised.Clone()
+		test.change(&other)
+		if _, err := s.Ensure(t.Context(), other); !errors.Is(err, mps.ErrDiffers) || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+	if diff := cmp.Diff(second, statusOf(t, s, "gpu-0")); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+
+	// A daemon that only pretends.
+	w.script(script{IgnoreServer: true})
+	higher := raised.Clone()
+	higher.ThreadPercentage = 75
+	if _, err := s.Ensure(t.Context(), higher); err == nil || !strings.Contains(err.Error(), "percentage is 50, want 75") {
+		t.Errorf("got %v", err)
+	}
+	w.script(script{})
+	if got := statusOf(t, s, "gpu-0"); !cmp.Equal(got.Spec, raised) {
+		t.Errorf("got %v", got.Spec)
+	}
+}
+
+// TestLimitsAreKept: whoever is root in a container can reach the daemon.
+func TestLimitsAreKept(t *testing.T) {
+	w := newWorld(t)
+	s := w.supervisor()
+	spec := mps.Spec{ID: "gpu-0", Devices: []string{gpuA}, ThreadPercentage: 25}
+	status, err := s.Ensure(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := clientOf(t, s, "gpu-0")
+	other := spec
+	other.ThreadPercentage = 90
+	if err := c.SetLimits(t.Context(), other, status.Servers[0]); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the limit to be as before", func() bool {
+		got, err := c.Limits(t.Context(), status.Servers[0], spec)
+		return err == nil && got.Check(spec) == nil
+	})
+}
+
+func TestStartFails(t *testing.T) {
+	for name, test := range map[string]struct {
+		script script
+		want   []string
+	}{
+		"daemon ends":        {script{Exit: "no GPU of that name"}, []string{"ended: exit status 1", "no GPU of that name", "daemon.log"}},
+		"server ends":        {script{NoServer: true}, []string{"exited with status 1"}},
+		"daemon lies":        {script{IgnoreDefault: true}, []string{"limits of future servers are not in effect", "percentage is 100, want 25"}},
+		"server lies":        {script{IgnoreServer: true, Percentage: "100.0"}, []string{"limits of the server with PID", "percentage is 100, want 25"}},
+		"server never ready": {script{State: "INITIALIZING"}, []string{"its state is INITIALIZING", "too late"}},
+		"server is faulted":  {script{State: "FAULT"}, []string{"its state is FAULT"}},
+		"daemon hangs":       {script{Hang: true}, []string{"does not answer", "too late"}},
+		"daemon stays":       {script{Stay: true, IgnoreDefault: true}, []string{"not in effect"}},
+		"daemon is slow":     {script{Slow: time.Minute}, []string{"does not answer", "too late"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			s := w.supervisor()
+			w.script(test.script)
+			limit := time.Minute
+			if slices.Contains(test.want, "too late") {
+				limit = 2 * time.Second
+			}
+			ctx, cancel := context.WithTimeoutCause(t.Context(), limit, errors.New("too late"))
+			defer cancel()
+			_, err := s.Ensure(ctx, mps.Spec{ID: "gpu-0", Devices: []string{gpuA}, ThreadPercentage: 25})
+			if err == nil {
+				t.Fatal("no error")
+			}
+			for _, want := range append(test.want, "MPS session gpu-0 on "+gpuA) {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("lacks %q: %v", want, err)
+				}
+			}
+			w.nothingLeft("gpu-0")
+			if left := s.List(); len(left) > 0 {
+				t.Errorf("left: %v", left)
+			}
+			// And then it works.
+			w.script(script{})
+			if _, err := s.Ensure(t.Context(), mps.Spec{ID: "gpu-0", Devices: []string{gpuA}, ThreadPercentage: 25}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestStartHangs: what was seen of a server is said also when there is no answer
+// any more.
+func TestStartHangs(t *testing.T) {
+	w := newWorld(t)
+	s := w.supervisor()
+	w.script(script{State: "INITIALIZING"})
+	failed := make(chan error, 1)
+	go func() {
+		_, err := s.Ensure(t.Context(), one)
+		failed <- err
+	}()
+	// The first time is before there is a server, and its state is asked for between
+	// the next two.
+	eventually(t, "the servers to be listed again", func() bool {
+		log, err := os.ReadFile(w.folder(one.ID).logs().path("control.log"))
+		return err == nil && strings.Count(string(log), "Cmd:get_server_list") > 2
+	})
+	w.script(script{Hang: true})
+	err := <-failed
+	for _, want := range []string{"no answer within", "its state is INITIALIZING"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("lacks %q: %v", want, err)
+		}
+	}
+}
+
+func TestNoDriver(t *testing.T) {
+	w := newWorld(t)
+	w.options.Roots.Driver = t.TempDir()
+	s := w.supervisor()
+	_, err := s.Ensure(t.Context(), mps.Spec{ID: "gpu-0", Devices: []string{gpuA}})
+	if !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), programName) {
+		t.Errorf("got %v", err)
+	}
+	w.nothingLeft("gpu-0")
+}
+
+func TestCancelledStart(t *testing.T) {
+	w := newWorld(t)
+	s := w.supervisor()
+	w.script(script{Slow: time.Minute})
+	ctx, cancel := context.WithCancelCause(t.Context())
+	failed := make(chan error, 1)
+	go func() {
+		_, err := s.Ensure(ctx, mps.Spec{ID: "gpu-0", Devices: []string{gpuA}})
+		failed <- err
+	}()
+	eventually(t, "the start", func() bool { return len(mustMark(t, w.folder("gpu-0"))) > 0 })
+	cancel(errors.New("the kubelet has hung up"))
+	if err := <-failed; err == nil || !strings.Contains(err.Error(), "the kubelet has hung up") {
+		t.Errorf("got %v", err)
+	}
+	w.nothingLeft("gpu-0")
+}
+
+func TestTooLongPath(t *testing.T) {
+	w := newWorld(t)
+	w.options.Dir = filepath.Join(w.dir, strings.Repeat("x", 60))
+	s := w.supervisor()
+	if _, err := s.Ensure(t.Context(), mps.Spec{ID: "gpu-0000-1b-00-0-mig-1g10gb-4", Devices: []string{gpuA}}); !errors.Is(err, mps.ErrInvalid) ||
+		!strings.Contains(err.Error(), "at most 107") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestIndependent: a session that hangs holds up nobody, and calls about one take
+// turns.
+func TestIndependent(t *testing.T) {
+	w := newWorld(t)
+	w.options.CommandLimit = time.Minute
+	s := w.supervisor()
+	if _, err := s.Ensure(t.Context(), mps.Spec{ID: "a", Devices: []string{gpuA}}); err != nil {
+		t.Fatal(err)
+	}
+	daemon := s.sessions["a"].daemon.process.PID
+	if err := unix.Kill(daemon, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	stuck := make(chan error, 1)
+	go func() {
+		_, err := s.Ensure(t.Context(), mps.Spec{ID: "a", Devices: []string{gpuA}, ThreadPercentage: 10})
+		stuck <- err
+	}()
+	for range 3 {
+		if _, err := s.Ensure(t.Context(), mps.Spec{ID: "b", Devices: []string{gpuB}}); err != nil {
+			t.Error(err)
+		}
+		if err := s.Stop(t.Context(), "b"); err != nil {
+			t.Error(err)
+		}
+	}
+	select {
+	case err := <-stuck:
+		t.Errorf("the daemon that was stopped has answered: %v", err)
+	default:
+	}
+	if err := unix.Kill(daemon, unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-stuck; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTurns(t *testing.T) {
+	w := newWorld(t)
+	s := w.supervisor()
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			if i%2 == 0 {
+				if _, err := s.Ensure(t.Context(), mps.Spec{ID: "a", Devices: []string{gpuA}, ThreadPercentage: 10 + i}); err != nil {
+					t.Errorf("ensure: %v", err)
+				}
+				return
+			}
+			if err := s.Stop(t.Context(), "a"); err != nil {
+				t.Errorf("stop: %v", err)
+			}
+		})
+	}
+	wg.Wait()
+	if err := s.Stop(t.Context(), "a"); err != nil {
+		t.Error(err)
+	}
+	w.nothingLeft("a")
+}
+
+// TestStopWhileBusy: a Stop that gives up does not leave a session that nobody looks
+// after.
+func TestStopWhileBusy(t *testing.T) {
+	w := newWorld(t)
+	s := w.supervisor()
+	if _, err := s.Ensure(t.Context(), one); err != nil {
+		t.Fatal(err)
+	}
+	sess := s.sessions[one.ID]
+	if err := sess.lock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := s.Stop(ctx, one.ID); err == nil || !strings.Contains(err.Error(), "busy") {
+		t.Errorf("got %v", err)
+	}
+	sess.unlock()
+	kill(t, daemonOf(t, s, one.ID))
+	reaches(t, s, one.ID, mps.Running, 1)
+
+	// Nor one that was never begun.
+	never := s.newSession("never")
+	s.sessions["never"] = never
+	if err := never.lock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Stop(ctx, "never"); err == nil {
+		t.Error("no error")
+	}
+	never.unlock()
+	eventually(t, "it to be forgotten", func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.sessions["never"] == nil
+	})
+	w.nothingLeft("never")
+}
+
+// TestStopGoesOn: what Stop could not finish is finished, by another Stop and
+// without one.
+func TestStopGoesOn(t *testing.T) {
+	for name, again := range map[string]bool{"by another": true, "by itself": false} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			s := w.supervisor()
+			status, err := s.Ensure(t.Context(), mps.Spec{ID: "a", Devices: []string{gpuA}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			// What is mounted below keeps it busy. It would be detached in the end, so
+			// there is no time for that.
+			below := filepath.Join(status.ShmDir, "below")
+			if err := errors.Join(os.Mkdir(below, 0o700), unix.Mount("t", below, "tmpfs", 0, "")); err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), w.options.EndLimit/4)
+			defer cancel()
+			err = s.Stop(ctx, "a")
+			if err == nil || !strings.Contains(err.Error(), "stop MPS session a") || !strings.Contains(err.Error(), "busy") {
+				t.Fatalf("got %v", err)
+			}
+			if got := statusOf(t, s, "a"); got.Phase != mps.Failed || !strings.Contains(got.Message, "unmount") {
+				t.Errorf("got %v", got)
+			}
+			if again {
+				if err := s.Stop(t.Context(), "a"); err != nil {
+					t.Error(err)
+				}
+			}
+			eventually(t, "it to be gone", func() bool { return len(s.List()) == 0 })
+			w.nothingLeft("a")
+		})
+	}
+}

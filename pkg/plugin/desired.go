@@ -1,0 +1,180 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	"github.com/partage-dev/partage/pkg/claim"
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/logchange"
+	"github.com/partage-dev/partage/pkg/panics"
+	"github.com/partage-dev/partage/pkg/policy"
+)
+
+// withdrawalGrace is for how long a device stays published that the policy does
+// not offer any more and no claim is known to have. The scheduler may have
+// allocated it just before, and the kubelet asks for it a moment later.
+const withdrawalGrace = 10 * time.Minute
+
+// reasonPolicyInvalid is the reason of an event.
+const reasonPolicyInvalid = "SharingPolicyInvalid"
+
+// storedSlices reads what the API server holds for this node.
+type storedSlices interface {
+	Stored(ctx context.Context) ([]resourceapi.ResourceSlice, error)
+}
+
+// desired decides which devices are to be published: those that the policy offers,
+// and those that must stay although it does not offer them any more, because
+// claims may have them. It is for one goroutine.
+type desired struct {
+	policies  PolicySource
+	limited   bool
+	stored    storedSlices
+	claims    ClaimSurveyor
+	requested *requestedDevices
+	readiness *readiness
+	events    claim.Events
+	grace     time.Duration
+	now       func() time.Time
+
+	// policy is the last valid one. As long as there is none it is not known what
+	// the admin wants: nothing new is published, and what is published stays.
+	policy *policy.Policy
+	// storedKnown says that the devices which were published before this plugin
+	// started are among needed.
+	storedKnown bool
+	// needed is when each device was last offered, or known to be a claim's.
+	needed map[string]time.Time
+	// built are the terms of the last inventory.
+	built device.Terms
+
+	policyProblem, inUseProblem logchange.Problem
+	panics                      panics.Repeated
+}
+
+// known reports whether it is known what is to be published. Until then what the
+// plugin before this one published stays as it is.
+func (d *desired) known() bool { return d.policy != nil && d.storedKnown }
+
+// noPolicy offers nothing.
+var noPolicy = &policy.Policy{}
+
+func (d *desired) terms() device.Terms {
+	terms := device.Terms{Policy: cmp.Or(d.policy, noPolicy), Limited: d.limited, Keep: make(map[string]bool, len(d.needed))}
+	for name := range d.needed {
+		terms.Keep[name] = true
+	}
+	return terms
+}
+
+// outdated reports whether an inventory that is built now may differ. It does not
+// compare inventories: a needed device that the hardware does not have is in none.
+func (d *desired) outdated() bool {
+	terms := d.terms()
+	return terms.Policy != d.built.Policy || !maps.Equal(terms.Keep, d.built.Keep)
+}
+
+// build makes the inventory of these GPUs.
+func (d *desired) build(ctx context.Context, node *gpu.Node) (inventory *device.Inventory, err error) {
+	defer d.panics.Recover(ctx, &err)
+	terms := d.terms()
+	inventory, err = device.NewInventory(node, terms)
+	if err != nil {
+		return nil, fmt.Errorf("build the inventory: %w", err)
+	}
+	d.built = terms
+	return inventory, nil
+}
+
+// readPolicy reads the policy. An invalid one leaves the last valid one in force.
+func (d *desired) readPolicy(ctx context.Context) {
+	found, err := d.policies.Read()
+	if err == nil {
+		d.policy = found
+	}
+	failed, notReady := "The sharing policy cannot be used, the last valid one stays in force", ""
+	if d.policy == nil && err != nil {
+		failed, notReady = "The sharing policy cannot be used, the published devices stay as they are", err.Error()
+	}
+	changed := d.policyProblem.Log(ctx, err, failed, "The sharing policy can be used again")
+	if err != nil && changed {
+		d.events.Warn(ctx, claim.Ref{}, reasonPolicyInvalid, err.Error())
+	}
+	d.readiness.setPolicy(ctx, notReady)
+}
+
+// readStored asks the API server, until it answers, what the plugin that ran here
+// before has published: it may have been allocated under a policy that has changed
+// since.
+func (d *desired) readStored(ctx context.Context) {
+	if d.storedKnown {
+		return
+	}
+	limited, cancel := context.WithTimeout(ctx, nodeTimeout)
+	defer cancel()
+	// Of all generations: it may have been stopped in the middle of an update.
+	stored, err := d.stored.Stored(limited)
+	if err != nil {
+		if ctx.Err() == nil {
+			d.readiness.setSlices(ctx, fmt.Sprintf("it is not known what was published before: %v", err))
+		}
+		return
+	}
+	for _, slice := range stored {
+		for _, published := range slice.Spec.Devices {
+			d.markNeeded(published.Name)
+		}
+	}
+	d.storedKnown = true
+}
+
+// updateNeeded determines which devices must stay. The inventory is the present one
+// with its status, or nil.
+func (d *desired) updateNeeded(ctx context.Context, inventory *device.Inventory) {
+	if inventory != nil {
+		d.markNeeded(offeredDevices(inventory)...)
+	}
+	d.markNeeded(d.requested.drain()...)
+	inUse, err := d.claims.InUse()
+	d.markNeeded(inUse...)
+	d.inUseProblem.Log(ctx, err, "It is not known which devices claims have, so that all stay", "It is known again which devices claims have")
+	if err != nil || !d.known() {
+		d.markNeeded(slices.Collect(maps.Keys(d.needed))...)
+		return
+	}
+	maps.DeleteFunc(d.needed, func(_ string, last time.Time) bool { return d.now().Sub(last) >= d.grace })
+}
+
+// markNeeded keeps devices for the time of grace from now.
+func (d *desired) markNeeded(names ...string) {
+	if d.needed == nil {
+		d.needed = map[string]time.Time{}
+	}
+	for _, name := range names {
+		d.needed[name] = d.now()
+	}
+}
+
+// offeredDevices are those of an inventory that are not withdrawn.
+func offeredDevices(inventory *device.Inventory) []string {
+	withdrawn := sets.New(inventory.Withdrawn()...)
+	var names []string
+	for _, d := range inventory.Devices() {
+		if !withdrawn.Has(d.Name) {
+			names = append(names, d.Name)
+		}
+	}
+	return names
+}

@@ -1,0 +1,293 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/klog/v2"
+
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/logchange"
+	"github.com/partage-dev/partage/pkg/panics"
+	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
+	"github.com/partage-dev/partage/pkg/plugin/publish"
+	"github.com/partage-dev/partage/pkg/policy"
+)
+
+// ErrStop ends Run when an error of Hardware.Open wraps it. Every other error of
+// the hardware is retried for ever.
+var ErrStop = errors.New("the plugin must be restarted")
+
+// Hardware finds the GPUs of this machine. Its methods return in bounded time,
+// with an error that wraps gpu.ErrHung where the hardware does not.
+type Hardware interface {
+	// Open returns an error that wraps gpu.ErrDriverNotLoaded while there is no
+	// driver. It is called again after it succeeded.
+	Open(ctx context.Context) error
+	Discover(ctx context.Context) (*gpu.Node, error)
+}
+
+// ClaimSurveyor knows what claims and others have on the GPUs. Its methods may be
+// called concurrently with all others.
+type ClaimSurveyor interface {
+	// SetInventory replaces the devices that claims can have.
+	SetInventory(inventory *device.Inventory)
+	// Survey compares the GPUs with what claims have. It does not wait for a GPU
+	// that is busy or does not answer.
+	Survey(ctx context.Context) device.Status
+	// InUse lists the devices that claims are known to have, by name. An error says
+	// that there may be more.
+	InUse() ([]string, error)
+}
+
+// gpuLoop follows the GPUs of this node. Discovering them takes long, and its
+// result seldom changes; surveying them is quick and done at every poll. The loop
+// hands what it finds to claims and to the publisher.
+type gpuLoop struct {
+	driverName, nodeName string
+	interval             time.Duration
+	hardware             Hardware
+	claims               ClaimSurveyor
+	publisher            interface{ SetInventory(*device.Inventory) }
+	reconciler           *reconciler
+	readiness            *readiness
+	startup              *startup
+	conditions           *conditionReporter
+	// surveyNow asks for a poll, failed for cleaning up.
+	surveyNow, failed loop.Trigger
+	// stop ends the driver.
+	stop func(error)
+
+	desired desired
+	state   nodeState
+	// discoveries has room for the one that may be in progress. It has a goroutine
+	// of its own, since a GPU that does not answer delays it.
+	discoveries         chan discovery
+	discovering         sync.WaitGroup
+	discoveryInProgress bool
+
+	// surveyed says that a survey has succeeded.
+	surveyed bool
+	// claimsBase is the inventory that claims were last given, without its status.
+	claimsBase *device.Inventory
+	// published are the slices that the publisher was last given.
+	published resourceslice.DriverResources
+
+	problems                      logchange.Set[string, error]
+	summary                       logchange.Value[string]
+	discoveryProblem              logchange.Problem
+	buildProblem                  logchange.Problem
+	surveyProblem                 logchange.Problem
+	discoveryPanics, surveyPanics panics.Repeated
+	policies                      logchange.Set[gpuPolicy, *gpu.GPU]
+}
+
+// gpuPolicy is a GPU under a policy.
+type gpuPolicy struct {
+	policy *policy.Policy
+	uuid   string
+}
+
+// run discovers the GPUs, cleans up what an earlier process left, lets calls
+// through and then keeps claims and slices up to date until ctx ends. Without a
+// driver it cleans up what can be cleaned up and waits: unpreparing must work.
+func (l *gpuLoop) run(ctx context.Context) {
+	defer l.reconciler.wait()
+	defer l.discovering.Wait()
+	defer l.startup.finish()
+	l.desired.readStored(ctx)
+	l.handleDiscovery(ctx, l.discover(ctx))
+	l.reconciler.runBounded(ctx)
+	// Claims can have partitions that others made, which only a survey finds.
+	l.survey(ctx)
+	l.startup.finish()
+
+	ticker := time.NewTicker(l.interval)
+	defer ticker.Stop()
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case found := <-l.discoveries:
+			l.discoveryInProgress = false
+			l.handleLaterDiscovery(ctx, found)
+			l.survey(ctx)
+		case <-ticker.C:
+			l.poll(ctx)
+		case <-l.surveyNow:
+			l.poll(ctx)
+		}
+	}
+}
+
+// poll follows the policy, surveys the GPUs, and starts a discovery if one is due.
+func (l *gpuLoop) poll(ctx context.Context) {
+	l.desired.readStored(ctx)
+	l.updateInventory(ctx)
+	l.survey(ctx)
+	if l.state.countPoll() && !l.discoveryInProgress {
+		l.discoveryInProgress = true
+		l.discovering.Go(func() { l.discoveries <- l.discover(ctx) })
+	}
+}
+
+// discover reads everything about all GPUs. It takes as long as the hardware
+// does, and ends soon after ctx does.
+func (l *gpuLoop) discover(ctx context.Context) (found discovery) {
+	defer l.discoveryPanics.Recover(ctx, &found.err)
+	if err := l.hardware.Open(ctx); err != nil {
+		return discovery{err: err}
+	}
+	node, err := l.hardware.Discover(ctx)
+	if err != nil {
+		return discovery{err: fmt.Errorf("discover the GPUs: %w", err)}
+	}
+	return discovery{node: node}
+}
+
+// handleLaterDiscovery also cleans up when the driver has appeared or returned:
+// what was left while it was away can be removed now.
+func (l *gpuLoop) handleLaterDiscovery(ctx context.Context, found discovery) {
+	appeared, returned := l.state.inventory == nil, l.state.driverGone != nil
+	l.handleDiscovery(ctx, found)
+	switch {
+	case found.err != nil:
+	case appeared:
+		l.reconciler.runBounded(ctx)
+	case returned:
+		l.failed.Fire()
+	}
+}
+
+// handleDiscovery builds an inventory of what was discovered, and hands it on.
+func (l *gpuLoop) handleDiscovery(ctx context.Context, found discovery) {
+	if errors.Is(found.err, ErrStop) {
+		l.stop(found.err)
+		return
+	}
+	if ctx.Err() != nil {
+		return
+	}
+	l.updateDesired(ctx)
+	if found.err == nil {
+		found.inventory, found.err = l.desired.build(ctx, found.node)
+	}
+	l.state.applyDiscovery(found)
+	switch {
+	case found.err == nil:
+		l.reportDiscovery(ctx, found)
+		l.claims.SetInventory(l.state.inventory.With(l.state.status()))
+		l.readiness.setHardware(ctx, "")
+	case l.state.inventory == nil, l.state.driverGone != nil:
+		l.readiness.setHardware(ctx, found.err.Error())
+	default:
+		l.discoveryProblem.Log(ctx, found.err, "The GPUs could not be discovered again, will retry", "")
+	}
+}
+
+// updateDesired brings up to date what is to be published.
+func (l *gpuLoop) updateDesired(ctx context.Context) {
+	l.desired.readPolicy(ctx)
+	var present *device.Inventory
+	if l.state.inventory != nil {
+		present = l.state.inventory.With(l.state.status())
+	}
+	l.desired.updateNeeded(ctx, present)
+}
+
+// updateInventory builds the inventory again when the policy, or what claims have,
+// may make a difference.
+func (l *gpuLoop) updateInventory(ctx context.Context) {
+	l.updateDesired(ctx)
+	if l.state.inventory == nil || !l.desired.outdated() {
+		return
+	}
+	inventory, err := l.desired.build(ctx, l.state.node)
+	l.buildProblem.Log(ctx, err, "The published devices stay as they are", "The published devices are up to date again")
+	if err != nil {
+		return
+	}
+	l.state.replaceInventory(inventory)
+	l.reportInventory(ctx, inventory)
+}
+
+// survey asks for the conditions of the GPUs, and hands them on if they have
+// changed. When that fails they stay as they were.
+func (l *gpuLoop) survey(ctx context.Context) {
+	if l.state.inventory == nil || ctx.Err() != nil {
+		return
+	}
+	surveyed, err := l.surveyClaims(ctx)
+	if ctx.Err() != nil {
+		return
+	}
+	l.surveyProblem.Log(ctx, err, "The GPUs could not be surveyed, their conditions stay as they were", "The GPUs can be surveyed again")
+	switch {
+	case err == nil:
+		l.state.applySurvey(surveyed)
+		l.surveyed = true
+	case !l.surveyed:
+		// Nothing is known of what must not be allocated.
+		l.readiness.setSlices(ctx, fmt.Sprintf("the GPUs could not be surveyed: %v", err))
+		return
+	}
+	status := l.state.status()
+	l.conditions.report(ctx, status)
+
+	now := l.state.inventory.With(status)
+	resources := publish.Resources(l.driverName, l.nodeName, now, publish.AllFeatures)
+	changed := !apiequality.Semantic.DeepEqual(resources, l.published)
+	if changed || l.claimsBase != l.state.inventory {
+		l.claims.SetInventory(now)
+	}
+	l.claimsBase = l.state.inventory
+	if changed && l.desired.known() {
+		l.published = resources
+		l.publisher.SetInventory(now)
+	}
+}
+
+func (l *gpuLoop) surveyClaims(ctx context.Context) (status device.Status, err error) {
+	defer l.surveyPanics.Recover(ctx, &err)
+	return l.claims.Survey(ctx), nil
+}
+
+// reportDiscovery logs what a discovery found where that has changed.
+func (l *gpuLoop) reportDiscovery(ctx context.Context, found discovery) {
+	l.reportInventory(ctx, found.inventory)
+	l.discoveryProblem.Log(ctx, nil, "", "")
+	gpus, devices := len(found.node.GPUs), len(l.state.inventory.Devices())
+	if l.summary.Set(fmt.Sprint(gpus, devices, found.node.DriverVersion)) {
+		klog.FromContext(ctx).Info("Discovered", "gpus", gpus, "devices", devices, "driverVersion", found.node.DriverVersion)
+	}
+}
+
+// reportInventory logs what cannot be published, and what the policy offers of each
+// GPU, where that has changed.
+func (l *gpuLoop) reportInventory(ctx context.Context, inventory *device.Inventory) {
+	logger := klog.FromContext(ctx)
+	problems, _ := l.problems.Update(inventory.Problems(), error.Error)
+	for _, problem := range problems {
+		logger.Error(problem, "Not everything can be published")
+	}
+	current := l.desired.policy
+	if current == nil {
+		return
+	}
+	gpus := make([]*gpu.GPU, len(l.state.node.GPUs))
+	for i := range l.state.node.GPUs {
+		gpus[i] = &l.state.node.GPUs[i]
+	}
+	appeared, _ := l.policies.Update(gpus, func(g *gpu.GPU) gpuPolicy { return gpuPolicy{current, g.UUID} })
+	for _, g := range appeared {
+		logger.Info("Sharing policy", "pciAddress", g.PCIAddress, "productName", g.ProductName, "offers", current.For(g).String())
+	}
+}

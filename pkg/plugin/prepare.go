@@ -1,0 +1,162 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/klog/v2"
+
+	"github.com/partage-dev/partage/pkg/claim"
+	"github.com/partage-dev/partage/pkg/panics"
+	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
+	"github.com/partage-dev/partage/pkg/plugin/publish"
+)
+
+// ClaimPreparer prepares and unprepares claims. Its methods may be called
+// concurrently.
+type ClaimPreparer interface {
+	// Prepare is idempotent and prepares a claim completely or not at all.
+	Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]claim.PreparedDevice, error)
+	// Unprepare is idempotent; an unknown claim is a success.
+	Unprepare(ctx context.Context, uid types.UID) error
+}
+
+// draService serves the calls of the kubelet, and of the helper that receives them.
+type draService struct {
+	claims    ClaimPreparer
+	startup   *startup
+	readiness *readiness
+	requested *requestedDevices
+	publisher *publish.Publisher
+	// calls are those in progress.
+	calls inflight
+	// failed asks to clean up soon.
+	failed loop.Trigger
+	// stop ends the driver.
+	stop func(error)
+}
+
+var _ kubeletplugin.DRAPlugin = (*draService)(nil)
+
+// PrepareResourceClaims prepares all claims of one pod at the same time. Every
+// claim succeeds or fails on its own.
+func (s *draService) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+	defer s.calls.begin()()
+	if len(claims) > 0 {
+		s.startup.wait(ctx, startupTimeout)
+	}
+	results := make([]kubeletplugin.PrepareResult, len(claims))
+	var wg sync.WaitGroup
+	for i, claim := range claims {
+		wg.Go(func() { results[i] = s.prepare(ctx, claim) })
+	}
+	wg.Wait()
+	byUID := make(map[types.UID]kubeletplugin.PrepareResult, len(claims))
+	for i, claim := range claims {
+		byUID[claim.UID] = results[i]
+	}
+	return byUID, nil
+}
+
+func (s *draService) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) (result kubeletplugin.PrepareResult) {
+	logger := klog.LoggerWithValues(klog.FromContext(ctx), "claim", klog.KObj(claim), "claimUID", claim.UID)
+	ctx = klog.NewContext(ctx, logger)
+	start := time.Now()
+	defer panics.Recover(ctx, &result.Err)
+	s.requested.add(claim)
+
+	prepared, err := s.claims.Prepare(ctx, claim)
+	if err != nil {
+		err = fmt.Errorf("claim %s: %w", klog.KObj(claim), err)
+		if reason := s.readiness.hardwareReason(); reason != "" {
+			err = fmt.Errorf("%w (%s)", err, reason)
+		}
+		logger.Error(err, "Prepare failed", "duration", time.Since(start))
+		s.failed.Fire()
+		return kubeletplugin.PrepareResult{Err: err}
+	}
+	names := make([]string, 0, len(prepared))
+	for _, d := range prepared {
+		names = append(names, d.Device)
+		result.Devices = append(result.Devices, kubeletplugin.Device{
+			Requests:     d.Requests,
+			PoolName:     d.Pool,
+			DeviceName:   d.Device,
+			CDIDeviceIDs: d.CDIDeviceIDs,
+			ShareID:      d.ShareID,
+		})
+	}
+	logger.Info("Prepared", "devices", names, "duration", time.Since(start))
+	return result
+}
+
+// UnprepareResourceClaims unprepares all claims of a call at the same time.
+func (s *draService) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
+	defer s.calls.begin()()
+	results := make([]error, len(claims))
+	var wg sync.WaitGroup
+	for i, claim := range claims {
+		wg.Go(func() { results[i] = s.unprepare(ctx, claim) })
+	}
+	wg.Wait()
+	byUID := make(map[types.UID]error, len(claims))
+	for i, claim := range claims {
+		byUID[claim.UID] = results[i]
+	}
+	return byUID, nil
+}
+
+func (s *draService) unprepare(ctx context.Context, claim kubeletplugin.NamespacedObject) (err error) {
+	logger := klog.LoggerWithValues(klog.FromContext(ctx), "claim", klog.KRef(claim.Namespace, claim.Name), "claimUID", claim.UID)
+	ctx = klog.NewContext(ctx, logger)
+	start := time.Now()
+	defer panics.Recover(ctx, &err)
+	if s.readiness.hardwareReason() != "" {
+		// What needs the GPUs stays undone, and the cleaning up that follows their
+		// discovery may be over before this call is.
+		defer s.failed.Fire()
+	}
+
+	if err := s.claims.Unprepare(ctx, claim.UID); err != nil {
+		err = fmt.Errorf("claim %s/%s: %w", claim.Namespace, claim.Name, err)
+		logger.Error(err, "Unprepare failed", "duration", time.Since(start))
+		s.failed.Fire()
+		return err
+	}
+	logger.Info("Unprepared", "duration", time.Since(start))
+	return nil
+}
+
+// HandleError is called by the helper for failures in the background. Those that
+// the helper retries are logged; any other, such as a gRPC server that died, ends
+// the driver.
+func (s *draService) HandleError(ctx context.Context, err error, msg string) {
+	logger := klog.FromContext(ctx)
+	var dropped *resourceslice.DroppedFieldsError
+	switch {
+	case errors.As(err, &dropped):
+		s.publisher.HandleDroppedFields(ctx, dropped)
+	case errors.Is(err, kubeletplugin.ErrRecoverable):
+		if ctx.Err() == nil {
+			logger.Error(err, "Will be retried", "while", msg)
+		}
+	default:
+		logger.Error(err, "Cannot go on", "while", msg)
+		s.stop(fmt.Errorf("%s: %w", msg, err))
+	}
+}
+
+// WatchHealthStatus declines. The health service is off.
+func (s *draService) WatchHealthStatus(context.Context, chan<- kubeletplugin.DeviceHealthReport) error {
+	return kubeletplugin.ErrHealthNotSupported
+}

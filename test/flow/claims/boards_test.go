@@ -1,0 +1,128 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package claims
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/yaml"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/gpu/nvml"
+	"github.com/partage-dev/partage/pkg/host"
+	"github.com/partage-dev/partage/test/flow/harness"
+	"github.com/partage-dev/partage/test/gpusim/catalog"
+	"github.com/partage-dev/partage/test/gpusim/machine"
+)
+
+// update rewrites golden files.
+var update = flag.Bool("update", false, "rewrite files of expected values")
+
+func TestMain(m *testing.M) {
+	if root := os.Getenv(factsRootVariable); root != "" {
+		os.Exit(printFacts(root))
+	}
+	harness.Main(m)
+}
+
+// factsRootVariable makes the test program print the facts of the machine in
+// that root instead of running tests: a process loads one NVML library only.
+const factsRootVariable = "PARTAGE_FLOW_FACTS_ROOT"
+
+// TestBoardFacts: what the real binding reads from the simulator is what the
+// tests of package device take for each board. With -update it becomes so.
+func TestBoardFacts(t *testing.T) {
+	for _, board := range catalog.Boards() {
+		t.Run(board, func(t *testing.T) {
+			t.Parallel()
+			got := discoverAlone(t, board)
+			path := filepath.Join("../../../pkg/device/testdata/boards", board+".yaml")
+			if *update {
+				writeFacts(t, path, got)
+			}
+			data, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var want gpu.Node
+			if err := yaml.UnmarshalStrict(data, &want); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(&want, got); diff != "" {
+				t.Errorf("%s (-file +discovered):\n%s", board, diff)
+			}
+		})
+	}
+}
+
+func discoverAlone(t *testing.T, board string) *gpu.Node {
+	t.Helper()
+	// All files are about a GPU in the same place.
+	n := harness.NewNode(t, board+"x1", func(m *machine.Machine) {
+		g := &m.GPUs[0]
+		g.UUID, g.Minor = "GPU-5b1a7e00-0000-4000-8000-000000000000", 0
+		g.PCIAddress, g.PCIeRoot, g.NUMANode = "0000:1b:00.0", "pci0000:16", 0
+	})
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Env = append(os.Environ(), factsRootVariable+"="+n.Root)
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("discover %s: %v\n%s", board, err, stderr.String())
+	}
+	var node gpu.Node
+	if err := yaml.UnmarshalStrict(out, &node); err != nil {
+		t.Fatal(err)
+	}
+	return &node
+}
+
+func writeFacts(t *testing.T, path string, node *gpu.Node) {
+	t.Helper()
+	text, err := yaml.Marshal(node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const header = "# SPDX-FileCopyrightText: The Partage Authors\n# SPDX-License-Identifier: Apache-2.0\n"
+	if err := os.WriteFile(path, append([]byte(header), text...), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// printFacts is the other process.
+func printFacts(root string) (code int) {
+	node, err := discover(root)
+	if err == nil {
+		var text []byte
+		if text, err = yaml.Marshal(node); err == nil {
+			_, err = os.Stdout.Write(text)
+		}
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+func discover(root string) (*gpu.Node, error) {
+	client := nvml.New(nvml.Options{Roots: host.Roots{
+		Driver: root, Dev: root, Proc: filepath.Join(root, "proc"), Sys: filepath.Join(root, "sys"),
+	}})
+	defer client.Close()
+	ctx := context.Background()
+	if err := client.Open(ctx); err != nil {
+		return nil, err
+	}
+	return client.Discover(ctx)
+}

@@ -1,0 +1,273 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package claims
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/partage-dev/partage/test/flow/harness"
+	"github.com/partage-dev/partage/test/gpusim/machine"
+)
+
+// unloadDriver unloads the NVIDIA driver; the result loads it again.
+func unloadDriver(t testing.TB, n *harness.Node) (load func()) {
+	t.Helper()
+	dirs := []string{"usr", "dev"}
+	for _, dir := range dirs {
+		harness.Rename(t, filepath.Join(n.Root, dir), filepath.Join(n.Root, dir+".away"))
+	}
+	return func() {
+		t.Helper()
+		for _, dir := range dirs {
+			harness.Rename(t, filepath.Join(n.Root, dir+".away"), filepath.Join(n.Root, dir))
+		}
+	}
+}
+
+// TestUnprepareBeforeTheDriverIsLoaded: pods end while there is no driver, and
+// what they had is cleaned up once there is one.
+func TestUnprepareBeforeTheDriverIsLoaded(t *testing.T) {
+	t.Parallel()
+	n := harness.NewNode(t, "h100x2")
+	p := n.Start(t, harness.Frequent...)
+	part := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 4)}))
+	whole := n.AllocateNamed(n.DeviceNames(t, []harness.Device{{GPU: 1}}))
+	p.MustPrepare(t, part)
+	p.MustPrepare(t, whole)
+	p.Kill()
+	load := unloadDriver(t, n)
+
+	p = n.Start(t, harness.Frequent...)
+	p.Until(t, "liveness", p.Check("liveness"))
+	p.MustUnprepare(t, part, whole)
+	if left := n.CDISpecs(t); len(left) > 0 {
+		t.Errorf("CDI files are left: %v", left)
+	}
+	if r, err := n.Record(part.GetUid()); err != nil || r == nil || r.State != harness.StateUnpreparing {
+		t.Errorf("the journal says %+v of a claim whose partition could not be removed (%v)", r, err)
+	}
+	if err := p.Check("readiness")(t.Context()); err == nil {
+		t.Error("ready without a driver")
+	}
+	p.WantLog(t, "NVIDIA driver is not loaded")
+
+	load()
+	untilRestarted(t, n, p)
+	p.Ready(t)
+	p.UntilPublished(t, n, 0, 1)
+	p.UntilClean(t, n)
+}
+
+// TestDriverUnloadedWhileRunning: unprepare works, the GPUs are tainted, and all
+// is well again when the driver is back.
+func TestDriverUnloadedWhileRunning(t *testing.T) {
+	t.Parallel()
+	n := harness.NewNode(t, "h100x2")
+	p := n.Start(t, harness.Frequent...)
+	p.Ready(t)
+	part := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 4)}))
+	whole := n.AllocateNamed(n.DeviceNames(t, []harness.Device{{GPU: 1}}))
+	p.MustPrepare(t, part)
+	p.MustPrepare(t, whole)
+	const driverNotLoaded = 9
+	fault := n.Inject(t, machine.Fault{Function: "*", GPU: -1, Code: driverNotLoaded})
+	p.MustUnprepare(t, part, whole)
+	if left := n.CDISpecs(t); len(left) > 0 {
+		t.Errorf("CDI files are left: %v", left)
+	}
+	p.UntilTainted(t, n, "unresponsive", append(n.DevicesOf(t, 0), n.DevicesOf(t, 1)...))
+	fault.Remove(t)
+	p.UntilClean(t, n)
+	p.UntilTainted(t, n, "unresponsive", nil)
+	again := n.AllocateNamed(n.DeviceNames(t, []harness.Device{{GPU: 0}}))
+	p.MustPrepare(t, again)
+	p.MustUnprepare(t, again)
+	n.WantClean(t)
+}
+
+// TestDamagedJournal: a file that makes no sense is set aside and reported. It
+// stops nobody else, not even the next start.
+func TestDamagedJournal(t *testing.T) {
+	t.Parallel()
+	for name, damage := range map[string]func(string) string{
+		"empty":         func(string) string { return "" },
+		"cut off":       func(text string) string { return text[:len(text)/2] },
+		"zeros":         func(text string) string { return strings.Repeat("\x00", len(text)) },
+		"another claim": func(text string) string { return strings.Replace(text, `"uid": "`, `"uid": "x`, 1) },
+		"no address":    func(text string) string { return strings.Replace(text, `"pciAddress"`, `"address"`, 1) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := harness.NewNode(t, "h100x2")
+			p := n.Start(t, harness.Frequent...)
+			damaged := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 4)}))
+			healthy := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 0)}))
+			p.MustPrepare(t, damaged)
+			p.MustPrepare(t, healthy)
+			p.Kill()
+			damageRecord(t, n, damaged.GetUid(), damage)
+
+			for range 2 {
+				p = n.Start(t, harness.Frequent...)
+				p.Ready(t)
+				p.UntilEvent(t, n, "DamagedClaimRecord", damaged.GetUid())
+				if got := quarantinedRecords(t, n); len(got) != 1 || !strings.HasPrefix(got[0], damaged.GetUid()) {
+					t.Errorf("in quarantine are %v", got)
+				}
+				other := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(1, "1g.10gb", 0)}))
+				p.MustPrepare(t, other)
+				p.MustPrepare(t, healthy)
+				p.MustUnprepare(t, other)
+				p.Kill()
+			}
+			// What it had is not known, so it is not removed.
+			n.WantInstances(t, 0, harness.Place{Profile: "1g.10gb", Start: 0}, harness.Place{Profile: "1g.10gb", Start: 4})
+
+			// The allocation says it as well, if the kubelet asks again.
+			p = n.Start(t, harness.Frequent...)
+			p.Ready(t)
+			ids := p.MustPrepare(t, damaged)
+			if err := n.CheckPrepared(damaged.GetUid(), ids, 0, harness.Place{Profile: "1g.10gb", Start: 4}); err != nil {
+				t.Error(err)
+			}
+			p.MustUnprepare(t, damaged, healthy)
+			n.WantClean(t)
+		})
+	}
+}
+
+// TestDamagedJournalUnprepared: the pod of a claim with a damaged record can end.
+// Its partition is what somebody made, until an administrator removes it.
+func TestDamagedJournalUnprepared(t *testing.T) {
+	t.Parallel()
+	n := harness.NewNode(t, "h100x1")
+	p := n.Start(t, harness.Frequent...)
+	claim := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 4)}))
+	p.MustPrepare(t, claim)
+	p.Kill()
+	damageRecord(t, n, claim.GetUid(), func(string) string { return "{" })
+	p = n.Start(t, harness.Frequent...)
+	p.Ready(t)
+	p.UntilEvent(t, n, "DamagedClaimRecord", claim.GetUid())
+	// It was reported, so that the next call succeeds at the latest.
+	if err := p.Unprepare(t, claim); err != nil {
+		p.MustUnprepare(t, claim)
+	}
+	if left := append(n.Journal(t), n.CDISpecs(t)...); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+	p.UntilTainted(t, n, "occupied", n.Overlapping(t, 0, 4, 1))
+	n.RunSMI(t, "mig -i 0 -dci")
+	n.RunSMI(t, "mig -i 0 -dgi")
+	p.UntilTainted(t, n, "occupied", nil)
+}
+
+// TestJournalOfLaterVersion: it is not damaged, so it stays for the version that
+// wrote it, and its devices are in use.
+func TestJournalOfLaterVersion(t *testing.T) {
+	t.Parallel()
+	n := harness.NewNode(t, "h100x2")
+	p := n.Start(t, harness.Frequent...)
+	claim := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 4)}))
+	p.MustPrepare(t, claim)
+	p.Kill()
+	damageRecord(t, n, claim.GetUid(), func(text string) string {
+		return strings.Replace(text, "journal.partage.dev/v1", "journal.partage.dev/v9", 1)
+	})
+	p = n.Start(t, harness.Frequent...)
+	p.Ready(t)
+	p.UntilEvent(t, n, "ClaimRecordOfOtherVersion", claim.GetUid())
+	if err := p.Unprepare(t, claim); err == nil {
+		t.Error("a claim was released whose record cannot be read")
+	}
+	other := n.AllocateNamed(n.DeviceNames(t, []harness.Device{{GPU: 1}}))
+	p.MustPrepare(t, other)
+	p.MustUnprepare(t, other)
+	n.WantInstances(t, 0, harness.Place{Profile: "1g.10gb", Start: 4})
+	p.Kill()
+	damageRecord(t, n, claim.GetUid(), func(text string) string {
+		return strings.Replace(text, "journal.partage.dev/v9", "journal.partage.dev/v1", 1)
+	})
+	p = n.Start(t, harness.Frequent...)
+	p.Ready(t)
+	p.MustUnprepare(t, claim)
+	n.WantClean(t)
+}
+
+// damageRecord changes the journal file of a claim.
+func damageRecord(t testing.TB, n *harness.Node, uid string, change func(string) string) {
+	t.Helper()
+	path := filepath.Join(n.PluginsDir, harness.DriverName, "claims", uid+".json")
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	changed := change(string(data))
+	if changed == string(data) {
+		t.Fatal("the journal file is as before")
+	}
+	if err := os.WriteFile(path, []byte(changed), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// quarantinedRecords are the damaged journal files of this boot.
+func quarantinedRecords(t testing.TB, n *harness.Node) []string {
+	t.Helper()
+	return harness.List(t, filepath.Join(n.PluginsDir, harness.DriverName, "quarantine", n.Machine(t).BootID))
+}
+
+// TestBrokenGPUAtStart: the others are published and serve; it appears when it is
+// well.
+func TestBrokenGPUAtStart(t *testing.T) {
+	t.Parallel()
+	for name, failure := range map[string]int{"lost": harness.NVMLGPUIsLost, "reset required": harness.NVMLResetRequired} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := harness.NewNode(t, "h100x3", func(m *machine.Machine) { m.GPUs[1].Failure = failure })
+			p := n.Start(t, harness.Frequent...)
+			p.Ready(t)
+			p.UntilPublished(t, n, 0, 2)
+			for _, gpu := range []int{0, 2} {
+				claim := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(gpu, "1g.10gb", 4)}))
+				p.MustPrepare(t, claim)
+				p.MustUnprepare(t, claim)
+			}
+			n.Update(t, func(m *machine.Machine) { m.GPUs[1].Failure = 0 })
+			p.UntilPublished(t, n, 0, 1, 2)
+			claim := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(1, "1g.10gb", 4)}))
+			p.MustPrepare(t, claim)
+			p.MustUnprepare(t, claim)
+			n.WantClean(t)
+		})
+	}
+}
+
+// TestGPUBreaksAndRecovers: its devices stay published and tainted, pods on it
+// can end, and it comes back by itself.
+func TestGPUBreaksAndRecovers(t *testing.T) {
+	t.Parallel()
+	for reason, failure := range map[string]int{"lost": harness.NVMLGPUIsLost, "reset-required": harness.NVMLResetRequired} {
+		t.Run(reason, func(t *testing.T) {
+			t.Parallel()
+			n := harness.NewNode(t, "h100x2")
+			p := n.Start(t, harness.Frequent...)
+			p.Ready(t)
+			claim := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 4)}))
+			p.MustPrepare(t, claim)
+			devices := n.DevicesOf(t, 0)
+			n.Update(t, func(m *machine.Machine) { m.GPUs[0].Failure = failure })
+			p.UntilTainted(t, n, reason, devices)
+			beside := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(1, "1g.10gb", 4)}))
+			p.MustPrepare(t, beside)
+			p.MustUnprepare(t, beside, claim)
+			n.Update(t, func(m *machine.Machine) { m.GPUs[0].Failure = 0 })
+			p.UntilTainted(t, n, reason, nil)
+			p.UntilClean(t, n)
+		})
+	}
+}

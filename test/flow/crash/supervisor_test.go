@@ -1,0 +1,223 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package crash
+
+import (
+	"context"
+	"strconv"
+	"testing"
+
+	"github.com/partage-dev/partage/test/flow/harness"
+	"github.com/partage-dev/partage/test/flow/killpoint"
+)
+
+// TestSupervisorCrash kills the MPS supervisor before every effect that preparing
+// and unpreparing have there, and after the last, while the driver waits for it.
+// The daemons of the claims beside must live on, and be known to the next
+// supervisor.
+func TestSupervisorCrash(t *testing.T) {
+	t.Parallel()
+	count := harness.Enumerate(t, "crashes", 64)
+	for _, layout := range []string{"second MPS share", "MPS share of a partition"} {
+		t.Run(layout, func(t *testing.T) {
+			t.Parallel()
+			s := &supervisorScene{crashScene: newCrashScene(t, crashSharing[layout])}
+			s.supervisor.Kill()
+			s.renew(t)
+			for _, operation := range crashOperations {
+				passed := t.Run(operation.name, func(t *testing.T) {
+					s.operation = operation
+					s.killEverywhere(t, count)
+				})
+				if !passed {
+					return // what is left disturbs the other operation
+				}
+			}
+		})
+	}
+}
+
+// supervisorScene is a scene in which the supervisor dies. The driver goes on, and
+// cleans up all the time.
+type supervisorScene struct {
+	*crashScene
+
+	p *harness.Driver
+}
+
+// renew runs the node's next supervisor.
+func (s *supervisorScene) renew(t *testing.T) {
+	t.Helper()
+	s.supervisor = s.n.StartKillableSupervisor(s.t)
+}
+
+// driver is the one that runs, or a new one.
+func (s *supervisorScene) driver(t *testing.T) *harness.Driver {
+	t.Helper()
+	if s.p == nil {
+		s.p = s.start(s.t, []string{"--poll-interval=1h", "--reconcile-interval=50ms"})
+		s.settle(t, s.p)
+	}
+	return s.p
+}
+
+// supervisorWays are how it goes on. The supervisor has been killed, or has done all
+// that it was to do; call is what comes of the driver's call.
+var supervisorWays = []struct {
+	name string
+	run  func(t *testing.T, s *supervisorScene, call <-chan error)
+}{
+	// The container runtime starts it again. The call may succeed, or say why not.
+	{"comes back", func(t *testing.T, s *supervisorScene, call <-chan error) {
+		s.supervisor.Kill()
+		s.renew(t)
+		err := <-call
+		if s.operation.prepared {
+			if err != nil {
+				t.Errorf("unprepare: %v", err)
+			}
+		} else {
+			s.prepareAgain(t)
+			s.p.MustUnprepare(t, s.claims...)
+		}
+		s.untilWithout(t, s.p)
+	}},
+	// Pods can end meanwhile.
+	{"stays away", func(t *testing.T, s *supervisorScene, call <-chan error) {
+		s.supervisor.Kill()
+		err := <-call
+		if s.operation.prepared && err != nil {
+			t.Errorf("unprepare: %v", err)
+		}
+		s.p.MustUnprepare(t, s.claims...)
+		s.renew(t)
+		s.untilWithout(t, s.p)
+	}},
+	// As in a crash of the node's container runtime.
+	{"driver killed, too", func(t *testing.T, s *supervisorScene, call <-chan error) {
+		s.supervisor.Kill()
+		s.p.Kill()
+		t.Logf("the call: %v", <-call)
+		s.p = nil
+		s.renew(t)
+		s.driver(t)
+		s.prepareAgain(t)
+		s.p.MustUnprepare(t, s.claims...)
+		s.untilWithout(t, s.p)
+	}},
+	{"driver killed alone", func(t *testing.T, s *supervisorScene, call <-chan error) {
+		s.p.Kill()
+		t.Logf("the call: %v", <-call)
+		s.p = nil
+		s.supervisor.Kill()
+		s.renew(t)
+		p := s.driver(t)
+		p.MustUnprepare(t, s.claims...)
+		s.untilWithout(t, p)
+	}},
+}
+
+// prepareAgain has the kubelet repeat the call until it succeeds, and checks what
+// containers get. The driver does not notice a new supervisor at once.
+func (s *supervisorScene) prepareAgain(t *testing.T) {
+	t.Helper()
+	for _, c := range s.claims {
+		s.p.Until(t, "a prepared claim", func(ctx context.Context) error {
+			_, err := s.p.TryPrepare(ctx, c, harness.KubeletTimeout)
+			return err
+		})
+	}
+	s.prepareAll(t, s.p)
+}
+
+// killEverywhere kills before effect 1, 2 and so on until there is no such effect.
+func (s *supervisorScene) killEverywhere(t *testing.T, count *harness.Enumeration) {
+	effects := s.effects(t)
+	for i, e := range effects {
+		t.Logf("effect %d: %s", i+1, s.shorten(e))
+	}
+	for n, more := 1, true; more; n++ {
+		more = n <= len(effects)
+		if !count.Find(n) {
+			continue
+		}
+		for i, way := range supervisorWays {
+			if !*crashAll && harness.TheSample().Way(n, len(supervisorWays)) != i {
+				continue
+			}
+			passed := t.Run("before "+strconv.Itoa(n)+"/"+way.name, func(t *testing.T) {
+				call := s.crash(t, n)
+				done, killed := s.supervisor.Points.Disarm()
+				if killed {
+					more = true
+					t.Logf("killed before effect %d: %s", n, s.shorten(done[n-1]))
+				}
+				way.run(t, s, call)
+				s.besideWorks(t)
+				count.Ran("supervisor in " + s.operation.name + ", then " + way.name)
+			})
+			if !passed {
+				return // what is left disturbs all others
+			}
+		}
+	}
+}
+
+// effects are those of the whole operation.
+func (s *supervisorScene) effects(t *testing.T) []killpoint.Effect {
+	t.Helper()
+	call := s.crash(t, 0)
+	if err := <-call; err != nil {
+		t.Fatal(err)
+	}
+	effects, _ := s.supervisor.Points.Disarm()
+	s.p.MustUnprepare(t, s.claims...)
+	s.untilWithout(t, s.p)
+	return effects
+}
+
+// crash runs the operation with new claims until the supervisor is killed before
+// its effect n, or until it is done.
+func (s *supervisorScene) crash(t *testing.T, n int) (call chan error) {
+	t.Helper()
+	p := s.driver(t)
+	s.allocate(t)
+	if s.operation.prepared {
+		s.prepareAgain(t)
+	}
+	s.supervisor.Points.Arm(n)
+	call = make(chan error, 1)
+	done := make(chan struct{})
+	go func() {
+		call <- s.try(t.Context(), p)
+		close(done)
+	}()
+	select {
+	case <-s.supervisor.Exited:
+	case <-done:
+	}
+	return call
+}
+
+// try is the operation, with a limit that leaves it no time for a supervisor that
+// never comes back.
+func (s *supervisorScene) try(ctx context.Context, p *harness.Driver) error {
+	limit := 5 * harness.ShortTimeout
+	if s.operation.prepared { // a release never waits for a supervisor
+		limit = harness.KubeletTimeout
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	return s.operation.call(ctx, p, s.claims)
+}
+
+// besideWorks fails if a program of the claims beside noticed anything.
+func (s *crashScene) besideWorks(t *testing.T) {
+	t.Helper()
+	for i, u := range s.users {
+		if err := u.Check(); err != nil {
+			t.Errorf("the program of claim %d beside: %v", i, err)
+		}
+	}
+}

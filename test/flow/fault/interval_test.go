@@ -1,0 +1,104 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package fault
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/partage-dev/partage/test/flow/harness"
+	"github.com/partage-dev/partage/test/gpusim/machine"
+)
+
+// badSMI are ways in which nvidia-smi sets no time slice, or does and fails. $real
+// is the program that works.
+var badSMI = map[string]string{
+	"fails":                       `echo "Failed to set timeslice policy: Unknown Error"; exit 255`,
+	"fails after it did its work": `$real "$@"; echo "Failed to set timeslice policy: Unknown Error"; exit 255`,
+	"does nothing":                `echo "Successfully set timeslice"; exit 0`,
+	"may not":                     `echo "Failed to set timeslice policy: Insufficient Permissions"; exit 4`,
+	"does not end":                `exec sleep 3600`,
+}
+
+// breakSMI makes setting time slices go wrong until the result is called.
+func breakSMI(t testing.TB, n *harness.Node, script string) (repair func()) {
+	t.Helper()
+	path := filepath.Join(n.Root, "usr/bin/nvidia-smi")
+	harness.Rename(t, path, path+".real")
+	text := fmt.Sprintf("#!/bin/sh\nreal=%s.real\ncase \"$*\" in\n*--set-timeslice*) %s ;;\nesac\nexec $real \"$@\"\n", path, script)
+	if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		t.Helper()
+		harness.Rename(t, path+".real", path)
+	}
+}
+
+// TestFaultsOfIntervals: when a time slice cannot be set, the claim is not prepared
+// and says why. When it cannot be set back, that is not forgotten.
+func TestFaultsOfIntervals(t *testing.T) {
+	t.Parallel()
+	for name, script := range badSMI {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := harness.NewNode(t, "l4x2")
+			p := n.Start(t, harness.Frequent...)
+			p.Ready(t)
+			before := n.Snapshot(t)
+			c := n.Allocate(t, []harness.Device{{GPU: 0}}, harness.GPUWithShortSlice)
+			beside := n.Allocate(t, []harness.Device{{GPU: 1}})
+			repair := breakSMI(t, n, script)
+			_, err := p.TryPrepare(t.Context(), c, 2*harness.ShortTimeout)
+			if err == nil {
+				t.Fatal("prepared without the interval")
+			}
+			if !harness.IsTimeout(err) {
+				for _, want := range []string{n.Address(t, 0), "nvidia-smi"} {
+					if !strings.Contains(err.Error(), want) {
+						t.Errorf("the error does not name %s: %v", want, err)
+					}
+				}
+			}
+			p.MustPrepare(t, beside)
+			p.MustUnprepare(t, beside)
+			repair()
+			p.MustPrepare(t, c)
+			n.WantSlice(t, "prepared", 0, harness.ShortSlice)
+
+			repair = breakSMI(t, n, script)
+			_ = p.TryUnprepare(t.Context(), c, 2*harness.ShortTimeout)
+			repair()
+			if err := p.TryUnprepare(t.Context(), c, harness.KubeletTimeout); err != nil {
+				t.Errorf("unprepare: %v", err)
+			}
+			p.UntilSnapshot(t, n, before)
+		})
+	}
+}
+
+// TestNoSMI: without nvidia-smi only intervals are refused.
+func TestNoSMI(t *testing.T) {
+	t.Parallel()
+	n := harness.NewNode(t, "l4x1", func(m *machine.Machine) { m.GPUs[0].TimeSlice = harness.MediumSlice })
+	p := n.Start(t)
+	p.Ready(t)
+	if err := os.Remove(filepath.Join(n.Root, "usr/bin/nvidia-smi")); err != nil {
+		t.Fatal(err)
+	}
+	c := n.Allocate(t, []harness.Device{{}}, harness.GPUWithShortSlice)
+	if got := p.Prepare(t, c)[0].GetError(); !strings.Contains(got, "nvidia-smi") {
+		t.Errorf("prepare without nvidia-smi: %q", got)
+	}
+	p.MustUnprepare(t, c)
+	for _, device := range []harness.Device{{}, {Kind: harness.TimeSlice}} {
+		c := n.Allocate(t, []harness.Device{device})
+		p.MustPrepare(t, c)
+		p.MustUnprepare(t, c)
+	}
+	n.WantSlice(t, "in the end", 0, harness.MediumSlice)
+}

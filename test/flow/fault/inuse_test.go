@@ -1,0 +1,162 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package fault
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"github.com/partage-dev/partage/test/flow/harness"
+	"github.com/partage-dev/partage/test/gpusim/machine"
+)
+
+// TestFaultsWhileInUse: a partition that a process holds cannot be removed, and
+// finding out who holds it may go wrong as well. That changes nothing: the error
+// says that it is in use, and it is removed when the process has ended.
+func TestFaultsWhileInUse(t *testing.T) {
+	t.Parallel()
+	r := newFaultRig(t, faultLayouts["partition"], lanes)
+	header := readHeader(t)
+	var cases []faultCase
+	functions := r.whoHoldsIt(t)
+	for _, function := range slices.Sorted(maps.Keys(functions)) {
+		codes, err := header.codes(function)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range ways(harness.Unprepare, function, functions[function], codes) {
+			// The bindings ask with more room as long as they get this answer,
+			// without an end.
+			if c.code != "INSUFFICIENT_SIZE" || c.fault.Times == 1 {
+				cases = append(cases, c)
+			}
+		}
+	}
+	r.runAll(t, harness.Enumerate(t, "faults", 45), "in use", cases, (*lane).runInUse)
+}
+
+// whoHoldsIt are the functions that are called only where a partition is in use.
+func (r *faultRig) whoHoldsIt(t *testing.T) map[string]int {
+	t.Helper()
+	usual := r.count(t, harness.Unprepare)
+	l := &lane{faultRig: r, gpu: 0, neighbour: 1}
+	claim, end, err := l.beginInUse(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	counts := r.countCalls(t, func() {
+		for named := false; !named; {
+			err := r.p.TryUnprepare(t.Context(), claim, harness.ShortTimeout)
+			if err == nil {
+				t.Fatal("a partition was removed that a process holds")
+			}
+			named = strings.Contains(err.Error(), fmt.Sprintf("process %d", trainer))
+		}
+	})
+	if err := errors.Join(end(), l.cleanUp(t.Context(), claim)); err != nil {
+		t.Fatal(err)
+	}
+	maps.DeleteFunc(counts, func(function string, _ int) bool { return usual[function] > 0 })
+	if len(counts) == 0 {
+		t.Fatal("nothing is called to find out who holds a partition")
+	}
+	return counts
+}
+
+// trainer is the process that holds the partition of each lane.
+const trainer = 4711
+
+// beginInUse prepares a claim, and a process uses it until end is called.
+func (l *lane) beginInUse(ctx context.Context) (claim *drapb.Claim, end func() error, err error) {
+	if claim, err = l.begin(ctx, harness.Unprepare); err != nil {
+		return nil, nil, err
+	}
+	pid := trainer + l.gpu
+	err = l.n.State.Update(func(m *machine.Machine) error {
+		in := l.layout.at.Find(&m.GPUs[l.gpu])
+		if in == nil {
+			return fmt.Errorf("GPU %d has no partition %v", l.gpu, l.layout.at)
+		}
+		m.Processes = append(m.Processes, machine.Process{
+			PID: pid, Name: "train", GPU: l.gpu, InstanceID: in.ID, ComputeID: in.Compute[0].ID,
+		})
+		return nil
+	})
+	end = func() error {
+		return l.n.State.Update(func(m *machine.Machine) error {
+			m.Processes = slices.DeleteFunc(m.Processes, func(p machine.Process) bool { return p.PID == pid })
+			return nil
+		})
+	}
+	return claim, end, err
+}
+
+// runInUse is run for a claim that a process uses.
+func (l *lane) runInUse(ctx context.Context, c faultCase) error {
+	claim, end, err := l.beginInUse(ctx)
+	if err != nil {
+		return fmt.Errorf("before the fault: %w", err)
+	}
+	c.fault.GPU = l.gpu
+	fault, err := l.n.TryInject(c.fault)
+	if err != nil {
+		return err
+	}
+	neighbour := make(chan error, 1)
+	go func() { neighbour <- l.roundTrip(ctx, l.neighbour) }()
+	callErr := l.p.TryUnprepare(ctx, claim, harness.ShortTimeout)
+	for harness.IsTimeout(callErr) && ctx.Err() == nil {
+		callErr = l.p.TryUnprepare(ctx, claim, harness.KubeletTimeout)
+	}
+	// How often the driver tries depends on how long its attempts take.
+	notStruck := harness.Eventually(ctx, func() error {
+		err := fault.CheckStruck()
+		if err != nil {
+			callErr = l.p.TryUnprepare(ctx, claim, harness.ShortTimeout)
+		}
+		return err
+	})
+	errs := []error{<-neighbour, notStruck}
+	_, err = fault.TryRemove()
+	errs = append(errs, err, l.checkInUse(c, claim, callErr), end(), l.cleanUp(ctx, claim))
+	return errors.Join(errs...)
+}
+
+// checkInUse: the error names who holds the partition, or why that is not known.
+// Where the answer was that there is no GPU the call succeeds and the driver
+// itself goes on trying.
+func (l *lane) checkInUse(c faultCase, claim *drapb.Claim, err error) error {
+	m, readErr := l.n.State.Snapshot()
+	if readErr != nil {
+		return readErr
+	}
+	g := &m.GPUs[l.gpu]
+	if l.layout.at.Find(g) == nil {
+		return errors.New("a partition was removed that a process holds")
+	}
+	if err == nil {
+		r, err := l.n.Record(claim.GetUid())
+		if err != nil || r == nil || r.State != harness.StateUnpreparing {
+			return fmt.Errorf("the call succeeded and the journal says %+v (%w)", r, err)
+		}
+		return nil
+	}
+	for _, want := range []string{g.PCIAddress, "nvmlComputeInstanceDestroy"} {
+		if !strings.Contains(err.Error(), want) {
+			return fmt.Errorf("the error does not name %s: %w", want, err)
+		}
+	}
+	named := strings.Contains(err.Error(), fmt.Sprintf("process %d", trainer+l.gpu))
+	if !named && !c.isAnswer() && !strings.Contains(err.Error(), c.fault.Function) {
+		return fmt.Errorf("the error names neither the process nor %s: %w", c.fault.Function, err)
+	}
+	return nil
+}

@@ -1,0 +1,174 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package fault
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/partage-dev/partage/test/flow/harness"
+	"github.com/partage-dev/partage/test/gpusim/machine"
+)
+
+// TestFaultsOfLooks makes the calls go wrong with which the driver looks at the
+// GPUs every now and then. What is published of a GPU may be tainted meanwhile,
+// but never disappears, since it may be allocated, and all is well again
+// afterwards.
+func TestFaultsOfLooks(t *testing.T) {
+	t.Parallel()
+	r := &faultRig{n: harness.NewNode(t, "h100x16"), layout: faultLayout{at: harness.Place{Profile: "1g.10gb", Start: 4}}}
+	r.n.StartSupervisor(t)
+	r.p = r.n.Start(t, harness.Frequent...)
+	r.p.Ready(t)
+	for gpu := 0; gpu < 2*lanes; gpu += 2 {
+		r.p.MustPrepare(t, r.n.AllocateNamed(r.n.DeviceNames(t, []harness.Device{harness.Partition(gpu, "1g.10gb", 0)})))
+	}
+	header := readHeader(t)
+	var cases []faultCase
+	for _, function := range r.looks(t) {
+		codes, err := header.codes(function)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Any other code is a failure like the last.
+		codes = slices.DeleteFunc(codes, func(c code) bool {
+			return !slices.Contains([]string{"NOT_SUPPORTED", "INVALID_ARGUMENT", "GPU_IS_LOST", "UNKNOWN"}, c.name)
+		})
+		// A GPU that has no memory of its own to tell of has none to share out by MPS.
+		if function == "nvmlDeviceGetMemoryInfo" {
+			codes = slices.DeleteFunc(codes, func(c code) bool { return c.name == "NOT_SUPPORTED" })
+		}
+		// Calls come again and again, so that there is no first one.
+		cases = append(cases, ways(harness.Look, function, 0, codes)...)
+	}
+	r.runAll(t, harness.Enumerate(t, "faults", 50), "looks", cases, (*lane).runLook)
+}
+
+// discovery is called once for every time that all GPUs are discovered anew.
+const discovery = "nvmlDeviceGetCount_v2"
+
+// looks are the functions that are called on GPUs while these are discovered
+// anew and have partitions. Not every discovery calls all of them, so the driver is
+// watched until a number of discoveries call nothing new.
+func (r *faultRig) looks(t *testing.T) []string {
+	t.Helper()
+	const enough = 5
+	counts := map[string]int{}
+	for nothingNew := 0; nothingNew < enough; nothingNew++ {
+		for function, calls := range r.countTwoDiscoveries(t) {
+			if counts[function] == 0 {
+				nothingNew = 0
+			}
+			counts[function] += calls
+		}
+	}
+	maps.DeleteFunc(counts, func(function string, _ int) bool {
+		return function == discovery || strings.HasPrefix(function, "nvmlSystem")
+	})
+	return slices.Sorted(maps.Keys(counts))
+}
+
+func (r *faultRig) countTwoDiscoveries(t *testing.T) map[string]int {
+	t.Helper()
+	return r.countCalls(t, func() {
+		before, err := r.discoveries()
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.p.Until(t, "two discoveries", func(context.Context) error {
+			now, err := r.discoveries()
+			if err == nil && now < before+2 {
+				err = errors.New("not yet")
+			}
+			return err
+		})
+	})
+}
+
+func (r *faultRig) discoveries() (uint64, error) {
+	calls, err := r.n.State.Calls()
+	return calls[discovery], err
+}
+
+// runLook is run for what the driver does by itself.
+func (l *lane) runLook(ctx context.Context, c faultCase) error {
+	ctx, cancel := context.WithTimeout(ctx, harness.Patience)
+	defer cancel()
+	m, err := l.n.State.Snapshot()
+	if err != nil {
+		return err
+	}
+	gpu := harness.DeviceName(m.GPUs[l.gpu].PCIAddress, harness.Place{})
+	before, _ := l.n.Offered(gpu)
+	c.fault.GPU = l.gpu
+	fault, err := l.n.TryInject(c.fault)
+	if err != nil {
+		return err
+	}
+	other := harness.DeviceName(m.GPUs[l.neighbour].PCIAddress, harness.Place{})
+	untilTainted := func(names string, want bool) func() bool {
+		return func() bool {
+			_, tainted := l.n.Offered(names)
+			return len(tainted) > 0 == want
+		}
+	}
+	err = l.watch(ctx, gpu, before, func() bool {
+		struck, err := fault.Struck()
+		return err == nil && struck > 0
+	})
+	err = errors.Join(err, l.roundTrip(ctx, l.neighbour))
+	if err == nil {
+		// When a later change is published, what was found is published too.
+		err = errors.Join(l.breakNeighbour(harness.NVMLGPUIsLost), l.watch(ctx, gpu, before, untilTainted(other, true)), l.breakNeighbour(0))
+	}
+	_, removeErr := fault.TryRemove()
+	well := func() bool { return untilTainted(gpu, false)() && untilTainted(other, false)() }
+	if err = errors.Join(err, removeErr); err == nil {
+		return l.watch(ctx, gpu, before, well)
+	}
+	// The next case is judged on its own.
+	return errors.Join(err, l.breakNeighbour(0), harness.Eventually(ctx, func() error {
+		if now, _ := l.n.Offered(gpu); !slices.Equal(before, now) || !well() {
+			return errors.New("the GPUs never recover")
+		}
+		return nil
+	}))
+}
+
+func (l *lane) breakNeighbour(failure int) error {
+	return l.n.State.Update(func(m *machine.Machine) error {
+		m.GPUs[l.neighbour].Failure = failure
+		return nil
+	})
+}
+
+// watch looks at what is published of a GPU until the GPUs were discovered anew
+// and enough is true. It fails when devices disappear or others come.
+func (l *lane) watch(ctx context.Context, gpu string, want []string, enough func() bool) error {
+	before, err := l.discoveries()
+	if err != nil {
+		return err
+	}
+	for {
+		published, tainted := l.n.Offered(gpu)
+		if diff := cmp.Diff(want, published); diff != "" {
+			return fmt.Errorf("published devices of the GPU (-before +now):\n%s", diff)
+		}
+		now, err := l.discoveries()
+		// The first may have begun earlier.
+		if err != nil || now >= before+2 && enough() {
+			return err
+		}
+		if err := harness.Soon(ctx); err != nil {
+			return fmt.Errorf("after %d discoveries, tainted are %v: %w", now-before, tainted, err)
+		}
+	}
+}

@@ -1,0 +1,229 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package fault
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"github.com/partage-dev/partage/test/flow/harness"
+	"github.com/partage-dev/partage/test/gpusim/machine"
+)
+
+// lanes is how many cases run at a time on one machine, on two GPUs each.
+const lanes = 8
+
+// faultLayouts are the kinds of claims whose NVML calls differ.
+var faultLayouts = map[string]faultLayout{
+	"whole": {machine: "h100x16"},
+	"whole in MIG mode": {
+		machine: "h100x16", before: func(g *machine.GPU) { g.MIG.Current, g.MIG.Pending = true, true },
+	},
+	"partition":                   {machine: "h100x16", at: harness.Place{Profile: "1g.10gb", Start: 0}, beside: harness.Place{Profile: "3g.40gb", Start: 4}},
+	"partition turns MIG mode on": {machine: "h100x16", at: harness.Place{Profile: "1g.10gb", Start: 4}},
+	"Ampere whole":                {machine: "a100-80x16"},
+	"Ampere partition":            {machine: "a100-80x16", change: harness.TurnMIGOn, at: harness.Place{Profile: "2g.20gb", Start: 2}},
+	// These take time, so that only calls count that others do not make, and some
+	// of the codes.
+	"MPS share":        {machine: "h100x16", kind: harness.MPS},
+	"MPS on partition": {machine: "h100x16", at: harness.Place{Profile: "1g.10gb", Start: 0}, beside: harness.Place{Profile: "3g.40gb", Start: 4}, config: harness.PartitionWithMPS},
+}
+
+// some leaves codes out that make no difference where cases take time. A partition
+// need not have a compute mode.
+func (l faultLayout) some(codes []code) []code {
+	if !l.usesMPS() {
+		return codes
+	}
+	kept := []string{"NO_PERMISSION", "GPU_IS_LOST", "RESET_REQUIRED", "UNKNOWN"}
+	if l.at.Profile == "" {
+		kept = append(kept, "NOT_SUPPORTED")
+	}
+	return slices.DeleteFunc(codes, func(c code) bool { return !slices.Contains(kept, c.name) })
+}
+
+// usesMPS reports whether a session runs while a claim is prepared.
+func (l faultLayout) usesMPS() bool { return l.kind == harness.MPS || l.config != "" }
+
+// faultLayout is a machine and one device on each of its GPUs.
+type faultLayout struct {
+	machine string
+	change  func(*machine.Machine)
+	// at is the partition of the claims; none: the whole GPU. They have a share of
+	// it, or a configuration.
+	at     harness.Place
+	kind   harness.ShareKind
+	config harness.Config
+	// beside is a partition on the same GPU that stays. Optional.
+	beside harness.Place
+	// before puts a GPU into the state in which each case begins. Optional.
+	before func(*machine.GPU)
+}
+
+// TestFaults makes every NVML call of preparing and unpreparing go wrong in
+// every way in which it can, one by one.
+//
+// The calls are those that the library counts while nothing goes wrong, the
+// return codes those that nvml.h lists for them.
+func TestFaults(t *testing.T) {
+	t.Parallel()
+	header := readHeader(t)
+	count := harness.Enumerate(t, "faults", 2100)
+	for name, layout := range faultLayouts {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newFaultRig(t, layout, lanes)
+			r.runAll(t, count, name, r.cases(t, header), (*lane).run)
+		})
+	}
+}
+
+// faultRig is a driver on a machine with a layout.
+type faultRig struct {
+	n      *harness.Node
+	p      *harness.Driver
+	layout faultLayout
+	// mode is the MIG mode in which the GPUs are before and after all cases.
+	mode bool
+}
+
+// newFaultRig has room for some lanes, which have two GPUs each.
+func newFaultRig(t *testing.T, layout faultLayout, lanes int) *faultRig {
+	t.Helper()
+	change := layout.change
+	if change == nil {
+		change = func(*machine.Machine) {}
+	}
+	r := &faultRig{n: harness.NewNode(t, layout.machine, change), layout: layout}
+	if layout.usesMPS() {
+		r.n.StartSupervisor(t)
+	}
+	// What the driver does by itself would use up faults.
+	r.p = r.n.Start(t, harness.Quiet...)
+	r.p.Ready(t)
+	if layout.beside.Profile != "" {
+		for gpu := range 2 * lanes {
+			r.p.MustPrepare(t, r.n.AllocateNamed(r.n.DeviceNames(t, []harness.Device{harness.Partition(gpu, layout.beside.Profile, layout.beside.Start)})))
+		}
+	}
+	r.mode = r.n.MIGMode(t)[0]
+	return r
+}
+
+// runAll runs the cases that are in the sample on all lanes.
+func (r *faultRig) runAll(
+	t *testing.T, count *harness.Enumeration, kind string, cases []faultCase, run func(*lane, context.Context, faultCase) error,
+) {
+	t.Helper()
+	next := make(chan faultCase)
+	var wg sync.WaitGroup
+	for i := range lanes {
+		wg.Go(func() {
+			l := &lane{faultRig: r, gpu: 2 * i, neighbour: 2*i + 1}
+			for c := range next {
+				if err := run(l, t.Context(), c); err != nil {
+					t.Errorf("%s: %v", c, err)
+				}
+				count.Ran(kind)
+			}
+		})
+	}
+	for _, c := range harness.Choose(count, cases) {
+		next <- c
+	}
+	close(next)
+	wg.Wait()
+}
+
+// cases are all ways in which one call of an operation can go wrong.
+func (r *faultRig) cases(t *testing.T, header *nvmlHeader) []faultCase {
+	t.Helper()
+	var cases []faultCase
+	for _, o := range []harness.Operation{harness.Prepare, harness.Unprepare} {
+		counts := r.count(t, o)
+		if r.layout.usesMPS() {
+			maps.DeleteFunc(counts, func(function string, _ int) bool { return !strings.Contains(function, "ComputeMode") })
+		}
+		for _, function := range slices.Sorted(maps.Keys(counts)) {
+			codes, err := header.codes(function)
+			if err != nil {
+				t.Fatal(err)
+			}
+			cases = append(cases, ways(o, function, counts[function], r.layout.some(codes))...)
+		}
+	}
+	if len(cases) == 0 {
+		t.Fatal("no NVML call was counted")
+	}
+	return cases
+}
+
+// count tells how often an operation calls each function while all is well. The
+// second time counts, when everything that is kept has been read.
+func (r *faultRig) count(t *testing.T, o harness.Operation) map[string]int {
+	t.Helper()
+	l := &lane{faultRig: r, gpu: 0, neighbour: 1}
+	if err := l.roundTrip(t.Context(), l.gpu); err != nil {
+		t.Fatal(err)
+	}
+	claim, err := l.begin(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	counts := r.countCalls(t, func() {
+		if _, err := r.p.Call(t.Context(), o, claim, harness.KubeletTimeout); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if err := r.p.TryUnprepare(t.Context(), claim, harness.KubeletTimeout); err != nil {
+		t.Fatal(err)
+	}
+	return counts
+}
+
+// countCalls tells how often each function is called while f runs.
+func (r *faultRig) countCalls(t *testing.T, f func()) map[string]int {
+	t.Helper()
+	before, err := r.n.State.Calls()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f()
+	after, err := r.n.State.Calls()
+	if err != nil {
+		t.Fatal(err)
+	}
+	counts := map[string]int{}
+	for function, calls := range after {
+		if made := int(calls - before[function]); made > 0 {
+			counts[function] = made
+		}
+	}
+	return counts
+}
+
+// begin allocates a claim on the lane's GPU and does what the operation needs to
+// have happened.
+func (l *lane) begin(ctx context.Context, o harness.Operation) (claim *drapb.Claim, err error) {
+	if l.layout.before != nil {
+		err := l.n.State.Update(func(m *machine.Machine) error {
+			l.layout.before(&m.GPUs[l.gpu])
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	claim, err = l.allocateOn(l.gpu)
+	if err == nil && o == harness.Unprepare {
+		_, err = l.p.TryPrepare(ctx, claim, harness.KubeletTimeout)
+	}
+	return claim, err
+}

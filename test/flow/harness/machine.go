@@ -1,0 +1,60 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package harness
+
+import (
+	"testing"
+
+	"github.com/partage-dev/partage/test/gpusim/machine"
+)
+
+// Update changes the machine.
+func (n *GPUs) Update(t testing.TB, change func(*machine.Machine)) {
+	t.Helper()
+	err := n.State.Update(func(m *machine.Machine) error {
+		change(m)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Address is the PCI address of a GPU.
+func (n *GPUs) Address(t testing.TB, gpu int) string {
+	t.Helper()
+	return n.Machine(t).GPUs[gpu].PCIAddress
+}
+
+// Machine returns the state of the machine.
+func (n *GPUs) Machine(t testing.TB) *machine.Machine {
+	t.Helper()
+	m, err := n.State.Snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// Instances are all live GPU instances of the machine.
+func (n *GPUs) Instances(t testing.TB) []machine.GPUInstance {
+	t.Helper()
+	var all []machine.GPUInstance
+	for _, g := range n.Machine(t).GPUs {
+		if g.MIG != nil {
+			all = append(all, g.MIG.Instances...)
+		}
+	}
+	return all
+}
+
+// MIGMode reports for every GPU whether MIG mode is on.
+func (n *GPUs) MIGMode(t testing.TB) []bool {
+	t.Helper()
+	var modes []bool
+	for _, g := range n.Machine(t).GPUs {
+		modes = append(modes, g.MIG != nil && g.MIG.Current)
+	}
+	return modes
+}

@@ -1,0 +1,153 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package harness
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/test/flow/killpoint"
+	"github.com/partage-dev/partage/test/gpusim/sysroot"
+)
+
+// Programs are the files that the tests run.
+type Programs struct {
+	Driver, Supervisor string
+	// Client is the stand-in of a program that uses CUDA.
+	Client string
+	Hook   string
+	Assets sysroot.Assets
+}
+
+// Built is what Main has built.
+var Built Programs
+
+// Main is TestMain of each package of flow tests.
+func Main(m *testing.M) {
+	killpoint.LaunchIfAsked()
+	enterContainerIfAsked()
+	flag.Parse()
+	shareCores()
+	fmt.Println("enumerations:", TheSample())
+	code, err := run(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "flow:", err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// shareCores lets more tests run at the same time than there are cores, unless the
+// command line says how many: most of their time goes into waiting.
+func shareCores() {
+	const testsPerCore = 3
+	chosen := false
+	flag.Visit(func(f *flag.Flag) { chosen = chosen || f.Name == "test.parallel" })
+	if !chosen {
+		// It fails for what is no number.
+		_ = flag.Set("test.parallel", strconv.Itoa(testsPerCore*runtime.GOMAXPROCS(0)))
+	}
+}
+
+func run(m *testing.M) (int, error) {
+	root, err := moduleRoot()
+	if err != nil {
+		return 0, err
+	}
+	dir := filepath.Join(root, "_output/flow")
+	if err := build(root, dir); err != nil {
+		return 0, err
+	}
+	code := m.Run()
+	now := time.Now()
+	return code, os.Chtimes(lockPath(dir), now, now)
+}
+
+// lockPath is the file that serializes builds into a folder.
+func lockPath(dir string) string { return filepath.Join(dir, ".lock") }
+
+// keepOutOfCache keeps go test from caching the result of a test: it does not know the
+// sources of the programs that the test runs. It never caches where a file that the
+// test has opened is as new as run leaves this one.
+func keepOutOfCache(t testing.TB) {
+	t.Helper()
+	file, err := os.Open(lockPath(filepath.Dir(Built.Driver)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = file.Close()
+}
+
+// moduleRoot is the folder of the module that the tests belong to.
+func moduleRoot() (string, error) {
+	out, err := exec.CommandContext(context.Background(), "go", "env", "GOMOD").Output()
+	if err != nil {
+		return "", fmt.Errorf("go env GOMOD: %w", err)
+	}
+	return filepath.Dir(strings.TrimSpace(string(out))), nil
+}
+
+// build compiles the driver and the simulator from the sources that are tested. The
+// programs stay in the folder, so that nothing is linked again that has not changed.
+// Test programs of several packages may do this at the same time.
+func build(root, dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	Built = Programs{
+		Driver:     filepath.Join(dir, "gpu-kubelet-plugin"),
+		Supervisor: filepath.Join(dir, "mps-supervisor"),
+		Client:     filepath.Join(dir, "cuda-client"),
+		Hook:       filepath.Join(dir, "nvidia-cdi-hook"),
+		Assets: sysroot.Assets{
+			NVML:       filepath.Join(dir, "libnvidia-ml.so"),
+			CUDA:       filepath.Join(dir, "libcuda.so"),
+			NVIDIASMI:  filepath.Join(dir, "nvidia-smi"),
+			MPSControl: filepath.Join(dir, "nvidia-cuda-mps-control"),
+			MPSServer:  filepath.Join(dir, "nvidia-cuda-mps-server"),
+		},
+	}
+	lock, err := os.Create(lockPath(dir))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = lock.Close() }()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		return fmt.Errorf("lock %s: %w", dir, err)
+	}
+	// What it does in a container is not for these tests.
+	if _, err := os.Stat(Built.Hook); err != nil {
+		if err := os.WriteFile(Built.Hook, []byte("#!/bin/sh\n"), 0o755); err != nil {
+			return err
+		}
+	}
+	const simulator = "./test/gpusim/cmd/"
+	for _, command := range [][]string{
+		{"make", "-s", "-C", "test/gpusim/lib", "OUT=" + dir},
+		{
+			"go", "build", "-o", dir, simulator + "nvidia-smi", simulator + "nvidia-cuda-mps-control",
+			simulator + "nvidia-cuda-mps-server", simulator + "cuda-client", "./cmd/gpu-kubelet-plugin",
+		},
+		// It is a hook in containers as well, which have other C libraries.
+		{"env", "CGO_ENABLED=0", "go", "build", "-o", dir, "./cmd/mps-supervisor"},
+	} {
+		cmd := exec.CommandContext(context.Background(), command[0], command[1:]...)
+		cmd.Dir = root
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("%v: %w\n%s", command, err, out)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,155 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package harness
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/test/flow/fakeapi"
+	"github.com/partage-dev/partage/test/gpusim/catalog"
+	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/gpusim/state"
+	"github.com/partage-dev/partage/test/gpusim/sysroot"
+)
+
+// Names of the driver and of its node.
+const (
+	DriverName = "gpu.nvidia.com"
+	NodeName   = "node-1"
+)
+
+// Node is one simulated machine with the directories of a kubelet and an API
+// server, without a driver at first.
+type Node struct {
+	Cluster
+	GPUs
+	Files
+	MPSFolder
+
+	// Kubeconfig and RegistrarDir are what the driver's flags say.
+	Kubeconfig, RegistrarDir string
+}
+
+// Cluster is what the test plays of one.
+type Cluster struct {
+	API *fakeapi.Server
+}
+
+// GPUs are the simulated machine.
+type GPUs struct {
+	// Root is the root of its file system.
+	Root  string
+	State *state.File
+}
+
+// Files are the folders in which the driver writes down what claims have.
+type Files struct {
+	CDIDir, PluginsDir string
+}
+
+// MPSFolder is the folder of the MPS supervisor.
+type MPSFolder struct {
+	MPSDir string
+}
+
+// NewNode makes a node with a machine of the catalogue, changed by change, until the
+// test ends.
+func NewNode(t testing.TB, machineName string, change ...func(*machine.Machine)) *Node {
+	t.Helper()
+	keepOutOfCache(t)
+	// Socket paths have little room; t.TempDir() would use most of it.
+	dir, err := os.MkdirTemp("", "f")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	// MPS servers may run as any user.
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	n := &Node{
+		Cluster:      Cluster{API: fakeapi.New(t)},
+		GPUs:         GPUs{Root: filepath.Join(dir, "root")},
+		Files:        Files{CDIDir: filepath.Join(dir, "cdi"), PluginsDir: filepath.Join(dir, "plugins")},
+		MPSFolder:    MPSFolder{MPSDir: filepath.Join(dir, "mps")},
+		RegistrarDir: filepath.Join(dir, "reg"),
+	}
+	t.Cleanup(func() {
+		if err := n.endMPS(); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, path := range []string{n.CDIDir, n.PluginsDir, n.RegistrarDir, n.MPSDir} {
+		if err := os.Mkdir(path, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.API.AddNode(NodeName)
+	n.Kubeconfig = n.API.Kubeconfig(t, dir)
+
+	m, err := catalog.Machine(machineName, catalog.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range change {
+		f(m)
+	}
+	err = sysroot.Create(n.Root, m, Built.Assets)
+	if errors.Is(err, unix.EPERM) {
+		t.Skipf("a simulated machine needs device nodes: %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.State, err = state.Open(sysroot.StatePath(n.Root))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		// A call that the simulator answers with "not supported" because it
+		// does not know it would make these tests say little.
+		if calls, err := n.State.Unmodelled(); err != nil || len(calls) > 0 {
+			t.Errorf("calls of NVML functions that the simulator does not model: %v, %v", calls, err)
+		}
+		n.State.Close()
+	})
+	return n
+}
+
+// CDISpecs are the names of the CDI files of claims.
+func (n *Files) CDISpecs(t testing.TB) []string { return List(t, n.CDIDir) }
+
+// List lists a directory, which is empty if it does not exist.
+func List(t testing.TB, dir string) []string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// WantClean fails unless nothing at all is left of any claim.
+func (n *Node) WantClean(t testing.TB) {
+	t.Helper()
+	if left := n.Instances(t); len(left) > 0 {
+		t.Errorf("GPU instances are left: %+v", left)
+	}
+	if left := n.CDISpecs(t); len(left) > 0 {
+		t.Errorf("CDI files are left: %v", left)
+	}
+	if left := n.Journal(t); len(left) > 0 {
+		t.Errorf("journal files are left: %v", left)
+	}
+}

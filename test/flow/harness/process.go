@@ -1,0 +1,301 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package harness
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+)
+
+// Process is a program that was started.
+type Process struct {
+	Cmd    *exec.Cmd
+	Log    *LogBuffer
+	Exited chan struct{}
+}
+
+func newProcess(cmd *exec.Cmd) *Process {
+	p := &Process{Cmd: cmd, Log: &LogBuffer{}, Exited: make(chan struct{})}
+	cmd.Stdout, cmd.Stderr = p.Log, p.Log
+	return p
+}
+
+// reap waits in the background for the end of a process that was started.
+func (p *Process) reap() {
+	go func() {
+		_ = p.Cmd.Wait()
+		close(p.Exited)
+	}()
+}
+
+// Driver is the driver as a process.
+type Driver struct {
+	*Process
+
+	health healthpb.HealthClient
+	// Kubelet is connected to the DRA socket.
+	Kubelet drapb.DRAPluginClient
+}
+
+// LogBuffer collects what a process writes while tests read it.
+type LogBuffer struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (b *LogBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *LogBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
+}
+
+// Start runs the driver on the node until the test ends. It returns as soon as the
+// kubelet can call it. The driver looks at the GPUs and cleans up much more often than
+// by default; flags override that.
+func (n *Node) Start(t testing.TB, flags ...string) *Driver {
+	t.Helper()
+	uid := "uid-" + strconv.Itoa(int(starts.add()))
+	port := freePort(t)
+	p := &Driver{Process: newProcess(n.command(uid, append([]string{
+		"--health-port=" + strconv.Itoa(port), "--poll-interval=200ms", "--reconcile-interval=500ms",
+	}, flags...)...))}
+	if err := p.Cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	p.reap()
+	t.Cleanup(func() {
+		p.Kill()
+		if t.Failed() {
+			t.Logf("log of the driver:\n%s", p.Log)
+		}
+	})
+	p.health = healthpb.NewHealthClient(dial(t, "passthrough:///127.0.0.1:"+strconv.Itoa(port)))
+	p.Register(t, n.RegistrarDir, uid)
+	return p
+}
+
+// command is the command line of the driver in the pod with this UID.
+func (n *Node) command(uid string, flags ...string) *exec.Cmd {
+	cmd := exec.Command(Built.Driver, append([]string{
+		"--node-name=" + NodeName,
+		"--kubeconfig=" + n.Kubeconfig,
+		"--kube-api-qps=100000", "--kube-api-burst=100000",
+		"--driver-root=" + n.Root,
+		"--proc-root=" + n.Root + "/proc",
+		"--sys-root=" + n.Root + "/sys",
+		"--cdi-root=" + n.CDIDir,
+		"--nvidia-cdi-hook=" + Built.Hook,
+		"--mps-dir=" + n.MPSDir,
+		"--mps-supervisor-program=" + Built.Supervisor,
+		"--kubelet-plugins-dir=" + n.PluginsDir,
+		"--kubelet-registrar-dir=" + n.RegistrarDir,
+		"--pod-uid=" + uid,
+		"-v=4",
+	}, flags...)...)
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
+	return cmd
+}
+
+// Register registers the driver as the kubelet does.
+func (p *Driver) Register(t testing.TB, registrar, uid string) {
+	t.Helper()
+	socket := registrar + "/" + kubeletplugin.RollingUpdateRegistrarSocketFile(registrar, DriverName, types.UID(uid))
+	p.Until(t, "the registration socket", func(context.Context) error {
+		if _, err := os.Stat(socket); err != nil {
+			return err
+		}
+		return nil
+	})
+	registration := registerapi.NewRegistrationClient(dial(t, "unix://"+socket))
+	info, err := registration.GetInfo(t.Context(), &registerapi.InfoRequest{}, grpc.WaitForReady(true))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := registration.NotifyRegistrationStatus(t.Context(), &registerapi.RegistrationStatus{PluginRegistered: true}); err != nil {
+		t.Fatal(err)
+	}
+	p.Kubelet = drapb.NewDRAPluginClient(dial(t, "unix://"+info.GetEndpoint()))
+}
+
+// Until repeats try until it succeeds. It fails the test when the process ends.
+func (p *Process) Until(t testing.TB, what string, try func(context.Context) error) {
+	t.Helper()
+	var last error
+	err := wait.PollUntilContextTimeout(t.Context(), 5*time.Millisecond, Patience, true, func(ctx context.Context) (bool, error) {
+		select {
+		case <-p.Exited:
+			return false, errors.New("the process has ended")
+		default:
+		}
+		last = try(ctx)
+		return last == nil, nil
+	})
+	if err != nil {
+		t.Fatalf("waiting for %s: %v: %v", what, err, last)
+	}
+}
+
+// Ready waits until the driver says that it is.
+func (p *Driver) Ready(t testing.TB) {
+	t.Helper()
+	p.Until(t, "readiness", p.Check("readiness"))
+}
+
+// Check returns a check of one of the driver's health services.
+func (p *Driver) Check(service string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		answer, err := p.health.Check(ctx, &healthpb.HealthCheckRequest{Service: service}, grpc.WaitForReady(true))
+		if err == nil && answer.GetStatus() != healthpb.HealthCheckResponse_SERVING {
+			err = errors.New(service + ": " + answer.GetStatus().String())
+		}
+		return err
+	}
+}
+
+// Stop ends the process as the kubelet does and checks that it ends well.
+func (p *Process) Stop(t testing.TB) {
+	t.Helper()
+	if err := p.Cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	p.WantExit(t, 0)
+}
+
+// WantExit waits for the end of the process and fails unless its exit code is this.
+func (p *Process) WantExit(t testing.TB, code int) {
+	t.Helper()
+	select {
+	case <-p.Exited:
+		if got := p.Cmd.ProcessState.ExitCode(); got != code {
+			t.Errorf("the process ended with %d, want %d", got, code)
+		}
+	case <-time.After(Patience):
+		t.Fatal("the process did not end")
+	}
+}
+
+// Kill ends the process as a crash does.
+func (p *Process) Kill() {
+	_ = p.Cmd.Process.Kill()
+	<-p.Exited
+}
+
+// WantLog fails unless the log contains the text.
+func (p *Process) WantLog(t testing.TB, text string) {
+	t.Helper()
+	if !strings.Contains(p.Log.String(), text) {
+		t.Errorf("the log does not contain %q", text)
+	}
+}
+
+func dial(t testing.TB, target string) grpc.ClientConnInterface {
+	t.Helper()
+	conn, err := newConn(target)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+// newConn connects again soon where a socket is there before its process listens.
+func newConn(target string) (*grpc.ClientConn, error) {
+	soon := grpc.ConnectParams{
+		Backoff:           backoff.Config{BaseDelay: 5 * time.Millisecond, Multiplier: 1.5, MaxDelay: time.Second},
+		MinConnectTimeout: Patience,
+	}
+	return grpc.NewClient(target, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(soon))
+}
+
+// portBlock is the first of a hundred ports that belong to this test program as long
+// as it runs. They are below those that the kernel gives to outgoing connections.
+var portBlock = sync.OnceValues(func() (int, error) {
+	const first, size, blocks = 20000, 100, 100
+	for block := range blocks {
+		// The file stays open, and with it the lock.
+		path := filepath.Join(os.TempDir(), "partage-flow-ports-"+strconv.Itoa(block))
+		lock, err := unix.Open(path, unix.O_CREAT|unix.O_RDWR|unix.O_CLOEXEC, 0o666)
+		if err != nil {
+			return 0, err
+		}
+		if unix.Flock(lock, unix.LOCK_EX|unix.LOCK_NB) == nil {
+			return first + block*size, nil
+		}
+		_ = unix.Close(lock)
+	}
+	return 0, errors.New("all blocks of ports belong to other test programs")
+})
+
+// freePort finds a port that nobody takes before the driver does.
+func freePort(t testing.TB) int {
+	t.Helper()
+	block, err := portBlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 100 {
+		port := block + int(ports.add()%100)
+		listener, err := net.Listen("tcp", ":"+strconv.Itoa(port))
+		if err == nil {
+			_ = listener.Close()
+			return port
+		}
+	}
+	t.Fatal("no free port")
+	return 0
+}
+
+// Events are the Kubernetes events of the driver, in order.
+func (n *Cluster) Events(t testing.TB) []corev1.Event {
+	t.Helper()
+	return n.API.Events()
+}
+
+// Rename renames a file or folder.
+func Rename(t testing.TB, from, to string) {
+	t.Helper()
+	if err := os.Rename(from, to); err != nil && !errors.Is(err, fs.ErrExist) {
+		t.Fatal(err)
+	}
+}
+
+// Flags for how often the driver does something by itself.
+var (
+	// Quiet is for tests that count effects or calls.
+	Quiet = []string{"--poll-interval=1h", "--reconcile-interval=1h"}
+	// Frequent makes the driver look at the GPUs and clean up all the time.
+	Frequent = []string{"--poll-interval=50ms", "--reconcile-interval=50ms"}
+	// Eager makes it release claims that are gone from the API server, too.
+	Eager = []string{"--poll-interval=100ms", "--reconcile-interval=50ms", "--orphan-grace=50ms"}
+)

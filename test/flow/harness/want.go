@@ -1,0 +1,93 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package harness
+
+import (
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	oci "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/partage-dev/partage/test/gpusim/machine"
+)
+
+// RunSMI runs the machine's nvidia-smi, as an administrator does.
+func (n *GPUs) RunSMI(t testing.TB, args string) {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), filepath.Join(n.Root, "usr/bin/nvidia-smi"), strings.Fields(args)...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("nvidia-smi %s: %v\n%s", args, err, out)
+	}
+}
+
+// WantInstances fails unless these are all live instances of a GPU.
+func (n *GPUs) WantInstances(t testing.TB, gpu int, want ...Place) {
+	t.Helper()
+	g := n.Machine(t).GPUs[gpu]
+	if diff := cmp.Diff(want, Places(&g)); diff != "" {
+		t.Errorf("instances of GPU %d (-want +got):\n%s", gpu, diff)
+	}
+}
+
+// WantMode fails unless a whole GPU has this compute mode.
+func (n *GPUs) WantMode(t testing.TB, gpu, mode int) {
+	t.Helper()
+	if got := n.Machine(t).GPUs[gpu].ComputeMode; got != mode {
+		t.Errorf("GPU %d has compute mode %d, want %d", gpu, got, mode)
+	}
+}
+
+// Servers are the process IDs of the MPS servers on a GPU.
+func (n *GPUs) Servers(t testing.TB, gpu int) []int {
+	t.Helper()
+	var pids []int
+	for _, p := range n.Machine(t).Processes {
+		if p.GPU == gpu && p.Kind == machine.MPSServer {
+			pids = append(pids, p.PID)
+		}
+	}
+	slices.Sort(pids)
+	return pids
+}
+
+// WantNoRoom fails if a device is prepared beside what others have.
+func (n *Node) WantNoRoom(t testing.TB, p *Driver, device Device) {
+	t.Helper()
+	c := n.Allocate(t, []Device{device})
+	// It would wait for the others to go.
+	if _, err := p.TryPrepare(t.Context(), c, TinyTimeout); err == nil {
+		t.Errorf("%+v was prepared beside what others have", device)
+	}
+	p.MustUnprepare(t, c)
+}
+
+// WithoutEnv removes the variables with this prefix from a container, as its program
+// can.
+func WithoutEnv(spec *oci.Spec, prefix string) *oci.Spec {
+	spec.Process.Env = slices.DeleteFunc(spec.Process.Env, func(entry string) bool { return strings.HasPrefix(entry, prefix) })
+	return spec
+}
+
+// WithoutDaemon removes all of MPS from a container, so that its program cannot reach
+// the daemon.
+func WithoutDaemon(spec *oci.Spec) *oci.Spec {
+	WithoutEnv(spec, "CUDA_MPS_")
+	spec.Hooks = nil
+	spec.Mounts = slices.DeleteFunc(spec.Mounts, func(m oci.Mount) bool {
+		return m.Destination == "/tmp/nvidia-mps" || m.Destination == "/dev/shm"
+	})
+	return spec
+}
+
+// WantSlice fails unless a GPU has this time slice.
+func (n *GPUs) WantSlice(t testing.TB, what string, gpu, slice int) {
+	t.Helper()
+	if got := n.Machine(t).GPUs[gpu].TimeSlice; got != slice {
+		t.Errorf("%s: GPU %d has the time slice %d, want %d", what, gpu, got, slice)
+	}
+}

@@ -1,0 +1,67 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package sharing
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	oci "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/partage-dev/partage/test/flow/harness"
+)
+
+// wantNoContainer fails unless the hooks of a container refuse it and say why.
+func wantNoContainer(t testing.TB, n *harness.Node, spec *oci.Spec, texts ...string) {
+	t.Helper()
+	_, err := n.NewProgram(t.Context(), t, spec, "info")
+	if err == nil {
+		t.Error("the container starts")
+		return
+	}
+	for _, text := range texts {
+		if !strings.Contains(err.Error(), text) {
+			t.Errorf("the error lacks %q: %v", text, err)
+		}
+	}
+}
+
+// TestHookRefusesTwoShares: a program can be a client of one daemon only, so that
+// it would use the other GPU without its limits, or not at all.
+func TestHookRefusesTwoShares(t *testing.T) {
+	t.Parallel()
+	n := harness.NewNode(t, "h100x2")
+	n.StartSupervisor(t)
+	p := n.Start(t)
+	one := p.MustPrepare(t, n.Allocate(t, []harness.Device{{GPU: 0, Kind: harness.MPS}}))
+	other := p.MustPrepare(t, n.Allocate(t, []harness.Device{{GPU: 1, Kind: harness.MPS}}))
+	same := p.MustPrepare(t, n.Allocate(t, []harness.Device{{GPU: 0, Kind: harness.MPS}}))
+	wantNoContainer(t, n, n.Container(t, slices.Concat(one, other)...), "one MPS share")
+	wantNoContainer(t, n, n.Container(t, slices.Concat(one, same)...), "one MPS share")
+	for _, ids := range [][]string{one, other, same} {
+		wantOutput(t, n, n.Container(t, ids...), []string{"as a client"}, "info")
+	}
+}
+
+// TestHookRefusesDeadDaemon: a program that did not reach its daemon would have no
+// limits.
+func TestHookRefusesDeadDaemon(t *testing.T) {
+	t.Parallel()
+	n := harness.NewNode(t, "h100x1")
+	s := n.StartSupervisor(t)
+	p := n.Start(t)
+	c := n.Allocate(t, []harness.Device{{Kind: harness.MPS}})
+	ids := p.MustPrepare(t, c)
+	wantOutput(t, n, n.Container(t, ids...), []string{"as a client"}, "info")
+	s.Kill()
+	if err := n.KillMPS(); err != nil {
+		t.Fatal(err)
+	}
+	wantNoContainer(t, n, n.Container(t, ids...), n.DeviceName(t, 0, "", 0))
+	n.StartSupervisor(t)
+	p.Until(t, "the daemon", n.CheckContainerStarts(t, ids))
+	p.MustUnprepare(t, c)
+	p.UntilClean(t, n)
+}

@@ -1,0 +1,114 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package sharing
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	oci "github.com/opencontainers/runtime-spec/specs-go"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"github.com/partage-dev/partage/test/flow/harness"
+)
+
+// wantOutput fails unless the program succeeds in a container and says all of these.
+func wantOutput(t testing.TB, n *harness.Node, spec *oci.Spec, texts []string, args ...string) {
+	t.Helper()
+	out, err := n.RunProgram(t, spec, args...)
+	if err != nil {
+		t.Errorf("cuda-client %v: %v", args, err)
+		return
+	}
+	for _, text := range texts {
+		if !strings.Contains(out, text) {
+			t.Errorf("cuda-client %v does not say %q: %s", args, text, out)
+		}
+	}
+}
+
+// wantFailure fails unless the program fails in a container and says so.
+func wantFailure(t testing.TB, n *harness.Node, spec *oci.Spec, text string, args ...string) {
+	t.Helper()
+	out, err := n.RunProgram(t, spec, args...)
+	if err == nil {
+		t.Errorf("cuda-client %v succeeds: %s", args, out)
+	} else if !strings.Contains(err.Error(), text) {
+		t.Errorf("cuda-client %v: want %s, got %v", args, text, err)
+	}
+}
+
+// TestMPSShares: four claims share a GPU, each with its limits, and everything
+// else is refused meanwhile.
+func TestMPSShares(t *testing.T) {
+	t.Parallel()
+	n := harness.NewNode(t, "h100x1")
+	n.StartSupervisor(t)
+	p := n.Start(t)
+	p.Ready(t)
+	pristine := n.Snapshot(t)
+	share := harness.Device{Kind: harness.MPS, Memory: 10 << 30, Percent: 25}
+	var claims []*drapb.Claim
+	var ids [][]string
+	for range 4 {
+		c := n.Allocate(t, []harness.Device{share})
+		claims, ids = append(claims, c), append(ids, p.MustPrepare(t, c))
+	}
+	n.WantMode(t, 0, harness.ExclusiveProcess)
+	if servers := n.Servers(t, 0); len(servers) != 1 {
+		t.Fatalf("servers are %v, want one", servers)
+	}
+	for _, id := range ids {
+		wantOutput(t, n, n.Container(t, id...), []string{"limit 10240 MiB", "(25 %)", "as a client of an MPS server"}, "info")
+		wantOutput(t, n, n.Container(t, id...), nil, "alloc", "6Gi", "4Gi")
+		wantFailure(t, n, n.Container(t, id...), "OUT_OF_MEMORY", "alloc", "10Gi", "1Mi")
+	}
+	wantFailure(t, n, harness.WithoutDaemon(n.Container(t, ids[0]...)), "DEVICE_UNAVAILABLE", "info")
+	for _, other := range []harness.Device{{}, {Kind: harness.TimeSlice}, {Kind: harness.MPS}, harness.Partition(0, "1g.10gb", 0)} {
+		n.WantNoRoom(t, p, other)
+	}
+	users := []*harness.Program{n.StartProgram(t, ids[1]...), n.StartProgram(t, ids[2]...)}
+	for i, c := range []*drapb.Claim{claims[3], claims[0]} {
+		p.MustUnprepare(t, c)
+		for _, u := range users {
+			if err := u.Check(); err != nil {
+				t.Errorf("after %d releases: %v", i+1, err)
+			}
+		}
+	}
+	for _, u := range users {
+		u.Stop()
+	}
+	p.MustUnprepare(t, claims[1:3]...)
+	p.UntilSnapshot(t, n, pristine)
+}
+
+// TestMPSCeiling: a program that does away with its limits has those of the
+// largest share of the GPU, which the server holds it to.
+func TestMPSCeiling(t *testing.T) {
+	t.Parallel()
+	n := harness.NewNode(t, "h100x1")
+	n.StartSupervisor(t)
+	p := n.Start(t)
+	small := n.Allocate(t, []harness.Device{{Kind: harness.MPS, Memory: 10 << 30, Percent: 25}})
+	ids := p.MustPrepare(t, small)
+	hostile := func(want ...string) {
+		t.Helper()
+		wantOutput(t, n, harness.WithoutEnv(n.Container(t, ids...), "CUDA_MPS_"), want, "info")
+	}
+	hostile("limit 10240 MiB", "(25 %)")
+	server := n.Servers(t, 0)
+	large := n.Allocate(t, []harness.Device{{Kind: harness.MPS, Memory: 30 << 30, Percent: 50}})
+	p.MustPrepare(t, large)
+	hostile("limit 30720 MiB", "(50 %)")
+	wantOutput(t, n, n.Container(t, ids...), []string{"limit 10240 MiB", "(25 %)"}, "info")
+	p.MustUnprepare(t, large)
+	hostile("limit 10240 MiB", "(25 %)")
+	if now := n.Servers(t, 0); !slices.Equal(now, server) {
+		t.Errorf("the server was replaced: %v is now %v", server, now)
+	}
+	p.MustUnprepare(t, small)
+	p.UntilClean(t, n)
+}

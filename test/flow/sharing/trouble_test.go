@@ -1,0 +1,231 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package sharing
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"github.com/partage-dev/partage/test/flow/harness"
+	"github.com/partage-dev/partage/test/gpusim/machine"
+)
+
+// mpsScene has a claim with an MPS share, and so its program, on each of two GPUs.
+// What goes wrong is on the first.
+type mpsScene struct {
+	n          *harness.Node
+	p          *harness.Driver
+	supervisor *harness.Supervisor
+	claims     [2]*drapb.Claim
+	ids        [2][]string
+	users      [2]*harness.Program
+	// server is that of the second GPU.
+	server []int
+	before harness.Snapshot
+}
+
+func newMPSScene(t *testing.T, flags ...string) *mpsScene {
+	t.Helper()
+	s := &mpsScene{n: harness.NewNode(t, "h100x2")}
+	s.supervisor = s.n.StartSupervisor(t)
+	s.before = s.n.Snapshot(t)
+	s.p = s.n.Start(t, flags...)
+	s.p.Ready(t)
+	for gpu := range s.claims {
+		s.claims[gpu] = s.n.Allocate(t, []harness.Device{{GPU: gpu, Kind: harness.MPS}})
+		s.ids[gpu] = s.p.MustPrepare(t, s.claims[gpu])
+	}
+	s.users[0] = s.stubborn(t, 0)
+	s.users[1] = s.n.StartProgram(t, s.ids[1]...)
+	s.server = s.n.Servers(t, 1)
+	return s
+}
+
+// stubborn is a program that does not end when it loses its server, so that it is
+// in the way as long as a program can be.
+func (s *mpsScene) stubborn(t *testing.T, gpu int) *harness.Program {
+	t.Helper()
+	u, err := s.n.TryStartProgram(t.Context(), t, s.n.Container(t, s.ids[gpu]...), "--stay")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return u
+}
+
+// lost waits until the program on the first GPU has lost its server.
+func (s *mpsScene) lost(t *testing.T) {
+	t.Helper()
+	s.p.Until(t, "the program to lose its server", func(context.Context) error {
+		if s.users[0].Check() == nil {
+			return errors.New("it works")
+		}
+		return nil
+	})
+}
+
+// neighbourWorks fails if anything happened to the second GPU.
+func (s *mpsScene) neighbourWorks(t *testing.T) {
+	t.Helper()
+	if err := s.users[1].Check(); err != nil {
+		t.Errorf("the program on the other GPU: %v", err)
+	}
+	if now := s.n.Servers(t, 1); !slices.Equal(now, s.server) {
+		t.Errorf("the other GPU's server was %v and is %v", s.server, now)
+	}
+}
+
+// release ends all and looks for what is left.
+func (s *mpsScene) release(t *testing.T) {
+	t.Helper()
+	for _, u := range s.users {
+		u.Kill()
+	}
+	s.p.MustUnprepare(t, s.claims[:]...)
+	// The driver looks at claims all the time, with their locks.
+	s.p.Until(t, "nothing to be left", func(context.Context) error { return harness.AsError(s.before.Diff(s.n.Snapshot(t))) })
+}
+
+// daemon is the process ID of the control daemon of a GPU's session.
+func (s *mpsScene) daemon(t *testing.T, gpu int) int {
+	t.Helper()
+	path := filepath.Join(s.n.MPSDir, s.n.DeviceName(t, gpu, "", 0), "pipe/nvidia-cuda-mps-control.pid")
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pid
+}
+
+func killed(t *testing.T, pids ...int) {
+	t.Helper()
+	for _, pid := range pids {
+		if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+			t.Fatalf("kill %d: %v", pid, err)
+		}
+	}
+}
+
+// mpsTroubles are what can happen to the first GPU's clients.
+var mpsTroubles = map[string]func(t *testing.T, s *mpsScene){
+	"daemon killed": func(t *testing.T, s *mpsScene) { killed(t, s.daemon(t, 0)) },
+	"server killed": func(t *testing.T, s *mpsScene) { killed(t, s.n.Servers(t, 0)...) },
+	"both killed": func(t *testing.T, s *mpsScene) {
+		killed(t, append(s.n.Servers(t, 0), s.daemon(t, 0))...)
+	},
+	"fault": func(t *testing.T, s *mpsScene) {
+		s.n.Update(t, func(m *machine.Machine) {
+			for i := range m.Processes {
+				p := &m.Processes[i]
+				p.Fault = p.Fault || p.GPU == 0 && p.Kind == machine.MPSServer
+			}
+		})
+	},
+	"supervisor and daemon killed": func(t *testing.T, s *mpsScene) {
+		s.supervisor.Kill()
+		killed(t, s.daemon(t, 0))
+		s.supervisor = s.n.StartSupervisor(t)
+	},
+	"supervisor killed, then the server": func(t *testing.T, s *mpsScene) {
+		s.supervisor.Kill()
+		killed(t, s.n.Servers(t, 0)...)
+		s.supervisor = s.n.StartSupervisor(t)
+	},
+}
+
+// TestMPSTrouble: who loses a server is told, the device is not given to others
+// before it is well, and the other GPU has no part in it.
+func TestMPSTrouble(t *testing.T) {
+	t.Parallel()
+	for name, trouble := range mpsTroubles {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newMPSScene(t, harness.Frequent...)
+			trouble(t, s)
+			s.lost(t)
+			s.p.UntilEvent(t, s.n, "MPSServerLost", s.n.DeviceName(t, 0, "", 0))
+			for _, e := range s.n.Events(t) {
+				if e.Reason == "MPSServerLost" && e.InvolvedObject.Name != s.claims[0].GetName() {
+					t.Errorf("an event is about %s %s: %s", e.InvolvedObject.Kind, e.InvolvedObject.Name, e.Message)
+				}
+			}
+			s.users[0].Kill()
+			s.p.Until(t, "a new program", s.n.CheckContainerStarts(t, s.ids[0]))
+			s.p.UntilTainted(t, s.n, "mps-unhealthy", nil)
+			s.n.WantMode(t, 0, harness.ExclusiveProcess)
+			if got := s.n.Sessions(t)[s.n.DeviceName(t, 0, "", 0)]; got.Losses != 1 {
+				t.Errorf("%d losses, want one: %+v", got.Losses, got)
+			}
+			s.neighbourWorks(t)
+			s.release(t)
+		})
+	}
+}
+
+// TestMPSFaultTaint: as long as a program that a fault hit stays, MPS takes no
+// others, and the GPU gets no more claims.
+func TestMPSFaultTaint(t *testing.T) {
+	t.Parallel()
+	s := newMPSScene(t, harness.Frequent...)
+	mpsTroubles["fault"](t, s)
+	s.p.UntilTainted(t, s.n, "mps-unhealthy", s.n.DevicesOf(t, 0))
+	another := s.n.Allocate(t, []harness.Device{{GPU: 0, Kind: harness.MPS}})
+	if _, err := s.p.TryPrepare(t.Context(), another, harness.ShortTimeout); err == nil {
+		t.Error("a share was prepared whose server takes no programs")
+	}
+	s.p.MustUnprepare(t, another)
+	s.neighbourWorks(t)
+	s.users[0].Kill()
+	s.p.UntilTainted(t, s.n, "mps-unhealthy", nil)
+	s.p.MustPrepare(t, another)
+	s.p.MustUnprepare(t, another)
+	s.release(t)
+}
+
+// TestMPSDoesNotComeBack: a daemon that cannot be started again keeps its devices
+// tainted. Its claims can end, and it comes back when it can.
+func TestMPSDoesNotComeBack(t *testing.T) {
+	t.Parallel()
+	for name, comesBack := range map[string]bool{"comes back": true, "released meanwhile": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newMPSScene(t, harness.Frequent...)
+			fault := s.n.Inject(t, machine.Fault{Function: "mps_control_start", GPU: 0, Effect: machine.Fail})
+			killed(t, s.daemon(t, 0))
+			s.p.UntilTainted(t, s.n, "mps-unhealthy", s.n.DevicesOf(t, 0))
+			s.n.WantMode(t, 0, harness.ExclusiveProcess)
+			s.neighbourWorks(t)
+			s.users[0].Kill()
+			if comesBack {
+				fault.Remove(t)
+				s.p.UntilTainted(t, s.n, "mps-unhealthy", nil)
+				s.p.Until(t, "a new program", s.n.CheckContainerStarts(t, s.ids[0]))
+			} else {
+				s.p.MustUnprepare(t, s.claims[0])
+				s.p.Until(t, "the default compute mode", func(context.Context) error {
+					if mode := s.n.Machine(t).GPUs[0].ComputeMode; mode != harness.DefaultMode {
+						return fmt.Errorf("it is %d", mode)
+					}
+					return nil
+				})
+				s.p.UntilTainted(t, s.n, "mps-unhealthy", nil)
+				fault.Remove(t)
+			}
+			s.release(t)
+		})
+	}
+}
