@@ -54,8 +54,8 @@ var layouts = map[string]layout{
 		"sharing":{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}}`},
 	"MPS on its own partition": {beside: []string{halfA4}, claims: [][]string{{sliceA0}},
 		config: strings.ReplaceAll(strings.ReplaceAll(ownMPS, "GpuConfig", "MigDeviceConfig"), `{"1":"5Gi"}`, `{"0":"5Gi"}`)},
-	"many kinds":              {claims: [][]string{{wholeA + "-mps", sliceB0 + "-mps", wholeC + "-timeslice"}}},
-	"static":                  {foreign: []partition.Address{addressA0}, claims: [][]string{{staticA0}}},
+	"many kinds":      {claims: [][]string{{wholeA + "-mps", sliceB0 + "-mps", wholeC + "-timeslice"}}},
+	"static":          {foreign: []partition.Address{addressA0}, claims: [][]string{{staticA0}}},
 	"static and made": {foreign: []partition.Address{addressA0}, claims: [][]string{{staticA0, sliceA4}}},
 }
 
