@@ -92,8 +92,8 @@ func New(o Options) (*Specs, error) {
 // are an error.
 func (s *Specs) SetDriverVersion(version string) { s.common.setVersion(version) }
 
-// Write makes or replaces the spec of a claim and returns the fully qualified
-// name of each device. A file that already says the same is not touched.
+// Write creates or replaces the spec of a claim and returns the fully qualified name
+// of each device. It does not touch a file with the same content.
 func (s *Specs) Write(ctx context.Context, claimUID types.UID, devices []Device) (map[string]string, error) {
 	data, ids, err := s.render(ctx, claimUID, devices)
 	if err != nil {
@@ -148,7 +148,7 @@ func (s *Specs) render(ctx context.Context, claimUID types.UID, devices []Device
 	return append(data, '\n'), ids, nil
 }
 
-// Remove removes the spec of a claim. An absent one is a success.
+// Remove removes the spec of a claim. It succeeds if there is none.
 func (s *Specs) Remove(claimUID types.UID) error {
 	if err := validUID(claimUID); err != nil {
 		return err

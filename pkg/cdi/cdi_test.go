@@ -276,6 +276,29 @@ func statOnly(t *testing.T, folder string) fs.FileInfo {
 	return info
 }
 
+func TestMatches(t *testing.T) {
+	s, folder, _ := fixed(t)
+	check := func(when string, want bool, devices ...Device) {
+		t.Helper()
+		if got, err := s.Matches(t.Context(), uid, devices); err != nil || got != want {
+			t.Errorf("%s: got %v, %v, want %v", when, got, err, want)
+		}
+	}
+	check("without a spec", false, whole)
+	if _, err := s.Write(t.Context(), uid, []Device{whole, partition}); err != nil {
+		t.Fatal(err)
+	}
+	before := statOnly(t, folder)
+	check("with the same devices", true, partition, whole)
+	check("with others", false, whole)
+	if after := statOnly(t, folder); !os.SameFile(before, after) {
+		t.Error("the file was replaced")
+	}
+	if _, err := s.Matches(t.Context(), "../x", []Device{whole}); err == nil {
+		t.Error("a wrong UID is accepted")
+	}
+}
+
 func TestRemove(t *testing.T) {
 	s, folder, _ := fixed(t)
 	other := types.UID("0b6f4f5e-0000-4000-8000-000000000000")

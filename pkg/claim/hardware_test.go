@@ -21,7 +21,9 @@ type gpus struct {
 	instances []*placed
 	enabled   map[string]bool
 	processes map[string][]gpu.Process
-	nextID    int
+	// processesErr is what a driver says that does not list them.
+	processesErr error
+	nextID       int
 	// resets is how often ids began anew. UUIDs never do.
 	resets int
 	// foreign are the places where somebody else makes partitions.
@@ -177,6 +179,9 @@ func (b *box) State(_ context.Context, pciAddress string) (gpu.MIGState, error) 
 func (b *box) Processes(_ context.Context, pciAddress string) ([]gpu.Process, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.processesErr != nil {
+		return nil, b.processesErr
+	}
 	return b.processes[pciAddress], b.answer(pciAddress)
 }
 

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -223,16 +222,13 @@ func (p *preparation) attempt(g step.Group) step.Attempt {
 func (p *preparation) prepareGroups(ctx context.Context, groups []step.Group) error {
 	limited, cancel := context.WithCancel(ctx)
 	defer cancel()
-	errs := make([]error, len(groups))
-	var wg sync.WaitGroup
-	for i := range groups {
-		wg.Go(func() {
-			if errs[i] = p.prepareGroup(limited, groups, i); errs[i] != nil {
-				cancel()
-			}
-		})
-	}
-	wg.Wait()
+	errs := concurrently(ctx, len(groups), func(i int) error {
+		err := p.prepareGroup(limited, groups, i)
+		if err != nil {
+			cancel()
+		}
+		return err
+	})
 	if ctx.Err() == nil {
 		// That a group was stopped is nobody's concern, unless it has left something.
 		errs = slices.DeleteFunc(errs, func(err error) bool {
@@ -374,15 +370,14 @@ func (p *preparation) undoGroups(ctx context.Context, groups []step.Group, cause
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 	defer cancel()
 	p.journal.state(journal.Unpreparing)
-	errs := make([][]error, len(groups))
-	var wg sync.WaitGroup
-	for i := range groups {
-		if part := p.journal.part(i); part != nil {
-			wg.Go(func() { errs[i] = p.releaseGroup(ctx, p.journal, i, groups[i].GPUs, part) })
+	errs := concurrently(ctx, len(groups), func(i int) error {
+		part := p.journal.part(i)
+		if part == nil {
+			return nil
 		}
-	}
-	wg.Wait()
-	if err := errors.Join(slices.Concat(errs...)...); err != nil {
+		return errors.Join(p.releaseGroup(ctx, p.journal, i, groups[i].GPUs, part)...)
+	})
+	if err := errors.Join(errs...); err != nil {
 		return errors.Join(cause, fmt.Errorf("undo: %w", err))
 	}
 	return cause
@@ -480,21 +475,14 @@ func (p *preparation) finish(ctx context.Context, groups []step.Group) error {
 
 // confirm finds the partitions of all groups, each under its locks.
 func (p *preparation) confirm(ctx context.Context, groups []step.Group) error {
-	errs := make([]error, len(groups))
-	var wg sync.WaitGroup
-	for i, g := range groups {
-		wg.Go(func() {
-			unlock, err := p.locks.GPUs(ctx, g.GPUs)
-			if err != nil {
-				errs[i] = err
-				return
-			}
-			defer unlock()
-			errs[i] = p.checkPartitions(ctx, p.journal.part(i))
-		})
-	}
-	wg.Wait()
-	return errors.Join(errs...)
+	return errors.Join(concurrently(ctx, len(groups), func(i int) error {
+		unlock, err := p.locks.GPUs(ctx, groups[i].GPUs)
+		if err != nil {
+			return err
+		}
+		defer unlock()
+		return p.checkPartitions(ctx, p.journal.part(i))
+	})...)
 }
 
 // commit writes down that the claim is prepared, unless the journal says so already.

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -40,19 +39,16 @@ func (m *Manager) Reconcile(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	errs, unknown := make([]error, len(uids)), make([]error, len(uids))
-	var wg sync.WaitGroup
-	for i, uid := range uids {
-		wg.Go(func() {
-			ctx := klog.NewContext(ctx, klog.LoggerWithValues(klog.FromContext(ctx), "claimUID", uid))
-			var is fate
-			is, unknown[i] = m.fateOf(ctx, uid)
-			if err := m.reconcile(ctx, uid, is, seen); err != nil {
-				errs[i] = fmt.Errorf("claim %s: %w", uid, err)
-			}
-		})
-	}
-	wg.Wait()
+	unknown := make([]error, len(uids))
+	errs := concurrently(ctx, len(uids), func(i int) error {
+		ctx := klog.NewContext(ctx, klog.LoggerWithValues(klog.FromContext(ctx), "claimUID", uids[i]))
+		var is fate
+		is, unknown[i] = m.fateOf(ctx, uids[i])
+		if err := m.reconcile(ctx, uids[i], is, seen); err != nil {
+			return fmt.Errorf("claim %s: %w", uids[i], err)
+		}
+		return nil
+	})
 	m.events.retain(uids)
 	m.orphans.retain(uids)
 	m.failing.retain(uids)

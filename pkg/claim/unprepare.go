@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
@@ -131,15 +130,18 @@ func (e *engine) releaseGroups(ctx context.Context, r *journal.Record) (*recorde
 			record.set(i, g.Part)
 		}
 	}
-	errs := make([][]error, len(groups))
-	var wg sync.WaitGroup
-	for i, g := range groups {
+	failed := make([][]error, len(groups))
+	panicked := concurrently(ctx, len(groups), func(i int) error {
 		if part := record.part(i); part != nil {
-			wg.Go(func() { errs[i] = e.releaseGroup(ctx, record, i, g.GPUs, part) })
+			failed[i] = e.releaseGroup(ctx, record, i, groups[i].GPUs, part)
 		}
+		return nil
+	})
+	errs := slices.Concat(failed...)
+	if err := errors.Join(panicked...); err != nil {
+		errs = append(errs, err)
 	}
-	wg.Wait()
-	return record, slices.Concat(errs...)
+	return record, errs
 }
 
 // releaseGroup undoes the steps of one group and notes what is left, under its locks.

@@ -9,17 +9,16 @@ import (
 	"time"
 )
 
-// Reasons for which the hardware refuses. They are compared with errors.Is;
-// anything not listed is an opaque error.
+// Reasons for which a hardware call fails, for errors.Is. An error may have none of
+// them.
 var (
-	// ErrDriverNotLoaded: the NVML library cannot be loaded, or it can and the
-	// kernel driver behind it is absent.
+	// ErrDriverNotLoaded: the NVML library or the kernel driver behind it is absent.
 	ErrDriverNotLoaded = errors.New("NVIDIA driver is not loaded")
 	// ErrNotFound: no such GPU or instance.
 	ErrNotFound = errors.New("not found")
-	// ErrNotSupported: this GPU or driver cannot do it.
+	// ErrNotSupported: this GPU or driver does not support it.
 	ErrNotSupported = errors.New("not supported")
-	// ErrInUse: a process, or an instance inside, still holds it.
+	// ErrInUse: a process, or an instance inside, still uses it.
 	ErrInUse = errors.New("in use")
 	// ErrNoRoom: the placement or an engine is taken.
 	ErrNoRoom = errors.New("insufficient resources")
@@ -29,12 +28,12 @@ var (
 	ErrLost = errors.New("GPU is lost")
 	// ErrResetRequired: the GPU does nothing until it is reset.
 	ErrResetRequired = errors.New("GPU requires a reset")
-	// ErrInvalid: the library does not know an argument: a profile, a placement
-	// or a handle from before a reset.
+	// ErrInvalid: the library does not accept an argument, such as a profile, a
+	// placement, or a handle from before a reset.
 	ErrInvalid = errors.New("invalid argument")
 	// ErrTimeout: the driver gave up waiting; a retry may succeed.
 	ErrTimeout = errors.New("timed out")
-	// ErrUnknown: the driver failed and does not say why; a retry may succeed.
+	// ErrUnknown: the driver failed without a reason; a retry may succeed.
 	ErrUnknown = errors.New("unknown driver error")
 	// ErrVersionMismatch: the library and the kernel driver are of different
 	// versions, as in the middle of an upgrade.
@@ -43,18 +42,17 @@ var (
 	ErrHung = errors.New("does not answer")
 )
 
-// Transient tells whether the same call may succeed a little later without
-// anybody doing anything about it.
+// Transient reports whether the same call may succeed a little later by itself.
 func Transient(err error) bool {
 	return errors.Is(err, ErrTimeout) || errors.Is(err, ErrUnknown) || errors.Is(err, ErrInUse)
 }
 
-// Error is a failed hardware call. It names the call and the device, so that
-// what reaches a pod's event says which GPU and what was attempted.
+// Error is a failed hardware call. It names the call and the GPU, so that a pod's
+// event does too.
 type Error struct {
 	// Call is the library function, "nvmlDeviceCreateGpuInstanceWithPlacement".
 	Call string
-	// PCIAddress is empty for calls that concern no single GPU.
+	// PCIAddress is empty for calls that are not about one GPU.
 	PCIAddress string
 	// Text is the library's own description of the code.
 	Text string
@@ -72,12 +70,12 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// HungError is a call that was left behind because it did not return in time,
-// or a call that was not attempted because an earlier one on the same GPU is
-// still out. It unwraps to ErrHung.
+// HungError is a call that was left behind because it did not return in time, or a
+// call that was not attempted because an earlier one on the same GPU is still out. It
+// unwraps to ErrHung.
 //
-// The call cannot be cancelled and may take effect at any time until Done is
-// closed. Whoever holds the GPU's lock must keep it until then.
+// The call cannot be cancelled and may take effect at any time until Done is closed.
+// The GPU must stay locked until then.
 type HungError struct {
 	// Call and PCIAddress are those of the call that does not return.
 	Call, PCIAddress string

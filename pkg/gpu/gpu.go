@@ -1,15 +1,15 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package gpu holds what is known about the GPUs of one machine, as plain
-// values. Nothing here talks to hardware: package gpu/nvml produces these
-// values, and every layer above works on them.
+// Package gpu describes the GPUs of one node as plain values. Nothing here talks to
+// hardware: package gpu/nvml produces these values, and every layer above works on
+// them.
 //
-// A GPU is addressed by its PCI address everywhere, because NVML indexes and
-// device minors move between boots while the PCI address does not.
+// A GPU is identified by its PCI address everywhere, because NVML indexes and device
+// minors may change at a boot while the PCI address does not.
 package gpu
 
-// Node is everything one machine reports about its GPUs.
+// Node is everything that a node reports about its GPUs.
 type Node struct {
 	// DriverVersion is the kernel driver's version as NVML prints it, for
 	// example "580.95.05". It is not a semantic version.
@@ -18,15 +18,15 @@ type Node struct {
 	CUDAVersion Version `json:"cudaVersion"`
 	// GPUs are ordered by PCI address.
 	GPUs []GPU `json:"gpus"`
-	// Broken are the GPUs that could not be read. They are not among GPUs.
+	// Broken are the GPUs that could not be read. They are not in GPUs.
 	Broken []Broken `json:"broken,omitempty"`
 }
 
-// Broken is a GPU that the driver counts and that does not answer.
+// Broken is a GPU that the driver lists and that does not answer.
 type Broken struct {
 	// Index is NVML's at the time of discovery.
 	Index int `json:"index"`
-	// PCIAddress is empty where even that could not be read.
+	// PCIAddress is empty if even that could not be read.
 	PCIAddress string `json:"pciAddress,omitempty"`
 	// Reason is the text of Err, for output.
 	Reason string `json:"reason"`
@@ -60,18 +60,18 @@ type GPU struct {
 	Architecture      string  `json:"architecture"`
 	ComputeCapability Version `json:"computeCapability"`
 
-	// Resources of the undivided GPU. Multiprocessors and the engine counts
-	// are zero where the driver does not tell (GPUs without MIG).
+	// Resources of the undivided GPU. Multiprocessors and engine counts are zero if
+	// the driver does not report them (GPUs without MIG).
 	Resources Resources `json:"resources"`
 
-	// AddressingMode is "HMM", "ATS" or "None"; empty where not reported.
+	// AddressingMode is "HMM", "ATS" or "None"; empty if not reported.
 	AddressingMode string `json:"addressingMode,omitempty"`
-	// PCIeRoot is the root complex, "pci0000:16"; empty where sysfs has none.
+	// PCIeRoot is the root complex, "pci0000:16"; empty if sysfs has none.
 	PCIeRoot string `json:"pcieRoot,omitempty"`
-	// NUMANode is nil where the kernel reports no affinity (-1).
+	// NUMANode is nil if the kernel reports no affinity (-1).
 	NUMANode *int `json:"numaNode,omitempty"`
 
-	// MIG is nil where the GPU cannot be partitioned.
+	// MIG is nil if the GPU cannot be partitioned.
 	MIG *MIG `json:"mig,omitempty"`
 }
 
@@ -86,22 +86,22 @@ type Resources struct {
 	OFAEngines      int    `json:"ofaEngines,omitempty"`
 }
 
-// MIG says how a GPU can be partitioned.
+// MIG describes how a GPU can be partitioned.
 type MIG struct {
 	// Enabled is the mode at the time of discovery.
 	Enabled bool `json:"enabled"`
-	// Dynamic is true where the mode changes without a GPU reset (Hopper and
-	// later, outside vGPU guests), so that the mode can follow the claims.
+	// Dynamic is true if the mode can be changed without a GPU reset (Hopper and
+	// later, outside vGPU guests), so that it can follow the claims.
 	Dynamic bool `json:"dynamic"`
-	// MemorySlices is the number of memory slices that placements count in
-	// (8 on most boards, 4 on A30, 12 on RTX PRO 6000).
+	// MemorySlices is the number of memory slices, the unit of placements (8 on most
+	// boards, 4 on A30, 12 on RTX PRO 6000).
 	MemorySlices int `json:"memorySlices"`
 	// Profiles are ordered by ID.
 	Profiles []Profile `json:"profiles"`
 }
 
-// Profile is a GPU instance profile with all the places it fits in. The
-// driver, never a table, is where profiles come from.
+// Profile is a GPU instance profile with all its placements. Profiles always come
+// from the driver, never from a table.
 type Profile struct {
 	// ID is the driver's profile id ("nvidia-smi mig -lgip"), not NVML's
 	// enumeration constant.
@@ -122,12 +122,12 @@ type Placement struct {
 	Size  int `json:"size"`
 }
 
-// Overlaps tells whether two placements on one GPU share a memory slice.
+// Overlaps reports whether two placements on one GPU share a memory slice.
 func (p Placement) Overlaps(q Placement) bool {
 	return p.Start < q.Start+q.Size && q.Start < p.Start+p.Size
 }
 
-// MIGState is what a GPU's partitions are at one moment.
+// MIGState is the MIG mode of a GPU and its instances at one moment.
 type MIGState struct {
 	Enabled bool
 	// Pending differs from Enabled while a mode change waits for a GPU reset.
@@ -141,36 +141,38 @@ type Instance struct {
 	ID        int
 	ProfileID uint32
 	Placement Placement
-	// Compute is empty for an instance whose compute instance was never
-	// made or is already gone.
+	// Compute is empty if the compute instance was not created yet or is destroyed
+	// already.
 	Compute []ComputeInstance
 }
 
 // ComputeInstance is a live compute instance.
 type ComputeInstance struct {
 	ID int
-	// UUID is the MIG device's, "MIG-…"; a new one at every creation.
+	// UUID is the MIG device's, "MIG-…". Every creation gives a new one.
 	UUID string
+	// Slices is how many of the GPU instance's compute slices it spans; 0 where the driver
+	// does not say.
+	Slices int
 }
 
-// Process holds a GPU or a GPU instance in use.
+// Process is a process that uses a GPU or a GPU instance.
 type Process struct {
 	PID int
 	// InstanceID is -1 for a process on the undivided GPU.
 	InstanceID int
 }
 
-// ComputeMode says which processes may use a GPU, or a MIG device, at one time.
+// ComputeMode is how many processes may use a GPU, or a MIG device, at one time.
 type ComputeMode string
 
 // Values of ComputeMode, as nvidia-smi -c names them.
 const (
-	// ComputeDefault lets any number of processes in.
+	// ComputeDefault allows any number of processes.
 	ComputeDefault ComputeMode = "DEFAULT"
-	// ComputeExclusiveProcess lets one process in at a time. With MPS this is the
-	// server, so that a client which does not reach it gets nothing instead of
-	// everything.
+	// ComputeExclusiveProcess allows one process. With MPS this is the server, so that
+	// a client that does not reach it gets nothing instead of everything.
 	ComputeExclusiveProcess ComputeMode = "EXCLUSIVE_PROCESS"
-	// ComputeProhibited lets none in.
+	// ComputeProhibited allows none.
 	ComputeProhibited ComputeMode = "PROHIBITED"
 )

@@ -3,12 +3,12 @@
 
 package gpu
 
-// MPSClients is how many processes can be clients of one MPS server on this GPU,
-// or on a partition of the profile. It is 0 for GPUs before Volta, on which MPS
-// can limit neither memory nor multiprocessors and which are not offered.
+// MPSClients returns how many processes can be clients of one MPS server on this GPU,
+// or on a partition with the profile. It is 0 for GPUs before Volta, where MPS can
+// limit neither memory nor multiprocessors, and no MPS shares are published.
 //
-// 48 through CUDA 13.0 and 60 from 13.1; a partition has the part of it that its
-// multiprocessors are of the GPU's (NVIDIA MPS documentation).
+// NVIDIA documents 48 through CUDA 13.0 and 60 from 13.1; a partition has the same
+// fraction of it as of the GPU's multiprocessors.
 func (g *GPU) MPSClients(cuda Version, profile *Profile) int {
 	if g.ComputeCapability.Major < 7 {
 		return 0

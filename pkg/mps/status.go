@@ -9,15 +9,15 @@ import "time"
 type Phase string
 
 const (
-	// Starting: the daemon or the server is not ready, for the first time or again
+	// Starting means that the daemon or the server is not ready, for the first time or again
 	// after one of them ended.
 	Starting Phase = "starting"
-	// Running: clients can connect, and the limits are in effect.
+	// Running means that clients can connect, and the limits are in effect.
 	Running Phase = "running"
-	// Faulted: a client's fault ended all clients, and the server accepts no new
+	// Faulted means that a client's fault ended all clients, and the server accepts no new
 	// ones until those have ended.
 	Faulted Phase = "faulted"
-	// Failed: the session cannot be started, or cannot be removed. The supervisor
+	// Failed means that the session cannot be started, or cannot be removed. The supervisor
 	// keeps trying, and Message says why it fails.
 	Failed Phase = "failed"
 )

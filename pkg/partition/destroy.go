@@ -16,16 +16,15 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
-// Destroy removes the partition at the address and nothing else. An absent one, and
-// a partition that is not ours, is a success: that is one that somebody has divided
-// into several compute instances, or whose UUID is another than uuid, because
-// somebody made it after the GPU was reset. An empty uuid stands for any. A GPU that
-// says that it has no MIG is an error, since a partition was made there. It turns
-// MIG mode off when the last instance of a dynamic GPU is gone; a failure of that
-// alone is logged, unless the call has not returned.
+// Destroy destroys the partition at the address and nothing else. It succeeds if there
+// is none, or if the instance there is foreign: divided into several compute
+// instances, or with another UUID than uuid. An empty uuid accepts any. It is an error
+// if the GPU reports that it has no MIG, since a partition was created there. Destroy
+// disables MIG mode when the last instance of a dynamic GPU is gone. If only that
+// fails it is logged, unless the call has not returned.
 //
-// While a process holds the partition it tries again for about seven seconds
-// within ctx, because a process that was just killed takes its time; then the
+// While a process uses the partition Destroy retries for about seven seconds within
+// ctx, because a process that was just killed may take that long to end. Then the
 // error wraps gpu.ErrInUse and names the processes.
 func (l *Lifecycle) Destroy(ctx context.Context, a Address, uuid string, dynamic bool) error {
 	if err := l.destroy(ctx, a, withUUID(uuid), dynamic); err != nil {
@@ -45,20 +44,19 @@ func (l *Lifecycle) destroy(ctx context.Context, a Address, ours check, dynamic 
 	if dynamic && state.Enabled && len(state.Instances) == 0 {
 		_, err := l.switchMode(ctx, a.PCIAddress, false)
 		if errors.Is(err, gpu.ErrHung) {
-			// The caller has to keep its lock.
+			// The caller has to keep the GPU locked.
 			return err
 		}
 		if err != nil {
-			klog.FromContext(ctx).Error(err, "MIG mode stays on, although no instance is left", "pciAddress", a.PCIAddress)
+			klog.FromContext(ctx).Error(err, "MIG mode stays enabled, although no instance is left", "pciAddress", a.PCIAddress)
 		}
 	}
 	return nil
 }
 
-// removeInstance removes the compute instances and the GPU instance at the
-// address if they are ours, tries again while they are in use, and returns the
-// state afterwards. Every attempt looks again at what is there: somebody may
-// have replaced the instance since the last one.
+// removeInstance destroys the GPU instance at the address if it is ours, retries while
+// it is in use, and returns the state after it. Every attempt checks again what is at
+// the address, since the instance may have been replaced.
 func (l *Lifecycle) removeInstance(ctx context.Context, a Address, ours check, state gpu.MIGState) (gpu.MIGState, error) {
 	for attempt := 0; ; attempt++ {
 		instance := find(state, a)
@@ -70,18 +68,18 @@ func (l *Lifecycle) removeInstance(ctx context.Context, a Address, ours check, s
 				"pciAddress", a.PCIAddress, "instanceID", instance.ID, "reason", err.Error())
 			return state, nil
 		}
-		absent, err := l.tearDown(ctx, a.PCIAddress, *instance)
+		absent, err := l.destroyInstance(ctx, a.PCIAddress, *instance)
 		if err == nil {
 			still := errors.New("the driver reports success and the GPU instance is still there")
-			return l.unlessGone(ctx, a, ours, errors.Join(append(absent, still)...))
+			return l.checkGone(ctx, a, ours, errors.Join(append(absent, still)...))
 		}
 		if !errors.Is(err, gpu.ErrInUse) {
-			return l.unlessGone(ctx, a, ours, err)
+			return l.checkGone(ctx, a, ours, err)
 		}
-		// Where no time is left for another attempt, what blocks says more
-		// than that the deadline has come.
+		// If there is no time for another attempt, the error says what is in use
+		// rather than that the deadline was exceeded.
 		if attempt == len(pauses) || l.wait(ctx, pauses[attempt]) != nil {
-			return state, l.nameHolder(ctx, a.PCIAddress, instance.ID, err)
+			return state, l.withHolders(ctx, a.PCIAddress, instance.ID, err)
 		}
 		if state, err = l.hw.MIGState(ctx, a.PCIAddress); err != nil {
 			return state, err
@@ -89,9 +87,9 @@ func (l *Lifecycle) removeInstance(ctx context.Context, a Address, ours check, s
 	}
 }
 
-// tearDown removes the compute instances first, as the driver demands. One
-// that is gone already is no failure; absent says of which ones that was heard.
-func (l *Lifecycle) tearDown(ctx context.Context, pciAddress string, instance gpu.Instance) (absent []error, err error) {
+// destroyInstance destroys the compute instances first, as the driver demands. If one
+// is gone already that is no failure, and is returned in absent.
+func (l *Lifecycle) destroyInstance(ctx context.Context, pciAddress string, instance gpu.Instance) (absent []error, err error) {
 	for _, compute := range instance.Compute {
 		err := l.hw.DestroyComputeInstance(ctx, pciAddress, instance.ID, compute.ID)
 		if err != nil {
@@ -113,8 +111,8 @@ func (l *Lifecycle) tearDown(ctx context.Context, pciAddress string, instance gp
 	return append(absent, err), nil
 }
 
-// unlessGone returns cause if the instance is still at the address.
-func (l *Lifecycle) unlessGone(ctx context.Context, a Address, ours check, cause error) (gpu.MIGState, error) {
+// checkGone returns cause if the instance is still at the address, and the state.
+func (l *Lifecycle) checkGone(ctx context.Context, a Address, ours check, cause error) (gpu.MIGState, error) {
 	state, err := l.hw.MIGState(ctx, a.PCIAddress)
 	if err != nil {
 		return state, errors.Join(cause, err)
@@ -125,20 +123,19 @@ func (l *Lifecycle) unlessGone(ctx context.Context, a Address, ours check, cause
 	return state, nil
 }
 
-// nameHolder adds to an IN_USE error who holds the instance. It asks even
-// after the caller's deadline, since this is what an administrator needs.
-func (l *Lifecycle) nameHolder(ctx context.Context, pciAddress string, instanceID int, err error) error {
+// withHolders adds to gpu.ErrInUse which processes use the instance. It asks even after
+// the caller's deadline, since this is what an administrator needs to know.
+func (l *Lifecycle) withHolders(ctx context.Context, pciAddress string, instanceID int, err error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
 	defer cancel()
 	processes, listErr := l.hw.Processes(ctx, pciAddress)
 	if listErr != nil {
-		return fmt.Errorf("%w (who holds it is not known: %w)", err, listErr)
+		return fmt.Errorf("%w (its processes are unknown: %w)", err, listErr)
 	}
 	return fmt.Errorf("%w, held by %s", err, holders(processes, instanceID))
 }
 
-// holders names the processes on an instance, or on the whole GPU if
-// instanceID is -1.
+// holders names the processes on an instance, or on the GPU if instanceID is wholeGPU.
 func holders(processes []gpu.Process, instanceID int) string {
 	var pids []int
 	for _, p := range processes {
@@ -159,9 +156,9 @@ func holders(processes []gpu.Process, instanceID int) string {
 	}
 }
 
-// pauses are the waits between attempts on an instance that is in use, about
-// seven seconds in all: long enough for a killed process to vanish, short
-// enough for another claim on this GPU to be served in the same kubelet call.
+// pauses are the delays between attempts on an instance that is in use, about seven
+// seconds in all: long enough for a killed process to end, short enough for another
+// claim on this GPU to be served in the same kubelet call.
 var pauses = []time.Duration{
 	100 * time.Millisecond,
 	200 * time.Millisecond,

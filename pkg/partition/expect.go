@@ -10,7 +10,7 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
-// ErrForeign reports that the instance at an address is not the caller's.
+// ErrForeign means that the instance at an address is not the caller's.
 var ErrForeign = errors.New("it was not made by this driver and is left alone")
 
 // Expect says which instance, if any, may already be at an address when a

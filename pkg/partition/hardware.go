@@ -9,8 +9,8 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
-// Hardware is what the life cycle needs of the GPUs. GPUs are named by their
-// PCI address; errors wrap the reasons of package gpu.
+// Hardware is what a Lifecycle needs of the GPUs. Errors wrap the reasons of package
+// gpu.
 type Hardware interface {
 	Observer
 	ModeSwitch
@@ -18,28 +18,27 @@ type Hardware interface {
 	ComputeInstances
 }
 
-// Observer reads.
+// Observer reads the state of a GPU.
 type Observer interface {
-	// MIGState lists all instances, those without compute instance included.
-	// The error wraps gpu.ErrNotSupported on a GPU without MIG.
+	// MIGState returns all instances, including those without compute instance. The
+	// error wraps gpu.ErrNotSupported on a GPU without MIG.
 	MIGState(ctx context.Context, pciAddress string) (gpu.MIGState, error)
 	Processes(ctx context.Context, pciAddress string) ([]gpu.Process, error)
 }
 
-// ModeSwitch turns MIG mode on and off, and returns nil only when the mode has
-// changed.
+// ModeSwitch sets MIG mode. It returns nil only if the mode is the wanted one.
 type ModeSwitch interface {
 	SetMIGMode(ctx context.Context, pciAddress string, enabled bool) error
 }
 
-// Instances are GPU instances.
+// Instances creates and destroys GPU instances.
 type Instances interface {
 	CreateInstance(ctx context.Context, pciAddress string, profileID uint32, at gpu.Placement) (instanceID int, err error)
 	DestroyInstance(ctx context.Context, pciAddress string, instanceID int) error
 }
 
-// ComputeInstances live in GPU instances. The one that is created spans the
-// whole GPU instance.
+// ComputeInstances creates and destroys compute instances. One that it creates spans
+// the whole GPU instance.
 type ComputeInstances interface {
 	CreateComputeInstance(ctx context.Context, pciAddress string, instanceID int) (gpu.ComputeInstance, error)
 	DestroyComputeInstance(ctx context.Context, pciAddress string, instanceID, computeID int) error

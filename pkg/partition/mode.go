@@ -13,16 +13,16 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
-// wholeGPU stands for all instances where an instance id is expected.
+// wholeGPU means all instances in place of an instance id.
 const wholeGPU = -1
 
-// ErrDivided says that a GPU cannot be used undivided while somebody's instances
-// are on it. It wraps gpu.ErrInUse, but waiting does not help.
+// ErrDivided means that a GPU cannot be used undivided because there are instances on
+// it. It wraps gpu.ErrInUse, but waiting does not help.
 var ErrDivided = fmt.Errorf("it is partitioned: %w", gpu.ErrInUse)
 
-// EnsureWhole makes the GPU usable undivided: MIG mode off. It never removes
-// an instance; where there are some it fails and names them. It is for GPUs that can
-// be divided: one that says that it cannot is in trouble.
+// EnsureWhole disables MIG mode, so that the GPU can be used undivided. It never
+// destroys an instance: if there are any, it fails and names them. It is only for GPUs
+// that support MIG; if one reports that it does not, that is an error.
 func (l *Lifecycle) EnsureWhole(ctx context.Context, pciAddress string, dynamic bool) error {
 	if err := l.ensureWhole(ctx, pciAddress, dynamic); err != nil {
 		return fmt.Errorf("use GPU %s undivided: %w", pciAddress, err)
@@ -36,7 +36,7 @@ func (l *Lifecycle) ensureWhole(ctx context.Context, pciAddress string, dynamic 
 		return err
 	}
 	if len(state.Instances) > 0 {
-		return fmt.Errorf("there is %s: %w", describe(state.Instances), ErrDivided)
+		return fmt.Errorf("there is %s: %w", names(state.Instances), ErrDivided)
 	}
 	if !state.Enabled {
 		return nil
@@ -48,9 +48,8 @@ func (l *Lifecycle) ensureWhole(ctx context.Context, pciAddress string, dynamic 
 	return err
 }
 
-// enabled returns the state of a GPU whose MIG mode is on, after it turned it
-// on if need be.
-func (l *Lifecycle) enabled(ctx context.Context, pciAddress string, dynamic bool) (gpu.MIGState, error) {
+// ensureEnabled enables MIG mode if necessary and returns the state of the GPU.
+func (l *Lifecycle) ensureEnabled(ctx context.Context, pciAddress string, dynamic bool) (gpu.MIGState, error) {
 	state, err := l.hw.MIGState(ctx, pciAddress)
 	if err != nil || state.Enabled {
 		return state, err
@@ -62,8 +61,7 @@ func (l *Lifecycle) enabled(ctx context.Context, pciAddress string, dynamic bool
 	if err == nil {
 		return state, nil
 	}
-	// A change that did not take effect may be pending, and would come with
-	// the next reset, unasked.
+	// A change that did not take effect may be pending until the next reset.
 	cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
 	defer cancel()
 	if undoErr := l.hw.SetMIGMode(cleanup, pciAddress, false); undoErr != nil {
@@ -72,7 +70,7 @@ func (l *Lifecycle) enabled(ctx context.Context, pciAddress string, dynamic bool
 	return state, err
 }
 
-// switchMode sets the mode and returns the state read afterwards.
+// switchMode sets MIG mode and returns the state after it.
 func (l *Lifecycle) switchMode(ctx context.Context, pciAddress string, enabled bool) (gpu.MIGState, error) {
 	word := "off"
 	if enabled {
@@ -80,7 +78,7 @@ func (l *Lifecycle) switchMode(ctx context.Context, pciAddress string, enabled b
 	}
 	err := l.hw.SetMIGMode(ctx, pciAddress, enabled)
 	if errors.Is(err, gpu.ErrInUse) {
-		err = l.nameHolder(ctx, pciAddress, wholeGPU, err)
+		err = l.withHolders(ctx, pciAddress, wholeGPU, err)
 	}
 	if err != nil {
 		return gpu.MIGState{}, fmt.Errorf("turn MIG mode %s: %w", word, err)

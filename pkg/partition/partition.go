@@ -1,12 +1,12 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package partition makes and removes MIG partitions. A partition is a GPU
+// Package partition creates and destroys MIG partitions. A partition is a GPU
 // instance with one compute instance that spans it.
 //
-// Partitions are found by their physical address, not by the ids that the
-// driver hands out: an address can be written down before anything exists, and
-// it finds a half-made partition after a crash.
+// Partitions are identified by their physical address, not by the driver's ids: an
+// address can be recorded before anything exists, and finds a half-created partition
+// after a crash.
 package partition
 
 import (
@@ -24,8 +24,7 @@ import (
 	"github.com/partage-dev/partage/pkg/wait"
 )
 
-// Address says where a partition is, or is to be. It means the same before and
-// after a reboot.
+// Address is where a partition is or will be. It survives a reboot.
 type Address struct {
 	PCIAddress string `json:"pciAddress"`
 	// ProfileID is the driver's profile id ("nvidia-smi mig -lgip").
@@ -33,67 +32,65 @@ type Address struct {
 	Placement gpu.Placement `json:"placement"`
 }
 
-// String is for messages: "profile 19 at 4:1 on GPU 0000:1b:00.0".
+// String returns "profile 19 at 4:1 on GPU 0000:1b:00.0".
 func (a Address) String() string {
-	return fmt.Sprintf("profile %d at %s on GPU %s", a.ProfileID, at(a.Placement), a.PCIAddress)
+	return fmt.Sprintf("profile %d at %s on GPU %s", a.ProfileID, placement(a.Placement), a.PCIAddress)
 }
 
-// Live is what exists at an address. All of it is new after every creation.
+// Live identifies the partition at an address. Every creation gives new values.
 type Live struct {
 	InstanceID int    `json:"instanceID"`
 	ComputeID  int    `json:"computeID"`
 	UUID       string `json:"uuid"`
 }
 
-// Lifecycle creates and destroys partitions. It keeps no state and takes no
-// lock: the caller holds the GPU's lock around every call, so that two calls
-// for one GPU never overlap. Calls for different GPUs may.
+// Lifecycle creates and destroys partitions. It keeps no state and takes no lock: the
+// caller locks the GPU around every call. Calls for different GPUs may be concurrent.
 //
-// The dynamic parameter of its methods says that MIG mode of this GPU may
-// follow the claims (gpu.MIG.Dynamic). Where it is false, the mode is never
-// touched.
+// The dynamic parameter of its methods allows them to change the GPU's MIG mode
+// (gpu.MIG.Dynamic).
 type Lifecycle struct {
 	hw Hardware
-	// wait sleeps for d or until ctx is done, and then returns an error.
+	// wait is wait.For, except in tests.
 	wait func(ctx context.Context, d time.Duration) error
 }
 
-// New makes a Lifecycle.
+// New returns a Lifecycle.
 func New(hw Hardware) *Lifecycle {
 	return &Lifecycle{hw: hw, wait: wait.For}
 }
 
-// cleanupTime bounds what is undone after a failure. The undoing does not
-// share the caller's deadline, which may be why the call failed.
+// cleanupTime bounds the undo after a failure. The undo does not share the caller's
+// deadline, which may be why the call failed.
 const cleanupTime = 15 * time.Second
 
-// State lists all instances of a GPU, whoever made them. The error wraps
+// State returns all instances of a GPU, including foreign ones. The error wraps
 // gpu.ErrNotSupported on a GPU without MIG.
 func (l *Lifecycle) State(ctx context.Context, pciAddress string) (gpu.MIGState, error) {
 	state, err := l.hw.MIGState(ctx, pciAddress)
 	if err != nil {
-		return gpu.MIGState{}, fmt.Errorf("look at the partitions of GPU %s: %w", pciAddress, err)
+		return gpu.MIGState{}, fmt.Errorf("read the partitions of GPU %s: %w", pciAddress, err)
 	}
 	return state, nil
 }
 
-// Processes lists what runs on a GPU and on its instances.
+// Processes returns the processes on a GPU and on its instances.
 func (l *Lifecycle) Processes(ctx context.Context, pciAddress string) ([]gpu.Process, error) {
 	processes, err := l.hw.Processes(ctx, pciAddress)
 	if err != nil {
-		return nil, fmt.Errorf("look for processes on GPU %s: %w", pciAddress, err)
+		return nil, fmt.Errorf("list the processes on GPU %s: %w", pciAddress, err)
 	}
 	return processes, nil
 }
 
-// Lookup finds the partition at an address in the state of its GPU. A GPU
+// Lookup returns the partition at an address, given the state of its GPU. A GPU
 // instance without compute instance, or with several, is not a partition.
 func Lookup(state gpu.MIGState, a Address) (Live, bool) {
 	instance := find(state, a)
 	if instance == nil || len(instance.Compute) != 1 {
 		return Live{}, false
 	}
-	return live(*instance, instance.Compute[0]), true
+	return newLive(*instance, instance.Compute[0]), true
 }
 
 // Create calls Ensure with ExpectOurs.
@@ -124,7 +121,7 @@ func (l *Lifecycle) Ensure(ctx context.Context, a Address, expect Expect, dynami
 }
 
 func (l *Lifecycle) ensure(ctx context.Context, a Address, expect Expect, dynamic bool) (Live, error) {
-	state, err := l.enabled(ctx, a.PCIAddress, dynamic)
+	state, err := l.ensureEnabled(ctx, a.PCIAddress, dynamic)
 	if err != nil {
 		return Live{}, err
 	}
@@ -132,7 +129,7 @@ func (l *Lifecycle) ensure(ctx context.Context, a Address, expect Expect, dynami
 	// must not remove an instance that is not ours.
 	instance := find(state, a)
 	if instance == nil {
-		if err := inTheWay(state, a); err != nil {
+		if err := checkOverlap(state, a); err != nil {
 			return Live{}, err
 		}
 	} else {
@@ -140,7 +137,7 @@ func (l *Lifecycle) ensure(ctx context.Context, a Address, expect Expect, dynami
 			return Live{}, err
 		}
 		if len(instance.Compute) == 1 {
-			return live(*instance, instance.Compute[0]), nil
+			return newLive(*instance, instance.Compute[0]), nil
 		}
 	}
 	made, ours, err := l.build(ctx, a, instance)
@@ -154,7 +151,7 @@ func (l *Lifecycle) ensure(ctx context.Context, a Address, expect Expect, dynami
 // GPU instance if there is none. If it fails, ours accepts the GPU instance
 // that this call may have left.
 func (l *Lifecycle) build(ctx context.Context, a Address, instance *gpu.Instance) (made Live, ours check, err error) {
-	logger := klog.FromContext(ctx).WithValues("pciAddress", a.PCIAddress, "profileID", a.ProfileID, "placement", at(a.Placement))
+	logger := klog.FromContext(ctx).WithValues("pciAddress", a.PCIAddress, "profileID", a.ProfileID, "placement", placement(a.Placement))
 	if instance == nil {
 		id, err := l.hw.CreateInstance(ctx, a.PCIAddress, a.ProfileID, a.Placement)
 		if err != nil {
@@ -170,7 +167,7 @@ func (l *Lifecycle) build(ctx context.Context, a Address, instance *gpu.Instance
 		return Live{}, withID(instance.ID), fmt.Errorf("compute instance in GPU instance %d: %w", instance.ID, err)
 	}
 	logger.V(2).Info("Compute instance created", "instanceID", instance.ID, "computeID", compute.ID, "uuid", compute.UUID)
-	return live(*instance, compute), nil, nil
+	return newLive(*instance, compute), nil, nil
 }
 
 // undo removes what a failed creation left, whatever the failed call reported:
@@ -184,8 +181,7 @@ func (l *Lifecycle) undo(ctx context.Context, a Address, ours check, dynamic boo
 	return nil
 }
 
-// explainNoRoom says what a refusal for want of room can mean when no instance
-// overlaps.
+// explainNoRoom adds to gpu.ErrNoRoom which instances are in the way.
 func (l *Lifecycle) explainNoRoom(ctx context.Context, a Address, err error) error {
 	if !errors.Is(err, gpu.ErrNoRoom) {
 		return err
@@ -194,12 +190,12 @@ func (l *Lifecycle) explainNoRoom(ctx context.Context, a Address, err error) err
 	if stateErr != nil {
 		return err
 	}
-	if blocked := inTheWay(state, a); blocked != nil {
+	if blocked := checkOverlap(state, a); blocked != nil {
 		return errors.Join(err, blocked)
 	}
 	if len(state.Instances) > 0 {
-		return fmt.Errorf("%w; no instance overlaps, so one of these has an engine that the profile needs: %s",
-			err, describe(state.Instances))
+		return fmt.Errorf("%w; no instance overlaps, so one of these uses an engine that the profile needs: %s",
+			err, names(state.Instances))
 	}
 	return err
 }
@@ -215,8 +211,8 @@ func find(state gpu.MIGState, a Address) *gpu.Instance {
 	return &state.Instances[i]
 }
 
-// inTheWay fails if an instance other than the one at the address overlaps it.
-func inTheWay(state gpu.MIGState, a Address) error {
+// checkOverlap fails if an instance that is not at the address overlaps it.
+func checkOverlap(state gpu.MIGState, a Address) error {
 	var others []gpu.Instance
 	for _, i := range state.Instances {
 		if i.Placement.Overlaps(a.Placement) && (i.ProfileID != a.ProfileID || i.Placement != a.Placement) {
@@ -226,22 +222,22 @@ func inTheWay(state gpu.MIGState, a Address) error {
 	if len(others) == 0 {
 		return nil
 	}
-	return fmt.Errorf("the placement is taken by %s: %w", describe(others), gpu.ErrNoRoom)
+	return fmt.Errorf("the placement is taken by %s: %w", names(others), gpu.ErrNoRoom)
 }
 
-func live(instance gpu.Instance, compute gpu.ComputeInstance) Live {
+func newLive(instance gpu.Instance, compute gpu.ComputeInstance) Live {
 	return Live{InstanceID: instance.ID, ComputeID: compute.ID, UUID: compute.UUID}
 }
 
-// at writes a placement as nvidia-smi does, start:size.
-func at(p gpu.Placement) string {
+// placement formats a placement as nvidia-smi does: start:size.
+func placement(p gpu.Placement) string {
 	return strconv.Itoa(p.Start) + ":" + strconv.Itoa(p.Size)
 }
 
-func describe(instances []gpu.Instance) string {
+func names(instances []gpu.Instance) string {
 	out := make([]string, 0, len(instances))
 	for _, i := range instances {
-		out = append(out, fmt.Sprintf("GPU instance %d (profile %d, placement %s)", i.ID, i.ProfileID, at(i.Placement)))
+		out = append(out, fmt.Sprintf("GPU instance %d (profile %d, placement %s)", i.ID, i.ProfileID, placement(i.Placement)))
 	}
 	return strings.Join(out, ", ")
 }

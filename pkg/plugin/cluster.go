@@ -68,13 +68,6 @@ var versions = []getClaim{
 	},
 }
 
-// Exists reports whether there is a claim with this UID. An error means that this
-// is not known now.
-func (c *Cluster) Exists(ctx context.Context, ref claim.Ref) (bool, error) {
-	found, err := c.Claim(ctx, ref)
-	return found != nil, err
-}
-
 // Claim returns the claim with this UID, or nil when there is none: a claim of the
 // same name with another UID is another claim. An error means that this is not
 // known now, because the API server is away, refuses, or something else answers

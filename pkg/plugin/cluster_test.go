@@ -68,9 +68,6 @@ func TestClaim(t *testing.T) {
 				if diff := cmp.Diff(test.want, got, cmpopts.IgnoreTypes(metav1.TypeMeta{})); err != nil || diff != "" {
 					t.Errorf("%v, claim (-want +got):\n%s", err, diff)
 				}
-				if exists, err := cluster.Exists(t.Context(), test.ref); err != nil || exists != (test.want != nil) {
-					t.Errorf("exists: got %v, %v, want %v", exists, err, test.want != nil)
-				}
 			}
 		})
 	}

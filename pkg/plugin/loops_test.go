@@ -7,6 +7,8 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,6 +20,7 @@ import (
 	"k8s.io/klog/v2/ktesting"
 
 	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/plugin/publish"
 )
 
 // bubble is a plugin without sockets and without an API server, whose loops can
@@ -27,10 +30,11 @@ type bubble struct {
 
 	claims   *fakeClaims
 	hardware *fakeHardware
-	// published counts how often something was given to the publisher.
-	published int
-	logs      ktesting.Buffer
-	ctx       context.Context //nolint:containedctx // of a test, with its logger
+	mu       sync.Mutex
+	// inventories are those that the publisher was given.
+	inventories []*device.Inventory
+	logs        ktesting.Buffer
+	ctx         context.Context //nolint:containedctx // of a test, with its logger
 }
 
 func newBubble(t *testing.T) *bubble {
@@ -58,7 +62,31 @@ func newBubble(t *testing.T) *bubble {
 	return b
 }
 
-func (b *bubble) SetInventory(*device.Inventory) { b.published++ }
+func (b *bubble) SetInventory(inventory *device.Inventory) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.inventories = append(b.inventories, inventory)
+}
+
+// published counts how often something was published.
+func (b *bubble) published() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.inventories)
+}
+
+// taints counts those that were published last.
+func (b *bubble) taints() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	found := 0
+	for _, slice := range publish.Resources(testDriver, testNode, b.inventories[len(b.inventories)-1], publish.AllFeatures).Pools[testNode].Slices {
+		for _, d := range slice.Devices {
+			found += len(d.Taints)
+		}
+	}
+	return found
+}
 
 func (b *bubble) Stored(context.Context) ([]resourceapi.ResourceSlice, error) { return nil, nil }
 
@@ -87,9 +115,9 @@ func TestSurveyComesBeforeClaims(t *testing.T) {
 		b := newBubble(t)
 		surveyed := make(chan struct{})
 		b.claims.onSurvey = func() { <-surveyed }
-		prepared := false
+		var prepared atomic.Bool
 		b.claims.onPrepare = func(context.Context, *resourceapi.ResourceClaim) error {
-			prepared = true
+			prepared.Store(true)
 			return nil
 		}
 		answered := make(chan error, 1)
@@ -99,12 +127,12 @@ func TestSurveyComesBeforeClaims(t *testing.T) {
 		}()
 		defer b.run()()
 		synctest.Wait()
-		if prepared {
+		if prepared.Load() {
 			t.Error("a claim is prepared before the survey")
 		}
 		close(surveyed)
-		if err := <-answered; err != nil || !prepared {
-			t.Errorf("prepared is %v, error %v", prepared, err)
+		if err := <-answered; err != nil || !prepared.Load() {
+			t.Errorf("prepared is %v, error %v", prepared.Load(), err)
 		}
 	})
 }
@@ -130,21 +158,21 @@ func TestReconcilePanics(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBubble(t)
-		rounds := 0
+		var rounds atomic.Int32
 		b.claims.onReconcile = func() {
-			if rounds++; rounds <= 2 {
+			if rounds.Add(1) <= 2 {
 				panic("a defect")
 			}
 		}
 		defer b.run()()
 		synctest.Wait()
-		if rounds != 1 || b.panicked("fakeClaims") != 1 {
-			t.Errorf("%d rounds at the start, log:\n%s", rounds, b.logs)
+		if rounds.Load() != 1 || b.panicked("fakeClaims") != 1 {
+			t.Errorf("%d rounds at the start, log:\n%s", rounds.Load(), b.logs)
 		}
-		for want := 2; want <= 4; want++ {
+		for want := int32(2); want <= 4; want++ {
 			pass(b.options.ReconcileInterval)
-			if rounds != want {
-				t.Errorf("%d rounds, want %d", rounds, want)
+			if got := rounds.Load(); got != want {
+				t.Errorf("%d rounds, want %d", got, want)
 			}
 		}
 		for _, line := range []string{"Not everything is cleaned up", "Everything is cleaned up"} {
@@ -161,9 +189,9 @@ func TestSurveyPanics(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBubble(t)
-		broken := false
+		var broken atomic.Bool
 		b.claims.onSurvey = func() {
-			if broken {
+			if broken.Load() {
 				panic("a defect")
 			}
 		}
@@ -171,22 +199,21 @@ func TestSurveyPanics(t *testing.T) {
 		b.claims.setStatus(occupied)
 		defer b.run()()
 		synctest.Wait()
-		reasons := func() int { return len(b.gpus.state.status().Conditions) }
-		if reasons() != 1 || b.published != 1 {
-			t.Fatalf("%d conditions, published %d times, want 1 and 1", reasons(), b.published)
+		if b.taints() != 4 || b.published() != 1 {
+			t.Fatalf("%d taints, published %d times, want 4 and 1", b.taints(), b.published())
 		}
 		poll := func() { pass(b.options.PollInterval) }
-		broken = true
+		broken.Store(true)
 		poll()
 		poll()
-		if reasons() != 1 || b.published != 1 || b.panicked("fakeClaims") != 1 {
-			t.Errorf("%d conditions, published %d times, want 1 and 1; log:\n%s", reasons(), b.published, b.logs)
+		if b.taints() != 4 || b.published() != 1 || b.panicked("fakeClaims") != 1 {
+			t.Errorf("%d taints, published %d times, want 4 and 1; log:\n%s", b.taints(), b.published(), b.logs)
 		}
-		broken = false
+		broken.Store(false)
 		b.claims.setStatus(device.Status{})
 		poll()
-		if reasons() != 0 || b.published != 2 {
-			t.Errorf("%d conditions, published %d times, want 0 and 2", reasons(), b.published)
+		if b.taints() != 0 || b.published() != 2 {
+			t.Errorf("%d taints, published %d times, want 0 and 2", b.taints(), b.published())
 		}
 	})
 }
@@ -197,25 +224,26 @@ func TestFirstSurveyPanics(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBubble(t)
-		broken := true
+		var broken atomic.Bool
+		broken.Store(true)
 		b.claims.onSurvey = func() {
-			if broken {
+			if broken.Load() {
 				panic("a defect")
 			}
 		}
 		defer b.run()()
 		synctest.Wait()
-		if reason := b.readiness.notReady(); b.published != 0 || !strings.Contains(reason, "a defect") {
-			t.Errorf("published %d times, not ready because of %q", b.published, reason)
+		if reason := b.readiness.notReady(); b.published() != 0 || !strings.Contains(reason, "a defect") {
+			t.Errorf("published %d times, not ready because of %q", b.published(), reason)
 		}
 		results, err := b.service.PrepareResourceClaims(b.ctx, []*resourceapi.ResourceClaim{{}})
 		if err := errors.Join(err, results[""].Err); err != nil {
 			t.Errorf("a claim is not let through: %v", err)
 		}
-		broken = false
+		broken.Store(false)
 		pass(b.options.PollInterval)
-		if b.published != 1 {
-			t.Errorf("published %d times, want 1", b.published)
+		if b.published() != 1 {
+			t.Errorf("published %d times, want 1", b.published())
 		}
 	})
 }
@@ -233,8 +261,8 @@ func TestDiscoveryPanics(t *testing.T) {
 		}
 		b.hardware.setOnDiscover(nil)
 		pass(2 * b.options.PollInterval)
-		if b.published != 1 {
-			t.Errorf("published %d times, want 1", b.published)
+		if b.published() != 1 {
+			t.Errorf("published %d times, want 1", b.published())
 		}
 	})
 }

@@ -17,11 +17,11 @@ import (
 	"github.com/partage-dev/partage/pkg/policy"
 )
 
-// ErrNoSupervisor: the MPS supervisor of this node does not answer. What it started
+// ErrNoSupervisor means that the MPS supervisor of this node does not answer. What it started
 // may still run.
 var ErrNoSupervisor = errors.New("the MPS supervisor of this node does not answer")
 
-// ErrLeft: a failed start left something behind, which Stop removes.
+// ErrLeft means that a failed start left something behind, which Stop removes.
 var ErrLeft = errors.New("it has left something behind")
 
 // Device is a whole GPU or a MIG partition to be shared.

@@ -127,9 +127,9 @@ func (OSLimitFiles) MakeDir(path string) error {
 	return os.Chmod(path, all) // past the umask
 }
 
-// Write implements LimitFiles.
+// Write implements LimitFiles. Running containers keep the file that they have.
 func (OSLimitFiles) Write(path string, data []byte, mode fs.FileMode) error {
-	return os.WriteFile(path, data, mode)
+	return host.ReplaceFile(path, data, mode)
 }
 
 // Remove implements LimitFiles.

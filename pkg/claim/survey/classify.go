@@ -15,13 +15,13 @@ import (
 )
 
 // classify says what the instances of a GPU mean in the light of the journal.
-func (v *view) classify(pciAddress string, state gpu.MIGState) findings {
+func (v *view) classify(pciAddress string, facts *gpu.GPU, state gpu.MIGState) findings {
 	var f findings
 	claims := v.on(pciAddress)
 	instances := slices.SortedFunc(slices.Values(state.Instances), compareInstances)
 	for _, i := range instances {
 		if !explained(i, claims) {
-			v.classifyUnexplained(&f, pciAddress, i, claims)
+			v.classifyUnexplained(&f, pciAddress, i, claims, isWhole(facts, i))
 		}
 	}
 	for _, d := range v.snapshot.On(pciAddress) {
@@ -48,9 +48,9 @@ func explained(i gpu.Instance, claims []journal.Held) bool {
 }
 
 // classifyUnexplained says what an instance means that no claim has made.
-func (v *view) classifyUnexplained(f *findings, pciAddress string, i gpu.Instance, claims []journal.Held) {
+func (v *view) classifyUnexplained(f *findings, pciAddress string, i gpu.Instance, claims []journal.Held, whole bool) {
 	taken := slices.ContainsFunc(claims, func(d journal.Held) bool { return d.Type == journal.Static && d.At(i) })
-	usable := len(i.Compute) == 1 && i.Compute[0].UUID != ""
+	usable := whole && len(i.Compute) == 1 && i.Compute[0].UUID != ""
 	if usable && (taken || v.snapshot.MayPartition(pciAddress) == "") {
 		f.statics = append(f.statics, device.Static{
 			PCIAddress: pciAddress, ProfileID: i.ProfileID, Placement: i.Placement, UUID: i.Compute[0].UUID,
@@ -60,12 +60,12 @@ func (v *view) classifyUnexplained(f *findings, pciAddress string, i gpu.Instanc
 	f.conditions = append(f.conditions, device.Condition{
 		PCIAddress: pciAddress, Where: &i.Placement, ProfileID: &i.ProfileID, Reason: device.Occupied,
 		Message: fmt.Sprintf("GPU instance %d (profile %d, placement %d:%d) of GPU %s has no record and is left alone: %s",
-			i.ID, i.ProfileID, i.Placement.Start, i.Placement.Size, pciAddress, v.advice(pciAddress, i)),
+			i.ID, i.ProfileID, i.Placement.Start, i.Placement.Size, pciAddress, v.advice(pciAddress, i, whole)),
 	})
 }
 
 // advice says why an instance without record is not a device, and what helps.
-func (v *view) advice(pciAddress string, i gpu.Instance) string {
+func (v *view) advice(pciAddress string, i gpu.Instance, whole bool) string {
 	path := v.snapshot.MayPartition(pciAddress)
 	switch {
 	case path != "":
@@ -77,7 +77,21 @@ func (v *view) advice(pciAddress string, i gpu.Instance) string {
 	case len(i.Compute) > 1:
 		return fmt.Sprintf("it is divided into %d compute instances, which cannot be allocated", len(i.Compute))
 	}
+	if !whole {
+		return fmt.Sprintf("its compute instance has only %d of its slices, which cannot be allocated as a partition. "+
+			"Remove both with nvidia-smi mig -dci and -dgi, or give it the whole instance", i.Compute[0].Slices)
+	}
 	return "its MIG device has no UUID"
+}
+
+// isWhole reports whether the only compute instance of an instance spans it. Where the
+// hardware does not say it is taken to.
+func isWhole(facts *gpu.GPU, i gpu.Instance) bool {
+	if facts == nil || facts.MIG == nil || len(i.Compute) != 1 || i.Compute[0].Slices == 0 {
+		return true
+	}
+	at := slices.IndexFunc(facts.MIG.Profiles, func(p gpu.Profile) bool { return p.ID == i.ProfileID })
+	return at < 0 || i.Compute[0].Slices >= facts.MIG.Profiles[at].Slices
 }
 
 // degraded says what is known of a GPU that does not answer as it should: the

@@ -6,18 +6,20 @@ package survey
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/claim/journal"
 	"github.com/partage-dev/partage/pkg/claim/lock"
 	"github.com/partage-dev/partage/pkg/claim/step"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/logchange"
+	"github.com/partage-dev/partage/pkg/panics"
 )
 
 const (
@@ -47,6 +49,8 @@ type Surveyor struct {
 	// since when a GPU was not surveyed because it is busy, and since when the supervisor
 	// has not answered (with an empty key).
 	elsewhere, busy, silent stopwatches
+
+	journalProblem logchange.Problem
 }
 
 // New makes a surveyor. The clock is the time since the machine started.
@@ -103,11 +107,11 @@ func (s *Surveyor) IsGone(d *journal.Device) bool {
 // waited for, unless it has been busy for long: what the previous survey said of it still
 // counts.
 func (s *Surveyor) Survey(ctx context.Context, inventory *device.Inventory) device.Status {
-	var addresses []string
+	facts := map[string]*gpu.GPU{}
 	for _, d := range inventory.Devices() {
-		addresses = append(addresses, d.GPU.PCIAddress)
+		facts[d.GPU.PCIAddress] = d.GPU
 	}
-	addresses = gpu.SortPCIAddresses(addresses)
+	addresses := gpu.SortPCIAddresses(slices.Collect(maps.Keys(facts)))
 
 	// The record of a session is there before the session, so the sessions come first.
 	// What the journal says of a GPU stays true while its lock is held, so the locks do
@@ -116,13 +120,14 @@ func (s *Surveyor) Survey(ctx context.Context, inventory *device.Inventory) devi
 	gpus := make([]*surveyed, len(addresses))
 	var wg sync.WaitGroup
 	for i, address := range addresses {
-		gpus[i] = &surveyed{Surveyor: s, address: address}
+		gpus[i] = &surveyed{Surveyor: s, address: address, gpu: facts[address]}
 		wg.Go(func() { gpus[i].lock(ctx) })
 	}
 	wg.Wait()
 	view, err := s.readJournal()
+	s.journalProblem.Log(ctx, err, "GPUs are not compared with the journal", "GPUs are compared with the journal again")
 	for _, g := range gpus {
-		wg.Go(func() { g.survey(ctx, view, err) })
+		wg.Go(func() { g.surveySafely(ctx, view, err) })
 	}
 	wg.Wait()
 	var status device.Status
@@ -141,6 +146,7 @@ var errElsewhere = fmt.Errorf("another process has had its lock for more than %s
 type surveyed struct {
 	*Surveyor
 	address string
+	gpu     *gpu.GPU
 	// unlock is nil where the lock is not held: it is busy, or lockErr says why.
 	unlock   func()
 	lockErr  error
@@ -161,13 +167,24 @@ func (g *surveyed) lock(ctx context.Context) {
 	}
 }
 
-func (g *surveyed) survey(ctx context.Context, view *view, viewErr error) {
+// surveySafely lets a panic be the failure of this GPU's survey only.
+func (g *surveyed) surveySafely(ctx context.Context, view *view, viewErr error) {
 	if g.unlock != nil {
 		defer g.unlock()
 	}
+	var panicked error
+	func() {
+		defer panics.Recover(ctx, &panicked)
+		g.survey(ctx, view, viewErr)
+	}()
+	if panicked != nil {
+		g.findings, _ = g.last(g.address)
+	}
+}
+
+func (g *surveyed) survey(ctx context.Context, view *view, viewErr error) {
 	latest, known := g.last(g.address)
 	if viewErr != nil {
-		klog.FromContext(ctx).Error(viewErr, "GPU is not compared with the journal", "pciAddress", g.address)
 		g.findings = latest
 		return
 	}
@@ -197,7 +214,7 @@ func (g *surveyed) survey(ctx context.Context, view *view, viewErr error) {
 		if err != nil {
 			g.findings = view.degraded(g.address, latest, err)
 		} else {
-			g.findings = view.classify(g.address, state)
+			g.findings = view.classify(g.address, g.gpu, state)
 		}
 	}
 	g.mu.Lock()

@@ -18,18 +18,18 @@ const (
 	setComputeMode = "nvmlDeviceSetComputeMode"
 )
 
-// computeModes are those that drivers still have; exclusive-thread is gone.
+// computeModes are the modes that drivers still have; exclusive-thread is gone.
 var computeModes = map[gpu.ComputeMode]nvml.ComputeMode{
 	gpu.ComputeDefault:          nvml.COMPUTEMODE_DEFAULT,
 	gpu.ComputeExclusiveProcess: nvml.COMPUTEMODE_EXCLUSIVE_PROCESS,
 	gpu.ComputeProhibited:       nvml.COMPUTEMODE_PROHIBITED,
 }
 
-// ComputeMode tells which processes may use the GPU, or one of its MIG devices
-// ("MIG-…"). An empty uuid stands for the GPU.
+// ComputeMode returns the compute mode of the GPU, or of one of its MIG devices
+// ("MIG-…"). An empty uuid means the GPU.
 //
-// The error wraps gpu.ErrNotFound when there is no such MIG device, or when
-// another GPU than the one with this uuid is at the address.
+// The error wraps gpu.ErrNotFound if there is no such MIG device, or if the GPU at
+// the address has another UUID.
 func (c *Client) ComputeMode(ctx context.Context, pciAddress, uuid string) (gpu.ComputeMode, error) {
 	var mode gpu.ComputeMode
 	err := c.onGPU(ctx, pciAddress, func(h *handle) error {
@@ -46,12 +46,11 @@ func (c *Client) ComputeMode(ctx context.Context, pciAddress, uuid string) (gpu.
 	return mode, nil
 }
 
-// SetComputeMode changes the compute mode and makes sure that it has changed. It
-// changes nothing where the mode is right already. Processes that use the device
-// are not touched.
+// SetComputeMode sets the compute mode, unless it is set already, and reads it back.
+// Processes that use the device are not affected.
 //
-// The errors are those of ComputeMode, and gpu.ErrNotSupported for an undivided
-// GPU whose MIG mode is on: then each MIG device has a mode of its own.
+// Its errors are those of ComputeMode, and gpu.ErrNotSupported for the whole GPU if
+// its MIG mode is on: then each MIG device has a mode of its own.
 func (c *Client) SetComputeMode(ctx context.Context, pciAddress, uuid string, mode gpu.ComputeMode) error {
 	target, ok := computeModes[mode]
 	if !ok {
@@ -97,12 +96,12 @@ func (h *handle) computeMode(ctx context.Context, dev nvml.Device) (gpu.ComputeM
 		}
 	}
 	return "", &gpu.Error{
-		Call: getComputeMode, PCIAddress: h.pci, Text: fmt.Sprintf("answered a mode that is not known: %d", found),
+		Call: getComputeMode, PCIAddress: h.pci, Text: fmt.Sprintf("unknown compute mode %d", found),
 	}
 }
 
-// device is the GPU itself or a MIG device of it. That the UUID is asked for
-// costs one call and keeps a GPU that has come in place of another as it is.
+// device returns the GPU itself or a MIG device of it. Reading the UUID costs one
+// call and protects a GPU that replaced another one.
 func (h *handle) device(ctx context.Context, uuid string) (nvml.Device, error) {
 	if strings.HasPrefix(uuid, "MIG-") {
 		return h.migDevice(ctx, uuid)
@@ -123,9 +122,9 @@ func (h *handle) device(ctx context.Context, uuid string) (nvml.Device, error) {
 	return h.dev, nil
 }
 
-// migDevice finds a MIG device through the GPU's instances. To ask the library
-// for it by UUID is a walk over the MIG devices of all GPUs, which takes seconds
-// under load and may hang on another GPU.
+// migDevice finds a MIG device through the GPU's instances. The library's look-up by
+// UUID walks over the MIG devices of all GPUs, which takes seconds under load and may
+// hang on another GPU.
 func (h *handle) migDevice(ctx context.Context, uuid string) (nvml.Device, error) {
 	absent := &gpu.Error{
 		Call: "nvmlDeviceGetGpuInstances", PCIAddress: h.pci, Err: gpu.ErrNotFound, Text: "no MIG device " + uuid,
@@ -151,7 +150,7 @@ func (h *handle) migDevice(ctx context.Context, uuid string) (nvml.Device, error
 	return nil, absent
 }
 
-// deviceOf is the MIG device of a compute instance.
+// deviceOf returns the MIG device of a compute instance.
 func (h *handle) deviceOf(ctx context.Context, instanceID, computeID int) (nvml.Device, error) {
 	ci, err := h.findComputeInstance(ctx, instanceID, computeID)
 	if err != nil {

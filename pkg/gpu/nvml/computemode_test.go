@@ -26,8 +26,8 @@ func TestComputeModeIsReadBack(t *testing.T) {
 		"set already":    {device: fakeComputeMode{mode: nvml.COMPUTEMODE_EXCLUSIVE_PROCESS}},
 		"nothing done":   {device: fakeComputeMode{kept: true}, says: "the mode is DEFAULT instead of EXCLUSIVE_PROCESS", sets: 1},
 		"refused":        {device: fakeComputeMode{result: nvml.ERROR_NO_PERMISSION}, says: "Insufficient Permissions", sets: 1},
-		"mode of old":    {device: fakeComputeMode{mode: thread}, says: "a mode that is not known: 1"},
-		"mode to become": {device: fakeComputeMode{mode: 17}, says: "a mode that is not known: 17"},
+		"mode of old":    {device: fakeComputeMode{mode: thread}, says: "unknown compute mode 1"},
+		"mode to become": {device: fakeComputeMode{mode: 17}, says: "unknown compute mode 17"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

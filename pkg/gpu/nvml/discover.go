@@ -17,11 +17,11 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
-// Discover reads everything about all GPUs. A GPU that does not answer is listed
-// in Node.Broken, by index, and the others are returned; the error concerns the
-// machine as a whole. It reads about 50 values per
-// MIG-capable GPU and changes nothing. GPUs are read at the same time, so that
-// any number of them that hang cost no more than one.
+// Discover reads everything about all GPUs. A GPU that does not answer is listed in
+// Node.Broken, and the others are returned; an error is about the node as a whole.
+// Discover reads about 50 values per MIG-capable GPU and changes nothing. It reads
+// the GPUs concurrently, so that any number of them that hang cost no more time than
+// one.
 func (c *Client) Discover(ctx context.Context) (*gpu.Node, error) {
 	lib, err := c.library()
 	if err != nil {
@@ -57,7 +57,7 @@ func (c *Client) Discover(ctx context.Context) (*gpu.Node, error) {
 			node.GPUs = append(node.GPUs, g)
 			continue
 		}
-		klog.FromContext(ctx).V(4).Info("GPU does not answer and is left out", "index", index, "pciAddress", g.PCIAddress, "reason", err)
+		klog.FromContext(ctx).V(4).Info("GPU does not answer", "index", index, "pciAddress", g.PCIAddress, "reason", err)
 		node.Broken = append(node.Broken, gpu.Broken{
 			Index: index, PCIAddress: g.PCIAddress, Reason: err.Error(), Err: err,
 		})
@@ -66,8 +66,8 @@ func (c *Client) Discover(ctx context.Context) (*gpu.Node, error) {
 	return node, nil
 }
 
-// discoverGPU returns what it could read, with the PCI address first, even
-// when it fails.
+// discoverGPU returns what it could read even if it fails. It reads the PCI address
+// first.
 func (c *Client) discoverGPU(ctx context.Context, lib nvml.Interface, index int) (gpu.GPU, error) {
 	dev, g, err := c.locate(ctx, lib, index)
 	if err != nil {
@@ -88,7 +88,7 @@ func (c *Client) discoverGPU(ctx context.Context, lib nvml.Interface, index int)
 	return g, nil
 }
 
-// readIdentity reads what a GPU cannot be used without.
+// readIdentity reads what is needed to use a GPU at all.
 func readIdentity(ctx context.Context, h *handle, g *gpu.GPU) (err error) {
 	if g.UUID, err = get(ctx, h.lane, "nvmlDeviceGetUUID", h.dev.GetUUID); err != nil {
 		return err
@@ -97,8 +97,8 @@ func readIdentity(ctx context.Context, h *handle, g *gpu.GPU) (err error) {
 	return err
 }
 
-// readProduct reads what describes a GPU. What the driver does not support for
-// this model stays empty.
+// readProduct reads what describes a GPU. What the driver does not support for this
+// model stays empty.
 func readProduct(ctx context.Context, h *handle, g *gpu.GPU) error {
 	var err error
 	if g.ProductName, err = optional(get(ctx, h.lane, "nvmlDeviceGetName", h.dev.GetName)); err != nil {
@@ -124,7 +124,7 @@ func readProduct(ctx context.Context, h *handle, g *gpu.GPU) error {
 	if err != nil {
 		return err
 	}
-	// Boards that share the host's memory have none of their own to report.
+	// GPUs that share the host's memory have none of their own to report.
 	memory, err := optional(get(ctx, h.lane, "nvmlDeviceGetMemoryInfo", h.dev.GetMemoryInfo))
 	g.Resources.MemoryBytes = memory.Total
 	return err
@@ -142,23 +142,23 @@ func (c *Client) readAddressingMode(ctx context.Context, h *handle, g *gpu.GPU) 
 	return err
 }
 
-// readTopology reads the kernel's view of where the GPU sits. NVML's own NUMA
-// function is not about that: it names the node of the GPU's memory on
-// coherent platforms. What sysfs does not tell stays empty.
+// readTopology reads where the GPU is in the host's topology, from sysfs. NVML's NUMA
+// function is about something else, the node of the GPU's memory on coherent
+// platforms. What sysfs does not have stays empty.
 func (c *Client) readTopology(ctx context.Context, g *gpu.GPU) {
 	logger := klog.FromContext(ctx).WithValues("pciAddress", g.PCIAddress)
 	sysfs := deviceattribute.WithFSFromRoot(c.roots.Sys)
 
 	root, err := deviceattribute.GetPCIeRootAttributeByPCIBusID(g.PCIAddress, sysfs)
 	if err != nil {
-		logger.V(2).Info("PCIe root is not known", "reason", err)
+		logger.V(2).Info("PCIe root is unknown", "reason", err)
 	} else if root.Value.StringValue != nil {
 		g.PCIeRoot = *root.Value.StringValue
 	}
 
 	numa, err := deviceattribute.GetNUMANodeAttributeByPCIBusID(g.PCIAddress, deviceattribute.ScalarAttribute, sysfs)
 	if err != nil {
-		logger.V(2).Info("NUMA node is not known", "reason", err)
+		logger.V(2).Info("NUMA node is unknown", "reason", err)
 	} else if numa.Value.IntValue != nil {
 		node := int(*numa.Value.IntValue)
 		g.NUMANode = &node

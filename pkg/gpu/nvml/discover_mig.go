@@ -12,7 +12,7 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
-// migMode is both answers of nvmlDeviceGetMigMode.
+// migMode is the result of nvmlDeviceGetMigMode.
 type migMode struct{ current, pending bool }
 
 func (h *handle) migMode(ctx context.Context) (migMode, error) {
@@ -25,8 +25,8 @@ func (h *handle) migMode(ctx context.Context) (migMode, error) {
 	})
 }
 
-// readMIG reads how the GPU can be partitioned. A failure fails the whole GPU:
-// without these facts it would be offered undivided while it is not.
+// readMIG reads how the GPU can be partitioned. If that fails the GPU is broken: it
+// would otherwise be published as undivided.
 func readMIG(has features) func(context.Context, *handle, *gpu.GPU) error {
 	return func(ctx context.Context, h *handle, g *gpu.GPU) error {
 		mode, err := h.migMode(ctx)
@@ -79,8 +79,8 @@ func readMIG(has features) func(context.Context, *handle, *gpu.GPU) error {
 	}
 }
 
-// modeIsDynamic tells whether MIG mode changes without a GPU reset. Hopper was
-// the first that can. In a vGPU guest the hypervisor has the say.
+// modeIsDynamic reports whether MIG mode can be changed without a GPU reset: from
+// Hopper on, and not in a vGPU guest, where the hypervisor decides.
 func (h *handle) modeIsDynamic(ctx context.Context) (bool, error) {
 	arch, err := optional(get(ctx, h.lane, "nvmlDeviceGetArchitecture", h.dev.GetArchitecture))
 	if err != nil {
@@ -94,7 +94,7 @@ func (h *handle) modeIsDynamic(ctx context.Context) (bool, error) {
 		virtualization != nvml.GPU_VIRTUALIZATION_MODE_VGPU, nil
 }
 
-// memorySlices is where the last placement ends; the driver does not tell the
+// memorySlices returns where the last placement ends. The driver does not report the
 // number itself.
 func memorySlices(profiles []gpu.Profile) int {
 	end := 0
@@ -106,9 +106,9 @@ func memorySlices(profiles []gpu.Profile) int {
 	return end
 }
 
-// wholeResources are the countable parts of the undivided GPU: at least what
-// its most generous profile has of each. NVML has no other way to tell. On
-// all boards known this is what the largest profile has.
+// wholeResources returns the resources of the undivided GPU: of each, the most that a
+// profile has. NVML has no call for it. On all known boards this is what the largest
+// profile has.
 func wholeResources(memoryBytes uint64, profiles []gpu.Profile) gpu.Resources {
 	whole := gpu.Resources{MemoryBytes: memoryBytes}
 	for _, p := range profiles {

@@ -12,15 +12,15 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
-// code is what is known of one of NVML's return codes.
+// code describes one of NVML's return codes.
 type code struct {
 	text   string
-	reason error // nil where no caller would act on it
+	reason error // nil if no caller acts on it
 }
 
-// codes has the texts of the library's own nvmlErrorString. That function is
-// not asked, because loading a library replaces it while others may be using
-// it. A code that is not listed stays opaque.
+// codes has the texts of nvmlErrorString. That function is not called, because loading
+// a library replaces it while other goroutines may be calling it. A code that is not
+// listed has no reason.
 var codes = map[nvml.Return]code{
 	nvml.SUCCESS:                         {"Success", nil},
 	nvml.ERROR_UNINITIALIZED:             {"Uninitialized", gpu.ErrDriverNotLoaded},
@@ -60,7 +60,7 @@ func describe(ret nvml.Return) string {
 	return fmt.Sprintf("%s (NVML code %d)", text, int32(ret))
 }
 
-// failure turns a code into an error, nil for success. pci may be empty.
+// failure returns the error for a code, nil for success. pci may be empty.
 func failure(call, pci string, ret nvml.Return) error {
 	if ret == nvml.SUCCESS {
 		return nil
@@ -68,7 +68,7 @@ func failure(call, pci string, ret nvml.Return) error {
 	return &gpu.Error{Call: call, PCIAddress: pci, Text: describe(ret), Err: codes[ret].reason}
 }
 
-// optional turns "not supported" into the zero value.
+// optional returns the zero value instead of gpu.ErrNotSupported.
 func optional[T any](value T, err error) (T, error) {
 	if errors.Is(err, gpu.ErrNotSupported) {
 		var zero T

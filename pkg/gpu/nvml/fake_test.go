@@ -141,6 +141,7 @@ type fakeDevice struct {
 
 	mig              bool
 	current, pending int
+	processesResult  nvml.Return // of the list of compute processes
 	setMode          func(d *fakeDevice, mode int) (activation, ret nvml.Return)
 	profiles         map[int]nvml.GpuInstanceProfileInfo // by enum
 	lastEnum         int
@@ -278,7 +279,7 @@ func (d *fakeDevice) CreateGpuInstanceWithPlacement(
 
 func (d *fakeDevice) GetComputeRunningProcesses() ([]nvml.ProcessInfo, nvml.Return) {
 	d.enter("GetComputeRunningProcesses")
-	return d.processes, nvml.SUCCESS
+	return d.processes, d.processesResult
 }
 
 func (d *fakeDevice) GetGraphicsRunningProcesses() ([]nvml.ProcessInfo, nvml.Return) {

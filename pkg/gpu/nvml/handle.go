@@ -101,9 +101,9 @@ func (s *session) forget(h *handle) {
 	}
 }
 
-// checkProfiles refuses a GPU that had more MIG profiles earlier in this session:
-// a driver in trouble says "not supported" of what it cannot tell, and devices that
-// claims have would not be published any more.
+// checkProfiles refuses a GPU that had more MIG profiles earlier in this session: a
+// driver in trouble answers NOT_SUPPORTED, and allocated devices would no longer be
+// published.
 func (s *session) checkProfiles(g *gpu.GPU) error {
 	now := 0
 	if g.MIG != nil {
@@ -123,8 +123,8 @@ func (s *session) checkProfiles(g *gpu.GPU) error {
 	return nil
 }
 
-// locate finds the GPU with this index, and its handle. When it fails, all that
-// is known of the GPU is the address that was found earlier, if that.
+// locate returns the GPU with this index, and its handle. If it fails it returns the
+// address that was found earlier, if there is one.
 func (s *session) locate(ctx context.Context, lib nvml.Interface, index int) (nvml.Device, gpu.GPU, error) {
 	l := s.indexLane(index)
 	earlier := gpu.GPU{PCIAddress: l.pci}

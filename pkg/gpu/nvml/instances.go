@@ -15,13 +15,12 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
-// CreateInstance makes a GPU instance at exactly this placement and returns its
-// id. The error wraps gpu.ErrNoRoom when the placement or an engine is taken
-// and gpu.ErrNotSupported when MIG mode is off. MIG life cycle calls need root.
+// CreateInstance creates a GPU instance at exactly this placement and returns its
+// id. The error wraps gpu.ErrNoRoom if the placement or an engine is taken, and
+// gpu.ErrNotSupported if MIG mode is off. Changing instances needs root.
 //
-// What was created is removed again when its id cannot be read. Where the GPU
-// refuses that as well, or does not answer, an instance may exist after an
-// error.
+// If the id of the new instance cannot be read, the instance is destroyed. If that
+// fails too, or the GPU does not answer, an instance may exist after an error.
 func (c *Client) CreateInstance(ctx context.Context, pciAddress string, profileID uint32, at gpu.Placement) (int, error) {
 	id := 0
 	err := c.onGPU(ctx, pciAddress, func(h *handle) error {
@@ -34,8 +33,8 @@ func (c *Client) CreateInstance(ctx context.Context, pciAddress string, profileI
 		if err != nil {
 			return err
 		}
-		// From here on an instance exists; the caller learns its id or it goes,
-		// even where the caller's time is up.
+		// From here on an instance exists: either the caller gets its id, or it is
+		// destroyed, even if the caller's time is up.
 		info, err := get(ctx, h.lane, "nvmlGpuInstanceGetInfo", gi.GetInfo)
 		if err != nil {
 			return errors.Join(err, do(context.WithoutCancel(ctx), h.lane, "nvmlGpuInstanceDestroy", gi.Destroy))
@@ -46,9 +45,9 @@ func (c *Client) CreateInstance(ctx context.Context, pciAddress string, profileI
 	return id, err
 }
 
-// DestroyInstance removes a GPU instance. The error wraps gpu.ErrInUse while a
-// process or a compute instance is on it and gpu.ErrNotFound when there is
-// none. It takes about a second.
+// DestroyInstance destroys a GPU instance. The error wraps gpu.ErrInUse while a
+// process or a compute instance is on it, and gpu.ErrNotFound if there is none. It
+// takes about a second.
 func (c *Client) DestroyInstance(ctx context.Context, pciAddress string, instanceID int) error {
 	return c.onGPU(ctx, pciAddress, func(h *handle) error {
 		gi, err := h.findInstance(ctx, instanceID)
@@ -59,10 +58,9 @@ func (c *Client) DestroyInstance(ctx context.Context, pciAddress string, instanc
 	})
 }
 
-// CreateComputeInstance makes the compute instance that spans the whole GPU
-// instance. Its profile is found by enumeration, never guessed from the size.
-// The UUID is a new one at every creation. After an error it is as with
-// CreateInstance.
+// CreateComputeInstance creates the compute instance that spans the whole GPU
+// instance. Its profile is found by enumeration, never guessed from the size. Its
+// UUID is new every time. What may exist after an error is as with CreateInstance.
 func (c *Client) CreateComputeInstance(ctx context.Context, pciAddress string, instanceID int) (gpu.ComputeInstance, error) {
 	var created gpu.ComputeInstance
 	err := c.onGPU(ctx, pciAddress, func(h *handle) error {
@@ -88,7 +86,7 @@ func (c *Client) CreateComputeInstance(ctx context.Context, pciAddress string, i
 	return created, err
 }
 
-// DestroyComputeInstance removes a compute instance, with the errors of
+// DestroyComputeInstance destroys a compute instance. Its errors are those of
 // DestroyInstance.
 func (c *Client) DestroyComputeInstance(ctx context.Context, pciAddress string, instanceID, computeID int) error {
 	return c.onGPU(ctx, pciAddress, func(h *handle) error {
@@ -123,11 +121,11 @@ func (h *handle) findComputeInstance(ctx context.Context, instanceID, computeID 
 	})
 }
 
-// wholeComputeProfile finds the compute instance profile that spans the GPU
-// instance: of those with as many slices, the one with the most
-// multiprocessors. Slices alone do not tell: a 1g instance with double memory
-// has 26 multiprocessors on an H100, of which the plain one-slice profile takes
-// 16 and its revision 1 all.
+// wholeComputeProfile returns the compute instance profile that spans the GPU
+// instance: of those with as many slices, the one with the most multiprocessors.
+// The slices alone do not identify it: a 1g instance with double memory has 26
+// multiprocessors on an H100, of which the plain one-slice profile takes 16 and its
+// revision 1 all.
 func (h *handle) wholeComputeProfile(ctx context.Context, gi nvml.GpuInstance) (nvml.ComputeInstanceProfileInfo, error) {
 	var none nvml.ComputeInstanceProfileInfo
 	info, err := get(ctx, h.lane, "nvmlGpuInstanceGetInfo", gi.GetInfo)
@@ -152,7 +150,7 @@ func (h *handle) wholeComputeProfile(ctx context.Context, gi nvml.GpuInstance) (
 			Text: fmt.Sprintf("no compute instance profile has all %d slices of GPU instance profile %d", sliceCount, info.ProfileId),
 		}
 	}
-	// Of equals the first wins, which is the plain one.
+	// Among equals this is the first, which is the plain profile.
 	return slices.MaxFunc(whole, func(a, b nvml.ComputeInstanceProfileInfo) int {
 		return cmp.Compare(a.MultiprocessorCount, b.MultiprocessorCount)
 	}), nil

@@ -15,14 +15,13 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
-// ErrRestartRequired says that this process is tied to the library of another
-// driver version than the one that is installed now.
+// ErrRestartRequired means that this process has loaded the library of another driver
+// version than the installed one, and cannot load a second one.
 var ErrRestartRequired = errors.New("the process must be restarted to use the installed driver")
 
-// required are the functions that this package calls without asking. All of
-// them are in R525. The bindings call the versioned names listed here where
-// these exist and fall back to others where they do not, so that checking these
-// checks what is called.
+// required are the functions that this package calls without looking them up. All of
+// them are in R525. The bindings call the versioned names listed here if they exist,
+// so checking these names checks what is called.
 var required = []string{
 	"nvmlSystemGetDriverVersion",
 	"nvmlSystemGetCudaDriverVersion_v2",
@@ -66,8 +65,8 @@ type features struct {
 	mpsProcesses   bool // nvmlDeviceGetMPSComputeRunningProcesses_v3
 }
 
-// lookUp finds out what the open library has. A library that lacks a required
-// function is refused, because calling it would end the process.
+// lookUp returns the optional functions that the library has. It refuses a library
+// that lacks a required one, because calling that would end the process.
 func lookUp(symbols nvml.ExtendedInterface) (features, error) {
 	for _, name := range required {
 		if symbols.LookupSymbol(name) != nil {
@@ -83,18 +82,17 @@ func lookUp(symbols nvml.ExtendedInterface) (features, error) {
 	}, nil
 }
 
-// bound is the library that this process has called first. The dynamic linker
-// resolves each function of the bindings once, to the first library that was
-// loaded, and keeps that library in memory for good: what is loaded from
-// another path later is never called (measured with glibc 2.36 and go-nvml
-// 0.13.4). So a driver that was upgraded needs a new process.
+// bound is the first library that this process loaded. The dynamic linker resolves
+// each function of the bindings once, to that library, and never unloads it: a
+// library that is loaded from another path later is never called (measured with
+// glibc 2.36 and go-nvml 0.13.4). So a driver upgrade needs a new process.
 var bound struct {
 	sync.Mutex
 	path string
 }
 
-// checkBound fails if path is the library of another driver version than the
-// one this process is tied to. Files without a version in their name pass.
+// checkBound fails if path is the library of another driver version than the bound
+// one. Files without a version in their name pass.
 func checkBound(path string) error {
 	bound.Lock()
 	defer bound.Unlock()
@@ -113,8 +111,8 @@ func bind(path string) {
 	}
 }
 
-// libraryVersion returns "580.95.05" of libnvidia-ml.so.580.95.05, following
-// links, and "" where there is none.
+// libraryVersion returns "580.95.05" for libnvidia-ml.so.580.95.05, following links,
+// and "" if the name has no version.
 func libraryVersion(path string) string {
 	if path == "" {
 		return ""

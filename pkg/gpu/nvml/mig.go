@@ -16,14 +16,13 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
-// MIGState lists the GPU's instances, also those that have no compute instance
-// and that a walk over MIG devices therefore does not see. Instances are
-// ordered by placement.
+// MIGState returns the GPU's instances, ordered by placement. It includes instances
+// without compute instance, which a walk over MIG devices does not find.
 //
 // The error wraps gpu.ErrNotSupported on a GPU without MIG, and gpu.ErrLost or
-// gpu.ErrResetRequired on any GPU that needs a person. It costs few enough calls
-// to be asked every few seconds: 2 while MIG mode is off, 9 on an empty H100 and
-// 36 on one with seven partitions.
+// gpu.ErrResetRequired on any GPU that needs an administrator. It is cheap enough to
+// be called every few seconds: 2 calls of the library while MIG mode is off, 9 on an
+// empty H100, 36 on one with seven partitions.
 func (c *Client) MIGState(ctx context.Context, pciAddress string) (gpu.MIGState, error) {
 	var state gpu.MIGState
 	err := c.onGPU(ctx, pciAddress, func(h *handle) error {
@@ -36,7 +35,7 @@ func (c *Client) MIGState(ctx context.Context, pciAddress string) (gpu.MIGState,
 		}
 		state = gpu.MIGState{Enabled: mode.current, Pending: mode.pending}
 		if !mode.current {
-			return nil // there can be no instances, and asking is refused
+			return nil // there can be no instances, and listing them is refused
 		}
 		state.Instances, err = h.instances(ctx)
 		return supported(err)
@@ -47,18 +46,18 @@ func (c *Client) MIGState(ctx context.Context, pciAddress string) (gpu.MIGState,
 	return state, nil
 }
 
-// present fails if the GPU has fallen off the bus or waits for a reset. The
-// functions for MIG do not promise to tell; this one asks the GPU itself.
+// present fails if the GPU has fallen off the bus or waits for a reset. The functions
+// for MIG do not promise to report that; the one called here asks the GPU.
 func (h *handle) present(ctx context.Context) error {
 	_, err := get(ctx, h.lane, "nvmlDeviceGetMemoryInfo", h.dev.GetMemoryInfo)
 	if errors.Is(err, gpu.ErrLost) || errors.Is(err, gpu.ErrResetRequired) {
 		return err
 	}
-	return nil // whatever else it is, the calls that follow will say so
+	return nil // any other error will be that of the next call too
 }
 
-// instances asks for those of one profile after the other, since the library
-// has no list of all, until no compute slice is left for more.
+// instances lists the instances of one profile after the other, since the library has
+// no list of all, until all compute slices are accounted for.
 func (h *handle) instances(ctx context.Context) ([]gpu.Instance, error) {
 	profiles, err := h.instanceProfiles(ctx)
 	if err != nil {
@@ -104,8 +103,8 @@ func (h *handle) instances(ctx context.Context) ([]gpu.Instance, error) {
 	return out, nil
 }
 
-// supported takes the reason away from a refusal that cannot be meant: MIGState
-// says "not supported" of GPUs without MIG only.
+// supported removes gpu.ErrNotSupported from an error that cannot mean it: MIGState
+// returns it for GPUs without MIG only.
 func supported(err error) error {
 	var failed *gpu.Error
 	if errors.Is(err, gpu.ErrNotSupported) && errors.As(err, &failed) {
@@ -114,7 +113,7 @@ func supported(err error) error {
 	return err
 }
 
-// instance describes a GPU instance of so many compute slices.
+// instance reads a GPU instance.
 func (h *handle) instance(ctx context.Context, gi nvml.GpuInstance, free int) (gpu.Instance, error) {
 	info, err := get(ctx, h.lane, "nvmlGpuInstanceGetInfo", gi.GetInfo)
 	if err != nil {
@@ -155,9 +154,9 @@ func (h *handle) instance(ctx context.Context, gi nvml.GpuInstance, free int) (g
 	return instance, nil
 }
 
-// computeInstance takes the UUID from the MIG device handle that the compute
-// instance's description carries. Finding it by a walk over all MIG devices
-// takes up to ten seconds under load.
+// computeInstance reads a compute instance. Its UUID comes from the MIG device handle
+// in its description: a walk over all MIG devices takes up to ten seconds under
+// load.
 func (h *handle) computeInstance(ctx context.Context, ci nvml.ComputeInstance) (gpu.ComputeInstance, error) {
 	info, err := get(ctx, h.lane, "nvmlComputeInstanceGetInfo_v2", ci.GetInfo)
 	if err != nil {
@@ -170,17 +169,15 @@ func (h *handle) computeInstance(ctx context.Context, ci nvml.ComputeInstance) (
 	if !strings.HasPrefix(uuid, "MIG-") {
 		return gpu.ComputeInstance{}, fmt.Errorf("UUID of compute instance %d on GPU %s is %q: not a MIG device's", info.Id, h.pci, uuid)
 	}
-	return gpu.ComputeInstance{ID: int(info.Id), UUID: uuid}, nil
+	return gpu.ComputeInstance{ID: int(info.Id), UUID: uuid, Slices: int(info.Placement.Size)}, nil
 }
 
-// SetMIGMode switches MIG mode and makes sure that it has switched: the driver
-// has been seen to answer success and to do nothing. It changes nothing where
-// the mode is right already.
+// SetMIGMode sets MIG mode, unless it is set already, and reads it back: the driver
+// has been seen to return success and to do nothing.
 //
 // The error wraps gpu.ErrInUse while a process holds the GPU, and
-// gpu.ErrResetRequired where the change waits for a GPU reset; then it stays
-// pending. Minor numbers may have changed afterwards. Takes about 4 s per GPU
-// where the GPU must be initialised anew.
+// gpu.ErrResetRequired if the change needs a GPU reset; then it stays pending. Minor
+// numbers may change. It takes about 4 s if the GPU must be initialised again.
 func (c *Client) SetMIGMode(ctx context.Context, pciAddress string, enabled bool) error {
 	const call = "nvmlDeviceSetMigMode"
 	target := nvml.DEVICE_MIG_DISABLE

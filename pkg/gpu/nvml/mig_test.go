@@ -272,6 +272,15 @@ func TestAbsentInstance(t *testing.T) {
 	}
 }
 
+// A driver that cannot list compute processes does not say that there are none.
+func TestProcessesNotSupported(t *testing.T) {
+	device := &fakeDevice{busID: busID, processesResult: nvml.ERROR_NOT_SUPPORTED}
+	got, err := openFake(t, &fakeLibrary{devices: []*fakeDevice{device}}).Processes(t.Context(), pci)
+	if !errors.Is(err, gpu.ErrNotSupported) || len(got) > 0 {
+		t.Errorf("got %v, %v", got, err)
+	}
+}
+
 func TestProcesses(t *testing.T) {
 	device := &fakeDevice{busID: busID, processes: []nvml.ProcessInfo{
 		{Pid: 9, GpuInstanceId: 7}, {Pid: 9, GpuInstanceId: 7}, {Pid: 8, GpuInstanceId: 7}, {Pid: 9, GpuInstanceId: noInstance},

@@ -13,8 +13,8 @@ import (
 
 const unknown = "Unknown"
 
-// brands and architectures are spelled as the vendor's DRA driver publishes
-// them, because selectors in use compare with these strings.
+// brands and architectures are spelled as NVIDIA's DRA driver publishes them, because
+// selectors in use compare with these strings.
 var brands = map[nvml.BrandType]string{
 	nvml.BRAND_QUADRO:              "Quadro",
 	nvml.BRAND_TESLA:               "Tesla",
@@ -47,15 +47,15 @@ var architectures = map[nvml.DeviceArchitecture]string{
 	nvml.DEVICE_ARCH_RUBIN:     "Rubin",
 }
 
-// addressingModes has no name for values newer than this code: an empty
-// attribute is left out, and a selector does not match it by accident.
+// addressingModes has no name for values newer than this code: the attribute is then
+// omitted, and no selector matches it by accident.
 var addressingModes = map[uint32]string{
 	uint32(nvml.DEVICE_ADDRESSING_MODE_NONE): "None",
 	uint32(nvml.DEVICE_ADDRESSING_MODE_HMM):  "HMM",
 	uint32(nvml.DEVICE_ADDRESSING_MODE_ATS):  "ATS",
 }
 
-// nameOf is a look-up that answers "Unknown" for values newer than this code.
+// nameOf returns the name of a value, or "Unknown" if it is newer than this code.
 func nameOf[K comparable](names map[K]string, key K) string {
 	if name, ok := names[key]; ok {
 		return name
@@ -63,9 +63,9 @@ func nameOf[K comparable](names map[K]string, key K) string {
 	return unknown
 }
 
-// pciAddress turns NVML's bus id ("00000000:1B:00.0") into the kernel's
-// spelling ("0000:1b:00.0"). The kernel prints at least four digits of domain
-// and more where a hypervisor gives larger numbers.
+// pciAddress converts NVML's bus id ("00000000:1B:00.0") to the kernel's spelling
+// ("0000:1b:00.0"). The kernel prints four digits of the domain, or more for the
+// larger numbers of some hypervisors.
 func pciAddress(busID string) (string, error) {
 	malformed := fmt.Errorf("PCI bus id %q: want domain:bus:device.function", busID)
 	head, function, ok := strings.Cut(busID, ".")
@@ -84,8 +84,8 @@ func pciAddress(busID string) (string, error) {
 	return fmt.Sprintf("%04x:%02x:%02x.%x", numbers[0], numbers[1], numbers[2], numbers[3]), nil
 }
 
-// pciDeviceID turns NVML's combined number, device above vendor, into the way in
-// which lspci -nn prints the two, "10de:2330".
+// pciDeviceID formats NVML's combined number, device above vendor, as lspci -nn does:
+// "10de:2330".
 func pciDeviceID(combined uint32) string {
 	if combined == 0 {
 		return ""
@@ -93,7 +93,7 @@ func pciDeviceID(combined uint32) string {
 	return fmt.Sprintf("%04x:%04x", combined&0xffff, combined>>16)
 }
 
-// cString reads a zero-terminated string in the type that the bindings give it.
+// cString converts a zero-terminated string of the bindings.
 func cString(chars []int8) string {
 	var b strings.Builder
 	for _, c := range chars {

@@ -16,28 +16,33 @@ import (
 // noInstance is NVML's id for "the undivided GPU".
 const noInstance = 0xFFFFFFFF
 
-// Processes lists the processes that use the GPU or an instance of it, for
-// compute (MPS included) or graphics, each once per instance. Processes that
-// merely hold a management handle, such as monitoring agents, are not listed
-// by NVML. The PIDs are the driver's: from inside a PID namespace some
-// processes are hidden.
+// Processes returns the processes that use the GPU or an instance of it, for compute
+// (MPS included) or graphics, each once per instance. NVML does not list processes
+// that only have a management handle open, such as monitoring agents, nor, to a
+// caller in a PID namespace, those outside of it.
+//
+// The error wraps gpu.ErrNotSupported if the driver cannot list compute processes.
 func (c *Client) Processes(ctx context.Context, pciAddress string) ([]gpu.Process, error) {
 	var out []gpu.Process
 	err := c.onGPU(ctx, pciAddress, func(h *handle) error {
 		out = nil
 		type list struct {
-			call string
-			f    func() ([]nvml.ProcessInfo, nvml.Return)
+			call     string
+			f        func() ([]nvml.ProcessInfo, nvml.Return)
+			optional bool
 		}
 		lists := []list{
-			{"nvmlDeviceGetComputeRunningProcesses_v3", h.dev.GetComputeRunningProcesses},
-			{"nvmlDeviceGetGraphicsRunningProcesses_v3", h.dev.GetGraphicsRunningProcesses},
+			{"nvmlDeviceGetComputeRunningProcesses_v3", h.dev.GetComputeRunningProcesses, false},
+			{"nvmlDeviceGetGraphicsRunningProcesses_v3", h.dev.GetGraphicsRunningProcesses, true},
 		}
 		if c.features().mpsProcesses {
-			lists = append(lists, list{"nvmlDeviceGetMPSComputeRunningProcesses_v3", h.dev.GetMPSComputeRunningProcesses})
+			lists = append(lists, list{"nvmlDeviceGetMPSComputeRunningProcesses_v3", h.dev.GetMPSComputeRunningProcesses, true})
 		}
 		for _, l := range lists {
-			found, err := optional(get(ctx, h.lane, l.call, l.f))
+			found, err := get(ctx, h.lane, l.call, l.f)
+			if l.optional {
+				found, err = optional(found, err)
+			}
 			if err != nil {
 				return err
 			}

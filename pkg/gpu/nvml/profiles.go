@@ -17,7 +17,7 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
-// maxEnum bounds enumerations that end where the library says INVALID_ARGUMENT.
+// maxEnum bounds enumerations that end when the library returns INVALID_ARGUMENT.
 // NVML 13 ends at 18 and 9.
 const maxEnum = 128
 
@@ -30,9 +30,9 @@ type instanceProfile struct {
 	info nvml.GpuInstanceProfileInfo
 }
 
-// enumerate asks for 0, 1, 2, … until the library says INVALID_ARGUMENT and
-// leaves out what it does not support. That is the way nvml.h names as forward
-// compatible: new profiles come without a change here.
+// enumerate visits 0, 1, 2, … until the library returns INVALID_ARGUMENT, and skips
+// what is not supported. nvml.h recommends this for forward compatibility: new
+// profiles need no change here.
 func enumerate[T any](ctx context.Context, l *lane, call string, f func(enum int) (T, nvml.Return), visit func(enum int, value T)) error {
 	for enum := range maxEnum {
 		value, err := get(ctx, l, call, func() (T, nvml.Return) { return f(enum) })
@@ -49,8 +49,8 @@ func enumerate[T any](ctx context.Context, l *lane, call string, f func(enum int
 	return nil
 }
 
-// instanceProfiles lists the GPU instance profiles, each driver id once. It
-// works with MIG mode off, too.
+// instanceProfiles returns the GPU instance profiles, each driver id once. It works
+// with MIG mode off, too.
 func (h *handle) instanceProfiles(ctx context.Context) ([]instanceProfile, error) {
 	h.mu.Lock()
 	known := h.gi
@@ -71,7 +71,7 @@ func (h *handle) instanceProfiles(ctx context.Context) ([]instanceProfile, error
 	}
 	slices.SortFunc(found, func(a, b instanceProfile) int { return cmp.Compare(a.info.Id, b.info.Id) })
 	if len(found) == 0 {
-		return nil, nil // may be other at the next call, so it is not kept
+		return nil, nil // the next call may find some, so this is not cached
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -79,7 +79,7 @@ func (h *handle) instanceProfiles(ctx context.Context) ([]instanceProfile, error
 	return found, nil
 }
 
-// slicesOf is the number of compute slices of the profile, 0 if it is unknown.
+// slicesOf returns the number of compute slices of a profile, 0 if it is unknown.
 func slicesOf(profiles []instanceProfile, id uint32) uint32 {
 	for _, p := range profiles {
 		if p.info.Id == id {
@@ -89,9 +89,8 @@ func slicesOf(profiles []instanceProfile, id uint32) uint32 {
 	return 0
 }
 
-// computeProfiles lists the compute instance profiles of a GPU instance, each
-// driver id once, the largest first. They depend on the GPU instance's profile
-// alone.
+// computeProfiles returns the compute instance profiles of a GPU instance, each driver
+// id once, the largest first. They depend on the GPU instance's profile only.
 func (h *handle) computeProfiles(ctx context.Context, gi nvml.GpuInstance, profileID uint32) ([]nvml.ComputeInstanceProfileInfo, error) {
 	h.mu.Lock()
 	cached, ok := h.ci[profileID]
@@ -137,7 +136,7 @@ func (h *handle) computeProfiles(ctx context.Context, gi nvml.GpuInstance, profi
 	return found, nil
 }
 
-// placements are where a profile fits on an empty GPU, in order.
+// placements returns where a profile fits on an empty GPU, in order.
 func (h *handle) placements(ctx context.Context, p instanceProfile) ([]gpu.Placement, error) {
 	found, err := get(ctx, h.lane, "nvmlDeviceGetGpuInstancePossiblePlacements_v2",
 		func() ([]nvml.GpuInstancePlacement, nvml.Return) {
@@ -168,9 +167,9 @@ func profileResources(info nvml.GpuInstanceProfileInfo) gpu.Resources {
 	}
 }
 
-// driverProfileName asks the driver for a profile's name, in the newest layout
-// it understands. It returns "" where the driver has none. Any other failure is
-// one: a profile must not have another name because of it.
+// driverProfileName reads a profile's name in the newest layout that the driver
+// supports. It returns "" if the driver has no names. Any other failure is an error:
+// it must not give a profile another name.
 func (h *handle) driverProfileName(ctx context.Context, has features, enum int) (string, error) {
 	if !has.profileNames {
 		return "", nil
@@ -197,9 +196,9 @@ func (h *handle) driverProfileName(ctx context.Context, has features, enum int) 
 	return "", nil
 }
 
-// computedProfileName is the name that tools give where the driver does not:
-// the memory in the name is the profile's share of the GPU, in eighths, of the
-// GPU's memory in whole GiB.
+// computedProfileName returns the name that tools use if the driver has none: the
+// memory in it is the profile's share of the GPU, in eighths, of the GPU's memory in
+// whole GiB.
 func computedProfileName(p instanceProfile, totalBytes uint64) string {
 	const eighths = 8
 	const gib = 1 << 30
@@ -211,7 +210,7 @@ func computedProfileName(p instanceProfile, totalBytes uint64) string {
 	return fmt.Sprintf("%dg.%dgb%s", p.info.SliceCount, memory, profileSuffix(p.enum))
 }
 
-// profileSuffix names what a profile has beside its slices: media extensions,
+// profileSuffix returns the part of a profile's name about media engines and
 // graphics.
 func profileSuffix(enum int) string {
 	switch enum {

@@ -126,7 +126,7 @@ func TestServerEnds(t *testing.T) {
 }
 
 // TestServerForAnotherUser: without multi-user MPS replaces a server that has no
-// clients any more, and nobody loses anything.
+// clients any more. That is no loss.
 func TestServerForAnotherUser(t *testing.T) {
 	w, s, before := started(t)
 	w.client(1000, before)
@@ -139,7 +139,7 @@ func TestServerForAnotherUser(t *testing.T) {
 		t.Errorf("got %v", after)
 	}
 	inEffect(t, s, after)
-	// Nobody waits for the next one.
+	// The next server is not for a waiting client.
 	kill(t, after.Servers[0])
 	reaches(t, s, one.ID, mps.Running, 1)
 
@@ -274,7 +274,7 @@ func TestSilentDaemon(t *testing.T) {
 	eventually(t, "the daemon to answer", func() bool { return statusOf(t, s, one.ID).Phase == mps.Running })
 }
 
-// TestSilentDaemonIsReplaced: nobody would ever start again with it.
+// TestSilentDaemonIsReplaced: a session could never start a server again with it.
 func TestSilentDaemonIsReplaced(t *testing.T) {
 	w := newWorld(t)
 	w.options.CommandLimit = time.Second / 2

@@ -23,7 +23,7 @@ func TestRestartFails(t *testing.T) {
 	if _, err := s.Ensure(t.Context(), one); err == nil || !strings.Contains(err.Error(), "out of luck") {
 		t.Errorf("got %v", err)
 	}
-	// Somebody who asks does not wait for the pause to be over.
+	// Ensure does not wait for the delay to be over.
 	w.script(script{})
 	status, err := s.Ensure(t.Context(), one)
 	if err != nil || status.Losses != 1 || status.Phase != mps.Running {

@@ -115,8 +115,8 @@ func TestClient(t *testing.T) {
 	}
 }
 
-// TestClientFindsTheNext: a client that has been told many times that nobody is
-// there finds the next supervisor with its first call.
+// TestClientFindsTheNext: after many failed calls a client reaches the next supervisor
+// with its first call.
 func TestClientFindsTheNext(t *testing.T) {
 	w := newWorld(t)
 	client, end := w.running()

@@ -14,7 +14,7 @@ import (
 // sessions never wait for each other.
 type session struct {
 	id string
-	// locked has room for one: whoever put something in has the lock.
+	// locked has room for one value, which the holder of the lock has put in.
 	locked chan struct{}
 
 	// Guarded by the lock.

@@ -129,7 +129,7 @@ func TestChangeLimits(t *testing.T) {
 	}
 }
 
-// TestLimitsAreKept: whoever is root in a container can reach the daemon.
+// TestLimitsAreKept: root in a container can change limits, which are then restored.
 func TestLimitsAreKept(t *testing.T) {
 	w := newWorld(t)
 	s := w.supervisor()
@@ -262,7 +262,7 @@ func TestTooLongPath(t *testing.T) {
 	}
 }
 
-// TestIndependent: a session that hangs holds up nobody, and calls about one take
+// TestIndependent: a session that hangs does not delay others, and calls about one take
 // turns.
 func TestIndependent(t *testing.T) {
 	w := newWorld(t)
@@ -325,8 +325,7 @@ func TestTurns(t *testing.T) {
 	w.nothingLeft("a")
 }
 
-// TestStopWhileBusy: a Stop that gives up does not leave a session that nobody looks
-// after.
+// TestStopWhileBusy: a Stop that gives up does not leave a session without monitor.
 func TestStopWhileBusy(t *testing.T) {
 	w := newWorld(t)
 	s := w.supervisor()

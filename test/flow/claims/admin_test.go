@@ -30,7 +30,7 @@ func allocateForAdmin(n *harness.Node, devices ...string) *drapb.Claim {
 	return n.Store(results, nil)
 }
 
-// wantGPUs fails unless the GPUs are what they were, counters of calls aside.
+// wantGPUs fails unless the GPUs are unchanged, apart from counters of calls.
 func wantGPUs(t testing.TB, n *harness.Node, when string, want []machine.GPU) {
 	t.Helper()
 	if diff := cmp.Diff(want, n.Machine(t).GPUs); diff != "" {
@@ -51,8 +51,8 @@ func countRequests(n *harness.Node, claim *drapb.Claim) *atomic.Int64 {
 	return &asked
 }
 
-// TestAdminAccess: a claim with admin access to devices that others use sees
-// them, and nothing that becomes of it changes anything.
+// TestAdminAccess checks that a claim with admin access to devices in use can observe
+// them, and that neither its preparation nor its release changes anything.
 func TestAdminAccess(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x3")
@@ -93,7 +93,7 @@ func TestAdminAccess(t *testing.T) {
 	p.MustUnprepare(t, admin)
 	wantGPUs(t, n, "unprepare", before)
 
-	// Nor does it keep what it observes.
+	// Nor does it keep the devices from being released.
 	second := allocateForAdmin(n, part, whole, static)
 	p.MustPrepare(t, second)
 	p.MustUnprepare(t, users...)
@@ -106,7 +106,7 @@ func TestAdminAccess(t *testing.T) {
 	}
 }
 
-// TestAdminAccessToNothing: a partition is not made to be observed.
+// TestAdminAccessToNothing checks that no partition is created to be observed.
 func TestAdminAccessToNothing(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x1")
@@ -122,8 +122,8 @@ func TestAdminAccessToNothing(t *testing.T) {
 	n.WantClean(t)
 }
 
-// TestAdminAccessOrphaned: an observing claim that does not exist any more is
-// released like any other, and what it observed stays.
+// TestAdminAccessOrphaned checks that an observing claim that no longer exists is
+// released like any other, and that the devices it observed stay.
 func TestAdminAccessOrphaned(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x2")

@@ -38,8 +38,8 @@ func TestMain(m *testing.M) {
 // that root instead of running tests: a process loads one NVML library only.
 const factsRootVariable = "PARTAGE_FLOW_FACTS_ROOT"
 
-// TestBoardFacts: what the real binding reads from the simulator is what the
-// tests of package device take for each board. With -update it becomes so.
+// TestBoardFacts checks that the real binding reads from the simulator what the tests
+// of package device assume for each board. With -update it rewrites their files.
 func TestBoardFacts(t *testing.T) {
 	for _, board := range catalog.Boards() {
 		t.Run(board, func(t *testing.T) {

@@ -15,8 +15,8 @@ import (
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
 
-// staticDevice waits until the partition of somebody else is published under a name of
-// its own, with its UUID, and returns the name.
+// staticDevice waits until a partition that an administrator made is published as a
+// static device with its UUID, and returns the name.
 func staticDevice(t testing.TB, n *harness.Node, p *harness.Driver, gpu int, at harness.Place) string {
 	t.Helper()
 	g := n.Machine(t).GPUs[gpu]
@@ -35,8 +35,8 @@ func staticDevice(t testing.TB, n *harness.Node, p *harness.Driver, gpu int, at 
 	return name
 }
 
-// divided is a driver on a machine where somebody made a partition 2g.20gb at 2
-// on GPU 0.
+// divided starts a driver on a machine where an administrator made a partition 2g.20gb
+// at 2 on GPU 0.
 func divided(t *testing.T) (*harness.Node, *harness.Driver, harness.Place) {
 	t.Helper()
 	n := harness.NewNode(t, "h100x2")
@@ -48,8 +48,9 @@ func divided(t *testing.T) (*harness.Node, *harness.Driver, harness.Place) {
 	return n, p, harness.Place{Profile: "2g.20gb", Start: 2}
 }
 
-// TestForeignPartition: a partition that somebody made is offered as it is while
-// the driver runs, what overlaps with it is not, and all of that ends with it.
+// TestForeignPartition checks that a partition that an administrator makes while the
+// driver runs is published as it is, that devices that overlap with it are tainted,
+// and that all of that ends with the partition.
 func TestForeignPartition(t *testing.T) {
 	t.Parallel()
 	n, p, at := divided(t)
@@ -102,8 +103,8 @@ func TestForeignPartition(t *testing.T) {
 	n.WantClean(t)
 }
 
-// TestForeignPartitionInTheWay: claims for what overlaps with it are refused, at
-// the same place too, and never change it.
+// TestForeignPartitionInTheWay checks that claims for devices that overlap with it, or
+// are in its place, are refused and never change it.
 func TestForeignPartitionInTheWay(t *testing.T) {
 	t.Parallel()
 	n, p, at := divided(t)
@@ -124,8 +125,8 @@ func TestForeignPartitionInTheWay(t *testing.T) {
 	}
 }
 
-// TestForeignPartitionGoesWhileClaimed: the device stays published, tainted, as
-// long as a claim has it, and the claim can end.
+// TestForeignPartitionGoesWhileClaimed checks that the device stays published, tainted,
+// as long as a claim has it, and that the claim can be released.
 func TestForeignPartitionGoesWhileClaimed(t *testing.T) {
 	t.Parallel()
 	n, p, at := divided(t)
@@ -149,7 +150,8 @@ func TestForeignPartitionGoesWhileClaimed(t *testing.T) {
 	p.UntilTainted(t, n, "occupied", n.Overlapping(t, 0, 2, 2))
 }
 
-// TestBareForeignInstance: without a compute instance there is nothing to offer.
+// TestBareForeignInstance checks that an instance without a compute instance is not
+// published.
 func TestBareForeignInstance(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x2")
@@ -181,8 +183,8 @@ func TestBareForeignInstance(t *testing.T) {
 	p.UntilTainted(t, n, "occupied", nil)
 }
 
-// TestAmpereMode: the mode is the administrator's. What is published follows it
-// while the driver runs, and nothing that claims do changes it.
+// TestAmpereMode checks that MIG mode is left to the administrator: what is published
+// follows it while the driver runs, and claims never change it.
 func TestAmpereMode(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "a100-80x2")

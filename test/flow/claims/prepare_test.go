@@ -27,7 +27,7 @@ type prepared struct {
 	instances []string
 	// nodes are the device nodes that a container gets, apart from common ones.
 	nodes []string
-	// after reports whether the first GPU's MIG mode is on once all is undone.
+	// after is the first GPU's MIG mode in the end.
 	after bool
 }
 
@@ -114,7 +114,8 @@ func (test prepared) run(t *testing.T) {
 	}
 }
 
-// TestMIGModeFollowsClaims: it is on from the first partition to the last.
+// TestMIGModeFollowsClaims checks that MIG mode is on from the first partition to the
+// last.
 func TestMIGModeFollowsClaims(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x2")
@@ -143,7 +144,7 @@ func TestMIGModeFollowsClaims(t *testing.T) {
 	n.WantClean(t)
 }
 
-// TestSeveralClaimsInOneCall: seven partitions of one GPU, a whole GPU and a
+// TestSeveralClaimsInOneCall prepares seven partitions of one GPU, a whole GPU and a
 // claim that must fail, all at once.
 func TestSeveralClaimsInOneCall(t *testing.T) {
 	t.Parallel()
@@ -176,8 +177,8 @@ func TestSeveralClaimsInOneCall(t *testing.T) {
 	n.WantClean(t)
 }
 
-// TestUnprepareAfterRestart: the journal alone is enough, in another process,
-// when the claim is gone from the API server.
+// TestUnprepareAfterRestart checks that another process can release a claim that is
+// gone from the API server, with the journal alone.
 func TestUnprepareAfterRestart(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(*harness.Driver, testing.TB){
@@ -205,8 +206,8 @@ func TestUnprepareAfterRestart(t *testing.T) {
 	}
 }
 
-// TestRefused: what cannot be prepared is told with the claim, the device and
-// the field, and leaves nothing behind.
+// TestRefused checks that the error about a claim that cannot be prepared names the
+// claim, the device and the field, and that nothing is left behind.
 func TestRefused(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x1")
@@ -256,8 +257,8 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestOneSession: only one part of the driver talks to NVML, and knows what to do
-// about calls that hang. NVIDIA's library for CDI would start a session of its own.
+// TestOneSession checks that only the part of the driver that can deal with hanging
+// calls has an NVML session. NVIDIA's library for CDI would start one of its own.
 func TestOneSession(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x2")

@@ -24,7 +24,7 @@ import (
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
 
-// TestPublished: what the driver publishes is what its slices command prints.
+// TestPublished checks that the driver publishes what its slices command prints.
 func TestPublished(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -101,8 +101,7 @@ func printedSlices(t *testing.T, n *harness.Node, partitionable bool) []resource
 	}
 }
 
-// specs are the contents of slices, without what a missing MPS supervisor makes of
-// them.
+// specs are the contents of slices without the taint for a missing MPS supervisor.
 func specs(all []resourceapi.ResourceSlice) []resourceapi.ResourceSliceSpec {
 	var specs []resourceapi.ResourceSliceSpec
 	for _, slice := range all {
@@ -123,8 +122,8 @@ func quantities() cmp.Option {
 	return cmp.Comparer(func(a, b resource.Quantity) bool { return a.Cmp(b) == 0 })
 }
 
-// TestDriverAppears: without the NVIDIA driver the plugin stays up, says why it
-// is not ready and unprepares; once the driver is there it publishes.
+// TestDriverAppears checks that the plugin runs without the NVIDIA driver, logs why it is
+// not ready, and unprepares; once the driver is there it publishes.
 func TestDriverAppears(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x1")
@@ -159,8 +158,8 @@ func TestDriverAppears(t *testing.T) {
 	n.WantClean(t)
 }
 
-// untilRestarted connects again to a driver that starts anew because its device root
-// has moved, and makes its sockets anew.
+// untilRestarted connects again to a driver that starts over because its device root has
+// moved, with new sockets.
 func untilRestarted(t *testing.T, n *harness.Node, p *harness.Driver) *harness.Driver {
 	t.Helper()
 	p.Until(t, "new sockets", func(context.Context) error {
@@ -172,7 +171,7 @@ func untilRestarted(t *testing.T, n *harness.Node, p *harness.Driver) *harness.D
 	return reregister(t, n, p)
 }
 
-// reregister connects again, as a kubelet does that was started again.
+// reregister connects again, like a kubelet that was restarted.
 func reregister(t *testing.T, n *harness.Node, p *harness.Driver) *harness.Driver {
 	t.Helper()
 	uid := p.Cmd.Args[slices.IndexFunc(p.Cmd.Args, func(a string) bool { return strings.HasPrefix(a, "--pod-uid=") })]
@@ -180,8 +179,8 @@ func reregister(t *testing.T, n *harness.Node, p *harness.Driver) *harness.Drive
 	return p
 }
 
-// TestRollingUpdate: the new instance serves before the old one ends, and either
-// may be called.
+// TestRollingUpdate checks that the new instance serves before the old one ends, and that
+// either may be called.
 func TestRollingUpdate(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x1")
@@ -198,7 +197,8 @@ func TestRollingUpdate(t *testing.T) {
 	n.WantClean(t)
 }
 
-// TestWrongNode: one line, and not zero.
+// TestWrongNode checks that the driver ends with an error in one line where the cluster has
+// no such node.
 func TestWrongNode(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "l4x1")
@@ -230,12 +230,12 @@ func untilPrinted(t *testing.T, p *harness.Driver, n *harness.Node) {
 	})
 }
 
-// publishedAgain is what the driver says when it puts slices back at once. The
-// slice controller does so without a word, after half a minute.
-const publishedAgain = "ResourceSlices were deleted, publishing them again"
+// publishedAgain is what the driver logs when it restores slices at once. The slice
+// controller does so after half a minute, and logs nothing.
+const publishedAgain = "Publishing the ResourceSlices again"
 
-// TestKubeletRestart: a kubelet that starts deletes the slices of its node, and
-// registers the driver sooner or later than that.
+// TestKubeletRestart checks that slices come back at once. A kubelet that starts deletes
+// the slices of its node, before or after it registers the driver.
 func TestKubeletRestart(t *testing.T) {
 	t.Parallel()
 	for name, restart := range map[string]func(*testing.T, *harness.Node, *harness.Driver){
@@ -269,8 +269,8 @@ func TestKubeletRestart(t *testing.T) {
 	}
 }
 
-// TestGPULost: its devices stay published and are tainted until it is back, and
-// the other GPU is used meanwhile.
+// TestGPULost checks that the devices of a lost GPU stay published and are tainted until
+// it is back, and that the other GPU can be used.
 func TestGPULost(t *testing.T) {
 	t.Parallel()
 	for reason, code := range map[string]int{"lost": 15, "reset-required": 16} {
@@ -318,8 +318,8 @@ func TestGPULost(t *testing.T) {
 	}
 }
 
-// TestDriverUnloaded: while the driver is away nothing is allocated and pods can
-// end; it comes back by itself.
+// TestDriverUnloaded checks that all devices are tainted and pods can end while the NVIDIA
+// driver is unloaded, and that all recovers by itself.
 func TestDriverUnloaded(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x2")

@@ -13,7 +13,7 @@ import (
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
 
-// rebooted is a claim with one device that is there before a reboot.
+// rebooted is a claim with one device that was prepared before a reboot.
 type rebooted struct {
 	gpu   int
 	at    harness.Place
@@ -21,8 +21,8 @@ type rebooted struct {
 	ids   []string
 }
 
-// TestReboot: claims that the kubelet prepares again get the same partitions in
-// the same places, with the device numbers of today.
+// TestReboot checks that claims that the kubelet prepares again get the same partitions in
+// the same places, with the new device numbers.
 func TestReboot(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -98,8 +98,8 @@ func nodesOf(t *testing.T, n *harness.Node, all []rebooted) [][]harness.DeviceNo
 	return nodes
 }
 
-// TestRebootAndNotPreparedAgain: what a claim had before the reboot does not
-// exist, so its release touches nothing and it is in nobody's way.
+// TestRebootAndNotPreparedAgain checks that a claim of before the reboot is in nobody's
+// way, and that its release touches nothing.
 func TestRebootAndNotPreparedAgain(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x2")
@@ -126,7 +126,7 @@ func TestRebootAndNotPreparedAgain(t *testing.T) {
 	n.WantClean(t)
 }
 
-// TestRebootInTheMiddle: a claim that was half prepared or half unprepared when
+// TestRebootInTheMiddle checks that a claim that was half prepared or half released when
 // the machine went down leaves nothing.
 func TestRebootInTheMiddle(t *testing.T) {
 	t.Parallel()

@@ -23,7 +23,7 @@ import (
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
 
-// untilAsked waits until the driver has asked for a claim some times more.
+// untilAsked waits until the driver has requested a claim a few more times.
 func untilAsked(t testing.TB, p *harness.Driver, asked *atomic.Int64) {
 	t.Helper()
 	const some = 5
@@ -36,8 +36,8 @@ func untilAsked(t testing.TB, p *harness.Driver, asked *atomic.Int64) {
 	})
 }
 
-// TestOrphans: claims that the API server does not have any more, or has with
-// another UID, are released, however far they had come.
+// TestOrphans checks that prepared claims are released that the API server no longer has,
+// or has with another UID.
 func TestOrphans(t *testing.T) {
 	t.Parallel()
 	remove := func(n *harness.Node, c *drapb.Claim) { n.API.DeleteClaim(c.GetNamespace(), c.GetName()) }
@@ -76,8 +76,8 @@ func TestOrphans(t *testing.T) {
 	}
 }
 
-// TestOrphanThatWasNeverFinished: the driver died in the middle, and the claim is
-// gone when it comes back, so that nobody ever asks for it.
+// TestOrphanThatWasNeverFinished checks the same for a claim that was half prepared or half
+// released when the driver died.
 func TestOrphanThatWasNeverFinished(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -110,8 +110,8 @@ func TestOrphanThatWasNeverFinished(t *testing.T) {
 	}
 }
 
-// TestOrphanGrace: a finished claim is left alone for the grace, although the
-// driver sees again and again that it is gone.
+// TestOrphanGrace checks that a prepared claim that is gone is left alone for the grace
+// period.
 func TestOrphanGrace(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x1")
@@ -128,8 +128,8 @@ func TestOrphanGrace(t *testing.T) {
 	n.WantClean(t)
 }
 
-// TestNothingIsReleasedWithoutAnAnswer: only the API server's own word that a
-// claim is gone counts.
+// TestNothingIsReleasedWithoutAnAnswer checks that a claim only counts as gone when the API
+// server itself says so.
 func TestNothingIsReleasedWithoutAnAnswer(t *testing.T) {
 	t.Parallel()
 	resource := schema.GroupResource{Group: "resource.k8s.io", Resource: "resourceclaims"}
@@ -167,13 +167,13 @@ func TestNothingIsReleasedWithoutAnAnswer(t *testing.T) {
 	}
 }
 
-// TestForceDeletedPod: the pod of a claim was deleted by force, and a new claim
-// got its devices before the kubelet has released them.
+// TestForceDeletedPod checks that a new claim gets the devices of one whose pod was deleted
+// by force and that the kubelet releases later, or never.
 func TestForceDeletedPod(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		flags []string
-		// released reports whether the kubelet unprepares the old claim.
+		// released: the kubelet unprepares the old claim.
 		released bool
 	}{
 		"kubelet releases":       {[]string{"--orphan-grace=1h", "--reconcile-interval=50ms"}, true},
@@ -219,8 +219,7 @@ func TestForceDeletedPod(t *testing.T) {
 	}
 }
 
-// TestOtherDrivers: results of other drivers in a claim are none of this one's
-// business, in all that it does.
+// TestOtherDrivers checks that the driver ignores what a claim has of other drivers.
 func TestOtherDrivers(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x2")
@@ -253,8 +252,8 @@ func TestOtherDrivers(t *testing.T) {
 	p.MustUnprepare(t, mixed)
 }
 
-// TestStalePrepare: a Prepare that was on its way while the claim was released
-// comes too late; one that comes later is served.
+// TestStalePrepare checks that a Prepare that a release has overtaken is refused, and that
+// a later one is served.
 func TestStalePrepare(t *testing.T) {
 	t.Parallel()
 	for name, before := range map[string]bool{"never prepared": false, "prepared before": true} {

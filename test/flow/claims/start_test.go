@@ -28,8 +28,8 @@ func unloadDriver(t testing.TB, n *harness.Node) (load func()) {
 	}
 }
 
-// TestUnprepareBeforeTheDriverIsLoaded: pods end while there is no driver, and
-// what they had is cleaned up once there is one.
+// TestUnprepareBeforeTheDriverIsLoaded checks that pods can end without the NVIDIA driver,
+// and that their devices are cleaned up once it is loaded.
 func TestUnprepareBeforeTheDriverIsLoaded(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x2")
@@ -62,8 +62,8 @@ func TestUnprepareBeforeTheDriverIsLoaded(t *testing.T) {
 	p.UntilClean(t, n)
 }
 
-// TestDriverUnloadedWhileRunning: unprepare works, the GPUs are tainted, and all
-// is well again when the driver is back.
+// TestDriverUnloadedWhileRunning checks that pods can end while the NVIDIA driver is away
+// and the GPUs are tainted, and that all recovers with it.
 func TestDriverUnloadedWhileRunning(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x2")
@@ -89,8 +89,8 @@ func TestDriverUnloadedWhileRunning(t *testing.T) {
 	n.WantClean(t)
 }
 
-// TestDamagedJournal: a file that makes no sense is set aside and reported. It
-// stops nobody else, not even the next start.
+// TestDamagedJournal checks that a record that cannot be read is quarantined and reported,
+// and affects no other claim, not even after a restart.
 func TestDamagedJournal(t *testing.T) {
 	t.Parallel()
 	for name, damage := range map[string]func(string) string{
@@ -140,8 +140,8 @@ func TestDamagedJournal(t *testing.T) {
 	}
 }
 
-// TestDamagedJournalUnprepared: the pod of a claim with a damaged record can end.
-// Its partition is what somebody made, until an administrator removes it.
+// TestDamagedJournalUnprepared checks that the pod of a claim with a damaged record can end.
+// Its partition then counts as foreign until an administrator removes it.
 func TestDamagedJournalUnprepared(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x1")
@@ -166,8 +166,8 @@ func TestDamagedJournalUnprepared(t *testing.T) {
 	p.UntilTainted(t, n, "occupied", nil)
 }
 
-// TestJournalOfLaterVersion: it is not damaged, so it stays for the version that
-// wrote it, and its devices are in use.
+// TestJournalOfLaterVersion checks that a record of a later version stays for that version,
+// and its devices stay in use.
 func TestJournalOfLaterVersion(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x2")
@@ -221,8 +221,8 @@ func quarantinedRecords(t testing.TB, n *harness.Node) []string {
 	return harness.List(t, filepath.Join(n.PluginsDir, harness.DriverName, "quarantine", n.Machine(t).BootID))
 }
 
-// TestBrokenGPUAtStart: the others are published and serve; it appears when it is
-// well.
+// TestBrokenGPUAtStart checks that the other GPUs are published and serve, and that a broken
+// one is published when it has recovered.
 func TestBrokenGPUAtStart(t *testing.T) {
 	t.Parallel()
 	for name, failure := range map[string]int{"lost": harness.NVMLGPUIsLost, "reset required": harness.NVMLResetRequired} {
@@ -247,8 +247,8 @@ func TestBrokenGPUAtStart(t *testing.T) {
 	}
 }
 
-// TestGPUBreaksAndRecovers: its devices stay published and tainted, pods on it
-// can end, and it comes back by itself.
+// TestGPUBreaksAndRecovers checks that the devices of a broken GPU stay published, tainted,
+// that its pods can end, and that it recovers by itself.
 func TestGPUBreaksAndRecovers(t *testing.T) {
 	t.Parallel()
 	for reason, failure := range map[string]int{"lost": harness.NVMLGPUIsLost, "reset-required": harness.NVMLResetRequired} {

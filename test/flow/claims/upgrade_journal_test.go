@@ -48,8 +48,8 @@ type earlierRecord struct {
 	}
 }
 
-// TestUpgradeOfJournal: what every earlier version of the driver wrote is read.
-// A claim that is prepared stays so, one that is not finished is cleaned up.
+// TestUpgradeOfJournal checks that records of every earlier version are read: a prepared
+// claim stays prepared, an unfinished one is cleaned up.
 func TestUpgradeOfJournal(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("../../../pkg/claim/journal/testdata/formats/*.json")
@@ -130,7 +130,7 @@ func (r *earlierRecord) allocate(n *harness.Node) *drapb.Claim {
 	return &drapb.Claim{Namespace: r.Claim.Namespace, Name: r.Claim.Name, Uid: r.Claim.UID}
 }
 
-// goOn starts the driver of today on what an earlier one left.
+// goOn starts the current driver on what an earlier one left.
 func (r *earlierRecord) goOn(t *testing.T, n *harness.Node, flags []string) {
 	t.Helper()
 	claim := r.allocate(n)

@@ -21,15 +21,15 @@ import (
 	"github.com/partage-dev/partage/test/flow/harness"
 )
 
-// overlap is an old and a new driver on one node. Both are called until the old
-// one ends; then only calls that have begun come to it.
+// overlap is an old and a new driver on one node. Both get calls until the old one is
+// told to end, which then only finishes those that it has.
 type overlap struct {
 	n        *harness.Node
 	old, new *harness.Driver
 	ending   atomic.Bool
 }
 
-// call makes one call, to the new driver where the old one is not there any more.
+// call makes one call, to the new driver if the old one is gone.
 func (o *overlap) call(ctx context.Context, toOld bool, what harness.Operation, claim *drapb.Claim) ([]string, error) {
 	if toOld && !o.ending.Load() {
 		ids, err := o.old.Call(ctx, what, claim, harness.KubeletTimeout)
@@ -40,8 +40,8 @@ func (o *overlap) call(ctx context.Context, toOld bool, what harness.Operation, 
 	return o.new.Call(ctx, what, claim, harness.KubeletTimeout)
 }
 
-// use prepares and unprepares claims for one place again and again, by one and
-// the other, until enough is closed, and then once more.
+// use prepares and unprepares claims for one place with alternating drivers until enough
+// is closed, and then once more.
 func (o *overlap) use(ctx context.Context, gpu int, at harness.Place, enough <-chan struct{}) error {
 	m, err := o.n.State.Snapshot()
 	if err != nil {
@@ -72,9 +72,8 @@ func (o *overlap) use(ctx context.Context, gpu int, at harness.Place, enough <-c
 	return nil
 }
 
-// TestUpgradeUnderLoad: an old and a new driver are called at the same time, for
-// the same GPUs and others, and the old one is told to end in the middle of it.
-// Every call ends well, and the devices stay published.
+// TestUpgradeUnderLoad checks that every call succeeds and all devices stay published while
+// an old and a new driver are called for the same GPUs and the old one ends.
 func TestUpgradeUnderLoad(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x3")

@@ -96,8 +96,8 @@ var crashSharing = map[string]crashLayout{
 	},
 }
 
-// crashOperation is what is interrupted. It returns when the driver has answered
-// or is dead.
+// crashOperation is what a kill interrupts. It returns when the driver has answered or is
+// dead.
 type crashOperation struct {
 	name     string
 	prepared bool // the claims are prepared before
@@ -134,8 +134,8 @@ type crashScene struct {
 	users []*harness.Program
 	// claims are made anew for every case.
 	claims []*drapb.Claim
-	// pristine are the traces without any claim, without those while the claims
-	// beside are prepared.
+	// pristine is what is there without any claim, without what is there with the claims
+	// beside only.
 	pristine, without harness.Snapshot
 }
 

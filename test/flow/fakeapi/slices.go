@@ -38,6 +38,18 @@ func (s *Server) Slices() []resourceapi.ResourceSlice {
 	return s.sortedSlices()
 }
 
+// EachDevice calls visit for the devices of all stored slices, which it must not change
+// or keep. It is for tests that look very often: Slices copies everything.
+func (s *Server) EachDevice(visit func(*resourceapi.Device)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, slice := range s.slices {
+		for i := range slice.Spec.Devices {
+			visit(&slice.Spec.Devices[i])
+		}
+	}
+}
+
 // DeleteSlices removes all slices, as a starting kubelet does.
 func (s *Server) DeleteSlices() {
 	s.mu.Lock()

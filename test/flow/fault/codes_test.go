@@ -104,7 +104,7 @@ func (h *nvmlHeader) codes(function string) ([]code, error) {
 	return slices.Compact(codes), nil
 }
 
-// TestHeaderCodes: the lists are found where they are known by heart.
+// TestHeaderCodes checks the lists of some well-known functions.
 func TestHeaderCodes(t *testing.T) {
 	t.Parallel()
 	h := readHeader(t)

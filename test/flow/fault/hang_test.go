@@ -22,9 +22,9 @@ import (
 // then be taken for one that hangs: the tests repeat what was refused for that.
 var impatient = slices.Concat(harness.Frequent, []string{"--nvml-call-limit=2s"})
 
-// TestHang: a call on one GPU does not return. The GPU is reported and tainted,
-// all others go on, pods on it can end, and when the call returns at last all is
-// as if nothing had been.
+// TestHang checks what happens while a call on one GPU does not return: the GPU is reported
+// and tainted, its pods can end, and all other GPUs work. When the call returns at last,
+// everything recovers.
 func TestHang(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -149,8 +149,8 @@ func (h *hang) othersWork(t *testing.T) {
 	}
 }
 
-// checkAnswer: a Prepare fails and says why; an Unprepare succeeds, so that the
-// pod can end.
+// checkAnswer fails unless a Prepare failed with a reason, or an Unprepare succeeded, so
+// that the pod can end.
 func (h *hang) checkAnswer(t *testing.T, err error) {
 	t.Helper()
 	switch {
@@ -163,7 +163,7 @@ func (h *hang) checkAnswer(t *testing.T, err error) {
 	}
 }
 
-// checkNamed: the error says which call is out and on which GPU.
+// checkNamed fails unless the error names the call that hangs and its GPU.
 func (h *hang) checkNamed(t *testing.T, got string) {
 	t.Helper()
 	for _, want := range []string{h.function, h.n.Address(t, 0), "has not returned"} {
@@ -173,7 +173,7 @@ func (h *hang) checkNamed(t *testing.T, got string) {
 	}
 }
 
-// TestHangAtStart: the driver's start does not wait for what does not answer.
+// TestHangAtStart checks that the driver's start does not wait for calls that hang.
 func TestHangAtStart(t *testing.T) {
 	t.Parallel()
 	t.Run("library", func(t *testing.T) {
@@ -220,8 +220,8 @@ func TestHangAtStart(t *testing.T) {
 	})
 }
 
-// TestHangWhileStopping: a driver that is told to stop does not wait for ever,
-// and the next one finishes.
+// TestHangWhileStopping checks that a driver stops although a call hangs, and that the next
+// one finishes its work.
 func TestHangWhileStopping(t *testing.T) {
 	t.Parallel()
 	h := newHang(t, "nvmlDeviceCreateGpuInstanceWithPlacement", harness.Prepare)
@@ -236,8 +236,8 @@ func TestHangWhileStopping(t *testing.T) {
 	next.UntilClean(t, h.n)
 }
 
-// TestAllAtOnce: the smallest partitions of all GPUs of a machine are prepared by
-// calls that come at the same time, and so they are unprepared.
+// TestAllAtOnce prepares the smallest partitions of all GPUs of a machine by concurrent
+// calls, and unprepares them in the same way.
 func TestAllAtOnce(t *testing.T) {
 	t.Parallel()
 	const gpus, each = 8, 7

@@ -39,8 +39,8 @@ func breakSMI(t testing.TB, n *harness.Node, script string) (repair func()) {
 	}
 }
 
-// TestFaultsOfIntervals: when a time slice cannot be set, the claim is not prepared
-// and says why. When it cannot be set back, that is not forgotten.
+// TestFaultsOfIntervals checks that a claim whose time slice cannot be set is refused with
+// the reason, and that resetting a time slice is repeated until it succeeds.
 func TestFaultsOfIntervals(t *testing.T) {
 	t.Parallel()
 	for name, script := range badSMI {
@@ -81,7 +81,7 @@ func TestFaultsOfIntervals(t *testing.T) {
 	}
 }
 
-// TestNoSMI: without nvidia-smi only intervals are refused.
+// TestNoSMI checks that only intervals are refused without nvidia-smi.
 func TestNoSMI(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "l4x1", func(m *machine.Machine) { m.GPUs[0].TimeSlice = harness.MediumSlice })

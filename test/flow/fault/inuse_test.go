@@ -18,9 +18,9 @@ import (
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
 
-// TestFaultsWhileInUse: a partition that a process holds cannot be removed, and
-// finding out who holds it may go wrong as well. That changes nothing: the error
-// says that it is in use, and it is removed when the process has ended.
+// TestFaultsWhileInUse makes the calls go wrong that find out which process holds a
+// partition that cannot be removed. The error must still say that it is in use, and the
+// partition goes when the process has ended.
 func TestFaultsWhileInUse(t *testing.T) {
 	t.Parallel()
 	r := newFaultRig(t, faultLayouts["partition"], lanes)
@@ -130,9 +130,9 @@ func (l *lane) runInUse(ctx context.Context, c faultCase) error {
 	return errors.Join(errs...)
 }
 
-// checkInUse: the error names who holds the partition, or why that is not known.
-// Where the answer was that there is no GPU the call succeeds and the driver
-// itself goes on trying.
+// checkInUse fails unless the error names the process that holds the partition, or the call
+// that failed to find it. If the answer was that there is no GPU, the call succeeds and
+// the driver retries by itself.
 func (l *lane) checkInUse(c faultCase, claim *drapb.Claim, err error) error {
 	m, readErr := l.n.State.Snapshot()
 	if readErr != nil {

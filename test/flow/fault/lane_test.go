@@ -197,8 +197,8 @@ func (l *lane) useWhole(ctx context.Context) error {
 	return whole.roundTrip(ctx, l.gpu)
 }
 
-// checkMessage: who reads the error of a pod learns which call on which GPU went
-// wrong. What is wrong and no error comes to light by another call.
+// checkMessage fails unless the error names the GPU and the call that went wrong. A wrong
+// answer that is no error only comes to light in a later call.
 func (l *lane) checkMessage(c faultCase, err error) error {
 	m, readErr := l.n.State.Snapshot()
 	if readErr != nil {
@@ -264,8 +264,7 @@ func (l *lane) checkMode(gpu int) error {
 	return nil
 }
 
-// repair undoes what a case that went wrong left on the GPU, so that the next one
-// is judged on its own.
+// repair undoes what a failed case left on the GPU, so that it does not fail the next one.
 func (l *lane) repair() error {
 	return l.n.State.Update(func(m *machine.Machine) error {
 		g := &m.GPUs[l.gpu]

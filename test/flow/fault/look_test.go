@@ -100,8 +100,6 @@ func (r *faultRig) discoveries() (uint64, error) {
 
 // runLook is run for what the driver does by itself.
 func (l *lane) runLook(ctx context.Context, c faultCase) error {
-	ctx, cancel := context.WithTimeout(ctx, harness.Patience)
-	defer cancel()
 	m, err := l.n.State.Snapshot()
 	if err != nil {
 		return err
@@ -153,6 +151,8 @@ func (l *lane) breakNeighbour(failure int) error {
 // watch looks at what is published of a GPU until the GPUs were discovered anew
 // and enough is true. It fails when devices disappear or others come.
 func (l *lane) watch(ctx context.Context, gpu string, want []string, enough func() bool) error {
+	ctx, cancel := context.WithTimeout(ctx, harness.Patience)
+	defer cancel()
 	before, err := l.discoveries()
 	if err != nil {
 		return err

@@ -30,13 +30,13 @@ func (n *Cluster) Published() map[string]resourceapi.Device {
 // reason, sorted.
 func (n *Cluster) tainted(reason string) []string {
 	var names []string
-	for name, d := range n.Published() {
+	n.API.EachDevice(func(d *resourceapi.Device) {
 		if slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool {
 			return t.Key == DriverName+"/"+reason && t.Effect == resourceapi.DeviceTaintEffectNoSchedule
 		}) {
-			names = append(names, name)
+			names = append(names, d.Name)
 		}
-	}
+	})
 	slices.Sort(names)
 	return names
 }
@@ -64,11 +64,11 @@ func (p *Driver) UntilPublished(t testing.TB, n *Node, gpus ...int) {
 	slices.Sort(want)
 	p.Until(t, "the devices of GPUs", func(context.Context) error {
 		var got []string
-		for name := range n.Published() {
-			if gpu, _, partition := strings.Cut(BaseDeviceName(name), "-mig-"); !partition {
+		n.API.EachDevice(func(d *resourceapi.Device) {
+			if gpu, _, partition := strings.Cut(BaseDeviceName(d.Name), "-mig-"); !partition {
 				got = append(got, gpu)
 			}
-		}
+		})
 		slices.Sort(got)
 		got = slices.Compact(got)
 		if diff := cmp.Diff(want, got); diff != "" {
@@ -122,15 +122,15 @@ func (p *Driver) UntilClean(t testing.TB, n *Node) {
 
 // Offered are the published devices of a GPU, and those that are tainted.
 func (n *Cluster) Offered(gpu string) (all, tainted []string) {
-	for name, d := range n.Published() {
-		if !strings.HasPrefix(name, gpu) {
-			continue
+	n.API.EachDevice(func(d *resourceapi.Device) {
+		if !strings.HasPrefix(d.Name, gpu) {
+			return
 		}
-		all = append(all, name)
+		all = append(all, d.Name)
 		if len(d.Taints) > 0 {
-			tainted = append(tainted, name)
+			tainted = append(tainted, d.Name)
 		}
-	}
+	})
 	slices.Sort(all)
 	slices.Sort(tainted)
 	return all, tainted

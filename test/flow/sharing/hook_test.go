@@ -28,8 +28,8 @@ func wantNoContainer(t testing.TB, n *harness.Node, spec *oci.Spec, texts ...str
 	}
 }
 
-// TestHookRefusesTwoShares: a program can be a client of one daemon only, so that
-// it would use the other GPU without its limits, or not at all.
+// TestHookRefusesTwoShares checks that no container gets two MPS shares: a program is a
+// client of one daemon, and would use the other share without limits, or not at all.
 func TestHookRefusesTwoShares(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x2")
@@ -45,8 +45,8 @@ func TestHookRefusesTwoShares(t *testing.T) {
 	}
 }
 
-// TestHookRefusesDeadDaemon: a program that did not reach its daemon would have no
-// limits.
+// TestHookRefusesDeadDaemon checks that no container starts whose daemon is dead: its
+// program would have no limits.
 func TestHookRefusesDeadDaemon(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x1")

@@ -14,8 +14,8 @@ import (
 	"github.com/partage-dev/partage/test/flow/harness"
 )
 
-// TestMPSOnGPUs: a claim that owns two GPUs gets one MPS session for both, with
-// limits for each, by its place in the claim or by UUID.
+// TestMPSOnGPUs checks that a claim that owns two GPUs gets one MPS session for both, with
+// limits for each by its place in the claim or by UUID.
 func TestMPSOnGPUs(t *testing.T) {
 	t.Parallel()
 	const common = `"defaultActiveThreadPercentage":40,"defaultPinnedDeviceMemoryLimit":"8Gi"`
@@ -69,7 +69,7 @@ func TestMPSOnGPUs(t *testing.T) {
 	}
 }
 
-// TestMPSOnPartition: a partition has a session of its own beside others.
+// TestMPSOnPartition checks that a partition has its own session beside those of others.
 func TestMPSOnPartition(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x1")
@@ -100,8 +100,8 @@ func TestMPSOnPartition(t *testing.T) {
 	p.UntilSnapshot(t, n, pristine)
 }
 
-// TestMPSUsers: programs of different users run at the same time where that is
-// asked for, and shares are for claims of any user.
+// TestMPSUsers checks that programs of different users run at the same time on shares, and
+// on a claim's own GPU where its configuration allows it.
 func TestMPSUsers(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x3")

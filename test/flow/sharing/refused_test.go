@@ -15,8 +15,8 @@ import (
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
 
-// TestForeignMode: a compute mode that somebody else has set is not touched, and
-// says who could do what about it.
+// TestForeignMode checks that a compute mode that an administrator has set is not changed,
+// and that the error says how to change it.
 func TestForeignMode(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x1", func(m *machine.Machine) { m.GPUs[0].ComputeMode = harness.ExclusiveProcess })
@@ -33,7 +33,7 @@ func TestForeignMode(t *testing.T) {
 		}
 		p.MustUnprepare(t, c)
 	}
-	// A claim that has the GPU alone does not care.
+	// It makes no difference to a claim that has the GPU alone.
 	whole := n.Allocate(t, []harness.Device{{}})
 	p.MustPrepare(t, whole)
 	p.MustUnprepare(t, whole)
@@ -45,7 +45,7 @@ func TestForeignMode(t *testing.T) {
 	n.WantMode(t, 0, harness.DefaultMode)
 }
 
-// TestNoSupervisor: without it MPS is refused with a reason and all else goes on.
+// TestNoSupervisor checks that without a supervisor only MPS is refused, with a reason.
 func TestNoSupervisor(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x3")
@@ -71,8 +71,8 @@ func TestNoSupervisor(t *testing.T) {
 	p.UntilSnapshot(t, n, before)
 }
 
-// TestReleaseWithoutSupervisor: pods end while there is no supervisor, and what
-// they had is cleaned up once there is one.
+// TestReleaseWithoutSupervisor checks that pods can end while there is no supervisor, and
+// that their sessions are cleaned up once there is one.
 func TestReleaseWithoutSupervisor(t *testing.T) {
 	t.Parallel()
 	s := newMPSScene(t, harness.Frequent...)

@@ -10,8 +10,8 @@ import (
 	"github.com/partage-dev/partage/test/flow/harness"
 )
 
-// TestSupervisorKilled: daemons and programs live on, and the next supervisor has
-// them as they are.
+// TestSupervisorKilled checks that daemons and programs live on, and that the next
+// supervisor takes them over.
 func TestSupervisorKilled(t *testing.T) {
 	t.Parallel()
 	s := newMPSScene(t, harness.Frequent...)
@@ -37,8 +37,8 @@ func TestSupervisorKilled(t *testing.T) {
 	s.release(t)
 }
 
-// TestSupervisorStopped: it takes its daemons with it, in order; its successor
-// starts them again for the claims that there are.
+// TestSupervisorStopped checks that a supervisor stops its daemons, and that the next one
+// starts them again for existing claims.
 func TestSupervisorStopped(t *testing.T) {
 	t.Parallel()
 	s := newMPSScene(t, harness.Frequent...)
@@ -60,8 +60,8 @@ func TestSupervisorStopped(t *testing.T) {
 	s.release(t)
 }
 
-// TestMPSAndNewPlugin: programs do not notice that the driver is killed, or
-// replaced by another version.
+// TestMPSAndNewPlugin checks that programs do not notice when the driver is killed or
+// replaced.
 func TestMPSAndNewPlugin(t *testing.T) {
 	t.Parallel()
 	for name, replace := range map[string]func(t *testing.T, s *mpsScene){
@@ -97,8 +97,8 @@ func TestMPSAndNewPlugin(t *testing.T) {
 	}
 }
 
-// TestMPSReboot: after a reboot nothing is there, and claims that the kubelet
-// prepares again get all of it again.
+// TestMPSReboot checks that claims that the kubelet prepares again after a reboot get their
+// sessions again.
 func TestMPSReboot(t *testing.T) {
 	t.Parallel()
 	s := newMPSScene(t)

@@ -14,8 +14,8 @@ import (
 	"github.com/partage-dev/partage/test/flow/harness"
 )
 
-// TestRoles: one GPU is everything in turn, as claims want it, with one driver that
-// is never restarted. Nothing of one role is there in the next.
+// TestRoles uses one GPU in every way in turn, with one driver that is never restarted.
+// Nothing of one role is left in the next.
 func TestRoles(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x1")
@@ -54,8 +54,8 @@ func TestRoles(t *testing.T) {
 	}
 }
 
-// TestPolicyChanges: a device that the policy does not offer any more stays, and is
-// tainted, while a claim may have it. What claims have works on.
+// TestPolicyChanges checks that a device that the policy no longer offers stays published,
+// tainted, as long as a claim may have it, and that its claims are not affected.
 func TestPolicyChanges(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x1")

@@ -14,7 +14,8 @@ import (
 	"github.com/partage-dev/partage/test/flow/harness"
 )
 
-// wantOutput fails unless the program succeeds in a container and says all of these.
+// wantOutput fails unless the program succeeds in a container and its output has these
+// texts.
 func wantOutput(t testing.TB, n *harness.Node, spec *oci.Spec, texts []string, args ...string) {
 	t.Helper()
 	out, err := n.RunProgram(t, spec, args...)
@@ -29,7 +30,7 @@ func wantOutput(t testing.TB, n *harness.Node, spec *oci.Spec, texts []string, a
 	}
 }
 
-// wantFailure fails unless the program fails in a container and says so.
+// wantFailure fails unless the program fails in a container and its output has this text.
 func wantFailure(t testing.TB, n *harness.Node, spec *oci.Spec, text string, args ...string) {
 	t.Helper()
 	out, err := n.RunProgram(t, spec, args...)
@@ -40,8 +41,8 @@ func wantFailure(t testing.TB, n *harness.Node, spec *oci.Spec, text string, arg
 	}
 }
 
-// TestMPSShares: four claims share a GPU, each with its limits, and everything
-// else is refused meanwhile.
+// TestMPSShares checks that four claims share a GPU, each with its limits, and that
+// everything else is refused meanwhile.
 func TestMPSShares(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x1")
@@ -85,8 +86,8 @@ func TestMPSShares(t *testing.T) {
 	p.UntilSnapshot(t, n, pristine)
 }
 
-// TestMPSCeiling: a program that does away with its limits has those of the
-// largest share of the GPU, which the server holds it to.
+// TestMPSCeiling checks that a program that removes its limits still has those of the
+// largest share of the GPU, which the server enforces.
 func TestMPSCeiling(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x1")

@@ -12,8 +12,8 @@ import (
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
 
-// TestIntervals: a claim that owns GPUs gets the interval that it asks for on all
-// of them, and nobody else's changes.
+// TestIntervals checks that a claim that owns GPUs gets the interval that it asks for on all
+// of them, and that no other GPU changes.
 func TestIntervals(t *testing.T) {
 	t.Parallel()
 	for interval, slice := range map[string]int{"Short": harness.ShortSlice, "Medium": harness.MediumSlice, "Long": harness.LongSlice} {
@@ -39,8 +39,8 @@ func TestIntervals(t *testing.T) {
 	}
 }
 
-// TestIntervalIsLeftAlone: who does not ask for an interval finds what somebody
-// has set, and leaves it.
+// TestIntervalIsLeftAlone checks that a claim that asks for no interval does not change the
+// one that an administrator has set.
 func TestIntervalIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -64,8 +64,8 @@ func TestIntervalIsLeftAlone(t *testing.T) {
 	}
 }
 
-// TestIntervalOfShares: the policy's interval is that of the GPU from the first
-// share to the last.
+// TestIntervalOfShares checks that a GPU has the policy's interval from the first share to
+// the last.
 func TestIntervalOfShares(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x1")
@@ -88,8 +88,8 @@ func TestIntervalOfShares(t *testing.T) {
 	n.WantClean(t)
 }
 
-// TestTimeSliceSharesOfPartitions: 28 claims on one GPU, four on each of its seven
-// partitions, which come with the first and go with the last.
+// TestTimeSliceSharesOfPartitions prepares 28 claims on one GPU, four on each of its seven
+// partitions, which exist from the first share to the last.
 func TestTimeSliceSharesOfPartitions(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x1")

@@ -21,8 +21,8 @@ import (
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
 
-// mpsScene has a claim with an MPS share, and so its program, on each of two GPUs.
-// What goes wrong is on the first.
+// mpsScene has a claim with an MPS share and a program on each of two GPUs. What goes wrong
+// is on the first.
 type mpsScene struct {
 	n          *harness.Node
 	p          *harness.Driver
@@ -52,8 +52,8 @@ func newMPSScene(t *testing.T, flags ...string) *mpsScene {
 	return s
 }
 
-// stubborn is a program that does not end when it loses its server, so that it is
-// in the way as long as a program can be.
+// stubborn starts a program that does not end when it loses its server, which delays the
+// recovery for as long as a program can.
 func (s *mpsScene) stubborn(t *testing.T, gpu int) *harness.Program {
 	t.Helper()
 	u, err := s.n.TryStartProgram(t.Context(), t, s.n.Container(t, s.ids[gpu]...), "--stay")
@@ -85,7 +85,7 @@ func (s *mpsScene) neighbourWorks(t *testing.T) {
 	}
 }
 
-// release ends all and looks for what is left.
+// release ends everything and checks that nothing is left.
 func (s *mpsScene) release(t *testing.T) {
 	t.Helper()
 	for _, u := range s.users {
@@ -147,8 +147,8 @@ var mpsTroubles = map[string]func(t *testing.T, s *mpsScene){
 	},
 }
 
-// TestMPSTrouble: who loses a server is told, the device is not given to others
-// before it is well, and the other GPU has no part in it.
+// TestMPSTrouble checks that the claims that lose their server get an event, that the device
+// is tainted until it has recovered, and that the other GPU is not affected.
 func TestMPSTrouble(t *testing.T) {
 	t.Parallel()
 	for name, trouble := range mpsTroubles {
@@ -176,8 +176,8 @@ func TestMPSTrouble(t *testing.T) {
 	}
 }
 
-// TestMPSFaultTaint: as long as a program that a fault hit stays, MPS takes no
-// others, and the GPU gets no more claims.
+// TestMPSFaultTaint checks that the GPU gets no more claims as long as MPS takes no clients,
+// because of a program that a fault has hit and that does not end.
 func TestMPSFaultTaint(t *testing.T) {
 	t.Parallel()
 	s := newMPSScene(t, harness.Frequent...)
@@ -196,8 +196,8 @@ func TestMPSFaultTaint(t *testing.T) {
 	s.release(t)
 }
 
-// TestMPSDoesNotComeBack: a daemon that cannot be started again keeps its devices
-// tainted. Its claims can end, and it comes back when it can.
+// TestMPSDoesNotComeBack checks that devices stay tainted as long as their daemon cannot be
+// started again, and that their claims can end.
 func TestMPSDoesNotComeBack(t *testing.T) {
 	t.Parallel()
 	for name, comesBack := range map[string]bool{"comes back": true, "released meanwhile": false} {

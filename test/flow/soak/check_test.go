@@ -51,8 +51,8 @@ func readRecords(n *harness.Node) (soakRecords, error) {
 	return all, nil
 }
 
-// strangers reports whether the journal has claims, other than these, that the
-// kubelet does not hold and that use one of their GPUs.
+// strangers reports whether the journal has other claims that use one of the GPUs of these
+// and that the kubelet does not hold.
 func (s *soak) strangers(claims []*soakClaim) (bool, error) {
 	all, err := readRecords(s.n)
 	if err != nil {

@@ -97,7 +97,7 @@ func (s *soak) instance(r harness.Device) *catalog.Instance {
 	return nil
 }
 
-// overlap reports whether no more than one of two devices can be there.
+// overlap reports whether two devices exclude each other.
 func (s *soak) overlap(a, b harness.Device) bool {
 	if a.GPU != b.GPU || sameShare(a, b) {
 		return false
@@ -159,7 +159,7 @@ func (s *soak) fit(claims []*soakClaim) bool {
 	return true
 }
 
-// roomFor reports whether a GPU can have all of these devices at once.
+// roomFor reports whether a GPU has room for all of these devices at once.
 func (s *soak) roomFor(gpu int, devices []harness.Device) bool {
 	devices, room := sharedOnce(devices)
 	if !room {

@@ -202,9 +202,10 @@ func (s *soak) checkCounts(t *testing.T) {
 	if t.Failed() || t.Skipped() {
 		return
 	}
+	// How many calls succeed depends on how fast the machine is.
 	for what, least := range map[string]int{
-		"granted": soakSteps / 10, "unprepare": soakSteps / 10, "driver started": soakSteps / 20,
-		"fault": soakSteps / 50, "program": 1, "supervisor started": 2,
+		"prepare": soakSteps / 8, "unprepare": soakSteps / 15, "fault": soakSteps / 50, "driver started": soakSteps / 30,
+		"supervisor started": 2, "granted": 1,
 	} {
 		if s.done[what] < least {
 			t.Errorf("%d %s, want at least %d", s.done[what], what, least)

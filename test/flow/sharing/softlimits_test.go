@@ -1,0 +1,71 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package sharing
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	oci "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/partage-dev/partage/test/flow/harness"
+)
+
+// wantEnv fails unless a container starts and has these variables.
+func wantEnv(t testing.TB, n *harness.Node, spec *oci.Spec, want ...string) {
+	t.Helper()
+	for _, v := range want {
+		if !slices.Contains(spec.Process.Env, v) {
+			t.Errorf("the container lacks %s: %q", v, spec.Process.Env)
+		}
+	}
+	wantOutput(t, n, spec, nil, "info")
+}
+
+// TestSoftwareLimits: a container has the limits of its device, whatever else its
+// claim has, or it does not start.
+func TestSoftwareLimits(t *testing.T) {
+	t.Parallel()
+	n := harness.NewNode(t, "l4x3")
+	n.StartSupervisor(t)
+	p := n.Start(t, n.Interposer(t))
+	limited := harness.Device{GPU: 1, Kind: harness.TimeSlice, Memory: 4 << 30, Percent: 50}
+	other := harness.Device{GPU: 1, Kind: harness.TimeSlice, Memory: 2 << 30, Percent: 25}
+	mixed := p.MustPrepare(t, n.Allocate(t, []harness.Device{{GPU: 0}, limited}))
+	alone := p.MustPrepare(t, n.Allocate(t, []harness.Device{other}))
+	mps := p.MustPrepare(t, n.Allocate(t, []harness.Device{{GPU: 2, Kind: harness.MPS}}))
+	whole, share := mixed[:1], mixed[1:]
+
+	wantEnv(t, n, n.Container(t, whole...))
+	wantEnv(t, n, n.Container(t, share...), "CUDA_DEVICE_MEMORY_LIMIT=4096m", "CUDA_DEVICE_SM_LIMIT=50")
+	wantEnv(t, n, n.Container(t, alone...), "CUDA_DEVICE_MEMORY_LIMIT=2048m", "CUDA_DEVICE_SM_LIMIT=25")
+	wantNoContainer(t, n, n.Container(t, mixed...), "with limits in software and also")
+	wantNoContainer(t, n, n.Container(t, slices.Concat(share, alone)...), "2 shares with limits in software")
+	wantNoContainer(t, n, n.Container(t, slices.Concat(whole, mps)...), "client of the MPS session")
+	wantNoContainer(t, n, n.Container(t, slices.Concat(alone, mps)...), "client of the MPS session")
+}
+
+// TestInterposerLibraryMoves: a claim that is prepared keeps its limits when the library
+// gets another name on the node.
+func TestInterposerLibraryMoves(t *testing.T) {
+	t.Parallel()
+	n := harness.NewNode(t, "l4x1")
+	n.StartSupervisor(t)
+	flag := n.Interposer(t)
+	p := n.Start(t, flag)
+	c := n.Allocate(t, []harness.Device{{Kind: harness.TimeSlice, Memory: 4 << 30, Percent: 50}})
+	wantEnv(t, n, n.Container(t, p.MustPrepare(t, c)...), "CUDA_DEVICE_MEMORY_LIMIT=4096m")
+
+	library := strings.TrimPrefix(flag, "--interposer-library=")
+	if err := os.Rename(library, library+".2"); err != nil {
+		t.Fatal(err)
+	}
+	p.Kill()
+	p = n.Start(t, flag+".2")
+	wantEnv(t, n, n.Container(t, p.MustPrepare(t, c)...), "CUDA_DEVICE_MEMORY_LIMIT=4096m")
+	p.MustUnprepare(t, c)
+	n.WantClean(t)
+}
