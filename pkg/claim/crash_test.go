@@ -54,9 +54,9 @@ var layouts = map[string]layout{
 		"sharing":{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}}`},
 	"MPS on its own partition": {beside: []string{halfA4}, claims: [][]string{{sliceA0}},
 		config: strings.ReplaceAll(strings.ReplaceAll(ownMPS, "GpuConfig", "MigDeviceConfig"), `{"1":"5Gi"}`, `{"0":"5Gi"}`)},
-	"many kinds":              {claims: [][]string{{wholeA + "-mps", sliceB0 + "-mps", wholeC + "-timeslice"}}},
-	"static":                  {foreign: []partition.Address{addressA0}, claims: [][]string{{staticA0}}},
-	"journal.Static and made": {foreign: []partition.Address{addressA0}, claims: [][]string{{staticA0, sliceA4}}},
+	"many kinds":      {claims: [][]string{{wholeA + "-mps", sliceB0 + "-mps", wholeC + "-timeslice"}}},
+	"static":          {foreign: []partition.Address{addressA0}, claims: [][]string{{staticA0}}},
+	"static and made": {foreign: []partition.Address{addressA0}, claims: [][]string{{staticA0, sliceA4}}},
 }
 
 // claim i of a layout has the UID u<i>.
@@ -216,7 +216,16 @@ func TestKilled(t *testing.T) {
 			}
 		}
 	}
+	wantCases(t, cases, 4390)
+}
+
+// wantCases fails a test whose enumeration has shrunk: it would show nothing any more.
+func wantCases(t *testing.T, cases, least int) {
+	t.Helper()
 	t.Logf("%d cases", cases)
+	if cases < least {
+		t.Errorf("only %d cases, want at least %d", cases, least)
+	}
 }
 
 // killOnce tells whether there was an nth effect to kill the plugin at.
@@ -277,7 +286,7 @@ func TestKilledWithDamagedRecord(t *testing.T) {
 			b.wantState(t, fmt.Sprintf("killed at effect %d (after: %v)", n, after), want)
 		}
 	}
-	t.Logf("%d cases", cases)
+	wantCases(t, cases, 10)
 }
 
 // TestFault makes every effect of every operation fail once: instead of
@@ -303,7 +312,7 @@ func TestFault(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("%d cases", cases)
+	wantCases(t, cases, 512)
 }
 
 // failOnce tells whether there was an nth effect to fail.
@@ -377,5 +386,5 @@ func TestFaultPersists(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("%d cases", cases)
+	wantCases(t, cases, 110)
 }

@@ -25,7 +25,7 @@ import (
 func findings(s device.Status) []string {
 	var lines []string
 	for _, p := range s.Static {
-		line := fmt.Sprintf("journal.Static %s %d@%d:%d %s", p.PCIAddress, p.ProfileID, p.Placement.Start, p.Placement.Size, p.UUID)
+		line := fmt.Sprintf("static %s %d@%d:%d %s", p.PCIAddress, p.ProfileID, p.Placement.Start, p.Placement.Size, p.UUID)
 		if p.Gone {
 			line += " gone"
 		}
@@ -67,7 +67,7 @@ var surveyTests = map[string]struct {
 			b.makeForeign(addressA0)
 			mustPrepare(t, b.manager(), newClaim("u1", sliceA1))
 		},
-		want: []string{"journal.Static " + pciA + " 19@0:1 MIG-12", "journal.Static " + pciA + " 19@4:1 MIG-10", "journal.Static " + pciB + " 19@0:1 MIG-8"},
+		want: []string{"static " + pciA + " 19@0:1 MIG-12", "static " + pciA + " 19@4:1 MIG-10", "static " + pciB + " 19@0:1 MIG-8"},
 	},
 	"bare": {
 		arrange: func(_ *testing.T, b *box) {
@@ -93,14 +93,14 @@ var surveyTests = map[string]struct {
 		want: []string{"occupied " + pciA + " 19@0:1"},
 		says: []string{"UUID"},
 	},
-	"journal.Static in use": {
+	"static in use": {
 		arrange: func(t *testing.T, b *box) {
 			b.makeForeign(addressA0)
 			mustPrepare(t, b.manager(), newClaim("u1", staticA0))
 		},
-		want: []string{"journal.Static " + pciA + " 19@0:1 MIG-8"},
+		want: []string{"static " + pciA + " 19@0:1 MIG-8"},
 	},
-	"journal.Static in use, a file cannot be read": {
+	"static in use, a file cannot be read": {
 		arrange: func(t *testing.T, b *box) {
 			b.makeForeign(addressA0)
 			b.makeForeign(addressA4)
@@ -108,33 +108,33 @@ var surveyTests = map[string]struct {
 			mustPrepare(t, m, newClaim("u1", staticA0))
 			write(t, m.store.Path("u2"), "{")
 		},
-		want: []string{"journal.Static " + pciA + " 19@0:1 MIG-8", "occupied " + pciA + " 19@4:1"},
+		want: []string{"static " + pciA + " 19@0:1 MIG-8", "occupied " + pciA + " 19@4:1"},
 		says: []string{"claims/u2.json"},
 	},
-	"journal.Static gone": {
+	"static gone": {
 		arrange: func(t *testing.T, b *box) {
 			b.makeForeign(addressA0)
 			mustPrepare(t, b.manager(), newClaim("u1", staticA0))
 			b.removeForeign(addressA0)
 		},
-		want: []string{"journal.Static " + pciA + " 19@0:1 MIG-8 gone"},
+		want: []string{"static " + pciA + " 19@0:1 MIG-8 gone"},
 	},
-	"journal.Static replaced": {
+	"static replaced": {
 		arrange: func(t *testing.T, b *box) {
 			b.makeForeign(addressA0)
 			mustPrepare(t, b.manager(), newClaim("u1", staticA0))
 			b.removeForeign(addressA0)
 			b.makeForeign(addressA0)
 		},
-		want: []string{"journal.Static " + pciA + " 19@0:1 MIG-10", "journal.Static " + pciA + " 19@0:1 MIG-8 gone"},
+		want: []string{"static " + pciA + " 19@0:1 MIG-10", "static " + pciA + " 19@0:1 MIG-8 gone"},
 	},
-	"journal.Static of an earlier boot": {
+	"static of an earlier boot": {
 		arrange: func(t *testing.T, b *box) {
 			b.makeForeign(addressA0)
 			mustPrepare(t, b.manager(), newClaim("u1", staticA0))
 			b.boot("boot-2")
 		},
-		want: []string{"journal.Static " + pciA + " 19@0:1 MIG-10"},
+		want: []string{"static " + pciA + " 19@0:1 MIG-10"},
 	},
 	"quarantine of an earlier boot": {
 		arrange: func(t *testing.T, b *box) {
@@ -145,7 +145,7 @@ var surveyTests = map[string]struct {
 			}
 			write(t, filepath.Join(folder, "u1.json"), "{")
 		},
-		want: []string{"journal.Static " + pciA + " 19@0:1 MIG-8"},
+		want: []string{"static " + pciA + " 19@0:1 MIG-8"},
 	},
 	"abandoned": {
 		arrange: func(t *testing.T, b *box) { b.kill(t, "create instance", "u1", sliceA0, sliceA4) },
@@ -281,7 +281,7 @@ func TestSurveyOfBusyGPU(t *testing.T) {
 	}
 	b.removeForeign(addressA0)
 	b.makeForeign(addressB0)
-	want := append(before, "journal.Static "+pciB+" 19@0:1 MIG-10")
+	want := append(before, "static "+pciB+" 19@0:1 MIG-10")
 	if diff := cmp.Diff(want, findings(m.Survey(t.Context()))); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}

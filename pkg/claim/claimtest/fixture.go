@@ -174,3 +174,13 @@ func Admin(claim *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
 	}
 	return claim
 }
+
+// WantError fails the test unless the error contains all these texts.
+func WantError(t testing.TB, err error, want ...string) {
+	t.Helper()
+	for _, text := range want {
+		if err == nil || !strings.Contains(err.Error(), text) {
+			t.Errorf("got error %v, want %q", err, text)
+		}
+	}
+}

@@ -38,9 +38,10 @@ func (s *Store) enterBoot(ctx context.Context) error {
 	}
 	err = s.files.Replace(path, []byte(s.boot+"\n"), recordMode)
 	if NoSpace(err) {
-		// The next start does it. A release must work on a full disk.
+		// The next start does it. A release must work on a full disk. With the note of
+		// an earlier boot the next start would set aside what this boot damages.
 		klog.FromContext(ctx).Error(err, "The boot is not noted in the journal", "path", path)
-		return nil
+		return s.files.Remove(path)
 	}
 	return err
 }

@@ -5,6 +5,7 @@ package journal
 
 import (
 	"bytes"
+	"encoding/json"
 	"regexp"
 	"slices"
 )
@@ -21,21 +22,23 @@ type scope struct {
 
 var (
 	addressField = regexp.MustCompile(`"pciAddress":\s*"([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"`)
+	nameField    = regexp.MustCompile(`"device":`)
 	deviceField  = regexp.MustCompile(`"pool":`)
 	typeField    = regexp.MustCompile(`"type":\s*"(gpu|mig|mig-static|mps|timeslice)"`)
-	sessionField = regexp.MustCompile(`"session":\s*"([a-z0-9-]+)"`)
+	sessionField = regexp.MustCompile(`"(?:session|id)":\s*"([a-z0-9-]+)"`)
 	profileField = regexp.MustCompile(`"profileID":`)
 )
 
 // salvage finds out which GPUs a damaged record, or one of another version, may be
 // about, so that it stands in the way of nothing else. It is believed only where every
-// device in the file has a readable type and address and the file has its end.
+// device in the file, those of sessions included, has a readable type and address and
+// the file has its end. Save indents, so that only the last bracket starts a line.
 func salvage(data []byte) scope {
-	whole := bytes.HasSuffix(bytes.TrimSpace(data), []byte("}"))
+	whole := json.Valid(data) || bytes.HasSuffix(bytes.TrimSpace(data), []byte("\n}"))
 	devices := len(deviceField.FindAllIndex(data, -1))
 	types := len(typeField.FindAllIndex(data, -1))
 	addresses := addressField.FindAllSubmatch(data, -1)
-	if !whole || devices == 0 || types != devices || len(addresses) < devices {
+	if !whole || devices == 0 || types != devices || len(addresses) != len(nameField.FindAllIndex(data, -1)) {
 		return scope{}
 	}
 	found := scope{known: true}

@@ -13,7 +13,14 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/partage-dev/partage/pkg/claim/claimtest"
 	"github.com/partage-dev/partage/pkg/gpu"
+)
+
+const (
+	pciA = claimtest.PCIA
+	pciB = claimtest.PCIB
+	pciC = claimtest.PCIC
 )
 
 // twoProcesses share a folder of locks: file locks belong to an open file, so
@@ -80,10 +87,13 @@ func testLocksWait(t *testing.T) {
 		start := time.Now()
 		_, err := l.GPUs(ctx, []string{pciB})
 		cancel()
-		if !errors.Is(err, context.DeadlineExceeded) || time.Since(start) > time.Second {
+		if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, ErrBusy) || time.Since(start) > time.Second {
 			t.Errorf("%s: after %s: got %v", name, time.Since(start), err)
 		}
-		wantError(t, err, "GPU "+pciB+" is busy with another claim")
+		claimtest.WantError(t, err, "GPU "+pciB+" is busy with another claim")
+		if elsewhere := l == b; errors.Is(err, ErrElsewhere) != elsewhere || l.GPUElsewhere(pciB) != elsewhere {
+			t.Errorf("%s: held by another process: got %v (%v), want %v", name, errors.Is(err, ErrElsewhere), err, elsewhere)
+		}
 		// Another GPU is free.
 		free, err := l.GPUs(t.Context(), []string{pciC})
 		if err != nil {
@@ -104,7 +114,8 @@ func testLocksWait(t *testing.T) {
 	all()
 }
 
-// Who waits for a GPU that is held up does not hold up those who want another.
+// TestLocksWaitHoldingNothing shows that a caller that waits for a busy GPU does not
+// delay those that want another one.
 func TestLocksWaitHoldingNothing(t *testing.T) {
 	for name, other := range map[string]bool{"same process": false, "other process": true} {
 		t.Run(name, func(t *testing.T) {
@@ -141,8 +152,9 @@ func TestLocksWaitHoldingNothing(t *testing.T) {
 	}
 }
 
-// A call that does not return keeps its GPU from everybody, and only that.
-func TestLocksStuck(t *testing.T) {
+// TestHungCallKeepsItsGPU shows that a call that does not return keeps its GPU from
+// everybody, and no other GPU.
+func TestHungCallKeepsItsGPU(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, b := twoProcesses(t)
 		release, err := a.GPUs(t.Context(), []string{pciA, pciB})
@@ -156,14 +168,14 @@ func TestLocksStuck(t *testing.T) {
 		}()
 		synctest.Wait()
 		done := make(chan struct{})
-		a.stuck(pciB, &gpu.HungError{Call: "nvmlSomething", PCIAddress: pciB, Done: done})
+		_ = a.Watch(pciB, &gpu.HungError{Call: "nvmlSomething", PCIAddress: pciB, Done: done})
 		var call *gpu.HungError
 		if err := <-waiting; !errors.As(err, &call) {
-			t.Errorf("who waited: got %v", err)
+			t.Errorf("waiter: got %v", err)
 		}
 		for range 2 { // while the lock is held, and when its holder has left
 			_, err := a.GPUs(t.Context(), []string{pciB})
-			wantError(t, err, "GPU "+pciB+" is not used", "nvmlSomething")
+			claimtest.WantError(t, err, "GPU "+pciB+" is not used", "nvmlSomething")
 			if _, err := a.TryGPU(pciB); !errors.As(err, &call) {
 				t.Errorf("try: got %v", err)
 			}
@@ -216,15 +228,8 @@ func TestTryClaim(t *testing.T) {
 	got()
 }
 
-func TestInOrder(t *testing.T) {
-	got := inOrder([]string{"10000:01:00.0", pciB, pciA, pciB})
-	if len(got) != 3 || got[0] != pciA || got[1] != pciB || got[2] != "10000:01:00.0" {
-		t.Errorf("got %v", got)
-	}
-}
-
-// TestLockOfSeveralCalls: what only looks at a GPU takes no lock, so that more than
-// one call may be out. The lock is free when the last has returned.
+// TestLockOfSeveralCalls shows that more than one call may be out, because what only
+// looks at a GPU takes no lock. The lock is free when the last has returned.
 func TestLockOfSeveralCalls(t *testing.T) {
 	l, other := twoProcesses(t)
 	release, err := l.GPUs(t.Context(), []string{pciA})
@@ -232,8 +237,8 @@ func TestLockOfSeveralCalls(t *testing.T) {
 		t.Fatal(err)
 	}
 	create, discover := make(chan struct{}), make(chan struct{})
-	l.stuck(pciA, &gpu.HungError{Call: "create", Done: create})
-	l.stuck(pciA, &gpu.HungError{Call: "discover", Done: discover})
+	_ = l.Watch(pciA, &gpu.HungError{Call: "create", Done: create})
+	_ = l.Watch(pciA, &gpu.HungError{Call: "discover", Done: discover})
 	release()
 	close(discover)
 	if got, err := other.TryGPU(pciA); got != nil || err != nil {
@@ -247,7 +252,7 @@ func TestLockOfSeveralCalls(t *testing.T) {
 	got()
 }
 
-// TestCallThatReturnedMeanwhile keeps nobody from a GPU.
+// TestCallThatReturnedMeanwhile shows that such a call keeps nobody from its GPU.
 func TestCallThatReturnedMeanwhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, _ := twoProcesses(t)
@@ -266,7 +271,7 @@ func TestCallThatReturnedMeanwhile(t *testing.T) {
 		synctest.Wait()
 		done := make(chan struct{})
 		close(done)
-		l.stuck(pciA, &gpu.HungError{Call: "create", Done: done})
+		_ = l.Watch(pciA, &gpu.HungError{Call: "create", Done: done})
 		release()
 		if err := <-waiter; err != nil {
 			t.Error(err)

@@ -52,7 +52,7 @@ type earlierRecord struct {
 // claim stays prepared, an unfinished one is cleaned up.
 func TestUpgradeOfJournal(t *testing.T) {
 	t.Parallel()
-	files, err := filepath.Glob("../../../pkg/claim/testdata/journal/*.json")
+	files, err := filepath.Glob("../../../pkg/claim/journal/testdata/formats/*.json")
 	if err != nil {
 		t.Fatal(err)
 	}

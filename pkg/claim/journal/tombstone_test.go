@@ -1,0 +1,109 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package journal
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+func mustBury(t *testing.T, s *Store, uid types.UID, arrived time.Duration) {
+	t.Helper()
+	if err := s.Bury(uid, arrived); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func wantReleased(t *testing.T, s *Store, uid types.UID, since time.Duration, want bool) {
+	t.Helper()
+	if got, err := s.Released(uid, since); err != nil || got != want {
+		t.Errorf("claim %s released after %s: got %v, want %v (%v)", uid, since, got, want, err)
+	}
+}
+
+// TestTombstone shows which calls come too late, on any disk.
+func TestTombstone(t *testing.T) {
+	for name, files := range map[string]Files{"disk": OS{}, "full disk": &fullDisk{parts: []string{"/released/"}}} {
+		t.Run(name, func(t *testing.T) {
+			s := mustOpen(t, t.TempDir(), "boot-1", files)
+			wantReleased(t, s, "u1", 0, false)
+			mustBury(t, s, "u1", 20)
+			mustBury(t, s, "u1", 15) // it was on its way for longer
+			wantReleased(t, s, "u1", 19, true)
+			wantReleased(t, s, "u1", 20, false)
+			wantReleased(t, s, "u2", 0, false)
+			mustBury(t, s, "u1", 30)
+			wantReleased(t, s, "u1", 29, true)
+			wantReleased(t, s, "u1", 30, false)
+		})
+	}
+}
+
+// TestTombstoneOfOtherProcess shows that processes know each other's, those of this boot.
+func TestTombstoneOfOtherProcess(t *testing.T) {
+	dir := t.TempDir()
+	mustBury(t, mustOpen(t, dir, "boot-1", OS{}), "u1", 20)
+	wantReleased(t, mustOpen(t, dir, "boot-1", OS{}), "u1", 10, true)
+	wantReleased(t, mustOpen(t, dir, "boot-2", OS{}), "u1", 10, false)
+}
+
+// TestTombstoneOnceThereIsSpace shows that a later release is written down, and that an
+// earlier one on the disk does not hide the one in memory.
+func TestTombstoneOnceThereIsSpace(t *testing.T) {
+	dir, files := t.TempDir(), &fullDisk{}
+	s := mustOpen(t, dir, "boot-1", files)
+	mustBury(t, s, "u1", 10)
+	files.parts = []string{"/released/"}
+	mustBury(t, s, "u1", 20)
+	wantReleased(t, s, "u1", 15, true)
+	files.parts = nil
+	mustBury(t, s, "u1", 30)
+	wantReleased(t, mustOpen(t, dir, "boot-1", OS{}), "u1", 25, true)
+}
+
+// TestSweepTombstones removes those that no call can be older than.
+func TestSweepTombstones(t *testing.T) {
+	dir, files := t.TempDir(), &fullDisk{}
+	s := mustOpen(t, dir, "boot-1", files)
+	mustBury(t, s, "old", 0)
+	mustBury(t, s, "busy", 0)
+	mustBury(t, s, "young", 1)
+	if err := os.WriteFile(filepath.Join(dir, "released", "cut-off"), []byte("cut of"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	files.parts = []string{"/released/"}
+	mustBury(t, s, "unwritten-old", 0)
+	mustBury(t, s, "unwritten-young", 1)
+	taken := map[types.UID]int{}
+	tryClaim := func(uid types.UID) (func(), error) {
+		if uid == "busy" {
+			return nil, nil
+		}
+		taken[uid]++
+		return func() { taken[uid]-- }, nil
+	}
+	if err := s.SweepTombstones(tombstoneLife, tryClaim); err != nil {
+		t.Fatal(err)
+	}
+	for uid, want := range map[types.UID]bool{
+		"old": false, "busy": true, "young": true, "cut-off": false, "unwritten-old": false, "unwritten-young": true,
+	} {
+		stone, err := s.tombstones.read(uid)
+		if err != nil || (stone != nil) != want {
+			t.Errorf("%s: left %v, want %v (%v)", uid, stone != nil, want, err)
+		}
+	}
+	for uid, n := range taken {
+		if n != 0 {
+			t.Errorf("the lock of claim %s is not released", uid)
+		}
+	}
+	if len(taken) == 0 {
+		t.Error("no lock was taken")
+	}
+}
