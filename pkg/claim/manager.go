@@ -153,7 +153,7 @@ func NewManager(ctx context.Context, o Options) (*Manager, error) {
 		CDI:        o.CDI, Roots: e.roots, Hook: o.Hook,
 		Limits: step.SoftLimits{Dir: filepath.Join(o.DataDir, "limits"), Library: o.Interposer, Files: o.limitFiles},
 	}
-	surveyor := survey.New(e.store, e.locks, e.kit, e.clock)
+	surveyor := survey.New(e.store, e.locks, e.kit, e.clock, e.failing.last)
 	return &Manager{
 		engine: e, driver: o.DriverName, pool: o.PoolName, surveyor: surveyor,
 		reconciler: &reconciler{

@@ -35,45 +35,61 @@ var lasting = []error{
 // Reconcile as well.
 const maxFailing = time.Minute
 
-// failures remembers since when the release of claims has failed.
+// failures remembers the releases of claims that have failed.
 type failures struct {
 	mu    sync.Mutex
-	since map[types.UID]time.Duration
+	known map[types.UID]failure
 }
 
-func (f *failures) duration(uid types.UID, now time.Duration) time.Duration {
+type failure struct {
+	since time.Duration
+	last  error
+}
+
+// note returns for how long the release of a claim has failed.
+func (f *failures) note(uid types.UID, err error, now time.Duration) time.Duration {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.since == nil {
-		f.since = map[types.UID]time.Duration{}
+	if f.known == nil {
+		f.known = map[types.UID]failure{}
 	}
-	if _, known := f.since[uid]; !known {
-		f.since[uid] = now
+	one, known := f.known[uid]
+	if !known {
+		one.since = now
 	}
-	return now - f.since[uid]
+	one.last = err
+	f.known[uid] = one
+	return now - one.since
+}
+
+// last returns why the release of a claim has failed, or nil.
+func (f *failures) last(uid types.UID) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.known[uid].last
 }
 
 func (f *failures) forget(uid types.UID) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	delete(f.since, uid)
+	delete(f.known, uid)
 }
 
 // retain forgets all other claims.
 func (f *failures) retain(uids []types.UID) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for uid := range f.since {
+	for uid := range f.known {
 		if !slices.Contains(uids, uid) {
-			delete(f.since, uid)
+			delete(f.known, uid)
 		}
 	}
 }
 
 // pendingOr joins the errors of a release, and marks the result if it has to wait.
 func (e *engine) pendingOr(claim Ref, errs []error) error {
-	failing := e.failing.duration(claim.UID, e.clock())
 	err := errors.Join(errs...)
+	failing := e.failing.note(claim.UID, err, e.clock())
 	if failing < maxFailing && slices.ContainsFunc(errs, func(err error) bool { return !isLasting(err) }) {
 		return err
 	}

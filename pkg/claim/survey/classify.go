@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/partage-dev/partage/pkg/claim/journal"
 	"github.com/partage-dev/partage/pkg/device"
@@ -36,7 +37,7 @@ func (v *view) classify(pciAddress string, facts *gpu.GPU, state gpu.MIGState) f
 			f.statics = append(f.statics, static(d, true))
 		case d.Type == journal.Static || !v.abandoned[d.Record.Claim.UID]:
 		case d.Partition == nil || there:
-			f.conditions = append(f.conditions, pending(d, "and this is not done yet"))
+			f.conditions = append(f.conditions, pending(d, "and this is not done yet"+v.because(d)))
 		}
 	}
 	return f
@@ -119,6 +120,17 @@ func (v *view) degraded(pciAddress string, latest findings, err error) findings 
 		}
 	}
 	return f
+}
+
+// because is the reason for which the release of a claim has failed, for messages.
+func (v *view) because(d journal.Held) string {
+	if v.reason == nil {
+		return ""
+	}
+	if err := v.reason(d.Record.Claim.UID); err != nil {
+		return ": " + strings.ReplaceAll(err.Error(), "\n", "; ")
+	}
+	return ""
 }
 
 // pending keeps a place from being allocated until what a claim had there is gone.

@@ -40,7 +40,8 @@ type Surveyor struct {
 	locks *lock.Locks
 	kit   *step.Kit
 	// clock is the time since the machine started.
-	clock func() time.Duration
+	clock   func() time.Duration
+	pending func(types.UID) error
 
 	mu sync.Mutex
 	// latest are the findings by PCI address.
@@ -53,10 +54,11 @@ type Surveyor struct {
 	journalProblem logchange.Problem
 }
 
-// New makes a surveyor. The clock is the time since the machine started.
-func New(store *journal.Store, locks *lock.Locks, kit *step.Kit, clock func() time.Duration) *Surveyor {
+// New makes a surveyor. The clock is the time since the machine started, and pending says
+// why the release of a claim has failed, or nil.
+func New(store *journal.Store, locks *lock.Locks, kit *step.Kit, clock func() time.Duration, pending func(types.UID) error) *Surveyor {
 	return &Surveyor{
-		store: store, locks: locks, kit: kit, clock: clock, latest: map[string]findings{},
+		store: store, locks: locks, kit: kit, clock: clock, pending: pending, latest: map[string]findings{},
 		elsewhere: stopwatches{}, busy: stopwatches{}, silent: stopwatches{},
 	}
 }
@@ -264,6 +266,8 @@ type view struct {
 	// abandoned are the claims that are not prepared and that no call is at
 	// work on.
 	abandoned map[types.UID]bool
+	// reason is why the release of a claim has failed, or nil.
+	reason func(types.UID) error
 }
 
 func (s *Surveyor) readJournal() (*view, error) {
@@ -271,7 +275,7 @@ func (s *Surveyor) readJournal() (*view, error) {
 	if err != nil {
 		return nil, err
 	}
-	v := &view{snapshot: snapshot, abandoned: map[types.UID]bool{}}
+	v := &view{snapshot: snapshot, abandoned: map[types.UID]bool{}, reason: s.pending}
 	for _, r := range snapshot.Records {
 		if r.State == journal.Prepared {
 			continue

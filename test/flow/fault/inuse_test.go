@@ -53,12 +53,13 @@ func (r *faultRig) whoHoldsIt(t *testing.T) map[string]int {
 		t.Fatal(err)
 	}
 	counts := r.countCalls(t, func() {
-		for named := false; !named; {
-			err := r.p.TryUnprepare(t.Context(), claim, harness.ShortTimeout)
-			if err == nil {
-				t.Fatal("a partition was removed that a process holds")
-			}
-			named = strings.Contains(err.Error(), fmt.Sprintf("process %d", trainer))
+		// The pod ends, and the log says who keeps the partition.
+		if err := r.p.TryUnprepare(t.Context(), claim, harness.KubeletTimeout); err != nil {
+			t.Fatal(err)
+		}
+		r.p.WantLog(t, fmt.Sprintf("process %d", trainer))
+		if err := l.checkPending(claim.GetUid()); err != nil {
+			t.Fatal(err)
 		}
 	})
 	if err := errors.Join(end(), l.cleanUp(t.Context(), claim)); err != nil {
@@ -130,9 +131,8 @@ func (l *lane) runInUse(ctx context.Context, c faultCase) error {
 	return errors.Join(errs...)
 }
 
-// checkInUse fails unless the error names the process that holds the partition, or the call
-// that failed to find it. If the answer was that there is no GPU, the call succeeds and
-// the driver retries by itself.
+// checkInUse fails unless the call has succeeded and the driver retries by itself, or the
+// error names the process that holds the partition, or the call that failed to find it.
 func (l *lane) checkInUse(c faultCase, claim *drapb.Claim, err error) error {
 	m, readErr := l.n.State.Snapshot()
 	if readErr != nil {
