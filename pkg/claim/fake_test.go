@@ -132,7 +132,7 @@ func (b *box) manager() *Manager {
 func (b *box) bareManager() *Manager {
 	b.t.Helper()
 	m, err := NewManager(b.t.Context(), Options{
-		DriverName: driverName, PoolName: poolName, DataDir: b.dataDir(), Roots: b.roots(), Partitions: b, Sharing: b, CDI: b,
+		DriverName: driverName, PoolName: poolName, DataDir: b.dataDir(), Roots: b.roots(), Partitions: partition.New(b), Sharing: b, CDI: b,
 		Hook: "/data/mps-hook", Interposer: "/opt/limits/libvgpu.so", Cluster: b, Events: b,
 		files: boxFiles{b}, limitFiles: boxLimits{b}, clock: b.clock,
 	})
