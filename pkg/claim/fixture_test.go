@@ -56,7 +56,6 @@ var (
 	newClaim      = claimtest.Claim
 	configure     = claimtest.Configure
 	admin         = claimtest.Admin
-	result        = claimtest.Result
 )
 
 // runInBubble runs a test whose waiting takes no time.
