@@ -166,6 +166,9 @@ helm-check: $(HELM) ## Check the chart: lint, golden files, refusals
 bench: build ## Measure Prepare and Unprepare, without and with simulated latency of the hardware
 	go test -run '^$$' -bench . -benchtime 3s ./test/flow/bench
 
+# Without cmd/kube, whose 50 lines import all of Kubernetes: analysing that takes minutes.
+LINT_CLUSTER := ./cmd/cluster ./cmd/pause ./integration ./internal/...
+
 .PHONY: lint
 lint: $(LINT) gpusim ## Check formatting and code of all modules
 	$(call say,gofmt)
@@ -173,7 +176,7 @@ lint: $(LINT) gpusim ## Check formatting and code of all modules
 	$(call say,golangci-lint and go vet)
 	go vet -tags e2e ./...
 	$(LINT) run --allow-serial-runners ./...
-	cd test/cluster && CGO_ENABLED=0 go vet -tags cluster ./... && CGO_ENABLED=0 $(CURDIR)/$(LINT) run --allow-serial-runners --config $(CURDIR)/.golangci.yaml ./...
+	cd test/cluster && CGO_ENABLED=0 go vet -tags cluster $(LINT_CLUSTER) && CGO_ENABLED=0 $(CURDIR)/$(LINT) run --allow-serial-runners --config $(CURDIR)/.golangci.yaml $(LINT_CLUSTER)
 
 $(LINT): test/tools/go.mod test/tools/go.sum
 	$(call say,building golangci-lint (once))
@@ -182,10 +185,11 @@ $(LINT): test/tools/go.mod test/tools/go.sum
 ##@ Maintain
 
 # Golden files are written by tests that have "*update" in their file, in packages with a
-# flag -update. Only these tests run. ./test/cluster is a module of its own.
+# flag -update. Only these tests run: those of the simulator and of test/flow first, since
+# they write what the tests of pkg/device read. ./test/cluster is a module of its own.
 .PHONY: golden
 golden: build $(HELM) ## Rewrite all golden files from what the code does now; look at the diff
-	$(call update-golden,cmd pkg test/gpusim test/flow)
+	$(call update-golden,test/gpusim test/flow pkg)
 	cd test/cluster && export CGO_ENABLED=0; $(call update-golden,internal)
 	HELM=$(CURDIR)/$(HELM) deployments/helm/check -update
 

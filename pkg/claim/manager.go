@@ -103,10 +103,7 @@ type Manager struct {
 	*engine
 	driver, pool string
 	surveyor     *survey.Surveyor
-	orphans      orphans
-	specs        checkedSpecs
-	cluster      Cluster
-	orphanGrace  time.Duration
+	reconciler   *reconciler
 }
 
 // engine is what all work on claims needs.
@@ -156,10 +153,13 @@ func NewManager(ctx context.Context, o Options) (*Manager, error) {
 		CDI:        o.CDI, Roots: e.roots, Hook: o.Hook,
 		Limits: step.SoftLimits{Dir: filepath.Join(o.DataDir, "limits"), Library: o.Interposer, Files: o.limitFiles},
 	}
+	surveyor := survey.New(e.store, e.locks, e.kit, e.clock)
 	return &Manager{
-		engine: e, driver: o.DriverName, pool: o.PoolName,
-		surveyor: survey.New(e.store, e.locks, e.kit, e.clock),
-		cluster:  o.Cluster, orphanGrace: cmp.Or(o.OrphanGrace, DefaultOrphanGrace),
+		engine: e, driver: o.DriverName, pool: o.PoolName, surveyor: surveyor,
+		reconciler: &reconciler{
+			engine: e, driver: o.DriverName, pool: o.PoolName, surveyor: surveyor,
+			cluster: o.Cluster, orphanGrace: cmp.Or(o.OrphanGrace, DefaultOrphanGrace),
+		},
 	}, nil
 }
 

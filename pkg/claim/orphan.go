@@ -73,24 +73,24 @@ const (
 
 // fateOf asks the API server about a prepared claim. It is called without any lock, since
 // that may take its time; a claim that is gone stays gone.
-func (m *Manager) fateOf(ctx context.Context, uid types.UID) (fate, error) {
-	if m.cluster == nil {
+func (c *reconciler) fateOf(ctx context.Context, uid types.UID) (fate, error) {
+	if c.cluster == nil {
 		return wanted, nil
 	}
-	r, err := m.store.Read(uid)
+	r, err := c.store.Read(uid)
 	if err != nil || r == nil || r.State != journal.Prepared {
 		return wanted, nil //nolint:nilerr // reconcile loads it and finds the same
 	}
-	claim, err := m.cluster.Claim(ctx, r.Claim)
+	claim, err := c.cluster.Claim(ctx, r.Claim)
 	if err != nil {
 		return wanted, err
 	}
-	allocated := claim != nil && m.isAllocated(claim, r)
-	orphan := m.orphans.note(uid, !allocated, m.clock())
+	allocated := claim != nil && c.isAllocated(claim, r)
+	orphan := c.orphans.note(uid, !allocated, c.clock())
 	switch {
 	case allocated:
 		return wanted, nil
-	case claim == nil && r.BootID != m.store.Boot(), orphan >= m.orphanGrace:
+	case claim == nil && r.BootID != c.store.Boot(), orphan >= c.orphanGrace:
 		return orphaned, nil
 	}
 	return leaving, nil
@@ -98,12 +98,12 @@ func (m *Manager) fateOf(ctx context.Context, uid types.UID) (fate, error) {
 
 // isAllocated reports whether the claim still has a device of the record: the kubelet may
 // have lost its state and never release a claim that was deallocated meanwhile.
-func (m *Manager) isAllocated(claim *resourceapi.ResourceClaim, r *journal.Record) bool {
+func (c *reconciler) isAllocated(claim *resourceapi.ResourceClaim, r *journal.Record) bool {
 	if claim.Status.Allocation == nil {
 		return false
 	}
 	return slices.ContainsFunc(claim.Status.Allocation.Devices.Results, func(result resourceapi.DeviceRequestAllocationResult) bool {
-		return result.Driver == m.driver && result.Pool == m.pool && slices.ContainsFunc(r.Devices, func(d journal.Device) bool {
+		return result.Driver == c.driver && result.Pool == c.pool && slices.ContainsFunc(r.Devices, func(d journal.Device) bool {
 			return d.Device == result.Device && ptr.Equal(d.ShareID, result.ShareID)
 		})
 	})
@@ -111,59 +111,59 @@ func (m *Manager) isAllocated(claim *resourceapi.ResourceClaim, r *journal.Recor
 
 // releaseOrphan releases a prepared claim that does not have its devices any more, unless
 // processes use them. The caller holds the claim's lock.
-func (m *Manager) releaseOrphan(ctx context.Context, r *journal.Record) error {
-	if r.BootID == m.store.Boot() {
-		if err := m.disownOrphan(ctx, r); err != nil {
+func (c *reconciler) releaseOrphan(ctx context.Context, r *journal.Record) error {
+	if r.BootID == c.store.Boot() {
+		if err := c.disownOrphan(ctx, r); err != nil {
 			return err
 		}
 	}
 	klog.FromContext(ctx).Info("Releasing a claim that does not have its devices any more", "claim", r.Claim)
-	err := m.release(ctx, r)
+	err := c.release(ctx, r)
 	if err == nil || errors.Is(err, errPending) {
-		m.events.once(ctx, r.Claim, ReasonOrphanReleased, "", "The claim "+r.Claim.String()+
+		c.events.once(ctx, r.Claim, ReasonOrphanReleased, "", "The claim "+r.Claim.String()+
 			" does not exist any more, or is not allocated here, so its devices were released without the kubelet.")
 	}
-	return errors.Join(err, m.store.Bury(r.Claim.UID, m.clock()))
+	return errors.Join(err, c.store.Bury(r.Claim.UID, c.clock()))
 }
 
 // disownOrphan writes down that a claim is being released, unless processes use its
 // devices. Both is done under the locks of its GPUs: of the last two on a device each
 // would otherwise take the other for the one that keeps it, also in another process.
-func (m *Manager) disownOrphan(ctx context.Context, r *journal.Record) error {
+func (c *reconciler) disownOrphan(ctx context.Context, r *journal.Record) error {
 	var gpus []string
 	for i := range r.Devices {
 		if d := &r.Devices[i]; !d.Admin {
 			gpus = append(gpus, d.PCIAddress)
 		}
 	}
-	unlock, err := m.lockSoon(ctx, gpu.SortPCIAddresses(gpus))
+	unlock, err := c.lockSoon(ctx, gpu.SortPCIAddresses(gpus))
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	pids, err := m.users(ctx, r)
+	pids, err := c.users(ctx, r)
 	if err != nil {
 		return fmt.Errorf("it does not have its devices any more and is kept, because their users are not known: %w", err)
 	}
 	if len(pids) > 0 {
 		err := fmt.Errorf("it does not have its devices any more and is kept, because processes use them: %v", pids)
-		m.events.once(ctx, r.Claim, ReasonOrphanInUse, "", "The claim "+r.Claim.String()+": "+err.Error())
+		c.events.once(ctx, r.Claim, ReasonOrphanInUse, "", "The claim "+r.Claim.String()+": "+err.Error())
 		return err
 	}
 	r.State = journal.Unpreparing
-	return m.store.Save(r)
+	return c.store.Save(r)
 }
 
 // users lists the processes on the devices of a claim. Nothing but this keeps a
 // whole GPU, or a partition that somebody else made, from being given away under a
 // running container.
-func (m *Manager) users(ctx context.Context, r *journal.Record) ([]int, error) {
-	snapshot, err := m.store.Snapshot()
+func (c *reconciler) users(ctx context.Context, r *journal.Record) ([]int, error) {
+	snapshot, err := c.store.Snapshot()
 	if err != nil {
 		return nil, err
 	}
 	holders := snapshot.Others(r.Claim.UID).Holders()
-	servers, err := m.servers(ctx, r)
+	servers, err := c.servers(ctx, r)
 	if err != nil {
 		return nil, err
 	}
@@ -177,7 +177,7 @@ func (m *Manager) users(ctx context.Context, r *journal.Record) ([]int, error) {
 		}
 		processes, known := byGPU[d.PCIAddress]
 		if !known {
-			if processes, err = m.processes(ctx, d.PCIAddress); err != nil {
+			if processes, err = c.processes(ctx, d.PCIAddress); err != nil {
 				return nil, fmt.Errorf("device %s: %w", d.Device, err)
 			}
 			byGPU[d.PCIAddress] = processes
@@ -194,11 +194,11 @@ func (m *Manager) users(ctx context.Context, r *journal.Record) ([]int, error) {
 
 // servers lists the processes that hold a claim's devices on behalf of MPS clients. They
 // are no users.
-func (m *Manager) servers(ctx context.Context, r *journal.Record) ([]int, error) {
+func (c *reconciler) servers(ctx context.Context, r *journal.Record) ([]int, error) {
 	if len(r.Sessions) == 0 {
 		return nil, nil
 	}
-	sessions, err := m.kit.Sessions(ctx)
+	sessions, err := c.kit.Sessions(ctx)
 	if errors.Is(err, sharing.ErrNoSupervisor) {
 		// What still holds the device then counts as a user.
 		return nil, nil
@@ -213,22 +213,22 @@ func (m *Manager) servers(ctx context.Context, r *journal.Record) ([]int, error)
 	return pids, nil
 }
 
-func (m *Manager) processes(ctx context.Context, pciAddress string) ([]gpu.Process, error) {
-	processes, err := m.partitions.Processes(ctx, pciAddress)
+func (c *reconciler) processes(ctx context.Context, pciAddress string) ([]gpu.Process, error) {
+	processes, err := c.partitions.Processes(ctx, pciAddress)
 	if errors.Is(err, gpu.ErrNotSupported) {
 		// The kernel knows who has the GPU open, whatever the driver can list.
-		return m.openers(pciAddress)
+		return c.openers(pciAddress)
 	}
 	return processes, err
 }
 
 // openers lists the processes that have the device node of a GPU open.
-func (m *Manager) openers(pciAddress string) ([]gpu.Process, error) {
-	minor, err := m.roots.GPUMinor(pciAddress)
+func (c *reconciler) openers(pciAddress string) ([]gpu.Process, error) {
+	minor, err := c.roots.GPUMinor(pciAddress)
 	if err != nil {
 		return nil, err
 	}
-	pids, err := m.roots.Openers(fmt.Sprintf("/dev/nvidia%d", minor))
+	pids, err := c.roots.Openers(fmt.Sprintf("/dev/nvidia%d", minor))
 	if err != nil {
 		return nil, err
 	}

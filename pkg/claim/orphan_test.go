@@ -170,7 +170,7 @@ func TestOrphanOfEarlierBoot(t *testing.T) {
 func TestNoCluster(t *testing.T) {
 	b := newBox(t)
 	m := b.manager()
-	m.cluster = nil
+	m.reconciler.cluster = nil
 	mustPrepare(t, m, newClaim("u1", sliceA0))
 	before := b.state()
 	b.deleteClaim("u1")

@@ -143,81 +143,6 @@ func (p *preparation) run(ctx context.Context) (*journal.Record, error) {
 	return p.record(), nil
 }
 
-// resume finds out what an earlier call has left. A preparation of other devices is
-// undone first.
-func (p *preparation) resume(ctx context.Context) error {
-	want := p.plan.Record
-	r, err := p.load(ctx, want.Claim.UID)
-	var corrupt *CorruptError
-	if err != nil && !errors.As(err, &corrupt) {
-		return err
-	}
-	quarantined, err := p.store.Quarantined(want.Claim.UID)
-	if err != nil {
-		return err
-	}
-	// What the damaged record said follows from the allocation as well.
-	p.doubtful = len(quarantined) > 0
-	switch {
-	case r == nil:
-		return nil
-	case r.BootID != want.BootID:
-		if r.State == journal.Prepared && r.Clone().Arrange(want) {
-			// It gets its shares again, whatever the policy says by now.
-			p.plan.MaxShares = nil
-		}
-		return nil
-	case r.State == journal.Prepared && r.Arrange(want):
-		p.earlier = r.Clone()
-		p.begin(r)
-		return nil
-	case r.State == journal.Preparing && r.PartOf(want) && !split(step.Groups(want), r):
-		p.begin(r)
-		return nil
-	}
-	if r.State != journal.Unpreparing {
-		klog.FromContext(ctx).Info("The claim was prepared for other devices, they are released first")
-	}
-	if err := p.release(ctx, r); err != nil {
-		return fmt.Errorf("release what the claim had before: %w", err)
-	}
-	return nil
-}
-
-// begin goes on with what an earlier attempt has written down.
-func (p *preparation) begin(earlier *journal.Record) {
-	p.start = p.plan.Record.Clone()
-	p.start.Resume(earlier)
-	for i := range earlier.Devices {
-		p.known = append(p.known, earlier.Devices[i].Key())
-	}
-}
-
-// split reports whether a record has some of a group's devices and not all.
-func split(groups []step.Group, r *journal.Record) bool {
-	return slices.ContainsFunc(groups, func(g step.Group) bool {
-		found := 0
-		for i := range g.Part.Devices {
-			if r.Device(g.Part.Devices[i].Key()) != nil {
-				found++
-			}
-		}
-		return found != 0 && found != len(g.Part.Devices)
-	})
-}
-
-// attempt says what of a group may be there.
-func (p *preparation) attempt(g step.Group) step.Attempt {
-	known := slices.Contains(p.known, g.Part.Devices[0].Key())
-	switch {
-	case known && p.earlier != nil:
-		return step.Repeated
-	case known || p.doubtful:
-		return step.Resumed
-	}
-	return step.First
-}
-
 // prepareGroups stops all groups when one fails.
 func (p *preparation) prepareGroups(ctx context.Context, groups []step.Group) error {
 	limited, cancel := context.WithCancel(ctx)
@@ -275,7 +200,10 @@ func (p *preparation) attemptGroup(ctx context.Context, groups []step.Group, i i
 	}
 	s.MaxShares = p.plan.MaxShares
 	if attempt == step.Repeated {
-		return p.verifyGroup(ctx, groups, i, s)
+		if err := p.verify(ctx, groups, i, s); err != nil {
+			return clean(fmt.Errorf("the claim was prepared before: %w", err))
+		}
+		return nil
 	}
 	if !slices.Contains(p.known, part.Devices[0].Key()) {
 		step.KeepIntervals(part, s.Others)
@@ -286,7 +214,10 @@ func (p *preparation) attemptGroup(ctx context.Context, groups []step.Group, i i
 	}
 	p.dropStaleSpecs(ctx, s)
 	if err := p.intend(groups, i, part); err != nil {
-		return p.notBegun(i, attempt, err)
+		if attempt == step.First {
+			err = errors.Join(err, p.journal.drop(i))
+		}
+		return err
 	}
 	begun, err := step.Apply(ctx, steps, s)
 	if err == nil {
@@ -328,14 +259,6 @@ func (p *preparation) done(groups []step.Group, i int, part *journal.Record) err
 		return nil
 	}
 	return p.commit()
-}
-
-// notBegun takes back an intention that could not be written down.
-func (p *preparation) notBegun(i int, attempt step.Attempt, err error) error {
-	if attempt != step.First {
-		return err
-	}
-	return errors.Join(err, p.journal.drop(i))
 }
 
 // undoTime bounds what is undone after a failure. It is granted on top of the
@@ -383,72 +306,6 @@ func (p *preparation) undoGroups(ctx context.Context, groups []step.Group, cause
 	return cause
 }
 
-// verifyGroup looks up that everything of a claim that was prepared before is there, and
-// makes what is gone again. A failure undoes nothing, because containers may be running.
-func (p *preparation) verifyGroup(ctx context.Context, groups []step.Group, i int, s *step.Scene) error {
-	err := p.verify(ctx, groups, i, s)
-	if err == nil {
-		return nil
-	}
-	return clean(fmt.Errorf("the claim was prepared before: %w", err))
-}
-
-func (p *preparation) verify(ctx context.Context, groups []step.Group, i int, s *step.Scene) error {
-	part := s.Record
-	reported, err := p.reportLosses(ctx, part, sessionView{})
-	if err != nil {
-		return err
-	}
-	gone := step.MarkGone(s)
-	if gone {
-		// The ids in it may soon be those of another claim's partition.
-		if err := p.kit.CDI.Remove(part.Claim.UID); err != nil {
-			return err
-		}
-	}
-	steps := p.steps(groups, part)
-	if err := step.Check(steps, s); err != nil {
-		return err
-	}
-	if gone || reported {
-		if err := p.journal.save(i, part); err != nil {
-			return err
-		}
-	}
-	p.dropStaleSpecs(ctx, s)
-	if _, err := step.Apply(ctx, steps, s); err != nil {
-		if gone {
-			err = errors.Join(err, p.notRemade(ctx, i, part))
-		}
-		return err
-	}
-	return p.done(groups, i, part)
-}
-
-// notRemade writes down what has become of partitions that should have been made again.
-// Nothing is assumed where the hardware does not answer.
-func (p *preparation) notRemade(ctx context.Context, i int, part *journal.Record) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
-	defer cancel()
-	if instances, err := p.instances(ctx, part); err == nil {
-		step.UnmarkGone(part, instances)
-	}
-	return p.journal.save(i, part)
-}
-
-// dropStaleSpecs removes the CDI specs of other claims whose partition is gone, before
-// the ids in them can come to mean another one.
-func (p *preparation) dropStaleSpecs(ctx context.Context, s *step.Scene) {
-	for address, instances := range s.Instances {
-		for _, lost := range step.Lost(s.Others, address, instances) {
-			klog.FromContext(ctx).Info("Removing the CDI spec of a claim whose partition is gone", "other", lost.Record.Claim, "device", lost.Device.Device)
-			if err := p.kit.CDI.Remove(lost.Record.Claim.UID); err != nil {
-				klog.FromContext(ctx).Error(err, "Removing the CDI spec of another claim", "other", lost.Record.Claim)
-			}
-		}
-	}
-}
-
 // finish takes the steps that belong to a claim with several groups. Once the CDI spec
 // is written it is confirmed that the partitions are still those that it names: whoever
 // makes another one later removes the spec.
@@ -471,18 +328,6 @@ func (p *preparation) finish(ctx context.Context, groups []step.Group) error {
 		return err
 	}
 	return errors.Join(append([]error{err}, step.Undo(context.WithoutCancel(ctx), steps, begun, s)...)...)
-}
-
-// confirm finds the partitions of all groups, each under its locks.
-func (p *preparation) confirm(ctx context.Context, groups []step.Group) error {
-	return errors.Join(concurrently(ctx, len(groups), func(i int) error {
-		unlock, err := p.locks.GPUs(ctx, groups[i].GPUs)
-		if err != nil {
-			return err
-		}
-		defer unlock()
-		return p.checkPartitions(ctx, p.journal.part(i))
-	})...)
 }
 
 // commit writes down that the claim is prepared, unless the journal says so already.

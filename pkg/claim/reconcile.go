@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/claim/journal"
+	"github.com/partage-dev/partage/pkg/claim/survey"
 )
 
 // reconcileTime bounds what is done for one claim, because calls for the claim
@@ -30,12 +31,25 @@ const reconcileTime = 30 * time.Second
 //
 // An error says what is left, in the same words every time, and that Reconcile
 // should be called again.
-func (m *Manager) Reconcile(ctx context.Context) error {
-	uids, err := m.store.UIDs()
+func (m *Manager) Reconcile(ctx context.Context) error { return m.reconciler.run(ctx) }
+
+// reconciler is what Reconcile remembers from one call to the next.
+type reconciler struct {
+	*engine
+	driver, pool string
+	surveyor     *survey.Surveyor
+	cluster      Cluster
+	orphanGrace  time.Duration
+	orphans      orphans
+	specs        checkedSpecs
+}
+
+func (c *reconciler) run(ctx context.Context) error {
+	uids, err := c.store.UIDs()
 	if err != nil {
 		return err
 	}
-	seen, err := m.viewSessions(ctx)
+	seen, err := c.viewSessions(ctx)
 	if err != nil {
 		return err
 	}
@@ -43,18 +57,18 @@ func (m *Manager) Reconcile(ctx context.Context) error {
 	errs := concurrently(ctx, len(uids), func(i int) error {
 		ctx := klog.NewContext(ctx, klog.LoggerWithValues(klog.FromContext(ctx), "claimUID", uids[i]))
 		var is fate
-		is, unknown[i] = m.fateOf(ctx, uids[i])
-		if err := m.reconcile(ctx, uids[i], is, seen); err != nil {
+		is, unknown[i] = c.fateOf(ctx, uids[i])
+		if err := c.reconcile(ctx, uids[i], is, seen); err != nil {
 			return fmt.Errorf("claim %s: %w", uids[i], err)
 		}
 		return nil
 	})
-	m.events.retain(uids)
-	m.orphans.retain(uids)
-	m.failing.retain(uids)
-	m.specs.retain(uids)
-	return errors.Join(errors.Join(errs...), firstOf(unknown), seen.unchecked(), m.reconcileSessions(ctx, seen),
-		m.store.SweepTombstones(m.clock(), m.locks.TryClaim), m.locks.Sweep())
+	c.events.retain(uids)
+	c.orphans.retain(uids)
+	c.failing.retain(uids)
+	c.specs.retain(uids)
+	return errors.Join(errors.Join(errs...), firstOf(unknown), seen.unchecked(), c.reconcileSessions(ctx, seen),
+		c.store.SweepTombstones(c.clock(), c.locks.TryClaim), c.locks.Sweep())
 }
 
 // firstOf stands for all claims: when the API server does not answer, it has the
@@ -68,8 +82,8 @@ func firstOf(unknown []error) error {
 	return nil
 }
 
-func (m *Manager) reconcile(ctx context.Context, uid types.UID, is fate, seen sessionView) error {
-	unlock, err := m.locks.TryClaim(uid)
+func (c *reconciler) reconcile(ctx context.Context, uid types.UID, is fate, seen sessionView) error {
+	unlock, err := c.locks.TryClaim(uid)
 	if err != nil || unlock == nil {
 		return err
 	}
@@ -77,70 +91,70 @@ func (m *Manager) reconcile(ctx context.Context, uid types.UID, is fate, seen se
 	ctx, cancel := context.WithTimeout(ctx, reconcileTime)
 	defer cancel()
 	// A call, or another instance of the plugin, may have finished it by now.
-	r, err := m.load(ctx, uid)
+	r, err := c.load(ctx, uid)
 	if err != nil {
 		return err
 	}
 	if r == nil {
-		return m.store.Delete(uid)
+		return c.store.Delete(uid)
 	}
-	unwanted, err := m.isUnwanted(r)
+	unwanted, err := c.isUnwanted(r)
 	if err != nil {
 		return err
 	}
 	switch {
 	case r.State != journal.Prepared || unwanted:
 		klog.FromContext(ctx).Info("Cleaning up what an earlier call left", "claim", r.Claim, "state", r.State)
-		return m.release(ctx, r)
+		return c.release(ctx, r)
 	case is == orphaned:
-		return m.releaseOrphan(ctx, r)
-	case r.BootID != m.store.Boot():
+		return c.releaseOrphan(ctx, r)
+	case r.BootID != c.store.Boot():
 		// The kubelet prepares it again before it starts a container, or releases
 		// it. Device numbers have moved meanwhile.
-		return m.kit.CDI.Remove(uid)
+		return c.kit.CDI.Remove(uid)
 	}
-	return m.maintain(ctx, r, seen)
+	return c.maintain(ctx, r, seen)
 }
 
 // isUnwanted reports whether a call wanted a prepared claim released and could not do so
 // itself. Older versions did not write down what it takes to know.
-func (m *Manager) isUnwanted(r *journal.Record) (bool, error) {
-	if r.Arrived == 0 || r.BootID != m.store.Boot() {
+func (c *reconciler) isUnwanted(r *journal.Record) (bool, error) {
+	if r.Arrived == 0 || r.BootID != c.store.Boot() {
 		return false, nil
 	}
-	return m.store.Released(r.Claim.UID, r.Arrived)
+	return c.store.Released(r.Claim.UID, r.Arrived)
 }
 
 // maintain makes sure that a prepared claim has its MPS sessions and its CDI spec, and
 // that one whose partition is missing has none.
-func (m *Manager) maintain(ctx context.Context, r *journal.Record, seen sessionView) error {
+func (c *reconciler) maintain(ctx context.Context, r *journal.Record, seen sessionView) error {
 	for i := range r.Devices {
 		d := &r.Devices[i]
-		if d.Partition.Gone() || d.Partition.LiveUUID() != "" && m.surveyor.IsGone(d) {
-			return m.partitionGone(ctx, r, d)
+		if d.Partition.Gone() || d.Partition.LiveUUID() != "" && c.surveyor.IsGone(d) {
+			return c.partitionGone(ctx, r, d)
 		}
 	}
-	if m.inventory.Load() == nil {
+	if c.inventory.Load() == nil {
 		return fmt.Errorf("its CDI spec is not checked: %w", errNoInventory)
 	}
-	err := m.repairSessions(ctx, r, seen)
+	err := c.repairSessions(ctx, r, seen)
 	if slices.ContainsFunc(r.Sessions, func(s journal.Session) bool { return !s.Running() }) {
 		// The spec that is there names a daemon that is gone, so no container starts.
 		return err
 	}
-	return errors.Join(err, m.maintainSpec(ctx, r))
+	return errors.Join(err, c.maintainSpec(ctx, r))
 }
 
 // partitionGone takes the CDI spec away: the ids in it may be those of another claim's
 // partition by now.
-func (m *Manager) partitionGone(ctx context.Context, r *journal.Record, d *journal.Device) error {
-	m.specs.forget(r.Claim.UID)
+func (c *reconciler) partitionGone(ctx context.Context, r *journal.Record, d *journal.Device) error {
+	c.specs.forget(r.Claim.UID)
 	uuid := d.Partition.LiveUUID()
 	if uuid == "" {
 		uuid = d.Partition.UUID
 	}
 	err := fmt.Errorf("device %s: partition %s was removed by somebody else, or by a reset of the GPU", d.Device, uuid)
-	m.events.once(ctx, r.Claim, ReasonPartitionGone, uuid, "The claim "+r.Claim.String()+": "+err.Error()+
+	c.events.once(ctx, r.Claim, ReasonPartitionGone, uuid, "The claim "+r.Claim.String()+": "+err.Error()+
 		". Its containers cannot use it any more; delete the pods.")
-	return errors.Join(err, m.kit.CDI.Remove(r.Claim.UID))
+	return errors.Join(err, c.kit.CDI.Remove(r.Claim.UID))
 }

@@ -155,7 +155,7 @@ func TestLastSharesOrphanedInTwoProcesses(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				_ = m.releaseOrphan(t.Context(), r)
+				_ = m.reconciler.releaseOrphan(t.Context(), r)
 			})
 		}
 		wg.Wait()

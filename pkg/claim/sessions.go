@@ -150,13 +150,13 @@ func (e *engine) restartSession(ctx context.Context, r *journal.Record, s *journ
 // reconcileSessions ends the sessions that no record names, and changes the limits of
 // those with others than their claims need: a supervisor may have been away when a claim
 // was released.
-func (m *Manager) reconcileSessions(ctx context.Context, seen sessionView) error {
+func (c *reconciler) reconcileSessions(ctx context.Context, seen sessionView) error {
 	var errs []error
 	for id, status := range seen.sessions {
-		if err := m.reconcileLimits(ctx, id, status); err != nil {
+		if err := c.reconcileLimits(ctx, id, status); err != nil {
 			errs = append(errs, fmt.Errorf("MPS session %s has other limits than its claims: %w", id, err))
 		}
-		if err := m.endUnnamed(ctx, id, status); err != nil {
+		if err := c.endUnnamed(ctx, id, status); err != nil {
 			errs = append(errs, fmt.Errorf("MPS session %s, which no claim has: %w", id, err))
 		}
 	}
@@ -165,28 +165,28 @@ func (m *Manager) reconcileSessions(ctx context.Context, seen sessionView) error
 }
 
 // reconcileLimits gives a session that claims share the limits that they need.
-func (m *Manager) reconcileLimits(ctx context.Context, id string, status mps.Status) error {
-	own, holders, err := m.settledHolders(id)
+func (c *reconciler) reconcileLimits(ctx context.Context, id string, status mps.Status) error {
+	own, holders, err := c.settledHolders(id)
 	if err != nil || own == nil || sameLimits(own.Desired(holders), status.Spec) {
 		return err
 	}
-	unlock, err := m.lockSoon(ctx, own.PCIAddresses())
+	unlock, err := c.lockSoon(ctx, own.PCIAddresses())
 	if err != nil {
 		return err
 	}
 	defer unlock()
 	// Claims may have come and gone meanwhile, and have seen to it.
-	own, holders, err = m.settledHolders(id)
+	own, holders, err = c.settledHolders(id)
 	if err == nil && own != nil {
-		_, err = m.kit.ConvergeSession(ctx, own, holders)
+		_, err = c.kit.ConvergeSession(ctx, own, holders)
 	}
 	return err
 }
 
 // settledHolders returns a session that claims share, and these claims, if they are all
 // prepared: others are about to bring it to what it has to be.
-func (m *Manager) settledHolders(id string) (*journal.Session, []*journal.Record, error) {
-	snapshot, err := m.store.Snapshot()
+func (c *reconciler) settledHolders(id string) (*journal.Session, []*journal.Record, error) {
+	snapshot, err := c.store.Snapshot()
 	if err != nil || snapshot.MayHoldSession(id) != "" {
 		return nil, nil, err
 	}
@@ -210,11 +210,11 @@ func sameLimits(want sharing.Session, is mps.Spec) bool {
 }
 
 // endUnnamed ends a session that no record names.
-func (m *Manager) endUnnamed(ctx context.Context, id string, status mps.Status) error {
-	if named, err := m.isNamed(id); err != nil || named {
+func (c *reconciler) endUnnamed(ctx context.Context, id string, status mps.Status) error {
+	if named, err := c.isNamed(id); err != nil || named {
 		return err
 	}
-	session, known := survey.ResolveSession(m.inventory.Load(), id, status)
+	session, known := survey.ResolveSession(c.inventory.Load(), id, status)
 	if !known {
 		klog.FromContext(ctx).V(4).Info("An MPS session is not of a device of this node, it is left alone", "session", id)
 		return nil
@@ -223,23 +223,23 @@ func (m *Manager) endUnnamed(ctx context.Context, id string, status mps.Status) 
 	for _, d := range session.Devices {
 		gpus = append(gpus, d.PCIAddress)
 	}
-	unlock, err := m.lockSoon(ctx, gpu.SortPCIAddresses(gpus))
+	unlock, err := c.lockSoon(ctx, gpu.SortPCIAddresses(gpus))
 	if err != nil {
 		return err
 	}
 	defer unlock()
 	// A claim may have got it meanwhile.
-	if named, err := m.isNamed(id); err != nil || named {
+	if named, err := c.isNamed(id); err != nil || named {
 		return err
 	}
 	klog.FromContext(ctx).Info("Ending an MPS session that no claim has", "session", id)
-	return m.kit.EndSession(ctx, session)
+	return c.kit.EndSession(ctx, session)
 }
 
 // isNamed reports whether a record names a session. Of records that cannot be read it has
 // to be assumed.
-func (m *Manager) isNamed(id string) (bool, error) {
-	snapshot, err := m.store.Snapshot()
+func (c *reconciler) isNamed(id string) (bool, error) {
+	snapshot, err := c.store.Snapshot()
 	if err != nil {
 		return false, err
 	}

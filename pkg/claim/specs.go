@@ -59,31 +59,31 @@ func (c *checkedSpecs) retain(uids []types.UID) {
 
 // maintainSpec writes the CDI spec of a prepared claim if it is missing or out of date.
 // It is written under the locks of the GPUs, and only while the partitions exist.
-func (m *Manager) maintainSpec(ctx context.Context, r *journal.Record) error {
-	matches, err := m.kit.SpecMatches(ctx, r)
-	if matches && err == nil && m.specs.has(r.Claim.UID) {
+func (c *reconciler) maintainSpec(ctx context.Context, r *journal.Record) error {
+	matches, err := c.kit.SpecMatches(ctx, r)
+	if matches && err == nil && c.specs.has(r.Claim.UID) {
 		return nil
 	}
-	unlock, lockErr := m.lockSoon(ctx, partitionGPUs(r))
+	unlock, lockErr := c.lockSoon(ctx, partitionGPUs(r))
 	if lockErr != nil {
 		return errors.Join(err, lockErr)
 	}
 	defer unlock()
-	instances, lookErr := m.instances(ctx, r)
+	instances, lookErr := c.instances(ctx, r)
 	if lookErr != nil {
 		return errors.Join(err, lookErr)
 	}
 	if d := missing(r, instances); d != nil {
-		return m.partitionGone(ctx, r, d)
+		return c.partitionGone(ctx, r, d)
 	}
 	if err != nil {
 		return err
 	}
 	s := &step.Scene{Record: r.Clone(), Attempt: step.Resumed}
-	if _, err := step.Apply(ctx, m.kit.ClaimSteps(r), s); err != nil {
+	if _, err := step.Apply(ctx, c.kit.ClaimSteps(r), s); err != nil {
 		return err
 	}
-	m.specs.add(r.Claim.UID)
+	c.specs.add(r.Claim.UID)
 	return nil
 }
 

@@ -47,7 +47,7 @@ func TestDemosOneByOne(t *testing.T) {
 			cmd := demoRun(t, name)
 			cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 			runErr := cmd.Run()
-			if out, err := exec.Command("kubectl", "delete", "-f", path, "--timeout=60s").CombinedOutput(); err != nil {
+			if out, err := exec.Command("kubectl", "delete", "-f", path, "--timeout="+waitLimit.String()).CombinedOutput(); err != nil {
 				t.Errorf("deleting the demo: %v\n%s", err, out)
 			}
 			if runErr != nil {

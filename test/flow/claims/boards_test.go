@@ -41,6 +41,10 @@ const factsRootVariable = "PARTAGE_FLOW_FACTS_ROOT"
 // TestBoardFacts checks that the real binding reads from the simulator what the tests
 // of package device assume for each board. With -update it rewrites their files.
 func TestBoardFacts(t *testing.T) {
+	t.Parallel()
+	if boards := catalog.Boards(); len(boards) < 13 {
+		t.Errorf("the catalogue has the boards %v, want at least 13", boards)
+	}
 	for _, board := range catalog.Boards() {
 		t.Run(board, func(t *testing.T) {
 			t.Parallel()

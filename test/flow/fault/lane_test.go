@@ -149,10 +149,16 @@ func (l *lane) afterUnprepare(ctx context.Context, claim *drapb.Claim, callErr e
 	if callErr != nil {
 		return l.cleanUp(ctx, claim)
 	}
-	if l.checkGone(l.gpu, claim.GetUid()) != nil {
-		if err := l.checkPending(claim.GetUid()); err != nil {
+	pending := l.checkGone(l.gpu, claim.GetUid()) != nil
+	if pending {
+		err := l.checkPending(claim.GetUid())
+		// The driver may finish it by itself at any moment.
+		pending = l.checkGone(l.gpu, claim.GetUid()) != nil
+		if pending && err != nil {
 			return fmt.Errorf("it succeeded and left something: %w", err)
 		}
+	}
+	if pending {
 		next := l.roundTrip
 		if l.layout.kind != "" { // another share has room beside it
 			next = func(ctx context.Context, _ int) error { return l.useWhole(ctx) }
