@@ -216,7 +216,7 @@ func TestKilled(t *testing.T) {
 			}
 		}
 	}
-	wantCases(t, cases, 4390)
+	wantCases(t, cases, 4080)
 }
 
 // wantCases fails a test whose enumeration has shrunk: it would show nothing any more.
@@ -312,7 +312,7 @@ func TestFault(t *testing.T) {
 			}
 		}
 	}
-	wantCases(t, cases, 512)
+	wantCases(t, cases, 470)
 }
 
 // failOnce tells whether there was an nth effect to fail.
@@ -322,8 +322,15 @@ func failOnce(t *testing.T, l layout, op operation, n int, after bool, when stri
 	if op.prepared {
 		mustPrepare(t, b.manager(), claim)
 	}
-	struck := false
-	fail := at(n, func() error { struck = true; return errFault })
+	struck := ""
+	strike := at(n, func() error { return errFault })
+	fail := func(effect string) error {
+		err := strike(effect)
+		if err != nil {
+			struck = effect
+		}
+		return err
+	}
 	m := b.manager()
 	if after {
 		b.hooks(nil, fail)
@@ -332,10 +339,16 @@ func failOnce(t *testing.T, l layout, op operation, n int, after bool, when stri
 	}
 	err := op.run(t.Context(), m, claim)
 	b.hooks(nil, nil)
-	if !struck {
+	if struck == "" {
 		return false
 	}
-	if err == nil {
+	switch {
+	case struck == "mode off":
+		// That MIG mode stays on is not a failure. The next claim turns it off.
+		mustPrepare(t, m, claim)
+	case struck == "destroy instance" && after:
+		// What a driver says of an instance that is gone does not matter.
+	case err == nil:
 		t.Errorf("%s: no error", when)
 	}
 	if !op.prepared {
@@ -386,5 +399,5 @@ func TestFaultPersists(t *testing.T) {
 			}
 		}
 	}
-	wantCases(t, cases, 110)
+	wantCases(t, cases, 101)
 }

@@ -5,6 +5,7 @@ package claim
 
 import (
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -13,6 +14,10 @@ import (
 // An instance that hangs in the kernel cannot be killed and keeps its locks. The
 // one that follows tells of it.
 func TestSurveyOfGPUThatNobodyGivesBack(t *testing.T) {
+	synctest.Test(t, testSurveyOfGPUThatNobodyGivesBack)
+}
+
+func testSurveyOfGPUThatNobodyGivesBack(t *testing.T) {
 	b := newBox(t)
 	release, err := b.manager().locks.TryGPU(pciA)
 	if err != nil || release == nil {

@@ -132,7 +132,7 @@ func (b *box) manager() *Manager {
 func (b *box) bareManager() *Manager {
 	b.t.Helper()
 	m, err := NewManager(b.t.Context(), Options{
-		DriverName: driverName, PoolName: poolName, DataDir: b.dataDir(), Roots: b.roots(), Partitions: b, Sharing: b, CDI: b,
+		DriverName: driverName, PoolName: poolName, DataDir: b.dataDir(), Roots: b.roots(), Partitions: partition.New(b), Sharing: b, CDI: b,
 		Hook: "/data/mps-hook", Interposer: "/opt/limits/libvgpu.so", Cluster: b, Events: b,
 		files: boxFiles{b}, limitFiles: boxLimits{b}, clock: b.clock,
 	})
@@ -291,7 +291,7 @@ func (b *box) Claim(_ context.Context, ref Ref) (*resourceapi.ResourceClaim, err
 	data, err := os.ReadFile(filepath.Join(b.dataDir(), "claims", string(ref.UID)+".json"))
 	if err != nil || b.deallocated[ref.UID] {
 		claim.Status.Allocation = nil
-		return claim, nil //nolint:nilerr // without a record nobody asks
+		return claim, nil // without a record nobody asks
 	}
 	r, err := journal.Parse(data, ref.UID)
 	if err != nil {

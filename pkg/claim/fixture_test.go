@@ -5,6 +5,7 @@ package claim
 
 import (
 	"testing"
+	"testing/synctest"
 
 	"github.com/go-logr/logr"
 	"k8s.io/klog/v2"
@@ -55,8 +56,13 @@ var (
 	newClaim      = claimtest.Claim
 	configure     = claimtest.Configure
 	admin         = claimtest.Admin
-	result        = claimtest.Result
 )
+
+// runInBubble runs a test whose waiting takes no time.
+func runInBubble(t *testing.T, name string, test func(t *testing.T)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) { synctest.Test(t, test) })
+}
 
 // TestMain keeps what the many deaths have to say off the screen.
 func TestMain(m *testing.M) {

@@ -24,7 +24,7 @@ func TestEveryFormat(t *testing.T) {
 		t.Fatalf("no files: %v", err)
 	}
 	for _, file := range files {
-		t.Run(filepath.Base(file), func(t *testing.T) {
+		runInBubble(t, filepath.Base(file), func(t *testing.T) {
 			data, err := os.ReadFile(file)
 			if err != nil {
 				t.Fatal(err)
@@ -40,7 +40,7 @@ func TestEveryFormat(t *testing.T) {
 				d := &r.Devices[i]
 				switch {
 				case d.Owned():
-					if _, err := b.Ensure(t.Context(), d.Address(), partition.ExpectOurs, true); err != nil {
+					if _, err := partition.New(b).Ensure(t.Context(), d.Address(), partition.ExpectOurs, true); err != nil {
 						t.Fatal(err)
 					}
 					b.rename(d.Address(), d.Partition.LiveUUID())

@@ -164,7 +164,7 @@ func (g *gpus) stateOf(pciAddress string) gpu.MIGState {
 	return state
 }
 
-func (b *box) State(_ context.Context, pciAddress string) (gpu.MIGState, error) {
+func (b *box) MIGState(_ context.Context, pciAddress string) (gpu.MIGState, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if err := b.answer(pciAddress); err != nil {
@@ -202,39 +202,64 @@ func (g *gpus) find(at partition.Address) *placed {
 	return nil
 }
 
-func (b *box) Ensure(_ context.Context, at partition.Address, expect partition.Expect, dynamic bool) (partition.Live, error) {
+// SetMIGMode implements partition.ModeSwitch.
+func (b *box) SetMIGMode(_ context.Context, pciAddress string, enabled bool) error {
 	b.mu.Lock()
-	err := b.answer(at.PCIAddress)
-	on := b.enabled[at.PCIAddress]
-	i := b.find(at)
-	if err == nil && i != nil {
-		err = expect.Check(i.Instance)
-	}
+	err, same := b.answer(pciAddress), b.enabled[pciAddress] == enabled
 	b.mu.Unlock()
-	if err != nil {
-		return partition.Live{}, err
+	if err != nil || same {
+		return err
 	}
-	if !on {
-		if !dynamic {
-			return partition.Live{}, gpu.ErrNotSupported
+	name := "mode off"
+	if enabled {
+		name = "mode on"
+	}
+	return b.gpus.effect(pciAddress, name, func() error {
+		if len(b.stateOf(pciAddress).Instances) > 0 {
+			return gpu.ErrInUse
 		}
-		if err := b.gpus.effect(at.PCIAddress, "mode on", func() error { b.enabled[at.PCIAddress] = true; return nil }); err != nil {
-			return partition.Live{}, err
+		b.enabled[pciAddress] = enabled
+		return nil
+	})
+}
+
+// CreateInstance implements partition.Instances.
+func (b *box) CreateInstance(_ context.Context, pciAddress string, profileID uint32, at gpu.Placement) (id int, err error) {
+	err = b.gpus.effect(pciAddress, "create instance", func() error {
+		if !b.enabled[pciAddress] {
+			return gpu.ErrNotSupported
+		}
+		id = b.nextID
+		return b.place(partition.Address{PCIAddress: pciAddress, ProfileID: profileID, Placement: at})
+	})
+	return id, err
+}
+
+// CreateComputeInstance implements partition.ComputeInstances.
+func (b *box) CreateComputeInstance(_ context.Context, pciAddress string, instanceID int) (made gpu.ComputeInstance, err error) {
+	err = b.gpus.effect(pciAddress, "create compute instance", func() error {
+		p := b.withID(pciAddress, instanceID)
+		switch {
+		case p == nil:
+			return gpu.ErrNotFound
+		case len(p.Compute) > 0:
+			return gpu.ErrNoRoom
+		}
+		b.complete(p)
+		made = p.Compute[0]
+		return nil
+	})
+	return made, err
+}
+
+// withID needs the lock.
+func (g *gpus) withID(pciAddress string, id int) *placed {
+	for _, p := range g.instances {
+		if p.pciAddress == pciAddress && p.ID == id {
+			return p
 		}
 	}
-	if i == nil {
-		if err := b.gpus.effect(at.PCIAddress, "create instance", func() error { return b.place(at) }); err != nil {
-			return partition.Live{}, err
-		}
-	}
-	if live, complete := b.look(at); complete {
-		return live, nil
-	}
-	if err := b.gpus.effect(at.PCIAddress, "create compute instance", func() error { b.complete(b.find(at)); return nil }); err != nil {
-		return partition.Live{}, err
-	}
-	live, _ := b.look(at)
-	return live, nil
+	return nil
 }
 
 // place and complete need the lock.
@@ -270,31 +295,46 @@ func capability(p *placed, file string) string {
 	return fmt.Sprintf("proc/driver/nvidia/capabilities/gpu%d/mig/gi%d/%s", minor, p.ID, file)
 }
 
-func (b *box) Destroy(_ context.Context, at partition.Address, uuid string, dynamic bool) error {
-	b.mu.Lock()
-	err := b.answer(at.PCIAddress)
-	i, on := b.find(at), b.enabled[at.PCIAddress]
-	foreign := i != nil && (len(i.Compute) > 1 || len(i.Compute) == 1 && uuid != "" && i.Compute[0].UUID != uuid)
-	b.mu.Unlock()
-	if err != nil || foreign {
-		return err
-	}
-	if i != nil {
-		err := b.gpus.effect(at.PCIAddress, "destroy instance", func() error {
-			if slices.ContainsFunc(b.processes[at.PCIAddress], func(p gpu.Process) bool { return p.InstanceID == i.ID }) || b.serves(i.Compute) {
-				return gpu.ErrInUse
-			}
-			b.remove(at)
-			return nil
-		})
-		if err != nil {
-			return err
+// DestroyComputeInstance implements partition.ComputeInstances.
+func (b *box) DestroyComputeInstance(_ context.Context, pciAddress string, instanceID, computeID int) error {
+	return b.gpus.effect(pciAddress, "destroy compute instance", func() error {
+		p := b.withID(pciAddress, instanceID)
+		if p == nil || !slices.ContainsFunc(p.Compute, func(c gpu.ComputeInstance) bool { return c.ID == computeID }) {
+			return gpu.ErrNotFound
 		}
-	}
-	if dynamic && on && b.count(at.PCIAddress) == 0 {
-		return b.gpus.effect(at.PCIAddress, "mode off", func() error { b.enabled[at.PCIAddress] = false; return nil })
-	}
-	return nil
+		if b.runs(p) || b.serves(p.Compute) {
+			return gpu.ErrInUse
+		}
+		p.Compute = slices.DeleteFunc(p.Compute, func(c gpu.ComputeInstance) bool {
+			if c.ID != computeID {
+				return false
+			}
+			// The mode of a MIG device goes with it.
+			delete(b.exclusive, c.UUID)
+			return true
+		})
+		return nil
+	})
+}
+
+// DestroyInstance implements partition.Instances.
+func (b *box) DestroyInstance(_ context.Context, pciAddress string, instanceID int) error {
+	return b.gpus.effect(pciAddress, "destroy instance", func() error {
+		p := b.withID(pciAddress, instanceID)
+		switch {
+		case p == nil:
+			return gpu.ErrNotFound
+		case len(p.Compute) > 0 || b.runs(p):
+			return gpu.ErrInUse
+		}
+		b.remove(p.at())
+		return nil
+	})
+}
+
+// runs reports whether there are processes on an instance. It needs the lock.
+func (g *gpus) runs(p *placed) bool {
+	return slices.ContainsFunc(g.processes[p.pciAddress], func(process gpu.Process) bool { return process.InstanceID == p.ID })
 }
 
 // remove needs the lock.
@@ -320,11 +360,11 @@ func (b *box) count(pciAddress string) int {
 	return len(b.stateOf(pciAddress).Instances)
 }
 
-func (b *box) EnsureWhole(_ context.Context, pciAddress string, _ bool) error {
-	if b.count(pciAddress) > 0 {
-		return partition.ErrDivided
-	}
-	return b.gpus.effect(pciAddress, "ensure whole", func() error { b.enabled[pciAddress] = false; return nil })
+// leaveModeOn is somebody turning MIG mode on.
+func (b *box) leaveModeOn(pciAddress string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.enabled[pciAddress] = true
 }
 
 // hardware is what is on the GPUs.

@@ -224,13 +224,14 @@ func TestHangWakesThoseWhoWait(t *testing.T) {
 func TestWholeHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBox(t)
+		b.leaveModeOn(pciA)
 		m := b.manager()
-		comeBack := b.hangOn("ensure whole", pciA)
+		comeBack := b.hangOn("mode off", pciA)
 		if _, err := m.Prepare(t.Context(), newClaim("u1", wholeA, wholeB)); !errors.Is(err, gpu.ErrHung) {
 			t.Errorf("got %v", err)
 		}
 		b.hooks(nil, nil)
-		b.wantNothing()
+		b.wantState(t, "not prepared", []string{"MIG mode of " + pciA})
 		mustPrepare(t, m, newClaim("u2", wholeB))
 		if _, err := m.Prepare(t.Context(), newClaim("u1", sliceA0)); !errors.Is(err, gpu.ErrHung) {
 			t.Errorf("got %v", err)

@@ -122,7 +122,7 @@ func TestPrepare(t *testing.T) {
 	b.hooks(nil, nil)
 	mustUnprepare(t, b.bareManager(), "u1") // the journal alone is enough
 	b.wantNothing()
-	wantEffects = []string{"write unpreparing", "remove spec", "destroy instance", "destroy instance", "mode off", "delete record", "write tombstone"}
+	wantEffects = []string{"write unpreparing", "remove spec", "destroy compute instance", "destroy instance", "destroy compute instance", "destroy instance", "mode off", "delete record", "write tombstone"}
 	if diff := cmp.Diff(wantEffects, b.effects); diff != "" {
 		t.Errorf("effects of unprepare: -want +got:\n%s", diff)
 	}
@@ -170,7 +170,7 @@ func TestPartitionDisappeared(t *testing.T) {
 	m := b.manager()
 	mustPrepare(t, m, newClaim("u1", sliceA0))
 	before := b.specs["u1"]
-	if err := b.Destroy(t.Context(), addressA0, "", true); err != nil {
+	if err := partition.New(b).Destroy(t.Context(), addressA0, "", true); err != nil {
 		t.Fatal(err)
 	}
 	mustPrepare(t, m, newClaim("u1", sliceA0))
@@ -217,7 +217,7 @@ func failAt(effect string) func(string) error {
 
 func TestNewManagerRefuses(t *testing.T) {
 	b := newBox(t)
-	good := Options{DriverName: driverName, PoolName: poolName, DataDir: b.dataDir(), Partitions: b, CDI: b}
+	good := Options{DriverName: driverName, PoolName: poolName, DataDir: b.dataDir(), Partitions: partition.New(b), CDI: b}
 	for name, change := range map[string]func(*Options){
 		"driver":   func(o *Options) { o.DriverName = "" },
 		"pool":     func(o *Options) { o.PoolName = "" },

@@ -33,7 +33,7 @@ func TestPodsEnd(t *testing.T) {
 		"program too slow": {context.DeadlineExceeded, true, "interval Default", turnsA},
 		"any other":        {errors.New("internal error 7"), false, "destroy instance", sliceA0},
 	} {
-		t.Run(name, func(t *testing.T) {
+		runInBubble(t, name, func(t *testing.T) {
 			b := newBox(t)
 			m := b.manager()
 			mustPrepare(t, m, newClaim("u1", test.device))

@@ -41,16 +41,16 @@ func TestRetry(t *testing.T) {
 		"timeout of the driver": {before: failTimes("create compute instance", 1, gpu.ErrTimeout), took: 200 * time.Millisecond},
 		"does not pass": {
 			before: failTimes("create instance", always, unknown),
-			want:   "tried 6 times: device " + sliceA0 + ": nvmlSomething: unknown driver error", took: 7700 * time.Millisecond,
+			want:   "tried 6 times: device " + sliceA0 + ": create a partition with " + addressA0.String() + ": nvmlSomething: unknown driver error", took: 7700 * time.Millisecond,
 		},
 		"no time": {
 			before: failTimes("create instance", always, unknown), deadline: time.Second,
 			want: "tried 3 times: ", took: 700 * time.Millisecond,
 		},
-		"another reason":      {before: failTimes("create instance", always, gpu.ErrNoPermission), want: "device " + sliceA0 + ": no permission"},
-		"then another reason": {before: both(failTimes("mode on", 1, unknown), failTimes("create instance", 1, gpu.ErrNoPermission)), want: "tried 2 times: device " + sliceA0 + ": no permission", took: 200 * time.Millisecond},
+		"another reason":      {before: failTimes("create instance", always, gpu.ErrNoPermission), want: "device " + sliceA0 + ": create a partition with " + addressA0.String() + ": no permission"},
+		"then another reason": {before: both(failTimes("mode on", 1, unknown), failTimes("create instance", 1, gpu.ErrNoPermission)), want: "tried 2 times: device " + sliceA0 + ": create a partition with " + addressA0.String() + ": no permission", took: 200 * time.Millisecond},
 		"cannot be undone": {
-			before: both(failTimes("create compute instance", 1, unknown), failTimes("destroy instance", 1, gpu.ErrInUse)),
+			before: both(failTimes("create compute instance", 1, unknown), failTimes("destroy instance", 2, gpu.ErrNoPermission)),
 			want:   "undo: device " + sliceA0, left: true,
 		},
 	} {

@@ -113,26 +113,28 @@ func TestShareOfForeignPartition(t *testing.T) {
 // What a release could not remove is there for the next share.
 func TestShareOfLeftPartition(t *testing.T) {
 	for _, device := range []string{mpsSliceA0, turnSliceA0} {
-		b := newBox(t)
-		m := b.manager()
-		mustPrepare(t, m, newClaim("u1", device))
-		live, _ := b.look(addressA0)
-		b.run(pciA, gpu.Process{PID: 77, InstanceID: live.InstanceID})
-		mustUnprepare(t, m, "u1") // the pod ends
-		if r, err := m.store.Read("u1"); err != nil || r == nil || r.State != journal.Unpreparing {
-			t.Errorf("got %+v, %v", r, err)
-		}
-		mustPrepare(t, m, newClaim("u2", device))
-		mustReconcile(t, m) // it is the second one's now
-		b.run(pciA)
-		if now, found := b.look(addressA0); !found || now != live {
-			t.Errorf("%s: the partition is %+v, was %+v", device, now, live)
-		}
-		if r, err := m.store.Read("u1"); r != nil || err != nil {
-			t.Errorf("the first has %+v, %v", r, err)
-		}
-		mustUnprepare(t, m, "u2")
-		b.wantNothing()
+		runInBubble(t, device, func(t *testing.T) {
+			b := newBox(t)
+			m := b.manager()
+			mustPrepare(t, m, newClaim("u1", device))
+			live, _ := b.look(addressA0)
+			b.run(pciA, gpu.Process{PID: 77, InstanceID: live.InstanceID})
+			mustUnprepare(t, m, "u1") // the pod ends
+			if r, err := m.store.Read("u1"); err != nil || r == nil || r.State != journal.Unpreparing {
+				t.Errorf("got %+v, %v", r, err)
+			}
+			mustPrepare(t, m, newClaim("u2", device))
+			mustReconcile(t, m) // it is the second one's now
+			b.run(pciA)
+			if now, found := b.look(addressA0); !found || now != live {
+				t.Errorf("%s: the partition is %+v, was %+v", device, now, live)
+			}
+			if r, err := m.store.Read("u1"); r != nil || err != nil {
+				t.Errorf("the first has %+v, %v", r, err)
+			}
+			mustUnprepare(t, m, "u2")
+			b.wantNothing()
+		})
 	}
 }
 

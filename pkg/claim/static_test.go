@@ -19,7 +19,7 @@ import (
 // onHardware are those of the effects that change a GPU.
 func (b *box) onHardware() []string {
 	return slices.DeleteFunc(b.seen(), func(e string) bool {
-		return !slices.Contains([]string{"mode on", "mode off", "create instance", "create compute instance", "destroy instance", "ensure whole",
+		return !slices.Contains([]string{"mode on", "mode off", "create instance", "create compute instance", "destroy compute instance", "destroy instance",
 			"exclusive mode", "default mode", "start session", "stop session", "set limits", "interval Short", "interval Long", "interval Default"}, e)
 	})
 }

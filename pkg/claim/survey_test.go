@@ -153,7 +153,7 @@ var surveyTests = map[string]struct {
 		says:    []string{sliceA0, "default/claim-u1"},
 	},
 	"abandoned whole": {
-		arrange: func(t *testing.T, b *box) { b.kill(t, "ensure whole", "u1", wholeA) },
+		arrange: func(t *testing.T, b *box) { b.kill(t, "write preparing", "u1", wholeA) },
 		want:    []string{"release-pending " + pciA + " whole"},
 	},
 	"abandoned on a GPU that does not answer": {
@@ -200,7 +200,7 @@ var surveyTests = map[string]struct {
 
 func TestSurvey(t *testing.T) {
 	for name, test := range surveyTests {
-		t.Run(name, func(t *testing.T) {
+		runInBubble(t, name, func(t *testing.T) {
 			b := newBox(t)
 			test.arrange(t, b)
 			m := b.manager()

@@ -57,7 +57,7 @@ func TestIntervalOfFirstShare(t *testing.T) {
 		for _, uid := range []string{"u2", "u3"} {
 			mustPrepare(t, m, newClaim(uid, turnsA))
 		}
-		if seen := b.onHardware(); len(seen) > 2 { // ensure whole
+		if seen := b.onHardware(); len(seen) > 0 {
 			t.Errorf("effects of later shares: %v", seen)
 		}
 		for _, uid := range []types.UID{"u2", "u1", "u3"} {

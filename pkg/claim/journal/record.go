@@ -249,7 +249,7 @@ func samePartition(a, b *Partition) bool {
 	return ptr.Equal(a.Live, b.Live) && a.UUID == b.UUID && a.Remaking == b.Remaking
 }
 
-// static is the type of a partition that somebody else made: it is used as it is
+// Static is the type of a partition that somebody else made: it is used as it is
 // and neither made nor destroyed. It has a type of its own because a version that
 // does not know it must refuse the record; it would destroy the partition.
 const Static device.Kind = "mig-static"

@@ -51,7 +51,6 @@ var (
 	newShare      = claimtest.Share
 	testNode      = claimtest.Node
 	testInventory = claimtest.Inventory
-	testPolicy    = claimtest.Policy
 	newClaim      = claimtest.Claim
 	configure     = claimtest.Configure
 	admin         = claimtest.Admin

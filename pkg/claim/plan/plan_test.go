@@ -205,7 +205,7 @@ func TestPlanConfigs(t *testing.T) {
 		},
 		"not text": {
 			claim: configure(newClaim("u1", wholeA), fromClaim, `null`),
-			err:   "kind: Required value",
+			err:   "must be an object",
 		},
 		"one for two GPUs": {
 			claim: configure(newClaim("u1", wholeA, wholeB), fromClaim, gpuMPS),
