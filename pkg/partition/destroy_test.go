@@ -250,11 +250,11 @@ func TestRepeat(t *testing.T) {
 	f := &fakeGPU{}
 	l := New(f)
 	for range 3 {
-		first, err := l.Create(t.Context(), oneAt4, true)
+		first, err := l.Ensure(t.Context(), oneAt4, ExpectOurs, true)
 		if err != nil {
 			t.Fatal(err)
 		}
-		second, err := l.Create(t.Context(), oneAt4, true)
+		second, err := l.Ensure(t.Context(), oneAt4, ExpectOurs, true)
 		if err != nil || second != first {
 			t.Fatalf("the second Create made %+v of %+v: %v", second, first, err)
 		}

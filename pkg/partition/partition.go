@@ -93,13 +93,6 @@ func Lookup(state gpu.MIGState, a Address) (Live, bool) {
 	return newLive(*instance, instance.Compute[0]), true
 }
 
-// Create calls Ensure with ExpectOurs.
-//
-// Deprecated: use Ensure, which can refuse an instance that somebody else made.
-func (l *Lifecycle) Create(ctx context.Context, a Address, dynamic bool) (Live, error) {
-	return l.Ensure(ctx, a, ExpectOurs, dynamic)
-}
-
 // Ensure creates the partition, or completes and returns the one that is at
 // the address already, if the caller expects it. Whether there is one and
 // whether it is expected are decided on the same reading of the hardware that

@@ -223,7 +223,7 @@ func TestCreate(t *testing.T) {
 	for name, test := range createTests {
 		t.Run(name, func(t *testing.T) {
 			f := test.gpu.clone()
-			got, err := lifecycle(f, 99, nil).Create(t.Context(), test.at, test.dynamic)
+			got, err := lifecycle(f, 99, nil).Ensure(t.Context(), test.at, ExpectOurs, test.dynamic)
 			test.check(t, f, err)
 			if got != test.want {
 				t.Errorf("got %+v, want %+v", got, test.want)
@@ -332,7 +332,7 @@ func TestCreateUndoesAfterCancel(t *testing.T) {
 	f := &fakeGPU{faults: map[string][]fault{
 		"CreateInstance": {{after: true, then: func(*fakeGPU) { cancel() }}},
 	}}
-	_, err := New(f).Create(ctx, oneAt4, true)
+	_, err := New(f).Ensure(ctx, oneAt4, ExpectOurs, true)
 	outcome{
 		is: context.Canceled, calls: []string{"mode true", "gi+ 19@4:1", "gi- 7", "mode false"},
 	}.check(t, f, err)

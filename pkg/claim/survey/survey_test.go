@@ -88,7 +88,7 @@ func newRig(t *testing.T) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.Surveyor = New(store, r.otherLocks(t), &step.Kit{Partitions: r.hardware, Sharing: r.supervisor}, func() time.Duration { return r.now })
+	r.Surveyor = New(store, r.otherLocks(t), &step.Kit{Partitions: r.hardware, Sharing: r.supervisor}, func() time.Duration { return r.now }, nil)
 	return r
 }
 
