@@ -4,31 +4,24 @@
 // Package claim turns an allocated ResourceClaim into devices on this node, and
 // back.
 //
-//	claim --Plan--> steps --journal: preparing--> apply --> CDI spec --> journal: prepared
+//	claim --plan--> record --groups--> for each: check, journal, apply --> CDI spec --> journal: prepared
 //
-// Between apply and the spec what is shared is made so: MPS sessions are started,
-// time slices set, folders for software limits made. A session, or a partition, that
-// claims have shares of comes with the first and goes with the last of them; which
-// that is follows from the journal, under the lock of the GPU.
+// It is a facade. What is done to a device is in package step, one file for each kind of
+// effect; what a claim's allocation means is in package plan; what was done is written
+// down by package journal; package lock keeps calls and processes apart; package survey
+// compares the journal with the hardware.
 //
-// A claim is prepared completely or not at all, whatever dies in between. The
-// journal is one file per claim. It says what will be done before it is done,
-// by physical address, so that another process finds it by that address after a
-// crash; and it is all that Unprepare needs.
+// A claim is prepared completely or not at all, whatever dies in between. The record says
+// what will be done before it is done, by physical address, so that another process finds
+// it by that address after a crash; and it is all that Unprepare needs.
 //
-// GPUs are independent: a claim holds the locks of its own GPUs only, and waits for
-// them holding none. The locks are file locks, because two instances of the plugin
-// run side by side during an upgrade. A GPU on which a call does not return stays
-// locked until it does.
+// Work is done by group: the devices of one GPU, or of the GPUs of one MPS session. Groups
+// do not wait for each other, and nobody waits for a GPU while holding another. What a
+// call cannot finish is left to [Manager.Reconcile], which also compares the journal with
+// the API server.
 //
-// What a call cannot finish is left to [Manager.Reconcile], which also compares
-// the journal with the API server. [Manager.Survey] compares it with the hardware.
+// Below the data folder are the files of package journal, and
 //
-// Below the data folder are:
-//
-//	claims/<uid>.json               the journal
-//	locks/                          locks of claims and GPUs
-//	released/<uid>                  when a claim was released, for calls that come too late
-//	quarantine/<boot id>/<uid>.json damaged files of the journal, for people
-//	limits/<uid>/                   what an interposer library keeps of a claim
+//	locks/          locks of claims and GPUs
+//	limits/<uid>/   a small file system in memory for an interposer library
 package claim
