@@ -6,7 +6,7 @@ package journal
 import (
 	"testing"
 
-	"github.com/partage-dev/partage/pkg/claim/claimtest"
+	"github.com/partage-dev/partage/pkg/claim/internal/claimtest"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/partition"

@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/partage-dev/partage/pkg/claim/claimtest"
+	"github.com/partage-dev/partage/pkg/claim/internal/claimtest"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/partition"
 	"github.com/partage-dev/partage/pkg/sharing"

@@ -13,7 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/partage-dev/partage/pkg/claim/claimtest"
+	"github.com/partage-dev/partage/pkg/claim/internal/claimtest"
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 

@@ -10,7 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/partage-dev/partage/pkg/claim/claimtest"
+	"github.com/partage-dev/partage/pkg/claim/internal/claimtest"
 	"github.com/partage-dev/partage/pkg/claim/journal"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"

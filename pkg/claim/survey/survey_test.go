@@ -19,7 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
-	"github.com/partage-dev/partage/pkg/claim/claimtest"
+	"github.com/partage-dev/partage/pkg/claim/internal/claimtest"
 	"github.com/partage-dev/partage/pkg/claim/journal"
 	"github.com/partage-dev/partage/pkg/claim/lock"
 	"github.com/partage-dev/partage/pkg/claim/step"
