@@ -4,6 +4,7 @@
 package step
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,6 +42,10 @@ func (p ownedPartition) Check(s *Scene) error {
 // ends.
 func (p ownedPartition) expect(s *Scene, d *journal.Device) partition.Expect {
 	sharers := d.Sharers(s.Others.Records)
+	// One that is being released may be of a partition that was here before.
+	slices.SortStableFunc(sharers, func(a, b journal.Held) int {
+		return cmp.Compare(absent(s, a), absent(s, b))
+	})
 	for _, other := range sharers {
 		if uuid := other.Partition.OwnUUID(); uuid != "" {
 			return partition.ExpectUUID(uuid)
@@ -53,6 +58,14 @@ func (p ownedPartition) expect(s *Scene, d *journal.Device) partition.Expect {
 		return partition.ExpectUUID(d.Partition.OwnUUID())
 	}
 	return partition.ExpectOurs
+}
+
+// absent is 1 where the partition that a claim had is not on the GPU, otherwise 0.
+func absent(s *Scene, d journal.Held) int {
+	if hasUUID(s.Instances[d.PCIAddress], d.Partition.OwnUUID()) {
+		return 0
+	}
+	return 1
 }
 
 func (p ownedPartition) explain(s *Scene, d *journal.Device, err error) error {

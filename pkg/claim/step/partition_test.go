@@ -107,6 +107,13 @@ func TestPartitionCheck(t *testing.T) {
 			claimOf("u1", partitionShare("s1")), []*journal.Record{known(claimOf("u2", partitionShare("s2")), "MIG-1", true, false)},
 			there, First, "MIG-4 is in its place", partition.ExpectUUID("MIG-1"),
 		},
+		"a share of the one before is being released": {
+			claimOf("u1", partitionShare("s1")), []*journal.Record{
+				inState(known(claimOf("u2", partitionShare("s2")), "MIG-1", true, false), journal.Unpreparing),
+				inState(known(claimOf("u3", partitionShare("s3")), "MIG-4", true, false), journal.Prepared),
+			},
+			there, First, "", partition.ExpectUUID("MIG-4"),
+		},
 		"the other share is being released and gone": {
 			claimOf("u1", partitionShare("s1")), []*journal.Record{inState(known(claimOf("u2", partitionShare("s2")), "MIG-4", true, false), journal.Unpreparing)},
 			nil, First, "", partition.ExpectUUID("MIG-4"),
