@@ -4,7 +4,6 @@
 package step
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,31 +40,22 @@ func (p ownedPartition) Check(s *Scene) error {
 // was made by somebody else, whatever is in it, and must not be destroyed when the claim
 // ends.
 func (p ownedPartition) expect(s *Scene, d *journal.Device) partition.Expect {
-	sharers := d.Sharers(s.Others.Records)
-	// One that is being released may be of a partition that was here before.
-	slices.SortStableFunc(sharers, func(a, b journal.Held) int {
-		return cmp.Compare(absent(s, a), absent(s, b))
-	})
-	for _, other := range sharers {
-		if uuid := other.Partition.OwnUUID(); uuid != "" {
+	madeForSharer := false
+	for _, other := range d.Sharers(s.Others.Records) {
+		uuid := other.Partition.OwnUUID()
+		if uuid == "" {
+			madeForSharer = true // maybe, by a process that died before it knew the UUID
+		} else if hasUUID(s.Instances[d.PCIAddress], uuid) {
 			return partition.ExpectUUID(uuid)
 		}
 	}
 	switch {
-	case s.Attempt == First && len(sharers) == 0, slices.Contains(s.absent, p.key):
+	case slices.Contains(s.absent, p.key), s.Attempt == First && !madeForSharer:
 		return partition.ExpectNothing
 	case d.Partition.OwnUUID() != "":
 		return partition.ExpectUUID(d.Partition.OwnUUID())
 	}
 	return partition.ExpectOurs
-}
-
-// absent is 1 where the partition that a claim had is not on the GPU, otherwise 0.
-func absent(s *Scene, d journal.Held) int {
-	if hasUUID(s.Instances[d.PCIAddress], d.Partition.OwnUUID()) {
-		return 0
-	}
-	return 1
 }
 
 func (p ownedPartition) explain(s *Scene, d *journal.Device, err error) error {

@@ -101,11 +101,11 @@ func TestPartitionCheck(t *testing.T) {
 		},
 		"second share of one that is gone": {
 			claimOf("u1", partitionShare("s1")), []*journal.Record{known(claimOf("u2", partitionShare("s2")), "MIG-1", true, false)},
-			nil, First, "is gone; it is made again when", partition.ExpectUUID("MIG-1"),
+			nil, First, "is gone; it is made again when", partition.ExpectNothing,
 		},
 		"second share of one that was replaced": {
 			claimOf("u1", partitionShare("s1")), []*journal.Record{known(claimOf("u2", partitionShare("s2")), "MIG-1", true, false)},
-			there, First, "MIG-4 is in its place", partition.ExpectUUID("MIG-1"),
+			there, First, "MIG-4 is in its place", partition.ExpectNothing,
 		},
 		"a share of the one before is being released": {
 			claimOf("u1", partitionShare("s1")), []*journal.Record{
@@ -116,7 +116,14 @@ func TestPartitionCheck(t *testing.T) {
 		},
 		"the other share is being released and gone": {
 			claimOf("u1", partitionShare("s1")), []*journal.Record{inState(known(claimOf("u2", partitionShare("s2")), "MIG-4", true, false), journal.Unpreparing)},
-			nil, First, "", partition.ExpectUUID("MIG-4"),
+			nil, First, "", partition.ExpectNothing,
+		},
+		"one share is being released and gone, another's process died": {
+			claimOf("u1", partitionShare("s1")), []*journal.Record{
+				inState(known(claimOf("u2", partitionShare("s2")), "MIG-1", true, false), journal.Unpreparing),
+				inState(claimOf("u3", partitionShare("s3")), journal.Preparing),
+			},
+			there, First, "", partition.ExpectOurs,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
