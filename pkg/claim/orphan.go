@@ -60,40 +60,40 @@ func (o *orphans) retain(uids []types.UID) {
 	}
 }
 
-// fate is what the API server's answer means for a prepared claim.
-type fate int
+// allocationState is what the API server's answer means for a prepared claim.
+type allocationState int
 
 const (
-	// wanted is also a claim of which nothing is known.
-	wanted fate = iota
-	// leaving is one that the kubelet may be about to release.
-	leaving
+	// allocated is also a claim of which nothing is known.
+	allocated allocationState = iota
+	// recentlyOrphaned is one that the kubelet may be about to release.
+	recentlyOrphaned
 	orphaned
 )
 
-// fateOf asks the API server about a prepared claim. It is called without any lock, since
-// that may take its time; a claim that is gone stays gone.
-func (c *reconciler) fateOf(ctx context.Context, uid types.UID) (fate, error) {
+// stateInCluster asks the API server about a prepared claim. It is called without any
+// lock, since that may take its time; a claim that is gone stays gone.
+func (c *reconciler) stateInCluster(ctx context.Context, uid types.UID) (allocationState, error) {
 	if c.cluster == nil {
-		return wanted, nil
+		return allocated, nil
 	}
 	r, err := c.store.Read(uid)
 	if err != nil || r == nil || r.State != journal.Prepared {
-		return wanted, nil //nolint:nilerr // reconcile loads it and finds the same
+		return allocated, nil //nolint:nilerr // reconcile loads it and finds the same
 	}
 	claim, err := c.cluster.Claim(ctx, r.Claim)
 	if err != nil {
-		return wanted, err
+		return allocated, err
 	}
-	allocated := claim != nil && c.isAllocated(claim, r)
-	orphan := c.orphans.note(uid, !allocated, c.clock())
+	hasDevices := claim != nil && c.isAllocated(claim, r)
+	orphan := c.orphans.note(uid, !hasDevices, c.clock())
 	switch {
-	case allocated:
-		return wanted, nil
+	case hasDevices:
+		return allocated, nil
 	case claim == nil && r.BootID != c.store.Boot(), orphan >= c.orphanGrace:
 		return orphaned, nil
 	}
-	return leaving, nil
+	return recentlyOrphaned, nil
 }
 
 // isAllocated reports whether the claim still has a device of the record: the kubelet may

@@ -56,8 +56,8 @@ func (c *reconciler) run(ctx context.Context) error {
 	unknown := make([]error, len(uids))
 	errs := concurrently(ctx, len(uids), func(i int) error {
 		ctx := klog.NewContext(ctx, klog.LoggerWithValues(klog.FromContext(ctx), "claimUID", uids[i]))
-		var is fate
-		is, unknown[i] = c.fateOf(ctx, uids[i])
+		var is allocationState
+		is, unknown[i] = c.stateInCluster(ctx, uids[i])
 		if err := c.reconcile(ctx, uids[i], is, seen); err != nil {
 			return fmt.Errorf("claim %s: %w", uids[i], err)
 		}
@@ -82,7 +82,7 @@ func firstOf(unknown []error) error {
 	return nil
 }
 
-func (c *reconciler) reconcile(ctx context.Context, uid types.UID, is fate, seen sessionView) error {
+func (c *reconciler) reconcile(ctx context.Context, uid types.UID, is allocationState, seen sessionView) error {
 	unlock, err := c.locks.TryClaim(uid)
 	if err != nil || unlock == nil {
 		return err
