@@ -194,3 +194,25 @@ func TestNoHookProgram(t *testing.T) {
 	wantError(t, err, "device "+mpsA, "hook program")
 	b.wantNothing()
 }
+
+// No container could have the devices of such a request: that is said before the pod is
+// there, and not by a container that does not start.
+func TestDevicesOfOneRequest(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	together := func(devices ...string) *resourceapi.ResourceClaim {
+		claim := newClaim("u1", devices...)
+		for i := range claim.Status.Allocation.Devices.Results {
+			claim.Status.Allocation.Devices.Results[i].Request = "both"
+		}
+		return claim
+	}
+	for _, devices := range [][]string{{mpsA, mpsB}, {mpsA, wholeC}, {turnsA, turnsA}} {
+		_, err := m.Prepare(t.Context(), together(devices...))
+		wantError(t, err, "request both", "container")
+		b.wantNothing()
+	}
+	mustPrepare(t, m, together(wholeA, wholeC))
+	mustUnprepare(t, m, "u1")
+	b.wantNothing()
+}

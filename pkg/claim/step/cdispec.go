@@ -6,11 +6,13 @@ package step
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
 	"github.com/partage-dev/partage/pkg/cdi"
 	"github.com/partage-dev/partage/pkg/cdi/edit"
+	"github.com/partage-dev/partage/pkg/cdi/hook"
 	"github.com/partage-dev/partage/pkg/claim/journal"
 )
 
@@ -46,6 +48,11 @@ func (e cdiSpec) Apply(ctx context.Context, s *Scene) error {
 	if err != nil {
 		return err
 	}
+	if s.Attempt == First {
+		if err := checkRequests(r, devices); err != nil {
+			return err
+		}
+	}
 	ids, err := e.CDI.Write(ctx, r.Claim.UID, devices)
 	if err != nil {
 		return err
@@ -57,6 +64,23 @@ func (e cdiSpec) Apply(ctx context.Context, s *Scene) error {
 			return fmt.Errorf("the CDI spec does not name %s", d.Key())
 		}
 		d.CDIDevice = id
+	}
+	return nil
+}
+
+// checkRequests refuses a request whose devices no container can have together. A
+// container gets all devices of a request, and the hook would refuse it when it starts.
+func checkRequests(r *journal.Record, devices []cdi.Device) error {
+	env := map[string][]string{}
+	for i := range r.Devices {
+		for _, request := range r.Devices[i].Requests {
+			env[request] = append(env[request], devices[i].Env...)
+		}
+	}
+	for _, request := range slices.Sorted(maps.Keys(env)) {
+		if err := hook.CheckMarkers(env[request]); err != nil {
+			return fmt.Errorf("request %s: %w", request, err)
+		}
 	}
 	return nil
 }
