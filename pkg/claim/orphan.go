@@ -27,26 +27,29 @@ import (
 type orphans struct {
 	mu sync.Mutex
 	// since is when this process first saw that a claim did not have its devices.
-	since map[types.UID]time.Duration
+	since map[types.UID]orphan
 }
 
+// orphan is a claim as it was prepared at one time: it may be prepared anew.
+type orphan struct{ prepared, since time.Duration }
+
 // note remembers whether a claim is an orphan, and returns for how long it has been.
-func (o *orphans) note(uid types.UID, orphan bool, now time.Duration) time.Duration {
+func (o *orphans) note(r *journal.Record, isOrphan bool, now time.Duration) time.Duration {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if !orphan {
-		delete(o.since, uid)
+	if !isOrphan {
+		delete(o.since, r.Claim.UID)
 		return 0
 	}
 	if o.since == nil {
-		o.since = map[types.UID]time.Duration{}
+		o.since = map[types.UID]orphan{}
 	}
-	since, known := o.since[uid]
-	if !known {
-		since = now
-		o.since[uid] = now
+	first, known := o.since[r.Claim.UID]
+	if !known || first.prepared != r.Arrived {
+		first = orphan{prepared: r.Arrived, since: now}
+		o.since[r.Claim.UID] = first
 	}
-	return now - since
+	return now - first.since
 }
 
 // retain forgets all other claims.
@@ -72,28 +75,28 @@ const (
 )
 
 // stateInCluster asks the API server about a prepared claim. It is called without any
-// lock, since that may take its time; a claim that is gone stays gone.
-func (c *reconciler) stateInCluster(ctx context.Context, uid types.UID) (allocationState, error) {
+// lock, since that may take its time, and returns the record that the answer is about.
+func (c *reconciler) stateInCluster(ctx context.Context, uid types.UID) (allocationState, *journal.Record, error) {
 	if c.cluster == nil {
-		return allocated, nil
+		return allocated, nil, nil
 	}
 	r, err := c.store.Read(uid)
 	if err != nil || r == nil || r.State != journal.Prepared {
-		return allocated, nil //nolint:nilerr // reconcile loads it and finds the same
+		return allocated, nil, nil //nolint:nilerr // reconcile loads it and finds the same
 	}
 	claim, err := c.cluster.Claim(ctx, r.Claim)
 	if err != nil {
-		return allocated, err
+		return allocated, nil, err
 	}
 	hasDevices := claim != nil && c.isAllocated(claim, r)
-	orphan := c.orphans.note(uid, !hasDevices, c.clock())
+	age := c.orphans.note(r, !hasDevices, c.clock())
 	switch {
 	case hasDevices:
-		return allocated, nil
-	case claim == nil && r.BootID != c.store.Boot(), orphan >= c.orphanGrace:
-		return orphaned, nil
+		return allocated, r, nil
+	case claim == nil && r.BootID != c.store.Boot(), age >= c.orphanGrace:
+		return orphaned, r, nil
 	}
-	return recentlyOrphaned, nil
+	return recentlyOrphaned, r, nil
 }
 
 // isAllocated reports whether the claim still has a device of the record: the kubelet may
@@ -123,7 +126,8 @@ func (c *reconciler) releaseOrphan(ctx context.Context, r *journal.Record) error
 		c.events.once(ctx, r.Claim, ReasonOrphanReleased, "", "The claim "+r.Claim.String()+
 			" does not exist any more, or is not allocated here, so its devices were released without the kubelet.")
 	}
-	return errors.Join(err, c.store.Bury(r.Claim.UID, c.clock()))
+	_, buryErr := c.store.Bury(r.Claim.UID, c.clock())
+	return errors.Join(err, buryErr)
 }
 
 // disownOrphan writes down that a claim is being released, unless processes use its
@@ -151,7 +155,13 @@ func (c *reconciler) disownOrphan(ctx context.Context, r *journal.Record) error 
 		return err
 	}
 	r.State = journal.Unpreparing
-	return c.store.Save(r)
+	err = c.store.Save(r)
+	if journal.NoSpace(err) {
+		// The release will remove the record under the same lock.
+		r.State = journal.Prepared
+		return nil
+	}
+	return err
 }
 
 // users lists the processes on the devices of a claim. Nothing but this keeps a

@@ -69,7 +69,7 @@ func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim)
 	if err != nil {
 		return nil, err
 	}
-	if err := m.store.DropQuarantined(claim.UID); err != nil {
+	if err := m.dropQuarantined(ctx, claim.UID, record); err != nil {
 		return nil, err
 	}
 	return prepared(record), nil
@@ -109,8 +109,10 @@ type preparation struct {
 	earlier *journal.Record
 	// known are the keys of the devices that an earlier attempt has begun with.
 	known []string
-	// doubtful means that an earlier attempt may have begun with any of the others.
+	// doubtful means that an earlier attempt may have begun with any of the others, until
+	// they are undone.
 	doubtful bool
+	undone   []bool
 	journal  *recorder
 }
 
@@ -121,8 +123,9 @@ func (p *preparation) run(ctx context.Context) (*journal.Record, error) {
 	}
 	groups := step.Groups(p.start)
 	p.journal = newRecorder(p.store, p.start, len(groups))
+	p.undone = make([]bool, len(groups))
 	for i, g := range groups {
-		if p.attempt(g) != step.First {
+		if slices.Contains(p.known, g.Part.Devices[0].Key()) {
 			p.journal.set(i, g.Part)
 		}
 	}
@@ -154,12 +157,13 @@ func (p *preparation) prepareGroups(ctx context.Context, groups []step.Group) er
 		}
 		return err
 	})
-	if ctx.Err() == nil {
-		// That a group was stopped is nobody's concern, unless it has left something.
-		errs = slices.DeleteFunc(errs, func(err error) bool {
-			var clean *cleanError
-			return errors.Is(err, context.Canceled) && errors.As(err, &clean)
-		})
+	// That a group was stopped is nobody's concern, unless it has left something.
+	causes := slices.DeleteFunc(slices.Clone(errs), func(err error) bool {
+		var clean *cleanError
+		return err == nil || errors.Is(err, context.Canceled) && errors.As(err, &clean)
+	})
+	if len(causes) > 0 {
+		return errors.Join(causes...)
 	}
 	return errors.Join(errs...)
 }
@@ -187,13 +191,16 @@ func (p *preparation) prepareGroup(ctx context.Context, groups []step.Group, i i
 // attemptGroup makes the devices of one group under its locks: look, check, write down,
 // apply. What fails is undone before the locks are free again.
 func (p *preparation) attemptGroup(ctx context.Context, groups []step.Group, i int) error {
-	g, attempt := groups[i], p.attempt(groups[i])
-	unlock, err := p.locks.GPUs(ctx, g.GPUs)
+	unlock, err := p.locks.GPUs(ctx, groups[i].GPUs)
 	if err != nil {
 		return clean(err)
 	}
 	defer unlock()
-	part := g.Part.Clone()
+	part, attempt := p.begun(i)
+	known := part != nil
+	if !known {
+		part = step.PartOf(p.plan.Record, groups[i])
+	}
 	s, err := p.scene(ctx, part, attempt)
 	if err != nil {
 		return cleanIf(attempt == step.First, err)
@@ -205,14 +212,16 @@ func (p *preparation) attemptGroup(ctx context.Context, groups []step.Group, i i
 		}
 		return nil
 	}
-	if !slices.Contains(p.known, part.Devices[0].Key()) {
+	if !known {
 		step.KeepIntervals(part, s.Others)
 	}
 	steps := p.steps(groups, part)
 	if err := step.Check(steps, s); err != nil {
 		return cleanIf(attempt == step.First, err)
 	}
-	p.dropStaleSpecs(ctx, s)
+	if err := p.dropStaleSpecs(ctx, s); err != nil {
+		return cleanIf(attempt == step.First, err)
+	}
 	if err := p.intend(groups, i, part); err != nil {
 		if attempt == step.First {
 			err = errors.Join(err, p.journal.drop(i))
@@ -270,10 +279,11 @@ const undoTime = 30 * time.Second
 func (p *preparation) undo(ctx context.Context, i int, steps []step.Step, begun int, s *step.Scene, cause error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 	defer cancel()
-	p.journal.state(journal.Preparing)
+	p.journal.notPrepared()
 	left := errors.Join(step.Undo(ctx, steps, begun, s)...)
 	if left == nil {
 		left = p.journal.drop(i)
+		p.undone[i] = left == nil
 	} else {
 		p.journal.state(journal.Unpreparing)
 		left = errors.Join(left, p.kit.CDI.Remove(s.Record.Claim.UID), p.journal.save(i, s.Record))
@@ -293,6 +303,7 @@ func (p *preparation) undoGroups(ctx context.Context, groups []step.Group, cause
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 	defer cancel()
 	p.journal.state(journal.Unpreparing)
+	filesErr := p.releaseFiles(p.start.Claim.UID)
 	errs := concurrently(ctx, len(groups), func(i int) error {
 		part := p.journal.part(i)
 		if part == nil {
@@ -300,7 +311,7 @@ func (p *preparation) undoGroups(ctx context.Context, groups []step.Group, cause
 		}
 		return errors.Join(p.releaseGroup(ctx, p.journal, i, groups[i].GPUs, part)...)
 	})
-	if err := errors.Join(errs...); err != nil {
+	if err := errors.Join(append(errs, filesErr)...); err != nil {
 		return errors.Join(cause, fmt.Errorf("undo: %w", err))
 	}
 	return cause
@@ -324,8 +335,12 @@ func (p *preparation) finish(ctx context.Context, groups []step.Group) error {
 		p.journal.setAll(groups, r)
 		err = p.commit()
 	}
-	if err == nil || p.earlier != nil {
-		return err
+	if err == nil {
+		return nil
+	}
+	if p.earlier != nil {
+		// What it names may not be the claim's any more.
+		return errors.Join(err, p.kit.CDI.Remove(r.Claim.UID))
 	}
 	return errors.Join(append([]error{err}, step.Undo(context.WithoutCancel(ctx), steps, begun, s)...)...)
 }

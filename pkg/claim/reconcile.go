@@ -57,8 +57,9 @@ func (c *reconciler) run(ctx context.Context) error {
 	errs := concurrently(ctx, len(uids), func(i int) error {
 		ctx := klog.NewContext(ctx, klog.LoggerWithValues(klog.FromContext(ctx), "claimUID", uids[i]))
 		var is allocationState
-		is, unknown[i] = c.stateInCluster(ctx, uids[i])
-		if err := c.reconcile(ctx, uids[i], is, seen); err != nil {
+		var asked *journal.Record
+		is, asked, unknown[i] = c.stateInCluster(ctx, uids[i])
+		if err := c.reconcile(ctx, uids[i], is, asked, seen); err != nil {
 			return fmt.Errorf("claim %s: %w", uids[i], err)
 		}
 		return nil
@@ -82,7 +83,7 @@ func firstOf(unknown []error) error {
 	return nil
 }
 
-func (c *reconciler) reconcile(ctx context.Context, uid types.UID, is allocationState, seen sessionView) error {
+func (c *reconciler) reconcile(ctx context.Context, uid types.UID, is allocationState, asked *journal.Record, seen sessionView) error {
 	unlock, err := c.locks.TryClaim(uid)
 	if err != nil || unlock == nil {
 		return err
@@ -106,7 +107,8 @@ func (c *reconciler) reconcile(ctx context.Context, uid types.UID, is allocation
 	case r.State != journal.Prepared || unwanted:
 		klog.FromContext(ctx).Info("Cleaning up what an earlier call left", "claim", r.Claim, "state", r.State)
 		return c.release(ctx, r)
-	case is == orphaned:
+	case is == orphaned && r.Arrived == asked.Arrived && r.BootID == asked.BootID:
+		// Not one that was prepared anew since the API server was asked.
 		return c.releaseOrphan(ctx, r)
 	case r.BootID != c.store.Boot():
 		// The kubelet prepares it again before it starts a container, or releases

@@ -5,6 +5,7 @@ package claim
 
 import (
 	"sync"
+	"sync/atomic"
 
 	"github.com/partage-dev/partage/pkg/claim/journal"
 	"github.com/partage-dev/partage/pkg/claim/step"
@@ -28,6 +29,8 @@ type recorder struct {
 	// written is the version that the journal has; deleted means that it has none.
 	written int
 	deleted bool
+	// unwritten means that the journal has parts that were released.
+	unwritten atomic.Bool
 }
 
 func newRecorder(store *journal.Store, head *journal.Record, groups int) *recorder {
@@ -53,10 +56,16 @@ func (r *recorder) save(group int, part *journal.Record) error {
 	return r.write()
 }
 
-// drop removes the part of a group. The record goes with the last one.
+// drop removes the part of a group. The record goes with the last one. As long as that is
+// not written down others count the part, so that it stays and has to be undone again.
 func (r *recorder) drop(group int) error {
+	was := r.part(group)
 	r.set(group, nil)
-	return r.write()
+	err := r.write()
+	if err != nil && was != nil {
+		r.set(group, was)
+	}
+	return err
 }
 
 // write brings the journal to the state at this moment, or later: groups that wait for
@@ -113,6 +122,17 @@ func (r *recorder) setAll(groups []step.Group, whole *journal.Record) {
 		r.parts[i] = step.PartOf(whole, g)
 	}
 	r.version++
+}
+
+// notPrepared takes back that the claim is prepared. A claim that is being released stays
+// so.
+func (r *recorder) notPrepared() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.head.State == journal.Prepared {
+		r.head.State = journal.Preparing
+		r.version++
+	}
 }
 
 // state changes how far the claim has come, as the next write will say.

@@ -43,7 +43,7 @@ func (p *preparation) resume(ctx context.Context) error {
 		p.earlier = r.Clone()
 		p.begin(r)
 		return nil
-	case r.State == journal.Preparing && r.PartOf(want) && !split(step.Groups(want), r):
+	case r.State == journal.Preparing && r.PartOf(want) && !split(step.Groups(want), r) && sameSharing(r, want):
 		p.begin(r)
 		return nil
 	}
@@ -78,14 +78,34 @@ func split(groups []step.Group, r *journal.Record) bool {
 	})
 }
 
-// attempt says what of a group may be there.
-func (p *preparation) attempt(g step.Group) step.Attempt {
-	known := slices.Contains(p.known, g.Part.Devices[0].Key())
+// begun returns what the journal has of a group, or nil, and what of it may be there.
+func (p *preparation) begun(i int) (*journal.Record, step.Attempt) {
+	part := p.journal.part(i)
 	switch {
-	case known && p.earlier != nil:
-		return step.Repeated
-	case known || p.doubtful:
-		return step.Resumed
+	case part != nil && p.earlier != nil:
+		return part, step.Repeated
+	case part != nil || p.doubtful && !p.undone[i]:
+		return part, step.Resumed
 	}
-	return step.First
+	return nil, step.First
+}
+
+// sameSharing reports whether a record says that devices are shared as the plan wants it:
+// what was undone of it is not in the record any more.
+func sameSharing(r, want *journal.Record) bool {
+	for i := range r.Devices {
+		d := &r.Devices[i]
+		planned := want.Device(d.Key())
+		if planned == nil || d.Limited() != planned.Limited() || session(d) != session(planned) {
+			return false
+		}
+	}
+	return true
+}
+
+func session(d *journal.Device) string {
+	if d.Sharing == nil {
+		return ""
+	}
+	return d.Sharing.Session
 }

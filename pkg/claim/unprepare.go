@@ -15,6 +15,7 @@ import (
 	"github.com/partage-dev/partage/pkg/claim/journal"
 	"github.com/partage-dev/partage/pkg/claim/lock"
 	"github.com/partage-dev/partage/pkg/claim/step"
+	"github.com/partage-dev/partage/pkg/gpu"
 )
 
 // Unprepare releases everything that a claim has. It needs the journal only: no
@@ -38,19 +39,27 @@ func (m *Manager) Unprepare(ctx context.Context, uid types.UID) error {
 	if errors.Is(err, lock.ErrElsewhere) {
 		// Reconcile releases a claim that is prepared and has a younger tombstone.
 		klog.FromContext(ctx).Info("The claim is released when another process gives it back", "reason", err)
-		return errors.Join(m.kit.CDI.Remove(uid), m.store.Bury(uid, arrived))
+		_, buryErr := m.store.Bury(uid, arrived)
+		return errors.Join(m.kit.CDI.Remove(uid), buryErr)
 	}
 	if err != nil {
 		return err
 	}
 	defer unlock()
 	err = m.releaseUID(ctx, uid)
-	if errors.Is(err, errPending) {
+	// Also after a failure: the claim is not wanted any more.
+	written, buryErr := m.store.Bury(uid, arrived)
+	if errors.Is(err, errPending) && (written || m.isReleasing(uid)) {
 		klog.FromContext(ctx).Info("The rest of the claim is released later", "reason", err)
 		err = nil
 	}
-	// Also after a failure: the claim is not wanted any more.
-	return errors.Join(err, m.store.Bury(uid, arrived))
+	return errors.Join(err, buryErr)
+}
+
+// isReleasing reports whether the next process will know that the claim is to be released.
+func (m *Manager) isReleasing(uid types.UID) bool {
+	r, err := m.store.Read(uid)
+	return err == nil && r != nil && r.State == journal.Unpreparing
 }
 
 // lockClaim waits for calls of this process, and for another process not as long.
@@ -74,12 +83,12 @@ func (m *Manager) releaseUID(ctx context.Context, uid types.UID) error {
 		return err
 	case r == nil:
 		// Also what a process left that was killed before its first record.
-		return errors.Join(m.releaseFiles(uid), m.store.Delete(uid), m.dropQuarantined(ctx, uid))
+		return errors.Join(m.releaseFiles(uid), m.store.Delete(uid), m.dropQuarantined(ctx, uid, nil))
 	}
 	if err := m.release(ctx, r); err != nil {
 		return err
 	}
-	return m.dropQuarantined(ctx, uid)
+	return m.dropQuarantined(ctx, uid, nil)
 }
 
 // releaseFiles undoes the steps that belong to a claim and to no GPU.
@@ -117,7 +126,40 @@ func (e *engine) release(ctx context.Context, r *journal.Record) error {
 		return errors.Join(append(errs, filesErr)...)
 	}
 	e.failing.forget(r.Claim.UID)
+	if record.unwritten.Load() {
+		return e.releaseAtOnce(ctx, r)
+	}
 	return record.finish()
+}
+
+// releaseAtOnce undoes everything once more and removes the record under the locks of all
+// GPUs. On a full disk the journal could not say which groups were released, so that others
+// may have left to this claim what they share with it.
+func (e *engine) releaseAtOnce(ctx context.Context, r *journal.Record) error {
+	var gpus []string
+	groups := step.Groups(r)
+	for _, g := range groups {
+		gpus = append(gpus, g.GPUs...)
+	}
+	unlock, err := e.lockSoon(ctx, gpu.SortPCIAddresses(gpus))
+	if err != nil {
+		return fmt.Errorf("%w: %w", errPending, err)
+	}
+	defer unlock()
+	snapshot, err := e.store.Snapshot()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, g := range groups {
+		s := &step.Scene{Record: g.Part, Others: snapshot.Others(r.Claim.UID), Attempt: step.Resumed}
+		steps := e.kit.Steps(g.Part)
+		errs = append(errs, step.Undo(ctx, steps, len(steps), s)...)
+	}
+	if len(errs) > 0 {
+		return e.pendingOr(r.Claim, errs)
+	}
+	return e.store.Delete(r.Claim.UID)
 }
 
 // releaseGroups releases all groups at the same time: a GPU that hangs does not keep the
@@ -166,6 +208,7 @@ func (e *engine) releaseGroup(ctx context.Context, record *recorder, i int, gpus
 	}
 	if journal.NoSpace(err) {
 		klog.FromContext(ctx).Error(err, "What is released is not written down")
+		record.unwritten.Store(true)
 		err = nil
 	}
 	if err != nil {
@@ -174,12 +217,15 @@ func (e *engine) releaseGroup(ctx context.Context, record *recorder, i int, gpus
 	return errs
 }
 
-// dropQuarantined removes the damaged files of a claim that is released, if there is
-// nothing on the hardware that they could be about.
-func (m *Manager) dropQuarantined(ctx context.Context, uid types.UID) error {
+// dropQuarantined removes the damaged files of a claim that is prepared again, with the
+// same devices, or that is released, if there is nothing that they could be about.
+func (m *Manager) dropQuarantined(ctx context.Context, uid types.UID, now *journal.Record) error {
 	files, err := m.store.Quarantined(uid)
 	if err != nil || len(files) == 0 {
 		return err
+	}
+	if now != nil && m.store.QuarantinedNames(uid, now) {
+		return m.store.DropQuarantined(uid)
 	}
 	inventory := m.inventory.Load()
 	if inventory == nil {

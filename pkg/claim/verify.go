@@ -6,6 +6,7 @@ package claim
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"k8s.io/klog/v2"
 
@@ -21,9 +22,10 @@ func (p *preparation) verify(ctx context.Context, groups []step.Group, i int, s 
 	if err != nil {
 		return err
 	}
+	lost := missing(part, s.Instances) != nil
 	gone := step.MarkGone(s)
-	if gone {
-		// The ids in it may soon be those of another claim's partition.
+	if lost || gone {
+		// The ids in it may be those of another claim's partition, now or soon.
 		if err := p.kit.CDI.Remove(part.Claim.UID); err != nil {
 			return err
 		}
@@ -37,12 +39,20 @@ func (p *preparation) verify(ctx context.Context, groups []step.Group, i int, s 
 			return err
 		}
 	}
-	p.dropStaleSpecs(ctx, s)
+	if err := p.dropStaleSpecs(ctx, s); err != nil {
+		return err
+	}
 	if _, err := step.Apply(ctx, steps, s); err != nil {
 		if gone {
 			err = errors.Join(err, p.notRemade(ctx, i, part))
 		}
 		return err
+	}
+	if gone {
+		// Whatever comes of the rest of the claim.
+		if err := p.journal.save(i, part); err != nil {
+			return err
+		}
 	}
 	return p.done(groups, i, part)
 }
@@ -60,15 +70,16 @@ func (p *preparation) notRemade(ctx context.Context, i int, part *journal.Record
 
 // dropStaleSpecs removes the CDI specs of other claims whose partition is gone, before
 // the ids in them can come to mean another one.
-func (e *engine) dropStaleSpecs(ctx context.Context, s *step.Scene) {
+func (e *engine) dropStaleSpecs(ctx context.Context, s *step.Scene) error {
 	for address, instances := range s.Instances {
 		for _, lost := range step.Lost(s.Others, address, instances) {
 			klog.FromContext(ctx).Info("Removing the CDI spec of a claim whose partition is gone", "other", lost.Record.Claim, "device", lost.Device.Device)
 			if err := e.kit.CDI.Remove(lost.Record.Claim.UID); err != nil {
-				klog.FromContext(ctx).Error(err, "Removing the CDI spec of another claim", "other", lost.Record.Claim)
+				return fmt.Errorf("remove the CDI spec of claim %s, whose partition is gone: %w", lost.Record.Claim, err)
 			}
 		}
 	}
+	return nil
 }
 
 // confirm finds the partitions of all groups, each under its locks.

@@ -91,6 +91,27 @@ func quarantinedUID(path string) types.UID {
 // Quarantined returns the damaged files of a claim in this boot.
 func (s *Store) Quarantined(uid types.UID) ([]string, error) { return s.quarantine.of(uid, s.boot) }
 
+// QuarantinedNames reports whether the damaged files of a claim name all devices of a
+// record, so that nothing but these can be left of what they were about.
+func (s *Store) QuarantinedNames(uid types.UID, r *Record) bool {
+	paths, err := s.Quarantined(uid)
+	if err != nil {
+		return false
+	}
+	for _, path := range paths {
+		data, err := os.ReadFile(path)
+		if err != nil || len(deviceField.FindAllIndex(data, -1)) != len(r.Devices) {
+			return false
+		}
+		for i := range r.Devices {
+			if !strings.Contains(string(data), `"`+r.Devices[i].Device+`"`) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
 // DropQuarantined removes the damaged files of a claim: all that it has is written
 // down again, or nothing of it is left.
 func (s *Store) DropQuarantined(uid types.UID) error {

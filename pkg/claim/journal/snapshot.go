@@ -70,10 +70,11 @@ func (s *Store) Snapshot() (*Snapshot, error) {
 	return all, nil
 }
 
-// Others returns the snapshot without a claim's record.
+// Others returns the snapshot without what is about a claim.
 func (s *Snapshot) Others(uid types.UID) *Snapshot {
 	others := *s
 	others.Records = slices.DeleteFunc(slices.Clone(s.Records), func(r *Record) bool { return r.Claim.UID == uid })
+	others.Unreadable = slices.DeleteFunc(slices.Clone(s.Unreadable), func(one Unreadable) bool { return one.Claim == uid })
 	return &others
 }
 
@@ -168,10 +169,11 @@ func (s *Snapshot) OfClaimMayPartition(uid types.UID, pciAddress string) bool {
 	})
 }
 
-// OfClaimMayHoldSession reports whether a damaged record of the claim may be about the
-// session.
-func (s *Snapshot) OfClaimMayHoldSession(uid types.UID, id string) bool {
-	return slices.ContainsFunc(s.Unreadable, func(one Unreadable) bool { return one.Claim == uid && one.scope.mayHold(id) })
+// OfClaimHasSessions reports whether a damaged record of the claim may be about any session.
+func (s *Snapshot) OfClaimHasSessions(uid types.UID) bool {
+	return slices.ContainsFunc(s.Unreadable, func(one Unreadable) bool {
+		return one.Claim == uid && (!one.scope.known || len(one.scope.sessions) > 0)
+	})
 }
 
 // Explain adds to a message whose an instance without record may be.

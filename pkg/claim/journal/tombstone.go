@@ -68,15 +68,16 @@ func (t *tombstones) read(uid types.UID) (*tombstone, error) {
 }
 
 // Bury notes that a call that arrived at that time released the claim, or wants it
-// released. On a full disk the note is kept in memory.
-func (s *Store) Bury(uid types.UID, arrived time.Duration) error {
+// released, and reports whether other processes will know. On a full disk the note is kept
+// in memory.
+func (s *Store) Bury(uid types.UID, arrived time.Duration) (written bool, err error) {
 	t := &s.tombstones
 	earlier, err := t.read(uid)
 	if err != nil {
-		return err
+		return false, err
 	}
 	if earlier != nil && earlier.BootID == t.boot && earlier.Released >= arrived {
-		return nil
+		return !t.inMemory(uid), nil
 	}
 	data, err := json.Marshal(tombstone{BootID: t.boot, Released: arrived})
 	if err == nil {
@@ -89,12 +90,19 @@ func (s *Store) Bury(uid types.UID, arrived time.Duration) error {
 			t.unwritten = map[types.UID]time.Duration{}
 		}
 		t.unwritten[uid] = arrived
-		return nil
+		return false, nil
 	}
 	if err != nil {
-		return fmt.Errorf("tombstone of claim %s: %w", uid, err)
+		return false, fmt.Errorf("tombstone of claim %s: %w", uid, err)
 	}
-	return nil
+	return true, nil
+}
+
+func (t *tombstones) inMemory(uid types.UID) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	_, unwritten := t.unwritten[uid]
+	return unwritten
 }
 
 // Released reports whether the claim was released by a call that arrived after the

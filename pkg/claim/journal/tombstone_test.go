@@ -14,7 +14,7 @@ import (
 
 func mustBury(t *testing.T, s *Store, uid types.UID, arrived time.Duration) {
 	t.Helper()
-	if err := s.Bury(uid, arrived); err != nil {
+	if _, err := s.Bury(uid, arrived); err != nil {
 		t.Fatal(err)
 	}
 }

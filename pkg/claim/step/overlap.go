@@ -56,12 +56,15 @@ func checkPlace(s *Scene, d *journal.Device) error {
 func checkShares(s *Scene, d *journal.Device) error {
 	limit, limited := s.MaxShares[d.Device]
 	others := d.Sharers(s.Others.Holders())
-	if !limited || d.Admin || len(others) == 0 {
+	if !limited || d.Admin {
 		return nil
 	}
 	own := slices.DeleteFunc(d.Sharers([]*journal.Record{s.Record}), func(h journal.Held) bool { return h.Key() > d.Key() })
 	if len(others)+len(own)+1 <= limit {
 		return nil
+	}
+	if len(others) == 0 {
+		return fmt.Errorf("the claim is allocated %d shares of it, and it has %d", len(own)+1, limit)
 	}
 	other := others[max(0, slices.IndexFunc(others, func(h journal.Held) bool { return h.Record.State != journal.Prepared }))]
 	return &OverlapError{

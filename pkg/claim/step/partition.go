@@ -40,6 +40,13 @@ func (p ownedPartition) Check(s *Scene) error {
 // was made by somebody else, whatever is in it, and must not be destroyed when the claim
 // ends.
 func (p ownedPartition) expect(s *Scene, d *journal.Device) partition.Expect {
+	for i := range s.Record.Devices {
+		// Another share of the same claim, which comes first.
+		sibling := &s.Record.Devices[i]
+		if sibling != d && sibling.Owned() && sibling.SamePlace(d) && sibling.Partition.LiveUUID() != "" {
+			return partition.ExpectUUID(sibling.Partition.LiveUUID())
+		}
+	}
 	madeForSharer := false
 	for _, other := range d.Sharers(s.Others.Records) {
 		uuid := other.Partition.OwnUUID()
@@ -98,6 +105,9 @@ func (p ownedPartition) Undo(ctx context.Context, s *Scene) error {
 	d := s.Record.Device(p.key)
 	if d.SharedBy(s.Others.Holders()) {
 		return nil
+	}
+	if path := s.Others.MayPartition(d.PCIAddress); d.IsShare() && path != "" {
+		return fmt.Errorf("%w (%s)", ErrUnclear, path)
 	}
 	return p.Partitions.Destroy(ctx, d.Address(), d.Partition.OwnUUID(), d.DynamicMIG)
 }

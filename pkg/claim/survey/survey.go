@@ -248,16 +248,8 @@ func (s *Surveyor) Unexplained(ctx context.Context, inventory *device.Inventory,
 			return true, nil
 		}
 	}
-	sessions, err := s.kit.Sessions(ctx)
-	if err != nil {
-		return true, err
-	}
-	for id := range sessions {
-		if snapshot.OfClaimMayHoldSession(uid, id) && !snapshot.NamesSession(id) {
-			return true, nil
-		}
-	}
-	return false, nil
+	// Whose a compute mode is that a session has left cannot be seen.
+	return snapshot.OfClaimHasSessions(uid), nil
 }
 
 // view is what the journal says at one moment.
