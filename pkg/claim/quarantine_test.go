@@ -78,9 +78,12 @@ func TestDamagedRecordIsUnprepared(t *testing.T) {
 	b := newBox(t)
 	m := b.manager()
 	b.makeForeign(addressA0) // it may be the claim's
+	mustPrepare(t, m, newClaim("u1", sliceA1))
+	damaged := strings.Replace(recordText(t, m, "u1"), `"prepared"`, `7`, 1)
+	mustUnprepare(t, m, "u1")
 	for _, want := range [][]string{{"u1.json"}, {"u1.json", "u1.json-2"}} {
 		mustPrepare(t, m, newClaim("other", sliceA4))
-		write(t, m.store.Path("u1"), "{")
+		write(t, m.store.Path("u1"), damaged)
 		err := m.Unprepare(t.Context(), "u1")
 		var corrupt *CorruptError
 		if !errors.As(err, &corrupt) || filepath.Base(corrupt.Path) != want[len(want)-1] {

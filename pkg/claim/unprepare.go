@@ -227,6 +227,13 @@ func (m *Manager) dropQuarantined(ctx context.Context, uid types.UID, now *journ
 	if now != nil && m.store.QuarantinedNames(uid, now) {
 		return m.store.DropQuarantined(uid)
 	}
+	if now == nil {
+		// Whose a compute mode is that a session has left cannot be seen.
+		snapshot, err := m.store.Snapshot()
+		if err != nil || snapshot.OfClaimMayHaveSessions(uid) {
+			return err
+		}
+	}
 	inventory := m.inventory.Load()
 	if inventory == nil {
 		return nil

@@ -169,8 +169,9 @@ func (s *Snapshot) OfClaimMayPartition(uid types.UID, pciAddress string) bool {
 	})
 }
 
-// OfClaimHasSessions reports whether a damaged record of the claim may be about any session.
-func (s *Snapshot) OfClaimHasSessions(uid types.UID) bool {
+// OfClaimMayHaveSessions reports whether a damaged record of the claim may be about any
+// session.
+func (s *Snapshot) OfClaimMayHaveSessions(uid types.UID) bool {
 	return slices.ContainsFunc(s.Unreadable, func(one Unreadable) bool {
 		return one.Claim == uid && (!one.scope.known || len(one.scope.sessions) > 0)
 	})

@@ -224,8 +224,8 @@ func (g *surveyed) survey(ctx context.Context, view *view, viewErr error) {
 	g.latest[g.address] = g.findings
 }
 
-// Unexplained reports whether something on the node that no record explains may be that
-// of a claim whose damaged record is in the quarantine.
+// Unexplained reports whether an instance that no record explains may be that of a claim
+// whose damaged record is in the quarantine.
 func (s *Surveyor) Unexplained(ctx context.Context, inventory *device.Inventory, uid types.UID) (bool, error) {
 	snapshot, err := s.store.Snapshot()
 	if err != nil {
@@ -248,8 +248,7 @@ func (s *Surveyor) Unexplained(ctx context.Context, inventory *device.Inventory,
 			return true, nil
 		}
 	}
-	// Whose a compute mode is that a session has left cannot be seen.
-	return snapshot.OfClaimHasSessions(uid), nil
+	return false, nil
 }
 
 // view is what the journal says at one moment.
