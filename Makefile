@@ -28,8 +28,10 @@ LINT := $(OUT)/bin/golangci-lint
 # How long make soak takes.
 SOAK := 10m
 # Unit tests run with the race detector, except for packages without goroutines, whose
-# tests then start sooner, and pkg/host, which runs its test binary without a C library.
-PLAIN := ./pkg/api/... ./pkg/device/... ./pkg/host/... ./pkg/policy/... ./pkg/version/... ./test/gpusim/...
+# tests then start sooner, pkg/host, which runs its test binary without a C library, and
+# pkg/mps/supervisor, which runs its test binary as the control program: with the detector
+# that takes longer to start than the tests give it.
+PLAIN := ./pkg/api/... ./pkg/device/... ./pkg/host/... ./pkg/mps/supervisor ./pkg/policy/... ./pkg/version/... ./test/gpusim/...
 RACE = $(filter-out $(shell go list $(PLAIN)),$(shell go list ./cmd/... ./pkg/...))
 FLOW := $(addprefix ./test/flow/,claims sharing crash fault soak)
 
