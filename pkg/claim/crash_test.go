@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -374,10 +375,10 @@ func TestFaultPersists(t *testing.T) {
 		for n := 1; ; n++ {
 			b, want := scene(t, l)
 			claim := l.newClaims()[0]
-			count := 0
+			var count atomic.Int32 // groups are made at the same time
 			m := b.manager()
 			b.hooks(func(string) error {
-				if count++; count >= n {
+				if count.Add(1) >= int32(n) {
 					return errFault
 				}
 				return nil

@@ -66,7 +66,7 @@ func TestSimulatedLookAtFullGPU(t *testing.T) {
 			mig.Instances = append(mig.Instances, machine.GPUInstance{ID: id, ProfileID: profile, Placement: at, Compute: compute})
 			found := gpu.Instance{ID: id, ProfileID: profile, Placement: gpu.Placement(at)}
 			for _, ci := range compute {
-				found.Compute = append(found.Compute, gpu.ComputeInstance{ID: ci.ID, UUID: ci.UUID})
+				found.Compute = append(found.Compute, gpu.ComputeInstance{ID: ci.ID, UUID: ci.UUID, Slices: ci.Placement.Size})
 			}
 			want.Instances = append(want.Instances, found)
 		}
