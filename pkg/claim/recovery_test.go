@@ -444,7 +444,7 @@ func TestDropThatWasNotWritten(t *testing.T) {
 			return nil
 		}, nil)
 		goOn := make(chan struct{})
-		b.onGPU = func(address, e string) error {
+		b.onGPU = func(address, _ string) error {
 			if address == pciB {
 				<-goOn
 				return errors.New("canceled, or anything else")

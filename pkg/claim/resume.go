@@ -43,7 +43,7 @@ func (p *preparation) resume(ctx context.Context) error {
 		p.earlier = r.Clone()
 		p.begin(r)
 		return nil
-	case r.State == journal.Preparing && r.PartOf(want) && !split(step.Groups(want), r) && sameSharing(r, want):
+	case r.State == journal.Preparing && resumable(r, want):
 		p.begin(r)
 		return nil
 	}
@@ -54,6 +54,12 @@ func (p *preparation) resume(ctx context.Context) error {
 		return fmt.Errorf("release what the claim had before: %w", err)
 	}
 	return nil
+}
+
+// resumable reports whether a preparation can be continued: what was written down is a part
+// of what is wanted now, by whole groups, shared in the same way.
+func resumable(r, want *journal.Record) bool {
+	return r.PartOf(want) && !split(step.Groups(want), r) && sameSharing(r, want)
 }
 
 // begin goes on with what an earlier attempt has written down.

@@ -120,7 +120,7 @@ func (w *walk) step(t *testing.T) {
 	case 2:
 		n, count, life := 1+r.IntN(8), 0, time.Duration(r.IntN(100))*time.Second
 		var mu sync.Mutex
-		b.onGPU = func(address, e string) error {
+		b.onGPU = func(address, _ string) error {
 			mu.Lock()
 			defer mu.Unlock()
 			if count++; count != n {
@@ -136,11 +136,11 @@ func (w *walk) step(t *testing.T) {
 	var wg sync.WaitGroup
 	n := 1 + r.IntN(4)
 	for range n {
-		i, k, c, away, seed := r.IntN(len(w.m)), r.IntN(20), r.IntN(len(walkClaims)), r.IntN(3) == 0, r.Uint64()
+		i, k, c, away := r.IntN(len(w.m)), r.IntN(20), r.IntN(len(walkClaims)), r.IntN(3) == 0
 		if n > 1 && k >= 17 {
 			k = 13
 		}
-		wg.Go(func() { w.act(t, ctx, i, k, c, away, fault, seed) })
+		wg.Go(func() { w.act(t, ctx, i, k, c, away, fault) })
 	}
 	wg.Wait()
 	i, m := 0, w.m[0]
@@ -167,7 +167,7 @@ func (w *walk) step(t *testing.T) {
 	w.check(t, m)
 }
 
-func (w *walk) act(t *testing.T, ctx context.Context, i, k, c int, away bool, fault string, seed uint64) {
+func (w *walk) act(t *testing.T, ctx context.Context, i, k, c int, away bool, fault string) {
 	b, m := w.box, w.m[i]
 	uid := types.UID("u" + strconv.Itoa(c))
 	op, err := "", error(nil)
