@@ -140,7 +140,7 @@ func (w *walk) step(t *testing.T) {
 		if n > 1 && k >= 17 {
 			k = 13
 		}
-		wg.Go(func() { w.act(t, ctx, i, k, c, away, fault) })
+		wg.Go(func() { w.act(ctx, t, i, k, c, away, fault) })
 	}
 	wg.Wait()
 	i, m := 0, w.m[0]
@@ -167,7 +167,7 @@ func (w *walk) step(t *testing.T) {
 	w.check(t, m)
 }
 
-func (w *walk) act(t *testing.T, ctx context.Context, i, k, c int, away bool, fault string) {
+func (w *walk) act(ctx context.Context, t *testing.T, i, k, c int, away bool, fault string) {
 	b, m := w.box, w.m[i]
 	uid := types.UID("u" + strconv.Itoa(c))
 	op, err := "", error(nil)
