@@ -4,6 +4,8 @@
 package sharing
 
 import (
+	"context"
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -59,6 +61,14 @@ func TestHookRefusesDeadDaemon(t *testing.T) {
 	if err := n.KillMPS(); err != nil {
 		t.Fatal(err)
 	}
+	// A process that was killed can be found no more before its sockets are closed.
+	starts := n.CheckContainerStarts(t, ids)
+	p.Until(t, "the end of the daemon's socket", func(ctx context.Context) error {
+		if starts(ctx) == nil {
+			return errors.New("a container starts")
+		}
+		return nil
+	})
 	wantNoContainer(t, n, n.Container(t, ids...), n.DeviceName(t, 0, "", 0))
 	n.StartSupervisor(t)
 	p.Until(t, "the daemon", n.CheckContainerStarts(t, ids))
