@@ -5,7 +5,6 @@ package claim
 
 import (
 	"context"
-	"slices"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -76,9 +75,5 @@ func (l *eventLog) always(ctx context.Context, claim Ref, reason, message string
 func (l *eventLog) retain(uids []types.UID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for uid := range l.last {
-		if !slices.Contains(uids, uid) {
-			delete(l.last, uid)
-		}
-	}
+	keepOnly(l.last, uids)
 }

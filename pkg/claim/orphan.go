@@ -56,11 +56,7 @@ func (o *orphans) note(r *journal.Record, isOrphan bool, now time.Duration) time
 func (o *orphans) retain(uids []types.UID) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for uid := range o.since {
-		if !slices.Contains(uids, uid) {
-			delete(o.since, uid)
-		}
-	}
+	keepOnly(o.since, uids)
 }
 
 // allocationState is what the API server's answer means for a prepared claim.

@@ -79,11 +79,7 @@ func (f *failures) forget(uid types.UID) {
 func (f *failures) retain(uids []types.UID) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for uid := range f.known {
-		if !slices.Contains(uids, uid) {
-			delete(f.known, uid)
-		}
-	}
+	keepOnly(f.known, uids)
 }
 
 // pendingOr joins the errors of a release, and marks the result if it has to wait.

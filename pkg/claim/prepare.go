@@ -318,8 +318,8 @@ func (p *preparation) undoGroups(ctx context.Context, groups []step.Group, cause
 }
 
 // finish takes the steps that belong to a claim with several groups. Once the CDI spec
-// is written it is confirmed that the partitions are still those that it names: whoever
-// makes another one later removes the spec.
+// is written it is confirmed that the partitions are still those that it names: a later
+// creation of another one there removes the spec.
 func (p *preparation) finish(ctx context.Context, groups []step.Group) error {
 	r := p.record()
 	s := &step.Scene{Record: r, Attempt: step.Resumed}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -159,4 +160,9 @@ func (c *reconciler) partitionGone(ctx context.Context, r *journal.Record, d *jo
 	c.events.once(ctx, r.Claim, ReasonPartitionGone, uuid, "The claim "+r.Claim.String()+": "+err.Error()+
 		". Its containers cannot use it any more; delete the pods.")
 	return errors.Join(err, c.kit.CDI.Remove(r.Claim.UID))
+}
+
+// keepOnly forgets all other claims.
+func keepOnly[V any](known map[types.UID]V, uids []types.UID) {
+	maps.DeleteFunc(known, func(uid types.UID, _ V) bool { return !slices.Contains(uids, uid) })
 }

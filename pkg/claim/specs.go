@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -18,7 +17,7 @@ import (
 )
 
 // checkedSpecs are the claims whose CDI spec this process has written or compared with
-// the hardware. Until the partition goes the spec stays right, and whoever makes another
+// the hardware. The spec stays right until the partition goes, and creating another
 // partition then removes it.
 type checkedSpecs struct {
 	mu   sync.Mutex
@@ -50,11 +49,7 @@ func (c *checkedSpecs) forget(uid types.UID) {
 func (c *checkedSpecs) retain(uids []types.UID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for uid := range c.uids {
-		if !slices.Contains(uids, uid) {
-			delete(c.uids, uid)
-		}
-	}
+	keepOnly(c.uids, uids)
 }
 
 // maintainSpec writes the CDI spec of a prepared claim if it is missing or out of date.

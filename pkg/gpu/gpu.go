@@ -9,6 +9,8 @@
 // minors may change at a boot while the PCI address does not.
 package gpu
 
+import "slices"
+
 // Node is everything that a node reports about its GPUs.
 type Node struct {
 	// DriverVersion is the kernel driver's version as NVML prints it, for
@@ -144,6 +146,12 @@ type Instance struct {
 	// Compute is empty if the compute instance was not created yet or is destroyed
 	// already.
 	Compute []ComputeInstance
+}
+
+// HasMIGDevice reports whether an instance is the partition with the UUID: one with a
+// single compute instance.
+func HasMIGDevice(instances []Instance, uuid string) bool {
+	return slices.ContainsFunc(instances, func(i Instance) bool { return len(i.Compute) == 1 && i.Compute[0].UUID == uuid })
 }
 
 // ComputeInstance is a live compute instance.

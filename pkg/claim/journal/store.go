@@ -27,8 +27,8 @@ const (
 	folderMode = 0o750
 )
 
-// Store keeps the records of one node. Whoever reads or writes the record of a claim
-// holds that claim's lock, except for Snapshot and UIDs.
+// Store keeps the records of one node. Reading or writing the record of a claim
+// requires that claim's lock, except in Snapshot and UIDs.
 type Store struct {
 	dir, boot  string
 	files      Files

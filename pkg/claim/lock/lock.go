@@ -39,7 +39,7 @@ const claimPrefix = "claim-"
 // Locks are exclusive among the goroutines of all processes that use the same folder.
 // The kernel frees what a killed process held.
 //
-// Whoever waits for several GPUs holds none of them meanwhile: the claims of a GPU
+// A caller that waits for several GPUs holds none of them meanwhile: the claims of a GPU
 // that works must not wait for one that hangs.
 type Locks struct {
 	dir string

@@ -19,7 +19,7 @@ import (
 // Partitions are the GPUs. The effects are idempotent, and the caller holds the
 // GPU's lock. With dynamic false, MIG mode is never touched.
 type Partitions interface {
-	// State lists the instances of a GPU, whoever made them. The error wraps
+	// State lists all instances of a GPU, foreign ones included. The error wraps
 	// gpu.ErrNotSupported on a GPU without MIG.
 	State(ctx context.Context, pciAddress string) (gpu.MIGState, error)
 	// Ensure makes a partition, or completes what is there if it is the expected one,

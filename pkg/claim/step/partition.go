@@ -52,7 +52,7 @@ func (p ownedPartition) expect(s *Scene, d *journal.Device) partition.Expect {
 		uuid := other.Partition.OwnUUID()
 		if uuid == "" {
 			madeForSharer = true // maybe, by a process that died before it knew the UUID
-		} else if hasUUID(s.Instances[d.PCIAddress], uuid) {
+		} else if gpu.HasMIGDevice(s.Instances[d.PCIAddress], uuid) {
 			return partition.ExpectUUID(uuid)
 		}
 	}
@@ -79,7 +79,7 @@ func (p ownedPartition) checkSharers(s *Scene, d *journal.Device) error {
 	instances := s.Instances[d.PCIAddress]
 	for _, other := range d.Sharers(s.Others.Holders()) {
 		uuid := other.Partition.OwnUUID()
-		if uuid == "" || hasUUID(instances, uuid) {
+		if uuid == "" || gpu.HasMIGDevice(instances, uuid) {
 			continue
 		}
 		now := "it is made again when that claim is released"
@@ -113,11 +113,6 @@ func (p ownedPartition) Undo(ctx context.Context, s *Scene) error {
 }
 
 func (p ownedPartition) Forget(r *journal.Record) { r.Remove(p.key) }
-
-// hasUUID reports whether an instance is the partition with the UUID.
-func hasUUID(instances []gpu.Instance, uuid string) bool {
-	return slices.ContainsFunc(instances, func(i gpu.Instance) bool { return len(i.Compute) == 1 && i.Compute[0].UUID == uuid })
-}
 
 // MarkGone notes which partitions that were made for the claim do not exist any more, so
 // that Apply makes them again, and reports whether there are any. Until the record with

@@ -26,14 +26,14 @@ func (v *view) classify(pciAddress string, facts *gpu.GPU, state gpu.MIGState) f
 		}
 	}
 	for _, d := range v.snapshot.On(pciAddress) {
-		if uuid := d.Partition.LiveUUID(); uuid != "" && !hasUUID(instances, uuid) {
+		if uuid := d.Partition.LiveUUID(); uuid != "" && !gpu.HasMIGDevice(instances, uuid) {
 			f.gone = append(f.gone, uuid)
 		}
 	}
 	for _, d := range claims {
 		there := slices.ContainsFunc(instances, d.At)
 		switch {
-		case d.Type == journal.Static && d.Partition.Live != nil && !hasUUID(instances, d.Partition.Live.UUID):
+		case d.Type == journal.Static && d.Partition.Live != nil && !gpu.HasMIGDevice(instances, d.Partition.Live.UUID):
 			f.statics = append(f.statics, static(d, true))
 		case d.Type == journal.Static || !v.abandoned[d.Record.Claim.UID]:
 		case d.Partition == nil || there:
@@ -143,10 +143,6 @@ func pending(d journal.Held, why string) device.Condition {
 		c.Where, c.ProfileID = &p.Placement, &p.ProfileID
 	}
 	return c
-}
-
-func hasUUID(instances []gpu.Instance, uuid string) bool {
-	return slices.ContainsFunc(instances, func(i gpu.Instance) bool { return len(i.Compute) == 1 && i.Compute[0].UUID == uuid })
 }
 
 func compareInstances(a, b gpu.Instance) int {
