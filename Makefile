@@ -31,7 +31,7 @@ SOAK := 10m
 # tests then start sooner, pkg/host, which runs its test binary without a C library, and
 # pkg/mps/supervisor, which runs its test binary as the control program: with the detector
 # that takes longer to start than the tests give it.
-PLAIN := ./pkg/api/... ./pkg/device/... ./pkg/host/... ./pkg/mps/supervisor ./pkg/policy/... ./pkg/version/... ./test/gpusim/...
+PLAIN := ./cmd/partage-hook ./pkg/api/... ./pkg/device/... ./pkg/host/... ./pkg/mps/supervisor ./pkg/policy/... ./pkg/quote/... ./pkg/version/... ./test/docs ./test/gpusim/... ./test/versions
 RACE = $(filter-out $(shell go list $(PLAIN)),$(shell go list ./cmd/... ./pkg/...))
 FLOW := $(addprefix ./test/flow/,claims sharing crash fault soak)
 
@@ -40,15 +40,18 @@ FLOW := $(addprefix ./test/flow/,claims sharing crash fault soak)
 
 say = @printf '\n--- %s\n' '$(1)'
 
+# The whole log, and at its end what failed, for those who see the end only.
+failed = cat $(1); printf '\nfailed:\n'; grep -E '^ *--- FAIL|^FAIL|^panic:|DATA RACE' $(1); exit 1
+
 # Tests that say what they did: a line for each test and each count of cases. $(1):
 # where the rest goes; $(2): arguments of go test.
 define verbose
-	@mkdir -p $(dir $(1)); go test -v $(2) 2>&1 | tee $(1) | grep --line-buffered -E '^(---|ok|FAIL|panic|enumerations)|[a-z_]+.go:[0-9]+: .*[0-9]+ (cases|crashes|faults|seeds|.* driver started)' || { cat $(1); exit 1; }
+	@mkdir -p $(dir $(1)); go test -v $(2) 2>&1 | tee $(1) | grep --line-buffered -E '^(---|ok|FAIL|panic|enumerations)|[a-z_]+.go:[0-9]+: .*[0-9]+ (cases|crashes|faults|seeds|.* driver started)' || { $(call failed,$(1)); }
 endef
 
 # The same with a line for each package instead of each test.
 define quiet
-	@mkdir -p $(dir $(1)); go test -v $(2) 2>&1 | tee $(1) | grep --line-buffered -E '^(--- FAIL|ok|FAIL|panic)|_test.go:[0-9]+: .*[0-9]+ (cases|crashes|faults|seeds)' || { cat $(1); exit 1; }
+	@mkdir -p $(dir $(1)); go test -v $(2) 2>&1 | tee $(1) | grep --line-buffered -E '^(--- FAIL|ok|FAIL|panic)|_test.go:[0-9]+: .*[0-9]+ (cases|crashes|faults|seeds)' || { $(call failed,$(1)); }
 endef
 
 ##@ Try it
@@ -80,7 +83,7 @@ demo-down: ## Stop the local Kubernetes; nothing of it stays
 build: gpusim ## Build the driver and the test tools into bin/
 	$(call say,building the driver and the tools)
 	go build -ldflags '$(GO_LDFLAGS)' -o bin/ ./cmd/gpu-kubelet-plugin
-	CGO_ENABLED=0 go build -ldflags '$(GO_LDFLAGS)' -o bin/ ./cmd/mps-supervisor
+	CGO_ENABLED=0 go build -ldflags '$(GO_LDFLAGS)' -o bin/ ./cmd/mps-supervisor ./cmd/partage-hook
 	go build -ldflags '-s -w' -o bin/nvidia-cdi-hook github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook
 	cd test/cluster && CGO_ENABLED=0 go build -o ../../bin/cluster ./cmd/cluster
 
@@ -108,15 +111,39 @@ images: build cluster ## Build the container images of driver and demos, without
 	$(call say,building the images)
 	$(CLUSTER) images
 
+.PHONY: image
+image: pinned ## Build the image for a registry with docker: make image IMAGE=registry.example.com/gpu-kubelet-plugin:dev
+	@[[ -n '$(IMAGE)' ]] || { echo 'usage: make image IMAGE=registry.example.com/gpu-kubelet-plugin:dev [BUILD=--push]'; exit 2; }
+	VERSION='$(VERSION)' COMMIT='$(COMMIT)' deployments/container/build '$(IMAGE)' $(BUILD)
+
+.PHONY: pin-images
+pin-images: ## Write the digests of the base images, as their registries have them now
+	deployments/container/pin
+
+.PHONY: pinned
+pinned:
+	@deployments/container/check
+	@[[ -e deployments/container/base-images ]] || { echo 'deployments/container/base-images does not exist: make pin-images writes it'; exit 1; }
+
 ##@ Test
 
 .PHONY: test
-test: root setup test-unit helm-check test-flow test-cluster ## Run all tests, with all that they need
+test: root setup test-unit test-allocators helm-check test-flow test-cluster test-admission ## Run all tests, with all that they need
 	$(call say,all tests passed)
 
 .PHONY: test-all
 test-all: export PARTAGE_TEST_ALL := 1
-test-all: test ## Run all tests, with all crashes and faults instead of a sample
+test-all: test test-walk ## Run all tests, with all crashes and faults instead of a sample
+
+.PHONY: test-walk
+test-walk: ## Take random steps with claims from 2,000 seeds
+	$(call say,random steps with claims)
+	go test -timeout 30m -run '^TestWalk$$' ./pkg/claim -walk.seeds=2000
+
+# test/cluster/admission imports much of Kubernetes, so it is built as Kubernetes was, and
+# not analysed: that takes minutes. What it reads is outside its module, so go would take
+# old results.
+LIKE_KUBERNETES := -trimpath -vet=off
 
 # ./test/cluster is a module of its own; ./test/e2e needs a cluster, that of SUITE.
 SUITE := pods
@@ -127,7 +154,7 @@ test-one: root setup build cluster images
 	E2E_RUN='$(RUN)' test/e2e/run $(SUITE)
 else ifneq (,$(findstring test/cluster,$(PKG)))
 test-one:
-	cd test/cluster && CGO_ENABLED=0 go test -count=1 -v -run '$(RUN)' $(patsubst ./test/cluster/%,./%,$(PKG))
+	cd test/cluster && CGO_ENABLED=0 go test $(if $(findstring cluster/admission,$(PKG)),$(LIKE_KUBERNETES)) -count=1 -v -run '$(RUN)' $(patsubst ./test/cluster/%,./%,$(PKG))
 else
 test-one: $(if $(findstring test/flow,$(PKG)),build,gpusim) ## Run tests of one package: make test-one PKG=./pkg/device RUN=TestGolden
 	@[[ -n '$(PKG)' ]] || { echo 'usage: make test-one PKG=./pkg/device [RUN=TestGolden]'; exit 2; }
@@ -138,9 +165,15 @@ endif
 test-unit: gpusim ## Test every package by itself
 	$(call say,unit tests)
 	go test $(PLAIN)
-	cd test/cluster && CGO_ENABLED=0 go test ./...
+	@# Without cmd/kube, which has no tests: go test analyses what it imports, all of Kubernetes.
+	cd test/cluster && CGO_ENABLED=0 go test ./cmd/cluster ./internal/...
 	$(call say,unit tests with the race detector: log in $(OUT)/test-race.log)
 	$(call quiet,$(OUT)/test-race.log,-race -timeout 15m $(RACE))
+
+.PHONY: test-allocators
+test-allocators: ## Run what is published through the allocators of older Kubernetes versions
+	$(call say,allocators of Kubernetes versions)
+	cd test/allocators && for file in go.mod versions/*.mod; do go test -modfile=$$file -v . | grep -vE '^(===|PASS)' || exit 1; done
 
 .PHONY: test-flow
 test-flow: build ## Test the plugin over gRPC against simulated GPUs, without Kubernetes
@@ -159,16 +192,30 @@ test-cluster: root setup build cluster images ## Test with real pods on local Ku
 	go test -c -tags e2e -o $(OUT)/e2e.test ./test/e2e
 	test/e2e/run
 
+.PHONY: test-admission
+test-admission: ## Let the API server's code judge the chart's objects, and claims by its policies
+	$(call say,what an API server makes of the chart)
+	cd test/cluster && CGO_ENABLED=0 go test $(LIKE_KUBERNETES) -count=1 -v ./admission | grep -E '^(--- FAIL|ok|FAIL|panic)|_test.go:[0-9]+:'
+
+# VERSIONS names some of them; test/versions/run says which there are.
+VERSIONS :=
+.PHONY: test-versions
+test-versions: root setup build cluster images ## Test on older versions of Kubernetes, and write docs/compatibility.md
+	$(call say,other versions of Kubernetes: logs in $(OUT)/test-versions)
+	go test -c -tags e2e -o $(OUT)/e2e.test ./test/e2e
+	test/versions/run $(VERSIONS)
+
 .PHONY: helm-check
-helm-check: $(HELM) ## Check the chart: lint, golden files, refusals
+helm-check: $(HELM) ## Check the chart and the image: lint, golden files, refusals, pins
 	$(call say,helm chart)
 	HELM=$(CURDIR)/$(HELM) deployments/helm/check
+	deployments/container/check
 
 .PHONY: bench
 bench: build ## Measure Prepare and Unprepare, without and with simulated latency of the hardware
 	go test -run '^$$' -bench . -benchtime 3s ./test/flow/bench
 
-# Without cmd/kube, whose 50 lines import all of Kubernetes: analysing that takes minutes.
+# Without cmd/kube and admission, which import much of Kubernetes: analysing that takes minutes.
 LINT_CLUSTER := ./cmd/cluster ./cmd/pause ./integration ./internal/...
 
 .PHONY: lint
@@ -179,6 +226,7 @@ lint: $(LINT) gpusim ## Check formatting and code of all modules
 	go vet -tags e2e ./...
 	$(LINT) run --allow-serial-runners ./...
 	cd test/cluster && CGO_ENABLED=0 go vet -tags cluster $(LINT_CLUSTER) && CGO_ENABLED=0 $(CURDIR)/$(LINT) run --allow-serial-runners --config $(CURDIR)/.golangci.yaml $(LINT_CLUSTER)
+	cd test/allocators && $(CURDIR)/$(LINT) run --allow-serial-runners --config $(CURDIR)/.golangci.yaml .
 
 $(LINT): test/tools/go.mod test/tools/go.sum
 	$(call say,building golangci-lint (once))
@@ -191,7 +239,7 @@ $(LINT): test/tools/go.mod test/tools/go.sum
 # they write what the tests of pkg/device read. ./test/cluster is a module of its own.
 .PHONY: golden
 golden: build $(HELM) ## Rewrite all golden files from what the code does now; look at the diff
-	$(call update-golden,test/gpusim test/flow pkg)
+	$(call update-golden,test/gpusim test/flow test/versions pkg)
 	cd test/cluster && export CGO_ENABLED=0; $(call update-golden,internal)
 	HELM=$(CURDIR)/$(HELM) deployments/helm/check -update
 

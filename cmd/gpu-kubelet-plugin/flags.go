@@ -9,6 +9,7 @@ import (
 	"github.com/urfave/cli/v3"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
+	"github.com/partage-dev/partage/pkg/claim"
 	"github.com/partage-dev/partage/pkg/command"
 )
 
@@ -28,7 +29,7 @@ type config struct {
 	pluginsDir   string
 	registrarDir string
 	mpsDir       string
-	supervisor   string
+	hook         string
 	policyFile   string
 	interposer   string
 	podUID       string
@@ -37,6 +38,9 @@ type config struct {
 	pollInterval      time.Duration
 	reconcileInterval time.Duration
 	orphanGrace       time.Duration
+	policySpread      time.Duration
+
+	claimCheckInterval time.Duration
 
 	process command.Process
 
@@ -61,7 +65,7 @@ func (c *config) flags() []cli.Flag {
 			"kubeconfig file for the API server; empty: the pod's service account"),
 		&cli.FloatFlag{
 			Name: "kube-api-qps", Category: categoryCluster, Value: 50, Destination: &c.qps, Sources: command.Env("kube-api-qps"),
-			Usage: "sustained rate of requests to the API server, per second; every claim that is prepared needs one",
+			Usage: "sustained rate of requests to the API server, per second; every claim that is prepared needs one. What can wait has a small rate of its own",
 		},
 		command.Int(categoryCluster, "kube-api-burst", 100, &c.burst,
 			"burst of requests to the API server"),
@@ -88,8 +92,8 @@ func (c *config) flags() []cli.Flag {
 			"the kubelet's directory for registration sockets; must be the same path inside and outside the container"),
 		command.String(categoryPaths, "mps-dir", "/run/partage/mps", &c.mpsDir,
 			"the MPS supervisor's directory; must be the same path inside and outside the container"),
-		command.String(categoryPaths, "mps-supervisor-program", "/usr/bin/mps-supervisor", &c.supervisor,
-			"the mps-supervisor program; it is copied to where the container runtime can run it as a hook"),
+		command.String(categoryPaths, "partage-hook", "/usr/bin/partage-hook", &c.hook,
+			"the partage-hook program, which checks limits before a container starts; it is copied like nvidia-cdi-hook"),
 
 		command.String(categorySharing, "policy-file", "", &c.policyFile,
 			"the SharingPolicy, which may change at any time; empty: every kind of device on every GPU"),
@@ -101,14 +105,18 @@ func (c *config) flags() []cli.Flag {
 		command.Duration(categoryTimes, "poll-interval", 10*time.Second, &c.pollInterval,
 			"time between two polls of the GPUs"),
 		command.Duration(categoryTimes, "reconcile-interval", 30*time.Second, &c.reconcileInterval,
-			"time between two attempts to clean up after failures and after claims that no longer exist"),
+			"time between two attempts to clean up after failures"),
+		command.Duration(categoryTimes, "claim-check-interval", claim.DefaultCheckInterval, &c.claimCheckInterval,
+			"time in which the API server is asked once about each prepared claim, in case that it no longer exists; sooner about one that is in the way of another"),
 		command.Duration(categoryTimes, "orphan-grace", 2*time.Minute, &c.orphanGrace,
 			"how long a claim must be gone from the cluster before its devices are released without a request of the kubelet"),
+		command.Duration(categoryTimes, "policy-spread", 40*time.Second, &c.policySpread,
+			"over how long the nodes of a cluster spread a change of the policy, for every 1,000 ResourceSlices in the cluster, at most 2h in all; 0s: none of them waits"),
 
 		command.String(categoryProcess, "pod-uid", "", &c.podUID,
 			"UID of the driver's pod; lets an old and a new pod overlap during a rolling update"),
 	}
-	return append(flags, c.process.Flags(categoryProcess, 51515)...)
+	return append(flags, c.process.Flags(categoryProcess)...)
 }
 
 func (c *config) slicesFlags() []cli.Flag {

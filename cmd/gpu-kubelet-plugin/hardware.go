@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 
+	"k8s.io/klog/v2"
+
 	"github.com/partage-dev/partage/pkg/cdi"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/gpu/nvml"
@@ -25,10 +27,15 @@ type hardware struct {
 	specs  *cdi.Specs
 	config *config
 	roots  host.Roots
+	// noGPUs says that there is no driver because the machine has no GPUs.
+	noGPUs bool
 }
 
 func (h *hardware) Open(ctx context.Context) error {
 	err := h.Client.Open(ctx)
+	if h.lacksGPUs(ctx, err) {
+		return nil
+	}
 	switch {
 	case err == nil:
 		// Only now: without the driver its files are no evidence of where the roots are.
@@ -43,6 +50,22 @@ func (h *hardware) Open(ctx context.Context) error {
 	return err
 }
 
+// lacksGPUs reports whether the driver is missing where there is nothing to drive. Such
+// a node is in order: nothing is published, and the plugin is ready.
+func (h *hardware) lacksGPUs(ctx context.Context, err error) bool {
+	before := h.noGPUs
+	h.noGPUs = false
+	if errors.Is(err, gpu.ErrDriverNotLoaded) {
+		// Where the PCI bus cannot be read it is not known that there are none.
+		gpus, unknown := h.roots.NVIDIAGPUs()
+		h.noGPUs = unknown == nil && len(gpus) == 0
+	}
+	if h.noGPUs && !before {
+		klog.FromContext(ctx).Info("This machine has neither an NVIDIA GPU nor the driver, nothing is published", "reason", err)
+	}
+	return h.noGPUs
+}
+
 // onHost adds the driver root's path on the host, since people know that and not the
 // one in this container.
 func (h *hardware) onHost(err error) error {
@@ -54,6 +77,9 @@ func (h *hardware) onHost(err error) error {
 
 // Discover also gives the driver's version to the CDI specs.
 func (h *hardware) Discover(ctx context.Context) (*gpu.Node, error) {
+	if h.noGPUs {
+		return &gpu.Node{}, nil
+	}
 	node, err := h.Client.Discover(ctx)
 	if err == nil {
 		h.specs.SetDriverVersion(node.DriverVersion)

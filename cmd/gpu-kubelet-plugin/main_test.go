@@ -4,12 +4,10 @@
 package main
 
 import (
-	"bytes"
 	"errors"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -30,7 +28,7 @@ func TestBadFlags(t *testing.T) {
 	// A run that starts with these has only the mistakes that a test adds.
 	good := []string{
 		"--node-name=n", "--kubelet-plugins-dir=" + dir, "--kubelet-registrar-dir=" + dir, "--nvidia-cdi-hook=" + os.Args[0],
-		"--mps-supervisor-program=" + os.Args[0],
+		"--partage-hook=" + os.Args[0],
 	}
 	for _, test := range []struct {
 		args []string
@@ -50,29 +48,32 @@ func TestBadFlags(t *testing.T) {
 		{[]string{"--host-dev-root=x"}, []string{`--host-dev-root (HOST_DEV_ROOT) is "x": want`}},
 		{[]string{"--cdi-root=x"}, []string{`--cdi-root (CDI_ROOT) is "x": want an absolute path`}},
 		{[]string{"--nvidia-cdi-hook=" + file}, []string{`--nvidia-cdi-hook (NVIDIA_CDI_HOOK) is "` + file + `": want a program`}},
-		{[]string{"--mps-supervisor-program=/does/not/exist"}, []string{`--mps-supervisor-program (MPS_SUPERVISOR_PROGRAM) is "/does/not/exist": want a program`}},
+		{[]string{"--partage-hook=/does/not/exist"}, []string{`--partage-hook (PARTAGE_HOOK) is "/does/not/exist": want a program`}},
 		{[]string{"--mps-dir=" + file}, []string{`--mps-dir (MPS_DIR) is "` + file + `": want a directory`}},
 		{[]string{"--policy-file=policy.yaml"}, []string{`--policy-file (POLICY_FILE) is "policy.yaml": want an absolute path`}},
 		{[]string{"--interposer-library=lib.so"}, []string{`--interposer-library (INTERPOSER_LIBRARY) is "lib.so": want an absolute path`}},
 		{[]string{"--kubelet-plugins-dir=/does/not/exist"}, []string{"--kubelet-plugins-dir (KUBELET_PLUGINS_DIR)"}},
 		{[]string{"--kubelet-registrar-dir=/does/not/exist"}, []string{"--kubelet-registrar-dir (KUBELET_REGISTRAR_DIR)"}},
 		{[]string{"--pod-uid=a/b"}, []string{`--pod-uid (POD_UID) is "a/b": want a UID`}},
-		{[]string{"--health-port=65536"}, []string{`--health-port (HEALTH_PORT) is "65536": want a port`}},
-		{[]string{"--health-port=x"}, []string{"health-port", `"x"`}},
+		{[]string{"--health-socket=health.sock"}, []string{`--health-socket (HEALTH_SOCKET) is "health.sock": want an absolute path`}},
+		{[]string{"health", "startup"}, []string{`health: got ["startup"]: want liveness or readiness`}},
 		{[]string{"--nvml-call-limit=0s"}, []string{`--nvml-call-limit (NVML_CALL_LIMIT) is "0s": want a time from 50ms to 45s`}},
 		{[]string{"--nvml-call-limit=1m"}, []string{`--nvml-call-limit (NVML_CALL_LIMIT) is "1m0s": want a time from 50ms to 45s`}},
 		{[]string{"--poll-interval=-1s"}, []string{`--poll-interval (POLL_INTERVAL) is "-1s": want a time from 50ms to 1h0m0s`}},
 		{[]string{"--poll-interval=10"}, []string{"poll-interval", `"10"`}},
 		{[]string{"--reconcile-interval=1ns"}, []string{`--reconcile-interval (RECONCILE_INTERVAL) is "1ns": want a time from`}},
 		{[]string{"--orphan-grace=0s"}, []string{`--orphan-grace (ORPHAN_GRACE) is "0s": want a time from`}},
+		{[]string{"--policy-spread=-1s"}, []string{`--policy-spread (POLICY_SPREAD) is "-1s": want a time from 0s to 1h0m0s`}},
+		{[]string{"--claim-check-interval=25h"}, []string{`--claim-check-interval (CLAIM_CHECK_INTERVAL) is "25h0m0s": want a time from`}},
 		{[]string{"-v=-1"}, []string{`--v (LOG_LEVEL) is "-1": want 0 or more`}},
 		{[]string{"--logging-format=xml"}, []string{`--logging-format (LOGGING_FORMAT) is "xml": want text or json`}},
-		{[]string{"--health-port=-1", "--kube-api-burst=-1"}, []string{"HEALTH_PORT", "KUBE_API_BURST"}},
+		{[]string{"--health-socket=x", "--kube-api-burst=-1"}, []string{"HEALTH_SOCKET", "KUBE_API_BURST"}},
 		{[]string{"--no-such-flag"}, []string{"no-such-flag"}},
 		{[]string{"start"}, []string{`unknown command "start"`}},
 		{[]string{"slices", "all"}, []string{"slices takes no argument"}},
 		{[]string{"slices", "--node-name=Node_1"}, []string{"--node-name (NODE_NAME)"}},
 		{[]string{"slices", "--driver-root=" + dir, "--policy-file=" + file}, []string{"sharing policy " + file + ": invalid SharingPolicy: is empty"}},
+		{[]string{"claims-in-use", "--kubeconfig=/does/not/exist"}, []string{`--kubeconfig (KUBECONFIG) is "/does/not/exist"`}},
 		{[]string{"slices", "--driver-root=" + dir}, []string{"NVIDIA driver is not loaded", dir}},
 	} {
 		t.Run(strings.Join(test.args, " "), func(t *testing.T) {
@@ -95,13 +96,13 @@ func TestBadFlags(t *testing.T) {
 }
 
 func TestFlagsFromEnvironment(t *testing.T) {
-	t.Setenv("HEALTH_PORT", "70000")
+	t.Setenv("KUBE_API_BURST", "-1")
 	t.Setenv("NODE_NAME", "Node_1")
 	var stdout, stderr strings.Builder
 	if code := run([]string{name}, &stdout, &stderr); code != 1 {
 		t.Errorf("exit code %d, want 1", code)
 	}
-	for _, want := range []string{`--node-name (NODE_NAME) is "Node_1"`, `--health-port (HEALTH_PORT) is "70000"`} {
+	for _, want := range []string{`--node-name (NODE_NAME) is "Node_1"`, `--kube-api-burst (KUBE_API_BURST) is "-1"`} {
 		if !strings.Contains(stderr.String(), want) {
 			t.Errorf("stderr lacks %q:\n%s", want, stderr.String())
 		}
@@ -150,91 +151,6 @@ func TestRoots(t *testing.T) {
 	}
 }
 
-func TestInstallHook(t *testing.T) {
-	dir := t.TempDir()
-	from, to := filepath.Join(dir, "from"), filepath.Join(dir, "to")
-	write := func(content string) {
-		t.Helper()
-		if err := os.WriteFile(from, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	install := func() os.FileInfo {
-		t.Helper()
-		if err := installHook(from, to); err != nil {
-			t.Fatal(err)
-		}
-		info, err := os.Stat(to)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if info.Mode().Perm() != hookMode {
-			t.Errorf("mode %v", info.Mode())
-		}
-		have, err := os.ReadFile(to)
-		if err != nil {
-			t.Fatal(err)
-		}
-		want, _ := os.ReadFile(from)
-		if string(have) != string(want) {
-			t.Errorf("installed %q, want %q", have, want)
-		}
-		return info
-	}
-	write("one")
-	first := install()
-	if !os.SameFile(first, install()) {
-		t.Error("an unchanged program was written again")
-	}
-	write("two")
-	second := install()
-	if os.SameFile(first, second) {
-		t.Error("a changed program was not replaced by a new file")
-	}
-	if err := os.Chmod(to, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	install()
-	// A process that was killed in the middle of a copy left a part of it.
-	write("three")
-	for range 2 {
-		if err := os.WriteFile(host.TemporaryName(to), []byte("thr"), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		install()
-		entries, err := os.ReadDir(dir)
-		if err != nil || len(entries) != 2 {
-			t.Errorf("the folder holds %v, %v; want the program and its copy", entries, err)
-		}
-	}
-	absent := filepath.Join(dir, "absent")
-	if err := installHook(absent, to); err == nil || !strings.Contains(err.Error(), absent) {
-		t.Errorf("without a program: %v", err)
-	}
-}
-
-// TestInstallHookTogether: instances that start at the same time.
-func TestInstallHookTogether(t *testing.T) {
-	dir := t.TempDir()
-	from, to := filepath.Join(dir, "from"), filepath.Join(dir, "to")
-	if err := os.WriteFile(from, bytes.Repeat([]byte("hook"), 1<<18), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	var all sync.WaitGroup
-	for range 8 {
-		all.Go(func() {
-			if err := installHook(from, to); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	all.Wait()
-	want, _ := os.ReadFile(from)
-	if have, err := os.ReadFile(to); err != nil || !bytes.Equal(have, want) {
-		t.Errorf("the copy has %d bytes, want %d: %v", len(have), len(want), err)
-	}
-}
-
 // TestDriverRootOnHost: people do not know the paths of the container.
 func TestDriverRootOnHost(t *testing.T) {
 	for name, test := range map[string]struct {
@@ -245,7 +161,7 @@ func TestDriverRootOnHost(t *testing.T) {
 		"the same path": {"", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := &config{driverRoot: t.TempDir(), hostDriverRoot: test.onHost}
+			c := &config{driverRoot: t.TempDir(), hostDriverRoot: test.onHost, sysRoot: t.TempDir()}
 			roots := c.roots()
 			h := &hardware{Client: nvml.New(nvml.Options{Roots: roots}), config: c, roots: roots}
 			err := h.Open(t.Context())
@@ -256,5 +172,39 @@ func TestDriverRootOnHost(t *testing.T) {
 				t.Errorf("got %v, want it to say %q", err, test.says)
 			}
 		})
+	}
+}
+
+// TestNoGPUs: a node without GPUs needs no driver, one with GPUs does.
+func TestNoGPUs(t *testing.T) {
+	root := t.TempDir()
+	c := &config{driverRoot: root, sysRoot: root}
+	h := &hardware{Client: nvml.New(nvml.Options{Roots: c.roots()}), config: c, roots: c.roots()}
+	devices := filepath.Join(root, "bus/pci/devices")
+	open := func() error { t.Helper(); return h.Open(t.Context()) }
+
+	if err := open(); !errors.Is(err, gpu.ErrDriverNotLoaded) {
+		t.Errorf("without a PCI bus: got %v", err)
+	}
+	if err := os.MkdirAll(devices, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	if err := open(); err != nil {
+		t.Errorf("without a GPU: %v", err)
+	}
+	if node, err := h.Discover(t.Context()); err != nil || len(node.GPUs) != 0 {
+		t.Errorf("without a GPU: discovered %v, %v", node, err)
+	}
+	for name, value := range map[string]string{"vendor": "0x10de\n", "class": "0x030200\n"} {
+		file := filepath.Join(devices, "0000:1b:00.0", name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o750), os.WriteFile(file, []byte(value), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := open(); !errors.Is(err, gpu.ErrDriverNotLoaded) {
+		t.Errorf("with a GPU and without a driver: got %v", err)
+	}
+	if _, err := h.Discover(t.Context()); !errors.Is(err, gpu.ErrDriverNotLoaded) {
+		t.Errorf("with a GPU and without a driver: discovered, %v", err)
 	}
 }

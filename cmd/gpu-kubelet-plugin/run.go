@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 
@@ -40,14 +42,19 @@ func serve(ctx context.Context, c *config, cmd *cli.Command) error {
 	if err := c.process.SetUpLogging(); err != nil {
 		return err
 	}
-	client, err := c.kubeClient()
+	clients, err := c.kubeClients()
 	if err != nil {
 		return err
 	}
 	logger := klog.FromContext(ctx)
 	logger.Info("Starting", append([]any{"version", version.Get()}, command.InEffect(cmd)...)...)
+	hooks, err := c.installHooks()
+	if err != nil {
+		return err
+	}
+	defer hooks.Close()
 	for {
-		err := c.serveOnce(ctx, client)
+		err := c.serveOnce(ctx, clients, hooks)
 		if !errors.Is(err, errRootsMoved) {
 			return err
 		}
@@ -55,63 +62,85 @@ func serve(ctx context.Context, c *config, cmd *cli.Command) error {
 	}
 }
 
-func (c *config) kubeClient() (kubernetes.Interface, error) {
-	// An empty path means the pod's service account.
-	rest, err := clientcmd.BuildConfigFromFlags("", c.kubeconfig)
+// kubeClients are for what pods wait for, for what can wait, for events of the node, and for
+// the metadata of objects.
+type kubeClients struct {
+	main, background, events kubernetes.Interface
+	metadata                 metadata.Interface
+}
+
+func (c *config) kubeClients() (*kubeClients, error) {
+	config, err := c.restConfig()
 	if err != nil {
 		return nil, fmt.Errorf("find the API server: give --kubeconfig (KUBECONFIG), or run as a pod: %w", err)
 	}
-	rest.QPS, rest.Burst = float32(c.qps), c.burst
-	rest.UserAgent = name + "/" + version.Get().Version
-	rest.ContentType = runtime.ContentTypeProtobuf
-	rest.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
-	client, err := kubernetes.NewForConfig(rest)
+	config.QPS, config.Burst = float32(c.qps), c.burst
+	config.UserAgent = name + "/" + version.Get().Version
+	config.ContentType = runtime.ContentTypeProtobuf
+	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	main, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("make a client for %s: %w", rest.Host, err)
+		return nil, fmt.Errorf("make a client for %s: %w", config.Host, err)
 	}
-	return client, nil
+	background, err := kubernetes.NewForConfig(plugin.BackgroundConfig(config))
+	if err != nil {
+		return nil, fmt.Errorf("make a second client for %s: %w", config.Host, err)
+	}
+	// It is not to wait for what pods cause.
+	events, err := kubernetes.NewForConfig(plugin.BackgroundConfig(config))
+	if err != nil {
+		return nil, fmt.Errorf("make a client of events for %s: %w", config.Host, err)
+	}
+	metadata, err := metadata.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("make a client of metadata for %s: %w", config.Host, err)
+	}
+	return &kubeClients{main: main, background: background, events: events, metadata: metadata}, nil
+}
+
+// restConfig is that of the kubeconfig, or of the pod's service account.
+func (c *config) restConfig() (*rest.Config, error) {
+	if c.kubeconfig == "" {
+		return rest.InClusterConfig()
+	}
+	return clientcmd.BuildConfigFromFlags("", c.kubeconfig)
 }
 
 // serveOnce wires everything for the present roots and runs until ctx ends or the
 // roots move.
-func (c *config) serveOnce(ctx context.Context, client kubernetes.Interface) error {
+func (c *config) serveOnce(ctx context.Context, clients *kubeClients, hooks *hookPrograms) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	roots := c.roots()
-	dataDir := filepath.Join(c.pluginsDir, driverName)
-	if err := os.MkdirAll(dataDir, 0o750); err != nil {
-		return fmt.Errorf("make the plugin's data directory: %w", err)
-	}
-	hook := filepath.Join(dataDir, filepath.Base(c.cdiHook))
-	mpsHook := filepath.Join(dataDir, "mps-hook")
-	if err := errors.Join(installHook(c.cdiHook, hook), installHook(c.supervisor, mpsHook)); err != nil {
-		return err
-	}
+	dataDir := c.dataDir()
 	gpus := nvml.New(nvml.Options{Roots: roots, CallLimit: c.callLimit})
 	defer gpus.Close() //nolint:contextcheck // ctx may have ended by then
-	specs, err := cdi.New(cdi.Options{Root: c.cdiRoot, Roots: roots, HookPath: hook})
+	specs, err := cdi.New(cdi.Options{Root: c.cdiRoot, Roots: roots, HookPath: hooks.nvidia})
 	if err != nil {
 		return fmt.Errorf("set up CDI specs in %s: %w", c.cdiRoot, err)
 	}
+	go hooks.KeepClean(ctx, specs.HookPrograms)
 	supervisor, err := mps.NewClient(filepath.Join(c.mpsDir, mps.SocketName))
 	if err != nil {
 		return err
 	}
 	defer func() { _ = supervisor.Close() }()
-	events := plugin.NewEvents(ctx, client, driverName, c.nodeName)
+	events := plugin.NewEvents(ctx, clients.events, clients.background, driverName, c.nodeName)
 	claims, err := claim.NewManager(ctx, claim.Options{
-		DriverName:  driverName,
-		PoolName:    c.nodeName,
-		DataDir:     dataDir,
-		Roots:       roots,
-		Partitions:  partition.New(gpus),
-		Sharing:     sharing.New(sharing.Options{Roots: roots, Modes: gpus, Supervisor: supervisor}),
-		CDI:         specs,
-		Hook:        mpsHook,
-		Interposer:  c.interposer,
-		Cluster:     plugin.NewCluster(client),
-		Events:      events,
-		OrphanGrace: c.orphanGrace,
+		DriverName: driverName,
+		PoolName:   c.nodeName,
+		DataDir:    dataDir,
+		Roots:      roots,
+		Partitions: partition.New(gpus),
+		Sharing:    sharing.New(sharing.Options{Roots: roots, Modes: gpus, Supervisor: supervisor}),
+		CDI:        specs,
+		Hook:       hooks.limits,
+		Interposer: c.interposer,
+		Cluster:    plugin.NewCluster(clients.background),
+		Events:     events,
+
+		OrphanGrace:   c.orphanGrace,
+		CheckInterval: c.claimCheckInterval,
 	})
 	if err != nil {
 		return fmt.Errorf("set up claims in %s: %w", dataDir, err)
@@ -120,24 +149,43 @@ func (c *config) serveOnce(ctx context.Context, client kubernetes.Interface) err
 	if err != nil {
 		return err
 	}
+	boot, err := roots.BootID()
+	if err != nil {
+		return err
+	}
 	p, err := plugin.New(plugin.Options{
 		DriverName:        driverName,
 		NodeName:          c.nodeName,
-		KubeClient:        client,
+		KubeClient:        clients.main,
+		MetadataClient:    clients.metadata,
 		Claims:            claims,
 		Hardware:          &hardware{Client: gpus, specs: specs, config: c, roots: roots},
-		Policy:            plugin.NewPolicyFile(c.policyFile),
+		Policy:            c.policy(clients.main),
 		Limited:           c.interposer != "",
 		DataDir:           dataDir,
 		RegistrarDir:      c.registrarDir,
+		BootID:            boot,
 		PollInterval:      c.pollInterval,
 		ReconcileInterval: c.reconcileInterval,
 		PodUID:            types.UID(c.podUID),
 		Events:            events,
+		Exposure:          exposureCheck(roots, "/proc", os.Getppid()),
 		HealthListener:    listener,
 	})
 	if err != nil {
 		return err
 	}
 	return p.Run(ctx)
+}
+
+// dataDir is the plugin's folder among those of the kubelet's plugins.
+func (c *config) dataDir() string { return filepath.Join(c.pluginsDir, driverName) }
+
+// policy returns the sharing policy in the file. Nodes follow its changes one after the
+// other.
+func (c *config) policy(client kubernetes.Interface) plugin.PolicySource {
+	return plugin.NewPolicySpread(plugin.NewPolicyFile(c.policyFile), plugin.PolicySpreadOptions{
+		NodeName: c.nodeName, PerThousand: c.policySpread, Negligible: c.pollInterval,
+		CountSlices: func(ctx context.Context) (int, error) { return plugin.CountSlices(ctx, client) },
+	})
 }

@@ -32,7 +32,7 @@ func printSlices(ctx context.Context, c *config, out io.Writer) error {
 		return err
 	}
 	// Before the hardware, so that a policy can be tried on a machine without GPUs.
-	rules, err := plugin.NewPolicyFile(c.policyFile).Read()
+	rules, err := plugin.NewPolicyFile(c.policyFile).Read(ctx)
 	if err != nil {
 		return err
 	}

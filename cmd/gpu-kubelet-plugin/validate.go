@@ -30,7 +30,7 @@ func (c *config) validate() error {
 		command.CheckDirectory("kubelet-plugins-dir", c.pluginsDir, true),
 		command.CheckDirectory("kubelet-registrar-dir", c.registrarDir, true),
 		command.CheckProgram("nvidia-cdi-hook", c.cdiHook),
-		command.CheckProgram("mps-supervisor-program", c.supervisor),
+		command.CheckProgram("partage-hook", c.hook),
 		command.CheckDirectory("mps-dir", c.mpsDir, false),
 		c.validateSharing(),
 	)
@@ -118,6 +118,8 @@ func (c *config) validateTimes() error {
 		command.CheckDuration("poll-interval", c.pollInterval, shortest, longest),
 		command.CheckDuration("reconcile-interval", c.reconcileInterval, shortest, longest),
 		command.CheckDuration("orphan-grace", c.orphanGrace, shortest, 24*longest),
+		command.CheckDuration("policy-spread", c.policySpread, 0, longest),
+		command.CheckDuration("claim-check-interval", c.claimCheckInterval, shortest, 24*longest),
 	)
 }
 

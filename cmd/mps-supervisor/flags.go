@@ -5,18 +5,22 @@ package main
 
 import (
 	"errors"
+	"regexp"
+	"strings"
 	"time"
 
 	"github.com/urfave/cli/v3"
 
 	"github.com/partage-dev/partage/pkg/command"
+	"github.com/partage-dev/partage/pkg/mps/supervisor"
 )
 
 // config holds the value of every flag.
 type config struct {
-	mpsDir, driverRoot string
-	checkInterval      time.Duration
-	process            command.Process
+	mpsDir, driverRoot  string
+	extraContainerFiles string
+	checkInterval       time.Duration
+	process             command.Process
 }
 
 func (c *config) flags() []cli.Flag {
@@ -28,7 +32,9 @@ func (c *config) flags() []cli.Flag {
 			"root of the tree that holds the NVIDIA driver's libraries and programs, as this process sees it"),
 		command.Duration("", "check-interval", 2*time.Second, &c.checkInterval,
 			"time between two checks of a session's server; the end of a daemon is noticed at once"),
-	}, c.process.Flags("", 51516)...)
+		command.String("", "extra-container-files", "", &c.extraContainerFiles,
+			"names of files in a daemon's pipe directory that containers get beside the socket control, separated by commas, such as log"),
+	}, c.process.Flags("")...)
 }
 
 // The range guards against a typing error that would keep the supervisor busy with
@@ -45,6 +51,25 @@ func (c *config) validate() error {
 		command.CheckDirectory("mps-dir", c.mpsDir, false),
 		command.CheckDirectory("driver-root", c.driverRoot, false),
 		command.CheckDuration("check-interval", c.checkInterval, shortest, longest),
+		c.checkContainerFiles(),
 		c.process.Validate(),
 	)
+}
+
+// containerFiles returns the names in the flag.
+func (c *config) containerFiles() []string {
+	return strings.FieldsFunc(c.extraContainerFiles, func(r rune) bool { return r == ',' })
+}
+
+// fileName matches the names that MPS gives to its files.
+var fileName = regexp.MustCompile(`^[A-Za-z0-9][-._A-Za-z0-9]*$`)
+
+func (c *config) checkContainerFiles() error {
+	for _, name := range c.containerFiles() {
+		if !fileName.MatchString(name) || name == supervisor.PrivilegedSocket {
+			return command.Wrong("extra-container-files", c.extraContainerFiles,
+				"names of files, separated by commas, and not "+supervisor.PrivilegedSocket+", by which containers could command the daemon")
+		}
+	}
+	return nil
 }

@@ -2,19 +2,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command mps-supervisor runs on every GPU node: it starts and supervises the MPS
-// control daemons of the claims there. The same program is the container hook that
-// refuses containers which would run without the limits of their devices.
+// control daemons of the claims there.
 package main
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"os"
 
 	"github.com/urfave/cli/v3"
 
-	"github.com/partage-dev/partage/pkg/cdi/hook"
 	"github.com/partage-dev/partage/pkg/command"
 	"github.com/partage-dev/partage/pkg/mps/supervisor"
 )
@@ -22,14 +19,14 @@ import (
 const name = "mps-supervisor"
 
 func main() {
-	os.Exit(run(os.Args, os.Stdin, os.Stdout, os.Stderr))
+	os.Exit(run(os.Args, os.Stdout, os.Stderr))
 }
 
-func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
-	return command.Run(newCommand(stdin, stdout, stderr), args)
+func run(args []string, stdout, stderr io.Writer) int {
+	return command.Run(newCommand(stdout, stderr), args)
 }
 
-func newCommand(stdin io.Reader, stdout, stderr io.Writer) *cli.Command {
+func newCommand(stdout, stderr io.Writer) *cli.Command {
 	c := &config{}
 	return &cli.Command{
 		Name:      name,
@@ -41,7 +38,7 @@ func newCommand(stdin io.Reader, stdout, stderr io.Writer) *cli.Command {
 			return serve(ctx, c, cmd)
 		}),
 		Commands: []*cli.Command{
-			containerHook(stdin),
+			c.process.HealthCommand(),
 			{
 				Name:            supervisor.LaunchCommand,
 				Usage:           "become a program of the driver; for the supervisor itself",
@@ -52,28 +49,5 @@ func newCommand(stdin io.Reader, stdout, stderr io.Writer) *cli.Command {
 				},
 			},
 		},
-	}
-}
-
-func containerHook(stdin io.Reader) *cli.Command {
-	var control, session string
-	var softwareLimits bool
-	return &cli.Command{
-		Name:  hook.Command,
-		Usage: "refuse a container that would run without the limits of its devices; an OCI hook, which reads the container's state",
-		Flags: []cli.Flag{
-			&cli.StringFlag{Name: hook.ControlFlag, Destination: &control, Usage: "path of the MPS control daemon's socket on the host"},
-			&cli.StringFlag{Name: hook.SessionFlag, Destination: &session, Usage: "name of the MPS session, for messages"},
-			&cli.BoolFlag{Name: hook.SoftwareLimitsFlag, Destination: &softwareLimits, Usage: "an interposer library limits the container"},
-		},
-		Action: command.NoArguments(func(ctx context.Context, _ *cli.Command) error {
-			switch mps := control != "" && session != ""; {
-			case mps && !softwareLimits:
-				return hook.CheckMPSClient(ctx, stdin, control, session)
-			case softwareLimits && control == "" && session == "":
-				return hook.CheckSoftwareLimits(stdin)
-			}
-			return fmt.Errorf("%s: want --%s and --%s, or --%s", hook.Command, hook.ControlFlag, hook.SessionFlag, hook.SoftwareLimitsFlag)
-		}),
 	}
 }

@@ -34,9 +34,10 @@ func serve(ctx context.Context, c *config, cmd *cli.Command) error {
 	}
 	defer stop()
 	return supervisor.Run(ctx, supervisor.Options{
-		Dir:           filepath.Clean(c.mpsDir),
-		Roots:         host.Roots{Driver: c.driverRoot},
-		CheckInterval: c.checkInterval,
+		Dir:                 filepath.Clean(c.mpsDir),
+		Roots:               host.Roots{Driver: c.driverRoot},
+		CheckInterval:       c.checkInterval,
+		ExtraContainerFiles: c.containerFiles(),
 	})
 }
 

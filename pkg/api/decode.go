@@ -31,11 +31,11 @@ func Decode(raw runtime.RawExtension) (Config, error) {
 	r := &reader{}
 	kind, ok := r.TypeMeta(root, parameters, Version, GpuConfigKind, MigDeviceConfigKind)
 	if !ok {
-		return nil, invalid("", r.Faults())
+		return nil, r.invalid("")
 	}
 	config := r.config(root, metav1.TypeMeta{APIVersion: Version, Kind: kind})
 	if r.FaultCount() > 0 {
-		return nil, invalid(kind, r.Faults())
+		return nil, r.invalid(kind)
 	}
 	config.setDefaults()
 	return config, nil
@@ -43,6 +43,10 @@ func Decode(raw runtime.RawExtension) (Config, error) {
 
 // reader reads the parts of a configuration. Null stands for an absent field.
 type reader struct{ strict.Reader }
+
+func (r *reader) invalid(kind string) error {
+	return &InvalidError{Kind: kind, Faults: r.Faults(), more: r.FaultCount() - len(r.Faults())}
+}
 
 // config reads the configuration of a kind that is known.
 func (r *reader) config(root *yaml.Node, meta metav1.TypeMeta) Config {

@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/partage-dev/partage/pkg/quote"
 )
 
 // ThreadPercentage returns the part of the multiprocessors that one client process
@@ -38,7 +40,7 @@ func (c *MPSConfig) MemoryLimits(devices []string) (map[string]int64, error) {
 	set := func(uuid string, limit MemoryLimit, at *field.Path) {
 		bytes, err := limit.Bytes()
 		if err != nil {
-			faults = append(faults, field.Invalid(at, string(limit), err.Error()))
+			faults = append(faults, field.Invalid(at, quote.Short(string(limit)), err.Error()))
 			return
 		}
 		limits[uuid] = bytes
@@ -53,17 +55,17 @@ func (c *MPSConfig) MemoryLimits(devices []string) (map[string]int64, error) {
 	for _, key := range slices.Sorted(maps.Keys(c.DefaultPerDevicePinnedMemoryLimit)) {
 		uuid, found := deviceOf(key, devices)
 		if !found {
-			faults = append(faults, field.Invalid(perDevice, key, "names no device of the claim"+there))
+			faults = append(faults, field.Invalid(perDevice, quote.Short(key), "names no device of the claim"+there))
 			there = "" // Once is enough: a tenant may give many keys.
 			continue
 		}
 		if other, taken := keys[uuid]; taken {
-			faults = append(faults, field.Invalid(perDevice, key,
-				fmt.Sprintf("names the same device as %q, which is %s; keep one of the two", other, uuid)))
+			faults = append(faults, field.Invalid(perDevice, quote.Short(key),
+				fmt.Sprintf("names the same device as %s, which is %s; keep one of the two", quote.Text(other), uuid)))
 			continue
 		}
 		keys[uuid] = key
-		set(uuid, c.DefaultPerDevicePinnedMemoryLimit[key], perDevice.Key(key))
+		set(uuid, c.DefaultPerDevicePinnedMemoryLimit[key], perDevice.Key(quote.Name(key)))
 	}
 	if len(faults) > 0 {
 		return nil, invalid("", faults)

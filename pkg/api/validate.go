@@ -9,6 +9,8 @@ import (
 	"slices"
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/partage-dev/partage/pkg/quote"
 )
 
 // deviceKey matches an index in the claim or a UUID as NVML prints it.
@@ -40,10 +42,10 @@ func (c *MigDeviceConfig) Validate() error {
 func validateType(version, kind, want string) field.ErrorList {
 	var faults field.ErrorList
 	if version != Version {
-		faults = append(faults, field.NotSupported(field.NewPath("apiVersion"), version, []string{Version}))
+		faults = append(faults, field.NotSupported(field.NewPath("apiVersion"), quote.Short(version), []string{Version}))
 	}
 	if kind != want {
-		faults = append(faults, field.NotSupported(field.NewPath("kind"), kind, []string{want}))
+		faults = append(faults, field.NotSupported(field.NewPath("kind"), quote.Short(kind), []string{want}))
 	}
 	return faults
 }
@@ -56,7 +58,7 @@ func validateStrategy(strategy Strategy, sharing *field.Path) field.ErrorList {
 	case "":
 		return field.ErrorList{field.Required(path, `must be "MPS" or "TimeSlicing"`)}
 	}
-	return field.ErrorList{field.NotSupported(path, strategy, []Strategy{MPS, TimeSlicing})}
+	return field.ErrorList{field.NotSupported(path, quote.Short(string(strategy)), []Strategy{MPS, TimeSlicing})}
 }
 
 func validateTimeSlicing(sharing *GpuSharing, path *field.Path) field.ErrorList {
@@ -73,7 +75,7 @@ func validateTimeSlicing(sharing *GpuSharing, path *field.Path) field.ErrorList 
 	}
 	intervals := []Interval{IntervalDefault, IntervalShort, IntervalMedium, IntervalLong}
 	if !slices.Contains(intervals, *config.Interval) {
-		return field.ErrorList{field.NotSupported(path.Child("interval"), *config.Interval, intervals)}
+		return field.ErrorList{field.NotSupported(path.Child("interval"), quote.Short(string(*config.Interval)), intervals)}
 	}
 	return nil
 }
@@ -96,16 +98,16 @@ func validateMPS(strategy Strategy, config *MPSConfig, path *field.Path) field.E
 	perDevice := path.Child("defaultPerDevicePinnedMemoryLimit")
 	for _, key := range slices.Sorted(maps.Keys(config.DefaultPerDevicePinnedMemoryLimit)) {
 		if !deviceKey.MatchString(key) {
-			faults = append(faults, field.Invalid(perDevice, key, `a key must be a device's index in the claim, such as "0", or its UUID`))
+			faults = append(faults, field.Invalid(perDevice, quote.Short(key), `a key must be a device's index in the claim, such as "0", or its UUID`))
 		}
-		faults = append(faults, validateMemory(config.DefaultPerDevicePinnedMemoryLimit[key], perDevice.Key(key))...)
+		faults = append(faults, validateMemory(config.DefaultPerDevicePinnedMemoryLimit[key], perDevice.Key(quote.Name(key)))...)
 	}
 	return faults
 }
 
 func validateMemory(limit MemoryLimit, path *field.Path) field.ErrorList {
 	if _, err := limit.Bytes(); err != nil {
-		return field.ErrorList{field.Invalid(path, string(limit), err.Error())}
+		return field.ErrorList{field.Invalid(path, quote.Short(string(limit)), err.Error())}
 	}
 	return nil
 }

@@ -22,6 +22,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
@@ -159,8 +160,46 @@ func (s *Specs) Remove(claimUID types.UID) error {
 	return nil
 }
 
+// HookPrograms returns the paths of all programs that specs of claims name as hooks,
+// whichever instance of the driver wrote them.
+func (s *Specs) HookPrograms() (map[string]bool, error) {
+	entries, err := os.ReadDir(s.root)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("CDI specs: %w", err)
+	}
+	programs := map[string]bool{}
+	for _, entry := range entries {
+		if !isSpec(entry.Name()) {
+			continue
+		}
+		var spec specs.Spec
+		path := filepath.Join(s.root, entry.Name())
+		data, err := os.ReadFile(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // its claim ended meanwhile
+		}
+		if err == nil {
+			err = json.Unmarshal(data, &spec)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("CDI spec %s: %w", path, err)
+		}
+		for _, hook := range hooksOf(&spec) {
+			programs[hook.Path] = true
+		}
+	}
+	return programs, nil
+}
+
+const specSuffix = ".json"
+
 func (s *Specs) path(claimUID types.UID) string {
-	return filepath.Join(s.root, cdiapi.GenerateTransientSpecName(Vendor, Class, string(claimUID))+".json")
+	return filepath.Join(s.root, cdiapi.GenerateTransientSpecName(Vendor, Class, string(claimUID))+specSuffix)
+}
+
+// isSpec reports whether path gives a file this name.
+func isSpec(name string) bool {
+	return strings.HasPrefix(name, cdiapi.GenerateTransientSpecName(Vendor, Class, "")) && strings.HasSuffix(name, specSuffix)
 }
 
 var uidText = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z-]{0,62}$`)
@@ -197,13 +236,16 @@ func build(claimUID types.UID, common specs.ContainerEdits, devices []Device) (*
 	return spec, ids, validate(spec)
 }
 
-// validate applies the rules of the CDI library, as runtimes do when they load a file.
-// A runtime that refuses a spec only logs it.
+// validate applies the rules of the CDI library, as runtimes do when they load a file,
+// and that for hooks. A runtime that refuses a spec only logs it.
 func validate(spec *specs.Spec) error {
 	if len(spec.Devices) == 0 {
 		return errors.New("no devices")
 	}
 	if err := specs.ValidateVersion(spec); err != nil {
+		return err
+	}
+	if err := checkConfined(spec); err != nil {
 		return err
 	}
 	if err := (&cdiapi.ContainerEdits{ContainerEdits: &spec.ContainerEdits}).Validate(); err != nil {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"flag"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -56,12 +57,12 @@ var (
 			Nodes: []Node{{Path: "/dev/nvidia1", HostPath: "/dev/nvidia1", Major: 195, Minor: 1}},
 			Env:   []string{"CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25"},
 			Mounts: []Mount{
-				{HostPath: "/run/partage/mps/gpu-0000-52-00-0/pipe", ContainerPath: "/tmp/nvidia-mps"},
-				{HostPath: "/run/partage/mps/gpu-0000-52-00-0/shm", ContainerPath: "/dev/shm"},
+				{HostPath: "/run/partage/mps/gpu-0000-52-00-0/pipe", ContainerPath: "/tmp/nvidia-mps", NoExec: true},
+				{HostPath: "/run/partage/mps/gpu-0000-52-00-0/shm", ContainerPath: "/dev/shm", NoExec: true},
 				{HostPath: "/var/lib/kubelet/plugins/gpu.nvidia.com/list", ContainerPath: "/etc/list", ReadOnly: true},
 			},
 			Hooks: []Hook{
-				{Path: "/var/lib/kubelet/plugins/gpu.nvidia.com/mps-hook", Args: []string{"mps-hook", "container-hook"}},
+				{Path: "/var/lib/kubelet/plugins/gpu.nvidia.com/hooks/partage-hook-0123456789ab", Args: []string{"partage-hook", "mps-client"}},
 				{Path: "/opt/another", Args: []string{"another"}},
 			},
 		},
@@ -402,7 +403,7 @@ func TestDevicesOfOneSession(t *testing.T) {
 	if diff := cmp.Diff(one.Process.Env, both.Process.Env); diff != "" {
 		t.Errorf("environment of one and of both:\n%s", diff)
 	}
-	shm := oci.Mount{Destination: "/dev/shm", Source: share.Mounts[1].HostPath, Options: []string{"bind", "rw", "nosuid", "nodev"}}
+	shm := oci.Mount{Destination: "/dev/shm", Source: share.Mounts[1].HostPath, Options: []string{"bind", "rw", "nosuid", "nodev", "noexec"}}
 	if !slices.ContainsFunc(both.Mounts, func(m oci.Mount) bool { return cmp.Equal(m, shm) }) {
 		t.Errorf("mounts: %+v", both.Mounts)
 	}
@@ -416,6 +417,78 @@ func TestNewRefuses(t *testing.T) {
 	} {
 		if _, err := New(o); err == nil || !strings.Contains(err.Error(), "must be an absolute path") {
 			t.Errorf("%s: got %v", name, err)
+		}
+	}
+}
+
+// TestHookPrograms: what specs name, whoever wrote them.
+func TestHookPrograms(t *testing.T) {
+	s, folder, _ := fixed(t)
+	want := func(paths ...string) {
+		t.Helper()
+		programs, err := s.HookPrograms()
+		if diff := cmp.Diff(paths, slices.Sorted(maps.Keys(programs))); err != nil || diff != "" {
+			t.Errorf("%v, -want +got:\n%s", err, diff)
+		}
+	}
+	want()
+	if _, err := s.Write(t.Context(), uid, []Device{whole}); err != nil {
+		t.Fatal(err)
+	}
+	want("/hook")
+	other := types.UID("0b6f4f5e-0000-4000-8000-000000000000")
+	if _, err := s.Write(t.Context(), other, []Device{share}); err != nil {
+		t.Fatal(err)
+	}
+	put(t, folder, "nvidia.com-gpu.json") // of somebody else
+	put(t, folder, ".k8s.gpu.nvidia.com-claim_x.json.tmp")
+	want("/hook", "/opt/another", share.Hooks[0].Path)
+	// As an earlier version wrote it.
+	old := `{"cdiVersion": "0.5.0", "devices": [{"name": "a", "containerEdits": {"hooks": [{"hookName": "createContainer", "path": "/data/mps-hook"}]}}]}`
+	if err := os.WriteFile(s.path(other), []byte(old), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	want("/data/mps-hook", "/hook")
+	if err := os.WriteFile(s.path(other), []byte("{"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if programs, err := s.HookPrograms(); err == nil || !strings.Contains(err.Error(), s.path(other)) {
+		t.Errorf("half of a spec: got %v, %v", programs, err)
+	}
+	if err := os.RemoveAll(folder); err != nil {
+		t.Fatal(err)
+	}
+	want()
+	put(t, filepath.Dir(folder), filepath.Base(folder))
+	if programs, err := s.HookPrograms(); err == nil {
+		t.Errorf("without a folder: got %v", programs)
+	}
+}
+
+// TestHookKeepsItsLimits: what a hook brings is added to, not replaced.
+func TestHookKeepsItsLimits(t *testing.T) {
+	timeout := 5
+	h := &specs.Hook{Env: []string{"PATH=/opt", "A=1"}, Timeout: &timeout}
+	confine(h)
+	if diff := cmp.Diff(&specs.Hook{Env: []string{"PATH=/opt", "A=1"}, Timeout: &timeout}, h); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	for name, h := range map[string]*specs.Hook{
+		"no environment": {Path: "/h", Timeout: &timeout},
+		"no time limit":  {Path: "/h", Env: []string{"A=1"}},
+		"a limit of 0":   {Path: "/h", Env: []string{"A=1"}, Timeout: new(int)},
+	} {
+		for _, spec := range []*specs.Spec{
+			{ContainerEdits: specs.ContainerEdits{Hooks: []*specs.Hook{h}}},
+			{Devices: []specs.Device{{ContainerEdits: specs.ContainerEdits{Hooks: []*specs.Hook{h}}}}},
+		} {
+			if err := checkConfined(spec); err == nil || !strings.Contains(err.Error(), "hook /h: want") {
+				t.Errorf("%s: got %v", name, err)
+			}
+		}
+		confine(h)
+		if err := checkConfined(&specs.Spec{ContainerEdits: specs.ContainerEdits{Hooks: []*specs.Hook{h}}}); err != nil {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }

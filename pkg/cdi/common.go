@@ -170,8 +170,8 @@ func stat(path string) (file, error) {
 	return file{path: path, device: st.Dev, inode: st.Ino, changed: st.Ctim}, nil
 }
 
-// normalize puts the edits into a fixed order and gives them the host's paths and
-// explicit device types.
+// normalize puts the edits into a fixed order, gives them the host's paths and explicit
+// device types, and confines their hooks.
 func (c *commonEdits) normalize(e *specs.ContainerEdits) {
 	for _, node := range e.DeviceNodes {
 		node.Type = "c"
@@ -187,6 +187,9 @@ func (c *commonEdits) normalize(e *specs.ContainerEdits) {
 	slices.SortFunc(e.Mounts, func(a, b *specs.Mount) int { return cmp.Compare(a.ContainerPath, b.ContainerPath) })
 
 	// The order of hooks matters and is nvcdi's.
+	for _, hook := range e.Hooks {
+		confine(hook)
+	}
 	env := slices.DeleteFunc(e.Env, func(v string) bool { return strings.HasPrefix(v, "NVIDIA_VISIBLE_DEVICES=") })
 	e.Env = slices.Compact(slices.Sorted(slices.Values(append(env, void))))
 }

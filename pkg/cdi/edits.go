@@ -49,11 +49,13 @@ type Node struct {
 type Mount struct {
 	HostPath, ContainerPath string
 	ReadOnly                bool
+	// NoExec is for what tenants can write to: no program in it is run.
+	NoExec bool
 }
 
-// Hook is a program of the host that the runtime runs as a createContainer hook,
-// with the container's state on its standard input. The container does not start
-// if it fails.
+// Hook is a program of the host that the runtime runs as a createRuntime hook: in its
+// own namespaces, so that paths and PIDs are the host's, with the container's state on
+// its standard input. The container does not start if it fails.
 type Hook struct {
 	Path string
 	Args []string // Args[0] is the program's name

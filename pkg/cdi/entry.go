@@ -70,10 +70,11 @@ func (m Mount) spec() (*specs.Mount, error) {
 	if m.ReadOnly {
 		access = "ro"
 	}
-	return &specs.Mount{
-		HostPath: m.HostPath, ContainerPath: m.ContainerPath,
-		Options: []string{"bind", access, "nosuid", "nodev"},
-	}, nil
+	options := []string{"bind", access, "nosuid", "nodev"}
+	if m.NoExec {
+		options = append(options, "noexec")
+	}
+	return &specs.Mount{HostPath: m.HostPath, ContainerPath: m.ContainerPath, Options: options}, nil
 }
 
 func (h Hook) spec() (*specs.Hook, error) {
@@ -83,7 +84,9 @@ func (h Hook) spec() (*specs.Hook, error) {
 	if len(h.Args) == 0 {
 		return nil, fmt.Errorf("hook %s has no arguments: want the program's name at least", h.Path)
 	}
-	return &specs.Hook{HookName: cdiapi.CreateContainerHook, Path: h.Path, Args: slices.Clone(h.Args)}, nil
+	hook := &specs.Hook{HookName: cdiapi.CreateRuntimeHook, Path: h.Path, Args: slices.Clone(h.Args)}
+	confine(hook)
+	return hook, nil
 }
 
 // isCleanAbs reports whether a path is absolute and without dots.

@@ -46,9 +46,9 @@ func clientOf(id string, env ...string) []string {
 	}
 	slices.Sort(all)
 	return append(all,
-		"mount rw /mps/"+id+"/pipe at /tmp/nvidia-mps",
+		"mount ro /mps/"+id+"/pipe at /tmp/nvidia-mps",
 		"mount rw /mps/"+id+"/shm at /dev/shm",
-		"hook /data/mps-hook mps-hook container-hook --control /mps/"+id+"/pipe/control --session "+id,
+		"hook /data/partage-hook partage-hook mps-client --control /mps/"+id+"/pipe/control --session "+id,
 		"")
 }
 
@@ -81,7 +81,7 @@ func TestClients(t *testing.T) {
 			"mount ro /limits/u1/ld.so.preload at /etc/ld.so.preload",
 			"mount rw /limits/u1/caches/" + turnsC + "-share-u1 at /usr/local/vgpu/caches/" + turnsC + "-share-u1",
 			"mount rw /limits/u1/locks at /tmp/vgpulock",
-			"hook /data/mps-hook mps-hook container-hook --software-limits",
+			"hook /data/partage-hook partage-hook software-limits",
 			"",
 		}},
 	} {

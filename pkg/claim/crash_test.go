@@ -210,7 +210,7 @@ func TestKilled(t *testing.T) {
 						}
 						cases++
 						if t.Failed() {
-							t.Fatal(when)
+							return
 						}
 					}
 				}
@@ -247,6 +247,12 @@ func killOnce(t *testing.T, l layout, op operation, n int, after bool, continuat
 	if err := op.all(t.Context(), m, claims); err != nil && !b.killed() {
 		t.Errorf("%s: %v", when, err)
 	}
+	seen := b.seen()
+	defer func() {
+		if t.Failed() {
+			t.Logf("%s: effects before it was killed: %q", when, seen)
+		}
+	}()
 	b.hooks(nil, nil)
 	if !b.killed() {
 		return false

@@ -17,8 +17,8 @@
 //
 // Work is done by group: the devices of one GPU, or of the GPUs of one MPS session. Groups
 // do not wait for each other, and nobody waits for a GPU while holding another. What a
-// call cannot finish is left to [Manager.Reconcile], which also compares the journal with
-// the API server.
+// call cannot finish is left to [Manager.Reconcile]. What the kubelet never asks to release
+// is found by [Manager.ReleaseOrphans], which compares the journal with the API server.
 //
 // Below the data folder are the files of package journal, and
 //

@@ -5,7 +5,9 @@ package claim
 
 import (
 	"context"
+	"slices"
 	"sync"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -14,6 +16,8 @@ import (
 type Events interface {
 	// Warn must not block. The claim may have nothing but a UID.
 	Warn(ctx context.Context, claim Ref, reason, message string)
+	// WarnUsers also tells the pods that use the claim. It must not block.
+	WarnUsers(ctx context.Context, claim Ref, reason, message string)
 }
 
 // Reasons of events.
@@ -33,30 +37,43 @@ const (
 	ReasonPartitionGone = "PartitionGone"
 )
 
-// eventLog repeats nothing that it said. It is in memory only: a new process may say
-// it once more.
+// forUsers are the reasons of events that concern the pods of a claim.
+var forUsers = []string{ReasonMPSLost, ReasonPartitionGone}
+
+// repeatAfter is when to say again what is still so: API servers keep events for an hour
+// by default.
+const repeatAfter = 45 * time.Minute
+
+// eventLog says something once, and then again before people can no longer read it. It is
+// in memory only: a new process may say it once more.
 type eventLog struct {
 	events Events
 
 	mu sync.Mutex
-	// last is what the last message was about, for each claim and reason.
-	last map[types.UID]map[string]string
+	// last is the last message for each claim and reason.
+	last map[types.UID]map[string]said
+}
+
+// said is what a message was about, and when there was one.
+type said struct {
+	about string
+	at    time.Time
 }
 
 // once passes on a message unless the last one for the same reason was about the same
-// thing, in whatever words: process IDs change.
+// thing, in whatever words, and not long ago: process IDs change.
 func (l *eventLog) once(ctx context.Context, claim Ref, reason, about, message string) {
 	l.mu.Lock()
 	last, known := l.last[claim.UID][reason]
-	same := known && last == about
+	same := known && last.about == about && time.Since(last.at) < repeatAfter
 	if !same {
 		if l.last == nil {
-			l.last = map[types.UID]map[string]string{}
+			l.last = map[types.UID]map[string]said{}
 		}
 		if l.last[claim.UID] == nil {
-			l.last[claim.UID] = map[string]string{}
+			l.last[claim.UID] = map[string]said{}
 		}
-		l.last[claim.UID][reason] = about
+		l.last[claim.UID][reason] = said{about, time.Now()}
 	}
 	l.mu.Unlock()
 	if !same {
@@ -66,7 +83,11 @@ func (l *eventLog) once(ctx context.Context, claim Ref, reason, about, message s
 
 // always passes on what may happen more than once in the same words.
 func (l *eventLog) always(ctx context.Context, claim Ref, reason, message string) {
-	if l.events != nil {
+	switch {
+	case l.events == nil:
+	case slices.Contains(forUsers, reason):
+		l.events.WarnUsers(ctx, claim, reason, message)
+	default:
 		l.events.Warn(ctx, claim, reason, message)
 	}
 }

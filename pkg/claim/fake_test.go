@@ -133,7 +133,7 @@ func (b *box) bareManager() *Manager {
 	b.t.Helper()
 	m, err := NewManager(b.t.Context(), Options{
 		DriverName: driverName, PoolName: poolName, DataDir: b.dataDir(), Roots: b.roots(), Partitions: partition.New(b), Sharing: b, CDI: b,
-		Hook: "/data/mps-hook", Interposer: "/opt/limits/libvgpu.so", Cluster: b, Events: b,
+		Hook: "/data/partage-hook", Interposer: "/opt/limits/libvgpu.so", Cluster: b, Events: b,
 		files: boxFiles{b}, limitFiles: boxLimits{b}, clock: b.clock,
 	})
 	if err != nil {
@@ -315,6 +315,10 @@ func (b *box) Warn(_ context.Context, claim Ref, reason, message string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.warnings = append(b.warnings, string(claim.UID)+" "+reason+": "+message)
+}
+
+func (b *box) WarnUsers(ctx context.Context, claim Ref, reason, message string) {
+	b.Warn(ctx, claim, reason, "[also of pods] "+message)
 }
 
 // wantWarnings fails unless there were exactly these events, each given by the

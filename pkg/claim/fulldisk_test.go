@@ -13,6 +13,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/claim/journal"
 	"github.com/partage-dev/partage/pkg/claim/step"
+	"github.com/partage-dev/partage/pkg/host"
 )
 
 // A release needs no space on the disk, whatever kind of claim it is.
@@ -75,6 +76,24 @@ func TestTenantCannotFillTheJournal(t *testing.T) {
 	mustUnprepare(t, m, "attacker")
 	b.wantNothing()
 	if entries, err := os.ReadDir(filepath.Join(b.dataDir(), "limits")); err != nil || len(entries) > 0 {
+		t.Errorf("left: %v, %v", entries, err)
+	}
+}
+
+// What a process that was killed had moved aside is removed by the next one.
+func TestFoldersMovedAside(t *testing.T) {
+	b := newBox(t)
+	left := filepath.Join(b.dataDir(), "limits", "claim")
+	if err := os.MkdirAll(filepath.Join(left, "locks", "deep"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := host.MoveAside(left); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.manager().Reconcile(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if entries, err := os.ReadDir(filepath.Dir(left)); err != nil || len(entries) > 0 {
 		t.Errorf("left: %v, %v", entries, err)
 	}
 }

@@ -53,7 +53,7 @@ func TestOrphanOnGPUWithoutProcessList(t *testing.T) {
 	b.deleteClaim("u1")
 	mustReconcile(t, m)
 	b.pass(DefaultOrphanGrace)
-	wantError(t, m.Reconcile(t.Context()), "processes use them: [4711]")
+	wantError(t, reconcile(t, m), "processes use them: [4711]")
 	if r, err := m.store.Read("u1"); err != nil || r == nil || r.State != journal.Prepared {
 		t.Errorf("got %+v, %v", r, err)
 	}

@@ -72,19 +72,22 @@ type Options struct {
 	CDI        step.CDI
 
 	// Hook is a program on the host that checks before a container starts whether its
-	// limits hold ("mps-supervisor container-hook").
+	// limits hold (cmd/partage-hook).
 	Hook string
 	// Interposer is a library on the host that limits processes from inside of
 	// containers. Optional: without it no time-slice share may be Limited.
 	Interposer string
-	// Cluster tells Reconcile which claims still have their devices. Optional: without
-	// it none is taken for released.
+	// Cluster tells which claims still have their devices. Optional: without it none is
+	// taken for released.
 	Cluster Cluster
 	// Events is optional.
 	Events Events
 	// OrphanGrace is how long a prepared claim that does not have its devices any more
 	// is left to the kubelet. Default DefaultOrphanGrace.
 	OrphanGrace time.Duration
+	// CheckInterval is in what time the cluster is asked about each prepared claim once.
+	// Default DefaultCheckInterval.
+	CheckInterval time.Duration
 
 	// files and limitFiles are those of the operating system, except in tests, and
 	// clock is bootTime.
@@ -116,7 +119,9 @@ type engine struct {
 	inventory  atomic.Pointer[device.Inventory]
 	events     eventLog
 	failing    failures
-	clock      func() time.Duration
+	// inquiries is nil where there is no cluster to ask.
+	inquiries *inquiries
+	clock     func() time.Duration
 }
 
 // NewManager makes the folders that are missing and sets aside what cannot be read of an
@@ -145,6 +150,9 @@ func NewManager(ctx context.Context, o Options) (*Manager, error) {
 	}
 	if e.locks, err = lock.New(filepath.Join(o.DataDir, "locks")); err != nil {
 		return nil, err
+	}
+	if o.Cluster != nil {
+		e.inquiries = newInquiries(cmp.Or(o.CheckInterval, DefaultCheckInterval))
 	}
 	e.partitions = guardedPartitions{partitions: o.Partitions, locks: e.locks}
 	e.kit = &step.Kit{
@@ -201,6 +209,41 @@ func (m *Manager) InUse() ([]string, error) {
 	}
 	slices.Sort(names)
 	return slices.Compact(names), err
+}
+
+// HeldDevice is a device that a claim has and that its pods may use.
+type HeldDevice struct {
+	Claim      Ref
+	Device     string
+	PCIAddress string
+	// Placement is nil where the device spans its GPU.
+	Placement *gpu.Placement
+}
+
+// Held lists the devices of prepared claims, without those that claims only observe.
+func (m *Manager) Held() ([]HeldDevice, error) {
+	snapshot, err := m.store.Snapshot()
+	if err != nil {
+		return nil, err
+	}
+	var held []HeldDevice
+	for _, r := range snapshot.Records {
+		if r.State != journal.Prepared {
+			continue
+		}
+		for i := range r.Devices {
+			d := &r.Devices[i]
+			if d.Admin {
+				continue
+			}
+			one := HeldDevice{Claim: r.Claim, Device: d.Device, PCIAddress: d.PCIAddress}
+			if d.Partition != nil {
+				one.Placement = &d.Partition.Placement
+			}
+			held = append(held, one)
+		}
+	}
+	return held, nil
 }
 
 // load reads the record of a claim whose lock the caller holds, and tells people

@@ -18,6 +18,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/claim/journal"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/panics"
 	"github.com/partage-dev/partage/pkg/sharing"
 )
 
@@ -63,36 +64,74 @@ func (o *orphans) retain(uids []types.UID) {
 type allocationState int
 
 const (
-	// allocated is also a claim of which nothing is known.
+	// allocated is also a claim that is not prepared any more.
 	allocated allocationState = iota
 	// recentlyOrphaned is one that the kubelet may be about to release.
 	recentlyOrphaned
 	orphaned
 )
 
-// stateInCluster asks the API server about a prepared claim. It is called without any
-// lock, since that may take its time, and returns the record that the answer is about.
-func (c *reconciler) stateInCluster(ctx context.Context, uid types.UID) (allocationState, *journal.Record, error) {
-	if c.cluster == nil {
-		return allocated, nil, nil
+// checkOrphan asks the API server about a prepared claim, and releases it if it has not
+// had its devices for long enough. It returns when to ask again if that is known, as time
+// from now.
+func (c *reconciler) checkOrphan(ctx context.Context, uid types.UID) (again time.Duration, err error) {
+	defer panics.Recover(ctx, &err)
+	ctx = klog.NewContext(ctx, klog.LoggerWithValues(klog.FromContext(ctx), "claimUID", uid))
+	is, asked, age, err := c.stateInCluster(ctx, uid)
+	switch {
+	case err != nil:
+		return 0, fmt.Errorf("%w: %w", errUnknown, err)
+	case is == recentlyOrphaned:
+		return c.orphanGrace - age, nil
+	case is == orphaned:
+		if err := c.releaseUnchanged(ctx, asked); err != nil {
+			return 0, fmt.Errorf("claim %s: %w", uid, err)
+		}
 	}
+	return 0, nil
+}
+
+// stateInCluster asks the API server about a prepared claim. It is called without any
+// lock, since that may take its time, and returns the record that the answer is about,
+// and for how long the claim has been an orphan.
+func (c *reconciler) stateInCluster(ctx context.Context, uid types.UID) (allocationState, *journal.Record, time.Duration, error) {
 	r, err := c.store.Read(uid)
 	if err != nil || r == nil || r.State != journal.Prepared {
-		return allocated, nil, nil //nolint:nilerr // reconcile loads it and finds the same
+		return allocated, nil, 0, nil //nolint:nilerr // Reconcile finds the same
 	}
 	claim, err := c.cluster.Claim(ctx, r.Claim)
 	if err != nil {
-		return allocated, nil, err
+		return allocated, nil, 0, err
 	}
 	hasDevices := claim != nil && c.isAllocated(claim, r)
 	age := c.orphans.note(r, !hasDevices, c.clock())
 	switch {
 	case hasDevices:
-		return allocated, r, nil
+		return allocated, r, 0, nil
 	case claim == nil && r.BootID != c.store.Boot(), age >= c.orphanGrace:
-		return orphaned, r, nil
+		return orphaned, r, age, nil
 	}
-	return recentlyOrphaned, r, nil
+	return recentlyOrphaned, r, age, nil
+}
+
+// releaseUnchanged releases an orphan, unless it has been released, or prepared anew, since
+// the API server was asked.
+func (c *reconciler) releaseUnchanged(ctx context.Context, asked *journal.Record) error {
+	unlock, err := c.locks.TryClaim(asked.Claim.UID)
+	if err != nil {
+		return err
+	}
+	if unlock == nil {
+		return errors.New("it does not have its devices any more, and a call is at work on it")
+	}
+	defer unlock()
+	ctx, cancel := context.WithTimeout(ctx, reconcileTime)
+	defer cancel()
+	r, err := c.load(ctx, asked.Claim.UID)
+	if err != nil || r == nil || r.State != journal.Prepared || r.Arrived != asked.Arrived || r.BootID != asked.BootID {
+		return err
+	}
+	return c.releaseOrphan(ctx, r)
 }
 
 // isAllocated reports whether the claim still has a device of the record: the kubelet may

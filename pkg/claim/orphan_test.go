@@ -42,7 +42,7 @@ func TestOrphanGrace(t *testing.T) {
 	// While the API server does not answer, nothing is known.
 	b.pass(1)
 	b.clusterErr = errors.New("connection refused")
-	wantError(t, m.Reconcile(t.Context()), "it is not known which claims still exist: connection refused")
+	wantError(t, reconcile(t, m), "it is not known which claims still exist: connection refused")
 	b.wantState(t, "no API server", before)
 	b.clusterErr = nil
 
@@ -115,13 +115,13 @@ func TestOrphanInUse(t *testing.T) {
 			}
 			b.run(pciA, gpu.Process{PID: 4711, InstanceID: instance}, gpu.Process{PID: 4712, InstanceID: instance})
 			for range 2 {
-				wantError(t, m.Reconcile(t.Context()), "claim u1", "[4711 4712]")
+				wantError(t, reconcile(t, m), "claim u1", "[4711 4712]")
 			}
 			b.wantState(t, "in use", before)
 			b.wantWarnings([]string{"u1 OrphanedClaimInUse", "default/claim-u1", "[4711 4712]"})
 
 			b.breakDown(pciA, gpu.ErrUnknown)
-			wantError(t, m.Reconcile(t.Context()), "claim u1", "their users are not known", test.device)
+			wantError(t, reconcile(t, m), "claim u1", "their users are not known", test.device)
 			b.wantState(t, "nobody knows", before)
 			b.breakDown(pciA, nil)
 

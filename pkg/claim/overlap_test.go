@@ -29,6 +29,19 @@ func TestOverlap(t *testing.T) {
 		"same whole":             {wholeC, wholeC, true},
 		"beside":                 {halfA4, sliceA1, false},
 		"other GPU":              {wholeA, sliceB0, false},
+		// As schedulers before Kubernetes 1.36.2 allocate, see test/allocators.
+		"whole of MPS shares":        {mpsA, wholeA, true},
+		"partition of MPS shares":    {mpsA, sliceA1, true},
+		"time slices of MPS shares":  {mpsA, turnsA, true},
+		"whole of time slices":       {turnsA, wholeA, true},
+		"partition of time slices":   {turnsA, sliceA1, true},
+		"MPS shares of time slices":  {turnsA, mpsA, true},
+		"partition of shares of it":  {mpsSliceA0, sliceA0, true},
+		"whole of shares of a part":  {mpsSliceA0, wholeA, true},
+		"MPS shares of the whole":    {wholeA, mpsA, true},
+		"MPS shares of a part":       {sliceA1, mpsA, true},
+		"another MPS share":          {mpsA, mpsA, false},
+		"MPS shares beside the part": {mpsSliceA0, sliceA1, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { testOverlap(t, test.first, test.second, test.refused) })
@@ -64,6 +77,48 @@ func testOverlap(t *testing.T, first, second string, refused bool) {
 	mustPrepare(t, m, newClaim("second", second))
 	mustUnprepare(t, m, "second")
 	b.wantNothing()
+}
+
+// A scheduler gives a share and the whole GPU away at once: whichever claim comes first
+// has its device, the other is refused and has nothing, and nobody loses what runs.
+func TestOverlapAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBox(t)
+		m := b.manager()
+		claims := map[types.UID]string{"share": mpsA, "whole": wholeA, "part": sliceA1}
+		type outcome struct {
+			uid types.UID
+			err error
+		}
+		outcomes := make(chan outcome)
+		for uid, device := range claims {
+			go func() {
+				_, err := m.Prepare(t.Context(), newClaim(string(uid), device))
+				outcomes <- outcome{uid, err}
+			}()
+		}
+		var winner types.UID
+		for range claims {
+			got := <-outcomes
+			var overlap *OverlapError
+			switch {
+			case got.err == nil && winner != "":
+				t.Errorf("%s and %s were both prepared", winner, got.uid)
+			case got.err == nil:
+				winner = got.uid
+			case !errors.As(got.err, &overlap):
+				t.Errorf("%s: %v", got.uid, got.err)
+			case b.spec(got.uid) != nil:
+				t.Errorf("%s was refused and has a CDI spec", got.uid)
+			}
+		}
+		if winner == "" {
+			t.Fatal("nobody got anything")
+		}
+		mustPrepare(t, m, newClaim(string(winner), claims[winner]))
+		mustUnprepare(t, m, winner)
+		b.wantNothing()
+	})
 }
 
 // A device has only so many shares. Whoever gives one back makes room.

@@ -41,7 +41,8 @@ type PreparedDevice struct {
 // within ctx. A call that is older than the claim's release is refused, see
 // [Arrived].
 //
-// Errors name the device. They wrap *api.InvalidError for a bad configuration,
+// Errors name the device. They wrap *RefusedError where the claim cannot be prepared as it
+// is, and *api.InvalidError for a bad configuration,
 // *OverlapError when another claim holds the place, sharing.ErrNoSupervisor when
 // nothing starts MPS, and the reasons of package gpu when the hardware refuses.
 func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]PreparedDevice, error) {
@@ -75,6 +76,14 @@ func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim)
 	return prepared(record), nil
 }
 
+// RefusedError is why a claim cannot be prepared as it is, for example because of an
+// invalid configuration. Nothing was touched, so that nothing can be left.
+type RefusedError struct{ Err error }
+
+func (e *RefusedError) Error() string { return e.Err.Error() }
+
+func (e *RefusedError) Unwrap() error { return e.Err }
+
 func (m *Manager) plan(claim *resourceapi.ResourceClaim) (*plan.Plan, error) {
 	if err := journal.CheckUID(claim.UID); err != nil {
 		return nil, err
@@ -83,7 +92,11 @@ func (m *Manager) plan(claim *resourceapi.ResourceClaim) (*plan.Plan, error) {
 	if inventory == nil {
 		return nil, errNoInventory
 	}
-	return plan.New(claim, plan.Node{Driver: m.driver, Pool: m.pool, BootID: m.store.Boot(), Inventory: inventory})
+	planned, err := plan.New(claim, plan.Node{Driver: m.driver, Pool: m.pool, BootID: m.store.Boot(), Inventory: inventory})
+	if err != nil {
+		return nil, &RefusedError{err}
+	}
+	return planned, nil
 }
 
 func prepared(r *journal.Record) []PreparedDevice {
@@ -319,30 +332,45 @@ func (p *preparation) undoGroups(ctx context.Context, groups []step.Group, cause
 
 // finish takes the steps that belong to a claim with several groups. Once the CDI spec
 // is written it is confirmed that the partitions are still those that it names: a later
-// creation of another one there removes the spec.
+// creation of another one there removes the spec. A spec that is right already stays as
+// it is, so that a call that ends early takes nothing from running pods.
 func (p *preparation) finish(ctx context.Context, groups []step.Group) error {
 	r := p.record()
 	s := &step.Scene{Record: r, Attempt: step.Resumed}
 	if len(p.known) == 0 && !p.doubtful {
 		s.Attempt = step.First
 	}
+	standing := p.specStands(ctx, r)
 	steps := p.kit.ClaimSteps(r)
+	if standing {
+		steps = p.kit.LimitSteps(r)
+	}
 	begun, err := step.Apply(ctx, steps, s)
-	if err == nil {
+	if err == nil && !standing {
 		err = p.confirm(ctx, groups)
 	}
 	if err == nil {
 		p.journal.setAll(groups, r)
 		err = p.commit()
 	}
-	if err == nil {
-		return nil
-	}
-	if p.earlier != nil {
+	switch {
+	case err == nil || standing:
+		return err
+	case p.earlier != nil:
 		// What it names may not be the claim's any more.
 		return errors.Join(err, p.kit.CDI.Remove(r.Claim.UID))
 	}
 	return errors.Join(append([]error{err}, step.Undo(context.WithoutCancel(ctx), steps, begun, s)...)...)
+}
+
+// specStands reports whether a claim that was prepared before has the CDI spec that it
+// needs.
+func (p *preparation) specStands(ctx context.Context, r *journal.Record) bool {
+	if p.earlier == nil {
+		return false
+	}
+	matches, err := p.kit.SpecMatches(ctx, r)
+	return err == nil && matches
 }
 
 // commit writes down that the claim is prepared, unless the journal says so already.

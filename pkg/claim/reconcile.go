@@ -16,33 +16,35 @@ import (
 
 	"github.com/partage-dev/partage/pkg/claim/journal"
 	"github.com/partage-dev/partage/pkg/claim/survey"
+	"github.com/partage-dev/partage/pkg/logchange"
 )
 
 // reconcileTime bounds what is done for one claim, because calls for the claim
 // wait meanwhile.
 const reconcileTime = 30 * time.Second
 
-// Reconcile brings the journal, the CDI specs and the API server's claims into
-// agreement, at the start, when the driver has appeared, and every now and then:
-// preparations and releases that did not end are undone or finished, claims that
-// do not have their devices any more are released, and the MPS sessions and CDI specs of
-// the others are made again if they are missing. Claims are independent: one that fails,
-// or that waits for its GPU, does not stop the others, and one that a call is at work on
-// is left to that call.
+// Reconcile brings the journal, the CDI specs and the hardware into agreement, at the
+// start, when the driver has appeared, and every now and then: preparations and releases
+// that did not end are undone or finished, and the MPS sessions and CDI specs of prepared
+// claims are made again if they are missing. Claims are independent: one that fails, or
+// that waits for its GPU, does not stop the others, and one that a call is at work on is
+// left to that call. The API server is not asked, see [Manager.ReleaseOrphans].
 //
 // An error says what is left, in the same words every time, and that Reconcile
 // should be called again.
 func (m *Manager) Reconcile(ctx context.Context) error { return m.reconciler.run(ctx) }
 
-// reconciler is what Reconcile remembers from one call to the next.
+// reconciler is what Reconcile and ReleaseOrphans remember.
 type reconciler struct {
 	*engine
 	driver, pool string
 	surveyor     *survey.Surveyor
-	cluster      Cluster
-	orphanGrace  time.Duration
-	orphans      orphans
 	specs        checkedSpecs
+
+	cluster       Cluster
+	orphanGrace   time.Duration
+	orphans       orphans
+	orphanProblem logchange.Problem
 }
 
 func (c *reconciler) run(ctx context.Context) error {
@@ -54,37 +56,28 @@ func (c *reconciler) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	unknown := make([]error, len(uids))
 	errs := concurrently(ctx, len(uids), func(i int) error {
 		ctx := klog.NewContext(ctx, klog.LoggerWithValues(klog.FromContext(ctx), "claimUID", uids[i]))
-		var is allocationState
-		var asked *journal.Record
-		is, asked, unknown[i] = c.stateInCluster(ctx, uids[i])
-		if err := c.reconcile(ctx, uids[i], is, asked, seen); err != nil {
+		if err := c.reconcile(ctx, uids[i], seen); err != nil {
 			return fmt.Errorf("claim %s: %w", uids[i], err)
 		}
 		return nil
 	})
 	c.events.retain(uids)
-	c.orphans.retain(uids)
 	c.failing.retain(uids)
 	c.specs.retain(uids)
-	return errors.Join(errors.Join(errs...), firstOf(unknown), seen.unchecked(), c.reconcileSessions(ctx, seen),
-		c.store.SweepTombstones(c.clock(), c.locks.TryClaim), c.locks.Sweep())
+	return errors.Join(errors.Join(errs...), seen.unchecked(), c.reconcileSessions(ctx, seen),
+		c.store.SweepTombstones(c.clock(), c.locks.TryClaim), c.locks.Sweep(), c.sweepLimits(ctx))
 }
 
-// firstOf stands for all claims: when the API server does not answer, it has the
-// same reason for all of them.
-func firstOf(unknown []error) error {
-	for _, err := range unknown {
-		if err != nil {
-			return fmt.Errorf("it is not known which claims still exist: %w", err)
-		}
-	}
-	return nil
+// sweepLimits removes what the release of claims had no time for.
+func (c *reconciler) sweepLimits(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, reconcileTime)
+	defer cancel()
+	return c.kit.Limits.Sweep(ctx)
 }
 
-func (c *reconciler) reconcile(ctx context.Context, uid types.UID, is allocationState, asked *journal.Record, seen sessionView) error {
+func (c *reconciler) reconcile(ctx context.Context, uid types.UID, seen sessionView) error {
 	unlock, err := c.locks.TryClaim(uid)
 	if err != nil || unlock == nil {
 		return err
@@ -108,9 +101,6 @@ func (c *reconciler) reconcile(ctx context.Context, uid types.UID, is allocation
 	case r.State != journal.Prepared || unwanted:
 		klog.FromContext(ctx).Info("Cleaning up what an earlier call left", "claim", r.Claim, "state", r.State)
 		return c.release(ctx, r)
-	case is == orphaned && r.Arrived == asked.Arrived && r.BootID == asked.BootID:
-		// Not one that was prepared anew since the API server was asked.
-		return c.releaseOrphan(ctx, r)
 	case r.BootID != c.store.Boot():
 		// The kubelet prepares it again before it starts a container, or releases
 		// it. Device numbers have moved meanwhile.
@@ -156,9 +146,10 @@ func (c *reconciler) partitionGone(ctx context.Context, r *journal.Record, d *jo
 	if uuid == "" {
 		uuid = d.Partition.UUID
 	}
-	err := fmt.Errorf("device %s: partition %s was removed by somebody else, or by a reset of the GPU", d.Device, uuid)
-	c.events.once(ctx, r.Claim, ReasonPartitionGone, uuid, "The claim "+r.Claim.String()+": "+err.Error()+
-		". Its containers cannot use it any more; delete the pods.")
+	removed := fmt.Sprintf("partition %s was removed by somebody else, or by a reset of the GPU", uuid)
+	c.events.once(ctx, r.Claim, ReasonPartitionGone, uuid, fmt.Sprintf(
+		"Device %s: its %s. Containers cannot use it any more: delete the pods of the claim.", d.Device, removed))
+	err := fmt.Errorf("device %s: %s", d.Device, removed)
 	return errors.Join(err, c.kit.CDI.Remove(r.Claim.UID))
 }
 

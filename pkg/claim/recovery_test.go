@@ -153,7 +153,7 @@ func TestOrphanThatCameBack(t *testing.T) {
 	unallocated.Status.Allocation = nil
 	again := func() {}
 	m.reconciler.cluster = answers(func(Ref) (*resourceapi.ResourceClaim, error) { again(); return unallocated, nil })
-	_ = m.Reconcile(t.Context())
+	_ = reconcile(t, m)
 	b.pass(DefaultOrphanGrace)
 	again = func() {
 		// The kubelet has caught up, and a new pod uses the claim.
@@ -161,7 +161,7 @@ func TestOrphanThatCameBack(t *testing.T) {
 		b.pass(time.Millisecond)
 		mustPrepare(t, m, newClaim("u1", sliceA4))
 	}
-	_ = m.Reconcile(t.Context())
+	_ = reconcile(t, m)
 	if _, found := b.look(addressA4); !found || len(b.spec("u1")) == 0 {
 		t.Errorf("a claim that is allocated and was just prepared was released: %v", b.state())
 	}
@@ -174,6 +174,9 @@ func TestStaleSpecOfSeveralGroups(t *testing.T) {
 	m := b.manager()
 	mustPrepare(t, m, newClaim("u1", sliceA0, sliceB0))
 	mustReconcile(t, m)
+	if err := b.Remove("u1"); err != nil {
+		t.Fatal(err)
+	}
 	first := once()
 	b.hooks(func(e string) error {
 		if e == "write spec" && first() {
@@ -192,6 +195,43 @@ func TestStaleSpecOfSeveralGroups(t *testing.T) {
 	// Nor does it go at once.
 	_ = m.Reconcile(t.Context())
 	b.wantOwnNodes("reconciled", "u1", "u2")
+}
+
+// A plugin is killed between destroying the compute instance and the GPU instance of the
+// last share of a partition. The next claim for a share there goes on with what is left.
+func TestShareOfHalfReleasedPartition(t *testing.T) {
+	b := newBox(t)
+	share := sliceA0 + "-timeslice"
+	mustPrepare(t, b.manager(), newClaim("u1", share))
+	b.hooks(b.killAt("destroy instance"), nil)
+	if err := b.manager().Unprepare(t.Context(), "u1"); err == nil || !b.killed() {
+		t.Fatalf("the plugin was not killed: %v", err)
+	}
+	b.hooks(nil, nil)
+	m := b.manager()
+	mustPrepare(t, m, newClaim("u2", share))
+	mustUnprepare(t, m, "u1")
+	if _, found := b.look(addressA0); !found {
+		t.Error("the partition of the other claim was destroyed")
+	}
+	mustUnprepare(t, m, "u2")
+	b.wantNothing()
+}
+
+// A call that repeats the preparation of a claim on two GPUs ends early. The claim keeps
+// its CDI spec, which containers of running pods need when they are started again.
+func TestSpecOutlivesRepeatedPrepare(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	claim := newClaim("u1", sliceA0, sliceB0)
+	mustPrepare(t, m, claim)
+	ctx, cancel := context.WithCancel(t.Context())
+	b.hooks(nil, func(string) error { cancel(); return nil })
+	_, err := m.Prepare(ctx, claim)
+	t.Log(err)
+	if len(b.spec("u1")) == 0 {
+		t.Errorf("the claim lost its CDI spec: %v", b.seen())
+	}
 }
 
 // The partition of a claim with two GPUs is made again, and something else of the
@@ -338,9 +378,9 @@ func TestOrphanOnFullDisk(t *testing.T) {
 		}
 		return nil
 	}, nil)
-	_ = m.Reconcile(t.Context())
+	_ = reconcile(t, m)
 	b.pass(DefaultOrphanGrace)
-	err := m.Reconcile(t.Context())
+	err := reconcile(t, m)
 	if _, found := b.look(addressA0); found {
 		t.Errorf("not released: %v", err)
 	}

@@ -4,8 +4,13 @@
 package claim
 
 import (
+	"errors"
 	"slices"
 	"testing"
+	"testing/synctest"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
 )
 
 // A GPU can be reset without a restart of the machine. What is in the place of a
@@ -36,6 +41,50 @@ func TestReplacedBySomebodyElse(t *testing.T) {
 				t.Error("somebody else's partition was destroyed")
 			}
 		})
+	}
+}
+
+// TestPartitionGoneIsRepeated: as long as the pods are there, and before the event is
+// forgotten.
+func TestPartitionGoneIsRepeated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBox(t)
+		m := b.manager()
+		mustPrepare(t, m, newClaim("u1", sliceA0))
+		b.removeForeign(addressA0)
+		m.Survey(t.Context())
+		told := []string{"u1 PartitionGone", "also of pods", "Device " + sliceA0, "delete the pods"}
+		for range 3 {
+			wantError(t, m.Reconcile(t.Context()), "was removed by somebody else")
+			b.wantWarnings(told)
+			time.Sleep(repeatAfter - 1)
+			wantError(t, m.Reconcile(t.Context()), "was removed by somebody else")
+			b.wantWarnings()
+			time.Sleep(time.Nanosecond)
+		}
+	})
+}
+
+// A claim that cannot be prepared as it is leaves nothing to clean up.
+func TestRefused(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	unallocated := newClaim("u1")
+	unallocated.Status.Allocation = nil
+	var refused *RefusedError
+	for name, claim := range map[string]*resourceapi.ResourceClaim{
+		"not allocated":         unallocated,
+		"no such device":        newClaim("u1", "gpu-0000-ff-00-0"),
+		"invalid configuration": configure(newClaim("u1", wholeA), fromClaim, "{}"),
+	} {
+		if _, err := m.Prepare(t.Context(), claim); !errors.As(err, &refused) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	b.wantNothing()
+	// Without an inventory it is not known whether it can.
+	if _, err := b.bareManager().Prepare(t.Context(), newClaim("u1", wholeA)); err == nil || errors.As(err, &refused) {
+		t.Errorf("without an inventory: %v", err)
 	}
 }
 

@@ -70,6 +70,7 @@ func (e *engine) waitForRoom(ctx context.Context, attempt func() error) error {
 	if !errors.As(err, &overlap) {
 		return err
 	}
+	e.doubtAll(overlap)
 	limited, cancel := context.WithTimeout(ctx, roomTime)
 	defer cancel()
 	for errors.As(err, &overlap) {

@@ -118,8 +118,9 @@ func (e *engine) reportLosses(ctx context.Context, r *journal.Record, seen sessi
 		}
 		s.Losses, reported = status.Losses, true
 		e.events.always(ctx, r.Claim, ReasonMPSLost, fmt.Sprintf(
-			"The claim %s: its processes have lost the MPS server of device %s: %s. Those that used it have failed; restart them.",
-			r.Claim, s.Devices[0].Device, why))
+			"Device %s: processes have lost their MPS server: %s. Those that used it have failed. "+
+				"Containers that have not ended because of that must be restarted: delete their pods.",
+			s.Devices[0].Device, why))
 	}
 	return reported, nil
 }

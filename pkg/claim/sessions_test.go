@@ -201,7 +201,7 @@ func TestLosses(t *testing.T) {
 	mustPrepare(t, m, newClaim("u1", mpsA))
 	mustPrepare(t, m, newClaim("u2", mpsA))
 	mustPrepare(t, m, newClaim("beside", mpsB))
-	told := [][]string{{"u1 MPSServerLost", "default/claim-u1", mpsA, "the daemon ended", "restart them"}, {"u2 MPSServerLost", mpsA}}
+	told := [][]string{{"u1 MPSServerLost", "also of pods", mpsA, "the daemon ended", "must be restarted"}, {"u2 MPSServerLost", mpsA}}
 	for range 2 {
 		b.lose(wholeA, mps.Running)
 		mustReconcile(t, m)
@@ -522,7 +522,7 @@ func TestOrphanWithShares(t *testing.T) {
 	b.deleteClaim("u2")
 	mustReconcile(t, m)
 	b.pass(DefaultOrphanGrace)
-	err := m.Reconcile(t.Context())
+	err := reconcile(t, m)
 	wantError(t, err, "processes use them: [77]")
 	if left, listErr := m.store.UIDs(); listErr != nil || len(left) != 1 {
 		t.Errorf("left are %v, %v: one of the two has to go, whichever is first", left, listErr)

@@ -143,7 +143,7 @@ func TestAdmin(t *testing.T) {
 	mustPrepare(t, m, newClaim("owner", sliceA0))
 	mustPrepare(t, m, newClaim("static", sliceA4+"-static"))
 	mustPrepare(t, m, newClaim("whole", wholeB))
-	watched := []string{sliceA0, sliceA4 + "-static", wholeA, wholeB}
+	watched := []string{sliceA0, sliceA4 + "-static", wholeA, wholeB, wholeB + "-observer"}
 	before := b.state()
 	b.hooks(nil, nil)
 	prepared := mustPrepare(t, m, admin(newClaim("watch", watched...)))
@@ -152,7 +152,7 @@ func TestAdmin(t *testing.T) {
 			t.Errorf("got %+v", d)
 		}
 	}
-	if diff := cmp.Diff([]string{"write spec", "write prepared"}, b.seen()); diff != "" || len(prepared) != 4 {
+	if diff := cmp.Diff([]string{"write spec", "write prepared"}, b.seen()); diff != "" || len(prepared) != 5 {
 		t.Errorf("%d devices, effects: -want +got:\n%s", len(prepared), diff)
 	}
 	if diff := cmp.Diff(b.spec("owner")[0].Nodes, b.spec("watch")[1].Nodes); diff != "" {

@@ -6,9 +6,9 @@ package claim
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -26,6 +26,8 @@ import (
 	"github.com/partage-dev/partage/pkg/partition"
 	"github.com/partage-dev/partage/pkg/sharing"
 )
+
+var walkSeeds = flag.Uint64("walk.seeds", 60, "from how many seeds TestWalk takes its steps")
 
 // walkClaims are the devices of the claims.
 var walkClaims = [][]string{
@@ -387,13 +389,9 @@ func (w *walk) end(t *testing.T) {
 
 // TestWalk takes random steps from fixed seeds: several claims on several GPUs in two
 // processes, that are killed, struck by faults and lose partitions and sessions at the same
-// time. With PARTAGE_TEST_ALL it takes many more.
+// time.
 func TestWalk(t *testing.T) {
-	seeds := uint64(60)
-	if os.Getenv("PARTAGE_TEST_ALL") != "" {
-		seeds = 2000
-	}
-	for seed := range seeds {
+	for seed := range *walkSeeds {
 		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { walkFrom(t, seed) })
 		})

@@ -6,11 +6,15 @@ package command
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/urfave/cli/v3"
+
+	"github.com/partage-dev/partage/pkg/grpchealth"
 )
 
 // invoke runs a command with the flags of a process and the sub-command "sub".
@@ -19,7 +23,7 @@ func invoke(t *testing.T, p *Process, action cli.ActionFunc, args ...string) (co
 	var out, err strings.Builder
 	code = Run(&cli.Command{
 		Name: "test", Writer: &out, ErrWriter: &err,
-		Flags:    p.Flags("Process", 51515),
+		Flags:    p.Flags("Process"),
 		Action:   NoArguments(action),
 		Commands: []*cli.Command{{Name: "sub", Action: NoArguments(action)}},
 	}, append([]string{"test"}, args...))
@@ -41,7 +45,7 @@ func TestRun(t *testing.T) {
 		"argument":            {args: []string{"sub", "all"}, code: 1, stderr: "test: sub takes no argument, got \"all\"\n"},
 		"argument of version": {args: []string{"version", "1"}, code: 1, stderr: "test: version takes no argument, got \"1\"\n"},
 		"unknown flag":        {args: []string{"sub", "--x"}, code: 1, stderr: "test: flag provided but not defined: -x\n"},
-		"wrong number":        {args: []string{"--health-port=x"}, code: 1, stderr: "test: invalid value \"x\" for flag -health-port: strconv.ParseInt: parsing \"x\": invalid syntax\n"},
+		"wrong number":        {args: []string{"-v=x"}, code: 1, stderr: "test: invalid value \"x\" for flag -v: strconv.ParseInt: parsing \"x\": invalid syntax\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			code, stdout, stderr := invoke(t, &Process{}, func(context.Context, *cli.Command) error { return test.err }, test.args...)
@@ -54,17 +58,17 @@ func TestRun(t *testing.T) {
 
 func TestFlags(t *testing.T) {
 	t.Setenv("LOG_LEVEL", "4")
-	t.Setenv("HEALTH_PORT", "99999")
+	t.Setenv("HEALTH_SOCKET", "health.sock")
 	var p Process
 	var inEffect []any
 	code, _, stderr := invoke(t, &p, func(_ context.Context, cmd *cli.Command) error {
 		inEffect = InEffect(cmd)
 		return p.Validate()
 	}, "--logging-format=xml")
-	if diff := cmp.Diff([]any{"health-port", 99999, "v", 4, "logging-format", "xml"}, inEffect); diff != "" {
+	if diff := cmp.Diff([]any{"health-socket", "health.sock", "v", 4, "logging-format", "xml"}, inEffect); diff != "" {
 		t.Errorf("flags in effect: -want +got:\n%s", diff)
 	}
-	want := `test: --health-port (HEALTH_PORT) is "99999": want a port between 1 and 65535, or 0 for none; ` +
+	want := `test: --health-socket (HEALTH_SOCKET) is "health.sock": want an absolute path of at most 107 bytes, or nothing; ` +
 		`--logging-format (LOGGING_FORMAT) is "xml": want text or json` + "\n"
 	if code != 1 || stderr != want {
 		t.Errorf("got %d, %q, want %q", code, stderr, want)
@@ -73,9 +77,54 @@ func TestFlags(t *testing.T) {
 
 func TestListenHealth(t *testing.T) {
 	if listener, err := (&Process{}).ListenHealth(t.Context()); err != nil || listener != nil {
-		t.Errorf("without a port: got %v, %v", listener, err)
+		t.Errorf("without a socket: got %v, %v", listener, err)
 	}
-	if _, err := (&Process{HealthPort: 70000}).ListenHealth(t.Context()); err == nil || !strings.Contains(err.Error(), "--health-port (HEALTH_PORT)") {
-		t.Errorf("with a wrong port: got %v", err)
+	if _, err := (&Process{HealthSocket: "/does/not/exist"}).ListenHealth(t.Context()); err == nil || !strings.Contains(err.Error(), "--health-socket (HEALTH_SOCKET)") {
+		t.Errorf("in a folder that is not there: got %v", err)
+	}
+}
+
+// TestHealthCommand: exit code and text are what a probe of the kubelet gets.
+func TestHealthCommand(t *testing.T) {
+	dir, err := os.MkdirTemp("/tmp", "h") // t.TempDir's is too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	p := Process{HealthSocket: filepath.Join(dir, "s")}
+	listener, err := p.ListenHealth(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer grpchealth.Serve(listener, grpchealth.Checks{
+		Liveness:  func(context.Context) error { return nil },
+		Readiness: func(context.Context) error { return errors.New("no driver in /usr/läb") },
+	}, func(err error) { t.Error(err) })()
+
+	for name, test := range map[string]struct {
+		args   []string
+		code   int
+		stderr string
+	}{
+		"alive":      {args: []string{"--health-socket", p.HealthSocket, "health", "liveness"}},
+		"not ready":  {[]string{"--health-socket", p.HealthSocket, "health", "readiness"}, 1, "test: no driver in /usr/läb\n"},
+		"no service": {[]string{"--health-socket", p.HealthSocket, "health"}, 1, "test: health: got []: want liveness or readiness\n"},
+		"unknown":    {[]string{"--health-socket", p.HealthSocket, "health", "startup"}, 1, "test: health: got [\"startup\"]: want liveness or readiness\n"},
+		"no socket":  {[]string{"health", "liveness"}, 1, "test: --health-socket (HEALTH_SOCKET) is \"\": want the socket of the process to ask\n"},
+		"no process": {
+			[]string{"--health-socket", dir + "/other", "health", "liveness"}, 1,
+			"test: ask " + dir + "/other about liveness: connection error: desc = \"transport: Error while dialing: dial unix " + dir + "/other: connect: no such file or directory\"\n",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var process Process
+			var stdout, stderr strings.Builder
+			code := Run(&cli.Command{
+				Name: "test", Writer: &stdout, ErrWriter: &stderr, Flags: process.Flags(""), Commands: []*cli.Command{process.HealthCommand()},
+			}, append([]string{"test"}, test.args...))
+			if code != test.code || stdout.Len() > 0 || stderr.String() != test.stderr {
+				t.Errorf("got %d, stdout %q, stderr %q", code, stdout.String(), stderr.String())
+			}
+		})
 	}
 }

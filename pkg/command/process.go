@@ -8,28 +8,33 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"strconv"
+	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/urfave/cli/v3"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	// Makes the json format known.
 	_ "k8s.io/component-base/logs/json/register"
+
+	"github.com/partage-dev/partage/pkg/grpchealth"
+	"github.com/partage-dev/partage/pkg/host"
 )
 
 // Process is the value of the flags that every command has.
 type Process struct {
-	HealthPort    int
+	HealthSocket  string
 	Verbosity     int
 	LoggingFormat string
 }
 
-const healthPortFlag = "health-port"
+const healthSocketFlag = "health-socket"
 
-// Flags returns the flags of a command whose default health port is given.
-func (p *Process) Flags(category string, healthPort int) []cli.Flag {
+// Flags returns the flags.
+func (p *Process) Flags(category string) []cli.Flag {
 	return []cli.Flag{
-		Int(category, healthPortFlag, healthPort, &p.HealthPort,
-			"port of the gRPC health service with the services liveness and readiness; 0: off"),
+		String(category, healthSocketFlag, "", &p.HealthSocket,
+			"unix socket of the gRPC health service, with the services liveness and readiness, in a folder of this process's own; empty: off"),
 		Int(category, verbosityFlag, 2, &p.Verbosity,
 			"log verbosity: 2 what changes, 4 why, 6 every gRPC call with its content"),
 		String(category, "logging-format", "text", &p.LoggingFormat, "text or json"),
@@ -39,8 +44,8 @@ func (p *Process) Flags(category string, healthPort int) []cli.Flag {
 // Validate names every flag that is wrong.
 func (p *Process) Validate() error {
 	var errs []error
-	if p.HealthPort < 0 || p.HealthPort > 65535 {
-		errs = append(errs, Wrong(healthPortFlag, p.HealthPort, "a port between 1 and 65535, or 0 for none"))
+	if p.HealthSocket != "" && (!filepath.IsAbs(p.HealthSocket) || len(p.HealthSocket) > host.MaxSocketPath) {
+		errs = append(errs, Wrong(healthSocketFlag, p.HealthSocket, fmt.Sprintf("an absolute path of at most %d bytes, or nothing", host.MaxSocketPath)))
 	}
 	return errors.Join(append(errs, p.ValidateLogging())...)
 }
@@ -69,14 +74,35 @@ func (p *Process) SetUpLogging() error {
 	return nil
 }
 
-// ListenHealth opens the health port. It returns nil if there is to be none.
+// ListenHealth listens on the health socket. It returns nil if there is to be none.
 func (p *Process) ListenHealth(ctx context.Context) (net.Listener, error) {
-	if p.HealthPort == 0 {
+	if p.HealthSocket == "" {
 		return nil, nil //nolint:nilnil // off
 	}
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", ":"+strconv.Itoa(p.HealthPort))
+	listener, err := host.ListenUnix(ctx, p.HealthSocket)
 	if err != nil {
-		return nil, fmt.Errorf("listen on --%s (%s): %w", healthPortFlag, EnvName(healthPortFlag), err)
+		return nil, fmt.Errorf("--%s (%s): %w", healthSocketFlag, EnvName(healthSocketFlag), err)
 	}
 	return listener, nil
+}
+
+// HealthCommand returns the sub-command that asks the process which serves on the health
+// socket. It is what the kubelet's probes run.
+func (p *Process) HealthCommand() *cli.Command {
+	services := []string{grpchealth.Liveness, grpchealth.Readiness}
+	return &cli.Command{
+		Name:      "health",
+		Usage:     "ask the process that has the health socket whether it is well",
+		ArgsUsage: strings.Join(services, "|"),
+		Action: func(ctx context.Context, cmd *cli.Command) error {
+			service := cmd.Args().First()
+			if cmd.NArg() != 1 || !slices.Contains(services, service) {
+				return fmt.Errorf("health: got %q: want %s", cmd.Args().Slice(), strings.Join(services, " or "))
+			}
+			if p.HealthSocket == "" {
+				return Wrong(healthSocketFlag, "", "the socket of the process to ask")
+			}
+			return grpchealth.Ask(ctx, p.HealthSocket, service)
+		},
+	}
 }

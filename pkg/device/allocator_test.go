@@ -23,7 +23,7 @@ import (
 // slices, with the features that Kubernetes 1.37 has on by default. It keeps
 // what it allocated.
 type scheduler struct {
-	t      *testing.T
+	t      testing.TB
 	slices []*resourceapi.ResourceSlice
 	cel    *cel.Cache
 	// allocated are devices that one claim has alone, shares those that others have
@@ -33,10 +33,16 @@ type scheduler struct {
 	consumed  structured.ConsumedCapacityCollection
 }
 
+// defaultFeatures are those of Kubernetes 1.37.
+var defaultFeatures = structured.Features{
+	AdminAccess: true, ConsumableCapacity: true, DeviceBindingAndStatus: true, DeviceTaints: true,
+	PartitionableDevices: true, PrioritizedList: true,
+}
+
 // celCache is shared: compiling selectors is the larger part of the time.
 var celCache = cel.NewCache(200, cel.Features{EnableConsumableCapacity: true})
 
-func newScheduler(t *testing.T, objects []resourceapi.ResourceSlice) *scheduler {
+func newScheduler(t testing.TB, objects []resourceapi.ResourceSlice) *scheduler {
 	s := &scheduler{
 		t: t, cel: celCache, allocated: sets.New[structured.DeviceID](),
 		shares: sets.New[structured.SharedDeviceID](), consumed: structured.NewConsumedCapacityCollection(),
@@ -183,15 +189,11 @@ func (s *scheduler) attemptClaims(requests ...[]resourceapi.DeviceRequest) ([]re
 		}
 		claims = append(claims, claim)
 	}
-	features := structured.Features{
-		AdminAccess: true, ConsumableCapacity: true, DeviceBindingAndStatus: true, DeviceTaints: true,
-		PartitionableDevices: true, PrioritizedList: true,
-	}
 	state := structured.AllocatedState{
 		AllocatedDevices: s.allocated, AllocatedSharedDeviceIDs: s.shares, AggregatedCapacity: s.consumed,
 	}
 	ctx := context.Background()
-	allocator, err := structured.NewAllocator(ctx, features, state, s, s.slices, s.cel)
+	allocator, err := structured.NewAllocator(ctx, defaultFeatures, state, s, s.slices, s.cel)
 	if err != nil {
 		return nil, err
 	}

@@ -13,50 +13,42 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
-// isolation describes what keeps the tenants of a GPU apart.
-type isolation struct {
-	// memory keeps others from reading or exhausting the memory, compute from taking
-	// the multiprocessors, fault from ending the work by a fault of theirs.
-	memory, compute, fault string
-	// jitter is how much neighbours affect latencies.
-	jitter string
-}
+// maxAttributes is how many attributes a device may have so that it is cheap. Go
+// doubles a map of attributes, by 2.3 KB in every process that caches ResourceSlices,
+// with the 15th. See docs/large-clusters.md.
+const maxAttributes = 14
 
-// Values of the isolation attributes, strongest first.
+// Values of the attribute "isolation", strongest first: what keeps the claims that
+// have a device apart, and apart from those that have other devices of the same GPU.
 const (
-	// isolationHardware: separate hardware paths.
+	// isolationHardware: separate hardware paths. Claims that own a GPU or a MIG
+	// partition share no hardware that carries state.
 	isolationHardware = "hardware"
-	// isolationProcess: address spaces of processes.
+	// isolationProcess: MPS clients have address spaces of their own and a limit for
+	// multiprocessors, but one server: a fatal fault of one ends all.
 	isolationProcess = "process"
-	// isolationSoftware: limits that clients which are not hostile keep.
+	// isolationSoftware: limits that a library in the containers sets, for programs
+	// that load it.
 	isolationSoftware = "software"
-	isolationNone     = "none"
-
-	jitterNegligible = "negligible"
-	jitterLow        = "low"
-	jitterHigh       = "high"
+	// isolationNone: time-sliced clients share the memory, a fault of one affects the
+	// whole GPU until it is reset, and each waits for the full time slices of the
+	// others.
+	isolationNone = "none"
 )
 
-// isolationOf returns the isolation between the claims that have a device, and from
-// those that have other devices of the same GPU.
-//
-// Claims that own a GPU or a MIG partition share no hardware that carries state.
-// MPS clients have address spaces of their own and a limit for multiprocessors,
-// but one server: a fatal fault of one ends all. Time-sliced clients share the
-// memory, a fault of one affects the whole GPU until it is reset, and each waits
-// for the full time slices of the others. A library in the containers can limit
-// them, for programs that load it. The same holds between the clients of a shared
-// partition.
-func isolationOf(d Device) isolation {
+// isolationOf is one attribute and not one each for memory, compute, faults and
+// latency: the mechanism decides all of them. The same holds between the clients of
+// a shared partition.
+func isolationOf(d Device) string {
 	switch {
 	case d.Kind == MPS:
-		return isolation{isolationProcess, isolationSoftware, isolationNone, jitterLow}
+		return isolationProcess
 	case d.Kind == TimeSlice && d.Share.Limited:
-		return isolation{isolationSoftware, isolationSoftware, isolationNone, jitterLow}
-	case d.Kind == TimeSlice:
-		return isolation{isolationNone, isolationNone, isolationNone, jitterHigh}
+		return isolationSoftware
+	case d.Kind == TimeSlice || d.Kind == Observer:
+		return isolationNone
 	}
-	return isolation{isolationHardware, isolationHardware, isolationHardware, jitterNegligible}
+	return isolationHardware
 }
 
 type attributes map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
@@ -71,7 +63,6 @@ func attributesOf(node *gpu.Node, d Device) attributes {
 	a.text("type", string(d.Kind))
 	a.text("parentUUID", g.UUID)
 	a.text("productName", g.ProductName)
-	a.text("brand", g.Brand)
 	a.text("architecture", g.Architecture)
 	switch {
 	case d.Static != nil:
@@ -87,11 +78,7 @@ func attributesOf(node *gpu.Node, d Device) attributes {
 	a.version("cudaComputeCapability", twoPartVersion(g.ComputeCapability))
 	a.version("driverVersion", semanticVersion(node.DriverVersion))
 	a.version("cudaDriverVersion", twoPartVersion(node.CUDAVersion))
-	isolation := isolationOf(d)
-	a.text("memoryIsolation", isolation.memory)
-	a.text("computeIsolation", isolation.compute)
-	a.text("faultIsolation", isolation.fault)
-	a.text("latencyJitter", isolation.jitter)
+	a.text("isolation", isolationOf(d))
 	if g.AddressingMode != "" {
 		a.text("addressingMode", g.AddressingMode)
 	}

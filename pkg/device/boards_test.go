@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/policy"
 )
 
 // testOptions publish everything, as a cluster with default gates has it.
@@ -64,7 +65,7 @@ func partitionable(t *testing.T) []testBoard {
 	return boards
 }
 
-func loadNode(t *testing.T, board string) *gpu.Node {
+func loadNode(t testing.TB, board string) *gpu.Node {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join("testdata/boards", board+".yaml"))
 	if err != nil {
@@ -99,16 +100,13 @@ func replicate(node *gpu.Node, n int) *gpu.Node {
 	return &out
 }
 
+// everything offers all that a GPU can be: what the policy offers by default, and the
+// variants of profiles.
+var everything = offering(func(*policy.Offer) {})
+
 func mustInventory(t *testing.T, node *gpu.Node) *Inventory {
 	t.Helper()
-	i, err := NewInventory(node, Terms{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, problem := range i.Problems() {
-		t.Errorf("problem: %v", problem)
-	}
-	return i
+	return inventoryOf(t, node, everything)
 }
 
 func names(devices []Device) []string {
@@ -120,10 +118,15 @@ func names(devices []Device) []string {
 }
 
 // devicesOf are the devices of all slices in order.
-func devicesOf(slices []resourceapi.ResourceSlice) []resourceapi.Device {
+// devicesOf returns what claims use, without observers.
+func devicesOf(published []resourceapi.ResourceSlice) []resourceapi.Device {
 	var out []resourceapi.Device
-	for _, s := range slices {
-		out = append(out, s.Spec.Devices...)
+	for _, s := range published {
+		for _, d := range s.Spec.Devices {
+			if *d.Attributes["type"].StringValue != string(Observer) {
+				out = append(out, d)
+			}
+		}
 	}
 	return out
 }

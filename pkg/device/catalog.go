@@ -17,8 +17,8 @@ import (
 )
 
 // maxDevices is how many devices a GPU has at most that do not depend on the
-// status.
-const maxDevices = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures - reservedForStatic
+// status, beside the observer.
+const maxDevices = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures - reservedForStatic - 1
 
 // catalog lists everything that one GPU can be published as. The policy and the
 // room in a slice choose from it.
@@ -70,7 +70,7 @@ type place struct {
 
 func newBoard(node *gpu.Node, g *gpu.GPU, terms Terms) (board, []error) {
 	c := catalog{
-		board: board{name: GPUName(g.PCIAddress), node: node, gpu: g, withdrawn: map[string]bool{}},
+		board: board{name: GPUName(g.PCIAddress), node: node, gpu: g, withdrawn: map[string]bool{}, overflow: map[string]bool{}},
 		terms: terms,
 		offer: terms.Policy.For(g),
 	}
@@ -162,9 +162,7 @@ func (c *catalog) addPartitions(shapes []PartitionShape) {
 	ranks := ranksOf(shapes)
 	for _, d := range c.partitionDevices(shapes) {
 		profile := d.Partition.Profile
-		offer := c.offer.Partition
-		offered := offer != nil && (offer.Profiles == nil || slices.Contains(offer.Profiles, profile.Name))
-		c.add(d, offered, group{classPartitions, ranks[profile.ID], "profile " + profile.Name + " is"})
+		c.add(d, c.offer.Partition.Offers(profile.Name), group{classPartitions, ranks[profile.ID], "profile " + profile.Name + " is"})
 	}
 }
 
@@ -214,9 +212,10 @@ func (c *catalog) partitionDevices(shapes []PartitionShape) []Device {
 	return devices
 }
 
-// choose decides which candidates are published. Devices that claims may have come
-// first, because they must not disappear, then those that the policy offers, group
-// by group.
+// choose decides which candidates are published: those that the policy offers, group
+// by group as long as the GPU's slice has room, and all others that claims may have.
+// The latter take no room from the former, or a new policy would have to wait for
+// claims to end.
 func (c *catalog) choose() {
 	order := make([]int, len(c.candidates))
 	for n := range order {
@@ -224,24 +223,15 @@ func (c *catalog) choose() {
 	}
 	slices.SortStableFunc(order, func(a, b int) int { return c.candidates[a].group.compare(c.candidates[b].group) })
 	room := maxDevices
-	chosen := make([]bool, len(c.candidates))
-	for _, n := range order {
-		if d := c.candidates[n]; c.terms.Keep[d.Name] {
-			if chosen[n] = room > 0; !chosen[n] {
-				c.problems = append(c.problems, noRoom(d.Name+", which a claim may have, is"))
-				continue
-			}
-			room--
-		}
-	}
-	for len(order) > 0 {
-		g := c.candidates[order[0]].group
+	offered := make([]bool, len(c.candidates))
+	for rest := order; len(rest) > 0; {
+		g := c.candidates[rest[0]].group
 		var wanted []int
-		for len(order) > 0 && c.candidates[order[0]].group.compare(g) == 0 {
-			if n := order[0]; c.candidates[n].offered && !chosen[n] {
+		for len(rest) > 0 && c.candidates[rest[0]].group.compare(g) == 0 {
+			if n := rest[0]; c.candidates[n].offered {
 				wanted = append(wanted, n)
 			}
-			order = order[1:]
+			rest = rest[1:]
 		}
 		if len(wanted) > room {
 			c.problems = append(c.problems, noRoom(g.what))
@@ -249,38 +239,44 @@ func (c *catalog) choose() {
 		}
 		room -= len(wanted)
 		for _, n := range wanted {
-			chosen[n] = true
+			offered[n] = true
+		}
+	}
+	for _, n := range order {
+		if name := c.candidates[n].Name; c.terms.Keep[name] && !offered[n] {
+			c.withdrawn[name] = true
+			if room--; room < 0 {
+				c.overflow[name] = true
+			}
 		}
 	}
 	for n, d := range c.candidates {
-		c.record(d, chosen[n])
+		c.record(d, offered[n])
 	}
 }
 
 func noRoom(what string) error {
-	return fmt.Errorf("%s left out: a ResourceSlice with counters holds at most %d devices, %d of them for partitions that somebody else made",
+	return fmt.Errorf("%s left out: a ResourceSlice with counters holds at most %d devices, %d of them for partitions that somebody else made and one for the observer",
 		what, resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures, reservedForStatic)
 }
 
 // record adds the outcome for a candidate to the board.
-func (c *catalog) record(d candidate, chosen bool) {
-	offered := d.offered && chosen
-	if chosen {
+func (c *catalog) record(d candidate, offered bool) {
+	if offered || c.withdrawn[d.Name] {
 		c.devices = append(c.devices, d.Device)
-		if !offered {
-			c.withdrawn[d.Name] = true
-		}
 	}
 	if d.Kind != Partition {
 		return
 	}
 	// A static partition exists whatever the policy says. It is offered where a
-	// partition of this driver would be.
+	// partition of this driver would be, and where that would be a variant.
+	variant := policy.IsVariant(d.Partition.Profile.Name) && c.offer.Partition.OffersExisting(d.Partition.Profile.Name)
+	static := offered || variant
 	kept := c.terms.Keep[staticName(d.Name)]
-	if kept && !offered {
+	if kept && !static {
 		c.withdrawn[staticName(d.Name)] = true
 	}
-	c.places = append(c.places, place{Device: d.Device, static: offered || kept})
+	c.places = append(c.places, place{Device: d.Device, static: static || kept})
 }
 
 // checkProfiles reports the profiles that the policy names and the GPU does not
@@ -290,12 +286,7 @@ func (c *catalog) checkProfiles() {
 	if c.offer.Partition == nil {
 		return
 	}
-	named := slices.Clone(c.offer.Partition.Profiles)
-	for _, s := range c.offer.Partition.Shares {
-		named = append(named, s.Profiles...)
-	}
-	slices.Sort(named)
-	named = slices.Compact(named)
+	named := c.offer.ProfileNames()
 	var has, missing []string
 	for _, p := range c.gpu.MIG.Profiles {
 		has = append(has, p.Name)

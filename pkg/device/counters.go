@@ -18,9 +18,9 @@ import (
 // sets of partitions that the GPU can hold at the same time fit into the counters.
 type counterLayout struct {
 	set string
-	// memorySlices each have a counter of value 1. There are none where the GPU
-	// holds no partitions.
-	memorySlices int
+	// memorySlices are those that have a counter, each of value 1, in ascending order.
+	// There are none where the GPU holds no partitions.
+	memorySlices []int
 	// limits are the further counters, as few as are needed.
 	limits []limit
 }
@@ -36,9 +36,13 @@ type limit struct {
 // gets one if disjoint placements can exceed it and no other limit implies it.
 // It fails where the API does not allow as many.
 func newCounterLayout(name string, mig *gpu.MIG, shapes []PartitionShape) (*counterLayout, error) {
-	l := &counterLayout{set: name, memorySlices: mig.MemorySlices}
-	if l.memorySlices > resourceapi.ResourceSliceMaxCountersPerCounterSet {
-		return nil, tooManyCounters(l.memorySlices)
+	// No GPU has this many; a wrong fact must not use up time and memory.
+	if mig.MemorySlices > 256 {
+		return nil, tooManyCounters(mig.MemorySlices)
+	}
+	l := &counterLayout{set: name, memorySlices: decisiveSlices(mig.MemorySlices, shapes)}
+	if n := len(l.memorySlices); n > resourceapi.ResourceSliceMaxCountersPerCounterSet {
+		return nil, tooManyCounters(n)
 	}
 	var needed []limit
 	for _, limit := range limitsOf(name, mig) {
@@ -51,10 +55,36 @@ func newCounterLayout(name string, mig *gpu.MIG, shapes []PartitionShape) (*coun
 			l.limits = append(l.limits, needed[n])
 		}
 	}
-	if total := l.memorySlices + len(l.limits); total > resourceapi.ResourceSliceMaxCountersPerCounterSet {
+	if total := len(l.memorySlices) + len(l.limits); total > resourceapi.ResourceSliceMaxCountersPerCounterSet {
 		return nil, tooManyCounters(total)
 	}
 	return l, nil
+}
+
+// decisiveSlices returns the memory slices that need a counter. A slice needs none if
+// another one that has a counter is in every placement that it is in: two placements
+// which both have the first then also both have the second. On an 8-slice GPU that
+// leaves out the last slice, which no placement has without the one before.
+func decisiveSlices(memorySlices int, shapes []PartitionShape) []int {
+	implies := func(slice, other int) bool {
+		return !slices.ContainsFunc(shapes, func(s PartitionShape) bool {
+			return contains(s.Placement, slice) && !contains(s.Placement, other)
+		})
+	}
+	var decisive []int
+	for slice := range memorySlices {
+		implied := false
+		for other := range memorySlices {
+			// Of two slices that imply each other, the first stays.
+			if other != slice && implies(slice, other) && (other < slice || !implies(other, slice)) {
+				implied = true
+			}
+		}
+		if !implied {
+			decisive = append(decisive, slice)
+		}
+	}
+	return decisive
 }
 
 // newUndividedLayout is for a GPU that holds no partitions: each of its devices is
@@ -147,9 +177,9 @@ func impliedByAnother(limits []limit, n, memorySlices int, shapes []PartitionSha
 // all returns every counter with its full value: the counter set, which is also
 // what the whole GPU and its shares consume.
 func (l *counterLayout) all() map[string]resourceapi.Counter {
-	counters := make(map[string]resourceapi.Counter, l.memorySlices+len(l.limits))
-	for n := range l.memorySlices {
-		counters[memorySliceCounter(n)] = counter(1)
+	counters := make(map[string]resourceapi.Counter, len(l.memorySlices)+len(l.limits))
+	for _, slice := range l.memorySlices {
+		counters[memorySliceCounter(slice)] = counter(1)
 	}
 	for _, limit := range l.limits {
 		counters[limit.counter] = counter(limit.total)
@@ -160,8 +190,10 @@ func (l *counterLayout) all() map[string]resourceapi.Counter {
 // of returns what a partition and its shares consume.
 func (l *counterLayout) of(s PartitionShape) map[string]resourceapi.Counter {
 	counters := make(map[string]resourceapi.Counter, s.Placement.Size+len(l.limits))
-	for n := range s.Placement.Size {
-		counters[memorySliceCounter(s.Placement.Start+n)] = counter(1)
+	for _, slice := range l.memorySlices {
+		if contains(s.Placement, slice) {
+			counters[memorySliceCounter(slice)] = counter(1)
+		}
 	}
 	for _, limit := range l.limits {
 		if use := limit.use(s.Profile); use > 0 {
@@ -169,6 +201,10 @@ func (l *counterLayout) of(s PartitionShape) map[string]resourceapi.Counter {
 		}
 	}
 	return counters
+}
+
+func contains(at gpu.Placement, slice int) bool {
+	return at.Start <= slice && slice < at.Start+at.Size
 }
 
 func memorySliceCounter(n int) string { return "memory-slice-" + strconv.Itoa(n) }

@@ -222,6 +222,50 @@ func TestCounterNames(t *testing.T) {
 	}
 }
 
+// TestMemorySliceCounters: a memory slice has a counter only where that decides
+// anything. That the counters allow the same as the hardware all the same is what
+// TestCountersAgainstHardware goes through.
+func TestMemorySliceCounters(t *testing.T) {
+	boards := map[string][]int{
+		"a30-mig": {0, 1, 2, 3}, "a100-40-mig": {0, 1, 2, 3, 4, 5, 6}, "h100-80-sxm": {0, 1, 2, 3, 4, 5, 6},
+		"b200": {0, 1, 2, 3, 4, 5, 6}, "rtx-pro-6000": {0, 3, 6, 9},
+	}
+	for _, b := range testBoards(t) {
+		want, ok := boards[b.name]
+		if !ok {
+			continue
+		}
+		delete(boards, b.name)
+		shapes, problems := usableShapes(b.gpu().MIG)
+		if got := decisiveSlices(b.gpu().MIG.MemorySlices, shapes); !slices.Equal(got, want) || len(problems) > 0 {
+			t.Errorf("%s: memory slices %v, want %v; problems %v", b.name, got, want, problems)
+		}
+	}
+	if len(boards) > 0 {
+		t.Errorf("there are no boards %v", boards)
+	}
+
+	shape := func(start, size int) PartitionShape {
+		return PartitionShape{Placement: gpu.Placement{Start: start, Size: size}}
+	}
+	made := map[string]struct {
+		slices int
+		shapes []PartitionShape
+		want   []int
+	}{
+		"one slice":                {1, []PartitionShape{shape(0, 1)}, []int{0}},
+		"never apart":              {4, []PartitionShape{shape(0, 4), shape(0, 2), shape(2, 2)}, []int{0, 2}},
+		"an overlap in the middle": {3, []PartitionShape{shape(0, 2), shape(1, 2)}, []int{1}},
+		"slices nobody uses":       {6, []PartitionShape{shape(1, 1), shape(2, 2)}, []int{1, 2}},
+		"a chain":                  {4, []PartitionShape{shape(0, 1), shape(0, 2), shape(0, 3), shape(0, 4)}, []int{0}},
+	}
+	for name, tc := range made {
+		if got := decisiveSlices(tc.slices, tc.shapes); !slices.Equal(got, tc.want) {
+			t.Errorf("%s: memory slices %v, want %v", name, got, tc.want)
+		}
+	}
+}
+
 // profileOf fits everywhere on a GPU with four memory slices.
 func profileOf(id uint32, name string, slices, most, size int, r gpu.Resources) gpu.Profile {
 	p := gpu.Profile{ID: id, Name: name, Slices: slices, MaxInstances: most, Resources: r}

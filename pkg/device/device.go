@@ -21,6 +21,10 @@ const (
 	MPS Kind = "mps"
 	// TimeSlice is a GPU, or a partition, that several claims use in turns.
 	TimeSlice Kind = "timeslice"
+	// Observer is a GPU for claims with admin access, which look at what others do
+	// with it. It draws on no counters: the scheduler does not grant admin access to a
+	// device whose counters are in use (kubernetes/kubernetes#140729).
+	Observer Kind = "observer"
 )
 
 // Device is one entry of a ResourceSlice.
@@ -31,7 +35,7 @@ type Device struct {
 	// GPU is the physical GPU. It belongs to the node that the inventory was
 	// made of and must not be changed.
 	GPU *gpu.GPU
-	// Partition is nil for a whole GPU and for shares of one.
+	// Partition is nil for a whole GPU, for shares of one and for an observer.
 	Partition *PartitionShape
 	// Share is not nil for the kinds MPS and TimeSlice. It must not be changed.
 	Share *Share

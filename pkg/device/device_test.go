@@ -13,6 +13,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/policy"
 )
 
 func TestWhichDevices(t *testing.T) {
@@ -119,6 +120,34 @@ func TestOrderOfDevices(t *testing.T) {
 	}
 }
 
+// TestVariants: variants of profiles are published where the policy asks for them.
+// One that somebody else made is there already.
+func TestVariants(t *testing.T) {
+	named := offering(func(o *policy.Offer) { o.Partition.Profiles = []string{"1g.10gb+me"} })
+	without := offering(func(o *policy.Offer) { o.Partition.Profiles = []string{"1g.10gb"} })
+	noPartitions := offering(func(o *policy.Offer) { o.Partition = nil })
+	for name, tc := range map[string]struct {
+		terms            Terms
+		variants, static int
+	}{
+		"by default": {Terms{}, 0, 1}, "all": {everything, 7, 1}, "by name": {named, 7, 1}, "others by name": {without, 0, 0},
+		"no partitions": {noPartitions, 0, 0},
+	} {
+		made := Status{Static: []Static{static(firstGPU, 20, at(2, 1), "MIG-1")}}
+		variants, statics := 0, 0
+		for _, d := range inventoryOf(t, loadNode(t, "h100-80-sxm"), tc.terms).With(made).Devices() {
+			if d.Partition == nil || d.Partition.Profile.Name != "1g.10gb+me" {
+				continue
+			}
+			statics += oneIf(d.Static != nil)
+			variants += oneIf(d.Static == nil)
+		}
+		if variants != tc.variants || statics != tc.static {
+			t.Errorf("%s: %d variants and %d static ones, want %d and %d", name, variants, statics, tc.variants, tc.static)
+		}
+	}
+}
+
 // TestOrderByWhatIsDestroyed: one large placement weighs more than several
 // ways to use a small place.
 func TestOrderByWhatIsDestroyed(t *testing.T) {
@@ -181,8 +210,8 @@ func TestWrongFacts(t *testing.T) {
 			p.Placements = append(p.Placements, gpu.Placement{Start: 0, Size: 2})
 		}, "another placement there", 28},
 		"profile ID twice":       {func(g *gpu.GPU) { g.MIG.Profiles[1].ID = 0 }, "another profile has its ID 0", 27},
-		"too many memory slices": {func(g *gpu.GPU) { g.MIG.MemorySlices = 33 }, "no partitions are published", 3},
-		"too many counters":      {func(g *gpu.GPU) { g.MIG.MemorySlices = 32 }, "need 33 counters", 3},
+		"too many memory slices": {func(g *gpu.GPU) { placeEverywhere(g.MIG, 33) }, "no partitions are published", 3},
+		"too many counters":      {func(g *gpu.GPU) { placeEverywhere(g.MIG, 32) }, "need 35 counters", 3},
 		"absurd memory slices":   {func(g *gpu.GPU) { g.MIG.MemorySlices = 1 << 40 }, "no partitions are published", 3},
 	}
 	for name, tc := range tests {
@@ -197,7 +226,7 @@ func TestWrongFacts(t *testing.T) {
 			}
 			node.GPUs[0].MIG = &own
 			tc.change(&node.GPUs[0])
-			i, err := NewInventory(node, Terms{})
+			i, err := NewInventory(node, everything)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -211,6 +240,21 @@ func TestWrongFacts(t *testing.T) {
 			}
 			checkAPI(t, i.ResourceSlices(testOptions))
 		})
+	}
+}
+
+// placeEverywhere makes a GPU with so many memory slices, each with a place for the
+// smallest profile.
+func placeEverywhere(mig *gpu.MIG, slices int) {
+	mig.MemorySlices = slices
+	for n := range mig.Profiles {
+		if p := &mig.Profiles[n]; p.Placements[0].Size == 1 {
+			p.Placements = nil
+			for start := range slices {
+				p.Placements = append(p.Placements, gpu.Placement{Start: start, Size: 1})
+			}
+			p.MaxInstances = slices
+		}
 	}
 }
 
@@ -242,7 +286,7 @@ func crowded(t *testing.T) *Inventory {
 		variant.Name = fmt.Sprintf("1g.10gb+v%d", n)
 		mig.Profiles = append(mig.Profiles, variant)
 	}
-	i, err := NewInventory(node, Terms{})
+	i, err := NewInventory(node, everything)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -253,7 +297,7 @@ func crowded(t *testing.T) *Inventory {
 // profile, shares first and then variants, and said.
 func TestTooManyDevices(t *testing.T) {
 	i := crowded(t)
-	// 1 + 25 + 7*7 is 75; 3 of the 7 variants fit into 64 without the 16 that are
+	// 1 + 25 + 7*7 is 75; 3 of the 7 variants fit into 64 without the 15 and the observer that are
 	// kept free, and one kind of share.
 	if len(i.Devices()) != 48 || len(i.Problems()) != 5 {
 		t.Errorf("%d devices, problems %v", len(i.Devices()), i.Problems())
@@ -277,28 +321,27 @@ func TestTooManyDevices(t *testing.T) {
 	checkAPI(t, i.ResourceSlices(testOptions))
 }
 
+// TestNoGPUs: a node without GPUs has no slice, not an empty one.
 func TestNoGPUs(t *testing.T) {
 	i := mustInventory(t, &gpu.Node{DriverVersion: "580.95.05"})
-	objects := i.ResourceSlices(testOptions)
-	checkAPI(t, objects)
-	if len(objects) != 1 || len(i.Devices()) != 0 {
+	if objects := i.ResourceSlices(testOptions); len(objects) != 0 || len(i.Devices()) != 0 {
 		t.Errorf("slices %v", objects)
 	}
 }
 
 func TestLongAndUnknownValues(t *testing.T) {
 	node := &gpu.Node{GPUs: []gpu.GPU{{
-		PCIAddress:  "0000:1b:00.0",
-		ProductName: strings.Repeat("x", 63) + "é",
-		Brand:       "not \xff UTF-8",
+		PCIAddress:   "0000:1b:00.0",
+		ProductName:  strings.Repeat("x", 63) + "é",
+		Architecture: "not \xff UTF-8",
 	}}}
 	devices := devicesOf(mustInventory(t, node).ResourceSlices(testOptions))
 	a := devices[0].Attributes
 	if got := *a["productName"].StringValue; got != strings.Repeat("x", 63) {
 		t.Errorf("product name %q", got)
 	}
-	if got := *a["brand"].StringValue; got != "not ? UTF-8" {
-		t.Errorf("brand %q", got)
+	if got := *a["architecture"].StringValue; got != "not ? UTF-8" {
+		t.Errorf("architecture %q", got)
 	}
 	for _, name := range []resourceapi.QualifiedName{"addressingMode", "resource.kubernetes.io/pcieRoot", "resource.kubernetes.io/numaNode"} {
 		if _, ok := a[name]; ok {

@@ -15,11 +15,14 @@
 //	MIG mode fixed, off (Ampere)          the whole GPU and shares of it
 //
 // Profiles and placements are those that the driver reports. The policy chooses
-// from what a GPU can be: which kinds, which profiles, shares of which profiles
-// (none without a policy), for how many claims. There are two kinds of shares, MPS
+// from what a GPU can be: which kinds, which profiles (all but the variants "+me"
+// and the like without a policy), shares of which profiles (none without a policy),
+// for how many claims. There are two kinds of shares, MPS
 // (from Volta on) and time slices, each for any number of claims at the same time.
 // Profiles and numbers in the policy that the hardware does not support are
 // reported as problems.
+//
+// Beside all that, each GPU has an observer for claims with admin access.
 //
 // Shares need counters and consumable capacity in the cluster, partitions need
 // counters. Without them only whole GPUs are published.
@@ -35,13 +38,14 @@
 // same text, or the name would be too long, the text is "p" and the driver's
 // profile ID.
 //
-// A share adds its kind to the name of what is shared: gpu-0000-1b-00-0-mps,
+// An observer is gpu-0000-1b-00-0-observer. A share adds its kind to the name of what is shared: gpu-0000-1b-00-0-mps,
 // gpu-0000-1b-00-0-mig-1g10gb-4-timeslice.
 //
 // # Counters
 //
 // A GPU that can hold partitions has one counter set, named like the GPU, with
-// one counter of value 1 for each memory slice. Disjoint placements are nearly
+// one counter of value 1 for each memory slice that decides anything, see
+// decisiveSlices: seven of eight on an H100. Disjoint placements are nearly
 // all that the hardware requires; its other limits (decoders, encoders, JPEG
 // and OFA engines, copy engines, multiprocessors, compute slices, instances of
 // one profile) get a counter only where some set of disjoint placements could
@@ -77,14 +81,22 @@
 // their memory is counted only for claims that request some. With such a library
 // they are like MPS.
 //
-// An exclusive device has one share and 100 smPercent, so that a request can name
-// any capacity of any device.
+// An exclusive device has 100 smPercent, so that a request which names its needs can
+// be for any kind of device. Only shares have the capacity "shares".
+//
+// # Size
+//
+// Every process that caches ResourceSlices (API servers, schedulers, controllers) holds
+// those of all nodes, nearly all of it in maps of attributes and capacities. So
+// there are no more of these than fit into a map of half the size, and a
+// device that few claims need is published on request. testdata/sizes.txt has the
+// sizes of nodes.
 //
 // # Order
 //
 // The scheduler takes the first device that fits, so the order is a promise. Per
 // GPU: static devices, partitions, the whole GPU, shares of partitions, shares of
-// the whole GPU.
+// the whole GPU, the observer.
 //
 //   - Slices: first those with counter sets, then one per GPU by PCI address.
 //   - Exclusive devices of a GPU: from smallest to largest. Profiles by size in memory
@@ -119,9 +131,10 @@
 // # Withdrawn devices
 //
 // A device that the policy does not offer any more stays, with a taint, as long as a
-// claim may have it, see [Terms]. Where a slice has no room for all devices it comes
-// before those that the policy offers. Whether MIG is on, where that needs a reset
-// to change, is not a matter of policy: a device that the GPU cannot be is not kept.
+// claim may have it, see [Terms]. It takes no room from those that the policy offers:
+// where the GPU's slice is full it is in a further one, until it goes. Whether MIG is
+// on, where that needs a reset to change, is not a matter of policy: a device that the
+// GPU cannot be is not kept.
 //
 // # Status
 //
@@ -134,8 +147,8 @@
 // of a free GPU.
 //
 // No device is ever left out for its status, because it may be allocated. For the
-// same reason [Inventory.Keeping] keeps the GPUs that are not found any more. 16
-// places in a GPU's slice are reserved for static devices.
+// same reason an inventory is made of the GPUs that are not found any more, too (see
+// [gpu.Node.Keeping]). 16 places in a GPU's slice are reserved for static devices.
 //
 // A device is tainted for what overlaps it, and for an instance elsewhere that uses
 // the engines it needs: counters do not cover what no claim has. All taints of a GPU

@@ -10,6 +10,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/policy"
 )
 
 // A small GPU with two memory slices, two decoders and one OFA engine: either
@@ -27,7 +28,9 @@ func Example() {
 			{ID: 20, Name: "1g.8gb+me", Slices: 1, MaxInstances: 1, Resources: engines(1, 1), Placements: halves},
 		}},
 	}}}
-	inventory, err := device.NewInventory(node, device.Terms{})
+	offer := policy.Builtin()
+	offer.Default.Partition.Variants = true
+	inventory, err := device.NewInventory(node, device.Terms{Policy: offer})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -40,7 +43,11 @@ func Example() {
 			fmt.Println("  counters", set.Name, slices.Sorted(maps.Keys(set.Counters)))
 		}
 		for _, d := range slice.Spec.Devices {
-			fmt.Println(" ", d.Name, slices.Sorted(maps.Keys(d.ConsumesCounters[0].Counters)))
+			var counters []string
+			for _, c := range d.ConsumesCounters {
+				counters = slices.Sorted(maps.Keys(c.Counters))
+			}
+			fmt.Println(" ", d.Name, counters)
 		}
 	}
 	// Output:
@@ -55,4 +62,5 @@ func Example() {
 	//   gpu-0000-1b-00-0 [memory-slice-0 memory-slice-1 ofa-engines]
 	//   gpu-0000-1b-00-0-mps [memory-slice-0 memory-slice-1 ofa-engines]
 	//   gpu-0000-1b-00-0-timeslice [memory-slice-0 memory-slice-1 ofa-engines]
+	//   gpu-0000-1b-00-0-observer []
 }

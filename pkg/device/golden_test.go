@@ -32,14 +32,14 @@ func TestGolden(t *testing.T) {
 	for _, b := range testBoards(t) {
 		t.Run(b.name, func(t *testing.T) {
 			used = append(used, b.name+".yaml", b.name+"-digest.txt")
-			one := mustInventory(t, b.node).ResourceSlices(testOptions)
-			compareGolden(t, b.name+".yaml", documents(t, one))
+			one := inventoryOf(t, b.node, Terms{}).ResourceSlices(testOptions)
+			compareGolden(t, "slices/"+b.name+".yaml", documents(t, one))
 
 			var digests strings.Builder
 			for _, n := range []int{8, 16} {
-				fmt.Fprintf(&digests, "%d GPUs:\n%s", n, digest(t, mustInventory(t, replicate(b.node, n)).ResourceSlices(testOptions)))
+				fmt.Fprintf(&digests, "%d GPUs:\n%s", n, digest(t, inventoryOf(t, replicate(b.node, n), Terms{}).ResourceSlices(testOptions)))
 			}
-			compareGolden(t, b.name+"-digest.txt", digests.String())
+			compareGolden(t, "slices/"+b.name+"-digest.txt", digests.String())
 		})
 	}
 	for board, s := range goldenStatus {
@@ -47,7 +47,7 @@ func TestGolden(t *testing.T) {
 			used = append(used, board+"-status.yaml")
 			for _, b := range testBoards(t) {
 				if b.name == board {
-					compareGolden(t, board+"-status.yaml", documents(t, mustInventory(t, b.node).With(s).ResourceSlices(testOptions)))
+					compareGolden(t, "slices/"+board+"-status.yaml", documents(t, mustInventory(t, b.node).With(s).ResourceSlices(testOptions)))
 				}
 			}
 		})
@@ -57,7 +57,7 @@ func TestGolden(t *testing.T) {
 			used = append(used, name+".yaml")
 			for _, b := range testBoards(t) {
 				if b.name == g.board {
-					compareGolden(t, name+".yaml", documents(t, inventoryOf(t, b.node, g.terms).ResourceSlices(testOptions)))
+					compareGolden(t, "slices/"+name+".yaml", documents(t, inventoryOf(t, b.node, g.terms).ResourceSlices(testOptions)))
 				}
 			}
 		})
@@ -102,6 +102,9 @@ var goldenPolicies = map[string]struct {
 	board string
 	terms Terms
 }{
+	// With all variants of profiles.
+	"h100-80-sxm-everything":  {"h100-80-sxm", everything},
+	"rtx-pro-6000-everything": {"rtx-pro-6000", everything},
 	// Seven partitions for four claims each, and nothing else.
 	"a100-80-mig-policy": {"a100-80-mig", Terms{Policy: &policy.Policy{Default: policy.Offer{Partition: &policy.PartitionOffer{
 		Profiles: []string{}, Shares: []policy.PartitionShares{{Profiles: []string{"1g.10gb"}, TimeSlice: timeSliceOf(4)}},
@@ -146,7 +149,7 @@ func digest(t *testing.T, objects []resourceapi.ResourceSlice) string {
 
 func compareGolden(t *testing.T, file, got string) {
 	t.Helper()
-	path := filepath.Join("testdata/slices", file)
+	path := filepath.Join("testdata", file)
 	got = goldenHeader + got
 	if *update {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {

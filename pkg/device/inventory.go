@@ -4,7 +4,6 @@
 package device
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"regexp"
@@ -23,18 +22,20 @@ type Terms struct {
 	Limited bool
 	// Keep has the names of devices that are published although the policy does
 	// not offer them, because claims may have them. They get the taint Withdrawn.
-	// Where a slice has no room for all devices they come first. Names of devices
-	// that the hardware does not have are ignored.
+	// Where the GPU's slice has no room for them they get one of their own. Names of
+	// devices that the hardware does not have are ignored.
 	Keep map[string]bool
 }
 
 // Inventory has everything that a node can publish. It is immutable, so that any
 // number of goroutines may use it.
 type Inventory struct {
-	boards   []board
-	devices  []Device
-	index    map[string]int
-	problems []error
+	boards  []board
+	devices []Device
+	index   map[string]int
+	// observers are not among the devices, which are what claims use.
+	observers map[string]Device
+	problems  []error
 }
 
 // board is one GPU with all its devices.
@@ -50,7 +51,9 @@ type board struct {
 	// withdrawn are the names of devices that are published only because claims
 	// may have them.
 	withdrawn map[string]bool
-	counters  *counterLayout
+	// overflow are those among withdrawn for which the GPU's own slice has no room.
+	overflow map[string]bool
+	counters *counterLayout
 
 	// static and reasons are what the status adds: devices, and, by the device's
 	// name, the reasons not to allocate it.
@@ -61,6 +64,12 @@ type board struct {
 // all returns the devices in published order. Static ones come first: nothing else
 // fits in their place, while other partitions take a part of a free GPU.
 func (b board) all() []Device { return slices.Concat(b.static, b.devices) }
+
+// observer is published where anything is. What the policy and the status say of the GPU
+// does not matter to it.
+func (b board) observer() Device {
+	return Device{Name: observerName(b.name), Kind: Observer, GPU: b.gpu}
+}
 
 var pciAddress = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
 
@@ -81,7 +90,7 @@ func NewInventory(node *gpu.Node, terms Terms) (*Inventory, error) {
 		gpus[n] = &node.GPUs[n]
 	}
 	slices.SortStableFunc(gpus, func(a, b *gpu.GPU) int {
-		return compareAddresses(a.PCIAddress, b.PCIAddress)
+		return gpu.ComparePCIAddresses(a.PCIAddress, b.PCIAddress)
 	})
 	for n, g := range gpus {
 		if n > 0 && gpus[n-1].PCIAddress == g.PCIAddress {
@@ -101,41 +110,11 @@ func NewInventory(node *gpu.Node, terms Terms) (*Inventory, error) {
 	return assemble(boards, problems), nil
 }
 
-// Keeping returns the inventory with those GPUs of an earlier one that it lacks, as
-// the earlier one knew them, and the PCI addresses of these GPUs in order. A GPU
-// that breaks or falls off the bus must not take devices with it that may be
-// allocated; the caller taints them, see [Condition].
-//
-// The result has no status, see [Inventory.With]. The earlier inventory may be nil.
-func (i *Inventory) Keeping(earlier *Inventory) (all *Inventory, kept []string) {
-	var boards []board
-	present := map[string]bool{}
-	for _, b := range i.boards {
-		present[b.gpu.PCIAddress] = true
-		boards = append(boards, b.with(Status{}))
-	}
-	if earlier != nil {
-		for _, b := range earlier.boards {
-			if address := b.gpu.PCIAddress; !present[address] {
-				kept = append(kept, address)
-				boards = append(boards, b.with(Status{}))
-			}
-		}
-	}
-	slices.SortFunc(boards, func(a, b board) int { return compareAddresses(a.gpu.PCIAddress, b.gpu.PCIAddress) })
-	return assemble(boards, i.problems), kept
-}
-
-// compareAddresses orders by PCI domain, bus and device. A longer domain is a
-// higher number.
-func compareAddresses(a, b string) int {
-	return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b))
-}
-
 // assemble makes an inventory of GPUs in order.
 func assemble(boards []board, problems []error) *Inventory {
-	i := &Inventory{boards: boards, index: map[string]int{}, problems: problems}
+	i := &Inventory{boards: boards, index: map[string]int{}, observers: map[string]Device{}, problems: problems}
 	for _, b := range boards {
+		i.observers[observerName(b.name)] = b.observer()
 		i.devices = append(i.devices, b.all()...)
 	}
 	for n, d := range i.devices {
@@ -144,14 +123,16 @@ func assemble(boards []board, problems []error) *Inventory {
 	return i
 }
 
-// Devices lists all devices in published order. The caller owns the slice.
+// Devices lists all devices that claims use, in published order, without observers. The
+// caller owns the slice.
 func (i *Inventory) Devices() []Device { return slices.Clone(i.devices) }
 
 // Lookup finds a device by its name.
 func (i *Inventory) Lookup(name string) (Device, bool) {
 	n, ok := i.index[name]
 	if !ok {
-		return Device{}, false
+		observer, ok := i.observers[name]
+		return observer, ok
 	}
 	return i.devices[n], true
 }

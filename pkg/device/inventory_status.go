@@ -8,7 +8,7 @@ import "slices"
 // reservedForStatic is how many places in a GPU's slice are kept free for static
 // devices. No GPU holds more than seven partitions at the same time, and claims can
 // have as many that are gone.
-const reservedForStatic = 16
+const reservedForStatic = 15
 
 // With returns the inventory with another status, which adds a device for each
 // static partition, and taints. It replaces the status that i has. i does not

@@ -187,7 +187,6 @@ func TestWithConcurrently(t *testing.T) {
 					t.Errorf("%d devices", len(got))
 				}
 				with.Lookup("gpu-0000-1b-00-0")
-				with.Keeping(base)
 			}
 		})
 	}

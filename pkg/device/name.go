@@ -18,6 +18,13 @@ func GPUName(pciAddress string) string {
 	return "gpu-" + strings.NewReplacer(":", "-", ".", "-").Replace(strings.ToLower(pciAddress))
 }
 
+// IsOf reports whether a device with this name is the GPU at a PCI address, or a part
+// of it.
+func IsOf(pciAddress, name string) bool {
+	rest, found := strings.CutPrefix(name, GPUName(pciAddress))
+	return found && (rest == "" || rest[0] == '-')
+}
+
 // partitionName ends in the start of the placement, so that no text of a profile
 // can make two names equal.
 func partitionName(gpuName, profileText string, start int) string {
@@ -27,6 +34,9 @@ func partitionName(gpuName, profileText string, start int) string {
 // staticName names a partition that somebody else made, after the device that could
 // be made in its place. It is no name of such a device, as these end in a number.
 func staticName(partitionName string) string { return partitionName + "-static" }
+
+// observerName is no name of a partition or a GPU, as these end in a number.
+func observerName(gpuName string) string { return gpuName + "-" + string(Observer) }
 
 // shareName adds the kind to the name of the shared device. It is no name of a
 // partition or a GPU, as these end in a number.

@@ -48,10 +48,7 @@ func TestSelectors(t *testing.T) {
 			"gpu-0000-05-00-0-mig-1g20gb-6"},
 		"much memory": {"any", []string{gib80}, "gpu-0000-04-00-0-mig-4g96gb-0"},
 		"guarantees instead of a mechanism": {
-			"any", []string{`device.attributes["gpu.nvidia.com"].memoryIsolation == "hardware" &&
-				device.attributes["gpu.nvidia.com"].computeIsolation == "hardware" &&
-				device.attributes["gpu.nvidia.com"].faultIsolation == "hardware" &&
-				device.attributes["gpu.nvidia.com"].latencyJitter == "negligible"`, gib80}, "gpu-0000-04-00-0-mig-4g96gb-0"},
+			"any", []string{`device.attributes["gpu.nvidia.com"].isolation == "hardware"`, gib80}, "gpu-0000-04-00-0-mig-4g96gb-0"},
 		"engines that are not known do not count": {
 			"gpu", []string{`device.capacity["gpu.nvidia.com"].multiprocessors.isGreaterThan(quantity("0"))`}, "gpu-0000-02-00-0"},
 		"a decoder": {
@@ -76,10 +73,9 @@ func TestSelectors(t *testing.T) {
 
 // readEverything reads all names that every device here has. It is true of any
 // device.
-const readEverything = `["uuid", "parentUUID", "profile", "brand", "productName", "architecture", "type",
-	"memoryIsolation", "computeIsolation", "faultIsolation", "latencyJitter"].all(name,
+const readEverything = `["uuid", "parentUUID", "profile", "productName", "architecture", "type", "isolation"].all(name,
 	device.attributes["gpu.nvidia.com"][name] != "x") &&
-["memory", "multiprocessors", "copyEngines", "decoders", "encoders", "jpegEngines", "ofaEngines", "shares", "smPercent"].all(name,
+["memory", "multiprocessors", "copyEngines", "decoders", "encoders", "jpegEngines", "ofaEngines", "smPercent"].all(name,
 	device.capacity["gpu.nvidia.com"][name].compareTo(quantity("0")) >= 0) &&
 device.attributes["resource.kubernetes.io"].pciBusID != "" &&
 device.attributes["resource.kubernetes.io"].pcieRoot != "" &&

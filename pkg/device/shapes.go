@@ -7,9 +7,9 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/policy"
 )
 
 // usableShapes lists every profile at every placement, the most important profile
@@ -40,7 +40,7 @@ func byImportance(profiles []gpu.Profile) []gpu.Profile {
 	ordered := slices.Clone(profiles)
 	slices.SortStableFunc(ordered, func(a, b gpu.Profile) int {
 		return cmp.Or(
-			cmp.Compare(oneIf(strings.ContainsAny(a.Name, "+-")), oneIf(strings.ContainsAny(b.Name, "+-"))),
+			cmp.Compare(oneIf(policy.IsVariant(a.Name)), oneIf(policy.IsVariant(b.Name))),
 			cmp.Compare(a.ID, b.ID))
 	})
 	return ordered

@@ -285,7 +285,7 @@ func TestAllocatorShareOrder(t *testing.T) {
 		"both kinds":                        {[]resourceapi.DeviceRequest{request("timeslice", 1), request("mps", 1)}, "1g10gb-6-timeslice 1g10gb-4-mps"},
 		"shares beside a partition":         {[]resourceapi.DeviceRequest{request("mig", 1), request("mps", 1), request("timeslice", 1)}, "1g10gb-6 1g10gb-4-mps 1g10gb-5-timeslice"},
 		"faults that stay away": {[]resourceapi.DeviceRequest{request("any", 1,
-			`device.attributes["gpu.nvidia.com"].faultIsolation == "hardware"`)}, "1g10gb-6"},
+			`device.attributes["gpu.nvidia.com"].isolation == "hardware"`)}, "1g10gb-6"},
 		"any share": {[]resourceapi.DeviceRequest{request("any", 1, "device.allowMultipleAllocations")}, "1g10gb-6-mps"},
 		"none":      {[]resourceapi.DeviceRequest{request("any", 1, "!device.allowMultipleAllocations")}, "1g10gb-6"},
 	}

@@ -20,14 +20,15 @@ import (
 
 const gib = 1 << 30
 
-// offering is the built-in offer, changed, for every GPU.
+// offering is all that a GPU can be, changed, for every GPU.
 func offering(change func(o *policy.Offer)) Terms {
 	p := policy.Builtin()
+	p.Default.Partition.Variants = true
 	change(&p.Default)
 	return Terms{Policy: p}
 }
 
-// sharing adds shares of partitions to the built-in offer.
+// sharing adds shares of partitions to everything that a GPU can be.
 func sharing(shares ...policy.PartitionShares) Terms {
 	return offering(func(o *policy.Offer) { o.Partition.Shares = shares })
 }
@@ -182,7 +183,7 @@ func TestShareProblems(t *testing.T) {
 			[]string{`the policy's default names the MIG profiles 1g.5gb, 1g.6gb, which this GPU does not have`}, 0},
 		"profiles for a GPU without MIG": {"t4", rule(func(o *policy.Offer) { o.Partition.Profiles = []string{"1g.6gb"} }), nil, 3},
 		"partitions without MIG": {"t4", only(policy.Offer{Partition: &policy.PartitionOffer{}}),
-			[]string{`nothing is published: the GPU has no MIG, and it can be nothing of what the policy's rule "as-told" offers (mig all profiles)`}, 0},
+			[]string{`nothing is published: the GPU has no MIG, and it can be nothing of what the policy's rule "as-told" offers (mig all profiles but variants)`}, 0},
 		"partitions with MIG off": {"a100-80", only(policy.Offer{Partition: &policy.PartitionOffer{}}),
 			[]string{`nothing is published: MIG is off and needs a reset of the GPU to change`}, 0},
 		"shares with MIG on": {"a100-80-mig", only(policy.Offer{MPS: mpsOf(4)}),
@@ -278,7 +279,13 @@ func TestOffers(t *testing.T) {
 			}
 			// Another policy does not change what an allocated device draws.
 			objects := i.ResourceSlices(testOptions)
-			if diff := cmp.Diff(counters, objects[0].Spec.SharedCounters); diff != "" && tc.want != nil {
+			if tc.want == nil {
+				if len(objects) > 0 {
+					t.Errorf("%d slices without devices", len(objects))
+				}
+				return
+			}
+			if diff := cmp.Diff(counters, objects[0].Spec.SharedCounters); diff != "" {
 				t.Errorf("counters (-want +got):\n%s", diff)
 			}
 			all := map[string]resourceapi.Device{}
@@ -322,7 +329,7 @@ func TestRules(t *testing.T) {
 		got[fmt.Sprint(d.GPU.PCIAddress, " ", d.Kind, " ", clients)]++
 	}
 	want := map[string]int{
-		firstGPU + " gpu 0": 1, firstGPU + " mig 0": 25, firstGPU + " mps 4": 1, firstGPU + " timeslice 4": 1,
+		firstGPU + " gpu 0": 1, firstGPU + " mig 0": 18, firstGPU + " mps 4": 1, firstGPU + " timeslice 4": 1,
 		secondGPU + " timeslice 5": 1, thirdGPU + " mps 3": 1,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -334,13 +341,13 @@ func TestRules(t *testing.T) {
 func TestShareAttributes(t *testing.T) {
 	terms := sharing(policy.PartitionShares{Profiles: []string{"1g.10gb"}, MPS: mpsOf(2), TimeSlice: timeSliceOf(2)})
 	want := map[string]string{
-		"whole": "gpu|GPU||hardware|hardware|hardware|negligible", "1g10gb-6": "mig||1g.10gb|hardware|hardware|hardware|negligible",
-		"mps": "mps|GPU||process|software|none|low", "1g10gb-6-mps": "mps||1g.10gb|process|software|none|low",
-		"timeslice": "timeslice|GPU||none|none|none|high", "1g10gb-6-timeslice": "timeslice||1g.10gb|none|none|none|high",
+		"whole": "gpu|GPU||hardware", "1g10gb-6": "mig||1g.10gb|hardware",
+		"mps": "mps|GPU||process", "1g10gb-6-mps": "mps||1g.10gb|process",
+		"timeslice": "timeslice|GPU||none", "1g10gb-6-timeslice": "timeslice||1g.10gb|none",
 	}
 	limited := maps.Clone(want)
-	limited["timeslice"] = "timeslice|GPU||software|software|none|low"
-	limited["1g10gb-6-timeslice"] = "timeslice||1g.10gb|software|software|none|low"
+	limited["timeslice"] = "timeslice|GPU||software"
+	limited["1g10gb-6-timeslice"] = "timeslice||1g.10gb|software"
 	node := loadNode(t, "h100-80-sxm")
 	for _, terms.Limited = range []bool{false, true} {
 		if terms.Limited {
@@ -349,7 +356,9 @@ func TestShareAttributes(t *testing.T) {
 		var names []resourceapi.QualifiedName
 		for _, d := range devicesOf(inventoryOf(t, node, terms).ResourceSlices(testOptions)) {
 			own := slices.Sorted(maps.Keys(d.Attributes))
-			if own = append(own, slices.Sorted(maps.Keys(d.Capacity))...); names == nil {
+			own = append(own, slices.Sorted(maps.Keys(d.Capacity))...)
+			own = slices.DeleteFunc(own, func(name resourceapi.QualifiedName) bool { return name == "shares" }) // only shares have it
+			if names == nil {
 				names = own
 			}
 			if diff := cmp.Diff(names, own); diff != "" {
@@ -360,9 +369,7 @@ func TestShareAttributes(t *testing.T) {
 				continue
 			}
 			var values []string
-			for _, name := range []resourceapi.QualifiedName{
-				"type", "uuid", "profile", "memoryIsolation", "computeIsolation", "faultIsolation", "latencyJitter",
-			} {
+			for _, name := range []resourceapi.QualifiedName{"type", "uuid", "profile", "isolation"} {
 				value := *d.Attributes[name].StringValue
 				if name == "uuid" && value == node.GPUs[0].UUID {
 					value = "GPU"
@@ -392,8 +399,8 @@ func TestShareOptions(t *testing.T) {
 		{"t4", true, false, 1, 0, 0},
 		{"t4", false, true, 1, 0, 0},
 		{"t4", false, false, 1, 0, 0},
-		{"h100-80-sxm", true, true, 26, 16, 9},
-		{"h100-80-sxm", true, false, 26, 0, 9},
+		{"h100-80-sxm", true, true, 26, 16, 8},
+		{"h100-80-sxm", true, false, 26, 0, 8},
 		{"h100-80-sxm", false, true, 1, 0, 0},
 		{"h100-80-sxm", false, false, 1, 0, 0},
 	} {
@@ -414,6 +421,41 @@ func TestShareOptions(t *testing.T) {
 		}
 		if exclusive != tc.exclusive || shared != tc.shared || counters != tc.counters {
 			t.Errorf("%+v: %d exclusive devices, %d shares and %d counters", tc, exclusive, shared, counters)
+		}
+	}
+}
+
+// TestNoShareCounters: where the scheduler forgets what shares draw, a GPU has shares
+// only if there is nothing else that they exclude.
+func TestNoShareCounters(t *testing.T) {
+	builtin := policy.Builtin().Default
+	for name, tc := range map[string]struct {
+		board             string
+		offer             policy.Offer
+		exclusive, shared int
+		counted           bool
+	}{
+		"whole and shares":    {"t4", builtin, 1, 0, false},
+		"everything":          {"h100-80-sxm", builtin, 19, 0, true},
+		"one kind":            {"t4", policy.Offer{TimeSlice: builtin.TimeSlice}, 0, 1, false},
+		"one kind with MIG":   {"h100-80-sxm", policy.Offer{MPS: builtin.MPS}, 0, 1, false},
+		"two kinds":           {"h100-80-sxm", policy.Offer{MPS: builtin.MPS, TimeSlice: builtin.TimeSlice}, 0, 1, false},
+		"partitions, a share": {"h100-80-sxm", policy.Offer{Partition: builtin.Partition, MPS: builtin.MPS}, 18, 0, true},
+	} {
+		o := testOptions
+		o.NoShareCounters = true
+		objects := inventoryOf(t, loadNode(t, tc.board), Terms{Policy: &policy.Policy{Default: tc.offer}}).ResourceSlices(o)
+		checkAPI(t, objects)
+		exclusive, shared := 0, 0
+		for _, d := range devicesOf(objects) {
+			shared += oneIf(d.AllowMultipleAllocations != nil)
+			exclusive += oneIf(d.AllowMultipleAllocations == nil)
+			if (len(d.ConsumesCounters) > 0) != tc.counted {
+				t.Errorf("%s: %s draws %v", name, d.Name, d.ConsumesCounters)
+			}
+		}
+		if exclusive != tc.exclusive || shared != tc.shared || tc.counted != (len(objects[0].Spec.SharedCounters) > 0) {
+			t.Errorf("%s: %d exclusive devices, %d shares", name, exclusive, shared)
 		}
 	}
 }

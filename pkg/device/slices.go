@@ -29,6 +29,10 @@ type Options struct {
 	// (Kubernetes 1.34 and 1.35 by default). Then no shares are published: the
 	// scheduler would give all of one to a single claim.
 	ConsumableCapacity bool
+	// NoShareCounters is true for clusters whose scheduler forgets the counters that
+	// shares have consumed (Kubernetes 1.35, 1.36.0 and 1.36.1). Then a GPU has shares
+	// only if it has no other device.
+	NoShareCounters bool
 }
 
 // DriverResources returns what the kubelet plugin helper publishes. The helper
@@ -64,22 +68,21 @@ func (i *Inventory) ResourceSlices(o Options) []resourceapi.ResourceSlice {
 
 // slices defines the layout of the pool, in this one place: counter sets in slices
 // of their own, then one slice for each GPU, so that a change of one GPU changes
-// one slice and leaves the pool complete.
+// one slice and leaves the pool complete. After a change of the policy there may be
+// further slices for a while, at the end, so that the others stay where they are. A node
+// that has nothing to offer has no slice: nobody asks whether a driver runs there, and
+// every process that caches ResourceSlices would hold one for each node without a GPU.
 func (i *Inventory) slices(o Options) []resourceslice.Slice {
 	var sets []resourceapi.CounterSet
-	var gpus []resourceslice.Slice
+	var gpus, further []resourceslice.Slice
 	for _, b := range i.boards {
-		var devices []resourceapi.Device
-		own := slices.DeleteFunc(b.all(), func(d Device) bool { return !o.supports(d) })
-		if len(own) == 0 {
-			continue
+		devices, overflow, counted := b.published(o)
+		if len(devices) > 0 {
+			gpus = append(gpus, resourceslice.Slice{Devices: devices})
 		}
-		// A GPU that is a single device in any case needs no counters.
-		counted := o.PartitionableDevices && (b.counters.memorySlices > 0 || len(own) > 1)
-		for _, d := range own {
-			devices = append(devices, b.apiDevice(d, o, counted))
+		for chunk := range slices.Chunk(overflow, resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures) {
+			further = append(further, resourceslice.Slice{Devices: chunk})
 		}
-		gpus = append(gpus, resourceslice.Slice{Devices: devices})
 		if counted {
 			sets = append(sets, resourceapi.CounterSet{Name: b.counters.set, Counters: b.counters.all()})
 		}
@@ -89,17 +92,50 @@ func (i *Inventory) slices(o Options) []resourceslice.Slice {
 		all = append(all, resourceslice.Slice{SharedCounters: chunk})
 	}
 	all = append(all, gpus...)
-	if len(all) == 0 {
-		// An empty pool shows that the driver runs and has nothing to offer.
-		all = append(all, resourceslice.Slice{})
-	}
+	all = append(all, further...)
 	return all
+}
+
+// published returns the devices of a GPU for its own slice, those for further slices, and
+// whether they draw on counters.
+func (b board) published(o Options) (devices, overflow []resourceapi.Device, counted bool) {
+	own := slices.DeleteFunc(b.all(), func(d Device) bool { return !o.supports(d) })
+	if len(own) == 0 {
+		return nil, nil, false
+	}
+	if o.NoShareCounters {
+		own = withoutShareCounters(own)
+	}
+	// A GPU that is a single device in any case needs no counters.
+	alone := len(own) == 1 && (len(b.counters.memorySlices) == 0 || o.NoShareCounters && !own[0].Exclusive())
+	counted = o.PartitionableDevices && !alone
+	for _, d := range own {
+		if b.overflow[d.Name] {
+			overflow = append(overflow, b.apiDevice(d, o, counted))
+			continue
+		}
+		devices = append(devices, b.apiDevice(d, o, counted))
+	}
+	if o.PartitionableDevices {
+		// Admin access needs no observer where nothing is counted.
+		devices = append(devices, b.apiDevice(b.observer(), o, false))
+	}
+	return devices, overflow, counted
 }
 
 // supports reports whether a cluster can handle a device. Without counters a share
 // could be allocated together with the whole GPU.
 func (o Options) supports(d Device) bool {
 	return o.PartitionableDevices && (d.Exclusive() || o.ConsumableCapacity) || d.Kind == Whole
+}
+
+// withoutShareCounters leaves devices of a GPU that are counted correctly: those for
+// one claim each, or else one for several claims, which needs no counters.
+func withoutShareCounters(devices []Device) []Device {
+	if exclusive := slices.DeleteFunc(slices.Clone(devices), func(d Device) bool { return !d.Exclusive() }); len(exclusive) > 0 {
+		return exclusive
+	}
+	return devices[:1]
 }
 
 // apiDevice makes the device of the API. Taints depend only on the device's own
@@ -110,6 +146,9 @@ func (b board) apiDevice(d Device, o Options, counted bool) resourceapi.Device {
 		Attributes: attributesOf(b.node, d),
 		Capacity:   capacitiesOf(d),
 		Taints:     taints(o.Driver, b.reasons[d.Name]),
+	}
+	if d.Kind == Observer {
+		device.Taints = taints(o.Driver, []Reason{AdminAccess})
 	}
 	if !d.Exclusive() {
 		device.AllowMultipleAllocations = new(true)

@@ -140,7 +140,7 @@ func TestTooManyStatic(t *testing.T) {
 			}
 		}
 		i := base.With(absurd)
-		extra := min(16, len(absurd.Static))
+		extra := min(reservedForStatic, len(absurd.Static))
 		if diff := cmp.Diff(base.Devices(), i.Devices()[extra:]); diff != "" {
 			t.Errorf("%s: devices (-want +got):\n%s", name, diff)
 		}

@@ -84,6 +84,9 @@ const (
 	// Withdrawn says that the policy does not offer the device any more and that a
 	// claim may still have it.
 	Withdrawn Reason = "withdrawn"
+	// AdminAccess says that the device is an observer, which is for claims with admin
+	// access. They tolerate it.
+	AdminAccess Reason = "admin-access"
 	// Gone says that the partition of a static device does not exist any more.
 	Gone Reason = "gone"
 )

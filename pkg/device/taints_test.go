@@ -194,12 +194,10 @@ func TestConditionOfOneKind(t *testing.T) {
 		inventory := mustInventory(t, b.node).With(Status{Conditions: []Condition{
 			{PCIAddress: address, Kind: MPS, Reason: MPSUnavailable},
 		}})
-		for _, slice := range inventory.ResourceSlices(testOptions) {
-			for _, d := range slice.Spec.Devices {
-				isMPS := *d.Attributes["type"].StringValue == string(MPS)
-				if tainted := len(d.Taints) > 0; tainted != isMPS {
-					t.Errorf("%s: device %s has taints %v", b.name, d.Name, d.Taints)
-				}
+		for _, d := range devicesOf(inventory.ResourceSlices(testOptions)) {
+			isMPS := *d.Attributes["type"].StringValue == string(MPS)
+			if tainted := len(d.Taints) > 0; tainted != isMPS {
+				t.Errorf("%s: device %s has taints %v", b.name, d.Name, d.Taints)
 			}
 		}
 	}

@@ -5,13 +5,13 @@ package device
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/policy"
 )
 
@@ -26,6 +26,26 @@ func keeping(terms Terms, short ...string) Terms {
 		terms.Keep[strings.TrimSuffix(full, "-whole")] = true
 	}
 	return terms
+}
+
+// TestNothingOffered: a GPU that the policy leaves alone is not published, but for what
+// claims have.
+func TestNothingOffered(t *testing.T) {
+	leave, err := policy.Decode([]byte("apiVersion: policy.partage.dev/v1alpha1\nkind: SharingPolicy\ndefault: {kinds: []}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := inventoryOf(t, loadNode(t, "h100-80-sxm"), Terms{Policy: leave})
+	if devices, problems := i.Devices(), i.Problems(); len(devices) > 0 || len(problems) > 0 {
+		t.Errorf("published %v, problems %v", shortNames(devices), problems)
+	}
+	i = inventoryOf(t, loadNode(t, "h100-80-sxm"), keeping(Terms{Policy: leave}, "3g40gb-4"))
+	if diff := cmp.Diff([]string{"3g40gb-4"}, shortNames(i.Devices())); diff != "" {
+		t.Errorf("in use (-want +got):\n%s", diff)
+	}
+	if got := i.With(Status{}).Withdrawn(); len(got) != 1 {
+		t.Errorf("withdrawn: %v", got)
+	}
 }
 
 // TestWithdrawn: what a claim may have stays in its place although the policy does
@@ -50,7 +70,7 @@ func TestWithdrawn(t *testing.T) {
 	for _, name := range withdrawn {
 		taints[name] = "withdrawn"
 	}
-	for what, i := range map[string]*Inventory{"new": i, "with": i.With(Status{}), "kept": first(mustInventory(t, &gpu.Node{}).Keeping(i))} {
+	for what, i := range map[string]*Inventory{"new": i, "with": i.With(Status{})} {
 		var got []string
 		for _, name := range i.Withdrawn() {
 			got = append(got, shortName(name))
@@ -90,13 +110,11 @@ func TestWithdrawn(t *testing.T) {
 	}
 }
 
-func first(i *Inventory, _ []string) *Inventory { return i }
-
 // TestNothingIsWithdrawn when the policy offers it.
 func TestNothingIsWithdrawn(t *testing.T) {
 	for _, b := range testBoards(t) {
 		plain := mustInventory(t, b.node)
-		terms := Terms{Keep: map[string]bool{}}
+		terms := keeping(everything)
 		for _, d := range plain.Devices() {
 			terms.Keep[d.Name] = true
 		}
@@ -119,7 +137,7 @@ func TestWhatCannotBeIsNotKept(t *testing.T) {
 				continue
 			}
 			want := mustInventory(t, b.node)
-			if diff := cmp.Diff(want.Devices(), inventoryOf(t, b.node, keeping(Terms{}, keep...)).Devices()); diff != "" {
+			if diff := cmp.Diff(want.Devices(), inventoryOf(t, b.node, keeping(everything, keep...)).Devices()); diff != "" {
 				t.Errorf("%s: devices (-want +got):\n%s", board, diff)
 			}
 		}
@@ -160,7 +178,7 @@ func TestStaticUnderPolicy(t *testing.T) {
 		terms             Terms
 		static, withdrawn []string
 	}{
-		"all profiles":          {Terms{}, []string{"1g10gb-0-static", "3g40gb-4-static"}, nil},
+		"all profiles":          {everything, []string{"1g10gb-0-static", "3g40gb-4-static"}, nil},
 		"one, the other shared": {only3g, []string{"3g40gb-4-static"}, nil},
 		"the other is kept":     {keeping(only3g, "1g10gb-0-static", "3g40gb-4-static"), []string{"1g10gb-0-static", "3g40gb-4-static"}, []string{"1g10gb-0-static"}},
 		// The device that could be made in the place does not bring the static one.
@@ -202,39 +220,64 @@ func TestStaticUnderPolicy(t *testing.T) {
 	}
 }
 
-// TestRoomForWithdrawn: what claims may have comes before what the policy offers.
+// TestRoomForWithdrawn: what claims may have takes no room from what the policy
+// offers, and does not go for lack of room either.
 func TestRoomForWithdrawn(t *testing.T) {
 	sixes := policy.PartitionShares{Profiles: []string{"1g.10gb", "1g.10gb+me"}, MPS: mpsOf(2), TimeSlice: timeSliceOf(2)}
-	// 28 devices that are not shares of partitions, and 20 of 28 that are.
 	before, problems := problemsOf(t, loadNode(t, "h100-80-sxm"), sharing(sixes))
 	wantProblems(t, problems, "time-slice shares of profile 1g.10gb+me are left out", "MPS shares of profile 1g.10gb+me are left out")
-	if len(before.Devices()) != 42 {
-		t.Errorf("%d devices: %v", len(before.Devices()), names(before.Devices()))
-	}
-	terms := sharing(policy.PartitionShares{Profiles: []string{"1g.20gb"}, MPS: mpsOf(2), TimeSlice: timeSliceOf(2)})
-	terms.Keep = map[string]bool{}
+	keep := map[string]bool{}
 	for _, d := range before.Devices() {
-		terms.Keep[d.Name] = true
+		keep[d.Name] = true
 	}
-	after, problems := problemsOf(t, loadNode(t, "h100-80-sxm"), terms)
-	wantProblems(t, problems, "time-slice shares of profile 1g.20gb are left out")
-	if len(after.Devices()) != 46 || len(after.Withdrawn()) != 14 {
-		t.Errorf("%d devices, withdrawn %v", len(after.Devices()), after.Withdrawn())
-	}
-	for _, d := range before.Devices() {
-		if _, ok := after.Lookup(d.Name); !ok {
-			t.Errorf("%s is gone", d.Name)
-		}
-	}
-	// More than a slice holds cannot be kept, and is told.
+	// More than all candidates of a slice.
+	crowd := maps.Clone(keep)
 	for _, s := range []string{"mps", "timeslice"} {
 		for n := range 7 {
-			terms.Keep[fmt.Sprintf("gpu-0000-1b-00-0-mig-1g10gb-me-%d-%s", n, s)] = true
+			crowd[fmt.Sprintf("gpu-0000-1b-00-0-mig-1g10gb-me-%d-%s", n, s)] = true
 		}
 	}
-	if full, problems := problemsOf(t, loadNode(t, "h100-80-sxm"), terms); len(full.Devices()) != 48 ||
-		!strings.Contains(fmt.Sprint(problems), "which a claim may have, is left out") {
-		t.Errorf("%d devices, problems %v", len(full.Devices()), problems)
+	fours := policy.PartitionShares{Profiles: []string{"1g.20gb"}, MPS: mpsOf(2), TimeSlice: timeSliceOf(2)}
+	for name, tc := range map[string]struct {
+		keep              map[string]bool
+		withdrawn, slices int
+	}{"nothing": {nil, 0, 1}, "what was offered": {keep, 14, 2}, "a crowd": {crowd, 28, 2}} {
+		t.Run(name, func(t *testing.T) {
+			terms := sharing(fours)
+			fresh := inventoryOf(t, loadNode(t, "h100-80-sxm"), terms)
+			terms.Keep = tc.keep
+			i := inventoryOf(t, loadNode(t, "h100-80-sxm"), terms).With(Status{Conditions: []Condition{onGPU(firstGPU, Lost)}})
+			if got := len(i.Withdrawn()); got != tc.withdrawn {
+				t.Errorf("%d are withdrawn, want %d", got, tc.withdrawn)
+			}
+			for name := range tc.keep {
+				if _, ok := i.Lookup(name); !ok {
+					t.Errorf("%s is gone", name)
+				}
+			}
+			offered := slices.DeleteFunc(i.Devices(), func(d Device) bool { return slices.Contains(i.Withdrawn(), d.Name) })
+			if diff := cmp.Diff(names(fresh.Devices()), names(offered)); diff != "" {
+				t.Errorf("offered (-want +got):\n%s", diff)
+			}
+			published := i.ResourceSlices(testOptions)
+			checkAPI(t, published)
+			if len(published) != 1+tc.slices {
+				t.Errorf("%d slices, want %d with devices", len(published), tc.slices)
+			}
+			for _, d := range devicesOf(published) {
+				if len(d.Taints) == 0 {
+					t.Errorf("%s is not tainted", d.Name)
+				}
+			}
+			// The slices of other GPUs stay where they are.
+			two, err := NewInventory(replicate(loadNode(t, "h100-80-sxm"), 2), terms)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if second := two.ResourceSlices(testOptions)[2].Spec.Devices[0]; !IsOf(secondGPU, second.Name) {
+				t.Errorf("the third slice begins with %s", second.Name)
+			}
+		})
 	}
 }
 

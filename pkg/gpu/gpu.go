@@ -55,10 +55,8 @@ type GPU struct {
 	PCIDeviceID string `json:"pciDeviceID,omitempty"`
 
 	ProductName string `json:"productName"`
-	// Brand is "Nvidia", "Tesla", "NvidiaRTX", …; Architecture is "Turing",
-	// "Ampere", "Ada Lovelace", "Hopper", "Blackwell", …. Both are spelled as
-	// the vendor's driver publishes them.
-	Brand             string  `json:"brand"`
+	// Architecture is "Turing", "Ampere", "Ada Lovelace", "Hopper", "Blackwell", …,
+	// spelled as the vendor's driver publishes it.
 	Architecture      string  `json:"architecture"`
 	ComputeCapability Version `json:"computeCapability"`
 

@@ -106,12 +106,19 @@ func parseMajor(data []byte, driver string) (major int64, found bool, err error)
 // instance. gpuMinor is N of /dev/nvidiaN. While the instance does not exist the
 // error wraps fs.ErrNotExist.
 func (r Roots) InstanceCapability(gpuMinor, gi int) (int64, error) {
-	return r.capabilityMinor(r.instanceFolder(gpuMinor, gi))
+	return r.capabilityMinor(filepath.Join(r.instanceFolder(gpuMinor, gi), "access"))
 }
 
 // ComputeCapability returns the same for a compute instance.
 func (r Roots) ComputeCapability(gpuMinor, gi, ci int) (int64, error) {
-	return r.capabilityMinor(filepath.Join(r.instanceFolder(gpuMinor, gi), "ci"+strconv.Itoa(ci)))
+	return r.capabilityMinor(filepath.Join(r.instanceFolder(gpuMinor, gi), "ci"+strconv.Itoa(ci), "access"))
+}
+
+// MonitorCapability returns the minor number of the capability node that lets a process
+// look at all MIG instances of all GPUs. The error wraps fs.ErrNotExist where the driver
+// has no MIG.
+func (r Roots) MonitorCapability() (int64, error) {
+	return r.capabilityMinor(filepath.Join(r.Complete().Proc, "driver/nvidia/capabilities/mig/monitor"))
 }
 
 func (r Roots) instanceFolder(gpuMinor, gi int) string {
@@ -119,8 +126,7 @@ func (r Roots) instanceFolder(gpuMinor, gi int) string {
 		"gpu"+strconv.Itoa(gpuMinor), "mig", "gi"+strconv.Itoa(gi))
 }
 
-func (r Roots) capabilityMinor(folder string) (int64, error) {
-	path := filepath.Join(folder, "access")
+func (r Roots) capabilityMinor(path string) (int64, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
 		return 0, fmt.Errorf("capability file: %w", err)

@@ -4,18 +4,43 @@
 package host
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
+	"time"
 
+	"golang.org/x/sync/singleflight"
 	"golang.org/x/sys/unix"
 )
 
 // Openers lists the processes that have a device node open, for example "/dev/nvidia0",
 // by its number: containers have nodes of their own. Processes that end meanwhile are
 // passed over. It sees all processes only where the proc root is that of the host.
+//
+// A process may have a file of a server that does not answer, and then nobody can tell
+// whether that is the node. That is an error, too.
 func (r Roots) Openers(path string) ([]int, error) {
+	looked := looks.DoChan(r.Complete().Proc+" "+path, func() (any, error) { return r.openers(path) })
+	limit := time.NewTimer(lookLimit)
+	defer limit.Stop()
+	select {
+	case result := <-looked:
+		pids, _ := result.Val.([]int)
+		return slices.Clone(pids), result.Err
+	case <-limit.C:
+		return nil, fmt.Errorf("find out who has %s open: a file that a process of this node has open does not answer within %s", path, lookLimit)
+	}
+}
+
+// lookLimit is how long a look at the open files of all processes may take.
+const lookLimit = 10 * time.Second
+
+// looks are those in progress. One that never ends is shared by all who ask again.
+var looks singleflight.Group
+
+func (r Roots) openers(path string) ([]int, error) {
 	major, minor, err := r.CharDevice(path)
 	if err != nil {
 		return nil, err

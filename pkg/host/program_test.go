@@ -157,12 +157,12 @@ func TestResolveIn(t *testing.T) {
 	for path, want := range map[string]string{
 		"a/b/file": "a/b/file", "/a/up/file": "a/b/file", "a/absolute/../b": "a/b", "relative": "a/b/file", "../..": "", "": "",
 	} {
-		if got, err := resolveIn(root, path); err != nil || got != filepath.Join(root, want) {
+		if got, err := PathIn(root, path); err != nil || got != filepath.Join(root, want) {
 			t.Errorf("%q: got %s, %v, want %s", path, got, err, want)
 		}
 	}
 	for path, want := range map[string]error{"a/c": fs.ErrNotExist, "a/c/../b": fs.ErrNotExist, "relative/x": unix.ENOTDIR} {
-		if got, err := resolveIn(root, path); !errors.Is(err, want) {
+		if got, err := PathIn(root, path); !errors.Is(err, want) {
 			t.Errorf("%q: got %s, %v, want %v", path, got, err, want)
 		}
 	}

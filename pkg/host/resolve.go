@@ -20,7 +20,7 @@ const maxLinks = 40
 // It follows links like a process with this root: on Debian, usr/bin/nvidia-smi
 // leads to /etc/alternatives, which is that of the root, not of this process.
 func statIn(root, path string) (string, fs.FileInfo, error) {
-	file, err := resolveIn(root, path)
+	file, err := PathIn(root, path)
 	if err != nil {
 		return "", nil, err
 	}
@@ -28,7 +28,9 @@ func statIn(root, path string) (string, fs.FileInfo, error) {
 	return file, info, err
 }
 
-func resolveIn(root, path string) (string, error) {
+// PathIn returns where a path is in a root, without symbolic links, which it follows like
+// a process with this root. The file must exist.
+func PathIn(root, path string) (string, error) {
 	at, rest, links := "/", path, 0
 	for rest != "" {
 		var name string

@@ -4,6 +4,7 @@
 package host
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -16,6 +17,10 @@ import (
 // tmpfsInodes bounds how many files one file system takes of the kernel's memory.
 const tmpfsInodes = 1024
 
+// TmpfsFlags are those of every file system that tenants can write to: nothing in it is
+// run, is a device, or leads elsewhere. Before Linux 5.10 links lead elsewhere.
+const TmpfsFlags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC | unix.MS_NOSYMFOLLOW
+
 // MountTmpfs makes a folder, if there is none, and mounts a file system in memory on it
 // that holds the given number of bytes at most. One that is mounted already stays.
 func MountTmpfs(path string, bytes int64) error {
@@ -27,7 +32,7 @@ func MountTmpfs(path string, bytes int64) error {
 		return err
 	}
 	options := fmt.Sprintf("size=%d,nr_inodes=%d,mode=0755", bytes, tmpfsInodes)
-	if err := unix.Mount("partage", path, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
+	if err := unix.Mount("partage", path, "tmpfs", TmpfsFlags, options); err != nil {
 		return fmt.Errorf("mount a tmpfs of %d bytes on %s: %w", bytes, path, err)
 	}
 	return nil
@@ -35,7 +40,7 @@ func MountTmpfs(path string, bytes int64) error {
 
 // RemoveTmpfs unmounts what MountTmpfs has mounted and removes the folder with all that
 // is in it. Containers that still use it keep it until they end. No folder is a success.
-func RemoveTmpfs(path string) error {
+func RemoveTmpfs(ctx context.Context, path string) error {
 	for {
 		mounted, err := isMountPoint(path)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -45,7 +50,7 @@ func RemoveTmpfs(path string) error {
 			return err
 		}
 		if !mounted {
-			return os.RemoveAll(path)
+			return RemoveTree(ctx, path)
 		}
 		if err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
 			return fmt.Errorf("unmount %s: %w", path, err)

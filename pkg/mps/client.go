@@ -31,10 +31,14 @@ func NewClient(socket string) (*Client, error) {
 	options := []grpc.DialOption{
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		// Connecting to a local socket is cheap, so it is tried often.
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{
-			BaseDelay: backoff.DefaultConfig.BaseDelay / 10, Multiplier: backoff.DefaultConfig.Multiplier,
-			Jitter: backoff.DefaultConfig.Jitter, MaxDelay: backoff.DefaultConfig.BaseDelay,
-		}}),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff: backoff.Config{
+				BaseDelay: backoff.DefaultConfig.BaseDelay / 10, Multiplier: backoff.DefaultConfig.Multiplier,
+				Jitter: backoff.DefaultConfig.Jitter, MaxDelay: backoff.DefaultConfig.BaseDelay,
+			},
+			// Without it an attempt has only the delay before the next one.
+			MinConnectTimeout: connectLimit,
+		}),
 	}
 	connection, err := grpc.NewClient("unix://"+socket, options...)
 	if err != nil {
@@ -46,8 +50,9 @@ func NewClient(socket string) (*Client, error) {
 // Close closes the connection.
 func (c *Client) Close() error { return c.connection.Close() }
 
-// connectLimit is how long a call waits for a supervisor that listens to answer.
-const connectLimit = 2 * time.Second
+// connectLimit is how long a call waits for a supervisor that listens to answer. On a
+// node that starts many pods at once programs may not run for some time.
+const connectLimit = 5 * time.Second
 
 // connect ends gRPC's backoff if a supervisor listens again: a call that fails
 // although there is one costs a pod a minute. Without a supervisor the call fails at

@@ -41,6 +41,6 @@ type Status struct {
 	// reports them. The PIDs are those of the supervisor's PID namespace.
 	Clients []int
 	// PipeDir and ShmDir are folders of the host that clients need: the first
-	// wherever CUDA_MPS_PIPE_DIRECTORY says, the second as /dev/shm.
+	// read-only, wherever CUDA_MPS_PIPE_DIRECTORY says, the second as /dev/shm.
 	PipeDir, ShmDir string
 }

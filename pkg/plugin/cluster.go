@@ -14,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	drav1beta1 "k8s.io/dynamic-resource-allocation/api/v1beta1"
 	drav1beta2 "k8s.io/dynamic-resource-allocation/api/v1beta2"
 
@@ -22,6 +23,24 @@ import (
 
 // clusterTimeout bounds one question to the API server.
 const clusterTimeout = 10 * time.Second
+
+// backgroundQPSPart and backgroundBurstPart are by how much less than everything else what
+// can wait may ask of the API server: questions about claims, and events.
+const (
+	backgroundQPSPart   = 25
+	backgroundBurstPart = 10
+)
+
+// BackgroundConfig returns the configuration of a client for what can wait. It has a budget
+// of its own, so that no pod that starts waits behind it, and its own name in audit logs.
+func BackgroundConfig(config *rest.Config) *rest.Config {
+	background := rest.CopyConfig(config)
+	background.RateLimiter = nil
+	background.QPS /= backgroundQPSPart
+	background.Burst = max(1, background.Burst/backgroundBurstPart)
+	background.UserAgent += " (background)"
+	return background
+}
 
 // Cluster reads claims from the API server. It may be used concurrently.
 //
@@ -73,7 +92,7 @@ var versions = []getClaim{
 // known now, because the API server is away, refuses, or something else answers
 // for it.
 //
-// Reconciling asks for every claim again and again, and nearly always the claim is
+// Every claim is asked for again and again, and nearly always the claim is
 // there and allocated. For that answer the API server's cache, which may be behind,
 // is good enough. The answers on which devices are taken away, that there is no
 // such claim or that it is not allocated, never come from the cache.

@@ -4,11 +4,14 @@
 package plugin
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -221,5 +224,50 @@ func TestOlderCluster(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestBackgroundConfig: whatever asks for claims again and again, or writes events, takes
+// nothing from the budget of pods that start.
+func TestBackgroundConfig(t *testing.T) {
+	t.Parallel()
+	api := newAPIServer(t)
+	stored := api.SetClaim(&resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "one", UID: "uid-1"}})
+	main := &rest.Config{Host: api.URL(), QPS: 50, Burst: 100, UserAgent: "gpu-kubelet-plugin/v1"}
+	background := BackgroundConfig(main)
+	if background.QPS != 2 || background.Burst != 10 || background.UserAgent == main.UserAgent {
+		t.Errorf("got %v requests per second, bursts of %d, %q", background.QPS, background.Burst, background.UserAgent)
+	}
+	// Here there is a burst only, so that what comes after it waits for ever.
+	main.QPS = 1e-9
+	background = BackgroundConfig(main)
+	client, err := kubernetes.NewForConfig(main)
+	if err != nil {
+		t.Fatal(err)
+	}
+	slow, err := kubernetes.NewForConfig(background)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var asking sync.WaitGroup
+	var answered atomic.Int32
+	for range 800 {
+		asking.Go(func() {
+			ref := claim.Ref{Namespace: stored.Namespace, Name: stored.Name, UID: stored.UID}
+			if _, err := NewCluster(slow).Claim(ctx, ref); err == nil {
+				answered.Add(1)
+			}
+		})
+	}
+	if _, err := client.ResourceV1().ResourceClaims(stored.Namespace).Get(t.Context(), stored.Name, metav1.GetOptions{}); err != nil {
+		t.Error(err)
+	}
+	cancel()
+	asking.Wait()
+	// Each asks twice, as the claim is not allocated.
+	if got := int(answered.Load()); got > background.Burst/2 {
+		t.Errorf("%d answers, the budget allows %d", got, background.Burst/2)
 	}
 }

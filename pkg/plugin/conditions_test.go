@@ -4,11 +4,16 @@
 package plugin
 
 import (
+	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/partage-dev/partage/pkg/claim"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 )
@@ -21,25 +26,28 @@ func TestConditionsAreReportedOnce(t *testing.T) {
 	reworded := one
 	reworded.Where, reworded.Message = at(0), "one, in other words"
 	everywhere := device.Condition{PCIAddress: firstGPU, Reason: device.Occupied, Message: "all of it"}
+	const over = "GPURecovered: no instance of others is in the way any more. Devices are offered again."
 
 	events := &fakeEvents{}
-	r := conditionReporter{events: events}
+	r := conditionReporter{events: events, claims: &fakeClaims{}}
 	for i, step := range []struct {
 		now  []device.Condition
 		want []string
 	}{
-		{now: []device.Condition{one}, want: []string{"one"}},
-		{now: []device.Condition{reworded, other}, want: []string{"other"}},
+		{now: []device.Condition{one}, want: []string{"GPUOccupied: one."}},
+		{now: []device.Condition{reworded, other}, want: []string{"GPUOccupied: other."}},
 		{now: []device.Condition{other, reworded}},
-		{now: []device.Condition{everywhere}, want: []string{"all of it"}},
-		{},
-		{now: []device.Condition{reworded}, want: []string{"one, in other words"}},
+		// It is over when nothing is left of it.
+		{now: []device.Condition{other}},
+		{now: []device.Condition{everywhere}, want: []string{"GPUOccupied: all of it."}},
+		{want: []string{over}},
+		{now: []device.Condition{reworded}, want: []string{"GPUOccupied: one, in other words."}},
 	} {
 		before := len(events.list())
 		r.report(t.Context(), device.Status{Conditions: step.now})
 		var want []string
-		for _, message := range step.want {
-			want = append(want, "GPUOccupied: GPU "+firstGPU+": "+message)
+		for _, event := range step.want {
+			want = append(want, strings.Replace(event, ": ", ": GPU "+firstGPU+": ", 1))
 		}
 		if diff := cmp.Diff(want, events.list()[before:], cmpopts.EquateEmpty()); diff != "" {
 			t.Errorf("step %d: events (-want +got):\n%s", i, diff)
@@ -60,31 +68,200 @@ func TestEventReason(t *testing.T) {
 	}
 }
 
-// TestConditionEvents: each GPU is named, and a condition of several GPUs is one
-// event.
+// TestConditionEvents: each GPU is named once, and a condition of the node is one event.
 func TestConditionEvents(t *testing.T) {
 	t.Parallel()
 	place := func(start int) *gpu.Placement { return &gpu.Placement{Start: start, Size: 1} }
-	none := "the MPS supervisor does not answer"
+	lost := "GPU " + firstGPU + ": read the partitions of GPU " + firstGPU + ": nvmlDeviceGetMigMode on GPU " + firstGPU + ": GPU is lost (NVML code 15)"
+	const (
+		none    = "the MPS supervisor does not answer"
+		unknown = "NVIDIA driver is not loaded"
+	)
 	var got []string
 	for _, e := range eventsOf([]device.Condition{
-		{PCIAddress: firstGPU, Reason: device.Lost, Message: "it fell off"},
+		{PCIAddress: firstGPU, Reason: device.Lost, Message: lost},
 		{PCIAddress: firstGPU, Reason: device.MPSUnavailable, Kind: device.MPS, Message: none},
 		{PCIAddress: secondGPU, Reason: device.ResetRequired, Message: "GPU " + secondGPU + " does not work"},
 		{PCIAddress: secondGPU, Reason: device.MPSUnavailable, Kind: device.MPS, Message: none},
-		{PCIAddress: secondGPU, Reason: device.Occupied, Where: place(0), Message: "partition MIG-1"},
-		{PCIAddress: secondGPU, Reason: device.Occupied, Where: place(1), Message: "partition MIG-2"},
+		{PCIAddress: secondGPU, Reason: device.Occupied, Where: place(0), Message: "GPU instance 1 of GPU " + secondGPU + " has no record"},
+		{PCIAddress: secondGPU, Reason: device.Occupied, Where: place(1), Message: "GPU instance 2 of GPU " + secondGPU + " has no record"},
+		{PCIAddress: secondGPU, Reason: device.Lost, Message: strings.ReplaceAll(lost, firstGPU, secondGPU)},
+		{PCIAddress: firstGPU, Reason: device.Unresponsive, Message: unknown},
+		{PCIAddress: secondGPU, Reason: device.Unresponsive, Message: unknown},
 	}) {
-		got = append(got, eventReason(e.reason)+": "+e.text())
+		text := eventReason(e.reason) + ": " + e.text()
+		if len(e.pciAddresses) == 1 && strings.Count(text, e.pciAddresses[0]) != 1 {
+			t.Errorf("the GPU is not named once: %s", text)
+		}
+		got = append(got, text)
 	}
+	const restart = "Pods that use it do not work any more. Restart the node; if it is lost again, the GPU or its slot may be broken."
 	want := []string{
-		"GPULost: GPU 0000:1b:00.0: it fell off",
-		"MPSUnavailable: GPUs 0000:1b:00.0, 0000:2c:00.0: " + none,
-		"GPUResetRequired: GPU 0000:2c:00.0 does not work",
-		"GPUOccupied: GPU 0000:2c:00.0: partition MIG-1",
-		"GPUOccupied: GPU 0000:2c:00.0: partition MIG-2",
+		"GPULost: GPU 0000:1b:00.0: read the partitions: nvmlDeviceGetMigMode: GPU is lost (NVML code 15). " + restart,
+		"MPSUnavailable: GPUs 0000:1b:00.0, 0000:2c:00.0: " + none + ". No MPS shares are allocated until the MPS supervisor of this node runs: look at its pod.",
+		"GPUResetRequired: GPU 0000:2c:00.0: does not work. Delete the pods that use it, then reset it (nvidia-smi --gpu-reset) or restart the node.",
+		"GPUOccupied: GPU 0000:2c:00.0: GPU instance 1 has no record.",
+		"GPUOccupied: GPU 0000:2c:00.0: GPU instance 2 has no record.",
+		"GPULost: GPU 0000:2c:00.0: read the partitions: nvmlDeviceGetMigMode: GPU is lost (NVML code 15). " + restart,
+		"GPUUnresponsive: GPUs 0000:1b:00.0, 0000:2c:00.0: " + unknown + ". If this lasts, see whether the NVIDIA driver is loaded and " +
+			"whether the kernel log has XID errors, then reset the GPU or restart the node.",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)
+	}
+}
+
+// TestRecoveryIsTold: once for what concerns the node, and not while something else is
+// wrong.
+func TestRecoveryIsTold(t *testing.T) {
+	t.Parallel()
+	on := func(reason device.Reason, addresses ...string) []device.Condition {
+		var all []device.Condition
+		for _, address := range addresses {
+			all = append(all, device.Condition{PCIAddress: address, Reason: reason, Message: "GPU " + address + ": it"})
+		}
+		return all
+	}
+	events, claims := &fakeEvents{}, &fakeClaims{}
+	claims.held = []claim.HeldDevice{{Claim: claim.Ref{Namespace: "team", Name: "one", UID: "uid-1"}, Device: "A", PCIAddress: firstGPU}}
+	r := conditionReporter{events: events, claims: claims}
+	var got []string
+	for _, now := range [][]device.Condition{
+		on(device.Lost, firstGPU, secondGPU),
+		on(device.Unresponsive, firstGPU, secondGPU), // the driver is unloaded to mend it
+		nil,
+		on(device.Lost, firstGPU, secondGPU),
+		on(device.Lost, secondGPU),
+		nil,
+		on(device.Withdrawn, firstGPU),
+		nil,
+	} {
+		r.report(t.Context(), device.Status{Conditions: now})
+		for _, event := range events.list() {
+			if strings.Contains(event, "Recovered") {
+				got = append(got, event)
+			}
+		}
+		events.all = nil
+		got = append(got, "--")
+	}
+	want := []string{
+		"--", "--",
+		"GPURecovered: GPUs 0000:1b:00.0, 0000:2c:00.0: the GPU answers again. Devices are offered again.",
+		"one: GPURecovered: Device A: the GPU answers again. Processes that have failed must be restarted.",
+		"--", "--",
+		"GPURecovered: GPU 0000:1b:00.0: the GPU is back. Devices are offered again.",
+		"one: GPURecovered: Device A: the GPU is back. Processes that have failed must be restarted.",
+		"--",
+		"GPURecovered: GPU 0000:2c:00.0: the GPU is back. Devices are offered again.",
+		"--", "--",
+		"GPURecovered: GPU 0000:1b:00.0: no longer withdrawn. Devices are offered again.",
+		"--",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("events (-want +got):\n%s", diff)
+	}
+}
+
+// TestLastingConditionsAreRepeated: before the API server forgets the event, and not more
+// often; nor are they once they are over.
+func TestLastingConditionsAreRepeated(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		events, claims := &fakeEvents{}, &fakeClaims{}
+		claims.held = []claim.HeldDevice{{Claim: claim.Ref{Namespace: "team", Name: "one", UID: "uid-1"}, Device: "gpu-0000-1b-00-0", PCIAddress: firstGPU}}
+		r := conditionReporter{events: events, claims: claims}
+		status := device.Status{
+			Conditions: []device.Condition{{PCIAddress: firstGPU, Reason: device.Lost, Message: "it fell off"}},
+			Static:     []device.Static{{PCIAddress: secondGPU, UUID: "MIG-1"}},
+		}
+		told := map[string][]time.Duration{}
+		start := time.Now()
+		poll := func(d time.Duration) {
+			for end := time.Since(start) + d; time.Since(start) < end; time.Sleep(10 * time.Second) {
+				before := len(events.list())
+				r.report(t.Context(), status)
+				for _, e := range events.list()[before:] {
+					told[e] = append(told[e], time.Since(start))
+				}
+			}
+		}
+		poll(5 * time.Hour)
+		status = device.Status{Static: status.Static}
+		poll(5 * time.Hour)
+		lost, repeated := 0, 5
+		for event, times := range told {
+			switch {
+			case !strings.Contains(event, "GPULost"):
+				if len(times) != 1 {
+					t.Errorf("%s: %v, want it once", event, times)
+				}
+				continue
+			case len(times) <= repeated || len(times) > 2*repeated:
+				t.Errorf("%s: %v", event, times)
+			}
+			lost++
+			for i, at := range append(times[1:], 5*time.Hour) {
+				if since := at - times[i]; since >= eventTTL-time.Minute {
+					t.Errorf("%s: %v after the last time", event, since)
+				}
+			}
+		}
+		if lost != 2 || len(told) != 5 {
+			t.Errorf("want the loss and the recovery for the node and for the claim, and the partition: %v", told)
+		}
+	})
+}
+
+// TestUsersOfDevices: those are told whose device it is, when something is wrong with it
+// and when that is over.
+func TestUsersOfDevices(t *testing.T) {
+	t.Parallel()
+	at := func(start int) *gpu.Placement { return &gpu.Placement{Start: start, Size: 1} }
+	held := func(name, device, address string, where *gpu.Placement) claim.HeldDevice {
+		return claim.HeldDevice{Claim: claim.Ref{Namespace: "team", Name: name, UID: types.UID(name)}, Device: device, PCIAddress: address, Placement: where}
+	}
+	events, claims := &fakeEvents{}, &fakeClaims{}
+	r := conditionReporter{events: events, claims: claims}
+	lost := func(address string) device.Condition {
+		return device.Condition{PCIAddress: address, Reason: device.Lost, Message: "GPU " + address + ": it fell off"}
+	}
+	const lostText = "the GPU is lost (it fell off). Processes that use it fail. To go on, " + anotherDevice + "."
+	const wellText = "the GPU is back. Processes that have failed must be restarted."
+	const mpsText = "MPS accepts no new processes (a fault). " +
+		"Containers that start again fail until the processes that run have ended. If this lasts, delete the pod."
+	whole, first, second := held("whole", "A", firstGPU, nil), held("one", "B-0", secondGPU, at(0)), held("two", "B-1", secondGPU, at(1))
+	both := held("whole", "B-1", secondGPU, at(1))
+	mps := device.Condition{PCIAddress: secondGPU, Reason: device.MPSUnhealthy, Where: at(1), Message: "a fault"}
+	for i, step := range []struct {
+		now  []device.Condition
+		held []claim.HeldDevice
+		want []string
+	}{
+		{held: []claim.HeldDevice{whole, first, second}},
+		{now: []device.Condition{lost(firstGPU)}, want: []string{"whole: GPULost: Device A: " + lostText}},
+		{now: []device.Condition{lost(firstGPU), mps}, want: []string{"two: MPSUnhealthy: Device B-1: " + mpsText}},
+		{now: []device.Condition{lost(firstGPU), lost(secondGPU)}, held: []claim.HeldDevice{whole, first, both}, want: []string{
+			"whole: GPULost: Devices A, B-1: " + lostText, "one: GPULost: Device B-0: " + lostText,
+		}},
+		// Not of those whose claims have been released.
+		{now: []device.Condition{lost(secondGPU)}, held: []claim.HeldDevice{whole, both}, want: []string{"whole: GPURecovered: Device A: " + wellText}},
+		{want: []string{"whole: GPURecovered: Device B-1: " + wellText}},
+		{now: []device.Condition{{PCIAddress: firstGPU, Reason: device.Occupied, Message: "one"}, {PCIAddress: firstGPU, Reason: device.MPSUnavailable, Message: "none"}}},
+	} {
+		if step.held != nil {
+			claims.held = step.held
+		}
+		before := len(events.list())
+		r.report(t.Context(), device.Status{Conditions: step.now})
+		var got []string
+		for _, event := range events.list()[before:] {
+			if !strings.Contains(event, ": GPU 0000:") {
+				got = append(got, event)
+			}
+		}
+		if diff := cmp.Diff(step.want, got, cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("step %d: claimEvents (-want +got):\n%s", i, diff)
+		}
 	}
 }

@@ -11,10 +11,10 @@ import (
 	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 
-	"github.com/partage-dev/partage/pkg/claim"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/logchange"
@@ -27,8 +27,11 @@ import (
 // allocated it just before, and the kubelet asks for it a moment later.
 const withdrawalGrace = 10 * time.Minute
 
-// reasonPolicyInvalid is the reason of an event.
-const reasonPolicyInvalid = "SharingPolicyInvalid"
+// Reasons of events.
+const (
+	reasonPolicyInvalid = "SharingPolicyInvalid"
+	reasonPolicyValid   = "SharingPolicyValid"
+)
 
 // storedSlices reads what the API server holds for this node.
 type storedSlices interface {
@@ -45,7 +48,7 @@ type desired struct {
 	claims    ClaimSurveyor
 	requested *requestedDevices
 	readiness *readiness
-	events    claim.Events
+	events    EventWriter
 	grace     time.Duration
 	now       func() time.Time
 
@@ -57,8 +60,15 @@ type desired struct {
 	storedKnown bool
 	// needed is when each device was last offered, or known to be a claim's.
 	needed map[string]time.Time
+	// inUse are the devices that claims are known to have, and inUseErr says that
+	// there may be more.
+	inUse    []string
+	inUseErr error
 	// built are the terms of the last inventory.
 	built device.Terms
+
+	// repeatProblem is when to repeat the event that the policy cannot be used.
+	repeatProblem time.Time
 
 	policyProblem, inUseProblem logchange.Problem
 	panics                      panics.Repeated
@@ -100,7 +110,7 @@ func (d *desired) build(ctx context.Context, node *gpu.Node) (inventory *device.
 
 // readPolicy reads the policy. An invalid one leaves the last valid one in force.
 func (d *desired) readPolicy(ctx context.Context) {
-	found, err := d.policies.Read()
+	found, err := d.policies.Read(ctx)
 	if err == nil {
 		d.policy = found
 	}
@@ -109,8 +119,12 @@ func (d *desired) readPolicy(ctx context.Context) {
 		failed, notReady = "The sharing policy cannot be used, the published devices stay as they are", err.Error()
 	}
 	changed := d.policyProblem.Log(ctx, err, failed, "The sharing policy can be used again")
-	if err != nil && changed {
-		d.events.Warn(ctx, claim.Ref{}, reasonPolicyInvalid, err.Error())
+	switch {
+	case err != nil && (changed || !d.now().Before(d.repeatProblem)):
+		d.events.Node(ctx, corev1.EventTypeWarning, reasonPolicyInvalid, err.Error())
+		d.repeatProblem = repeatAt(d.now())
+	case err == nil && changed:
+		d.events.Node(ctx, corev1.EventTypeNormal, reasonPolicyValid, "The sharing policy can be used again")
 	}
 	d.readiness.setPolicy(ctx, notReady)
 }
@@ -147,14 +161,19 @@ func (d *desired) updateNeeded(ctx context.Context, inventory *device.Inventory)
 		d.markNeeded(offeredDevices(inventory)...)
 	}
 	d.markNeeded(d.requested.drain()...)
-	inUse, err := d.claims.InUse()
-	d.markNeeded(inUse...)
-	d.inUseProblem.Log(ctx, err, "It is not known which devices claims have, so that all stay", "It is known again which devices claims have")
-	if err != nil || !d.known() {
+	d.inUse, d.inUseErr = d.claims.InUse()
+	d.markNeeded(d.inUse...)
+	d.inUseProblem.Log(ctx, d.inUseErr, "It is not known which devices claims have, so that all stay", "It is known again which devices claims have")
+	if d.inUseErr != nil || !d.known() {
 		d.markNeeded(slices.Collect(maps.Keys(d.needed))...)
 		return
 	}
 	maps.DeleteFunc(d.needed, func(_ string, last time.Time) bool { return d.now().Sub(last) >= d.grace })
+}
+
+// mayBeInUse reports whether claims may have devices of a GPU.
+func (d *desired) mayBeInUse(pciAddress string) bool {
+	return d.inUseErr != nil || slices.ContainsFunc(d.inUse, func(name string) bool { return device.IsOf(pciAddress, name) })
 }
 
 // markNeeded keeps devices for the time of grace from now.

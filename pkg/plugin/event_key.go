@@ -4,6 +4,8 @@
 package plugin
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"strconv"
 	"strings"
 	"time"
@@ -11,17 +13,38 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// eventKey identifies what an event reports. Events with the same key update one
-// Event object, which counts them and has the last message.
-//
-// The second key is for the recorder, which counts the different messages with the
-// same key.
-func eventKey(event *corev1.Event) (key, local string) {
+// eventKey identifies what an event reports. Events with the same key are one Event
+// object, which counts them and has the last message.
+func eventKey(event *corev1.Event) string {
 	about := event.InvolvedObject
 	return strings.Join([]string{
 		event.Source.Component, event.Source.Host, about.Kind, about.Namespace, about.Name, string(about.UID), about.APIVersion,
 		event.Type, event.Reason, stableText(event.Message),
-	}, "\x00"), event.Message
+	}, "\x00")
+}
+
+// seriesKey identifies what an event is about and its reason, whatever its message. Which
+// GPU of a node it is about can be added.
+func seriesKey(event *corev1.Event) string {
+	about := event.InvolvedObject
+	return strings.Join([]string{about.Kind, about.Namespace, about.Name, string(about.UID), event.Reason, ""}, "\x00")
+}
+
+const (
+	// maxEventPrefix is how much of an object's name is part of the names of its events.
+	maxEventPrefix = 200
+	// eventHash is how many bytes of the hash of its key are.
+	eventHash = 10
+)
+
+// eventName follows from the event's key.
+func eventName(event *corev1.Event) string {
+	prefix := event.InvolvedObject.Name
+	if len(prefix) > maxEventPrefix {
+		prefix = strings.TrimRight(prefix[:maxEventPrefix], ".-")
+	}
+	hash := sha256.Sum256([]byte(eventKey(event)))
+	return prefix + "." + hex.EncodeToString(hash[:eventHash])
 }
 
 // pidDistance is how many words may be between "process" and a process ID.

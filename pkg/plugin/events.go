@@ -6,74 +6,169 @@ package plugin
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/scheme"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
-	"k8s.io/client-go/tools/record"
-	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/claim"
+	"github.com/partage-dev/partage/pkg/quote"
 )
 
 // maxEventMessage is how long a message may be, in bytes.
 const maxEventMessage = 1024
 
-// eventBurst is how many events one object may get at once. By default a recorder
-// drops what comes after 25, which a node with 16 divided GPUs exceeds.
-const eventBurst = 256
-
-// Events writes events about claims and about the node. It queues them and never
-// blocks; what the API server does not accept after some attempts is logged and
-// lost.
-//
-// Events that report the same, see eventKey, become one with a count. The newer
-// recorder of client-go counts events with the same reason as one, whatever they
-// say: of two GPUs that are lost, one would never be named.
-type Events struct {
-	recorder record.EventRecorderLogger
-	nodeName string
+// EventWriter writes events. None of its methods blocks.
+type EventWriter interface {
+	claim.Events
+	// Node writes an event about the node; the type is corev1.EventTypeNormal or
+	// corev1.EventTypeWarning.
+	Node(ctx context.Context, eventType, reason, message string)
+	// GPU writes an event about some GPUs of the node.
+	GPU(ctx context.Context, pciAddresses []string, eventType, reason, message string)
+	// ClaimEvents writes events about claims and about the pods that use them, one for each
+	// text and pod.
+	ClaimEvents(ctx context.Context, events []ClaimEvent)
 }
 
-var _ claim.Events = (*Events)(nil)
+// Events writes events about claims, their pods and the node. What the API server does not
+// accept is tried again for an hour.
+//
+// Users of a node cause events, and may cause many. Therefore hardware alarms, other
+// events of the node, and those of claims and pods are in lanes that do not wait for each
+// other, and what happens again and again is written less and less often, see lane.
+//
+// Events that report the same, see eventKey, are one with a count, also those of the
+// plugin that ran before or runs at the same time: their name follows from what they
+// report. The recorders of client-go know only what they have written themselves, share
+// one budget among all events of a node, and write one event after the other.
+type Events struct {
+	cluster             *Cluster
+	component, nodeName string
+	alarms, node, users *lane
+}
 
-// NewEvents makes Events that work until ctx ends. The component is the reporter.
-func NewEvents(ctx context.Context, client kubernetes.Interface, component, nodeName string) *Events {
-	broadcaster := record.NewBroadcaster(record.WithContext(ctx), record.WithCorrelatorOptions(record.CorrelatorOptions{
-		BurstSize: eventBurst,
-		// From the first one on, events with the same key are one.
-		KeyFunc: eventKey, MaxEvents: 1, MessageFunc: func(e *corev1.Event) string { return e.Message },
-	}))
-	broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")})
-	source := corev1.EventSource{Component: component, Host: nodeName}
-	return &Events{recorder: broadcaster.NewRecorder(scheme.Scheme, source), nodeName: nodeName}
+var _ EventWriter = (*Events)(nil)
+
+// NewEvents makes Events that work until ctx ends. The events of claims and pods are
+// written through a client of their own, so that those of the node never wait for its
+// budget. The component is the reporter.
+func NewEvents(ctx context.Context, node, users kubernetes.Interface, component, nodeName string) *Events {
+	e := &Events{cluster: NewCluster(users), component: component, nodeName: nodeName}
+	e.alarms = newLane(ctx, &eventStore{node}, alarmLimits)
+	e.node = newLane(ctx, &eventStore{node}, nodeLimits)
+	e.users = newLane(ctx, &eventStore{users}, userLimits)
+	e.users.lookUp = e.writeClaimEvents
+	for _, l := range []*lane{e.alarms, e.node, e.users} {
+		l.start(ctx)
+	}
+	return e
 }
 
 // Warn makes an event of type Warning, about the claim where its name is known and
 // about the node otherwise. The zero Ref is the node.
 func (e *Events) Warn(ctx context.Context, ref claim.Ref, reason, message string) {
-	about := &corev1.ObjectReference{
+	if ref.Namespace != "" && ref.Name != "" {
+		e.users.add(ctx, ref.Namespace, e.newReport(aboutClaim(ref), corev1.EventTypeWarning, reason, message))
+		return
+	}
+	if ref.UID != "" {
+		message = fmt.Sprintf("Claim with UID %s: %s", quote.Name(ref.UID), message)
+	}
+	e.onNode(ctx, string(ref.UID), corev1.EventTypeWarning, reason, message)
+}
+
+// WarnUsers makes an event of type Warning about the claim and about each of its pods.
+func (e *Events) WarnUsers(ctx context.Context, ref claim.Ref, reason, message string) {
+	e.ClaimEvents(ctx, []ClaimEvent{{Claim: ref, Type: corev1.EventTypeWarning, Reason: reason, Text: message}})
+}
+
+// Node makes an event about the node.
+func (e *Events) Node(ctx context.Context, eventType, reason, message string) {
+	e.onNode(ctx, "", eventType, reason, message)
+}
+
+// GPU makes an event about the node.
+func (e *Events) GPU(ctx context.Context, pciAddresses []string, eventType, reason, message string) {
+	e.onNode(ctx, strings.Join(pciAddresses, ","), eventType, reason, message)
+}
+
+// onNode makes an event about the node and a part of it. Each part has a budget of its own.
+func (e *Events) onNode(ctx context.Context, part, eventType, reason, message string) {
+	r := e.newReport(e.aboutNode(), eventType, reason, message)
+	r.series += part
+	lane := e.node
+	if slices.Contains(alarmReasons, reason) {
+		lane = e.alarms
+	}
+	lane.add(ctx, e.nodeName, r)
+}
+
+// ClaimEvents makes events about claims and the pods that use them.
+func (e *Events) ClaimEvents(ctx context.Context, events []ClaimEvent) {
+	// Together, because a pod gets one event of what is the same for several claims.
+	reports := map[string][]*report{}
+	for _, n := range events {
+		r := e.newReport(aboutClaim(n.Claim), n.Type, n.Reason, n.message(nil))
+		// Not that event itself, but what leads to it and to those of the pods.
+		r.name, r.series, r.users = "users of "+r.name, "users of "+r.series, &n
+		reports[n.Claim.Namespace] = append(reports[n.Claim.Namespace], r)
+	}
+	for namespace, ofNamespace := range reports {
+		e.users.add(ctx, namespace, ofNamespace...)
+	}
+}
+
+// alarmReasons are those of events that users of GPUs do not cause by what MPS makes of
+// their programs.
+var alarmReasons = func() []string {
+	var reasons []string
+	for _, r := range failures {
+		reasons = append(reasons, eventReason(r), recoveryReason(r))
+	}
+	slices.Sort(reasons)
+	return slices.Compact(reasons)
+}()
+
+// aboutNode has the name as UID too, as the kubelet does it: kubectl finds both.
+func (e *Events) aboutNode() corev1.ObjectReference {
+	return corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: e.nodeName, UID: types.UID(e.nodeName)}
+}
+
+func aboutClaim(ref claim.Ref) corev1.ObjectReference {
+	return corev1.ObjectReference{
 		APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceClaim",
 		Namespace: ref.Namespace, Name: ref.Name, UID: ref.UID,
 	}
-	if ref.Namespace == "" || ref.Name == "" {
-		// The kubelet uses the name as UID too, kubectl finds both.
-		about = &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: e.nodeName, UID: types.UID(e.nodeName)}
-		if ref.UID != "" {
-			message = fmt.Sprintf("Claim with UID %s: %s", ref.UID, message)
-		}
+}
+
+// newReport makes a report that is not queued yet.
+func (e *Events) newReport(about corev1.ObjectReference, eventType, reason, message string) *report {
+	now := metav1.Now()
+	event := &corev1.Event{
+		ObjectMeta:     metav1.ObjectMeta{Namespace: about.Namespace},
+		InvolvedObject: about, Type: eventType, Reason: reason, Message: quote.Line(message, maxEventMessage),
+		Source:              corev1.EventSource{Component: e.component, Host: e.nodeName},
+		ReportingController: e.component, ReportingInstance: e.nodeName,
+		FirstTimestamp: now, LastTimestamp: now,
 	}
-	if len(message) > maxEventMessage {
-		message = strings.ToValidUTF8(message[:maxEventMessage-len("...")], "") + "..."
+	if event.Namespace == "" {
+		event.Namespace = metav1.NamespaceDefault
 	}
-	e.recorder.WithLogger(klog.FromContext(ctx)).Event(about, corev1.EventTypeWarning, reason, message)
+	event.Name = eventName(event)
+	return &report{name: event.Name, series: seriesKey(event), event: event, times: 1, since: time.Now()}
 }
 
 // noEvents discards events.
 type noEvents struct{}
 
-func (noEvents) Warn(context.Context, claim.Ref, string, string) {}
+func (noEvents) Warn(context.Context, claim.Ref, string, string)       {}
+func (noEvents) WarnUsers(context.Context, claim.Ref, string, string)  {}
+func (noEvents) Node(context.Context, string, string, string)          {}
+func (noEvents) GPU(context.Context, []string, string, string, string) {}
+func (noEvents) ClaimEvents(context.Context, []ClaimEvent)             {}

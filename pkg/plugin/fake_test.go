@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
@@ -63,6 +64,7 @@ type fakeClaims struct {
 	reconciled int
 	inUse      []string
 	inUseErr   error
+	held       []claim.HeldDevice
 	// reconcileErr is what Reconcile returns.
 	reconcileErr error
 
@@ -120,6 +122,8 @@ func (f *fakeClaims) Reconcile(context.Context) error {
 	return f.reconcileErr
 }
 
+func (f *fakeClaims) ReleaseOrphans(context.Context) {}
+
 func (f *fakeClaims) Survey(context.Context) device.Status {
 	if f.onSurvey != nil {
 		f.onSurvey()
@@ -134,6 +138,12 @@ func (f *fakeClaims) InUse() ([]string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.Clone(f.inUse), f.inUseErr
+}
+
+func (f *fakeClaims) Held() ([]claim.HeldDevice, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.held), nil
 }
 
 func (f *fakeClaims) setInUse(names ...string) {
@@ -162,7 +172,7 @@ type fakePolicy struct {
 	err     error
 }
 
-func (f *fakePolicy) Read() (*policy.Policy, error) {
+func (f *fakePolicy) Read(context.Context) (*policy.Policy, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.current, f.err
@@ -185,6 +195,8 @@ type fakeHardware struct {
 	err         error
 	node        *gpu.Node
 	discoveries int
+	// removed are the GPUs that were taken out.
+	removed []string
 	// onDiscover runs in Discover without the lock.
 	onDiscover func(ctx context.Context) error
 }
@@ -226,6 +238,12 @@ func (f *fakeHardware) Discover(ctx context.Context) (*gpu.Node, error) {
 	return node, nil
 }
 
+func (f *fakeHardware) Removed(pciAddress string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Contains(f.removed, pciAddress)
+}
+
 const (
 	firstGPU  = "0000:1b:00.0"
 	secondGPU = "0000:2c:00.0"
@@ -238,7 +256,7 @@ func testNodeWith(pciAddresses ...string) *gpu.Node {
 	node := &gpu.Node{DriverVersion: "580.95.05", CUDAVersion: gpu.Version{Major: 13}}
 	for _, address := range pciAddresses {
 		node.GPUs = append(node.GPUs, gpu.GPU{
-			PCIAddress: address, UUID: "GPU-" + address, ProductName: "Test GPU", Brand: "Nvidia", Architecture: "Hopper",
+			PCIAddress: address, UUID: "GPU-" + address, ProductName: "Test GPU", Architecture: "Hopper",
 			ComputeCapability: gpu.Version{Major: 9},
 			Resources:         all,
 			MIG: &gpu.MIG{Dynamic: true, MemorySlices: 2, Profiles: []gpu.Profile{
@@ -266,6 +284,24 @@ func (f *fakeEvents) Warn(_ context.Context, ref claim.Ref, reason, message stri
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.all = append(f.all, fmt.Sprintf("%s%s: %s", ref.Name, reason, message))
+}
+
+func (f *fakeEvents) WarnUsers(ctx context.Context, ref claim.Ref, reason, message string) {
+	f.Warn(ctx, ref, reason, message)
+}
+
+func (f *fakeEvents) Node(ctx context.Context, _, reason, message string) {
+	f.Warn(ctx, claim.Ref{}, reason, message)
+}
+
+func (f *fakeEvents) GPU(ctx context.Context, _ []string, _, reason, message string) {
+	f.Warn(ctx, claim.Ref{}, reason, message)
+}
+
+func (f *fakeEvents) ClaimEvents(ctx context.Context, events []ClaimEvent) {
+	for _, n := range events {
+		f.Warn(ctx, n.Claim, ": "+n.Reason, n.message(nil))
+	}
 }
 
 func (f *fakeEvents) list() []string {
@@ -298,7 +334,7 @@ type rig struct {
 
 // registerSoon registers the plugin once it can be.
 func (r *rig) registerSoon(ctx context.Context) {
-	conn, err := grpc.NewClient("unix://"+r.plugin.registrationSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix://"+r.options.registrationSocket(r.options.PodUID), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return
 	}
@@ -325,7 +361,12 @@ func newRigOn(t *testing.T, api *apiServer) *rig {
 		api: api, claims: &fakeClaims{}, hardware: &fakeHardware{node: testNodeWith(firstGPU)},
 		events: &fakeEvents{}, policy: &fakePolicy{current: withoutShares()}, done: make(chan error, 1),
 	}
-	client, err := kubernetes.NewForConfig(&rest.Config{Host: r.api.URL(), QPS: -1})
+	config := &rest.Config{Host: r.api.URL(), QPS: -1}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	metadataClient, err := metadata.NewForConfig(config)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -345,11 +386,11 @@ func newRigOn(t *testing.T, api *apiServer) *rig {
 	}
 	r.health = healthpb.NewHealthClient(dial(t, "passthrough:///"+listener.Addr().String()))
 	r.options = Options{
-		DriverName: testDriver, NodeName: testNode, KubeClient: client, Claims: r.claims, Hardware: r.hardware,
-		DataDir: filepath.Join(dir, "data"), RegistrarDir: registrar, PodUID: "uid-1", HealthListener: listener,
+		DriverName: testDriver, NodeName: testNode, KubeClient: client, MetadataClient: metadataClient, Claims: r.claims, Hardware: r.hardware,
+		DataDir: filepath.Join(dir, "data"), RegistrarDir: registrar, BootID: "boot-1", PodUID: "uid-1", HealthListener: listener,
 		Policy: r.policy, PollInterval: 10 * time.Millisecond, ReconcileInterval: 20 * time.Millisecond, Events: r.events,
 	}
-	r.timing = timing{publishRetry: wait.Backoff{Duration: 5 * time.Millisecond}, followUp: time.Millisecond}
+	r.timing = timing{publishRetry: wait.Backoff{Duration: 5 * time.Millisecond}, followUp: time.Millisecond, node: nodeTimeout}
 	return r
 }
 
@@ -416,7 +457,7 @@ func dial(t *testing.T, target string) grpc.ClientConnInterface {
 // register does what the kubelet does and returns a client for the DRA socket.
 func (r *rig) register(t *testing.T) drapb.DRAPluginClient {
 	t.Helper()
-	registration := registerapi.NewRegistrationClient(dial(t, "unix://"+r.plugin.registrationSocket()))
+	registration := registerapi.NewRegistrationClient(dial(t, "unix://"+r.options.registrationSocket(r.options.PodUID)))
 	var info *registerapi.PluginInfo
 	r.until(t, "registration", func(ctx context.Context) (err error) {
 		info, err = registration.GetInfo(ctx, &registerapi.InfoRequest{}, grpc.WaitForReady(true))

@@ -16,6 +16,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/gpu/lastseen"
 	"github.com/partage-dev/partage/pkg/logchange"
 	"github.com/partage-dev/partage/pkg/panics"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
@@ -34,6 +35,8 @@ type Hardware interface {
 	// driver. It is called again after it succeeded.
 	Open(ctx context.Context) error
 	Discover(ctx context.Context) (*gpu.Node, error)
+	// Removed reports whether a GPU was taken out, or given to another driver.
+	Removed(pciAddress string) bool
 }
 
 // ClaimSurveyor knows what claims and others have on the GPUs. Its methods may be
@@ -67,8 +70,9 @@ type gpuLoop struct {
 	// stop ends the driver.
 	stop func(error)
 
-	desired desired
-	state   nodeState
+	desired  desired
+	state    nodeState
+	lastSeen *lastseen.File
 	// discoveries has room for the one that may be in progress. It has a goroutine
 	// of its own, since a GPU that does not answer delays it.
 	discoveries         chan discovery
@@ -87,8 +91,13 @@ type gpuLoop struct {
 	discoveryProblem              logchange.Problem
 	buildProblem                  logchange.Problem
 	surveyProblem                 logchange.Problem
+	lastSeenProblem               logchange.Problem
 	discoveryPanics, surveyPanics panics.Repeated
 	policies                      logchange.Set[gpuPolicy, *gpu.GPU]
+
+	// unknownProfiles is when to repeat the events about profiles that match nothing, by
+	// their text.
+	unknownProfiles map[string]time.Time
 }
 
 // gpuPolicy is a GPU under a policy.
@@ -105,6 +114,7 @@ func (l *gpuLoop) run(ctx context.Context) {
 	defer l.discovering.Wait()
 	defer l.startup.finish()
 	l.desired.readStored(ctx)
+	l.recall(ctx)
 	l.handleDiscovery(ctx, l.discover(ctx))
 	l.reconciler.runBounded(ctx)
 	// Claims can have partitions that others made, which only a survey finds.
@@ -146,6 +156,7 @@ func (l *gpuLoop) discover(ctx context.Context) (found discovery) {
 	if err := l.hardware.Open(ctx); err != nil {
 		return discovery{err: err}
 	}
+	l.startup.opened()
 	node, err := l.hardware.Discover(ctx)
 	if err != nil {
 		return discovery{err: fmt.Errorf("discover the GPUs: %w", err)}
@@ -156,7 +167,7 @@ func (l *gpuLoop) discover(ctx context.Context) (found discovery) {
 // handleLaterDiscovery also cleans up when the driver has appeared or returned:
 // what was left while it was away can be removed now.
 func (l *gpuLoop) handleLaterDiscovery(ctx context.Context, found discovery) {
-	appeared, returned := l.state.inventory == nil, l.state.driverGone != nil
+	appeared, returned := !l.state.discovered, l.state.driverGone != nil
 	l.handleDiscovery(ctx, found)
 	switch {
 	case found.err != nil:
@@ -167,7 +178,7 @@ func (l *gpuLoop) handleLaterDiscovery(ctx context.Context, found discovery) {
 	}
 }
 
-// handleDiscovery builds an inventory of what was discovered, and hands it on.
+// handleDiscovery builds an inventory of what is known now, and hands it on.
 func (l *gpuLoop) handleDiscovery(ctx context.Context, found discovery) {
 	if errors.Is(found.err, ErrStop) {
 		l.stop(found.err)
@@ -177,20 +188,29 @@ func (l *gpuLoop) handleDiscovery(ctx context.Context, found discovery) {
 		return
 	}
 	l.updateDesired(ctx)
+	var inventory *device.Inventory
 	if found.err == nil {
-		found.inventory, found.err = l.desired.build(ctx, found.node)
+		known, _ := l.state.merge(found.node)
+		inventory, found.err = l.desired.build(ctx, known)
 	}
-	l.state.applyDiscovery(found)
-	switch {
-	case found.err == nil:
-		l.reportDiscovery(ctx, found)
-		l.claims.SetInventory(l.state.inventory.With(l.state.status()))
-		l.readiness.setHardware(ctx, "")
-	case l.state.inventory == nil, l.state.driverGone != nil:
-		l.readiness.setHardware(ctx, found.err.Error())
-	default:
-		l.discoveryProblem.Log(ctx, found.err, "The GPUs could not be discovered again, will retry", "")
+	if found.err != nil {
+		l.handleFailedDiscovery(ctx, found.err)
+		return
 	}
+	l.state.applyDiscovery(found.node, inventory)
+	l.reportDiscovery(ctx, found.node)
+	l.claims.SetInventory(inventory.With(l.state.status()))
+	l.readiness.setHardware(ctx, "")
+	l.remember(ctx)
+}
+
+func (l *gpuLoop) handleFailedDiscovery(ctx context.Context, err error) {
+	l.state.discoveryFailed(err)
+	if l.state.driverGone != nil {
+		l.readiness.setHardware(ctx, err.Error())
+		return
+	}
+	l.discoveryProblem.Log(ctx, err, "The GPUs could not be discovered again, will retry", "")
 }
 
 // updateDesired brings up to date what is to be published.
@@ -207,16 +227,22 @@ func (l *gpuLoop) updateDesired(ctx context.Context) {
 // may make a difference.
 func (l *gpuLoop) updateInventory(ctx context.Context) {
 	l.updateDesired(ctx)
-	if l.state.inventory == nil || !l.desired.outdated() {
+	unneeded := l.state.unneeded(l.desired.mayBeInUse)
+	if l.state.inventory == nil || len(unneeded) == 0 && !l.desired.outdated() {
 		return
 	}
-	inventory, err := l.desired.build(ctx, l.state.node)
+	rest := l.state.known.Without(unneeded...)
+	inventory, err := l.desired.build(ctx, rest)
 	l.buildProblem.Log(ctx, err, "The published devices stay as they are", "The published devices are up to date again")
 	if err != nil {
 		return
 	}
-	l.state.replaceInventory(inventory)
+	l.state.forget(unneeded, rest, inventory)
 	l.reportInventory(ctx, inventory)
+	if len(unneeded) > 0 {
+		klog.FromContext(ctx).Info("Forgot GPUs that are not there: no claim has devices of them any more", "pciAddresses", unneeded)
+		l.remember(ctx)
+	}
 }
 
 // survey asks for the conditions of the GPUs, and hands them on if they have
@@ -261,12 +287,12 @@ func (l *gpuLoop) surveyClaims(ctx context.Context) (status device.Status, err e
 }
 
 // reportDiscovery logs what a discovery found where that has changed.
-func (l *gpuLoop) reportDiscovery(ctx context.Context, found discovery) {
-	l.reportInventory(ctx, found.inventory)
+func (l *gpuLoop) reportDiscovery(ctx context.Context, found *gpu.Node) {
+	l.reportInventory(ctx, l.state.inventory)
 	l.discoveryProblem.Log(ctx, nil, "", "")
-	gpus, devices := len(found.node.GPUs), len(l.state.inventory.Devices())
-	if l.summary.Set(fmt.Sprint(gpus, devices, found.node.DriverVersion)) {
-		klog.FromContext(ctx).Info("Discovered", "gpus", gpus, "devices", devices, "driverVersion", found.node.DriverVersion)
+	gpus, devices := len(found.GPUs), len(l.state.inventory.Devices())
+	if l.summary.Set(fmt.Sprint(gpus, devices, found.DriverVersion)) {
+		klog.FromContext(ctx).Info("Discovered", "gpus", gpus, "devices", devices, "driverVersion", found.DriverVersion)
 	}
 }
 
@@ -282,9 +308,10 @@ func (l *gpuLoop) reportInventory(ctx context.Context, inventory *device.Invento
 	if current == nil {
 		return
 	}
-	gpus := make([]*gpu.GPU, len(l.state.node.GPUs))
-	for i := range l.state.node.GPUs {
-		gpus[i] = &l.state.node.GPUs[i]
+	l.reportUnknownProfiles(ctx)
+	gpus := make([]*gpu.GPU, len(l.state.known.GPUs))
+	for i := range l.state.known.GPUs {
+		gpus[i] = &l.state.known.GPUs[i]
 	}
 	appeared, _ := l.policies.Update(gpus, func(g *gpu.GPU) gpuPolicy { return gpuPolicy{current, g.UUID} })
 	for _, g := range appeared {

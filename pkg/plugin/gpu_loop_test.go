@@ -18,12 +18,15 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
-// taints are those of all published devices, by the device's name. A device
-// without any is in the map too.
+// taints are those of all published devices but observers, by the device's name. A
+// device without any is in the map too.
 func taints(slices []resourceapi.ResourceSlice) map[string][]string {
 	all := map[string][]string{}
 	for _, slice := range slices {
 		for _, d := range slice.Spec.Devices {
+			if isObserver(d) {
+				continue
+			}
 			all[d.Name] = nil
 			for _, taint := range d.Taints {
 				all[d.Name] = append(all[d.Name], strings.TrimPrefix(taint.Key, testDriver+"/"))
@@ -56,7 +59,7 @@ func (r *rig) untilTainted(t *testing.T, want map[string][]string) {
 }
 
 // TestGPULostAndBack: its devices stay, tainted; the other GPU is not concerned;
-// there is one event.
+// there is one event, and one when it is back.
 func TestGPULostAndBack(t *testing.T) {
 	t.Parallel()
 	for name, without := range map[string]*gpu.Node{
@@ -70,6 +73,7 @@ func TestGPULostAndBack(t *testing.T) {
 			r.start(t)
 			well := devicesOf(map[string][]string{firstGPU: nil, secondGPU: nil})
 			r.untilTainted(t, well)
+			r.until(t, "readiness", func(ctx context.Context) error { return r.check(ctx, "readiness") })
 
 			r.hardware.setNode(without)
 			r.untilTainted(t, devicesOf(map[string][]string{firstGPU: nil, secondGPU: {"lost"}}))
@@ -78,7 +82,8 @@ func TestGPULostAndBack(t *testing.T) {
 			}
 			r.hardware.setNode(testNodeWith(firstGPU, secondGPU))
 			r.untilTainted(t, well)
-			if got := r.events.list(); len(got) != 1 || !strings.HasPrefix(got[0], "GPULost: GPU "+secondGPU) {
+			got := r.events.list()
+			if len(got) != 2 || !strings.HasPrefix(got[0], "GPULost: GPU "+secondGPU) || !strings.HasPrefix(got[1], "GPURecovered: GPU "+secondGPU) {
 				t.Errorf("events: %q", got)
 			}
 		})
@@ -171,7 +176,8 @@ func TestSurveyIsPublished(t *testing.T) {
 	}
 	r.claims.setStatus(device.Status{})
 	r.untilTainted(t, well)
-	if got := r.events.list(); len(got) != 1 || !strings.HasPrefix(got[0], "GPUOccupied: GPU "+firstGPU+": partition MIG-1") {
+	got := r.events.list()
+	if len(got) != 1 || !strings.HasPrefix(got[0], reasonStaticPartitions+": GPU "+firstGPU) || !strings.Contains(got[0], "MIG-1") {
 		t.Errorf("events: %q", got)
 	}
 }

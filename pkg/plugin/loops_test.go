@@ -15,6 +15,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
@@ -39,14 +40,19 @@ type bubble struct {
 
 func newBubble(t *testing.T) *bubble {
 	t.Helper()
-	client, err := kubernetes.NewForConfig(&rest.Config{Host: "http://not-used", QPS: -1})
+	config := &rest.Config{Host: "http://not-used", QPS: -1}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	metadataClient, err := metadata.NewForConfig(config)
 	if err != nil {
 		t.Fatal(err)
 	}
 	b := &bubble{claims: &fakeClaims{}, hardware: &fakeHardware{node: testNodeWith(firstGPU)}}
 	b.Plugin, err = New(Options{
-		DriverName: testDriver, NodeName: testNode, KubeClient: client, Claims: b.claims, Hardware: b.hardware,
-		DataDir: "not-used", RegistrarDir: "not-used", Policy: &fakePolicy{current: withoutShares()},
+		DriverName: testDriver, NodeName: testNode, KubeClient: client, MetadataClient: metadataClient, Claims: b.claims, Hardware: b.hardware,
+		DataDir: "not-used", RegistrarDir: "not-used", BootID: "boot-1", Policy: &fakePolicy{current: withoutShares()},
 		PollInterval: 10 * time.Second, ReconcileInterval: time.Minute,
 	})
 	if err != nil {
@@ -82,7 +88,9 @@ func (b *bubble) taints() int {
 	found := 0
 	for _, slice := range publish.Resources(testDriver, testNode, b.inventories[len(b.inventories)-1], publish.AllFeatures).Pools[testNode].Slices {
 		for _, d := range slice.Devices {
-			found += len(d.Taints)
+			if !isObserver(d) {
+				found += len(d.Taints)
+			}
 		}
 	}
 	return found

@@ -21,23 +21,26 @@ const rediscoverAfter = 6
 // discovery is the result of reading everything about all GPUs.
 type discovery struct {
 	node *gpu.Node
-	// inventory is built of node.
-	inventory *device.Inventory
-	err       error
+	err  error
 }
 
 // nodeState is what is known about the GPUs of this node. It joins discoveries and
 // surveys, and decides when the GPUs must be discovered again. Time is counted in
 // polls. It does nothing by itself and is for one goroutine.
 type nodeState struct {
-	// inventory is nil until the driver was there for the first time. GPUs that
-	// were found once stay.
+	// known are all GPUs that were found in this boot of the machine, also by an
+	// earlier process, as they were found last. It is nil until there are any.
+	known *gpu.Node
+	// earlier are GPUs among known that were found in an earlier boot only, or were
+	// taken out. They stay as long as claims have devices of them.
+	earlier map[string]bool
+	// inventory is built of known.
 	inventory *device.Inventory
-	// node is what the last successful discovery found.
-	node *gpu.Node
+	// discovered says that a discovery of this process has succeeded.
+	discovered bool
 	// missing are the GPUs that the last discovery did not find or could not read.
 	missing []device.Condition
-	// driverGone is why there is no driver any more, or nil.
+	// driverGone is why no GPU can be used, or nil.
 	driverGone error
 	// surveyed is the result of the last survey.
 	surveyed device.Status
@@ -47,26 +50,70 @@ type nodeState struct {
 	pollsLeft, retryAfter int
 }
 
-// applyDiscovery takes the result of a discovery. An error that says that there is
-// no driver makes all GPUs unusable. Any other changes nothing: it concerns no GPU
-// in particular, and a survey shows which ones do not answer.
-func (s *nodeState) applyDiscovery(found discovery) {
-	switch {
-	case found.err == nil:
-		inventory, kept := found.inventory.Keeping(s.inventory)
-		s.inventory, s.node, s.missing, s.driverGone = inventory, found.node, missingGPUs(found.node, kept), nil
-	case s.inventory != nil && isDriverGone(found.err):
-		s.driverGone = found.err
+// merge returns the GPUs of a successful discovery, and those that it lacks as they
+// were known before, whose PCI addresses it returns as well.
+func (s *nodeState) merge(found *gpu.Node) (all *gpu.Node, kept []string) {
+	return found.Keeping(s.known)
+}
+
+// recall takes what was known to an earlier process, and the inventory of it. Nothing
+// is known to be there until a discovery has succeeded.
+func (s *nodeState) recall(known *gpu.Node, earlier map[string]bool, inventory *device.Inventory) {
+	s.known, s.earlier, s.inventory = known, earlier, inventory
+}
+
+// applyDiscovery takes the result of a successful discovery, and the inventory of all
+// that is known now.
+func (s *nodeState) applyDiscovery(found *gpu.Node, inventory *device.Inventory) {
+	all, kept := s.merge(found)
+	maps.DeleteFunc(s.earlier, func(pciAddress string, _ bool) bool { return !slices.Contains(kept, pciAddress) })
+	s.known, s.inventory, s.missing = all, inventory, missingGPUs(found, kept)
+	s.discovered, s.driverGone = true, nil
+	if len(s.missing) > 0 || len(s.failing()) > 0 {
+		s.retryDiscovery()
+		return
 	}
-	switch {
-	case s.inventory == nil || s.driverGone != nil:
+	s.retryAfter, s.pollsLeft = 0, rediscoverAfter
+}
+
+// discoveryFailed takes the error of a discovery. One that says that there is no
+// driver makes all GPUs unusable, and so does any other before the first success.
+// Later ones change nothing: they concern no GPU in particular, and a survey shows
+// which ones do not answer.
+func (s *nodeState) discoveryFailed(err error) {
+	if !s.discovered || isDriverGone(err) {
+		s.driverGone = err
+	}
+	if s.driverGone != nil {
 		s.pollsLeft = 1
-	case found.err != nil || len(s.missing) > 0 || len(s.failing()) > 0:
-		s.retryAfter = min(max(1, 2*s.retryAfter), rediscoverAfter)
-		s.pollsLeft = s.retryAfter
-	default:
-		s.retryAfter, s.pollsLeft = 0, rediscoverAfter
+		return
 	}
+	s.retryDiscovery()
+}
+
+// retryDiscovery makes a discovery due more and more rarely.
+func (s *nodeState) retryDiscovery() {
+	s.retryAfter = min(max(1, 2*s.retryAfter), rediscoverAfter)
+	s.pollsLeft = s.retryAfter
+}
+
+// unneeded returns the GPUs among earlier of which claims have no device any more.
+func (s *nodeState) unneeded(mayBeInUse func(pciAddress string) bool) []string {
+	var unneeded []string
+	for address := range s.earlier {
+		if !mayBeInUse(address) {
+			unneeded = append(unneeded, address)
+		}
+	}
+	return gpu.SortPCIAddresses(unneeded)
+}
+
+// forget forgets GPUs, and takes the inventory without them.
+func (s *nodeState) forget(pciAddresses []string, rest *gpu.Node, inventory *device.Inventory) {
+	s.known, s.inventory = rest, inventory
+	forgotten := func(pciAddress string) bool { return slices.Contains(pciAddresses, pciAddress) }
+	maps.DeleteFunc(s.earlier, func(pciAddress string, _ bool) bool { return forgotten(pciAddress) })
+	s.missing = slices.DeleteFunc(s.missing, func(c device.Condition) bool { return forgotten(c.PCIAddress) })
 }
 
 // applySurvey takes the result of a survey. When a GPU begins or ceases to fail, a
@@ -85,12 +132,6 @@ func (s *nodeState) countPoll() (discoveryDue bool) {
 	return s.pollsLeft <= 0
 }
 
-// replaceInventory takes another inventory of the same GPUs. Those that are missing
-// stay as they were.
-func (s *nodeState) replaceInventory(inventory *device.Inventory) {
-	s.inventory, _ = inventory.Keeping(s.inventory)
-}
-
 // status joins the conditions of all GPUs.
 func (s *nodeState) status() device.Status {
 	return device.Status{
@@ -101,12 +142,12 @@ func (s *nodeState) status() device.Status {
 
 // withoutDriver makes all GPUs unresponsive when the driver is gone.
 func (s *nodeState) withoutDriver() []device.Condition {
-	if s.driverGone == nil {
+	if s.driverGone == nil || s.known == nil {
 		return nil
 	}
 	var all []device.Condition
-	for _, address := range pciAddresses(s.inventory) {
-		all = append(all, device.Condition{PCIAddress: address, Reason: device.Unresponsive, Message: s.driverGone.Error()})
+	for i := range s.known.GPUs {
+		all = append(all, device.Condition{PCIAddress: s.known.GPUs[i].PCIAddress, Reason: device.Unresponsive, Message: s.driverGone.Error()})
 	}
 	return all
 }
@@ -126,25 +167,36 @@ func (s *nodeState) failing() map[conditionKey]bool {
 
 // missingGPUs returns conditions for the GPUs that are broken, and for those among
 // kept, which were found earlier, that the driver does not list any more.
-func missingGPUs(node *gpu.Node, kept []string) []device.Condition {
+func missingGPUs(found *gpu.Node, kept []string) []device.Condition {
 	var conditions []device.Condition
+	// Some GPUs that are broken are those among kept whose addresses cannot be read.
+	var nameless []gpu.Broken
 	broken := map[string]bool{}
-	for _, b := range node.Broken {
-		// Without an address it is one of those that are not listed.
-		if b.PCIAddress != "" {
-			broken[b.PCIAddress] = true
-			conditions = append(conditions, device.Condition{PCIAddress: b.PCIAddress, Reason: brokenReason(b.Err), Message: b.Reason})
+	for _, b := range found.Broken {
+		if b.PCIAddress == "" {
+			nameless = append(nameless, b)
+			continue
 		}
+		broken[b.PCIAddress] = true
+		conditions = append(conditions, conditionOf(b, b.PCIAddress))
 	}
-	for _, address := range kept {
-		if !broken[address] {
-			conditions = append(conditions, device.Condition{
-				PCIAddress: address, Reason: device.Lost,
-				Message: "the driver does not list it any more",
-			})
+	unlisted := slices.DeleteFunc(slices.Clone(kept), func(address string) bool { return broken[address] })
+	for i, address := range unlisted {
+		if len(nameless) == len(unlisted) {
+			// Both are in the order of the addresses.
+			conditions = append(conditions, conditionOf(nameless[i], address))
+			continue
 		}
+		conditions = append(conditions, device.Condition{
+			PCIAddress: address, Reason: device.Lost,
+			Message: "the driver does not list it any more",
+		})
 	}
 	return conditions
+}
+
+func conditionOf(b gpu.Broken, pciAddress string) device.Condition {
+	return device.Condition{PCIAddress: pciAddress, Reason: brokenReason(b.Err), Message: b.Reason}
 }
 
 func brokenReason(err error) device.Reason {
@@ -159,15 +211,4 @@ func brokenReason(err error) device.Reason {
 
 func isDriverGone(err error) bool {
 	return errors.Is(err, gpu.ErrDriverNotLoaded) || errors.Is(err, gpu.ErrVersionMismatch)
-}
-
-// pciAddresses lists the GPUs of an inventory in published order.
-func pciAddresses(inventory *device.Inventory) []string {
-	var all []string
-	for _, d := range inventory.Devices() {
-		if address := d.GPU.PCIAddress; len(all) == 0 || all[len(all)-1] != address {
-			all = append(all, address)
-		}
-	}
-	return all
 }

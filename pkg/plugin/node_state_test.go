@@ -14,13 +14,29 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
-func foundNode(t *testing.T, node *gpu.Node) discovery {
+// find applies the discovery of these GPUs.
+func find(t *testing.T, s *nodeState, node *gpu.Node) {
+	t.Helper()
+	known, _ := s.merge(node)
+	s.applyDiscovery(node, inventoryOf(t, known))
+}
+
+func inventoryOf(t *testing.T, node *gpu.Node) *device.Inventory {
 	t.Helper()
 	inventory, err := device.NewInventory(node, device.Terms{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return discovery{node: node, inventory: inventory}
+	return inventory
+}
+
+// pciAddresses are those of the GPUs that have devices.
+func pciAddresses(inventory *device.Inventory) []string {
+	var all []string
+	for _, d := range inventory.Devices() {
+		all = append(all, d.GPU.PCIAddress)
+	}
+	return gpu.SortPCIAddresses(all)
 }
 
 func broken(pciAddress string, err error) gpu.Broken {
@@ -70,10 +86,10 @@ func TestWhenToDiscover(t *testing.T) {
 			var state nodeState
 			discover := func() {
 				if test.err != nil {
-					state.applyDiscovery(discovery{err: test.err})
+					state.discoveryFailed(test.err)
 					return
 				}
-				state.applyDiscovery(foundNode(t, test.node))
+				find(t, &state, test.node)
 			}
 			discover()
 			var got []int
@@ -92,12 +108,12 @@ func TestWhenToDiscover(t *testing.T) {
 func TestDriverGoneAndBack(t *testing.T) {
 	t.Parallel()
 	var state nodeState
-	state.applyDiscovery(foundNode(t, testNodeWith(firstGPU, secondGPU)))
+	find(t, &state, testNodeWith(firstGPU, secondGPU))
 	gone := fmt.Errorf("open: %w", gpu.ErrDriverNotLoaded)
 	state.applySurvey(device.Status{Conditions: []device.Condition{
 		{PCIAddress: firstGPU, Reason: device.Unresponsive, Message: "a call failed"},
 	}})
-	state.applyDiscovery(discovery{err: gone})
+	state.discoveryFailed(gone)
 	want := []device.Condition{
 		{PCIAddress: firstGPU, Reason: device.Unresponsive, Message: gone.Error()},
 		{PCIAddress: secondGPU, Reason: device.Unresponsive, Message: gone.Error()},
@@ -108,7 +124,7 @@ func TestDriverGoneAndBack(t *testing.T) {
 	if got := pollsUntilDiscovery(&state); got != 1 {
 		t.Errorf("the driver is looked for after %d polls", got)
 	}
-	state.applyDiscovery(foundNode(t, testNodeWith(firstGPU, secondGPU)))
+	find(t, &state, testNodeWith(firstGPU, secondGPU))
 	state.applySurvey(device.Status{})
 	if got := state.status().Conditions; len(got) > 0 {
 		t.Errorf("conditions with the driver: %+v", got)
@@ -121,8 +137,8 @@ func TestOtherFailuresChangeNothing(t *testing.T) {
 	t.Parallel()
 	for _, err := range []error{&gpu.HungError{Call: "nvmlDeviceGetCount_v2"}, errors.New("odd")} {
 		var state nodeState
-		state.applyDiscovery(foundNode(t, testNodeWith(firstGPU)))
-		state.applyDiscovery(discovery{err: err})
+		find(t, &state, testNodeWith(firstGPU))
+		state.discoveryFailed(err)
 		if state.driverGone != nil || len(state.status().Conditions) > 0 || len(pciAddresses(state.inventory)) != 1 {
 			t.Errorf("after %v: gone %v, conditions %+v", err, state.driverGone, state.status().Conditions)
 		}
@@ -136,19 +152,52 @@ func TestAbsentGPUsAreKept(t *testing.T) {
 	t.Parallel()
 	const thirdGPU = "0000:3d:00.0"
 	var state nodeState
-	state.applyDiscovery(foundNode(t, withBroken(testNodeWith(firstGPU, secondGPU), broken(thirdGPU, gpu.ErrResetRequired))))
+	find(t, &state, withBroken(testNodeWith(firstGPU, secondGPU), broken(thirdGPU, gpu.ErrResetRequired)))
 	if diff := cmp.Diff([]string{firstGPU, secondGPU}, pciAddresses(state.inventory)); diff != "" {
 		t.Errorf("GPUs at first (-want +got):\n%s", diff)
 	}
-	state.applyDiscovery(foundNode(t, withBroken(testNodeWith(thirdGPU), broken(firstGPU, gpu.ErrUnknown), broken("", gpu.ErrLost))))
+	find(t, &state, withBroken(testNodeWith(thirdGPU), broken(firstGPU, gpu.ErrUnknown), broken("", gpu.ErrLost)))
 	if diff := cmp.Diff([]string{firstGPU, secondGPU, thirdGPU}, pciAddresses(state.inventory)); diff != "" {
 		t.Errorf("GPUs (-want +got):\n%s", diff)
 	}
 	want := []device.Condition{
 		{PCIAddress: firstGPU, Reason: device.Unresponsive, Message: gpu.ErrUnknown.Error()},
-		{PCIAddress: secondGPU, Reason: device.Lost, Message: "the driver does not list it any more"},
+		{PCIAddress: secondGPU, Reason: device.Lost, Message: gpu.ErrLost.Error()},
 	}
 	if diff := cmp.Diff(want, state.status().Conditions); diff != "" {
 		t.Errorf("conditions (-want +got):\n%s", diff)
+	}
+}
+
+// TestNamelessGPUs: a process that starts while GPUs are lost cannot read their
+// addresses. If as many are missing as do not answer, these are the same.
+func TestNamelessGPUs(t *testing.T) {
+	t.Parallel()
+	const thirdGPU = "0000:3d:00.0"
+	for name, test := range map[string]struct {
+		broken []gpu.Broken
+		want   []device.Reason
+	}{
+		"as many":   {[]gpu.Broken{broken("", gpu.ErrHung), broken("", gpu.ErrResetRequired)}, []device.Reason{device.Unresponsive, device.ResetRequired}},
+		"fewer":     {[]gpu.Broken{broken("", gpu.ErrHung)}, []device.Reason{device.Lost, device.Lost}},
+		"one known": {[]gpu.Broken{broken("", gpu.ErrHung), broken(thirdGPU, gpu.ErrResetRequired)}, []device.Reason{device.ResetRequired, device.Unresponsive}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var state nodeState
+			all := testNodeWith(firstGPU, secondGPU, thirdGPU)
+			state.recall(all, nil, inventoryOf(t, all))
+			find(t, &state, withBroken(testNodeWith(firstGPU), test.broken...))
+			var got []device.Reason
+			for _, c := range state.status().Conditions {
+				got = append(got, c.Reason)
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("reasons (-want +got):\n%s", diff)
+			}
+			if got := pciAddresses(state.inventory); len(got) != 3 {
+				t.Errorf("published are %v", got)
+			}
+		})
 	}
 }

@@ -6,11 +6,14 @@
 //	prepare.go       the calls of the kubelet, which go to package claim
 //	gpu_loop.go      discovers and surveys the GPUs
 //	node_state.go    what is known about them
+//	recall.go        what an earlier process knew about them
 //	desired.go       which devices are to be published
 //	publish/         keeps ResourceSlices in the API server
 //	reconcile.go     cleans up
 //	conditions.go    reports conditions of the GPUs; they become taints in package device
-//	events.go        writes events to the API server
+//	affected_users.go the events of claims on such a GPU
+//	exposure.go      reports that containers can have GPUs without a claim
+//	events.go        writes events to the API server; event_lane.go decides when
 //	readiness.go     why the plugin is not ready; health.go answers for it
 package plugin
 
@@ -24,15 +27,17 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 
-	"github.com/partage-dev/partage/pkg/claim"
+	"github.com/partage-dev/partage/pkg/gpu/lastseen"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
 	"github.com/partage-dev/partage/pkg/plugin/publish"
 )
@@ -43,6 +48,7 @@ type Claims interface {
 	ClaimPreparer
 	ClaimReconciler
 	ClaimSurveyor
+	ClaimHolder
 }
 
 // Options are all mandatory except where a comment says otherwise.
@@ -51,13 +57,17 @@ type Options struct {
 	// NodeName is the node's name and the name of its only pool.
 	NodeName   string
 	KubeClient kubernetes.Interface
-	Claims     Claims
-	Hardware   Hardware
+	// MetadataClient reads what needs no more than metadata.
+	MetadataClient metadata.Interface
+	Claims         Claims
+	Hardware       Hardware
 
 	// DataDir holds the DRA socket; it is made if absent. RegistrarDir is where
 	// the kubelet watches for registration sockets; it must exist.
 	DataDir      string
 	RegistrarDir string
+	// BootID is that of this boot of the machine.
+	BootID string
 
 	// PollInterval is the time between two surveys of the GPUs, ReconcileInterval
 	// that between two rounds of cleaning up.
@@ -72,7 +82,9 @@ type Options struct {
 	// own sockets. Optional: without it there is one instance at a time.
 	PodUID types.UID
 	// Events reports conditions of the GPUs. Optional.
-	Events claim.Events
+	Events EventWriter
+	// Exposure finds out whether containers without a claim can have GPUs. Optional.
+	Exposure ExposureCheck
 	// HealthListener serves the gRPC health protocol and is closed by Run.
 	// Optional.
 	HealthListener net.Listener
@@ -102,6 +114,8 @@ type timing struct {
 	publishRetry wait.Backoff
 	// followUp is the time between a claim that failed and cleaning up.
 	followUp time.Duration
+	// node is how long the API server may take to say that the node exists.
+	node time.Duration
 }
 
 // Plugin is the running driver.
@@ -114,13 +128,17 @@ type Plugin struct {
 	reconciler *reconciler
 	readiness  *readiness
 	startup    *startup
+	exposure   *exposureLoop
+	timing     timing
+	// socketUID is part of the names of the sockets.
+	socketUID types.UID
 	// stop ends Run with an error.
 	stop context.CancelCauseFunc
 }
 
 // New checks the options and does nothing yet.
 func New(o Options) (*Plugin, error) {
-	return newPlugin(o, timing{followUp: min(time.Second, o.ReconcileInterval)})
+	return newPlugin(o, timing{followUp: min(time.Second, o.ReconcileInterval), node: nodeTimeout})
 }
 
 func newPlugin(o Options, t timing) (*Plugin, error) {
@@ -130,27 +148,34 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 	if o.Events == nil {
 		o.Events = noEvents{}
 	}
-	p := &Plugin{options: o, readiness: newReadiness(), startup: newStartup()}
+	p := &Plugin{options: o, timing: t, readiness: newReadiness(), startup: newStartup()}
 	stop := func(err error) { p.stop(err) }
 	failed, surveyNow := loop.NewTrigger(), loop.NewTrigger()
 	requested := &requestedDevices{driverName: o.DriverName, poolName: o.NodeName}
 	p.publisher = publish.New(publish.Options{
-		DriverName: o.DriverName, NodeName: o.NodeName, KubeClient: o.KubeClient,
-		Report: p.readiness.setSlices, Retry: t.publishRetry,
+		DriverName: o.DriverName, NodeName: o.NodeName, KubeClient: o.KubeClient, MetadataClient: o.MetadataClient,
+		LockFile: filepath.Join(o.DataDir, "publish.lock"),
+		Report:   p.readiness.setSlices,
+		Warn: func(ctx context.Context, reason, message string) {
+			o.Events.Node(ctx, corev1.EventTypeWarning, reason, message)
+		},
+		Retry: t.publishRetry,
 	})
 	p.service = &draService{
 		claims: o.Claims, startup: p.startup, readiness: p.readiness, requested: requested,
-		publisher: p.publisher, failed: failed, stop: stop,
+		failed: failed, stop: stop,
 	}
 	p.reconciler = &reconciler{
 		claims: o.Claims, interval: o.ReconcileInterval, followUp: t.followUp, failed: failed, surveyNow: surveyNow,
 	}
+	p.exposure = &exposureLoop{check: o.Exposure, node: readNode(o.KubeClient, o.NodeName, t.node), events: o.Events}
 	p.gpus = &gpuLoop{
 		driverName: o.DriverName, nodeName: o.NodeName, interval: o.PollInterval,
 		hardware: o.Hardware, claims: o.Claims, publisher: p.publisher, reconciler: p.reconciler,
-		readiness: p.readiness, startup: p.startup, conditions: &conditionReporter{events: o.Events},
+		readiness: p.readiness, startup: p.startup, conditions: &conditionReporter{events: o.Events, claims: o.Claims},
 		surveyNow: surveyNow, failed: failed, stop: stop,
 		discoveries: make(chan discovery, 1),
+		lastSeen:    lastseen.New(o.DataDir, o.BootID),
 		desired: desired{
 			policies: o.Policy, limited: o.Limited, stored: p.publisher, claims: o.Claims, requested: requested,
 			readiness: p.readiness, events: o.Events, grace: withdrawalGrace, now: time.Now,
@@ -163,8 +188,10 @@ func (o *Options) validate() error {
 	switch {
 	case o.DriverName == "", o.NodeName == "", o.DataDir == "", o.RegistrarDir == "":
 		return errors.New("a plugin needs a driver name, a node name, a data directory and a registrar directory")
-	case o.KubeClient == nil, o.Claims == nil, o.Hardware == nil:
-		return errors.New("a plugin needs a Kubernetes client, claims and hardware")
+	case o.BootID == "":
+		return errors.New("a plugin needs to know the boot of the machine")
+	case o.KubeClient == nil, o.MetadataClient == nil, o.Claims == nil, o.Hardware == nil:
+		return errors.New("a plugin needs Kubernetes clients, claims and hardware")
 	case o.Policy == nil:
 		return errors.New("a plugin needs a sharing policy")
 	case o.PollInterval <= 0, o.ReconcileInterval <= 0:
@@ -182,12 +209,10 @@ func (p *Plugin) Run(ctx context.Context) error {
 	defer cancel(nil)
 	p.stop = cancel
 
+	p.socketUID = p.options.socketUID(ctx)
 	if p.options.HealthListener != nil {
 		stop := p.serveHealth(ctx)
 		defer stop()
-	}
-	if err := p.checkNode(ctx); err != nil {
-		return err
 	}
 	if err := p.prepareDirectories(ctx); err != nil {
 		return err
@@ -202,13 +227,18 @@ func (p *Plugin) Run(ctx context.Context) error {
 	loops, endLoops := context.WithCancel(context.WithoutCancel(ctx))
 	defer endLoops()
 	var running sync.WaitGroup
+	// The kubelet need not wait for the API server, which may be slow.
+	running.Go(func() {
+		node, err := p.checkNode(ctx)
+		if err != nil {
+			p.stop(err)
+			return
+		}
+		p.exposure.run(ctx, node)
+	})
 	running.Go(func() { p.gpus.run(loops) })
 	running.Go(func() { p.runReconciler(loops) })
-	running.Go(func() {
-		if err := p.publisher.Run(loops, helper); err != nil {
-			p.stop(err)
-		}
-	})
+	running.Go(func() { p.publisher.Run(loops) })
 
 	<-ctx.Done()
 	p.shutDown(ctx, helper)
@@ -234,7 +264,7 @@ func (p *Plugin) helperOptions() []kubeletplugin.Option {
 		kubeletplugin.KubeClient(o.KubeClient),
 		kubeletplugin.PluginDataDirectoryPath(o.DataDir),
 		kubeletplugin.RegistrarDirectoryPath(o.RegistrarDir),
-		kubeletplugin.RollingUpdate(o.PodUID),
+		kubeletplugin.RollingUpdate(p.socketUID),
 		// Package claim locks per GPU, across processes.
 		kubeletplugin.Serialize(false),
 		// Declining in WatchHealthStatus works as well, as an error in the log.
@@ -246,19 +276,20 @@ func (p *Plugin) helperOptions() []kubeletplugin.Option {
 
 // checkNode fails when there is no node with the configured name: nothing that is
 // published for it would ever be used. Any other failure is left to the
-// retries of publishing, so that unpreparing works while the API server is away.
-func (p *Plugin) checkNode(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, nodeTimeout)
+// retries of publishing, so that unpreparing works while the API server is away; there
+// is no node then.
+func (p *Plugin) checkNode(ctx context.Context) (*corev1.Node, error) {
+	ctx, cancel := context.WithTimeout(ctx, p.timing.node)
 	defer cancel()
-	_, err := p.options.KubeClient.CoreV1().Nodes().Get(ctx, p.options.NodeName, metav1.GetOptions{})
+	node, err := p.options.KubeClient.CoreV1().Nodes().Get(ctx, p.options.NodeName, metav1.GetOptions{})
 	switch {
 	case err == nil:
-		return nil
+		return node, nil
 	case apierrors.IsNotFound(err) && !notServed(err):
-		return fmt.Errorf("the cluster has no node named %q: --node-name (NODE_NAME) must be the name of the Node object that this machine is", p.options.NodeName)
+		return nil, fmt.Errorf("the cluster has no node named %q: --node-name (NODE_NAME) must be the name of the Node object that this machine is", p.options.NodeName)
 	default:
 		klog.FromContext(ctx).Error(err, "Could not check that the node exists, going on", "node", p.options.NodeName)
-		return nil
+		return nil, nil //nolint:nilnil // not known
 	}
 }
 
@@ -269,10 +300,7 @@ func (p *Plugin) prepareDirectories(ctx context.Context) error {
 	if info, err := os.Stat(p.options.RegistrarDir); err != nil || !info.IsDir() {
 		return fmt.Errorf("the kubelet's registration directory %s is not there; is the kubelet's root directory another one?", p.options.RegistrarDir)
 	}
-	if p.options.PodUID != "" {
-		removeStaleSockets(ctx, filepath.Join(p.options.RegistrarDir, p.options.DriverName+"-*-reg.sock"))
-		removeStaleSockets(ctx, filepath.Join(p.options.DataDir, "dra-*.sock"))
-	}
+	p.options.removeEarlierSockets(ctx, p.socketUID)
 	return nil
 }
 

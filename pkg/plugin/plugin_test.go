@@ -20,6 +20,7 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/protobuf/testing/protocmp"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
@@ -159,7 +160,7 @@ func TestHealth(t *testing.T) {
 		t.Errorf("an unknown service gives %v", err)
 	}
 	// The kubelet could not reach the plugin any more.
-	if err := os.Remove(r.plugin.registrationSocket()); err != nil {
+	if err := os.Remove(r.options.registrationSocket(r.options.PodUID)); err != nil {
 		t.Fatal(err)
 	}
 	if err := r.check(t.Context(), "liveness"); err == nil {
@@ -298,5 +299,47 @@ func TestStaleSockets(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("left (-want +got):\n%s", diff)
+	}
+}
+
+// TestSocketsAfterACrash: a process whose predecessor was killed does not use the names
+// of its sockets again, which the kubelet would be slow to notice, and removes them.
+func TestSocketsAfterACrash(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	o := &r.options
+	if err := os.MkdirAll(o.DataDir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	dra := func(uid types.UID) string { return filepath.Join(o.DataDir, "dra-"+string(uid)+".sock") }
+	last := types.UID("uid-1")
+	for _, want := range []types.UID{"uid-1-2", "uid-1", "uid-1-2"} {
+		for _, path := range []string{o.registrationSocket(last), dra(last)} {
+			listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := o.socketUID(t.Context()); got != "uid-1" && path == o.registrationSocket(last) && last == "uid-1" {
+				t.Errorf("socket UID %q beside a process that runs", got)
+			}
+			listener.SetUnlinkOnClose(false)
+			if err := listener.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		uid := o.socketUID(t.Context())
+		if uid != want {
+			t.Fatalf("after a process with %q: %q, want %q", last, uid, want)
+		}
+		o.removeEarlierSockets(t.Context(), uid)
+		for _, path := range []string{o.registrationSocket(last), dra(last)} {
+			if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("%s is still there: %v", path, err)
+			}
+		}
+		last = uid
+	}
+	if uid := (&Options{DriverName: testDriver, RegistrarDir: o.RegistrarDir}).socketUID(t.Context()); uid != "" {
+		t.Errorf("without a pod: %q", uid)
 	}
 }

@@ -5,18 +5,24 @@ package plugin
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"os"
 	"sync"
+	"time"
 
+	"github.com/partage-dev/partage/pkg/claim"
 	"github.com/partage-dev/partage/pkg/policy"
 )
+
+// reasonUnknownProfiles is the reason of an event of the node.
+const reasonUnknownProfiles = "SharingPolicyProfilesUnknown"
 
 // PolicySource provides the admin's sharing policy.
 type PolicySource interface {
 	// Read returns the policy as it is now. The same pointer means that nothing
 	// has changed.
-	Read() (*policy.Policy, error)
+	Read(ctx context.Context) (*policy.Policy, error)
 }
 
 // PolicyFile is a SharingPolicy in a file that may be replaced at any time, as
@@ -36,7 +42,7 @@ type PolicyFile struct {
 func NewPolicyFile(path string) *PolicyFile { return &PolicyFile{path: path} }
 
 // Read reads the file every time and decodes it when it has changed.
-func (f *PolicyFile) Read() (*policy.Policy, error) {
+func (f *PolicyFile) Read(context.Context) (*policy.Policy, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.path == "" {
@@ -58,4 +64,21 @@ func (f *PolicyFile) Read() (*policy.Policy, error) {
 		f.err = fmt.Errorf("sharing policy %s: %w", f.path, f.err)
 	}
 	return f.current, f.err
+}
+
+// reportUnknownProfiles makes events of profiles that match nothing on this node, as long
+// as that is so: a typing error shows nowhere else but in the log.
+func (l *gpuLoop) reportUnknownProfiles(ctx context.Context) {
+	now := l.desired.now()
+	repeat := map[string]time.Time{}
+	for _, unknown := range l.desired.policy.UnknownProfiles(l.state.known.GPUs) {
+		text := unknown.String()
+		at, told := l.unknownProfiles[text]
+		if !told || !now.Before(at) {
+			l.desired.events.Warn(ctx, claim.Ref{}, reasonUnknownProfiles, text)
+			at = repeatAt(now)
+		}
+		repeat[text] = at
+	}
+	l.unknownProfiles = repeat
 }

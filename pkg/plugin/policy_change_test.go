@@ -8,6 +8,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -63,6 +64,57 @@ func TestPolicyTurnsInvalid(t *testing.T) {
 	if got := r.events.list(); len(got) != 1 || !strings.HasPrefix(got[0], reasonPolicyInvalid+": rules[0]: odd") {
 		t.Errorf("events: %q", got)
 	}
+}
+
+// TestPolicyWithUnknownProfiles: one event for the node, however often it is looked at.
+func TestPolicyWithUnknownProfiles(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.hardware.setNode(testNodeWith(firstGPU, secondGPU))
+	r.policy.set(&policy.Policy{Default: policy.Offer{Whole: true, Partition: &policy.PartitionOffer{Profiles: []string{"1g.5gb"}}}}, nil)
+	r.start(t)
+	r.until(t, "some surveys", func(context.Context) error {
+		if now, _ := r.claims.counts(); now < 10 {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	got := r.events.list()
+	if len(got) != 1 || !strings.HasPrefix(got[0], reasonUnknownProfiles+": The sharing policy's default names MIG profiles") {
+		t.Errorf("events: %q", got)
+	}
+}
+
+// TestUnknownProfilesLast: the event is written again before the API server forgets it, as
+// long as the policy is not corrected, and at once when it says something else.
+func TestUnknownProfilesLast(t *testing.T) {
+	t.Parallel()
+	s := newIdleStepper(t)
+	naming := func(profile string) *policy.Policy {
+		return &policy.Policy{Default: policy.Offer{Whole: true, Partition: &policy.PartitionOffer{Profiles: []string{profile}}}}
+	}
+	told := func(when string, want int) {
+		t.Helper()
+		s.discover()
+		s.poll(0)
+		if got := s.events.list(); len(got) != want {
+			t.Errorf("%s: %d events, want %d: %q", when, len(got), want, got)
+		}
+	}
+	s.policy.set(naming("1g.5gb"), nil)
+	told("at first", 1)
+	told("again", 1)
+	s.now = s.now.Add(repeatAfter - repeatJitter - time.Second)
+	told("while the API server has it", 1)
+	s.now = s.now.Add(repeatJitter + time.Second)
+	told("before the API server forgets it", 2)
+	told("after that", 2)
+	s.policy.set(naming("1g.6gb"), nil)
+	told("with another mistake", 3)
+	s.policy.set(onlyWhole(), nil)
+	told("without it", 3)
+	s.now = s.now.Add(repeatAfter)
+	told("long after that", 3)
 }
 
 // TestPolicyInvalidAtStart: the published devices stay as they are, claims can have

@@ -26,40 +26,40 @@ func TestPolicyFile(t *testing.T) {
 		}
 	}
 	f := NewPolicyFile(path)
-	if p, err := f.Read(); err == nil || !strings.Contains(err.Error(), path) {
+	if p, err := f.Read(t.Context()); err == nil || !strings.Contains(err.Error(), path) {
 		t.Errorf("absent file: %v, %v", p, err)
 	}
 	write(goodPolicy("3"))
-	first, err := f.Read()
+	first, err := f.Read(t.Context())
 	if err != nil || first.Default.MPS.Clients != 3 {
 		t.Fatalf("good file: %+v, %v", first, err)
 	}
-	if again, err := f.Read(); err != nil || again != first {
+	if again, err := f.Read(t.Context()); err != nil || again != first {
 		t.Errorf("an unchanged file gives another policy: %v, %v", again, err)
 	}
 	write(goodPolicy("0"))
 	for range 2 {
-		if p, err := f.Read(); err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "clients") {
+		if p, err := f.Read(t.Context()); err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "clients") {
 			t.Errorf("wrong file: %v, %v", p, err)
 		}
 	}
 	write("")
-	if p, err := f.Read(); err == nil {
+	if p, err := f.Read(t.Context()); err == nil {
 		t.Errorf("an empty file is taken for %v", p)
 	}
 	write(goodPolicy("5"))
-	if p, err := f.Read(); err != nil || p.Default.MPS.Clients != 5 {
+	if p, err := f.Read(t.Context()); err != nil || p.Default.MPS.Clients != 5 {
 		t.Errorf("corrected file: %+v, %v", p, err)
 	}
 }
 
 func TestNoPolicyFile(t *testing.T) {
 	f := NewPolicyFile("")
-	first, err := f.Read()
+	first, err := f.Read(t.Context())
 	if err != nil || !first.Default.Whole || first.Default.MPS == nil {
 		t.Fatalf("without a file: %+v, %v", first, err)
 	}
-	if again, _ := f.Read(); again != first {
+	if again, _ := f.Read(t.Context()); again != first {
 		t.Error("the built-in policy is another one every time")
 	}
 }

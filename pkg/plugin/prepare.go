@@ -13,13 +13,12 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
-	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/claim"
 	"github.com/partage-dev/partage/pkg/panics"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
-	"github.com/partage-dev/partage/pkg/plugin/publish"
+	"github.com/partage-dev/partage/pkg/quote"
 )
 
 // ClaimPreparer prepares and unprepares claims. Its methods may be called
@@ -37,7 +36,6 @@ type draService struct {
 	startup   *startup
 	readiness *readiness
 	requested *requestedDevices
-	publisher *publish.Publisher
 	// calls are those in progress.
 	calls inflight
 	// failed asks to clean up soon.
@@ -52,9 +50,6 @@ var _ kubeletplugin.DRAPlugin = (*draService)(nil)
 // claim succeeds or fails on its own.
 func (s *draService) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	defer s.calls.begin()()
-	if len(claims) > 0 {
-		s.startup.wait(ctx, startupTimeout)
-	}
 	results := make([]kubeletplugin.PrepareResult, len(claims))
 	var wg sync.WaitGroup
 	for i, claim := range claims {
@@ -68,22 +63,25 @@ func (s *draService) PrepareResourceClaims(ctx context.Context, claims []*resour
 	return byUID, nil
 }
 
-func (s *draService) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) (result kubeletplugin.PrepareResult) {
-	logger := klog.LoggerWithValues(klog.FromContext(ctx), "claim", klog.KObj(claim), "claimUID", claim.UID)
+func (s *draService) prepare(ctx context.Context, c *resourceapi.ResourceClaim) (result kubeletplugin.PrepareResult) {
+	logger := klog.LoggerWithValues(klog.FromContext(ctx), "claim", klog.KObj(c), "claimUID", c.UID)
 	ctx = klog.NewContext(ctx, logger)
 	start := time.Now()
 	defer panics.Recover(ctx, &result.Err)
-	s.requested.add(claim)
+	s.startup.wait(ctx, s.requested.add(c), startupTimeout)
 
-	prepared, err := s.claims.Prepare(ctx, claim)
+	prepared, err := s.claims.Prepare(ctx, c)
 	if err != nil {
-		err = fmt.Errorf("claim %s: %w", klog.KObj(claim), err)
+		err = fmt.Errorf("claim %s: %w", klog.KObj(c), err)
 		if reason := s.readiness.hardwareReason(); reason != "" {
 			err = fmt.Errorf("%w (%s)", err, reason)
 		}
 		logger.Error(err, "Prepare failed", "duration", time.Since(start))
-		s.failed.Fire()
-		return kubeletplugin.PrepareResult{Err: err}
+		var refused *claim.RefusedError
+		if !errors.As(err, &refused) {
+			s.failed.Fire()
+		}
+		return kubeletplugin.PrepareResult{Err: forKubelet(err)}
 	}
 	names := make([]string, 0, len(prepared))
 	for _, d := range prepared {
@@ -99,6 +97,20 @@ func (s *draService) prepare(ctx context.Context, claim *resourceapi.ResourceCla
 	logger.Info("Prepared", "devices", names, "duration", time.Since(start))
 	return result
 }
+
+// maxKubeletError is how long an error may be that the kubelet gets, in bytes. It makes an
+// event of the pod of it, with a beginning of its own.
+const maxKubeletError = 800
+
+// shortError has the message of another error, in one line and cut.
+type shortError struct{ error }
+
+func (e shortError) Error() string { return quote.Line(e.error.Error(), maxKubeletError) }
+
+func (e shortError) Unwrap() error { return e.error }
+
+// forKubelet returns what the kubelet gets of an error; the log has all of it.
+func forKubelet(err error) error { return shortError{err} }
 
 // UnprepareResourceClaims unprepares all claims of a call at the same time.
 func (s *draService) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
@@ -131,7 +143,7 @@ func (s *draService) unprepare(ctx context.Context, claim kubeletplugin.Namespac
 		err = fmt.Errorf("claim %s/%s: %w", claim.Namespace, claim.Name, err)
 		logger.Error(err, "Unprepare failed", "duration", time.Since(start))
 		s.failed.Fire()
-		return err
+		return forKubelet(err)
 	}
 	logger.Info("Unprepared", "duration", time.Since(start))
 	return nil
@@ -142,10 +154,7 @@ func (s *draService) unprepare(ctx context.Context, claim kubeletplugin.Namespac
 // the driver.
 func (s *draService) HandleError(ctx context.Context, err error, msg string) {
 	logger := klog.FromContext(ctx)
-	var dropped *resourceslice.DroppedFieldsError
 	switch {
-	case errors.As(err, &dropped):
-		s.publisher.HandleDroppedFields(ctx, dropped)
 	case errors.Is(err, kubeletplugin.ErrRecoverable):
 		if ctx.Err() == nil {
 			logger.Error(err, "Will be retried", "while", msg)

@@ -44,15 +44,12 @@ func (r *readiness) setHardware(ctx context.Context, reason string) {
 	r.setLocked(ctx, &r.hardware, reason)
 }
 
-// setSlices records why not all slices are published; "" says that the API server
-// holds them. Once it did the plugin stays ready: publishing again is the slice
-// controller's task.
+// setSlices records why the API server does not hold the slices as they should be; ""
+// says that it does.
 func (r *readiness) setSlices(ctx context.Context, reason string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.slices != "" {
-		r.setLocked(ctx, &r.slices, reason)
-	}
+	r.setLocked(ctx, &r.slices, reason)
 }
 
 // setPolicy records why it is not known what is to be published; "" says that it

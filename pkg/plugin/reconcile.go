@@ -21,9 +21,13 @@ type ClaimReconciler interface {
 	// no claim any more. An error means that something is left; it is called
 	// again in any case.
 	Reconcile(ctx context.Context) error
+	// ReleaseOrphans asks the API server about prepared claims until ctx ends, and
+	// releases those that do not have their devices any more.
+	ReleaseOrphans(ctx context.Context)
 }
 
-// reconciler cleans up at intervals, and soon after a claim failed.
+// reconciler cleans up at intervals, and soon after a claim failed that may have left
+// something.
 type reconciler struct {
 	claims   ClaimReconciler
 	interval time.Duration
@@ -39,8 +43,12 @@ type reconciler struct {
 	panics  panics.Repeated
 }
 
-// run cleans up until ctx ends.
+// run cleans up until ctx ends. Claims that were deleted are looked for besides, since the
+// API server may take its time.
 func (r *reconciler) run(ctx context.Context) {
+	var orphans sync.WaitGroup
+	defer orphans.Wait()
+	orphans.Go(func() { r.claims.ReleaseOrphans(ctx) })
 	ticker := time.NewTicker(r.interval)
 	defer ticker.Stop()
 	for {

@@ -12,6 +12,8 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"github.com/partage-dev/partage/pkg/claim"
 )
 
 func (r *rig) untilReconciled(t *testing.T, times int) {
@@ -81,6 +83,40 @@ func TestFailedClaimIsFollowedUp(t *testing.T) {
 				return nil
 			})
 		})
+	}
+}
+
+// TestRefusedClaimIsNotFollowedUp: users' mistakes are no reason to clean up.
+func TestRefusedClaimIsNotFollowedUp(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.options.ReconcileInterval = 10 * eventually
+	r.options.PollInterval = 10 * eventually
+	r.timing.followUp = 0
+	r.claims.onPrepare = func(_ context.Context, c *resourceapi.ResourceClaim) error {
+		if c.Name == "broken" {
+			return fmt.Errorf("device gpu-0000-1b-00-0: %w", errors.New("no"))
+		}
+		return &claim.RefusedError{Err: errors.New("invalid configuration")}
+	}
+	r.start(t)
+	kubelet := r.register(t)
+	r.untilReconciled(t, 1)
+	prepare := func(name string) {
+		t.Helper()
+		request := &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{r.claim(name)}}
+		if _, err := kubelet.NodePrepareResources(t.Context(), request); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 3 {
+		prepare("invalid")
+	}
+	// The first that is followed up is the one that follows.
+	prepare("broken")
+	r.untilReconciled(t, 2)
+	if _, got := r.claims.counts(); got != 2 {
+		t.Errorf("cleaned up %d times, want once at the start and once for the claim that failed", got)
 	}
 }
 

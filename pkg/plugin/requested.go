@@ -21,21 +21,32 @@ type requestedDevices struct {
 	names map[string]bool
 }
 
-func (r *requestedDevices) add(c *resourceapi.ResourceClaim) {
-	if c.Status.Allocation == nil {
-		return
-	}
+// add notes the devices of a claim and returns their names.
+func (r *requestedDevices) add(c *resourceapi.ResourceClaim) []string {
+	devices := r.of(c)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, result := range c.Status.Allocation.Devices.Results {
-		if result.Driver != r.driverName || result.Pool != r.poolName {
-			continue
-		}
+	for _, name := range devices {
 		if r.names == nil {
 			r.names = map[string]bool{}
 		}
-		r.names[result.Device] = true
+		r.names[name] = true
 	}
+	return devices
+}
+
+// of lists the devices that a claim was allocated, by name.
+func (r *requestedDevices) of(c *resourceapi.ResourceClaim) []string {
+	if c.Status.Allocation == nil {
+		return nil
+	}
+	var devices []string
+	for _, result := range c.Status.Allocation.Devices.Results {
+		if result.Driver == r.driverName && result.Pool == r.poolName {
+			devices = append(devices, result.Device)
+		}
+	}
+	return devices
 }
 
 // drain returns the names and empties the list.

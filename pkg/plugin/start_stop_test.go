@@ -7,15 +7,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/wait"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
-
-	"github.com/partage-dev/partage/pkg/claim"
 )
 
 // TestStopCancelsNoDiscovery: a cancelled call to a GPU counts as one that has not
@@ -94,17 +96,41 @@ func TestReadyWhenRegistered(t *testing.T) {
 	r.until(t, "readiness", func(ctx context.Context) error { return r.check(ctx, "readiness") })
 }
 
+// TestRegistrationDoesNotWait: the kubelet can register the plugin and prepare claims
+// while the API server does not say whether the node exists.
+func TestRegistrationDoesNotWait(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.timing.node = time.Hour
+	answer := make(chan struct{})
+	defer close(answer)
+	r.api.Refuse(func(request *http.Request) *apierrors.StatusError {
+		if strings.HasPrefix(request.URL.Path, "/api/v1/nodes") {
+			<-answer
+		}
+		return nil
+	})
+	r.unregistered = true
+	r.start(t)
+	kubelet := r.register(t)
+	claim := r.claim("one")
+	result, err := kubelet.NodePrepareResources(t.Context(), &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{claim}})
+	if err != nil || result.Claims[claim.Uid].GetError() != "" {
+		t.Errorf("prepare: %v, %v", result, err)
+	}
+}
+
 // TestEventsOfAllPartitions: a node on which somebody else made all partitions has
 // many events at once, and none of them may be lost.
 func TestEventsOfAllPartitions(t *testing.T) {
 	t.Parallel()
 	api := newAPIServer(t)
-	events := NewEvents(t.Context(), clusterAt(t, api.URL()).client, testDriver, testNode)
+	events := newEvents(t, api)
 	const partitions = 16 * 7
 	for n := range partitions {
-		events.Warn(t.Context(), claim.Ref{}, "GPUOccupied", fmt.Sprintf("partition %d", n))
+		events.GPU(t.Context(), []string{fmt.Sprintf("0000:%02x:00.0", n/7)}, corev1.EventTypeWarning, "GPUOccupied", fmt.Sprintf("partition %d", n))
 	}
-	events.Warn(t.Context(), claim.Ref{}, "GPULost", "GPU 0000:1b:00.0 fell off the bus")
+	events.GPU(t.Context(), []string{firstGPU}, corev1.EventTypeWarning, "GPULost", "GPU 0000:1b:00.0 fell off the bus")
 	err := wait.PollUntilContextTimeout(t.Context(), 5*time.Millisecond, eventually, true, func(context.Context) (bool, error) {
 		return len(api.Events()) == partitions+1, nil
 	})

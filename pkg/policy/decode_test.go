@@ -90,6 +90,10 @@ func TestDecode(t *testing.T) {
 			Default: Offer{Whole: true, MPS: &MPSOffer{Clients: 1024, MemoryOvercommit: 1, ComputeOvercommit: 1}},
 		},
 		"json": {Default: Offer{TimeSlice: &TimeSliceOffer{Clients: 16, Interval: IntervalLong, MemoryOvercommit: 1}}},
+		"leave-alone": {
+			Rules:   []Rule{{Name: "of-somebody-else", Match: Match{UUID: "GPU-5c89852c-d268-c3f3-1b07-005d5ae1dc3f"}}},
+			Default: Builtin().Default,
+		},
 		"shares-of-partitions-only": {
 			Rules: []Rule{{
 				Name:  "a100-as-28",
@@ -101,6 +105,7 @@ func TestDecode(t *testing.T) {
 			}},
 			Default: Builtin().Default,
 		},
+		"all-variants": {Default: shared(func(o *Offer) { o.Partition.Variants = true })},
 		"variants": {Default: shared(func(o *Offer) {
 			o.Partition.Profiles = []string{"1g.24gb+gfx", "1g.24gb+me.all", "2g.48gb-me", "7g.186gb"}
 			o.MPS.ReservedMemoryBytes = 1 << 30
@@ -121,12 +126,15 @@ func TestDecode(t *testing.T) {
 // TestDecodeOffers covers what is not in the examples of whole files.
 func TestDecodeOffers(t *testing.T) {
 	for text, want := range map[string]string{
-		"{}":                        Builtin().Default.String(),
-		"{kinds: [timeslice, gpu]}": "gpu; timeslice 4 clients",
-		"{kinds: [mig]}":            "mig all profiles",
-		"{mig: {}}":                 Builtin().Default.String(),
-		"{mps: {}}":                 Builtin().Default.String(),
-		"{mps: {clients: 1e1}}":     "gpu; mig all profiles; mps 10 clients, 512Mi reserved; timeslice 4 clients",
+		"{}":                                     Builtin().Default.String(),
+		"{kinds: [timeslice, gpu]}":              "gpu; timeslice 4 clients",
+		"{kinds: [mig]}":                         "mig all profiles but variants",
+		"{kinds: [mig], mig: {variants: true}}":  "mig all profiles",
+		"{kinds: [mig], mig: {variants: false}}": "mig all profiles but variants",
+		"{mig: {}}":                              Builtin().Default.String(),
+		"{mps: {}}":                              Builtin().Default.String(),
+		"{mps: {clients: 1e1}}":                  "gpu; mig all profiles but variants; mps 10 clients, 512Mi reserved; timeslice 4 clients",
+		"{kinds: []}":                            "nothing",
 		"{kinds: [mps], mps: {reservedMemory: 1.5Gi}}":         "mps 4 clients, 1536Mi reserved",
 		"{kinds: [mps], mps: {reservedMemory: 1e9}}":           "mps 4 clients, 1000000000 reserved",
 		"{kinds: [mps], mps: {reservedMemory: \"0\"}}":         "mps 4 clients",
@@ -188,11 +196,11 @@ func TestDecodeRefuses(t *testing.T) {
 		"vast number":                  {head + "default: {mps: {clients: 99999999999999999999}}", "default.mps.clients: Invalid value: 1e+20: must be between 1 and 1024"},
 		"false number":                 {head + "default: {mps: {clients: !!int four}}", `default.mps.clients: Invalid value: "four": must be a whole number`},
 		"a date":                       {head + "rules: [{name: 2026-01-01, match: {architecture: Ampere}, offer: {}}]", `rules[0].name: Invalid value: "2026-01-01": must be a string, is a date without quotes`},
-		"a tag":                        {head + "rules: [{name: !mine a, match: {architecture: Ampere}, offer: {}}]", `rules[0].name: Invalid value: "a": must be a string, is of type !mine`},
+		"a tag":                        {head + "rules: [{name: !mine a, match: {architecture: Ampere}, offer: {}}]", `rules[0].name: Invalid value: "a": must be a string, is of type "!mine"`},
 		"number as key":                {head + "default: {7: {}}", "default.7: Invalid value: unknown field"},
 		"list as key":                  {head + "default: {[a]: {}}", `default."": Invalid value: unknown field`},
 		"odd key":                      {head + "default: {\"a\\nb.c\": {}}", `default."a\nb.c": Invalid value: unknown field`},
-		"long key":                     {head + "? " + strings.Repeat("k", 5000) + "\n: 1\n", strings.Repeat("k", 80) + `…": Invalid value: unknown field`},
+		"long key":                     {head + "? " + strings.Repeat("k", 5000) + "\n: 1\n", strings.Repeat("k", 195) + `"…: Invalid value: unknown field`},
 		"long text":                    {head + "default: {kinds: [" + strings.Repeat("ä", 5000) + "]}", strings.Repeat("ä", 40) + `…": supported values`},
 		"an alias":                     {head + "rules: &r []\ndefault: *r", "default: Invalid value: must be an object, is an alias (*), which is not allowed"},
 		"alias as text":                {head + "rules:\n- {name: &n a, match: {architecture: Ampere}, offer: {}}\n- {name: *n, match: {architecture: Hopper}, offer: {}}", "rules[1].name: Invalid value: must be a string, is an alias (*)"},
@@ -338,9 +346,6 @@ func checkValid(t *testing.T, p *Policy) {
 
 func checkOffer(t *testing.T, o Offer) {
 	t.Helper()
-	if !o.Whole && o.Partition == nil && o.MPS == nil && o.TimeSlice == nil {
-		t.Error("nothing is offered")
-	}
 	checkShares(t, o.MPS, o.TimeSlice)
 	if o.Partition == nil {
 		return
@@ -374,5 +379,24 @@ func checkShares(t *testing.T, mps *MPSOffer, slice *TimeSliceOffer) {
 	}
 	if slice != nil && (!sane(slice.Clients, slice.MemoryOvercommit) || !slices.Contains(intervals, slice.Interval)) {
 		t.Errorf("%+v", slice)
+	}
+}
+
+// TestOffers: variants have to be asked for, all at once or by name.
+func TestOffers(t *testing.T) {
+	for name, tc := range map[string]struct {
+		offer                *PartitionOffer
+		plain, extra, nomore bool
+	}{
+		"no partitions": {nil, false, false, false},
+		"by default":    {Builtin().Default.Partition, true, false, false},
+		"variants":      {&PartitionOffer{Variants: true}, true, true, true},
+		"by name":       {&PartitionOffer{Profiles: []string{"1g.24gb+gfx"}}, false, true, false},
+		"shares only":   {&PartitionOffer{Profiles: []string{}}, false, false, false},
+	} {
+		got := []bool{tc.offer.Offers("1g.24gb"), tc.offer.Offers("1g.24gb+gfx"), tc.offer.Offers("1g.24gb-me")}
+		if want := []bool{tc.plain, tc.extra, tc.nomore}; !slices.Equal(got, want) {
+			t.Errorf("%s: offers 1g.24gb, +gfx, -me: %v, want %v", name, got, want)
+		}
 	}
 }

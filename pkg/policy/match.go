@@ -51,12 +51,25 @@ func matchesGlob(glob, name string) bool {
 func noPath(text string) string { return strings.ReplaceAll(strings.ToLower(text), "/", "\x00") }
 
 // covers reports whether m certainly matches every GPU that n matches: n has all of
-// m's conditions. It does not find out whether one glob includes another.
+// m's conditions.
 func (m Match) covers(n Match) bool {
-	return matchesText(m.ProductName, n.ProductName) &&
+	return coversGlob(m.ProductName, n.ProductName) &&
 		matchesText(m.Architecture, n.Architecture) &&
 		matchesText(m.PCIDeviceID, n.PCIDeviceID) &&
 		matchesText(m.UUID, n.UUID)
+}
+
+// coversGlob reports whether a glob certainly matches every name that another one
+// matches. Only '*' is understood in the general one: what stands for other characters
+// in the special one cannot match anything else there.
+func coversGlob(general, special string) bool {
+	switch {
+	case strings.Trim(general, "*") == "", strings.EqualFold(general, special):
+		return true
+	case special == "", strings.ContainsAny(general, `?[\`), strings.ContainsAny(special, `[\`):
+		return false
+	}
+	return matchesGlob(general, special)
 }
 
 // String lists the fields that are set.

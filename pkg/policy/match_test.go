@@ -112,7 +112,14 @@ func TestCovers(t *testing.T) {
 		"more is asked later":  {Match{Architecture: "Ampere"}, Match{Architecture: "ampere", PCIDeviceID: "10de:20b2"}, true},
 		"less is asked later":  {Match{Architecture: "Ampere", PCIDeviceID: "10de:20b2"}, Match{Architecture: "Ampere"}, false},
 		"something else":       {Match{ProductName: "*A100*"}, Match{Architecture: "Ampere"}, false},
-		"a glob within a glob": {Match{ProductName: "*"}, Match{ProductName: "*A100*"}, false},
+		"everything":           {Match{ProductName: "*"}, Match{ProductName: "*A100*"}, true},
+		"everything, by stars": {Match{ProductName: "**"}, Match{Architecture: "Ampere"}, true},
+		"a glob within a glob": {Match{ProductName: "NVIDIA*"}, Match{ProductName: "nvidia A?00*"}, true},
+		"one name":             {Match{ProductName: "*/*"}, Match{ProductName: "A100/80"}, true},
+		"a glob that overlaps": {Match{ProductName: "NVIDIA*"}, Match{ProductName: "*A100"}, false},
+		"a star is no letter":  {Match{ProductName: "A?"}, Match{ProductName: "A*"}, false},
+		"letters in brackets":  {Match{ProductName: "*A-C*"}, Match{ProductName: "[A-C]"}, false},
+		"a star that is meant": {Match{ProductName: `\*`}, Match{ProductName: "A100"}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := test.earlier.covers(test.later); got != test.want {

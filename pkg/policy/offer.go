@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	"github.com/partage-dev/partage/pkg/quote"
 	"github.com/partage-dev/partage/pkg/strict"
 )
 
@@ -75,7 +76,8 @@ func (o *Offer) without(kind Kind) {
 	}
 }
 
-// kinds also reports whether all of them are valid.
+// kinds also reports whether all of them are valid. None means that the GPU is left
+// alone.
 func (r *reader) kinds(n *yaml.Node, at *field.Path) ([]Kind, bool) {
 	before := r.FaultCount()
 	var found []Kind
@@ -86,9 +88,6 @@ func (r *reader) kinds(n *yaml.Node, at *field.Path) ([]Kind, bool) {
 		}
 		found = append(found, kind)
 	})
-	if strict.IsEmptyList(n) {
-		r.Fault(field.Required(at, fmt.Sprintf("at least one of %q; without this field all of them are offered", kinds)))
-	}
 	return found, r.FaultCount() == before
 }
 
@@ -100,8 +99,12 @@ func (r *reader) partitions(n *yaml.Node, at *field.Path) *PartitionOffer {
 			none = strict.IsEmptyList(n)
 			p.Profiles = r.profiles(n, at, map[string]bool{})
 		},
-		"shares": strict.Into(&p.Shares, r.partitionShares),
+		"variants": strict.Into(&p.Variants, r.Bool),
+		"shares":   strict.Into(&p.Shares, r.partitionShares),
 	})
+	if seen["profiles"] && seen["variants"] {
+		r.Fault(field.Forbidden(at.Child("variants"), "profiles lists all that are offered; add the variants there, or remove one of the two fields"))
+	}
 	if none && !seen["shares"] {
 		r.Fault(field.Required(at.Child("profiles"),
 			fmt.Sprintf("at least one, or shares, which are then all that is offered; leave %q out of the kinds to offer no partitions, or this field to offer all", Partition)))
@@ -115,7 +118,7 @@ func (r *reader) profiles(n *yaml.Node, at *field.Path, taken map[string]bool) [
 	r.List(n, at, maxProfiles, func(n *yaml.Node, at *field.Path) {
 		name := r.Pattern(n, at, profileName, `the name of a MIG profile such as "1g.10gb" or "1g.10gb+me"`)
 		if taken[name] && name != "" {
-			r.Fault(field.Duplicate(at, strict.Short(name)))
+			r.Fault(field.Duplicate(at, quote.Short(name)))
 		}
 		taken[name] = true
 		names = append(names, name)

@@ -8,6 +8,11 @@
 // The package is pure: the caller reads the file and watches it for changes.
 package policy
 
+import (
+	"slices"
+	"strings"
+)
+
 const (
 	// Version is the apiVersion of a SharingPolicy.
 	Version = "policy.partage.dev/v1alpha1"
@@ -73,7 +78,7 @@ type Match struct {
 }
 
 // Offer is what a GPU is published as. A nil pointer means that this kind is not
-// offered.
+// offered. The zero value leaves the GPU alone: nothing is published.
 type Offer struct {
 	Whole     bool
 	Partition *PartitionOffer
@@ -84,13 +89,37 @@ type Offer struct {
 // PartitionOffer is which MIG partitions are offered.
 type PartitionOffer struct {
 	// Profiles are the names of the offered profiles, "1g.10gb". Nil means all that
-	// the GPU has; an empty list that is not nil means none, so that partitions are
-	// offered as shares only.
+	// the GPU has, without variants; an empty list that is not nil means none, so that
+	// partitions are offered as shares only.
 	Profiles []string
+	// Variants offers the variants of profiles as well ("1g.10gb+me", "1g.24gb-me").
+	// It is for Profiles that are nil.
+	Variants bool
 	// Shares are the shares of partitions. Each profile occurs at most once. It need
 	// not be among Profiles: such partitions are offered as shares only.
 	Shares []PartitionShares
 }
+
+// Offers reports whether partitions of a profile are offered to one claim each.
+func (p *PartitionOffer) Offers(profile string) bool {
+	switch {
+	case p == nil:
+		return false
+	case p.Profiles != nil:
+		return slices.Contains(p.Profiles, profile)
+	}
+	return p.Variants || !IsVariant(profile)
+}
+
+// OffersExisting reports the same for a partition that somebody else has made. It is
+// one device only, so that variants need not be asked for.
+func (p *PartitionOffer) OffersExisting(profile string) bool {
+	return p != nil && (p.Profiles == nil || slices.Contains(p.Profiles, profile))
+}
+
+// IsVariant reports whether a profile is one with other engines than the profile
+// that has the same size: "1g.10gb+me", "1g.24gb+gfx", "1g.24gb-me".
+func IsVariant(profile string) bool { return strings.ContainsAny(profile, "+-") }
 
 // PartitionShares is how partitions of some profiles are shared.
 type PartitionShares struct {
@@ -142,7 +171,8 @@ const (
 
 // Builtin returns the policy of a driver without a policy file: every kind of device
 // on every GPU, shares of whole GPUs for DefaultClients claims, no shares of
-// partitions.
+// partitions, and no variants of profiles: they would be a quarter to a half of all
+// devices, and few claims need their engines.
 func Builtin() *Policy {
 	return &Policy{Default: Offer{
 		Whole:     true,

@@ -13,6 +13,7 @@ import (
 	"go.yaml.in/yaml/v3"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	"github.com/partage-dev/partage/pkg/quote"
 	"github.com/partage-dev/partage/pkg/strict"
 )
 
@@ -34,7 +35,7 @@ func (r *reader) rules(n *yaml.Node, at *field.Path) []Rule {
 	first := map[string]int{}
 	for i, rule := range rules {
 		if _, taken := first[rule.Name]; taken && rule.Name != "" {
-			r.Fault(field.Duplicate(at.Index(i).Child("name"), strict.Short(rule.Name)))
+			r.Fault(field.Duplicate(at.Index(i).Child("name"), quote.Short(rule.Name)))
 			continue
 		}
 		first[rule.Name] = i
@@ -125,7 +126,7 @@ func (r *reader) architecture(n *yaml.Node, at *field.Path) string {
 	}
 	i := slices.IndexFunc(architectures, func(known string) bool { return strings.EqualFold(known, text) })
 	if i < 0 {
-		r.Fault(field.NotSupported(at, strict.Short(text), architectures))
+		r.Fault(field.NotSupported(at, quote.Short(text), architectures))
 		return ""
 	}
 	return architectures[i]

@@ -45,8 +45,10 @@ func (p *PartitionOffer) texts() []string {
 	}
 	var parts []string
 	switch {
-	case p.Profiles == nil:
+	case p.Profiles == nil && p.Variants:
 		parts = append(parts, string(Partition)+" all profiles")
+	case p.Profiles == nil:
+		parts = append(parts, string(Partition)+" all profiles but variants")
 	case len(p.Profiles) > 0:
 		parts = append(parts, string(Partition)+" "+strings.Join(p.Profiles, ", "))
 	}

@@ -86,7 +86,7 @@ func explain(ctx, limited context.Context, d Device, err error) error {
 // execute runs a program and returns when it has ended.
 func execute(ctx context.Context, program host.Program, args []string) (string, error) {
 	cmd := program.Command(ctx, args...)
-	cmd.WaitDelay = time.Second // for what it may have started
+	cmd.WaitDelay = 5 * time.Second // for what it may have started
 	out, err := cmd.CombinedOutput()
 	var exit *exec.ExitError
 	if errors.As(err, &exit) && exit.ExitCode() >= 0 {

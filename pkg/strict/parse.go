@@ -16,7 +16,12 @@ import (
 	"io"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/partage-dev/partage/pkg/quote"
 )
+
+// maxUnreadable is how much is said of YAML that cannot be read.
+const maxUnreadable = 400
 
 // Parse reads one document in YAML. Aliases stay aliases, so
 // that a small file cannot become a large document.
@@ -25,7 +30,7 @@ func Parse(data []byte) (root *yaml.Node, err error) {
 	// to be impossible.
 	defer func() {
 		if p := recover(); p != nil {
-			root, err = nil, fmt.Errorf("this YAML cannot be read: %v", p)
+			root, err = nil, unreadable(fmt.Errorf("this YAML cannot be read: %v", p))
 		}
 	}()
 	decoder := yaml.NewDecoder(bytes.NewReader(data))
@@ -34,15 +39,18 @@ func Parse(data []byte) (root *yaml.Node, err error) {
 		if errors.Is(err, io.EOF) {
 			return nil, errors.New("is empty")
 		}
-		return nil, err
+		return nil, unreadable(err)
 	}
 	if err := decoder.Decode(&next); err == nil {
 		return nil, fmt.Errorf("must be one YAML document, another one begins in line %d", next.Line)
 	} else if !errors.Is(err, io.EOF) {
-		return nil, err
+		return nil, unreadable(err)
 	}
 	if len(document.Content) != 1 {
 		return nil, errors.New("is empty")
 	}
 	return document.Content[0], nil
 }
+
+// unreadable is an error of the YAML library, which repeats names as they are written.
+func unreadable(err error) error { return errors.New(quote.Line(err.Error(), maxUnreadable)) }

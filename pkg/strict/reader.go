@@ -13,6 +13,8 @@ import (
 
 	"go.yaml.in/yaml/v3"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/partage-dev/partage/pkg/quote"
 )
 
 // maxFaults bounds a message. Nobody reads more of them at once.
@@ -204,7 +206,8 @@ func OneOf[T ~string](r *Reader, n *yaml.Node, at *field.Path, known []T) (T, bo
 		return "", false
 	}
 	if !slices.Contains(known, T(text)) {
-		r.Fault(field.NotSupported(at, T(Short(text)), known))
+		// As a string it is quoted; values of other types are not.
+		r.Fault(field.NotSupported(at, quote.Short(text), known))
 		return "", false
 	}
 	return T(text), true

@@ -6,11 +6,11 @@ package strict
 import (
 	"math"
 	"regexp"
-	"strconv"
-	"strings"
 
 	"go.yaml.in/yaml/v3"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/partage-dev/partage/pkg/quote"
 )
 
 // describe names what a value is as a writer of YAML thinks of it.
@@ -37,7 +37,7 @@ func describe(n *yaml.Node) string {
 	case "!!timestamp":
 		return "a date without quotes"
 	}
-	return "of type " + Short(n.ShortTag())
+	return "of type " + quote.Text(n.ShortTag())
 }
 
 // given is a value for a message.
@@ -50,7 +50,7 @@ func given(n *yaml.Node) any {
 	} else if ok {
 		return value
 	}
-	return Short(n.Value)
+	return quote.Short(n.Value)
 }
 
 // plainName is a field's name that needs no quotes in a message.
@@ -60,14 +60,5 @@ func fieldName(key *yaml.Node) string {
 	if key.Kind == yaml.ScalarNode && plainName.MatchString(key.Value) {
 		return key.Value
 	}
-	return strconv.Quote(Short(key.Value))
-}
-
-// Short cuts off what would make a message unreadable.
-func Short(text string) string {
-	const most = 80
-	if len(text) <= most {
-		return text
-	}
-	return strings.ToValidUTF8(text[:most], "") + "…"
+	return quote.Text(key.Value)
 }

@@ -26,7 +26,11 @@ import (
 func eventually(t *testing.T, what string, done func(ctx context.Context) (bool, string)) {
 	t.Helper()
 	last := ""
-	err := wait.PollUntilContextTimeout(context.WithoutCancel(t.Context()), 100*time.Millisecond, waitLimit, true, func(ctx context.Context) (bool, error) {
+	ctx := context.WithoutCancel(t.Context())
+	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, waitLimit, true, func(context.Context) (bool, error) {
+		// With a limit of its own: one that is nearly reached would be all that is said in the end.
+		ctx, cancel := context.WithTimeout(ctx, waitLimit)
+		defer cancel()
 		var ok bool
 		ok, last = done(ctx)
 		return ok, nil

@@ -29,19 +29,11 @@ func TestDemosOneByOne(t *testing.T) {
 	if os.Getenv("PARTAGE_TEST_ALL") == "" {
 		t.Skip("only with PARTAGE_TEST_ALL=1")
 	}
-	found, err := filepath.Glob(filepath.Join(repoRoot, "demo", "*", "demo.yaml"))
-	if err != nil || len(found) < 8 {
-		t.Fatalf("expected at least 8 demos, found %v (%v)", found, err)
-	}
-	for _, path := range found {
+	for _, path := range demoManifests(t) {
 		folder := filepath.Dir(path)
 		name := filepath.Base(folder)
 		t.Run(name, func(t *testing.T) {
-			machine, err := os.ReadFile(filepath.Join(folder, "machine"))
-			if err != nil && !errors.Is(err, fs.ErrNotExist) {
-				t.Fatal(err)
-			}
-			if want := cmp.Or(strings.TrimSpace(string(machine)), usualMachine); want != demoMachine() {
+			if want := demoFile(t, folder, "machine", usualMachine); want != demoMachine() {
 				t.Skipf("it is for machine %s", want)
 			}
 			cmd := demoRun(t, name)
@@ -56,6 +48,26 @@ func TestDemosOneByOne(t *testing.T) {
 			checkNothingLeft(t)
 		})
 	}
+}
+
+// demoManifests returns the manifests of all demos.
+func demoManifests(t *testing.T) []string {
+	t.Helper()
+	found, err := filepath.Glob(filepath.Join(repoRoot, "demo", "*", "demo.yaml"))
+	if err != nil || len(found) < 8 {
+		t.Fatalf("expected at least 8 demos, found %v (%v)", found, err)
+	}
+	return found
+}
+
+// demoFile returns what a file of a demo's folder says, and otherwise when it is not there.
+func demoFile(t *testing.T, folder, name, otherwise string) string {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join(folder, name))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal(err)
+	}
+	return cmp.Or(strings.TrimSpace(string(content)), otherwise)
 }
 
 // TestDemosTogether runs all demos for this machine at once, as `make demo` does, and checks that nothing is left when they are deleted.

@@ -7,7 +7,8 @@
 // inside the namespaces of the local cluster, because it also checks what the driver leaves on the host.
 //
 // Most tests reserve GPUs of their own and run in parallel. Tests that disturb the whole node, such as a reboot, are named TestNode…
-// and run one after the other, by `make test-cluster` on a cluster of their own.
+// and run one after the other, by `make test-cluster` on a cluster of their own. Those of several nodes are named TestFleet… and run
+// beside the nodes: on the machine, in the nodes' network.
 package e2e
 
 import (
@@ -27,7 +28,7 @@ import (
 const (
 	driverName      = "gpu.nvidia.com"
 	driverNamespace = "partage"
-	demoImage       = "partage.dev/demo:dev"
+	demoImage       = "partage.invalid/demo:dev"
 	machineRoot     = "/run/gpusim"
 	cdiDir          = "/var/run/cdi"
 	journalDir      = "/var/lib/kubelet/plugins/gpu.nvidia.com/claims"
@@ -40,6 +41,12 @@ const (
 	// waitLimit bounds one wait. Only a wait that would never end reaches it.
 	waitLimit = 3 * time.Minute
 )
+
+// suite is the one that test/e2e/run runs.
+var suite = os.Getenv("PARTAGE_E2E_SUITE")
+
+// fleetSuite is the suite on a cluster of several nodes.
+const fleetSuite = "fleet"
 
 // Set once by TestMain, read only afterwards.
 var (
@@ -72,6 +79,9 @@ func run(m *testing.M) (int, error) {
 	restConfig.QPS, restConfig.Burst = 200, 400
 	if client, err = kubernetes.NewForConfig(restConfig); err != nil {
 		return 0, fmt.Errorf("making a client for %s: %w", restConfig.Host, err)
+	}
+	if suite == fleetSuite {
+		return m.Run(), nil
 	}
 	machine, err := readMachine(context.Background())
 	if err != nil {

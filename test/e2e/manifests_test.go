@@ -36,6 +36,17 @@ func (r request) where(expression string) request {
 	return r
 }
 
+// of returns the request narrowed to devices of GPUs of a product.
+func (r request) of(product string) request {
+	return r.where(fmt.Sprintf("device.attributes['gpu.nvidia.com'].productName == '%s'", product))
+}
+
+// times returns the request for so many devices.
+func (r request) times(count int) request {
+	r.count = count
+	return r
+}
+
 // on returns the request narrowed to devices of these GPUs.
 func (r request) on(gpus ...simulatedGPU) request {
 	addresses := make([]string, len(gpus))
@@ -66,15 +77,20 @@ func (r request) String() string {
 
 // claim returns the manifest of a ResourceClaim; config is the claim's config as YAML, or empty.
 func claim(name string, r request, config string) string {
+	return claimFor(name, fmt.Sprintf("{name: gpu, exactly: %s}", r), config)
+}
+
+// claimFor is claim with the request as YAML.
+func claimFor(name, claimRequest, config string) string {
 	return fmt.Sprintf(`
 apiVersion: resource.k8s.io/v1
 kind: ResourceClaim
 metadata: {name: %s}
 spec:
   devices:
-    requests: [{name: gpu, exactly: %s}]
+    requests: [%s]
     %s
----`, name, r, config)
+---`, name, claimRequest, config)
 }
 
 // opaqueConfig returns a claim's config with an opaque configuration of this driver.
@@ -105,9 +121,12 @@ type container struct {
 	claims        []string
 }
 
-// pod returns the manifest of a pod whose containers use claims. The grace period is not zero, because a pod without one vanishes
-// from the API before the kubelet has unprepared its claims.
-func pod(name string, containers []container) string {
+// pod returns the manifest of a pod whose containers use claims.
+func pod(name string, containers []container) string { return podOn("", name, containers) }
+
+// podOn returns the manifest of a pod for a node; without a node, the scheduler chooses. The grace period is not zero, because a pod
+// without one vanishes from the API before the kubelet has unprepared its claims.
+func podOn(node, name string, containers []container) string {
 	var lines, claims []string
 	for _, c := range containers {
 		var used []string
@@ -120,14 +139,56 @@ func pod(name string, containers []container) string {
 		lines = append(lines, fmt.Sprintf("  - {name: %s, image: %s, imagePullPolicy: Never, command: [sh, -c, '%s'], resources: {claims: [%s]}}",
 			c.name, demoImage, c.command, strings.Join(used, ", ")))
 	}
+	selector := ""
+	if node != "" {
+		selector = "kubernetes.io/hostname: " + node
+	}
 	return fmt.Sprintf(`
 apiVersion: v1
 kind: Pod
 metadata: {name: %s}
 spec:
   terminationGracePeriodSeconds: 1
+  nodeSelector: {%s}
   containers:
 %s
   resourceClaims: [%s]
----`, name, strings.Join(lines, "\n"), strings.Join(claims, ", "))
+---`, name, selector, strings.Join(lines, "\n"), strings.Join(claims, ", "))
+}
+
+// anyOf returns the request of a claim for the first of these that can be had, as YAML. Their names are choice-0, choice-1 and so on.
+func anyOf(choices ...request) string {
+	var list []string
+	for i, r := range choices {
+		list = append(list, fmt.Sprintf("{name: choice-%d, %s", i, strings.TrimPrefix(r.String(), "{")))
+	}
+	return fmt.Sprintf("{name: gpu, firstAvailable: [%s]}", strings.Join(list, ", "))
+}
+
+// deployment returns the manifest of a Deployment whose pods list their devices and stay, and have a claim of their own each. Its pods
+// leave a lost node at once.
+func deployment(name string, replicas int, claimRequest string) string {
+	return fmt.Sprintf(`
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: %[1]s}
+spec: {spec: {devices: {requests: [%[3]s]}}}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: %[1]s}
+spec:
+  replicas: %[2]d
+  selector: {matchLabels: {app: %[1]s}}
+  template:
+    metadata: {labels: {app: %[1]s}}
+    spec:
+      terminationGracePeriodSeconds: 1
+      tolerations:
+      - {key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute, tolerationSeconds: 0}
+      - {key: node.kubernetes.io/not-ready, operator: Exists, effect: NoExecute, tolerationSeconds: 0}
+      containers:
+      - {name: main, image: %[4]s, imagePullPolicy: Never, command: [sh, -c, '%[5]s'], resources: {claims: [{name: gpu}]}}
+      resourceClaims: [{name: gpu, resourceClaimTemplateName: %[1]s}]
+---`, name, replicas, claimRequest, demoImage, listAndStay)
 }

@@ -52,11 +52,15 @@ func showMachine(t *testing.T) simulated {
 }
 
 func readMachine(ctx context.Context) (simulated, error) {
-	var m simulated
 	out, err := gpusim(ctx, "show", "-o", "json", "--root", machineRoot)
 	if err != nil {
-		return m, err
+		return simulated{}, err
 	}
+	return decodeMachine(out)
+}
+
+func decodeMachine(out []byte) (simulated, error) {
+	var m simulated
 	if err := json.Unmarshal(out, &m); err != nil {
 		return m, fmt.Errorf("decoding the output of gpusim show: %w\n%s", err, out)
 	}

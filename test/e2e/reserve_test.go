@@ -60,12 +60,7 @@ func reserve(t *testing.T, n int) (ns string, gpus []simulatedGPU) {
 	}
 	gpus = pool.take(n)
 	t.Cleanup(func() { pool.giveBack(gpus) })
-	created, err := client.CoreV1().Namespaces().Create(t.Context(),
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-"}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatalf("creating a namespace: %v", err)
-	}
-	ns = created.Name
+	ns = makeNamespace(t)
 	t.Cleanup(func() {
 		claims := claimUIDs(t, ns)
 		removeNamespace(t, ns)
@@ -78,6 +73,16 @@ func reserve(t *testing.T, n int) (ns string, gpus []simulatedGPU) {
 		})
 	})
 	return ns, gpus
+}
+
+func makeNamespace(t *testing.T) string {
+	t.Helper()
+	created, err := client.CoreV1().Namespaces().Create(t.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-"}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatalf("creating a namespace: %v", err)
+	}
+	return created.Name
 }
 
 // reserveNode reserves all GPUs, so requests need not be narrowed.

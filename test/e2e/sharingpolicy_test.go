@@ -116,11 +116,13 @@ func TestNodePolicyChange(t *testing.T) {
 		return ""
 	})
 
-	change("default: {kinds: [gpu]}\n")
-	waitPublished(t, "no shares", func(devices []resourceapi.Device) string {
+	// The GPUs are left alone, but for what is in use.
+	change("default: {kinds: []}\n")
+	waitPublished(t, "nothing", func(devices []resourceapi.Device) string {
 		allocated := false
 		for _, d := range devices {
-			if typeOf(d) != "gpu" && !isWithdrawn(d) {
+			// A GPU has its observer as long as it has other devices.
+			if !isWithdrawn(d) && typeOf(d) != "observer" {
 				return d.Name + " is offered"
 			}
 			allocated = allocated || typeOf(d) == "mps" && *d.Attributes["parentUUID"].StringValue == uuid
@@ -135,7 +137,7 @@ func TestNodePolicyChange(t *testing.T) {
 	waitEvent(t, ns, "refused", "FailedScheduling", "")
 
 	// An invalid policy changes nothing but makes an event of the node.
-	change("default: {kinds: []}\n")
+	change("default: {kinds: [gpus]}\n")
 	hastenedly(t, "an event of the node about the policy", func(ctx context.Context) (bool, string) {
 		all := events(ctx, metav1.NamespaceDefault, plugin.Spec.NodeName)
 		return slices.ContainsFunc(all, func(e string) bool {

@@ -9,13 +9,12 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"os"
 	"strings"
 	"testing"
 )
 
 // withoutPartitions says that the cluster was started with the feature gate DRAPartitionableDevices off.
-var withoutPartitions = os.Getenv("PARTAGE_E2E_SUITE") == "whole"
+var withoutPartitions = suite == "whole"
 
 // TestPublished checks that the pool holds every GPU of the machine, and partitions, shares and counters exactly where the cluster
 // supports them.

@@ -19,6 +19,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/cdi"
 	"github.com/partage-dev/partage/pkg/cdi/hook"
+	"github.com/partage-dev/partage/pkg/mps/process"
 )
 
 // TestContainer puts devices into a container as a runtime does, with the CDI library
@@ -30,7 +31,12 @@ func TestContainer(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	listener, err := net.Listen("unixpacket", filepath.Join(dir, "control"))
+	self, err := process.Identify(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(dir, "s1/session.json"), fmt.Sprintf(`{"daemon": {"pid": %d, "start": %d}}`, self.PID, self.Start))
+	listener, err := net.Listen("unixpacket", filepath.Join(dir, "s1/control"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,7 +44,7 @@ func TestContainer(t *testing.T) {
 
 	whole := func(uid, name string) Edit { return Direct{Device: name, Owner: uid + "/" + name} }
 	client := func(session, owner string) MPSClient {
-		return MPSClient{Session: session, PipeDir: dir, ShmDir: dir, Hook: hookAt, Owner: owner}
+		return MPSClient{Session: session, PipeDir: filepath.Join(dir, session), ShmDir: dir, Hook: hookAt, Owner: owner}
 	}
 	limited := func(uid, request, name string, memory int64) Interposer {
 		i := Interposer{
@@ -135,14 +141,7 @@ func start(t *testing.T, container *oci.Spec, hooks []cdi.Hook) error {
 	}
 	write(t, filepath.Join(bundle, "config.json"), string(config))
 	for _, h := range hooks {
-		input := strings.NewReader(fmt.Sprintf(`{"bundle": %q}`, bundle))
-		if slices.Contains(h.Args, "--"+hook.SoftwareLimitsFlag) {
-			err = hook.CheckSoftwareLimits(input)
-		} else {
-			at := slices.Index(h.Args, "--"+hook.ControlFlag)
-			err = hook.CheckMPSClient(t.Context(), input, h.Args[at+1], h.Args[at+3])
-		}
-		if err != nil {
+		if err := hook.Run(t.Context(), h.Args[1:], strings.NewReader(fmt.Sprintf(`{"bundle": %q}`, bundle))); err != nil {
 			return err
 		}
 	}

@@ -20,7 +20,7 @@ import (
 const (
 	address = "0000:1b:00.0"
 	share   = "gpu-0000-1b-00-0-mps-5f0c"
-	hookAt  = "/data/mps-hook"
+	hookAt  = "/data/hooks/partage-hook-12ab"
 )
 
 // machine returns the roots of a host with one GPU, which has the minor 3, and in it
@@ -32,6 +32,7 @@ func machine(t *testing.T) host.Roots {
 	for path, content := range map[string]string{
 		"proc/devices": "Character devices:\n  1 mem\n508 nvidia-caps\n",
 		"proc/driver/nvidia/gpus/" + address + "/information":     "Model: \t H100\nDevice Minor: \t 3\n",
+		"proc/driver/nvidia/capabilities/mig/monitor":             "DeviceFileMinor: 2\nDeviceFileMode: 292\n",
 		"proc/driver/nvidia/capabilities/gpu3/mig/gi7/access":     "DeviceFileMinor: 471\nDeviceFileMode: 292\n",
 		"proc/driver/nvidia/capabilities/gpu3/mig/gi7/ci0/access": "DeviceFileMinor: 472\n",
 		"proc/driver/nvidia/capabilities/gpu3/mig/gi8/access":     "DeviceFileMinor: 480\n",
@@ -62,9 +63,12 @@ func TestEdits(t *testing.T) {
 	roots := machine(t)
 	gpu := cdi.Node{Path: "/dev/nvidia3", HostPath: "/host/dev/nvidia3", Major: 1, Minor: 3}
 	client := MPSClient{Session: "gpu-0000-1b-00-0", PipeDir: "/mps/a/pipe", ShmDir: "/mps/a/shm", Hook: hookAt, Owner: "u1/" + share}
-	clientMounts := []cdi.Mount{{HostPath: "/mps/a/pipe", ContainerPath: "/tmp/nvidia-mps"}, {HostPath: "/mps/a/shm", ContainerPath: "/dev/shm"}}
+	clientMounts := []cdi.Mount{
+		{HostPath: "/mps/a/pipe", ContainerPath: "/tmp/nvidia-mps", ReadOnly: true, NoExec: true},
+		{HostPath: "/mps/a/shm", ContainerPath: "/dev/shm", NoExec: true},
+	}
 	clientHooks := []cdi.Hook{{Path: hookAt, Args: []string{
-		"mps-hook", "container-hook", "--control", "/mps/a/pipe/control", "--session", "gpu-0000-1b-00-0",
+		"partage-hook-12ab", "mps-client", "--control", "/mps/a/pipe/control", "--session", "gpu-0000-1b-00-0",
 	}}}
 	limitedClient := client
 	limitedClient.ActiveThreadPercentage, limitedClient.PinnedMemoryBytes = 30, 10<<30
@@ -74,16 +78,20 @@ func TestEdits(t *testing.T) {
 	interposerMounts := []cdi.Mount{
 		{HostPath: "/opt/limits/libhami-2.so", ContainerPath: "/usr/local/vgpu/libvgpu.so", ReadOnly: true},
 		{HostPath: "/limits/u1/ld.so.preload", ContainerPath: "/etc/ld.so.preload", ReadOnly: true},
-		{HostPath: "/limits/u1/caches/gpu-b", ContainerPath: "/usr/local/vgpu/caches/gpu-b"},
-		{HostPath: "/limits/u1/locks", ContainerPath: "/tmp/vgpulock"},
+		{HostPath: "/limits/u1/caches/gpu-b", ContainerPath: "/usr/local/vgpu/caches/gpu-b", NoExec: true},
+		{HostPath: "/limits/u1/locks", ContainerPath: "/tmp/vgpulock", NoExec: true},
 	}
-	interposerHooks := []cdi.Hook{{Path: hookAt, Args: []string{"mps-hook", "container-hook", "--software-limits"}}}
+	interposerHooks := []cdi.Hook{{Path: hookAt, Args: []string{"partage-hook-12ab", "software-limits"}}}
 	const cache = "CUDA_DEVICE_MEMORY_SHARED_CACHE=/usr/local/vgpu/caches/gpu-b/usage.cache"
 	for name, test := range map[string]struct {
 		edit Edit
 		want cdi.Edits
 	}{
 		"GPU": {GPU{roots, address}, cdi.Edits{Nodes: []cdi.Node{gpu}}},
+		"monitor": {Monitor{roots}, cdi.Edits{Nodes: []cdi.Node{
+			{Path: "/dev/nvidia-caps/nvidia-cap2", HostPath: "/host/dev/nvidia-caps/nvidia-cap2", Major: 508, Minor: 2},
+		}}},
+		"monitor without MIG": {Monitor{host.Roots{Proc: t.TempDir()}}, cdi.Edits{}},
 		"partition": {Partition{roots, address, 7, 0}, cdi.Edits{Nodes: []cdi.Node{
 			gpu,
 			{Path: "/dev/nvidia-caps/nvidia-cap471", HostPath: "/host/dev/nvidia-caps/nvidia-cap471", Major: 508, Minor: 471},

@@ -92,9 +92,9 @@ func (i Interposer) Edits() (cdi.Edits, error) {
 		Mounts: []cdi.Mount{
 			{HostPath: i.Library, ContainerPath: hook.InterposerLibrary, ReadOnly: true},
 			{HostPath: i.PreloadPath(), ContainerPath: hook.PreloadFile, ReadOnly: true},
-			{HostPath: i.CacheDir(), ContainerPath: cache},
-			{HostPath: i.LocksDir(), ContainerPath: interposerLocks},
+			{HostPath: i.CacheDir(), ContainerPath: cache, NoExec: true},
+			{HostPath: i.LocksDir(), ContainerPath: interposerLocks, NoExec: true},
 		},
-		Hooks: []cdi.Hook{{Path: i.Hook, Args: []string{filepath.Base(i.Hook), hook.Command, "--" + hook.SoftwareLimitsFlag}}},
+		Hooks: []cdi.Hook{{Path: i.Hook, Args: []string{filepath.Base(i.Hook), hook.SoftwareLimitsCommand}}},
 	}, nil
 }

@@ -63,11 +63,12 @@ func (c MPSClient) Edits() (cdi.Edits, error) {
 	return cdi.Edits{
 		Env: env,
 		Mounts: []cdi.Mount{
-			{HostPath: c.PipeDir, ContainerPath: pipeInContainer},
-			{HostPath: c.ShmDir, ContainerPath: shmInContainer},
+			// A program connects to a socket that it cannot write, replace or remove.
+			{HostPath: c.PipeDir, ContainerPath: pipeInContainer, ReadOnly: true, NoExec: true},
+			{HostPath: c.ShmDir, ContainerPath: shmInContainer, NoExec: true},
 		},
 		Hooks: []cdi.Hook{{Path: c.Hook, Args: []string{
-			filepath.Base(c.Hook), hook.Command, "--" + hook.ControlFlag, filepath.Join(c.PipeDir, "control"), "--" + hook.SessionFlag, c.Session,
+			filepath.Base(c.Hook), hook.MPSClientCommand, "--" + hook.ControlFlag, filepath.Join(c.PipeDir, "control"), "--" + hook.SessionFlag, c.Session,
 		}}},
 	}, nil
 }

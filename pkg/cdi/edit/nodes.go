@@ -4,6 +4,8 @@
 package edit
 
 import (
+	"errors"
+	"io/fs"
 	"path/filepath"
 	"strconv"
 
@@ -70,10 +72,35 @@ func (p Partition) Edits() (cdi.Edits, error) {
 	}
 	nodes := []cdi.Node{gpu}
 	for _, minor := range []int64{instance, compute} {
-		path := "/dev/nvidia-caps/nvidia-cap" + strconv.FormatInt(minor, 10)
-		nodes = append(nodes, newNode(p.Roots, path, major, minor))
+		nodes = append(nodes, capabilityNode(p.Roots, major, minor))
 	}
 	return cdi.Edits{Nodes: nodes}, nil
+}
+
+// Monitor adds the capability node without which a container sees no MIG instances of
+// its GPUs, unless it is privileged. It adds nothing where the driver has no MIG.
+type Monitor struct {
+	Roots host.Roots
+}
+
+// Edits reads the node's numbers from the host.
+func (m Monitor) Edits() (cdi.Edits, error) {
+	minor, err := m.Roots.MonitorCapability()
+	if errors.Is(err, fs.ErrNotExist) {
+		return cdi.Edits{}, nil
+	}
+	if err != nil {
+		return cdi.Edits{}, err
+	}
+	major, err := m.Roots.CapabilityMajor()
+	if err != nil {
+		return cdi.Edits{}, err
+	}
+	return cdi.Edits{Nodes: []cdi.Node{capabilityNode(m.Roots, major, minor)}}, nil
+}
+
+func capabilityNode(roots host.Roots, major, minor int64) cdi.Node {
+	return newNode(roots, "/dev/nvidia-caps/nvidia-cap"+strconv.FormatInt(minor, 10), major, minor)
 }
 
 func newNode(roots host.Roots, path string, major, minor int64) cdi.Node {

@@ -7,14 +7,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 )
 
 // More than this is not from a container runtime.
 const (
 	maxState  = 1 << 20
-	maxConfig = 64 << 20
+	maxConfig = 16 << 20
 )
 
 // state is the part that matters of what the runtime writes to a hook.
@@ -38,24 +37,26 @@ type mount struct {
 // readContainer takes what the runtime writes to hooks.
 func readContainer(input io.Reader) (*container, error) {
 	var s state
-	if err := json.NewDecoder(io.LimitReader(input, maxState)).Decode(&s); err != nil {
+	data, err := readAll(input, maxState)
+	if err == nil {
+		err = json.Unmarshal(data, &s)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("read the container's state from the runtime: %w", err)
 	}
 	if !filepath.IsAbs(s.Bundle) {
-		return nil, fmt.Errorf("the container runtime gives the bundle %q: want an absolute path", s.Bundle)
+		return nil, fmt.Errorf("the container runtime gives the bundle %s: want an absolute path", quote(s.Bundle))
 	}
 	path := filepath.Join(s.Bundle, "config.json")
-	file, err := os.Open(path)
-	if err != nil {
+	if data, err = readFile(path, maxConfig); err != nil {
 		return nil, fmt.Errorf("read the container's configuration: %w", err)
 	}
-	defer func() { _ = file.Close() }()
 	var c container
-	if err := json.NewDecoder(io.LimitReader(file, maxConfig)).Decode(&c); err != nil {
-		return nil, fmt.Errorf("read the container's configuration %s: %w", path, err)
+	if err := json.Unmarshal(data, &c); err != nil {
+		return nil, fmt.Errorf("read the container's configuration %s: %w", quote(path), err)
 	}
 	if c.Process == nil {
-		return nil, fmt.Errorf("the container's configuration %s has no process", path)
+		return nil, fmt.Errorf("the container's configuration %s has no process", quote(path))
 	}
 	return &c, nil
 }

@@ -6,18 +6,23 @@
 // limits, and one whose container mixes devices can have limits that are missing or
 // for another device; neither says so. So the hook refuses such a container.
 //
-// It is a createContainer hook: the runtime runs it after it made the container's
-// namespaces and before it changes the root, so that paths are the host's.
+// It is a createRuntime hook: the runtime runs it after it made the container's
+// namespaces and in its own, so that paths and PIDs are the host's. (A createContainer
+// hook is in the container's PID namespace, and is not told who listens on a socket.) It
+// runs as root of the host, and much of what it reads was written by the container's
+// owner: nothing comes from the environment, everything that is read has a limit, and
+// what is repeated in messages is quoted.
 package hook
 
+// What the program's arguments are made of.
 const (
-	// Command is the sub-command of the supervisor's program that is the hook.
-	Command = "container-hook"
-
-	// ControlFlag gives the path of the daemon's socket to CheckMPSClient.
+	// MPSClientCommand asks for CheckMPSClient.
+	MPSClientCommand = "mps-client"
+	// ControlFlag gives it the path of the daemon's socket.
 	ControlFlag = "control"
-	// SessionFlag gives the session's name to CheckMPSClient.
+	// SessionFlag gives it the session's name.
 	SessionFlag = "session"
-	// SoftwareLimitsFlag asks for CheckSoftwareLimits.
-	SoftwareLimitsFlag = "software-limits"
+
+	// SoftwareLimitsCommand asks for CheckSoftwareLimits.
+	SoftwareLimitsCommand = "software-limits"
 )

@@ -6,7 +6,6 @@ package hook
 import (
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 )
@@ -18,6 +17,9 @@ const (
 	// InterposerLibrary is the path in the container of the library that limits
 	// programs.
 	InterposerLibrary = "/usr/local/vgpu/libvgpu.so"
+
+	// maxPreload is more than anybody preloads. The file may be a pod's own.
+	maxPreload = 64 << 10
 )
 
 // numberedLimits start the names of variables that take precedence over the limits of
@@ -38,7 +40,7 @@ func CheckSoftwareLimits(input io.Reader) error {
 	for _, variable := range c.Process.Env {
 		for _, prefix := range numberedLimits {
 			if strings.HasPrefix(variable, prefix) {
-				return fmt.Errorf("this container has the variable %s, which takes precedence over the limits of its share: remove it", variable)
+				return fmt.Errorf("this container has the variable %s, which takes precedence over the limits of its share: remove it", quote(variable))
 			}
 		}
 	}
@@ -56,12 +58,12 @@ func (c *container) checkPreload() error {
 	if !found {
 		return fmt.Errorf("there is no mount at %s", PreloadFile)
 	}
-	data, err := os.ReadFile(m.Source)
+	data, err := readFile(m.Source, maxPreload)
 	if err != nil {
 		return fmt.Errorf("read what is mounted at %s: %w", PreloadFile, err)
 	}
 	if !slices.Contains(strings.Fields(string(data)), InterposerLibrary) {
-		return fmt.Errorf("%s, which is mounted at %s, does not name %s", m.Source, PreloadFile, InterposerLibrary)
+		return fmt.Errorf("%s, which is mounted at %s, does not name %s", quote(m.Source), PreloadFile, InterposerLibrary)
 	}
 	return nil
 }

@@ -47,13 +47,13 @@ func CheckMarkers(env []string) error {
 	case len(sessions) == 1 && len(others) > 0:
 		return fmt.Errorf("this container is a client of the MPS session %s and also has %s: "+
 			"CUDA shows a client of MPS the devices of its session only: "+
-			"give them different containers", sessions[0], list(others))
+			"give them different containers", list(sessions), list(others))
 	case len(limited) > 1:
 		return fmt.Errorf("this container has %d shares with limits in software, %s: the limits of one would be for all: "+
 			"give each container one, or ask for one share with the sum", len(limited), list(limited))
 	case len(limited) == 1 && len(direct) > 0:
 		return fmt.Errorf("this container has %s with limits in software and also %s: the limits would be for all of them: "+
-			"give them different containers", limited[0], list(direct))
+			"give them different containers", list(limited), list(direct))
 	}
 	return nil
 }
@@ -61,16 +61,14 @@ func CheckMarkers(env []string) error {
 // valuesOf returns the values of the variables whose names start with the prefix. A
 // container that lists the same variable more than once has one of it.
 func valuesOf(env []string, prefix string) []string {
-	var names, values []string
+	var values []string
+	seen := map[string]bool{}
 	for _, variable := range env {
 		name, value, _ := strings.Cut(variable, "=")
-		if strings.HasPrefix(name, prefix) && !slices.Contains(names, name) {
-			names, values = append(names, name), append(values, value)
+		if strings.HasPrefix(name, prefix) && !seen[name] {
+			seen[name] = true
+			values = append(values, value)
 		}
 	}
 	return values
-}
-
-func list(values []string) string {
-	return strings.Join(slices.Compact(slices.Sorted(slices.Values(values))), ", ")
 }

@@ -5,13 +5,15 @@ package hook
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"net"
+	"os"
+	"path/filepath"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/partage-dev/partage/pkg/mps/process"
 )
 
 const (
@@ -19,11 +21,15 @@ const (
 	restartTime = 2 * time.Second
 
 	dialInterval = 20 * time.Millisecond
+	dialLimit    = time.Second
+
+	// sessionRecord is the supervisor's file in the folder of a session.
+	sessionRecord = "session.json"
 )
 
 // CheckMPSClient refuses a container that would not be held to the limits of its MPS
 // session. input is what the runtime writes to hooks; control is the path of the
-// daemon's socket on the host.
+// socket on the host that the container gets, which is below the session's folder.
 func CheckMPSClient(ctx context.Context, input io.Reader, control, session string) error {
 	c, err := readContainer(input)
 	if err != nil {
@@ -32,41 +38,88 @@ func CheckMPSClient(ctx context.Context, input io.Reader, control, session strin
 	if err := CheckMarkers(c.Process.Env); err != nil {
 		return err
 	}
-	if err := reach(ctx, control); err != nil {
+	folder, name, err := splitControl(control, session)
+	if err != nil {
+		return err
+	}
+	if err := reach(ctx, folder, name); err != nil {
 		return fmt.Errorf("the MPS control daemon of session %s cannot be reached at %s, so this container would run without its limits: "+
 			"see the log of the mps-supervisor on this node; the container starts once the session runs again: %w", session, control, err)
 	}
 	return nil
 }
 
-// reach connects to the socket and hangs up.
-func reach(ctx context.Context, path string) error {
-	ctx, cancel := context.WithTimeout(ctx, restartTime)
-	defer cancel()
+// splitControl splits the path of a socket after the session's folder, which has the
+// session's name.
+func splitControl(control, session string) (folder, name string, err error) {
+	folder = filepath.Dir(filepath.Clean(control))
+	for filepath.Base(folder) != session {
+		parent := filepath.Dir(folder)
+		if parent == folder {
+			return "", "", fmt.Errorf("MPS session %s: the socket %s is not in a folder of that name", session, control)
+		}
+		folder = parent
+	}
+	name, err = filepath.Rel(folder, control)
+	return folder, name, err
+}
+
+// reach waits for a moment until the session's daemon can be reached.
+func reach(ctx context.Context, folder, name string) error {
+	end := time.NewTimer(restartTime)
+	defer end.Stop()
 	ticker := time.NewTicker(dialInterval)
 	defer ticker.Stop()
 	for {
-		err := connect(ctx, path)
+		err := checkListener(ctx, folder, name)
 		if err == nil {
 			return nil
 		}
 		select {
 		case <-ticker.C:
+		case <-end.C:
+			return err
 		case <-ctx.Done():
 			return err
 		}
 	}
 }
 
-// connect tries the type of socket that MPS has, and then the other one.
-func connect(ctx context.Context, path string) error {
-	var dialer net.Dialer
-	connection, err := dialer.DialContext(ctx, "unixpacket", path)
-	if errors.Is(err, unix.EPROTOTYPE) {
-		connection, err = dialer.DialContext(ctx, "unix", path)
+// daemonRecord is the part that matters of a session's record.
+type daemonRecord struct {
+	Daemon *process.ID `json:"daemon"`
+	// Sockets are those that the daemon made, by name. Older supervisors do not record
+	// them.
+	Sockets map[string]process.Socket `json:"sockets"`
+}
+
+// checkListener connects to the socket and hangs up. It fails unless the recorded
+// daemon listens, on the socket that it made.
+func checkListener(ctx context.Context, folder, name string) error {
+	path := filepath.Join(folder, sessionRecord)
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return fmt.Errorf("read the session's record: %w", err)
 	}
+	var record daemonRecord
+	if err := json.Unmarshal(data, &record); err != nil {
+		return fmt.Errorf("read the session's record %s: %w", path, err)
+	}
+	if record.Daemon == nil {
+		return errors.New("the session has no daemon at the moment")
+	}
+	// A daemon that accepts no connections lets one wait when there are many.
+	ctx, cancel := context.WithTimeout(ctx, dialLimit)
+	defer cancel()
+	socket, listener, err := process.Listener(ctx, folder, name)
 	if err != nil {
 		return err
 	}
-	return connection.Close()
+	if listener != *record.Daemon {
+		return fmt.Errorf("%s listens, and the daemon is %s", listener, record.Daemon)
+	}
+	if made, ok := record.Sockets[filepath.Base(name)]; ok && made != socket {
+		return fmt.Errorf("the socket has the inode %d, and the daemon made the one with inode %d", socket.Inode, made.Inode)
+	}
+	return nil
 }

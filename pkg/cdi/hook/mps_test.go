@@ -5,13 +5,17 @@ package hook
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/partage-dev/partage/pkg/mps/process"
 )
 
 // bundle makes what a runtime makes for a container with these variables.
@@ -44,23 +48,70 @@ func input(bundle string) string {
 	return fmt.Sprintf(`{"ociVersion":"1.2.1","id":"c0ffee","status":"creating","pid":4711,"bundle":%q,"annotations":{"a":"b"}}`, bundle)
 }
 
-func listen(t *testing.T, network string) string {
+// session is a folder of a session, gpu-0, with the socket that containers get.
+type session struct {
+	*testing.T
+
+	folder, control string
+}
+
+func newSession(t *testing.T) *session {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "hook") // t.TempDir's may be too long
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	path := filepath.Join(dir, "control")
-	if network == "" {
-		return path
-	}
-	listener, err := net.Listen(network, path)
-	if err != nil {
+	s := &session{T: t, folder: filepath.Join(dir, "gpu-0")}
+	s.control = filepath.Join(s.folder, "pipe/client/control")
+	if err := os.MkdirAll(filepath.Dir(s.control), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = listener.Close() })
-	return path
+	return s
+}
+
+// listen makes this process listen, unless network is empty.
+func (s *session) listen(network string) *session {
+	s.Helper()
+	if network == "" {
+		return s
+	}
+	listener, err := net.Listen(network, s.control)
+	if err != nil {
+		s.Fatal(err)
+	}
+	s.Cleanup(func() { _ = listener.Close() })
+	return s
+}
+
+// record writes what the supervisor does, about the present socket.
+func (s *session) record(change func(*daemonRecord)) *session {
+	s.Helper()
+	self, err := process.Identify(os.Getpid())
+	if err != nil {
+		s.Fatal(err)
+	}
+	r := daemonRecord{Daemon: &self, Sockets: map[string]process.Socket{}}
+	if socket, err := process.IdentifySocket(s.folder, "pipe/client/control"); err == nil {
+		r.Sockets["control"] = socket
+	}
+	if change != nil {
+		change(&r)
+	}
+	data, err := json.Marshal(r)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(s.folder, "session.json"), data, 0o600)
+	}
+	if err != nil {
+		s.Fatal(err)
+	}
+	return s
+}
+
+// check is what the hook of a container does.
+func (s *session) check(env ...string) error {
+	s.Helper()
+	return CheckMPSClient(s.Context(), strings.NewReader(input(bundle(s.T, env...))), s.control, "gpu-0")
 }
 
 func TestMPSClient(t *testing.T) {
@@ -82,7 +133,7 @@ func TestMPSClient(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			err := CheckMPSClient(t.Context(), strings.NewReader(input(bundle(t, test.env...))), listen(t, test.network), "gpu-0")
+			err := newSession(t).listen(test.network).record(nil).check(test.env...)
 			if len(test.want) == 0 && err != nil {
 				t.Errorf("got %v", err)
 			}
@@ -97,41 +148,91 @@ func TestMPSClient(t *testing.T) {
 
 // TestComesBack: a daemon that has just ended is given time.
 func TestComesBack(t *testing.T) {
-	path := listen(t, "")
-	listeners := make(chan net.Listener, 1)
+	s := newSession(t).record(func(r *daemonRecord) { r.Daemon = nil })
+	back := make(chan struct{})
 	time.AfterFunc(restartTime/8, func() {
-		listener, err := net.Listen("unixpacket", path)
-		if err != nil {
-			t.Error(err)
-		}
-		listeners <- listener
+		defer close(back)
+		s.listen("unixpacket").record(nil)
 	})
-	if err := CheckMPSClient(t.Context(), strings.NewReader(input(bundle(t))), path, "gpu-0"); err != nil {
+	if err := s.check(); err != nil {
 		t.Error(err)
 	}
-	_ = (<-listeners).Close()
+	<-back
 }
 
-func TestBadInput(t *testing.T) {
-	broken, noProcess := t.TempDir(), t.TempDir()
-	for path, content := range map[string]string{broken: "{", noProcess: `{"ociVersion":"1.2.1"}`} {
-		if err := os.WriteFile(filepath.Join(path, "config.json"), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	control := listen(t, "unixpacket")
-	for name, test := range map[string]struct{ input, want string }{
-		"nothing":           {"", "container's state"},
-		"not JSON":          {"hello", "container's state"},
-		"no bundle":         {`{"id":"a"}`, `bundle ""`},
-		"a relative bundle": {input("b"), `bundle "b"`},
-		"no configuration":  {input(t.TempDir()), "config.json"},
-		"half of one":       {input(broken), broken},
-		"no process":        {input(noProcess), "no process"},
+// TestWrongListener: no container starts on a socket that is not the daemon's.
+func TestWrongListener(t *testing.T) {
+	for name, test := range map[string]struct {
+		make func(t *testing.T, s *session)
+		want string
+	}{
+		"another process": {func(_ *testing.T, s *session) {
+			s.listen("unixpacket").record(func(r *daemonRecord) { r.Daemon.PID = os.Getppid() })
+		}, "PID " + strconv.Itoa(os.Getpid()) + " listens"},
+		"a process with the PID of the daemon": {func(_ *testing.T, s *session) {
+			s.listen("unixpacket").record(func(r *daemonRecord) { r.Daemon.Start-- })
+		}, "listens, and the daemon is"},
+		"another socket": {func(t *testing.T, s *session) {
+			s.listen("unixpacket").record(nil)
+			if err := os.Rename(s.control, s.control+".real"); err != nil {
+				t.Fatal(err)
+			}
+			s.listen("unixpacket")
+		}, "inode"},
+		"a symlink to the socket": {func(t *testing.T, s *session) {
+			s.listen("unixpacket").record(nil)
+			if err := errors.Join(os.Rename(s.control, s.control+".real"), os.Symlink("control.real", s.control)); err != nil {
+				t.Fatal(err)
+			}
+		}, "symbolic links"},
+		"a symlink to the folder": {func(t *testing.T, s *session) {
+			s.listen("unixpacket").record(nil)
+			dir := filepath.Dir(s.control)
+			if err := errors.Join(os.Rename(dir, dir+".real"), os.Symlink("client.real", dir)); err != nil {
+				t.Fatal(err)
+			}
+		}, "symbolic links"},
+		"a file": {func(t *testing.T, s *session) {
+			s.record(nil)
+			if err := os.WriteFile(s.control, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}, "is not a socket"},
+		"no daemon": {func(_ *testing.T, s *session) {
+			s.listen("unixpacket").record(func(r *daemonRecord) { r.Daemon = nil })
+		}, "no daemon at the moment"},
+		"no record": {func(_ *testing.T, s *session) { s.listen("unixpacket") }, "session.json"},
+		"half of one": {func(t *testing.T, s *session) {
+			s.listen("unixpacket")
+			if err := os.WriteFile(filepath.Join(s.folder, "session.json"), []byte("{"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}, "session.json"},
 	} {
-		if err := CheckMPSClient(t.Context(), strings.NewReader(test.input), control, "gpu-0"); err == nil ||
-			!strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), "gpu-0") {
-			t.Errorf("%s: got %v, want %q", name, err, test.want)
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newSession(t)
+			test.make(t, s)
+			if err := s.check(); err == nil || !strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), "session gpu-0 cannot be reached") {
+				t.Errorf("got %v, want %q", err, test.want)
+			}
+		})
+	}
+}
+
+// TestEarlierSupervisor: one that does not record sockets has the daemon recorded.
+func TestEarlierSupervisor(t *testing.T) {
+	s := newSession(t).listen("unixpacket").record(func(r *daemonRecord) { r.Sockets = nil })
+	if err := s.check(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestSocketElsewhere(t *testing.T) {
+	for _, control := range []string{"/run/partage/mps/gpu-1/pipe/client/control", "/gpu-0", "gpu-0/x"} {
+		err := CheckMPSClient(t.Context(), strings.NewReader(input(bundle(t))), control, "gpu-00")
+		if err == nil || !strings.Contains(err.Error(), control) || !strings.Contains(err.Error(), "folder of that name") {
+			t.Errorf("%s: got %v", control, err)
 		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/quote"
 )
 
 // Versions and kind of records.
@@ -43,7 +44,9 @@ type Ref struct {
 	UID       types.UID `json:"uid"`
 }
 
-func (r Ref) String() string { return fmt.Sprintf("%s/%s (%s)", r.Namespace, r.Name, r.UID) }
+func (r Ref) String() string {
+	return fmt.Sprintf("%s/%s (%s)", quote.Name(r.Namespace), quote.Name(r.Name), quote.Name(r.UID))
+}
 
 // Record is the content of a journal file.
 type Record struct {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/api"
 	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/quote"
 )
 
 // configs are the configurations of a claim for this driver, in rising
@@ -64,7 +65,7 @@ func origin(entry resourceapi.DeviceAllocationConfiguration) string {
 		// It may be for all requests, or the allocation may just not name them.
 		return from
 	}
-	return from + ", for requests " + strings.Join(entry.Requests, ", ")
+	return from + ", for requests " + quote.Names(entry.Requests)
 }
 
 func (c *config) ofClass() bool { return c.entry.Source == resourceapi.AllocationConfigSourceClass }
@@ -92,7 +93,7 @@ func (all configs) choose(result resourceapi.DeviceRequestAllocationResult, d de
 		if fits(c.value, d.Kind) {
 			if c.onlyObserves(result) {
 				return nil, fmt.Errorf("%s: request %s has admin access, which changes nothing: device %s cannot be shared by it",
-					c.where, result.Request, d.Name)
+					c.where, quote.Name(result.Request), d.Name)
 			}
 			c.applied = true
 			chosen = c
@@ -136,6 +137,8 @@ func (c *config) doesNotFit(d device.Device) error {
 		is = "a whole GPU and takes a " + api.GpuConfigKind
 	case device.Partition:
 		is = "a MIG partition and takes a " + api.MigDeviceConfigKind
+	case device.Observer:
+		is = "for observation only"
 	case device.MPS:
 		is = "a share: its limits are what the claim asks for in capacity.requests"
 	default:

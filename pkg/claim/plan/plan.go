@@ -17,6 +17,7 @@ import (
 	"github.com/partage-dev/partage/pkg/claim/journal"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/quote"
 	"github.com/partage-dev/partage/pkg/sharing"
 )
 
@@ -117,12 +118,12 @@ func allocatedTo(claim *resourceapi.ResourceClaim, node Node) (devices, error) {
 
 func lookup(result resourceapi.DeviceRequestAllocationResult, node Node) (allocated, error) {
 	if result.Pool != node.Pool {
-		return allocated{}, fmt.Errorf("device %s is allocated from pool %q, this node's is %q", result.Device, result.Pool, node.Pool)
+		return allocated{}, fmt.Errorf("device %s is allocated from pool %s, this node's is %q", quote.Name(result.Device), quote.Text(result.Pool), node.Pool)
 	}
 	d, found := node.Inventory.Lookup(result.Device)
 	if !found {
 		return allocated{}, fmt.Errorf("device %s does not exist on this node: its GPU is missing or does not answer, "+
-			"or it was published under another name before", result.Device)
+			"or it was published under another name before", quote.Name(result.Device))
 	}
 	a := allocated{
 		requests: []string{result.Request},
@@ -130,6 +131,11 @@ func lookup(result resourceapi.DeviceRequestAllocationResult, node Node) (alloca
 		device:   d,
 		shareID:  result.ShareID,
 		admin:    ptr.Deref(result.AdminAccess, false),
+	}
+	if d.Kind == device.Observer && !a.admin {
+		return allocated{}, fmt.Errorf("device %s is for claims that observe its GPU, and request %s has no admin access: "+
+			"set adminAccess: true in the request, in a namespace with the label %s: \"true\", or use another device class",
+			d.Name, quote.Name(result.Request), resourceapi.DRAAdminNamespaceLabelKey)
 	}
 	if d.Share != nil {
 		a.limits = limitsOf(result, d.Share)
@@ -224,6 +230,10 @@ func (d *allocated) record() journal.Device {
 		DynamicMIG: d.device.GPU.MIG != nil && d.device.GPU.MIG.Dynamic,
 		Divisible:  d.device.GPU.MIG != nil,
 		Sharing:    d.recordSharing(),
+	}
+	if d.device.Kind == device.Observer {
+		// Admin access says the rest, and older versions know the type.
+		recorded.Type = device.Whole
 	}
 	if shape := d.device.Partition; shape != nil {
 		recorded.Partition = &journal.Partition{Profile: shape.Profile.Name, ProfileID: shape.Profile.ID, Placement: shape.Placement}

@@ -80,8 +80,13 @@ func TestPlan(t *testing.T) {
 			newClaim("u1", wholeC, sliceA4, sliceB0, sliceA0),
 			[]string{"r3 " + sliceA0, "r1 " + sliceA4, "r2 " + sliceB0, "r0 " + wholeC},
 		},
-		"subrequest":      {withResults(result("gpu/small", sliceA0)), []string{"gpu/small " + sliceA0}},
-		"admin":           {withResults(adminResult("watch", wholeA)), []string{"watch " + wholeA + " admin"}},
+		"subrequest": {withResults(result("gpu/small", sliceA0)), []string{"gpu/small " + sliceA0}},
+		"admin":      {withResults(adminResult("watch", wholeA)), []string{"watch " + wholeA + " admin"}},
+		"observer":   {withResults(adminResult("watch", wholeA+"-observer")), []string{"watch " + wholeA + "-observer admin"}},
+		"observer of parts": {
+			withResults(adminResult("watch", wholeA+"-observer"), result("use", sliceA0)),
+			[]string{"watch " + wholeA + "-observer admin", "use " + sliceA0},
+		},
 		"admin overlaps":  {withResults(adminResult("watch", wholeA), result("use", sliceA0)), []string{"watch " + wholeA + " admin", "use " + sliceA0}},
 		"admin and owner": {withResults(adminResult("watch", wholeA), result("use", wholeA)), []string{"watch,use " + wholeA}},
 		// What it looks at has to be made first.
@@ -119,9 +124,11 @@ func TestPlanRefuses(t *testing.T) {
 		claim *resourceapi.ResourceClaim
 		want  string
 	}{
-		"not allocated":         {unallocated, "the claim is not allocated"},
-		"unknown device":        {newClaim("u1", "gpu-0000-ff-00-0"), "device gpu-0000-ff-00-0 does not exist on this node"},
-		"other pool":            {withResults(elsewhere), `pool "node-2", this node's is "node-1"`},
+		"not allocated":  {unallocated, "the claim is not allocated"},
+		"unknown device": {newClaim("u1", "gpu-0000-ff-00-0"), "device gpu-0000-ff-00-0 does not exist on this node"},
+		"other pool":     {withResults(elsewhere), `pool "node-2", this node's is "node-1"`},
+		"observer without admin access": {newClaim("u1", wholeA+"-observer"), "device " + wholeA + "-observer is for claims that observe its GPU, " +
+			"and request r0 has no admin access: set adminAccess: true"},
 		"whole and partition":   {newClaim("u1", wholeA, sliceA0), "the claim is allocated " + wholeA + " and " + sliceA0 + ", which overlap"},
 		"overlapping placement": {newClaim("u1", halfA4, sliceA4), "which overlap"},
 	} {

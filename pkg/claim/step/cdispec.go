@@ -19,11 +19,15 @@ import (
 // ClaimSteps are those that belong to a claim and to no GPU, in the order in which they
 // are applied, after those of all groups.
 func (k *Kit) ClaimSteps(r *journal.Record) []Step {
-	var steps []Step
-	if r.Limited() {
-		steps = append(steps, Step{Name: "soft limits", Keys: limitedKeys(r), Effect: softLimits{k}})
+	return append(k.LimitSteps(r), Step{Name: "CDI spec", Effect: cdiSpec{k}})
+}
+
+// LimitSteps are the steps of a claim before its CDI spec.
+func (k *Kit) LimitSteps(r *journal.Record) []Step {
+	if !r.Limited() {
+		return nil
 	}
-	return append(steps, Step{Name: "CDI spec", Effect: cdiSpec{k}})
+	return []Step{{Name: "soft limits", Keys: limitedKeys(r), Effect: softLimits{k}}}
 }
 
 func limitedKeys(r *journal.Record) []string {
@@ -114,6 +118,9 @@ func (k *Kit) edits(r *journal.Record, d *journal.Device) ([]edit.Edit, error) {
 	switch {
 	case d.Partition == nil:
 		edits = append(edits, edit.GPU{Roots: k.Roots, PCIAddress: d.PCIAddress})
+		if d.Admin && d.Divisible {
+			edits = append(edits, edit.Monitor{Roots: k.Roots})
+		}
 	case d.Partition.Live == nil:
 		return nil, fmt.Errorf("the partition with %s is not live", d.Address())
 	default:

@@ -40,29 +40,58 @@ func (p ownedPartition) Check(s *Scene) error {
 // was made by somebody else, whatever is in it, and must not be destroyed when the claim
 // ends.
 func (p ownedPartition) expect(s *Scene, d *journal.Device) partition.Expect {
-	for i := range s.Record.Devices {
-		// Another share of the same claim, which comes first.
-		sibling := &s.Record.Devices[i]
-		if sibling != d && sibling.Owned() && sibling.SamePlace(d) && sibling.Partition.LiveUUID() != "" {
-			return partition.ExpectUUID(sibling.Partition.LiveUUID())
-		}
+	if uuid := siblingUUID(s.Record, d); uuid != "" {
+		return partition.ExpectUUID(uuid)
 	}
-	madeForSharer := false
-	for _, other := range d.Sharers(s.Others.Records) {
-		uuid := other.Partition.OwnUUID()
-		if uuid == "" {
-			madeForSharer = true // maybe, by a process that died before it knew the UUID
-		} else if gpu.HasMIGDevice(s.Instances[d.PCIAddress], uuid) {
-			return partition.ExpectUUID(uuid)
-		}
-	}
+	sharers := sharersOf(s, d)
 	switch {
-	case slices.Contains(s.absent, p.key), s.Attempt == First && !madeForSharer:
+	case sharers.live != "":
+		return partition.ExpectUUID(sharers.live)
+	case slices.Contains(s.absent, p.key):
+		return partition.ExpectNothing
+	case s.Attempt == First && !sharers.unknown && sharers.releasing != "":
+		// Its compute instance is gone, the GPU instance may be left.
+		return partition.ExpectUUID(sharers.releasing)
+	case s.Attempt == First && !sharers.unknown:
 		return partition.ExpectNothing
 	case d.Partition.OwnUUID() != "":
 		return partition.ExpectUUID(d.Partition.OwnUUID())
 	}
 	return partition.ExpectOurs
+}
+
+// siblingUUID is that of another share of the same claim, which comes first.
+func siblingUUID(r *journal.Record, d *journal.Device) string {
+	for i := range r.Devices {
+		if sibling := &r.Devices[i]; sibling != d && sibling.Owned() && sibling.SamePlace(d) && sibling.Partition.LiveUUID() != "" {
+			return sibling.Partition.LiveUUID()
+		}
+	}
+	return ""
+}
+
+// sharers are what the records of other claims say of a partition that they share: the
+// UUID of the one that is there, and that of one that is being released and is not.
+type sharers struct {
+	live, releasing string
+	// unknown: it may have been made for one by a process that died before it knew the
+	// UUID.
+	unknown bool
+}
+
+func sharersOf(s *Scene, d *journal.Device) (found sharers) {
+	for _, other := range d.Sharers(s.Others.Records) {
+		uuid := other.Partition.OwnUUID()
+		switch {
+		case uuid == "":
+			found.unknown = true
+		case gpu.HasMIGDevice(s.Instances[d.PCIAddress], uuid):
+			found.live = uuid
+		case other.Record.State == journal.Unpreparing:
+			found.releasing = uuid
+		}
+	}
+	return found
 }
 
 func (p ownedPartition) explain(s *Scene, d *journal.Device, err error) error {

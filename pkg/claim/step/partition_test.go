@@ -116,7 +116,11 @@ func TestPartitionCheck(t *testing.T) {
 		},
 		"the other share is being released and gone": {
 			claimOf("u1", partitionShare("s1")), []*journal.Record{inState(known(claimOf("u2", partitionShare("s2")), "MIG-4", true, false), journal.Unpreparing)},
-			nil, First, "", partition.ExpectNothing,
+			nil, First, "", partition.ExpectUUID("MIG-4"),
+		},
+		"the other share is being released and half gone": {
+			claimOf("u1", partitionShare("s1")), []*journal.Record{inState(known(claimOf("u2", partitionShare("s2")), "MIG-4", true, false), journal.Unpreparing)},
+			[]gpu.Instance{instance(4)}, First, "", partition.ExpectUUID("MIG-4"),
 		},
 		"one share is being released and gone, another's process died": {
 			claimOf("u1", partitionShare("s1")), []*journal.Record{

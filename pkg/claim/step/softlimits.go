@@ -5,10 +5,12 @@ package step
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -106,6 +108,14 @@ func (l SoftLimits) Drop(uid types.UID) error {
 	return nil
 }
 
+// Sweep removes what was left of folders that were dropped.
+func (l SoftLimits) Sweep(ctx context.Context) error {
+	if err := host.RemoveAside(ctx, l.Dir); err != nil {
+		return fmt.Errorf("folders for software limits: %w", err)
+	}
+	return nil
+}
+
 // limitsBytes is room for the counters of many devices; the library's take about a
 // megabyte each.
 const limitsBytes = 16 << 20
@@ -132,5 +142,17 @@ func (OSLimitFiles) Write(path string, data []byte, mode fs.FileMode) error {
 	return host.ReplaceFile(path, data, mode)
 }
 
+// removeTime bounds how long the release of a claim waits for its files to go. In memory
+// they go with their file system; what an earlier version had on a disk is left to Sweep.
+const removeTime = 2 * time.Second
+
 // Remove implements LimitFiles.
-func (OSLimitFiles) Remove(path string) error { return host.RemoveTmpfs(path) }
+func (OSLimitFiles) Remove(path string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), removeTime)
+	defer cancel()
+	err := host.RemoveTmpfs(ctx, path)
+	if errors.Is(err, context.DeadlineExceeded) {
+		return nil // it is moved aside
+	}
+	return err
+}

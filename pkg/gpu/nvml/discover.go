@@ -104,12 +104,6 @@ func readProduct(ctx context.Context, h *handle, g *gpu.GPU) error {
 	if g.ProductName, err = optional(get(ctx, h.lane, "nvmlDeviceGetName", h.dev.GetName)); err != nil {
 		return err
 	}
-	brand, err := optional(get(ctx, h.lane, "nvmlDeviceGetBrand", h.dev.GetBrand))
-	if err != nil {
-		return err
-	}
-	g.Brand = nameOf(brands, brand)
-
 	arch, err := optional(get(ctx, h.lane, "nvmlDeviceGetArchitecture", h.dev.GetArchitecture))
 	if err != nil {
 		return err

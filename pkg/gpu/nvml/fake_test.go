@@ -189,9 +189,8 @@ func (d *fakeDevice) GetUUID() (string, nvml.Return) {
 	return "GPU-" + d.busID, d.uuidResult
 }
 
-func (d *fakeDevice) GetMinorNumber() (int, nvml.Return)      { return 0, nvml.SUCCESS }
-func (d *fakeDevice) GetName() (string, nvml.Return)          { return "", nvml.ERROR_NOT_SUPPORTED }
-func (d *fakeDevice) GetBrand() (nvml.BrandType, nvml.Return) { return 99, nvml.SUCCESS }
+func (d *fakeDevice) GetMinorNumber() (int, nvml.Return) { return 0, nvml.SUCCESS }
+func (d *fakeDevice) GetName() (string, nvml.Return)     { return "", nvml.ERROR_NOT_SUPPORTED }
 
 func (d *fakeDevice) GetArchitecture() (nvml.DeviceArchitecture, nvml.Return) {
 	if d.arch == 0 {

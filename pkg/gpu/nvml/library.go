@@ -32,7 +32,6 @@ var required = []string{
 	"nvmlDeviceGetUUID",
 	"nvmlDeviceGetMinorNumber",
 	"nvmlDeviceGetName",
-	"nvmlDeviceGetBrand",
 	"nvmlDeviceGetArchitecture",
 	"nvmlDeviceGetCudaComputeCapability",
 	"nvmlDeviceGetMemoryInfo",

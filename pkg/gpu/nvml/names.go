@@ -13,27 +13,8 @@ import (
 
 const unknown = "Unknown"
 
-// brands and architectures are spelled as NVIDIA's DRA driver publishes them, because
-// selectors in use compare with these strings.
-var brands = map[nvml.BrandType]string{
-	nvml.BRAND_QUADRO:              "Quadro",
-	nvml.BRAND_TESLA:               "Tesla",
-	nvml.BRAND_NVS:                 "NVS",
-	nvml.BRAND_GRID:                "Grid",
-	nvml.BRAND_GEFORCE:             "GeForce",
-	nvml.BRAND_TITAN:               "Titan",
-	nvml.BRAND_NVIDIA_VAPPS:        "NvidiaVApps",
-	nvml.BRAND_NVIDIA_VPC:          "NvidiaVPC",
-	nvml.BRAND_NVIDIA_VCS:          "NvidiaVCS",
-	nvml.BRAND_NVIDIA_VWS:          "NvidiaVWS",
-	nvml.BRAND_NVIDIA_CLOUD_GAMING: "NvidiaCloudGaming",
-	nvml.BRAND_QUADRO_RTX:          "QuadroRTX",
-	nvml.BRAND_NVIDIA_RTX:          "NvidiaRTX",
-	nvml.BRAND_NVIDIA:              "Nvidia",
-	nvml.BRAND_GEFORCE_RTX:         "GeForceRTX",
-	nvml.BRAND_TITAN_RTX:           "TitanRTX",
-}
-
+// architectures are spelled as NVIDIA's DRA driver publishes them, because selectors in
+// use compare with these strings.
 var architectures = map[nvml.DeviceArchitecture]string{
 	nvml.DEVICE_ARCH_KEPLER:    "Kepler",
 	nvml.DEVICE_ARCH_MAXWELL:   "Maxwell",

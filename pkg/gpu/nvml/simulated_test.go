@@ -147,7 +147,6 @@ func TestSimulatedBoards(t *testing.T) {
 // expectedNode says by hand what Discover should make of a machine of the
 // catalogue: an independent way from the same facts.
 func expectedNode(m *machine.Machine) *gpu.Node {
-	brandNames := map[int]string{2: "Tesla", 13: "NvidiaRTX", 14: "Nvidia"}
 	archNames := map[int]string{6: "Turing", 7: "Ampere", 8: "Ada Lovelace", 9: "Hopper", 10: "Blackwell"}
 	modeNames := map[int]string{0: "None", 1: "HMM", 2: "ATS"}
 	node := &gpu.Node{
@@ -157,7 +156,7 @@ func expectedNode(m *machine.Machine) *gpu.Node {
 	for _, s := range m.GPUs {
 		g := gpu.GPU{
 			PCIAddress: s.PCIAddress, PCIDeviceID: fmt.Sprintf("10de:%04x", s.PCIDeviceID>>16), UUID: s.UUID, Minor: s.Minor, ProductName: s.ProductName,
-			Brand: brandNames[s.Brand], Architecture: archNames[s.Architecture],
+			Architecture:      archNames[s.Architecture],
 			ComputeCapability: gpu.Version{Major: s.ComputeMajor, Minor: s.ComputeMinor},
 			Resources:         gpu.Resources{MemoryBytes: s.MemoryBytes},
 			AddressingMode:    modeNames[s.AddressingMode], PCIeRoot: s.PCIeRoot,

@@ -8,8 +8,9 @@
 // UUID: there are drivers that accept a UUID and then do not apply the limit. The
 // daemon's CUDA_VISIBLE_DEVICES lists UUIDs, so the index is unambiguous.
 //
-// A daemon's answers are not trusted: root in a container that is a client can
-// replace the daemon's socket. Their length is bounded.
+// NVIDIA's program connects by itself, to any process that listens there. So the caller
+// says how the sockets are checked, which is done before and after each run: answers
+// from between are not believed when a socket was replaced. Their length is bounded.
 package control
 
 import (
@@ -32,6 +33,9 @@ type Client struct {
 	// Command returns NVIDIA's program, which reads commands from its standard
 	// input, set up to reach the daemon.
 	Command func(ctx context.Context) *exec.Cmd
+	// Check returns an error if the program would not reach the daemon, but another
+	// process. It may be nil.
+	Check func(ctx context.Context) error
 	// Limit is how long one run of the program may take.
 	Limit time.Duration
 }
@@ -48,6 +52,9 @@ func (c Client) WithLimit(limit time.Duration) Client {
 func (c Client) run(ctx context.Context, commands ...string) ([]string, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, c.Limit, fmt.Errorf("no answer within %s", c.Limit))
 	defer cancel()
+	if err := c.check(ctx); err != nil {
+		return nil, fmt.Errorf("MPS command %q: %w", strings.Join(commands, "; "), err)
+	}
 	cmd := c.Command(ctx)
 	cmd.Stdin = strings.NewReader(strings.Join(commands, "\n") + "\n")
 	var output boundedBuffer
@@ -60,6 +67,9 @@ func (c Client) run(ctx context.Context, commands ...string) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("MPS command %q: %w%s", strings.Join(commands, "; "), err, Quote(output.String()))
 	}
+	if err := c.check(ctx); err != nil {
+		return nil, fmt.Errorf("MPS command %q was answered: %w", strings.Join(commands, "; "), err)
+	}
 	var lines []string
 	for line := range strings.Lines(output.String()) {
 		if line = strings.TrimSpace(line); line != "" {
@@ -67,6 +77,13 @@ func (c Client) run(ctx context.Context, commands ...string) ([]string, error) {
 		}
 	}
 	return lines, nil
+}
+
+func (c Client) check(ctx context.Context) error {
+	if c.Check == nil {
+		return nil
+	}
+	return c.Check(ctx)
 }
 
 // boundedBuffer keeps the first maxOutput bytes that are written to it.

@@ -139,6 +139,24 @@ type reading struct {
 // readings in progress by ID.
 var readings sync.Map
 
+// environ reads the environment of a process as the kernel has it. Tests replace it.
+var environ = func(id ID) ([]byte, error) {
+	return os.ReadFile(filepath.Join(procRoot, strconv.Itoa(id.PID), "environ"))
+}
+
+// readEnvironment reads the environment of a process, which is empty for a moment while
+// it becomes another program (environ_read in fs/proc/base.c of Linux). A process that
+// has none after the limit really has none.
+func readEnvironment(id ID, limit time.Duration) []byte {
+	const pause = 5 * time.Millisecond
+	for end := time.Now().Add(limit); ; time.Sleep(pause) {
+		// A process whose environment cannot be read has ended.
+		if data, err := environ(id); err != nil || len(data) > 0 || time.Now().After(end) {
+			return data
+		}
+	}
+}
+
 // environmentOf returns the environment of a process, or nothing when it cannot be
 // read in time: reading the environment of a process that is stuck in its driver
 // may block for ever. The session of such a process knows it by its PID; a search
@@ -152,8 +170,7 @@ func environmentOf(id ID) []byte {
 		go func() {
 			defer readings.Delete(id)
 			defer close(r.done)
-			// A process whose environment cannot be read has ended.
-			r.data, _ = os.ReadFile(filepath.Join(procRoot, strconv.Itoa(id.PID), "environ"))
+			r.data = readEnvironment(id, limit)
 		}()
 	}
 	// Only the first search waits for a process that is stuck.

@@ -125,6 +125,24 @@ func TestFirstThreadEnds(t *testing.T) {
 	}
 }
 
+// A process that is about to run another program has no environment for a moment.
+func TestMarkWhileProgramStarts(t *testing.T) {
+	m := mark(t)
+	p := idle(t, m, nil, idleVariable+"=1")
+	read, empty := environ, true
+	t.Cleanup(func() { environ = read })
+	environ = func(id ID) ([]byte, error) {
+		if id == p && empty {
+			empty = false
+			return nil, nil
+		}
+		return read(id)
+	}
+	if found, err := m.Find(); err != nil || len(found) != 1 || found[0] != p {
+		t.Errorf("got %v, %v, want %v", found, err, p)
+	}
+}
+
 // Searches do not wait again and again for a process that is stuck.
 func TestStuckReading(t *testing.T) {
 	id := ID{PID: 1 << 30}

@@ -22,20 +22,29 @@ import (
 // the session's phase. An error means that the session does not run.
 func (r *repairer) check(ctx context.Context) error {
 	d := r.daemon
-	unmounted, err := d.folder.unmounted()
+	lost, err := d.folder.lost()
 	if err != nil {
 		return err
 	}
-	if len(unmounted) > 0 {
-		return r.replaceDaemon(ctx, fmt.Errorf("somebody unmounted %s of the MPS session", strings.Join(unmounted, ",")))
+	if len(lost) > 0 {
+		return r.replaceDaemon(ctx, fmt.Errorf("somebody unmounted %s of the MPS session", strings.Join(lost, ",")))
+	}
+	if !d.record.Private {
+		return r.replaceDaemon(ctx, fmt.Errorf("containers of an earlier version can replace the sockets of the control daemon (%s)", d.process.ID))
 	}
 	client, err := d.client()
+	if err == nil && len(d.record.Sockets) == 0 {
+		err = d.recordSockets(ctx) // an earlier supervisor did not come to do it
+	}
 	if err != nil {
 		return r.handleSilence(ctx, err)
 	}
 	alive, cancel := d.while(ctx)
 	defer cancel()
 	servers, err := client.Inspect(alive, process.PIDs(d.record.Servers), d.record.Spec)
+	if errors.Is(err, errSockets) && !d.endsAlone(ctx) {
+		return r.replaceDaemon(ctx, err)
+	}
 	if err != nil {
 		return r.handleSilence(ctx, err)
 	}
@@ -72,14 +81,10 @@ func (r *repairer) evaluate(ctx context.Context, client control.Client, servers 
 		clients = append(clients, server.Clients...)
 		active = active || server.State == control.StateActive
 		if server.State == control.StateFault {
-			text := fmt.Sprintf("a fatal fault of a client ended all clients of the server with PID %d", server.PID)
-			if err := r.recordFault(ctx, text); err != nil {
-				return err
-			}
-			d.publishClients(mps.Faulted, text+"; the server accepts no new ones until the connected ones have ended", clients)
-			return nil
+			return r.awaitFaulty(ctx, server.PID, clients)
 		}
 	}
+	r.faultySince = time.Time{}
 	switch {
 	case !active:
 		state := fmt.Sprintf("the server with PID %d is %s", servers[0].PID, servers[0].State)
@@ -106,6 +111,25 @@ func (r *repairer) evaluate(ctx context.Context, client control.Client, servers 
 	return nil
 }
 
+// awaitFaulty waits for the clients of a faulty server to end, which revives it, and
+// replaces the daemon when that takes too long.
+func (r *repairer) awaitFaulty(ctx context.Context, server int, clients []int) error {
+	d := r.daemon
+	text := fmt.Sprintf("a fatal fault of a client ended all clients of the server with PID %d", server)
+	if err := r.recordFault(ctx, text); err != nil {
+		return err
+	}
+	if r.faultySince.IsZero() {
+		r.faultySince = time.Now()
+	}
+	if waited := time.Since(r.faultySince); waited >= d.options.FaultLimit {
+		return r.replaceDaemon(ctx, fmt.Errorf("%s, and not all of them have ended within %s", text, d.options.FaultLimit))
+	}
+	d.publishClients(mps.Faulted, fmt.Sprintf("%s; the server accepts no new ones until the connected ones have ended, or for %s",
+		text, d.options.FaultLimit), clients)
+	return nil
+}
+
 func (r *repairer) recordFault(ctx context.Context, text string) error {
 	if !r.daemon.record.Serving {
 		return nil // recorded before
@@ -114,8 +138,8 @@ func (r *repairer) recordFault(ctx context.Context, text string) error {
 	return r.daemon.folder.save(r.daemon.record)
 }
 
-// enforceLimits sets the limits of active servers that do not have them: root in a
-// container can change them.
+// enforceLimits sets the limits of active servers that do not have them. Containers
+// cannot change them, but root on the node can.
 func (r *repairer) enforceLimits(ctx context.Context, client control.Client, servers []control.Server) error {
 	spec := r.daemon.record.Spec
 	for _, server := range servers {
@@ -188,7 +212,7 @@ func (r *repairer) handleSilence(ctx context.Context, cause error) error {
 	status := d.status.get()
 	cause = fmt.Errorf("the control daemon (%s) does not answer: %w", d.process.ID, cause)
 	switch silence, interval := time.Since(r.silentSince), d.options.CheckInterval; {
-	case silence >= intervalsToReplace*interval && !process.AnyAlive(status.Clients):
+	case silence >= intervalsToReplace*interval && len(d.believed(status.Clients)) == 0:
 		return r.replaceDaemon(ctx, cause)
 	case silence >= intervalsToFail*interval:
 		d.publish(mps.Failed, cause.Error())

@@ -31,6 +31,8 @@ type daemon struct {
 	serverEnded chan struct{}
 	// unwatched ends the watching of processes that other supervisors started.
 	unwatched <-chan struct{}
+	// dialed is the daemon that was found to listen on the sockets of the record.
+	dialed process.ID
 	// readySince is when clients could connect again the last time.
 	readySince time.Time
 
@@ -40,7 +42,7 @@ type daemon struct {
 // client returns the client of the control daemon.
 func (d *daemon) client() (control.Client, error) {
 	program, err := newControlProgram(d.options.Roots, d.folder)
-	return control.Client{Command: program.client, Limit: d.options.CommandLimit}, err
+	return control.Client{Command: program.client, Limit: d.options.CommandLimit, Check: d.checkSockets}, err
 }
 
 // while returns a context that is also canceled when the daemon ends.
@@ -90,8 +92,8 @@ func (d *daemon) watchServers() {
 }
 
 // owns reports whether the daemon started a process. Servers are killed when a
-// session ends, and root in a container can replace the daemon's socket and call any
-// process of the host its server.
+// session ends, and a daemon that is wrong, or is not the one it seems to be, could
+// call any process of the host its server.
 func (d *daemon) owns(id process.ID) bool {
 	parent, err := process.Parent(id.PID)
 	child := err == nil && d.record.Daemon != nil && parent == d.record.Daemon.PID
@@ -142,7 +144,7 @@ func (d *daemon) publishClients(phase mps.Phase, message string, clients []int) 
 	status := mps.Status{
 		Spec: r.Spec.Clone(), Phase: phase, Message: message,
 		Losses: r.Losses, LastLoss: r.LastLoss, LastLossTime: r.LastLossTime,
-		PipeDir: d.folder.pipe(), ShmDir: d.folder.shm(),
+		PipeDir: d.folder.clientPipe(), ShmDir: d.folder.shm(),
 	}
 	if len(r.Servers) > 0 {
 		status.Servers, status.Clients = process.PIDs(r.Servers), slices.Clone(clients)

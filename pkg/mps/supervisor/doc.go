@@ -10,10 +10,12 @@
 // A session is one control daemon with its server, and a folder named by the
 // session's ID:
 //
-//	pipe          a small tmpfs, what CUDA_MPS_PIPE_DIRECTORY names; it is kept for
-//	              the session's life, so that a container that has it mounted finds
-//	              the sockets of the next daemon too
-//	log           logs of daemon, server and launcher
+//	pipe          a small tmpfs, which is kept for the session's life
+//	pipe/daemon   the daemon's CUDA_MPS_PIPE_DIRECTORY, in no container
+//	pipe/client   the containers', mounted read-only: it has a link of the daemon's
+//	              socket for programs, and in a running container that of the next
+//	              daemon too
+//	log           a small tmpfs, logs of daemon, server and launcher
 //	shm           a tmpfs, /dev/shm of daemon, server and clients
 //	session.json  what is wanted, what runs, what was lost
 //
@@ -45,14 +47,15 @@
 //     server that ends again and again is restarted with growing delays, unless a
 //     client is faster or Ensure asks for it.
 //   - A client's fault: all clients of the session end (FAULT). MPS accepts no new
-//     ones until the faulting ones have ended, and then goes on by itself.
+//     ones until the faulting ones have ended, and then goes on by itself. If that
+//     takes too long, the daemon is replaced.
 //   - A daemon ends: what is left of it is killed, then as above.
 //   - The supervisor is killed: its daemons live on, unless they are killed with it,
 //     and the next supervisor adopts them. In a pod they are killed with the
 //     container; then the next supervisor starts them again in the same folders, and
-//     running containers can reconnect, because both tmpfs are still mounted on the
+//     running containers can reconnect, because the tmpfs are still mounted on the
 //     host.
-//   - The supervisor is asked to end (SIGTERM): it quits its daemons and unmounts both
+//   - The supervisor is asked to end (SIGTERM): it quits its daemons and unmounts the
 //     tmpfs, so that removing Partage leaves no mount. session.json stays for a
 //     successor, which starts the sessions again. Running containers still have the
 //     old tmpfs and must be restarted.
@@ -64,9 +67,13 @@
 // that a session's folder does not. Other folders are left alone, whatever folder
 // the supervisor was told to use.
 //
-// Root in a container that is a client can replace the daemon's sockets and fill the
-// tmpfs that holds them, but not the host's /run. A daemon's answers are therefore
-// not trusted: a process is not taken for a server unless the daemon started it.
+// All clients of a session have the same /dev/shm. What those of ended pods left there
+// is removed while others go on, see leftover.
+//
+// Root in a container that is a client can connect to the daemon, and do nothing to
+// its sockets. That they are those that the daemon made is checked all the same, before
+// and after each command, and a daemon of which that is not true is replaced. Nor is a
+// process taken for a server unless the daemon started it.
 //
 // session.json is written before each effect that it describes: before the mounts
 // and the daemon, and before anything is removed. A daemon and all its descendants
@@ -76,7 +83,7 @@
 // # The host
 //
 // The supervisor's folder must have the same path on the host and, in a container,
-// be mounted with Bidirectional propagation, so that the container runtime sees both
+// be mounted with Bidirectional propagation, so that the container runtime sees the
 // tmpfs. The supervisor needs root, Linux 5.10, and the host's PID namespace so that
 // MPS knows its clients by their PIDs.
 package supervisor

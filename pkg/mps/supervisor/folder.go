@@ -4,6 +4,7 @@
 package supervisor
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -23,6 +24,19 @@ func (f folder) pipe() string   { return filepath.Join(string(f), "pipe") }
 func (f folder) shm() string    { return filepath.Join(string(f), "shm") }
 func (f folder) logs() logs     { return logs(filepath.Join(string(f), "log")) }
 func (f folder) record() string { return filepath.Join(string(f), "session.json") }
+
+// The folders in pipe. Both are in one mount, so that a file can be linked from one
+// to the other.
+const (
+	daemonFolder = "daemon"
+	clientFolder = "client"
+)
+
+// daemonPipe is the folder in which the daemon makes its sockets. No container has it.
+func (f folder) daemonPipe() string { return filepath.Join(f.pipe(), daemonFolder) }
+
+// clientPipe is the folder that containers have, which they cannot write.
+func (f folder) clientPipe() string { return filepath.Join(f.pipe(), clientFolder) }
 
 // mark is on all processes of the session.
 func (f folder) mark() process.Mark {
@@ -44,7 +58,7 @@ const (
 // not a session's.
 func (f folder) check() error {
 	// The longer of the two sockets that a daemon makes.
-	path := filepath.Join(f.pipe(), "control_privileged")
+	path := filepath.Join(f.daemonPipe(), PrivilegedSocket)
 	if len(path) > maxSocketPath {
 		return fmt.Errorf("%w: session %s: the socket %s has %d bytes, a socket's path has at most %d: use a shorter folder or id",
 			mps.ErrInvalid, f.id(), path, len(path), maxSocketPath)
@@ -97,23 +111,27 @@ func (f folder) make() (fresh bool, err error) {
 	return fresh, nil
 }
 
-// clearPipe removes the sockets that an earlier daemon left, which would look like
-// ones that are in use. The folder itself stays: containers have it mounted.
-func (f folder) clearPipe() error {
-	entries, err := os.ReadDir(f.pipe())
-	if err != nil {
-		return fmt.Errorf("clear the pipe folder: %w", err)
-	}
-	for _, entry := range entries {
-		if err := os.RemoveAll(filepath.Join(f.pipe(), entry.Name())); err != nil {
-			return fmt.Errorf("clear the pipe folder: %w", err)
+// clearPipe makes the folders of sockets, or removes what an earlier daemon left in
+// them: its sockets would look like ones that are in use. The folders themselves stay:
+// containers have one mounted.
+func (f folder) clearPipe(ctx context.Context) error {
+	for _, path := range []string{f.daemonPipe(), f.clientPipe()} {
+		if err := os.MkdirAll(path, folderMode); err != nil {
+			return fmt.Errorf("make a folder of sockets: %w", err)
+		}
+		// Whatever the umask is.
+		if err := os.Chmod(path, folderMode); err != nil {
+			return fmt.Errorf("make a folder of sockets: %w", err)
+		}
+		if err := host.ClearFolder(ctx, path); err != nil {
+			return fmt.Errorf("remove what an earlier daemon left: %w", err)
 		}
 	}
 	return nil
 }
 
 // delete removes the folder. The caller has unmounted.
-func (f folder) delete() error {
+func (f folder) delete(ctx context.Context) error {
 	unmounted, err := f.unmounted()
 	if err != nil {
 		return err
@@ -121,7 +139,7 @@ func (f folder) delete() error {
 	if len(unmounted) < len(f.mounts()) {
 		return fmt.Errorf("remove %s: it still has mounts", string(f))
 	}
-	if err := os.RemoveAll(string(f)); err != nil {
+	if err := host.RemoveTree(ctx, string(f)); err != nil {
 		return fmt.Errorf("remove the folder of session %s: %w", f.id(), err)
 	}
 	return nil

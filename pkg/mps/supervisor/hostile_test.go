@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/mps/process"
 )
@@ -42,8 +43,8 @@ func (w *world) process(attributes *syscall.SysProcAttr, env ...string) process.
 	return id
 }
 
-// TestImpostor: a daemon in the place of the right one cannot have processes of the
-// host killed by calling them its server.
+// TestImpostor: a daemon that is wrong about its servers cannot have processes of the
+// host killed by calling them its own.
 func TestImpostor(t *testing.T) {
 	w, s, before := started(t)
 	victim := w.process(nil)
@@ -88,29 +89,66 @@ func TestForeignFolders(t *testing.T) {
 	}
 }
 
-// TestFullFolders: root in a container fills the folder of the sockets, and not what
-// that is in.
+// TestFullFolders: whoever fills the folder of the sockets, as a daemon may that logs
+// there, does not fill what that is in.
 func TestFullFolders(t *testing.T) {
-	_, s, status := started(t)
+	w, s, status := started(t)
+	f := w.folder(one.ID)
 	var failure error
 	for i := 0; failure == nil; i++ {
 		if i == 64 {
 			t.Fatal("there is no end of it")
 		}
-		failure = os.WriteFile(filepath.Join(status.PipeDir, strconv.Itoa(i)), make([]byte, 64<<10), 0o600)
+		failure = os.WriteFile(filepath.Join(f.daemonPipe(), strconv.Itoa(i)), make([]byte, 64<<10), 0o600)
 	}
 	if !errors.Is(failure, unix.ENOSPC) {
 		t.Error(failure)
 	}
-	if err := os.WriteFile(filepath.Join(filepath.Dir(status.PipeDir), "beside"), make([]byte, 64<<10), 0o600); err != nil {
-		t.Error(err)
-	}
-	if err := os.Remove(filepath.Join(filepath.Dir(status.PipeDir), "beside")); err != nil {
+	beside := filepath.Join(string(f), "beside")
+	if err := errors.Join(os.WriteFile(beside, make([]byte, 64<<10), 0o600), os.Remove(beside)); err != nil {
 		t.Error(err)
 	}
 	// What is there still works, and goes.
 	inEffect(t, s, status)
 	if err := s.Stop(t.Context(), status.Spec.ID); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestDeepFolders: root in a container makes the folder of the sockets as deep as it can,
+// and the next daemon starts all the same.
+func TestDeepFolders(t *testing.T) {
+	_, s, status := started(t)
+	made := 0
+	for path := status.PipeDir; made < fewest; made++ {
+		path = filepath.Join(path, "d")
+		if err := os.Mkdir(path, 0o000); err != nil {
+			break
+		}
+	}
+	if made < fewest/2 || made == fewest {
+		t.Errorf("%d folders fit", made)
+	}
+	kill(t, daemonOf(t, s, one.ID))
+	reaches(t, s, one.ID, mps.Running, 1)
+	if _, err := os.Lstat(filepath.Join(status.PipeDir, "d")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestFolderMovedAside: what a supervisor had no time to remove is removed by the next one.
+func TestFolderMovedAside(t *testing.T) {
+	w := newWorld(t)
+	left := filepath.Join(w.dir, "session")
+	if err := os.MkdirAll(filepath.Join(left, "pipe", "deep"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	aside, err := host.MoveAside(left)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := w.supervisor()
+	if _, err := os.Lstat(aside); !errors.Is(err, os.ErrNotExist) || len(s.List()) > 0 {
+		t.Errorf("got %v, sessions %v", err, s.List())
 	}
 }

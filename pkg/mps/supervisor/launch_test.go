@@ -76,7 +76,7 @@ func TestOwnRoot(t *testing.T) {
 	if err == nil {
 		err = json.Unmarshal(data, &seen)
 	}
-	if err != nil || seen["CUDA_MPS_PIPE_DIRECTORY"] != "/tmp/pipe" || seen["args"] != "-f" {
+	if err != nil || seen["CUDA_MPS_PIPE_DIRECTORY"] != "/tmp/pipe/daemon" || seen["args"] != "-f" {
 		t.Errorf("the daemon saw %v, %v", seen, err)
 	}
 	// It is in there, and nothing of its view is in ours.

@@ -4,15 +4,20 @@
 package supervisor
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/pkg/logchange"
 )
 
 // logs is the folder of a session's logs.
@@ -29,9 +34,13 @@ var (
 )
 
 const (
-	// maxLog bounds each log: the folder is usually in memory, and a daemon writes
-	// a line for every command that it gets.
-	maxLog = 4 << 20
+	// maxLog bounds each log. A daemon writes a line for every command that it gets,
+	// and more for what its clients do.
+	maxLog = 2 << 20
+	// keptLog is how much of a log is kept that has grown too large.
+	keptLog = maxLog / 8
+	// oldLog is the extension of what is kept.
+	oldLog = ".old"
 	// tailLines is how many lines of each log become part of an error.
 	tailLines = 8
 )
@@ -39,12 +48,31 @@ const (
 func (l logs) path(name string) string { return filepath.Join(string(l), name) }
 
 // open opens a new daemonLog. The logs of the last daemon are kept with the
-// extension .old.
+// extension .old, and nothing else: the next one needs room.
 func (l logs) open() (*os.File, error) {
-	for _, name := range logNames {
-		path := l.path(name)
-		if err := os.Rename(path, path+".old"); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return nil, fmt.Errorf("rename the last daemon's log: %w", err)
+	entries, err := os.ReadDir(string(l))
+	if err != nil {
+		return nil, fmt.Errorf("look for the last daemon's logs: %w", err)
+	}
+	if err := l.bound(); err != nil {
+		return nil, err
+	}
+	for _, entry := range entries {
+		name, path := entry.Name(), l.path(entry.Name())
+		info, err := os.Lstat(path)
+		switch {
+		case err != nil:
+		case !slices.Contains(logNames, strings.TrimSuffix(name, oldLog)):
+			err = os.RemoveAll(path)
+		case !slices.Contains(logNames, name):
+			continue
+		case info.Size() == 0:
+			err = os.Remove(path)
+		default:
+			err = os.Rename(path, path+oldLog)
+		}
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return nil, fmt.Errorf("make room for the daemon's log: %w", err)
 		}
 	}
 	file, err := os.OpenFile(l.path(daemonLog), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
@@ -54,24 +82,74 @@ func (l logs) open() (*os.File, error) {
 	return file, nil
 }
 
-// truncate empties logs that have grown too large and keeps their end with the
-// extension .old. The daemon has them open, so they cannot be renamed.
-func (l logs) truncate() error {
-	for _, name := range logNames {
-		path := l.path(name)
-		info, err := os.Stat(path)
-		if err != nil || info.Size() <= maxLog {
-			continue
+// bound empties logs that have grown too large and keeps their end with the extension
+// .old. The daemon has them open, so they cannot be renamed.
+func (l logs) bound() error {
+	entries, err := os.ReadDir(string(l))
+	if err != nil {
+		if errors.Is(err, os.ErrNotExist) {
+			return nil
 		}
-		data, err := readEnd(path, maxLog/16)
-		if err == nil {
-			err = os.WriteFile(path+".old", data, 0o600)
-		}
-		if err = errors.Join(err, os.Truncate(path, 0)); err != nil {
-			return fmt.Errorf("truncate the logs in %s: %w", string(l), err)
+		return fmt.Errorf("bound the logs: %w", err)
+	}
+	var errs []error
+	for _, entry := range entries {
+		if entry.Type().IsRegular() && filepath.Ext(entry.Name()) != oldLog {
+			errs = append(errs, boundLog(l.path(entry.Name())))
 		}
 	}
+	return errors.Join(errs...)
+}
+
+// boundLog works on the file that it has opened: the path may soon be that of the next
+// daemon's log.
+func boundLog(path string) (err error) {
+	file, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		if errors.Is(err, os.ErrNotExist) {
+			return nil
+		}
+		return fmt.Errorf("bound a log: %w", err)
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(file.Fd()), &st); err != nil {
+		return fmt.Errorf("bound the log %s: %w", path, err)
+	}
+	// What it takes, not its length: a daemon that does not append goes on where it was
+	// and leaves a hole.
+	if st.Blocks*512 <= maxLog {
+		return nil
+	}
+	end, err := io.ReadAll(io.NewSectionReader(file, max(0, st.Size-keptLog), keptLog))
+	// Before anything is written: there may be no space.
+	if err = errors.Join(err, file.Truncate(0)); err != nil {
+		return fmt.Errorf("bound the log %s: %w", path, err)
+	}
+	if err := os.WriteFile(path+oldLog, end, 0o600); err != nil && !errors.Is(err, unix.ENOSPC) {
+		return fmt.Errorf("keep the end of the log %s: %w", path, err)
+	}
 	return nil
+}
+
+// boundLogs bounds the logs of all sessions until the supervisor closes, whatever becomes
+// of the sessions meanwhile.
+func (s *Supervisor) boundLogs(ctx context.Context) {
+	ticker := time.NewTicker(s.options.CheckInterval)
+	defer ticker.Stop()
+	var problem logchange.Problem
+	for {
+		select {
+		case <-s.closing:
+			return
+		case <-ticker.C:
+		}
+		var errs []error
+		for _, id := range s.ids() {
+			errs = append(errs, s.folder(id).logs().bound())
+		}
+		problem.Log(ctx, errors.Join(errs...), "MPS logs grow", "")
+	}
 }
 
 // tail returns the last lines of all logs, for errors.
@@ -99,7 +177,7 @@ func (l logs) tail() string {
 // neither is known.
 func (l logs) serverUser(server int) string {
 	for _, name := range serverLogs {
-		data, err := readEnd(l.path(name), maxLog/16)
+		data, err := readEnd(l.path(name), keptLog)
 		if err != nil {
 			continue
 		}
@@ -123,7 +201,7 @@ func (l logs) serverUser(server int) string {
 func (l logs) exitedCleanly(server int) bool {
 	clean := true
 	for _, name := range serverLogs {
-		data, err := readEnd(l.path(name), maxLog/16)
+		data, err := readEnd(l.path(name), keptLog)
 		if err != nil {
 			continue
 		}

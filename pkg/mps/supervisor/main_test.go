@@ -38,8 +38,12 @@ func TestMain(m *testing.M) {
 		os.Exit(exitCode(runServer()))
 	case name == clientName:
 		os.Exit(exitCode(runClient(os.Args[1], os.Args[2])))
+	case len(os.Args) > 1 && os.Args[1] == tenantCommand:
+		os.Exit(exitCode(runTenant(os.Args[2], os.Args[3:])))
 	case len(os.Args) > 1 && os.Args[1] == LaunchCommand:
 		os.Exit(exitCode(Launch(os.Args[2:])))
+	case len(os.Args) > 1 && os.Args[1] == containerCommand:
+		os.Exit(exitCode(runContainer(os.Args[2], os.Args[3])))
 	case len(os.Args) > 1 && os.Args[1] == superviseCommand:
 		os.Exit(exitCode(supervise(os.Args[2], os.Args[3])))
 	default:

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps"
 )
 
@@ -30,9 +31,28 @@ const (
 	mebibyte = 1 << 20
 	// pipeSize has room for the handful of sockets and files that MPS makes.
 	pipeSize = mebibyte
+	// logSize has room for all logs, each with the end of an earlier one, and for what a
+	// daemon writes between two looks at them.
+	logSize = 8 * maxLog
 	// minShmSize is what container runtimes give /dev/shm.
 	minShmSize = 64 * mebibyte
+
+	// fileSize is what a file takes of the kernel's memory beside its content, as Linux
+	// itself reckons.
+	fileSize = 1 << 10
+	// A tmpfs has room for a file per 16 KiB.
+	bytesPerFile      = 16 << 10
+	fewest, mostFiles = 256, 1 << 18
 )
+
+// maxFiles returns how many files and folders a tmpfs of some size may have.
+func maxFiles(size int64) int64 { return min(max(size/bytesPerFile, fewest), mostFiles) }
+
+// cost returns what a tmpfs of some size can take of the node's memory.
+func cost(size int64) int64 { return size + maxFiles(size)*fileSize }
+
+// fixedCost is that of what every session has beside its /dev/shm.
+func fixedCost() int64 { return cost(pipeSize) + cost(logSize) }
 
 // memory bounds what the tmpfs of all sessions together may take of the node's
 // memory. Each GPU has an equal share, and each partition a seventh of that, so that
@@ -62,15 +82,15 @@ func (m *memory) mount(f folder, spec mps.Spec) error {
 		return fmt.Errorf("session %s: %w", f.id(), err)
 	}
 	shmSize := m.shmSize(spec, limit)
-	if need := shmSize + pipeSize; taken+need > limit {
+	if need := cost(shmSize) + fixedCost(); taken+need > limit {
 		return fmt.Errorf("session %s: its tmpfs of %d MiB does not fit: those of other sessions have %d MiB, and all together may have %d MiB, "+
 			"which is 1/%d of the node's memory", f.id(), need/mebibyte, taken/mebibyte, limit/mebibyte, memoryShare)
 	}
 	return f.mount(shmSize)
 }
 
-// shrink gives a session that an earlier version started its share and no more. It
-// fails if the session has taken more than that already.
+// shrink gives a session that an earlier version started its share and no more, of
+// memory and of files. It fails if the session has taken more than that already.
 func (m *memory) shrink(f folder, spec mps.Spec) error {
 	limit, err := m.limit()
 	if err != nil {
@@ -78,11 +98,14 @@ func (m *memory) shrink(f folder, spec mps.Spec) error {
 	}
 	size := m.shmSize(spec, limit)
 	now, err := (mount{path: f.shm()}).size()
-	if err != nil || now <= size {
+	if err != nil || now == 0 {
 		return err
 	}
-	if err := unix.Mount("", f.shm(), "", mountFlags|unix.MS_REMOUNT, fmt.Sprintf("size=%d", size)); err != nil {
-		return fmt.Errorf("shrink the tmpfs of session %s at %s from %d to %d MiB: %w", f.id(), f.shm(), now/mebibyte, size/mebibyte, err)
+	size = min(now, size)
+	for _, option := range []string{fmt.Sprintf("size=%d", size), fmt.Sprintf("nr_inodes=%d", maxFiles(size))} {
+		if err := unix.Mount("", f.shm(), "", host.TmpfsFlags|unix.MS_REMOUNT, option); err != nil {
+			return fmt.Errorf("bound the tmpfs of session %s at %s, which has %d MiB, by %s: %w", f.id(), f.shm(), now/mebibyte, option, err)
+		}
 	}
 	return nil
 }
@@ -125,7 +148,9 @@ func (m *memory) shmSize(spec mps.Spec, limit int64) int64 {
 	if strings.HasPrefix(spec.Devices[0], "MIG-") {
 		size /= maxPartitions
 	}
-	return max(minShmSize, (size-pipeSize)/mebibyte*mebibyte)
+	// The files in it cost something, too.
+	size = (size - fixedCost()) / (bytesPerFile + fileSize) * bytesPerFile
+	return max(minShmSize, size/mebibyte*mebibyte)
 }
 
 // taken returns the size of everything that is mounted in the folders of sessions
@@ -146,7 +171,9 @@ func (m *memory) taken(except folder) (int64, error) {
 			if err != nil {
 				return 0, err
 			}
-			sum += size
+			if size > 0 {
+				sum += cost(size)
+			}
 		}
 	}
 	return sum, nil

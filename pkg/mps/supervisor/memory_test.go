@@ -56,10 +56,13 @@ func TestMemoryOfAllSessions(t *testing.T) {
 		if err != nil || limit != 32<<30 {
 			t.Fatalf("limit %d, %v", limit, err)
 		}
+		session := func(devices ...string) int64 {
+			return cost(m.shmSize(mps.Spec{Devices: devices}, limit)) + fixedCost()
+		}
 		for name, sum := range map[string]int64{
-			"whole GPUs":          int64(gpus) * (m.shmSize(mps.Spec{Devices: []string{gpuA}}, limit) + pipeSize),
-			"partitions":          int64(gpus) * maxPartitions * (m.shmSize(mps.Spec{Devices: []string{partition}}, limit) + pipeSize),
-			"one on several GPUs": m.shmSize(mps.Spec{Devices: make([]string, max(1, gpus))}, limit) + pipeSize,
+			"whole GPUs":          int64(gpus) * session(gpuA),
+			"partitions":          int64(gpus) * maxPartitions * session(partition),
+			"one on several GPUs": session(make([]string, max(1, gpus))...),
 		} {
 			if sum > limit || gpus > 0 && sum < limit*9/10 {
 				t.Errorf("%d GPUs: sessions of %s can take %d MiB, want not much less than %d", gpus, name, sum/mebibyte, limit/mebibyte)
@@ -68,7 +71,11 @@ func TestMemoryOfAllSessions(t *testing.T) {
 	}
 }
 
-// A tmpfs has the size that was computed for it.
+// noSymlinks is ST_NOSYMFOLLOW.
+const noSymlinks = 0x2000
+
+// A tmpfs has the size that was computed for it, a bound for files, and nothing in it can
+// be run or leads elsewhere.
 func TestMemoryOfSession(t *testing.T) {
 	w := newWorld(t)
 	w.node(2048*mebibyte, 2)
@@ -77,8 +84,23 @@ func TestMemoryOfSession(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if pipe, shm := size(t, status.PipeDir), size(t, status.ShmDir); pipe != pipeSize || shm != 511*mebibyte {
-		t.Errorf("pipe has %d KiB, shm has %d MiB", pipe>>10, shm/mebibyte)
+	log := string(w.folder("a").logs())
+	sum := int64(0)
+	for path, want := range map[string]int64{status.PipeDir: pipeSize, log: logSize, status.ShmDir: 464 * mebibyte} {
+		var st unix.Statfs_t
+		if err := unix.Statfs(path, &st); err != nil {
+			t.Fatal(err)
+		}
+		if got := int64(st.Blocks) * st.Bsize; got != want || int64(st.Files) != maxFiles(want) {
+			t.Errorf("%s has %d KiB and %d files, want %d and %d", path, got>>10, st.Files, want>>10, maxFiles(want))
+		}
+		if want := int64(unix.ST_NOSUID | unix.ST_NODEV | unix.ST_NOEXEC | noSymlinks); st.Flags&want != want {
+			t.Errorf("%s has the flags %x, want %x", path, st.Flags, want)
+		}
+		sum += cost(want)
+	}
+	if sum > 512*mebibyte {
+		t.Errorf("all together may take %d MiB", sum/mebibyte)
 	}
 }
 
@@ -117,7 +139,7 @@ func TestMemoryOfAdoptedSession(t *testing.T) {
 	first := w.other()
 	status := first.ensure(t, one)
 	first.end(unix.SIGKILL)
-	if err := unix.Mount("", status.ShmDir, "", unix.MS_REMOUNT|unix.MS_NOSUID|unix.MS_NODEV, "size=50%"); err != nil {
+	if err := unix.Mount("", status.ShmDir, "", unix.MS_REMOUNT|unix.MS_NOSUID|unix.MS_NODEV, "size=50%,nr_inodes=1000000"); err != nil {
 		t.Fatal(err)
 	}
 	boot, err := w.options.Roots.BootID()
@@ -135,5 +157,9 @@ func TestMemoryOfAdoptedSession(t *testing.T) {
 	}
 	if got := size(t, status.ShmDir); got > 256*mebibyte {
 		t.Errorf("it still has %d MiB", got/mebibyte)
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(status.ShmDir, &st); err != nil || int64(st.Files) != maxFiles(size(t, status.ShmDir)) || st.Flags&unix.ST_NOEXEC == 0 {
+		t.Errorf("it still has room for %d files, flags %x, %v", st.Files, st.Flags, err)
 	}
 }

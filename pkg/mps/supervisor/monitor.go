@@ -7,8 +7,6 @@ import (
 	"context"
 	"errors"
 	"time"
-
-	"k8s.io/klog/v2"
 )
 
 // startMonitor starts the session's monitor, unless it has one. The first check is
@@ -110,8 +108,5 @@ func (s *Supervisor) reconcile(ctx context.Context, sess *session) time.Duration
 		return s.options.CheckInterval
 	}
 	sess.logged = ""
-	if err := d.folder.logs().truncate(); err != nil {
-		klog.FromContext(ctx).Error(err, "MPS logs grow")
-	}
 	return s.options.CheckInterval
 }

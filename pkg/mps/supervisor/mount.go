@@ -4,38 +4,47 @@
 package supervisor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/wait"
 )
 
-// mount is a tmpfs of a session. Its clients can write to it, and must not be able
-// to fill a file system of the host.
-type mount struct{ path, options string }
-
-const mountFlags = unix.MS_NOSUID | unix.MS_NODEV
+// mount is a tmpfs of a session. Its clients can write to it, or make the daemon do so,
+// and must not be able to fill a file system of the host.
+type mount struct {
+	path, mode string
+	// bytes is 0 for the one that has the rest of the session's memory.
+	bytes int64
+	// shared: running containers have it.
+	shared bool
+}
 
 func (f folder) mounts() []mount {
 	return []mount{
-		{f.pipe(), "mode=755,nr_inodes=1k"},
-		{f.shm(), "mode=1777"},
+		{path: f.pipe(), mode: "755", bytes: pipeSize, shared: true},
+		{path: string(f.logs()), mode: "755", bytes: logSize},
+		{path: f.shm(), mode: "1777", shared: true},
 	}
 }
 
 // mount mounts what is not mounted: running containers may have the rest.
 func (f folder) mount(shmSize int64) error {
-	sizes := map[string]int64{f.pipe(): pipeSize, f.shm(): shmSize}
 	for _, m := range f.mounts() {
 		mounted, err := m.mounted()
 		if err == nil && !mounted {
-			err = unix.Mount("partage-mps-"+f.id(), m.path, "tmpfs", mountFlags, fmt.Sprintf("%s,size=%d", m.options, sizes[m.path]))
+			size := cmp.Or(m.bytes, shmSize)
+			options := fmt.Sprintf("mode=%s,size=%d,nr_inodes=%d", m.mode, size, maxFiles(size))
+			err = unix.Mount("partage-mps-"+f.id(), m.path, "tmpfs", host.TmpfsFlags, options)
 		}
 		if err != nil {
 			return fmt.Errorf("mount a tmpfs of session %s at %s: %w", f.id(), m.path, err)
@@ -45,8 +54,15 @@ func (f folder) mount(shmSize int64) error {
 }
 
 // unmounted returns the paths at which nothing is mounted.
-func (f folder) unmounted() (paths []string, err error) {
-	for _, m := range f.mounts() {
+func (f folder) unmounted() ([]string, error) { return unmounted(f.mounts()) }
+
+// lost returns the paths at which containers have what is not mounted here any more.
+func (f folder) lost() ([]string, error) {
+	return unmounted(slices.DeleteFunc(f.mounts(), func(m mount) bool { return !m.shared }))
+}
+
+func unmounted(mounts []mount) (paths []string, err error) {
+	for _, m := range mounts {
 		mounted, err := m.mounted()
 		if err != nil {
 			return nil, err

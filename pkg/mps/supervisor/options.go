@@ -20,6 +20,9 @@ type Options struct {
 	// CheckInterval is the time between two checks of a session. The end of a
 	// daemon or a server is noticed at once.
 	CheckInterval time.Duration
+	// LeftoverInterval is the time between two looks for what ended containers left in
+	// the memory of sessions, and how long something must not have changed to be that.
+	LeftoverInterval time.Duration
 	// StartLimit is how long a start may take, unless the caller's context ends
 	// sooner.
 	StartLimit time.Duration
@@ -28,6 +31,12 @@ type Options struct {
 	// EndLimit is how long each step of a stop may take: a daemon that was told to
 	// quit, processes that were killed, a mount that is busy.
 	EndLimit time.Duration
+	// FaultLimit is how long a server that accepts no clients after a fault may wait for
+	// the affected ones to end, before it is replaced.
+	FaultLimit time.Duration
+	// ExtraContainerFiles are names of files in the daemon's pipe folder that containers
+	// get beside its socket for programs.
+	ExtraContainerFiles []string
 	// FirstPause follows the second failed start in a row, and doubles up to
 	// LongestPause.
 	FirstPause, LongestPause time.Duration
@@ -35,9 +44,11 @@ type Options struct {
 
 func (o Options) withDefaults() Options {
 	o.CheckInterval = cmp.Or(o.CheckInterval, 2*time.Second)
+	o.LeftoverInterval = cmp.Or(o.LeftoverInterval, time.Minute)
 	o.StartLimit = cmp.Or(o.StartLimit, time.Minute)
 	o.CommandLimit = cmp.Or(o.CommandLimit, 5*time.Second)
 	o.EndLimit = cmp.Or(o.EndLimit, 5*time.Second)
+	o.FaultLimit = cmp.Or(o.FaultLimit, 2*time.Minute)
 	o.FirstPause = cmp.Or(o.FirstPause, time.Second)
 	o.LongestPause = cmp.Or(o.LongestPause, 30*time.Second)
 	return o

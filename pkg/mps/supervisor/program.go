@@ -42,7 +42,7 @@ func (p controlProgram) env() []string {
 	if p.Root != "" {
 		seen = folderInRoot
 	}
-	return append(slices.Clone(p.Env), "CUDA_MPS_PIPE_DIRECTORY="+seen.pipe(), "CUDA_MPS_LOG_DIRECTORY="+string(seen.logs()))
+	return append(slices.Clone(p.Env), "CUDA_MPS_PIPE_DIRECTORY="+seen.daemonPipe(), "CUDA_MPS_LOG_DIRECTORY="+string(seen.logs()))
 }
 
 // daemon returns the command that runs the control daemon.
@@ -59,6 +59,8 @@ func (p controlProgram) daemon(spec mps.Spec) *exec.Cmd {
 	return cmd
 }
 
+const clientOutputLimit = 5 * time.Second
+
 // client returns the command that reads commands for the daemon from its standard
 // input.
 func (p controlProgram) client(ctx context.Context) *exec.Cmd {
@@ -70,6 +72,8 @@ func (p controlProgram) client(ctx context.Context) *exec.Cmd {
 		cmd = host.Program{Path: self}.Command(ctx, l.arguments(p.Path)...)
 	}
 	cmd.Env = p.env()
-	cmd.WaitDelay = time.Second
+	// How long its output may take after its end. On a node that starts many pods at once
+	// even that does.
+	cmd.WaitDelay = clientOutputLimit
 	return cmd
 }

@@ -32,6 +32,12 @@ type record struct {
 	// Daemon is the control daemon that was started last, Servers are its servers.
 	Daemon  *process.ID  `json:"daemon,omitempty"`
 	Servers []process.ID `json:"servers,omitempty"`
+	// Sockets are those that the daemon made, by name. The hook of containers reads
+	// them, and Daemon, as well.
+	Sockets map[string]process.Socket `json:"sockets,omitempty"`
+	// Private: containers have the clients' folder of the pipe tmpfs only. Earlier
+	// versions gave them all of it.
+	Private bool `json:"private,omitempty"`
 	// ServerUser is the user whom the first server serves, and as whom it runs.
 	ServerUser string `json:"serverUser,omitempty"`
 

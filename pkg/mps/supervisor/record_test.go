@@ -45,6 +45,13 @@ func TestRecordFormat(t *testing.T) {
       "start": 816
     }
   ],
+  "sockets": {
+    "control": {
+      "device": 60,
+      "inode": 5
+    }
+  },
+  "private": true,
   "serverUser": "0",
   "losses": 2,
   "lastLoss": "the server (PID 4700) ended",
@@ -56,6 +63,7 @@ func TestRecordFormat(t *testing.T) {
 		Spec:    mps.Spec{ID: "gpu-0", Devices: []string{gpuA}, ThreadPercentage: 25, Memory: map[string]int64{gpuA: 1 << 30}, MultiUser: true},
 		Started: true, Removing: true, Serving: true,
 		Daemon: &process.ID{PID: 4711, Start: 815}, Servers: []process.ID{{PID: 4712, Start: 816}}, ServerUser: "0",
+		Sockets: map[string]process.Socket{"control": {Device: 60, Inode: 5}}, Private: true,
 		Losses: 2, LastLoss: "the server (PID 4700) ended", LastLossTime: time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC),
 	}
 	f := folder(filepath.Join(t.TempDir(), "gpu-0"))

@@ -5,7 +5,9 @@ package supervisor
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"time"
 
@@ -14,59 +16,77 @@ import (
 	"github.com/partage-dev/partage/pkg/mps"
 )
 
-// recover takes over the sessions that an earlier supervisor left.
+// recover takes over the sessions that an earlier supervisor left. If the record of one
+// cannot be read for the moment, it fails before it touches any of them.
 func (s *Supervisor) recover(ctx context.Context) error {
 	entries, err := os.ReadDir(s.options.Dir)
 	if err != nil {
 		return fmt.Errorf("look for MPS sessions: %w", err)
 	}
+	records := map[string]record{}
 	for _, entry := range entries {
 		id := entry.Name()
 		if !entry.IsDir() || !mps.ValidID(id) {
 			continue
 		}
-		ctx := klog.NewContext(ctx, klog.LoggerWithValues(klog.FromContext(ctx), "session", id))
+		ctx := sessionContext(ctx, id)
 		if foreign, err := s.folder(id).foreign(); foreign != "" || err != nil {
 			klog.FromContext(ctx).Error(err, "Leaving a folder alone that is not an MPS session's", "folder", string(s.folder(id)), "because", foreign)
 			continue
 		}
-		sess := s.newSession(id)
-		sess.daemon.record = s.restore(ctx, id)
-		sess.daemon.readySince = time.Now()
-		if r := &sess.daemon.record; !r.Removing {
-			if err := s.memory.shrink(s.folder(id), r.Spec); err != nil {
-				klog.FromContext(ctx).Error(err, "An MPS session may take more of the node's memory than its share")
-			}
+		if records[id], err = s.restore(ctx, id); err != nil {
+			return err
 		}
-		s.sessions[id] = sess
-		sess.daemon.publish(mps.Starting, "the MPS supervisor has been restarted")
-		s.startMonitor(ctx, sess, 0)
+	}
+	for id, r := range records {
+		s.takeOver(sessionContext(ctx, id), id, r)
 	}
 	return nil
 }
 
+func sessionContext(ctx context.Context, id string) context.Context {
+	return klog.NewContext(ctx, klog.LoggerWithValues(klog.FromContext(ctx), "session", id))
+}
+
+func (s *Supervisor) takeOver(ctx context.Context, id string, r record) {
+	sess := s.newSession(id)
+	sess.daemon.record = r
+	sess.daemon.readySince = time.Now()
+	if !r.Removing {
+		if err := s.memory.shrink(s.folder(id), r.Spec); err != nil {
+			klog.FromContext(ctx).Error(err, "An MPS session may take more of the node's memory than its share")
+		}
+	}
+	s.sessions[id] = sess
+	sess.daemon.publish(mps.Starting, "the MPS supervisor has been restarted")
+	s.startMonitor(ctx, sess, 0)
+}
+
 // restore reads the record of a session. If the session must not go on, it returns a
 // record that makes it be removed.
-func (s *Supervisor) restore(ctx context.Context, id string) record {
+func (s *Supervisor) restore(ctx context.Context, id string) (record, error) {
 	logger := klog.FromContext(ctx)
 	unwanted := record{Removing: true, Spec: mps.Spec{ID: id}}
 	r, err := s.folder(id).load()
+	pathError := (*fs.PathError)(nil)
 	switch {
+	case errors.As(err, &pathError) && !errors.Is(err, fs.ErrNotExist):
+		return record{}, err
 	case err != nil:
 		logger.Info("Removing what is left of an unknown MPS session", "reason", err)
-		return unwanted
+		return unwanted, nil
 	case r.BootID != s.bootID:
 		logger.Info("Removing an MPS session of another boot", "bootID", r.BootID)
-		return unwanted
+		return unwanted, nil
 	case !r.Started:
 		logger.Info("Removing an MPS session whose start was not completed")
 		// Without the daemon's PID: the daemon is found by its mark.
 		unwanted.Spec = r.Spec
-		return unwanted
+		return unwanted, nil
 	case r.Removing:
 		logger.Info("Completing the removal of an MPS session")
 	default:
 		logger.Info("Found an MPS session", "devices", r.Spec.Devices, "losses", r.Losses)
 	}
-	return r
+	return r, nil
 }

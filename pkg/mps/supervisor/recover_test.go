@@ -247,6 +247,30 @@ func TestLeftovers(t *testing.T) {
 	}
 }
 
+// TestUnreadableRecord: a disk that cannot be read is no reason to end a session.
+func TestUnreadableRecord(t *testing.T) {
+	w := newWorld(t)
+	first := w.other()
+	before := first.ensure(t, one)
+	first.end(unix.SIGKILL)
+	path := w.folder(one.ID).record()
+	aside := filepath.Join(w.dir, "aside")
+	if err := errors.Join(os.Rename(path, aside), os.Mkdir(path, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	s, err := New(t.Context(), w.options)
+	if err == nil || !strings.Contains(err.Error(), path) {
+		t.Errorf("got %v, want an error about %s", err, path)
+	}
+	if err := errors.Join(s.Close(t.Context()), os.Remove(path), os.Rename(aside, path)); err != nil {
+		t.Fatal(err)
+	}
+	after := reaches(t, w.supervisor(), one.ID, mps.Running, 0)
+	if !slices.Equal(before.Servers, after.Servers) {
+		t.Errorf("before: %v, after: %v", before, after)
+	}
+}
+
 // TestEnsureAfterCrash does not wait for the remnants to be gone.
 func TestEnsureAfterCrash(t *testing.T) {
 	w := newWorld(t)

@@ -33,8 +33,9 @@ var errDelayed = errors.New("it has failed too often to be restarted at once")
 type repairer struct {
 	daemon  *daemon
 	backoff backoff
-	// silentSince is when the daemon stopped answering.
-	silentSince time.Time
+	// silentSince is when the daemon stopped answering, faultySince when its server
+	// stopped accepting clients.
+	silentSince, faultySince time.Time
 }
 
 // repair makes the session run as the spec says: it checks what runs, and restarts
@@ -80,7 +81,7 @@ func (r *repairer) finish(ctx context.Context, spec mps.Spec, err error) error {
 // session keeps its spec.
 func (r *repairer) restart(ctx context.Context, spec mps.Spec) error {
 	d := r.daemon
-	r.silentSince = time.Time{}
+	r.silentSince, r.faultySince = time.Time{}, time.Time{}
 	old := d.record.Spec
 	d.record.Spec = spec
 	err := d.start(ctx)
@@ -130,7 +131,7 @@ func (r *repairer) recordDaemonEnd(ctx context.Context) {
 	}
 	text := fmt.Sprintf("the control daemon (%s) ended: %s", d.record.Daemon, how)
 	d.recordLoss(ctx, text)
-	d.process, d.record.Daemon = nil, nil
+	d.process, d.record.Daemon, d.record.Sockets = nil, nil, nil
 	r.backoff.ended(d.readySince)
 	if err := d.folder.save(d.record); err != nil {
 		klog.FromContext(ctx).Error(err, "MPS loss cannot be recorded")

@@ -258,15 +258,24 @@ func TestSilentDaemon(t *testing.T) {
 	w := newWorld(t)
 	w.options.CommandLimit = time.Second / 2
 	s := w.supervisor()
-	if _, err := s.Ensure(t.Context(), one); err != nil {
+	status, err := s.Ensure(t.Context(), one)
+	if err != nil {
 		t.Fatal(err)
 	}
 	daemon := daemonOf(t, s, one.ID)
 	// With a client that would notice, it is only reported.
-	w.script(script{Clients: []int{os.Getpid()}})
+	w.inPod(w.client(0, status).Process.Pid)
 	eventually(t, "the client to be known", func() bool { return len(statusOf(t, s, one.ID).Clients) == 1 })
 	w.script(script{Hang: true})
 	eventually(t, "silence to be noticed", func() bool { return statusOf(t, s, one.ID).Phase == mps.Failed })
+	sess := s.sessions[one.ID]
+	eventually(t, "the daemon to be silent for long", func() bool {
+		if sess.lock(t.Context()) != nil {
+			return false
+		}
+		defer sess.unlock()
+		return time.Since(sess.repair.silentSince) > 2*intervalsToReplace*w.options.CheckInterval
+	})
 	if got := daemonOf(t, s, one.ID); got != daemon {
 		t.Errorf("the daemon was replaced")
 	}
@@ -293,37 +302,20 @@ func TestSilentDaemonIsReplaced(t *testing.T) {
 }
 
 func TestUnmounted(t *testing.T) {
-	for name, path := range map[string]func(mps.Status) string{
-		"pipe": func(s mps.Status) string { return s.PipeDir },
-		"shm":  func(s mps.Status) string { return s.ShmDir },
-	} {
+	for name, path := range map[string]func(folder) string{"pipe": folder.pipe, "shm": folder.shm} {
 		t.Run(name, func(t *testing.T) {
-			_, s, before := started(t)
-			if err := unix.Unmount(path(before), unix.MNT_DETACH); err != nil {
+			w, s, _ := started(t)
+			path := path(w.folder(one.ID))
+			if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
 				t.Fatal(err)
 			}
 			after := reaches(t, s, one.ID, mps.Running, 1)
-			if !strings.Contains(after.LastLoss, "unmounted "+path(before)) {
+			if !strings.Contains(after.LastLoss, "unmounted "+path) {
 				t.Errorf("got %q", after.LastLoss)
 			}
 			if missing, err := s.folder(one.ID).unmounted(); len(missing) > 0 || err != nil {
 				t.Errorf("not mounted: %v, %v", missing, err)
 			}
 		})
-	}
-}
-
-func TestBoundLogs(t *testing.T) {
-	_, _, status := started(t)
-	path := filepath.Join(filepath.Dir(status.PipeDir), "log", "control.log")
-	if err := os.WriteFile(path, []byte(strings.Repeat("line\n", maxLog/5+1)), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "the log to be short", func() bool {
-		info, err := os.Stat(path)
-		return err == nil && info.Size() < maxLog/2
-	})
-	if info, err := os.Stat(path + ".old"); err != nil || info.Size() == 0 {
-		t.Errorf("got %v, %v", info, err)
 	}
 }

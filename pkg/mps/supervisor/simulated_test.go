@@ -36,6 +36,8 @@ type script struct {
 	Stay bool `json:"stay,omitempty"`
 	// NoServer makes servers fail as soon as they are started.
 	NoServer bool `json:"noServer,omitempty"`
+	// Flood makes a daemon write to its logs without end.
+	Flood bool `json:"flood,omitempty"`
 	// Away makes servers lead a session of their own, without the mark.
 	Away bool `json:"away,omitempty"`
 
@@ -95,6 +97,17 @@ func runControlDaemon(args []string) error {
 	if err != nil {
 		return err
 	}
+	if s.Flood {
+		go flood(os.Stdout)
+		for _, name := range []string{"control.log", "server.log"} {
+			// Nobody knows whether NVIDIA's appends.
+			file, err := os.OpenFile(filepath.Join(os.Getenv("CUDA_MPS_LOG_DIRECTORY"), name), os.O_WRONLY|os.O_CREATE, 0o600)
+			if err != nil {
+				return err
+			}
+			go flood(file)
+		}
+	}
 	if s.Stay {
 		signal.Ignore(syscall.SIGTERM)
 	} else {
@@ -106,6 +119,14 @@ func runControlDaemon(args []string) error {
 	}
 	d.Serve()
 	return nil
+}
+
+// flood writes 20 MB a second.
+func flood(log *os.File) {
+	line := []byte(strings.Repeat("line\n", 20_000))
+	for range time.Tick(5 * time.Millisecond) {
+		_, _ = log.Write(line)
+	}
 }
 
 // writeSeen tells the test what a daemon sees.
@@ -207,7 +228,7 @@ func runClient(pipe, shm string) error {
 	if err != nil {
 		return err
 	}
-	if _, err = gpusim.Connect(context.Background(), gpusim.ClientOptions{Pipe: pipe, Shared: shm, Here: cuda.Here(m, root)}); err != nil {
+	if _, err = gpusim.Connect(context.Background(), gpusim.ClientOptions{Pipe: pipe, Shared: shm, Here: cuda.Here(m, root), Root: root}); err != nil {
 		return err
 	}
 	<-terminated()

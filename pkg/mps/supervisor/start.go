@@ -44,6 +44,13 @@ func (d *daemon) startDaemon(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if !d.record.Private {
+		// Containers of an earlier version can do with its sockets what they like.
+		if err := (mount{path: d.folder.pipe()}).unmount(ctx, time.Now()); err != nil {
+			return err
+		}
+		d.record.Private = true
+	}
 	// From here on the next supervisor finds everything that follows.
 	if err := d.folder.save(d.record); err != nil {
 		return err
@@ -53,7 +60,10 @@ func (d *daemon) startDaemon(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := errors.Join(d.memory.mount(d.folder, d.record.Spec), d.folder.clearPipe()); err != nil {
+	if err := d.memory.mount(d.folder, d.record.Spec); err != nil {
+		return err
+	}
+	if err := d.folder.clearPipe(ctx); err != nil {
 		return err
 	}
 	log, err := d.folder.logs().open()
@@ -67,7 +77,7 @@ func (d *daemon) startDaemon(ctx context.Context) error {
 		return fmt.Errorf("start the control daemon: %w", err)
 	}
 	d.process = started
-	d.record.Daemon, d.record.Servers = &started.ID, nil
+	d.record.Daemon, d.record.Servers, d.record.Sockets = &started.ID, nil, nil
 	if err := d.folder.save(d.record); err != nil {
 		return errors.Join(err, d.stop(context.WithoutCancel(ctx)))
 	}
@@ -85,6 +95,9 @@ func (d *daemon) startFirstServer(ctx context.Context) error {
 	if err := d.awaitAnswer(ctx, client); err != nil {
 		return fmt.Errorf("the control daemon does not answer: %w", err)
 	}
+	if err := d.recordSockets(ctx); err != nil {
+		return err
+	}
 	return d.startServer(ctx, client)
 }
 
@@ -92,7 +105,7 @@ func (d *daemon) awaitAnswer(ctx context.Context, client control.Client) error {
 	var last error
 	err := wait.Until(ctx, func() (bool, error) {
 		// Before there is a socket the client can only fail.
-		if _, last = os.Stat(filepath.Join(d.folder.pipe(), "control")); last == nil {
+		if _, last = os.Stat(filepath.Join(d.folder.daemonPipe(), controlSocket)); last == nil {
 			_, last = client.Servers(ctx)
 		}
 		return last == nil, nil
@@ -106,9 +119,13 @@ func (d *daemon) awaitAnswer(ctx context.Context, client control.Client) error {
 // startServer starts a server with the session's limits, waits until it accepts
 // clients, and reads the limits back.
 func (d *daemon) startServer(ctx context.Context, client control.Client) error {
-	// An adopted daemon may never have had them, and root in a container can change
-	// them.
+	// An adopted daemon may never have had them.
 	if err := client.SetLimits(ctx, d.record.Spec, 0); err != nil {
+		return err
+	}
+	// Programs that wait for the daemon get a server with these limits. They should not
+	// wait for longer: one that finds no daemon runs without limits.
+	if err := d.folder.publish(d.options.containerFiles()); err != nil {
 		return err
 	}
 	logged := d.folder.logs().sizes()

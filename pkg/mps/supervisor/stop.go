@@ -34,7 +34,7 @@ func (d *daemon) stop(ctx context.Context) error {
 	if err := d.folder.mark().Kill(ctx, d.record.Servers); err != nil {
 		return err
 	}
-	d.process, d.record.Daemon, d.record.Servers = nil, nil, nil
+	d.process, d.record.Daemon, d.record.Servers, d.record.Sockets = nil, nil, nil, nil
 	return nil
 }
 
@@ -76,7 +76,7 @@ func (d *daemon) remove(ctx context.Context) error {
 		err = d.folder.unmount(ctx, d.options.EndLimit)
 	}
 	if err == nil {
-		err = d.folder.delete()
+		err = d.folder.delete(ctx)
 	}
 	if err != nil {
 		err = fmt.Errorf("remove what is left of session %s: %w", d.folder.id(), err)

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
+	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps"
 )
 
@@ -60,7 +61,15 @@ func New(ctx context.Context, options Options) (*Supervisor, error) {
 		closing: make(chan struct{}), closed: make(chan struct{}),
 		sessions: map[string]*session{},
 	}
-	return s, s.recover(ctx)
+	if err := host.RemoveAside(ctx, options.Dir); err != nil {
+		klog.FromContext(ctx).Error(err, "What is left of earlier MPS sessions stays for now")
+	}
+	if err := s.recover(ctx); err != nil {
+		return s, err
+	}
+	s.wg.Go(func() { s.boundLogs(ctx) })
+	s.wg.Go(func() { s.removeLeftovers(ctx) })
+	return s, nil
 }
 
 // Ensure makes a session run with these limits and returns it once clients can
@@ -177,6 +186,13 @@ func (s *Supervisor) Stop(ctx context.Context, id string) error {
 	s.forget(sess)
 	klog.FromContext(ctx).Info("MPS session stopped")
 	return nil
+}
+
+// ids returns those of all sessions.
+func (s *Supervisor) ids() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Keys(s.sessions))
 }
 
 // List returns all sessions, ordered by ID.

@@ -33,7 +33,7 @@ func TestSession(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := mps.Status{Spec: spec, Phase: mps.Running, PipeDir: w.dir + "/gpu-0/pipe", ShmDir: w.dir + "/gpu-0/shm"}
+	want := mps.Status{Spec: spec, Phase: mps.Running, PipeDir: w.dir + "/gpu-0/pipe/client", ShmDir: w.dir + "/gpu-0/shm"}
 	if diff := cmp.Diff(want, got, cmpopts.IgnoreFields(mps.Status{}, "Servers")); diff != "" || len(got.Servers) != 1 {
 		t.Errorf("servers %v, -want +got:\n%s", got.Servers, diff)
 	}
@@ -48,7 +48,7 @@ func TestSession(t *testing.T) {
 		err = json.Unmarshal(data, &seen)
 	}
 	wantSeen := map[string]string{
-		"args": "-f -multiuser-server", "CUDA_VISIBLE_DEVICES": gpuA + "," + gpuB, "CUDA_MPS_PIPE_DIRECTORY": got.PipeDir,
+		"args": "-f -multiuser-server", "CUDA_VISIBLE_DEVICES": gpuA + "," + gpuB, "CUDA_MPS_PIPE_DIRECTORY": w.dir + "/gpu-0/pipe/daemon",
 		"LD_LIBRARY_PATH": seen["LD_LIBRARY_PATH"],
 	}
 	if diff := cmp.Diff(wantSeen, seen); err != nil || diff != "" || !strings.Contains(seen["LD_LIBRARY_PATH"], w.root+"/usr/lib64") {

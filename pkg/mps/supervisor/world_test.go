@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -132,6 +133,32 @@ func (w *world) client(user uint32, session mps.Status) *exec.Cmd {
 		_ = cmd.Wait()
 	})
 	return cmd
+}
+
+// inPod moves a process into the cgroup of a pod.
+func (w *world) inPod(pid int) {
+	w.Helper()
+	var errs []error
+	// One hierarchy is enough. With version 2 there is only one.
+	for _, at := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/pids", "/sys/fs/cgroup/freezer"} {
+		if _, err := os.Stat(filepath.Join(at, "cgroup.procs")); err != nil {
+			continue
+		}
+		dir, err := os.MkdirTemp(at, "kubepods-")
+		if err == nil {
+			w.Cleanup(func() {
+				// The process may have ended.
+				_ = os.WriteFile(filepath.Join(at, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0)
+				eventually(w, "the cgroup to be empty", func() bool { return os.Remove(dir) == nil })
+			})
+			err = os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0)
+		}
+		if err == nil {
+			return
+		}
+		errs = append(errs, err)
+	}
+	w.Skipf("no cgroup can be made here: %v", errors.Join(errs...))
 }
 
 func (w *world) folder(id string) folder { return folder(filepath.Join(w.dir, id)) }

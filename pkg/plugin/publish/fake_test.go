@@ -5,15 +5,23 @@ package publish
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
@@ -30,19 +38,7 @@ const (
 	testNode   = "node-1"
 	firstGPU   = "0000:1b:00.0"
 	secondGPU  = "0000:2c:00.0"
-	// eventually bounds waits that a passing test never comes near.
-	eventually = 30 * time.Second
 )
-
-// apiServer is a fake one.
-type apiServer = fakeapi.Server
-
-func newAPIServer(t *testing.T) *apiServer {
-	t.Helper()
-	api := fakeapi.New(t)
-	api.AddNode(testNode)
-	return api
-}
 
 // withoutShares offers what one claim has alone.
 func withoutShares() *policy.Policy {
@@ -76,81 +72,150 @@ func inventoryOf(t *testing.T, p *policy.Policy, pciAddresses ...string) *device
 	return inventory
 }
 
-// controller is the slice controller as kubeletplugin.Helper runs it.
-type controller struct {
-	client    kubernetes.Interface
-	publisher *Publisher
-
-	mu        sync.Mutex
-	running   *resourceslice.Controller
-	published int
+// TestMain removes what slows down the reporting of errors: it would sleep from the
+// beginning of fake time until now.
+func TestMain(m *testing.M) {
+	utilruntime.ErrorHandlers = nil //nolint:reassign // that is how it is configured
+	os.Exit(m.Run())
 }
 
-func (c *controller) PublishResources(ctx context.Context, resources resourceslice.DriverResources) error {
+// cluster has an API server without a network, so that time can be fake.
+type cluster struct {
+	*fakeapi.Server
+	lockFile string
+
+	mu sync.Mutex
+	// latency is how long a request takes.
+	latency time.Duration
+	// fail makes requests fail for which it returns an error.
+	fail func(*http.Request) *apierrors.StatusError
+	// requests counts what was asked for, by user agent and kind.
+	requests map[string]int
+}
+
+// inCluster runs a test in fake time.
+func inCluster(t *testing.T, test func(t *testing.T, c *cluster)) {
+	t.Helper()
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := &cluster{Server: fakeapi.NewWithoutNetwork(), lockFile: filepath.Join(t.TempDir(), "publish.lock"), requests: map[string]int{}}
+		c.AddNode(testNode)
+		c.Refuse(c.handle)
+		test(t, c)
+	})
+}
+
+func (c *cluster) handle(r *http.Request) *apierrors.StatusError {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.published++
-	if c.running != nil {
-		c.running.Update(&resources)
+	latency, fail := c.latency, c.fail
+	c.requests[r.UserAgent()+" "+kindOf(r)]++
+	c.mu.Unlock()
+	if kindOf(r) != "watch" {
+		time.Sleep(latency)
+	}
+	if fail == nil {
 		return nil
 	}
-	running, err := resourceslice.StartController(ctx, resourceslice.Options{
-		DriverName: testDriver, KubeClient: c.client, Resources: &resources,
-		Owner: &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: testNode},
-		ErrorHandler: func(ctx context.Context, err error, _ string) {
-			var dropped *resourceslice.DroppedFieldsError
-			if errors.As(err, &dropped) {
-				c.publisher.HandleDroppedFields(ctx, dropped)
-			}
-		},
-	})
-	c.running = running
-	return err
+	return fail(r)
 }
 
-// publications counts how often something was published.
-func (c *controller) publications() int {
+func (c *cluster) setLatency(latency time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.published
+	c.latency = latency
+}
+
+func (c *cluster) setFail(fail func(*http.Request) *apierrors.StatusError) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.fail = fail
+}
+
+// kindOf tells requests apart by what they cost.
+func kindOf(r *http.Request) string {
+	query := r.URL.Query()
+	switch {
+	case r.URL.Path == "/version":
+		return "version"
+	case strings.HasPrefix(r.URL.Path, "/api/v1/nodes"):
+		return "node"
+	case query.Has("watch"):
+		return "watch"
+	case query.Has("dryRun"):
+		return "dry run"
+	case r.Method != http.MethodGet:
+		return "write"
+	case strings.Contains(r.Header.Get("Accept"), "as=PartialObjectMetadata"):
+		return "list of metadata"
+	}
+	return "list"
+}
+
+// take returns how many requests of a kind there were, of all clients, since the last
+// call; of all kinds with "".
+func (c *cluster) take(kind string) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	sum := 0
+	for key, n := range c.requests {
+		if strings.HasSuffix(key, " "+kind) || kind == "" {
+			sum += n
+			delete(c.requests, key)
+		}
+	}
+	return sum
 }
 
 // rig is a publisher that runs until the test ends.
 type rig struct {
-	api        *apiServer
-	publisher  *Publisher
-	controller *controller
+	cluster   *cluster
+	publisher *Publisher
+	stop      func()
+	log       ktesting.Buffer
 
-	mu      sync.Mutex
-	reports []string
+	mu       sync.Mutex
+	reports  []string
+	warnings []string
 }
 
 // start runs a publisher whose requests have the name as user agent.
-func start(t *testing.T, api *apiServer, name string, inventory *device.Inventory) *rig {
+func (c *cluster) start(t *testing.T, name string, inventory *device.Inventory) *rig {
 	t.Helper()
-	client, err := kubernetes.NewForConfig(&rest.Config{Host: api.URL(), QPS: -1, UserAgent: name})
+	return c.startOver(t, c.Transport(), name, inventory)
+}
+
+// startOver runs a publisher whose requests go over a network.
+func (c *cluster) startOver(t *testing.T, network http.RoundTripper, name string, inventory *device.Inventory) *rig {
+	t.Helper()
+	config := &rest.Config{Host: "http://cluster", Transport: network, QPS: -1, UserAgent: name}
+	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &rig{api: api}
+	metadataClient, err := metadata.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &rig{cluster: c}
 	r.publisher = New(Options{
-		DriverName: testDriver, NodeName: testNode, KubeClient: client,
-		Report: r.report, Retry: wait.Backoff{Duration: 5 * time.Millisecond},
+		DriverName: testDriver, NodeName: testNode, KubeClient: client, MetadataClient: metadataClient, LockFile: c.lockFile,
+		Report: r.report, Warn: r.warn,
 	})
-	r.controller = &controller{client: client, publisher: r.publisher}
 	// A logger of the test would be used by goroutines that client-go leaves behind.
-	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), ktesting.NewLogger(nopTL{}, ktesting.NewConfig())))
-	done := make(chan error, 1)
-	go func() { done <- r.publisher.Run(ctx, r.controller) }()
-	t.Cleanup(func() {
+	logger := ktesting.NewLogger(nopTL{}, ktesting.NewConfig(ktesting.BufferLogs(true)))
+	sink, buffered := logger.GetSink().(ktesting.Underlier)
+	if !buffered {
+		t.Fatal("the logger has no buffer")
+	}
+	r.log = sink.GetBuffer()
+	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), logger))
+	var running sync.WaitGroup
+	running.Go(func() { r.publisher.Run(ctx) })
+	r.stop = func() {
 		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run: %v", err)
-		}
-		if r.controller.running != nil {
-			r.controller.running.Stop()
-		}
-	})
+		running.Wait()
+	}
+	t.Cleanup(r.stop)
 	r.publisher.SetInventory(inventory)
 	return r
 }
@@ -166,6 +231,29 @@ func (r *rig) report(_ context.Context, reason string) {
 	r.reports = append(r.reports, reason)
 }
 
+func (r *rig) warn(_ context.Context, reason, message string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.warnings = append(r.warnings, reason+": "+message)
+}
+
+// logged counts lines of the log with this message.
+func (r *rig) logged(message string) (lines int) {
+	for _, entry := range r.log.Data() {
+		if entry.Message == message {
+			lines++
+		}
+	}
+	return lines
+}
+
+// warned returns the warnings with a reason.
+func (r *rig) warned(reason string) []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(r.warnings), func(w string) bool { return !strings.HasPrefix(w, reason+": ") })
+}
+
 // reported returns the last report.
 func (r *rig) reported() string {
 	r.mu.Lock()
@@ -176,36 +264,64 @@ func (r *rig) reported() string {
 	return r.reports[len(r.reports)-1]
 }
 
-// until repeats try until it succeeds.
-func until(t *testing.T, what string, try func() error) {
+// after lets time pass.
+func after(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+// holds fails unless the API server holds exactly this inventory.
+func (c *cluster) holds(t *testing.T, inventory *device.Inventory, f Features) {
 	t.Helper()
-	var last error
-	err := wait.PollUntilContextTimeout(t.Context(), 5*time.Millisecond, eventually, true, func(context.Context) (bool, error) {
-		last = try()
-		return last == nil, nil
-	})
-	if err != nil {
-		t.Fatalf("%s: %v", what, last)
+	if problem := c.differs(inventory, f); problem != "" {
+		t.Error(problem)
 	}
 }
 
-// untilPublished waits until the API server holds exactly these.
-func (r *rig) untilPublished(t *testing.T, devices, counterSets int) {
+func (c *cluster) differs(inventory *device.Inventory, f Features) string {
+	wanted := Resources(testDriver, testNode, inventory, f).Pools[testNode].Slices
+	stored := c.Slices()
+	if len(stored) != len(wanted) {
+		return fmt.Sprintf("%d slices, want %d", len(stored), len(wanted))
+	}
+	for i, slice := range stored {
+		pool := slice.Spec.Pool
+		switch {
+		case pool.ResourceSliceCount != int64(len(wanted)) || pool.Generation != stored[0].Spec.Pool.Generation:
+			return fmt.Sprintf("slice %d has pool %+v", i, pool)
+		case !resourceslice.DevicesDeepEqual(slice.Spec.Devices, wanted[i].Devices),
+			!apiequality.Semantic.DeepEqual(slice.Spec.SharedCounters, wanted[i].SharedCounters):
+			return fmt.Sprintf("slice %d has another content", i)
+		}
+	}
+	return ""
+}
+
+// converges waits until the API server holds exactly this inventory, and returns how
+// long that took.
+func (c *cluster) converges(t *testing.T, inventory *device.Inventory, f Features, limit time.Duration) time.Duration {
 	t.Helper()
-	until(t, "publication", func() error {
-		if d, c := count(r.api.Slices()); d != devices || c != counterSets {
-			return fmt.Errorf("%d devices and %d counter sets, want %d and %d", d, c, devices, counterSets)
+	began := time.Now()
+	for {
+		synctest.Wait()
+		problem := c.differs(inventory, f)
+		if problem == "" {
+			return time.Since(began)
 		}
-		if reason := r.reported(); reason != "" {
-			return errors.New(reason)
+		if time.Since(began) > limit {
+			t.Fatalf("after %s: %s", limit, problem)
 		}
-		return nil
-	})
+		time.Sleep(max(100*time.Millisecond, limit/300))
+	}
 }
 
 func count(slices []resourceapi.ResourceSlice) (devices, counterSets int) {
 	for _, slice := range slices {
-		devices += len(slice.Spec.Devices)
+		for _, d := range slice.Spec.Devices {
+			if *d.Attributes["type"].StringValue != "observer" {
+				devices++
+			}
+		}
 		counterSets += len(slice.Spec.SharedCounters)
 	}
 	return devices, counterSets

@@ -6,21 +6,14 @@ package publish
 import (
 	"context"
 	"errors"
-	"fmt"
-	"slices"
-	"strings"
-	"sync/atomic"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	typedresource "k8s.io/client-go/kubernetes/typed/resource/v1"
-	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/ptr"
 
-	"github.com/partage-dev/partage/pkg/logchange"
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
 )
 
 // Features are what a cluster can do with devices.
@@ -30,192 +23,232 @@ type Features struct {
 	// ConsumableCapacity: the API server stores what several claims need to share
 	// one device.
 	ConsumableCapacity bool
+	// ShareCounters: the scheduler remembers the counters that shares have consumed.
+	ShareCounters bool
 }
 
-// AllFeatures are those of Kubernetes 1.36 and later by default.
-var AllFeatures = Features{PartitionableDevices: true, ConsumableCapacity: true}
+// AllFeatures are those of Kubernetes 1.36.2 and later by default.
+var AllFeatures = Features{PartitionableDevices: true, ConsumableCapacity: true, ShareCounters: true}
 
-// Feature gates without which the API server drops shared counters, and what
-// several claims need to share one device.
+// gates reports whether the API server stores everything.
+func (f Features) gates() bool { return f.PartitionableDevices && f.ConsumableCapacity }
+
+func (f Features) or(other Features) Features {
+	return Features{
+		PartitionableDevices: f.PartitionableDevices || other.PartitionableDevices,
+		ConsumableCapacity:   f.ConsumableCapacity || other.ConsumableCapacity,
+		ShareCounters:        f.ShareCounters || other.ShareCounters,
+	}
+}
+
+// limited returns the features of a cluster of this version. Its scheduler is taken for
+// as old as the API server; a version that cannot be read is a new one.
+func (f Features) limited(version string) Features {
+	faults, _ := device.FaultsOfScheduler(version)
+	f.PartitionableDevices = f.PartitionableDevices && !faults.IgnoresCounters
+	f.ConsumableCapacity = f.ConsumableCapacity && !faults.IgnoresCounters
+	f.ShareCounters = !faults.ForgetsShares
+	return f
+}
+
+// Feature gates without which the API server drops shared counters, what several
+// claims need to share one device, and taints.
 const (
 	gatePartitionable = "DRAPartitionableDevices"
 	gateConsumable    = "DRAConsumableCapacity"
+	gateTaints        = "DRADeviceTaints"
 )
 
-var (
-	errNoCounters = errors.New("shared counters are not supported")
-	errNoShares   = errors.New("devices for several claims are not supported")
+// While a control plane is upgraded its servers differ, and whichever answers is
+// one of them. Devices that disappear for that time may be allocated. So another
+// answer than the one before counts when, for changeAfter, all answers, at least
+// changeAnswers of them, were like it.
+const (
+	changeAfter   = 10 * time.Minute
+	changeAnswers = 3
 )
 
-// features finds out which features a cluster has. Until the opposite is known it
-// has all of them.
+// Times between questions. They vary, so that the plugins of many nodes do not ask
+// together.
+const (
+	// calmAfter is for asking the version when nothing is missing, askAfter when
+	// something is, and probeAfter for trying that although the version is the same:
+	// feature gates may have been turned on.
+	calmAfter, askAfter, probeAfter = time.Hour, 10 * time.Minute, 30 * time.Minute
+	// confirmAfter is for asking again after an answer that was another one.
+	confirmAfter = time.Minute
+	// firstAnswers are asked for, with firstPause in between, where nothing tells
+	// whether the first one is typical.
+	firstAnswers, firstPause = 3, 5 * time.Second
+)
+
+// features are those of the cluster as far as is known. It is for one goroutine.
 type features struct {
-	driverName, nodeName string
-	client               typedresource.ResourceSliceInterface
+	prober prober
 
-	noCounters, noShares atomic.Bool
-	// dropped are the gates of which it was logged last that they are off.
-	dropped logchange.Value[string]
+	// begun says that now is known.
+	begun bool
+	now   Features
+	// other is what answers have said instead since a time, if there were any.
+	other   Features
+	answers int
+	since   time.Time
+
+	// version is that of the server that was asked last, probed when one was asked
+	// by trying.
+	version string
+	probed  time.Time
+	// next is when to ask again.
+	next time.Time
+	// noTaints says that the API server drops taints.
+	noTaints bool
 }
 
-func newFeatures(driverName, nodeName string, client typedresource.ResourceSliceInterface) *features {
-	return &features{driverName: driverName, nodeName: nodeName, client: client}
-}
-
-func (f *features) known() Features {
-	return Features{PartitionableDevices: !f.noCounters.Load(), ConsumableCapacity: !f.noShares.Load()}
-}
-
-// probe asks the API server what it stores. An error means that there was no
-// answer.
-func (f *features) probe(ctx context.Context) error {
-	err := f.tryCounters(ctx)
-	if errors.Is(err, errNoCounters) {
-		// Nothing would keep a share and the whole GPU from being allocated
-		// together, so that there is no need to ask about shares.
-		f.lacksCounters(ctx, err.Error())
+// begin finds out which features the cluster has, before anything is published that
+// would be misunderstood without them. What is stored tells what it had.
+func (f *features) begin(ctx context.Context, stored []*resourceapi.ResourceSlice) error {
+	if f.begun {
 		return nil
 	}
-	if err == nil {
-		err = f.tryShares(ctx)
-	}
-	if errors.Is(err, errNoShares) {
-		f.lacksShares(ctx, err.Error())
-		return nil
-	}
-	return err
-}
-
-// noteDropped evaluates the fields that the API server dropped from published
-// slices, and reports whether other slices must be published. Slices that lost
-// their counters would let a whole GPU and its partitions be allocated at the same
-// time.
-func (f *features) noteDropped(ctx context.Context, dropped *resourceslice.DroppedFieldsError) (changed bool) {
-	gates := dropped.DisabledFeatures()
-	if f.dropped.Set(strings.Join(gates, ",")) {
-		klog.FromContext(ctx).Info("The API server dropped fields of the published ResourceSlices because feature gates are off",
-			"featureGates", gates, "pool", dropped.PoolName)
-	}
-	if slices.Contains(gates, gatePartitionable) {
-		changed = f.lacksCounters(ctx, "the API server dropped the shared counters") || changed
-	}
-	if slices.Contains(gates, gateConsumable) {
-		changed = f.lacksShares(ctx, "the API server dropped what shares need") || changed
-	}
-	return changed
-}
-
-// lacksCounters reports whether that was not known before.
-func (f *features) lacksCounters(ctx context.Context, reason string) bool {
-	if !f.noCounters.CompareAndSwap(false, true) {
-		return false
-	}
-	klog.FromContext(ctx).Info("Publishing whole GPUs only where partitions would need shared counters: "+
-		"turn on the feature gate "+gatePartitionable+" (Kubernetes 1.35; on by default from 1.36) "+
-		"in kube-apiserver, kube-scheduler and kube-controller-manager, then restart this pod", "reason", reason)
-	return true
-}
-
-// lacksShares reports whether that was not known before.
-func (f *features) lacksShares(ctx context.Context, reason string) bool {
-	if !f.noShares.CompareAndSwap(false, true) {
-		return false
-	}
-	klog.FromContext(ctx).Info("Publishing no MPS and time-slice shares: "+
-		"turn on the feature gate "+gateConsumable+" (Kubernetes 1.34; on by default from 1.36) "+
-		"in kube-apiserver, kube-scheduler, kube-controller-manager and kubelet, then restart this pod", "reason", reason)
-	return true
-}
-
-// tryCounters creates the two kinds of slices that a partitionable pool is made
-// of, as a dry run that stores nothing. With the gate off the fields come back
-// empty. Kubernetes 1.34 wants counter sets and devices in the same slice and
-// refuses the second one.
-func (f *features) tryCounters(ctx context.Context) error {
-	counter := map[string]resourceapi.Counter{"probe": {Value: resource.MustParse("1")}}
-	sets, err := f.tryCreate(ctx, errNoCounters, func(spec *resourceapi.ResourceSliceSpec) {
-		spec.SharedCounters = []resourceapi.CounterSet{{Name: "probe", Counters: counter}}
-	})
+	answer, err := f.ask(ctx)
 	if err != nil {
 		return err
 	}
-	if len(sets.SharedCounters) == 0 {
-		return fmt.Errorf("%w: the API server dropped spec.sharedCounters", errNoCounters)
-	}
-	devices, err := f.tryCreate(ctx, errNoCounters, func(spec *resourceapi.ResourceSliceSpec) {
-		spec.Devices = []resourceapi.Device{{
-			Name:             "probe",
-			ConsumesCounters: []resourceapi.DeviceCounterConsumption{{CounterSet: "probe", Counters: counter}},
-		}}
-	})
-	if err != nil {
-		return err
-	}
-	if len(devices.Devices) != 1 || len(devices.Devices[0].ConsumesCounters) == 0 {
-		return fmt.Errorf("%w: the API server dropped spec.devices[].consumesCounters", errNoCounters)
-	}
-	return nil
-}
-
-// tryShares creates a slice with a share, as a dry run that stores nothing.
-func (f *features) tryShares(ctx context.Context) error {
-	one := resource.MustParse("1")
-	created, err := f.tryCreate(ctx, errNoShares, func(spec *resourceapi.ResourceSliceSpec) {
-		spec.Devices = []resourceapi.Device{{
-			Name:                     "probe",
-			AllowMultipleAllocations: ptr.To(true),
-			Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
-				"shares": {Value: one, RequestPolicy: &resourceapi.CapacityRequestPolicy{
-					Default: &one, ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: &one},
-				}},
-			},
-		}}
-	})
-	if err != nil {
-		return err
-	}
-	if len(created.Devices) != 1 || created.Devices[0].AllowMultipleAllocations == nil || created.Devices[0].Capacity["shares"].RequestPolicy == nil {
-		return fmt.Errorf("%w: the API server dropped spec.devices[].allowMultipleAllocations", errNoShares)
-	}
-	return nil
-}
-
-// tryCreate returns what would be stored, or an error that wraps unsupported when
-// the API server finds the slice invalid.
-func (f *features) tryCreate(
-	ctx context.Context, unsupported error, fill func(*resourceapi.ResourceSliceSpec),
-) (*resourceapi.ResourceSliceSpec, error) {
-	slice := &resourceapi.ResourceSlice{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: "partage-probe-"},
-		Spec: resourceapi.ResourceSliceSpec{
-			Driver:   f.driverName,
-			NodeName: &f.nodeName,
-			Pool:     resourceapi.ResourcePool{Name: f.nodeName, ResourceSliceCount: 2},
-		},
-	}
-	fill(&slice.Spec)
-	created, err := f.client.Create(ctx, slice, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-	switch {
-	case err == nil:
-		return &created.Spec, nil
-	case refusesFields(err):
-		return nil, fmt.Errorf("%w: the API server refused them: %w", unsupported, err)
-	default:
-		return nil, fmt.Errorf("create a ResourceSlice as a dry run: %w", err)
-	}
-}
-
-// refusesFields distinguishes a validation error about the fields in question from
-// other refusals: an admission policy answers "invalid" too, but names no field.
-func refusesFields(err error) bool {
-	var status apierrors.APIStatus
-	if !apierrors.IsInvalid(err) || !errors.As(err, &status) || status.Status().Details == nil {
-		return false
-	}
-	for _, cause := range status.Status().Details.Causes {
-		if strings.HasPrefix(cause.Field, "spec.sharedCounters") || strings.HasPrefix(cause.Field, "spec.devices") {
-			return true
+	for n := 1; n < firstAnswers && len(stored) == 0 && !answer.gates(); n++ {
+		if !loop.Pause(ctx, firstPause) {
+			return ctx.Err()
+		}
+		another, err := f.ask(ctx)
+		if err != nil {
+			return err
+		}
+		// Whether fields are stored shows when they are written. What a scheduler
+		// does never shows.
+		answer = Features{
+			PartitionableDevices: answer.PartitionableDevices || another.PartitionableDevices,
+			ConsumableCapacity:   answer.ConsumableCapacity || another.ConsumableCapacity,
+			ShareCounters:        answer.ShareCounters && another.ShareCounters,
 		}
 	}
-	return false
+	f.begun, f.now = true, answer.or(usedBy(stored))
+	f.settle(ctx, answer)
+	f.schedule()
+	return nil
+}
+
+// usedBy returns the features without which these slices would be others.
+func usedBy(stored []*resourceapi.ResourceSlice) (used Features) {
+	for _, slice := range stored {
+		used.PartitionableDevices = used.PartitionableDevices || len(slice.Spec.SharedCounters) > 0
+		for _, d := range slice.Spec.Devices {
+			if d.AllowMultipleAllocations != nil {
+				used.ConsumableCapacity = true
+				used.ShareCounters = used.ShareCounters || len(d.ConsumesCounters) > 0
+			}
+		}
+	}
+	return used
+}
+
+// check asks again, and reports whether something else is to be published.
+func (f *features) check(ctx context.Context) (changed bool) {
+	defer f.schedule()
+	noTaints := f.noTaints
+	answer, err := f.ask(ctx)
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("Could not ask the API server which features it has, will retry", "err", err)
+		return false
+	}
+	return f.settle(ctx, answer) || noTaints && !f.noTaints
+}
+
+// settle takes an answer, and reports whether it decides.
+func (f *features) settle(ctx context.Context, answer Features) (changed bool) {
+	switch {
+	case answer == f.now:
+		f.answers = 0
+		return false
+	case f.answers == 0, answer != f.other:
+		f.other, f.answers, f.since = answer, 1, time.Now()
+		f.hurry()
+		klog.FromContext(ctx).Info("An API server has other features than before; this will count if it lasts",
+			"version", f.version, "features", answer, "before", f.now)
+		return false
+	}
+	f.answers++
+	if f.answers < changeAnswers || time.Since(f.since) < changeAfter {
+		return false
+	}
+	f.now, f.answers = answer, 0
+	return true
+}
+
+// inDoubt reports whether the last answers contradict what is published.
+func (f *features) inDoubt() bool { return f.answers > 0 }
+
+// stores notes that the API server has stored a slice as it was sent.
+func (f *features) stores(slice *resourceapi.ResourceSlice) {
+	used := usedBy([]*resourceapi.ResourceSlice{slice})
+	used.ShareCounters = false
+	if f.inDoubt() && used.or(f.other) != f.other {
+		f.answers = 0
+	}
+}
+
+// wait returns how long it is until the next check.
+func (f *features) wait() time.Duration { return time.Until(f.next) }
+
+// schedule sets the time of the next check.
+func (f *features) schedule() {
+	after := calmAfter
+	switch {
+	case f.inDoubt():
+		after = confirmAfter
+	case f.now != AllFeatures, f.noTaints:
+		after = askAfter
+	}
+	f.next = time.Now().Add(wait.Jitter(after/2, 1))
+}
+
+// hurry brings the next check forward.
+func (f *features) hurry() {
+	if soon := time.Now().Add(confirmAfter / 2); soon.Before(f.next) {
+		f.next = soon
+	}
+}
+
+// ask returns the features of one server. It tries them out only if that may have
+// another result than the last time.
+func (f *features) ask(ctx context.Context) (Features, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	version, err := f.prober.version(ctx)
+	if err != nil {
+		return Features{}, err
+	}
+	complete := f.now.gates() && !f.noTaints
+	if f.begun && version == f.version && !f.inDoubt() && (complete || time.Since(f.probed) < probeAfter) {
+		return f.now.limited(version), nil
+	}
+	var answer Features
+	answer.PartitionableDevices, answer.ConsumableCapacity, err = f.prober.gates(ctx)
+	if err != nil {
+		return Features{}, errors.Join(errors.New("could not try out which features the API server has"), err)
+	}
+	if f.noTaints {
+		taints, err := f.prober.taints(ctx)
+		if err != nil {
+			return Features{}, errors.Join(errors.New("could not try out whether the API server stores taints"), err)
+		}
+		f.noTaints = !taints
+	}
+	f.version, f.probed = version, time.Now()
+	return answer.limited(version), nil
+}
+
+func (f *features) lacksTaints(ctx context.Context) {
+	f.noTaints = true
+	f.schedule()
+	klog.FromContext(ctx).Info("The API server does not store taints of devices, so that devices which cannot be used may be allocated: "+
+		"turn on the feature gate "+gateTaints+" (on by default from Kubernetes 1.36)", "version", f.version)
 }

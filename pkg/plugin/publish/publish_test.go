@@ -4,223 +4,427 @@
 package publish
 
 import (
-	"context"
 	"errors"
 	"net/http"
 	"strings"
-	"sync"
 	"testing"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/validation/field"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
-	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/pkg/device"
 )
-
-func invalid(path string) *apierrors.StatusError {
-	errs := field.ErrorList{field.Invalid(field.NewPath(path), "probe", "must be in this slice")}
-	return apierrors.NewInvalid(schema.GroupKind{Group: resourceapi.GroupName, Kind: "ResourceSlice"}, "", errs)
-}
-
-// invalidWithoutField is how an admission policy refuses.
-func invalidWithoutField() *apierrors.StatusError {
-	err := invalid("spec")
-	err.ErrStatus.Details.Causes = nil
-	return err
-}
 
 func etcdIsAway(*http.Request) *apierrors.StatusError {
 	return apierrors.NewInternalError(errors.New("etcd is away"))
 }
 
-// TestPublish: what is published follows what the API server stores.
-func TestPublish(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]struct {
-		policy           *policy.Policy
-		change           func(*apiServer)
-		devices, counter int
-	}{
-		"counters are stored":  {withoutShares(), func(*apiServer) {}, 4, 1},
-		"counters are dropped": {withoutShares(), func(api *apiServer) { api.DropCounters(true) }, 1, 0},
-		"counters are refused": {withoutShares(), func(api *apiServer) {
-			api.Refuse(func(req *http.Request) *apierrors.StatusError {
-				if req.Method == http.MethodPost && req.URL.Query().Has("dryRun") {
-					return invalid("spec.devices[0].consumesCounters[0].counterSet")
-				}
-				return nil
-			})
-		}, 1, 0},
-		"shares are dropped": {policy.Builtin(), func(api *apiServer) { api.DropShares(true) }, 4, 1},
-		"shares are stored":  {policy.Builtin(), func(*apiServer) {}, 6, 1},
-		"it fails at first": {withoutShares(), func(api *apiServer) {
-			var mu sync.Mutex
-			left := map[string]int{http.MethodPost: 2, http.MethodGet: 2}
-			api.Refuse(func(req *http.Request) *apierrors.StatusError {
-				mu.Lock()
-				defer mu.Unlock()
-				if left[req.Method] == 0 {
-					return nil
-				}
-				left[req.Method]--
-				if req.Method == http.MethodGet {
-					return etcdIsAway(req)
-				}
-				return invalidWithoutField()
-			})
-		}, 4, 1},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			api := newAPIServer(t)
-			test.change(api)
-			start(t, api, "one", inventoryOf(t, test.policy, firstGPU)).untilPublished(t, test.devices, test.counter)
-		})
-	}
-}
-
-// TestGateTurnedOff: the API server is restarted with a gate off while the
-// publisher runs. Whole GPUs and partitions must not stay published without
-// counters; and a share that is stored without what makes it one would be given to
-// one claim as a whole.
-func TestGateTurnedOff(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]struct {
-		policy                        *policy.Policy
-		drop                          func(*apiServer, bool)
-		before, devices, counterAfter int
-	}{
-		"counters": {withoutShares(), (*apiServer).DropCounters, 4, 1, 0},
-		"shares":   {policy.Builtin(), (*apiServer).DropShares, 6, 4, 1},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r := start(t, newAPIServer(t), "one", inventoryOf(t, test.policy, firstGPU))
-			r.untilPublished(t, test.before, 1)
-			test.drop(r.api, true)
-			r.api.DeleteSlices()
-			r.untilPublished(t, test.devices, test.counterAfter)
-		})
-	}
-}
-
-// TestDeletedSlicesComeBack: all of them, as a starting kubelet does it, or one,
-// as an administrator does. The publisher notices by itself.
-func TestDeletedSlicesComeBack(t *testing.T) {
-	t.Parallel()
-	for name, remove := range map[string]func(*apiServer){
-		"all": (*apiServer).DeleteSlices,
-		"one": func(api *apiServer) { api.DeleteSlice(api.Slices()[0].Name) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r := start(t, newAPIServer(t), "one", inventoryOf(t, withoutShares(), firstGPU))
-			r.untilPublished(t, 4, 1)
-			// Before the watch has begun, perhaps, and after.
-			for range 2 {
-				remove(r.api)
-				r.untilPublished(t, 4, 1)
-			}
-		})
-	}
-}
-
-// TestCheckStored: other content than was published is no reason to publish again,
-// or two instances of different versions would never stop.
-func TestCheckStored(t *testing.T) {
-	t.Parallel()
-	r := start(t, newAPIServer(t), "one", inventoryOf(t, withoutShares(), firstGPU))
-	r.untilPublished(t, 4, 1)
-	if err := r.publisher.checkStored(t.Context()); err != nil {
-		t.Errorf("a complete pool: %v", err)
-	}
-	r.api.Refuse(etcdIsAway)
-	if err := r.publisher.checkStored(t.Context()); err == nil || !strings.Contains(err.Error(), "etcd is away") {
-		t.Errorf("an API server that is away: %v", err)
-	}
-}
-
-// TestInstancesDoNotFight: the old instance of an upgrade keeps publishing a GPU
-// that was lost, which the new one has never seen. The last to publish prevails,
-// and the other one leaves it at that.
-func TestInstancesDoNotFight(t *testing.T) {
-	t.Parallel()
-	const oldName, newName = "old", "new"
-	api := newAPIServer(t)
-	var mu sync.Mutex
-	lists, writes := map[string]int{}, 0
-	api.Refuse(func(req *http.Request) *apierrors.StatusError {
-		mu.Lock()
-		defer mu.Unlock()
-		query := req.URL.Query()
-		switch {
-		case !strings.HasSuffix(req.URL.Path, "/resourceslices") && !strings.Contains(req.URL.Path, "/resourceslices/"):
-		case req.Method == http.MethodGet && !query.Has("watch") && !query.Has("resourceVersion"):
-			lists[req.UserAgent()]++
-		case req.Method != http.MethodGet && !query.Has("dryRun"):
-			writes++
+// writesFail makes all writes fail.
+func writesFail(err *apierrors.StatusError) func(*http.Request) *apierrors.StatusError {
+	return func(r *http.Request) *apierrors.StatusError {
+		if kindOf(r) == "write" {
+			return err
 		}
 		return nil
-	})
-	seen := func(name string) int {
-		mu.Lock()
-		defer mu.Unlock()
-		return lists[name]
 	}
-	older := start(t, api, oldName, inventoryOf(t, withoutShares(), firstGPU, secondGPU))
-	older.untilPublished(t, 8, 2)
-	mu.Lock()
-	writes = 0
-	mu.Unlock()
-	published := older.controller.publications()
+}
 
-	newer := start(t, api, newName, inventoryOf(t, withoutShares(), firstGPU))
-	newer.untilPublished(t, 4, 1)
-	// The old one checks twice what is stored. Its reaction to the first check has
-	// happened when it begins the second one.
-	for range 2 {
-		before := seen(oldName)
-		older.publisher.Recheck()
-		until(t, "a check of the old instance", func() error {
-			if seen(oldName) == before {
-				return errors.New("not yet")
+func forbidden() *apierrors.StatusError {
+	return apierrors.NewForbidden(resourceapi.Resource("resourceslices"), "", errors.New("no right to write"))
+}
+
+// lost has a GPU with a taint.
+func lost(inventory *device.Inventory, pciAddress string) *device.Inventory {
+	return inventory.With(device.Status{Conditions: []device.Condition{{PCIAddress: pciAddress, Reason: device.Lost}}})
+}
+
+// TestRequests: a node that nothing happens to asks for the server's version once
+// or twice an hour, renews its watch every five to ten minutes, and asks for nothing else.
+func TestRequests(t *testing.T) {
+	inCluster(t, func(t *testing.T, c *cluster) {
+		inventory := inventoryOf(t, withoutShares(), firstGPU, secondGPU)
+		r := c.start(t, "one", inventory)
+		after(time.Minute)
+		c.holds(t, inventory, AllFeatures)
+		if got := r.reported(); got != "" {
+			t.Errorf("reported %q", got)
+		}
+		// One slice of counters, and one for each GPU.
+		for kind, want := range map[string]int{"write": 3, "list": 1, "dry run": 3, "node": 1, "version": 2, "watch": 1} {
+			if got := c.take(kind); got > want {
+				t.Errorf("%d requests of kind %q, want %d at most", got, kind, want)
+			}
+		}
+		c.take("")
+		after(10 * time.Hour)
+		versions, watches, all := c.take("version"), c.take("watch"), c.take("")
+		if versions < 10 || versions > 20 || watches > 120 || all > 0 {
+			t.Errorf("in ten hours %d questions for the version, %d watches and %d other requests", versions, watches, all)
+		}
+		// A taint is one write.
+		r.publisher.SetInventory(lost(inventory, firstGPU))
+		after(time.Minute)
+		if writes, all := c.take("write"), c.take(""); writes != 1 || all > 1 {
+			t.Errorf("a taint: %d writes and %d other requests", writes, all)
+		}
+	})
+}
+
+// TestOverlap: the old instance of an upgrade knows a GPU that the new one does not.
+func TestOverlap(t *testing.T) {
+	for _, latency := range []time.Duration{0, 20 * time.Millisecond, 40 * time.Millisecond, time.Second, 2 * time.Second} {
+		t.Run(latency.String(), func(t *testing.T) {
+			inCluster(t, func(t *testing.T, c *cluster) {
+				c.setLatency(latency)
+				both, one := inventoryOf(t, withoutShares(), firstGPU, secondGPU), inventoryOf(t, withoutShares(), firstGPU)
+				older := c.start(t, "old", both)
+				after(time.Minute)
+				c.holds(t, both, AllFeatures)
+				c.take("")
+
+				newer := c.start(t, "new", one)
+				after(time.Minute)
+				c.holds(t, one, AllFeatures)
+				if got := newer.reported(); got != "" {
+					t.Errorf("the new instance is not ready: %s", got)
+				}
+				// The old one has news, which are not written now, and its reads of what
+				// the new one has written.
+				older.publisher.SetInventory(lost(both, secondGPU))
+				older.publisher.Recheck()
+				after(time.Hour)
+				c.holds(t, one, AllFeatures)
+				// Two slices are updated and one is deleted.
+				if writes := c.take("write"); writes != 3 {
+					t.Errorf("%d writes in an hour of overlap, want 3", writes)
+				}
+
+				newer.stop()
+				after(time.Minute)
+				c.holds(t, lost(both, secondGPU), AllFeatures)
+			})
+		})
+	}
+}
+
+// TestOldInstanceIsWriting: a new instance comes when the old one has written a part.
+func TestOldInstanceIsWriting(t *testing.T) {
+	inCluster(t, func(t *testing.T, c *cluster) {
+		c.setLatency(time.Second)
+		both, one := inventoryOf(t, withoutShares(), firstGPU, secondGPU), inventoryOf(t, withoutShares(), firstGPU)
+		c.start(t, "old", both)
+		for len(c.Slices()) < 2 {
+			time.Sleep(time.Millisecond)
+		}
+		c.start(t, "new", one)
+		c.converges(t, one, AllFeatures, time.Minute)
+		c.take("")
+		after(time.Hour)
+		c.holds(t, one, AllFeatures)
+		if writes := c.take("write"); writes > 0 {
+			t.Errorf("%d more writes", writes)
+		}
+	})
+}
+
+// TestNewInstanceCannotWrite: the old one goes on meanwhile.
+func TestNewInstanceCannotWrite(t *testing.T) {
+	inCluster(t, func(t *testing.T, c *cluster) {
+		both, one := inventoryOf(t, withoutShares(), firstGPU, secondGPU), inventoryOf(t, withoutShares(), firstGPU)
+		older := c.start(t, "old", both)
+		after(time.Minute)
+		c.setFail(func(r *http.Request) *apierrors.StatusError {
+			if r.UserAgent() == "new" && kindOf(r) == "write" {
+				return forbidden()
 			}
 			return nil
 		})
-	}
-	if got := older.controller.publications(); got != published {
-		t.Errorf("the old instance has published %d times more", got-published)
-	}
-	newer.untilPublished(t, 4, 1)
-	mu.Lock()
-	defer mu.Unlock()
-	// Two slices are updated and one is deleted. A conflict may repeat that; a fight
-	// goes on and on.
-	if writes < 3 || writes > 10 {
-		t.Errorf("%d writes, want 3 and a few more at most", writes)
-	}
-}
-
-// refusing is a helper that cannot publish.
-type refusing struct{}
-
-func (refusing) PublishResources(context.Context, resourceslice.DriverResources) error {
-	return errors.New("no owner")
-}
-
-// TestRunFails: an error of the helper is not retried.
-func TestRunFails(t *testing.T) {
-	t.Parallel()
-	// Only for its client.
-	r := start(t, newAPIServer(t), "one", inventoryOf(t, withoutShares(), firstGPU))
-	p := New(Options{
-		DriverName: testDriver, NodeName: testNode, KubeClient: r.controller.client, Report: func(context.Context, string) {},
+		newer := c.start(t, "new", one)
+		after(usualTime + 10*time.Second)
+		c.take("")
+		older.publisher.SetInventory(lost(both, secondGPU))
+		c.converges(t, lost(both, secondGPU), AllFeatures, usualTime)
+		after(time.Hour)
+		c.holds(t, lost(both, secondGPU), AllFeatures)
+		if got := newer.reported(); !strings.Contains(got, "no right to write") {
+			t.Errorf("the new instance reported %q", got)
+		}
+		// One that succeeded, and the attempts of the new instance.
+		if writes := c.take("write"); writes > 20 {
+			t.Errorf("%d writes in an hour", writes)
+		}
+		c.setFail(nil)
+		c.converges(t, one, AllFeatures, 10*time.Minute)
 	})
-	p.SetInventory(inventoryOf(t, withoutShares(), firstGPU))
-	if err := p.Run(t.Context(), refusing{}); err == nil || !strings.Contains(err.Error(), "no owner") {
-		t.Errorf("got %v", err)
+}
+
+// TestOutageWhileTwoRun: afterwards it is the new one that publishes.
+func TestOutageWhileTwoRun(t *testing.T) {
+	inCluster(t, func(t *testing.T, c *cluster) {
+		both, one := inventoryOf(t, withoutShares(), firstGPU, secondGPU), inventoryOf(t, withoutShares(), firstGPU)
+		c.start(t, "old", both)
+		after(time.Minute)
+		c.setFail(etcdIsAway)
+		c.start(t, "new", one)
+		after(10 * time.Minute)
+		c.setFail(nil)
+		c.converges(t, one, AllFeatures, time.Minute)
+		after(time.Hour)
+		c.holds(t, one, AllFeatures)
+	})
+}
+
+// TestNotPublished: what is stored is counted right and wrong all the same.
+func TestNotPublished(t *testing.T) {
+	inCluster(t, func(t *testing.T, c *cluster) {
+		inventory := inventoryOf(t, withoutShares(), firstGPU)
+		older := c.start(t, "old", inventory)
+		after(time.Minute)
+		older.stop()
+		c.setFail(writesFail(forbidden()))
+		r := c.start(t, "new", lost(inventory, firstGPU))
+		for range 10 {
+			after(time.Minute)
+			if got := r.reported(); !strings.Contains(got, "no right to write") || !strings.Contains(got, "update ResourceSlice 00001-") {
+				t.Fatalf("reported %q", got)
+			}
+		}
+		c.setFail(nil)
+		after(time.Minute)
+		c.holds(t, lost(inventory, firstGPU), AllFeatures)
+		if got := r.reported(); got != "" {
+			t.Errorf("reported %q", got)
+		}
+	})
+}
+
+// TestOutage: however long the API server is away, what has changed meanwhile is
+// stored soon after.
+func TestOutage(t *testing.T) {
+	for name, fail := range map[string]func(*http.Request) *apierrors.StatusError{
+		"no writes":  writesFail(apierrors.NewInternalError(errors.New("etcd has no leader"))),
+		"no answers": etcdIsAway,
+	} {
+		for _, outage := range []time.Duration{5 * time.Second, 22 * time.Second, 20 * time.Minute} {
+			t.Run(name+" "+outage.String(), func(t *testing.T) {
+				inCluster(t, func(t *testing.T, c *cluster) {
+					inventory := inventoryOf(t, withoutShares(), firstGPU)
+					r := c.start(t, "one", inventory)
+					after(time.Minute)
+					c.setFail(fail)
+					r.publisher.SetInventory(lost(inventory, firstGPU))
+					c.take("")
+					after(outage)
+					if got := r.reported(); (got == "") != (outage < usualTime) {
+						t.Errorf("after %s: reported %q", outage, got)
+					}
+					if requests := c.take(""); outage > time.Hour && requests > 200 {
+						t.Errorf("%d requests", requests)
+					}
+					c.setFail(nil)
+					if took := c.converges(t, lost(inventory, firstGPU), AllFeatures, time.Minute); took > 40*time.Second {
+						t.Errorf("stored %s after the API server was back", took)
+					}
+					after(30 * time.Second)
+					if got := r.reported(); got != "" {
+						t.Errorf("reported %q", got)
+					}
+				})
+			})
+		}
 	}
+}
+
+// TestLostAnswer: a write is done, and the client hears nothing of it.
+func TestLostAnswer(t *testing.T) {
+	inCluster(t, func(t *testing.T, c *cluster) {
+		inventory := inventoryOf(t, withoutShares(), firstGPU)
+		r := c.start(t, "one", inventory)
+		after(time.Minute)
+		c.setLatency(requestTimeout + time.Second)
+		r.publisher.SetInventory(lost(inventory, firstGPU))
+		after(requestTimeout - time.Millisecond)
+		c.setLatency(0)
+		if took := c.converges(t, lost(inventory, firstGPU), AllFeatures, time.Minute); took > 10*time.Second {
+			t.Errorf("took %s", took)
+		}
+		after(time.Minute)
+		if got := r.reported(); got != "" {
+			t.Errorf("reported %q", got)
+		}
+	})
+}
+
+// TestChangedByOthers: slices are put back, at once the first time.
+func TestChangedByOthers(t *testing.T) {
+	for name, change := range map[string]func(*cluster){
+		// As a starting kubelet does.
+		"all deleted": func(c *cluster) { c.DeleteSlices() },
+		"one deleted": func(c *cluster) { c.DeleteSlice(c.Slices()[0].Name) },
+		"edited":      func(c *cluster) { c.edit(1, func(s *resourceapi.ResourceSlice) { s.Spec.Devices[0].Name = "other" }) },
+		"counters": func(c *cluster) {
+			c.edit(0, func(s *resourceapi.ResourceSlice) { s.Spec.SharedCounters[0].Name = "other" })
+		},
+		"generation": func(c *cluster) { c.edit(0, func(s *resourceapi.ResourceSlice) { s.Spec.Pool.Generation += 1000 }) },
+		"owner":      func(c *cluster) { c.edit(0, func(s *resourceapi.ResourceSlice) { s.OwnerReferences = nil }) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inCluster(t, func(t *testing.T, c *cluster) {
+				inventory := inventoryOf(t, withoutShares(), firstGPU)
+				r := c.start(t, "one", inventory)
+				after(time.Minute)
+				c.take("")
+				change(c)
+				if took := c.converges(t, inventory, AllFeatures, time.Minute); took > time.Second {
+					t.Errorf("put back after %s", took)
+				}
+				// Somebody else does not give up.
+				repairs := 0
+				for range 2 * 60 {
+					if c.differs(inventory, AllFeatures) == "" && c.Slices()[0].OwnerReferences != nil {
+						repairs++
+						change(c)
+					}
+					after(30 * time.Second)
+				}
+				if repairs < 5 || repairs > 25 {
+					t.Errorf("put back %d times in an hour", repairs)
+				}
+				after(20 * time.Minute)
+				c.holds(t, inventory, AllFeatures)
+				if got := r.reported(); got != "" {
+					t.Errorf("reported %q", got)
+				}
+			})
+		})
+	}
+}
+
+// edit changes a slice by its place.
+func (c *cluster) edit(index int, edit func(*resourceapi.ResourceSlice)) {
+	c.EditSlice(c.Slices()[index].Name, edit)
+}
+
+// TestUnimportantEdit: a label of somebody else is no reason to write.
+func TestUnimportantEdit(t *testing.T) {
+	inCluster(t, func(t *testing.T, c *cluster) {
+		c.start(t, "one", inventoryOf(t, withoutShares(), firstGPU))
+		after(time.Minute)
+		c.take("")
+		c.edit(0, func(s *resourceapi.ResourceSlice) { s.Labels = map[string]string{"a": "b"} })
+		after(time.Minute)
+		if lists, writes := c.take("list"), c.take("write"); lists != 1 || writes != 0 {
+			t.Errorf("listed %d times, written %d times", lists, writes)
+		}
+	})
+}
+
+// TestNodeMadeAgain: the node has another UID afterwards, and the garbage collector
+// deletes what the old one owns.
+func TestNodeMadeAgain(t *testing.T) {
+	inCluster(t, func(t *testing.T, c *cluster) {
+		inventory := inventoryOf(t, withoutShares(), firstGPU)
+		r := c.start(t, "one", inventory)
+		after(time.Minute)
+		before := c.Slices()[0].OwnerReferences[0].UID
+		c.take("")
+		c.DeleteNode(testNode)
+		c.DeleteSlices()
+		after(10 * time.Minute)
+		if got := r.reported(); len(c.Slices()) > 0 || !strings.Contains(got, "node node-1 is not in the cluster") {
+			t.Errorf("%d slices without a node; reported %q", len(c.Slices()), got)
+		}
+		c.AddNode(testNode)
+		c.converges(t, inventory, AllFeatures, time.Minute)
+		for _, slice := range c.Slices() {
+			if slice.OwnerReferences[0].UID == before {
+				t.Errorf("slice %s belongs to the old node", slice.Name)
+			}
+		}
+		if writes := c.take("write"); writes != 2 {
+			t.Errorf("%d writes, want 2", writes)
+		}
+	})
+}
+
+// TestNodeMadeAgainWhileDown: the slices of the old node are still there, and belong to
+// the new one before the garbage collector comes.
+func TestNodeMadeAgainWhileDown(t *testing.T) {
+	inCluster(t, func(t *testing.T, c *cluster) {
+		inventory := inventoryOf(t, withoutShares(), firstGPU)
+		c.start(t, "one", inventory).stop()
+		r := c.start(t, "one", inventory)
+		after(time.Minute)
+		r.stop()
+		before := c.Slices()
+		c.AddNode(testNode)
+		c.start(t, "two", inventory)
+		after(time.Minute)
+		for i, slice := range c.Slices() {
+			if slice.UID != before[i].UID || slice.OwnerReferences[0].UID == before[i].OwnerReferences[0].UID {
+				t.Errorf("slice %s: owned by %s before, by %s now", slice.Name, before[i].OwnerReferences[0].UID, slice.OwnerReferences[0].UID)
+			}
+		}
+	})
+}
+
+// TestTakesOverSlices: those that the slice controller of Kubernetes has made have
+// other names.
+func TestTakesOverSlices(t *testing.T) {
+	inCluster(t, func(t *testing.T, c *cluster) {
+		inventory := inventoryOf(t, withoutShares(), firstGPU)
+		r := c.start(t, "one", inventory)
+		after(time.Minute)
+		r.stop()
+		for _, slice := range c.Slices() {
+			c.DeleteSlice(slice.Name)
+			slice.Name += "-x7k2p"
+			slice.UID, slice.ResourceVersion = "", ""
+			slice.Spec.Pool.Generation = 5
+			if _, err := r.publisher.slices.Create(t.Context(), &slice, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c.start(t, "two", inventory)
+		after(time.Minute)
+		c.holds(t, inventory, AllFeatures)
+		if generation := c.Slices()[0].Spec.Pool.Generation; generation != 6 {
+			t.Errorf("generation %d, want 6", generation)
+		}
+	})
+}
+
+// TestNothingToPublish: a node without a GPU has no slice, and loses those of an earlier
+// time, such as the empty one that the slice controller has made for it.
+func TestNothingToPublish(t *testing.T) {
+	inCluster(t, func(t *testing.T, c *cluster) {
+		nothing := inventoryOf(t, withoutShares())
+		r := c.start(t, "one", nothing)
+		after(time.Minute)
+		if slices, writes := len(c.Slices()), c.take("write"); slices > 0 || writes > 0 || r.reported() != "" {
+			t.Errorf("%d slices after %d writes, reported %q", slices, writes, r.reported())
+		}
+		r.publisher.SetInventory(inventoryOf(t, withoutShares(), firstGPU))
+		after(time.Minute)
+		r.publisher.SetInventory(nothing)
+		after(time.Minute)
+		if slices := len(c.Slices()); slices > 0 || r.reported() != "" {
+			t.Errorf("%d slices when the GPU has gone, reported %q", slices, r.reported())
+		}
+		r.stop()
+		stop := c.startController(t, nothing, resourceslice.Slice{})
+		after(time.Minute)
+		stop()
+		if slices := len(c.Slices()); slices != 1 {
+			t.Errorf("the controller has made %d slices", slices)
+		}
+		r = c.start(t, "two", nothing)
+		after(time.Minute)
+		if slices := len(c.Slices()); slices > 0 || r.reported() != "" {
+			t.Errorf("%d slices are left, reported %q", slices, r.reported())
+		}
+	})
 }

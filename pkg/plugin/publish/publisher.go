@@ -1,21 +1,33 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package publish keeps the ResourceSlices of a node in the API server: it finds
-// out which features the cluster has, hands the slices to the slice controller of
-// Kubernetes, confirms that they were stored, and puts back what is deleted.
+// Package publish keeps the ResourceSlices of a node in the API server.
+//
+//	publisher.go   the loop: when to write, and when to try again
+//	plan.go        what to write: wanted against stored. Pure
+//	write.go       writing, and checking what was stored
+//	stored.go      what the API server holds
+//	watch.go       whether somebody else changes it; repairs.go: how often
+//	precedence.go  which of several instances on the node publishes
+//	features.go    what the cluster can do with devices; probe.go asks for it
+//
+// It does not use the slice controller of k8s.io/dynamic-resource-allocation, see
+// docs/design/publishing.md.
 package publish
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
-	draclient "k8s.io/dynamic-resource-allocation/client"
+	typedresource "k8s.io/client-go/kubernetes/typed/resource/v1"
+	"k8s.io/client-go/metadata"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
 
@@ -24,17 +36,21 @@ import (
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
 )
 
-// deletionsTogether is the time in which deletions of slices count as one.
-const deletionsTogether = 150 * time.Millisecond
-
-// usualAttempts is how many attempts at confirming may fail before that is
-// reported: the slice controller works in the background.
-const usualAttempts = 3
-
-// Helper is the part of kubeletplugin.Helper that publishing needs.
-type Helper interface {
-	PublishResources(ctx context.Context, resources resourceslice.DriverResources) error
-}
+const (
+	// changesTogether is the time in which changes by others count as one: slices
+	// are deleted several at a time.
+	changesTogether = 150 * time.Millisecond
+	// giveWayTime is for how long an older instance publishes when this one cannot.
+	giveWayTime = 5 * time.Minute
+	// precedenceInterval is the time between two looks for a newer instance while
+	// there is one. They ask nobody but the kernel.
+	precedenceInterval = 2 * time.Second
+	// requestTimeout bounds one request. An API server may be slow, but not for ever.
+	requestTimeout = 30 * time.Second
+	// usualTime is for how long writing may fail before slices that were right once
+	// count as wrong: an API server restarts in less.
+	usualTime = 30 * time.Second
+)
 
 // Options are all mandatory except where a comment says otherwise.
 type Options struct {
@@ -42,9 +58,16 @@ type Options struct {
 	// NodeName is the node's name and the name of its only pool.
 	NodeName   string
 	KubeClient kubernetes.Interface
-	// Report is called with the reason why the API server does not hold all slices,
-	// and with "" when it does.
+	// MetadataClient watches the slices.
+	MetadataClient metadata.Interface
+	// LockFile makes one of several instances on this node publish. Optional: without
+	// it there is a single one.
+	LockFile string
+	// Report is called with the reason why the API server does not hold what it
+	// should, and with "" when it does.
 	Report func(ctx context.Context, reason string)
+	// Warn tells people what is not offered, or dangerous, because of the cluster.
+	Warn func(ctx context.Context, reason, message string)
 	// Retry is the delay between attempts. Optional.
 	Retry wait.Backoff
 }
@@ -52,37 +75,58 @@ type Options struct {
 // Publisher publishes the ResourceSlices of one node. Its methods may be called
 // concurrently, except Run.
 type Publisher struct {
-	driverName, nodeName string
-	client               *draclient.Client
-	report               func(ctx context.Context, reason string)
-	retry                wait.Backoff
-	features             *features
+	pool     pool
+	slices   typedresource.ResourceSliceInterface
+	metadata metadata.Interface
+	report   func(ctx context.Context, reason string)
+	warn     func(ctx context.Context, reason, message string)
+	retry    wait.Backoff
 
 	// inventory is what is to be published, nil until there is one.
 	inventory atomic.Pointer[device.Inventory]
-	// changed asks to publish, recheck to see whether what was published is still
-	// there.
-	changed, recheck loop.Trigger
-	// logged is the last success that was logged.
-	logged logchange.Value[string]
+	// changed asks to publish, recheck to read what is stored, seen to look whether
+	// what the watch saw is new.
+	changed, recheck, seen loop.Trigger
+	watcher                watcher
+
+	// What follows is for the goroutine of Run.
+
+	precedence        precedence
+	precedenceProblem logchange.Problem
+	features          features
+	// known is nil while it is not known what is stored.
+	known *stored
+	// repairs are those of what others changed.
+	repairs repairs
+	// confirmed says that everything was stored at some time, failing since when it
+	// could not be since then.
+	confirmed bool
+	failing   time.Time
+	// published, leftOut and crashes were logged last.
+	published, leftOut, crashes logchange.Value[string]
 }
 
 // New makes a Publisher that does nothing before Run.
 func New(o Options) *Publisher {
 	if o.Retry.Duration == 0 {
-		o.Retry = wait.Backoff{Duration: time.Second, Factor: 1.5, Jitter: 0.1, Steps: 30, Cap: 15 * time.Second}
+		o.Retry = wait.Backoff{Duration: time.Second, Factor: 1.5, Jitter: 0.5, Steps: 30, Cap: 20 * time.Second}
 	}
-	client := draclient.New(o.KubeClient)
-	return &Publisher{
-		driverName: o.DriverName,
-		nodeName:   o.NodeName,
-		client:     client,
+	pool := pool{driverName: o.DriverName, nodeName: o.NodeName}
+	p := &Publisher{
+		pool:       pool,
+		slices:     o.KubeClient.ResourceV1().ResourceSlices(),
+		metadata:   o.MetadataClient,
 		report:     o.Report,
+		warn:       o.Warn,
 		retry:      o.Retry,
-		features:   newFeatures(o.DriverName, o.NodeName, client.ResourceSlices()),
 		changed:    loop.NewTrigger(),
 		recheck:    loop.NewTrigger(),
+		seen:       loop.NewTrigger(),
+		precedence: precedence{path: o.LockFile},
+		features:   features{prober: prober{pool: pool, client: o.KubeClient.ResourceV1().RESTClient()}},
 	}
+	p.watcher = watcher{client: o.MetadataClient, selector: pool.selector(), changed: p.seen.Fire, unheard: p.recheck.Fire}
+	return p
 }
 
 // SetInventory replaces what is to be published.
@@ -91,106 +135,158 @@ func (p *Publisher) SetInventory(inventory *device.Inventory) {
 	p.changed.Fire()
 }
 
-// Recheck asks to see whether the API server still holds what was published.
+// Recheck asks to read what the API server holds.
 func (p *Publisher) Recheck() { p.recheck.Fire() }
 
-// HandleDroppedFields publishes again, without the fields that the API server turned
-// out not to store.
-func (p *Publisher) HandleDroppedFields(ctx context.Context, dropped *resourceslice.DroppedFieldsError) {
-	if p.features.noteDropped(ctx, dropped) {
-		p.changed.Fire()
-	}
-}
-
-// Run keeps the slices in the API server until ctx ends, once there is an
-// inventory. The slice controller behind helper does the work; Run decides what it
-// publishes and when. An error means that retrying is useless.
-func (p *Publisher) Run(ctx context.Context, helper Helper) error {
+// Run keeps the slices in the API server until ctx ends, once there is an inventory.
+func (p *Publisher) Run(ctx context.Context) {
 	select {
 	case <-ctx.Done():
-		return nil
+		return
 	case <-p.changed:
-	}
-	if !p.probe(ctx) {
-		return nil
 	}
 	var watching sync.WaitGroup
 	defer watching.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	watching.Go(func() { p.watch(ctx) })
+	watching.Go(func() { p.watcher.run(ctx) })
+	defer p.precedence.end()
 
-	attempts := newAttempts(p.retry)
+	retry := p.retry
 	for ctx.Err() == nil {
-		resources := Resources(p.driverName, p.nodeName, p.inventory.Load(), p.features.known())
-		if err := helper.PublishResources(ctx, resources); err != nil && ctx.Err() == nil {
-			return fmt.Errorf("publish ResourceSlices: %w", err)
-		}
-		if err := p.confirm(ctx, countDevices(resources, p.nodeName)); err == nil {
-			attempts = newAttempts(p.retry)
-			p.awaitReason(ctx)
-			continue
-		} else if attempts.failed++; attempts.failed > usualAttempts && ctx.Err() == nil {
-			p.report(ctx, fmt.Sprintf("the ResourceSlices are not in the API server yet: %v", err))
-		}
-		select {
-		case <-ctx.Done():
-		case <-p.changed:
-		case <-time.After(attempts.delay.Step()):
+		began := time.Now()
+		wrote, err := p.sync(ctx)
+		switch {
+		case ctx.Err() != nil:
+		case err == nil:
+			retry = p.retry
+			p.succeeded(ctx)
+			p.awaitReason(ctx, wrote)
+		case errors.Is(err, errNotMine):
+			p.failing = time.Time{}
+			p.awaitPrecedence(ctx)
+		default:
+			p.failed(ctx, began, err)
+			p.awaitRetry(ctx, err, retry.Step())
+			if refusesFields(err) {
+				// They may be some that the cluster cannot store any more.
+				p.features.hurry()
+			}
+			if p.features.begun && p.features.wait() <= 0 {
+				p.features.check(ctx)
+			}
 		}
 	}
-	return nil
 }
 
-// probe finds out which features the cluster has, before anything is published that
-// would be misunderstood without them. It tries until there is an answer; false
-// says that ctx ended first.
-func (p *Publisher) probe(ctx context.Context) bool {
-	err := p.retry.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
-		err := p.features.probe(ctx)
-		if err != nil && ctx.Err() == nil {
-			p.report(ctx, fmt.Sprintf("could not ask the API server which features it has: %v", err))
-		}
-		return err == nil, nil
-	})
-	return err == nil
+// succeeded reports that everything is stored.
+func (p *Publisher) succeeded(ctx context.Context) {
+	p.confirmed, p.failing = true, time.Time{}
+	devices := 0
+	for _, slice := range p.known.slices {
+		devices += len(slice.Spec.Devices)
+	}
+	if p.published.Set(fmt.Sprint(len(p.known.slices), devices)) {
+		klog.FromContext(ctx).Info("Published", "resourceSlices", len(p.known.slices), "devices", devices)
+	}
+	p.report(ctx, "")
 }
 
-// awaitReason returns when there is something to publish, or what was published
-// is not there any more.
-func (p *Publisher) awaitReason(ctx context.Context) {
+// failed reports an error, at first only until everything was stored once: usually
+// the next attempt succeeds. An attempt may have waited long for an answer since it began.
+func (p *Publisher) failed(ctx context.Context, began time.Time, err error) {
+	if p.failing.IsZero() {
+		p.failing = began
+	}
+	if !p.confirmed || time.Since(p.failing) >= usualTime {
+		p.report(ctx, fmt.Sprintf("the ResourceSlices are not in the API server as they should be: %v", err))
+	}
+}
+
+// awaitRetry waits after a failure. Where this instance is refused for long, because it
+// lacks rights, for example, an older one of this node may still be able to write.
+func (p *Publisher) awaitRetry(ctx context.Context, err error, delay time.Duration) {
+	changed := p.changed
+	refused := apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || apierrors.IsInvalid(err)
+	if refused && time.Since(p.failing) >= usualTime && p.precedence.giveWay() {
+		klog.FromContext(ctx).Info("Letting an older instance of the plugin publish the ResourceSlices of this node", "for", giveWayTime)
+		p.known, delay, changed = nil, wait.Jitter(giveWayTime, 0.5), nil
+	}
+	select {
+	case <-ctx.Done():
+	case <-changed:
+	case <-time.After(delay):
+	}
+}
+
+// awaitReason returns when there may be something to write. wrote says that there
+// was just now.
+func (p *Publisher) awaitReason(ctx context.Context, wrote bool) {
+	p.repairs.done(wrote)
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-p.changed:
 			return
+		case <-time.After(p.features.wait()):
+			if p.features.check(ctx) {
+				return
+			}
 		case <-p.recheck:
-		}
-		// Slices are deleted several at a time. Another instance on this node
-		// may be quicker, and must not be joined in making them.
-		if !loop.Pause(ctx, wait.Jitter(deletionsTogether, 1)) {
+			p.known, p.repairs.repairing = nil, true
 			return
+		case <-p.seen:
+			if p.watcher.differs(p.known.slices, p.known.removed) {
+				p.known = nil
+				p.awaitRepair(ctx)
+				return
+			}
 		}
-		if err := p.checkStored(ctx); err != nil {
-			klog.FromContext(ctx).Info("Publishing the ResourceSlices again", "reason", err)
-			p.logged.Set("")
+	}
+}
+
+// awaitRepair waits before what others changed is put back. Who changes it again and
+// again is answered ever more slowly.
+func (p *Publisher) awaitRepair(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+	case <-p.changed:
+	case <-time.After(wait.Jitter(changesTogether, 1) + p.repairs.begin()):
+	}
+}
+
+// awaitPrecedence returns when no newer instance is left.
+func (p *Publisher) awaitPrecedence(ctx context.Context) {
+	logger := klog.FromContext(ctx)
+	logger.Info("A newer instance of the plugin publishes the ResourceSlices of this node")
+	if !p.confirmed {
+		p.report(ctx, errNotMine.Error())
+	}
+	for loop.Pause(ctx, wait.Jitter(precedenceInterval, 0.5)) {
+		if err := p.checkPrecedence(ctx); err == nil {
+			logger.Info("The newer instance of the plugin has ended, publishing again")
+			p.known = nil
 			return
 		}
 	}
 }
 
-// attempts at confirming one publication.
-type attempts struct {
-	failed int
-	delay  wait.Backoff
-}
-
-// newAttempts begins with a short delay: the first attempt comes right after the
-// slice controller was called and is nearly always too early.
-func newAttempts(retry wait.Backoff) *attempts {
-	retry.Duration /= 5
-	return &attempts{delay: retry}
+// wanted are the slices that this cluster can take.
+func (p *Publisher) wanted(ctx context.Context) []resourceslice.Slice {
+	inventory := p.inventory.Load()
+	wanted := Resources(p.pool.driverName, p.pool.nodeName, inventory, p.features.now).Pools[p.pool.nodeName].Slices
+	p.reportLeftOut(ctx, wanted)
+	p.reportCrashes(ctx, wanted)
+	if !p.features.noTaints {
+		return wanted
+	}
+	for i := range wanted {
+		for j := range wanted[i].Devices {
+			wanted[i].Devices[j].Taints = nil
+		}
+	}
+	return wanted
 }
 
 // Resources are the slices of an inventory in a cluster with these features.
@@ -201,12 +297,6 @@ func Resources(driverName, nodeName string, inventory *device.Inventory, f Featu
 		NodeName:             nodeName,
 		PartitionableDevices: f.PartitionableDevices,
 		ConsumableCapacity:   f.ConsumableCapacity,
+		NoShareCounters:      !f.ShareCounters,
 	})
-}
-
-func countDevices(resources resourceslice.DriverResources, pool string) (devices int) {
-	for _, slice := range resources.Pools[pool].Slices {
-		devices += len(slice.Devices)
-	}
-	return devices
 }

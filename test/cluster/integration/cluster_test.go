@@ -113,7 +113,7 @@ func find(t *testing.T, c layout.Cluster) leftovers {
 		t.Fatal(err)
 	}
 	for _, d := range devices {
-		if slices.Contains([]string{"node0", "cni0"}, d.Name) {
+		if slices.Contains([]string{"node0", "cni0"}, d.Name) || strings.HasPrefix(d.Name, "cable") {
 			m.Devices = append(m.Devices, d.Name)
 		}
 	}
@@ -232,7 +232,7 @@ func TestKilled(t *testing.T) {
 	before := find(t, p.c)
 	for _, sig := range []unix.Signal{unix.SIGKILL, unix.SIGINT} {
 		t.Run(unix.SignalName(sig), func(t *testing.T) {
-			cmd := p.command("up")
+			cmd := p.command("up", "--nodes", "n1,n2")
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
 			}
@@ -266,6 +266,8 @@ func TestRefused(t *testing.T) {
 	for want, args := range map[string][]string{
 		"unrecognized feature gate": {"up", "--feature-gates", "NoSuchGate=true"},
 		"make build":                {"up", "--machine", "any"},
+		"exclude each other":        {"up", "--machine", "any", "--nodes", "n1,n2"},
+		"the name n1":               {"up", "--nodes", "n1,n1"},
 		"is not up":                 {"run", "true"},
 	} {
 		cmd := p.command(args...)

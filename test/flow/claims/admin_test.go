@@ -6,6 +6,7 @@ package claims
 import (
 	"context"
 	"net/http"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -140,5 +141,56 @@ func TestAdminAccessOrphaned(t *testing.T) {
 	wantGPUs(t, n, "the release", before)
 	n.WantClaims(t, types.UID(user.GetUid()))
 	p.MustUnprepare(t, user)
+	n.WantClean(t)
+}
+
+// TestObserver checks that observers can be prepared whatever others have of their GPUs,
+// that a container gets what it needs to see all partitions, and that a claim without
+// admin access is refused with what it lacks.
+func TestObserver(t *testing.T) {
+	t.Parallel()
+	n := harness.NewNode(t, "h100x2")
+	p := n.Start(t)
+	p.Ready(t)
+	users := []*drapb.Claim{n.AllocateNamed([]string{n.DeviceName(t, 0, "1g.10gb", 4)}), n.AllocateNamed([]string{n.DeviceName(t, 1, "", 0)})}
+	for _, user := range users {
+		p.MustPrepare(t, user)
+	}
+	before := n.Machine(t).GPUs
+	observers := []string{n.DeviceName(t, 0, "", 0) + "-observer", n.DeviceName(t, 1, "", 0) + "-observer"}
+	admins := []*drapb.Claim{allocateForAdmin(n, observers...), allocateForAdmin(n, observers...)}
+	for _, admin := range admins {
+		ids := p.MustPrepare(t, admin)
+		if len(ids) != 2 {
+			t.Fatalf("2 observers have the CDI ids %v", ids)
+		}
+		for gpu, id := range ids {
+			nodes, err := n.SpecNodes(admin.GetUid(), id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			g := n.Machine(t).GPUs[gpu]
+			want, err := n.WantNodes(&g, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			monitor := func(node harness.DeviceNode) bool { return node.Path == "/dev/nvidia-caps/nvidia-cap2" }
+			if !slices.ContainsFunc(nodes, monitor) {
+				t.Errorf("device nodes of an observer: %v, without mig/monitor", nodes)
+			}
+			if diff := cmp.Diff(want, slices.DeleteFunc(nodes, monitor)); diff != "" {
+				t.Errorf("other device nodes of an observer (-want +got):\n%s", diff)
+			}
+		}
+	}
+	wantGPUs(t, n, "two observing claims", before)
+
+	ordinary := n.AllocateNamed(observers[:1])
+	if got := p.Prepare(t, ordinary)[0].GetError(); !strings.Contains(got, observers[0]) || !strings.Contains(got, "adminAccess: true") {
+		t.Errorf("an observer without admin access: %q", got)
+	}
+	p.MustUnprepare(t, ordinary)
+	p.MustUnprepare(t, users...)
+	p.MustUnprepare(t, admins...)
 	n.WantClean(t)
 }

@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
@@ -75,7 +76,7 @@ func printedSlices(t *testing.T, n *harness.Node, partitionable bool) []resource
 	}
 	var stdout, stderr bytes.Buffer
 	cmd := exec.CommandContext(t.Context(), harness.Built.Driver, "slices", "--node-name="+harness.NodeName, flag,
-		"--driver-root="+n.Root, "--proc-root="+n.Root+"/proc", "--sys-root="+n.Root+"/sys", "-v=0")
+		"--driver-root="+n.Root, "--proc-root="+n.Root+"/proc", "--sys-root="+n.Root+"/sys", "--policy-file="+n.DefaultPolicy(), "-v=0")
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {
 		t.Fatalf("slices: %v\n%s", err, stderr.String())
@@ -205,8 +206,8 @@ func TestWrongNode(t *testing.T) {
 	var stderr bytes.Buffer
 	cmd := exec.CommandContext(t.Context(), harness.Built.Driver, "--node-name=node-2", "--kubeconfig="+n.Kubeconfig,
 		"--driver-root="+n.Root, "--proc-root="+n.Root+"/proc", "--sys-root="+n.Root+"/sys", "--cdi-root="+n.CDIDir,
-		"--nvidia-cdi-hook="+harness.Built.Hook, "--mps-supervisor-program="+harness.Built.Supervisor, "--kubelet-plugins-dir="+n.PluginsDir, "--kubelet-registrar-dir="+n.RegistrarDir,
-		"--health-port=0", "-v=0")
+		"--nvidia-cdi-hook="+harness.Built.NVIDIAHook, "--partage-hook="+harness.Built.Hook, "--kubelet-plugins-dir="+n.PluginsDir, "--kubelet-registrar-dir="+n.RegistrarDir,
+		"-v=0")
 	cmd.Stderr = &stderr
 	var exit *exec.ExitError
 	if err := cmd.Run(); !errors.As(err, &exit) || exit.ExitCode() != 1 {
@@ -269,8 +270,22 @@ func TestKubeletRestart(t *testing.T) {
 	}
 }
 
+// untilPodTold waits for an event about a pod.
+func untilPodTold(t testing.TB, p *harness.Driver, n *harness.Node, pod, reason string) {
+	t.Helper()
+	p.Until(t, "event "+reason+" of the pod", func(context.Context) error {
+		events := n.Events(t)
+		if !slices.ContainsFunc(events, func(e corev1.Event) bool {
+			return e.InvolvedObject.Kind == "Pod" && e.InvolvedObject.Name == pod && e.Reason == reason
+		}) {
+			return fmt.Errorf("there are %+v", events)
+		}
+		return nil
+	})
+}
+
 // TestGPULost checks that the devices of a lost GPU stay published and are tainted until
-// it is back, and that the other GPU can be used.
+// it is back, that the pods which have them are told, and that the other GPU can be used.
 func TestGPULost(t *testing.T) {
 	t.Parallel()
 	for reason, code := range map[string]int{"lost": 15, "reset-required": 16} {
@@ -291,8 +306,12 @@ func TestGPULost(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
+			used := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(1, "1g.10gb", 0)}))
+			n.API.Reserve(used.GetNamespace(), used.GetName(), "user")
+			p.MustPrepare(t, used)
 			fail(code)
 			p.UntilTainted(t, n, reason, all)
+			untilPodTold(t, p, n, "user", map[string]string{"lost": "GPULost", "reset-required": "GPUResetRequired"}[reason])
 			p.UntilEvent(t, n, map[string]string{"lost": "GPULost", "reset-required": "GPUResetRequired"}[reason], n.Address(t, 1))
 			claim := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 0)}))
 			p.MustPrepare(t, claim)
@@ -305,9 +324,12 @@ func TestGPULost(t *testing.T) {
 			fail(0)
 			p.UntilTainted(t, n, reason, nil)
 			untilPrinted(t, p, n)
+			p.UntilEvent(t, n, "GPURecovered", n.Address(t, 1))
+			untilPodTold(t, p, n, "user", "GPURecovered")
+			p.MustUnprepare(t, used)
 			told := 0
 			for _, e := range n.Events(t) {
-				if strings.Contains(e.Message, n.Address(t, 1)) && e.InvolvedObject.Kind == "Node" {
+				if strings.Contains(e.Message, n.Address(t, 1)) && e.InvolvedObject.Kind == "Node" && e.Type == corev1.EventTypeWarning {
 					told += int(e.Count)
 				}
 			}

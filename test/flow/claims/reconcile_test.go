@@ -23,10 +23,9 @@ import (
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
 
-// untilAsked waits until the driver has requested a claim a few more times.
-func untilAsked(t testing.TB, p *harness.Driver, asked *atomic.Int64) {
+// untilAsked waits until the driver has requested a claim some more times.
+func untilAsked(t testing.TB, p *harness.Driver, asked *atomic.Int64, some int64) {
 	t.Helper()
-	const some = 5
 	since := asked.Load()
 	p.Until(t, "the driver to ask for the claim", func(context.Context) error {
 		if times := asked.Load() - since; times < some {
@@ -57,7 +56,7 @@ func TestOrphans(t *testing.T) {
 				p.MustPrepare(t, c)
 			}
 			// As long as they exist nothing happens to them.
-			untilAsked(t, p, countRequests(n, part))
+			untilAsked(t, p, countRequests(n, part), 5)
 			n.WantClaims(t, types.UID(part.GetUid()), types.UID(whole.GetUid()), types.UID(kept.GetUid()))
 
 			gone(n, part)
@@ -91,7 +90,7 @@ func TestOrphanThatWasNeverFinished(t *testing.T) {
 			t.Parallel()
 			n := harness.NewNode(t, "h100x2")
 			// The grace is for claims that may be in use; this one never is.
-			flags := []string{"--orphan-grace=1h", "--reconcile-interval=50ms"}
+			flags := []string{"--orphan-grace=1h", "--reconcile-interval=50ms", "--claim-check-interval=50ms"}
 			p := n.Start(t, flags...)
 			claim := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 4)}))
 			if test.in == harness.Unprepare {
@@ -115,12 +114,13 @@ func TestOrphanThatWasNeverFinished(t *testing.T) {
 func TestOrphanGrace(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x1")
-	p := n.Start(t, "--orphan-grace=1h", "--reconcile-interval=50ms")
+	p := n.Start(t, "--orphan-grace=1h", "--reconcile-interval=50ms", "--claim-check-interval=50ms")
 	p.Ready(t)
 	claim := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 4)}))
 	ids := p.MustPrepare(t, claim)
 	n.API.DeleteClaim(claim.GetNamespace(), claim.GetName())
-	untilAsked(t, p, countRequests(n, claim))
+	// Of the cache, and then of the server. Nothing is asked again before the grace is over.
+	untilAsked(t, p, countRequests(n, claim), 2)
 	if err := n.CheckPrepared(claim.GetUid(), ids, 0, harness.Place{Profile: "1g.10gb", Start: 4}); err != nil {
 		t.Errorf("within the grace: %v", err)
 	}
@@ -157,7 +157,7 @@ func TestNothingIsReleasedWithoutAnAnswer(t *testing.T) {
 				return nil
 			})
 			n.API.DeleteClaim(claim.GetNamespace(), claim.GetName())
-			untilAsked(t, p, &asked)
+			untilAsked(t, p, &asked, 5)
 			if err := n.CheckPrepared(claim.GetUid(), ids, 0, harness.Place{Profile: "1g.10gb", Start: 4}); err != nil {
 				t.Errorf("without the API server: %v", err)
 			}
@@ -176,7 +176,7 @@ func TestForceDeletedPod(t *testing.T) {
 		// released: the kubelet unprepares the old claim.
 		released bool
 	}{
-		"kubelet releases":       {[]string{"--orphan-grace=1h", "--reconcile-interval=50ms"}, true},
+		"kubelet releases":       {[]string{"--orphan-grace=1h", "--reconcile-interval=50ms", "--claim-check-interval=50ms"}, true},
 		"kubelet never releases": {harness.Eager, false},
 	} {
 		for kind, device := range map[string]harness.Device{"whole": {GPU: 0}, "partition": harness.Partition(0, "1g.10gb", 4)} {

@@ -25,6 +25,13 @@ func (s *Server) Events() []corev1.Event {
 	return slices.Clone(s.reported)
 }
 
+// ForgetEvents removes all events, as their time to live does.
+func (s *Server) ForgetEvents() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.reported = nil
+}
+
 func (s *Server) createEvent(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(r.Body)
 	if err != nil {

@@ -25,11 +25,13 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/apimachinery/pkg/version"
 )
 
 // Server is the API server. It ends with the test that made it.
 type Server struct {
-	http *httptest.Server
+	http    *httptest.Server
+	handler http.Handler
 
 	mu      sync.Mutex
 	version int64
@@ -46,18 +48,37 @@ type Server struct {
 	dropCounters bool
 	// dropShares behaves as if DRAConsumableCapacity were off.
 	dropShares bool
+	// dropTaints behaves as if DRADeviceTaints were off.
+	dropTaints bool
+	kubernetes string
 }
 
 // New starts a server that has no objects.
 func New(t testing.TB) *Server {
 	t.Helper()
+	s := newServer()
+	s.http = httptest.NewServer(s.handler)
+	t.Cleanup(func() {
+		s.http.CloseClientConnections()
+		s.http.Close()
+	})
+	return s
+}
+
+// NewWithoutNetwork makes a server that only Transport reaches.
+func NewWithoutNetwork() *Server { return newServer() }
+
+func newServer() *Server {
 	s := &Server{
 		nodes:   map[string]*corev1.Node{},
 		claims:  map[types.NamespacedName]*resourceapi.ResourceClaim{},
 		slices:  map[string]*resourceapi.ResourceSlice{},
 		changed: make(chan struct{}),
+
+		kubernetes: "v1.37.2",
 	}
 	mux := http.NewServeMux()
+	mux.HandleFunc("GET /version", s.getVersion)
 	mux.HandleFunc("GET /api/v1/nodes/{name}", s.getNode)
 	mux.HandleFunc("GET /apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}", s.getClaim)
 	mux.HandleFunc("POST /api/v1/namespaces/{namespace}/events", s.createEvent)
@@ -67,16 +88,12 @@ func New(t testing.TB) *Server {
 	mux.HandleFunc("POST "+slices, s.createSlice)
 	mux.HandleFunc("PUT "+slices+"/{name}", s.updateSlice)
 	mux.HandleFunc("DELETE "+slices+"/{name}", s.deleteSlice)
-	s.http = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	s.handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if err := s.refused(r); err != nil {
 			respondError(w, err)
 			return
 		}
 		mux.ServeHTTP(w, r)
-	}))
-	t.Cleanup(func() {
-		s.http.CloseClientConnections()
-		s.http.Close()
 	})
 	return s
 }
@@ -101,14 +118,39 @@ users: [{name: test, user: {}}]
 	return path
 }
 
-// AddNode makes a node.
-func (s *Server) AddNode(name string) {
+// SetKubernetes sets the version that the server says it has.
+func (s *Server) SetKubernetes(gitVersion string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.nodes[name] = &corev1.Node{
+	s.kubernetes = gitVersion
+}
+
+func (s *Server) getVersion(w http.ResponseWriter, _ *http.Request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	respond(w, http.StatusOK, version.Info{GitVersion: s.kubernetes})
+}
+
+// DeleteNode removes a node. AddNode may make another one with the same name
+// afterwards.
+func (s *Server) DeleteNode(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.nodes, name)
+}
+
+// AddNode makes a node, or another one in its place.
+func (s *Server) AddNode(name string, handlers ...string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	node := &corev1.Node{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Node"},
 		ObjectMeta: metav1.ObjectMeta{Name: name, UID: uuid.NewUUID(), ResourceVersion: s.nextVersion()},
 	}
+	for _, handler := range handlers {
+		node.Status.RuntimeHandlers = append(node.Status.RuntimeHandlers, corev1.NodeRuntimeHandler{Name: handler})
+	}
+	s.nodes[name] = node
 }
 
 // SetClaim makes or replaces a claim; a claim without UID gets one. It returns
@@ -124,6 +166,18 @@ func (s *Server) SetClaim(claim *resourceapi.ResourceClaim) *resourceapi.Resourc
 	claim.ResourceVersion = s.nextVersion()
 	s.claims[types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}] = claim
 	return claim.DeepCopy()
+}
+
+// Reserve lets a pod use a claim that is there.
+func (s *Server) Reserve(namespace, name, pod string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	claim := s.claims[types.NamespacedName{Namespace: namespace, Name: name}].DeepCopy()
+	claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{
+		Resource: "pods", Name: pod, UID: types.UID("uid-of-" + pod),
+	})
+	claim.ResourceVersion = s.nextVersion()
+	s.claims[types.NamespacedName{Namespace: namespace, Name: name}] = claim
 }
 
 // DeleteClaim removes a claim. SetClaim may make another one with the same name
@@ -149,6 +203,13 @@ func (s *Server) DropShares(drop bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.dropShares = drop
+}
+
+// DropTaints makes the server behave as with the feature gate DRADeviceTaints off.
+func (s *Server) DropTaints(drop bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.dropTaints = drop
 }
 
 // Refuse makes requests fail for which refuse returns an error. Nil ends that.
@@ -182,7 +243,7 @@ func (s *Server) getNode(w http.ResponseWriter, r *http.Request) {
 		respondError(w, apierrors.NewNotFound(corev1.Resource("nodes"), r.PathValue("name")))
 		return
 	}
-	respond(w, http.StatusOK, node)
+	respond(w, http.StatusOK, asRequested(r, node))
 }
 
 func (s *Server) getClaim(w http.ResponseWriter, r *http.Request) {
@@ -207,6 +268,9 @@ func respond(w http.ResponseWriter, code int, object any) {
 func respondError(w http.ResponseWriter, err *apierrors.StatusError) {
 	status := err.Status()
 	status.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}
+	if status.Details != nil && status.Details.RetryAfterSeconds > 0 {
+		w.Header().Set("Retry-After", strconv.Itoa(int(status.Details.RetryAfterSeconds)))
+	}
 	respond(w, int(status.Code), status)
 }
 

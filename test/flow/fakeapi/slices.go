@@ -4,16 +4,20 @@
 package fakeapi
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metainternalversionscheme "k8s.io/apimachinery/pkg/apis/meta/internalversion/scheme"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -36,6 +40,22 @@ func (s *Server) Slices() []resourceapi.ResourceSlice {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.sortedSlices()
+}
+
+// EditSlice changes a slice as an administrator does. It does nothing if there is no
+// slice of that name.
+func (s *Server) EditSlice(name string, edit func(*resourceapi.ResourceSlice)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	slice, exists := s.slices[name]
+	if !exists {
+		return
+	}
+	slice = slice.DeepCopy()
+	edit(slice)
+	slice.ResourceVersion = s.nextVersion()
+	s.slices[name] = slice
+	s.emit(watch.Modified, slice)
 }
 
 // EachDevice calls visit for the devices of all stored slices, which it must not change
@@ -134,11 +154,15 @@ func (s *Server) updateSlice(w http.ResponseWriter, r *http.Request) {
 	case !exists:
 		respondError(w, apierrors.NewNotFound(sliceResource(), r.PathValue("name")))
 		return
+	case slice.UID != "" && slice.UID != old.UID:
+		respondError(w, apierrors.NewConflict(sliceResource(), old.Name, fmt.Errorf("UID %s is not %s", slice.UID, old.UID)))
+		return
 	case slice.ResourceVersion != "" && slice.ResourceVersion != old.ResourceVersion:
 		respondError(w, apierrors.NewConflict(sliceResource(), old.Name, fmt.Errorf("version %s is not %s", slice.ResourceVersion, old.ResourceVersion)))
 		return
 	}
 	s.drop(slice)
+	slice.UID = old.UID
 	slice.ResourceVersion = s.nextVersion()
 	s.slices[slice.Name] = slice
 	s.emit(watch.Modified, slice)
@@ -146,14 +170,40 @@ func (s *Server) updateSlice(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) deleteSlice(w http.ResponseWriter, r *http.Request) {
+	options, err := deleteOptions(r)
+	if err != nil {
+		respondError(w, err)
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if p, old := options.Preconditions, s.slices[r.PathValue("name")]; p != nil && old != nil &&
+		(p.UID != nil && *p.UID != old.UID || p.ResourceVersion != nil && *p.ResourceVersion != old.ResourceVersion) {
+		respondError(w, apierrors.NewConflict(sliceResource(), old.Name, errors.New("a precondition is not met")))
+		return
+	}
 	slice := s.remove(r.PathValue("name"))
 	if slice == nil {
 		respondError(w, apierrors.NewNotFound(sliceResource(), r.PathValue("name")))
 		return
 	}
 	respond(w, http.StatusOK, slice)
+}
+
+func deleteOptions(r *http.Request) (*metav1.DeleteOptions, *apierrors.StatusError) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return nil, apierrors.NewBadRequest(err.Error())
+	}
+	options := &metav1.DeleteOptions{}
+	if len(body) == 0 {
+		return options, nil
+	}
+	// Both encodings have it; the version of its group does not matter.
+	if _, _, err := metainternalversionscheme.Codecs.UniversalDeserializer().Decode(body, nil, options); err != nil {
+		return nil, apierrors.NewBadRequest(err.Error())
+	}
+	return options, nil
 }
 
 // drop needs the lock.
@@ -165,6 +215,9 @@ func (s *Server) drop(slice *resourceapi.ResourceSlice) {
 		d := &slice.Spec.Devices[i]
 		if s.dropCounters {
 			d.ConsumesCounters = nil
+		}
+		if s.dropTaints {
+			d.Taints = nil
 		}
 		if !s.dropShares {
 			continue
@@ -218,6 +271,10 @@ func (s *Server) listOrWatchSlices(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	s.mu.Unlock()
+	if wantsMetadata(r) {
+		respond(w, http.StatusOK, metadataList(list))
+		return
+	}
 	respond(w, http.StatusOK, list)
 }
 
@@ -247,9 +304,11 @@ func (s *Server) watchSlices(w http.ResponseWriter, r *http.Request, selector fi
 		frame := struct {
 			Type   watch.EventType `json:"type"`
 			Object runtime.Object  `json:"object"`
-		}{kind, object}
+		}{kind, asRequested(r, object)}
 		return json.NewEncoder(w).Encode(frame) == nil && flush() == nil
 	}
+	ctx, cancel := limited(r)
+	defer cancel()
 	since, _ := strconv.ParseInt(r.URL.Query().Get("resourceVersion"), 10, 64)
 	if r.URL.Query().Get("sendInitialEvents") == "true" {
 		s.mu.Lock()
@@ -275,10 +334,19 @@ func (s *Server) watchSlices(w http.ResponseWriter, r *http.Request, selector fi
 		}
 		select {
 		case <-changed:
-		case <-r.Context().Done():
+		case <-ctx.Done():
 			return
 		}
 	}
+}
+
+// limited returns the request's context, which ends after timeoutSeconds if there are any.
+func limited(r *http.Request) (context.Context, context.CancelFunc) {
+	seconds, err := strconv.Atoi(r.URL.Query().Get("timeoutSeconds"))
+	if err != nil || seconds <= 0 {
+		return context.WithCancel(r.Context())
+	}
+	return context.WithTimeout(r.Context(), time.Duration(seconds)*time.Second)
 }
 
 // eventsSince returns what has happened after a version, the version now, and a

@@ -220,6 +220,43 @@ func TestHangAtStart(t *testing.T) {
 	})
 }
 
+// TestHangAtRestart checks that a GPU that hangs when the driver starts again holds up no
+// claim on another one, and stays published, tainted.
+func TestHangAtRestart(t *testing.T) {
+	t.Parallel()
+	for _, function := range []string{"nvmlDeviceGetUUID", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetGpuInstances"} {
+		t.Run(function, func(t *testing.T) {
+			t.Parallel()
+			n := harness.NewNode(t, "h100x2")
+			p := n.Start(t, impatient...)
+			p.UntilPublished(t, n, 0, 1)
+			stuck := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 4)}))
+			p.MustPrepare(t, stuck)
+			devices := n.DevicesOf(t, 0)
+			p.Kill()
+			fault := n.Inject(t, machine.Fault{Function: function, GPU: 0, Hang: true, Effect: machine.Proceed})
+			// The driver leaves the call behind only after the test.
+			p = n.Start(t, slices.Concat(harness.Frequent, []string{"--nvml-call-limit=45s"})...)
+			beside := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(1, "1g.10gb", 4)}))
+			p.MustPrepare(t, beside)
+			p.MustUnprepare(t, beside)
+			if err := fault.CheckStruck(); err != nil {
+				t.Error(err)
+			}
+			p.Kill()
+
+			p = n.Start(t, impatient...)
+			p.Ready(t)
+			p.UntilTainted(t, n, "unresponsive", devices)
+			p.UntilPublished(t, n, 0, 1)
+			p.MustUnprepare(t, stuck)
+			fault.Remove(t)
+			p.UntilTainted(t, n, "unresponsive", nil)
+			p.UntilClean(t, n)
+		})
+	}
+}
+
 // TestHangWhileStopping checks that a driver stops although a call hangs, and that the next
 // one finishes its work.
 func TestHangWhileStopping(t *testing.T) {

@@ -27,8 +27,8 @@ type counter struct{ n atomic.Int64 }
 
 func (c *counter) add() int64 { return c.n.Add(1) }
 
-// starts, claimNumbers and ports number what must differ between tests.
-var starts, claimNumbers, ports counter
+// starts and claimNumbers number what must differ between tests.
+var starts, claimNumbers counter
 
 // AllocateNamed is Allocate for devices, given by name, that are not shared.
 func (n *Cluster) AllocateNamed(devices []string, configs ...Config) *drapb.Claim {

@@ -25,13 +25,18 @@ const (
 		`"timeSlicingConfig":{"interval":"Short"}}}`
 )
 
-// Policy writes a SharingPolicy and returns the flag that names it.
+const policyHeader = "apiVersion: policy.partage.dev/v1alpha1\nkind: SharingPolicy\n"
+
+// everythingPolicy offers all that GPUs can be, except for shares of partitions.
+const everythingPolicy = policyHeader + "default: {mig: {variants: true}}\n"
+
+// Policy writes a SharingPolicy and returns the flag that names it. Without it
+// everything is offered.
 func (n *Node) Policy(t testing.TB, text string) (flag string) {
 	t.Helper()
 	path := filepath.Join(filepath.Dir(n.Root), "policy.yaml")
-	const header = "apiVersion: policy.partage.dev/v1alpha1\nkind: SharingPolicy\n"
 	// As the kubelet does it: a reader has the old one or the new one.
-	if err := os.WriteFile(path+".new", []byte(header+text), 0o600); err != nil {
+	if err := os.WriteFile(path+".new", []byte(policyHeader+text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Rename(path+".new", path); err != nil {
@@ -59,6 +64,7 @@ func MPSConfig(settings string) Config {
 // PartitionSharesPolicy offers everything, and shares of some partitions.
 const PartitionSharesPolicy = `default:
   mig:
+    variants: true
     shares:
     - profiles: [1g.10gb, 3g.40gb]
       mps: {clients: 4}

@@ -155,8 +155,8 @@ func (n *Node) bundle(t testing.TB, spec *oci.Spec) string {
 	return dir
 }
 
-// runHooks runs the createContainer hooks of a spec as a container runtime does.
-// The error is what kubectl describe shows of a container that does not start.
+// runHooks runs the hooks of a spec as a container runtime does. The error
+// is what kubectl describe shows of a container that does not start.
 func runHooks(ctx context.Context, spec *oci.Spec, bundle string) error {
 	if spec.Hooks == nil {
 		return nil
@@ -165,7 +165,10 @@ func runHooks(ctx context.Context, spec *oci.Spec, bundle string) error {
 	if err != nil {
 		return err
 	}
-	for _, h := range spec.Hooks.CreateContainer {
+	for _, h := range slices.Concat(spec.Hooks.CreateRuntime, spec.Hooks.CreateContainer) {
+		if h.Timeout == nil || len(h.Env) == 0 {
+			return fmt.Errorf("hook %s: it has the environment %q and the time limit %v: want one of each", h.Path, h.Env, h.Timeout)
+		}
 		cmd := exec.CommandContext(ctx, h.Path)
 		cmd.Args, cmd.Env = h.Args, h.Env
 		cmd.Stdin = strings.NewReader(string(state))

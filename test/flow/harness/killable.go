@@ -35,7 +35,7 @@ type KillableDriver struct {
 // anything.
 func (n *Node) Spawn(flags ...string) (*KillableDriver, error) {
 	uid := "uid-" + strconv.Itoa(int(starts.add()))
-	process := newProcess(n.command(uid, append([]string{"--health-port=0"}, flags...)...))
+	process := newProcess(n.command(uid, flags...))
 	s := &KillableDriver{Driver: &Driver{Process: process}, uid: uid}
 	var err error
 	if s.Supervisor, err = killpoint.Start(s.Cmd); err != nil {

@@ -27,8 +27,9 @@ type Programs struct {
 	Driver, Supervisor string
 	// Client is the stand-in of a program that uses CUDA.
 	Client string
-	Hook   string
-	Assets sysroot.Assets
+	// Hook checks limits before a container starts. NVIDIAHook does nothing.
+	Hook, NVIDIAHook string
+	Assets           sysroot.Assets
 }
 
 // Built is what Main has built.
@@ -110,7 +111,8 @@ func build(root, dir string) error {
 		Driver:     filepath.Join(dir, "gpu-kubelet-plugin"),
 		Supervisor: filepath.Join(dir, "mps-supervisor"),
 		Client:     filepath.Join(dir, "cuda-client"),
-		Hook:       filepath.Join(dir, "nvidia-cdi-hook"),
+		Hook:       filepath.Join(dir, "partage-hook"),
+		NVIDIAHook: filepath.Join(dir, "nvidia-cdi-hook"),
 		Assets: sysroot.Assets{
 			NVML:       filepath.Join(dir, "libnvidia-ml.so"),
 			CUDA:       filepath.Join(dir, "libcuda.so"),
@@ -128,8 +130,8 @@ func build(root, dir string) error {
 		return fmt.Errorf("lock %s: %w", dir, err)
 	}
 	// What it does in a container is not for these tests.
-	if _, err := os.Stat(Built.Hook); err != nil {
-		if err := os.WriteFile(Built.Hook, []byte("#!/bin/sh\n"), 0o755); err != nil {
+	if _, err := os.Stat(Built.NVIDIAHook); err != nil {
+		if err := os.WriteFile(Built.NVIDIAHook, []byte("#!/bin/sh\n"), 0o755); err != nil {
 			return err
 		}
 	}
@@ -140,8 +142,7 @@ func build(root, dir string) error {
 			"go", "build", "-o", dir, simulator + "nvidia-smi", simulator + "nvidia-cuda-mps-control",
 			simulator + "nvidia-cuda-mps-server", simulator + "cuda-client", "./cmd/gpu-kubelet-plugin",
 		},
-		// It is a hook in containers as well, which have other C libraries.
-		{"env", "CGO_ENABLED=0", "go", "build", "-o", dir, "./cmd/mps-supervisor"},
+		{"env", "CGO_ENABLED=0", "go", "build", "-o", dir, "./cmd/mps-supervisor", "./cmd/partage-hook"},
 	} {
 		cmd := exec.CommandContext(context.Background(), command[0], command[1:]...)
 		cmd.Dir = root

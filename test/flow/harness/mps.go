@@ -36,7 +36,11 @@ func (n *MPSFolder) TrySessions(ctx context.Context) ([]Session, error) {
 // Sessions are the MPS sessions by ID.
 func (n *MPSFolder) Sessions(t testing.TB) map[string]Session {
 	t.Helper()
-	all, err := n.TrySessions(t.Context())
+	var all []Session
+	err := Eventually(t.Context(), func() (err error) {
+		all, err = n.TrySessions(t.Context())
+		return err
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -91,6 +91,9 @@ func NewNode(t testing.TB, machineName string, change ...func(*machine.Machine))
 			t.Fatal(err)
 		}
 	}
+	if err := os.WriteFile(n.DefaultPolicy(), []byte(everythingPolicy), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	n.API.AddNode(NodeName)
 	n.Kubeconfig = n.API.Kubeconfig(t, dir)
 
@@ -122,6 +125,9 @@ func NewNode(t testing.TB, machineName string, change ...func(*machine.Machine))
 	})
 	return n
 }
+
+// DefaultPolicy is the SharingPolicy of a driver whose flags name no other one.
+func (n *Node) DefaultPolicy() string { return filepath.Join(filepath.Dir(n.Root), "everything.yaml") }
 
 // CDISpecs are the names of the CDI files of claims.
 func (n *Files) CDISpecs(t testing.TB) []string { return List(t, n.CDIDir) }

@@ -7,8 +7,8 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,7 +19,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
@@ -86,9 +85,10 @@ func (b *LogBuffer) String() string {
 func (n *Node) Start(t testing.TB, flags ...string) *Driver {
 	t.Helper()
 	uid := "uid-" + strconv.Itoa(int(starts.add()))
-	port := freePort(t)
+	socket := filepath.Join(filepath.Dir(n.Root), uid+".sock")
 	p := &Driver{Process: newProcess(n.command(uid, append([]string{
-		"--health-port=" + strconv.Itoa(port), "--poll-interval=200ms", "--reconcile-interval=500ms",
+		"--health-socket=" + socket, "--poll-interval=200ms", "--reconcile-interval=500ms",
+		"--claim-check-interval=500ms",
 	}, flags...)...))}
 	if err := p.Cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -100,7 +100,7 @@ func (n *Node) Start(t testing.TB, flags ...string) *Driver {
 			t.Logf("log of the driver:\n%s", p.Log)
 		}
 	})
-	p.health = healthpb.NewHealthClient(dial(t, "passthrough:///127.0.0.1:"+strconv.Itoa(port)))
+	p.health = healthpb.NewHealthClient(dial(t, "unix://"+socket))
 	p.Register(t, n.RegistrarDir, uid)
 	return p
 }
@@ -115,15 +115,15 @@ func (n *Node) command(uid string, flags ...string) *exec.Cmd {
 		"--proc-root=" + n.Root + "/proc",
 		"--sys-root=" + n.Root + "/sys",
 		"--cdi-root=" + n.CDIDir,
-		"--nvidia-cdi-hook=" + Built.Hook,
+		"--nvidia-cdi-hook=" + Built.NVIDIAHook,
 		"--mps-dir=" + n.MPSDir,
-		"--mps-supervisor-program=" + Built.Supervisor,
+		"--partage-hook=" + Built.Hook,
 		"--kubelet-plugins-dir=" + n.PluginsDir,
 		"--kubelet-registrar-dir=" + n.RegistrarDir,
 		"--pod-uid=" + uid,
 		"-v=4",
 	}, flags...)...)
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "POLICY_FILE=" + n.DefaultPolicy()}
 	return cmd
 }
 
@@ -211,11 +211,17 @@ func (p *Process) Kill() {
 	<-p.Exited
 }
 
-// WantLog fails unless the log contains the text.
+// WantLog fails unless the log contains the text. What a process writes arrives later.
 func (p *Process) WantLog(t testing.TB, text string) {
 	t.Helper()
-	if !strings.Contains(p.Log.String(), text) {
-		t.Errorf("the log does not contain %q", text)
+	err := Eventually(t.Context(), func() error {
+		if !strings.Contains(p.Log.String(), text) {
+			return fmt.Errorf("the log does not contain %q", text)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
 	}
 }
 
@@ -238,44 +244,6 @@ func newConn(target string) (*grpc.ClientConn, error) {
 	return grpc.NewClient(target, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(soon))
 }
 
-// portBlock is the first of a hundred ports that belong to this test program as long
-// as it runs. They are below those that the kernel gives to outgoing connections.
-var portBlock = sync.OnceValues(func() (int, error) {
-	const first, size, blocks = 20000, 100, 100
-	for block := range blocks {
-		// The file stays open, and with it the lock.
-		path := filepath.Join(os.TempDir(), "partage-flow-ports-"+strconv.Itoa(block))
-		lock, err := unix.Open(path, unix.O_CREAT|unix.O_RDWR|unix.O_CLOEXEC, 0o666)
-		if err != nil {
-			return 0, err
-		}
-		if unix.Flock(lock, unix.LOCK_EX|unix.LOCK_NB) == nil {
-			return first + block*size, nil
-		}
-		_ = unix.Close(lock)
-	}
-	return 0, errors.New("all blocks of ports belong to other test programs")
-})
-
-// freePort finds a port that nobody takes before the driver does.
-func freePort(t testing.TB) int {
-	t.Helper()
-	block, err := portBlock()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for range 100 {
-		port := block + int(ports.add()%100)
-		listener, err := net.Listen("tcp", ":"+strconv.Itoa(port))
-		if err == nil {
-			_ = listener.Close()
-			return port
-		}
-	}
-	t.Fatal("no free port")
-	return 0
-}
-
 // Events are the Kubernetes events of the driver, in order.
 func (n *Cluster) Events(t testing.TB) []corev1.Event {
 	t.Helper()
@@ -293,9 +261,9 @@ func Rename(t testing.TB, from, to string) {
 // Flags for how often the driver does something by itself.
 var (
 	// Quiet is for tests that count effects or calls.
-	Quiet = []string{"--poll-interval=1h", "--reconcile-interval=1h"}
+	Quiet = []string{"--poll-interval=1h", "--reconcile-interval=1h", "--claim-check-interval=24h"}
 	// Frequent makes the driver look at the GPUs and clean up all the time.
-	Frequent = []string{"--poll-interval=50ms", "--reconcile-interval=50ms"}
+	Frequent = []string{"--poll-interval=50ms", "--reconcile-interval=50ms", "--claim-check-interval=50ms"}
 	// Eager makes it release claims that are gone from the API server, too.
-	Eager = []string{"--poll-interval=100ms", "--reconcile-interval=50ms", "--orphan-grace=50ms"}
+	Eager = []string{"--poll-interval=100ms", "--reconcile-interval=50ms", "--claim-check-interval=50ms", "--orphan-grace=50ms"}
 )

@@ -15,12 +15,17 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 )
 
-// Published are the devices of all slices, by name.
+// observes reports whether a device is for claims with admin access.
+func observes(d *resourceapi.Device) bool { return strings.HasSuffix(d.Name, "-observer") }
+
+// Published are the devices of all slices but observers, by name.
 func (n *Cluster) Published() map[string]resourceapi.Device {
 	devices := map[string]resourceapi.Device{}
 	for _, slice := range n.API.Slices() {
 		for _, d := range slice.Spec.Devices {
-			devices[d.Name] = d
+			if !observes(&d) {
+				devices[d.Name] = d
+			}
 		}
 	}
 	return devices
@@ -65,7 +70,7 @@ func (p *Driver) UntilPublished(t testing.TB, n *Node, gpus ...int) {
 	p.Until(t, "the devices of GPUs", func(context.Context) error {
 		var got []string
 		n.API.EachDevice(func(d *resourceapi.Device) {
-			if gpu, _, partition := strings.Cut(BaseDeviceName(d.Name), "-mig-"); !partition {
+			if gpu, _, partition := strings.Cut(BaseDeviceName(d.Name), "-mig-"); !partition && !observes(d) {
 				got = append(got, gpu)
 			}
 		})
@@ -120,10 +125,10 @@ func (p *Driver) UntilClean(t testing.TB, n *Node) {
 	})
 }
 
-// Offered are the published devices of a GPU, and those that are tainted.
+// Offered are the published devices of a GPU but its observer, and those that are tainted.
 func (n *Cluster) Offered(gpu string) (all, tainted []string) {
 	n.API.EachDevice(func(d *resourceapi.Device) {
-		if !strings.HasPrefix(d.Name, gpu) {
+		if !strings.HasPrefix(d.Name, gpu) || observes(d) {
 			return
 		}
 		all = append(all, d.Name)

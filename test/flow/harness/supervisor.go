@@ -72,7 +72,7 @@ func (n *Node) StartKillableSupervisor(t testing.TB, flags ...string) *Superviso
 func (n *Node) supervisorProcess(flags []string) *Process {
 	cmd := exec.Command(Built.Supervisor, append([]string{
 		"--mps-dir=" + n.MPSDir, "--driver-root=" + n.Root,
-		"--health-port=0", "--check-interval=50ms", "-v=4",
+		"--check-interval=50ms", "-v=4",
 	}, flags...)...)
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
 	return newProcess(cmd)

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -96,10 +97,16 @@ func (s *mpsScene) release(t *testing.T) {
 	s.p.Until(t, "nothing to be left", func(context.Context) error { return harness.AsError(s.before.Diff(s.n.Snapshot(t))) })
 }
 
+// pipe is the path of a file of the control daemon of a GPU's session.
+func (s *mpsScene) pipe(t *testing.T, gpu int, name string) string {
+	t.Helper()
+	return filepath.Join(s.n.MPSDir, s.n.DeviceName(t, gpu, "", 0), "pipe/daemon", name)
+}
+
 // daemon is the process ID of the control daemon of a GPU's session.
 func (s *mpsScene) daemon(t *testing.T, gpu int) int {
 	t.Helper()
-	path := filepath.Join(s.n.MPSDir, s.n.DeviceName(t, gpu, "", 0), "pipe/nvidia-cuda-mps-control.pid")
+	path := s.pipe(t, gpu, "nvidia-cuda-mps-control.pid")
 	data, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
@@ -134,6 +141,18 @@ var mpsTroubles = map[string]func(t *testing.T, s *mpsScene){
 				p.Fault = p.Fault || p.GPU == 0 && p.Kind == machine.MPSServer
 			}
 		})
+	},
+	// What it answers is never asked for, and no container starts on it.
+	"socket replaced": func(t *testing.T, s *mpsScene) {
+		path := s.pipe(t, 0, "control")
+		listener, err := net.Listen("unixpacket", path+".mine")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = listener.Close() })
+		if err := os.Rename(path+".mine", path); err != nil {
+			t.Fatal(err)
+		}
 	},
 	"supervisor and daemon killed": func(t *testing.T, s *mpsScene) {
 		s.supervisor.Kill()

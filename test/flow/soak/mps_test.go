@@ -79,7 +79,7 @@ func (s *soak) wellMPS() bool {
 
 // daemonLives reports whether the control daemon of a session is a live process.
 func (s *soak) daemonLives(id string) bool {
-	pid := readPID(filepath.Join(s.n.MPSDir, id, "pipe"))
+	pid := readPID(filepath.Join(s.n.MPSDir, id, "pipe/daemon"))
 	if pid == 0 {
 		return false
 	}
@@ -318,7 +318,9 @@ func (s *soak) checkSessions() error {
 	slices.Sort(want)
 	want = slices.Compact(want)
 	for _, id := range want {
-		wantMounts = append(wantMounts, filepath.Join(s.n.MPSDir, id, "pipe"), filepath.Join(s.n.MPSDir, id, "shm"))
+		for _, mount := range []string{"log", "pipe", "shm"} {
+			wantMounts = append(wantMounts, filepath.Join(s.n.MPSDir, id, mount))
+		}
 	}
 	slices.Sort(wantMounts)
 	all, err := s.n.TrySessions(s.t.Context())

@@ -26,9 +26,9 @@ func sharedProfile(m *machine.Machine) string {
 
 // soakPolicy offers everything, and shares of some partitions.
 func soakPolicy(m *machine.Machine) string {
-	text := fmt.Sprintf("default:\n  mps: {clients: %d}\n  timeslice: {clients: %d, interval: Long}\n", soakClients, soakClients)
+	text := fmt.Sprintf("default:\n  mps: {clients: %d}\n  timeslice: {clients: %d, interval: Long}\n  mig:\n    variants: true\n", soakClients, soakClients)
 	if profile := sharedProfile(m); profile != "" {
-		text += fmt.Sprintf("  mig:\n    shares:\n    - profiles: [%s]\n      mps: {clients: %d}\n      timeslice: {clients: %d}\n",
+		text += fmt.Sprintf("    shares:\n    - profiles: [%s]\n      mps: {clients: %d}\n      timeslice: {clients: %d}\n",
 			profile, soakClients, soakClients)
 	}
 	return text

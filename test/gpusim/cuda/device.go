@@ -23,6 +23,8 @@ type Device struct {
 	// GPU, Instance and Compute say what it is on the machine; the latter two are
 	// -1 for a GPU.
 	GPU, Instance, Compute int
+	// Minor is the GPU's number among device nodes.
+	Minor int
 	// Memory is what programs can use of it, in bytes.
 	Memory uint64
 	// Multiprocessors of it, and of the whole GPU.
@@ -113,7 +115,7 @@ func coresPerSM(major, minor int) int {
 func whole(index int, g *machine.GPU) Device {
 	sms := g.Cores / coresPerSM(g.ComputeMajor, g.ComputeMinor)
 	return Device{
-		UUID: g.UUID, Name: g.ProductName, GPU: index, Instance: -1, Compute: -1, Memory: g.MemoryBytes - g.ReservedBytes,
+		UUID: g.UUID, Name: g.ProductName, GPU: index, Instance: -1, Compute: -1, Minor: g.Minor, Memory: g.MemoryBytes - g.ReservedBytes,
 		Multiprocessors: sms, OfGPU: sms, Major: g.ComputeMajor, Mode: g.ComputeMode,
 	}
 }

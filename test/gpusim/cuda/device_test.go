@@ -101,18 +101,59 @@ func TestHere(t *testing.T) {
 	a.Failure = 15
 	here := Here(m, container(t, append(caps(1), node(a), node(b), node(c))...))
 	want := []Device{
-		{UUID: "MIG-whole", Name: "NVIDIA H100 80GB HBM3 MIG 3g.40gb", GPU: 1, Instance: 1, Compute: 0, Memory: 40448 << 20,
+		{UUID: "MIG-whole", Name: "NVIDIA H100 80GB HBM3 MIG 3g.40gb", GPU: 1, Instance: 1, Compute: 0, Minor: b.Minor, Memory: 40448 << 20,
 			Multiprocessors: 60, OfGPU: 132, Major: 9, Mode: ModeExclusiveProcess},
-		{UUID: "MIG-small0", Name: "NVIDIA H100 80GB HBM3 MIG 1c.3g.40gb", GPU: 1, Instance: 2, Compute: 0, Memory: 40448 << 20,
+		{UUID: "MIG-small0", Name: "NVIDIA H100 80GB HBM3 MIG 1c.3g.40gb", GPU: 1, Instance: 2, Compute: 0, Minor: b.Minor, Memory: 40448 << 20,
 			Multiprocessors: 16, OfGPU: 132, Major: 9},
 	}
 	if d := cmp.Diff(want, here[:2]); d != "" {
 		t.Error(d)
 	}
-	want = []Device{{UUID: c.UUID, Name: "NVIDIA H100 80GB HBM3", GPU: 2, Instance: -1, Compute: -1,
+	want = []Device{{UUID: c.UUID, Name: "NVIDIA H100 80GB HBM3", GPU: 2, Instance: -1, Compute: -1, Minor: c.Minor,
 		Memory: c.MemoryBytes - c.ReservedBytes, Multiprocessors: 132, OfGPU: 132, Major: 9}}
 	if d := cmp.Diff(want, here[4:]); d != "" {
 		t.Error(d)
+	}
+}
+
+// A process that uses devices has their nodes open, and those of no other.
+func TestOpen(t *testing.T) {
+	m := machineOf(t, "dgx-h100")
+	a, b := &m.GPUs[0], &m.GPUs[1]
+	divide(b)
+	cap := func(n int) string { return fmt.Sprint("nvidia-caps/nvidia-cap", n) }
+	nodeA, nodeB, in, ci := fmt.Sprint("nvidia", a.Minor), fmt.Sprint("nvidia", b.Minor), capability(b.Minor, 2), capability(b.Minor, 2)+2
+	root := container(t, nodeA, nodeB, cap(1), cap(in), cap(ci), cap(in+1))
+	here := Here(m, root)
+	for what, test := range map[string]struct {
+		device Device
+		want   []string
+	}{
+		"a GPU":                         {here[0], []string{nodeA}},
+		"a partition without its nodes": {here[1], []string{nodeB}},
+		"a compute instance":            {here[3], []string{nodeB, cap(in), cap(ci)}},
+	} {
+		nodes, err := Open(root, test.device)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, n := range nodes {
+			name, err := filepath.Rel(filepath.Join(root, "dev"), n.Name())
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, name)
+		}
+		if d := cmp.Diff(test.want, got); d != "" {
+			t.Errorf("%s: %s", what, d)
+		}
+		if err := nodes.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := Open(t.TempDir(), here[0]); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("without nodes: %v", err)
 	}
 }
 

@@ -21,8 +21,9 @@ import (
 type ClientOptions struct {
 	Pipe   string // folder of the control daemon
 	Shared string // what is its /dev/shm
-	// Here are the devices whose nodes it sees.
+	// Here are the devices whose nodes it sees, below Root.
 	Here []cuda.Device
+	Root string
 	// Visible, Percentage and Memory are the variables, nil where one is not set.
 	Visible, Percentage, Memory *string
 }
@@ -33,6 +34,7 @@ type Client struct {
 	Devices []cuda.Device
 	Limits  []Limits
 
+	nodes   cuda.Nodes
 	conn    *net.UnixConn
 	encoder *json.Encoder
 	mu      sync.Mutex // one request at a time
@@ -48,7 +50,7 @@ type Client struct {
 // daemon can be reached, else a cuda.Error.
 func Connect(ctx context.Context, o ClientOptions) (*Client, error) {
 	var dialer net.Dialer
-	c, err := dialer.DialContext(ctx, "unix", filepath.Join(o.Pipe, controlSocket))
+	c, err := dialer.DialContext(ctx, network, filepath.Join(o.Pipe, controlSocket))
 	if err != nil {
 		return nil, ErrNoDaemon
 	}
@@ -59,9 +61,9 @@ func Connect(ctx context.Context, o ClientOptions) (*Client, error) {
 	stop := context.AfterFunc(ctx, func() { _ = u.Close() })
 	defer stop()
 	client := &Client{conn: u, encoder: json.NewEncoder(u), replies: make(chan reply), ended: make(chan struct{})}
-	decoder := json.NewDecoder(u)
+	decoder := packets(u)
 	if err := client.join(decoder, o); err != nil {
-		_ = u.Close()
+		client.Close()
 		return nil, err
 	}
 	go client.listen(decoder)
@@ -94,6 +96,9 @@ func (c *Client) join(decoder *json.Decoder, o ClientOptions) error {
 	token, err := os.ReadFile(filepath.Join(o.Shared, w.Shared))
 	if err != nil {
 		return fmt.Errorf("%w (no %s in %s: server and client have different ones)", cuda.MPSConnectionFailed, w.Shared, o.Shared)
+	}
+	if c.nodes, err = cuda.Open(o.Root, c.Devices...); err != nil {
+		return fmt.Errorf("%w (%w)", cuda.NoDevice, err)
 	}
 	var answer joined
 	if c.encoder.Encode(join{Token: string(token), Devices: ownLimits(c.Devices, o)}) != nil || decoder.Decode(&answer) != nil {
@@ -209,4 +214,7 @@ func (c *Client) ask(r request) error {
 }
 
 // Close leaves the server.
-func (c *Client) Close() { _ = c.conn.Close() }
+func (c *Client) Close() {
+	_ = c.conn.Close()
+	_ = c.nodes.Close()
+}

@@ -6,7 +6,6 @@ package mps
 import (
 	"errors"
 	"fmt"
-	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -19,37 +18,35 @@ type verb struct {
 	usage string // of the arguments
 	least int    // arguments that it needs
 	most  int
-	// open to all users; the others are for root and the daemon's own.
-	open bool
-	do   func(d *Daemon, args []string) (string, error)
+	do    func(d *Daemon, args []string) (string, error)
 }
 
 var commands map[string]verb
 
 func init() { // Functions and execute need the table, and what is in it needs them
 	commands = map[string]verb{
-		"get_server_list":                      {"", 0, 0, true, (*Daemon).serverList},
-		"get_server_status":                    {"PID", 1, 1, true, asking("status")},
-		"start_server":                         {"-uid UID", 2, 2, false, (*Daemon).startServer},
-		"shutdown_server":                      {"PID [-f]", 1, 2, false, (*Daemon).shutdownServer},
-		"get_client_list":                      {"PID", 1, 1, true, asking("clients")},
-		"get_device_client_list":               {"[PID]", 0, 1, true, askingAny("devices")},
-		"set_default_active_thread_percentage": {"PERCENTAGE", 1, 1, false, (*Daemon).setDefaultPercentage},
-		"get_default_active_thread_percentage": {"", 0, 0, true, (*Daemon).getDefaultPercentage},
-		"set_active_thread_percentage":         {"PID PERCENTAGE", 2, 2, false, (*Daemon).setPercentage},
-		"get_active_thread_percentage":         {"PID", 1, 1, true, asking("percentage")},
-		"set_default_device_pinned_mem_limit":  {"DEVICE VALUE", 2, 2, false, (*Daemon).setDefaultMemory},
-		"get_default_device_pinned_mem_limit":  {"DEVICE", 1, 1, true, (*Daemon).getDefaultMemory},
-		"set_device_pinned_mem_limit":          {"PID DEVICE VALUE", 3, 3, false, (*Daemon).setMemory},
-		"get_device_pinned_mem_limit":          {"PID DEVICE", 2, 2, true, (*Daemon).getMemory},
-		"terminate_client":                     {"SERVER_PID CLIENT_PID", 2, 2, false, (*Daemon).terminateClient},
-		"ps":                                   {"[-p PID]", 0, 2, true, (*Daemon).ps},
-		"quit":                                 {"[-t TIMEOUT]", 0, 2, false, (*Daemon).quitCommand},
+		"get_server_list":                      {"", 0, 0, (*Daemon).serverList},
+		"get_server_status":                    {"PID", 1, 1, asking("status")},
+		"start_server":                         {"-uid UID", 2, 2, (*Daemon).startServer},
+		"shutdown_server":                      {"PID [-f]", 1, 2, (*Daemon).shutdownServer},
+		"get_client_list":                      {"PID", 1, 1, asking("clients")},
+		"get_device_client_list":               {"[PID]", 0, 1, askingAny("devices")},
+		"set_default_active_thread_percentage": {"PERCENTAGE", 1, 1, (*Daemon).setDefaultPercentage},
+		"get_default_active_thread_percentage": {"", 0, 0, (*Daemon).getDefaultPercentage},
+		"set_active_thread_percentage":         {"PID PERCENTAGE", 2, 2, (*Daemon).setPercentage},
+		"get_active_thread_percentage":         {"PID", 1, 1, asking("percentage")},
+		"set_default_device_pinned_mem_limit":  {"DEVICE VALUE", 2, 2, (*Daemon).setDefaultMemory},
+		"get_default_device_pinned_mem_limit":  {"DEVICE", 1, 1, (*Daemon).getDefaultMemory},
+		"set_device_pinned_mem_limit":          {"PID DEVICE VALUE", 3, 3, (*Daemon).setMemory},
+		"get_device_pinned_mem_limit":          {"PID DEVICE", 2, 2, (*Daemon).getMemory},
+		"terminate_client":                     {"SERVER_PID CLIENT_PID", 2, 2, (*Daemon).terminateClient},
+		"ps":                                   {"[-p PID]", 0, 2, (*Daemon).ps},
+		"quit":                                 {"[-t TIMEOUT]", 0, 2, (*Daemon).quitCommand},
 	}
 }
 
 // execute is one line of a user.
-func (d *Daemon) execute(line string, uid int) result {
+func (d *Daemon) execute(line string) result {
 	words := strings.Fields(line)
 	if len(words) == 0 {
 		return result{}
@@ -61,8 +58,6 @@ func (d *Daemon) execute(line string, uid int) result {
 		return result{Text: "Unknown command: " + name}
 	case len(args) < v.least || len(args) > v.most:
 		return result{Text: strings.TrimSpace("Usage: " + name + " " + v.usage)}
-	case !v.open && uid != 0 && uid != os.Geteuid():
-		return result{Text: fmt.Sprintf("User %d is not permitted to use %s", uid, name)}
 	}
 	var text string
 	err := around(d.state, state.Programs+name, d.gpus(), func() (err error) {

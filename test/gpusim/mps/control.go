@@ -24,15 +24,12 @@ var ErrCommand = errors.New("MPS control command failed")
 // what is written says so.
 func Control(ctx context.Context, pipe string, lines io.Reader, out io.Writer) error {
 	var dialer net.Dialer
-	c, err := dialer.DialContext(ctx, "unix", filepath.Join(pipe, controlSocket))
+	c, err := dialer.DialContext(ctx, network, filepath.Join(pipe, privilegedSocket))
 	if err != nil {
 		return ErrNoDaemon
 	}
 	defer c.Close()
-	encoder, decoder := json.NewEncoder(c), json.NewDecoder(c)
-	if err := encoder.Encode(hello{UI: true}); err != nil {
-		return ErrNoDaemon
-	}
+	encoder, decoder := json.NewEncoder(c), packets(c)
 	var failed error
 	scanner := bufio.NewScanner(lines)
 	for scanner.Scan() {

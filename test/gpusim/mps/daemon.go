@@ -4,6 +4,7 @@
 package mps
 
 import (
+	"bufio"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -44,10 +45,11 @@ type Daemon struct {
 	root      string // of the simulated machine
 	boot      string
 	multiUser bool
-	listener  *net.UnixListener
-	lock      *os.File
-	ended     chan struct{}  // closed by release
-	busy      sync.WaitGroup // commands
+	// clients is the listener of programs, users the one of commands.
+	clients, users *net.UnixListener
+	lock, logPipe  *os.File
+	ended          chan struct{}  // closed by release
+	busy           sync.WaitGroup // commands
 
 	mu         sync.Mutex
 	percentage float64 // defaults of the next server
@@ -91,7 +93,7 @@ func StartDaemon(o DaemonOptions) (*Daemon, error) {
 		return nil, errStart
 	case err != nil:
 		return nil, err
-	case d.listener == nil: // a fault pretends
+	case d.clients == nil: // a fault pretends
 		return nil, nil
 	}
 	return d, nil
@@ -144,38 +146,82 @@ func (d *Daemon) listen(also io.Writer) (err error) {
 	socket := filepath.Join(d.pipe, controlSocket)
 	d.log.printf("Starting control daemon using socket %s", socket)
 	d.log.printf("To connect CUDA applications to this daemon, set env %s=%s", PipeVariable, d.pipe)
-	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) { // of one that was killed
-		return fmt.Errorf("control socket: %w", err)
+	if err := d.listenForLog(); err != nil {
+		return err
 	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
-	if err != nil {
-		d.log.printf("Failed to bind to %s: %v", socket, err)
-		return ErrNoDaemon
+	if d.users, err = d.listenAt(privilegedSocket, 0o755); err != nil {
+		return err
 	}
 	// Programs of all users connect.
-	if err := os.Chmod(socket, 0o666); err != nil {
-		return fmt.Errorf("control socket: %w", err)
+	if d.clients, err = d.listenAt(controlSocket, 0o666); err != nil {
+		return err
 	}
 	if err := os.WriteFile(filepath.Join(d.pipe, pidFile), []byte(strconv.Itoa(os.Getpid())+"\n"), 0o644); err != nil {
 		return fmt.Errorf("pid file: %w", err)
 	}
-	d.listener = l
 	return nil
+}
+
+// listenAt makes a socket in the place of one that a killed daemon has left.
+func (d *Daemon) listenAt(name string, mode os.FileMode) (*net.UnixListener, error) {
+	path := filepath.Join(d.pipe, name)
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	l, err := net.ListenUnix(network, &net.UnixAddr{Name: path, Net: network})
+	if err != nil {
+		d.log.printf("Failed to bind to %s: %v", path, err)
+		return nil, ErrNoDaemon
+	}
+	if err := os.Chmod(path, mode); err != nil {
+		return nil, fmt.Errorf("%s: %w", name, errors.Join(err, l.Close()))
+	}
+	return l, nil
+}
+
+// listenForLog makes the FIFO.
+func (d *Daemon) listenForLog() (err error) {
+	path := filepath.Join(d.pipe, logPipe)
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("log pipe: %w", err)
+	}
+	if err := errors.Join(syscall.Mkfifo(path, 0o777), os.Chmod(path, 0o777)); err != nil {
+		return fmt.Errorf("log pipe: %w", err)
+	}
+	// Open for writing as well, so that it never ends.
+	if d.logPipe, err = os.OpenFile(path, os.O_RDWR, 0); err != nil {
+		return fmt.Errorf("log pipe: %w", err)
+	}
+	return nil
+}
+
+// copyLog logs what is written into the FIFO, as it is.
+func (d *Daemon) copyLog() {
+	for lines := bufio.NewScanner(d.logPipe); lines.Scan(); {
+		d.log.raw(lines.Text())
+	}
 }
 
 // Serve serves until the daemon ends: by quit, by Stop, or because the machine
 // reboots or is no more.
 func (d *Daemon) Serve() {
 	go d.watch()
+	go d.copyLog()
+	go d.accept(d.clients, d.client)
+	d.accept(d.users, d.user)
+	<-d.ended
+	d.finish()
+}
+
+// accept hands connections over until the listener is closed.
+func (d *Daemon) accept(l *net.UnixListener, serve func(*net.UnixConn)) {
 	for {
-		c, err := d.listener.AcceptUnix()
+		c, err := l.AcceptUnix()
 		if err != nil {
-			<-d.ended
-			d.finish()
 			return
 		}
 		d.log.printf("Accepting connection...")
-		go d.serve(c)
+		go serve(c)
 	}
 }
 
@@ -209,32 +255,33 @@ func gone(f *state.File, boot string) bool {
 	return err != nil || placeErr != nil || id != boot || !in
 }
 
-func (d *Daemon) serve(c *net.UnixConn) {
+// client is a connection of a program.
+func (d *Daemon) client(c *net.UnixConn) {
 	pid, uid, err := peer(c)
-	var first hello
-	decoder := json.NewDecoder(c)
 	if err == nil {
-		err = decoder.Decode(&first)
+		err = packets(c).Decode(&hello{})
 	}
-	switch {
-	case err != nil:
+	if err != nil {
 		d.log.printf("User did not send valid credentials")
 		_ = c.Close()
-	case first.UI:
-		d.log.printf("NEW UI")
-		d.ui(c, decoder, uid)
-		d.log.printf("UI closed")
-		_ = c.Close()
-	default:
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		d.program(waiter{uid: uid, pid: pid, conn: c})
+		return
 	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.program(waiter{uid: uid, pid: pid, conn: c})
 }
 
-// ui executes commands until the user has no more.
-func (d *Daemon) ui(c *net.UnixConn, decoder *json.Decoder, uid int) {
-	encoder := json.NewEncoder(c)
+// user is a connection of somebody who has commands, until there are no more.
+func (d *Daemon) user(c *net.UnixConn) {
+	defer c.Close()
+	_, uid, err := peer(c)
+	if err != nil || uid != 0 && uid != os.Geteuid() {
+		d.log.printf("User did not send valid credentials")
+		return
+	}
+	d.log.printf("NEW UI")
+	defer d.log.printf("UI closed")
+	encoder, decoder := json.NewEncoder(c), packets(c)
 	for {
 		var next command
 		if err := decoder.Decode(&next); err != nil {
@@ -242,7 +289,7 @@ func (d *Daemon) ui(c *net.UnixConn, decoder *json.Decoder, uid int) {
 		}
 		d.log.printf("Cmd:%s", next.Line)
 		d.busy.Add(1)
-		r := d.execute(next.Line, uid)
+		r := d.execute(next.Line)
 		if r.Text != "" {
 			d.log.printf("%s", r.Text)
 		}
@@ -263,9 +310,14 @@ func (d *Daemon) Wait() { <-d.ended }
 // release ends the daemon and leaves its servers alone.
 func (d *Daemon) release() {
 	d.endOnce.Do(func() {
-		if d.listener != nil {
+		for _, l := range []*net.UnixListener{d.clients, d.users} {
+			if l != nil {
+				_ = l.Close() // also removes the socket
+			}
+		}
+		if d.clients != nil {
 			_ = os.Remove(filepath.Join(d.pipe, pidFile))
-			_ = d.listener.Close() // also removes the socket
+			_ = os.Remove(filepath.Join(d.pipe, logPipe))
 			d.log.printf("Exit")
 			_ = d.lock.Close() // the next one may come before this process is gone
 		}

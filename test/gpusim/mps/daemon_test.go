@@ -28,15 +28,19 @@ func TestDaemonInBackground(t *testing.T) {
 	if pid := n.daemonPID(); !alive(pid) || pid == os.Getpid() {
 		t.Errorf("the daemon is process %d", pid)
 	}
-	if info, err := os.Stat(filepath.Join(n.pipe, "control")); err != nil || info.Mode() != os.ModeSocket|0o666 {
-		t.Errorf("control socket: %v, %v", info.Mode(), err)
+	for name, mode := range map[string]os.FileMode{
+		controlSocket: os.ModeSocket | 0o666, privilegedSocket: os.ModeSocket | 0o755, logPipe: os.ModeNamedPipe | 0o777, pidFile: 0o644, lockFile: 0o644,
+	} {
+		if info, err := os.Lstat(filepath.Join(n.pipe, name)); err != nil || info.Mode() != mode {
+			t.Errorf("%s: want mode %v, %v, %v", name, mode, info, err)
+		}
 	}
 	n.tell("get_server_list", "")
 	if out, exit := n.run(n.command(as{}, n.controlProgram(), "-d")); out != "An instance of this daemon is already running" || exit != 1 {
 		t.Errorf("a second daemon: %q, exit code %d", out, exit)
 	}
 	// A client that only checks for a listener does no harm.
-	if c, err := net.Dial("unix", filepath.Join(n.pipe, "control")); err != nil {
+	if c, err := net.Dial("unixpacket", filepath.Join(n.pipe, "control")); err != nil {
 		t.Error(err)
 	} else {
 		_ = c.Close()
@@ -47,7 +51,7 @@ func TestDaemonInBackground(t *testing.T) {
 		t.Error("quit has left the server")
 	}
 	n.eventually("the daemon is gone", func() bool { return !alive(daemon) })
-	for _, name := range []string{controlSocket, pidFile} {
+	for _, name := range []string{controlSocket, privilegedSocket, logPipe, pidFile} {
 		if _, err := os.Stat(filepath.Join(n.pipe, name)); !os.IsNotExist(err) {
 			t.Errorf("%s is left: %v", name, err)
 		}
@@ -209,18 +213,46 @@ func TestCommands(t *testing.T) {
 	if len(lines) != 3 || !strings.HasPrefix(lines[0], "PID ") || !strings.HasPrefix(lines[1], client+" ") || !strings.HasSuffix(lines[2], "cuda-client") {
 		t.Errorf("ps: %s", ps)
 	}
-	for line, want := range map[string]string{
-		"get_server_list": pid, "get_default_active_thread_percentage": "12.5",
-		"quit": "User 1000 is not permitted to use quit", "set_active_thread_percentage " + pid + " 100": "User 1000 is not permitted",
-	} {
-		if got, exit := n.controlAs(as{uid: 1000}, line); !strings.HasPrefix(got, want) || exit != 0 {
-			t.Errorf("user 1000, %s: %q, exit code %d, want %q", line, got, exit, want)
-		}
+	// Other users do not reach the socket for commands, and the one that they reach takes
+	// none.
+	if got, exit := n.controlAs(as{uid: 1000}, "get_server_list"); got != noDaemon || exit != 1 {
+		t.Errorf("user 1000: %q, exit code %d", got, exit)
 	}
+	if got := n.send(controlSocket, `{"line":"set_default_active_thread_percentage 99"}`); strings.Contains(got, "99.0") {
+		t.Errorf("the socket for programs answers %q", got)
+	}
+	n.tell("get_default_active_thread_percentage", "12.5")
 	n.tell("terminate_client "+pid+" "+client, "")
 	h.says("CUDA_ERROR_MPS_CLIENT_TERMINATED")
 	n.eventually("the client has gone", func() bool { out, _ := n.control("get_client_list " + pid); return out == "" })
 	n.tell("get_server_status "+pid, "ACTIVE")
+}
+
+// send sends a packet to a socket and returns the answer.
+func (n *node) send(socket, packet string) string {
+	n.t.Helper()
+	c, err := net.Dial(network, filepath.Join(n.pipe, socket))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.Write([]byte(packet)); err != nil {
+		n.t.Fatal(err)
+	}
+	answer := make([]byte, maxPacket)
+	size, _ := c.Read(answer)
+	return string(answer[:size])
+}
+
+// Whoever may write the FIFO writes the daemon's log.
+func TestLogPipe(t *testing.T) {
+	n := newNode(t, "l4x2", nil)
+	n.daemon()
+	const forged = "[Control  4711] Server 4712 exited with status 1"
+	if err := os.WriteFile(filepath.Join(n.pipe, logPipe), []byte(forged+"\n"), 0); err != nil {
+		t.Fatal(err)
+	}
+	n.eventually("the line is in the log", func() bool { return n.logged("control.log", "\n"+forged+"\n") })
 }
 
 func TestShutdownServer(t *testing.T) {

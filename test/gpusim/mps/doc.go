@@ -4,9 +4,9 @@
 // Package mps is what the stand-ins of nvidia-cuda-mps-control and
 // nvidia-cuda-mps-server do, and the side of MPS that is part of a CUDA program.
 //
-// A control daemon listens at <pipe folder>/control. It starts a server when the
-// first client comes, or when it is told to, and hands the clients' connections
-// over to it. From then on client and server are among themselves. The server is
+// A control daemon listens at <pipe folder>/control for programs, and at
+// control_privileged for commands. It starts a server when the first client comes,
+// or when it is told to, and hands the clients' connections over to it. From then on client and server are among themselves. The server is
 // a process that holds its GPUs on the simulated machine, keeps the accounts of
 // its clients there, and enforces their limits. Its entries in the machine's
 // state are gone when it is, however it ended (state.File.Own).
@@ -49,7 +49,16 @@ func directory(variable, otherwise string) string {
 
 // Files in the pipe folder.
 const (
+	// controlSocket is for programs of all users.
 	controlSocket = "control"
-	lockFile      = "control_lock"
-	pidFile       = "nvidia-cuda-mps-control.pid"
+	// privilegedSocket is for commands of the daemon's user and root.
+	privilegedSocket = "control_privileged"
+	lockFile         = "control_lock"
+	// logPipe is a FIFO into which everybody may write, and which ends up in the
+	// daemon's log.
+	logPipe = "log"
+	pidFile = "nvidia-cuda-mps-control.pid"
 )
+
+// network is the type of the sockets, SOCK_SEQPACKET.
+const network = "unixpacket"

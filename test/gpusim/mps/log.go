@@ -36,7 +36,12 @@ func openLog(who, name string, also io.Writer) (*logger, error) {
 }
 
 func (l *logger) printf(format string, args ...any) {
-	line := fmt.Sprintf("[%s %s %5d] %s\n", time.Now().Format("2006-01-02 15:04:05.000"), l.who, os.Getpid(), fmt.Sprintf(format, args...))
+	l.raw(fmt.Sprintf("[%s %s %5d] %s", time.Now().Format("2006-01-02 15:04:05.000"), l.who, os.Getpid(), fmt.Sprintf(format, args...)))
+}
+
+// raw logs a line that somebody else has formatted.
+func (l *logger) raw(line string) {
+	line += "\n"
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	_, _ = io.WriteString(l.file, line)

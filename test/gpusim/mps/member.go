@@ -41,7 +41,7 @@ type use struct {
 }
 
 func newMember(s *Server, c *net.UnixConn, pid, uid int) *member {
-	return &member{server: s, pid: pid, uid: uid, decoder: json.NewDecoder(c), encoder: json.NewEncoder(c)}
+	return &member{server: s, pid: pid, uid: uid, decoder: packets(c), encoder: json.NewEncoder(c)}
 }
 
 func (mb *member) send(v any) error {

@@ -32,7 +32,8 @@ type Server struct {
 	owner   uint64
 	daemon  *link
 	devices []cuda.Device
-	shared  string // file in SharedMemory
+	nodes   cuda.Nodes // of the devices, until the process ends
+	shared  string     // file in SharedMemory
 	token   string
 	ended   chan struct{}
 	endOnce sync.Once
@@ -152,6 +153,9 @@ func (s *Server) start() (err error) {
 		return nil
 	})
 	if err != nil {
+		return err
+	}
+	if s.nodes, err = cuda.Open(s.root, s.devices...); err != nil {
 		return err
 	}
 	for i, d := range s.devices {

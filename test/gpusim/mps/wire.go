@@ -3,17 +3,25 @@
 
 package mps
 
-import "github.com/partage-dev/partage/test/gpusim/cuda"
+import (
+	"bufio"
+	"encoding/json"
+	"io"
 
-// What goes over connections to the control socket, as JSON, one value after the
-// other. The protocol is this stand-in's own.
+	"github.com/partage-dev/partage/test/gpusim/cuda"
+)
 
-// hello is the first thing that is said.
-type hello struct {
-	UI bool `json:"ui,omitempty"` // commands follow; else it is a CUDA program
-}
+// What goes over connections to the sockets, as JSON, each value in a packet of its
+// own. The protocol is this stand-in's own.
 
-// Commands and what comes of them.
+// packets reads the values. What of a packet does not fit into the reader's buffer
+// would be lost, so it has room for the largest one.
+func packets(c io.Reader) *json.Decoder { return json.NewDecoder(bufio.NewReaderSize(c, maxPacket)) }
+
+// hello is the first thing that a CUDA program says.
+type hello struct{}
+
+// Commands and what comes of them, at privilegedSocket.
 type (
 	command struct {
 		Line string `json:"line"`

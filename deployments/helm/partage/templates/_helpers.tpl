@@ -10,14 +10,15 @@ SPDX-License-Identifier: Apache-2.0
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
 {{- end -}}
 
+{{- /* Names of releases may have dots, and none may come before the "-" that follows. */ -}}
 {{- define "partage.fullname" -}}
+{{- $name := .Release.Name -}}
 {{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
-{{- else if contains (include "partage.name" .) .Release.Name -}}
-{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
-{{- else -}}
-{{- printf "%s-%s" .Release.Name (include "partage.name" .) | trunc 40 | trimSuffix "-" -}}
+{{- $name = .Values.fullnameOverride -}}
+{{- else if not (contains (include "partage.name" .) $name) -}}
+{{- $name = printf "%s-%s" $name (include "partage.name" .) -}}
 {{- end -}}
+{{- regexReplaceAll "[.-]+$" (trunc 40 $name) "" -}}
 {{- end -}}
 
 {{- define "partage.selectorLabels" -}}
@@ -50,6 +51,43 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- else -}}
 {{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) -}}
 {{- end -}}
+{{- end -}}
+
+{{- /*
+Where the DaemonSets run, and the job that guards them. Arguments: the section of values;
+whether nodes must be labelled as GPU nodes.
+*/ -}}
+{{- define "partage.placement" -}}
+{{- $plugin := index . 0 -}}
+{{- $labelled := index . 1 -}}
+{{- with $plugin.nodeSelector -}}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{ end -}}
+affinity:
+{{- if $plugin.affinity }}
+  {{- toYaml $plugin.affinity | nindent 2 }}
+{{- else }}
+  nodeAffinity:
+    requiredDuringSchedulingIgnoredDuringExecution:
+      nodeSelectorTerms:
+      {{- /* One of the terms must match. The labels of NFD, with the GPU operator's configuration and with its own; of the operator; of GKE. */}}
+      {{- range (ternary (list "feature.node.kubernetes.io/pci-10de.present" "feature.node.kubernetes.io/pci-0300_10de.present" "feature.node.kubernetes.io/pci-0302_10de.present" "nvidia.com/gpu.present" "cloud.google.com/gke-accelerator") (list "") $labelled) }}
+      - matchExpressions:
+        {{- if hasPrefix "cloud.google.com" . }}
+        - {key: {{ . }}, operator: Exists}
+        {{- else if . }}
+        - {key: {{ . }}, operator: In, values: ["true"]}
+        {{- end }}
+        # No machine is behind these.
+        - {key: type, operator: NotIn, values: [virtual-kubelet, kwok]}
+        - {key: eks.amazonaws.com/compute-type, operator: NotIn, values: [fargate]}
+      {{- end }}
+{{- end }}
+{{- with $plugin.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end -}}
 
 {{- /*
@@ -91,4 +129,56 @@ the DaemonSet mounts a path that is neither that nor inside the driver root.
 {{- $seconds = addf $seconds (mulf (float64 (trimSuffix $unit .)) (get (dict "ms" 0.001 "s" 1.0 "m" 60.0 "h" 3600.0) $unit)) -}}
 {{- end -}}
 {{- $seconds -}}
+{{- end -}}
+
+{{- /*
+"true" if the sharing policy offers partitions of a MIG profile on some GPU that has it.
+Arguments: the policy; the profile.
+*/ -}}
+{{- define "partage.offersProfile" -}}
+{{- $policy := index . 0 -}}
+{{- $profile := index . 1 -}}
+{{- $offers := list (default dict $policy.default) -}}
+{{- range $policy.rules -}}
+{{- $offers = append $offers .offer -}}
+{{- end -}}
+{{- $offered := false -}}
+{{- range $offers -}}
+{{- $mig := default dict .mig -}}
+{{- $partitions := or (not (hasKey . "kinds")) (has "mig" .kinds) -}}
+{{- $variant := regexMatch "gb[+-]" $profile -}}
+{{- $listed := ternary (has $profile $mig.profiles) (or (not $variant) (default false $mig.variants)) (hasKey $mig "profiles") -}}
+{{- $offered = or $offered (and $partitions $listed) -}}
+{{- end -}}
+{{- $offered -}}
+{{- end -}}
+
+{{- /* Where a program answers the probes, in a folder of the pod's own. */ -}}
+{{- define "partage.healthSocket" -}}/run/health/health.sock{{- end -}}
+{{- define "partage.healthVolume" -}}
+# In memory: a full disk must not keep the pod from starting.
+emptyDir: {medium: Memory, sizeLimit: 1Mi}
+{{- end -}}
+
+{{- /*
+What a program needs to speak to the API server, for /var/run/secrets/kubernetes.io/serviceaccount.
+It is what Kubernetes would mount there, except that the token ends after an hour: that of
+Kubernetes, which is asked for with 3607 seconds, is good for a year by default, in case
+that a program reads it only once. The kubelet renews it after 80 % of the time, so an API
+server may be away for 12 minutes before one ends.
+*/ -}}
+{{- define "partage.tokenVolume" -}}
+projected:
+  sources:
+  - serviceAccountToken:
+      path: token
+      expirationSeconds: 3600
+  - configMap:
+      name: kube-root-ca.crt
+      items:
+      - {key: ca.crt, path: ca.crt}
+  - downwardAPI:
+      items:
+      - path: namespace
+        fieldRef: {fieldPath: metadata.namespace}
 {{- end -}}

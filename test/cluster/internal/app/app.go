@@ -8,10 +8,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
-	"slices"
 
 	"github.com/urfave/cli/v3"
 	"golang.org/x/sys/unix"
@@ -22,7 +20,6 @@ import (
 	"github.com/partage-dev/partage/test/cluster/internal/layout"
 	"github.com/partage-dev/partage/test/cluster/internal/progress"
 	"github.com/partage-dev/partage/test/cluster/internal/sandbox"
-	"github.com/partage-dev/partage/test/cluster/internal/service"
 	"github.com/partage-dev/partage/test/cluster/internal/toolchain"
 )
 
@@ -30,17 +27,22 @@ const (
 	repoFlag    = "repo"
 	nameFlag    = "name"
 	machineFlag = "machine"
-	nodeFlag    = "node-name"
+	nameOfNode  = "node-name"
+	nodesFlag   = "nodes"
+	nodeFlag    = "node"
+	networkFlag = "network-only"
+	graceFlag   = "node-grace-period"
 	gatesFlag   = "feature-gates"
 	runtimeFlag = "runtime-config"
 	syncFlag    = "sync-frequency"
+	kubeFlag    = "kubernetes"
 )
 
 // New returns the program.
 func New() *cli.Command {
 	return &cli.Command{
 		Name:  "cluster",
-		Usage: "a real single-node Kubernetes on this machine, in namespaces of its own",
+		Usage: "a real Kubernetes on this machine, its nodes in namespaces of their own",
 		Flags: []cli.Flag{
 			&cli.StringFlag{
 				Name: repoFlag, Usage: "checkout of the repository (default: the one that holds this program or the working folder)",
@@ -49,8 +51,12 @@ func New() *cli.Command {
 			&cli.StringFlag{Name: nameFlag, Usage: "name of the cluster", Value: layout.DefaultName, Sources: cli.EnvVars("PARTAGE_CLUSTER")},
 		},
 		Commands: []*cli.Command{
-			buildCommand(), imagesCommand(), imageCommand(), upCommand(), downCommand(), rebootCommand(), statusCommand(), runCommand(), loadCommand(),
-			logsCommand(), gateCommand(), initCommand(),
+			buildCommand(), imagesCommand(), imageCommand(), upCommand(), downCommand(), statusCommand(), runCommand(), loadCommand(), logsCommand(),
+			powerCommand(boot.Off, "cut a node's power: programs and containers end at once, /run, GPU instances and device numbers are lost; "+
+				"disks and the control plane are not"),
+			powerCommand(boot.On, "start a node whose power was cut"),
+			powerCommand(boot.Reboot, "power-off and power-on; works inside the node, too"),
+			gateCommand(), initCommand(),
 		},
 		ExitErrHandler: func(context.Context, *cli.Command, error) {}, // main decides
 	}
@@ -90,7 +96,10 @@ func buildCommand() *cli.Command {
 		Name:      "build",
 		Usage:     "build Kubernetes, etcd, containerd, runc, network plugins and helm, as far as they are out of date",
 		ArgsUsage: "[PART ...]",
-		Flags:     []cli.Flag{&cli.IntFlag{Name: "parallel", Usage: "programs and packages built at once (default: one per processor)"}},
+		Flags: []cli.Flag{
+			&cli.IntFlag{Name: "parallel", Usage: "programs and packages built at once (default: one per processor)"},
+			kubernetesFlag(),
+		},
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			ctx, cancel := interruptible(ctx)
 			defer cancel()
@@ -98,14 +107,24 @@ func buildCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
+			kubernetes, err := toolchain.Kubernetes(r, cmd.String(kubeFlag))
+			if err != nil {
+				return err
+			}
 			p := progress.New(os.Stdout)
-			b := toolchain.Builder{Repo: r, Progress: p, Parallel: cmd.Int("parallel"), Only: cmd.Args().Slice()}
+			b := toolchain.Builder{Repo: r, Progress: p, Parallel: cmd.Int("parallel"), Only: cmd.Args().Slice(), Kubernetes: kubernetes}
 			if err := b.Build(ctx); err != nil {
 				return err
 			}
 			p.Printf("the cluster's programs are up to date in %s", r.Bin())
 			return nil
 		},
+	}
+}
+
+func kubernetesFlag() cli.Flag {
+	return &cli.StringFlag{
+		Name: kubeFlag, Usage: "version of Kubernetes, as 1.36 or 1.36.1 (default: the one that test/cluster/go.mod pins)",
 	}
 }
 
@@ -162,10 +181,13 @@ func upCommand() *cli.Command {
 		Usage: "build what is missing and start the cluster; Ctrl-C ends all that was started",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: machineFlag, Usage: "simulated machine that the node is (gpusim machines lists them; default: no GPUs)"},
-			&cli.StringFlag{Name: nodeFlag, Usage: "name of the node", Value: "n1"},
+			&cli.StringFlag{Name: nameOfNode, Usage: "name of the node", Value: "n1"},
+			&cli.StringFlag{Name: nodesFlag, Usage: "several nodes, as NAME=MACHINE,NAME=MACHINE or without =MACHINE; instead of the two above"},
+			kubernetesFlag(),
 			&cli.StringFlag{Name: gatesFlag, Usage: "Kubernetes feature gates for all components, as NAME=true,NAME=false"},
 			&cli.StringFlag{Name: runtimeFlag, Usage: "API versions to turn on or off, as the API server's flag of that name"},
 			&cli.StringFlag{Name: syncFlag, Usage: "how often the kubelet syncs a pod, and so retries a failed Prepare (default: the kubelet's, 1m)"},
+			&cli.StringFlag{Name: graceFlag, Usage: "how long a node may be silent before it is lost (default: the controller manager's, 50s)"},
 		},
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			ctx, cancel := interruptible(ctx)
@@ -174,13 +196,39 @@ func upCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
+			nodes, err := nodes(cmd)
+			if err != nil {
+				return err
+			}
+			kubernetes, err := toolchain.Kubernetes(c.Repo, cmd.String(kubeFlag))
+			if err != nil {
+				return err
+			}
 			options := cluster.Options{
-				Machine: cmd.String(machineFlag), Node: cmd.String(nodeFlag),
-				FeatureGates: cmd.String(gatesFlag), RuntimeConfig: cmd.String(runtimeFlag), SyncFrequency: cmd.String(syncFlag),
+				Nodes: nodes, Kubernetes: kubernetes, FeatureGates: cmd.String(gatesFlag), RuntimeConfig: cmd.String(runtimeFlag),
+				SyncFrequency: cmd.String(syncFlag), NodeGrace: cmd.String(graceFlag),
 			}
 			return cluster.Upper{Cluster: c, Options: options, Progress: progress.New(os.Stdout)}.Up(ctx)
 		},
 	}
+}
+
+// nodes are those of the flags.
+func nodes(cmd *cli.Command) ([]cluster.Node, error) {
+	if !cmd.IsSet(nodesFlag) {
+		one, err := cluster.ParseNodes(cmd.String(nameOfNode))
+		if err != nil {
+			return nil, err
+		}
+		one[0].Machine = cmd.String(machineFlag)
+		return one[:1], nil
+	}
+	for _, flag := range []string{machineFlag, nameOfNode} {
+		if cmd.IsSet(flag) {
+			return nil, fmt.Errorf("--%s and --%s exclude each other: say --%s NAME=MACHINE,…", nodesFlag, flag, nodesFlag)
+		}
+	}
+	return cluster.ParseNodes(cmd.String(nodesFlag))
 }
 
 func downCommand() *cli.Command {
@@ -207,21 +255,6 @@ func downCommand() *cli.Command {
 	}
 }
 
-func rebootCommand() *cli.Command {
-	return &cli.Command{
-		Name: "reboot",
-		Usage: "cut the node's power and start it again: containers, /run, GPU instances and device numbers are lost, disks and the " +
-			"control plane are not; works inside the node, too",
-		Action: func(ctx context.Context, cmd *cli.Command) error {
-			c, err := named(cmd)
-			if err != nil {
-				return err
-			}
-			return cluster.Reboot(ctx, c)
-		},
-	}
-}
-
 func statusCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "status",
@@ -236,94 +269,11 @@ func statusCommand() *cli.Command {
 	}
 }
 
-func runCommand() *cli.Command {
-	first := 1
-	return &cli.Command{
-		Name:         "run",
-		Usage:        "run a command inside the node, with kubectl, helm and ctr in PATH and KUBECONFIG set",
-		ArgsUsage:    "[--] CMD [ARG ...]",
-		StopOnNthArg: &first, // flags after the command are the command's
-		Action: func(ctx context.Context, cmd *cli.Command) error {
-			args := cmd.Args().Slice()
-			if len(args) == 0 {
-				return errors.New("run: no command given")
-			}
-			c, err := named(cmd)
-			if err != nil {
-				return err
-			}
-			return cluster.Run(ctx, c, args)
-		},
-	}
-}
-
-func loadCommand() *cli.Command {
-	return &cli.Command{
-		Name:      "load-image",
-		Usage:     "import image archives into the running node",
-		ArgsUsage: "TAR ...",
-		Action: func(ctx context.Context, cmd *cli.Command) error {
-			c, err := named(cmd)
-			if err != nil {
-				return err
-			}
-			if cmd.NArg() == 0 {
-				return errors.New("load-image: no archive given")
-			}
-			for _, archive := range cmd.Args().Slice() {
-				if err := cluster.LoadImage(ctx, c, archive); err != nil {
-					return err
-				}
-			}
-			return nil
-		},
-	}
-}
-
-func logsCommand() *cli.Command {
-	return &cli.Command{
-		Name:      "logs",
-		Usage:     "print the log of a component of the running or last cluster; without one, name them",
-		ArgsUsage: "[COMPONENT]",
-		Flags:     []cli.Flag{&cli.IntFlag{Name: "tail", Usage: "print only so many lines from the end"}},
-		Action: func(_ context.Context, cmd *cli.Command) error {
-			c, err := named(cmd)
-			if err != nil {
-				return err
-			}
-			names, err := cluster.Components(c)
-			if err != nil {
-				return err
-			}
-			name := cmd.Args().First()
-			switch {
-			case name == "":
-				for _, n := range names {
-					fmt.Println(n)
-				}
-				return nil
-			case !slices.Contains(names, name):
-				return fmt.Errorf("no log of %q; there are %v", name, names)
-			case cmd.Int("tail") > 0:
-				fmt.Println(service.Tail(c.Log(name), cmd.Int("tail")))
-				return nil
-			}
-			f, err := os.Open(c.Log(name))
-			if err != nil {
-				return fmt.Errorf("read a log: %w", err)
-			}
-			defer f.Close()
-			_, err = io.Copy(os.Stdout, f)
-			return err
-		},
-	}
-}
-
 func gateCommand() *cli.Command {
 	return &cli.Command{
 		Name: cluster.GateCommand, Hidden: true,
 		Action: func(_ context.Context, cmd *cli.Command) error {
-			return sandbox.Gate([]string{cluster.InitCommand, cmd.Args().First()})
+			return sandbox.Gate(append([]string{cluster.InitCommand}, cmd.Args().Slice()...))
 		},
 	}
 }
@@ -332,7 +282,7 @@ func initCommand() *cli.Command {
 	return &cli.Command{
 		Name: cluster.InitCommand, Hidden: true,
 		Action: func(_ context.Context, cmd *cli.Command) error {
-			return boot.Init(cmd.Args().First()) //nolint:contextcheck // it lives as long as the node, not as this command
+			return boot.Init(cmd.Args().Get(0), cmd.Args().Get(1)) //nolint:contextcheck // it lives as long as the node, not as this command
 		},
 	}
 }

@@ -15,8 +15,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/partage-dev/partage/test/cluster/internal/controlplane"
-	"github.com/partage-dev/partage/test/cluster/internal/layout"
 	"github.com/partage-dev/partage/test/cluster/internal/machine"
 	"github.com/partage-dev/partage/test/cluster/internal/node"
 	"github.com/partage-dev/partage/test/cluster/internal/poll"
@@ -24,8 +22,18 @@ import (
 	"github.com/partage-dev/partage/test/cluster/internal/service"
 )
 
-// Switch is the socket, in the node, on which its first process is told to reboot it.
+// Switch is the socket, in the node, on which its first process is told to turn it off and on.
 const Switch = "/run/cluster/power"
+
+// Turn is what can be done with a node's power, by the name of the command.
+type Turn string
+
+// Reboot is Off and On.
+const (
+	Off    Turn = "power-off"
+	On     Turn = "power-on"
+	Reboot Turn = "reboot"
+)
 
 const (
 	endLimit   = 20 * time.Second
@@ -38,17 +46,12 @@ type power struct {
 	node node.Node
 	sup  *service.Supervisor
 
-	mu  sync.Mutex // a reboot at a time
+	mu  sync.Mutex // a turn at a time
 	off context.CancelFunc
 }
 
-func newPower(ctx context.Context, plan Plan, files layout.Cluster, sup *service.Supervisor) *power {
-	return &power{ctx: ctx, sup: sup, node: node.Node{
-		Name: plan.Node, Address: plan.Address.Addr(), Pods: plan.Pods, API: plan.Address.Addr(),
-		DNS: controlplane.DNSAddress, Machine: plan.Machine,
-		PKI: files.PKI(), Config: files.Run(), Bin: files.Bin(), CNI: files.CNI(), Images: plan.Images, Log: files.Log,
-		FeatureGates: plan.FeatureGates, SyncFrequency: plan.SyncFrequency,
-	}}
+func newPower(ctx context.Context, n node.Node, sup *service.Supervisor) *power {
+	return &power{ctx: ctx, sup: sup, node: n}
 }
 
 // on starts the node for the first time.
@@ -58,10 +61,26 @@ func (p *power) on(report func(string, ...any)) error {
 	return p.node.Start(ctx, p.sup, report)
 }
 
-// reboot ends all programs and containers of the node at once, as a power cut does, and starts it again.
-func (p *power) reboot() error {
+// turn does what is asked for. A node that is on stays on, and one that is off stays off.
+func (p *power) turn(to Turn) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	switch to {
+	case Off:
+		return p.cut()
+	case On:
+		return p.boot()
+	case Reboot:
+		if err := p.cut(); err != nil {
+			return err
+		}
+		return p.boot()
+	}
+	return fmt.Errorf("turn the node %q: want %s, %s or %s", to, Off, On, Reboot)
+}
+
+// cut ends all programs and containers of the node at once, as a power cut does.
+func (p *power) cut() error {
 	p.off()
 	if err := poll.Until(p.ctx, endLimit, "the node's programs to end", func(context.Context) error {
 		if node.Running(p.sup) {
@@ -72,8 +91,13 @@ func (p *power) reboot() error {
 		return err
 	}
 	shim := filepath.Join(p.node.Bin, "containerd-shim-runc-v2")
-	if err := sandbox.PowerOff(p.ctx, shim, filepath.Dir(Switch), machine.Root); err != nil {
-		return err
+	return sandbox.PowerOff(p.ctx, shim, filepath.Dir(Switch), machine.Root)
+}
+
+// boot starts the node again.
+func (p *power) boot() error {
+	if node.Running(p.sup) {
+		return nil
 	}
 	ctx, off := context.WithCancel(p.ctx)
 	p.off = off
@@ -87,11 +111,11 @@ func (p *power) listen() error {
 	}
 	socket, err := (&net.ListenConfig{}).Listen(p.ctx, "unix", Switch)
 	if err != nil {
-		return fmt.Errorf("listen for reboots: %w", err)
+		return fmt.Errorf("listen on the node's switch: %w", err)
 	}
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /reboot", func(w http.ResponseWriter, _ *http.Request) {
-		if err := p.reboot(); err != nil { //nolint:contextcheck // a reboot goes on when the caller does not wait
+	mux.HandleFunc("POST /{turn}", func(w http.ResponseWriter, r *http.Request) {
+		if err := p.turn(Turn(r.PathValue("turn"))); err != nil { //nolint:contextcheck // it goes on when the caller does not wait
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 		}
 	})
@@ -100,28 +124,28 @@ func (p *power) listen() error {
 	return nil
 }
 
-// Reboot asks the node in which this process runs to reboot, and returns when its kubelet has been started.
-func Reboot(ctx context.Context) error {
+// Power turns the node in which this process runs off or on. After On and Reboot its kubelet has been started.
+func Power(ctx context.Context, turn Turn) error {
 	client := http.Client{Transport: &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", Switch)
 		},
 	}}
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://node/reboot", nil)
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://node/"+string(turn), nil)
 	if err != nil {
-		return fmt.Errorf("reboot the node: %w", err)
+		return fmt.Errorf("ask for the node's power: %w", err)
 	}
 	answer, err := client.Do(request)
 	if err != nil {
-		return fmt.Errorf("reboot the node: %w", err)
+		return fmt.Errorf("ask for the node's power: %w", err)
 	}
 	defer answer.Body.Close()
 	text, err := io.ReadAll(answer.Body)
 	if err != nil {
-		return fmt.Errorf("reboot the node: %w", err)
+		return fmt.Errorf("ask for the node's power: %w", err)
 	}
 	if answer.StatusCode != http.StatusOK {
-		return fmt.Errorf("reboot the node: %s", text)
+		return fmt.Errorf("turn the node's power: %s: %s", turn, text)
 	}
 	return nil
 }

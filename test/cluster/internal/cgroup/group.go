@@ -20,13 +20,13 @@ import (
 	"github.com/partage-dev/partage/test/cluster/internal/poll"
 )
 
-// Group is one folder of the cluster, in one tree.
+// Group is one folder of a node, in one tree.
 type Group struct {
 	Hierarchy
 	Path string
 }
 
-// Groups are the cluster's folders in all trees.
+// Groups are a node's folders in all trees.
 type Groups []Group
 
 // the kubelet ends without these ("missing controllers").
@@ -45,9 +45,10 @@ func Current() ([]Hierarchy, error) {
 	return Parse(string(cgroups), string(mounts))
 }
 
-// Create makes the cluster's folders. On v1 they lie below the caller's own folder, which keeps the machine's
-// limits and accounting; a v2 folder that holds processes cannot give controllers to children, so there they lie at the top.
-func Create(id string) (Groups, error) {
+// Create makes a node's folders, below those of its cluster, whose id is given. On v1 these lie below the caller's own folder, which
+// keeps the machine's limits and accounting; a v2 folder that holds processes cannot give controllers to children, so there they
+// lie at the top.
+func Create(id, node string) (Groups, error) {
 	trees, err := Current()
 	if err != nil {
 		return nil, err
@@ -55,24 +56,34 @@ func Create(id string) (Groups, error) {
 	unified := !slices.ContainsFunc(trees, func(h Hierarchy) bool { return !h.V2 })
 	var groups Groups
 	for _, t := range trees {
-		g := Group{Hierarchy: t, Path: filepath.Join(t.Own, id)}
+		path := t.Own
 		if unified {
-			g.Path = filepath.Join(t.Mount, id)
-			if err := Delegate(t.Mount); err != nil {
+			path = t.Mount
+		}
+		for _, name := range []string{id, node} {
+			if unified {
+				if err := Delegate(path); err != nil {
+					return nil, err
+				}
+			}
+			path = filepath.Join(path, name)
+			if err := t.create(path); err != nil {
 				return nil, err
 			}
 		}
-		if err := os.MkdirAll(g.Path, 0o755); err != nil {
-			return nil, fmt.Errorf("make control group: %w", err)
-		}
-		if t.Options == "cpuset" || strings.HasPrefix(t.Options, "cpuset,") {
-			if err := copyCPUSet(g.Path); err != nil {
-				return nil, err
-			}
-		}
-		groups = append(groups, g)
+		groups = append(groups, Group{Hierarchy: t, Path: path})
 	}
 	return groups, nil
+}
+
+func (h Hierarchy) create(path string) error {
+	if err := os.MkdirAll(path, 0o755); err != nil {
+		return fmt.Errorf("make control group: %w", err)
+	}
+	if h.Options == "cpuset" || strings.HasPrefix(h.Options, "cpuset,") {
+		return copyCPUSet(path)
+	}
+	return nil
 }
 
 // Delegate turns every controller on for the children of dir, as far as it can be.

@@ -35,20 +35,23 @@ func TestParseStat(t *testing.T) {
 }
 
 func TestAlive(t *testing.T) {
-	s := &State{}
-	if err := s.identify(os.Getpid()); err != nil {
+	p, err := identify(os.Getpid())
+	if err != nil {
 		t.Fatal(err)
 	}
-	if !s.Alive() {
+	if !p.Alive() {
 		t.Error("this process is not alive")
 	}
-	later := *s
+	later := p
 	later.Ticks++
-	rebooted := *s
+	rebooted := p
 	rebooted.Boot = "another"
-	for name, other := range map[string]State{"another process of the same id": later, "before a reboot": rebooted} {
+	for name, other := range map[string]Process{"another process of the same id": later, "before a reboot": rebooted} {
 		if other.Alive() {
 			t.Errorf("%s is alive", name)
+		}
+		if (&State{First: []Process{p, other}}).Alive() {
+			t.Errorf("a cluster with %s is alive", name)
 		}
 	}
 }
@@ -64,7 +67,10 @@ func TestStateRoundTrip(t *testing.T) {
 	if err := os.MkdirAll(c.Run(), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	want := &State{Phase: Up, Options: Options{Machine: "dgx-h100", Node: "n1"}, First: 7, Ticks: 9, Boot: "b"}
+	want := &State{
+		Phase: Up, Options: Options{Nodes: []Node{{"n1", "dgx-h100"}, {Name: "n2"}}},
+		First: []Process{{PID: 7, Ticks: 9, Boot: "b"}, {PID: 8, Ticks: 9, Boot: "b"}},
+	}
 	if err := want.save(c); err != nil {
 		t.Fatal(err)
 	}
@@ -74,6 +80,11 @@ func TestStateRoundTrip(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
+	}
+	for node, pid := range map[string]int{"": 7, "n1": 7, "n2": 8, "n3": 0} {
+		if name, p, err := got.first(node); p.PID != pid || (err != nil) != (pid == 0) || node != "" && err == nil && name != node {
+			t.Errorf("first process of node %q: %s, %+v, %v; want %d", node, name, p, err, pid)
+		}
 	}
 }
 

@@ -11,11 +11,8 @@ import (
 	"os"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/partage-dev/partage/test/cluster/internal/cgroup"
 	"github.com/partage-dev/partage/test/cluster/internal/layout"
-	"github.com/partage-dev/partage/test/cluster/internal/poll"
 	"github.com/partage-dev/partage/test/cluster/internal/sandbox"
 )
 
@@ -47,18 +44,12 @@ func clean(ctx context.Context, c layout.Cluster) error {
 	if err != nil {
 		state = nil // damaged: the control groups still tell the processes
 	}
-	if state != nil && state.Alive() {
+	if state != nil {
 		// The kernel ends every process of its namespace with it; mounts and network devices go with the namespaces.
-		if err := unix.Kill(state.First, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
-			return fmt.Errorf("end the node's first process %d: %w", state.First, err)
-		}
-		if err := poll.Until(ctx, downLimit, "the node's processes to end", func(context.Context) error {
-			if state.Alive() {
-				return fmt.Errorf("process %d is still there", state.First)
+		for _, first := range state.First {
+			if err := first.end(ctx); err != nil {
+				return err
 			}
-			return nil
-		}); err != nil {
-			return err
 		}
 	}
 	if err := cgroup.Remove(ctx, c.ID(), downLimit); err != nil {

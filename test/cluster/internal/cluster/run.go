@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -23,41 +22,55 @@ import (
 	"github.com/partage-dev/partage/test/cluster/internal/toolchain"
 )
 
-// up returns the record of a cluster that is up.
-func up(c layout.Cluster) (*State, error) {
+// first returns the first process of a node that runs; without a name, of the cluster's first node.
+func first(c layout.Cluster, node string) (Process, error) {
 	if err := root(); err != nil {
-		return nil, err
+		return Process{}, err
 	}
 	state, err := Load(c)
 	if err != nil {
-		return nil, err
+		return Process{}, err
 	}
+	if state == nil {
+		return Process{}, fmt.Errorf("cluster %s is not up: run cluster up", c.Name)
+	}
+	name, process, err := state.first(node)
 	switch {
-	case state == nil:
-		return nil, fmt.Errorf("cluster %s is not up: run cluster up", c.Name)
-	case !state.Alive():
-		return nil, fmt.Errorf("cluster %s has ended; see %s, then run cluster down and up", c.Name, c.Logs())
+	case err != nil:
+		return Process{}, fmt.Errorf("cluster %s: %w", c.Name, err)
+	case !process.Alive():
+		return Process{}, fmt.Errorf("node %s of cluster %s has ended; see %s, then run cluster down and up", name, c.Name, c.Node(name).Logs())
 	}
-	return state, nil
+	return process, nil
 }
 
-// Run runs a command inside the cluster's node with the caller's stdin, stdout and stderr. A status other than 0 is a
-// sandbox.ExitStatus.
-func Run(ctx context.Context, c layout.Cluster, args []string) error {
+// Where says where a command runs.
+type Where struct {
+	Node string // its name; empty: the first
+	// NetworkOnly: with the machine's files and processes, and only the network of the node.
+	NetworkOnly bool
+}
+
+// Run runs a command with the caller's stdin, stdout and stderr. A status other than 0 is a sandbox.ExitStatus.
+func Run(ctx context.Context, c layout.Cluster, where Where, args []string) error {
 	cmd, err := command(c, args)
 	if err != nil {
 		return err
 	}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	return enter(ctx, c, cmd)
+	return enter(ctx, c, where, cmd)
 }
 
-func enter(ctx context.Context, c layout.Cluster, cmd *exec.Cmd) error {
-	state, err := up(c)
+func enter(ctx context.Context, c layout.Cluster, where Where, cmd *exec.Cmd) error {
+	process, err := first(c, where.Node)
 	if err != nil {
 		return err
 	}
-	return sandbox.Run(ctx, state.First, cmd)
+	namespaces := sandbox.All
+	if where.NetworkOnly {
+		namespaces = sandbox.NetworkOnly
+	}
+	return sandbox.Run(ctx, process.PID, namespaces, cmd)
 }
 
 // command has the tools of the cluster before the caller's in PATH. Tools keep their caches with the cluster, so that nothing is
@@ -73,25 +86,33 @@ func command(c layout.Cluster, args []string) (*exec.Cmd, error) {
 		"PATH="+c.Bin()+":"+os.Getenv("PATH"), "KUBECONFIG="+c.Kubeconfig(), "KUBECACHEDIR="+filepath.Join(c.Run(), "kubectl"),
 		"HELM_CACHE_HOME="+filepath.Join(helm, "cache"), "HELM_CONFIG_HOME="+filepath.Join(helm, "config"),
 		"HELM_DATA_HOME="+filepath.Join(helm, "data"),
-		"CONTAINERD_ADDRESS="+node.Socket, "CONTAINERD_NAMESPACE=k8s.io",
+		"PARTAGE_CLUSTER="+c.Name, "CONTAINERD_ADDRESS="+node.Socket, "CONTAINERD_NAMESPACE=k8s.io",
 	)
 	return cmd, nil
 }
 
-// Reboot reboots the cluster's node and returns when its kubelet has been started. It may be called inside the node.
-func Reboot(ctx context.Context, c layout.Cluster) error {
+// Power turns a node off or on, the first if none is named. After boot.On and boot.Reboot its kubelet has been started. It may be
+// called inside a node, for this node.
+func Power(ctx context.Context, c layout.Cluster, node string, turn boot.Turn) error {
 	if _, err := os.Stat(boot.Switch); err == nil {
-		return boot.Reboot(ctx)
+		own, err := os.Hostname()
+		if err != nil {
+			return fmt.Errorf("find the name of this node: %w", err)
+		}
+		if node != "" && node != own {
+			return fmt.Errorf("%s of node %s: this is inside node %s, which reaches only its own power; run it on the machine", turn, node, own)
+		}
+		return boot.Power(ctx, turn)
 	}
 	self, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("find own program: %w", err)
 	}
-	return Run(ctx, c, []string{self, "--repo", c.Root, "--name", c.Name, "reboot"})
+	return Run(ctx, c, Where{Node: node}, []string{self, "--repo", c.Root, "--name", c.Name, string(turn)})
 }
 
-// LoadImage imports an image archive into the cluster's node.
-func LoadImage(ctx context.Context, c layout.Cluster, archive string) error {
+// LoadImage imports an image archive into a node, or into all when none is named.
+func LoadImage(ctx context.Context, c layout.Cluster, name, archive string) error {
 	path, err := filepath.Abs(archive)
 	if err != nil {
 		return fmt.Errorf("load image %s: %w", archive, err)
@@ -99,8 +120,17 @@ func LoadImage(ctx context.Context, c layout.Cluster, archive string) error {
 	if _, err := os.Stat(path); err != nil {
 		return fmt.Errorf("load image: %w", err)
 	}
-	if err := Run(ctx, c, node.ImportArgs(path)); err != nil {
-		return fmt.Errorf("load image %s: %w", archive, err)
+	nodes := []string{name}
+	if state, err := Load(c); name == "" && err == nil && state != nil {
+		nodes = nil
+		for _, n := range state.Options.Nodes {
+			nodes = append(nodes, n.Name)
+		}
+	}
+	for _, n := range nodes {
+		if err := Run(ctx, c, Where{Node: n}, node.ImportArgs(path)); err != nil {
+			return fmt.Errorf("load image %s: %w", archive, err)
+		}
 	}
 	return nil
 }
@@ -125,7 +155,7 @@ func Status(ctx context.Context, c layout.Cluster, out io.Writer) error {
 	}
 	row("cluster", "%s, %s", c.Name, phase)
 	row("since", "%s (%s)", state.Since.Format(time.DateTime), time.Since(state.Since).Round(time.Second))
-	row("node", "%s", state.Options)
+	row("options", "%s", state.Options)
 	row("kubeconfig", "%s (cluster run -- kubectl …)", c.Kubeconfig())
 	row("logs", "%s", c.Logs())
 	versions, err := toolchain.Versions(c.Repo)
@@ -133,17 +163,14 @@ func Status(ctx context.Context, c layout.Cluster, out io.Writer) error {
 		return err
 	}
 	for _, part := range toolchain.Components {
-		row(part.Name, "%s", versions[part.Module])
+		row(part.Name, "%s", state.Options.version(part.Name, versions[part.Module]))
 	}
-	for _, s := range services(c) {
-		now := fmt.Sprintf("pid %d, %s", s.PID, time.Since(s.Since).Round(time.Second))
-		if s.PID == 0 {
-			now = "not running"
+	for i, n := range state.Options.Nodes {
+		own := c.Node(n.Name)
+		row("node "+n.Name, "first process %d, files in %s", state.First[i].PID, own.Run())
+		for _, s := range services(own) {
+			row("  "+s.Name, "%s", describe(s))
 		}
-		if s.LastExit != "" {
-			now += fmt.Sprintf(", started again %d times, last %s", s.Restarts, s.LastExit)
-		}
-		row("  "+s.Name, "%s", now)
 	}
 	if err := w.Flush(); err != nil {
 		return fmt.Errorf("print status: %w", err)
@@ -156,25 +183,24 @@ func Status(ctx context.Context, c layout.Cluster, out io.Writer) error {
 		return err
 	}
 	cmd.Stdout, cmd.Stderr = out, out
-	return enter(ctx, c, cmd)
+	return enter(ctx, c, Where{}, cmd)
 }
 
-func services(c layout.Cluster) []service.Status {
+func services(n layout.Node) []service.Status {
 	var all []service.Status
-	if b, err := os.ReadFile(c.Services()); err == nil {
+	if b, err := os.ReadFile(n.Services()); err == nil {
 		_ = json.Unmarshal(b, &all) // informs only
 	}
 	return all
 }
 
-// Components returns the names of the logs that there are.
-func Components(c layout.Cluster) ([]string, error) {
-	files, err := filepath.Glob(c.Log("*"))
-	if err != nil {
-		return nil, fmt.Errorf("list logs: %w", err)
+func describe(s service.Status) string {
+	now := fmt.Sprintf("pid %d, %s", s.PID, time.Since(s.Since).Round(time.Second))
+	if s.PID == 0 {
+		now = "not running"
 	}
-	for i, f := range files {
-		files[i] = strings.TrimSuffix(filepath.Base(f), ".log")
+	if s.LastExit != "" {
+		now += fmt.Sprintf(", started again %d times, last %s", s.Restarts, s.LastExit)
 	}
-	return files, nil
+	return now
 }

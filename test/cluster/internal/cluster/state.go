@@ -11,8 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
+	"slices"
 	"time"
 
 	"github.com/google/renameio/v2"
@@ -35,19 +34,16 @@ type State struct {
 	Phase   Phase     `json:"phase"`
 	Since   time.Time `json:"since"`
 	Options Options   `json:"options"`
-	// First is the node's first process as the machine sees it; ticks and boot tell it from a later one of the same id.
-	First int    `json:"first"`
-	Ticks uint64 `json:"ticks"`
-	Boot  string `json:"boot"`
+	// First are the nodes' first processes, in the order of the options.
+	First []Process `json:"first"`
 }
 
-// Options are what a user chooses.
-type Options struct {
-	Machine       string `json:"machine,omitempty"`
-	Node          string `json:"node"`
-	FeatureGates  string `json:"featureGates,omitempty"`
-	RuntimeConfig string `json:"runtimeConfig,omitempty"`
-	SyncFrequency string `json:"syncFrequency,omitempty"`
+// version says which version of a component a cluster with these options has; kubectl is always the usual one.
+func (o Options) version(component, usual string) string {
+	if o.Kubernetes == "" || component != "kubernetes" {
+		return usual
+	}
+	return fmt.Sprintf("v%s (kubectl %s)", o.Kubernetes, usual)
 }
 
 // Load returns the record of a cluster, nil when there is none.
@@ -77,71 +73,19 @@ func (s *State) save(c layout.Cluster) error {
 	return nil
 }
 
-// identify notes which process the first is.
-func (s *State) identify(pid int) error {
-	stat, err := readStat(pid)
-	if err != nil {
-		return err
-	}
-	boot, err := bootID()
-	if err != nil {
-		return err
-	}
-	s.First, s.Ticks, s.Boot = pid, stat.ticks, boot
-	return nil
-}
-
-// Alive says whether the first process still runs.
+// Alive says whether all nodes are.
 func (s *State) Alive() bool {
-	boot, err := bootID()
-	if err != nil || boot != s.Boot {
-		return false
-	}
-	stat, err := readStat(s.First)
-	return err == nil && stat.ticks == s.Ticks && stat.state != "Z" && stat.state != "X"
+	return !slices.ContainsFunc(s.First, func(p Process) bool { return !p.Alive() })
 }
 
-type procStat struct {
-	state string
-	ticks uint64 // since boot, when it started
-}
-
-func readStat(pid int) (procStat, error) {
-	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
-	if err != nil {
-		return procStat{}, fmt.Errorf("look at process %d: %w", pid, err)
+// first returns the name and the first process of a node; without a name, of the cluster's first node.
+func (s *State) first(node string) (string, Process, error) {
+	for i, n := range s.Options.Nodes {
+		if n.Name == node || node == "" {
+			return n.Name, s.First[i], nil
+		}
 	}
-	return parseStat(string(b))
-}
-
-// parseStat reads /proc/PID/stat; the name, in brackets, may hold anything.
-func parseStat(text string) (procStat, error) {
-	const startField = 22 - 3 // counted from the state, which is field 3
-	_, after, ok := cutLast(text, ")")
-	fields := strings.Fields(after)
-	if !ok || len(fields) <= startField {
-		return procStat{}, fmt.Errorf("parse process status %q: too few fields", text)
-	}
-	ticks, err := strconv.ParseUint(fields[startField], 10, 64)
-	if err != nil {
-		return procStat{}, fmt.Errorf("parse process status %q: %w", text, err)
-	}
-	return procStat{state: fields[0], ticks: ticks}, nil
-}
-
-func cutLast(s, sep string) (before, after string, found bool) {
-	if i := strings.LastIndex(s, sep); i >= 0 {
-		return s[:i], s[i+len(sep):], true
-	}
-	return s, "", false
-}
-
-func bootID() (string, error) {
-	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return "", fmt.Errorf("read the boot id: %w", err)
-	}
-	return strings.TrimSpace(string(b)), nil
+	return "", Process{}, fmt.Errorf("there is no node %s; there are %s", node, Names(s.Options.Nodes))
 }
 
 // lock keeps two commands from bringing one cluster up or down together. It is free again when this process ends, however it ends.

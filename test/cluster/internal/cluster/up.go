@@ -9,11 +9,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/partage-dev/partage/test/cluster/internal/boot"
 	"github.com/partage-dev/partage/test/cluster/internal/cgroup"
@@ -26,13 +28,7 @@ import (
 	"github.com/partage-dev/partage/test/cluster/internal/toolchain"
 )
 
-// The node's own networks; nothing outside the node sees them, so every cluster may use the same.
-var (
-	nodeAddress = netip.MustParsePrefix("10.91.0.1/24")
-	podNetwork  = netip.MustParsePrefix("10.92.0.0/24")
-)
-
-// GateCommand and InitCommand are the hidden commands of this program that a node begins with; both take the plan's file.
+// GateCommand and InitCommand are the hidden commands of this program that a node begins with; both take the plan's file and the node's name.
 const (
 	GateCommand = "node-gate"
 	InitCommand = "node-init"
@@ -40,6 +36,7 @@ const (
 
 const (
 	cleanLimit = time.Minute
+	initLog    = "init" // of a node's first process
 	tailLines  = 15
 )
 
@@ -50,7 +47,7 @@ type Upper struct {
 	Progress *progress.Printer
 }
 
-// Up builds what is missing, starts the cluster and returns when its node is ready. A cluster that is up already with the same
+// Up builds what is missing, starts the cluster and returns when its nodes are ready. A cluster that is up already with the same
 // options is a success. On an error, or when ctx ends, everything that was started is ended again.
 func (u Upper) Up(ctx context.Context) error {
 	if err := u.check(); err != nil {
@@ -65,11 +62,11 @@ func (u Upper) Up(ctx context.Context) error {
 	if err != nil || running {
 		return err
 	}
-	sim, err := u.machine()
+	nodes, err := u.nodes()
 	if err != nil {
 		return err
 	}
-	builder := toolchain.Builder{Repo: u.Cluster.Repo, Progress: u.Progress}
+	builder := toolchain.Builder{Repo: u.Cluster.Repo, Progress: u.Progress, Kubernetes: u.Options.Kubernetes}
 	if err := builder.Build(ctx); err != nil {
 		return err
 	}
@@ -79,7 +76,7 @@ func (u Upper) Up(ctx context.Context) error {
 	if err := clean(ctx, u.Cluster); err != nil {
 		return fmt.Errorf("clean up after an earlier run: %w", err)
 	}
-	err = u.start(ctx, sim)
+	err = u.start(ctx, nodes)
 	if err != nil {
 		again, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanLimit)
 		defer cancel()
@@ -106,7 +103,7 @@ func (u Upper) running() (bool, error) {
 	if err != nil || state == nil || state.Phase != Up || !state.Alive() {
 		return false, err
 	}
-	if state.Options != u.Options {
+	if !reflect.DeepEqual(state.Options, u.Options) {
 		return false, fmt.Errorf("cluster %s is up already, with other options (%s; asked for %s): run cluster down first",
 			u.Cluster.Name, state.Options, u.Options)
 	}
@@ -114,36 +111,24 @@ func (u Upper) running() (bool, error) {
 	return true, nil
 }
 
-// String implements fmt.Stringer.
-func (o Options) String() string {
-	s := "node " + o.Node + ", no machine"
-	if o.Machine != "" {
-		s = "node " + o.Node + ", machine " + o.Machine
+// nodes are those of the plan, without their control groups.
+func (u Upper) nodes() ([]boot.Node, error) {
+	var nodes []boot.Node
+	for i, n := range u.Options.Nodes {
+		planned := boot.Node{Host: host(n.Name, i)}
+		if n.Machine != "" {
+			m, err := machine.Find(n.Machine, filepath.Join(u.Cluster.Products(), "gpusim"), i)
+			if err != nil {
+				return nil, err
+			}
+			planned.Machine = &m
+		}
+		nodes = append(nodes, planned)
 	}
-	if o.FeatureGates != "" {
-		s += ", feature gates " + o.FeatureGates
-	}
-	if o.RuntimeConfig != "" {
-		s += ", runtime config " + o.RuntimeConfig
-	}
-	if o.SyncFrequency != "" {
-		s += ", sync frequency " + o.SyncFrequency
-	}
-	return s
+	return nodes, nil
 }
 
-func (u Upper) machine() (*machine.Machine, error) {
-	if u.Options.Machine == "" {
-		return nil, nil //nolint:nilnil // a node without GPUs
-	}
-	m, err := machine.Find(u.Options.Machine, filepath.Join(u.Cluster.Products(), "gpusim"))
-	if err != nil {
-		return nil, err
-	}
-	return &m, nil
-}
-
-func (u Upper) start(ctx context.Context, sim *machine.Machine) (err error) {
+func (u Upper) start(ctx context.Context, nodes []boot.Node) (err error) {
 	if err := errors.Join(os.RemoveAll(u.Cluster.Logs()), os.MkdirAll(u.Cluster.Logs(), 0o755), os.MkdirAll(u.Cluster.Run(), 0o755)); err != nil {
 		return fmt.Errorf("make the cluster's folders: %w", err)
 	}
@@ -151,57 +136,95 @@ func (u Upper) start(ctx context.Context, sim *machine.Machine) (err error) {
 	if err != nil {
 		return fmt.Errorf("list images: %w", err)
 	}
-	groups, err := cgroup.Create(u.Cluster.ID())
-	if err != nil {
+	for i := range nodes {
+		if nodes[i].Groups, err = cgroup.Create(u.Cluster.ID(), nodes[i].Name); err != nil {
+			return err
+		}
+	}
+	plan := boot.Plan{
+		Root: u.Cluster.Root, Cluster: u.Cluster.Name, Network: nodeNetwork, Nodes: nodes, Images: archives,
+		Kubernetes: u.Options.Kubernetes, FeatureGates: u.Options.FeatureGates, RuntimeConfig: u.Options.RuntimeConfig,
+		SyncFrequency: u.Options.SyncFrequency, NodeGrace: u.Options.NodeGrace,
+	}
+	if err := plan.Write(); err != nil {
 		return err
 	}
-	planFile := filepath.Join(u.Cluster.Run(), "plan.json")
-	plan, err := json.MarshalIndent(boot.Plan{
-		Root: u.Cluster.Root, Cluster: u.Cluster.Name, Node: u.Options.Node, Address: nodeAddress, Pods: podNetwork, Machine: sim,
-		Groups: groups, Images: archives, FeatureGates: u.Options.FeatureGates, RuntimeConfig: u.Options.RuntimeConfig,
-		SyncFrequency: u.Options.SyncFrequency,
-	}, "", "  ")
-	if err != nil {
-		return fmt.Errorf("encode the node's plan: %w", err)
-	}
-	if err := os.WriteFile(planFile, plan, 0o600); err != nil {
-		return fmt.Errorf("write the node's plan: %w", err)
-	}
-	log, err := os.OpenFile(u.Cluster.Log("init"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644) // for reading
-	if err != nil {
-		return fmt.Errorf("open the node's log: %w", err)
-	}
-	defer log.Close()
 	u.Progress.Printf("starting cluster %s (%s)", u.Cluster.Name, u.Options)
-	first, err := sandbox.Start(groups, []string{GateCommand, planFile}, log)
-	if err != nil {
-		return err
-	}
+	var firsts []*sandbox.Process
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, first.Kill())
+			err = errors.Join(err, forAll(firsts, (*sandbox.Process).Kill))
 		}
 	}()
-	state := &State{Phase: Starting, Since: time.Now(), Options: u.Options}
-	if err := errors.Join(state.identify(first.PID), state.save(u.Cluster)); err != nil {
+	for _, n := range nodes {
+		first, err := u.launch(n)
+		if err != nil {
+			return err
+		}
+		firsts = append(firsts, first)
+	}
+	if err := u.release(ctx, firsts); err != nil {
 		return err
 	}
-	if err := u.follow(ctx, first); err != nil {
+	u.Progress.Printf("ready: %s; kubeconfig %s", Names(u.Options.Nodes), u.Cluster.Kubeconfig())
+	return nil
+}
+
+// launch starts the first process of a node, which waits at its gate.
+func (u Upper) launch(n boot.Node) (*sandbox.Process, error) {
+	log, err := os.OpenFile(u.Cluster.Node(n.Name).Log(initLog), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644) // for reading
+	if err != nil {
+		return nil, fmt.Errorf("open the log of node %s: %w", n.Name, err)
+	}
+	defer log.Close()
+	return sandbox.Start(n.Groups, []string{GateCommand, u.Cluster.Plan(), n.Name}, log)
+}
+
+// release connects the nodes, opens their gates, and returns when all are ready and outlive this process.
+func (u Upper) release(ctx context.Context, firsts []*sandbox.Process) error {
+	state := &State{Phase: Starting, Since: time.Now(), Options: u.Options}
+	for i, first := range firsts {
+		if i > 0 {
+			if err := sandbox.Connect(firsts[0], first, i); err != nil {
+				return err
+			}
+		}
+		process, err := identify(first.PID)
+		if err != nil {
+			return err
+		}
+		state.First = append(state.First, process)
+	}
+	if err := state.save(u.Cluster); err != nil {
+		return err
+	}
+	if err := forAll(firsts, (*sandbox.Process).Open); err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	for i, first := range firsts {
+		group.Go(func() error { return u.follow(ctx, first, u.Options.Nodes[i].Name) })
+	}
+	if err := group.Wait(); err != nil {
 		return err
 	}
 	state.Phase = Up
 	if err := state.save(u.Cluster); err != nil {
 		return err
 	}
-	if err := first.Detach(); err != nil {
-		return err
-	}
-	u.Progress.Printf("node %s ready; kubeconfig %s", u.Options.Node, u.Cluster.Kubeconfig())
-	return nil
+	return forAll(firsts, (*sandbox.Process).Detach)
 }
 
-// follow prints what the node's first process reports, until it is ready.
-func (u Upper) follow(ctx context.Context, first *sandbox.Process) error {
+func forAll(firsts []*sandbox.Process, do func(*sandbox.Process) error) error {
+	var failed error
+	for _, first := range firsts {
+		failed = errors.Join(failed, do(first))
+	}
+	return failed
+}
+
+// follow prints what a node's first process reports, until it is ready.
+func (u Upper) follow(ctx context.Context, first *sandbox.Process, node string) error {
 	stop := context.AfterFunc(ctx, func() { _ = first.Events.Close() })
 	defer stop()
 	defer first.Events.Close()
@@ -213,11 +236,11 @@ func (u Upper) follow(ctx context.Context, first *sandbox.Process) error {
 		case ctx.Err() != nil:
 			return fmt.Errorf("bring the cluster up: %w", context.Cause(ctx))
 		case errors.Is(err, io.EOF):
-			return u.explain("the node's first process ended without a word", u.Cluster.Log("init"))
+			return u.explain(node, "its first process ended without a word", u.Cluster.Node(node).Log(initLog))
 		case err != nil:
-			return fmt.Errorf("read the node's reports: %w", err)
+			return fmt.Errorf("read the reports of node %s: %w", node, err)
 		case e.Error != "":
-			return u.explain(e.Error, e.Log)
+			return u.explain(node, e.Error, e.Log)
 		case e.Ready:
 			return nil
 		default:
@@ -227,14 +250,11 @@ func (u Upper) follow(ctx context.Context, first *sandbox.Process) error {
 }
 
 // explain prints the end of the log that says why, if there is one.
-func (u Upper) explain(message, log string) error {
-	if log == "" {
-		return errors.New(message)
-	}
+func (u Upper) explain(node, message, log string) error {
 	if tail := service.Tail(log, tailLines); tail != "" {
 		u.Progress.Plain(fmt.Sprintf("--- end of %s\n%s\n---\n", log, tail))
 	}
-	return errors.New(message)
+	return fmt.Errorf("node %s: %s", node, message)
 }
 
 // BuildImages builds the images of the checkout. With skip, the driver's is only mentioned when its programs are not built, and

@@ -16,8 +16,8 @@ import (
 // The images that every cluster has.
 const (
 	Pause  = "registry.local/pause:1"
-	Plugin = "partage.dev/gpu-kubelet-plugin:dev"
-	Demo   = "partage.dev/demo:dev"
+	Plugin = "partage.invalid/gpu-kubelet-plugin:dev"
+	Demo   = "partage.invalid/demo:dev"
 )
 
 // ErrMissing says that an image cannot be built because something it is made of is not there.
@@ -59,11 +59,11 @@ func pause(bin string) (Image, error) {
 	return Image{Entrypoint: []string{"/pause"}, Layer: l}, nil
 }
 
-// plugin is the driver's image: its programs, the container hook that it installs on the node, and the libraries of all.
+// plugin is the driver's image: its programs, the container hooks that it installs on the node, and the libraries of all.
 func plugin(bin string) (Image, error) {
 	l := NewLayer()
 	l.Dir("/tmp", 0o1777)
-	for _, name := range []string{"gpu-kubelet-plugin", "mps-supervisor", "nvidia-cdi-hook"} {
+	for _, name := range []string{"gpu-kubelet-plugin", "mps-supervisor", "partage-hook", "nvidia-cdi-hook"} {
 		src := filepath.Join(bin, name)
 		if !exists(src) {
 			return Image{}, fmt.Errorf("%w: %s (run make build)", ErrMissing, src)

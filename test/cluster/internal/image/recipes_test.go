@@ -26,7 +26,8 @@ func TestRecipesMissAProgram(t *testing.T) {
 	}{
 		"plugin":     {plugin, folder(), "gpu-kubelet-plugin (run make build)"},
 		"supervisor": {plugin, folder("gpu-kubelet-plugin"), "mps-supervisor (run make build)"},
-		"hook":       {plugin, folder("gpu-kubelet-plugin", "mps-supervisor"), "nvidia-cdi-hook (run make build)"},
+		"hook":       {plugin, folder("gpu-kubelet-plugin", "mps-supervisor"), "partage-hook (run make build)"},
+		"NVIDIA's":   {plugin, folder("gpu-kubelet-plugin", "mps-supervisor", "partage-hook"), "nvidia-cdi-hook (run make build)"},
 		"client":     {demo, folder(), "cuda-client (run make gpusim)"},
 		"pause":      {pause, filepath.Join(t.TempDir(), "pause"), "pause (run cluster build)"},
 	} {

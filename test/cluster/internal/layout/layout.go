@@ -47,6 +47,9 @@ func Find(from ...string) (Repo, error) {
 // Module is the Go module that pins every part of the cluster.
 func (r Repo) Module() string { return filepath.Join(r.Root, "test", "cluster") }
 
+// Versions holds a module file for every other version of Kubernetes that a cluster can have.
+func (r Repo) Versions() string { return filepath.Join(r.Module(), "versions") }
+
 // Products is where the project's own programs are built to.
 func (r Repo) Products() string { return filepath.Join(r.Root, "bin") }
 
@@ -54,6 +57,11 @@ func (r Repo) output() string { return filepath.Join(r.Root, "_output", "cluster
 
 // Bin holds the programs of the cluster.
 func (r Repo) Bin() string { return filepath.Join(r.output(), "bin") }
+
+// Kubernetes holds the programs of another version of Kubernetes.
+func (r Repo) Kubernetes(version string) string {
+	return filepath.Join(r.output(), "kubernetes", version)
+}
 
 // CNI holds the network plugins, apart from Bin because containerd looks them up by plain names.
 func (r Repo) CNI() string { return filepath.Join(r.Bin(), "cni") }
@@ -100,7 +108,7 @@ func (c Cluster) Run() string { return filepath.Join(c.output(), "run", c.Name) 
 // Logs stay after the cluster is down, until it is next brought up.
 func (c Cluster) Logs() string { return filepath.Join(c.output(), "log", c.Name) }
 
-// Log is the log of one component.
+// Log is the log of a component of the control plane.
 func (c Cluster) Log(component string) string { return filepath.Join(c.Logs(), component+".log") }
 
 // Lock is held while the cluster is being brought up or down.
@@ -109,11 +117,14 @@ func (c Cluster) Lock() string { return filepath.Join(c.output(), "lock-"+c.Name
 // State is the record of the running cluster.
 func (c Cluster) State() string { return filepath.Join(c.Run(), "state.json") }
 
-// Services is where the cluster's first process says what runs.
-func (c Cluster) Services() string { return filepath.Join(c.Run(), "services.json") }
+// Plan is what the nodes' first processes are told.
+func (c Cluster) Plan() string { return filepath.Join(c.Run(), "plan.json") }
 
 // PKI holds keys and certificates.
 func (c Cluster) PKI() string { return filepath.Join(c.Run(), "pki") }
+
+// ControlPlane holds the control plane's data.
+func (c Cluster) ControlPlane() string { return filepath.Join(c.Run(), "control-plane") }
 
 // Kubeconfig is the administrator's; it works inside the cluster's namespaces.
 func (c Cluster) Kubeconfig() string {
@@ -122,3 +133,27 @@ func (c Cluster) Kubeconfig() string {
 	}
 	return filepath.Join(c.output(), "kubeconfig-"+c.Name)
 }
+
+// Node is what belongs to one node of a cluster.
+type Node struct {
+	Cluster
+	Name string
+}
+
+// Node returns the paths of a node.
+func (c Cluster) Node(name string) Node { return Node{Cluster: c, Name: name} }
+
+// Run holds what lives as long as the node does.
+func (n Node) Run() string { return filepath.Join(n.Cluster.Run(), "nodes", n.Name) }
+
+// Disk holds what the node writes to its disks.
+func (n Node) Disk() string { return filepath.Join(n.Run(), "disk") }
+
+// Services is where the node's first process says what runs.
+func (n Node) Services() string { return filepath.Join(n.Run(), "services.json") }
+
+// Logs stay as long as the cluster's.
+func (n Node) Logs() string { return filepath.Join(n.Cluster.Logs(), n.Name) }
+
+// Log is the log of a component of the node.
+func (n Node) Log(component string) string { return filepath.Join(n.Logs(), component+".log") }

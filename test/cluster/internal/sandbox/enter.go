@@ -25,24 +25,32 @@ type ExitStatus int
 // Error implements error.
 func (e ExitStatus) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
 
-// the mount namespace comes last, the paths of the others are the machine's.
-var entered = []struct {
+// Namespace is one kind of a node's namespaces.
+type Namespace struct {
 	file string
 	flag int
-}{
-	{"cgroup", unix.CLONE_NEWCGROUP}, {"ipc", unix.CLONE_NEWIPC}, {"uts", unix.CLONE_NEWUTS},
-	{"net", unix.CLONE_NEWNET}, {"pid", unix.CLONE_NEWPID}, {"mnt", unix.CLONE_NEWNS},
 }
 
-// Run runs cmd inside the namespaces of the node whose first process is pid, and returns when it has ended. Its Path need not be
+var network = Namespace{"net", unix.CLONE_NEWNET}
+
+// All are a node's namespaces. That of mounts comes last, the paths of the others are the machine's.
+var All = []Namespace{
+	{"cgroup", unix.CLONE_NEWCGROUP}, {"ipc", unix.CLONE_NEWIPC}, {"uts", unix.CLONE_NEWUTS},
+	network, {"pid", unix.CLONE_NEWPID}, {"mnt", unix.CLONE_NEWNS},
+}
+
+// NetworkOnly leaves a command the machine's files and processes.
+var NetworkOnly = []Namespace{network}
+
+// Run runs cmd inside namespaces of the node whose first process is pid, and returns when it has ended. Its Path need not be
 // set, Args[0] is looked up inside. The command stays in the caller's session, so terminals work as usual. A status other than
 // 0 is an ExitStatus; for a signal, 128 and its number.
-func Run(ctx context.Context, pid int, cmd *exec.Cmd) error {
+func Run(ctx context.Context, pid int, namespaces []Namespace, cmd *exec.Cmd) error {
 	result := make(chan error, 1)
 	go func() {
 		// Never unlocked: the thread, which is in the node's namespaces now, ends with the goroutine.
 		runtime.LockOSThread()
-		if err := enter(pid); err != nil {
+		if err := enter(pid, namespaces); err != nil {
 			result <- err
 			return
 		}
@@ -55,9 +63,9 @@ func Run(ctx context.Context, pid int, cmd *exec.Cmd) error {
 }
 
 // enter moves the calling thread. Only its children are in the node's pid namespace.
-func enter(pid int) error {
-	fds := make([]int, len(entered))
-	for i, ns := range entered {
+func enter(pid int, namespaces []Namespace) error {
+	fds := make([]int, len(namespaces))
+	for i, ns := range namespaces {
 		fd, err := unix.Open(fmt.Sprintf("/proc/%d/ns/%s", pid, ns.file), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return fmt.Errorf("open the %s namespace of process %d: %w", ns.file, pid, err)
@@ -69,7 +77,7 @@ func enter(pid int) error {
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return fmt.Errorf("separate a thread's folders: %w", err)
 	}
-	for i, ns := range entered {
+	for i, ns := range namespaces {
 		if err := unix.Setns(fds[i], ns.flag); err != nil {
 			return fmt.Errorf("enter the %s namespace of process %d: %w", ns.file, pid, err)
 		}

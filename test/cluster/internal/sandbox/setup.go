@@ -17,10 +17,9 @@ import (
 
 // Spec is what the inside of a node's namespaces looks like.
 type Spec struct {
-	Hostname string
-	Scratch  string // folder on the machine for what the node writes to its disks; emptied by whoever made it
-	Groups   cgroup.Groups
-	Network  Network
+	Scratch string // folder on the machine for what the node writes to its disks; emptied by the caller
+	Groups  cgroup.Groups
+	Network Network
 }
 
 // Setup makes the namespaces into a node. It is called once by the first process, before anything else runs in them.
@@ -30,11 +29,11 @@ func Setup(s Spec) error {
 		do   func() error
 	}{
 		{"separate the mounts", separateMounts},
-		{"set the host name", func() error { return unix.Sethostname([]byte(s.Hostname)) }},
+		{"set the host name", func() error { return unix.Sethostname([]byte(s.Network.Self.Name)) }},
 		{"make private folders", s.folders},
 		{"mount the control groups", s.cgroups},
 		{"make the network", s.Network.setup},
-		{"name the node", s.hosts},
+		{"name the nodes", s.hosts},
 	}
 	for _, step := range steps {
 		if err := step.do(); err != nil {
@@ -131,7 +130,11 @@ func (s Spec) hosts() error {
 	if err != nil {
 		return err
 	}
-	if _, err = fmt.Fprintf(f, "\n%s\t%s\n", s.Network.Node.Addr(), s.Hostname); err != nil {
+	lines := "\n"
+	for _, h := range append([]Host{s.Network.Self}, s.Network.Peers...) {
+		lines += fmt.Sprintf("%s\t%s\n", h.Address, h.Name)
+	}
+	if _, err = f.WriteString(lines); err != nil {
 		return errors.Join(err, f.Close())
 	}
 	return f.Close()

@@ -5,8 +5,8 @@
 // device names without touching the machine, and so that ending one process ends all of it.
 //
 // A node's first process goes through two programs: the caller starts "gate" in new namespaces, moves it into the node's
-// control groups and opens the gate; gate then takes a control group namespace, which the kernel roots where the process
-// is, and becomes "init", the node's PID 1.
+// control groups, connects its network to other nodes', and opens the gate; gate then takes a control group namespace, which
+// the kernel roots where the process is, and becomes "init", the node's PID 1.
 package sandbox
 
 import (
@@ -35,7 +35,7 @@ type Process struct {
 	done   chan struct{}
 }
 
-// Start runs this program again, with the arguments, as the gate of new namespaces. Its errors go to log.
+// Start runs this program again, with the arguments, as the gate of new namespaces, which waits for Open. Its errors go to log.
 // It dies with the caller until Detach.
 func Start(groups cgroup.Groups, gateArgs []string, log *os.File) (*Process, error) {
 	self, err := os.Executable()
@@ -68,10 +68,15 @@ func Start(groups cgroup.Groups, gateArgs []string, log *os.File) (*Process, err
 	if err := groups.Add(p.PID); err != nil {
 		return nil, errors.Join(err, p.Kill())
 	}
-	if _, err := gateIn.WriteString(opened); err != nil {
-		return nil, errors.Join(fmt.Errorf("open the gate: %w", err), p.Kill())
-	}
 	return p, nil
+}
+
+// Open lets the process go on and become the node's first.
+func (p *Process) Open() error {
+	if _, err := p.gate.WriteString(opened); err != nil {
+		return fmt.Errorf("open the gate: %w", err)
+	}
+	return nil
 }
 
 const (

@@ -6,6 +6,7 @@ package toolchain
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -18,6 +19,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/google/renameio/v2"
 
 	"github.com/partage-dev/partage/test/cluster/internal/layout"
 	"github.com/partage-dev/partage/test/cluster/internal/progress"
@@ -32,6 +35,8 @@ type Builder struct {
 	Progress *progress.Printer
 	Parallel int      // as in go build -p; 0: all processors
 	Only     []string // names of parts; none means all
+	// Kubernetes is another version that is built as well, as Kubernetes returns it; empty: none.
+	Kubernetes string
 }
 
 // Build brings all programs up to date, or those of the named parts. A step whose inputs have not changed since it last ran is skipped
@@ -41,7 +46,7 @@ func (b Builder) Build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	all, err := b.selected(steps(b.Repo, versions))
+	all, err := b.selected(append(steps(b.Repo, versions), kubernetesSteps(b.Repo, b.Kubernetes)...))
 	if err != nil {
 		return err
 	}
@@ -63,7 +68,7 @@ func (b Builder) Build(ctx context.Context) error {
 	if err := Check(ctx, todo...); err != nil {
 		return err
 	}
-	b.Progress.Printf("building %d of the cluster's %d parts; from cold caches on two processors all of them take about seven minutes", len(todo), len(all))
+	b.Progress.Printf("building %d of the cluster's %d parts; from cold caches on two processors all of them take about seven minutes, and so does another version of Kubernetes", len(todo), len(all))
 	for i, s := range todo {
 		start := time.Now()
 		label := fmt.Sprintf("build %d/%d %s", i+1, len(todo), s.name)
@@ -94,20 +99,30 @@ func (b Builder) selected(all []step) ([]step, error) {
 	return chosen, nil
 }
 
+// module returns the folder of the module that a step builds, and its file without .mod.
+func (b Builder) module(s step) (dir, file string) {
+	return cmp.Or(s.dir, b.Repo.Module()), cmp.Or(s.mod, "go")
+}
+
+// modFlag is the argument of go that names another module file than go.mod.
+func modFlag(s step) []string {
+	if s.mod == "" {
+		return nil
+	}
+	return []string{"-modfile=" + s.mod + ".mod"}
+}
+
 func (b Builder) args(s step) []string {
 	args := []string{"build", "-trimpath", "-v", "-ldflags", s.ldflags, "-o", s.out + string(filepath.Separator)}
 	if s.tags != "" {
 		args = append(args, "-tags", s.tags)
 	}
-	if b.Parallel > 0 {
-		args = append(args, "-p", fmt.Sprint(b.Parallel))
-	}
-	return append(args, s.packages...)
+	return slices.Concat(args, modFlag(s), s.packages)
 }
 
 func (b Builder) command(ctx context.Context, s step, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "go", args...)
-	cmd.Dir = b.Repo.Module()
+	cmd.Dir, _ = b.module(s)
 	cmd.Env = append(os.Environ(), "GOFLAGS=-buildvcs=false", "GOWORK=off", "GOOS=linux", "GOARCH="+runtime.GOARCH, "CGO_ENABLED=0")
 	if s.cgo {
 		cmd.Env = append(cmd.Env, "CGO_ENABLED=1")
@@ -124,14 +139,18 @@ func (b Builder) run(ctx context.Context, s step, label string) error {
 	total := 0
 	if len(s.links) > 0 { // the long one: worth counting
 		b.Progress.Printf("%s: fetching modules", label)
-		out, err := b.command(ctx, s, append([]string{"list", "-deps"}, s.packages...)...).Output()
+		out, err := b.command(ctx, s, slices.Concat([]string{"list", "-deps"}, modFlag(s), s.packages)...).Output()
 		if err != nil {
 			return describe(err)
 		}
 		total = bytes.Count(out, []byte("\n"))
 	}
 	b.Progress.Printf("%s: started", label)
-	cmd := b.command(ctx, s, b.args(s)...)
+	args := b.args(s)
+	if b.Parallel > 0 { // not in args: it changes nothing in the outcome
+		args = slices.Insert(args, 1, "-p", fmt.Sprint(b.Parallel))
+	}
+	cmd := b.command(ctx, s, args...)
 	stderr, err := cmd.StderrPipe()
 	if err != nil {
 		return fmt.Errorf("make a pipe: %w", err)
@@ -180,7 +199,8 @@ func (b Builder) finish(s step, stamp string) error {
 			return fmt.Errorf("link a program: %w", err)
 		}
 	}
-	if err := os.WriteFile(b.stampFile(s), []byte(stamp), 0o644); err != nil { //nolint:gosec // no secret
+	// A new file, in case it is linked to that of another checkout.
+	if err := renameio.WriteFile(b.stampFile(s), []byte(stamp), 0o644); err != nil {
 		return fmt.Errorf("note that a step is done: %w", err)
 	}
 	return nil
@@ -207,9 +227,10 @@ func (b Builder) current(s step, stamp string) bool {
 func (b Builder) stamp(s step) (string, error) {
 	h := sha256.New()
 	fmt.Fprintln(h, runtime.GOARCH, runtime.Version(), s.cgo, b.args(s))
-	files := []string{"go.mod", "go.sum"}
+	module, mod := b.module(s)
+	files := []string{mod + ".mod", mod + ".sum"}
 	for _, dir := range s.sources {
-		more, err := filepath.Glob(filepath.Join(b.Repo.Module(), dir, "*.go"))
+		more, err := filepath.Glob(filepath.Join(module, dir, "*.go"))
 		if err != nil {
 			return "", fmt.Errorf("list sources: %w", err)
 		}
@@ -218,7 +239,7 @@ func (b Builder) stamp(s step) (string, error) {
 		}
 	}
 	for _, f := range files {
-		content, err := os.ReadFile(filepath.Join(b.Repo.Module(), f))
+		content, err := os.ReadFile(filepath.Join(module, f))
 		if err != nil {
 			return "", fmt.Errorf("read sources: %w", err)
 		}

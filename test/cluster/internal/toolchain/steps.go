@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/mod/modfile"
@@ -26,11 +27,16 @@ type step struct {
 	programs []string // what it leaves in out
 	links    []string // other names of the one program
 	sources  []string // folders of the module that are compiled, beside what go.sum pins
+	dir      string   // of the module; empty: that of the cluster
+	mod      string   // name of the module's file without .mod; empty: go
 }
 
 const kubeModule = "k8s.io/kubernetes"
 
-var kubePrograms = []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl", "etcd"}
+var (
+	versionedPrograms = []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet"}
+	kubePrograms      = append(slices.Clone(versionedPrograms), "kubectl", "etcd")
+)
 
 // steps are in the order of building: the first fills the build cache for the rest.
 func steps(repo layout.Repo, versions map[string]string) []step {
@@ -94,6 +100,20 @@ var Components = []Component{
 // Versions returns the version of every module that the cluster is built from, by module path.
 func Versions(repo layout.Repo) (map[string]string, error) {
 	file := filepath.Join(repo.Module(), "go.mod")
+	versions, err := required(file)
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range Components {
+		if versions[c.Module] == "" {
+			return nil, fmt.Errorf("read pinned versions: %s does not require %s", file, c.Module)
+		}
+	}
+	return versions, nil
+}
+
+// required returns the versions that a go.mod file requires, by module path.
+func required(file string) (map[string]string, error) {
 	b, err := os.ReadFile(file)
 	if err != nil {
 		return nil, fmt.Errorf("read pinned versions: %w", err)
@@ -105,11 +125,6 @@ func Versions(repo layout.Repo) (map[string]string, error) {
 	versions := map[string]string{}
 	for _, r := range mod.Require {
 		versions[r.Mod.Path] = r.Mod.Version
-	}
-	for _, c := range Components {
-		if versions[c.Module] == "" {
-			return nil, fmt.Errorf("read pinned versions: %s does not require %s", file, c.Module)
-		}
 	}
 	return versions, nil
 }

@@ -52,7 +52,7 @@ func initialize(ctx context.Context, shared string) (*program, error) {
 	here := cuda.Here(m, at.Root)
 	pipe := mps.PipeDirectory()
 	client, err := mps.Connect(ctx, mps.ClientOptions{
-		Pipe: pipe, Shared: shared, Here: here,
+		Pipe: pipe, Shared: shared, Here: here, Root: at.Root,
 		Visible: variable(mps.VisibleVariable), Percentage: variable(mps.PercentageVariable), Memory: variable(mps.MemoryVariable),
 	})
 	switch {

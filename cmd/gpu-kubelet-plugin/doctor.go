@@ -1,0 +1,100 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/partage-dev/partage/pkg/command"
+	"github.com/partage-dev/partage/pkg/exposure"
+	"github.com/partage-dev/partage/pkg/host"
+	"github.com/partage-dev/partage/pkg/mps/process"
+	"github.com/partage-dev/partage/pkg/plugin"
+)
+
+// exposureCheck finds out whether containers without a claim can have the GPUs of this
+// machine, if it has any. The parent is the process that started this container.
+func exposureCheck(roots host.Roots, proc string, parent int) plugin.ExposureCheck {
+	return func(handlers []string) (exposure.Finding, error) {
+		if gpus, err := roots.NVIDIAGPUs(); err == nil && len(gpus) == 0 {
+			return exposure.Finding{}, nil
+		}
+		return exposure.Node{Proc: proc, Parent: parent, Handlers: handlers}.Look()
+	}
+}
+
+func doctorCommand(c *config, stdout io.Writer) *cli.Command {
+	return &cli.Command{
+		Name:  "doctor",
+		Usage: "say whether containers without a claim can have this node's GPUs, and fail if they can; for kubectl exec in the plugin's pod",
+		Action: command.NoArguments(func(ctx context.Context, _ *cli.Command) error {
+			return examine(ctx, c, "/proc", c.starter(ctx, os.Getppid()), stdout)
+		}),
+	}
+}
+
+// starter returns the process that started this container: the parent of the plugin, which
+// serves on the health socket. The own parent may be a runtime that waits for what kubectl
+// exec runs, as with CRI-O; it is the answer where no plugin serves.
+func (c *config) starter(ctx context.Context, parent int) int {
+	plugin, err := process.Peer(ctx, c.process.HealthSocket)
+	if err != nil {
+		return parent
+	}
+	starter, err := process.Parent(plugin)
+	if err != nil {
+		return parent
+	}
+	return starter
+}
+
+// errExposed follows what was found.
+var errExposed = errors.New("containers can have GPUs without a claim")
+
+func examine(ctx context.Context, c *config, proc string, parent int, out io.Writer) error {
+	if err := errors.Join(c.validateRoots(), c.validateNodeName(), c.validateClient()); err != nil {
+		return err
+	}
+	handlers, err := c.runtimeHandlers(ctx)
+	if err != nil {
+		return err
+	}
+	finding, err := exposureCheck(c.roots(), proc, parent)(handlers)
+	if err != nil {
+		return err
+	}
+	runtime := finding.Runtime
+	if runtime == "" {
+		runtime = "not looked for: there are no NVIDIA GPUs"
+	}
+	_, err = fmt.Fprintf(out, "container runtime: %s\nhandlers for RuntimeClasses: %s\n%s.\n", runtime, strings.Join(handlers, " "), finding.Text())
+	if err == nil && finding.Open() {
+		err = errExposed
+	}
+	return err
+}
+
+// runtimeHandlers asks the API server for those of the node.
+func (c *config) runtimeHandlers(ctx context.Context) ([]string, error) {
+	clients, err := c.kubeClients()
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	node, err := clients.main.CoreV1().Nodes().Get(ctx, c.nodeName, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("read the handlers of the container runtime of node %s: %w", c.nodeName, err)
+	}
+	return plugin.RuntimeHandlers(node), nil
+}

@@ -1,0 +1,64 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package hook
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+)
+
+const commands = MPSClientCommand + ", " + SoftwareLimitsCommand
+
+// Run does what the arguments after the program's name ask for. input is what the
+// runtime writes to hooks. An error means that the container must not start.
+func Run(ctx context.Context, args []string, input io.Reader) error {
+	if len(args) == 0 {
+		return errors.New("no command is given: want one of " + commands)
+	}
+	name, args := args[0], args[1:]
+	switch name {
+	case MPSClientCommand:
+		return runMPSClient(ctx, args, input)
+	case SoftwareLimitsCommand:
+		if err := parse(newFlags(name), args); err != nil {
+			return err
+		}
+		return CheckSoftwareLimits(input)
+	}
+	return fmt.Errorf("unknown command %s: want one of %s", quote(name), commands)
+}
+
+func runMPSClient(ctx context.Context, args []string, input io.Reader) error {
+	flags := newFlags(MPSClientCommand)
+	control := flags.String(ControlFlag, "", "path of the MPS control daemon's socket on the host")
+	session := flags.String(SessionFlag, "", "name of the MPS session, for messages")
+	if err := parse(flags, args); err != nil {
+		return err
+	}
+	if *control == "" || *session == "" {
+		return fmt.Errorf("%s: want --%s and --%s", MPSClientCommand, ControlFlag, SessionFlag)
+	}
+	return CheckMPSClient(ctx, input, *control, *session)
+}
+
+// newFlags returns flags that come from arguments only.
+func newFlags(command string) *flag.FlagSet {
+	flags := flag.NewFlagSet(command, flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	return flags
+}
+
+// parse refuses arguments that are not flags.
+func parse(flags *flag.FlagSet, args []string) error {
+	if err := flags.Parse(args); err != nil {
+		return fmt.Errorf("%s: %w", flags.Name(), err)
+	}
+	if flags.NArg() > 0 {
+		return fmt.Errorf("%s: unknown argument %s", flags.Name(), quote(flags.Arg(0)))
+	}
+	return nil
+}

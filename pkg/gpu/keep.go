@@ -1,0 +1,47 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package gpu
+
+import "slices"
+
+// Keeping returns the node with those GPUs of an earlier one that it lacks, as the
+// earlier one knew them, and the PCI addresses of these GPUs in order. A GPU that
+// breaks or falls off the bus must not take devices with it that may be allocated. If the
+// GPU is at another address now, what is left at this one has no UUID.
+//
+// The earlier node may be nil. Neither node changes.
+func (n *Node) Keeping(earlier *Node) (all *Node, kept []string) {
+	merged := *n
+	merged.GPUs = slices.Clone(n.GPUs)
+	if earlier != nil {
+		for _, g := range earlier.GPUs {
+			if !n.Has(g.PCIAddress) {
+				if n.hasUUID(g.UUID) {
+					g.UUID = ""
+				}
+				merged.GPUs = append(merged.GPUs, g)
+				kept = append(kept, g.PCIAddress)
+			}
+		}
+	}
+	slices.SortFunc(merged.GPUs, func(a, b GPU) int { return ComparePCIAddresses(a.PCIAddress, b.PCIAddress) })
+	return &merged, SortPCIAddresses(kept)
+}
+
+// Has reports whether the node has a GPU at this PCI address that is not broken.
+func (n *Node) Has(pciAddress string) bool {
+	return slices.ContainsFunc(n.GPUs, func(g GPU) bool { return g.PCIAddress == pciAddress })
+}
+
+func (n *Node) hasUUID(uuid string) bool {
+	return slices.ContainsFunc(n.GPUs, func(g GPU) bool { return g.UUID == uuid })
+}
+
+// Without returns the node without the GPUs at these PCI addresses. The node does not
+// change.
+func (n *Node) Without(pciAddresses ...string) *Node {
+	rest := *n
+	rest.GPUs = slices.DeleteFunc(slices.Clone(n.GPUs), func(g GPU) bool { return slices.Contains(pciAddresses, g.PCIAddress) })
+	return &rest
+}

@@ -1,0 +1,66 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package gpu
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// TestKeeping: GPUs that are missing stay as they were, and the others are as they
+// are now.
+func TestKeeping(t *testing.T) {
+	node := func(version string, minor int, addresses ...string) *Node {
+		n := &Node{DriverVersion: version}
+		for _, address := range addresses {
+			n.GPUs = append(n.GPUs, GPU{PCIAddress: address, Minor: minor})
+		}
+		return n
+	}
+	const a, b, c, long = "0000:1b:00.0", "0000:28:00.0", "0000:35:00.0", "10000:01:00.0"
+	earlier, now := node("580", 1, a, b, long), node("590", 2, b, c)
+	now.Broken = []Broken{{PCIAddress: a}}
+	all, kept := now.Keeping(earlier)
+	if diff := cmp.Diff([]string{a, long}, kept); diff != "" {
+		t.Errorf("kept (-want +got):\n%s", diff)
+	}
+	want := &Node{DriverVersion: "590", Broken: now.Broken, GPUs: []GPU{
+		{PCIAddress: a, Minor: 1}, {PCIAddress: b, Minor: 2}, {PCIAddress: c, Minor: 2}, {PCIAddress: long, Minor: 1},
+	}}
+	if diff := cmp.Diff(want, all); diff != "" {
+		t.Errorf("GPUs (-want +got):\n%s", diff)
+	}
+	if len(now.GPUs) != 2 || len(earlier.GPUs) != 3 {
+		t.Error("a node changed")
+	}
+	for name, earlier := range map[string]*Node{"none": nil, "itself": now, "empty": {}} {
+		if all, kept := now.Keeping(earlier); len(kept) > 0 || len(all.GPUs) != 2 {
+			t.Errorf("%s: kept %v", name, kept)
+		}
+	}
+	if rest := all.Without(a, c); !cmp.Equal(rest, &Node{DriverVersion: "590", Broken: now.Broken, GPUs: []GPU{{PCIAddress: b, Minor: 2}, {PCIAddress: long, Minor: 1}}}) || len(all.GPUs) != 4 {
+		t.Errorf("without two: %+v", rest)
+	}
+}
+
+// TestKeepingMovedGPU: a GPU that was put into another slot is not there twice. What may
+// be allocated of the old slot stays.
+func TestKeepingMovedGPU(t *testing.T) {
+	const a, b = "0000:1b:00.0", "0000:28:00.0"
+	earlier := &Node{GPUs: []GPU{{PCIAddress: a, UUID: "GPU-x", Minor: 1}, {PCIAddress: b, UUID: "GPU-y", Minor: 2}}}
+	for name, test := range map[string]struct{ now, want []GPU }{
+		"swapped":                   {[]GPU{{PCIAddress: a, UUID: "GPU-y"}, {PCIAddress: b, UUID: "GPU-x"}}, []GPU{{PCIAddress: a, UUID: "GPU-y"}, {PCIAddress: b, UUID: "GPU-x"}}},
+		"swapped, one is not found": {[]GPU{{PCIAddress: a, UUID: "GPU-y"}}, []GPU{{PCIAddress: a, UUID: "GPU-y"}, {PCIAddress: b, Minor: 2}}},
+		"another one":               {[]GPU{{PCIAddress: a, UUID: "GPU-z"}}, []GPU{{PCIAddress: a, UUID: "GPU-z"}, {PCIAddress: b, UUID: "GPU-y", Minor: 2}}},
+	} {
+		all, _ := (&Node{GPUs: test.now}).Keeping(earlier)
+		if diff := cmp.Diff(test.want, all.GPUs); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+	if earlier.GPUs[1].UUID != "GPU-y" {
+		t.Error("the earlier node changed")
+	}
+}

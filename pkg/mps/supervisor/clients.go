@@ -1,0 +1,68 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package supervisor
+
+import (
+	"maps"
+	"path/filepath"
+	"regexp"
+	"slices"
+
+	"github.com/partage-dev/partage/pkg/mps/process"
+	"github.com/partage-dev/partage/pkg/mps/tenant"
+)
+
+// Names of device nodes that tell GPUs, and partitions, apart. The capabilities 1 and 2
+// are the rights to configure and to monitor partitions.
+var (
+	gpuNode       = regexp.MustCompile(`^nvidia[0-9]+$`)
+	partitionNode = regexp.MustCompile(`^nvidia-cap([3-9]|[1-9][0-9]+)$`)
+)
+
+// believed returns those PIDs that may be clients of the session: processes in pods
+// that have a device node of its servers open. The daemon takes the PID of a client
+// from the connection, which the client may pass on before it ends; so the PID may be
+// that of a process that has nothing to do with MPS.
+func (d *daemon) believed(pids []int) []int {
+	opened := map[uint64]string{}
+	for _, server := range d.record.Servers {
+		if !server.Alive() {
+			continue
+		}
+		// Without its nodes the server is ending, and its clients with it.
+		if nodes, err := tenant.DeviceNodes(server.PID); err == nil {
+			maps.Copy(opened, nodes)
+		}
+	}
+	device := distinctive(opened)
+	return slices.DeleteFunc(slices.Clone(pids), func(pid int) bool {
+		if !process.AnyAlive([]int{pid}) || !tenant.InPod(pid) {
+			return true
+		}
+		nodes, err := tenant.DeviceNodes(pid)
+		if err != nil {
+			return true // it has ended, or its files do not answer
+		}
+		return !slices.ContainsFunc(slices.Collect(maps.Keys(nodes)), func(number uint64) bool { return device[number] })
+	})
+}
+
+// distinctive returns those of a server's nodes that its clients have open as well,
+// and clients of other sessions do not. A root server may use a partition without its
+// capabilities; then the GPU's node has to do.
+func distinctive(opened map[uint64]string) map[uint64]bool {
+	gpus, partitions := map[uint64]bool{}, map[uint64]bool{}
+	for number, path := range opened {
+		switch name := filepath.Base(path); {
+		case gpuNode.MatchString(name):
+			gpus[number] = true
+		case partitionNode.MatchString(name):
+			partitions[number] = true
+		}
+	}
+	if len(partitions) > 0 {
+		return partitions
+	}
+	return gpus
+}

@@ -1,0 +1,161 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package supervisor
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/pkg/mps"
+)
+
+func TestBoundLogs(t *testing.T) {
+	_, s, status := started(t)
+	path := s.folder(status.Spec.ID).logs().path("control.log")
+	if err := os.WriteFile(path, []byte(strings.Repeat("line\n", maxLog/5+1)+"the last\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the log to be short", func() bool {
+		info, err := os.Stat(path)
+		return err == nil && info.Size() < maxLog/2
+	})
+	eventually(t, "its end to be kept", func() bool {
+		data, err := os.ReadFile(path + ".old")
+		return err == nil && len(data) == keptLog && strings.HasSuffix(string(data), "line\nthe last\n")
+	})
+}
+
+// taken is what the logs of a session take of the memory.
+func (l logs) taken(t *testing.T) (taken int64) {
+	t.Helper()
+	entries, err := os.ReadDir(string(l))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, entry := range entries {
+		var st unix.Stat_t
+		if err := unix.Lstat(l.path(entry.Name()), &st); err == nil {
+			taken += st.Blocks * 512
+		}
+	}
+	return taken
+}
+
+// TestFloodedLogs: whatever the session is about, a daemon that writes without end
+// cannot take more than the logs may have, and the session stays usable.
+func TestFloodedLogs(t *testing.T) {
+	w := newWorld(t)
+	w.script(script{Flood: true})
+	s := w.supervisor()
+	if _, err := s.Ensure(t.Context(), one); err != nil {
+		t.Fatal(err)
+	}
+	logs := w.folder(one.ID).logs()
+	if got := size(t, string(logs)); got != logSize {
+		t.Errorf("the logs are on a file system of %d MiB", got/mebibyte)
+	}
+	phases := map[mps.Phase]script{
+		mps.Running:  {},
+		mps.Starting: {State: "INITIALIZING"},
+		mps.Faulted:  {State: "FAULT"},
+		mps.Failed:   {Hang: true, Clients: []int{os.Getpid()}},
+	}
+	for phase, script := range phases {
+		script.Flood = true
+		if script.Hang {
+			// A daemon with clients is not replaced because it does not answer.
+			asked := script
+			asked.Hang = false
+			w.script(asked)
+			eventually(t, "the client to be known", func() bool { return len(statusOf(t, s, one.ID).Clients) == 1 })
+		}
+		w.script(script)
+		eventually(t, "the session to be "+string(phase), func() bool { return statusOf(t, s, one.ID).Phase == phase })
+		for range 3 {
+			for _, name := range logNames {
+				kept := func() string {
+					info, err := os.Stat(logs.path(name) + oldLog)
+					if err != nil {
+						return ""
+					}
+					return info.ModTime().String()
+				}
+				before := kept()
+				eventually(t, string(phase)+": "+name+" to be emptied", func() bool { return kept() != before })
+				if got := logs.taken(t); got > logSize {
+					t.Errorf("%s: the logs take %d MiB", phase, got/mebibyte)
+				}
+			}
+		}
+		if got := statusOf(t, s, one.ID).Phase; got != phase {
+			t.Errorf("it is %s in the end, want %s", got, phase)
+		}
+	}
+	if len(phases) != 4 {
+		t.Errorf("%d phases", len(phases))
+	}
+	w.script(script{})
+	eventually(t, "the session to run", func() bool { return statusOf(t, s, one.ID).Phase == mps.Running })
+	inEffect(t, s, statusOf(t, s, one.ID))
+}
+
+// TestFullLogs: neither bytes nor files that are used up keep a daemon from its start.
+func TestFullLogs(t *testing.T) {
+	w, s, before := started(t)
+	logs := w.folder(one.ID).logs()
+	if err := os.Mkdir(logs.path("folder"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	var failure error
+	for i := 0; failure == nil && i < 2*logSize/mebibyte; i++ {
+		// None is too large by itself.
+		failure = os.WriteFile(logs.path("junk"+strconv.Itoa(i)), make([]byte, mebibyte), 0o600)
+	}
+	if !errors.Is(failure, unix.ENOSPC) {
+		t.Fatalf("got %v", failure)
+	}
+	failure = nil
+	for i := 0; failure == nil && i < 2*mostFiles; i++ {
+		failure = os.Mkdir(logs.path(filepath.Join("folder", strconv.Itoa(i))), 0o700)
+	}
+	if !errors.Is(failure, unix.ENOSPC) {
+		t.Fatalf("got %v", failure)
+	}
+	kill(t, daemonOf(t, s, before.Spec.ID))
+	after := reaches(t, s, one.ID, mps.Running, 1)
+	inEffect(t, s, after)
+	if !w.logged(one.ID, "Starting control daemon") {
+		t.Error("the daemon has logged nothing")
+	}
+}
+
+// A session whose logs an earlier version put on the host's file system goes on.
+func TestLogsWithoutMount(t *testing.T) {
+	w, s, before := started(t)
+	logs := w.folder(one.ID).logs()
+	if err := unix.Unmount(string(logs), unix.MNT_DETACH); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(logs.path("control.log"), make([]byte, 2*maxLog), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the log to be short", func() bool {
+		info, err := os.Stat(logs.path("control.log"))
+		return err == nil && info.Size() == 0
+	})
+	if got := statusOf(t, s, one.ID); got.Losses != 0 || got.Servers[0] != before.Servers[0] {
+		t.Errorf("got %v", got)
+	}
+	kill(t, daemonOf(t, s, one.ID))
+	reaches(t, s, one.ID, mps.Running, 1)
+	if got := size(t, string(logs)); got != logSize {
+		t.Errorf("the logs of the next daemon are on a file system of %d MiB", got/mebibyte)
+	}
+}

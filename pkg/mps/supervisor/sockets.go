@@ -1,0 +1,146 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/partage-dev/partage/pkg/mps/process"
+)
+
+const (
+	// controlSocket is the daemon's socket for CUDA programs.
+	controlSocket = "control"
+	// PrivilegedSocket is the one for commands, to which only root may connect. No
+	// container may have it. Older drivers may not have it.
+	PrivilegedSocket = "control_privileged"
+)
+
+// errSockets: somebody replaced a socket of the daemon.
+var errSockets = errors.New("what it says is not believed any more")
+
+// containerFiles returns the names of the daemon's files that containers get.
+func (o Options) containerFiles() []string {
+	return append([]string{controlSocket}, o.ExtraContainerFiles...)
+}
+
+// recordSockets records which sockets the daemon has made, provided that it is the
+// daemon who listens on them.
+func (d *daemon) recordSockets(ctx context.Context) error {
+	sockets := map[string]process.Socket{}
+	for _, name := range []string{controlSocket, PrivilegedSocket} {
+		socket, err := d.listening(ctx, name)
+		if name != controlSocket && errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		sockets[name] = socket
+	}
+	d.record.Sockets, d.dialed = sockets, d.process.ID
+	return d.folder.save(d.record)
+}
+
+// listening returns a socket on which the daemon listens.
+func (d *daemon) listening(ctx context.Context, name string) (process.Socket, error) {
+	socket, listener, err := process.Listener(ctx, d.folder.pipe(), filepath.Join(daemonFolder, name))
+	if err != nil {
+		return process.Socket{}, err
+	}
+	if listener != d.process.ID {
+		return process.Socket{}, fmt.Errorf("%s listens on %s in the place of the control daemon (%s)",
+			listener, filepath.Join(d.folder.daemonPipe(), name), d.process.ID)
+	}
+	return socket, nil
+}
+
+// checkSockets returns an error that wraps errSockets unless all recorded sockets are
+// in their place. A socket has no other listener than the process that made it, so
+// who listens is looked up only once in the life of this supervisor: the daemon logs
+// every connection.
+func (d *daemon) checkSockets(ctx context.Context) error {
+	if len(d.record.Sockets) == 0 {
+		return nil // it is being started
+	}
+	for name, recorded := range d.record.Sockets {
+		now, err := process.IdentifySocket(d.folder.pipe(), filepath.Join(daemonFolder, name))
+		if err := expect(recorded, now, err); err != nil {
+			return fmt.Errorf("somebody replaced the socket %s of the control daemon (%s): %w: %w",
+				filepath.Join(d.folder.daemonPipe(), name), d.process.ID, err, errSockets)
+		}
+		if d.dialed == d.process.ID {
+			continue
+		}
+		if _, err := d.listening(ctx, name); err != nil {
+			return err
+		}
+	}
+	d.dialed = d.process.ID
+	if !d.record.Serving {
+		return nil // containers may not have got it yet
+	}
+	now, err := process.IdentifySocket(d.folder.pipe(), filepath.Join(clientFolder, controlSocket))
+	if err := expect(d.record.Sockets[controlSocket], now, err); err != nil {
+		return fmt.Errorf("somebody replaced the socket %s of the control daemon (%s), which containers have: %w: %w",
+			filepath.Join(d.folder.clientPipe(), controlSocket), d.process.ID, err, errSockets)
+	}
+	return nil
+}
+
+// expect returns an error unless a socket could be looked at and is the recorded one.
+func expect(recorded, now process.Socket, err error) error {
+	if err == nil && now != recorded {
+		return fmt.Errorf("it has the inode %d, want %d", now.Inode, recorded.Inode)
+	}
+	return err
+}
+
+// endsAlone waits a moment for the end of a daemon whose sockets are gone: one that
+// quits removes them first.
+func (d *daemon) endsAlone(ctx context.Context) bool {
+	const moment = time.Second
+	return d.process.Wait(ctx, min(moment, d.options.EndLimit))
+}
+
+// publish links files of the daemon into the folder that containers have. It is the
+// same file in both, and the folder stays, so that a running container reaches the
+// daemon that comes after this one.
+func (f folder) publish(names []string) error {
+	for _, name := range names {
+		from, to := filepath.Join(f.daemonPipe(), name), filepath.Join(f.clientPipe(), name)
+		if same(from, to) {
+			continue
+		}
+		// Containers do not see this one.
+		temporary := filepath.Join(f.pipe(), name+".new")
+		if err := os.Remove(temporary); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("give containers the daemon's %s: %w", name, err)
+		}
+		err := os.Link(from, temporary)
+		if name != controlSocket && errors.Is(err, os.ErrNotExist) {
+			continue // this driver has no such file
+		}
+		if err == nil {
+			err = os.Rename(temporary, to)
+		}
+		if err != nil {
+			return fmt.Errorf("give containers the daemon's %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// same reports whether both paths are links of one file, which renaming would leave
+// alone.
+func same(a, b string) bool {
+	infoA, errA := os.Lstat(a)
+	infoB, errB := os.Lstat(b)
+	return errA == nil && errB == nil && os.SameFile(infoA, infoB)
+}

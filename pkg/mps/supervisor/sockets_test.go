@@ -1,0 +1,275 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package supervisor
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/pkg/cdi"
+	"github.com/partage-dev/partage/pkg/cdi/hook"
+	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/mps/process"
+)
+
+// TestTenantCannotTouchTheSocket: root in a container reaches the daemon's socket for
+// programs and can do nothing to it.
+func TestTenantCannotTouchTheSocket(t *testing.T) {
+	w, s, before := started(t)
+	c := w.container(before)
+	c.connects()
+	results := c.does("attack")
+	if len(results) < 17 {
+		t.Errorf("only %d attacks: %v", len(results), results)
+	}
+	for name, failure := range results {
+		if failure == "" {
+			t.Errorf("%s: the tenant can do that", name)
+		}
+	}
+	if got := c.does("list"); len(got) != 2 || got["list"] != "" || got["control"] != "" {
+		t.Errorf("the container has %v", got)
+	}
+	c.connects()
+	if _, err := s.Ensure(t.Context(), one); err != nil {
+		t.Error(err)
+	}
+	now := statusOf(t, s, one.ID)
+	if now.Losses != 0 || now.Servers[0] != before.Servers[0] {
+		t.Errorf("got %v, before %v", now, before)
+	}
+	inEffect(t, s, now)
+}
+
+// TestTenantReachesTheNextDaemon: a container that runs reaches the daemon that comes
+// after the one with which it started.
+func TestTenantReachesTheNextDaemon(t *testing.T) {
+	w, s, before := started(t)
+	c := w.container(before)
+	c.connects()
+	for losses, pid := range []func() int{
+		func() int { return daemonOf(t, s, one.ID) }, func() int { return statusOf(t, s, one.ID).Servers[0] }, func() int { return daemonOf(t, s, one.ID) },
+	} {
+		kill(t, pid())
+		reaches(t, s, one.ID, mps.Running, losses+1)
+		c.connects()
+	}
+}
+
+// TestSocketOfAnother: a daemon whose socket somebody has replaced is not believed,
+// and is replaced by one that can be.
+func TestSocketOfAnother(t *testing.T) {
+	for name, replace := range map[string]func(t *testing.T, daemon, client string){
+		"by a listener": func(t *testing.T, daemon, _ string) {
+			impostor(t, filepath.Join(daemon, "control"))
+		},
+		"for commands": func(t *testing.T, daemon, _ string) {
+			impostor(t, filepath.Join(daemon, "control_privileged"))
+		},
+		"that containers have": func(t *testing.T, _, client string) {
+			impostor(t, filepath.Join(client, "control"))
+		},
+		"by a symlink": func(t *testing.T, daemon, _ string) {
+			path := filepath.Join(daemon, "control")
+			if err := errors.Join(os.Rename(path, path+".real"), os.Symlink("control.real", path)); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"by nothing": func(t *testing.T, daemon, client string) {
+			if err := errors.Join(os.Remove(filepath.Join(daemon, "control")), os.Remove(filepath.Join(client, "control"))); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"by a file": func(t *testing.T, daemon, _ string) {
+			path := filepath.Join(daemon, "control_privileged")
+			if err := errors.Join(os.Remove(path), os.WriteFile(path, nil, 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, s, before := started(t)
+			daemon := daemonOf(t, s, one.ID)
+			f := w.folder(one.ID)
+			replace(t, f.daemonPipe(), f.clientPipe())
+			after := reaches(t, s, one.ID, mps.Running, 1)
+			if !strings.Contains(after.LastLoss, "control") || !strings.Contains(after.LastLoss, fmt.Sprintf("PID %d", daemon)) {
+				t.Errorf("got %q", after.LastLoss)
+			}
+			if daemonOf(t, s, one.ID) == daemon || after.Servers[0] == before.Servers[0] {
+				t.Error("the daemon is the same")
+			}
+			inEffect(t, s, after)
+			w.container(after).connects()
+		})
+	}
+}
+
+// impostor listens in the place of a daemon's socket. It answers nothing.
+func impostor(t *testing.T, path string) {
+	t.Helper()
+	temporary := path + ".mine"
+	listener, err := net.Listen("unixpacket", temporary)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Close() })
+	if err := os.Rename(temporary, path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestListenerOfAnother: a daemon is not taken for started while another process
+// listens on its sockets.
+func TestListenerOfAnother(t *testing.T) {
+	w, s, _ := started(t)
+	sess := s.sessions[one.ID]
+	if err := sess.lock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	defer sess.unlock()
+	impostor(t, filepath.Join(w.folder(one.ID).daemonPipe(), "control_privileged"))
+	self, err := process.Identify(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := sess.daemon.recordSockets(t.Context()); err == nil || !strings.Contains(err.Error(), self.String()) || !strings.Contains(err.Error(), "control_privileged") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestHook: what the hook of containers reads is what the supervisor writes.
+func TestHook(t *testing.T) {
+	w, s, status := started(t)
+	bundle := t.TempDir()
+	if err := os.WriteFile(filepath.Join(bundle, "config.json"), []byte(`{"process": {"env": []}}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	control := filepath.Join(status.PipeDir, controlSocket)
+	check := func() error {
+		return hook.CheckMPSClient(t.Context(), strings.NewReader(fmt.Sprintf(`{"bundle": %q}`, bundle)), control, one.ID)
+	}
+	if err := check(); err != nil {
+		t.Error(err)
+	}
+	kill(t, daemonOf(t, s, one.ID))
+	reaches(t, s, one.ID, mps.Running, 1)
+	if err := check(); err != nil {
+		t.Errorf("after a restart: %v", err)
+	}
+	// The supervisor must not mend it meanwhile.
+	sess := s.sessions[one.ID]
+	if err := sess.lock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	defer sess.unlock()
+	impostor(t, control)
+	if err := check(); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("PID %d listens", os.Getpid())) {
+		t.Errorf("with another listener: %v", err)
+	}
+	if r, err := w.folder(one.ID).load(); err != nil || len(r.Sockets) != 2 || !r.Private {
+		t.Errorf("the record is %v, %v", r, err)
+	}
+}
+
+// TestContainerFiles: containers get further files of the daemon if they are to.
+func TestContainerFiles(t *testing.T) {
+	w := newWorld(t)
+	w.options.ExtraContainerFiles = []string{"log", "of-another-driver"}
+	s := w.supervisor()
+	status, err := s.Ensure(t.Context(), one)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := w.container(status)
+	for losses := range 2 {
+		if got := c.does("list"); len(got) != 3 || got["list"] != "" || got["control"]+got["log"] != "" {
+			t.Errorf("the container has %v", got)
+		}
+		c.connects()
+		if losses == 0 {
+			kill(t, daemonOf(t, s, one.ID))
+			reaches(t, s, one.ID, mps.Running, 1)
+		}
+	}
+}
+
+// TestEarlierVersion: a session whose containers have the daemon's own folder is
+// started anew with another, and those containers keep the one that nobody uses.
+func TestEarlierVersion(t *testing.T) {
+	for name, killed := range map[string]bool{"its daemon runs": false, "its daemon has ended": true} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			first := w.other()
+			first.ensure(t, one)
+			first.end(unix.SIGKILL)
+			f := w.folder(one.ID)
+			r, err := f.load()
+			if err != nil {
+				t.Fatal(err)
+			}
+			old := *r.Daemon
+			// As it was: everything is in one folder, which containers can write.
+			r.Sockets, r.Private = nil, false
+			if err := f.save(r); err != nil {
+				t.Fatal(err)
+			}
+			var before, after unix.Stat_t
+			if err := unix.Stat(f.pipe(), &before); err != nil {
+				t.Fatal(err)
+			}
+			earlier := w.containerWith([]cdi.Mount{{HostPath: f.pipe(), ContainerPath: pipeInContainer}})
+			earlier.does("list") // it runs
+			if killed {
+				kill(t, old.PID)
+			}
+			s := w.supervisor()
+			status := reaches(t, s, one.ID, mps.Running, 1)
+			if err := unix.Stat(f.pipe(), &after); err != nil || before.Ino == after.Ino && before.Dev == after.Dev {
+				t.Errorf("the tmpfs is the same: %v", err)
+			}
+			if old.Alive() || daemonOf(t, s, one.ID) == old.PID {
+				t.Error("the daemon is the same")
+			}
+			w.container(status).connects()
+			if got := earlier.does("attack"); got["file"] != "" {
+				t.Errorf("the container cannot write what it has: %q", got["file"])
+			}
+			if _, err := os.Lstat(filepath.Join(f.pipe(), "f")); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("what it writes is seen: %v", err)
+			}
+		})
+	}
+}
+
+// TestCrashBeforeSocketsAreKnown: the next supervisor finds out which they are.
+func TestCrashBeforeSocketsAreKnown(t *testing.T) {
+	w := newWorld(t)
+	first := w.other()
+	before := first.ensure(t, one)
+	first.end(unix.SIGKILL)
+	f := w.folder(one.ID)
+	r, err := f.load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := r.Sockets
+	r.Sockets = nil
+	if err := f.save(r); err != nil {
+		t.Fatal(err)
+	}
+	s := w.supervisor()
+	after := reaches(t, s, one.ID, mps.Running, 0)
+	if r, err := f.load(); err != nil || len(want) != 2 || !maps.Equal(r.Sockets, want) || after.Servers[0] != before.Servers[0] {
+		t.Errorf("got %v, %v, want %v", r.Sockets, err, want)
+	}
+}

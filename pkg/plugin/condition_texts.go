@@ -1,0 +1,109 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"cmp"
+	"strings"
+
+	"github.com/partage-dev/partage/pkg/device"
+)
+
+// conditionText is what people read about a condition, beside its message.
+type conditionText struct {
+	// admin is what can be done about it, unless the message says so.
+	admin string
+	// users begins the text for the users of the device, and advice ends it. Without
+	// them it does not concern them.
+	users, advice string
+	// over is what is said when it is.
+	over string
+}
+
+const anotherDevice = "delete the pod, and the claim if it was not made from a template, to get another device"
+
+var conditionTexts = map[device.Reason]conditionText{
+	device.Lost: {
+		admin:  "Pods that use it do not work any more. Restart the node; if it is lost again, the GPU or its slot may be broken",
+		users:  "the GPU is lost",
+		advice: "Processes that use it fail. To go on, " + anotherDevice,
+		over:   "the GPU is back",
+	},
+	device.ResetRequired: {
+		admin:  "Delete the pods that use it, then reset it (nvidia-smi --gpu-reset) or restart the node",
+		users:  "the GPU does nothing until an administrator resets it",
+		advice: "Processes that use it fail. To go on, " + anotherDevice,
+		over:   "the GPU works again",
+	},
+	device.Unresponsive: {
+		admin: "If this lasts, see whether the NVIDIA driver is loaded and whether the kernel log has XID errors, " +
+			"then reset the GPU or restart the node",
+		users:  "the GPU does not answer",
+		advice: "Processes that use it may hang. If this lasts, " + anotherDevice,
+		over:   "the GPU answers again",
+	},
+	device.MPSUnhealthy: {
+		admin:  "If this lasts, delete the pods that have the device: MPS starts again when all of its processes have ended",
+		users:  "MPS accepts no new processes",
+		advice: "Containers that start again fail until the processes that run have ended. If this lasts, delete the pod",
+		over:   "MPS accepts processes again",
+	},
+	device.MPSUnavailable: {
+		admin: "No MPS shares are allocated until the MPS supervisor of this node runs: look at its pod",
+		over:  "the MPS supervisor answers again",
+	},
+	device.Occupied:       {over: "no instance of others is in the way any more"},
+	device.ReleasePending: {over: "what ended claims had left is released"},
+}
+
+// text is the message of an event about the node.
+func (e *conditionEvent) text() string {
+	return sentences(e.gpus()+": "+e.message, conditionTexts[e.reason].admin)
+}
+
+// recoveryText is the message of an event about the node when the condition is over.
+func (e *conditionEvent) recoveryText() string {
+	return sentences(e.gpus()+": "+overText(e.reason), "Devices are offered again")
+}
+
+// overText says that a condition is over.
+func overText(reason device.Reason) string {
+	return cmp.Or(conditionTexts[reason].over, "no longer "+string(reason))
+}
+
+// usersText is the text of events about claims and pods that use a device.
+func usersText(c device.Condition) string {
+	text := conditionTexts[c.Reason]
+	return sentences(text.users+" ("+withoutAddress(c.Message, c.PCIAddress)+")", text.advice)
+}
+
+// sentences ends each with a full stop.
+func sentences(all ...string) string {
+	var text strings.Builder
+	for _, s := range all {
+		if s = strings.TrimRight(s, ". "); s == "" {
+			continue
+		}
+		if text.Len() > 0 {
+			text.WriteByte(' ')
+		}
+		text.WriteString(s + ".")
+	}
+	return text.String()
+}
+
+// withoutAddress removes the address of a GPU that the reader is told anyway. Each error
+// on the way may have added it.
+func withoutAddress(message, pciAddress string) string {
+	name := "GPU " + pciAddress
+	return strings.NewReplacer(" of "+name, "", " on "+name, "", name+": ", "", name+" ", "").Replace(message)
+}
+
+// recoveryReason makes GPURecovered and MPSRecovered.
+func recoveryReason(reason device.Reason) string {
+	if strings.HasPrefix(string(reason), "mps-") {
+		return "MPSRecovered"
+	}
+	return "GPURecovered"
+}

@@ -1,0 +1,176 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package docs
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+)
+
+const root = "../.."
+
+var (
+	heading    = regexp.MustCompile(`(?m)^#+ +(.*)$`)
+	codeBlock  = regexp.MustCompile("(?ms)^ *```.*?^ *```")
+	link       = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	linkText   = regexp.MustCompile(`\[([^\]]*)\]\([^)]*\)`)
+	noAnchor   = regexp.MustCompile(`[^\p{L}\p{N}_\- ]`)
+	makeTarget = regexp.MustCompile("`make ([a-z][a-z-]*)")
+	testName   = regexp.MustCompile("`(Test[A-Z][A-Za-z0-9]*)`")
+	chartValue = regexp.MustCompile("`([a-z][A-Za-z]*(?:\\.[a-z][A-Za-z]*)+)[`=]")
+)
+
+// files calls do with the path, from the root, and the content of each file with an
+// ending, without those that were built.
+func files(t *testing.T, ending string, do func(path, content string)) {
+	t.Helper()
+	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name := entry.Name()
+		if entry.IsDir() {
+			if name == "_output" || name == "testdata" || strings.HasPrefix(name, ".") && len(name) > 2 {
+				return filepath.SkipDir
+			}
+			return nil
+		}
+		if !strings.HasSuffix(name, ending) {
+			return nil
+		}
+		content, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		relative, err := filepath.Rel(root, path)
+		if err != nil {
+			return err
+		}
+		do(relative, string(content))
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// pages are the documentation's, by path, without blocks of code.
+func pages(t *testing.T) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	files(t, ".md", func(path, content string) { all[path] = codeBlock.ReplaceAllString(content, "") })
+	return all
+}
+
+// anchors are those that GitHub makes of a page's headings.
+func anchors(page string) map[string]bool {
+	all := map[string]bool{}
+	for _, found := range heading.FindAllStringSubmatch(page, -1) {
+		text := linkText.ReplaceAllString(found[1], "$1")
+		anchor := strings.ReplaceAll(noAnchor.ReplaceAllString(strings.ToLower(strings.TrimSpace(text)), ""), " ", "-")
+		first := anchor
+		for n := 1; all[anchor]; n++ {
+			anchor = fmt.Sprintf("%s-%d", first, n)
+		}
+		all[anchor] = true
+	}
+	return all
+}
+
+func TestLinks(t *testing.T) {
+	all, links := pages(t), 0
+	for path, page := range all {
+		for _, found := range link.FindAllStringSubmatch(page, -1) {
+			file, anchor, _ := strings.Cut(found[1], "#")
+			if strings.Contains(file, "://") {
+				continue
+			}
+			links++
+			target := path
+			if file != "" {
+				target = filepath.Join(filepath.Dir(path), file)
+			}
+			if _, err := os.Stat(filepath.Join(root, target)); err != nil {
+				t.Errorf("%s: link to %s: there is no %s", path, found[1], target)
+			} else if anchor != "" && !anchors(all[target])[anchor] {
+				t.Errorf("%s: link to %s: %s has no such heading", path, found[1], target)
+			}
+		}
+	}
+	if t.Logf("%d cases", links); links < 100 {
+		t.Errorf("only %d links", links)
+	}
+}
+
+// TestNames: targets of make and tests that pages name exist.
+func TestNames(t *testing.T) {
+	var makefile, tests strings.Builder
+	files(t, "Makefile", func(_, content string) { makefile.WriteString("\n" + content) })
+	files(t, "_test.go", func(_, content string) { tests.WriteString("\n" + content) })
+	names := 0
+	for path, page := range pages(t) {
+		for _, found := range makeTarget.FindAllStringSubmatch(page, -1) {
+			if names++; !strings.Contains(makefile.String(), "\n"+found[1]+":") {
+				t.Errorf("%s: there is no target %s in the Makefile", path, found[1])
+			}
+		}
+		for _, found := range testName.FindAllStringSubmatch(page, -1) {
+			if names++; !strings.Contains(tests.String(), "\nfunc "+found[1]+"(") {
+				t.Errorf("%s: there is no test %s", path, found[1])
+			}
+		}
+	}
+	if t.Logf("%d cases", names); names < 60 {
+		t.Errorf("only %d names", names)
+	}
+}
+
+// TestValues: values of the chart that pages name exist. What is below a section without
+// entries, such as the sharing policy, is not looked at, and neither is the changelog,
+// which also names those that are gone.
+func TestValues(t *testing.T) {
+	content, err := os.ReadFile(filepath.Join(root, "deployments/helm/partage/values.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	values := map[string]any{}
+	if err := yaml.Unmarshal(content, &values); err != nil {
+		t.Fatal(err)
+	}
+	delete(values, "sharingPolicy")
+	names := 0
+	for path, page := range pages(t) {
+		if path == "CHANGELOG.md" {
+			continue
+		}
+		for _, found := range chartValue.FindAllStringSubmatch(page, -1) {
+			keys := strings.Split(found[1], ".")
+			section, isSection := values[keys[0]].(map[string]any)
+			if !isSection {
+				continue
+			}
+			names++
+			for _, key := range keys[1:] {
+				value, exists := section[key]
+				if !exists {
+					t.Errorf("%s: the chart has no value %s", path, found[1])
+					break
+				}
+				if section, isSection = value.(map[string]any); !isSection || len(section) == 0 {
+					break
+				}
+			}
+		}
+	}
+	if t.Logf("%d cases", names); names < 40 {
+		t.Errorf("only %d values", names)
+	}
+}
