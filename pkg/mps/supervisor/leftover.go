@@ -232,7 +232,7 @@ func (r *round) isLive(at *os.File, name string, st *unix.Stat_t) (bool, error) 
 	case err != nil:
 		return true, err
 	}
-	return owner == 0 || r.owners.live[owner], nil
+	return !r.owners.hasEnded(owner), nil
 }
 
 // openFile opens a file that was looked at, unless it is another one by now.

@@ -22,7 +22,8 @@ func later() *leftover {
 }
 
 // A pod may have no process for a while: between an init container and the next one, or
-// while a container that crashes waits, where the runtime keeps no process for the pod.
+// while a container that crashes waits, where the runtime keeps no process for the pod. At
+// first, its files are charged to the cgroup of the container, which is gone.
 func TestLeftoverFilesOfPodWithoutProcess(t *testing.T) {
 	x := newTenants(t)
 	folder := memoryFolder(t, "size=1m")
@@ -35,9 +36,14 @@ func TestLeftoverFilesOfPodWithoutProcess(t *testing.T) {
 	if removed, err := later().look(t, folder); err != nil || removed != 0 {
 		t.Errorf("%d files of a pod that goes on went, %v", removed, err)
 	}
+	passedOn(t, folder)
+	if removed, err := later().look(t, folder); err != nil || removed != 0 {
+		t.Errorf("%d files of a pod that goes on went later, %v", removed, err)
+	}
 	if err := errors.Join(os.Remove(next), os.Remove(x.pod(1))); err != nil {
 		t.Fatal(err)
 	}
+	passedOn(t, folder)
 	if removed, err := later().look(t, folder); err != nil || removed != 1 {
 		t.Errorf("%d files of the ended pod went, %v", removed, err)
 	}
@@ -60,6 +66,7 @@ func TestLeftoverFilesAndZombie(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	passedOn(t, folder)
 	l := later()
 	l.proc = proc
 	if removed, err := l.look(t, folder); err != nil || removed != 1 {
@@ -82,6 +89,7 @@ func TestLeftoverFilesBehindMany(t *testing.T) {
 	end := x.container(1, "write="+filepath.Join(folder, "ended"))
 	x.container(2, write("last%d")...)
 	end()
+	passedOn(t, folder)
 	l := later()
 	l.most = 8
 	left := func() bool { return slices.Contains(files(t, folder), "ended") }
@@ -106,6 +114,7 @@ func TestLeftoverFilesOfProcessWithoutFirstThread(t *testing.T) {
 	end := x.container(1, at("write", "open"), at("write", "mapped"))
 	x.container(2, at("open", "open"), at("map", "mapped"), headless)
 	end()
+	passedOn(t, folder)
 	if _, err := later().look(t, folder); err != nil {
 		t.Fatal(err)
 	}
@@ -119,6 +128,7 @@ func TestLeftoverFilesBesideHungFileSystem(t *testing.T) {
 	x := newTenants(t)
 	folder := memoryFolder(t, "size=1m")
 	x.container(1, "write="+filepath.Join(folder, "ended"))()
+	passedOn(t, folder)
 	hosttest.HungFolder(t)
 	type result struct {
 		removed int

@@ -60,6 +60,35 @@ func (l *leftover) look(t *testing.T, folder string) (int, error) {
 	return l.remove(t.Context(), owners, folder)
 }
 
+// passedOn waits until the kernel has passed on what is in a folder to the cgroups above
+// those that are gone.
+func passedOn(t *testing.T, folder string) {
+	t.Helper()
+	eventually(t, "the kernel to pass on what the containers left", func() bool {
+		owners, err := later().owners()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer owners.close()
+		for _, name := range files(t, folder) {
+			path := filepath.Join(folder, name)
+			if info, err := os.Lstat(path); err != nil || !info.Mode().IsRegular() {
+				continue
+			}
+			file, err := os.Open(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			cgroup, err := owners.of(file)
+			_ = file.Close()
+			if err == nil && !owners.live[cgroup] && !owners.hasEnded(cgroup) {
+				return false
+			}
+		}
+		return true
+	})
+}
+
 // What ended pods left goes, unless somebody has it; what those left that go on stays.
 func TestLeftoverFiles(t *testing.T) {
 	x := newTenants(t)
@@ -94,6 +123,7 @@ func TestLeftoverFiles(t *testing.T) {
 		t.Errorf("%d files went at once", removed)
 	}
 	l.now = func() time.Time { return time.Now().Add(2 * time.Minute) }
+	passedOn(t, folder)
 	look()
 	want := []string{
 		"cuda.shm", "ended-empty", "ended-in", "ended-in/a", "ended-in/a/b", "ended-in/link", "ended-mapped", "ended-open", "ended-reserved", "entered",

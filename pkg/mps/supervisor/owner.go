@@ -28,6 +28,10 @@ type owners struct {
 	// live are the inode numbers of the cgroups of all processes, and of all pods: what an
 	// ended container of a pod left is that of the pod, which may have no process at times.
 	live map[uint64]bool
+	// others are those of the host's other cgroups that could be above a pod's. What a pod
+	// that has ended left is charged to one of them, but not at once: the kernel passes it
+	// on a while after a cgroup's folder has gone.
+	others map[uint64]bool
 	// pages has the place of this process's pages in memory, cgroups the cgroup that
 	// each place is charged to.
 	pages, cgroups *os.File
@@ -38,7 +42,7 @@ var pod = regexp.MustCompile(`(^|-)pod[0-9a-f]{8}[-_]?[0-9a-f]{4}`)
 
 // owners returns an error if there is any doubt about who lives.
 func (l *leftover) owners() (*owners, error) {
-	o := &owners{at: l.now(), live: map[uint64]bool{}}
+	o := &owners{at: l.now(), live: map[uint64]bool{}, others: map[uint64]bool{}}
 	processes, err := l.processes()
 	if err != nil {
 		return nil, err
@@ -68,7 +72,7 @@ func (o *owners) find(proc string, processes []string) error {
 	if err := o.check(roots, proc); err != nil {
 		return err
 	}
-	o.addPods(roots)
+	o.addExisting(roots)
 	known := map[string]bool{}
 	for _, process := range processes {
 		data, err := os.ReadFile(filepath.Join(process, "cgroup"))
@@ -165,22 +169,28 @@ func (o *owners) add(roots map[string]string, description string) error {
 // podDepth is how many folders above its own the cgroup of a pod has, at most.
 const podDepth = 6
 
-// addPods adds the cgroups of all pods. The kubelet removes that of a pod that has ended.
-func (o *owners) addPods(roots map[string]string) {
+// addExisting adds the cgroups of all pods, and those above them. The kubelet removes that of
+// a pod that has ended.
+func (o *owners) addExisting(roots map[string]string) {
 	root := roots["memory"]
 	if _, err := os.Stat(root); err != nil {
 		root = roots[""]
 	}
 	// Cgroups come and go.
 	_ = filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
-		switch {
-		case err != nil || !entry.IsDir():
+		if err != nil || !entry.IsDir() {
 			return nil //nolint:nilerr // it is as if it was not there
-		case pod.MatchString(entry.Name()):
-			var st unix.Stat_t
-			if unix.Stat(path, &st) == nil {
-				o.live[st.Ino] = true
-			}
+		}
+		known, isPod := o.others, pod.MatchString(entry.Name())
+		if isPod {
+			known = o.live
+		}
+		var st unix.Stat_t
+		if unix.Stat(path, &st) == nil {
+			known[st.Ino] = true
+		}
+		switch {
+		case isPod:
 			return fs.SkipDir
 		case strings.Count(strings.TrimPrefix(path, root), "/") >= podDepth:
 			return fs.SkipDir
@@ -203,6 +213,9 @@ func upToPod(path string) []string {
 	}
 	return all[:1]
 }
+
+// hasEnded reports whether what is charged to a cgroup was that of a pod that has ended.
+func (o *owners) hasEnded(cgroup uint64) bool { return o.others[cgroup] && !o.live[cgroup] }
 
 // errNoContent: a file has nothing but holes and room that was set aside.
 var errNoContent = errors.New("no content")
