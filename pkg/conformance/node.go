@@ -26,6 +26,8 @@ type Options struct {
 	CallLimit time.Duration
 	// NodeName is for the report. By default it is the host name.
 	NodeName string
+	// NodeInfo asks the API server; nil if it is not known.
+	NodeInfo func(context.Context) (NodeInfo, error)
 	// Limit is how long one question may take. 0 means 10 s.
 	Limit time.Duration
 	// Parts are the parts to run.
@@ -48,6 +50,7 @@ type Node struct {
 	calls      calls
 	gpus       *gpu.Node
 	gpusErr    error
+	known      map[string]nvml.Facts // by PCI address
 }
 
 // NewNode returns this machine. Close ends what it has opened.
@@ -61,12 +64,12 @@ func NewNode(o Options) *Node {
 	}
 	t := &transcript{out: o.Transcript}
 	n := &Node{
-		Options: o, transcript: t, source: &machine{limit: o.Limit, transcript: t},
+		Options: o, transcript: t, source: &machine{limit: o.Limit, transcript: t}, known: map[string]nvml.Facts{},
 		header: Header{
 			Version: version.Get().Version, Node: o.NodeName, Time: time.Now().UTC().Format(time.RFC3339), Parts: o.Parts,
 		},
 	}
-	n.hardware = nvml.New(nvml.Options{Roots: o.Roots, CallLimit: o.Limit / 2, Observe: n.observe})
+	n.hardware = nvml.New(nvml.Options{Roots: o.Roots, CallLimit: o.Limit / callsInLimit, Observe: n.observe})
 	recorded := n.header
 	recorded.Transcript = transcriptVersion
 	t.add(recorded)
@@ -80,7 +83,9 @@ func Replay(in io.Reader) (*Node, error) {
 		return nil, err
 	}
 	header.Transcript = 0
-	return &Node{Options: Options{NodeName: header.Node, Parts: header.Parts}, header: header, source: player}, nil
+	return &Node{
+		Options: Options{NodeName: header.Node, Parts: header.Parts}, header: header, source: player, known: map[string]nvml.Facts{},
+	}, nil
 }
 
 // Close ends the session with the driver. It returns the error of writing the transcript.
