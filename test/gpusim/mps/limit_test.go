@@ -201,18 +201,14 @@ func divided(m *machine.Machine) {
 // A server on a MIG device holds it, and nothing else.
 func TestPartition(t *testing.T) {
 	n := newNode(t, "dgx-h100", divided)
-	n.change(func(m *machine.Machine) {
-		for i := range m.GPUs[0].MIG.Instances {
-			m.GPUs[0].MIG.Instances[i].Compute[0].ComputeMode = cuda.ModeExclusiveProcess
-		}
-	})
 	n.daemon(VisibleVariable + "=" + partition)
 	n.tell("set_default_device_pinned_mem_limit 0 2G", "")
 	n.server()
 	n.gets(as{}, "NVIDIA H100 80GB HBM3 MIG 1g.10gb\n  UUID: "+partition+"\n  memory: 9984 MiB, limit 2048 MiB\n  memory info: 1722 MiB free of 9984 MiB\n  multiprocessors: 16 of 16", 0, "info")
 	n.gets(as{}, "CUDA_ERROR_OUT_OF_MEMORY", 1, "alloc", "3Gi")
 	direct := as{env: []string{PipeVariable + "=/nowhere", VisibleVariable + "=" + partition}}
-	n.gets(direct, "CUDA_ERROR_DEVICE_UNAVAILABLE", 1, "alloc", "1Gi")
+	// No mode of a MIG device keeps programs out that are not clients.
+	n.gets(direct, "allocated 1024 MiB", 0, "alloc", "1Gi")
 	direct.env[1] = VisibleVariable + "=" + other
 	n.gets(direct, "allocated 1024 MiB", 0, "alloc", "1Gi")
 	if out := n.smi("mig", "-dci", "-gi", "9", "-i", "0"); !strings.Contains(out, "In use by another client") {
