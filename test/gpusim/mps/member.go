@@ -258,6 +258,9 @@ func (s *Server) allocate(u *use, contexts int, bytes uint64) error {
 		case limit > 0 && u.taken(d) > limit || d.Used(m)+more > d.Memory:
 			return cuda.OutOfMemory
 		}
+		if err := s.hasFiles(m, u.device); err != nil {
+			return err
+		}
 		s.enter(m)
 		return nil
 	})
