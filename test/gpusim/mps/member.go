@@ -136,9 +136,11 @@ func (s *Server) take(mb *member, j join) error {
 			return cuda.InvalidDevice
 		}
 		d := s.devices[i]
-		mb.uses = append(mb.uses, use{device: i, limits: Limits{
-			UUID: d.UUID, Percentage: min(own.Percentage, s.percentage), Memory: lower(s.memory.of(i, d.UUID), own.Memory),
-		}})
+		limits := Limits{UUID: d.UUID, Percentage: min(own.Percentage, s.percentage)}
+		if !j.Void {
+			limits.Memory = lower(s.memory.of(i, d.UUID), own.Memory)
+		}
+		mb.uses = append(mb.uses, use{device: i, limits: limits})
 	}
 	s.clients = append(s.clients, mb)
 	s.log.printf("Client {PID: %d} connected", mb.pid)
