@@ -34,6 +34,12 @@ type other struct {
 
 func (w *world) other() *other {
 	w.Helper()
+	return w.otherBy(superviseCommand)
+}
+
+// otherBy starts one by a command of this program.
+func (w *world) otherBy(command ...string) *other {
+	w.Helper()
 	// What it leaves behind becomes a child of this process, as of a node's init.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		w.Fatal(err)
@@ -42,7 +48,7 @@ func (w *world) other() *other {
 	if err != nil {
 		w.Fatal(err)
 	}
-	o := &other{cmd: exec.Command(self, superviseCommand, w.dir, w.root)}
+	o := &other{cmd: exec.Command(self, append(command, w.dir, w.root)...)}
 	o.cmd.Stderr = os.Stderr
 	if o.Client, err = mps.NewClient(filepath.Join(w.dir, mps.SocketName)); err != nil {
 		w.Fatal(err)

@@ -211,6 +211,7 @@ func (d *daemon) accept(ctx context.Context, client control.Client, servers []co
 	}
 	d.watchServers()
 	d.readySince = time.Now()
+	d.noteOpenFiles(ctx)
 	d.publish(mps.Running, "")
 	return nil
 }

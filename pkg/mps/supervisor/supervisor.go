@@ -19,6 +19,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/host"
+	"github.com/partage-dev/partage/pkg/logchange"
 	"github.com/partage-dev/partage/pkg/mps"
 )
 
@@ -28,6 +29,8 @@ type Supervisor struct {
 	options Options
 	bootID  string
 	memory  *memory
+	// fewFiles is logged when it changes, not for each session.
+	fewFiles logchange.Problem
 	// closing ends the monitors of sessions, closed the watching of processes.
 	closing, closed chan struct{}
 	wg              sync.WaitGroup
@@ -238,7 +241,7 @@ func (s *Supervisor) Close(ctx context.Context) error {
 func (s *Supervisor) folder(id string) folder { return folder(filepath.Join(s.options.Dir, id)) }
 
 func (s *Supervisor) newSession(id string) *session {
-	d := &daemon{options: s.options, memory: s.memory, folder: s.folder(id), serverEnded: make(chan struct{}, 1), unwatched: s.closed}
+	d := &daemon{options: s.options, memory: s.memory, fewFiles: &s.fewFiles, folder: s.folder(id), serverEnded: make(chan struct{}, 1), unwatched: s.closed}
 	return &session{
 		id: id, locked: make(chan struct{}, 1), changed: make(chan struct{}, 1),
 		daemon: d,
