@@ -54,13 +54,20 @@ func New(ctx context.Context, options Options) (*Supervisor, error) {
 	if err != nil {
 		return nil, err
 	}
+	label, err := options.Roots.FileContext(options.SELinuxContext)
+	if err != nil {
+		return nil, err
+	}
+	if label != "" {
+		klog.FromContext(ctx).Info("What is mounted for MPS sessions gets an SELinux context", "context", label)
+	}
 	// Servers outlive a daemon that is killed. As children of this process they can
 	// be reaped.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return nil, fmt.Errorf("become the subreaper of MPS servers: %w", err)
 	}
 	s := &Supervisor{
-		options: options, bootID: bootID, memory: &memory{dir: options.Dir, proc: options.Roots.Complete().Proc},
+		options: options, bootID: bootID, memory: &memory{dir: options.Dir, proc: options.Roots.Complete().Proc, percent: options.MemoryPercent, label: label},
 		closing: make(chan struct{}), closed: make(chan struct{}),
 		sessions: map[string]*session{},
 	}
