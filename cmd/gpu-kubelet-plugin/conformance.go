@@ -131,7 +131,7 @@ func (r *conformanceRun) examine(ctx context.Context, stdout io.Writer) (_ *conf
 		return r.replayed(ctx, stdout)
 	}
 	options := conformance.Options{
-		Roots: r.roots(), CDIDir: r.cdiRoot, MPSDir: r.mpsDir, CallLimit: r.callLimit, NodeName: r.nodeName,
+		Roots: r.roots(), CDIDir: r.cdiRoot, MPSDir: r.mpsDir, SELinuxContext: r.seLinux, CallLimit: r.callLimit, NodeName: r.nodeName,
 		Limit: r.limit, Parts: []conformance.Part{conformance.ReadOnly}, NodeInfo: r.nodeInfo,
 	}
 	switch r.transcript {

@@ -4,6 +4,7 @@
 package conformance
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -50,14 +51,14 @@ var nodeChecks = []Check{
 	},
 	{
 		ID:         "node.userns",
-		Assumption: "pods with MPS have the user namespace of the node",
-		Code:       "pkg/mps/supervisor/daemon.go",
+		Assumption: "pods with MPS have the user namespace of the node; others are refused",
+		Code:       "pkg/cdi/hook/mps.go",
 		Run:        checkUserNamespaces,
 	},
 	{
 		ID:         "node.nofile",
 		Assumption: "MPS daemons can have as many files open as NVIDIA asks for",
-		Code:       "pkg/mps/supervisor/launch.go",
+		Code:       "pkg/mps/supervisor/openfiles.go",
 		Run:        checkOpenFiles,
 	},
 	{
@@ -152,45 +153,46 @@ func checkCgroup(ctx context.Context, n *Node) []Finding {
 		Because("what ended containers left in the memory of an MPS session stays until the session ends")}
 }
 
-// seLinux is what the node says of it.
+// seLinux is what the node and the driver's setting make of it.
 type seLinux struct {
-	Enabled, Enforcing bool
-	// Folder is the context of the folder of MPS, if it has one.
-	Folder string
+	Enforcing bool
+	// Context is that of the file systems in memory that containers get; empty for none.
+	Context string
 }
+
+// containerType is the type that containers may use, in the policies of Fedora, RHEL and
+// OpenShift.
+const containerType = ":container_file_t:"
 
 func checkSELinux(ctx context.Context, n *Node) []Finding {
-	const expected = "SELinux is off or permissive, or the folder of MPS has a type that containers may use"
-	found, err := Ask(ctx, n, File, "SELinux", func(context.Context) (seLinux, error) { return readSELinux(n.MPSDir) })
-	if err != nil {
+	const expected = "SELinux does not enforce, or what containers get of MPS has a type that they may use"
+	found, err := Ask(ctx, n, File, "SELinux", func(context.Context) (seLinux, error) {
+		enforcing, err := seLinuxEnforces()
+		if err != nil {
+			return seLinux{}, err
+		}
+		context, err := n.Roots.FileContext(n.SELinuxContext)
+		return seLinux{enforcing, context}, err
+	})
+	switch {
+	case err != nil:
 		return []Finding{Failed("", expected, err)}
+	case !found.Enforcing:
+		return []Finding{Expect("", true, expected, "it does not enforce")}
+	case found.Context != "" && !strings.Contains(found.Context, containerType):
+		return []Finding{Cannot("", expected, "it enforces, and only the node's policy knows whether containers may use %s", found.Context)}
 	}
-	if !found.Enabled {
-		return []Finding{Expect("", true, expected, "off")}
-	}
-	observed := "permissive"
-	if found.Enforcing {
-		observed = "enforcing, the folder of MPS has " + found.Folder
-	}
-	return []Finding{Expect("", !found.Enforcing || strings.Contains(found.Folder, ":container_file_t:"), expected, observed).
-		Because("clients of MPS are refused by the node's policy; see docs/real-nodes.md")}
+	return []Finding{Expect("", found.Context != "", expected, "it enforces, with "+cmp.Or(found.Context, "no context")).
+		Because("clients of MPS are refused by the node's policy: set selinuxContext of the chart to auto")}
 }
 
-func readSELinux(folder string) (seLinux, error) {
-	// A container does not see the file system of SELinux; the host's first process does.
+// seLinuxEnforces reads what a container does not see; the host's first process does.
+func seLinuxEnforces() (bool, error) {
 	enforce, err := os.ReadFile(filepath.Join(hostRoot, "sys/fs/selinux/enforce"))
 	if errors.Is(err, fs.ErrNotExist) {
-		return seLinux{}, nil
+		return false, nil
 	}
-	if err != nil {
-		return seLinux{}, err
-	}
-	found := seLinux{Enabled: true, Enforcing: strings.TrimSpace(string(enforce)) == "1", Folder: "no context"}
-	context := make([]byte, 256)
-	if length, err := unix.Getxattr(folder, "security.selinux", context); err == nil {
-		found.Folder = strings.TrimRight(string(context[:length]), "\x00")
-	}
-	return found, nil
+	return strings.TrimSpace(string(enforce)) == "1", err
 }
 
 // NodeInfo is what the Node object says of the node.
@@ -251,7 +253,7 @@ func checkUserNamespaces(ctx context.Context, n *Node) []Finding {
 	if len(info.UserNamespaces) == 0 {
 		return []Finding{Expect("", true, expected, "no handler of the container runtime supports user namespaces")}
 	}
-	return []Finding{Cannot("", expected, "the container runtime supports user namespaces, and only the pods know whether they use one")}
+	return []Finding{Cannot("", expected, "the container runtime supports user namespaces, and only pods know whether they use one")}
 }
 
 // leastOpenFiles is what NVIDIA asks for MPS (MPS documentation, "Troubleshooting Guide").

@@ -22,6 +22,8 @@ type Options struct {
 	Roots host.Roots
 	// CDIDir is the folder for spec files. MPSDir is that of the MPS supervisor.
 	CDIDir, MPSDir string
+	// SELinuxContext is the setting for what containers get in memory.
+	SELinuxContext string
 	// CallLimit is the driver's for one call into NVML.
 	CallLimit time.Duration
 	// NodeName is for the report. By default it is the host name.

@@ -268,7 +268,7 @@ var aNode = map[string]any{
 	"program of process 1":                 "systemd",
 	"kernel release":                       "6.8.0-45-generic",
 	"cgroup v2":                            true,
-	"SELinux":                              map[string]any{"Enabled": true, "Enforcing": true, "Folder": "system_u:object_r:var_run_t:s0"},
+	"SELinux":                              map[string]any{"Enforcing": true, "Context": ""},
 	"Node object":                          conformance.NodeInfo{Runtime: "containerd://2.1.4", UserNamespaces: []string{"", "runc"}},
 	"most user namespaces":                 "96365",
 	"limits of open files":                 map[string]any{"Soft": 1024, "Hard": 524288, "Raise": true, "Most": 1048576},
