@@ -54,6 +54,10 @@ func TestComplete(t *testing.T) {
 			in:   Roots{Driver: "/a", Dev: "/b", Proc: "/c", Sys: "/d"},
 			want: Roots{Driver: "/a", Dev: "/b", Proc: "/c", Sys: "/d", HostDriver: "/a", HostDev: "/b"},
 		},
+		"automatic": {
+			in:   Roots{Driver: "/a", Dev: AutoDev},
+			want: Roots{Driver: "/a", Dev: AutoDev, Proc: "/proc", Sys: "/sys", HostDriver: "/a"},
+		},
 		"both views": {
 			in:   Roots{Driver: "/a", HostDriver: "/run/nvidia/driver", HostDev: "/"},
 			want: Roots{Driver: "/a", Dev: "/", Proc: "/proc", Sys: "/sys", HostDriver: "/run/nvidia/driver", HostDev: "/"},
