@@ -90,7 +90,7 @@ func (r Roots) Node(path string) (Node, error) {
 			return node, otherErr
 		}
 	}
-	return Node{}, missing(path, places, err)
+	return Node{}, missing(path, places)
 }
 
 func (d DevRoot) node(path string) (Node, error) {
@@ -106,7 +106,7 @@ func (d DevRoot) node(path string) (Node, error) {
 }
 
 // missing is the error for a node that no place has. It names the places as the host does.
-func missing(path string, places []DevRoot, err error) error {
+func missing(path string, places []DevRoot) error {
 	var folders []string
 	for _, place := range places {
 		folders = append(folders, filepath.Join(place.OnHost, filepath.Dir(path)))
@@ -115,7 +115,7 @@ func missing(path string, places []DevRoot, err error) error {
 	if len(folders) > 1 {
 		where = "is neither in " + strings.Join(folders, " nor in ")
 	}
-	return fmt.Errorf("the device node %s %s on this node; %s (%w)", filepath.Base(path), where, remedy(path), err)
+	return fmt.Errorf("the device node %s %s on this node (%w): %s", filepath.Base(path), where, fs.ErrNotExist, remedy(path))
 }
 
 // remedy says what makes a node. What nvidia-modprobe does is in its manual page.

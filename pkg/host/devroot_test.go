@@ -102,9 +102,9 @@ func TestNodeAuto(t *testing.T) {
 
 func TestMissingNode(t *testing.T) {
 	for path, want := range map[string]string{
-		"/dev/nvidiactl":        "the device node nvidiactl is not in /x/dev on this node; nvidia-modprobe -c=0, nvidia-smi",
-		"/dev/nvidia12":         "the device node nvidia12 is not in /x/dev on this node; nvidia-modprobe -c=12, nvidia-smi",
-		"/dev/nvidia-uvm-tools": "the device node nvidia-uvm-tools is not in /x/dev on this node; nvidia-modprobe -u -c=0",
+		"/dev/nvidiactl":        "the device node nvidiactl is not in /x/dev on this node (file does not exist): nvidia-modprobe -c=0, nvidia-smi",
+		"/dev/nvidia12":         "the device node nvidia12 is not in /x/dev on this node (file does not exist): nvidia-modprobe -c=12, nvidia-smi",
+		"/dev/nvidia-uvm-tools": "the device node nvidia-uvm-tools is not in /x/dev on this node (file does not exist): nvidia-modprobe -u -c=0",
 	} {
 		_, err := Roots{Dev: t.TempDir(), HostDev: "/x"}.Node(path)
 		if !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), want) {
