@@ -111,7 +111,6 @@ func TestDriverContainer(t *testing.T) {
 	if out := must(t, "show", "--root", root); !strings.Contains(out, "Tesla T4") {
 		t.Errorf("the machine is %s", out)
 	}
-	must(t, "fault", "add", "--function", "nvmlInit_v2", "--delay", "1ms", "--root", root)
 }
 
 func TestShow(t *testing.T) {
