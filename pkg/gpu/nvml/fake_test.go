@@ -350,7 +350,7 @@ func (d fakeMIGDevice) GetUUID() (string, nvml.Return) { return d.uuid, nvml.SUC
 // openFake returns a client on lib.
 func openFake(t *testing.T, lib *fakeLibrary) *Client {
 	t.Helper()
-	lib.missing = append(lib.missing, "nvmlDeviceGetGpuInstanceProfileInfoV", "nvmlDeviceGetMPSComputeRunningProcesses_v3")
+	lib.missing = append(lib.missing, "nvmlDeviceGetGpuInstanceProfileInfoV", "nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetMemoryInfo_v2")
 	c := New(Options{LibraryPath: "fake"})
 	c.roots.Sys = t.TempDir()
 	c.load = func(string) nvml.Interface { return lib }
