@@ -71,13 +71,13 @@ func TestSharesFit(t *testing.T) {
 	visited := map[string]bool{}
 	forShares(t, func(t *testing.T, board *catalog.Board, d Device) {
 		t.Helper()
-		total, taken, context := board.Product.MemoryMiB, board.Product.ReservedMiB, board.Product.ContextMiB
+		total, taken, context := board.Product.MemoryMiB, board.Product.ReservedMiB, board.MPS.ContextMiB
 		if d.Partition != nil {
 			total, taken = d.Partition.Profile.Resources.MemoryBytes/mib, board.MIG.ReservedMiBPerSlice*uint64(d.Partition.Profile.Slices)
-			context = board.MIG.ContextMiB
+			context = board.MPS.MIGContextMiB
 		}
 		s := d.Share
-		taken += board.Product.MPSServerMiB + uint64(s.Clients)*context
+		taken += board.MPS.ServerMiB + uint64(s.Clients)*context
 		what := fmt.Sprintf("%s, %s for %d clients", board.Name, d.Name, s.Clients)
 		if left := inMiB(int64(total - taken)); s.MemoryBytes > left {
 			t.Errorf("%s: %d MiB are offered, and there are %d", what, s.MemoryBytes/mib, left/mib)
