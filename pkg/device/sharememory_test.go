@@ -14,15 +14,15 @@ import (
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/policy"
-	"github.com/partage-dev/partage/test/gpusim/catalog"
+	boards "github.com/partage-dev/partage/test/gpusim/catalog"
 )
 
 // forShares visits every board with every number of clients, on all that can be shared
 // by MPS: the undivided GPU, and a partition of each profile.
-func forShares(t *testing.T, visit func(t *testing.T, board *catalog.Board, d Device)) {
+func forShares(t *testing.T, visit func(t *testing.T, board *boards.Board, d Device)) {
 	t.Helper()
 	for _, b := range testBoards(t) {
-		board, err := catalog.Load(strings.TrimSuffix(b.name, "-mig"))
+		board, err := boards.Load(strings.TrimSuffix(b.name, "-mig"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -69,7 +69,7 @@ func everythingShared(g *gpu.GPU, clients int) Terms {
 // on the board at the same time, with what the driver and the MPS server have.
 func TestSharesFit(t *testing.T) {
 	visited := map[string]bool{}
-	forShares(t, func(t *testing.T, board *catalog.Board, d Device) {
+	forShares(t, func(t *testing.T, board *boards.Board, d Device) {
 		t.Helper()
 		total, taken, context := board.Product.MemoryMiB, board.Product.ReservedMiB, board.MPS.ContextMiB
 		if d.Partition != nil {
@@ -140,7 +140,8 @@ func TestAllocatorFillsShares(t *testing.T) {
 						t.Errorf("%s: %s has no share for %v", b.name, d.Name, asked)
 						break
 					}
-					sum += r.ConsumedCapacity["memory"].Value()
+					memory := r.ConsumedCapacity["memory"]
+					sum += memory.Value()
 				}
 				if left := d.Share.MemoryBytes - sum; left < 0 || left > rest*mib {
 					t.Errorf("%s: %d bytes of %s are left of %d", b.name, left, d.Name, d.Share.MemoryBytes)
