@@ -137,6 +137,7 @@ type fakeDevice struct {
 	arch           nvml.DeviceArchitecture
 	virtualization nvml.GpuVirtualizationMode
 	memory         uint64
+	reserved       uint64
 	memoryResult   nvml.Return
 
 	mig              bool
@@ -211,6 +212,14 @@ func (d *fakeDevice) GetMemoryInfo() (nvml.Memory, nvml.Return) {
 		return nvml.Memory{}, nvml.ERROR_NOT_SUPPORTED
 	}
 	return nvml.Memory{Total: d.memory}, nvml.SUCCESS
+}
+
+func (d *fakeDevice) GetMemoryInfo_v2() (nvml.Memory_v2, nvml.Return) {
+	d.enter("GetMemoryInfo_v2")
+	if d.reserved == 0 {
+		return nvml.Memory_v2{}, nvml.ERROR_NOT_SUPPORTED
+	}
+	return nvml.Memory_v2{Total: d.memory, Reserved: d.reserved}, nvml.SUCCESS
 }
 
 func (d *fakeDevice) GetAddressingMode() (nvml.DeviceAddressingMode, nvml.Return) {
@@ -350,7 +359,7 @@ func (d fakeMIGDevice) GetUUID() (string, nvml.Return) { return d.uuid, nvml.SUC
 // openFake returns a client on lib.
 func openFake(t *testing.T, lib *fakeLibrary) *Client {
 	t.Helper()
-	lib.missing = append(lib.missing, "nvmlDeviceGetGpuInstanceProfileInfoV", "nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetMemoryInfo_v2")
+	lib.missing = append(lib.missing, "nvmlDeviceGetGpuInstanceProfileInfoV", "nvmlDeviceGetMPSComputeRunningProcesses_v3")
 	c := New(Options{LibraryPath: "fake"})
 	c.roots.Sys = t.TempDir()
 	c.load = func(string) nvml.Interface { return lib }
