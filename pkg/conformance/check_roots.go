@@ -21,7 +21,7 @@ var rootChecks = []Check{
 	{
 		ID:         "roots.control-nodes",
 		Assumption: "the nodes that every CUDA program needs are where the driver looks for device nodes",
-		Code:       "pkg/cdi/common.go",
+		Code:       "pkg/host/devroot.go",
 		Run:        checkControlNodes,
 	},
 	{
@@ -44,7 +44,7 @@ var rootChecks = []Check{
 	},
 }
 
-// place is a tree that may have device nodes.
+// place is a tree that may have device nodes, as the driver or this process sees it.
 type place struct {
 	Name, Folder string
 	// Number is "195:255"; empty where the tree does not have the node.
@@ -55,12 +55,16 @@ type place struct {
 func (n *Node) whereIs(ctx context.Context, path string) ([]place, error) {
 	return Ask(ctx, n, File, "places of "+path, func(context.Context) ([]place, error) {
 		places := []place{
-			{Name: "device root", Folder: n.Roots.Dev},
+			{Name: "device root", Folder: n.Roots.DevRoot().OnHost},
 			{Name: "driver root", Folder: n.Roots.Driver},
 			{Name: "host", Folder: hostRoot},
 		}
 		for i := range places {
-			major, minor, err := host.Roots{Dev: places[i].Folder}.CharDevice(path)
+			roots := n.Roots
+			if i > 0 {
+				roots = host.Roots{Dev: places[i].Folder}
+			}
+			major, minor, err := roots.CharDevice(path)
 			switch {
 			case err == nil:
 				places[i].Number = fmt.Sprintf("%d:%d", major, minor)
@@ -89,13 +93,13 @@ func nodeFinding(subject, expected string, places []place) Finding {
 	if len(have) == 0 {
 		return f.Because("nvidia-modprobe makes it on the host, or the driver container below its root")
 	}
-	return f.Because("the device root is %s: set host.devRoot of the chart to where the node is", places[0].Folder)
+	return f.Because("the device root is %s: set host.devRoot of the chart to auto, or to where the node is", places[0].Folder)
 }
 
 func checkControlNodes(ctx context.Context, n *Node) []Finding {
 	const expected = "a character device in the device root"
 	var findings []Finding
-	for _, path := range []string{"/dev/nvidiactl", "/dev/nvidia-uvm"} {
+	for _, path := range host.RequiredNodes() {
 		places, err := n.whereIs(ctx, path)
 		if err != nil {
 			findings = append(findings, Failed(filepath.Base(path), expected, err))

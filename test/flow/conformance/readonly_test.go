@@ -86,7 +86,7 @@ func TestReadOnlyTroubles(t *testing.T) {
 			wants: []want{
 				{"roots.control-nodes", "nvidiactl", conformance.Differs, "in driver root"},
 				{"roots.control-nodes", "nvidia-uvm", conformance.Differs, "in driver root"},
-				{"roots.gpu-nodes", h100[0], conformance.Differs, "set host.devRoot of the chart"},
+				{"roots.gpu-nodes", h100[0], conformance.Differs, "set host.devRoot of the chart to auto"},
 			},
 		},
 		"files are missing": {
