@@ -29,6 +29,9 @@ type daemon struct {
 	// watched are the servers whose end is reported on serverEnded.
 	watched     []process.ID
 	serverEnded chan struct{}
+	// clients are those of its servers whose end is reported on clientEnded, by PID.
+	clients     map[int]*client
+	clientEnded chan struct{}
 	// unwatched ends the watching of processes that other supervisors started.
 	unwatched <-chan struct{}
 	// dialed is the daemon that was found to listen on the sockets of the record.
@@ -129,6 +132,7 @@ func (d *daemon) changeLimits(ctx context.Context, spec mps.Spec) error {
 // recordLoss counts a loss, if clients could lose anything. The caller saves the
 // record.
 func (d *daemon) recordLoss(ctx context.Context, text string) {
+	d.forgetClients()
 	if d.record.recordLoss(text, time.Now().UTC().Truncate(time.Second)) {
 		klog.FromContext(ctx).Info("MPS clients lost their server", "reason", text, "losses", d.record.Losses)
 	}
@@ -143,7 +147,7 @@ func (d *daemon) publishClients(phase mps.Phase, message string, clients []int) 
 	r := &d.record
 	status := mps.Status{
 		Spec: r.Spec.Clone(), Phase: phase, Message: message,
-		Losses: r.Losses, LastLoss: r.LastLoss, LastLossTime: r.LastLossTime,
+		Losses: r.Losses, LastLoss: r.LastLoss, LastLossTime: r.LastLossTime, Kills: r.Kills, LastKill: r.LastKill,
 		PipeDir: d.folder.clientPipe(), ShmDir: d.folder.shm(),
 	}
 	if len(r.Servers) > 0 {
