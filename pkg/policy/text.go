@@ -71,6 +71,9 @@ func (o *MPSOffer) String() string {
 	if o.ReservedMemoryBytes > 0 {
 		text += ", " + resource.NewQuantity(o.ReservedMemoryBytes, resource.BinarySI).String() + " reserved"
 	}
+	if o.OnClientKilled == KilledRestart {
+		text += ", restarted when a client is killed"
+	}
 	return text
 }
 

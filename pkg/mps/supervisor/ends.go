@@ -26,16 +26,16 @@ const killMargin = 2 * time.Second
 // margin is the part of a grace period that the clients of a pod do not have.
 func margin(grace time.Duration) time.Duration { return min(killMargin, grace/2) }
 
-// ends terminates the clients of pods that are about to be killed.
-type ends struct {
+// endings terminates the clients of pods that are about to be killed.
+type endings struct {
 	supervisor *Supervisor
 
 	mu      sync.Mutex
-	pending map[types.UID]context.CancelFunc
+	pending map[types.UID]func()
 }
 
 // PodEnds implements podend.Handler.
-func (e *ends) PodEnds(ctx context.Context, end podend.End) {
+func (e *endings) PodEnds(ctx context.Context, end podend.End) {
 	ctx, cancel := context.WithCancel(ctx)
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -47,7 +47,7 @@ func (e *ends) PodEnds(ctx context.Context, end podend.End) {
 }
 
 // PodEnded implements podend.Handler.
-func (e *ends) PodEnded(uid types.UID) {
+func (e *endings) PodEnded(uid types.UID) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if cancel := e.pending[uid]; cancel != nil {
@@ -68,7 +68,7 @@ func (s *Supervisor) watchPods(ctx context.Context) {
 		}
 	}()
 	watcher := podend.Watcher{Socket: s.options.PodsSocket, Retry: s.options.PodsRetry}
-	watcher.Run(ctx, &ends{supervisor: s, pending: map[types.UID]context.CancelFunc{}})
+	watcher.Run(ctx, &endings{supervisor: s, pending: map[types.UID]func(){}})
 }
 
 // endPod waits until a pod is about to be killed, and terminates its clients until it is.
