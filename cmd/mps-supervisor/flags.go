@@ -5,6 +5,7 @@ package main
 
 import (
 	"errors"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"time"
@@ -19,6 +20,7 @@ import (
 type config struct {
 	mpsDir, driverRoot  string
 	extraContainerFiles string
+	podsSocket          string
 	checkInterval       time.Duration
 	process             command.Process
 }
@@ -34,6 +36,8 @@ func (c *config) flags() []cli.Flag {
 			"time between two checks of a session's server; the end of a daemon is noticed at once"),
 		command.String("", "extra-container-files", "", &c.extraContainerFiles,
 			"names of files in a daemon's pipe directory that containers get beside the socket control, separated by commas, such as log"),
+		command.String("", "kubelet-pods-socket", "", &c.podsSocket,
+			"socket of the kubelet's Pods API, by which MPS clients are terminated before their pod is killed; empty: they are not"),
 	}, c.process.Flags("")...)
 }
 
@@ -52,8 +56,17 @@ func (c *config) validate() error {
 		command.CheckDirectory("driver-root", c.driverRoot, false),
 		command.CheckDuration("check-interval", c.checkInterval, shortest, longest),
 		c.checkContainerFiles(),
+		c.checkPodsSocket(),
 		c.process.Validate(),
 	)
+}
+
+// checkPodsSocket takes a socket that does not exist: older kubelets have none.
+func (c *config) checkPodsSocket() error {
+	if c.podsSocket != "" && !filepath.IsAbs(c.podsSocket) {
+		return command.Wrong("kubelet-pods-socket", c.podsSocket, "an absolute path, or nothing")
+	}
+	return nil
 }
 
 // containerFiles returns the names in the flag.

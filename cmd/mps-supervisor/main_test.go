@@ -33,6 +33,7 @@ func TestBadFlags(t *testing.T) {
 		{[]string{"--check-interval=2"}, []string{"check-interval", `"2"`}},
 		{[]string{"--extra-container-files=log,../x"}, []string{`--extra-container-files (EXTRA_CONTAINER_FILES) is "log,../x": want names`}},
 		{[]string{"--extra-container-files=control_privileged"}, []string{"EXTRA_CONTAINER_FILES", "could command the daemon"}},
+		{[]string{"--kubelet-pods-socket=pods-api.sock"}, []string{`--kubelet-pods-socket (KUBELET_PODS_SOCKET) is "pods-api.sock": want an absolute path`}},
 		{[]string{"--health-socket=health.sock"}, []string{`--health-socket (HEALTH_SOCKET) is "health.sock": want an absolute path`}},
 		{[]string{"-v=-1"}, []string{`--v (LOG_LEVEL) is "-1": want 0 or more`}},
 		{[]string{"--logging-format=xml"}, []string{`--logging-format (LOGGING_FORMAT) is "xml": want text or json`}},

@@ -24,6 +24,7 @@ import (
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/pkg/sharing"
 )
 
@@ -276,7 +277,13 @@ func TestReactionToKills(t *testing.T) {
 	if got := b.running(wholeA).OnClientKilled; got != "" {
 		t.Errorf("by default, got %q", got)
 	}
-	b.offer(func(p *policy.Policy) { p.Default.MPS.OnClientKilled = policy.KilledRestart })
+	p := testPolicy()
+	p.Default.MPS.OnClientKilled = policy.KilledRestart
+	inventory, err := device.NewInventory(testNode(), device.Terms{Policy: p})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.SetInventory(inventory)
 	mustPrepare(t, m, newClaim("after", mpsA))
 	mustPrepare(t, m, configure(newClaim("own", wholeB), fromClaim, ownMPSOfOne))
 	if got := b.running(wholeA).OnClientKilled; got != policy.KilledRestart {
@@ -284,10 +291,6 @@ func TestReactionToKills(t *testing.T) {
 	}
 	if got := b.running(wholeB).OnClientKilled; got != "" {
 		t.Errorf("of one claim, got %q", got)
-	}
-	mustUnprepare(t, m, "after")
-	if got := b.running(wholeA).OnClientKilled; got != "" {
-		t.Errorf("without the claim, got %q", got)
 	}
 }
 

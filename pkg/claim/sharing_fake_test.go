@@ -100,6 +100,9 @@ func (b *box) start(s sharing.Session) error {
 	}
 	b.mu.Lock()
 	was := b.sessions[s.ID]
+	if was != nil {
+		was.OnClientKilled = s.OnClientKilled
+	}
 	b.mu.Unlock()
 	if was == nil {
 		return b.effect("start session", func() error {

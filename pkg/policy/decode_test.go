@@ -77,7 +77,7 @@ func TestDecode(t *testing.T) {
 								},
 								{
 									Profiles:  []string{"2g.20gb", "1g.10gb+me"},
-									MPS:       &MPSOffer{Clients: 2, MemoryOvercommit: 1, ComputeOvercommit: 1.25, ReservedMemoryBytes: 256 << 20},
+									MPS:       &MPSOffer{Clients: 2, MemoryOvercommit: 1, ComputeOvercommit: 1.25, ReservedMemoryBytes: 256 << 20, OnClientKilled: KilledRestart},
 									TimeSlice: &TimeSliceOffer{Clients: DefaultClients, Interval: IntervalDefault, MemoryOvercommit: 1},
 								},
 							},
@@ -87,7 +87,7 @@ func TestDecode(t *testing.T) {
 					},
 				},
 			},
-			Default: Offer{Whole: true, MPS: &MPSOffer{Clients: 1024, MemoryOvercommit: 1, ComputeOvercommit: 1}},
+			Default: Offer{Whole: true, MPS: &MPSOffer{Clients: 1024, MemoryOvercommit: 1, ComputeOvercommit: 1, OnClientKilled: KilledReport}},
 		},
 		"json": {Default: Offer{TimeSlice: &TimeSliceOffer{Clients: 16, Interval: IntervalLong, MemoryOvercommit: 1}}},
 		"leave-alone": {
