@@ -131,6 +131,12 @@ func (c Client) StartServer(ctx context.Context) (answer string, err error) {
 	return strings.Join(lines, "\n"), err
 }
 
+// ShutdownServer asks the daemon to end a server, whether it has clients or not.
+func (c Client) ShutdownServer(ctx context.Context, server int) error {
+	_, err := c.run(ctx, fmt.Sprintf("shutdown_server %d -f", server))
+	return err
+}
+
 // Quit asks the daemon to end its servers and itself. Clients have a second to end.
 func (c Client) Quit(ctx context.Context) error {
 	_, err := c.run(ctx, "quit -t 1")

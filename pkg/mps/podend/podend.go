@@ -102,9 +102,9 @@ func (w Watcher) watch(ctx context.Context, handler Handler, connected func()) e
 		return fmt.Errorf("connect to the kubelet: %w", err)
 	}
 	defer func() { _ = conn.Close() }()
-	ctx, cancel := context.WithCancel(ctx)
+	limited, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stream, err := podsv1alpha1.NewPodsClient(conn).WatchPods(ctx, &podsv1alpha1.WatchPodsRequest{})
+	stream, err := podsv1alpha1.NewPodsClient(conn).WatchPods(limited, &podsv1alpha1.WatchPodsRequest{})
 	if err != nil {
 		return fmt.Errorf("watch the kubelet's pods: %w", err)
 	}

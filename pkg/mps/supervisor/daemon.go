@@ -29,9 +29,10 @@ type daemon struct {
 	// watched are the servers whose end is reported on serverEnded.
 	watched     []process.ID
 	serverEnded chan struct{}
-	// clients are those of its servers whose end is reported on clientEnded, by PID.
-	clients     map[int]*client
-	clientEnded chan struct{}
+	// clients are those of its servers that are watched, by PID. clientKilled says that one was
+	// killed.
+	clients      map[int]*client
+	clientKilled chan struct{}
 	// unwatched ends the watching of processes that other supervisors started.
 	unwatched <-chan struct{}
 	// dialed is the daemon that was found to listen on the sockets of the record.

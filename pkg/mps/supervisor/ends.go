@@ -31,28 +31,39 @@ type endings struct {
 	supervisor *Supervisor
 
 	mu      sync.Mutex
-	pending map[types.UID]func()
+	pending map[types.UID]*pendingEnd
 }
+
+// pendingEnd can be called off.
+type pendingEnd struct{ cancel context.CancelFunc }
 
 // PodEnds implements podend.Handler.
 func (e *endings) PodEnds(ctx context.Context, end podend.End) {
 	ctx, cancel := context.WithCancel(ctx)
+	pending := &pendingEnd{cancel: cancel}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if before := e.pending[end.UID]; before != nil {
-		before()
+		before.cancel()
 	}
-	e.pending[end.UID] = cancel
-	e.supervisor.wg.Go(func() { e.supervisor.endPod(ctx, end) })
+	e.pending[end.UID] = pending
+	e.supervisor.wg.Go(func() {
+		defer cancel()
+		e.supervisor.endPod(ctx, end)
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if e.pending[end.UID] == pending {
+			delete(e.pending, end.UID)
+		}
+	})
 }
 
 // PodEnded implements podend.Handler.
 func (e *endings) PodEnded(uid types.UID) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if cancel := e.pending[uid]; cancel != nil {
-		cancel()
-		delete(e.pending, uid)
+	if pending := e.pending[uid]; pending != nil {
+		pending.cancel()
 	}
 }
 
@@ -68,7 +79,7 @@ func (s *Supervisor) watchPods(ctx context.Context) {
 		}
 	}()
 	watcher := podend.Watcher{Socket: s.options.PodsSocket, Retry: s.options.PodsRetry}
-	watcher.Run(ctx, &endings{supervisor: s, pending: map[types.UID]func(){}})
+	watcher.Run(ctx, &endings{supervisor: s, pending: map[types.UID]*pendingEnd{}})
 }
 
 // endPod waits until a pod is about to be killed, and terminates its clients until it is.

@@ -43,7 +43,7 @@ func TestPodEnds(t *testing.T) {
 	ends, stays := w.client(0, before), w.podClient(s, before)
 	w.inPodWith(ends.Process.Pid, endingPod)
 	w.untilWatched(s, one.ID, ends.Process.Pid)
-	e := &endings{supervisor: s, pending: map[types.UID]func(){}}
+	e := &endings{supervisor: s, pending: map[types.UID]*pendingEnd{}}
 	e.PodEnds(t.Context(), ending(time.Now().Add(time.Hour)))
 	if terminatedClient(t, s, one.ID, ends.Process.Pid) {
 		t.Error("it has an hour left")

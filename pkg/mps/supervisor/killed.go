@@ -15,6 +15,7 @@ import (
 	"github.com/partage-dev/partage/pkg/mps/control"
 	"github.com/partage-dev/partage/pkg/mps/process"
 	"github.com/partage-dev/partage/pkg/mps/tenant"
+	"github.com/partage-dev/partage/pkg/wait"
 )
 
 // client is a process of a pod that uses a session. A client that is killed while the GPU
@@ -28,20 +29,47 @@ type client struct {
 	counted  bool
 	// terminated: the server has ended what it had, so that it may be killed.
 	terminated bool
+	// ended is closed when it has ended, and killed then says how it was killed. That is
+	// empty if it is not known to have been.
+	ended  chan struct{}
+	killed string
 }
 
-// killed returns how the client was killed, which must have ended, or nothing if it is not
-// known to have been.
-func (c *client) killed() string {
+// watch waits for the end of the client and reports it if it was killed.
+func (c *client) watch(killed chan<- struct{}, unwatched <-chan struct{}) {
+	select {
+	case <-c.process.Done():
+	case <-unwatched:
+		return
+	}
+	// Now, since the cgroup of its pod goes as well.
+	c.killed = c.howKilled()
+	close(c.ended)
+	if c.killed != "" {
+		notify(killed)
+	}
+}
+
+func (c *client) howKilled() string {
 	now, counted := c.pod.OOMKills()
 	outOfMemory := c.counted && counted && now > c.oomKills
 	switch exit := c.process.Exit(); {
-	case c.terminated, exit.Known && !exit.Killed(), !exit.Known && !outOfMemory:
+	case exit.Known && !exit.Killed(), !exit.Known && !outOfMemory:
 		return ""
 	case outOfMemory:
 		return "its pod was out of memory"
 	default:
 		return exit.String()
+	}
+}
+
+// hasEnded reports whether killed may be read.
+func (c *client) hasEnded() bool {
+	select {
+	case <-c.ended:
+		return true
+	default:
+		return false
 	}
 }
 
@@ -70,7 +98,7 @@ func (d *daemon) watchClient(pid int) *client {
 	if err != nil {
 		return nil
 	}
-	c := &client{}
+	c := &client{ended: make(chan struct{})}
 	if c.process, err = process.Adopt(id, d.unwatched); c.process == nil || err != nil {
 		return nil
 	}
@@ -80,13 +108,7 @@ func (d *daemon) watchClient(pid int) *client {
 		d.clients = map[int]*client{}
 	}
 	d.clients[pid] = c
-	go func() {
-		select {
-		case <-c.process.Done():
-			notify(d.clientEnded)
-		case <-d.unwatched:
-		}
-	}()
+	go c.watch(d.clientKilled, d.unwatched)
 	return c
 }
 
@@ -95,13 +117,13 @@ func (d *daemon) watchClient(pid int) *client {
 func (d *daemon) killedClients(ctx context.Context) []string {
 	var killed []string
 	for pid, c := range d.clients {
-		if !c.process.Ended() {
+		if !c.hasEnded() {
 			continue
 		}
 		delete(d.clients, pid)
-		if how := c.killed(); how != "" {
-			klog.FromContext(ctx).Info("A client of MPS was killed", "pid", pid, "podUID", c.pod.UID, "how", how)
-			killed = append(killed, fmt.Sprintf("a client (%s) was killed: %s", c.process.ID, how))
+		if c.killed != "" && !c.terminated {
+			klog.FromContext(ctx).Info("A client of MPS was killed", "pid", pid, "podUID", c.pod.UID, "how", c.killed)
+			killed = append(killed, fmt.Sprintf("a client (%s) was killed: %s", c.process.ID, c.killed))
 		}
 	}
 	slices.Sort(killed)
@@ -143,9 +165,9 @@ func (r *repairer) handleKills(ctx context.Context, servers []control.Server) er
 	case len(others) == 0:
 		// Nobody loses anything.
 		d.record.Serving = false
-		return r.replaceDaemon(ctx, cause)
+		return r.replaceServers(ctx, cause)
 	case d.record.Spec.OnClientKilled == mps.RestartServer:
-		return r.replaceDaemon(ctx, fmt.Errorf("%w, and the sharing policy asks for a restart", cause))
+		return r.replaceServers(ctx, fmt.Errorf("%w, and the sharing policy asks for a restart", cause))
 	case d.record.Reported:
 		return nil
 	}
@@ -154,6 +176,31 @@ func (r *repairer) handleKills(ctx context.Context, servers []control.Server) er
 	d.record.Kills++
 	d.record.LastKill, d.record.Reported = d.record.Doubt, true
 	d.publish(mps.Running, "")
+	return d.folder.save(d.record)
+}
+
+// replaceServers ends the servers, and the next check starts another. The daemon goes on, so
+// that clients which come meanwhile wait instead of doing without MPS. Where it does not do
+// what it is told, it is replaced, too.
+func (r *repairer) replaceServers(ctx context.Context, cause error) error {
+	d := r.daemon
+	klog.FromContext(ctx).Error(cause, "Replacing MPS servers", "servers", process.PIDs(d.record.Servers))
+	limited, cancel := context.WithTimeout(ctx, d.options.EndLimit)
+	defer cancel()
+	ctl, err := d.client()
+	for _, server := range d.record.Servers {
+		if err == nil {
+			err = ctl.ShutdownServer(limited, server.PID)
+		}
+		if err == nil {
+			err = wait.Until(limited, func() (bool, error) { return !server.Alive(), nil })
+		}
+	}
+	if err != nil {
+		return r.replaceDaemon(ctx, fmt.Errorf("%w; its servers do not end: %w", cause, err))
+	}
+	d.recordLoss(ctx, cause.Error())
+	d.publish(mps.Starting, cause.Error())
 	return d.folder.save(d.record)
 }
 

@@ -248,7 +248,7 @@ func (s *Supervisor) Close(ctx context.Context) error {
 func (s *Supervisor) folder(id string) folder { return folder(filepath.Join(s.options.Dir, id)) }
 
 func (s *Supervisor) newSession(id string) *session {
-	d := &daemon{options: s.options, memory: s.memory, folder: s.folder(id), serverEnded: make(chan struct{}, 1), clientEnded: make(chan struct{}, 1), unwatched: s.closed}
+	d := &daemon{options: s.options, memory: s.memory, folder: s.folder(id), serverEnded: make(chan struct{}, 1), clientKilled: make(chan struct{}, 1), unwatched: s.closed}
 	return &session{
 		id: id, locked: make(chan struct{}, 1), changed: make(chan struct{}, 1),
 		daemon: d,
