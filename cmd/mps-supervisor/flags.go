@@ -5,6 +5,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -21,6 +22,8 @@ type config struct {
 	mpsDir, driverRoot  string
 	extraContainerFiles string
 	podsSocket          string
+	seLinux             string
+	memoryPercent       int
 	checkInterval       time.Duration
 	process             command.Process
 }
@@ -38,6 +41,9 @@ func (c *config) flags() []cli.Flag {
 			"names of files in a daemon's pipe directory that containers get beside the socket control, separated by commas, such as log"),
 		command.String("", "kubelet-pods-socket", "", &c.podsSocket,
 			"socket of the kubelet's Pods API, by which MPS clients are terminated before their pod is killed; empty: they are not"),
+		command.SELinux("", &c.seLinux),
+		command.Int("", "memory-percent", 50, &c.memoryPercent,
+			"how much of the node's memory what is mounted for all sessions may take, above all the /dev/shm of their clients"),
 	}, c.process.Flags("")...)
 }
 
@@ -57,6 +63,8 @@ func (c *config) validate() error {
 		command.CheckDuration("check-interval", c.checkInterval, shortest, longest),
 		c.checkContainerFiles(),
 		c.checkPodsSocket(),
+		command.CheckSELinux(c.seLinux),
+		c.checkMemoryPercent(),
 		c.process.Validate(),
 	)
 }
@@ -65,6 +73,16 @@ func (c *config) validate() error {
 func (c *config) checkPodsSocket() error {
 	if c.podsSocket != "" && !filepath.IsAbs(c.podsSocket) {
 		return command.Wrong("kubelet-pods-socket", c.podsSocket, "an absolute path, or nothing")
+	}
+	return nil
+}
+
+// maxMemoryPercent leaves some of the node's memory to everything else.
+const maxMemoryPercent = 80
+
+func (c *config) checkMemoryPercent() error {
+	if c.memoryPercent < 1 || c.memoryPercent > maxMemoryPercent {
+		return command.Wrong("memory-percent", c.memoryPercent, fmt.Sprintf("a number from 1 to %d", maxMemoryPercent))
 	}
 	return nil
 }

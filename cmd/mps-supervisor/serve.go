@@ -39,6 +39,8 @@ func serve(ctx context.Context, c *config, cmd *cli.Command) error {
 		CheckInterval:       c.checkInterval,
 		ExtraContainerFiles: c.containerFiles(),
 		PodsSocket:          c.podsSocket,
+		SELinuxContext:      c.seLinux,
+		MemoryPercent:       c.memoryPercent,
 	})
 }
 
