@@ -79,7 +79,8 @@ func (d Device) Used(m *machine.Machine) uint64 {
 // in a container: GPUs in their order, each followed by its compute instances. A
 // GPU in MIG mode is none itself. Those that have failed are left out.
 func Here(m *machine.Machine, root string) []Device {
-	if !present(root, "nvidiactl") {
+	// Without unified memory CUDA does not initialise; with which error is assumed.
+	if !present(root, "nvidiactl") || !present(root, "nvidia-uvm") {
 		return nil
 	}
 	all := present(root, "nvidia-caps/nvidia-cap1") // who may configure MIG sees everything
@@ -142,7 +143,7 @@ func instances(index int, g *machine.GPU, visible func(gi, ci int) bool) []Devic
 
 func compute(index int, g *machine.GPU, p *machine.GIProfile, gi int, ci machine.ComputeInstance) Device {
 	d := whole(index, g)
-	d.UUID, d.Instance, d.Compute, d.Memory, d.Mode = ci.UUID, gi, ci.ID, p.MemoryMiB<<20, ci.ComputeMode
+	d.UUID, d.Instance, d.Compute, d.Memory, d.Mode = ci.UUID, gi, ci.ID, (p.MemoryMiB-p.ReservedMiB)<<20, ci.ComputeMode
 	d.ContextMemory = g.MIG.ContextBytes
 	d.Name += " MIG "
 	if ci.Placement.Size < p.Slices {

@@ -31,7 +31,7 @@ func machineOf(t *testing.T, name string) *machine.Machine {
 func container(t *testing.T, nodes ...string) (root string) {
 	t.Helper()
 	root = t.TempDir()
-	for _, n := range append(nodes, "nvidiactl") {
+	for _, n := range append(nodes, "nvidiactl", "nvidia-uvm") {
 		path := filepath.Join(root, "dev", n)
 		err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))))
 		if errors.Is(err, unix.EPERM) {
@@ -98,13 +98,20 @@ func TestHere(t *testing.T) {
 	if got := Here(m, t.TempDir()); got != nil {
 		t.Errorf("without nvidiactl: %v", got)
 	}
+	noUVM := container(t, append(caps(1), node(a))...)
+	if err := os.Remove(filepath.Join(noUVM, "dev/nvidia-uvm")); err != nil {
+		t.Fatal(err)
+	}
+	if got := Here(m, noUVM); got != nil {
+		t.Errorf("without nvidia-uvm: %v", got)
+	}
 	a.Failure = 15
 	here := Here(m, container(t, append(caps(1), node(a), node(b), node(c))...))
 	want := []Device{
-		{UUID: "MIG-whole", Name: "NVIDIA H100 80GB HBM3 MIG 3g.40gb", GPU: 1, Instance: 1, Compute: 0, Minor: b.Minor, Memory: 40448 << 20,
+		{UUID: "MIG-whole", Name: "NVIDIA H100 80GB HBM3 MIG 3g.40gb", GPU: 1, Instance: 1, Compute: 0, Minor: b.Minor, Memory: (40448 - 45) << 20,
 			ContextMemory: 326 << 20, ServerMemory: 60 << 20,
 			Multiprocessors: 60, OfGPU: 132, Major: 9, Mode: ModeExclusiveProcess},
-		{UUID: "MIG-small0", Name: "NVIDIA H100 80GB HBM3 MIG 1c.3g.40gb", GPU: 1, Instance: 2, Compute: 0, Minor: b.Minor, Memory: 40448 << 20,
+		{UUID: "MIG-small0", Name: "NVIDIA H100 80GB HBM3 MIG 1c.3g.40gb", GPU: 1, Instance: 2, Compute: 0, Minor: b.Minor, Memory: (40448 - 45) << 20,
 			ContextMemory: 326 << 20, ServerMemory: 60 << 20,
 			Multiprocessors: 16, OfGPU: 132, Major: 9},
 	}
