@@ -29,6 +29,8 @@ func TestBadFlags(t *testing.T) {
 		{[]string{"--mps-dir=run"}, []string{`--mps-dir (MPS_DIR) is "run": want an absolute path`}},
 		{[]string{"--mps-dir=" + file}, []string{`--mps-dir (MPS_DIR) is "` + file + `": want a directory`}},
 		{[]string{"--driver-root="}, []string{`--driver-root (DRIVER_ROOT) is "": want an absolute path`}},
+		{[]string{"--dev-root="}, []string{`--dev-root (DEV_ROOT) is "": want auto or an absolute path`}},
+		{[]string{"--host-driver-root=x"}, []string{`--host-driver-root (HOST_DRIVER_ROOT) is "x": want an absolute path`}},
 		{[]string{"--check-interval=1ms"}, []string{`--check-interval (CHECK_INTERVAL) is "1ms": want a time from 50ms to 1m0s`}},
 		{[]string{"--check-interval=2"}, []string{"check-interval", `"2"`}},
 		{[]string{"--extra-container-files=log,../x"}, []string{`--extra-container-files (EXTRA_CONTAINER_FILES) is "log,../x": want names`}},

@@ -77,6 +77,45 @@ func TestLargestShare(t *testing.T) {
 	}
 }
 
+// Less memory is offered than claims have, because of another version, policy or what
+// the driver keeps: they keep their limits, whatever they are asked for again, and nothing
+// of theirs is touched.
+func TestLessMemoryIsOffered(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	const most = "79Gi" // of 80, which the fixture's GPU does not offer
+	old := []*resourceapi.ResourceClaim{portion("u1", mpsA, most, "25"), portion("u2", mpsA, "1Gi", "25")}
+	if d, _ := testInventory(t).Lookup(mpsA); d.Share.MaxMemoryBytes >= 79<<30 {
+		t.Fatalf("%d bytes are offered, this test needs less", d.Share.MaxMemoryBytes)
+	}
+	var prepared [][]PreparedDevice
+	for _, claim := range old {
+		prepared = append(prepared, mustPrepare(t, m, claim))
+	}
+	b.wantLimits("as allocated", wholeA, 25, 79)
+	before := b.limitsOfSpec("u1")
+
+	next := b.manager() // of the next version
+	b.hooks(nil, nil)
+	mustReconcile(t, next)
+	for i, claim := range old {
+		if diff := cmp.Diff(prepared[i], mustPrepare(t, next, claim)); diff != "" {
+			t.Errorf("claim %d is prepared otherwise (-before +now):\n%s", i, diff)
+		}
+	}
+	if seen := b.onHardware(); len(seen) > 0 {
+		t.Errorf("effects of the new version: %v", seen)
+	}
+	b.wantLimits("with the new version", wholeA, 25, 79)
+	if diff := cmp.Diff(before, b.limitsOfSpec("u1")); diff != "" {
+		t.Errorf("limits of the container (-before +now):\n%s", diff)
+	}
+	mustUnprepare(t, next, "u1")
+	b.wantLimits("without the large one", wholeA, 25, 1)
+	mustUnprepare(t, next, "u2")
+	b.wantNothing()
+}
+
 // What could not be tightened when a share was released is tightened later.
 func TestLimitsAreAligned(t *testing.T) {
 	b := newBox(t)

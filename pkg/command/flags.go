@@ -85,6 +85,18 @@ func CheckDirectory(flag, path string, mustExist bool) error {
 	return nil
 }
 
+// CheckDevRoot refuses a value of the flag "dev-root" that is neither host.AutoDev nor a
+// directory. The directory may be absent.
+func CheckDevRoot(value string) error {
+	if value == host.AutoDev {
+		return nil
+	}
+	if !filepath.IsAbs(value) {
+		return Wrong("dev-root", value, host.AutoDev+" or an absolute path")
+	}
+	return CheckDirectory("dev-root", value, false)
+}
+
 // CheckProgram refuses a path that is not absolute, or not a program.
 func CheckProgram(flag, path string) error {
 	if !filepath.IsAbs(path) {

@@ -81,7 +81,7 @@ default: {kinds: [gpu, timeslice]}
 	a10 := &gpu.GPU{ProductName: "NVIDIA A10", Architecture: "Ampere"}
 	for want, g := range map[string]*gpu.GPU{
 		`rule "this-one": gpu`:                       a100(),
-		`rule "a100": mps 4 clients, 512Mi reserved`: other,
+		`rule "a100": mps 4 clients`: other,
 		`rule "ampere": timeslice 4 clients`:         a10,
 		`default: gpu; timeslice 4 clients`:          {ProductName: "Tesla T4", Architecture: "Turing"},
 	} {

@@ -40,6 +40,9 @@ func (d *daemon) startDaemon(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := checkNodes(ctx, d.options.Roots); err != nil {
+		return err
+	}
 	fresh, err := d.folder.make()
 	if err != nil {
 		return err
