@@ -38,6 +38,8 @@ func serve(ctx context.Context, c *config, cmd *cli.Command) error {
 		Roots:               host.Roots{Driver: c.driverRoot},
 		CheckInterval:       c.checkInterval,
 		ExtraContainerFiles: c.containerFiles(),
+		SELinuxContext:      c.seLinux,
+		MemoryPercent:       c.memoryPercent,
 	})
 }
 
