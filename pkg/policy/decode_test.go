@@ -76,7 +76,7 @@ func TestDecode(t *testing.T) {
 									TimeSlice: &TimeSliceOffer{Clients: 4, Interval: IntervalDefault, MemoryOvercommit: 1.5},
 								},
 								{
-									Profiles:  []string{"2g.20gb", "1g.10gb+me"},
+									Profiles: []string{"2g.20gb", "1g.10gb+me"},
 									MPS: &MPSOffer{
 										Clients: 2, MemoryOvercommit: 1, ComputeOvercommit: 1.25, ReservedMemoryBytes: 256 << 20,
 										ServerMemoryBytes: new(int64(60 << 20)), ContextMemoryBytes: new(int64(326 << 20)),
