@@ -33,6 +33,7 @@ type config struct {
 	hook         string
 	policyFile   string
 	interposer   string
+	seLinux      string
 	podUID       string
 
 	callLimit         time.Duration
@@ -100,6 +101,7 @@ func (c *config) flags() []cli.Flag {
 			"the SharingPolicy, which may change at any time; empty: every kind of device on every GPU"),
 		command.String(categorySharing, "interposer-library", "", &c.interposer,
 			"library on the host that is loaded into containers with time-slice shares to limit their memory and multiprocessors; empty: no limits"),
+		command.SELinux(categorySharing, &c.seLinux),
 
 		command.Duration(categoryTimes, "nvml-call-limit", 25*time.Second, &c.callLimit,
 			"how long one call of the NVIDIA driver may take before it is abandoned and its GPU counts as not responding"),

@@ -42,7 +42,7 @@ func (c *config) validateSlices() error {
 }
 
 func (c *config) validateSharing() error {
-	var errs []error
+	errs := []error{command.CheckSELinux(c.seLinux)}
 	for flag, path := range map[string]string{"policy-file": c.policyFile, "interposer-library": c.interposer} {
 		if path != "" && !filepath.IsAbs(path) {
 			errs = append(errs, command.Wrong(flag, path, "an absolute path, or nothing"))

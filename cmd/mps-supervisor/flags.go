@@ -5,6 +5,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"regexp"
 	"strings"
 	"time"
@@ -22,6 +23,8 @@ type config struct {
 	driverRoot, devRoot string
 	hostDriverRoot      string
 	extraContainerFiles string
+	seLinux             string
+	memoryPercent       int
 	checkInterval       time.Duration
 	process             command.Process
 }
@@ -41,6 +44,9 @@ func (c *config) flags() []cli.Flag {
 			"time between two checks of a session's server; the end of a daemon is noticed at once"),
 		command.String("", "extra-container-files", "", &c.extraContainerFiles,
 			"names of files in a daemon's pipe directory that containers get beside the socket control, separated by commas, such as log"),
+		command.SELinux("", &c.seLinux),
+		command.Int("", "memory-percent", 50, &c.memoryPercent,
+			"how much of the node's memory what is mounted for all sessions may take, above all the /dev/shm of their clients"),
 	}, c.process.Flags("")...)
 }
 
@@ -61,6 +67,8 @@ func (c *config) validate() error {
 		c.checkHostDriverRoot(),
 		command.CheckDuration("check-interval", c.checkInterval, shortest, longest),
 		c.checkContainerFiles(),
+		command.CheckSELinux(c.seLinux),
+		c.checkMemoryPercent(),
 		c.process.Validate(),
 	)
 }
@@ -74,6 +82,16 @@ func (c *config) checkHostDriverRoot() error {
 
 func (c *config) roots() host.Roots {
 	return host.Roots{Driver: c.driverRoot, Dev: c.devRoot, HostDriver: c.hostDriverRoot}.Complete()
+}
+
+// maxMemoryPercent leaves some of the node's memory to everything else.
+const maxMemoryPercent = 80
+
+func (c *config) checkMemoryPercent() error {
+	if c.memoryPercent < 1 || c.memoryPercent > maxMemoryPercent {
+		return command.Wrong("memory-percent", c.memoryPercent, fmt.Sprintf("a number from 1 to %d", maxMemoryPercent))
+	}
+	return nil
 }
 
 // containerFiles returns the names in the flag.

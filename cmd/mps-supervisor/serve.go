@@ -37,6 +37,8 @@ func serve(ctx context.Context, c *config, cmd *cli.Command) error {
 		Roots:               c.roots(),
 		CheckInterval:       c.checkInterval,
 		ExtraContainerFiles: c.containerFiles(),
+		SELinuxContext:      c.seLinux,
+		MemoryPercent:       c.memoryPercent,
 	})
 }
 

@@ -51,6 +51,12 @@ func Launch(args []string) error {
 		return fmt.Errorf("%s: want a program; only the supervisor uses this", LaunchCommand)
 	}
 	runtime.LockOSThread()
+	if l.shm != "" { // a daemon, whose servers inherit it
+		// The supervisor looks at what came of it. This is for those who read the daemon's log.
+		if err := allowOpenFiles(); err != nil {
+			_, _ = fmt.Fprintln(os.Stderr, err)
+		}
+	}
 	if err := l.enter(); err != nil {
 		return fmt.Errorf("prepare the file system for %s: %w", flags.Arg(0), err)
 	}
