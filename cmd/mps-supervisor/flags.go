@@ -6,6 +6,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"time"
@@ -23,6 +24,7 @@ type config struct {
 	driverRoot, devRoot string
 	hostDriverRoot      string
 	extraContainerFiles string
+	podsSocket          string
 	seLinux             string
 	memoryPercent       int
 	checkInterval       time.Duration
@@ -44,6 +46,8 @@ func (c *config) flags() []cli.Flag {
 			"time between two checks of a session's server; the end of a daemon is noticed at once"),
 		command.String("", "extra-container-files", "", &c.extraContainerFiles,
 			"names of files in a daemon's pipe directory that containers get beside the socket control, separated by commas, such as log"),
+		command.String("", "kubelet-pods-socket", "", &c.podsSocket,
+			"socket of the kubelet's Pods API, by which MPS clients are terminated before their pod is killed; empty: they are not"),
 		command.SELinux("", &c.seLinux),
 		command.Int("", "memory-percent", 50, &c.memoryPercent,
 			"how much of the node's memory what is mounted for all sessions may take, above all the /dev/shm of their clients"),
@@ -67,10 +71,29 @@ func (c *config) validate() error {
 		c.checkHostDriverRoot(),
 		command.CheckDuration("check-interval", c.checkInterval, shortest, longest),
 		c.checkContainerFiles(),
+		c.checkPodsSocket(),
 		command.CheckSELinux(c.seLinux),
 		c.checkMemoryPercent(),
 		c.process.Validate(),
 	)
+}
+
+// checkPodsSocket takes a socket that does not exist: older kubelets have none.
+func (c *config) checkPodsSocket() error {
+	if c.podsSocket != "" && !filepath.IsAbs(c.podsSocket) {
+		return command.Wrong("kubelet-pods-socket", c.podsSocket, "an absolute path, or nothing")
+	}
+	return nil
+}
+
+// maxMemoryPercent leaves some of the node's memory to everything else.
+const maxMemoryPercent = 80
+
+func (c *config) checkMemoryPercent() error {
+	if c.memoryPercent < 1 || c.memoryPercent > maxMemoryPercent {
+		return command.Wrong("memory-percent", c.memoryPercent, fmt.Sprintf("a number from 1 to %d", maxMemoryPercent))
+	}
+	return nil
 }
 
 func (c *config) checkHostDriverRoot() error {
@@ -82,16 +105,6 @@ func (c *config) checkHostDriverRoot() error {
 
 func (c *config) roots() host.Roots {
 	return host.Roots{Driver: c.driverRoot, Dev: c.devRoot, HostDriver: c.hostDriverRoot}.Complete()
-}
-
-// maxMemoryPercent leaves some of the node's memory to everything else.
-const maxMemoryPercent = 80
-
-func (c *config) checkMemoryPercent() error {
-	if c.memoryPercent < 1 || c.memoryPercent > maxMemoryPercent {
-		return command.Wrong("memory-percent", c.memoryPercent, fmt.Sprintf("a number from 1 to %d", maxMemoryPercent))
-	}
-	return nil
 }
 
 // containerFiles returns the names in the flag.
