@@ -146,6 +146,11 @@ int enter(void)
 	return 1;
 }
 
+void add_holders(void)
+{
+	gs_add_holders(&state, &view);
+}
+
 void leave(const int *entered)
 {
 	if (*entered)

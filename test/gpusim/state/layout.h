@@ -15,7 +15,7 @@
 
 #define GS_MAGIC "GPUSIM\n"
 // Raise it at every change of the structures below.
-#define GS_LAYOUT_VERSION 3
+#define GS_LAYOUT_VERSION 4
 
 enum {
 	GS_MAX_GPUS = 16,
@@ -150,7 +150,7 @@ struct gs_process {
 };
 
 // machine.ProcessKind
-enum gs_kind { GS_COMPUTE, GS_MPS_SERVER, GS_MPS_CLIENT, GS_KINDS };
+enum gs_kind { GS_COMPUTE, GS_MPS_SERVER, GS_MPS_CLIENT, GS_HANDLE, GS_KINDS };
 
 // What becomes of a call that a fault strikes: machine.Effect.
 enum gs_effect {
@@ -202,6 +202,8 @@ struct gs_machine {
 	int32_t fault_count;
 	int32_t latency_count;
 	int32_t failing; // how many GPUs have a failure
+	int32_t moving_minors;
+	int32_t unused;
 	uint64_t next_serial;
 	uint64_t next_fault;
 	struct gs_process processes[GS_MAX_PROCESSES];
