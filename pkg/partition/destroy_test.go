@@ -128,7 +128,7 @@ var destroyTests = map[string]struct {
 		},
 		waits: 99,
 		outcome: outcome{
-			is: gpu.ErrInUse, says: []string{"GPU instance 7", "DCGM"},
+			is: gpu.ErrInUse, says: []string{"GPU instance 7", "held by nobody"},
 			calls: []string{"gi- 7", "gi- 7", "gi- 7", "gi- 7", "gi- 7", "gi- 7", "gi- 7", "gi- 7"},
 			left:  []gpu.Instance{instance(7, oneAt4)}, modeLeft: true,
 		},

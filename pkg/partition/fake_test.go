@@ -4,6 +4,7 @@
 package partition
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -103,7 +104,8 @@ func (f *fakeGPU) Describe(_ context.Context, _ string, instanceID int, listed [
 			names = append(names, fmt.Sprintf("process %d", p.PID))
 		}
 	}
-	return strings.Join(names, ", ")
+	slices.Sort(names)
+	return cmp.Or(strings.Join(names, ", "), "nobody")
 }
 
 func (f *fakeGPU) Processes(ctx context.Context, _ string) ([]gpu.Process, error) {

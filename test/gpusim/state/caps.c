@@ -307,7 +307,8 @@ static int has_minor(int minor, const void *arg)
 	return 0;
 }
 
-// move_minors gives the GPUs the nodes and the lines of the machine after.
+// move_minors gives the GPUs the nodes and the lines of the machine after. A machine that
+// is being made has neither yet.
 static int move_minors(const char *capabilities, const struct gs_machine *after)
 {
 	size_t length = strlen(capabilities), suffix = strlen(CAPABILITIES);
@@ -320,6 +321,8 @@ static int move_minors(const char *capabilities, const struct gs_machine *after)
 		size = snprintf(path, sizeof(path), "%.*s/gpus/%s/information", (int)(length - strlen("/capabilities")),
 				capabilities, after->gpus[i].pci_address);
 		err = size < 0 || (size_t)size >= sizeof(path) ? ENAMETOOLONG : write_minor(path, after->gpus[i].minor);
+		if (err == ENOENT)
+			return 0;
 		if (err == 0)
 			err = make_node(dev, after->gpus[i].minor);
 	}
