@@ -35,7 +35,8 @@ func TestPartitionHeldByContainer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := harness.NewNode(t, "h100x2")
-			p := n.Start(t)
+			// While it tries again, nothing is said to wait for a release.
+			p := n.Start(t, "--reconcile-interval=5s")
 			p.Ready(t)
 			at := harness.Place{Profile: "1g.10gb", Start: 4}
 			claim := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, at.Profile, at.Start)}))
