@@ -5,6 +5,7 @@
 // visible, and changes.
 
 #include "lib.h"
+#include "wait.h"
 
 #include <errno.h>
 #include <link.h>
@@ -89,6 +90,7 @@ static nvmlReturn_t open_driver(void)
 	for (int i = 0; i < view.gpu_count; i++)
 		if (node_present("dev/nvidia%d", view.gpus[i].minor))
 			visible |= 1u << i;
+	wait_for(gs_open_driver(&state));
 	return NVML_SUCCESS;
 }
 

@@ -101,7 +101,9 @@ func (s *Server) run() error {
 		return err
 	}
 	gpus, deviceErr := serverDevices(m, s.root)
-	err = around(s.state, ServerStart, gpusOf(gpus), func() error { return errors.Join(deviceErr, s.start()) })
+	err = around(s.state, ServerStart, gpusOf(gpus), func() error {
+		return errors.Join(deviceErr, s.state.OpenDriver(), s.start())
+	})
 	if err != nil {
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -164,4 +165,53 @@ func TestHold(t *testing.T) {
 		_ = c.Wait()
 	}
 	check([]machine.Process{{PID: 1}})
+}
+
+// Who opens the driver first initialises it, unless it stays loaded without anybody.
+func TestOpenDriver(t *testing.T) {
+	m := full()
+	for i := range m.GPUs {
+		m.GPUs[i].Persistence = i > 0
+	}
+	const takes = 20 * time.Millisecond
+	m.Latencies = []machine.Latency{{Function: DriverOpen, Base: takes}}
+	path, f := create(t, m)
+	open := func(file *File) (took time.Duration) {
+		t.Helper()
+		began := time.Now()
+		if err := file.OpenDriver(); err != nil {
+			t.Fatal(err)
+		}
+		return time.Since(began)
+	}
+	change := func(change func(*machine.Machine)) {
+		t.Helper()
+		if err := f.Update(func(m *machine.Machine) error { change(m); return nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if took := open(first); took < takes {
+		t.Errorf("the first took %s, want %s", took, takes)
+	}
+	// Longer than any test lasts.
+	change(func(m *machine.Machine) { m.Latencies[0].Base = 24 * time.Hour })
+	second, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	asNobody(t, func() { open(second) })
+	first.Close()
+	third, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	open(third)
+	second.Close()
+	third.Close()
+	change(func(m *machine.Machine) { m.GPUs[0].Persistence = true })
+	open(f)
 }

@@ -99,6 +99,12 @@ int gs_hold(struct gs_handle *h, const struct gs_process *p, uint64_t *held);
 // them does not count. A process of another PID namespace has the PID 0.
 void gs_add_holders(const struct gs_handle *h, struct gs_machine *m);
 
+// gs_open_driver has the driver open until gs_close, and returns how long that takes, in
+// nanoseconds: the latency of GS_DRIVER_OPEN if nobody else has it open and a GPU is not
+// in persistence mode, else 0.
+#define GS_DRIVER_OPEN "driver_open"
+int64_t gs_open_driver(struct gs_handle *h);
+
 // gs_repair takes the lock if the last writer died, and repairs.
 int gs_repair(struct gs_handle *h);
 

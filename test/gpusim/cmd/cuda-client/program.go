@@ -45,6 +45,9 @@ func initialize(ctx context.Context, shared string) (*program, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w (%w)", cuda.NoDevice, err)
 	}
+	if err := f.OpenDriver(); err != nil {
+		return nil, err
+	}
 	m, err := f.Snapshot()
 	if err != nil {
 		return nil, err

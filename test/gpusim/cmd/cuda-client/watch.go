@@ -31,6 +31,9 @@ func watchCommand() *cli.Command {
 				return fmt.Errorf("%w (%w)", cuda.NoDevice, err)
 			}
 			defer f.Close()
+			if err := f.OpenDriver(); err != nil {
+				return err
+			}
 			m, err := f.Snapshot()
 			if err != nil {
 				return err

@@ -17,7 +17,7 @@ import (
 // field is a column that can be asked for: nvidia-smi --help-query-gpu and
 // --help-query-compute-apps have their names.
 type field[T any] struct {
-	names []string
+	names []string // the first is what the head line has
 	unit  string // "" if it has none
 	value func(s *session, of T) string
 }
@@ -191,10 +191,11 @@ func printFields[T any](s *session, known []field[T], rows []T, c *command, out 
 			return fail(exitUsage, "Field \"%s\" is not a valid field to query.\n", name)
 		}
 		chosen = append(chosen, known[at])
+		head := known[at].names[0]
 		if unit := known[at].unit; unit != "" {
-			name += " [" + unit + "]"
+			head += " [" + unit + "]"
 		}
-		heads = append(heads, name)
+		heads = append(heads, head)
 	}
 	if f.header {
 		fmt.Fprintln(out, strings.Join(heads, ", "))
