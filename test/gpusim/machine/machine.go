@@ -22,8 +22,8 @@ type Machine struct {
 	// reset. NVIDIA says that this may happen; that the new one is the lowest that is
 	// free is assumed.
 	MovingMinors bool
-	GPUs              []GPU
-	Processes         []Process
+	GPUs         []GPU
+	Processes    []Process
 
 	// Faults and Latencies make calls go wrong and take time. Without them all
 	// calls work and take no time of their own. They survive a reboot.

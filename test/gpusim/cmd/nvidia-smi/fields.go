@@ -18,7 +18,7 @@ import (
 // --help-query-compute-apps have their names.
 type field[T any] struct {
 	names []string // the first is what the head line has
-	unit  string // "" if it has none
+	unit  string   // "" if it has none
 	value func(s *session, of T) string
 }
 
