@@ -8,6 +8,7 @@
 package holder
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -100,10 +101,8 @@ func (f *Finder) listed(instanceID int, listed []gpu.Process) []process {
 }
 
 func (f *Finder) proc() procfs {
-	if f.Proc == "" {
-		return "/proc"
-	}
-	return procfs(f.Proc)
+	r := f.Roots.Complete()
+	return procfs{path: cmp.Or(f.Proc, "/proc"), roots: []string{r.Dev, r.HostDev, r.Driver, r.HostDriver}}
 }
 
 // openers lists the processes that have the node of a GPU open, or one of its

@@ -31,7 +31,7 @@ func finder(t *testing.T) *Finder {
 	roots, proc := t.TempDir(), t.TempDir()
 	write(t, roots, "driver/nvidia/gpus/"+pci+"/information", "Device Minor: \t 2\n")
 	write(t, roots, "driver/nvidia/capabilities/gpu2/mig/gi7/access", "DeviceFileMinor: 336\n")
-	return &Finder{Roots: host.Roots{Proc: roots}, Proc: proc}
+	return &Finder{Roots: host.Roots{Proc: roots, Dev: "/run/nvidia/driver"}, Proc: proc}
 }
 
 func write(t *testing.T, dir, name, content string) {
@@ -91,9 +91,13 @@ func TestDescribe(t *testing.T) {
 			processes: func(t *testing.T, f *Finder) {
 				f.run(t, 8, "dcgm", "0::/", "/run/nvidia/driver/dev/nvidia2")
 				f.run(t, 9, "neighbour", "0::/", "/dev/nvidia2", "/dev/nvidia-caps/nvidia-cap345")
-				f.run(t, 10, "other", "0::/", "/dev/nvidia20", "/data/nvidia2", "/dev/nvidia-caps/nvidia-cap3")
+				f.run(t, 10, "other", "0::/", "/dev/nvidia20", "/data/nvidia2", "/dev/nvidia-caps/nvidia-cap3", "/data/dev/nvidia2")
+				f.run(t, 11, "chroot", "0::/", "/srv/dev/nvidia2")
+				if err := os.Symlink("/srv", filepath.Join(f.Proc, "11/root")); err != nil {
+					t.Fatal(err)
+				}
 			},
-			instance: 7, want: "process 8 (dcgm, has /dev/nvidia2 open)",
+			instance: 7, want: "process 8 (dcgm, has /dev/nvidia2 open), process 11 (chroot, has /dev/nvidia2 open)",
 		},
 		"the whole GPU": {
 			processes: func(t *testing.T, f *Finder) {
@@ -111,7 +115,7 @@ func TestDescribe(t *testing.T) {
 		},
 		"a path that lies": {
 			processes: func(t *testing.T, f *Finder) { f.run(t, 9, "a", "0::/", "/tmp/\nheld by nobody/dev/nvidia2") },
-			instance:  -1, want: "process 9 (a, has /dev/nvidia2 open)",
+			instance:  -1, want: nobody,
 		},
 		"many nodes": {
 			processes: func(t *testing.T, f *Finder) {

@@ -30,13 +30,17 @@ type process struct {
 
 // procfs is a procfs with the processes of the host. Nothing in it belongs to a tenant:
 // only links are read, and files that the kernel makes up without asking the process.
-type procfs string
+type procfs struct {
+	path string
+	// roots are those below which the driver's nodes are, beside a process's own.
+	roots []string
+}
 
 // openers lists the processes that have device nodes open whose name is wanted, by PID.
 // A node is known by its name: where it leads to only the node itself knows, which may be
 // a file of a tenant.
 func (p procfs) openers(wanted func(name string) bool) ([]process, error) {
-	entries, err := os.ReadDir(string(p))
+	entries, err := os.ReadDir(p.path)
 	if err != nil {
 		return nil, fmt.Errorf("look for processes: %w", err)
 	}
@@ -58,10 +62,14 @@ func (p procfs) openers(wanted func(name string) bool) ([]process, error) {
 
 // nodes lists the wanted nodes that a process has open. One that ends meanwhile has none.
 func (p procfs) nodes(pid int, wanted func(name string) bool) []string {
-	folder := p.path(pid, "fd")
+	folder := p.of(pid, "fd")
 	open, err := os.ReadDir(folder)
 	if err != nil {
 		return nil
+	}
+	roots := p.roots
+	if own, err := os.Readlink(p.of(pid, "root")); err == nil {
+		roots = append(slices.Clone(roots), own)
 	}
 	var nodes []string
 	for _, file := range open {
@@ -69,7 +77,7 @@ func (p procfs) nodes(pid int, wanted func(name string) bool) []string {
 		if err != nil {
 			continue
 		}
-		if node := nodePath(path); node != "" && wanted(filepath.Base(node)) {
+		if node := nodePath(path, roots); node != "" && wanted(filepath.Base(node)) {
 			nodes = append(nodes, node)
 		}
 	}
@@ -77,23 +85,30 @@ func (p procfs) nodes(pid int, wanted func(name string) bool) []string {
 	return slices.Compact(nodes)
 }
 
-// nodePath returns the end of the path of a device node of the driver, below whatever
-// root, or "" for that of another file.
-func nodePath(path string) string { return driverNode.FindString(path) }
+// nodePath returns the path of a device node of the driver below one of the roots, or ""
+// for that of another file.
+func nodePath(path string, roots []string) string {
+	node := driverNode.FindString(path)
+	root := strings.TrimSuffix(path, node)
+	if node == "" || root != "" && !slices.Contains(roots, root) {
+		return ""
+	}
+	return node
+}
 
 var driverNode = regexp.MustCompile(`/dev/(nvidia[0-9]+|nvidia-caps/nvidia-cap[0-9]+)$`)
 
-func (p procfs) path(pid int, name string) string {
-	return filepath.Join(string(p), strconv.Itoa(pid), name)
+func (p procfs) of(pid int, name string) string {
+	return filepath.Join(p.path, strconv.Itoa(pid), name)
 }
 
 // process reads what is known of a process.
 func (p procfs) process(pid int) process {
 	one := process{pid: pid}
-	if name, err := os.ReadFile(p.path(pid, "comm")); err == nil {
+	if name, err := os.ReadFile(p.of(pid, "comm")); err == nil {
 		one.name = strings.TrimSuffix(string(name), "\n")
 	}
-	if cgroups, err := os.ReadFile(p.path(pid, "cgroup")); err == nil {
+	if cgroups, err := os.ReadFile(p.of(pid, "cgroup")); err == nil {
 		one.pod, one.container = inPod(string(cgroups))
 	}
 	return one

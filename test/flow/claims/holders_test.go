@@ -28,38 +28,41 @@ func TestPartitionHeldByContainer(t *testing.T) {
 	for name, test := range map[string]struct {
 		args   []string
 		listed bool
+		// gpu is one whose nodes have names that other tests on this machine hardly use.
+		gpu int
 	}{
-		"program": {args: []string{"hold", "--memory=1Gi"}, listed: true},
-		"watcher": {args: []string{"watch"}},
+		"program": {args: []string{"hold", "--memory=1Gi"}, listed: true, gpu: 6},
+		"watcher": {args: []string{"watch"}, gpu: 7},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := harness.NewNode(t, "h100x2")
+			n := harness.NewNode(t, "dgx-h100")
 			// While it tries again, nothing is said to wait for a release.
 			p := n.Start(t, "--reconcile-interval=5s")
 			p.Ready(t)
 			at := harness.Place{Profile: "1g.10gb", Start: 4}
-			claim := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, at.Profile, at.Start)}))
+			claim := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(test.gpu, at.Profile, at.Start)}))
 			holder, err := n.StartReady(t.Context(), t, n.Container(t, p.MustPrepare(t, claim)...), test.args...)
 			if err != nil {
 				t.Fatal(err)
 			}
-			g := n.Machine(t).GPUs[0]
+			g := n.Machine(t).GPUs[test.gpu]
 			in := at.Find(&g)
-			checkHolder(t, n, holder.PID(), in.ID, test.listed)
-			for _, command := range []string{"mig -i 0 -dci -gi %d", "mig -i 0 -dgi -gi %d"} {
-				if out, err := n.TrySMI(t.Context(), fmt.Sprintf(command, in.ID)); err == nil || !strings.Contains(out, "In use") {
-					t.Errorf("nvidia-smi "+command+": %v: %s", in.ID, err, out)
+			checkHolder(t, n, test.gpu, holder.PID(), in.ID, test.listed)
+			for _, verb := range []string{"-dci", "-dgi"} {
+				args := fmt.Sprintf("mig -i %d %s -gi %d", test.gpu, verb, in.ID)
+				if out, err := n.TrySMI(t.Context(), args); err == nil || !strings.Contains(out, "In use") {
+					t.Errorf("nvidia-smi %s: %v: %s", args, err, out)
 				}
 			}
 
 			// The pod ends as far as the kubelet is concerned.
 			p.MustUnprepare(t, claim)
-			n.WantInstances(t, 0, at)
+			n.WantInstances(t, test.gpu, at)
 			node := fmt.Sprintf("has /dev/nvidia-caps/nvidia-cap%d and ", 3+135*g.Minor+9*in.ID)
-			held := fmt.Sprintf("held by process %d (cuda-client, %s", holder.PID(), node)
+			held := fmt.Sprintf("process %d (cuda-client, %s", holder.PID(), node)
 			p.WantLog(t, held)
-			p.UntilTainted(t, n, "release-pending", n.Overlapping(t, 0, at.Start, 1))
+			p.UntilTainted(t, n, "release-pending", n.Overlapping(t, test.gpu, at.Start, 1))
 			p.Until(t, "an event that names the process", func(context.Context) error {
 				for _, e := range n.Events(t) {
 					if strings.Contains(e.Message, held) {
@@ -82,13 +85,13 @@ func TestPartitionHeldByContainer(t *testing.T) {
 }
 
 // checkHolder checks what the machine and NVML's list know of a process in a container.
-func checkHolder(t *testing.T, n *harness.Node, pid, instance int, listed bool) {
+func checkHolder(t *testing.T, n *harness.Node, gpu, pid, instance int, listed bool) {
 	t.Helper()
 	at := slices.IndexFunc(n.Machine(t).Processes, func(p machine.Process) bool { return p.PID == pid && p.InstanceID == instance })
 	if at < 0 {
 		t.Errorf("process %d does not hold GPU instance %d: %+v", pid, instance, n.Machine(t).Processes)
 	}
-	if out := n.RunSMI(t, "-i 0 -q"); strings.Contains(out, fmt.Sprintf(": %d\n", pid)) != listed {
+	if out := n.RunSMI(t, fmt.Sprintf("-i %d -q", gpu)); strings.Contains(out, fmt.Sprintf(": %d\n", pid)) != listed {
 		t.Errorf("nvidia-smi: listed %t, want %t:\n%s", !listed, listed, out)
 	}
 }
@@ -97,10 +100,12 @@ func checkHolder(t *testing.T, n *harness.Node, pid, instance int, listed bool) 
 // the way, and is prepared when that has ended.
 func TestMIGModeHeld(t *testing.T) {
 	t.Parallel()
-	n := harness.NewNode(t, "h100x2")
+	// A GPU whose node has a name that other tests on this machine hardly use.
+	const gpu = 5
+	n := harness.NewNode(t, "dgx-h100")
 	p := n.Start(t)
 	p.Ready(t)
-	agent := exec.CommandContext(t.Context(), harness.Built.Client, "watch", "--device=0")
+	agent := exec.CommandContext(t.Context(), harness.Built.Client, "watch", fmt.Sprintf("--device=%d", gpu))
 	agent.Env = []string{"GPUSIM_STATE=" + sysroot.StatePath(n.Root)}
 	out := &harness.LogBuffer{}
 	agent.Stdout, agent.Stderr = out, out
@@ -113,9 +118,9 @@ func TestMIGModeHeld(t *testing.T) {
 		}
 		return nil
 	})
-	claim := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 4)}))
+	claim := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(gpu, "1g.10gb", 4)}))
 	failed := p.Prepare(t, claim)[0].GetError()
-	for _, want := range []string{"turn MIG mode on", fmt.Sprintf("held by process %d (cuda-client, has /dev/nvidia0 open)", agent.Process.Pid)} {
+	for _, want := range []string{"turn MIG mode on", fmt.Sprintf("process %d (cuda-client, has /dev/nvidia%d open)", agent.Process.Pid, gpu)} {
 		if !strings.Contains(failed, want) {
 			t.Errorf("the error does not say %q: %s", want, failed)
 		}
