@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/partage-dev/partage/pkg/logchange"
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/mps/control"
 	"github.com/partage-dev/partage/pkg/mps/process"
@@ -21,18 +22,26 @@ import (
 type daemon struct {
 	options Options
 	memory  *memory
-	folder  folder
-	record  record
+	// fewFiles is the same for all sessions of a node.
+	fewFiles *logchange.Problem
+	folder   folder
+	record   record
 
 	// process is the one of record.Daemon, unless it is known to have ended.
 	process *process.Process
 	// watched are the servers whose end is reported on serverEnded.
 	watched     []process.ID
 	serverEnded chan struct{}
+	// clients are those of its servers that are watched, by PID. clientKilled says that one was
+	// killed.
+	clients      map[int]*client
+	clientKilled chan struct{}
 	// unwatched ends the watching of processes that other supervisors started.
 	unwatched <-chan struct{}
 	// dialed is the daemon that was found to listen on the sockets of the record.
 	dialed process.ID
+	// warning is what is wrong with a daemon and servers that run all the same.
+	warning string
 	// readySince is when clients could connect again the last time.
 	readySince time.Time
 
@@ -126,9 +135,20 @@ func (d *daemon) changeLimits(ctx context.Context, spec mps.Spec) error {
 	return nil
 }
 
+// noteOpenFiles makes it known if the daemon or its servers may open too few files.
+func (d *daemon) noteOpenFiles(ctx context.Context) {
+	d.warning = ""
+	err := checkOpenFiles(append(process.PIDs(d.record.Servers), d.record.Daemon.PID))
+	if err != nil {
+		d.warning = err.Error()
+	}
+	d.fewFiles.Log(ctx, err, "MPS may run out of files", "MPS may open enough files again")
+}
+
 // recordLoss counts a loss, if clients could lose anything. The caller saves the
 // record.
 func (d *daemon) recordLoss(ctx context.Context, text string) {
+	d.forgetClients()
 	if d.record.recordLoss(text, time.Now().UTC().Truncate(time.Second)) {
 		klog.FromContext(ctx).Info("MPS clients lost their server", "reason", text, "losses", d.record.Losses)
 	}
@@ -141,9 +161,12 @@ func (d *daemon) publish(phase mps.Phase, message string) {
 
 func (d *daemon) publishClients(phase mps.Phase, message string, clients []int) {
 	r := &d.record
+	if phase == mps.Running && message == "" {
+		message = d.warning
+	}
 	status := mps.Status{
 		Spec: r.Spec.Clone(), Phase: phase, Message: message,
-		Losses: r.Losses, LastLoss: r.LastLoss, LastLossTime: r.LastLossTime,
+		Losses: r.Losses, LastLoss: r.LastLoss, LastLossTime: r.LastLossTime, Kills: r.Kills, LastKill: r.LastKill,
 		PipeDir: d.folder.clientPipe(), ShmDir: d.folder.shm(),
 	}
 	if len(r.Servers) > 0 {

@@ -42,6 +42,7 @@ func (t Tags) Of(key string) Source {
 type Board struct {
 	Name    string    `json:"name"`
 	Product Product   `json:"product"`
+	MPS     MPS       `json:"mps"`
 	MIG     *BoardMIG `json:"mig,omitempty"`
 }
 
@@ -62,12 +63,22 @@ type Product struct {
 	ECC               string `json:"ecc"`            // enabled, disabled or unsupported
 }
 
+// MPS is what programs take of the board's memory beside what they allocate.
+type MPS struct {
+	Tags
+	ServerMiB     uint64 `json:"serverMiB"`     // an MPS server, of each device
+	ContextMiB    uint64 `json:"contextMiB"`    // a CUDA context, of the undivided board
+	MIGContextMiB uint64 `json:"migContextMiB"` // a CUDA context, of a MIG device
+}
+
 // BoardMIG is the partitioning side of a board.
 type BoardMIG struct {
 	Tags
-	MemorySlices  int       `json:"memorySlices"`
-	ResetToSwitch bool      `json:"resetToSwitch"`
-	Profiles      []Profile `json:"profiles"`
+	MemorySlices  int  `json:"memorySlices"`
+	ResetToSwitch bool `json:"resetToSwitch"`
+	// ReservedMiBPerSlice is what the driver holds of an instance's memory, for each of its compute slices.
+	ReservedMiBPerSlice uint64    `json:"reservedMiBPerSlice"`
+	Profiles            []Profile `json:"profiles"`
 }
 
 // Profile is a GPU instance profile; the order in the file is the one of
@@ -164,7 +175,10 @@ func (b *Board) Sources() map[Source]int {
 		n[t.Source] += values - len(t.Except)
 	}
 	count(b.Product.Tags, valuesOf(b.Product))
-	if b.MIG != nil {
+	if b.MIG == nil {
+		count(b.MPS.Tags, valuesOf(b.MPS)-1) // one is about MIG devices
+	} else {
+		count(b.MPS.Tags, valuesOf(b.MPS))
 		count(b.MIG.Tags, valuesOf(*b.MIG)-1) // the profiles count themselves
 		for _, p := range b.MIG.Profiles {
 			count(p.Tags, valuesOf(p)-1) // the same holds for compute

@@ -77,6 +77,7 @@ func TestSources(t *testing.T) {
 			}
 		}
 		check("product", b.Product.Tags, b.Product)
+		check("mps", b.MPS.Tags, b.MPS)
 		if b.MIG == nil {
 			return
 		}
@@ -108,6 +109,9 @@ func TestProductIsComplete(t *testing.T) {
 		if g.MemoryBytes == 0 || g.ReservedBytes == 0 || g.ReservedBytes >= g.MemoryBytes || g.Cores == 0 {
 			t.Errorf("memory or cores are missing: %+v", b.Product)
 		}
+		if g.ContextBytes == 0 || g.MPSServerBytes == 0 || g.MIG != nil && g.MIG.ContextBytes == 0 {
+			t.Errorf("what programs take is missing: %+v", b.MPS)
+		}
 		if (g.MIG != nil) && g.MIG.ResetToSwitch != (g.Architecture == architectures["ampere"]) {
 			t.Error("a mode change needs a reset exactly on Ampere")
 		}
@@ -132,6 +136,9 @@ func TestProfiles(t *testing.T) {
 			checkPlacements(t, g, p)
 			if p.MemoryMiB*miB > g.MemoryBytes || p.MemoryMiB == 0 {
 				t.Errorf("%s: %d MiB is none or more than the board has", p.Name, p.MemoryMiB)
+			}
+			if p.ReservedMiB == 0 || p.ReservedMiB > p.MemoryMiB/20 {
+				t.Errorf("%s: %d MiB of %d are reserved", p.Name, p.ReservedMiB, p.MemoryMiB)
 			}
 			if p.SMs > b.Product.SMs {
 				t.Errorf("%s: %d SMs is more than the board has", p.Name, p.SMs)

@@ -31,7 +31,7 @@ func machineOf(t *testing.T, name string) *machine.Machine {
 func container(t *testing.T, nodes ...string) (root string) {
 	t.Helper()
 	root = t.TempDir()
-	for _, n := range append(nodes, "nvidiactl") {
+	for _, n := range append(nodes, "nvidiactl", "nvidia-uvm") {
 		path := filepath.Join(root, "dev", n)
 		err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))))
 		if errors.Is(err, unix.EPERM) {
@@ -98,19 +98,28 @@ func TestHere(t *testing.T) {
 	if got := Here(m, t.TempDir()); got != nil {
 		t.Errorf("without nvidiactl: %v", got)
 	}
+	noUVM := container(t, append(caps(1), node(a))...)
+	if err := os.Remove(filepath.Join(noUVM, "dev/nvidia-uvm")); err != nil {
+		t.Fatal(err)
+	}
+	if got := Here(m, noUVM); got != nil {
+		t.Errorf("without nvidia-uvm: %v", got)
+	}
 	a.Failure = 15
 	here := Here(m, container(t, append(caps(1), node(a), node(b), node(c))...))
 	want := []Device{
-		{UUID: "MIG-whole", Name: "NVIDIA H100 80GB HBM3 MIG 3g.40gb", GPU: 1, Instance: 1, Compute: 0, Minor: b.Minor, Memory: 40448 << 20,
+		{UUID: "MIG-whole", Name: "NVIDIA H100 80GB HBM3 MIG 3g.40gb", GPU: 1, Instance: 1, Compute: 0, Minor: b.Minor, Memory: (40448 - 45) << 20,
+			ContextMemory: 326 << 20, ServerMemory: 60 << 20,
 			Multiprocessors: 60, OfGPU: 132, Major: 9, Mode: ModeExclusiveProcess},
-		{UUID: "MIG-small0", Name: "NVIDIA H100 80GB HBM3 MIG 1c.3g.40gb", GPU: 1, Instance: 2, Compute: 0, Minor: b.Minor, Memory: 40448 << 20,
+		{UUID: "MIG-small0", Name: "NVIDIA H100 80GB HBM3 MIG 1c.3g.40gb", GPU: 1, Instance: 2, Compute: 0, Minor: b.Minor, Memory: (40448 - 45) << 20,
+			ContextMemory: 326 << 20, ServerMemory: 60 << 20,
 			Multiprocessors: 16, OfGPU: 132, Major: 9},
 	}
 	if d := cmp.Diff(want, here[:2]); d != "" {
 		t.Error(d)
 	}
 	want = []Device{{UUID: c.UUID, Name: "NVIDIA H100 80GB HBM3", GPU: 2, Instance: -1, Compute: -1, Minor: c.Minor,
-		Memory: c.MemoryBytes - c.ReservedBytes, Multiprocessors: 132, OfGPU: 132, Major: 9}}
+		Memory: c.MemoryBytes - c.ReservedBytes, ContextMemory: 512 << 20, ServerMemory: 60 << 20, Multiprocessors: 132, OfGPU: 132, Major: 9}}
 	if d := cmp.Diff(want, here[4:]); d != "" {
 		t.Error(d)
 	}
@@ -231,5 +240,17 @@ func TestErrors(t *testing.T) {
 	}
 	if got := Error(12345).Error(); got != "CUDA error 12345" {
 		t.Error(got)
+	}
+}
+
+func TestLimited(t *testing.T) {
+	for _, c := range []struct {
+		of         int
+		percentage float64
+		want       int
+	}{{188, 25, 46}, {132, 25, 32}, {132, 100, 132}, {16, 50, 8}, {60, 33, 18}, {132, 1, 2}, {14, 10, 2}} {
+		if got := (Device{Multiprocessors: c.of}).Limited(c.percentage); got != c.want {
+			t.Errorf("%v %% of %d: %d, want %d", c.percentage, c.of, got, c.want)
+		}
 	}
 }

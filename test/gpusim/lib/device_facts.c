@@ -175,7 +175,7 @@ static nvmlReturn_t memory_of(nvmlDevice_t device, nvmlMemory_v2_t *out)
 	out->used = memory_in_use(&view, t.index, -1);
 	if (t.in != NULL) {
 		out->total = t.profile->memory_mib << 20;
-		out->reserved = 0;
+		out->reserved = (unsigned long long)t.profile->reserved_mib << 20;
 		out->used = memory_in_use(&view, t.index, t.in->id);
 	}
 	if (out->used > out->total - out->reserved)
@@ -250,8 +250,10 @@ nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, nvmlComputeMode_t mod
 		return r;
 	if ((unsigned int)mode >= NVML_COMPUTEMODE_COUNT)
 		return NVML_ERROR_INVALID_ARGUMENT;
-	// nvml.h: with MIG enabled, it must be a MIG device; the thread mode is gone.
-	if ((t.ci == NULL && t.gpu->mig_current) || mode == NVML_COMPUTEMODE_EXCLUSIVE_THREAD)
+	// nvml.h: with MIG enabled, it must be a MIG device; the thread mode is gone. MIG
+	// guide: exclusive-process is not supported when the GPU is in MIG mode.
+	if ((t.ci == NULL && t.gpu->mig_current) || mode == NVML_COMPUTEMODE_EXCLUSIVE_THREAD ||
+	    (t.ci != NULL && mode == NVML_COMPUTEMODE_EXCLUSIVE_PROCESS))
 		return NVML_ERROR_NOT_SUPPORTED;
 	if (!may_administrate())
 		return NVML_ERROR_NO_PERMISSION;

@@ -29,6 +29,23 @@ type Machine struct {
 	// calls work and take no time of their own. They survive a reboot.
 	Faults    []Fault
 	Latencies []Latency
+
+	// MPS is how NVIDIA's MPS behaves here. It survives a reboot.
+	MPS MPS
+}
+
+// MPS has the points in which NVIDIA's MPS differs between drivers, or in which
+// nobody knows. The zero value is the strict choice, except for CoarseLimits.
+type MPS struct {
+	// HarmlessKills says that a client may be killed while it has work on a GPU.
+	// Otherwise its server is undefined from then on.
+	HarmlessKills bool
+	// CoarseLimits says that a memory limit of a gibibyte or more is printed in
+	// whole gibibytes, rounded down.
+	CoarseLimits bool
+	// FewFiles says that servers do with any number of open files. Otherwise a limit
+	// below 16384 is one of contexts.
+	FewFiles bool
 }
 
 // Fault makes calls of the library go wrong. Of several that match a call, the
@@ -84,7 +101,9 @@ const (
 )
 
 // Latency is how long calls of one function take, on top of the microseconds
-// that the simulator needs. These are models, not measurements.
+// that the simulator needs. These are models, not measurements. Of what the stand-ins
+// of MPS do, "mps_server_start" can have one, for each GPU of the server without
+// persistence mode.
 type Latency struct {
 	Function string
 	Base     time.Duration
@@ -116,9 +135,11 @@ type GPU struct {
 
 	MemoryBytes    uint64
 	ReservedBytes  uint64
-	Cores          int // CUDA cores (nvmlDeviceGetNumGpuCores)
-	AddressingMode int // nvmlDeviceAddressingModeType_t: 0 none, 1 HMM, 2 ATS; -1 not reported
-	ECC            int // 0 off, 1 on, -1 not supported
+	ContextBytes   uint64 // of a CUDA context, beside what its program allocates
+	MPSServerBytes uint64 // of an MPS server
+	Cores          int    // CUDA cores (nvmlDeviceGetNumGpuCores)
+	AddressingMode int    // nvmlDeviceAddressingModeType_t: 0 none, 1 HMM, 2 ATS; -1 not reported
+	ECC            int    // 0 off, 1 on, -1 not supported
 
 	ComputeMode int // nvmlComputeMode_t
 	// Persistence is nvidia-smi -pm: the driver stays loaded without clients.
@@ -141,6 +162,7 @@ type MIG struct {
 	// is lost at reboot.
 	ResetToSwitch bool
 	MemorySlices  int
+	ContextBytes  uint64 // of a CUDA context on a MIG device
 	Profiles      []GIProfile
 	Instances     []GPUInstance
 }
@@ -159,6 +181,7 @@ type GIProfile struct {
 	JPEG         int
 	OFA          int
 	MemoryMiB    uint64
+	ReservedMiB  uint64 // of it, held by the driver
 	Placements   []Placement
 	// InstanceIDs are the GPU instance ids that the driver hands out for this
 	// profile: the nth belongs to the nth placement, and those that are left

@@ -42,6 +42,7 @@ type Server struct {
 	started    bool
 	retiring   bool
 	status     machine.MPSStatus
+	undefined  bool    // see lose
 	percentage float64 // for the next client
 	memory     memoryLimits
 	clients    []*member
@@ -50,10 +51,6 @@ type Server struct {
 
 // daemonFD is the file descriptor of the link to the daemon.
 const daemonFD = 3
-
-// contextMemory is what the server's own context takes of a GPU, about what
-// nvidia-smi shows for one without clients.
-const contextMemory = 28 << 20
 
 // RunServer is the whole life of a server that a daemon has started.
 func RunServer() error {
@@ -81,6 +78,21 @@ func RunServer() error {
 	return nil
 }
 
+// initialization is how long the driver needs to initialise those of the GPUs that
+// nothing keeps initialised.
+func initialization(m *machine.Machine, devices []cuda.Device) (sum time.Duration) {
+	i := slices.IndexFunc(m.Latencies, func(l machine.Latency) bool { return l.Function == ServerStart })
+	if i < 0 {
+		return 0
+	}
+	for _, d := range devices {
+		if !m.GPUs[d.GPU].Persistence {
+			sum += m.Latencies[i].Base
+		}
+	}
+	return sum
+}
+
 func (s *Server) run() error {
 	at, err := state.Find()
 	if err != nil {
@@ -102,7 +114,8 @@ func (s *Server) run() error {
 	}
 	gpus, deviceErr := serverDevices(m, s.root)
 	err = around(s.state, ServerStart, gpusOf(gpus), func() error {
-		return errors.Join(deviceErr, s.state.OpenDriver(), s.start())
+		time.Sleep(initialization(m, gpus))
+		return errors.Join(deviceErr, s.start())
 	})
 	if err != nil {
 		return err
@@ -147,7 +160,11 @@ func (s *Server) start() (err error) {
 			return err
 		}
 		for _, d := range s.devices {
-			if err := d.Free(m); err != nil {
+			err := d.Free(m)
+			if err == nil && d.Used(m)+d.ServerMemory > d.Memory {
+				err = cuda.OutOfMemory
+			}
+			if err != nil {
 				return fmt.Errorf("%s: %w", d.UUID, err)
 			}
 		}

@@ -15,7 +15,7 @@
 
 #define GS_MAGIC "GPUSIM\n"
 // Raise it at every change of the structures below.
-#define GS_LAYOUT_VERSION 4
+#define GS_LAYOUT_VERSION 5
 
 enum {
 	GS_MAX_GPUS = 16,
@@ -68,7 +68,7 @@ struct gs_profile {
 	int32_t placement_count;
 	int32_t instance_id_count;
 	int32_t ci_profile_count;
-	int32_t unused;
+	int32_t reserved_mib;
 	struct gs_placement placements[GS_MAX_PLACEMENTS];
 	int32_t instance_ids[GS_MAX_INSTANCE_IDS];
 	struct gs_ci_profile ci_profiles[GS_MAX_CI_PROFILES];
@@ -113,6 +113,9 @@ struct gs_gpu {
 	int32_t numa_node;
 	uint64_t memory_bytes;
 	uint64_t reserved_bytes;
+	uint64_t context_bytes;
+	uint64_t mps_server_bytes;
+	uint64_t mig_context_bytes;
 	int32_t cores;
 	int32_t addressing_mode;
 	int32_t ecc;
@@ -202,8 +205,11 @@ struct gs_machine {
 	int32_t fault_count;
 	int32_t latency_count;
 	int32_t failing; // how many GPUs have a failure
+	// machine.MPS
+	int32_t mps_harmless_kills;
+	int32_t mps_coarse_limits;
+	int32_t mps_few_files;
 	int32_t moving_minors;
-	int32_t unused;
 	uint64_t next_serial;
 	uint64_t next_fault;
 	struct gs_process processes[GS_MAX_PROCESSES];

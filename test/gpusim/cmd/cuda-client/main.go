@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"os/signal"
 	"strconv"
@@ -102,7 +101,7 @@ func infoCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "info",
 		Usage: "print the devices, how the program runs on them, and its limits",
-		Flags: flags(),
+		Flags: flags(&cli.BoolFlag{Name: "free", Usage: "print what cudaMemGetInfo returns, too"}),
 		Action: func(ctx context.Context, c *cli.Command) error {
 			return with(ctx, c, func(_ context.Context, p *program) error {
 				failed := false
@@ -112,7 +111,10 @@ func infoCommand() *cli.Command {
 						failed = true
 						continue
 					}
-					p.describe(c.Root().Writer, n)
+					err := p.describe(c, n)
+					if err != nil {
+						return fmt.Errorf("device %d: %w", n, err)
+					}
 				}
 				if failed {
 					return errShown
@@ -124,7 +126,8 @@ func infoCommand() *cli.Command {
 }
 
 // describe prints what a program can find out about a device.
-func (p *program) describe(out io.Writer, n int) {
+func (p *program) describe(c *cli.Command, n int) error {
+	out := c.Root().Writer
 	d, l := p.devices[n], p.limits[n]
 	fmt.Fprintf(out, "device %d: %s\n  UUID: %s\n", n, d.Name, d.UUID)
 	limit := "no limit"
@@ -132,10 +135,16 @@ func (p *program) describe(out io.Writer, n int) {
 		limit = "limit " + mebibytes(l.Memory)
 	}
 	fmt.Fprintf(out, "  memory: %s, %s\n", mebibytes(d.Memory), limit)
-	// MPS rounds up to what the hardware can do.
-	sms := int(math.Ceil(float64(d.Multiprocessors) * l.Percentage / 100))
-	fmt.Fprintf(out, "  multiprocessors: %d of %d (%s %%)\n", sms, d.Multiprocessors, strconv.FormatFloat(l.Percentage, 'f', -1, 64))
+	if c.Bool("free") {
+		free, total, err := p.MemoryInfo(n)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(out, "  memory info: %s free of %s\n", mebibytes(free), mebibytes(total))
+	}
+	fmt.Fprintf(out, "  multiprocessors: %d of %d (%s %%)\n", d.Limited(l.Percentage), d.Multiprocessors, strconv.FormatFloat(l.Percentage, 'f', -1, 64))
 	fmt.Fprintf(out, "  runs: %s\n", p.how(n))
+	return nil
 }
 
 func mebibytes(bytes uint64) string { return fmt.Sprintf("%d MiB", bytes>>20) }
@@ -217,6 +226,9 @@ func holdCommand() *cli.Command {
 		Flags: flags(
 			&cli.StringFlag{Name: "memory", Usage: "allocate this `SIZE` first"},
 			&cli.DurationFlag{Name: "fault-after", Usage: "do an illegal access after this `TIME`"},
+			&cli.IntFlag{Name: "contexts", Usage: "have `N` contexts", Value: 1},
+			&cli.BoolFlag{Name: "busy", Usage: "have a kernel on the device all the time, so that being killed is not harmless"},
+			&cli.BoolFlag{Name: "ignore-sigterm", Usage: "go on after SIGTERM, like the first process of a container that has no handler"},
 			&cli.BoolFlag{Name: "stay", Usage: "stay when the work is ended, like a program that does not look at errors"},
 		),
 		Action: func(ctx context.Context, c *cli.Command) error {
@@ -240,6 +252,13 @@ func hold(ctx context.Context, c *cli.Command, p *program) error {
 			return err
 		}
 	}
+	if err := p.work(c, n); err != nil {
+		return fmt.Errorf("device %d: %w", n, err)
+	}
+	if c.Bool("ignore-sigterm") {
+		signal.Ignore(syscall.SIGTERM)
+		ctx = context.Background()
+	}
 	fmt.Fprintln(out, "ready")
 	var fault <-chan time.Time
 	if after := c.Duration("fault-after"); after > 0 {
@@ -247,7 +266,7 @@ func hold(ctx context.Context, c *cli.Command, p *program) error {
 	}
 	select {
 	case <-ctx.Done():
-		return nil
+		return p.Synchronize(n)
 	case <-p.Ended():
 		err = p.Failure()
 	case <-fault:
@@ -258,6 +277,19 @@ func hold(ctx context.Context, c *cli.Command, p *program) error {
 		<-ctx.Done()
 	}
 	return errShown
+}
+
+// work makes the contexts and starts the kernel that the user wants.
+func (p *program) work(c *cli.Command, n int) error {
+	for range c.Int("contexts") - 1 { // one is there
+		if err := p.NewContext(n); err != nil {
+			return err
+		}
+	}
+	if c.Bool("busy") {
+		return p.Launch(n)
+	}
+	return nil
 }
 
 func faultCommand() *cli.Command {

@@ -20,7 +20,11 @@ import (
 // session is what CUDA does for a program: an *mps.Client, or direct.
 type session interface {
 	Context(device int) error
+	NewContext(device int) error
 	Alloc(device int, bytes uint64) error
+	Launch(device int) error
+	Synchronize(device int) error
+	MemoryInfo(device int) (free, total uint64, err error)
 	Fault(device int) error
 	Ended() <-chan struct{}
 	Failure() error
@@ -96,7 +100,7 @@ func alone(f *state.File, root string, here []cuda.Device, pipe string) (*progra
 		return nil, fmt.Errorf("%w (%w)", cuda.NoDevice, err)
 	}
 	d := &direct{
-		state: f, devices: devices, nodes: nodes, memory: make([]uint64, len(devices)), context: make([]bool, len(devices)),
+		state: f, devices: devices, nodes: nodes, memory: make([]uint64, len(devices)), contexts: make([]int, len(devices)),
 		holdings: make([]*state.Holding, len(devices)),
 	}
 	// A program that may not write the state, as in a container, holds what it has by
@@ -117,25 +121,43 @@ type direct struct {
 	state   *state.File
 	owner   uint64 // 0: the state is read-only
 	devices []cuda.Device
-	nodes   cuda.Nodes // until the program ends
-	context []bool
-	memory  []uint64
+	// contexts counts the program's, and memory has what it allocated beside them.
+	contexts []int
+	memory   []uint64
+	nodes    cuda.Nodes // until the program ends
 	// holdings are those of devices with a context where the state is read-only.
 	holdings []*state.Holding
 }
 
 func (d *direct) Context(n int) error {
-	if d.context[n] {
+	if d.contexts[n] > 0 {
 		return nil
 	}
+	return d.NewContext(n)
+}
+
+func (d *direct) NewContext(n int) error {
 	return d.change(func(m *machine.Machine) error {
 		// The mode and the processes of now, not of the program's start.
-		if err := d.now(m, n).Free(m); err != nil {
+		if err := d.now(m, n).Free(m); err != nil && d.contexts[n] == 0 {
 			return err
 		}
-		d.context[n] = true
+		if d.used(m, n)+d.devices[n].ContextMemory > d.devices[n].Memory {
+			return cuda.OutOfMemory
+		}
+		d.contexts[n]++
 		return nil
 	})
+}
+
+// used is all that is used of a device, by this program and others.
+func (d *direct) used(m *machine.Machine, n int) uint64 {
+	return d.devices[n].Used(m)
+}
+
+// taken is what this program has of a device.
+func (d *direct) taken(n int) uint64 {
+	return d.memory[n] + uint64(d.contexts[n])*d.devices[n].ContextMemory
 }
 
 // now is the device with its present compute mode.
@@ -158,7 +180,7 @@ func (d *direct) now(m *machine.Machine, n int) cuda.Device {
 
 func (d *direct) Alloc(n int, bytes uint64) error {
 	return d.change(func(m *machine.Machine) error {
-		if d.devices[n].Used(m)+bytes > d.devices[n].Memory {
+		if d.used(m, n)+bytes > d.devices[n].Memory {
 			return cuda.OutOfMemory
 		}
 		d.memory[n] += bytes
@@ -178,7 +200,7 @@ func (d *direct) change(do func(*machine.Machine) error) error {
 		}
 		m.Processes = slices.DeleteFunc(m.Processes, func(p machine.Process) bool { return p.Owner == d.owner })
 		for i := range d.devices {
-			if d.context[i] {
+			if d.contexts[i] > 0 {
 				p := d.entry(i)
 				p.PID, p.Name, p.Owner = os.Getpid(), filepath.Base(os.Args[0]), d.owner
 				m.Processes = append(m.Processes, p)
@@ -191,7 +213,7 @@ func (d *direct) change(do func(*machine.Machine) error) error {
 // entry is what the program holds of a device.
 func (d *direct) entry(n int) machine.Process {
 	dev := d.devices[n]
-	return machine.Process{GPU: dev.GPU, InstanceID: dev.Instance, ComputeID: dev.Compute, MemoryBytes: d.memory[n]}
+	return machine.Process{GPU: dev.GPU, InstanceID: dev.Instance, ComputeID: dev.Compute, MemoryBytes: d.taken(n)}
 }
 
 // changeReadOnly is change without a lock: of two programs that do something at the
@@ -206,7 +228,7 @@ func (d *direct) changeReadOnly(do func(*machine.Machine) error) error {
 	}
 	for n := range d.devices {
 		switch {
-		case !d.context[n]:
+		case d.contexts[n] == 0:
 		case d.holdings[n] == nil:
 			d.holdings[n], err = d.state.Hold(d.entry(n))
 		default:
@@ -218,6 +240,22 @@ func (d *direct) changeReadOnly(do func(*machine.Machine) error) error {
 	}
 	return nil
 }
+
+// MemoryInfo is cuMemGetInfo.
+func (d *direct) MemoryInfo(n int) (free, total uint64, err error) {
+	m, err := d.state.Snapshot()
+	if err != nil {
+		return 0, 0, err
+	}
+	total = d.devices[n].Memory
+	return total - min(total, d.used(m, n)), total, nil
+}
+
+// Launch concerns nobody else.
+func (d *direct) Launch(int) error { return nil }
+
+// Synchronize waits for nothing.
+func (d *direct) Synchronize(int) error { return nil }
 
 // Fault is fatal for the program itself only.
 func (d *direct) Fault(int) error { return cuda.LaunchFailed }
