@@ -104,7 +104,7 @@ func (c *catalog) mpsShare(profile *gpu.Profile, offer policy.MPSOffer) (Share, 
 	s := Share{
 		Clients:  clients,
 		Percent:  int(overcommit(100, offer.ComputeOvercommit)),
-		Interval: policy.IntervalDefault,
+		Interval: policy.IntervalDefault, OnClientKilled: offer.OnClientKilled,
 	}
 	s.DefaultPercent = defaultPercent(s)
 	s.limitMemory(memory.offered(clients), offer.MemoryOvercommit)

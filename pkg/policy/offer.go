@@ -28,6 +28,7 @@ const (
 
 var (
 	kinds     = []Kind{Whole, Partition, MPS, TimeSlice}
+	reactions = []OnClientKilled{KilledReport, KilledRestart}
 	intervals = []Interval{IntervalDefault, IntervalShort, IntervalMedium, IntervalLong}
 	// profileName matches the driver's names of profiles: "1g.10gb", "1g.10gb+me",
 	// "1g.24gb+me.all", "2g.48gb-me".
@@ -176,6 +177,7 @@ func (r *reader) mps(n *yaml.Node, at *field.Path, o *MPSOffer) {
 		"reservedMemory":    strict.Into(&o.ReservedMemoryBytes, r.memory),
 		"serverMemory":      strict.Into(&o.ServerMemoryBytes, r.someMemory),
 		"contextMemory":     strict.Into(&o.ContextMemoryBytes, r.someMemory),
+		"onClientKilled":    func(n *yaml.Node, at *field.Path) { o.OnClientKilled, _ = strict.OneOf(&r.Reader, n, at, reactions) },
 	})
 }
 

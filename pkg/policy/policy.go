@@ -147,7 +147,22 @@ type MPSOffer struct {
 	ServerMemoryBytes, ContextMemoryBytes *int64
 	// ComputeOvercommit, at least 1, is the same for the multiprocessors.
 	ComputeOvercommit float64
+	// OnClientKilled is what becomes of the server, and so of all other clients, when a
+	// client was killed that may have been busy. Empty is KilledReport.
+	OnClientKilled OnClientKilled
 }
+
+// OnClientKilled is a reaction to a killed client, after which NVIDIA calls the state of the
+// MPS server undefined.
+type OnClientKilled string
+
+const (
+	// KilledReport tells the claims that share the server, which is replaced as soon as it
+	// has no clients.
+	KilledReport OnClientKilled = "Report"
+	// KilledRestart replaces the server at once, which ends all its clients.
+	KilledRestart OnClientKilled = "Restart"
+)
 
 // TimeSliceOffer is how claims share a device by time-slicing.
 type TimeSliceOffer struct {

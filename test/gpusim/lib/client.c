@@ -5,6 +5,7 @@
 // visible, and changes.
 
 #include "lib.h"
+#include "wait.h"
 
 #include <errno.h>
 #include <link.h>
@@ -128,6 +129,7 @@ static nvmlReturn_t open_driver(void)
 	for (int i = 0; i < view.gpu_count; i++)
 		if (node_present("dev/nvidia%d", view.gpus[i].minor))
 			visible |= 1u << i;
+	wait_for(gs_open_driver(&state));
 	return NVML_SUCCESS;
 }
 
@@ -183,6 +185,11 @@ int enter(void)
 	// Processes that died since the view was made changed nothing in the file.
 	gs_drop_dead(&state, &view);
 	return 1;
+}
+
+void add_holders(void)
+{
+	gs_add_holders(&state, &view);
 }
 
 void leave(const int *entered)
