@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -16,14 +18,25 @@ import (
 // entered is set in the environment of the program that enter has run.
 const entered = "PARTAGE_CUDA_PROBE_ENTERED"
 
-// enter gives the program the file system that its options ask for. A mount namespace
-// belongs to a thread, and this program has several, so it runs itself again from the
-// one that has it.
+// enter gives the program the file system and the user that its options ask for. A
+// mount namespace belongs to a thread, and this program has several, so it runs itself
+// again from the one that has it.
 func enter(o probe.Options) error {
-	all := binds(o)
-	if len(all) == 0 || os.Getenv(entered) != "" {
+	if os.Getenv(entered) == "" && (o.DevRoot != "" || o.SharedMemory != "" || len(o.Binds) > 0) {
+		return reenter(o)
+	}
+	if o.User == 0 {
 		return nil
 	}
+	for _, err := range []error{syscall.Setgroups(nil), syscall.Setgid(o.User), syscall.Setuid(o.User)} {
+		if err != nil {
+			return fmt.Errorf("become user %d: %w", o.User, err)
+		}
+	}
+	return nil
+}
+
+func reenter(o probe.Options) error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("make a mount namespace: %w", err)
 	}
@@ -34,7 +47,16 @@ func enter(o probe.Options) error {
 	if err != nil {
 		return fmt.Errorf("find %s: %w", name, err)
 	}
-	for _, b := range all {
+	if o.DevRoot != "" {
+		if err := replaceNodes(filepath.Join(o.DevRoot, "dev")); err != nil {
+			return err
+		}
+	}
+	binds := o.Binds
+	if o.SharedMemory != "" {
+		binds = append([]probe.Bind{{From: o.SharedMemory, To: "/dev/shm"}}, binds...)
+	}
+	for _, b := range binds {
 		if err := unix.Mount(b.From, b.To, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
 			return fmt.Errorf("bind %s to %s: %w", b.From, b.To, err)
 		}
@@ -42,14 +64,56 @@ func enter(o probe.Options) error {
 	return fmt.Errorf("run %s again: %w", name, unix.Exec(fmt.Sprintf("/proc/self/fd/%d", self.Fd()), os.Args, append(os.Environ(), entered+"=1")))
 }
 
-// binds are in the order in which they must be made.
-func binds(o probe.Options) []probe.Bind {
-	var all []probe.Bind
-	if o.DevRoot != "" {
-		all = append(all, probe.Bind{From: filepath.Join(o.DevRoot, "dev"), To: "/dev"})
+// plain are the nodes that programs need besides NVIDIA's.
+var plain = []string{"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"}
+
+// replaceNodes makes a /dev with the NVIDIA nodes of another one. The nodes are made
+// anew, so it does not matter how the other file system is mounted.
+func replaceNodes(from string) error {
+	nodes := map[string]unix.Stat_t{}
+	add := func(path, at string) error {
+		var s unix.Stat_t
+		if err := unix.Stat(path, &s); err != nil {
+			return fmt.Errorf("look at %s: %w", path, err)
+		}
+		if s.Mode&unix.S_IFMT == unix.S_IFCHR {
+			nodes[at] = s
+		}
+		return nil
 	}
-	if o.SharedMemory != "" {
-		all = append(all, probe.Bind{From: o.SharedMemory, To: "/dev/shm"})
+	for _, path := range plain {
+		if err := add(path, path); err != nil {
+			return err
+		}
 	}
-	return append(all, o.Binds...)
+	found, err := filepath.Glob(filepath.Join(from, "nvidia*"))
+	if err != nil {
+		return err
+	}
+	capabilities, err := filepath.Glob(filepath.Join(from, "nvidia-caps/*"))
+	if err != nil {
+		return err
+	}
+	for _, path := range append(found, capabilities...) {
+		if err := add(path, filepath.Join("/dev", strings.TrimPrefix(path, from))); err != nil {
+			return err
+		}
+	}
+	if err := unix.Mount(name, "/dev", "tmpfs", unix.MS_NOSUID|unix.MS_NOEXEC, "mode=755"); err != nil {
+		return fmt.Errorf("mount a tmpfs on /dev: %w", err)
+	}
+	for _, folder := range []string{"/dev/shm", "/dev/nvidia-caps"} {
+		if err := os.Mkdir(folder, 0o755); err != nil {
+			return fmt.Errorf("make %s: %w", folder, err)
+		}
+	}
+	for path, s := range nodes {
+		if err := unix.Mknod(path, s.Mode, int(s.Rdev)); err != nil {
+			return fmt.Errorf("make %s: %w", path, err)
+		}
+		if err := os.Chmod(path, os.FileMode(s.Mode&0o777)); err != nil {
+			return err
+		}
+	}
+	return os.Chmod("/dev/shm", 0o777|os.ModeSticky)
 }

@@ -17,12 +17,14 @@ import (
 type Options struct {
 	// Library is libcuda's path, or a name for the dynamic linker.
 	Library string
-	// DevRoot is the root whose dev folder is bound over /dev, if it is not empty.
+	// DevRoot is the root whose NVIDIA nodes are those of /dev, if it is not empty.
 	DevRoot string
 	// SharedMemory is bound over /dev/shm, if it is not empty.
 	SharedMemory string
 	// Binds are bound, in order.
 	Binds Binds
+	// User is the user that the program becomes after that, unless it is 0.
+	User int
 	// Look ends the program after the devices, without a context.
 	Look bool
 	// Device is the number of the device to make a context on.
@@ -54,6 +56,9 @@ func Parse(args []string) (Options, error) {
 	if o.Device < 0 {
 		errs = append(errs, fmt.Errorf("-device is %d: want 0 or more", o.Device))
 	}
+	if o.User < 0 {
+		errs = append(errs, fmt.Errorf("-user is %d: want 0 or more", o.User))
+	}
 	for name, folder := range map[string]string{"dev-root": o.DevRoot, "shm": o.SharedMemory} {
 		if folder != "" && !filepath.IsAbs(folder) {
 			errs = append(errs, fmt.Errorf("-%s is %q: want an absolute path", name, folder))
@@ -66,9 +71,10 @@ func (o *Options) flags() *flag.FlagSet {
 	flags := flag.NewFlagSet("cuda-probe", flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	flags.StringVar(&o.Library, "library", "libcuda.so.1", "libcuda to load: a path, or a name that the dynamic linker finds")
-	flags.StringVar(&o.DevRoot, "dev-root", "", "root whose dev directory becomes this program's /dev; needs root")
+	flags.StringVar(&o.DevRoot, "dev-root", "", "root whose NVIDIA device nodes this program sees in /dev; needs root")
 	flags.StringVar(&o.SharedMemory, "shm", "", "directory that becomes this program's /dev/shm; needs root")
 	flags.Var(&o.Binds, "bind", "FROM:TO, a file or directory that becomes another one of this program's; needs root")
+	flags.IntVar(&o.User, "user", 0, "user and group to become; needs root")
 	flags.BoolVar(&o.Look, "look", false, "end after listing the devices")
 	flags.IntVar(&o.Device, "device", 0, "number of the device to make a context on, as CUDA counts")
 	flags.Var(&o.Allocate, "allocate", "amounts of memory to take one after the other, such as 512Mi,2Gi")
@@ -101,6 +107,9 @@ func (o Options) Arguments() []string {
 	add("shm", o.SharedMemory)
 	for _, b := range o.Binds {
 		add("bind", b.String())
+	}
+	if o.User != 0 {
+		add("user", strconv.Itoa(o.User))
 	}
 	if o.Device != 0 {
 		add("device", strconv.Itoa(o.Device))
