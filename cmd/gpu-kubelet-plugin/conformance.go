@@ -24,6 +24,7 @@ type conformanceRun struct {
 	output                             string
 	transcript, replay, cataloguePatch string
 	limit, timeout                     time.Duration
+	changes                            conformanceChanges
 }
 
 func conformanceCommand(c *config, stdout io.Writer) *cli.Command {
@@ -45,14 +46,14 @@ func (r *conformanceRun) flags() []cli.Flag {
 	file := func(name, usage string, destination *string) cli.Flag {
 		return &cli.StringFlag{Name: name, Usage: usage, Destination: destination}
 	}
-	return []cli.Flag{
+	return append([]cli.Flag{
 		&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: "table", Destination: &r.output, Usage: "table or json"},
 		file("transcript", "file for every question to the node and every call into NVML, with answer and duration", &r.transcript),
 		file("replay", "transcript to make the report from, instead of asking this node", &r.replay),
 		file("catalogue-patch", "file for what was measured of the GPUs, in the form of the simulator's catalogue", &r.cataloguePatch),
 		&cli.DurationFlag{Name: "limit", Value: 10 * time.Second, Destination: &r.limit, Usage: "how long the node may take to answer one question"},
 		&cli.DurationFlag{Name: "timeout", Value: time.Minute, Destination: &r.timeout, Usage: "how long all questions may take; what was not asked by then is not testable"},
-	}
+	}, r.changes.flags()...)
 }
 
 // codedError is an error with an exit code of its own.
@@ -103,7 +104,7 @@ func (r *conformanceRun) validate() error {
 	if r.replay != "" && r.transcript != "" {
 		errs = append(errs, errors.New("--transcript and --replay exclude each other"))
 	}
-	return errors.Join(append(errs, r.validateRoots(), r.process.ValidateLogging())...)
+	return errors.Join(append(errs, r.changes.validate(), r.validateRoots(), r.process.ValidateLogging())...)
 }
 
 // examine makes the report, and writes the files that were asked for.
@@ -117,6 +118,9 @@ func (r *conformanceRun) examine(ctx context.Context) (_ *conformance.Report, er
 	options := conformance.Options{
 		Roots: r.roots(), CDIDir: r.cdiRoot, MPSDir: r.mpsDir, CallLimit: r.callLimit, NodeName: r.nodeName,
 		Limit: r.limit, Parts: []conformance.Part{conformance.ReadOnly},
+	}
+	if err := r.changes.apply(&options); err != nil {
+		return nil, err
 	}
 	if r.transcript != "" {
 		file, err := os.Create(r.transcript)

@@ -30,6 +30,12 @@ type Options struct {
 	Limit time.Duration
 	// Parts are the parts to run.
 	Parts []Part
+	// GPU is the UUID of the GPU that MPS and Intrusive work on. MPS finds one by itself.
+	GPU string
+	// WorkDir is a folder for the files of MPS; its path is short, since sockets' are.
+	WorkDir string
+	// Probe is the program cuda-probe.
+	Probe string
 	// Transcript, if there is one, is written line by line.
 	Transcript io.Writer
 }
@@ -48,6 +54,11 @@ type Node struct {
 	calls      calls
 	gpus       *gpu.Node
 	gpusErr    error
+
+	lab       *lab
+	labChoice *usable
+	// labFailed says why there is no MPS to put questions to.
+	labFailed string
 }
 
 // NewNode returns this machine. Close ends what it has opened.
@@ -66,6 +77,7 @@ func NewNode(o Options) *Node {
 			Version: version.Get().Version, Node: o.NodeName, Time: time.Now().UTC().Format(time.RFC3339), Parts: o.Parts,
 		},
 	}
+	n.lab = newLab(o)
 	n.hardware = nvml.New(nvml.Options{Roots: o.Roots, CallLimit: o.Limit / 2, Observe: n.observe})
 	recorded := n.header
 	recorded.Transcript = transcriptVersion
@@ -88,8 +100,9 @@ func (n *Node) Close() error {
 	if n.hardware == nil {
 		return nil
 	}
+	err := n.closeLab()
 	n.hardware.Close()
-	return n.transcript.failed()
+	return errors.Join(err, n.transcript.failed())
 }
 
 // Hardware returns the driver's own access to NVML, with an open session. It is for the

@@ -30,7 +30,9 @@ func Checks(part Part) []Check {
 		return slices.Concat(
 			nodeChecks,
 		)
-	case MPS, Intrusive:
+	case MPS:
+		return mpsChecks
+	case Intrusive:
 	}
 	return nil
 }

@@ -1,0 +1,80 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/partage-dev/partage/pkg/conformance"
+	"github.com/partage-dev/partage/pkg/mps/supervisor"
+)
+
+// conformanceChanges are the flags for the parts that do more than look.
+type conformanceChanges struct {
+	mps            bool
+	gpu            string
+	workDir, probe string
+}
+
+func (c *conformanceChanges) flags() []cli.Flag {
+	return []cli.Flag{
+		&cli.BoolFlag{Name: "mps", Destination: &c.mps, Usage: "also start MPS in a directory of its own, on a GPU that nobody uses; changes no setting of a GPU"},
+		&cli.StringFlag{Name: "gpu", Destination: &c.gpu, Usage: "UUID of the GPU for --mps; by default the first that nobody uses"},
+		&cli.StringFlag{Name: "work-dir", Value: "/tmp/partage-conformance", Destination: &c.workDir, Usage: "directory for the files of --mps; a tmpfs that only this program sees"},
+		&cli.StringFlag{Name: "cuda-probe", Destination: &c.probe, Usage: "program cuda-probe; by default the one beside this program"},
+	}
+}
+
+func (c *conformanceChanges) validate() error {
+	var errs []error
+	if c.gpu != "" && !c.mps {
+		errs = append(errs, errors.New("--gpu is for --mps"))
+	}
+	// MPS makes sockets in it, whose paths have at most 107 bytes.
+	const most = 50
+	if !filepath.IsAbs(c.workDir) || len(c.workDir) > most {
+		errs = append(errs, fmt.Errorf("--work-dir is %q: want an absolute path of at most %d bytes", c.workDir, most))
+	}
+	return errors.Join(errs...)
+}
+
+// apply adds the parts to the options. With one of them this process is run again, in a
+// mount namespace of its own.
+func (c *conformanceChanges) apply(o *conformance.Options) error {
+	if !c.mps {
+		return nil
+	}
+	if c.probe == "" {
+		self, err := os.Executable()
+		if err != nil {
+			return fmt.Errorf("find cuda-probe: %w", err)
+		}
+		c.probe = filepath.Join(filepath.Dir(self), "cuda-probe")
+	}
+	if _, err := os.Stat(c.probe); err != nil {
+		return fmt.Errorf("--cuda-probe: %w", err)
+	}
+	o.Parts = append(o.Parts, conformance.MPS)
+	o.GPU, o.WorkDir, o.Probe = c.gpu, filepath.Clean(c.workDir), c.probe
+	return conformance.Enter(o.WorkDir)
+}
+
+// launchCommand is what the programs of MPS are started with.
+func launchCommand() *cli.Command {
+	return &cli.Command{
+		Name:            supervisor.LaunchCommand,
+		Usage:           "become a program of the driver; for the sub-command conformance",
+		Hidden:          true,
+		SkipFlagParsing: true,
+		Action: func(_ context.Context, cmd *cli.Command) error {
+			return supervisor.Launch(cmd.Args().Slice())
+		},
+	}
+}
