@@ -65,38 +65,37 @@ func reenter(o probe.Options) error {
 }
 
 // plain are the nodes that programs need besides NVIDIA's.
-var plain = []string{"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"}
+var plain = []string{"null", "zero", "full", "random", "urandom"}
 
-// replaceNodes makes a /dev with the NVIDIA nodes of another one. The nodes are made
-// anew, so it does not matter how the other file system is mounted.
+// replaceNodes makes a /dev with the NVIDIA nodes of another one. In a user namespace no
+// node can be made, so they are bound.
 func replaceNodes(from string) error {
-	nodes := map[string]unix.Stat_t{}
-	add := func(path, at string) error {
-		var s unix.Stat_t
-		if err := unix.Stat(path, &s); err != nil {
-			return fmt.Errorf("look at %s: %w", path, err)
+	nodes := map[string]*os.File{} // by path below /dev
+	add := func(folder, path string) error {
+		fd, err := unix.Open(filepath.Join(folder, path), unix.O_PATH|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return fmt.Errorf("look at %s: %w", filepath.Join(folder, path), err)
 		}
-		if s.Mode&unix.S_IFMT == unix.S_IFCHR {
-			nodes[at] = s
-		}
+		nodes[path] = os.NewFile(uintptr(fd), path)
 		return nil
 	}
 	for _, path := range plain {
-		if err := add(path, path); err != nil {
+		if err := add("/dev", path); err != nil {
 			return err
 		}
 	}
-	found, err := filepath.Glob(filepath.Join(from, "nvidia*"))
-	if err != nil {
-		return err
-	}
-	capabilities, err := filepath.Glob(filepath.Join(from, "nvidia-caps/*"))
-	if err != nil {
-		return err
-	}
-	for _, path := range append(found, capabilities...) {
-		if err := add(path, filepath.Join("/dev", strings.TrimPrefix(path, from))); err != nil {
+	for _, pattern := range []string{"nvidia*", "nvidia-caps/*"} {
+		found, err := filepath.Glob(filepath.Join(from, pattern))
+		if err != nil {
 			return err
+		}
+		for _, path := range found {
+			if info, err := os.Stat(path); err != nil || info.Mode()&os.ModeCharDevice == 0 {
+				continue
+			}
+			if err := add(from, strings.TrimPrefix(path, from)); err != nil {
+				return err
+			}
 		}
 	}
 	if err := unix.Mount(name, "/dev", "tmpfs", unix.MS_NOSUID|unix.MS_NOEXEC, "mode=755"); err != nil {
@@ -107,13 +106,24 @@ func replaceNodes(from string) error {
 			return fmt.Errorf("make %s: %w", folder, err)
 		}
 	}
-	for path, s := range nodes {
-		if err := unix.Mknod(path, s.Mode, int(s.Rdev)); err != nil {
-			return fmt.Errorf("make %s: %w", path, err)
-		}
-		if err := os.Chmod(path, os.FileMode(s.Mode&0o777)); err != nil {
+	for path, node := range nodes {
+		if err := bindNode(node, filepath.Join("/dev", path)); err != nil {
 			return err
 		}
 	}
 	return os.Chmod("/dev/shm", 0o777|os.ModeSticky)
+}
+
+func bindNode(node *os.File, to string) error {
+	file, err := os.OpenFile(to, os.O_CREATE, 0o644)
+	if err == nil {
+		err = file.Close()
+	}
+	if err == nil {
+		err = unix.Mount(fmt.Sprintf("/proc/self/fd/%d", node.Fd()), to, "", unix.MS_BIND, "")
+	}
+	if err != nil {
+		return fmt.Errorf("bind a node to %s: %w", to, err)
+	}
+	return nil
 }

@@ -19,29 +19,38 @@ import (
 // limited is a limit that tells a client of MPS from a program outside of it, in MiB.
 const limited = 1024
 
-// attempt runs a client that tries to take more than the limit.
-func (n *Node) attempt(ctx context.Context, question string, s surroundings, o probe.Options) ([]probe.Event, error) {
-	if err := n.limit(ctx, 50, limited); err != nil {
-		return nil, err
-	}
-	o.Allocate = probe.Sizes{limited*mebibyte + 64*mebibyte}
-	return n.probed(ctx, question, s, o)
+// greedy is a client that tries to take more than the limit.
+var greedy = probe.Sizes{limited*mebibyte + 64*mebibyte}
+
+// attempt runs a greedy client and returns what became of it.
+func (n *Node) attempt(ctx context.Context, question string, s surroundings, o probe.Options) (string, error) {
+	return n.attemptBy(ctx, question, func(ctx context.Context, l *lab) ([]probe.Event, error) {
+		o.Allocate = greedy
+		return l.probe(ctx, s, o)
+	})
 }
 
-// fate is what became of a client that tries to take more than the limit.
-func fate(events []probe.Event, err error) string {
+func (n *Node) attemptBy(ctx context.Context, question string, live func(context.Context, *lab) ([]probe.Event, error)) (string, error) {
+	if err := n.limit(ctx, 50, limited); err != nil {
+		return "", err
+	}
+	events, err := inLab(ctx, n, Client, question, live)
 	if err != nil {
-		return "fails: " + err.Error()
+		return "", err
+	}
+	if e, failed := probe.Find(events, probe.Failed); failed {
+		return fails + ": " + refusal(e).Error(), nil
 	}
 	if _, refused := probe.Find(events, probe.Refused); refused {
-		return isLimited
+		return isLimited, nil
 	}
-	return isFree
+	return isFree, nil
 }
 
 const (
 	isLimited = "runs with the limits"
 	isFree    = "runs without limits"
+	fails     = "fails"
 )
 
 func checkMPSWithoutDaemon(ctx context.Context, n *Node) []Finding {
@@ -49,7 +58,10 @@ func checkMPSWithoutDaemon(ctx context.Context, n *Node) []Finding {
 	if f := n.started(expected); f != nil {
 		return f
 	}
-	got := fate(n.attempt(ctx, "a client that names a pipe directory without a daemon", surroundings{pipe: "/nonexistent"}, probe.Options{}))
+	got, err := n.attempt(ctx, "a client that names a pipe directory without a daemon", surroundings{pipe: "/nonexistent"}, probe.Options{})
+	if err != nil {
+		return []Finding{Failed(subject, expected, err)}
+	}
 	return []Finding{Expect(subject, got == isFree, expected, got).
 		Because("programs that reach no daemon may fail instead, or the daemon is found in another way")}
 }
@@ -64,29 +76,21 @@ func checkMPSControlAlone(ctx context.Context, n *Node) []Finding {
 	if err != nil {
 		return []Finding{Failed("", isLimited, err)}
 	}
-	alone := fate(n.controlAlone(ctx))
-	other := fate(n.attempt(ctx, "a client with a /dev/shm of its own", surroundings{ownMemory: true}, probe.Options{}))
-	const fails = "fails"
-	return []Finding{
-		Expect("a directory with control only", alone == isLimited, isLimited, alone).
-			Because("containers need more of the daemon's files: --extra-container-files of the MPS supervisor gives them"),
-		Expect("another /dev/shm", strings.HasPrefix(other, fails), fails, other).
-			Because("containers would not need the /dev/shm of the session"),
+	var findings []Finding
+	add := func(subject, expected, consequence, got string, err error) {
+		if err != nil {
+			findings = append(findings, Failed(subject, expected, err))
+			return
+		}
+		findings = append(findings, Expect(subject, strings.HasPrefix(got, expected), expected, got).Because("%s", consequence))
 	}
-}
-
-// controlAlone runs a client that sees the socket control and nothing else of the daemon.
-func (n *Node) controlAlone(ctx context.Context) ([]probe.Event, error) {
-	if err := n.limit(ctx, 50, limited); err != nil {
-		return nil, err
-	}
-	events, err := inLab(ctx, n, Client, "a client in whose pipe directory is control only", func(ctx context.Context, l *lab) ([]probe.Event, error) {
-		return l.probe(ctx, surroundings{pipe: l.mps.ClientPipe()}, probe.Options{Allocate: probe.Sizes{limited*mebibyte + 64*mebibyte}})
+	got, err := n.attemptBy(ctx, "a client in whose pipe directory is control only", func(ctx context.Context, l *lab) ([]probe.Event, error) {
+		return l.probe(ctx, surroundings{pipe: l.mps.ClientPipe()}, probe.Options{Allocate: greedy})
 	})
-	if e, failed := probe.Find(events, probe.Failed); err == nil && failed {
-		err = refusal(e)
-	}
-	return events, err
+	add("a directory with control only", isLimited, "containers need more of the daemon's files: --extra-container-files of the MPS supervisor gives them", got, err)
+	got, err = n.attempt(ctx, "a client with a /dev/shm of its own", surroundings{ownMemory: true}, probe.Options{})
+	add("another /dev/shm", fails, "containers would not need the /dev/shm of the session", got, err)
+	return findings
 }
 
 const (
@@ -122,7 +126,11 @@ func checkMPSClients(ctx context.Context, n *Node) []Finding {
 	}
 	var findings []Finding
 	for _, kind := range clientKinds {
-		got := fate(n.attempt(ctx, "a client: "+kind.subject, kind.surroundings, kind.options))
+		got, err := n.attempt(ctx, "a client: "+kind.subject, kind.surroundings, kind.options)
+		if err != nil {
+			findings = append(findings, Failed(kind.subject, expected, err))
+			continue
+		}
 		if got != isLimited {
 			findings = append(findings, Expect(kind.subject, false, expected, got).Because("such pods cannot use MPS shares"))
 			continue
@@ -173,11 +181,14 @@ func (n *Node) acquaint(ctx context.Context, subject string, s surroundings, o p
 }
 
 func checkMPSUserNamespace(ctx context.Context, n *Node) []Finding {
-	const expected = "fails"
+	const expected = fails
 	if f := n.started(expected); f != nil {
 		return f
 	}
-	got := fate(n.attempt(ctx, "a client in a user namespace", surroundings{namespaces: container | syscall.CLONE_NEWUSER}, probe.Options{}))
+	got, err := n.attempt(ctx, "a client in a user namespace", surroundings{namespaces: container | syscall.CLONE_NEWUSER}, probe.Options{})
+	if err != nil {
+		return []Finding{Failed("", expected, err)}
+	}
 	return []Finding{Expect("", strings.HasPrefix(got, expected), expected, got).
 		Because("the driver refuses pods that could use MPS shares")}
 }

@@ -5,7 +5,6 @@ package conformance
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 
@@ -132,7 +131,12 @@ func (n *Node) probed(ctx context.Context, question string, s surroundings, o pr
 	return events, nil
 }
 
-func refusal(e probe.Event) error { return errors.New(strings.TrimSpace(e.Call + " " + e.Result)) }
+// refusedError says that CUDA did not do what a client wanted.
+type refusedError struct{ text string }
+
+func (e refusedError) Error() string { return e.text }
+
+func refusal(e probe.Event) error { return refusedError{strings.TrimSpace(e.Call + " " + e.Result)} }
 
 // taken is how much memory a client took.
 func taken(events []probe.Event) uint64 {

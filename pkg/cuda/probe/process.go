@@ -46,6 +46,7 @@ func (p Program) command(ctx context.Context, o Options) *exec.Cmd {
 		all := []syscall.SysProcIDMap{{ContainerID: 0, HostID: p.FirstUser, Size: users}}
 		cmd.SysProcAttr.UidMappings, cmd.SysProcAttr.GidMappings = all, all
 		cmd.SysProcAttr.GidMappingsEnableSetgroups = true
+		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: 0, Gid: 0} // in the namespace
 	}
 	return cmd
 }
