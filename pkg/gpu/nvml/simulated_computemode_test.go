@@ -39,16 +39,16 @@ func TestSimulatedComputeMode(t *testing.T) {
 			expectMode(t, c, ids.other, uuid, mode, whole())
 		}
 	}
-	if err := c.SetComputeMode(ctx, ids.pci, ids.uuid, gpu.ComputeExclusiveProcess); err != nil {
+	if err := c.SetComputeMode(ctx, ids.pci, ids.uuid, gpu.ComputeProhibited); err != nil {
 		t.Fatal(err)
 	}
-	expectMode(t, c, ids.pci, ids.uuid, gpu.ComputeExclusiveProcess, part())
+	expectMode(t, c, ids.pci, ids.uuid, gpu.ComputeProhibited, part())
 	expectMode(t, c, ids.pci, "", gpu.ComputeDefault, snapshot(t, file).GPUs[1].ComputeMode)
 	expectMode(t, c, ids.other, "", gpu.ComputeDefault, whole())
 
 	// Setting what is set changes nothing, so that it needs no permission either.
 	before := calls(t, file)[setComputeMode]
-	if err := c.SetComputeMode(ctx, ids.pci, ids.uuid, gpu.ComputeExclusiveProcess); err != nil {
+	if err := c.SetComputeMode(ctx, ids.pci, ids.uuid, gpu.ComputeProhibited); err != nil {
 		t.Error(err)
 	}
 	if after := calls(t, file)[setComputeMode]; after != before {
@@ -64,7 +64,7 @@ func TestSimulatedComputeMode(t *testing.T) {
 // takes seconds under load.
 func TestSimulatedMIGDeviceIsNotSearchedFor(t *testing.T) {
 	c, file, ids := partitioned(t)
-	if err := c.SetComputeMode(t.Context(), ids.pci, ids.uuid, gpu.ComputeExclusiveProcess); err != nil {
+	if err := c.SetComputeMode(t.Context(), ids.pci, ids.uuid, gpu.ComputeProhibited); err != nil {
 		t.Fatal(err)
 	}
 	made := calls(t, file)
@@ -84,6 +84,7 @@ func TestSimulatedComputeModeRefusals(t *testing.T) {
 		want      error
 	}{
 		"whole GPU while MIG mode is on":    {pci: ids.pci, mode: exclusive, want: gpu.ErrNotSupported},
+		"MIG device":                        {pci: ids.pci, uuid: ids.uuid, mode: exclusive, want: gpu.ErrNotSupported}, // MIG guide
 		"MIG device of another GPU":         {pci: ids.other, uuid: ids.uuid, mode: exclusive, want: gpu.ErrNotFound},
 		"MIG device that is gone":           {pci: ids.pci, uuid: "MIG-gone", mode: exclusive, want: gpu.ErrNotFound},
 		"another GPU at the address":        {pci: ids.other, uuid: "GPU-gone", mode: exclusive, want: gpu.ErrNotFound},

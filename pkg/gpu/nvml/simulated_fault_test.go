@@ -109,7 +109,7 @@ var methods = map[string]func(context.Context, *Client, instanceIDs) error{
 		return err
 	},
 	"SetComputeMode": func(ctx context.Context, c *Client, ids instanceIDs) error {
-		return c.SetComputeMode(ctx, ids.pci, ids.uuid, gpu.ComputeExclusiveProcess)
+		return c.SetComputeMode(ctx, ids.pci, ids.uuid, gpu.ComputeProhibited)
 	},
 	"SetComputeMode of a whole GPU": func(ctx context.Context, c *Client, ids instanceIDs) error {
 		return c.SetComputeMode(ctx, ids.other, ids.otherUUID, gpu.ComputeExclusiveProcess)

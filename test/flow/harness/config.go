@@ -102,10 +102,10 @@ func (c ClaimSpec) slice(d Device) int {
 }
 
 // CheckModes fails unless a device that is there has the compute mode and the time
-// slice that a claim's containers need.
+// slice that a claim's containers need. A partition cannot be for one process.
 func CheckModes(c ClaimSpec, d Device, g *machine.GPU) error {
 	want, got := DefaultMode, g.ComputeMode
-	if c.UsesMPS(d) {
+	if c.UsesMPS(d) && d.Profile == "" {
 		want = ExclusiveProcess
 	}
 	if d.Profile != "" {

@@ -42,6 +42,7 @@ func (t Tags) Of(key string) Source {
 type Board struct {
 	Name    string    `json:"name"`
 	Product Product   `json:"product"`
+	MPS     MPS       `json:"mps"`
 	MIG     *BoardMIG `json:"mig,omitempty"`
 }
 
@@ -60,6 +61,14 @@ type Product struct {
 	CoresPerSM        int    `json:"coresPerSM"`
 	AddressingMode    string `json:"addressingMode"` // none, hmm, ats or unreported
 	ECC               string `json:"ecc"`            // enabled, disabled or unsupported
+}
+
+// MPS is what programs take of the board's memory beside what they allocate.
+type MPS struct {
+	Tags
+	ServerMiB     uint64 `json:"serverMiB"`     // an MPS server, of each device
+	ContextMiB    uint64 `json:"contextMiB"`    // a CUDA context, of the undivided board
+	MIGContextMiB uint64 `json:"migContextMiB"` // a CUDA context, of a MIG device
 }
 
 // BoardMIG is the partitioning side of a board.
@@ -164,7 +173,10 @@ func (b *Board) Sources() map[Source]int {
 		n[t.Source] += values - len(t.Except)
 	}
 	count(b.Product.Tags, valuesOf(b.Product))
-	if b.MIG != nil {
+	if b.MIG == nil {
+		count(b.MPS.Tags, valuesOf(b.MPS)-1) // one is about MIG devices
+	} else {
+		count(b.MPS.Tags, valuesOf(b.MPS))
 		count(b.MIG.Tags, valuesOf(*b.MIG)-1) // the profiles count themselves
 		for _, p := range b.MIG.Profiles {
 			count(p.Tags, valuesOf(p)-1) // the same holds for compute

@@ -77,6 +77,7 @@ func TestSources(t *testing.T) {
 			}
 		}
 		check("product", b.Product.Tags, b.Product)
+		check("mps", b.MPS.Tags, b.MPS)
 		if b.MIG == nil {
 			return
 		}
@@ -107,6 +108,9 @@ func TestProductIsComplete(t *testing.T) {
 		}
 		if g.MemoryBytes == 0 || g.ReservedBytes == 0 || g.ReservedBytes >= g.MemoryBytes || g.Cores == 0 {
 			t.Errorf("memory or cores are missing: %+v", b.Product)
+		}
+		if g.ContextBytes == 0 || g.MPSServerBytes == 0 || g.MIG != nil && g.MIG.ContextBytes == 0 {
+			t.Errorf("what programs take is missing: %+v", b.MPS)
 		}
 		if (g.MIG != nil) && g.MIG.ResetToSwitch != (g.Architecture == architectures["ampere"]) {
 			t.Error("a mode change needs a reset exactly on Ampere")

@@ -46,6 +46,8 @@ func (b *Board) GPU() (*machine.GPU, error) {
 		PCISubsystem:   w.pciID("pciSubsystem", p.PCISubsystem),
 		MemoryBytes:    p.MemoryMiB * miB,
 		ReservedBytes:  p.ReservedMiB * miB,
+		ContextBytes:   b.MPS.ContextMiB * miB,
+		MPSServerBytes: b.MPS.ServerMiB * miB,
 		Cores:          p.SMs * p.CoresPerSM,
 		NUMANode:       -1,
 	}
@@ -53,7 +55,7 @@ func (b *Board) GPU() (*machine.GPU, error) {
 		w.fail("computeCapability", p.ComputeCapability)
 	}
 	if b.MIG != nil {
-		g.MIG = &machine.MIG{ResetToSwitch: b.MIG.ResetToSwitch, MemorySlices: b.MIG.MemorySlices}
+		g.MIG = &machine.MIG{ResetToSwitch: b.MIG.ResetToSwitch, MemorySlices: b.MIG.MemorySlices, ContextBytes: b.MPS.MIGContextMiB * miB}
 		for i := range b.MIG.Profiles {
 			g.MIG.Profiles = append(g.MIG.Profiles, b.MIG.Profiles[i].gi(w))
 		}

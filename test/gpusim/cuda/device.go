@@ -27,6 +27,9 @@ type Device struct {
 	Minor int
 	// Memory is what programs can use of it, in bytes.
 	Memory uint64
+	// ContextMemory is what a context takes of that, and ServerMemory what an MPS
+	// server does.
+	ContextMemory, ServerMemory uint64
 	// Multiprocessors of it, and of the whole GPU.
 	Multiprocessors, OfGPU int
 	// Major is that of the compute capability.
@@ -116,6 +119,7 @@ func whole(index int, g *machine.GPU) Device {
 	sms := g.Cores / coresPerSM(g.ComputeMajor, g.ComputeMinor)
 	return Device{
 		UUID: g.UUID, Name: g.ProductName, GPU: index, Instance: -1, Compute: -1, Minor: g.Minor, Memory: g.MemoryBytes - g.ReservedBytes,
+		ContextMemory: g.ContextBytes, ServerMemory: g.MPSServerBytes,
 		Multiprocessors: sms, OfGPU: sms, Major: g.ComputeMajor, Mode: g.ComputeMode,
 	}
 }
@@ -139,6 +143,7 @@ func instances(index int, g *machine.GPU, visible func(gi, ci int) bool) []Devic
 func compute(index int, g *machine.GPU, p *machine.GIProfile, gi int, ci machine.ComputeInstance) Device {
 	d := whole(index, g)
 	d.UUID, d.Instance, d.Compute, d.Memory, d.Mode = ci.UUID, gi, ci.ID, p.MemoryMiB<<20, ci.ComputeMode
+	d.ContextMemory = g.MIG.ContextBytes
 	d.Name += " MIG "
 	if ci.Placement.Size < p.Slices {
 		d.Name += fmt.Sprintf("%dc.", ci.Placement.Size)
@@ -151,6 +156,20 @@ func compute(index int, g *machine.GPU, p *machine.GIProfile, gi int, ci machine
 		}
 	}
 	return d
+}
+
+// perTPC is how many multiprocessors a texture processing cluster has, from Volta on.
+// Percentages are rounded to whole ones: 25 % of 188 multiprocessors were 46.
+const perTPC = 2
+
+// Limited is how many multiprocessors a client of MPS has that may use a percentage of
+// the device's, which is rounded down to what the hardware can do.
+func (d Device) Limited(percentage float64) int {
+	n := int(float64(d.Multiprocessors) * percentage / 100)
+	if n >= d.Multiprocessors {
+		return d.Multiprocessors
+	}
+	return max(perTPC, n/perTPC*perTPC)
 }
 
 // Select are the devices that a program gets whose CUDA_VISIBLE_DEVICES is list;

@@ -102,15 +102,17 @@ func TestHere(t *testing.T) {
 	here := Here(m, container(t, append(caps(1), node(a), node(b), node(c))...))
 	want := []Device{
 		{UUID: "MIG-whole", Name: "NVIDIA H100 80GB HBM3 MIG 3g.40gb", GPU: 1, Instance: 1, Compute: 0, Minor: b.Minor, Memory: 40448 << 20,
+			ContextMemory: 326 << 20, ServerMemory: 60 << 20,
 			Multiprocessors: 60, OfGPU: 132, Major: 9, Mode: ModeExclusiveProcess},
 		{UUID: "MIG-small0", Name: "NVIDIA H100 80GB HBM3 MIG 1c.3g.40gb", GPU: 1, Instance: 2, Compute: 0, Minor: b.Minor, Memory: 40448 << 20,
+			ContextMemory: 326 << 20, ServerMemory: 60 << 20,
 			Multiprocessors: 16, OfGPU: 132, Major: 9},
 	}
 	if d := cmp.Diff(want, here[:2]); d != "" {
 		t.Error(d)
 	}
 	want = []Device{{UUID: c.UUID, Name: "NVIDIA H100 80GB HBM3", GPU: 2, Instance: -1, Compute: -1, Minor: c.Minor,
-		Memory: c.MemoryBytes - c.ReservedBytes, Multiprocessors: 132, OfGPU: 132, Major: 9}}
+		Memory: c.MemoryBytes - c.ReservedBytes, ContextMemory: 512 << 20, ServerMemory: 60 << 20, Multiprocessors: 132, OfGPU: 132, Major: 9}}
 	if d := cmp.Diff(want, here[4:]); d != "" {
 		t.Error(d)
 	}
@@ -231,5 +233,17 @@ func TestErrors(t *testing.T) {
 	}
 	if got := Error(12345).Error(); got != "CUDA error 12345" {
 		t.Error(got)
+	}
+}
+
+func TestLimited(t *testing.T) {
+	for _, c := range []struct {
+		of         int
+		percentage float64
+		want       int
+	}{{188, 25, 46}, {132, 25, 32}, {132, 100, 132}, {16, 50, 8}, {60, 33, 18}, {132, 1, 2}, {14, 10, 2}} {
+		if got := (Device{Multiprocessors: c.of}).Limited(c.percentage); got != c.want {
+			t.Errorf("%v %% of %d: %d, want %d", c.percentage, c.of, got, c.want)
+		}
 	}
 }

@@ -23,6 +23,7 @@ const (
 	MPSServerNotReady    Error = 807
 	MPSMaxClientsReached Error = 808
 	MPSClientTerminated  Error = 810
+	Unknown              Error = 999
 )
 
 var texts = map[Error]struct{ name, text string }{
@@ -39,6 +40,7 @@ var texts = map[Error]struct{ name, text string }{
 	MPSServerNotReady:    {"MPS_SERVER_NOT_READY", "MPS server is not ready to accept new MPS client requests"},
 	MPSMaxClientsReached: {"MPS_MAX_CLIENTS_REACHED", "the hardware resources required to create MPS client have been exhausted"},
 	MPSClientTerminated:  {"MPS_CLIENT_TERMINATED", "the MPS client has been terminated by the MPS server"},
+	Unknown:              {"UNKNOWN", "unknown error"},
 }
 
 // Error is the code's name in cuda.h and what CUDA says about it.

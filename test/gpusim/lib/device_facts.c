@@ -249,8 +249,10 @@ nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, nvmlComputeMode_t mod
 		return r;
 	if ((unsigned int)mode >= NVML_COMPUTEMODE_COUNT)
 		return NVML_ERROR_INVALID_ARGUMENT;
-	// nvml.h: with MIG enabled, it must be a MIG device; the thread mode is gone.
-	if ((t.ci == NULL && t.gpu->mig_current) || mode == NVML_COMPUTEMODE_EXCLUSIVE_THREAD)
+	// nvml.h: with MIG enabled, it must be a MIG device; the thread mode is gone. MIG
+	// guide: exclusive-process is not supported when the GPU is in MIG mode.
+	if ((t.ci == NULL && t.gpu->mig_current) || mode == NVML_COMPUTEMODE_EXCLUSIVE_THREAD ||
+	    (t.ci != NULL && mode == NVML_COMPUTEMODE_EXCLUSIVE_PROCESS))
 		return NVML_ERROR_NOT_SUPPORTED;
 	if (!may_administrate())
 		return NVML_ERROR_NO_PERMISSION;

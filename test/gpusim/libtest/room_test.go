@@ -181,8 +181,9 @@ func TestComputeInstances(t *testing.T) {
 	if want := "NVIDIA H100 80GB HBM3 MIG 2c.4g.40gb 2 32"; got != want {
 		t.Errorf("device %q, want %q", got, want)
 	}
-	wants(t, "SetComputeMode", info.Device.SetComputeMode(nvml.COMPUTEMODE_EXCLUSIVE_PROCESS), nvml.SUCCESS)
-	if r.machine().GPUs[0].MIG.Instances[0].Compute[0].ComputeMode != 3 {
+	wants(t, "SetComputeMode to one process", info.Device.SetComputeMode(nvml.COMPUTEMODE_EXCLUSIVE_PROCESS), nvml.ERROR_NOT_SUPPORTED)
+	wants(t, "SetComputeMode", info.Device.SetComputeMode(nvml.COMPUTEMODE_PROHIBITED), nvml.SUCCESS)
+	if r.machine().GPUs[0].MIG.Instances[0].Compute[0].ComputeMode != 2 {
 		t.Error("the MIG device's compute mode is not in the state")
 	}
 	byID, ret := gi.GetComputeInstanceById(0)

@@ -25,6 +25,23 @@ type Machine struct {
 	// calls work and take no time of their own. They survive a reboot.
 	Faults    []Fault
 	Latencies []Latency
+
+	// MPS is how NVIDIA's MPS behaves here. It survives a reboot.
+	MPS MPS
+}
+
+// MPS has the points in which NVIDIA's MPS differs between drivers, or in which
+// nobody knows. The zero value is the strict choice, except for CoarseLimits.
+type MPS struct {
+	// HarmlessKills says that a client may be killed while it has work on a GPU.
+	// Otherwise its server is undefined from then on.
+	HarmlessKills bool
+	// CoarseLimits says that a memory limit of a gibibyte or more is printed in
+	// whole gibibytes, rounded down.
+	CoarseLimits bool
+	// FewFiles says that servers do with any number of open files. Otherwise they
+	// need a limit of 16384.
+	FewFiles bool
 }
 
 // Fault makes calls of the library go wrong. Of several that match a call, the
@@ -112,9 +129,11 @@ type GPU struct {
 
 	MemoryBytes    uint64
 	ReservedBytes  uint64
-	Cores          int // CUDA cores (nvmlDeviceGetNumGpuCores)
-	AddressingMode int // nvmlDeviceAddressingModeType_t: 0 none, 1 HMM, 2 ATS; -1 not reported
-	ECC            int // 0 off, 1 on, -1 not supported
+	ContextBytes   uint64 // of a CUDA context, beside what its program allocates
+	MPSServerBytes uint64 // of an MPS server
+	Cores          int    // CUDA cores (nvmlDeviceGetNumGpuCores)
+	AddressingMode int    // nvmlDeviceAddressingModeType_t: 0 none, 1 HMM, 2 ATS; -1 not reported
+	ECC            int    // 0 off, 1 on, -1 not supported
 
 	ComputeMode int // nvmlComputeMode_t
 	// Persistence is nvidia-smi -pm: the driver stays loaded without clients.
@@ -137,6 +156,7 @@ type MIG struct {
 	// is lost at reboot.
 	ResetToSwitch bool
 	MemorySlices  int
+	ContextBytes  uint64 // of a CUDA context on a MIG device
 	Profiles      []GIProfile
 	Instances     []GPUInstance
 }

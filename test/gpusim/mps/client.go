@@ -181,35 +181,57 @@ func (c *Client) Failure() error {
 }
 
 // Context makes the program's context on a device, where it has none.
-func (c *Client) Context(device int) error { return c.ask(request{Op: "context", Device: device}) }
+func (c *Client) Context(device int) error { return c.do(request{Op: opContext, Device: device}) }
+
+// NewContext makes one more.
+func (c *Client) NewContext(device int) error { return c.do(request{Op: opNewContext, Device: device}) }
 
 // Alloc takes memory of a device.
 func (c *Client) Alloc(device int, bytes uint64) error {
-	return c.ask(request{Op: "alloc", Device: device, Bytes: bytes})
+	return c.do(request{Op: opAllocate, Device: device, Bytes: bytes})
+}
+
+// Launch starts a kernel that runs until Synchronize.
+func (c *Client) Launch(device int) error { return c.do(request{Op: opLaunch, Device: device}) }
+
+// Synchronize waits until the program has no work on the device.
+func (c *Client) Synchronize(device int) error {
+	return c.do(request{Op: opSynchronize, Device: device})
+}
+
+// MemoryInfo is cuMemGetInfo, in bytes.
+func (c *Client) MemoryInfo(device int) (free, total uint64, err error) {
+	r, err := c.ask(request{Op: opMemory, Device: device})
+	return r.Free, r.Total, err
 }
 
 // Fault does what an illegal access does. The error is what the program gets.
-func (c *Client) Fault(device int) error { return c.ask(request{Op: "fault", Device: device}) }
+func (c *Client) Fault(device int) error { return c.do(request{Op: opFault, Device: device}) }
 
-func (c *Client) ask(r request) error {
+func (c *Client) do(r request) error {
+	_, err := c.ask(r)
+	return err
+}
+
+func (c *Client) ask(r request) (reply, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	select {
 	case <-c.ended:
-		return c.code
+		return reply{}, c.code
 	default:
 	}
 	if err := c.encoder.Encode(r); err != nil {
-		return cuda.MPSRPCFailure
+		return reply{}, cuda.MPSRPCFailure
 	}
 	select {
 	case answer := <-c.replies:
 		if answer.Code != 0 {
-			return answer.Code
+			return reply{}, answer.Code
 		}
-		return nil
+		return answer, nil
 	case <-c.ended:
-		return c.code
+		return reply{}, c.code
 	}
 }
 

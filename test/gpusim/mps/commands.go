@@ -190,7 +190,7 @@ func (d *Daemon) getDefaultMemory(args []string) (string, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if bytes, ok := d.memory.get(args[0]); ok {
-		return formatMemory(bytes), nil
+		return memoryText(d.state, bytes)
 	}
 	return "", nil
 }

@@ -197,7 +197,7 @@ func TestCommands(t *testing.T) {
 		{"start_server -uid 0", ""}, // there is one
 		{"get_server_list", pid},
 		{"start_server 0", "Usage: start_server -uid UID"},
-		{"terminate_client " + pid + " 1", "Client 1 not found"},
+		{"terminate_client " + pid + " 1", "1"},
 		{"shutdown_server 1", "Server 1 not found"},
 		{"shutdown_server " + pid + " -x", "Usage: shutdown_server PID [-f]"},
 		{"quit -t", "Usage: quit [-t TIMEOUT]"},
@@ -222,7 +222,7 @@ func TestCommands(t *testing.T) {
 		t.Errorf("the socket for programs answers %q", got)
 	}
 	n.tell("get_default_active_thread_percentage", "12.5")
-	n.tell("terminate_client "+pid+" "+client, "")
+	n.tell("terminate_client "+pid+" "+client, "0")
 	h.says("CUDA_ERROR_MPS_CLIENT_TERMINATED")
 	n.eventually("the client has gone", func() bool { out, _ := n.control("get_client_list " + pid); return out == "" })
 	n.tell("get_server_status "+pid, "ACTIVE")

@@ -24,9 +24,9 @@ func TestParseMemory(t *testing.T) {
 			t.Errorf("%q is %d", text, got)
 		}
 	}
-	for bytes, want := range map[uint64]string{1 << 30: "1G", 10240 << 20: "10G", 1500 << 20: "1500M"} {
-		if got := formatMemory(bytes); got != want {
-			t.Errorf("%d is %s, want %s", bytes, got, want)
+	for mebibytes, want := range map[uint64][2]string{1024: {"1G", "1G"}, 10240: {"10G", "10G"}, 1500: {"1500M", "1G"}, 900: {"900M", "900M"}, 5119: {"5119M", "4G"}} {
+		if got := [2]string{formatMemory(mebibytes<<20, false), formatMemory(mebibytes<<20, true)}; got != want {
+			t.Errorf("%d MiB is %s, want %s", mebibytes, got, want)
 		}
 	}
 }
@@ -55,7 +55,7 @@ func TestMemoryLimits(t *testing.T) {
 	}
 }
 
-func TestMaxClients(t *testing.T) {
+func TestMaxContexts(t *testing.T) {
 	whole := cuda.Device{Multiprocessors: 132, OfGPU: 132, Major: 9}
 	part := cuda.Device{Multiprocessors: 16, OfGPU: 132, Major: 9}
 	old := cuda.Device{Multiprocessors: 28, OfGPU: 28, Major: 6}
@@ -64,7 +64,7 @@ func TestMaxClients(t *testing.T) {
 		cuda int
 		want int
 	}{{whole, 13000, 48}, {whole, 13010, 60}, {whole, 12040, 48}, {part, 13000, 5}, {part, 13010, 7}, {old, 13010, 16}} {
-		if got := MaxClients(c.d, c.cuda); got != c.want {
+		if got := MaxContexts(c.d, c.cuda); got != c.want {
 			t.Errorf("%+v, CUDA %d: %d, want %d", c.d, c.cuda, got, c.want)
 		}
 	}
@@ -77,34 +77,41 @@ func TestLimits(t *testing.T) {
 	uuid := n.machine().GPUs[2].UUID
 	n.daemon()
 	first := n.server()
-	n.gets(as{}, "memory: 81008 MiB, no limit\n  multiprocessors: 132 of 132 (100 %)", 0, "info")
+	n.gets(as{}, "memory: 81008 MiB, no limit\n  memory info: 80436 MiB free of 81008 MiB\n  multiprocessors: 132 of 132 (100 %)", 0, "info")
 	n.tell("set_default_active_thread_percentage 25", "25.0")
 	n.tell("set_default_device_pinned_mem_limit "+uuid+" 10240M", "")
-	n.gets(as{}, "memory: 81008 MiB, no limit\n  multiprocessors: 132 of 132 (100 %)", 0, "info")
+	n.gets(as{}, "memory: 81008 MiB, no limit\n  memory info: 80436 MiB free of 81008 MiB\n  multiprocessors: 132 of 132 (100 %)", 0, "info")
 	early := n.hold(as{}, "--memory", "20Gi").says("ready")
 
 	n.tell("set_active_thread_percentage "+first+" 50", "50.0")
+	n.tell("set_device_pinned_mem_limit "+first+" 0 17000M", "")
+	n.tell("get_device_pinned_mem_limit "+first+" 0", "17000M")
+	n.change(func(m *machine.Machine) { m.MPS.CoarseLimits = true })
+	n.tell("get_device_pinned_mem_limit "+first+" 0", "16G")
+	if !n.logged("server.log", "Device pinned memory limit for device 0 set to 0x426800000 bytes") {
+		t.Error("the server's log has no exact limit")
+	}
 	n.tell("set_device_pinned_mem_limit "+first+" 0 16G", "")
-	n.gets(as{}, "limit 16384 MiB\n  multiprocessors: 66 of 132 (50 %)", 0, "info")
+	n.gets(as{}, "limit 16384 MiB\n  memory info: 15872 MiB free of 81008 MiB\n  multiprocessors: 66 of 132 (50 %)", 0, "info")
 	if early.stop() != 0 {
 		t.Error("the client from before has suffered")
 	}
 	n.tell("shutdown_server "+first, "")
 	n.server()
-	n.gets(as{}, "limit 10240 MiB\n  multiprocessors: 33 of 132 (25 %)", 0, "info")
+	n.gets(as{}, "limit 10240 MiB\n  memory info: 9728 MiB free of 81008 MiB\n  multiprocessors: 32 of 132 (25 %)", 0, "info")
 
-	out, exit := n.client("alloc", "8Gi", "4Gi", "2Gi", "1")
+	out, exit := n.client("alloc", "8Gi", "4Gi", "1536Mi", "1")
 	if d := cmp.Diff("device 0: allocated 8192 MiB\n"+
 		"device 0: CUDA_ERROR_OUT_OF_MEMORY: out of memory (4096 MiB wanted)\n"+
-		"device 0: allocated 2048 MiB\n"+
+		"device 0: allocated 1536 MiB\n"+
 		"device 0: CUDA_ERROR_OUT_OF_MEMORY: out of memory (0 MiB wanted)", out); d != "" || exit != 1 {
 		t.Errorf("exit code %d: %s", exit, d)
 	}
 	// The server's limit is what its users cannot raise.
 	for _, c := range []struct{ variable, want string }{
-		{PercentageVariable + "=10", "14 of 132 (10 %)"},
-		{PercentageVariable + "=100", "33 of 132 (25 %)"},
-		{PercentageVariable + "=nonsense", "33 of 132 (25 %)"},
+		{PercentageVariable + "=10", "12 of 132 (10 %)"},
+		{PercentageVariable + "=100", "32 of 132 (25 %)"},
+		{PercentageVariable + "=nonsense", "32 of 132 (25 %)"},
 		{MemoryVariable + "=0=1G", "limit 1024 MiB"},
 		{MemoryVariable + "=0=20G", "limit 10240 MiB"},
 		{MemoryVariable + "=" + uuid + "=2G", "limit 2048 MiB"},
@@ -119,7 +126,7 @@ func TestLimits(t *testing.T) {
 	n.tell("quit", "")
 	n.daemon() // the defaults have died with the daemon
 	n.server()
-	n.gets(as{}, "no limit\n  multiprocessors: 132 of 132", 0, "info")
+	n.gets(as{}, "no limit\n  memory info: 80436 MiB free of 81008 MiB\n  multiprocessors: 132 of 132", 0, "info")
 }
 
 // The daemon's own environment gives the first defaults.
@@ -140,16 +147,16 @@ func TestMemoryIsShared(t *testing.T) {
 	a := n.hold(as{}, "--memory", "8Gi").says("ready")
 	n.gets(as{}, "CUDA_ERROR_OUT_OF_MEMORY", 1, "alloc", "8Gi")
 	alone := n.hold(as{env: []string{PipeVariable + "=/nowhere"}}, "--memory", "2Gi").says("ready")
-	n.gets(as{}, "CUDA_ERROR_OUT_OF_MEMORY", 1, "alloc", "5Gi")
-	n.gets(as{}, "allocated 4096 MiB", 0, "alloc", "4Gi")
+	n.gets(as{}, "CUDA_ERROR_OUT_OF_MEMORY", 1, "alloc", "4Gi")
+	n.gets(as{}, "allocated 3584 MiB", 0, "alloc", "3584Mi")
 
-	const used = "Used                              : 10268 MiB"
+	const used = "Used                              : 10920 MiB" // and 326 MiB for each context
 	n.eventually("the last one's memory is free", func() bool { return strings.Contains(n.smi("-q"), used) })
 	q := n.smi("-q")
 	for _, want := range []string{
 		"Process ID                        : " + itoa(n.servers()[0]) + "\n            Type                          : C\n            Used GPU Memory               : 28 MiB",
-		"Process ID                        : " + itoa(alone.Process.Pid) + "\n            Type                          : C\n            Used GPU Memory               : 2048 MiB",
-		"Process ID                        : " + itoa(a.Process.Pid) + "\n            Type                          : M+C\n            Used GPU Memory               : 8192 MiB",
+		"Process ID                        : " + itoa(alone.Process.Pid) + "\n            Type                          : C\n            Used GPU Memory               : 2374 MiB",
+		"Process ID                        : " + itoa(a.Process.Pid) + "\n            Type                          : M+C\n            Used GPU Memory               : 8518 MiB",
 	} {
 		if !strings.Contains(q, want) {
 			t.Errorf("nvidia-smi -q has no %q:\n%s", want, q)
@@ -194,18 +201,14 @@ func divided(m *machine.Machine) {
 // A server on a MIG device holds it, and nothing else.
 func TestPartition(t *testing.T) {
 	n := newNode(t, "dgx-h100", divided)
-	n.change(func(m *machine.Machine) {
-		for i := range m.GPUs[0].MIG.Instances {
-			m.GPUs[0].MIG.Instances[i].Compute[0].ComputeMode = cuda.ModeExclusiveProcess
-		}
-	})
 	n.daemon(VisibleVariable + "=" + partition)
 	n.tell("set_default_device_pinned_mem_limit 0 2G", "")
 	n.server()
-	n.gets(as{}, "NVIDIA H100 80GB HBM3 MIG 1g.10gb\n  UUID: "+partition+"\n  memory: 9984 MiB, limit 2048 MiB\n  multiprocessors: 16 of 16", 0, "info")
+	n.gets(as{}, "NVIDIA H100 80GB HBM3 MIG 1g.10gb\n  UUID: "+partition+"\n  memory: 9984 MiB, limit 2048 MiB\n  memory info: 1722 MiB free of 9984 MiB\n  multiprocessors: 16 of 16", 0, "info")
 	n.gets(as{}, "CUDA_ERROR_OUT_OF_MEMORY", 1, "alloc", "3Gi")
 	direct := as{env: []string{PipeVariable + "=/nowhere", VisibleVariable + "=" + partition}}
-	n.gets(direct, "CUDA_ERROR_DEVICE_UNAVAILABLE", 1, "alloc", "1Gi")
+	// No mode of a MIG device keeps programs out that are not clients.
+	n.gets(direct, "allocated 1024 MiB", 0, "alloc", "1Gi")
 	direct.env[1] = VisibleVariable + "=" + other
 	n.gets(direct, "allocated 1024 MiB", 0, "alloc", "1Gi")
 	if out := n.smi("mig", "-dci", "-gi", "9", "-i", "0"); !strings.Contains(out, "In use by another client") {

@@ -34,11 +34,15 @@ type member struct {
 
 // use is a device that a client has joined.
 type use struct {
-	device  int // of the server
-	limits  Limits
-	context bool
-	memory  uint64
+	device   int // of the server
+	limits   Limits
+	contexts int
+	memory   uint64 // beside the contexts' own
+	busy     bool   // there is work that was not synchronised
 }
+
+// taken is all that the client has of the device's memory.
+func (u *use) taken(d cuda.Device) uint64 { return u.memory + uint64(u.contexts)*d.ContextMemory }
 
 func newMember(s *Server, c *net.UnixConn, pid, uid int) *member {
 	return &member{server: s, pid: pid, uid: uid, decoder: packets(c), encoder: json.NewEncoder(c)}
@@ -84,7 +88,7 @@ func (mb *member) serve() error {
 		if err := mb.decoder.Decode(&r); err != nil {
 			return err
 		}
-		if err := mb.send(reply{Code: mb.handle(r)}); err != nil {
+		if err := mb.send(mb.handle(r)); err != nil {
 			return err
 		}
 	}
@@ -123,10 +127,8 @@ func (s *Server) take(mb *member, j join) error {
 		return cuda.MPSConnectionFailed
 	case s.status == machine.MPSFault:
 		return cuda.MPSServerNotReady
-	}
-	m, err := s.state.Snapshot()
-	if err != nil {
-		return err
+	case s.undefined:
+		return cuda.Unknown
 	}
 	for _, own := range j.Devices {
 		i := slices.IndexFunc(s.devices, func(d cuda.Device) bool { return d.UUID == own.UUID })
@@ -134,10 +136,6 @@ func (s *Server) take(mb *member, j join) error {
 			return cuda.InvalidDevice
 		}
 		d := s.devices[i]
-		if s.count(i) >= MaxClients(d, m.CUDADriverVersion) {
-			s.log.printf("Client {PID: %d}: device %d has its %d clients", mb.pid, i, s.count(i))
-			return cuda.MPSMaxClientsReached
-		}
 		mb.uses = append(mb.uses, use{device: i, limits: Limits{
 			UUID: d.UUID, Percentage: min(own.Percentage, s.percentage), Memory: lower(s.memory.of(i, d.UUID), own.Memory),
 		}})
@@ -147,76 +145,117 @@ func (s *Server) take(mb *member, j join) error {
 	return nil
 }
 
-// count is how many clients have joined a device.
-func (s *Server) count(device int) int {
+// contexts is how many contexts of clients there are on a device.
+func (s *Server) contexts(device int) int {
 	n := 0
 	for _, mb := range s.clients {
-		if slices.ContainsFunc(mb.uses, func(u use) bool { return u.device == device }) {
-			n++
+		for _, u := range mb.uses {
+			if u.device == device {
+				n += u.contexts
+			}
 		}
 	}
 	return n
 }
 
-// MaxClients is how many clients a device can have: 16 before Volta, 48 through
+// MaxContexts is how many contexts of clients a device can have: 16 before Volta, 48 through
 // CUDA 13.0 and 60 from 13.1, and of that the part that a compute instance has of
 // the GPU's multiprocessors.
-func MaxClients(d cuda.Device, cudaVersion int) int {
-	clients := 48
+func MaxContexts(d cuda.Device, cudaVersion int) int {
+	contexts := 48
 	switch {
 	case d.Major < 7:
-		clients = 16
+		contexts = 16
 	case cudaVersion >= 13010:
-		clients = 60
+		contexts = 60
 	}
 	if d.OfGPU == 0 {
-		return clients
+		return contexts
 	}
-	return max(1, clients*d.Multiprocessors/d.OfGPU)
+	return max(1, contexts*d.Multiprocessors/d.OfGPU)
 }
 
-func (mb *member) handle(r request) cuda.Error {
+func (mb *member) handle(r request) (answer reply) {
 	s := mb.server
 	do := func() error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		switch {
-		case mb.ended != 0:
-			return mb.ended
-		case r.Device < 0 || r.Device >= len(mb.uses):
-			return cuda.InvalidDevice
-		}
-		u := &mb.uses[r.Device]
-		switch r.Op {
-		case "context", "alloc":
-			return s.allocate(u, r.Bytes)
-		case "fault":
-			s.fault(u.device, mb)
-			return cuda.LaunchFailed
-		}
-		return cuda.InvalidValue
+		return mb.operate(r, &answer)
 	}
-	if r.Op != "alloc" {
-		return code(do())
+	var err error
+	if r.Op == opAllocate {
+		err = around(s.state, ClientAlloc, gpusOf(s.devices), do)
+	} else {
+		err = do()
 	}
-	err := around(s.state, ClientAlloc, gpusOf(s.devices), do)
+	answer.Code = code(err)
 	if errors.Is(err, errStruck) {
-		return cuda.OutOfMemory
+		answer.Code = cuda.OutOfMemory
 	}
-	return code(err)
+	return answer
 }
 
-// allocate makes a client's context on a device, if it has none, and gives it that
-// much memory.
-func (s *Server) allocate(u *use, bytes uint64) error {
-	if limit := u.limits.Memory; limit > 0 && u.memory+bytes > limit {
-		return cuda.OutOfMemory
+// operate does what the client wants of a device.
+func (mb *member) operate(r request, answer *reply) error {
+	s := mb.server
+	switch {
+	case mb.ended != 0:
+		return mb.ended
+	case r.Device < 0 || r.Device >= len(mb.uses):
+		return cuda.InvalidDevice
 	}
-	before := *u
-	u.context, u.memory = true, u.memory+bytes
+	u := &mb.uses[r.Device]
+	switch r.Op {
+	case opContext, opAllocate:
+		return s.allocate(u, 0, r.Bytes)
+	case opNewContext:
+		return s.allocate(u, 1, 0)
+	case opLaunch:
+		err := s.allocate(u, 0, 0)
+		u.busy = err == nil
+		return err
+	case opSynchronize:
+		u.busy = false
+		return nil
+	case opMemory:
+		return s.memoryInfo(u, answer)
+	case opFault:
+		s.fault(u.device, mb)
+		return cuda.LaunchFailed
+	}
+	return cuda.InvalidValue
+}
+
+// memoryInfo is what cuMemGetInfo returns: under a limit, what is left of it and
+// all that the device has.
+func (s *Server) memoryInfo(u *use, answer *reply) error {
+	m, err := s.state.Snapshot()
+	if err != nil {
+		return err
+	}
+	d := s.devices[u.device]
+	answer.Total = d.Memory
+	answer.Free = d.Memory - min(d.Memory, d.Used(m))
+	if limit := u.limits.Memory; limit > 0 {
+		answer.Free = min(answer.Free, limit-min(limit, u.taken(d)))
+	}
+	return nil
+}
+
+// allocate makes that many more contexts of a client on a device, at least the first
+// one, and gives it that much memory. A limit is for both.
+func (s *Server) allocate(u *use, contexts int, bytes uint64) error {
+	if u.contexts == 0 {
+		contexts = 1
+	}
+	d, before := s.devices[u.device], *u
+	u.contexts, u.memory = u.contexts+contexts, u.memory+bytes
+	more := u.taken(d) - before.taken(d)
 	err := s.state.Update(func(m *machine.Machine) error {
-		d := s.devices[u.device]
-		if d.Used(m)+bytes > d.Memory {
+		switch limit := u.limits.Memory; {
+		case contexts > 0 && s.contexts(u.device) > MaxContexts(d, m.CUDADriverVersion):
+			return cuda.MPSMaxClientsReached
+		case limit > 0 && u.taken(d) > limit || d.Used(m)+more > d.Memory:
 			return cuda.OutOfMemory
 		}
 		s.enter(m)
@@ -237,7 +276,7 @@ func (s *Server) fault(device int, by *member) {
 		s.log.printf("Fatal GPU error on device %d", device)
 	}
 	for _, mb := range s.clients {
-		touched := mb == by || slices.ContainsFunc(mb.uses, func(u use) bool { return u.device == device && u.context })
+		touched := mb == by || slices.ContainsFunc(mb.uses, func(u use) bool { return u.device == device && u.contexts > 0 })
 		if !touched || mb.ended != 0 {
 			continue
 		}
@@ -257,12 +296,39 @@ func (s *Server) leave(mb *member) {
 		return
 	}
 	s.clients = slices.DeleteFunc(s.clients, func(c *member) bool { return c == mb })
+	if mb.ended == 0 && slices.ContainsFunc(mb.uses, func(u use) bool { return u.busy }) {
+		s.lose(mb)
+	}
 	s.log.printf("Client {PID: %d} disconnected. Number of active client contexts is %d.", mb.pid, len(s.clients))
 	if s.status == machine.MPSFault && !slices.ContainsFunc(s.clients, func(c *member) bool { return c.hit }) {
 		s.status = machine.MPSActive
 		s.log.printf("All clients that the fault affected have exited, taking new ones")
 	}
 	s.publish()
+}
+
+// lose is the end of a client that had work on a GPU. NVIDIA calls the state of the
+// server undefined from then on. Here all that its clients do fails, while the server
+// says that it is active.
+func (s *Server) lose(mb *member) {
+	m, err := s.state.Snapshot()
+	if err != nil || m.MPS.HarmlessKills {
+		return
+	}
+	s.undefined = true
+	s.log.printf("gpusim: client {PID: %d} was gone before its work was done", mb.pid)
+	for _, other := range s.clients {
+		other.end(cuda.Unknown)
+	}
+}
+
+// end ends all that a client has, and tells it so.
+func (mb *member) end(why cuda.Error) {
+	if mb.ended != 0 {
+		return
+	}
+	mb.ended = why
+	go func() { _ = mb.send(reply{Code: why, Ended: true}) }()
 }
 
 // publish writes the server's present entries into the machine.
@@ -286,11 +352,11 @@ func (s *Server) enter(m *machine.Machine) {
 		})
 	}
 	for i, d := range s.devices {
-		entry(d, os.Getpid(), serverProgram, machine.MPSServer, contextMemory)
+		entry(d, os.Getpid(), serverProgram, machine.MPSServer, d.ServerMemory)
 		for _, mb := range s.clients {
 			for _, u := range mb.uses {
-				if u.device == i && u.context {
-					entry(d, mb.pid, programOf(mb.pid), machine.MPSClient, u.memory)
+				if u.device == i && u.contexts > 0 {
+					entry(d, mb.pid, programOf(mb.pid), machine.MPSClient, u.taken(d))
 				}
 			}
 		}

@@ -37,11 +37,16 @@ func (s *Server) command(o order) string {
 		return formatPercentage(o.Percentage)
 	case "memory":
 		if bytes, ok := s.memory.get(o.Key); ok {
-			return formatMemory(bytes)
+			text, err := memoryText(s.state, bytes)
+			if err != nil {
+				return err.Error()
+			}
+			return text
 		}
 		return ""
 	case "setMemory":
 		s.memory = s.memory.with(o.Key, o.Bytes)
+		s.log.printf("Device pinned memory limit for device %s set to 0x%x bytes", o.Key, o.Bytes)
 		return ""
 	case "terminate":
 		return s.terminate(o.PID)
@@ -91,19 +96,26 @@ func namespaceOf(pid int) (number uint64) {
 	return number
 }
 
-// terminate ends what a client does, which it is told.
+// terminate ends what a client does, which it is told. The answer is the CUresult.
 func (s *Server) terminate(pid int) string {
-	i := slices.IndexFunc(s.clients, func(mb *member) bool { return mb.pid == pid })
-	if i < 0 {
-		return fmt.Sprintf("Client %d not found", pid)
+	found := false
+	for _, mb := range s.clients {
+		if mb.pid != pid {
+			continue
+		}
+		found = true
+		for i := range mb.uses {
+			u := &mb.uses[i]
+			for n := range u.contexts {
+				s.log.printf("Volta MPS: status of client {%d, %d} is INACTIVE", pid, n+1)
+			}
+			u.contexts, u.memory, u.busy = 0, 0, false
+		}
+		mb.end(cuda.MPSClientTerminated)
 	}
-	mb := s.clients[i]
-	mb.ended = cuda.MPSClientTerminated
-	for i := range mb.uses {
-		mb.uses[i].context, mb.uses[i].memory = false, 0
+	if !found {
+		return strconv.Itoa(int(cuda.InvalidValue))
 	}
 	s.publish()
-	s.log.printf("Client {PID: %d} is terminated", pid)
-	go func() { _ = mb.send(reply{Code: cuda.MPSClientTerminated, Ended: true}) }()
-	return ""
+	return "0"
 }

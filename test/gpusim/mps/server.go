@@ -42,6 +42,7 @@ type Server struct {
 	started    bool
 	retiring   bool
 	status     machine.MPSStatus
+	undefined  bool    // see lose
 	percentage float64 // for the next client
 	memory     memoryLimits
 	clients    []*member
@@ -50,10 +51,6 @@ type Server struct {
 
 // daemonFD is the file descriptor of the link to the daemon.
 const daemonFD = 3
-
-// contextMemory is what the server's own context takes of a GPU, about what
-// nvidia-smi shows for one without clients.
-const contextMemory = 28 << 20
 
 // RunServer is the whole life of a server that a daemon has started.
 func RunServer() error {
@@ -145,7 +142,11 @@ func (s *Server) start() (err error) {
 			return err
 		}
 		for _, d := range s.devices {
-			if err := d.Free(m); err != nil {
+			err := d.Free(m)
+			if err == nil && d.Used(m)+d.ServerMemory > d.Memory {
+				err = cuda.OutOfMemory
+			}
+			if err != nil {
 				return fmt.Errorf("%s: %w", d.UUID, err)
 			}
 		}

@@ -68,14 +68,31 @@ type joined struct {
 
 // request is what a client wants of a device that it has joined.
 type request struct {
-	Op     string `json:"op"` // "context", "alloc" or "fault"
-	Device int    `json:"device"`
-	Bytes  uint64 `json:"bytes,omitempty"`
+	Op     operation `json:"op"`
+	Device int       `json:"device"`
+	Bytes  uint64    `json:"bytes,omitempty"`
 }
+
+// operation is what a program can do with a device. All but synchronize and memory
+// make its context where it has none.
+type operation string
+
+const (
+	opContext     operation = "context"     // cuDevicePrimaryCtxRetain
+	opNewContext  operation = "newContext"  // cuCtxCreate: one more
+	opAllocate    operation = "alloc"       // cuMemAlloc
+	opLaunch      operation = "launch"      // a kernel that runs until it is synchronised
+	opSynchronize operation = "synchronize" // cuCtxSynchronize
+	opMemory      operation = "memory"      // cuMemGetInfo
+	opFault       operation = "fault"       // an illegal access
+)
 
 // reply is to a request, or, with Ended, says without one that the client's
 // contexts are no good any more.
 type reply struct {
 	Code  cuda.Error `json:"code,omitempty"`
 	Ended bool       `json:"ended,omitempty"`
+	// Free and Total answer opMemory.
+	Free  uint64 `json:"free,omitempty"`
+	Total uint64 `json:"total,omitempty"`
 }

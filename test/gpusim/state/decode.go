@@ -19,6 +19,9 @@ func decode(h *C.struct_gs_handle, c *C.struct_gs_machine) *machine.Machine {
 		BootID:            C.GoString(&c.boot_id[0]),
 		Faults:            decodeFaults(h, c),
 		Latencies:         decodeLatencies(c),
+		MPS: machine.MPS{
+			HarmlessKills: c.mps_harmless_kills != 0, CoarseLimits: c.mps_coarse_limits != 0, FewFiles: c.mps_few_files != 0,
+		},
 	}
 	for i := range int(c.gpu_count) {
 		m.GPUs = append(m.GPUs, decodeGPU(&c.gpus[i]))
@@ -53,6 +56,8 @@ func decodeGPU(c *C.struct_gs_gpu) machine.GPU {
 		NUMANode:       int(c.numa_node),
 		MemoryBytes:    uint64(c.memory_bytes),
 		ReservedBytes:  uint64(c.reserved_bytes),
+		ContextBytes:   uint64(c.context_bytes),
+		MPSServerBytes: uint64(c.mps_server_bytes),
 		Cores:          int(c.cores),
 		AddressingMode: int(c.addressing_mode),
 		ECC:            int(c.ecc),
@@ -73,6 +78,7 @@ func decodeMIG(c *C.struct_gs_gpu) *machine.MIG {
 		Pending:       c.mig_pending != 0,
 		ResetToSwitch: c.reset_to_switch != 0,
 		MemorySlices:  int(c.memory_slices),
+		ContextBytes:  uint64(c.mig_context_bytes),
 	}
 	for i := range int(c.profile_count) {
 		m.Profiles = append(m.Profiles, decodeProfile(&c.profiles[i]))

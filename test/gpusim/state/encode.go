@@ -52,6 +52,9 @@ func encode(c *C.struct_gs_machine, m *machine.Machine, before *C.struct_gs_mach
 	}
 	e.faults(c, before, m)
 	e.latencies(c, m)
+	c.mps_harmless_kills = flag(m.MPS.HarmlessKills)
+	c.mps_coarse_limits = flag(m.MPS.CoarseLimits)
+	c.mps_few_files = flag(m.MPS.FewFiles)
 	c.next_serial = e.serial
 	return e.err
 }
@@ -125,6 +128,8 @@ func (e *encoder) gpu(c *C.struct_gs_gpu, index int, g *machine.GPU) {
 	c.numa_node = e.number("NUMA node", g.NUMANode)
 	c.memory_bytes = C.uint64_t(g.MemoryBytes)
 	c.reserved_bytes = C.uint64_t(g.ReservedBytes)
+	c.context_bytes = C.uint64_t(g.ContextBytes)
+	c.mps_server_bytes = C.uint64_t(g.MPSServerBytes)
 	c.cores = e.number("cores", g.Cores)
 	c.addressing_mode = e.number("addressing mode", g.AddressingMode)
 	c.ecc = e.number("ECC", g.ECC)
@@ -150,6 +155,7 @@ func (e *encoder) mig(c *C.struct_gs_gpu, index int, m *machine.MIG) {
 	c.mig_pending = flag(m.Pending)
 	c.reset_to_switch = flag(m.ResetToSwitch)
 	c.memory_slices = e.number("memory slices", m.MemorySlices)
+	c.mig_context_bytes = C.uint64_t(m.ContextBytes)
 	if e.fits("GPU instance profiles", len(m.Profiles), C.GS_MAX_PROFILES) {
 		c.profile_count = C.int32_t(len(m.Profiles))
 		for i := range m.Profiles {

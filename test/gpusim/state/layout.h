@@ -15,7 +15,7 @@
 
 #define GS_MAGIC "GPUSIM\n"
 // Raise it at every change of the structures below.
-#define GS_LAYOUT_VERSION 3
+#define GS_LAYOUT_VERSION 4
 
 enum {
 	GS_MAX_GPUS = 16,
@@ -113,6 +113,9 @@ struct gs_gpu {
 	int32_t numa_node;
 	uint64_t memory_bytes;
 	uint64_t reserved_bytes;
+	uint64_t context_bytes;
+	uint64_t mps_server_bytes;
+	uint64_t mig_context_bytes;
 	int32_t cores;
 	int32_t addressing_mode;
 	int32_t ecc;
@@ -202,6 +205,10 @@ struct gs_machine {
 	int32_t fault_count;
 	int32_t latency_count;
 	int32_t failing; // how many GPUs have a failure
+	// machine.MPS
+	int32_t mps_harmless_kills;
+	int32_t mps_coarse_limits;
+	int32_t mps_few_files;
 	uint64_t next_serial;
 	uint64_t next_fault;
 	struct gs_process processes[GS_MAX_PROCESSES];

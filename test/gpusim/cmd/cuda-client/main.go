@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"os/signal"
 	"strconv"
@@ -132,9 +131,10 @@ func (p *program) describe(out io.Writer, n int) {
 		limit = "limit " + mebibytes(l.Memory)
 	}
 	fmt.Fprintf(out, "  memory: %s, %s\n", mebibytes(d.Memory), limit)
-	// MPS rounds up to what the hardware can do.
-	sms := int(math.Ceil(float64(d.Multiprocessors) * l.Percentage / 100))
-	fmt.Fprintf(out, "  multiprocessors: %d of %d (%s %%)\n", sms, d.Multiprocessors, strconv.FormatFloat(l.Percentage, 'f', -1, 64))
+	if free, total, err := p.MemoryInfo(n); err == nil {
+		fmt.Fprintf(out, "  memory info: %s free of %s\n", mebibytes(free), mebibytes(total))
+	}
+	fmt.Fprintf(out, "  multiprocessors: %d of %d (%s %%)\n", d.Limited(l.Percentage), d.Multiprocessors, strconv.FormatFloat(l.Percentage, 'f', -1, 64))
 	fmt.Fprintf(out, "  runs: %s\n", p.how(n))
 }
 
@@ -217,6 +217,9 @@ func holdCommand() *cli.Command {
 		Flags: flags(
 			&cli.StringFlag{Name: "memory", Usage: "allocate this `SIZE` first"},
 			&cli.DurationFlag{Name: "fault-after", Usage: "do an illegal access after this `TIME`"},
+			&cli.IntFlag{Name: "contexts", Usage: "have `N` contexts", Value: 1},
+			&cli.BoolFlag{Name: "busy", Usage: "have a kernel on the device all the time, so that being killed is not harmless"},
+			&cli.BoolFlag{Name: "ignore-sigterm", Usage: "go on after SIGTERM, like the first process of a container that has no handler"},
 			&cli.BoolFlag{Name: "stay", Usage: "stay when the work is ended, like a program that does not look at errors"},
 		),
 		Action: func(ctx context.Context, c *cli.Command) error {
@@ -240,6 +243,13 @@ func hold(ctx context.Context, c *cli.Command, p *program) error {
 			return err
 		}
 	}
+	if err := p.work(c, n); err != nil {
+		return fmt.Errorf("device %d: %w", n, err)
+	}
+	if c.Bool("ignore-sigterm") {
+		signal.Ignore(syscall.SIGTERM)
+		ctx = context.Background()
+	}
 	fmt.Fprintln(out, "ready")
 	var fault <-chan time.Time
 	if after := c.Duration("fault-after"); after > 0 {
@@ -247,7 +257,7 @@ func hold(ctx context.Context, c *cli.Command, p *program) error {
 	}
 	select {
 	case <-ctx.Done():
-		return nil
+		return p.Synchronize(n)
 	case <-p.Ended():
 		err = p.Failure()
 	case <-fault:
@@ -258,6 +268,19 @@ func hold(ctx context.Context, c *cli.Command, p *program) error {
 		<-ctx.Done()
 	}
 	return errShown
+}
+
+// work makes the contexts and starts the kernel that the user wants.
+func (p *program) work(c *cli.Command, n int) error {
+	for range c.Int("contexts") - 1 { // one is there
+		if err := p.NewContext(n); err != nil {
+			return err
+		}
+	}
+	if c.Bool("busy") {
+		return p.Launch(n)
+	}
+	return nil
 }
 
 func faultCommand() *cli.Command {

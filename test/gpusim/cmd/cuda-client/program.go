@@ -20,7 +20,11 @@ import (
 // session is what CUDA does for a program: an *mps.Client, or direct.
 type session interface {
 	Context(device int) error
+	NewContext(device int) error
 	Alloc(device int, bytes uint64) error
+	Launch(device int) error
+	Synchronize(device int) error
+	MemoryInfo(device int) (free, total uint64, err error)
 	Fault(device int) error
 	Ended() <-chan struct{}
 	Failure() error
@@ -88,7 +92,7 @@ func alone(f *state.File, here []cuda.Device, pipe string) (*program, error) {
 	for i, d := range devices {
 		limits[i] = mps.Limits{UUID: d.UUID, Percentage: 100}
 	}
-	d := &direct{state: f, devices: devices, memory: make([]uint64, len(devices)), context: make([]bool, len(devices))}
+	d := &direct{state: f, devices: devices, memory: make([]uint64, len(devices)), contexts: make([]int, len(devices))}
 	// Without the right to write the state, as in a container, the others do not
 	// learn of this program.
 	owner, err := f.Own()
@@ -109,22 +113,44 @@ type direct struct {
 	state   *state.File
 	owner   uint64 // 0: the state is read-only
 	devices []cuda.Device
-	context []bool
-	memory  []uint64
+	// contexts counts the program's, and memory has what it allocated beside them.
+	contexts []int
+	memory   []uint64
 }
 
 func (d *direct) Context(n int) error {
-	if d.context[n] {
+	if d.contexts[n] > 0 {
 		return nil
 	}
+	return d.NewContext(n)
+}
+
+func (d *direct) NewContext(n int) error {
 	return d.change(func(m *machine.Machine) error {
 		// The mode and the processes of now, not of the program's start.
-		if err := d.now(m, n).Free(m); err != nil {
+		if err := d.now(m, n).Free(m); err != nil && d.contexts[n] == 0 {
 			return err
 		}
-		d.context[n] = true
+		if d.used(m, n)+d.devices[n].ContextMemory > d.devices[n].Memory {
+			return cuda.OutOfMemory
+		}
+		d.contexts[n]++
 		return nil
 	})
+}
+
+// used is all that is used of a device, by this program and others.
+func (d *direct) used(m *machine.Machine, n int) uint64 {
+	used := d.devices[n].Used(m)
+	if d.owner == 0 {
+		used += d.taken(n)
+	}
+	return used
+}
+
+// taken is what this program has of a device.
+func (d *direct) taken(n int) uint64 {
+	return d.memory[n] + uint64(d.contexts[n])*d.devices[n].ContextMemory
 }
 
 // now is the device with its present compute mode.
@@ -147,11 +173,7 @@ func (d *direct) now(m *machine.Machine, n int) cuda.Device {
 
 func (d *direct) Alloc(n int, bytes uint64) error {
 	return d.change(func(m *machine.Machine) error {
-		used := d.devices[n].Used(m)
-		if d.owner == 0 {
-			used += d.memory[n]
-		}
-		if used+bytes > d.devices[n].Memory {
+		if d.used(m, n)+bytes > d.devices[n].Memory {
 			return cuda.OutOfMemory
 		}
 		d.memory[n] += bytes
@@ -175,16 +197,32 @@ func (d *direct) change(do func(*machine.Machine) error) error {
 		}
 		m.Processes = slices.DeleteFunc(m.Processes, func(p machine.Process) bool { return p.Owner == d.owner })
 		for i, dev := range d.devices {
-			if d.context[i] {
+			if d.contexts[i] > 0 {
 				m.Processes = append(m.Processes, machine.Process{
 					PID: os.Getpid(), Name: filepath.Base(os.Args[0]), GPU: dev.GPU, InstanceID: dev.Instance, ComputeID: dev.Compute,
-					MemoryBytes: d.memory[i], Owner: d.owner,
+					MemoryBytes: d.taken(i), Owner: d.owner,
 				})
 			}
 		}
 		return nil
 	})
 }
+
+// MemoryInfo is cuMemGetInfo.
+func (d *direct) MemoryInfo(n int) (free, total uint64, err error) {
+	m, err := d.state.Snapshot()
+	if err != nil {
+		return 0, 0, err
+	}
+	total = d.devices[n].Memory
+	return total - min(total, d.used(m, n)), total, nil
+}
+
+// Launch concerns nobody else.
+func (d *direct) Launch(int) error { return nil }
+
+// Synchronize waits for nothing.
+func (d *direct) Synchronize(int) error { return nil }
 
 // Fault is fatal for the program itself only.
 func (d *direct) Fault(int) error { return cuda.LaunchFailed }

@@ -5,6 +5,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -71,7 +72,7 @@ func mpsCommand() *cli.Command {
 		Usage: "look at MPS servers, and make them have faults",
 		Description: "Servers are real processes, started by the stand-in of nvidia-cuda-mps-control. Those\n" +
 			"that are killed are gone from the machine at once.",
-		Commands: []*cli.Command{mpsListCommand(), mpsFaultCommand()},
+		Commands: []*cli.Command{mpsListCommand(), mpsFaultCommand(), mpsSetCommand()},
 	}
 }
 
@@ -96,6 +97,60 @@ func mpsFaultCommand() *cli.Command {
 			return withState(c, func(f *state.File) error { return faultServers(ctx, f, c.Int("gpu"), c.Int("pid")) })
 		},
 	}
+}
+
+// mpsSettings are the words for the fields of machine.MPS: the strict choice, the
+// other one, and what they are about.
+var mpsSettings = []struct {
+	flag, strict, other, usage string
+	field                      func(*machine.MPS) *bool
+}{
+	{
+		"killed-client", "undefined", "harmless", "what a client that is killed while it has work on a GPU leaves: a server that is `undefined`, or harmless",
+		func(m *machine.MPS) *bool { return &m.HarmlessKills },
+	},
+	{
+		"limits", "exact", "coarse", "how memory limits are printed: `exact`, or coarse, in whole gibibytes from one on",
+		func(m *machine.MPS) *bool { return &m.CoarseLimits },
+	},
+}
+
+func mpsSetCommand() *cli.Command {
+	flags := []cli.Flag{rootFlag()}
+	for _, s := range mpsSettings {
+		flags = append(flags, &cli.StringFlag{Name: s.flag, Usage: s.usage})
+	}
+	return &cli.Command{
+		Name:        "set",
+		Usage:       "set in what MPS differs between drivers, or what nobody knows",
+		ArgsUsage:   "[ROOT]",
+		Description: "What is not named stays as it is. A new machine has the first of each.",
+		Flags:       flags,
+		Action: func(_ context.Context, c *cli.Command) error {
+			return withState(c, func(f *state.File) error {
+				return f.Update(func(m *machine.Machine) error { return setMPS(c, &m.MPS) })
+			})
+		},
+	}
+}
+
+func setMPS(c *cli.Command, m *machine.MPS) error {
+	set := false
+	for _, s := range mpsSettings {
+		switch value := c.String(s.flag); {
+		case !c.IsSet(s.flag):
+			continue
+		case value != s.strict && value != s.other:
+			return wrong(c, s.flag, s.strict+" or "+s.other)
+		default:
+			*s.field(m) = value == s.other
+			set = true
+		}
+	}
+	if !set {
+		return errors.New("say what to set, see gpusim mps set --help")
+	}
+	return nil
 }
 
 // faultServers asks the servers for a fault and waits until each has had it, or

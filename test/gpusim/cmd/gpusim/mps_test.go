@@ -136,3 +136,29 @@ func TestMPSFaults(t *testing.T) {
 		}
 	}
 }
+
+func TestMPSSettings(t *testing.T) {
+	root := t.TempDir()
+	must(t, "new", "--machine", "l4x2", "--assets", assets(t), root)
+	settings := func() (mps machine.MPS) {
+		change(t, root, func(m *machine.Machine) { mps = m.MPS })
+		return mps
+	}
+	if got := settings(); got != (machine.MPS{}) {
+		t.Errorf("a new machine has %+v", got)
+	}
+	must(t, "mps", "set", "--killed-client", "harmless", "--limits", "coarse", root)
+	must(t, "mps", "set", "--killed-client", "undefined", root)
+	if got := settings(); got != (machine.MPS{CoarseLimits: true}) {
+		t.Errorf("it has %+v", got)
+	}
+	for args, want := range map[string]string{
+		"--limits fine": `--limits "fine" is not exact or coarse`,
+		"":              "say what to set",
+	} {
+		_, err := gpusim(append([]string{"mps", "set", "--root", root}, strings.Fields(args)...)...)
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("mps set %s: got error %v, want one with %q", args, err, want)
+		}
+	}
+}

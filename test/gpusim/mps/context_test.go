@@ -1,0 +1,122 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package mps
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/partage-dev/partage/test/gpusim/machine"
+)
+
+// A device has room for that many contexts, of however many processes. Being connected
+// counts for nothing.
+func TestContexts(t *testing.T) {
+	n := newNode(t, "dgx-h100", divided)
+	n.env = []string{VisibleVariable + "=" + partition}
+	n.daemon()
+	n.server()
+	many := n.hold(as{}, "--contexts", "4").says("ready")
+	last := n.hold(as{}).says("ready")
+	n.gets(as{}, "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED", 1, "info")
+	n.gets(as{}, "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED", 1, "hold", "--contexts", "2")
+	last.stop()
+	n.eventually("there is room for one", func() bool { _, exit := n.client("info"); return exit == 0 })
+	n.gets(as{}, "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED", 1, "hold", "--contexts", "2")
+	many.stop()
+}
+
+// Each context takes memory, which counts against the limit of its client, and the
+// server takes some, too.
+func TestMemoryOfContexts(t *testing.T) {
+	n := newNode(t, "dgx-h100", divided)
+	n.env = []string{VisibleVariable + "=" + partition}
+	n.daemon()
+	pid := n.server()
+	if got := n.machine().Processes[0].MemoryBytes; got != 60<<20 {
+		t.Errorf("the server takes %d bytes", got)
+	}
+	h := n.hold(as{}, "--contexts", "2", "--memory", "1Gi").says("ready")
+	if p := n.machine().Processes[1]; p.Kind != machine.MPSClient || p.MemoryBytes != (1024+2*326)<<20 {
+		t.Errorf("the client's entry: %+v", p)
+	}
+	// 60 of the server, 2·326 + 1024 of the first client, 326 of this one.
+	n.gets(as{}, "memory info: 7922 MiB free of 9984 MiB", 0, "info")
+	h.stop()
+
+	n.tell("set_device_pinned_mem_limit "+pid+" 0 1000M", "")
+	n.gets(as{}, "memory info: 674 MiB free of 9984 MiB", 0, "info")
+	n.gets(as{}, "allocated 674 MiB", 0, "alloc", "674Mi")
+	n.gets(as{}, "CUDA_ERROR_OUT_OF_MEMORY", 1, "alloc", "675Mi")
+	n.tell("set_device_pinned_mem_limit "+pid+" 0 300M", "")
+	n.gets(as{}, "CUDA_ERROR_OUT_OF_MEMORY", 1, "info") // no room for a context
+}
+
+// A client that is killed while it has work on the GPU leaves a server on which all
+// fails, and which does not show it.
+func TestKilledClient(t *testing.T) {
+	n := newNode(t, "l4x2", nil)
+	n.daemon(n.visible(0))
+	pid := n.server()
+	other := n.hold(as{}, "--stay").says("ready")
+
+	idle := n.hold(as{}).says("ready")
+	n.kill(idle.Process.Pid)
+	polite := n.hold(as{}, "--busy").says("ready")
+	if polite.stop() != 0 {
+		t.Error("a program that synchronises at its end has failed")
+	}
+	n.gets(as{}, "as a client of an MPS server", 0, "info")
+
+	deaf := n.hold(as{}, "--busy", "--ignore-sigterm").says("ready")
+	n.kill(deaf.Process.Pid)
+	other.says("device 0: CUDA_ERROR_UNKNOWN")
+	n.gets(as{}, "CUDA_ERROR_UNKNOWN", 1, "info")
+	n.tell("get_server_status "+pid, "ACTIVE")
+	other.stop()
+	n.gets(as{}, "CUDA_ERROR_UNKNOWN", 1, "info") // not even without clients does it recover
+	n.tell("shutdown_server "+pid+" -f", "")
+	n.gets(as{}, "as a client of an MPS server", 0, "info")
+
+	n.change(func(m *machine.Machine) { m.MPS.HarmlessKills = true })
+	other, deaf = n.hold(as{}).says("ready"), n.hold(as{}, "--busy").says("ready")
+	n.kill(deaf.Process.Pid)
+	n.gets(as{}, "as a client of an MPS server", 0, "info")
+	if other.stop() != 0 {
+		t.Error("the other client has failed")
+	}
+}
+
+// A client that is terminated first can be killed.
+func TestTerminateClient(t *testing.T) {
+	n := newNode(t, "l4x2", nil)
+	n.daemon(n.visible(0))
+	pid := n.server()
+	other := n.hold(as{}).says("ready")
+	busy := n.hold(as{}, "--busy", "--stay", "--ignore-sigterm", "--memory", "1Gi", "--contexts", "2").says("ready")
+	client := itoa(busy.Process.Pid)
+	n.tell("terminate_client "+pid+" "+client, "0")
+	busy.says("device 0: CUDA_ERROR_MPS_CLIENT_TERMINATED")
+	for _, context := range []string{"1", "2"} {
+		if line := "Volta MPS: status of client {" + client + ", " + context + "} is INACTIVE"; !n.logged("server.log", line) {
+			t.Errorf("server.log has no %q", line)
+		}
+	}
+	if len(n.machine().Processes) != 2 { // the server and the other
+		t.Errorf("it still has memory: %v", n.machine().Processes)
+	}
+	if !busy.running() {
+		t.Error("the process was ended, too")
+	}
+	n.tell("terminate_client "+pid+" "+client, "0") // again
+	n.kill(busy.Process.Pid)
+	n.gets(as{}, "as a client of an MPS server", 0, "info")
+	if other.stop() != 0 {
+		t.Error("the other client has failed")
+	}
+	n.eventually("the server has noticed its end", func() bool { out, _ := n.control("terminate_client " + pid + " " + client); return out == "1" })
+	if out, exit := n.control("terminate_client 1 " + client); !strings.Contains(out, "not found") || exit != 0 {
+		t.Errorf("a server that is not there: %q, exit code %d", out, exit)
+	}
+}
