@@ -211,6 +211,10 @@ func (s *session) fill() error {
 // hold keeps the context until ctx or the standard input ends, or the context is no
 // good any more.
 func (s *session) hold(ctx context.Context, stdin io.Reader) error {
+	// Who hears that it holds takes it for busy.
+	if err := s.work(); err != nil {
+		return err
+	}
 	if err := s.say(probe.Event{Kind: probe.Holding, PID: os.Getpid(), AllocatedBytes: s.sum}); err != nil {
 		return err
 	}
@@ -221,26 +225,32 @@ func (s *session) hold(ctx context.Context, stdin io.Reader) error {
 		cancel()
 	}()
 	for {
-		if err := s.work(); err != nil {
-			return err
-		}
 		select {
 		case <-ctx.Done():
 			return s.driver.Synchronize()
 		case <-time.After(s.pause()):
 		}
+		if err := s.work(); err != nil {
+			return err
+		}
 	}
 }
 
+// work waits for the work of the last call and gives the device more, so that there is
+// some whenever the program is killed.
 func (s *session) work() error {
-	if s.options.Busy {
+	if err := s.driver.Synchronize(); err != nil || !s.options.Busy {
+		return err
+	}
+	const rounds = 8
+	for range rounds {
 		for _, a := range s.taken {
 			if err := s.driver.Fill(a); err != nil {
 				return err
 			}
 		}
 	}
-	return s.driver.Synchronize()
+	return nil
 }
 
 // pause is the time between two looks, or pieces of work.

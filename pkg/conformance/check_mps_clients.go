@@ -17,7 +17,7 @@ import (
 )
 
 // limited is a limit that tells a client of MPS from a program outside of it, in MiB.
-const limited = 1024
+const limited = 4096
 
 // greedy is a client that tries to take more than the limit.
 var greedy = probe.Sizes{limited*mebibyte + 64*mebibyte}

@@ -173,18 +173,22 @@ func outcome(events []probe.Event, err error) string {
 	return goesOn
 }
 
-// recover replaces a server that is not as it was.
+// recover replaces the server, since it may not be as it was and yet say that it is.
 func (l *lab) recover(ctx context.Context) error {
 	for name := range l.held {
 		if run, err := l.release(name); err == nil {
 			_, _ = run.Kill(ctx)
 		}
 	}
-	if l.state(ctx) == active {
-		return nil
-	}
 	_ = unix.Kill(l.server, unix.SIGKILL) // it may have ended
-	return l.startServer(ctx)
+	gone := func() (bool, error) { return errors.Is(unix.Kill(l.server, 0), unix.ESRCH), nil }
+	if err := wait.Until(ctx, gone); err != nil {
+		return fmt.Errorf("the server does not end: %w", err)
+	}
+	if err := l.startServer(ctx); err != nil {
+		return fmt.Errorf("replace the server: %w", err)
+	}
+	return nil
 }
 
 // loss is what is to be seen after the end of a server.
@@ -207,11 +211,11 @@ func (l loss) String() string {
 }
 
 func checkMPSServerLost(ctx context.Context, n *Node) []Finding {
-	const expected = "its client gets an error; the next one has another server, and the limit of 1024 MiB"
+	const expected = "its client gets an error; the next one has another server, and the limit of 4096 MiB"
 	if f := n.started(expected); f != nil {
 		return f
 	}
-	for _, command := range []string{"set_default_device_pinned_mem_limit 0 1024M", "set_default_active_thread_percentage 50"} {
+	for _, command := range []string{"set_default_device_pinned_mem_limit 0 4096M", "set_default_active_thread_percentage 50"} {
 		if _, err := n.ask(ctx, command); err != nil {
 			return []Finding{Failed("", expected, err)}
 		}
@@ -246,7 +250,7 @@ func (l *lab) lose(ctx context.Context) (loss, error) {
 	if _, err := run.Kill(ctx); err != nil {
 		return loss{}, err
 	}
-	next, err := l.probe(ctx, surroundings{}, probe.Options{FillUpTo: probe.Sizes{2 * gibibyte}})
+	next, err := l.probe(ctx, surroundings{}, probe.Options{FillUpTo: probe.Sizes{6 * gibibyte}})
 	got.Next, got.Taken = outcome(next, err), taken(next)
 	if err := l.awaitServer(ctx); err != nil {
 		return got, err

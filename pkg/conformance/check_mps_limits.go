@@ -144,16 +144,17 @@ func taken(events []probe.Event) uint64 {
 	return done.AllocatedBytes
 }
 
-// beyond is how much more than its limit a client tries to take.
-const beyond = 512 * mebibyte
+// beyond is how much more than its limit a client tries to take, and the most that its
+// context may take of it: a context is some hundred MiB.
+const beyond = gibibyte
 
 func checkMPSMemoryLimit(ctx context.Context, n *Node) []Finding {
-	const expected = "less than the limit by at most 512 MiB, and never more"
+	const expected = "less than the limit by at most 1024 MiB, and never more"
 	if f := n.started(expected); f != nil {
 		return f
 	}
 	var findings []Finding
-	for _, limit := range []int64{1024, 2048} {
+	for _, limit := range []int64{2048, 4096} {
 		subject := fmt.Sprintf("%d MiB", limit)
 		err := n.limit(ctx, 100, limit)
 		if err != nil {
@@ -175,21 +176,21 @@ func checkMPSMemoryLimit(ctx context.Context, n *Node) []Finding {
 }
 
 func checkMPSMemoryInfo(ctx context.Context, n *Node) []Finding {
-	const expected = "free: the limit of 1024 MiB or less; total: the device's"
+	const expected = "free: the limit of 4096 MiB or less; total: the device's"
 	if f := n.started(expected); f != nil {
 		return f
 	}
-	if err := n.limit(ctx, 100, 1024); err != nil {
+	if err := n.limit(ctx, 100, limited); err != nil {
 		return []Finding{Failed("", expected, err)}
 	}
-	events, err := n.probed(ctx, "a client that takes 64 MiB under a limit of 1024 MiB", surroundings{}, probe.Options{Allocate: probe.Sizes{64 * mebibyte}})
+	events, err := n.probed(ctx, "a client that takes 64 MiB under a limit of 4096 MiB", surroundings{}, probe.Options{Allocate: probe.Sizes{64 * mebibyte}})
 	if err != nil {
 		return []Finding{Failed("", expected, err)}
 	}
 	device, _ := probe.Find(events, probe.Device)
 	memory, _ := probe.Find(events, probe.Memory)
 	observed := fmt.Sprintf("after 64 MiB: free %d MiB, total %d MiB", memory.FreeBytes/mebibyte, memory.TotalBytes/mebibyte)
-	return []Finding{Expect("", memory.FreeBytes <= gibibyte && memory.TotalBytes == device.TotalBytes && memory.TotalBytes > gibibyte, expected, observed).
+	return []Finding{Expect("", memory.FreeBytes <= limited*mebibyte && memory.TotalBytes == device.TotalBytes && memory.TotalBytes > limited*mebibyte, expected, observed).
 		Because("what the documentation says about programs that size themselves by this is wrong")}
 }
 
@@ -238,7 +239,7 @@ func multiprocessors(e probe.Event, whole int) string {
 	return fmt.Sprintf("%d of %d for the context, %d for the device", e.ContextMultiprocessors, whole, e.Multiprocessors)
 }
 
-// environment is what a client sets for itself under limits of 1024 MiB and 50 %.
+// environment is what a client sets for itself under limits of 4096 MiB and 50 %.
 type environment struct {
 	subject  string
 	env      []string
@@ -249,11 +250,11 @@ type environment struct {
 }
 
 var environments = []environment{
-	{"lower limits", []string{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=768M", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25"}, "its own: 768 MiB, 25 %", 0, 768, 25},
-	{"higher limits", []string{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2G", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100"}, "the server's: 1024 MiB, 50 %", 0, 1024, 50},
+	{"lower limits", []string{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2G", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25"}, "its own: 2048 MiB, 25 %", 0, 2048, 25},
+	{"higher limits", []string{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=8G", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100"}, "the server's: 4096 MiB, 50 %", 0, limited, 50},
 	{
-		"a limit for a device that is not there", []string{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=512M,7=1G"},
-		"the server's, 1024 MiB: such an entry voids the client's own limits", 513, 1024, 50,
+		"a limit for a device that is not there", []string{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2G,7=1G"},
+		"the server's, 4096 MiB: such an entry voids the client's own limits", 2049, limited, 50,
 	},
 }
 
@@ -262,12 +263,12 @@ func checkMPSEnvironment(ctx context.Context, n *Node) []Finding {
 		return f
 	}
 	var findings []Finding
-	err := n.limit(ctx, 50, 1024)
+	err := n.limit(ctx, 50, limited)
 	for _, e := range environments {
 		if err != nil {
 			return []Finding{Failed("", e.expected, err)}
 		}
-		events, err := n.probed(ctx, "a client whose environment has "+e.subject, surroundings{env: e.env}, probe.Options{FillUpTo: probe.Sizes{2 * gibibyte}})
+		events, err := n.probed(ctx, "a client whose environment has "+e.subject, surroundings{env: e.env}, probe.Options{FillUpTo: probe.Sizes{6 * gibibyte}})
 		if err != nil {
 			findings = append(findings, Failed(e.subject, e.expected, err))
 			continue

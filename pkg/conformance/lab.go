@@ -122,7 +122,8 @@ func (l *lab) awaitAnswer(ctx context.Context) error {
 	})
 }
 
-// startServer asks for a server and waits until it is active.
+// startServer asks for a server and waits until it is active. An earlier one may still
+// be listed.
 func (l *lab) startServer(ctx context.Context) error {
 	if _, err := l.run(ctx, "start_server -uid 0"); err != nil {
 		return err
@@ -130,8 +131,9 @@ func (l *lab) startServer(ctx context.Context) error {
 	return l.awaitServer(ctx)
 }
 
+// awaitServer waits for another server than l.server.
 func (l *lab) awaitServer(ctx context.Context) error {
-	seen := false
+	seen, old := false, l.server
 	return wait.Until(ctx, func() (bool, error) {
 		answer, err := l.run(ctx, "get_server_list")
 		if err != nil {
@@ -143,6 +145,9 @@ func (l *lab) awaitServer(ctx context.Context) error {
 				return false, errors.New("it has ended")
 			}
 			return false, nil //nolint:nilerr // there is none yet
+		}
+		if pid == old {
+			return false, nil
 		}
 		seen, l.server = true, pid
 		state, err := l.run(ctx, "get_server_status "+strconv.Itoa(pid))

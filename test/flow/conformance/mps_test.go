@@ -63,7 +63,6 @@ func TestMPSTroubles(t *testing.T) {
 	})
 	for _, f := range []machine.Fault{
 		{Function: "mps_terminate_client", GPU: 1, Effect: machine.Fail},
-		// The server does not take limits that no coarser unit expresses.
 		{Function: "mps_get_client_list", GPU: 1, Effect: machine.Fail, Times: 1},
 	} {
 		n.Update(t, func(m *machine.Machine) { state.AddFault(m, f) })

@@ -43,11 +43,12 @@ struct device {
 	int mode; // nvmlComputeMode_t
 	int sms;
 	uint64_t memory;
+	uint64_t context_memory; // of each context
 
 	double percentage; // of the multiprocessors
 	uint64_t limit;	   // of the memory; 0: none
-	int context;
-	uint64_t used; // by this program
+	int contexts;
+	uint64_t used; // by this program, beside its contexts
 };
 
 // program is this process.
@@ -69,21 +70,22 @@ void look(struct program *p);
 // numbered as the server does, whose UUIDs served are.
 void find_devices(struct program *p, const char *const *served, int served_count);
 
-// used is how much of the device's memory is in use, by all.
-uint64_t used(const struct program *p, const struct device *d);
+// used is how much of the device's memory is in use, by all that are in the
+// machine.
+uint64_t used(const struct gs_machine *m, const struct device *d);
 
 // mps_connect makes the program a client of the MPS daemon, if one can be
 // reached: *reached says so.
 enum result mps_connect(struct program *p, int *reached);
 enum result mps_context(struct program *p, int device);
 enum result mps_alloc(struct program *p, int device, uint64_t bytes);
-
-// mps_poll takes what the server has said meanwhile, and returns why the
-// contexts are no good any more.
-enum result mps_poll(struct program *p);
+enum result mps_launch(struct program *p, int device);
+enum result mps_synchronize(struct program *p, int device);
+enum result mps_memory(struct program *p, int device, uint64_t *available, uint64_t *total);
 
 // The same without MPS.
 enum result direct_context(struct program *p, int device);
 enum result direct_alloc(struct program *p, int device, uint64_t bytes);
+enum result direct_memory(struct program *p, int device, uint64_t *available, uint64_t *total);
 
 #endif

@@ -41,6 +41,7 @@ static void describe_gpu(struct device *d, const struct gs_gpu *g, int index)
 	d->mode = g->compute_mode;
 	d->sms = multiprocessors(g);
 	d->memory = g->memory_bytes - g->reserved_bytes;
+	d->context_memory = g->context_bytes;
 	d->percentage = 100;
 }
 
@@ -65,6 +66,7 @@ static void describe_compute(struct device *d, const struct gs_gpu *g, int index
 	d->compute = ci->id;
 	d->mode = ci->compute_mode;
 	d->memory = profile->memory_mib << 20;
+	d->context_memory = g->mig_context_bytes;
 	d->sms = profile->sms;
 	for (int i = 0; i < gs_bounded(profile->ci_profile_count, GS_MAX_CI_PROFILES); i++)
 		if (profile->ci_profiles[i].id == ci->profile_id)
@@ -197,11 +199,11 @@ void find_devices(struct program *p, const char *const *served, int served_count
 		}
 }
 
-uint64_t used(const struct program *p, const struct device *d)
+uint64_t used(const struct gs_machine *m, const struct device *d)
 {
 	uint64_t sum = 0;
-	for (int i = 0; i < gs_bounded(p->machine.process_count, GS_MAX_PROCESSES); i++)
-		if (p->machine.processes[i].gpu == d->gpu && p->machine.processes[i].instance_id == d->instance)
-			sum += p->machine.processes[i].memory_bytes;
+	for (int i = 0; i < gs_bounded(m->process_count, GS_MAX_PROCESSES); i++)
+		if (m->processes[i].gpu == d->gpu && m->processes[i].instance_id == d->instance)
+			sum += m->processes[i].memory_bytes;
 	return sum;
 }

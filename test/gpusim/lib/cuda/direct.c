@@ -22,7 +22,7 @@ static int present_mode(const struct gs_machine *m, const struct device *d)
 	return d->instance >= 0 ? d->mode : g->compute_mode;
 }
 
-enum { EXCLUSIVE_THREAD = 1, PROHIBITED = 2, EXCLUSIVE_PROCESS = 3 }; // nvmlComputeMode_t
+enum { PROHIBITED = 2, EXCLUSIVE_PROCESS = 3 }; // nvmlComputeMode_t
 
 static int taken(const struct gs_machine *m, const struct device *d)
 {
@@ -41,6 +41,18 @@ static enum result may_use(const struct gs_machine *m, const struct device *d)
 	return SUCCESS;
 }
 
+// taken_by is what this program has of a device.
+static uint64_t taken_by(const struct device *d)
+{
+	return d->used + (uint64_t)d->contexts * d->context_memory;
+}
+
+// sum is what all have, this program too.
+static uint64_t sum(const struct program *p, const struct gs_machine *m, const struct device *d)
+{
+	return used(m, d) + (p->state.owner == 0 ? taken_by(d) : 0);
+}
+
 // enter replaces the entries of this process.
 static void enter(const struct program *p, struct gs_machine *m)
 {
@@ -50,13 +62,13 @@ static void enter(const struct program *p, struct gs_machine *m)
 			m->processes[kept++] = m->processes[i];
 	for (int i = 0; i < p->count && kept < GS_MAX_PROCESSES; i++) {
 		const struct device *d = &p->devices[i];
-		if (!d->context)
+		if (d->contexts == 0)
 			continue;
 		struct gs_process *out = &m->processes[kept++];
 		memset(out, 0, sizeof(*out));
 		snprintf(out->name, sizeof(out->name), "%s", program_invocation_short_name);
 		out->owner = p->state.owner;
-		out->memory_bytes = d->used;
+		out->memory_bytes = taken_by(d);
 		out->pid = getpid();
 		out->gpu = d->gpu;
 		out->instance_id = d->instance;
@@ -90,23 +102,25 @@ static enum result attempt(struct program *p, int device, uint64_t bytes, check_
 	return gs_commit(&p->state) == 0 ? SUCCESS : SYSTEM_NOT_READY;
 }
 
+static int fits(const struct program *p, const struct gs_machine *m, const struct device *d, uint64_t bytes)
+{
+	return bytes <= d->memory && sum(p, m, d) <= d->memory - bytes;
+}
+
 static enum result make_context(struct program *p, const struct gs_machine *m, struct device *d, uint64_t bytes)
 {
-	(void)p;
 	(void)bytes;
-	enum result r = may_use(m, d);
+	enum result r = d->contexts == 0 ? may_use(m, d) : SUCCESS;
+	if (r == SUCCESS && !fits(p, m, d, d->context_memory))
+		r = OUT_OF_MEMORY;
 	if (r == SUCCESS)
-		d->context = 1;
+		d->contexts++;
 	return r;
 }
 
 static enum result take_memory(struct program *p, const struct gs_machine *m, struct device *d, uint64_t bytes)
 {
-	uint64_t sum = p->state.owner == 0 ? d->used : 0;
-	for (int i = 0; i < gs_bounded(m->process_count, GS_MAX_PROCESSES); i++)
-		if (m->processes[i].gpu == d->gpu && m->processes[i].instance_id == d->instance)
-			sum += m->processes[i].memory_bytes;
-	if (bytes > d->memory || sum > d->memory - bytes)
+	if (!fits(p, m, d, bytes))
 		return OUT_OF_MEMORY;
 	d->used += bytes;
 	return SUCCESS;
@@ -114,12 +128,20 @@ static enum result take_memory(struct program *p, const struct gs_machine *m, st
 
 enum result direct_context(struct program *p, int device)
 {
-	if (p->devices[device].context)
-		return SUCCESS;
 	return attempt(p, device, 0, make_context);
 }
 
 enum result direct_alloc(struct program *p, int device, uint64_t bytes)
 {
 	return attempt(p, device, bytes, take_memory);
+}
+
+enum result direct_memory(struct program *p, int device, uint64_t *available, uint64_t *total)
+{
+	const struct device *d = &p->devices[device];
+	look(p);
+	uint64_t all = sum(p, &p->machine, d);
+	*total = d->memory;
+	*available = all < d->memory ? d->memory - all : 0;
+	return SUCCESS;
 }

@@ -134,13 +134,16 @@ EXPORT int cuDeviceTotalMem_v2(size_t *bytes, int device)
 	return SUCCESS;
 }
 
+enum { PER_TPC = 2 };		    // multiprocessors, see package cuda
 enum { MULTIPROCESSOR_COUNT = 16 }; // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 
-// multiprocessors are those that the program may use: whole ones.
+// multiprocessors are those that the program may use: whole TPCs.
 static int multiprocessors(const struct device *d)
 {
 	int sms = (int)((double)d->sms * d->percentage / 100);
-	return sms > 0 ? sms : 1;
+	if (sms >= d->sms)
+		return d->sms;
+	return sms < 2 * PER_TPC ? PER_TPC : sms / PER_TPC * PER_TPC;
 }
 
 EXPORT int cuDeviceGetAttribute(int *out, int attribute, int device);
@@ -166,7 +169,6 @@ EXPORT int cuCtxCreate_v2(CUcontext *context, unsigned int flags, int device)
 	enum result r = program->server >= 0 ? mps_context(program, device) : direct_context(program, device);
 	if (r != SUCCESS)
 		return r;
-	program->devices[device].context = 1;
 	current = device;
 	*context = (CUcontext)&program->devices[device];
 	return SUCCESS;
@@ -191,13 +193,9 @@ EXPORT int cuMemAlloc_v2(CUdeviceptr *out, size_t bytes)
 		return INVALID_CONTEXT;
 	if (out == NULL || bytes == 0)
 		return INVALID_VALUE;
-	if (program->server < 0)
-		return *out = next_address += bytes, direct_alloc(program, current, bytes);
-	enum result r = mps_alloc(program, current, bytes);
-	if (r == SUCCESS) {
-		program->devices[current].used += bytes;
+	enum result r = program->server >= 0 ? mps_alloc(program, current, bytes) : direct_alloc(program, current, bytes);
+	if (r == SUCCESS)
 		*out = next_address += bytes;
-	}
 	return r;
 }
 
@@ -208,34 +206,35 @@ EXPORT int cuMemGetInfo_v2(size_t *available, size_t *total)
 	ENTER();
 	if (current < 0)
 		return INVALID_CONTEXT;
-	look(program);
-	const struct device *d = &program->devices[current];
-	uint64_t taken = used(program, d);
-	*total = d->memory;
-	*available = taken < d->memory ? d->memory - taken : 0;
-	if (d->limit > 0 && *available > d->limit - d->used)
-		*available = d->limit - d->used;
-	return SUCCESS;
+	uint64_t left = 0, all = 0;
+	enum result r = program->server >= 0 ? mps_memory(program, current, &left, &all)
+					     : direct_memory(program, current, &left, &all);
+	*available = left;
+	*total = all;
+	return r;
 }
 
-// There is no work to wait for. It fails if the context is no good any more.
 EXPORT int cuCtxSynchronize(void);
 EXPORT int cuCtxSynchronize(void)
 {
 	ENTER();
 	if (current < 0)
 		return INVALID_CONTEXT;
-	return program->server < 0 ? SUCCESS : mps_poll(program);
+	return program->server < 0 ? SUCCESS : mps_synchronize(program, current);
 }
 
-// cuMemsetD8_v2 stands for work: it fails like any, and changes nothing.
+// cuMemsetD8_v2 stands for work that goes on until the context is synchronised. It
+// changes nothing.
 EXPORT int cuMemsetD8_v2(CUdeviceptr address, unsigned char byte, size_t bytes);
 EXPORT int cuMemsetD8_v2(CUdeviceptr address, unsigned char byte, size_t bytes)
 {
 	(void)address;
 	(void)byte;
 	(void)bytes;
-	return cuCtxSynchronize();
+	ENTER();
+	if (current < 0)
+		return INVALID_CONTEXT;
+	return program->server < 0 ? SUCCESS : mps_launch(program, current);
 }
 
 static const struct {
@@ -257,6 +256,7 @@ static const struct {
 	{807, "CUDA_ERROR_MPS_SERVER_NOT_READY"},
 	{808, "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED"},
 	{810, "CUDA_ERROR_MPS_CLIENT_TERMINATED"},
+	{999, "CUDA_ERROR_UNKNOWN"},
 };
 
 EXPORT int cuGetErrorName(int code, const char **name);

@@ -221,7 +221,8 @@ static int take(struct program *p, ssize_t n)
 	return p->ended;
 }
 
-enum result mps_poll(struct program *p)
+// heed takes what the server has said meanwhile.
+static enum result heed(struct program *p)
 {
 	while (p->ended == 0) {
 		ssize_t n = hear(p, MSG_DONTWAIT);
@@ -234,7 +235,7 @@ enum result mps_poll(struct program *p)
 
 static enum result ask(struct program *p, const char *op, int device, uint64_t bytes)
 {
-	if (mps_poll(p) != SUCCESS)
+	if (heed(p) != SUCCESS)
 		return (enum result)p->ended;
 	if (!say(p, "{\"op\":\"%s\",\"device\":%d,\"bytes\":%llu}\n", op, device, (unsigned long long)bytes))
 		return p->ended = MPS_RPC_FAILURE;
@@ -243,10 +244,31 @@ static enum result ask(struct program *p, const char *op, int device, uint64_t b
 
 enum result mps_context(struct program *p, int device)
 {
-	return ask(p, "context", device, 0);
+	return ask(p, "newContext", device, 0);
 }
 
 enum result mps_alloc(struct program *p, int device, uint64_t bytes)
 {
 	return ask(p, "alloc", device, bytes);
+}
+
+enum result mps_launch(struct program *p, int device)
+{
+	return ask(p, "launch", device, 0);
+}
+
+enum result mps_synchronize(struct program *p, int device)
+{
+	return ask(p, "synchronize", device, 0);
+}
+
+enum result mps_memory(struct program *p, int device, uint64_t *available, uint64_t *total)
+{
+	enum result r = ask(p, "memory", device, 0);
+	const char *f = value(packet, "free"), *t = value(packet, "total");
+	if (r == SUCCESS) {
+		*available = f == NULL ? 0 : strtoull(f, NULL, 10);
+		*total = t == NULL ? 0 : strtoull(t, NULL, 10);
+	}
+	return r;
 }
