@@ -119,7 +119,7 @@ func (r *conformanceRun) examine(ctx context.Context) (_ *conformance.Report, er
 		Roots: r.roots(), CDIDir: r.cdiRoot, MPSDir: r.mpsDir, CallLimit: r.callLimit, NodeName: r.nodeName,
 		Limit: r.limit, Parts: []conformance.Part{conformance.ReadOnly},
 	}
-	if err := r.changes.apply(&options); err != nil {
+	if err := r.changes.apply(&options, r.dataDir()); err != nil {
 		return nil, err
 	}
 	if r.transcript != "" {

@@ -18,7 +18,7 @@ import (
 
 // conformanceChanges are the flags for the parts that do more than look.
 type conformanceChanges struct {
-	mps            bool
+	mps, intrusive bool
 	gpu            string
 	workDir, probe string
 }
@@ -26,7 +26,8 @@ type conformanceChanges struct {
 func (c *conformanceChanges) flags() []cli.Flag {
 	return []cli.Flag{
 		&cli.BoolFlag{Name: "mps", Destination: &c.mps, Usage: "also start MPS in a directory of its own, on a GPU that nobody uses; changes no setting of a GPU"},
-		&cli.StringFlag{Name: "gpu", Destination: &c.gpu, Usage: "UUID of the GPU for --mps; by default the first that nobody uses"},
+		&cli.BoolFlag{Name: "intrusive", Destination: &c.intrusive, Usage: "also change modes and partitions of the GPU of --gpu, and undo that; for a node that was drained"},
+		&cli.StringFlag{Name: "gpu", Destination: &c.gpu, Usage: "UUID of the GPU for --mps and --intrusive; by default --mps takes the first that nobody uses"},
 		&cli.StringFlag{Name: "work-dir", Value: "/tmp/partage-conformance", Destination: &c.workDir, Usage: "directory for the files of --mps; a tmpfs that only this program sees"},
 		&cli.StringFlag{Name: "cuda-probe", Destination: &c.probe, Usage: "program cuda-probe; by default the one beside this program"},
 	}
@@ -34,8 +35,11 @@ func (c *conformanceChanges) flags() []cli.Flag {
 
 func (c *conformanceChanges) validate() error {
 	var errs []error
-	if c.gpu != "" && !c.mps {
-		errs = append(errs, errors.New("--gpu is for --mps"))
+	if c.gpu != "" && !c.mps && !c.intrusive {
+		errs = append(errs, errors.New("--gpu is for --mps and --intrusive"))
+	}
+	if c.intrusive && c.gpu == "" {
+		errs = append(errs, errors.New("--intrusive needs --gpu, the UUID of the GPU to change"))
 	}
 	// MPS makes sockets in it, whose paths have at most 107 bytes.
 	const most = 50
@@ -47,8 +51,8 @@ func (c *conformanceChanges) validate() error {
 
 // apply adds the parts to the options. With one of them this process is run again, in a
 // mount namespace of its own.
-func (c *conformanceChanges) apply(o *conformance.Options) error {
-	if !c.mps {
+func (c *conformanceChanges) apply(o *conformance.Options, dataDir string) error {
+	if !c.mps && !c.intrusive {
 		return nil
 	}
 	if c.probe == "" {
@@ -61,7 +65,13 @@ func (c *conformanceChanges) apply(o *conformance.Options) error {
 	if _, err := os.Stat(c.probe); err != nil {
 		return fmt.Errorf("--cuda-probe: %w", err)
 	}
-	o.Parts = append(o.Parts, conformance.MPS)
+	if c.mps {
+		o.Parts = append(o.Parts, conformance.MPS)
+	}
+	if c.intrusive {
+		o.Parts = append(o.Parts, conformance.Intrusive)
+		o.UndoFile, o.ClaimsDir = filepath.Join(dataDir, "conformance", "undo.json"), filepath.Join(dataDir, "claims")
+	}
 	o.GPU, o.WorkDir, o.Probe = c.gpu, filepath.Clean(c.workDir), c.probe
 	return conformance.Enter(o.WorkDir)
 }

@@ -217,6 +217,19 @@ func (l *lab) client(s surroundings, o probe.Options) (probe.Program, probe.Opti
 	return program, o, nil
 }
 
+// alone describes a CUDA program on a device, without MPS.
+func (l *lab) alone(device string) (probe.Program, probe.Options, error) {
+	library, err := l.roots.CUDALibraryPath()
+	if err != nil {
+		return probe.Program{}, probe.Options{}, err
+	}
+	o := probe.Options{Library: library}
+	if l.roots.Dev != "/" {
+		o.DevRoot = l.roots.Dev
+	}
+	return probe.Program{Path: l.program, Env: []string{"CUDA_VISIBLE_DEVICES=" + device, "CUDA_MPS_PIPE_DIRECTORY=/nonexistent"}}, o, nil
+}
+
 // probe runs a CUDA program to its end.
 func (l *lab) probe(ctx context.Context, s surroundings, o probe.Options) ([]probe.Event, error) {
 	program, o, err := l.client(s, o)
@@ -296,6 +309,15 @@ func (n *Node) closeLab() error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), endLimit)
 	defer cancel()
+	err := n.clearLab(ctx)
+	if n.subject.gpu == nil {
+		return err
+	}
+	// Whatever was left behind, the GPU is put back, now or by the next run.
+	return errors.Join(err, undoFile(n.UndoFile).apply(ctx, n.hardware))
+}
+
+func (n *Node) clearLab(ctx context.Context) error {
 	// A question that was left behind has the lab. It ends with its context.
 	err := wait.Until(ctx, func() (bool, error) { return n.lab.mu.TryLock(), nil })
 	if err != nil {

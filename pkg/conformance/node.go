@@ -36,6 +36,9 @@ type Options struct {
 	WorkDir string
 	// Probe is the program cuda-probe.
 	Probe string
+	// UndoFile is where Intrusive keeps how the GPU was. ClaimsDir has a file for each
+	// claim that is prepared.
+	UndoFile, ClaimsDir string
 	// Transcript, if there is one, is written line by line.
 	Transcript io.Writer
 }
@@ -59,6 +62,9 @@ type Node struct {
 	labChoice *usable
 	// labFailed says why there is no MPS to put questions to.
 	labFailed string
+	subject   subject
+	// partA are the checks that Intrusive runs before and after it.
+	partA []Check
 }
 
 // NewNode returns this machine. Close ends what it has opened.

@@ -33,6 +33,7 @@ func Checks(part Part) []Check {
 	case MPS:
 		return mpsChecks
 	case Intrusive:
+		return intrusiveChecks
 	}
 	return nil
 }
@@ -41,6 +42,7 @@ func Checks(part Part) []Check {
 // by then is not testable.
 func Run(ctx context.Context, n *Node) *Report {
 	report := &Report{Header: n.header}
+	n.partA = Checks(ReadOnly)
 	for _, part := range n.Parts {
 		for _, check := range Checks(part) {
 			for _, f := range check.Run(ctx, n) {
