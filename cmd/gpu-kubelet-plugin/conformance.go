@@ -4,6 +4,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/urfave/cli/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/partage-dev/partage/pkg/command"
 	"github.com/partage-dev/partage/pkg/conformance"
@@ -36,8 +38,8 @@ func conformanceCommand(c *config, stdout io.Writer) *cli.Command {
 		Flags: r.flags(),
 		// A usage error is no difference.
 		OnUsageError: func(_ context.Context, _ *cli.Command, err error, _ bool) error { return couldNotRun(err) },
-		Action: command.NoArguments(func(ctx context.Context, _ *cli.Command) error {
-			return r.run(ctx, stdout)
+		Action: command.NoArguments(func(ctx context.Context, cmd *cli.Command) error {
+			return r.run(ctx, stdout, cmd.Root().ErrWriter)
 		}),
 	}
 }
@@ -48,13 +50,20 @@ func (r *conformanceRun) flags() []cli.Flag {
 	}
 	return append([]cli.Flag{
 		&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: "table", Destination: &r.output, Usage: "table or json"},
-		file("transcript", "file for every question to the node and every call into NVML, with answer and duration", &r.transcript),
+		file("transcript", "file for every question to the node and every call into NVML, with answer and duration; "+toStdout, &r.transcript),
 		file("replay", "transcript to make the report from, instead of asking this node", &r.replay),
-		file("catalogue-patch", "file for what was measured of the GPUs, in the form of the simulator's catalogue", &r.cataloguePatch),
+		file("catalogue-patch", "file for what was measured of the GPUs, in the form of the simulator's catalogue; "+toStdout, &r.cataloguePatch),
 		&cli.DurationFlag{Name: "limit", Value: 10 * time.Second, Destination: &r.limit, Usage: "how long the node may take to answer one question"},
 		&cli.DurationFlag{Name: "timeout", Value: time.Minute, Destination: &r.timeout, Usage: "how long all questions may take; what was not asked by then is not testable"},
 	}, r.changes.flags()...)
 }
+
+// standardOutput in place of a file's name is for kubectl exec: the containers have no
+// folder of which files are easily copied.
+const (
+	standardOutput = "-"
+	toStdout       = standardOutput + ": the standard output, and the report goes to the standard error"
+)
 
 // codedError is an error with an exit code of its own.
 type codedError struct {
@@ -74,10 +83,14 @@ func couldNotRun(err error) error {
 }
 
 // run prints the report. Its error has the exit code.
-func (r *conformanceRun) run(ctx context.Context, out io.Writer) error {
-	report, err := r.examine(ctx)
+func (r *conformanceRun) run(ctx context.Context, stdout, stderr io.Writer) error {
+	report, err := r.examine(ctx, stdout)
 	if err != nil {
 		return couldNotRun(err)
+	}
+	out := stdout
+	if r.transcript == standardOutput || r.cataloguePatch == standardOutput {
+		out = stderr
 	}
 	write := report.WriteTable
 	if r.output == "json" {
@@ -104,25 +117,32 @@ func (r *conformanceRun) validate() error {
 	if r.replay != "" && r.transcript != "" {
 		errs = append(errs, errors.New("--transcript and --replay exclude each other"))
 	}
+	if r.transcript == standardOutput && r.cataloguePatch == standardOutput {
+		errs = append(errs, errors.New("--transcript and --catalogue-patch are both the standard output: want a file for one of them"))
+	}
 	return errors.Join(append(errs, r.changes.validate(), r.validateRoots(), r.process.ValidateLogging())...)
 }
 
 // examine makes the report, and writes the files that were asked for.
-func (r *conformanceRun) examine(ctx context.Context) (_ *conformance.Report, err error) {
+func (r *conformanceRun) examine(ctx context.Context, stdout io.Writer) (_ *conformance.Report, err error) {
 	if err := r.validate(); err != nil {
 		return nil, err
 	}
 	if r.replay != "" {
-		return r.replayed(ctx)
+		return r.replayed(ctx, stdout)
 	}
 	options := conformance.Options{
 		Roots: r.roots(), CDIDir: r.cdiRoot, MPSDir: r.mpsDir, CallLimit: r.callLimit, NodeName: r.nodeName,
-		Limit: r.limit, Parts: []conformance.Part{conformance.ReadOnly},
+		Limit: r.limit, Parts: []conformance.Part{conformance.ReadOnly}, NodeInfo: r.nodeInfo,
 	}
 	if err := r.changes.apply(&options, r.dataDir()); err != nil {
 		return nil, err
 	}
-	if r.transcript != "" {
+	switch r.transcript {
+	case "":
+	case standardOutput:
+		options.Transcript = stdout
+	default:
 		file, err := os.Create(r.transcript)
 		if err != nil {
 			return nil, fmt.Errorf("--transcript: %w", err)
@@ -130,17 +150,60 @@ func (r *conformanceRun) examine(ctx context.Context) (_ *conformance.Report, er
 		defer func() { err = errors.Join(err, file.Close()) }()
 		options.Transcript = file
 	}
+	// The report says what the log would say between its lines.
+	r.process.Verbosity = 0
 	if err := r.process.SetUpLogging(); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, r.timeout)
+	ctx, cancel := context.WithTimeout(ctx, r.timeout+r.changes.time())
 	defer cancel()
 	node := conformance.NewNode(options)
 	report := conformance.Run(ctx, node)
-	return report, node.Close()
+	return report, errors.Join(r.writePatch(ctx, node, stdout), node.Close()) //nolint:contextcheck // ctx may have ended by then
 }
 
-func (r *conformanceRun) replayed(ctx context.Context) (*conformance.Report, error) {
+// writePatch writes what was measured, if that was asked for.
+func (r *conformanceRun) writePatch(ctx context.Context, node *conformance.Node, stdout io.Writer) error {
+	if r.cataloguePatch == "" {
+		return nil
+	}
+	var patch bytes.Buffer
+	if err := node.WriteCataloguePatch(ctx, &patch); err != nil {
+		return fmt.Errorf("--catalogue-patch: %w", err)
+	}
+	if r.cataloguePatch == standardOutput {
+		_, err := stdout.Write(patch.Bytes())
+		return err
+	}
+	if err := os.WriteFile(r.cataloguePatch, patch.Bytes(), 0o644); err != nil { //nolint:gosec // for all to read
+		return fmt.Errorf("--catalogue-patch: %w", err)
+	}
+	return nil
+}
+
+// nodeInfo reads the Node object. It needs the rights of the plugin's pod.
+func (r *conformanceRun) nodeInfo(ctx context.Context) (conformance.NodeInfo, error) {
+	if err := errors.Join(r.validateNodeName(), r.validateClient()); err != nil {
+		return conformance.NodeInfo{}, err
+	}
+	clients, err := r.kubeClients()
+	if err != nil {
+		return conformance.NodeInfo{}, err
+	}
+	node, err := clients.main.CoreV1().Nodes().Get(ctx, r.nodeName, metav1.GetOptions{})
+	if err != nil {
+		return conformance.NodeInfo{}, fmt.Errorf("read node %s: %w", r.nodeName, err)
+	}
+	info := conformance.NodeInfo{Runtime: node.Status.NodeInfo.ContainerRuntimeVersion}
+	for _, handler := range node.Status.RuntimeHandlers {
+		if f := handler.Features; f != nil && f.UserNamespaces != nil && *f.UserNamespaces {
+			info.UserNamespaces = append(info.UserNamespaces, handler.Name)
+		}
+	}
+	return info, nil
+}
+
+func (r *conformanceRun) replayed(ctx context.Context, stdout io.Writer) (*conformance.Report, error) {
 	file, err := os.Open(r.replay)
 	if err != nil {
 		return nil, fmt.Errorf("--replay: %w", err)
@@ -150,5 +213,6 @@ func (r *conformanceRun) replayed(ctx context.Context) (*conformance.Report, err
 	if err != nil {
 		return nil, fmt.Errorf("--replay %s: %w", r.replay, err)
 	}
-	return conformance.Run(ctx, node), nil
+	report := conformance.Run(ctx, node)
+	return report, r.writePatch(ctx, node, stdout)
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/urfave/cli/v3"
 
@@ -25,8 +26,8 @@ type conformanceChanges struct {
 
 func (c *conformanceChanges) flags() []cli.Flag {
 	return []cli.Flag{
-		&cli.BoolFlag{Name: "mps", Destination: &c.mps, Usage: "also start MPS in a directory of its own, on a GPU that nobody uses; changes no setting of a GPU"},
-		&cli.BoolFlag{Name: "intrusive", Destination: &c.intrusive, Usage: "also change modes and partitions of the GPU of --gpu, and undo that; for a node that was drained"},
+		&cli.BoolFlag{Name: "mps", Destination: &c.mps, Usage: "also start MPS in a directory of its own, on a GPU that nobody uses; changes no setting of a GPU; adds 5 minutes to --timeout"},
+		&cli.BoolFlag{Name: "intrusive", Destination: &c.intrusive, Usage: "also change modes and partitions of the GPU of --gpu, and undo that; for a node that was drained; adds 15 minutes to --timeout"},
 		&cli.StringFlag{Name: "gpu", Destination: &c.gpu, Usage: "UUID of the GPU for --mps and --intrusive; by default --mps takes the first that nobody uses"},
 		&cli.StringFlag{Name: "work-dir", Value: "/tmp/partage-conformance", Destination: &c.workDir, Usage: "directory for the files of --mps; a tmpfs that only this program sees"},
 		&cli.StringFlag{Name: "cuda-probe", Destination: &c.probe, Usage: "program cuda-probe; by default the one beside this program"},
@@ -47,6 +48,18 @@ func (c *conformanceChanges) validate() error {
 		errs = append(errs, fmt.Errorf("--work-dir is %q: want an absolute path of at most %d bytes", c.workDir, most))
 	}
 	return errors.Join(errs...)
+}
+
+// time is how long the parts may take, beyond what the read-only part may.
+func (c *conformanceChanges) time() time.Duration {
+	var more time.Duration
+	if c.mps {
+		more += 5 * time.Minute
+	}
+	if c.intrusive {
+		more += 15 * time.Minute
+	}
+	return more
 }
 
 // apply adds the parts to the options. With one of them this process is run again, in a

@@ -20,6 +20,7 @@ func TestConformanceExitCode(t *testing.T) {
 		"no transcript":  {[]string{"--replay=/does/not/exist"}, "--replay: open /does/not/exist"},
 		"no folder":      {[]string{"--transcript=" + filepath.Join(t.TempDir(), "a/b")}, "--transcript: open"},
 		"two sources":    {[]string{"--transcript=a", "--replay=b"}, "exclude each other"},
+		"one output":     {[]string{"--transcript=-", "--catalogue-patch=-"}, "both the standard output"},
 		"wrong root":     {[]string{"--proc-root=/does/not/exist"}, "--proc-root (PROC_ROOT)"},
 	} {
 		t.Run(name, func(t *testing.T) {

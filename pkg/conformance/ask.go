@@ -25,6 +25,8 @@ const (
 	Command Kind = "command"
 	// NVML is for NVIDIA's management library, through package nvml.
 	NVML Kind = "nvml"
+	// API is for the API server.
+	API Kind = "api"
 	// Call is one call into NVML. No check asks these: they are in the transcript beside
 	// the answers that were made of them.
 	Call Kind = "nvml call"
@@ -106,6 +108,10 @@ func failure(err error) *Failure {
 	return f
 }
 
+// callsInLimit is how many calls into NVML that hang fit into the limit of a question. A
+// question about all GPUs then has an answer that names the one that hangs.
+const callsInLimit = 2
+
 // source answers questions.
 type source interface {
 	answer(ctx context.Context, kind Kind, question string, live func(context.Context) (json.RawMessage, error)) Entry
@@ -147,7 +153,10 @@ func within(ctx context.Context, limit time.Duration, f func(context.Context) (j
 	}()
 	select {
 	case a := <-answers:
-		if errors.Is(a.err, gpu.ErrHung) || (a.err != nil && asking.Err() != nil) {
+		switch {
+		case errors.Is(a.err, gpu.ErrHung):
+			return nil, fmt.Errorf("%w in %s: %w", ErrNoAnswer, limit/callsInLimit, a.err)
+		case a.err != nil && asking.Err() != nil:
 			return nil, fmt.Errorf("%w in %s: %w", ErrNoAnswer, limit, a.err)
 		}
 		return a.data, a.err

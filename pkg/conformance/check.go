@@ -14,6 +14,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 )
 
 // Check is one assumption of the driver, or several that one look decides.
@@ -76,12 +77,15 @@ func Cannot(subject, expected, format string, args ...any) Finding {
 }
 
 // Failed returns a finding for a question that was answered with an error: a difference,
-// or that nothing is known if there was no answer in time.
+// unless there was no answer in time, or this process may not look.
 func Failed(subject, expected string, err error) Finding {
-	if errors.Is(err, ErrNoAnswer) {
+	switch {
+	case errors.Is(err, ErrNoAnswer):
 		f := Cannot(subject, expected, "%v", err)
 		f.unanswered = true
 		return f
+	case errors.Is(err, fs.ErrPermission):
+		return Cannot(subject, expected, "%v", err)
 	}
 	return Finding{Subject: subject, Expected: expected, Observed: err.Error(), Verdict: Differs}
 }

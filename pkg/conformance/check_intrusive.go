@@ -37,13 +37,13 @@ var intrusiveChecks = []Check{
 		ID:         "intrusive.compute-mode",
 		Assumption: "in compute mode EXCLUSIVE_PROCESS a second process gets no context, so a client that does not reach MPS gets nothing",
 		Code:       "pkg/sharing/computemode.go",
-		Run:        checkComputeMode,
+		Run:        checkExclusive,
 	},
 	{
 		ID:         "intrusive.mig-mode",
 		Assumption: "the MIG mode of this GPU can be changed without a reset while nobody uses it",
 		Code:       "pkg/gpu/nvml/mig.go",
-		Run:        checkMIGMode,
+		Run:        checkMIGSwitch,
 	},
 	{
 		ID:         "intrusive.partitions",
@@ -70,6 +70,12 @@ type subject struct {
 	gpu    *gpu.GPU
 	before []Result // of part A
 	why    string   // why nothing may be done, if so
+}
+
+// forget makes the next check ask again for what is known of the GPUs.
+func (n *Node) forget() {
+	n.gpus, n.gpusErr = nil, nil
+	clear(n.known)
 }
 
 // examined runs the checks of part A.
@@ -104,7 +110,7 @@ func checkBegin(ctx context.Context, n *Node) []Finding {
 		n.subject.why = "what an earlier run left cannot be undone"
 		return []Finding{Failed(n.GPU, expected, err)}
 	}
-	n.gpus, n.gpusErr = nil, nil
+	n.forget()
 	n.subject.before = n.examined(ctx)
 	g, why := n.findSubject(ctx)
 	if why == "" {
@@ -227,7 +233,7 @@ func keeping[T any](ctx context.Context, n *Node, question string, a *partition.
 	})
 }
 
-func checkComputeMode(ctx context.Context, n *Node) []Finding {
+func checkExclusive(ctx context.Context, n *Node) []Finding {
 	const expected = "the second process gets CUDA_ERROR_DEVICE_UNAVAILABLE"
 	g := n.subject.gpu
 	switch {
@@ -290,7 +296,7 @@ func (n *Node) partitionable() string {
 	return ""
 }
 
-func checkMIGMode(ctx context.Context, n *Node) []Finding {
+func checkMIGSwitch(ctx context.Context, n *Node) []Finding {
 	const expected = "it is on, at once"
 	if why := n.partitionable(); why != "" {
 		return []Finding{Cannot(n.GPU, expected, "%s", why)}
@@ -435,7 +441,7 @@ func checkAsBefore(ctx context.Context, n *Node) []Finding {
 		return []Finding{Failed(g.PCIAddress, expected, err)}
 	}
 	before := n.gpus
-	n.gpus, n.gpusErr = nil, nil
+	n.forget()
 	after, err := n.GPUs(ctx)
 	if err != nil {
 		return []Finding{Failed(g.PCIAddress, expected, err)}
@@ -452,7 +458,7 @@ func checkAsBefore(ctx context.Context, n *Node) []Finding {
 			return r.Check == result.Check && r.Subject == result.Subject && r.Verdict == result.Verdict
 		}
 		if !slices.ContainsFunc(again, same) {
-			differences = append(differences, result.name())
+			differences = append(differences, strings.TrimSpace(result.Check+" "+result.Subject))
 		}
 	}
 	observed := "no difference"

@@ -322,33 +322,30 @@ func socketType(path string) string {
 	return ""
 }
 
-// openFiles are how many files processes may open.
-type openFiles struct {
+// mpsFiles are how many files the processes of MPS may open.
+type mpsFiles struct {
 	Daemon uint64 `json:"daemon"`
 	Server uint64 `json:"server"`
 }
 
-// enoughFiles is what NVIDIA's MPS documentation asks for.
-const enoughFiles = 16384
-
 func checkMPSOpenFiles(ctx context.Context, n *Node) []Finding {
-	expected := fmt.Sprintf("at least %d", enoughFiles)
+	expected := fmt.Sprintf("at least %d", leastOpenFiles)
 	if f := n.started(expected); f != nil {
 		return f
 	}
-	found, err := inLab(ctx, n, Daemon, "how many files daemon and server may open", func(_ context.Context, l *lab) (openFiles, error) {
-		daemon, err := openFileLimit(l.daemon.Process.Pid)
-		server, serverErr := openFileLimit(l.server)
-		return openFiles{daemon, server}, errors.Join(err, serverErr)
+	found, err := inLab(ctx, n, Daemon, "how many files daemon and server may open", func(_ context.Context, l *lab) (mpsFiles, error) {
+		daemon, err := mpsFileLimit(l.daemon.Process.Pid)
+		server, serverErr := mpsFileLimit(l.server)
+		return mpsFiles{daemon, server}, errors.Join(err, serverErr)
 	})
 	if err != nil {
 		return []Finding{Failed("", expected, err)}
 	}
-	return []Finding{Expect("", min(found.Daemon, found.Server) >= enoughFiles, expected, fmt.Sprintf("daemon %d, server %d", found.Daemon, found.Server)).
+	return []Finding{Expect("", min(found.Daemon, found.Server) >= leastOpenFiles, expected, fmt.Sprintf("daemon %d, server %d", found.Daemon, found.Server)).
 		Because(`with many clients the server fails with "failed to create/open SHM segment"`)}
 }
 
-func openFileLimit(pid int) (uint64, error) {
+func mpsFileLimit(pid int) (uint64, error) {
 	var limit unix.Rlimit
 	if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &limit); err != nil {
 		return 0, fmt.Errorf("limit of open files of process %s: %w", strconv.Itoa(pid), err)

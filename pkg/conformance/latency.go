@@ -60,3 +60,10 @@ func (c *calls) latencies() []Latency {
 	slices.SortFunc(all, func(a, b Latency) int { return int(b.Longest - a.Longest) })
 	return all
 }
+
+// latencies are those of a run up to now.
+type latencies struct {
+	// Limit is the driver's for one call.
+	Limit     time.Duration
+	Functions []Latency
+}

@@ -26,6 +26,8 @@ type Options struct {
 	CallLimit time.Duration
 	// NodeName is for the report. By default it is the host name.
 	NodeName string
+	// NodeInfo asks the API server; nil if it is not known.
+	NodeInfo func(context.Context) (NodeInfo, error)
 	// Limit is how long one question may take. 0 means 10 s.
 	Limit time.Duration
 	// Parts are the parts to run.
@@ -57,6 +59,7 @@ type Node struct {
 	calls      calls
 	gpus       *gpu.Node
 	gpusErr    error
+	known      map[string]nvml.Facts // by PCI address
 
 	lab       *lab
 	labChoice *usable
@@ -78,13 +81,13 @@ func NewNode(o Options) *Node {
 	}
 	t := &transcript{out: o.Transcript}
 	n := &Node{
-		Options: o, transcript: t, source: &machine{limit: o.Limit, transcript: t},
+		Options: o, transcript: t, source: &machine{limit: o.Limit, transcript: t}, known: map[string]nvml.Facts{},
 		header: Header{
-			Version: version.Get().Version, Node: o.NodeName, Time: time.Now().UTC().Format(time.RFC3339), Parts: o.Parts,
+			Version: version.Get().Version, Node: o.NodeName, Time: time.Now().UTC().Format(time.RFC3339), Parts: o.Parts, GPU: o.GPU,
 		},
 	}
 	n.lab = newLab(o)
-	n.hardware = nvml.New(nvml.Options{Roots: o.Roots, CallLimit: o.Limit / 2, Observe: n.observe})
+	n.hardware = nvml.New(nvml.Options{Roots: o.Roots, CallLimit: o.Limit / callsInLimit, Observe: n.observe})
 	recorded := n.header
 	recorded.Transcript = transcriptVersion
 	t.add(recorded)
@@ -98,7 +101,9 @@ func Replay(in io.Reader) (*Node, error) {
 		return nil, err
 	}
 	header.Transcript = 0
-	return &Node{Options: Options{NodeName: header.Node, Parts: header.Parts}, header: header, source: player}, nil
+	return &Node{
+		Options: Options{NodeName: header.Node, Parts: header.Parts, GPU: header.GPU}, header: header, source: player, known: map[string]nvml.Facts{},
+	}, nil
 }
 
 // Close ends the session with the driver. It returns the error of writing the transcript.

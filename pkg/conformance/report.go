@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 )
 
@@ -65,50 +66,82 @@ func (r *Report) WriteJSON(out io.Writer) error {
 	return nil
 }
 
-// WriteTable writes the report for people: a line for each result, and below it what they
-// need to act where it does not hold.
+// WriteTable writes the report for people: a line for each check, or for each of its
+// findings that are not the same on all GPUs, and below it what they need to act where it
+// does not hold.
 func (r *Report) WriteTable(out io.Writer) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "node %s, %s, driver version %s\n\n", r.Node, r.Time, r.Version)
-	width := 0
-	for _, result := range r.Results {
-		width = max(width, len(result.name()))
+	fmt.Fprintf(&b, "node %s, %s, gpu-kubelet-plugin %s\n\n", r.Node, r.Time, r.Version)
+	groups, width := r.groups(), 0
+	for _, g := range groups {
+		width = max(width, len(g.Check))
 	}
-	for _, result := range r.Results {
-		result.write(&b, width)
+	for _, g := range groups {
+		g.write(&b, width)
 	}
-	fmt.Fprintf(&b, "\n%d hold, %d differ, %d are not testable\n", r.Summary.Holds, r.Summary.Differs, r.Summary.NotTestable)
+	fmt.Fprintf(&b, "\n%d hold, %d differ, %d not testable\n", r.Summary.Holds, r.Summary.Differs, r.Summary.NotTestable)
 	if _, err := io.WriteString(out, b.String()); err != nil {
 		return fmt.Errorf("write the report: %w", err)
 	}
 	return nil
 }
 
-func (r Result) name() string {
-	if r.Subject == "" {
-		return r.Check
-	}
-	return r.Check + " " + r.Subject
+// group is a finding about one subject or several.
+type group struct {
+	Result
+
+	subjects []string
 }
 
-func (r Result) write(b *strings.Builder, width int) {
-	observed := r.Observed
-	if r.Verdict == NotTestable {
-		observed = r.Reason
+// groups are the results, where those of a check that say the same are one.
+func (r *Report) groups() []*group {
+	var groups []*group
+	for _, result := range r.Results {
+		subject := result.Subject
+		result.Subject = ""
+		i := slices.IndexFunc(groups, func(g *group) bool { return g.Result == result })
+		if i < 0 {
+			i = len(groups)
+			groups = append(groups, &group{Result: result})
+		}
+		if subject != "" {
+			groups[i].subjects = append(groups[i].subjects, subject)
+		}
 	}
-	fmt.Fprintf(b, "%-12s  %-*s  %s\n", r.Verdict, width, r.name(), observed)
-	if r.Verdict == Holds {
+	return groups
+}
+
+// fewSubjects fit into a line.
+const fewSubjects = 2
+
+func (g *group) write(b *strings.Builder, width int) {
+	text := g.Observed
+	if g.Verdict == NotTestable {
+		text = g.Reason
+	}
+	all := strings.Join(g.subjects, ", ")
+	switch {
+	case len(g.subjects) > fewSubjects:
+		text = fmt.Sprintf("%d x %s", len(g.subjects), text)
+	case all != "":
+		text = all + ": " + text
+	}
+	fmt.Fprintf(b, "%-12s  %-*s  %s\n", g.Verdict, width, g.Check, text)
+	if g.Verdict == Holds {
 		return
 	}
 	detail := func(label, text string) {
 		if text != "" {
-			fmt.Fprintf(b, "%14s%s: %s\n", "", label, text)
+			fmt.Fprintf(b, "%14s%-9s %s\n", "", label+":", text)
 		}
 	}
-	detail("assumed", r.Assumption)
-	detail("expected", r.Expected)
-	if r.Verdict == Differs {
-		detail("so", r.Reason)
+	if len(g.subjects) > fewSubjects {
+		detail("which", all)
 	}
-	detail("code", r.Code)
+	detail("assumed", g.Assumption)
+	detail("expected", g.Expected)
+	if g.Verdict == Differs {
+		detail("so", g.Reason)
+	}
+	detail("code", g.Code)
 }

@@ -28,7 +28,7 @@ func Checks(part Part) []Check {
 	switch part {
 	case ReadOnly:
 		return slices.Concat(
-			nodeChecks,
+			nodeChecks, rootChecks, driverChecks, modeChecks, holderChecks, programChecks, hardwareChecks,
 		)
 	case MPS:
 		return mpsChecks
