@@ -14,7 +14,6 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/partage-dev/partage/pkg/conformance"
-	"github.com/partage-dev/partage/pkg/mps/supervisor"
 )
 
 // conformanceChanges are the flags for the parts that do more than look.
@@ -92,12 +91,12 @@ func (c *conformanceChanges) apply(o *conformance.Options, dataDir string) error
 // launchCommand is what the programs of MPS are started with.
 func launchCommand() *cli.Command {
 	return &cli.Command{
-		Name:            supervisor.LaunchCommand,
+		Name:            conformance.LaunchCommand,
 		Usage:           "become a program of the driver; for the sub-command conformance",
 		Hidden:          true,
 		SkipFlagParsing: true,
 		Action: func(_ context.Context, cmd *cli.Command) error {
-			return supervisor.Launch(cmd.Args().Slice())
+			return conformance.Launch(cmd.Args().Slice())
 		},
 	}
 }

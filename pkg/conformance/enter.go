@@ -11,6 +11,8 @@ import (
 	"runtime"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/pkg/mps/supervisor"
 )
 
 const (
@@ -20,6 +22,13 @@ const (
 	workSize = 1 << 30
 	self     = "/proc/self/exe"
 )
+
+// LaunchCommand is the sub-command by which part B runs this program again to call Launch
+// with the other arguments. A program that runs part B must have it.
+const LaunchCommand = supervisor.LaunchCommand
+
+// Launch replaces this process by a program of MPS, as the MPS supervisor starts it.
+func Launch(args []string) error { return supervisor.Launch(args) }
 
 // Enter makes a place for the files of MPS that is gone with this process, however it ends: a
 // tmpfs at the folder, in a mount namespace of its own. A mount namespace belongs to a

@@ -86,7 +86,7 @@ func TestIntrusiveRefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := harness.NewNode(t, "h100-80-sxm")
+			n := harness.NewNode(t, "h100-80-sxmx1")
 			test.prepare(t, n)
 			before := n.Machine(t)
 			r, _ := intrude(t, n, 0)
@@ -102,7 +102,7 @@ func TestIntrusiveRefuses(t *testing.T) {
 // that, and the next one does.
 func TestIntrusiveCrash(t *testing.T) {
 	t.Parallel()
-	n := harness.NewNode(t, "h100-80-sxm")
+	n := harness.NewNode(t, "h100-80-sxmx1")
 	before := n.Machine(t)
 	n.Update(t, func(m *machine.Machine) {
 		state.AddFault(m, machine.Fault{Function: "nvmlComputeInstanceDestroy", GPU: 0, Effect: machine.KillBefore, Times: 1, Skip: 2})
@@ -132,7 +132,7 @@ func TestIntrusiveCrash(t *testing.T) {
 // attempt stays.
 func TestIntrusiveTroubles(t *testing.T) {
 	t.Parallel()
-	n := harness.NewNode(t, "h100-80-sxm")
+	n := harness.NewNode(t, "h100-80-sxmx1")
 	before := n.Machine(t)
 	n.Update(t, func(m *machine.Machine) {
 		state.AddFault(m, machine.Fault{Function: "nvmlGpuInstanceCreateComputeInstance", GPU: 0, Effect: machine.Fail, Code: 23, Times: 1}) // insufficient resources
