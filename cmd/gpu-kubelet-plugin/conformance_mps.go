@@ -26,7 +26,7 @@ type conformanceChanges struct {
 func (c *conformanceChanges) flags() []cli.Flag {
 	return []cli.Flag{
 		&cli.BoolFlag{Name: "mps", Destination: &c.mps, Usage: "also start MPS in a directory of its own, on a GPU that nobody uses; changes no setting of a GPU; adds 5 minutes to --timeout"},
-		&cli.BoolFlag{Name: "intrusive", Destination: &c.intrusive, Usage: "also change modes and partitions of the GPU of --gpu, and undo that; for a node that was drained; adds 15 minutes to --timeout"},
+		&cli.BoolFlag{Name: "intrusive", Destination: &c.intrusive, Usage: "also change modes and partitions of the GPU of --gpu, and undo that; for a node that was drained; adds 15 minutes to --timeout, and --limit is a minute at least"},
 		&cli.StringFlag{Name: "gpu", Destination: &c.gpu, Usage: "UUID of the GPU for --mps and --intrusive; by default --mps takes the first that nobody uses"},
 		&cli.StringFlag{Name: "work-dir", Value: "/tmp/partage-conformance", Destination: &c.workDir, Usage: "directory for the files of --mps; a tmpfs that only this program sees"},
 		&cli.StringFlag{Name: "cuda-probe", Destination: &c.probe, Usage: "program cuda-probe; by default the one beside this program"},
@@ -61,6 +61,10 @@ func (c *conformanceChanges) time() time.Duration {
 	return more
 }
 
+// leastChangeLimit is for what is made and undone within one question: a partition with
+// MPS on it.
+const leastChangeLimit = time.Minute
+
 // apply adds the parts to the options. With one of them this process is run again, in a
 // mount namespace of its own.
 func (c *conformanceChanges) apply(o *conformance.Options, dataDir string) error {
@@ -82,6 +86,7 @@ func (c *conformanceChanges) apply(o *conformance.Options, dataDir string) error
 	}
 	if c.intrusive {
 		o.Parts = append(o.Parts, conformance.Intrusive)
+		o.Limit = max(o.Limit, leastChangeLimit)
 		o.UndoFile, o.ClaimsDir = filepath.Join(dataDir, "conformance", "undo.json"), filepath.Join(dataDir, "claims")
 	}
 	o.GPU, o.WorkDir, o.Probe = c.gpu, filepath.Clean(c.workDir), c.probe

@@ -20,7 +20,7 @@ import (
 func intrude(t *testing.T, n *harness.Node, gpu int, args ...string) (partReport, int) {
 	t.Helper()
 	all := append([]string{
-		"--intrusive", "--gpu=" + n.Machine(t).GPUs[gpu].UUID, "--kubelet-plugins-dir=" + n.PluginsDir, "--limit=1m",
+		"--intrusive", "--gpu=" + n.Machine(t).GPUs[gpu].UUID, "--kubelet-plugins-dir=" + n.PluginsDir,
 	}, args...)
 	out, code, stderr := run(t, n, enoughFiles, all...)
 	if code > 1 {
