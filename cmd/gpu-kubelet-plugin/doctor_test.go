@@ -64,7 +64,7 @@ func TestDoctor(t *testing.T) {
 				}
 			}
 			proc := filepath.Join(root, "proc")
-			c := &config{
+			c := &config{devRoot: "auto",
 				nodeName: "n1", kubeconfig: filepath.Join(root, "kubeconfig"), qps: 5, burst: 5,
 				driverRoot: "/", procRoot: proc, sysRoot: filepath.Join(root, "sys"),
 			}
@@ -102,7 +102,7 @@ func TestStarter(t *testing.T) {
 		"no plugin":         {filepath.Join(dir, "other"), runtime},
 		"no socket":         {"", runtime},
 	} {
-		c := &config{process: command.Process{HealthSocket: test.socket}}
+		c := &config{devRoot: "auto", process: command.Process{HealthSocket: test.socket}}
 		if got := c.starter(t.Context(), runtime); got != test.want {
 			t.Errorf("%s: got process %d, want %d", name, got, test.want)
 		}

@@ -11,9 +11,10 @@ import (
 
 	"github.com/partage-dev/partage/pkg/claim"
 	"github.com/partage-dev/partage/pkg/command"
+	"github.com/partage-dev/partage/pkg/host"
 )
 
-// config holds the value of every flag. Empty paths get their defaults in roots.
+// config holds the value of every flag.
 type config struct {
 	nodeName   string
 	kubeconfig string
@@ -32,6 +33,7 @@ type config struct {
 	hook         string
 	policyFile   string
 	interposer   string
+	seLinux      string
 	podUID       string
 
 	callLimit         time.Duration
@@ -72,8 +74,8 @@ func (c *config) flags() []cli.Flag {
 
 		command.String(categoryPaths, "driver-root", "/", &c.driverRoot,
 			"root of the tree that holds the NVIDIA driver's libraries and programs, as this process sees it"),
-		command.String(categoryPaths, "dev-root", "", &c.devRoot,
-			"root of the tree that holds dev/nvidia0, as this process sees it; empty: the driver root if it has dev/nvidiactl, else /"),
+		command.String(categoryPaths, "dev-root", host.AutoDev, &c.devRoot,
+			"root of the tree that holds dev/nvidia0, as this process sees it; "+host.AutoDev+": the driver root whenever it has the driver's device nodes, else /"),
 		command.String(categoryPaths, "proc-root", "/proc", &c.procRoot,
 			"directory that holds driver/nvidia/capabilities and devices"),
 		command.String(categoryPaths, "sys-root", "/sys", &c.sysRoot,
@@ -81,7 +83,7 @@ func (c *config) flags() []cli.Flag {
 		command.String(categoryPaths, "host-driver-root", "", &c.hostDriverRoot,
 			"the driver root as the container runtime sees it; empty: the same path"),
 		command.String(categoryPaths, "host-dev-root", "", &c.hostDevRoot,
-			"the device root as the container runtime sees it; empty: the host driver root where the driver root holds the devices, else the same path"),
+			"the device root as the container runtime sees it; empty: the same path. Not with --dev-root="+host.AutoDev),
 		command.String(categoryPaths, "cdi-root", "/var/run/cdi", &c.cdiRoot,
 			"directory for CDI spec files, which the container runtime must be watching"),
 		command.String(categoryPaths, "nvidia-cdi-hook", "/usr/bin/nvidia-cdi-hook", &c.cdiHook,
@@ -99,6 +101,7 @@ func (c *config) flags() []cli.Flag {
 			"the SharingPolicy, which may change at any time; empty: every kind of device on every GPU"),
 		command.String(categorySharing, "interposer-library", "", &c.interposer,
 			"library on the host that is loaded into containers with time-slice shares to limit their memory and multiprocessors; empty: no limits"),
+		command.SELinux(categorySharing, &c.seLinux),
 
 		command.Duration(categoryTimes, "nvml-call-limit", 25*time.Second, &c.callLimit,
 			"how long one call of the NVIDIA driver may take before it is abandoned and its GPU counts as not responding"),

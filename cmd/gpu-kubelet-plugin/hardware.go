@@ -17,16 +17,12 @@ import (
 	"github.com/partage-dev/partage/pkg/plugin"
 )
 
-// errRootsMoved means that everything has to be wired again, for other roots.
-var errRootsMoved = fmt.Errorf("the driver's files are elsewhere now (%w)", plugin.ErrStop)
-
-// hardware is the NVML session. It also notices that a driver installed later has
-// moved the roots, or needs a new process.
+// hardware is the NVML session. It also notices that a driver installed later needs a new
+// process.
 type hardware struct {
 	*nvml.Client
-	specs  *cdi.Specs
-	config *config
-	roots  host.Roots
+	specs *cdi.Specs
+	roots host.Roots
 	// noGPUs says that there is no driver because the machine has no GPUs.
 	noGPUs bool
 }
@@ -37,11 +33,6 @@ func (h *hardware) Open(ctx context.Context) error {
 		return nil
 	}
 	switch {
-	case err == nil:
-		// Only now: without the driver its files are no evidence of where the roots are.
-		if now := h.config.roots(); now != h.roots {
-			return fmt.Errorf("%w: device root %s", errRootsMoved, now.Dev)
-		}
 	case errors.Is(err, nvml.ErrRestartRequired):
 		return fmt.Errorf("%w: %w", plugin.ErrStop, err)
 	case errors.Is(err, gpu.ErrDriverNotLoaded):

@@ -41,11 +41,12 @@ func TestBadFlags(t *testing.T) {
 		{[]string{"--kube-api-burst=0"}, []string{`--kube-api-burst (KUBE_API_BURST) is "0": want 1 or more`}},
 		{[]string{"--driver-root=usr"}, []string{`--driver-root (DRIVER_ROOT) is "usr": want an absolute path`}},
 		{[]string{"--driver-root=" + file}, []string{`--driver-root (DRIVER_ROOT) is "` + file + `": want a directory`}},
-		{[]string{"--dev-root=dev"}, []string{`--dev-root (DEV_ROOT) is "dev": want an absolute path`}},
+		{[]string{"--dev-root=dev"}, []string{`--dev-root (DEV_ROOT) is "dev": want auto or an absolute path`}},
 		{[]string{"--proc-root=/does/not/exist"}, []string{`--proc-root (PROC_ROOT) is "/does/not/exist": want a directory that exists`}},
 		{[]string{"--sys-root="}, []string{`--sys-root (SYS_ROOT) is "": want an absolute path`}},
 		{[]string{"--host-driver-root=x"}, []string{`--host-driver-root (HOST_DRIVER_ROOT) is "x": want`}},
 		{[]string{"--host-dev-root=x"}, []string{`--host-dev-root (HOST_DEV_ROOT) is "x": want`}},
+		{[]string{"--host-dev-root=/"}, []string{`--host-dev-root (HOST_DEV_ROOT) is "/": want nothing, since --dev-root is auto`}},
 		{[]string{"--cdi-root=x"}, []string{`--cdi-root (CDI_ROOT) is "x": want an absolute path`}},
 		{[]string{"--nvidia-cdi-hook=" + file}, []string{`--nvidia-cdi-hook (NVIDIA_CDI_HOOK) is "` + file + `": want a program`}},
 		{[]string{"--partage-hook=/does/not/exist"}, []string{`--partage-hook (PARTAGE_HOOK) is "/does/not/exist": want a program`}},
@@ -117,26 +118,21 @@ func TestVersion(t *testing.T) {
 }
 
 func TestRoots(t *testing.T) {
-	withDevices := t.TempDir()
-	if err := os.MkdirAll(filepath.Join(withDevices, "dev/nvidiactl"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	without := t.TempDir()
 	for name, test := range map[string]struct {
 		config config
 		want   host.Roots
 	}{
-		"the machine's own": {
-			config{driverRoot: without},
-			host.Roots{Driver: without, Dev: "/", HostDriver: without, HostDev: "/"},
-		},
-		"devices below the driver root": {
-			config{driverRoot: withDevices},
-			host.Roots{Driver: withDevices, Dev: withDevices, HostDriver: withDevices, HostDev: withDevices},
+		"automatic": {
+			config{driverRoot: "/d", devRoot: "auto", procRoot: "/proc", sysRoot: "/sys"},
+			host.Roots{Driver: "/d", Dev: host.AutoDev, Proc: "/proc", Sys: "/sys", HostDriver: "/d"},
 		},
 		"seen from a container": {
-			config{driverRoot: withDevices, hostDriverRoot: "/run/driver"},
-			host.Roots{Driver: withDevices, Dev: withDevices, HostDriver: "/run/driver", HostDev: "/run/driver"},
+			config{driverRoot: "/d", devRoot: "auto", procRoot: "/proc", sysRoot: "/sys", hostDriverRoot: "/run/driver"},
+			host.Roots{Driver: "/d", Dev: host.AutoDev, Proc: "/proc", Sys: "/sys", HostDriver: "/run/driver"},
+		},
+		"devices given": {
+			config{driverRoot: "/a", devRoot: "/b", procRoot: "/c", sysRoot: "/d"},
+			host.Roots{Driver: "/a", Dev: "/b", Proc: "/c", Sys: "/d", HostDriver: "/a", HostDev: "/b"},
 		},
 		"all given": {
 			config{driverRoot: "/a", devRoot: "/b", procRoot: "/c", sysRoot: "/d", hostDriverRoot: "/e", hostDevRoot: "/f"},
@@ -163,7 +159,7 @@ func TestDriverRootOnHost(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := &config{driverRoot: t.TempDir(), hostDriverRoot: test.onHost, sysRoot: t.TempDir()}
 			roots := c.roots()
-			h := &hardware{Client: nvml.New(nvml.Options{Roots: roots}), config: c, roots: roots}
+			h := &hardware{Client: nvml.New(nvml.Options{Roots: roots}), roots: roots}
 			err := h.Open(t.Context())
 			if !errors.Is(err, gpu.ErrDriverNotLoaded) {
 				t.Fatalf("got %v", err)
@@ -179,7 +175,7 @@ func TestDriverRootOnHost(t *testing.T) {
 func TestNoGPUs(t *testing.T) {
 	root := t.TempDir()
 	c := &config{driverRoot: root, sysRoot: root}
-	h := &hardware{Client: nvml.New(nvml.Options{Roots: c.roots()}), config: c, roots: c.roots()}
+	h := &hardware{Client: nvml.New(nvml.Options{Roots: c.roots()}), roots: c.roots()}
 	devices := filepath.Join(root, "bus/pci/devices")
 	open := func() error { t.Helper(); return h.Open(t.Context()) }
 

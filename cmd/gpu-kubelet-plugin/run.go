@@ -5,7 +5,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -46,20 +45,13 @@ func serve(ctx context.Context, c *config, cmd *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	logger := klog.FromContext(ctx)
-	logger.Info("Starting", append([]any{"version", version.Get()}, command.InEffect(cmd)...)...)
+	klog.FromContext(ctx).Info("Starting", append([]any{"version", version.Get()}, command.InEffect(cmd)...)...)
 	hooks, err := c.installHooks()
 	if err != nil {
 		return err
 	}
 	defer hooks.Close()
-	for {
-		err := c.serveOnce(ctx, clients, hooks)
-		if !errors.Is(err, errRootsMoved) {
-			return err
-		}
-		logger.Info("Starting anew", "reason", err)
-	}
+	return c.run(ctx, clients, hooks)
 }
 
 // kubeClients are for what pods wait for, for what can wait, for events of the node, and for
@@ -106,9 +98,8 @@ func (c *config) restConfig() (*rest.Config, error) {
 	return clientcmd.BuildConfigFromFlags("", c.kubeconfig)
 }
 
-// serveOnce wires everything for the present roots and runs until ctx ends or the
-// roots move.
-func (c *config) serveOnce(ctx context.Context, clients *kubeClients, hooks *hookPrograms) error {
+// run wires everything and runs until ctx ends.
+func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookPrograms) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	roots := c.roots()
@@ -127,17 +118,18 @@ func (c *config) serveOnce(ctx context.Context, clients *kubeClients, hooks *hoo
 	defer func() { _ = supervisor.Close() }()
 	events := plugin.NewEvents(ctx, clients.events, clients.background, driverName, c.nodeName)
 	claims, err := claim.NewManager(ctx, claim.Options{
-		DriverName: driverName,
-		PoolName:   c.nodeName,
-		DataDir:    dataDir,
-		Roots:      roots,
-		Partitions: partition.New(gpus),
-		Sharing:    sharing.New(sharing.Options{Roots: roots, Modes: gpus, Supervisor: supervisor}),
-		CDI:        specs,
-		Hook:       hooks.limits,
-		Interposer: c.interposer,
-		Cluster:    plugin.NewCluster(clients.background),
-		Events:     events,
+		DriverName:     driverName,
+		PoolName:       c.nodeName,
+		DataDir:        dataDir,
+		Roots:          roots,
+		Partitions:     partition.New(gpus),
+		Sharing:        sharing.New(sharing.Options{Roots: roots, Modes: gpus, Supervisor: supervisor}),
+		CDI:            specs,
+		Hook:           hooks.limits,
+		Interposer:     c.interposer,
+		SELinuxContext: c.seLinux,
+		Cluster:        plugin.NewCluster(clients.background),
+		Events:         events,
 
 		OrphanGrace:   c.orphanGrace,
 		CheckInterval: c.claimCheckInterval,
@@ -159,7 +151,7 @@ func (c *config) serveOnce(ctx context.Context, clients *kubeClients, hooks *hoo
 		KubeClient:        clients.main,
 		MetadataClient:    clients.metadata,
 		Claims:            claims,
-		Hardware:          &hardware{Client: gpus, specs: specs, config: c, roots: roots},
+		Hardware:          &hardware{Client: gpus, specs: specs, roots: roots},
 		Policy:            c.policy(clients.main),
 		Limited:           c.interposer != "",
 		DataDir:           dataDir,

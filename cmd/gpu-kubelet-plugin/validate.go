@@ -42,7 +42,7 @@ func (c *config) validateSlices() error {
 }
 
 func (c *config) validateSharing() error {
-	var errs []error
+	errs := []error{command.CheckSELinux(c.seLinux)}
 	for flag, path := range map[string]string{"policy-file": c.policyFile, "interposer-library": c.interposer} {
 		if path != "" && !filepath.IsAbs(path) {
 			errs = append(errs, command.Wrong(flag, path, "an absolute path, or nothing"))
@@ -58,12 +58,14 @@ func (c *config) validateRoots() error {
 		command.CheckDirectory("proc-root", c.procRoot, true),
 		command.CheckDirectory("sys-root", c.sysRoot, true),
 	}
-	for flag, path := range map[string]string{
-		"dev-root": c.devRoot, "host-driver-root": c.hostDriverRoot, "host-dev-root": c.hostDevRoot,
-	} {
+	for flag, path := range map[string]string{"host-driver-root": c.hostDriverRoot, "host-dev-root": c.hostDevRoot} {
 		if path != "" {
 			errs = append(errs, command.CheckDirectory(flag, path, false))
 		}
+	}
+	errs = append(errs, command.CheckDevRoot(c.devRoot))
+	if c.devRoot == host.AutoDev && c.hostDevRoot != "" {
+		errs = append(errs, command.Wrong("host-dev-root", c.hostDevRoot, "nothing, since --dev-root is "+host.AutoDev))
 	}
 	return errors.Join(errs...)
 }
@@ -123,30 +125,9 @@ func (c *config) validateTimes() error {
 	)
 }
 
-// roots returns the roots with the defaults that depend on what is installed now.
 func (c *config) roots() host.Roots {
-	r := host.Roots{
+	return host.Roots{
 		Driver: c.driverRoot, Dev: c.devRoot, Proc: c.procRoot, Sys: c.sysRoot,
 		HostDriver: c.hostDriverRoot, HostDev: c.hostDevRoot,
-	}
-	if r.Dev == "" {
-		r.Dev = defaultDevRoot(r.Driver)
-	}
-	if r.HostDriver == "" {
-		r.HostDriver = r.Driver
-	}
-	if r.HostDev == "" {
-		r.HostDev = r.Dev
-		if r.Dev == r.Driver {
-			r.HostDev = r.HostDriver
-		}
-	}
-	return r
-}
-
-func defaultDevRoot(driverRoot string) string {
-	if _, err := os.Stat(filepath.Join(driverRoot, "dev/nvidiactl")); err == nil {
-		return driverRoot
-	}
-	return "/"
+	}.Complete()
 }

@@ -5,6 +5,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"regexp"
 	"strings"
 	"time"
@@ -12,13 +13,18 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/partage-dev/partage/pkg/command"
+	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps/supervisor"
 )
 
 // config holds the value of every flag.
 type config struct {
-	mpsDir, driverRoot  string
+	mpsDir              string
+	driverRoot, devRoot string
+	hostDriverRoot      string
 	extraContainerFiles string
+	seLinux             string
+	memoryPercent       int
 	checkInterval       time.Duration
 	process             command.Process
 }
@@ -30,10 +36,17 @@ func (c *config) flags() []cli.Flag {
 				"and mounts below it must propagate to the host"),
 		command.String("", "driver-root", "/", &c.driverRoot,
 			"root of the tree that holds the NVIDIA driver's libraries and programs, as this process sees it"),
+		command.String("", "dev-root", host.AutoDev, &c.devRoot,
+			"root of the tree that holds dev/nvidia0, as this process sees it; "+host.AutoDev+": the driver root whenever it has the driver's device nodes, else /"),
+		command.String("", "host-driver-root", "", &c.hostDriverRoot,
+			"the driver root on the host; empty: the same path"),
 		command.Duration("", "check-interval", 2*time.Second, &c.checkInterval,
 			"time between two checks of a session's server; the end of a daemon is noticed at once"),
 		command.String("", "extra-container-files", "", &c.extraContainerFiles,
 			"names of files in a daemon's pipe directory that containers get beside the socket control, separated by commas, such as log"),
+		command.SELinux("", &c.seLinux),
+		command.Int("", "memory-percent", 50, &c.memoryPercent,
+			"how much of the node's memory what is mounted for all sessions may take, above all the /dev/shm of their clients"),
 	}, c.process.Flags("")...)
 }
 
@@ -50,10 +63,35 @@ func (c *config) validate() error {
 	return errors.Join(
 		command.CheckDirectory("mps-dir", c.mpsDir, false),
 		command.CheckDirectory("driver-root", c.driverRoot, false),
+		command.CheckDevRoot(c.devRoot),
+		c.checkHostDriverRoot(),
 		command.CheckDuration("check-interval", c.checkInterval, shortest, longest),
 		c.checkContainerFiles(),
+		command.CheckSELinux(c.seLinux),
+		c.checkMemoryPercent(),
 		c.process.Validate(),
 	)
+}
+
+// maxMemoryPercent leaves some of the node's memory to everything else.
+const maxMemoryPercent = 80
+
+func (c *config) checkMemoryPercent() error {
+	if c.memoryPercent < 1 || c.memoryPercent > maxMemoryPercent {
+		return command.Wrong("memory-percent", c.memoryPercent, fmt.Sprintf("a number from 1 to %d", maxMemoryPercent))
+	}
+	return nil
+}
+
+func (c *config) checkHostDriverRoot() error {
+	if c.hostDriverRoot == "" {
+		return nil
+	}
+	return command.CheckDirectory("host-driver-root", c.hostDriverRoot, false)
+}
+
+func (c *config) roots() host.Roots {
+	return host.Roots{Driver: c.driverRoot, Dev: c.devRoot, HostDriver: c.hostDriverRoot}.Complete()
 }
 
 // containerFiles returns the names in the flag.

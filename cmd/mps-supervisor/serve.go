@@ -13,7 +13,6 @@ import (
 
 	"github.com/partage-dev/partage/pkg/command"
 	"github.com/partage-dev/partage/pkg/grpchealth"
-	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/mps/supervisor"
 	"github.com/partage-dev/partage/pkg/version"
@@ -35,9 +34,11 @@ func serve(ctx context.Context, c *config, cmd *cli.Command) error {
 	defer stop()
 	return supervisor.Run(ctx, supervisor.Options{
 		Dir:                 filepath.Clean(c.mpsDir),
-		Roots:               host.Roots{Driver: c.driverRoot},
+		Roots:               c.roots(),
 		CheckInterval:       c.checkInterval,
 		ExtraContainerFiles: c.containerFiles(),
+		SELinuxContext:      c.seLinux,
+		MemoryPercent:       c.memoryPercent,
 	})
 }
 

@@ -75,7 +75,7 @@ func New(o Options) (*Specs, error) {
 		return nil, fmt.Errorf("nvidia-cdi-hook %q must be an absolute path on the host", o.HookPath)
 	}
 	roots := o.Roots.Complete()
-	for name, path := range map[string]string{"driver root": roots.HostDriver, "dev root": roots.HostDev} {
+	for name, path := range map[string]string{"driver root": roots.HostDriver, "dev root": roots.DevRoot().OnHost} {
 		// A relative one would become a relative mount, which runtimes refuse only when
 		// the first container starts.
 		if !filepath.IsAbs(path) {

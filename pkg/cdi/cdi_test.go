@@ -213,7 +213,7 @@ func fixed(t *testing.T) (*Specs, string, *int) {
 	driver(t, root, version)
 	s, folder := newSpecs(t, host.Roots{Driver: root, Dev: root, HostDriver: "/", HostDev: "/"})
 	calls := 0
-	s.common.discover = func(context.Context, string) (*specs.ContainerEdits, error) {
+	s.common.discover = func(context.Context, string, host.DevRoot) (*specs.ContainerEdits, error) {
 		calls++
 		return completeEdits(root), nil
 	}

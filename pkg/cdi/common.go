@@ -35,11 +35,8 @@ const void = "NVIDIA_VISIBLE_DEVICES=void"
 // controlNodes are those that nvcdi looks for.
 var controlNodes = [...]string{"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"}
 
-// requiredNodes are those without which no CUDA program runs. nvcdi only logs that one
-// is missing.
-var requiredNodes = []string{"/dev/nvidiactl", "/dev/nvidia-uvm"}
-
-// requiredLibraries are the same for libraries; the driver's version follows.
+// requiredLibraries are those without which no CUDA program runs; the driver's version
+// follows. nvcdi only logs that one is missing.
 var requiredLibraries = []string{"libcuda.so.", "libnvidia-ml.so."}
 
 // maxAge is how long common edits are kept at most, and so how late a change is noticed
@@ -53,11 +50,12 @@ const maxAge = time.Minute
 type commonEdits struct {
 	roots    host.Roots
 	clock    clock.PassiveClock
-	discover func(ctx context.Context, version string) (*specs.ContainerEdits, error)
+	discover func(ctx context.Context, version string, dev host.DevRoot) (*specs.ContainerEdits, error)
 
 	mu      sync.Mutex
 	version string // of the kernel driver, empty while not known
 	cached  discovery
+	told    host.DevRoot // where the log says that device nodes are
 }
 
 // discovery is what was found, and when.
@@ -76,6 +74,7 @@ type driverKey struct {
 	version string
 	library file
 	folder  file
+	dev     host.DevRoot
 	nodes   [len(controlNodes)]uint64 // device numbers
 }
 
@@ -91,8 +90,8 @@ func newCommonEdits(roots host.Roots, hookPath string) *commonEdits {
 	return &commonEdits{
 		roots: roots,
 		clock: clock.RealClock{},
-		discover: func(ctx context.Context, version string) (*specs.ContainerEdits, error) {
-			return discover(ctx, roots, hookPath, version)
+		discover: func(ctx context.Context, version string, dev host.DevRoot) (*specs.ContainerEdits, error) {
+			return discover(ctx, roots, dev, hookPath, version)
 		},
 	}
 }
@@ -114,7 +113,8 @@ func (c *commonEdits) get(ctx context.Context) (specs.ContainerEdits, error) {
 	}
 	now := c.clock.Now()
 	if last := c.cached; !last.confirmed || last.key != key || now.Sub(last.at) >= maxAge {
-		edits, err := c.find(ctx, key.version)
+		c.tellWhere(ctx, key.dev)
+		edits, err := c.find(ctx, key)
 		if err != nil {
 			return specs.ContainerEdits{}, err
 		}
@@ -124,15 +124,29 @@ func (c *commonEdits) get(ctx context.Context) (specs.ContainerEdits, error) {
 	return clone(c.cached.edits), nil
 }
 
+// tellWhere logs where the device nodes are when that changes, as when a driver container
+// comes up.
+func (c *commonEdits) tellWhere(ctx context.Context, dev host.DevRoot) {
+	if c.told == dev {
+		return
+	}
+	before := "nowhere yet"
+	if c.told != (host.DevRoot{}) {
+		before = c.told.Folder()
+	}
+	c.told = dev
+	klog.FromContext(ctx).Info("Containers get the device nodes of this folder now", "folder", dev.Folder(), "before", before)
+}
+
 // find returns what is there now, as it is to be in specs.
-func (c *commonEdits) find(ctx context.Context, version string) (*specs.ContainerEdits, error) {
-	found, err := c.discover(ctx, version)
+func (c *commonEdits) find(ctx context.Context, key driverKey) (*specs.ContainerEdits, error) {
+	found, err := c.discover(ctx, key.version, key.dev)
 	if err != nil {
 		return nil, fmt.Errorf("find the NVIDIA driver's files in %s: %w", c.roots.Driver, err)
 	}
 	edits := clone(found)
-	c.normalize(&edits)
-	if err := c.checkComplete(&edits, version); err != nil {
+	c.normalize(&edits, key.dev)
+	if err := c.checkComplete(&edits, key); err != nil {
 		return nil, err
 	}
 	return &edits, nil
@@ -143,7 +157,7 @@ func (c *commonEdits) driverKey() (driverKey, error) {
 	if err != nil {
 		return driverKey{}, err
 	}
-	key := driverKey{version: c.version}
+	key := driverKey{version: c.version, dev: c.roots.DevRoot()}
 	if key.library, err = stat(path); err != nil {
 		return driverKey{}, fmt.Errorf("NVML library: %w", err)
 	}
@@ -172,10 +186,10 @@ func stat(path string) (file, error) {
 
 // normalize puts the edits into a fixed order, gives them the host's paths and explicit
 // device types, and confines their hooks.
-func (c *commonEdits) normalize(e *specs.ContainerEdits) {
+func (c *commonEdits) normalize(e *specs.ContainerEdits, dev host.DevRoot) {
 	for _, node := range e.DeviceNodes {
 		node.Type = "c"
-		node.HostPath = rebase(cmp.Or(node.HostPath, node.Path), c.roots.Dev, c.roots.HostDev)
+		node.HostPath = rebase(cmp.Or(node.HostPath, node.Path), dev.Path, dev.OnHost)
 		if node.HostPath == node.Path {
 			node.HostPath = ""
 		}
@@ -205,20 +219,21 @@ func rebase(file, from, to string) string {
 }
 
 // checkComplete refuses edits with which containers would start and find no GPU.
-func (c *commonEdits) checkComplete(e *specs.ContainerEdits, version string) error {
+func (c *commonEdits) checkComplete(e *specs.ContainerEdits, key driverKey) error {
 	var missing []error
-	for _, want := range requiredNodes {
+	for _, want := range host.RequiredNodes() {
 		if slices.ContainsFunc(e.DeviceNodes, func(n *specs.DeviceNode) bool { return n.Path == want }) {
 			continue
 		}
-		err := fmt.Errorf("the device node %s is missing in %s", want, c.roots.Dev)
-		if want == "/dev/nvidia-uvm" {
-			err = fmt.Errorf("%w: load the nvidia-uvm kernel module (nvidia-modprobe -u -c=0)", err)
+		// It says where a node would be, and what makes it.
+		_, err := c.roots.Node(want)
+		if err == nil {
+			err = fmt.Errorf("the device node %s is not in %s, where the others are", path.Base(want), key.dev.Folder())
 		}
 		missing = append(missing, err)
 	}
 	for _, want := range requiredLibraries {
-		want += version
+		want += key.version
 		if !slices.ContainsFunc(e.Mounts, func(m *specs.Mount) bool { return path.Base(m.ContainerPath) == want }) {
 			missing = append(missing, fmt.Errorf("the library %s is missing in driver root %s", want, c.roots.Driver))
 		}
@@ -231,7 +246,7 @@ func (c *commonEdits) checkComplete(e *specs.ContainerEdits, version string) err
 
 // discover asks nvcdi. IPC discovery is off because it would mount the host's
 // /tmp/nvidia-mps, and with it an MPS daemon that has nothing to do with the claim.
-func discover(ctx context.Context, roots host.Roots, hookPath, version string) (*specs.ContainerEdits, error) {
+func discover(ctx context.Context, roots host.Roots, dev host.DevRoot, hookPath, version string) (*specs.ContainerEdits, error) {
 	if _, err := os.Stat(roots.Driver); err != nil {
 		return nil, err
 	}
@@ -240,7 +255,7 @@ func discover(ctx context.Context, roots host.Roots, hookPath, version string) (
 		nvcdi.WithMode(nvcdi.ModeNvml),
 		nvcdi.WithNvmlLib(knownVersion{version: version}),
 		nvcdi.WithDriverRoot(roots.Driver),
-		nvcdi.WithDevRoot(roots.Dev),
+		nvcdi.WithDevRoot(dev.Path),
 		nvcdi.WithNVIDIACDIHookPath(hookPath),
 		nvcdi.WithFeatureFlags(nvcdi.FeatureDisableIPCDiscoverer, nvcdi.FeatureDisableNvsandboxUtils),
 	)

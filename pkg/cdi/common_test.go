@@ -38,7 +38,7 @@ func newCommon(t *testing.T) *common {
 	c := &common{Specs: s, t: t, root: s.common.roots.Driver, clock: clocktesting.NewFakePassiveClock(time.Now())}
 	c.found = completeEdits(c.root)
 	c.common.clock = c.clock
-	c.common.discover = func(context.Context, string) (*specs.ContainerEdits, error) {
+	c.common.discover = func(context.Context, string, host.DevRoot) (*specs.ContainerEdits, error) {
 		c.calls++
 		edits := clone(c.found)
 		return &edits, nil
@@ -144,7 +144,7 @@ func TestControlNodesChange(t *testing.T) {
 func TestCacheIsNotShared(t *testing.T) {
 	s, _, _ := fixed(t)
 	found := completeEdits(s.common.roots.Driver)
-	s.common.discover = func(context.Context, string) (*specs.ContainerEdits, error) { return found, nil }
+	s.common.discover = func(context.Context, string, host.DevRoot) (*specs.ContainerEdits, error) { return found, nil }
 	spoil := func(e *specs.ContainerEdits) {
 		e.Env[0] = "SPOILT=1"
 		e.DeviceNodes[0].Path = "/spoilt"
@@ -181,8 +181,8 @@ func TestIncompleteDriver(t *testing.T) {
 		change func(*specs.ContainerEdits)
 		want   string
 	}{
-		"no nvidiactl":  {drop("/dev/nvidiactl"), "the device node /dev/nvidiactl is missing"},
-		"no nvidia-uvm": {drop("/dev/nvidia-uvm"), "load the nvidia-uvm kernel module"},
+		"no nvidiactl":  {drop("/dev/nvidiactl"), "the device node nvidiactl is not in /dev on this node"},
+		"no nvidia-uvm": {drop("/dev/nvidia-uvm"), "the device node nvidia-uvm is not in /dev on this node (file does not exist): nvidia-modprobe -u -c=0"},
 		"no mounts":     {func(e *specs.ContainerEdits) { e.Mounts = nil }, "the library libnvidia-ml.so.580.95.05 is missing"},
 		"no cuda":       {func(e *specs.ContainerEdits) { e.Mounts = e.Mounts[:1] }, "the library libcuda.so.580.95.05 is missing"},
 	} {
@@ -190,7 +190,7 @@ func TestIncompleteDriver(t *testing.T) {
 			s, folder, _ := fixed(t)
 			edits := completeEdits(s.common.roots.Driver)
 			test.change(edits)
-			s.common.discover = func(context.Context, string) (*specs.ContainerEdits, error) { return edits, nil }
+			s.common.discover = func(context.Context, string, host.DevRoot) (*specs.ContainerEdits, error) { return edits, nil }
 			if _, err := s.Write(t.Context(), uid, []Device{whole}); err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("got %v, want %q", err, test.want)
 			}
@@ -203,6 +203,42 @@ func TestIncompleteDriver(t *testing.T) {
 				t.Errorf("once complete: %v", err)
 			}
 		})
+	}
+}
+
+// TestDriverContainerComes: the nodes of a driver container that comes later, or comes
+// back, are those of the next claim.
+func TestDriverContainerComes(t *testing.T) {
+	if _, err := os.Stat("/dev/nvidia-uvm"); err == nil {
+		t.Skip("this machine has the nodes itself")
+	}
+	root := t.TempDir()
+	driver(t, root, version)
+	roots := host.Roots{Driver: root, Dev: host.AutoDev, HostDriver: "/run/nvidia/driver"}
+	s, _ := newSpecs(t, roots)
+	if _, err := s.Write(t.Context(), uid, []Device{whole}); err == nil || !strings.Contains(err.Error(),
+		"the device node nvidia-uvm is neither in /run/nvidia/driver/dev nor in /dev on this node") {
+		t.Errorf("without nodes: got %v", err)
+	}
+	node(t, root, "dev/nvidiactl", 195, 255)
+	node(t, root, "dev/nvidia-uvm", 510, 0)
+	edits, err := s.common.get(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range edits.DeviceNodes {
+		if n.HostPath != "/run/nvidia/driver"+n.Path {
+			t.Errorf("%s is taken from %q", n.Path, n.HostPath)
+		}
+	}
+	if s.common.told.Path != root {
+		t.Errorf("the log says that nodes are in %+v", s.common.told)
+	}
+	if err := os.Rename(filepath.Join(root, "dev"), filepath.Join(root, "dev.away")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.common.get(t.Context()); err == nil {
+		t.Error("the nodes of a container that has ended are still handed out")
 	}
 }
 

@@ -77,6 +77,8 @@ type Options struct {
 	// Interposer is a library on the host that limits processes from inside of
 	// containers. Optional: without it no time-slice share may be Limited.
 	Interposer string
+	// SELinuxContext is a setting for host.Roots.FileContext. Default host.SELinuxAuto.
+	SELinuxContext string
 	// Cluster tells which claims still have their devices. Optional: without it none is
 	// taken for released.
 	Cluster Cluster
@@ -138,7 +140,11 @@ func NewManager(ctx context.Context, o Options) (*Manager, error) {
 		return nil, errors.New("no hardware or no CDI")
 	}
 	if o.files == nil {
-		o.files, o.limitFiles, o.clock = journal.OS{}, step.OSLimitFiles{}, bootTime
+		label, err := o.Roots.FileContext(o.SELinuxContext)
+		if err != nil {
+			return nil, err
+		}
+		o.files, o.limitFiles, o.clock = journal.OS{}, step.OSLimitFiles{Context: label}, bootTime
 	}
 	e := &engine{roots: o.Roots.Complete(), events: eventLog{events: o.Events}, clock: o.clock}
 	boot, err := e.roots.BootID()

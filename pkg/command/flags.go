@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/urfave/cli/v3"
+
+	"github.com/partage-dev/partage/pkg/host"
 )
 
 // verbosityFlag has a variable that is not named after it.
@@ -44,6 +46,23 @@ func Duration(category, name string, value time.Duration, destination *time.Dura
 	return &cli.DurationFlag{Name: name, Category: category, Value: value, Destination: destination, Usage: usage, Sources: Env(name)}
 }
 
+const seLinuxFlag = "selinux-context"
+
+// SELinux returns the flag for the SELinux context of file systems that containers use.
+func SELinux(category string, destination *string) cli.Flag {
+	return String(category, seLinuxFlag, host.SELinuxAuto, destination,
+		"SELinux context of the file systems in memory that containers get: "+host.SELinuxAuto+", that of containers' files where SELinux is enabled; "+
+			host.SELinuxNone+", what the node's policy says; or a context")
+}
+
+// CheckSELinux refuses what is not a value of that flag. Empty is for commands without it.
+func CheckSELinux(value string) error {
+	if value == "" || host.ValidSELinux(value) {
+		return nil
+	}
+	return Wrong(seLinuxFlag, value, host.SELinuxAuto+", "+host.SELinuxNone+" or a context such as system_u:object_r:container_file_t:s0")
+}
+
 // Wrong returns the error for a flag with a wrong value: it names the flag, its
 // variable, the value and what would be right.
 func Wrong(flag string, value any, want string) error {
@@ -64,6 +83,18 @@ func CheckDirectory(flag, path string, mustExist bool) error {
 		return Wrong(flag, path, "a directory that exists")
 	}
 	return nil
+}
+
+// CheckDevRoot refuses a value of the flag "dev-root" that is neither host.AutoDev nor a
+// directory. The directory may be absent.
+func CheckDevRoot(value string) error {
+	if value == host.AutoDev {
+		return nil
+	}
+	if !filepath.IsAbs(value) {
+		return Wrong("dev-root", value, host.AutoDev+" or an absolute path")
+	}
+	return CheckDirectory("dev-root", value, false)
 }
 
 // CheckProgram refuses a path that is not absolute, or not a program.

@@ -75,7 +75,7 @@ var mpsChecks = []Check{
 	},
 	{
 		ID:         "mps.client-environment",
-		Assumption: "a client can lower its limits by its environment, and never raise them",
+		Assumption: "a client can lower its limits by its environment and not raise them, but can void that of memory",
 		Code:       "pkg/cdi/edit",
 		Run:        checkMPSEnvironment,
 	},

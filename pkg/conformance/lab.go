@@ -205,8 +205,8 @@ func (l *lab) client(s surroundings, o probe.Options) (probe.Program, probe.Opti
 		pipe = l.mps.DaemonPipe()
 	}
 	o.Library = library
-	if l.roots.Dev != "/" {
-		o.DevRoot = l.roots.Dev
+	if nodes := l.roots.DevRoot().Path; nodes != "/" {
+		o.DevRoot = nodes
 	}
 	if !s.ownMemory {
 		o.SharedMemory = l.mps.SharedMemory()
@@ -224,8 +224,8 @@ func (l *lab) alone(device string) (probe.Program, probe.Options, error) {
 		return probe.Program{}, probe.Options{}, err
 	}
 	o := probe.Options{Library: library}
-	if l.roots.Dev != "/" {
-		o.DevRoot = l.roots.Dev
+	if nodes := l.roots.DevRoot().Path; nodes != "/" {
+		o.DevRoot = nodes
 	}
 	return probe.Program{Path: l.program, Env: []string{"CUDA_VISIBLE_DEVICES=" + device, "CUDA_MPS_PIPE_DIRECTORY=/nonexistent"}}, o, nil
 }

@@ -24,11 +24,13 @@ const (
 	// isolationHardware: separate hardware paths. Claims that own a GPU or a MIG
 	// partition share no hardware that carries state.
 	isolationHardware = "hardware"
-	// isolationProcess: MPS clients have address spaces of their own and a limit for
+	// isolationProcess: MPS clients of a GPU have address spaces of their own and a limit for
 	// multiprocessors, but one server: a fatal fault of one ends all.
 	isolationProcess = "process"
-	// isolationSoftware: limits that a library in the containers sets, for programs
-	// that load it.
+	// isolationSoftware: limits for programs that do not get around them. A library in the
+	// containers sets them, or MPS on a partition: EXCLUSIVE_PROCESS, which keeps programs
+	// from running beside the server, "is not supported when the GPU is in MIG mode" (MIG
+	// user guide).
 	isolationSoftware = "software"
 	// isolationNone: time-sliced clients share the memory, a fault of one affects the
 	// whole GPU until it is reset, and each waits for the full time slices of the
@@ -41,9 +43,9 @@ const (
 // a shared partition.
 func isolationOf(d Device) string {
 	switch {
-	case d.Kind == MPS:
+	case d.Kind == MPS && d.Partition == nil:
 		return isolationProcess
-	case d.Kind == TimeSlice && d.Share.Limited:
+	case d.Kind == MPS, d.Kind == TimeSlice && d.Share.Limited:
 		return isolationSoftware
 	case d.Kind == TimeSlice || d.Kind == Observer:
 		return isolationNone

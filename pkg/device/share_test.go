@@ -342,7 +342,7 @@ func TestShareAttributes(t *testing.T) {
 	terms := sharing(policy.PartitionShares{Profiles: []string{"1g.10gb"}, MPS: mpsOf(2), TimeSlice: timeSliceOf(2)})
 	want := map[string]string{
 		"whole": "gpu|GPU||hardware", "1g10gb-6": "mig||1g.10gb|hardware",
-		"mps": "mps|GPU||process", "1g10gb-6-mps": "mps||1g.10gb|process",
+		"mps": "mps|GPU||process", "1g10gb-6-mps": "mps||1g.10gb|software",
 		"timeslice": "timeslice|GPU||none", "1g10gb-6-timeslice": "timeslice||1g.10gb|none",
 	}
 	limited := maps.Clone(want)

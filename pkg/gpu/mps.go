@@ -26,3 +26,21 @@ func (g *GPU) MPSClients(cuda Version, profile *Profile) int {
 	}
 	return max(1, clients*profile.Resources.Multiprocessors/whole)
 }
+
+// clusterMultiprocessors is how many multiprocessors a texture processing cluster has
+// on GPUs from Volta on. MPS gives whole clusters.
+const clusterMultiprocessors = 2
+
+// MPSMultiprocessors returns how many of a device's multiprocessors a client of MPS can
+// use that has a percentage of them, from 1 to 100, where 0 is no limit. It is 0 if the
+// device's number is not known, which is 0, too.
+//
+// NVIDIA documents that the driver rounds down to what the hardware supports ("Volta MPS
+// Execution Resource Provisioning"). That these are whole clusters, and one at least, is
+// inferred: 25 % of 188 multiprocessors were 46.
+func MPSMultiprocessors(of, percentage int) int {
+	if percentage <= 0 || percentage >= 100 {
+		return of
+	}
+	return min(of, max(clusterMultiprocessors, of*percentage/100/clusterMultiprocessors*clusterMultiprocessors))
+}

@@ -40,3 +40,15 @@ func TestMPSClients(t *testing.T) {
 		})
 	}
 }
+
+func TestMPSMultiprocessors(t *testing.T) {
+	for _, test := range []struct{ of, percentage, want int }{
+		{188, 25, 46}, // seen on an RTX PRO 6000
+		{132, 25, 32}, {132, 10, 12}, {132, 50, 66}, {132, 99, 130}, {132, 100, 132}, {132, 0, 132},
+		{132, 1, 2}, {16, 50, 8}, {16, 33, 4}, {14, 10, 2}, {1, 50, 1}, {0, 25, 0},
+	} {
+		if got := MPSMultiprocessors(test.of, test.percentage); got != test.want {
+			t.Errorf("%d %% of %d: got %d, want %d", test.percentage, test.of, got, test.want)
+		}
+	}
+}

@@ -13,8 +13,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-
-	"golang.org/x/sys/unix"
 )
 
 // capabilityDriver is the name under which the kernel module registers the
@@ -28,18 +26,10 @@ const minorBits = 20
 var ErrNotCharDevice = errors.New("not a character device")
 
 // CharDevice returns the device number of a node, for example of
-// "/dev/nvidia0". The error wraps fs.ErrNotExist for a missing node and
-// ErrNotCharDevice for any other file.
+// "/dev/nvidia0". Its errors are those of Node.
 func (r Roots) CharDevice(path string) (major, minor int64, err error) {
-	full := filepath.Join(r.Complete().Dev, path)
-	var st unix.Stat_t
-	if err := unix.Stat(full, &st); err != nil {
-		return 0, 0, fmt.Errorf("device node %s: %w", full, err)
-	}
-	if st.Mode&unix.S_IFMT != unix.S_IFCHR {
-		return 0, 0, fmt.Errorf("device node %s: %w", full, ErrNotCharDevice)
-	}
-	return int64(unix.Major(st.Rdev)), int64(unix.Minor(st.Rdev)), nil
+	node, err := r.Node(path)
+	return node.Major, node.Minor, err
 }
 
 // GPUMinor returns N of /dev/nvidiaN for the GPU at a PCI address, which is

@@ -54,6 +54,10 @@ func TestComplete(t *testing.T) {
 			in:   Roots{Driver: "/a", Dev: "/b", Proc: "/c", Sys: "/d"},
 			want: Roots{Driver: "/a", Dev: "/b", Proc: "/c", Sys: "/d", HostDriver: "/a", HostDev: "/b"},
 		},
+		"automatic": {
+			in:   Roots{Driver: "/a", Dev: AutoDev},
+			want: Roots{Driver: "/a", Dev: AutoDev, Proc: "/proc", Sys: "/sys", HostDriver: "/a"},
+		},
 		"both views": {
 			in:   Roots{Driver: "/a", HostDriver: "/run/nvidia/driver", HostDev: "/"},
 			want: Roots{Driver: "/a", Dev: "/", Proc: "/proc", Sys: "/sys", HostDriver: "/run/nvidia/driver", HostDev: "/"},
@@ -116,7 +120,7 @@ func TestLibraryPath(t *testing.T) {
 func TestCharDevice(t *testing.T) {
 	root, roots := tree(t)
 	write(t, root, "dev/nvidia1", "")
-	if _, _, err := roots.CharDevice("/dev/nvidia0"); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "/dev/nvidia0") {
+	if _, _, err := roots.CharDevice("nvidia0"); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "/dev/nvidia0") {
 		t.Errorf("missing node: got %v", err)
 	}
 	if _, _, err := roots.CharDevice("/dev/nvidia1"); !errors.Is(err, ErrNotCharDevice) {

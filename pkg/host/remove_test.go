@@ -227,7 +227,7 @@ func TestClearFolder(t *testing.T) {
 // A bound on the number of files holds for folders, too.
 func TestMountTmpfsBounds(t *testing.T) {
 	path := filepath.Join(memoryFolder(t), "bounded")
-	if err := MountTmpfs(path, 1<<20); err != nil {
+	if err := MountTmpfs(path, 1<<20, ""); err != nil {
 		t.Fatal(err)
 	}
 	flags := func() int64 {

@@ -24,7 +24,7 @@ import (
 type Roots struct {
 	// Driver is the folder that holds usr/lib…, as seen by this process.
 	Driver string
-	// Dev is the folder that holds dev/nvidia0, as seen by this process.
+	// Dev is the folder that holds dev/nvidia0, as seen by this process, or AutoDev.
 	Dev string
 	// Proc is the procfs, it holds driver/nvidia and devices. Default "/proc".
 	Proc string
@@ -32,7 +32,8 @@ type Roots struct {
 	Sys string
 
 	// HostDriver and HostDev are Driver and Dev as the container runtime sees
-	// them. CDI specs name these. Default: the same as Driver and Dev.
+	// them. CDI specs name these. Default: the same as Driver and Dev. HostDev means
+	// nothing with AutoDev.
 	HostDriver string
 	HostDev    string
 }
@@ -50,7 +51,9 @@ func (r Roots) Complete() Roots {
 	set(&r.Proc, "/proc")
 	set(&r.Sys, "/sys")
 	set(&r.HostDriver, r.Driver)
-	set(&r.HostDev, r.Dev)
+	if r.Dev != AutoDev {
+		set(&r.HostDev, r.Dev)
+	}
 	return r
 }
 

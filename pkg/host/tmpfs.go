@@ -22,8 +22,9 @@ const tmpfsInodes = 1024
 const TmpfsFlags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC | unix.MS_NOSYMFOLLOW
 
 // MountTmpfs makes a folder, if there is none, and mounts a file system in memory on it
-// that holds the given number of bytes at most. One that is mounted already stays.
-func MountTmpfs(path string, bytes int64) error {
+// that holds the given number of bytes at most. One that is mounted already stays. label
+// is as for Tmpfs.
+func MountTmpfs(path string, bytes int64, label string) error {
 	if err := os.MkdirAll(path, 0o755); err != nil {
 		return err
 	}
@@ -32,7 +33,7 @@ func MountTmpfs(path string, bytes int64) error {
 		return err
 	}
 	options := fmt.Sprintf("size=%d,nr_inodes=%d,mode=0755", bytes, tmpfsInodes)
-	if err := unix.Mount("partage", path, "tmpfs", TmpfsFlags, options); err != nil {
+	if err := Tmpfs("partage", path, options, label); err != nil {
 		return fmt.Errorf("mount a tmpfs of %d bytes on %s: %w", bytes, path, err)
 	}
 	return nil

@@ -141,7 +141,7 @@ func TestEditsFail(t *testing.T) {
 		want string
 	}{
 		"no GPU":              {GPU{roots, "0000:99:00.0"}, missing, "0000:99:00.0"},
-		"no node":             {GPU{roots, "0000:43:00.0"}, missing, "dev/nvidia4"},
+		"no node":             {GPU{roots, "0000:43:00.0"}, missing, "device node nvidia4"},
 		"no GPU of partition": {Partition{roots, "0000:99:00.0", 7, 0}, missing, "0000:99:00.0"},
 		"no GPU instance":     {Partition{roots, address, 9, 0}, missing, "gi9"},
 		"no compute instance": {Partition{roots, address, 8, 0}, missing, "gi8/ci0"},

@@ -29,17 +29,17 @@ func (g GPU) Edits() (cdi.Edits, error) {
 	return cdi.Edits{Nodes: []cdi.Node{node}}, nil
 }
 
-func (g GPU) node() (node cdi.Node, gpuMinor int, err error) {
+func (g GPU) node() (found cdi.Node, gpuMinor int, err error) {
 	gpuMinor, err = g.Roots.GPUMinor(g.PCIAddress)
 	if err != nil {
 		return cdi.Node{}, 0, err
 	}
 	path := "/dev/nvidia" + strconv.Itoa(gpuMinor)
-	major, minor, err := g.Roots.CharDevice(path)
+	node, err := g.Roots.Node(path)
 	if err != nil {
 		return cdi.Node{}, 0, err
 	}
-	return newNode(g.Roots, path, major, minor), gpuMinor, nil
+	return newNode(node.Root, path, node.Major, node.Minor), gpuMinor, nil
 }
 
 // Partition adds the device node of a partition's GPU and the capability nodes of
@@ -99,10 +99,19 @@ func (m Monitor) Edits() (cdi.Edits, error) {
 	return cdi.Edits{Nodes: []cdi.Node{capabilityNode(m.Roots, major, minor)}}, nil
 }
 
+// capabilityNode returns a node of which nobody needs the file: nvidia-modprobe and the
+// container toolkit make it on the host, often not before somebody asks. The runtime makes
+// that of the container from its numbers. Where there is a file it is named, since a
+// runtime binds it in user namespaces.
 func capabilityNode(roots host.Roots, major, minor int64) cdi.Node {
-	return newNode(roots, "/dev/nvidia-caps/nvidia-cap"+strconv.FormatInt(minor, 10), major, minor)
+	path := "/dev/nvidia-caps/nvidia-cap" + strconv.FormatInt(minor, 10)
+	root := roots.DevRoot()
+	if node, err := roots.Node(path); err == nil {
+		root = node.Root
+	}
+	return newNode(root, path, major, minor)
 }
 
-func newNode(roots host.Roots, path string, major, minor int64) cdi.Node {
-	return cdi.Node{Path: path, HostPath: filepath.Join(roots.Complete().HostDev, path), Major: major, Minor: minor}
+func newNode(root host.DevRoot, path string, major, minor int64) cdi.Node {
+	return cdi.Node{Path: path, HostPath: filepath.Join(root.OnHost, path), Major: major, Minor: minor}
 }

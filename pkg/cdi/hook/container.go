@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"slices"
 )
 
 // More than this is not from a container runtime.
@@ -27,6 +28,13 @@ type container struct {
 		Env []string `json:"env"`
 	} `json:"process"`
 	Mounts []mount `json:"mounts"`
+	Linux  struct {
+		Namespaces []namespace `json:"namespaces"`
+	} `json:"linux"`
+}
+
+type namespace struct {
+	Type string `json:"type"`
 }
 
 type mount struct {
@@ -59,6 +67,12 @@ func readContainer(input io.Reader) (*container, error) {
 		return nil, fmt.Errorf("the container's configuration %s has no process", quote(path))
 	}
 	return &c, nil
+}
+
+// hasOwnUsers reports whether the container has a user namespace, as those of a pod with
+// hostUsers: false have.
+func (c *container) hasOwnUsers() bool {
+	return slices.Contains(c.Linux.Namespaces, namespace{Type: "user"})
 }
 
 // mountAt returns what the container has at a path: of several mounts the last one

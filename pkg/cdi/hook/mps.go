@@ -28,7 +28,8 @@ const (
 )
 
 // CheckMPSClient refuses a container that would not be held to the limits of its MPS
-// session. input is what the runtime writes to hooks; control is the path of the
+// session, and one with a user namespace: transcripts of real nodes show that MPS fails
+// there ("Mapping of buffer object failed"). input is what the runtime writes to hooks; control is the path of the
 // socket on the host that the container gets, which is below the session's folder.
 func CheckMPSClient(ctx context.Context, input io.Reader, control, session string) error {
 	c, err := readContainer(input)
@@ -37,6 +38,10 @@ func CheckMPSClient(ctx context.Context, input io.Reader, control, session strin
 	}
 	if err := CheckMarkers(c.Process.Env); err != nil {
 		return err
+	}
+	if c.hasOwnUsers() {
+		return fmt.Errorf("MPS session %s: this container has a user namespace (hostUsers: false in its pod), in which CUDA programs fail as "+
+			"clients of MPS: remove hostUsers from the pod, or claim a partition, a whole GPU or a time-slice share", session)
 	}
 	folder, name, err := splitControl(control, session)
 	if err != nil {

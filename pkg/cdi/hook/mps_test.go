@@ -228,6 +228,42 @@ func TestEarlierSupervisor(t *testing.T) {
 	}
 }
 
+// TestUserNamespace: MPS does not work in one, and that should not be found out by the
+// programs.
+func TestUserNamespace(t *testing.T) {
+	for name, test := range map[string]struct {
+		namespaces []map[string]string
+		refused    bool
+	}{
+		"of the pod": {[]map[string]string{{"type": "pid"}, {"type": "user", "path": "/proc/4711/ns/user"}}, true},
+		"its own":    {[]map[string]string{{"type": "user"}, {"type": "mount"}}, true},
+		"the host's": {[]map[string]string{{"type": "pid"}, {"type": "mount"}}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newSession(t).listen("unixpacket").record(nil)
+			dir := bundle(t, "PARTAGE_MPS_12ab34cd=gpu-0")
+			path := filepath.Join(dir, "config.json")
+			var config map[string]any
+			data, err := os.ReadFile(path)
+			if err == nil {
+				err = json.Unmarshal(data, &config)
+			}
+			config["linux"] = map[string]any{"namespaces": test.namespaces}
+			if data, err2 := json.Marshal(config); errors.Join(err, err2) == nil {
+				err = os.WriteFile(path, data, 0o600)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = CheckMPSClient(t.Context(), strings.NewReader(input(dir)), s.control, "gpu-0")
+			if (err != nil) != test.refused || err != nil && !strings.Contains(err.Error(), "hostUsers: false") {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
+
 func TestSocketElsewhere(t *testing.T) {
 	for _, control := range []string{"/run/partage/mps/gpu-1/pipe/client/control", "/gpu-0", "gpu-0/x"} {
 		err := CheckMPSClient(t.Context(), strings.NewReader(input(bundle(t))), control, "gpu-00")

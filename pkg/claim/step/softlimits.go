@@ -121,12 +121,17 @@ func (l SoftLimits) Sweep(ctx context.Context) error {
 const limitsBytes = 16 << 20
 
 // OSLimitFiles makes folders on this machine.
-type OSLimitFiles struct{}
+type OSLimitFiles struct {
+	// Context is the SELinux context of what it mounts, empty for none.
+	Context string
+}
 
 var _ LimitFiles = OSLimitFiles{}
 
 // Mount implements LimitFiles.
-func (OSLimitFiles) Mount(path string) error { return host.MountTmpfs(path, limitsBytes) }
+func (f OSLimitFiles) Mount(path string) error {
+	return host.MountTmpfs(path, limitsBytes, f.Context)
+}
 
 // MakeDir implements LimitFiles. The library writes as whatever user the container has.
 func (OSLimitFiles) MakeDir(path string) error {

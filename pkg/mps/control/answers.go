@@ -10,7 +10,10 @@ import (
 )
 
 // ParseMemory reads a memory limit as this package reads the daemon's answers, in bytes.
-func ParseMemory(answer string) (int64, error) { return parseMemory(answer) }
+func ParseMemory(answer string) (int64, error) {
+	a, err := parseMemory(answer)
+	return a.bytes, err
+}
 
 // ParsePercentage reads an active thread percentage, 0 to 100.
 func ParsePercentage(answer string) (float64, error) {

@@ -240,6 +240,9 @@ func (c Client) SetLimits(ctx context.Context, spec mps.Spec, servers ...int) er
 			}
 			return fmt.Errorf("the limits of %s are not in effect: %w%s", whose, err, Quote(strings.Join(lines, "\n")))
 		}
+		if text := got.rounded(spec); text != "" && i == 0 {
+			klog.FromContext(ctx).Info("The MPS daemon prints memory limits in a coarse unit. They are taken for set", "limits", text)
+		}
 	}
 	return nil
 }

@@ -31,8 +31,35 @@ func TestParseMemory(t *testing.T) {
 			}
 			continue
 		}
-		if err != nil || got != want {
+		if err != nil || got.bytes != want {
 			t.Errorf("%q: got %d, %v, want %d", answer, got, err, want)
+		}
+	}
+}
+
+// A limit is confirmed by what it is when rounded to the unit of the answer, and by
+// nothing else.
+func TestConfirm(t *testing.T) {
+	for _, test := range []struct {
+		answer string
+		want   int64 // MiB
+		ok     bool
+	}{
+		{"5G", 5120, true}, {"5120M", 5120, true}, {"5368709120", 5120, true}, {"5242880K", 5120, true},
+		{"1G", 1100, true}, {"2G", 1100, true}, {"1G", 2047, true}, {"2G", 2047, true}, // down or up
+		{"1.0G", 1100, true}, {"1.1G", 1100, true}, {"1.2G", 1100, false}, {"1.07G", 1100, true}, {"1.05G", 1100, false},
+		{"1G", 2048, false}, {"3G", 1100, false}, {"6G", 5120, false}, {"4G", 5120, false},
+		{"5119M", 5120, false}, {"5121M", 5120, false}, {"1024M", 1100, false}, {"5368709121", 5120, false},
+		{"1G", 900, true},
+		// What is 0 may be no limit at all.
+		{"0G", 900, false}, {"0M", 900, false}, {"-1G", 900, false}, {"99999999999T", 900, false},
+	} {
+		got, err := parseMemory(test.answer)
+		if err != nil {
+			t.Errorf("%q: %v", test.answer, err)
+		}
+		if got.confirms(test.want<<20) != test.ok {
+			t.Errorf("%q confirms %d MiB: %v", test.answer, test.want, !test.ok)
 		}
 	}
 }
@@ -53,11 +80,12 @@ func TestParseLimits(t *testing.T) {
 		parsed  bool
 		right   bool
 	}{
-		"right":       {[]string{"12.0", "5G", "100M"}, true, true},
-		"percent":     {[]string{"12.5", "5G", "100M"}, true, false},
-		"memory":      {[]string{"12.0", "5G", "101M"}, true, false},
-		"a refusal":   {[]string{"12.0", "5G", "Error: no"}, false, false},
-		"not numbers": {[]string{"all", "5G", "100M"}, false, false},
+		"right":                                {[]string{"12.0", "5G", "100M"}, true, true},
+		"percent":                              {[]string{"12.5", "5G", "100M"}, true, false},
+		"memory":                               {[]string{"12.0", "5G", "101M"}, true, false},
+		"a coarse unit that rounds to nothing": {[]string{"12.0", "5G", "0G"}, true, false},
+		"a refusal":                            {[]string{"12.0", "5G", "Error: no"}, false, false},
+		"not numbers":                          {[]string{"all", "5G", "100M"}, false, false},
 	} {
 		got, err := parseLimits(test.answers, spec)
 		if (err == nil) != test.parsed {

@@ -6,6 +6,7 @@ package control
 import (
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,19 +21,32 @@ const mebibyte = 1 << 20
 type Limits struct {
 	// percentage is 100 without a limit.
 	percentage float64
-	// memory is in bytes by device index. It has only the devices that the spec
-	// limits.
-	memory map[int]int64
+	// memory is by device index. It has only the devices that the spec limits.
+	memory map[int]amount
+}
+
+// amount is a memory limit in bytes.
+type amount struct {
+	bytes int64
+	// unit is what it was rounded to when the daemon printed it, in bytes: 1 GiB for
+	// "5G", 1 MiB for "5120M".
+	unit int64
+}
+
+// confirms reports whether a daemon that has the wanted limit can have printed this
+// one. It rounds to its unit, in whichever direction; 0 would mean that there is no limit.
+func (a amount) confirms(want int64) bool {
+	return a.bytes > 0 && a.bytes-want < a.unit && want-a.bytes < a.unit
 }
 
 func limitsOf(spec mps.Spec) Limits {
-	l := Limits{percentage: 100, memory: map[int]int64{}}
+	l := Limits{percentage: 100, memory: map[int]amount{}}
 	if spec.ThreadPercentage > 0 {
 		l.percentage = float64(spec.ThreadPercentage)
 	}
 	for i := range spec.Devices {
 		if limit := spec.MemoryMiB(i); limit > 0 {
-			l.memory[i] = limit * mebibyte
+			l.memory[i] = amount{bytes: limit * mebibyte, unit: mebibyte}
 		}
 	}
 	return l
@@ -41,19 +55,35 @@ func limitsOf(spec mps.Spec) Limits {
 // indexes returns the devices that have a memory limit, in order.
 func (l Limits) indexes() []int { return slices.Sorted(maps.Keys(l.memory)) }
 
-// Check returns an error that names the first limit that differs from the spec's.
+// Check returns an error that names the first limit that is not the spec's. A memory
+// limit that the daemon prints in a coarser unit is the spec's if that rounds to it: no
+// document says in which unit a limit is printed.
 func (l Limits) Check(spec mps.Spec) error {
 	want := limitsOf(spec)
 	if l.percentage != want.percentage {
 		return fmt.Errorf("active thread percentage is %g, want %g", l.percentage, want.percentage)
 	}
 	for _, i := range want.indexes() {
-		if l.memory[i] != want.memory[i] {
+		if !l.memory[i].confirms(want.memory[i].bytes) {
 			return fmt.Errorf("memory limit of device %d (%s) is %d MiB, want %d MiB",
-				i, spec.Devices[i], l.memory[i]/mebibyte, want.memory[i]/mebibyte)
+				i, spec.Devices[i], l.memory[i].bytes/mebibyte, want.memory[i].bytes/mebibyte)
 		}
 	}
 	return nil
+}
+
+// rounded describes the limits that the spec's round to, and are not. It is empty if
+// there are none.
+func (l Limits) rounded(spec mps.Spec) string {
+	var texts []string
+	want := limitsOf(spec)
+	for _, i := range want.indexes() {
+		if got := l.memory[i]; got.bytes != want.memory[i].bytes {
+			texts = append(texts, fmt.Sprintf("device %d (%s): %d MiB for %d MiB",
+				i, spec.Devices[i], got.bytes/mebibyte, want.memory[i].bytes/mebibyte))
+		}
+	}
+	return strings.Join(texts, ", ")
 }
 
 // scope returns what tells the limit commands for one server from those for future
@@ -81,14 +111,14 @@ func limitCommands(server int, l Limits) []string {
 	name, argument := scope(server)
 	commands := []string{fmt.Sprintf("set_%sactive_thread_percentage%s %g", name, argument, l.percentage)}
 	for _, i := range l.indexes() {
-		commands = append(commands, fmt.Sprintf("set_%sdevice_pinned_mem_limit%s %d %dM", name, argument, i, l.memory[i]/mebibyte))
+		commands = append(commands, fmt.Sprintf("set_%sdevice_pinned_mem_limit%s %d %dM", name, argument, i, l.memory[i].bytes/mebibyte))
 	}
 	return commands
 }
 
 // parseLimits reads the answers to limitQueries.
 func parseLimits(answers []string, spec mps.Spec) (Limits, error) {
-	l := Limits{memory: map[int]int64{}}
+	l := Limits{memory: map[int]amount{}}
 	var err error
 	if l.percentage, err = ParsePercentage(answers[0]); err != nil {
 		return Limits{}, fmt.Errorf("active thread percentage: %w", err)
@@ -103,14 +133,19 @@ func parseLimits(answers []string, spec mps.Spec) (Limits, error) {
 
 // parseMemory reads a memory limit: a number with G or M, as drivers print it, with
 // another unit, or in bytes.
-func parseMemory(answer string) (int64, error) {
+func parseMemory(answer string) (amount, error) {
 	word, _, _ := strings.Cut(strings.TrimSpace(answer), " ")
 	digits := strings.TrimRightFunc(word, unicode.IsLetter)
 	name := strings.TrimSuffix(strings.TrimSuffix(strings.ToUpper(word[len(digits):]), "B"), "I")
-	unit, ok := map[string]int64{"": 1, "K": 1 << 10, "M": mebibyte, "G": 1 << 30, "T": 1 << 40}[name]
+	unit, ok := map[string]float64{"": 1, "K": 1 << 10, "M": mebibyte, "G": 1 << 30, "T": 1 << 40}[name]
 	number, err := strconv.ParseFloat(digits, 64)
 	if err != nil || !ok {
-		return 0, fmt.Errorf("want a size such as 512M%s", Quote(answer))
+		return amount{}, fmt.Errorf("want a size such as 512M%s", Quote(answer))
 	}
-	return int64(number * float64(unit)), nil
+	a := amount{bytes: int64(number * unit)}
+	if _, decimals, ok := strings.Cut(digits, "."); ok {
+		unit /= math.Pow10(len(decimals))
+	}
+	a.unit = max(1, int64(unit))
+	return a, nil
 }

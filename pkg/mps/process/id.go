@@ -39,6 +39,25 @@ func Parent(pid int) (int, error) {
 	return st.parent, err
 }
 
+// Children returns the PIDs of a process's children that run.
+func Children(pid int) ([]int, error) {
+	entries, err := os.ReadDir(procRoot)
+	if err != nil {
+		return nil, fmt.Errorf("look for the children of PID %d: %w", pid, err)
+	}
+	var children []int
+	for _, entry := range entries {
+		child, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			continue
+		}
+		if st, err := readStat(child); err == nil && st.parent == pid && !st.ended() {
+			children = append(children, child)
+		}
+	}
+	return children, nil
+}
+
 // PIDs returns the PID of each ID.
 func PIDs(ids []ID) []int {
 	pids := make([]int, len(ids))

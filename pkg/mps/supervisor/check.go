@@ -7,11 +7,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"k8s.io/klog/v2"
+	"os"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
-
-	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/mps/control"
@@ -160,27 +162,29 @@ func (r *repairer) enforceLimits(ctx context.Context, client control.Client, ser
 // are those that run now.
 func (r *repairer) recordServerEnds(ctx context.Context, servers []control.Server) {
 	d := r.daemon
-	var ended []string
-	clean := true
-	left := slices.DeleteFunc(slices.Clone(d.record.Servers), func(known process.ID) bool {
-		runs := slices.Contains(control.PIDs(servers), known.PID)
-		if now, err := process.Identify(known.PID); err == nil && now != known {
-			runs = false // another server reuses the PID
+	var ended, left []process.ID
+	for _, known := range d.record.Servers {
+		if runs(known, servers) {
+			left = append(left, known)
+		} else {
+			ended = append(ended, known)
 		}
-		if !runs {
-			ended = append(ended, known.String())
-			clean = clean && d.folder.logs().exitedCleanly(known.PID)
-			known.Reap()
-		}
-		return !runs
-	})
+	}
 	if len(ended) == 0 {
 		return
 	}
-	if clean && len(servers) > 0 && r.servesAnotherUser(servers[0].PID) {
-		klog.FromContext(ctx).Info("MPS replaced a server by one for another user", "ended", strings.Join(ended, ", "), "pid", servers[0].PID)
+	replaced := r.mayBeReplaced(servers)
+	if replaced && servers[0].State != control.StateActive {
+		return // it may still run as root, and is looked at again
+	}
+	for _, id := range ended {
+		id.Reap()
+	}
+	text := fmt.Sprintf("the server (%s) ended", joinIDs(ended))
+	if replaced && r.servesAnotherUser(servers[0].PID) {
+		klog.FromContext(ctx).Info("MPS replaced a server by one for another user", "reason", text, "pid", servers[0].PID)
 	} else {
-		d.recordLoss(ctx, fmt.Sprintf("the server (%s) ended", strings.Join(ended, ", ")))
+		d.recordLoss(ctx, text)
 		r.backoff.ended(d.readySince)
 	}
 	d.record.Servers = left
@@ -189,12 +193,51 @@ func (r *repairer) recordServerEnds(ctx context.Context, servers []control.Serve
 	}
 }
 
-// servesAnotherUser reports whether a server serves another user than the last one
-// did. MPS replaces a server for that reason only when it has no clients any more.
-func (r *repairer) servesAnotherUser(server int) bool {
+// runs reports whether a known server is among those that run now.
+func runs(known process.ID, servers []control.Server) bool {
+	if now, err := process.Identify(known.PID); err == nil && now != known {
+		return false // another server reuses the PID
+	}
+	return slices.Contains(control.PIDs(servers), known.PID)
+}
+
+func joinIDs(ids []process.ID) string {
+	texts := make([]string, len(ids))
+	for i, id := range ids {
+		texts[i] = id.String()
+	}
+	return strings.Join(texts, ", ")
+}
+
+// mayBeReplaced reports whether MPS may have ended a server for the sake of a client of
+// another user: it does so when the last client has gone. A server that had clients at the
+// last look counts as lost, although they may have gone since: only the daemon's log says
+// how it ended, and clients can write to that.
+func (r *repairer) mayBeReplaced(servers []control.Server) bool {
 	d := r.daemon
-	last, now := d.record.ServerUser, d.folder.logs().serverUser(server)
-	return !d.record.Spec.MultiUser && last != "" && now != "" && last != now
+	return !d.record.Spec.MultiUser && len(servers) > 0 && len(d.status.get().Clients) == 0
+}
+
+// servesAnotherUser reports whether a server serves another user than the last one
+// did.
+func (r *repairer) servesAnotherUser(server int) bool {
+	last, now := r.daemon.record.ServerUser, userOf(server)
+	return last != "" && now != "" && last != now
+}
+
+// userOf returns the user as whom a server runs, which is that of its clients unless it
+// serves several. It is empty if the server has ended.
+func userOf(server int) string {
+	// The folder's owner would be root for a server that has given up its rights.
+	data, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(server), "status"))
+	if err != nil {
+		return ""
+	}
+	_, users, _ := strings.Cut(string(data), "\nUid:")
+	if fields := strings.Fields(users); len(fields) > 0 {
+		return fields[0]
+	}
+	return ""
 }
 
 // handleSilence handles a daemon that does not answer. Its servers may be fine

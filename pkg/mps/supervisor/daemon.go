@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/partage-dev/partage/pkg/logchange"
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/mps/control"
 	"github.com/partage-dev/partage/pkg/mps/process"
@@ -21,8 +22,10 @@ import (
 type daemon struct {
 	options Options
 	memory  *memory
-	folder  folder
-	record  record
+	// fewFiles is the same for all sessions of a node.
+	fewFiles *logchange.Problem
+	folder   folder
+	record   record
 
 	// process is the one of record.Daemon, unless it is known to have ended.
 	process *process.Process
@@ -33,6 +36,8 @@ type daemon struct {
 	unwatched <-chan struct{}
 	// dialed is the daemon that was found to listen on the sockets of the record.
 	dialed process.ID
+	// warning is what is wrong with a daemon and servers that run all the same.
+	warning string
 	// readySince is when clients could connect again the last time.
 	readySince time.Time
 
@@ -126,6 +131,16 @@ func (d *daemon) changeLimits(ctx context.Context, spec mps.Spec) error {
 	return nil
 }
 
+// noteOpenFiles makes it known if the daemon or its servers may open too few files.
+func (d *daemon) noteOpenFiles(ctx context.Context) {
+	d.warning = ""
+	err := checkOpenFiles(append(process.PIDs(d.record.Servers), d.record.Daemon.PID))
+	if err != nil {
+		d.warning = err.Error()
+	}
+	d.fewFiles.Log(ctx, err, "MPS may run out of files", "MPS may open enough files again")
+}
+
 // recordLoss counts a loss, if clients could lose anything. The caller saves the
 // record.
 func (d *daemon) recordLoss(ctx context.Context, text string) {
@@ -141,6 +156,9 @@ func (d *daemon) publish(phase mps.Phase, message string) {
 
 func (d *daemon) publishClients(phase mps.Phase, message string, clients []int) {
 	r := &d.record
+	if phase == mps.Running && message == "" {
+		message = d.warning
+	}
 	status := mps.Status{
 		Spec: r.Spec.Clone(), Phase: phase, Message: message,
 		Losses: r.Losses, LastLoss: r.LastLoss, LastLossTime: r.LastLossTime,

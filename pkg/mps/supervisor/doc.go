@@ -36,8 +36,8 @@
 // no server to read limits back from. It runs as root. That does not exclude anyone:
 // with MultiUser it serves all users, and without MultiUser MPS ends a server that
 // has no clients as soon as a client of another user comes, and starts one for that
-// user. Such a replacement is not a loss, since it waits for the last client, unless
-// the daemon's log says that the server did not exit cleanly.
+// user. Such a replacement is not a loss, since it waits for the last client; with
+// clients at the last look it counts as one, since only the log would tell.
 //
 // # What survives what
 //

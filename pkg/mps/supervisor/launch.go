@@ -26,8 +26,9 @@ const self = "/proc/self/exe"
 type launch struct {
 	// shm is mounted at /dev/shm, unless it is empty.
 	shm string
-	// root is changed to, unless it is empty; session is then mounted at its /tmp.
-	root, session string
+	// root is changed to, unless it is empty; session is then mounted at its /tmp, and dev
+	// at its /dev, unless that is empty.
+	root, session, dev string
 }
 
 // Launch replaces this process by a program of the driver that has its own view of
@@ -42,6 +43,7 @@ func Launch(args []string) error {
 	flags.StringVar(&l.shm, "shm", "", "")
 	flags.StringVar(&l.root, "root", "", "")
 	flags.StringVar(&l.session, "session", "", "")
+	flags.StringVar(&l.dev, "dev", "", "")
 	if err := flags.Parse(args); err != nil {
 		return fmt.Errorf("%s: %w", LaunchCommand, err)
 	}
@@ -49,6 +51,12 @@ func Launch(args []string) error {
 		return fmt.Errorf("%s: want a program; only the supervisor uses this", LaunchCommand)
 	}
 	runtime.LockOSThread()
+	if l.shm != "" { // a daemon, whose servers inherit it
+		// The supervisor looks at what came of it. This is for those who read the daemon's log.
+		if err := allowOpenFiles(); err != nil {
+			_, _ = fmt.Fprintln(os.Stderr, err)
+		}
+	}
 	if err := l.enter(); err != nil {
 		return fmt.Errorf("prepare the file system for %s: %w", flags.Arg(0), err)
 	}
@@ -58,7 +66,7 @@ func Launch(args []string) error {
 // arguments returns the arguments of this program that make it run another one:
 // the inverse of what Launch parses.
 func (l launch) arguments(program string, args ...string) []string {
-	all := []string{LaunchCommand, "-shm", l.shm, "-root", l.root, "-session", l.session, "--", program}
+	all := []string{LaunchCommand, "-shm", l.shm, "-root", l.root, "-session", l.session, "-dev", l.dev, "--", program}
 	return append(all, args...)
 }
 
@@ -70,6 +78,11 @@ func (l launch) enter() error {
 	// too: otherwise its file system stays busy for as long as the daemon runs.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
 		return fmt.Errorf("separate the mount namespace: %w", err)
+	}
+	if l.dev != "" {
+		if err := bind(l.dev, filepath.Join("/", l.root, "dev")); err != nil {
+			return err
+		}
 	}
 	if l.shm != "" {
 		if err := bind(l.shm, filepath.Join("/", l.root, "dev/shm")); err != nil {

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps"
 )
 
@@ -61,6 +62,55 @@ func (w *world) enterable() {
 			w.Fatal(err)
 		}
 	}
+}
+
+// nodesElsewhere moves the device nodes out of the driver root, and returns the root that
+// has them then.
+func (w *world) nodesElsewhere() string {
+	w.Helper()
+	elsewhere, dev := filepath.Join(filepath.Dir(w.root), "host"), filepath.Join(w.root, "dev")
+	if err := errors.Join(os.Mkdir(elsewhere, 0o755), os.Rename(dev, filepath.Join(elsewhere, "dev")), os.Mkdir(dev, 0o755)); err != nil {
+		w.Fatal(err)
+	}
+	return elsewhere
+}
+
+// TestNodesElsewhere: a daemon gets the device nodes of the host where its root has none.
+func TestNodesElsewhere(t *testing.T) {
+	w := newWorld(t)
+	w.enterable()
+	w.options.Roots.Dev = w.nodesElsewhere()
+	s := w.supervisor()
+	if _, err := s.Ensure(t.Context(), one); err != nil {
+		t.Fatal(err)
+	}
+	root := filepath.Join("/proc", strconv.Itoa(daemonOf(t, s, one.ID)), "root")
+	for _, node := range host.RequiredNodes() {
+		if _, err := os.Stat(filepath.Join(root, node)); err != nil {
+			t.Errorf("the daemon has no %s: %v", node, err)
+		}
+	}
+	if entries, err := os.ReadDir(filepath.Join(w.root, "dev")); err != nil || len(entries) > 0 {
+		t.Errorf("the root itself has %v, %v", entries, err)
+	}
+	if err := s.Stop(t.Context(), one.ID); err != nil {
+		t.Error(err)
+	}
+	w.nothingLeft(one.ID)
+}
+
+// TestNoNodes: a daemon that could have no server is not started.
+func TestNoNodes(t *testing.T) {
+	if _, err := (host.Roots{}).Node("/dev/nvidia-uvm"); err == nil {
+		t.Skip("this machine has the nodes itself")
+	}
+	w := newWorld(t)
+	w.nodesElsewhere()
+	_, err := w.supervisor().Ensure(t.Context(), one)
+	if want := "the device node nvidiactl is neither in " + w.root + "/dev nor in /dev on this node"; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("got %v, want %q", err, want)
+	}
+	w.nothingLeft(one.ID)
 }
 
 func TestOwnRoot(t *testing.T) {

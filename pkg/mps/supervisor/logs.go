@@ -10,8 +10,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -20,18 +20,14 @@ import (
 	"github.com/partage-dev/partage/pkg/logchange"
 )
 
-// logs is the folder of a session's logs.
+// logs is the folder of a session's logs. They are for people: what clients do ends up in
+// them, so nothing is decided by what they say.
 type logs string
 
 // daemonLog is what launcher and daemon print; the daemon writes the other logs.
 const daemonLog = "daemon.log"
 
-var (
-	logNames = []string{daemonLog, "control.log", "server.log"}
-	// serverLogs are the logs in which a daemon reports on its servers. In the
-	// foreground it may print the same.
-	serverLogs = []string{daemonLog, "control.log"}
-)
+var logNames = []string{daemonLog, "control.log", "server.log"}
 
 const (
 	// maxLog bounds each log. A daemon writes a line for every command that it gets,
@@ -43,6 +39,8 @@ const (
 	oldLog = ".old"
 	// tailLines is how many lines of each log become part of an error.
 	tailLines = 8
+	// tailBytes is how much of a log is searched for them.
+	tailBytes = 32 << 10
 )
 
 func (l logs) path(name string) string { return filepath.Join(string(l), name) }
@@ -152,15 +150,18 @@ func (s *Supervisor) boundLogs(ctx context.Context) {
 	}
 }
 
+// ownQuery matches the lines that a daemon logs for each question of the supervisor.
+var ownQuery = regexp.MustCompile(`(Accepting connection\.\.\.|NEW UI|UI closed|Cmd:get_.*)\s*$`)
+
 // tail returns the last lines of all logs, for errors.
 func (l logs) tail() string {
 	var parts []string
 	for _, name := range logNames {
-		data, err := readEnd(l.path(name), 4096)
+		data, err := readEnd(l.path(name), tailBytes)
 		if err != nil {
 			continue // not written yet
 		}
-		lines := strings.Split(strings.TrimSpace(string(data)), "\n")
+		lines := slices.DeleteFunc(strings.Split(strings.TrimSpace(string(data)), "\n"), ownQuery.MatchString)
 		lines = lines[max(0, len(lines)-tailLines):]
 		if text := strings.Join(lines, " | "); text != "" {
 			parts = append(parts, name+": "+text)
@@ -172,92 +173,16 @@ func (l logs) tail() string {
 	return strings.Join(parts, "; ")
 }
 
-// serverUser returns the user whom a server serves: the one that the daemon logged
-// when it started the server, or else the one as whom it runs. It is empty if
-// neither is known.
-func (l logs) serverUser(server int) string {
-	for _, name := range serverLogs {
-		data, err := readEnd(l.path(name), keptLog)
-		if err != nil {
-			continue
-		}
-		text, start := string(data), fmt.Sprintf("Starting new server %d for user ", server)
-		if i := strings.LastIndex(text, start); i >= 0 {
-			user, _, _ := strings.Cut(text[i+len(start):], "\n")
-			if user != "" {
-				return strings.TrimSpace(user)
-			}
-		}
-	}
-	var st unix.Stat_t
-	if err := unix.Stat(filepath.Join("/proc", strconv.Itoa(server)), &st); err != nil {
-		return ""
-	}
-	return strconv.FormatUint(uint64(st.Uid), 10)
-}
-
-// exitedCleanly reports whether a server exited with status 0. It is true unless a
-// log says otherwise.
-func (l logs) exitedCleanly(server int) bool {
-	clean := true
-	for _, name := range serverLogs {
-		data, err := readEnd(l.path(name), keptLog)
-		if err != nil {
-			continue
-		}
-		for line := range strings.Lines(string(data)) {
-			_, how, _ := strings.Cut(line, fmt.Sprintf("Server %d ", server))
-			if strings.HasPrefix(how, "exited") || strings.HasPrefix(how, "ended") {
-				clean = strings.HasPrefix(how, "exited with status 0")
-			}
-		}
-	}
-	return clean
-}
-
-// logSizes are the sizes of serverLogs at some time, by name.
-type logSizes map[string]int64
-
-func (l logs) sizes() logSizes {
-	sizes := logSizes{}
-	for _, name := range serverLogs {
-		if info, err := os.Stat(l.path(name)); err == nil {
-			sizes[name] = info.Size()
-		}
-	}
-	return sizes
-}
-
-// serverFailure returns a line logged since then in which the daemon says that a
-// server failed. It only makes a failure known sooner.
-func (l logs) serverFailure(since logSizes) string {
-	for _, name := range serverLogs {
-		data, err := readFrom(l.path(name), since[name])
-		if err != nil {
-			continue
-		}
-		for line := range strings.Lines(string(data)) {
-			if strings.Contains(line, "exited with status ") && !strings.Contains(line, "exited with status 0") {
-				return strings.TrimSpace(line)
-			}
-		}
-	}
-	return ""
-}
-
+// readEnd returns the last bytes of a file.
 func readEnd(path string, most int64) ([]byte, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return nil, err
-	}
-	return readFrom(path, max(0, info.Size()-most))
-}
-
-func readFrom(path string, offset int64) ([]byte, error) {
 	file, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = file.Close() }()
-	return io.ReadAll(io.NewSectionReader(file, offset, maxLog))
+	info, err := file.Stat()
+	if err != nil {
+		return nil, err
+	}
+	return io.ReadAll(io.NewSectionReader(file, max(0, info.Size()-most), most))
 }

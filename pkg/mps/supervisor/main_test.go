@@ -44,6 +44,8 @@ func TestMain(m *testing.M) {
 		os.Exit(exitCode(Launch(os.Args[2:])))
 	case len(os.Args) > 1 && os.Args[1] == containerCommand:
 		os.Exit(exitCode(runContainer(os.Args[2], os.Args[3])))
+	case len(os.Args) > 1 && os.Args[1] == fewFilesCommand:
+		os.Exit(exitCode(superviseWithFewFiles(os.Args[2], os.Args[3], os.Args[4], os.Args[5:])))
 	case len(os.Args) > 1 && os.Args[1] == superviseCommand:
 		os.Exit(exitCode(supervise(os.Args[2], os.Args[3])))
 	default:

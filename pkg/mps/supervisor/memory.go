@@ -20,9 +20,6 @@ import (
 )
 
 const (
-	// memoryShare is the part of the node's memory that the tmpfs of all sessions
-	// may take together: 1/2, what Linux gives a single tmpfs by default.
-	memoryShare = 2
 	// maxPartitions is how many partitions a GPU can have, and so how many sessions.
 	maxPartitions = 7
 	// unknownGPUs stands for the number of GPUs where the driver does not list them.
@@ -60,6 +57,10 @@ func fixedCost() int64 { return cost(pipeSize) + cost(logSize) }
 type memory struct {
 	// dir has the sessions' folders, proc is the procfs.
 	dir, proc string
+	// percent of the node's memory is what the tmpfs of all sessions may take together.
+	percent int
+	// label is the SELinux context of what is mounted, empty for none.
+	label string
 	// mu is held from the look at what is mounted until something new is mounted.
 	mu sync.Mutex
 }
@@ -84,9 +85,9 @@ func (m *memory) mount(f folder, spec mps.Spec) error {
 	shmSize := m.shmSize(spec, limit)
 	if need := cost(shmSize) + fixedCost(); taken+need > limit {
 		return fmt.Errorf("session %s: its tmpfs of %d MiB does not fit: those of other sessions have %d MiB, and all together may have %d MiB, "+
-			"which is 1/%d of the node's memory", f.id(), need/mebibyte, taken/mebibyte, limit/mebibyte, memoryShare)
+			"which is %d %% of the node's memory", f.id(), need/mebibyte, taken/mebibyte, limit/mebibyte, m.percent)
 	}
-	return f.mount(shmSize)
+	return f.mount(shmSize, m.label)
 }
 
 // shrink gives a session that an earlier version started its share and no more, of
@@ -128,7 +129,7 @@ func (m *memory) limit() (int64, error) {
 		if err != nil {
 			return 0, fmt.Errorf("read the node's memory from %s: %w", path, err)
 		}
-		return total << 10 / memoryShare, nil
+		return total << 10 * int64(m.percent) / 100, nil
 	}
 	if err := lines.Err(); err != nil {
 		return 0, fmt.Errorf("read the node's memory: %w", err)

@@ -48,13 +48,14 @@ func size(t *testing.T, path string) int64 {
 // What containers write to the tmpfs of all sessions is the node's memory.
 func TestMemoryOfAllSessions(t *testing.T) {
 	const partition = "MIG-11111111-2222-3333-4444-555555555555"
-	for gpus := range 17 {
+	for i := range 2 * 17 {
+		gpus, percent := i/2, 25<<(i%2)
 		w := &world{T: t, dir: filepath.Join(t.TempDir(), "d")}
 		w.node(64<<30, gpus)
-		m := &memory{proc: w.options.Roots.Proc}
+		m := &memory{proc: w.options.Roots.Proc, percent: percent}
 		limit, err := m.limit()
-		if err != nil || limit != 32<<30 {
-			t.Fatalf("limit %d, %v", limit, err)
+		if err != nil || limit != int64(percent)<<30*64/100 {
+			t.Fatalf("limit %d with %d percent, %v", limit, percent, err)
 		}
 		session := func(devices ...string) int64 {
 			return cost(m.shmSize(mps.Spec{Devices: devices}, limit)) + fixedCost()
@@ -114,7 +115,7 @@ func TestMemoryIsTaken(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = s.Ensure(t.Context(), mps.Spec{ID: "b", Devices: []string{gpuB}})
-	for _, want := range []string{"session b", "256 MiB", strconv.Itoa(512/2) + " MiB"} {
+	for _, want := range []string{"session b", "256 MiB", "may have " + strconv.Itoa(512/2) + " MiB, which is 50 % of the node's memory"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %q in it", err, want)
 		}

@@ -37,14 +37,15 @@ func (f folder) mounts() []mount {
 	}
 }
 
-// mount mounts what is not mounted: running containers may have the rest.
-func (f folder) mount(shmSize int64) error {
+// mount mounts what is not mounted: running containers may have the rest. label is
+// the SELinux context of that, empty for none.
+func (f folder) mount(shmSize int64, label string) error {
 	for _, m := range f.mounts() {
 		mounted, err := m.mounted()
 		if err == nil && !mounted {
 			size := cmp.Or(m.bytes, shmSize)
 			options := fmt.Sprintf("mode=%s,size=%d,nr_inodes=%d", m.mode, size, maxFiles(size))
-			err = unix.Mount("partage-mps-"+f.id(), m.path, "tmpfs", host.TmpfsFlags, options)
+			err = host.Tmpfs("partage-mps-"+f.id(), m.path, options, label)
 		}
 		if err != nil {
 			return fmt.Errorf("mount a tmpfs of session %s at %s: %w", f.id(), m.path, err)

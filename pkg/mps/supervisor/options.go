@@ -37,12 +37,18 @@ type Options struct {
 	// ExtraContainerFiles are names of files in the daemon's pipe folder that containers
 	// get beside its socket for programs.
 	ExtraContainerFiles []string
+	// MemoryPercent is how much of the node's memory what all sessions mount may take
+	// together. Default 50, what Linux gives a single tmpfs.
+	MemoryPercent int
+	// SELinuxContext is that of what sessions mount, a setting for host.Roots.FileContext.
+	SELinuxContext string
 	// FirstPause follows the second failed start in a row, and doubles up to
 	// LongestPause.
 	FirstPause, LongestPause time.Duration
 }
 
 func (o Options) withDefaults() Options {
+	o.MemoryPercent = cmp.Or(o.MemoryPercent, 50)
 	o.CheckInterval = cmp.Or(o.CheckInterval, 2*time.Second)
 	o.LeftoverInterval = cmp.Or(o.LeftoverInterval, time.Minute)
 	o.StartLimit = cmp.Or(o.StartLimit, time.Minute)

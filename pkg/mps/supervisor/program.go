@@ -6,10 +6,14 @@ package supervisor
 import (
 	"context"
 	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
+
+	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps"
@@ -27,6 +31,8 @@ type controlProgram struct {
 	host.Program
 
 	folder folder
+	// dev is the folder that the program has instead of the /dev of its root, or empty.
+	dev string
 }
 
 func newControlProgram(roots host.Roots, f folder) (controlProgram, error) {
@@ -34,7 +40,39 @@ func newControlProgram(roots host.Roots, f folder) (controlProgram, error) {
 	if err != nil {
 		return controlProgram{}, fmt.Errorf("find MPS of this node's driver: %w", err)
 	}
-	return controlProgram{Program: program, folder: f}, nil
+	return controlProgram{Program: program, folder: f, dev: otherDev(program, roots.DevRoot())}, nil
+}
+
+// otherDev returns the folder of device nodes for a program with a root of its own that
+// does not have them. Those of driver containers have.
+func otherDev(program host.Program, dev host.DevRoot) string {
+	if program.Root == "" || filepath.Clean(dev.Path) == filepath.Clean(program.Root) || isSame(dev.Path, program.Root) {
+		return ""
+	}
+	return filepath.Join(dev.Path, "dev")
+}
+
+// isSame reports whether two roots have the same /dev: that of the host is also below a
+// driver root that is the host's.
+func isSame(one, other string) bool {
+	a, err := os.Stat(filepath.Join(one, "dev"))
+	if err != nil {
+		return false
+	}
+	b, err := os.Stat(filepath.Join(other, "dev"))
+	return err == nil && os.SameFile(a, b)
+}
+
+// checkNodes fails unless there are the device nodes that a server needs, whatever its
+// GPU: it would only say that there is no GPU.
+func checkNodes(ctx context.Context, roots host.Roots) error {
+	for _, path := range host.RequiredNodes() {
+		if _, err := roots.Node(path); err != nil {
+			return fmt.Errorf("no MPS server can start: %w", err)
+		}
+	}
+	klog.FromContext(ctx).V(4).Info("The MPS server gets its device nodes from here", "folder", roots.DevRoot().Folder())
+	return nil
 }
 
 func (p controlProgram) env() []string {
@@ -51,7 +89,7 @@ func (p controlProgram) daemon(spec mps.Spec) *exec.Cmd {
 	if spec.MultiUser {
 		args = append(args, "-multiuser-server")
 	}
-	l := launch{shm: p.folder.shm(), root: p.Root, session: string(p.folder)}
+	l := launch{shm: p.folder.shm(), root: p.Root, session: string(p.folder), dev: p.dev}
 	// No context ends the daemon: it outlives the call that starts it.
 	cmd := exec.Command(self, l.arguments(p.Path, args...)...) //nolint:noctx // as said
 	cmd.Dir = "/"

@@ -34,6 +34,12 @@ type other struct {
 
 func (w *world) other() *other {
 	w.Helper()
+	return w.otherBy(superviseCommand)
+}
+
+// otherBy starts one by a command of this program.
+func (w *world) otherBy(command ...string) *other {
+	w.Helper()
 	// What it leaves behind becomes a child of this process, as of a node's init.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		w.Fatal(err)
@@ -42,7 +48,7 @@ func (w *world) other() *other {
 	if err != nil {
 		w.Fatal(err)
 	}
-	o := &other{cmd: exec.Command(self, superviseCommand, w.dir, w.root)}
+	o := &other{cmd: exec.Command(self, append(command, w.dir, w.root)...)}
 	o.cmd.Stderr = os.Stderr
 	if o.Client, err = mps.NewClient(filepath.Join(w.dir, mps.SocketName)); err != nil {
 		w.Fatal(err)
@@ -201,14 +207,14 @@ func TestLeftovers(t *testing.T) {
 		"an empty folder": func(*world, folder) error { return nil },
 		"folders, a mount on a mount, a broken record": func(_ *world, f folder) error {
 			mount := func() error { return unix.Mount("t", f.shm(), "tmpfs", 0, "") }
-			return errors.Join(makeFolder(f), f.mount(mebibyte), mount(), os.WriteFile(f.record(), []byte("{"), 0o600))
+			return errors.Join(makeFolder(f), f.mount(mebibyte, ""), mount(), os.WriteFile(f.record(), []byte("{"), 0o600))
 		},
 		"never ran, with a daemon that is not in the record": func(w *world, f folder) error {
 			v, err := newControlProgram(w.options.Roots, f)
 			if err != nil {
 				return err
 			}
-			if err := errors.Join(makeFolder(f), f.mount(mebibyte), f.save(record{BootID: bootID, Spec: one})); err != nil {
+			if err := errors.Join(makeFolder(f), f.mount(mebibyte, ""), f.save(record{BootID: bootID, Spec: one})); err != nil {
 				return err
 			}
 			_, err = process.Start(v.daemon(one))
@@ -220,7 +226,7 @@ func TestLeftovers(t *testing.T) {
 			return errors.Join(err, makeFolder(f), f.save(record{BootID: "another", Spec: one, Started: true, Serving: true, Daemon: &self}))
 		},
 		"in the middle of Stop": func(_ *world, f folder) error {
-			return errors.Join(makeFolder(f), f.mount(mebibyte), f.save(record{BootID: bootID, Spec: one, Started: true, Removing: true}))
+			return errors.Join(makeFolder(f), f.mount(mebibyte, ""), f.save(record{BootID: bootID, Spec: one, Started: true, Removing: true}))
 		},
 		"of something newer": func(_ *world, f folder) error {
 			return errors.Join(makeFolder(f), os.WriteFile(f.record(), []byte(`{"apiVersion": "mps.partage.dev/v9"}`), 0o600))
@@ -275,7 +281,7 @@ func TestUnreadableRecord(t *testing.T) {
 func TestEnsureAfterCrash(t *testing.T) {
 	w := newWorld(t)
 	f := w.folder(one.ID)
-	if err := errors.Join(makeFolder(f), f.mount(mebibyte)); err != nil {
+	if err := errors.Join(makeFolder(f), f.mount(mebibyte, "")); err != nil {
 		t.Fatal(err)
 	}
 	s := w.supervisor()

@@ -40,6 +40,9 @@ func (d *daemon) startDaemon(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := checkNodes(ctx, d.options.Roots); err != nil {
+		return err
+	}
 	fresh, err := d.folder.make()
 	if err != nil {
 		return err
@@ -128,12 +131,11 @@ func (d *daemon) startServer(ctx context.Context, client control.Client) error {
 	if err := d.folder.publish(d.options.containerFiles()); err != nil {
 		return err
 	}
-	logged := d.folder.logs().sizes()
 	answer, err := client.WithLimit(d.options.StartLimit).StartServer(ctx)
 	if err != nil {
 		return fmt.Errorf("start the server: %w", err)
 	}
-	pids, err := d.awaitServer(ctx, client, logged)
+	pids, err := d.awaitServer(ctx, client)
 	if err != nil {
 		return fmt.Errorf("the server does not start: %w%s", err, control.Quote(answer))
 	}
@@ -149,24 +151,22 @@ func (d *daemon) startServer(ctx context.Context, client control.Client) error {
 }
 
 // awaitServer waits for a server that accepts clients and returns the daemon's
-// servers. logged are the sizes of the logs before it was started.
-func (d *daemon) awaitServer(ctx context.Context, client control.Client, logged logSizes) ([]int, error) {
+// servers. The daemon has been told to start one.
+func (d *daemon) awaitServer(ctx context.Context, client control.Client) ([]int, error) {
 	// Kept for the error: they show how far the server came.
 	var pids []int
 	var state control.State
+	childless := newChildless(d.process.PID)
 	err := wait.Until(ctx, func() (bool, error) {
 		now, err := client.Servers(ctx)
 		if err != nil {
 			return false, err
 		}
-		if failure := d.folder.logs().serverFailure(logged); failure != "" {
-			return false, errors.New(failure)
-		}
 		if len(now) == 0 {
 			if len(pids) > 0 {
 				return false, fmt.Errorf("it had PID %d and has ended", pids[0])
 			}
-			return false, nil
+			return false, childless.check()
 		}
 		pids = now
 		current, err := client.State(ctx, pids[0])
@@ -204,13 +204,14 @@ func (d *daemon) accept(ctx context.Context, client control.Client, servers []co
 		}
 		ids = append(ids, id)
 	}
-	d.record.Servers, d.record.ServerUser = ids, d.folder.logs().serverUser(ids[0].PID)
+	d.record.Servers, d.record.ServerUser = ids, userOf(ids[0].PID)
 	d.record.Started, d.record.Serving = true, true
 	if err := d.folder.save(d.record); err != nil {
 		return err
 	}
 	d.watchServers()
 	d.readySince = time.Now()
+	d.noteOpenFiles(ctx)
 	d.publish(mps.Running, "")
 	return nil
 }

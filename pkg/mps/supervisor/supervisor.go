@@ -19,6 +19,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/host"
+	"github.com/partage-dev/partage/pkg/logchange"
 	"github.com/partage-dev/partage/pkg/mps"
 )
 
@@ -28,6 +29,8 @@ type Supervisor struct {
 	options Options
 	bootID  string
 	memory  *memory
+	// fewFiles is logged when it changes, not for each session.
+	fewFiles logchange.Problem
 	// closing ends the monitors of sessions, closed the watching of processes.
 	closing, closed chan struct{}
 	wg              sync.WaitGroup
@@ -51,13 +54,20 @@ func New(ctx context.Context, options Options) (*Supervisor, error) {
 	if err != nil {
 		return nil, err
 	}
+	label, err := options.Roots.FileContext(options.SELinuxContext)
+	if err != nil {
+		return nil, err
+	}
+	if label != "" {
+		klog.FromContext(ctx).Info("What is mounted for MPS sessions gets an SELinux context", "context", label)
+	}
 	// Servers outlive a daemon that is killed. As children of this process they can
 	// be reaped.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return nil, fmt.Errorf("become the subreaper of MPS servers: %w", err)
 	}
 	s := &Supervisor{
-		options: options, bootID: bootID, memory: &memory{dir: options.Dir, proc: options.Roots.Complete().Proc},
+		options: options, bootID: bootID, memory: &memory{dir: options.Dir, proc: options.Roots.Complete().Proc, percent: options.MemoryPercent, label: label},
 		closing: make(chan struct{}), closed: make(chan struct{}),
 		sessions: map[string]*session{},
 	}
@@ -238,7 +248,7 @@ func (s *Supervisor) Close(ctx context.Context) error {
 func (s *Supervisor) folder(id string) folder { return folder(filepath.Join(s.options.Dir, id)) }
 
 func (s *Supervisor) newSession(id string) *session {
-	d := &daemon{options: s.options, memory: s.memory, folder: s.folder(id), serverEnded: make(chan struct{}, 1), unwatched: s.closed}
+	d := &daemon{options: s.options, memory: s.memory, fewFiles: &s.fewFiles, folder: s.folder(id), serverEnded: make(chan struct{}, 1), unwatched: s.closed}
 	return &session{
 		id: id, locked: make(chan struct{}, 1), changed: make(chan struct{}, 1),
 		daemon: d,

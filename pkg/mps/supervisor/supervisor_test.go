@@ -20,6 +20,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/gpusim/state"
+	"github.com/partage-dev/partage/test/gpusim/sysroot"
 )
 
 func TestSession(t *testing.T) {
@@ -148,6 +151,42 @@ func TestLimitsAreKept(t *testing.T) {
 		got, err := c.Limits(t.Context(), status.Servers[0], spec)
 		return err == nil && got.Check(spec) == nil
 	})
+}
+
+// TestCoarseLimits: limits that the daemon prints in whole gibibytes are in effect, and
+// other ones are still noticed.
+func TestCoarseLimits(t *testing.T) {
+	w := newWorld(t)
+	f, err := state.Open(sysroot.StatePath(w.root))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := f.Update(func(m *machine.Machine) error { m.MPS.CoarseLimits = true; return nil }); err != nil {
+		t.Fatal(err)
+	}
+	s := w.supervisor()
+	spec := mps.Spec{ID: "gpu-0", Devices: []string{gpuA}, Memory: map[string]int64{gpuA: 20252 << 20}}
+	status, err := s.Ensure(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, server := clientOf(t, s, "gpu-0"), status.Servers[0]
+	if got, err := c.Limits(t.Context(), server, spec); err != nil || got.Check(spec) != nil {
+		t.Errorf("limits are %v (%v)", got, err)
+	}
+	other := spec.Clone()
+	other.Memory[gpuA] = 40 << 30
+	if err := c.SetLimits(t.Context(), other, server); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the limit to be as before", func() bool {
+		got, err := c.Limits(t.Context(), server, spec)
+		return err == nil && got.Check(spec) == nil
+	})
+	if now := statusOf(t, s, "gpu-0"); now.Phase != mps.Running || now.Losses != 0 || now.Servers[0] != server {
+		t.Errorf("the session is %+v", now)
+	}
 }
 
 func TestStartFails(t *testing.T) {

@@ -97,7 +97,7 @@ func (w *world) install() {
 
 func options(dir, root string) Options {
 	return Options{
-		Dir: dir, Roots: host.Roots{Driver: root},
+		Dir: dir, Roots: host.Roots{Driver: root, Dev: host.AutoDev},
 		CheckInterval: 50 * time.Millisecond, StartLimit: 20 * time.Second, CommandLimit: 3 * time.Second, EndLimit: 2 * time.Second,
 		FirstPause: 100 * time.Millisecond, LongestPause: 400 * time.Millisecond,
 	}

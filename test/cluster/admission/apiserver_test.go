@@ -29,7 +29,10 @@ import (
 )
 
 // namespaces are those of the API server, and which Pod Security Standard they enforce.
-var namespaces = map[string]string{"default": "", "team": "", "kube-system": "", "baseline": "baseline", "restricted": "restricted"}
+var namespaces = map[string]string{"default": "", "team": "", "kube-system": "", "baseline": "baseline", "restricted": "restricted", "team-a": "restricted"}
+
+// mpsClasses are the labels of namespaces in docs/examples/tenants-of-mps.yaml.
+var mpsClasses = map[string]string{"team-a": "team-a.mps.example.com"}
 
 // resources are those of the kinds that policies are about.
 var resources = map[string]string{"ResourceClaim": "resourceclaims", "ResourceClaimTemplate": "resourceclaimtemplates", "Event": "events"}
@@ -91,6 +94,9 @@ func namespace(name string) *corev1.Namespace {
 	n := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	if level := namespaces[name]; level != "" {
 		n.Labels = map[string]string{"pod-security.kubernetes.io/enforce": level}
+	}
+	if class := mpsClasses[name]; class != "" {
+		n.Labels["example.com/mps-class"] = class
 	}
 	return n
 }

@@ -4,6 +4,8 @@
 package admission
 
 import (
+	"bytes"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -60,5 +62,52 @@ func TestExample(t *testing.T) {
 	}
 	if kinds != 2 {
 		t.Errorf("%d objects", kinds)
+	}
+}
+
+// TestTenantsOfMPS: each namespace of the example names a class of the example, which the
+// chart's policy knows by the values in the example's text, and the classes select
+// different GPUs.
+func TestTenantsOfMPS(t *testing.T) {
+	text, err := os.ReadFile(tenantsOfMPS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	values, err := os.ReadFile("../../../deployments/helm/testdata/tenants-of-mps.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, values, _ = bytes.Cut(values, []byte("mpsNamespacePolicy:\n"))
+	for line := range strings.Lines(string(values)) {
+		if !strings.Contains(string(text), "#   "+line) {
+			t.Errorf("the example does not say %q", line)
+		}
+	}
+	classes, used := map[string]string{}, map[string]bool{}
+	for _, object := range objects(t, tenantsOfMPS) {
+		switch object := object.(type) {
+		case *resourcev1.DeviceClass:
+			if !strings.Contains(string(values), object.Name) {
+				t.Errorf("the values lack class %s", object.Name)
+			}
+			for _, selector := range object.Spec.Selectors {
+				classes[object.Name] += selector.CEL.Expression
+			}
+		case *corev1.Namespace:
+			used[object.Labels["example.com/mps-class"]] = true
+			if object.Labels["pod-security.kubernetes.io/enforce"] != string(api.LevelRestricted) {
+				t.Errorf("namespace %s: %v", object.Name, object.Labels)
+			}
+		default:
+			t.Errorf("a %T", object)
+		}
+	}
+	for class := range used {
+		if !strings.Contains(classes[class], "type == 'mps'") {
+			t.Errorf("class %s selects %q", class, classes[class])
+		}
+	}
+	if len(used) != 2 || len(classes) != 2 {
+		t.Errorf("namespaces use %v of %v", used, classes)
 	}
 }

@@ -56,3 +56,27 @@ func TestMPSNamespaces(t *testing.T) {
 		t.Errorf("%d cases", cases)
 	}
 }
+
+// TestClassOfNamespace: claims of a namespace may ask for the one class for MPS shares that
+// its label names, and for all other classes.
+func TestClassOfNamespace(t *testing.T) {
+	const exactly, first = `requests: [{name: a, exactly: {deviceClassName: %s}}]`,
+		`requests: [{name: a, firstAvailable: [{name: p, deviceClassName: mig.nvidia.com}, {name: q, deviceClassName: %s}]}]`
+	server := newAPIServer(t, "tenants-of-mps")
+	for class, refused := range map[string]map[string]string{
+		"team-a.mps.example.com": {"restricted": "namespace restricted has no label example.com/mps-class"},
+		"team-b.mps.example.com": {"restricted": "has no label", "team-a": "one device class for MPS shares only, team-a.mps.example.com"},
+		"mps.partage.dev":        {"restricted": "has no label", "team-a": "which is the value of its label example.com/mps-class"},
+		"gpu.nvidia.com":         {},
+	} {
+		for _, namespace := range []string{"restricted", "team-a"} {
+			for _, form := range []string{exactly, first} {
+				document := "apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {name: a}\nspec: {devices: {" + fmt.Sprintf(form, class) + "}}"
+				_, err := server.create(t, namespace, []byte(document))
+				if want := refused[namespace]; (err != nil) != (want != "") || err != nil && !strings.Contains(err.Error(), want) {
+					t.Errorf("class %s in namespace %s: got %v, want %q", class, namespace, err, want)
+				}
+			}
+		}
+	}
+}

@@ -28,6 +28,8 @@ import (
 const (
 	demos  = "../../../demo"
 	tenant = "../../../docs/examples/tenant.yaml"
+
+	tenantsOfMPS = "../../../docs/examples/tenants-of-mps.yaml"
 )
 
 // codecs refuse unknown fields.

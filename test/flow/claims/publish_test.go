@@ -149,27 +149,13 @@ func TestDriverAppears(t *testing.T) {
 	for _, dir := range []string{"dev", "usr"} {
 		harness.Rename(t, filepath.Join(n.Root, dir+".later"), filepath.Join(n.Root, dir))
 	}
-	again := untilRestarted(t, n, p)
 	p.Ready(t)
 	if diff := cmp.Diff(specs(printedSlices(t, n, true)), specs(n.API.Slices()), quantities()); diff != "" {
 		t.Errorf("slices (-printed +published):\n%s", diff)
 	}
-	again.MustPrepare(t, claim)
-	again.MustUnprepare(t, claim)
+	p.MustPrepare(t, claim)
+	p.MustUnprepare(t, claim)
 	n.WantClean(t)
-}
-
-// untilRestarted connects again to a driver that starts over because its device root has
-// moved, with new sockets.
-func untilRestarted(t *testing.T, n *harness.Node, p *harness.Driver) *harness.Driver {
-	t.Helper()
-	p.Until(t, "new sockets", func(context.Context) error {
-		if !strings.Contains(p.Log.String(), "Starting anew") {
-			return errors.New("the driver still has the old ones")
-		}
-		return nil
-	})
-	return reregister(t, n, p)
 }
 
 // reregister connects again, like a kubelet that was restarted.

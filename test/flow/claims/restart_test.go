@@ -64,7 +64,6 @@ func TestRestartWithoutDriver(t *testing.T) {
 		t.Error("ready without a driver")
 	}
 	load()
-	untilRestarted(t, n, p)
 	p.UntilTainted(t, n, "unresponsive", nil)
 	p.UntilPublished(t, n, 0, 1)
 }

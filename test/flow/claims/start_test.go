@@ -56,7 +56,6 @@ func TestUnprepareBeforeTheDriverIsLoaded(t *testing.T) {
 	p.WantLog(t, "NVIDIA driver is not loaded")
 
 	load()
-	untilRestarted(t, n, p)
 	p.Ready(t)
 	p.UntilPublished(t, n, 0, 1)
 	p.UntilClean(t, n)

@@ -63,6 +63,20 @@ type MPSFolder struct {
 // test ends.
 func NewNode(t testing.TB, machineName string, change ...func(*machine.Machine)) *Node {
 	t.Helper()
+	return newNode(t, machineName, sysroot.Create, change)
+}
+
+// NewNodeInContainer is NewNode for a machine whose driver is in a container, with its
+// device nodes.
+func NewNodeInContainer(t testing.TB, machineName string) *Node {
+	t.Helper()
+	return newNode(t, machineName, sysroot.CreateInContainer, nil)
+}
+
+type createMachine func(root string, m *machine.Machine, a sysroot.Assets) error
+
+func newNode(t testing.TB, machineName string, create createMachine, change []func(*machine.Machine)) *Node {
+	t.Helper()
 	keepOutOfCache(t)
 	// Socket paths have little room; t.TempDir() would use most of it.
 	dir, err := os.MkdirTemp("", "f")
@@ -104,7 +118,7 @@ func NewNode(t testing.TB, machineName string, change ...func(*machine.Machine))
 	for _, f := range change {
 		f(m)
 	}
-	err = sysroot.Create(n.Root, m, Built.Assets)
+	err = create(n.Root, m, Built.Assets)
 	if errors.Is(err, unix.EPERM) {
 		t.Skipf("a simulated machine needs device nodes: %v", err)
 	}
@@ -128,6 +142,9 @@ func NewNode(t testing.TB, machineName string, change ...func(*machine.Machine))
 
 // DefaultPolicy is the SharingPolicy of a driver whose flags name no other one.
 func (n *Node) DefaultPolicy() string { return filepath.Join(filepath.Dir(n.Root), "everything.yaml") }
+
+// DriverRoot is the folder with the files of the NVIDIA driver.
+func (n *GPUs) DriverRoot() string { return sysroot.DriverRoot(n.Root) }
 
 // CDISpecs are the names of the CDI files of claims.
 func (n *Files) CDISpecs(t testing.TB) []string { return List(t, n.CDIDir) }

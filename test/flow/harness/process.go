@@ -111,7 +111,7 @@ func (n *Node) command(uid string, flags ...string) *exec.Cmd {
 		"--node-name=" + NodeName,
 		"--kubeconfig=" + n.Kubeconfig,
 		"--kube-api-qps=100000", "--kube-api-burst=100000",
-		"--driver-root=" + n.Root,
+		"--driver-root=" + n.DriverRoot(),
 		"--proc-root=" + n.Root + "/proc",
 		"--sys-root=" + n.Root + "/sys",
 		"--cdi-root=" + n.CDIDir,

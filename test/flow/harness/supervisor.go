@@ -71,7 +71,7 @@ func (n *Node) StartKillableSupervisor(t testing.TB, flags ...string) *Superviso
 
 func (n *Node) supervisorProcess(flags []string) *Process {
 	cmd := exec.Command(Built.Supervisor, append([]string{
-		"--mps-dir=" + n.MPSDir, "--driver-root=" + n.Root,
+		"--mps-dir=" + n.MPSDir, "--driver-root=" + n.DriverRoot(),
 		"--check-interval=50ms", "-v=4",
 	}, flags...)...)
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH")}

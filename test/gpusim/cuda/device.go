@@ -79,7 +79,8 @@ func (d Device) Used(m *machine.Machine) uint64 {
 // in a container: GPUs in their order, each followed by its compute instances. A
 // GPU in MIG mode is none itself. Those that have failed are left out.
 func Here(m *machine.Machine, root string) []Device {
-	if !present(root, "nvidiactl") {
+	// Without unified memory CUDA does not initialise; with which error is assumed.
+	if !present(root, "nvidiactl") || !present(root, "nvidia-uvm") {
 		return nil
 	}
 	all := present(root, "nvidia-caps/nvidia-cap1") // who may configure MIG sees everything

@@ -31,7 +31,7 @@ func machineOf(t *testing.T, name string) *machine.Machine {
 func container(t *testing.T, nodes ...string) (root string) {
 	t.Helper()
 	root = t.TempDir()
-	for _, n := range append(nodes, "nvidiactl") {
+	for _, n := range append(nodes, "nvidiactl", "nvidia-uvm") {
 		path := filepath.Join(root, "dev", n)
 		err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))))
 		if errors.Is(err, unix.EPERM) {
@@ -97,6 +97,13 @@ func TestHere(t *testing.T) {
 	}
 	if got := Here(m, t.TempDir()); got != nil {
 		t.Errorf("without nvidiactl: %v", got)
+	}
+	noUVM := container(t, append(caps(1), node(a))...)
+	if err := os.Remove(filepath.Join(noUVM, "dev/nvidia-uvm")); err != nil {
+		t.Fatal(err)
+	}
+	if got := Here(m, noUVM); got != nil {
+		t.Errorf("without nvidia-uvm: %v", got)
 	}
 	a.Failure = 15
 	here := Here(m, container(t, append(caps(1), node(a), node(b), node(c))...))

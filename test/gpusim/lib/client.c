@@ -28,6 +28,36 @@ static void report(const char *what, const char *path, int err)
 	fprintf(stderr, "gpusim: %s %s: %s\n", what, path, gs_strerror(err));
 }
 
+// find_host makes paths.root the host's, where the library lies in the root of a driver
+// container: the state is reached through a link then.
+static int find_host(struct gs_paths *p)
+{
+	char *state = realpath(p->state, NULL);
+	char host[GS_PATH];
+	int elsewhere = state != NULL && gs_root_of_state(state, host) == 0 && strcmp(host, p->root) != 0 &&
+			gs_is_link(p->root, GS_HOME);
+	free(state);
+	if (elsewhere)
+		memcpy(p->root, host, sizeof(host));
+	return elsewhere;
+}
+
+// make_nodes does what NVIDIA's library does where they are missing: it makes the nodes
+// of the driver and of the GPUs, and no others. Only root may.
+static void make_nodes(const struct gs_machine *m)
+{
+	char path[GS_PATH + 64], name[64];
+	for (int i = -1; i < m->gpu_count; i++) {
+		int minor = i < 0 ? 255 : m->gpus[i].minor;
+		if (i < 0)
+			snprintf(name, sizeof(name), "dev/nvidiactl");
+		else
+			snprintf(name, sizeof(name), "dev/nvidia%d", minor);
+		if (gs_join(path, sizeof(path), paths.root, name) == 0)
+			gs_make_node(path, 195, (unsigned int)minor);
+	}
+}
+
 static int node_present(const char *format, int number)
 {
 	char path[GS_PATH + 64], name[64];
@@ -45,7 +75,10 @@ static void refresh(void)
 static nvmlReturn_t open_driver(void)
 {
 	int err = gs_find_for_library(&paths);
-	if (err != 0 || !node_present("dev/nvidiactl", 0))
+	if (err != 0)
+		return NVML_ERROR_DRIVER_NOT_LOADED;
+	int on_host = find_host(&paths);
+	if (!on_host && !node_present("dev/nvidiactl", 0))
 		return NVML_ERROR_DRIVER_NOT_LOADED;
 	err = gs_open(paths.state, &state);
 	if (err != 0) {
@@ -57,6 +90,12 @@ static nvmlReturn_t open_driver(void)
 		report("repair capability files of", paths.state, err);
 	viewed = 0;
 	refresh();
+	if (on_host && geteuid() == 0)
+		make_nodes(&view);
+	if (!node_present("dev/nvidiactl", 0)) {
+		gs_close(&state);
+		return NVML_ERROR_DRIVER_NOT_LOADED;
+	}
 	visible = 0;
 	for (int i = 0; i < view.gpu_count; i++)
 		if (node_present("dev/nvidia%d", view.gpus[i].minor))

@@ -5,6 +5,7 @@ package libtest
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -14,6 +15,8 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/partage-dev/partage/test/gpusim/sysroot"
 )
 
 // listing is what a process sees, and what it may do.
@@ -204,4 +207,44 @@ func asUser(t *testing.T, cmd *exec.Cmd, lib string) *exec.Cmd {
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 	return cmd
+}
+
+// TestDriverContainer: from the host, the library makes the nodes of the driver and of the
+// GPUs, and not that of unified memory. In a container it makes none.
+func TestDriverContainer(t *testing.T) {
+	m := machineOf(h100(0), h100(1))
+	host := t.TempDir()
+	err := sysroot.CreateInContainer(host, m, sysroot.Assets{NVML: library, CUDA: library})
+	if errors.Is(err, syscall.EPERM) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := func() string {
+		t.Helper()
+		out, err := helper(t, "list", filepath.Join(sysroot.LibraryDir(host), "libnvidia-ml.so.1"), "GPUSIM_STATE=").Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(out)
+	}
+	for _, when := range []string{"first", "again"} {
+		var l listing
+		if err := json.Unmarshal([]byte(run()), &l); err != nil || len(l.GPUs) != 2 {
+			t.Errorf("%s: it sees %v, %v", when, l.GPUs, err)
+		}
+		entries, err := os.ReadDir(filepath.Join(host, "dev"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := fmt.Sprint(entries); got != "[d nvidia-caps/ Dc nvidia0 Dc nvidia1 Dc nvidiactl]" {
+			t.Errorf("%s: the host has %s", when, got)
+		}
+	}
+	r := &root{t: t, dir: host}
+	lib := container(t, r)
+	if err := helper(t, "list", lib, "GPUSIM_STATE=").Run(); err == nil {
+		t.Error("a container without nodes initialises the library")
+	}
 }

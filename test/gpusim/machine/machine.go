@@ -39,8 +39,8 @@ type MPS struct {
 	// CoarseLimits says that a memory limit of a gibibyte or more is printed in
 	// whole gibibytes, rounded down.
 	CoarseLimits bool
-	// FewFiles says that servers do with any number of open files. Otherwise they
-	// need a limit of 16384.
+	// FewFiles says that servers do with any number of open files. Otherwise a limit
+	// below 16384 is one of contexts.
 	FewFiles bool
 }
 
@@ -97,7 +97,9 @@ const (
 )
 
 // Latency is how long calls of one function take, on top of the microseconds
-// that the simulator needs. These are models, not measurements.
+// that the simulator needs. These are models, not measurements. Of what the stand-ins
+// of MPS do, "mps_server_start" can have one, for each GPU of the server without
+// persistence mode.
 type Latency struct {
 	Function string
 	Base     time.Duration

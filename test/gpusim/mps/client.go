@@ -101,7 +101,8 @@ func (c *Client) join(decoder *json.Decoder, o ClientOptions) error {
 		return fmt.Errorf("%w (%w)", cuda.NoDevice, err)
 	}
 	var answer joined
-	if c.encoder.Encode(join{Token: string(token), Devices: ownLimits(c.Devices, o)}) != nil || decoder.Decode(&answer) != nil {
+	own, void := ownLimits(c.Devices, o)
+	if c.encoder.Encode(join{Token: string(token), Devices: own, Void: void}) != nil || decoder.Decode(&answer) != nil {
 		return cuda.MPSConnectionFailed
 	}
 	if answer.Code != 0 {
@@ -112,9 +113,9 @@ func (c *Client) join(decoder *json.Decoder, o ClientOptions) error {
 }
 
 // ownLimits are what a program says in its environment. It can only lower what
-// the server allows. Memory limits are dropped altogether when one names a device
-// that the program does not see, or is no limit.
-func ownLimits(devices []cuda.Device, o ClientOptions) []Limits {
+// the server allows. But memory limits are applied by the client's own library, and if
+// one names a device that the program does not see, none is, not even the server's: void.
+func ownLimits(devices []cuda.Device, o ClientOptions) (own []Limits, void bool) {
 	percentage := 100.0
 	if o.Percentage != nil {
 		if p, err := parsePercentage(*o.Percentage); err == nil {
@@ -126,13 +127,12 @@ func ownLimits(devices []cuda.Device, o ClientOptions) []Limits {
 		memory, _ = parseLimits(*o.Memory)
 	}
 	if slices.ContainsFunc(memory, func(m memoryLimit) bool { return !names(m.Key, devices) }) {
-		memory = nil
+		memory, void = nil, true
 	}
-	var own []Limits
 	for i, d := range devices {
 		own = append(own, Limits{UUID: d.UUID, Percentage: percentage, Memory: memory.of(i, d.UUID)})
 	}
-	return own
+	return own, void
 }
 
 func names(key string, devices []cuda.Device) bool {

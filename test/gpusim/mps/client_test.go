@@ -150,7 +150,7 @@ func TestManyUsers(t *testing.T) {
 func TestWithoutMPS(t *testing.T) {
 	n := newNode(t, "l4x2", nil)
 	n.env = []string{n.visible(0)}
-	n.gets(as{}, "memory: 22534 MiB, no limit\n  memory info: 22208 MiB free of 22534 MiB\n  multiprocessors: 58 of 58 (100 %)\n  runs: OUTSIDE OF MPS", 0, "info")
+	n.gets(as{}, "memory: 22534 MiB, no limit\n  memory info: 22208 MiB free of 22534 MiB\n  multiprocessors: 58 of 58 (100 %)\n  runs: OUTSIDE OF MPS", 0, "info", "--free")
 	n.gets(as{uid: 1000}, "allocated 20480 MiB", 0, "alloc", "20Gi")
 	n.gets(as{}, "CUDA_ERROR_OUT_OF_MEMORY", 1, "alloc", "20Gi", "4Gi")
 	n.gets(as{uid: 1000}, "CUDA_ERROR_OUT_OF_MEMORY", 1, "alloc", "20Gi", "4Gi")

@@ -6,7 +6,9 @@ package mps
 import (
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/partage-dev/partage/test/gpusim/cuda"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
 
@@ -42,11 +44,11 @@ func TestMemoryOfContexts(t *testing.T) {
 		t.Errorf("the client's entry: %+v", p)
 	}
 	// 60 of the server, 2·326 + 1024 of the first client, 326 of this one.
-	n.gets(as{}, "memory info: 7922 MiB free of 9984 MiB", 0, "info")
+	n.gets(as{}, "memory info: 7922 MiB free of 9984 MiB", 0, "info", "--free")
 	h.stop()
 
 	n.tell("set_device_pinned_mem_limit "+pid+" 0 1000M", "")
-	n.gets(as{}, "memory info: 674 MiB free of 9984 MiB", 0, "info")
+	n.gets(as{}, "memory info: 674 MiB free of 9984 MiB", 0, "info", "--free")
 	n.gets(as{}, "allocated 674 MiB", 0, "alloc", "674Mi")
 	n.gets(as{}, "CUDA_ERROR_OUT_OF_MEMORY", 1, "alloc", "675Mi")
 	n.tell("set_device_pinned_mem_limit "+pid+" 0 300M", "")
@@ -119,4 +121,52 @@ func TestTerminateClient(t *testing.T) {
 	if out, exit := n.control("terminate_client 1 " + client); !strings.Contains(out, "not found") || exit != 0 {
 		t.Errorf("a server that is not there: %q, exit code %d", out, exit)
 	}
+}
+
+// A daemon that may not open as many files as NVIDIA asks for has servers that fail
+// when they have some contexts.
+func TestOpenFiles(t *testing.T) {
+	n := newNode(t, "l4x2", nil)
+	limited := func() {
+		t.Helper()
+		c := n.command(as{env: []string{n.visible(0)}}, "/bin/sh", "-c", `ulimit -S -n 1024; exec "$0" -d`, n.controlProgram())
+		if out, exit := n.run(c); exit != 0 || out != "" {
+			t.Fatalf("start a daemon: %q, exit code %d", out, exit)
+		}
+		n.server()
+	}
+	limited()
+	three := n.hold(as{}, "--contexts", "3").says("ready")
+	n.gets(as{}, "CUDA_ERROR_OUT_OF_MEMORY", 1, "info")
+	if !n.logged("server.log", "MPS Server failed to create/open SHM segment.") {
+		t.Error("the server's log does not say why")
+	}
+	n.change(func(m *machine.Machine) { m.MPS.FewFiles = true })
+	n.gets(as{}, "as a client of an MPS server", 0, "info")
+	three.stop()
+}
+
+// Without persistence mode a server's start includes the initialisation of the driver.
+func TestInitialization(t *testing.T) {
+	m := &machine.Machine{GPUs: []machine.GPU{{}, {Persistence: true}, {}}}
+	devices := []cuda.Device{{GPU: 0}, {GPU: 1}, {GPU: 2}}
+	if got := initialization(m, devices); got != 0 {
+		t.Errorf("without a latency it takes %v", got)
+	}
+	m.Latencies = []machine.Latency{{Function: ServerStart, Base: time.Second}}
+	if got := initialization(m, devices); got != 2*time.Second {
+		t.Errorf("two GPUs without persistence take %v", got)
+	}
+
+	n := newNode(t, "l4x2", func(m *machine.Machine) {
+		m.Latencies = []machine.Latency{{Function: ServerStart, Base: time.Hour}}
+	})
+	n.daemon(n.visible(0))
+	n.tell("start_server -uid 0", "")
+	pid, _ := n.control("get_server_list")
+	n.tell("get_server_status "+pid, "INITIALIZING")
+	n.tell("quit -t 0", "")
+	n.change(func(m *machine.Machine) { m.GPUs[0].Persistence = true })
+	n.daemon(n.visible(0))
+	n.server()
 }

@@ -77,10 +77,10 @@ func TestLimits(t *testing.T) {
 	uuid := n.machine().GPUs[2].UUID
 	n.daemon()
 	first := n.server()
-	n.gets(as{}, "memory: 81008 MiB, no limit\n  memory info: 80436 MiB free of 81008 MiB\n  multiprocessors: 132 of 132 (100 %)", 0, "info")
+	n.gets(as{}, "memory: 81008 MiB, no limit\n  memory info: 80436 MiB free of 81008 MiB\n  multiprocessors: 132 of 132 (100 %)", 0, "info", "--free")
 	n.tell("set_default_active_thread_percentage 25", "25.0")
 	n.tell("set_default_device_pinned_mem_limit "+uuid+" 10240M", "")
-	n.gets(as{}, "memory: 81008 MiB, no limit\n  memory info: 80436 MiB free of 81008 MiB\n  multiprocessors: 132 of 132 (100 %)", 0, "info")
+	n.gets(as{}, "memory: 81008 MiB, no limit\n  memory info: 80436 MiB free of 81008 MiB\n  multiprocessors: 132 of 132 (100 %)", 0, "info", "--free")
 	early := n.hold(as{}, "--memory", "20Gi").says("ready")
 
 	n.tell("set_active_thread_percentage "+first+" 50", "50.0")
@@ -92,13 +92,13 @@ func TestLimits(t *testing.T) {
 		t.Error("the server's log has no exact limit")
 	}
 	n.tell("set_device_pinned_mem_limit "+first+" 0 16G", "")
-	n.gets(as{}, "limit 16384 MiB\n  memory info: 15872 MiB free of 81008 MiB\n  multiprocessors: 66 of 132 (50 %)", 0, "info")
+	n.gets(as{}, "limit 16384 MiB\n  memory info: 15872 MiB free of 81008 MiB\n  multiprocessors: 66 of 132 (50 %)", 0, "info", "--free")
 	if early.stop() != 0 {
 		t.Error("the client from before has suffered")
 	}
 	n.tell("shutdown_server "+first, "")
 	n.server()
-	n.gets(as{}, "limit 10240 MiB\n  memory info: 9728 MiB free of 81008 MiB\n  multiprocessors: 32 of 132 (25 %)", 0, "info")
+	n.gets(as{}, "limit 10240 MiB\n  memory info: 9728 MiB free of 81008 MiB\n  multiprocessors: 32 of 132 (25 %)", 0, "info", "--free")
 
 	out, exit := n.client("alloc", "8Gi", "4Gi", "1536Mi", "1")
 	if d := cmp.Diff("device 0: allocated 8192 MiB\n"+
@@ -116,9 +116,9 @@ func TestLimits(t *testing.T) {
 		{MemoryVariable + "=0=20G", "limit 10240 MiB"},
 		{MemoryVariable + "=" + uuid + "=2G", "limit 2048 MiB"},
 		{MemoryVariable + "=0=3G," + uuid + "=2G", "limit 2048 MiB"},
-		// One name that is not known here is the end of all of one's own limits.
-		{MemoryVariable + "=0=1G,1=1G", "limit 10240 MiB"},
-		{MemoryVariable + "=0=1G," + n.machine().GPUs[3].UUID + "=1G", "limit 10240 MiB"},
+		// One name that is not known here is the end of all limits.
+		{MemoryVariable + "=0=1G,1=1G", "no limit"},
+		{MemoryVariable + "=0=1G," + n.machine().GPUs[3].UUID + "=1G", "no limit"},
 		{MemoryVariable + "=0=1", "limit 10240 MiB"},
 	} {
 		n.gets(as{env: []string{c.variable}}, c.want, 0, "info")
@@ -126,7 +126,7 @@ func TestLimits(t *testing.T) {
 	n.tell("quit", "")
 	n.daemon() // the defaults have died with the daemon
 	n.server()
-	n.gets(as{}, "no limit\n  memory info: 80436 MiB free of 81008 MiB\n  multiprocessors: 132 of 132", 0, "info")
+	n.gets(as{}, "no limit\n  memory info: 80436 MiB free of 81008 MiB\n  multiprocessors: 132 of 132", 0, "info", "--free")
 }
 
 // The daemon's own environment gives the first defaults.
@@ -204,7 +204,7 @@ func TestPartition(t *testing.T) {
 	n.daemon(VisibleVariable + "=" + partition)
 	n.tell("set_default_device_pinned_mem_limit 0 2G", "")
 	n.server()
-	n.gets(as{}, "NVIDIA H100 80GB HBM3 MIG 1g.10gb\n  UUID: "+partition+"\n  memory: 9984 MiB, limit 2048 MiB\n  memory info: 1722 MiB free of 9984 MiB\n  multiprocessors: 16 of 16", 0, "info")
+	n.gets(as{}, "NVIDIA H100 80GB HBM3 MIG 1g.10gb\n  UUID: "+partition+"\n  memory: 9984 MiB, limit 2048 MiB\n  memory info: 1722 MiB free of 9984 MiB\n  multiprocessors: 16 of 16", 0, "info", "--free")
 	n.gets(as{}, "CUDA_ERROR_OUT_OF_MEMORY", 1, "alloc", "3Gi")
 	direct := as{env: []string{PipeVariable + "=/nowhere", VisibleVariable + "=" + partition}}
 	// No mode of a MIG device keeps programs out that are not clients.

@@ -136,9 +136,11 @@ func (s *Server) take(mb *member, j join) error {
 			return cuda.InvalidDevice
 		}
 		d := s.devices[i]
-		mb.uses = append(mb.uses, use{device: i, limits: Limits{
-			UUID: d.UUID, Percentage: min(own.Percentage, s.percentage), Memory: lower(s.memory.of(i, d.UUID), own.Memory),
-		}})
+		limits := Limits{UUID: d.UUID, Percentage: min(own.Percentage, s.percentage)}
+		if !j.Void {
+			limits.Memory = lower(s.memory.of(i, d.UUID), own.Memory)
+		}
+		mb.uses = append(mb.uses, use{device: i, limits: limits})
 	}
 	s.clients = append(s.clients, mb)
 	s.log.printf("Client {PID: %d} connected", mb.pid)
@@ -257,6 +259,9 @@ func (s *Server) allocate(u *use, contexts int, bytes uint64) error {
 			return cuda.MPSMaxClientsReached
 		case limit > 0 && u.taken(d) > limit || d.Used(m)+more > d.Memory:
 			return cuda.OutOfMemory
+		}
+		if err := s.hasFiles(m, u.device); err != nil {
+			return err
 		}
 		s.enter(m)
 		return nil

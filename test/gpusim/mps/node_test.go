@@ -6,6 +6,7 @@ package mps
 import (
 	"bufio"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -32,6 +33,15 @@ var built struct {
 }
 
 func TestMain(m *testing.M) {
+	// What the programs inherit is enough for MPS, wherever the tests run.
+	var files syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files); err == nil {
+		files.Cur, files.Max = max(enoughFiles, files.Cur), max(enoughFiles, files.Max)
+		err = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &files)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "raise the limit of open files:", err)
+		}
+	}
 	code := m.Run()
 	if built.dir != "" {
 		_ = os.RemoveAll(built.dir)

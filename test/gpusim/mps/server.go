@@ -78,6 +78,21 @@ func RunServer() error {
 	return nil
 }
 
+// initialization is how long the driver needs to initialise those of the GPUs that
+// nothing keeps initialised.
+func initialization(m *machine.Machine, devices []cuda.Device) (sum time.Duration) {
+	i := slices.IndexFunc(m.Latencies, func(l machine.Latency) bool { return l.Function == ServerStart })
+	if i < 0 {
+		return 0
+	}
+	for _, d := range devices {
+		if !m.GPUs[d.GPU].Persistence {
+			sum += m.Latencies[i].Base
+		}
+	}
+	return sum
+}
+
 func (s *Server) run() error {
 	at, err := state.Find()
 	if err != nil {
@@ -98,7 +113,10 @@ func (s *Server) run() error {
 		return err
 	}
 	gpus, deviceErr := serverDevices(m, s.root)
-	err = around(s.state, ServerStart, gpusOf(gpus), func() error { return errors.Join(deviceErr, s.start()) })
+	err = around(s.state, ServerStart, gpusOf(gpus), func() error {
+		time.Sleep(initialization(m, gpus))
+		return errors.Join(deviceErr, s.start())
+	})
 	if err != nil {
 		return err
 	}

@@ -49,6 +49,8 @@ type join struct {
 	// Devices are those of the server's that the program uses, with the limits
 	// that it sets for itself.
 	Devices []Limits `json:"devices"`
+	// Void says that memory limits do not hold for the program, the server's included.
+	Void bool `json:"void,omitempty"`
 }
 
 // Limits are what a client may use of a device.

@@ -17,10 +17,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define STATE_IN_ROOT "/var/lib/gpusim/state"
+#define STATE_IN_ROOT "/" GS_HOME "/state"
 #define STATE_LINK "libnvidia-gpusim-state.so.*"
 
 #define FILE_TYPE_MASK 0170000
@@ -37,6 +38,24 @@ int gs_is_char_device(const char *path)
 {
 	struct statx s;
 	return look(AT_FDCWD, path, 0, &s) && (s.stx_mode & FILE_TYPE_MASK) == CHAR_DEVICE;
+}
+
+int gs_is_link(const char *root, const char *name)
+{
+	char path[GS_PATH + 64], target[1];
+	int n = snprintf(path, sizeof(path), "%s/%s", root, name);
+	return n > 0 && (size_t)n < sizeof(path) && readlink(path, target, sizeof(target)) > 0;
+}
+
+int gs_make_node(const char *path, unsigned int major, unsigned int minor)
+{
+	if (gs_is_char_device(path))
+		return 0;
+	// mknod() is a symbol of glibc 2.33, too.
+	unsigned long device = (unsigned long)major << 8 | (minor & 0xff);
+	if (syscall(SYS_mknodat, AT_FDCWD, path, CHAR_DEVICE | 0666, device) != 0)
+		return errno;
+	return chmod(path, 0666) == 0 ? 0 : errno; // past the umask
 }
 
 int gs_in_place(const struct gs_handle *h, const char *path)
@@ -71,8 +90,7 @@ static int root_of(const char *self, char *out)
 	return copy(out, "", 0);
 }
 
-// in_root gives the root if path is the state's place in one.
-static int in_root(const char *path, char *root)
+int gs_root_of_state(const char *path, char *root)
 {
 	size_t length = strlen(path), suffix = strlen(STATE_IN_ROOT);
 	if (length < suffix || strcmp(path + length - suffix, STATE_IN_ROOT) != 0)
@@ -118,7 +136,7 @@ int gs_find(const char *self, struct gs_paths *out)
 	const char *given = getenv("GPUSIM_STATE");
 	if (given != NULL && given[0] != '\0') {
 		char root[GS_PATH];
-		if (in_root(given, root) == 0)
+		if (gs_root_of_state(given, root) == 0)
 			memcpy(out->root, root, sizeof(root));
 		return copy(out->state, given, strlen(given));
 	}

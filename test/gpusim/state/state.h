@@ -48,6 +48,18 @@ const char *gs_strerror(int err);
 // the root that self lies in, then the link beside the library. ENOENT if none.
 int gs_find(const char *self, struct gs_paths *out);
 
+// GS_HOME is the folder in a root that holds the state and what changes with it.
+#define GS_HOME "var/lib/gpusim"
+
+// gs_root_of_state gives the root if path is the state's place in one, else ENOENT.
+int gs_root_of_state(const char *path, char *root);
+
+// gs_is_link reports whether a file of a root is a symbolic link.
+int gs_is_link(const char *root, const char *name);
+
+// gs_make_node makes a character device that everybody may use, unless there is one.
+int gs_make_node(const char *path, unsigned int major, unsigned int minor);
+
 // gs_create writes a new state file and puts it in the place of path at once.
 // Processes that have the old one open keep it.
 int gs_create(const char *path, const struct gs_machine *m);

@@ -65,17 +65,18 @@ func majorsOf(root string) (majors, error) {
 	return n, nil
 }
 
-// devices makes the character nodes. Nodes of capabilities appear when a process
-// asks for them, as on a real machine; only the two that are always there exist
-// from the start.
-func devices(t *tree, m *machine.Machine, n majors) {
+// devices makes the character nodes, those of the driver in the folder that it is in.
+// Nodes of capabilities are on the host, and appear when a process asks for them, as on a
+// real machine; only the two that are always there exist from the start.
+func devices(t *tree, m *machine.Machine, n majors, driver string) {
+	dev := driver + "dev/"
 	for _, g := range m.GPUs {
-		t.node(fmt.Sprintf("dev/nvidia%d", g.Minor), 0o666, nvidiaMajor, g.Minor)
+		t.node(fmt.Sprintf("%snvidia%d", dev, g.Minor), 0o666, nvidiaMajor, g.Minor)
 	}
-	t.node("dev/nvidiactl", 0o666, nvidiaMajor, 255)
-	t.node("dev/nvidia-modeset", 0o666, nvidiaMajor, 254)
-	t.node("dev/nvidia-uvm", 0o666, n.uvm, 0)
-	t.node("dev/nvidia-uvm-tools", 0o666, n.uvm, 1)
+	t.node(dev+"nvidiactl", 0o666, nvidiaMajor, 255)
+	t.node(dev+"nvidia-modeset", 0o666, nvidiaMajor, 254)
+	t.node(dev+"nvidia-uvm", 0o666, n.uvm, 0)
+	t.node(dev+"nvidia-uvm-tools", 0o666, n.uvm, 1)
 	t.node("dev/nvidia-caps/nvidia-cap1", 0o400, n.caps, capConfig)
 	t.node("dev/nvidia-caps/nvidia-cap2", 0o444, n.caps, capMonitor)
 }

@@ -70,12 +70,13 @@ func bootFiles(root string, m *machine.Machine, o RebootOptions) error {
 		}
 		n = n.next()
 		informations(t, m)
-		devices(t, m, n)
+		devices(t, m, n, driverFolder(root))
 		if t.err != nil {
 			return t.err
 		}
-		// Nodes of capabilities that were made have the old major.
-		if err := t.sweep("dev"); err != nil {
+		// Nodes of capabilities that were made have the old major. Those that the library
+		// made on the host of a driver container go as well: /dev is empty after a boot.
+		if err := t.sweep("dev", driverFolder(root)+"dev"); err != nil {
 			return err
 		}
 		t.file(devicesFile, procDevices(n))

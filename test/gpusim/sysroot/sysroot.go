@@ -14,6 +14,10 @@
 //	usr/bin/nvidia-smi, …        stand-ins, also for nvidia-cuda-mps-control and -server
 //	var/lib/gpusim/state         the machine's state, shared by all processes
 //
+// A machine whose driver is in a container, as those of NVIDIA's GPU Operator are, has the
+// driver's libraries, programs and device nodes in run/nvidia/driver, and in its own dev
+// nothing at first but the nodes of capabilities; see CreateInContainer.
+//
 // What changes while the machine runs is below var/lib/gpusim, so that the rest
 // may be mounted read-only. The state has a second name among the libraries,
 // because container tooling mounts every library with the driver's version into
@@ -69,8 +73,26 @@ func AssetsIn(dir string) (Assets, error) {
 // StatePath is where a root's machine state is.
 func StatePath(root string) string { return filepath.Join(root, home, "state") }
 
+// containerRoot is where driver containers of the GPU Operator mount their root.
+const containerRoot = "run/nvidia/driver"
+
+// DriverRoot is the folder that holds the driver's libraries and programs: the root
+// itself, or that of the driver's container.
+func DriverRoot(root string) string {
+	if inContainer(root) {
+		return filepath.Join(root, containerRoot)
+	}
+	return root
+}
+
+// inContainer reports whether CreateInContainer made a root.
+func inContainer(root string) bool {
+	_, err := os.Lstat(filepath.Join(root, containerRoot, home))
+	return err == nil
+}
+
 // LibraryDir is the folder of a root's libraries.
-func LibraryDir(root string) string { return filepath.Join(root, "usr/lib", triplet()) }
+func LibraryDir(root string) string { return filepath.Join(DriverRoot(root), "usr/lib", triplet()) }
 
 func triplet() string {
 	if runtime.GOARCH == "arm64" {
@@ -86,6 +108,20 @@ func triplet() string {
 // It needs the right to make device nodes. It refuses a folder that has
 // something else in it. Nothing may use the root's machine at the same time.
 func Create(root string, m *machine.Machine, a Assets) error {
+	return createIn(root, "", m, a)
+}
+
+// CreateInContainer is Create for a machine whose driver is in a container. Its device
+// nodes are below the container's root only, nvidia-uvm among them: the container has a
+// /dev of its own. On the host are those of capabilities, which nvidia-modprobe or the
+// container toolkit make there. The library makes nvidiactl and nvidia0… there as well,
+// when root initialises it from outside of containers, as NVIDIA's does.
+func CreateInContainer(root string, m *machine.Machine, a Assets) error {
+	return createIn(root, containerRoot+"/", m, a)
+}
+
+// createIn makes a root with the driver in a folder of it, which is "" or ends in a slash.
+func createIn(root, driver string, m *machine.Machine, a Assets) error {
 	root, err := filepath.Abs(root)
 	if err != nil {
 		return fmt.Errorf("root: %w", err)
@@ -96,7 +132,7 @@ func Create(root string, m *machine.Machine, a Assets) error {
 	if err := state.Create(StatePath(root), m); err != nil {
 		return fmt.Errorf("machine state: %w", err)
 	}
-	return build(root, m, firstMajors, a)
+	return build(root, m, firstMajors, a, driver)
 }
 
 // Renew rewrites the files of an existing root and keeps its machine as it
@@ -114,7 +150,15 @@ func Renew(root string, a Assets) error {
 	if err != nil {
 		return err
 	}
-	return build(root, m, n, a)
+	return build(root, m, n, a, driverFolder(root))
+}
+
+// driverFolder is the folder with the driver as createIn takes it.
+func driverFolder(root string) string {
+	if inContainer(root) {
+		return containerRoot + "/"
+	}
+	return ""
 }
 
 // Load reads the machine of a root as it is now.
@@ -139,18 +183,41 @@ func Load(root string) (*machine.Machine, error) {
 }
 
 // build makes everything except the state.
-func build(root string, m *machine.Machine, n majors, a Assets) error {
+func build(root string, m *machine.Machine, n majors, a Assets, driver string) error {
 	t := newTree(root)
 	t.link("proc", home+"/proc")
 	t.written[home+"/state"] = true
-	devices(t, m, n)
+	folders := []string{"dev", home + "/proc", "sys"}
+	if driver == "" {
+		folders = append(folders, "usr")
+	} else {
+		// By way of this link the library knows that the host is another root.
+		t.link(driver+home, strings.Repeat("../", strings.Count(driver+home, "/"))+home)
+		folders = append(folders, driver+"dev", driver+"usr")
+	}
+	devices(t, m, n, driver)
 	proc(t, m, n)
 	sys(t, m)
-	libraries(t, m, a)
+	libraries(t, m, a, driver)
 	if t.err != nil {
 		return fmt.Errorf("make %s: %w", root, t.err)
 	}
-	return t.sweep("dev", home+"/proc", "sys", "usr")
+	if err := t.sweep(folders...); err != nil {
+		return err
+	}
+	return dropOther(root, driver)
+}
+
+// dropOther removes the driver of an earlier machine that was elsewhere.
+func dropOther(root, driver string) error {
+	other := containerRoot
+	if driver != "" {
+		other = "usr"
+	}
+	if err := os.RemoveAll(filepath.Join(root, other)); err != nil {
+		return fmt.Errorf("remove what an earlier machine left: %w", err)
+	}
+	return nil
 }
 
 // claim makes the folder, and fails if it has content that is not ours.
@@ -196,8 +263,8 @@ func Remove(root string) error {
 	return nil
 }
 
-func libraries(t *tree, m *machine.Machine, a Assets) {
-	dir := "usr/lib/" + triplet() + "/"
+func libraries(t *tree, m *machine.Machine, a Assets, driver string) {
+	dir := driver + "usr/lib/" + triplet() + "/"
 	for _, l := range []struct{ name, file string }{{"libnvidia-ml.so", a.NVML}, {"libcuda.so", a.CUDA}} {
 		t.copy(dir+l.name+"."+m.DriverVersion, l.file)
 		t.link(dir+l.name+".1", l.name+"."+m.DriverVersion)
@@ -208,7 +275,7 @@ func libraries(t *tree, m *machine.Machine, a Assets) {
 		{"nvidia-smi", a.NVIDIASMI}, {"nvidia-cuda-mps-control", a.MPSControl}, {"nvidia-cuda-mps-server", a.MPSServer},
 	} {
 		if p.file != "" {
-			t.copy("usr/bin/"+p.name, p.file)
+			t.copy(driver+"usr/bin/"+p.name, p.file)
 		}
 	}
 }

@@ -5,6 +5,7 @@ package sysroot
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -104,6 +105,56 @@ func TestDeviceNodes(t *testing.T) {
 	}
 	if d := cmp.Diff(want, nodesOf(t, root)); d != "" {
 		t.Error(d)
+	}
+}
+
+// TestDriverContainer: a driver container has the nodes of the driver to itself.
+func TestDriverContainer(t *testing.T) {
+	root := t.TempDir()
+	m, assets := machineOf(t, "t4x1"), fakeAssets(t)
+	create(t, root, m, assets)
+	if err := CreateInContainer(root, m, assets); err != nil {
+		t.Fatal(err)
+	}
+	inContainer := map[string]string{
+		"nvidiactl": "195:255", "nvidia-modeset": "195:254", "nvidia-uvm": "510:0", "nvidia-uvm-tools": "510:1", "nvidia0": "195:0",
+	}
+	onHost := map[string]string{"nvidia-caps/nvidia-cap1": "508:1", "nvidia-caps/nvidia-cap2": "508:2"}
+	check := func(when string) {
+		t.Helper()
+		if d := cmp.Diff(inContainer, nodesOf(t, DriverRoot(root))); d != "" {
+			t.Errorf("%s: nodes of the container: %s", when, d)
+		}
+		if d := cmp.Diff(onHost, nodesOf(t, root)); d != "" {
+			t.Errorf("%s: nodes of the host: %s", when, d)
+		}
+	}
+	check("made")
+	if want := filepath.Join(root, "run/nvidia/driver"); DriverRoot(root) != want || !strings.HasPrefix(LibraryDir(root), want+"/usr/lib/") {
+		t.Errorf("the driver is in %s, its libraries in %s", DriverRoot(root), LibraryDir(root))
+	}
+	if _, err := os.Stat(filepath.Join(root, "usr")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the host has a driver, too: %v", err)
+	}
+	if read(t, DriverRoot(root), home, "state") != read(t, StatePath(root)) {
+		t.Error("the container has another state")
+	}
+	if err := Renew(root, assets); err != nil {
+		t.Fatal(err)
+	}
+	check("made again")
+	if err := Reboot(root, RebootOptions{Renumber: true}); err != nil {
+		t.Fatal(err)
+	}
+	n := firstMajors.next()
+	inContainer["nvidia-uvm"], inContainer["nvidia-uvm-tools"] = fmt.Sprint(n.uvm, ":0"), fmt.Sprint(n.uvm, ":1")
+	for i := 1; i <= 2; i++ {
+		onHost[fmt.Sprint("nvidia-caps/nvidia-cap", i)] = fmt.Sprint(n.caps, ":", i)
+	}
+	check("rebooted")
+	create(t, root, m, assets)
+	if DriverRoot(root) != root {
+		t.Error("the container is left of the earlier machine")
 	}
 }
 

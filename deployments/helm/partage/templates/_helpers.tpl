@@ -108,8 +108,17 @@ the DaemonSet mounts a path that is neither that nor inside the driver root.
 {{- .mount -}}
 {{- end -}}
 {{- end -}}
+{{- /* "auto", or where the containers see the device nodes. */ -}}
 {{- define "partage.devRoot" -}}
+{{- if eq .Values.host.devRoot "auto" -}}
+auto
+{{- else -}}
 {{- include "partage.containerPath" (dict "path" .Values.host.devRoot "driverRoot" .Values.host.driverRoot "default" "/" "mount" "/dev-root") -}}
+{{- end -}}
+{{- end -}}
+{{- /* "true" if the containers have the host's /dev. */ -}}
+{{- define "partage.hostDev" -}}
+{{- has (include "partage.devRoot" .) (list "auto" "/") -}}
 {{- end -}}
 {{- define "partage.procRoot" -}}
 {{- include "partage.containerPath" (dict "path" .Values.host.procRoot "driverRoot" .Values.host.driverRoot "default" "/proc" "mount" "/proc-root") -}}

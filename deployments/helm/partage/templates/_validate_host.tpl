@@ -10,8 +10,10 @@ containers, so they must hide nothing there either. Argument: the section host.
 {{- define "partage.validateHost" -}}
 {{- $host := . -}}
 {{- range $name, $path := $host -}}
-{{- if or (not (regexMatch `^/[^\s:]*$` $path)) (regexMatch `(^|/)\.\.(/|$)` $path) -}}
-{{- fail (printf "host.%s is %q: want a path that begins with / and has no .., blanks and colons" $name $path) -}}
+{{- $mayBeAuto := eq $name "devRoot" -}}
+{{- if and $mayBeAuto (eq $path "auto") -}}
+{{- else if or (not (regexMatch `^/[^\s:]*$` $path)) (regexMatch `(^|/)\.\.(/|$)` $path) -}}
+{{- fail (printf "host.%s is %q: want %sa path that begins with / and has no .., blanks and colons" $name $path (ternary "auto, or " "" $mayBeAuto)) -}}
 {{- end -}}
 {{- end -}}
 {{- $shared := list "/bin" "/boot" "/etc" "/home" "/lib" "/lib64" "/media" "/mnt" "/opt" "/root" "/run" "/sbin" "/srv" "/tmp" "/usr" "/var" "/var/cache" "/var/lib" "/var/log" "/var/run" "/var/tmp" -}}

@@ -101,7 +101,7 @@ func infoCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "info",
 		Usage: "print the devices, how the program runs on them, and its limits",
-		Flags: flags(),
+		Flags: flags(&cli.BoolFlag{Name: "free", Usage: "print what cudaMemGetInfo returns, too"}),
 		Action: func(ctx context.Context, c *cli.Command) error {
 			return with(ctx, c, func(_ context.Context, p *program) error {
 				failed := false
@@ -111,7 +111,10 @@ func infoCommand() *cli.Command {
 						failed = true
 						continue
 					}
-					p.describe(c.Root().Writer, n)
+					err := p.describe(c, n)
+					if err != nil {
+						return fmt.Errorf("device %d: %w", n, err)
+					}
 				}
 				if failed {
 					return errShown
@@ -123,7 +126,8 @@ func infoCommand() *cli.Command {
 }
 
 // describe prints what a program can find out about a device.
-func (p *program) describe(out io.Writer, n int) {
+func (p *program) describe(c *cli.Command, n int) error {
+	out := c.Root().Writer
 	d, l := p.devices[n], p.limits[n]
 	fmt.Fprintf(out, "device %d: %s\n  UUID: %s\n", n, d.Name, d.UUID)
 	limit := "no limit"
@@ -131,11 +135,16 @@ func (p *program) describe(out io.Writer, n int) {
 		limit = "limit " + mebibytes(l.Memory)
 	}
 	fmt.Fprintf(out, "  memory: %s, %s\n", mebibytes(d.Memory), limit)
-	if free, total, err := p.MemoryInfo(n); err == nil {
+	if c.Bool("free") {
+		free, total, err := p.MemoryInfo(n)
+		if err != nil {
+			return err
+		}
 		fmt.Fprintf(out, "  memory info: %s free of %s\n", mebibytes(free), mebibytes(total))
 	}
 	fmt.Fprintf(out, "  multiprocessors: %d of %d (%s %%)\n", d.Limited(l.Percentage), d.Multiprocessors, strconv.FormatFloat(l.Percentage, 'f', -1, 64))
 	fmt.Fprintf(out, "  runs: %s\n", p.how(n))
+	return nil
 }
 
 func mebibytes(bytes uint64) string { return fmt.Sprintf("%d MiB", bytes>>20) }

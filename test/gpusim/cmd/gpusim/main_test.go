@@ -102,6 +102,17 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
+func TestDriverContainer(t *testing.T) {
+	root := filepath.Join(t.TempDir(), "node")
+	must(t, "new", "--machine", "t4x1", "--driver-container", "--assets", assets(t), "--root", root)
+	if want := filepath.Join(root, "run/nvidia/driver"); sysroot.DriverRoot(root) != want {
+		t.Errorf("the driver is in %s, want %s", sysroot.DriverRoot(root), want)
+	}
+	if out := must(t, "show", "--root", root); !strings.Contains(out, "Tesla T4") {
+		t.Errorf("the machine is %s", out)
+	}
+}
+
 func TestShow(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "node")
 	out := must(t, "new", "--machine", "mixed", "--assets", assets(t), "--root", root)

@@ -26,6 +26,7 @@ func newCommand() *cli.Command {
 			rootFlag(), assetsFlag(),
 			&cli.StringFlag{Name: "machine", Usage: "`NAME` from \"gpusim machines\", or <board>x<count>", Required: true},
 			&cli.Uint64Flag{Name: "seed", Usage: "`NUMBER` that UUIDs, serial numbers and the boot id depend on"},
+			&cli.BoolFlag{Name: "driver-container", Usage: "the driver and its device nodes are in ROOT/run/nvidia/driver, as with a driver container of NVIDIA's GPU Operator"},
 			&cli.StringFlag{Name: "driver-version", Usage: "`VERSION` of the NVIDIA driver (default: 580.95.05)"},
 		},
 		Action: func(_ context.Context, c *cli.Command) error {
@@ -41,7 +42,11 @@ func newCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			if err := sysroot.Create(root, m, assets); err != nil {
+			create := sysroot.Create
+			if c.Bool("driver-container") {
+				create = sysroot.CreateInContainer
+			}
+			if err := create(root, m, assets); err != nil {
 				return err
 			}
 			_, err = fmt.Fprintf(c.Root().Writer, "%s: %s with %d GPUs, driver %s\n", root, m.Name, len(m.GPUs), m.DriverVersion)

@@ -59,7 +59,8 @@ struct program {
 	struct device devices[MAX_DEVICES];
 	int count;
 	int server; // socket of the MPS server, or -1
-	int ended;  // why the contexts are no good any more, or 0
+	int void_limits; // its variable voids all limits of memory, the server's too
+	int ended;	 // why the contexts are no good any more, or 0
 };
 
 // look refreshes p->machine.

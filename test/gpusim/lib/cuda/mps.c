@@ -113,23 +113,27 @@ static struct device *named(struct program *p, const char *key, size_t length)
 	return *end == '\0' && n >= 0 && n < p->count ? &p->devices[n] : NULL;
 }
 
-// own_memory sets the limits of CUDA_MPS_PINNED_DEVICE_MEM_LIMIT. One entry that
-// names no device of this program, or is no limit, drops all of them.
+// own_memory sets the limits of CUDA_MPS_PINNED_DEVICE_MEM_LIMIT. What is no limit
+// drops all of them. A device that this program has not voids even the server's.
 static void own_memory(struct program *p)
 {
 	const char *at = getenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT");
-	while (at != NULL && *at != '\0') {
+	int wrong = 0, absent = 0;
+	while (!wrong && at != NULL && *at != '\0') {
 		const char *equals = strchr(at, '='), *end = NULL;
+		uint64_t bytes = equals == NULL ? 0 : memory_amount(equals + 1, &end);
 		struct device *d = equals == NULL ? NULL : named(p, at, (size_t)(equals - at));
-		uint64_t bytes = d == NULL ? 0 : memory_amount(equals + 1, &end);
-		if (bytes == 0 || (*end != '\0' && *end != ',')) {
-			for (int i = 0; i < p->count; i++)
-				p->devices[i].limit = 0;
-			return;
-		}
-		d->limit = bytes;
-		at = *end == ',' ? end + 1 : end;
+		wrong = bytes == 0 || (*end != '\0' && *end != ',');
+		if (d == NULL)
+			absent = 1;
+		else
+			d->limit = bytes;
+		if (!wrong)
+			at = *end == ',' ? end + 1 : end;
 	}
+	for (int i = 0; (wrong || absent) && i < p->count; i++)
+		p->devices[i].limit = 0;
+	p->void_limits = absent && !wrong;
 }
 
 static void own_percentage(struct program *p)
@@ -184,7 +188,7 @@ static enum result join(struct program *p, const char *token)
 		length += (size_t)snprintf(list + length, sizeof(list) - length, "%s{\"uuid\":\"%s\",\"percentage\":%.17g,\"memory\":%llu}",
 					   i == 0 ? "" : ",", p->devices[i].uuid, p->devices[i].percentage,
 					   (unsigned long long)p->devices[i].limit);
-	if (!say(p, "{\"token\":\"%s\",\"devices\":[%s]}\n", token, list) || hear(p, 0) <= 0)
+	if (!say(p, "{\"token\":\"%s\",\"devices\":[%s],\"void\":%s}\n", token, list, p->void_limits ? "true" : "false") || hear(p, 0) <= 0)
 		return MPS_CONNECTION_FAILED;
 	int code = number(packet, "code");
 	const char *at = packet;
