@@ -22,7 +22,7 @@ func intrude(t *testing.T, n *harness.Node, gpu int, args ...string) (partReport
 	all := append([]string{
 		"--intrusive", "--gpu=" + n.Machine(t).GPUs[gpu].UUID, "--kubelet-plugins-dir=" + n.PluginsDir,
 	}, args...)
-	out, code, stderr := run(t, n, enoughFiles, all...)
+	out, code, stderr := run(t, n, all...)
 	if code > 1 {
 		t.Errorf("exit code %d: %s", code, stderr)
 	}
@@ -52,7 +52,7 @@ func TestIntrusive(t *testing.T) {
 	transcript := filepath.Join(t.TempDir(), "transcript")
 	live, _ := intrude(t, n, 1, "--transcript="+transcript)
 	asBefore(t, n, before)
-	replayed, _, stderr := run(t, n, enoughFiles, "--replay="+transcript)
+	replayed, _, stderr := run(t, n, "--replay="+transcript)
 	if diff := cmp.Diff(live, part(t, replayed, "intrusive.")); diff != "" {
 		t.Errorf("replayed: -live +replayed:\n%s%s", diff, stderr)
 	}
@@ -107,7 +107,7 @@ func TestIntrusiveCrash(t *testing.T) {
 	n.Update(t, func(m *machine.Machine) {
 		state.AddFault(m, machine.Fault{Function: "nvmlComputeInstanceDestroy", GPU: 0, Effect: machine.KillBefore, Times: 1, Skip: 2})
 	})
-	out, code, stderr := run(t, n, enoughFiles, "--intrusive", "--gpu="+n.Machine(t).GPUs[0].UUID, "--kubelet-plugins-dir="+n.PluginsDir)
+	out, code, stderr := run(t, n, "--intrusive", "--gpu="+n.Machine(t).GPUs[0].UUID, "--kubelet-plugins-dir="+n.PluginsDir)
 	if code != -1 || len(out) > 0 {
 		t.Fatalf("it was not killed: exit code %d: %s%s", code, out, stderr)
 	}

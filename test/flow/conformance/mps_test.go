@@ -17,11 +17,6 @@ import (
 	"github.com/partage-dev/partage/test/gpusim/state"
 )
 
-const (
-	enoughFiles = "20000"
-	fewFiles    = "1024"
-)
-
 // untouched fails if the machine is not as it was.
 func untouched(t *testing.T, n *harness.Node, before *machine.Machine) {
 	t.Helper()
@@ -40,14 +35,14 @@ func TestMPS(t *testing.T) {
 	n := harness.NewNode(t, "h100-80-sxmx2")
 	before := n.Machine(t)
 	transcript := filepath.Join(t.TempDir(), "transcript")
-	out, code, stderr := run(t, n, enoughFiles, "--mps", "--transcript="+transcript)
+	out, code, stderr := run(t, n, "--mps", "--transcript="+transcript)
 	if code > 1 {
 		t.Fatalf("exit code %d: %s", code, stderr)
 	}
 	live := part(t, out, "mps.")
 	untouched(t, n, before)
 
-	replayed, _, stderr := run(t, n, enoughFiles, "--replay="+transcript)
+	replayed, _, stderr := run(t, n, "--replay="+transcript)
 	if diff := cmp.Diff(live, part(t, replayed, "mps.")); diff != "" {
 		t.Errorf("replayed: -live +replayed:\n%s%s", diff, stderr)
 	}
@@ -60,6 +55,7 @@ func TestMPSTroubles(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100-80-sxmx2", func(m *machine.Machine) {
 		m.Processes = append(m.Processes, machine.Process{PID: 4711, Name: "train", GPU: 0, InstanceID: -1, ComputeID: -1, MemoryBytes: 1 << 30})
+		m.MPS.CoarseLimits = true
 	})
 	for _, f := range []machine.Fault{
 		{Function: "mps_terminate_client", GPU: 1, Effect: machine.Fail},
@@ -68,7 +64,7 @@ func TestMPSTroubles(t *testing.T) {
 		n.Update(t, func(m *machine.Machine) { state.AddFault(m, f) })
 	}
 	before := n.Machine(t)
-	out, code, stderr := run(t, n, fewFiles, "--mps")
+	out, code, stderr := run(t, n, "--mps")
 	if code != 1 {
 		t.Errorf("exit code %d, want 1: %s", code, stderr)
 	}
@@ -77,7 +73,7 @@ func TestMPSTroubles(t *testing.T) {
 		t.Errorf("started on another GPU than the one that nobody uses: %+v", got)
 	}
 	for _, want := range []struct{ check, subject, text string }{
-		{"mps.nofile", "", "daemon 1024, server 1024"},
+		{"mps.limits-read-back", "", "1536M: 1G, 5120M: 5G, 20350M: 19G"},
 		{"mps.answers", "get_client_list SERVER", "Failed to execute get_client_list"},
 		{"mps.ends", "terminate_client, then SIGKILL", "Failed to execute terminate_client"},
 	} {
@@ -100,7 +96,7 @@ func TestMPSNothingFree(t *testing.T) {
 		m.Processes = append(m.Processes, machine.Process{PID: 4711, Name: "train", GPU: 1, InstanceID: -1, ComputeID: -1, MemoryBytes: 1 << 30})
 	})
 	before := n.Machine(t)
-	out, _, _ := run(t, n, enoughFiles, "--mps")
+	out, _, _ := run(t, n, "--mps")
 	r := part(t, out, "mps.")
 	if len(r.Results) != r.count("not testable") {
 		t.Errorf("something was examined: %+v", r)
@@ -123,7 +119,7 @@ func TestMPSServerDoesNotStart(t *testing.T) {
 		state.AddFault(m, machine.Fault{Function: "mps_server_start", GPU: 0, Effect: machine.Proceed, Hang: true})
 	})
 	before := n.Machine(t)
-	out, code, stderr := run(t, n, enoughFiles, "--mps", "--limit=2s")
+	out, code, stderr := run(t, n, "--mps", "--limit=2s")
 	if code == 0 {
 		t.Errorf("exit code 0: %s", stderr)
 	}
