@@ -6,6 +6,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"time"
@@ -23,6 +24,7 @@ type config struct {
 	driverRoot, devRoot string
 	hostDriverRoot      string
 	extraContainerFiles string
+	podsSocket          string
 	seLinux             string
 	memoryPercent       int
 	checkInterval       time.Duration
@@ -44,6 +46,8 @@ func (c *config) flags() []cli.Flag {
 			"time between two checks of a session's server; the end of a daemon is noticed at once"),
 		command.String("", "extra-container-files", "", &c.extraContainerFiles,
 			"names of files in a daemon's pipe directory that containers get beside the socket control, separated by commas, such as log"),
+		command.String("", "kubelet-pods-socket", "", &c.podsSocket,
+			"socket of the kubelet's Pods API, by which MPS clients are terminated before their pod is killed; empty: they are not"),
 		command.SELinux("", &c.seLinux),
 		command.Int("", "memory-percent", 50, &c.memoryPercent,
 			"how much of the node's memory what is mounted for all sessions may take, above all the /dev/shm of their clients"),
@@ -67,10 +71,19 @@ func (c *config) validate() error {
 		c.checkHostDriverRoot(),
 		command.CheckDuration("check-interval", c.checkInterval, shortest, longest),
 		c.checkContainerFiles(),
+		c.checkPodsSocket(),
 		command.CheckSELinux(c.seLinux),
 		c.checkMemoryPercent(),
 		c.process.Validate(),
 	)
+}
+
+// checkPodsSocket takes a socket that does not exist: older kubelets have none.
+func (c *config) checkPodsSocket() error {
+	if c.podsSocket != "" && !filepath.IsAbs(c.podsSocket) {
+		return command.Wrong("kubelet-pods-socket", c.podsSocket, "an absolute path, or nothing")
+	}
+	return nil
 }
 
 // maxMemoryPercent leaves some of the node's memory to everything else.

@@ -38,6 +38,7 @@ func TestBadFlags(t *testing.T) {
 		{[]string{"--memory-percent=81"}, []string{`--memory-percent (MEMORY_PERCENT) is "81": want a number from 1 to 80`}},
 		{[]string{"--selinux-context=container_file_t"}, []string{`--selinux-context (SELINUX_CONTEXT) is "container_file_t": want auto, none or a context`}},
 		{[]string{"--extra-container-files=control_privileged"}, []string{"EXTRA_CONTAINER_FILES", "could command the daemon"}},
+		{[]string{"--kubelet-pods-socket=pods-api.sock"}, []string{`--kubelet-pods-socket (KUBELET_PODS_SOCKET) is "pods-api.sock": want an absolute path`}},
 		{[]string{"--health-socket=health.sock"}, []string{`--health-socket (HEALTH_SOCKET) is "health.sock": want an absolute path`}},
 		{[]string{"-v=-1"}, []string{`--v (LOG_LEVEL) is "-1": want 0 or more`}},
 		{[]string{"--logging-format=xml"}, []string{`--logging-format (LOGGING_FORMAT) is "xml": want text or json`}},

@@ -37,6 +37,7 @@ func serve(ctx context.Context, c *config, cmd *cli.Command) error {
 		Roots:               c.roots(),
 		CheckInterval:       c.checkInterval,
 		ExtraContainerFiles: c.containerFiles(),
+		PodsSocket:          c.podsSocket,
 		SELinuxContext:      c.seLinux,
 		MemoryPercent:       c.memoryPercent,
 	})

@@ -33,12 +33,15 @@ const (
 	ReasonOrphanInUse = "OrphanedClaimInUse"
 	// ReasonMPSLost: the processes of a claim have lost their MPS server.
 	ReasonMPSLost = "MPSServerLost"
+	// ReasonMPSClientKilled: a client of a claim's MPS server was killed, and the others go
+	// on with a server whose state is undefined.
+	ReasonMPSClientKilled = "MPSClientKilled"
 	// ReasonPartitionGone: a partition of a claim does not exist any more.
 	ReasonPartitionGone = "PartitionGone"
 )
 
 // forUsers are the reasons of events that concern the pods of a claim.
-var forUsers = []string{ReasonMPSLost, ReasonPartitionGone}
+var forUsers = []string{ReasonMPSLost, ReasonMPSClientKilled, ReasonPartitionGone}
 
 // repeatAfter is when to say again what is still so: API servers keep events for an hour
 // by default.

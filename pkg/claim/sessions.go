@@ -69,7 +69,7 @@ func (e *engine) repairSessions(ctx context.Context, r *journal.Record, seen ses
 	for i := range r.Sessions {
 		s := &r.Sessions[i]
 		status, runs := seen.sessions[s.ID]
-		healthy = healthy && s.Running() && runs && status.Losses == s.Losses
+		healthy = healthy && s.Running() && runs && status.Losses == s.Losses && status.Kills == s.Kills
 	}
 	if healthy || seen.sessions == nil {
 		return nil // or it is not known, see unchecked
@@ -105,6 +105,10 @@ func (e *engine) reportLosses(ctx context.Context, r *journal.Record, seen sessi
 		s := &r.Sessions[i]
 		status, runs := sessions[s.ID]
 		runs = runs && !seen.gone(r, s)
+		if runs && s.Running() && status.Kills != s.Kills {
+			e.reportKill(ctx, r, s, status)
+			reported = true
+		}
 		if !s.Running() || runs && status.Losses == s.Losses {
 			continue
 		}
@@ -125,6 +129,20 @@ func (e *engine) reportLosses(ctx context.Context, r *journal.Record, seen sessi
 	return reported, nil
 }
 
+// reportKill tells people that a client of a session was killed. A count that has gone down
+// is that of a session that was started again.
+func (e *engine) reportKill(ctx context.Context, r *journal.Record, s *journal.Session, status mps.Status) {
+	more := status.Kills > s.Kills
+	s.Kills = status.Kills
+	if !more {
+		return
+	}
+	e.events.always(ctx, r.Claim, ReasonMPSClientKilled, fmt.Sprintf(
+		"Device %s: %s. NVIDIA calls the state of an MPS server undefined after that: the processes that share it may hang, fail "+
+			"or get wrong results. It is replaced when all of them have ended. To be safe, restart them.",
+		s.Devices[0].Device, status.LastKill))
+}
+
 // restartSession starts a session that a prepared claim has and that does not exist.
 func (e *engine) restartSession(ctx context.Context, r *journal.Record, s *journal.Session) error {
 	unlock, err := e.lockSoon(ctx, s.PCIAddresses())
@@ -142,7 +160,7 @@ func (e *engine) restartSession(ctx context.Context, r *journal.Record, s *journ
 		return fmt.Errorf("device %s: %w", s.Devices[0].Device, err)
 	}
 	if !s.Running() {
-		s.Losses = live.Losses
+		s.Losses, s.Kills = live.Losses, live.Kills
 	}
 	s.PipeDir, s.ShmDir = live.PipeDir, live.ShmDir
 	return nil

@@ -24,6 +24,7 @@ import (
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/pkg/sharing"
 )
 
@@ -75,6 +76,45 @@ func TestLargestShare(t *testing.T) {
 		mustUnprepare(t, m, "middle")
 		b.wantNothing()
 	}
+}
+
+// Less memory is offered than claims have, because of another version, policy or what
+// the driver keeps: they keep their limits, whatever they are asked for again, and nothing
+// of theirs is touched.
+func TestLessMemoryIsOffered(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	const most = "79Gi" // of 80, which the fixture's GPU does not offer
+	old := []*resourceapi.ResourceClaim{portion("u1", mpsA, most, "25"), portion("u2", mpsA, "1Gi", "25")}
+	if d, _ := testInventory(t).Lookup(mpsA); d.Share.MaxMemoryBytes >= 79<<30 {
+		t.Fatalf("%d bytes are offered, this test needs less", d.Share.MaxMemoryBytes)
+	}
+	var prepared [][]PreparedDevice
+	for _, claim := range old {
+		prepared = append(prepared, mustPrepare(t, m, claim))
+	}
+	b.wantLimits("as allocated", wholeA, 25, 79)
+	before := b.limitsOfSpec("u1")
+
+	next := b.manager() // of the next version
+	b.hooks(nil, nil)
+	mustReconcile(t, next)
+	for i, claim := range old {
+		if diff := cmp.Diff(prepared[i], mustPrepare(t, next, claim)); diff != "" {
+			t.Errorf("claim %d is prepared otherwise (-before +now):\n%s", i, diff)
+		}
+	}
+	if seen := b.onHardware(); len(seen) > 0 {
+		t.Errorf("effects of the new version: %v", seen)
+	}
+	b.wantLimits("with the new version", wholeA, 25, 79)
+	if diff := cmp.Diff(before, b.limitsOfSpec("u1")); diff != "" {
+		t.Errorf("limits of the container (-before +now):\n%s", diff)
+	}
+	mustUnprepare(t, next, "u1")
+	b.wantLimits("without the large one", wholeA, 25, 1)
+	mustUnprepare(t, next, "u2")
+	b.wantNothing()
 }
 
 // What could not be tightened when a share was released is tightened later.
@@ -231,6 +271,66 @@ func TestLosses(t *testing.T) {
 	}
 	b.hooks(nil, nil)
 	b.wantWarnings(told[0])
+}
+
+// Whoever goes on with a server of which a client was killed is told, once for each time.
+func TestKills(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	mustPrepare(t, m, newClaim("u1", mpsA))
+	mustPrepare(t, m, newClaim("u2", mpsA))
+	mustPrepare(t, m, newClaim("beside", mpsB))
+	killed := func(kills int) {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.sessions[wholeA].kills = kills
+	}
+	told := [][]string{{"u1 MPSClientKilled", "also of pods", mpsA, "one was killed", "undefined"}, {"u2 MPSClientKilled", mpsA}}
+	for kills := range 2 {
+		killed(kills + 1)
+		mustReconcile(t, m)
+		b.wantWarnings(told...)
+		mustReconcile(t, m)
+		mustReconcile(t, b.manager())
+		b.wantWarnings()
+	}
+	// Who comes later shares no server with those that were killed before.
+	mustPrepare(t, m, newClaim("u3", mpsA))
+	mustReconcile(t, b.manager())
+	b.wantWarnings()
+	// The session was made again.
+	killed(0)
+	mustReconcile(t, m)
+	b.wantWarnings()
+	killed(1)
+	mustReconcile(t, m)
+	b.wantWarnings(append(told, []string{"u3 MPSClientKilled"})...)
+}
+
+// A server is replaced at once when any of its shares was prepared under such a policy, and
+// those of a claim's own devices never are.
+func TestReactionToKills(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	mustPrepare(t, m, newClaim("before", mpsA))
+	if got := b.running(wholeA).OnClientKilled; got != "" {
+		t.Errorf("by default, got %q", got)
+	}
+	p := testPolicy()
+	p.Default.MPS.OnClientKilled = policy.KilledRestart
+	inventory, err := device.NewInventory(testNode(), device.Terms{Policy: p})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.SetInventory(inventory)
+	mustPrepare(t, m, newClaim("after", mpsA))
+	mustPrepare(t, m, configure(newClaim("own", wholeB), fromClaim, ownMPSOfOne))
+	if got := b.running(wholeA).OnClientKilled; got != policy.KilledRestart {
+		t.Errorf("shared, got %q", got)
+	}
+	if got := b.running(wholeB).OnClientKilled; got != "" {
+		t.Errorf("of one claim, got %q", got)
+	}
 }
 
 // A session that does not exist any more is made again.

@@ -33,6 +33,7 @@ type runningSession struct {
 	sharing.Session
 	phase   mps.Phase
 	losses  int
+	kills   int
 	starts  int
 	clients []int
 }
@@ -65,7 +66,7 @@ func (b *box) Start(ctx context.Context, s sharing.Session, adopt bool) (sharing
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return sharing.Live{PipeDir: "/mps/" + s.ID + "/pipe", ShmDir: "/mps/" + s.ID + "/shm", Losses: b.sessions[s.ID].losses}, nil
+	return sharing.Live{PipeDir: "/mps/" + s.ID + "/pipe", ShmDir: "/mps/" + s.ID + "/shm", Losses: b.sessions[s.ID].losses, Kills: b.sessions[s.ID].kills}, nil
 }
 
 // startable needs the lock.
@@ -99,6 +100,9 @@ func (b *box) start(s sharing.Session) error {
 	}
 	b.mu.Lock()
 	was := b.sessions[s.ID]
+	if was != nil {
+		was.OnClientKilled = s.OnClientKilled
+	}
 	b.mu.Unlock()
 	if was == nil {
 		return b.effect("start session", func() error {
@@ -167,7 +171,7 @@ func (b *box) Sessions(ctx context.Context) (map[string]mps.Status, error) {
 		for _, d := range s.Devices {
 			spec.Devices = append(spec.Devices, d.UUID)
 		}
-		found[id] = mps.Status{Spec: spec, Phase: s.phase, Losses: s.losses, LastLoss: "the daemon ended", Servers: []int{4242}, Clients: s.clients}
+		found[id] = mps.Status{Spec: spec, Phase: s.phase, Losses: s.losses, LastLoss: "the daemon ended", Kills: s.kills, LastKill: "one was killed", Servers: []int{4242}, Clients: s.clients}
 	}
 	return found, nil
 }

@@ -67,6 +67,8 @@ type Share struct {
 	// Limited says that an interposer library in the containers enforces the memory
 	// and percentage of a TimeSlice share.
 	Limited bool
+	// OnClientKilled is for MPS.
+	OnClientKilled policy.OnClientKilled
 }
 
 // PartitionShape identifies a partition of a GPU.

@@ -72,6 +72,10 @@
 //	smPercent  what it requests of the multiprocessors, or an equal part, at most 100
 //	others     what it requests, or nothing; the scheduler counts it and nothing enforces it
 //
+// The memory that is divided is what remains of the device's when the driver, the MPS
+// server and a context of each claim have theirs, so that all claims can use all of
+// their parts at the same time; exclusive devices have what the driver reports.
+//
 // Equal parts are those of as many claims as the policy admits. A claim without a
 // request gets one rather than everything: without a limit it could take what the
 // scheduler has promised to others.

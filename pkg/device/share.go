@@ -93,15 +93,21 @@ func (c *catalog) mpsShare(profile *gpu.Profile, offer policy.MPSOffer) (Share, 
 		problem = fmt.Errorf("asks for %d clients, the hardware takes %d at most; %d are offered", clients, most, most)
 		clients = most
 	}
+	memory := c.mpsMemory(profile, offer)
+	if fit := memory.clients(); clients > fit {
+		if fit == 0 {
+			return Share{}, fmt.Errorf("leaves no memory for clients: %s; none are published", memory)
+		}
+		problem = fmt.Errorf("asks for %d clients, the memory is enough for %d: %s; %d are offered", offer.Clients, fit, memory, fit)
+		clients = fit
+	}
 	s := Share{
 		Clients:  clients,
 		Percent:  int(overcommit(100, offer.ComputeOvercommit)),
-		Interval: policy.IntervalDefault,
+		Interval: policy.IntervalDefault, OnClientKilled: offer.OnClientKilled,
 	}
 	s.DefaultPercent = defaultPercent(s)
-	if err := s.limitMemory(c.memoryOf(profile), offer.ReservedMemoryBytes, offer.MemoryOvercommit); err != nil {
-		return Share{}, err
-	}
+	s.limitMemory(memory.offered(clients), offer.MemoryOvercommit)
 	return s, problem
 }
 
@@ -112,45 +118,32 @@ func (c *catalog) timeSliceShare(profile *gpu.Profile, offer policy.TimeSliceOff
 	if profile == nil {
 		s.Interval = cmp.Or(offer.Interval, policy.IntervalDefault)
 	}
-	total := c.memoryOf(profile)
+	memory := c.usableMemory(profile)
 	if !s.Limited {
-		s.MaxMemoryBytes = total / mib * mib
-		s.MemoryBytes = overcommit(total/mib, offer.MemoryOvercommit) * mib
+		s.MaxMemoryBytes, s.MemoryBytes = memory*mib, overcommit(memory, offer.MemoryOvercommit)*mib
 		return s, nil
+	}
+	if memory < int64(s.Clients) {
+		return Share{}, fmt.Errorf("has %d clients share %d MiB of memory: none are published, since each needs 1 MiB at least", s.Clients, memory)
 	}
 	// A client cannot be limited to less than one percent, so that more than 100
 	// clients get one each.
 	s.Percent = max(100, s.Clients)
 	s.DefaultPercent = defaultPercent(s)
-	if err := s.limitMemory(total, 0, offer.MemoryOvercommit); err != nil {
-		return Share{}, err
-	}
+	s.limitMemory(memory, offer.MemoryOvercommit)
 	return s, nil
-}
-
-func (c *catalog) memoryOf(profile *gpu.Profile) int64 {
-	bytes := c.gpu.Resources.MemoryBytes
-	if profile != nil {
-		bytes = profile.Resources.MemoryBytes
-	}
-	return int64(min(bytes, math.MaxInt64))
 }
 
 // defaultPercent is an equal part: a client without a limit would take from the
 // others.
 func defaultPercent(s Share) int { return max(1, min(100, s.Percent/s.Clients)) }
 
-// limitMemory sets the memory limits of clients, in whole MiB as MPS counts them.
-func (s *Share) limitMemory(total, reserved int64, factor float64) error {
-	most := max(0, total-max(0, reserved)) / mib
+// limitMemory sets the memory limits of clients that have so many MiB. They are whole
+// MiB, the smallest unit in which MPS takes limits.
+func (s *Share) limitMemory(most int64, factor float64) {
 	all := overcommit(most, factor)
 	each := min(most, all/int64(s.Clients))
-	if each < 1 {
-		return fmt.Errorf("has %d clients share %d MiB of memory, %d of them reserved: none are published, since each needs 1 MiB at least",
-			s.Clients, total/mib, reserved/mib)
-	}
 	s.MemoryBytes, s.MaxMemoryBytes, s.DefaultMemoryBytes = all*mib, most*mib, each*mib
-	return nil
 }
 
 // overcommit rounds down. Factors are decimal fractions, which are not exact: 1.15

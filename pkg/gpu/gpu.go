@@ -63,6 +63,9 @@ type GPU struct {
 	// Resources of the undivided GPU. Multiprocessors and engine counts are zero if
 	// the driver does not report them (GPUs without MIG).
 	Resources Resources `json:"resources"`
+	// ReservedBytes is the part of the undivided GPU's memory that the driver keeps
+	// for itself, which Resources include. 0 if it is not known, as while MIG is on.
+	ReservedBytes uint64 `json:"reservedBytes,omitempty"`
 
 	// AddressingMode is "HMM", "ATS" or "None"; empty if not reported.
 	AddressingMode string `json:"addressingMode,omitempty"`

@@ -10,12 +10,18 @@ import "slices"
 // breaks or falls off the bus must not take devices with it that may be allocated. If the
 // GPU is at another address now, what is left at this one has no UUID.
 //
+// The reserved memory of a GPU is the most that was seen. It is not known while MIG is
+// on, and shares of the GPU must not change with the mode, from claim to claim.
+//
 // The earlier node may be nil. Neither node changes.
 func (n *Node) Keeping(earlier *Node) (all *Node, kept []string) {
 	merged := *n
 	merged.GPUs = slices.Clone(n.GPUs)
 	if earlier != nil {
 		for _, g := range earlier.GPUs {
+			if i := merged.index(g.PCIAddress); i >= 0 && merged.GPUs[i].UUID == g.UUID {
+				merged.GPUs[i].ReservedBytes = max(merged.GPUs[i].ReservedBytes, g.ReservedBytes)
+			}
 			if !n.Has(g.PCIAddress) {
 				if n.hasUUID(g.UUID) {
 					g.UUID = ""
@@ -31,7 +37,11 @@ func (n *Node) Keeping(earlier *Node) (all *Node, kept []string) {
 
 // Has reports whether the node has a GPU at this PCI address that is not broken.
 func (n *Node) Has(pciAddress string) bool {
-	return slices.ContainsFunc(n.GPUs, func(g GPU) bool { return g.PCIAddress == pciAddress })
+	return n.index(pciAddress) >= 0
+}
+
+func (n *Node) index(pciAddress string) int {
+	return slices.IndexFunc(n.GPUs, func(g GPU) bool { return g.PCIAddress == pciAddress })
 }
 
 func (n *Node) hasUUID(uuid string) bool {

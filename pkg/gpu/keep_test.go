@@ -64,3 +64,25 @@ func TestKeepingMovedGPU(t *testing.T) {
 		t.Error("the earlier node changed")
 	}
 }
+
+// TestKeepingReservedMemory: what a GPU reserves neither goes nor shrinks because of what
+// the GPU is used for now.
+func TestKeepingReservedMemory(t *testing.T) {
+	const a = "0000:1b:00.0"
+	for name, test := range map[string]struct{ earlier, now, want GPU }{
+		"MIG is on":   {GPU{UUID: "GPU-x", ReservedBytes: 551}, GPU{UUID: "GPU-x"}, GPU{UUID: "GPU-x", ReservedBytes: 551}},
+		"less":        {GPU{UUID: "GPU-x", ReservedBytes: 551}, GPU{UUID: "GPU-x", ReservedBytes: 550}, GPU{UUID: "GPU-x", ReservedBytes: 551}},
+		"more":        {GPU{UUID: "GPU-x", ReservedBytes: 551}, GPU{UUID: "GPU-x", ReservedBytes: 600}, GPU{UUID: "GPU-x", ReservedBytes: 600}},
+		"another GPU": {GPU{UUID: "GPU-x", ReservedBytes: 551}, GPU{UUID: "GPU-y", ReservedBytes: 500}, GPU{UUID: "GPU-y", ReservedBytes: 500}},
+	} {
+		test.earlier.PCIAddress, test.now.PCIAddress, test.want.PCIAddress = a, a, a
+		now := &Node{GPUs: []GPU{test.now}}
+		all, kept := now.Keeping(&Node{GPUs: []GPU{test.earlier}})
+		if diff := cmp.Diff([]GPU{test.want}, all.GPUs); diff != "" || len(kept) > 0 {
+			t.Errorf("%s: kept %v (-want +got):\n%s", name, kept, diff)
+		}
+		if !cmp.Equal(now.GPUs[0], test.now) {
+			t.Errorf("%s: the node changed", name)
+		}
+	}
+}

@@ -14,18 +14,21 @@ import (
 func specToProto(s Spec) *mpspb.Spec {
 	return &mpspb.Spec{
 		Id: s.ID, Devices: s.Devices, ThreadPercentage: int32(s.ThreadPercentage), MemoryBytes: s.Memory, MultiUser: s.MultiUser,
+		OnClientKilled: string(s.OnClientKilled),
 	}
 }
 
 func specFromProto(p *mpspb.Spec) Spec {
 	return Spec{
 		ID: p.GetId(), Devices: p.GetDevices(), ThreadPercentage: int(p.GetThreadPercentage()), Memory: p.GetMemoryBytes(), MultiUser: p.GetMultiUser(),
+		OnClientKilled: OnClientKilled(p.GetOnClientKilled()),
 	}
 }
 
 func statusToProto(s Status) *mpspb.Status {
 	p := &mpspb.Status{
 		Spec: specToProto(s.Spec), Phase: string(s.Phase), Message: text(s.Message), Losses: int64(s.Losses), LastLoss: text(s.LastLoss),
+		Kills: int64(s.Kills), LastKill: text(s.LastKill),
 		Servers: convertInts[int32](s.Servers), Clients: convertInts[int32](s.Clients), PipeDir: s.PipeDir, ShmDir: s.ShmDir,
 	}
 	if !s.LastLossTime.IsZero() {
@@ -41,6 +44,7 @@ func text(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 func statusFromProto(p *mpspb.Status) Status {
 	s := Status{
 		Spec: specFromProto(p.GetSpec()), Phase: Phase(p.GetPhase()), Message: p.GetMessage(), Losses: int(p.GetLosses()), LastLoss: p.GetLastLoss(),
+		Kills: int(p.GetKills()), LastKill: p.GetLastKill(),
 		Servers: convertInts[int](p.GetServers()), Clients: convertInts[int](p.GetClients()), PipeDir: p.GetPipeDir(), ShmDir: p.GetShmDir(),
 	}
 	if p.GetLastLossTime() != nil {

@@ -38,7 +38,17 @@ type Spec struct {
 	Memory map[string]int64 `json:"memory,omitempty"`
 	// MultiUser lets clients of different users run at the same time.
 	MultiUser bool `json:"multiUser,omitempty"`
+	// OnClientKilled is what becomes of a server after a client of it was killed that may
+	// have been busy. Unlike the rest it can always change. Anything but RestartServer
+	// means that the server goes on until it has no clients.
+	OnClientKilled OnClientKilled `json:"onClientKilled,omitempty"`
 }
+
+// OnClientKilled is a reaction to the death of a client.
+type OnClientKilled string
+
+// RestartServer replaces the server at once, which ends all other clients.
+const RestartServer OnClientKilled = "Restart"
 
 // ValidID reports whether an ID is a DNS label.
 func ValidID(id string) bool { return labelSyntax.MatchString(id) }

@@ -35,6 +35,11 @@ type Status struct {
 	// LastLoss and LastLossTime describe the last loss. They are zero without one.
 	LastLoss     string
 	LastLossTime time.Time
+	// Kills counts how often a client was killed while others went on with a server whose
+	// state is undefined after that. A server that was replaced because of it is a loss
+	// instead. LastKill describes the last time.
+	Kills    int
+	LastKill string
 	// Servers are the processes that hold the devices on behalf of clients.
 	Servers []int
 	// Clients are the processes that use the session now, as far as the daemon

@@ -76,8 +76,11 @@ func TestDecode(t *testing.T) {
 									TimeSlice: &TimeSliceOffer{Clients: 4, Interval: IntervalDefault, MemoryOvercommit: 1.5},
 								},
 								{
-									Profiles:  []string{"2g.20gb", "1g.10gb+me"},
-									MPS:       &MPSOffer{Clients: 2, MemoryOvercommit: 1, ComputeOvercommit: 1.25, ReservedMemoryBytes: 256 << 20},
+									Profiles: []string{"2g.20gb", "1g.10gb+me"},
+									MPS: &MPSOffer{
+										Clients: 2, MemoryOvercommit: 1, ComputeOvercommit: 1.25, ReservedMemoryBytes: 256 << 20, OnClientKilled: KilledRestart,
+										ServerMemoryBytes: new(int64(60 << 20)), ContextMemoryBytes: new(int64(326 << 20)),
+									},
 									TimeSlice: &TimeSliceOffer{Clients: DefaultClients, Interval: IntervalDefault, MemoryOvercommit: 1},
 								},
 							},
@@ -87,7 +90,9 @@ func TestDecode(t *testing.T) {
 					},
 				},
 			},
-			Default: Offer{Whole: true, MPS: &MPSOffer{Clients: 1024, MemoryOvercommit: 1, ComputeOvercommit: 1}},
+			Default: Offer{Whole: true, MPS: &MPSOffer{
+				Clients: 1024, MemoryOvercommit: 1, ComputeOvercommit: 1, OnClientKilled: KilledReport, ServerMemoryBytes: new(int64), ContextMemoryBytes: new(int64(512 << 20)),
+			}},
 		},
 		"json": {Default: Offer{TimeSlice: &TimeSliceOffer{Clients: 16, Interval: IntervalLong, MemoryOvercommit: 1}}},
 		"leave-alone": {
@@ -133,12 +138,14 @@ func TestDecodeOffers(t *testing.T) {
 		"{kinds: [mig], mig: {variants: false}}": "mig all profiles but variants",
 		"{mig: {}}":                              Builtin().Default.String(),
 		"{mps: {}}":                              Builtin().Default.String(),
-		"{mps: {clients: 1e1}}":                  "gpu; mig all profiles but variants; mps 10 clients, 512Mi reserved; timeslice 4 clients",
+		"{mps: {clients: 1e1}}":                  "gpu; mig all profiles but variants; mps 10 clients; timeslice 4 clients",
 		"{kinds: []}":                            "nothing",
 		"{kinds: [mps], mps: {reservedMemory: 1.5Gi}}":         "mps 4 clients, 1536Mi reserved",
 		"{kinds: [mps], mps: {reservedMemory: 1e9}}":           "mps 4 clients, 1000000000 reserved",
 		"{kinds: [mps], mps: {reservedMemory: \"0\"}}":         "mps 4 clients",
 		"{kinds: [mps], mps: {reservedMemory: 1Ti}}":           "mps 4 clients, 1Ti reserved",
+		"{kinds: [mps], mps: {serverMemory: 60Mi}}":            "mps 4 clients, 60Mi for the server",
+		"{kinds: [mps], mps: {contextMemory: 0}}":              "mps 4 clients, 0 for the context of each",
 		"{kinds: [timeslice], timeslice: {interval: Default}}": "timeslice 4 clients",
 	} {
 		if got := mustDecode(t, []byte(head+"default: "+text)).Default.String(); got != want {
@@ -368,13 +375,17 @@ func checkOffer(t *testing.T, o Offer) {
 	}
 }
 
+func saneMemory(amounts ...*int64) bool {
+	return !slices.ContainsFunc(amounts, func(bytes *int64) bool { return bytes != nil && (*bytes < 0 || *bytes > maxReserved) })
+}
+
 func checkShares(t *testing.T, mps *MPSOffer, slice *TimeSliceOffer) {
 	t.Helper()
 	sane := func(clients int, factors ...float64) bool {
 		return clients >= 1 && clients <= maxClients &&
 			!slices.ContainsFunc(factors, func(f float64) bool { return !(f >= 1 && f <= maxOvercommit) })
 	}
-	if mps != nil && (!sane(mps.Clients, mps.MemoryOvercommit, mps.ComputeOvercommit) || mps.ReservedMemoryBytes < 0 || mps.ReservedMemoryBytes > maxReserved) {
+	if mps != nil && (!sane(mps.Clients, mps.MemoryOvercommit, mps.ComputeOvercommit) || !saneMemory(&mps.ReservedMemoryBytes, mps.ServerMemoryBytes, mps.ContextMemoryBytes)) {
 		t.Errorf("%+v", mps)
 	}
 	if slice != nil && (!sane(slice.Clients, slice.MemoryOvercommit) || !slices.Contains(intervals, slice.Interval)) {

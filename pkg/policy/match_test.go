@@ -80,10 +80,10 @@ default: {kinds: [gpu, timeslice]}
 	other.UUID = "GPU-00000000-0000-4000-8000-000000000000"
 	a10 := &gpu.GPU{ProductName: "NVIDIA A10", Architecture: "Ampere"}
 	for want, g := range map[string]*gpu.GPU{
-		`rule "this-one": gpu`:                       a100(),
-		`rule "a100": mps 4 clients, 512Mi reserved`: other,
-		`rule "ampere": timeslice 4 clients`:         a10,
-		`default: gpu; timeslice 4 clients`:          {ProductName: "Tesla T4", Architecture: "Turing"},
+		`rule "this-one": gpu`:               a100(),
+		`rule "a100": mps 4 clients`:         other,
+		`rule "ampere": timeslice 4 clients`: a10,
+		`default: gpu; timeslice 4 clients`:  {ProductName: "Tesla T4", Architecture: "Turing"},
 	} {
 		if got := p.For(g).String(); got != want {
 			t.Errorf("%s: got %s, want %s", g.ProductName, got, want)

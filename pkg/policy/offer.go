@@ -28,6 +28,7 @@ const (
 
 var (
 	kinds     = []Kind{Whole, Partition, MPS, TimeSlice}
+	reactions = []OnClientKilled{KilledReport, KilledRestart}
 	intervals = []Interval{IntervalDefault, IntervalShort, IntervalMedium, IntervalLong}
 	// profileName matches the driver's names of profiles: "1g.10gb", "1g.10gb+me",
 	// "1g.24gb+me.all", "2g.48gb-me".
@@ -174,6 +175,9 @@ func (r *reader) mps(n *yaml.Node, at *field.Path, o *MPSOffer) {
 		"memoryOvercommit":  func(n *yaml.Node, at *field.Path) { o.MemoryOvercommit = r.NumberBetween(n, at, 1, maxOvercommit) },
 		"computeOvercommit": func(n *yaml.Node, at *field.Path) { o.ComputeOvercommit = r.NumberBetween(n, at, 1, maxOvercommit) },
 		"reservedMemory":    strict.Into(&o.ReservedMemoryBytes, r.memory),
+		"serverMemory":      strict.Into(&o.ServerMemoryBytes, r.someMemory),
+		"contextMemory":     strict.Into(&o.ContextMemoryBytes, r.someMemory),
+		"onClientKilled":    func(n *yaml.Node, at *field.Path) { o.OnClientKilled, _ = strict.OneOf(&r.Reader, n, at, reactions) },
 	})
 }
 
@@ -190,6 +194,12 @@ func (r *reader) timeSlice(n *yaml.Node, at *field.Path, o *TimeSliceOffer, hasI
 		}
 	}
 	r.Object(n, at, fields)
+}
+
+// someMemory reads an amount of memory whose default is not a number.
+func (r *reader) someMemory(n *yaml.Node, at *field.Path) *int64 {
+	bytes := r.memory(n, at)
+	return &bytes
 }
 
 // memory reads an amount of memory, given as a quantity or as a number of bytes.

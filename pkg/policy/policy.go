@@ -138,12 +138,31 @@ type MPSOffer struct {
 	// for, as a multiple of the device's. One claim never gets more than the device
 	// has.
 	MemoryOvercommit float64
-	// ReservedMemoryBytes is the memory that is not offered: the driver and the CUDA
-	// contexts need some.
+	// ReservedMemoryBytes is memory of the device that is not offered, beside what the
+	// driver, the MPS server and the clients' contexts need.
 	ReservedMemoryBytes int64
+	// ServerMemoryBytes is what the MPS server needs, ContextMemoryBytes what the
+	// processes of each claim do beside what they allocate. Nil means an estimate that
+	// depends on the device, see gpu.GPU.MPSServerMemory and gpu.GPU.ContextMemory.
+	ServerMemoryBytes, ContextMemoryBytes *int64
 	// ComputeOvercommit, at least 1, is the same for the multiprocessors.
 	ComputeOvercommit float64
+	// OnClientKilled is what becomes of the server, and so of all other clients, when a
+	// client was killed that may have been busy. Empty is KilledReport.
+	OnClientKilled OnClientKilled
 }
+
+// OnClientKilled is a reaction to a killed client, after which NVIDIA calls the state of the
+// MPS server undefined.
+type OnClientKilled string
+
+const (
+	// KilledReport tells the claims that share the server, which is replaced as soon as it
+	// has no clients.
+	KilledReport OnClientKilled = "Report"
+	// KilledRestart replaces the server at once, which ends all its clients.
+	KilledRestart OnClientKilled = "Restart"
+)
 
 // TimeSliceOffer is how claims share a device by time-slicing.
 type TimeSliceOffer struct {
@@ -161,13 +180,8 @@ type Effective struct {
 	Rule string
 }
 
-// Defaults of fields that an offer leaves out.
-const (
-	DefaultClients = 4
-	// DefaultReservedMemoryBytes is about what the driver and an MPS server use of a
-	// GPU.
-	DefaultReservedMemoryBytes = 512 << 20
-)
+// DefaultClients is how many claims share a device where an offer does not say.
+const DefaultClients = 4
 
 // Builtin returns the policy of a driver without a policy file: every kind of device
 // on every GPU, shares of whole GPUs for DefaultClients claims, no shares of
@@ -177,9 +191,7 @@ func Builtin() *Policy {
 	return &Policy{Default: Offer{
 		Whole:     true,
 		Partition: &PartitionOffer{},
-		MPS: &MPSOffer{
-			Clients: DefaultClients, MemoryOvercommit: 1, ComputeOvercommit: 1, ReservedMemoryBytes: DefaultReservedMemoryBytes,
-		},
+		MPS:       &MPSOffer{Clients: DefaultClients, MemoryOvercommit: 1, ComputeOvercommit: 1},
 		TimeSlice: &TimeSliceOffer{Clients: DefaultClients, Interval: IntervalDefault, MemoryOvercommit: 1},
 	}}
 }

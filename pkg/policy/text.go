@@ -69,10 +69,21 @@ func (p *PartitionOffer) texts() []string {
 func (o *MPSOffer) String() string {
 	text := string(MPS) + " " + clients(o.Clients) + times("memory", o.MemoryOvercommit) + times("compute", o.ComputeOvercommit)
 	if o.ReservedMemoryBytes > 0 {
-		text += ", " + resource.NewQuantity(o.ReservedMemoryBytes, resource.BinarySI).String() + " reserved"
+		text += ", " + memory(o.ReservedMemoryBytes) + " reserved"
+	}
+	if o.ServerMemoryBytes != nil {
+		text += ", " + memory(*o.ServerMemoryBytes) + " for the server"
+	}
+	if o.ContextMemoryBytes != nil {
+		text += ", " + memory(*o.ContextMemoryBytes) + " for the context of each"
+	}
+	if o.OnClientKilled == KilledRestart {
+		text += ", restarted when a client is killed"
 	}
 	return text
 }
+
+func memory(bytes int64) string { return resource.NewQuantity(bytes, resource.BinarySI).String() }
 
 // String leaves out values without an effect.
 func (o *TimeSliceOffer) String() string {

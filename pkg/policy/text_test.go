@@ -38,7 +38,7 @@ func TestString(t *testing.T) {
 				TimeSlice: &TimeSliceOffer{Clients: 1, MemoryOvercommit: 3, Interval: IntervalDefault},
 			}}}},
 		},
-		`default: gpu; mig all profiles but variants; mps 4 clients, 512Mi reserved; timeslice 4 clients`: {Offer: Builtin().Default},
+		`default: gpu; mig all profiles but variants; mps 4 clients; timeslice 4 clients`: {Offer: Builtin().Default},
 		"default: nothing": {},
 	} {
 		if got := e.String(); got != want {

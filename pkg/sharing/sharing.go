@@ -58,6 +58,8 @@ type Session struct {
 	Devices   []Device
 	Limits    Limits
 	MultiUser bool
+	// OnClientKilled is what becomes of the server after a client was killed.
+	OnClientKilled policy.OnClientKilled
 }
 
 // Live is what clients of a session need.
@@ -66,6 +68,8 @@ type Live struct {
 	PipeDir, ShmDir string
 	// Losses is mps.Status.Losses when the session was started.
 	Losses int
+	// Kills is mps.Status.Kills then.
+	Kills int
 }
 
 // Interval is how long a process may use a time-sliced GPU before the next one.

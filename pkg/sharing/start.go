@@ -14,6 +14,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/policy"
 )
 
 // starter is one call of Start, with what must be rolled back if it fails.
@@ -55,7 +56,7 @@ func (s *starter) start(ctx context.Context) (Live, error) {
 			return Live{}, err
 		}
 	}
-	return Live{PipeDir: status.PipeDir, ShmDir: status.ShmDir, Losses: status.Losses}, nil
+	return Live{PipeDir: status.PipeDir, ShmDir: status.ShmDir, Losses: status.Losses, Kills: status.Kills}, nil
 }
 
 // setExclusive sets a device's compute mode to EXCLUSIVE_PROCESS, if it has one.
@@ -165,6 +166,9 @@ func (s Session) spec() mps.Spec {
 		ThreadPercentage: s.Limits.ThreadPercentage,
 		Memory:           s.Limits.MemoryBytes,
 		MultiUser:        s.MultiUser,
+	}
+	if s.OnClientKilled == policy.KilledRestart {
+		spec.OnClientKilled = mps.RestartServer
 	}
 	for _, d := range s.Devices {
 		spec.Devices = append(spec.Devices, d.UUID)

@@ -29,8 +29,9 @@ const (
 
 // CheckMPSClient refuses a container that would not be held to the limits of its MPS
 // session, and one with a user namespace: transcripts of real nodes show that MPS fails
-// there ("Mapping of buffer object failed"). input is what the runtime writes to hooks; control is the path of the
-// socket on the host that the container gets, which is below the session's folder.
+// there ("Mapping of buffer object failed"). input is what the runtime writes to hooks;
+// control is the path of the socket on the host that the container gets, which is below
+// the session's folder.
 func CheckMPSClient(ctx context.Context, input io.Reader, control, session string) error {
 	c, err := readContainer(input)
 	if err != nil {

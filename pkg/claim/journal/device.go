@@ -12,6 +12,7 @@ import (
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/partition"
+	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/pkg/sharing"
 )
 
@@ -69,6 +70,8 @@ type Sharing struct {
 	Interval sharing.Interval `json:"interval,omitempty"`
 	// Limited means that an interposer library holds the claim to its limits.
 	Limited bool `json:"limited,omitempty"`
+	// OnClientKilled is what the policy asked for when the share was prepared, or empty.
+	OnClientKilled policy.OnClientKilled `json:"onClientKilled,omitempty"`
 }
 
 // Limits are what one claim may use of a share. Zero is no limit.

@@ -238,7 +238,7 @@ func (r *Record) SameOutcome(other *Record) bool {
 	}
 	for i := range r.Sessions {
 		a, b := &r.Sessions[i], other.Session(r.Sessions[i].ID)
-		if b == nil || a.PipeDir != b.PipeDir || a.ShmDir != b.ShmDir || a.Losses != b.Losses || !slices.Equal(a.Devices, b.Devices) {
+		if b == nil || a.PipeDir != b.PipeDir || a.ShmDir != b.ShmDir || a.Losses != b.Losses || a.Kills != b.Kills || !slices.Equal(a.Devices, b.Devices) {
 			return false
 		}
 	}

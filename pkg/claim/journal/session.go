@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/pkg/sharing"
 )
 
@@ -30,6 +31,8 @@ type Session struct {
 	// Losses is how often the clients had lost their server by then, or when that
 	// was last reported.
 	Losses int `json:"losses,omitempty"`
+	// Kills is the same for clients that were killed while others went on.
+	Kills int `json:"kills,omitempty"`
 }
 
 // SessionDevice is a GPU or a partition in a session.
@@ -47,7 +50,7 @@ type SessionDevice struct {
 func (s *Session) Running() bool { return s.PipeDir != "" }
 
 // Stopped notes that the session is gone.
-func (s *Session) Stopped() { s.PipeDir, s.ShmDir, s.Losses = "", "", 0 }
+func (s *Session) Stopped() { s.PipeDir, s.ShmDir, s.Losses, s.Kills = "", "", 0, 0 }
 
 // PCIAddresses returns the GPUs of a session, in order.
 func (s *Session) PCIAddresses() []string {
@@ -107,6 +110,9 @@ func (s *Session) Desired(holders []*Record) sharing.Session {
 	if !s.Shared {
 		return desired
 	}
+	if restartsServer(holders, s.ID) {
+		desired.OnClientKilled = policy.KilledRestart
+	}
 	largest := LargestLimits(holders, s.ID)
 	desired.Limits = sharing.Limits{ThreadPercentage: largest.Percent}
 	if largest.MemoryBytes > 0 {
@@ -116,6 +122,16 @@ func (s *Session) Desired(holders []*Record) sharing.Session {
 		}
 	}
 	return desired
+}
+
+// restartsServer reports whether any share in a session was prepared when the policy asked
+// for a restart after a client was killed.
+func restartsServer(holders []*Record, session string) bool {
+	return slices.ContainsFunc(holders, func(r *Record) bool {
+		return slices.ContainsFunc(r.Devices, func(d Device) bool {
+			return d.In(session) && d.Sharing.OnClientKilled == policy.KilledRestart
+		})
+	})
 }
 
 // LargestLimits returns the limits that let all shares in a session have theirs. The

@@ -129,6 +129,9 @@ func (d *allocated) recordSharing() *journal.Sharing {
 	if d.device.Share != nil {
 		s.Limited = d.device.Share.Limited && !d.admin
 	}
+	if d.session != nil && d.device.Share != nil && d.device.Share.OnClientKilled == policy.KilledRestart {
+		s.OnClientKilled = policy.KilledRestart
+	}
 	if s.Session == "" && s.Interval == "" && !s.Limited {
 		return nil
 	}

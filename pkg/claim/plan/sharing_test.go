@@ -17,18 +17,27 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
+// Equal parts of what is left of 80 GiB and 10 GiB by the driver, the MPS server and four
+// contexts.
+const (
+	quarterOfGPU   = (80<<30 - 1024<<20 - 64<<20 - 4*512<<20) / 4
+	quarterOfSlice = (10<<30 - 36<<20 - 64<<20 - 4*384<<20) / 4
+)
+
 func TestLimits(t *testing.T) {
 	for name, test := range map[string]struct {
 		device   string
 		capacity map[resourceapi.QualifiedName]string
 		want     journal.Limits
 	}{
-		"not said":        {mpsA, nil, journal.Limits{Percent: 25, MemoryBytes: (80<<30 - 512<<20) / 4}},
-		"of a partition":  {mpsSliceA0, nil, journal.Limits{Percent: 25, MemoryBytes: (10<<30 - 512<<20) / 4}},
+		"not said":        {mpsA, nil, journal.Limits{Percent: 25, MemoryBytes: quarterOfGPU}},
+		"of a partition":  {mpsSliceA0, nil, journal.Limits{Percent: 25, MemoryBytes: quarterOfSlice}},
 		"counted":         {mpsA, map[resourceapi.QualifiedName]string{"memory": "10Gi", "smPercent": "30", "shares": "2"}, journal.Limits{Percent: 30, MemoryBytes: 10 << 30}},
 		"with the domain": {mpsA, map[resourceapi.QualifiedName]string{driverName + "/memory": "3Gi", driverName + "/smPercent": "1"}, journal.Limits{Percent: 1, MemoryBytes: 3 << 30}},
-		"of others":       {mpsA, map[resourceapi.QualifiedName]string{"example.com/memory": "3Gi"}, journal.Limits{Percent: 25, MemoryBytes: (80<<30 - 512<<20) / 4}},
-		"turns":           {turnsC, map[resourceapi.QualifiedName]string{"memory": "6Gi", "smPercent": "25"}, journal.Limits{Percent: 25, MemoryBytes: 6 << 30}},
+		"of others":       {mpsA, map[resourceapi.QualifiedName]string{"example.com/memory": "3Gi"}, journal.Limits{Percent: 25, MemoryBytes: quarterOfGPU}},
+		// What was allocated when more was offered, by an earlier version or policy, stays.
+		"more than is offered": {mpsA, map[resourceapi.QualifiedName]string{"memory": "81408Mi", "smPercent": "100"}, journal.Limits{Percent: 100, MemoryBytes: 81408 << 20}},
+		"turns":                {turnsC, map[resourceapi.QualifiedName]string{"memory": "6Gi", "smPercent": "25"}, journal.Limits{Percent: 25, MemoryBytes: 6 << 30}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			plan, err := planFor(t, newShare("u1", test.device, test.capacity))
@@ -44,7 +53,7 @@ func TestLimits(t *testing.T) {
 
 // What the journal says of sharing before anything is done.
 func TestPlanSharing(t *testing.T) {
-	quarter := journal.Limits{Percent: 25, MemoryBytes: (80<<30 - 512<<20) / 4}
+	quarter := journal.Limits{Percent: 25, MemoryBytes: quarterOfGPU}
 	inA := journal.SessionDevice{Device: wholeA, PCIAddress: pciA, UUID: "GPU-a", MemoryBytes: 10 << 30}
 	two := configure(newClaim("u1", wholeA, wholeC, sliceB0), fromClaim, ownMPS, "r0", "r1")
 	for name, test := range map[string]struct {
@@ -70,7 +79,7 @@ func TestPlanSharing(t *testing.T) {
 		},
 		"share of a partition": {
 			claim: newShare("u1", mpsSliceA0, nil), version: journal.SharingVersion,
-			want: []*journal.Sharing{{UUID: "GPU-a", Session: sliceA0, Limits: journal.Limits{Percent: 25, MemoryBytes: (10<<30 - 512<<20) / 4}}},
+			want: []*journal.Sharing{{UUID: "GPU-a", Session: sliceA0, Limits: journal.Limits{Percent: 25, MemoryBytes: quarterOfSlice}}},
 			sessions: []journal.Session{{
 				ID: sliceA0, Shared: true, MultiUser: true, Devices: []journal.SessionDevice{{Device: mpsSliceA0, PCIAddress: pciA}},
 			}},

@@ -53,7 +53,7 @@ func (e session) Apply(ctx context.Context, s *Scene) error {
 	}
 	if !recorded.Running() {
 		// Otherwise people have to be told first.
-		recorded.Losses = live.Losses
+		recorded.Losses, recorded.Kills = live.Losses, live.Kills
 	}
 	recorded.PipeDir, recorded.ShmDir = live.PipeDir, live.ShmDir
 	return nil

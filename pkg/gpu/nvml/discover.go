@@ -75,7 +75,7 @@ func (c *Client) discoverGPU(ctx context.Context, lib nvml.Interface, index int)
 	}
 	h := c.remember(g.PCIAddress, dev)
 	for _, read := range []func(context.Context, *handle, *gpu.GPU) error{
-		readIdentity, readProduct, c.readAddressingMode, readMIG(c.features()),
+		readIdentity, readProduct, c.readAddressingMode, readMIG(c.features()), c.readReservedMemory,
 	} {
 		if err := read(ctx, h, &g); err != nil {
 			return g, err
@@ -121,6 +121,17 @@ func readProduct(ctx context.Context, h *handle, g *gpu.GPU) error {
 	// GPUs that share the host's memory have none of their own to report.
 	memory, err := optional(get(ctx, h.lane, "nvmlDeviceGetMemoryInfo", h.dev.GetMemoryInfo))
 	g.Resources.MemoryBytes = memory.Total
+	return err
+}
+
+// readReservedMemory reads what the driver keeps of the undivided GPU's memory. It
+// does not say so while MIG is on: what it keeps then is for partitions.
+func (c *Client) readReservedMemory(ctx context.Context, h *handle, g *gpu.GPU) error {
+	if !c.features().reservedMemory || g.MIG != nil && g.MIG.Enabled {
+		return nil
+	}
+	memory, err := optional(get(ctx, h.lane, "nvmlDeviceGetMemoryInfo_v2", h.dev.GetMemoryInfo_v2))
+	g.ReservedBytes = memory.Reserved
 	return err
 }
 

@@ -137,6 +137,7 @@ type fakeDevice struct {
 	arch           nvml.DeviceArchitecture
 	virtualization nvml.GpuVirtualizationMode
 	memory         uint64
+	reserved       uint64
 	memoryResult   nvml.Return
 
 	mig              bool
@@ -211,6 +212,14 @@ func (d *fakeDevice) GetMemoryInfo() (nvml.Memory, nvml.Return) {
 		return nvml.Memory{}, nvml.ERROR_NOT_SUPPORTED
 	}
 	return nvml.Memory{Total: d.memory}, nvml.SUCCESS
+}
+
+func (d *fakeDevice) GetMemoryInfo_v2() (nvml.Memory_v2, nvml.Return) {
+	d.enter("GetMemoryInfo_v2")
+	if d.reserved == 0 {
+		return nvml.Memory_v2{}, nvml.ERROR_NOT_SUPPORTED
+	}
+	return nvml.Memory_v2{Total: d.memory, Reserved: d.reserved}, nvml.SUCCESS
 }
 
 func (d *fakeDevice) GetAddressingMode() (nvml.DeviceAddressingMode, nvml.Return) {

@@ -61,6 +61,7 @@ var required = []string{
 type features struct {
 	profileNames   bool // nvmlDeviceGetGpuInstanceProfileInfoV
 	addressingMode bool // nvmlDeviceGetAddressingMode
+	reservedMemory bool // nvmlDeviceGetMemoryInfo_v2
 	mpsProcesses   bool // nvmlDeviceGetMPSComputeRunningProcesses_v3
 }
 
@@ -77,6 +78,7 @@ func lookUp(symbols nvml.ExtendedInterface) (features, error) {
 	return features{
 		profileNames:   has("nvmlDeviceGetGpuInstanceProfileInfoV"),
 		addressingMode: has("nvmlDeviceGetAddressingMode"),
+		reservedMemory: has("nvmlDeviceGetMemoryInfo_v2"),
 		mpsProcesses:   has("nvmlDeviceGetMPSComputeRunningProcesses_v3"),
 	}, nil
 }

@@ -73,6 +73,37 @@ func TestSetMIGMode(t *testing.T) {
 	}
 }
 
+// TestReservedMemory: what the driver keeps of a GPU is read where the library tells, and
+// not while MIG is on.
+func TestReservedMemory(t *testing.T) {
+	const reserved = 551 * mib
+	for name, test := range map[string]struct {
+		change  func(d *fakeDevice)
+		missing []string
+		want    uint64
+		calls   int
+	}{
+		"MIG is off":       {func(*fakeDevice) {}, nil, reserved, 1},
+		"MIG is on":        {func(d *fakeDevice) { d.current, d.pending = 1, 1 }, nil, 0, 0},
+		"no MIG":           {func(d *fakeDevice) { d.mig = false }, nil, reserved, 1},
+		"not supported":    {func(d *fakeDevice) { d.reserved = 0 }, nil, 0, 1},
+		"an older library": {func(*fakeDevice) {}, []string{"nvmlDeviceGetMemoryInfo_v2"}, 0, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := h100()
+			d.reserved = reserved
+			test.change(d)
+			node, err := openFake(t, &fakeLibrary{devices: []*fakeDevice{d}, missing: test.missing}).Discover(t.Context())
+			if err != nil || len(node.GPUs) != 1 {
+				t.Fatalf("%+v, %v", node, err)
+			}
+			if got := node.GPUs[0].ReservedBytes; got != test.want || d.count("GetMemoryInfo_v2") != test.calls {
+				t.Errorf("%d bytes, %d calls", got, d.count("GetMemoryInfo_v2"))
+			}
+		})
+	}
+}
+
 func profile(id, slices, instances, sms, decoders uint32, memoryMiB uint64) nvml.GpuInstanceProfileInfo {
 	return nvml.GpuInstanceProfileInfo{
 		Id: id, SliceCount: slices, InstanceCount: instances, MultiprocessorCount: sms,

@@ -159,6 +159,7 @@ func expectedNode(m *machine.Machine) *gpu.Node {
 			Architecture:      archNames[s.Architecture],
 			ComputeCapability: gpu.Version{Major: s.ComputeMajor, Minor: s.ComputeMinor},
 			Resources:         gpu.Resources{MemoryBytes: s.MemoryBytes},
+			ReservedBytes:     s.ReservedBytes,
 			AddressingMode:    modeNames[s.AddressingMode], PCIeRoot: s.PCIeRoot,
 		}
 		if s.NUMANode >= 0 {
@@ -169,6 +170,9 @@ func expectedNode(m *machine.Machine) *gpu.Node {
 			whole := slices.MaxFunc(s.MIG.Profiles, func(a, b machine.GIProfile) int { return cmp.Compare(a.Slices, b.Slices) })
 			g.Resources = expectedResources(whole)
 			g.Resources.MemoryBytes = s.MemoryBytes
+			if s.MIG.Current {
+				g.ReservedBytes = 0
+			}
 		}
 		node.GPUs = append(node.GPUs, g)
 	}

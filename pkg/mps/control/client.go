@@ -131,6 +131,12 @@ func (c Client) StartServer(ctx context.Context) (answer string, err error) {
 	return strings.Join(lines, "\n"), err
 }
 
+// ShutdownServer asks the daemon to end a server, whether it has clients or not.
+func (c Client) ShutdownServer(ctx context.Context, server int) error {
+	_, err := c.run(ctx, fmt.Sprintf("shutdown_server %d -f", server))
+	return err
+}
+
 // Quit asks the daemon to end its servers and itself. Clients have a second to end.
 func (c Client) Quit(ctx context.Context) error {
 	_, err := c.run(ctx, "quit -t 1")
@@ -180,14 +186,35 @@ func (c Client) State(ctx context.Context, server int) (State, error) {
 	return parseState(answers[0]), nil
 }
 
-// clients returns the PIDs of a server's clients.
-func (c Client) clients(ctx context.Context, server int) ([]int, error) {
+// Clients returns the PIDs of a server's clients.
+func (c Client) Clients(ctx context.Context, server int) ([]int, error) {
 	lines, err := c.run(ctx, "get_client_list "+strconv.Itoa(server))
 	if err != nil {
 		return nil, err
 	}
 	pids, _ := leadingPIDs(lines)
 	return pids, nil
+}
+
+// Terminate ends what a client has on the GPU, busy or not, and returns when the server has
+// done so; from then on the client's process may be killed without harm to others (NVIDIA's
+// MPS documentation, "Client Early Termination"). The process itself goes on, with the error
+// CUDA_ERROR_MPS_CLIENT_TERMINATED for every call.
+func (c Client) Terminate(ctx context.Context, server, client int) error {
+	lines, err := c.run(ctx, fmt.Sprintf("terminate_client %d %d", server, client))
+	if err != nil {
+		return err
+	}
+	if answer := strings.Join(lines, "\n"); !succeeded(answer) {
+		return fmt.Errorf(`MPS command "terminate_client %d %d": want CUDA_SUCCESS%s`, server, client, Quote(answer))
+	}
+	return nil
+}
+
+// succeeded reports whether an answer is CUDA_SUCCESS, which is 0. Its form is not
+// documented; other commands that succeed answer nothing.
+func succeeded(answer string) bool {
+	return answer == "" || answer == "0" || strings.Contains(answer, "CUDA_SUCCESS")
 }
 
 func leadingPIDs(lines []string) (pids []int, rest []string) {

@@ -5,8 +5,11 @@ package control
 
 import (
 	"bytes"
+	"context"
 	"io"
+	"os/exec"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -113,5 +116,19 @@ func TestBoundedBuffer(t *testing.T) {
 	n, err := io.Copy(&output, bytes.NewReader(make([]byte, 1<<20)))
 	if n != 1<<20 || err != nil || len(output.String()) != maxOutput {
 		t.Errorf("took %d, kept %d, %v", n, len(output.String()), err)
+	}
+}
+
+func TestTerminate(t *testing.T) {
+	for answer, want := range map[string]bool{
+		"": true, "0": true, "CUDA_SUCCESS": true, "CUDA_SUCCESS (0)": true,
+		"1": false, "CUDA_ERROR_INVALID_VALUE": false, "No such client": false,
+	} {
+		c := Client{Limit: time.Minute, Command: func(ctx context.Context) *exec.Cmd {
+			return exec.CommandContext(ctx, "sh", "-c", `read -r a b c; [ "$a $b $c" = "terminate_client 10 3" ] && printf '%s\n' "$0"`, answer)
+		}}
+		if err := c.Terminate(t.Context(), 10, 3); (err == nil) != want {
+			t.Errorf("%q: got %v", answer, err)
+		}
 	}
 }

@@ -97,6 +97,6 @@ func (c Client) inspect(ctx context.Context, pid int, spec mps.Spec) (Server, er
 			return Server{}, err
 		}
 	}
-	server.Clients, err = c.clients(ctx, pid)
+	server.Clients, err = c.Clients(ctx, pid)
 	return server, err
 }

@@ -33,6 +33,7 @@ type Spec struct {
 	ThreadPercentage int32                  `protobuf:"varint,3,opt,name=thread_percentage,json=threadPercentage,proto3" json:"thread_percentage,omitempty"`
 	MemoryBytes      map[string]int64       `protobuf:"bytes,4,rep,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	MultiUser        bool                   `protobuf:"varint,5,opt,name=multi_user,json=multiUser,proto3" json:"multi_user,omitempty"`
+	OnClientKilled   string                 `protobuf:"bytes,6,opt,name=on_client_killed,json=onClientKilled,proto3" json:"on_client_killed,omitempty"`
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -102,6 +103,13 @@ func (x *Spec) GetMultiUser() bool {
 	return false
 }
 
+func (x *Spec) GetOnClientKilled() string {
+	if x != nil {
+		return x.OnClientKilled
+	}
+	return ""
+}
+
 type Status struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Spec          *Spec                  `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
@@ -114,6 +122,8 @@ type Status struct {
 	Clients       []int32                `protobuf:"varint,8,rep,packed,name=clients,proto3" json:"clients,omitempty"`
 	PipeDir       string                 `protobuf:"bytes,9,opt,name=pipe_dir,json=pipeDir,proto3" json:"pipe_dir,omitempty"`
 	ShmDir        string                 `protobuf:"bytes,10,opt,name=shm_dir,json=shmDir,proto3" json:"shm_dir,omitempty"`
+	Kills         int64                  `protobuf:"varint,11,opt,name=kills,proto3" json:"kills,omitempty"`
+	LastKill      string                 `protobuf:"bytes,12,opt,name=last_kill,json=lastKill,proto3" json:"last_kill,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -214,6 +224,20 @@ func (x *Status) GetPipeDir() string {
 func (x *Status) GetShmDir() string {
 	if x != nil {
 		return x.ShmDir
+	}
+	return ""
+}
+
+func (x *Status) GetKills() int64 {
+	if x != nil {
+		return x.Kills
+	}
+	return 0
+}
+
+func (x *Status) GetLastKill() string {
+	if x != nil {
+		return x.LastKill
 	}
 	return ""
 }
@@ -470,17 +494,18 @@ var File_mps_proto protoreflect.FileDescriptor
 
 const file_mps_proto_rawDesc = "" +
 	"\n" +
-	"\tmps.proto\x12\x0epartage.mps.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x86\x02\n" +
+	"\tmps.proto\x12\x0epartage.mps.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb0\x02\n" +
 	"\x04Spec\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\adevices\x18\x02 \x03(\tR\adevices\x12+\n" +
 	"\x11thread_percentage\x18\x03 \x01(\x05R\x10threadPercentage\x12H\n" +
 	"\fmemory_bytes\x18\x04 \x03(\v2%.partage.mps.v1.Spec.MemoryBytesEntryR\vmemoryBytes\x12\x1d\n" +
 	"\n" +
-	"multi_user\x18\x05 \x01(\bR\tmultiUser\x1a>\n" +
+	"multi_user\x18\x05 \x01(\bR\tmultiUser\x12(\n" +
+	"\x10on_client_killed\x18\x06 \x01(\tR\x0eonClientKilled\x1a>\n" +
 	"\x10MemoryBytesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\xc1\x02\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\xf4\x02\n" +
 	"\x06Status\x12(\n" +
 	"\x04spec\x18\x01 \x01(\v2\x14.partage.mps.v1.SpecR\x04spec\x12\x14\n" +
 	"\x05phase\x18\x02 \x01(\tR\x05phase\x12\x18\n" +
@@ -492,7 +517,9 @@ const file_mps_proto_rawDesc = "" +
 	"\aclients\x18\b \x03(\x05R\aclients\x12\x19\n" +
 	"\bpipe_dir\x18\t \x01(\tR\apipeDir\x12\x17\n" +
 	"\ashm_dir\x18\n" +
-	" \x01(\tR\x06shmDir\"@\n" +
+	" \x01(\tR\x06shmDir\x12\x14\n" +
+	"\x05kills\x18\v \x01(\x03R\x05kills\x12\x1b\n" +
+	"\tlast_kill\x18\f \x01(\tR\blastKill\"@\n" +
 	"\x14EnsureSessionRequest\x12(\n" +
 	"\x04spec\x18\x01 \x01(\v2\x14.partage.mps.v1.SpecR\x04spec\"G\n" +
 	"\x15EnsureSessionResponse\x12.\n" +

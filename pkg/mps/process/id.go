@@ -131,6 +131,8 @@ type stat struct {
 	parent, session int
 	threads         int
 	start           uint64
+	// exit is the status of a process that has ended, as wait(2) reports it, or 0.
+	exit int
 }
 
 // ended reports whether the process has ended. The state is that of its first
@@ -150,18 +152,21 @@ func parseStat(pid int, data string) (stat, error) {
 	end := max(0, strings.LastIndex(data, ") "))
 	_, name, _ := strings.Cut(data[:end], "(")
 	fields := strings.Fields(data[min(len(data), end+2):])
-	// Fields 20 and 22 of proc_pid_stat(5), which counts from 1 and has two fields
+	// Fields 20, 22 and 52 of proc_pid_stat(5), which counts from 1 and has two fields
 	// before the state.
-	const threadsField, startField = 20 - 3, 22 - 3
+	const threadsField, startField, exitField = 20 - 3, 22 - 3, 52 - 3
 	if len(fields) <= startField {
 		return stat{}, fmt.Errorf("read the state of PID %d: cannot parse %q", pid, data)
 	}
 	st := stat{name: name, state: fields[0][0]}
-	var errs [4]error
+	var errs [5]error
 	st.parent, errs[0] = strconv.Atoi(fields[1])
 	st.session, errs[1] = strconv.Atoi(fields[3])
 	st.threads, errs[2] = strconv.Atoi(fields[threadsField])
 	st.start, errs[3] = strconv.ParseUint(fields[startField], 10, 64)
+	if len(fields) > exitField {
+		st.exit, errs[4] = strconv.Atoi(fields[exitField])
+	}
 	if err := errors.Join(errs[:]...); err != nil {
 		return stat{}, fmt.Errorf("read the state of PID %d: %w", pid, err)
 	}

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -21,8 +22,9 @@ type Process struct {
 	ID
 
 	done chan struct{}
-	// how it ended, once done is closed.
-	how string
+	// how and exit say how it ended, once done is closed.
+	how  string
+	exit Exit
 }
 
 // Start starts a command in a session of its own, so that no signal to this
@@ -42,6 +44,9 @@ func Start(cmd *exec.Cmd) (*Process, error) {
 		defer close(p.done)
 		_ = cmd.Wait()
 		p.how = cmd.ProcessState.String()
+		if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok {
+			p.exit = Exit{Known: true, Status: status}
+		}
 	}()
 	return p, nil
 }
@@ -65,11 +70,14 @@ func Adopt(id ID, unwatched <-chan struct{}) (*Process, error) {
 		// The descriptor becomes readable when the process ends.
 		err := connection.Read(func(fd uintptr) bool {
 			n, _ := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+			if n > 0 {
+				p.exit = id.exit(int(fd))
+			}
 			return n > 0
 		})
 		if err == nil {
 			id.Reap()
-			p.how = "exit status unknown, as another process started it"
+			p.how = p.exit.String()
 			close(p.done)
 		}
 	}()
@@ -101,6 +109,9 @@ func (p *Process) Ended() bool {
 
 // How describes how the process ended. It must have.
 func (p *Process) How() string { return p.how }
+
+// Exit returns how the process ended. It must have.
+func (p *Process) Exit() Exit { return p.exit }
 
 // Wait waits for the process to end and reports whether it did within limit.
 func (p *Process) Wait(ctx context.Context, limit time.Duration) bool {

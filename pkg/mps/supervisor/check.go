@@ -58,7 +58,10 @@ func (r *repairer) check(ctx context.Context) error {
 	}
 	r.recordServerEnds(ctx, servers)
 	if len(servers) > 0 {
-		return r.evaluate(alive, client, servers)
+		if err := r.evaluate(alive, client, servers); err != nil || d.status.get().Phase != mps.Running {
+			return err
+		}
+		return r.handleKills(ctx, servers)
 	}
 	d.publish(mps.Starting, "there is no server")
 	if r.backoff.delay() > 0 {

@@ -32,6 +32,10 @@ type daemon struct {
 	// watched are the servers whose end is reported on serverEnded.
 	watched     []process.ID
 	serverEnded chan struct{}
+	// clients are those of its servers that are watched, by PID. clientKilled says that one was
+	// killed.
+	clients      map[int]*client
+	clientKilled chan struct{}
 	// unwatched ends the watching of processes that other supervisors started.
 	unwatched <-chan struct{}
 	// dialed is the daemon that was found to listen on the sockets of the record.
@@ -144,6 +148,7 @@ func (d *daemon) noteOpenFiles(ctx context.Context) {
 // recordLoss counts a loss, if clients could lose anything. The caller saves the
 // record.
 func (d *daemon) recordLoss(ctx context.Context, text string) {
+	d.forgetClients()
 	if d.record.recordLoss(text, time.Now().UTC().Truncate(time.Second)) {
 		klog.FromContext(ctx).Info("MPS clients lost their server", "reason", text, "losses", d.record.Losses)
 	}
@@ -161,7 +166,7 @@ func (d *daemon) publishClients(phase mps.Phase, message string, clients []int) 
 	}
 	status := mps.Status{
 		Spec: r.Spec.Clone(), Phase: phase, Message: message,
-		Losses: r.Losses, LastLoss: r.LastLoss, LastLossTime: r.LastLossTime,
+		Losses: r.Losses, LastLoss: r.LastLoss, LastLossTime: r.LastLossTime, Kills: r.Kills, LastKill: r.LastKill,
 		PipeDir: d.folder.clientPipe(), ShmDir: d.folder.shm(),
 	}
 	if len(r.Servers) > 0 {

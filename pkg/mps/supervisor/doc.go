@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package supervisor runs MPS sessions on a node: it starts their control daemons
-// and servers, watches them, and repairs them. It knows nothing about Kubernetes,
-// claims or NVML, and does not touch compute modes.
+// and servers, watches them, and repairs them. It knows nothing about
+// claims or NVML, nor about Kubernetes but when pods end, and does not touch compute modes.
 //
 // # A session
 //
@@ -49,6 +49,10 @@
 //   - A client's fault: all clients of the session end (FAULT). MPS accepts no new
 //     ones until the faulting ones have ended, and then goes on by itself. If that
 //     takes too long, the daemon is replaced.
+//   - A pod is about to be killed: its clients are terminated before, so that others
+//     are not harmed. The kubelet says when, see package podend.
+//   - A client is killed: nobody knows whether its server still works. The server is
+//     replaced when it has no clients, or at once if the session's spec says so.
 //   - A daemon ends: what is left of it is killed, then as above.
 //   - The supervisor is killed: its daemons live on, unless they are killed with it,
 //     and the next supervisor adopts them. In a pod they are killed with the

@@ -33,7 +33,7 @@ func (s *Supervisor) startMonitor(ctx context.Context, sess *session, delay time
 }
 
 // monitor reconciles a session at intervals, and at once when its daemon or a server
-// ends.
+// ends, or a client is killed.
 func (s *Supervisor) monitor(ctx context.Context, sess *session, delay time.Duration) {
 	timer := time.NewTimer(delay)
 	defer timer.Stop()
@@ -48,6 +48,7 @@ func (s *Supervisor) monitor(ctx context.Context, sess *session, delay time.Dura
 			continue
 		case <-daemonEnded:
 		case <-sess.daemon.serverEnded:
+		case <-sess.daemon.clientKilled:
 		case <-timer.C:
 		}
 		if sess.lock(ctx) != nil {

@@ -34,6 +34,11 @@ type Options struct {
 	// FaultLimit is how long a server that accepts no clients after a fault may wait for
 	// the affected ones to end, before it is replaced.
 	FaultLimit time.Duration
+	// PodsSocket is that of the kubelet's Pods API, which tells when pods end. Empty: it is
+	// not asked, and no client is terminated before its pod is killed.
+	PodsSocket string
+	// PodsRetry is how long a kubelet that does not answer is left alone.
+	PodsRetry time.Duration
 	// ExtraContainerFiles are names of files in the daemon's pipe folder that containers
 	// get beside its socket for programs.
 	ExtraContainerFiles []string
@@ -55,6 +60,7 @@ func (o Options) withDefaults() Options {
 	o.CommandLimit = cmp.Or(o.CommandLimit, 5*time.Second)
 	o.EndLimit = cmp.Or(o.EndLimit, 5*time.Second)
 	o.FaultLimit = cmp.Or(o.FaultLimit, 2*time.Minute)
+	o.PodsRetry = cmp.Or(o.PodsRetry, 5*time.Second)
 	o.FirstPause = cmp.Or(o.FirstPause, time.Second)
 	o.LongestPause = cmp.Or(o.LongestPause, 30*time.Second)
 	return o

@@ -44,6 +44,13 @@ type record struct {
 	Losses       int       `json:"losses,omitempty"`
 	LastLoss     string    `json:"lastLoss,omitempty"`
 	LastLossTime time.Time `json:"lastLossTime,omitzero"`
+
+	// Doubt is how a client of the present servers was killed, after which nobody knows
+	// whether they work. Reported: it is one of Kills.
+	Doubt    string `json:"doubt,omitempty"`
+	Reported bool   `json:"reported,omitempty"`
+	Kills    int    `json:"kills,omitempty"`
+	LastKill string `json:"lastKill,omitempty"`
 }
 
 // recordLoss counts a loss and reports whether there was anything to lose.

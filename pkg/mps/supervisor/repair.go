@@ -71,6 +71,10 @@ func (r *repairer) finish(ctx context.Context, spec mps.Spec, err error) error {
 		d.recordLoss(ctx, "the control daemon did not notice that its server had ended")
 		r.publishFailure(err)
 	}
+	if err == nil && d.record.Spec.OnClientKilled != spec.OnClientKilled {
+		d.record.Spec.OnClientKilled = spec.OnClientKilled
+		err = d.folder.save(d.record)
+	}
 	if err != nil || d.status.get().Phase != mps.Running || d.record.Spec.SameLimits(spec) {
 		return err
 	}

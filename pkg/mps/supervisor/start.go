@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -203,6 +204,9 @@ func (d *daemon) accept(ctx context.Context, client control.Client, servers []co
 			}
 		}
 		ids = append(ids, id)
+	}
+	if !slices.Equal(ids, d.record.Servers) {
+		d.forgetClients()
 	}
 	d.record.Servers, d.record.ServerUser = ids, userOf(ids[0].PID)
 	d.record.Started, d.record.Serving = true, true

@@ -79,6 +79,9 @@ func New(ctx context.Context, options Options) (*Supervisor, error) {
 	}
 	s.wg.Go(func() { s.boundLogs(ctx) })
 	s.wg.Go(func() { s.removeLeftovers(ctx) })
+	if options.PodsSocket != "" {
+		s.wg.Go(func() { s.watchPods(ctx) })
+	}
 	return s, nil
 }
 
@@ -205,6 +208,13 @@ func (s *Supervisor) ids() []string {
 	return slices.Collect(maps.Keys(s.sessions))
 }
 
+// all returns all sessions.
+func (s *Supervisor) all() []*session {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Values(s.sessions))
+}
+
 // List returns all sessions, ordered by ID.
 func (s *Supervisor) List() []mps.Status {
 	s.mu.Lock()
@@ -248,7 +258,7 @@ func (s *Supervisor) Close(ctx context.Context) error {
 func (s *Supervisor) folder(id string) folder { return folder(filepath.Join(s.options.Dir, id)) }
 
 func (s *Supervisor) newSession(id string) *session {
-	d := &daemon{options: s.options, memory: s.memory, fewFiles: &s.fewFiles, folder: s.folder(id), serverEnded: make(chan struct{}, 1), unwatched: s.closed}
+	d := &daemon{options: s.options, memory: s.memory, fewFiles: &s.fewFiles, folder: s.folder(id), serverEnded: make(chan struct{}, 1), clientKilled: make(chan struct{}, 1), unwatched: s.closed}
 	return &session{
 		id: id, locked: make(chan struct{}, 1), changed: make(chan struct{}, 1),
 		daemon: d,

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps"
@@ -136,7 +137,15 @@ func (w *world) client(user uint32, session mps.Status) *exec.Cmd {
 }
 
 // inPod moves a process into the cgroup of a pod.
-func (w *world) inPod(pid int) {
+func (w *world) inPod(pid int) { w.inCgroup(pid, "kubepods-*") }
+
+// inPodWith moves a process into the cgroup of a pod with this UID.
+func (w *world) inPodWith(pid int, uid types.UID) {
+	w.inCgroup(pid, "kubepods-*-pod"+strings.ReplaceAll(string(uid), "-", "_")+".slice")
+}
+
+// inCgroup moves a process into a cgroup whose name is made as os.MkdirTemp makes it.
+func (w *world) inCgroup(pid int, pattern string) {
 	w.Helper()
 	var errs []error
 	// One hierarchy is enough. With version 2 there is only one.
@@ -144,7 +153,7 @@ func (w *world) inPod(pid int) {
 		if _, err := os.Stat(filepath.Join(at, "cgroup.procs")); err != nil {
 			continue
 		}
-		dir, err := os.MkdirTemp(at, "kubepods-")
+		dir, err := os.MkdirTemp(at, pattern)
 		if err == nil {
 			w.Cleanup(func() {
 				// The process may have ended.

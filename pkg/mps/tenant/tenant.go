@@ -7,6 +7,7 @@ package tenant
 
 import (
 	"fmt"
+	"iter"
 	"maps"
 	"os"
 	"path/filepath"
@@ -70,6 +71,9 @@ func deviceNodes(pid int) (map[uint64]string, error) {
 // kubelet's own. A process in another cgroup namespace may see only the end of that.
 var podCgroup = regexp.MustCompile(`(^|[/-])(kubepods([-./]|$)|pod[0-9a-f]{8}[-_]?[0-9a-f]{4})`)
 
+// podUID matches a pod's UID in its cgroup. That of a static pod has no hyphens.
+var podUID = regexp.MustCompile(`(?:^|-)pod([0-9a-f]{8}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{12})(?:\.slice)?$`)
+
 // InPod reports whether a process is in a pod, by its cgroup.
 func InPod(pid int) bool {
 	data, err := os.ReadFile(filepath.Join(procRoot, strconv.Itoa(pid), "cgroup"))
@@ -77,11 +81,84 @@ func InPod(pid int) bool {
 }
 
 func inPod(cgroups string) bool {
-	for line := range strings.Lines(cgroups) {
-		// hierarchy:controllers:path
-		if fields := strings.SplitN(strings.TrimSpace(line), ":", 3); len(fields) == 3 && podCgroup.MatchString(fields[2]) {
+	for path := range paths(cgroups) {
+		if podCgroup.MatchString(path) {
 			return true
 		}
 	}
 	return false
+}
+
+// paths returns the cgroups of a process with the controllers of their hierarchies, of
+// which version 2 has none.
+func paths(cgroups string) iter.Seq2[string, string] {
+	return func(yield func(path, controllers string) bool) {
+		for line := range strings.Lines(cgroups) {
+			// hierarchy:controllers:path
+			fields := strings.SplitN(strings.TrimSpace(line), ":", 3)
+			if len(fields) == 3 && !yield(fields[2], fields[1]) {
+				return
+			}
+		}
+	}
+}
+
+// Pod is the pod of a process, by its cgroup.
+type Pod struct {
+	// UID has no hyphens, see PlainUID.
+	UID string
+	// cgroup is the pod's own in the hierarchy of version 2, or empty.
+	cgroup string
+}
+
+// PlainUID returns a pod's UID without what cgroups write differently: hyphens.
+func PlainUID(uid string) string { return strings.NewReplacer("-", "", "_", "").Replace(uid) }
+
+// PodOf returns the pod of a process, if its cgroup says which that is.
+func PodOf(pid int) (Pod, bool) {
+	data, err := os.ReadFile(filepath.Join(procRoot, strconv.Itoa(pid), "cgroup"))
+	if err != nil {
+		return Pod{}, false
+	}
+	return podOf(string(data))
+}
+
+func podOf(cgroups string) (Pod, bool) {
+	var pod Pod
+	for path, controllers := range paths(cgroups) {
+		for at := path; at != "/" && at != "."; at = filepath.Dir(at) {
+			uid := podUID.FindStringSubmatch(filepath.Base(at))
+			if uid == nil {
+				continue
+			}
+			pod.UID = PlainUID(uid[1])
+			if controllers == "" && !strings.Contains(path, "..") {
+				pod.cgroup = at
+			}
+		}
+	}
+	return pod, pod.UID != ""
+}
+
+// OOMKills returns how many processes of the pod the kernel has killed because memory ran
+// out. It is not known with cgroups of version 1, nor after the pod's end.
+func (p Pod) OOMKills() (int, bool) {
+	if p.cgroup == "" {
+		return 0, false
+	}
+	data, err := os.ReadFile(filepath.Join(procRoot, "1/root/sys/fs/cgroup", p.cgroup, "memory.events"))
+	if err != nil {
+		return 0, false
+	}
+	return oomKills(string(data))
+}
+
+func oomKills(events string) (int, bool) {
+	for line := range strings.Lines(events) {
+		if count, ok := strings.CutPrefix(strings.TrimSpace(line), "oom_kill "); ok {
+			n, err := strconv.Atoi(count)
+			return n, err == nil
+		}
+	}
+	return 0, false
 }

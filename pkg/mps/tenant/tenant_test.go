@@ -46,6 +46,36 @@ func TestInPod(t *testing.T) {
 	}
 }
 
+func TestPodOf(t *testing.T) {
+	const uid, plain = "8b3f0e6e-7a59-4c8a-9d3c-2f1f4a1f0b11", "8b3f0e6e7a594c8a9d3c2f1f4a1f0b11"
+	const slice = "/kubepods.slice/kubepods-pod8b3f0e6e_7a59_4c8a_9d3c_2f1f4a1f0b11.slice"
+	for text, want := range map[string]Pod{
+		"0::/kubepods/besteffort/pod" + uid + "/b5d1\n":         {plain, "/kubepods/besteffort/pod" + uid},
+		"0::" + slice + "/cri-containerd-a.scope\n":             {plain, slice},
+		"0::" + slice + "/crio-a.scope/container/worker\n":      {plain, slice},
+		"4:memory:/kubepods/burstable/pod" + uid + "/a\n0::/\n": {plain, ""},
+		"0::/../../pod" + uid + "/a\n":                          {plain, ""},
+		"0::/kubepods/pod0123456789abcdef0123456789abcdef/a\n":  {"0123456789abcdef0123456789abcdef", "/kubepods/pod0123456789abcdef0123456789abcdef"},
+		"0::/machine.slice/libpod-b5d1c8a0f1.scope\n":           {},
+		"0::/kubepods-x/y\n":                                    {},
+		"":                                                      {},
+	} {
+		got, ok := podOf(text)
+		if got != want || ok != (want.UID != "") {
+			t.Errorf("%q: got %+v, %t, want %+v", text, got, ok, want)
+		}
+	}
+	if got := PlainUID(uid); got != plain {
+		t.Errorf("got %s", got)
+	}
+	if got, ok := oomKills("low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\noom_group_kill 1\n"); got != 2 || !ok {
+		t.Errorf("got %d, %t", got, ok)
+	}
+	if _, ok := oomKills("low 0\n"); ok {
+		t.Error("nothing is said of kills")
+	}
+}
+
 func TestDeviceNodes(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("device nodes need root")

@@ -74,9 +74,11 @@ type MPS struct {
 // BoardMIG is the partitioning side of a board.
 type BoardMIG struct {
 	Tags
-	MemorySlices  int       `json:"memorySlices"`
-	ResetToSwitch bool      `json:"resetToSwitch"`
-	Profiles      []Profile `json:"profiles"`
+	MemorySlices  int  `json:"memorySlices"`
+	ResetToSwitch bool `json:"resetToSwitch"`
+	// ReservedMiBPerSlice is what the driver holds of an instance's memory, for each of its compute slices.
+	ReservedMiBPerSlice uint64    `json:"reservedMiBPerSlice"`
+	Profiles            []Profile `json:"profiles"`
 }
 
 // Profile is a GPU instance profile; the order in the file is the one of

@@ -137,6 +137,9 @@ func TestProfiles(t *testing.T) {
 			if p.MemoryMiB*miB > g.MemoryBytes || p.MemoryMiB == 0 {
 				t.Errorf("%s: %d MiB is none or more than the board has", p.Name, p.MemoryMiB)
 			}
+			if p.ReservedMiB == 0 || p.ReservedMiB > p.MemoryMiB/20 {
+				t.Errorf("%s: %d MiB of %d are reserved", p.Name, p.ReservedMiB, p.MemoryMiB)
+			}
 			if p.SMs > b.Product.SMs {
 				t.Errorf("%s: %d SMs is more than the board has", p.Name, p.SMs)
 			}

@@ -57,7 +57,7 @@ func (b *Board) GPU() (*machine.GPU, error) {
 	if b.MIG != nil {
 		g.MIG = &machine.MIG{ResetToSwitch: b.MIG.ResetToSwitch, MemorySlices: b.MIG.MemorySlices, ContextBytes: b.MPS.MIGContextMiB * miB}
 		for i := range b.MIG.Profiles {
-			g.MIG.Profiles = append(g.MIG.Profiles, b.MIG.Profiles[i].gi(w))
+			g.MIG.Profiles = append(g.MIG.Profiles, b.MIG.Profiles[i].gi(w, b.MIG.ReservedMiBPerSlice))
 		}
 	}
 	if w.err != nil {
@@ -66,13 +66,14 @@ func (b *Board) GPU() (*machine.GPU, error) {
 	return g, nil
 }
 
-func (p *Profile) gi(w *words) machine.GIProfile {
+func (p *Profile) gi(w *words, reservedPerSlice uint64) machine.GIProfile {
 	out := machine.GIProfile{
 		Enum: w.lookup(p.Name+".kind", p.Kind, gpuInstanceKinds), ID: p.ID, Name: p.Name,
 		Slices: p.Slices, MaxInstances: p.Max, SMs: p.SMs,
 		CopyEngines: p.Engines.Copy, Decoders: p.Engines.Decode, Encoders: p.Engines.Encode,
 		JPEG: p.Engines.JPEG, OFA: p.Engines.OFA,
-		MemoryMiB: p.MemoryMiB, InstanceIDs: p.InstanceIDs,
+		MemoryMiB: p.MemoryMiB, ReservedMiB: reservedPerSlice * uint64(p.Slices), // #nosec G115 -- from 1 to 7
+		InstanceIDs: p.InstanceIDs,
 	}
 	for _, start := range p.Placements.Starts {
 		out.Placements = append(out.Placements, machine.Placement{Start: start, Size: p.Placements.Size})

@@ -143,7 +143,7 @@ func instances(index int, g *machine.GPU, visible func(gi, ci int) bool) []Devic
 
 func compute(index int, g *machine.GPU, p *machine.GIProfile, gi int, ci machine.ComputeInstance) Device {
 	d := whole(index, g)
-	d.UUID, d.Instance, d.Compute, d.Memory, d.Mode = ci.UUID, gi, ci.ID, p.MemoryMiB<<20, ci.ComputeMode
+	d.UUID, d.Instance, d.Compute, d.Memory, d.Mode = ci.UUID, gi, ci.ID, (p.MemoryMiB-p.ReservedMiB)<<20, ci.ComputeMode
 	d.ContextMemory = g.MIG.ContextBytes
 	d.Name += " MIG "
 	if ci.Placement.Size < p.Slices {

@@ -174,7 +174,7 @@ static nvmlReturn_t memory_of(nvmlDevice_t device, nvmlMemory_v2_t *out)
 	out->used = memory_in_use(&view, t.index, -1);
 	if (t.in != NULL) {
 		out->total = t.profile->memory_mib << 20;
-		out->reserved = 0;
+		out->reserved = (unsigned long long)t.profile->reserved_mib << 20;
 		out->used = memory_in_use(&view, t.index, t.in->id);
 	}
 	if (out->used > out->total - out->reserved)

@@ -55,7 +55,7 @@ func h100MIG() *machine.MIG {
 		{Enum: 1, ID: id2g, Name: "2g.20gb", Slices: 2, MaxInstances: 3, SMs: 32, CopyEngines: 2, Decoders: 2, JPEG: 2,
 			MemoryMiB: 20096, Placements: starts(2, 0, 2, 4), InstanceIDs: []int{3, 4, 5}, Compute: compute(32, 1, 2)},
 		{Enum: 2, ID: id3g, Name: "3g.40gb", Slices: 3, MaxInstances: 2, SMs: 60, CopyEngines: 3, Decoders: 3, JPEG: 3,
-			MemoryMiB: 40448, Placements: starts(4, 0, 4), InstanceIDs: []int{1, 2}, Compute: compute(60, 1, 2, 3)},
+			MemoryMiB: 40448, ReservedMiB: 45, Placements: starts(4, 0, 4), InstanceIDs: []int{1, 2}, Compute: compute(60, 1, 2, 3)},
 		{Enum: 3, ID: id4g, Name: "4g.40gb", Slices: 4, MaxInstances: 1, SMs: 64, CopyEngines: 4, Decoders: 4, JPEG: 4,
 			MemoryMiB: 40448, Placements: starts(4, 0), InstanceIDs: []int{1, 2}, Compute: compute(64, 1, 2, 4)},
 		{Enum: 4, ID: id7g, Name: "7g.80gb", Slices: 7, MaxInstances: 1, SMs: 132, CopyEngines: 8, Decoders: 7, JPEG: 7, OFA: 1,

@@ -253,6 +253,9 @@ func migDevice(t *testing.T, lib nvml.Interface, parent, mig nvml.Device) string
 	}
 	name, _ := mig.GetName()
 	memory, _ := mig.GetMemoryInfo()
+	if v2, ret := mig.GetMemoryInfo_v2(); ret != nvml.SUCCESS || v2.Reserved != 45*miB || memory.Free != memory.Total-45*miB {
+		t.Errorf("%v: %d bytes reserved, %d free of %d", ret, v2.Reserved, memory.Free, memory.Total)
+	}
 	gi, _ := mig.GetGpuInstanceId()
 	ci, _ := mig.GetComputeInstanceId()
 	index, _ := mig.GetIndex()

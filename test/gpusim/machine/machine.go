@@ -177,6 +177,7 @@ type GIProfile struct {
 	JPEG         int
 	OFA          int
 	MemoryMiB    uint64
+	ReservedMiB  uint64 // of it, held by the driver
 	Placements   []Placement
 	// InstanceIDs are the GPU instance ids that the driver hands out for this
 	// profile: the nth belongs to the nth placement, and those that are left

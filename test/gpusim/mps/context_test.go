@@ -43,12 +43,12 @@ func TestMemoryOfContexts(t *testing.T) {
 	if p := n.machine().Processes[1]; p.Kind != machine.MPSClient || p.MemoryBytes != (1024+2*326)<<20 {
 		t.Errorf("the client's entry: %+v", p)
 	}
-	// 60 of the server, 2·326 + 1024 of the first client, 326 of this one.
-	n.gets(as{}, "memory info: 7922 MiB free of 9984 MiB", 0, "info", "--free")
+	// Of 9969: 60 of the server, 2·326 + 1024 of the first client, 326 of this one.
+	n.gets(as{}, "memory info: 7907 MiB free of 9969 MiB", 0, "info", "--free")
 	h.stop()
 
 	n.tell("set_device_pinned_mem_limit "+pid+" 0 1000M", "")
-	n.gets(as{}, "memory info: 674 MiB free of 9984 MiB", 0, "info", "--free")
+	n.gets(as{}, "memory info: 674 MiB free of 9969 MiB", 0, "info", "--free")
 	n.gets(as{}, "allocated 674 MiB", 0, "alloc", "674Mi")
 	n.gets(as{}, "CUDA_ERROR_OUT_OF_MEMORY", 1, "alloc", "675Mi")
 	n.tell("set_device_pinned_mem_limit "+pid+" 0 300M", "")

@@ -204,7 +204,7 @@ func TestPartition(t *testing.T) {
 	n.daemon(VisibleVariable + "=" + partition)
 	n.tell("set_default_device_pinned_mem_limit 0 2G", "")
 	n.server()
-	n.gets(as{}, "NVIDIA H100 80GB HBM3 MIG 1g.10gb\n  UUID: "+partition+"\n  memory: 9984 MiB, limit 2048 MiB\n  memory info: 1722 MiB free of 9984 MiB\n  multiprocessors: 16 of 16", 0, "info", "--free")
+	n.gets(as{}, "NVIDIA H100 80GB HBM3 MIG 1g.10gb\n  UUID: "+partition+"\n  memory: 9969 MiB, limit 2048 MiB\n  memory info: 1722 MiB free of 9969 MiB\n  multiprocessors: 16 of 16", 0, "info", "--free")
 	n.gets(as{}, "CUDA_ERROR_OUT_OF_MEMORY", 1, "alloc", "3Gi")
 	direct := as{env: []string{PipeVariable + "=/nowhere", VisibleVariable + "=" + partition}}
 	// No mode of a MIG device keeps programs out that are not clients.

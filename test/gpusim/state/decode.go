@@ -94,7 +94,7 @@ func decodeProfile(c *C.struct_gs_profile) machine.GIProfile {
 		Enum: int(c.enumeration), ID: uint32(c.id), Name: C.GoString(&c.name[0]),
 		Slices: int(c.slices), MaxInstances: int(c.max_instances), SMs: int(c.sms),
 		CopyEngines: int(c.copy_engines), Decoders: int(c.decoders), Encoders: int(c.encoders),
-		JPEG: int(c.jpeg), OFA: int(c.ofa), MemoryMiB: uint64(c.memory_mib),
+		JPEG: int(c.jpeg), OFA: int(c.ofa), MemoryMiB: uint64(c.memory_mib), ReservedMiB: uint64(c.reserved_mib),
 	}
 	for i := range int(c.placement_count) {
 		p.Placements = append(p.Placements, decodePlacement(c.placements[i]))

@@ -183,6 +183,7 @@ func (e *encoder) profile(c *C.struct_gs_profile, p *machine.GIProfile) {
 	c.jpeg = e.number("JPEG engines", p.JPEG)
 	c.ofa = e.number("OFAs", p.OFA)
 	c.memory_mib = C.uint64_t(p.MemoryMiB)
+	c.reserved_mib = e.number("reserved memory", int(p.ReservedMiB)) // #nosec G115 -- number checks it
 	if e.fits("placements of profile "+p.Name, len(p.Placements), C.GS_MAX_PLACEMENTS) {
 		c.placement_count = C.int32_t(len(p.Placements))
 		for i, at := range p.Placements {

@@ -68,7 +68,7 @@ struct gs_profile {
 	int32_t placement_count;
 	int32_t instance_id_count;
 	int32_t ci_profile_count;
-	int32_t unused;
+	int32_t reserved_mib;
 	struct gs_placement placements[GS_MAX_PLACEMENTS];
 	int32_t instance_ids[GS_MAX_INSTANCE_IDS];
 	struct gs_ci_profile ci_profiles[GS_MAX_CI_PROFILES];

@@ -91,15 +91,19 @@ true
 {{- end -}}
 {{- $_ := set $taken . true -}}
 {{- end -}}
-{{- include "partage.validateReservedMemory" (list (printf "%s.mig.shares[%d].mps" $at $n) $shares.mps) -}}
+{{- include "partage.validateMemory" (list (printf "%s.mig.shares[%d].mps" $at $n) $shares.mps) -}}
 {{- end -}}
-{{- include "partage.validateReservedMemory" (list (printf "%s.mps" $at) $offer.mps) -}}
+{{- include "partage.validateMemory" (list (printf "%s.mps" $at) $offer.mps) -}}
 {{- end -}}
 
 {{- /* Arguments: where the section mps is, and it. */ -}}
-{{- define "partage.validateReservedMemory" -}}
-{{- $text := toString (default 0 (default dict (index . 1)).reservedMemory) -}}
+{{- define "partage.validateMemory" -}}
+{{- $at := index . 0 -}}
+{{- $mps := default dict (index . 1) -}}
+{{- range list "reservedMemory" "serverMemory" "contextMemory" -}}
+{{- $text := toString (default 0 (get $mps .)) -}}
 {{- if gt (include "partage.quantity" $text | float64) 1099511627776.0 -}}
-{{- fail (printf "%s.reservedMemory is %s: want at most 1Ti" (index . 0) $text) -}}
+{{- fail (printf "%s.%s is %s: want at most 1Ti" $at . $text) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}

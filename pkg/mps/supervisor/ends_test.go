@@ -1,0 +1,110 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package supervisor
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/mps/podend"
+	"github.com/partage-dev/partage/pkg/mps/tenant"
+)
+
+const endingPod types.UID = "8b3f0e6e-7a59-4c8a-9d3c-2f1f4a1f0b11"
+
+// ending is the end of endingPod.
+func ending(at time.Time) podend.End {
+	return podend.End{UID: endingPod, Namespace: "default", Name: "ending", Grace: 30 * time.Second, At: at}
+}
+
+// terminatedClient reports whether a client may be killed.
+func terminatedClient(t *testing.T, s *Supervisor, id string, pid int) bool {
+	t.Helper()
+	sess := s.sessions[id]
+	if err := sess.lock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	defer sess.unlock()
+	c := sess.daemon.clients[pid]
+	return c != nil && c.terminated
+}
+
+// TestPodEnds: shortly before a pod is killed, its clients are terminated, and no others. Then
+// the kill harms nobody.
+func TestPodEnds(t *testing.T) {
+	w, s, before := startedWith(t, mps.RestartServer)
+	ends, stays := w.client(0, before), w.podClient(s, before)
+	w.inPodWith(ends.Process.Pid, endingPod)
+	w.untilWatched(s, one.ID, ends.Process.Pid)
+	e := &endings{supervisor: s, pending: map[types.UID]*pendingEnd{}}
+	e.PodEnds(t.Context(), ending(time.Now().Add(time.Hour)))
+	if terminatedClient(t, s, one.ID, ends.Process.Pid) {
+		t.Error("it has an hour left")
+	}
+	// Somebody shortens the grace period.
+	e.PodEnds(t.Context(), ending(time.Now().Add(time.Minute)))
+	e.PodEnds(t.Context(), ending(time.Now().Add(killMargin)))
+	eventually(t, "the client to be terminated", func() bool { return terminatedClient(t, s, one.ID, ends.Process.Pid) })
+	if terminatedClient(t, s, one.ID, stays.Process.Pid) {
+		t.Error("another pod's client was terminated")
+	}
+	kill(t, ends.Process.Pid)
+	eventually(t, "it to be gone", func() bool { return slices.Equal(statusOf(t, s, one.ID).Clients, []int{stays.Process.Pid}) })
+	e.PodEnded(endingPod)
+	if now := statusOf(t, s, one.ID); now.Losses > 0 || now.Kills > 0 || !slices.Equal(now.Servers, before.Servers) {
+		t.Errorf("got %+v", now)
+	}
+}
+
+// TestPodEndsWithSilentDaemon: a daemon that does not answer keeps no other session from
+// terminating its clients, and the wait for it is bounded.
+func TestPodEndsWithSilentDaemon(t *testing.T) {
+	w, s, silent := startedWith(t, "")
+	sound, err := s.Ensure(t.Context(), mps.Spec{ID: "gpu-1", Devices: []string{gpuB}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b := w.client(0, silent), w.client(0, sound)
+	for id, pid := range map[string]int{one.ID: a.Process.Pid, "gpu-1": b.Process.Pid} {
+		w.inPodWith(pid, endingPod)
+		w.untilWatched(s, id, pid)
+	}
+	if err := unix.Kill(daemonOf(t, s, one.ID), unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s.endPod(ctx, ending(time.Now().Add(killMargin)))
+	}()
+	eventually(t, "the client of the other session to be terminated", func() bool {
+		return terminatedClient(t, s, "gpu-1", b.Process.Pid)
+	})
+	cancel()
+	<-done
+	err = s.terminateClients(t.Context(), s.sessions[one.ID], tenant.PlainUID(string(endingPod)))
+	if err == nil || terminatedClient(t, s, one.ID, a.Process.Pid) {
+		t.Errorf("a daemon that does not answer has terminated a client: %v", err)
+	}
+	if err := unix.Kill(daemonOf(t, s, one.ID), unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestMargin(t *testing.T) {
+	for grace, want := range map[time.Duration]time.Duration{
+		0: 0, time.Second: time.Second / 2, 2 * time.Second: time.Second, 30 * time.Second: killMargin, time.Hour: killMargin,
+	} {
+		if got := margin(grace); got != want {
+			t.Errorf("%s: got %s, want %s", grace, got, want)
+		}
+	}
+}
