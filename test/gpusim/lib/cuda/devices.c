@@ -65,7 +65,7 @@ static void describe_compute(struct device *d, const struct gs_gpu *g, int index
 	d->instance = in->id;
 	d->compute = ci->id;
 	d->mode = ci->compute_mode;
-	d->memory = profile->memory_mib << 20;
+	d->memory = (profile->memory_mib - (uint64_t)profile->reserved_mib) << 20;
 	d->context_memory = g->mig_context_bytes;
 	d->sms = profile->sms;
 	for (int i = 0; i < gs_bounded(profile->ci_profile_count, GS_MAX_CI_PROFILES); i++)
