@@ -236,11 +236,11 @@ func (s *session) hold(ctx context.Context, stdin io.Reader) error {
 	}
 }
 
-// work waits for the work of the last call and gives the device more, so that there is
-// some whenever the program is killed.
+// work looks whether the context still is good. A busy program gives the device more work
+// instead, and never waits for it, so that there is some whenever the program is killed.
 func (s *session) work() error {
-	if err := s.driver.Synchronize(); err != nil || !s.options.Busy {
-		return err
+	if !s.options.Busy {
+		return s.driver.Synchronize()
 	}
 	const rounds = 8
 	for range rounds {

@@ -167,7 +167,7 @@ func checkMPSMemoryLimit(ctx context.Context, n *Node) []Finding {
 			findings = append(findings, Failed(subject, expected, err))
 			continue
 		}
-		bytes := int64(limit * mebibyte)
+		bytes := limit * mebibyte
 		got := int64(taken(events))
 		findings = append(findings, Expect(subject, got <= bytes && got >= bytes-beyond, expected, fmt.Sprintf("%d MiB", got/mebibyte)).
 			Because("shares of memory do not bound programs, or programs get less than the driver offers"))

@@ -144,7 +144,7 @@ func (l *lab) awaitServer(ctx context.Context) error {
 			if seen {
 				return false, errors.New("it has ended")
 			}
-			return false, nil //nolint:nilerr // there is none yet
+			return false, nil // there is none yet
 		}
 		if pid == old {
 			return false, nil
