@@ -26,6 +26,7 @@ type conformanceRun struct {
 	output                             string
 	transcript, replay, cataloguePatch string
 	limit, timeout                     time.Duration
+	changes                            conformanceChanges
 }
 
 func conformanceCommand(c *config, stdout io.Writer) *cli.Command {
@@ -47,14 +48,14 @@ func (r *conformanceRun) flags() []cli.Flag {
 	file := func(name, usage string, destination *string) cli.Flag {
 		return &cli.StringFlag{Name: name, Usage: usage, Destination: destination}
 	}
-	return []cli.Flag{
+	return append([]cli.Flag{
 		&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: "table", Destination: &r.output, Usage: "table or json"},
 		file("transcript", "file for every question to the node and every call into NVML, with answer and duration; "+toStdout, &r.transcript),
 		file("replay", "transcript to make the report from, instead of asking this node", &r.replay),
 		file("catalogue-patch", "file for what was measured of the GPUs, in the form of the simulator's catalogue; "+toStdout, &r.cataloguePatch),
 		&cli.DurationFlag{Name: "limit", Value: 10 * time.Second, Destination: &r.limit, Usage: "how long the node may take to answer one question"},
 		&cli.DurationFlag{Name: "timeout", Value: time.Minute, Destination: &r.timeout, Usage: "how long all questions may take; what was not asked by then is not testable"},
-	}
+	}, r.changes.flags()...)
 }
 
 // standardOutput in place of a file's name is for kubectl exec: the containers have no
@@ -119,7 +120,7 @@ func (r *conformanceRun) validate() error {
 	if r.transcript == standardOutput && r.cataloguePatch == standardOutput {
 		errs = append(errs, errors.New("--transcript and --catalogue-patch are both the standard output: want a file for one of them"))
 	}
-	return errors.Join(append(errs, r.validateRoots(), r.process.ValidateLogging())...)
+	return errors.Join(append(errs, r.changes.validate(), r.validateRoots(), r.process.ValidateLogging())...)
 }
 
 // examine makes the report, and writes the files that were asked for.
@@ -133,6 +134,9 @@ func (r *conformanceRun) examine(ctx context.Context, stdout io.Writer) (_ *conf
 	options := conformance.Options{
 		Roots: r.roots(), CDIDir: r.cdiRoot, MPSDir: r.mpsDir, SELinuxContext: r.seLinux, CallLimit: r.callLimit, NodeName: r.nodeName,
 		Limit: r.limit, Parts: []conformance.Part{conformance.ReadOnly}, NodeInfo: r.nodeInfo,
+	}
+	if err := r.changes.apply(&options, r.dataDir()); err != nil {
+		return nil, err
 	}
 	switch r.transcript {
 	case "":
@@ -151,7 +155,7 @@ func (r *conformanceRun) examine(ctx context.Context, stdout io.Writer) (_ *conf
 	if err := r.process.SetUpLogging(); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, r.timeout)
+	ctx, cancel := context.WithTimeout(ctx, r.timeout+r.changes.time())
 	defer cancel()
 	node := conformance.NewNode(options)
 	report := conformance.Run(ctx, node)

@@ -34,6 +34,15 @@ type Options struct {
 	Limit time.Duration
 	// Parts are the parts to run.
 	Parts []Part
+	// GPU is the UUID of the GPU that MPS and Intrusive work on. MPS finds one by itself.
+	GPU string
+	// WorkDir is a folder for the files of MPS; its path is short, since sockets' are.
+	WorkDir string
+	// Probe is the program cuda-probe.
+	Probe string
+	// UndoFile is where Intrusive keeps how the GPU was. ClaimsDir has a file for each
+	// claim that is prepared.
+	UndoFile, ClaimsDir string
 	// Transcript, if there is one, is written line by line.
 	Transcript io.Writer
 }
@@ -53,6 +62,14 @@ type Node struct {
 	gpus       *gpu.Node
 	gpusErr    error
 	known      map[string]nvml.Facts // by PCI address
+
+	lab       *lab
+	labChoice *usable
+	// labFailed says why there is no MPS to put questions to.
+	labFailed string
+	subject   subject
+	// partA are the checks that Intrusive runs before and after it.
+	partA []Check
 }
 
 // NewNode returns this machine. Close ends what it has opened.
@@ -68,9 +85,10 @@ func NewNode(o Options) *Node {
 	n := &Node{
 		Options: o, transcript: t, source: &machine{limit: o.Limit, transcript: t}, known: map[string]nvml.Facts{},
 		header: Header{
-			Version: version.Get().Version, Node: o.NodeName, Time: time.Now().UTC().Format(time.RFC3339), Parts: o.Parts,
+			Version: version.Get().Version, Node: o.NodeName, Time: time.Now().UTC().Format(time.RFC3339), Parts: o.Parts, GPU: o.GPU,
 		},
 	}
+	n.lab = newLab(o)
 	n.hardware = nvml.New(nvml.Options{Roots: o.Roots, CallLimit: o.Limit / callsInLimit, Observe: n.observe})
 	recorded := n.header
 	recorded.Transcript = transcriptVersion
@@ -86,7 +104,7 @@ func Replay(in io.Reader) (*Node, error) {
 	}
 	header.Transcript = 0
 	return &Node{
-		Options: Options{NodeName: header.Node, Parts: header.Parts}, header: header, source: player, known: map[string]nvml.Facts{},
+		Options: Options{NodeName: header.Node, Parts: header.Parts, GPU: header.GPU}, header: header, source: player, known: map[string]nvml.Facts{},
 	}, nil
 }
 
@@ -95,8 +113,9 @@ func (n *Node) Close() error {
 	if n.hardware == nil {
 		return nil
 	}
+	err := n.closeLab()
 	n.hardware.Close()
-	return n.transcript.failed()
+	return errors.Join(err, n.transcript.failed())
 }
 
 // Hardware returns the driver's own access to NVML, with an open session. It is for the

@@ -30,7 +30,10 @@ func Checks(part Part) []Check {
 		return slices.Concat(
 			nodeChecks, rootChecks, driverChecks, modeChecks, holderChecks, programChecks, hardwareChecks,
 		)
-	case MPS, Intrusive:
+	case MPS:
+		return mpsChecks
+	case Intrusive:
+		return intrusiveChecks
 	}
 	return nil
 }
@@ -39,6 +42,7 @@ func Checks(part Part) []Check {
 // by then is not testable.
 func Run(ctx context.Context, n *Node) *Report {
 	report := &Report{Header: n.header}
+	n.partA = Checks(ReadOnly)
 	for _, part := range n.Parts {
 		for _, check := range Checks(part) {
 			for _, f := range check.Run(ctx, n) {

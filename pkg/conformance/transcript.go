@@ -26,6 +26,8 @@ type Header struct {
 	Time string `json:"time"`
 	// Parts are those that were run.
 	Parts []Part `json:"parts"`
+	// GPU is the one that was asked for, if any.
+	GPU string `json:"gpu,omitempty"`
 }
 
 // Entry is one line of a transcript: a question with its answer, or a call into NVML.
