@@ -101,7 +101,7 @@ func onGPU[T any](ctx context.Context, n *Node, question string, live func(conte
 func checkBegin(ctx context.Context, n *Node) []Finding {
 	const expected = "no processes, no instances, no prepared claims"
 	_, err := onGPU(ctx, n, "undo what an earlier run left", func(ctx context.Context, hardware *nvml.Client) (bool, error) {
-		return true, undoFile(n.UndoFile).apply(ctx, hardware)
+		return true, n.undo(ctx, hardware)
 	})
 	if err != nil {
 		n.subject.why = "what an earlier run left cannot be undone"
@@ -208,7 +208,7 @@ func changing[T any](ctx context.Context, n *Node, question string, a *partition
 	return keeping(ctx, n, question, a, func(ctx context.Context, hardware *nvml.Client) (T, error) {
 		value, err := do(ctx, hardware)
 		if err == nil {
-			err = undoFile(n.UndoFile).apply(ctx, hardware)
+			err = n.undo(ctx, hardware)
 		}
 		return value, err
 	})
@@ -224,7 +224,7 @@ func keeping[T any](ctx context.Context, n *Node, question string, a *partition.
 		}
 		value, err := do(ctx, hardware)
 		if err != nil {
-			return value, errors.Join(err, file.apply(ctx, hardware))
+			return value, errors.Join(err, n.undo(ctx, hardware))
 		}
 		return value, nil
 	})
@@ -287,7 +287,7 @@ func checkAsBefore(ctx context.Context, n *Node) []Finding {
 		return []Finding{Cannot(n.GPU, expected, "%s", n.subject.why)}
 	}
 	_, err := onGPU(ctx, n, "undo", func(ctx context.Context, hardware *nvml.Client) (bool, error) {
-		return true, undoFile(n.UndoFile).apply(ctx, hardware)
+		return true, n.undo(ctx, hardware)
 	})
 	if err != nil {
 		return []Finding{Failed(g.PCIAddress, expected, err)}

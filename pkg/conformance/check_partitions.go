@@ -79,7 +79,7 @@ func (n *Node) checkProfile(ctx context.Context, g *gpu.GPU, p gpu.Profile, expe
 		at := partition.Address{PCIAddress: g.PCIAddress, ProfileID: p.ID, Placement: placement}
 		question := fmt.Sprintf("create and destroy %s at %d:%d", p.Name, placement.Start, placement.Size)
 		took, err := keeping(ctx, n, question, &at, func(ctx context.Context, hardware *nvml.Client) (created, error) {
-			return makePartition(ctx, hardware, g, at)
+			return makePartition(ctx, n.partitions(hardware), g, at)
 		})
 		if err == nil && !strings.HasPrefix(took.UUID, "MIG-") {
 			err = fmt.Errorf("its UUID is %q", took.UUID)
@@ -94,8 +94,7 @@ func (n *Node) checkProfile(ctx context.Context, g *gpu.GPU, p gpu.Profile, expe
 		len(p.Placements), creation.Round(time.Millisecond), destruction.Round(time.Millisecond)))
 }
 
-func makePartition(ctx context.Context, hardware *nvml.Client, g *gpu.GPU, at partition.Address) (created, error) {
-	lifecycle := partition.New(hardware)
+func makePartition(ctx context.Context, lifecycle *partition.Lifecycle, g *gpu.GPU, at partition.Address) (created, error) {
 	began := time.Now()
 	live, err := lifecycle.Ensure(ctx, at, partition.ExpectNothing, g.MIG.Dynamic)
 	if err != nil {
@@ -128,7 +127,7 @@ func checkPartitionMPS(ctx context.Context, n *Node) []Finding {
 	})
 	at := partition.Address{PCIAddress: g.PCIAddress, ProfileID: smallest.ID, Placement: smallest.Placements[0]}
 	got, err := changing(ctx, n, "MPS on "+smallest.Name, &at, func(ctx context.Context, hardware *nvml.Client) (sliceMPS, error) {
-		live, err := partition.New(hardware).Ensure(ctx, at, partition.ExpectNothing, g.MIG.Dynamic)
+		live, err := n.partitions(hardware).Ensure(ctx, at, partition.ExpectNothing, g.MIG.Dynamic)
 		if err != nil {
 			return sliceMPS{}, err
 		}

@@ -314,7 +314,7 @@ func (n *Node) closeLab() error {
 		return err
 	}
 	// Whatever was left behind, the GPU is put back, now or by the next run.
-	return errors.Join(err, undoFile(n.UndoFile).apply(ctx, n.hardware))
+	return errors.Join(err, n.undo(ctx, n.hardware))
 }
 
 func (n *Node) clearLab(ctx context.Context) error {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/gpu/nvml"
+	"github.com/partage-dev/partage/pkg/holder"
 	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/partition"
 )
@@ -66,21 +67,31 @@ func (f undoFile) write(u undo) error {
 
 func (f undoFile) remove() error { return host.RemoveFile(string(f)) }
 
+// partitions makes and destroys partitions, and says who keeps one in use.
+func (n *Node) partitions(hardware *nvml.Client) *partition.Lifecycle {
+	return partition.New(hardware, &holder.Finder{Roots: n.Roots})
+}
+
+// undo puts a GPU back that this run, or an earlier one, has changed.
+func (n *Node) undo(ctx context.Context, hardware *nvml.Client) error {
+	return undoFile(n.UndoFile).apply(ctx, hardware, n.partitions(hardware))
+}
+
 // apply puts the GPU back, and forgets that it has to.
-func (f undoFile) apply(ctx context.Context, hardware *nvml.Client) error {
+func (f undoFile) apply(ctx context.Context, hardware *nvml.Client, partitions *partition.Lifecycle) error {
 	u, err := f.read()
 	if u == nil || err != nil {
 		return err
 	}
-	if err := u.apply(ctx, hardware); err != nil {
+	if err := u.apply(ctx, hardware, partitions); err != nil {
 		return fmt.Errorf("undo what was done to GPU %s (%s): %w", u.PCIAddress, f, err)
 	}
 	return f.remove()
 }
 
-func (u *undo) apply(ctx context.Context, hardware *nvml.Client) error {
+func (u *undo) apply(ctx context.Context, hardware *nvml.Client, partitions *partition.Lifecycle) error {
 	if u.Partition != nil {
-		if err := partition.New(hardware).Destroy(ctx, *u.Partition, "", u.Dynamic && !u.MIG); err != nil {
+		if err := partitions.Destroy(ctx, *u.Partition, "", u.Dynamic && !u.MIG); err != nil {
 			return err
 		}
 	}
