@@ -34,6 +34,9 @@ type script struct {
 	Slow time.Duration `json:"slow,omitempty"`
 	// Stay makes the daemon not react to quit and SIGTERM.
 	Stay bool `json:"stay,omitempty"`
+	// SlowEnd makes a daemon that was told to quit take a moment between the removal of its
+	// sockets and its end.
+	SlowEnd bool `json:"slowEnd,omitempty"`
 	// NoServer makes servers fail as soon as they are started.
 	NoServer bool `json:"noServer,omitempty"`
 	// Flood makes a daemon write to its logs without end.
@@ -118,6 +121,10 @@ func runControlDaemon(args []string) error {
 		}()
 	}
 	d.Serve()
+	if s.SlowEnd {
+		// How long this takes is its own affair.
+		time.Sleep(300 * time.Millisecond)
+	}
 	return nil
 }
 

@@ -22,7 +22,8 @@ const (
 	PrivilegedSocket = "control_privileged"
 )
 
-// errSockets: somebody replaced a socket of the daemon.
+// errSockets: somebody replaced or removed a socket of the daemon. One that is gone is
+// fs.ErrNotExist as well; a daemon that quits removes its own.
 var errSockets = errors.New("what it says is not believed any more")
 
 // containerFiles returns the names of the daemon's files that containers get.
@@ -72,8 +73,8 @@ func (d *daemon) checkSockets(ctx context.Context) error {
 	for name, recorded := range d.record.Sockets {
 		now, err := process.IdentifySocket(d.folder.pipe(), filepath.Join(daemonFolder, name))
 		if err := expect(recorded, now, err); err != nil {
-			return fmt.Errorf("somebody replaced the socket %s of the control daemon (%s): %w: %w",
-				filepath.Join(d.folder.daemonPipe(), name), d.process.ID, err, errSockets)
+			return fmt.Errorf("%s the socket %s of the control daemon (%s): %w: %w",
+				whatHappened(err), filepath.Join(d.folder.daemonPipe(), name), d.process.ID, err, errSockets)
 		}
 		if d.dialed == d.process.ID {
 			continue
@@ -88,10 +89,18 @@ func (d *daemon) checkSockets(ctx context.Context) error {
 	}
 	now, err := process.IdentifySocket(d.folder.pipe(), filepath.Join(clientFolder, controlSocket))
 	if err := expect(d.record.Sockets[controlSocket], now, err); err != nil {
-		return fmt.Errorf("somebody replaced the socket %s of the control daemon (%s), which containers have: %w: %w",
-			filepath.Join(d.folder.clientPipe(), controlSocket), d.process.ID, err, errSockets)
+		return fmt.Errorf("%s the socket %s of the control daemon (%s), which containers have: %w: %w",
+			whatHappened(err), filepath.Join(d.folder.clientPipe(), controlSocket), d.process.ID, err, errSockets)
 	}
 	return nil
+}
+
+// whatHappened begins the error about a socket that is not the recorded one.
+func whatHappened(err error) string {
+	if errors.Is(err, os.ErrNotExist) {
+		return "somebody removed"
+	}
+	return "somebody replaced"
 }
 
 // expect returns an error unless a socket could be looked at and is the recorded one.

@@ -50,7 +50,9 @@ func (d *daemon) quit(ctx context.Context) {
 			return
 		}
 	}
-	if err == nil && d.process.Wait(ctx, limit) {
+	// A daemon that quits removes its sockets first, so that nobody can ask it any more.
+	quits := err == nil || errors.Is(err, errSockets) && errors.Is(err, os.ErrNotExist)
+	if quits && d.process.Wait(ctx, limit) {
 		return
 	}
 	logger.Info("MPS control daemon does not quit, terminating it", "pid", d.process.PID, "reason", err)
