@@ -5,6 +5,7 @@ package supervisor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -146,18 +147,19 @@ func (s *Supervisor) terminateClients(ctx context.Context, sess *session, uid st
 	if err != nil {
 		return err
 	}
+	// A client that cannot be terminated keeps no other from it.
+	var errs []error
 	for _, server := range process.PIDs(d.record.Servers) {
 		pids, err := ctl.Clients(ctx, server)
 		if err != nil {
-			return err
+			errs = append(errs, err)
+			continue
 		}
 		for _, pid := range ofPod(pids, uid) {
-			if err := d.terminate(ctx, ctl, server, pid); err != nil {
-				return err
-			}
+			errs = append(errs, d.terminate(ctx, ctl, server, pid))
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // terminate terminates a client, once. One that has ended meanwhile is no error.

@@ -5,7 +5,10 @@ package supervisor
 
 import (
 	"context"
+	"os/exec"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -106,5 +109,32 @@ func TestMargin(t *testing.T) {
 		if got := margin(grace); got != want {
 			t.Errorf("%s: got %s, want %s", grace, got, want)
 		}
+	}
+}
+
+// TestPodEndsWithOneThatCannot: a process that the server does not know as a client, as one
+// to which a client has passed its connection on, keeps no other from being terminated.
+func TestPodEndsWithOneThatCannot(t *testing.T) {
+	w, s, before := startedWith(t, "")
+	ends := w.client(0, before)
+	stranger := exec.Command("sleep", "infinity")
+	if err := stranger.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = stranger.Process.Kill()
+		_ = stranger.Wait()
+	})
+	for _, cmd := range []*exec.Cmd{ends, stranger} {
+		w.inPodWith(cmd.Process.Pid, endingPod)
+	}
+	w.untilWatched(s, one.ID, ends.Process.Pid)
+	w.script(script{Clients: []int{stranger.Process.Pid, ends.Process.Pid}})
+	err := s.terminateClients(t.Context(), s.sessions[one.ID], tenant.PlainUID(string(endingPod)))
+	if want := "terminate_client " + strconv.Itoa(before.Servers[0]) + " " + strconv.Itoa(stranger.Process.Pid); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("got %v, want an error of %q", err, want)
+	}
+	if !terminatedClient(t, s, one.ID, ends.Process.Pid) {
+		t.Error("the client was not terminated")
 	}
 }
