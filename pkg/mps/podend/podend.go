@@ -63,6 +63,10 @@ type Watcher struct {
 // largestEvent is far more than the API server lets a pod have.
 const largestEvent = 16 << 20
 
+// longestGrace is a year, in seconds. The API server takes more than a time.Duration can
+// be.
+const longestGrace = 365 * 24 * 60 * 60
+
 // Run watches until ctx ends. A kubelet that does not answer, or has no such API, is asked
 // again later.
 func (w Watcher) Run(ctx context.Context, handler Handler) {
@@ -151,7 +155,7 @@ func (v view) see(ctx context.Context, event podsv1alpha1.EventType, pod *metav1
 	if pod.DeletionTimestamp == nil || pod.DeletionGracePeriodSeconds == nil {
 		return
 	}
-	grace := time.Duration(*pod.DeletionGracePeriodSeconds) * time.Second
+	grace := time.Duration(min(*pod.DeletionGracePeriodSeconds, longestGrace)) * time.Second
 	if before, told := v.known[pod.UID]; told && before <= grace {
 		return
 	}

@@ -5,6 +5,7 @@ package podend
 
 import (
 	"context"
+	"math"
 	"net"
 	"path/filepath"
 	"testing"
@@ -131,4 +132,23 @@ func TestWatch(t *testing.T) {
 		return nil
 	}
 	want(t, h, "ends already", 30*time.Second, 5*time.Second)
+}
+
+// TestLongestGrace: the API server takes any number of seconds.
+func TestLongestGrace(t *testing.T) {
+	k, h := start(t)
+	k.streams <- func(send func(podsv1alpha1.EventType, *corev1.Pod)) error {
+		send(podsv1alpha1.EventType_INITIAL_SYNC_COMPLETE, nil)
+		for name, grace := range map[string]int64{"longest": math.MaxInt64, "long": 1 << 34} {
+			p := pod(name, now, 0)
+			p.DeletionGracePeriodSeconds = &grace
+			send(podsv1alpha1.EventType_MODIFIED, p)
+		}
+		return nil
+	}
+	for range 2 {
+		if end := <-h.ends; end.Grace < 24*time.Hour || end.At.Before(now.Add(24*time.Hour)) {
+			t.Errorf("got %+v", end)
+		}
+	}
 }
