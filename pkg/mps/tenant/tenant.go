@@ -128,7 +128,7 @@ func podOf(cgroups string) (Pod, bool) {
 				continue
 			}
 			pod.UID = PlainUID(uid[1])
-			if controllers == "" && !strings.Contains(path, "..") {
+			if controllers == "" && filepath.IsLocal(path[1:]) {
 				pod.cgroup = at
 			}
 		}

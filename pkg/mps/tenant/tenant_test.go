@@ -55,10 +55,12 @@ func TestPodOf(t *testing.T) {
 		"0::" + slice + "/crio-a.scope/container/worker\n":      {plain, slice},
 		"4:memory:/kubepods/burstable/pod" + uid + "/a\n0::/\n": {plain, ""},
 		"0::/../../pod" + uid + "/a\n":                          {plain, ""},
-		"0::/kubepods/pod0123456789abcdef0123456789abcdef/a\n":  {"0123456789abcdef0123456789abcdef", "/kubepods/pod0123456789abcdef0123456789abcdef"},
-		"0::/machine.slice/libpod-b5d1c8a0f1.scope\n":           {},
-		"0::/kubepods-x/y\n":                                    {},
-		"":                                                      {},
+		// A container that may make cgroups chooses their names.
+		"0::/kubepods/pod" + uid + "/b5d1/x..y\n":              {plain, "/kubepods/pod" + uid},
+		"0::/kubepods/pod0123456789abcdef0123456789abcdef/a\n": {"0123456789abcdef0123456789abcdef", "/kubepods/pod0123456789abcdef0123456789abcdef"},
+		"0::/machine.slice/libpod-b5d1c8a0f1.scope\n":          {},
+		"0::/kubepods-x/y\n":                                   {},
+		"":                                                     {},
 	} {
 		got, ok := podOf(text)
 		if got != want || ok != (want.UID != "") {
