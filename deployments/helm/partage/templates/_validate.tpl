@@ -57,6 +57,12 @@ SPDX-License-Identifier: Apache-2.0
 {{- end -}}
 {{- include "partage.validatePolicy" .Values.sharingPolicy -}}
 
+{{- with .Values.mpsNamespacePolicy -}}
+{{- if and .classLabel (not .create) -}}
+{{- fail (printf "mpsNamespacePolicy.classLabel is %q, and without mpsNamespacePolicy.create nothing looks at that label: set create to true, or remove classLabel" .classLabel) -}}
+{{- end -}}
+{{- end -}}
+
 {{- if and (not .Values.serviceAccount.create) (not .Values.serviceAccount.name) -}}
 {{- fail "serviceAccount.create is false, so serviceAccount.name must say which ServiceAccount to use; the default one would give every pod of the namespace the plugin's rights" -}}
 {{- end -}}
