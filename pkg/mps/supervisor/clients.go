@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"sync"
 
 	"github.com/partage-dev/partage/pkg/mps/process"
 	"github.com/partage-dev/partage/pkg/mps/tenant"
@@ -36,16 +37,35 @@ func (d *daemon) believed(pids []int) []int {
 		}
 	}
 	device := distinctive(opened)
-	return slices.DeleteFunc(slices.Clone(pids), func(pid int) bool {
+	return filter(pids, func(pid int) bool {
 		if !process.AnyAlive([]int{pid}) || !tenant.InPod(pid) {
-			return true
+			return false
 		}
 		nodes, err := tenant.DeviceNodes(pid)
 		if err != nil {
-			return true // it has ended, or its files do not answer
+			return false // it has ended, or its files do not answer
 		}
-		return !slices.ContainsFunc(slices.Collect(maps.Keys(nodes)), func(number uint64) bool { return device[number] })
+		return slices.ContainsFunc(slices.Collect(maps.Keys(nodes)), func(number uint64) bool { return device[number] })
 	})
+}
+
+// filter returns those PIDs for which keep returns true. It asks about all of them at the
+// same time: each process can make the answer take its time, and one that starts others can
+// do so any number of times.
+func filter(pids []int, keep func(pid int) bool) []int {
+	kept := make([]bool, len(pids))
+	var wg sync.WaitGroup
+	for i, pid := range pids {
+		wg.Go(func() { kept[i] = keep(pid) })
+	}
+	wg.Wait()
+	var result []int
+	for i, pid := range pids {
+		if kept[i] {
+			result = append(result, pid)
+		}
+	}
+	return result
 }
 
 // distinctive returns those of a server's nodes that its clients have open as well,

@@ -71,6 +71,7 @@ func (d *daemon) adopt(ctx context.Context) error {
 	if d.process != nil {
 		klog.FromContext(ctx).Info("MPS control daemon adopted", "pid", d.process.PID)
 		d.watchServers()
+		d.noteOpenFiles(ctx) // an earlier version may have given them fewer
 	}
 	return nil
 }

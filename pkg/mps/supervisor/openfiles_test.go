@@ -81,3 +81,26 @@ func TestOpenFiles(t *testing.T) {
 		})
 	}
 }
+
+// TestOpenFilesOfEarlierDaemon: what an earlier version started, before it gave daemons more
+// files, is told of as well.
+func TestOpenFilesOfEarlierDaemon(t *testing.T) {
+	w := newWorld(t)
+	first := w.other()
+	first.ensure(t, one)
+	record, err := w.folder(one.ID).load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Prlimit(record.Daemon.PID, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 1024, Max: 1024}, nil); err != nil {
+		t.Fatal(err)
+	}
+	first.end(unix.SIGKILL)
+	s := w.supervisor()
+	if status := reaches(t, s, one.ID, mps.Running, 0); !strings.Contains(status.Message, "only 1024 files open") {
+		t.Errorf("got %q", status.Message)
+	}
+	if err := s.Stop(t.Context(), one.ID); err != nil {
+		t.Error(err)
+	}
+}
