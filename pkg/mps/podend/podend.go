@@ -91,8 +91,11 @@ func (w Watcher) Run(ctx context.Context, handler Handler) {
 
 // explain adds what an admin can do.
 func explain(err error) error {
-	if status.Code(err) == codes.Unavailable || status.Code(err) == codes.Unimplemented {
-		return fmt.Errorf("the kubelet does not serve its Pods API, which is on by default from Kubernetes 1.37 (feature gate PodsAPI): %w", err)
+	switch status.Code(err) {
+	case codes.Unavailable:
+		return fmt.Errorf("the kubelet is being restarted, or does not serve its Pods API, which is on by default from Kubernetes 1.37 (feature gate PodsAPI): %w", err)
+	case codes.Unimplemented:
+		return fmt.Errorf("the kubelet does not serve this version of its Pods API, v1alpha1; see whether there is a newer release of this driver: %w", err)
 	}
 	return err
 }
