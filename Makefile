@@ -33,7 +33,7 @@ SOAK := 10m
 # that takes longer to start than the tests give it.
 PLAIN := ./cmd/partage-hook ./pkg/api/... ./pkg/device/... ./pkg/host/... ./pkg/mps/supervisor ./pkg/policy/... ./pkg/quote/... ./pkg/version/... ./test/docs ./test/gpusim/... ./test/versions
 RACE = $(filter-out $(shell go list $(PLAIN)),$(shell go list ./cmd/... ./pkg/...))
-FLOW := $(addprefix ./test/flow/,claims sharing crash fault soak)
+FLOW := $(addprefix ./test/flow/,claims conformance sharing crash fault soak)
 
 # One thing at a time: what is built must be there before what uses it.
 .NOTPARALLEL:
@@ -82,7 +82,7 @@ demo-down: ## Stop the local Kubernetes; nothing of it stays
 .PHONY: build
 build: gpusim ## Build the driver and the test tools into bin/
 	$(call say,building the driver and the tools)
-	go build -ldflags '$(GO_LDFLAGS)' -o bin/ ./cmd/gpu-kubelet-plugin
+	go build -ldflags '$(GO_LDFLAGS)' -o bin/ ./cmd/gpu-kubelet-plugin ./cmd/cuda-probe
 	CGO_ENABLED=0 go build -ldflags '$(GO_LDFLAGS)' -o bin/ ./cmd/mps-supervisor ./cmd/partage-hook
 	go build -ldflags '-s -w' -o bin/nvidia-cdi-hook github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook
 	cd test/cluster && CGO_ENABLED=0 go build -o ../../bin/cluster ./cmd/cluster

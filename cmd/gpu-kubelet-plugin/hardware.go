@@ -33,12 +33,24 @@ func (h *hardware) Open(ctx context.Context) error {
 		return nil
 	}
 	switch {
+	case err == nil:
+		h.warnOfMissingNodes(ctx)
 	case errors.Is(err, nvml.ErrRestartRequired):
 		return fmt.Errorf("%w: %w", plugin.ErrStop, err)
 	case errors.Is(err, gpu.ErrDriverNotLoaded):
 		return h.onHost(err)
 	}
 	return err
+}
+
+// warnOfMissingNodes logs what the first claim would fail for: NVML makes the nodes
+// that it needs, so GPUs are found without the others.
+func (h *hardware) warnOfMissingNodes(ctx context.Context) {
+	for _, path := range host.RequiredNodes() {
+		if _, err := h.roots.Node(path); err != nil {
+			klog.FromContext(ctx).Error(err, "GPUs can be found, and no claim can be prepared yet")
+		}
+	}
 }
 
 // lacksGPUs reports whether the driver is missing where there is nothing to drive. Such

@@ -22,6 +22,7 @@ import (
 	"github.com/partage-dev/partage/pkg/claim"
 	"github.com/partage-dev/partage/pkg/command"
 	"github.com/partage-dev/partage/pkg/gpu/nvml"
+	"github.com/partage-dev/partage/pkg/holder"
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/partition"
 	"github.com/partage-dev/partage/pkg/plugin"
@@ -116,19 +117,21 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 		return err
 	}
 	defer func() { _ = supervisor.Close() }()
+	cluster := plugin.NewCluster(clients.background)
+	holders := &holder.Finder{Roots: roots}
 	events := plugin.NewEvents(ctx, clients.events, clients.background, driverName, c.nodeName)
 	claims, err := claim.NewManager(ctx, claim.Options{
 		DriverName:     driverName,
 		PoolName:       c.nodeName,
 		DataDir:        dataDir,
 		Roots:          roots,
-		Partitions:     partition.New(gpus),
+		Partitions:     partition.New(gpus, holders),
 		Sharing:        sharing.New(sharing.Options{Roots: roots, Modes: gpus, Supervisor: supervisor}),
 		CDI:            specs,
 		Hook:           hooks.limits,
 		Interposer:     c.interposer,
 		SELinuxContext: c.seLinux,
-		Cluster:        plugin.NewCluster(clients.background),
+		Cluster:        cluster,
 		Events:         events,
 
 		OrphanGrace:   c.orphanGrace,
@@ -137,6 +140,7 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 	if err != nil {
 		return fmt.Errorf("set up claims in %s: %w", dataDir, err)
 	}
+	holders.PodName = plugin.NewPodNames(cluster, claims).Name
 	listener, err := c.process.ListenHealth(ctx)
 	if err != nil {
 		return err

@@ -25,6 +25,7 @@ import (
 	"github.com/partage-dev/partage/pkg/cdi"
 	"github.com/partage-dev/partage/pkg/claim/journal"
 	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/partition"
 )
@@ -132,7 +133,7 @@ func (b *box) manager() *Manager {
 func (b *box) bareManager() *Manager {
 	b.t.Helper()
 	m, err := NewManager(b.t.Context(), Options{
-		DriverName: driverName, PoolName: poolName, DataDir: b.dataDir(), Roots: b.roots(), Partitions: partition.New(b), Sharing: b, CDI: b,
+		DriverName: driverName, PoolName: poolName, DataDir: b.dataDir(), Roots: b.roots(), Partitions: partition.New(b, holders{}), Sharing: b, CDI: b,
 		Hook: "/data/partage-hook", Interposer: "/opt/limits/libvgpu.so", Cluster: b, Events: b,
 		files: boxFiles{b}, limitFiles: boxLimits{b}, clock: b.clock,
 	})
@@ -420,3 +421,8 @@ func (b *box) foreignStatus() device.Status {
 	}
 	return status
 }
+
+// holders describes who holds what in these tests.
+type holders struct{}
+
+func (holders) Describe(context.Context, string, int, []gpu.Process) string { return "somebody" }

@@ -40,7 +40,7 @@ func TestEveryFormat(t *testing.T) {
 				d := &r.Devices[i]
 				switch {
 				case d.Owned():
-					if _, err := partition.New(b).Ensure(t.Context(), d.Address(), partition.ExpectOurs, true); err != nil {
+					if _, err := partition.New(b, holders{}).Ensure(t.Context(), d.Address(), partition.ExpectOurs, true); err != nil {
 						t.Fatal(err)
 					}
 					b.rename(d.Address(), d.Partition.LiveUUID())

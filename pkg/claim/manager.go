@@ -217,6 +217,24 @@ func (m *Manager) InUse() ([]string, error) {
 	return slices.Compact(names), err
 }
 
+// Claims lists the claims that have a record, whatever its state, those that have a device
+// on the GPU first.
+func (m *Manager) Claims(pciAddress string) ([]Ref, error) {
+	snapshot, err := m.store.Snapshot()
+	if err != nil {
+		return nil, err
+	}
+	var on, others []Ref
+	for _, r := range snapshot.Records {
+		if slices.ContainsFunc(r.Devices, func(d journal.Device) bool { return d.PCIAddress == pciAddress }) {
+			on = append(on, r.Claim)
+		} else {
+			others = append(others, r.Claim)
+		}
+	}
+	return append(on, others...), nil
+}
+
 // HeldDevice is a device that a claim has and that its pods may use.
 type HeldDevice struct {
 	Claim      Ref

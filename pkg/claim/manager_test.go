@@ -185,7 +185,7 @@ func TestPartitionDisappeared(t *testing.T) {
 	m := b.manager()
 	mustPrepare(t, m, newClaim("u1", sliceA0))
 	before := b.specs["u1"]
-	if err := partition.New(b).Destroy(t.Context(), addressA0, "", true); err != nil {
+	if err := partition.New(b, holders{}).Destroy(t.Context(), addressA0, "", true); err != nil {
 		t.Fatal(err)
 	}
 	mustPrepare(t, m, newClaim("u1", sliceA0))
@@ -232,7 +232,7 @@ func failAt(effect string) func(string) error {
 
 func TestNewManagerRefuses(t *testing.T) {
 	b := newBox(t)
-	good := Options{DriverName: driverName, PoolName: poolName, DataDir: b.dataDir(), Partitions: partition.New(b), CDI: b}
+	good := Options{DriverName: driverName, PoolName: poolName, DataDir: b.dataDir(), Partitions: partition.New(b, holders{}), CDI: b}
 	for name, change := range map[string]func(*Options){
 		"driver":   func(o *Options) { o.DriverName = "" },
 		"pool":     func(o *Options) { o.PoolName = "" },

@@ -7,6 +7,7 @@ package command
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os/signal"
@@ -21,8 +22,8 @@ import (
 )
 
 // Run runs a command until it ends or a signal asks it to, and returns the exit code
-// of the process. A second signal ends the process at once. Errors go to the
-// command's ErrWriter, in one line.
+// of the process: 1 after an error, unless that is a cli.ExitCoder. A second signal ends
+// the process at once. Errors go to the command's ErrWriter, in one line.
 func Run(cmd *cli.Command, args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
@@ -34,6 +35,9 @@ func Run(cmd *cli.Command, args []string) int {
 		logs.FlushLogs()
 		// Several wrong flags are several errors, still one line.
 		_, _ = fmt.Fprintf(cmd.ErrWriter, "%s: %s\n", cmd.Name, strings.ReplaceAll(err.Error(), "\n", "; "))
+		if coder := cli.ExitCoder(nil); errors.As(err, &coder) {
+			return coder.ExitCode()
+		}
 		return 1
 	}
 	return 0
@@ -46,6 +50,9 @@ func complete(cmd *cli.Command) {
 	cmd.ExitErrHandler = func(context.Context, *cli.Command, error) {}
 	cmd.Commands = append(cmd.Commands, versionCommand(cmd.Writer))
 	for _, c := range slices.Concat(cmd.Commands, []*cli.Command{cmd}) {
+		if c.OnUsageError != nil {
+			continue
+		}
 		c.OnUsageError = func(_ context.Context, _ *cli.Command, err error, _ bool) error { return err }
 	}
 }

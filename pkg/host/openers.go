@@ -4,6 +4,7 @@
 package host
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,8 +12,9 @@ import (
 	"strconv"
 	"time"
 
-	"golang.org/x/sync/singleflight"
 	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/pkg/wait"
 )
 
 // Openers lists the processes that have a device node open, for example "/dev/nvidia0",
@@ -22,23 +24,17 @@ import (
 // A process may have a file of a server that does not answer, and then nobody can tell
 // whether that is the node. That is an error, too.
 func (r Roots) Openers(path string) ([]int, error) {
-	looked := looks.DoChan(r.Complete().Proc+" "+path, func() (any, error) { return r.openers(path) })
-	limit := time.NewTimer(lookLimit)
-	defer limit.Stop()
-	select {
-	case result := <-looked:
-		pids, _ := result.Val.([]int)
-		return slices.Clone(pids), result.Err
-	case <-limit.C:
+	pids, err := looks.Do(r.Complete().Proc+" "+path, lookLimit, func() ([]int, error) { return r.openers(path) })
+	if errors.Is(err, wait.ErrNoAnswer) {
 		return nil, fmt.Errorf("find out who has %s open: a file that a process of this node has open does not answer within %s", path, lookLimit)
 	}
+	return slices.Clone(pids), err
 }
 
 // lookLimit is how long a look at the open files of all processes may take.
 const lookLimit = 10 * time.Second
 
-// looks are those in progress. One that never ends is shared by all who ask again.
-var looks singleflight.Group
+var looks wait.Looks[string, []int]
 
 func (r Roots) openers(path string) ([]int, error) {
 	major, minor, err := r.CharDevice(path)

@@ -7,8 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -25,7 +23,7 @@ import (
 //
 // While a process uses the partition Destroy retries for about seven seconds within
 // ctx, because a process that was just killed may take that long to end. Then the
-// error wraps gpu.ErrInUse and names the processes.
+// error wraps gpu.ErrInUse and names who has it in use.
 func (l *Lifecycle) Destroy(ctx context.Context, a Address, uuid string, dynamic bool) error {
 	if err := l.destroy(ctx, a, withUUID(uuid), dynamic); err != nil {
 		return fmt.Errorf("destroy the partition with %s: %w", a, err)
@@ -123,37 +121,17 @@ func (l *Lifecycle) checkGone(ctx context.Context, a Address, ours check, cause 
 	return state, nil
 }
 
-// withHolders adds to gpu.ErrInUse which processes use the instance. It asks even after
-// the caller's deadline, since this is what an administrator needs to know.
+// withHolders adds to gpu.ErrInUse who has the instance, or the GPU, in use. It asks even
+// after the caller's deadline, since this is what an administrator needs to know.
 func (l *Lifecycle) withHolders(ctx context.Context, pciAddress string, instanceID int, err error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
 	defer cancel()
 	processes, listErr := l.hw.Processes(ctx, pciAddress)
+	err = fmt.Errorf("%w, held by %s", err, l.holders.Describe(ctx, pciAddress, instanceID, processes))
 	if listErr != nil {
-		return fmt.Errorf("%w (its processes are unknown: %w)", err, listErr)
+		return fmt.Errorf("%w (which processes the driver lists is not known: %w)", err, listErr)
 	}
-	return fmt.Errorf("%w, held by %s", err, holders(processes, instanceID))
-}
-
-// holders names the processes on an instance, or on the GPU if instanceID is wholeGPU.
-func holders(processes []gpu.Process, instanceID int) string {
-	var pids []int
-	for _, p := range processes {
-		if p.InstanceID == instanceID || instanceID == wholeGPU {
-			pids = append(pids, p.PID)
-		}
-	}
-	slices.Sort(pids)
-	pids = slices.Compact(pids)
-	switch len(pids) {
-	case 0:
-		return "no process that the driver lists: a monitoring agent (DCGM, dcgm-exporter), " +
-			"nvidia-persistenced or another management client may have it open"
-	case 1:
-		return fmt.Sprintf("process %d", pids[0])
-	default:
-		return "processes " + strings.Trim(fmt.Sprint(pids), "[]")
-	}
+	return err
 }
 
 // pauses are the delays between attempts on an instance that is in use, about seven

@@ -116,7 +116,7 @@ var destroyTests = map[string]struct {
 		gpu: fakeGPU{enabled: true, instances: []gpu.Instance{mine}, processes: busy}, dynamic: true,
 		waits: 1,
 		outcome: outcome{
-			is: gpu.ErrInUse, says: []string{"processes 41 42", "compute instance 0 of GPU instance 7", pci},
+			is: gpu.ErrInUse, says: []string{"process 41, process 42", "compute instance 0 of GPU instance 7", pci},
 			calls: []string{"ci- 7/0", "ci- 7/0"},
 			left:  []gpu.Instance{mine}, modeLeft: true,
 		},
@@ -128,7 +128,7 @@ var destroyTests = map[string]struct {
 		},
 		waits: 99,
 		outcome: outcome{
-			is: gpu.ErrInUse, says: []string{"GPU instance 7", "DCGM"},
+			is: gpu.ErrInUse, says: []string{"GPU instance 7", "held by nobody"},
 			calls: []string{"gi- 7", "gi- 7", "gi- 7", "gi- 7", "gi- 7", "gi- 7", "gi- 7", "gi- 7"},
 			left:  []gpu.Instance{instance(7, oneAt4)}, modeLeft: true,
 		},
@@ -233,7 +233,7 @@ func TestEnsureWhole(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			f := test.gpu.clone()
-			test.check(t, f, New(f).EnsureWhole(t.Context(), pci, test.dynamic))
+			test.check(t, f, New(f, f).EnsureWhole(t.Context(), pci, test.dynamic))
 		})
 	}
 }
@@ -248,7 +248,7 @@ func TestDividedIsInUse(t *testing.T) {
 // Create and Destroy repeat without a trace, in any order.
 func TestRepeat(t *testing.T) {
 	f := &fakeGPU{}
-	l := New(f)
+	l := New(f, f)
 	for range 3 {
 		first, err := l.Ensure(t.Context(), oneAt4, ExpectOurs, true)
 		if err != nil {

@@ -4,10 +4,12 @@
 package partition
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/partage-dev/partage/pkg/gpu"
 )
@@ -92,6 +94,18 @@ func (f *fakeGPU) MIGState(ctx context.Context, _ string) (gpu.MIGState, error) 
 		state.Instances = append(state.Instances, i)
 	}
 	return state, nil
+}
+
+// Describe names all processes that are listed.
+func (f *fakeGPU) Describe(_ context.Context, _ string, instanceID int, listed []gpu.Process) string {
+	var names []string
+	for _, p := range listed {
+		if p.InstanceID == instanceID || instanceID < 0 {
+			names = append(names, fmt.Sprintf("process %d", p.PID))
+		}
+	}
+	slices.Sort(names)
+	return cmp.Or(strings.Join(names, ", "), "nobody")
 }
 
 func (f *fakeGPU) Processes(ctx context.Context, _ string) ([]gpu.Process, error) {

@@ -26,6 +26,13 @@ type Observer interface {
 	Processes(ctx context.Context, pciAddress string) ([]gpu.Process, error)
 }
 
+// Holders says who keeps a GPU in use.
+type Holders interface {
+	// Describe names who has a GPU instance in use, or the GPU if instanceID is
+	// negative, given the processes that the driver lists on the GPU.
+	Describe(ctx context.Context, pciAddress string, instanceID int, listed []gpu.Process) string
+}
+
 // ModeSwitch sets MIG mode. It returns nil only if the mode is the wanted one.
 type ModeSwitch interface {
 	SetMIGMode(ctx context.Context, pciAddress string, enabled bool) error

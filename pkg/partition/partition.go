@@ -50,14 +50,15 @@ type Live struct {
 // The dynamic parameter of its methods allows them to change the GPU's MIG mode
 // (gpu.MIG.Dynamic).
 type Lifecycle struct {
-	hw Hardware
+	hw      Hardware
+	holders Holders
 	// wait is wait.For, except in tests.
 	wait func(ctx context.Context, d time.Duration) error
 }
 
 // New returns a Lifecycle.
-func New(hw Hardware) *Lifecycle {
-	return &Lifecycle{hw: hw, wait: wait.For}
+func New(hw Hardware, holders Holders) *Lifecycle {
+	return &Lifecycle{hw: hw, holders: holders, wait: wait.For}
 }
 
 // cleanupTime bounds the undo after a failure. The undo does not share the caller's

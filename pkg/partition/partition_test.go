@@ -43,7 +43,7 @@ func address(profile uint32, start, size int) Address {
 // lifecycle has a clock on which no time passes: the n-th wait runs onWait, and
 // the waits end after limit of them as a deadline would end them.
 func lifecycle(f *fakeGPU, limit int, onWait func(n int)) *Lifecycle {
-	l := New(f)
+	l := New(f, f)
 	n := 0
 	l.wait = func(ctx context.Context, _ time.Duration) error {
 		if n++; n > limit {
@@ -332,7 +332,7 @@ func TestCreateUndoesAfterCancel(t *testing.T) {
 	f := &fakeGPU{faults: map[string][]fault{
 		"CreateInstance": {{after: true, then: func(*fakeGPU) { cancel() }}},
 	}}
-	_, err := New(f).Ensure(ctx, oneAt4, ExpectOurs, true)
+	_, err := New(f, f).Ensure(ctx, oneAt4, ExpectOurs, true)
 	outcome{
 		is: context.Canceled, calls: []string{"mode true", "gi+ 19@4:1", "gi- 7", "mode false"},
 	}.check(t, f, err)
@@ -342,7 +342,7 @@ func TestLookup(t *testing.T) {
 	f := &fakeGPU{enabled: true, instances: []gpu.Instance{
 		instance(7, oneAt4, "MIG-a"), instance(8, address(19, 5, 1)), instance(9, address(14, 0, 2), "MIG-b", "MIG-c"),
 	}}
-	state, err := New(f).State(t.Context(), pci)
+	state, err := New(f, f).State(t.Context(), pci)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -372,16 +372,16 @@ func TestLookup(t *testing.T) {
 // What is only asked names the GPU when it fails.
 func TestReadingFails(t *testing.T) {
 	f := &fakeGPU{faults: map[string][]fault{"MIGState": {{err: gpu.ErrLost}}}}
-	if _, err := New(f).State(t.Context(), pci); !errors.Is(err, gpu.ErrLost) || !strings.Contains(err.Error(), pci) {
+	if _, err := New(f, f).State(t.Context(), pci); !errors.Is(err, gpu.ErrLost) || !strings.Contains(err.Error(), pci) {
 		t.Errorf("state: got %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := New(f).Processes(ctx, pci); !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), pci) {
+	if _, err := New(f, f).Processes(ctx, pci); !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), pci) {
 		t.Errorf("processes: got %v", err)
 	}
 	f.processes = []gpu.Process{{PID: 4711, InstanceID: 7}}
-	if got, err := New(f).Processes(t.Context(), pci); err != nil || len(got) != 1 || got[0].PID != 4711 {
+	if got, err := New(f, f).Processes(t.Context(), pci); err != nil || len(got) != 1 || got[0].PID != 4711 {
 		t.Errorf("processes: got %v, %v", got, err)
 	}
 }

@@ -101,15 +101,9 @@ func (m Monitor) Edits() (cdi.Edits, error) {
 
 // capabilityNode returns a node of which nobody needs the file: nvidia-modprobe and the
 // container toolkit make it on the host, often not before somebody asks. The runtime makes
-// that of the container from its numbers. Where there is a file it is named, since a
-// runtime binds it in user namespaces.
+// that of the container from its numbers.
 func capabilityNode(roots host.Roots, major, minor int64) cdi.Node {
-	path := "/dev/nvidia-caps/nvidia-cap" + strconv.FormatInt(minor, 10)
-	root := roots.DevRoot()
-	if node, err := roots.Node(path); err == nil {
-		root = node.Root
-	}
-	return newNode(root, path, major, minor)
+	return newNode(roots.DevRoot(), "/dev/nvidia-caps/nvidia-cap"+strconv.FormatInt(minor, 10), major, minor)
 }
 
 func newNode(root host.DevRoot, path string, major, minor int64) cdi.Node {

@@ -51,6 +51,9 @@ type Options struct {
 	// CallLimit is how long one call into the library may take before it is
 	// left behind. 0 means 25 s.
 	CallLimit time.Duration
+	// Observe, if there is one, gets every call into the library when it has returned or
+	// was left behind. Calls are concurrent.
+	Observe func(Call)
 }
 
 // Client reads and partitions GPUs. All methods may be called concurrently; NVML
@@ -67,7 +70,7 @@ func New(o Options) *Client {
 		load: func(path string) nvml.Interface {
 			return nvml.New(nvml.WithLibraryPath(path))
 		},
-		lanes:   lanes{limit: cmp.Or(o.CallLimit, defaultCallLimit), byName: map[string]*lane{}},
+		lanes:   lanes{limit: cmp.Or(o.CallLimit, defaultCallLimit), observe: o.Observe, byName: map[string]*lane{}},
 		opening: make(chan struct{}, 1),
 	}}
 }

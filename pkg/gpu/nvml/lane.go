@@ -20,8 +20,9 @@ import (
 // whole. While a call that was left behind is out, no other call is made on its
 // lane: it would only cost another thread.
 type lane struct {
-	pci   string // empty for what is no GPU, or not known to be one yet
-	limit time.Duration
+	pci     string // empty for what is no GPU, or not known to be one yet
+	limit   time.Duration
+	observe func(Call) // nil: nobody watches
 
 	mu  sync.Mutex
 	out []*gpu.HungError // oldest first
@@ -44,6 +45,17 @@ func (l *lane) hung() *gpu.HungError {
 // f runs in a goroutine of its own, since a call cannot be cancelled. It must not
 // write to what its caller reads: results go through its return values.
 func get[T any](ctx context.Context, l *lane, call string, f func() (T, nvml.Return)) (T, error) {
+	if l.observe == nil {
+		return attempt(ctx, l, call, f)
+	}
+	start := time.Now()
+	value, err := attempt(ctx, l, call, f)
+	l.observe(Call{Function: call, PCIAddress: l.pci, Took: time.Since(start), Answer: plain(value), Err: err})
+	return value, err
+}
+
+// attempt is get without an observer.
+func attempt[T any](ctx context.Context, l *lane, call string, f func() (T, nvml.Return)) (T, error) {
 	var none T
 	if hung := l.hung(); hung != nil {
 		return none, fmt.Errorf("%s is not attempted: %w", call, hung)
@@ -106,9 +118,10 @@ func (l *lane) leave(ctx context.Context, call string, since time.Time, wait fun
 
 // lanes are all lanes of a client, by name. Unlike handles they outlive a session.
 type lanes struct {
-	mu     sync.Mutex
-	limit  time.Duration // of calls
-	byName map[string]*lane
+	mu      sync.Mutex
+	limit   time.Duration // of calls
+	observe func(Call)
+	byName  map[string]*lane
 }
 
 // get returns the lane of this name. pci is the GPU's address, if it is known.
@@ -117,7 +130,7 @@ func (l *lanes) get(name, pci string) *lane {
 	defer l.mu.Unlock()
 	found := l.byName[name]
 	if found == nil {
-		found = &lane{pci: pci, limit: l.limit}
+		found = &lane{pci: pci, limit: l.limit, observe: l.observe}
 		l.byName[name] = found
 	}
 	return found

@@ -120,8 +120,8 @@ func limitCommands(server int, l Limits) []string {
 func parseLimits(answers []string, spec mps.Spec) (Limits, error) {
 	l := Limits{memory: map[int]amount{}}
 	var err error
-	if l.percentage, err = strconv.ParseFloat(strings.TrimSuffix(answers[0], "%"), 64); err != nil {
-		return Limits{}, fmt.Errorf("active thread percentage: want a number%s", Quote(answers[0]))
+	if l.percentage, err = ParsePercentage(answers[0]); err != nil {
+		return Limits{}, fmt.Errorf("active thread percentage: %w", err)
 	}
 	for n, i := range limitsOf(spec).indexes() {
 		if l.memory[i], err = parseMemory(answers[1+n]); err != nil {

@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -129,15 +128,8 @@ func pidNamespace(process string) (string, error) {
 	return os.Readlink(filepath.Join(procRoot, process, "ns/pid"))
 }
 
-// reading is one reading of a process's environment.
-type reading struct {
-	began time.Time
-	done  chan struct{}
-	data  []byte
-}
-
-// readings in progress by ID.
-var readings sync.Map
+// readings of environments in progress.
+var readings wait.Looks[ID, []byte]
 
 // environ reads the environment of a process as the kernel has it. Tests replace it.
 var environ = func(id ID) ([]byte, error) {
@@ -163,23 +155,9 @@ func readEnvironment(id ID, limit time.Duration) []byte {
 // for other processes must not get stuck with it.
 func environmentOf(id ID) []byte {
 	const limit = time.Second
-	mine := &reading{began: time.Now(), done: make(chan struct{})}
-	stored, _ := readings.LoadOrStore(id, mine)
-	r, _ := stored.(*reading)
-	if r == mine {
-		go func() {
-			defer readings.Delete(id)
-			defer close(r.done)
-			r.data = readEnvironment(id, limit)
-		}()
-	}
-	// Only the first search waits for a process that is stuck.
-	timer := time.NewTimer(limit - time.Since(r.began))
-	defer timer.Stop()
-	select {
-	case <-r.done:
-		return r.data
-	case <-timer.C:
+	data, err := readings.Do(id, limit, func() ([]byte, error) { return readEnvironment(id, limit), nil })
+	if err != nil {
 		return nil
 	}
+	return data
 }

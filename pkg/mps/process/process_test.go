@@ -4,11 +4,13 @@
 package process
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -146,12 +148,28 @@ func TestMarkWhileProgramStarts(t *testing.T) {
 // Searches do not wait again and again for a process that is stuck.
 func TestStuckReading(t *testing.T) {
 	id := ID{PID: 1 << 30}
-	readings.Store(id, &reading{began: time.Now().Add(-time.Minute), done: make(chan struct{})})
-	defer readings.Delete(id)
-	began := time.Now()
-	if data := environmentOf(id); data != nil || time.Since(began) > 500*time.Millisecond {
-		t.Errorf("got %q after %s", data, time.Since(began))
+	stuck := make(chan struct{})
+	var began atomic.Int32
+	read := environ
+	environ = func(ID) ([]byte, error) {
+		began.Add(1)
+		<-stuck
+		return nil, errors.New("it has ended")
 	}
+	for range 3 {
+		if data := environmentOf(id); data != nil {
+			t.Errorf("got %q", data)
+		}
+	}
+	if began.Load() != 1 {
+		t.Errorf("%d readings, want one that all share", began.Load())
+	}
+	close(stuck)
+	// Who shares it knows when it has ended.
+	if _, err := readings.Do(id, time.Minute, func() ([]byte, error) { return nil, nil }); err != nil {
+		t.Error(err)
+	}
+	environ = read
 }
 
 // A PID that is reused is not the process.

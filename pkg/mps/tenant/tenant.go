@@ -6,6 +6,7 @@
 package tenant
 
 import (
+	"errors"
 	"fmt"
 	"iter"
 	"maps"
@@ -16,8 +17,9 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sync/singleflight"
 	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/pkg/wait"
 )
 
 // procRoot is where the supervisor sees the processes of the host.
@@ -26,23 +28,17 @@ const procRoot = "/proc"
 // lookLimit is how long a look at the files of a process may take.
 const lookLimit = time.Second
 
-// looks are those in progress. One that never ends is shared by all who ask again.
-var looks singleflight.Group
+var looks wait.Looks[int, map[uint64]string]
 
 // DeviceNodes returns the character devices that a process has open, by device
 // number, with the path by which the process knows each. A process may have files of a
 // server that does not answer, and the look at them does not end then; that is an error.
 func DeviceNodes(pid int) (map[uint64]string, error) {
-	looked := looks.DoChan(strconv.Itoa(pid), func() (any, error) { return deviceNodes(pid) })
-	limit := time.NewTimer(lookLimit)
-	defer limit.Stop()
-	select {
-	case result := <-looked:
-		nodes, _ := result.Val.(map[uint64]string)
-		return maps.Clone(nodes), result.Err
-	case <-limit.C:
+	nodes, err := looks.Do(pid, lookLimit, func() (map[uint64]string, error) { return deviceNodes(pid) })
+	if errors.Is(err, wait.ErrNoAnswer) {
 		return nil, fmt.Errorf("look at the open files of PID %d: one of them does not answer", pid)
 	}
+	return maps.Clone(nodes), err
 }
 
 func deviceNodes(pid int) (map[uint64]string, error) {

@@ -25,6 +25,8 @@ import (
 // Programs are the files that the tests run.
 type Programs struct {
 	Driver, Supervisor string
+	// Probe is the CUDA program that the conformance kit runs.
+	Probe string
 	// Client is the stand-in of a program that uses CUDA.
 	Client string
 	// Hook checks limits before a container starts. NVIDIAHook does nothing.
@@ -110,6 +112,7 @@ func build(root, dir string) error {
 	Built = Programs{
 		Driver:     filepath.Join(dir, "gpu-kubelet-plugin"),
 		Supervisor: filepath.Join(dir, "mps-supervisor"),
+		Probe:      filepath.Join(dir, "cuda-probe"),
 		Client:     filepath.Join(dir, "cuda-client"),
 		Hook:       filepath.Join(dir, "partage-hook"),
 		NVIDIAHook: filepath.Join(dir, "nvidia-cdi-hook"),
@@ -140,7 +143,7 @@ func build(root, dir string) error {
 		{"make", "-s", "-C", "test/gpusim/lib", "OUT=" + dir},
 		{
 			"go", "build", "-o", dir, simulator + "nvidia-smi", simulator + "nvidia-cuda-mps-control",
-			simulator + "nvidia-cuda-mps-server", simulator + "cuda-client", "./cmd/gpu-kubelet-plugin",
+			simulator + "nvidia-cuda-mps-server", simulator + "cuda-client", "./cmd/gpu-kubelet-plugin", "./cmd/cuda-probe",
 		},
 		{"env", "CGO_ENABLED=0", "go", "build", "-o", dir, "./cmd/mps-supervisor", "./cmd/partage-hook"},
 	} {

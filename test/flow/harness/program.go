@@ -51,6 +51,9 @@ func (n *Node) NewProgram(ctx context.Context, t testing.TB, spec *oci.Spec, arg
 	return u, nil
 }
 
+// PID is that of the program on the host.
+func (u *Program) PID() int { return u.cmd.Process.Pid }
+
 // Kill kills the program.
 func (u *Program) Kill() {
 	_ = u.cmd.Process.Kill()
@@ -90,7 +93,13 @@ func (n *Node) StartProgram(t testing.TB, ids ...string) *Program {
 // TryStartProgram is StartProgram where that may fail.
 func (n *Node) TryStartProgram(ctx context.Context, t testing.TB, spec *oci.Spec, args ...string) (*Program, error) {
 	t.Helper()
-	u, err := n.NewProgram(ctx, t, spec, append([]string{"hold", "--memory=1Gi"}, args...)...)
+	return n.StartReady(ctx, t, spec, append([]string{"hold", "--memory=1Gi"}, args...)...)
+}
+
+// StartReady starts a program that says when it is ready, and waits for that.
+func (n *Node) StartReady(ctx context.Context, t testing.TB, spec *oci.Spec, args ...string) (*Program, error) {
+	t.Helper()
+	u, err := n.NewProgram(ctx, t, spec, args...)
 	if err != nil {
 		return nil, err
 	}

@@ -4,6 +4,7 @@
 package harness
 
 import (
+	"context"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -17,12 +18,19 @@ import (
 )
 
 // RunSMI runs the machine's nvidia-smi, as an administrator does.
-func (n *GPUs) RunSMI(t testing.TB, args string) {
+func (n *GPUs) RunSMI(t testing.TB, args string) string {
 	t.Helper()
-	out, err := exec.CommandContext(t.Context(), filepath.Join(n.Root, "usr/bin/nvidia-smi"), strings.Fields(args)...).CombinedOutput()
+	out, err := n.TrySMI(t.Context(), args)
 	if err != nil {
 		t.Fatalf("nvidia-smi %s: %v\n%s", args, err, out)
 	}
+	return out
+}
+
+// TrySMI is RunSMI where that may fail.
+func (n *GPUs) TrySMI(ctx context.Context, args string) (string, error) {
+	out, err := exec.CommandContext(ctx, filepath.Join(n.Root, "usr/bin/nvidia-smi"), strings.Fields(args)...).CombinedOutput()
+	return string(out), err
 }
 
 // WantInstances fails unless these are all live instances of a GPU.

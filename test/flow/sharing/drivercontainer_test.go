@@ -88,6 +88,7 @@ func TestDriverContainerRestarts(t *testing.T) {
 	n.StartSupervisor(t)
 	p := n.Start(t)
 	p.Ready(t)
+	p.WantLog(t, "no claim can be prepared yet")
 	whole, share := n.Allocate(t, []harness.Device{{GPU: 0}}), n.Allocate(t, []harness.Device{{GPU: 1, Kind: harness.MPS}})
 	refused := func(claim *drapb.Claim, node, remedy string) {
 		t.Helper()

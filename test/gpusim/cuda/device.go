@@ -45,9 +45,9 @@ const (
 	ModeExclusiveProcess = 3
 )
 
-// Holds reports whether the process holds this device.
+// Holds reports whether the process has a context on this device.
 func (d Device) Holds(p machine.Process) bool {
-	return p.GPU == d.GPU && p.InstanceID == d.Instance && p.ComputeID == d.Compute
+	return p.Kind != machine.Handle && p.GPU == d.GPU && p.InstanceID == d.Instance && p.ComputeID == d.Compute
 }
 
 // Free fails unless one more process may make a context on the device.

@@ -5,9 +5,10 @@
 // visible, and changes.
 
 #include "lib.h"
+#include "wait.h"
+#include "self.h"
 
 #include <errno.h>
-#include <link.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,34 +27,6 @@ struct gs_machine view;
 static void report(const char *what, const char *path, int err)
 {
 	fprintf(stderr, "gpusim: %s %s: %s\n", what, path, gs_strerror(err));
-}
-
-static int own_object(struct dl_phdr_info *info, size_t size, void *arg)
-{
-	(void)size;
-	uintptr_t here = (uintptr_t)&own_object;
-	for (int i = 0; i < info->dlpi_phnum; i++) {
-		uintptr_t start = (uintptr_t)info->dlpi_addr + info->dlpi_phdr[i].p_vaddr;
-		if (info->dlpi_phdr[i].p_type == PT_LOAD && here >= start &&
-		    here < start + info->dlpi_phdr[i].p_memsz) {
-			*(char **)arg = realpath(info->dlpi_name, NULL);
-			return 1;
-		}
-	}
-	return 0;
-}
-
-// locate finds the state from where this library's file really is. (dladdr
-// would be simpler, but ties the library to the C library it was built with.)
-static int locate(struct gs_paths *out)
-{
-	char *self = NULL;
-	dl_iterate_phdr(own_object, &self);
-	if (self == NULL)
-		return ENOENT;
-	int err = gs_find(self, out);
-	free(self);
-	return err;
 }
 
 // find_host makes paths.root the host's, where the library lies in the root of a driver
@@ -102,7 +75,7 @@ static void refresh(void)
 // open_driver does what talking to the kernel driver for the first time is.
 static nvmlReturn_t open_driver(void)
 {
-	int err = locate(&paths);
+	int err = gs_find_for_library(&paths);
 	if (err != 0)
 		return NVML_ERROR_DRIVER_NOT_LOADED;
 	int on_host = find_host(&paths);
@@ -128,6 +101,7 @@ static nvmlReturn_t open_driver(void)
 	for (int i = 0; i < view.gpu_count; i++)
 		if (node_present("dev/nvidia%d", view.gpus[i].minor))
 			visible |= 1u << i;
+	wait_for(gs_open_driver(&state));
 	return NVML_SUCCESS;
 }
 
@@ -185,6 +159,11 @@ int enter(void)
 	return 1;
 }
 
+void add_holders(void)
+{
+	gs_add_holders(&state, &view);
+}
+
 void leave(const int *entered)
 {
 	if (*entered)
@@ -203,7 +182,7 @@ static void consult_closed(consult_fn fn, struct call *call)
 {
 	struct gs_paths found;
 	struct gs_handle h;
-	if (locate(&found) != 0 || gs_open(found.state, &h) != 0)
+	if (gs_find_for_library(&found) != 0 || gs_open(found.state, &h) != 0)
 		return;
 	struct gs_machine *m = malloc(sizeof(*m));
 	if (m != NULL) {

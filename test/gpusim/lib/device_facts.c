@@ -169,6 +169,7 @@ static nvmlReturn_t memory_of(nvmlDevice_t device, nvmlMemory_v2_t *out)
 	nvmlReturn_t r = target_device(&view, device, &t);
 	if (r != NVML_SUCCESS)
 		return r;
+	add_holders();
 	out->total = t.gpu->memory_bytes;
 	out->reserved = t.gpu->reserved_bytes;
 	out->used = memory_in_use(&view, t.index, -1);

@@ -93,6 +93,9 @@ struct gs_compute *compute_by_id(struct gs_instance *in, uint32_t id);
 // held reports whether a process holds the GPU (instance and compute -1: anything
 // of it), a GPU instance (compute -1), or a compute instance.
 int held(const struct gs_machine *m, int gpu, int instance, int compute);
+// add_holders lets the view have the processes that hold something without the right to
+// say so in the file.
+void add_holders(void);
 uint64_t memory_in_use(const struct gs_machine *m, int gpu, int instance);
 
 // copy_text copies a string with NVML's rules for a caller's buffer.

@@ -27,6 +27,18 @@ struct mode_change {
 	nvmlReturn_t activation;
 };
 
+// free_minor is the lowest minor that no GPU has.
+static int free_minor(const struct gs_machine *m)
+{
+	for (int minor = 0;; minor++) {
+		int taken = 0;
+		for (int i = 0; i < m->gpu_count; i++)
+			taken |= m->gpus[i].minor == minor;
+		if (!taken)
+			return minor;
+	}
+}
+
 // set_mode decides what the driver does at once. The call itself succeeds even
 // where the mode did not change; the activation status says so.
 static nvmlReturn_t set_mode(struct gs_machine *m, void *arg)
@@ -42,6 +54,7 @@ static nvmlReturn_t set_mode(struct gs_machine *m, void *arg)
 		t.gpu->mig_pending = c->mode; // takes back a change that waits
 		return NVML_SUCCESS;
 	}
+	// Whoever has the GPU open is in the way, whether NVML lists them or not.
 	int busy = held(m, t.index, -1, -1) || t.gpu->instance_count > 0;
 	if (t.gpu->reset_to_switch) {
 		// Ampere: recorded, and in force after a reset.
@@ -56,6 +69,8 @@ static nvmlReturn_t set_mode(struct gs_machine *m, void *arg)
 	}
 	t.gpu->mig_current = t.gpu->mig_pending = c->mode;
 	t.gpu->compute_mode = NVML_COMPUTEMODE_DEFAULT;
+	if (m->moving_minors)
+		t.gpu->minor = free_minor(m);
 	return NVML_SUCCESS;
 }
 

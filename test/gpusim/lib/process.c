@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Processes on GPUs and MIG devices. Clients of an MPS server are in a list of
-// their own, the server is among those with a compute context. There are no
-// graphics.
+// their own, the server is among those with a compute context. Those that only have
+// device nodes open are in no list. There are no graphics.
 
 #include "lib.h"
 
@@ -48,9 +48,12 @@ static nvmlReturn_t list(nvmlDevice_t device, unsigned int *count, void *infos, 
 	if (t.ci == NULL && t.gpu->mig_current && !may_configure())
 		return NVML_ERROR_NO_PERMISSION;
 	unsigned int room = *count, found = 0;
+	add_holders();
 	for (int i = 0; i < view.process_count; i++) {
 		if (!matches(&view.processes[i], &t) || (kinds >> view.processes[i].kind & 1) == 0)
 			continue;
+		if (view.processes[i].pid <= 0)
+			continue; // outside of the caller's PID namespace
 		if (found < room)
 			write(infos, found, &view.processes[i]);
 		found++;

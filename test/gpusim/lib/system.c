@@ -83,6 +83,7 @@ nvmlReturn_t nvmlSystemGetProcessName(unsigned int pid, char *name, unsigned int
 	ENTER();
 	if (name == NULL || length == 0)
 		return NVML_ERROR_INVALID_ARGUMENT;
+	add_holders();
 	for (int i = 0; i < view.process_count; i++) {
 		if ((unsigned int)view.processes[i].pid != pid)
 			continue;

@@ -72,3 +72,62 @@ func TestOwnedProcesses(t *testing.T) {
 	wants(t, "destroy compute instance", ci.Destroy(), nvml.SUCCESS)
 	wants(t, "destroy GPU instance", gi.Destroy(), nvml.SUCCESS)
 }
+
+// A process that only has device nodes open is in no list, and what it has open stays as it
+// is: partitions and the MIG mode.
+func TestOpenNodesOnly(t *testing.T) {
+	r := newRoot(t, machineOf(h100(0)))
+	lib := r.open()
+	d := device(t, lib, 0)
+	hold := func(instance, compute int) {
+		r.update(func(m *machine.Machine) {
+			m.Processes = []machine.Process{{PID: 100, Name: "dcgm", InstanceID: instance, ComputeID: compute, Kind: machine.Handle}}
+		})
+	}
+	release := func() { r.update(func(m *machine.Machine) { m.Processes = nil }) }
+	hold(-1, -1)
+	activation, ret := d.SetMigMode(nvml.DEVICE_MIG_ENABLE)
+	wants(t, "SetMigMode", ret, nvml.SUCCESS)
+	wants(t, "activation while the GPU is open", activation, nvml.ERROR_IN_USE)
+	release()
+	enable(t, d)
+	gi := createAt(t, d, id3g, place(0, 4))
+	ci := createCompute(t, gi, nvml.COMPUTE_INSTANCE_PROFILE_3_SLICE)
+	hold(1, 0)
+	for name, list := range map[string]func() ([]nvml.ProcessInfo, nvml.Return){
+		"compute": d.GetComputeRunningProcesses, "graphics": d.GetGraphicsRunningProcesses, "MPS": d.GetMPSComputeRunningProcesses,
+	} {
+		found, ret := list()
+		wants(t, name, ret, nvml.SUCCESS)
+		if len(found) > 0 {
+			t.Errorf("%s processes: %+v", name, found)
+		}
+	}
+	wants(t, "destroy an open compute instance", ci.Destroy(), nvml.ERROR_IN_USE)
+	release()
+	wants(t, "destroy compute instance", ci.Destroy(), nvml.SUCCESS)
+	wants(t, "destroy GPU instance", gi.Destroy(), nvml.SUCCESS)
+}
+
+// On a machine where minors move, a GPU has the lowest free one after its MIG mode has
+// changed, with its files and nodes.
+func TestMovingMinors(t *testing.T) {
+	m := machineOf(h100(0))
+	m.MovingMinors = true
+	r := newRoot(t, m)
+	d := device(t, r.open(), 0)
+	for _, want := range []int{1, 0} {
+		mode := nvml.DEVICE_MIG_ENABLE
+		if want == 0 {
+			mode = nvml.DEVICE_MIG_DISABLE
+		}
+		activation, ret := d.SetMigMode(mode)
+		wants(t, "SetMigMode", ret, nvml.SUCCESS)
+		wants(t, "activation", activation, nvml.SUCCESS)
+		minor, ret := d.GetMinorNumber()
+		wants(t, "GetMinorNumber", ret, nvml.SUCCESS)
+		if minor != want {
+			t.Errorf("minor %d, want %d", minor, want)
+		}
+	}
+}

@@ -18,8 +18,12 @@ type Machine struct {
 	NVMLVersion       string // "13.580.95.05"
 	CUDADriverVersion int    // 13000 is 13.0
 	BootID            string // changes at reboot
-	GPUs              []GPU
-	Processes         []Process
+	// MovingMinors: a GPU gets another minor when its MIG mode changes without a
+	// reset. NVIDIA says that this may happen; that the new one is the lowest that is
+	// free is assumed.
+	MovingMinors bool
+	GPUs         []GPU
+	Processes    []Process
 
 	// Faults and Latencies make calls go wrong and take time. Without them all
 	// calls work and take no time of their own. They survive a reboot.
@@ -234,7 +238,7 @@ type Process struct {
 	// Owner is 0 for a process that is an entry and nothing more. Else it is what
 	// state.File.Own gave to the process that keeps the entry, which is gone as
 	// soon as that process is, however it ended. Clients of an MPS server are
-	// kept by the server.
+	// kept by the server. Entries that state.File.Hold made have one, too.
 	Owner uint64
 
 	// Pipe, Status and Fault are about MPS servers. Pipe is the folder of the
@@ -255,6 +259,9 @@ const (
 	MPSServer
 	// MPSClient processes use the context of a server.
 	MPSClient
+	// Handle processes only have device nodes open, as monitoring agents do. NVML
+	// does not list them, and what they have open cannot be destroyed.
+	Handle
 )
 
 // MPSStatus is the state of an MPS server.

@@ -8,7 +8,8 @@
 //	gpu<minor>/mig/gi<id>/access
 //	gpu<minor>/mig/gi<id>/ci<id>/access
 //
-// Those of instances exist as long as the instance does.
+// Those of instances exist as long as the instance does. On a machine where minors move,
+// what else depends on them follows, too.
 
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -22,6 +23,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 // Device minors of nvidia-caps, as the kernel module numbers them.
@@ -238,6 +240,95 @@ static int same_gpus(const struct gs_machine *a, const struct gs_machine *b)
 	return 1;
 }
 
+// The minor is in the file that the driver shows of the GPU, and in the name and the
+// number of its device node.
+enum { NVIDIA_MAJOR = 195 };
+
+#define CAPABILITIES "/var/lib/gpusim/proc/driver/nvidia/capabilities"
+#define MINOR_LINE "Device Minor: \t "
+
+// write_minor changes the line of the file about a GPU, if it has another minor.
+static int write_minor(const char *path, int minor)
+{
+	char text[4096], new[sizeof(text) + 16], temporary[GS_PATH];
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return errno;
+	ssize_t n = read(fd, text, sizeof(text) - 1);
+	close(fd);
+	if (n < 0)
+		return errno;
+	text[n] = '\0';
+	char *line = strstr(text, MINOR_LINE);
+	if (line == NULL)
+		return EINVAL;
+	line += strlen(MINOR_LINE);
+	const char *rest = strchr(line, '\n');
+	if (rest == NULL)
+		return EINVAL;
+	int length = snprintf(new, sizeof(new), "%.*s%d%s", (int)(line - text), text, minor, rest);
+	if ((ssize_t)length == n && memcmp(new, text, (size_t)n) == 0)
+		return 0;
+	int size = snprintf(temporary, sizeof(temporary), "%s.new", path);
+	if (size < 0 || (size_t)size >= sizeof(temporary))
+		return ENAMETOOLONG;
+	fd = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0444);
+	if (fd < 0)
+		return errno;
+	ssize_t written = write(fd, new, (size_t)length);
+	int err = written == length ? 0 : (written < 0 ? errno : EIO);
+	close(fd);
+	if (err == 0 && rename(temporary, path) != 0)
+		err = errno;
+	return err;
+}
+
+// make_node makes the device node of a GPU as nvidia-modprobe does.
+static int make_node(const char *dev, int minor)
+{
+	char path[GS_PATH], name[32];
+	snprintf(name, sizeof(name), "nvidia%d", minor);
+	int err = gs_join(path, sizeof(path), dev, name);
+	if (err != 0 || gs_is_char_device(path))
+		return err;
+	mode_t mask = umask(0);
+	if (syscall(SYS_mknodat, AT_FDCWD, path, S_IFCHR | 0666, NVIDIA_MAJOR << 8 | minor) != 0)
+		err = errno;
+	umask(mask);
+	return err;
+}
+
+static int has_minor(int minor, const void *arg)
+{
+	const struct gs_machine *m = arg;
+	for (int i = 0; i < gs_bounded(m->gpu_count, GS_MAX_GPUS); i++)
+		if (m->gpus[i].minor == minor)
+			return 1;
+	return 0;
+}
+
+// move_minors gives the GPUs the nodes and the lines of the machine after. A machine that
+// is being made has neither yet.
+static int move_minors(const char *capabilities, const struct gs_machine *after)
+{
+	size_t length = strlen(capabilities), suffix = strlen(CAPABILITIES);
+	if (!after->moving_minors || length < suffix || strcmp(capabilities + length - suffix, CAPABILITIES) != 0)
+		return 0;
+	char dev[GS_PATH], path[GS_PATH];
+	int size = snprintf(dev, sizeof(dev), "%.*s/dev", (int)(length - suffix), capabilities);
+	int err = size < 0 || (size_t)size >= sizeof(dev) ? ENAMETOOLONG : 0;
+	for (int i = 0; err == 0 && i < gs_bounded(after->gpu_count, GS_MAX_GPUS); i++) {
+		size = snprintf(path, sizeof(path), "%.*s/gpus/%s/information", (int)(length - strlen("/capabilities")),
+				capabilities, after->gpus[i].pci_address);
+		err = size < 0 || (size_t)size >= sizeof(path) ? ENAMETOOLONG : write_minor(path, after->gpus[i].minor);
+		if (err == ENOENT)
+			return 0;
+		if (err == 0)
+			err = make_node(dev, after->gpus[i].minor);
+	}
+	return err == 0 ? remove_others(dev, "nvidia", has_minor, after) : err;
+}
+
 static int same_instances(const struct gs_gpu *a, const struct gs_gpu *b)
 {
 	return a->instance_count == b->instance_count &&
@@ -251,6 +342,8 @@ int gs_capabilities_follow(const char *dir, const struct gs_machine *before, con
 	if (before == NULL || !same_gpus(before, after)) {
 		before = NULL;
 		err = write_common(dir, after);
+		if (err == 0)
+			err = move_minors(dir, after);
 	}
 	for (int i = 0; err == 0 && i < gs_bounded(after->gpu_count, GS_MAX_GPUS); i++) {
 		const struct gs_gpu *gpu = &after->gpus[i];

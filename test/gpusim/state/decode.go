@@ -17,6 +17,7 @@ func decode(h *C.struct_gs_handle, c *C.struct_gs_machine) *machine.Machine {
 		NVMLVersion:       C.GoString(&c.nvml_version[0]),
 		CUDADriverVersion: int(c.cuda_driver_version),
 		BootID:            C.GoString(&c.boot_id[0]),
+		MovingMinors:      c.moving_minors != 0,
 		Faults:            decodeFaults(h, c),
 		Latencies:         decodeLatencies(c),
 		MPS: machine.MPS{

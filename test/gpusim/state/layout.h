@@ -15,7 +15,7 @@
 
 #define GS_MAGIC "GPUSIM\n"
 // Raise it at every change of the structures below.
-#define GS_LAYOUT_VERSION 4
+#define GS_LAYOUT_VERSION 5
 
 enum {
 	GS_MAX_GPUS = 16,
@@ -153,7 +153,7 @@ struct gs_process {
 };
 
 // machine.ProcessKind
-enum gs_kind { GS_COMPUTE, GS_MPS_SERVER, GS_MPS_CLIENT, GS_KINDS };
+enum gs_kind { GS_COMPUTE, GS_MPS_SERVER, GS_MPS_CLIENT, GS_HANDLE, GS_KINDS };
 
 // What becomes of a call that a fault strikes: machine.Effect.
 enum gs_effect {
@@ -209,6 +209,7 @@ struct gs_machine {
 	int32_t mps_harmless_kills;
 	int32_t mps_coarse_limits;
 	int32_t mps_few_files;
+	int32_t moving_minors;
 	uint64_t next_serial;
 	uint64_t next_fault;
 	struct gs_process processes[GS_MAX_PROCESSES];

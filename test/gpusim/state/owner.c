@@ -69,6 +69,37 @@ void gs_drop_dead(const struct gs_handle *h, struct gs_machine *m)
 	m->process_count = kept;
 }
 
+// The byte that all lock who have the driver open, behind those of state.c.
+#define DRIVER_BYTE 64
+
+static int64_t initialization(const struct gs_machine *m)
+{
+	int loaded = 1;
+	for (int i = 0; i < gs_bounded(m->gpu_count, GS_MAX_GPUS); i++)
+		loaded &= m->gpus[i].persistence != 0;
+	for (int i = 0; !loaded && i < gs_bounded(m->latency_count, GS_MAX_LATENCIES); i++)
+		if (strcmp(m->latencies[i].function, GS_DRIVER_OPEN) == 0)
+			return m->latencies[i].base;
+	return 0;
+}
+
+int64_t gs_open_driver(struct gs_handle *h)
+{
+	struct flock l = lock_of(DRIVER_BYTE);
+	int alone = fcntl(h->fd, F_OFD_GETLK, &l) == 0 && l.l_type == F_UNLCK;
+	// A read lock needs no right to write, and many can have it.
+	l = lock_of(DRIVER_BYTE);
+	l.l_type = F_RDLCK;
+	(void)fcntl(h->fd, F_OFD_SETLK, &l);
+	int64_t duration = 0;
+	uint64_t generation;
+	do {
+		generation = gs_generation(h);
+		duration = alone ? initialization(&h->file->slot[generation % 2]) : 0;
+	} while (!gs_still(h, generation));
+	return duration;
+}
+
 void gs_boot_id(const struct gs_handle *h, char out[GS_NAME])
 {
 	uint64_t generation;

@@ -11,6 +11,7 @@ import "C"
 
 import (
 	"fmt"
+	"time"
 	"unsafe"
 )
 
@@ -46,6 +47,22 @@ func (f *File) WantedFaults(owner uint64) ([]int, error) {
 	})
 	return gpus, err
 }
+
+// OpenDriver has the driver open until the File is closed. Where nobody else has, and a
+// GPU is not in persistence mode, it takes as long as the machine's latency DriverOpen
+// says.
+func (f *File) OpenDriver() error {
+	var duration time.Duration
+	err := f.use(func(h *C.struct_gs_handle) error {
+		duration = time.Duration(C.gs_open_driver(h))
+		return nil
+	})
+	time.Sleep(duration)
+	return err
+}
+
+// DriverOpen is the name of the latency of the driver's initialisation.
+const DriverOpen = C.GS_DRIVER_OPEN
 
 // BootID is that of the machine.
 func (f *File) BootID() (string, error) {

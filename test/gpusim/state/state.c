@@ -236,6 +236,7 @@ int gs_begin(struct gs_handle *h)
 	atomic_thread_fence(memory_order_seq_cst);
 	memcpy(h->next, current, used(current));
 	gs_drop_dead(h, h->next);
+	gs_add_holders(h, h->next);
 	return 0;
 }
 

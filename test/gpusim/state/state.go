@@ -146,6 +146,7 @@ func (f *File) Snapshot() (*machine.Machine, error) {
 		c := new(C.struct_gs_machine)
 		C.gs_read(h, c)
 		C.gs_drop_dead(h, c)
+		C.gs_add_holders(h, c)
 		m = decode(h, c)
 		return nil
 	})

@@ -99,6 +99,24 @@ int gs_own(struct gs_handle *h);
 // does it to the machine that is changed.
 void gs_drop_dead(const struct gs_handle *h, struct gs_machine *m);
 
+// gs_hold makes this process hold what p says (gpu, instance_id, compute_id, kind, which
+// is GS_COMPUTE or GS_HANDLE, and memory_bytes) until gs_close or until it dies, without
+// the right to write. held is 0 at first, and then what the last call left there: only
+// the memory may differ. A process must not close another gs_handle of the same file
+// meanwhile: that ends what it holds.
+int gs_hold(struct gs_handle *h, const struct gs_process *p, uint64_t *held);
+
+// gs_add_holders makes the machine's list of processes have those that hold something
+// by gs_hold now. gs_begin does it to the machine that is changed; what the file has of
+// them does not count. A process of another PID namespace has the PID 0.
+void gs_add_holders(const struct gs_handle *h, struct gs_machine *m);
+
+// gs_open_driver has the driver open until gs_close, and returns how long that takes, in
+// nanoseconds: the latency of GS_DRIVER_OPEN if nobody else has it open and a GPU is not
+// in persistence mode, else 0.
+#define GS_DRIVER_OPEN "driver_open"
+int64_t gs_open_driver(struct gs_handle *h);
+
 // gs_repair takes the lock if the last writer died, and repairs.
 int gs_repair(struct gs_handle *h);
 

@@ -28,6 +28,7 @@ func TestRecipesMissAProgram(t *testing.T) {
 		"supervisor": {plugin, folder("gpu-kubelet-plugin"), "mps-supervisor (run make build)"},
 		"hook":       {plugin, folder("gpu-kubelet-plugin", "mps-supervisor"), "partage-hook (run make build)"},
 		"NVIDIA's":   {plugin, folder("gpu-kubelet-plugin", "mps-supervisor", "partage-hook"), "nvidia-cdi-hook (run make build)"},
+		"probe":      {plugin, folder("gpu-kubelet-plugin", "mps-supervisor", "partage-hook", "nvidia-cdi-hook"), "cuda-probe (run make build)"},
 		"client":     {demo, folder(), "cuda-client (run make gpusim)"},
 		"pause":      {pause, filepath.Join(t.TempDir(), "pause"), "pause (run cluster build)"},
 	} {

@@ -47,7 +47,7 @@ func app(out io.Writer) *cli.Command {
 		ErrWriter:      out,
 		ExitErrHandler: func(context.Context, *cli.Command, error) {},
 		OnUsageError:   func(_ context.Context, _ *cli.Command, err error, _ bool) error { return err },
-		Commands:       []*cli.Command{infoCommand(), allocCommand(), holdCommand(), faultCommand()},
+		Commands:       []*cli.Command{infoCommand(), allocCommand(), holdCommand(), faultCommand(), watchCommand()},
 		Action: func(_ context.Context, c *cli.Command) error {
 			if c.Args().Present() {
 				return fmt.Errorf("there is no command %q, see cuda-client --help", c.Args().First())
@@ -257,7 +257,7 @@ func hold(ctx context.Context, c *cli.Command, p *program) error {
 	}
 	if c.Bool("ignore-sigterm") {
 		signal.Ignore(syscall.SIGTERM)
-		ctx = context.Background()
+		ctx = context.WithoutCancel(ctx)
 	}
 	fmt.Fprintln(out, "ready")
 	var fault <-chan time.Time

@@ -49,6 +49,9 @@ func initialize(ctx context.Context, shared string) (*program, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w (%w)", cuda.NoDevice, err)
 	}
+	if err := f.OpenDriver(); err != nil {
+		return nil, err
+	}
 	m, err := f.Snapshot()
 	if err != nil {
 		return nil, err
@@ -61,7 +64,7 @@ func initialize(ctx context.Context, shared string) (*program, error) {
 	})
 	switch {
 	case errors.Is(err, mps.ErrNoDaemon):
-		return alone(f, here, pipe)
+		return alone(f, at.Root, here, pipe)
 	case err != nil:
 		return nil, err
 	}
@@ -80,7 +83,7 @@ func variable(name string) *string {
 }
 
 // alone is a program without MPS.
-func alone(f *state.File, here []cuda.Device, pipe string) (*program, error) {
+func alone(f *state.File, root string, here []cuda.Device, pipe string) (*program, error) {
 	devices := cuda.Enumerate(here)
 	if list := variable(mps.VisibleVariable); list != nil {
 		devices = cuda.Select(here, *list)
@@ -92,14 +95,19 @@ func alone(f *state.File, here []cuda.Device, pipe string) (*program, error) {
 	for i, d := range devices {
 		limits[i] = mps.Limits{UUID: d.UUID, Percentage: 100}
 	}
-	d := &direct{state: f, devices: devices, memory: make([]uint64, len(devices)), contexts: make([]int, len(devices))}
-	// Without the right to write the state, as in a container, the others do not
-	// learn of this program.
-	owner, err := f.Own()
-	if err != nil && !errors.Is(err, state.ErrReadOnly) {
+	nodes, err := cuda.Open(root, devices...)
+	if err != nil {
+		return nil, fmt.Errorf("%w (%w)", cuda.NoDevice, err)
+	}
+	d := &direct{
+		state: f, devices: devices, nodes: nodes, memory: make([]uint64, len(devices)), contexts: make([]int, len(devices)),
+		holdings: make([]*state.Holding, len(devices)),
+	}
+	// A program that may not write the state, as in a container, holds what it has by
+	// state.File.Hold.
+	if d.owner, err = f.Own(); err != nil && !errors.Is(err, state.ErrReadOnly) {
 		return nil, err
 	}
-	d.owner = owner
 	return &program{session: d, devices: devices, limits: limits, how: func(n int) string {
 		if devices[n].Mode == cuda.ModeExclusiveProcess {
 			return "alone, the device is for one process (EXCLUSIVE_PROCESS)"
@@ -116,6 +124,9 @@ type direct struct {
 	// contexts counts the program's, and memory has what it allocated beside them.
 	contexts []int
 	memory   []uint64
+	nodes    cuda.Nodes // until the program ends
+	// holdings are those of devices with a context where the state is read-only.
+	holdings []*state.Holding
 }
 
 func (d *direct) Context(n int) error {
@@ -141,11 +152,7 @@ func (d *direct) NewContext(n int) error {
 
 // used is all that is used of a device, by this program and others.
 func (d *direct) used(m *machine.Machine, n int) uint64 {
-	used := d.devices[n].Used(m)
-	if d.owner == 0 {
-		used += d.taken(n)
-	}
-	return used
+	return d.devices[n].Used(m)
 }
 
 // taken is what this program has of a device.
@@ -185,27 +192,53 @@ func (d *direct) Alloc(n int, bytes uint64) error {
 // entries where that is possible.
 func (d *direct) change(do func(*machine.Machine) error) error {
 	if d.owner == 0 {
-		m, err := d.state.Snapshot()
-		if err != nil {
-			return err
-		}
-		return do(m)
+		return d.changeReadOnly(do)
 	}
 	return d.state.Update(func(m *machine.Machine) error {
 		if err := do(m); err != nil {
 			return err
 		}
 		m.Processes = slices.DeleteFunc(m.Processes, func(p machine.Process) bool { return p.Owner == d.owner })
-		for i, dev := range d.devices {
+		for i := range d.devices {
 			if d.contexts[i] > 0 {
-				m.Processes = append(m.Processes, machine.Process{
-					PID: os.Getpid(), Name: filepath.Base(os.Args[0]), GPU: dev.GPU, InstanceID: dev.Instance, ComputeID: dev.Compute,
-					MemoryBytes: d.taken(i), Owner: d.owner,
-				})
+				p := d.entry(i)
+				p.PID, p.Name, p.Owner = os.Getpid(), filepath.Base(os.Args[0]), d.owner
+				m.Processes = append(m.Processes, p)
 			}
 		}
 		return nil
 	})
+}
+
+// entry is what the program holds of a device.
+func (d *direct) entry(n int) machine.Process {
+	dev := d.devices[n]
+	return machine.Process{GPU: dev.GPU, InstanceID: dev.Instance, ComputeID: dev.Compute, MemoryBytes: d.taken(n)}
+}
+
+// changeReadOnly is change without a lock: of two programs that do something at the
+// same time, both may succeed.
+func (d *direct) changeReadOnly(do func(*machine.Machine) error) error {
+	m, err := d.state.Snapshot()
+	if err != nil {
+		return err
+	}
+	if err := do(m); err != nil {
+		return err
+	}
+	for n := range d.devices {
+		switch {
+		case d.contexts[n] == 0:
+		case d.holdings[n] == nil:
+			d.holdings[n], err = d.state.Hold(d.entry(n))
+		default:
+			err = d.holdings[n].Change(d.entry(n))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // MemoryInfo is cuMemGetInfo.
@@ -233,4 +266,7 @@ func (d *direct) Ended() <-chan struct{} { return nil }
 // Failure is not called, because Ended is never closed.
 func (d *direct) Failure() error { return nil }
 
-func (d *direct) Close() { d.state.Close() }
+func (d *direct) Close() {
+	_ = d.nodes.Close()
+	d.state.Close()
+}

@@ -26,6 +26,7 @@ func newCommand() *cli.Command {
 			rootFlag(), assetsFlag(),
 			&cli.StringFlag{Name: "machine", Usage: "`NAME` from \"gpusim machines\", or <board>x<count>", Required: true},
 			&cli.Uint64Flag{Name: "seed", Usage: "`NUMBER` that UUIDs, serial numbers and the boot id depend on"},
+			&cli.BoolFlag{Name: "moving-minors", Usage: "let GPUs get other minors when their MIG mode changes"},
 			&cli.BoolFlag{Name: "driver-container", Usage: "the driver and its device nodes are in ROOT/run/nvidia/driver, as with a driver container of NVIDIA's GPU Operator"},
 			&cli.StringFlag{Name: "driver-version", Usage: "`VERSION` of the NVIDIA driver (default: 580.95.05)"},
 		},
@@ -38,6 +39,7 @@ func newCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
+			m.MovingMinors = c.Bool("moving-minors")
 			assets, err := assetsOf(c)
 			if err != nil {
 				return err

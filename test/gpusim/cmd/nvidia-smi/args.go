@@ -8,8 +8,10 @@ import "strings"
 // command is a parsed command line.
 type command struct {
 	verb  string   // key of verbs, or "help"
-	value string   // of -c, -mig, -cgi, --set-timeslice
+	value string   // of -c, -mig, -cgi, --set-timeslice, --query-…
 	ids   []string // of -i; empty: all GPUs
+
+	format string // of --format
 
 	instances []string // of -gi; empty: all
 	computes  []string // of -ci; empty: all
@@ -25,7 +27,9 @@ type option struct {
 // options by subcommand; the empty one is nvidia-smi itself.
 var options = map[string]map[string]option{
 	"": {
-		"-L": {"-L", false}, "--list-gpus": {"-L", false},
+		"--query-gpu": {"--query-gpu", true}, "--query-compute-apps": {"--query-compute-apps", true},
+		"--format": {"--format", true},
+		"-L":       {"-L", false}, "--list-gpus": {"-L", false},
 		"-q": {"-q", false}, "--query": {"-q", false},
 		"-c": {"-c", true}, "--compute-mode": {"-c", true},
 		"-mig": {"-mig", true}, "--multi-instance-gpu": {"-mig", true},
@@ -76,6 +80,9 @@ func parse(args []string) (*command, error) {
 			c.verb, c.value = verb, value
 		}
 	}
+	if c.verb == "" && sub == "" {
+		c.verb = "summary"
+	}
 	return c, c.check()
 }
 
@@ -85,6 +92,8 @@ func (c *command) limit(option, value string) bool {
 	switch {
 	case option == "-C":
 		c.compute = true
+	case option == "--format":
+		c.format = value
 	case list == nil:
 		return false
 	default:
@@ -95,10 +104,11 @@ func (c *command) limit(option, value string) bool {
 
 // check fails for options that do not go with the verb.
 func (c *command) check() error {
+	queries := strings.HasPrefix(c.verb, "--query-")
 	switch {
-	case c.verb == "":
-		return fail(exitUsage, "This stand-in has no summary. Please run 'nvidia-smi -h' for what it knows.")
-	case c.compute && c.verb != "-cgi",
+	case c.verb == "",
+		queries != (c.format != ""),
+		c.compute && c.verb != "-cgi",
 		c.instances != nil && c.verb != "-dgi" && c.verb != "-dci",
 		c.computes != nil && c.verb != "-dci":
 		return errCombination

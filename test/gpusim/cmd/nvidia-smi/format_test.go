@@ -68,6 +68,9 @@ func TestParse(t *testing.T) {
 		"mig -h":                                {verb: "help"},
 		"mig -cgi 19:4,9 -C -i 0":               {verb: "-cgi", value: "19:4,9", compute: true, ids: []string{"0"}},
 		"mig -gi 7,8 -dgi":                      {verb: "-dgi", instances: []string{"7", "8"}},
+		"":                                      {verb: "summary"},
+		"-i 2":                                  {verb: "summary", ids: []string{"2"}},
+		"--query-gpu=name,uuid --format=csv":    {verb: "--query-gpu", value: "name,uuid", format: "csv"},
 		"mig -dci -gi 7 -ci 0":                  {verb: "-dci", instances: []string{"7"}, computes: []string{"0"}},
 	} {
 		got, err := parse(strings.Fields(line))
@@ -80,20 +83,21 @@ func TestParse(t *testing.T) {
 		}
 	}
 	for line, want := range map[string]string{
-		"":               "no summary",
-		"-x":             `"-x" is not recognized`,
-		"-L -q":          "Invalid combination",
-		"-c":             "requires an argument",
-		"-L=1":           "takes no argument",
-		"mig -L":         "not recognized",
-		"nvlink -s":      "Invalid combination",
-		"mig -lgi -i":    "requires an argument",
-		"mig -cgi":       "requires an argument",
-		"mig -dgi -C":    "Invalid combination",
-		"mig -lgi -gi 3": "Invalid combination",
-		"mig -dgi -ci 0": "Invalid combination",
-		"mig -C":         "no summary",
-		"compute-policy": "no summary",
+		"-x":               `"-x" is not recognized`,
+		"-L -q":            "Invalid combination",
+		"-c":               "requires an argument",
+		"-L=1":             "takes no argument",
+		"mig -L":           "not recognized",
+		"nvlink -s":        "Invalid combination",
+		"mig -lgi -i":      "requires an argument",
+		"mig -cgi":         "requires an argument",
+		"mig -dgi -C":      "Invalid combination",
+		"mig -lgi -gi 3":   "Invalid combination",
+		"mig -dgi -ci 0":   "Invalid combination",
+		"mig -C":           "Invalid combination",
+		"compute-policy":   "Invalid combination",
+		"-L --format=csv":  "Invalid combination",
+		"--query-gpu=name": "Invalid combination",
 	} {
 		if _, err := parse(strings.Fields(line)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: got error %v, want one with %q", line, err, want)

@@ -98,7 +98,7 @@ func query(s *session, gpus []gpu, _ *command, out io.Writer) error {
 	fmt.Fprint(out, "\n==============NVSMI LOG==============\n\n")
 	r.line(0, "Timestamp", time.Now().Format("Mon Jan _2 15:04:05 2006"))
 	r.line(0, "Driver Version", value(driver, ret, word))
-	r.line(0, "CUDA Version", value(cuda, cudaRet, func(v int) string { return fmt.Sprintf("%d.%d", v/1000, v%1000/10) }))
+	r.line(0, "CUDA Version", value(cuda, cudaRet, cudaVersion))
 	fmt.Fprintln(out)
 	r.line(0, "Attached GPUs", value(count, countRet, strconv.Itoa))
 	for _, g := range gpus {
@@ -194,16 +194,18 @@ func (g gpu) use(r report) {
 }
 
 func (r report) process(p nvml.ProcessInfo, kind string) {
-	const none = 0xFFFFFFFF
-	id := func(n uint32) string {
-		if n == none {
-			return "N/A"
-		}
-		return strconv.FormatUint(uint64(n), 10)
-	}
-	r.line(2, "GPU instance ID", id(p.GpuInstanceId))
-	r.line(2, "Compute instance ID", id(p.ComputeInstanceId))
+	r.line(2, "GPU instance ID", instanceID(p.GpuInstanceId))
+	r.line(2, "Compute instance ID", instanceID(p.ComputeInstanceId))
 	r.line(2, "Process ID", strconv.FormatUint(uint64(p.Pid), 10))
 	r.line(3, "Type", kind)
 	r.line(3, "Used GPU Memory", mebibytes(p.UsedGpuMemory))
+}
+
+// instanceID is the id of an instance that a process is on.
+func instanceID(n uint32) string {
+	const none = 0xFFFFFFFF
+	if n == none {
+		return "N/A"
+	}
+	return strconv.FormatUint(uint64(n), 10)
 }

@@ -46,6 +46,9 @@ func fail(code int, format string, args ...any) error {
 
 const usage = `nvidia-smi of a simulated GPU machine. It knows:
 
+  nvidia-smi [-i GPU]                        a summary, with processes
+  nvidia-smi --query-gpu=FIELD,... --format=csv[,noheader][,nounits] [-i GPU]
+  nvidia-smi --query-compute-apps=FIELD,... --format=csv[,noheader][,nounits] [-i GPU]
   nvidia-smi -L [-i GPU]                     list GPUs and MIG devices
   nvidia-smi -q [-i GPU]                     details
   nvidia-smi -c MODE [-i GPU]                set the compute mode
@@ -102,6 +105,7 @@ func execute(c *command, out io.Writer) error {
 
 // verbs are what can be asked for, by the option that asks.
 var verbs = map[string]func(s *session, gpus []gpu, c *command, out io.Writer) error{
+	"summary":         summary,
 	"-L":              list,
 	"-q":              query,
 	"-c":              setComputeMode,
@@ -115,4 +119,7 @@ var verbs = map[string]func(s *session, gpus []gpu, c *command, out io.Writer) e
 	"-dci":            destroyComputeInstances,
 	"-l":              listPolicies,
 	"--set-timeslice": setTimeSlice,
+
+	"--query-gpu":          queryGPU,
+	"--query-compute-apps": queryApplications,
 }

@@ -26,7 +26,7 @@ import (
 var update = flag.Bool("update", false, "write the golden files")
 
 // timestamp is what differs between two runs of -q.
-var timestamp = regexp.MustCompile(`(?m)^(Timestamp +: ).*$`)
+var timestamp = regexp.MustCompile(`(?m)^(Timestamp +: |)(?:... ... [ 0-9]\d \d\d:\d\d:\d\d \d{4}).*$`)
 
 // node is a simulated machine whose nvidia-smi is this package, built.
 type node struct {
@@ -121,8 +121,15 @@ func divided(m *machine.Machine) {
 
 func TestOutput(t *testing.T) {
 	n := newNode(t, "mixed", divided)
-	for _, table := range []string{"-lgip", "-lgi", "-lci"} {
-		out, _ := n.smi("mig", table)
+	for _, table := range []string{"-lgip", "-lgi", "-lci", ""} {
+		args := []string{"mig", table}
+		if table == "" {
+			args = nil
+		}
+		out, _ := n.smi(args...)
+		out = strings.ReplaceAll(out, "\n\n", "\n")
+		_, out, _ = strings.Cut(out, "+")
+		out = "+" + out
 		lines := strings.Split(strings.TrimSpace(out), "\n")
 		for _, l := range lines {
 			if len(l) != len(lines[0]) {
@@ -139,6 +146,11 @@ func TestOutput(t *testing.T) {
 	n.golden("policy.txt", 0, "compute-policy", "-l")
 	n.golden("not-capable.txt", exitNotFound, "mig", "-lgip", "-i", "3")
 	n.golden("not-enabled.txt", exitNotFound, "mig", "-lgi", "-i", "0")
+	n.golden("summary.txt", 0)
+	n.golden("query-gpu.txt", 0, "--query-gpu=index,name,gpu_uuid,pci.bus_id,memory.total,memory.used,memory.free,compute_mode,mig.mode.current,persistence_mode,compute_cap", "--format=csv")
+	n.golden("query-gpu-plain.txt", 0, "-i", "1,3", "--query-gpu", "memory.reserved, ecc.mode.current,mig.mode.pending,driver_version,count", "--format=csv,noheader,nounits")
+	n.golden("query-compute-apps.txt", 0, "--query-compute-apps=gpu_uuid,pid,process_name,used_memory", "--format=csv")
+	n.golden("query-unknown.txt", exitUsage, "--query-gpu=index,colour", "--format=csv")
 	n.golden("none.txt", exitNotFound, "-L", "-i", "GPU-nobody")
 	n.golden("usage.txt", exitUsage, "--fly")
 }

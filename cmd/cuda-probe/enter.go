@@ -1,0 +1,129 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/pkg/cuda/probe"
+)
+
+// entered is set in the environment of the program that enter has run.
+const entered = "PARTAGE_CUDA_PROBE_ENTERED"
+
+// enter gives the program the file system and the user that its options ask for. A
+// mount namespace belongs to a thread, and this program has several, so it runs itself
+// again from the one that has it.
+func enter(o probe.Options) error {
+	if os.Getenv(entered) == "" && (o.DevRoot != "" || o.SharedMemory != "" || len(o.Binds) > 0) {
+		return reenter(o)
+	}
+	if o.User == 0 {
+		return nil
+	}
+	for _, err := range []error{syscall.Setgroups(nil), syscall.Setgid(o.User), syscall.Setuid(o.User)} {
+		if err != nil {
+			return fmt.Errorf("become user %d: %w", o.User, err)
+		}
+	}
+	return nil
+}
+
+func reenter(o probe.Options) error {
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("make a mount namespace: %w", err)
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
+		return fmt.Errorf("separate the mount namespace: %w", err)
+	}
+	self, err := os.Open("/proc/self/exe") // it may be in a folder that is going to be hidden
+	if err != nil {
+		return fmt.Errorf("find %s: %w", name, err)
+	}
+	if o.DevRoot != "" {
+		if err := replaceNodes(filepath.Join(o.DevRoot, "dev")); err != nil {
+			return err
+		}
+	}
+	binds := o.Binds
+	if o.SharedMemory != "" {
+		binds = append([]probe.Bind{{From: o.SharedMemory, To: "/dev/shm"}}, binds...)
+	}
+	for _, b := range binds {
+		if err := unix.Mount(b.From, b.To, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+			return fmt.Errorf("bind %s to %s: %w", b.From, b.To, err)
+		}
+	}
+	return fmt.Errorf("run %s again: %w", name, unix.Exec(fmt.Sprintf("/proc/self/fd/%d", self.Fd()), os.Args, append(os.Environ(), entered+"=1")))
+}
+
+// plain are the nodes that programs need besides NVIDIA's.
+var plain = []string{"null", "zero", "full", "random", "urandom"}
+
+// replaceNodes makes a /dev with the NVIDIA nodes of another one. In a user namespace no
+// node can be made, so they are bound.
+func replaceNodes(from string) error {
+	nodes := map[string]*os.File{} // by path below /dev
+	add := func(folder, path string) error {
+		fd, err := unix.Open(filepath.Join(folder, path), unix.O_PATH|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return fmt.Errorf("look at %s: %w", filepath.Join(folder, path), err)
+		}
+		nodes[path] = os.NewFile(uintptr(fd), path)
+		return nil
+	}
+	for _, path := range plain {
+		if err := add("/dev", path); err != nil {
+			return err
+		}
+	}
+	for _, pattern := range []string{"nvidia*", "nvidia-caps/*"} {
+		found, err := filepath.Glob(filepath.Join(from, pattern))
+		if err != nil {
+			return err
+		}
+		for _, path := range found {
+			if info, err := os.Stat(path); err != nil || info.Mode()&os.ModeCharDevice == 0 {
+				continue
+			}
+			if err := add(from, strings.TrimPrefix(path, from)); err != nil {
+				return err
+			}
+		}
+	}
+	if err := unix.Mount(name, "/dev", "tmpfs", unix.MS_NOSUID|unix.MS_NOEXEC, "mode=755"); err != nil {
+		return fmt.Errorf("mount a tmpfs on /dev: %w", err)
+	}
+	for _, folder := range []string{"/dev/shm", "/dev/nvidia-caps"} {
+		if err := os.Mkdir(folder, 0o755); err != nil {
+			return fmt.Errorf("make %s: %w", folder, err)
+		}
+	}
+	for path, node := range nodes {
+		if err := bindNode(node, filepath.Join("/dev", path)); err != nil {
+			return err
+		}
+	}
+	return os.Chmod("/dev/shm", 0o777|os.ModeSticky)
+}
+
+func bindNode(node *os.File, to string) error {
+	file, err := os.OpenFile(to, os.O_CREATE, 0o644)
+	if err == nil {
+		err = file.Close()
+	}
+	if err == nil {
+		err = unix.Mount(fmt.Sprintf("/proc/self/fd/%d", node.Fd()), to, "", unix.MS_BIND, "")
+	}
+	if err != nil {
+		return fmt.Errorf("bind a node to %s: %w", to, err)
+	}
+	return nil
+}

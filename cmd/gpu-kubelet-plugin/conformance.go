@@ -1,0 +1,218 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/urfave/cli/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/partage-dev/partage/pkg/command"
+	"github.com/partage-dev/partage/pkg/conformance"
+)
+
+// conformanceRun is what the flags of the sub-command say.
+type conformanceRun struct {
+	*config
+
+	output                             string
+	transcript, replay, cataloguePatch string
+	limit, timeout                     time.Duration
+	changes                            conformanceChanges
+}
+
+func conformanceCommand(c *config, stdout io.Writer) *cli.Command {
+	r := &conformanceRun{config: c}
+	return &cli.Command{
+		Name: "conformance",
+		Usage: "say for each assumption that the driver makes about this node whether it holds; changes nothing. " +
+			"Exit code 0: all that could be tested holds, 1: something differs, 2: it could not be run",
+		Flags: r.flags(),
+		// A usage error is no difference.
+		OnUsageError: func(_ context.Context, _ *cli.Command, err error, _ bool) error { return couldNotRun(err) },
+		Action: command.NoArguments(func(ctx context.Context, cmd *cli.Command) error {
+			return r.run(ctx, stdout, cmd.Root().ErrWriter)
+		}),
+	}
+}
+
+func (r *conformanceRun) flags() []cli.Flag {
+	file := func(name, usage string, destination *string) cli.Flag {
+		return &cli.StringFlag{Name: name, Usage: usage, Destination: destination}
+	}
+	return append([]cli.Flag{
+		&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: "table", Destination: &r.output, Usage: "table or json"},
+		file("transcript", "file for every question to the node and every call into NVML, with answer and duration; "+toStdout, &r.transcript),
+		file("replay", "transcript to make the report from, instead of asking this node", &r.replay),
+		file("catalogue-patch", "file for what was measured of the GPUs, in the form of the simulator's catalogue; "+toStdout, &r.cataloguePatch),
+		&cli.DurationFlag{Name: "limit", Value: 10 * time.Second, Destination: &r.limit, Usage: "how long the node may take to answer one question"},
+		&cli.DurationFlag{Name: "timeout", Value: time.Minute, Destination: &r.timeout, Usage: "how long all questions may take; what was not asked by then is not testable"},
+	}, r.changes.flags()...)
+}
+
+// standardOutput in place of a file's name is for kubectl exec: the containers have no
+// folder of which files are easily copied.
+const (
+	standardOutput = "-"
+	toStdout       = standardOutput + ": the standard output, and the report goes to the standard error"
+)
+
+// codedError is an error with an exit code of its own.
+type codedError struct {
+	error
+
+	code int
+}
+
+func (e codedError) ExitCode() int { return e.code }
+func (e codedError) Unwrap() error { return e.error }
+
+func couldNotRun(err error) error {
+	if err == nil {
+		return nil
+	}
+	return codedError{err, conformance.ExitCouldNotRun}
+}
+
+// run prints the report. Its error has the exit code.
+func (r *conformanceRun) run(ctx context.Context, stdout, stderr io.Writer) error {
+	report, err := r.examine(ctx, stdout)
+	if err != nil {
+		return couldNotRun(err)
+	}
+	out := stdout
+	if r.transcript == standardOutput || r.cataloguePatch == standardOutput {
+		out = stderr
+	}
+	write := report.WriteTable
+	if r.output == "json" {
+		write = report.WriteJSON
+	}
+	if err := write(out); err != nil {
+		return couldNotRun(err)
+	}
+	switch code := report.ExitCode(); code {
+	case conformance.ExitHolds:
+		return nil
+	case conformance.ExitDiffers:
+		return codedError{fmt.Errorf("%d assumptions do not hold on this node", report.Summary.Differs), code}
+	default:
+		return codedError{errors.New("this node could not be examined"), code}
+	}
+}
+
+func (r *conformanceRun) validate() error {
+	var errs []error
+	if r.output != "table" && r.output != "json" {
+		errs = append(errs, fmt.Errorf("--output is %q: want table or json", r.output))
+	}
+	if r.replay != "" && r.transcript != "" {
+		errs = append(errs, errors.New("--transcript and --replay exclude each other"))
+	}
+	if r.transcript == standardOutput && r.cataloguePatch == standardOutput {
+		errs = append(errs, errors.New("--transcript and --catalogue-patch are both the standard output: want a file for one of them"))
+	}
+	return errors.Join(append(errs, r.changes.validate(), r.validateRoots(), r.process.ValidateLogging())...)
+}
+
+// examine makes the report, and writes the files that were asked for.
+func (r *conformanceRun) examine(ctx context.Context, stdout io.Writer) (_ *conformance.Report, err error) {
+	if err := r.validate(); err != nil {
+		return nil, err
+	}
+	if r.replay != "" {
+		return r.replayed(ctx, stdout)
+	}
+	options := conformance.Options{
+		Roots: r.roots(), CDIDir: r.cdiRoot, MPSDir: r.mpsDir, SELinuxContext: r.seLinux, CallLimit: r.callLimit, NodeName: r.nodeName,
+		Limit: r.limit, Parts: []conformance.Part{conformance.ReadOnly}, NodeInfo: r.nodeInfo,
+	}
+	if err := r.changes.apply(&options, r.dataDir()); err != nil {
+		return nil, err
+	}
+	switch r.transcript {
+	case "":
+	case standardOutput:
+		options.Transcript = stdout
+	default:
+		file, err := os.Create(r.transcript)
+		if err != nil {
+			return nil, fmt.Errorf("--transcript: %w", err)
+		}
+		defer func() { err = errors.Join(err, file.Close()) }()
+		options.Transcript = file
+	}
+	// The report says what the log would say between its lines.
+	r.process.Verbosity = 0
+	if err := r.process.SetUpLogging(); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, r.timeout+r.changes.time())
+	defer cancel()
+	node := conformance.NewNode(options)
+	report := conformance.Run(ctx, node)
+	return report, errors.Join(r.writePatch(ctx, node, stdout), node.Close()) //nolint:contextcheck // ctx may have ended by then
+}
+
+// writePatch writes what was measured, if that was asked for.
+func (r *conformanceRun) writePatch(ctx context.Context, node *conformance.Node, stdout io.Writer) error {
+	if r.cataloguePatch == "" {
+		return nil
+	}
+	var patch bytes.Buffer
+	if err := node.WriteCataloguePatch(ctx, &patch); err != nil {
+		return fmt.Errorf("--catalogue-patch: %w", err)
+	}
+	if r.cataloguePatch == standardOutput {
+		_, err := stdout.Write(patch.Bytes())
+		return err
+	}
+	if err := os.WriteFile(r.cataloguePatch, patch.Bytes(), 0o644); err != nil { //nolint:gosec // for all to read
+		return fmt.Errorf("--catalogue-patch: %w", err)
+	}
+	return nil
+}
+
+// nodeInfo reads the Node object. It needs the rights of the plugin's pod.
+func (r *conformanceRun) nodeInfo(ctx context.Context) (conformance.NodeInfo, error) {
+	if err := errors.Join(r.validateNodeName(), r.validateClient()); err != nil {
+		return conformance.NodeInfo{}, err
+	}
+	clients, err := r.kubeClients()
+	if err != nil {
+		return conformance.NodeInfo{}, err
+	}
+	node, err := clients.main.CoreV1().Nodes().Get(ctx, r.nodeName, metav1.GetOptions{})
+	if err != nil {
+		return conformance.NodeInfo{}, fmt.Errorf("read node %s: %w", r.nodeName, err)
+	}
+	info := conformance.NodeInfo{Runtime: node.Status.NodeInfo.ContainerRuntimeVersion}
+	for _, handler := range node.Status.RuntimeHandlers {
+		if f := handler.Features; f != nil && f.UserNamespaces != nil && *f.UserNamespaces {
+			info.UserNamespaces = append(info.UserNamespaces, handler.Name)
+		}
+	}
+	return info, nil
+}
+
+func (r *conformanceRun) replayed(ctx context.Context, stdout io.Writer) (*conformance.Report, error) {
+	file, err := os.Open(r.replay)
+	if err != nil {
+		return nil, fmt.Errorf("--replay: %w", err)
+	}
+	defer func() { _ = file.Close() }()
+	node, err := conformance.Replay(file)
+	if err != nil {
+		return nil, fmt.Errorf("--replay %s: %w", r.replay, err)
+	}
+	report := conformance.Run(ctx, node)
+	return report, r.writePatch(ctx, node, stdout)
+}

@@ -1,0 +1,172 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package conformance
+
+import (
+	_ "embed" // boards.json
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/gpu/nvml"
+)
+
+// Board is what is known of a GPU model, in the form of the simulator's catalogue
+// (test/gpusim/catalog/boards). Values that were not measured are left out.
+type Board struct {
+	Name    string    `json:"name"`
+	Product Product   `json:"product"`
+	MIG     *BoardMIG `json:"mig,omitempty"`
+}
+
+// Tags say how well the values of a section are known: "measured", "documented" or "assumed".
+type Tags struct {
+	Source string            `json:"source,omitempty"`
+	Except map[string]string `json:"except,omitempty"`
+}
+
+// Product is the undivided board.
+type Product struct {
+	Tags
+	Name              string  `json:"name"`
+	Architecture      string  `json:"architecture,omitempty"`
+	ComputeCapability string  `json:"computeCapability,omitempty"`
+	PCIDevice         string  `json:"pciDevice,omitempty"`
+	MemoryMiB         uint64  `json:"memoryMiB,omitempty"`
+	ReservedMiB       *uint64 `json:"reservedMiB,omitempty"`
+	SMs               int     `json:"sms,omitempty"`
+	// CoresPerSM cannot be measured.
+	CoresPerSM     int    `json:"coresPerSM,omitempty"`
+	AddressingMode string `json:"addressingMode,omitempty"`
+	ECC            string `json:"ecc,omitempty"`
+}
+
+// BoardMIG is how the board can be partitioned.
+type BoardMIG struct {
+	Tags
+	MemorySlices  int       `json:"memorySlices"`
+	ResetToSwitch bool      `json:"resetToSwitch"`
+	Profiles      []Profile `json:"profiles"`
+}
+
+// Profile is a GPU instance profile.
+type Profile struct {
+	Tags
+	Name       string     `json:"name"`
+	ID         uint32     `json:"id"`
+	Slices     int        `json:"slices"`
+	Max        int        `json:"max"`
+	SMs        int        `json:"sms"`
+	MemoryMiB  uint64     `json:"memoryMiB"`
+	Engines    Engines    `json:"engines"`
+	Placements Placements `json:"placements"`
+}
+
+// Engines counts the engines of a GPU instance.
+type Engines struct {
+	Copy   int `json:"copy"`
+	Decode int `json:"decode"`
+	Encode int `json:"encode"`
+	JPEG   int `json:"jpeg"`
+	OFA    int `json:"ofa"`
+}
+
+// Placements are the memory slices at which a profile may start.
+type Placements struct {
+	Size   int   `json:"size"`
+	Starts []int `json:"starts"`
+}
+
+const mib = 1 << 20
+
+const measured = "measured"
+
+// measure returns the board of a GPU, with all that was read of it.
+func measure(g *gpu.GPU, facts nvml.Facts) Board {
+	p := Product{
+		Tags: Tags{Source: measured}, Name: g.ProductName,
+		Architecture:      strings.ToLower(strings.Fields(g.Architecture + " ?")[0]),
+		ComputeCapability: fmt.Sprintf("%d.%d", g.ComputeCapability.Major, g.ComputeCapability.Minor),
+		PCIDevice:         pciDevice(g.PCIDeviceID),
+		MemoryMiB:         g.Resources.MemoryBytes / mib,
+		AddressingMode:    strings.ToLower(g.AddressingMode),
+		ECC:               "unsupported",
+	}
+	if facts.ECC != nil {
+		p.ECC = map[bool]string{true: "enabled", false: "disabled"}[*facts.ECC]
+	}
+	// While MIG is on it is what the instances reserve.
+	if facts.ReservedBytes != nil && (g.MIG == nil || !g.MIG.Enabled) {
+		reserved := *facts.ReservedBytes / mib
+		p.ReservedMiB = &reserved
+	}
+	// NVML has the number of cores only: that of multiprocessors is what a partition can have.
+	if known := catalogued(g.ProductName); facts.Cores != nil && known != nil && known.Product.CoresPerSM > 0 {
+		p.SMs = *facts.Cores / known.Product.CoresPerSM
+	}
+	return Board{Name: boardName(g.ProductName), Product: p, MIG: measureMIG(g.MIG)}
+}
+
+// pciDevice turns "10de:2330" into the catalogue's "2330:10de".
+func pciDevice(id string) string {
+	vendor, device, ok := strings.Cut(id, ":")
+	if !ok {
+		return ""
+	}
+	return device + ":" + vendor
+}
+
+// boardName returns the name of the board in the catalogue, or makes one.
+func boardName(product string) string {
+	if known := catalogued(product); known != nil {
+		return known.Name
+	}
+	return strings.Join(strings.FieldsFunc(strings.ToLower(product), func(r rune) bool {
+		return (r < 'a' || r > 'z') && (r < '0' || r > '9')
+	}), "-")
+}
+
+func measureMIG(m *gpu.MIG) *BoardMIG {
+	if m == nil {
+		return nil
+	}
+	out := &BoardMIG{Tags: Tags{Source: measured}, MemorySlices: m.MemorySlices, ResetToSwitch: !m.Dynamic}
+	for _, p := range m.Profiles {
+		r := p.Resources
+		profile := Profile{
+			Tags: Tags{Source: measured}, Name: p.Name, ID: p.ID, Slices: p.Slices, Max: p.MaxInstances,
+			SMs: r.Multiprocessors, MemoryMiB: r.MemoryBytes / mib,
+			Engines: Engines{Copy: r.CopyEngines, Decode: r.Decoders, Encode: r.Encoders, JPEG: r.JPEGEngines, OFA: r.OFAEngines},
+		}
+		for _, at := range p.Placements {
+			profile.Placements.Size = at.Size
+			profile.Placements.Starts = append(profile.Placements.Starts, at.Start)
+		}
+		slices.Sort(profile.Placements.Starts)
+		out.Profiles = append(out.Profiles, profile)
+	}
+	return out
+}
+
+// boardsJSON is the part of the simulator's catalogue that can be measured. TestBoards
+// makes it.
+//
+//go:embed boards.json
+var boardsJSON []byte
+
+// catalogued returns what the catalogue has of a product, or nil.
+func catalogued(product string) *Board {
+	var boards []Board
+	if err := json.Unmarshal(boardsJSON, &boards); err != nil {
+		panic(fmt.Sprintf("boards.json, which is part of the program: %v", err))
+	}
+	for i := range boards {
+		if boards[i].Product.Name == product {
+			return &boards[i]
+		}
+	}
+	return nil
+}

@@ -1,0 +1,141 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+)
+
+// holderChecks are about the processes that use GPUs.
+var holderChecks = []Check{
+	{
+		ID:         "holders.listed",
+		Assumption: "NVML lists the processes that use a GPU, with the process IDs that they have here",
+		Code:       "pkg/gpu/nvml/processes.go",
+		Run:        checkListed,
+	},
+	{
+		ID:         "holders.others",
+		Assumption: "no other process has the GPU open, so that its MIG mode can change and its partitions can go",
+		Code:       "pkg/partition",
+		Run:        checkOthers,
+	},
+}
+
+// process is one of the node.
+type process struct {
+	PID  int
+	Name string // the kernel's, of 15 bytes at most
+}
+
+func (p process) String() string { return fmt.Sprintf("%s (%d)", p.Name, p.PID) }
+
+// named finds out the names of processes. Those that have ended are left out.
+func named(pids []int) ([]process, error) {
+	var found []process
+	for _, pid := range pids {
+		name, err := os.ReadFile(filepath.Join(procfs, strconv.Itoa(pid), "comm"))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		found = append(found, process{pid, strings.TrimSpace(string(name))})
+	}
+	return found, nil
+}
+
+// listed returns the processes that NVML lists, each once.
+func (n *Node) listed(ctx context.Context, g *gpu.GPU) ([]int, error) {
+	return Ask(ctx, n, NVML, "processes of GPU "+g.PCIAddress, func(ctx context.Context) ([]int, error) {
+		hardware, err := n.Hardware(ctx)
+		if err != nil {
+			return nil, err
+		}
+		processes, err := hardware.Processes(ctx, g.PCIAddress)
+		if err != nil {
+			return nil, err
+		}
+		pids := []int{}
+		for _, p := range processes {
+			pids = append(pids, p.PID)
+		}
+		slices.Sort(pids)
+		return slices.Compact(pids), nil
+	})
+}
+
+func checkListed(ctx context.Context, n *Node) []Finding {
+	const expected = "each has a process ID that this pod sees"
+	return n.EachGPU(ctx, expected, func(g *gpu.GPU) []Finding {
+		pids, err := n.listed(ctx, g)
+		if err != nil {
+			return []Finding{Failed(g.PCIAddress, expected, err)}
+		}
+		found, err := Ask(ctx, n, File, "names of the processes that NVML lists of GPU "+g.PCIAddress, func(context.Context) ([]process, error) {
+			return named(pids)
+		})
+		if err != nil {
+			return []Finding{Failed(g.PCIAddress, expected, err)}
+		}
+		f := Expect(g.PCIAddress, len(found) == len(pids), expected, listOf(found))
+		if f.Verdict == Differs {
+			f.Observed = fmt.Sprintf("NVML lists %v, of which are here: %s", pids, f.Observed)
+		}
+		return []Finding{f.Because("processes that use the GPU are not recognised, or one has just ended")}
+	})
+}
+
+func listOf(processes []process) string {
+	if len(processes) == 0 {
+		return "none"
+	}
+	var names []string
+	for _, p := range processes {
+		names = append(names, p.String())
+	}
+	return strings.Join(names, ", ")
+}
+
+// harmless are names of processes that have GPUs open and are in nobody's way: this
+// driver, whose session NVML does not count, and NVIDIA's daemon for persistence.
+var harmless = []string{"gpu-kubelet-plu", "nvidia-persiste"}
+
+func checkOthers(ctx context.Context, n *Node) []Finding {
+	const expected = "nobody beside those that NVML lists"
+	return n.EachGPU(ctx, expected, func(g *gpu.GPU) []Finding {
+		open, err := Ask(ctx, n, File, "processes with GPU "+g.PCIAddress+" open", func(context.Context) ([]process, error) {
+			roots := n.Roots
+			roots.Proc = procfs
+			pids, err := roots.Openers(fmt.Sprintf("/dev/nvidia%d", g.Minor))
+			if err != nil {
+				return nil, err
+			}
+			return named(pids)
+		})
+		if err != nil {
+			return []Finding{Cannot(g.PCIAddress, expected, "%v", err)}
+		}
+		pids, err := n.listed(ctx, g)
+		if err != nil {
+			return []Finding{Cannot(g.PCIAddress, expected, "open in %s, and NVML does not list processes: %v", listOf(open), err)}
+		}
+		others := slices.DeleteFunc(open, func(p process) bool {
+			return slices.Contains(pids, p.PID) || slices.Contains(harmless, p.Name)
+		})
+		return []Finding{Expect(g.PCIAddress, len(others) == 0, expected, listOf(others)).
+			Because("while it has the GPU open, the MIG mode cannot change, and a partition may be in use that no pod has")}
+	})
+}

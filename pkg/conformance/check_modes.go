@@ -1,0 +1,120 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/mps"
+)
+
+// modeChecks are about the modes of GPUs, which the driver changes as claims need it.
+var modeChecks = []Check{
+	{
+		ID:         "modes.mig",
+		Assumption: "the MIG mode is what it was set to: no change waits for a reset",
+		Code:       "pkg/gpu/nvml/mig.go",
+		Run:        checkMIGMode,
+	},
+	{
+		ID:         "modes.compute",
+		Assumption: "nobody else restricts who may use a GPU",
+		Code:       "pkg/sharing/computemode.go",
+		Run:        checkComputeMode,
+	},
+}
+
+func checkMIGMode(ctx context.Context, n *Node) []Finding {
+	const expected = "no change is pending"
+	return n.EachGPU(ctx, expected, func(g *gpu.GPU) []Finding {
+		if g.MIG == nil {
+			return nil
+		}
+		state, err := n.migState(ctx, g)
+		if err != nil {
+			return []Finding{Failed(g.PCIAddress, expected, err)}
+		}
+		observed := fmt.Sprintf("%s, %d instances", onOff(state.Enabled), len(state.Instances))
+		if state.Pending != state.Enabled {
+			observed = fmt.Sprintf("%s, %s after a reset", onOff(state.Enabled), onOff(state.Pending))
+		}
+		return []Finding{Expect(g.PCIAddress, state.Pending == state.Enabled, expected, observed).
+			Because("the GPU offers what its present mode allows until it is reset")}
+	})
+}
+
+func (n *Node) migState(ctx context.Context, g *gpu.GPU) (gpu.MIGState, error) {
+	return Ask(ctx, n, NVML, "MIG state of GPU "+g.PCIAddress, func(ctx context.Context) (gpu.MIGState, error) {
+		hardware, err := n.Hardware(ctx)
+		if err != nil {
+			return gpu.MIGState{}, err
+		}
+		return hardware.MIGState(ctx, g.PCIAddress)
+	})
+}
+
+func onOff(on bool) string {
+	if on {
+		return "on"
+	}
+	return "off"
+}
+
+func checkComputeMode(ctx context.Context, n *Node) []Finding {
+	const expected = "DEFAULT, or EXCLUSIVE_PROCESS with an MPS session of this driver"
+	var sessions []mps.Status
+	asked := false
+	return n.EachGPU(ctx, expected, func(g *gpu.GPU) []Finding {
+		if g.MIG != nil && g.MIG.Enabled {
+			return nil // each MIG device has a mode of its own, and it has none
+		}
+		mode, err := Ask(ctx, n, NVML, "compute mode of GPU "+g.PCIAddress, func(ctx context.Context) (gpu.ComputeMode, error) {
+			hardware, err := n.Hardware(ctx)
+			if err != nil {
+				return "", err
+			}
+			return hardware.ComputeMode(ctx, g.PCIAddress, g.UUID)
+		})
+		if err != nil {
+			return []Finding{Failed(g.PCIAddress, expected, err)}
+		}
+		if mode == gpu.ComputeExclusiveProcess {
+			if !asked {
+				sessions, err = n.sessions(ctx)
+				asked = err == nil
+			}
+			if err != nil {
+				return []Finding{Cannot(g.PCIAddress, expected, "the mode is %s, and the MPS supervisor does not say whose: %v", mode, err)}
+			}
+			ours := slices.ContainsFunc(sessions, func(s mps.Status) bool { return slices.Contains(s.Spec.Devices, g.UUID) })
+			return []Finding{Expect(g.PCIAddress, ours, expected, observedMode(mode, ours)).
+				Because("shares of this GPU are refused until somebody sets the mode to DEFAULT: nvidia-smi -i %s -c DEFAULT", g.UUID)}
+		}
+		return []Finding{Expect(g.PCIAddress, mode == gpu.ComputeDefault, expected, string(mode)).
+			Because("no program can use this GPU until somebody sets the mode to DEFAULT: nvidia-smi -i %s -c DEFAULT", g.UUID)}
+	})
+}
+
+func observedMode(mode gpu.ComputeMode, ours bool) string {
+	if ours {
+		return string(mode) + " with a session"
+	}
+	return string(mode) + " without a session"
+}
+
+// sessions returns the MPS sessions of the node.
+func (n *Node) sessions(ctx context.Context) ([]mps.Status, error) {
+	return Ask(ctx, n, Command, "sessions of the MPS supervisor", func(ctx context.Context) ([]mps.Status, error) {
+		client, err := mps.NewClient(filepath.Join(n.MPSDir, mps.SocketName))
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = client.Close() }()
+		return client.List(ctx)
+	})
+}

@@ -1,0 +1,147 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package conformance
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+)
+
+// Result is a finding with the check that made it.
+type Result struct {
+	Check      string `json:"check"`
+	Assumption string `json:"assumption"`
+	Code       string `json:"code"`
+	Finding
+}
+
+// Summary counts results by verdict.
+type Summary struct {
+	Holds       int `json:"holds"`
+	Differs     int `json:"differs"`
+	NotTestable int `json:"notTestable"`
+}
+
+// Report is what a run has found out.
+type Report struct {
+	Header
+	Results []Result `json:"results"`
+	Summary Summary  `json:"summary"`
+
+	// unanswered is true where the node left a question unanswered.
+	unanswered bool
+}
+
+// Exit codes of the command.
+const (
+	ExitHolds       = 0
+	ExitDiffers     = 1
+	ExitCouldNotRun = 2
+)
+
+// ExitCode returns 1 if something differs, 2 if nothing does and nothing could be decided
+// or the node left a question unanswered, and 0 otherwise.
+func (r *Report) ExitCode() int {
+	switch {
+	case r.Summary.Differs > 0:
+		return ExitDiffers
+	case r.unanswered || r.Summary.Holds == 0:
+		return ExitCouldNotRun
+	}
+	return ExitHolds
+}
+
+// WriteJSON writes the report for programs.
+func (r *Report) WriteJSON(out io.Writer) error {
+	encoder := json.NewEncoder(out)
+	encoder.SetEscapeHTML(false)
+	encoder.SetIndent("", "  ")
+	if err := encoder.Encode(r); err != nil {
+		return fmt.Errorf("write the report: %w", err)
+	}
+	return nil
+}
+
+// WriteTable writes the report for people: a line for each check, or for each of its
+// findings that are not the same on all GPUs, and below it what they need to act where it
+// does not hold.
+func (r *Report) WriteTable(out io.Writer) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "node %s, %s, gpu-kubelet-plugin %s\n\n", r.Node, r.Time, r.Version)
+	groups, width := r.groups(), 0
+	for _, g := range groups {
+		width = max(width, len(g.Check))
+	}
+	for _, g := range groups {
+		g.write(&b, width)
+	}
+	fmt.Fprintf(&b, "\n%d hold, %d differ, %d not testable\n", r.Summary.Holds, r.Summary.Differs, r.Summary.NotTestable)
+	if _, err := io.WriteString(out, b.String()); err != nil {
+		return fmt.Errorf("write the report: %w", err)
+	}
+	return nil
+}
+
+// group is a finding about one subject or several.
+type group struct {
+	Result
+
+	subjects []string
+}
+
+// groups are the results, where those of a check that say the same are one.
+func (r *Report) groups() []*group {
+	var groups []*group
+	for _, result := range r.Results {
+		subject := result.Subject
+		result.Subject = ""
+		i := slices.IndexFunc(groups, func(g *group) bool { return g.Result == result })
+		if i < 0 {
+			i = len(groups)
+			groups = append(groups, &group{Result: result})
+		}
+		if subject != "" {
+			groups[i].subjects = append(groups[i].subjects, subject)
+		}
+	}
+	return groups
+}
+
+// fewSubjects fit into a line.
+const fewSubjects = 2
+
+func (g *group) write(b *strings.Builder, width int) {
+	text := g.Observed
+	if g.Verdict == NotTestable {
+		text = g.Reason
+	}
+	all := strings.Join(g.subjects, ", ")
+	switch {
+	case len(g.subjects) > fewSubjects:
+		text = fmt.Sprintf("%d x %s", len(g.subjects), text)
+	case all != "":
+		text = all + ": " + text
+	}
+	fmt.Fprintf(b, "%-12s  %-*s  %s\n", g.Verdict, width, g.Check, text)
+	if g.Verdict == Holds {
+		return
+	}
+	detail := func(label, text string) {
+		if text != "" {
+			fmt.Fprintf(b, "%14s%-9s %s\n", "", label+":", text)
+		}
+	}
+	if len(g.subjects) > fewSubjects {
+		detail("which", all)
+	}
+	detail("assumed", g.Assumption)
+	detail("expected", g.Expected)
+	if g.Verdict == Differs {
+		detail("so", g.Reason)
+	}
+	detail("code", g.Code)
+}

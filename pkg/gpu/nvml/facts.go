@@ -1,0 +1,92 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml
+
+import (
+	"context"
+	"errors"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+)
+
+// Facts are what a report says of a GPU beside what Discover reads: nothing is decided by
+// them. What the library or the GPU does not support is nil.
+type Facts struct {
+	// Persistence is true where the driver stays initialised without clients.
+	Persistence *bool `json:"persistence,omitempty"`
+	// ReservedBytes is the part of the memory that the driver keeps for itself.
+	ReservedBytes *uint64 `json:"reservedBytes,omitempty"`
+	// ECC is true where the memory's errors are corrected.
+	ECC *bool `json:"ecc,omitempty"`
+	// Cores is the number of CUDA cores.
+	Cores *int `json:"cores,omitempty"`
+}
+
+// Facts reads them. It changes nothing.
+func (c *Client) Facts(ctx context.Context, pciAddress string) (Facts, error) {
+	lib, err := c.library()
+	if err != nil {
+		return Facts{}, err
+	}
+	has := func(function string) bool { return lib.Extensions().LookupSymbol(function) == nil }
+	var facts Facts
+	err = c.onGPU(ctx, pciAddress, func(h *handle) error {
+		facts = Facts{}
+		for _, fact := range []struct {
+			function string
+			read     func(function string) error
+		}{
+			{"nvmlDeviceGetPersistenceMode", func(f string) (err error) {
+				facts.Persistence, err = known(get(ctx, h.lane, f, func() (bool, nvml.Return) {
+					mode, ret := h.dev.GetPersistenceMode()
+					return mode == nvml.FEATURE_ENABLED, ret
+				}))
+				return err
+			}},
+			{"nvmlDeviceGetMemoryInfo_v2", func(f string) (err error) {
+				facts.ReservedBytes, err = known(get(ctx, h.lane, f, func() (uint64, nvml.Return) {
+					memory, ret := h.dev.GetMemoryInfo_v2()
+					return memory.Reserved, ret
+				}))
+				return err
+			}},
+			{"nvmlDeviceGetEccMode", func(f string) (err error) {
+				facts.ECC, err = known(get(ctx, h.lane, f, func() (bool, nvml.Return) {
+					mode, _, ret := h.dev.GetEccMode()
+					return mode == nvml.FEATURE_ENABLED, ret
+				}))
+				return err
+			}},
+			{"nvmlDeviceGetNumGpuCores", func(f string) (err error) {
+				facts.Cores, err = known(get(ctx, h.lane, f, h.dev.GetNumGpuCores))
+				return err
+			}},
+		} {
+			if !has(fact.function) {
+				continue
+			}
+			if err := fact.read(fact.function); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return Facts{}, err
+	}
+	return facts, nil
+}
+
+// known returns the value, or nil where it is not supported.
+func known[T any](value T, err error) (*T, error) {
+	if errors.Is(err, gpu.ErrNotSupported) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &value, nil
+}

@@ -1,0 +1,176 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package holder
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/partage-dev/partage/pkg/quote"
+)
+
+// process is one of those that keep a GPU in use.
+type process struct {
+	pid int
+	// name is what the kernel calls the program, which it may choose itself; "" if it
+	// has ended meanwhile.
+	name string
+	// nodes are the device nodes of the GPU that it has open, in /dev, whatever the root
+	// below which it has them.
+	nodes []string
+	// pod and container are those that its cgroup names, "" outside of pods.
+	pod, container string
+}
+
+// procfs is a procfs with the processes of the host. Nothing in it belongs to a tenant:
+// only links are read, and files that the kernel makes up without asking the process.
+type procfs struct {
+	path string
+	// roots are those below which the driver's nodes are, beside a process's own.
+	roots []string
+}
+
+// openers lists the processes that have device nodes open whose name is wanted, by PID.
+// A node is known by its name: where it leads to only the node itself knows, which may be
+// a file of a tenant.
+func (p procfs) openers(wanted func(name string) bool) ([]process, error) {
+	entries, err := os.ReadDir(p.path)
+	if err != nil {
+		return nil, fmt.Errorf("look for processes: %w", err)
+	}
+	var found []process
+	for _, entry := range entries {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		if nodes := p.nodes(pid, wanted); len(nodes) > 0 {
+			one := p.process(pid)
+			one.nodes = nodes
+			found = append(found, one)
+		}
+	}
+	slices.SortFunc(found, func(a, b process) int { return a.pid - b.pid })
+	return found, nil
+}
+
+// nodes lists the wanted nodes that a process has open. One that ends meanwhile has none.
+func (p procfs) nodes(pid int, wanted func(name string) bool) []string {
+	folder := p.of(pid, "fd")
+	open, err := os.ReadDir(folder)
+	if err != nil {
+		return nil
+	}
+	roots := p.roots
+	if own, err := os.Readlink(p.of(pid, "root")); err == nil {
+		roots = append(slices.Clone(roots), own)
+	}
+	var nodes []string
+	for _, file := range open {
+		path, err := os.Readlink(filepath.Join(folder, file.Name()))
+		if err != nil {
+			continue
+		}
+		if node := nodePath(path, roots); node != "" && wanted(filepath.Base(node)) {
+			nodes = append(nodes, node)
+		}
+	}
+	slices.Sort(nodes)
+	return slices.Compact(nodes)
+}
+
+// nodePath returns the path of a device node of the driver below one of the roots, or ""
+// for that of another file.
+func nodePath(path string, roots []string) string {
+	node := driverNode.FindString(path)
+	root := strings.TrimSuffix(path, node)
+	if node == "" || root != "" && !slices.Contains(roots, root) {
+		return ""
+	}
+	return node
+}
+
+var driverNode = regexp.MustCompile(`/dev/(nvidia[0-9]+|nvidia-caps/nvidia-cap[0-9]+)$`)
+
+func (p procfs) of(pid int, name string) string {
+	return filepath.Join(p.path, strconv.Itoa(pid), name)
+}
+
+// process reads what is known of a process.
+func (p procfs) process(pid int) process {
+	one := process{pid: pid}
+	if name, err := os.ReadFile(p.of(pid, "comm")); err == nil {
+		one.name = strings.TrimSuffix(string(name), "\n")
+	}
+	if cgroups, err := os.ReadFile(p.of(pid, "cgroup")); err == nil {
+		one.pod, one.container = inPod(string(cgroups))
+	}
+	return one
+}
+
+// podCgroup matches the part of a cgroup's path that the kubelet and the container runtime
+// chose: the pod's UID, where systemd's driver has _ for -, then the container's ID. A
+// container may make cgroups only below its own, so the first match counts. The UID of a
+// static pod has no hyphens.
+var podCgroup = regexp.MustCompile(`[/-]pod([0-9a-f]{8}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{12})(?:\.slice)?(?:/(?:[a-z]+-)*([0-9a-f]{64}))?(?:[./]|$)`)
+
+// inPod finds pod and container in the cgroups of a process.
+func inPod(cgroups string) (pod, container string) {
+	for line := range strings.Lines(cgroups) {
+		// hierarchy:controllers:path
+		fields := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if len(fields) < 3 {
+			continue
+		}
+		if found := podCgroup.FindStringSubmatch(fields[2]); found != nil {
+			return strings.ReplaceAll(found[1], "_", "-"), found[2]
+		}
+	}
+	return "", ""
+}
+
+// shownID is how much of a container's ID crictl shows, which is enough to find it.
+const shownID = 13
+
+// shownNodes is how many device nodes of a process are named.
+const shownNodes = 3
+
+func shownOf(nodes []string) []string {
+	if len(nodes) <= shownNodes {
+		return nodes
+	}
+	return append(slices.Clone(nodes[:shownNodes]), strconv.Itoa(len(nodes)-shownNodes)+" more")
+}
+
+// text describes a process: "process 4711 (train, pod default/a, container 0123456789abc,
+// has /dev/nvidia0 open)". podName may return "".
+func (p process) text(podName func(uid string) string) string {
+	var about []string
+	if p.name != "" {
+		about = append(about, quote.Name(p.name))
+	}
+	if p.pod != "" {
+		pod := "pod with UID " + p.pod
+		if name := podName(p.pod); name != "" {
+			pod = "pod " + quote.Name(name)
+		}
+		about = append(about, pod)
+	}
+	if p.container != "" {
+		about = append(about, "container "+p.container[:shownID])
+	}
+	if len(p.nodes) > 0 {
+		about = append(about, "has "+strings.Join(shownOf(p.nodes), " and ")+" open")
+	}
+	text := "process " + strconv.Itoa(p.pid)
+	if len(about) == 0 {
+		return text
+	}
+	return text + " (" + strings.Join(about, ", ") + ")"
+}

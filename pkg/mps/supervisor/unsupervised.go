@@ -1,0 +1,61 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package supervisor
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+
+	"github.com/partage-dev/partage/pkg/host"
+	"github.com/partage-dev/partage/pkg/mps"
+)
+
+// Unsupervised runs MPS as a Supervisor does, outside of any session: for the
+// conformance kit, which wants to see what NVIDIA's programs do by themselves. A
+// program that uses it must have LaunchCommand.
+type Unsupervised struct{ program controlProgram }
+
+// NewUnsupervised finds NVIDIA's programs and makes the folders of a session in dir,
+// which must not be in a Supervisor's. The shared memory is no file system of its own.
+func NewUnsupervised(roots host.Roots, dir string) (Unsupervised, error) {
+	f := folder(dir)
+	program, err := newControlProgram(roots, f)
+	if err != nil {
+		return Unsupervised{}, err
+	}
+	const everybody = 0o777 | os.ModeSticky
+	for path, mode := range map[string]os.FileMode{
+		f.daemonPipe(): folderMode, f.clientPipe(): folderMode, string(f.logs()): folderMode, f.shm(): everybody,
+	} {
+		if err := os.MkdirAll(path, folderMode); err != nil {
+			return Unsupervised{}, fmt.Errorf("make a folder for MPS: %w", err)
+		}
+		if err := os.Chmod(path, mode); err != nil { // whatever the umask is
+			return Unsupervised{}, fmt.Errorf("make a folder for MPS: %w", err)
+		}
+	}
+	return Unsupervised{program: program}, nil
+}
+
+// DaemonPipe is the pipe folder of the daemon, ClientPipe an empty one beside it, in the
+// same file system, and SharedMemory the daemon's /dev/shm.
+func (u Unsupervised) DaemonPipe() string { return u.program.folder.daemonPipe() }
+
+// ClientPipe is described at DaemonPipe.
+func (u Unsupervised) ClientPipe() string { return u.program.folder.clientPipe() }
+
+// SharedMemory is described at DaemonPipe.
+func (u Unsupervised) SharedMemory() string { return u.program.folder.shm() }
+
+// Daemon returns the command that runs a control daemon for the devices of the spec.
+func (u Unsupervised) Daemon(spec mps.Spec) *exec.Cmd { return u.program.daemon(spec) }
+
+// Client returns the command that reads commands for the daemon from its standard input.
+func (u Unsupervised) Client(ctx context.Context) *exec.Cmd { return u.program.client(ctx) }
+
+// Kill ends all processes of the daemon, also of an earlier one in the same folder, and
+// waits for their end.
+func (u Unsupervised) Kill(ctx context.Context) error { return u.program.folder.mark().Kill(ctx, nil) }

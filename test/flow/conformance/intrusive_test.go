@@ -1,0 +1,149 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package conformance
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/partage-dev/partage/test/flow/harness"
+	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/gpusim/state"
+)
+
+// intrude runs part C on a GPU of the node.
+func intrude(t *testing.T, n *harness.Node, gpu int, args ...string) (partReport, int) {
+	t.Helper()
+	all := append([]string{
+		"--intrusive", "--gpu=" + n.Machine(t).GPUs[gpu].UUID, "--kubelet-plugins-dir=" + n.PluginsDir,
+	}, args...)
+	out, code, stderr := run(t, n, all...)
+	if code > 1 {
+		t.Errorf("exit code %d: %s", code, stderr)
+	}
+	return part(t, out, "intrusive."), code
+}
+
+// undoFile is how a GPU was, while part C changes it.
+func undoFile(n *harness.Node) string {
+	return filepath.Join(n.PluginsDir, harness.DriverName, "conformance/undo.json")
+}
+
+// asBefore fails if part C has left something.
+func asBefore(t *testing.T, n *harness.Node, before *machine.Machine) {
+	t.Helper()
+	untouched(t, n, before)
+	if _, err := os.Stat(undoFile(n)); !os.IsNotExist(err) {
+		t.Errorf("there still is something to undo: %v", err)
+	}
+}
+
+// TestIntrusive: part C on a GPU whose MIG mode follows the claims, and the same report
+// from its transcript.
+func TestIntrusive(t *testing.T) {
+	t.Parallel()
+	n := harness.NewNode(t, "h100-80-sxmx2")
+	before := n.Machine(t)
+	transcript := filepath.Join(t.TempDir(), "transcript")
+	live, _ := intrude(t, n, 1, "--transcript="+transcript)
+	asBefore(t, n, before)
+	replayed, _, stderr := run(t, n, "--replay="+transcript)
+	if diff := cmp.Diff(live, part(t, replayed, "intrusive.")); diff != "" {
+		t.Errorf("replayed: -live +replayed:\n%s%s", diff, stderr)
+	}
+	golden(t, "intrusive.json", live)
+}
+
+// TestIntrusiveRefuses: a GPU that somebody uses, or a node with claims, is not changed.
+func TestIntrusiveRefuses(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		prepare func(t *testing.T, n *harness.Node)
+		want    string
+	}{
+		"processes": {func(t *testing.T, n *harness.Node) {
+			n.Update(t, func(m *machine.Machine) {
+				m.Processes = append(m.Processes, machine.Process{PID: 4711, Name: "train", GPU: 0, InstanceID: -1, ComputeID: -1})
+			})
+		}, "1 processes use the GPU"},
+		"claims": {func(t *testing.T, n *harness.Node) {
+			dir := filepath.Join(n.PluginsDir, harness.DriverName, "claims")
+			if err := os.MkdirAll(dir, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(dir, "0af2.json"), []byte("{}"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}, "1 claims are prepared on this node, the first is 0af2: drain it"},
+		"a compute mode": {func(t *testing.T, n *harness.Node) {
+			n.Update(t, func(m *machine.Machine) { m.GPUs[0].ComputeMode = 3 })
+		}, "the GPU is in compute mode EXCLUSIVE_PROCESS"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := harness.NewNode(t, "h100-80-sxmx1")
+			test.prepare(t, n)
+			before := n.Machine(t)
+			r, _ := intrude(t, n, 0)
+			if r.count("not testable") != len(r.Results) || !strings.Contains(r.Results[0].Reason, test.want) {
+				t.Errorf("got %+v, want no result and %q", r, test.want)
+			}
+			asBefore(t, n, before)
+		})
+	}
+}
+
+// TestIntrusiveCrash: a run that is killed with a partition made leaves behind how to undo
+// that, and the next one does.
+func TestIntrusiveCrash(t *testing.T) {
+	t.Parallel()
+	n := harness.NewNode(t, "h100-80-sxmx1")
+	before := n.Machine(t)
+	n.Update(t, func(m *machine.Machine) {
+		state.AddFault(m, machine.Fault{Function: "nvmlComputeInstanceDestroy", GPU: 0, Effect: machine.KillBefore, Times: 1, Skip: 2})
+	})
+	out, code, stderr := run(t, n, "--intrusive", "--gpu="+n.Machine(t).GPUs[0].UUID, "--kubelet-plugins-dir="+n.PluginsDir)
+	if code != -1 || len(out) > 0 {
+		t.Fatalf("it was not killed: exit code %d: %s%s", code, out, stderr)
+	}
+	if len(n.Instances(t)) != 1 || !n.MIGMode(t)[0] {
+		t.Errorf("it was killed at another moment: instances %v, MIG mode %v", n.Instances(t), n.MIGMode(t))
+	}
+	if _, err := os.Stat(undoFile(n)); err != nil {
+		t.Errorf("nothing says how to undo it: %v", err)
+	}
+	n.Update(t, func(m *machine.Machine) { m.Faults = nil })
+	r, _ := intrude(t, n, 0)
+	if got := r.find(t, "intrusive.begin", n.Address(t, 0)); got.Verdict != "holds" {
+		t.Errorf("the next run: %+v", got)
+	}
+	if got := r.find(t, "intrusive.as-before", n.Address(t, 0)); got.Verdict != "holds" {
+		t.Errorf("the next run: %+v", got)
+	}
+	asBefore(t, n, before)
+}
+
+// TestIntrusiveTroubles: a profile that cannot be made is a difference, and nothing of the
+// attempt stays.
+func TestIntrusiveTroubles(t *testing.T) {
+	t.Parallel()
+	n := harness.NewNode(t, "h100-80-sxmx1")
+	before := n.Machine(t)
+	n.Update(t, func(m *machine.Machine) {
+		state.AddFault(m, machine.Fault{Function: "nvmlGpuInstanceCreateComputeInstance", GPU: 0, Effect: machine.Fail, Code: 23, Times: 1}) // insufficient resources
+	})
+	r, code := intrude(t, n, 0)
+	if code != 1 || r.count("differs") != 1 {
+		t.Errorf("exit code %d, want one difference: %+v", code, r)
+	}
+	if got := r.find(t, "intrusive.as-before", n.Address(t, 0)); got.Verdict != "holds" {
+		t.Errorf("%+v", got)
+	}
+	n.Update(t, func(m *machine.Machine) { m.Faults = nil })
+	asBefore(t, n, before)
+}
