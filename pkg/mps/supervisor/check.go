@@ -35,10 +35,7 @@ func (r *repairer) check(ctx context.Context) error {
 	if !d.record.Private {
 		return r.replaceDaemon(ctx, fmt.Errorf("containers of an earlier version can replace the sockets of the control daemon (%s)", d.process.ID))
 	}
-	client, err := d.client()
-	if err == nil && len(d.record.Sockets) == 0 {
-		err = d.recordSockets(ctx) // an earlier supervisor did not come to do it
-	}
+	client, err := d.recordedClient(ctx)
 	if err != nil {
 		return r.handleSilence(ctx, err)
 	}
@@ -81,6 +78,16 @@ func (r *repairer) startServer(ctx, alive context.Context, client control.Client
 		return err
 	}
 	return nil
+}
+
+// recordedClient returns the client of the control daemon, whose sockets an earlier
+// supervisor may not have come to record.
+func (d *daemon) recordedClient(ctx context.Context) (control.Client, error) {
+	client, err := d.client()
+	if err == nil && len(d.record.Sockets) == 0 {
+		err = d.recordSockets(ctx)
+	}
+	return client, err
 }
 
 // evaluate publishes the phase that follows from the servers' states, and makes
