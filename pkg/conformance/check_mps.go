@@ -335,7 +335,7 @@ func checkMPSOpenFiles(ctx context.Context, n *Node) []Finding {
 	}
 	found, err := inLab(ctx, n, Daemon, "how many files daemon and server may open", func(_ context.Context, l *lab) (mpsFiles, error) {
 		daemon, err := mpsFileLimit(l.daemon.Process.Pid)
-		server, serverErr := mpsFileLimit(l.server)
+		server, serverErr := mpsFileLimit(l.server.PID)
 		return mpsFiles{daemon, server}, errors.Join(err, serverErr)
 	})
 	if err != nil {
