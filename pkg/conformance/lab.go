@@ -302,6 +302,7 @@ func (l *lab) clear(ctx context.Context) error {
 		return err
 	}
 	if l.ended != nil {
+		_ = l.daemon.Process.Kill() // one that has become another program is not found by its name
 		select {
 		case <-l.ended:
 		case <-ctx.Done():

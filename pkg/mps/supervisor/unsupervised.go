@@ -62,4 +62,6 @@ func (u Unsupervised) Owns(id process.ID) bool { return u.program.folder.mark().
 
 // KillUnsupervised ends all processes of the daemons in a folder, also of an earlier
 // Unsupervised, and waits for their end.
-func KillUnsupervised(ctx context.Context, dir string) error { return folder(dir).mark().Kill(ctx, nil) }
+func KillUnsupervised(ctx context.Context, dir string) error {
+	return folder(dir).mark().Kill(ctx, nil)
+}

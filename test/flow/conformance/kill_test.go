@@ -4,6 +4,7 @@
 package conformance
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
@@ -123,6 +125,86 @@ func TestIntrusiveKilledWithMPS(t *testing.T) {
 	asBefore(t, n, before)
 }
 
+// TestIntrusiveKilledAndUsed: what an earlier run left is not undone while there are claims,
+// for it may be theirs by now.
+func TestIntrusiveKilledAndUsed(t *testing.T) {
+	t.Parallel()
+	n := harness.NewNode(t, "h100-80-sxmx1")
+	n.Update(t, func(m *machine.Machine) {
+		state.AddFault(m, machine.Fault{Function: "nvmlComputeInstanceDestroy", GPU: 0, Effect: machine.KillBefore, Times: 1})
+	})
+	args := []string{"--intrusive", "--gpu=" + n.Machine(t).GPUs[0].UUID, "--kubelet-plugins-dir=" + n.PluginsDir}
+	if _, code, stderr := run(t, n, args...); code != -1 {
+		t.Fatalf("it was not killed: exit code %d: %s", code, stderr)
+	}
+	recordClaim(t, n)
+	before := n.Machine(t)
+	out, _, _ := run(t, n, args...)
+	if got := part(t, out, "intrusive.").Results[0]; !strings.Contains(got.Reason, "1 claims are prepared on this node") {
+		t.Errorf("got %+v", got)
+	}
+	untouched(t, n, before)
+}
+
+// TestIntrusiveLive: while the GPU is changed, the plugin of the node prepares no claim on
+// it, and goes on afterwards.
+func TestIntrusiveLive(t *testing.T) {
+	t.Parallel()
+	n := harness.NewNode(t, "h100-80-sxmx1")
+	p := n.Start(t)
+	claim := n.Allocate(t, []harness.Device{{GPU: 0}})
+	before := n.Machine(t)
+	fault := n.Inject(t, machine.Fault{Function: "mps_client_alloc", GPU: 0, Times: 1, Hang: true, Effect: machine.Proceed})
+	cmd := command(t, n, "--intrusive", "--gpu="+before.GPUs[0].UUID, "--kubelet-plugins-dir="+n.PluginsDir)
+	var stdout bytes.Buffer
+	cmd.Stdout = &stdout
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if err := harness.Eventually(t.Context(), fault.CheckStruck); err != nil {
+		t.Fatal(err)
+	}
+	if ids, err := p.TryPrepare(t.Context(), claim, time.Second); err == nil {
+		t.Errorf("a claim was prepared meanwhile: %v", ids)
+	}
+	fault.Remove(t)
+	if err := ignoreExit(cmd.Wait()); err != nil {
+		t.Fatal(err)
+	}
+	r := part(t, stdout.Bytes(), "intrusive.")
+	for _, check := range []string{"intrusive.begin", "intrusive.as-before"} {
+		if got := r.find(t, check, n.Address(t, 0)); got.Verdict != "holds" {
+			t.Errorf("%+v", got)
+		}
+	}
+	p.MustPrepare(t, claim)
+	p.MustUnprepare(t, claim)
+}
+
+// TestIntrusiveUnread: a run whose reader goes away ends, and leaves nothing behind.
+func TestIntrusiveUnread(t *testing.T) {
+	t.Parallel()
+	n := harness.NewNode(t, "h100-80-sxmx1")
+	before := n.Machine(t)
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := command(t, n, "--intrusive", "--gpu="+before.GPUs[0].UUID, "--kubelet-plugins-dir="+n.PluginsDir, "--transcript=-")
+	cmd.Stdout = write
+	err = cmd.Start()
+	if err := errors.Join(err, write.Close(), read.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if err := ignoreExit(cmd.Wait()); err != nil {
+		t.Fatal(err)
+	}
+	if code := cmd.ProcessState.ExitCode(); code != 2 {
+		t.Errorf("exit code %d, want 2: the transcript could not be written", code)
+	}
+	asBefore(t, n, before)
+}
+
 // shortDir makes a folder whose name is short enough for sockets.
 func shortDir(t *testing.T) string {
 	t.Helper()
@@ -140,7 +222,11 @@ func shortDir(t *testing.T) string {
 // TestMPSNonsense: no process is killed because a daemon that is wrong calls it its server.
 func TestMPSNonsense(t *testing.T) {
 	t.Parallel()
-	bystander := exec.CommandContext(t.Context(), "sleep", "infinity")
+	sleep, err := exec.LookPath("sleep")
+	if err != nil {
+		t.Fatal(err)
+	}
+	bystander := exec.CommandContext(t.Context(), sleep, "infinity")
 	if err := bystander.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -149,7 +235,7 @@ func TestMPSNonsense(t *testing.T) {
 	n := harness.NewNode(t, "h100-80-sxmx1")
 	program := filepath.Join(sysroot.DriverRoot(n.Root), "usr/bin/nvidia-cuda-mps-control")
 	script := `#!/bin/sh
-if [ "$1" = -f ]; then : > "$CUDA_MPS_PIPE_DIRECTORY/control"; exec sleep infinity; fi
+if [ "$1" = -f ]; then : > "$CUDA_MPS_PIPE_DIRECTORY/control"; exec ` + sleep + ` infinity; fi
 read command
 case $command in
 get_server_list) echo ` + strconv.Itoa(bystander.Process.Pid) + `;;
