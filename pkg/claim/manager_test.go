@@ -176,7 +176,7 @@ func TestPrepareRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = m.Prepare(t.Context(), newClaim("u1", sliceA0))
-	wantError(t, err, "device "+sliceA0, "dev/nvidia2")
+	wantError(t, err, "device "+sliceA0, "nvidia2")
 	b.wantNothing()
 }
 

@@ -228,6 +228,8 @@ func (p *preparation) attemptGroup(ctx context.Context, groups []step.Group, i i
 	if !known {
 		step.KeepIntervals(part, s.Others)
 	}
+	// What an earlier attempt has made and written down may be gone by now.
+	step.MarkGone(s)
 	steps := p.steps(groups, part)
 	if err := step.Check(steps, s); err != nil {
 		return cleanIf(attempt == step.First, err)

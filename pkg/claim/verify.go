@@ -22,6 +22,7 @@ func (p *preparation) verify(ctx context.Context, groups []step.Group, i int, s 
 	if err != nil {
 		return err
 	}
+	was := part.Clone()
 	lost := missing(part, s.Instances) != nil
 	gone := step.MarkGone(s)
 	if lost || gone {
@@ -36,6 +37,7 @@ func (p *preparation) verify(ctx context.Context, groups []step.Group, i int, s 
 	}
 	if gone || reported {
 		if err := p.journal.save(i, part); err != nil {
+			p.journal.set(i, was) // another attempt has to write it down, too
 			return err
 		}
 	}

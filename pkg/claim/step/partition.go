@@ -44,11 +44,12 @@ func (p ownedPartition) expect(s *Scene, d *journal.Device) partition.Expect {
 		return partition.ExpectUUID(uuid)
 	}
 	sharers := sharersOf(s, d)
+	left, gone := s.gone[p.key]
 	switch {
 	case sharers.live != "":
 		return partition.ExpectUUID(sharers.live)
-	case slices.Contains(s.absent, p.key):
-		return partition.ExpectNothing
+	case gone:
+		return left
 	case s.Attempt == First && !sharers.unknown && sharers.releasing != "":
 		// Its compute instance is gone, the GPU instance may be left.
 		return partition.ExpectUUID(sharers.releasing)
@@ -146,19 +147,29 @@ func (p ownedPartition) Forget(r *journal.Record) { r.Remove(p.key) }
 // MarkGone notes which partitions that were made for the claim do not exist any more, so
 // that Apply makes them again, and reports whether there are any. Until the record with
 // these marks is written down, the partitions must not be made: another process would
-// take them for somebody else's.
+// take them for somebody else's. A GPU instance that has lost its compute instance is
+// completed, which gives another UUID as well.
 func MarkGone(s *Scene) (gone bool) {
 	for i := range s.Record.Devices {
 		d := &s.Record.Devices[i]
+		uuid := d.Partition.OwnUUID()
+		if !d.Owned() || uuid == "" {
+			continue // none is made, or any UUID is the claim's
+		}
+		left := partition.ExpectNothing
+		instances := s.Instances[d.PCIAddress]
+		if at := slices.IndexFunc(instances, d.At); at >= 0 {
+			if len(instances[at].Compute) > 0 {
+				continue // it is there, or Check refuses what is
+			}
+			left = partition.ExpectUUID(uuid)
+		}
 		p := d.Partition
-		if !d.Owned() || p.Remaking || slices.ContainsFunc(s.Instances[d.PCIAddress], d.At) {
-			continue // or Check refuses what is there
+		p.UUID, p.Live, p.Remaking = uuid, nil, true
+		if s.gone == nil {
+			s.gone = map[string]partition.Expect{}
 		}
-		if p.Live != nil {
-			p.UUID = p.Live.UUID
-		}
-		p.Live, p.Remaking, gone = nil, true, true
-		s.absent = append(s.absent, d.Key())
+		s.gone[d.Key()], gone = left, true
 	}
 	return gone
 }

@@ -6,6 +6,7 @@ package step
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -294,6 +295,8 @@ func TestMarkGone(t *testing.T) {
 	}{
 		"there":              {known(claimOf("u1", migSlice("p", pciA, 4)), "MIG-4", true, false), []gpu.Instance{instance(4, "MIG-4")}, false, journal.Partition{UUID: "MIG-4", Live: &partition.Live{}}, false},
 		"gone":               {known(claimOf("u1", migSlice("p", pciA, 4)), "MIG-4", true, false), nil, true, journal.Partition{UUID: "MIG-4", Remaking: true}, false},
+		"bare":               {known(claimOf("u1", migSlice("p", pciA, 4)), "MIG-4", true, false), []gpu.Instance{instance(4)}, true, journal.Partition{UUID: "MIG-4", Remaking: true}, true},
+		"never made":         {claimOf("u1", migSlice("p", pciA, 4)), nil, false, journal.Partition{}, false},
 		"replaced":           {known(claimOf("u1", migSlice("p", pciA, 4)), "MIG-4", true, false), []gpu.Instance{instance(4, "MIG-5")}, false, journal.Partition{UUID: "MIG-4", Live: &partition.Live{}}, false},
 		"known to be gone":   {known(claimOf("u1", migSlice("p", pciA, 4)), "MIG-4", false, false), nil, true, journal.Partition{UUID: "MIG-4", Remaking: true}, false},
 		"being made again":   {known(claimOf("u1", migSlice("p", pciA, 4)), "MIG-4", false, true), nil, false, journal.Partition{UUID: "MIG-4", Remaking: true}, false},
@@ -321,7 +324,11 @@ func TestMarkGone(t *testing.T) {
 			if p.UUID != test.want.UUID || p.Remaking != test.want.Remaking || (p.Live == nil) != (test.want.Live == nil) {
 				t.Errorf("got %+v, want %+v", p, test.want)
 			}
-			if test.gone && firstExpect(s) != partition.ExpectNothing {
+			left := partition.ExpectNothing
+			if slices.ContainsFunc(test.instances, s.Record.Devices[0].At) {
+				left = partition.ExpectUUID("MIG-4")
+			}
+			if test.gone && firstExpect(s) != left {
 				t.Error("what appears in its place in between would be taken for the claim's")
 			}
 			UnmarkGone(s.Record, instances)

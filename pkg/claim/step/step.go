@@ -8,6 +8,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/claim/journal"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/partition"
 )
 
 // Step is one effect with its identity.
@@ -59,8 +60,9 @@ type Scene struct {
 	Attempt   Attempt
 	// Supervisor is why no MPS session can be started, or nil.
 	Supervisor error
-	// absent are the partitions of the record that do not exist for certain.
-	absent []string
+	// gone are the partitions of the record that do not exist any more, by their key, with
+	// what may be in their place.
+	gone map[string]partition.Expect
 	// MaxShares is how many claims can have a share of a device, by its name. A device
 	// that is not in it has as many as claims got.
 	MaxShares map[string]int

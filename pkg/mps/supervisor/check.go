@@ -7,13 +7,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"k8s.io/klog/v2"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/mps/control"
@@ -57,12 +58,19 @@ func (r *repairer) check(ctx context.Context) error {
 		return nil
 	}
 	r.recordServerEnds(ctx, servers)
-	if len(servers) > 0 {
-		if err := r.evaluate(alive, client, servers); err != nil || d.status.get().Phase != mps.Running {
-			return err
-		}
-		return r.handleKills(ctx, servers)
+	if len(servers) == 0 {
+		return r.startServer(ctx, alive, client)
 	}
+	if err := r.evaluate(alive, client, servers); err != nil || d.status.get().Phase != mps.Running {
+		return err
+	}
+	return r.handleKills(ctx, servers)
+}
+
+// startServer starts a server of a daemon that has none, unless that failed a moment ago.
+// alive ends with the daemon.
+func (r *repairer) startServer(ctx, alive context.Context, client control.Client) error {
+	d := r.daemon
 	d.publish(mps.Starting, "there is no server")
 	if r.backoff.delay() > 0 {
 		return errDelayed

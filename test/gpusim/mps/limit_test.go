@@ -147,16 +147,16 @@ func TestMemoryIsShared(t *testing.T) {
 	a := n.hold(as{}, "--memory", "8Gi").says("ready")
 	n.gets(as{}, "CUDA_ERROR_OUT_OF_MEMORY", 1, "alloc", "8Gi")
 	alone := n.hold(as{env: []string{PipeVariable + "=/nowhere"}}, "--memory", "2Gi").says("ready")
-	n.gets(as{}, "CUDA_ERROR_OUT_OF_MEMORY", 1, "alloc", "4Gi")
-	n.gets(as{}, "allocated 3584 MiB", 0, "alloc", "3584Mi")
+	n.gets(as{}, "CUDA_ERROR_OUT_OF_MEMORY", 1, "alloc", "5Gi")
+	n.gets(as{}, "allocated 4096 MiB", 0, "alloc", "4Gi")
 
-	const used = "Used                              : 10920 MiB" // and 326 MiB for each context
+	const used = "Used                              : 10479 MiB" // and 107 MiB for each context
 	n.eventually("the last one's memory is free", func() bool { return strings.Contains(n.smi("-q"), used) })
 	q := n.smi("-q")
 	for _, want := range []string{
-		"Process ID                        : " + itoa(n.servers()[0]) + "\n            Type                          : C\n            Used GPU Memory               : 28 MiB",
-		"Process ID                        : " + itoa(alone.Process.Pid) + "\n            Type                          : C\n            Used GPU Memory               : 2374 MiB",
-		"Process ID                        : " + itoa(a.Process.Pid) + "\n            Type                          : M+C\n            Used GPU Memory               : 8518 MiB",
+		"Process ID                        : " + itoa(n.servers()[0]) + "\n            Type                          : C\n            Used GPU Memory               : 25 MiB",
+		"Process ID                        : " + itoa(alone.Process.Pid) + "\n            Type                          : C\n            Used GPU Memory               : 2155 MiB",
+		"Process ID                        : " + itoa(a.Process.Pid) + "\n            Type                          : M+C\n            Used GPU Memory               : 8299 MiB",
 	} {
 		if !strings.Contains(q, want) {
 			t.Errorf("nvidia-smi -q has no %q:\n%s", want, q)

@@ -257,7 +257,7 @@ func hold(ctx context.Context, c *cli.Command, p *program) error {
 	}
 	if c.Bool("ignore-sigterm") {
 		signal.Ignore(syscall.SIGTERM)
-		ctx = context.Background()
+		ctx = context.WithoutCancel(ctx)
 	}
 	fmt.Fprintln(out, "ready")
 	var fault <-chan time.Time
