@@ -33,6 +33,10 @@ func enter(o probe.Options) error {
 			return fmt.Errorf("become user %d: %w", o.User, err)
 		}
 	}
+	// Another user's process is not ended with its parent any more (prctl(2)).
+	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
+		return fmt.Errorf("end with the program that has started this one: %w", err)
+	}
 	return nil
 }
 

@@ -10,6 +10,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
+	"syscall"
 	"time"
 
 	"github.com/urfave/cli/v3"
@@ -34,7 +36,7 @@ func conformanceCommand(c *config, stdout io.Writer) *cli.Command {
 	return &cli.Command{
 		Name: "conformance",
 		Usage: "say for each assumption that the driver makes about this node whether it holds; changes nothing. " +
-			"Exit code 0: all that could be tested holds, 1: something differs, 2: it could not be run",
+			"Exit code 0: all that could be tested holds, 1: something differs, 2: it, or a part of it, could not be run",
 		Flags: r.flags(),
 		// A usage error is no difference.
 		OnUsageError: func(_ context.Context, _ *cli.Command, err error, _ bool) error { return couldNotRun(err) },
@@ -84,9 +86,9 @@ func couldNotRun(err error) error {
 
 // run prints the report. Its error has the exit code.
 func (r *conformanceRun) run(ctx context.Context, stdout, stderr io.Writer) error {
-	report, err := r.examine(ctx, stdout)
-	if err != nil {
-		return couldNotRun(err)
+	report, runErr := r.examine(ctx, stdout)
+	if report == nil {
+		return couldNotRun(runErr)
 	}
 	out := stdout
 	if r.transcript == standardOutput || r.cataloguePatch == standardOutput {
@@ -96,7 +98,8 @@ func (r *conformanceRun) run(ctx context.Context, stdout, stderr io.Writer) erro
 	if r.output == "json" {
 		write = report.WriteJSON
 	}
-	if err := write(out); err != nil {
+	// What was found out counts, also where something could not be written or undone.
+	if err := errors.Join(runErr, write(out)); err != nil {
 		return couldNotRun(err)
 	}
 	switch code := report.ExitCode(); code {
@@ -135,9 +138,6 @@ func (r *conformanceRun) examine(ctx context.Context, stdout io.Writer) (_ *conf
 		Roots: r.roots(), CDIDir: r.cdiRoot, MPSDir: r.mpsDir, SELinuxContext: r.seLinux, CallLimit: r.callLimit, NodeName: r.nodeName,
 		Limit: r.limit, Parts: []conformance.Part{conformance.ReadOnly}, NodeInfo: r.nodeInfo,
 	}
-	if err := r.changes.apply(&options, r.dataDir()); err != nil {
-		return nil, err
-	}
 	switch r.transcript {
 	case "":
 	case standardOutput:
@@ -150,6 +150,14 @@ func (r *conformanceRun) examine(ctx context.Context, stdout io.Writer) (_ *conf
 		defer func() { err = errors.Join(err, file.Close()) }()
 		options.Transcript = file
 	}
+	// After the transcript was made: what this hides must not have it.
+	if err := r.changes.apply(&options, r.dataDir()); err != nil {
+		return nil, err
+	}
+	// Who reads the report or the transcript may go away. What was changed must be undone.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGHUP)
+	defer stop()
 	// The report says what the log would say between its lines.
 	r.process.Verbosity = 0
 	if err := r.process.SetUpLogging(); err != nil {

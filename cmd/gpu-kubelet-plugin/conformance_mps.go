@@ -88,6 +88,7 @@ func (c *conformanceChanges) apply(o *conformance.Options, dataDir string) error
 		o.Parts = append(o.Parts, conformance.Intrusive)
 		o.Limit = max(o.Limit, leastChangeLimit)
 		o.UndoFile, o.ClaimsDir = filepath.Join(dataDir, "conformance", "undo.json"), filepath.Join(dataDir, "claims")
+		o.LocksDir = filepath.Join(dataDir, "locks")
 	}
 	o.GPU, o.WorkDir, o.Probe = c.gpu, filepath.Clean(c.workDir), c.probe
 	return conformance.Enter(o.WorkDir)

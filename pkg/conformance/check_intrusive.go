@@ -11,7 +11,9 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"time"
 
+	"github.com/partage-dev/partage/pkg/claim/lock"
 	"github.com/partage-dev/partage/pkg/cuda/probe"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/gpu/nvml"
@@ -100,8 +102,16 @@ func onGPU[T any](ctx context.Context, n *Node, question string, live func(conte
 
 func checkBegin(ctx context.Context, n *Node) []Finding {
 	const expected = "no processes, no instances, no prepared claims"
+	g, why := n.findSubject(ctx)
+	if why == "" {
+		why = n.reserve(ctx, g)
+	}
+	if why != "" {
+		n.subject.why = why
+		return []Finding{Cannot(n.GPU, expected, "%s", why)}
+	}
 	_, err := onGPU(ctx, n, "undo what an earlier run left", func(ctx context.Context, hardware *nvml.Client) (bool, error) {
-		return true, n.undo(ctx, hardware)
+		return true, errors.Join(n.lab.sweep(ctx), n.undo(ctx, hardware))
 	})
 	if err != nil {
 		n.subject.why = "what an earlier run left cannot be undone"
@@ -109,7 +119,9 @@ func checkBegin(ctx context.Context, n *Node) []Finding {
 	}
 	n.forget()
 	n.subject.before = n.examined(ctx)
-	g, why := n.findSubject(ctx)
+	if g, why = n.findSubject(ctx); why == "" {
+		why = n.inUse(ctx, g)
+	}
 	if why == "" {
 		n.subject.gpu = g
 		return []Finding{Expect(g.PCIAddress, true, expected, "nobody uses it")}
@@ -118,7 +130,7 @@ func checkBegin(ctx context.Context, n *Node) []Finding {
 	return []Finding{Cannot(n.GPU, expected, "%s", why)}
 }
 
-// findSubject returns the GPU, or why it must be left alone.
+// findSubject returns the GPU, or why there is none.
 func (n *Node) findSubject(ctx context.Context) (*gpu.GPU, string) {
 	node, err := n.GPUs(ctx)
 	if err != nil {
@@ -128,28 +140,67 @@ func (n *Node) findSubject(ctx context.Context) (*gpu.GPU, string) {
 	if i < 0 {
 		return nil, "there is no GPU " + n.GPU
 	}
-	g := &node.GPUs[i]
+	return &node.GPUs[i], ""
+}
+
+// lockLimit is how long part C waits for the end of what the driver does to a GPU.
+const lockLimit = 10 * time.Second
+
+// reserve keeps the driver from preparing claims on the GPU for as long as this process
+// lives, and on the GPU that an earlier run has changed: that may have a claim by now, whose
+// partition must not be taken for the earlier run's. It returns why that is not possible.
+func (n *Node) reserve(ctx context.Context, g *gpu.GPU) string {
+	_, err := Ask(ctx, n, File, "lock the GPU against claims", func(ctx context.Context) (bool, error) {
+		addresses := []string{g.PCIAddress}
+		left, err := undoFile(n.UndoFile).read()
+		if err != nil {
+			return false, err
+		}
+		if left != nil && left.PCIAddress != g.PCIAddress {
+			addresses = append(addresses, left.PCIAddress)
+		}
+		locks, err := lock.New(n.LocksDir)
+		if err != nil {
+			return false, err
+		}
+		ctx, cancel := context.WithTimeout(ctx, lockLimit)
+		defer cancel()
+		release, err := locks.GPUs(ctx, addresses)
+		if err != nil {
+			return false, err
+		}
+		n.locked <- release
+		return true, nil
+	})
+	if err != nil {
+		return fmt.Sprintf("the driver cannot be kept from preparing claims on the GPU: %v", err)
+	}
 	claims, err := Ask(ctx, n, File, "prepared claims", func(context.Context) ([]string, error) { return preparedClaims(n.ClaimsDir) })
 	if err != nil {
-		return nil, fmt.Sprintf("the claims of this node cannot be read: %v", err)
+		return fmt.Sprintf("the claims of this node cannot be read: %v", err)
 	}
 	if len(claims) > 0 {
-		return nil, fmt.Sprintf("%d claims are prepared on this node, the first is %s: drain it", len(claims), claims[0])
+		return fmt.Sprintf("%d claims are prepared on this node, the first is %s: drain it", len(claims), claims[0])
 	}
+	return ""
+}
+
+// inUse returns why the GPU must be left alone, if so.
+func (n *Node) inUse(ctx context.Context, g *gpu.GPU) string {
 	state, err := onGPU(ctx, n, "modes, instances and processes", func(ctx context.Context, hardware *nvml.Client) (gpuState, error) {
 		return readState(ctx, hardware, g)
 	})
 	switch {
 	case err != nil:
-		return nil, fmt.Sprintf("the GPU cannot be read: %v", err)
+		return fmt.Sprintf("the GPU cannot be read: %v", err)
 	case len(state.Processes) > 0:
-		return nil, fmt.Sprintf("%d processes use the GPU", len(state.Processes))
+		return fmt.Sprintf("%d processes use the GPU", len(state.Processes))
 	case len(state.MIG.Instances) > 0:
-		return nil, fmt.Sprintf("the GPU has %d GPU instances", len(state.MIG.Instances))
+		return fmt.Sprintf("the GPU has %d GPU instances", len(state.MIG.Instances))
 	case !state.MIG.Enabled && state.ComputeMode != gpu.ComputeDefault:
-		return nil, fmt.Sprintf("the GPU is in compute mode %s", state.ComputeMode)
+		return fmt.Sprintf("the GPU is in compute mode %s", state.ComputeMode)
 	}
-	return g, ""
+	return ""
 }
 
 // gpuState is what part C may change.
@@ -304,7 +355,7 @@ func checkAsBefore(ctx context.Context, n *Node) []Finding {
 			differences = append(differences, "GPU "+before.GPUs[i].PCIAddress)
 		}
 	}
-	if _, why := n.findSubject(ctx); why != "" {
+	if why := n.inUse(ctx, g); why != "" {
 		differences = append(differences, why)
 	}
 	again := n.examined(ctx)

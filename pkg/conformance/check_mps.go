@@ -149,6 +149,10 @@ func (n *Node) labGPU(ctx context.Context) usable {
 }
 
 func (n *Node) chooseGPU(ctx context.Context) usable {
+	_, err := inLab(ctx, n, Daemon, "end what an earlier run left", func(ctx context.Context, l *lab) (bool, error) { return true, l.sweep(ctx) })
+	if err != nil {
+		return usable{reason: err.Error()}
+	}
 	node, err := n.GPUs(ctx)
 	if err != nil {
 		return usable{reason: fmt.Sprintf("the GPUs cannot be read: %v", err)}
@@ -335,7 +339,7 @@ func checkMPSOpenFiles(ctx context.Context, n *Node) []Finding {
 	}
 	found, err := inLab(ctx, n, Daemon, "how many files daemon and server may open", func(_ context.Context, l *lab) (mpsFiles, error) {
 		daemon, err := mpsFileLimit(l.daemon.Process.Pid)
-		server, serverErr := mpsFileLimit(l.server)
+		server, serverErr := mpsFileLimit(l.server.PID)
 		return mpsFiles{daemon, server}, errors.Join(err, serverErr)
 	})
 	if err != nil {

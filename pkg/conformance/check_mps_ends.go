@@ -160,7 +160,7 @@ func (l *lab) state(ctx context.Context) string {
 	if err != nil {
 		return err.Error()
 	}
-	return strings.ReplaceAll(answer, strconv.Itoa(l.server), serverWord)
+	return strings.ReplaceAll(answer, strconv.Itoa(l.server.PID), serverWord)
 }
 
 func outcome(events []probe.Event, err error) string {
@@ -180,8 +180,10 @@ func (l *lab) recover(ctx context.Context) error {
 			_, _ = run.Kill(ctx)
 		}
 	}
-	_ = unix.Kill(l.server, unix.SIGKILL) // it may have ended
-	gone := func() (bool, error) { return errors.Is(unix.Kill(l.server, 0), unix.ESRCH), nil }
+	if err := l.server.Signal(unix.SIGKILL); err != nil {
+		return fmt.Errorf("replace the server: %w", err)
+	}
+	gone := func() (bool, error) { return !l.server.Alive(), nil }
 	if err := wait.Until(ctx, gone); err != nil {
 		return fmt.Errorf("the server does not end: %w", err)
 	}
@@ -235,7 +237,7 @@ func (l *lab) lose(ctx context.Context) (loss, error) {
 		return loss{}, err
 	}
 	old := l.server
-	if err := unix.Kill(old, unix.SIGKILL); err != nil {
+	if err := old.Signal(unix.SIGKILL); err != nil {
 		return loss{}, fmt.Errorf("kill the server: %w", err)
 	}
 	run, err := l.release(victim)
@@ -289,7 +291,7 @@ func (l *lab) quit(ctx context.Context) (string, error) {
 		default:
 			return false, nil
 		}
-		return errors.Is(unix.Kill(server, 0), unix.ESRCH), nil
+		return !server.Alive(), nil
 	})
 	if err != nil {
 		return "daemon or server go on", nil //nolint:nilerr // that is the answer

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,6 +21,7 @@ import (
 	"github.com/partage-dev/partage/pkg/cuda/probe"
 	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps"
+	mpsprocess "github.com/partage-dev/partage/pkg/mps/process"
 	"github.com/partage-dev/partage/pkg/mps/supervisor"
 	"github.com/partage-dev/partage/pkg/wait"
 )
@@ -36,7 +38,7 @@ type lab struct {
 	mps    *supervisor.Unsupervised
 	daemon *exec.Cmd
 	ended  chan struct{} // closed when the daemon has ended
-	server int           // PID
+	server mpsprocess.ID
 	held   map[string]*probe.Process
 }
 
@@ -146,13 +148,31 @@ func (l *lab) awaitServer(ctx context.Context) error {
 			}
 			return false, nil // there is none yet
 		}
-		if pid == old {
+		if pid == old.PID {
 			return false, nil
 		}
-		seen, l.server = true, pid
+		id, err := l.serverID(pid)
+		if id.PID == 0 || err != nil {
+			return false, err
+		}
+		seen, l.server = true, id
 		state, err := l.run(ctx, "get_server_status "+strconv.Itoa(pid))
 		return err == nil && strings.Contains(strings.ToUpper(state), "ACTIVE"), nil
 	})
+}
+
+// serverID identifies a process that the daemon calls its server, or nothing if it has just
+// ended. Servers are killed here, and a daemon that is wrong could call any process of the
+// node its server, or -1, which is all of them.
+func (l *lab) serverID(pid int) (mpsprocess.ID, error) {
+	id, err := mpsprocess.Identify(pid)
+	if pid > 0 && errors.Is(err, fs.ErrNotExist) {
+		return mpsprocess.ID{}, nil
+	}
+	if err != nil || !l.mps.Owns(id) {
+		return mpsprocess.ID{}, fmt.Errorf("get_server_list answers %d, which is no process of this daemon", pid)
+	}
+	return id, nil
 }
 
 // run sends one command to the daemon and returns the answer as it was printed.
@@ -174,7 +194,7 @@ const serverWord = "SERVER"
 
 // command sends a command in which serverWord stands for the server.
 func (l *lab) command(ctx context.Context, text string) (string, error) {
-	answer, err := l.run(ctx, strings.ReplaceAll(text, serverWord, strconv.Itoa(l.server)))
+	answer, err := l.run(ctx, strings.ReplaceAll(text, serverWord, strconv.Itoa(l.server.PID)))
 	return strings.TrimRight(answer, "\n"), err
 }
 
@@ -275,28 +295,31 @@ func (l *lab) clear(ctx context.Context) error {
 			return fmt.Errorf("end the CUDA program %s: %w", name, err)
 		}
 	}
-	if _, err := l.roots.Program("nvidia-cuda-mps-control"); err != nil {
-		return fmt.Errorf("find MPS of this node's driver: %w", err)
-	}
-	left, err := supervisor.NewUnsupervised(l.roots, l.folder)
-	if err != nil {
-		return err
-	}
 	if l.mps != nil {
 		_, _ = l.run(ctx, "quit -t 1") // what is left is killed
 	}
-	if err := left.Kill(ctx); err != nil {
-		return fmt.Errorf("end MPS in %s: %w", l.folder, err)
+	if err := l.sweep(ctx); err != nil {
+		return err
 	}
 	if l.ended != nil {
+		_ = l.daemon.Process.Kill() // one that has become another program is not found by its name
 		select {
 		case <-l.ended:
 		case <-ctx.Done():
 			return fmt.Errorf("the control daemon does not end: %w", context.Cause(ctx))
 		}
 	}
-	l.mps, l.daemon, l.ended, l.server = nil, nil, nil, 0
+	l.mps, l.daemon, l.ended, l.server = nil, nil, nil, mpsprocess.ID{}
 	return host.RemoveTree(ctx, l.folder)
+}
+
+// sweep ends what is left of MPS, also of a run that was killed: its server may have gone
+// on, and keeps the GPU.
+func (l *lab) sweep(ctx context.Context) error {
+	if err := supervisor.KillUnsupervised(ctx, l.folder); err != nil {
+		return fmt.Errorf("end MPS in %s: %w", l.folder, err)
+	}
+	return nil
 }
 
 // endLimit is how long the end of MPS may take.

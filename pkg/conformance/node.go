@@ -41,8 +41,8 @@ type Options struct {
 	// Probe is the program cuda-probe.
 	Probe string
 	// UndoFile is where Intrusive keeps how the GPU was. ClaimsDir has a file for each
-	// claim that is prepared.
-	UndoFile, ClaimsDir string
+	// claim that is prepared, and LocksDir the driver's locks of GPUs.
+	UndoFile, ClaimsDir, LocksDir string
 	// Transcript, if there is one, is written line by line.
 	Transcript io.Writer
 }
@@ -68,6 +68,8 @@ type Node struct {
 	// labFailed says why there is no MPS to put questions to.
 	labFailed string
 	subject   subject
+	// locked releases the locks of Intrusive, if it has them.
+	locked chan func()
 	// partA are the checks that Intrusive runs before and after it.
 	partA []Check
 }
@@ -83,7 +85,7 @@ func NewNode(o Options) *Node {
 	}
 	t := &transcript{out: o.Transcript}
 	n := &Node{
-		Options: o, transcript: t, source: &machine{limit: o.Limit, transcript: t}, known: map[string]nvml.Facts{},
+		Options: o, transcript: t, source: &machine{limit: o.Limit, transcript: t}, known: map[string]nvml.Facts{}, locked: make(chan func(), 1),
 		header: Header{
 			Version: version.Get().Version, Node: o.NodeName, Time: time.Now().UTC().Format(time.RFC3339), Parts: o.Parts, GPU: o.GPU,
 		},
@@ -114,6 +116,11 @@ func (n *Node) Close() error {
 		return nil
 	}
 	err := n.closeLab()
+	select {
+	case release := <-n.locked:
+		release()
+	default:
+	}
 	n.hardware.Close()
 	return errors.Join(err, n.transcript.failed())
 }

@@ -34,6 +34,8 @@ type Report struct {
 
 	// unanswered is true where the node left a question unanswered.
 	unanswered bool
+	// untested is true where nothing could be decided of one of the parts.
+	untested bool
 }
 
 // Exit codes of the command.
@@ -44,12 +46,12 @@ const (
 )
 
 // ExitCode returns 1 if something differs, 2 if nothing does and nothing could be decided
-// or the node left a question unanswered, and 0 otherwise.
+// of a part, or the node left a question unanswered, and 0 otherwise.
 func (r *Report) ExitCode() int {
 	switch {
 	case r.Summary.Differs > 0:
 		return ExitDiffers
-	case r.unanswered || r.Summary.Holds == 0:
+	case r.unanswered || r.untested || r.Summary.Holds == 0:
 		return ExitCouldNotRun
 	}
 	return ExitHolds

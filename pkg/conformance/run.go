@@ -44,11 +44,14 @@ func Run(ctx context.Context, n *Node) *Report {
 	report := &Report{Header: n.header}
 	n.partA = Checks(ReadOnly)
 	for _, part := range n.Parts {
+		before := report.Summary
 		for _, check := range Checks(part) {
 			for _, f := range check.Run(ctx, n) {
 				report.add(check, f)
 			}
 		}
+		after := report.Summary
+		report.untested = report.untested || after.Holds == before.Holds && after.Differs == before.Differs
 	}
 	return report
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/mps/process"
 )
 
 // Unsupervised runs MPS as a Supervisor does, outside of any session: for the
@@ -56,6 +57,11 @@ func (u Unsupervised) Daemon(spec mps.Spec) *exec.Cmd { return u.program.daemon(
 // Client returns the command that reads commands for the daemon from its standard input.
 func (u Unsupervised) Client(ctx context.Context) *exec.Cmd { return u.program.client(ctx) }
 
-// Kill ends all processes of the daemon, also of an earlier one in the same folder, and
-// waits for their end.
-func (u Unsupervised) Kill(ctx context.Context) error { return u.program.folder.mark().Kill(ctx, nil) }
+// Owns reports whether a process is the daemon's, or a server of it.
+func (u Unsupervised) Owns(id process.ID) bool { return u.program.folder.mark().On(id) }
+
+// KillUnsupervised ends all processes of the daemons in a folder, also of an earlier
+// Unsupervised, and waits for their end.
+func KillUnsupervised(ctx context.Context, dir string) error {
+	return folder(dir).mark().Kill(ctx, nil)
+}

@@ -59,37 +59,58 @@ func TestIntrusive(t *testing.T) {
 	golden(t, "intrusive.json", live)
 }
 
+// recordClaim makes a record of a claim, as the driver has of those that it prepares.
+func recordClaim(t *testing.T, n *harness.Node) {
+	t.Helper()
+	dir := filepath.Join(n.PluginsDir, harness.DriverName, "claims")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "0af2.json"), []byte("{}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// exitCode is what a report wants where nothing could be decided of one of the parts.
+func exitCode(t *testing.T, out []byte) int {
+	t.Helper()
+	if part(t, out, "").count("differs") > 0 {
+		return 1
+	}
+	return 2
+}
+
 // TestIntrusiveRefuses: a GPU that somebody uses, or a node with claims, is not changed.
 func TestIntrusiveRefuses(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		prepare func(t *testing.T, n *harness.Node)
 		want    string
+		typo    string
 	}{
+		"no such GPU": {func(*testing.T, *harness.Node) {}, "there is no GPU GPU-", "0"},
 		"processes": {func(t *testing.T, n *harness.Node) {
 			n.Update(t, func(m *machine.Machine) {
 				m.Processes = append(m.Processes, machine.Process{PID: 4711, Name: "train", GPU: 0, InstanceID: -1, ComputeID: -1})
 			})
-		}, "1 processes use the GPU"},
+		}, "1 processes use the GPU", ""},
 		"claims": {func(t *testing.T, n *harness.Node) {
-			dir := filepath.Join(n.PluginsDir, harness.DriverName, "claims")
-			if err := os.MkdirAll(dir, 0o700); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(filepath.Join(dir, "0af2.json"), []byte("{}"), 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}, "1 claims are prepared on this node, the first is 0af2: drain it"},
+			recordClaim(t, n)
+		}, "1 claims are prepared on this node, the first is 0af2: drain it", ""},
 		"a compute mode": {func(t *testing.T, n *harness.Node) {
 			n.Update(t, func(m *machine.Machine) { m.GPUs[0].ComputeMode = 3 })
-		}, "the GPU is in compute mode EXCLUSIVE_PROCESS"},
+		}, "the GPU is in compute mode EXCLUSIVE_PROCESS", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := harness.NewNode(t, "h100-80-sxmx1")
 			test.prepare(t, n)
 			before := n.Machine(t)
-			r, _ := intrude(t, n, 0)
+			out, code, stderr := run(t, n, "--intrusive", "--gpu="+before.GPUs[0].UUID+test.typo, "--kubelet-plugins-dir="+n.PluginsDir)
+			if want := exitCode(t, out); code != want {
+				t.Errorf("exit code %d, want %d: %s", code, want, stderr)
+			}
+			r := part(t, out, "intrusive.")
 			if r.count("not testable") != len(r.Results) || !strings.Contains(r.Results[0].Reason, test.want) {
 				t.Errorf("got %+v, want no result and %q", r, test.want)
 			}

@@ -96,7 +96,10 @@ func TestMPSNothingFree(t *testing.T) {
 		m.Processes = append(m.Processes, machine.Process{PID: 4711, Name: "train", GPU: 1, InstanceID: -1, ComputeID: -1, MemoryBytes: 1 << 30})
 	})
 	before := n.Machine(t)
-	out, _, _ := run(t, n, "--mps")
+	out, code, stderr := run(t, n, "--mps")
+	if want := exitCode(t, out); code != want {
+		t.Errorf("exit code %d, want %d: %s", code, want, stderr)
+	}
 	r := part(t, out, "mps.")
 	if len(r.Results) != r.count("not testable") {
 		t.Errorf("something was examined: %+v", r)

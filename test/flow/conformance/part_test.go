@@ -37,8 +37,8 @@ type outcome struct {
 	Reason   string `json:"reason,omitempty"`
 }
 
-// run runs the command on a node's machine.
-func run(t *testing.T, n *harness.Node, args ...string) (out []byte, code int, stderr string) {
+// command is the command for a node's machine.
+func command(t *testing.T, n *harness.Node, args ...string) *exec.Cmd {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "c") // a short path
 	if err != nil {
@@ -57,10 +57,16 @@ func run(t *testing.T, n *harness.Node, args ...string) (out []byte, code int, s
 		"--driver-root=" + n.Root, "--dev-root=" + n.Root, "--sys-root=" + filepath.Join(n.Root, "sys"),
 		"--work-dir=" + filepath.Join(dir, "w"), "--timeout=10m",
 	}, args...)
-	cmd := exec.CommandContext(t.Context(), harness.Built.Driver, all...)
+	return exec.CommandContext(t.Context(), harness.Built.Driver, all...)
+}
+
+// run runs the command on a node's machine.
+func run(t *testing.T, n *harness.Node, args ...string) (out []byte, code int, stderr string) {
+	t.Helper()
+	cmd := command(t, n, args...)
 	var errorsText bytes.Buffer
 	cmd.Stderr = &errorsText
-	out, err = cmd.Output()
+	out, err := cmd.Output()
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
 		t.Fatal(err)

@@ -1,0 +1,260 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package conformance
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/partage-dev/partage/test/flow/harness"
+	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/gpusim/state"
+	"github.com/partage-dev/partage/test/gpusim/sysroot"
+)
+
+// killed runs the command until a fault strikes, and kills it then. What it has started by
+// then goes on, or not.
+func killed(t *testing.T, n *harness.Node, f machine.Fault, args ...string) {
+	t.Helper()
+	f.Hang, f.Effect = true, machine.Proceed
+	fault := n.Inject(t, f)
+	cmd := command(t, n, args...)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	err := harness.Eventually(t.Context(), fault.CheckStruck)
+	if killErr := errors.Join(cmd.Process.Kill(), ignoreExit(cmd.Wait())); err != nil || killErr != nil {
+		t.Fatalf("it was not killed at that moment: %v, %v", err, killErr)
+	}
+	fault.Remove(t)
+}
+
+func ignoreExit(err error) error {
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		return nil
+	}
+	return err
+}
+
+// TestMPSKilled: a run that is killed does not keep the only GPU of a node from the next.
+func TestMPSKilled(t *testing.T) {
+	t.Parallel()
+	for _, function := range []string{"mps_server_start", "mps_client_connect", "mps_client_alloc", "mps_get_client_list", "mps_terminate_client"} {
+		t.Run(function, func(t *testing.T) {
+			t.Parallel()
+			n := harness.NewNode(t, "h100-80-sxmx1")
+			before := n.Machine(t)
+			work := "--work-dir=" + filepath.Join(shortDir(t), "w")
+			killed(t, n, machine.Fault{Function: function, GPU: 0, Times: 1}, "--mps", work)
+			out, code, stderr := run(t, n, "--mps", work)
+			if code > 1 {
+				t.Errorf("exit code %d: %s", code, stderr)
+			}
+			r := part(t, out, "mps.")
+			for _, check := range []string{"mps.start", "mps.quit"} {
+				if got := r.find(t, check, n.Address(t, 0)); got.Verdict != "holds" {
+					t.Errorf("the next run: %+v", got)
+				}
+			}
+			if left := leftProcesses(t, n.Root); len(left) > 0 {
+				t.Errorf("processes are left: %v", left)
+			}
+			untouched(t, n, before)
+		})
+	}
+}
+
+// TestIntrusiveKilled: after a run that is killed, before or after any of its changes, the
+// next one puts the GPU back.
+func TestIntrusiveKilled(t *testing.T) {
+	t.Parallel()
+	for _, function := range []string{
+		"nvmlDeviceSetComputeMode", "nvmlDeviceSetMigMode", "nvmlDeviceCreateGpuInstanceWithPlacement",
+		"nvmlGpuInstanceCreateComputeInstance", "nvmlComputeInstanceDestroy", "nvmlGpuInstanceDestroy",
+	} {
+		for _, effect := range []machine.Effect{machine.KillBefore, machine.KillAfter} {
+			for _, skip := range []int{0, 1} {
+				t.Run(fmt.Sprintf("%s/%d/%d", function, effect, skip), func(t *testing.T) {
+					t.Parallel()
+					n := harness.NewNode(t, "h100-80-sxmx1")
+					before := n.Machine(t)
+					n.Update(t, func(m *machine.Machine) {
+						state.AddFault(m, machine.Fault{Function: function, GPU: 0, Effect: effect, Times: 1, Skip: skip})
+					})
+					if _, code, stderr := run(t, n, "--intrusive", "--gpu="+before.GPUs[0].UUID, "--kubelet-plugins-dir="+n.PluginsDir); code != -1 {
+						t.Fatalf("it was not killed: exit code %d: %s", code, stderr)
+					}
+					n.Update(t, func(m *machine.Machine) { m.Faults = nil })
+					r, _ := intrude(t, n, 0)
+					for _, check := range []string{"intrusive.begin", "intrusive.as-before"} {
+						if got := r.find(t, check, n.Address(t, 0)); got.Verdict != "holds" {
+							t.Errorf("the next run: %+v", got)
+						}
+					}
+					asBefore(t, n, before)
+				})
+			}
+		}
+	}
+}
+
+// TestIntrusiveKilledWithMPS: the MPS server of a run that was killed keeps its partition
+// in use.
+func TestIntrusiveKilledWithMPS(t *testing.T) {
+	t.Parallel()
+	n := harness.NewNode(t, "h100-80-sxmx1")
+	before := n.Machine(t)
+	args := []string{"--intrusive", "--gpu=" + before.GPUs[0].UUID, "--kubelet-plugins-dir=" + n.PluginsDir, "--work-dir=" + filepath.Join(shortDir(t), "w")}
+	killed(t, n, machine.Fault{Function: "mps_client_alloc", GPU: 0, Times: 1}, args...)
+	if len(n.Instances(t)) != 1 {
+		t.Errorf("it was killed at another moment: %v", n.Instances(t))
+	}
+	out, _, stderr := run(t, n, args...)
+	if got := part(t, out, "intrusive.").find(t, "intrusive.as-before", n.Address(t, 0)); got.Verdict != "holds" {
+		t.Errorf("the next run: %+v: %s", got, stderr)
+	}
+	asBefore(t, n, before)
+}
+
+// TestIntrusiveKilledAndUsed: what an earlier run left is not undone while there are claims,
+// for it may be theirs by now.
+func TestIntrusiveKilledAndUsed(t *testing.T) {
+	t.Parallel()
+	n := harness.NewNode(t, "h100-80-sxmx1")
+	n.Update(t, func(m *machine.Machine) {
+		state.AddFault(m, machine.Fault{Function: "nvmlComputeInstanceDestroy", GPU: 0, Effect: machine.KillBefore, Times: 1})
+	})
+	args := []string{"--intrusive", "--gpu=" + n.Machine(t).GPUs[0].UUID, "--kubelet-plugins-dir=" + n.PluginsDir}
+	if _, code, stderr := run(t, n, args...); code != -1 {
+		t.Fatalf("it was not killed: exit code %d: %s", code, stderr)
+	}
+	recordClaim(t, n)
+	before := n.Machine(t)
+	out, _, _ := run(t, n, args...)
+	if got := part(t, out, "intrusive.").Results[0]; !strings.Contains(got.Reason, "1 claims are prepared on this node") {
+		t.Errorf("got %+v", got)
+	}
+	untouched(t, n, before)
+}
+
+// TestIntrusiveLive: while the GPU is changed, the plugin of the node prepares no claim on
+// it, and goes on afterwards.
+func TestIntrusiveLive(t *testing.T) {
+	t.Parallel()
+	n := harness.NewNode(t, "h100-80-sxmx1")
+	p := n.Start(t)
+	claim := n.Allocate(t, []harness.Device{{GPU: 0}})
+	before := n.Machine(t)
+	fault := n.Inject(t, machine.Fault{Function: "mps_client_alloc", GPU: 0, Times: 1, Hang: true, Effect: machine.Proceed})
+	cmd := command(t, n, "--intrusive", "--gpu="+before.GPUs[0].UUID, "--kubelet-plugins-dir="+n.PluginsDir)
+	var stdout bytes.Buffer
+	cmd.Stdout = &stdout
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if err := harness.Eventually(t.Context(), fault.CheckStruck); err != nil {
+		t.Fatal(err)
+	}
+	if ids, err := p.TryPrepare(t.Context(), claim, time.Second); err == nil {
+		t.Errorf("a claim was prepared meanwhile: %v", ids)
+	}
+	fault.Remove(t)
+	if err := ignoreExit(cmd.Wait()); err != nil {
+		t.Fatal(err)
+	}
+	r := part(t, stdout.Bytes(), "intrusive.")
+	for _, check := range []string{"intrusive.begin", "intrusive.as-before"} {
+		if got := r.find(t, check, n.Address(t, 0)); got.Verdict != "holds" {
+			t.Errorf("%+v", got)
+		}
+	}
+	p.MustPrepare(t, claim)
+	p.MustUnprepare(t, claim)
+}
+
+// TestIntrusiveUnread: a run whose reader goes away ends, and leaves nothing behind.
+func TestIntrusiveUnread(t *testing.T) {
+	t.Parallel()
+	n := harness.NewNode(t, "h100-80-sxmx1")
+	before := n.Machine(t)
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := command(t, n, "--intrusive", "--gpu="+before.GPUs[0].UUID, "--kubelet-plugins-dir="+n.PluginsDir, "--transcript=-")
+	cmd.Stdout = write
+	err = cmd.Start()
+	if err := errors.Join(err, write.Close(), read.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if err := ignoreExit(cmd.Wait()); err != nil {
+		t.Fatal(err)
+	}
+	if code := cmd.ProcessState.ExitCode(); code != 2 {
+		t.Errorf("exit code %d, want 2: the transcript could not be written", code)
+	}
+	asBefore(t, n, before)
+}
+
+// shortDir makes a folder whose name is short enough for sockets.
+func shortDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// TestMPSNonsense: no process is killed because a daemon that is wrong calls it its server.
+func TestMPSNonsense(t *testing.T) {
+	t.Parallel()
+	sleep, err := exec.LookPath("sleep")
+	if err != nil {
+		t.Fatal(err)
+	}
+	bystander := exec.CommandContext(t.Context(), sleep, "infinity")
+	if err := bystander.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- bystander.Wait() }()
+	n := harness.NewNode(t, "h100-80-sxmx1")
+	program := filepath.Join(sysroot.DriverRoot(n.Root), "usr/bin/nvidia-cuda-mps-control")
+	script := `#!/bin/sh
+if [ "$1" = -f ]; then : > "$CUDA_MPS_PIPE_DIRECTORY/control"; exec ` + sleep + ` infinity; fi
+read command
+case $command in
+get_server_list) echo ` + strconv.Itoa(bystander.Process.Pid) + `;;
+get_server_status*) echo ACTIVE;;
+esac
+`
+	if err := errors.Join(os.Remove(program), os.WriteFile(program, []byte(script), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	out, code, stderr := run(t, n, "--mps")
+	if code != 1 {
+		t.Errorf("exit code %d, want 1: %s", code, stderr)
+	}
+	if got := part(t, out, "mps.").find(t, "mps.start", n.Address(t, 0)); !strings.Contains(got.Observed, "which is no process of this daemon") {
+		t.Errorf("got %+v", got)
+	}
+	select {
+	case err := <-ended:
+		t.Errorf("a process of the node was killed: %v", err)
+	default:
+	}
+}
