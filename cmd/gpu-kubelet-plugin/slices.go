@@ -14,9 +14,21 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/gpu/lastseen"
 	"github.com/partage-dev/partage/pkg/gpu/nvml"
 	"github.com/partage-dev/partage/pkg/plugin"
 )
+
+// keepReserved adds what a plugin on this machine has found out that cannot be seen now.
+func (c *config) keepReserved(ctx context.Context, node *gpu.Node) *gpu.Node {
+	seen, err := lastseen.New(c.dataDir(), "").Read()
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Shares may be printed smaller than they are published")
+		return node
+	}
+	return node.KeepingReserved(seen.Earlier)
+}
 
 // printSlices writes the ResourceSlices that this machine would publish, as a stream
 // of YAML documents.
@@ -49,6 +61,7 @@ func printSlices(ctx context.Context, c *config, out io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("discover the GPUs: %w", err)
 	}
+	node = c.keepReserved(ctx, node)
 	for _, broken := range node.Broken {
 		klog.FromContext(ctx).Error(broken.Err, "GPU does not answer and is left out", "index", broken.Index, "pciAddress", broken.PCIAddress)
 	}

@@ -6,6 +6,7 @@ package conformance
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/partage-dev/partage/pkg/cuda/probe"
@@ -17,7 +18,7 @@ func (n *Node) ask(ctx context.Context, command string) (string, error) {
 	return inLab(ctx, n, Daemon, command, func(ctx context.Context, l *lab) (string, error) {
 		answer, err := l.command(ctx, command)
 		// So that an answer can be compared: the PID is another one each time.
-		return strings.ReplaceAll(answer, fmt.Sprint(l.server), serverWord), err
+		return strings.ReplaceAll(answer, strconv.Itoa(l.server.PID), serverWord), err
 	})
 }
 

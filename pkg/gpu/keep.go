@@ -15,13 +15,9 @@ import "slices"
 //
 // The earlier node may be nil. Neither node changes.
 func (n *Node) Keeping(earlier *Node) (all *Node, kept []string) {
-	merged := *n
-	merged.GPUs = slices.Clone(n.GPUs)
+	merged := n.KeepingReserved(earlier)
 	if earlier != nil {
 		for _, g := range earlier.GPUs {
-			if i := merged.index(g.PCIAddress); i >= 0 && merged.GPUs[i].UUID == g.UUID {
-				merged.GPUs[i].ReservedBytes = max(merged.GPUs[i].ReservedBytes, g.ReservedBytes)
-			}
 			if !n.Has(g.PCIAddress) {
 				if n.hasUUID(g.UUID) {
 					g.UUID = ""
@@ -32,7 +28,23 @@ func (n *Node) Keeping(earlier *Node) (all *Node, kept []string) {
 		}
 	}
 	slices.SortFunc(merged.GPUs, func(a, b GPU) int { return ComparePCIAddresses(a.PCIAddress, b.PCIAddress) })
-	return &merged, SortPCIAddresses(kept)
+	return merged, SortPCIAddresses(kept)
+}
+
+// KeepingReserved returns the node with the reserved memory of its GPUs as Keeping has it,
+// and with no other GPUs than its own.
+func (n *Node) KeepingReserved(earlier *Node) *Node {
+	merged := *n
+	merged.GPUs = slices.Clone(n.GPUs)
+	if earlier == nil {
+		return &merged
+	}
+	for _, g := range earlier.GPUs {
+		if i := merged.index(g.PCIAddress); i >= 0 && merged.GPUs[i].UUID == g.UUID {
+			merged.GPUs[i].ReservedBytes = max(merged.GPUs[i].ReservedBytes, g.ReservedBytes)
+		}
+	}
+	return &merged
 }
 
 // Has reports whether the node has a GPU at this PCI address that is not broken.

@@ -76,7 +76,8 @@ func printedSlices(t *testing.T, n *harness.Node, partitionable bool) []resource
 	}
 	var stdout, stderr bytes.Buffer
 	cmd := exec.CommandContext(t.Context(), harness.Built.Driver, "slices", "--node-name="+harness.NodeName, flag,
-		"--driver-root="+n.Root, "--proc-root="+n.Root+"/proc", "--sys-root="+n.Root+"/sys", "--policy-file="+n.DefaultPolicy(), "-v=0")
+		"--driver-root="+n.Root, "--proc-root="+n.Root+"/proc", "--sys-root="+n.Root+"/sys", "--policy-file="+n.DefaultPolicy(),
+		"--kubelet-plugins-dir="+n.PluginsDir, "-v=0")
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {
 		t.Fatalf("slices: %v\n%s", err, stderr.String())
