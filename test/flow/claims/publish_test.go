@@ -52,6 +52,14 @@ func TestPublished(t *testing.T) {
 			p := n.Start(t)
 			p.Ready(t)
 			const told = "turn on the feature gate DRAPartitionableDevices"
+			if test.noGate {
+				p.Until(t, "the log of what is left out", func(context.Context) error {
+					if !strings.Contains(p.Log.String(), told) {
+						return errors.New("nothing yet")
+					}
+					return nil
+				})
+			}
 			if got := strings.Count(p.Log.String(), told); (got == 1) != test.noGate || got > 1 {
 				t.Errorf("the log has %d lines about the feature gate", got)
 			}
