@@ -161,7 +161,7 @@ var boardsJSON []byte
 func catalogued(product string) *Board {
 	var boards []Board
 	if err := json.Unmarshal(boardsJSON, &boards); err != nil {
-		panic(fmt.Sprintf("boards.json, which is part of the program: %v", err))
+		return nil // TestBoards makes sure that it can be read
 	}
 	for i := range boards {
 		if boards[i].Product.Name == product {

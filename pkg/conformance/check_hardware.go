@@ -6,6 +6,7 @@ package conformance
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -109,7 +110,11 @@ func differingProfiles(is, known []Profile) []string {
 // differing lists the values of a section that were measured and are others than those of
 // the catalogue, by their keys there.
 func differing(prefix string, is, known any, tags Tags) []string {
-	measured, expected := fields(is), fields(known)
+	measured, err := fields(is)
+	expected, knownErr := fields(known)
+	if err := errors.Join(err, knownErr); err != nil {
+		return []string{fmt.Sprintf("%scannot be compared: %v", prefix, err)}
+	}
 	var found []string
 	for _, key := range slices.Sorted(maps.Keys(measured)) {
 		if key == "source" || key == "except" || measured[key] == expected[key] || expected[key] == "" {
@@ -125,20 +130,20 @@ func differing(prefix string, is, known any, tags Tags) []string {
 }
 
 // fields returns the values of a section as text.
-func fields(section any) map[string]string {
+func fields(section any) (map[string]string, error) {
 	data, err := json.Marshal(section)
 	if err != nil {
-		panic(fmt.Sprintf("a section of a board: %v", err))
+		return nil, err
 	}
 	var raw map[string]json.RawMessage
 	if err := json.Unmarshal(data, &raw); err != nil {
-		panic(fmt.Sprintf("a section of a board: %v", err))
+		return nil, err
 	}
 	out := map[string]string{}
 	for key, value := range raw {
 		out[key] = strings.Trim(string(value), `"`)
 	}
-	return out
+	return out, nil
 }
 
 // slow is the part of the limit of a call above which it is worth a look.
