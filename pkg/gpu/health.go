@@ -1,0 +1,86 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package gpu
+
+import "time"
+
+// EventKind says what an [Event] is about.
+type EventKind string
+
+const (
+	// EventXID is an error that the driver gave a number, an XID. See
+	// https://docs.nvidia.com/deploy/xid-errors.
+	EventXID EventKind = "XID"
+	// EventUncorrectedECC is a memory error that ECC could not correct.
+	EventUncorrectedECC EventKind = "UncorrectedECC"
+	// EventLost says that the GPU has fallen off the bus.
+	EventLost EventKind = "Lost"
+	// EventRecoveryAction says that the recovery action of the GPU has changed; read it
+	// with Health.
+	EventRecoveryAction EventKind = "RecoveryAction"
+)
+
+// Event is something that the driver reports about a GPU when it happens.
+type Event struct {
+	// Time is when it was received.
+	Time       time.Time
+	PCIAddress string
+	Kind       EventKind
+	// XID is the number of an EventXID.
+	XID uint64
+	// InstanceID and ComputeInstanceID are those of the partition that is affected, or -1:
+	// without a GPU instance all of the GPU is affected, without a compute instance all of
+	// the GPU instance. They are valid at the time of the event only.
+	InstanceID, ComputeInstanceID int
+}
+
+// RecoveryAction is what the driver wants to be done about a GPU.
+type RecoveryAction string
+
+// Values of RecoveryAction, as nvidia-smi -q names them.
+const (
+	RecoveryNone          RecoveryAction = "None"
+	RecoveryReset         RecoveryAction = "Reset"
+	RecoveryReboot        RecoveryAction = "Reboot"
+	RecoveryDrainP2P      RecoveryAction = "Drain P2P"
+	RecoveryDrainAndReset RecoveryAction = "Drain and Reset"
+)
+
+// Throttling is a reason for which clocks are lower than they could be and which means
+// that something is wrong: heat, or power that the board or the machine cannot give.
+type Throttling string
+
+// Values of Throttling.
+const (
+	ThrottlingHardwareThermal Throttling = "HardwareThermalSlowdown"
+	ThrottlingSoftwareThermal Throttling = "SoftwareThermalSlowdown"
+	ThrottlingPowerBrake      Throttling = "PowerBrakeSlowdown"
+)
+
+// Health is what a GPU reports about its own state at one moment. What the GPU or its
+// driver does not report is nil or empty.
+type Health struct {
+	RecoveryAction RecoveryAction
+	RemappedRows   *RemappedRows
+	// UncorrectedECC and CorrectedECC count memory errors since the driver was loaded or
+	// the GPU was reset.
+	UncorrectedECC, CorrectedECC *uint64
+	// Unrepairable says that memory is broken for good.
+	Unrepairable bool
+	// FabricUnhealthy describes what is wrong with the connection to the NVLink fabric;
+	// empty if nothing is, or if there is none.
+	FabricUnhealthy string
+	Throttling      []Throttling
+	// Temperature is in degrees Celsius.
+	Temperature *int
+}
+
+// RemappedRows are rows of memory that were replaced by spare ones.
+type RemappedRows struct {
+	Corrected, Uncorrected int
+	// Pending says that rows will be replaced at the next reset of the GPU.
+	Pending bool
+	// Failed says that a row could not be replaced.
+	Failed bool
+}
