@@ -22,7 +22,10 @@ import (
 type member struct {
 	server   *Server
 	pid, uid int
-	decoder  *json.Decoder
+	// priorities says that there are any.
+	priorities bool
+	priority   priority
+	decoder    *json.Decoder
 
 	sending sync.Mutex
 	encoder *json.Encoder
@@ -44,8 +47,9 @@ type use struct {
 // taken is all that the client has of the device's memory.
 func (u *use) taken(d cuda.Device) uint64 { return u.memory + uint64(u.contexts)*d.ContextMemory }
 
-func newMember(s *Server, c *net.UnixConn, pid, uid int) *member {
-	return &member{server: s, pid: pid, uid: uid, decoder: packets(c), encoder: json.NewEncoder(c)}
+// newMember makes one of a client that the daemon has handed over.
+func newMember(s *Server, c *net.UnixConn, o order) *member {
+	return &member{server: s, pid: o.PID, uid: o.UID, priorities: o.Priorities, priority: o.Priority, decoder: packets(c), encoder: json.NewEncoder(c)}
 }
 
 func (mb *member) send(v any) error {
@@ -74,7 +78,10 @@ func (mb *member) serve() error {
 	if err := mb.decoder.Decode(&j); err != nil {
 		return err
 	}
-	answer := joined{Code: mb.connect(j)}
+	if mb.priorities && j.Priority != nil {
+		mb.priority = *j.Priority
+	}
+	answer := joined{Code: mb.connect(j), Priority: mb.priority}
 	s.mu.Lock()
 	for i := range mb.uses {
 		answer.Devices = append(answer.Devices, mb.uses[i].limits)
