@@ -132,7 +132,7 @@ func TestParsePriority(t *testing.T) {
 		"Normal": mps.PriorityNormal, "below normal": mps.PriorityBelowNormal, "Default client priority: 1 [BELOW_NORMAL]": mps.PriorityBelowNormal,
 		"": "", "2": "", "-1": "", "Unknown command: get_default_client_priority": "", "Invalid command": "", "error 1": "",
 	} {
-		got, err := parsePriority(answer)
+		got, err := ParsePriority(answer)
 		if got != want || errors.Is(err, ErrNoPriorities) != (want == "") {
 			t.Errorf("%q: got %q, %v, want %q", answer, got, err, want)
 		}

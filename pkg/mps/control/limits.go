@@ -140,7 +140,7 @@ func parseLimits(answers []string, spec mps.Spec) (Limits, error) {
 		}
 	}
 	if spec.ClientPriority != "" {
-		l.priority, err = parsePriority(answers[len(answers)-1])
+		l.priority, err = ParsePriority(answers[len(answers)-1])
 	}
 	return l, err
 }

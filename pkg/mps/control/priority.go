@@ -34,14 +34,14 @@ func priorityCommand(p mps.ClientPriority) string {
 func (c Client) checkPriorities(ctx context.Context) error {
 	lines, err := c.run(ctx, priorityQuery)
 	if err == nil {
-		_, err = parsePriority(strings.Join(lines, "\n"))
+		_, err = ParsePriority(strings.Join(lines, "\n"))
 	}
 	return err
 }
 
-// parsePriority reads a client priority. The values are documented as 0 [NORMAL] and
+// ParsePriority reads a client priority. The values are documented as 0 [NORMAL] and
 // 1 [BELOW NORMAL], the form of an answer is not.
-func parsePriority(answer string) (mps.ClientPriority, error) {
+func ParsePriority(answer string) (mps.ClientPriority, error) {
 	switch text := strings.ToUpper(answer); {
 	case text == "1", strings.Contains(text, "BELOW"):
 		return mps.PriorityBelowNormal, nil
