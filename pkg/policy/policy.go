@@ -145,7 +145,8 @@ type MPSOffer struct {
 	// processes of each claim do beside what they allocate. Nil means an estimate that
 	// depends on the device, see gpu.GPU.MPSServerMemory and gpu.GPU.ContextMemory.
 	ServerMemoryBytes, ContextMemoryBytes *int64
-	// ComputeOvercommit, at least 1, is the same for the multiprocessors.
+	// ComputeOvercommit, at least 1, is the same for the multiprocessors. With 2 each claim
+	// is limited to twice an equal part, which NVIDIA recommends for clients that pause.
 	ComputeOvercommit float64
 	// OnClientKilled is what becomes of the server, and so of all other clients, when a
 	// client was killed that may have been busy. Empty is KilledReport.
