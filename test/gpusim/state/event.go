@@ -36,8 +36,8 @@ func (e *encoder) events(c, before *C.struct_gs_machine, m *machine.Machine) {
 		serial := C.uint64_t(event.Serial)
 		if serial == 0 {
 			serial = c.next_event
-			c.next_event++
 		}
+		c.next_event = max(c.next_event, serial+1)
 		c.events[serial%C.GS_MAX_EVENTS] = C.struct_gs_event{
 			_type: C.uint64_t(event.Type), data: C.uint64_t(event.XID), gpu: e.number("GPU", event.GPU),
 			instance_id: e.number("GPU instance id", event.InstanceID),
