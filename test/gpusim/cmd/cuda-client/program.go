@@ -108,7 +108,7 @@ func alone(f *state.File, root string, here []cuda.Device, pipe string) (*progra
 	}
 	d := &direct{
 		state: f, devices: devices, nodes: nodes, memory: make([]uint64, len(devices)), contexts: make([]int, len(devices)),
-		busy: make([]int, len(devices)),
+		busy:     make([]int, len(devices)),
 		holdings: make([]*state.Holding, len(devices)),
 	}
 	// A program that may not write the state, as in a container, holds what it has by

@@ -16,6 +16,7 @@ import (
 
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/state"
+	"github.com/partage-dev/partage/test/gpusim/sysroot"
 )
 
 // Words for what a GPU says about its own state.
@@ -76,6 +77,7 @@ func gpuCommand() *cli.Command {
 			&cli.StringFlag{Name: "throttle", Usage: "`REASONS` for low clocks, separated by commas: none, " + words(throttlings)},
 			&cli.StringFlag{Name: "temperature", Usage: "`DEGREES` Celsius"},
 			&cli.StringFlag{Name: "fabric", Usage: "`STATE` of the NVLink fabric: " + words(fabrics)},
+			&cli.StringFlag{Name: "pci", Usage: "what the PCI bus shows: a `DRIVER` of the kernel, such as nvidia or vfio-pci, or absent"},
 			&cli.BoolFlag{Name: "events", Usage: "whether the GPU reports events; --events=false makes it one that does not"},
 		},
 		Action: func(_ context.Context, c *cli.Command) error {
@@ -83,9 +85,30 @@ func gpuCommand() *cli.Command {
 			if !slices.ContainsFunc(c.LocalFlagNames(), changes) {
 				return errors.New("say what becomes of the GPU, see gpusim gpu --help")
 			}
-			return onGPU(c, func(m *machine.Machine, i int) error { return changeGPU(c, m, i) })
+			return onGPU(c, func(m *machine.Machine, i int) error {
+				return errors.Join(changeGPU(c, m, i), changePCI(c, m, i))
+			})
 		},
 	}
+}
+
+// changePCI changes files, which are not a part of the machine's state.
+func changePCI(c *cli.Command, m *machine.Machine, i int) error {
+	if !c.IsSet("pci") {
+		return nil
+	}
+	root, err := rootOf(c)
+	if err != nil {
+		return err
+	}
+	driver := c.String("pci")
+	if driver == "" || strings.Contains(driver, "/") {
+		return wrong(c, "pci", "absent or the name of a driver")
+	}
+	if driver == "absent" {
+		driver = ""
+	}
+	return sysroot.SetPCIDriver(root, m, i, driver)
 }
 
 func gpuFlag() cli.Flag {

@@ -4,6 +4,10 @@
 package main
 
 import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -59,6 +63,31 @@ func TestHealth(t *testing.T) {
 	}
 }
 
+// The PCI bus can show something else than NVML.
+func TestPCI(t *testing.T) {
+	root := t.TempDir()
+	t.Setenv("GPUSIM_ROOT", root)
+	must(t, "new", "--machine", "mixed", "--assets", assets(t))
+	address := load(t, root).GPUs[1].PCIAddress
+	device := filepath.Join(root, "sys/bus/pci/devices", address)
+	for _, want := range []string{"vfio-pci", "absent", "nvidia", "nvidia"} {
+		must(t, "gpu", "--gpu", "1", "--pci", want)
+		driver, err := os.Readlink(filepath.Join(device, "driver"))
+		if want == "absent" {
+			if _, err := os.Stat(device); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("%s is there: %v", device, err)
+			}
+			continue
+		}
+		if err != nil || filepath.Base(driver) != want {
+			t.Errorf("driver %q, want %s: %v", driver, want, err)
+		}
+		if class, err := os.ReadFile(filepath.Join(device, "class")); err != nil || len(class) == 0 {
+			t.Errorf("the device is not what it was: %v", err)
+		}
+	}
+}
+
 func TestHealthRefused(t *testing.T) {
 	root := t.TempDir()
 	t.Setenv("GPUSIM_ROOT", root)
@@ -69,6 +98,7 @@ func TestHealthRefused(t *testing.T) {
 		"gpu --gpu 1 --recovery-action rest":          `--recovery-action "rest" is not one of none, reset,`,
 		"gpu --gpu 1 --throttle hw-thermal,heat":      `--throttle "hw-thermal,heat" is not some of none, hw-thermal,`,
 		"gpu --gpu 1 --fabric bad":                    `--fabric "bad" is not one of degraded-bandwidth,`,
+		"gpu --gpu 1 --pci a/b":                       `--pci "a/b" is not absent or the name of a driver`,
 		"gpu --gpu 1 --temperature hot":               `--temperature "hot" is not a number`,
 		"xid --gpu 1":                                 `"xid" not set`,
 		"xid --gpu 1 --xid oom":                       `--xid "oom" is not a number from 0 on`,
