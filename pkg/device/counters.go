@@ -89,7 +89,7 @@ func partitionedMemory(g *gpu.GPU, shapes []PartitionShape) *limit {
 // toBytes converts a size. No GPU has as much as the largest number; a wrong fact must not
 // make a sum of sizes negative.
 func toBytes(size uint64) int {
-	return int(min(size, 1<<50)) // #nosec G115 -- at most 1 PiB
+	return int(min(size, 1<<50))
 }
 
 // decisiveSlices returns the memory slices that need a counter. A slice needs none if

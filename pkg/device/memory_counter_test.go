@@ -27,7 +27,7 @@ func TestMemoryCounter(t *testing.T) {
 			objects := i.ResourceSlices(testOptions)
 			checkAPI(t, objects)
 			total := counterSet(objects)["memory"]
-			if own := b.gpu().Resources.MemoryBytes; total.Value.Value() != int64(own) { // #nosec G115
+			if own := b.gpu().Resources.MemoryBytes; total.Value.Value() != int64(own) {
 				t.Errorf("%s, %s: the counter has %s, the GPU has %d bytes", b.name, name, total.Value.String(), own)
 			}
 			for _, published := range devicesOf(objects) {
@@ -36,7 +36,7 @@ func TestMemoryCounter(t *testing.T) {
 				if ok && d.Partition != nil {
 					want = d.Partition.Profile.Resources.MemoryBytes
 				}
-				if draws := drawn(published, "memory"); !ok || draws == 0 || draws != int64(want) { // #nosec G115
+				if draws := drawn(published, "memory"); !ok || draws == 0 || draws != int64(want) {
 					t.Errorf("%s, %s: %s draws %d bytes of memory, want %d", b.name, name, published.Name, draws, want)
 				}
 			}

@@ -101,7 +101,7 @@ func readKueueJobs(t *testing.T) (templates map[string]*resourceapi.ResourceClai
 		t.Fatal(err)
 	}
 	templates, jobs = map[string]*resourceapi.ResourceClaimTemplate{}, map[string]*batchv1.Job{}
-	for _, document := range strings.Split(string(content), "\n---\n") {
+	for document := range strings.SplitSeq(string(content), "\n---\n") {
 		var kind metav1.TypeMeta
 		var template resourceapi.ResourceClaimTemplate
 		var job batchv1.Job
