@@ -65,9 +65,17 @@ func (c *conformanceChanges) time() time.Duration {
 // MPS on it.
 const leastChangeLimit = time.Minute
 
+// alone keeps other runs away that would do more than read.
+func (c *conformanceChanges) alone(dataDir string) (release func(), err error) {
+	if !c.mps && !c.intrusive {
+		return func() {}, nil
+	}
+	return conformance.Alone(dataDir)
+}
+
 // apply adds the parts to the options. With one of them this process is run again, in a
-// mount namespace of its own.
-func (c *conformanceChanges) apply(o *conformance.Options, dataDir string) error {
+// mount namespace of its own, with the files still open.
+func (c *conformanceChanges) apply(o *conformance.Options, files []*os.File) error {
 	if !c.mps && !c.intrusive {
 		return nil
 	}
@@ -87,11 +95,9 @@ func (c *conformanceChanges) apply(o *conformance.Options, dataDir string) error
 	if c.intrusive {
 		o.Parts = append(o.Parts, conformance.Intrusive)
 		o.Limit = max(o.Limit, leastChangeLimit)
-		o.UndoFile, o.ClaimsDir = filepath.Join(dataDir, "conformance", "undo.json"), filepath.Join(dataDir, "claims")
-		o.LocksDir = filepath.Join(dataDir, "locks")
 	}
 	o.GPU, o.WorkDir, o.Probe = c.gpu, filepath.Clean(c.workDir), c.probe
-	return conformance.Enter(o.WorkDir)
+	return conformance.Enter(o.WorkDir, files...)
 }
 
 // launchCommand is what the programs of MPS are started with.

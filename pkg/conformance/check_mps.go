@@ -163,7 +163,7 @@ func (n *Node) chooseGPU(ctx context.Context) usable {
 		if n.GPU != "" && n.GPU != g.UUID {
 			continue
 		}
-		why := n.unusable(ctx, g)
+		why := n.unreserved(ctx, g)
 		if why == "" {
 			return usable{gpu: g}
 		}
@@ -173,6 +173,28 @@ func (n *Node) chooseGPU(ctx context.Context) usable {
 		return usable{reason: fmt.Sprintf("there is no GPU %s", n.GPU)}
 	}
 	return usable{reason: "no GPU is free for it: " + strings.Join(reasons, "; ")}
+}
+
+// unreserved keeps claims off a GPU, unless that cannot be used; then it returns why.
+func (n *Node) unreserved(ctx context.Context, g *gpu.GPU) string {
+	_, err := Ask(ctx, n, File, "lock GPU "+g.PCIAddress+" against claims", func(context.Context) (bool, error) {
+		return true, n.reserved.tryTake(n.DataDir, g.PCIAddress)
+	})
+	if err != nil {
+		return fmt.Sprintf("cannot be kept from claims: %v", err)
+	}
+	claims, err := n.claims(ctx)
+	why := claimed(claims, g.PCIAddress)
+	if err != nil {
+		why = fmt.Sprintf("may have claims, which cannot be read: %v", err)
+	}
+	if why == "" {
+		why = n.unusable(ctx, g)
+	}
+	if why != "" {
+		n.reserved.release(g.PCIAddress)
+	}
+	return why
 }
 
 // unusable returns why a GPU cannot be used, or nothing.

@@ -40,9 +40,9 @@ type Options struct {
 	WorkDir string
 	// Probe is the program cuda-probe.
 	Probe string
-	// UndoFile is where Intrusive keeps how the GPU was. ClaimsDir has a file for each
-	// claim that is prepared, and LocksDir the driver's locks of GPUs.
-	UndoFile, ClaimsDir, LocksDir string
+	// DataDir is the driver's, with its socket, its records of claims and its locks of GPUs.
+	// Intrusive keeps in it how the GPU was.
+	DataDir string
 	// Transcript, if there is one, is written line by line.
 	Transcript io.Writer
 }
@@ -68,8 +68,8 @@ type Node struct {
 	// labFailed says why there is no MPS to put questions to.
 	labFailed string
 	subject   subject
-	// locked releases the locks of Intrusive, if it has them.
-	locked chan func()
+	// reserved are the GPUs that MPS and Intrusive keep claims off.
+	reserved reservations
 	// partA are the checks that Intrusive runs before and after it.
 	partA []Check
 }
@@ -85,7 +85,7 @@ func NewNode(o Options) *Node {
 	}
 	t := &transcript{out: o.Transcript}
 	n := &Node{
-		Options: o, transcript: t, source: &machine{limit: o.Limit, transcript: t}, known: map[string]nvml.Facts{}, locked: make(chan func(), 1),
+		Options: o, transcript: t, source: &machine{limit: o.Limit, transcript: t}, known: map[string]nvml.Facts{},
 		header: Header{
 			Version: version.Get().Version, Node: o.NodeName, Time: time.Now().UTC().Format(time.RFC3339), Parts: o.Parts, GPU: o.GPU,
 		},
@@ -116,11 +116,7 @@ func (n *Node) Close() error {
 		return nil
 	}
 	err := n.closeLab()
-	select {
-	case release := <-n.locked:
-		release()
-	default:
-	}
+	n.reserved.releaseAll()
 	n.hardware.Close()
 	return errors.Join(err, n.transcript.failed())
 }

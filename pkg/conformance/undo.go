@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/gpu/nvml"
@@ -72,9 +73,38 @@ func (n *Node) partitions(hardware *nvml.Client) *partition.Lifecycle {
 	return partition.New(hardware, &holder.Finder{Roots: n.Roots})
 }
 
+func (n *Node) undoFile() undoFile {
+	return undoFile(filepath.Join(n.DataDir, "conformance", "undo.json"))
+}
+
 // undo puts a GPU back that this run, or an earlier one, has changed.
 func (n *Node) undo(ctx context.Context, hardware *nvml.Client) error {
-	return undoFile(n.UndoFile).apply(ctx, hardware, n.partitions(hardware))
+	return n.undoFile().apply(ctx, hardware, n.partitions(hardware))
+}
+
+// undoEarlier is undo for what an earlier run has left. Since then the GPU may have been
+// exchanged, and what another one has at that address is nobody's to undo.
+func (n *Node) undoEarlier(ctx context.Context, hardware *nvml.Client, gpus []gpu.GPU) error {
+	u, err := n.undoFile().read()
+	if u == nil || err != nil {
+		return err
+	}
+	if err := u.check(gpus); err != nil {
+		return fmt.Errorf("%w: nothing is undone; if that GPU has left this node, remove %s", err, n.undoFile())
+	}
+	return n.undo(ctx, hardware)
+}
+
+// check makes sure that the GPU is the one that was changed.
+func (u *undo) check(gpus []gpu.GPU) error {
+	i := slices.IndexFunc(gpus, func(g gpu.GPU) bool { return g.PCIAddress == u.PCIAddress })
+	switch {
+	case i < 0:
+		return fmt.Errorf("an earlier run has changed GPU %s at %s, where none answers now", u.UUID, u.PCIAddress)
+	case gpus[i].UUID != u.UUID:
+		return fmt.Errorf("an earlier run has changed GPU %s at %s, where GPU %s is now", u.UUID, u.PCIAddress, gpus[i].UUID)
+	}
+	return nil
 }
 
 // apply puts the GPU back, and forgets that it has to.
