@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -251,6 +252,9 @@ func checkMPSStart(ctx context.Context, n *Node) []Finding {
 	if err != nil {
 		n.labFailed = "MPS could not be started"
 		return []Finding{Failed(g.PCIAddress, expected, err)}
+	}
+	if server, err := time.ParseDuration(took.ServerTook); err == nil {
+		n.measuredOf(g).serverStart = server
 	}
 	return []Finding{Expect(g.PCIAddress, true, expected, fmt.Sprintf("daemon %s, server %s", took.DaemonTook, took.ServerTook))}
 }

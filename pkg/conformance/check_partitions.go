@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"syscall"
@@ -58,6 +59,8 @@ type created struct {
 	Create  time.Duration `json:"create"`
 	Destroy time.Duration `json:"destroy"`
 	UUID    string        `json:"uuid"`
+	// InstanceID is the GPU instance's.
+	InstanceID int `json:"instanceID"`
 }
 
 func checkPartitions(ctx context.Context, n *Node) []Finding {
@@ -75,6 +78,7 @@ func checkPartitions(ctx context.Context, n *Node) []Finding {
 
 func (n *Node) checkProfile(ctx context.Context, g *gpu.GPU, p gpu.Profile, expected string) Finding {
 	var creation, destruction time.Duration
+	ids := map[int]int{} // by where the placement starts
 	for _, placement := range p.Placements {
 		at := partition.Address{PCIAddress: g.PCIAddress, ProfileID: p.ID, Placement: placement}
 		question := fmt.Sprintf("create and destroy %s at %d:%d", p.Name, placement.Start, placement.Size)
@@ -89,7 +93,13 @@ func (n *Node) checkProfile(ctx context.Context, g *gpu.GPU, p gpu.Profile, expe
 				Because("claims for this profile fail there")
 		}
 		creation, destruction = max(creation, took.Create), max(destruction, took.Destroy)
+		ids[placement.Start] = took.InstanceID
 	}
+	var inOrder []int
+	for _, start := range slices.Sorted(maps.Keys(ids)) {
+		inOrder = append(inOrder, ids[start])
+	}
+	n.measuredOf(g).instanceIDs[p.Name] = inOrder
 	return Expect(p.Name, true, expected, fmt.Sprintf("%d placements, created in at most %s, destroyed in at most %s",
 		len(p.Placements), creation.Round(time.Millisecond), destruction.Round(time.Millisecond)))
 }
@@ -100,7 +110,7 @@ func makePartition(ctx context.Context, lifecycle *partition.Lifecycle, g *gpu.G
 	if err != nil {
 		return created{}, err
 	}
-	took := created{Create: time.Since(began), UUID: live.UUID}
+	took := created{Create: time.Since(began), UUID: live.UUID, InstanceID: live.InstanceID}
 	began = time.Now()
 	err = lifecycle.Destroy(ctx, at, live.UUID, false)
 	took.Destroy = time.Since(began)
@@ -112,7 +122,12 @@ type sliceMPS struct {
 	Client string `json:"client"`
 	// Exclusive is what becomes of an attempt to make the partition EXCLUSIVE_PROCESS.
 	Exclusive string `json:"exclusive"`
+	// TakenBytes is what the client could take under a limit of sliceLimit.
+	TakenBytes uint64 `json:"takenBytes"`
 }
+
+// sliceLimit is a limit of memory in MiB, which the smallest partitions have.
+const sliceLimit = 2048
 
 const impossible = "not supported"
 
@@ -136,6 +151,7 @@ func checkPartitionMPS(ctx context.Context, n *Node) []Finding {
 	if err != nil {
 		return []Finding{Failed(smallest.Name, expected, err)}
 	}
+	contextMemory(&n.measuredOf(g).mps.MIGContextMiB, sliceLimit, got.TakenBytes)
 	right := got.Client == goesOn && got.Exclusive == impossible
 	return []Finding{Expect(smallest.Name, right, expected, fmt.Sprintf("the client %s; EXCLUSIVE_PROCESS: %s", got.Client, got.Exclusive)).
 		Because("what the driver does about MPS shares of partitions rests on another behaviour")}
@@ -158,7 +174,10 @@ func (n *Node) mpsOn(ctx context.Context, hardware *nvml.Client, g *gpu.GPU, uui
 	if _, err := l.start(ctx, uuid); err != nil {
 		return got, err
 	}
-	events, err := l.probe(ctx, surroundings{namespaces: syscall.CLONE_NEWIPC}, probe.Options{Allocate: probe.Sizes{64 * mebibyte}})
-	got.Client = outcome(events, err)
+	if _, err := l.command(ctx, fmt.Sprintf("set_device_pinned_mem_limit SERVER 0 %dM", sliceLimit)); err != nil {
+		return got, err
+	}
+	events, err := l.probe(ctx, surroundings{namespaces: syscall.CLONE_NEWIPC}, probe.Options{FillUpTo: probe.Sizes{sliceLimit * mebibyte}})
+	got.Client, got.TakenBytes = outcome(events, err), taken(events)
 	return got, nil
 }

@@ -68,6 +68,7 @@ type Node struct {
 	// labFailed says why there is no MPS to put questions to.
 	labFailed string
 	subject   subject
+	measured  map[string]*measurements // by product
 	// reserved are the GPUs that MPS and Intrusive keep claims off.
 	reserved reservations
 	// partA are the checks that Intrusive runs before and after it.
@@ -105,9 +106,11 @@ func Replay(in io.Reader) (*Node, error) {
 		return nil, err
 	}
 	header.Transcript = 0
-	return &Node{
+	n := &Node{
 		Options: Options{NodeName: header.Node, Parts: header.Parts, GPU: header.GPU}, header: header, source: player, known: map[string]nvml.Facts{},
-	}, nil
+	}
+	n.calls.all = player.calls
+	return n, nil
 }
 
 // Close ends the session with the driver. It returns the error of writing the transcript.
