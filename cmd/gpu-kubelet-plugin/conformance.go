@@ -137,6 +137,7 @@ func (r *conformanceRun) examine(ctx context.Context, stdout io.Writer) (_ *conf
 	options := conformance.Options{
 		Roots: r.roots(), CDIDir: r.cdiRoot, MPSDir: r.mpsDir, SELinuxContext: r.seLinux, CallLimit: r.callLimit, NodeName: r.nodeName,
 		Limit: r.limit, Parts: []conformance.Part{conformance.ReadOnly}, NodeInfo: r.nodeInfo, DataDir: r.dataDir(),
+		PodUID: r.podUID, Hook: r.installHook,
 	}
 	release, err := r.changes.alone(r.dataDir())
 	if err != nil {
@@ -166,6 +167,15 @@ func (r *conformanceRun) examine(ctx context.Context, stdout io.Writer) (_ *conf
 	node := conformance.NewNode(options)
 	report := conformance.Run(ctx, node)
 	return report, errors.Join(writePatch(ctx, node, out.patch), node.Close()) //nolint:contextcheck // ctx may have ended by then
+}
+
+// installHook is for a CDI spec that is gone before this process is.
+func (r *conformanceRun) installHook() (string, error) {
+	hooks, err := r.installHooks()
+	if err != nil {
+		return "", err
+	}
+	return hooks.nvidia, nil
 }
 
 // outputs are where transcript and patch go. They are opened before anything is done, in the

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/urfave/cli/v3"
@@ -21,6 +22,7 @@ type conformanceChanges struct {
 	mps, intrusive bool
 	gpu            string
 	workDir, probe string
+	runtime, image string
 }
 
 func (c *conformanceChanges) flags() []cli.Flag {
@@ -29,6 +31,8 @@ func (c *conformanceChanges) flags() []cli.Flag {
 		&cli.BoolFlag{Name: "intrusive", Destination: &c.intrusive, Usage: "also change modes and partitions of the GPU of --gpu, and undo that; for a node that was drained; adds 15 minutes to --timeout, and --limit is a minute at least"},
 		&cli.StringFlag{Name: "gpu", Destination: &c.gpu, Usage: "UUID of the GPU for --mps and --intrusive; by default --mps takes the first that nobody uses"},
 		&cli.StringFlag{Name: "work-dir", Value: "/tmp/partage-conformance", Destination: &c.workDir, Usage: "directory for the files of --mps; a tmpfs that only this program sees"},
+		&cli.StringFlag{Name: "runtime-endpoint", Destination: &c.runtime, Usage: "socket of the container runtime for --intrusive, such as unix:///run/containerd/containerd.sock; by default it is looked for on the host"},
+		&cli.StringFlag{Name: "image", Destination: &c.image, Usage: "image with cuda-probe that is on the node, for --intrusive; by default that of this container"},
 		&cli.StringFlag{Name: "cuda-probe", Destination: &c.probe, Usage: "program cuda-probe; by default the one beside this program"},
 	}
 }
@@ -41,6 +45,9 @@ func (c *conformanceChanges) validate() error {
 	if c.intrusive && c.gpu == "" {
 		errs = append(errs, errors.New("--intrusive needs --gpu, the UUID of the GPU to change"))
 	}
+	if c.runtime != "" && !filepath.IsAbs(c.socket()) {
+		errs = append(errs, fmt.Errorf("--runtime-endpoint is %q: want unix:// and an absolute path", c.runtime))
+	}
 	// MPS makes sockets in it, whose paths have at most 107 bytes.
 	const most = 50
 	if !filepath.IsAbs(c.workDir) || len(c.workDir) > most {
@@ -48,6 +55,9 @@ func (c *conformanceChanges) validate() error {
 	}
 	return errors.Join(errs...)
 }
+
+// socket is the path of the container runtime's.
+func (c *conformanceChanges) socket() string { return strings.TrimPrefix(c.runtime, "unix://") }
 
 // time is how long the parts may take, beyond what the read-only part may.
 func (c *conformanceChanges) time() time.Duration {
@@ -95,6 +105,7 @@ func (c *conformanceChanges) apply(o *conformance.Options, files []*os.File) err
 	if c.intrusive {
 		o.Parts = append(o.Parts, conformance.Intrusive)
 		o.Limit = max(o.Limit, leastChangeLimit)
+		o.RuntimeSocket, o.Image = c.socket(), c.image
 	}
 	o.GPU, o.WorkDir, o.Probe = c.gpu, filepath.Clean(c.workDir), c.probe
 	return conformance.Enter(o.WorkDir, files...)

@@ -54,6 +54,12 @@ var intrusiveChecks = []Check{
 		Run:        checkPartitionMPS,
 	},
 	{
+		ID:         "intrusive.pod",
+		Assumption: "the container runtime gives a container the device that a CDI spec of the driver names",
+		Code:       "pkg/cdi/cdi.go",
+		Run:        checkPod,
+	},
+	{
 		ID:         "intrusive.as-before",
 		Assumption: "part C leaves the node as it was: part A finds the same",
 		Code:       "pkg/conformance/undo.go",
@@ -212,8 +218,8 @@ func readState(ctx context.Context, hardware *nvml.Client, g *gpu.GPU) (gpuState
 }
 
 // undoOf describes how the GPU is, with a partition that is going to be made.
-func undoOf(g *gpu.GPU, a *partition.Address) undo {
-	return undo{
+func undoOf(g *gpu.GPU, a *partition.Address) *undo {
+	return &undo{
 		PCIAddress: g.PCIAddress, UUID: g.UUID, ComputeMode: gpu.ComputeDefault,
 		MIG: g.MIG != nil && g.MIG.Enabled, Dynamic: g.MIG != nil && g.MIG.Dynamic, Partition: a,
 	}
@@ -221,8 +227,8 @@ func undoOf(g *gpu.GPU, a *partition.Address) undo {
 
 // changing runs do, which changes the GPU, and puts the GPU back. keeping leaves it in the
 // MIG mode that do has set, unless do fails.
-func changing[T any](ctx context.Context, n *Node, question string, a *partition.Address, do func(context.Context, *nvml.Client) (T, error)) (T, error) {
-	return keeping(ctx, n, question, a, func(ctx context.Context, hardware *nvml.Client) (T, error) {
+func changing[T any](ctx context.Context, n *Node, question string, u *undo, do func(context.Context, *nvml.Client) (T, error)) (T, error) {
+	return keeping(ctx, n, question, u, func(ctx context.Context, hardware *nvml.Client) (T, error) {
 		value, err := do(ctx, hardware)
 		if err == nil {
 			err = n.undo(ctx, hardware)
@@ -231,11 +237,9 @@ func changing[T any](ctx context.Context, n *Node, question string, a *partition
 	})
 }
 
-func keeping[T any](ctx context.Context, n *Node, question string, a *partition.Address, do func(context.Context, *nvml.Client) (T, error)) (T, error) {
-	g := n.subject.gpu
+func keeping[T any](ctx context.Context, n *Node, question string, u *undo, do func(context.Context, *nvml.Client) (T, error)) (T, error) {
 	return onGPU(ctx, n, question, func(ctx context.Context, hardware *nvml.Client) (T, error) {
-		file := n.undoFile()
-		if err := file.write(undoOf(g, a)); err != nil {
+		if err := n.undoFile().write(u); err != nil {
 			var none T
 			return none, err
 		}
@@ -256,7 +260,7 @@ func checkExclusive(ctx context.Context, n *Node) []Finding {
 	case g.MIG != nil && g.MIG.Enabled:
 		return []Finding{Cannot(g.PCIAddress, expected, "the GPU is in MIG mode and has no compute mode")}
 	}
-	got, err := changing(ctx, n, "two processes in compute mode EXCLUSIVE_PROCESS", nil, func(ctx context.Context, hardware *nvml.Client) (string, error) {
+	got, err := changing(ctx, n, "two processes in compute mode EXCLUSIVE_PROCESS", undoOf(g, nil), func(ctx context.Context, hardware *nvml.Client) (string, error) {
 		if err := hardware.SetComputeMode(ctx, g.PCIAddress, g.UUID, gpu.ComputeExclusiveProcess); err != nil {
 			return "", err
 		}

@@ -43,7 +43,7 @@ func checkMIGSwitch(ctx context.Context, n *Node) []Finding {
 	if !g.MIG.Dynamic {
 		return []Finding{Cannot(g.PCIAddress, expected, "changing it needs a reset of the GPU")}
 	}
-	took, err := keeping(ctx, n, "MIG mode on", nil, func(ctx context.Context, hardware *nvml.Client) (time.Duration, error) {
+	took, err := keeping(ctx, n, "MIG mode on", undoOf(g, nil), func(ctx context.Context, hardware *nvml.Client) (time.Duration, error) {
 		began := time.Now()
 		err := hardware.SetMIGMode(ctx, g.PCIAddress, true)
 		return time.Since(began), err
@@ -82,7 +82,7 @@ func (n *Node) checkProfile(ctx context.Context, g *gpu.GPU, p gpu.Profile, expe
 	for _, placement := range p.Placements {
 		at := partition.Address{PCIAddress: g.PCIAddress, ProfileID: p.ID, Placement: placement}
 		question := fmt.Sprintf("create and destroy %s at %d:%d", p.Name, placement.Start, placement.Size)
-		took, err := keeping(ctx, n, question, &at, func(ctx context.Context, hardware *nvml.Client) (created, error) {
+		took, err := keeping(ctx, n, question, undoOf(g, &at), func(ctx context.Context, hardware *nvml.Client) (created, error) {
 			return makePartition(ctx, n.partitions(hardware), g, at)
 		})
 		if err == nil && !strings.HasPrefix(took.UUID, "MIG-") {
@@ -131,17 +131,22 @@ const sliceLimit = 2048
 
 const impossible = "not supported"
 
+// smallestPartition returns the smallest profile of the GPU and the first place for it.
+func smallestPartition(g *gpu.GPU) (gpu.Profile, partition.Address) {
+	smallest := slices.MinFunc(g.MIG.Profiles, func(a, b gpu.Profile) int {
+		return cmp.Or(cmp.Compare(a.Slices, b.Slices), cmp.Compare(a.Resources.MemoryBytes, b.Resources.MemoryBytes), cmp.Compare(a.ID, b.ID))
+	})
+	return smallest, partition.Address{PCIAddress: g.PCIAddress, ProfileID: smallest.ID, Placement: smallest.Placements[0]}
+}
+
 func checkPartitionMPS(ctx context.Context, n *Node) []Finding {
 	const expected = "a client goes on; EXCLUSIVE_PROCESS is not supported"
 	if why := n.partitionable(); why != "" {
 		return []Finding{Cannot(n.GPU, expected, "%s", why)}
 	}
 	g := n.subject.gpu
-	smallest := slices.MinFunc(g.MIG.Profiles, func(a, b gpu.Profile) int {
-		return cmp.Or(cmp.Compare(a.Slices, b.Slices), cmp.Compare(a.Resources.MemoryBytes, b.Resources.MemoryBytes), cmp.Compare(a.ID, b.ID))
-	})
-	at := partition.Address{PCIAddress: g.PCIAddress, ProfileID: smallest.ID, Placement: smallest.Placements[0]}
-	got, err := changing(ctx, n, "MPS on "+smallest.Name, &at, func(ctx context.Context, hardware *nvml.Client) (sliceMPS, error) {
+	smallest, at := smallestPartition(g)
+	got, err := changing(ctx, n, "MPS on "+smallest.Name, undoOf(g, &at), func(ctx context.Context, hardware *nvml.Client) (sliceMPS, error) {
 		live, err := n.partitions(hardware).Ensure(ctx, at, partition.ExpectNothing, g.MIG.Dynamic)
 		if err != nil {
 			return sliceMPS{}, err

@@ -43,6 +43,12 @@ type Options struct {
 	// DataDir is the driver's, with its socket, its records of claims and its locks of GPUs.
 	// Intrusive keeps in it how the GPU was.
 	DataDir string
+	// RuntimeSocket is that of the container runtime; by default it is looked for. Image has
+	// cuda-probe at the path of Probe and is on the node; by default it is that of this
+	// container, by its ID or PodUID.
+	RuntimeSocket, Image, PodUID string
+	// Hook installs the hook that CDI specs name, and returns its path on the host.
+	Hook func() (string, error)
 	// Transcript, if there is one, is written line by line.
 	Transcript io.Writer
 }

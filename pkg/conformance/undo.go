@@ -32,6 +32,8 @@ type undo struct {
 	Dynamic bool `json:"dynamic"`
 	// Partition is where one is or was made.
 	Partition *partition.Address `json:"partition,omitempty"`
+	// Pod is what may run with the device.
+	Pod *podLeft `json:"pod,omitempty"`
 }
 
 // undoFile is where an undo is kept.
@@ -52,7 +54,7 @@ func (f undoFile) read() (*undo, error) {
 	return &u, nil
 }
 
-func (f undoFile) write(u undo) error {
+func (f undoFile) write(u *undo) error {
 	data, err := json.Marshal(u)
 	if err != nil {
 		return err
@@ -77,9 +79,22 @@ func (n *Node) undoFile() undoFile {
 	return undoFile(filepath.Join(n.DataDir, "conformance", "undo.json"))
 }
 
-// undo puts a GPU back that this run, or an earlier one, has changed.
+// undo puts a GPU back that this run, or an earlier one, has changed, and forgets that it has
+// to.
 func (n *Node) undo(ctx context.Context, hardware *nvml.Client) error {
-	return n.undoFile().apply(ctx, hardware, n.partitions(hardware))
+	u, err := n.undoFile().read()
+	if u == nil || err != nil {
+		return err
+	}
+	if u.Pod != nil {
+		if err := n.removePod(ctx, u.Pod); err != nil {
+			return fmt.Errorf("remove the pod with a device of GPU %s (%s): %w", u.PCIAddress, n.undoFile(), err)
+		}
+	}
+	if err := u.apply(ctx, hardware, n.partitions(hardware)); err != nil {
+		return fmt.Errorf("undo what was done to GPU %s (%s): %w", u.PCIAddress, n.undoFile(), err)
+	}
+	return n.undoFile().remove()
 }
 
 // undoEarlier is undo for what an earlier run has left. Since then the GPU may have been
@@ -107,18 +122,7 @@ func (u *undo) check(gpus []gpu.GPU) error {
 	return nil
 }
 
-// apply puts the GPU back, and forgets that it has to.
-func (f undoFile) apply(ctx context.Context, hardware *nvml.Client, partitions *partition.Lifecycle) error {
-	u, err := f.read()
-	if u == nil || err != nil {
-		return err
-	}
-	if err := u.apply(ctx, hardware, partitions); err != nil {
-		return fmt.Errorf("undo what was done to GPU %s (%s): %w", u.PCIAddress, f, err)
-	}
-	return f.remove()
-}
-
+// apply puts the GPU back.
 func (u *undo) apply(ctx context.Context, hardware *nvml.Client, partitions *partition.Lifecycle) error {
 	if u.Partition != nil {
 		if err := partitions.Destroy(ctx, *u.Partition, "", u.Dynamic && !u.MIG); err != nil {
