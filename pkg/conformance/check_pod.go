@@ -136,7 +136,7 @@ func checkPod(ctx context.Context, n *Node) []Finding {
 	}
 	want = plainUUID(got.UUID)
 	right := len(got.Devices) == 1 && got.Devices[0] == want && got.Outcome == goesOn
-	observed := fmt.Sprintf("%s: %d devices, the program %s", runtime.Version, len(got.Devices), got.Outcome)
+	observed := fmt.Sprintf("%s: %d device(s), the program %s", runtime.Version, len(got.Devices), got.Outcome)
 	if len(got.Devices) > 0 && got.Devices[0] != want {
 		observed += fmt.Sprintf("; it sees %s, the device is %s", strings.Join(got.Devices, ", "), want)
 	}

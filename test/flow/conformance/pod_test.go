@@ -92,7 +92,7 @@ func TestIntrusivePod(t *testing.T) {
 		t.Fatalf("exit code %d: %s", code, stderr)
 	}
 	live := part(t, out, "intrusive.")
-	if got, want := live.find(t, "intrusive.pod", "1g.10gb"), "fakecri 1.0: 1 devices, the program goes on"; got.Verdict != "holds" || got.Observed != want {
+	if got, want := live.find(t, "intrusive.pod", "1g.10gb"), "fakecri 1.0: 1 device(s), the program goes on"; got.Verdict != "holds" || got.Observed != want {
 		t.Errorf("got %+v, want %q", got, want)
 	}
 	if r.Made() != 3 {
@@ -122,7 +122,7 @@ func TestIntrusivePodDiffers(t *testing.T) {
 		},
 		"no devices": {
 			&fakecri.Runtime{Program: says(`{"event":"failed","call":"cuInit","result":"CUDA_ERROR_NO_DEVICE"}`+"\n", 1)},
-			"0 devices, the program gets CUDA_ERROR_NO_DEVICE",
+			"0 device(s), the program gets CUDA_ERROR_NO_DEVICE",
 		},
 		"no program":              {&fakecri.Runtime{Program: says("exec: no such file\n", 127)}, "ends without saying how"},
 		"never left to its end":   {&fakecri.Runtime{Program: says("", 0), Ended: 1 << 20}, "ended by somebody else"},
