@@ -71,6 +71,9 @@ func (n *Node) findRuntime(ctx context.Context) (containerRuntime, error) {
 
 func (n *Node) runtimeSocket() (string, error) {
 	if n.RuntimeSocket != "" {
+		if _, err := os.Stat(n.RuntimeSocket); err != nil {
+			return "", fmt.Errorf("the container runtime of --runtime-endpoint: %w", err)
+		}
 		return n.RuntimeSocket, nil
 	}
 	for _, path := range runtimeSockets {
@@ -118,7 +121,6 @@ func checkPod(ctx context.Context, n *Node) []Finding {
 		subject, u = smallest.Name, undoOf(g, &at)
 	}
 	u.Pod = &podLeft{Socket: runtime.Socket, CDIDir: n.CDIDir}
-	var want string
 	type answer struct {
 		UUID string `json:"uuid"`
 		inPod
@@ -134,7 +136,7 @@ func checkPod(ctx context.Context, n *Node) []Finding {
 	if err != nil {
 		return []Finding{Failed(subject, expected, err).Because("pods with claims for such devices do not start")}
 	}
-	want = plainUUID(got.UUID)
+	want := plainUUID(got.UUID)
 	right := len(got.Devices) == 1 && got.Devices[0] == want && got.Outcome == goesOn
 	observed := fmt.Sprintf("%s: %d device(s), the program %s", runtime.Version, len(got.Devices), got.Outcome)
 	if len(got.Devices) > 0 && got.Devices[0] != want {

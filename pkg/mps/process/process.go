@@ -42,7 +42,11 @@ func Start(cmd *exec.Cmd) (*Process, error) {
 	}
 	go func() {
 		defer close(p.done)
-		_ = cmd.Wait()
+		if err := cmd.Wait(); cmd.ProcessState == nil {
+			// Reap was first.
+			p.how = fmt.Sprintf("how it ended is not known: %v", err)
+			return
+		}
 		p.how = cmd.ProcessState.String()
 		if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok {
 			p.exit = Exit{Known: true, Status: status}
