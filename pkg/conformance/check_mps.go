@@ -178,8 +178,8 @@ func (n *Node) chooseGPU(ctx context.Context) usable {
 
 // unreserved keeps claims off a GPU, unless that cannot be used; then it returns why.
 func (n *Node) unreserved(ctx context.Context, g *gpu.GPU) string {
-	_, err := Ask(ctx, n, File, "lock GPU "+g.PCIAddress+" against claims", func(context.Context) (bool, error) {
-		return true, n.reserved.tryTake(n.DataDir, g.PCIAddress)
+	_, err := Ask(ctx, n, File, "lock GPU "+g.PCIAddress+" against claims", func(ctx context.Context) (bool, error) {
+		return true, n.reserved.take(ctx, n.DataDir, g.PCIAddress)
 	})
 	if err != nil {
 		return fmt.Sprintf("cannot be kept from claims: %v", err)

@@ -5,22 +5,18 @@ package conformance
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/partage-dev/partage/pkg/claim/journal"
 	"github.com/partage-dev/partage/pkg/claim/lock"
 )
 
-// lockLimit is how long part C waits for the end of what the driver does to a GPU.
-const lockLimit = 10 * time.Second
-
-// errBusy says that the driver is working on a GPU.
-var errBusy = errors.New("the driver is working on it")
+// lockLimit is how long to wait for the end of what the driver does to a GPU: it looks at each
+// every now and then, and prepares claims.
+const lockLimit = defaultLimit / 2
 
 // reservations are the driver's locks of GPUs that this process has: while it has one, the
 // driver prepares no claim on that GPU. A question that was left behind may still take one.
@@ -41,23 +37,6 @@ func (r *reservations) in(dataDir string) (*lock.Locks, error) {
 	var err error
 	r.locks, err = lock.New(filepath.Join(dataDir, "locks"))
 	return r.locks, err
-}
-
-// tryTake takes the lock of a GPU unless the driver has it.
-func (r *reservations) tryTake(dataDir, pciAddress string) error {
-	locks, err := r.in(dataDir)
-	if err != nil || r.has(pciAddress) {
-		return err
-	}
-	release, err := locks.TryGPU(pciAddress)
-	if err != nil {
-		return err
-	}
-	if release == nil {
-		return errBusy
-	}
-	r.keep(pciAddress, release)
-	return nil
 }
 
 // take waits for the locks of GPUs.
