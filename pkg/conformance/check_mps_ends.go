@@ -267,7 +267,7 @@ func checkMPSQuit(ctx context.Context, n *Node) []Finding {
 		return f
 	}
 	g := n.labGPU(ctx).gpu
-	before, memoryErr := n.memoryInUse(ctx, g, "before the end of MPS")
+	before, memoryErr := n.serverMemory(ctx, g)
 	how, err := inLab(ctx, n, Daemon, "quit -t 1", func(ctx context.Context, l *lab) (string, error) { return l.quit(ctx) })
 	if err != nil {
 		return []Finding{Failed("", expected, err)}

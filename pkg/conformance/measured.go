@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/wait"
 )
 
 // measurements are what parts B and C have measured of a product, beside what part A reads.
@@ -55,6 +56,20 @@ func (m *measurements) server(with, after *uint64) {
 	m.mps.ServerMiB = &took
 }
 
+// serverMemory is what is in use while there is an MPS server without clients.
+func (n *Node) serverMemory(ctx context.Context, g *gpu.GPU) (*uint64, error) {
+	_, err := inLab(ctx, n, Daemon, "end of the last client", func(ctx context.Context, l *lab) (bool, error) {
+		return true, wait.Until(ctx, func() (bool, error) {
+			clients, err := l.command(ctx, "get_client_list "+serverWord)
+			return clients == "", err
+		})
+	})
+	if err != nil {
+		return nil, err
+	}
+	return n.memoryInUse(ctx, g, "before the end of MPS")
+}
+
 // memoryInUse is what programs have of the GPU's memory, in bytes; nil where NVML does not
 // tell.
 func (n *Node) memoryInUse(ctx context.Context, g *gpu.GPU, when string) (*uint64, error) {
@@ -77,6 +92,9 @@ type callLatency struct {
 	Base     time.Duration
 }
 
+// endOfSession comes after all that is written.
+const endOfSession = "nvmlShutdown"
+
 // of returns the latencies of the calls that succeeded on some GPUs, or on the node: how long
 // half of them took at most. Calls that take no time to speak of are left out.
 func (c *calls) of(gpus []string) []callLatency {
@@ -84,7 +102,7 @@ func (c *calls) of(gpus []string) []callLatency {
 	defer c.mu.Unlock()
 	took := map[string][]time.Duration{}
 	for _, c := range c.all {
-		if c.Err == nil && (c.PCIAddress == "" || slices.Contains(gpus, c.PCIAddress)) {
+		if c.Err == nil && c.Function != endOfSession && (c.PCIAddress == "" || slices.Contains(gpus, c.PCIAddress)) {
 			took[c.Function] = append(took[c.Function], c.Took)
 		}
 	}

@@ -35,7 +35,7 @@ func TestCataloguePatch(t *testing.T) {
 	})
 	dir := t.TempDir()
 	transcript, live, replayed := filepath.Join(dir, "transcript"), filepath.Join(dir, "live"), filepath.Join(dir, "replayed")
-	if _, code, stderr := run(t, n, "--mps", "--intrusive", "--gpu="+n.Machine(t).GPUs[0].UUID, "--transcript="+transcript, "--catalogue-patch="+live); code > 1 {
+	if _, code, stderr := run(t, n, "--mps", "--intrusive", "--limit=5m", "--gpu="+n.Machine(t).GPUs[0].UUID, "--transcript="+transcript, "--catalogue-patch="+live); code > 1 {
 		t.Fatalf("exit code %d: %s", code, stderr)
 	}
 	if _, code, stderr := run(t, n, "--replay="+transcript, "--catalogue-patch="+replayed); code > 1 {
