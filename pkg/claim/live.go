@@ -145,7 +145,8 @@ func (d *LiveDevice) describe(inventory *device.Inventory) {
 	if !found {
 		return
 	}
-	d.GPU, d.Resources = known.GPU.UUID, known.GPU.Resources
+	// The record does not tell an observer from a GPU.
+	d.Kind, d.GPU, d.Resources = known.Kind, known.GPU.UUID, known.GPU.Resources
 	if known.Partition != nil {
 		d.Resources = known.Partition.Profile.Resources
 	}
