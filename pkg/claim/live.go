@@ -106,6 +106,9 @@ func (m *Manager) LiveDevices(uid types.UID) ([]LiveDevice, error) {
 	return m.live(r, m.inventory.Load()).Devices, nil
 }
 
+// Recorded lists the claims that have a record, whatever its state, also of an earlier boot.
+func (m *Manager) Recorded() ([]types.UID, error) { return m.store.UIDs() }
+
 // Changed returns a channel that is closed when this process next changes what claims have.
 func (m *Manager) Changed() <-chan struct{} { return m.store.Changed() }
 
