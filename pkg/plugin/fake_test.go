@@ -550,3 +550,30 @@ func (r *rig) claim(name string) *drapb.Claim {
 	})
 	return &drapb.Claim{Namespace: stored.Namespace, Name: stored.Name, Uid: string(stored.UID)}
 }
+
+func objectMeta(name string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("uid-" + name)}
+}
+
+// prepared prepares a claim and returns its CDI ids.
+func (r *rig) prepared(t *testing.T, client drapb.DRAPluginClient, c *drapb.Claim) []string {
+	t.Helper()
+	answer, err := client.NodePrepareResources(t.Context(), &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{c}})
+	if err != nil || answer.GetClaims()[c.GetUid()].GetError() != "" {
+		t.Fatal(err, answer)
+	}
+	var ids []string
+	for _, d := range answer.GetClaims()[c.GetUid()].GetDevices() {
+		ids = append(ids, d.GetCdiDeviceIds()...)
+	}
+	return ids
+}
+
+// unprepared unprepares a claim.
+func (r *rig) unprepared(t *testing.T, client drapb.DRAPluginClient, c *drapb.Claim) {
+	t.Helper()
+	answer, err := client.NodeUnprepareResources(t.Context(), &drapb.NodeUnprepareResourcesRequest{Claims: []*drapb.Claim{c}})
+	if err != nil || answer.GetClaims()[c.GetUid()].GetError() != "" {
+		t.Fatal(err, answer)
+	}
+}

@@ -43,7 +43,9 @@ func (r *rig) metadata(claim, request string) string {
 	return filepath.Join(r.DataDir, "dra-device-metadata", "team_"+claim, request, "metadata.json")
 }
 
-func specName(uid, request string) string { return fmt.Sprintf("%s_metadata_%s_%s.json", driver, uid, request) }
+func specName(uid, request string) string {
+	return fmt.Sprintf("%s_metadata_%s_%s.json", driver, uid, request)
+}
 
 // prepare does what the helper does for a claim.
 func (r *rig) prepare(claim, uid string, requests ...string) {
