@@ -44,7 +44,7 @@ type config struct {
 
 	claimCheckInterval time.Duration
 
-	deviceMetadata bool
+	claimStatus, deviceMetadata bool
 
 	process command.Process
 
@@ -55,7 +55,7 @@ const (
 	categoryCluster = "Cluster"
 	categoryPaths   = "Paths on the node"
 	categorySharing = "Sharing"
-	categoryPods    = "Pods"
+	categoryPods    = "Claims and pods"
 	categoryTimes   = "Times"
 	categoryProcess = "Process"
 )
@@ -106,6 +106,8 @@ func (c *config) flags() []cli.Flag {
 			"library on the host that is loaded into containers with time-slice shares to limit their memory and multiprocessors; empty: no limits"),
 		command.SELinux(categorySharing, &c.seLinux),
 
+		command.Bool(categoryPods, "claim-status", true, &c.claimStatus,
+			"write into the status of claims which GPU or MIG device they have, with what limits, and whether it is ready"),
 		command.Bool(categoryPods, "device-metadata", true, &c.deviceMetadata,
 			"mount a file into containers from which programs can read about their devices, below /var/run/kubernetes.io/dra-device-attributes"),
 

@@ -172,7 +172,7 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 		PollInterval:      c.pollInterval,
 		ReconcileInterval: c.reconcileInterval,
 		PodUID:            types.UID(c.podUID),
-		StatusClient:      clients.status,
+		StatusClient:      c.statusClient(clients),
 		DeviceMetadata:    c.deviceMetadata,
 		CDIDir:            c.cdiRoot,
 		FileContext:       fileContext,
@@ -184,6 +184,14 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 		return err
 	}
 	return p.Run(ctx)
+}
+
+// statusClient is nil where the status of claims is not to be written.
+func (c *config) statusClient(clients *kubeClients) kubernetes.Interface {
+	if !c.claimStatus {
+		return nil
+	}
+	return clients.status
 }
 
 // dataDir is the plugin's folder among those of the kubelet's plugins.
