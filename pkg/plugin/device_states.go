@@ -203,8 +203,16 @@ var severity = map[kubeletplugin.HealthStatus]int{
 	kubeletplugin.HealthStatusHealthy: 0, kubeletplugin.HealthStatusUnknown: 1, kubeletplugin.HealthStatusUnhealthy: 2,
 }
 
-// fromConditions are the findings that concern the users of a device. Of a GPU that does not
+// healthOf says what a condition means for a device that a claim has. Of a GPU that does not
 // answer nothing is known.
+func healthOf(c device.Condition) kubeletplugin.HealthStatus {
+	if c.Reason == device.Unresponsive {
+		return kubeletplugin.HealthStatusUnknown
+	}
+	return kubeletplugin.HealthStatusUnhealthy
+}
+
+// fromConditions are the findings that concern the users of a device.
 func fromConditions(conditions []device.Condition, which func(device.Condition) bool) []verdict {
 	var findings []verdict
 	for _, c := range conditions {
@@ -212,11 +220,7 @@ func fromConditions(conditions []device.Condition, which func(device.Condition) 
 			continue
 		}
 		text := usersText(c)
-		one := verdict{health: kubeletplugin.HealthStatusUnhealthy, reason: eventReason(c.Reason), message: strings.ToUpper(text[:1]) + text[1:]}
-		if c.Reason == device.Unresponsive {
-			one.health = kubeletplugin.HealthStatusUnknown
-		}
-		findings = append(findings, one)
+		findings = append(findings, verdict{health: healthOf(c), reason: eventReason(c.Reason), message: strings.ToUpper(text[:1]) + text[1:]})
 	}
 	return findings
 }
