@@ -239,3 +239,46 @@ func age(t *testing.T, pattern string) {
 		}
 	}
 }
+
+// TestClaimStatusOfShares: each claim's status has its own share, with its limits and those of
+// the hardware, and the loss of the server that they have in common.
+func TestClaimStatusOfShares(t *testing.T) {
+	t.Parallel()
+	n := harness.NewNode(t, "h100x1")
+	n.StartSupervisor(t)
+	p := n.Start(t, claimStatusOn, deviceMetadataOn, "--poll-interval=100ms", "--reconcile-interval=100ms")
+	p.Ready(t)
+	gpu := n.Machine(t).GPUs[0]
+	var claims []*drapb.Claim
+	for _, percent := range []int{10, 25} {
+		claim := n.Allocate(t, []harness.Device{{GPU: 0, Kind: harness.MPS, Memory: 3 << 30, Percent: percent}})
+		ids := p.MustPrepare(t, claim)
+		claims = append(claims, claim)
+		want := &api.LimitsStatus{MemoryBytes: 3 << 30, SMPercent: percent, Multiprocessors: map[int]int{10: 12, 25: 32}[percent], EffectiveSMPercent: map[int]int{10: 9, 25: 24}[percent]}
+		got := untilStatus(t, n, p, claim, "ready", func(e []statusEntry) bool { return len(e) == 1 && e[0].Ready == "True/Ready" })[0]
+		if diff := cmp.Diff(want, got.Limits); diff != "" || got.UUID != gpu.UUID || got.Type != "mps" || got.MPS == nil {
+			t.Errorf("%d%%: %+v (-want +got):\n%s", percent, got, diff)
+		}
+		stored := n.API.Claim(claim.GetNamespace(), claim.GetName())
+		if share := stored.Status.Devices[0].ShareID; share == nil || *share != string(*stored.Status.Allocation.Devices.Results[0].ShareID) {
+			t.Errorf("%d%%: share %v", percent, share)
+		}
+		path := metadata.ResourceClaimFilePath(harness.DriverName, claim.GetName(), "r0")
+		d := readMetadata(t, n.Container(t, ids...), path).Requests[0].Devices[0]
+		if m := d.Attributes["multiprocessors"].IntValue; m == nil || *m != int64(want.Multiprocessors) {
+			t.Errorf("%d%%: metadata %+v", percent, d.Attributes)
+		}
+	}
+	if err := n.KillMPS(); err != nil {
+		t.Fatal(err)
+	}
+	for _, claim := range claims {
+		untilStatus(t, n, p, claim, "a lost server", func(e []statusEntry) bool {
+			return len(e) == 1 && e[0].Ready == "True/Ready" && e[0].MPS != nil && e[0].MPS.ServersLost > 0
+		})
+	}
+	p.MustUnprepare(t, claims...)
+	for _, claim := range claims {
+		untilStatus(t, n, p, claim, "nothing", func(e []statusEntry) bool { return len(e) == 0 })
+	}
+}
