@@ -43,7 +43,7 @@ pkg/policy, and publish nothing new.
 {{- end -}}
 {{- range $list, $key := dict "xids" "xid" "conditions" "condition" -}}
 {{- $seen := dict -}}
-{{- range $n, $entry := get $ $list -}}
+{{- range $n, $entry := index $ $list -}}
 {{- $value := get $entry $key | toString -}}
 {{- if hasKey $seen $value -}}
 {{- fail (printf "sharingPolicy.health.%s[%d].%s is %s, as of another entry; want each once" $list $n $key $value) -}}
