@@ -1,0 +1,164 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package health
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/gpu"
+)
+
+// reading is what was read of a GPU.
+type reading struct {
+	// Began and Ended are when. What was read is proof of nothing that happened after Began.
+	Began, Ended time.Time
+	Health       gpu.Health
+	// Err says that parts of Health, or all, could not be read.
+	Err error
+	// Unmonitored is why the events of the GPU are not received, or nil.
+	Unmonitored error
+}
+
+// read takes a reading.
+func (j *judge) read(pciAddress string, now reading) {
+	r := j.gpus[pciAddress]
+	if r == nil || errors.Is(now.Err, gpu.ErrDriverNotLoaded) || errors.Is(now.Err, gpu.ErrVersionMismatch) {
+		// Without a driver there is nothing to say of a single GPU.
+		return
+	}
+	found := faultsOf(now)
+	absent := slices.ContainsFunc(found, func(f *fault) bool { return f.Reason == device.Lost || f.Reason == device.ResetRequired })
+	complete := now.Err == nil
+	if complete && (r.Absent || r.recovered(now.Health) || less(now.Health.UncorrectedECC, r.Uncorrected)) {
+		j.reset(r, now.Began)
+	}
+	if more := now.Health.UncorrectedECC; more != nil && r.Uncorrected != nil && *more > *r.Uncorrected && !r.has(device.UncorrectedECC) {
+		found = append(found, &fault{
+			Reason: device.UncorrectedECC, Ending: whenQuiet, Detail: "memory had an error that ECC could not correct",
+		})
+	}
+	found = j.lasting(r, found, now.Ended)
+	for _, f := range found {
+		j.see(r, f, now.Ended)
+	}
+	if complete || absent {
+		j.clear(r, found, now)
+	}
+	r.keep(now, absent, complete)
+}
+
+// clear notes which faults a reading proves to be gone.
+func (j *judge) clear(r *record, found []*fault, now reading) {
+	for _, f := range r.Faults {
+		still := slices.ContainsFunc(found, func(is *fault) bool { return is.identity() == f.identity() })
+		if f.Ending == whenRead && !still && f.Last.Before(now.Began) && f.Gone.IsZero() && (now.Err == nil || isFailure(f.Reason)) {
+			f.Gone, j.touched = now.Began, true
+		}
+	}
+}
+
+// keep remembers what the next reading is compared with.
+func (r *record) keep(now reading, absent, complete bool) {
+	switch {
+	case absent:
+		r.Absent, r.Content = true, time.Time{}
+	case complete:
+		r.Absent = false
+		switch {
+		case now.Health.RecoveryAction != gpu.RecoveryNone:
+			r.Content = time.Time{}
+		case r.Content.IsZero():
+			r.Content = now.Ended
+		}
+		r.Wants = now.Health.RecoveryAction
+	}
+	if now.Health.UncorrectedECC != nil {
+		r.Uncorrected = now.Health.UncorrectedECC
+	}
+}
+
+// recovered reports whether what the driver wanted to be done was done.
+func (r *record) recovered(now gpu.Health) bool {
+	wanted := r.Wants != "" && r.Wants != gpu.RecoveryNone
+	return wanted && now.RecoveryAction == gpu.RecoveryNone
+}
+
+func (r *record) has(reason device.Reason) bool {
+	return slices.ContainsFunc(r.Faults, func(f *fault) bool { return f.Reason == reason && f.Gone.IsZero() })
+}
+
+func less(now, before *uint64) bool { return now != nil && before != nil && *now < *before }
+
+// isFailure reports whether a reason is about the GPU's not answering. A GPU that answers in
+// another way has none of the others.
+func isFailure(reason device.Reason) bool {
+	return reason == device.Lost || reason == device.ResetRequired || reason == device.Unresponsive
+}
+
+// lasting leaves out what has not lasted long enough.
+func (j *judge) lasting(r *record, found []*fault, now time.Time) []*fault {
+	throttled := func(f *fault) bool { return f.Reason == device.Throttled }
+	if !slices.ContainsFunc(found, throttled) {
+		delete(r.begun, device.Throttled)
+		return found
+	}
+	if r.begun == nil {
+		r.begun = map[device.Reason]time.Time{}
+	}
+	if _, begun := r.begun[device.Throttled]; !begun {
+		r.begun[device.Throttled] = now
+	}
+	if now.Sub(r.begun[device.Throttled]) < patience && !r.has(device.Throttled) {
+		return slices.DeleteFunc(found, throttled)
+	}
+	return found
+}
+
+// faultsOf says what a reading has.
+func faultsOf(now reading) []*fault {
+	var found []*fault
+	add := func(on bool, reason device.Reason, value, detail string) {
+		if on {
+			found = append(found, &fault{Reason: reason, Value: value, Ending: whenRead, Detail: detail})
+		}
+	}
+	if now.Err != nil {
+		text := now.Err.Error()
+		lost := errors.Is(now.Err, gpu.ErrLost) || errors.Is(now.Err, gpu.ErrNotFound)
+		resetRequired := errors.Is(now.Err, gpu.ErrResetRequired)
+		add(lost, device.Lost, "", text)
+		add(resetRequired && !lost, device.ResetRequired, "", text)
+		add(errors.Is(now.Err, gpu.ErrHung) && !lost && !resetRequired, device.Unresponsive, "", text)
+		if len(found) > 0 {
+			return found
+		}
+	}
+	h := now.Health
+	action := h.RecoveryAction
+	add(action != "" && action != gpu.RecoveryNone, device.RecoveryRequired, labelValue(string(action)),
+		fmt.Sprintf("the driver wants this to be done: %s", action))
+	if rows := h.RemappedRows; rows != nil {
+		add(rows.Failed, device.RowRemapFailed, "", "a broken row of memory could not be replaced")
+		add(rows.Pending && !rows.Failed, device.RowRemapPending, "", "broken rows of memory will be replaced at the next reset")
+	}
+	add(h.Unrepairable, device.MemoryUnrepairable, "", "memory is broken and cannot be repaired")
+	add(h.FabricUnhealthy != "", device.FabricUnhealthy, "", "the connection to the NVLink fabric is not in order: "+h.FabricUnhealthy)
+	var why []string
+	for _, t := range h.Throttling {
+		why = append(why, string(t))
+	}
+	add(len(why) > 0, device.Throttled, "", "its clocks are lowered: "+strings.Join(why, ", "))
+	if now.Unmonitored != nil && !errors.Is(now.Unmonitored, gpu.ErrLost) && !errors.Is(now.Unmonitored, gpu.ErrResetRequired) {
+		add(true, device.Unmonitored, "", "its errors are not reported: "+now.Unmonitored.Error())
+	}
+	return found
+}
+
+// labelValue makes "drain-and-reset" of "Drain and Reset".
+func labelValue(text string) string { return strings.ToLower(strings.ReplaceAll(text, " ", "-")) }
