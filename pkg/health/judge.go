@@ -21,6 +21,8 @@ const (
 	longestHold = 24 * time.Hour
 	// remember is for how long an earlier failure counts.
 	remember = 7 * 24 * time.Hour
+	// writeEvery is how often it is written down that a fault lasts.
+	writeEvery = time.Minute
 	// patience is for how long something must last that comes and goes in normal operation.
 	patience = time.Minute
 )
@@ -68,6 +70,9 @@ type fault struct {
 	Last  time.Time `json:"last"`
 	// Gone is since when it is proved that it is over. It is then held back.
 	Gone time.Time `json:"gone,omitzero"`
+
+	// written is the Last that was asked to be written down.
+	written time.Time
 }
 
 func (f *fault) identity() identity {
@@ -101,8 +106,10 @@ type record struct {
 	// Uncorrected counts memory errors as of the last reading. A reset sets it to 0.
 	Uncorrected *uint64 `json:"uncorrected,omitempty"`
 
-	// begun is since when what needs patience has lasted.
-	begun map[device.Reason]time.Time
+	// answered says that this process has had a reading, and throttled since when clocks
+	// have been lowered.
+	answered  bool
+	throttled time.Time
 }
 
 // judge decides what is wrong. It is for one goroutine at a time.
@@ -146,33 +153,41 @@ func (j *judge) event(e gpu.Event, at *Place, h *policy.Health) (xid XID) {
 			Detail: "XID " + number + " (" + xid.Name + ")",
 		}, e.Time)
 	case gpu.EventUncorrectedECC:
-		j.see(r, &fault{
-			Reason: device.UncorrectedECC, Partition: at, Ending: whenQuiet, Detail: "memory had an error that ECC could not correct",
-		}, e.Time)
+		j.see(r, uncorrected(at), e.Time)
 	case gpu.EventLost:
 		j.see(r, &fault{Reason: device.Lost, Ending: whenRead, Detail: "the driver reports that it is lost"}, e.Time)
+	case gpu.EventReset:
+		j.reset(r, e.Time)
 	}
 	return xid
 }
 
+func uncorrected(at *Place) *fault {
+	return &fault{
+		Reason: device.UncorrectedECC, Partition: at, Ending: whenQuiet, Detail: "memory had an error that ECC could not correct",
+	}
+}
+
 // see notes that something is wrong. What is known already lasts longer.
 func (j *judge) see(r *record, found *fault, at time.Time) {
-	j.touched = true
 	known := slices.IndexFunc(r.Faults, func(f *fault) bool { return f.identity() == found.identity() })
 	if known < 0 {
-		found.First, found.Last = at, at
+		found.First, found.Last, found.written = at, at, at
 		r.Faults = append(r.Faults, found)
-		j.changed = true
+		j.changed, j.touched = true, true
 		return
 	}
 	f := r.Faults[known]
 	if !f.Gone.IsZero() {
 		// It did not stay away while it was held back.
 		j.count(r, f, at)
-		j.changed = true
+		j.changed, j.touched = true, true
 	}
 	if at.After(f.Last) {
 		f.Last = at
+	}
+	if f.Last.Sub(f.written) >= writeEvery {
+		f.written, j.touched = f.Last, true
 	}
 	f.Gone, f.Detail = time.Time{}, found.Detail
 	if f.Value != found.Value {

@@ -28,33 +28,36 @@ type reading struct {
 // read takes a reading.
 func (j *judge) read(pciAddress string, now reading) {
 	r := j.gpus[pciAddress]
-	if r == nil || errors.Is(now.Err, gpu.ErrDriverNotLoaded) || errors.Is(now.Err, gpu.ErrVersionMismatch) {
-		// Without a driver there is nothing to say of a single GPU.
+	if r == nil {
+		return
+	}
+	if errors.Is(now.Err, gpu.ErrDriverNotLoaded) || errors.Is(now.Err, gpu.ErrVersionMismatch) {
+		// That is nothing to say of a single GPU. When it is loaded again, the driver starts
+		// all of them anew; that this mends what a reset does is assumed.
+		r.Absent = r.Absent || r.answered
 		return
 	}
 	found := faultsOf(now)
-	absent := slices.ContainsFunc(found, func(f *fault) bool { return f.Reason == device.Lost || f.Reason == device.ResetRequired })
-	complete := now.Err == nil
-	if complete && (r.Absent || r.recovered(now.Health) || less(now.Health.UncorrectedECC, r.Uncorrected)) {
+	answers := !slices.ContainsFunc(found, func(f *fault) bool { return isFailure(f.Reason) })
+	if answers && (r.Absent || r.recovered(now.Health) || less(now.Health.UncorrectedECC, r.Uncorrected)) {
 		j.reset(r, now.Began)
 	}
-	if more := now.Health.UncorrectedECC; more != nil && r.Uncorrected != nil && *more > *r.Uncorrected && !r.has(device.UncorrectedECC) {
-		found = append(found, &fault{
-			Reason: device.UncorrectedECC, Ending: whenQuiet, Detail: "memory had an error that ECC could not correct",
-		})
+	if less(r.Uncorrected, now.Health.UncorrectedECC) && !r.has(device.UncorrectedECC) {
+		found = append(found, uncorrected(nil))
 	}
-	found = j.lasting(r, found, now.Ended)
-	for _, f := range found {
+	for _, f := range r.lasting(found, now.Ended) {
 		j.see(r, f, now.Ended)
 	}
-	if complete || absent {
-		j.clear(r, found, now)
-	}
-	r.keep(now, absent, complete)
+	j.clear(r, found, now)
+	r.keep(now, answers)
 }
 
-// clear notes which faults a reading proves to be gone.
+// clear notes which faults a reading proves to be gone. A GPU that hangs proves nothing, and
+// one that answers in part only that it answers.
 func (j *judge) clear(r *record, found []*fault, now reading) {
+	if errors.Is(now.Err, gpu.ErrHung) {
+		return
+	}
 	for _, f := range r.Faults {
 		still := slices.ContainsFunc(found, func(is *fault) bool { return is.identity() == f.identity() })
 		if f.Ending == whenRead && !still && f.Last.Before(now.Began) && f.Gone.IsZero() && (now.Err == nil || isFailure(f.Reason)) {
@@ -64,18 +67,20 @@ func (j *judge) clear(r *record, found []*fault, now reading) {
 }
 
 // keep remembers what the next reading is compared with.
-func (r *record) keep(now reading, absent, complete bool) {
+func (r *record) keep(now reading, answers bool) {
+	if !answers {
+		r.Absent = r.Absent || !errors.Is(now.Err, gpu.ErrHung)
+		r.Content = time.Time{}
+		return
+	}
+	r.answered, r.Absent = true, false
 	switch {
-	case absent:
-		r.Absent, r.Content = true, time.Time{}
-	case complete:
-		r.Absent = false
-		switch {
-		case now.Health.RecoveryAction != gpu.RecoveryNone:
-			r.Content = time.Time{}
-		case r.Content.IsZero():
-			r.Content = now.Ended
-		}
+	case now.Health.RecoveryAction != gpu.RecoveryNone:
+		r.Content = time.Time{}
+	case r.Content.IsZero():
+		r.Content = now.Ended
+	}
+	if now.Health.RecoveryAction != "" {
 		r.Wants = now.Health.RecoveryAction
 	}
 	if now.Health.UncorrectedECC != nil {
@@ -102,20 +107,17 @@ func isFailure(reason device.Reason) bool {
 }
 
 // lasting leaves out what has not lasted long enough.
-func (j *judge) lasting(r *record, found []*fault, now time.Time) []*fault {
+func (r *record) lasting(found []*fault, now time.Time) []*fault {
 	throttled := func(f *fault) bool { return f.Reason == device.Throttled }
-	if !slices.ContainsFunc(found, throttled) {
-		delete(r.begun, device.Throttled)
+	switch {
+	case !slices.ContainsFunc(found, throttled):
+		r.throttled = time.Time{}
 		return found
+	case r.throttled.IsZero():
+		r.throttled = now
 	}
-	if r.begun == nil {
-		r.begun = map[device.Reason]time.Time{}
-	}
-	if _, begun := r.begun[device.Throttled]; !begun {
-		r.begun[device.Throttled] = now
-	}
-	if now.Sub(r.begun[device.Throttled]) < patience && !r.has(device.Throttled) {
-		return slices.DeleteFunc(found, throttled)
+	if now.Sub(r.throttled) < patience && !r.has(device.Throttled) {
+		return slices.DeleteFunc(slices.Clone(found), throttled)
 	}
 	return found
 }
@@ -145,8 +147,9 @@ func faultsOf(now reading) []*fault {
 		fmt.Sprintf("the driver wants this to be done: %s", action))
 	if rows := h.RemappedRows; rows != nil {
 		add(rows.Failed, device.RowRemapFailed, "", "a broken row of memory could not be replaced")
-		add(rows.Pending && !rows.Failed, device.RowRemapPending, "", "broken rows of memory will be replaced at the next reset")
 	}
+	pending := h.RepairPending || h.RemappedRows != nil && h.RemappedRows.Pending
+	add(pending, device.RowRemapPending, "", "broken memory will be replaced or repaired at the next reset")
 	add(h.Unrepairable, device.MemoryUnrepairable, "", "memory is broken and cannot be repaired")
 	add(h.FabricUnhealthy != "", device.FabricUnhealthy, "", "the connection to the NVLink fabric is not in order: "+h.FabricUnhealthy)
 	var why []string
