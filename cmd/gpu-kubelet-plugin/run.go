@@ -165,6 +165,7 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 		ReconcileInterval: c.reconcileInterval,
 		PodUID:            types.UID(c.podUID),
 		Events:            events,
+		Health:            gpus,
 		Exposure:          exposureCheck(roots, "/proc", os.Getppid()),
 		HealthListener:    listener,
 	})

@@ -100,14 +100,14 @@ type watch struct {
 }
 
 // New reads the history. Nothing is followed before Run and Follow are called.
-func New(ctx context.Context, o Options) *Monitor {
+func New(o Options) *Monitor {
 	m := &Monitor{
 		o: o, history: history{path: filepath.Join(o.DataDir, FileName), bootID: o.BootID},
 		judge: newJudge(), reaction: policy.Builtin().Health, watches: map[string]*watch{}, reported: map[string]time.Time{},
 	}
 	gpus, err := m.history.read(time.Now())
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "What was wrong with GPUs before is not known")
+		klog.Background().Error(err, "What was wrong with GPUs before is not known")
 	}
 	m.judge.gpus = gpus
 	return m

@@ -65,8 +65,11 @@ type gpuLoop struct {
 	readiness            *readiness
 	startup              *startup
 	conditions           *conditionReporter
-	// surveyNow asks for a poll, failed for cleaning up.
-	surveyNow, failed loop.Trigger
+	health               healthMonitor
+	troubles             *troubles
+	// surveyNow asks for a poll, failed for cleaning up, healthChanged for handing on what is
+	// wrong with GPUs.
+	surveyNow, failed, healthChanged loop.Trigger
 	// stop ends the driver.
 	stop func(error)
 
@@ -134,6 +137,8 @@ func (l *gpuLoop) run(ctx context.Context) {
 			l.poll(ctx)
 		case <-l.surveyNow:
 			l.poll(ctx)
+		case <-l.healthChanged:
+			l.handOn(ctx)
 		}
 	}
 }
@@ -199,7 +204,7 @@ func (l *gpuLoop) handleDiscovery(ctx context.Context, found discovery) {
 	}
 	l.state.applyDiscovery(found.node, inventory)
 	l.reportDiscovery(ctx, found.node)
-	l.claims.SetInventory(inventory.With(l.state.status()))
+	l.claims.SetInventory(inventory.With(l.status()))
 	l.readiness.setHardware(ctx, "")
 	l.remember(ctx)
 }
@@ -218,7 +223,7 @@ func (l *gpuLoop) updateDesired(ctx context.Context) {
 	l.desired.readPolicy(ctx)
 	var present *device.Inventory
 	if l.state.inventory != nil {
-		present = l.state.inventory.With(l.state.status())
+		present = l.state.inventory.With(l.status())
 	}
 	l.desired.updateNeeded(ctx, present)
 }
@@ -265,8 +270,27 @@ func (l *gpuLoop) survey(ctx context.Context) {
 		l.readiness.setSlices(ctx, fmt.Sprintf("the GPUs could not be surveyed: %v", err))
 		return
 	}
-	status := l.state.status()
+	l.handOn(ctx)
+}
+
+// status is what is known now.
+func (l *gpuLoop) status() device.Status {
+	reaction := &noPolicy.Health
+	if l.desired.policy != nil {
+		reaction = &l.desired.policy.Health
+	}
+	l.health.Follow(l.state.uuids(), *reaction)
+	return l.state.status(l.health.Conditions(), reaction)
+}
+
+// handOn tells claims, the publisher and people what is known now, if they do not know it.
+func (l *gpuLoop) handOn(ctx context.Context) {
+	if !l.surveyed || ctx.Err() != nil {
+		return
+	}
+	status := l.status()
 	l.conditions.report(ctx, status)
+	l.troubles.set(status.Conditions)
 
 	now := l.state.inventory.With(status)
 	resources := publish.Resources(l.driverName, l.nodeName, now, publish.AllFeatures)

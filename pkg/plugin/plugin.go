@@ -11,6 +11,7 @@
 //	publish/         keeps ResourceSlices in the API server
 //	reconcile.go     cleans up
 //	conditions.go    reports conditions of the GPUs; they become taints in package device
+//	gpu_health.go    joins what package health finds out
 //	affected_users.go the events of claims on such a GPU
 //	exposure.go      reports that containers can have GPUs without a claim
 //	events.go        writes events to the API server; event_lane.go decides when
@@ -37,7 +38,9 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 
+	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/gpu/lastseen"
+	"github.com/partage-dev/partage/pkg/health"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
 	"github.com/partage-dev/partage/pkg/plugin/publish"
 )
@@ -83,6 +86,11 @@ type Options struct {
 	PodUID types.UID
 	// Events reports conditions of the GPUs. Optional.
 	Events EventWriter
+	// Health tells what is wrong with GPUs. Optional: what makes them fail to answer is
+	// noticed without it.
+	Health health.Hardware
+	// ObserveEvent is called for every event of a GPU. Optional.
+	ObserveEvent func(gpu.Event)
 	// Exposure finds out whether containers without a claim can have GPUs. Optional.
 	Exposure ExposureCheck
 	// HealthListener serves the gRPC health protocol and is closed by Run.
@@ -151,6 +159,7 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 	p := &Plugin{options: o, timing: t, readiness: newReadiness(), startup: newStartup()}
 	stop := func(err error) { p.stop(err) }
 	failed, surveyNow := loop.NewTrigger(), loop.NewTrigger()
+	troubles := &troubles{}
 	requested := &requestedDevices{driverName: o.DriverName, poolName: o.NodeName}
 	p.publisher = publish.New(publish.Options{
 		DriverName: o.DriverName, NodeName: o.NodeName, KubeClient: o.KubeClient, MetadataClient: o.MetadataClient,
@@ -163,7 +172,7 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 	})
 	p.service = &draService{
 		claims: o.Claims, startup: p.startup, readiness: p.readiness, requested: requested,
-		failed: failed, stop: stop,
+		troubles: troubles, failed: failed, stop: stop,
 	}
 	p.reconciler = &reconciler{
 		claims: o.Claims, interval: o.ReconcileInterval, followUp: t.followUp, failed: failed, surveyNow: surveyNow,
@@ -173,7 +182,8 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 		driverName: o.DriverName, nodeName: o.NodeName, interval: o.PollInterval,
 		hardware: o.Hardware, claims: o.Claims, publisher: p.publisher, reconciler: p.reconciler,
 		readiness: p.readiness, startup: p.startup, conditions: &conditionReporter{events: o.Events, claims: o.Claims},
-		surveyNow: surveyNow, failed: failed, stop: stop,
+		health: noHealth{}, troubles: troubles,
+		surveyNow: surveyNow, failed: failed, healthChanged: loop.NewTrigger(), stop: stop,
 		discoveries: make(chan discovery, 1),
 		lastSeen:    lastseen.New(o.DataDir, o.BootID),
 		desired: desired{
@@ -236,6 +246,10 @@ func (p *Plugin) Run(ctx context.Context) error {
 		}
 		p.exposure.run(ctx, node)
 	})
+	if monitor := p.newMonitor(); monitor != nil {
+		p.gpus.health = monitor
+		running.Go(func() { monitor.Run(loops) })
+	}
 	running.Go(func() { p.gpus.run(loops) })
 	running.Go(func() { p.runReconciler(loops) })
 	running.Go(func() { p.publisher.Run(loops) })
