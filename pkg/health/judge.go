@@ -16,9 +16,10 @@ import (
 )
 
 const (
-	// longestHold bounds how long a GPU that fails again and again is held back after it
-	// works again.
-	longestHold = 24 * time.Hour
+	// mostDoublings and longestHold bound how long a GPU that fails again and again is held
+	// back after it works again: for 128 quiet periods, or a day.
+	mostDoublings = 7
+	longestHold   = 24 * time.Hour
 	// remember is for how long an earlier failure counts.
 	remember = 7 * 24 * time.Hour
 	// writeEvery is how often it is written down that a fault lasts.
@@ -274,12 +275,10 @@ func (r *record) end(f *fault, quiet time.Duration) time.Time {
 	return never
 }
 
-// longer doubles a time, up to longestHold.
+// longer doubles a time some times, up to longestHold.
 func longer(d time.Duration, times int) time.Duration {
-	for range times {
-		if d *= 2; d >= longestHold {
-			return max(longestHold, d/2)
-		}
+	for range min(times, mostDoublings) {
+		d = min(2*d, max(d, longestHold))
 	}
 	return d
 }

@@ -239,8 +239,17 @@ func TestHoldIsBounded(t *testing.T) {
 	if got := s.conditions(&s.reaction); len(got) != 0 {
 		t.Errorf("a day after the last failure: %v", got)
 	}
-	if got := longer(20*time.Hour, 9); got != longestHold {
-		t.Errorf("got %s", got)
+	for _, tc := range []struct {
+		quiet time.Duration
+		times int
+		want  time.Duration
+	}{
+		{time.Minute, 0, time.Minute}, {time.Minute, 3, 8 * time.Minute}, {time.Minute, 99, 128 * time.Minute},
+		{20 * time.Hour, 1, longestHold}, {24 * time.Hour, 9, longestHold}, {time.Hour, 9, longestHold},
+	} {
+		if got := longer(tc.quiet, tc.times); got != tc.want {
+			t.Errorf("%s, %d times before: %s, want %s", tc.quiet, tc.times, got, tc.want)
+		}
 	}
 }
 
