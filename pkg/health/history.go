@@ -131,24 +131,24 @@ func (h *history) encode(gpus map[string]*record) ([]byte, error) {
 	return data, nil
 }
 
-// write replaces the file if it differs from what this process has read or written. When
-// another process is writing at the same time it does nothing; both see the same GPUs.
-func (h *history) write(data []byte) error {
+// write replaces the file if it differs from what this process has read or written. It
+// returns false when another process is writing in the folder at the same time.
+func (h *history) write(data []byte) (written bool, err error) {
 	if bytes.Equal(data, h.stored) {
-		return nil
+		return true, nil
 	}
 	lock := flock.New(filepath.Dir(h.path), flock.SetFlag(os.O_RDONLY))
 	locked, err := lock.TryLock()
 	if err != nil {
-		return fmt.Errorf("write the history of the GPUs' health: lock: %w", err)
+		return false, fmt.Errorf("write the history of the GPUs' health: lock: %w", err)
 	}
 	if !locked {
-		return nil
+		return false, nil
 	}
 	defer func() { _ = lock.Unlock() }()
 	if err := host.ReplaceFile(h.path, data, fileMode); err != nil {
-		return fmt.Errorf("write the history of the GPUs' health: %w", err)
+		return false, fmt.Errorf("write the history of the GPUs' health: %w", err)
 	}
 	h.stored = data
-	return nil
+	return true, nil
 }

@@ -72,6 +72,8 @@ type fault struct {
 	// Gone is since when it is proved that it is over. It is then held back.
 	Gone time.Time `json:"gone,omitzero"`
 
+	// held says that it was told that it is held back.
+	held bool
 	// written is the Last that was asked to be written down.
 	written time.Time
 }
@@ -119,6 +121,8 @@ type judge struct {
 	// changed says that something was begun or ended since it was last set to false, and
 	// touched that anything is different.
 	changed, touched bool
+	// held are those that were not told of yet.
+	held []Hold
 }
 
 func newJudge() *judge { return &judge{gpus: map[string]*record{}} }
@@ -190,7 +194,7 @@ func (j *judge) see(r *record, found *fault, at time.Time) {
 	if f.Last.Sub(f.written) >= writeEvery {
 		f.written, j.touched = f.Last, true
 	}
-	f.Gone, f.Detail = time.Time{}, found.Detail
+	f.Gone, f.held, f.Detail = time.Time{}, false, found.Detail
 	if f.Value != found.Value {
 		f.Value, j.changed = found.Value, true
 	}
@@ -239,7 +243,11 @@ func (j *judge) settle(pciAddress string, quiet time.Duration, now time.Time) {
 		return
 	}
 	j.drop(r, func(f *fault) bool {
-		if now.Before(r.end(f, quiet)) {
+		if end := r.end(f, quiet); now.Before(end) {
+			if !f.Gone.IsZero() && !f.held {
+				f.held = true
+				j.held = append(j.held, Hold{PCIAddress: pciAddress, Reason: f.Reason, Earlier: r.earlier(f), Until: end})
+			}
 			return false
 		}
 		if f.Partition == nil && countable(f.Reason) {
@@ -325,7 +333,7 @@ func (j *judge) conditions(h *policy.Health) []device.Condition {
 	for _, address := range gpu.SortPCIAddresses(slices.Collect(maps.Keys(j.gpus))) {
 		r := j.gpus[address]
 		for _, f := range slices.SortedFunc(slices.Values(r.Faults), compareFaults) {
-			if c, counts := r.condition(address, f, h); counts {
+			if c, counts := f.condition(address, h); counts {
 				all = append(all, c)
 			}
 		}

@@ -41,6 +41,17 @@ type ProgramError struct {
 	Text string
 }
 
+// Hold says that something is over, and that the GPU is held back because it was not for the
+// first time.
+type Hold struct {
+	PCIAddress string
+	Reason     device.Reason
+	// Earlier is how often it was before, Until when it counts as over if it does not happen
+	// again.
+	Earlier int
+	Until   time.Time
+}
+
 // Options are mandatory except where a comment says otherwise.
 type Options struct {
 	Hardware Hardware
@@ -52,6 +63,8 @@ type Options struct {
 	Changed func()
 	// Report is called for errors of programs, seldom for the same. Optional.
 	Report func(ctx context.Context, e ProgramError)
+	// HeldBack is called when a GPU works again and is not offered yet. Optional.
+	HeldBack func(ctx context.Context, h Hold)
 	// Observe is called for every event, in order. Optional.
 	Observe func(e gpu.Event)
 }
@@ -282,27 +295,39 @@ func (m *Monitor) programError(e gpu.Event, at *Place, xid XID) *ProgramError {
 func (m *Monitor) change(ctx context.Context, do func(j *judge)) {
 	m.mu.Lock()
 	do(m.judge)
-	changed, touched := m.judge.changed, m.judge.touched
-	m.judge.changed, m.judge.touched = false, false
-	var data []byte
-	var err error
-	if changed || touched {
-		data, err = m.history.encode(m.judge.gpus)
-	}
+	changed, touched, held := m.judge.changed, m.judge.touched, m.judge.held
+	m.judge.changed, m.judge.held = false, nil
 	m.mu.Unlock()
-	if data != nil || err != nil {
-		m.save(ctx, data, err)
+	if changed || touched {
+		m.save(ctx)
 	}
 	if changed && m.o.Changed != nil {
 		m.o.Changed()
 	}
+	for _, h := range held {
+		if m.o.HeldBack != nil {
+			m.o.HeldBack(ctx, h)
+		}
+	}
 }
 
-func (m *Monitor) save(ctx context.Context, data []byte, err error) {
+// save writes down what is known now, and not what was known when it was asked for: several
+// goroutines do.
+func (m *Monitor) save(ctx context.Context) {
 	m.saving.Lock()
 	defer m.saving.Unlock()
+	m.mu.Lock()
+	data, err := m.history.encode(m.judge.gpus)
+	m.judge.touched = false
+	m.mu.Unlock()
+	written := false
 	if err == nil {
-		err = m.history.write(data)
+		written, err = m.history.write(data)
+	}
+	if !written {
+		m.mu.Lock()
+		m.judge.touched = true // the next reading tries again
+		m.mu.Unlock()
 	}
 	m.historyProblem.Log(ctx, err, "After a restart it will not be known what is wrong with GPUs", "It is written down again what is wrong with GPUs")
 }

@@ -97,6 +97,7 @@ type station struct {
 	changes  atomic.Int32
 	mu       sync.Mutex
 	programs []ProgramError
+	holds    []Hold
 	observed []uint64
 	end      func()
 }
@@ -111,6 +112,11 @@ func newStation(t *testing.T, dir string, hardware *fakeHardware) *station {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			s.programs = append(s.programs, e)
+		},
+		HeldBack: func(_ context.Context, h Hold) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.holds = append(s.holds, h)
 		},
 		Observe: func(e gpu.Event) {
 			s.mu.Lock()
@@ -300,6 +306,11 @@ func TestHistory(t *testing.T) {
 		h.set(func() { h.errs[pciB] = nil })
 		time.Sleep(11 * time.Second)
 		s.want(t, "lost for the second time", "xid=94 NoSchedule at 0:1; xid=95 NoExecute; gpu-lost NoSchedule on "+pciB)
+		s.mu.Lock()
+		if len(s.holds) != 1 || s.holds[0].PCIAddress != pciB || s.holds[0].Earlier != 1 || time.Until(s.holds[0].Until) > 10*time.Minute {
+			t.Errorf("told of %+v", s.holds)
+		}
+		s.mu.Unlock()
 
 		s.end()
 		path := filepath.Join(dir, FileName)

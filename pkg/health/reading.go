@@ -131,7 +131,8 @@ func faultsOf(now reading) []*fault {
 		}
 	}
 	if now.Err != nil {
-		text := now.Err.Error()
+		// Each value that could not be read has a line.
+		text, _, _ := strings.Cut(now.Err.Error(), "\n")
 		lost := errors.Is(now.Err, gpu.ErrLost) || errors.Is(now.Err, gpu.ErrNotFound)
 		resetRequired := errors.Is(now.Err, gpu.ErrResetRequired)
 		add(lost, device.Lost, "", text)

@@ -4,15 +4,12 @@
 package health
 
 import (
-	"fmt"
-
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/policy"
 )
 
-// condition makes a condition of a fault, or returns false if the policy ignores it. Its
-// message does not change while the fault lasts.
-func (r *record) condition(pciAddress string, f *fault, h *policy.Health) (device.Condition, bool) {
+// condition makes a condition of a fault, or returns false if the policy ignores it.
+func (f *fault) condition(pciAddress string, h *policy.Health) (device.Condition, bool) {
 	c := device.Condition{PCIAddress: pciAddress, Reason: f.Reason, Value: f.Value, Effect: h.EffectOf(string(f.Reason)), Message: f.Detail}
 	if f.Reason == device.XID {
 		xid := Lookup(f.XID)
@@ -21,9 +18,6 @@ func (r *record) condition(pciAddress string, f *fault, h *policy.Health) (devic
 	}
 	if p := f.Partition; p != nil {
 		c.Where, c.ProfileID, c.Exact = &p.Placement, &p.ProfileID, true
-	}
-	if earlier := r.earlier(f); earlier > 0 {
-		c.Message += fmt.Sprintf(". It is not the first time (%d before, at most a week ago), so the GPU is held back for longer", earlier)
 	}
 	return c, c.Effect != policy.EffectIgnore
 }

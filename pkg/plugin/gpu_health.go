@@ -5,8 +5,10 @@ package plugin
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
@@ -38,7 +40,7 @@ func (p *Plugin) newMonitor() *health.Monitor {
 	}
 	return health.New(health.Options{
 		Hardware: o.Health, DataDir: o.DataDir, BootID: o.BootID, Interval: o.PollInterval,
-		Changed: p.gpus.healthChanged.Fire, Report: p.reportProgramError, Observe: o.ObserveEvent,
+		Changed: p.gpus.healthChanged.Fire, Report: p.reportProgramError, HeldBack: p.reportHeldBack, Observe: o.ObserveEvent,
 	})
 }
 
@@ -65,6 +67,17 @@ func (p *Plugin) reportProgramError(ctx context.Context, e health.ProgramError) 
 		}
 	}
 	p.options.Events.ClaimEvents(ctx, claimEvents)
+}
+
+// reasonHeldBack is the reason of an event of the node.
+const reasonHeldBack = "GPUHeldBack"
+
+// reportHeldBack says why a GPU that works again is still tainted.
+func (p *Plugin) reportHeldBack(ctx context.Context, h health.Hold) {
+	text := fmt.Sprintf("GPU %s: %s, but not for the first time (%d before, at most a week ago). It is offered again at %s if nothing happens until then",
+		h.PCIAddress, overText(h.Reason), h.Earlier, h.Until.UTC().Format(time.RFC3339))
+	klog.FromContext(ctx).Info(text)
+	p.options.Events.GPU(ctx, []string{h.PCIAddress}, corev1.EventTypeWarning, reasonHeldBack, text)
 }
 
 // troubles are the conditions for which claims that are allocated cannot be prepared.

@@ -169,7 +169,7 @@ func TestFlappingGPU(t *testing.T) {
 		n.Update(t, func(m *machine.Machine) { m.GPUs[1].Failure = 0 })
 		untilTaints(t, p, n, "gpu-lost", "")
 	}
-	p.UntilEvent(t, n, "GPULost", "It is not the first time (1 before")
+	p.UntilEvent(t, n, "GPUHeldBack", n.Address(t, 1), "the GPU is back, but not for the first time")
 }
 
 // TestClaimOfLostGPU checks that a pod whose GPU fails between allocation and preparation is
