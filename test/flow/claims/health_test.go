@@ -10,14 +10,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
-	"github.com/partage-dev/partage/test/gpusim/state"
 )
 
 // untilTaints waits until exactly these devices have a taint with a key, each with a value
@@ -44,18 +42,6 @@ func untilTaints(t testing.TB, p *harness.Driver, n *harness.Node, key, want str
 	})
 }
 
-// sendXID lets the driver report an XID on a GPU instance, or on all of the GPU with -1.
-func sendXID(t testing.TB, n *harness.Node, gpu int, xid uint64, instance int) {
-	t.Helper()
-	n.Update(t, func(m *machine.Machine) {
-		compute := -1
-		if instance >= 0 {
-			compute = 0
-		}
-		state.AddEvent(m, machine.Event{GPU: gpu, Type: nvml.EventTypeXidCriticalError, XID: xid, InstanceID: instance, ComputeID: compute})
-	})
-}
-
 // instanceAt is the ID of the GPU instance that starts at a memory slice.
 func instanceAt(t testing.TB, n *harness.Node, gpu, start int) int {
 	t.Helper()
@@ -73,7 +59,7 @@ func untilMonitored(t testing.TB, p *harness.Driver, n *harness.Node, gpus int) 
 	t.Helper()
 	p.Until(t, "events of GPUs", func(context.Context) error {
 		for gpu := range gpus {
-			sendXID(t, n, gpu, 106, -1)
+			n.SendXID(t, gpu, 106, -1)
 			if !strings.Contains(p.Log.String(), `pciAddress="`+n.Address(t, gpu)+`" kind="XID" xid=106`) {
 				return fmt.Errorf("none of GPU %d yet", gpu)
 			}
@@ -101,14 +87,14 @@ func TestXIDOnPartition(t *testing.T) {
 
 	hit := harness.DeviceName(n.Address(t, 1), harness.Place{Profile: "1g.10gb", Start: 0})
 	devices := []string{hit, hit + "-mps", hit + "-timeslice"}
-	sendXID(t, n, 1, 94, instanceAt(t, n, 1, 0))
+	n.SendXID(t, 1, 94, instanceAt(t, n, 1, 0))
 	untilTaints(t, p, n, "xid", "94:NoSchedule", devices...)
 	untilPodTold(t, p, n, "hit", "GPUXID")
 	p.UntilEvent(t, n, "GPUXID", n.Address(t, 1))
 	// A graver one counts, and an error of a program does not make it less.
-	sendXID(t, n, 1, 48, instanceAt(t, n, 1, 0))
+	n.SendXID(t, 1, 48, instanceAt(t, n, 1, 0))
 	untilTaints(t, p, n, "xid", "48:NoExecute", devices...)
-	sendXID(t, n, 1, 31, instanceAt(t, n, 1, 1))
+	n.SendXID(t, 1, 31, instanceAt(t, n, 1, 1))
 	untilPodTold(t, p, n, "spared", "GPUProgramError")
 	untilTaints(t, p, n, "xid", "48:NoExecute", devices...)
 	for _, e := range n.Events(t) {
@@ -133,8 +119,8 @@ func TestXIDOnGPU(t *testing.T) {
 	p.UntilPublished(t, n, 0, 1)
 	untilMonitored(t, p, n, 2)
 	all := n.DevicesOf(t, 1)
-	n.Update(t, func(m *machine.Machine) { m.GPUs[1].Health.RecoveryAction = int(nvml.GPU_RECOVERY_ACTION_GPU_RESET) })
-	sendXID(t, n, 1, 95, -1)
+	n.Update(t, func(m *machine.Machine) { m.GPUs[1].Health.RecoveryAction = harness.NVMLRecoveryReset })
+	n.SendXID(t, 1, 95, -1)
 	untilTaints(t, p, n, "xid", "95:NoExecute", all...)
 	untilTaints(t, p, n, "recovery-required", "reset:NoSchedule", all...)
 	p.Kill()
