@@ -22,6 +22,8 @@ import (
 // FileName is the name of the file in the plugin's data directory.
 const FileName = "health.json"
 
+const lockName = "health.lock"
+
 // Version and kind of the file.
 const (
 	fileVersion = "health.partage.dev/v1"
@@ -132,12 +134,13 @@ func (h *history) encode(gpus map[string]*record) ([]byte, error) {
 }
 
 // write replaces the file if it differs from what this process has read or written. It
-// returns false when another process is writing in the folder at the same time.
+// returns false when another process is writing it at the same time.
 func (h *history) write(data []byte) (written bool, err error) {
 	if bytes.Equal(data, h.stored) {
 		return true, nil
 	}
-	lock := flock.New(filepath.Dir(h.path), flock.SetFlag(os.O_RDONLY))
+	// Not the folder's lock, which others use who do not try again.
+	lock := flock.New(filepath.Join(filepath.Dir(h.path), lockName))
 	locked, err := lock.TryLock()
 	if err != nil {
 		return false, fmt.Errorf("write the history of the GPUs' health: lock: %w", err)
