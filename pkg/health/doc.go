@@ -8,7 +8,7 @@
 //	reading.go  what a reading says
 //	render.go   makes conditions of faults
 //	history.go  the file that outlives the process
-//	monitor.go  receives events and reads at intervals
+//	monitor.go  reads at intervals; events.go receives events
 //
 // A fault ends by proof: because it has not happened for a while, a reading says that it is
 // gone, or the GPU was reset. No event ends or lowers another one's. Who fails again and

@@ -122,35 +122,51 @@ func (r *record) lasting(found []*fault, now time.Time) []*fault {
 	return found
 }
 
-// faultsOf says what a reading has.
+// faultsOf says what a reading has. Of a GPU that does not answer nothing else is known.
 func faultsOf(now reading) []*fault {
+	if reason := failure(now.Err); reason != "" {
+		// Each value that could not be read has a line.
+		text, _, _ := strings.Cut(now.Err.Error(), "\n")
+		return []*fault{{Reason: reason, Ending: whenRead, Detail: text}}
+	}
+	found := faultsOfHealth(now.Health)
+	if now.Unmonitored != nil && !errors.Is(now.Unmonitored, gpu.ErrLost) && !errors.Is(now.Unmonitored, gpu.ErrResetRequired) {
+		found = append(found, &fault{
+			Reason: device.Unmonitored, Ending: whenRead, Detail: "its errors are not reported: " + now.Unmonitored.Error(),
+		})
+	}
+	return found
+}
+
+// failure is how a GPU fails to answer, or empty.
+func failure(err error) device.Reason {
+	switch {
+	case errors.Is(err, gpu.ErrLost), errors.Is(err, gpu.ErrNotFound):
+		return device.Lost
+	case errors.Is(err, gpu.ErrResetRequired):
+		return device.ResetRequired
+	case errors.Is(err, gpu.ErrHung):
+		return device.Unresponsive
+	}
+	return ""
+}
+
+func faultsOfHealth(h gpu.Health) []*fault {
 	var found []*fault
 	add := func(on bool, reason device.Reason, value, detail string) {
 		if on {
 			found = append(found, &fault{Reason: reason, Value: value, Ending: whenRead, Detail: detail})
 		}
 	}
-	if now.Err != nil {
-		// Each value that could not be read has a line.
-		text, _, _ := strings.Cut(now.Err.Error(), "\n")
-		lost := errors.Is(now.Err, gpu.ErrLost) || errors.Is(now.Err, gpu.ErrNotFound)
-		resetRequired := errors.Is(now.Err, gpu.ErrResetRequired)
-		add(lost, device.Lost, "", text)
-		add(resetRequired && !lost, device.ResetRequired, "", text)
-		add(errors.Is(now.Err, gpu.ErrHung) && !lost && !resetRequired, device.Unresponsive, "", text)
-		if len(found) > 0 {
-			return found
-		}
-	}
-	h := now.Health
 	action := h.RecoveryAction
 	add(action != "" && action != gpu.RecoveryNone, device.RecoveryRequired, labelValue(string(action)),
 		fmt.Sprintf("the driver wants this to be done: %s", action))
-	if rows := h.RemappedRows; rows != nil {
-		add(rows.Failed, device.RowRemapFailed, "", "a broken row of memory could not be replaced")
+	var rows gpu.RemappedRows
+	if h.RemappedRows != nil {
+		rows = *h.RemappedRows
 	}
-	pending := h.RepairPending || h.RemappedRows != nil && h.RemappedRows.Pending
-	add(pending, device.RowRemapPending, "", "broken memory will be replaced or repaired at the next reset")
+	add(rows.Failed, device.RowRemapFailed, "", "a broken row of memory could not be replaced")
+	add(rows.Pending || h.RepairPending, device.RowRemapPending, "", "broken memory will be replaced or repaired at the next reset")
 	add(h.Unrepairable, device.MemoryUnrepairable, "", "memory is broken and cannot be repaired")
 	add(h.FabricUnhealthy != "", device.FabricUnhealthy, "", "the connection to the NVLink fabric is not in order: "+h.FabricUnhealthy)
 	var why []string
@@ -158,9 +174,6 @@ func faultsOf(now reading) []*fault {
 		why = append(why, string(t))
 	}
 	add(len(why) > 0, device.Throttled, "", "its clocks are lowered: "+strings.Join(why, ", "))
-	if now.Unmonitored != nil && !errors.Is(now.Unmonitored, gpu.ErrLost) && !errors.Is(now.Unmonitored, gpu.ErrResetRequired) {
-		add(true, device.Unmonitored, "", "its errors are not reported: "+now.Unmonitored.Error())
-	}
 	return found
 }
 
