@@ -177,6 +177,7 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 		CDIDir:            c.cdiRoot,
 		FileContext:       fileContext,
 		Events:            events,
+		Health:            gpus,
 		Exposure:          exposureCheck(roots, "/proc", os.Getppid()),
 		HealthListener:    listener,
 	})

@@ -173,7 +173,10 @@ func checkTaints(t *testing.T, d resourceapi.Device) {
 		for _, problem := range validation.IsValidLabelValue(taint.Value) {
 			t.Errorf("value %q of taint %s of %s: %s", taint.Value, taint.Key, d.Name, problem)
 		}
-		if keys.Has(taint.Key) || taint.Effect != resourceapi.DeviceTaintEffectNoSchedule || taint.TimeAdded != nil {
+		effects := []resourceapi.DeviceTaintEffect{
+			resourceapi.DeviceTaintEffectNone, resourceapi.DeviceTaintEffectNoSchedule, resourceapi.DeviceTaintEffectNoExecute,
+		}
+		if keys.Has(taint.Key) || !slices.Contains(effects, taint.Effect) || taint.TimeAdded != nil {
 			t.Errorf("taint %+v of %s is there twice or not as expected", taint, d.Name)
 		}
 		keys.Insert(taint.Key)

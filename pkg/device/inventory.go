@@ -55,10 +55,10 @@ type board struct {
 	overflow map[string]bool
 	counters *counterLayout
 
-	// static and reasons are what the status adds: devices, and, by the device's
-	// name, the reasons not to allocate it.
-	static  []Device
-	reasons map[string][]Reason
+	// static and taints are what the status adds: devices, and taints by the device's
+	// name.
+	static []Device
+	taints map[string][]taint
 	// conditions are those of the status, without what static partitions add.
 	conditions []Condition
 }

@@ -51,10 +51,10 @@ func (b board) with(s Status) board {
 		}
 	}
 	instances := b.knownInstances(conditions)
-	b.reasons = map[string][]Reason{}
+	b.taints = map[string][]taint{}
 	for _, d := range b.all() {
-		if reasons := b.taintReasons(d, conditions, instances); len(reasons) > 0 {
-			b.reasons[d.Name] = reasons
+		if taints := b.taintsOf(d, conditions, instances); len(taints) > 0 {
+			b.taints[d.Name] = taints
 		}
 	}
 	return b

@@ -55,6 +55,11 @@ func ofProfile(c Condition, profile uint32) Condition {
 	return c
 }
 
+func exactly(c Condition, profile uint32) Condition {
+	c.Exact = true
+	return ofProfile(c, profile)
+}
+
 // mixedStatus is about three GPUs and has everything there is.
 func mixedStatus() Status {
 	return Status{

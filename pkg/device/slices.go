@@ -33,6 +33,9 @@ type Options struct {
 	// shares have consumed (Kubernetes 1.35, 1.36.0 and 1.36.1). Then a GPU has shares
 	// only if it has no other device.
 	NoShareCounters bool
+	// NoEffectNone is true for API servers that refuse taints which only tell something
+	// (Kubernetes 1.34). They are left out.
+	NoEffectNone bool
 }
 
 // DriverResources returns what the kubelet plugin helper publishes. The helper
@@ -146,10 +149,10 @@ func (b board) apiDevice(d Device, o Options, counted bool) resourceapi.Device {
 		Name:       d.Name,
 		Attributes: attributesOf(b.node, d),
 		Capacity:   capacitiesOf(d),
-		Taints:     taints(o.Driver, b.reasons[d.Name]),
+		Taints:     o.taints(b.taints[d.Name]),
 	}
 	if d.Kind == Observer {
-		device.Taints = taints(o.Driver, []Reason{AdminAccess})
+		device.Taints = o.taints([]taint{keepsAway(AdminAccess)})
 	}
 	if !d.Exclusive() {
 		device.AllowMultipleAllocations = new(true)

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/policy"
 )
 
 // Status describes the GPUs of a node at one moment: what adds devices, and what
@@ -38,14 +39,18 @@ type Static struct {
 	Gone bool
 }
 
-// Condition is a reason not to allocate some devices of a GPU. They stay published
-// and are tainted with the effect NoSchedule.
+// Condition is something that is wrong with some devices of a GPU. They stay published
+// and are tainted.
 type Condition struct {
 	PCIAddress string
 	// Where limits it to the devices that overlap with these memory slices; nil
 	// means all devices of the GPU. A static device is not tainted because of the
 	// partition that it is itself.
 	Where *gpu.Placement
+	// Exact limits it further, to the devices that are at Where and have the profile: the
+	// one partition that is there, and its shares. What overlaps it cannot be allocated
+	// while a claim has it.
+	Exact bool
 	// ProfileID is the profile of the instance that lies at Where; nil where
 	// there is none or it is not known. A partition elsewhere that needs an
 	// engine which this instance uses up is tainted as well.
@@ -54,12 +59,21 @@ type Condition struct {
 	Kind Kind
 	// Reason is the name part of the taint's key, after the driver's domain.
 	Reason Reason
+	// Value is that of the taint: what a program that reads taints may want to know, such
+	// as the number of an XID. It is empty for most reasons.
+	Value string
+	// Effect is the taint's. Empty means NoSchedule.
+	Effect policy.Effect
 	// Message explains to people what is wrong and what can be done about it. It
 	// does not fit into a taint.
 	Message string
 }
 
-// Reason names a condition. It is valid as the name part of a taint's key.
+// EffectInForce is the effect with the default filled in.
+func (c Condition) EffectInForce() policy.Effect { return cmp.Or(c.Effect, policy.EffectNoSchedule) }
+
+// Reason names a condition. It is valid as the name part of a taint's key. Where NVIDIA's
+// driver has a taint for the same cause, it has the same name.
 type Reason string
 
 const (
@@ -73,9 +87,28 @@ const (
 	// not returned.
 	Unresponsive Reason = "unresponsive"
 	// Lost says that the GPU has fallen off the bus or is not there any more.
-	Lost Reason = "lost"
+	Lost Reason = "gpu-lost"
 	// ResetRequired says that the GPU does nothing until it is reset.
 	ResetRequired Reason = "reset-required"
+	// RecoveryRequired says that the driver wants something to be done about the GPU: a
+	// reset, a restart of the machine. The value says what.
+	RecoveryRequired Reason = "recovery-required"
+	// XID says that the driver has reported an error with a number, which is the value.
+	XID Reason = "xid"
+	// UncorrectedECC says that memory had an error that ECC could not correct.
+	UncorrectedECC Reason = "uncorrected-ecc"
+	// RowRemapPending says that rows of memory will be replaced at the next reset.
+	RowRemapPending Reason = "row-remap-pending"
+	// RowRemapFailed says that a row of memory could not be replaced.
+	RowRemapFailed Reason = "row-remap-failed"
+	// MemoryUnrepairable says that memory is broken for good.
+	MemoryUnrepairable Reason = "memory-unrepairable"
+	// FabricUnhealthy says that the connection to the NVLink fabric is not in order.
+	FabricUnhealthy Reason = "fabric-unhealthy"
+	// Throttled says that the GPU is slow because of heat or lack of power.
+	Throttled Reason = "throttled"
+	// Unmonitored says that the driver does not report errors of the GPU.
+	Unmonitored Reason = "unmonitored"
 	// MPSUnhealthy says that clients have lost their MPS server, or that it accepts
 	// no new ones.
 	MPSUnhealthy Reason = "mps-unhealthy"
@@ -116,8 +149,11 @@ func compareConditions(a, b Condition) int {
 		cmp.Compare(a.PCIAddress, b.PCIAddress),
 		compareOptional(a.Where, b.Where, comparePlacements),
 		compareOptional(a.ProfileID, b.ProfileID, cmp.Compare[uint32]),
+		cmp.Compare(oneIf(a.Exact), oneIf(b.Exact)),
 		cmp.Compare(a.Kind, b.Kind),
 		cmp.Compare(a.Reason, b.Reason),
+		cmp.Compare(a.Value, b.Value),
+		cmp.Compare(a.Effect, b.Effect),
 		cmp.Compare(a.Message, b.Message))
 }
 

@@ -9,6 +9,8 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
+
+	"github.com/partage-dev/partage/pkg/policy"
 )
 
 // TestAllocatorStatic: a static partition is taken before anything is cut, its
@@ -124,6 +126,46 @@ func TestAllocatorTaints(t *testing.T) {
 	}
 	if got := newScheduler(t, objects).allocate(tolerant); got != "gpu-0000-35-00-0" {
 		t.Errorf("allocated %q with all tolerations", got)
+	}
+}
+
+// TestAllocatorTolerations: claims that were written for NVIDIA's driver, with its keys, get
+// what is tainted for the same cause; what is only told keeps nobody away.
+func TestAllocatorTolerations(t *testing.T) {
+	exists := func(key string) resourceapi.DeviceToleration {
+		return resourceapi.DeviceToleration{Key: key, Operator: resourceapi.DeviceTolerationOpExists}
+	}
+	xid := func(value string) resourceapi.DeviceToleration {
+		return resourceapi.DeviceToleration{Key: "gpu.nvidia.com/xid", Operator: resourceapi.DeviceTolerationOpEqual, Value: value}
+	}
+	lost := Condition{PCIAddress: firstGPU, Reason: Lost}
+	contained := Condition{PCIAddress: firstGPU, Reason: XID, Value: "94"}
+	fallen := Condition{PCIAddress: firstGPU, Reason: XID, Value: "79", Effect: policy.EffectNoExecute}
+	unmonitored := Condition{PCIAddress: firstGPU, Reason: Unmonitored, Effect: policy.EffectNone}
+	for name, tc := range map[string]struct {
+		condition   Condition
+		tolerations []resourceapi.DeviceToleration
+		want        bool
+	}{
+		"lost":                        {lost, nil, false},
+		"lost, tolerated":             {lost, []resourceapi.DeviceToleration{exists("gpu.nvidia.com/gpu-lost")}, true},
+		"lost, another is tolerated":  {lost, []resourceapi.DeviceToleration{exists("gpu.nvidia.com/xid")}, false},
+		"an XID":                      {contained, nil, false},
+		"an XID, tolerated":           {contained, []resourceapi.DeviceToleration{exists("gpu.nvidia.com/xid")}, true},
+		"this XID is tolerated":       {contained, []resourceapi.DeviceToleration{xid("94")}, true},
+		"another XID is tolerated":    {contained, []resourceapi.DeviceToleration{xid("48")}, false},
+		"a grave XID":                 {fallen, nil, false},
+		"a grave XID, tolerated":      {fallen, []resourceapi.DeviceToleration{exists("gpu.nvidia.com/xid")}, true},
+		"unmonitored, nothing needed": {unmonitored, nil, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			i := mustInventory(t, loadNode(t, "h100-80-sxm")).With(Status{Conditions: []Condition{tc.condition}})
+			r := request("gpu", 1)
+			r.Exactly.Tolerations = tc.tolerations
+			if got := newScheduler(t, i.ResourceSlices(testOptions)).allocate(r); (got != "") != tc.want {
+				t.Errorf("allocated %q, want a device: %t", got, tc.want)
+			}
+		})
 	}
 }
 

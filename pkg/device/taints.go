@@ -4,32 +4,65 @@
 package device
 
 import (
+	"cmp"
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/policy"
 )
 
-// taintReasons returns the reasons not to allocate a device, each once and in order.
-func (b board) taintReasons(d Device, conditions []Condition, instances []instance) []Reason {
-	var reasons []Reason
+// taint is a reason not to use a device as if nothing was the matter.
+type taint struct {
+	reason Reason
+	value  string
+	effect policy.Effect
+}
+
+// taintsOf returns the taints of a device, one for each reason and in order. Of several
+// conditions with the same reason the gravest counts, so that what is less grave never
+// hides it.
+func (b board) taintsOf(d Device, conditions []Condition, instances []instance) []taint {
+	var all []taint
 	if b.withdrawn[d.Name] {
-		reasons = append(reasons, Withdrawn)
+		all = append(all, keepsAway(Withdrawn))
 	}
 	if d.Static != nil && d.Static.Gone {
-		reasons = append(reasons, Gone)
+		all = append(all, keepsAway(Gone))
 	}
 	for _, c := range conditions {
 		if c.appliesTo(d) {
-			reasons = append(reasons, c.Reason)
+			all = append(all, taint{c.Reason, c.Value, c.EffectInForce()})
 		}
 	}
 	if d.Partition != nil && d.Static == nil {
-		reasons = append(reasons, b.shortages(*d.Partition, instances)...)
+		for _, reason := range b.shortages(*d.Partition, instances) {
+			all = append(all, keepsAway(reason))
+		}
 	}
-	slices.Sort(reasons)
-	return slices.Compact(reasons)
+	return gravest(all)
+}
+
+func keepsAway(reason Reason) taint { return taint{reason: reason, effect: policy.EffectNoSchedule} }
+
+// gravest keeps one taint for each reason, and no more of them than the API allows.
+func gravest(all []taint) []taint {
+	slices.SortFunc(all, func(a, b taint) int {
+		return cmp.Or(
+			a.effect.Compare(b.effect), cmp.Compare(a.reason, b.reason),
+			// Numbers in their order.
+			cmp.Compare(len(a.value), len(b.value)), cmp.Compare(a.value, b.value))
+	})
+	var kept []taint
+	for _, t := range all {
+		same := func(k taint) bool { return k.reason == t.reason }
+		if len(kept) < resourceapi.DeviceTaintsMaxLength && !slices.ContainsFunc(kept, same) {
+			kept = append(kept, t)
+		}
+	}
+	slices.SortFunc(kept, func(a, b taint) int { return cmp.Compare(a.reason, b.reason) })
+	return kept
 }
 
 // appliesTo reports whether a condition of the device's GPU holds for the device
@@ -38,11 +71,15 @@ func (c Condition) appliesTo(d Device) bool {
 	switch {
 	case c.Kind != "" && c.Kind != d.Kind:
 		return false
-	case c.Where == nil || d.Partition == nil:
+	case c.Where == nil:
 		return true
+	case d.Partition == nil:
+		return !c.Exact
 	case d.Static != nil && c.Reason == Occupied && d.Partition.Placement == *c.Where:
 		// The device is the occupant itself.
 		return false
+	case c.Exact:
+		return d.Partition.Placement == *c.Where && (c.ProfileID == nil || d.Partition.Profile.ID == *c.ProfileID)
 	default:
 		return d.Partition.Placement.Overlaps(*c.Where)
 	}
@@ -54,11 +91,12 @@ type instance struct {
 	reason Reason
 }
 
-// knownInstances returns the instances whose profile the conditions name, each once.
+// knownInstances returns the instances whose profile the conditions name, each once. What
+// is wrong with exactly one partition keeps nobody from what lies elsewhere.
 func (b board) knownInstances(conditions []Condition) []instance {
 	var found []instance
 	for _, c := range conditions {
-		if c.Where == nil || c.ProfileID == nil || b.gpu.MIG == nil {
+		if c.Where == nil || c.ProfileID == nil || c.Exact || b.gpu.MIG == nil {
 			continue
 		}
 		at := slices.IndexFunc(b.gpu.MIG.Profiles, func(p gpu.Profile) bool { return p.ID == *c.ProfileID })
@@ -95,13 +133,15 @@ func (b board) shortages(s PartitionShape, instances []instance) []Reason {
 	return reasons
 }
 
-// taints makes the taints of the API. The API server adds the time.
-func taints(driver string, reasons []Reason) []resourceapi.DeviceTaint {
+// taints makes the taints of the API, which adds the time.
+func (o Options) taints(all []taint) []resourceapi.DeviceTaint {
 	var out []resourceapi.DeviceTaint
-	for _, reason := range reasons {
+	for _, t := range all {
+		if t.effect == policy.EffectNone && o.NoEffectNone {
+			continue
+		}
 		out = append(out, resourceapi.DeviceTaint{
-			Key:    driver + "/" + string(reason),
-			Effect: resourceapi.DeviceTaintEffectNoSchedule,
+			Key: o.Driver + "/" + string(t.reason), Value: t.value, Effect: resourceapi.DeviceTaintEffect(t.effect),
 		})
 	}
 	return out

@@ -4,13 +4,16 @@
 package device
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/policy"
 )
 
 // tainted lists the reasons by device, without the GPU's part of the name.
@@ -113,7 +116,7 @@ func TestTaints(t *testing.T) {
 			Status{Conditions: []Condition{onGPU(firstGPU, Unresponsive)}}, everywhere("unresponsive")},
 		"a static partition on a GPU that is lost": {
 			Status{Static: []Static{gone(static(firstGPU, profile1g, at(0, 1), "MIG-1"))}, Conditions: []Condition{onGPU(firstGPU, Lost)}},
-			and(everywhere("lost"), "1g10gb-0-static", "gone lost")},
+			and(everywhere("gpu-lost"), "1g10gb-0-static", "gone gpu-lost")},
 		"a release in the place of a static partition": {
 			Status{Static: []Static{static(firstGPU, profile3g, at(4, 4), "MIG-1")}, Conditions: []Condition{inPlace(firstGPU, at(4, 4), ReleasePending)}},
 			and(overlapping(t, at(4, 4), "occupied release-pending"), "3g40gb-4-static", "release-pending")},
@@ -125,7 +128,19 @@ func TestTaints(t *testing.T) {
 				onGPU(firstGPU, Lost), onGPU(firstGPU, Unresponsive), onGPU(firstGPU, Lost), inPlace(firstGPU, at(0, 8), Lost),
 				onGPU(firstGPU, ResetRequired), onGPU(firstGPU, Occupied), onGPU(firstGPU, ReleasePending), onGPU(firstGPU, Gone),
 			}},
-			everywhere("gone lost occupied release-pending reset-required unresponsive")},
+			everywhere("gone gpu-lost occupied release-pending reset-required unresponsive")},
+		"exactly one partition": {
+			Status{Conditions: []Condition{exactly(inPlace(firstGPU, at(6, 1), XID), profile1g)}},
+			map[string]string{"1g10gb-6": "xid"}},
+		"exactly one partition that others made": {
+			Status{
+				Static:     []Static{static(firstGPU, profile3g, at(4, 4), "MIG-1")},
+				Conditions: []Condition{exactly(inPlace(firstGPU, at(4, 4), XID), profile3g)},
+			},
+			and(overlapping(t, at(4, 4), Occupied), "3g40gb-4-static", "xid", "3g40gb-4", "occupied xid")},
+		"the only one with the OFA engine, exactly": {
+			Status{Conditions: []Condition{exactly(inPlace(firstGPU, at(6, 1), XID), profile1gMe)}},
+			map[string]string{"1g10gb-me-6": "xid"}},
 		"another GPU": {
 			Status{Static: []Static{static(secondGPU, profile1g, at(0, 1), "MIG-1")}, Conditions: []Condition{onGPU("", Lost), onGPU(thirdGPU, Lost)}},
 			map[string]string{}},
@@ -200,5 +215,63 @@ func TestConditionOfOneKind(t *testing.T) {
 				t.Errorf("%s: device %s has taints %v", b.name, d.Name, d.Taints)
 			}
 		}
+	}
+}
+
+// TestGravestTaint: of one reason there is one taint, the gravest; which came last does not
+// matter. Of more reasons than the API takes, those stay that keep pods away.
+func TestGravestTaint(t *testing.T) {
+	xid := func(value string, effect policy.Effect) Condition {
+		return Condition{PCIAddress: firstGPU, Reason: XID, Value: value, Effect: effect}
+	}
+	type taint = resourceapi.DeviceTaint
+	for name, tc := range map[string]struct {
+		conditions []Condition
+		want       []taint
+	}{
+		"one": {
+			[]Condition{xid("94", policy.EffectNoExecute)},
+			[]taint{{Key: "gpu.nvidia.com/xid", Value: "94", Effect: resourceapi.DeviceTaintEffectNoExecute}}},
+		"the gravest": {
+			[]Condition{xid("95", policy.EffectNoExecute), xid("31", policy.EffectNone), xid("48", policy.EffectNoSchedule)},
+			[]taint{{Key: "gpu.nvidia.com/xid", Value: "95", Effect: resourceapi.DeviceTaintEffectNoExecute}}},
+		"the smallest number of the same": {
+			[]Condition{xid("119", policy.EffectNoExecute), xid("95", policy.EffectNoExecute)},
+			[]taint{{Key: "gpu.nvidia.com/xid", Value: "95", Effect: resourceapi.DeviceTaintEffectNoExecute}}},
+		"several keys": {
+			[]Condition{xid("79", ""), onGPU(firstGPU, Lost), {PCIAddress: firstGPU, Reason: Unmonitored, Effect: policy.EffectNone}},
+			[]taint{
+				{Key: "gpu.nvidia.com/gpu-lost", Effect: resourceapi.DeviceTaintEffectNoSchedule},
+				{Key: "gpu.nvidia.com/unmonitored", Effect: resourceapi.DeviceTaintEffectNone},
+				{Key: "gpu.nvidia.com/xid", Value: "79", Effect: resourceapi.DeviceTaintEffectNoSchedule},
+			}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			i := mustInventory(t, loadNode(t, "h100-80-sxm"))
+			for range 2 {
+				slices.Reverse(tc.conditions)
+				objects := i.With(Status{Conditions: tc.conditions}).ResourceSlices(testOptions)
+				checkAPI(t, objects)
+				d := devicesOf(objects)[0]
+				if diff := cmp.Diff(tc.want, d.Taints); diff != "" {
+					t.Errorf("taints of %s (-want +got):\n%s", d.Name, diff)
+				}
+			}
+		})
+	}
+	var many []Condition
+	for n := range 20 {
+		many = append(many, Condition{PCIAddress: firstGPU, Reason: Reason(fmt.Sprintf("a%02d", n)), Effect: policy.EffectNone})
+	}
+	many = append(many, onGPU(firstGPU, Lost), xid("79", policy.EffectNoExecute))
+	i := mustInventory(t, loadNode(t, "h100-80-sxm")).With(Status{Conditions: many})
+	checkAPI(t, i.ResourceSlices(testOptions))
+	if got := tainted(i, testOptions)["whole"]; !strings.HasPrefix(got, "a00 ") || !strings.HasSuffix(got, " a13 gpu-lost xid") {
+		t.Errorf("of too many taints these are left: %s", got)
+	}
+	old := testOptions
+	old.NoEffectNone = true
+	if got := tainted(i, old)["whole"]; got != "gpu-lost xid" {
+		t.Errorf("an API server that knows no effect None gets %s", got)
 	}
 }

@@ -17,6 +17,9 @@ const (
 	// EventLost says that the GPU has fallen off the bus, or that the driver calls it
 	// unavailable.
 	EventLost EventKind = "Lost"
+	// EventReset says that the GPU was reset, or its driver loaded anew, while its events were
+	// received.
+	EventReset EventKind = "Reset"
 	// EventRecoveryAction says that the recovery action of the GPU has changed; read it
 	// with Health.
 	EventRecoveryAction EventKind = "RecoveryAction"

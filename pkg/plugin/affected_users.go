@@ -135,5 +135,13 @@ func affectedBy(conditions []device.Condition, held []claim.HeldDevice) affected
 
 // concerns reports whether a condition holds for a device that a claim has.
 func concerns(c device.Condition, h claim.HeldDevice) bool {
-	return c.PCIAddress == h.PCIAddress && (c.Where == nil || h.Placement == nil || h.Placement.Overlaps(*c.Where))
+	switch {
+	case c.PCIAddress != h.PCIAddress:
+		return false
+	case c.Where == nil:
+		return true
+	case c.Exact:
+		return h.Placement != nil && *h.Placement == *c.Where
+	}
+	return h.Placement == nil || h.Placement.Overlaps(*c.Where)
 }

@@ -5,9 +5,11 @@ package plugin
 
 import (
 	"cmp"
+	"slices"
 	"strings"
 
 	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/policy"
 )
 
 // conditionText is what people read about a condition, beside its message.
@@ -43,6 +45,52 @@ var conditionTexts = map[device.Reason]conditionText{
 		advice: "Processes that use it may hang. If this lasts, " + anotherDevice,
 		over:   "the GPU answers again",
 	},
+	device.RecoveryRequired: {
+		admin: "Delete the pods that use it, then do what the driver wants; a reset is nvidia-smi --gpu-reset, " +
+			"and a restart of the node does it, too",
+		users:  "the GPU needs a reset or a restart of its node",
+		advice: "Processes that use it may fail. To go on, " + anotherDevice,
+		over:   "the driver wants nothing to be done any more",
+	},
+	device.XID: {
+		users:  "the driver has reported an error of the GPU",
+		advice: "Processes that use it may have failed. If they do not work again, " + anotherDevice,
+		over:   "the error is over",
+	},
+	device.UncorrectedECC: {
+		admin:  "If it happens again, contact the vendor of the GPU",
+		users:  "the memory of the GPU had an error",
+		advice: "Processes that used the memory have failed. If they do not work again, " + anotherDevice,
+		over:   "there were no more errors of memory",
+	},
+	device.RowRemapPending: {admin: "Reset the GPU when no pod uses it", over: "its memory was repaired"},
+	device.RowRemapFailed: {
+		admin:  "Reset the GPU. If this lasts, have it replaced",
+		users:  "the memory of the GPU is broken",
+		advice: "Processes that use it may fail. If they do, " + anotherDevice,
+		over:   "its memory was repaired",
+	},
+	device.MemoryUnrepairable: {
+		admin:  "Have the GPU replaced",
+		users:  "the memory of the GPU is broken",
+		advice: "Processes that use it may fail. If they do, " + anotherDevice,
+		over:   "its memory is in order",
+	},
+	device.FabricUnhealthy: {
+		admin:  "Look at the NVLink connections (nvidia-smi -q, Fabric) and at the fabric manager",
+		users:  "the GPU has no good connection to the NVLink fabric",
+		advice: "Processes that use several GPUs may fail or be slow. If they do, " + anotherDevice,
+		over:   "its connection to the NVLink fabric is in order",
+	},
+	device.Throttled: {
+		admin: "Check the cooling and the power supply of the machine",
+		users: "the GPU is slower than it could be",
+		over:  "the GPU runs at full speed again",
+	},
+	device.Unmonitored: {
+		admin: "Its errors are noticed only when it does not answer. See the log of the plugin, and the version of the NVIDIA driver",
+		over:  "the errors of the GPU are reported again",
+	},
 	device.MPSUnhealthy: {
 		admin:  "If this lasts, delete the pods that have the device: MPS starts again when all of its processes have ended",
 		users:  "MPS accepts no new processes",
@@ -59,13 +107,24 @@ var conditionTexts = map[device.Reason]conditionText{
 
 // text is the message of an event about the node.
 func (e *conditionEvent) text() string {
-	return sentences(e.gpus()+": "+e.message, conditionTexts[e.reason].admin)
+	evicted := ""
+	if slices.ContainsFunc(e.conditions, func(c device.Condition) bool { return c.EffectInForce() == policy.EffectNoExecute }) {
+		evicted = "Pods that use it are evicted"
+	}
+	return sentences(e.gpus()+": "+e.message, evicted, conditionTexts[e.reason].admin)
 }
 
 // recoveryText is the message of an event about the node when the condition is over.
 func (e *conditionEvent) recoveryText() string {
-	return sentences(e.gpus()+": "+overText(e.reason), "Devices are offered again")
+	offered := "Devices are offered again"
+	if !slices.ContainsFunc(e.conditions, keepsAway) {
+		offered = ""
+	}
+	return sentences(e.gpus()+": "+overText(e.reason), offered)
 }
+
+// keepsAway reports whether a condition keeps devices from being offered.
+func keepsAway(c device.Condition) bool { return c.EffectInForce() != policy.EffectNone }
 
 // overText says that a condition is over.
 func overText(reason device.Reason) string {
@@ -75,7 +134,11 @@ func overText(reason device.Reason) string {
 // usersText is the text of events about claims and pods that use a device.
 func usersText(c device.Condition) string {
 	text := conditionTexts[c.Reason]
-	return sentences(text.users+" ("+withoutAddress(c.Message, c.PCIAddress)+")", text.advice)
+	advice := text.advice
+	if c.EffectInForce() == policy.EffectNoExecute {
+		advice = "Pods that use it are evicted"
+	}
+	return sentences(text.users+" ("+withoutAddress(c.Message, c.PCIAddress)+")", advice)
 }
 
 // sentences ends each with a full stop.

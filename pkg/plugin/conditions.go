@@ -4,6 +4,7 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -18,6 +19,7 @@ import (
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/logchange"
+	"github.com/partage-dev/partage/pkg/policy"
 )
 
 // conditionKey identifies a condition, whatever its message.
@@ -25,12 +27,16 @@ type conditionKey struct {
 	pciAddress string
 	reason     device.Reason
 	kind       device.Kind
+	value      string
 	everywhere bool
 	where      gpu.Placement
+	exact      bool
 }
 
 func keyOf(c device.Condition) conditionKey {
-	key := conditionKey{pciAddress: c.PCIAddress, reason: c.Reason, kind: c.Kind, everywhere: c.Where == nil}
+	key := conditionKey{
+		pciAddress: c.PCIAddress, reason: c.Reason, kind: c.Kind, value: c.Value, everywhere: c.Where == nil, exact: c.Exact,
+	}
 	if c.Where != nil {
 		key.where = *c.Where
 	}
@@ -79,10 +85,10 @@ func (r *conditionReporter) report(ctx context.Context, status device.Status) {
 	logger := klog.FromContext(ctx)
 	appeared, disappeared := r.reported.Update(status.Conditions, keyOf)
 	for _, c := range appeared {
-		logger.Info("Devices are not offered for now", append(details(c), "message", c.Message)...)
+		logger.Info(whatFollows(c.EffectInForce()), append(details(c), "message", c.Message)...)
 	}
 	for _, c := range disappeared {
-		logger.Info("Devices are offered again", details(c)...)
+		logger.Info("A condition of devices is over", details(c)...)
 	}
 	r.reportStatics(ctx, status.Static)
 	r.reportNode(ctx, appeared, disappeared, status.Conditions)
@@ -141,8 +147,22 @@ func (r *conditionReporter) reportStatics(ctx context.Context, all []device.Stat
 	}
 }
 
+// whatFollows says what an effect does.
+func whatFollows(effect policy.Effect) string {
+	switch effect {
+	case policy.EffectNone:
+		return "Devices have a condition"
+	case policy.EffectNoExecute:
+		return "Devices are not offered for now, and pods that use them are evicted"
+	}
+	return "Devices are not offered for now"
+}
+
 func details(c device.Condition) []any {
-	pairs := []any{"pciAddress", c.PCIAddress, "reason", c.Reason}
+	pairs := []any{"pciAddress", c.PCIAddress, "reason", c.Reason, "effect", c.EffectInForce()}
+	if c.Value != "" {
+		pairs = append(pairs, "value", c.Value)
+	}
 	if c.Kind != "" {
 		pairs = append(pairs, "type", c.Kind)
 	}
@@ -215,8 +235,11 @@ func (e *conditionEvent) gpus() string {
 	return "GPU " + e.pciAddresses[0]
 }
 
-// eventReason makes GPUResetRequired of reset-required and MPSUnhealthy of
-// mps-unhealthy.
+// abbreviations are words of reasons that are in capitals in the reasons of events.
+var abbreviations = map[string]string{"xid": "XID", "ecc": "ECC"}
+
+// eventReason makes GPUResetRequired of reset-required, GPULost of gpu-lost and
+// MPSUnhealthy of mps-unhealthy.
 func eventReason(reason device.Reason) string {
 	var name strings.Builder
 	rest, found := strings.CutPrefix(string(reason), "mps-")
@@ -224,10 +247,11 @@ func eventReason(reason device.Reason) string {
 		name.WriteString("MPS")
 	} else {
 		name.WriteString("GPU")
+		rest = strings.TrimPrefix(rest, "gpu-")
 	}
 	for word := range strings.SplitSeq(rest, "-") {
 		if word != "" {
-			name.WriteString(strings.ToUpper(word[:1]) + word[1:])
+			name.WriteString(cmp.Or(abbreviations[word], strings.ToUpper(word[:1])+word[1:]))
 		}
 	}
 	return name.String()

@@ -61,6 +61,7 @@ func TestEventReason(t *testing.T) {
 		device.Lost: "GPULost", device.ResetRequired: "GPUResetRequired", device.Occupied: "GPUOccupied",
 		device.ReleasePending: "GPUReleasePending", device.Unresponsive: "GPUUnresponsive",
 		device.MPSUnavailable: "MPSUnavailable", device.MPSUnhealthy: "MPSUnhealthy",
+		device.XID: "GPUXID", device.UncorrectedECC: "GPUUncorrectedECC", device.RowRemapPending: "GPURowRemapPending",
 	} {
 		if got := eventReason(reason); got != want {
 			t.Errorf("%s gives %q, want %q", reason, got, want)

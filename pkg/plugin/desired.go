@@ -79,7 +79,7 @@ type desired struct {
 func (d *desired) known() bool { return d.policy != nil && d.storedKnown }
 
 // noPolicy offers nothing.
-var noPolicy = &policy.Policy{}
+var noPolicy = &policy.Policy{Health: policy.Builtin().Health}
 
 func (d *desired) terms() device.Terms {
 	terms := device.Terms{Policy: cmp.Or(d.policy, noPolicy), Limited: d.limited, Keep: make(map[string]bool, len(d.needed))}

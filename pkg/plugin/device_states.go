@@ -75,10 +75,10 @@ func newDeviceStates(claims ClaimViewer, tell func([]claimState), pollInterval t
 	}
 }
 
-// surveyed takes the inventory with the conditions that a survey has found.
-func (s *deviceStates) surveyed(inventory *device.Inventory) {
+// set takes the inventory with its conditions, and when the last survey was.
+func (s *deviceStates) set(inventory *device.Inventory, surveyedAt time.Time) {
 	s.mu.Lock()
-	s.inventory, s.surveyedAt = inventory, time.Now()
+	s.inventory, s.surveyedAt = inventory, surveyedAt
 	s.mu.Unlock()
 	s.look.Fire()
 }
@@ -190,7 +190,7 @@ func judge(d *claim.LiveDevice, conditions []device.Condition) verdict {
 	total := findings[0]
 	var texts, reasons []string
 	for _, f := range findings {
-		texts, reasons = append(texts, f.message), append(reasons, f.reason)
+		texts, reasons = append(texts, f.message), append(reasons, f.reason+f.findings)
 		if severity[f.health] > severity[total.health] {
 			total.health, total.reason = f.health, f.reason
 		}
@@ -206,7 +206,10 @@ var severity = map[kubeletplugin.HealthStatus]int{
 // healthOf says what a condition means for a device that a claim has. Of a GPU that does not
 // answer nothing is known.
 func healthOf(c device.Condition) kubeletplugin.HealthStatus {
-	if c.Reason == device.Unresponsive {
+	switch {
+	case !keepsAway(c):
+		return kubeletplugin.HealthStatusHealthy
+	case c.Reason == device.Unresponsive:
 		return kubeletplugin.HealthStatusUnknown
 	}
 	return kubeletplugin.HealthStatusUnhealthy
@@ -220,7 +223,9 @@ func fromConditions(conditions []device.Condition, which func(device.Condition) 
 			continue
 		}
 		text := usersText(c)
-		findings = append(findings, verdict{health: healthOf(c), reason: eventReason(c.Reason), message: strings.ToUpper(text[:1]) + text[1:]})
+		findings = append(findings, verdict{
+			health: healthOf(c), reason: eventReason(c.Reason), message: strings.ToUpper(text[:1]) + text[1:], findings: c.Value,
+		})
 	}
 	return findings
 }

@@ -31,6 +31,7 @@ import (
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/plugin/claimstatus"
+	"github.com/partage-dev/partage/pkg/policy"
 )
 
 // TestJudge: what is said of a device with several troubles.
@@ -40,6 +41,8 @@ func TestJudge(t *testing.T) {
 	on := func(reason device.Reason) device.Condition {
 		return device.Condition{PCIAddress: firstGPU, Reason: reason, Message: "GPU " + firstGPU + ": because of " + string(reason)}
 	}
+	degraded := on(device.Throttled)
+	degraded.Effect = policy.EffectNone
 	whole, gone, stopped := claim.LiveDevice{}, claim.LiveDevice{Partition: &claim.LivePartition{}}, claim.LiveDevice{Session: &claim.LiveSession{}}
 	for name, test := range map[string]struct {
 		device     claim.LiveDevice
@@ -50,9 +53,11 @@ func TestJudge(t *testing.T) {
 	}{
 		"well":             {device: whole, health: healthy, reason: "Ready", says: []string{"The device is ready."}},
 		"partition, well":  {device: claim.LiveDevice{Partition: &claim.LivePartition{UUID: "MIG-1"}}, health: healthy, reason: "Ready"},
-		"lost":             {device: whole, conditions: []device.Condition{on(device.Lost)}, health: unhealthy, reason: "GPULost", says: []string{"The GPU is lost (because of lost)", "get another device"}},
+		"lost":             {device: whole, conditions: []device.Condition{on(device.Lost)}, health: unhealthy, reason: "GPULost", says: []string{"The GPU is lost (because of gpu-lost)", "get another device"}},
 		"reset":            {device: whole, conditions: []device.Condition{on(device.ResetRequired)}, health: unhealthy, reason: "GPUResetRequired", says: []string{"administrator"}},
 		"hung":             {device: whole, conditions: []device.Condition{on(device.Unresponsive)}, health: unknown, reason: "GPUUnresponsive", says: []string{"does not answer"}},
+		"degraded":         {device: whole, conditions: []device.Condition{degraded}, health: healthy, reason: "GPUThrottled", says: []string{"because of throttled"}},
+		"degraded, lost":   {device: whole, conditions: []device.Condition{degraded, on(device.Lost)}, health: unhealthy, reason: "GPULost"},
 		"MPS":              {device: whole, conditions: []device.Condition{on(device.MPSUnhealthy)}, health: unhealthy, reason: "MPSUnhealthy"},
 		"nothing of users": {device: whole, conditions: []device.Condition{on(device.Withdrawn), on(device.ReleasePending), on(device.MPSUnavailable), on(device.Occupied)}, health: healthy, reason: "Ready"},
 		"gone":             {device: gone, health: unhealthy, reason: "PartitionGone", says: []string{"was removed", "delete the pods"}},
@@ -305,7 +310,7 @@ func TestHealthIsRepeated(t *testing.T) {
 		if first := <-reports; len(first.Devices) > 0 {
 			t.Errorf("before the first survey: %+v", first)
 		}
-		s.surveyed(inventory)
+		s.set(inventory, time.Now())
 		s.update(t.Context())
 		start := time.Now()
 		var got []string
@@ -325,7 +330,7 @@ func TestHealthIsRepeated(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("-want +got:\n%s", diff)
 		}
-		s.surveyed(inventory)
+		s.set(inventory, time.Now())
 		if report := <-reports; report.Devices[0].Health != kubeletplugin.HealthStatusHealthy {
 			t.Errorf("after another survey: %+v", report)
 		}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/gpu/lastseen"
+	"github.com/partage-dev/partage/pkg/policy"
 )
 
 // fullDisk makes a folder that takes no more data, and returns what is in the way.
@@ -139,7 +140,7 @@ func TestSwappedGPUs(t *testing.T) {
 				if diff := cmp.Diff(test.want, got); diff != "" {
 					t.Errorf("UUIDs (-want +got):\n%s", diff)
 				}
-				conditions := s.loop.state.status().Conditions
+				conditions := s.loop.state.status(nil, &policy.Health{}).Conditions
 				if len(conditions) != len(test.found.Broken) || len(conditions) > 0 && conditions[0].PCIAddress != secondGPU {
 					t.Errorf("conditions %+v", conditions)
 				}

@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/partage-dev/partage/pkg/claim"
+	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/quote"
 )
 
@@ -124,11 +125,15 @@ func (e *Events) ClaimEvents(ctx context.Context, events []ClaimEvent) {
 	}
 }
 
-// alarmReasons are those of events that users of GPUs do not cause by what MPS makes of
+// alarms are the reasons of conditions that users of GPUs do not cause by what MPS makes of
 // their programs.
+var alarms = slices.Concat(failures, []device.Reason{
+	device.RecoveryRequired, device.XID, device.UncorrectedECC, device.RowRemapFailed, device.MemoryUnrepairable, device.FabricUnhealthy,
+})
+
 var alarmReasons = func() []string {
 	var reasons []string
-	for _, r := range failures {
+	for _, r := range alarms {
 		reasons = append(reasons, eventReason(r), recoveryReason(r))
 	}
 	slices.Sort(reasons)

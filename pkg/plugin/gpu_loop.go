@@ -65,10 +65,13 @@ type gpuLoop struct {
 	readiness            *readiness
 	startup              *startup
 	conditions           *conditionReporter
-	// surveyed takes the inventory with the result of each survey.
-	surveyed func(*device.Inventory)
-	// surveyNow asks for a poll, failed for cleaning up.
-	surveyNow, failed loop.Trigger
+	health               healthMonitor
+	troubles             *troubles
+	// tell takes the inventory with what is known now, and when that was last surveyed.
+	tell func(inventory *device.Inventory, surveyedAt time.Time)
+	// surveyNow asks for a poll, failed for cleaning up, healthChanged for handing on what is
+	// wrong with GPUs.
+	surveyNow, failed, healthChanged loop.Trigger
 	// stop ends the driver.
 	stop func(error)
 
@@ -81,8 +84,8 @@ type gpuLoop struct {
 	discovering         sync.WaitGroup
 	discoveryInProgress bool
 
-	// everSurveyed says that a survey has succeeded.
-	everSurveyed bool
+	// surveyedAt is when the last survey has succeeded, if one has.
+	surveyedAt time.Time
 	// claimsBase is the inventory that claims were last given, without its status.
 	claimsBase *device.Inventory
 	// published are the slices that the publisher was last given.
@@ -136,6 +139,8 @@ func (l *gpuLoop) run(ctx context.Context) {
 			l.poll(ctx)
 		case <-l.surveyNow:
 			l.poll(ctx)
+		case <-l.healthChanged:
+			l.handOn(ctx)
 		}
 	}
 }
@@ -201,7 +206,7 @@ func (l *gpuLoop) handleDiscovery(ctx context.Context, found discovery) {
 	}
 	l.state.applyDiscovery(found.node, inventory)
 	l.reportDiscovery(ctx, found.node)
-	l.claims.SetInventory(inventory.With(l.state.status()))
+	l.claims.SetInventory(inventory.With(l.status()))
 	l.readiness.setHardware(ctx, "")
 	l.remember(ctx)
 }
@@ -220,7 +225,7 @@ func (l *gpuLoop) updateDesired(ctx context.Context) {
 	l.desired.readPolicy(ctx)
 	var present *device.Inventory
 	if l.state.inventory != nil {
-		present = l.state.inventory.With(l.state.status())
+		present = l.state.inventory.With(l.status())
 	}
 	l.desired.updateNeeded(ctx, present)
 }
@@ -261,19 +266,36 @@ func (l *gpuLoop) survey(ctx context.Context) {
 	switch {
 	case err == nil:
 		l.state.applySurvey(found)
-		l.everSurveyed = true
-	case !l.everSurveyed:
+		l.surveyedAt = time.Now()
+	case l.surveyedAt.IsZero():
 		// Nothing is known of what must not be allocated.
 		l.readiness.setSlices(ctx, fmt.Sprintf("the GPUs could not be surveyed: %v", err))
 		return
 	}
-	status := l.state.status()
+	l.handOn(ctx)
+}
+
+// status is what is known now.
+func (l *gpuLoop) status() device.Status {
+	reaction := &noPolicy.Health
+	if l.desired.policy != nil {
+		reaction = &l.desired.policy.Health
+	}
+	l.health.Follow(l.state.uuids(), *reaction)
+	return l.state.status(l.health.Conditions(), reaction)
+}
+
+// handOn tells claims, the publisher and people what is known now, if they do not know it.
+func (l *gpuLoop) handOn(ctx context.Context) {
+	if l.surveyedAt.IsZero() || ctx.Err() != nil {
+		return
+	}
+	status := l.status()
 	l.conditions.report(ctx, status)
+	l.troubles.set(status.Conditions)
 
 	now := l.state.inventory.With(status)
-	if err == nil {
-		l.surveyed(now)
-	}
+	l.tell(now, l.surveyedAt)
 	resources := publish.Resources(l.driverName, l.nodeName, now, publish.AllFeatures)
 	changed := !apiequality.Semantic.DeepEqual(resources, l.published)
 	if changed || l.claimsBase != l.state.inventory {

@@ -76,7 +76,7 @@ func TestGPULostAndBack(t *testing.T) {
 			r.until(t, "readiness", func(ctx context.Context) error { return r.check(ctx, "readiness") })
 
 			r.hardware.setNode(without)
-			r.untilTainted(t, devicesOf(map[string][]string{firstGPU: nil, secondGPU: {"lost"}}))
+			r.untilTainted(t, devicesOf(map[string][]string{firstGPU: nil, secondGPU: {"gpu-lost"}}))
 			if err := r.check(t.Context(), "readiness"); err != nil {
 				t.Errorf("a lost GPU makes the plugin unready: %v", err)
 			}

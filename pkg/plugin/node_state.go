@@ -4,12 +4,14 @@
 package plugin
 
 import (
+	"cmp"
 	"errors"
 	"maps"
 	"slices"
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/policy"
 )
 
 // rediscoverAfter is the number of polls after which the GPUs are discovered again
@@ -132,12 +134,25 @@ func (s *nodeState) countPoll() (discoveryDue bool) {
 	return s.pollsLeft <= 0
 }
 
-// status joins the conditions of all GPUs.
-func (s *nodeState) status() device.Status {
-	return device.Status{
-		Static:     s.surveyed.Static,
-		Conditions: unique(slices.Concat(s.withoutDriver(), s.missing, s.surveyed.Conditions)),
+// status joins the conditions of all GPUs with those that their health has. The policy decides
+// about effects that are not decided yet, if it has any for the reason.
+func (s *nodeState) status(health []device.Condition, reaction *policy.Health) device.Status {
+	conditions := unique(slices.Concat(s.withoutDriver(), s.missing, s.surveyed.Conditions, health))
+	for i := range conditions {
+		conditions[i].Effect = cmp.Or(conditions[i].Effect, reaction.Conditions[string(conditions[i].Reason)])
 	}
+	return device.Status{Static: s.surveyed.Static, Conditions: conditions}
+}
+
+// uuids are those of all known GPUs by PCI address.
+func (s *nodeState) uuids() map[string]string {
+	uuids := map[string]string{}
+	if s.known != nil {
+		for i := range s.known.GPUs {
+			uuids[s.known.GPUs[i].PCIAddress] = s.known.GPUs[i].UUID
+		}
+	}
+	return uuids
 }
 
 // withoutDriver makes all GPUs unresponsive when the driver is gone.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/policy"
 )
 
 // find applies the discovery of these GPUs.
@@ -118,7 +119,7 @@ func TestDriverGoneAndBack(t *testing.T) {
 		{PCIAddress: firstGPU, Reason: device.Unresponsive, Message: gone.Error()},
 		{PCIAddress: secondGPU, Reason: device.Unresponsive, Message: gone.Error()},
 	}
-	if diff := cmp.Diff(want, state.status().Conditions); diff != "" {
+	if diff := cmp.Diff(want, state.status(nil, &policy.Health{}).Conditions); diff != "" {
 		t.Errorf("conditions without a driver (-want +got):\n%s", diff)
 	}
 	if got := pollsUntilDiscovery(&state); got != 1 {
@@ -126,7 +127,7 @@ func TestDriverGoneAndBack(t *testing.T) {
 	}
 	find(t, &state, testNodeWith(firstGPU, secondGPU))
 	state.applySurvey(device.Status{})
-	if got := state.status().Conditions; len(got) > 0 {
+	if got := state.status(nil, &policy.Health{}).Conditions; len(got) > 0 {
 		t.Errorf("conditions with the driver: %+v", got)
 	}
 }
@@ -139,8 +140,8 @@ func TestOtherFailuresChangeNothing(t *testing.T) {
 		var state nodeState
 		find(t, &state, testNodeWith(firstGPU))
 		state.discoveryFailed(err)
-		if state.driverGone != nil || len(state.status().Conditions) > 0 || len(pciAddresses(state.inventory)) != 1 {
-			t.Errorf("after %v: gone %v, conditions %+v", err, state.driverGone, state.status().Conditions)
+		if state.driverGone != nil || len(state.status(nil, &policy.Health{}).Conditions) > 0 || len(pciAddresses(state.inventory)) != 1 {
+			t.Errorf("after %v: gone %v, conditions %+v", err, state.driverGone, state.status(nil, &policy.Health{}).Conditions)
 		}
 		if got := pollsUntilDiscovery(&state); got != 1 {
 			t.Errorf("after %v: %d polls until the next try", err, got)
@@ -164,7 +165,7 @@ func TestAbsentGPUsAreKept(t *testing.T) {
 		{PCIAddress: firstGPU, Reason: device.Unresponsive, Message: gpu.ErrUnknown.Error()},
 		{PCIAddress: secondGPU, Reason: device.Lost, Message: gpu.ErrLost.Error()},
 	}
-	if diff := cmp.Diff(want, state.status().Conditions); diff != "" {
+	if diff := cmp.Diff(want, state.status(nil, &policy.Health{}).Conditions); diff != "" {
 		t.Errorf("conditions (-want +got):\n%s", diff)
 	}
 }
@@ -189,7 +190,7 @@ func TestNamelessGPUs(t *testing.T) {
 			state.recall(all, nil, inventoryOf(t, all))
 			find(t, &state, withBroken(testNodeWith(firstGPU), test.broken...))
 			var got []device.Reason
-			for _, c := range state.status().Conditions {
+			for _, c := range state.status(nil, &policy.Health{}).Conditions {
 				got = append(got, c.Reason)
 			}
 			if diff := cmp.Diff(test.want, got); diff != "" {

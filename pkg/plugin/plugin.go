@@ -11,6 +11,7 @@
 //	publish/         keeps ResourceSlices in the API server
 //	reconcile.go     cleans up
 //	conditions.go    reports conditions of the GPUs; they become taints in package device
+//	gpu_health.go    joins what package health finds out
 //	affected_users.go the events of claims on such a GPU
 //	device_states.go how the devices of claims are; claim_status.go says it in the status of
 //	                 claims, which claimstatus/ writes, health_stream.go to the kubelet
@@ -41,7 +42,9 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 
+	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/gpu/lastseen"
+	"github.com/partage-dev/partage/pkg/health"
 	"github.com/partage-dev/partage/pkg/plugin/claimstatus"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
 	"github.com/partage-dev/partage/pkg/plugin/metadatafiles"
@@ -97,6 +100,11 @@ type Options struct {
 	CDIDir, FileContext string
 	// Events reports conditions of the GPUs. Optional.
 	Events EventWriter
+	// Health tells what is wrong with GPUs. Optional: what makes them fail to answer is
+	// noticed without it.
+	Health health.Hardware
+	// ObserveEvent is called for every event of a GPU. Optional.
+	ObserveEvent func(gpu.Event)
 	// Exposure finds out whether containers without a claim can have GPUs. Optional.
 	Exposure ExposureCheck
 	// HealthListener serves the gRPC health protocol and is closed by Run.
@@ -169,6 +177,7 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 	p := &Plugin{options: o, timing: t, readiness: newReadiness(), startup: newStartup()}
 	stop := func(err error) { p.stop(err) }
 	failed, surveyNow := loop.NewTrigger(), loop.NewTrigger()
+	troubles := &troubles{}
 	requested := &requestedDevices{driverName: o.DriverName, poolName: o.NodeName}
 	p.publisher = publish.New(publish.Options{
 		DriverName: o.DriverName, NodeName: o.NodeName, KubeClient: o.KubeClient, MetadataClient: o.MetadataClient,
@@ -193,7 +202,7 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 	p.service = &draService{
 		devices: p.devices, metadata: p.metadata,
 		claims: o.Claims, startup: p.startup, readiness: p.readiness, requested: requested,
-		failed: failed, stop: stop,
+		troubles: troubles, failed: failed, stop: stop,
 	}
 	p.reconciler = &reconciler{
 		claims: o.Claims, interval: o.ReconcileInterval, followUp: t.followUp, failed: failed, surveyNow: surveyNow,
@@ -203,7 +212,8 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 		driverName: o.DriverName, nodeName: o.NodeName, interval: o.PollInterval,
 		hardware: o.Hardware, claims: o.Claims, publisher: p.publisher, reconciler: p.reconciler,
 		readiness: p.readiness, startup: p.startup, conditions: &conditionReporter{events: o.Events, claims: o.Claims},
-		surveyed: p.devices.surveyed, surveyNow: surveyNow, failed: failed, stop: stop,
+		health: noHealth{}, troubles: troubles, tell: p.devices.set,
+		surveyNow: surveyNow, failed: failed, healthChanged: loop.NewTrigger(), stop: stop,
 		discoveries: make(chan discovery, 1),
 		lastSeen:    lastseen.New(o.DataDir, o.BootID),
 		desired: desired{
@@ -268,6 +278,10 @@ func (p *Plugin) Run(ctx context.Context) error {
 		}
 		p.exposure.run(ctx, node)
 	})
+	if monitor := p.newMonitor(); monitor != nil {
+		p.gpus.health = monitor
+		running.Go(func() { monitor.Run(loops) })
+	}
 	running.Go(func() { p.gpus.run(loops) })
 	running.Go(func() { p.runReconciler(loops) })
 	running.Go(func() { p.publisher.Run(loops) })

@@ -39,6 +39,7 @@ type draService struct {
 	startup   *startup
 	readiness *readiness
 	requested *requestedDevices
+	troubles  *troubles
 	// calls are those in progress.
 	calls inflight
 	// failed asks to clean up soon.
@@ -71,10 +72,14 @@ func (s *draService) prepare(ctx context.Context, c *resourceapi.ResourceClaim) 
 	ctx = klog.NewContext(ctx, logger)
 	start := time.Now()
 	defer panics.Recover(ctx, &result.Err)
-	s.startup.wait(ctx, s.requested.add(c), startupTimeout)
+	devices := s.requested.add(c)
+	s.startup.wait(ctx, devices, startupTimeout)
 
 	prepared, err := s.claims.Prepare(ctx, c)
 	if err != nil {
+		if trouble := s.troubles.of(devices); trouble != "" {
+			err = fmt.Errorf("%s: %w", trouble, err)
+		}
 		err = fmt.Errorf("claim %s: %w", klog.KObj(c), err)
 		if reason := s.readiness.hardwareReason(); reason != "" {
 			err = fmt.Errorf("%w (%s)", err, reason)

@@ -13,6 +13,7 @@ import (
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/gpu/lastseen"
+	"github.com/partage-dev/partage/pkg/policy"
 )
 
 // TestRecall: which GPUs are known when none of them answers.
@@ -72,7 +73,7 @@ func TestRecall(t *testing.T) {
 				want = []string{secondGPU}
 			}
 			published("without claims", want)
-			if conditions := s.loop.state.status().Conditions; (len(conditions) == 0) != (len(want) == 0) && test.boot == "boot-1" {
+			if conditions := s.loop.state.status(nil, &policy.Health{}).Conditions; (len(conditions) == 0) != (len(want) == 0) && test.boot == "boot-1" {
 				t.Errorf("conditions %+v", conditions)
 			}
 			// The next process knows the same.
@@ -103,7 +104,7 @@ func TestRecalledGPUIsFound(t *testing.T) {
 	if got := pciAddresses(s.claims.inventory); !cmp.Equal(got, []string{firstGPU}) {
 		t.Errorf("known are %v", got)
 	}
-	if got := s.loop.state.status().Conditions; len(got) != 1 || got[0].Reason != device.Lost {
+	if got := s.loop.state.status(nil, &policy.Health{}).Conditions; len(got) != 1 || got[0].Reason != device.Lost {
 		t.Errorf("conditions %+v", got)
 	}
 }

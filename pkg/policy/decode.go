@@ -48,6 +48,7 @@ func (r *reader) policy(root *yaml.Node) *Policy {
 		"kind":       strict.Skip,
 		"rules":      strict.Into(&p.Rules, r.rules),
 		"default":    strict.Into(&p.Default, r.offer),
+		"health":     strict.Into(&p.Health, r.health),
 	})
 	return p
 }

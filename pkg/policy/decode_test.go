@@ -5,11 +5,13 @@ package policy
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -43,6 +45,14 @@ func mustDecode(t testing.TB, data []byte) *Policy {
 		t.Fatal(err)
 	}
 	return p
+}
+
+// healthWith has the built-in reactions with some others.
+func healthWith(quiet time.Duration, xids map[uint64]Effect, conditions map[string]Effect) Health {
+	h := builtinHealth()
+	h.QuietPeriod, h.XIDs = quiet, xids
+	maps.Copy(h.Conditions, conditions)
+	return h
 }
 
 func TestDecode(t *testing.T) {
@@ -93,6 +103,9 @@ func TestDecode(t *testing.T) {
 			Default: Offer{Whole: true, MPS: &MPSOffer{
 				Clients: 1024, MemoryOvercommit: 1, ComputeOvercommit: 1, OnClientKilled: KilledReport, ClientPriority: PriorityNormal, ServerMemoryBytes: new(int64), ContextMemoryBytes: new(int64(512 << 20)),
 			}},
+			Health: healthWith(90*time.Minute, map[uint64]Effect{109: EffectNoExecute, 31: EffectNone, 94: EffectIgnore}, map[string]Effect{
+				"gpu-lost": EffectNoExecute, "throttled": EffectNoSchedule, "uncorrected-ecc": EffectNone,
+			}),
 		},
 		"json": {Default: Offer{TimeSlice: &TimeSliceOffer{Clients: 16, Interval: IntervalLong, MemoryOvercommit: 1}}},
 		"leave-alone": {
@@ -120,6 +133,9 @@ func TestDecode(t *testing.T) {
 			content, err := os.ReadFile(filepath.Join("testdata/valid", name+".yaml"))
 			if err != nil {
 				t.Fatal(err)
+			}
+			if want.Health.Conditions == nil {
+				want.Health = builtinHealth()
 			}
 			if diff := cmp.Diff(want, mustDecode(t, content)); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)

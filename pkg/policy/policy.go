@@ -2,8 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package policy holds the admin's rules for what each GPU is offered as: which kinds
-// of devices, which MIG profiles, how many claims share one, and how. The rules are
-// one strict, versioned file, a SharingPolicy.
+// of devices, which MIG profiles, how many claims share one, and how; and for what
+// follows when something is wrong with one. The rules are one strict, versioned file, a
+// SharingPolicy.
 //
 // The package is pure: the caller reads the file and watches it for changes.
 package policy
@@ -53,6 +54,8 @@ type Policy struct {
 	Rules []Rule
 	// Default is for GPUs that no rule matches.
 	Default Offer
+	// Health is how nodes react to what is wrong with GPUs.
+	Health Health
 }
 
 // Rule is an offer for some GPUs.
@@ -204,10 +207,13 @@ const DefaultClients = 4
 // partitions, and no variants of profiles: they would be a quarter to a half of all
 // devices, and few claims need their engines.
 func Builtin() *Policy {
-	return &Policy{Default: Offer{
-		Whole:     true,
-		Partition: &PartitionOffer{},
-		MPS:       &MPSOffer{Clients: DefaultClients, MemoryOvercommit: 1, ComputeOvercommit: 1},
-		TimeSlice: &TimeSliceOffer{Clients: DefaultClients, Interval: IntervalDefault, MemoryOvercommit: 1},
-	}}
+	return &Policy{
+		Default: Offer{
+			Whole:     true,
+			Partition: &PartitionOffer{},
+			MPS:       &MPSOffer{Clients: DefaultClients, MemoryOvercommit: 1, ComputeOvercommit: 1},
+			TimeSlice: &TimeSliceOffer{Clients: DefaultClients, Interval: IntervalDefault, MemoryOvercommit: 1},
+		},
+		Health: builtinHealth(),
+	}
 }

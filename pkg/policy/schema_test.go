@@ -113,6 +113,33 @@ func TestSchemaBounds(t *testing.T) {
 			t.Errorf("%s: the schema says %v", text, err)
 		}
 	}
+	for text, valid := range map[string]bool{
+		"{}":                                     true,
+		"{quietPeriod: 1h30m}":                   true,
+		"{quietPeriod: 0.5h}":                    true,
+		"{quietPeriod: 1500ms}":                  false,
+		"{quietPeriod: -1m}":                     false,
+		"{xids: [{xid: 9999, effect: Ignore}]}":  true,
+		"{xids: [{xid: 10000, effect: Ignore}]}": false,
+		"{xids: [{xid: 1.5, effect: Ignore}]}":   false,
+		"{xids: null}":                           false,
+		"{conditions: [{effect: None}]}":         false,
+		"null":                                   false,
+	} {
+		content := []byte(head + "health: " + text)
+		if _, err := Decode(content); (err == nil) != valid {
+			t.Errorf("%s: Decode says %v", text, err)
+		}
+		if err := validate(t, s, content); (err == nil) != valid {
+			t.Errorf("%s: the schema says %v", text, err)
+		}
+	}
+	// The schema has a copy of the names of conditions.
+	for name := range builtinHealth().Conditions {
+		if err := validate(t, s, []byte(head+"health: {conditions: [{condition: "+name+", effect: None}]}")); err != nil {
+			t.Errorf("%s: the schema says %v", name, err)
+		}
+	}
 	for _, text := range []string{"", "kind: SharingPolicy", "apiVersion: " + Version, "null", "[]"} {
 		if err := validate(t, s, []byte(text)); err == nil {
 			t.Errorf("%q: the schema takes it", text)

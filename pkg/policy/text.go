@@ -33,8 +33,12 @@ func (o Offer) String() string {
 	if o.TimeSlice != nil {
 		parts = append(parts, o.TimeSlice.String())
 	}
+	return joinOr(parts, "nothing")
+}
+
+func joinOr(parts []string, none string) string {
 	if len(parts) == 0 {
-		return "nothing"
+		return none
 	}
 	return strings.Join(parts, "; ")
 }

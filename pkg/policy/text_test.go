@@ -58,6 +58,7 @@ func TestGolden(t *testing.T) {
 			got.WriteString("  " + rule.Match.String() + "\n    " + Effective{Offer: rule.Offer, Rule: rule.Name}.String() + "\n")
 		}
 		got.WriteString("  " + Effective{Offer: p.Default}.String() + "\n")
+		got.WriteString("  health: " + p.Health.String() + "\n")
 	}
 	const golden = "testdata/valid.golden.txt"
 	if *update {

@@ -55,6 +55,7 @@ func (w *eventWatch) run(ctx context.Context) {
 			return
 		}
 		if errors.Is(err, errOtherHandle) {
+			w.send(ctx, w.event(gpu.EventReset))
 			continue
 		}
 		w.report(ctx, err)
@@ -70,8 +71,13 @@ func (w *eventWatch) report(ctx context.Context, err error) {
 	w.problem.Log(ctx, err, "Events of a GPU are not received", "Events of a GPU are received again", "pciAddress", w.pci)
 	if lost := errors.Is(err, gpu.ErrLost); lost && !w.lost {
 		w.lost = true
-		w.send(ctx, gpu.Event{Time: time.Now(), PCIAddress: w.pci, Kind: gpu.EventLost, InstanceID: -1, ComputeInstanceID: -1})
+		w.send(ctx, w.event(gpu.EventLost))
 	}
+}
+
+// event is about all of the GPU.
+func (w *eventWatch) event(kind gpu.EventKind) gpu.Event {
+	return gpu.Event{Time: time.Now(), PCIAddress: w.pci, Kind: kind, InstanceID: -1, ComputeInstanceID: -1}
 }
 
 // follow registers and delivers events until that fails.

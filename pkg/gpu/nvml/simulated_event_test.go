@@ -200,6 +200,7 @@ func TestSimulatedEventsAfterReset(t *testing.T) {
 	l.monitored(pci)
 	l.update(func(m *machine.Machine) { m.GPUs[0].Reset() })
 
+	l.expect(whole(pci, gpu.EventReset, 0))
 	// The number of sets that were made says that there is a new registration.
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()

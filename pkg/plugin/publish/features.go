@@ -25,10 +25,12 @@ type Features struct {
 	ConsumableCapacity bool
 	// ShareCounters: the scheduler remembers the counters that shares have consumed.
 	ShareCounters bool
+	// TaintEffectNone: the API server takes taints that only tell something.
+	TaintEffectNone bool
 }
 
 // AllFeatures are those of Kubernetes 1.36.2 and later by default.
-var AllFeatures = Features{PartitionableDevices: true, ConsumableCapacity: true, ShareCounters: true}
+var AllFeatures = Features{PartitionableDevices: true, ConsumableCapacity: true, ShareCounters: true, TaintEffectNone: true}
 
 // gates reports whether the API server stores everything.
 func (f Features) gates() bool { return f.PartitionableDevices && f.ConsumableCapacity }
@@ -38,6 +40,7 @@ func (f Features) or(other Features) Features {
 		PartitionableDevices: f.PartitionableDevices || other.PartitionableDevices,
 		ConsumableCapacity:   f.ConsumableCapacity || other.ConsumableCapacity,
 		ShareCounters:        f.ShareCounters || other.ShareCounters,
+		TaintEffectNone:      f.TaintEffectNone || other.TaintEffectNone,
 	}
 }
 
@@ -48,6 +51,8 @@ func (f Features) limited(version string) Features {
 	f.PartitionableDevices = f.PartitionableDevices && !faults.IgnoresCounters
 	f.ConsumableCapacity = f.ConsumableCapacity && !faults.IgnoresCounters
 	f.ShareCounters = !faults.ForgetsShares
+	// It came with the version in which schedulers look for counters in other slices, 1.35.
+	f.TaintEffectNone = !faults.IgnoresCounters
 	return f
 }
 
@@ -128,6 +133,7 @@ func (f *features) begin(ctx context.Context, stored []*resourceapi.ResourceSlic
 			PartitionableDevices: answer.PartitionableDevices || another.PartitionableDevices,
 			ConsumableCapacity:   answer.ConsumableCapacity || another.ConsumableCapacity,
 			ShareCounters:        answer.ShareCounters && another.ShareCounters,
+			TaintEffectNone:      answer.TaintEffectNone && another.TaintEffectNone,
 		}
 	}
 	f.begun, f.now = true, answer.or(usedBy(stored))

@@ -369,3 +369,14 @@ func TestNoTaints(t *testing.T) {
 		c.converges(t, lost(inventory, firstGPU), AllFeatures, time.Hour)
 	})
 }
+
+// TestTaintEffectNone: Kubernetes 1.34 refuses objects that have the effect, see the type
+// DeviceTaintEffect of k8s.io/api.
+func TestTaintEffectNone(t *testing.T) {
+	t.Parallel()
+	for version, want := range map[string]bool{"v1.34.0": false, "v1.34.13": false, "v1.35.0": true, "v1.37.1": true} {
+		if got := AllFeatures.limited(version).TaintEffectNone; got != want {
+			t.Errorf("%s takes the effect None: %t, want %t", version, got, want)
+		}
+	}
+}

@@ -299,5 +299,6 @@ func Resources(driverName, nodeName string, inventory *device.Inventory, f Featu
 		PartitionableDevices: f.PartitionableDevices,
 		ConsumableCapacity:   f.ConsumableCapacity,
 		NoShareCounters:      !f.ShareCounters,
+		NoEffectNone:         !f.TaintEffectNone,
 	})
 }

@@ -283,7 +283,7 @@ func untilPodTold(t testing.TB, p *harness.Driver, n *harness.Node, pod, reason 
 // it is back, that the pods which have them are told, and that the other GPU can be used.
 func TestGPULost(t *testing.T) {
 	t.Parallel()
-	for reason, code := range map[string]int{"lost": 15, "reset-required": 16} {
+	for reason, code := range map[string]int{"gpu-lost": 15, "reset-required": 16} {
 		t.Run(reason, func(t *testing.T) {
 			t.Parallel()
 			n := harness.NewNode(t, "h100x2")
@@ -306,8 +306,8 @@ func TestGPULost(t *testing.T) {
 			p.MustPrepare(t, used)
 			fail(code)
 			p.UntilTainted(t, n, reason, all)
-			untilPodTold(t, p, n, "user", map[string]string{"lost": "GPULost", "reset-required": "GPUResetRequired"}[reason])
-			p.UntilEvent(t, n, map[string]string{"lost": "GPULost", "reset-required": "GPUResetRequired"}[reason], n.Address(t, 1))
+			untilPodTold(t, p, n, "user", map[string]string{"gpu-lost": "GPULost", "reset-required": "GPUResetRequired"}[reason])
+			p.UntilEvent(t, n, map[string]string{"gpu-lost": "GPULost", "reset-required": "GPUResetRequired"}[reason], n.Address(t, 1))
 			claim := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 0)}))
 			p.MustPrepare(t, claim)
 			p.MustUnprepare(t, claim)

@@ -17,7 +17,7 @@ import (
 // recovers.
 func TestRestartWithBrokenGPU(t *testing.T) {
 	t.Parallel()
-	for reason, failure := range map[string]int{"lost": harness.NVMLGPUIsLost, "reset-required": harness.NVMLResetRequired} {
+	for reason, failure := range map[string]int{"gpu-lost": harness.NVMLGPUIsLost, "reset-required": harness.NVMLResetRequired} {
 		t.Run(reason, func(t *testing.T) {
 			t.Parallel()
 			n := harness.NewNode(t, "h100x2")
@@ -89,7 +89,7 @@ func TestRebootWithBrokenGPUs(t *testing.T) {
 		p = n.Start(t, harness.Frequent...)
 		p.Ready(t)
 		p.UntilPublished(t, n, 0, 2)
-		p.UntilTainted(t, n, "lost", devices)
+		p.UntilTainted(t, n, "gpu-lost", devices)
 		p.Kill()
 	}
 	p = n.Start(t, harness.Frequent...)
@@ -97,7 +97,7 @@ func TestRebootWithBrokenGPUs(t *testing.T) {
 	p.UntilPublished(t, n, 2)
 	n.Update(t, func(m *machine.Machine) { m.GPUs[0].Failure, m.GPUs[1].Failure = 0, 0 })
 	p.UntilPublished(t, n, 0, 1, 2)
-	p.UntilTainted(t, n, "lost", nil)
+	p.UntilTainted(t, n, "gpu-lost", nil)
 	p.UntilClean(t, n)
 }
 

@@ -250,7 +250,7 @@ func TestBrokenGPUAtStart(t *testing.T) {
 // that its pods can end, and that it recovers by itself.
 func TestGPUBreaksAndRecovers(t *testing.T) {
 	t.Parallel()
-	for reason, failure := range map[string]int{"lost": harness.NVMLGPUIsLost, "reset-required": harness.NVMLResetRequired} {
+	for reason, failure := range map[string]int{"gpu-lost": harness.NVMLGPUIsLost, "reset-required": harness.NVMLResetRequired} {
 		t.Run(reason, func(t *testing.T) {
 			t.Parallel()
 			n := harness.NewNode(t, "h100x2")

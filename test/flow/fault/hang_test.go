@@ -12,6 +12,7 @@ import (
 	"sync"
 	"testing"
 
+	resourceapi "k8s.io/api/resource/v1"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/partage-dev/partage/test/flow/harness"
@@ -320,4 +321,31 @@ func TestAllAtOnce(t *testing.T) {
 			t.Errorf("GPU %d is in MIG mode although nothing is left", gpu)
 		}
 	}
+}
+
+// TestHangWhileReading checks that a GPU whose health cannot be read because a call hangs keeps
+// back nothing of another: an XID there is a taint at once.
+func TestHangWhileReading(t *testing.T) {
+	t.Parallel()
+	n := harness.NewNode(t, "h100x2")
+	p := n.Start(t, impatient...)
+	p.Ready(t)
+	p.UntilPublished(t, n, 0, 1)
+	fault := n.Inject(t, machine.Fault{Function: "nvmlDeviceGetTotalEccErrors", GPU: 0, Hang: true, Effect: machine.Proceed})
+	fault.UntilStruck(t, p)
+	p.UntilTainted(t, n, "unresponsive", n.DevicesOf(t, 0))
+	p.Until(t, "the taint of an XID", func(context.Context) error {
+		n.SendXID(t, 1, 48, -1)
+		tainted := false
+		n.API.EachDevice(func(d *resourceapi.Device) {
+			tainted = tainted || slices.ContainsFunc(d.Taints, func(taint resourceapi.DeviceTaint) bool { return taint.Value == "48" })
+		})
+		if !tainted {
+			return errors.New("there is none")
+		}
+		return nil
+	})
+	fault.Remove(t)
+	p.UntilTainted(t, n, "unresponsive", nil)
+	p.UntilTainted(t, n, "xid", nil)
 }

@@ -27,8 +27,9 @@ const (
 
 const policyHeader = "apiVersion: policy.partage.dev/v1alpha1\nkind: SharingPolicy\n"
 
-// everythingPolicy offers all that GPUs can be, except for shares of partitions.
-const everythingPolicy = policyHeader + "default: {mig: {variants: true}}\n"
+// everythingPolicy offers all that GPUs can be, except for shares of partitions. Tests let
+// GPUs fail more often than others do.
+const everythingPolicy = policyHeader + "default: {mig: {variants: true}}\nhealth: {quietPeriod: 1s}\n"
 
 // Policy writes a SharingPolicy and returns the flag that names it. Without it
 // everything is offered.

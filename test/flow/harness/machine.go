@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/gpusim/state"
 )
 
 // Update changes the machine.
@@ -57,4 +58,24 @@ func (n *GPUs) MIGMode(t testing.TB) []bool {
 		modes = append(modes, g.MIG != nil && g.MIG.Current)
 	}
 	return modes
+}
+
+const (
+	// NVMLRecoveryReset is the nvmlDeviceGpuRecoveryAction_t of a reset.
+	NVMLRecoveryReset = 1
+	// xidEvent is nvmlEventTypeXidCriticalError.
+	xidEvent = 8
+)
+
+// SendXID lets the driver report an XID on a GPU instance with its compute instance, or on all
+// of the GPU with -1. The driver keeps none for those who listen later.
+func (n *GPUs) SendXID(t testing.TB, gpu int, xid uint64, instance int) {
+	t.Helper()
+	compute := -1
+	if instance >= 0 {
+		compute = 0
+	}
+	n.Update(t, func(m *machine.Machine) {
+		state.AddEvent(m, machine.Event{GPU: gpu, Type: xidEvent, XID: xid, InstanceID: instance, ComputeID: compute})
+	})
 }

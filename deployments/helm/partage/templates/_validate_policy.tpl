@@ -31,6 +31,26 @@ pkg/policy, and publish nothing new.
 {{- include "partage.validateOffer" (list (printf "%s.offer" $at) $rule.offer) -}}
 {{- end -}}
 {{- include "partage.validateOffer" (list "sharingPolicy.default" (default dict .default)) -}}
+{{- include "partage.validateHealth" (default dict .health) -}}
+{{- end -}}
+
+{{- define "partage.validateHealth" -}}
+{{- with .quietPeriod -}}
+{{- $seconds := include "partage.seconds" . | float64 -}}
+{{- if or (lt $seconds 1.0) (gt $seconds 86400.0) -}}
+{{- fail (printf "sharingPolicy.health.quietPeriod is %s: want a time from 1s to 24h" .) -}}
+{{- end -}}
+{{- end -}}
+{{- range $list, $key := dict "xids" "xid" "conditions" "condition" -}}
+{{- $seen := dict -}}
+{{- range $n, $entry := index $ $list -}}
+{{- $value := get $entry $key | toString -}}
+{{- if hasKey $seen $value -}}
+{{- fail (printf "sharingPolicy.health.%s[%d].%s is %s, as of another entry; want each once" $list $n $key $value) -}}
+{{- end -}}
+{{- $_ := set $seen $value true -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{- /*

@@ -1,0 +1,120 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package health
+
+import (
+	"context"
+	"fmt"
+
+	"k8s.io/klog/v2"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/policy"
+)
+
+// receive hands an event to the GPU's own goroutine. Nothing here may wait for a GPU.
+func (m *Monitor) receive(ctx context.Context, e gpu.Event) {
+	klog.FromContext(ctx).Info("Event of a GPU", "pciAddress", e.PCIAddress, "kind", e.Kind, "xid", e.XID,
+		"instance", e.InstanceID, "computeInstance", e.ComputeInstanceID)
+	if m.o.Observe != nil {
+		m.o.Observe(e)
+	}
+	m.mu.Lock()
+	w := m.watches[e.PCIAddress]
+	m.mu.Unlock()
+	if w == nil {
+		return
+	}
+	select {
+	case w.events <- e:
+	default:
+		// A storm. Where it happens is not looked up.
+		m.apply(ctx, e, nil)
+	}
+}
+
+func (m *Monitor) handleEvents(ctx context.Context, w *watch) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case e := <-w.events:
+			m.handle(ctx, w, e)
+		}
+	}
+}
+
+func (m *Monitor) handle(ctx context.Context, w *watch, e gpu.Event) {
+	var err error
+	defer m.panics.Recover(ctx, &err)
+	m.apply(ctx, e, m.place(ctx, e))
+	if e.Kind != gpu.EventXID {
+		w.read()
+	}
+}
+
+// read asks for a reading.
+func (w *watch) read() {
+	select {
+	case w.readNow <- struct{}{}:
+	default:
+	}
+}
+
+// place looks up the partition that an event is about. It is nil where there is none, and
+// where that cannot be found out: then all of the GPU counts as affected.
+func (m *Monitor) place(ctx context.Context, e gpu.Event) *Place {
+	if e.InstanceID < 0 || e.Kind == gpu.EventXID && Lookup(e.XID).Scope == WholeGPU {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, placeLimit)
+	defer cancel()
+	state, err := m.o.Hardware.MIGState(ctx, e.PCIAddress)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "The partition that an event is about is not known, all of the GPU counts", "pciAddress", e.PCIAddress)
+		return nil
+	}
+	for _, i := range state.Instances {
+		// The parts of an instance that is divided are no devices.
+		if i.ID == e.InstanceID && len(i.Compute) == 1 && (e.ComputeInstanceID < 0 || e.ComputeInstanceID == i.Compute[0].ID) {
+			return &Place{UUID: i.Compute[0].UUID, ProfileID: i.ProfileID, Placement: i.Placement}
+		}
+	}
+	return nil
+}
+
+// apply tells the judge.
+func (m *Monitor) apply(ctx context.Context, e gpu.Event, at *Place) {
+	var program *ProgramError
+	m.change(ctx, func(j *judge) {
+		xid := j.event(e, at, &m.reaction)
+		if xid.Scope == Application && xid.effect(&m.reaction) == policy.EffectIgnore {
+			program = m.programError(e, at, xid)
+		}
+	})
+	if program != nil && m.o.Report != nil {
+		m.o.Report(ctx, *program)
+	}
+}
+
+// programError is what is to be reported, or nil if the same was, a short time ago. The
+// caller holds mu.
+func (m *Monitor) programError(e gpu.Event, at *Place, xid XID) *ProgramError {
+	p := &ProgramError{PCIAddress: e.PCIAddress, Text: fmt.Sprintf("XID %d (%s). %s", xid.Number, xid.Name, xid.Advice)}
+	key := fmt.Sprint(e.PCIAddress, " ", xid.Number)
+	if at != nil {
+		p.Place = &at.Placement
+		key += at.UUID
+	}
+	for key, last := range m.reported {
+		if e.Time.Sub(last) >= reportEvery {
+			delete(m.reported, key)
+		}
+	}
+	if _, again := m.reported[key]; again {
+		return nil
+	}
+	m.reported[key] = e.Time
+	return p
+}

@@ -1,0 +1,293 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package health
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/policy"
+)
+
+const (
+	pciA = "0000:1b:00.0"
+	pciB = "0000:2c:00.0"
+)
+
+var (
+	start = time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
+	one   = &Place{UUID: "MIG-1", ProfileID: 19, Placement: gpu.Placement{Start: 2, Size: 1}}
+	two   = &Place{UUID: "MIG-2", ProfileID: 19, Placement: gpu.Placement{Start: 3, Size: 1}}
+)
+
+// scene is a judge with a clock.
+type scene struct {
+	*judge
+	now      time.Time
+	reaction policy.Health
+}
+
+func newScene() *scene {
+	s := &scene{judge: newJudge(), now: start, reaction: policy.Builtin().Health}
+	s.follow(pciA, "GPU-A")
+	s.follow(pciB, "GPU-B")
+	return s
+}
+
+// step is something that happens to the first GPU, or is looked at.
+type step func(s *scene)
+
+func after(d time.Duration) step { return func(s *scene) { s.now = s.now.Add(d) } }
+
+func xid(number uint64, at *Place) step {
+	return func(s *scene) {
+		s.event(gpu.Event{Time: s.now, PCIAddress: pciA, Kind: gpu.EventXID, XID: number}, at, &s.reaction)
+	}
+}
+
+func event(kind gpu.EventKind) step {
+	return func(s *scene) { s.event(gpu.Event{Time: s.now, PCIAddress: pciA, Kind: kind}, nil, &s.reaction) }
+}
+
+// reads is a reading that takes a second.
+func reads(h gpu.Health, err error) step {
+	return func(s *scene) {
+		began := s.now.Add(time.Second)
+		s.now = began.Add(time.Second)
+		s.read(pciA, reading{Began: began, Ended: s.now, Health: h, Err: err})
+		s.settle(pciA, s.reaction.QuietPeriod, s.now)
+	}
+}
+
+func well() step         { return reads(gpu.Health{}, nil) }
+func wantsNothing() step { return reads(gpu.Health{RecoveryAction: gpu.RecoveryNone}, nil) }
+func wantsReset() step   { return reads(gpu.Health{RecoveryAction: gpu.RecoveryReset}, nil) }
+func fails(err error) step {
+	return reads(gpu.Health{}, fmt.Errorf("nvmlDeviceGetFieldValues: %w", err))
+}
+func errorsOf(n uint64) step { return reads(gpu.Health{UncorrectedECC: &n}, nil) }
+
+func lives(uuids ...string) step {
+	return func(s *scene) {
+		s.now = s.now.Add(time.Second)
+		var instances []gpu.Instance
+		for i, uuid := range uuids {
+			instances = append(instances, gpu.Instance{ID: i, Compute: []gpu.ComputeInstance{{UUID: uuid}}})
+		}
+		s.alive(pciA, instances, s.now)
+	}
+}
+
+func reacts(change func(h *policy.Health)) step {
+	return func(s *scene) {
+		s.reaction = policy.Health{QuietPeriod: s.reaction.QuietPeriod, XIDs: map[uint64]policy.Effect{}, Conditions: map[string]policy.Effect{}}
+		change(&s.reaction)
+	}
+}
+
+// short is "xid=94 NoSchedule at 2:1".
+func short(c device.Condition) string {
+	text := string(c.Reason)
+	if c.Value != "" {
+		text += "=" + c.Value
+	}
+	text += " " + string(c.EffectInForce())
+	if c.Where != nil {
+		text += fmt.Sprintf(" at %d:%d", c.Where.Start, c.Where.Size)
+	}
+	if c.PCIAddress != pciA {
+		text += " on " + c.PCIAddress
+	}
+	return text
+}
+
+func TestJudge(t *testing.T) {
+	const quiet = 10 * time.Minute
+	// shows is what there must be at this point.
+	type shows string
+	lost := fails(gpu.ErrLost)
+	reset := event(gpu.EventReset)
+	for name, steps := range map[string][]any{
+		"all is well": {well(), shows(""), wantsNothing(), shows("")},
+
+		"an error of a program is no fault":        {xid(13, one), xid(31, nil), xid(43, nil), xid(45, one), xid(68, one), xid(109, one), shows("")},
+		"a partition":                              {xid(94, one), shows("xid=94 NoSchedule at 2:1")},
+		"two partitions":                           {xid(94, one), xid(94, two), shows("xid=94 NoSchedule at 2:1; xid=94 NoSchedule at 3:1")},
+		"no partition":                             {xid(94, nil), shows("xid=94 NoSchedule")},
+		"all of the GPU, whatever the event names": {xid(95, one), shows("xid=95 NoExecute")},
+		"an unknown one":                           {xid(9999, one), shows("xid=9999 NoSchedule at 2:1")},
+		"a minor one after a grave one":            {xid(95, nil), xid(94, nil), xid(31, nil), xid(92, nil), shows("xid=92 None; xid=94 NoSchedule; xid=95 NoExecute")},
+
+		"quiet":            {xid(94, nil), after(quiet - 3*time.Second), well(), shows("xid=94 NoSchedule"), after(time.Second), well(), shows("")},
+		"not quiet":        {xid(94, nil), after(quiet / 2), xid(94, nil), after(quiet - 3*time.Second), well(), shows("xid=94 NoSchedule")},
+		"a reset is ready": {xid(94, nil), after(time.Second), reset, well(), shows("")},
+
+		"its partition ends":           {xid(94, one), lives("MIG-1"), shows("xid=94 NoSchedule at 2:1"), lives("MIG-2"), shows("")},
+		"a look from before the event": {lives(), xid(94, one), shows("xid=94 NoSchedule at 2:1")},
+
+		"no reset, driver does not say":       {xid(95, nil), after(24 * time.Hour), well(), shows("xid=95 NoExecute")},
+		"a reset that was seen":               {xid(95, nil), after(time.Minute), reset, well(), shows("")},
+		"a reset from before":                 {reset, after(time.Second), xid(95, nil), well(), shows("xid=95 NoExecute")},
+		"the driver wants a reset":            {xid(95, nil), wantsReset(), shows("xid=95 NoExecute; recovery-required=reset NoSchedule"), after(24 * time.Hour), wantsReset(), shows("xid=95 NoExecute; recovery-required=reset NoSchedule")},
+		"what the driver wants is done":       {xid(95, nil), wantsReset(), wantsNothing(), shows("")},
+		"the driver wants no reset":           {xid(95, nil), wantsNothing(), shows("xid=95 NoExecute"), after(quiet - 3*time.Second), wantsNothing(), shows("xid=95 NoExecute"), after(3 * time.Second), wantsNothing(), shows("")},
+		"another action":                      {reads(gpu.Health{RecoveryAction: gpu.RecoveryDrainAndReset}, nil), shows("recovery-required=drain-and-reset NoSchedule")},
+		"memory errors start at 0 in a reset": {errorsOf(3), xid(95, nil), errorsOf(3), shows("xid=95 NoExecute"), errorsOf(0), shows("")},
+
+		"lost and back":                       {lost, shows("gpu-lost NoSchedule"), lost, well(), shows("")},
+		"lost and back ends what wants reset": {xid(79, nil), lost, shows("xid=79 NoExecute; gpu-lost NoSchedule"), well(), shows("")},
+		"not found":                           {fails(gpu.ErrNotFound), shows("gpu-lost NoSchedule")},
+		"an event, then it answers":           {event(gpu.EventLost), shows("gpu-lost NoSchedule"), well(), shows("")},
+		"reset required":                      {xid(62, nil), fails(gpu.ErrResetRequired), shows("xid=62 NoExecute; reset-required NoSchedule"), well(), shows("")},
+		"lost, then reset required":           {lost, fails(gpu.ErrResetRequired), shows("reset-required NoSchedule")},
+		"hung and back ends nothing else":     {xid(119, nil), fails(gpu.ErrHung), shows("xid=119 NoExecute; unresponsive NoSchedule"), well(), shows("xid=119 NoExecute")},
+		"lost, then hung":                     {lost, fails(gpu.ErrHung), shows("gpu-lost NoSchedule; unresponsive NoSchedule")},
+		"the driver is gone":                  {fails(gpu.ErrDriverNotLoaded), shows("")},
+		"the driver is loaded anew":           {well(), xid(119, nil), fails(gpu.ErrDriverNotLoaded), shows("xid=119 NoExecute"), well(), shows("")},
+		"the driver is not loaded yet":        {xid(119, nil), fails(gpu.ErrDriverNotLoaded), well(), shows("xid=119 NoExecute")},
+		"an unknown failure proves nothing": {
+			reads(gpu.Health{Unrepairable: true}, nil), fails(gpu.ErrUnknown), shows("memory-unrepairable NoSchedule"), well(), shows("")},
+		"an unknown failure of one that was lost": {lost, fails(gpu.ErrUnknown), shows("")},
+
+		"memory": {
+			reads(gpu.Health{RemappedRows: &gpu.RemappedRows{Pending: true}}, nil), shows("row-remap-pending None"),
+			reads(gpu.Health{RemappedRows: &gpu.RemappedRows{Pending: true, Failed: true}}, nil), shows("row-remap-pending None; row-remap-failed NoSchedule"),
+			reads(gpu.Health{RepairPending: true, Unrepairable: true}, nil), shows("row-remap-pending None; memory-unrepairable NoSchedule"), well(), shows("")},
+		"memory errors are counted": {errorsOf(2), shows(""), errorsOf(3), shows("uncorrected-ecc NoSchedule"), after(quiet), errorsOf(3), shows("")},
+		"memory errors are events":  {errorsOf(2), event(gpu.EventUncorrectedECC), shows("uncorrected-ecc NoSchedule"), errorsOf(3), shows("uncorrected-ecc NoSchedule")},
+		"fabric":                    {reads(gpu.Health{FabricUnhealthy: "degraded bandwidth"}, nil), shows("fabric-unhealthy NoSchedule"), well(), shows("")},
+		"hot for a moment":          {reads(gpu.Health{Throttling: []gpu.Throttling{gpu.ThrottlingHardwareThermal}}, nil), shows(""), after(time.Hour), well(), reads(gpu.Health{Throttling: []gpu.Throttling{gpu.ThrottlingPowerBrake}}, nil), shows("")},
+		"hot":                       {reads(gpu.Health{Throttling: []gpu.Throttling{gpu.ThrottlingHardwareThermal}}, nil), after(time.Minute), reads(gpu.Health{Throttling: []gpu.Throttling{gpu.ThrottlingSoftwareThermal}}, nil), shows("throttled None"), well(), shows("")},
+
+		"flapping: held back from the second time": {
+			lost, well(), shows(""),
+			lost, well(), shows("gpu-lost NoSchedule"), after(quiet), well(), shows(""),
+			lost, well(), after(quiet), well(), shows("gpu-lost NoSchedule"), after(quiet), well(), shows("")},
+		"flapping: quiet for longer each time": {
+			xid(94, nil), after(quiet), well(), shows(""),
+			xid(94, nil), after(quiet), well(), shows("xid=94 NoSchedule"), after(quiet), well(), shows(""),
+			xid(94, nil), after(3 * quiet), well(), shows("xid=94 NoSchedule"), after(quiet), well(), shows("")},
+		"flapping: again while it is held back": {
+			lost, well(), lost, well(), lost, well(), after(quiet), well(), shows("gpu-lost NoSchedule"), after(quiet), well(), shows("")},
+		"a week later": {lost, well(), after(8 * 24 * time.Hour), well(), lost, well(), shows("")},
+
+		"the policy evicts": {
+			reacts(func(h *policy.Health) {
+				h.Conditions["gpu-lost"] = policy.EffectNoExecute
+				h.XIDs[109] = policy.EffectNoSchedule
+			}),
+			xid(109, one), lost, shows("xid=109 NoSchedule at 2:1; gpu-lost NoExecute")},
+		"the policy ignores":     {xid(95, nil), reacts(func(h *policy.Health) { h.XIDs[95] = policy.EffectIgnore }), shows("")},
+		"the policy has changed": {xid(95, nil), reacts(func(h *policy.Health) { h.XIDs[95] = policy.EffectNone }), shows("xid=95 None"), reacts(func(*policy.Health) {}), shows("xid=95 NoExecute")},
+
+		"another GPU in its place": {xid(95, nil), step(func(s *scene) { s.follow(pciA, "GPU-C") }), shows("")},
+		"of an unknown GPU": {step(func(s *scene) {
+			s.event(gpu.Event{PCIAddress: "0000:99:00.0", Kind: gpu.EventXID, XID: 95, Time: s.now}, nil, &s.reaction)
+			s.read("0000:99:00.0", reading{Err: gpu.ErrLost})
+			s.settle("0000:99:00.0", quiet, s.now)
+			s.alive("0000:99:00.0", nil, s.now)
+		}), shows("")},
+		"of the other GPU": {step(func(s *scene) {
+			s.event(gpu.Event{PCIAddress: pciB, Kind: gpu.EventXID, XID: 95, Time: s.now}, nil, &s.reaction)
+		}), well(), shows("xid=95 NoExecute on " + pciB)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newScene()
+			for n, todo := range steps {
+				switch todo := todo.(type) {
+				case step:
+					todo(s)
+				case shows:
+					var got []string
+					for _, c := range s.conditions(&s.reaction) {
+						got = append(got, short(c))
+						if c.Message == "" || strings.HasSuffix(c.Message, ".") {
+							t.Errorf("message %q", c.Message)
+						}
+						if c.Exact != (c.Where != nil) {
+							t.Errorf("not exactly one partition: %+v", c)
+						}
+					}
+					if diff := cmp.Diff(string(todo), strings.Join(got, "; ")); diff != "" {
+						t.Errorf("step %d (-want +got):\n%s", n, diff)
+					}
+				default:
+					t.Fatalf("step %d is a %T", n, todo)
+				}
+			}
+		})
+	}
+}
+
+// TestHoldIsBounded: a GPU that fails all the time is tried again once a day.
+func TestHoldIsBounded(t *testing.T) {
+	s := newScene()
+	for range 50 {
+		fails(gpu.ErrLost)(s)
+		well()(s)
+	}
+	after(longestHold)(s)
+	well()(s)
+	if got := s.conditions(&s.reaction); len(got) != 0 {
+		t.Errorf("a day after the last failure: %v", got)
+	}
+	for _, tc := range []struct {
+		quiet time.Duration
+		times int
+		want  time.Duration
+	}{
+		{time.Minute, 0, time.Minute}, {time.Minute, 3, 8 * time.Minute}, {time.Minute, 99, 128 * time.Minute},
+		{20 * time.Hour, 1, longestHold}, {24 * time.Hour, 9, longestHold}, {time.Hour, 9, longestHold},
+	} {
+		if got := longer(tc.quiet, tc.times); got != tc.want {
+			t.Errorf("%s, %d times before: %s, want %s", tc.quiet, tc.times, got, tc.want)
+		}
+	}
+}
+
+// TestReadingFromBefore: what began before the event says nothing of it.
+func TestReadingFromBefore(t *testing.T) {
+	s := newScene()
+	began := s.now
+	s.now = s.now.Add(time.Second)
+	event(gpu.EventLost)(s)
+	s.read(pciA, reading{Began: began, Ended: s.now.Add(time.Second)})
+	s.settle(pciA, time.Minute, s.now.Add(time.Hour))
+	if got := s.conditions(&s.reaction); len(got) != 1 {
+		t.Errorf("a reading that began before the GPU was lost proves it to be back: %v", got)
+	}
+}
+
+func TestUnmonitored(t *testing.T) {
+	s := newScene()
+	look := func(err error) string {
+		s.now = s.now.Add(time.Second)
+		s.read(pciA, reading{Began: s.now, Ended: s.now, Unmonitored: err})
+		s.settle(pciA, time.Minute, s.now)
+		var all []string
+		for _, c := range s.conditions(&s.reaction) {
+			all = append(all, short(c)+": "+c.Message)
+		}
+		return strings.Join(all, "; ")
+	}
+	if got, want := look(fmt.Errorf("the driver has no nvmlEventSetCreate: %w", gpu.ErrNotSupported)),
+		"unmonitored None: its errors are not reported: the driver has no nvmlEventSetCreate: not supported"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	for _, err := range []error{nil, gpu.ErrLost, gpu.ErrResetRequired} {
+		if got := look(err); got != "" {
+			t.Errorf("%v: %s", err, got)
+		}
+	}
+	if got := look(errors.New("no")); got == "" {
+		t.Error("nothing is said about it")
+	}
+}

@@ -1,0 +1,397 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package health
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/policy"
+)
+
+// fakeHardware has GPUs that say what they are told.
+type fakeHardware struct {
+	events chan gpu.Event
+	mu     sync.Mutex
+	health map[string]gpu.Health
+	errs   map[string]error
+	states map[string]gpu.MIGState
+	// hang makes calls on a GPU wait until the context ends.
+	hang map[string]bool
+}
+
+func newFakeHardware() *fakeHardware {
+	return &fakeHardware{
+		events: make(chan gpu.Event), health: map[string]gpu.Health{}, errs: map[string]error{},
+		states: map[string]gpu.MIGState{}, hang: map[string]bool{},
+	}
+}
+
+func (f *fakeHardware) set(change func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	change()
+}
+
+func (f *fakeHardware) Events(ctx context.Context) <-chan gpu.Event {
+	out := make(chan gpu.Event)
+	go func() {
+		defer close(out)
+		for {
+			select {
+			case e := <-f.events:
+				out <- e
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return out
+}
+
+func (f *fakeHardware) Unmonitored(string) error { return nil }
+
+func (f *fakeHardware) wait(ctx context.Context, pci string) error {
+	f.mu.Lock()
+	hang := f.hang[pci]
+	f.mu.Unlock()
+	if hang {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return nil
+}
+
+func (f *fakeHardware) Health(ctx context.Context, pci string) (gpu.Health, error) {
+	if err := f.wait(ctx, pci); err != nil {
+		return gpu.Health{}, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.health[pci], f.errs[pci]
+}
+
+func (f *fakeHardware) MIGState(ctx context.Context, pci string) (gpu.MIGState, error) {
+	if err := f.wait(ctx, pci); err != nil {
+		return gpu.MIGState{}, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.states[pci], nil
+}
+
+// station is a monitor of two GPUs in a bubble.
+type station struct {
+	*Monitor
+	hardware *fakeHardware
+	changes  atomic.Int32
+	mu       sync.Mutex
+	programs []ProgramError
+	holds    []Hold
+	observed []uint64
+	end      func()
+}
+
+func newStation(t *testing.T, dir string, hardware *fakeHardware) *station {
+	t.Helper()
+	s := &station{hardware: hardware}
+	s.Monitor = New(Options{
+		Hardware: hardware, DataDir: dir, BootID: "boot-1", Interval: 10 * time.Second,
+		Changed: func() { s.changes.Add(1) },
+		Report: func(_ context.Context, e ProgramError) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.programs = append(s.programs, e)
+		},
+		HeldBack: func(_ context.Context, h Hold) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.holds = append(s.holds, h)
+		},
+		Observe: func(e gpu.Event) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.observed = append(s.observed, e.XID)
+		},
+	})
+	s.Follow(map[string]string{pciA: "GPU-A", pciB: "GPU-B"}, policy.Builtin().Health)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { s.Run(ctx); close(done) }()
+	s.end = func() { cancel(); <-done }
+	synctest.Wait()
+	return s
+}
+
+func (s *station) send(pci string, xid uint64, instance int) {
+	s.hardware.events <- gpu.Event{Time: time.Now(), PCIAddress: pci, Kind: gpu.EventXID, XID: xid, InstanceID: instance, ComputeInstanceID: -1}
+	synctest.Wait()
+}
+
+func (s *station) shows() string {
+	var all []string
+	for _, c := range s.Conditions() {
+		all = append(all, short(c))
+	}
+	return strings.Join(all, "; ")
+}
+
+func (s *station) want(t *testing.T, when, want string) {
+	t.Helper()
+	synctest.Wait()
+	if got := s.shows(); got != want {
+		t.Errorf("%s: %q, want %q", when, got, want)
+	}
+}
+
+func partitioned(uuids ...string) gpu.MIGState {
+	state := gpu.MIGState{Enabled: true}
+	for i, uuid := range uuids {
+		state.Instances = append(state.Instances, gpu.Instance{
+			ID: i + 7, ProfileID: 19, Placement: gpu.Placement{Start: i, Size: 1}, Compute: []gpu.ComputeInstance{{ID: 0, UUID: uuid}},
+		})
+	}
+	return state
+}
+
+// TestMonitor: an event is about the partition that has the instance now; its fault ends with
+// it, without anybody's asking.
+func TestMonitor(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		h := newFakeHardware()
+		h.states[pciA] = partitioned("MIG-1", "MIG-2")
+		s := newStation(t, t.TempDir(), h)
+		defer s.end()
+		s.send(pciA, 94, 8)
+		s.want(t, "an XID", "xid=94 NoSchedule at 1:1")
+		if s.changes.Load() != 1 {
+			t.Errorf("%d changes", s.changes.Load())
+		}
+		s.send(pciA, 94, 8)
+		s.send(pciA, 94, 9)
+		s.want(t, "the instance is not there", "xid=94 NoSchedule at 1:1; xid=94 NoSchedule")
+		if s.changes.Load() != 2 {
+			t.Errorf("%d changes", s.changes.Load())
+		}
+		h.set(func() { h.states[pciA] = partitioned("MIG-1", "MIG-3") })
+		time.Sleep(11 * time.Second)
+		s.want(t, "another partition", "xid=94 NoSchedule")
+		time.Sleep(10 * time.Minute)
+		s.want(t, "quiet", "")
+		s.send(pciB, 95, 7)
+		h.set(func() { h.health[pciB] = gpu.Health{RecoveryAction: gpu.RecoveryReset} })
+		s.hardware.events <- gpu.Event{Time: time.Now(), PCIAddress: pciB, Kind: gpu.EventRecoveryAction, InstanceID: -1, ComputeInstanceID: -1}
+		s.want(t, "read at once", "recovery-required=reset NoSchedule on "+pciB+"; xid=95 NoExecute on "+pciB)
+		h.set(func() { h.health[pciB] = gpu.Health{RecoveryAction: gpu.RecoveryNone} })
+		time.Sleep(11 * time.Second)
+		s.want(t, "reset", "")
+		s.Follow(map[string]string{pciB: "GPU-B"}, policy.Builtin().Health)
+		s.send(pciA, 95, 7)
+		s.want(t, "a GPU that is not followed", "")
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if len(s.observed) != 6 {
+			t.Errorf("observed %v", s.observed)
+		}
+	})
+}
+
+// TestHungGPU: one that hangs is said to, and keeps back nothing of the other; its own events
+// count for all of it.
+func TestHungGPU(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		h := newFakeHardware()
+		h.states[pciA], h.states[pciB] = partitioned("MIG-1"), partitioned("MIG-2")
+		s := newStation(t, t.TempDir(), h)
+		defer s.end()
+		h.set(func() { h.hang[pciA] = true })
+		time.Sleep(15 * time.Second)
+		s.send(pciA, 94, 7)
+		s.send(pciB, 94, 7)
+		s.want(t, "the other GPU's event", "xid=94 NoSchedule at 0:1 on "+pciB)
+		time.Sleep(placeLimit)
+		s.want(t, "its own event", "xid=94 NoSchedule; xid=94 NoSchedule at 0:1 on "+pciB)
+		h.set(func() { h.errs[pciB] = gpu.ErrLost })
+		time.Sleep(10 * time.Second)
+		s.want(t, "the other GPU's readings", "xid=94 NoSchedule; xid=94 NoSchedule at 0:1 on "+pciB+"; gpu-lost NoSchedule on "+pciB)
+		time.Sleep(hungAfter)
+		if got := s.shows(); !strings.Contains(got, "unresponsive NoSchedule;") {
+			t.Errorf("a reading that does not return: %s", got)
+		}
+	})
+}
+
+// TestStorm: more events than can be looked up count for all of the GPU, and nothing waits.
+func TestStorm(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		h := newFakeHardware()
+		h.hang[pciA] = true
+		s := newStation(t, t.TempDir(), h)
+		defer s.end()
+		for range queueLength + 2 {
+			s.send(pciA, 94, 7)
+		}
+		s.want(t, "a storm", "xid=94 NoSchedule")
+	})
+}
+
+// TestProgramErrors are reported, but not each of them, and are no conditions.
+func TestProgramErrors(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		h := newFakeHardware()
+		h.states[pciA] = partitioned("MIG-1", "MIG-2")
+		s := newStation(t, t.TempDir(), h)
+		defer s.end()
+		for range 5 {
+			s.send(pciA, 31, 7)
+			s.send(pciA, 31, 8)
+			s.send(pciB, 13, -1)
+			s.send(pciB, 63, -1)
+			time.Sleep(time.Minute)
+		}
+		s.send(pciA, 31, 7)
+		s.want(t, "errors of programs", "")
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if len(s.programs) != 4 {
+			t.Fatalf("reported %+v", s.programs)
+		}
+		if p := s.programs[1]; p.PCIAddress != pciA || p.Place == nil || p.Place.Start != 1 || !strings.HasPrefix(p.Text, "XID 31 (GPU memory page fault). ") {
+			t.Errorf("reported %+v", p)
+		}
+		if p := s.programs[2]; p.Place != nil {
+			t.Errorf("reported %+v", p)
+		}
+	})
+}
+
+// TestHistory: what was wrong is known after a restart, and how often it was.
+func TestHistory(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		h := newFakeHardware()
+		h.states[pciA] = partitioned("MIG-1")
+		restart := func(s *station) *station { s.end(); return newStation(t, dir, h) }
+		s := newStation(t, dir, h)
+		s.send(pciA, 94, 7)
+		s.send(pciA, 95, -1)
+		s = restart(s)
+		s.want(t, "restarted", "xid=94 NoSchedule at 0:1; xid=95 NoExecute")
+		if s.changes.Load() != 0 {
+			t.Errorf("%d changes by a restart", s.changes.Load())
+		}
+
+		h.set(func() { h.errs[pciB] = gpu.ErrLost })
+		time.Sleep(11 * time.Second)
+		h.set(func() { h.errs[pciB] = nil })
+		time.Sleep(11 * time.Second)
+		s = restart(s)
+		h.set(func() { h.errs[pciB] = gpu.ErrLost })
+		time.Sleep(11 * time.Second)
+		h.set(func() { h.errs[pciB] = nil })
+		time.Sleep(11 * time.Second)
+		s.want(t, "lost for the second time", "xid=94 NoSchedule at 0:1; xid=95 NoExecute; gpu-lost NoSchedule on "+pciB)
+		s.mu.Lock()
+		if len(s.holds) != 1 || s.holds[0].PCIAddress != pciB || s.holds[0].Earlier != 1 || time.Until(s.holds[0].Until) > 10*time.Minute {
+			t.Errorf("told of %+v", s.holds)
+		}
+		s.mu.Unlock()
+
+		s.end()
+		path := filepath.Join(dir, FileName)
+		if info, err := os.Stat(path); err != nil || info.Mode() != fileMode {
+			t.Errorf("%v, %v", info, err)
+		}
+		for what, change := range map[string]func(text string) string{
+			"damaged":         func(text string) string { return text[:len(text)/2] },
+			"of a version":    func(text string) string { return strings.Replace(text, fileVersion, "health.partage.dev/v9", 1) },
+			"unknown field":   func(text string) string { return strings.Replace(text, `"gpus"`, `"more": 1, "gpus"`, 1) },
+			"unknown ending":  func(text string) string { return strings.Replace(text, `"ending": "quiet"`, `"ending": "never"`, 1) },
+			"null for faults": func(text string) string { return strings.Replace(text, `"faults": [`, `"faults": [null,`, 1) },
+		} {
+			content, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(path, []byte(change(string(content))), fileMode); err != nil {
+				t.Fatal(err)
+			}
+			if gpus, err := (&history{path: path, bootID: "boot-1"}).read(time.Now()); err == nil || len(gpus) != 0 {
+				t.Errorf("%s: read as %v", what, gpus)
+			}
+			s = newStation(t, dir, h)
+			s.want(t, what, "")
+			s.end()
+			if err := os.WriteFile(path, content, fileMode); err != nil {
+				t.Fatal(err)
+			}
+		}
+		gpus, err := (&history{path: path, bootID: "boot-2"}).read(time.Now())
+		if err != nil || len(gpus) != 2 || len(gpus[pciA].Faults) != 0 || gpus[pciB].Past[0].Count != 1 || gpus[pciA].UUID != "GPU-A" {
+			t.Errorf("in another boot: %v, %v", gpus, err)
+		}
+		gpus, err = (&history{path: path, bootID: "boot-1"}).read(time.Now().Add(remember + time.Hour))
+		if err != nil || len(gpus) != 0 {
+			t.Errorf("much later: %v, %v", gpus, err)
+		}
+		gpus, err = (&history{path: path, bootID: "boot-1"}).read(time.Now().Add(-time.Hour))
+		if err != nil || gpus[pciA].Faults[0].Last.After(time.Now().Add(-time.Hour)) {
+			t.Errorf("with a clock that was put back: %v, %v", gpus, err)
+		}
+	})
+}
+
+// TestNoPlaceForHistory: the GPUs are followed all the same.
+func TestNoPlaceForHistory(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		h := newFakeHardware()
+		s := newStation(t, filepath.Join(t.TempDir(), "none"), h)
+		defer s.end()
+		s.send(pciA, 95, -1)
+		s.want(t, "an XID", "xid=95 NoExecute")
+	})
+}
+
+// TestWrites: a fault that lasts is not written down at every reading.
+func TestWrites(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		h := newFakeHardware()
+		h.errs[pciA] = errors.Join(errors.New("read"), gpu.ErrLost)
+		s := newStation(t, dir, h)
+		defer s.end()
+		writes, last := 0, []byte(nil)
+		for range 360 {
+			time.Sleep(10 * time.Second)
+			synctest.Wait()
+			now, err := os.ReadFile(filepath.Join(dir, FileName))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if string(now) != string(last) {
+				writes++
+			}
+			last = now
+		}
+		if writes > 62 {
+			t.Errorf("%d writes in an hour", writes)
+		}
+	})
+}

@@ -1,0 +1,181 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package health
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/gpu"
+)
+
+// reading is what was read of a GPU.
+type reading struct {
+	// Began and Ended are when. What was read is proof of nothing that happened after Began.
+	Began, Ended time.Time
+	Health       gpu.Health
+	// Err says that parts of Health, or all, could not be read.
+	Err error
+	// Unmonitored is why the events of the GPU are not received, or nil.
+	Unmonitored error
+}
+
+// read takes a reading.
+func (j *judge) read(pciAddress string, now reading) {
+	r := j.gpus[pciAddress]
+	if r == nil {
+		return
+	}
+	if errors.Is(now.Err, gpu.ErrDriverNotLoaded) || errors.Is(now.Err, gpu.ErrVersionMismatch) {
+		// That is nothing to say of a single GPU. When it is loaded again, the driver starts
+		// all of them anew; that this mends what a reset does is assumed.
+		r.Absent = r.Absent || r.answered
+		return
+	}
+	found := faultsOf(now)
+	answers := !slices.ContainsFunc(found, func(f *fault) bool { return isFailure(f.Reason) })
+	if answers && (r.Absent || r.recovered(now.Health) || less(now.Health.UncorrectedECC, r.Uncorrected)) {
+		j.reset(r, now.Began)
+	}
+	if less(r.Uncorrected, now.Health.UncorrectedECC) && !r.has(device.UncorrectedECC) {
+		found = append(found, uncorrected(nil))
+	}
+	for _, f := range r.lasting(found, now.Ended) {
+		j.see(r, f, now.Ended)
+	}
+	j.clear(r, found, now)
+	r.keep(now, answers)
+}
+
+// clear notes which faults a reading proves to be gone. A GPU that hangs proves nothing, and
+// one that answers in part only that it answers.
+func (j *judge) clear(r *record, found []*fault, now reading) {
+	if errors.Is(now.Err, gpu.ErrHung) {
+		return
+	}
+	for _, f := range r.Faults {
+		still := slices.ContainsFunc(found, func(is *fault) bool { return is.identity() == f.identity() })
+		if f.Ending == whenRead && !still && f.Last.Before(now.Began) && f.Gone.IsZero() && (now.Err == nil || isFailure(f.Reason)) {
+			f.Gone, j.touched = now.Began, true
+		}
+	}
+}
+
+// keep remembers what the next reading is compared with.
+func (r *record) keep(now reading, answers bool) {
+	if !answers {
+		r.Absent = r.Absent || !errors.Is(now.Err, gpu.ErrHung)
+		r.Content = time.Time{}
+		return
+	}
+	r.answered, r.Absent = true, false
+	switch {
+	case now.Health.RecoveryAction != gpu.RecoveryNone:
+		r.Content = time.Time{}
+	case r.Content.IsZero():
+		r.Content = now.Ended
+	}
+	if now.Health.RecoveryAction != "" {
+		r.Wants = now.Health.RecoveryAction
+	}
+	if now.Health.UncorrectedECC != nil {
+		r.Uncorrected = now.Health.UncorrectedECC
+	}
+}
+
+// recovered reports whether what the driver wanted to be done was done.
+func (r *record) recovered(now gpu.Health) bool {
+	wanted := r.Wants != "" && r.Wants != gpu.RecoveryNone
+	return wanted && now.RecoveryAction == gpu.RecoveryNone
+}
+
+func (r *record) has(reason device.Reason) bool {
+	return slices.ContainsFunc(r.Faults, func(f *fault) bool { return f.Reason == reason && f.Gone.IsZero() })
+}
+
+func less(now, before *uint64) bool { return now != nil && before != nil && *now < *before }
+
+// isFailure reports whether a reason is about the GPU's not answering. A GPU that answers in
+// another way has none of the others.
+func isFailure(reason device.Reason) bool {
+	return reason == device.Lost || reason == device.ResetRequired || reason == device.Unresponsive
+}
+
+// lasting leaves out what has not lasted long enough.
+func (r *record) lasting(found []*fault, now time.Time) []*fault {
+	throttled := func(f *fault) bool { return f.Reason == device.Throttled }
+	switch {
+	case !slices.ContainsFunc(found, throttled):
+		r.throttled = time.Time{}
+		return found
+	case r.throttled.IsZero():
+		r.throttled = now
+	}
+	if now.Sub(r.throttled) < patience && !r.has(device.Throttled) {
+		return slices.DeleteFunc(slices.Clone(found), throttled)
+	}
+	return found
+}
+
+// faultsOf says what a reading has. Of a GPU that does not answer nothing else is known.
+func faultsOf(now reading) []*fault {
+	if reason := failure(now.Err); reason != "" {
+		// Each value that could not be read has a line.
+		text, _, _ := strings.Cut(now.Err.Error(), "\n")
+		return []*fault{{Reason: reason, Ending: whenRead, Detail: text}}
+	}
+	found := faultsOfHealth(now.Health)
+	if now.Unmonitored != nil && !errors.Is(now.Unmonitored, gpu.ErrLost) && !errors.Is(now.Unmonitored, gpu.ErrResetRequired) {
+		found = append(found, &fault{
+			Reason: device.Unmonitored, Ending: whenRead, Detail: "its errors are not reported: " + now.Unmonitored.Error(),
+		})
+	}
+	return found
+}
+
+// failure is how a GPU fails to answer, or empty.
+func failure(err error) device.Reason {
+	switch {
+	case errors.Is(err, gpu.ErrLost), errors.Is(err, gpu.ErrNotFound):
+		return device.Lost
+	case errors.Is(err, gpu.ErrResetRequired):
+		return device.ResetRequired
+	case errors.Is(err, gpu.ErrHung):
+		return device.Unresponsive
+	}
+	return ""
+}
+
+func faultsOfHealth(h gpu.Health) []*fault {
+	var found []*fault
+	add := func(on bool, reason device.Reason, value, detail string) {
+		if on {
+			found = append(found, &fault{Reason: reason, Value: value, Ending: whenRead, Detail: detail})
+		}
+	}
+	action := h.RecoveryAction
+	add(action != "" && action != gpu.RecoveryNone, device.RecoveryRequired, labelValue(string(action)),
+		fmt.Sprintf("the driver wants this to be done: %s", action))
+	var rows gpu.RemappedRows
+	if h.RemappedRows != nil {
+		rows = *h.RemappedRows
+	}
+	add(rows.Failed, device.RowRemapFailed, "", "a broken row of memory could not be replaced")
+	add(rows.Pending || h.RepairPending, device.RowRemapPending, "", "broken memory will be replaced or repaired at the next reset")
+	add(h.Unrepairable, device.MemoryUnrepairable, "", "memory is broken and cannot be repaired")
+	add(h.FabricUnhealthy != "", device.FabricUnhealthy, "", "the connection to the NVLink fabric is not in order: "+h.FabricUnhealthy)
+	var why []string
+	for _, t := range h.Throttling {
+		why = append(why, string(t))
+	}
+	add(len(why) > 0, device.Throttled, "", "its clocks are lowered: "+strings.Join(why, ", "))
+	return found
+}
+
+// labelValue makes "drain-and-reset" of "Drain and Reset".
+func labelValue(text string) string { return strings.ToLower(strings.ReplaceAll(text, " ", "-")) }

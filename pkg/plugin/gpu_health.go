@@ -1,0 +1,111 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/health"
+	"github.com/partage-dev/partage/pkg/policy"
+)
+
+// healthMonitor knows what is wrong with GPUs that answer, and what was, a short time ago,
+// with others.
+type healthMonitor interface {
+	// Follow says which GPUs there are, by PCI address and UUID, and how to react.
+	Follow(uuids map[string]string, reaction policy.Health)
+	Conditions() []device.Condition
+}
+
+// noHealth knows nothing.
+type noHealth struct{}
+
+func (noHealth) Follow(map[string]string, policy.Health) {}
+func (noHealth) Conditions() []device.Condition          { return nil }
+
+// newMonitor makes what follows the health of GPUs, or nil.
+func (p *Plugin) newMonitor() *health.Monitor {
+	o := &p.options
+	if o.Health == nil {
+		return nil
+	}
+	return health.New(health.Options{
+		Hardware: o.Health, DataDir: o.DataDir, BootID: o.BootID, Interval: o.PollInterval,
+		Changed: p.gpus.healthChanged.Fire, Report: p.reportProgramError, HeldBack: p.reportHeldBack, Observe: o.ObserveEvent,
+	})
+}
+
+// reasonProgramError is the reason of an event of claims and pods.
+const reasonProgramError = "GPUProgramError"
+
+// reportProgramError tells those who may have the program. Where they share a GPU it is not
+// known whose it is.
+func (p *Plugin) reportProgramError(ctx context.Context, e health.ProgramError) {
+	held, err := p.options.Claims.Held()
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "An error of a program cannot be reported to those who use the GPU", "pciAddress", e.PCIAddress, "error", e.Text)
+		return
+	}
+	on := device.Condition{PCIAddress: e.PCIAddress, Where: e.Place, Exact: e.Place != nil}
+	var claimEvents []ClaimEvent
+	for _, h := range held {
+		known := slices.ContainsFunc(claimEvents, func(c ClaimEvent) bool { return c.Claim == h.Claim })
+		if concerns(on, h) && !known {
+			claimEvents = append(claimEvents, ClaimEvent{
+				Claim: h.Claim, Type: corev1.EventTypeWarning, Reason: reasonProgramError, Devices: []string{h.Device},
+				Text: sentences("a program on it, of this pod or of one that shares the device, had an error: "+e.Text, "The device is in order"),
+			})
+		}
+	}
+	p.options.Events.ClaimEvents(ctx, claimEvents)
+}
+
+// reasonHeldBack is the reason of an event of the node.
+const reasonHeldBack = "GPUHeldBack"
+
+// reportHeldBack says why a GPU that works again is still tainted.
+func (p *Plugin) reportHeldBack(ctx context.Context, h health.Hold) {
+	text := fmt.Sprintf("GPU %s: %s, but not for the first time (%d before, at most a week ago). It is offered again at %s if nothing happens until then",
+		h.PCIAddress, overText(h.Reason), h.Earlier, h.Until.UTC().Format(time.RFC3339))
+	klog.FromContext(ctx).Info(text)
+	p.options.Events.GPU(ctx, []string{h.PCIAddress}, corev1.EventTypeWarning, reasonHeldBack, text)
+}
+
+// troubles are the conditions for which claims that are allocated cannot be prepared.
+type troubles struct {
+	mu  sync.Mutex
+	all []device.Condition
+}
+
+func (t *troubles) set(conditions []device.Condition) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.all = slices.DeleteFunc(slices.Clone(conditions), func(c device.Condition) bool {
+		return c.Where != nil || c.Kind != "" || !keepsAway(c) || conditionTexts[c.Reason].users == ""
+	})
+}
+
+// of says why a claim with these devices cannot be prepared, if it is a GPU, and what helps:
+// the scheduler does not change a claim that is allocated.
+func (t *troubles) of(devices []string) string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, c := range t.all {
+		for _, name := range devices {
+			if device.IsOf(c.PCIAddress, name) {
+				return "device " + name + " cannot be used now, " + conditionTexts[c.Reason].users +
+					"; the scheduler does not change a claim that has a device, so " + anotherDevice
+			}
+		}
+	}
+	return ""
+}
