@@ -19,6 +19,9 @@ type Usage struct {
 	// Processes are those with a context, MPS servers and clients included, each once for
 	// each GPU instance that it uses.
 	Processes []ProcessUsage
+	// ProcessUtilization says that processes on the undivided GPU have one, which is zero
+	// for those that do nothing.
+	ProcessUtilization bool
 }
 
 // MemoryUsage is the memory of a GPU or of a partition.
@@ -43,6 +46,8 @@ type PartitionUsage struct {
 	PartitionID
 
 	Memory MemoryUsage
+	// Utilization is the part of the time, 0 to 1, in which a kernel ran.
+	Utilization *float64
 }
 
 // ProcessUsage is what a process uses of a GPU or of a GPU instance.
