@@ -13,9 +13,9 @@ import (
 // without asking the hardware. Those that a claim only observes are none.
 type Holding struct {
 	Claim Ref
-	// Device is the published name; Key is unique in the claim.
-	Device, Key string
-	PCIAddress  string
+	// Device is the published name. Several shares of one device are one holding.
+	Device     string
+	PCIAddress string
 	// Kind is how the claim has the device: alone, or which kind of share.
 	Kind device.Kind
 	// Partition is nil for a GPU and for shares of one.
@@ -23,7 +23,7 @@ type Holding struct {
 	// UUID is that of the GPU, or of the partition while it exists.
 	UUID string
 	// MemoryLimitBytes is what can be had at most: the memory of the device, or a share's
-	// limit, which holds for each process of the claim. 0 is no limit.
+	// limit, which MPS applies to each process of the claim. 0 is no limit.
 	MemoryLimitBytes int64
 }
 
@@ -54,6 +54,8 @@ func RecordStates() []string {
 // Holdings are what claims have on this node.
 type Holdings struct {
 	Held []Holding
+	// GPUs are the PCI addresses of all GPUs, with claims and without.
+	GPUs []string
 	// Records counts the records of the journal by their state.
 	Records map[string]int
 }
@@ -66,6 +68,9 @@ func (m *Manager) Holdings() (Holdings, error) {
 	}
 	all := Holdings{Records: map[string]int{RecordsEarlier: len(snapshot.Earlier), RecordsUnreadable: len(snapshot.Unreadable)}}
 	inventory := m.inventory.Load()
+	if inventory != nil {
+		all.GPUs = inventory.PCIAddresses()
+	}
 	for _, r := range snapshot.Records {
 		all.Records[string(r.State)]++
 		if r.State != journal.Prepared {
@@ -73,18 +78,35 @@ func (m *Manager) Holdings() (Holdings, error) {
 		}
 		for i := range r.Devices {
 			if !r.Devices[i].Admin {
-				all.Held = append(all.Held, holdingOf(r, &r.Devices[i], inventory))
+				all.add(holdingOf(r, &r.Devices[i], inventory))
 			}
 		}
 	}
 	return all, nil
 }
 
+// add joins shares of one device that a claim has.
+func (all *Holdings) add(h Holding) {
+	for i := range all.Held {
+		other := &all.Held[i]
+		if other.Claim != h.Claim || other.Device != h.Device {
+			continue
+		}
+		if h.MemoryLimitBytes == 0 || other.MemoryLimitBytes == 0 {
+			other.MemoryLimitBytes = 0
+		} else {
+			other.MemoryLimitBytes += h.MemoryLimitBytes
+		}
+		return
+	}
+	all.Held = append(all.Held, h)
+}
+
 // Changed returns a channel that is closed when this process next changes what claims have.
 func (m *Manager) Changed() <-chan struct{} { return m.store.Changed() }
 
 func holdingOf(r *journal.Record, d *journal.Device, inventory *device.Inventory) Holding {
-	h := Holding{Claim: r.Claim, Device: d.Device, Key: d.Key(), PCIAddress: d.PCIAddress, Kind: d.Type}
+	h := Holding{Claim: r.Claim, Device: d.Device, PCIAddress: d.PCIAddress, Kind: d.Type}
 	if d.Type == journal.Static {
 		h.Kind = device.Partition
 	}

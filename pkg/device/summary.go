@@ -40,6 +40,15 @@ func (i *Inventory) Summaries() []Summary {
 	return all
 }
 
+// PCIAddresses are those of all GPUs, in order.
+func (i *Inventory) PCIAddresses() []string {
+	var addresses []string
+	for _, b := range i.boards {
+		addresses = append(addresses, b.gpu.PCIAddress)
+	}
+	return addresses
+}
+
 // allocatable is the largest legal option that is published. Taints do not count: what a
 // broken GPU could offer is still what it was bought for.
 func (b board) allocatable() uint64 {

@@ -38,6 +38,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/gpu/lastseen"
+	"github.com/partage-dev/partage/pkg/metrics"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
 	"github.com/partage-dev/partage/pkg/plugin/publish"
 )
@@ -83,6 +84,8 @@ type Options struct {
 	PodUID types.UID
 	// Events reports conditions of the GPUs. Optional.
 	Events EventWriter
+	// Metrics are of what the plugin does. Optional.
+	Metrics *metrics.Metrics
 	// Exposure finds out whether containers without a claim can have GPUs. Optional.
 	Exposure ExposureCheck
 	// HealthListener serves the gRPC health protocol and is closed by Run.
@@ -148,6 +151,9 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 	if o.Events == nil {
 		o.Events = noEvents{}
 	}
+	if o.Metrics == nil {
+		o.Metrics = metrics.New(metrics.Options{}) // nobody asks for them
+	}
 	p := &Plugin{options: o, timing: t, readiness: newReadiness(), startup: newStartup()}
 	stop := func(err error) { p.stop(err) }
 	failed, surveyNow := loop.NewTrigger(), loop.NewTrigger()
@@ -159,21 +165,29 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 		Warn: func(ctx context.Context, reason, message string) {
 			o.Events.Node(ctx, corev1.EventTypeWarning, reason, message)
 		},
+		Observe: func(slices int, err error) {
+			if err != nil {
+				o.Metrics.PublishFailed()
+				return
+			}
+			o.Metrics.Published(slices)
+		},
 		Retry: t.publishRetry,
 	})
 	p.service = &draService{
 		claims: o.Claims, startup: p.startup, readiness: p.readiness, requested: requested,
-		failed: failed, stop: stop,
+		failed: failed, stop: stop, metrics: o.Metrics,
 	}
 	p.reconciler = &reconciler{
 		claims: o.Claims, interval: o.ReconcileInterval, followUp: t.followUp, failed: failed, surveyNow: surveyNow,
+		metrics: o.Metrics,
 	}
 	p.exposure = &exposureLoop{check: o.Exposure, node: readNode(o.KubeClient, o.NodeName, t.node), events: o.Events}
 	p.gpus = &gpuLoop{
 		driverName: o.DriverName, nodeName: o.NodeName, interval: o.PollInterval,
 		hardware: o.Hardware, claims: o.Claims, publisher: p.publisher, reconciler: p.reconciler,
 		readiness: p.readiness, startup: p.startup, conditions: &conditionReporter{events: o.Events, claims: o.Claims},
-		surveyNow: surveyNow, failed: failed, stop: stop,
+		surveyNow: surveyNow, failed: failed, stop: stop, metrics: o.Metrics,
 		discoveries: make(chan discovery, 1),
 		lastSeen:    lastseen.New(o.DataDir, o.BootID),
 		desired: desired{

@@ -36,7 +36,7 @@ var _ claim.Cluster = (*Facts)(nil)
 type facts struct {
 	// pods are names by UID, as tenant.PlainUID has it.
 	pods map[string]string
-	// requested is memory by claim.Holding.Key.
+	// requested is memory by device.
 	requested map[string]int64
 }
 
@@ -74,12 +74,8 @@ func (f *Facts) Remember(c *resourceapi.ResourceClaim) {
 	}
 	if c.Status.Allocation != nil {
 		for _, r := range c.Status.Allocation.Devices.Results {
-			key := r.Device
-			if r.ShareID != nil {
-				key += "-" + string(*r.ShareID)
-			}
 			if memory := r.ConsumedCapacity["memory"]; r.Driver == f.driver && memory.Value() > 0 {
-				now.requested[key] = memory.Value()
+				now.requested[r.Device] += memory.Value()
 			}
 		}
 	}

@@ -42,8 +42,6 @@ type Options struct {
 	GPUs     GPUs
 	Sessions Sessions
 	Facts    *Facts
-	// Addresses returns the PCI addresses of all GPUs.
-	Addresses func() []string
 	// PodOf returns the pod of a process as tenant.PlainUID has it, or "".
 	PodOf func(pid int) string
 	// Interval is the time between two samples of a GPU.
@@ -80,11 +78,11 @@ type Sampler struct {
 
 // holdingKey identifies a device of a claim.
 type holdingKey struct {
-	claim types.UID
-	key   string
+	claim  types.UID
+	device string
 }
 
-func keyOf(h *claim.Holding) holdingKey { return holdingKey{h.Claim.UID, h.Key} }
+func keyOf(h *claim.Holding) holdingKey { return holdingKey{h.Claim.UID, h.Device} }
 
 // gpuState is what is remembered of a GPU.
 type gpuState struct {
@@ -119,8 +117,7 @@ func (s *Sampler) Run(ctx context.Context) {
 	for ctx.Err() == nil {
 		s.readHoldings(ctx)
 		running.Go(func() { s.list(ctx) })
-		addresses := s.o.Addresses()
-		s.forget(addresses)
+		addresses := s.forget()
 		pause := s.o.Interval / time.Duration(max(1, len(addresses)))
 		for _, address := range addresses {
 			running.Go(func() { s.sample(ctx, address) })
@@ -179,15 +176,16 @@ func (s *Sampler) readHoldings(ctx context.Context) {
 	s.o.Facts.keep(uids)
 }
 
-// forget forgets all GPUs but these.
-func (s *Sampler) forget(addresses []string) {
+// forget forgets GPUs that are not there any more, and returns all others.
+func (s *Sampler) forget() (addresses []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for address, g := range s.gpus {
-		if !g.sampling && !slices.Contains(addresses, address) {
+		if !g.sampling && !slices.Contains(s.holdings.GPUs, address) {
 			delete(s.gpus, address)
 		}
 	}
+	return s.holdings.GPUs
 }
 
 // list asks the MPS supervisor, unless an earlier question has no answer yet.
@@ -343,7 +341,7 @@ func (s *Sampler) Snapshot() Snapshot {
 		}
 		known, _ := s.o.Facts.of(h.Claim.UID)
 		one.Pods = known.names()
-		if requested, ok := known.requested[h.Key]; ok {
+		if requested, ok := known.requested[h.Device]; ok {
 			one.RequestedBytes = &requested
 		} else if !isShare(&h) && h.MemoryLimitBytes > 0 {
 			one.RequestedBytes = new(h.MemoryLimitBytes)

@@ -22,7 +22,7 @@ import (
 type Snapshot struct {
 	// GPUs are by PCI address.
 	GPUs map[string]GPU
-	// Claims has an entry for each device, or share of one, of each prepared claim.
+	// Claims has an entry for each device of each prepared claim.
 	Claims []Claim
 	// Records counts the records of the journal by claim.RecordStates.
 	Records map[string]int
