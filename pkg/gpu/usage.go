@@ -17,7 +17,7 @@ type Usage struct {
 	// Partitions are those that were asked for and exist.
 	Partitions []PartitionUsage
 	// Processes are those with a context, MPS servers and clients included, each once for
-	// each GPU instance that it uses.
+	// each GPU instance that it uses. Empty means that there are none.
 	Processes []ProcessUsage
 	// ProcessUtilization says that processes on the undivided GPU have one, which is zero
 	// for those that do nothing.

@@ -41,6 +41,7 @@ func (m *Metrics) Serve(ctx context.Context, listener net.Listener) (stop func()
 		Handler: mux, ReadHeaderTimeout: headerTime, ReadTimeout: headerTime, WriteTimeout: answerTime, IdleTimeout: idleTime,
 		MaxHeaderBytes: maxHeader, DisableGeneralOptionsHandler: true,
 	}
+	klog.FromContext(ctx).Info("Serving metrics", "address", listener.Addr().String(), "path", Path)
 	go func() {
 		if err := server.Serve(netutil.LimitListener(listener, maxConnections)); err != nil && !errors.Is(err, http.ErrServerClosed) {
 			klog.FromContext(ctx).Error(err, "Metrics are not served any more", "address", listener.Addr())

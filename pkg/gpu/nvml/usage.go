@@ -93,7 +93,7 @@ func (c *Client) processUsage(ctx context.Context, h *handle) ([]gpu.ProcessUsag
 	if err != nil {
 		return nil, err
 	}
-	var processes []gpu.ProcessUsage
+	processes := []gpu.ProcessUsage{}
 	for _, p := range found {
 		one := gpu.ProcessUsage{Process: processOf(p)}
 		if p.UsedGpuMemory != memoryUnknown {
