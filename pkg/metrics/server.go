@@ -33,12 +33,8 @@ const (
 // Serve answers on a listener until stop is called, which closes the listener. If it ends
 // before, that is logged: no pod has to fail because nobody can see what the driver does.
 func (m *Metrics) Serve(ctx context.Context, listener net.Listener) (stop func()) {
-	mux := http.NewServeMux()
-	mux.Handle("GET "+Path, promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{
-		ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: maxScrapes, ErrorLog: errorLog{ctx},
-	}))
 	server := &http.Server{
-		Handler: mux, ReadHeaderTimeout: headerTime, ReadTimeout: headerTime, WriteTimeout: answerTime, IdleTimeout: idleTime,
+		Handler: m.handler(ctx), ReadHeaderTimeout: headerTime, ReadTimeout: headerTime, WriteTimeout: answerTime, IdleTimeout: idleTime,
 		MaxHeaderBytes: maxHeader, DisableGeneralOptionsHandler: true,
 	}
 	klog.FromContext(ctx).Info("Serving metrics", "address", listener.Addr().String(), "path", Path)
@@ -54,6 +50,14 @@ func (m *Metrics) Serve(ctx context.Context, listener net.Listener) (stop func()
 			_ = server.Close()
 		}
 	}
+}
+
+func (m *Metrics) handler(ctx context.Context) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET "+Path, promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{
+		ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: maxScrapes, ErrorLog: errorLog{ctx},
+	}))
+	return mux
 }
 
 // errorLog is for metrics that contradict each other.
