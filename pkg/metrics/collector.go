@@ -126,16 +126,16 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 }
 
 func (s *scene) claim(e *emitter, c *usage.Claim) {
-	profile := ""
+	profile, instance := "", ""
 	if c.Partition != nil {
-		profile = c.Partition.Profile
+		profile, instance = c.Partition.Profile, strconv.Itoa(c.Partition.InstanceID)
 	}
 	labels := []string{c.Claim.Namespace, c.Claim.Name, c.Device, c.UUID, string(c.Kind), profile}
 	pod := ""
 	if len(c.Pods) == 1 {
 		pod = c.Pods[0]
 	}
-	e.emit(claimInfo, 1, append(slices.Clone(labels), pod, c.PCIAddress, string(c.Claim.UID))...)
+	e.emit(claimInfo, 1, append(slices.Clone(labels), pod, c.PCIAddress, s.uuidOf(c.PCIAddress), instance, string(c.Claim.UID))...)
 	for _, pod := range c.Pods {
 		e.emit(claimPod, 1, c.Claim.Namespace, c.Claim.Name, pod)
 	}
@@ -164,6 +164,16 @@ func (s *scene) claim(e *emitter, c *usage.Claim) {
 	if health, ok := s.health[c.PCIAddress]; ok {
 		e.flag(claimThrottled, len(health.Throttling) > 0, labels...)
 	}
+}
+
+// uuidOf is that of a GPU.
+func (s *scene) uuidOf(pciAddress string) string {
+	for i := range s.gpus {
+		if s.gpus[i].GPU.PCIAddress == pciAddress {
+			return s.gpus[i].GPU.UUID
+		}
+	}
+	return ""
 }
 
 func (s *scene) gpu(e *emitter, g *device.Summary) {

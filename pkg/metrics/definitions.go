@@ -111,7 +111,8 @@ var (
 // Metrics of claims.
 var (
 	claimInfo = ofClaim("info",
-		"1 for each device of each prepared claim. The pod is empty where it is not known, or where there are several.", "pod", "gpu", "resourceclaim_uid")
+		"1 for each device of each prepared claim. The pod is empty where it is not known, or where there are several; the GPU instance where there is none.",
+		"pod", "gpu", "gpu_uuid", "gpu_instance", "resourceclaim_uid")
 	claimPod = Definition{"partage_claim_pod_info", Gauge, []string{"namespace", "resourceclaim_name", "pod"},
 		"1 for each pod that a prepared claim is reserved for."}
 	claimMemoryUsed = ofClaim("memory_used_bytes",

@@ -28,7 +28,7 @@ type Claims interface {
 
 // GPUs tell what is used of them. The method returns in bounded time.
 type GPUs interface {
-	Usage(ctx context.Context, pciAddress string, partitions []gpu.PartitionID) (gpu.Usage, error)
+	Usage(ctx context.Context, pciAddress string, partitions []gpu.PartitionID, since time.Time) (gpu.Usage, error)
 }
 
 // Sessions are those of the MPS supervisor.
@@ -214,7 +214,7 @@ func (s *Sampler) list(ctx context.Context) {
 
 // sample reads one GPU, unless an earlier sample of it has not ended.
 func (s *Sampler) sample(ctx context.Context, pciAddress string) {
-	held, free := s.begin(pciAddress)
+	held, since, free := s.begin(pciAddress)
 	if !free {
 		return
 	}
@@ -234,11 +234,12 @@ func (s *Sampler) sample(ctx context.Context, pciAddress string) {
 			partitions = append(partitions, p.PartitionID)
 		}
 	}
-	usage, err = s.o.GPUs.Usage(ctx, pciAddress, partitions)
+	usage, err = s.o.GPUs.Usage(ctx, pciAddress, partitions, since)
 }
 
-// begin returns who has devices on a GPU, and false while it is being sampled.
-func (s *Sampler) begin(pciAddress string) (held []claim.Holding, free bool) {
+// begin returns who has devices on a GPU, and when it was last sampled; false while it is
+// being sampled.
+func (s *Sampler) begin(pciAddress string) (held []claim.Holding, last time.Time, free bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	g := s.gpus[pciAddress]
@@ -247,7 +248,7 @@ func (s *Sampler) begin(pciAddress string) (held []claim.Holding, free bool) {
 		s.gpus[pciAddress] = g
 	}
 	if g.sampling {
-		return nil, false
+		return nil, last, false
 	}
 	g.sampling = true
 	for _, h := range s.holdings.Held {
@@ -255,7 +256,7 @@ func (s *Sampler) begin(pciAddress string) (held []claim.Holding, free bool) {
 			held = append(held, h)
 		}
 	}
-	return held, true
+	return held, g.usage.Time, true
 }
 
 // end takes what was read.

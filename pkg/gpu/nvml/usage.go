@@ -17,17 +17,27 @@ import (
 )
 
 // Usage reads what is used of a GPU, and of those of its partitions that are asked for. It
-// changes nothing and takes no lock: a partition that goes meanwhile is left out.
+// changes nothing and takes no lock: a partition that goes meanwhile is left out. How busy
+// processes were is since a time, how busy partitions were since the last call.
 //
-// A GPU without partitions costs 4 to 6 calls of the library, each partition 5 more.
-func (c *Client) Usage(ctx context.Context, pciAddress string, partitions []gpu.PartitionID) (gpu.Usage, error) {
+// A GPU without partitions costs 5 to 7 calls of the library, each partition 5 more, and 4 for
+// how busy it is. A single value that cannot be read, but for the memory and the processes, is
+// left out.
+func (c *Client) Usage(ctx context.Context, pciAddress string, partitions []gpu.PartitionID, since time.Time) (gpu.Usage, error) {
+	lib, err := c.library()
+	if err != nil {
+		return gpu.Usage{}, err
+	}
 	var usage gpu.Usage
-	err := c.onGPU(ctx, pciAddress, func(h *handle) (err error) {
+	err = c.onGPU(ctx, pciAddress, func(h *handle) (err error) {
 		usage = gpu.Usage{}
 		if usage.Memory, err = c.memoryUsage(ctx, h, h.dev); err != nil {
 			return err
 		}
 		if usage.Processes, err = c.processUsage(ctx, h); err != nil {
+			return err
+		}
+		if err := unlessLasting(ctx, c.readUtilization(ctx, h, since, &usage)); err != nil {
 			return err
 		}
 		for _, id := range partitions {
@@ -39,15 +49,27 @@ func (c *Client) Usage(ctx context.Context, pciAddress string, partitions []gpu.
 			if err != nil {
 				return err
 			}
+			if one.Utilization, err = c.partitionUtilization(ctx, h, lib, id); unlessLasting(ctx, err) != nil {
+				return err
+			}
 			usage.Partitions = append(usage.Partitions, one)
 		}
-		return nil
+		return unlessLasting(ctx, h.dropSamples(ctx, usage.Partitions))
 	})
 	if err != nil {
 		return gpu.Usage{}, err
 	}
 	usage.Time = time.Now()
 	return usage, nil
+}
+
+// unlessLasting returns an error after which nothing more can be asked: that the GPU hangs, or
+// that there is no more time.
+func unlessLasting(ctx context.Context, err error) error {
+	if errors.Is(err, gpu.ErrHung) || ctx.Err() != nil {
+		return err
+	}
+	return nil
 }
 
 // partitionMemory fails with gpu.ErrNotFound where another partition is in the place.

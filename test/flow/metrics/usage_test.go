@@ -56,9 +56,9 @@ func (u *user) with(name, value string) labels {
 }
 
 // run starts a program with so much memory.
-func (u *user) run(t testing.TB, n *harness.Node, memory string) *harness.Program {
+func (u *user) run(t testing.TB, n *harness.Node, memory string, args ...string) *harness.Program {
 	t.Helper()
-	program, err := n.StartReady(t.Context(), t, n.Container(t, u.ids...), "hold", "--memory="+memory)
+	program, err := n.StartReady(t.Context(), t, n.Container(t, u.ids...), append([]string{"hold", "--memory=" + memory}, args...)...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,12 +87,14 @@ func TestUsage(t *testing.T) {
 		kind   string
 		// limit is 0 where there is none, requested where nothing is.
 		limit, requested float64
+		// busy is how busy the program keeps the device.
+		busy float64
 	}{
-		{harness.Device{GPU: 0}, "gpu", all, all},
-		{harness.Partition(1, "1g.10gb", 2), "mig", partition, partition},
-		{harness.Device{GPU: 2, Kind: harness.MPS, Memory: 10 * gib, Percent: 25}, "mps", 10 * gib, 10 * gib},
-		{harness.Device{GPU: 3, Kind: harness.TimeSlice, Memory: 20 * gib}, "timeslice", 0, 20 * gib},
-		{harness.Device{GPU: 3, Kind: harness.TimeSlice}, "timeslice", 0, 0},
+		{harness.Device{GPU: 0}, "gpu", all, all, 0.4},
+		{harness.Partition(1, "1g.10gb", 2), "mig", partition, partition, 0.4},
+		{harness.Device{GPU: 2, Kind: harness.MPS, Memory: 10 * gib, Percent: 25}, "mps", 10 * gib, 10 * gib, 0.25},
+		{harness.Device{GPU: 3, Kind: harness.TimeSlice, Memory: 20 * gib}, "timeslice", 0, 20 * gib, 0.4},
+		{harness.Device{GPU: 3, Kind: harness.TimeSlice}, "timeslice", 0, 0, 0.4},
 	} {
 		t.Run(fmt.Sprint(number, test.kind), func(t *testing.T) {
 			u := newUser(t, n, p, number, test.device)
@@ -102,7 +104,7 @@ func TestUsage(t *testing.T) {
 			s.until(t, "partage_claim_memory_used_bytes", u.labels, 0)
 			s.until(t, "partage_claim_processes", u.labels, 0)
 
-			program := u.run(t, n, "3Gi")
+			program := u.run(t, n, "3Gi", "--busy", "--sm=40")
 			memory := memoryOf(t, n, program)
 			if memory < 3*gib {
 				t.Fatalf("the program has %v", memory)
@@ -110,6 +112,7 @@ func TestUsage(t *testing.T) {
 			s.until(t, "partage_claim_memory_used_bytes", u.labels, memory)
 			s.until(t, "partage_claim_processes", u.labels, 1)
 			s.until(t, "partage_claim_memory_peak_bytes", u.labels, memory)
+			s.until(t, "partage_claim_sm_utilization_ratio", u.labels, test.busy)
 			s.until(t, "partage_claim_idle_seconds", u.labels, 0)
 			wantOrAbsent(t, s, "partage_claim_memory_requested_bytes", u.labels, test.requested)
 			wantOrAbsent(t, s, "partage_claim_memory_limit_bytes", u.labels, test.limit)
