@@ -22,7 +22,9 @@ func process(pid, instance int, memory uint64) gpu.ProcessUsage {
 var somePods = pods{
 	of: func(pid int) string { return map[int]string{1: "a", 2: "b", 3: "c"}[pid/10] },
 	// The claim is named after the pods that may use it.
-	may: func(h *claim.Holding, uid string) bool { return slices.Contains([]string{h.Claim.Name, h.Claim.Namespace}, uid) },
+	may: func(h *claim.Holding, uid string) bool {
+		return slices.Contains([]string{h.Claim.Name, h.Claim.Namespace}, uid)
+	},
 }
 
 func holding(kind device.Kind, name string, partition *claim.HeldPartition) claim.Holding {
