@@ -12,7 +12,7 @@ import (
 )
 
 // pods knows which processes are in which pods, and which pods may use which claims. UIDs
-// are as tenant.PlainUID has them.
+// are those of the metadata.
 type pods struct {
 	// of returns the pod of a process, or "".
 	of func(pid int) (uid string)

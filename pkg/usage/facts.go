@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/claim"
-	"github.com/partage-dev/partage/pkg/mps/tenant"
 )
 
 // askAgain is how long the API server is not asked again about the same claim.
@@ -34,7 +33,7 @@ type Facts struct {
 var _ claim.Cluster = (*Facts)(nil)
 
 type facts struct {
-	// pods are names by UID, as tenant.PlainUID has it.
+	// pods are names by UID.
 	pods map[string]string
 	// requested is memory by device.
 	requested map[string]int64
@@ -69,7 +68,7 @@ func (f *Facts) Remember(c *resourceapi.ResourceClaim) {
 	now := facts{pods: map[string]string{}, requested: map[string]int64{}}
 	for _, user := range c.Status.ReservedFor {
 		if user.APIGroup == "" && user.Resource == "pods" {
-			now.pods[tenant.PlainUID(string(user.UID))] = user.Name
+			now.pods[string(user.UID)] = user.Name
 		}
 	}
 	if c.Status.Allocation != nil {

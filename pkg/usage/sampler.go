@@ -42,7 +42,7 @@ type Options struct {
 	GPUs     GPUs
 	Sessions Sessions
 	Facts    *Facts
-	// PodOf returns the pod of a process as tenant.PlainUID has it, or "".
+	// PodOf returns the UID of the pod of a process, or "".
 	PodOf func(pid int) string
 	// Interval is the time between two samples of a GPU.
 	Interval time.Duration
