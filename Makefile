@@ -33,7 +33,7 @@ SOAK := 10m
 # that takes longer to start than the tests give it.
 PLAIN := ./cmd/partage-hook ./pkg/api/... ./pkg/device/... ./pkg/host/... ./pkg/mps/supervisor ./pkg/policy/... ./pkg/quote/... ./pkg/version/... ./test/docs ./test/gpusim/... ./test/versions
 RACE = $(filter-out $(shell go list $(PLAIN)),$(shell go list ./cmd/... ./pkg/...))
-FLOW := $(addprefix ./test/flow/,claims conformance sharing crash fault soak)
+FLOW := $(addprefix ./test/flow/,claims conformance sharing metrics crash fault soak)
 
 # One thing at a time: what is built must be there before what uses it.
 .NOTPARALLEL:

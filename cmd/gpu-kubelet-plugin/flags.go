@@ -12,6 +12,7 @@ import (
 	"github.com/partage-dev/partage/pkg/claim"
 	"github.com/partage-dev/partage/pkg/command"
 	"github.com/partage-dev/partage/pkg/host"
+	"github.com/partage-dev/partage/pkg/metrics"
 )
 
 // config holds the value of every flag.
@@ -45,11 +46,18 @@ type config struct {
 	claimCheckInterval time.Duration
 
 	claimStatus, deviceMetadata bool
+	metricsAddress              string
+	sampleInterval              time.Duration
 
 	process command.Process
 
 	partitionable, consumable bool
 }
+
+const (
+	metricsAddressFlag = "metrics-address"
+	sampleIntervalFlag = "sample-interval"
+)
 
 const (
 	categoryCluster = "Cluster"
@@ -124,6 +132,10 @@ func (c *config) flags() []cli.Flag {
 		command.Duration(categoryTimes, "policy-spread", 40*time.Second, &c.policySpread,
 			"over how long the nodes of a cluster spread a change of the policy, for every 1,000 ResourceSlices in the cluster, at most 2h in all; 0s: none of them waits"),
 
+		command.String(categoryProcess, metricsAddressFlag, "", &c.metricsAddress,
+			"address, such as :9485, on which Prometheus finds metrics at "+metrics.Path+", without TLS; empty: off"),
+		command.Duration(categoryTimes, sampleIntervalFlag, 15*time.Second, &c.sampleInterval,
+			"time between two looks at what is used of a GPU, for metrics"),
 		command.String(categoryProcess, "pod-uid", "", &c.podUID,
 			"UID of the driver's pod; lets an old and a new pod overlap during a rolling update"),
 	}

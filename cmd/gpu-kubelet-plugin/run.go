@@ -27,6 +27,7 @@ import (
 	"github.com/partage-dev/partage/pkg/partition"
 	"github.com/partage-dev/partage/pkg/plugin"
 	"github.com/partage-dev/partage/pkg/sharing"
+	"github.com/partage-dev/partage/pkg/usage"
 	"github.com/partage-dev/partage/pkg/version"
 )
 
@@ -109,7 +110,7 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 	defer cancel()
 	roots := c.roots()
 	dataDir := c.dataDir()
-	gpus := nvml.New(nvml.Options{Roots: roots, CallLimit: c.callLimit})
+	gpus := nvml.New(nvml.Options{Roots: roots, CallLimit: c.callLimit, Observe: timeNVML})
 	defer gpus.Close() //nolint:contextcheck // ctx may have ended by then
 	specs, err := cdi.New(cdi.Options{Root: c.cdiRoot, Roots: roots, HookPath: hooks.nvidia})
 	if err != nil {
@@ -122,6 +123,7 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 	}
 	defer func() { _ = supervisor.Close() }()
 	cluster := plugin.NewCluster(clients.background)
+	facts := usage.NewFacts(driverName, cluster)
 	holders := &holder.Finder{Roots: roots}
 	events := plugin.NewEvents(ctx, clients.events, clients.background, driverName, c.nodeName)
 	claims, err := claim.NewManager(ctx, claim.Options{
@@ -135,7 +137,7 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 		Hook:           hooks.limits,
 		Interposer:     c.interposer,
 		SELinuxContext: c.seLinux,
-		Cluster:        cluster,
+		Cluster:        facts,
 		Events:         events,
 
 		OrphanGrace:   c.orphanGrace,
@@ -145,6 +147,12 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 		return fmt.Errorf("set up claims in %s: %w", dataDir, err)
 	}
 	holders.PodName = plugin.NewPodNames(cluster, claims).Name
+	observed, ended, err := c.serveMetrics(ctx, usage.Options{Claims: claims, GPUs: gpus, Sessions: supervisor, Facts: facts})
+	if err != nil {
+		return err
+	}
+	defer ended()
+	defer cancel()
 	listener, err := c.process.ListenHealth(ctx)
 	if err != nil {
 		return err
@@ -162,7 +170,7 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 		NodeName:          c.nodeName,
 		KubeClient:        clients.main,
 		MetadataClient:    clients.metadata,
-		Claims:            claims,
+		Claims:            rememberingClaims{claims, facts},
 		Hardware:          &hardware{Client: gpus, specs: specs, roots: roots},
 		Policy:            c.policy(clients.main),
 		Limited:           c.interposer != "",
@@ -178,6 +186,7 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 		FileContext:       fileContext,
 		Events:            events,
 		Health:            gpus,
+		Metrics:           observed,
 		Exposure:          exposureCheck(roots, "/proc", os.Getppid()),
 		HealthListener:    listener,
 	})

@@ -26,6 +26,7 @@ func (c *config) validate() error {
 		c.validateClient(),
 		c.validatePodUID(),
 		c.validateTimes(),
+		c.validateMetrics(),
 		command.CheckDirectory("cdi-root", c.cdiRoot, false),
 		command.CheckDirectory("kubelet-plugins-dir", c.pluginsDir, true),
 		command.CheckDirectory("kubelet-registrar-dir", c.registrarDir, true),
@@ -118,6 +119,7 @@ func (c *config) validateTimes() error {
 	return errors.Join(
 		command.CheckDuration("nvml-call-limit", c.callLimit, shortest, kubeletLimit),
 		command.CheckDuration("poll-interval", c.pollInterval, shortest, longest),
+		command.CheckDuration(sampleIntervalFlag, c.sampleInterval, shortest, longest),
 		command.CheckDuration("reconcile-interval", c.reconcileInterval, shortest, longest),
 		command.CheckDuration("orphan-grace", c.orphanGrace, shortest, 24*longest),
 		command.CheckDuration("policy-spread", c.policySpread, 0, longest),

@@ -25,6 +25,7 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/partition"
+	"github.com/partage-dev/partage/pkg/steptime"
 )
 
 // What callers see of the packages below.
@@ -286,6 +287,18 @@ func (e *engine) load(ctx context.Context, uid types.UID) (*journal.Record, erro
 			"%v. Only the version of the driver that wrote the file can prepare or release the claim.", err))
 	}
 	return r, err
+}
+
+// save writes a record for good.
+func (e *engine) save(ctx context.Context, r *journal.Record) error {
+	defer steptime.Of(ctx).Begin(steptime.Journal)()
+	return e.store.Save(r)
+}
+
+// remove removes the record of a claim, if there is one.
+func (e *engine) remove(ctx context.Context, uid types.UID) error {
+	defer steptime.Of(ctx).Begin(steptime.Journal)()
+	return e.store.Delete(uid)
 }
 
 // lockTime bounds the wait for a lock where pods must be able to end. Another process

@@ -190,7 +190,7 @@ func (c *reconciler) disownOrphan(ctx context.Context, r *journal.Record) error 
 		return err
 	}
 	r.State = journal.Unpreparing
-	err = c.store.Save(r)
+	err = c.save(ctx, r)
 	if journal.NoSpace(err) {
 		// The release will remove the record under the same lock.
 		r.State = journal.Prepared

@@ -17,6 +17,7 @@ import (
 	"github.com/partage-dev/partage/pkg/claim/journal"
 	"github.com/partage-dev/partage/pkg/claim/plan"
 	"github.com/partage-dev/partage/pkg/claim/step"
+	"github.com/partage-dev/partage/pkg/steptime"
 	"github.com/partage-dev/partage/pkg/wait"
 )
 
@@ -135,7 +136,7 @@ func (p *preparation) run(ctx context.Context) (*journal.Record, error) {
 		return nil, err
 	}
 	groups := step.Groups(p.start)
-	p.journal = newRecorder(p.store, p.start, len(groups))
+	p.journal = newRecorder(ctx, p.store, p.start, len(groups))
 	p.undone = make([]bool, len(groups))
 	for i, g := range groups {
 		if slices.Contains(p.known, g.Part.Devices[0].Key()) {
@@ -191,7 +192,7 @@ func (p *preparation) prepareGroup(ctx context.Context, groups []step.Group, i i
 		if err == nil {
 			return nil
 		}
-		if !transient(err) || tried > len(retryPauses) || wait.For(limited, retryPauses[tried-1]) != nil {
+		if !transient(err) || tried > len(retryPauses) || pause(limited, retryPauses[tried-1]) != nil {
 			if tried > 1 {
 				err = fmt.Errorf("tried %d times: %w", tried, err)
 			}
@@ -199,6 +200,12 @@ func (p *preparation) prepareGroup(ctx context.Context, groups []step.Group, i i
 		}
 		klog.FromContext(ctx).Info("Trying again", "tried", tried, "reason", err)
 	}
+}
+
+// pause waits before another attempt.
+func pause(ctx context.Context, d time.Duration) error {
+	defer steptime.Of(ctx).Begin(steptime.Wait)()
+	return wait.For(ctx, d)
 }
 
 // attemptGroup makes the devices of one group under its locks: look, check, write down,
@@ -245,7 +252,7 @@ func (p *preparation) attemptGroup(ctx context.Context, groups []step.Group, i i
 	}
 	begun, err := step.Apply(ctx, steps, s)
 	if err == nil {
-		err = p.done(groups, i, part)
+		err = p.done(ctx, groups, i, part)
 	}
 	if err == nil {
 		return nil
@@ -277,12 +284,12 @@ func (p *preparation) steps(groups []step.Group, part *journal.Record) []step.St
 }
 
 // done notes what has become of a group, for good where there is no other.
-func (p *preparation) done(groups []step.Group, i int, part *journal.Record) error {
+func (p *preparation) done(ctx context.Context, groups []step.Group, i int, part *journal.Record) error {
 	p.journal.set(i, part)
 	if len(groups) > 1 {
 		return nil
 	}
-	return p.commit()
+	return p.commit(ctx)
 }
 
 // undoTime bounds what is undone after a failure. It is granted on top of the
@@ -318,7 +325,7 @@ func (p *preparation) undoGroups(ctx context.Context, groups []step.Group, cause
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 	defer cancel()
 	p.journal.state(journal.Unpreparing)
-	filesErr := p.releaseFiles(p.start.Claim.UID)
+	filesErr := p.releaseFiles(ctx, p.start.Claim.UID)
 	errs := concurrently(ctx, len(groups), func(i int) error {
 		part := p.journal.part(i)
 		if part == nil {
@@ -353,7 +360,7 @@ func (p *preparation) finish(ctx context.Context, groups []step.Group) error {
 	}
 	if err == nil {
 		p.journal.setAll(groups, r)
-		err = p.commit()
+		err = p.commit(ctx)
 	}
 	switch {
 	case err == nil || standing:
@@ -376,7 +383,7 @@ func (p *preparation) specStands(ctx context.Context, r *journal.Record) bool {
 }
 
 // commit writes down that the claim is prepared, unless the journal says so already.
-func (p *preparation) commit() error {
+func (p *preparation) commit(ctx context.Context) error {
 	p.journal.state(journal.Prepared)
 	r := p.record()
 	if p.earlier != nil && r.SameOutcome(p.earlier) {
@@ -385,7 +392,7 @@ func (p *preparation) commit() error {
 			return err
 		}
 	}
-	return p.store.Save(r)
+	return p.save(ctx, r)
 }
 
 // record returns what has become of the claim, in the order of the plan.

@@ -91,7 +91,7 @@ func (c *reconciler) reconcile(ctx context.Context, uid types.UID, seen sessionV
 		return err
 	}
 	if r == nil {
-		return c.store.Delete(uid)
+		return c.remove(ctx, uid)
 	}
 	unwanted, err := c.isUnwanted(r)
 	if err != nil {

@@ -4,17 +4,21 @@
 package claim
 
 import (
+	"context"
 	"sync"
 	"sync/atomic"
 
 	"github.com/partage-dev/partage/pkg/claim/journal"
 	"github.com/partage-dev/partage/pkg/claim/step"
+	"github.com/partage-dev/partage/pkg/steptime"
 )
 
 // recorder writes the record of a claim whose groups are worked on at the same time.
 // The journal has the parts of the groups that have begun and are not undone.
 type recorder struct {
 	store *journal.Store
+	// times are those of the operation, or nil.
+	times *steptime.Times
 
 	mu sync.Mutex
 	// head is the record without devices.
@@ -33,10 +37,10 @@ type recorder struct {
 	unwritten atomic.Bool
 }
 
-func newRecorder(store *journal.Store, head *journal.Record, groups int) *recorder {
+func newRecorder(ctx context.Context, store *journal.Store, head *journal.Record, groups int) *recorder {
 	empty := *head
 	empty.Devices, empty.Sessions = nil, nil
-	return &recorder{store: store, head: &empty, parts: make([]*journal.Record, groups)}
+	return &recorder{store: store, times: steptime.Of(ctx), head: &empty, parts: make([]*journal.Record, groups)}
 }
 
 // set replaces the part of a group in memory; nil removes it.
@@ -82,6 +86,7 @@ func (r *recorder) write() error {
 	r.mu.Lock()
 	version, present, all := r.version, len(r.present()), r.merged()
 	r.mu.Unlock()
+	defer r.times.Begin(steptime.Journal)()
 	var err error
 	if present == 0 {
 		err = r.store.Delete(all.Claim.UID)
@@ -101,6 +106,7 @@ func (r *recorder) finish() error {
 	if r.deleted {
 		return nil
 	}
+	defer r.times.Begin(steptime.Journal)()
 	return r.store.Delete(r.head.Claim.UID)
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/partition"
 	"github.com/partage-dev/partage/pkg/sharing"
+	"github.com/partage-dev/partage/pkg/steptime"
 )
 
 // retryPauses are the waits between attempts that fail for a reason that may
@@ -89,6 +90,7 @@ func (e *engine) waitForClaim(ctx context.Context, cause error, overlap *Overlap
 	if overlap.Abandoned() {
 		return e.releaseAbandoned(ctx, cause, overlap)
 	}
+	defer steptime.Of(ctx).Begin(steptime.Wait)()
 	for {
 		changed := e.store.Changed()
 		if !e.inTheWay(overlap) {

@@ -85,7 +85,7 @@ func (e *engine) repairSessions(ctx context.Context, r *journal.Record, seen ses
 		}
 	}
 	if !r.SameOutcome(before) {
-		errs = append(errs, e.store.Save(r))
+		errs = append(errs, e.save(ctx, r))
 	}
 	return errors.Join(errs...)
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/partage-dev/partage/pkg/claim/lock"
 	"github.com/partage-dev/partage/pkg/claim/step"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/steptime"
 )
 
 // Unprepare releases everything that a claim has. It needs the journal only: no
@@ -78,12 +79,12 @@ func (m *Manager) releaseUID(ctx context.Context, uid types.UID) error {
 	var corrupt *CorruptError
 	switch {
 	case errors.As(err, &corrupt):
-		return errors.Join(err, m.releaseFiles(uid))
+		return errors.Join(err, m.releaseFiles(ctx, uid))
 	case err != nil:
 		return err
 	case r == nil:
 		// Also what a process left that was killed before its first record.
-		return errors.Join(m.releaseFiles(uid), m.store.Delete(uid), m.dropQuarantined(ctx, uid, nil))
+		return errors.Join(m.releaseFiles(ctx, uid), m.remove(ctx, uid), m.dropQuarantined(ctx, uid, nil))
 	}
 	if err := m.release(ctx, r); err != nil {
 		return err
@@ -92,7 +93,8 @@ func (m *Manager) releaseUID(ctx context.Context, uid types.UID) error {
 }
 
 // releaseFiles undoes the steps that belong to a claim and to no GPU.
-func (e *engine) releaseFiles(uid types.UID) error {
+func (e *engine) releaseFiles(ctx context.Context, uid types.UID) error {
+	defer steptime.Of(ctx).Begin(steptime.CDI)()
 	return errors.Join(e.kit.CDI.Remove(uid), e.kit.Limits.Drop(uid))
 }
 
@@ -102,7 +104,7 @@ func (e *engine) releaseFiles(uid types.UID) error {
 func (e *engine) release(ctx context.Context, r *journal.Record) error {
 	if r.State != journal.Unpreparing {
 		r.State = journal.Unpreparing
-		err := e.store.Save(r)
+		err := e.save(ctx, r)
 		if journal.NoSpace(err) {
 			klog.FromContext(ctx).Error(err, "Releasing a claim without writing it down")
 		} else if err != nil {
@@ -110,13 +112,13 @@ func (e *engine) release(ctx context.Context, r *journal.Record) error {
 		}
 	}
 	// Containers have ended. From now on none can be started with what is going.
-	filesErr := e.releaseFiles(r.Claim.UID)
+	filesErr := e.releaseFiles(ctx, r.Claim.UID)
 	if r.BootID != e.store.Boot() {
 		// Its instances are gone, and another claim's may be in their place.
 		if filesErr != nil {
 			return filesErr
 		}
-		return e.store.Delete(r.Claim.UID)
+		return e.remove(ctx, r.Claim.UID)
 	}
 	record, errs := e.releaseGroups(ctx, r)
 	switch {
@@ -159,14 +161,14 @@ func (e *engine) releaseAtOnce(ctx context.Context, r *journal.Record) error {
 	if len(errs) > 0 {
 		return e.pendingOr(r.Claim, errs)
 	}
-	return e.store.Delete(r.Claim.UID)
+	return e.remove(ctx, r.Claim.UID)
 }
 
 // releaseGroups releases all groups at the same time: a GPU that hangs does not keep the
 // others. It returns what went wrong, for each step.
 func (e *engine) releaseGroups(ctx context.Context, r *journal.Record) (*recorder, []error) {
 	groups := step.Groups(r)
-	record := newRecorder(e.store, r, len(groups))
+	record := newRecorder(ctx, e.store, r, len(groups))
 	for i, g := range groups {
 		if slices.ContainsFunc(g.Part.Devices, func(d journal.Device) bool { return step.Releasable(&d) }) {
 			record.set(i, g.Part)

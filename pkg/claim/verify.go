@@ -56,7 +56,7 @@ func (p *preparation) verify(ctx context.Context, groups []step.Group, i int, s 
 			return err
 		}
 	}
-	return p.done(groups, i, part)
+	return p.done(ctx, groups, i, part)
 }
 
 // notRemade writes down what has become of partitions that should have been made again.

@@ -4,6 +4,7 @@
 package conformance
 
 import (
+	"context"
 	"encoding/json"
 	"slices"
 	"strings"
@@ -22,7 +23,7 @@ type calls struct {
 const ofGPU = " of GPU "
 
 // observe notes one call.
-func (n *Node) observe(c nvml.Call) {
+func (n *Node) observe(_ context.Context, c nvml.Call) {
 	n.calls.mu.Lock()
 	n.calls.all = append(n.calls.all, c)
 	n.calls.mu.Unlock()

@@ -17,8 +17,8 @@ import (
 func (m *Monitor) receive(ctx context.Context, e gpu.Event) {
 	klog.FromContext(ctx).Info("Event of a GPU", "pciAddress", e.PCIAddress, "kind", e.Kind, "xid", e.XID,
 		"instance", e.InstanceID, "computeInstance", e.ComputeInstanceID)
-	if m.o.Observe != nil {
-		m.o.Observe(e)
+	if m.o.ObserveEvent != nil {
+		m.o.ObserveEvent(e)
 	}
 	m.mu.Lock()
 	w := m.watches[e.PCIAddress]

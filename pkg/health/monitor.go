@@ -65,8 +65,10 @@ type Options struct {
 	Report func(ctx context.Context, e ProgramError)
 	// HeldBack is called when a GPU works again and is not offered yet. Optional.
 	HeldBack func(ctx context.Context, h Hold)
-	// Observe is called for every event, in order. Optional.
-	Observe func(e gpu.Event)
+	// ObserveEvent is called for every event of a GPU in order. Optional.
+	ObserveEvent func(e gpu.Event)
+	// ObserveHealth is called for every reading of a GPU. Optional.
+	ObserveHealth func(pciAddress string, h gpu.Health)
 }
 
 const (
@@ -253,6 +255,9 @@ func (m *Monitor) readSafely(ctx context.Context, w *watch) {
 		return
 	}
 	now.Ended = time.Now()
+	if m.o.ObserveHealth != nil {
+		m.o.ObserveHealth(w.pci, now.Health)
+	}
 	instances, known := m.instances(ctx, w.pci)
 	m.change(ctx, func(j *judge) {
 		j.read(w.pci, now)

@@ -118,7 +118,7 @@ func newStation(t *testing.T, dir string, hardware *fakeHardware) *station {
 			defer s.mu.Unlock()
 			s.holds = append(s.holds, h)
 		},
-		Observe: func(e gpu.Event) {
+		ObserveEvent: func(e gpu.Event) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			s.observed = append(s.observed, e.XID)

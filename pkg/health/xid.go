@@ -91,6 +91,17 @@ func Lookup(number uint64) XID {
 //go:embed xids.csv
 var xidTable []byte
 
+// TaintingXIDs returns, in order, the XIDs that taint devices unless a policy changes it.
+func TaintingXIDs() []uint64 {
+	var numbers []uint64
+	for _, x := range Table() {
+		if x.Effect == policy.EffectNoSchedule || x.Effect == policy.EffectNoExecute {
+			numbers = append(numbers, x.Number)
+		}
+	}
+	return numbers
+}
+
 // Table returns the known XIDs in order. It must not be changed.
 var Table = sync.OnceValue(func() []XID {
 	table, err := parse(xidTable)

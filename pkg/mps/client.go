@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/partage-dev/partage/pkg/mps/mpspb"
+	"github.com/partage-dev/partage/pkg/steptime"
 )
 
 // Client speaks to the supervisor of this node. It can be used before the supervisor
@@ -79,6 +80,7 @@ func (c *Client) connect(ctx context.Context) {
 
 // Ensure calls Sessions.Ensure of the supervisor.
 func (c *Client) Ensure(ctx context.Context, spec Spec) (Status, error) {
+	defer steptime.Of(ctx).Begin(steptime.MPS)()
 	c.connect(ctx)
 	answer, err := c.supervisor.EnsureSession(ctx, &mpspb.EnsureSessionRequest{Spec: specToProto(spec)})
 	if err != nil {
@@ -89,6 +91,7 @@ func (c *Client) Ensure(ctx context.Context, spec Spec) (Status, error) {
 
 // Stop calls Sessions.Stop of the supervisor.
 func (c *Client) Stop(ctx context.Context, id string) error {
+	defer steptime.Of(ctx).Begin(steptime.MPS)()
 	c.connect(ctx)
 	_, err := c.supervisor.StopSession(ctx, &mpspb.StopSessionRequest{Id: id})
 	return errorFromProto(c.socket, err)
@@ -96,6 +99,7 @@ func (c *Client) Stop(ctx context.Context, id string) error {
 
 // List calls Sessions.List of the supervisor.
 func (c *Client) List(ctx context.Context) ([]Status, error) {
+	defer steptime.Of(ctx).Begin(steptime.MPS)()
 	c.connect(ctx)
 	answer, err := c.supervisor.ListSessions(ctx, &mpspb.ListSessionsRequest{})
 	if err != nil {

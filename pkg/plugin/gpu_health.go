@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/health"
 	"github.com/partage-dev/partage/pkg/policy"
 )
@@ -40,8 +41,16 @@ func (p *Plugin) newMonitor() *health.Monitor {
 	}
 	return health.New(health.Options{
 		Hardware: o.Health, DataDir: o.DataDir, BootID: o.BootID, Interval: o.PollInterval,
-		Changed: p.gpus.healthChanged.Fire, Report: p.reportProgramError, HeldBack: p.reportHeldBack, Observe: o.ObserveEvent,
+		Changed: p.gpus.healthChanged.Fire, Report: p.reportProgramError, HeldBack: p.reportHeldBack,
+		ObserveEvent: p.countEvent, ObserveHealth: o.Metrics.SetHealth,
 	})
+}
+
+// countEvent counts errors that the driver reports.
+func (p *Plugin) countEvent(e gpu.Event) {
+	if e.Kind == gpu.EventXID {
+		p.options.Metrics.XID(e.PCIAddress, e.XID)
+	}
 }
 
 // reasonProgramError is the reason of an event of claims and pods.

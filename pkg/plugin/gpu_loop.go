@@ -18,6 +18,7 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/gpu/lastseen"
 	"github.com/partage-dev/partage/pkg/logchange"
+	"github.com/partage-dev/partage/pkg/metrics"
 	"github.com/partage-dev/partage/pkg/panics"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
 	"github.com/partage-dev/partage/pkg/plugin/publish"
@@ -65,6 +66,7 @@ type gpuLoop struct {
 	readiness            *readiness
 	startup              *startup
 	conditions           *conditionReporter
+	metrics              *metrics.Metrics
 	health               healthMonitor
 	troubles             *troubles
 	// tell takes the inventory with what is known now, and when that was last surveyed.
@@ -206,7 +208,10 @@ func (l *gpuLoop) handleDiscovery(ctx context.Context, found discovery) {
 	}
 	l.state.applyDiscovery(found.node, inventory)
 	l.reportDiscovery(ctx, found.node)
-	l.claims.SetInventory(inventory.With(l.status()))
+	status := l.status()
+	now := inventory.With(status)
+	l.claims.SetInventory(now)
+	l.metrics.SetGPUs(now, status)
 	l.readiness.setHardware(ctx, "")
 	l.remember(ctx)
 }
@@ -296,6 +301,7 @@ func (l *gpuLoop) handOn(ctx context.Context) {
 
 	now := l.state.inventory.With(status)
 	l.tell(now, l.surveyedAt)
+	l.metrics.SetGPUs(now, status)
 	resources := publish.Resources(l.driverName, l.nodeName, now, publish.AllFeatures)
 	changed := !apiequality.Semantic.DeepEqual(resources, l.published)
 	if changed || l.claimsBase != l.state.inventory {

@@ -42,9 +42,9 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 
-	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/gpu/lastseen"
 	"github.com/partage-dev/partage/pkg/health"
+	"github.com/partage-dev/partage/pkg/metrics"
 	"github.com/partage-dev/partage/pkg/plugin/claimstatus"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
 	"github.com/partage-dev/partage/pkg/plugin/metadatafiles"
@@ -103,8 +103,8 @@ type Options struct {
 	// Health tells what is wrong with GPUs. Optional: what makes them fail to answer is
 	// noticed without it.
 	Health health.Hardware
-	// ObserveEvent is called for every event of a GPU. Optional.
-	ObserveEvent func(gpu.Event)
+	// Metrics are of what the plugin does. Optional.
+	Metrics *metrics.Metrics
 	// Exposure finds out whether containers without a claim can have GPUs. Optional.
 	Exposure ExposureCheck
 	// HealthListener serves the gRPC health protocol and is closed by Run.
@@ -174,6 +174,9 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 	if o.Events == nil {
 		o.Events = noEvents{}
 	}
+	if o.Metrics == nil {
+		o.Metrics = metrics.New(metrics.Options{}) // nobody asks for them
+	}
 	p := &Plugin{options: o, timing: t, readiness: newReadiness(), startup: newStartup()}
 	stop := func(err error) { p.stop(err) }
 	failed, surveyNow := loop.NewTrigger(), loop.NewTrigger()
@@ -185,6 +188,13 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 		Report:   p.readiness.setSlices,
 		Warn: func(ctx context.Context, reason, message string) {
 			o.Events.Node(ctx, corev1.EventTypeWarning, reason, message)
+		},
+		Observe: func(slices int, err error) {
+			if err != nil {
+				o.Metrics.PublishFailed()
+				return
+			}
+			o.Metrics.Published(slices)
 		},
 		Retry: t.publishRetry,
 	})
@@ -202,10 +212,11 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 	p.service = &draService{
 		devices: p.devices, metadata: p.metadata,
 		claims: o.Claims, startup: p.startup, readiness: p.readiness, requested: requested,
-		troubles: troubles, failed: failed, stop: stop,
+		troubles: troubles, failed: failed, stop: stop, metrics: o.Metrics,
 	}
 	p.reconciler = &reconciler{
 		claims: o.Claims, interval: o.ReconcileInterval, followUp: t.followUp, failed: failed, surveyNow: surveyNow,
+		metrics: o.Metrics,
 	}
 	p.exposure = &exposureLoop{check: o.Exposure, node: readNode(o.KubeClient, o.NodeName, t.node), events: o.Events}
 	p.gpus = &gpuLoop{
@@ -213,7 +224,7 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 		hardware: o.Hardware, claims: o.Claims, publisher: p.publisher, reconciler: p.reconciler,
 		readiness: p.readiness, startup: p.startup, conditions: &conditionReporter{events: o.Events, claims: o.Claims},
 		health: noHealth{}, troubles: troubles, tell: p.devices.set,
-		surveyNow: surveyNow, failed: failed, healthChanged: loop.NewTrigger(), stop: stop,
+		surveyNow: surveyNow, failed: failed, healthChanged: loop.NewTrigger(), stop: stop, metrics: o.Metrics,
 		discoveries: make(chan discovery, 1),
 		lastSeen:    lastseen.New(o.DataDir, o.BootID),
 		desired: desired{

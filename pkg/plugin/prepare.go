@@ -17,9 +17,11 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/claim"
+	"github.com/partage-dev/partage/pkg/metrics"
 	"github.com/partage-dev/partage/pkg/panics"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
 	"github.com/partage-dev/partage/pkg/quote"
+	"github.com/partage-dev/partage/pkg/steptime"
 )
 
 // ClaimPreparer prepares and unprepares claims. Its methods may be called
@@ -40,6 +42,7 @@ type draService struct {
 	readiness *readiness
 	requested *requestedDevices
 	troubles  *troubles
+	metrics   *metrics.Metrics
 	// calls are those in progress.
 	calls inflight
 	// failed asks to clean up soon.
@@ -71,9 +74,11 @@ func (s *draService) prepare(ctx context.Context, c *resourceapi.ResourceClaim) 
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "claim", klog.KObj(c), "claimUID", c.UID)
 	ctx = klog.NewContext(ctx, logger)
 	start := time.Now()
+	ctx, times := steptime.With(ctx)
+	end := s.metrics.Begin(metrics.Prepare)
+	defer func() { end(failureReason(result.Err), times) }()
 	defer panics.Recover(ctx, &result.Err)
-	devices := s.requested.add(c)
-	s.startup.wait(ctx, devices, startupTimeout)
+	devices := s.waitForStart(ctx, c)
 
 	prepared, err := s.claims.Prepare(ctx, c)
 	if err != nil {
@@ -106,6 +111,15 @@ func (s *draService) prepare(ctx context.Context, c *resourceapi.ResourceClaim) 
 	}
 	logger.Info("Prepared", "devices", names, "duration", time.Since(start))
 	return result
+}
+
+// waitForStart waits until the driver knows the devices of a claim, though not for ever. It
+// returns the devices.
+func (s *draService) waitForStart(ctx context.Context, c *resourceapi.ResourceClaim) []string {
+	defer steptime.Of(ctx).Begin(steptime.Wait)()
+	devices := s.requested.add(c)
+	s.startup.wait(ctx, devices, startupTimeout)
+	return devices
 }
 
 // maxKubeletError is how long an error may be that the kubelet gets, in bytes. It makes an
@@ -142,6 +156,9 @@ func (s *draService) unprepare(ctx context.Context, claim kubeletplugin.Namespac
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "claim", klog.KRef(claim.Namespace, claim.Name), "claimUID", claim.UID)
 	ctx = klog.NewContext(ctx, logger)
 	start := time.Now()
+	ctx, times := steptime.With(ctx)
+	end := s.metrics.Begin(metrics.Unprepare)
+	defer func() { end(failureReason(err), times) }()
 	defer panics.Recover(ctx, &err)
 	if s.readiness.hardwareReason() != "" {
 		// What needs the GPUs stays undone, and the cleaning up that follows their

@@ -11,6 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/logchange"
+	"github.com/partage-dev/partage/pkg/metrics"
 	"github.com/partage-dev/partage/pkg/panics"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
 )
@@ -36,6 +37,8 @@ type reconciler struct {
 	followUp time.Duration
 	// failed is fired by a claim that failed, surveyNow after it was cleaned up.
 	failed, surveyNow loop.Trigger
+
+	metrics *metrics.Metrics
 
 	// rounds are those that runBounded did not wait for.
 	rounds  sync.WaitGroup
@@ -70,6 +73,9 @@ func (r *reconciler) run(ctx context.Context) {
 // runOnce cleans up once. Two at a time do no harm.
 func (r *reconciler) runOnce(ctx context.Context) {
 	if err := r.reconcile(ctx); ctx.Err() == nil {
+		if err != nil {
+			r.metrics.ReconcileFailed()
+		}
 		r.problem.Log(ctx, err, "Not everything is cleaned up, will try again", "Everything is cleaned up")
 	}
 }

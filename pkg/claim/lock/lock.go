@@ -23,6 +23,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/steptime"
 	"github.com/partage-dev/partage/pkg/wait"
 )
 
@@ -129,6 +130,7 @@ func busy(n name, user string, err error) error {
 // acquire waits for all locks until ctx is done. The user is the kind of what
 // holds such locks, for messages.
 func (l *Locks) acquire(ctx context.Context, names []name, user string) (func(), error) {
+	defer steptime.Of(ctx).Begin(steptime.Wait)()
 	for {
 		if err := l.reserve(ctx, names, user); err != nil {
 			return nil, err

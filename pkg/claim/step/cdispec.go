@@ -15,6 +15,7 @@ import (
 	"github.com/partage-dev/partage/pkg/cdi/hook"
 	"github.com/partage-dev/partage/pkg/claim/journal"
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/pkg/steptime"
 )
 
 // ClaimSteps are those that belong to a claim and to no GPU, in the order in which they
@@ -58,6 +59,7 @@ func (e cdiSpec) Apply(ctx context.Context, s *Scene) error {
 			return err
 		}
 	}
+	defer steptime.Of(ctx).Begin(steptime.CDI)()
 	ids, err := e.CDI.Write(ctx, r.Claim.UID, devices)
 	if err != nil {
 		return err
@@ -90,7 +92,10 @@ func checkRequests(r *journal.Record, devices []cdi.Device) error {
 	return nil
 }
 
-func (e cdiSpec) Undo(_ context.Context, s *Scene) error { return e.CDI.Remove(s.Record.Claim.UID) }
+func (e cdiSpec) Undo(ctx context.Context, s *Scene) error {
+	defer steptime.Of(ctx).Begin(steptime.CDI)()
+	return e.CDI.Remove(s.Record.Claim.UID)
+}
 
 func (cdiSpec) Forget(*journal.Record) {}
 

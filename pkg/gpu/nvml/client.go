@@ -31,6 +31,7 @@ package nvml
 
 import (
 	"cmp"
+	"context"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -52,8 +53,8 @@ type Options struct {
 	// left behind. 0 means 25 s.
 	CallLimit time.Duration
 	// Observe, if there is one, gets every call into the library when it has returned or
-	// was left behind. Calls are concurrent.
-	Observe func(Call)
+	// was left behind, with the context for which it was made. Calls are concurrent.
+	Observe func(context.Context, Call)
 }
 
 // Client reads and partitions GPUs. All methods may be called concurrently; NVML

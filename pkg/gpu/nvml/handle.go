@@ -26,6 +26,9 @@ type handle struct {
 	mu sync.Mutex
 	gi []instanceProfile
 	ci map[uint32][]nvml.ComputeInstanceProfileInfo // by GPU instance profile id
+	// gpm says whether partitions tell how busy they are, nil before that was asked.
+	gpm     *bool
+	samples []gpmSample
 }
 
 // onGPU runs f on the GPU. If a cached handle turns out to be stale, for example

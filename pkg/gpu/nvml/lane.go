@@ -22,7 +22,7 @@ import (
 type lane struct {
 	pci     string // empty for what is no GPU, or not known to be one yet
 	limit   time.Duration
-	observe func(Call) // nil: nobody watches
+	observe func(context.Context, Call) // nil: nobody watches
 
 	mu  sync.Mutex
 	out []*gpu.HungError // oldest first
@@ -50,7 +50,7 @@ func get[T any](ctx context.Context, l *lane, call string, f func() (T, nvml.Ret
 	}
 	start := time.Now()
 	value, err := attempt(ctx, l, call, f)
-	l.observe(Call{Function: call, PCIAddress: l.pci, Took: time.Since(start), Answer: plain(value), Err: err})
+	l.observe(ctx, Call{Function: call, PCIAddress: l.pci, Took: time.Since(start), Answer: plain(value), Err: err})
 	return value, err
 }
 
@@ -120,7 +120,7 @@ func (l *lane) leave(ctx context.Context, call string, since time.Time, wait fun
 type lanes struct {
 	mu      sync.Mutex
 	limit   time.Duration // of calls
-	observe func(Call)
+	observe func(context.Context, Call)
 	byName  map[string]*lane
 }
 

@@ -63,6 +63,9 @@ type features struct {
 	addressingMode bool // nvmlDeviceGetAddressingMode
 	reservedMemory bool // nvmlDeviceGetMemoryInfo_v2
 	mpsProcesses   bool // nvmlDeviceGetMPSComputeRunningProcesses_v3
+	utilization    bool // nvmlDeviceGetUtilizationRates
+	// processUtilization is nvmlDeviceGetProcessUtilization, gpm nvmlGpmMetricsGet.
+	processUtilization, gpm bool
 }
 
 // lookUp returns the optional functions that the library has. It refuses a library
@@ -80,6 +83,10 @@ func lookUp(symbols nvml.ExtendedInterface) (features, error) {
 		addressingMode: has("nvmlDeviceGetAddressingMode"),
 		reservedMemory: has("nvmlDeviceGetMemoryInfo_v2"),
 		mpsProcesses:   has("nvmlDeviceGetMPSComputeRunningProcesses_v3"),
+		utilization:    has("nvmlDeviceGetUtilizationRates"),
+
+		processUtilization: has("nvmlDeviceGetProcessUtilization"),
+		gpm:                has("nvmlGpmMetricsGet") && has("nvmlGpmMigSampleGet") && has("nvmlGpmQueryDeviceSupport"),
 	}, nil
 }
 

@@ -23,44 +23,58 @@ const noInstance = 0xFFFFFFFF
 //
 // The error wraps gpu.ErrNotSupported if the driver cannot list compute processes.
 func (c *Client) Processes(ctx context.Context, pciAddress string) ([]gpu.Process, error) {
-	var out []gpu.Process
-	err := c.onGPU(ctx, pciAddress, func(h *handle) error {
-		out = nil
-		type list struct {
-			call     string
-			f        func() ([]nvml.ProcessInfo, nvml.Return)
-			optional bool
-		}
-		lists := []list{
-			{"nvmlDeviceGetComputeRunningProcesses_v3", h.dev.GetComputeRunningProcesses, false},
-			{"nvmlDeviceGetGraphicsRunningProcesses_v3", h.dev.GetGraphicsRunningProcesses, true},
-		}
-		if c.features().mpsProcesses {
-			lists = append(lists, list{"nvmlDeviceGetMPSComputeRunningProcesses_v3", h.dev.GetMPSComputeRunningProcesses, true})
-		}
-		for _, l := range lists {
-			found, err := get(ctx, h.lane, l.call, l.f)
-			if l.optional {
-				found, err = optional(found, err)
-			}
-			if err != nil {
-				return err
-			}
-			for _, p := range found {
-				process := gpu.Process{PID: int(p.Pid), InstanceID: -1}
-				if p.GpuInstanceId != noInstance {
-					process.InstanceID = int(p.GpuInstanceId)
-				}
-				out = append(out, process)
-			}
-		}
-		return nil
+	var found []nvml.ProcessInfo
+	err := c.onGPU(ctx, pciAddress, func(h *handle) (err error) {
+		found, err = c.processInfos(ctx, h)
+		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	slices.SortFunc(out, func(a, b gpu.Process) int {
-		return cmp.Or(cmp.Compare(a.InstanceID, b.InstanceID), cmp.Compare(a.PID, b.PID))
-	})
+	var out []gpu.Process
+	for _, p := range found {
+		out = append(out, processOf(p))
+	}
+	slices.SortFunc(out, compareProcesses)
 	return slices.Compact(out), nil
+}
+
+// processInfos joins the lists of processes that the library has.
+func (c *Client) processInfos(ctx context.Context, h *handle) ([]nvml.ProcessInfo, error) {
+	type list struct {
+		call     string
+		f        func() ([]nvml.ProcessInfo, nvml.Return)
+		optional bool
+	}
+	lists := []list{
+		{"nvmlDeviceGetComputeRunningProcesses_v3", h.dev.GetComputeRunningProcesses, false},
+		{"nvmlDeviceGetGraphicsRunningProcesses_v3", h.dev.GetGraphicsRunningProcesses, true},
+	}
+	if c.features().mpsProcesses {
+		lists = append(lists, list{"nvmlDeviceGetMPSComputeRunningProcesses_v3", h.dev.GetMPSComputeRunningProcesses, true})
+	}
+	var all []nvml.ProcessInfo
+	for _, l := range lists {
+		found, err := get(ctx, h.lane, l.call, l.f)
+		if l.optional {
+			found, err = optional(found, err)
+		}
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, found...)
+	}
+	return all, nil
+}
+
+func processOf(p nvml.ProcessInfo) gpu.Process {
+	one := gpu.Process{PID: int(p.Pid), InstanceID: -1}
+	if p.GpuInstanceId != noInstance {
+		one.InstanceID = int(p.GpuInstanceId)
+	}
+	return one
+}
+
+func compareProcesses(a, b gpu.Process) int {
+	return cmp.Or(cmp.Compare(a.InstanceID, b.InstanceID), cmp.Compare(a.PID, b.PID))
 }

@@ -4,6 +4,7 @@
 package nvml
 
 import (
+	"context"
 	"errors"
 	"sync"
 	"testing"
@@ -20,7 +21,7 @@ func TestSimulatedFacts(t *testing.T) {
 	m.GPUs[1].Failure = 15
 	var mu sync.Mutex
 	var calls []Call
-	c, _ := simulateClosed(t, m, Options{Observe: func(call Call) {
+	c, _ := simulateClosed(t, m, Options{Observe: func(_ context.Context, call Call) {
 		mu.Lock()
 		defer mu.Unlock()
 		calls = append(calls, call)

@@ -69,6 +69,9 @@ type Options struct {
 	Report func(ctx context.Context, reason string)
 	// Warn tells people what is not offered, or dangerous, because of the cluster.
 	Warn func(ctx context.Context, reason, message string)
+	// Observe is told after each attempt how many slices are stored as they should be, 0 if
+	// another instance sees to that, or why that failed. Optional.
+	Observe func(slices int, err error)
 	// Retry is the delay between attempts. Optional.
 	Retry wait.Backoff
 }
@@ -81,6 +84,7 @@ type Publisher struct {
 	metadata metadata.Interface
 	report   func(ctx context.Context, reason string)
 	warn     func(ctx context.Context, reason, message string)
+	observe  func(slices int, err error)
 	retry    wait.Backoff
 
 	// inventory is what is to be published, nil until there is one.
@@ -112,6 +116,9 @@ func New(o Options) *Publisher {
 	if o.Retry.Duration == 0 {
 		o.Retry = wait.Backoff{Duration: time.Second, Factor: 1.5, Jitter: 0.5, Steps: 30, Cap: 20 * time.Second}
 	}
+	if o.Observe == nil {
+		o.Observe = func(int, error) {}
+	}
 	pool := pool{driverName: o.DriverName, nodeName: o.NodeName}
 	p := &Publisher{
 		pool:       pool,
@@ -119,6 +126,7 @@ func New(o Options) *Publisher {
 		metadata:   o.MetadataClient,
 		report:     o.Report,
 		warn:       o.Warn,
+		observe:    o.Observe,
 		retry:      o.Retry,
 		changed:    loop.NewTrigger(),
 		recheck:    loop.NewTrigger(),
@@ -165,6 +173,7 @@ func (p *Publisher) Run(ctx context.Context) {
 			p.awaitReason(ctx, wrote)
 		case errors.Is(err, errNotMine):
 			p.failing = time.Time{}
+			p.observe(0, nil)
 			p.awaitPrecedence(ctx)
 		default:
 			p.failed(ctx, began, err)
@@ -183,6 +192,7 @@ func (p *Publisher) Run(ctx context.Context) {
 // succeeded reports that everything is stored.
 func (p *Publisher) succeeded(ctx context.Context) {
 	p.confirmed, p.failing = true, time.Time{}
+	p.observe(len(p.known.slices), nil)
 	devices := 0
 	for _, slice := range p.known.slices {
 		devices += len(slice.Spec.Devices)
@@ -196,6 +206,7 @@ func (p *Publisher) succeeded(ctx context.Context) {
 // failed reports an error, at first only until everything was stored once: usually
 // the next attempt succeeds. An attempt may have waited long for an answer since it began.
 func (p *Publisher) failed(ctx context.Context, began time.Time, err error) {
+	p.observe(0, err)
 	if p.failing.IsZero() {
 		p.failing = began
 	}

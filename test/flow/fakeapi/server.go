@@ -177,11 +177,16 @@ func (s *Server) SetClaim(claim *resourceapi.ResourceClaim) *resourceapi.Resourc
 
 // Reserve lets a pod use a claim that is there.
 func (s *Server) Reserve(namespace, name, pod string) {
+	s.ReserveFor(namespace, name, pod, types.UID("uid-of-"+pod))
+}
+
+// ReserveFor is Reserve for a pod with a UID of the caller's.
+func (s *Server) ReserveFor(namespace, name, pod string, uid types.UID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	claim := s.claims[types.NamespacedName{Namespace: namespace, Name: name}].DeepCopy()
 	claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{
-		Resource: "pods", Name: pod, UID: types.UID("uid-of-" + pod),
+		Resource: "pods", Name: pod, UID: uid,
 	})
 	claim.ResourceVersion = s.nextVersion()
 	s.claims[types.NamespacedName{Namespace: namespace, Name: name}] = claim

@@ -8,7 +8,7 @@ SPDX-License-Identifier: Apache-2.0
 
 {{- /* Helm takes null for "no default", so that a section would be missing. */ -}}
 {{- $values := .Values -}}
-{{- range list "image" "host" "kubeletPlugin" "mpsSupervisor" "softwareLimits" "serviceAccount" "deviceClasses" "deviceClasses.gpu" "deviceClasses.mps" "deviceClasses.timeslice" "admissionPolicy" "requestPolicy" "networkPolicy" "mpsNamespacePolicy" "viewRole" "uninstallGuard" -}}
+{{- range list "image" "host" "kubeletPlugin" "mpsSupervisor" "softwareLimits" "serviceAccount" "deviceClasses" "deviceClasses.gpu" "deviceClasses.mps" "deviceClasses.timeslice" "admissionPolicy" "requestPolicy" "metrics" "metrics.serviceMonitor" "networkPolicy" "mpsNamespacePolicy" "viewRole" "uninstallGuard" -}}
 {{- $section := $values -}}
 {{- range splitList "." . -}}
 {{- $section = get $section . -}}
@@ -106,6 +106,7 @@ SPDX-License-Identifier: Apache-2.0
 {{- $durations := list
   (list "kubeletPlugin.nvmlCallLimit" .Values.kubeletPlugin.nvmlCallLimit 45 "45s, for the kubelet waits no longer")
   (list "kubeletPlugin.pollInterval" .Values.kubeletPlugin.pollInterval 3600 "1h")
+  (list "metrics.sampleInterval" .Values.metrics.sampleInterval 3600 "1h")
   (list "kubeletPlugin.reconcileInterval" .Values.kubeletPlugin.reconcileInterval 3600 "1h")
   (list "kubeletPlugin.claimCheckInterval" .Values.kubeletPlugin.claimCheckInterval 86400 "24h")
   (list "kubeletPlugin.orphanGrace" .Values.kubeletPlugin.orphanGrace 86400 "24h")

@@ -1,0 +1,87 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strconv"
+	"sync"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/partage-dev/partage/pkg/claim"
+	"github.com/partage-dev/partage/pkg/command"
+	"github.com/partage-dev/partage/pkg/gpu/nvml"
+	"github.com/partage-dev/partage/pkg/health"
+	"github.com/partage-dev/partage/pkg/metrics"
+	"github.com/partage-dev/partage/pkg/mps/tenant"
+	"github.com/partage-dev/partage/pkg/plugin"
+	"github.com/partage-dev/partage/pkg/steptime"
+	"github.com/partage-dev/partage/pkg/usage"
+	"github.com/partage-dev/partage/pkg/version"
+)
+
+func (c *config) validateMetrics() error {
+	if c.metricsAddress == "" {
+		return nil
+	}
+	_, port, err := net.SplitHostPort(c.metricsAddress)
+	if err == nil {
+		_, err = strconv.ParseUint(port, 10, 16)
+	}
+	if err != nil {
+		return command.Wrong(metricsAddressFlag, c.metricsAddress, "an address with a port, such as :9485, or nothing")
+	}
+	return nil
+}
+
+// timeNVML counts a call of the NVIDIA library for the operation that it is made for.
+func timeNVML(ctx context.Context, call nvml.Call) { steptime.Of(ctx).Add(steptime.NVML, call.Took) }
+
+// rememberingClaims has the facts about claims that are prepared remembered.
+type rememberingClaims struct {
+	*claim.Manager
+
+	facts *usage.Facts
+}
+
+func (r rememberingClaims) Prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]claim.PreparedDevice, error) {
+	prepared, err := r.Manager.Prepare(ctx, c)
+	if err == nil {
+		r.facts.Remember(c)
+	}
+	return prepared, err
+}
+
+// serveMetrics samples what is used of the GPUs and serves metrics, until ctx ends and wait
+// returns. Where there is no address, it does neither, and what is counted is not shown.
+func (c *config) serveMetrics(ctx context.Context, o usage.Options) (m *metrics.Metrics, wait func(), err error) {
+	options := metrics.Options{
+		Driver: driverName, Node: c.nodeName, Version: version.Get().Version, Reasons: plugin.FailureReasons(), XIDs: health.TaintingXIDs(),
+	}
+	if c.metricsAddress == "" {
+		return metrics.New(options), func() {}, nil
+	}
+	o.Interval = c.sampleInterval
+	o.PodOf = func(pid int) string {
+		pod, _ := tenant.PodOf(pid)
+		return pod.UID
+	}
+	sampler := usage.New(o)
+	options.Usage = sampler.Snapshot
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", c.metricsAddress)
+	if err != nil {
+		return nil, nil, fmt.Errorf("--%s (%s): %w", metricsAddressFlag, command.EnvName(metricsAddressFlag), err)
+	}
+	m = metrics.New(options)
+	stop := m.Serve(ctx, listener)
+	var sampling sync.WaitGroup
+	sampling.Go(func() { sampler.Run(ctx) })
+	return m, func() {
+		stop()
+		sampling.Wait()
+	}, nil
+}

@@ -1,0 +1,159 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/gpusim/state"
+)
+
+func setProcesses(t *testing.T, file *state.File, processes ...machine.Process) {
+	t.Helper()
+	err := file.Update(func(m *machine.Machine) error {
+		m.Processes = processes
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestSimulatedUsage: memory and work of the undivided GPU, by process.
+func TestSimulatedUsage(t *testing.T) {
+	c, file := simulate(t, newMachine(t, "h100x1"))
+	g := snapshot(t, file).GPUs[0]
+	read := func() gpu.Usage {
+		t.Helper()
+		usage, err := c.Usage(t.Context(), g.PCIAddress, nil, time.Time{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return usage
+	}
+	idle := read()
+	if idle.Memory.UsedBytes != 0 || idle.Memory.ReservedBytes == 0 || idle.Memory.TotalBytes != g.MemoryBytes ||
+		idle.Processes == nil || len(idle.Processes) > 0 || idle.Utilization == nil || *idle.Utilization != 0 || !idle.ProcessUtilization {
+		t.Errorf("an idle GPU: %+v", idle)
+	}
+	setProcesses(t, file,
+		machine.Process{PID: 11, GPU: 0, InstanceID: -1, ComputeID: -1, MemoryBytes: 1 << 30, SM: 40, Kind: machine.Compute},
+		machine.Process{PID: 12, GPU: 0, InstanceID: -1, ComputeID: -1, MemoryBytes: 2 << 30, SM: 0, Kind: machine.MPSClient},
+	)
+	busy := read()
+	if busy.Memory.UsedBytes != 3<<30 || *busy.Utilization != 0.4 || len(busy.Processes) != 2 {
+		t.Fatalf("a busy GPU: %+v", busy)
+	}
+	for i, want := range []struct {
+		pid    int
+		memory uint64
+		sm     float64
+	}{{11, 1 << 30, 0.4}, {12, 2 << 30, 0}} {
+		p := busy.Processes[i]
+		if p.PID != want.pid || p.MemoryBytes == nil || *p.MemoryBytes != want.memory || p.Utilization == nil || *p.Utilization != want.sm {
+			t.Errorf("process %+v, want %+v", p, want)
+		}
+	}
+}
+
+// TestSimulatedUsageOfPartitions: a partition that has gone is left out, also where another
+// one has its ids; how busy one is is known from the second look on, on GPUs with GPM.
+func TestSimulatedUsageOfPartitions(t *testing.T) {
+	for name, gpm := range map[string]bool{"h100x1": true, "a100x1": false} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t, name)
+			m.GPUs[0].MIG.Current, m.GPUs[0].MIG.Pending = true, true
+			c, file := simulate(t, m)
+			pci := m.GPUs[0].PCIAddress
+			made, gone := makePartition(t, c, pci, 0), gpu.PartitionID{UUID: "MIG-gone"}
+			gone.InstanceID, gone.ComputeID = made.InstanceID, made.ComputeID
+			setProcesses(t, file, machine.Process{
+				PID: 11, GPU: 0, InstanceID: made.InstanceID, ComputeID: made.ComputeID, MemoryBytes: 1 << 30, SM: 60, Kind: machine.Compute,
+			})
+			asked := []gpu.PartitionID{gone, made, {InstanceID: 99, UUID: "MIG-never"}}
+			var usage gpu.Usage
+			for look := range 2 {
+				deadline := time.Now().Add(time.Minute)
+				for {
+					var err error
+					if usage, err = c.Usage(t.Context(), pci, asked, time.Time{}); err != nil {
+						t.Fatal(err)
+					}
+					if len(usage.Partitions) != 1 || usage.Partitions[0].PartitionID != made || usage.Utilization != nil {
+						t.Fatalf("look %d: %+v", look, usage)
+					}
+					// The library wants some time between two samples.
+					if known := usage.Partitions[0].Utilization != nil; look == 0 || known == gpm || time.Now().After(deadline) {
+						break
+					}
+				}
+			}
+			one := usage.Partitions[0]
+			if one.Memory.UsedBytes != 1<<30 || one.Memory.TotalBytes == 0 {
+				t.Errorf("memory %+v", one.Memory)
+			}
+			if known := one.Utilization != nil; known != gpm || known && *one.Utilization != 0.6 {
+				t.Errorf("utilization %v", one.Utilization)
+			}
+			if len(usage.Processes) != 1 || usage.Processes[0].InstanceID != made.InstanceID || usage.Processes[0].Utilization != nil {
+				t.Errorf("processes %+v", usage.Processes)
+			}
+		})
+	}
+}
+
+func makePartition(t *testing.T, c *Client, pci string, start int) gpu.PartitionID {
+	t.Helper()
+	node, err := c.Discover(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	smallest := node.GPUs[0].MIG.Profiles[0]
+	for _, p := range node.GPUs[0].MIG.Profiles {
+		if p.Resources.MemoryBytes < smallest.Resources.MemoryBytes {
+			smallest = p
+		}
+	}
+	id, err := c.CreateInstance(t.Context(), pci, smallest.ID, smallest.Placements[start])
+	if err != nil {
+		t.Fatal(err)
+	}
+	compute, err := c.CreateComputeInstance(t.Context(), pci, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return gpu.PartitionID{InstanceID: id, ComputeID: compute.ID, UUID: compute.UUID}
+}
+
+// TestSimulatedUsageFails: a GPU that is lost has an error, one that cannot tell how busy it
+// is tells the rest.
+func TestSimulatedUsageFails(t *testing.T) {
+	m := newMachine(t, "h100x2")
+	c, file := simulate(t, m)
+	err := file.Update(func(m *machine.Machine) error {
+		m.GPUs[0].Failure = 15
+		state.AddFault(m, machine.Fault{Function: "nvmlDeviceGetUtilizationRates", GPU: 1, Code: 999})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Usage(t.Context(), m.GPUs[0].PCIAddress, nil, time.Time{}); !errors.Is(err, gpu.ErrLost) {
+		t.Errorf("a lost GPU: %v", err)
+	}
+	usage, err := c.Usage(t.Context(), m.GPUs[1].PCIAddress, nil, time.Time{})
+	if err != nil || usage.Utilization != nil || usage.Memory.TotalBytes == 0 {
+		t.Errorf("without utilization: %+v, %v", usage, err)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := c.Usage(ended, m.GPUs[1].PCIAddress, nil, time.Time{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("after the end: %v", err)
+	}
+}

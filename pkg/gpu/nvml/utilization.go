@@ -1,0 +1,175 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+)
+
+const percent = 100
+
+// readUtilization reads how busy the undivided GPU is, and each process on it since a time.
+// With MIG mode on neither is supported.
+func (c *Client) readUtilization(ctx context.Context, h *handle, since time.Time, usage *gpu.Usage) error {
+	if call := "nvmlDeviceGetUtilizationRates"; c.features().utilization {
+		rates, err := known(get(ctx, h.lane, call, h.dev.GetUtilizationRates))
+		if err != nil {
+			return err
+		}
+		if rates != nil {
+			usage.Utilization = new(ratio(float64(rates.Gpu)))
+		}
+	}
+	if !c.features().processUtilization {
+		return nil
+	}
+	var last uint64
+	if !since.IsZero() {
+		last = uint64(since.UnixMicro())
+	}
+	samples, err := get(ctx, h.lane, "nvmlDeviceGetProcessUtilization", func() ([]nvml.ProcessUtilizationSample, nvml.Return) {
+		return h.dev.GetProcessUtilization(last)
+	})
+	switch {
+	case errors.Is(err, gpu.ErrNotFound): // no process did anything
+	case errors.Is(err, gpu.ErrNotSupported):
+		return nil
+	case err != nil:
+		return err
+	}
+	usage.ProcessUtilization = true
+	busy := map[int]float64{}
+	for _, s := range samples {
+		busy[int(s.Pid)] = ratio(float64(s.SmUtil))
+	}
+	for i := range usage.Processes {
+		if p := &usage.Processes[i]; p.InstanceID < 0 {
+			p.Utilization = new(busy[p.PID])
+		}
+	}
+	return nil
+}
+
+func ratio(percentage float64) float64 { return max(0, min(1, percentage/percent)) }
+
+// gpmSample is one of those from two of which the library makes metrics.
+type gpmSample struct {
+	of     gpu.PartitionID
+	sample nvml.GpmSample
+}
+
+// partitionUtilization returns how busy a partition was since the last call for it, and nil
+// the first time and where the GPU cannot tell: GPM (GPU Performance Monitoring) is the only
+// part of NVML that can, from Hopper on. It is assumed that others may sample beside.
+func (c *Client) partitionUtilization(ctx context.Context, h *handle, lib nvml.Interface, id gpu.PartitionID) (*float64, error) {
+	supported, err := c.gpmSupported(ctx, h)
+	if err != nil || !supported {
+		return nil, err
+	}
+	now, err := get(ctx, h.lane, "nvmlGpmSampleAlloc", lib.GpmSampleAlloc)
+	if err != nil {
+		return nil, err
+	}
+	err = do(ctx, h.lane, "nvmlGpmMigSampleGet", func() nvml.Return { return h.dev.GpmMigSampleGet(id.InstanceID, now) })
+	if errors.Is(err, gpu.ErrHung) {
+		return nil, err // the call may still write to the sample
+	}
+	if err != nil {
+		return nil, errors.Join(err, do(ctx, h.lane, "nvmlGpmSampleFree", now.Free))
+	}
+	before := h.swapSample(gpmSample{id, now})
+	if before == nil {
+		return nil, nil //nolint:nilnil // not known yet
+	}
+	metric, err := get(ctx, h.lane, "nvmlGpmMetricsGet", func() (float64, nvml.Return) {
+		metrics := nvml.GpmMetricsGetType{NumMetrics: 1, Sample1: before, Sample2: now}
+		metrics.Metrics[0].MetricId = uint32(nvml.GPM_METRIC_SM_UTIL)
+		ret := lib.GpmMetricsGet(&metrics)
+		if ret == nvml.SUCCESS {
+			ret = nvml.Return(metrics.Metrics[0].NvmlReturn)
+		}
+		return metrics.Metrics[0].Value, ret
+	})
+	if errors.Is(err, gpu.ErrHung) {
+		return nil, err
+	}
+	if freeErr := do(ctx, h.lane, "nvmlGpmSampleFree", before.Free); err == nil {
+		err = freeErr
+	}
+	if err != nil {
+		return nil, err
+	}
+	return new(ratio(metric)), nil
+}
+
+// gpmSupported asks once.
+func (c *Client) gpmSupported(ctx context.Context, h *handle) (bool, error) {
+	if !c.features().gpm {
+		return false, nil
+	}
+	h.mu.Lock()
+	known := h.gpm
+	h.mu.Unlock()
+	if known != nil {
+		return *known, nil
+	}
+	answer, err := optional(get(ctx, h.lane, "nvmlGpmQueryDeviceSupport", h.dev.GpmQueryDeviceSupport))
+	if err != nil {
+		return false, err
+	}
+	supported := answer.IsSupportedDevice != 0
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.gpm = &supported
+	return supported, nil
+}
+
+// swapSample keeps a sample, and returns the one before it of the same partition, or nil.
+func (h *handle) swapSample(now gpmSample) (before nvml.GpmSample) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for i := range h.samples {
+		if h.samples[i].of == now.of {
+			before, h.samples[i].sample = h.samples[i].sample, now.sample
+			return before
+		}
+	}
+	h.samples = append(h.samples, now)
+	return nil
+}
+
+// dropSamples frees the samples of other partitions than these.
+func (h *handle) dropSamples(ctx context.Context, keep []gpu.PartitionUsage) error {
+	h.mu.Lock()
+	var kept, dropped []gpmSample
+	for _, s := range h.samples {
+		if hasPartition(keep, s.of) {
+			kept = append(kept, s)
+		} else {
+			dropped = append(dropped, s)
+		}
+	}
+	h.samples = kept
+	h.mu.Unlock()
+	var errs []error
+	for _, s := range dropped {
+		errs = append(errs, do(ctx, h.lane, "nvmlGpmSampleFree", s.sample.Free))
+	}
+	return errors.Join(errs...)
+}
+
+func hasPartition(all []gpu.PartitionUsage, id gpu.PartitionID) bool {
+	for i := range all {
+		if all[i].PartitionID == id {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,62 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package gpu
+
+import "time"
+
+// Usage is who uses what of a GPU at one moment. What the GPU or its driver does not report
+// is nil, which is not zero.
+type Usage struct {
+	// Time is when reading it had ended.
+	Time   time.Time
+	Memory MemoryUsage
+	// Utilization is the part of the time, 0 to 1, in which a kernel ran. A GPU whose MIG
+	// mode is on does not report it.
+	Utilization *float64
+	// Partitions are those that were asked for and exist.
+	Partitions []PartitionUsage
+	// Processes are those with a context, MPS servers and clients included, each once for
+	// each GPU instance that it uses. Empty means that there are none.
+	Processes []ProcessUsage
+	// ProcessUtilization says that processes on the undivided GPU have one, which is zero
+	// for those that do nothing.
+	ProcessUtilization bool
+}
+
+// MemoryUsage is the memory of a GPU or of a partition.
+type MemoryUsage struct {
+	TotalBytes uint64
+	// UsedBytes is what programs have, without ReservedBytes, where the driver tells the two
+	// apart.
+	UsedBytes uint64
+	// ReservedBytes is what the driver keeps for itself.
+	ReservedBytes uint64
+}
+
+// PartitionID finds a partition among those that exist on a GPU. Without the UUID, the ids
+// may be those of a later partition.
+type PartitionID struct {
+	InstanceID, ComputeID int
+	UUID                  string
+}
+
+// PartitionUsage is who uses what of a partition.
+type PartitionUsage struct {
+	PartitionID
+
+	Memory MemoryUsage
+	// Utilization is the part of the time, 0 to 1, in which a kernel ran.
+	Utilization *float64
+}
+
+// ProcessUsage is what a process uses of a GPU or of a GPU instance.
+type ProcessUsage struct {
+	Process
+
+	// MemoryBytes is its device memory.
+	MemoryBytes *uint64
+	// Utilization is the part of the multiprocessors' time, 0 to 1, that its kernels had. It
+	// is not reported for processes on partitions.
+	Utilization *float64
+}

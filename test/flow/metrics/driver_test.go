@@ -1,0 +1,119 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package metrics
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/partage-dev/partage/test/flow/harness"
+	"github.com/partage-dev/partage/test/gpusim/machine"
+)
+
+// TestDriver checks what is counted of calls of the kubelet, and what is told of GPUs.
+func TestDriver(t *testing.T) {
+	t.Parallel()
+	n := harness.NewNode(t, "h100x2")
+	n.StartSupervisor(t)
+	p := n.Start(t, flags...)
+	p.Ready(t)
+	s := newScraper(t, p)
+	gpu := labels{"gpu": n.Address(t, 0)}
+	s.want(t, "partage_prepare_duration_seconds", labels{"result": "success"}, 0)
+	s.want(t, "partage_prepare_failures_total", labels{"reason": "overlap"}, 0)
+	has := float64(n.Machine(t).GPUs[0].MemoryBytes)
+	s.until(t, "partage_gpu_memory_bytes", gpu, has)
+	s.want(t, "partage_gpu_memory_allocatable_bytes", gpu, has)
+	s.want(t, "partage_gpu_role", labels{"gpu": n.Address(t, 0), "role": "free"}, 1)
+	s.want(t, "partage_gpu_healthy", gpu, 1)
+	p.Until(t, "published slices", func(ctx context.Context) error {
+		slices, err := s.value(ctx, "partage_published_slices", nil)
+		if err == nil && slices < 2 {
+			err = errors.New("none")
+		}
+		return err
+	})
+
+	claim := n.Allocate(t, []harness.Device{harness.Partition(0, "3g.40gb", 4)})
+	p.MustPrepare(t, claim)
+	s.want(t, "partage_prepare_duration_seconds", labels{"result": "success"}, 1)
+	for _, step := range []string{"wait", "nvml", "cdi", "journal"} {
+		s.want(t, "partage_claim_step_duration_seconds", labels{"operation": "prepare", "step": step}, 1)
+	}
+	s.want(t, "partage_claim_step_duration_seconds", labels{"operation": "prepare", "step": "mps"}, 0)
+	s.want(t, "nvidia_dra_requests_total", labels{"driver": harness.DriverName, "operation": "prepare"}, 1)
+	s.until(t, "partage_gpu_role", labels{"gpu": n.Address(t, 0), "role": "partitioned"}, 1)
+	s.until(t, "nvidia_dra_prepared_devices", labels{"node": harness.NodeName, "device_type": "mig"}, 1)
+	s.until(t, "partage_journal_records", labels{"state": "prepared"}, 1)
+	s.want(t, "partage_gpu_memory_slice", labels{"gpu": n.Address(t, 0), "slice": "3", "resourceclaim_name": ""}, 0)
+	s.want(t, "partage_gpu_memory_slice", labels{"gpu": n.Address(t, 0), "slice": "4", "resourceclaim_name": claim.GetName()}, 1)
+	s.want(t, "partage_devices", labels{"gpu": n.Address(t, 0), "kind": "gpu", "state": "blocked"}, 1)
+	s.want(t, "partage_devices", labels{"gpu": n.Address(t, 1), "kind": "gpu", "state": "free"}, 1)
+
+	mps := n.Allocate(t, []harness.Device{{GPU: 1, Kind: harness.MPS}})
+	p.MustPrepare(t, mps)
+	s.want(t, "partage_claim_step_duration_seconds", labels{"operation": "prepare", "step": "mps"}, 1)
+	if p.Prepare(t, n.AllocateNamed([]string{"gpu-that-is-not-there"}))[0].GetError() == "" {
+		t.Error("a GPU that is not there was prepared")
+	}
+	s.want(t, "partage_prepare_failures_total", labels{"reason": "refused"}, 1)
+	s.want(t, "nvidia_dra_node_prepare_errors_total", labels{"error_type": "refused"}, 1)
+
+	p.MustUnprepare(t, claim, mps)
+	s.want(t, "partage_unprepare_duration_seconds", labels{"result": "success"}, 2)
+	s.want(t, "nvidia_dra_requests_inflight", labels{"operation": "unprepare"}, 0)
+	s.until(t, "partage_gpu_role", labels{"gpu": n.Address(t, 0), "role": "free"}, 1)
+
+	n.Update(t, func(m *machine.Machine) { m.GPUs[0].Failure = 15 })
+	s.until(t, "partage_gpu_condition", labels{"gpu": n.Address(t, 0), "reason": "lost", "effect": "NoSchedule"}, 1)
+	s.until(t, "partage_gpu_healthy", gpu, 0)
+	s.until(t, "partage_gpu_role", labels{"gpu": n.Address(t, 0), "role": "unavailable"}, 1)
+}
+
+// TestHungGPU checks that a GPU that does not answer keeps no scrape waiting, and neither
+// what is told of others.
+func TestHungGPU(t *testing.T) {
+	t.Parallel()
+	n := harness.NewNode(t, "h100x2")
+	p := n.Start(t, flags...)
+	p.Ready(t)
+	s := newScraper(t, p)
+	sampled := func(gpu int) float64 {
+		at, err := s.value(t.Context(), "partage_gpu_sample_timestamp_seconds", labels{"gpu": n.Address(t, gpu)})
+		if err != nil {
+			return 0
+		}
+		return at
+	}
+	p.Until(t, "samples", func(context.Context) error {
+		if sampled(0) == 0 || sampled(1) == 0 {
+			return errors.New("there are none")
+		}
+		return nil
+	})
+	hang := n.Inject(t, machine.Fault{Function: "nvmlDeviceGetMemoryInfo_v2", GPU: 0, Hang: true})
+	defer hang.Remove(t)
+	var before [2]float64
+	p.Until(t, "the GPU to hang", func(context.Context) error {
+		last := before[0]
+		before = [2]float64{sampled(0), sampled(1)}
+		if last != before[0] {
+			return errors.New("it is still being read")
+		}
+		return nil
+	})
+	for range 3 { // samples of the other GPU
+		last := sampled(1)
+		p.Until(t, "another sample of the other GPU", func(context.Context) error {
+			if sampled(1) == last {
+				return errors.New("there is none")
+			}
+			return nil
+		})
+	}
+	if got := sampled(0); got != before[0] {
+		t.Errorf("the GPU that hangs was read at %v and at %v", before[0], got)
+	}
+}
