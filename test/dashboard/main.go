@@ -40,7 +40,7 @@ var pictures = []struct {
 }{
 	{"fleet", nil},
 	{"node", map[string]string{"node": "dgx-1"}},
-	{"claim", map[string]string{"namespace": "serving", "claim": "chat-a"}},
+	{"claim", map[string]string{"namespace": "serving", "claim": "api-1"}},
 }
 
 func main() {

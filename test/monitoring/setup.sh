@@ -13,7 +13,7 @@ if [ -x "$out/prometheus" ] && [ -x "$out/promtool" ]; then
 fi
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
-if command -v prometheus promtool >/dev/null && [ "$(command -v prometheus promtool | wc -l)" = 2 ]; then
+if command -v prometheus >/dev/null && command -v promtool >/dev/null; then
 	ln -sf "$(command -v prometheus)" "$(command -v promtool)" "$out/"
 	exit 0
 fi

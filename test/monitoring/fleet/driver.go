@@ -44,8 +44,8 @@ func (r *recording) driver(node string, asked []claim) {
 		}
 		r.histogram("partage_claim_step_duration_seconds", base.with(labels{"operation": "prepare", "step": step}), count(share), at)
 	}
-	r.add("partage_prepare_failures_total", base.with(labels{"reason": "gpu-unavailable"}), count(0.02))
-	r.add("partage_unprepare_failures_total", base.with(labels{"reason": "in-use"}), count(0.01))
+	r.add("partage_prepare_failures_total", base.with(labels{"reason": "gpu_in_use"}), count(0.02))
+	r.add("partage_unprepare_failures_total", base.with(labels{"reason": "timeout"}), count(0.01))
 	r.add("partage_reconcile_errors_total", base, count(0.005))
 	r.add("partage_published_slices", base, always(9))
 
@@ -61,15 +61,15 @@ func (r *recording) driver(node string, asked []claim) {
 		}
 	}
 	r.add("partage_journal_records", base.with(labels{"state": "prepared"}), there(""))
-	r.add("partage_journal_records", base.with(labels{"state": "quarantined"}), always(0))
+	r.add("partage_journal_records", base.with(labels{"state": "unreadable"}), always(0))
 	servers := map[string]bool{}
 	for _, c := range asked {
 		if c.gpu.node == node && c.kind == "mps" {
 			servers[c.gpu.address] = true
 		}
 	}
-	r.add("partage_mps_servers", base.with(labels{"state": "healthy"}), always(float64(len(servers))))
-	r.add("partage_mps_servers", base.with(labels{"state": "unhealthy"}), always(0))
+	r.add("partage_mps_servers", base.with(labels{"state": "running"}), always(float64(len(servers))))
+	r.add("partage_mps_servers", base.with(labels{"state": "faulted"}), always(0))
 	r.add("up", base, always(1))
 	if node == "hgx-2" {
 		r.add("ALERTS", labels{"alertname": "PartageGPULost", "alertstate": "firing", "severity": "critical", "node": node, "gpu": "0000:88:00.0"},

@@ -96,13 +96,13 @@ func claims(all map[string]*gpu) []claim {
 
 	llm := on("dgx-1 1b", "research", "llm-train-0")
 	llm.since = 4*h + 20*time.Minute
-	whole(llm, 0.93, 0.97)
+	whole(llm, 0.93, 0.9)
 	llm.gpu, llm.name = all["dgx-1 43"], "llm-train-1"
-	whole(llm, 0.91, 0.96)
+	whole(llm, 0.91, 0.87)
 	forgotten := on("dgx-1 9d", "sandbox", "notebook-mia")
 	forgotten.idle = 5 * h
 	whole(forgotten, 0.02, 0)
-	whole(on("dgx-1 df", "research", "diffusion"), 0.78, 0.88)
+	whole(on("dgx-1 df", "research", "diffusion"), 0.78, 0.7)
 
 	partition(on("dgx-1 52", "serving", "chat-a"), "3g.40gb", 0, 4, 0.82, 0.55)
 	partition(on("dgx-1 52", "serving", "embed-b"), "2g.20gb", 4, 2, 0.45, 0.3)

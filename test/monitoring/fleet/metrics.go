@@ -67,9 +67,14 @@ func (r *recording) gpu(g *gpu, asked []claim) {
 	r.add("partage_gpu_memory_allocatable_bytes", base, func(before time.Duration) float64 { return truth(!lost(before)) * g.model.memory * gib })
 	r.add("partage_gpu_memory_allocated_bytes", base, sum(func(c claim, _ time.Duration) float64 { return c.requested * gib }))
 	r.add("partage_gpu_memory_used_bytes", base, unlessLost(sum(func(c claim, before time.Duration) float64 { return c.used(before) })))
-	r.add("partage_gpu_utilization_ratio", base, unlessLost(sum(func(c claim, before time.Duration) float64 {
-		return c.busy(before) * c.part()
-	})))
+	busy := unlessLost(sum(func(c claim, before time.Duration) float64 { return c.busy(before) }))
+	r.add("partage_gpu_utilization_ratio", base, func(before time.Duration) float64 {
+		// NVML does not report it in MIG mode.
+		if g.role(mine, before, false) == "partitioned" {
+			return absent
+		}
+		return busy(before)
+	})
 	r.slices(g, mine, base)
 	r.devices(g, mine, base, lost)
 }
@@ -87,9 +92,10 @@ func (g *gpu) role(mine []claim, before time.Duration, lost bool) string {
 	return "free"
 }
 
-// slices writes who has the memory slices of a GPU.
+// slices writes who has the memory slices of a GPU. One without MIG counts as one slice;
+// one that is shared has the device and no claim.
 func (r *recording) slices(g *gpu, mine []claim, base labels) {
-	for slice := range g.model.slices {
+	for slice := range max(1, g.model.slices) {
 		var users []claim
 		for _, c := range mine {
 			if c.kind != "mig" || slice >= c.first && slice < c.first+c.slices {
@@ -97,8 +103,16 @@ func (r *recording) slices(g *gpu, mine []claim, base labels) {
 			}
 		}
 		at := base.with(labels{"slice": strconv.Itoa(slice)})
+		written := map[string]bool{}
 		for _, c := range users {
-			r.add("partage_gpu_memory_slice", at.with(labels{"namespace": c.namespace, "resourceclaim_name": c.name, "device": c.device()}), c.while(always(1)))
+			holder := labels{"namespace": c.namespace, "resourceclaim_name": c.name, "device": c.device()}
+			if c.shared() {
+				holder["namespace"], holder["resourceclaim_name"] = "", ""
+			}
+			if key := holder.String(); !written[key] {
+				written[key] = true
+				r.add("partage_gpu_memory_slice", at.with(holder), c.while(always(1)))
+			}
 		}
 		r.add("partage_gpu_memory_slice", at.with(labels{"namespace": "", "resourceclaim_name": "", "device": ""}), func(before time.Duration) float64 {
 			if slices.ContainsFunc(users, func(c claim) bool { return c.has(before) }) {
@@ -166,13 +180,8 @@ func (r *recording) devices(g *gpu, mine []claim, base labels, lost func(time.Du
 	}
 }
 
-// part is how much of the GPU a claim has.
-func (c claim) part() float64 {
-	if c.slices > 0 {
-		return float64(c.slices) / 8
-	}
-	return 1
-}
+// shared reports whether others can have the device, too.
+func (c claim) shared() bool { return c.kind == "mps" || c.kind == "timeslice" }
 
 // used is how much memory a claim uses, in bytes; busy, how much of its multiprocessors.
 func (c claim) used(before time.Duration) float64 {
@@ -183,8 +192,7 @@ func (c claim) busy(before time.Duration) float64 {
 	if before < c.idle {
 		return 0
 	}
-	w := wave(c.name + "sm")(before)
-	return min(c.sm*w*w*w, 1)
+	return min(c.sm*wave(c.name+" sm")(before), 1)
 }
 
 // claim writes what the driver says about a claim.
@@ -201,7 +209,9 @@ func (r *recording) claim(c claim) {
 	r.add("partage_claim_memory_limit_bytes", base, c.while(always(c.requested*gib)))
 	r.add("partage_claim_memory_used_bytes", base, c.while(c.used))
 	r.add("partage_claim_memory_peak_bytes", base, c.while(always(min(c.requested, c.requested*c.memory*1.1)*gib)))
-	r.add("partage_claim_sm_utilization_ratio", base, c.while(c.busy))
+	if c.kind != "mig" {
+		r.add("partage_claim_sm_utilization_ratio", base, c.while(c.busy))
+	}
 	r.add("partage_claim_processes", base, c.while(always(1)))
 	r.add("partage_claim_throttled", base, c.while(func(before time.Duration) float64 {
 		return truth(c.gpu.throttled != "" && before < 70*time.Minute)

@@ -66,7 +66,7 @@ func wave(name string) func(before time.Duration) float64 {
 	phase := float64(sum.Sum32()%1000) / 1000 * 2 * math.Pi
 	return func(before time.Duration) float64 {
 		minutes := before.Minutes()
-		return 1 + 0.06*math.Sin(minutes/31+phase) + 0.03*math.Sin(minutes/7+2*phase) + 0.01*math.Sin(minutes*3+phase)
+		return 1 + 0.06*math.Sin(minutes/31+phase) + 0.03*math.Sin(minutes/7+2*phase) + 0.01*math.Sin(minutes/2.3+3*phase)
 	}
 }
 
