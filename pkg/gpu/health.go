@@ -14,7 +14,8 @@ const (
 	EventXID EventKind = "XID"
 	// EventUncorrectedECC is a memory error that ECC could not correct.
 	EventUncorrectedECC EventKind = "UncorrectedECC"
-	// EventLost says that the GPU has fallen off the bus.
+	// EventLost says that the GPU has fallen off the bus, or that the driver calls it
+	// unavailable.
 	EventLost EventKind = "Lost"
 	// EventRecoveryAction says that the recovery action of the GPU has changed; read it
 	// with Health.
@@ -38,13 +39,17 @@ type Event struct {
 // RecoveryAction is what the driver wants to be done about a GPU.
 type RecoveryAction string
 
-// Values of RecoveryAction, as nvidia-smi -q names them.
+// Values of RecoveryAction, as nvidia-smi -q names them. The names of the last three, which
+// are newer, follow nvml.h. A driver may know more.
 const (
 	RecoveryNone          RecoveryAction = "None"
 	RecoveryReset         RecoveryAction = "Reset"
 	RecoveryReboot        RecoveryAction = "Reboot"
 	RecoveryDrainP2P      RecoveryAction = "Drain P2P"
 	RecoveryDrainAndReset RecoveryAction = "Drain and Reset"
+	RecoveryIMEXDomain    RecoveryAction = "Recover IMEX Domain"
+	RecoveryBusReset      RecoveryAction = "Bus Reset"
+	RecoverySystemReboot  RecoveryAction = "System Reboot"
 )
 
 // Throttling is a reason for which clocks are lower than they could be and which means
@@ -66,6 +71,9 @@ type Health struct {
 	// UncorrectedECC and CorrectedECC count memory errors since the driver was loaded or
 	// the GPU was reset.
 	UncorrectedECC, CorrectedECC *uint64
+	// RepairPending says that the driver will repair memory or multiprocessors at the next
+	// reset of the GPU.
+	RepairPending bool
 	// Unrepairable says that memory is broken for good.
 	Unrepairable bool
 	// FabricUnhealthy describes what is wrong with the connection to the NVLink fabric;

@@ -60,6 +60,7 @@ type Options struct {
 // itself is thread-safe. Calls that change one GPU must be ordered by the caller.
 type Client struct {
 	session
+	monitoring monitoring
 }
 
 // New returns a client that has no session yet; see Open.

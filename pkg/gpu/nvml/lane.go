@@ -142,6 +142,18 @@ func (l *lanes) system() *lane { return l.get("", "") }
 // gpu returns the lane of everything that names the GPU.
 func (l *lanes) gpu(pci string) *lane { return l.get(pci, pci) }
 
+// events returns the lane of waiting for the GPU's events. It is not the GPU's: whoever
+// waits keeps nobody off the GPU, and is kept off by nobody. Waiting is not observed.
+func (l *lanes) events(pci string) *lane {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	name := "events of " + pci
+	if l.byName[name] == nil {
+		l.byName[name] = &lane{pci: pci, limit: l.limit}
+	}
+	return l.byName[name]
+}
+
 // hung returns a call that is out anywhere, or nil.
 func (l *lanes) hung() *gpu.HungError {
 	l.mu.Lock()

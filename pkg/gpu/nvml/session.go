@@ -34,7 +34,9 @@ type session struct {
 	mu      sync.Mutex
 	started nvml.Interface // initialised and not yet taken into use
 	lib     nvml.Interface
-	has     features
+	// waits are the calls in progress that lib must not be shut down under.
+	waits *sync.WaitGroup
+	has   features
 	// handles are by PCI address. addresses are by index, to identify a GPU that
 	// no longer answers. Both belong to lib.
 	handles   map[string]*handle
@@ -98,13 +100,13 @@ func (s *session) Open(ctx context.Context) error {
 	}
 	has, err := lookUp(lib.Extensions())
 	if err != nil {
-		return fmt.Errorf("open NVML library %s: %w", path, errors.Join(err, s.shutDown(ctx, lib)))
+		return fmt.Errorf("open NVML library %s: %w", path, errors.Join(err, s.shutDown(ctx, lib, nil)))
 	}
 	klog.FromContext(ctx).V(2).Info("NVML session opened", "library", path)
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.lib, s.has = lib, has
+	s.lib, s.waits, s.has = lib, new(sync.WaitGroup), has
 	s.handles, s.addresses, s.profiles = map[string]*handle{}, map[int]string{}, map[string]int{}
 	return nil
 }
@@ -121,11 +123,12 @@ func (s *session) verify(ctx context.Context, lib nvml.Interface) (dead bool, er
 		return true, fmt.Errorf("replace the dead NVML session (%w): %w", err, hung)
 	}
 	klog.FromContext(ctx).Info("NVML session is dead and will be replaced", "reason", err)
-	if s.end() == nil {
+	ended, waits := s.end()
+	if ended == nil {
 		return true, nil // closed meanwhile
 	}
 	// A session that is gone cannot be shut down, which is no failure.
-	if err := s.shutDown(ctx, lib); errors.Is(err, gpu.ErrHung) {
+	if err := s.shutDown(ctx, lib, waits); errors.Is(err, gpu.ErrHung) {
 		return true, err
 	}
 	return true, nil
@@ -181,7 +184,7 @@ func (s *session) takeStarted() nvml.Interface {
 // is not shut down, and the next Open takes it over. Close returns within
 // Options.CallLimit.
 func (s *session) Close() {
-	lib := s.end()
+	lib, waits := s.end()
 	if lib == nil {
 		lib = s.takeStarted()
 	}
@@ -193,20 +196,42 @@ func (s *session) Close() {
 		s.setStarted(lib)
 		return
 	}
-	_ = s.shutDown(context.Background(), lib) // there is nothing to be done about a failure
+	_ = s.shutDown(context.Background(), lib, waits) // there is nothing to be done about a failure
 }
 
-// end forgets the session and returns its library, or nil if there was none.
-func (s *session) end() nvml.Interface {
+// end forgets the session and returns its library, or nil if there was none, and what to
+// wait for before it is shut down.
+func (s *session) end() (nvml.Interface, *sync.WaitGroup) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	lib := s.lib
-	s.lib, s.handles, s.addresses, s.profiles = nil, nil, nil, nil
-	return lib
+	lib, waits := s.lib, s.waits
+	s.lib, s.waits, s.handles, s.addresses, s.profiles = nil, nil, nil, nil, nil
+	return lib, waits
 }
 
-func (s *session) shutDown(ctx context.Context, lib nvml.Interface) error {
-	return do(ctx, s.lanes.system(), "nvmlShutdown", lib.Shutdown)
+// use makes a call that the library must not be shut down under, because what it works on
+// would be freed. Without the session it is not made.
+func use[T any](s *session, lib nvml.Interface, f func() (T, nvml.Return)) (T, nvml.Return) {
+	s.mu.Lock()
+	if s.lib != lib {
+		s.mu.Unlock()
+		var none T
+		return none, nvml.ERROR_UNINITIALIZED
+	}
+	waits := s.waits
+	waits.Add(1)
+	s.mu.Unlock()
+	defer waits.Done()
+	return f()
+}
+
+func (s *session) shutDown(ctx context.Context, lib nvml.Interface, waits *sync.WaitGroup) error {
+	return do(ctx, s.lanes.system(), "nvmlShutdown", func() nvml.Return {
+		if waits != nil {
+			waits.Wait()
+		}
+		return lib.Shutdown()
+	})
 }
 
 func (s *session) findLibrary() (string, error) {

@@ -1,0 +1,137 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+)
+
+// eventFunctions are what Events needs of the library. All are in R525, but a driver
+// without them is good for everything else.
+var eventFunctions = []string{
+	"nvmlEventSetCreate", "nvmlEventSetFree", "nvmlEventSetWait_v2", "nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents",
+}
+
+// retryEvents is how long after a failure to register for events the next attempt is.
+const retryEvents = 2 * time.Second
+
+// monitoring is why events of GPUs are not received, by PCI address. A GPU whose events
+// are has a nil error; one that is not in it is not known yet.
+type monitoring struct {
+	mu      sync.Mutex
+	reasons map[string]error
+}
+
+func (m *monitoring) set(pci string, reason error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.reasons == nil {
+		m.reasons = map[string]error{}
+	}
+	m.reasons[pci] = reason
+}
+
+// Unmonitored returns why the events of a GPU are not received, or nil if they are, or if
+// that is not known yet. The error wraps gpu.ErrNotSupported if the GPU or the driver
+// reports none, gpu.ErrLost or gpu.ErrResetRequired if the GPU needs an administrator, and
+// gpu.ErrHung if waiting for events does not return; it is nil again as soon as events are
+// received. It makes no call of the library.
+func (c *Client) Unmonitored(pciAddress string) error {
+	c.monitoring.mu.Lock()
+	defer c.monitoring.mu.Unlock()
+	return c.monitoring.reasons[pciAddress]
+}
+
+// Events returns what the driver reports about GPUs, until ctx ends; then it closes the
+// channel. There must be one caller at a time. Nothing is reported of what happened before.
+//
+// It follows the GPUs that Discover has found, also through a reset and into another
+// session. Each of them has an event set of its own, so that one which hangs keeps back
+// nothing of the others. A GPU that cannot be followed is tried again every two seconds;
+// see Unmonitored. A receiver that is slow loses nothing that the driver keeps.
+func (c *Client) Events(ctx context.Context) <-chan gpu.Event {
+	events := make(chan gpu.Event)
+	go func() {
+		defer close(events)
+		var following sync.WaitGroup
+		defer following.Wait()
+		followed := map[string]bool{}
+		again := time.NewTicker(retryEvents)
+		defer again.Stop()
+		for ctx.Err() == nil {
+			for _, pci := range c.found() {
+				if followed[pci] {
+					continue
+				}
+				followed[pci] = true
+				w := &eventWatch{client: c, pci: pci, events: events, late: make(chan nvml.EventData, 1)}
+				following.Go(func() { w.run(ctx) })
+			}
+			select {
+			case <-again.C:
+			case <-ctx.Done():
+			}
+		}
+	}()
+	return events
+}
+
+// found are the addresses of the GPUs that were found in this session.
+func (s *session) found() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Sorted(maps.Values(s.addresses))
+}
+
+// eventLibrary returns the library if it has what Events needs.
+func (c *Client) eventLibrary() (nvml.Interface, error) {
+	lib, err := c.library()
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range eventFunctions {
+		if lib.Extensions().LookupSymbol(name) != nil {
+			return nil, fmt.Errorf("the driver has no %s: %w", name, gpu.ErrNotSupported)
+		}
+	}
+	return lib, nil
+}
+
+// eventTypes are those of the driver that Events is about. Corrected memory errors come in
+// storms and are counted: see Health.
+const eventTypes = nvml.EventTypeXidCriticalError | nvml.EventTypeDoubleBitEccError |
+	nvml.EventTypeGpuUnavailableError | nvml.EventTypeGpuRecoveryAction
+
+// eventOf is what the driver says, or false for an event that Events is not about.
+func eventOf(pci string, data nvml.EventData) (gpu.Event, bool) {
+	event := gpu.Event{Time: time.Now(), PCIAddress: pci, InstanceID: -1, ComputeInstanceID: -1}
+	switch data.EventType {
+	case nvml.EventTypeXidCriticalError:
+		event.Kind, event.XID = gpu.EventXID, data.EventData
+	case nvml.EventTypeDoubleBitEccError:
+		event.Kind = gpu.EventUncorrectedECC
+	case nvml.EventTypeGpuUnavailableError:
+		event.Kind = gpu.EventLost
+	case nvml.EventTypeGpuRecoveryAction:
+		event.Kind = gpu.EventRecoveryAction
+	default:
+		return gpu.Event{}, false
+	}
+	if data.GpuInstanceId != noInstance {
+		event.InstanceID = int(data.GpuInstanceId)
+		if data.ComputeInstanceId != noInstance {
+			event.ComputeInstanceID = int(data.ComputeInstanceId)
+		}
+	}
+	return event, true
+}

@@ -1,0 +1,241 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"k8s.io/klog/v2"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/logchange"
+)
+
+const (
+	waitForEvent = "nvmlEventSetWait_v2"
+	// eventWait is how long one call waits for an event. It bounds how long the end of a
+	// session takes.
+	eventWait = time.Second
+	// eventCheck is how often a GPU without events is asked whether it is still the one
+	// that they were registered on. After a reset it has another handle.
+	eventCheck = 5 * time.Second
+)
+
+// eventWatch follows the events of one GPU.
+type eventWatch struct {
+	client *Client
+	pci    string
+	events chan<- gpu.Event
+	// late has an event that came with a call that was left behind.
+	late    chan nvml.EventData
+	lost    bool // that has been reported
+	problem logchange.Problem
+}
+
+// eventSet is what events are registered with, and on.
+type eventSet struct {
+	nvml.EventSet
+	lib nvml.Interface
+	dev nvml.Device
+}
+
+// errOtherHandle: the GPU has another handle now, on which nothing is registered.
+var errOtherHandle = errors.New("the GPU was reset")
+
+// run registers and waits until ctx ends, and again after every failure.
+func (w *eventWatch) run(ctx context.Context) {
+	for ctx.Err() == nil {
+		err := w.follow(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if errors.Is(err, errOtherHandle) {
+			continue
+		}
+		w.report(ctx, err)
+		select {
+		case <-time.After(retryEvents):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// report says why no events are received, and that the GPU is lost, once.
+func (w *eventWatch) report(ctx context.Context, err error) {
+	w.client.monitoring.set(w.pci, err)
+	w.problem.Log(ctx, err, "Events of a GPU are not received", "Events of a GPU are received again", "pciAddress", w.pci)
+	if lost := errors.Is(err, gpu.ErrLost); lost && !w.lost {
+		w.lost = true
+		w.send(ctx, gpu.Event{Time: time.Now(), PCIAddress: w.pci, Kind: gpu.EventLost, InstanceID: -1, ComputeInstanceID: -1})
+	}
+}
+
+// follow registers and delivers events until that fails.
+func (w *eventWatch) follow(ctx context.Context) error {
+	set, err := w.register(ctx)
+	if err != nil {
+		return err
+	}
+	defer w.free(ctx, set)
+	w.lost = false
+	w.report(ctx, nil)
+	checked := time.Now()
+	for ctx.Err() == nil {
+		err := w.wait(ctx, set)
+		var hung *gpu.HungError
+		switch {
+		case errors.As(err, &hung):
+			w.waitOut(ctx, hung)
+			continue
+		case errors.Is(err, gpu.ErrTimeout):
+		case err != nil:
+			return err
+		}
+		if time.Since(checked) < eventCheck {
+			continue
+		}
+		if err := w.check(ctx, set); err != nil {
+			return err
+		}
+		checked = time.Now()
+	}
+	return ctx.Err()
+}
+
+// register makes an event set and registers the GPU with it.
+func (w *eventWatch) register(ctx context.Context) (eventSet, error) {
+	c := w.client
+	lib, err := c.eventLibrary()
+	if err != nil {
+		return eventSet{}, err
+	}
+	// First, so that no event set is made for a GPU that does not answer.
+	var types uint64
+	err = c.onGPU(ctx, w.pci, func(h *handle) (err error) {
+		types, err = supportedEvents(ctx, h)
+		return err
+	})
+	if err != nil {
+		return eventSet{}, err
+	}
+	set := eventSet{lib: lib}
+	set.EventSet, err = get(ctx, c.lanes.events(w.pci), "nvmlEventSetCreate", func() (nvml.EventSet, nvml.Return) {
+		return use(&c.session, lib, lib.EventSetCreate)
+	})
+	if err != nil {
+		return eventSet{}, err
+	}
+	err = c.onGPU(ctx, w.pci, func(h *handle) error {
+		set.dev = h.dev
+		return w.useFor(ctx, h.lane, "nvmlDeviceRegisterEvents", lib, func() nvml.Return {
+			return h.dev.RegisterEvents(types, set.EventSet)
+		})
+	})
+	if err == nil {
+		return set, nil
+	}
+	if !errors.Is(err, gpu.ErrHung) { // or a call still works on the set
+		w.free(ctx, set)
+	}
+	return eventSet{}, err
+}
+
+// supportedEvents are the types that are wanted and that the GPU supports.
+func supportedEvents(ctx context.Context, h *handle) (uint64, error) {
+	const call = "nvmlDeviceGetSupportedEventTypes"
+	types, err := get(ctx, h.lane, call, h.dev.GetSupportedEventTypes)
+	if err != nil {
+		return 0, err
+	}
+	if types&nvml.EventTypeXidCriticalError == 0 {
+		return 0, &gpu.Error{Call: call, PCIAddress: h.pci, Err: gpu.ErrNotSupported, Text: "the GPU does not report XIDs"}
+	}
+	return types & eventTypes, nil
+}
+
+// wait waits for one event and delivers it.
+func (w *eventWatch) wait(ctx context.Context, set eventSet) error {
+	l := w.client.lanes.events(w.pci)
+	// Well below the limit after which the call would count as hung.
+	timeout := min(eventWait, l.limit/2)
+	_, err := get(ctx, l, waitForEvent, func() (struct{}, nvml.Return) {
+		data, ret := use(&w.client.session, set.lib, func() (nvml.EventData, nvml.Return) {
+			return set.Wait(uint32(timeout.Milliseconds()))
+		})
+		if ret == nvml.SUCCESS {
+			w.late <- data // has room: there is one call at a time
+		}
+		return struct{}{}, ret
+	})
+	w.deliver(ctx)
+	return err
+}
+
+// deliver sends the event that the last call returned, if it did.
+func (w *eventWatch) deliver(ctx context.Context) {
+	select {
+	case data := <-w.late:
+		if event, ok := eventOf(w.pci, data); ok {
+			w.send(ctx, event)
+		}
+	default:
+	}
+}
+
+func (w *eventWatch) send(ctx context.Context, event gpu.Event) {
+	select {
+	case w.events <- event:
+	case <-ctx.Done():
+	}
+}
+
+// waitOut waits until a call that was left behind returns. The event set stays as it is:
+// what the driver has recorded meanwhile comes with the next calls.
+func (w *eventWatch) waitOut(ctx context.Context, hung *gpu.HungError) {
+	w.report(ctx, hung)
+	select {
+	case <-hung.Done:
+		w.deliver(ctx)
+		w.report(ctx, nil)
+	case <-ctx.Done():
+	}
+}
+
+// check fails if events are registered on something that is no longer the GPU, or no
+// longer works. It does not fail for a GPU that hangs: its events may still come.
+func (w *eventWatch) check(ctx context.Context, set eventSet) error {
+	err := w.client.onGPU(ctx, w.pci, func(h *handle) error {
+		if _, err := supportedEvents(ctx, h); err != nil {
+			return err
+		}
+		if h.dev != set.dev {
+			return errOtherHandle
+		}
+		return nil
+	})
+	if errors.Is(err, gpu.ErrHung) {
+		return nil
+	}
+	return err
+}
+
+// free drops an event set. One that is lost with its session, or in use by a call that was
+// left behind, is left to the library.
+func (w *eventWatch) free(ctx context.Context, set eventSet) {
+	err := w.useFor(context.WithoutCancel(ctx), w.client.lanes.events(w.pci), "nvmlEventSetFree", set.lib, set.Free)
+	if err != nil {
+		klog.FromContext(ctx).V(4).Info("Event set was not freed", "pciAddress", w.pci, "reason", err)
+	}
+}
+
+// useFor is do for a call that works on an event set.
+func (w *eventWatch) useFor(ctx context.Context, l *lane, call string, lib nvml.Interface, f func() nvml.Return) error {
+	return do(ctx, l, call, func() nvml.Return {
+		_, ret := use(&w.client.session, lib, func() (struct{}, nvml.Return) { return struct{}{}, f() })
+		return ret
+	})
+}

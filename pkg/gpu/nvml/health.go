@@ -1,0 +1,245 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+)
+
+// Health reads what a GPU says about its own state. What the GPU or its driver does not
+// support is nil or empty. It makes up to 9 calls of the library.
+//
+// A value that cannot be read for another reason is empty, too, and the error says why; the
+// others are there all the same. Only a GPU that hangs is not asked for the rest.
+func (c *Client) Health(ctx context.Context, pciAddress string) (gpu.Health, error) {
+	lib, err := c.library()
+	if err != nil {
+		return gpu.Health{}, err
+	}
+	r := healthReader{has: func(function string) bool { return lib.Extensions().LookupSymbol(function) == nil }}
+	var health gpu.Health
+	err = c.onGPU(ctx, pciAddress, func(h *handle) error {
+		health = gpu.Health{}
+		var errs []error
+		for _, read := range []func(context.Context, *handle, *gpu.Health) error{
+			r.recoveryAction, r.remappedRows, r.ecc, r.repairs, r.fabric, r.throttling, r.temperature,
+		} {
+			_, err := optional(struct{}{}, read(ctx, h, &health))
+			errs = append(errs, err)
+			if errors.Is(err, gpu.ErrHung) || ctx.Err() != nil {
+				break
+			}
+		}
+		return errors.Join(errs...)
+	})
+	return health, err
+}
+
+// healthReader reads parts of a GPU's health. Its methods fail with gpu.ErrNotSupported for
+// what there is not.
+type healthReader struct {
+	has func(function string) bool // whether the library does
+}
+
+var recoveryActions = map[nvml.DeviceGpuRecoveryAction]gpu.RecoveryAction{
+	nvml.GPU_RECOVERY_ACTION_NONE:                gpu.RecoveryNone,
+	nvml.GPU_RECOVERY_ACTION_GPU_RESET:           gpu.RecoveryReset,
+	nvml.GPU_RECOVERY_ACTION_NODE_REBOOT:         gpu.RecoveryReboot,
+	nvml.GPU_RECOVERY_ACTION_DRAIN_P2P:           gpu.RecoveryDrainP2P,
+	nvml.GPU_RECOVERY_ACTION_DRAIN_AND_RESET:     gpu.RecoveryDrainAndReset,
+	nvml.GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN: gpu.RecoveryIMEXDomain,
+	nvml.GPU_RECOVERY_ACTION_BUS_RESET:           gpu.RecoveryBusReset,
+	nvml.GPU_RECOVERY_ACTION_SYSTEM_REBOOT:       gpu.RecoverySystemReboot,
+}
+
+// recoveryAction reads the field that nvidia-smi -q shows as "GPU Recovery Action". A driver
+// that does not know the field says so in the field's own code.
+func (r healthReader) recoveryAction(ctx context.Context, h *handle, health *gpu.Health) error {
+	const call = "nvmlDeviceGetFieldValues"
+	if !r.has(call) {
+		return nil
+	}
+	field, err := get(ctx, h.lane, call, func() (nvml.FieldValue, nvml.Return) {
+		fields := []nvml.FieldValue{{FieldId: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION}}
+		ret := h.dev.GetFieldValues(fields)
+		if ret == nvml.SUCCESS {
+			ret = nvml.Return(fields[0].NvmlReturn)
+		}
+		return fields[0], ret
+	})
+	// A driver that is older than the field calls it an invalid argument.
+	if errors.Is(err, gpu.ErrInvalid) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	number := nvml.DeviceGpuRecoveryAction(unsigned(field))
+	action, known := recoveryActions[number]
+	if !known {
+		action = gpu.RecoveryAction(fmt.Sprintf("Recovery action %d", number))
+	}
+	health.RecoveryAction = action
+	return nil
+}
+
+// unsigned is the value of a field that is a natural number.
+func unsigned(field nvml.FieldValue) uint64 {
+	switch nvml.ValueType(field.ValueType) {
+	case nvml.VALUE_TYPE_UNSIGNED_SHORT:
+		return uint64(binary.NativeEndian.Uint16(field.Value[:]))
+	case nvml.VALUE_TYPE_UNSIGNED_INT, nvml.VALUE_TYPE_SIGNED_INT:
+		return uint64(binary.NativeEndian.Uint32(field.Value[:]))
+	default:
+		return binary.NativeEndian.Uint64(field.Value[:])
+	}
+}
+
+func (r healthReader) remappedRows(ctx context.Context, h *handle, health *gpu.Health) error {
+	const call = "nvmlDeviceGetRemappedRows"
+	if !r.has(call) {
+		return nil
+	}
+	rows, err := get(ctx, h.lane, call, func() (gpu.RemappedRows, nvml.Return) {
+		corrected, uncorrected, pending, failed, ret := h.dev.GetRemappedRows()
+		return gpu.RemappedRows{Corrected: corrected, Uncorrected: uncorrected, Pending: pending, Failed: failed}, ret
+	})
+	if err == nil {
+		health.RemappedRows = &rows
+	}
+	return err
+}
+
+func (r healthReader) ecc(ctx context.Context, h *handle, health *gpu.Health) error {
+	const call = "nvmlDeviceGetTotalEccErrors"
+	if !r.has(call) {
+		return nil
+	}
+	read := func(kind nvml.MemoryErrorType) (*uint64, error) {
+		return known(get(ctx, h.lane, call, func() (uint64, nvml.Return) {
+			return h.dev.GetTotalEccErrors(kind, nvml.VOLATILE_ECC)
+		}))
+	}
+	var err error
+	if health.UncorrectedECC, err = read(nvml.MEMORY_ERROR_TYPE_UNCORRECTED); err != nil {
+		return err
+	}
+	health.CorrectedECC, err = read(nvml.MEMORY_ERROR_TYPE_CORRECTED)
+	return err
+}
+
+// repairs reads what is to be repaired, and what cannot be.
+func (r healthReader) repairs(ctx context.Context, h *handle, health *gpu.Health) error {
+	if call := "nvmlDeviceGetRepairStatus"; r.has(call) {
+		status, err := optional(get(ctx, h.lane, call, h.dev.GetRepairStatus))
+		if err != nil {
+			return err
+		}
+		health.RepairPending = status.BChannelRepairPending != 0 || status.BTpcRepairPending != 0
+	}
+	if call := "nvmlDeviceGetUnrepairableMemoryFlag_v1"; r.has(call) {
+		status, err := get(ctx, h.lane, call, h.dev.GetUnrepairableMemoryFlag_v1)
+		if err != nil {
+			return err
+		}
+		health.Unrepairable = status.BUnrepairableMemory != 0
+	}
+	return nil
+}
+
+// fabricHealth describes the values of fields of the fabric's health mask, by field.
+var fabricHealth = []struct {
+	shift, width, bad uint32
+	text              string
+}{
+	{nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_DEGRADED_BW, nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_DEGRADED_BW, nvml.GPU_FABRIC_HEALTH_MASK_DEGRADED_BW_TRUE, "bandwidth is degraded"},
+	{nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_RECOVERY, nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_ROUTE_RECOVERY, nvml.GPU_FABRIC_HEALTH_MASK_ROUTE_RECOVERY_TRUE, "routes are being recovered"},
+	{nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY, nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_ROUTE_UNHEALTHY, nvml.GPU_FABRIC_HEALTH_MASK_ROUTE_UNHEALTHY_TRUE, "a route is unhealthy"},
+	{nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_ACCESS_TIMEOUT_RECOVERY, nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_ACCESS_TIMEOUT_RECOVERY, nvml.GPU_FABRIC_HEALTH_MASK_ACCESS_TIMEOUT_RECOVERY_TRUE, "access timeouts are being recovered"},
+}
+
+// fabric reads the state of the GPU's registration with the NVLink fabric. The second
+// version of the structure has all that is needed, and every driver with the function has it.
+func (r healthReader) fabric(ctx context.Context, h *handle, health *gpu.Health) error {
+	const call = "nvmlDeviceGetGpuFabricInfoV"
+	if !r.has(call) {
+		return nil
+	}
+	info, err := get(ctx, h.lane, call, func() (nvml.GpuFabricInfo_v2, nvml.Return) { return h.dev.GetGpuFabricInfoV().V2() })
+	if err != nil || info.State != nvml.GPU_FABRIC_STATE_COMPLETED {
+		return err
+	}
+	var wrong []string
+	if ret := nvml.Return(info.Status); ret != nvml.SUCCESS {
+		wrong = append(wrong, "registration failed: "+describe(ret))
+	}
+	for _, field := range fabricHealth {
+		if info.HealthMask>>field.shift&field.width == field.bad {
+			wrong = append(wrong, field.text)
+		}
+	}
+	const configuration = nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_INCORRECT_CONFIGURATION
+	if value := info.HealthMask >> configuration & nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_INCORRECT_CONFIGURATION; value > nvml.GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_NONE {
+		wrong = append(wrong, fmt.Sprintf("the configuration is incorrect (NVML's reason %d)", value))
+	}
+	health.FabricUnhealthy = strings.Join(wrong, ", ")
+	return nil
+}
+
+// throttlings are the reasons that mean that something is wrong. Others are normal, such as
+// an idle GPU or the limit of power that is set.
+var throttlings = []struct {
+	bit    uint64
+	reason gpu.Throttling
+}{
+	{nvml.ClocksThrottleReasonHwThermalSlowdown, gpu.ThrottlingHardwareThermal},
+	{nvml.ClocksEventReasonSwThermalSlowdown, gpu.ThrottlingSoftwareThermal},
+	{nvml.ClocksThrottleReasonHwPowerBrakeSlowdown, gpu.ThrottlingPowerBrake},
+}
+
+// throttling reads by the function's new name, or by its old one before R535.
+func (r healthReader) throttling(ctx context.Context, h *handle, health *gpu.Health) error {
+	call, read := "nvmlDeviceGetCurrentClocksEventReasons", h.dev.GetCurrentClocksEventReasons
+	if !r.has(call) {
+		call, read = "nvmlDeviceGetCurrentClocksThrottleReasons", h.dev.GetCurrentClocksThrottleReasons
+	}
+	if !r.has(call) {
+		return nil
+	}
+	reasons, err := get(ctx, h.lane, call, read)
+	for _, t := range throttlings {
+		if err == nil && reasons&t.bit != 0 {
+			health.Throttling = append(health.Throttling, t.reason)
+		}
+	}
+	return err
+}
+
+// temperature reads that of the GPU's chip.
+func (r healthReader) temperature(ctx context.Context, h *handle, health *gpu.Health) (err error) {
+	call, read := "nvmlDeviceGetTemperatureV", func() (int, nvml.Return) {
+		found, ret := h.dev.GetTemperatureV().V1()
+		return int(found.Temperature), ret
+	}
+	if !r.has(call) {
+		call, read = "nvmlDeviceGetTemperature", func() (int, nvml.Return) {
+			//nolint:staticcheck // SA1019: all that drivers before R575 have.
+			found, ret := h.dev.GetTemperature(nvml.TEMPERATURE_GPU)
+			return int(found), ret
+		}
+	}
+	if !r.has(call) {
+		return nil
+	}
+	health.Temperature, err = known(get(ctx, h.lane, call, read))
+	return err
+}
