@@ -160,12 +160,12 @@ func TestRelease(t *testing.T) {
 		if strings.Contains(text, `namespace="partage"`) || regexp.MustCompile(`\bpartage-(gpu-kubelet-plugin|mps-supervisor)`).MatchString(strings.ReplaceAll(text, "team-a-partage-", "")) {
 			t.Errorf("%s is about another release:\n%s", a.Alert, text)
 		}
-		if strings.Contains(text, `namespace="gpus", job="team-a-partage-gpu-kubelet-plugin"`) {
+		if strings.Contains(text, `namespace="gpus", pod=~"team-a-partage-gpu-kubelet-plugin-.+"`) {
 			found++
 		}
 	}
 	if found < 2 {
-		t.Errorf("%d alerts look at the targets of the release, want 2 at least", found)
+		t.Errorf("%d alerts look at the pods of the release, want 2 at least", found)
 	}
 	without := render(t, "alerts.yaml", "partage", "partage", "alerts.create=Always", "alerts.disabled={PartageClaimIdle}", "alerts.labels.release=prometheus")
 	if got := len(alerts(t, without[0].Spec)); got != len(all)-1 {

@@ -47,6 +47,7 @@ func (r *recording) driver(node string, asked []claim) {
 	r.add("partage_prepare_failures_total", base.with(labels{"reason": "gpu_in_use"}), count(0.02))
 	r.add("partage_unprepare_failures_total", base.with(labels{"reason": "timeout"}), count(0.01))
 	r.add("partage_reconcile_errors_total", base, count(0.005))
+	r.add("partage_build_info", base.with(labels{"version": "0.1.0", "goversion": "go1.26.0"}), always(1))
 	r.add("partage_published_slices", base, always(9))
 
 	there := func(kind string) func(time.Duration) float64 {

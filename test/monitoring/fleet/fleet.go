@@ -11,10 +11,10 @@ import "time"
 // End is when the recording ends. It is a fixed time, so that pictures of it stay the same.
 var End = time.Date(2026, time.March, 5, 14, 0, 0, 0, time.UTC)
 
-// Namespace and Job are those of the driver.
+// namespace and daemonSet are those of the driver.
 const (
-	Namespace = "partage"
-	Job       = "partage-gpu-kubelet-plugin"
+	namespace = "partage"
+	daemonSet = "partage-gpu-kubelet-plugin"
 )
 
 const gib = 1 << 30

@@ -90,7 +90,7 @@ func Write(w io.Writer, duration, step time.Duration) error {
 
 // scraped are the labels that the scrape adds.
 func scraped(node string) labels {
-	return labels{"node": node, "pod": Job + "-" + node[:3], "namespace": Namespace, "job": Job, "container": "plugin", "instance": node + ":9400"}
+	return labels{"node": node, "pod": daemonSet + "-" + node[:3], "namespace": namespace, "job": "partage-metrics", "container": "plugin", "instance": node + ":9485"}
 }
 
 // has reports whether the claim is there at a time.
