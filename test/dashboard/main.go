@@ -52,7 +52,7 @@ func main() {
 	defer cancel()
 	if err := run(ctx, *root, *bundle, *out); err != nil {
 		fmt.Fprintln(os.Stderr, "dashboard:", err)
-		os.Exit(1) //nolint:gocritic // nothing is left to be done
+		os.Exit(1)
 	}
 }
 

@@ -4,11 +4,15 @@
 package monitoring
 
 import (
+	"encoding/csv"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -72,10 +76,7 @@ type promtoolTest struct {
 // should not. Each has a file of that, in testdata/alerts.
 func TestAlerts(t *testing.T) {
 	rules := shipped(t, "partage", "partage")
-	files, err := filepath.Glob("testdata/alerts/*.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := glob(t, "testdata/alerts/*.yaml")
 	var names []string
 	for _, a := range alerts(t, rules) {
 		names = append(names, a.Alert)
@@ -90,17 +91,12 @@ func TestAlerts(t *testing.T) {
 		t.Run(alert, func(t *testing.T) {
 			dir := t.TempDir()
 			writeYAML(t, dir, "rules.yaml", rules)
-			data, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(filepath.Join(dir, "test.yaml"), data, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			data := read(t, file)
+			write(t, dir, "test.yaml", data)
 			promtool(t.Context(), t, dir, "test", "rules", "test.yaml")
 
 			var test promtoolTest
-			if err := yaml.Unmarshal(data, &test); err != nil {
+			if err := yaml.Unmarshal([]byte(data), &test); err != nil {
 				t.Fatal(err)
 			}
 			fires, silent := 0, 0
@@ -131,20 +127,15 @@ func TestAlerts(t *testing.T) {
 func TestHealthyIdleCluster(t *testing.T) {
 	dir := t.TempDir()
 	writeYAML(t, dir, "rules.yaml", shipped(t, "partage", "partage"))
-	data, err := os.ReadFile("testdata/healthy.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "test.yaml"), data, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	data := read(t, "testdata/healthy.yaml")
+	write(t, dir, "test.yaml", data)
 	promtool(t.Context(), t, dir, "test", "rules", "test.yaml")
 
 	// Every metric that an alert looks at is in it.
 	metric := regexp.MustCompile(`\b(partage_\w+|kube_\w+|up)\b[{\[ )]`)
 	for _, a := range alerts(t, shipped(t, "partage", "partage")) {
 		for _, found := range metric.FindAllStringSubmatch(a.Expr+" ", -1) {
-			if !strings.Contains(string(data), "'"+found[1]+"{") {
+			if !strings.Contains(data, "'"+found[1]+"{") {
 				t.Errorf("testdata/healthy.yaml has no %s, which %s looks at", found[1], a.Alert)
 			}
 		}
@@ -176,20 +167,72 @@ func TestRelease(t *testing.T) {
 	}
 }
 
-// TestPageOfAlerts: docs/monitoring.md lists the alerts as they are, and the pages that
-// they point to exist.
-func TestPageOfAlerts(t *testing.T) {
-	page, err := os.ReadFile(root + "/docs/monitoring.md")
+// TestXIDs: the alerts about XIDs take those for errors, and for errors of programs, that
+// the driver does.
+func TestXIDs(t *testing.T) {
+	const table = root + "/pkg/health/xids.csv"
+	if _, err := os.Stat(table); errors.Is(err, fs.ErrNotExist) {
+		t.Skip("pkg/health/xids.csv is not there yet")
+	}
+	r := csv.NewReader(strings.NewReader(read(t, table)))
+	r.Comment = '#'
+	rows, err := r.ReadAll()
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, rest, ok := strings.Cut(string(page), "<!-- alerts -->\n")
+	scopes, effects := map[string]string{}, map[string]string{}
+	for _, row := range rows[1:] {
+		scopes[row[0]], effects[row[0]] = row[slices.Index(rows[0], "scope")], row[slices.Index(rows[0], "effect")]
+	}
+	numbers := func(alert, operator string) *regexp.Regexp {
+		for _, a := range alerts(t, shipped(t, "partage", "partage")) {
+			if found := regexp.MustCompile(`xid` + operator + `"([^"]+)"`).FindStringSubmatch(a.Expr); a.Alert == alert && found != nil {
+				return regexp.MustCompile("^(?:" + found[1] + ")$")
+			}
+		}
+		t.Fatalf("%s does not look at xid%s", alert, operator)
+		return nil
+	}
+	ignored, programs := numbers("PartageGPUXIDErrors", "!~"), numbers("PartageProgramXIDErrors", "=~")
+	for n := range 1000 {
+		xid := strconv.Itoa(n)
+		if got, want := ignored.MatchString(xid), effects[xid] == "Ignore"; got != want {
+			t.Errorf("XID %s: ignored by the alert: %t, by the driver: %t", xid, got, want)
+		}
+		if got, want := programs.MatchString(xid), scopes[xid] == "application"; got != want {
+			t.Errorf("XID %s: a program's for the alert: %t, for the driver: %t", xid, got, want)
+		}
+	}
+}
+
+// TestRunbooks: the alerts point to headings that exist.
+func TestRunbooks(t *testing.T) {
+	const page = "/docs/operations.md"
+	if _, err := os.Stat(root + page); errors.Is(err, fs.ErrNotExist) {
+		t.Skip("docs/operations.md is not there yet")
+	}
+	headings := map[string]bool{}
+	for _, found := range regexp.MustCompile(`(?m)^#+ +(.*)$`).FindAllStringSubmatch(read(t, root+page), -1) {
+		anchor := regexp.MustCompile(`[^a-z0-9 -]`).ReplaceAllString(strings.ToLower(found[1]), "")
+		headings[strings.ReplaceAll(strings.TrimSpace(anchor), " ", "-")] = true
+	}
+	for _, a := range alerts(t, shipped(t, "partage", "partage")) {
+		_, anchor, ok := strings.Cut(a.Annotations["runbook_url"], page+"#")
+		if !ok || !headings[anchor] {
+			t.Errorf("%s: docs/operations.md has no heading for %s", a.Alert, a.Annotations["runbook_url"])
+		}
+	}
+}
+
+// TestPageOfAlerts: docs/monitoring.md lists the alerts as they are.
+func TestPageOfAlerts(t *testing.T) {
+	_, rest, ok := strings.Cut(read(t, root+"/docs/monitoring.md"), "<!-- alerts -->\n")
 	table, _, ok2 := strings.Cut(rest, "<!-- end -->")
 	if !ok || !ok2 {
 		t.Fatal("docs/monitoring.md has no table between <!-- alerts --> and <!-- end -->")
 	}
 	var want strings.Builder
-	want.WriteString("\n| Alert | Severity | After | Says | What to do |\n|---|---|---|---|---|\n")
+	want.WriteString("\n| Alert | Severity | After | Says |\n|---|---|---|---|\n")
 	label := regexp.MustCompile(`\{\{ *\$labels\.(\w+) *\}\}`)
 	for _, a := range alerts(t, shipped(t, "partage", "partage")) {
 		after := a.For
@@ -197,8 +240,7 @@ func TestPageOfAlerts(t *testing.T) {
 			after = "at once"
 		}
 		says := label.ReplaceAllString(a.Annotations["summary"], "*$1*")
-		_, anchor, _ := strings.Cut(a.Annotations["runbook_url"], "/docs/operations.md#")
-		fmt.Fprintf(&want, "| `%s` | %s | %s | %s | [%s](operations.md#%s) |\n", a.Alert, a.Labels["severity"], after, says, strings.ReplaceAll(anchor, "-", " "), anchor)
+		fmt.Fprintf(&want, "| `%s` | %s | %s | %s |\n", a.Alert, a.Labels["severity"], after, says)
 	}
 	want.WriteString("\n")
 	if diff := cmp.Diff(want.String(), table); diff != "" {

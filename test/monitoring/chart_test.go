@@ -102,7 +102,13 @@ func writeYAML(t *testing.T, dir, name string, value any) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
+	write(t, dir, name, string(data))
+}
+
+// write writes a file of a folder.
+func write(t *testing.T, dir, name, text string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -115,4 +121,24 @@ func promtool(ctx context.Context, t *testing.T, dir string, args ...string) str
 		t.Errorf("%v\n%s", err, out)
 	}
 	return out
+}
+
+// read returns the text of a file.
+func read(t *testing.T, file string) string {
+	t.Helper()
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+// glob returns the files of a pattern, of which there must be some.
+func glob(t *testing.T, pattern string) []string {
+	t.Helper()
+	files, err := filepath.Glob(pattern)
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no files %s: %v", pattern, err)
+	}
+	return files
 }

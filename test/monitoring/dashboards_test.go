@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -29,10 +28,7 @@ var corePanels = []string{"row", "stat", "bargauge", "table", "timeseries"}
 // dashboards returns those that the chart delivers, which must be its files, by name.
 func dashboards(t *testing.T) map[string]grafana.Dashboard {
 	t.Helper()
-	files, err := filepath.Glob(chart + "/dashboards/*.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := glob(t, chart+"/dashboards/*.json")
 	objects := render(t, "dashboards.yaml", "partage", "partage", "dashboards.create=Always")
 	all := map[string]grafana.Dashboard{}
 	for _, o := range objects {
@@ -41,11 +37,7 @@ func dashboards(t *testing.T) map[string]grafana.Dashboard {
 		}
 		for name, data := range o.Data {
 			name = strings.TrimPrefix(name, "partage-")
-			file, err := os.ReadFile(filepath.Join(chart, "dashboards", name))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if strings.TrimSpace(data) != strings.TrimSpace(string(file)) {
+			if strings.TrimSpace(data) != strings.TrimSpace(read(t, filepath.Join(chart, "dashboards", name))) {
 				t.Errorf("ConfigMap %s: it is not what the file %s has", o.Metadata.Name, name)
 			}
 			d, err := grafana.Parse(name, []byte(data))

@@ -125,7 +125,7 @@ func (r *recording) slices(g *gpu, mine []claim, base labels) {
 
 // offers says what a GPU without claims has to offer: how many of which device.
 func (g *gpu) offers() map[[2]string]float64 {
-	offers := map[[2]string]float64{{"gpu", ""}: 1, {"mps", ""}: 4, {"timeslice", ""}: 4}
+	offers := map[[2]string]float64{{"gpu", ""}: 1, {"mps", ""}: 1, {"timeslice", ""}: 1}
 	if g.model.slices > 0 {
 		unit := int(g.model.memory / 8)
 		for slices, compute := range map[int]int{1: 1, 2: 2, 4: 3, 8: 7} {
@@ -146,7 +146,7 @@ func (r *recording) devices(g *gpu, mine []claim, base labels, lost func(time.Du
 					continue
 				}
 				if c.kind == device[0] && c.profile == device[1] {
-					allocated++
+					allocated = min(allocated+1, total)
 				}
 				slicesUsed += c.slices
 				other = other || c.kind != device[0]
