@@ -52,13 +52,18 @@ func (c *Client) Unmonitored(pciAddress string) error {
 	return c.monitoring.reasons[pciAddress]
 }
 
-// Events returns what the driver reports about GPUs, until ctx ends; then it closes the
-// channel. There must be one caller at a time. Nothing is reported of what happened before.
+// Events returns what the driver reports about GPUs, until ctx ends; then, within a second,
+// it closes the channel. There must be one caller at a time. Nothing is reported of what
+// happened before.
 //
 // It follows the GPUs that Discover has found, also through a reset and into another
 // session. Each of them has an event set of its own, so that one which hangs keeps back
-// nothing of the others. A GPU that cannot be followed is tried again every two seconds;
-// see Unmonitored. A receiver that is slow loses nothing that the driver keeps.
+// nothing of the others, and costs a thread that waits. A GPU that cannot be followed is
+// tried again every two seconds; see Unmonitored. A receiver that is slow loses nothing that
+// the driver keeps.
+//
+// That a GPU is lost is an event as soon as waiting or a call that checks it says so, once
+// until the GPU is well again, and perhaps after one that the driver reports.
 func (c *Client) Events(ctx context.Context) <-chan gpu.Event {
 	events := make(chan gpu.Event)
 	go func() {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/logchange"
+	"github.com/partage-dev/partage/pkg/wait"
 )
 
 const (
@@ -57,9 +58,8 @@ func (w *eventWatch) run(ctx context.Context) {
 			continue
 		}
 		w.report(ctx, err)
-		select {
-		case <-time.After(retryEvents):
-		case <-ctx.Done():
+		if wait.For(ctx, retryEvents) != nil {
+			return
 		}
 	}
 }

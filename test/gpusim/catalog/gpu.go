@@ -30,6 +30,9 @@ var (
 
 const miB = 1 << 20
 
+// idleTemperature is about that of a GPU without work.
+const idleTemperature = 34
+
 // GPU makes a GPU of this board, without identity (UUID, serial, minor, PCI
 // address), with MIG mode off and in the default compute mode.
 func (b *Board) GPU() (*machine.GPU, error) {
@@ -50,6 +53,7 @@ func (b *Board) GPU() (*machine.GPU, error) {
 		MPSServerBytes: b.MPS.ServerMiB * miB,
 		Cores:          p.SMs * p.CoresPerSM,
 		NUMANode:       -1,
+		Health:         machine.Health{Temperature: idleTemperature},
 	}
 	if _, err := fmt.Sscanf(p.ComputeCapability, "%d.%d", &g.ComputeMajor, &g.ComputeMinor); err != nil {
 		w.fail("computeCapability", p.ComputeCapability)

@@ -72,7 +72,8 @@ static void endure(const struct verdict *v)
 		wait_for_removal(v->state, v->fault.serial);
 }
 
-// works_when_lost: a GPU that is lost still has its place on the bus.
+// works_when_lost: a GPU that is lost still has its place on the bus, and what happened to
+// it before is still told.
 static int works_when_lost(const char *function)
 {
 	static const char *const beginnings[] = {
@@ -81,6 +82,7 @@ static int works_when_lost(const char *function)
 		"nvmlDeviceGetHandleByPciBusId",
 		"nvmlDeviceGetIndex",
 		"nvmlDeviceGetPciInfo",
+		"nvmlEventSet",
 	};
 	for (size_t i = 0; i < sizeof(beginnings) / sizeof(beginnings[0]); i++)
 		if (strncmp(function, beginnings[i], strlen(beginnings[i])) == 0)

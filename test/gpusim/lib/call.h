@@ -37,6 +37,7 @@ int gpu_of_uuid(const void *uuid);
 int gpu_of_typed_uuid(const void *uuid);
 int gpu_of_serial(const void *serial);
 int gpu_of_bus_id(const void *bus_id);
+int gpu_of_event_set(const void *handle);
 
 // CALL defines the exported function, and a model for the case that there is no
 // other, which has the weaker definition.

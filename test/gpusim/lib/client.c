@@ -139,8 +139,10 @@ nvmlReturn_t nvmlShutdown(void)
 	nvmlReturn_t r = NVML_ERROR_UNINITIALIZED;
 	if (references > 0) {
 		r = NVML_SUCCESS;
-		if (--references == 0)
+		if (--references == 0) {
+			gs_wake(&state); // who waits for an event finds it closed
 			gs_close(&state);
+		}
 	}
 	pthread_mutex_unlock(&mutex);
 	return r;
@@ -200,6 +202,12 @@ void consult(consult_fn fn, struct call *call)
 		fn(call, &state, &view, paths.state);
 	else if (strncmp(call->function, "nvmlInit", strlen("nvmlInit")) == 0)
 		consult_closed(fn, call);
+}
+
+nvmlReturn_t open_again(struct gs_handle *h)
+{
+	ENTER();
+	return gs_open(paths.state, h) == 0 ? NVML_SUCCESS : NVML_ERROR_UNKNOWN;
 }
 
 nvmlReturn_t change(change_fn body, void *arg)

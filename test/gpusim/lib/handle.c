@@ -15,7 +15,7 @@ enum kind { KIND_GPU = 1, KIND_MIG, KIND_INSTANCE, KIND_COMPUTE, KIND_COUNT };
 struct entry {
 	enum kind kind;
 	int gpu;
-	uint64_t instance; // serials
+	uint64_t instance; // serials; of a GPU, how often it was reset
 	uint64_t compute;
 };
 
@@ -49,7 +49,7 @@ static struct entry *entry_for(enum kind kind, int gpu, const struct gs_instance
 	struct entry wanted = {
 		.kind = kind,
 		.gpu = gpu,
-		.instance = in == NULL ? 0 : in->serial,
+		.instance = in == NULL ? (uint64_t)view.gpus[gpu].resets : in->serial,
 		.compute = ci == NULL ? 0 : ci->serial,
 	};
 	if (*place == NULL || (*place)->instance != wanted.instance || (*place)->compute != wanted.compute) {
@@ -129,7 +129,7 @@ static nvmlReturn_t resolve(struct gs_machine *m, const void *handle, unsigned i
 		return NVML_ERROR_INVALID_ARGUMENT;
 	t->index = e->gpu;
 	t->gpu = &m->gpus[e->gpu];
-	if (e->kind != KIND_GPU && !find_instance(t, e))
+	if (e->kind == KIND_GPU ? e->instance != (uint64_t)t->gpu->resets : !find_instance(t, e))
 		return NVML_ERROR_INVALID_ARGUMENT;
 	return NVML_SUCCESS;
 }

@@ -50,6 +50,14 @@ void consult(consult_fn fn, struct call *call);
 typedef nvmlReturn_t (*change_fn)(struct gs_machine *m, void *arg);
 nvmlReturn_t change(change_fn body, void *arg);
 
+// open_again opens the state for a caller that waits without the process's lock.
+nvmlReturn_t open_again(struct gs_handle *h);
+
+// driver_major is 580 of "580.95.05". RECOVERY_DRIVER is the first that says what a GPU
+// needs to recover, which is assumed.
+enum { RECOVERY_DRIVER = 570 };
+int driver_major(void);
+
 // may_administrate: root, with the state writable. may_configure: root, with
 // the capability to configure MIG, which lists and creates instances.
 int may_administrate(void);
@@ -97,6 +105,10 @@ int held(const struct gs_machine *m, int gpu, int instance, int compute);
 // say so in the file.
 void add_holders(void);
 uint64_t memory_in_use(const struct gs_machine *m, int gpu, int instance);
+// on_target reports whether a process is on the GPU, GPU instance or MIG device.
+int on_target(const struct gs_process *p, const struct target *t);
+// utilization is how busy all processes keep the multiprocessors of a target, in percent.
+unsigned int utilization(const struct target *t);
 
 // copy_text copies a string with NVML's rules for a caller's buffer.
 nvmlReturn_t copy_text(char *out, unsigned int length, const char *text);

@@ -71,6 +71,12 @@ uint64_t memory_in_use(const struct gs_machine *m, int gpu, int instance)
 	return sum;
 }
 
+int on_target(const struct gs_process *p, const struct target *t)
+{
+	return p->gpu == t->index && (t->in == NULL || p->instance_id == t->in->id) &&
+	       (t->ci == NULL || p->compute_id == t->ci->id);
+}
+
 nvmlReturn_t copy_text(char *out, unsigned int length, const char *text)
 {
 	size_t need = strlen(text) + 1;

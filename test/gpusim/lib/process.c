@@ -7,14 +7,6 @@
 
 #include "lib.h"
 
-// matches reports whether a process is on the device of the target.
-static int matches(const struct gs_process *p, const struct target *t)
-{
-	if (p->gpu != t->index)
-		return 0;
-	return t->ci == NULL || (p->instance_id == t->in->id && p->compute_id == t->ci->id);
-}
-
 static void write_v1(void *infos, unsigned int i, const struct gs_process *p)
 {
 	nvmlProcessInfo_v1_t *out = (nvmlProcessInfo_v1_t *)infos + i;
@@ -50,7 +42,7 @@ static nvmlReturn_t list(nvmlDevice_t device, unsigned int *count, void *infos, 
 	unsigned int room = *count, found = 0;
 	add_holders();
 	for (int i = 0; i < view.process_count; i++) {
-		if (!matches(&view.processes[i], &t) || (kinds >> view.processes[i].kind & 1) == 0)
+		if (!on_target(&view.processes[i], &t) || (kinds >> view.processes[i].kind & 1) == 0)
 			continue;
 		if (view.processes[i].pid <= 0)
 			continue; // outside of the caller's PID namespace

@@ -9,7 +9,7 @@
 
 enum { SECOND = 1000000000, POLL = 2000000 };
 
-static int64_t now(void)
+int64_t monotonic(void)
 {
 	struct timespec t;
 	clock_gettime(CLOCK_MONOTONIC, &t);
@@ -20,7 +20,7 @@ void wait_for(int64_t duration)
 {
 	if (duration <= 0)
 		return;
-	int64_t end = now() + duration;
+	int64_t end = monotonic() + duration;
 	struct timespec until = {.tv_sec = end / SECOND, .tv_nsec = end % SECOND};
 	// Signals interrupt it, and Go sends many.
 	while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) != 0)
@@ -47,10 +47,10 @@ void take_time(const char *state, int gpu, const struct gs_latency *l)
 		return;
 	}
 	int alone = l->exclusive && gpu >= 0 && gs_lock_gpu(&h, gpu) == 0;
-	int64_t start = now();
+	int64_t start = monotonic();
 	wait_for(l->base + l->per_instance * gs_instances(&h, gpu));
 	if (alone)
-		gs_add_busy(&h, gpu, (uint64_t)(now() - start));
+		gs_add_busy(&h, gpu, (uint64_t)(monotonic() - start));
 	gs_close(&h); // also lets go of the GPU
 }
 

@@ -12,6 +12,9 @@
 
 #include "state.h"
 
+// monotonic is the time in nanoseconds of a clock that nobody sets.
+int64_t monotonic(void);
+
 // wait_for waits some nanoseconds, at once if there are none.
 void wait_for(int64_t duration);
 

@@ -25,6 +25,9 @@ type Machine struct {
 	GPUs         []GPU
 	Processes    []Process
 
+	// Events are those that were not forgotten yet, oldest first. state.AddEvent adds one.
+	Events []Event
+
 	// Faults and Latencies make calls go wrong and take time. Without them all
 	// calls work and take no time of their own. They survive a reboot.
 	Faults    []Fault
@@ -150,7 +153,60 @@ type GPU struct {
 	// 15 GPU_IS_LOST and 16 RESET_REQUIRED are the ones that happen.
 	Failure int
 
+	// NoEvents: the GPU reports no events (nvmlDeviceGetSupportedEventTypes).
+	NoEvents bool
+	Health   Health
+	// Resets counts how often the GPU was reset. Handles from before one are refused.
+	Resets int
+
 	MIG *MIG // nil: not MIG capable
+}
+
+// Health is what a GPU reports about its own state. With its zero value a GPU is well, at
+// 0 °C and in no NVLink fabric.
+type Health struct {
+	// VolatileECC counts since the last reset.
+	VolatileECC, AggregateECC ECCErrors
+	RemappedRows              RemappedRows
+	// ChannelRepair and TPCRepair are pending until a reset.
+	ChannelRepair, TPCRepair bool
+	// Unrepairable memory stays so.
+	Unrepairable   bool
+	RecoveryAction int // nvmlDeviceGpuRecoveryAction_t
+	// ClocksReasons are nvmlClocksEventReason…, beside that of an idle GPU, which follows
+	// from what processes do.
+	ClocksReasons uint64
+	Temperature   int // degrees Celsius
+	Fabric        Fabric
+}
+
+// ECCErrors are numbers of memory errors.
+type ECCErrors struct{ Corrected, Uncorrected uint64 }
+
+// RemappedRows are rows of memory that were replaced.
+type RemappedRows struct {
+	Corrected, Uncorrected int // by cause
+	Pending                bool
+	Failed                 bool
+}
+
+// Fabric is a GPU's registration with the NVLink fabric.
+type Fabric struct {
+	State  int // nvmlGpuFabricState_t; 0: no fabric
+	Status int // nvmlReturn_t
+	Mask   uint32
+}
+
+// Event is something that NVML tells those who wait for it.
+type Event struct {
+	// Serial is 0 for an event that is being added.
+	Serial uint64
+	GPU    int    // index into Machine.GPUs
+	Type   uint64 // nvmlEventType…, one of them
+	XID    uint64
+	// InstanceID and ComputeID are -1 where all of the GPU, or of the GPU instance, is
+	// affected.
+	InstanceID, ComputeID int
 }
 
 // MIG is the partitioning side of a GPU.
@@ -233,7 +289,9 @@ type Process struct {
 	InstanceID  int // -1: the undivided GPU
 	ComputeID   int // -1: none
 	MemoryBytes uint64
-	Kind        ProcessKind
+	// SM is which percentage of the multiprocessors of what it holds the process keeps busy.
+	SM   int
+	Kind ProcessKind
 
 	// Owner is 0 for a process that is an entry and nothing more. Else it is what
 	// state.File.Own gave to the process that keeps the entry, which is gone as

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"os"
 	"slices"
@@ -43,6 +44,14 @@ type use struct {
 
 // taken is all that the client has of the device's memory.
 func (u *use) taken(d cuda.Device) uint64 { return u.memory + uint64(u.contexts)*d.ContextMemory }
+
+// sm is how much of the device the client keeps busy: all that it may use, or nothing.
+func (u *use) sm() int {
+	if !u.busy {
+		return 0
+	}
+	return int(math.Round(u.limits.Percentage))
+}
 
 func newMember(s *Server, c *net.UnixConn, pid, uid int) *member {
 	return &member{server: s, pid: pid, uid: uid, decoder: packets(c), encoder: json.NewEncoder(c)}
@@ -215,9 +224,13 @@ func (mb *member) operate(r request, answer *reply) error {
 	case opLaunch:
 		err := s.allocate(u, 0, 0)
 		u.busy = err == nil
+		s.publish()
 		return err
 	case opSynchronize:
-		u.busy = false
+		if u.busy {
+			u.busy = false
+			s.publish()
+		}
 		return nil
 	case opMemory:
 		return s.memoryInfo(u, answer)
@@ -350,18 +363,18 @@ func (s *Server) enter(m *machine.Machine) {
 	if m.BootID != s.boot {
 		return // watch ends this
 	}
-	entry := func(d cuda.Device, pid int, name string, kind machine.ProcessKind, memory uint64) {
+	entry := func(d cuda.Device, pid int, name string, kind machine.ProcessKind, memory uint64, sm int) {
 		m.Processes = append(m.Processes, machine.Process{
 			PID: pid, Name: name, GPU: d.GPU, InstanceID: d.Instance, ComputeID: d.Compute,
-			MemoryBytes: memory, Kind: kind, Owner: s.owner, Pipe: PipeDirectory(), Status: s.status,
+			MemoryBytes: memory, SM: sm, Kind: kind, Owner: s.owner, Pipe: PipeDirectory(), Status: s.status,
 		})
 	}
 	for i, d := range s.devices {
-		entry(d, os.Getpid(), serverProgram, machine.MPSServer, d.ServerMemory)
+		entry(d, os.Getpid(), serverProgram, machine.MPSServer, d.ServerMemory, 0)
 		for _, mb := range s.clients {
 			for _, u := range mb.uses {
 				if u.device == i && u.contexts > 0 {
-					entry(d, mb.pid, programOf(mb.pid), machine.MPSClient, u.taken(d))
+					entry(d, mb.pid, programOf(mb.pid), machine.MPSClient, u.taken(d), u.sm())
 				}
 			}
 		}

@@ -20,6 +20,7 @@ func decode(h *C.struct_gs_handle, c *C.struct_gs_machine) *machine.Machine {
 		MovingMinors:      c.moving_minors != 0,
 		Faults:            decodeFaults(h, c),
 		Latencies:         decodeLatencies(c),
+		Events:            decodeEvents(c),
 		MPS: machine.MPS{
 			HarmlessKills: c.mps_harmless_kills != 0, CoarseLimits: c.mps_coarse_limits != 0, FewFiles: c.mps_few_files != 0,
 		},
@@ -31,7 +32,7 @@ func decode(h *C.struct_gs_handle, c *C.struct_gs_machine) *machine.Machine {
 		p := &c.processes[i]
 		m.Processes = append(m.Processes, machine.Process{
 			PID: int(p.pid), Name: C.GoString(&p.name[0]), GPU: int(p.gpu),
-			InstanceID: int(p.instance_id), ComputeID: int(p.compute_id), MemoryBytes: uint64(p.memory_bytes),
+			InstanceID: int(p.instance_id), ComputeID: int(p.compute_id), MemoryBytes: uint64(p.memory_bytes), SM: int(p.sm),
 			Kind: machine.ProcessKind(p.kind), Owner: uint64(p.owner), Pipe: C.GoString(&p.pipe[0]),
 			Status: machine.MPSStatus(p.status), Fault: p.fault != 0,
 		})
@@ -66,6 +67,9 @@ func decodeGPU(c *C.struct_gs_gpu) machine.GPU {
 		Persistence:    c.persistence != 0,
 		TimeSlice:      int(c.time_slice),
 		Failure:        int(c.failure),
+		NoEvents:       c.no_events != 0,
+		Resets:         int(c.resets),
+		Health:         decodeHealth(&c.health),
 	}
 	if c.mig_capable != 0 {
 		g.MIG = decodeMIG(c)

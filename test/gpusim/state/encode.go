@@ -52,6 +52,7 @@ func encode(c *C.struct_gs_machine, m *machine.Machine, before *C.struct_gs_mach
 		}
 	}
 	e.faults(c, before, m)
+	e.events(c, before, m)
 	e.latencies(c, m)
 	c.mps_harmless_kills = flag(m.MPS.HarmlessKills)
 	c.mps_coarse_limits = flag(m.MPS.CoarseLimits)
@@ -99,6 +100,10 @@ func (e *encoder) process(c *C.struct_gs_process, p *machine.Process, gpus int) 
 	c.instance_id = e.number("GPU instance id", p.InstanceID)
 	c.compute_id = e.number("compute instance id", p.ComputeID)
 	c.memory_bytes = C.uint64_t(p.MemoryBytes)
+	if p.SM < 0 || p.SM > 100 {
+		e.fail("process %d keeps %d %% of the multiprocessors busy: it is 0 to 100", p.PID, p.SM)
+	}
+	c.sm = C.int32_t(p.SM)
 	c.owner = C.uint64_t(p.Owner)
 	if p.Kind < 0 || p.Kind >= C.GS_KINDS {
 		e.fail("process %d is of the unknown kind %d", p.PID, p.Kind)
@@ -138,6 +143,9 @@ func (e *encoder) gpu(c *C.struct_gs_gpu, index int, g *machine.GPU) {
 	c.time_slice = e.number("time slice", g.TimeSlice)
 	c.persistence = flag(g.Persistence)
 	c.failure = e.number("failure", g.Failure)
+	c.no_events = flag(g.NoEvents)
+	c.resets = e.natural("resets", g.Resets)
+	e.health(&c.health, &g.Health)
 	if g.MIG != nil {
 		e.mig(c, index, g.MIG)
 	}

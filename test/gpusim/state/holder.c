@@ -23,7 +23,9 @@
 // below FIRST. The key distinguishes processes that hold the same.
 #define FIRST (UINT64_C(1) << 62)
 #define LAST INT64_MAX
-enum { GPU_BITS = 4, INSTANCE_BITS = 5, COMPUTE_BITS = 4, KIND_BITS = 1, KEY_BITS = 24, MEMORY_BITS = 24 };
+enum { GPU_BITS = 4, INSTANCE_BITS = 5, COMPUTE_BITS = 4, KIND_BITS = 1, KEY_BITS = 17, SM_BITS = 7, MEMORY_BITS = 24 };
+// What changes while a process holds the same thing.
+enum { CHANGING_BITS = SM_BITS + MEMORY_BITS };
 
 static uint64_t put(uint64_t place, int bits, uint64_t value)
 {
@@ -44,6 +46,7 @@ static uint64_t place_of(const struct gs_process *p, uint64_t key)
 	place = put(place, COMPUTE_BITS, (uint64_t)(p->compute_id + 1));
 	place = put(place, KIND_BITS, p->kind == GS_HANDLE);
 	place = put(place, KEY_BITS, key);
+	place = put(place, SM_BITS, (uint64_t)p->sm);
 	return FIRST | put(place, MEMORY_BITS, p->memory_bytes >> 20);
 }
 
@@ -52,6 +55,7 @@ static void process_at(uint64_t place, struct gs_process *p)
 	memset(p, 0, sizeof(*p));
 	p->owner = place;
 	p->memory_bytes = take(&place, MEMORY_BITS) << 20;
+	p->sm = (int32_t)take(&place, SM_BITS);
 	take(&place, KEY_BITS);
 	p->kind = take(&place, KIND_BITS) ? GS_HANDLE : GS_COMPUTE;
 	p->compute_id = (int32_t)take(&place, COMPUTE_BITS) - 1;
@@ -70,7 +74,7 @@ int gs_hold(struct gs_handle *h, const struct gs_process *p, uint64_t *held)
 {
 	uint64_t key;
 	if (*held != 0)
-		key = *held >> MEMORY_BITS;
+		key = *held >> CHANGING_BITS;
 	else if (syscall(SYS_getrandom, &key, sizeof(key), 0) != (long)sizeof(key))
 		return errno;
 	uint64_t place = place_of(p, key);
@@ -102,7 +106,7 @@ static void name_process(struct gs_process *p)
 // it has now.
 static int same(const struct gs_process *a, const struct gs_process *b)
 {
-	return a->owner >= FIRST && a->owner >> MEMORY_BITS == b->owner >> MEMORY_BITS;
+	return a->owner >= FIRST && a->owner >> CHANGING_BITS == b->owner >> CHANGING_BITS;
 }
 
 static void add(struct gs_machine *m, const struct gs_process *p)

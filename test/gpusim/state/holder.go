@@ -31,12 +31,12 @@ func (f *File) Hold(p machine.Process) (*Holding, error) {
 	return h, nil
 }
 
-// Change says how much memory the process has now. The rest of p must be what it was.
+// Change says how much memory the process has now, and how busy it is. The rest of p must be what it was.
 func (h *Holding) Change(p machine.Process) error {
 	return h.file.use(func(handle *C.struct_gs_handle) error {
 		c := C.struct_gs_process{
 			gpu: C.int32_t(p.GPU), instance_id: C.int32_t(p.InstanceID), compute_id: C.int32_t(p.ComputeID),
-			kind: C.int32_t(p.Kind), memory_bytes: C.uint64_t(p.MemoryBytes),
+			kind: C.int32_t(p.Kind), memory_bytes: C.uint64_t(p.MemoryBytes), sm: C.int32_t(p.SM),
 		}
 		if err := errorOf(C.gs_hold(handle, &c, &h.place)); err != nil {
 			return fmt.Errorf("hold GPU %d in state %s: %w", p.GPU, h.file.path, err)

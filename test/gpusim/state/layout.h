@@ -15,7 +15,7 @@
 
 #define GS_MAGIC "GPUSIM\n"
 // Raise it at every change of the structures below.
-#define GS_LAYOUT_VERSION 5
+#define GS_LAYOUT_VERSION 6
 
 enum {
 	GS_MAX_GPUS = 16,
@@ -29,6 +29,8 @@ enum {
 	GS_MAX_PROCESSES = 512,
 	GS_MAX_FAULTS = 32,
 	GS_MAX_LATENCIES = 48,
+	// That are kept for those who wait for them.
+	GS_MAX_EVENTS = 64,
 	// More than there are faults at a time: see gs_fault.
 	GS_FAULT_COUNTS = 256,
 	// More than nvml.h has functions.
@@ -96,6 +98,27 @@ struct gs_instance {
 	struct gs_compute compute[GS_MAX_COMPUTE];
 };
 
+// What a GPU says about its own state: machine.Health.
+struct gs_health {
+	uint64_t volatile_corrected;
+	uint64_t volatile_uncorrected;
+	uint64_t aggregate_corrected;
+	uint64_t aggregate_uncorrected;
+	uint64_t clocks_reasons;
+	int32_t remapped_corrected;
+	int32_t remapped_uncorrected;
+	int32_t remap_pending;
+	int32_t remap_failed;
+	int32_t channel_repair;
+	int32_t tpc_repair;
+	int32_t unrepairable;
+	int32_t recovery_action;
+	int32_t temperature;
+	int32_t fabric_state;
+	int32_t fabric_status;
+	uint32_t fabric_mask;
+};
+
 struct gs_gpu {
 	char board[GS_NAME];
 	char uuid[GS_NAME];
@@ -122,6 +145,9 @@ struct gs_gpu {
 	int32_t compute_mode;
 	int32_t time_slice;
 	int32_t persistence;
+	int32_t no_events;
+	int32_t resets; // so that handles from before one are recognised
+	struct gs_health health;
 
 	int32_t mig_capable;
 	int32_t mig_current;
@@ -149,7 +175,7 @@ struct gs_process {
 	int32_t kind;   // machine.ProcessKind
 	int32_t status; // machine.MPSStatus
 	int32_t fault;  // the MPS server is to have a fault
-	int32_t unused;
+	int32_t sm;     // percentage of the multiprocessors that is busy
 };
 
 // machine.ProcessKind
@@ -185,6 +211,17 @@ struct gs_fault {
 	double probability;
 };
 
+// The event with a number is events[number % GS_MAX_EVENTS] of the machine until as many
+// others have happened.
+struct gs_event {
+	uint64_t type; // nvmlEventType
+	uint64_t data; // the XID
+	int32_t gpu;
+	int32_t instance_id; // -1: the whole GPU
+	int32_t compute_id;  // -1: the whole GPU instance
+	int32_t unused;
+};
+
 struct gs_latency {
 	char function[GS_LONG_NAME];
 	int64_t base; // nanoseconds
@@ -212,6 +249,8 @@ struct gs_machine {
 	int32_t moving_minors;
 	uint64_t next_serial;
 	uint64_t next_fault;
+	uint64_t next_event; // the number that the next event gets
+	struct gs_event events[GS_MAX_EVENTS];
 	struct gs_process processes[GS_MAX_PROCESSES];
 	struct gs_fault faults[GS_MAX_FAULTS];
 	struct gs_latency latencies[GS_MAX_LATENCIES];
@@ -246,6 +285,9 @@ struct gs_file {
 	_Atomic uint64_t generation;
 	// The generation that the capability files show; 0 while they are changed.
 	_Atomic uint64_t capabilities;
+	// Changes with every commit, and wakes up those who wait for one.
+	_Atomic uint32_t bell;
+	uint32_t unused2;
 	// What all processes count, beside the machine.
 	struct gs_counter counters[GS_MAX_COUNTERS];
 	struct gs_fault_count fault_counts[GS_FAULT_COUNTS];

@@ -71,6 +71,13 @@ void gs_close(struct gs_handle *h);
 // gs_generation grows with every commit.
 uint64_t gs_generation(const struct gs_handle *h);
 
+// gs_bell is a number that changes with every commit. gs_wait_for_bell waits until it is
+// not the one that was seen any more, for some nanoseconds at most; it may return before.
+// gs_wake ends waiting without a commit.
+uint32_t gs_bell(const struct gs_handle *h);
+void gs_wait_for_bell(const struct gs_handle *h, uint32_t seen, int64_t nanoseconds);
+void gs_wake(const struct gs_handle *h);
+
 // gs_read copies one consistent machine and returns its generation. It takes
 // no lock and never waits for a writer.
 uint64_t gs_read(const struct gs_handle *h, struct gs_machine *out);
@@ -100,9 +107,9 @@ int gs_own(struct gs_handle *h);
 void gs_drop_dead(const struct gs_handle *h, struct gs_machine *m);
 
 // gs_hold makes this process hold what p says (gpu, instance_id, compute_id, kind, which
-// is GS_COMPUTE or GS_HANDLE, and memory_bytes) until gs_close or until it dies, without
+// is GS_COMPUTE or GS_HANDLE, memory_bytes and sm) until gs_close or until it dies, without
 // the right to write. held is 0 at first, and then what the last call left there: only
-// the memory may differ. A process must not close another gs_handle of the same file
+// memory and sm may differ. A process must not close another gs_handle of the same file
 // meanwhile: that ends what it holds.
 int gs_hold(struct gs_handle *h, const struct gs_process *p, uint64_t *held);
 

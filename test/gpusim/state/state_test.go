@@ -56,6 +56,11 @@ func full() *machine.Machine {
 		p := &m.Processes[i]
 		p.GPU, p.Kind, p.Status = i, machine.MPSServer+machine.ProcessKind(i), machine.MPSActive+machine.MPSStatus(i)
 		p.Owner = 0 // TestOwner is about that
+		p.SM = 99 + i
+	}
+	for i := range m.Events {
+		e := &m.Events[i]
+		e.Serial, e.GPU, e.Type = uint64(i+1), i, 1<<i
 	}
 	for i := range m.Faults {
 		f := &m.Faults[i]
@@ -116,6 +121,7 @@ func TestRoundTrip(t *testing.T) {
 	want.GPUs = want.GPUs[:1]
 	want.GPUs[0].MIG = nil
 	want.Processes, want.Faults, want.Latencies = want.Processes[:1], want.Faults[:1], want.Latencies[:1]
+	want.Events = want.Events[:1]
 	err := f.Update(func(m *machine.Machine) error {
 		*m = *want
 		return nil
@@ -138,6 +144,10 @@ func TestUpdateThatFails(t *testing.T) {
 		"many instances":    func(m *machine.Machine) error { m.GPUs[0].MIG.Instances = make([]machine.GPUInstance, 17); return nil },
 		"huge number":       func(m *machine.Machine) error { m.GPUs[0].Cores = 1 << 40; return nil },
 		"process on no GPU": func(m *machine.Machine) error { m.Processes[0].GPU = 2; return nil },
+		"busy process":      func(m *machine.Machine) error { m.Processes[0].SM = 101; return nil },
+		"event on no GPU":   func(m *machine.Machine) error { m.Events[0].GPU = 2; return nil },
+		"two types":         func(m *machine.Machine) error { m.Events[0].Type = 3; return nil },
+		"negative rows":     func(m *machine.Machine) error { m.GPUs[0].Health.RemappedRows.Corrected = -1; return nil },
 	} {
 		before, _ := f.Generation()
 		if err := f.Update(change); err == nil || name == "by the caller" && !errors.Is(err, refused) {

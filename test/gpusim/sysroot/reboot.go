@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"path/filepath"
 
-	"github.com/NVIDIA/go-nvml/pkg/nvml"
-
 	"github.com/partage-dev/partage/test/gpusim/catalog"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/state"
@@ -87,23 +85,13 @@ func bootFiles(root string, m *machine.Machine, o RebootOptions) error {
 
 func reboot(m *machine.Machine, o RebootOptions) {
 	m.BootID = catalog.NewBootID(m.BootID)
-	m.Processes = nil
+	m.Processes, m.Events = nil, nil
 	if o.Renumber {
 		renumber(m)
 	}
 	for i := range m.GPUs {
-		g := &m.GPUs[i]
-		g.ComputeMode, g.TimeSlice, g.Persistence = 0, 0, false
-		switch nvml.Return(g.Failure) {
-		case nvml.ERROR_GPU_IS_LOST, nvml.ERROR_RESET_REQUIRED:
-			g.Failure = 0
-		}
-		if g.MIG == nil {
-			continue
-		}
-		g.MIG.Instances = nil
-		g.MIG.Current = g.MIG.ResetToSwitch && g.MIG.Pending
-		g.MIG.Pending = g.MIG.Current
+		m.GPUs[i].Reset()
+		m.GPUs[i].Persistence = false
 	}
 }
 

@@ -4,7 +4,11 @@
 package sysroot
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/partage-dev/partage/test/gpusim/machine"
@@ -15,13 +19,9 @@ import (
 func sys(t *tree, m *machine.Machine) {
 	t.file("sys/module/nvidia/version", lines(m.DriverVersion))
 	t.file("sys/module/nvidia/initstate", lines("live"))
-	below := map[string]int{}
 	nodes := 1
 	for i := range m.GPUs {
-		g := &m.GPUs[i]
-		below[g.PCIeRoot]++
-		bridge := fmt.Sprintf("%s:%02x.0", strings.TrimPrefix(g.PCIeRoot, "pci"), below[g.PCIeRoot])
-		device := "devices/" + g.PCIeRoot + "/" + bridge + "/" + g.PCIAddress
+		g, device := &m.GPUs[i], devicePath(m, i)
 		for name, value := range map[string]string{
 			"vendor":           hex(g.PCIDeviceID & 0xffff),
 			"device":           hex(g.PCIDeviceID >> 16),
@@ -36,6 +36,39 @@ func sys(t *tree, m *machine.Machine) {
 		nodes = max(nodes, g.NUMANode+1)
 	}
 	numa(t, nodes)
+}
+
+// devicePath is the folder below sys of a GPU, which is behind a bridge of its own.
+func devicePath(m *machine.Machine, i int) string {
+	g, below := &m.GPUs[i], 1
+	for _, other := range m.GPUs[:i] {
+		if other.PCIeRoot == g.PCIeRoot {
+			below++
+		}
+	}
+	bridge := fmt.Sprintf("%s:%02x.0", strings.TrimPrefix(g.PCIeRoot, "pci"), below)
+	return "devices/" + g.PCIeRoot + "/" + bridge + "/" + g.PCIAddress
+}
+
+// SetPCIDriver makes the PCI bus of a root show a GPU with this driver of the kernel, or not
+// at all where driver is empty. NVML goes on as before.
+func SetPCIDriver(root string, m *machine.Machine, gpu int, driver string) error {
+	address, device := m.GPUs[gpu].PCIAddress, devicePath(m, gpu)
+	onBus := filepath.Join(root, "sys/bus/pci/devices", address)
+	bound := filepath.Join(root, "sys", device, "driver")
+	for _, link := range []string{onBus, bound} {
+		if err := os.Remove(link); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("PCI device %s: %w", address, err)
+		}
+	}
+	if driver == "" {
+		return nil
+	}
+	err := errors.Join(os.Symlink("../../../bus/pci/drivers/"+driver, bound), os.Symlink("../../../"+device, onBus))
+	if err != nil {
+		return fmt.Errorf("PCI device %s: %w", address, err)
+	}
+	return nil
 }
 
 func hex(id uint32) string { return fmt.Sprintf("0x%04x", id) }

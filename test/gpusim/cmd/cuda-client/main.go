@@ -228,6 +228,7 @@ func holdCommand() *cli.Command {
 			&cli.DurationFlag{Name: "fault-after", Usage: "do an illegal access after this `TIME`"},
 			&cli.IntFlag{Name: "contexts", Usage: "have `N` contexts", Value: 1},
 			&cli.BoolFlag{Name: "busy", Usage: "have a kernel on the device all the time, so that being killed is not harmless"},
+			&cli.IntFlag{Name: "sm", Usage: "the `PERCENTAGE` of the multiprocessors that --busy keeps busy, without MPS", Value: 100},
 			&cli.BoolFlag{Name: "ignore-sigterm", Usage: "go on after SIGTERM, like the first process of a container that has no handler"},
 			&cli.BoolFlag{Name: "stay", Usage: "stay when the work is ended, like a program that does not look at errors"},
 		),
@@ -287,7 +288,7 @@ func (p *program) work(c *cli.Command, n int) error {
 		}
 	}
 	if c.Bool("busy") {
-		return p.Launch(n)
+		return p.Launch(n, c.Int("sm"))
 	}
 	return nil
 }

@@ -22,7 +22,9 @@ type session interface {
 	Context(device int) error
 	NewContext(device int) error
 	Alloc(device int, bytes uint64) error
-	Launch(device int) error
+	// Launch starts a kernel that keeps some percent of what the program may use busy, until
+	// it ends. With MPS this is all that it may use.
+	Launch(device, percent int) error
 	Synchronize(device int) error
 	MemoryInfo(device int) (free, total uint64, err error)
 	Fault(device int) error
@@ -70,10 +72,15 @@ func initialize(ctx context.Context, shared string) (*program, error) {
 	}
 	f.Close() // the server does the accounts
 	return &program{
-		session: client, devices: client.Devices, limits: client.Limits,
+		session: throughMPS{client}, devices: client.Devices, limits: client.Limits,
 		how: func(int) string { return "as a client of an MPS server" },
 	}, nil
 }
+
+// throughMPS is a client of an MPS server.
+type throughMPS struct{ *mps.Client }
+
+func (c throughMPS) Launch(device, _ int) error { return c.Client.Launch(device) }
 
 func variable(name string) *string {
 	if value, ok := os.LookupEnv(name); ok {
@@ -101,6 +108,7 @@ func alone(f *state.File, root string, here []cuda.Device, pipe string) (*progra
 	}
 	d := &direct{
 		state: f, devices: devices, nodes: nodes, memory: make([]uint64, len(devices)), contexts: make([]int, len(devices)),
+		busy:     make([]int, len(devices)),
 		holdings: make([]*state.Holding, len(devices)),
 	}
 	// A program that may not write the state, as in a container, holds what it has by
@@ -124,6 +132,7 @@ type direct struct {
 	// contexts counts the program's, and memory has what it allocated beside them.
 	contexts []int
 	memory   []uint64
+	busy     []int      // percentages of the devices' multiprocessors
 	nodes    cuda.Nodes // until the program ends
 	// holdings are those of devices with a context where the state is read-only.
 	holdings []*state.Holding
@@ -213,7 +222,7 @@ func (d *direct) change(do func(*machine.Machine) error) error {
 // entry is what the program holds of a device.
 func (d *direct) entry(n int) machine.Process {
 	dev := d.devices[n]
-	return machine.Process{GPU: dev.GPU, InstanceID: dev.Instance, ComputeID: dev.Compute, MemoryBytes: d.taken(n)}
+	return machine.Process{GPU: dev.GPU, InstanceID: dev.Instance, ComputeID: dev.Compute, MemoryBytes: d.taken(n), SM: d.busy[n]}
 }
 
 // changeReadOnly is change without a lock: of two programs that do something at the
@@ -251,8 +260,13 @@ func (d *direct) MemoryInfo(n int) (free, total uint64, err error) {
 	return total - min(total, d.used(m, n)), total, nil
 }
 
-// Launch concerns nobody else.
-func (d *direct) Launch(int) error { return nil }
+// Launch only shows as utilisation.
+func (d *direct) Launch(n, percent int) error {
+	return d.change(func(*machine.Machine) error {
+		d.busy[n] = percent
+		return nil
+	})
+}
 
 // Synchronize waits for nothing.
 func (d *direct) Synchronize(int) error { return nil }

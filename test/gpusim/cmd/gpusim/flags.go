@@ -53,3 +53,17 @@ func gpuOf(c *cli.Command, m *machine.Machine) (int, error) {
 	}
 	return n, nil
 }
+
+// countOf adds what a flag says to a number; a flag that is not set adds nothing.
+func countOf(c *cli.Command, flag string, to *uint64) (added bool, err error) {
+	n, err := numberOf(c, flag)
+	*to += uint64(n)
+	return n > 0, err
+}
+
+// switchOf sets what a flag says; a flag that is not set says nothing.
+func switchOf(c *cli.Command, flag string, to *bool) {
+	if c.IsSet(flag) {
+		*to = c.Bool(flag)
+	}
+}

@@ -6,11 +6,9 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strconv"
 	"strings"
 
-	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/urfave/cli/v3"
 
 	"github.com/partage-dev/partage/test/gpusim/catalog"
@@ -62,49 +60,4 @@ func latencyCommand() *cli.Command {
 			})
 		},
 	}
-}
-
-func gpuCommand() *cli.Command {
-	return &cli.Command{
-		Name:      "gpu",
-		Usage:     "break a GPU, or make it well",
-		ArgsUsage: "[ROOT]",
-		Description: "A failed GPU answers every call with its failure. A reboot heals those that are\n" +
-			"lost or need a reset.",
-		Flags: []cli.Flag{
-			rootFlag(),
-			&cli.StringFlag{Name: "gpu", Usage: "`INDEX` of the GPU", Required: true},
-			&cli.StringFlag{Name: "failure", Usage: "`FAILURE`: lost, reset-required, none, or an NVML error by name or number", Required: true},
-		},
-		Action: func(_ context.Context, c *cli.Command) error {
-			failure, err := failureOf(c)
-			if err != nil {
-				return err
-			}
-			return withState(c, func(f *state.File) error {
-				return f.Update(func(m *machine.Machine) error {
-					i, err := gpuOf(c, m)
-					if err != nil {
-						return err
-					}
-					m.GPUs[i].Failure = failure
-					return nil
-				})
-			})
-		},
-	}
-}
-
-func failureOf(c *cli.Command) (int, error) {
-	switch text := c.String("failure"); text {
-	case "none":
-		return 0, nil
-	case "lost":
-		return int(nvml.ERROR_GPU_IS_LOST), nil
-	default: // reset-required is a code's name
-		if code, ok := parseCode(text); ok {
-			return code, nil
-		}
-	}
-	return 0, wrong(c, "failure", fmt.Sprintf("one of lost, reset-required, none, or %s", aCode))
 }

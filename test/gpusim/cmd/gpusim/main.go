@@ -55,7 +55,7 @@ func app(out io.Writer) *cli.Command {
 		OnUsageError:   func(_ context.Context, _ *cli.Command, err error, _ bool) error { return err },
 		Commands: []*cli.Command{
 			newCommand(), sysrootCommand(), showCommand(), rebootCommand(), processCommand(),
-			mpsCommand(), faultCommand(), latencyCommand(), gpuCommand(), machinesCommand(), boardsCommand(),
+			mpsCommand(), faultCommand(), latencyCommand(), gpuCommand(), xidCommand(), resetCommand(), machinesCommand(), boardsCommand(),
 		},
 		Action: func(_ context.Context, c *cli.Command) error {
 			if c.Args().Present() {

@@ -21,7 +21,7 @@ func processCommand() *cli.Command {
 		Usage: "simulate processes that hold a GPU or an instance",
 		Description: "A simulated process is only an entry in the machine's state: what it holds cannot\n" +
 			"be destroyed, and NVML lists it. No process is started.",
-		Commands: []*cli.Command{processAddCommand(), processRemoveCommand()},
+		Commands: []*cli.Command{processAddCommand(), processSetCommand(), processRemoveCommand()},
 	}
 }
 
@@ -38,11 +38,12 @@ func processAddCommand() *cli.Command {
 			&cli.IntFlag{Name: "pid", Usage: "process `ID` (default: the first free one from 10000)"},
 			&cli.StringFlag{Name: "name", Usage: "`NAME` of the process", Value: "python3"},
 			&cli.Uint64Flag{Name: "memory", Usage: "GPU memory in `MiB`", Value: 256},
+			smFlag(),
 		},
 		Action: func(_ context.Context, c *cli.Command) error {
 			p := machine.Process{
 				PID: c.Int("pid"), Name: c.String("name"), GPU: c.Int("gpu"),
-				InstanceID: c.Int("gi"), ComputeID: c.Int("ci"), MemoryBytes: c.Uint64("memory") << 20,
+				InstanceID: c.Int("gi"), ComputeID: c.Int("ci"), MemoryBytes: c.Uint64("memory") << 20, SM: c.Int("sm"),
 			}
 			err := withState(c, func(f *state.File) error {
 				return f.Update(func(m *machine.Machine) error { return addProcess(m, &p) })
@@ -54,6 +55,54 @@ func processAddCommand() *cli.Command {
 			return err
 		},
 	}
+}
+
+func smFlag() cli.Flag {
+	return &cli.IntFlag{Name: "sm", Usage: "`PERCENTAGE` of the multiprocessors of what it holds that it keeps busy"}
+}
+
+func processSetCommand() *cli.Command {
+	return &cli.Command{
+		Name:        "set",
+		Usage:       "change what a process uses",
+		ArgsUsage:   "[ROOT]",
+		Description: "A process that says itself what it uses, such as cuda-client, may change it again.",
+		Flags: []cli.Flag{
+			rootFlag(),
+			&cli.IntFlag{Name: "pid", Usage: "process `ID`", Required: true},
+			&cli.Uint64Flag{Name: "memory", Usage: "GPU memory in `MiB`"},
+			smFlag(),
+		},
+		Action: func(_ context.Context, c *cli.Command) error {
+			if !c.IsSet("memory") && !c.IsSet("sm") {
+				return errors.New("say what the process uses by --memory or --sm")
+			}
+			return withState(c, func(f *state.File) error {
+				return f.Update(func(m *machine.Machine) error { return setProcess(c, m) })
+			})
+		},
+	}
+}
+
+func setProcess(c *cli.Command, m *machine.Machine) error {
+	found := false
+	for i := range m.Processes {
+		p := &m.Processes[i]
+		if p.PID != c.Int("pid") {
+			continue
+		}
+		found = true
+		if c.IsSet("memory") {
+			p.MemoryBytes = c.Uint64("memory") << 20
+		}
+		if c.IsSet("sm") {
+			p.SM = c.Int("sm")
+		}
+	}
+	if !found {
+		return fmt.Errorf("there is no process %d", c.Int("pid"))
+	}
+	return nil
 }
 
 // addProcess adds p after it has filled what the user left out.

@@ -49,6 +49,7 @@ type (
 		ComputeMode string    `json:"computeMode"`
 		TimeSlice   string    `json:"timeSlice"`
 		Failure     string    `json:"failure,omitempty"` // the NVML code of every call
+		Health      []string  `json:"health,omitempty"`  // what is not well
 		MIG         *shownMIG `json:"mig,omitempty"`
 	}
 	shownMIG struct {
@@ -79,6 +80,7 @@ type (
 		InstanceID int    `json:"instanceID"` // -1: the undivided GPU
 		ComputeID  int    `json:"computeID"`  // -1: none
 		MemoryMiB  uint64 `json:"memoryMiB"`
+		SM         int    `json:"sm,omitempty"` // percentage of the multiprocessors that it keeps busy
 	}
 )
 
@@ -155,11 +157,11 @@ func view(m *machine.Machine) *shown {
 			Index: i, Minor: g.Minor, PCIAddress: g.PCIAddress, UUID: g.UUID, Board: g.Board, ProductName: g.ProductName,
 			MemoryMiB: g.MemoryBytes >> 20, PCIeRoot: g.PCIeRoot, NUMANode: g.NUMANode,
 			ComputeMode: name(computeModes, g.ComputeMode), TimeSlice: name(timeSlices, g.TimeSlice),
-			Failure: failure, MIG: viewMIG(g.MIG),
+			Failure: failure, Health: viewHealth(g), MIG: viewMIG(g.MIG),
 		})
 	}
 	for _, p := range m.Processes {
-		s.Processes = append(s.Processes, shownProcess{p.PID, p.Name, p.GPU, p.InstanceID, p.ComputeID, p.MemoryBytes >> 20})
+		s.Processes = append(s.Processes, shownProcess{p.PID, p.Name, p.GPU, p.InstanceID, p.ComputeID, p.MemoryBytes >> 20, p.SM})
 	}
 	return s
 }
@@ -213,24 +215,14 @@ func printTable(out io.Writer, s *shown) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(w, "%s, driver %s, CUDA %s, boot %s\n\n", s.Machine, s.DriverVersion, s.CUDAVersion, s.BootID)
 	fmt.Fprint(w, "GPU\tMINOR\tADDRESS\tPRODUCT\tMIG\tCOMPUTE MODE\tTIME SLICE\n")
-	instances, failures := 0, 0
+	instances := 0
 	for _, g := range s.GPUs {
 		fmt.Fprintf(w, "%d\t%d\t%s\t%s\t%s\t%s\t%s\n", g.Index, g.Minor, g.PCIAddress, g.ProductName, migMode(g.MIG), g.ComputeMode, g.TimeSlice)
 		if g.MIG != nil {
 			instances += len(g.MIG.Instances)
 		}
-		if g.Failure != "" {
-			failures++
-		}
 	}
-	if failures > 0 {
-		fmt.Fprint(w, "\nGPU\tFAILURE\n")
-		for _, g := range s.GPUs {
-			if g.Failure != "" {
-				fmt.Fprintf(w, "%d\t%s\n", g.Index, g.Failure)
-			}
-		}
-	}
+	printHealth(w, s.GPUs)
 	if instances > 0 {
 		fmt.Fprint(w, "\nGPU\tGI\tPROFILE\tPLACEMENT\tCI\tUUID\n")
 		for _, g := range s.GPUs {
@@ -238,9 +230,9 @@ func printTable(out io.Writer, s *shown) error {
 		}
 	}
 	if len(s.Processes) > 0 {
-		fmt.Fprint(w, "\nPID\tGPU\tGI\tCI\tMEMORY\tNAME\n")
+		fmt.Fprint(w, "\nPID\tGPU\tGI\tCI\tMEMORY\tSM\tNAME\n")
 		for _, p := range s.Processes {
-			fmt.Fprintf(w, "%d\t%d\t%s\t%s\t%d MiB\t%s\n", p.PID, p.GPU, orNone(p.InstanceID), orNone(p.ComputeID), p.MemoryMiB, p.Name)
+			fmt.Fprintf(w, "%d\t%d\t%s\t%s\t%d MiB\t%d%%\t%s\n", p.PID, p.GPU, orNone(p.InstanceID), orNone(p.ComputeID), p.MemoryMiB, p.SM, p.Name)
 		}
 	}
 	printServers(w, "\n", s.MPS)

@@ -207,7 +207,7 @@ func TestFailure(t *testing.T) {
 	for args, want := range map[string]string{
 		"--gpu 4 --failure lost":   `--gpu "4" is not the index of a GPU, which are 0 to 3`,
 		"--gpu 0 --failure broken": `--failure "broken" is not one of lost, reset-required, none, or an NVML error`,
-		"--gpu 0":                  `"failure" not set`,
+		"--gpu 0":                  "say what becomes of the GPU",
 	} {
 		_, err := gpusim(append([]string{"gpu", "--root", root}, strings.Fields(args)...)...)
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -222,6 +222,13 @@ func TestShowTrouble(t *testing.T) {
 	must(t, "new", "--machine", "l4x2", "--assets", assets(t), root)
 	change(t, root, func(m *machine.Machine) {
 		m.GPUs[1].Failure = 15
+		m.GPUs[0].Health = machine.Health{
+			VolatileECC: machine.ECCErrors{Corrected: 3, Uncorrected: 1}, RecoveryAction: 1, ClocksReasons: 0x48, Temperature: 92,
+			RemappedRows: machine.RemappedRows{Uncorrected: 1, Pending: true, Failed: true}, ChannelRepair: true, Unrepairable: true,
+			Fabric: machine.Fabric{State: 3, Mask: 1},
+		}
+		m.GPUs[0].NoEvents = true
+		m.Processes = []machine.Process{{PID: 7, Name: "python3", InstanceID: -1, ComputeID: -1, MemoryBytes: 1 << 30, SM: 40}}
 		m.Faults = []machine.Fault{{ID: 4, Function: "nvmlInit_v2", GPU: -1, Code: 10}}
 		m.Latencies = []machine.Latency{
 			{Function: "nvmlInit_v2", Base: 10 * time.Millisecond},

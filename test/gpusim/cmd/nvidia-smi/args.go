@@ -33,6 +33,7 @@ var options = map[string]map[string]option{
 		"-q": {"-q", false}, "--query": {"-q", false},
 		"-c": {"-c", true}, "--compute-mode": {"-c", true},
 		"-mig": {"-mig", true}, "--multi-instance-gpu": {"-mig", true},
+		"-r": {"-r", false}, "--gpu-reset": {"-r", false},
 	},
 	"mig": {
 		"-lgip": {"-lgip", false}, "--list-gpu-instance-profiles": {"-lgip", false},

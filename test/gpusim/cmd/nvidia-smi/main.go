@@ -53,6 +53,7 @@ const usage = `nvidia-smi of a simulated GPU machine. It knows:
   nvidia-smi -q [-i GPU]                     details
   nvidia-smi -c MODE [-i GPU]                set the compute mode
   nvidia-smi -mig 0|1 [-i GPU]               set the MIG mode
+  nvidia-smi --gpu-reset [-i GPU]            reset GPUs that nobody uses
   nvidia-smi mig -lgip|-lgipp|-lgi|-lci [-i GPU]
   nvidia-smi mig -cgi PROFILE[:START],... [-C] [-i GPU]
                                              create GPU instances; -C: each with a compute instance
@@ -110,6 +111,7 @@ var verbs = map[string]func(s *session, gpus []gpu, c *command, out io.Writer) e
 	"-q":              query,
 	"-c":              setComputeMode,
 	"-mig":            setMIGMode,
+	"-r":              resetGPUs,
 	"-lgip":           listProfiles,
 	"-lgipp":          listPlacements,
 	"-lgi":            listInstances,

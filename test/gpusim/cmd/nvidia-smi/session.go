@@ -105,6 +105,9 @@ func (s *session) gpus(c *command) ([]gpu, error) {
 		if ret == nvml.SUCCESS {
 			g.uuid, ret = g.GetUUID()
 		}
+		if ret == nvml.ERROR_RESET_REQUIRED && c.verb == "-r" {
+			ret = nvml.SUCCESS // this is for it
+		}
 		if ret == nvml.SUCCESS {
 			pci, ret = g.GetPciInfo()
 		}

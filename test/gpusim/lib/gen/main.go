@@ -153,14 +153,16 @@ func names(parameters string) []string {
 	return out
 }
 
-// lookups are the functions that look for a GPU by something else than a
-// handle. The first entry whose name a function begins with counts.
+// lookups are the functions that look for a GPU by something else than its
+// handle, or are on the one of an event set. The first entry whose name a function begins with counts.
 var lookups = []struct{ function, find, key string }{
 	{"nvmlDeviceGetHandleByIndex", "gpu_of_index", "&index"},
 	{"nvmlDeviceGetHandleByPciBusId", "gpu_of_bus_id", "pciBusId"},
 	{"nvmlDeviceGetHandleBySerial", "gpu_of_serial", "serial"},
 	{"nvmlDeviceGetHandleByUUIDV", "gpu_of_typed_uuid", "uuid"},
 	{"nvmlDeviceGetHandleByUUID", "gpu_of_uuid", "uuid"},
+	{"nvmlEventSetWait_v2", "gpu_of_event_set", "set.handle"},
+	{"nvmlEventSetFree", "gpu_of_event_set", "set.handle"},
 }
 
 // finder is the C function that finds the GPU of a call, and its argument.
