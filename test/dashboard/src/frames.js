@@ -23,7 +23,9 @@ function seriesFrames({ target, result }) {
       length: samples.length,
       fields: [
         { name: 'Time', type: FieldType.time, config: {}, values: samples.map((s) => s[0] * 1000) },
-        { name: 'Value', type: FieldType.number, labels: series.metric, config: { displayNameFromDS: name }, values: samples.map((s) => Number(s[1])) },
+        // @grafana/ui forgets display names when it joins frames, which Grafana does not; colours
+        // by name then look at the field's name.
+        { name, type: FieldType.number, labels: series.metric, config: { displayNameFromDS: name }, values: samples.map((s) => Number(s[1])) },
       ],
     };
   });
