@@ -205,7 +205,7 @@ func TestXIDs(t *testing.T) {
 	}
 }
 
-// TestRunbooks: the alerts point to headings that exist.
+// TestRunbooks: the alerts point to headings or anchors that exist.
 func TestRunbooks(t *testing.T) {
 	const page = "/docs/operations.md"
 	if _, err := os.Stat(root + page); errors.Is(err, fs.ErrNotExist) {
@@ -215,6 +215,9 @@ func TestRunbooks(t *testing.T) {
 	for _, found := range regexp.MustCompile(`(?m)^#+ +(.*)$`).FindAllStringSubmatch(read(t, root+page), -1) {
 		anchor := regexp.MustCompile(`[^a-z0-9 -]`).ReplaceAllString(strings.ToLower(found[1]), "")
 		headings[strings.ReplaceAll(strings.TrimSpace(anchor), " ", "-")] = true
+	}
+	for _, found := range regexp.MustCompile(`<a id="([^"]*)">`).FindAllStringSubmatch(read(t, root+page), -1) {
+		headings[found[1]] = true
 	}
 	for _, a := range alerts(t, shipped(t, "partage", "partage")) {
 		_, anchor, ok := strings.Cut(a.Annotations["runbook_url"], page+"#")

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -56,7 +57,9 @@ func dashboards(t *testing.T) map[string]grafana.Dashboard {
 // TestDashboards: the dashboards work with any Grafana and data source, and explain
 // themselves.
 func TestDashboards(t *testing.T) {
-	for name, d := range dashboards(t) {
+	all := dashboards(t)
+	for name, d := range all {
+		checkLinks(t, name, all)
 		if d.UID != "partage-"+name || d.Title == "" || d.Description == "" || !slices.Contains(d.Tags, "partage") {
 			t.Errorf("%s: UID %q, title %q, description %q, tags %v", name, d.UID, d.Title, d.Description, d.Tags)
 		}
@@ -72,6 +75,31 @@ func TestDashboards(t *testing.T) {
 			}
 		}
 		checkPanels(t, name, d.Panels)
+	}
+}
+
+var (
+	dataLink     = regexp.MustCompile(`"/d/([^?"]*)\?([^"]*)"`)
+	linkVariable = regexp.MustCompile(`\bvar-(\w+)=`)
+)
+
+// checkLinks: links of data lead to dashboards that exist and set variables that these have.
+func checkLinks(t *testing.T, name string, all map[string]grafana.Dashboard) {
+	t.Helper()
+	links := dataLink.FindAllStringSubmatch(read(t, filepath.Join(chart, "dashboards", name+".json")), -1)
+	for _, link := range links {
+		to, ok := all[strings.TrimPrefix(link[1], "partage-")]
+		if !ok {
+			t.Errorf("%s: a link leads to the dashboard %s", name, link[1])
+		}
+		for _, set := range linkVariable.FindAllStringSubmatch(link[2], -1) {
+			if !slices.ContainsFunc(to.Templating.List, func(v grafana.Variable) bool { return v.Name == set[1] }) {
+				t.Errorf("%s: a link to %s sets the variable %s, which is not there", name, link[1], set[1])
+			}
+		}
+	}
+	if len(links) == 0 {
+		t.Errorf("%s: no links to what is shown", name)
 	}
 }
 
