@@ -197,6 +197,14 @@ test-admission: ## Let the API server's code judge the chart's objects, and clai
 	$(call say,what an API server makes of the chart)
 	cd test/cluster && CGO_ENABLED=0 go test $(LIKE_KUBERNETES) -count=1 -v ./admission | grep -E '^(--- FAIL|ok|FAIL|panic)|_test.go:[0-9]+:'
 
+.PHONY: test-kueue
+test-kueue: root setup build cluster images ## Let a real Kueue hold jobs back until there is quota for their GPUs
+	$(call say,building Kueue (the first time takes minutes))
+	test/kueue/build
+	$(call say,Kueue: log in $(OUT)/test-cluster/kueue.log)
+	go test -c -tags e2e -o $(OUT)/e2e.test ./test/e2e
+	test/e2e/run kueue
+
 # VERSIONS names some of them; test/versions/run says which there are.
 VERSIONS :=
 .PHONY: test-versions

@@ -82,7 +82,7 @@ func newBoard(node *gpu.Node, g *gpu.GPU, terms Terms) (board, []error) {
 	if len(shapes) > 0 {
 		c.checkProfiles()
 	} else {
-		c.counters = newUndividedLayout(c.name)
+		c.counters = newUndividedLayout(c.name, c.gpu)
 	}
 	c.addPartitions(shapes)
 	if whole {
@@ -129,7 +129,7 @@ func (c *catalog) layOutPartitions() []PartitionShape {
 	if len(shapes) == 0 {
 		problems = append(problems, errors.New("the driver reports no MIG profiles that could be published"))
 	} else {
-		counters, err := newCounterLayout(c.name, c.gpu.MIG, shapes)
+		counters, err := newCounterLayout(c.name, c.gpu, shapes)
 		if err != nil {
 			problems = append(problems, fmt.Errorf("no partitions are published: %w", err))
 			shapes = nil

@@ -23,6 +23,10 @@ type counterLayout struct {
 	memorySlices []int
 	// limits are the further counters, as few as are needed.
 	limits []limit
+	// memory excludes nothing on a GPU that holds partitions: it is there for tools
+	// that take quota from a counter of this name. It is nil where the driver does not
+	// report the memory.
+	memory *limit
 }
 
 // limit is a resource of a GPU other than memory slices.
@@ -30,12 +34,18 @@ type limit struct {
 	counter string
 	total   int
 	use     func(gpu.Profile) int
+	// format is how the values are written.
+	format resource.Format
 }
+
+// memoryCounter has the name and the unit, bytes, that it has in NVIDIA's DRA driver.
+const memoryCounter = "memory"
 
 // newCounterLayout finds the counters that the given partitions need: a limit
 // gets one if disjoint placements can exceed it and no other limit implies it.
 // It fails where the API does not allow as many.
-func newCounterLayout(name string, mig *gpu.MIG, shapes []PartitionShape) (*counterLayout, error) {
+func newCounterLayout(name string, g *gpu.GPU, shapes []PartitionShape) (*counterLayout, error) {
+	mig := g.MIG
 	// No GPU has this many; a wrong fact must not use up time and memory.
 	if mig.MemorySlices > 256 {
 		return nil, tooManyCounters(mig.MemorySlices)
@@ -55,10 +65,31 @@ func newCounterLayout(name string, mig *gpu.MIG, shapes []PartitionShape) (*coun
 			l.limits = append(l.limits, needed[n])
 		}
 	}
-	if total := len(l.memorySlices) + len(l.limits); total > resourceapi.ResourceSliceMaxCountersPerCounterSet {
+	l.memory = partitionedMemory(g, shapes)
+	if total := len(l.memorySlices) + len(l.further()); total > resourceapi.ResourceSliceMaxCountersPerCounterSet {
 		return nil, tooManyCounters(total)
 	}
 	return l, nil
+}
+
+// partitionedMemory is the counter of a GPU's memory. Its total is what the GPU has or,
+// if that is more, what any set of disjoint partitions has, so that it refuses none.
+func partitionedMemory(g *gpu.GPU, shapes []PartitionShape) *limit {
+	l := &limit{
+		counter: memoryCounter, format: resource.BinarySI,
+		use: func(p gpu.Profile) int { return toBytes(p.Resources.MemoryBytes) },
+	}
+	l.total = max(toBytes(g.Resources.MemoryBytes), maxUse(*l, noLimit, g.MIG.MemorySlices, shapes))
+	if l.total == 0 {
+		return nil
+	}
+	return l
+}
+
+// toBytes converts a size. No GPU has as much as the largest number; a wrong fact must not
+// make a sum of sizes negative.
+func toBytes(size uint64) int {
+	return int(min(size, 1<<50))
 }
 
 // decisiveSlices returns the memory slices that need a counter. A slice needs none if
@@ -88,9 +119,13 @@ func decisiveSlices(memorySlices int, shapes []PartitionShape) []int {
 }
 
 // newUndividedLayout is for a GPU that holds no partitions: each of its devices is
-// the whole GPU, so that they exclude each other.
-func newUndividedLayout(name string) *counterLayout {
-	return &counterLayout{set: name, limits: []limit{{counter: "gpu", total: 1, use: noLimit.use}}}
+// the whole GPU and draws all of a single counter, so that they exclude each other.
+func newUndividedLayout(name string, g *gpu.GPU) *counterLayout {
+	only := limit{counter: memoryCounter, total: toBytes(g.Resources.MemoryBytes), use: noLimit.use, format: resource.BinarySI}
+	if only.total == 0 {
+		only = limit{counter: "gpu", total: 1, use: noLimit.use, format: resource.DecimalSI}
+	}
+	return &counterLayout{set: name, limits: []limit{only}}
 }
 
 func tooManyCounters(n int) error {
@@ -112,6 +147,7 @@ func limitsOf(gpuName string, mig *gpu.MIG) []limit {
 	}
 	for n := range limits {
 		use := limits[n].use
+		limits[n].format = resource.DecimalSI
 		limits[n].use = func(p gpu.Profile) int { return max(0, use(p)) }
 		for _, p := range mig.Profiles {
 			limits[n].total = max(limits[n].total, limits[n].use(p))
@@ -127,6 +163,7 @@ func limitsOf(gpuName string, mig *gpu.MIG) []limit {
 			counter: "instances-" + texts[id],
 			total:   p.MaxInstances,
 			use:     func(p gpu.Profile) int { return oneIf(p.ID == id) },
+			format:  resource.DecimalSI,
 		})
 	}
 	return limits
@@ -174,30 +211,40 @@ func impliedByAnother(limits []limit, n, memorySlices int, shapes []PartitionSha
 	return false
 }
 
+// further returns the counters other than memory slices.
+func (l *counterLayout) further() []limit {
+	if l.memory == nil {
+		return l.limits
+	}
+	return append(slices.Clone(l.limits), *l.memory)
+}
+
 // all returns every counter with its full value: the counter set, which is also
 // what the whole GPU and its shares consume.
 func (l *counterLayout) all() map[string]resourceapi.Counter {
-	counters := make(map[string]resourceapi.Counter, len(l.memorySlices)+len(l.limits))
+	further := l.further()
+	counters := make(map[string]resourceapi.Counter, len(l.memorySlices)+len(further))
 	for _, slice := range l.memorySlices {
-		counters[memorySliceCounter(slice)] = counter(1)
+		counters[memorySliceCounter(slice)] = counter(1, resource.DecimalSI)
 	}
-	for _, limit := range l.limits {
-		counters[limit.counter] = counter(limit.total)
+	for _, limit := range further {
+		counters[limit.counter] = counter(limit.total, limit.format)
 	}
 	return counters
 }
 
 // of returns what a partition and its shares consume.
 func (l *counterLayout) of(s PartitionShape) map[string]resourceapi.Counter {
-	counters := make(map[string]resourceapi.Counter, s.Placement.Size+len(l.limits))
+	further := l.further()
+	counters := make(map[string]resourceapi.Counter, s.Placement.Size+len(further))
 	for _, slice := range l.memorySlices {
 		if contains(s.Placement, slice) {
-			counters[memorySliceCounter(slice)] = counter(1)
+			counters[memorySliceCounter(slice)] = counter(1, resource.DecimalSI)
 		}
 	}
-	for _, limit := range l.limits {
+	for _, limit := range further {
 		if use := limit.use(s.Profile); use > 0 {
-			counters[limit.counter] = counter(use)
+			counters[limit.counter] = counter(use, limit.format)
 		}
 	}
 	return counters
@@ -209,6 +256,6 @@ func contains(at gpu.Placement, slice int) bool {
 
 func memorySliceCounter(n int) string { return "memory-slice-" + strconv.Itoa(n) }
 
-func counter(n int) resourceapi.Counter {
-	return resourceapi.Counter{Value: *resource.NewQuantity(int64(n), resource.DecimalSI)}
+func counter(n int, format resource.Format) resourceapi.Counter {
+	return resourceapi.Counter{Value: quantity(int64(n), format)}
 }

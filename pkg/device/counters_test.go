@@ -139,20 +139,27 @@ func TestCountersOfUnknownBoards(t *testing.T) {
 		slices := 2 + random.IntN(4)
 		mig := &gpu.MIG{Dynamic: true, MemorySlices: slices, Profiles: []gpu.Profile{{
 			ID: 0, Name: "9g.9gb", Slices: 9, MaxInstances: 1, Placements: []gpu.Placement{{Size: slices}},
-			Resources: gpu.Resources{Decoders: random.IntN(5), Encoders: random.IntN(3), JPEGEngines: random.IntN(3), OFAEngines: random.IntN(2)},
+			Resources: gpu.Resources{
+				MemoryBytes: random.Uint64N(100), Decoders: random.IntN(5), Encoders: random.IntN(3), JPEGEngines: random.IntN(3), OFAEngines: random.IntN(2),
+			},
 		}}}
 		for id := range 1 + random.IntN(3) {
 			size := 1 + random.IntN(min(slices, 3))
 			p := gpu.Profile{
 				ID: uint32(id + 1), Name: fmt.Sprintf("%dg.%dgb", size, id+1), MaxInstances: 1 + random.IntN(slices),
-				Resources: gpu.Resources{Decoders: random.IntN(4), Encoders: random.IntN(3), JPEGEngines: random.IntN(2), OFAEngines: random.IntN(2)},
+				// Often all that fit have more memory together than the GPU says it has.
+				Resources: gpu.Resources{
+					MemoryBytes: random.Uint64N(60), Decoders: random.IntN(4), Encoders: random.IntN(3), JPEGEngines: random.IntN(2), OFAEngines: random.IntN(2),
+				},
 			}
 			for start := 0; start+size <= slices; start += 1 + random.IntN(size) {
 				p.Placements = append(p.Placements, gpu.Placement{Start: start, Size: size})
 			}
 			mig.Profiles = append(mig.Profiles, p)
 		}
-		compareWithHardware(t, &gpu.Node{DriverVersion: "1.2.3", GPUs: []gpu.GPU{{PCIAddress: "0000:01:00.0", MIG: mig}}})
+		compareWithHardware(t, &gpu.Node{DriverVersion: "1.2.3", GPUs: []gpu.GPU{{
+			PCIAddress: "0000:01:00.0", MIG: mig, Resources: gpu.Resources{MemoryBytes: random.Uint64N(100)},
+		}}})
 		if t.Failed() {
 			t.Fatalf("board %d: %+v", n, *mig)
 		}
@@ -164,18 +171,18 @@ func TestCountersOfUnknownBoards(t *testing.T) {
 func TestCounterNames(t *testing.T) {
 	boards := map[string][]string{
 		// Without partitions there is only all of the GPU.
-		"a10": {"gpu"}, "a30": {"gpu"}, "a100-40": {"gpu"}, "a100-80": {"gpu"}, "l4": {"gpu"}, "t4": {"gpu"},
+		"a10": {"memory"}, "a30": {"memory"}, "a100-40": {"memory"}, "a100-80": {"memory"}, "l4": {"memory"}, "t4": {"memory"},
 		// JPEG and OFA engines are only in the +me profiles: one counter for both.
-		"a30-mig":      {"jpeg-engines"},
-		"a100-40-mig":  {"jpeg-engines"},
-		"a100-80-mig":  {"jpeg-engines"},
-		"h100-80-sxm":  {"ofa-engines"},
-		"h100-nvl":     {"ofa-engines"},
-		"h200":         {"ofa-engines"},
-		"gh200-144":    {"ofa-engines"},
-		"b200":         {"ofa-engines"},
-		"gb200":        {"ofa-engines"},
-		"rtx-pro-6000": {"decoders", "ofa-engines"},
+		"a30-mig":      {"jpeg-engines", "memory"},
+		"a100-40-mig":  {"jpeg-engines", "memory"},
+		"a100-80-mig":  {"jpeg-engines", "memory"},
+		"h100-80-sxm":  {"memory", "ofa-engines"},
+		"h100-nvl":     {"memory", "ofa-engines"},
+		"h200":         {"memory", "ofa-engines"},
+		"gh200-144":    {"memory", "ofa-engines"},
+		"b200":         {"memory", "ofa-engines"},
+		"gb200":        {"memory", "ofa-engines"},
+		"rtx-pro-6000": {"decoders", "memory", "ofa-engines"},
 	}
 	for _, b := range testBoards(t) {
 		got := furtherCounters(mustInventory(t, b.node))

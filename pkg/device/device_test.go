@@ -211,7 +211,7 @@ func TestWrongFacts(t *testing.T) {
 		}, "another placement there", 28},
 		"profile ID twice":       {func(g *gpu.GPU) { g.MIG.Profiles[1].ID = 0 }, "another profile has its ID 0", 27},
 		"too many memory slices": {func(g *gpu.GPU) { placeEverywhere(g.MIG, 33) }, "no partitions are published", 3},
-		"too many counters":      {func(g *gpu.GPU) { placeEverywhere(g.MIG, 32) }, "need 35 counters", 3},
+		"too many counters":      {func(g *gpu.GPU) { placeEverywhere(g.MIG, 32) }, "need 36 counters", 3},
 		"absurd memory slices":   {func(g *gpu.GPU) { g.MIG.MemorySlices = 1 << 40 }, "no partitions are published", 3},
 	}
 	for name, tc := range tests {
@@ -270,7 +270,7 @@ func TestAbsurdNumbers(t *testing.T) {
 	}
 	// Every partition wants all multiprocessors, so only one fits.
 	checkCounters := furtherCounters(mustInventory(t, node))
-	if diff := cmp.Diff([]string{"multiprocessors"}, checkCounters); diff != "" {
+	if diff := cmp.Diff([]string{"memory", "multiprocessors"}, checkCounters); diff != "" {
 		t.Errorf("counters beside memory slices (-want +got):\n%s", diff)
 	}
 }

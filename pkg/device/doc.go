@@ -51,8 +51,15 @@
 // one profile) get a counter only where some set of disjoint placements could
 // exceed them, and where no other counter implies them. On an H100 that is the OFA
 // engine, which only the +me profile and the undivided GPU use. The whole GPU
-// draws all of every counter. Any other GPU with more than one device has a set
-// with the single counter "gpu".
+// draws all of every counter.
+//
+// One counter more is there for tools that take quota from it: "memory" of the GPU, in
+// bytes, of which a partition draws what it has. It refuses nothing that fits otherwise:
+// where partitions that fit beside each other have more memory together than the driver
+// reports of the GPU, it has as much as they. A GPU that holds no partitions has a set with
+// this single counter, of which each of its devices draws all. Where the driver does not
+// report the memory, as on systems that have one for processor and GPU, there is none, and
+// the single counter is "gpu" with the value 1.
 //
 // A share draws what the shared device draws. The scheduler charges that once,
 // with the first share, and gives it back with the last. So the whole GPU,

@@ -52,15 +52,15 @@ func Example() {
 	}
 	// Output:
 	// node-1-gpu.nvidia.com-000
-	//   counters gpu-0000-1b-00-0 [memory-slice-0 memory-slice-1 ofa-engines]
+	//   counters gpu-0000-1b-00-0 [memory memory-slice-0 memory-slice-1 ofa-engines]
 	// node-1-gpu.nvidia.com-001
-	//   gpu-0000-1b-00-0-mig-1g8gb-0 [memory-slice-0]
-	//   gpu-0000-1b-00-0-mig-1g8gb-1 [memory-slice-1]
-	//   gpu-0000-1b-00-0-mig-1g8gb-me-0 [memory-slice-0 ofa-engines]
-	//   gpu-0000-1b-00-0-mig-1g8gb-me-1 [memory-slice-1 ofa-engines]
-	//   gpu-0000-1b-00-0-mig-2g16gb-0 [memory-slice-0 memory-slice-1 ofa-engines]
-	//   gpu-0000-1b-00-0 [memory-slice-0 memory-slice-1 ofa-engines]
-	//   gpu-0000-1b-00-0-mps [memory-slice-0 memory-slice-1 ofa-engines]
-	//   gpu-0000-1b-00-0-timeslice [memory-slice-0 memory-slice-1 ofa-engines]
+	//   gpu-0000-1b-00-0-mig-1g8gb-0 [memory memory-slice-0]
+	//   gpu-0000-1b-00-0-mig-1g8gb-1 [memory memory-slice-1]
+	//   gpu-0000-1b-00-0-mig-1g8gb-me-0 [memory memory-slice-0 ofa-engines]
+	//   gpu-0000-1b-00-0-mig-1g8gb-me-1 [memory memory-slice-1 ofa-engines]
+	//   gpu-0000-1b-00-0-mig-2g16gb-0 [memory memory-slice-0 memory-slice-1 ofa-engines]
+	//   gpu-0000-1b-00-0 [memory memory-slice-0 memory-slice-1 ofa-engines]
+	//   gpu-0000-1b-00-0-mps [memory memory-slice-0 memory-slice-1 ofa-engines]
+	//   gpu-0000-1b-00-0-timeslice [memory memory-slice-0 memory-slice-1 ofa-engines]
 	//   gpu-0000-1b-00-0-observer []
 }

@@ -403,8 +403,8 @@ func TestShareAttributes(t *testing.T) {
 	}
 }
 
-// TestShareOptions: what a cluster would drop is not published, and a GPU that is
-// one device only needs no counters.
+// TestShareOptions: what a cluster would drop is not published, and everything else draws
+// on counters.
 func TestShareOptions(t *testing.T) {
 	shares := sharing(policy.PartitionShares{Profiles: []string{"1g.10gb", "1g.6gb"}, MPS: mpsOf(2), TimeSlice: timeSliceOf(2)})
 	for _, tc := range []struct {
@@ -413,11 +413,11 @@ func TestShareOptions(t *testing.T) {
 		exclusive, shared, counters int
 	}{
 		{"t4", true, true, 1, 2, 1},
-		{"t4", true, false, 1, 0, 0},
+		{"t4", true, false, 1, 0, 1},
 		{"t4", false, true, 1, 0, 0},
 		{"t4", false, false, 1, 0, 0},
-		{"h100-80-sxm", true, true, 26, 16, 8},
-		{"h100-80-sxm", true, false, 26, 0, 8},
+		{"h100-80-sxm", true, true, 26, 16, 9},
+		{"h100-80-sxm", true, false, 26, 0, 9},
 		{"h100-80-sxm", false, true, 1, 0, 0},
 		{"h100-80-sxm", false, false, 1, 0, 0},
 	} {

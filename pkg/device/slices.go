@@ -106,8 +106,9 @@ func (b board) published(o Options) (devices, overflow []resourceapi.Device, cou
 	if o.NoShareCounters {
 		own = withoutShareCounters(own)
 	}
-	// A GPU that is a single device in any case needs no counters.
-	alone := len(own) == 1 && (len(b.counters.memorySlices) == 0 || o.NoShareCounters && !own[0].Exclusive())
+	// A GPU that is a single device in any case needs no counters to exclude anything. It
+	// has them for quota, but not where a scheduler gets counters wrong.
+	alone := o.NoShareCounters && len(own) == 1 && (len(b.counters.memorySlices) == 0 || !own[0].Exclusive())
 	counted = o.PartitionableDevices && !alone
 	for _, d := range own {
 		if b.overflow[d.Name] {

@@ -193,7 +193,7 @@ func TestModeChanged(t *testing.T) {
 	r := newRig(t)
 	r.hardware.setNode(ampere(false))
 	r.start(t)
-	r.untilPublished(t, 1, 0)
+	r.untilPublished(t, 1, 1)
 	r.hardware.setNode(ampere(true))
 	r.untilPublished(t, 3, 1)
 	r.hardware.setNode(testNodeWith(firstGPU, secondGPU))

@@ -152,6 +152,8 @@ func (c ControlPlane) args() map[string][]string {
 		"--service-account-signing-key-file=" + key("sa.key"), "--service-cluster-ip-range=" + ServiceNet.String(),
 		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--allow-privileged=true",
 		"--cert-dir=" + data("apiserver"),
+		// Without kube-proxy, the API server finds the pods of webhooks and of aggregated APIs itself.
+		"--enable-aggregator-routing=true",
 	}
 	if c.RuntimeConfig != "" {
 		server = append(server, "--runtime-config="+c.RuntimeConfig)
