@@ -206,7 +206,7 @@ var throttlings = []struct {
 	{nvml.ClocksThrottleReasonHwPowerBrakeSlowdown, gpu.ThrottlingPowerBrake},
 }
 
-// throttling reads by the function's new name, or by its old one before R535.
+// throttling reads by the function's new name, or by its old one, which is deprecated.
 func (r healthReader) throttling(ctx context.Context, h *handle, health *gpu.Health) error {
 	call, read := "nvmlDeviceGetCurrentClocksEventReasons", h.dev.GetCurrentClocksEventReasons
 	if !r.has(call) {
@@ -224,7 +224,8 @@ func (r healthReader) throttling(ctx context.Context, h *handle, health *gpu.Hea
 	return err
 }
 
-// temperature reads that of the GPU's chip.
+// temperature reads that of the GPU's chip, by the newer function that replaces a deprecated
+// one, or by that.
 func (r healthReader) temperature(ctx context.Context, h *handle, health *gpu.Health) (err error) {
 	call, read := "nvmlDeviceGetTemperatureV", func() (int, nvml.Return) {
 		found, ret := h.dev.GetTemperatureV().V1()
@@ -232,7 +233,6 @@ func (r healthReader) temperature(ctx context.Context, h *handle, health *gpu.He
 	}
 	if !r.has(call) {
 		call, read = "nvmlDeviceGetTemperature", func() (int, nvml.Return) {
-			//nolint:staticcheck // SA1019: all that drivers before R575 have.
 			found, ret := h.dev.GetTemperature(nvml.TEMPERATURE_GPU)
 			return int(found), ret
 		}

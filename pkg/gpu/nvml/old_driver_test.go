@@ -6,6 +6,8 @@ package nvml
 import (
 	"context"
 	"errors"
+	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -59,6 +61,43 @@ func TestSimulatedHealthByOldNames(t *testing.T) {
 	if err != nil || calls["nvmlDeviceGetTemperature"] != 1 || calls["nvmlDeviceGetTemperatureV"] != 0 {
 		t.Errorf("calls: %v, %v", calls, err)
 	}
+}
+
+// A process that calls a function that its library lacks is ended by the dynamic linker.
+// With the library of an old driver none is, and all but what it cannot say is there.
+func TestSimulatedOldDriver(t *testing.T) {
+	if os.Getenv(oldDriver) != "" {
+		useOldDriver(t)
+		return
+	}
+	// Newer than R525, but the last, without which there are no events.
+	missing := "nvmlDeviceGetAddressingMode nvmlDeviceGetGpuInstanceProfileInfoV nvmlDeviceGetRepairStatus " +
+		"nvmlDeviceGetUnrepairableMemoryFlag_v1 nvmlDeviceGetGpuFabricInfoV nvmlDeviceGetCurrentClocksEventReasons " +
+		"nvmlDeviceGetTemperatureV nvmlEventSetWait_v2"
+	old := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestSimulatedOldDriver$", "-test.v")
+	old.Env = append(os.Environ(), oldDriver+"="+missing)
+	if out, err := old.CombinedOutput(); err != nil || !strings.Contains(string(out), "PASS") {
+		t.Fatalf("%v\n%s", err, out)
+	}
+}
+
+func useOldDriver(t *testing.T) {
+	m := newMachine(t, "h100-80-sxmx1")
+	m.DriverVersion = "525.60.13"
+	m.GPUs[0].Health.ClocksReasons = 0x20
+	l := listen(t, m, Options{})
+	pci := m.GPUs[0].PCIAddress
+	node, err := l.client.Discover(t.Context())
+	if err != nil || len(node.GPUs) != 1 || node.GPUs[0].AddressingMode != "" || len(node.GPUs[0].MIG.Profiles) == 0 {
+		t.Errorf("%+v, %v", node, err)
+	}
+	want := well()
+	want.RecoveryAction, want.Throttling = "", []gpu.Throttling{gpu.ThrottlingSoftwareThermal}
+	health, err := l.client.Health(t.Context(), pci)
+	if diff := cmp.Diff(want, health); diff != "" || err != nil {
+		t.Errorf("%v, health (-want +got):\n%s", err, diff)
+	}
+	l.until(pci, "without events", func(err error) bool { return errors.Is(err, gpu.ErrNotSupported) })
 }
 
 func TestEventsOfOldLibrary(t *testing.T) {

@@ -32,19 +32,26 @@ import (
 // same file and tell it by GPUSIM_STATE which machine to show. Hence they run
 // one by one.
 
-// buildLibrary makes the simulated library once and returns its folder.
+// buildLibrary makes the simulated library once and returns its folder. A process that has
+// oldDriver in its environment uses the library of an old driver.
 var buildLibrary = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "gpusim-lib-")
 	if err != nil {
 		return "", err
 	}
 	cleanup = append(cleanup, dir)
-	out, err := exec.Command("make", "-s", "-C", "../../../test/gpusim/lib", "OUT="+dir).CombinedOutput()
-	if err != nil {
+	build := exec.Command("make", "-s", "-C", "../../../test/gpusim/lib", "OUT="+dir, "HIDE="+os.Getenv(oldDriver))
+	if out, err := build.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build the simulated library: %w\n%s", err, out)
 	}
-	return dir, nil
+	if os.Getenv(oldDriver) == "" {
+		return dir, nil
+	}
+	return dir, os.Rename(filepath.Join(dir, "libnvidia-ml-old.so"), filepath.Join(dir, "libnvidia-ml.so"))
 })
+
+// oldDriver names functions that the library is to lack.
+const oldDriver = "NVML_TEST_OLD_DRIVER"
 
 var cleanup []string
 
