@@ -126,6 +126,11 @@ func (r *reader) mpsConfig(n *yaml.Node, at *field.Path) *MPSConfig {
 			multiUser := r.Bool(n, at)
 			c.MultiUser = &multiUser
 		}),
+		"defaultClientPriority": strict.Optional(func(n *yaml.Node, at *field.Path) {
+			text, _ := r.String(n, at)
+			priority := ClientPriority(text)
+			c.DefaultClientPriority = &priority
+		}),
 	})
 	return c
 }

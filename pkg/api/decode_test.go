@@ -5,6 +5,7 @@ package api
 
 import (
 	"errors"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -59,12 +60,13 @@ func TestDecode(t *testing.T) {
 		},
 		"mps in full": {
 			in: mig(`"sharing":{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":50,
-				"defaultPinnedDeviceMemoryLimit":"10Gi","defaultPerDevicePinnedMemoryLimit":{"0":"5Gi","1":1073741824},"multiUser":true}}`),
+				"defaultPinnedDeviceMemoryLimit":"10Gi","defaultPerDevicePinnedMemoryLimit":{"0":"5Gi","1":1073741824},"multiUser":true,"defaultClientPriority":"BelowNormal"}}`),
 			want: &MigDeviceConfig{TypeMeta: migType, Sharing: &MigDeviceSharing{Strategy: MPS, MPSConfig: &MPSConfig{
 				DefaultActiveThreadPercentage:     ptr.To(50),
 				DefaultPinnedDeviceMemoryLimit:    ptr.To(MemoryLimit("10Gi")),
 				DefaultPerDevicePinnedMemoryLimit: map[string]MemoryLimit{"0": "5Gi", "1": "1073741824"},
 				MultiUser:                         ptr.To(true),
+				DefaultClientPriority:             ptr.To(PriorityBelowNormal),
 			}}},
 		},
 	} {
@@ -85,33 +87,34 @@ func TestDecode(t *testing.T) {
 
 func TestDecodeRefuses(t *testing.T) {
 	for name, test := range map[string]struct{ in, want string }{
-		"empty":            {``, "parameters: Invalid value: must be one JSON object: unexpected end"},
-		"null":             {`null`, "parameters: Invalid value: must be an object, is empty"},
-		"array":            {`[]`, "parameters: Invalid value: must be an object, is a list"},
-		"string":           {`"GpuConfig"`, `parameters: Invalid value: "GpuConfig": must be an object, is a string`},
-		"cut off":          {gpu("")[:40], "must be one JSON object"},
-		"trailing data":    {gpu("") + `{}`, "after the top-level value"},
-		"too long":         {gpu(`"x":"` + strings.Repeat("a", maxBytes) + `"`), "parameters: Too long: may not be more than 10240 bytes"},
-		"no version":       {`{"kind":"GpuConfig"}`, `apiVersion: Required value: must be "resource.nvidia.com/v1beta1"`},
-		"other version":    {`{"apiVersion":"resource.nvidia.com/v1","kind":"GpuConfig"}`, `apiVersion: Unsupported value: "resource.nvidia.com/v1": supported values: "resource.nvidia.com/v1beta1"`},
-		"no kind":          {`{"apiVersion":"resource.nvidia.com/v1beta1"}`, `kind: Required value: must be one of ["GpuConfig" "MigDeviceConfig"]`},
-		"other kind":       {typed("VfioDeviceConfig", ""), `kind: Unsupported value: "VfioDeviceConfig": supported values: "GpuConfig", "MigDeviceConfig"`},
-		"kind not text":    {`{"apiVersion":"resource.nvidia.com/v1beta1","kind":7}`, "kind: Invalid value: 7: must be a string, is a whole number"},
-		"unknown field":    {gpu(`"shared":{}`), "invalid GpuConfig: shared: Invalid value: unknown field, known here: apiVersion, kind, sharing"},
-		"nested":           {gpu(`"sharing":{"stategy":"MPS"}`), "sharing.stategy: Invalid value: unknown field, known here: mpsConfig, strategy, timeSlicingConfig"},
-		"deeper":           {mig(`"sharing":{"strategy":"MPS","mpsConfig":{"percentage":3}}`), "sharing.mpsConfig.percentage: Invalid value: unknown field, known here: defaultActiveThreadPercentage,"},
-		"other kind's":     {mig(`"sharing":{"strategy":"TimeSlicing","timeSlicingConfig":{}}`), "sharing.timeSlicingConfig: Invalid value: unknown field, known here: mpsConfig, strategy"},
-		"wrong case":       {gpu(`"Sharing":{}`), "Sharing: Invalid value: unknown field"},
-		"repeated":         {gpu(`"sharing":null,"sharing":{"strategy":"MPS"}`), "sharing: Invalid value: is given more than once"},
-		"repeated kind":    {gpu(`"kind":"GpuConfig"`), "kind: Invalid value: is given more than once"},
-		"repeated key":     {gpu(`"sharing":{"strategy":"MPS","mpsConfig":{"defaultPerDevicePinnedMemoryLimit":{"0":"1Gi","0":"2Gi"}}}`), "defaultPerDevicePinnedMemoryLimit[0]: Invalid value: is given more than once"},
-		"number for text":  {gpu(`"sharing":{"strategy":3}`), "sharing.strategy: Invalid value: 3: must be a string, is a whole number"},
-		"text for number":  {gpu(`"sharing":{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":"50"}}`), `sharing.mpsConfig.defaultActiveThreadPercentage: Invalid value: "50": must be a whole number, is a string`},
-		"fraction":         {gpu(`"sharing":{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":50.5}}`), "Invalid value: 50.5: must be a whole number, is a number"},
-		"text for object":  {gpu(`"sharing":"MPS"`), `sharing: Invalid value: "MPS": must be an object, is a string`},
-		"object for limit": {gpu(`"sharing":{"strategy":"MPS","mpsConfig":{"defaultPinnedDeviceMemoryLimit":{}}}`), "defaultPinnedDeviceMemoryLimit: Invalid value: must be a string or a number, is an object"},
-		"several at once":  {gpu(`"sharing":{"stategy":"MPS","mpsConfig":{"multiUser":1}}`), "[sharing.stategy: Invalid value: unknown field, known here: mpsConfig, strategy, timeSlicingConfig, sharing.mpsConfig.multiUser: Invalid value: 1: must be"},
-		"text for boolean": {gpu(`"sharing":{"strategy":"MPS","mpsConfig":{"multiUser":"yes"}}`), `sharing.mpsConfig.multiUser: Invalid value: "yes": must be true or false, is a string`},
+		"empty":               {``, "parameters: Invalid value: must be one JSON object: unexpected end"},
+		"null":                {`null`, "parameters: Invalid value: must be an object, is empty"},
+		"array":               {`[]`, "parameters: Invalid value: must be an object, is a list"},
+		"string":              {`"GpuConfig"`, `parameters: Invalid value: "GpuConfig": must be an object, is a string`},
+		"cut off":             {gpu("")[:40], "must be one JSON object"},
+		"trailing data":       {gpu("") + `{}`, "after the top-level value"},
+		"too long":            {gpu(`"x":"` + strings.Repeat("a", maxBytes) + `"`), "parameters: Too long: may not be more than 10240 bytes"},
+		"no version":          {`{"kind":"GpuConfig"}`, `apiVersion: Required value: must be "resource.nvidia.com/v1beta1"`},
+		"other version":       {`{"apiVersion":"resource.nvidia.com/v1","kind":"GpuConfig"}`, `apiVersion: Unsupported value: "resource.nvidia.com/v1": supported values: "resource.nvidia.com/v1beta1"`},
+		"no kind":             {`{"apiVersion":"resource.nvidia.com/v1beta1"}`, `kind: Required value: must be one of ["GpuConfig" "MigDeviceConfig"]`},
+		"other kind":          {typed("VfioDeviceConfig", ""), `kind: Unsupported value: "VfioDeviceConfig": supported values: "GpuConfig", "MigDeviceConfig"`},
+		"kind not text":       {`{"apiVersion":"resource.nvidia.com/v1beta1","kind":7}`, "kind: Invalid value: 7: must be a string, is a whole number"},
+		"unknown field":       {gpu(`"shared":{}`), "invalid GpuConfig: shared: Invalid value: unknown field, known here: apiVersion, kind, sharing"},
+		"nested":              {gpu(`"sharing":{"stategy":"MPS"}`), "sharing.stategy: Invalid value: unknown field, known here: mpsConfig, strategy, timeSlicingConfig"},
+		"deeper":              {mig(`"sharing":{"strategy":"MPS","mpsConfig":{"percentage":3}}`), "sharing.mpsConfig.percentage: Invalid value: unknown field, known here: defaultActiveThreadPercentage,"},
+		"other kind's":        {mig(`"sharing":{"strategy":"TimeSlicing","timeSlicingConfig":{}}`), "sharing.timeSlicingConfig: Invalid value: unknown field, known here: mpsConfig, strategy"},
+		"wrong case":          {gpu(`"Sharing":{}`), "Sharing: Invalid value: unknown field"},
+		"repeated":            {gpu(`"sharing":null,"sharing":{"strategy":"MPS"}`), "sharing: Invalid value: is given more than once"},
+		"repeated kind":       {gpu(`"kind":"GpuConfig"`), "kind: Invalid value: is given more than once"},
+		"repeated key":        {gpu(`"sharing":{"strategy":"MPS","mpsConfig":{"defaultPerDevicePinnedMemoryLimit":{"0":"1Gi","0":"2Gi"}}}`), "defaultPerDevicePinnedMemoryLimit[0]: Invalid value: is given more than once"},
+		"number for text":     {gpu(`"sharing":{"strategy":3}`), "sharing.strategy: Invalid value: 3: must be a string, is a whole number"},
+		"text for number":     {gpu(`"sharing":{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":"50"}}`), `sharing.mpsConfig.defaultActiveThreadPercentage: Invalid value: "50": must be a whole number, is a string`},
+		"fraction":            {gpu(`"sharing":{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":50.5}}`), "Invalid value: 50.5: must be a whole number, is a number"},
+		"text for object":     {gpu(`"sharing":"MPS"`), `sharing: Invalid value: "MPS": must be an object, is a string`},
+		"object for limit":    {gpu(`"sharing":{"strategy":"MPS","mpsConfig":{"defaultPinnedDeviceMemoryLimit":{}}}`), "defaultPinnedDeviceMemoryLimit: Invalid value: must be a string or a number, is an object"},
+		"several at once":     {gpu(`"sharing":{"stategy":"MPS","mpsConfig":{"multiUser":1}}`), "[sharing.stategy: Invalid value: unknown field, known here: mpsConfig, strategy, timeSlicingConfig, sharing.mpsConfig.multiUser: Invalid value: 1: must be"},
+		"number for priority": {gpu(`"sharing":{"strategy":"MPS","mpsConfig":{"defaultClientPriority":1}}`), `sharing.mpsConfig.defaultClientPriority: Invalid value: 1: must be`},
+		"text for boolean":    {gpu(`"sharing":{"strategy":"MPS","mpsConfig":{"multiUser":"yes"}}`), `sharing.mpsConfig.multiUser: Invalid value: "yes": must be true or false, is a string`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			config, err := decode(test.in)
@@ -145,6 +148,8 @@ func TestValidate(t *testing.T) {
 		"mps with time-slicing":   {gpu(`"sharing":{"strategy":"TimeSlicing","mpsConfig":{}}`), []string{`sharing.mpsConfig: Forbidden: may be set with strategy "MPS" only`}},
 		"time-slicing with mps":   {gpu(`"sharing":{"strategy":"MPS","timeSlicingConfig":{}}`), []string{`sharing.timeSlicingConfig: Forbidden: may be set with strategy "TimeSlicing" only`}},
 		"config without strategy": {gpu(`"sharing":{"timeSlicingConfig":{}}`), []string{`sharing.strategy: Required`, `sharing.timeSlicingConfig: Forbidden`}},
+		"priority":                {in: mig(mps(`"defaultClientPriority":"Normal"`))},
+		"priority unknown":        {gpu(mps(`"defaultClientPriority":"High"`)), []string{`sharing.mpsConfig.defaultClientPriority: Unsupported value: "High": supported values: "Normal", "BelowNormal"`}},
 		"zero percent":            {in: gpu(mps(`"defaultActiveThreadPercentage":0`))}, // not set
 		"negative percent":        {gpu(mps(`"defaultActiveThreadPercentage":-1`)), []string{`sharing.mpsConfig.defaultActiveThreadPercentage: Invalid value: -1: must be between 0 and 100`}},
 		"over 100":                {mig(mps(`"defaultActiveThreadPercentage":101`)), []string{`Invalid value: 101: must be between 0 and 100`}},
@@ -176,6 +181,27 @@ func TestValidate(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestOnlyClientPriority(t *testing.T) {
+	full := reflect.ValueOf(MPSConfig{
+		DefaultActiveThreadPercentage: ptr.To(0), DefaultPinnedDeviceMemoryLimit: ptr.To(MemoryLimit("")),
+		DefaultPerDevicePinnedMemoryLimit: map[string]MemoryLimit{}, MultiUser: ptr.To(false), DefaultClientPriority: ptr.To(PriorityNormal),
+	})
+	if (&MPSConfig{}).OnlyClientPriority() {
+		t.Error("there is none")
+	}
+	for i := range full.NumField() {
+		c := &MPSConfig{}
+		reflect.ValueOf(c).Elem().Field(i).Set(full.Field(i))
+		priority := c.DefaultClientPriority != nil
+		if c.OnlyClientPriority() != priority {
+			t.Errorf("%s alone: %v", full.Type().Field(i).Name, !priority)
+		}
+		if c.DefaultClientPriority = ptr.To(PriorityNormal); c.OnlyClientPriority() != priority {
+			t.Errorf("%s and a priority: %v", full.Type().Field(i).Name, !priority)
+		}
 	}
 }
 

@@ -4,7 +4,8 @@
 // Package api holds the opaque device configuration that a DeviceClass or a
 // ResourceClaim carries for this driver: API group resource.nvidia.com/v1beta1,
 // kinds GpuConfig and MigDeviceConfig, with the fields of NVIDIA's own DRA
-// driver, so that manifests written for it keep working.
+// driver, so that manifests written for it keep working. The one field that NVIDIA's does
+// not have is MPSConfig.DefaultClientPriority.
 //
 // The text may come from any tenant of the cluster. Decode and Validate accept any
 // input without panicking and without unbounded work; their errors name the field,

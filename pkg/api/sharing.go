@@ -43,6 +43,12 @@ type MigDeviceSharing struct {
 	MPSConfig *MPSConfig `json:"mpsConfig,omitempty"`
 }
 
+// OnlyClientPriority reports whether the settings are a priority and nothing else.
+func (c *MPSConfig) OnlyClientPriority() bool {
+	return c.DefaultClientPriority != nil && c.DefaultActiveThreadPercentage == nil && c.DefaultPinnedDeviceMemoryLimit == nil &&
+		c.DefaultPerDevicePinnedMemoryLimit == nil && c.MultiUser == nil
+}
+
 // TimeSlicingConfig holds the settings of strategy TimeSlicing.
 type TimeSlicingConfig struct {
 	// Interval is IntervalDefault when absent.
@@ -64,7 +70,20 @@ type MPSConfig struct {
 	DefaultPerDevicePinnedMemoryLimit map[string]MemoryLimit `json:"defaultPerDevicePinnedMemoryLimit,omitempty"`
 	// MultiUser lets clients of different user ids run at the same time.
 	MultiUser *bool `json:"multiUser,omitempty"`
+	// DefaultClientPriority is the priority of clients that do not set their own. It is
+	// this driver's addition to the fields of NVIDIA's, and the only field that also
+	// applies to an MPS share. Nil is the policy's for a share, otherwise PriorityNormal.
+	DefaultClientPriority *ClientPriority `json:"defaultClientPriority,omitempty"`
 }
+
+// ClientPriority is a priority among the clients of an MPS server, a hint to the driver.
+type ClientPriority string
+
+// Values of ClientPriority are 0 and 1 in NVIDIA's documentation.
+const (
+	PriorityNormal      ClientPriority = "Normal"
+	PriorityBelowNormal ClientPriority = "BelowNormal"
+)
 
 func (c *GpuConfig) setDefaults() {
 	if c.Sharing == nil {

@@ -95,6 +95,10 @@ func validateMPS(strategy Strategy, config *MPSConfig, path *field.Path) field.E
 	if limit := config.DefaultPinnedDeviceMemoryLimit; limit != nil {
 		faults = append(faults, validateMemory(*limit, path.Child("defaultPinnedDeviceMemoryLimit"))...)
 	}
+	priorities := []ClientPriority{PriorityNormal, PriorityBelowNormal}
+	if priority := config.DefaultClientPriority; priority != nil && !slices.Contains(priorities, *priority) {
+		faults = append(faults, field.NotSupported(path.Child("defaultClientPriority"), quote.Short(string(*priority)), priorities))
+	}
 	perDevice := path.Child("defaultPerDevicePinnedMemoryLimit")
 	for _, key := range slices.Sorted(maps.Keys(config.DefaultPerDevicePinnedMemoryLimit)) {
 		if !deviceKey.MatchString(key) {

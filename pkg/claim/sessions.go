@@ -225,7 +225,8 @@ func (c *reconciler) settledHolders(id string) (*journal.Session, []*journal.Rec
 }
 
 func sameLimits(want sharing.Session, is mps.Spec) bool {
-	return want.Limits.ThreadPercentage == is.ThreadPercentage && maps.Equal(want.Limits.MemoryBytes, is.Memory)
+	return want.Limits.ThreadPercentage == is.ThreadPercentage && maps.Equal(want.Limits.MemoryBytes, is.Memory) &&
+		is.ClientPriority.Serves(mps.ClientPriority(want.ClientPriority))
 }
 
 // endUnnamed ends a session that no record names.

@@ -333,6 +333,30 @@ func TestReactionToKills(t *testing.T) {
 	}
 }
 
+// The priority of a session that claims share follows them, also where a supervisor has missed
+// one that went.
+func TestPriorityFollowsClaims(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	const batch = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"MPS","mpsConfig":{"defaultClientPriority":"BelowNormal"}}}`
+	has := func(want policy.ClientPriority) {
+		t.Helper()
+		if got := b.running(wholeA).ClientPriority; got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+	online := newClaim("online", mpsA)
+	mustPrepare(t, m, configure(newClaim("batch", mpsA), fromClaim, batch))
+	has(policy.PriorityBelowNormal)
+	mustPrepare(t, m, online)
+	has(policy.PriorityNormal)
+	mustUnprepare(t, m, online.UID)
+	has(policy.PriorityBelowNormal)
+	b.running(wholeA).ClientPriority = ""
+	mustReconcile(t, m)
+	has(policy.PriorityBelowNormal)
+}
+
 // A session that does not exist any more is made again.
 func TestSessionGone(t *testing.T) {
 	b := newBox(t)

@@ -110,10 +110,10 @@ func (b *box) start(s sharing.Session) error {
 			return nil
 		})
 	}
-	if was.Limits.ThreadPercentage == s.Limits.ThreadPercentage && maps.Equal(was.Limits.MemoryBytes, s.Limits.MemoryBytes) {
+	if was.ClientPriority == s.ClientPriority && was.Limits.ThreadPercentage == s.Limits.ThreadPercentage && maps.Equal(was.Limits.MemoryBytes, s.Limits.MemoryBytes) {
 		return nil
 	}
-	return b.effect("set limits", func() error { was.Limits = s.Limits; return nil })
+	return b.effect("set limits", func() error { was.Limits, was.ClientPriority = s.Limits, s.ClientPriority; return nil })
 }
 
 func (b *box) Stop(ctx context.Context, s sharing.Session) error {
@@ -167,7 +167,8 @@ func (b *box) Sessions(ctx context.Context) (map[string]mps.Status, error) {
 	}
 	found := map[string]mps.Status{}
 	for id, s := range b.sessions {
-		spec := mps.Spec{ID: id, MultiUser: s.MultiUser, ThreadPercentage: s.Limits.ThreadPercentage, Memory: s.Limits.MemoryBytes}
+		spec := mps.Spec{ID: id, MultiUser: s.MultiUser, ThreadPercentage: s.Limits.ThreadPercentage, Memory: s.Limits.MemoryBytes,
+			ClientPriority: mps.ClientPriority(s.ClientPriority)}
 		for _, d := range s.Devices {
 			spec.Devices = append(spec.Devices, d.UUID)
 		}

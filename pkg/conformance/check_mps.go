@@ -56,6 +56,12 @@ var mpsChecks = []Check{
 		Run:        checkMPSReadBack,
 	},
 	{
+		ID:         "mps.client-priority",
+		Assumption: "the daemon has a default priority of clients, which is read back as it was set",
+		Code:       "pkg/mps/control/priority.go",
+		Run:        checkMPSPriority,
+	},
+	{
 		ID:         "mps.memory-limit",
 		Assumption: "a client gets its memory limit, less what its context takes, and nothing beyond it",
 		Code:       "pkg/device/share.go",

@@ -25,7 +25,9 @@ const (
 	// partition share no hardware that carries state.
 	isolationHardware = "hardware"
 	// isolationProcess: MPS clients of a GPU have address spaces of their own and a limit for
-	// multiprocessors, but one server: a fatal fault of one ends all.
+	// multiprocessors, but one server: a fatal fault of one ends all. Client priorities are hints
+	// and change nothing. The limits may add up to more than the GPU (Share.Percent), so that
+	// none of its multiprocessors are kept free for a claim.
 	isolationProcess = "process"
 	// isolationSoftware: limits for programs that do not get around them. A library in the
 	// containers sets them, or MPS on a partition: EXCLUSIVE_PROCESS, which keeps programs

@@ -67,8 +67,9 @@ type Share struct {
 	// Limited says that an interposer library in the containers enforces the memory
 	// and percentage of a TimeSlice share.
 	Limited bool
-	// OnClientKilled is for MPS.
+	// OnClientKilled and ClientPriority are for MPS.
 	OnClientKilled policy.OnClientKilled
+	ClientPriority policy.ClientPriority
 }
 
 // PartitionShape identifies a partition of a GPU.

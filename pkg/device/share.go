@@ -104,7 +104,7 @@ func (c *catalog) mpsShare(profile *gpu.Profile, offer policy.MPSOffer) (Share, 
 	s := Share{
 		Clients:  clients,
 		Percent:  int(overcommit(100, offer.ComputeOvercommit)),
-		Interval: policy.IntervalDefault, OnClientKilled: offer.OnClientKilled,
+		Interval: policy.IntervalDefault, OnClientKilled: offer.OnClientKilled, ClientPriority: offer.ClientPriority,
 	}
 	s.DefaultPercent = defaultPercent(s)
 	s.limitMemory(memory.offered(clients), offer.MemoryOvercommit)

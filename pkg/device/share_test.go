@@ -95,6 +95,12 @@ func TestShareNumbers(t *testing.T) {
 		}), Share{
 			Clients: 2, MemoryBytes: inMiB(4 * 14526), MaxMemoryBytes: inMiB(14526), DefaultMemoryBytes: inMiB(14526), Percent: 300, DefaultPercent: 100,
 		}},
+		"twice the equal part": {"t4", "mps", offering(func(o *policy.Offer) {
+			o.MPS = &policy.MPSOffer{Clients: 3, MemoryOvercommit: 1, ComputeOvercommit: 2, ClientPriority: policy.PriorityBelowNormal}
+		}), Share{
+			Clients: 3, MemoryBytes: inMiB(14366), MaxMemoryBytes: inMiB(14366), DefaultMemoryBytes: inMiB(4788), Percent: 200, DefaultPercent: 66,
+			ClientPriority: policy.PriorityBelowNormal,
+		}},
 		"one client": {"t4", "mps", offering(func(o *policy.Offer) { o.MPS = mpsOf(1) }), Share{
 			Clients: 1, MemoryBytes: inMiB(14686), MaxMemoryBytes: inMiB(14686), DefaultMemoryBytes: inMiB(14686), Percent: 100, DefaultPercent: 100,
 		}},

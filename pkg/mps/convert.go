@@ -14,14 +14,14 @@ import (
 func specToProto(s Spec) *mpspb.Spec {
 	return &mpspb.Spec{
 		Id: s.ID, Devices: s.Devices, ThreadPercentage: int32(s.ThreadPercentage), MemoryBytes: s.Memory, MultiUser: s.MultiUser,
-		OnClientKilled: string(s.OnClientKilled),
+		OnClientKilled: string(s.OnClientKilled), ClientPriority: string(s.ClientPriority),
 	}
 }
 
 func specFromProto(p *mpspb.Spec) Spec {
 	return Spec{
 		ID: p.GetId(), Devices: p.GetDevices(), ThreadPercentage: int(p.GetThreadPercentage()), Memory: p.GetMemoryBytes(), MultiUser: p.GetMultiUser(),
-		OnClientKilled: OnClientKilled(p.GetOnClientKilled()),
+		OnClientKilled: OnClientKilled(p.GetOnClientKilled()), ClientPriority: ClientPriority(p.GetClientPriority()),
 	}
 }
 

@@ -42,7 +42,21 @@ type Spec struct {
 	// have been busy. Unlike the rest it can always change. Anything but RestartServer
 	// means that the server goes on until it has no clients.
 	OnClientKilled OnClientKilled `json:"onClientKilled,omitempty"`
+	// ClientPriority is that of clients which do not set their own. Empty means that it does
+	// not matter: no client has another than normal, and MPS is not asked whether it has
+	// priorities. Otherwise a session does not start without them.
+	ClientPriority ClientPriority `json:"clientPriority,omitempty"`
 }
+
+// ClientPriority is a priority among the clients of a server, a hint to the driver.
+type ClientPriority string
+
+const (
+	// PriorityNormal is MPS's own default.
+	PriorityNormal ClientPriority = "Normal"
+	// PriorityBelowNormal is for clients whose work may wait.
+	PriorityBelowNormal ClientPriority = "BelowNormal"
+)
 
 // OnClientKilled is a reaction to the death of a client.
 type OnClientKilled string
@@ -80,6 +94,9 @@ func (s Spec) Validate() error {
 	if s.ThreadPercentage < 0 || s.ThreadPercentage > 100 {
 		wrong("thread percentage %d: want 1 to 100, or 0 for no limit", s.ThreadPercentage)
 	}
+	if p := s.ClientPriority; p != "" && p != PriorityNormal && p != PriorityBelowNormal {
+		wrong("client priority %q: want %s, %s or none", p, PriorityNormal, PriorityBelowNormal)
+	}
 	for _, uuid := range slices.Sorted(maps.Keys(s.Memory)) {
 		if !slices.Contains(s.Devices, uuid) {
 			wrong("memory limit of %s, which is not one of the devices %s", uuid, strings.Join(s.Devices, ", "))
@@ -107,18 +124,33 @@ func (s Spec) MemoryMiB(device int) int64 {
 	return s.Memory[s.Devices[device]] / mebibyte
 }
 
-// SameLimits reports whether both specs, of the same devices, result in the same
-// limits.
-func (s Spec) SameLimits(other Spec) bool {
-	if s.ThreadPercentage != other.ThreadPercentage {
+// SameLimits reports whether a session with spec s has the limits, and the priority, of the
+// wanted one, of the same devices.
+func (s Spec) SameLimits(wanted Spec) bool {
+	if s.ThreadPercentage != wanted.ThreadPercentage || !s.ClientPriority.Serves(wanted.ClientPriority) {
 		return false
 	}
 	for i := range s.Devices {
-		if s.MemoryMiB(i) != other.MemoryMiB(i) {
+		if s.MemoryMiB(i) != wanted.MemoryMiB(i) {
 			return false
 		}
 	}
 	return true
+}
+
+// Serves reports whether nothing has to be done for a session that has priority p to have
+// the wanted one.
+func (p ClientPriority) Serves(wanted ClientPriority) bool {
+	return p == wanted || wanted == "" && p == PriorityNormal
+}
+
+// ResetPriority returns the spec with an explicit priority if the one before has any: what a
+// spec does not say is not changed.
+func (s Spec) ResetPriority(before Spec) Spec {
+	if s.ClientPriority == "" && before.ClientPriority != "" {
+		s.ClientPriority = PriorityNormal
+	}
+	return s
 }
 
 // CheckChange returns an error that wraps ErrDiffers if a running session with spec s

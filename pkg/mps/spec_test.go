@@ -5,8 +5,11 @@ package mps
 
 import (
 	"errors"
+	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 const (
@@ -24,6 +27,8 @@ func TestValidate(t *testing.T) {
 		"all":                 {Spec{ID: "a", Devices: []string{gpuA, gpuB}, ThreadPercentage: 100, Memory: map[string]int64{gpuB: mebibyte}, MultiUser: true}, ""},
 		"a partition":         {Spec{ID: "gpu-0-mig-1g10gb-4", Devices: []string{mig}}, ""},
 		"an older driver's":   {Spec{ID: "m", Devices: []string{"MIG-GPU-11111111-2222-3333-4444-555555555555/7/0"}}, ""},
+		"with a priority":     {Spec{ID: "a", Devices: []string{gpuA}, ClientPriority: PriorityBelowNormal}, ""},
+		"another priority":    {Spec{ID: "a", Devices: []string{gpuA}, ClientPriority: "High"}, `client priority "High": want Normal, BelowNormal or none`},
 		"no id":               {Spec{Devices: []string{gpuA}}, `id ""`},
 		"an id with a slash":  {Spec{ID: "a/b", Devices: []string{gpuA}}, `id "a/b"`},
 		"an id that leads up": {Spec{ID: "..", Devices: []string{gpuA}}, `id ".."`},
@@ -47,5 +52,47 @@ func TestValidate(t *testing.T) {
 				t.Errorf("got %v, want %q", err, test.want)
 			}
 		})
+	}
+}
+
+func TestSameLimits(t *testing.T) {
+	has := Spec{Devices: []string{gpuA}, ThreadPercentage: 25, Memory: map[string]int64{gpuA: 1 << 30}}
+	with := func(p ClientPriority) Spec {
+		s := has
+		s.ClientPriority = p
+		return s
+	}
+	for name, test := range map[string]struct {
+		has, wanted Spec
+		same        bool
+	}{
+		"none":                  {has, has, true},
+		"percentage":            {has, Spec{Devices: has.Devices, ThreadPercentage: 26, Memory: has.Memory}, false},
+		"memory":                {has, Spec{Devices: has.Devices, ThreadPercentage: 25}, false},
+		"priority":              {with(PriorityBelowNormal), with(PriorityBelowNormal), true},
+		"lower priority":        {with(PriorityNormal), with(PriorityBelowNormal), false},
+		"no priority any more":  {with(PriorityBelowNormal), has, false},
+		"normal is the default": {with(PriorityNormal), has, true},
+		"whether MPS has any":   {has, with(PriorityNormal), false},
+	} {
+		if got := test.has.SameLimits(test.wanted); got != test.same {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+// What the supervisor gets is what the plugin has sent.
+func TestSpecIsSent(t *testing.T) {
+	sent := Spec{
+		ID: "a", Devices: []string{gpuA}, ThreadPercentage: 25, Memory: map[string]int64{gpuA: 1 << 30}, MultiUser: true,
+		OnClientKilled: RestartServer, ClientPriority: PriorityBelowNormal,
+	}
+	for i, v := 0, reflect.ValueOf(sent); i < v.NumField(); i++ {
+		if v.Field(i).IsZero() {
+			t.Errorf("the test has no %s", v.Type().Field(i).Name)
+		}
+	}
+	if diff := cmp.Diff(sent, specFromProto(specToProto(sent))); diff != "" {
+		t.Errorf("-sent +got:\n%s", diff)
 	}
 }

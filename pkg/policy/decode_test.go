@@ -78,7 +78,7 @@ func TestDecode(t *testing.T) {
 								{
 									Profiles: []string{"2g.20gb", "1g.10gb+me"},
 									MPS: &MPSOffer{
-										Clients: 2, MemoryOvercommit: 1, ComputeOvercommit: 1.25, ReservedMemoryBytes: 256 << 20, OnClientKilled: KilledRestart,
+										Clients: 2, MemoryOvercommit: 1, ComputeOvercommit: 1.25, ReservedMemoryBytes: 256 << 20, OnClientKilled: KilledRestart, ClientPriority: PriorityBelowNormal,
 										ServerMemoryBytes: new(int64(60 << 20)), ContextMemoryBytes: new(int64(326 << 20)),
 									},
 									TimeSlice: &TimeSliceOffer{Clients: DefaultClients, Interval: IntervalDefault, MemoryOvercommit: 1},
@@ -91,7 +91,7 @@ func TestDecode(t *testing.T) {
 				},
 			},
 			Default: Offer{Whole: true, MPS: &MPSOffer{
-				Clients: 1024, MemoryOvercommit: 1, ComputeOvercommit: 1, OnClientKilled: KilledReport, ServerMemoryBytes: new(int64), ContextMemoryBytes: new(int64(512 << 20)),
+				Clients: 1024, MemoryOvercommit: 1, ComputeOvercommit: 1, OnClientKilled: KilledReport, ClientPriority: PriorityNormal, ServerMemoryBytes: new(int64), ContextMemoryBytes: new(int64(512 << 20)),
 			}},
 		},
 		"json": {Default: Offer{TimeSlice: &TimeSliceOffer{Clients: 16, Interval: IntervalLong, MemoryOvercommit: 1}}},

@@ -27,9 +27,10 @@ const (
 )
 
 var (
-	kinds     = []Kind{Whole, Partition, MPS, TimeSlice}
-	reactions = []OnClientKilled{KilledReport, KilledRestart}
-	intervals = []Interval{IntervalDefault, IntervalShort, IntervalMedium, IntervalLong}
+	kinds      = []Kind{Whole, Partition, MPS, TimeSlice}
+	reactions  = []OnClientKilled{KilledReport, KilledRestart}
+	priorities = []ClientPriority{PriorityNormal, PriorityBelowNormal}
+	intervals  = []Interval{IntervalDefault, IntervalShort, IntervalMedium, IntervalLong}
 	// profileName matches the driver's names of profiles: "1g.10gb", "1g.10gb+me",
 	// "1g.24gb+me.all", "2g.48gb-me".
 	profileName = regexp.MustCompile(`^[0-9]{1,2}g\.[0-9]{1,4}gb([+-][a-z0-9.]{1,16}){0,2}$`)
@@ -178,6 +179,7 @@ func (r *reader) mps(n *yaml.Node, at *field.Path, o *MPSOffer) {
 		"serverMemory":      strict.Into(&o.ServerMemoryBytes, r.someMemory),
 		"contextMemory":     strict.Into(&o.ContextMemoryBytes, r.someMemory),
 		"onClientKilled":    func(n *yaml.Node, at *field.Path) { o.OnClientKilled, _ = strict.OneOf(&r.Reader, n, at, reactions) },
+		"clientPriority":    func(n *yaml.Node, at *field.Path) { o.ClientPriority, _ = strict.OneOf(&r.Reader, n, at, priorities) },
 	})
 }
 

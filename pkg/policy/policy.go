@@ -145,12 +145,28 @@ type MPSOffer struct {
 	// processes of each claim do beside what they allocate. Nil means an estimate that
 	// depends on the device, see gpu.GPU.MPSServerMemory and gpu.GPU.ContextMemory.
 	ServerMemoryBytes, ContextMemoryBytes *int64
-	// ComputeOvercommit, at least 1, is the same for the multiprocessors.
+	// ComputeOvercommit, at least 1, is the same for the multiprocessors. With 2 each claim
+	// is limited to twice an equal part, which NVIDIA recommends for clients that pause.
 	ComputeOvercommit float64
 	// OnClientKilled is what becomes of the server, and so of all other clients, when a
 	// client was killed that may have been busy. Empty is KilledReport.
 	OnClientKilled OnClientKilled
+	// ClientPriority is that of clients whose claims do not ask for one. Empty is
+	// PriorityNormal.
+	ClientPriority ClientPriority
 }
+
+// ClientPriority is a client's priority among the clients of an MPS server: a hint to the
+// driver, as NVIDIA says, and no guarantee.
+type ClientPriority string
+
+const (
+	// PriorityNormal is what every client has by itself, 0 in NVIDIA's documentation.
+	PriorityNormal ClientPriority = "Normal"
+	// PriorityBelowNormal is 1 there. Work of clients with PriorityNormal comes first,
+	// whatever the priorities of their streams.
+	PriorityBelowNormal ClientPriority = "BelowNormal"
+)
 
 // OnClientKilled is a reaction to a killed client, after which NVIDIA calls the state of the
 // MPS server undefined.

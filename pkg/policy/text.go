@@ -77,6 +77,9 @@ func (o *MPSOffer) String() string {
 	if o.ContextMemoryBytes != nil {
 		text += ", " + memory(*o.ContextMemoryBytes) + " for the context of each"
 	}
+	if o.ClientPriority == PriorityBelowNormal {
+		text += ", with a priority below normal"
+	}
 	if o.OnClientKilled == KilledRestart {
 		text += ", restarted when a client is killed"
 	}

@@ -36,6 +36,8 @@ type node struct {
 	// phase and losses are those of sessions that Ensure makes.
 	phase  mps.Phase
 	losses int
+	// noPriorities is a supervisor of an earlier version.
+	noPriorities bool
 
 	calls []string
 	// strike lets calls fail. They are counted from 1.
@@ -133,6 +135,9 @@ func (n *node) SetComputeMode(ctx context.Context, _, uuid string, mode gpu.Comp
 }
 
 func (n *node) Ensure(ctx context.Context, spec mps.Spec) (status mps.Status, err error) {
+	if n.noPriorities {
+		spec.ClientPriority = ""
+	}
 	err = n.call(ctx, "ensure "+spec.ID, func() error {
 		status = mps.Status{
 			Spec: spec, Phase: n.phase, Losses: n.losses, Message: "said by the fake",

@@ -18,6 +18,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/policy"
 )
 
 func TestStart(t *testing.T) {
@@ -234,6 +235,32 @@ func TestStartMeets(t *testing.T) {
 				t.Errorf("changes: %v", changes)
 			}
 		})
+	}
+}
+
+// A supervisor that knows no priorities would leave them out in silence.
+func TestPriorityIsKnown(t *testing.T) {
+	for name, test := range map[string]struct {
+		asked policy.ClientPriority
+		older bool
+		says  string
+	}{
+		"asked for":     {asked: policy.PriorityBelowNormal},
+		"not asked for": {older: true},
+		"not known":     {asked: policy.PriorityNormal, older: true, says: "an earlier version, which cannot set the client priority Normal"},
+	} {
+		n := newNode(t)
+		n.noPriorities = test.older
+		s := session(40, first)
+		s.ClientPriority = test.asked
+		_, err := n.manager().Start(t.Context(), s, false)
+		if (err == nil) != (test.says == "") || err != nil && !strings.Contains(err.Error(), test.says) {
+			t.Errorf("%s: got %v", name, err)
+		}
+		status, runs := n.sessions[id]
+		if runs != (err == nil) || runs && status.Spec.ClientPriority != mps.ClientPriority(test.asked) {
+			t.Errorf("%s: the session is %+v", name, status)
+		}
 	}
 }
 

@@ -60,6 +60,9 @@ type Session struct {
 	MultiUser bool
 	// OnClientKilled is what becomes of the server after a client was killed.
 	OnClientKilled policy.OnClientKilled
+	// ClientPriority is that of clients which do not set their own. Empty means that none
+	// has another than normal, and that MPS need not have priorities.
+	ClientPriority policy.ClientPriority
 }
 
 // Live is what clients of a session need.

@@ -51,6 +51,10 @@ func (s *starter) start(ctx context.Context) (Live, error) {
 	if status.Phase != mps.Running {
 		return Live{}, fmt.Errorf("MPS session %s is %s and not %s: %s", s.session.ID, status.Phase, mps.Running, status.Message)
 	}
+	if want := s.session.spec().ClientPriority; want != "" && status.Spec.ClientPriority != want {
+		return Live{}, fmt.Errorf("MPS session %s: the MPS supervisor of this node is of an earlier version, which cannot set the client priority %s; "+
+			"delete its pod when no claims use MPS, so that it is replaced", s.session.ID, want)
+	}
 	for _, d := range s.exclusive {
 		if err := s.verifyExclusive(ctx, d); err != nil {
 			return Live{}, err
@@ -166,6 +170,7 @@ func (s Session) spec() mps.Spec {
 		ThreadPercentage: s.Limits.ThreadPercentage,
 		Memory:           s.Limits.MemoryBytes,
 		MultiUser:        s.MultiUser,
+		ClientPriority:   mps.ClientPriority(s.ClientPriority),
 	}
 	if s.OnClientKilled == policy.KilledRestart {
 		spec.OnClientKilled = mps.RestartServer

@@ -72,6 +72,8 @@ func TestEdits(t *testing.T) {
 	}}}
 	limitedClient := client
 	limitedClient.ActiveThreadPercentage, limitedClient.PinnedMemoryBytes = 30, 10<<30
+	lowClient := client
+	lowClient.BelowNormal = true
 	interposer := Interposer{Library: "/opt/limits/libhami-2.so", Folder: "/limits/u1", Device: "gpu-b", Hook: hookAt, Owner: "u1/r0"}
 	limited := interposer
 	limited.MemoryBytes, limited.SMPercent = 6<<30, 25
@@ -100,6 +102,12 @@ func TestEdits(t *testing.T) {
 		"direct": {Direct{"gpu-a", "u1/gpu-a"}, cdi.Edits{Env: []string{"PARTAGE_GPU_ec8f7b43=gpu-a"}}},
 		"client of its claim's session": {client, cdi.Edits{
 			Env:    []string{"CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps", "PARTAGE_MPS_3aa9464f=gpu-0000-1b-00-0"},
+			Mounts: clientMounts, Hooks: clientHooks,
+		}},
+		"client with a priority": {lowClient, cdi.Edits{
+			Env: []string{
+				"CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps", "PARTAGE_MPS_3aa9464f=gpu-0000-1b-00-0", "CUDA_MPS_CLIENT_PRIORITY=1",
+			},
 			Mounts: clientMounts, Hooks: clientHooks,
 		}},
 		"client with limits": {limitedClient, cdi.Edits{

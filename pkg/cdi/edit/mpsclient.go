@@ -38,6 +38,9 @@ type MPSClient struct {
 	// the server's limit. They are for sessions with one device.
 	ActiveThreadPercentage int
 	PinnedMemoryBytes      int64
+	// BelowNormal gives the clients the lower priority, whatever the server's is. It is
+	// advice: a program sets its own environment.
+	BelowNormal bool
 }
 
 // Edits fails if the session does not run or there is no hook.
@@ -59,6 +62,9 @@ func (c MPSClient) Edits() (cdi.Edits, error) {
 		// Index 0 is the session's only device. An entry for a device that is not
 		// visible would void all limits.
 		env = append(env, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0="+strconv.FormatInt(c.PinnedMemoryBytes>>20, 10)+"M")
+	}
+	if c.BelowNormal {
+		env = append(env, "CUDA_MPS_CLIENT_PRIORITY=1")
 	}
 	return cdi.Edits{
 		Env: env,

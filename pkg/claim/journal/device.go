@@ -72,6 +72,9 @@ type Sharing struct {
 	Limited bool `json:"limited,omitempty"`
 	// OnClientKilled is what the policy asked for when the share was prepared, or empty.
 	OnClientKilled policy.OnClientKilled `json:"onClientKilled,omitempty"`
+	// ClientPriority is that of the claim's clients in a session that claims share. Empty
+	// is normal.
+	ClientPriority policy.ClientPriority `json:"clientPriority,omitempty"`
 }
 
 // Limits are what one claim may use of a share. Zero is no limit.

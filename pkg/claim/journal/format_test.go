@@ -30,7 +30,7 @@ const (
 	formats = "testdata/formats"
 	// newest is what this version writes of a record with every field. A change
 	// of the format needs a new file.
-	newest = "5-kills.json"
+	newest = "6-priority.json"
 )
 
 // present is a record with every field of this version.
@@ -55,7 +55,7 @@ func present() *Record {
 			{Requests: []string{"r2"}, Pool: claimtest.PoolName, Device: claimtest.WholeB, Type: device.Whole, PCIAddress: claimtest.PCIB, Admin: true, ShareID: ptr.To(types.UID("s1"))},
 			{
 				Requests: []string{"r3"}, Pool: claimtest.PoolName, Device: claimtest.WholeB + "-mps", Type: device.MPS, PCIAddress: claimtest.PCIB, ShareID: ptr.To(types.UID("s2")),
-				Sharing:   &Sharing{UUID: "GPU-b", Session: claimtest.WholeB, Limits: Limits{Percent: 25, MemoryBytes: 10 << 30}, OnClientKilled: policy.KilledRestart},
+				Sharing:   &Sharing{UUID: "GPU-b", Session: claimtest.WholeB, Limits: Limits{Percent: 25, MemoryBytes: 10 << 30}, OnClientKilled: policy.KilledRestart, ClientPriority: policy.PriorityBelowNormal},
 				CDIDevice: "k8s.gpu.nvidia.com/claim=u1-" + claimtest.WholeB + "-mps-s2",
 			},
 			{
@@ -66,7 +66,7 @@ func present() *Record {
 		},
 		Sessions: []Session{{
 			ID: claimtest.WholeB, Shared: true, MultiUser: true, Devices: []SessionDevice{{Device: claimtest.WholeB + "-mps", PCIAddress: claimtest.PCIB, UUID: "GPU-b", MemoryBytes: 4 << 30}},
-			Percent: 50, MemoryBytes: map[string]int64{"GPU-b": 20 << 30},
+			Percent: 50, MemoryBytes: map[string]int64{"GPU-b": 20 << 30}, ClientPriority: policy.PriorityBelowNormal,
 			PipeDir: "/run/partage/mps/" + claimtest.WholeB + "/pipe", ShmDir: "/run/partage/mps/" + claimtest.WholeB + "/shm", Losses: 1, Kills: 2,
 		}},
 	}

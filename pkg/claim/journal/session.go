@@ -24,6 +24,8 @@ type Session struct {
 	// Percent and MemoryBytes (by UUID) are the limits of the claim's own session.
 	Percent     int              `json:"percent,omitempty"`
 	MemoryBytes map[string]int64 `json:"memoryBytes,omitempty"`
+	// ClientPriority is that of clients of the claim's own session. Empty is normal.
+	ClientPriority policy.ClientPriority `json:"clientPriority,omitempty"`
 
 	// PipeDir and ShmDir are empty until the session runs for the claim.
 	PipeDir string `json:"pipeDir,omitempty"`
@@ -98,7 +100,8 @@ func (s *Session) Resolve(r *Record) {
 func (s *Session) Desired(holders []*Record) sharing.Session {
 	desired := sharing.Session{
 		ID: s.ID, MultiUser: s.MultiUser,
-		Limits: sharing.Limits{ThreadPercentage: s.Percent, MemoryBytes: maps.Clone(s.MemoryBytes)},
+		Limits:         sharing.Limits{ThreadPercentage: s.Percent, MemoryBytes: maps.Clone(s.MemoryBytes)},
+		ClientPriority: s.ClientPriority,
 	}
 	for _, d := range s.Devices {
 		if d.UUID == "" {
@@ -113,6 +116,7 @@ func (s *Session) Desired(holders []*Record) sharing.Session {
 	if restartsServer(holders, s.ID) {
 		desired.OnClientKilled = policy.KilledRestart
 	}
+	desired.ClientPriority = highestPriority(holders, s.ID)
 	largest := LargestLimits(holders, s.ID)
 	desired.Limits = sharing.Limits{ThreadPercentage: largest.Percent}
 	if largest.MemoryBytes > 0 {
@@ -132,6 +136,28 @@ func restartsServer(holders []*Record, session string) bool {
 			return d.In(session) && d.Sharing.OnClientKilled == policy.KilledRestart
 		})
 	})
+}
+
+// highestPriority returns the highest among the shares in a session, or nothing if all are
+// normal, which needs no MPS that has priorities. Those with a lower one have it in their
+// environment as well.
+func highestPriority(holders []*Record, session string) policy.ClientPriority {
+	below, all := false, true
+	for _, r := range holders {
+		for i := range r.Devices {
+			if d := &r.Devices[i]; d.In(session) {
+				isBelow := d.Sharing.ClientPriority == policy.PriorityBelowNormal
+				below, all = below || isBelow, all && isBelow
+			}
+		}
+	}
+	switch {
+	case !below:
+		return ""
+	case all:
+		return policy.PriorityBelowNormal
+	}
+	return policy.PriorityNormal
 }
 
 // LargestLimits returns the limits that let all shares in a session have theirs. The

@@ -12,6 +12,7 @@ import (
 	"github.com/partage-dev/partage/pkg/claim/internal/claimtest"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/partition"
+	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/pkg/sharing"
 )
 
@@ -39,6 +40,32 @@ func TestLargestLimits(t *testing.T) {
 	}
 }
 
+func TestHighestPriority(t *testing.T) {
+	with := func(uid types.UID, p policy.ClientPriority) *Record {
+		r := holder(uid, 25, 4)
+		r.Devices[0].Sharing.ClientPriority = p
+		return r
+	}
+	const below = policy.PriorityBelowNormal
+	elsewhere := record("u9", share("n", claimtest.PCIB, "s", device.MPS, &Sharing{Session: "n", ClientPriority: below}))
+	for name, test := range map[string]struct {
+		holders []*Record
+		want    policy.ClientPriority
+	}{
+		"none":            {nil, ""},
+		"another session": {[]*Record{elsewhere, with("u1", "")}, ""},
+		"one":             {[]*Record{with("u1", below)}, below},
+		"all":             {[]*Record{elsewhere, with("u1", below), with("u2", below)}, below},
+		// MPS must have priorities all the same.
+		"different": {[]*Record{with("u1", below), with("u2", "")}, policy.PriorityNormal},
+	} {
+		desired := (&Session{ID: "m", Shared: true, ClientPriority: "of no account"}).Desired(test.holders)
+		if desired.ClientPriority != test.want {
+			t.Errorf("%s: got %q, want %q", name, desired.ClientPriority, test.want)
+		}
+	}
+}
+
 func TestDesired(t *testing.T) {
 	two := []SessionDevice{{Device: "a", PCIAddress: claimtest.PCIA, UUID: "GPU-a"}, {Device: "b", PCIAddress: claimtest.PCIB, UUID: "GPU-b"}}
 	devices := []sharing.Device{{PCIAddress: claimtest.PCIA, UUID: "GPU-a"}, {PCIAddress: claimtest.PCIB, UUID: "GPU-b"}}
@@ -48,8 +75,8 @@ func TestDesired(t *testing.T) {
 		want    sharing.Session
 	}{
 		"own": {
-			Session{ID: "m", Devices: two, MultiUser: true, Percent: 40, MemoryBytes: map[string]int64{"GPU-a": 3}}, []*Record{holder("u1", 90, 90)},
-			sharing.Session{ID: "m", Devices: devices, MultiUser: true, Limits: sharing.Limits{ThreadPercentage: 40, MemoryBytes: map[string]int64{"GPU-a": 3}}},
+			Session{ID: "m", Devices: two, MultiUser: true, Percent: 40, MemoryBytes: map[string]int64{"GPU-a": 3}, ClientPriority: policy.PriorityBelowNormal}, []*Record{holder("u1", 90, 90)},
+			sharing.Session{ID: "m", Devices: devices, MultiUser: true, Limits: sharing.Limits{ThreadPercentage: 40, MemoryBytes: map[string]int64{"GPU-a": 3}}, ClientPriority: policy.PriorityBelowNormal},
 		},
 		"shared": {
 			Session{ID: "m", Shared: true, Devices: two, Percent: 1}, []*Record{holder("u1", 25, 4), holder("u2", 50, 3)},

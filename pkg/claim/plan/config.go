@@ -90,7 +90,7 @@ func (all configs) choose(result resourceapi.DeviceRequestAllocationResult, d de
 		if len(resourceclaim.ConfigForResult(entry, result)) == 0 {
 			continue
 		}
-		if fits(c.value, d.Kind) {
+		if fits(c.value, d) {
 			if c.onlyObserves(result) {
 				return nil, fmt.Errorf("%s: request %s has admin access, which changes nothing: device %s cannot be shared by it",
 					c.where, quote.Name(result.Request), d.Name)
@@ -140,7 +140,11 @@ func (c *config) doesNotFit(d device.Device) error {
 	case device.Observer:
 		is = "for observation only"
 	case device.MPS:
-		is = "a share: its limits are what the claim asks for in capacity.requests"
+		takes := api.GpuConfigKind
+		if d.Partition != nil {
+			takes = api.MigDeviceConfigKind
+		}
+		is = "a share: its limits are what the claim asks for in capacity.requests, and it takes a " + takes + " with nothing but sharing.mpsConfig.defaultClientPriority"
 	default:
 		is = "a share: how it is shared is for the administrator's SharingPolicy to say"
 	}
@@ -154,12 +158,14 @@ func (c *config) kind() string {
 	return api.MigDeviceConfigKind
 }
 
-func fits(value api.Config, kind device.Kind) bool {
-	switch value.(type) {
-	case *api.GpuConfig:
-		return kind == device.Whole
-	case *api.MigDeviceConfig:
-		return kind == device.Partition
+func fits(value api.Config, d device.Device) bool {
+	kind := device.Whole
+	if _, isMIG := value.(*api.MigDeviceConfig); isMIG {
+		kind = device.Partition
 	}
-	return false
+	if d.Kind == device.MPS {
+		// The scheduler has accounted the limits of a share, and the policy says the rest.
+		return (kind == device.Partition) == (d.Partition != nil) && value.MPS() != nil && value.MPS().OnlyClientPriority()
+	}
+	return d.Kind == kind
 }

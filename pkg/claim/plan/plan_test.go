@@ -236,7 +236,23 @@ func TestPlanConfigs(t *testing.T) {
 		},
 		"for a share": {
 			claim: configure(newClaim("u1", wholeA+"-mps"), fromClaim, gpuMPS, "r0"),
-			err:   "GpuConfig does not apply to device " + wholeA + "-mps, which is a share: its limits are what the claim asks for in capacity.requests",
+			err:   "GpuConfig does not apply to device " + wholeA + "-mps, which is a share: its limits are what the claim asks for in capacity.requests, and it takes a GpuConfig with nothing but sharing.mpsConfig.defaultClientPriority",
+		},
+		"a priority for a share": {
+			claim: configure(newClaim("u1", wholeA+"-mps"), fromClaim, gpuPriority("Normal"), "r0"),
+			want:  []string{"r0 " + wholeA + "-mps share share-u1-r0 GpuConfig/MPS"},
+		},
+		"a priority for a share of a partition": {
+			claim: configure(newClaim("u1", mpsSliceA0), fromClaim, gpuPriority("Normal"), "r0"),
+			err:   mpsSliceA0 + ", which is a share: its limits are what the claim asks for in capacity.requests, and it takes a MigDeviceConfig",
+		},
+		"a priority for who only looks on": {
+			claim: configure(admin(newClaim("u1", wholeA+"-mps")), fromClaim, gpuPriority("Normal"), "r0"),
+			err:   "request r0 has admin access, which changes nothing: device " + wholeA,
+		},
+		"a priority for turns": {
+			claim: configure(newClaim("u1", wholeA+"-timeslice"), fromClaim, gpuPriority("Normal"), "r0"),
+			err:   "which is a share: how it is shared is for the administrator's SharingPolicy to say",
 		},
 		"of a class, for a share": {
 			claim: configure(newClaim("u1", wholeA+"-timeslice"), fromClass, gpuMPS),

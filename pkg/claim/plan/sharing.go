@@ -132,10 +132,27 @@ func (d *allocated) recordSharing() *journal.Sharing {
 	if d.session != nil && d.device.Share != nil && d.device.Share.OnClientKilled == policy.KilledRestart {
 		s.OnClientKilled = policy.KilledRestart
 	}
+	if d.session != nil && d.device.Share != nil && d.clientPriority() == policy.PriorityBelowNormal {
+		s.ClientPriority = policy.PriorityBelowNormal
+	}
 	if s.Session == "" && s.Interval == "" && !s.Limited {
 		return nil
 	}
 	return s
+}
+
+// clientPriority is the one that the configuration asks for, otherwise the policy's for
+// shares. Empty is normal.
+func (d *allocated) clientPriority() policy.ClientPriority {
+	if d.config != nil {
+		if config := d.config.MPS(); config != nil && config.DefaultClientPriority != nil {
+			return policy.ClientPriority(*config.DefaultClientPriority)
+		}
+	}
+	if d.device.Share != nil {
+		return d.device.Share.ClientPriority
+	}
+	return ""
 }
 
 // recordSessions writes down the sessions and which devices are in them.
@@ -155,6 +172,9 @@ func (all devices) recordSessions(r *journal.Record) error {
 			s = &r.Sessions[len(r.Sessions)-1]
 			if d.session.config != nil {
 				s.Percent = d.session.config.ThreadPercentage()
+				if d.clientPriority() == policy.PriorityBelowNormal {
+					s.ClientPriority = policy.PriorityBelowNormal
+				}
 			}
 		}
 		in := journal.SessionDevice{

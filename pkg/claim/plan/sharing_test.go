@@ -15,6 +15,7 @@ import (
 	"github.com/partage-dev/partage/pkg/claim/journal"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/policy"
 )
 
 // Equal parts of what is left of 80 GiB and 10 GiB by the driver, the MPS server and four
@@ -132,6 +133,59 @@ func TestPlanSharing(t *testing.T) {
 			}
 			if r.APIVersion != test.version {
 				t.Errorf("the record has the version %s, want %s", r.APIVersion, test.version)
+			}
+		})
+	}
+}
+
+// gpuPriority is a configuration with nothing else.
+func gpuPriority(priority string) string {
+	return `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"MPS","mpsConfig":{"defaultClientPriority":"` + priority + `"}}}`
+}
+
+// The priority of a share is what the claim's configuration, its class's or the policy says,
+// in this order. Normal is not written down: it needs nothing.
+func TestPlanPriority(t *testing.T) {
+	low := policy.Builtin()
+	low.Default.MPS.ClientPriority = policy.PriorityBelowNormal
+	lowInventory, err := device.NewInventory(testNode(), device.Terms{Policy: low})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const below = policy.PriorityBelowNormal
+	for name, test := range map[string]struct {
+		claim     *resourceapi.ResourceClaim
+		inventory *device.Inventory
+		share     policy.ClientPriority
+		session   policy.ClientPriority // the claim's own
+	}{
+		"nothing":                  {newClaim("u1", mpsA), nil, "", ""},
+		"policy":                   {newClaim("u1", mpsA), lowInventory, below, ""},
+		"claim":                    {configure(newClaim("u1", mpsA), fromClaim, gpuPriority("BelowNormal")), nil, below, ""},
+		"claim above policy":       {configure(newClaim("u1", mpsA), fromClaim, gpuPriority("Normal")), lowInventory, "", ""},
+		"class":                    {configure(newClaim("u1", mpsA), fromClass, gpuPriority("BelowNormal")), nil, below, ""},
+		"claim above class":        {configure(configure(newClaim("u1", mpsA), fromClass, gpuPriority("BelowNormal")), fromClaim, gpuPriority("Normal")), nil, "", ""},
+		"partition":                {configure(newClaim("u1", mpsSliceA0), fromClaim, strings.ReplaceAll(gpuPriority("BelowNormal"), "GpuConfig", "MigDeviceConfig")), nil, below, ""},
+		"another kind, of a class": {configure(newClaim("u1", mpsSliceA0), fromClass, gpuPriority("BelowNormal")), nil, "", ""},
+		"limits, of a class":       {configure(newClaim("u1", mpsA), fromClass, ownMPS), nil, "", ""},
+		"own":                      {configure(newClaim("u1", wholeA), fromClaim, gpuPriority("BelowNormal")), nil, "", below},
+		"own, normal":              {configure(newClaim("u1", wholeA), fromClaim, gpuPriority("Normal")), lowInventory, "", ""},
+		"own, of the policy":       {configure(newClaim("u1", wholeA), fromClaim, gpuMPS), lowInventory, "", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inventory := test.inventory
+			if inventory == nil {
+				inventory = testInventory(t)
+			}
+			plan, err := New(test.claim, Node{Driver: driverName, Pool: poolName, Inventory: inventory})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := plan.Record.Devices[0].Sharing.ClientPriority; got != test.share {
+				t.Errorf("the share has %q, want %q", got, test.share)
+			}
+			if got := plan.Record.Sessions[0].ClientPriority; got != test.session {
+				t.Errorf("the session has %q, want %q", got, test.session)
 			}
 		})
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/partage-dev/partage/pkg/cdi/edit"
 	"github.com/partage-dev/partage/pkg/cdi/hook"
 	"github.com/partage-dev/partage/pkg/claim/journal"
+	"github.com/partage-dev/partage/pkg/policy"
 )
 
 // ClaimSteps are those that belong to a claim and to no GPU, in the order in which they
@@ -148,6 +149,7 @@ func (k *Kit) mpsClient(r *journal.Record, d *journal.Device) edit.MPSClient {
 		// The server's limits are those of the largest share.
 		client.Owner = string(r.Claim.UID) + "/" + d.Key()
 		client.ActiveThreadPercentage, client.PinnedMemoryBytes = d.Sharing.Limits.Percent, d.Sharing.Limits.MemoryBytes
+		client.BelowNormal = d.Sharing.ClientPriority == policy.PriorityBelowNormal
 	}
 	return client
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"time"
 
@@ -85,14 +86,15 @@ func (e session) Undo(ctx context.Context, s *Scene) error {
 		_, err := e.converge(ctx, recorded, nil, true)
 		return err
 	}
-	if journal.LargestLimits(append([]*journal.Record{s.Record}, holders...), e.id) == journal.LargestLimits(holders, e.id) {
+	left := e.ofHolder(recorded, holders)
+	if reflect.DeepEqual(left.Desired(append([]*journal.Record{s.Record}, holders...)), left.Desired(holders)) {
 		return nil
 	}
 	// That the limits cannot be tightened is no reason to keep the claim, nor is a
 	// supervisor that does not answer.
 	_, err := e.Sessions(ctx)
 	if err == nil {
-		_, err = e.converge(ctx, e.ofHolder(recorded, holders), holders, true)
+		_, err = e.converge(ctx, left, holders, true)
 	}
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "The limits of an MPS session stay above what its claims have", "session", e.id)

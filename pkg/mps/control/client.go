@@ -240,8 +240,14 @@ func (c Client) Limits(ctx context.Context, server int, spec mps.Spec) (Limits, 
 
 // SetLimits sets the limits of a spec for servers, where 0 means future ones, and
 // reads them back. It does all with one run of the program: the answers to the
-// queries are the last lines.
+// queries are the last lines. The error wraps ErrNoPriorities if the spec has a client
+// priority and the daemon has none; then nothing was set.
 func (c Client) SetLimits(ctx context.Context, spec mps.Spec, servers ...int) error {
+	if spec.ClientPriority != "" {
+		if err := c.checkPriorities(ctx); err != nil {
+			return err
+		}
+	}
 	var commands, queries []string
 	for _, server := range servers {
 		commands = append(commands, limitCommands(server, limitsOf(spec))...)

@@ -6,8 +6,12 @@ package control
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
+	"os"
 	"os/exec"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -98,8 +102,57 @@ func TestParseLimits(t *testing.T) {
 			t.Errorf("%s: %v", name, got.Check(spec))
 		}
 	}
+	spec.ClientPriority = mps.PriorityBelowNormal
+	wantQueries, wantCommands = append(wantQueries, "get_default_client_priority"), append(wantCommands, "set_default_client_priority 1")
+	if diff := cmp.Diff(wantQueries, limitQueries(77, spec)); diff != "" {
+		t.Errorf("queries, -want +got:\n%s", diff)
+	}
+	if diff := cmp.Diff(wantCommands, limitCommands(0, limitsOf(spec))); diff != "" {
+		t.Errorf("commands, -want +got:\n%s", diff)
+	}
+	for answer, want := range map[string]string{
+		"1 [BELOW NORMAL]": "", "0 [NORMAL]": "client priority is Normal, want BelowNormal", "Unknown command": "no client priorities",
+	} {
+		got, err := parseLimits([]string{"12.0", "5G", "100M", answer}, spec)
+		if err == nil {
+			err = got.Check(spec)
+		}
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", answer, err, want)
+		}
+	}
 	if got := limitCommands(3, limitsOf(mps.Spec{Devices: []string{gpuA}})); !cmp.Equal(got, []string{"set_active_thread_percentage 3 100"}) {
 		t.Errorf("without limits: %q", got)
+	}
+}
+
+func TestParsePriority(t *testing.T) {
+	for answer, want := range map[string]mps.ClientPriority{
+		"0": mps.PriorityNormal, "1": mps.PriorityBelowNormal, "0 [NORMAL]": mps.PriorityNormal, "1 [BELOW NORMAL]": mps.PriorityBelowNormal,
+		"Normal": mps.PriorityNormal, "below normal": mps.PriorityBelowNormal, "Default client priority: 1 [BELOW_NORMAL]": mps.PriorityBelowNormal,
+		"": "", "2": "", "-1": "", "Unknown command: get_default_client_priority": "", "Invalid command": "", "error 1": "",
+	} {
+		got, err := ParsePriority(answer)
+		if got != want || errors.Is(err, ErrNoPriorities) != (want == "") {
+			t.Errorf("%q: got %q, %v, want %q", answer, got, err, want)
+		}
+	}
+}
+
+// A daemon without priorities is found out before anything is set, however much it says.
+func TestNoPriorities(t *testing.T) {
+	for name, answer := range map[string]string{"a line": "Unknown command", "nothing": "", "a page": "Commands:\n  quit\n  ps\n"} {
+		set := filepath.Join(t.TempDir(), "set")
+		c := Client{Limit: time.Minute, Command: func(ctx context.Context) *exec.Cmd {
+			return exec.CommandContext(ctx, "sh", "-c", `if grep -q "^set_" ; then touch "$1"; fi; printf '%s' "$0"`, answer, set)
+		}}
+		err := c.SetLimits(t.Context(), mps.Spec{Devices: []string{gpuA}, ClientPriority: mps.PriorityNormal}, 0)
+		if !errors.Is(err, ErrNoPriorities) || !strings.Contains(err.Error(), "set_default_client_priority") {
+			t.Errorf("%s: got %v", name, err)
+		}
+		if _, err := os.Stat(set); err == nil {
+			t.Errorf("%s: something was set", name)
+		}
 	}
 }
 

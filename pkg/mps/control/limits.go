@@ -23,6 +23,8 @@ type Limits struct {
 	percentage float64
 	// memory is by device index. It has only the devices that the spec limits.
 	memory map[int]amount
+	// priority is that of new clients of all servers, if the spec has one.
+	priority mps.ClientPriority
 }
 
 // amount is a memory limit in bytes.
@@ -40,7 +42,7 @@ func (a amount) confirms(want int64) bool {
 }
 
 func limitsOf(spec mps.Spec) Limits {
-	l := Limits{percentage: 100, memory: map[int]amount{}}
+	l := Limits{percentage: 100, memory: map[int]amount{}, priority: spec.ClientPriority}
 	if spec.ThreadPercentage > 0 {
 		l.percentage = float64(spec.ThreadPercentage)
 	}
@@ -68,6 +70,9 @@ func (l Limits) Check(spec mps.Spec) error {
 			return fmt.Errorf("memory limit of device %d (%s) is %d MiB, want %d MiB",
 				i, spec.Devices[i], l.memory[i].bytes/mebibyte, want.memory[i].bytes/mebibyte)
 		}
+	}
+	if want.priority != "" && l.priority != want.priority {
+		return fmt.Errorf("default client priority is %s, want %s", l.priority, want.priority)
 	}
 	return nil
 }
@@ -102,6 +107,9 @@ func limitQueries(server int, spec mps.Spec) []string {
 	for _, i := range limitsOf(spec).indexes() {
 		queries = append(queries, fmt.Sprintf("get_%sdevice_pinned_mem_limit%s %d", name, argument, i))
 	}
+	if spec.ClientPriority != "" {
+		queries = append(queries, priorityQuery)
+	}
 	return queries
 }
 
@@ -112,6 +120,9 @@ func limitCommands(server int, l Limits) []string {
 	commands := []string{fmt.Sprintf("set_%sactive_thread_percentage%s %g", name, argument, l.percentage)}
 	for _, i := range l.indexes() {
 		commands = append(commands, fmt.Sprintf("set_%sdevice_pinned_mem_limit%s %d %dM", name, argument, i, l.memory[i].bytes/mebibyte))
+	}
+	if l.priority != "" {
+		commands = append(commands, priorityCommand(l.priority))
 	}
 	return commands
 }
@@ -128,7 +139,10 @@ func parseLimits(answers []string, spec mps.Spec) (Limits, error) {
 			return Limits{}, fmt.Errorf("memory limit of device %d (%s): %w", i, spec.Devices[i], err)
 		}
 	}
-	return l, nil
+	if spec.ClientPriority != "" {
+		l.priority, err = ParsePriority(answers[len(answers)-1])
+	}
+	return l, err
 }
 
 // parseMemory reads a memory limit: a number with G or M, as drivers print it, with

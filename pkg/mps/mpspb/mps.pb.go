@@ -34,6 +34,7 @@ type Spec struct {
 	MemoryBytes      map[string]int64       `protobuf:"bytes,4,rep,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	MultiUser        bool                   `protobuf:"varint,5,opt,name=multi_user,json=multiUser,proto3" json:"multi_user,omitempty"`
 	OnClientKilled   string                 `protobuf:"bytes,6,opt,name=on_client_killed,json=onClientKilled,proto3" json:"on_client_killed,omitempty"`
+	ClientPriority   string                 `protobuf:"bytes,7,opt,name=client_priority,json=clientPriority,proto3" json:"client_priority,omitempty"`
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -106,6 +107,13 @@ func (x *Spec) GetMultiUser() bool {
 func (x *Spec) GetOnClientKilled() string {
 	if x != nil {
 		return x.OnClientKilled
+	}
+	return ""
+}
+
+func (x *Spec) GetClientPriority() string {
+	if x != nil {
+		return x.ClientPriority
 	}
 	return ""
 }
@@ -494,7 +502,7 @@ var File_mps_proto protoreflect.FileDescriptor
 
 const file_mps_proto_rawDesc = "" +
 	"\n" +
-	"\tmps.proto\x12\x0epartage.mps.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb0\x02\n" +
+	"\tmps.proto\x12\x0epartage.mps.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd9\x02\n" +
 	"\x04Spec\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\adevices\x18\x02 \x03(\tR\adevices\x12+\n" +
@@ -502,7 +510,8 @@ const file_mps_proto_rawDesc = "" +
 	"\fmemory_bytes\x18\x04 \x03(\v2%.partage.mps.v1.Spec.MemoryBytesEntryR\vmemoryBytes\x12\x1d\n" +
 	"\n" +
 	"multi_user\x18\x05 \x01(\bR\tmultiUser\x12(\n" +
-	"\x10on_client_killed\x18\x06 \x01(\tR\x0eonClientKilled\x1a>\n" +
+	"\x10on_client_killed\x18\x06 \x01(\tR\x0eonClientKilled\x12'\n" +
+	"\x0fclient_priority\x18\a \x01(\tR\x0eclientPriority\x1a>\n" +
 	"\x10MemoryBytesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\xf4\x02\n" +

@@ -40,15 +40,22 @@ func Start(cmd *exec.Cmd) (*Process, error) {
 	if p.ID, err = Identify(cmd.Process.Pid); err != nil {
 		return nil, errors.Join(err, cmd.Process.Kill(), cmd.Wait())
 	}
-	go func() {
-		defer close(p.done)
-		_ = cmd.Wait()
-		p.how = cmd.ProcessState.String()
-		if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok {
-			p.exit = Exit{Known: true, Status: status}
-		}
-	}()
+	go p.await(cmd)
 	return p, nil
+}
+
+// await waits for the end of a command.
+func (p *Process) await(cmd *exec.Cmd) {
+	defer close(p.done)
+	_ = cmd.Wait()
+	if cmd.ProcessState == nil { // Reap came first
+		p.how = "exit status unknown"
+		return
+	}
+	p.how = cmd.ProcessState.String()
+	if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok {
+		p.exit = Exit{Known: true, Status: status}
+	}
 }
 
 // Adopt watches a process that another program started, until unwatched is

@@ -34,6 +34,22 @@ func init() {
 	}
 }
 
+// TestWaitedFor: a process whose end another part of this program has seen to, as Reap does.
+func TestWaitedFor(t *testing.T) {
+	cmd := exec.Command("true")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unix.Wait4(cmd.Process.Pid, nil, 0, nil); err != nil {
+		t.Fatal(err)
+	}
+	p := &Process{done: make(chan struct{})}
+	p.await(cmd)
+	if !p.Ended() || p.Exit().Known || p.How() != "exit status unknown" {
+		t.Errorf("ended: %t, %+v, %q", p.Ended(), p.Exit(), p.How())
+	}
+}
+
 func TestMain(m *testing.M) {
 	switch {
 	case os.Getenv(headlessVariable) != "":

@@ -5,6 +5,7 @@ package supervisor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -117,8 +118,12 @@ func (d *daemon) changeLimits(ctx context.Context, spec mps.Spec) error {
 		return err
 	}
 	servers := append(process.PIDs(d.record.Servers), 0)
+	spec = spec.ResetPriority(d.record.Spec)
 	if err := client.SetLimits(ctx, spec, servers...); err != nil {
-		if undoErr := client.SetLimits(context.WithoutCancel(ctx), d.record.Spec, servers...); undoErr != nil {
+		if errors.Is(err, control.ErrNoPriorities) {
+			return err // nothing was set
+		}
+		if undoErr := client.SetLimits(context.WithoutCancel(ctx), d.record.Spec.ResetPriority(spec), servers...); undoErr != nil {
 			return fmt.Errorf("%w; restore the old limits: %w", err, undoErr)
 		}
 		return err
@@ -128,7 +133,7 @@ func (d *daemon) changeLimits(ctx context.Context, spec mps.Spec) error {
 	if err := d.folder.save(changed); err != nil {
 		return err
 	}
-	klog.FromContext(ctx).Info("MPS limits changed", "percentage", spec.ThreadPercentage, "memory", spec.Memory,
+	klog.FromContext(ctx).Info("MPS limits changed", "percentage", spec.ThreadPercentage, "memory", spec.Memory, "priority", spec.ClientPriority,
 		"oldPercentage", d.record.Spec.ThreadPercentage, "oldMemory", d.record.Spec.Memory, "servers", len(changed.Servers))
 	d.record = changed
 	status := d.status.get()

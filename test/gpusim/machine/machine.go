@@ -49,6 +49,8 @@ type MPS struct {
 	// FewFiles says that servers do with any number of open files. Otherwise a limit
 	// below 16384 is one of contexts.
 	FewFiles bool
+	// NoPriorities says that MPS has no client priorities, as in older drivers.
+	NoPriorities bool
 }
 
 // Fault makes calls of the library go wrong. Of several that match a call, the

@@ -24,8 +24,8 @@ type ClientOptions struct {
 	// Here are the devices whose nodes it sees, below Root.
 	Here []cuda.Device
 	Root string
-	// Visible, Percentage and Memory are the variables, nil where one is not set.
-	Visible, Percentage, Memory *string
+	// Visible, Percentage, Memory and Priority are the variables, nil where one is not set.
+	Visible, Percentage, Memory, Priority *string
 }
 
 // Client is a program that is connected to an MPS server.
@@ -33,6 +33,8 @@ type Client struct {
 	// Devices are numbered as in the program, and so are the Limits in effect.
 	Devices []cuda.Device
 	Limits  []Limits
+	// priority is the one in effect.
+	priority priority
 
 	nodes   cuda.Nodes
 	conn    *net.UnixConn
@@ -102,13 +104,13 @@ func (c *Client) join(decoder *json.Decoder, o ClientOptions) error {
 	}
 	var answer joined
 	own, void := ownLimits(c.Devices, o)
-	if c.encoder.Encode(join{Token: string(token), Devices: own, Void: void}) != nil || decoder.Decode(&answer) != nil {
+	if c.encoder.Encode(join{Token: string(token), Devices: own, Void: void, Priority: ownPriority(o)}) != nil || decoder.Decode(&answer) != nil {
 		return cuda.MPSConnectionFailed
 	}
 	if answer.Code != 0 {
 		return answer.Code
 	}
-	c.Limits = answer.Devices
+	c.Limits, c.priority = answer.Devices, answer.Priority
 	return nil
 }
 

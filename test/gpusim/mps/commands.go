@@ -39,6 +39,8 @@ func init() { // Functions and execute need the table, and what is in it needs t
 		"get_default_device_pinned_mem_limit":  {"DEVICE", 1, 1, (*Daemon).getDefaultMemory},
 		"set_device_pinned_mem_limit":          {"PID DEVICE VALUE", 3, 3, (*Daemon).setMemory},
 		"get_device_pinned_mem_limit":          {"PID DEVICE", 2, 2, (*Daemon).getMemory},
+		"set_default_client_priority":          {"PRIORITY", 1, 1, (*Daemon).setDefaultPriority},
+		"get_default_client_priority":          {"", 0, 0, (*Daemon).getDefaultPriority},
 		"terminate_client":                     {"SERVER_PID CLIENT_PID", 2, 2, (*Daemon).terminateClient},
 		"ps":                                   {"[-p PID]", 0, 2, (*Daemon).ps},
 		"quit":                                 {"[-t TIMEOUT]", 0, 2, (*Daemon).quitCommand},
@@ -53,6 +55,9 @@ func (d *Daemon) execute(line string) result {
 	}
 	name, args := words[0], words[1:]
 	v, ok := commands[name]
+	if strings.HasSuffix(name, "_default_client_priority") && !d.priorities {
+		ok = false
+	}
 	switch {
 	case !ok:
 		return result{Text: "Unknown command: " + name}

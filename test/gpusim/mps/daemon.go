@@ -45,6 +45,8 @@ type Daemon struct {
 	root      string // of the simulated machine
 	boot      string
 	multiUser bool
+	// priorities says that clients have priorities at all.
+	priorities bool
 	// clients is the listener of programs, users the one of commands.
 	clients, users *net.UnixListener
 	lock, logPipe  *os.File
@@ -54,6 +56,7 @@ type Daemon struct {
 	mu         sync.Mutex
 	percentage float64 // defaults of the next server
 	memory     memoryLimits
+	priority   priority       // of the next client
 	server     *serverProcess // nil: none
 	waiting    []waiter
 	quitting   bool
@@ -84,6 +87,9 @@ func StartDaemon(o DaemonOptions) (*Daemon, error) {
 		return nil, err
 	}
 	if d.boot, err = d.state.BootID(); err != nil {
+		return nil, err
+	}
+	if err := d.defaultPriority(); err != nil {
 		return nil, err
 	}
 	err = around(d.state, ControlStart, d.gpus(), func() error { return d.listen(o.Log) })

@@ -26,6 +26,7 @@ const (
 	VisibleVariable    = "CUDA_VISIBLE_DEVICES"
 	PercentageVariable = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 	MemoryVariable     = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+	PriorityVariable   = "CUDA_MPS_CLIENT_PRIORITY"
 )
 
 const (

@@ -30,6 +30,9 @@ type order struct {
 	// PID and UID are the client's; PID is also the one that terminate is for.
 	PID int `json:"pid,omitempty"`
 	UID int `json:"uid,omitempty"`
+	// Priority is what a client has that does not say, if Priorities says that there are any.
+	Priority   priority `json:"priority,omitempty"`
+	Priorities bool     `json:"priorities,omitempty"`
 	// Key and Value are the arguments of settings.
 	Key        string  `json:"key,omitempty"`
 	Bytes      uint64  `json:"bytes,omitempty"`

@@ -23,7 +23,10 @@ import (
 type member struct {
 	server   *Server
 	pid, uid int
-	decoder  *json.Decoder
+	// priorities says that there are any.
+	priorities bool
+	priority   priority
+	decoder    *json.Decoder
 
 	sending sync.Mutex
 	encoder *json.Encoder
@@ -53,8 +56,9 @@ func (u *use) sm() int {
 	return int(math.Round(u.limits.Percentage))
 }
 
-func newMember(s *Server, c *net.UnixConn, pid, uid int) *member {
-	return &member{server: s, pid: pid, uid: uid, decoder: packets(c), encoder: json.NewEncoder(c)}
+// newMember makes one of a client that the daemon has handed over.
+func newMember(s *Server, c *net.UnixConn, o order) *member {
+	return &member{server: s, pid: o.PID, uid: o.UID, priorities: o.Priorities, priority: o.Priority, decoder: packets(c), encoder: json.NewEncoder(c)}
 }
 
 func (mb *member) send(v any) error {
@@ -83,7 +87,10 @@ func (mb *member) serve() error {
 	if err := mb.decoder.Decode(&j); err != nil {
 		return err
 	}
-	answer := joined{Code: mb.connect(j)}
+	if mb.priorities && j.Priority != nil {
+		mb.priority = *j.Priority
+	}
+	answer := joined{Code: mb.connect(j), Priority: mb.priority}
 	s.mu.Lock()
 	for i := range mb.uses {
 		answer.Devices = append(answer.Devices, mb.uses[i].limits)

@@ -290,7 +290,7 @@ func (s *Server) obey() {
 			s.mu.Lock()
 			s.visitors++
 			s.mu.Unlock()
-			go s.welcome(client, o.PID, o.UID)
+			go s.welcome(client, newMember(s, client, o))
 		case "retire":
 			s.mu.Lock()
 			s.retiring = true
@@ -314,11 +314,10 @@ func (s *Server) leaveIfIdle() {
 	}
 }
 
-func (s *Server) welcome(c *net.UnixConn, pid, uid int) {
-	mb := newMember(s, c, pid, uid)
+func (s *Server) welcome(c *net.UnixConn, mb *member) {
 	defer c.Close()
 	if err := mb.serve(); err != nil && !errors.Is(err, io.EOF) {
-		s.log.printf("Client {PID: %d}: %v", pid, err)
+		s.log.printf("Client {PID: %d}: %v", mb.pid, err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

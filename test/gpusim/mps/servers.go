@@ -75,7 +75,7 @@ func (d *Daemon) schedule() {
 			return
 		}
 		if w.conn != nil {
-			if err := s.link.send(order{Op: "client", PID: w.pid, UID: w.uid}, w.conn); err != nil {
+			if err := s.link.send(order{Op: "client", PID: w.pid, UID: w.uid, Priority: d.priority, Priorities: d.priorities}, w.conn); err != nil {
 				s.retiring = true // it is dead: reap comes, and then the next server
 				return
 			}

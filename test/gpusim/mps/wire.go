@@ -51,6 +51,8 @@ type join struct {
 	Devices []Limits `json:"devices"`
 	// Void says that memory limits do not hold for the program, the server's included.
 	Void bool `json:"void,omitempty"`
+	// Priority is the one that the program sets for itself, or nil.
+	Priority *priority `json:"priority,omitempty"`
 }
 
 // Limits are what a client may use of a device.
@@ -66,6 +68,8 @@ type Limits struct {
 type joined struct {
 	Code    cuda.Error `json:"code,omitempty"`
 	Devices []Limits   `json:"devices,omitempty"`
+	// Priority is the client's.
+	Priority priority `json:"priority,omitempty"`
 }
 
 // request is what a client wants of a device that it has joined.

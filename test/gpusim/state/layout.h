@@ -15,7 +15,7 @@
 
 #define GS_MAGIC "GPUSIM\n"
 // Raise it at every change of the structures below.
-#define GS_LAYOUT_VERSION 6
+#define GS_LAYOUT_VERSION 7
 
 enum {
 	GS_MAX_GPUS = 16,
@@ -247,6 +247,8 @@ struct gs_machine {
 	int32_t mps_coarse_limits;
 	int32_t mps_few_files;
 	int32_t moving_minors;
+	int32_t mps_no_priorities;
+	int32_t unused;
 	uint64_t next_serial;
 	uint64_t next_fault;
 	uint64_t next_event; // the number that the next event gets

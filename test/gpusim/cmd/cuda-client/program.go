@@ -63,6 +63,7 @@ func initialize(ctx context.Context, shared string) (*program, error) {
 	client, err := mps.Connect(ctx, mps.ClientOptions{
 		Pipe: pipe, Shared: shared, Here: here, Root: at.Root,
 		Visible: variable(mps.VisibleVariable), Percentage: variable(mps.PercentageVariable), Memory: variable(mps.MemoryVariable),
+		Priority: variable(mps.PriorityVariable),
 	})
 	switch {
 	case errors.Is(err, mps.ErrNoDaemon):
@@ -73,7 +74,7 @@ func initialize(ctx context.Context, shared string) (*program, error) {
 	f.Close() // the server does the accounts
 	return &program{
 		session: throughMPS{client}, devices: client.Devices, limits: client.Limits,
-		how: func(int) string { return "as a client of an MPS server" },
+		how: func(int) string { return client.How() },
 	}, nil
 }
 

@@ -117,6 +117,10 @@ var mpsSettings = []struct {
 		"open-files", "needed", "any", "whether contexts need open files of the server, 16384 for all: `needed`, or any number is enough",
 		func(m *machine.MPS) *bool { return &m.FewFiles },
 	},
+	{
+		"client-priority", "known", "unknown", "whether the driver's MPS has client priorities: `known`, or unknown, as in older drivers",
+		func(m *machine.MPS) *bool { return &m.NoPriorities },
+	},
 }
 
 func mpsSetCommand() *cli.Command {

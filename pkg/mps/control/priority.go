@@ -1,0 +1,52 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/partage-dev/partage/pkg/mps"
+)
+
+// ErrNoPriorities means that a daemon does not answer as one does that has client priorities.
+var ErrNoPriorities = errors.New("the MPS of this node's driver has no client priorities (its nvidia-cuda-mps-control does not " +
+	"know get_default_client_priority and set_default_client_priority); use a newer driver, or ask for no clientPriority in the " +
+	"sharing policy and for no defaultClientPriority in configurations")
+
+const priorityQuery = "get_default_client_priority"
+
+// priorityCommand returns the command that sets the priority of new clients of all servers.
+func priorityCommand(p mps.ClientPriority) string {
+	number := 0
+	if p == mps.PriorityBelowNormal {
+		number = 1
+	}
+	return fmt.Sprintf("set_default_client_priority %d", number)
+}
+
+// checkPriorities returns an error that wraps ErrNoPriorities if the daemon has none. It is
+// asked by itself, since nobody knows how many lines a daemon says about a command that it
+// does not know.
+func (c Client) checkPriorities(ctx context.Context) error {
+	lines, err := c.run(ctx, priorityQuery)
+	if err == nil {
+		_, err = ParsePriority(strings.Join(lines, "\n"))
+	}
+	return err
+}
+
+// ParsePriority reads a client priority. The values are documented as 0 [NORMAL] and
+// 1 [BELOW NORMAL], the form of an answer is not.
+func ParsePriority(answer string) (mps.ClientPriority, error) {
+	switch text := strings.ToUpper(answer); {
+	case text == "1", strings.Contains(text, "BELOW"):
+		return mps.PriorityBelowNormal, nil
+	case text == "0", strings.Contains(text, "NORMAL"):
+		return mps.PriorityNormal, nil
+	}
+	return "", fmt.Errorf("%w%s", ErrNoPriorities, Quote(answer))
+}
