@@ -136,22 +136,21 @@ func (r *conformanceRun) examine(ctx context.Context, stdout io.Writer) (_ *conf
 	}
 	options := conformance.Options{
 		Roots: r.roots(), CDIDir: r.cdiRoot, MPSDir: r.mpsDir, SELinuxContext: r.seLinux, CallLimit: r.callLimit, NodeName: r.nodeName,
-		Limit: r.limit, Parts: []conformance.Part{conformance.ReadOnly}, NodeInfo: r.nodeInfo,
+		Limit: r.limit, Parts: []conformance.Part{conformance.ReadOnly}, NodeInfo: r.nodeInfo, DataDir: r.dataDir(),
+		PodUID: r.podUID, Hook: r.installHook,
 	}
-	switch r.transcript {
-	case "":
-	case standardOutput:
-		options.Transcript = stdout
-	default:
-		file, err := os.Create(r.transcript)
-		if err != nil {
-			return nil, fmt.Errorf("--transcript: %w", err)
-		}
-		defer func() { err = errors.Join(err, file.Close()) }()
-		options.Transcript = file
+	release, err := r.changes.alone(r.dataDir())
+	if err != nil {
+		return nil, err
 	}
-	// After the transcript was made: what this hides must not have it.
-	if err := r.changes.apply(&options, r.dataDir()); err != nil {
+	defer release()
+	out, err := r.openFiles(stdout)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, out.close()) }()
+	options.Transcript = out.transcript
+	if err := r.changes.apply(&options, out.files); err != nil {
 		return nil, err
 	}
 	// Who reads the report or the transcript may go away. What was changed must be undone.
@@ -167,23 +166,77 @@ func (r *conformanceRun) examine(ctx context.Context, stdout io.Writer) (_ *conf
 	defer cancel()
 	node := conformance.NewNode(options)
 	report := conformance.Run(ctx, node)
-	return report, errors.Join(r.writePatch(ctx, node, stdout), node.Close()) //nolint:contextcheck // ctx may have ended by then
+	return report, errors.Join(writePatch(ctx, node, out.patch), node.Close()) //nolint:contextcheck // ctx may have ended by then
+}
+
+// installHook is for a CDI spec that is gone before this process is.
+func (r *conformanceRun) installHook() (string, error) {
+	hooks, err := r.installHooks()
+	if err != nil {
+		return "", err
+	}
+	return hooks.nvidia, nil
+}
+
+// outputs are where transcript and patch go. They are opened before anything is done, in the
+// mounts that the user sees.
+type outputs struct {
+	transcript, patch io.Writer // nil where it is not wanted
+	files             []*os.File
+}
+
+func (o *outputs) close() error {
+	var errs []error
+	for _, file := range o.files {
+		errs = append(errs, file.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// openFiles opens the files, or takes over those that this process has had before it was run
+// again.
+func (r *conformanceRun) openFiles(stdout io.Writer) (*outputs, error) {
+	out := &outputs{}
+	kept, entered := conformance.Entered()
+	for _, one := range []struct {
+		flag, path string
+		writer     *io.Writer
+	}{{"transcript", r.transcript, &out.transcript}, {"catalogue-patch", r.cataloguePatch, &out.patch}} {
+		switch one.path {
+		case "":
+			continue
+		case standardOutput:
+			*one.writer = stdout
+			continue
+		}
+		var file *os.File
+		var err error
+		switch {
+		case !entered:
+			file, err = os.Create(one.path)
+		case len(kept) > 0:
+			file, kept = kept[0], kept[1:]
+		default:
+			err = errors.New("it is not open any more")
+		}
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("--%s: %w", one.flag, err), out.close())
+		}
+		*one.writer, out.files = file, append(out.files, file)
+	}
+	return out, nil
 }
 
 // writePatch writes what was measured, if that was asked for.
-func (r *conformanceRun) writePatch(ctx context.Context, node *conformance.Node, stdout io.Writer) error {
-	if r.cataloguePatch == "" {
+func writePatch(ctx context.Context, node *conformance.Node, out io.Writer) error {
+	if out == nil {
 		return nil
 	}
 	var patch bytes.Buffer
 	if err := node.WriteCataloguePatch(ctx, &patch); err != nil {
 		return fmt.Errorf("--catalogue-patch: %w", err)
 	}
-	if r.cataloguePatch == standardOutput {
-		_, err := stdout.Write(patch.Bytes())
-		return err
-	}
-	if err := os.WriteFile(r.cataloguePatch, patch.Bytes(), 0o644); err != nil { //nolint:gosec // for all to read
+	if _, err := out.Write(patch.Bytes()); err != nil {
 		return fmt.Errorf("--catalogue-patch: %w", err)
 	}
 	return nil
@@ -222,5 +275,9 @@ func (r *conformanceRun) replayed(ctx context.Context, stdout io.Writer) (*confo
 		return nil, fmt.Errorf("--replay %s: %w", r.replay, err)
 	}
 	report := conformance.Run(ctx, node)
-	return report, r.writePatch(ctx, node, stdout)
+	out, err := r.openFiles(stdout)
+	if err != nil {
+		return report, err
+	}
+	return report, errors.Join(writePatch(ctx, node, out.patch), out.close())
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/urfave/cli/v3"
@@ -21,6 +22,7 @@ type conformanceChanges struct {
 	mps, intrusive bool
 	gpu            string
 	workDir, probe string
+	runtime, image string
 }
 
 func (c *conformanceChanges) flags() []cli.Flag {
@@ -29,6 +31,8 @@ func (c *conformanceChanges) flags() []cli.Flag {
 		&cli.BoolFlag{Name: "intrusive", Destination: &c.intrusive, Usage: "also change modes and partitions of the GPU of --gpu, and undo that; for a node that was drained; adds 15 minutes to --timeout, and --limit is a minute at least"},
 		&cli.StringFlag{Name: "gpu", Destination: &c.gpu, Usage: "UUID of the GPU for --mps and --intrusive; by default --mps takes the first that nobody uses"},
 		&cli.StringFlag{Name: "work-dir", Value: "/tmp/partage-conformance", Destination: &c.workDir, Usage: "directory for the files of --mps; a tmpfs that only this program sees"},
+		&cli.StringFlag{Name: "runtime-endpoint", Destination: &c.runtime, Usage: "socket of the container runtime for --intrusive, such as unix:///run/containerd/containerd.sock; by default it is looked for on the host"},
+		&cli.StringFlag{Name: "image", Destination: &c.image, Usage: "image with cuda-probe that is on the node, for --intrusive; by default that of this container"},
 		&cli.StringFlag{Name: "cuda-probe", Destination: &c.probe, Usage: "program cuda-probe; by default the one beside this program"},
 	}
 }
@@ -41,6 +45,9 @@ func (c *conformanceChanges) validate() error {
 	if c.intrusive && c.gpu == "" {
 		errs = append(errs, errors.New("--intrusive needs --gpu, the UUID of the GPU to change"))
 	}
+	if c.runtime != "" && !filepath.IsAbs(c.socket()) {
+		errs = append(errs, fmt.Errorf("--runtime-endpoint is %q: want unix:// and an absolute path", c.runtime))
+	}
 	// MPS makes sockets in it, whose paths have at most 107 bytes.
 	const most = 50
 	if !filepath.IsAbs(c.workDir) || len(c.workDir) > most {
@@ -48,6 +55,9 @@ func (c *conformanceChanges) validate() error {
 	}
 	return errors.Join(errs...)
 }
+
+// socket is the path of the container runtime's.
+func (c *conformanceChanges) socket() string { return strings.TrimPrefix(c.runtime, "unix://") }
 
 // time is how long the parts may take, beyond what the read-only part may.
 func (c *conformanceChanges) time() time.Duration {
@@ -65,9 +75,17 @@ func (c *conformanceChanges) time() time.Duration {
 // MPS on it.
 const leastChangeLimit = time.Minute
 
+// alone keeps other runs away that would do more than read.
+func (c *conformanceChanges) alone(dataDir string) (release func(), err error) {
+	if !c.mps && !c.intrusive {
+		return func() {}, nil
+	}
+	return conformance.Alone(dataDir)
+}
+
 // apply adds the parts to the options. With one of them this process is run again, in a
-// mount namespace of its own.
-func (c *conformanceChanges) apply(o *conformance.Options, dataDir string) error {
+// mount namespace of its own, with the files still open.
+func (c *conformanceChanges) apply(o *conformance.Options, files []*os.File) error {
 	if !c.mps && !c.intrusive {
 		return nil
 	}
@@ -87,11 +105,10 @@ func (c *conformanceChanges) apply(o *conformance.Options, dataDir string) error
 	if c.intrusive {
 		o.Parts = append(o.Parts, conformance.Intrusive)
 		o.Limit = max(o.Limit, leastChangeLimit)
-		o.UndoFile, o.ClaimsDir = filepath.Join(dataDir, "conformance", "undo.json"), filepath.Join(dataDir, "claims")
-		o.LocksDir = filepath.Join(dataDir, "locks")
+		o.RuntimeSocket, o.Image = c.socket(), c.image
 	}
 	o.GPU, o.WorkDir, o.Probe = c.gpu, filepath.Clean(c.workDir), c.probe
-	return conformance.Enter(o.WorkDir)
+	return conformance.Enter(o.WorkDir, files...)
 }
 
 // launchCommand is what the programs of MPS are started with.

@@ -44,6 +44,8 @@ type config struct {
 
 	claimCheckInterval time.Duration
 
+	claimStatus, deviceMetadata bool
+
 	process command.Process
 
 	partitionable, consumable bool
@@ -53,6 +55,7 @@ const (
 	categoryCluster = "Cluster"
 	categoryPaths   = "Paths on the node"
 	categorySharing = "Sharing"
+	categoryPods    = "Claims and pods"
 	categoryTimes   = "Times"
 	categoryProcess = "Process"
 )
@@ -102,6 +105,11 @@ func (c *config) flags() []cli.Flag {
 		command.String(categorySharing, "interposer-library", "", &c.interposer,
 			"library on the host that is loaded into containers with time-slice shares to limit their memory and multiprocessors; empty: no limits"),
 		command.SELinux(categorySharing, &c.seLinux),
+
+		command.Bool(categoryPods, "claim-status", true, &c.claimStatus,
+			"write into the status of claims which GPU or MIG device they have, with what limits, and whether it is ready"),
+		command.Bool(categoryPods, "device-metadata", true, &c.deviceMetadata,
+			"mount a file into containers from which programs can read about their devices, below /var/run/kubernetes.io/dra-device-attributes"),
 
 		command.Duration(categoryTimes, "nvml-call-limit", 25*time.Second, &c.callLimit,
 			"how long one call of the NVIDIA driver may take before it is abandoned and its GPU counts as not responding"),

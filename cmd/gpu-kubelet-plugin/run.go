@@ -55,11 +55,11 @@ func serve(ctx context.Context, c *config, cmd *cli.Command) error {
 	return c.run(ctx, clients, hooks)
 }
 
-// kubeClients are for what pods wait for, for what can wait, for events of the node, and for
-// the metadata of objects.
+// kubeClients are for what pods wait for, for what can wait, for events of the node, for the
+// status of claims, and for the metadata of objects.
 type kubeClients struct {
-	main, background, events kubernetes.Interface
-	metadata                 metadata.Interface
+	main, background, events, status kubernetes.Interface
+	metadata                         metadata.Interface
 }
 
 func (c *config) kubeClients() (*kubeClients, error) {
@@ -84,11 +84,15 @@ func (c *config) kubeClients() (*kubeClients, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make a client of events for %s: %w", config.Host, err)
 	}
+	status, err := kubernetes.NewForConfig(plugin.StatusConfig(config))
+	if err != nil {
+		return nil, fmt.Errorf("make a client of the status of claims for %s: %w", config.Host, err)
+	}
 	metadata, err := metadata.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("make a client of metadata for %s: %w", config.Host, err)
 	}
-	return &kubeClients{main: main, background: background, events: events, metadata: metadata}, nil
+	return &kubeClients{main: main, background: background, events: events, status: status, metadata: metadata}, nil
 }
 
 // restConfig is that of the kubeconfig, or of the pod's service account.
@@ -149,6 +153,10 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 	if err != nil {
 		return err
 	}
+	fileContext, err := roots.FileContext(c.seLinux)
+	if err != nil {
+		return err
+	}
 	p, err := plugin.New(plugin.Options{
 		DriverName:        driverName,
 		NodeName:          c.nodeName,
@@ -164,6 +172,10 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 		PollInterval:      c.pollInterval,
 		ReconcileInterval: c.reconcileInterval,
 		PodUID:            types.UID(c.podUID),
+		StatusClient:      c.statusClient(clients),
+		DeviceMetadata:    c.deviceMetadata,
+		CDIDir:            c.cdiRoot,
+		FileContext:       fileContext,
 		Events:            events,
 		Exposure:          exposureCheck(roots, "/proc", os.Getppid()),
 		HealthListener:    listener,
@@ -172,6 +184,14 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 		return err
 	}
 	return p.Run(ctx)
+}
+
+// statusClient is nil where the status of claims is not to be written.
+func (c *config) statusClient(clients *kubeClients) kubernetes.Interface {
+	if !c.claimStatus {
+		return nil
+	}
+	return clients.status
 }
 
 // dataDir is the plugin's folder among those of the kubelet's plugins.

@@ -41,6 +41,11 @@ func Int(category, name string, value int, destination *int, usage string) cli.F
 	return &cli.IntFlag{Name: name, Category: category, Value: value, Destination: destination, Usage: usage, Sources: Env(name)}
 }
 
+// Bool returns a flag that is true or false.
+func Bool(category, name string, value bool, destination *bool, usage string) cli.Flag {
+	return &cli.BoolFlag{Name: name, Category: category, Value: value, Destination: destination, Usage: usage, Sources: Env(name)}
+}
+
 // Duration returns a flag with a time.
 func Duration(category, name string, value time.Duration, destination *time.Duration, usage string) cli.Flag {
 	return &cli.DurationFlag{Name: name, Category: category, Value: value, Destination: destination, Usage: usage, Sources: Env(name)}

@@ -19,6 +19,7 @@ import (
 type Board struct {
 	Name    string    `json:"name"`
 	Product Product   `json:"product"`
+	MPS     *BoardMPS `json:"mps,omitempty"`
 	MIG     *BoardMIG `json:"mig,omitempty"`
 }
 
@@ -44,6 +45,17 @@ type Product struct {
 	ECC            string `json:"ecc,omitempty"`
 }
 
+// BoardMPS is what programs take of the board's memory beside what they allocate.
+type BoardMPS struct {
+	Tags
+	// ServerMiB is what an MPS server has.
+	ServerMiB *uint64 `json:"serverMiB,omitempty"`
+	// ContextMiB is what a CUDA context takes on the undivided board, and MIGContextMiB on
+	// a partition.
+	ContextMiB    *uint64 `json:"contextMiB,omitempty"`
+	MIGContextMiB *uint64 `json:"migContextMiB,omitempty"`
+}
+
 // BoardMIG is how the board can be partitioned.
 type BoardMIG struct {
 	Tags
@@ -63,6 +75,8 @@ type Profile struct {
 	MemoryMiB  uint64     `json:"memoryMiB"`
 	Engines    Engines    `json:"engines"`
 	Placements Placements `json:"placements"`
+	// InstanceIDs are those of the GPU instances, in the order of the placements.
+	InstanceIDs []int `json:"instanceIDs,omitempty"`
 }
 
 // Engines counts the engines of a GPU instance.
@@ -108,6 +122,22 @@ func measure(g *gpu.GPU, facts nvml.Facts) Board {
 		p.SMs = *facts.Cores / known.Product.CoresPerSM
 	}
 	return Board{Name: boardName(g.ProductName), Product: p, MIG: measureMIG(g.MIG)}
+}
+
+// add adds what parts B and C have measured.
+func (b *Board) add(m *measurements) {
+	if m.mps.ServerMiB != nil || m.mps.ContextMiB != nil || m.mps.MIGContextMiB != nil {
+		section := m.mps
+		section.Source = measured
+		b.MPS = &section
+	}
+	if b.MIG == nil {
+		return
+	}
+	for i := range b.MIG.Profiles {
+		p := &b.MIG.Profiles[i]
+		p.InstanceIDs = m.instanceIDs[p.Name]
+	}
 }
 
 // pciDevice turns "10de:2330" into the catalogue's "2330:10de".

@@ -8,11 +8,14 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/partage-dev/partage/pkg/gpu"
 )
@@ -37,6 +40,8 @@ var holderChecks = []Check{
 type process struct {
 	PID  int
 	Name string // the kernel's, of 15 bytes at most
+	// Harmless is true for one that has GPUs open and is in nobody's way.
+	Harmless bool `json:",omitempty"`
 }
 
 func (p process) String() string { return fmt.Sprintf("%s (%d)", p.Name, p.PID) }
@@ -52,7 +57,7 @@ func named(pids []int) ([]process, error) {
 		if err != nil {
 			return nil, err
 		}
-		found = append(found, process{pid, strings.TrimSpace(string(name))})
+		found = append(found, process{PID: pid, Name: strings.TrimSpace(string(name))})
 	}
 	return found, nil
 }
@@ -109,21 +114,82 @@ func listOf(processes []process) string {
 	return strings.Join(names, ", ")
 }
 
-// harmless are names of processes that have GPUs open and are in nobody's way: this
-// driver, whose session NVML does not count, and NVIDIA's daemon for persistence.
-var harmless = []string{"gpu-kubelet-plu", "nvidia-persiste"}
+// markHarmless marks this driver, whose session NVML does not count, and NVIDIA's daemon
+// for persistence. They are known by what they do and are: any process may have their names.
+func (n *Node) markHarmless(ctx context.Context, open []process) {
+	plugins := n.plugins(ctx)
+	for i := range open {
+		open[i].Harmless = slices.Contains(plugins, open[i].PID) || n.runs(open[i].PID, "nvidia-persistenced")
+	}
+}
+
+// plugins returns the processes that serve the sockets of this driver. There are two during
+// an upgrade.
+func (n *Node) plugins(ctx context.Context) []int {
+	sockets, err := filepath.Glob(filepath.Join(n.DataDir, "dra*.sock"))
+	if err != nil || n.DataDir == "" {
+		return nil
+	}
+	var pids []int
+	for _, path := range sockets {
+		if pid, err := server(ctx, path); err == nil { // one that was killed leaves its socket
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// server returns the process that listens on a socket.
+func server(ctx context.Context, path string) (int, error) {
+	connection, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = connection.Close() }()
+	socket, ok := connection.(*net.UnixConn)
+	if !ok {
+		return 0, fmt.Errorf("%s is no socket", path)
+	}
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var peer *unix.Ucred
+	var peerErr error
+	err = raw.Control(func(fd uintptr) { peer, peerErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	if err := errors.Join(err, peerErr); err != nil {
+		return 0, fmt.Errorf("find out who serves %s: %w", path, err)
+	}
+	return int(peer.Pid), nil
+}
+
+// runs reports whether a process runs a program of the driver.
+func (n *Node) runs(pid int, name string) bool {
+	program, err := n.Roots.Program(name)
+	if err != nil {
+		return false
+	}
+	driver, err := os.Stat(filepath.Join(program.Root, program.Path))
+	if err != nil {
+		return false
+	}
+	running, err := os.Stat(filepath.Join(procfs, strconv.Itoa(pid), "exe"))
+	return err == nil && os.SameFile(driver, running)
+}
 
 func checkOthers(ctx context.Context, n *Node) []Finding {
 	const expected = "nobody beside those that NVML lists"
 	return n.EachGPU(ctx, expected, func(g *gpu.GPU) []Finding {
-		open, err := Ask(ctx, n, File, "processes with GPU "+g.PCIAddress+" open", func(context.Context) ([]process, error) {
+		open, err := Ask(ctx, n, File, "processes with GPU "+g.PCIAddress+" open", func(ctx context.Context) ([]process, error) {
 			roots := n.Roots
 			roots.Proc = procfs
 			pids, err := roots.Openers(fmt.Sprintf("/dev/nvidia%d", g.Minor))
 			if err != nil {
 				return nil, err
 			}
-			return named(pids)
+			open, err := named(pids)
+			n.markHarmless(ctx, open)
+			return open, err
 		})
 		if err != nil {
 			return []Finding{Cannot(g.PCIAddress, expected, "%v", err)}
@@ -133,7 +199,7 @@ func checkOthers(ctx context.Context, n *Node) []Finding {
 			return []Finding{Cannot(g.PCIAddress, expected, "open in %s, and NVML does not list processes: %v", listOf(open), err)}
 		}
 		others := slices.DeleteFunc(open, func(p process) bool {
-			return slices.Contains(pids, p.PID) || slices.Contains(harmless, p.Name)
+			return slices.Contains(pids, p.PID) || p.Harmless
 		})
 		return []Finding{Expect(g.PCIAddress, len(others) == 0, expected, listOf(others)).
 			Because("while it has the GPU open, the MIG mode cannot change, and a partition may be in use that no pod has")}

@@ -7,13 +7,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"reflect"
 	"slices"
 	"strings"
-	"time"
 
-	"github.com/partage-dev/partage/pkg/claim/lock"
 	"github.com/partage-dev/partage/pkg/cuda/probe"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/gpu/nvml"
@@ -55,6 +52,12 @@ var intrusiveChecks = []Check{
 		Assumption: "MPS runs on a partition; a partition cannot be made EXCLUSIVE_PROCESS",
 		Code:       "pkg/sharing",
 		Run:        checkPartitionMPS,
+	},
+	{
+		ID:         "intrusive.pod",
+		Assumption: "the container runtime gives a container the device that a CDI spec of the driver names",
+		Code:       "pkg/cdi/cdi.go",
+		Run:        checkPod,
 	},
 	{
 		ID:         "intrusive.as-before",
@@ -106,12 +109,13 @@ func checkBegin(ctx context.Context, n *Node) []Finding {
 	if why == "" {
 		why = n.reserve(ctx, g)
 	}
+	node := n.gpus
 	if why != "" {
 		n.subject.why = why
 		return []Finding{Cannot(n.GPU, expected, "%s", why)}
 	}
 	_, err := onGPU(ctx, n, "undo what an earlier run left", func(ctx context.Context, hardware *nvml.Client) (bool, error) {
-		return true, errors.Join(n.lab.sweep(ctx), n.undo(ctx, hardware))
+		return true, errors.Join(n.lab.sweep(ctx), n.undoEarlier(ctx, hardware, node.GPUs))
 	})
 	if err != nil {
 		n.subject.why = "what an earlier run left cannot be undone"
@@ -143,44 +147,30 @@ func (n *Node) findSubject(ctx context.Context) (*gpu.GPU, string) {
 	return &node.GPUs[i], ""
 }
 
-// lockLimit is how long part C waits for the end of what the driver does to a GPU.
-const lockLimit = 10 * time.Second
-
 // reserve keeps the driver from preparing claims on the GPU for as long as this process
 // lives, and on the GPU that an earlier run has changed: that may have a claim by now, whose
 // partition must not be taken for the earlier run's. It returns why that is not possible.
 func (n *Node) reserve(ctx context.Context, g *gpu.GPU) string {
 	_, err := Ask(ctx, n, File, "lock the GPU against claims", func(ctx context.Context) (bool, error) {
 		addresses := []string{g.PCIAddress}
-		left, err := undoFile(n.UndoFile).read()
+		left, err := n.undoFile().read()
 		if err != nil {
 			return false, err
 		}
 		if left != nil && left.PCIAddress != g.PCIAddress {
 			addresses = append(addresses, left.PCIAddress)
 		}
-		locks, err := lock.New(n.LocksDir)
-		if err != nil {
-			return false, err
-		}
-		ctx, cancel := context.WithTimeout(ctx, lockLimit)
-		defer cancel()
-		release, err := locks.GPUs(ctx, addresses)
-		if err != nil {
-			return false, err
-		}
-		n.locked <- release
-		return true, nil
+		return true, n.reserved.take(ctx, n.DataDir, addresses...)
 	})
 	if err != nil {
 		return fmt.Sprintf("the driver cannot be kept from preparing claims on the GPU: %v", err)
 	}
-	claims, err := Ask(ctx, n, File, "prepared claims", func(context.Context) ([]string, error) { return preparedClaims(n.ClaimsDir) })
+	claims, err := n.claims(ctx)
 	if err != nil {
 		return fmt.Sprintf("the claims of this node cannot be read: %v", err)
 	}
 	if len(claims) > 0 {
-		return fmt.Sprintf("%d claims are prepared on this node, the first is %s: drain it", len(claims), claims[0])
+		return fmt.Sprintf("%d claims are prepared on this node, the first is %s: drain it", len(claims), claims[0].Claim)
 	}
 	return ""
 }
@@ -227,27 +217,9 @@ func readState(ctx context.Context, hardware *nvml.Client, g *gpu.GPU) (gpuState
 	return s, err
 }
 
-// preparedClaims are the names of the journal's records.
-func preparedClaims(dir string) ([]string, error) {
-	entries, err := os.ReadDir(dir)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	var names []string
-	for _, e := range entries {
-		if name, ok := strings.CutSuffix(e.Name(), ".json"); ok {
-			names = append(names, name)
-		}
-	}
-	return names, nil
-}
-
 // undoOf describes how the GPU is, with a partition that is going to be made.
-func undoOf(g *gpu.GPU, a *partition.Address) undo {
-	return undo{
+func undoOf(g *gpu.GPU, a *partition.Address) *undo {
+	return &undo{
 		PCIAddress: g.PCIAddress, UUID: g.UUID, ComputeMode: gpu.ComputeDefault,
 		MIG: g.MIG != nil && g.MIG.Enabled, Dynamic: g.MIG != nil && g.MIG.Dynamic, Partition: a,
 	}
@@ -255,8 +227,8 @@ func undoOf(g *gpu.GPU, a *partition.Address) undo {
 
 // changing runs do, which changes the GPU, and puts the GPU back. keeping leaves it in the
 // MIG mode that do has set, unless do fails.
-func changing[T any](ctx context.Context, n *Node, question string, a *partition.Address, do func(context.Context, *nvml.Client) (T, error)) (T, error) {
-	return keeping(ctx, n, question, a, func(ctx context.Context, hardware *nvml.Client) (T, error) {
+func changing[T any](ctx context.Context, n *Node, question string, u *undo, do func(context.Context, *nvml.Client) (T, error)) (T, error) {
+	return keeping(ctx, n, question, u, func(ctx context.Context, hardware *nvml.Client) (T, error) {
 		value, err := do(ctx, hardware)
 		if err == nil {
 			err = n.undo(ctx, hardware)
@@ -265,11 +237,9 @@ func changing[T any](ctx context.Context, n *Node, question string, a *partition
 	})
 }
 
-func keeping[T any](ctx context.Context, n *Node, question string, a *partition.Address, do func(context.Context, *nvml.Client) (T, error)) (T, error) {
-	g := n.subject.gpu
+func keeping[T any](ctx context.Context, n *Node, question string, u *undo, do func(context.Context, *nvml.Client) (T, error)) (T, error) {
 	return onGPU(ctx, n, question, func(ctx context.Context, hardware *nvml.Client) (T, error) {
-		file := undoFile(n.UndoFile)
-		if err := file.write(undoOf(g, a)); err != nil {
+		if err := n.undoFile().write(u); err != nil {
 			var none T
 			return none, err
 		}
@@ -290,7 +260,7 @@ func checkExclusive(ctx context.Context, n *Node) []Finding {
 	case g.MIG != nil && g.MIG.Enabled:
 		return []Finding{Cannot(g.PCIAddress, expected, "the GPU is in MIG mode and has no compute mode")}
 	}
-	got, err := changing(ctx, n, "two processes in compute mode EXCLUSIVE_PROCESS", nil, func(ctx context.Context, hardware *nvml.Client) (string, error) {
+	got, err := changing(ctx, n, "two processes in compute mode EXCLUSIVE_PROCESS", undoOf(g, nil), func(ctx context.Context, hardware *nvml.Client) (string, error) {
 		if err := hardware.SetComputeMode(ctx, g.PCIAddress, g.UUID, gpu.ComputeExclusiveProcess); err != nil {
 			return "", err
 		}

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -169,7 +170,7 @@ func (n *Node) chooseGPU(ctx context.Context) usable {
 		if n.GPU != "" && n.GPU != g.UUID {
 			continue
 		}
-		why := n.unusable(ctx, g)
+		why := n.unreserved(ctx, g)
 		if why == "" {
 			return usable{gpu: g}
 		}
@@ -179,6 +180,28 @@ func (n *Node) chooseGPU(ctx context.Context) usable {
 		return usable{reason: fmt.Sprintf("there is no GPU %s", n.GPU)}
 	}
 	return usable{reason: "no GPU is free for it: " + strings.Join(reasons, "; ")}
+}
+
+// unreserved keeps claims off a GPU, unless that cannot be used; then it returns why.
+func (n *Node) unreserved(ctx context.Context, g *gpu.GPU) string {
+	_, err := Ask(ctx, n, File, "lock GPU "+g.PCIAddress+" against claims", func(ctx context.Context) (bool, error) {
+		return true, n.reserved.take(ctx, n.DataDir, g.PCIAddress)
+	})
+	if err != nil {
+		return fmt.Sprintf("cannot be kept from claims: %v", err)
+	}
+	claims, err := n.claims(ctx)
+	why := claimed(claims, g.PCIAddress)
+	if err != nil {
+		why = fmt.Sprintf("may have claims, which cannot be read: %v", err)
+	}
+	if why == "" {
+		why = n.unusable(ctx, g)
+	}
+	if why != "" {
+		n.reserved.release(g.PCIAddress)
+	}
+	return why
 }
 
 // unusable returns why a GPU cannot be used, or nothing.
@@ -235,6 +258,9 @@ func checkMPSStart(ctx context.Context, n *Node) []Finding {
 	if err != nil {
 		n.labFailed = "MPS could not be started"
 		return []Finding{Failed(g.PCIAddress, expected, err)}
+	}
+	if server, err := time.ParseDuration(took.ServerTook); err == nil {
+		n.measuredOf(g).serverStart = server
 	}
 	return []Finding{Expect(g.PCIAddress, true, expected, fmt.Sprintf("daemon %s, server %s", took.DaemonTook, took.ServerTook))}
 }

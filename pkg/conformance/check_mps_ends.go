@@ -267,9 +267,13 @@ func checkMPSQuit(ctx context.Context, n *Node) []Finding {
 		return f
 	}
 	g := n.labGPU(ctx).gpu
+	before, memoryErr := n.serverMemory(ctx, g)
 	how, err := inLab(ctx, n, Daemon, "quit -t 1", func(ctx context.Context, l *lab) (string, error) { return l.quit(ctx) })
 	if err != nil {
 		return []Finding{Failed("", expected, err)}
+	}
+	if after, err := n.memoryInUse(ctx, g, "after the end of MPS"); err == nil && memoryErr == nil && how == "" {
+		n.measuredOf(g).server(before, after)
 	}
 	observed, same, err := n.asBefore(ctx, g)
 	if err != nil {

@@ -170,6 +170,7 @@ func checkMPSMemoryLimit(ctx context.Context, n *Node) []Finding {
 		}
 		bytes := limit * mebibyte
 		got := int64(taken(events))
+		contextMemory(&n.measuredOf(n.labGPU(ctx).gpu).mps.ContextMiB, limit, uint64(got))
 		findings = append(findings, Expect(subject, got <= bytes && got >= bytes-beyond, expected, fmt.Sprintf("%d MiB", got/mebibyte)).
 			Because("shares of memory do not bound programs, or programs get less than the driver offers"))
 	}

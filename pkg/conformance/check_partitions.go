@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"syscall"
@@ -42,7 +43,7 @@ func checkMIGSwitch(ctx context.Context, n *Node) []Finding {
 	if !g.MIG.Dynamic {
 		return []Finding{Cannot(g.PCIAddress, expected, "changing it needs a reset of the GPU")}
 	}
-	took, err := keeping(ctx, n, "MIG mode on", nil, func(ctx context.Context, hardware *nvml.Client) (time.Duration, error) {
+	took, err := keeping(ctx, n, "MIG mode on", undoOf(g, nil), func(ctx context.Context, hardware *nvml.Client) (time.Duration, error) {
 		began := time.Now()
 		err := hardware.SetMIGMode(ctx, g.PCIAddress, true)
 		return time.Since(began), err
@@ -58,6 +59,8 @@ type created struct {
 	Create  time.Duration `json:"create"`
 	Destroy time.Duration `json:"destroy"`
 	UUID    string        `json:"uuid"`
+	// InstanceID is the GPU instance's.
+	InstanceID int `json:"instanceID"`
 }
 
 func checkPartitions(ctx context.Context, n *Node) []Finding {
@@ -75,10 +78,11 @@ func checkPartitions(ctx context.Context, n *Node) []Finding {
 
 func (n *Node) checkProfile(ctx context.Context, g *gpu.GPU, p gpu.Profile, expected string) Finding {
 	var creation, destruction time.Duration
+	ids := map[int]int{} // by where the placement starts
 	for _, placement := range p.Placements {
 		at := partition.Address{PCIAddress: g.PCIAddress, ProfileID: p.ID, Placement: placement}
 		question := fmt.Sprintf("create and destroy %s at %d:%d", p.Name, placement.Start, placement.Size)
-		took, err := keeping(ctx, n, question, &at, func(ctx context.Context, hardware *nvml.Client) (created, error) {
+		took, err := keeping(ctx, n, question, undoOf(g, &at), func(ctx context.Context, hardware *nvml.Client) (created, error) {
 			return makePartition(ctx, n.partitions(hardware), g, at)
 		})
 		if err == nil && !strings.HasPrefix(took.UUID, "MIG-") {
@@ -89,7 +93,13 @@ func (n *Node) checkProfile(ctx context.Context, g *gpu.GPU, p gpu.Profile, expe
 				Because("claims for this profile fail there")
 		}
 		creation, destruction = max(creation, took.Create), max(destruction, took.Destroy)
+		ids[placement.Start] = took.InstanceID
 	}
+	var inOrder []int
+	for _, start := range slices.Sorted(maps.Keys(ids)) {
+		inOrder = append(inOrder, ids[start])
+	}
+	n.measuredOf(g).instanceIDs[p.Name] = inOrder
 	return Expect(p.Name, true, expected, fmt.Sprintf("%d placements, created in at most %s, destroyed in at most %s",
 		len(p.Placements), creation.Round(time.Millisecond), destruction.Round(time.Millisecond)))
 }
@@ -100,7 +110,7 @@ func makePartition(ctx context.Context, lifecycle *partition.Lifecycle, g *gpu.G
 	if err != nil {
 		return created{}, err
 	}
-	took := created{Create: time.Since(began), UUID: live.UUID}
+	took := created{Create: time.Since(began), UUID: live.UUID, InstanceID: live.InstanceID}
 	began = time.Now()
 	err = lifecycle.Destroy(ctx, at, live.UUID, false)
 	took.Destroy = time.Since(began)
@@ -112,9 +122,22 @@ type sliceMPS struct {
 	Client string `json:"client"`
 	// Exclusive is what becomes of an attempt to make the partition EXCLUSIVE_PROCESS.
 	Exclusive string `json:"exclusive"`
+	// TakenBytes is what the client could take under a limit of sliceLimit.
+	TakenBytes uint64 `json:"takenBytes"`
 }
 
+// sliceLimit is a limit of memory in MiB, which the smallest partitions have.
+const sliceLimit = 2048
+
 const impossible = "not supported"
+
+// smallestPartition returns the smallest profile of the GPU and the first place for it.
+func smallestPartition(g *gpu.GPU) (gpu.Profile, partition.Address) {
+	smallest := slices.MinFunc(g.MIG.Profiles, func(a, b gpu.Profile) int {
+		return cmp.Or(cmp.Compare(a.Slices, b.Slices), cmp.Compare(a.Resources.MemoryBytes, b.Resources.MemoryBytes), cmp.Compare(a.ID, b.ID))
+	})
+	return smallest, partition.Address{PCIAddress: g.PCIAddress, ProfileID: smallest.ID, Placement: smallest.Placements[0]}
+}
 
 func checkPartitionMPS(ctx context.Context, n *Node) []Finding {
 	const expected = "a client goes on; EXCLUSIVE_PROCESS is not supported"
@@ -122,11 +145,8 @@ func checkPartitionMPS(ctx context.Context, n *Node) []Finding {
 		return []Finding{Cannot(n.GPU, expected, "%s", why)}
 	}
 	g := n.subject.gpu
-	smallest := slices.MinFunc(g.MIG.Profiles, func(a, b gpu.Profile) int {
-		return cmp.Or(cmp.Compare(a.Slices, b.Slices), cmp.Compare(a.Resources.MemoryBytes, b.Resources.MemoryBytes), cmp.Compare(a.ID, b.ID))
-	})
-	at := partition.Address{PCIAddress: g.PCIAddress, ProfileID: smallest.ID, Placement: smallest.Placements[0]}
-	got, err := changing(ctx, n, "MPS on "+smallest.Name, &at, func(ctx context.Context, hardware *nvml.Client) (sliceMPS, error) {
+	smallest, at := smallestPartition(g)
+	got, err := changing(ctx, n, "MPS on "+smallest.Name, undoOf(g, &at), func(ctx context.Context, hardware *nvml.Client) (sliceMPS, error) {
 		live, err := n.partitions(hardware).Ensure(ctx, at, partition.ExpectNothing, g.MIG.Dynamic)
 		if err != nil {
 			return sliceMPS{}, err
@@ -136,6 +156,7 @@ func checkPartitionMPS(ctx context.Context, n *Node) []Finding {
 	if err != nil {
 		return []Finding{Failed(smallest.Name, expected, err)}
 	}
+	contextMemory(&n.measuredOf(g).mps.MIGContextMiB, sliceLimit, got.TakenBytes)
 	right := got.Client == goesOn && got.Exclusive == impossible
 	return []Finding{Expect(smallest.Name, right, expected, fmt.Sprintf("the client %s; EXCLUSIVE_PROCESS: %s", got.Client, got.Exclusive)).
 		Because("what the driver does about MPS shares of partitions rests on another behaviour")}
@@ -158,7 +179,10 @@ func (n *Node) mpsOn(ctx context.Context, hardware *nvml.Client, g *gpu.GPU, uui
 	if _, err := l.start(ctx, uuid); err != nil {
 		return got, err
 	}
-	events, err := l.probe(ctx, surroundings{namespaces: syscall.CLONE_NEWIPC}, probe.Options{Allocate: probe.Sizes{64 * mebibyte}})
-	got.Client = outcome(events, err)
+	if _, err := l.command(ctx, fmt.Sprintf("set_device_pinned_mem_limit SERVER 0 %dM", sliceLimit)); err != nil {
+		return got, err
+	}
+	events, err := l.probe(ctx, surroundings{namespaces: syscall.CLONE_NEWIPC}, probe.Options{FillUpTo: probe.Sizes{sliceLimit * mebibyte}})
+	got.Client, got.TakenBytes = outcome(events, err), taken(events)
 	return got, nil
 }

@@ -282,6 +282,12 @@ func TestPatch(t *testing.T) {
 			if strings.TrimSpace(strings.TrimPrefix(document, "#")) == "" || strings.HasPrefix(document, "# Measured") {
 				continue
 			}
+			if strings.HasPrefix(document, "# For latencies.yaml.") {
+				if profiles, err := catalog.DecodeLatencies([]byte(document)); err != nil || len(profiles) != 1 {
+					t.Errorf("%s: got %v, %v", path, profiles, err)
+				}
+				continue
+			}
 			var board catalog.Board
 			if err := yaml.UnmarshalStrict([]byte(document), &board); err != nil {
 				t.Errorf("%s: %v", path, err)

@@ -6,6 +6,7 @@ package conformance
 import (
 	"encoding/json"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -18,6 +19,8 @@ type calls struct {
 	all []nvml.Call
 }
 
+const ofGPU = " of GPU "
+
 // observe notes one call.
 func (n *Node) observe(c nvml.Call) {
 	n.calls.mu.Lock()
@@ -26,7 +29,7 @@ func (n *Node) observe(c nvml.Call) {
 
 	question := c.Function
 	if c.PCIAddress != "" {
-		question += " of GPU " + c.PCIAddress
+		question += ofGPU + c.PCIAddress
 	}
 	entry := Entry{Kind: Call, Question: question, Took: c.Took.Round(time.Microsecond).String()}
 	if c.Err != nil {
@@ -35,6 +38,17 @@ func (n *Node) observe(c nvml.Call) {
 		entry.Answer = data
 	}
 	n.transcript.add(entry)
+}
+
+// call is what observe has made the entry of.
+func (e *Entry) call() (nvml.Call, error) {
+	function, pciAddress, _ := strings.Cut(e.Question, ofGPU)
+	took, err := time.ParseDuration(e.Took)
+	c := nvml.Call{Function: function, PCIAddress: pciAddress, Took: took}
+	if e.Failure != nil {
+		c.Err = e.Failure
+	}
+	return c, err
 }
 
 // Latency is how long the calls of one function of NVML took.

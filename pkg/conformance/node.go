@@ -40,9 +40,15 @@ type Options struct {
 	WorkDir string
 	// Probe is the program cuda-probe.
 	Probe string
-	// UndoFile is where Intrusive keeps how the GPU was. ClaimsDir has a file for each
-	// claim that is prepared, and LocksDir the driver's locks of GPUs.
-	UndoFile, ClaimsDir, LocksDir string
+	// DataDir is the driver's, with its socket, its records of claims and its locks of GPUs.
+	// Intrusive keeps in it how the GPU was.
+	DataDir string
+	// RuntimeSocket is that of the container runtime; by default it is looked for. Image has
+	// cuda-probe at the path of Probe and is on the node; by default it is that of this
+	// container, by its ID or PodUID.
+	RuntimeSocket, Image, PodUID string
+	// Hook installs the hook that CDI specs name, and returns its path on the host.
+	Hook func() (string, error)
 	// Transcript, if there is one, is written line by line.
 	Transcript io.Writer
 }
@@ -68,8 +74,9 @@ type Node struct {
 	// labFailed says why there is no MPS to put questions to.
 	labFailed string
 	subject   subject
-	// locked releases the locks of Intrusive, if it has them.
-	locked chan func()
+	measured  map[string]*measurements // by product
+	// reserved are the GPUs that MPS and Intrusive keep claims off.
+	reserved reservations
 	// partA are the checks that Intrusive runs before and after it.
 	partA []Check
 }
@@ -85,7 +92,7 @@ func NewNode(o Options) *Node {
 	}
 	t := &transcript{out: o.Transcript}
 	n := &Node{
-		Options: o, transcript: t, source: &machine{limit: o.Limit, transcript: t}, known: map[string]nvml.Facts{}, locked: make(chan func(), 1),
+		Options: o, transcript: t, source: &machine{limit: o.Limit, transcript: t}, known: map[string]nvml.Facts{},
 		header: Header{
 			Version: version.Get().Version, Node: o.NodeName, Time: time.Now().UTC().Format(time.RFC3339), Parts: o.Parts, GPU: o.GPU,
 		},
@@ -105,9 +112,11 @@ func Replay(in io.Reader) (*Node, error) {
 		return nil, err
 	}
 	header.Transcript = 0
-	return &Node{
+	n := &Node{
 		Options: Options{NodeName: header.Node, Parts: header.Parts, GPU: header.GPU}, header: header, source: player, known: map[string]nvml.Facts{},
-	}, nil
+	}
+	n.calls.all = player.calls
+	return n, nil
 }
 
 // Close ends the session with the driver. It returns the error of writing the transcript.
@@ -116,11 +125,7 @@ func (n *Node) Close() error {
 		return nil
 	}
 	err := n.closeLab()
-	select {
-	case release := <-n.locked:
-		release()
-	default:
-	}
+	n.reserved.releaseAll()
 	n.hardware.Close()
 	return errors.Join(err, n.transcript.failed())
 }

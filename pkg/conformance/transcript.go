@@ -11,6 +11,8 @@ import (
 	"fmt"
 	"io"
 	"sync"
+
+	"github.com/partage-dev/partage/pkg/gpu/nvml"
 )
 
 // transcriptVersion is that of the format. A reader refuses any other.
@@ -70,6 +72,7 @@ func (t *transcript) failed() error {
 // player is the source that answers from a transcript.
 type player struct {
 	entries map[string][]Entry // by kind and question, in the order of asking
+	calls   []nvml.Call        // without answers
 }
 
 func key(kind Kind, question string) string { return string(kind) + ": " + question }
@@ -104,9 +107,15 @@ func readTranscript(in io.Reader) (Header, *player, error) {
 		if err != nil {
 			return Header{}, nil, fmt.Errorf("read line %d of the transcript: %w", line, err)
 		}
-		if entry.Kind != Call {
-			k := key(entry.Kind, entry.Question)
-			p.entries[k] = append(p.entries[k], entry)
+		if entry.Kind == Call {
+			call, err := entry.call()
+			if err != nil {
+				return Header{}, nil, fmt.Errorf("read line %d of the transcript: %w", line, err)
+			}
+			p.calls = append(p.calls, call)
+			continue
 		}
+		k := key(entry.Kind, entry.Question)
+		p.entries[k] = append(p.entries[k], entry)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/gpu/nvml"
@@ -31,6 +32,8 @@ type undo struct {
 	Dynamic bool `json:"dynamic"`
 	// Partition is where one is or was made.
 	Partition *partition.Address `json:"partition,omitempty"`
+	// Pod is what may run with the device.
+	Pod *podLeft `json:"pod,omitempty"`
 }
 
 // undoFile is where an undo is kept.
@@ -51,7 +54,7 @@ func (f undoFile) read() (*undo, error) {
 	return &u, nil
 }
 
-func (f undoFile) write(u undo) error {
+func (f undoFile) write(u *undo) error {
 	data, err := json.Marshal(u)
 	if err != nil {
 		return err
@@ -72,23 +75,54 @@ func (n *Node) partitions(hardware *nvml.Client) *partition.Lifecycle {
 	return partition.New(hardware, &holder.Finder{Roots: n.Roots})
 }
 
-// undo puts a GPU back that this run, or an earlier one, has changed.
-func (n *Node) undo(ctx context.Context, hardware *nvml.Client) error {
-	return undoFile(n.UndoFile).apply(ctx, hardware, n.partitions(hardware))
+func (n *Node) undoFile() undoFile {
+	return undoFile(filepath.Join(n.DataDir, "conformance", "undo.json"))
 }
 
-// apply puts the GPU back, and forgets that it has to.
-func (f undoFile) apply(ctx context.Context, hardware *nvml.Client, partitions *partition.Lifecycle) error {
-	u, err := f.read()
+// undo puts a GPU back that this run, or an earlier one, has changed, and forgets that it has
+// to.
+func (n *Node) undo(ctx context.Context, hardware *nvml.Client) error {
+	u, err := n.undoFile().read()
 	if u == nil || err != nil {
 		return err
 	}
-	if err := u.apply(ctx, hardware, partitions); err != nil {
-		return fmt.Errorf("undo what was done to GPU %s (%s): %w", u.PCIAddress, f, err)
+	if u.Pod != nil {
+		if err := n.removePod(ctx, u.Pod); err != nil {
+			return fmt.Errorf("remove the pod with a device of GPU %s (%s): %w", u.PCIAddress, n.undoFile(), err)
+		}
 	}
-	return f.remove()
+	if err := u.apply(ctx, hardware, n.partitions(hardware)); err != nil {
+		return fmt.Errorf("undo what was done to GPU %s (%s): %w", u.PCIAddress, n.undoFile(), err)
+	}
+	return n.undoFile().remove()
 }
 
+// undoEarlier is undo for what an earlier run has left. Since then the GPU may have been
+// exchanged, and what another one has at that address is nobody's to undo.
+func (n *Node) undoEarlier(ctx context.Context, hardware *nvml.Client, gpus []gpu.GPU) error {
+	u, err := n.undoFile().read()
+	if u == nil || err != nil {
+		return err
+	}
+	if err := u.check(gpus); err != nil {
+		return fmt.Errorf("%w: nothing is undone; if that GPU has left this node, remove %s", err, n.undoFile())
+	}
+	return n.undo(ctx, hardware)
+}
+
+// check makes sure that the GPU is the one that was changed.
+func (u *undo) check(gpus []gpu.GPU) error {
+	i := slices.IndexFunc(gpus, func(g gpu.GPU) bool { return g.PCIAddress == u.PCIAddress })
+	switch {
+	case i < 0:
+		return fmt.Errorf("an earlier run has changed GPU %s at %s, where none answers now", u.UUID, u.PCIAddress)
+	case gpus[i].UUID != u.UUID:
+		return fmt.Errorf("an earlier run has changed GPU %s at %s, where GPU %s is now", u.UUID, u.PCIAddress, gpus[i].UUID)
+	}
+	return nil
+}
+
+// apply puts the GPU back.
 func (u *undo) apply(ctx context.Context, hardware *nvml.Client, partitions *partition.Lifecycle) error {
 	if u.Partition != nil {
 		if err := partitions.Destroy(ctx, *u.Partition, "", u.Dynamic && !u.MIG); err != nil {

@@ -59,6 +59,8 @@ type board struct {
 	// name, the reasons not to allocate it.
 	static  []Device
 	reasons map[string][]Reason
+	// conditions are those of the status, without what static partitions add.
+	conditions []Condition
 }
 
 // all returns the devices in published order. Static ones come first: nothing else

@@ -43,7 +43,8 @@ func (s Status) of(pciAddress string) Status {
 // with applies the sorted status of this GPU.
 func (b board) with(s Status) board {
 	b.static = b.staticDevices(s.Static)
-	conditions := s.Conditions
+	b.conditions = cloneConditions(s.Conditions)
+	conditions := slices.Clone(s.Conditions)
 	for _, static := range s.Static {
 		if !static.Gone {
 			conditions = append(conditions, Condition{Where: &static.Placement, ProfileID: &static.ProfileID, Reason: Occupied})

@@ -191,21 +191,3 @@ func TestBesideHungFileSystem(t *testing.T) {
 		t.Error("it hangs")
 	}
 }
-
-func TestInPod(t *testing.T) {
-	t.Parallel()
-	const static = "0123456789abcdef0123456789abcdef"
-	for cgroups, want := range map[string][2]string{
-		inPodCgroup: {podUID, container},
-		"0::/../../kubepods-besteffort-pod3f2a1b4c_0000_4000_8000_0123456789ab.slice/crio-" + container + ".scope/nested":     {podUID, container},
-		"12:pids:/kubepods/burstable/pod" + podUID + "/" + container + "\n0::/":                                               {podUID, container},
-		"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod" + strings.ReplaceAll(podUID, "-", "_") + ".slice":     {podUID, ""},
-		"0::/kubepods/pod" + static + "/" + container:                                                                         {static, container},
-		"0::/kubepods/pod" + podUID + "/" + container + "/pod11111111-1111-4111-8111-111111111111/" + strings.Repeat("1", 64): {podUID, container},
-		"0::/system.slice/containerd.service":                                                                                 {}, "0::/user.slice/podman-12.scope": {}, "": {}, "0::/tripod" + static + "/x": {},
-	} {
-		if pod, container := inPod(cgroups); pod != want[0] || container != want[1] {
-			t.Errorf("%s: got %q, %q, want %q", cgroups, pod, container, want)
-		}
-	}
-}

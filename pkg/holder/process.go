@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/partage-dev/partage/pkg/podcgroup"
 	"github.com/partage-dev/partage/pkg/quote"
 )
 
@@ -109,30 +110,10 @@ func (p procfs) process(pid int) process {
 		one.name = strings.TrimSuffix(string(name), "\n")
 	}
 	if cgroups, err := os.ReadFile(p.of(pid, "cgroup")); err == nil {
-		one.pod, one.container = inPod(string(cgroups))
+		pod, _ := podcgroup.Find(string(cgroups))
+		one.pod, one.container = pod.UID, pod.Container
 	}
 	return one
-}
-
-// podCgroup matches the part of a cgroup's path that the kubelet and the container runtime
-// chose: the pod's UID, where systemd's driver has _ for -, then the container's ID. A
-// container may make cgroups only below its own, so the first match counts. The UID of a
-// static pod has no hyphens.
-var podCgroup = regexp.MustCompile(`[/-]pod([0-9a-f]{8}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{12})(?:\.slice)?(?:/(?:[a-z]+-)*([0-9a-f]{64}))?(?:[./]|$)`)
-
-// inPod finds pod and container in the cgroups of a process.
-func inPod(cgroups string) (pod, container string) {
-	for line := range strings.Lines(cgroups) {
-		// hierarchy:controllers:path
-		fields := strings.SplitN(strings.TrimSpace(line), ":", 3)
-		if len(fields) < 3 {
-			continue
-		}
-		if found := podCgroup.FindStringSubmatch(fields[2]); found != nil {
-			return strings.ReplaceAll(found[1], "_", "-"), found[2]
-		}
-	}
-	return "", ""
 }
 
 // shownID is how much of a container's ID crictl shows, which is enough to find it.

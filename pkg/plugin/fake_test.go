@@ -65,6 +65,8 @@ type fakeClaims struct {
 	inUse      []string
 	inUseErr   error
 	held       []claim.HeldDevice
+	live       []claim.LiveClaim
+	changed    chan struct{}
 	// reconcileErr is what Reconcile returns.
 	reconcileErr error
 
@@ -144,6 +146,51 @@ func (f *fakeClaims) Held() ([]claim.HeldDevice, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.Clone(f.held), nil
+}
+
+func (f *fakeClaims) Live() ([]claim.LiveClaim, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.live), nil
+}
+
+func (f *fakeClaims) LiveDevices(uid types.UID) ([]claim.LiveDevice, error) {
+	live, err := f.Live()
+	for _, c := range live {
+		if c.Claim.UID == uid {
+			return c.Devices, err
+		}
+	}
+	return nil, err
+}
+
+func (f *fakeClaims) Recorded() ([]types.UID, error) {
+	live, err := f.Live()
+	var uids []types.UID
+	for _, c := range live {
+		uids = append(uids, c.Claim.UID)
+	}
+	return uids, err
+}
+
+func (f *fakeClaims) Changed() <-chan struct{} {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.changed == nil {
+		f.changed = make(chan struct{})
+	}
+	return f.changed
+}
+
+// setLive says what prepared claims have.
+func (f *fakeClaims) setLive(live ...claim.LiveClaim) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.live = live
+	if f.changed != nil {
+		close(f.changed)
+		f.changed = nil
+	}
 }
 
 func (f *fakeClaims) setInUse(names ...string) {
@@ -387,7 +434,7 @@ func newRigOn(t *testing.T, api *apiServer) *rig {
 	r.health = healthpb.NewHealthClient(dial(t, "passthrough:///"+listener.Addr().String()))
 	r.options = Options{
 		DriverName: testDriver, NodeName: testNode, KubeClient: client, MetadataClient: metadataClient, Claims: r.claims, Hardware: r.hardware,
-		DataDir: filepath.Join(dir, "data"), RegistrarDir: registrar, BootID: "boot-1", PodUID: "uid-1", HealthListener: listener,
+		DataDir: filepath.Join(dir, "data"), RegistrarDir: registrar, CDIDir: filepath.Join(dir, "cdi"), BootID: "boot-1", PodUID: "uid-1", HealthListener: listener,
 		Policy: r.policy, PollInterval: 10 * time.Millisecond, ReconcileInterval: 20 * time.Millisecond, Events: r.events,
 	}
 	r.timing = timing{publishRetry: wait.Backoff{Duration: 5 * time.Millisecond}, followUp: time.Millisecond, node: nodeTimeout}
@@ -502,4 +549,31 @@ func (r *rig) claim(name string) *drapb.Claim {
 		Status:     resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{}},
 	})
 	return &drapb.Claim{Namespace: stored.Namespace, Name: stored.Name, Uid: string(stored.UID)}
+}
+
+func objectMeta(name string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("uid-" + name)}
+}
+
+// prepared prepares a claim and returns its CDI ids.
+func (r *rig) prepared(t *testing.T, client drapb.DRAPluginClient, c *drapb.Claim) []string {
+	t.Helper()
+	answer, err := client.NodePrepareResources(t.Context(), &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{c}})
+	if err != nil || answer.GetClaims()[c.GetUid()].GetError() != "" {
+		t.Fatal(err, answer)
+	}
+	var ids []string
+	for _, d := range answer.GetClaims()[c.GetUid()].GetDevices() {
+		ids = append(ids, d.GetCdiDeviceIds()...)
+	}
+	return ids
+}
+
+// unprepared unprepares a claim.
+func (r *rig) unprepared(t *testing.T, client drapb.DRAPluginClient, c *drapb.Claim) {
+	t.Helper()
+	answer, err := client.NodeUnprepareResources(t.Context(), &drapb.NodeUnprepareResourcesRequest{Claims: []*drapb.Claim{c}})
+	if err != nil || answer.GetClaims()[c.GetUid()].GetError() != "" {
+		t.Fatal(err, answer)
+	}
 }

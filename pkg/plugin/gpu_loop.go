@@ -65,6 +65,8 @@ type gpuLoop struct {
 	readiness            *readiness
 	startup              *startup
 	conditions           *conditionReporter
+	// surveyed takes the inventory with the result of each survey.
+	surveyed func(*device.Inventory)
 	// surveyNow asks for a poll, failed for cleaning up.
 	surveyNow, failed loop.Trigger
 	// stop ends the driver.
@@ -79,8 +81,8 @@ type gpuLoop struct {
 	discovering         sync.WaitGroup
 	discoveryInProgress bool
 
-	// surveyed says that a survey has succeeded.
-	surveyed bool
+	// everSurveyed says that a survey has succeeded.
+	everSurveyed bool
 	// claimsBase is the inventory that claims were last given, without its status.
 	claimsBase *device.Inventory
 	// published are the slices that the publisher was last given.
@@ -251,16 +253,16 @@ func (l *gpuLoop) survey(ctx context.Context) {
 	if l.state.inventory == nil || ctx.Err() != nil {
 		return
 	}
-	surveyed, err := l.surveyClaims(ctx)
+	found, err := l.surveyClaims(ctx)
 	if ctx.Err() != nil {
 		return
 	}
 	l.surveyProblem.Log(ctx, err, "The GPUs could not be surveyed, their conditions stay as they were", "The GPUs can be surveyed again")
 	switch {
 	case err == nil:
-		l.state.applySurvey(surveyed)
-		l.surveyed = true
-	case !l.surveyed:
+		l.state.applySurvey(found)
+		l.everSurveyed = true
+	case !l.everSurveyed:
 		// Nothing is known of what must not be allocated.
 		l.readiness.setSlices(ctx, fmt.Sprintf("the GPUs could not be surveyed: %v", err))
 		return
@@ -269,6 +271,9 @@ func (l *gpuLoop) survey(ctx context.Context) {
 	l.conditions.report(ctx, status)
 
 	now := l.state.inventory.With(status)
+	if err == nil {
+		l.surveyed(now)
+	}
 	resources := publish.Resources(l.driverName, l.nodeName, now, publish.AllFeatures)
 	changed := !apiequality.Semantic.DeepEqual(resources, l.published)
 	if changed || l.claimsBase != l.state.inventory {

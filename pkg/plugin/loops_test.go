@@ -52,7 +52,7 @@ func newBubble(t *testing.T) *bubble {
 	b := &bubble{claims: &fakeClaims{}, hardware: &fakeHardware{node: testNodeWith(firstGPU)}}
 	b.Plugin, err = New(Options{
 		DriverName: testDriver, NodeName: testNode, KubeClient: client, MetadataClient: metadataClient, Claims: b.claims, Hardware: b.hardware,
-		DataDir: "not-used", RegistrarDir: "not-used", BootID: "boot-1", Policy: &fakePolicy{current: withoutShares()},
+		DataDir: "not-used", CDIDir: "/cdi", RegistrarDir: "not-used", BootID: "boot-1", Policy: &fakePolicy{current: withoutShares()},
 		PollInterval: 10 * time.Second, ReconcileInterval: time.Minute,
 	})
 	if err != nil {

@@ -12,6 +12,10 @@
 //	reconcile.go     cleans up
 //	conditions.go    reports conditions of the GPUs; they become taints in package device
 //	affected_users.go the events of claims on such a GPU
+//	device_states.go how the devices of claims are; claim_status.go says it in the status of
+//	                 claims, which claimstatus/ writes, health_stream.go to the kubelet
+//	metadata.go      what containers can read about their devices, in files that
+//	                 metadatafiles/ looks after
 //	exposure.go      reports that containers can have GPUs without a claim
 //	events.go        writes events to the API server; event_lane.go decides when
 //	readiness.go     why the plugin is not ready; health.go answers for it
@@ -38,7 +42,9 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/gpu/lastseen"
+	"github.com/partage-dev/partage/pkg/plugin/claimstatus"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
+	"github.com/partage-dev/partage/pkg/plugin/metadatafiles"
 	"github.com/partage-dev/partage/pkg/plugin/publish"
 )
 
@@ -49,6 +55,7 @@ type Claims interface {
 	ClaimReconciler
 	ClaimSurveyor
 	ClaimHolder
+	ClaimViewer
 }
 
 // Options are all mandatory except where a comment says otherwise.
@@ -81,6 +88,13 @@ type Options struct {
 	// PodUID lets two instances overlap during a rolling update, each with its
 	// own sockets. Optional: without it there is one instance at a time.
 	PodUID types.UID
+	// StatusClient writes the status of claims. Optional: without it nothing is written.
+	StatusClient kubernetes.Interface
+	// DeviceMetadata gives containers a file about their devices.
+	DeviceMetadata bool
+	// CDIDir is the folder of CDI specs, and FileContext the SELinux context of files that
+	// containers read, empty for none.
+	CDIDir, FileContext string
 	// Events reports conditions of the GPUs. Optional.
 	Events EventWriter
 	// Exposure finds out whether containers without a claim can have GPUs. Optional.
@@ -129,7 +143,11 @@ type Plugin struct {
 	readiness  *readiness
 	startup    *startup
 	exposure   *exposureLoop
-	timing     timing
+	devices    *deviceStates
+	// status is nil where the status of claims is not written.
+	status   *claimstatus.Writer
+	metadata *deviceMetadata
+	timing   timing
 	// socketUID is part of the names of the sockets.
 	socketUID types.UID
 	// stop ends Run with an error.
@@ -161,7 +179,19 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 		},
 		Retry: t.publishRetry,
 	})
+	p.devices = newDeviceStates(o.Claims, p.tellStates, o.PollInterval)
+	if o.StatusClient != nil {
+		p.status = claimstatus.New(claimstatus.Options{
+			DriverName: o.DriverName, Client: o.StatusClient,
+			Dir: filepath.Join(o.DataDir, "claim-status"), LockFile: filepath.Join(o.DataDir, "claim-status.lock"),
+		})
+	}
+	p.metadata = &deviceMetadata{
+		enabled: o.DeviceMetadata, claims: o.Claims,
+		files: &metadatafiles.Files{DriverName: o.DriverName, DataDir: o.DataDir, CDIDir: o.CDIDir, Context: o.FileContext},
+	}
 	p.service = &draService{
+		devices: p.devices, metadata: p.metadata,
 		claims: o.Claims, startup: p.startup, readiness: p.readiness, requested: requested,
 		failed: failed, stop: stop,
 	}
@@ -173,7 +203,7 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 		driverName: o.DriverName, nodeName: o.NodeName, interval: o.PollInterval,
 		hardware: o.Hardware, claims: o.Claims, publisher: p.publisher, reconciler: p.reconciler,
 		readiness: p.readiness, startup: p.startup, conditions: &conditionReporter{events: o.Events, claims: o.Claims},
-		surveyNow: surveyNow, failed: failed, stop: stop,
+		surveyed: p.devices.surveyed, surveyNow: surveyNow, failed: failed, stop: stop,
 		discoveries: make(chan discovery, 1),
 		lastSeen:    lastseen.New(o.DataDir, o.BootID),
 		desired: desired{
@@ -194,6 +224,8 @@ func (o *Options) validate() error {
 		return errors.New("a plugin needs Kubernetes clients, claims and hardware")
 	case o.Policy == nil:
 		return errors.New("a plugin needs a sharing policy")
+	case !filepath.IsAbs(o.CDIDir):
+		return fmt.Errorf("the folder of CDI specs is %q: want an absolute path", o.CDIDir)
 	case o.PollInterval <= 0, o.ReconcileInterval <= 0:
 		return errors.New("a plugin needs to know how often to poll the GPUs and how often to clean up")
 	}
@@ -239,6 +271,11 @@ func (p *Plugin) Run(ctx context.Context) error {
 	running.Go(func() { p.gpus.run(loops) })
 	running.Go(func() { p.runReconciler(loops) })
 	running.Go(func() { p.publisher.Run(loops) })
+	running.Go(func() { p.devices.run(loops) })
+	if p.status != nil {
+		running.Go(func() { p.status.Run(loops) })
+	}
+	running.Go(func() { p.runMetadata(loops) })
 
 	<-ctx.Done()
 	p.shutDown(ctx, helper)
@@ -256,9 +293,22 @@ func (p *Plugin) runReconciler(ctx context.Context) {
 	p.reconciler.run(ctx)
 }
 
+// runMetadata looks after the files with metadata once it is known what claims have.
+func (p *Plugin) runMetadata(ctx context.Context) {
+	<-p.startup.done
+	p.metadata.run(ctx, p.options.ReconcileInterval)
+}
+
+// tellStates takes how the devices of claims are.
+func (p *Plugin) tellStates(states []claimState) {
+	if p.status != nil {
+		p.status.Set(statusOf(states))
+	}
+}
+
 func (p *Plugin) helperOptions() []kubeletplugin.Option {
 	o := &p.options
-	return []kubeletplugin.Option{
+	return append(p.metadata.options(),
 		kubeletplugin.DriverName(o.DriverName),
 		kubeletplugin.NodeName(o.NodeName),
 		kubeletplugin.KubeClient(o.KubeClient),
@@ -267,11 +317,11 @@ func (p *Plugin) helperOptions() []kubeletplugin.Option {
 		kubeletplugin.RollingUpdate(p.socketUID),
 		// Package claim locks per GPU, across processes.
 		kubeletplugin.Serialize(false),
-		// Declining in WatchHealthStatus works as well, as an error in the log.
-		kubeletplugin.HealthService(false),
+		// A kubelet that does not know it, or has it switched off, does not ask.
+		kubeletplugin.HealthService(true),
 		kubeletplugin.GRPCInterceptor(p.onRegistration),
 		kubeletplugin.GRPCInterceptor(onArrival),
-	}
+	)
 }
 
 // checkNode fails when there is no node with the configured name: nothing that is

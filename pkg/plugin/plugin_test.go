@@ -21,7 +21,6 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/partage-dev/partage/pkg/gpu"
@@ -246,13 +245,6 @@ func TestStopWaitsForCalls(t *testing.T) {
 	}
 	if err := r.wait(t); err != nil {
 		t.Error(err)
-	}
-}
-
-func TestHealthStatusIsDeclined(t *testing.T) {
-	t.Parallel()
-	if err := (&draService{}).WatchHealthStatus(t.Context(), nil); !errors.Is(err, kubeletplugin.ErrHealthNotSupported) {
-		t.Errorf("got %v", err)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/claim"
 	"github.com/partage-dev/partage/pkg/panics"
@@ -33,6 +34,8 @@ type ClaimPreparer interface {
 // draService serves the calls of the kubelet, and of the helper that receives them.
 type draService struct {
 	claims    ClaimPreparer
+	devices   *deviceStates
+	metadata  *deviceMetadata
 	startup   *startup
 	readiness *readiness
 	requested *requestedDevices
@@ -83,6 +86,7 @@ func (s *draService) prepare(ctx context.Context, c *resourceapi.ResourceClaim) 
 		}
 		return kubeletplugin.PrepareResult{Err: forKubelet(err)}
 	}
+	metadata := s.metadata.of(ctx, c.UID)
 	names := make([]string, 0, len(prepared))
 	for _, d := range prepared {
 		names = append(names, d.Device)
@@ -92,6 +96,7 @@ func (s *draService) prepare(ctx context.Context, c *resourceapi.ResourceClaim) 
 			DeviceName:   d.Device,
 			CDIDeviceIDs: d.CDIDeviceIDs,
 			ShareID:      d.ShareID,
+			Metadata:     metadata[metadataKey{d.Device, ptr.Deref(d.ShareID, "")}],
 		})
 	}
 	logger.Info("Prepared", "devices", names, "duration", time.Since(start))
@@ -165,7 +170,7 @@ func (s *draService) HandleError(ctx context.Context, err error, msg string) {
 	}
 }
 
-// WatchHealthStatus declines. The health service is off.
-func (s *draService) WatchHealthStatus(context.Context, chan<- kubeletplugin.DeviceHealthReport) error {
-	return kubeletplugin.ErrHealthNotSupported
+// WatchHealthStatus reports the health of the devices that claims have.
+func (s *draService) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
+	return s.devices.watch(ctx, reports)
 }

@@ -40,9 +40,7 @@ type Store struct {
 // Open makes the folders that are missing below the data folder. Damaged records that
 // an earlier boot has left are set aside: nothing that they were about exists.
 func Open(ctx context.Context, dataDir, boot string, files Files) (*Store, error) {
-	s := &Store{dir: filepath.Join(dataDir, "claims"), boot: boot, files: files}
-	s.quarantine = quarantine{dir: filepath.Join(dataDir, "quarantine"), files: files}
-	s.tombstones = tombstones{dir: filepath.Join(dataDir, "released"), boot: boot, files: files}
+	s := newStore(dataDir, boot, files)
 	for _, dir := range []string{s.dir, s.tombstones.dir} {
 		if err := os.MkdirAll(dir, folderMode); err != nil {
 			return nil, fmt.Errorf("journal: %w", err)
@@ -52,6 +50,24 @@ func Open(ctx context.Context, dataDir, boot string, files Files) (*Store, error
 		return nil, fmt.Errorf("journal: %w", err)
 	}
 	return s, nil
+}
+
+func newStore(dataDir, boot string, files Files) *Store {
+	return &Store{
+		dir: filepath.Join(dataDir, "claims"), boot: boot, files: files,
+		quarantine: quarantine{dir: filepath.Join(dataDir, "quarantine"), files: files},
+		tombstones: tombstones{dir: filepath.Join(dataDir, "released"), boot: boot, files: files},
+	}
+}
+
+// Look reads all records for a program that is not the driver. It changes nothing, and
+// takes a data folder that is not there for an empty one.
+func Look(dataDir, boot string) (*Snapshot, error) {
+	s := newStore(dataDir, boot, OS{})
+	if _, err := os.Stat(s.dir); errors.Is(err, fs.ErrNotExist) {
+		return &Snapshot{}, nil
+	}
+	return s.Snapshot()
 }
 
 // Boot returns the boot that the store was opened in.

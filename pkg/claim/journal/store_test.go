@@ -265,6 +265,30 @@ func TestLoadKeepsOtherVersions(t *testing.T) {
 }
 
 // TestSnapshot sorts what is in the journal.
+// TestLook: who only looks at the records makes no folder and moves no file.
+func TestLook(t *testing.T) {
+	dir := t.TempDir()
+	all, err := Look(filepath.Join(dir, "absent"), "boot-2")
+	if err != nil || len(all.Records) > 0 {
+		t.Errorf("got %+v, %v of a folder that is not there", all, err)
+	}
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
+		t.Errorf("%v was made: %v", entries, err)
+	}
+	s := mustOpen(t, dir, "boot-1", OS{})
+	mustSave(t, s, small("earlier", "boot-1"))
+	mustSave(t, s, small("present", "boot-2"))
+	mustSave(t, s, small("damaged", "boot-1"))
+	damage(t, s, "damaged")
+	all, err = Look(dir, "boot-2")
+	if err != nil || len(all.Records) != 1 || all.Records[0].Claim.UID != "present" || len(all.Earlier) != 1 || len(all.Unreadable) != 1 {
+		t.Errorf("got %+v, %v", all, err)
+	}
+	if _, err := os.Stat(s.Path("damaged")); err != nil {
+		t.Errorf("the damaged record was moved: %v", err)
+	}
+}
+
 func TestSnapshot(t *testing.T) {
 	s := mustOpen(t, t.TempDir(), "boot-2", OS{})
 	now, earlier, releasing := small("now", "boot-2"), small("earlier", "boot-1"), small("releasing", "boot-2")

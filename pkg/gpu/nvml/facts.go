@@ -19,6 +19,8 @@ type Facts struct {
 	Persistence *bool `json:"persistence,omitempty"`
 	// ReservedBytes is the part of the memory that the driver keeps for itself.
 	ReservedBytes *uint64 `json:"reservedBytes,omitempty"`
+	// UsedBytes is what programs have of the memory.
+	UsedBytes *uint64 `json:"usedBytes,omitempty"`
 	// ECC is true where the memory's errors are corrected.
 	ECC *bool `json:"ecc,omitempty"`
 	// Cores is the number of CUDA cores.
@@ -47,10 +49,10 @@ func (c *Client) Facts(ctx context.Context, pciAddress string) (Facts, error) {
 				return err
 			}},
 			{"nvmlDeviceGetMemoryInfo_v2", func(f string) (err error) {
-				facts.ReservedBytes, err = known(get(ctx, h.lane, f, func() (uint64, nvml.Return) {
-					memory, ret := h.dev.GetMemoryInfo_v2()
-					return memory.Reserved, ret
-				}))
+				memory, err := known(get(ctx, h.lane, f, h.dev.GetMemoryInfo_v2))
+				if memory != nil {
+					facts.ReservedBytes, facts.UsedBytes = &memory.Reserved, &memory.Used
+				}
 				return err
 			}},
 			{"nvmlDeviceGetEccMode", func(f string) (err error) {

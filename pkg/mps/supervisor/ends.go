@@ -105,7 +105,7 @@ func (s *Supervisor) endPod(ctx context.Context, end podend.End) {
 // terminatePod terminates the clients of a pod, in all sessions at the same time: none waits
 // for the daemon of another.
 func (s *Supervisor) terminatePod(ctx context.Context, end podend.End) {
-	uid := tenant.PlainUID(string(end.UID))
+	uid := string(end.UID)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	for _, sess := range s.all() {

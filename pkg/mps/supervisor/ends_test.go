@@ -17,7 +17,6 @@ import (
 
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/mps/podend"
-	"github.com/partage-dev/partage/pkg/mps/tenant"
 )
 
 const endingPod types.UID = "8b3f0e6e-7a59-4c8a-9d3c-2f1f4a1f0b11"
@@ -93,7 +92,7 @@ func TestPodEndsWithSilentDaemon(t *testing.T) {
 	})
 	cancel()
 	<-done
-	err = s.terminateClients(t.Context(), s.sessions[one.ID], tenant.PlainUID(string(endingPod)))
+	err = s.terminateClients(t.Context(), s.sessions[one.ID], string(endingPod))
 	if err == nil || terminatedClient(t, s, one.ID, a.Process.Pid) {
 		t.Errorf("a daemon that does not answer has terminated a client: %v", err)
 	}
@@ -130,7 +129,7 @@ func TestPodEndsWithOneThatCannot(t *testing.T) {
 	}
 	w.untilWatched(s, one.ID, ends.Process.Pid)
 	w.script(script{Clients: []int{stranger.Process.Pid, ends.Process.Pid}})
-	err := s.terminateClients(t.Context(), s.sessions[one.ID], tenant.PlainUID(string(endingPod)))
+	err := s.terminateClients(t.Context(), s.sessions[one.ID], string(endingPod))
 	if want := "terminate_client " + strconv.Itoa(before.Servers[0]) + " " + strconv.Itoa(stranger.Process.Pid); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("got %v, want an error of %q", err, want)
 	}

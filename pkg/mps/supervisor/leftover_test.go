@@ -220,20 +220,3 @@ func TestLeftoverFilesOfSession(t *testing.T) {
 		t.Errorf("got %v", got)
 	}
 }
-
-func TestUpToPod(t *testing.T) {
-	const slice = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod0a1b2c3d_0000_4000_8000_000000000000.slice"
-	for path, want := range map[string][]string{
-		"/":                       {"/"},
-		"/system.slice/x.service": {"/system.slice/x.service"},
-		slice + "/cri-1.scope":    {slice + "/cri-1.scope", slice},
-		slice + "/cri-1.scope/init.scope/a": {
-			slice + "/cri-1.scope/init.scope/a", slice + "/cri-1.scope/init.scope", slice + "/cri-1.scope", slice,
-		},
-		"/kubepods/besteffort/pod0a1b2c3d0000400080000000/1": {"/kubepods/besteffort/pod0a1b2c3d0000400080000000/1", "/kubepods/besteffort/pod0a1b2c3d0000400080000000"},
-	} {
-		if got := upToPod(path); !slices.Equal(got, want) {
-			t.Errorf("%s: got %q, want %q", path, got, want)
-		}
-	}
-}

@@ -11,7 +11,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,6 +18,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/pkg/podcgroup"
 )
 
 // owners tells to which memory cgroup the content of files is charged.
@@ -36,9 +37,6 @@ type owners struct {
 	// each place is charged to.
 	pages, cgroups *os.File
 }
-
-// pod matches the cgroup of a pod, by the last part of its path.
-var pod = regexp.MustCompile(`(^|-)pod[0-9a-f]{8}[-_]?[0-9a-f]{4}`)
 
 // owners returns an error if there is any doubt about who lives.
 func (l *leftover) owners() (*owners, error) {
@@ -140,23 +138,18 @@ func cgroupRoots(proc string) map[string]string {
 // add adds the memory cgroup that a process's file describes, and that of its pod.
 func (o *owners) add(roots map[string]string, description string) error {
 	path, root := "", ""
-	for line := range strings.Lines(description) {
-		// hierarchy:controllers:path
-		fields := strings.SplitN(strings.TrimSpace(line), ":", 3)
-		if len(fields) != 3 {
-			continue
-		}
-		switch controllers := strings.Split(fields[1], ","); {
-		case slices.Contains(controllers, "memory"):
-			root, path = roots["memory"], fields[2]
-		case fields[1] == "" && root == "":
-			root, path = roots[""], fields[2]
+	for controllers, at := range podcgroup.Lines(description) {
+		switch {
+		case slices.Contains(strings.Split(controllers, ","), "memory"):
+			root, path = roots["memory"], at
+		case controllers == "" && root == "":
+			root, path = roots[""], at
 		}
 	}
-	if root == "" || strings.Contains(path, "..") {
+	if root == "" || !podcgroup.FromRoot(path) {
 		return fmt.Errorf("%q has no path from the root", description)
 	}
-	for _, path := range upToPod(path) {
+	for _, path := range podcgroup.UpToPod(path) {
 		var st unix.Stat_t
 		if err := unix.Stat(filepath.Join(root, path), &st); err != nil {
 			return fmt.Errorf("%s: %w", filepath.Join(root, path), err)
@@ -181,7 +174,7 @@ func (o *owners) addExisting(roots map[string]string) {
 		if err != nil || !entry.IsDir() {
 			return nil //nolint:nilerr // it is as if it was not there
 		}
-		known, isPod := o.others, pod.MatchString(entry.Name())
+		known, isPod := o.others, podcgroup.Is(entry.Name())
 		if isPod {
 			known = o.live
 		}
@@ -197,21 +190,6 @@ func (o *owners) addExisting(roots map[string]string) {
 		}
 		return nil
 	})
-}
-
-// upToPod returns the path of a cgroup and, if it is in a pod, those above it up to the
-// pod's.
-func upToPod(path string) []string {
-	all := []string{path}
-	for at := path; at != "/" && at != "."; at = filepath.Dir(at) {
-		if at != path {
-			all = append(all, at)
-		}
-		if pod.MatchString(filepath.Base(at)) {
-			return all
-		}
-	}
-	return all[:1]
 }
 
 // hasEnded reports whether what is charged to a cgroup was that of a pod that has ended.

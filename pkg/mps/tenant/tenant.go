@@ -8,17 +8,16 @@ package tenant
 import (
 	"errors"
 	"fmt"
-	"iter"
 	"maps"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strconv"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/partage-dev/partage/pkg/podcgroup"
 	"github.com/partage-dev/partage/pkg/wait"
 )
 
@@ -62,78 +61,29 @@ func deviceNodes(pid int) (map[uint64]string, error) {
 	return nodes, nil
 }
 
-// podCgroup matches the cgroups of pods: kubepods with the cgroupfs driver,
-// kubepods.slice with systemd's, with another name before it below a root of the
-// kubelet's own. A process in another cgroup namespace may see only the end of that.
-var podCgroup = regexp.MustCompile(`(^|[/-])(kubepods([-./]|$)|pod[0-9a-f]{8}[-_]?[0-9a-f]{4})`)
-
-// podUID matches a pod's UID in its cgroup. That of a static pod has no hyphens.
-var podUID = regexp.MustCompile(`(?:^|-)pod([0-9a-f]{8}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{12})(?:\.slice)?$`)
-
 // InPod reports whether a process is in a pod, by its cgroup.
 func InPod(pid int) bool {
-	data, err := os.ReadFile(filepath.Join(procRoot, strconv.Itoa(pid), "cgroup"))
-	return err == nil && inPod(string(data))
+	cgroups, err := os.ReadFile(cgroupFile(pid))
+	return err == nil && podcgroup.In(string(cgroups))
 }
 
-func inPod(cgroups string) bool {
-	for path := range paths(cgroups) {
-		if podCgroup.MatchString(path) {
-			return true
-		}
-	}
-	return false
-}
-
-// paths returns the cgroups of a process with the controllers of their hierarchies, of
-// which version 2 has none.
-func paths(cgroups string) iter.Seq2[string, string] {
-	return func(yield func(path, controllers string) bool) {
-		for line := range strings.Lines(cgroups) {
-			// hierarchy:controllers:path
-			fields := strings.SplitN(strings.TrimSpace(line), ":", 3)
-			if len(fields) == 3 && !yield(fields[2], fields[1]) {
-				return
-			}
-		}
-	}
-}
+func cgroupFile(pid int) string { return filepath.Join(procRoot, strconv.Itoa(pid), "cgroup") }
 
 // Pod is the pod of a process, by its cgroup.
 type Pod struct {
-	// UID has no hyphens, see PlainUID.
 	UID string
 	// cgroup is the pod's own in the hierarchy of version 2, or empty.
 	cgroup string
 }
 
-// PlainUID returns a pod's UID without what cgroups write differently: hyphens.
-func PlainUID(uid string) string { return strings.NewReplacer("-", "", "_", "").Replace(uid) }
-
 // PodOf returns the pod of a process, if its cgroup says which that is.
 func PodOf(pid int) (Pod, bool) {
-	data, err := os.ReadFile(filepath.Join(procRoot, strconv.Itoa(pid), "cgroup"))
+	cgroups, err := os.ReadFile(cgroupFile(pid))
 	if err != nil {
 		return Pod{}, false
 	}
-	return podOf(string(data))
-}
-
-func podOf(cgroups string) (Pod, bool) {
-	var pod Pod
-	for path, controllers := range paths(cgroups) {
-		for at := path; at != "/" && at != "."; at = filepath.Dir(at) {
-			uid := podUID.FindStringSubmatch(filepath.Base(at))
-			if uid == nil {
-				continue
-			}
-			pod.UID = PlainUID(uid[1])
-			if controllers == "" && filepath.IsLocal(path[1:]) {
-				pod.cgroup = at
-			}
-		}
-	}
-	return pod, pod.UID != ""
+	pod, ok := podcgroup.Find(string(cgroups))
+	return Pod{UID: pod.UID, cgroup: pod.Cgroup}, ok
 }
 
 // OOMKills returns how many processes of the pod the kernel has killed because memory ran

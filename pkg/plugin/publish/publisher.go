@@ -34,6 +34,7 @@ import (
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/logchange"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
+	"github.com/partage-dev/partage/pkg/plugin/internal/precedence"
 )
 
 const (
@@ -91,7 +92,7 @@ type Publisher struct {
 
 	// What follows is for the goroutine of Run.
 
-	precedence        precedence
+	precedence        *precedence.Precedence
 	precedenceProblem logchange.Problem
 	features          features
 	// known is nil while it is not known what is stored.
@@ -122,7 +123,7 @@ func New(o Options) *Publisher {
 		changed:    loop.NewTrigger(),
 		recheck:    loop.NewTrigger(),
 		seen:       loop.NewTrigger(),
-		precedence: precedence{path: o.LockFile},
+		precedence: precedence.New(o.LockFile),
 		features:   features{prober: prober{pool: pool, client: o.KubeClient.ResourceV1().RESTClient()}},
 	}
 	p.watcher = watcher{client: o.MetadataClient, selector: pool.selector(), changed: p.seen.Fire, unheard: p.recheck.Fire}
@@ -150,7 +151,7 @@ func (p *Publisher) Run(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	watching.Go(func() { p.watcher.run(ctx) })
-	defer p.precedence.end()
+	defer p.precedence.End()
 
 	retry := p.retry
 	for ctx.Err() == nil {
@@ -208,7 +209,7 @@ func (p *Publisher) failed(ctx context.Context, began time.Time, err error) {
 func (p *Publisher) awaitRetry(ctx context.Context, err error, delay time.Duration) {
 	changed := p.changed
 	refused := apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || apierrors.IsInvalid(err)
-	if refused && time.Since(p.failing) >= usualTime && p.precedence.giveWay() {
+	if refused && time.Since(p.failing) >= usualTime && p.precedence.GiveWay() {
 		klog.FromContext(ctx).Info("Letting an older instance of the plugin publish the ResourceSlices of this node", "for", giveWayTime)
 		p.known, delay, changed = nil, wait.Jitter(giveWayTime, 0.5), nil
 	}

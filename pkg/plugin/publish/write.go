@@ -161,7 +161,7 @@ func (p *Publisher) checkPrecedence(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	mine, err := p.precedence.mine()
+	mine, err := p.precedence.Mine()
 	// Without locks there is nothing better than to publish.
 	p.precedenceProblem.Log(ctx, err, "It is not known whether a newer instance of the plugin runs, publishing as if there were none", "")
 	if err == nil && !mine {

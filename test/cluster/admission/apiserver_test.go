@@ -108,6 +108,7 @@ type request struct {
 	namespace string
 	// object is the new one, old the stored one, in the version of the request.
 	object, old runtime.Object
+	subresource string
 }
 
 // ask returns the warnings that a client gets, and the refusal.
@@ -128,7 +129,7 @@ func (s *apiServer) ask(t *testing.T, r request) (warnings []string, refused err
 	}
 	object, old := internal(r.object), internal(r.old)
 	attributes := admission.NewAttributesRecord(object, old, kind, r.namespace, name,
-		kind.GroupVersion().WithResource(resources[kind.Kind]), "", r.operation, nil, false, r.by)
+		kind.GroupVersion().WithResource(resources[kind.Kind]), r.subresource, r.operation, nil, false, r.by)
 	var recorder warningRecorder
 	refused = s.plugin.Validate(warning.WithWarningRecorder(t.Context(), &recorder), attributes, s.interfaces)
 	return recorder.warnings, refused

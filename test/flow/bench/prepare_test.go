@@ -21,14 +21,24 @@ func BenchmarkPrepare(b *testing.B) {
 		device harness.Device
 		// beside is a partition that stays, so that MIG mode does.
 		beside []harness.Device
+		// flags of the driver; the harness leaves claim status and device metadata off.
+		flags []string
 	}{
 		{name: "whole", device: harness.Device{GPU: 0}},
 		{name: "partition", device: harness.Partition(0, "1g.10gb", 0), beside: []harness.Device{harness.Partition(0, "1g.10gb", 1)}},
 		{name: "partition-with-mode", device: harness.Partition(0, "1g.10gb", 0)},
+		{
+			name: "partition-with-status", device: harness.Partition(0, "1g.10gb", 0), beside: []harness.Device{harness.Partition(0, "1g.10gb", 1)},
+			flags: []string{"--claim-status=true"},
+		},
+		{
+			name: "partition-with-status-and-metadata", device: harness.Partition(0, "1g.10gb", 0), beside: []harness.Device{harness.Partition(0, "1g.10gb", 1)},
+			flags: []string{"--claim-status=true", "--device-metadata=true"},
+		},
 	} {
 		b.Run(test.name, func(b *testing.B) {
 			n := harness.NewNode(b, "dgx-h100")
-			p := n.Start(b)
+			p := n.Start(b, test.flags...)
 			p.Ready(b)
 			if test.beside != nil {
 				p.MustPrepare(b, n.AllocateNamed(n.DeviceNames(b, test.beside)))

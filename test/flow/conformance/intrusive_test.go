@@ -20,7 +20,7 @@ import (
 func intrude(t *testing.T, n *harness.Node, gpu int, args ...string) (partReport, int) {
 	t.Helper()
 	all := append([]string{
-		"--intrusive", "--gpu=" + n.Machine(t).GPUs[gpu].UUID, "--kubelet-plugins-dir=" + n.PluginsDir,
+		"--intrusive", "--gpu=" + n.Machine(t).GPUs[gpu].UUID,
 	}, args...)
 	out, code, stderr := run(t, n, all...)
 	if code > 1 {
@@ -106,7 +106,7 @@ func TestIntrusiveRefuses(t *testing.T) {
 			n := harness.NewNode(t, "h100-80-sxmx1")
 			test.prepare(t, n)
 			before := n.Machine(t)
-			out, code, stderr := run(t, n, "--intrusive", "--gpu="+before.GPUs[0].UUID+test.typo, "--kubelet-plugins-dir="+n.PluginsDir)
+			out, code, stderr := run(t, n, "--intrusive", "--gpu="+before.GPUs[0].UUID+test.typo)
 			if want := exitCode(t, out); code != want {
 				t.Errorf("exit code %d, want %d: %s", code, want, stderr)
 			}
@@ -128,7 +128,7 @@ func TestIntrusiveCrash(t *testing.T) {
 	n.Update(t, func(m *machine.Machine) {
 		state.AddFault(m, machine.Fault{Function: "nvmlComputeInstanceDestroy", GPU: 0, Effect: machine.KillBefore, Times: 1, Skip: 2})
 	})
-	out, code, stderr := run(t, n, "--intrusive", "--gpu="+n.Machine(t).GPUs[0].UUID, "--kubelet-plugins-dir="+n.PluginsDir)
+	out, code, stderr := run(t, n, "--intrusive", "--gpu="+n.Machine(t).GPUs[0].UUID)
 	if code != -1 || len(out) > 0 {
 		t.Fatalf("it was not killed: exit code %d: %s%s", code, out, stderr)
 	}

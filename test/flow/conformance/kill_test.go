@@ -90,7 +90,7 @@ func TestIntrusiveKilled(t *testing.T) {
 					n.Update(t, func(m *machine.Machine) {
 						state.AddFault(m, machine.Fault{Function: function, GPU: 0, Effect: effect, Times: 1, Skip: skip})
 					})
-					if _, code, stderr := run(t, n, "--intrusive", "--gpu="+before.GPUs[0].UUID, "--kubelet-plugins-dir="+n.PluginsDir); code != -1 {
+					if _, code, stderr := run(t, n, "--intrusive", "--gpu="+before.GPUs[0].UUID); code != -1 {
 						t.Fatalf("it was not killed: exit code %d: %s", code, stderr)
 					}
 					n.Update(t, func(m *machine.Machine) { m.Faults = nil })
@@ -113,7 +113,7 @@ func TestIntrusiveKilledWithMPS(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100-80-sxmx1")
 	before := n.Machine(t)
-	args := []string{"--intrusive", "--gpu=" + before.GPUs[0].UUID, "--kubelet-plugins-dir=" + n.PluginsDir, "--work-dir=" + filepath.Join(shortDir(t), "w")}
+	args := []string{"--intrusive", "--gpu=" + before.GPUs[0].UUID, "--work-dir=" + filepath.Join(shortDir(t), "w")}
 	killed(t, n, machine.Fault{Function: "mps_client_alloc", GPU: 0, Times: 1}, args...)
 	if len(n.Instances(t)) != 1 {
 		t.Errorf("it was killed at another moment: %v", n.Instances(t))
@@ -133,7 +133,7 @@ func TestIntrusiveKilledAndUsed(t *testing.T) {
 	n.Update(t, func(m *machine.Machine) {
 		state.AddFault(m, machine.Fault{Function: "nvmlComputeInstanceDestroy", GPU: 0, Effect: machine.KillBefore, Times: 1})
 	})
-	args := []string{"--intrusive", "--gpu=" + n.Machine(t).GPUs[0].UUID, "--kubelet-plugins-dir=" + n.PluginsDir}
+	args := []string{"--intrusive", "--gpu=" + n.Machine(t).GPUs[0].UUID}
 	if _, code, stderr := run(t, n, args...); code != -1 {
 		t.Fatalf("it was not killed: exit code %d: %s", code, stderr)
 	}
@@ -155,7 +155,7 @@ func TestIntrusiveLive(t *testing.T) {
 	claim := n.Allocate(t, []harness.Device{{GPU: 0}})
 	before := n.Machine(t)
 	fault := n.Inject(t, machine.Fault{Function: "mps_client_alloc", GPU: 0, Times: 1, Hang: true, Effect: machine.Proceed})
-	cmd := command(t, n, "--intrusive", "--gpu="+before.GPUs[0].UUID, "--kubelet-plugins-dir="+n.PluginsDir)
+	cmd := command(t, n, "--intrusive", "--gpu="+before.GPUs[0].UUID)
 	var stdout bytes.Buffer
 	cmd.Stdout = &stdout
 	if err := cmd.Start(); err != nil {
@@ -190,7 +190,7 @@ func TestIntrusiveUnread(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := command(t, n, "--intrusive", "--gpu="+before.GPUs[0].UUID, "--kubelet-plugins-dir="+n.PluginsDir, "--transcript=-")
+	cmd := command(t, n, "--intrusive", "--gpu="+before.GPUs[0].UUID, "--transcript=-")
 	cmd.Stdout = write
 	err = cmd.Start()
 	if err := errors.Join(err, write.Close(), read.Close()); err != nil {

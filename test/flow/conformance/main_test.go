@@ -24,6 +24,7 @@ func examine(t *testing.T, n *harness.Node, flags ...string) (*conformance.Repor
 	cmd := exec.CommandContext(t.Context(), harness.Built.Driver, append([]string{
 		"--node-name=" + harness.NodeName, "--kubeconfig=" + n.Kubeconfig, "--driver-root=" + n.Root,
 		"--proc-root=" + n.Root + "/proc", "--sys-root=" + n.Root + "/sys", "--cdi-root=" + n.CDIDir, "--mps-dir=" + n.MPSDir,
+		"--kubelet-plugins-dir=" + n.PluginsDir,
 		"conformance", "--output=json",
 	}, flags...)...)
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH")}

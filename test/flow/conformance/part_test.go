@@ -54,8 +54,10 @@ func command(t *testing.T, n *harness.Node, args ...string) *exec.Cmd {
 	}
 	all := append([]string{
 		"conformance", "--output=json",
-		"--driver-root=" + n.Root, "--dev-root=" + n.Root, "--sys-root=" + filepath.Join(n.Root, "sys"),
-		"--work-dir=" + filepath.Join(dir, "w"), "--timeout=10m",
+		"--driver-root=" + n.Root, "--dev-root=" + n.Root, "--sys-root=" + filepath.Join(n.Root, "sys"), "--proc-root=" + filepath.Join(n.Root, "proc"),
+		"--work-dir=" + filepath.Join(dir, "w"), "--timeout=10m", "--pod-uid=" + kitPod, "--kubelet-plugins-dir=" + n.PluginsDir,
+		"--cdi-root=" + n.CDIDir, "--nvidia-cdi-hook=" + harness.Built.NVIDIAHook, "--partage-hook=" + harness.Built.Hook,
+		"--runtime-endpoint=unix:///nonexistent/runtime.sock", // not the machine's
 	}, args...)
 	return exec.CommandContext(t.Context(), harness.Built.Driver, all...)
 }

@@ -274,7 +274,7 @@ var aNode = map[string]any{
 	"limits of open files":                 map[string]any{"Soft": 1024, "Hard": 524288, "Raise": true, "Most": 1048576},
 	"folder for CDI specs":                 "/var/run/cdi",
 	"socket of NRI":                        true,
-	"processes with GPU 0000:17:00.0 open": []map[string]any{{"PID": 4711, "Name": "dcgm-exporter"}, {"PID": 812, "Name": "nvidia-persiste"}},
+	"processes with GPU 0000:17:00.0 open": []map[string]any{{"PID": 4711, "Name": "dcgm-exporter"}, {"PID": 812, "Name": "nvidia-persiste", "Harmless": true}},
 	"processes with GPU 0000:31:00.0 open": []any{},
 	"processes with GPU 0000:4b:00.0 open": []any{},
 	"processes with GPU 0000:b1:00.0 open": []any{},

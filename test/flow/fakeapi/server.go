@@ -3,8 +3,8 @@
 
 // Package fakeapi is a small Kubernetes API server for tests: it stores nodes,
 // ResourceClaims, ResourceSlices and events in memory and speaks as much REST as a DRA
-// driver needs, watch, dry run and disabled feature gates included. It checks
-// nothing that it stores.
+// driver needs, watch, dry run, server-side apply of the status of claims and disabled feature gates
+// included. It checks little that it stores.
 package fakeapi
 
 import (
@@ -50,7 +50,11 @@ type Server struct {
 	dropShares bool
 	// dropTaints behaves as if DRADeviceTaints were off.
 	dropTaints bool
-	kubernetes string
+	// dropDeviceStatus behaves as if DRAResourceClaimDeviceStatus were off.
+	dropDeviceStatus bool
+	// statusWrites are how often each field manager has written the status of a claim.
+	statusWrites map[string]int
+	kubernetes   string
 }
 
 // New starts a server that has no objects.
@@ -75,12 +79,15 @@ func newServer() *Server {
 		slices:  map[string]*resourceapi.ResourceSlice{},
 		changed: make(chan struct{}),
 
+		statusWrites: map[string]int{},
+
 		kubernetes: "v1.37.2",
 	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /version", s.getVersion)
 	mux.HandleFunc("GET /api/v1/nodes/{name}", s.getNode)
 	mux.HandleFunc("GET /apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}", s.getClaim)
+	mux.HandleFunc("PATCH /apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}/status", s.patchClaimStatus)
 	mux.HandleFunc("POST /api/v1/namespaces/{namespace}/events", s.createEvent)
 	mux.HandleFunc("PATCH /api/v1/namespaces/{namespace}/events/{name}", s.patchEvent)
 	const slices = "/apis/resource.k8s.io/v1/resourceslices"

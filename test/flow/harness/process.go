@@ -121,6 +121,9 @@ func (n *Node) command(uid string, flags ...string) *exec.Cmd {
 		"--kubelet-plugins-dir=" + n.PluginsDir,
 		"--kubelet-registrar-dir=" + n.RegistrarDir,
 		"--pod-uid=" + uid,
+		// What they write at times of their own would make the effects of a call differ from
+		// one time to the next. Tests about them switch them on.
+		"--claim-status=false", "--device-metadata=false",
 		"-v=4",
 	}, flags...)...)
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "POLICY_FILE=" + n.DefaultPolicy()}

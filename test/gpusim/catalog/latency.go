@@ -37,11 +37,29 @@ type callLatency struct {
 var latenciesYAML []byte
 
 func latencyProfiles() ([]latencyProfile, error) {
-	var list []latencyProfile
-	if err := yaml.UnmarshalStrict(latenciesYAML, &list); err != nil {
+	list, err := decodeLatencies(latenciesYAML)
+	if err != nil {
 		return nil, fmt.Errorf("latencies.yaml: %w", err)
 	}
 	return list, nil
+}
+
+func decodeLatencies(data []byte) (list []latencyProfile, err error) {
+	err = yaml.UnmarshalStrict(data, &list)
+	return list, err
+}
+
+// DecodeLatencies reads what was measured in the form of latencies.yaml, by profile.
+func DecodeLatencies(data []byte) (map[string][]machine.Latency, error) {
+	list, err := decodeLatencies(data)
+	if err != nil {
+		return nil, fmt.Errorf("latencies: %w", err)
+	}
+	profiles := map[string][]machine.Latency{}
+	for _, p := range list {
+		profiles[p.Name] = p.scaled(1)
+	}
+	return profiles, nil
 }
 
 // LatencyProfiles lists the names that Latencies knows.

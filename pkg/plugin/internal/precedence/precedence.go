@@ -1,7 +1,9 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package publish
+// Package precedence decides which of several instances of the plugin on a node does what only
+// one of them should do.
+package precedence
 
 import (
 	"errors"
@@ -12,23 +14,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// precedence decides which of several instances of the plugin on this node
-// publishes: during an upgrade two of them run, each with its own idea of the GPUs and
-// of the policy. It is the one that began last. When that one ends, however it does,
-// the one before it takes over again.
+// Precedence decides which of several instances of the plugin on this node has its way:
+// during an upgrade two of them run, each with its own idea of the GPUs and of the policy.
+// It is the one that began last. When that one ends, however it does, the one before it
+// takes over again. It is for one goroutine.
 //
 // Each instance locks a byte of a file beyond those that others have locked. The
 // kernel releases the byte with the process, so that nothing is left to clean up.
-type precedence struct {
-	// path of the file. Without one there is a single instance.
+type Precedence struct {
+	// path of the file.
 	path   string
 	file   *os.File
 	number int64
 }
 
-// mine reports whether there is no newer instance. The first call makes this
+// New returns the precedence that a file decides about. Without a path there is a single
+// instance.
+func New(path string) *Precedence { return &Precedence{path: path} }
+
+// Mine reports whether there is no newer instance. The first call makes this
 // instance the newest.
-func (p *precedence) mine() (bool, error) {
+func (p *Precedence) Mine() (bool, error) {
 	if p.path == "" {
 		return true, nil
 	}
@@ -44,7 +50,7 @@ func (p *precedence) mine() (bool, error) {
 	return newer == nil, nil
 }
 
-func (p *precedence) begin() error {
+func (p *Precedence) begin() error {
 	file, err := os.OpenFile(p.path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return err
@@ -68,9 +74,9 @@ func (p *precedence) begin() error {
 	}
 }
 
-// giveWay lets an older instance publish, and reports whether there is one. The next
-// call of mine makes this instance the newest again.
-func (p *precedence) giveWay() bool {
+// GiveWay lets an older instance have its way, and reports whether there is one. The next
+// call of Mine makes this instance the newest again.
+func (p *Precedence) GiveWay() bool {
 	if p.file == nil || p.number == 1 {
 		return false
 	}
@@ -78,12 +84,12 @@ func (p *precedence) giveWay() bool {
 	if err != nil || older == nil {
 		return false
 	}
-	p.end()
+	p.End()
 	return true
 }
 
-// end gives up the place.
-func (p *precedence) end() {
+// End gives up the place.
+func (p *Precedence) End() {
 	if p.file != nil {
 		_ = p.file.Close()
 		p.file = nil

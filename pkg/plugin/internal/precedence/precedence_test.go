@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package publish
+package precedence
 
 import (
 	"path/filepath"
@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-func newest(t *testing.T, p *precedence) bool {
+func newest(t *testing.T, p *Precedence) bool {
 	t.Helper()
-	mine, err := p.mine()
+	mine, err := p.Mine()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -21,10 +21,10 @@ func newest(t *testing.T, p *precedence) bool {
 // TestPrecedence: of those that run the one that began last has precedence.
 func TestPrecedence(t *testing.T) {
 	t.Parallel()
-	path := filepath.Join(t.TempDir(), "publish.lock")
-	first, second, third := &precedence{path: path}, &precedence{path: path}, &precedence{path: path}
+	path := filepath.Join(t.TempDir(), "lock")
+	first, second, third := New(path), New(path), New(path)
 	// One that begins is given first.
-	check := func(step string, want *precedence, running ...*precedence) {
+	check := func(step string, want *Precedence, running ...*Precedence) {
 		t.Helper()
 		for i, p := range running {
 			if newest(t, p) != (p == want) {
@@ -35,20 +35,20 @@ func TestPrecedence(t *testing.T) {
 	check("one runs", first, first)
 	check("a second one begins", second, second, first)
 	check("a third one begins", third, third, second, first)
-	second.end()
+	second.End()
 	check("the second ends", third, third, first)
 	check("it begins again", second, second, third, first)
-	third.end()
-	second.end()
+	third.End()
+	second.End()
 	check("only the first is left", first, first)
-	first.end()
+	first.End()
 	check("a new one", third, third)
-	third.end()
+	third.End()
 
-	if (&precedence{}).file != nil || !newest(t, &precedence{}) {
+	if !newest(t, New("")) {
 		t.Error("without a file there is another instance")
 	}
-	if _, err := (&precedence{path: filepath.Join(path, "no folder")}).mine(); err == nil {
+	if _, err := New(filepath.Join(path, "no folder")).Mine(); err == nil {
 		t.Error("a file that cannot be made is no error")
 	}
 }
@@ -56,13 +56,13 @@ func TestPrecedence(t *testing.T) {
 // TestPrecedenceAtOnce: however many begin at the same time, one is the newest.
 func TestPrecedenceAtOnce(t *testing.T) {
 	t.Parallel()
-	path := filepath.Join(t.TempDir(), "publish.lock")
-	all := make([]precedence, 20)
+	path := filepath.Join(t.TempDir(), "lock")
+	all := make([]Precedence, 20)
 	var running sync.WaitGroup
 	for i := range all {
 		all[i].path = path
 		running.Go(func() {
-			if _, err := all[i].mine(); err != nil {
+			if _, err := all[i].Mine(); err != nil {
 				t.Error(err)
 			}
 		})

@@ -1,0 +1,190 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package claim
+
+import (
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/partage-dev/partage/pkg/claim/journal"
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/sharing"
+)
+
+// LiveClaim is a prepared claim with its devices as they are.
+type LiveClaim struct {
+	Claim   Ref
+	Devices []LiveDevice
+}
+
+// LiveDevice is a device of a prepared claim, with what is only known while it lives.
+type LiveDevice struct {
+	Requests []string
+	Pool     string
+	Device   string
+	ShareID  *types.UID
+	// Admin marks a device that the claim only observes.
+	Admin      bool
+	Kind       device.Kind
+	PCIAddress string
+	// GPU is the UUID of the GPU; empty while the GPU is not known.
+	GPU string
+	// Partition is nil where the device spans its GPU.
+	Partition *LivePartition
+	// Limits are nil where nothing limits the claim to a part of the device.
+	Limits *LiveLimits
+	// Session is nil without MPS.
+	Session *LiveSession
+	// Interval is the time slice that the GPU has for the claim, or empty.
+	Interval sharing.Interval
+	// Resources are what the device has, before any limit. They are zero while the GPU is
+	// not known.
+	Resources gpu.Resources
+	// Attributes are those with which the device is published, if it is.
+	Attributes map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
+}
+
+// LivePartition is a MIG partition of a claim.
+type LivePartition struct {
+	Profile   string
+	Placement gpu.Placement
+	// UUID is empty where the partition does not exist any more; the ids mean nothing then.
+	UUID                  string
+	InstanceID, ComputeID int
+}
+
+// LiveLimits are what a claim may use of a device. Zero is no limit.
+type LiveLimits struct {
+	MemoryBytes int64
+	// Percent is of the multiprocessors, as the claim has asked for it.
+	Percent int
+	// Multiprocessors are what the hardware makes of that, where MPS does; otherwise zero.
+	Multiprocessors int
+}
+
+// LiveSession is the MPS session that a device is in.
+type LiveSession struct {
+	ID string
+	// Running says that it was not found to be gone.
+	Running bool
+	// Losses is how often its clients had lost their server when that was last looked at.
+	Losses int
+}
+
+// UUID is that of the partition or GPU; empty while there is none or it is not known.
+func (d *LiveDevice) UUID() string {
+	if d.Partition != nil {
+		return d.Partition.UUID
+	}
+	return d.GPU
+}
+
+// Live lists the prepared claims with their devices.
+func (m *Manager) Live() ([]LiveClaim, error) {
+	snapshot, err := m.store.Snapshot()
+	if err != nil {
+		return nil, err
+	}
+	inventory := m.inventory.Load()
+	var claims []LiveClaim
+	for _, r := range snapshot.Records {
+		if r.State == journal.Prepared {
+			claims = append(claims, m.live(r, inventory))
+		}
+	}
+	return claims, nil
+}
+
+// LiveDevices lists the devices of one prepared claim.
+func (m *Manager) LiveDevices(uid types.UID) ([]LiveDevice, error) {
+	r, err := m.store.Read(uid)
+	if err != nil || r == nil || r.State != journal.Prepared || r.BootID != m.store.Boot() {
+		return nil, err
+	}
+	return m.live(r, m.inventory.Load()).Devices, nil
+}
+
+// Recorded lists the claims that have a record, whatever its state, also of an earlier boot.
+func (m *Manager) Recorded() ([]types.UID, error) { return m.store.UIDs() }
+
+// Changed returns a channel that is closed when this process next changes what claims have.
+func (m *Manager) Changed() <-chan struct{} { return m.store.Changed() }
+
+// live describes the devices of a record. What it says of the hardware is what Prepare and
+// the last survey have found: it asks nothing.
+func (m *Manager) live(r *journal.Record, inventory *device.Inventory) LiveClaim {
+	claim := LiveClaim{Claim: r.Claim}
+	for i := range r.Devices {
+		d := &r.Devices[i]
+		one := LiveDevice{
+			Requests: d.Requests, Pool: d.Pool, Device: d.Device, ShareID: d.ShareID, Admin: d.Admin,
+			Kind: d.Type, PCIAddress: d.PCIAddress, Interval: d.Interval(),
+		}
+		if d.Type == journal.Static {
+			one.Kind = device.Partition
+		}
+		if inventory != nil {
+			one.describe(inventory)
+		}
+		if p := d.Partition; p != nil {
+			one.Partition = &LivePartition{Profile: p.Profile, Placement: p.Placement}
+			if p.Live != nil && !m.surveyor.IsGone(d) {
+				one.Partition.UUID, one.Partition.InstanceID, one.Partition.ComputeID = p.Live.UUID, p.Live.InstanceID, p.Live.ComputeID
+			}
+		}
+		if d.Sharing != nil {
+			one.share(r, d)
+		}
+		claim.Devices = append(claim.Devices, one)
+	}
+	return claim
+}
+
+// describe adds what the inventory knows of the device.
+func (d *LiveDevice) describe(inventory *device.Inventory) {
+	known, found := inventory.Lookup(d.Device)
+	if !found {
+		return
+	}
+	// The record does not tell an observer from a GPU.
+	d.Kind, d.GPU, d.Resources = known.Kind, known.GPU.UUID, known.GPU.Resources
+	if known.Partition != nil {
+		d.Resources = known.Partition.Profile.Resources
+	}
+	d.Attributes = inventory.AttributesOf(d.Device)
+}
+
+// share adds how the device is shared.
+func (d *LiveDevice) share(r *journal.Record, recorded *journal.Device) {
+	if d.GPU == "" {
+		d.GPU = recorded.Sharing.UUID
+	}
+	limits := recorded.Sharing.Limits
+	if s := r.Session(recorded.Sharing.Session); s != nil {
+		d.Session = &LiveSession{ID: s.ID, Running: s.Running(), Losses: s.Losses}
+		if !s.Shared {
+			limits = journal.Limits{Percent: s.Percent, MemoryBytes: s.MemoryBytes[d.liveUUID(recorded)]}
+		}
+		limits.MemoryBytes -= limits.MemoryBytes % mebibyte
+	}
+	if limits == (journal.Limits{}) {
+		return
+	}
+	d.Limits = &LiveLimits{MemoryBytes: limits.MemoryBytes, Percent: limits.Percent}
+	if d.Session != nil && limits.Percent > 0 {
+		d.Limits.Multiprocessors = gpu.MPSMultiprocessors(d.Resources.Multiprocessors, limits.Percent)
+	}
+}
+
+// liveUUID is by what the limits of a claim's own session name the device.
+func (d *LiveDevice) liveUUID(recorded *journal.Device) string {
+	if recorded.Partition != nil {
+		return recorded.Partition.LiveUUID()
+	}
+	return recorded.Sharing.UUID
+}
+
+// mebibyte is what MPS counts memory in; the rest is cut off.
+const mebibyte = 1 << 20

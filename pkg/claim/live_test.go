@@ -1,0 +1,168 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package claim
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/partage-dev/partage/pkg/claim/journal"
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/partition"
+)
+
+// liveOf is what is known of the only device of a claim.
+func liveOf(t *testing.T, m *Manager, uid string) LiveDevice {
+	t.Helper()
+	all, err := m.Live()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range all {
+		if string(c.Claim.UID) == uid && len(c.Devices) == 1 {
+			alone, err := m.LiveDevices(c.Claim.UID)
+			if diff := cmp.Diff(c.Devices, alone); diff != "" || err != nil {
+				t.Errorf("claim %s alone: %v (-among all +alone):\n%s", uid, err, diff)
+			}
+			return c.Devices[0]
+		}
+	}
+	t.Fatalf("no claim %s with one device among %+v", uid, all)
+	return LiveDevice{}
+}
+
+// TestLive: what is known of each kind of device.
+func TestLive(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	inventory := testInventory(t)
+	if all, err := m.Live(); err != nil || len(all) > 0 {
+		t.Fatalf("before there is a claim: %v, %v", all, err)
+	}
+	changed := m.Changed()
+	mustPrepare(t, m, newClaim("whole", wholeC))
+	select {
+	case <-changed:
+	default:
+		t.Error("nothing says that something has changed")
+	}
+	mustPrepare(t, m, newClaim("slice", sliceA0))
+	mustPrepare(t, m, portion("share", mpsB, "1Gi", "10"))
+	mustPrepare(t, m, admin(newClaim("look", wholeC+"-observer")))
+
+	resources := func(name string) (gpu.Resources, gpu.Resources) {
+		d, found := inventory.Lookup(name)
+		if !found {
+			t.Fatalf("no device %s", name)
+		}
+		if d.Partition == nil {
+			return d.GPU.Resources, d.GPU.Resources
+		}
+		return d.Partition.Profile.Resources, d.GPU.Resources
+	}
+	uuidOf := func(name string) string {
+		d, _ := inventory.Lookup(name)
+		return d.GPU.UUID
+	}
+	slice, _ := resources(sliceA0)
+	_, gpuB := resources(mpsB)
+	_, gpuC := resources(wholeC)
+	live, found := b.look(addressA0)
+	if !found {
+		t.Fatal("there is no partition")
+	}
+	for uid, want := range map[string]LiveDevice{
+		"whole": {Device: wholeC, Kind: device.Whole, PCIAddress: pciC, GPU: uuidOf(wholeC), Resources: gpuC},
+		"slice": {
+			Device: sliceA0, Kind: device.Partition, PCIAddress: pciA, GPU: uuidOf(sliceA0), Resources: slice,
+			Partition: &LivePartition{
+				Profile: "1g.10gb", Placement: addressA0.Placement, UUID: live.UUID, InstanceID: live.InstanceID, ComputeID: live.ComputeID,
+			},
+		},
+		"share": {
+			Device: mpsB, Kind: device.MPS, PCIAddress: pciB, GPU: uuidOf(mpsB), Resources: gpuB,
+			Limits:  &LiveLimits{MemoryBytes: 1 << 30, Percent: 10, Multiprocessors: gpu.MPSMultiprocessors(gpuB.Multiprocessors, 10)},
+			Session: &LiveSession{ID: wholeB, Running: true},
+		},
+		"look": {Device: wholeC + "-observer", Kind: device.Observer, Admin: true, PCIAddress: pciC, GPU: uuidOf(wholeC), Resources: gpuC},
+	} {
+		got := liveOf(t, m, uid)
+		want.Requests, want.Pool, want.Attributes = []string{"r0"}, poolName, inventory.AttributesOf(want.Device)
+		if diff := cmp.Diff(want, got, cmpopts.IgnoreFields(LiveDevice{}, "ShareID")); diff != "" {
+			t.Errorf("claim %s (-want +got):\n%s", uid, diff)
+		}
+		if (got.ShareID != nil) != (uid == "share") {
+			t.Errorf("claim %s has the share %v", uid, got.ShareID)
+		}
+		if wantUUID := want.UUID(); got.UUID() != wantUUID || wantUUID == "" {
+			t.Errorf("claim %s has UUID %q, want %q", uid, got.UUID(), wantUUID)
+		}
+	}
+
+	mustUnprepare(t, m, "slice")
+	if devices, err := m.LiveDevices("slice"); err != nil || len(devices) > 0 {
+		t.Errorf("after the claim was unprepared: %+v, %v", devices, err)
+	}
+}
+
+// TestLiveOwnSession: the limits of a session that a claim has for itself are those that its
+// configuration sets.
+func TestLiveOwnSession(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	mustPrepare(t, m, configure(newClaim("own", wholeB), fromClaim, ownMPSOfOne))
+	got := liveOf(t, m, "own")
+	r, err := m.store.Read("own")
+	if err != nil || len(r.Sessions) != 1 {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	s := r.Sessions[0]
+	want := &LiveLimits{
+		MemoryBytes: s.MemoryBytes[got.GPU], Percent: s.Percent, Multiprocessors: gpu.MPSMultiprocessors(got.Resources.Multiprocessors, s.Percent),
+	}
+	if diff := cmp.Diff(want, got.Limits); diff != "" || want.MemoryBytes == 0 || want.Percent == 0 {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// TestLivePartitionGone: a partition that somebody removed has no UUID, and gets another one
+// when it is made again.
+func TestLivePartitionGone(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	mustPrepare(t, m, newClaim("u1", sliceA0))
+	first := liveOf(t, m, "u1")
+	before := first.UUID()
+	if err := partition.New(b, holders{}).Destroy(t.Context(), addressA0, "", true); err != nil {
+		t.Fatal(err)
+	}
+	m.Survey(t.Context())
+	if now := liveOf(t, m, "u1"); now.UUID() != "" || now.GPU == "" {
+		t.Errorf("after it was removed it has UUID %q on GPU %q", now.UUID(), now.GPU)
+	}
+	mustPrepare(t, m, newClaim("u1", sliceA0))
+	m.Survey(t.Context())
+	if now := liveOf(t, m, "u1"); now.UUID() == "" || now.UUID() == before {
+		t.Errorf("made again it has UUID %q, before %q", now.UUID(), before)
+	}
+}
+
+// TestLiveOfEarlierBoot: nothing of another boot lives.
+func TestLiveOfEarlierBoot(t *testing.T) {
+	b := newBox(t)
+	mustPrepare(t, b.manager(), newClaim("u1", sliceA0))
+	b.boot("boot-2")
+	m := b.manager()
+	all, err := m.Live()
+	devices, oneErr := m.LiveDevices("u1")
+	if len(all) > 0 || len(devices) > 0 || err != nil || oneErr != nil {
+		t.Errorf("%+v, %v; %+v, %v", all, err, devices, oneErr)
+	}
+	if r, err := m.store.Read("u1"); err != nil || r.State != journal.Prepared {
+		t.Errorf("record %+v, %v", r, err)
+	}
+}

@@ -1,0 +1,66 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package device
+
+import (
+	"maps"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/utils/ptr"
+)
+
+// ConditionsOf returns the conditions of the status that hold for a device itself, in a fixed
+// order. Of a device that the inventory does not have nothing is known.
+//
+// These are fewer than the reasons of its taints: a partition is tainted, too, where others
+// leave too few engines to make it, which is nothing to one that exists. An observer uses no
+// part of its GPU, so that conditions of a part do not concern it.
+func (i *Inventory) ConditionsOf(name string) []Condition {
+	d, b := i.find(name)
+	if b == nil {
+		return nil
+	}
+	return slices.DeleteFunc(cloneConditions(b.conditions), func(c Condition) bool {
+		return d.Kind == Observer && c.Where != nil || !c.appliesTo(d)
+	})
+}
+
+// AttributesOf returns the attributes with which a device is published, or nil if the inventory
+// does not have it. The caller owns the map.
+func (i *Inventory) AttributesOf(name string) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
+	d, b := i.find(name)
+	if b == nil {
+		return nil
+	}
+	return maps.Clone(attributesOf(b.node, d))
+}
+
+// find returns a device and its GPU, or nil.
+func (i *Inventory) find(name string) (Device, *board) {
+	d, found := i.Lookup(name)
+	if !found {
+		return Device{}, nil
+	}
+	at := slices.IndexFunc(i.boards, func(b board) bool { return b.gpu == d.GPU })
+	if at < 0 {
+		return Device{}, nil
+	}
+	return d, &i.boards[at]
+}
+
+// cloneConditions copies what the conditions point to as well.
+func cloneConditions(conditions []Condition) []Condition {
+	copied := slices.Clone(conditions)
+	for i := range copied {
+		c := &copied[i]
+		if c.Where != nil {
+			c.Where = ptr.To(*c.Where)
+		}
+		if c.ProfileID != nil {
+			c.ProfileID = ptr.To(*c.ProfileID)
+		}
+	}
+	return copied
+}

@@ -1,0 +1,397 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	drahealth "k8s.io/kubelet/pkg/apis/dra-health/v1"
+	drahealthalpha "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/partage-dev/partage/pkg/api"
+	"github.com/partage-dev/partage/pkg/claim"
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/plugin/claimstatus"
+)
+
+// TestJudge: what is said of a device with several troubles.
+func TestJudge(t *testing.T) {
+	t.Parallel()
+	const healthy, unknown, unhealthy = kubeletplugin.HealthStatusHealthy, kubeletplugin.HealthStatusUnknown, kubeletplugin.HealthStatusUnhealthy
+	on := func(reason device.Reason) device.Condition {
+		return device.Condition{PCIAddress: firstGPU, Reason: reason, Message: "GPU " + firstGPU + ": because of " + string(reason)}
+	}
+	whole, gone, stopped := claim.LiveDevice{}, claim.LiveDevice{Partition: &claim.LivePartition{}}, claim.LiveDevice{Session: &claim.LiveSession{}}
+	for name, test := range map[string]struct {
+		device     claim.LiveDevice
+		conditions []device.Condition
+		health     kubeletplugin.HealthStatus
+		reason     string
+		says       []string
+	}{
+		"well":             {device: whole, health: healthy, reason: "Ready", says: []string{"The device is ready."}},
+		"partition, well":  {device: claim.LiveDevice{Partition: &claim.LivePartition{UUID: "MIG-1"}}, health: healthy, reason: "Ready"},
+		"lost":             {device: whole, conditions: []device.Condition{on(device.Lost)}, health: unhealthy, reason: "GPULost", says: []string{"The GPU is lost (because of lost)", "get another device"}},
+		"reset":            {device: whole, conditions: []device.Condition{on(device.ResetRequired)}, health: unhealthy, reason: "GPUResetRequired", says: []string{"administrator"}},
+		"hung":             {device: whole, conditions: []device.Condition{on(device.Unresponsive)}, health: unknown, reason: "GPUUnresponsive", says: []string{"does not answer"}},
+		"MPS":              {device: whole, conditions: []device.Condition{on(device.MPSUnhealthy)}, health: unhealthy, reason: "MPSUnhealthy"},
+		"nothing of users": {device: whole, conditions: []device.Condition{on(device.Withdrawn), on(device.ReleasePending), on(device.MPSUnavailable), on(device.Occupied)}, health: healthy, reason: "Ready"},
+		"gone":             {device: gone, health: unhealthy, reason: "PartitionGone", says: []string{"was removed", "delete the pods"}},
+		"stopped":          {device: stopped, health: unhealthy, reason: "MPSStopped"},
+		"lost and gone":    {device: gone, conditions: []device.Condition{on(device.Lost)}, health: unhealthy, reason: "GPULost", says: []string{"is lost", "was removed"}},
+		"hung and gone":    {device: gone, conditions: []device.Condition{on(device.Unresponsive)}, health: unhealthy, reason: "PartitionGone", says: []string{"does not answer", "was removed"}},
+	} {
+		got := judge(&test.device, test.conditions)
+		if got.health != test.health || got.reason != test.reason || got.ready() != (test.health == healthy) {
+			t.Errorf("%s: %+v", name, got)
+		}
+		for _, text := range test.says {
+			if !strings.Contains(got.message, text) {
+				t.Errorf("%s: the message lacks %q: %s", name, text, got.message)
+			}
+		}
+	}
+}
+
+// TestMessageStays: words that change while nothing else does are not worth a request.
+func TestMessageStays(t *testing.T) {
+	t.Parallel()
+	start := time.Now()
+	say := func(before verdict, health kubeletplugin.HealthStatus, findings, message string, after time.Duration) verdict {
+		v := verdict{health: health, reason: findings, findings: findings, message: message}
+		v.keepMessage(before, start.Add(after))
+		return v
+	}
+	const unhealthy = kubeletplugin.HealthStatusUnhealthy
+	first := say(verdict{}, unhealthy, "a", "for 10 s", 0)
+	if second := say(first, unhealthy, "a", "for 20 s", 10*time.Second); second != first {
+		t.Errorf("%+v", second)
+	}
+	if later := say(first, unhealthy, "a", "for 11 m", 11*time.Minute); later.message != "for 11 m" {
+		t.Errorf("%+v", later)
+	}
+	if more := say(first, unhealthy, "a b", "and b", time.Second); more.message != "and b" {
+		t.Errorf("%+v", more)
+	}
+	if other := say(first, kubeletplugin.HealthStatusUnknown, "a", "who knows", time.Second); other.message != "who knows" {
+		t.Errorf("%+v", other)
+	}
+	if same := say(first, unhealthy, "a", "for 10 s", time.Hour); same != first {
+		t.Errorf("%+v", same)
+	}
+}
+
+var (
+	liveSlice = claim.LiveDevice{
+		Requests: []string{"r"}, Pool: testNode, Device: "gpu-0000-1b-00-0-mig-1g4gb-1", Kind: device.Partition, PCIAddress: firstGPU, GPU: "GPU-" + firstGPU,
+		Partition: &claim.LivePartition{Profile: "1g.4gb", Placement: gpu.Placement{Start: 1, Size: 1}, UUID: "MIG-7", InstanceID: 3},
+		Resources: gpu.Resources{MemoryBytes: 4 << 30, Multiprocessors: 8},
+	}
+	liveShare = claim.LiveDevice{
+		Requests: []string{"r/a"}, Pool: testNode, Device: "gpu-0000-1b-00-0-mps", ShareID: ptr.To(types.UID("s1")), Kind: device.MPS, PCIAddress: firstGPU, GPU: "GPU-" + firstGPU,
+		Limits:     &claim.LiveLimits{MemoryBytes: 2 << 30, Percent: 30, Multiprocessors: 4},
+		Session:    &claim.LiveSession{ID: "gpu-0000-1b-00-0", Running: true, Losses: 2},
+		Resources:  gpu.Resources{MemoryBytes: 8 << 30, Multiprocessors: 16},
+		Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"driverVersion": {VersionValue: ptr.To("580.95.5")}, "uuid": {StringValue: ptr.To("GPU-x")}},
+	}
+)
+
+// TestStatusData: what the driver writes into the status of a claim.
+func TestStatusData(t *testing.T) {
+	t.Parallel()
+	unmade := liveSlice
+	unmade.Partition = &claim.LivePartition{Profile: "1g.4gb", Placement: liveSlice.Partition.Placement}
+	for name, test := range map[string]struct {
+		device claim.LiveDevice
+		want   api.DeviceStatus
+	}{
+		"partition": {liveSlice, api.DeviceStatus{
+			Type: "mig", UUID: "MIG-7", ParentUUID: "GPU-" + firstGPU, PCIBusID: firstGPU,
+			MIG: &api.MIGStatus{Profile: "1g.4gb", Placement: api.PlacementStatus{Start: 1, Size: 1}, GPUInstanceID: ptr.To(3), ComputeInstanceID: ptr.To(0)},
+		}},
+		"partition that is gone": {unmade, api.DeviceStatus{
+			Type: "mig", ParentUUID: "GPU-" + firstGPU, PCIBusID: firstGPU,
+			MIG: &api.MIGStatus{Profile: "1g.4gb", Placement: api.PlacementStatus{Start: 1, Size: 1}},
+		}},
+		"share": {liveShare, api.DeviceStatus{
+			Type: "mps", UUID: "GPU-" + firstGPU, ParentUUID: "GPU-" + firstGPU, PCIBusID: firstGPU,
+			Limits: &api.LimitsStatus{MemoryBytes: 2 << 30, SMPercent: 30, Multiprocessors: 4, EffectiveSMPercent: 25},
+			MPS:    &api.MPSStatus{Session: "gpu-0000-1b-00-0", ServersLost: 2},
+		}},
+	} {
+		test.want.APIVersion, test.want.Kind = api.StatusVersion, api.DeviceStatusKind
+		var got api.DeviceStatus
+		data := statusData(&test.device)
+		if err := json.Unmarshal(data, &got); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(test.want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+		if len(data) > resourceapi.AllocatedDeviceStatusDataMaxLength/4 {
+			t.Errorf("%s: %d bytes", name, len(data))
+		}
+	}
+}
+
+// TestMetadataAttributes: what containers can read about a share.
+func TestMetadataAttributes(t *testing.T) {
+	t.Parallel()
+	text := func(s string) resourceapi.DeviceAttribute { return resourceapi.DeviceAttribute{StringValue: &s} }
+	number := func(n int64) resourceapi.DeviceAttribute { return resourceapi.DeviceAttribute{IntValue: &n} }
+	want := map[string]resourceapi.DeviceAttribute{
+		"driverVersion": {VersionValue: ptr.To("580.95.5")}, "uuid": text("GPU-" + firstGPU),
+		"memoryBytes": number(2 << 30), "multiprocessors": number(4), "smPercent": number(30), "mpsSession": text("gpu-0000-1b-00-0"),
+	}
+	if diff := cmp.Diff(want, metadataAttributes(&liveShare)); diff != "" {
+		t.Errorf("share (-want +got):\n%s", diff)
+	}
+	want = map[string]resourceapi.DeviceAttribute{
+		"uuid": text("MIG-7"), "memoryBytes": number(4 << 30), "multiprocessors": number(8),
+		"gpuInstanceID": number(3), "computeInstanceID": number(0), "placementStart": number(1), "placementSize": number(1),
+	}
+	if diff := cmp.Diff(want, metadataAttributes(&liveSlice)); diff != "" {
+		t.Errorf("partition (-want +got):\n%s", diff)
+	}
+	if *liveShare.Attributes["uuid"].StringValue != "GPU-x" {
+		t.Error("the published attributes have changed")
+	}
+}
+
+// allocated stores a claim that has a device, and says what it has.
+func (r *rig) allocated(name string, d claim.LiveDevice) claim.LiveClaim {
+	result := resourceapi.DeviceRequestAllocationResult{Request: "r", Driver: testDriver, Pool: testNode, Device: d.Device, ShareID: d.ShareID}
+	stored := r.api.SetClaim(&resourceapi.ResourceClaim{
+		ObjectMeta: objectMeta(name),
+		Status:     resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{result}}}},
+	})
+	return claim.LiveClaim{Claim: claim.Ref{Namespace: stored.Namespace, Name: stored.Name, UID: stored.UID}, Devices: []claim.LiveDevice{d}}
+}
+
+// untilReady waits for the Ready condition of a claim's device: "True/Ready".
+func (r *rig) untilReady(t *testing.T, name, want string) {
+	t.Helper()
+	r.until(t, "status of claim "+name, func(context.Context) error {
+		got := "none"
+		if devices := r.api.Claim("default", name).Status.Devices; len(devices) > 0 {
+			c := meta.FindStatusCondition(devices[0].Conditions, claimstatus.ConditionReady)
+			got = fmt.Sprintf("%s/%s", c.Status, c.Reason)
+		}
+		if got != want {
+			return fmt.Errorf("%s, want %s", got, want)
+		}
+		return nil
+	})
+}
+
+// TestTroubleReachesTheClaim: a lost GPU is in the status of its claim and in the health that
+// the kubelet gets, and so is that it is back, and nothing of an ended claim.
+func TestTroubleReachesTheClaim(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.options.StatusClient = r.options.KubeClient
+	r.start(t)
+	r.claims.setLive(r.allocated("slice", liveSlice), r.allocated("share", liveShare))
+	r.untilReady(t, "slice", "True/Ready")
+	r.untilReady(t, "share", "True/Ready")
+	health := r.watchHealth(t)
+	health.until(t, liveSlice.Device, "HEALTHY", "")
+	health.until(t, liveShare.Device, "HEALTHY", "")
+
+	r.hardware.setNode(withBroken(testNodeWith(), broken(firstGPU, gpu.ErrLost)))
+	r.untilReady(t, "slice", "False/GPULost")
+	health.until(t, liveSlice.Device, "UNHEALTHY", "The GPU is lost")
+	r.hardware.setNode(testNodeWith(firstGPU))
+	r.untilReady(t, "slice", "True/Ready")
+	health.until(t, liveSlice.Device, "HEALTHY", "")
+
+	r.claims.setLive()
+	stored := r.api.Claim("default", "slice")
+	if len(stored.Status.Devices) != 1 {
+		t.Fatalf("%+v", stored.Status.Devices)
+	}
+	r.untilReady(t, "slice", "none")
+	r.untilReady(t, "share", "none")
+}
+
+// healthWatch is a kubelet that watches the health of devices.
+type healthWatch struct {
+	stream drahealth.DRAResourceHealth_NodeWatchResourcesClient
+}
+
+func (r *rig) watchHealth(t *testing.T) healthWatch {
+	t.Helper()
+	r.register(t)
+	stream, err := drahealth.NewDRAResourceHealthClient(dial(t, "unix://"+r.endpoint(t))).NodeWatchResources(t.Context(), &drahealth.NodeWatchResourcesRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return healthWatch{stream}
+}
+
+// endpoint is the socket that the kubelet is told.
+func (r *rig) endpoint(t *testing.T) string {
+	t.Helper()
+	registration := registerapi.NewRegistrationClient(dial(t, "unix://"+r.options.registrationSocket(r.options.PodUID)))
+	info, err := registration.GetInfo(t.Context(), &registerapi.InfoRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, service := range []string{drahealth.DRAResourceHealthService, drahealthalpha.DRAResourceHealthService} {
+		if !strings.Contains(strings.Join(info.GetSupportedVersions(), " "), service) {
+			t.Errorf("%s is not among %v", service, info.GetSupportedVersions())
+		}
+	}
+	return info.GetEndpoint()
+}
+
+// until waits for a report about a device.
+func (w healthWatch) until(t *testing.T, name, health, says string) {
+	t.Helper()
+	timer := time.AfterFunc(eventually, func() { _ = w.stream.CloseSend() })
+	defer timer.Stop()
+	for end := time.Now().Add(eventually); time.Now().Before(end); {
+		report, err := w.stream.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range report.GetDevices() {
+			if d.GetDevice().GetPoolName() == testNode && d.GetDevice().GetDeviceName() == name && d.GetHealth().String() == health && strings.Contains(d.GetMessage(), says) {
+				if d.GetHealthCheckTimeoutSeconds() != 30 || says == "" && d.GetMessage() != "" {
+					t.Errorf("%+v", d)
+				}
+				return
+			}
+		}
+	}
+	t.Fatalf("device %s does not become %s with %q", name, health, says)
+}
+
+// TestHealthIsRepeated: the kubelet forgets what it is not told again; and what is old is not
+// repeated as if it were true.
+func TestHealthIsRepeated(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		claims := &fakeClaims{}
+		claims.setLive(claim.LiveClaim{Devices: []claim.LiveDevice{liveSlice}})
+		s := newDeviceStates(claims, func([]claimState) {}, 10*time.Second)
+		inventory, err := device.NewInventory(testNodeWith(firstGPU), device.Terms{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		reports := make(chan kubeletplugin.DeviceHealthReport)
+		ended := make(chan error)
+		go func() { ended <- s.watch(ctx, reports) }()
+		if first := <-reports; len(first.Devices) > 0 {
+			t.Errorf("before the first survey: %+v", first)
+		}
+		s.surveyed(inventory)
+		s.update(t.Context())
+		start := time.Now()
+		var got []string
+		for range 9 {
+			report := <-reports
+			if len(report.Devices) != 1 {
+				t.Fatalf("%+v", report)
+			}
+			got = append(got, fmt.Sprintf("%s %s %s", time.Since(start), report.Devices[0].Health, report.Devices[0].Message))
+		}
+		want := []string{"0s Healthy "}
+		for _, at := range []string{"10s", "20s", "30s", "40s", "50s", "1m0s"} {
+			want = append(want, at+" Healthy ")
+		}
+		const old = " Unknown The driver has not been able to look at the GPUs of the node for "
+		want = append(want, "1m10s"+old+"1m10s.", "1m20s"+old+"1m20s.")
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("-want +got:\n%s", diff)
+		}
+		s.surveyed(inventory)
+		if report := <-reports; report.Devices[0].Health != kubeletplugin.HealthStatusHealthy {
+			t.Errorf("after another survey: %+v", report)
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestWorstShareCounts: the kubelet knows devices by name.
+func TestWorstShareCounts(t *testing.T) {
+	t.Parallel()
+	s := newDeviceStates(nil, nil, time.Second)
+	now := time.Now()
+	s.surveyedAt = now
+	for _, health := range []kubeletplugin.HealthStatus{"Healthy", "Unhealthy", "Unknown", "Healthy"} {
+		s.states = append(s.states, claimState{devices: []deviceState{{liveShare, verdict{health: health, message: strings.Repeat("long ", 500)}}}})
+	}
+	report, _ := s.health(now)
+	if len(report.Devices) != 1 || report.Devices[0].Health != kubeletplugin.HealthStatusUnhealthy || len(report.Devices[0].Message) > maxHealthMessage {
+		t.Errorf("%+v", report)
+	}
+}
+
+// TestMetadataFiles: a prepared claim has a file with its devices, which goes with the claim;
+// without the option there is none.
+func TestMetadataFiles(t *testing.T) {
+	t.Parallel()
+	for _, enabled := range []bool{true, false} {
+		r := newRig(t)
+		r.options.DeviceMetadata = enabled
+		r.start(t)
+		client := r.register(t)
+		asked := r.claim("c")
+		shared := liveShare
+		shared.Device, shared.ShareID = "gpu-0000-1b-00-0", ptr.To(types.UID("share")) // as the fake prepares it
+		r.claims.setLive(claim.LiveClaim{Claim: claim.Ref{Namespace: "default", Name: "c", UID: types.UID(asked.GetUid())}, Devices: []claim.LiveDevice{shared}})
+		ids := r.prepared(t, client, asked)
+		file := filepath.Join(r.options.DataDir, "dra-device-metadata", "default_c", "r", "metadata.json")
+		if !enabled {
+			if _, err := os.Stat(file); !errors.Is(err, os.ErrNotExist) || len(ids) != 1 {
+				t.Errorf("without the option: %v, CDI ids %v", err, ids)
+			}
+			continue
+		}
+		content, err := os.Open(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, _ := io.ReadAll(content)
+		_ = content.Close()
+		for _, part := range []string{`"metadata.resource.k8s.io/v1beta1"`, `"uuid"`, "GPU-" + firstGPU, `"multiprocessors"`} {
+			if !strings.Contains(string(text), part) {
+				t.Errorf("the file lacks %s: %s", part, text)
+			}
+		}
+		if len(ids) != 2 || ids[1] != "gpu.nvidia.com/metadata="+asked.GetUid()+"_r" {
+			t.Errorf("CDI ids %v", ids)
+		}
+		r.unprepared(t, client, asked)
+		if left, _ := filepath.Glob(filepath.Join(r.options.DataDir, "dra-device-metadata*", "*")); len(left) > 0 {
+			t.Errorf("left: %v", left)
+		}
+		if left, _ := filepath.Glob(filepath.Join(r.options.CDIDir, "*")); len(left) > 0 {
+			t.Errorf("left: %v", left)
+		}
+	}
+}

@@ -1,0 +1,284 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package claims
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	oci "github.com/opencontainers/runtime-spec/specs-go"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/api/metadata"
+	"k8s.io/dynamic-resource-allocation/devicemetadata"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"github.com/partage-dev/partage/pkg/api"
+	"github.com/partage-dev/partage/test/flow/harness"
+	"github.com/partage-dev/partage/test/gpusim/machine"
+)
+
+// Flags that the harness leaves off.
+const (
+	claimStatusOn    = "--claim-status=true"
+	deviceMetadataOn = "--device-metadata=true"
+)
+
+// statusEntry is what a claim's status says about a device.
+type statusEntry struct {
+	Ready string
+	api.DeviceStatus
+}
+
+// untilStatus waits until a claim's status is as wanted, and returns it.
+func untilStatus(t *testing.T, n *harness.Node, p *harness.Driver, claim *drapb.Claim, want string, check func([]statusEntry) bool) []statusEntry {
+	t.Helper()
+	var entries []statusEntry
+	p.Until(t, "the status of claim "+claim.GetName()+": "+want, func(context.Context) error {
+		entries = nil
+		for _, d := range n.API.Claim(claim.GetNamespace(), claim.GetName()).Status.Devices {
+			one := statusEntry{}
+			for _, c := range d.Conditions {
+				one.Ready = fmt.Sprintf("%s/%s", c.Status, c.Reason)
+			}
+			if err := json.Unmarshal(d.Data.Raw, &one.DeviceStatus); err != nil {
+				return err
+			}
+			entries = append(entries, one)
+		}
+		if !check(entries) {
+			return fmt.Errorf("%+v", entries)
+		}
+		return nil
+	})
+	return entries
+}
+
+// mig returns the UUID of the only partition of a GPU.
+func mig(t *testing.T, n *harness.Node, gpu int) machine.GPUInstance {
+	t.Helper()
+	instances := n.Machine(t).GPUs[gpu].MIG.Instances
+	if len(instances) != 1 || len(instances[0].Compute) != 1 {
+		t.Fatalf("GPU %d has the instances %+v, want one", gpu, instances)
+	}
+	return instances[0]
+}
+
+// TestClaimStatus: the status says which partition a claim has and which GPU; it follows a lost
+// GPU; after a restart it is still right, and what was released meanwhile is gone from it.
+func TestClaimStatus(t *testing.T) {
+	t.Parallel()
+	n := harness.NewNode(t, "h100x3")
+	p := n.Start(t, claimStatusOn, "--poll-interval=100ms")
+	p.Ready(t)
+	partition := n.AllocateNamed([]string{harness.DeviceName(n.Address(t, 0), harness.Place{Profile: "2g.20gb", Start: 2})})
+	whole := n.AllocateNamed([]string{harness.DeviceName(n.Address(t, 1), harness.Place{})})
+	p.MustPrepare(t, partition)
+	p.MustPrepare(t, whole)
+
+	ready := func(e []statusEntry) bool { return len(e) == 1 && e[0].Ready == "True/Ready" }
+	lost := func(e []statusEntry) bool { return len(e) == 1 && e[0].Ready == "False/GPULost" }
+	got := untilStatus(t, n, p, partition, "ready", ready)[0].DeviceStatus
+	instance := mig(t, n, 0)
+	ci := instance.Compute[0]
+	want := api.DeviceStatus{
+		Type: "mig", UUID: ci.UUID, ParentUUID: n.Machine(t).GPUs[0].UUID, PCIBusID: n.Address(t, 0),
+		MIG: &api.MIGStatus{
+			Profile: "2g.20gb", Placement: api.PlacementStatus{Start: 2, Size: 2}, GPUInstanceID: new(int(instance.ID)), ComputeInstanceID: new(int(ci.ID)),
+		},
+	}
+	want.TypeMeta = got.TypeMeta
+	if diff := cmp.Diff(want, got); diff != "" || got.APIVersion != api.StatusVersion {
+		t.Errorf("partition (-want +got):\n%s", diff)
+	}
+	if got := untilStatus(t, n, p, whole, "ready", ready)[0]; got.UUID != n.Machine(t).GPUs[1].UUID || got.ParentUUID != got.UUID || got.Type != "gpu" {
+		t.Errorf("whole GPU: %+v", got)
+	}
+
+	n.Update(t, func(m *machine.Machine) { m.GPUs[1].Failure = harness.NVMLGPUIsLost })
+	untilStatus(t, n, p, whole, "lost", lost)
+	untilStatus(t, n, p, partition, "ready", ready)
+	n.Update(t, func(m *machine.Machine) { m.GPUs[1].Failure = 0 })
+	untilStatus(t, n, p, whole, "ready again", ready)
+
+	// The driver ends between the release and the removal of the status.
+	p.MustUnprepare(t, whole)
+	p.Kill()
+	before := n.API.Claim(partition.GetNamespace(), partition.GetName())
+	p = n.Start(t, claimStatusOn)
+	p.Ready(t)
+	untilStatus(t, n, p, whole, "nothing", func(e []statusEntry) bool { return len(e) == 0 })
+	if diff := cmp.Diff(before, n.API.Claim(partition.GetNamespace(), partition.GetName())); diff != "" {
+		t.Errorf("a status that was right was written again (-before +after):\n%s", diff)
+	}
+	p.MustUnprepare(t, partition)
+	untilStatus(t, n, p, partition, "nothing", func(e []statusEntry) bool { return len(e) == 0 })
+	n.WantClean(t)
+}
+
+// readMetadata reads the file that a container has at a path, as programs in it would.
+func readMetadata(t *testing.T, spec *oci.Spec, path string) metadata.DeviceMetadata {
+	t.Helper()
+	at := slices.IndexFunc(spec.Mounts, func(m oci.Mount) bool { return m.Destination == path })
+	if at < 0 {
+		t.Fatalf("nothing is mounted at %s: %+v", path, spec.Mounts)
+	}
+	file, err := os.Open(spec.Mounts[at].Source)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	var read metadata.DeviceMetadata
+	if err := devicemetadata.DecodeMetadataFromStream(json.NewDecoder(file), &read); err != nil {
+		t.Fatal(err)
+	}
+	return read
+}
+
+// TestDeviceMetadata: containers have a file about their devices; it survives what happens to
+// the driver and to the folder of CDI specs, and goes with the claim.
+func TestDeviceMetadata(t *testing.T) {
+	t.Parallel()
+	n := harness.NewNode(t, "h100x3")
+	p := n.Start(t, deviceMetadataOn, "--reconcile-interval=100ms")
+	p.Ready(t)
+	name := harness.DeviceName(n.Address(t, 0), harness.Place{Profile: "1g.10gb", Start: 4})
+	claim := n.AllocateNamed([]string{name})
+	ids := p.MustPrepare(t, claim)
+	if len(ids) != 2 || !strings.HasPrefix(ids[1], harness.DriverName+"/metadata=") {
+		t.Fatalf("CDI ids %v", ids)
+	}
+	path := metadata.ResourceClaimFilePath(harness.DriverName, claim.GetName(), "r0")
+	check := func(when string) {
+		t.Helper()
+		read := readMetadata(t, n.Container(t, ids...), path)
+		if len(read.Requests) != 1 || len(read.Requests[0].Devices) != 1 {
+			t.Fatalf("%s: %+v", when, read)
+		}
+		d := read.Requests[0].Devices[0]
+		text := func(name resourceapi.QualifiedName) string {
+			if value := d.Attributes[name].StringValue; value != nil {
+				return *value
+			}
+			return "nothing"
+		}
+		if d.Name != name || text("uuid") != mig(t, n, 0).Compute[0].UUID || text("parentUUID") != n.Machine(t).GPUs[0].UUID || text("type") != "mig" {
+			t.Errorf("%s: %+v", when, read)
+		}
+		if d.Attributes["gpuInstanceID"].IntValue == nil || d.Attributes["driverVersion"].VersionValue == nil {
+			t.Errorf("%s: %+v", when, d.Attributes)
+		}
+	}
+	check("prepared")
+
+	// Somebody empties the folder of CDI specs: a container can start again.
+	for _, spec := range n.CDISpecs(t) {
+		if err := os.Remove(filepath.Join(n.CDIDir, spec)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.Until(t, "the CDI specs", func(context.Context) error {
+		specs, err := filepath.Glob(filepath.Join(n.CDIDir, "[^.]*.json"))
+		if len(specs) != 2 {
+			return fmt.Errorf("%v, %v", specs, err)
+		}
+		return nil
+	})
+	check("specs made again")
+
+	// After a reboot the kubelet has the claim prepared again, with another partition.
+	p.Kill()
+	n.Reboot(t)
+	p = n.Start(t, deviceMetadataOn, "--reconcile-interval=100ms")
+	p.Ready(t)
+	if again := p.MustPrepare(t, claim); !slices.Equal(again, ids) {
+		t.Errorf("CDI ids %v, before the reboot %v", again, ids)
+	}
+	check("after a reboot")
+
+	// A driver that does not write such files any more removes those that are left.
+	p.Kill()
+	p = n.Start(t, "--reconcile-interval=100ms")
+	p.Ready(t)
+	check("switched off")
+	p.MustUnprepare(t, claim)
+	data := filepath.Join(n.PluginsDir, harness.DriverName)
+	age(t, filepath.Join(data, "dra-device-metadata-cdi", "*"))
+	p.Until(t, "an empty folder of CDI specs", func(context.Context) error {
+		left, _ := filepath.Glob(filepath.Join(data, "dra-device-metadata*", "*"))
+		if left = append(left, n.CDISpecs(t)...); len(left) > 0 {
+			return fmt.Errorf("%v", left)
+		}
+		return nil
+	})
+	n.WantClean(t)
+}
+
+// age makes files old enough for a leftover.
+func age(t *testing.T, pattern string) {
+	t.Helper()
+	paths, err := filepath.Glob(pattern)
+	if err != nil || len(paths) == 0 {
+		t.Fatalf("%s: %v, %v", pattern, paths, err)
+	}
+	for _, path := range paths {
+		info, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		old := info.ModTime().Add(-2 * 60 * 1e9)
+		if err := os.Chtimes(path, old, old); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestClaimStatusOfShares: each claim's status has its own share, with its limits and those of
+// the hardware, and the loss of the server that they have in common.
+func TestClaimStatusOfShares(t *testing.T) {
+	t.Parallel()
+	n := harness.NewNode(t, "h100x1")
+	n.StartSupervisor(t)
+	p := n.Start(t, claimStatusOn, deviceMetadataOn, "--poll-interval=100ms", "--reconcile-interval=100ms")
+	p.Ready(t)
+	gpu := n.Machine(t).GPUs[0]
+	var claims []*drapb.Claim
+	for _, percent := range []int{10, 25} {
+		claim := n.Allocate(t, []harness.Device{{GPU: 0, Kind: harness.MPS, Memory: 3 << 30, Percent: percent}})
+		ids := p.MustPrepare(t, claim)
+		claims = append(claims, claim)
+		want := &api.LimitsStatus{MemoryBytes: 3 << 30, SMPercent: percent, Multiprocessors: map[int]int{10: 12, 25: 32}[percent], EffectiveSMPercent: map[int]int{10: 9, 25: 24}[percent]}
+		got := untilStatus(t, n, p, claim, "ready", func(e []statusEntry) bool { return len(e) == 1 && e[0].Ready == "True/Ready" })[0]
+		if diff := cmp.Diff(want, got.Limits); diff != "" || got.UUID != gpu.UUID || got.Type != "mps" || got.MPS == nil {
+			t.Errorf("%d%%: %+v (-want +got):\n%s", percent, got, diff)
+		}
+		stored := n.API.Claim(claim.GetNamespace(), claim.GetName())
+		if share := stored.Status.Devices[0].ShareID; share == nil || *share != string(*stored.Status.Allocation.Devices.Results[0].ShareID) {
+			t.Errorf("%d%%: share %v", percent, share)
+		}
+		path := metadata.ResourceClaimFilePath(harness.DriverName, claim.GetName(), "r0")
+		d := readMetadata(t, n.Container(t, ids...), path).Requests[0].Devices[0]
+		if m := d.Attributes["multiprocessors"].IntValue; m == nil || *m != int64(want.Multiprocessors) {
+			t.Errorf("%d%%: metadata %+v", percent, d.Attributes)
+		}
+	}
+	if err := n.KillMPS(); err != nil {
+		t.Fatal(err)
+	}
+	for _, claim := range claims {
+		untilStatus(t, n, p, claim, "a lost server", func(e []statusEntry) bool {
+			return len(e) == 1 && e[0].Ready == "True/Ready" && e[0].MPS != nil && e[0].MPS.ServersLost > 0
+		})
+	}
+	p.MustUnprepare(t, claims...)
+	for _, claim := range claims {
+		untilStatus(t, n, p, claim, "nothing", func(e []statusEntry) bool { return len(e) == 0 })
+	}
+}
