@@ -128,7 +128,7 @@ pinned:
 ##@ Test
 
 .PHONY: test
-test: root setup test-unit test-allocators helm-check test-flow test-cluster test-admission ## Run all tests, with all that they need
+test: root setup test-unit test-allocators helm-check test-monitoring test-flow test-cluster test-admission ## Run all tests, with all that they need
 	$(call say,all tests passed)
 
 .PHONY: test-all
@@ -219,6 +219,11 @@ helm-check: $(HELM) ## Check the chart and the image: lint, golden files, refusa
 	HELM=$(CURDIR)/$(HELM) deployments/helm/check
 	deployments/container/check
 
+.PHONY: test-monitoring
+test-monitoring: $(HELM) prometheus ## Test the chart's alerts and dashboards with Prometheus' own programs
+	$(call say,alerts and dashboards)
+	HELM=$(CURDIR)/$(HELM) go test -count=1 -v ./test/monitoring/... | grep -E '^(--- FAIL|ok|FAIL|panic)|_test.go:[0-9]+:'
+
 .PHONY: bench
 bench: build ## Measure Prepare and Unprepare, without and with simulated latency of the hardware
 	go test -run '^$$' -bench . -benchtime 3s ./test/flow/bench
@@ -257,6 +262,13 @@ for file in $$(grep -rl --include='*_test.go' '\*update\b' $(1)); do \
 	  go test -count=1 ./$$(dirname $$file) -run "^($$(sed -n 's/^func \(Test[A-Za-z0-9]*\)(.*/\1/p' $$file | paste -sd '|'))$$" -update; done
 endef
 
+# What npm and the browser need is not what tests need, so make test does not do this.
+.PHONY: dashboards
+dashboards: root prometheus ## Draw the chart's dashboards into docs/images, with Grafana's own components
+	$(call say,pictures of the dashboards)
+	test/dashboard/setup.sh $(OUT)/dashboard
+	go run ./test/dashboard -bundle $(OUT)/dashboard/page
+
 .PHONY: clean
 clean: ## Remove what was built; refused while a cluster runs
 	@if [[ -d $(OUT)/cluster/run ]] && [[ -n $$(ls $(OUT)/cluster/run) ]]; then echo "a cluster is running: make demo-down"; exit 1; fi
@@ -267,6 +279,10 @@ clean: ## Remove what was built; refused while a cluster runs
 .PHONY: setup
 setup: root ## Install the Debian packages that builds and clusters need
 	test/cluster/setup.sh
+
+.PHONY: prometheus
+prometheus:
+	@test/monitoring/setup.sh $(OUT)/prometheus/bin
 
 .PHONY: root
 root:

@@ -104,8 +104,8 @@ var (
 	gpuMemorySlice = ofGPU("memory_slice",
 		"1 for a memory slice that a claim or somebody else's partition has, 0 for a free one. A GPU without MIG counts as one slice. A slice of a shared device has the device and no claim.",
 		"slice", "namespace", "resourceclaim_name", "device")
-	devices = Definition{"partage_devices", Gauge, []string{"gpu", "kind", "state"},
-		"Published devices by state: allocated (a prepared claim has it), blocked (by an allocated one), tainted, or free."}
+	devices = Definition{"partage_devices", Gauge, []string{"gpu", "kind", "profile", "state"},
+		"Published devices by kind, MIG profile (empty for whole GPUs and their shares) and state: allocated (a prepared claim has it), blocked (by an allocated one), tainted, or free."}
 )
 
 // Metrics of claims.

@@ -106,18 +106,28 @@ func (o *occupancy) slices(e *emitter) {
 	}
 }
 
-// devices counts the published devices by kind and state.
+// deviceKey is what devices are counted by.
+type deviceKey struct {
+	kind    device.Kind
+	profile string
+}
+
+// devices counts the published devices by kind, profile and state.
 func (o *occupancy) devices(e *emitter) {
-	count := map[device.Kind]map[string]int{}
+	count := map[deviceKey]map[string]int{}
 	for _, d := range o.gpu.Devices {
-		if count[d.Kind] == nil {
-			count[d.Kind] = map[string]int{}
+		of := deviceKey{kind: d.Kind}
+		if d.Partition != nil {
+			of.profile = d.Partition.Profile.Name
 		}
-		count[d.Kind][o.stateOf(d)]++
+		if count[of] == nil {
+			count[of] = map[string]int{}
+		}
+		count[of][o.stateOf(d)]++
 	}
-	for kind, states := range count {
+	for of, states := range count {
 		for _, state := range []string{stateFree, stateAllocated, stateBlocked, stateTainted} {
-			e.emit(devices, float64(states[state]), o.gpu.GPU.PCIAddress, string(kind), state)
+			e.emit(devices, float64(states[state]), o.gpu.GPU.PCIAddress, string(of.kind), of.profile, state)
 		}
 	}
 }
