@@ -6,6 +6,7 @@ package health
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"k8s.io/klog/v2"
 
@@ -13,24 +14,37 @@ import (
 	"github.com/partage-dev/partage/pkg/policy"
 )
 
-// receive hands an event to the GPU's own goroutine. Nothing here may wait for a GPU.
+// receive hands an event to the GPU's own goroutine. Nothing here may wait for a GPU. A program
+// that fails in a loop makes events faster than they can be looked up: one that is like another
+// that still waits joins it.
 func (m *Monitor) receive(ctx context.Context, e gpu.Event) {
-	klog.FromContext(ctx).Info("Event of a GPU", "pciAddress", e.PCIAddress, "kind", e.Kind, "xid", e.XID,
-		"instance", e.InstanceID, "computeInstance", e.ComputeInstanceID)
 	if m.o.ObserveEvent != nil {
 		m.o.ObserveEvent(e)
 	}
+	kind := e
+	kind.Time = time.Time{}
 	m.mu.Lock()
 	w := m.watches[e.PCIAddress]
+	joins, full := false, false
+	if w != nil {
+		_, joins = w.waiting[kind]
+		full = !joins && len(w.waiting) == queueLength
+		if !full {
+			w.waiting[kind] = e.Time
+		}
+	}
 	m.mu.Unlock()
-	if w == nil {
+	if joins {
 		return
 	}
-	select {
-	case w.events <- e:
-	default:
-		// A storm. Where it happens is not looked up.
+	klog.FromContext(ctx).Info("Event of a GPU", "pciAddress", e.PCIAddress, "kind", e.Kind, "xid", e.XID,
+		"instance", e.InstanceID, "computeInstance", e.ComputeInstanceID)
+	switch {
+	case full:
+		// Where it happens is not looked up.
 		m.apply(ctx, e, nil)
+	case w != nil:
+		w.events <- kind // has room for all that wait
 	}
 }
 
@@ -40,6 +54,11 @@ func (m *Monitor) handleEvents(ctx context.Context, w *watch) {
 		case <-ctx.Done():
 			return
 		case e := <-w.events:
+			m.mu.Lock()
+			kind := e
+			e.Time = w.waiting[kind]
+			delete(w.waiting, kind)
+			m.mu.Unlock()
 			m.handle(ctx, w, e)
 		}
 	}

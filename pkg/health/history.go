@@ -92,11 +92,12 @@ func decode(data []byte, now time.Time) (*content, error) {
 				return nil, fmt.Errorf("GPU %s: a fault with the reason %q and the ending %q", address, f.Reason, f.Ending)
 			}
 			// A clock that was put back must not make it last for ever.
-			f.First, f.Last = earliest(f.First, now), earliest(f.Last, now)
+			f.First, f.Last, f.Gone = earliest(f.First, now), earliest(f.Last, now), earliest(f.Gone, now)
 		}
 		for _, p := range r.Past {
 			p.Ended = earliest(p.Ended, now)
 		}
+		r.Content = earliest(r.Content, now)
 		if r.forgotten(now) {
 			delete(c.GPUs, address)
 		}

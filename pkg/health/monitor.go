@@ -78,7 +78,7 @@ const (
 	// hungAfter is after how long a reading that does not return is a fault. It is longer than
 	// what the hardware takes for a call that hangs.
 	hungAfter = time.Minute
-	// queueLength is how many events of a GPU may wait.
+	// queueLength is how many different events of a GPU may wait.
 	queueLength = 256
 	// reportEvery is how often the same error of programs is reported.
 	reportEvery = 5 * time.Minute
@@ -107,7 +107,10 @@ type watch struct {
 	pci string
 	// stop is nil before Run.
 	stop   context.CancelFunc
-	events chan gpu.Event
+	// events are those that wait, each kind once and without its time, and waiting when each has
+	// happened last.
+	events  chan gpu.Event
+	waiting map[gpu.Event]time.Time
 	// readNow asks for a reading.
 	readNow chan struct{}
 	// reading is since when a reading is in progress, or zero.
@@ -163,7 +166,7 @@ func (m *Monitor) Follow(uuids map[string]string, reaction policy.Health) {
 		if m.watches[pci] != nil {
 			continue
 		}
-		w := &watch{pci: pci, events: make(chan gpu.Event, queueLength), readNow: make(chan struct{}, 1)}
+		w := &watch{pci: pci, events: make(chan gpu.Event, queueLength), waiting: map[gpu.Event]time.Time{}, readNow: make(chan struct{}, 1)}
 		m.watches[pci] = w
 		if m.run != nil {
 			m.run(w)

@@ -28,6 +28,8 @@ type fakeHardware struct {
 	states map[string]gpu.MIGState
 	// hang makes calls on a GPU wait until the context ends.
 	hang map[string]bool
+	// slow is how long a look at partitions takes.
+	slow time.Duration
 }
 
 func newFakeHardware() *fakeHardware {
@@ -85,6 +87,10 @@ func (f *fakeHardware) MIGState(ctx context.Context, pci string) (gpu.MIGState, 
 	if err := f.wait(ctx, pci); err != nil {
 		return gpu.MIGState{}, err
 	}
+	f.mu.Lock()
+	slow := f.slow
+	f.mu.Unlock()
+	time.Sleep(slow)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.states[pci], nil
@@ -233,18 +239,36 @@ func TestHungGPU(t *testing.T) {
 	})
 }
 
-// TestStorm: more events than can be looked up count for all of the GPU, and nothing waits.
+// TestStorm: a program that fails in a loop costs its own partition only, however slow the look
+// at the partitions is; more different events than can wait count for all of the GPU.
 func TestStorm(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		h := newFakeHardware()
-		h.hang[pciA] = true
+		h.states[pciA] = partitioned("MIG-1", "MIG-2")
+		h.slow = time.Second
 		s := newStation(t, t.TempDir(), h)
 		defer s.end()
-		for range queueLength + 2 {
+		for range 3 * queueLength {
 			s.send(pciA, 94, 7)
+			s.send(pciA, 31, 7)
 		}
-		s.want(t, "a storm", "xid=94 NoSchedule")
+		time.Sleep(time.Minute)
+		s.want(t, "a storm", "xid=94 NoSchedule at 0:1")
+		s.mu.Lock()
+		if len(s.observed) != 6*queueLength {
+			t.Errorf("%d events observed", len(s.observed))
+		}
+		if len(s.programs) != 1 || s.programs[0].Place == nil {
+			t.Errorf("reported %+v", s.programs)
+		}
+		s.mu.Unlock()
+
+		h.set(func() { h.hang[pciB] = true })
+		for i := range queueLength + 2 {
+			s.send(pciB, 94, i)
+		}
+		s.want(t, "more than can wait", "xid=94 NoSchedule at 0:1; xid=94 NoSchedule on "+pciB)
 	})
 }
 
@@ -353,6 +377,29 @@ func TestHistory(t *testing.T) {
 		if err != nil || gpus[pciA].Faults[0].Last.After(time.Now().Add(-time.Hour)) {
 			t.Errorf("with a clock that was put back: %v, %v", gpus, err)
 		}
+	})
+}
+
+// TestClockPutBack: what was written down by a clock that was ahead lasts no longer for it.
+func TestClockPutBack(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		ahead := time.Now().AddDate(10, 0, 0).UTC().Format(time.RFC3339)
+		content := `{"apiVersion": "` + fileVersion + `", "kind": "` + fileKind + `", "bootID": "boot-1", "gpus": {
+			"` + pciA + `": {"uuid": "GPU-A", "faults": [{"reason": "gpu-lost", "ending": "reading", "detail": "lost",
+				"first": "` + ahead + `", "last": "` + ahead + `", "gone": "` + ahead + `"}]},
+			"` + pciB + `": {"uuid": "GPU-B", "wants": "None", "content": "` + ahead + `", "faults": [{"reason": "xid", "xid": 79, "value": "79",
+				"ending": "reset", "detail": "XID 79", "first": "` + ahead + `", "last": "` + ahead + `"}]}}}`
+		if err := os.WriteFile(filepath.Join(dir, FileName), []byte(content), fileMode); err != nil {
+			t.Fatal(err)
+		}
+		h := newFakeHardware()
+		h.health[pciB] = gpu.Health{RecoveryAction: gpu.RecoveryNone}
+		s := newStation(t, dir, h)
+		defer s.end()
+		time.Sleep(21 * time.Minute)
+		s.want(t, "long after it was over", "")
 	})
 }
 
