@@ -168,6 +168,23 @@ func TestEverything(t *testing.T) {
 	}
 }
 
+// TestNotUTF8: a name that the hardware has garbled costs a letter, and not the metric.
+func TestNotUTF8(t *testing.T) {
+	t.Parallel()
+	inventory, _ := busyNode(t, 1)
+	node := *inventory.Summaries()[0].GPU
+	node.ProductName = "NVIDIA \xff\x00\"\n"
+	garbled, err := device.NewInventory(&gpu.Node{DriverVersion: "580.65.06", GPUs: []gpu.GPU{node}}, device.Terms{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := New(Options{})
+	m.SetGPUs(garbled, device.Status{})
+	if body := scrape(t, m); !strings.Contains(body, `product="NVIDIA �`) {
+		t.Error(body)
+	}
+}
+
 // TestReferenceIsComplete: every metric is in the reference, with its type and labels, and
 // everything in the reference is exported.
 func TestReferenceIsComplete(t *testing.T) {

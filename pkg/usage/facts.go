@@ -25,7 +25,8 @@ type Facts struct {
 	driver  string
 	cluster claim.Cluster
 
-	mu    sync.Mutex
+	mu sync.Mutex
+	// known is nil until somebody follows which claims there are: nobody would forget any.
 	known map[types.UID]facts
 	asked map[types.UID]time.Time
 }
@@ -51,7 +52,7 @@ func (f facts) names() []string {
 
 // NewFacts makes Facts about what a driver has allocated.
 func NewFacts(driver string, cluster claim.Cluster) *Facts {
-	return &Facts{driver: driver, cluster: cluster, known: map[types.UID]facts{}, asked: map[types.UID]time.Time{}}
+	return &Facts{driver: driver, cluster: cluster, asked: map[types.UID]time.Time{}}
 }
 
 // Claim asks the cluster, and remembers the answer.
@@ -80,7 +81,9 @@ func (f *Facts) Remember(c *resourceapi.ResourceClaim) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.known[c.UID] = now
+	if f.known != nil {
+		f.known[c.UID] = now
+	}
 }
 
 func (f *Facts) of(uid types.UID) (facts, bool) {
@@ -110,10 +113,13 @@ func (f *Facts) learn(ctx context.Context, ref claim.Ref, now time.Time) {
 	}
 }
 
-// keep forgets all claims but these.
+// keep forgets all claims but these. From the first time on others are remembered.
 func (f *Facts) keep(uids map[types.UID]bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.known == nil {
+		f.known = map[types.UID]facts{}
+	}
 	for uid := range f.known {
 		if !uids[uid] {
 			delete(f.known, uid)

@@ -6,6 +6,7 @@ package usage
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -228,6 +229,21 @@ func TestLaterPod(t *testing.T) {
 			t.Errorf("two pods: %+v after %d questions", one, w.asked)
 		}
 	})
+}
+
+// TestNobodySamples: where metrics are switched off nobody forgets claims, and so none is
+// remembered.
+func TestNobodySamples(t *testing.T) {
+	t.Parallel()
+	f := NewFacts("gpu.nvidia.com", newWorld())
+	for i := range 100 {
+		if _, err := f.Claim(t.Context(), claim.Ref{Namespace: "n", Name: "c", UID: types.UID(fmt.Sprint(i))}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(f.known)+len(f.asked) > 0 {
+		t.Errorf("%d claims are remembered for ever", len(f.known))
+	}
 }
 
 // TestSessions: MPS servers are counted, and not known without a supervisor.
