@@ -155,7 +155,10 @@ func TestJudge(t *testing.T) {
 		"the driver is not loaded yet":        {xid(119, nil), fails(gpu.ErrDriverNotLoaded), well(), shows("xid=119 NoExecute")},
 		"an unknown failure proves nothing": {
 			reads(gpu.Health{Unrepairable: true}, nil), fails(gpu.ErrUnknown), shows("memory-unrepairable NoSchedule"), well(), shows("")},
-		"an unknown failure of one that was lost": {lost, fails(gpu.ErrUnknown), shows("")},
+		"nor of a GPU that was lost": {
+			xid(79, nil), lost, fails(gpu.ErrUnknown), shows("xid=79 NoExecute; gpu-lost NoSchedule"), well(), shows("")},
+		"an unknown failure of a part proves that it answers": {
+			xid(79, nil), lost, reads(gpu.Health{Temperature: new(40)}, gpu.ErrUnknown), shows("")},
 
 		"memory": {
 			reads(gpu.Health{RemappedRows: &gpu.RemappedRows{Pending: true}}, nil), shows("row-remap-pending None"),

@@ -106,7 +106,7 @@ type Monitor struct {
 type watch struct {
 	pci string
 	// stop is nil before Run.
-	stop   context.CancelFunc
+	stop context.CancelFunc
 	// events are those that wait, each kind once and without its time, and waiting when each has
 	// happened last.
 	events  chan gpu.Event

@@ -6,6 +6,7 @@ package health
 import (
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -25,6 +26,12 @@ type reading struct {
 	Unmonitored error
 }
 
+// silent reports whether nothing was read, and no more is known than that it failed: a GPU that
+// fell off the bus may say that it is lost, and then fail in unknown ways.
+func (now *reading) silent() bool {
+	return now.Err != nil && failure(now.Err) == "" && reflect.ValueOf(now.Health).IsZero()
+}
+
 // read takes a reading.
 func (j *judge) read(pciAddress string, now reading) {
 	r := j.gpus[pciAddress]
@@ -35,6 +42,9 @@ func (j *judge) read(pciAddress string, now reading) {
 		// That is nothing to say of a single GPU. When it is loaded again, the driver starts
 		// all of them anew; that this mends what a reset does is assumed.
 		r.Absent = r.Absent || r.answered
+		return
+	}
+	if now.silent() {
 		return
 	}
 	found := faultsOf(now)

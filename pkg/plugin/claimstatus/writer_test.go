@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -315,18 +316,27 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// TestDamagedLedger: a file that makes no sense is removed.
+// TestDamagedLedger: a file that makes no sense is removed, and what is no file is left alone.
 func TestDamagedLedger(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	dir := filepath.Join(r.dir, "status")
 	if err := errors.Join(os.MkdirAll(dir, 0o700), os.WriteFile(filepath.Join(dir, "uid-1"), []byte(`{"uid": "uid-`), 0o600),
-		os.WriteFile(filepath.Join(dir, "uid-2"), []byte(`{"uid": "../uid-3"}`), 0o600)); err != nil {
+		os.WriteFile(filepath.Join(dir, "uid-2"), []byte(`{"uid": "../uid-3"}`), 0o600), os.Mkdir(filepath.Join(dir, "lost+found"), 0o700),
+		os.Symlink("/dev/zero", filepath.Join(dir, "endless")), unix.Mkfifo(filepath.Join(dir, "silent"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	w, _ := r.start()
+	ref := r.claim("c", "a")
+	w.Set([]Claim{ready(ref, "a")})
+	r.untilEntries("c", entryA)
 	w.Set(nil)
-	r.untilRecorded(0)
+	r.until("files that make no sense", func() error {
+		if files, err := filepath.Glob(filepath.Join(dir, "uid-*")); err != nil || len(files) > 0 {
+			return fmt.Errorf("%v, %w", files, err)
+		}
+		return nil
+	})
 }
 
 // TestTwoInstances: while two run, the newer one writes, and when it ends the older one again.
