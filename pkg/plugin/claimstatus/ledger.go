@@ -23,7 +23,7 @@ import (
 type ledger struct{ dir string }
 
 // read returns the claims. Files that cannot be understood are removed: nothing can be done
-// with them.
+// with them. What is no file is not the driver's.
 func (l ledger) read() (map[types.UID]claim.Ref, error) {
 	files, err := os.ReadDir(l.dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -31,6 +31,9 @@ func (l ledger) read() (map[types.UID]claim.Ref, error) {
 	}
 	claims := map[types.UID]claim.Ref{}
 	for _, file := range files {
+		if !file.Type().IsRegular() {
+			continue
+		}
 		path := filepath.Join(l.dir, file.Name())
 		data, err := os.ReadFile(path)
 		if errors.Is(err, fs.ErrNotExist) {

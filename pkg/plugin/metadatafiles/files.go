@@ -86,9 +86,12 @@ func (f *Files) write(path string, data []byte, mode fs.FileMode) error {
 	return f.replace(path, data, mode, "")
 }
 
+// temporaryName is the pattern of the names under which a file is written.
+func temporaryName(file string) string { return "." + file + ".*.tmp" }
+
 // replace writes a file that has either the old or the new content at any time.
 func (f *Files) replace(path string, data []byte, mode fs.FileMode, context string) (err error) {
-	file, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*.tmp")
+	file, err := os.CreateTemp(filepath.Dir(path), temporaryName(filepath.Base(path)))
 	if err != nil {
 		return err
 	}

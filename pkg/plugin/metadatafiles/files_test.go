@@ -173,6 +173,15 @@ func TestSweep(t *testing.T) {
 	r.must(os.WriteFile(r.metadata("half", "r"), nil, 0o600))
 	known := slices.Concat(of("prepared", "prepared", "r"), of("prepared", "prepared", "s"), of("preparing", "preparing", "r"), of("preparing", "preparing", "s"))
 	unknown := append(slices.Concat(of("unknown", "unknown", "r"), of("unknown", "unknown", "s")), "data/dra-device-metadata/team_half/r/metadata.json")
+	// Others were killed while they wrote.
+	for _, path := range []string{r.metadata("half", "r"), r.copyOf(specName("u", "r")), filepath.Join(r.CDIDir, specName("u", "r"))} {
+		file, err := os.CreateTemp(filepath.Dir(path), temporaryName(filepath.Base(path)))
+		r.must(err)
+		r.must(file.Close())
+		relative, err := filepath.Rel(filepath.Dir(r.DataDir), file.Name())
+		r.must(err)
+		unknown = append(unknown, relative)
+	}
 
 	claims := func() (Claims, error) {
 		return Claims{Recorded: map[types.UID]bool{"prepared": true, "preparing": true}, Prepared: map[types.UID]bool{"prepared": true}}, nil

@@ -73,6 +73,16 @@ func (f *Files) sweepFiles(now time.Time) error {
 		return err
 	}
 	var errs []error
+	for _, dir := range []string{f.CDIDir, filepath.Join(f.DataDir, copiesDir)} {
+		// Of a process that was killed while it wrote.
+		unfinished, err := filepath.Glob(filepath.Join(dir, temporaryName(f.DriverName+"_metadata_*")))
+		errs = append(errs, err)
+		for _, path := range unfinished {
+			if isOld(path, now) {
+				errs = append(errs, ignoreAbsent(os.Remove(path)))
+			}
+		}
+	}
 	for _, path := range files {
 		if !mounted[path] && isOld(path, now) {
 			errs = append(errs, f.removeFile(path))
