@@ -91,7 +91,7 @@ func (m *Monitor) place(ctx context.Context, e gpu.Event) *Place {
 	defer cancel()
 	state, err := m.o.Hardware.MIGState(ctx, e.PCIAddress)
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "The partition that an event is about is not known, all of the GPU counts", "pciAddress", e.PCIAddress)
+		klog.FromContext(ctx).Error(err, "The partition that an event is about is not known", "pciAddress", e.PCIAddress)
 		return nil
 	}
 	for _, i := range state.Instances {
@@ -117,9 +117,13 @@ func (m *Monitor) apply(ctx context.Context, e gpu.Event, at *Place) {
 	}
 }
 
-// programError is what is to be reported, or nil if the same was, a short time ago. The
-// caller holds mu.
+// programError is what is to be reported, or nil if the same was, a short time ago, or if it is
+// of a partition that is not known: those who have others must not be told what is not theirs.
+// The caller holds mu.
 func (m *Monitor) programError(e gpu.Event, at *Place, xid XID) *ProgramError {
+	if at == nil && e.InstanceID >= 0 {
+		return nil
+	}
 	p := &ProgramError{PCIAddress: e.PCIAddress, Text: fmt.Sprintf("XID %d (%s). %s", xid.Number, xid.Name, xid.Advice)}
 	key := fmt.Sprint(e.PCIAddress, " ", xid.Number)
 	if at != nil {

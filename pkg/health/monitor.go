@@ -35,7 +35,7 @@ type Hardware interface {
 // ProgramError is an error of a program on a GPU. The GPU is in order.
 type ProgramError struct {
 	PCIAddress string
-	// Place is the partition on which the program runs, or nil if that is not known.
+	// Place is the partition on which the program runs, or nil if it is on all of the GPU.
 	Place *gpu.Placement
 	// Text says what it was, and what to do about it.
 	Text string

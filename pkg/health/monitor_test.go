@@ -285,6 +285,7 @@ func TestProgramErrors(t *testing.T) {
 			s.send(pciA, 31, 8)
 			s.send(pciB, 13, -1)
 			s.send(pciB, 63, -1)
+			s.send(pciA, 31, 9) // of a partition that has gone: nobody's
 			time.Sleep(time.Minute)
 		}
 		s.send(pciA, 31, 7)
