@@ -1,0 +1,108 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/wait"
+	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/gpusim/state"
+)
+
+// TestSimulatedUsageHang: whichever call hangs, Usage returns, and works again afterwards.
+func TestSimulatedUsageHang(t *testing.T) {
+	for _, function := range []string{
+		"nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3",
+		"nvmlDeviceGetUtilizationRates", "nvmlDeviceGetProcessUtilization", "nvmlGpmQueryDeviceSupport", "nvmlGpmSampleAlloc",
+		"nvmlGpmMigSampleGet", "nvmlGpmMetricsGet", "nvmlGpmSampleFree", "nvmlDeviceGetUUID", "nvmlDeviceGetGpuInstanceById",
+		"nvmlDeviceGetMPSComputeRunningProcesses_v3",
+	} {
+		t.Run(function, func(t *testing.T) {
+			m := newMachine(t, "h100x1")
+			m.GPUs[0].MIG.Current, m.GPUs[0].MIG.Pending = true, true
+			c, file := simulate(t, m)
+			pci := m.GPUs[0].PCIAddress
+			ids := []gpu.PartitionID{makePartition(t, c, pci, 0)}
+			if function != "nvmlGpmQueryDeviceSupport" {
+				if _, err := c.Usage(t.Context(), pci, ids, time.Time{}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			fault := 0
+			if err := file.Update(func(m *machine.Machine) error {
+				fault = state.AddFault(m, machine.Fault{Function: function, GPU: -1, Hang: true, Effect: machine.Proceed})
+				return nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+			restore := impatient(c)
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			_, err := c.Usage(ctx, pci, ids, time.Time{})
+			if ctx.Err() != nil || err != nil && !errors.Is(err, gpu.ErrHung) {
+				t.Errorf("%v", err)
+			}
+			if err := file.Update(func(m *machine.Machine) error { state.RemoveFault(m, fault); return nil }); err != nil {
+				t.Fatal(err)
+			}
+			var hung *gpu.HungError
+			if errors.As(err, &hung) {
+				<-hung.Done
+			}
+			restore()
+			for {
+				usage, err := c.Usage(ctx, pci, ids, time.Time{})
+				if err == nil && len(usage.Partitions) == 1 && usage.Partitions[0].Utilization != nil {
+					break
+				}
+				if ctx.Err() != nil {
+					t.Fatalf("%v, %+v", err, usage)
+				}
+			}
+		})
+	}
+}
+
+// TestSimulatedEventCallsHang: whichever call hangs, the receiver ends when it is told to.
+func TestSimulatedEventCallsHang(t *testing.T) {
+	for _, function := range eventFunctions {
+		t.Run(function, func(t *testing.T) {
+			m := newMachine(t, "h100-80-sxmx2")
+			fault := state.AddFault(m, machine.Fault{Function: function, GPU: -1, Hang: true, Effect: machine.Proceed})
+			c, file := simulateClosed(t, m, Options{CallLimit: 500 * time.Millisecond})
+			if err := c.Open(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := c.Discover(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			ctx, stop := context.WithCancel(t.Context())
+			l := &listener{t: t, client: c, file: file, events: c.Events(ctx)}
+			if function == "nvmlEventSetFree" {
+				l.monitored(m.GPUs[0].PCIAddress)
+			} else {
+				l.until(m.GPUs[0].PCIAddress, "hung", func(err error) bool { return errors.Is(err, gpu.ErrHung) })
+			}
+			stop()
+			for range l.events { // until it is closed
+			}
+			c.Close()
+			l.update(func(m *machine.Machine) { state.RemoveFault(m, fault) })
+			limited, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			if err := wait.Until(limited, func() (bool, error) { return c.lanes.hung() == nil, nil }); err != nil {
+				t.Fatalf("%v: %v", err, c.lanes.hung())
+			}
+			if err := c.Open(limited); err != nil {
+				t.Error(err)
+			}
+			c.Close()
+		})
+	}
+}
