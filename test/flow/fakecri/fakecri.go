@@ -7,6 +7,7 @@ package fakecri
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -184,12 +185,22 @@ func (r *Runtime) run(c *container, logs string, ended bool) {
 		fmt.Fprintf(&log, "%s stdout F %s\n", time.Now().Format(time.RFC3339Nano), strings.TrimSuffix(line, "\n"))
 	}
 	path := filepath.Join(logs, c.config.GetLogPath())
-	if err := os.WriteFile(path, []byte(log.String()), 0o600); err != nil {
+	if err := appendFile(path, log.String()); err != nil {
 		code = -1
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	c.state, c.code = runtimeapi.ContainerState_CONTAINER_EXITED, code
+}
+
+// appendFile writes to a log as containerd and CRI-O do: one that there is goes on.
+func appendFile(path, text string) error {
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = file.WriteString(text)
+	return errors.Join(err, file.Close())
 }
 
 // ContainerStatus says whether a program has ended.
