@@ -47,6 +47,7 @@ const (
 type Client struct {
 	connection *grpc.ClientConn
 	runtime    runtimeapi.RuntimeServiceClient
+	images     runtimeapi.ImageServiceClient
 }
 
 // Connect returns a client of the runtime that listens on a socket. Close ends it.
@@ -55,7 +56,9 @@ func Connect(socket string) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("container runtime at %s: %w", socket, err)
 	}
-	return &Client{connection: connection, runtime: runtimeapi.NewRuntimeServiceClient(connection)}, nil
+	return &Client{
+		connection: connection, runtime: runtimeapi.NewRuntimeServiceClient(connection), images: runtimeapi.NewImageServiceClient(connection),
+	}, nil
 }
 
 // Close ends the connection.
@@ -92,6 +95,15 @@ func (c *Client) ImageOf(ctx context.Context, id, podUID string) (string, error)
 		return inPod, nil
 	}
 	return "", fmt.Errorf("the runtime has no container with ID %q and none of a pod with UID %q", id, podUID)
+}
+
+// HasImage reports whether an image is on the node.
+func (c *Client) HasImage(ctx context.Context, image string) (bool, error) {
+	s, err := c.images.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: image}})
+	if err != nil {
+		return false, fmt.Errorf("look for image %q: %w", image, err)
+	}
+	return s.GetImage() != nil, nil
 }
 
 // CgroupParent returns the cgroup below which pods that are not the kubelet's may be.

@@ -144,6 +144,15 @@ func TestImageOf(t *testing.T) {
 	}
 }
 
+func TestHasImage(t *testing.T) {
+	c := connect(t, &fakecri.Runtime{})
+	for image, want := range map[string]bool{fakecri.Image: true, "other": false} {
+		if got, err := c.HasImage(t.Context(), image); got != want || err != nil {
+			t.Errorf("%s: got %t, %v", image, got, err)
+		}
+	}
+}
+
 func TestCgroupParent(t *testing.T) {
 	systemd, cgroupfs := runtimeapi.CgroupDriver_SYSTEMD, runtimeapi.CgroupDriver_CGROUPFS
 	for name, test := range map[string]struct {

@@ -30,6 +30,7 @@ const Image = "sha256:0123"
 // Runtime is a container runtime. Its fields are set before it is used.
 type Runtime struct {
 	runtimeapi.UnimplementedRuntimeServiceServer
+	runtimeapi.UnimplementedImageServiceServer
 
 	// Program is what a container does: it returns what that prints and its exit code.
 	Program func(*runtimeapi.ContainerConfig) (stdout string, code int32)
@@ -74,6 +75,7 @@ func Start(t testing.TB, r *Runtime) (socket string) {
 	r.pods, r.containers = map[string]*pod{}, map[string]*container{}
 	server := grpc.NewServer()
 	runtimeapi.RegisterRuntimeServiceServer(server, r)
+	runtimeapi.RegisterImageServiceServer(server, r)
 	go func() { _ = server.Serve(listener) }()
 	t.Cleanup(server.Stop)
 	return socket
@@ -108,6 +110,14 @@ func (r *Runtime) RuntimeConfig(context.Context, *runtimeapi.RuntimeConfigReques
 		return nil, status.Error(codes.Unimplemented, "unknown method RuntimeConfig")
 	}
 	return &runtimeapi.RuntimeConfigResponse{Linux: &runtimeapi.LinuxRuntimeConfiguration{CgroupDriver: *r.CgroupDriver}}, nil
+}
+
+// ImageStatus knows the image that is there. One that is not is no error.
+func (*Runtime) ImageStatus(_ context.Context, q *runtimeapi.ImageStatusRequest) (*runtimeapi.ImageStatusResponse, error) {
+	if q.GetImage().GetImage() != Image {
+		return &runtimeapi.ImageStatusResponse{}, nil
+	}
+	return &runtimeapi.ImageStatusResponse{Image: &runtimeapi.Image{Id: Image}}, nil
 }
 
 // ListContainers lists those that the node has anyway.
