@@ -200,7 +200,7 @@ func mountedBy(path string) ([]string, error) {
 	}
 	var spec specs.Spec
 	if json.Unmarshal(data, &spec) != nil {
-		return nil, nil
+		return nil, nil //nolint:nilerr // see above
 	}
 	var mounted []string
 	for _, d := range spec.Devices {
