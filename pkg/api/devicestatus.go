@@ -82,4 +82,6 @@ type MPSStatus struct {
 	// ServersLost is how often processes have lost their server, which was then replaced,
 	// since the session was started. Processes that ran at that time have failed.
 	ServersLost int `json:"serversLost"`
+	// ClientPriority is the priority of clients that do not set their own.
+	ClientPriority ClientPriority `json:"clientPriority,omitempty"`
 }

@@ -23,7 +23,7 @@ var fullStatus = DeviceStatus{
 		Profile: "1g.10gb", Placement: PlacementStatus{Start: 4, Size: 1}, GPUInstanceID: ptr.To(0), ComputeInstanceID: ptr.To(0),
 	},
 	Limits:    &LimitsStatus{MemoryBytes: 2 << 30, SMPercent: 25, Multiprocessors: 32, EffectiveSMPercent: 24},
-	MPS:       &MPSStatus{Session: "gpu-0000-1b-00-0-mig-1g10gb-4", ServersLost: 1},
+	MPS:       &MPSStatus{Session: "gpu-0000-1b-00-0-mig-1g10gb-4", ServersLost: 1, ClientPriority: PriorityBelowNormal},
 	TimeSlice: "Short",
 }
 
@@ -72,7 +72,7 @@ func TestFullDeviceStatus(t *testing.T) {
 		}
 	}
 	check("DeviceStatus", reflect.ValueOf(&fullStatus))
-	if fields != 18 {
+	if fields != 19 {
 		t.Errorf("%d fields", fields)
 	}
 }

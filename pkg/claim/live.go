@@ -4,12 +4,15 @@
 package claim
 
 import (
+	"cmp"
+
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/claim/journal"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/pkg/sharing"
 )
 
@@ -74,6 +77,8 @@ type LiveSession struct {
 	Running bool
 	// Losses is how often its clients had lost their server when that was last looked at.
 	Losses int
+	// Priority is that of the claim's clients, as long as they do not set their own.
+	Priority policy.ClientPriority
 }
 
 // UUID is that of the partition or GPU; empty while there is none or it is not known.
@@ -166,11 +171,13 @@ func (d *LiveDevice) share(r *journal.Record, recorded *journal.Device) {
 	}
 	limits := recorded.Sharing.Limits
 	if s := r.Session(recorded.Sharing.Session); s != nil {
-		d.Session = &LiveSession{ID: s.ID, Running: s.Running(), Losses: s.Losses}
+		priority := recorded.Sharing.ClientPriority
 		if !s.Shared {
+			priority = s.ClientPriority
 			limits = journal.Limits{Percent: s.Percent, MemoryBytes: s.MemoryBytes[d.liveUUID(recorded)]}
 		}
 		limits.MemoryBytes -= limits.MemoryBytes % mebibyte
+		d.Session = &LiveSession{ID: s.ID, Running: s.Running(), Losses: s.Losses, Priority: cmp.Or(priority, policy.PriorityNormal)}
 	}
 	if limits == (journal.Limits{}) {
 		return

@@ -13,6 +13,7 @@ import (
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/partition"
+	"github.com/partage-dev/partage/pkg/policy"
 )
 
 // liveOf is what is known of the only device of a claim.
@@ -87,7 +88,7 @@ func TestLive(t *testing.T) {
 		"share": {
 			Device: mpsB, Kind: device.MPS, PCIAddress: pciB, GPU: uuidOf(mpsB), Resources: gpuB,
 			Limits:  &LiveLimits{MemoryBytes: 1 << 30, Percent: 10, Multiprocessors: gpu.MPSMultiprocessors(gpuB.Multiprocessors, 10)},
-			Session: &LiveSession{ID: wholeB, Running: true},
+			Session: &LiveSession{ID: wholeB, Running: true, Priority: policy.PriorityNormal},
 		},
 		"look": {Device: wholeC + "-observer", Kind: device.Observer, Admin: true, PCIAddress: pciC, GPU: uuidOf(wholeC), Resources: gpuC},
 	} {
@@ -127,6 +128,23 @@ func TestLiveOwnSession(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got.Limits); diff != "" || want.MemoryBytes == 0 || want.Percent == 0 {
 		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// TestLivePriority: the priority is the claim's, also where another claim has a higher one in
+// the same session, and where the session is the claim's own.
+func TestLivePriority(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	mustPrepare(t, m, configure(portion("batch", mpsA, "1Gi", "30"), fromClaim, belowNormal))
+	mustPrepare(t, m, portion("online", mpsA, "1Gi", "30"))
+	mustPrepare(t, m, configure(newClaim("own", wholeB), fromClaim, belowNormal))
+	for uid, want := range map[string]policy.ClientPriority{
+		"batch": policy.PriorityBelowNormal, "online": policy.PriorityNormal, "own": policy.PriorityBelowNormal,
+	} {
+		if got := liveOf(t, m, uid); got.Session == nil || got.Session.Priority != want {
+			t.Errorf("claim %s has the session %+v, want the priority %s", uid, got.Session, want)
+		}
 	}
 }
 

@@ -333,12 +333,14 @@ func TestReactionToKills(t *testing.T) {
 	}
 }
 
+// belowNormal is a configuration with a priority and nothing else.
+const belowNormal = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"MPS","mpsConfig":{"defaultClientPriority":"BelowNormal"}}}`
+
 // The priority of a session that claims share follows them, also where a supervisor has missed
 // one that went.
 func TestPriorityFollowsClaims(t *testing.T) {
 	b := newBox(t)
 	m := b.manager()
-	const batch = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"MPS","mpsConfig":{"defaultClientPriority":"BelowNormal"}}}`
 	has := func(want policy.ClientPriority) {
 		t.Helper()
 		if got := b.running(wholeA).ClientPriority; got != want {
@@ -346,7 +348,7 @@ func TestPriorityFollowsClaims(t *testing.T) {
 		}
 	}
 	online := newClaim("online", mpsA)
-	mustPrepare(t, m, configure(newClaim("batch", mpsA), fromClaim, batch))
+	mustPrepare(t, m, configure(newClaim("batch", mpsA), fromClaim, belowNormal))
 	has(policy.PriorityBelowNormal)
 	mustPrepare(t, m, online)
 	has(policy.PriorityNormal)

@@ -82,7 +82,7 @@ func deviceStatus(d *claim.LiveDevice) *api.DeviceStatus {
 		}
 	}
 	if d.Session != nil {
-		s.MPS = &api.MPSStatus{Session: d.Session.ID, ServersLost: d.Session.Losses}
+		s.MPS = &api.MPSStatus{Session: d.Session.ID, ServersLost: d.Session.Losses, ClientPriority: api.ClientPriority(d.Session.Priority)}
 	}
 	return s
 }

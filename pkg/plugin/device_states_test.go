@@ -114,7 +114,7 @@ var (
 	liveShare = claim.LiveDevice{
 		Requests: []string{"r/a"}, Pool: testNode, Device: "gpu-0000-1b-00-0-mps", ShareID: ptr.To(types.UID("s1")), Kind: device.MPS, PCIAddress: firstGPU, GPU: "GPU-" + firstGPU,
 		Limits:     &claim.LiveLimits{MemoryBytes: 2 << 30, Percent: 30, Multiprocessors: 4},
-		Session:    &claim.LiveSession{ID: "gpu-0000-1b-00-0", Running: true, Losses: 2},
+		Session:    &claim.LiveSession{ID: "gpu-0000-1b-00-0", Running: true, Losses: 2, Priority: policy.PriorityBelowNormal},
 		Resources:  gpu.Resources{MemoryBytes: 8 << 30, Multiprocessors: 16},
 		Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"driverVersion": {VersionValue: ptr.To("580.95.5")}, "uuid": {StringValue: ptr.To("GPU-x")}},
 	}
@@ -140,7 +140,7 @@ func TestStatusData(t *testing.T) {
 		"share": {liveShare, api.DeviceStatus{
 			Type: "mps", UUID: "GPU-" + firstGPU, ParentUUID: "GPU-" + firstGPU, PCIBusID: firstGPU,
 			Limits: &api.LimitsStatus{MemoryBytes: 2 << 30, SMPercent: 30, Multiprocessors: 4, EffectiveSMPercent: 25},
-			MPS:    &api.MPSStatus{Session: "gpu-0000-1b-00-0", ServersLost: 2},
+			MPS:    &api.MPSStatus{Session: "gpu-0000-1b-00-0", ServersLost: 2, ClientPriority: api.PriorityBelowNormal},
 		}},
 	} {
 		test.want.APIVersion, test.want.Kind = api.StatusVersion, api.DeviceStatusKind

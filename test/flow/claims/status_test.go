@@ -257,7 +257,7 @@ func TestClaimStatusOfShares(t *testing.T) {
 		claims = append(claims, claim)
 		want := &api.LimitsStatus{MemoryBytes: 3 << 30, SMPercent: percent, Multiprocessors: map[int]int{10: 12, 25: 32}[percent], EffectiveSMPercent: map[int]int{10: 9, 25: 24}[percent]}
 		got := untilStatus(t, n, p, claim, "ready", func(e []statusEntry) bool { return len(e) == 1 && e[0].Ready == "True/Ready" })[0]
-		if diff := cmp.Diff(want, got.Limits); diff != "" || got.UUID != gpu.UUID || got.Type != "mps" || got.MPS == nil {
+		if diff := cmp.Diff(want, got.Limits); diff != "" || got.UUID != gpu.UUID || got.Type != "mps" || got.MPS == nil || got.MPS.ClientPriority != api.PriorityNormal {
 			t.Errorf("%d%%: %+v (-want +got):\n%s", percent, got, diff)
 		}
 		stored := n.API.Claim(claim.GetNamespace(), claim.GetName())

@@ -67,7 +67,7 @@ func TestDriver(t *testing.T) {
 	s.until(t, "partage_gpu_role", labels{"gpu": n.Address(t, 0), "role": "free"}, 1)
 
 	n.Update(t, func(m *machine.Machine) { m.GPUs[0].Failure = 15 })
-	s.until(t, "partage_gpu_condition", labels{"gpu": n.Address(t, 0), "reason": "lost", "effect": "NoSchedule"}, 1)
+	s.until(t, "partage_gpu_condition", labels{"gpu": n.Address(t, 0), "reason": "gpu-lost", "effect": "NoSchedule"}, 1)
 	s.until(t, "partage_gpu_healthy", gpu, 0)
 	s.until(t, "partage_gpu_role", labels{"gpu": n.Address(t, 0), "role": "unavailable"}, 1)
 }
