@@ -243,6 +243,8 @@ type HeldDevice struct {
 	PCIAddress string
 	// Placement is nil where the device spans its GPU.
 	Placement *gpu.Placement
+	// MPS marks a device that the claim uses through MPS.
+	MPS bool
 }
 
 // Held lists the devices of prepared claims, without those that claims only observe.
@@ -265,6 +267,7 @@ func (m *Manager) Held() ([]HeldDevice, error) {
 			if d.Partition != nil {
 				one.Placement = &d.Partition.Placement
 			}
+			one.MPS = d.Sharing != nil && r.Session(d.Sharing.Session) != nil
 			held = append(held, one)
 		}
 	}

@@ -138,6 +138,8 @@ func concerns(c device.Condition, h claim.HeldDevice) bool {
 	switch {
 	case c.PCIAddress != h.PCIAddress:
 		return false
+	case c.Kind == device.MPS && !h.MPS:
+		return false
 	case c.Where == nil:
 		return true
 	case c.Exact:
