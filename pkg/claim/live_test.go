@@ -103,6 +103,16 @@ func TestLive(t *testing.T) {
 		}
 	}
 
+	held, err := m.Held()
+	if err != nil || len(held) != 3 {
+		t.Errorf("held are %+v, %v; want all but what is observed", held, err)
+	}
+	for _, h := range held {
+		if h.MPS != (h.Claim.UID == "share") {
+			t.Errorf("claim %s uses MPS: %v", h.Claim.UID, h.MPS)
+		}
+	}
+
 	mustUnprepare(t, m, "slice")
 	if devices, err := m.LiveDevices("slice"); err != nil || len(devices) > 0 {
 		t.Errorf("after the claim was unprepared: %+v, %v", devices, err)

@@ -177,7 +177,7 @@ func (h healthTest) nvmlHangs(t *testing.T) {
 }
 
 // supervisorGone: the MPS supervisor of the node ends, with its daemons, and nobody starts another for a while. Shares are not offered,
-// claims that have one say so, and partitions go on. With another supervisor, MPS works again.
+// claims that have one say so, and partitions go on. With another supervisor the session is started again, and the pod comes back.
 func (h healthTest) supervisorGone(t *testing.T) {
 	t.Parallel()
 	ns, gpus := reserve(t, 2)
@@ -209,7 +209,7 @@ func (h healthTest) supervisorGone(t *testing.T) {
 	waitHealth(t, ns, hit.Name, "hit", corev1.ResourceHealthStatusHealthy, "")
 	h.waitEnded(t, "")
 	h.waitEnded(t, gpu.PCIAddress)
-	deletePod(t, ns, "hit")
+	waitBack(t, ns, "hit")
 	runningClient(t, ns, "again", mpsShare("10Gi", 25).on(gpu))
 }
 
