@@ -13,7 +13,8 @@ import (
 	"github.com/partage-dev/partage/pkg/sharing"
 )
 
-// LiveClaim is a prepared claim with its devices as they are.
+// LiveClaim is a prepared claim with its devices as they are. It is what all others know of
+// what claims have: conditions, statuses, metadata and metrics follow from it.
 type LiveClaim struct {
 	Claim   Ref
 	Devices []LiveDevice
@@ -48,11 +49,13 @@ type LiveDevice struct {
 
 // LivePartition is a MIG partition of a claim.
 type LivePartition struct {
+	// PartitionID is what the partition has had since it was last made.
+	gpu.PartitionID
+
 	Profile   string
 	Placement gpu.Placement
-	// UUID is empty where the partition does not exist any more; the ids mean nothing then.
-	UUID                  string
-	InstanceID, ComputeID int
+	// Gone says that it does not exist any more; its ids may be another one's now.
+	Gone bool
 }
 
 // LiveLimits are what a claim may use of a device. Zero is no limit.
@@ -75,10 +78,13 @@ type LiveSession struct {
 
 // UUID is that of the partition or GPU; empty while there is none or it is not known.
 func (d *LiveDevice) UUID() string {
-	if d.Partition != nil {
-		return d.Partition.UUID
+	switch {
+	case d.Partition == nil:
+		return d.GPU
+	case d.Partition.Gone:
+		return ""
 	}
-	return d.GPU
+	return d.Partition.UUID
 }
 
 // Live lists the prepared claims with their devices.
@@ -106,12 +112,6 @@ func (m *Manager) LiveDevices(uid types.UID) ([]LiveDevice, error) {
 	return m.live(r, m.inventory.Load()).Devices, nil
 }
 
-// Recorded lists the claims that have a record, whatever its state, also of an earlier boot.
-func (m *Manager) Recorded() ([]types.UID, error) { return m.store.UIDs() }
-
-// Changed returns a channel that is closed when this process next changes what claims have.
-func (m *Manager) Changed() <-chan struct{} { return m.store.Changed() }
-
 // live describes the devices of a record. What it says of the hardware is what Prepare and
 // the last survey have found: it asks nothing.
 func (m *Manager) live(r *journal.Record, inventory *device.Inventory) LiveClaim {
@@ -129,9 +129,9 @@ func (m *Manager) live(r *journal.Record, inventory *device.Inventory) LiveClaim
 			one.describe(inventory)
 		}
 		if p := d.Partition; p != nil {
-			one.Partition = &LivePartition{Profile: p.Profile, Placement: p.Placement}
-			if p.Live != nil && !m.surveyor.IsGone(d) {
-				one.Partition.UUID, one.Partition.InstanceID, one.Partition.ComputeID = p.Live.UUID, p.Live.InstanceID, p.Live.ComputeID
+			one.Partition = &LivePartition{Profile: p.Profile, Placement: p.Placement, Gone: p.Live == nil || m.surveyor.IsGone(d)}
+			if p.Live != nil {
+				one.Partition.PartitionID = gpu.PartitionID{InstanceID: p.Live.InstanceID, ComputeID: p.Live.ComputeID, UUID: p.Live.UUID}
 			}
 		}
 		if d.Sharing != nil {
@@ -160,6 +160,9 @@ func (d *LiveDevice) describe(inventory *device.Inventory) {
 func (d *LiveDevice) share(r *journal.Record, recorded *journal.Device) {
 	if d.GPU == "" {
 		d.GPU = recorded.Sharing.UUID
+	}
+	if recorded.Sharing.Session == "" && !recorded.Limited() {
+		return // time slices alone limit nothing
 	}
 	limits := recorded.Sharing.Limits
 	if s := r.Session(recorded.Sharing.Session); s != nil {

@@ -80,7 +80,8 @@ func TestLive(t *testing.T) {
 		"slice": {
 			Device: sliceA0, Kind: device.Partition, PCIAddress: pciA, GPU: uuidOf(sliceA0), Resources: slice,
 			Partition: &LivePartition{
-				Profile: "1g.10gb", Placement: addressA0.Placement, UUID: live.UUID, InstanceID: live.InstanceID, ComputeID: live.ComputeID,
+				PartitionID: gpu.PartitionID{InstanceID: live.InstanceID, ComputeID: live.ComputeID, UUID: live.UUID},
+				Profile:     "1g.10gb", Placement: addressA0.Placement,
 			},
 		},
 		"share": {
@@ -100,16 +101,6 @@ func TestLive(t *testing.T) {
 		}
 		if wantUUID := want.UUID(); got.UUID() != wantUUID || wantUUID == "" {
 			t.Errorf("claim %s has UUID %q, want %q", uid, got.UUID(), wantUUID)
-		}
-	}
-
-	held, err := m.Held()
-	if err != nil || len(held) != 3 {
-		t.Errorf("held are %+v, %v; want all but what is observed", held, err)
-	}
-	for _, h := range held {
-		if h.MPS != (h.Claim.UID == "share") {
-			t.Errorf("claim %s uses MPS: %v", h.Claim.UID, h.MPS)
 		}
 	}
 
@@ -139,6 +130,28 @@ func TestLiveOwnSession(t *testing.T) {
 	}
 }
 
+// TestLiveLimits: the share that the scheduler accounts to a claim is a limit only where
+// something holds the claim to it.
+func TestLiveLimits(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	for name, test := range map[string]struct {
+		device journal.Device
+		want   *LiveLimits
+	}{
+		"a turn with an interval": {device: journal.Device{Type: device.TimeSlice, Sharing: &journal.Sharing{Interval: "Short", Limits: journal.Limits{MemoryBytes: 1 << 30}}}},
+		"a turn with a library": {
+			device: journal.Device{Type: device.TimeSlice, Sharing: &journal.Sharing{Limited: true, Limits: journal.Limits{MemoryBytes: 1 << 30}}},
+			want:   &LiveLimits{MemoryBytes: 1 << 30},
+		},
+	} {
+		r := &journal.Record{State: journal.Prepared, Devices: []journal.Device{test.device}}
+		if diff := cmp.Diff(test.want, m.live(r, nil).Devices[0].Limits); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
 // TestLivePartitionGone: a partition that somebody removed has no UUID, and gets another one
 // when it is made again.
 func TestLivePartitionGone(t *testing.T) {
@@ -151,8 +164,8 @@ func TestLivePartitionGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.Survey(t.Context())
-	if now := liveOf(t, m, "u1"); now.UUID() != "" || now.GPU == "" {
-		t.Errorf("after it was removed it has UUID %q on GPU %q", now.UUID(), now.GPU)
+	if now := liveOf(t, m, "u1"); now.UUID() != "" || now.GPU == "" || !now.Partition.Gone || now.Partition.UUID != before {
+		t.Errorf("after it was removed it has UUID %q on GPU %q: %+v, want the one that it had (%s), gone", now.UUID(), now.GPU, now.Partition, before)
 	}
 	mustPrepare(t, m, newClaim("u1", sliceA0))
 	m.Survey(t.Context())

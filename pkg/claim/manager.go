@@ -182,6 +182,15 @@ func NewManager(ctx context.Context, o Options) (*Manager, error) {
 // again. Until the first call, Prepare fails and Unprepare works.
 func (m *Manager) SetInventory(inventory *device.Inventory) { m.inventory.Store(inventory) }
 
+// GPUs lists the PCI addresses of all GPUs, with claims and without.
+func (m *Manager) GPUs() []string {
+	inventory := m.inventory.Load()
+	if inventory == nil {
+		return nil
+	}
+	return inventory.PCIAddresses()
+}
+
 var errNoInventory = fmt.Errorf("the GPUs of this node are not known yet: %w", gpu.ErrDriverNotLoaded)
 
 // Survey compares the journal with the hardware of all GPUs in the inventory. It says
@@ -234,44 +243,6 @@ func (m *Manager) Claims(pciAddress string) ([]Ref, error) {
 		}
 	}
 	return append(on, others...), nil
-}
-
-// HeldDevice is a device that a claim has and that its pods may use.
-type HeldDevice struct {
-	Claim      Ref
-	Device     string
-	PCIAddress string
-	// Placement is nil where the device spans its GPU.
-	Placement *gpu.Placement
-	// MPS marks a device that the claim uses through MPS.
-	MPS bool
-}
-
-// Held lists the devices of prepared claims, without those that claims only observe.
-func (m *Manager) Held() ([]HeldDevice, error) {
-	snapshot, err := m.store.Snapshot()
-	if err != nil {
-		return nil, err
-	}
-	var held []HeldDevice
-	for _, r := range snapshot.Records {
-		if r.State != journal.Prepared {
-			continue
-		}
-		for i := range r.Devices {
-			d := &r.Devices[i]
-			if d.Admin {
-				continue
-			}
-			one := HeldDevice{Claim: r.Claim, Device: d.Device, PCIAddress: d.PCIAddress}
-			if d.Partition != nil {
-				one.Placement = &d.Partition.Placement
-			}
-			one.MPS = d.Sharing != nil && r.Session(d.Sharing.Session) != nil
-			held = append(held, one)
-		}
-	}
-	return held, nil
 }
 
 // load reads the record of a claim whose lock the caller holds, and tells people

@@ -372,16 +372,6 @@ func (p *preparation) finish(ctx context.Context, groups []step.Group) error {
 	return errors.Join(append([]error{err}, step.Undo(context.WithoutCancel(ctx), steps, begun, s)...)...)
 }
 
-// specStands reports whether a claim that was prepared before has the CDI spec that it
-// needs.
-func (p *preparation) specStands(ctx context.Context, r *journal.Record) bool {
-	if p.earlier == nil {
-		return false
-	}
-	matches, err := p.kit.SpecMatches(ctx, r)
-	return err == nil && matches
-}
-
 // commit writes down that the claim is prepared, unless the journal says so already.
 func (p *preparation) commit(ctx context.Context) error {
 	p.journal.state(journal.Prepared)

@@ -113,3 +113,13 @@ func partitionGPUs(r *journal.Record) []string {
 	}
 	return gpu.SortPCIAddresses(gpus)
 }
+
+// specStands reports whether a claim that was prepared before has the CDI spec that it
+// needs.
+func (p *preparation) specStands(ctx context.Context, r *journal.Record) bool {
+	if p.earlier == nil {
+		return false
+	}
+	matches, err := p.kit.SpecMatches(ctx, r)
+	return err == nil && matches
+}

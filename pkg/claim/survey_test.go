@@ -161,7 +161,7 @@ var surveyTests = map[string]struct {
 			b.kill(t, "create instance", "u1", sliceA0, sliceA4)
 			b.breakDown(pciA, gpu.ErrLost)
 		},
-		want: []string{"lost " + pciA + " whole", "release-pending " + pciA + " 19@0:1", "release-pending " + pciA + " 19@4:1"},
+		want: []string{"gpu-lost " + pciA + " whole", "release-pending " + pciA + " 19@0:1", "release-pending " + pciA + " 19@4:1"},
 	},
 	"in use": {
 		arrange: func(t *testing.T, b *box) {

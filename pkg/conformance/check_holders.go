@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/quote"
 )
 
 // holderChecks are about the processes that use GPUs.
@@ -39,12 +40,12 @@ var holderChecks = []Check{
 // process is one of the node.
 type process struct {
 	PID  int
-	Name string // the kernel's, of 15 bytes at most
+	Name string // the kernel's, of 15 bytes at most, which the process may choose
 	// Harmless is true for one that has GPUs open and is in nobody's way.
 	Harmless bool `json:",omitempty"`
 }
 
-func (p process) String() string { return fmt.Sprintf("%s (%d)", p.Name, p.PID) }
+func (p process) String() string { return fmt.Sprintf("%s (%d)", quote.Name(p.Name), p.PID) }
 
 // named finds out the names of processes. Those that have ended are left out.
 func named(pids []int) ([]process, error) {

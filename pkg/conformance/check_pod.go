@@ -24,6 +24,7 @@ import (
 	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/partition"
 	"github.com/partage-dev/partage/pkg/podcgroup"
+	"github.com/partage-dev/partage/pkg/quote"
 )
 
 // runtimeSockets are where container runtimes listen for the kubelet, on the host.
@@ -60,11 +61,15 @@ func (n *Node) findRuntime(ctx context.Context) (containerRuntime, error) {
 			return containerRuntime{}, err
 		}
 		found.CgroupParent = client.CgroupParent(ctx, strings.Contains(string(cgroups), ".slice/"))
-		if found.Image != "" {
-			return found, nil
+		if found.Image == "" {
+			own, _ := podcgroup.Find(string(cgroups))
+			found.Image, err = client.ImageOf(ctx, own.Container, n.PodUID)
+			return found, err
 		}
-		own, _ := podcgroup.Find(string(cgroups))
-		found.Image, err = client.ImageOf(ctx, own.Container, n.PodUID)
+		there, err := client.HasImage(ctx, found.Image)
+		if err == nil && !there {
+			err = fmt.Errorf("the image of --image, %s, is not on this node; pull it first", quote.Name(found.Image))
+		}
 		return found, err
 	})
 }

@@ -32,6 +32,9 @@ var ErrEnded = errors.New("the pod was ended by somebody else")
 // label is that of the pods that Run makes.
 const label = "partage.dev/conformance"
 
+// podName is the name and the namespace of these pods.
+const podName = "partage-conformance"
+
 // Labels of the kubelet, by which it finds its pods and names them.
 const (
 	labelPodName   = "io.kubernetes.pod.name"
@@ -44,6 +47,7 @@ const (
 type Client struct {
 	connection *grpc.ClientConn
 	runtime    runtimeapi.RuntimeServiceClient
+	images     runtimeapi.ImageServiceClient
 }
 
 // Connect returns a client of the runtime that listens on a socket. Close ends it.
@@ -52,7 +56,9 @@ func Connect(socket string) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("container runtime at %s: %w", socket, err)
 	}
-	return &Client{connection: connection, runtime: runtimeapi.NewRuntimeServiceClient(connection)}, nil
+	return &Client{
+		connection: connection, runtime: runtimeapi.NewRuntimeServiceClient(connection), images: runtimeapi.NewImageServiceClient(connection),
+	}, nil
 }
 
 // Close ends the connection.
@@ -68,7 +74,7 @@ func (c *Client) Version(ctx context.Context) (string, error) {
 }
 
 // ImageOf returns the image of a container that runs, as the runtime finds it again: of that
-// with an ID, or of one in the pod with a UID. Either may be empty.
+// with an ID, or, where there is none, of one in the pod with a UID. Either may be empty.
 func (c *Client) ImageOf(ctx context.Context, id, podUID string) (string, error) {
 	all, err := c.runtime.ListContainers(ctx, &runtimeapi.ListContainersRequest{
 		Filter: &runtimeapi.ContainerFilter{State: &runtimeapi.ContainerStateValue{State: runtimeapi.ContainerState_CONTAINER_RUNNING}},
@@ -76,12 +82,28 @@ func (c *Client) ImageOf(ctx context.Context, id, podUID string) (string, error)
 	if err != nil {
 		return "", fmt.Errorf("containers of the node: %w", err)
 	}
+	inPod := ""
 	for _, one := range all.GetContainers() {
-		if id != "" && one.GetId() == id || podUID != "" && one.GetLabels()[labelPodUID] == podUID {
+		if id != "" && one.GetId() == id {
 			return one.GetImage().GetImage(), nil
 		}
+		if inPod == "" && podUID != "" && one.GetLabels()[labelPodUID] == podUID {
+			inPod = one.GetImage().GetImage()
+		}
+	}
+	if inPod != "" {
+		return inPod, nil
 	}
 	return "", fmt.Errorf("the runtime has no container with ID %q and none of a pod with UID %q", id, podUID)
+}
+
+// HasImage reports whether an image is on the node.
+func (c *Client) HasImage(ctx context.Context, image string) (bool, error) {
+	s, err := c.images.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: image}})
+	if err != nil {
+		return false, fmt.Errorf("look for image %q: %w", image, err)
+	}
+	return s.GetImage() != nil, nil
 }
 
 // CgroupParent returns the cgroup below which pods that are not the kubelet's may be.
@@ -115,11 +137,10 @@ type Program struct {
 // Run runs a program to its end in a pod of its own, and returns its standard output and its
 // exit code. Nothing of the pod stays, unless ctx ends or the runtime fails: see RemoveAll.
 func (c *Client) Run(ctx context.Context, p Program) (output string, code int, err error) {
-	const name = "partage-conformance"
 	uid := string(uuid.NewUUID())
-	labels := map[string]string{label: "true", labelPodName: name, labelNamespace: name, labelPodUID: uid}
+	labels := map[string]string{label: "true", labelPodName: podName, labelNamespace: podName, labelPodUID: uid}
 	sandbox := &runtimeapi.PodSandboxConfig{
-		Metadata:     &runtimeapi.PodSandboxMetadata{Name: name, Namespace: name, Uid: uid},
+		Metadata:     &runtimeapi.PodSandboxMetadata{Name: podName, Namespace: podName, Uid: uid},
 		Labels:       labels,
 		LogDirectory: p.LogDir,
 		Linux: &runtimeapi.LinuxPodSandboxConfig{
@@ -146,16 +167,15 @@ func namespaces() *runtimeapi.NamespaceOption {
 	}
 }
 
-const (
-	containerName = "program"
-	logName       = containerName + ".log"
-)
+const containerName = "program"
 
 func (c *Client) runIn(ctx context.Context, sandboxID string, sandbox *runtimeapi.PodSandboxConfig, p Program) (string, int, error) {
 	labels := map[string]string{labelContainer: containerName}
 	for key, value := range sandbox.GetLabels() {
 		labels[key] = value
 	}
+	// A log of its own: a runtime appends to one that there is.
+	logName := sandbox.GetMetadata().GetUid() + ".log"
 	config := &runtimeapi.ContainerConfig{
 		Metadata: &runtimeapi.ContainerMetadata{Name: containerName},
 		Image:    &runtimeapi.ImageSpec{Image: p.Image},
@@ -227,10 +247,11 @@ func (c *Client) ready(ctx context.Context, id string) bool {
 	return err == nil && s.GetStatus().GetState() == runtimeapi.PodSandboxState_SANDBOX_READY
 }
 
-// RemoveAll removes the pods that Run has left, also of another process.
+// RemoveAll removes the pods that Run has left, also of another process. Anybody can give a pod
+// of the kubelet the label, but not another namespace than it is in.
 func (c *Client) RemoveAll(ctx context.Context) error {
 	all, err := c.runtime.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{
-		Filter: &runtimeapi.PodSandboxFilter{LabelSelector: map[string]string{label: "true"}},
+		Filter: &runtimeapi.PodSandboxFilter{LabelSelector: map[string]string{label: "true", labelNamespace: podName}},
 	})
 	if err != nil {
 		return fmt.Errorf("look for pods: %w", err)

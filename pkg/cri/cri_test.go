@@ -5,6 +5,7 @@ package cri
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -48,6 +49,18 @@ func TestRun(t *testing.T) {
 	}
 }
 
+// TestRunAgain: what a program says is not that of an earlier one with the same folder: a
+// runtime appends to a log that there is.
+func TestRunAgain(t *testing.T) {
+	c := connect(t, &fakecri.Runtime{Program: func(*runtimeapi.ContainerConfig) (string, int32) { return "one\n", 0 }})
+	p := Program{Image: fakecri.Image, LogDir: t.TempDir()}
+	for range 2 {
+		if out, _, err := c.Run(t.Context(), p); out != "one\n" || err != nil {
+			t.Errorf("got %q, %v", out, err)
+		}
+	}
+}
+
 // TestRunFails: an error says what was attempted, and nothing stays.
 func TestRunFails(t *testing.T) {
 	quiet := func(*runtimeapi.ContainerConfig) (string, int32) { return "", 0 }
@@ -85,7 +98,12 @@ func TestRunFails(t *testing.T) {
 func TestRemoveAll(t *testing.T) {
 	r := &fakecri.Runtime{}
 	c := connect(t, r)
-	for uid, labels := range map[string]map[string]string{"1": {label: "true"}, "2": {label: "true"}, "3": {"app": "train"}} {
+	own := map[string]string{label: "true", labelNamespace: podName}
+	for uid, labels := range map[string]map[string]string{
+		"1": own, "2": own, "3": {"app": "train", labelNamespace: "b"},
+		// The kubelet gives the runtime a pod's own labels as well, and the namespace that it is in.
+		"4": {label: "true", labelNamespace: "b"},
+	} {
 		_, err := c.runtime.RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{Config: &runtimeapi.PodSandboxConfig{
 			Metadata: &runtimeapi.PodSandboxMetadata{Name: "a", Namespace: "b", Uid: uid}, Labels: labels,
 		}})
@@ -96,7 +114,12 @@ func TestRemoveAll(t *testing.T) {
 	if err := c.RemoveAll(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if left := r.Pods(); len(left) != 1 || left[0].GetMetadata().GetUid() != "3" {
+	var left []string
+	for _, pod := range r.Pods() {
+		left = append(left, pod.GetMetadata().GetUid())
+	}
+	slices.Sort(left)
+	if !slices.Equal(left, []string{"3", "4"}) {
 		t.Errorf("left: %v", left)
 	}
 }
@@ -109,12 +132,23 @@ func TestImageOf(t *testing.T) {
 		running("a", "1", "old", runtimeapi.ContainerState_CONTAINER_EXITED),
 		running("b", "1", "first", runtimeapi.ContainerState_CONTAINER_RUNNING),
 		running("c", "", "second", runtimeapi.ContainerState_CONTAINER_RUNNING),
+		running("d", "1", "third", runtimeapi.ContainerState_CONTAINER_RUNNING),
 	}})
 	for _, test := range []struct{ id, pod, want string }{
 		{"c", "", "second"}, {"", "1", "first"}, {"x", "1", "first"}, {"", "", ""}, {"a", "", ""}, {"", "2", ""},
+		{"d", "1", "third"}, // not that of a sidecar in the same pod
 	} {
 		if got, err := c.ImageOf(t.Context(), test.id, test.pod); got != test.want || (err == nil) != (test.want != "") {
 			t.Errorf("%+v: got %q, %v", test, got, err)
+		}
+	}
+}
+
+func TestHasImage(t *testing.T) {
+	c := connect(t, &fakecri.Runtime{})
+	for image, want := range map[string]bool{fakecri.Image: true, "other": false} {
+		if got, err := c.HasImage(t.Context(), image); got != want || err != nil {
+			t.Errorf("%s: got %t, %v", image, got, err)
 		}
 	}
 }

@@ -27,6 +27,9 @@ const (
 	Observer Kind = "observer"
 )
 
+// IsShare reports whether several claims can have such a device.
+func (k Kind) IsShare() bool { return k == MPS || k == TimeSlice }
+
 // Device is one entry of a ResourceSlice.
 type Device struct {
 	// Name is unique on the node, a DNS label.

@@ -31,9 +31,9 @@ const (
 type Recovery string
 
 const (
-	// Quiet: it is over when it has not happened for a while.
+	// Quiet means that it is over when it has not happened for a while.
 	Quiet Recovery = "quiet"
-	// Reset: only a reset mends it.
+	// Reset means that only a reset mends it.
 	Reset Recovery = "reset"
 )
 

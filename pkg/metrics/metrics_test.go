@@ -75,10 +75,10 @@ func busyNode(t testing.TB, gpus int) (*device.Inventory, usage.Snapshot) {
 
 func claimOf(d device.Device, n int) usage.Claim {
 	return usage.Claim{
-		Holding: claim.Holding{
+		Holding: usage.Holding{
 			Claim:  claim.Ref{Namespace: "team", Name: fmt.Sprint("claim-", n), UID: types.UID(fmt.Sprintf("%08d-0000-4000-8000-000000000000", n))},
 			Device: d.Name, PCIAddress: d.GPU.PCIAddress, Kind: d.Kind, UUID: fmt.Sprintf("MIG-%08d-0000-4000-8000-000000000000", n),
-			Partition:        &claim.HeldPartition{Profile: d.Partition.Profile.Name, Placement: d.Partition.Placement},
+			Partition:        &claim.LivePartition{Profile: d.Partition.Profile.Name, Placement: d.Partition.Placement},
 			MemoryLimitBytes: int64(d.Partition.Profile.Resources.MemoryBytes),
 		},
 		Measured: usage.Measured{MemoryBytes: new(uint64(1 << 30)), Processes: new(1)},
@@ -97,7 +97,7 @@ func everything(t testing.TB) *Metrics {
 		Usage: func() usage.Snapshot { return snapshot },
 	})
 	whole, share := snapshot.Claims[2], snapshot.Claims[2]
-	whole.Holding = claim.Holding{
+	whole.Holding = usage.Holding{
 		Claim: claim.Ref{Namespace: "team", Name: "whole", UID: "1"}, Kind: device.Whole, PCIAddress: "0000:11:00.0",
 		Device: "gpu-0000-11-00-0", UUID: "GPU-00000001-0000-4000-8000-000000000000", MemoryLimitBytes: 80 << 30,
 	}

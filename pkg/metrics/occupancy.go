@@ -93,7 +93,7 @@ func (o *occupancy) slices(e *emitter) {
 			return d.Static != nil && !d.Static.Gone && d.Partition.Placement.Overlaps(at)
 		})
 		switch {
-		case holder >= 0 && (o.held[holder].Kind == device.MPS || o.held[holder].Kind == device.TimeSlice):
+		case holder >= 0 && o.held[holder].Kind.IsShare():
 			e.emit(gpuMemorySlice, 1, address, slice, "", "", o.held[holder].Device)
 		case holder >= 0:
 			c := o.held[holder]

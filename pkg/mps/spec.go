@@ -77,20 +77,7 @@ func (s Spec) Validate() error {
 	if !ValidID(s.ID) {
 		wrong("id %q: want a DNS label of at most 63 bytes", s.ID)
 	}
-	if len(s.Devices) == 0 {
-		wrong("devices: want at least one UUID")
-	}
-	for i, uuid := range s.Devices {
-		if !deviceSyntax.MatchString(uuid) {
-			wrong("device %q: want a UUID like GPU-… or MIG-…", uuid)
-		}
-		if slices.Contains(s.Devices[:i], uuid) {
-			wrong("device %s is listed twice", uuid)
-		}
-		if strings.HasPrefix(uuid, "MIG-") && len(s.Devices) > 1 {
-			wrong("device %s: a MIG device has a session of its own, got %d devices", uuid, len(s.Devices))
-		}
-	}
+	s.validateDevices(wrong)
 	if s.ThreadPercentage < 0 || s.ThreadPercentage > 100 {
 		wrong("thread percentage %d: want 1 to 100, or 0 for no limit", s.ThreadPercentage)
 	}
@@ -109,6 +96,23 @@ func (s Spec) Validate() error {
 		return fmt.Errorf("%w: %w", ErrInvalid, errors.Join(errs...))
 	}
 	return nil
+}
+
+func (s Spec) validateDevices(wrong func(format string, args ...any)) {
+	if len(s.Devices) == 0 {
+		wrong("devices: want at least one UUID")
+	}
+	for i, uuid := range s.Devices {
+		if !deviceSyntax.MatchString(uuid) {
+			wrong("device %q: want a UUID like GPU-… or MIG-…", uuid)
+		}
+		if slices.Contains(s.Devices[:i], uuid) {
+			wrong("device %s is listed twice", uuid)
+		}
+		if strings.HasPrefix(uuid, "MIG-") && len(s.Devices) > 1 {
+			wrong("device %s: a MIG device has a session of its own, got %d devices", uuid, len(s.Devices))
+		}
+	}
 }
 
 // Clone returns a deep copy.

@@ -17,12 +17,6 @@ import (
 	"github.com/partage-dev/partage/pkg/logchange"
 )
 
-// ClaimHolder knows which claims use which devices.
-type ClaimHolder interface {
-	// Held lists the devices of prepared claims.
-	Held() ([]claim.HeldDevice, error)
-}
-
 // affectedUsers reports to the users of claims that something is wrong with their devices, as
 // long as it is, and when it is over. The zero value is ready to use.
 type affectedUsers struct {
@@ -43,17 +37,17 @@ type userReport struct {
 	repeat  time.Time
 }
 
-func (u *affectedUsers) report(ctx context.Context, events EventWriter, claims ClaimHolder, conditions []device.Condition) {
+func (u *affectedUsers) report(ctx context.Context, events EventWriter, claims ClaimViewer, conditions []device.Condition) {
 	conditions = slices.DeleteFunc(slices.Clone(conditions), func(c device.Condition) bool { return conditionTexts[c.Reason].users == "" })
 	if len(conditions) == 0 && len(u.reported) == 0 {
 		return
 	}
-	held, err := claims.Held()
+	live, err := claims.Live()
 	u.problem.Log(ctx, err, "Conditions of devices cannot be reported to their users", "Conditions of devices are reported to their users again")
 	if err != nil {
 		return
 	}
-	now, affected := time.Now(), affectedBy(conditions, held)
+	now, affected := time.Now(), affectedBy(conditions, live)
 	var claimEvents []ClaimEvent
 	for _, key := range affected.order {
 		is := affected.claims[key]
@@ -68,14 +62,14 @@ func (u *affectedUsers) report(ctx context.Context, events EventWriter, claims C
 			Claim: key.claim, Type: corev1.EventTypeWarning, Reason: eventReason(key.reason), Devices: is.devices, Text: is.text,
 		})
 	}
-	claimEvents = append(claimEvents, u.recovered(affected, held)...)
+	claimEvents = append(claimEvents, u.recovered(affected, live)...)
 	u.reported = affected.claims
 	events.ClaimEvents(ctx, claimEvents)
 }
 
 // recovered are the events about the devices for which a condition is over, if the claims still
 // have them and there is no other condition.
-func (u *affectedUsers) recovered(now affected, held []claim.HeldDevice) []ClaimEvent {
+func (u *affectedUsers) recovered(now affected, live []claim.LiveClaim) []ClaimEvent {
 	var claimEvents []ClaimEvent
 	for key, was := range u.reported {
 		over := was.devices
@@ -85,7 +79,9 @@ func (u *affectedUsers) recovered(now affected, held []claim.HeldDevice) []Claim
 			}
 		}
 		still := slices.DeleteFunc(slices.Clone(over), func(name string) bool {
-			return !slices.ContainsFunc(held, func(h claim.HeldDevice) bool { return h.Claim == key.claim && h.Device == name })
+			return !slices.ContainsFunc(live, func(c claim.LiveClaim) bool {
+				return c.Claim == key.claim && slices.ContainsFunc(c.Devices, func(d claim.LiveDevice) bool { return d.Device == name && !d.Admin })
+			})
 		})
 		if len(still) > 0 {
 			claimEvents = append(claimEvents, ClaimEvent{
@@ -111,39 +107,45 @@ type affected struct {
 	order  []affectedClaim
 }
 
-func affectedBy(conditions []device.Condition, held []claim.HeldDevice) affected {
+func affectedBy(conditions []device.Condition, live []claim.LiveClaim) affected {
 	all := affected{claims: map[affectedClaim]*userReport{}}
-	for _, h := range held {
-		for _, c := range conditions {
-			if !concerns(c, h) {
-				continue
-			}
-			key := affectedClaim{h.Claim, c.Reason}
-			one := all.claims[key]
-			if one == nil {
-				one = &userReport{text: usersText(c)}
-				all.claims[key] = one
-				all.order = append(all.order, key)
-			}
-			if !slices.Contains(one.devices, h.Device) {
-				one.devices = append(one.devices, h.Device)
+	for _, l := range live {
+		for i := range l.Devices {
+			for _, c := range conditions {
+				if concerns(c, &l.Devices[i]) {
+					all.add(l.Claim, l.Devices[i].Device, c)
+				}
 			}
 		}
 	}
 	return all
 }
 
-// concerns reports whether a condition holds for a device that a claim has.
-func concerns(c device.Condition, h claim.HeldDevice) bool {
+func (all *affected) add(ref claim.Ref, name string, c device.Condition) {
+	key := affectedClaim{ref, c.Reason}
+	one := all.claims[key]
+	if one == nil {
+		one = &userReport{text: usersText(c)}
+		all.claims[key] = one
+		all.order = append(all.order, key)
+	}
+	if !slices.Contains(one.devices, name) {
+		one.devices = append(one.devices, name)
+	}
+}
+
+// concerns reports whether a condition holds for a device that pods of a claim use. A claim
+// that only observes a device does not use it.
+func concerns(c device.Condition, d *claim.LiveDevice) bool {
 	switch {
-	case c.PCIAddress != h.PCIAddress:
+	case d.Admin || c.PCIAddress != d.PCIAddress:
 		return false
-	case c.Kind == device.MPS && !h.MPS:
+	case c.Kind == device.MPS && d.Session == nil:
 		return false
 	case c.Where == nil:
 		return true
 	case c.Exact:
-		return h.Placement != nil && *h.Placement == *c.Where
+		return d.Partition != nil && d.Partition.Placement == *c.Where
 	}
-	return h.Placement == nil || h.Placement.Overlaps(*c.Where)
+	return d.Partition == nil || d.Partition.Placement.Overlaps(*c.Where)
 }

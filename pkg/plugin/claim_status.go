@@ -71,7 +71,7 @@ func deviceStatus(d *claim.LiveDevice) *api.DeviceStatus {
 	}
 	if p := d.Partition; p != nil {
 		s.MIG = &api.MIGStatus{Profile: p.Profile, Placement: api.PlacementStatus{Start: p.Placement.Start, Size: p.Placement.Size}}
-		if p.UUID != "" {
+		if !p.Gone {
 			s.MIG.GPUInstanceID, s.MIG.ComputeInstanceID = ptr.To(p.InstanceID), ptr.To(p.ComputeID)
 		}
 	}

@@ -73,7 +73,7 @@ func repeatAt(now time.Time) time.Time {
 // one goroutine.
 type conditionReporter struct {
 	events   EventWriter
-	claims   ClaimHolder
+	claims   ClaimViewer
 	reported logchange.Set[conditionKey, device.Condition]
 	statics  logchange.Set[string, string]
 	// lasting are the events about conditions that are still there.

@@ -124,7 +124,7 @@ func TestRecoveryIsTold(t *testing.T) {
 		return all
 	}
 	events, claims := &fakeEvents{}, &fakeClaims{}
-	claims.held = []claim.HeldDevice{{Claim: claim.Ref{Namespace: "team", Name: "one", UID: "uid-1"}, Device: "A", PCIAddress: firstGPU}}
+	claims.live = []claim.LiveClaim{uses(claim.Ref{Namespace: "team", Name: "one", UID: "uid-1"}, "A", firstGPU, nil)}
 	r := conditionReporter{events: events, claims: claims}
 	var got []string
 	for _, now := range [][]device.Condition{
@@ -170,7 +170,7 @@ func TestLastingConditionsAreRepeated(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		events, claims := &fakeEvents{}, &fakeClaims{}
-		claims.held = []claim.HeldDevice{{Claim: claim.Ref{Namespace: "team", Name: "one", UID: "uid-1"}, Device: "gpu-0000-1b-00-0", PCIAddress: firstGPU}}
+		claims.live = []claim.LiveClaim{uses(claim.Ref{Namespace: "team", Name: "one", UID: "uid-1"}, "gpu-0000-1b-00-0", firstGPU, nil)}
 		r := conditionReporter{events: events, claims: claims}
 		status := device.Status{
 			Conditions: []device.Condition{{PCIAddress: firstGPU, Reason: device.Lost, Message: "it fell off"}},
@@ -219,8 +219,8 @@ func TestLastingConditionsAreRepeated(t *testing.T) {
 func TestUsersOfDevices(t *testing.T) {
 	t.Parallel()
 	at := func(start int) *gpu.Placement { return &gpu.Placement{Start: start, Size: 1} }
-	held := func(name, device, address string, where *gpu.Placement) claim.HeldDevice {
-		return claim.HeldDevice{Claim: claim.Ref{Namespace: "team", Name: name, UID: types.UID(name)}, Device: device, PCIAddress: address, Placement: where}
+	held := func(name, device, address string, where *gpu.Placement) claim.LiveClaim {
+		return uses(claim.Ref{Namespace: "team", Name: name, UID: types.UID(name)}, device, address, where)
 	}
 	events, claims := &fakeEvents{}, &fakeClaims{}
 	r := conditionReporter{events: events, claims: claims}
@@ -235,29 +235,31 @@ func TestUsersOfDevices(t *testing.T) {
 	both := held("whole", "B-1", secondGPU, at(1))
 	unavailable := device.Condition{PCIAddress: secondGPU, Kind: device.MPS, Reason: device.MPSUnavailable, Message: "none"}
 	shared := held("shared", "B-mps", secondGPU, nil)
-	shared.MPS = true
+	shared.Devices[0].Session = &claim.LiveSession{}
 	const supervisorText = "the MPS supervisor of the node does not answer (none). " +
 		"MPS servers end with it, and containers that use MPS cannot start until it is back."
+	observer := held("look", "A-observer", firstGPU, nil)
+	observer.Devices[0].Admin = true
 	mps := device.Condition{PCIAddress: secondGPU, Reason: device.MPSUnhealthy, Where: at(1), Message: "a fault"}
 	for i, step := range []struct {
 		now  []device.Condition
-		held []claim.HeldDevice
+		held []claim.LiveClaim
 		want []string
 	}{
-		{held: []claim.HeldDevice{whole, first, second}},
+		{held: []claim.LiveClaim{whole, first, second, observer}},
 		{now: []device.Condition{lost(firstGPU)}, want: []string{"whole: GPULost: Device A: " + lostText}},
 		{now: []device.Condition{lost(firstGPU), mps}, want: []string{"two: MPSUnhealthy: Device B-1: " + mpsText}},
-		{now: []device.Condition{lost(firstGPU), lost(secondGPU)}, held: []claim.HeldDevice{whole, first, both}, want: []string{
+		{now: []device.Condition{lost(firstGPU), lost(secondGPU)}, held: []claim.LiveClaim{whole, first, both}, want: []string{
 			"whole: GPULost: Devices A, B-1: " + lostText, "one: GPULost: Device B-0: " + lostText,
 		}},
 		// Not of those whose claims have been released.
-		{now: []device.Condition{lost(secondGPU)}, held: []claim.HeldDevice{whole, both}, want: []string{"whole: GPURecovered: Device A: " + wellText}},
+		{now: []device.Condition{lost(secondGPU)}, held: []claim.LiveClaim{whole, both}, want: []string{"whole: GPURecovered: Device A: " + wellText}},
 		{want: []string{"whole: GPURecovered: Device B-1: " + wellText}},
 		{now: []device.Condition{{PCIAddress: firstGPU, Reason: device.Occupied, Message: "one"}, unavailable}},
-		{now: []device.Condition{unavailable}, held: []claim.HeldDevice{first, shared}, want: []string{"shared: MPSUnavailable: Device B-mps: " + supervisorText}},
+		{now: []device.Condition{unavailable}, held: []claim.LiveClaim{first, shared}, want: []string{"shared: MPSUnavailable: Device B-mps: " + supervisorText}},
 	} {
 		if step.held != nil {
-			claims.held = step.held
+			claims.live = step.held
 		}
 		before := len(events.list())
 		r.report(t.Context(), device.Status{Conditions: step.now})

@@ -233,7 +233,7 @@ func fromConditions(conditions []device.Condition, which func(device.Condition) 
 // fromDevice are the findings about what the claim has.
 func fromDevice(d *claim.LiveDevice) []verdict {
 	var findings []verdict
-	if d.Partition != nil && d.Partition.UUID == "" {
+	if d.Partition != nil && d.Partition.Gone {
 		findings = append(findings, verdict{
 			health: kubeletplugin.HealthStatusUnhealthy, reason: reasonPartitionGone,
 			message: "The partition was removed by somebody else, or by a reset of the GPU. Containers cannot use it any more: delete the pods of the claim.",

@@ -43,7 +43,7 @@ func TestJudge(t *testing.T) {
 	}
 	degraded := on(device.Throttled)
 	degraded.Effect = policy.EffectNone
-	whole, gone, stopped := claim.LiveDevice{}, claim.LiveDevice{Partition: &claim.LivePartition{}}, claim.LiveDevice{Session: &claim.LiveSession{}}
+	whole, gone, stopped := claim.LiveDevice{}, claim.LiveDevice{Partition: &claim.LivePartition{Gone: true}}, claim.LiveDevice{Session: &claim.LiveSession{}}
 	for name, test := range map[string]struct {
 		device     claim.LiveDevice
 		conditions []device.Condition
@@ -52,7 +52,7 @@ func TestJudge(t *testing.T) {
 		says       []string
 	}{
 		"well":             {device: whole, health: healthy, reason: "Ready", says: []string{"The device is ready."}},
-		"partition, well":  {device: claim.LiveDevice{Partition: &claim.LivePartition{UUID: "MIG-1"}}, health: healthy, reason: "Ready"},
+		"partition, well":  {device: claim.LiveDevice{Partition: &claim.LivePartition{PartitionID: gpu.PartitionID{UUID: "MIG-1"}}}, health: healthy, reason: "Ready"},
 		"lost":             {device: whole, conditions: []device.Condition{on(device.Lost)}, health: unhealthy, reason: "GPULost", says: []string{"The GPU is lost (because of gpu-lost)", "get another device"}},
 		"reset":            {device: whole, conditions: []device.Condition{on(device.ResetRequired)}, health: unhealthy, reason: "GPUResetRequired", says: []string{"administrator"}},
 		"hung":             {device: whole, conditions: []device.Condition{on(device.Unresponsive)}, health: unknown, reason: "GPUUnresponsive", says: []string{"does not answer"}},
@@ -109,7 +109,7 @@ func TestMessageStays(t *testing.T) {
 var (
 	liveSlice = claim.LiveDevice{
 		Requests: []string{"r"}, Pool: testNode, Device: "gpu-0000-1b-00-0-mig-1g4gb-1", Kind: device.Partition, PCIAddress: firstGPU, GPU: "GPU-" + firstGPU,
-		Partition: &claim.LivePartition{Profile: "1g.4gb", Placement: gpu.Placement{Start: 1, Size: 1}, UUID: "MIG-7", InstanceID: 3},
+		Partition: &claim.LivePartition{Profile: "1g.4gb", Placement: gpu.Placement{Start: 1, Size: 1}, PartitionID: gpu.PartitionID{UUID: "MIG-7", InstanceID: 3}},
 		Resources: gpu.Resources{MemoryBytes: 4 << 30, Multiprocessors: 8},
 	}
 	liveShare = claim.LiveDevice{
@@ -125,7 +125,7 @@ var (
 func TestStatusData(t *testing.T) {
 	t.Parallel()
 	unmade := liveSlice
-	unmade.Partition = &claim.LivePartition{Profile: "1g.4gb", Placement: liveSlice.Partition.Placement}
+	unmade.Partition = &claim.LivePartition{Profile: "1g.4gb", Placement: liveSlice.Partition.Placement, Gone: true}
 	for name, test := range map[string]struct {
 		device claim.LiveDevice
 		want   api.DeviceStatus

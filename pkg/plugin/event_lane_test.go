@@ -113,8 +113,8 @@ func TestTenantsDoNotSilenceAlarms(t *testing.T) {
 				const flaps = 1000
 				n := newNetwork()
 				user := setUsed(n.Server, "one", "p")
-				r := conditionReporter{events: n.events(ctx, t), claims: &fakeClaims{held: []claim.HeldDevice{
-					{Claim: user, Device: "gpu-0", PCIAddress: firstGPU},
+				r := conditionReporter{events: n.events(ctx, t), claims: &fakeClaims{live: []claim.LiveClaim{
+					uses(user, "gpu-0", firstGPU, nil),
 				}}}
 				start := time.Now()
 				for range flaps {

@@ -202,7 +202,7 @@ func TestEventsAfterRestart(t *testing.T) {
 	report := func(after string) {
 		t.Helper()
 		events := newEvents(t, api)
-		claims := &fakeClaims{held: []claim.HeldDevice{{Claim: one, Device: "A", PCIAddress: firstGPU}}}
+		claims := &fakeClaims{live: []claim.LiveClaim{uses(one, "A", firstGPU, nil)}}
 		r := conditionReporter{events: events, claims: claims}
 		r.report(t.Context(), device.Status{Conditions: []device.Condition{
 			{PCIAddress: firstGPU, Reason: device.Unresponsive, Message: "GPU " + firstGPU + ": process 42 has not answered for " + after},
@@ -243,7 +243,7 @@ func TestEventsOfFullNode(t *testing.T) {
 		status.Conditions = append(status.Conditions, device.Condition{PCIAddress: address, Reason: device.Lost, Message: "it fell off"})
 		for i := range perGPU {
 			name := fmt.Sprintf("c%d-%d", n, i)
-			claims.held = append(claims.held, claim.HeldDevice{Claim: setUsed(api, name, "p"+name), Device: name, PCIAddress: address})
+			claims.live = append(claims.live, uses(setUsed(api, name, "p"+name), name, address, nil))
 		}
 	}
 	// As at every poll.

@@ -64,7 +64,6 @@ type fakeClaims struct {
 	reconciled int
 	inUse      []string
 	inUseErr   error
-	held       []claim.HeldDevice
 	live       []claim.LiveClaim
 	changed    chan struct{}
 	// reconcileErr is what Reconcile returns.
@@ -142,12 +141,6 @@ func (f *fakeClaims) InUse() ([]string, error) {
 	return slices.Clone(f.inUse), f.inUseErr
 }
 
-func (f *fakeClaims) Held() ([]claim.HeldDevice, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return slices.Clone(f.held), nil
-}
-
 func (f *fakeClaims) Live() ([]claim.LiveClaim, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -180,6 +173,15 @@ func (f *fakeClaims) Changed() <-chan struct{} {
 		f.changed = make(chan struct{})
 	}
 	return f.changed
+}
+
+// uses is a claim with one device: a partition, where it is said at which placement.
+func uses(ref claim.Ref, device, pciAddress string, at *gpu.Placement) claim.LiveClaim {
+	d := claim.LiveDevice{Device: device, PCIAddress: pciAddress}
+	if at != nil {
+		d.Partition = &claim.LivePartition{Placement: *at}
+	}
+	return claim.LiveClaim{Claim: ref, Devices: []claim.LiveDevice{d}}
 }
 
 // setLive says what prepared claims have.

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
+	"github.com/partage-dev/partage/pkg/claim"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/health"
@@ -59,18 +60,18 @@ const reasonProgramError = "GPUProgramError"
 // reportProgramError tells those who may have the program. Where they share a GPU it is not
 // known whose it is.
 func (p *Plugin) reportProgramError(ctx context.Context, e health.ProgramError) {
-	held, err := p.options.Claims.Held()
+	live, err := p.options.Claims.Live()
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "An error of a program cannot be reported to those who use the GPU", "pciAddress", e.PCIAddress, "error", e.Text)
 		return
 	}
 	on := device.Condition{PCIAddress: e.PCIAddress, Where: e.Place, Exact: e.Place != nil}
 	var claimEvents []ClaimEvent
-	for _, h := range held {
-		known := slices.ContainsFunc(claimEvents, func(c ClaimEvent) bool { return c.Claim == h.Claim })
-		if concerns(on, h) && !known {
+	for _, l := range live {
+		at := slices.IndexFunc(l.Devices, func(d claim.LiveDevice) bool { return concerns(on, &d) })
+		if at >= 0 {
 			claimEvents = append(claimEvents, ClaimEvent{
-				Claim: h.Claim, Type: corev1.EventTypeWarning, Reason: reasonProgramError, Devices: []string{h.Device},
+				Claim: l.Claim, Type: corev1.EventTypeWarning, Reason: reasonProgramError, Devices: []string{l.Devices[at].Device},
 				Text: sentences("a program on it, of this pod or of one that shares the device, had an error: "+e.Text, "The device is in order"),
 			})
 		}

@@ -123,9 +123,9 @@ func TestPolicyNamesConditions(t *testing.T) {
 func TestTextsByEffect(t *testing.T) {
 	t.Parallel()
 	events, claims := &fakeEvents{}, &fakeClaims{}
-	claims.held = []claim.HeldDevice{
-		{Claim: claim.Ref{Namespace: "team", Name: "hit", UID: "1"}, Device: "A", PCIAddress: firstGPU, Placement: &gpu.Placement{Start: 0, Size: 1}},
-		{Claim: claim.Ref{Namespace: "team", Name: "spared", UID: "2"}, Device: "B", PCIAddress: firstGPU, Placement: &gpu.Placement{Start: 0, Size: 2}},
+	claims.live = []claim.LiveClaim{
+		uses(claim.Ref{Namespace: "team", Name: "hit", UID: "1"}, "A", firstGPU, &gpu.Placement{Start: 0, Size: 1}),
+		uses(claim.Ref{Namespace: "team", Name: "spared", UID: "2"}, "B", firstGPU, &gpu.Placement{Start: 0, Size: 2}),
 	}
 	r := conditionReporter{events: events, claims: claims}
 	for _, now := range [][]device.Condition{
@@ -158,10 +158,10 @@ func TestReportProgramError(t *testing.T) {
 	t.Parallel()
 	events, claims := &fakeEvents{}, &fakeClaims{}
 	at := func(start int) *gpu.Placement { return &gpu.Placement{Start: start, Size: 1} }
-	claims.held = []claim.HeldDevice{
-		{Claim: claim.Ref{Name: "one", UID: "1"}, Device: "A", PCIAddress: firstGPU, Placement: at(0)},
-		{Claim: claim.Ref{Name: "two", UID: "2"}, Device: "B", PCIAddress: firstGPU, Placement: at(1)},
-		{Claim: claim.Ref{Name: "other", UID: "3"}, Device: "C", PCIAddress: secondGPU},
+	claims.live = []claim.LiveClaim{
+		uses(claim.Ref{Name: "one", UID: "1"}, "A", firstGPU, at(0)),
+		uses(claim.Ref{Name: "two", UID: "2"}, "B", firstGPU, at(1)),
+		uses(claim.Ref{Name: "other", UID: "3"}, "C", secondGPU, nil),
 	}
 	p := &Plugin{options: Options{Claims: claims, Events: events}}
 	p.reportProgramError(t.Context(), health.ProgramError{PCIAddress: firstGPU, Place: at(1), Text: "XID 31 (a name). Look for it"})

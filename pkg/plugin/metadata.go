@@ -63,7 +63,7 @@ func metadataAttributes(d *claim.LiveDevice) map[string]resourceapi.DeviceAttrib
 	text := func(name, value string) { all[name] = resourceapi.DeviceAttribute{StringValue: &value} }
 	number := func(name string, value int64) { all[name] = resourceapi.DeviceAttribute{IntValue: &value} }
 	text("uuid", d.UUID())
-	if p := d.Partition; p != nil && p.UUID != "" {
+	if p := d.Partition; p != nil && !p.Gone {
 		number("gpuInstanceID", int64(p.InstanceID))
 		number("computeInstanceID", int64(p.ComputeID))
 		number("placementStart", int64(p.Placement.Start))

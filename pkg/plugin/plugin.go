@@ -57,7 +57,6 @@ type Claims interface {
 	ClaimPreparer
 	ClaimReconciler
 	ClaimSurveyor
-	ClaimHolder
 	ClaimViewer
 }
 

@@ -6,8 +6,6 @@ package usage
 import (
 	"slices"
 
-	"github.com/partage-dev/partage/pkg/claim"
-	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
@@ -17,7 +15,7 @@ type pods struct {
 	// of returns the pod of a process, or "".
 	of func(pid int) (uid string)
 	// may reports whether a claim is reserved for a pod.
-	may func(h *claim.Holding, uid string) bool
+	may func(h *Holding, uid string) bool
 }
 
 // attribute divides what a GPU reports among those who have devices on it, in their order,
@@ -27,11 +25,11 @@ type pods struct {
 // Who has a device alone has all that is used of it, by whomever. Shares are divided by
 // process: a process counts for the claim if its pod may use that claim and no other on the
 // same device. What cannot be told is nobody's.
-func attribute(u *gpu.Usage, held []claim.Holding, p pods) (by []Measured, unattributed uint64, strangers []string) {
+func attribute(u *gpu.Usage, held []Holding, p pods) (by []Measured, unattributed uint64, strangers []string) {
 	unattributed = u.Memory.UsedBytes
 	by = make([]Measured, len(held))
 	for i := range held {
-		if isShare(&held[i]) {
+		if held[i].Kind.IsShare() {
 			by[i] = noProcesses(u, held[i].Partition != nil)
 		} else {
 			by[i] = exclusive(u, &held[i])
@@ -62,10 +60,8 @@ func attribute(u *gpu.Usage, held []claim.Holding, p pods) (by []Measured, unatt
 	return by, unattributed, strangers
 }
 
-func isShare(h *claim.Holding) bool { return h.Kind == device.MPS || h.Kind == device.TimeSlice }
-
 // sharersOf are those who have a share of the GPU instance, or of the GPU if it is negative.
-func sharersOf(held []claim.Holding, instance int) []int {
+func sharersOf(held []Holding, instance int) []int {
 	var sharers []int
 	for i := range held {
 		h := &held[i]
@@ -73,7 +69,7 @@ func sharersOf(held []claim.Holding, instance int) []int {
 		if h.Partition != nil {
 			on = h.Partition.InstanceID
 		}
-		if isShare(h) && on == instance {
+		if h.Kind.IsShare() && on == instance {
 			sharers = append(sharers, i)
 		}
 	}
@@ -81,7 +77,7 @@ func sharersOf(held []claim.Holding, instance int) []int {
 }
 
 // exclusive is what is used of a device that a claim has alone.
-func exclusive(u *gpu.Usage, h *claim.Holding) Measured {
+func exclusive(u *gpu.Usage, h *Holding) Measured {
 	if h.Partition == nil {
 		return Measured{MemoryBytes: new(u.Memory.UsedBytes), Utilization: u.Utilization, Processes: count(u, -1)}
 	}

@@ -91,7 +91,7 @@ func (f *Facts) of(uid types.UID) (facts, bool) {
 }
 
 // may reports whether a claim is reserved for a pod.
-func (f *Facts) may(h *claim.Holding, pod string) bool {
+func (f *Facts) may(h *Holding, pod string) bool {
 	known, _ := f.of(h.Claim.UID)
 	_, ok := known.pods[pod]
 	return ok

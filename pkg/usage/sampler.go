@@ -19,9 +19,12 @@ import (
 	"github.com/partage-dev/partage/pkg/panics"
 )
 
-// Claims know what claims have.
+// Claims know what claims have. Its methods ask no GPU.
 type Claims interface {
-	Holdings() (claim.Holdings, error)
+	Live() ([]claim.LiveClaim, error)
+	RecordCounts() (map[string]int, error)
+	// GPUs lists the PCI addresses of all GPUs, with claims and without.
+	GPUs() []string
 	// Changed returns a channel that is closed at the next change by this process.
 	Changed() <-chan struct{}
 }
@@ -65,12 +68,14 @@ type Sampler struct {
 	// reading is held while the journal is read.
 	reading sync.Mutex
 
-	mu       sync.Mutex
-	holdings claim.Holdings
-	gpus     map[string]*gpuState
-	claims   map[holdingKey]*claimState
-	sessions map[mps.Phase]int
-	listing  bool
+	mu        sync.Mutex
+	held      []Holding
+	records   map[string]int
+	addresses []string
+	gpus      map[string]*gpuState
+	claims    map[holdingKey]*claimState
+	sessions  map[mps.Phase]int
+	listing   bool
 
 	journalProblem logchange.Problem
 	panicked       panics.Repeated
@@ -82,7 +87,7 @@ type holdingKey struct {
 	device string
 }
 
-func keyOf(h *claim.Holding) holdingKey { return holdingKey{h.Claim.UID, h.Device} }
+func keyOf(h *Holding) holdingKey { return holdingKey{h.Claim.UID, h.Device} }
 
 // gpuState is what is remembered of a GPU.
 type gpuState struct {
@@ -115,7 +120,7 @@ func (s *Sampler) Run(ctx context.Context) {
 	defer running.Wait()
 	running.Go(func() { s.follow(ctx) })
 	for ctx.Err() == nil {
-		s.readHoldings(ctx)
+		s.readClaims(ctx)
 		running.Go(func() { s.list(ctx) })
 		addresses := s.forget()
 		pause := s.o.Interval / time.Duration(max(1, len(addresses)))
@@ -133,7 +138,7 @@ func (s *Sampler) Run(ctx context.Context) {
 func (s *Sampler) follow(ctx context.Context) {
 	for ctx.Err() == nil {
 		changed := s.o.Claims.Changed()
-		s.readHoldings(ctx)
+		s.readClaims(ctx)
 		select {
 		case <-ctx.Done():
 		case <-changed:
@@ -151,11 +156,15 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// readHoldings reads the journal without the lock that a snapshot needs: a disk may hang.
-func (s *Sampler) readHoldings(ctx context.Context) {
+// readClaims reads the journal without the lock that a snapshot needs: a disk may hang.
+func (s *Sampler) readClaims(ctx context.Context) {
 	s.reading.Lock()
 	defer s.reading.Unlock()
-	holdings, err := s.o.Claims.Holdings()
+	live, err := s.o.Claims.Live()
+	var records map[string]int
+	if err == nil {
+		records, err = s.o.Claims.RecordCounts()
+	}
 	s.journalProblem.Log(ctx, err, "Metrics of claims stay as they were", "")
 	if err != nil {
 		return
@@ -163,10 +172,10 @@ func (s *Sampler) readHoldings(ctx context.Context) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
-	s.holdings = holdings
+	s.held, s.records, s.addresses = holdingsOf(live), records, s.o.Claims.GPUs()
 	claims, uids := map[holdingKey]*claimState{}, map[types.UID]bool{}
-	for i := range holdings.Held {
-		key := keyOf(&holdings.Held[i])
+	for i := range s.held {
+		key := keyOf(&s.held[i])
 		uids[key.claim] = true
 		if claims[key] = s.claims[key]; claims[key] == nil {
 			claims[key] = &claimState{active: now}
@@ -181,11 +190,11 @@ func (s *Sampler) forget() (addresses []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for address, g := range s.gpus {
-		if !g.sampling && !slices.Contains(s.holdings.GPUs, address) {
+		if !g.sampling && !slices.Contains(s.addresses, address) {
 			delete(s.gpus, address)
 		}
 	}
-	return s.holdings.GPUs
+	return s.addresses
 }
 
 // list asks the MPS supervisor, unless an earlier question has no answer yet.
@@ -239,7 +248,7 @@ func (s *Sampler) sample(ctx context.Context, pciAddress string) {
 
 // begin returns who has devices on a GPU, and when it was last sampled; false while it is
 // being sampled.
-func (s *Sampler) begin(pciAddress string) (held []claim.Holding, last time.Time, free bool) {
+func (s *Sampler) begin(pciAddress string) (held []Holding, last time.Time, free bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	g := s.gpus[pciAddress]
@@ -251,7 +260,7 @@ func (s *Sampler) begin(pciAddress string) (held []claim.Holding, last time.Time
 		return nil, last, false
 	}
 	g.sampling = true
-	for _, h := range s.holdings.Held {
+	for _, h := range s.held {
 		if h.PCIAddress == pciAddress {
 			held = append(held, h)
 		}
@@ -260,7 +269,7 @@ func (s *Sampler) begin(pciAddress string) (held []claim.Holding, last time.Time
 }
 
 // end takes what was read.
-func (s *Sampler) end(ctx context.Context, pciAddress string, held []claim.Holding, usage gpu.Usage, err error) {
+func (s *Sampler) end(ctx context.Context, pciAddress string, held []Holding, usage gpu.Usage, err error) {
 	var by []Measured
 	var unattributed uint64
 	if err == nil {
@@ -295,9 +304,9 @@ func (s *Sampler) end(ctx context.Context, pciAddress string, held []claim.Holdi
 
 var errDriver = errors.New("the NVIDIA driver is not loaded")
 
-func (s *Sampler) learnShares(ctx context.Context, held []claim.Holding) {
+func (s *Sampler) learnShares(ctx context.Context, held []Holding) {
 	for i := range held {
-		if isShare(&held[i]) {
+		if held[i].Kind.IsShare() {
 			s.o.Facts.learn(ctx, held[i].Claim, time.Now())
 		}
 	}
@@ -322,7 +331,7 @@ func (s *Sampler) Snapshot() Snapshot {
 	defer s.mu.Unlock()
 	now := time.Now()
 	fresh := func(at time.Time) bool { return !at.IsZero() && now.Sub(at) <= max(staleTime, staleAfter*s.o.Interval) }
-	all := Snapshot{GPUs: map[string]GPU{}, Records: s.holdings.Records, Sessions: s.sessions}
+	all := Snapshot{GPUs: map[string]GPU{}, Records: s.records, Sessions: s.sessions}
 	for address, g := range s.gpus {
 		one := GPU{Sampled: g.usage.Time}
 		if fresh(g.usage.Time) {
@@ -331,7 +340,7 @@ func (s *Sampler) Snapshot() Snapshot {
 		}
 		all.GPUs[address] = one
 	}
-	for _, h := range s.holdings.Held {
+	for _, h := range s.held {
 		c := s.claims[keyOf(&h)]
 		one := Claim{Holding: h, PeakBytes: c.peak}
 		if fresh(c.sampled) {
@@ -344,7 +353,7 @@ func (s *Sampler) Snapshot() Snapshot {
 		one.Pods = known.names()
 		if requested, ok := known.requested[h.Device]; ok {
 			one.RequestedBytes = &requested
-		} else if !isShare(&h) && h.MemoryLimitBytes > 0 {
+		} else if !h.Kind.IsShare() && h.MemoryLimitBytes > 0 {
 			one.RequestedBytes = new(h.MemoryLimitBytes)
 		}
 		all.Claims = append(all.Claims, one)

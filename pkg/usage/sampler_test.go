@@ -23,9 +23,9 @@ import (
 
 // world is a node with two GPUs and claims on them.
 type world struct {
-	mu       sync.Mutex
-	holdings claim.Holdings
-	changed  chan struct{}
+	mu      sync.Mutex
+	live    []claim.LiveClaim
+	changed chan struct{}
 	// used is what is used of a GPU; one that hangs waits for the channel.
 	used  map[string]gpu.Usage
 	hangs map[string]chan struct{}
@@ -37,16 +37,24 @@ type world struct {
 
 func newWorld() *world {
 	return &world{
-		holdings: claim.Holdings{GPUs: []string{"A", "B"}, Records: map[string]int{}}, changed: make(chan struct{}),
-		used: map[string]gpu.Usage{}, hangs: map[string]chan struct{}{}, pods: map[types.UID][]string{},
+		changed: make(chan struct{}),
+		used:    map[string]gpu.Usage{}, hangs: map[string]chan struct{}{}, pods: map[types.UID][]string{},
 	}
 }
 
-func (w *world) Holdings() (claim.Holdings, error) {
+func (w *world) Live() ([]claim.LiveClaim, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.holdings, nil
+	return w.live, nil
 }
+
+func (w *world) RecordCounts() (map[string]int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return map[string]int{claim.RecordsPrepared: len(w.live)}, nil
+}
+
+func (*world) GPUs() []string { return []string{"A", "B"} }
 
 func (w *world) Changed() <-chan struct{} {
 	w.mu.Lock()
@@ -54,10 +62,10 @@ func (w *world) Changed() <-chan struct{} {
 	return w.changed
 }
 
-func (w *world) hold(held ...claim.Holding) {
+func (w *world) hold(live ...claim.LiveClaim) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.holdings.Held = held
+	w.live = live
 	close(w.changed)
 	w.changed = make(chan struct{})
 }
@@ -122,8 +130,11 @@ func (w *world) run(t *testing.T) *Sampler {
 	return s
 }
 
-func claimNamed(name, pci string, kind device.Kind) claim.Holding {
-	return claim.Holding{Claim: claim.Ref{Namespace: "n", Name: name, UID: types.UID(name)}, Device: "gpu-" + pci, PCIAddress: pci, Kind: kind}
+func claimNamed(name, pci string, kind device.Kind) claim.LiveClaim {
+	return claim.LiveClaim{
+		Claim:   claim.Ref{Namespace: "n", Name: name, UID: types.UID(name)},
+		Devices: []claim.LiveDevice{{Device: "gpu-" + pci, PCIAddress: pci, Kind: kind}},
+	}
 }
 
 func pass(d time.Duration) {
@@ -138,7 +149,7 @@ func TestPeakAndIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
 		whole := claimNamed("c", "A", device.Whole)
-		whole.MemoryLimitBytes = 1000
+		whole.Devices[0].Resources.MemoryBytes = 1000
 		w.hold(whole)
 		w.use("A", 0)
 		s := w.run(t)

@@ -4,6 +4,7 @@
 // Package usage finds out how much of the GPUs each prepared claim uses.
 //
 //	sampler.go    asks the GPUs again and again, and remembers
+//	holding.go    what claims have, as metrics name it. Pure
 //	attribute.go  divides what a GPU reports among the claims on it. Pure
 //	facts.go      what only the API server knows of a claim
 //
@@ -13,7 +14,6 @@ package usage
 import (
 	"time"
 
-	"github.com/partage-dev/partage/pkg/claim"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/mps"
 )
@@ -41,7 +41,7 @@ type GPU struct {
 
 // Claim is what a claim uses of one of its devices.
 type Claim struct {
-	claim.Holding
+	Holding
 	Measured
 
 	// Pods are the names of those that the claim is reserved for, in order.

@@ -103,7 +103,7 @@ func (d *Device) Address() partition.Address {
 func (d *Device) Owned() bool { return d.Partition != nil && d.Type != Static && !d.Admin }
 
 // IsShare reports whether other claims can have the device as well.
-func (d *Device) IsShare() bool { return d.Type == device.MPS || d.Type == device.TimeSlice }
+func (d *Device) IsShare() bool { return d.Type.IsShare() }
 
 // In reports whether the device is in the MPS session.
 func (d *Device) In(session string) bool {

@@ -277,7 +277,7 @@ func TestIsGone(t *testing.T) {
 // TestDegraded shows what a GPU that does not answer is published with.
 func TestDegraded(t *testing.T) {
 	for err, want := range map[error]string{
-		gpu.ErrLost: "lost whole", gpu.ErrNotFound: "lost whole", gpu.ErrResetRequired: "reset-required whole",
+		gpu.ErrLost: "gpu-lost whole", gpu.ErrNotFound: "gpu-lost whole", gpu.ErrResetRequired: "reset-required whole",
 		gpu.ErrHung: "unresponsive whole", gpu.ErrUnknown: "unresponsive whole", errors.New("other"): "unresponsive whole",
 		gpu.ErrNotSupported: "", gpu.ErrDriverNotLoaded: "",
 	} {

@@ -140,9 +140,11 @@ func parseLimits(answers []string, spec mps.Spec) (Limits, error) {
 		}
 	}
 	if spec.ClientPriority != "" {
-		l.priority, err = ParsePriority(answers[len(answers)-1])
+		if l.priority, err = ParsePriority(answers[len(answers)-1]); err != nil {
+			return Limits{}, fmt.Errorf("default client priority: %w", err)
+		}
 	}
-	return l, err
+	return l, nil
 }
 
 // parseMemory reads a memory limit: a number with G or M, as drivers print it, with

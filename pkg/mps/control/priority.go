@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 
 	"github.com/partage-dev/partage/pkg/mps"
@@ -33,20 +34,28 @@ func priorityCommand(p mps.ClientPriority) string {
 // does not know.
 func (c Client) checkPriorities(ctx context.Context) error {
 	lines, err := c.run(ctx, priorityQuery)
-	if err == nil {
-		_, err = ParsePriority(strings.Join(lines, "\n"))
+	if err != nil {
+		return err
 	}
-	return err
+	if _, err := ParsePriority(strings.Join(lines, "\n")); err != nil {
+		return fmt.Errorf("%w: %w", ErrNoPriorities, err)
+	}
+	return nil
 }
+
+// priorityName matches the name of a priority as a word: an older daemon may say anything about
+// a command that it does not know, also that others are listed "below".
+var priorityName = regexp.MustCompile(`(?i)\b(below[ _-]?)?normal\b`)
 
 // ParsePriority reads a client priority. The values are documented as 0 [NORMAL] and
 // 1 [BELOW NORMAL], the form of an answer is not.
 func ParsePriority(answer string) (mps.ClientPriority, error) {
-	switch text := strings.ToUpper(answer); {
-	case text == "1", strings.Contains(text, "BELOW"):
+	name := priorityName.FindStringSubmatch(answer)
+	switch {
+	case answer == "1", name != nil && name[1] != "":
 		return mps.PriorityBelowNormal, nil
-	case text == "0", strings.Contains(text, "NORMAL"):
+	case answer == "0", name != nil:
 		return mps.PriorityNormal, nil
 	}
-	return "", fmt.Errorf("%w%s", ErrNoPriorities, Quote(answer))
+	return "", fmt.Errorf("want NORMAL or BELOW NORMAL%s", Quote(answer))
 }

@@ -186,7 +186,7 @@ func (r *rig) untilRecorded(want int) {
 	r.until("ledger", func() error {
 		files, err := os.ReadDir(filepath.Join(r.dir, "status"))
 		if len(files) != want {
-			return fmt.Errorf("%d claims, want %d: %v", len(files), want, err)
+			return errors.Join(fmt.Errorf("%d claims, want %d", len(files), want), err)
 		}
 		return nil
 	})

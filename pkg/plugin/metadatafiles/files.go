@@ -22,6 +22,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"sync"
 
 	"golang.org/x/sys/unix"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
@@ -41,6 +42,9 @@ type Files struct {
 	DataDir, CDIDir string
 	// Context is the SELinux context of files that containers read, empty for none.
 	Context string
+
+	// specs orders making specs again and removing them.
+	specs sync.Mutex
 }
 
 const (
@@ -110,9 +114,11 @@ func (f *Files) replace(path string, data []byte, mode fs.FileMode, context stri
 	return os.Rename(file.Name(), path)
 }
 
-// removeSpec removes a spec, what it mounts unless another spec does so, and its copy. The copy
-// goes last: while it is there, the rest is tried again.
+// removeSpec removes a spec, what it mounts unless another spec does so, and its copy. While the
+// copy is there, the rest is tried again.
 func (f *Files) removeSpec(name string) error {
+	f.specs.Lock()
+	defer f.specs.Unlock()
 	mounted, err := mountedBy(f.copyOf(name))
 	if err != nil {
 		return err
@@ -132,7 +138,11 @@ func (f *Files) removeSpec(name string) error {
 			return err
 		}
 	}
-	return ignoreAbsent(os.Remove(f.copyOf(name)))
+	if err := ignoreAbsent(os.Remove(f.copyOf(name))); err != nil {
+		return err
+	}
+	// Another process may just have made it again.
+	return ignoreAbsent(os.Remove(filepath.Join(f.CDIDir, name)))
 }
 
 // removeFile removes a file and the folders of its request and claim, once they are empty.
@@ -200,7 +210,7 @@ func mountedBy(path string) ([]string, error) {
 	}
 	var spec specs.Spec
 	if json.Unmarshal(data, &spec) != nil {
-		return nil, nil
+		return nil, nil //nolint:nilerr // see above
 	}
 	var mounted []string
 	for _, d := range spec.Devices {
@@ -221,8 +231,11 @@ func ignoreAbsent(err error) error {
 // specMode lets runtimes read specs that do not run as root.
 const specMode = 0o644
 
-// restore makes a spec again of its copy.
+// restore makes a spec again of its copy. It leaves none of a claim that is released meanwhile:
+// who releases it removes the copy before he looks for the spec for the last time.
 func (f *Files) restore(name string) error {
+	f.specs.Lock()
+	defer f.specs.Unlock()
 	path := filepath.Join(f.CDIDir, name)
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -235,5 +248,11 @@ func (f *Files) restore(name string) error {
 		return err
 	}
 	// Its folder was emptied, so that this is as rare as it is important.
-	return host.ReplaceFile(path, data, specMode)
+	if err := host.ReplaceFile(path, data, specMode); err != nil {
+		return err
+	}
+	if _, err := os.Lstat(f.copyOf(name)); errors.Is(err, fs.ErrNotExist) {
+		return ignoreAbsent(os.Remove(path))
+	}
+	return nil
 }

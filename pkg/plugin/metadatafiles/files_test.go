@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -250,4 +251,28 @@ func TestHostileSpec(t *testing.T) {
 	}
 	r.must(r.sweep(nil, nil))
 	r.want("swept", "victim")
+}
+
+// TestRestoreOfReleasedClaim: a spec that is made again while its claim is released, by this
+// process or by another instance of the plugin, does not stay.
+func TestRestoreOfReleasedClaim(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	other := &Files{DriverName: driver, DataDir: r.DataDir, CDIDir: r.CDIDir}
+	for i := range 500 {
+		uid := fmt.Sprint("uid-", i)
+		r.prepare("claim", uid, "gpu")
+		spec := filepath.Join(r.CDIDir, specName(uid, "gpu"))
+		r.must(os.Remove(spec))
+		var sweeps sync.WaitGroup
+		for _, f := range []*Files{r.Files, other} {
+			// Two at once may fail, and are tried again.
+			sweeps.Go(func() { _ = f.restore(specName(uid, "gpu")) })
+		}
+		r.must(r.removeSpec(specName(uid, "gpu")))
+		sweeps.Wait()
+		if _, err := os.Lstat(spec); !errors.Is(err, fs.ErrNotExist) {
+			t.Fatalf("round %d: the spec of a released claim is there: %v", i, err)
+		}
+	}
 }

@@ -6,6 +6,7 @@ package claims
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -91,7 +92,7 @@ func TestClaimStatus(t *testing.T) {
 	want := api.DeviceStatus{
 		Type: "mig", UUID: ci.UUID, ParentUUID: n.Machine(t).GPUs[0].UUID, PCIBusID: n.Address(t, 0),
 		MIG: &api.MIGStatus{
-			Profile: "2g.20gb", Placement: api.PlacementStatus{Start: 2, Size: 2}, GPUInstanceID: new(int(instance.ID)), ComputeInstanceID: new(int(ci.ID)),
+			Profile: "2g.20gb", Placement: api.PlacementStatus{Start: 2, Size: 2}, GPUInstanceID: new(instance.ID), ComputeInstanceID: new(ci.ID),
 		},
 	}
 	want.TypeMeta = got.TypeMeta
@@ -187,7 +188,7 @@ func TestDeviceMetadata(t *testing.T) {
 	p.Until(t, "the CDI specs", func(context.Context) error {
 		specs, err := filepath.Glob(filepath.Join(n.CDIDir, "[^.]*.json"))
 		if len(specs) != 2 {
-			return fmt.Errorf("%v, %v", specs, err)
+			return errors.Join(fmt.Errorf("got %v", specs), err)
 		}
 		return nil
 	})

@@ -124,19 +124,14 @@ func TestIntrusivePodDiffers(t *testing.T) {
 			&fakecri.Runtime{Program: says(`{"event":"failed","call":"cuInit","result":"CUDA_ERROR_NO_DEVICE"}`+"\n", 1)},
 			"0 device(s), the program gets CUDA_ERROR_NO_DEVICE",
 		},
-		"no program":              {&fakecri.Runtime{Program: says("exec: no such file\n", 127)}, "ends without saying how"},
-		"never left to its end":   {&fakecri.Runtime{Program: says("", 0), Ended: 1 << 20}, "ended by somebody else"},
-		"an image that is unlike": {&fakecri.Runtime{Program: says("", 0)}, "no image"},
+		"no program":            {&fakecri.Runtime{Program: says("exec: no such file\n", 127)}, "ends without saying how"},
+		"never left to its end": {&fakecri.Runtime{Program: says("", 0), Ended: 1 << 20}, "ended by somebody else"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := harness.NewNode(t, "h100-80-sxmx1")
 			before := n.Machine(t)
-			args := onRuntime(t, n, test.runtime)
-			if test.want == "no image" {
-				args = append(args, "--image=other")
-			}
-			out, code, stderr := run(t, n, args...)
+			out, code, stderr := run(t, n, onRuntime(t, n, test.runtime)...)
 			got := part(t, out, "intrusive.").find(t, "intrusive.pod", "1g.10gb")
 			if code != 1 || got.Verdict != "differs" || !strings.Contains(got.Observed, test.want) {
 				t.Errorf("exit code %d: got %+v, want a difference with %q: %s", code, got, test.want, stderr)
@@ -145,6 +140,23 @@ func TestIntrusivePodDiffers(t *testing.T) {
 			noPod(t, n, test.runtime)
 		})
 	}
+}
+
+// TestIntrusivePodNoImage: an image that is not on the node says nothing about it.
+func TestIntrusivePodNoImage(t *testing.T) {
+	t.Parallel()
+	n := harness.NewNode(t, "h100-80-sxmx1")
+	before := n.Machine(t)
+	r := &fakecri.Runtime{Program: program(t, n)}
+	out, code, stderr := run(t, n, append(onRuntime(t, n, r), "--image=other")...)
+	got := part(t, out, "intrusive.").find(t, "intrusive.pod", n.Address(t, 0))
+	if got.Verdict != "not testable" || !strings.Contains(got.Reason, "--image, other, is not on this node") {
+		t.Errorf("exit code %d: got %+v: %s", code, got, stderr)
+	}
+	if r.Made() > 0 {
+		t.Errorf("%d pods were made", r.Made())
+	}
+	asBefore(t, n, before)
 }
 
 // TestIntrusivePodKilled: a run that is killed while its pod runs leaves how to remove that,

@@ -7,6 +7,7 @@ package fakecri
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -29,6 +30,7 @@ const Image = "sha256:0123"
 // Runtime is a container runtime. Its fields are set before it is used.
 type Runtime struct {
 	runtimeapi.UnimplementedRuntimeServiceServer
+	runtimeapi.UnimplementedImageServiceServer
 
 	// Program is what a container does: it returns what that prints and its exit code.
 	Program func(*runtimeapi.ContainerConfig) (stdout string, code int32)
@@ -73,6 +75,7 @@ func Start(t testing.TB, r *Runtime) (socket string) {
 	r.pods, r.containers = map[string]*pod{}, map[string]*container{}
 	server := grpc.NewServer()
 	runtimeapi.RegisterRuntimeServiceServer(server, r)
+	runtimeapi.RegisterImageServiceServer(server, r)
 	go func() { _ = server.Serve(listener) }()
 	t.Cleanup(server.Stop)
 	return socket
@@ -107,6 +110,14 @@ func (r *Runtime) RuntimeConfig(context.Context, *runtimeapi.RuntimeConfigReques
 		return nil, status.Error(codes.Unimplemented, "unknown method RuntimeConfig")
 	}
 	return &runtimeapi.RuntimeConfigResponse{Linux: &runtimeapi.LinuxRuntimeConfiguration{CgroupDriver: *r.CgroupDriver}}, nil
+}
+
+// ImageStatus knows the image that is there. One that is not is no error.
+func (*Runtime) ImageStatus(_ context.Context, q *runtimeapi.ImageStatusRequest) (*runtimeapi.ImageStatusResponse, error) {
+	if q.GetImage().GetImage() != Image {
+		return &runtimeapi.ImageStatusResponse{}, nil
+	}
+	return &runtimeapi.ImageStatusResponse{Image: &runtimeapi.Image{Id: Image}}, nil
 }
 
 // ListContainers lists those that the node has anyway.
@@ -184,12 +195,22 @@ func (r *Runtime) run(c *container, logs string, ended bool) {
 		fmt.Fprintf(&log, "%s stdout F %s\n", time.Now().Format(time.RFC3339Nano), strings.TrimSuffix(line, "\n"))
 	}
 	path := filepath.Join(logs, c.config.GetLogPath())
-	if err := os.WriteFile(path, []byte(log.String()), 0o600); err != nil {
+	if err := appendFile(path, log.String()); err != nil {
 		code = -1
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	c.state, c.code = runtimeapi.ContainerState_CONTAINER_EXITED, code
+}
+
+// appendFile writes to a log as containerd and CRI-O do: one that there is goes on.
+func appendFile(path, text string) error {
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = file.WriteString(text)
+	return errors.Join(err, file.Close())
 }
 
 // ContainerStatus says whether a program has ended.
