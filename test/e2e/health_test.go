@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -189,7 +190,7 @@ func deployUntilTold(t *testing.T, ns, name string, replicas int, r request) []c
 		}
 		for _, p := range pods.Items {
 			// One that has ended already needs no signal.
-			_, _ = inPod(ns, p.Name, "sh", "-c", "kill -USR1 1")
+			_, _ = tellToEnd(ns, p.Name)
 		}
 	})
 	apply(t, ns, deploymentRunning(name, replicas, untilTold, 120, fmt.Sprintf("{name: gpu, exactly: %s}", r)))
@@ -200,17 +201,21 @@ func deployUntilTold(t *testing.T, ns, name string, replicas int, r request) []c
 	return pods
 }
 
-// endPod ends an evicted pod of deployUntilTold.
+// endPod ends an evicted pod of deployUntilTold and waits until it is gone.
 func endPod(t *testing.T, ns, pod string) {
 	t.Helper()
-	if out, err := inPod(ns, pod, "sh", "-c", "kill -USR1 1"); err != nil {
-		t.Fatalf("ending pod %s: %v\n%s", pod, err, out)
-	}
 	eventually(t, "pod "+pod+" gone", func(ctx context.Context) (bool, string) {
-		_, err := client.CoreV1().Pods(ns).Get(ctx, pod, metav1.GetOptions{})
-		return err != nil, "still there"
+		if _, err := client.CoreV1().Pods(ns).Get(ctx, pod, metav1.GetOptions{}); err != nil {
+			return apierrors.IsNotFound(err), err.Error()
+		}
+		// The command may be killed with the container that it ends, so its result says nothing.
+		out, err := tellToEnd(ns, pod)
+		return false, fmt.Sprintf("%v: %s", err, out)
 	})
 }
+
+// tellToEnd sends the signal that ends a pod of deployUntilTold.
+func tellToEnd(ns, pod string) (string, error) { return inPod(ns, pod, "sh", "-c", "kill -USR1 1") }
 
 // waitEvicted waits until a pod is being deleted, because of its device, and others run in its place. It returns all that run.
 func waitEvicted(t *testing.T, ns, name string, evicted corev1.Pod, running int) []corev1.Pod {
