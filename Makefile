@@ -149,7 +149,7 @@ LIKE_KUBERNETES := -trimpath -vet=off
 SUITE := pods
 .PHONY: test-one
 ifneq (,$(findstring test/e2e,$(PKG)))
-test-one: root setup build cluster images
+test-one: root setup build cluster images prometheus
 	go test -c -tags e2e -o $(OUT)/e2e.test ./test/e2e
 	E2E_RUN='$(RUN)' test/e2e/run $(SUITE)
 else ifneq (,$(findstring test/cluster,$(PKG)))
@@ -187,7 +187,7 @@ soak: build ## Break the driver at random for SOAK=10m, from a new seed each tim
 	go test -count=1 -timeout 0 -v -run '^TestSoak$$' ./test/flow/soak -soak.duration=$(SOAK)
 
 .PHONY: test-cluster
-test-cluster: root setup build cluster images ## Test with real pods on local Kubernetes clusters
+test-cluster: root setup build cluster images prometheus ## Test with real pods on local Kubernetes clusters
 	$(call say,cluster tests: logs in $(OUT)/test-cluster)
 	go test -c -tags e2e -o $(OUT)/e2e.test ./test/e2e
 	test/e2e/run

@@ -140,6 +140,8 @@ func concerns(c device.Condition, d *claim.LiveDevice) bool {
 	switch {
 	case d.Admin || c.PCIAddress != d.PCIAddress:
 		return false
+	case c.Kind == device.MPS && d.Session == nil:
+		return false
 	case c.Where == nil:
 		return true
 	case c.Exact:

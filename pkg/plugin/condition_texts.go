@@ -98,8 +98,10 @@ var conditionTexts = map[device.Reason]conditionText{
 		over:   "MPS accepts processes again",
 	},
 	device.MPSUnavailable: {
-		admin: "No MPS shares are allocated until the MPS supervisor of this node runs: look at its pod",
-		over:  "the MPS supervisor answers again",
+		admin:  "No MPS shares are allocated until the MPS supervisor of this node runs: look at its pod",
+		users:  "the MPS supervisor of the node does not answer",
+		advice: "MPS servers end with it, and containers that use MPS cannot start until it is back",
+		over:   "the MPS supervisor answers again",
 	},
 	device.Occupied:       {over: "no instance of others is in the way any more"},
 	device.ReleasePending: {over: "what ended claims had left is released"},

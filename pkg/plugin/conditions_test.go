@@ -233,6 +233,11 @@ func TestUsersOfDevices(t *testing.T) {
 		"Containers that start again fail until the processes that run have ended. If this lasts, delete the pod."
 	whole, first, second := held("whole", "A", firstGPU, nil), held("one", "B-0", secondGPU, at(0)), held("two", "B-1", secondGPU, at(1))
 	both := held("whole", "B-1", secondGPU, at(1))
+	unavailable := device.Condition{PCIAddress: secondGPU, Kind: device.MPS, Reason: device.MPSUnavailable, Message: "none"}
+	shared := held("shared", "B-mps", secondGPU, nil)
+	shared.Devices[0].Session = &claim.LiveSession{}
+	const supervisorText = "the MPS supervisor of the node does not answer (none). " +
+		"MPS servers end with it, and containers that use MPS cannot start until it is back."
 	observer := held("look", "A-observer", firstGPU, nil)
 	observer.Devices[0].Admin = true
 	mps := device.Condition{PCIAddress: secondGPU, Reason: device.MPSUnhealthy, Where: at(1), Message: "a fault"}
@@ -250,7 +255,8 @@ func TestUsersOfDevices(t *testing.T) {
 		// Not of those whose claims have been released.
 		{now: []device.Condition{lost(secondGPU)}, held: []claim.LiveClaim{whole, both}, want: []string{"whole: GPURecovered: Device A: " + wellText}},
 		{want: []string{"whole: GPURecovered: Device B-1: " + wellText}},
-		{now: []device.Condition{{PCIAddress: firstGPU, Reason: device.Occupied, Message: "one"}, {PCIAddress: firstGPU, Reason: device.MPSUnavailable, Message: "none"}}},
+		{now: []device.Condition{{PCIAddress: firstGPU, Reason: device.Occupied, Message: "one"}, unavailable}},
+		{now: []device.Condition{unavailable}, held: []claim.LiveClaim{first, shared}, want: []string{"shared: MPSUnavailable: Device B-mps: " + supervisorText}},
 	} {
 		if step.held != nil {
 			claims.live = step.held

@@ -204,12 +204,12 @@ var severity = map[kubeletplugin.HealthStatus]int{
 }
 
 // healthOf says what a condition means for a device that a claim has. Of a GPU that does not
-// answer nothing is known.
+// answer nothing is known, and neither of MPS while its supervisor does not.
 func healthOf(c device.Condition) kubeletplugin.HealthStatus {
 	switch {
 	case !keepsAway(c):
 		return kubeletplugin.HealthStatusHealthy
-	case c.Reason == device.Unresponsive:
+	case c.Reason == device.Unresponsive, c.Reason == device.MPSUnavailable:
 		return kubeletplugin.HealthStatusUnknown
 	}
 	return kubeletplugin.HealthStatusUnhealthy

@@ -9,8 +9,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -71,21 +69,8 @@ func waitHealth(t *testing.T, ns, pod, claim string, want corev1.ResourceHealthS
 	})
 }
 
-// setFailure breaks a GPU or makes it well.
-func setFailure(ctx context.Context, t *testing.T, uuid, failure string) {
-	t.Helper()
-	machine, err := readMachine(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	index := slices.IndexFunc(machine.GPUs, func(g simulatedGPU) bool { return g.UUID == uuid })
-	if _, err := gpusim(ctx, "gpu", "--gpu", strconv.Itoa(index), "--failure", failure, "--root", machineRoot); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // TestClaimStatus checks that the status of a claim names the partition that its container has, that the container can read about it,
-// that a lost GPU shows in the claim and in the pod, and that nothing is said of a claim that is not prepared.
+// that a GPU that must be reset shows in the claim and in the pod, and that nothing is said of a claim that is not prepared.
 func TestClaimStatus(t *testing.T) {
 	t.Parallel()
 	ns, gpus := reserve(t, 1)
@@ -103,14 +88,14 @@ func TestClaimStatus(t *testing.T) {
 	}
 	wantAll(t, "metadata", out, uuid, gpus[0].UUID, "metadata.resource.k8s.io/v1beta1", `"gpuInstanceID"`, `"multiprocessors"`)
 
-	setFailure(t.Context(), t, gpus[0].UUID, "lost")
-	t.Cleanup(func() { setFailure(context.WithoutCancel(t.Context()), t, gpus[0].UUID, "none") })
-	entry, said := waitClaimStatus(t, ns, "c", "Ready=False GPULost")
+	onGPU(t, gpus[0], "gpu", "--failure", "reset-required")
+	t.Cleanup(func() { onGPU(t, gpus[0], "gpu", "--failure", "none") })
+	entry, said := waitClaimStatus(t, ns, "c", "Ready=False GPUResetRequired")
 	if said.UUID != uuid || !strings.Contains(entry.Conditions[0].Message, "delete the pod") {
 		t.Errorf("%+v: %s", said, entry.Conditions[0].Message)
 	}
-	waitHealth(t, ns, "p", "c", corev1.ResourceHealthStatusUnhealthy, "The GPU is lost")
-	setFailure(t.Context(), t, gpus[0].UUID, "none")
+	waitHealth(t, ns, "p", "c", corev1.ResourceHealthStatusUnhealthy, "The GPU does nothing until")
+	onGPU(t, gpus[0], "gpu", "--failure", "none")
 	waitClaimStatus(t, ns, "c", "Ready=True Ready")
 	waitHealth(t, ns, "p", "c", corev1.ResourceHealthStatusHealthy, "")
 

@@ -168,6 +168,11 @@ func anyOf(choices ...request) string {
 // deployment returns the manifest of a Deployment whose pods list their devices and stay, and have a claim of their own each. Its pods
 // leave a lost node at once.
 func deployment(name string, replicas int, claimRequest string) string {
+	return deploymentRunning(name, replicas, listAndStay, 1, claimRequest)
+}
+
+// deploymentRunning is deployment with a command and a grace period in seconds.
+func deploymentRunning(name string, replicas int, command string, grace int, claimRequest string) string {
 	return fmt.Sprintf(`
 apiVersion: resource.k8s.io/v1
 kind: ResourceClaimTemplate
@@ -183,12 +188,12 @@ spec:
   template:
     metadata: {labels: {app: %[1]s}}
     spec:
-      terminationGracePeriodSeconds: 1
+      terminationGracePeriodSeconds: %[6]d
       tolerations:
       - {key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute, tolerationSeconds: 0}
       - {key: node.kubernetes.io/not-ready, operator: Exists, effect: NoExecute, tolerationSeconds: 0}
       containers:
       - {name: main, image: %[4]s, imagePullPolicy: Never, command: [sh, -c, '%[5]s'], resources: {claims: [{name: gpu}]}}
       resourceClaims: [{name: gpu, resourceClaimTemplateName: %[1]s}]
----`, name, replicas, claimRequest, demoImage, listAndStay)
+---`, name, replicas, claimRequest, demoImage, command, grace)
 }

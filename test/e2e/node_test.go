@@ -32,7 +32,7 @@ type simulatedGPU struct {
 	TimeSlice   string
 	MIG         *struct {
 		Enabled   bool
-		Instances []struct{ ID int }
+		Instances []struct{ ID, Start int }
 	}
 }
 

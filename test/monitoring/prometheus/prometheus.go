@@ -41,7 +41,7 @@ func Promtool(ctx context.Context, root, dir string, args ...string) (string, er
 	return string(out), nil
 }
 
-// Server is a Prometheus that scrapes nothing.
+// Server is a Prometheus that runs.
 type Server struct {
 	v1.API
 	// URL is that of the server.
@@ -52,7 +52,7 @@ type Server struct {
 }
 
 // Start starts a server in a folder that has what samples writes, in the OpenMetrics
-// format. Stop it in the end.
+// format, and scrapes nothing. Stop it in the end.
 func Start(ctx context.Context, root, dir string, samples func(io.Writer) error) (*Server, error) {
 	text, err := os.Create(filepath.Join(dir, "samples"))
 	if err != nil {
@@ -67,7 +67,14 @@ func Start(ctx context.Context, root, dir string, samples func(io.Writer) error)
 	if out, err := Promtool(ctx, root, dir, "tsdb", "create-blocks-from", "--quiet", "openmetrics", "samples", "data"); err != nil {
 		return nil, fmt.Errorf("%w\n%s", err, out)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "prometheus.yml"), nil, 0o600); err != nil {
+	// The samples are of a fixed time, which the retention must reach.
+	return Run(ctx, root, dir, nil, "--storage.tsdb.retention.time=100y")
+}
+
+// Run starts a server in a folder with a configuration, whose paths are relative to the
+// folder, and further options. Stop it in the end.
+func Run(ctx context.Context, root, dir string, config []byte, options ...string) (*Server, error) {
+	if err := os.WriteFile(filepath.Join(dir, "prometheus.yml"), config, 0o600); err != nil {
 		return nil, err
 	}
 	address, err := freeAddress(ctx)
@@ -79,8 +86,8 @@ func Start(ctx context.Context, root, dir string, samples func(io.Writer) error)
 		return nil, err
 	}
 	s := &Server{URL: "http://" + address}
-	// The samples are of a fixed time, which the retention must reach.
-	s.cmd = exec.Command(program, "--config.file=prometheus.yml", "--storage.tsdb.path=data", "--storage.tsdb.retention.time=100y", "--web.listen-address="+address) //nolint:noctx // Stop ends it
+	options = append([]string{"--config.file=prometheus.yml", "--storage.tsdb.path=data", "--web.listen-address=" + address}, options...)
+	s.cmd = exec.Command(program, options...) //nolint:noctx // Stop ends it
 	s.cmd.Dir, s.cmd.Stdout, s.cmd.Stderr = dir, &s.log, &s.log
 	if err := s.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start Prometheus (make prometheus gets it): %w", err)
