@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"k8s.io/klog/v2"
 
@@ -84,8 +85,30 @@ func (h *hardware) Discover(ctx context.Context) (*gpu.Node, error) {
 		return &gpu.Node{}, nil
 	}
 	node, err := h.Client.Discover(ctx)
-	if err == nil {
-		h.specs.SetDriverVersion(node.DriverVersion)
+	if err != nil {
+		return nil, err
 	}
-	return node, err
+	h.specs.SetDriverVersion(node.DriverVersion)
+	node.Unlisted = unlisted(h.roots, node)
+	return node, nil
+}
+
+// unlisted returns the GPUs on the PCI bus that the driver does not list. There are none where
+// the bus cannot be read, or where one that is listed does not even tell its address.
+func unlisted(roots host.Roots, node *gpu.Node) []string {
+	onBus, err := roots.NVIDIAGPUs()
+	if err != nil {
+		return nil
+	}
+	listed := map[string]bool{}
+	for i := range node.GPUs {
+		listed[node.GPUs[i].PCIAddress] = true
+	}
+	for _, b := range node.Broken {
+		if b.PCIAddress == "" {
+			return nil
+		}
+		listed[b.PCIAddress] = true
+	}
+	return slices.DeleteFunc(onBus, func(address string) bool { return listed[address] })
 }

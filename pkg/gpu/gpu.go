@@ -22,6 +22,9 @@ type Node struct {
 	GPUs []GPU `json:"gpus"`
 	// Broken are the GPUs that could not be read. They are not in GPUs.
 	Broken []Broken `json:"broken,omitempty"`
+	// Unlisted are the PCI addresses of NVIDIA's GPUs that are on the bus, and that the driver
+	// does not list: it could not start them, or has not taken them.
+	Unlisted []string `json:"unlisted,omitempty"`
 }
 
 // Broken is a GPU that the driver lists and that does not answer.

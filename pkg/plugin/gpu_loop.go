@@ -102,9 +102,8 @@ type gpuLoop struct {
 	discoveryPanics, surveyPanics panics.Repeated
 	policies                      logchange.Set[gpuPolicy, *gpu.GPU]
 
-	// unknownProfiles is when to repeat the events about profiles that match nothing, by
-	// their text.
-	unknownProfiles map[string]time.Time
+	// unknownProfiles are profiles that match nothing, unlisted GPUs that the driver does not list.
+	unknownProfiles, unlisted lasting
 }
 
 // gpuPolicy is a GPU under a policy.
@@ -322,6 +321,7 @@ func (l *gpuLoop) surveyClaims(ctx context.Context) (status device.Status, err e
 // reportDiscovery logs what a discovery found where that has changed.
 func (l *gpuLoop) reportDiscovery(ctx context.Context, found *gpu.Node) {
 	l.reportInventory(ctx, l.state.inventory)
+	l.reportUnlisted(ctx, found.Unlisted)
 	l.discoveryProblem.Log(ctx, nil, "", "")
 	gpus, devices := len(found.GPUs), len(l.state.inventory.Devices())
 	if l.summary.Set(fmt.Sprint(gpus, devices, found.DriverVersion)) {

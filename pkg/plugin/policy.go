@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"os"
 	"sync"
-	"time"
 
 	"github.com/partage-dev/partage/pkg/claim"
 	"github.com/partage-dev/partage/pkg/policy"
@@ -69,16 +68,11 @@ func (f *PolicyFile) Read(context.Context) (*policy.Policy, error) {
 // reportUnknownProfiles makes events of profiles that match nothing on this node, as long
 // as that is so: a typing error shows nowhere else but in the log.
 func (l *gpuLoop) reportUnknownProfiles(ctx context.Context) {
-	now := l.desired.now()
-	repeat := map[string]time.Time{}
+	var texts []string
 	for _, unknown := range l.desired.policy.UnknownProfiles(l.state.known.GPUs) {
-		text := unknown.String()
-		at, told := l.unknownProfiles[text]
-		if !told || !now.Before(at) {
-			l.desired.events.Warn(ctx, claim.Ref{}, reasonUnknownProfiles, text)
-			at = repeatAt(now)
-		}
-		repeat[text] = at
+		texts = append(texts, unknown.String())
 	}
-	l.unknownProfiles = repeat
+	l.unknownProfiles.report(l.desired.now(), texts, func(text string) {
+		l.desired.events.Warn(ctx, claim.Ref{}, reasonUnknownProfiles, text)
+	})
 }
