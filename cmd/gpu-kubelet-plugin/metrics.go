@@ -5,12 +5,12 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"net"
 	"strconv"
 	"sync"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/claim"
 	"github.com/partage-dev/partage/pkg/command"
@@ -57,25 +57,28 @@ func (r rememberingClaims) Prepare(ctx context.Context, c *resourceapi.ResourceC
 }
 
 // serveMetrics samples what is used of the GPUs and serves metrics, until ctx ends and wait
-// returns. Where there is no address, it does neither, and what is counted is not shown.
-func (c *config) serveMetrics(ctx context.Context, o usage.Options) (m *metrics.Metrics, wait func(), err error) {
+// returns. Where there is no address, or somebody else has it, it does neither, and what is
+// counted is not shown.
+func (c *config) serveMetrics(ctx context.Context, o usage.Options) (m *metrics.Metrics, wait func()) {
 	options := metrics.Options{
 		Driver: driverName, Node: c.nodeName, Version: version.Get().Version, Reasons: plugin.FailureReasons(), XIDs: health.TaintingXIDs(),
 	}
 	if c.metricsAddress == "" {
-		return metrics.New(options), func() {}, nil
+		return metrics.New(options), func() {}
 	}
 	o.Interval = c.sampleInterval
 	o.PodOf = func(pid int) string {
 		pod, _ := tenant.PodOf(pid)
 		return pod.UID
 	}
-	sampler := usage.New(o)
-	options.Usage = sampler.Snapshot
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", c.metricsAddress)
 	if err != nil {
-		return nil, nil, fmt.Errorf("--%s (%s): %w", metricsAddressFlag, command.EnvName(metricsAddressFlag), err)
+		// No pod has to fail for metrics.
+		klog.FromContext(ctx).Error(err, "Metrics are not served", "flag", metricsAddressFlag)
+		return metrics.New(options), func() {}
 	}
+	sampler := usage.New(o)
+	options.Usage = sampler.Snapshot
 	m = metrics.New(options)
 	stop := m.Serve(ctx, listener)
 	var sampling sync.WaitGroup
@@ -83,5 +86,5 @@ func (c *config) serveMetrics(ctx context.Context, o usage.Options) (m *metrics.
 	return m, func() {
 		stop()
 		sampling.Wait()
-	}, nil
+	}
 }

@@ -147,10 +147,7 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 		return fmt.Errorf("set up claims in %s: %w", dataDir, err)
 	}
 	holders.PodName = plugin.NewPodNames(cluster, claims).Name
-	observed, ended, err := c.serveMetrics(ctx, usage.Options{Claims: claims, GPUs: gpus, Sessions: supervisor, Facts: facts})
-	if err != nil {
-		return err
-	}
+	observed, ended := c.serveMetrics(ctx, usage.Options{Claims: claims, GPUs: gpus, Sessions: supervisor, Facts: facts})
 	defer ended()
 	defer cancel()
 	listener, err := c.process.ListenHealth(ctx)
