@@ -50,6 +50,8 @@ type entry struct {
 	// known says that stored are the entries that the API server has.
 	known  bool
 	stored []resourceapi.AllocatedDeviceStatus
+	// recheck is when stored is not believed any more.
+	recheck time.Time
 	// gone says that there is no such claim any more.
 	gone bool
 }

@@ -44,6 +44,9 @@ const (
 	// forbiddenPause and droppedPause are for how long nothing is written in a cluster that
 	// has never let the driver write.
 	forbiddenPause, droppedPause = 10 * time.Minute, time.Hour
+	// recheckInterval is how long what the API server has is believed, less up to
+	// recheckJitter: somebody may have changed it.
+	recheckInterval, recheckJitter = time.Hour, 10 * time.Minute
 	// precedenceInterval is the time between two looks for a newer instance of the plugin.
 	precedenceInterval = 2 * time.Second
 	// requestTime bounds one request, and workers is how many are made at the same time.
@@ -61,8 +64,8 @@ type Options struct {
 	// LockFile makes one of several instances on this node write.
 	LockFile string
 
-	// removalDelay is shorter in tests.
-	removalDelay time.Duration
+	// removalDelay and recheckInterval are shorter in tests.
+	removalDelay, recheckInterval time.Duration
 }
 
 // Counts are how often something has happened since the start.
@@ -76,10 +79,11 @@ type Counts struct {
 // Writer brings the status of claims to what Set was told last.
 type Writer struct {
 	applier
-	ledger       ledger
-	precedence   *precedence.Precedence
-	removalDelay time.Duration
-	queue        workqueue.TypedRateLimitingInterface[types.UID]
+	ledger     ledger
+	precedence *precedence.Precedence
+	queue      workqueue.TypedRateLimitingInterface[types.UID]
+
+	removalDelay, recheckInterval time.Duration
 
 	mu      sync.Mutex
 	entries map[types.UID]*entry
@@ -102,10 +106,13 @@ func New(o Options) *Writer {
 	if o.removalDelay == 0 {
 		o.removalDelay = removalDelay
 	}
+	if o.recheckInterval == 0 {
+		o.recheckInterval = recheckInterval - rand.N(recheckJitter) //nolint:gosec // no secret
+	}
 	pauses := workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](firstRetry, lastRetry)
 	return &Writer{
 		applier: applier{driver: o.DriverName, client: o.Client}, ledger: ledger{dir: o.Dir},
-		precedence: precedence.New(o.LockFile), removalDelay: o.removalDelay,
+		precedence: precedence.New(o.LockFile), removalDelay: o.removalDelay, recheckInterval: o.recheckInterval,
 		queue: workqueue.NewTypedRateLimitingQueue(pauses), entries: map[types.UID]*entry{},
 	}
 }
@@ -211,6 +218,9 @@ func (w *Writer) handle(ctx context.Context, uid types.UID) {
 		return
 	}
 	task := *e
+	if !e.recheck.IsZero() && !time.Now().Before(e.recheck) {
+		task.known = false
+	}
 	w.mu.Unlock()
 	if wait := time.Until(time.Unix(0, w.paused.Load())); wait > 0 {
 		w.queue.AddAfter(uid, wait+rand.N(firstRetry)) //nolint:gosec // no secret
@@ -287,7 +297,11 @@ func (w *Writer) settle(ctx context.Context, uid types.UID, done *entry, err err
 	if err == nil {
 		w.problem.Log(ctx, nil, "", "The status of claims can be written")
 		w.queue.Forget(uid)
-		if e.wanted == nil && !e.recorded {
+		switch {
+		case e.wanted != nil:
+			e.recheck = time.Now().Add(w.recheckInterval)
+			w.queue.AddAfter(uid, w.recheckInterval)
+		case !e.recorded:
 			delete(w.entries, uid)
 		}
 		return

@@ -46,8 +46,10 @@ type rig struct {
 	dir string
 	// requests counts those that read or write a claim.
 	requests atomic.Int64
-	mu       sync.Mutex
-	refuse   func(*http.Request) *apierrors.StatusError
+	// recheck is the writer's recheckInterval.
+	recheck time.Duration
+	mu      sync.Mutex
+	refuse  func(*http.Request) *apierrors.StatusError
 }
 
 func newRig(t *testing.T) *rig {
@@ -82,7 +84,7 @@ func (r *rig) start() (w *Writer, stop func()) {
 	}
 	w = New(Options{
 		DriverName: driver, Client: client, Dir: filepath.Join(r.dir, "status"), LockFile: filepath.Join(r.dir, "status.lock"),
-		removalDelay: time.Millisecond,
+		removalDelay: time.Millisecond, recheckInterval: r.recheck,
 	})
 	ctx, cancel := context.WithCancel(r.t.Context())
 	var running sync.WaitGroup
@@ -370,6 +372,32 @@ func TestTwoInstances(t *testing.T) {
 	stopNewer()
 	r.untilEntries("c", entryA)
 	r.untilEntries("d", entryLost)
+}
+
+// TestChangedByOthers: what somebody, or a late request of an earlier instance, has changed does
+// not stay.
+func TestChangedByOthers(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.recheck = 20 * time.Millisecond
+	w, _ := r.start()
+	ref := r.claim("c", "a")
+	w.Set([]Claim{ready(ref, "a")})
+	r.untilEntries("c", entryA)
+	none := &resourceapi.ResourceClaim{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "resource.k8s.io/v1", Kind: "ResourceClaim"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "c"},
+	}
+	if _, err := r.api.ApplyStatus(none, FieldManager); err != nil {
+		t.Fatal(err)
+	}
+	r.untilEntries("c", entryA)
+	r.until("second write", func() error {
+		if n := w.Counts().Written; n < 2 {
+			return fmt.Errorf("%d writes", n)
+		}
+		return nil
+	})
 }
 
 // TestRetry: what fails is tried again, and does not hold up others.
