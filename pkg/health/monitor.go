@@ -67,8 +67,9 @@ type Options struct {
 	HeldBack func(ctx context.Context, h Hold)
 	// ObserveEvent is called for every event of a GPU in order. Optional.
 	ObserveEvent func(e gpu.Event)
-	// ObserveHealth is called for every reading of a GPU. Optional.
-	ObserveHealth func(pciAddress string, h gpu.Health)
+	// ObserveHealth is called for every reading of a GPU. With an error parts of it may be
+	// missing. Optional.
+	ObserveHealth func(pciAddress string, h gpu.Health, err error)
 }
 
 const (
@@ -259,7 +260,7 @@ func (m *Monitor) readSafely(ctx context.Context, w *watch) {
 	}
 	now.Ended = time.Now()
 	if m.o.ObserveHealth != nil {
-		m.o.ObserveHealth(w.pci, now.Health)
+		m.o.ObserveHealth(w.pci, now.Health, now.Err)
 	}
 	instances, known := m.instances(ctx, w.pci)
 	m.change(ctx, func(j *judge) {

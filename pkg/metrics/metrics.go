@@ -196,10 +196,15 @@ func (m *Metrics) SetGPUs(inventory *device.Inventory, status device.Status) {
 	}
 }
 
-// SetHealth takes what a GPU says about its own state.
-func (m *Metrics) SetHealth(pciAddress string, health gpu.Health) {
+// SetHealth takes what a GPU says about its own state, or the error of asking it: then nothing
+// is known.
+func (m *Metrics) SetHealth(pciAddress string, health gpu.Health, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if err != nil {
+		delete(m.health, pciAddress)
+		return
+	}
 	m.health[pciAddress] = health
 }
 

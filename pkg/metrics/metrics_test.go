@@ -116,7 +116,7 @@ func everything(t testing.TB) *Metrics {
 		{PCIAddress: "0000:11:00.0", Reason: device.Lost, Message: "twice"},
 	}}
 	m.SetGPUs(inventory.With(status), status)
-	m.SetHealth("0000:10:00.0", gpu.Health{Throttling: []gpu.Throttling{gpu.ThrottlingPowerBrake}, Temperature: new(55)})
+	m.SetHealth("0000:10:00.0", gpu.Health{Throttling: []gpu.Throttling{gpu.ThrottlingPowerBrake}, Temperature: new(55)}, nil)
 	m.XID("0000:10:00.0", 79)
 	m.XID("0000:10:00.0", 31)
 	_, times := steptime.With(t.Context())
@@ -342,4 +342,14 @@ func BenchmarkScrape(b *testing.B) {
 	}
 	b.ReportMetric(float64(series), "series")
 	b.ReportMetric(float64(len(body)), "body-bytes")
+}
+
+// TestHealthNotKnown: a GPU that cannot be asked is not said to be cool.
+func TestHealthNotKnown(t *testing.T) {
+	t.Parallel()
+	m := everything(t)
+	m.SetHealth("0000:10:00.0", gpu.Health{}, gpu.ErrLost)
+	if text := scrape(t, m); strings.Contains(text, "partage_gpu_throttled{") || strings.Contains(text, "partage_claim_throttled{") {
+		t.Error("something is said of throttling")
+	}
 }
