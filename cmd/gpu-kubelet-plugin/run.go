@@ -126,25 +126,17 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 	facts := usage.NewFacts(driverName, cluster)
 	holders := &holder.Finder{Roots: roots}
 	events := plugin.NewEvents(ctx, clients.events, clients.background, driverName, c.nodeName)
-	claims, err := claim.NewManager(ctx, claim.Options{
-		DriverName:     driverName,
-		PoolName:       c.nodeName,
-		DataDir:        dataDir,
-		Roots:          roots,
-		Partitions:     partition.New(gpus, holders),
-		Sharing:        sharing.New(sharing.Options{Roots: roots, Modes: gpus, Supervisor: supervisor}),
-		CDI:            specs,
-		Hook:           hooks.limits,
-		Interposer:     c.interposer,
-		SELinuxContext: c.seLinux,
-		Cluster:        facts,
-		Events:         events,
-
-		OrphanGrace:   c.orphanGrace,
-		CheckInterval: c.claimCheckInterval,
+	claims, err := c.newClaims(ctx, claim.Options{
+		Roots:      roots,
+		Partitions: partition.New(gpus, holders),
+		Sharing:    sharing.New(sharing.Options{Roots: roots, Modes: gpus, Supervisor: supervisor}),
+		CDI:        specs,
+		Hook:       hooks.limits,
+		Cluster:    facts,
+		Events:     events,
 	})
 	if err != nil {
-		return fmt.Errorf("set up claims in %s: %w", dataDir, err)
+		return err
 	}
 	holders.PodName = plugin.NewPodNames(cluster, claims).Name
 	observed, ended := c.serveMetrics(ctx, usage.Options{Claims: claims, GPUs: gpus, Sessions: supervisor, Facts: facts})
@@ -191,6 +183,18 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 		return err
 	}
 	return p.Run(ctx)
+}
+
+// newClaims adds to the options what flags say.
+func (c *config) newClaims(ctx context.Context, o claim.Options) (*claim.Manager, error) {
+	o.DriverName, o.PoolName, o.DataDir = driverName, c.nodeName, c.dataDir()
+	o.Interposer, o.SELinuxContext = c.interposer, c.seLinux
+	o.OrphanGrace, o.CheckInterval = c.orphanGrace, c.claimCheckInterval
+	claims, err := claim.NewManager(ctx, o)
+	if err != nil {
+		return nil, fmt.Errorf("set up claims in %s: %w", o.DataDir, err)
+	}
+	return claims, nil
 }
 
 // statusClient is nil where the status of claims is not to be written.
