@@ -188,7 +188,9 @@ func (r *faultRig) count(t *testing.T, o harness.Operation) map[string]int {
 	return counts
 }
 
-// countCalls tells how often each function is called while f runs.
+// countCalls tells how often each function is called while f runs. The driver waits for events
+// by itself, whatever claims do, and looks at times whether a GPU is still the same: faults of
+// these calls are those of TestSimulatedEvents… in package nvml.
 func (r *faultRig) countCalls(t *testing.T, f func()) map[string]int {
 	t.Helper()
 	before, err := r.n.State.Calls()
@@ -202,7 +204,7 @@ func (r *faultRig) countCalls(t *testing.T, f func()) map[string]int {
 	}
 	counts := map[string]int{}
 	for function, calls := range after {
-		if made := int(calls - before[function]); made > 0 {
+		if made := int(calls - before[function]); made > 0 && !strings.Contains(function, "Event") {
 			counts[function] = made
 		}
 	}
