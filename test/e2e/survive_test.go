@@ -237,7 +237,7 @@ func wantNodes(t *testing.T, ns, claimName string, machine simulated) {
 	if i < 0 {
 		t.Fatalf("no GPU of the machine is %s", device)
 	}
-	files, err := filepath.Glob(filepath.Join(cdiDir, "*"+string(c.UID)+"*"))
+	files, err := filepath.Glob(filepath.Join(cdiDir, "*-claim_"+string(c.UID)+"*"))
 	if err != nil || len(files) != 1 {
 		t.Fatalf("CDI files of claim %s: %v, %v", claimName, files, err)
 	}
