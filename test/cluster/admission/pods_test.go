@@ -55,12 +55,25 @@ func pods(t *testing.T, golden string) map[string]*core.Pod {
 	return all
 }
 
-// TestNetworkPolicies: nobody can connect to a pod of the chart, and the supervisor to
-// nobody.
+// metricsPort is the only one that a pod of the chart has, or 0.
+func metricsPort(all map[string]*core.Pod) int32 {
+	for _, port := range all["gpu-kubelet-plugin"].Spec.Containers[0].Ports {
+		if port.Name == "metrics" {
+			return port.ContainerPort
+		}
+	}
+	return 0
+}
+
+// TestNetworkPolicies: nobody can connect to a pod of the chart, except to ask for metrics,
+// and the supervisor to nobody.
 func TestNetworkPolicies(t *testing.T) {
 	for golden, components := range goldenPods {
 		all := pods(t, golden)
-		// The directions in which a pod has no connections.
+		other := func(rule networking.NetworkPolicyIngressRule) bool {
+			return len(rule.Ports) != 1 || rule.Ports[0].Port.IntVal != metricsPort(all)
+		}
+		// The directions in which a pod has no connections other than for metrics.
 		closed := map[string][]networking.PolicyType{}
 		for _, object := range chart(t, golden) {
 			policy, is := object.(*networkingv1.NetworkPolicy)
@@ -79,7 +92,7 @@ func TestNetworkPolicies(t *testing.T) {
 				if !selector.Matches(labels.Set(pod.Labels)) {
 					continue
 				}
-				if slices.Contains(internal.Spec.PolicyTypes, networking.PolicyTypeIngress) && len(internal.Spec.Ingress) == 0 {
+				if slices.Contains(internal.Spec.PolicyTypes, networking.PolicyTypeIngress) && !slices.ContainsFunc(internal.Spec.Ingress, other) {
 					closed[component] = append(closed[component], networking.PolicyTypeIngress)
 				}
 				if slices.Contains(internal.Spec.PolicyTypes, networking.PolicyTypeEgress) && len(internal.Spec.Egress) == 0 {
@@ -128,15 +141,16 @@ func TestTokens(t *testing.T) {
 	}
 }
 
-// TestProbes: nothing of a pod can be reached from outside, not even to ask whether it is
-// well.
+// TestProbes: nothing of a pod can be reached from outside but metrics, not even to ask whether
+// it is well.
 func TestProbes(t *testing.T) {
 	probes := 0
 	for golden := range goldenPods {
 		for component, pod := range pods(t, golden) {
 			container := pod.Spec.Containers[0]
-			if len(container.Ports) > 0 || pod.Spec.HostNetwork {
-				t.Errorf("%s: %s has ports", golden, component)
+			allowed := func(port core.ContainerPort) bool { return component == "gpu-kubelet-plugin" && port.Name == "metrics" }
+			if pod.Spec.HostNetwork || slices.ContainsFunc(container.Ports, func(port core.ContainerPort) bool { return !allowed(port) }) {
+				t.Errorf("%s: %s has ports: %v", golden, component, container.Ports)
 			}
 			for _, probe := range []*core.Probe{container.StartupProbe, container.LivenessProbe, container.ReadinessProbe} {
 				if probe == nil {

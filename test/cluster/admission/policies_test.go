@@ -25,10 +25,10 @@ import (
 
 // goldenPolicies are golden files and their policies.
 var goldenPolicies = map[string][]string{
-	"defaults":          {"partage-own-events", "partage-own-node-resourceslices", "partage-slow-requests"},
-	"scheduler-crashes": {"partage-all-devices", "partage-own-events", "partage-own-node-resourceslices", "partage-slow-requests"},
+	"defaults":          {"partage-own-claim-status", "partage-own-events", "partage-own-node-resourceslices", "partage-slow-requests"},
+	"scheduler-crashes": {"partage-all-devices", "partage-own-claim-status", "partage-own-events", "partage-own-node-resourceslices", "partage-slow-requests"},
 	"everything":        {"share-gpus-all-devices", "share-gpus-mps-namespaces", "share-gpus-slow-requests"},
-	"no-supervisor":     {"partage-own-events", "partage-own-node-resourceslices"},
+	"no-supervisor":     {"partage-own-claim-status", "partage-own-events", "partage-own-node-resourceslices"},
 }
 
 // policies are those of a golden file.
