@@ -17,8 +17,8 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu/nvml"
 	"github.com/partage-dev/partage/pkg/health"
 	"github.com/partage-dev/partage/pkg/metrics"
-	"github.com/partage-dev/partage/pkg/mps/tenant"
 	"github.com/partage-dev/partage/pkg/plugin"
+	"github.com/partage-dev/partage/pkg/podcgroup"
 	"github.com/partage-dev/partage/pkg/steptime"
 	"github.com/partage-dev/partage/pkg/usage"
 	"github.com/partage-dev/partage/pkg/version"
@@ -68,7 +68,7 @@ func (c *config) serveMetrics(ctx context.Context, o usage.Options) (m *metrics.
 	}
 	o.Interval = c.sampleInterval
 	o.PodOf = func(pid int) string {
-		pod, _ := tenant.PodOf(pid)
+		pod, _ := podcgroup.OfProcess("/proc", pid)
 		return pod.UID
 	}
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", c.metricsAddress)

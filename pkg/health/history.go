@@ -72,9 +72,9 @@ func (h *history) read(now time.Time) (map[string]*record, error) {
 
 func decode(data []byte, now time.Time) (*content, error) {
 	c := &content{}
-	d := json.NewDecoder(bytes.NewReader(data))
-	d.DisallowUnknownFields()
-	if err := d.Decode(c); err != nil {
+	// A newer driver may have added fields. Without the file a GPU that waits for a reset would be
+	// offered again.
+	if err := json.Unmarshal(data, c); err != nil {
 		return nil, err
 	}
 	if c.APIVersion != fileVersion || c.Kind != fileKind {

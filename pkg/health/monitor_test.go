@@ -345,7 +345,6 @@ func TestHistory(t *testing.T) {
 		for what, change := range map[string]func(text string) string{
 			"damaged":         func(text string) string { return text[:len(text)/2] },
 			"of a version":    func(text string) string { return strings.Replace(text, fileVersion, "health.partage.dev/v9", 1) },
-			"unknown field":   func(text string) string { return strings.Replace(text, `"gpus"`, `"more": 1, "gpus"`, 1) },
 			"unknown ending":  func(text string) string { return strings.Replace(text, `"ending": "quiet"`, `"ending": "never"`, 1) },
 			"null for faults": func(text string) string { return strings.Replace(text, `"faults": [`, `"faults": [null,`, 1) },
 		} {
@@ -366,7 +365,19 @@ func TestHistory(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		gpus, err := (&history{path: path, bootID: "boot-2"}).read(time.Now())
+		content, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		newer := []byte(strings.Replace(string(content), `"gpus"`, `"more": 1, "gpus"`, 1))
+		if err := os.WriteFile(path, newer, fileMode); err != nil {
+			t.Fatal(err)
+		}
+		gpus, err := (&history{path: path, bootID: "boot-1"}).read(time.Now())
+		if err != nil || len(gpus) != 2 {
+			t.Errorf("of a newer driver: %v, %v", gpus, err)
+		}
+		gpus, err = (&history{path: path, bootID: "boot-2"}).read(time.Now())
 		if err != nil || len(gpus) != 2 || len(gpus[pciA].Faults) != 0 || gpus[pciB].Past[0].Count != 1 || gpus[pciA].UUID != "GPU-A" {
 			t.Errorf("in another boot: %v, %v", gpus, err)
 		}

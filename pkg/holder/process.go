@@ -109,10 +109,8 @@ func (p procfs) process(pid int) process {
 	if name, err := os.ReadFile(p.of(pid, "comm")); err == nil {
 		one.name = strings.TrimSuffix(string(name), "\n")
 	}
-	if cgroups, err := os.ReadFile(p.of(pid, "cgroup")); err == nil {
-		pod, _ := podcgroup.Find(string(cgroups))
-		one.pod, one.container = pod.UID, pod.Container
-	}
+	pod, _ := podcgroup.OfProcess(p.path, pid)
+	one.pod, one.container = pod.UID, pod.Container
 	return one
 }
 

@@ -285,7 +285,7 @@ func TestXIDsBeforeTheFirst(t *testing.T) {
 	}
 }
 
-// TestNothingElseIsServed: the port is open to whoever reaches it.
+// TestNothingElseIsServed: anybody in the network may ask the port.
 func TestNothingElseIsServed(t *testing.T) {
 	t.Parallel()
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")

@@ -18,8 +18,8 @@ import (
 // Path is where the metrics are.
 const Path = "/metrics"
 
-// Whoever reaches the port may ask, so that what one can use up is limited. A scrape takes
-// some milliseconds.
+// Anybody in the network may ask, so connections and scrapes are limited. A scrape takes some
+// milliseconds.
 const (
 	maxConnections = 16
 	maxScrapes     = 4

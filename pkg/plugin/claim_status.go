@@ -27,12 +27,7 @@ const (
 // its own: pods do not wait for it, and who looks at a claim should not wait for what can wait
 // longer.
 func StatusConfig(config *rest.Config) *rest.Config {
-	status := rest.CopyConfig(config)
-	status.RateLimiter = nil
-	status.QPS /= statusQPSPart
-	status.Burst = max(1, status.Burst/statusBurstPart)
-	status.UserAgent += " (claim status)"
-	return status
+	return reducedConfig(config, statusQPSPart, statusBurstPart, "claim status")
 }
 
 // maxConditionMessage is how long a condition's message may be, in bytes. The API allows 32 KiB.

@@ -34,12 +34,17 @@ const (
 // BackgroundConfig returns the configuration of a client for what can wait. It has a budget
 // of its own, so that no pod that starts waits behind it, and its own name in audit logs.
 func BackgroundConfig(config *rest.Config) *rest.Config {
-	background := rest.CopyConfig(config)
-	background.RateLimiter = nil
-	background.QPS /= backgroundQPSPart
-	background.Burst = max(1, background.Burst/backgroundBurstPart)
-	background.UserAgent += " (background)"
-	return background
+	return reducedConfig(config, backgroundQPSPart, backgroundBurstPart, "background")
+}
+
+// reducedConfig returns the configuration of a client with a part of the budget, for itself.
+func reducedConfig(config *rest.Config, qpsPart float32, burstPart int, name string) *rest.Config {
+	reduced := rest.CopyConfig(config)
+	reduced.RateLimiter = nil
+	reduced.QPS /= qpsPart
+	reduced.Burst = max(1, reduced.Burst/burstPart)
+	reduced.UserAgent += " (" + name + ")"
+	return reduced
 }
 
 // Cluster reads claims from the API server. It may be used concurrently.

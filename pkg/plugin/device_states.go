@@ -151,7 +151,8 @@ type verdict struct {
 	health kubeletplugin.HealthStatus
 	// reason and message are for people; the reason is that of events.
 	reason, message string
-	// findings are the reasons of all that was found, and said is when the message was new.
+	// findings tell apart what was found: of one finding its value, such as the number of an XID,
+	// of all the reasons with these. said is when the message was new.
 	findings string
 	said     time.Time
 }

@@ -14,9 +14,11 @@ package podcgroup
 
 import (
 	"iter"
+	"os"
 	"path"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 )
 
@@ -75,6 +77,16 @@ func Find(file string) (Pod, bool) {
 		}
 	}
 	return pod, pod.UID != ""
+}
+
+// OfProcess returns the pod of a process, if its cgroup says which that is. The procfs has the
+// processes of the host.
+func OfProcess(procfs string, pid int) (Pod, bool) {
+	file, err := os.ReadFile(filepath.Join(procfs, strconv.Itoa(pid), "cgroup"))
+	if err != nil {
+		return Pod{}, false
+	}
+	return Find(string(file))
 }
 
 // In reports whether a process is in a pod, whichever that is, by its file "cgroup" of procfs.

@@ -142,8 +142,8 @@ func (l *lanes) system() *lane { return l.get("", "") }
 // gpu returns the lane of everything that names the GPU.
 func (l *lanes) gpu(pci string) *lane { return l.get(pci, pci) }
 
-// events returns the lane of waiting for the GPU's events. It is not the GPU's: whoever
-// waits keeps nobody off the GPU, and is kept off by nobody. Waiting is not observed.
+// events returns the lane of waiting for the GPU's events. It is not the GPU's own:
+// waiting delays no other call on the GPU, and no other call delays it. It is not observed.
 func (l *lanes) events(pci string) *lane {
 	l.mu.Lock()
 	defer l.mu.Unlock()

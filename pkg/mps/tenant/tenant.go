@@ -63,11 +63,9 @@ func deviceNodes(pid int) (map[uint64]string, error) {
 
 // InPod reports whether a process is in a pod, by its cgroup.
 func InPod(pid int) bool {
-	cgroups, err := os.ReadFile(cgroupFile(pid))
+	cgroups, err := os.ReadFile(filepath.Join(procRoot, strconv.Itoa(pid), "cgroup"))
 	return err == nil && podcgroup.In(string(cgroups))
 }
-
-func cgroupFile(pid int) string { return filepath.Join(procRoot, strconv.Itoa(pid), "cgroup") }
 
 // Pod is the pod of a process, by its cgroup.
 type Pod struct {
@@ -78,11 +76,7 @@ type Pod struct {
 
 // PodOf returns the pod of a process, if its cgroup says which that is.
 func PodOf(pid int) (Pod, bool) {
-	cgroups, err := os.ReadFile(cgroupFile(pid))
-	if err != nil {
-		return Pod{}, false
-	}
-	pod, ok := podcgroup.Find(string(cgroups))
+	pod, ok := podcgroup.OfProcess(procRoot, pid)
 	return Pod{UID: pod.UID, cgroup: pod.Cgroup}, ok
 }
 

@@ -335,7 +335,7 @@ func TestDamagedLedger(t *testing.T) {
 	w.Set(nil)
 	r.until("files that make no sense", func() error {
 		if files, err := filepath.Glob(filepath.Join(dir, "uid-*")); err != nil || len(files) > 0 {
-			return fmt.Errorf("%v, %w", files, err)
+			return errors.Join(fmt.Errorf("got %v", files), err)
 		}
 		return nil
 	})
