@@ -6,6 +6,7 @@ package main
 import (
 	"context"
 	"net"
+	"os"
 	"strconv"
 	"sync"
 
@@ -68,7 +69,7 @@ func (c *config) serveMetrics(ctx context.Context, o usage.Options) (m *metrics.
 	}
 	o.Interval = c.sampleInterval
 	o.PodOf = func(pid int) string {
-		pod, _ := podcgroup.OfProcess("/proc", pid)
+		pod, _ := podcgroup.OfProcess(os.DirFS("/proc"), pid)
 		return pod.UID
 	}
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", c.metricsAddress)

@@ -109,7 +109,7 @@ func (p procfs) process(pid int) process {
 	if name, err := os.ReadFile(p.of(pid, "comm")); err == nil {
 		one.name = strings.TrimSuffix(string(name), "\n")
 	}
-	pod, _ := podcgroup.OfProcess(p.path, pid)
+	pod, _ := podcgroup.OfProcess(os.DirFS(p.path), pid)
 	one.pod, one.container = pod.UID, pod.Container
 	return one
 }

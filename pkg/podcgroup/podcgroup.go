@@ -13,8 +13,8 @@
 package podcgroup
 
 import (
+	"io/fs"
 	"iter"
-	"os"
 	"path"
 	"path/filepath"
 	"regexp"
@@ -81,8 +81,8 @@ func Find(file string) (Pod, bool) {
 
 // OfProcess returns the pod of a process, if its cgroup says which that is. The procfs has the
 // processes of the host.
-func OfProcess(procfs string, pid int) (Pod, bool) {
-	file, err := os.ReadFile(filepath.Join(procfs, strconv.Itoa(pid), "cgroup"))
+func OfProcess(procfs fs.FS, pid int) (Pod, bool) {
+	file, err := fs.ReadFile(procfs, path.Join(strconv.Itoa(pid), "cgroup"))
 	if err != nil {
 		return Pod{}, false
 	}

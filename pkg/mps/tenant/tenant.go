@@ -76,7 +76,7 @@ type Pod struct {
 
 // PodOf returns the pod of a process, if its cgroup says which that is.
 func PodOf(pid int) (Pod, bool) {
-	pod, ok := podcgroup.OfProcess(procRoot, pid)
+	pod, ok := podcgroup.OfProcess(os.DirFS(procRoot), pid)
 	return Pod{UID: pod.UID, cgroup: pod.Cgroup}, ok
 }
 
