@@ -59,19 +59,29 @@ func (c *Client) readUtilization(ctx context.Context, h *handle, since time.Time
 
 func ratio(percentage float64) float64 { return max(0, min(1, percentage/percent)) }
 
-// gpmSample is one of those from two of which the library makes metrics.
+// gpmInterval is the time that nvml.h wants between two samples.
+const gpmInterval = 100 * time.Millisecond
+
+// gpmSample is the last sample of a partition. The library makes metrics from two.
 type gpmSample struct {
-	of     gpu.PartitionID
-	sample nvml.GpmSample
+	of          gpu.PartitionID
+	sample      nvml.GpmSample
+	taken       time.Time
+	utilization *float64 // since the sample before, nil if there was none
 }
 
-// partitionUtilization returns how busy a partition was since the last call for it, and nil
+// partitionUtilization returns how busy a partition was since the last sample of it, and nil
 // the first time and where the GPU cannot tell: GPM (GPU Performance Monitoring) is the only
-// part of NVML that can, from Hopper on. It is assumed that others may sample beside.
+// part of NVML that can, from Hopper on. It is assumed that others may sample beside. Within
+// gpmInterval after a sample its answer is repeated: a reader in a hurry would otherwise
+// replace each sample before it is old enough.
 func (c *Client) partitionUtilization(ctx context.Context, h *handle, lib nvml.Interface, id gpu.PartitionID) (*float64, error) {
 	supported, err := c.gpmSupported(ctx, h)
 	if err != nil || !supported {
 		return nil, err
+	}
+	if last := h.lastSample(id); time.Since(last.taken) < gpmInterval {
+		return last.utilization, nil
 	}
 	now, err := get(ctx, h.lane, "nvmlGpmSampleAlloc", lib.GpmSampleAlloc)
 	if err != nil {
@@ -84,7 +94,7 @@ func (c *Client) partitionUtilization(ctx context.Context, h *handle, lib nvml.I
 	if err != nil {
 		return nil, errors.Join(err, do(ctx, h.lane, "nvmlGpmSampleFree", now.Free))
 	}
-	before := h.swapSample(gpmSample{id, now})
+	before := h.swapSample(gpmSample{of: id, sample: now, taken: time.Now()})
 	if before == nil {
 		return nil, nil //nolint:nilnil // not known yet
 	}
@@ -106,7 +116,9 @@ func (c *Client) partitionUtilization(ctx context.Context, h *handle, lib nvml.I
 	if err != nil {
 		return nil, err
 	}
-	return new(ratio(metric)), nil
+	utilization := new(ratio(metric))
+	h.keepUtilization(gpmSample{of: id, sample: now, utilization: utilization})
+	return utilization, nil
 }
 
 // gpmSupported asks once.
@@ -131,18 +143,41 @@ func (c *Client) gpmSupported(ctx context.Context, h *handle) (bool, error) {
 	return supported, nil
 }
 
+// lastSample returns the last sample of a partition. One that was never taken is old.
+func (h *handle) lastSample(of gpu.PartitionID) gpmSample {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, s := range h.samples {
+		if s.of == of {
+			return s
+		}
+	}
+	return gpmSample{}
+}
+
 // swapSample keeps a sample, and returns the one before it of the same partition, or nil.
 func (h *handle) swapSample(now gpmSample) (before nvml.GpmSample) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for i := range h.samples {
 		if h.samples[i].of == now.of {
-			before, h.samples[i].sample = h.samples[i].sample, now.sample
+			before, h.samples[i] = h.samples[i].sample, now
 			return before
 		}
 	}
 	h.samples = append(h.samples, now)
 	return nil
+}
+
+// keepUtilization keeps what was made of a sample, unless another one was taken meanwhile.
+func (h *handle) keepUtilization(made gpmSample) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for i := range h.samples {
+		if h.samples[i].of == made.of && h.samples[i].sample == made.sample {
+			h.samples[i].utilization = made.utilization
+		}
+	}
 }
 
 // dropSamples frees the samples of other partitions than these.
