@@ -1,0 +1,84 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+)
+
+// Model is what a driver's part of a Snapshot means.
+type Model struct {
+	*Snapshot
+	// Driver is the one whose devices the model has.
+	Driver string
+	// Nodes are those with devices of the driver, by name.
+	Nodes []*Node
+	// Holdings are all that claims have of the driver's devices, in the order of claims.
+	Holdings []*Holding
+}
+
+// Node is a node with devices of the driver.
+type Node struct {
+	Name string
+	// Object is nil if it could not be read, or does not exist.
+	Object *corev1.Node
+	// GPUs are in the order of their PCI addresses.
+	GPUs []*GPU
+	// Incomplete says that not all slices of the pool's newest generation are there: the
+	// scheduler allocates nothing of it.
+	Incomplete bool
+}
+
+// GPU is a physical GPU with all devices that the driver offers of it.
+type GPU struct {
+	Node *Node
+	// Name is that of its counter set, and of the device that is the whole GPU: gpu-0000-1b-00-0.
+	Name                                 string
+	UUID, ProductName, Architecture      string
+	PCIBusID, DriverVersion, CUDAVersion string
+	// MemoryBytes is what the GPU offers, 0 if unknown.
+	MemoryBytes int64
+	// MemorySlices is how many memory slices have a counter, 0 if it cannot be partitioned. A
+	// slice that is always used with its neighbour has none.
+	MemorySlices int
+	// Devices are all that the slices have, in their order: that of preference.
+	Devices []*Device
+}
+
+// Device is one of a GPU. It is one of the kinds that the attribute "type" names.
+type Device struct {
+	GPU *GPU
+	// Pool and Name identify it, together with the driver.
+	Pool, Name string
+	// Type is gpu, mig, mps, timeslice or observer; Profile is that of a partition, or of the
+	// partition that is shared.
+	Type, Profile string
+	// UUID is "" for a partition that does not exist yet.
+	UUID string
+	// Isolation is the attribute.
+	Isolation string
+	// Placement are the memory slices that it uses, by index. It is empty where the device is
+	// the whole GPU and on GPUs that cannot be partitioned.
+	Placement []int
+	// Taints are those of the slice and of DeviceTaintRules.
+	Taints []resourceapi.DeviceTaint
+	// Holdings are the claims that have it.
+	Holdings []*Holding
+	// Published is the device as it is in its slice.
+	Published *resourceapi.Device
+}
+
+// Holding is one device, or share of one, that is allocated to a claim.
+type Holding struct {
+	Claim *resourceapi.ResourceClaim
+	// Result is the claim's.
+	Result *resourceapi.DeviceRequestAllocationResult
+	// Device is nil if no slice has it.
+	Device *Device
+	// Pods are those that the claim is reserved for and that could be read.
+	Pods []*corev1.Pod
+	// Status is the driver's entry in the claim's status, or nil.
+	Status *resourceapi.AllocatedDeviceStatus
+}

@@ -1,0 +1,198 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet
+
+import (
+	"cmp"
+	"slices"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+	"k8s.io/utils/ptr"
+)
+
+// memorySliceCounter is how the names of the counters of memory slices begin.
+const memorySliceCounter = "memory-slice-"
+
+// New makes the model of a driver's part of a snapshot. Of each pool it takes the newest
+// generation, as the scheduler does.
+func New(s *Snapshot, driver string) *Model {
+	b := &builder{
+		model:   &Model{Snapshot: s, Driver: driver},
+		nodes:   map[string]*Node{},
+		gpus:    map[gpuKey]*GPU{},
+		devices: map[deviceKey]*Device{},
+	}
+	b.addDevices()
+	b.addHoldings()
+	b.sort()
+	return b.model
+}
+
+type gpuKey struct{ node, gpu string }
+
+type deviceKey struct{ pool, device string }
+
+type builder struct {
+	model   *Model
+	nodes   map[string]*Node
+	gpus    map[gpuKey]*GPU
+	devices map[deviceKey]*Device
+}
+
+// addDevices adds nodes, GPUs and devices.
+func (b *builder) addDevices() {
+	objects := map[string]*corev1.Node{}
+	for _, n := range b.model.Snapshot.Nodes {
+		objects[n.Name] = n
+	}
+	for _, pool := range poolsOf(b.model.Slices, b.model.Driver) {
+		counters := map[string]int{}
+		for _, slice := range pool.slices {
+			for _, set := range slice.Spec.SharedCounters {
+				for name := range set.Counters {
+					if strings.HasPrefix(name, memorySliceCounter) {
+						counters[set.Name]++
+					}
+				}
+			}
+		}
+		for _, slice := range pool.slices {
+			name := ptr.Deref(slice.Spec.NodeName, "")
+			node := b.nodes[name]
+			if node == nil {
+				node = &Node{Name: name, Object: objects[name]}
+				b.nodes[name] = node
+				b.model.Nodes = append(b.model.Nodes, node)
+			}
+			node.Incomplete = node.Incomplete || !pool.complete
+			for i := range slice.Spec.Devices {
+				b.addDevice(node, pool.name, &slice.Spec.Devices[i], counters)
+			}
+		}
+	}
+}
+
+func (b *builder) addDevice(node *Node, pool string, published *resourceapi.Device, memorySlices map[string]int) {
+	d := &Device{
+		Pool: pool, Name: published.Name, Published: published,
+		Type:      b.text(published, "type"),
+		Profile:   b.text(published, "profile"),
+		UUID:      b.text(published, "uuid"),
+		Isolation: b.text(published, "isolation"),
+		Taints:    slices.Clone(published.Taints),
+	}
+	for _, rule := range b.model.TaintRules {
+		if covers(rule, b.model.Driver, pool, published.Name) {
+			d.Taints = append(d.Taints, rule.Spec.Taint)
+		}
+	}
+	set := ""
+	for _, c := range published.ConsumesCounters {
+		set = c.CounterSet
+		for name := range c.Counters {
+			if index, err := strconv.Atoi(strings.TrimPrefix(name, memorySliceCounter)); err == nil {
+				d.Placement = append(d.Placement, index)
+			}
+		}
+	}
+	slices.Sort(d.Placement)
+	if d.Type == "gpu" || d.Profile == "" {
+		d.Placement = nil
+	}
+	address := ptr.Deref(published.Attributes[resourceapi.QualifiedName(deviceattribute.StandardDeviceAttributePCIBusID)].StringValue, "")
+	key := gpuKey{node.Name, cmp.Or(address, set, d.Name)}
+	g := b.gpus[key]
+	if g == nil {
+		g = &GPU{
+			Node: node, Name: cmp.Or(set, d.Name), PCIBusID: address, MemorySlices: memorySlices[set],
+			UUID: b.text(published, "parentUUID"), ProductName: b.text(published, "productName"), Architecture: b.text(published, "architecture"),
+			DriverVersion: b.version(published, "driverVersion"), CUDAVersion: b.version(published, "cudaDriverVersion"),
+		}
+		b.gpus[key] = g
+		node.GPUs = append(node.GPUs, g)
+	}
+	if memory, has := published.Capacity["memory"]; has {
+		g.MemoryBytes = max(g.MemoryBytes, memory.Value.Value())
+	}
+	d.GPU = g
+	g.Devices = append(g.Devices, d)
+	b.devices[deviceKey{pool, d.Name}] = d
+}
+
+// addHoldings adds what claims have, and whose pods they are reserved for.
+func (b *builder) addHoldings() {
+	pods := map[types.UID]*corev1.Pod{}
+	for _, p := range b.model.Pods {
+		pods[p.UID] = p
+	}
+	for _, c := range b.model.Claims {
+		if c.Status.Allocation == nil {
+			continue
+		}
+		var users []*corev1.Pod
+		for _, u := range c.Status.ReservedFor {
+			if p := pods[u.UID]; p != nil {
+				users = append(users, p)
+			}
+		}
+		for i := range c.Status.Allocation.Devices.Results {
+			result := &c.Status.Allocation.Devices.Results[i]
+			if result.Driver != b.model.Driver {
+				continue
+			}
+			h := &Holding{Claim: c, Result: result, Pods: users, Device: b.devices[deviceKey{result.Pool, result.Device}], Status: statusOf(c, result)}
+			if h.Device != nil {
+				h.Device.Holdings = append(h.Device.Holdings, h)
+			}
+			b.model.Holdings = append(b.model.Holdings, h)
+		}
+	}
+}
+
+func (b *builder) sort() {
+	slices.SortFunc(b.model.Nodes, func(x, y *Node) int { return cmp.Compare(x.Name, y.Name) })
+	for _, n := range b.model.Nodes {
+		slices.SortFunc(n.GPUs, func(x, y *GPU) int { return cmp.Or(cmp.Compare(x.PCIBusID, y.PCIBusID), cmp.Compare(x.Name, y.Name)) })
+	}
+}
+
+// text returns an attribute of the driver's own domain.
+func (b *builder) text(d *resourceapi.Device, name string) string {
+	return ptr.Deref(b.attribute(d, name).StringValue, "")
+}
+
+func (b *builder) version(d *resourceapi.Device, name string) string {
+	return ptr.Deref(b.attribute(d, name).VersionValue, "")
+}
+
+func (b *builder) attribute(d *resourceapi.Device, name string) resourceapi.DeviceAttribute {
+	if a, has := d.Attributes[resourceapi.QualifiedName(name)]; has {
+		return a
+	}
+	return d.Attributes[resourceapi.QualifiedName(b.model.Driver+"/"+name)]
+}
+
+func statusOf(c *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocationResult) *resourceapi.AllocatedDeviceStatus {
+	for i := range c.Status.Devices {
+		s := &c.Status.Devices[i]
+		if s.Driver == r.Driver && s.Pool == r.Pool && s.Device == r.Device && ptr.Deref(s.ShareID, "") == string(ptr.Deref(r.ShareID, "")) {
+			return s
+		}
+	}
+	return nil
+}
+
+// covers reports whether a rule taints a device.
+func covers(rule *resourceapi.DeviceTaintRule, driver, pool, device string) bool {
+	s := rule.Spec.DeviceSelector
+	if s == nil {
+		return true
+	}
+	return (s.Driver == nil || *s.Driver == driver) && (s.Pool == nil || *s.Pool == pool) && (s.Device == nil || *s.Device == device)
+}

@@ -1,0 +1,112 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package options holds what all commands of kubectl gpu have in common: flags, clients,
+// streams and exit codes.
+package options
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/utils/ptr"
+)
+
+// DefaultDriver is the name under which the chart installs the driver.
+const DefaultDriver = "gpu.nvidia.com"
+
+// Requests of a command: one that looks at a fleet makes many at once.
+const (
+	queriesPerSecond = 200
+	burst            = 400
+)
+
+// ErrFound says that a command worked and found something that is wrong. It is printed
+// nowhere: the command's output says what it is. The exit code is 2.
+var ErrFound = errors.New("something was found")
+
+// Options are those of one call.
+type Options struct {
+	genericiooptions.IOStreams
+	// Config selects cluster, user and namespace, as kubectl's flags do.
+	Config *genericclioptions.ConfigFlags
+	// Driver is the driver's name in ResourceSlices.
+	Driver string
+	// Output is the value of -o, "" for people.
+	Output string
+	// AllNamespaces is -A.
+	AllNamespaces bool
+	// Selector is -l.
+	Selector string
+}
+
+// New returns options with the defaults of kubectl.
+func New(streams genericiooptions.IOStreams) *Options {
+	o := &Options{IOStreams: streams, Config: genericclioptions.NewConfigFlags(true), Driver: DefaultDriver}
+	o.Config.WrapConfigFn = func(c *rest.Config) *rest.Config {
+		c.QPS, c.Burst = queriesPerSecond, burst
+		c.UserAgent = "kubectl-gpu"
+		return c
+	}
+	return o
+}
+
+// AddFlags adds the flags that all commands have.
+func (o *Options) AddFlags(flags *pflag.FlagSet) {
+	o.Config.AddFlags(flags)
+	flags.StringVar(&o.Driver, "driver", o.Driver, "Name of the DRA driver whose devices are looked at")
+}
+
+// AddOutputFlag adds -o to a command.
+func (o *Options) AddOutputFlag(c *cobra.Command) {
+	c.Flags().StringVarP(&o.Output, "output", "o", "", "Output format: json, yaml, wide or name")
+}
+
+// AddSelectionFlags adds -A and -l to a command.
+func (o *Options) AddSelectionFlags(c *cobra.Command) {
+	c.Flags().BoolVarP(&o.AllNamespaces, "all-namespaces", "A", false, "Look at the objects of all namespaces")
+	c.Flags().StringVarP(&o.Selector, "selector", "l", "", "Label selector, such as app=llm")
+}
+
+// Client returns a client with the rights of the kubeconfig.
+func (o *Options) Client() (kubernetes.Interface, error) {
+	config, err := o.Config.ToRESTConfig()
+	if err != nil {
+		return nil, fmt.Errorf("read the kubeconfig: %w", err)
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("make a client for %s: %w", config.Host, err)
+	}
+	return client, nil
+}
+
+// Namespace returns the namespace to look at: "" with -A.
+func (o *Options) Namespace() (string, error) {
+	if o.AllNamespaces {
+		return "", nil
+	}
+	namespace, _, err := o.Config.ToRawKubeConfigLoader().Namespace()
+	if err != nil && !clientcmd.IsEmptyConfig(err) {
+		return "", fmt.Errorf("read the kubeconfig: %w", err)
+	}
+	return namespace, nil
+}
+
+// Color reports whether the output may be coloured: it goes to a terminal, and the user has
+// not forbidden it (no-color.org).
+func (o *Options) Color() bool {
+	file, isFile := o.Out.(*os.File)
+	return isFile && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" && isTerminal(file)
+}
+
+// ContextName returns the name of the kubeconfig's context in use.
+func (o *Options) ContextName() string { return ptr.Deref(o.Config.Context, "") }
