@@ -144,7 +144,7 @@ func SmallestProfile(profiles []Profile, memory int64) (Profile, bool) {
 		if p.MemoryMiB<<20 < memory || !balanced(p, most) {
 			continue
 		}
-		if best.Name == "" || p.MemoryMiB < best.MemoryMiB || p.MemoryMiB == best.MemoryMiB && p.slices() < best.slices() {
+		if best.Name == "" || p.MemoryMiB < best.MemoryMiB || p.MemoryMiB == best.MemoryMiB && p.Slices() < best.Slices() {
 			best = p
 		}
 	}
@@ -155,15 +155,15 @@ func SmallestProfile(profiles []Profile, memory int64) (Profile, bool) {
 // memory.
 func balanced(p, most Profile) bool {
 	const nearly = 0.75
-	if most.slices() == 0 || most.MemoryMiB == 0 {
+	if most.Slices() == 0 || most.MemoryMiB == 0 {
 		return true
 	}
-	compute := float64(p.slices()) / float64(most.slices())
+	compute := float64(p.Slices()) / float64(most.Slices())
 	return compute >= nearly*float64(p.MemoryMiB)/float64(most.MemoryMiB)
 }
 
-// slices returns N of "Ng.10gb", 0 if it has another form.
-func (p Profile) slices() int {
+// Slices returns how many compute slices a profile has: N of "Ng.10gb", 0 if it has another form.
+func (p Profile) Slices() int {
 	digits, _, found := strings.Cut(p.Name, "g.")
 	if !found {
 		return 0

@@ -164,7 +164,7 @@ var Rules = []Rule{
 	},
 	{
 		"D9", "a fleet of several models of GPU",
-		"Give each model a rule of its own in the sharing policy: what suits an H100 does not suit a T4.",
+		"Give each model a rule of its own in the sharing policy: what suits an H100 does not suit a T4. See templates/policy-per-model.values.yaml.",
 		nil,
 		func(_ Workload, f Fleet) bool { return f.Models > 1 },
 	},
