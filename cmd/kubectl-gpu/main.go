@@ -17,6 +17,7 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/partage-dev/partage/pkg/kubectl/options"
+	"github.com/partage-dev/partage/pkg/kubectl/tree"
 	"github.com/partage-dev/partage/pkg/version"
 )
 
@@ -52,6 +53,8 @@ func newCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	root.SetIn(streams.In)
 	o.AddFlags(root.PersistentFlags())
 	// In the order of the alphabet.
-	root.AddCommand()
+	root.AddCommand(
+		tree.NewCommand(o),
+	)
 	return root
 }
