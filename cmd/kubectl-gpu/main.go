@@ -18,6 +18,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/kubectl/advise"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
+	"github.com/partage-dev/partage/pkg/kubectl/tree"
 	"github.com/partage-dev/partage/pkg/version"
 )
 
@@ -53,6 +54,9 @@ func newCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	root.SetIn(streams.In)
 	o.AddFlags(root.PersistentFlags())
 	// In the order of the alphabet.
-	root.AddCommand(advise.NewCommand(o))
+	root.AddCommand(
+		advise.NewCommand(o),
+		tree.NewCommand(o),
+	)
 	return root
 }
