@@ -203,8 +203,12 @@ func alternatives(q Query, chosen economics.Mechanism, all map[economics.Mechani
 	return others
 }
 
-// sizeOfLargeUnquantized is from which size on tables of others mean quantized models.
-const sizeOfLargeUnquantized = 16
+// Tables of others put models from 13 to 34 billion parameters into 3g.40gb, where those above
+// 16 billion only fit if they are quantized.
+const (
+	quantizedFrom = 16
+	quantizedTo   = 34
+)
 
 // warnings are what one should know before one uses the manifest.
 func warnings(q Query, s *Supply, c *candidate) []string {
@@ -227,8 +231,8 @@ func warnings(q Query, s *Supply, c *candidate) []string {
 	add(mechanism == economics.Partition && slices.ContainsFunc(c.models, func(m *Model) bool { return m.Architecture == "Ampere" }),
 		"On Ampere the MIG mode has to be on beforehand; Partage never changes it there. From Hopper on it follows the claims.")
 	add(q.Count > c.room, fmt.Sprintf("The fleet has room for %d of the %d replicas, if nothing else runs.", c.room, q.Count))
-	add(q.Billions >= sizeOfLargeUnquantized && !q.Quantized && mechanism == economics.Whole,
-		"Tables that put models of this size into a partition mean quantized ones: --quantized.")
+	add(q.Billions > quantizedFrom && q.Billions <= quantizedTo && !q.Quantized && mechanism == economics.Whole,
+		"Tables that put models of this size into the partition 3g.40gb mean quantized ones: --quantized.")
 	add(q.Kind == economics.Training && c.count == 1 && q.Count > 1, "Pods of one job that must start together need a scheduler that starts all or none, such as Kueue: docs/kueue.md.")
 	add(q.Image == "", "The image in the manifest is that of the demos, which only the local cluster has: use --image.")
 	add(!s.Cluster, "No cluster was asked: the manifest is for these models with the chart's classes and the built-in policy.")

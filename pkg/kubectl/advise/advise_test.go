@@ -105,6 +105,7 @@ var goldens = []struct {
 	{"D4-trusted", "D4", economics.MPS, dgx, flags{modelSize: "7B", quantized: true, latency: "p99-ms"}},
 	{"D4-large", "D4", economics.MPS, func(t *testing.T) *fleettest.Fleet { return with(t, "l4", 2) }, flags{memory: "9Gi", latency: "p99-ms", count: 4}},
 	{"D5-training", "D5", economics.Whole, dgx, flags{workload: "training"}},
+	{"D5-unquantized", "D5", economics.Whole, dgx, flags{modelSize: "34B"}},
 	{"D5-large-model", "D5", economics.Whole, dgx, flags{modelSize: "70B"}},
 	{"D6-software-limits", "D6", economics.SoftwareLimits, limited, flags{workload: "notebook", memory: "4Gi"}},
 	{"D7-pascal", "D7", economics.TimeSlice, old, flags{memory: "2Gi"}},

@@ -6,7 +6,6 @@ package advise
 import (
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/partage-dev/partage/pkg/kubectl/economics"
 )
@@ -131,7 +130,8 @@ func (m *Model) parts() []economics.Profile {
 	return slices.DeleteFunc(slices.Clone(m.Profiles), func(p economics.Profile) bool { return p.Slices() == most })
 }
 
-// share takes shares of whole GPUs or of partitions.
+// share takes shares of whole GPUs or of partitions. One that leaves no room for a second claim
+// is none.
 func (c *candidate) share(s *Supply, memory int64) {
 	info := mechanismInfo[c.mechanism]
 	offered, fewest := false, 0
@@ -141,7 +141,7 @@ func (c *candidate) share(s *Supply, memory int64) {
 		}
 		offered = true
 		share := m.share(info.deviceType, info.ofPartitions, memory)
-		if share == nil {
+		if share == nil || share.claims(memory) < min(2, share.Clients) {
 			continue
 		}
 		c.add(m, share.room(memory))
@@ -149,27 +149,33 @@ func (c *candidate) share(s *Supply, memory int64) {
 		if !slices.Contains(c.profiles, share.Profile) {
 			c.profiles = append(c.profiles, share.Profile)
 		}
-		if each := share.room(memory) / share.Devices; fewest == 0 || each < fewest {
+		if each := share.claims(memory); fewest == 0 || each < fewest {
 			fewest = each
 		}
 	}
-	switch {
-	case len(c.models) > 0:
-		c.ask = memory
-		if info.deviceType == typeMPS {
-			c.smPercent = 100 / fewest
-		}
-	case offered:
-		c.missing = fmt.Sprintf("no share has %s", amount(memory))
-	case c.mechanism == economics.SoftwareLimits:
-		c.missing = "no node has an interposer library (value softwareLimits.interposerLibrary of the chart)"
-	case info.ofPartitions:
-		c.missing = "the sharing policy offers no such shares of partitions"
-	case c.mechanism == economics.MPS && allPreVolta(s):
-		c.missing = "MPS has no limits before Volta, and is not offered there"
-	default:
-		c.missing = "no GPU is offered with such shares"
+	if len(c.models) == 0 {
+		c.missing = c.noShare(s, offered, memory)
+		return
 	}
+	c.ask = memory
+	if info.deviceType == typeMPS {
+		c.smPercent = 100 / fewest
+	}
+}
+
+// noShare says why there is none.
+func (c *candidate) noShare(s *Supply, offered bool, memory int64) string {
+	switch {
+	case offered:
+		return fmt.Sprintf("no GPU has room for two shares with %s", amount(memory))
+	case c.mechanism == economics.SoftwareLimits:
+		return "no node has an interposer library (value softwareLimits.interposerLibrary of the chart)"
+	case mechanismInfo[c.mechanism].ofPartitions:
+		return "the sharing policy offers no such shares of partitions"
+	case c.mechanism == economics.MPS && allPreVolta(s):
+		return "MPS has no limits before Volta, and is not offered there"
+	}
+	return "no GPU is offered with such shares"
 }
 
 // suits tells time-slice shares with software limits from those without.
@@ -210,15 +216,6 @@ func fleetOf(s *Supply, all map[economics.Mechanism]*candidate, memory int64) ec
 	f.Fills = memory*2 > largest
 	f.Room = max(all[economics.MPS].room, all[economics.TimeSlice].room)
 	return f
-}
-
-// products lists the models.
-func (c *candidate) products() string {
-	var names []string
-	for _, m := range c.models {
-		names = append(names, m.Product)
-	}
-	return strings.Join(names, " or ")
 }
 
 // amount writes memory as people do.

@@ -29,7 +29,7 @@ func templateOf(q Query, m economics.Mechanism) string {
 		return "mpi.yaml"
 	case economics.Inference:
 	}
-	if m == economics.MPS || m == economics.PartitionMPS {
+	if economics.Small(q.Memory) && (m == economics.MPS || m == economics.PartitionMPS) {
 		return "inference-small-models.yaml"
 	}
 	return "inference.yaml"
@@ -122,7 +122,7 @@ func mostIn(m *Model, c *candidate) int64 {
 	if share == nil {
 		return m.Memory
 	}
-	return min(share.Most, share.Memory/int64(max(1, share.room(c.ask)/share.Devices)))
+	return min(share.Most, share.Memory/int64(max(1, share.claims(c.ask))))
 }
 
 // render makes the manifest of a template.

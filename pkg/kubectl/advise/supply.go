@@ -248,14 +248,16 @@ func (m *Model) share(kind string, ofPartitions bool, memory int64) *Share {
 	return best
 }
 
-// room returns how many claims with so much memory share one GPU.
-func (s *Share) room(memory int64) int {
-	clients := s.Clients
-	if memory > 0 {
-		clients = min(clients, int(s.Memory/memory))
+// claims returns how many claims with so much memory share one device.
+func (s *Share) claims(memory int64) int {
+	if memory <= 0 {
+		return s.Clients
 	}
-	return economics.SharedCapacity(s.Devices, clients)
+	return min(s.Clients, int(s.Memory/memory))
 }
+
+// room returns how many claims with so much memory share one GPU.
+func (s *Share) room(memory int64) int { return economics.SharedCapacity(s.Devices, s.claims(memory)) }
 
 // String lists the models.
 func (s *Supply) String() string {
