@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/partage-dev/partage/pkg/kubectl/economics"
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
 
 // candidate is a mechanism with a device of the fleet, or why there is none.
@@ -39,13 +40,13 @@ var mechanismInfo = map[economics.Mechanism]struct {
 	class, deviceType string
 	ofPartitions      bool
 }{
-	economics.Whole:              {classWhole, typeWhole, false},
-	economics.Partition:          {classPartition, typePartition, false},
-	economics.MPS:                {classMPS, typeMPS, false},
-	economics.TimeSlice:          {classTimeSlice, typeTimeSlice, false},
-	economics.SoftwareLimits:     {classTimeSlice, typeTimeSlice, false},
-	economics.PartitionMPS:       {classMPS, typeMPS, true},
-	economics.PartitionTimeSlice: {classTimeSlice, typeTimeSlice, true},
+	economics.Whole:              {classWhole, fleet.TypeGPU, false},
+	economics.Partition:          {classPartition, fleet.TypeMIG, false},
+	economics.MPS:                {classMPS, fleet.TypeMPS, false},
+	economics.TimeSlice:          {classTimeSlice, fleet.TypeTimeSlice, false},
+	economics.SoftwareLimits:     {classTimeSlice, fleet.TypeTimeSlice, false},
+	economics.PartitionMPS:       {classMPS, fleet.TypeMPS, true},
+	economics.PartitionTimeSlice: {classTimeSlice, fleet.TypeTimeSlice, true},
 }
 
 // candidates returns one for each mechanism.
@@ -158,7 +159,7 @@ func (c *candidate) share(s *Supply, memory int64) {
 		return
 	}
 	c.ask = memory
-	if info.deviceType == typeMPS {
+	if info.deviceType == fleet.TypeMPS {
 		c.smPercent = 100 / fewest
 	}
 }

@@ -120,13 +120,7 @@ func supplyFor(ctx context.Context, o *options.Options, gpus []string) (*Supply,
 	if err != nil {
 		return nil, err
 	}
-	for _, m := range snapshot.Missing {
-		if slices.ContainsFunc([]string{"resourceslices", "deviceclasses"}, func(r string) bool { return strings.HasPrefix(m.Resource, r+".") }) {
-			if _, err := fmt.Fprintf(o.ErrOut, "%s: the advice goes without them\n", m); err != nil {
-				return nil, err
-			}
-		}
-	}
+	snapshot.Warn(o.ErrOut, fleet.ResourceNodes, fleet.ResourceTaintRules, fleet.ResourceClaims, fleet.ResourceTemplates, fleet.ResourcePods)
 	return SupplyOf(fleet.New(snapshot, o.Driver)), nil
 }
 

@@ -13,6 +13,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/partage-dev/partage/pkg/kubectl/economics"
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/templates"
 )
 
@@ -79,7 +80,7 @@ func requestOf(q Query, s *Supply, c *candidate) exactly {
 // where partitions are shared as well.
 func selectedProfiles(s *Supply, c *candidate) []string {
 	info := mechanismInfo[c.mechanism]
-	if info.deviceType != typeMPS && info.deviceType != typeTimeSlice || info.ofPartitions {
+	if info.deviceType != fleet.TypeMPS && info.deviceType != fleet.TypeTimeSlice || info.ofPartitions {
 		return c.profiles
 	}
 	for _, m := range s.Models {

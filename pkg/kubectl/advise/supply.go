@@ -24,14 +24,6 @@ const (
 	classTimeSlice = "timeslice.partage.dev"
 )
 
-// Types of devices, as their attribute has them.
-const (
-	typeWhole     = "gpu"
-	typePartition = "mig"
-	typeMPS       = "mps"
-	typeTimeSlice = "timeslice"
-)
-
 const (
 	mib = 1 << 20
 	gib = 1 << 30
@@ -95,7 +87,7 @@ func SupplyOf(m *fleet.Model) *Supply {
 		}
 	}
 	s.sort()
-	if !slices.ContainsFunc(m.Missing, func(missing fleet.Missing) bool { return strings.HasPrefix(missing.Resource, "deviceclasses") }) {
+	if !slices.ContainsFunc(m.Missing, func(missing fleet.Missing) bool { return missing.Resource == fleet.ResourceClasses }) {
 		for _, name := range []string{classWhole, classPartition, classMPS, classTimeSlice} {
 			if !slices.ContainsFunc(m.Classes, func(c *resourceapi.DeviceClass) bool { return c.Name == name }) {
 				s.MissingClasses = append(s.MissingClasses, name)
@@ -119,27 +111,23 @@ func (s *Supply) sort() {
 // add adds what one GPU is offered as. GPUs of a model can be offered differently, by the
 // policies of their nodes or by MIG mode.
 func (m *Model) add(g *fleet.GPU) {
-	placements := map[string][][]int{}
+	alike := map[string][]*fleet.Device{}
 	for _, d := range g.Devices {
-		if d.Type == typePartition || d.Profile != "" && d.Type != typeWhole {
-			key := d.Type + d.Profile
-			placements[key] = append(placements[key], d.Placement)
-		}
+		alike[d.Type+d.Profile] = append(alike[d.Type+d.Profile], d)
 	}
 	for _, d := range g.Devices {
-		most := disjoint(placements[d.Type+d.Profile])
 		switch d.Type {
-		case typeWhole:
+		case fleet.TypeGPU:
 			m.Whole = true
-		case typePartition:
+		case fleet.TypeMIG:
 			if !slices.ContainsFunc(m.Profiles, func(p economics.Profile) bool { return p.Name == d.Profile }) {
-				m.Profiles = append(m.Profiles, economics.Profile{Name: d.Profile, Most: most, MemoryMiB: capacity(d, "memory") / mib})
+				m.Profiles = append(m.Profiles, economics.Profile{Name: d.Profile, Most: g.Most(alike[d.Type+d.Profile]), MemoryMiB: capacity(d, fleet.CapacityMemory) / mib})
 			}
-		case typeMPS, typeTimeSlice:
+		case fleet.TypeMPS, fleet.TypeTimeSlice:
 			if !slices.ContainsFunc(m.Shares, func(s Share) bool { return s.Type == d.Type && s.Profile == d.Profile }) {
 				m.Shares = append(m.Shares, Share{
-					Type: d.Type, Profile: d.Profile, Devices: max(1, most), Clients: int(capacity(d, "shares")),
-					Memory: capacity(d, "memory"), Most: mostOf(d), Limited: d.Isolation != economics.Guarantees[economics.TimeSlice].Attribute,
+					Type: d.Type, Profile: d.Profile, Devices: g.Most(alike[d.Type+d.Profile]), Clients: int(capacity(d, fleet.CapacityShares)),
+					Memory: capacity(d, fleet.CapacityMemory), Most: mostOf(d), Limited: d.Isolation != economics.Guarantees[economics.TimeSlice].Attribute,
 				})
 			}
 		}
@@ -153,26 +141,11 @@ func capacity(d *fleet.Device, name resourceapi.QualifiedName) int64 {
 
 // mostOf returns how much memory one claim on a shared device can have.
 func mostOf(d *fleet.Device) int64 {
-	c := d.Published.Capacity["memory"]
+	c := d.Published.Capacity[fleet.CapacityMemory]
 	if c.RequestPolicy != nil && c.RequestPolicy.ValidRange != nil && c.RequestPolicy.ValidRange.Max != nil {
 		return c.RequestPolicy.ValidRange.Max.Value()
 	}
 	return c.Value.Value()
-}
-
-// disjoint returns how many placements of one profile fit on a GPU at the same time. They have
-// the same size, so that taking the lowest that is free each time is best.
-func disjoint(placements [][]int) int {
-	sorted := slices.Clone(placements)
-	slices.SortFunc(sorted, slices.Compare[[]int])
-	count, next := 0, 0
-	for _, p := range sorted {
-		if len(p) > 0 && p[0] >= next {
-			count++
-			next = p[len(p)-1] + 1
-		}
-	}
-	return max(count, min(1, len(placements)))
 }
 
 // builtinClients is how many claims share a device unless a policy says something else.
@@ -209,11 +182,11 @@ func modelOf(g economics.GPU, count int) *Model {
 	}
 	facts := factsOf(g)
 	usable := g.MemoryMiB*mib - int64(facts.ReservedMemory(nil))
-	m.Shares = append(m.Shares, Share{Type: typeTimeSlice, Devices: 1, Clients: builtinClients, Memory: usable, Most: usable})
+	m.Shares = append(m.Shares, Share{Type: fleet.TypeTimeSlice, Devices: 1, Clients: builtinClients, Memory: usable, Most: usable})
 	for _, p := range g.Profiles {
 		memory := p.MemoryMiB*mib - int64(facts.ReservedMemory(&gpu.Profile{Slices: p.Slices()}))
 		m.Shares = append(m.Shares, Share{
-			Type: typeTimeSlice, Profile: p.Name, Devices: p.Most, Clients: builtinClients, Memory: memory, Most: memory, Policy: true,
+			Type: fleet.TypeTimeSlice, Profile: p.Name, Devices: p.Most, Clients: builtinClients, Memory: memory, Most: memory, Policy: true,
 		})
 	}
 	return m
@@ -229,7 +202,7 @@ func factsOf(g economics.GPU) *gpu.GPU {
 func mpsOf(g economics.GPU) Share {
 	facts := factsOf(g)
 	memory := g.MemoryMiB*mib - int64(facts.ReservedMemory(nil)+facts.MPSServerMemory()+builtinClients*facts.ContextMemory(nil))
-	return Share{Type: typeMPS, Devices: 1, Clients: builtinClients, Memory: memory, Most: memory, Limited: true}
+	return Share{Type: fleet.TypeMPS, Devices: 1, Clients: builtinClients, Memory: memory, Most: memory, Limited: true}
 }
 
 // share returns the share of a type of a whole GPU, or of its partitions with enough memory,
