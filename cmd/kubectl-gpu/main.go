@@ -17,6 +17,7 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/partage-dev/partage/pkg/kubectl/advise"
+	"github.com/partage-dev/partage/pkg/kubectl/cost"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
 	"github.com/partage-dev/partage/pkg/kubectl/tree"
 	"github.com/partage-dev/partage/pkg/version"
@@ -56,6 +57,7 @@ func newCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	// In the order of the alphabet.
 	root.AddCommand(
 		advise.NewCommand(o),
+		cost.NewCommand(o),
 		tree.NewCommand(o),
 	)
 	return root
