@@ -87,6 +87,9 @@ func Run(ctx context.Context, o *options.Options, client kubernetes.Interface, p
 	if err != nil {
 		return err
 	}
+	if n := slices.IndexFunc(snapshot.Missing, func(m fleet.Missing) bool { return m.Resource == fleet.ResourceSlices }); n >= 0 {
+		return errors.New(snapshot.Missing[n].String())
+	}
 	snapshot.Warn(o.ErrOut, fleet.ResourceNodes, fleet.ResourceTaintRules, fleet.ResourceClasses, fleet.ResourceTemplates, fleet.ResourcePods)
 	report := New(fleet.New(snapshot, o.Driver), prices, overheads)
 	if only := ptr.Deref(o.Config.Namespace, ""); only != "" {

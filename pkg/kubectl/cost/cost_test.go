@@ -5,6 +5,7 @@ package cost
 
 import (
 	"bytes"
+	"errors"
 	"flag"
 	"fmt"
 	"math"
@@ -14,8 +15,12 @@ import (
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/client-go/kubernetes/fake"
+	k8stesting "k8s.io/client-go/testing"
 	"sigs.k8s.io/yaml"
 
 	"github.com/partage-dev/partage/pkg/device"
@@ -323,6 +328,20 @@ func TestOutput(t *testing.T) {
 				t.Errorf("stderr: %s", &errOut)
 			}
 		})
+	}
+}
+
+// TestWithoutRights: nobody is told that there are no GPUs who may not see them.
+func TestWithoutRights(t *testing.T) {
+	var out, errOut bytes.Buffer
+	o := options.New(genericiooptions.IOStreams{Out: &out, ErrOut: &errOut})
+	c := client(mixed(t))
+	c.PrependReactor("list", "resourceslices", func(k8stesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewForbidden(schema.GroupResource{Group: "resource.k8s.io", Resource: "resourceslices"}, "", errors.New("no role"))
+	})
+	err := Run(t.Context(), o, c, Prices{}, DefaultOverheads())
+	if err == nil || !strings.Contains(err.Error(), "resourceslices.resource.k8s.io") || out.Len() > 0 {
+		t.Errorf("error %v, output %q", err, &out)
 	}
 }
 
