@@ -254,10 +254,21 @@ func TestConfig(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			ran++
 			var all strings.Builder
+			told := ""
 			printed := map[string]string{}
 			for _, part := range parts {
 				printed[part] = mustRun(t, append(slices.Clone(test.args), "--print="+part)...)
-				all.WriteString("---\n" + printed[part])
+				head, rest, _ := strings.Cut(printed[part], "\n\n")
+				title, findings, _ := strings.Cut(head, "\n")
+				switch {
+				case part == partValues:
+					all.WriteString("---\n" + printed[part])
+					told = findings
+				case findings != told:
+					t.Errorf("%s tells something else than values:\n%s", part, findings)
+				default:
+					all.WriteString("---\n" + title + "\n" + rest)
+				}
 			}
 			golden(t, test.name+".yaml", all.String())
 			classes := checkValues(t, printed[partValues])

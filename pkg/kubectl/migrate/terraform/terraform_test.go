@@ -57,6 +57,7 @@ func TestParse(t *testing.T) {
 		"a { b = 1 }":                                       object{"a": object{"b": "int 1"}},
 		"a {}\na {\n}\na {}":                                object{"a": list{object{}, object{}, object{}}},
 		"r \"x\" \"y\" {}\nr \"x\" \"z\" { b = 1 }\nr w {}": object{"r": object{"x": object{"y": object{}, "z": object{"b": "int 1"}}, "w": object{}}},
+		"a = var.b # c\nd = e // f\n":                       object{"a": "<var.b>", "d": "<e>"},
 		"a = var.b":                                         object{"a": "<var.b>"},
 		"a = trueish":                                       object{"a": "<trueish>"},
 		"a = 1 + 2":                                         object{"a": "<1 + 2>"},

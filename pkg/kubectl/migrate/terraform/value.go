@@ -193,6 +193,8 @@ func (p *parser) balanced(open int) error {
 				return err
 			}
 			continue
+		case open == 0 && (c == '#' || strings.HasPrefix(rest, "//")):
+			return nil
 		case c == '#' || strings.HasPrefix(rest, "//") || strings.HasPrefix(rest, "/*"):
 			if err := p.space(false); err != nil {
 				return err
