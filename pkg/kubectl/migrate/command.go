@@ -136,7 +136,7 @@ func (f *configFlags) write(out io.Writer, result *config.Result, command string
 		_, err = out.Write(text)
 		return err
 	}
-	if err := os.MkdirAll(f.directory, 0o755); err != nil { //nolint:gosec // It is the user's folder, for all to read.
+	if err := os.MkdirAll(f.directory, 0o755); err != nil {
 		return err
 	}
 	for _, part := range parts {
@@ -157,7 +157,7 @@ func (f *configFlags) write(out io.Writer, result *config.Result, command string
 
 // writeNew writes a file that must not exist.
 func writeNew(path string, text []byte) error {
-	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644) //nolint:gosec // As above.
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
 		return err
 	}
@@ -267,7 +267,7 @@ func read(o *options.Options, file string) ([]byte, error) {
 		}
 		return data, nil
 	}
-	opened, err := os.Open(file) //nolint:gosec // The user names the file.
+	opened, err := os.Open(file)
 	if err != nil {
 		return nil, err
 	}

@@ -308,7 +308,7 @@ func checkValues(t *testing.T, text string) map[string]string {
 		}
 		merge(values, own)
 	}
-	values["image"].(map[string]any)["repository"] = "registry.example.com/partage"
+	merge(values, map[string]any{"image": map[string]any{"repository": "registry.example.com/partage"}})
 	schema, err := jsonschema.NewCompiler().Compile("../../../deployments/helm/partage/values.schema.json")
 	if err != nil {
 		t.Fatal(err)

@@ -9,10 +9,9 @@ import (
 	"strings"
 	"testing"
 
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/yaml"
-
-	resourceapi "k8s.io/api/resource/v1"
 )
 
 // maxInput keeps inputs small, so that many are tried.

@@ -41,7 +41,7 @@ func TestTranslateRefuses(t *testing.T) {
 		"items":            {"apiVersion: v1\nkind: List\nitems: {}\n", "items: Invalid value: must be a list"},
 		"an item":          {"apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: Pod}]\n", "items[0]: Pod: spec: Required value"},
 		"containers":       {pod("containers: {}"), at + "containers: Invalid value: must be a list"},
-		"a container":      {pod("containers: [main]"), at + "containers[0]: Invalid value: must be an object"},
+		"a container":      {pod("containers: [main]"), at + "containers[0]: must be an object"},
 		"name":             {pod("containers: [{name: Main, resources: {limits: {nvidia.com/gpu: 1}}}]"), at + `containers[0]: name: Invalid value: "Main"`},
 		"half":             {pod(asking("limits: {nvidia.com/gpu: 0.5}")), at + `containers[0]: resources.limits[nvidia.com/gpu]: Invalid value: "0.5": must be a whole number`},
 		"negative":         {pod(asking("limits: {nvidia.com/gpu: -1}")), `resources.limits[nvidia.com/gpu]: Invalid value: "-1"`},
