@@ -85,6 +85,45 @@ func TestResources(t *testing.T) {
 	}
 }
 
+// TestClasses: labels of nodes say what nvidia.com/gpu and nvidia.com/gpu.shared are there.
+func TestClasses(t *testing.T) {
+	for _, test := range []struct{ resource, selector, want string }{
+		{"nvidia.com/gpu", "", "gpu.nvidia.com"},
+		{"nvidia.com/gpu", "nvidia.com/gpu.sharing-strategy: mps", "mps.partage.dev"},
+		{"nvidia.com/gpu", "nvidia.com/gpu.sharing-strategy: time-slicing", "timeslice.partage.dev"},
+		{"nvidia.com/gpu", "nvidia.com/gpu.product: NVIDIA-L4-SHARED", "timeslice.partage.dev"},
+		{"nvidia.com/gpu", "nvidia.com/gpu.product: NVIDIA-A30-MIG-1g.6gb", "mig.nvidia.com"},
+		{"nvidia.com/gpu", "nvidia.com/gpu.product: NVIDIA-A30-MIG-1g.6gb-SHARED", "timeslice.partage.dev"},
+		{"nvidia.com/gpu.shared", "", "timeslice.partage.dev"},
+		{"nvidia.com/gpu.shared", "nvidia.com/gpu.sharing-strategy: mps", "mps.partage.dev"},
+		{"nvidia.com/mig-1g.6gb", "nvidia.com/gpu.product: NVIDIA-A30", "mig.nvidia.com"},
+	} {
+		r, err := Translate([]byte(pod("nodeSelector: {"+test.selector+"}, "+asking("limits: {"+test.resource+": 1}"))), whole)
+		if err != nil || !bytes.Contains(r.Text, []byte("deviceClassName: "+test.want+"\n")) {
+			t.Errorf("%s, %s: want class %s: %v\n%s", test.resource, test.selector, test.want, err, r.Text)
+		}
+	}
+}
+
+// TestMPS: a container has one MPS share, and nothing beside it.
+func TestMPS(t *testing.T) {
+	o := whole
+	o.GPU = policy.MPS
+	r, err := Translate([]byte(pod(asking("limits: {nvidia.com/gpu: 2, nvidia.com/mig-1g.10gb: 1}"))), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := r.Findings.Comment("title")
+	for _, want := range []string{"nvidia.com/gpu: 2: a container can have one MPS share only", "a container with an MPS share cannot have another device"} {
+		if !strings.Contains(told, want) {
+			t.Errorf("want %q in\n%s", want, told)
+		}
+	}
+	if bytes.Contains(r.Text, []byte("count:")) {
+		t.Errorf("want one share:\n%s", r.Text)
+	}
+}
+
 // TestUntouched: what is not changed is passed on byte by byte.
 func TestUntouched(t *testing.T) {
 	in := "apiVersion:   v1\nkind: Service\n\n# odd\nmetadata: { name:  a }\n---\n" + pod("containers: [{name:   main}]")
