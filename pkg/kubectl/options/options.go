@@ -6,9 +6,11 @@
 package options
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -67,7 +69,9 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 
 // AddOutputFlag adds -o to a command.
 func (o *Options) AddOutputFlag(c *cobra.Command) {
-	c.Flags().StringVarP(&o.Output, "output", "o", "", "Output format: json, yaml, wide or name")
+	c.Flags().VarP((*output)(&o.Output), "output", "o", "Output format: "+strings.Join(Outputs(), ", "))
+	// The error is that of a flag that does not exist.
+	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(Outputs(), cobra.ShellCompDirectiveNoFileComp))
 }
 
 // AddSelectionFlags adds -A and -l to a command.
@@ -99,6 +103,15 @@ func (o *Options) Namespace() (string, error) {
 		return "", fmt.Errorf("read the kubeconfig: %w", err)
 	}
 	return namespace, nil
+}
+
+// Unicode reports whether the locale is one of UTF-8, by the rules of POSIX: the first of the
+// variables that is set decides. A locale that nobody has set is taken for one: terminals of
+// today show it.
+func (o *Options) Unicode() bool {
+	locale := cmp.Or(os.Getenv("LC_ALL"), os.Getenv("LC_CTYPE"), os.Getenv("LANG"), "C.UTF-8")
+	locale = strings.ReplaceAll(strings.ToLower(locale), "-", "")
+	return strings.Contains(locale, "utf8")
 }
 
 // Color reports whether the output may be coloured: it goes to a terminal, and the user has
