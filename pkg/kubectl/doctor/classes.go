@@ -31,7 +31,7 @@ var chartClasses = []chartClass{
 
 // example returns one device of a type, or nil.
 func (f *Facts) example(deviceType string) *fleet.Device {
-	for _, n := range f.Model.Nodes {
+	for _, n := range f.Nodes {
 		for _, g := range n.GPUs {
 			for _, d := range g.Devices {
 				if d.Type == deviceType {

@@ -218,5 +218,5 @@ func hasGPULabel(n *corev1.Node) bool {
 
 // publishes reports whether a node has slices of the driver.
 func (f *Facts) publishes(node string) bool {
-	return slices.ContainsFunc(f.Model.Nodes, func(n *fleet.Node) bool { return n.Name == node })
+	return slices.ContainsFunc(f.Nodes, func(n *fleet.Node) bool { return n.Name == node })
 }

@@ -18,7 +18,7 @@ import (
 var neighbourChecks = []Check{
 	{ID: "one-driver", Title: "every node has one driver with this name", needs: []string{pods}, parts: []string{pods}, run: oneDriver},
 	{ID: "foreign-slices", Title: "all ResourceSlices of the driver's name are this driver's", needs: []string{slicesOf}, run: foreignSlices},
-	{ID: "device-plugin", Title: "no device plugin gives away the GPUs of the driver's nodes", needs: []string{nodes, slicesOf, classes}, run: devicePlugin},
+	{ID: "device-plugin", Title: "no device plugin gives away the GPUs of the driver's nodes", needs: []string{nodes, slicesOf}, run: devicePlugin},
 	{ID: "mig-manager", Title: "no MIG manager partitions the GPUs of the driver's nodes", needs: []string{nodes, pods, slicesOf}, parts: []string{pods}, run: migManager},
 	{ID: "node-labels", Title: "the labels of nodes agree with what the driver publishes", needs: []string{nodes, slicesOf}, run: nodeLabels},
 }
@@ -137,7 +137,7 @@ const resetLabel = "nvidia.com/dra-kubelet-plugin"
 
 func nodeLabels(f *Facts) (found findings) {
 	gpus := map[string]int{}
-	for _, n := range f.Model.Nodes {
+	for _, n := range f.Nodes {
 		gpus[n.Name] = len(n.GPUs)
 	}
 	for _, n := range f.Snapshot.Nodes {

@@ -188,7 +188,7 @@ func driverRestarts(f *Facts) (found findings) {
 
 func supervisorsReady(f *Facts) (found findings) {
 	have := byNode(f.driverPods(supervisor))
-	for _, n := range f.Model.Nodes {
+	for _, n := range f.Nodes {
 		if n.Name != "" && sharesWithMPS(n) && len(have[n.Name]) == 0 {
 			found.add(Error, "The node offers MPS shares, and has no pod of the MPS supervisor",
 				"Set mpsSupervisor.enabled=true in the chart, or offer no mps in the sharing policy", nodeRef(n.Name))

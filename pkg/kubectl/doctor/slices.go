@@ -157,7 +157,7 @@ func gpuRef(g *fleet.GPU) Ref {
 
 // eachDevice visits the devices of the driver.
 func (f *Facts) eachDevice(visit func(*fleet.GPU, *fleet.Device)) {
-	for _, n := range f.Model.Nodes {
+	for _, n := range f.Nodes {
 		for _, g := range n.GPUs {
 			for _, d := range g.Devices {
 				visit(g, d)

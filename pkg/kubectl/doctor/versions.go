@@ -5,6 +5,7 @@ package doctor
 
 import (
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -72,10 +73,7 @@ func kubeletVersions(f *Facts) (found findings) {
 	if err != nil {
 		return nil // apiserver-version says so
 	}
-	extended := false
-	for _, c := range f.Classes {
-		extended = extended || c.Spec.ExtendedResourceName != nil
-	}
+	extended := slices.ContainsFunc(f.Classes, func(c *resourceapi.DeviceClass) bool { return c.Spec.ExtendedResourceName != nil })
 	for _, n := range f.Snapshot.Nodes {
 		if !f.publishes(n.Name) && !hasGPULabel(n) {
 			continue
@@ -86,17 +84,8 @@ func kubeletVersions(f *Facts) (found findings) {
 			found.add(Unknown, "The kubelet has a version that cannot be read: "+said(err.Error()), "See docs/compatibility.md", at)
 			continue
 		}
-		switch {
-		case v.LessThan(firstVersion):
-			found.add(Error, fmt.Sprintf("The kubelet %s is older than 1.34, which the driver needs", kubelet), "Upgrade the kubelet", at)
-			continue
-		case v.Major() == api.Major() && v.Minor() > api.Minor():
-			found.add(Warning, fmt.Sprintf("The kubelet %s is newer than the API server %s, which Kubernetes does not support", kubelet, f.Version), "Upgrade the control plane", at)
-		case v.Major() == api.Major() && v.Minor()+maxSkew < api.Minor():
-			found.add(Warning, fmt.Sprintf("The kubelet %s is more than %d minor versions older than the API server %s, which Kubernetes does not support", kubelet, maxSkew, f.Version),
-				"Upgrade the kubelet", at)
-		}
-		if extended && v.LessThan(gatesByDefault) && !api.LessThan(gatesByDefault) {
+		skew(&found, f.Version, api, v, kubelet, at)
+		if extended && !v.LessThan(firstVersion) && v.LessThan(gatesByDefault) && !api.LessThan(gatesByDefault) {
 			found.add(Warning, fmt.Sprintf("The kubelet %s starts no pods that ask for extended resources of classes, such as nvidia.com/gpu, unless its feature gate DRAExtendedResource is on", kubelet),
 				"Upgrade the kubelet to 1.36 or later, or turn on the feature gate", at)
 		}
@@ -104,10 +93,23 @@ func kubeletVersions(f *Facts) (found findings) {
 	return found
 }
 
+// skew adds what is wrong between the versions of a kubelet and of the API server.
+func skew(found *findings, apiServer string, api, v *version.Version, kubelet string, at Ref) {
+	switch sameMajor := v.Major() == api.Major(); {
+	case v.LessThan(firstVersion):
+		found.add(Error, fmt.Sprintf("The kubelet %s is older than 1.34, which the driver needs", kubelet), "Upgrade the kubelet", at)
+	case sameMajor && v.Minor() > api.Minor():
+		found.add(Warning, fmt.Sprintf("The kubelet %s is newer than the API server %s, which Kubernetes does not support", kubelet, apiServer), "Upgrade the control plane", at)
+	case sameMajor && v.Minor()+maxSkew < api.Minor():
+		found.add(Warning, fmt.Sprintf("The kubelet %s is more than %d minor versions older than the API server %s, which Kubernetes does not support", kubelet, maxSkew, apiServer),
+			"Upgrade the kubelet", at)
+	}
+}
+
 // featureGates looks at what was dropped: the driver publishes an observer for each GPU
 // where counters are stored, and each observer has a taint.
 func featureGates(f *Facts) (found findings) {
-	for _, n := range f.Model.Nodes {
+	for _, n := range f.Nodes {
 		for _, g := range n.GPUs {
 			switch observer := observerOf(g); {
 			case !ofThisDriver(g):

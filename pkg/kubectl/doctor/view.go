@@ -22,15 +22,10 @@ func view(r *Report) printer.View {
 	return &printer.Text{
 		Render: func(w io.Writer, f printer.Format) error {
 			var out bytes.Buffer
-			for _, s := range severities[:len(severities)-1] {
-				for _, c := range r.Checks {
-					for _, finding := range c.Findings {
-						if finding.Severity == s {
-							writeFinding(&out, f, c, finding)
-						}
-					}
-				}
+			for _, s := range []Severity{Error, Warning} {
+				r.each(s, func(c Result, finding Finding) { writeFinding(&out, f, c.ID, finding) })
 			}
+			writeUnknown(&out, f, r)
 			writeOK(&out, f, r)
 			fmt.Fprintf(&out, "%d checks: %d with errors, %d with warnings, %d unknown, %d ok.\n",
 				len(r.Checks), r.Count(Error), r.Count(Warning), r.Count(Unknown), r.Count(OK))
@@ -52,8 +47,39 @@ func (r *Report) names() []string {
 	return names
 }
 
-func writeFinding(out *bytes.Buffer, f printer.Format, c Result, finding Finding) {
-	fmt.Fprintf(out, "%s  %s\n", f.Paint(severityStyle[finding.Severity], fmt.Sprintf("%-7s", strings.ToUpper(string(finding.Severity)))), f.Paint(printer.Bold, c.ID))
+// each visits the findings of a severity.
+func (r *Report) each(s Severity, visit func(Result, Finding)) {
+	for _, c := range r.Checks {
+		for _, finding := range c.Findings {
+			if finding.Severity == s {
+				visit(c, finding)
+			}
+		}
+	}
+}
+
+// writeUnknown names all checks that lack the same at once.
+func writeUnknown(out *bytes.Buffer, f printer.Format, r *Report) {
+	var reasons findings
+	r.each(Unknown, func(c Result, finding Finding) {
+		reasons.add(Unknown, finding.Message, finding.Remedy, append([]Ref{{Name: c.ID}}, finding.Objects...)...)
+	})
+	for _, reason := range reasons {
+		var ids []string
+		finding := Finding{Severity: Unknown, Message: reason.Message, Remedy: reason.Remedy}
+		for _, o := range reason.Objects {
+			if o.Kind == "" {
+				ids = append(ids, o.Name)
+			} else {
+				finding.Objects = append(finding.Objects, o)
+			}
+		}
+		writeFinding(out, f, strings.Join(ids, ", "), finding)
+	}
+}
+
+func writeFinding(out *bytes.Buffer, f printer.Format, checks string, finding Finding) {
+	fmt.Fprintf(out, "%s  %s\n", f.Paint(severityStyle[finding.Severity], fmt.Sprintf("%-7s", strings.ToUpper(string(finding.Severity)))), f.Paint(printer.Bold, checks))
 	if len(finding.Objects) > 0 {
 		fmt.Fprintf(out, "         %s\n", printer.Escape(objects(finding.Objects, f.Wide)))
 	}
