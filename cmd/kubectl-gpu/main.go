@@ -18,6 +18,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/kubectl/doctor"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
+	"github.com/partage-dev/partage/pkg/kubectl/sliceset"
 	"github.com/partage-dev/partage/pkg/version"
 )
 
@@ -55,6 +56,7 @@ func newCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	// In the order of the alphabet.
 	root.AddCommand(
 		doctor.NewCommand(o),
+		sliceset.NewCommand(o),
 	)
 	return root
 }
