@@ -17,6 +17,7 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/partage-dev/partage/pkg/kubectl/doctor"
+	"github.com/partage-dev/partage/pkg/kubectl/fragmentation"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
 	"github.com/partage-dev/partage/pkg/kubectl/sliceset"
 	"github.com/partage-dev/partage/pkg/version"
@@ -56,6 +57,7 @@ func newCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	// In the order of the alphabet.
 	root.AddCommand(
 		doctor.NewCommand(o),
+		fragmentation.NewCommand(o),
 		sliceset.NewCommand(o),
 	)
 	return root
