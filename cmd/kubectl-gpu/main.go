@@ -16,7 +16,9 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
+	"github.com/partage-dev/partage/pkg/kubectl/idle"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
+	"github.com/partage-dev/partage/pkg/kubectl/top"
 	"github.com/partage-dev/partage/pkg/kubectl/tree"
 	"github.com/partage-dev/partage/pkg/version"
 )
@@ -54,6 +56,8 @@ func newCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	o.AddFlags(root.PersistentFlags())
 	// In the order of the alphabet.
 	root.AddCommand(
+		idle.NewCommand(o),
+		top.NewCommand(o),
 		tree.NewCommand(o),
 	)
 	return root

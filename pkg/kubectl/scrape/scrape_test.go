@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -18,71 +17,27 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
 	clienttesting "k8s.io/client-go/testing"
 
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/scrape"
+	"github.com/partage-dev/partage/pkg/kubectl/scrape/scrapetest"
 )
 
-// everything is what the driver answers in the tests of package metrics, with what the golden
-// file there leaves out.
-func everything(t *testing.T) string {
+type response = scrapetest.Response
+
+func cluster(t *testing.T, responses map[string]response, pods ...*corev1.Pod) *fake.Clientset {
 	t.Helper()
-	data, err := os.ReadFile("../../metrics/testdata/everything.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(data) + "partage_build_info{version=\"v1\",goversion=\"go1\"} 1\nprocess_start_time_seconds 1.8e+09\n"
-}
-
-// response is an answer through the proxy.
-type response struct {
-	body string
-	err  error
-	// hangs waits for the end of the request.
-	hangs bool
-}
-
-func (r response) DoRaw(context.Context) ([]byte, error) { return []byte(r.body), r.err }
-
-func (r response) Stream(ctx context.Context) (io.ReadCloser, error) {
-	if r.hangs {
-		<-ctx.Done()
-		return nil, ctx.Err()
-	}
-	return io.NopCloser(strings.NewReader(r.body)), r.err
-}
-
-func driverPod(name, node string) *corev1.Pod {
-	return &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "partage", Name: name, Labels: map[string]string{"app.kubernetes.io/component": "gpu-kubelet-plugin"}},
-		Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{
-			{Name: "plugin", Ports: []corev1.ContainerPort{{Name: "metrics", ContainerPort: 9485}}},
-		}},
-		Status: corev1.PodStatus{Phase: corev1.PodRunning},
-	}
-}
-
-// cluster has pods that answer by their names.
-func cluster(responses map[string]response, pods ...runtime.Object) *fake.Clientset {
-	client := fake.NewClientset(pods...)
-	client.AddProxyReactor("pods", func(a clienttesting.Action) (bool, rest.ResponseWrapper, error) {
-		get, is := a.(clienttesting.ProxyGetAction)
-		if !is || get.GetPort() != "9485" || get.GetPath() != "/metrics" || get.GetScheme() != "http" || get.GetNamespace() != "partage" {
-			return true, response{err: fmt.Errorf("unexpected request %+v", a)}, nil
-		}
-		return true, responses[get.GetName()], nil
-	})
-	return client
+	return scrapetest.Cluster(t, &fleet.Snapshot{}, responses, pods...)
 }
 
 func TestPods(t *testing.T) {
 	t.Parallel()
-	client := cluster(map[string]response{"a": {body: everything(t)}, "b": {body: everything(t)}}, driverPod("a", "node-1"), driverPod("b", "node-2"))
+	client := cluster(t, map[string]response{"a": {Body: scrapetest.Everything(t)}, "b": {Body: scrapetest.Everything(t)}}, scrapetest.Pod("a", "node-1"), scrapetest.Pod("b", "node-2"))
 	r, err := scrape.Pods(t.Context(), client, scrape.Options{})
 	if err != nil || len(r.Failures) != 0 {
 		t.Fatalf("%v, %v", err, r)
@@ -121,8 +76,8 @@ func TestPods(t *testing.T) {
 // has known them for longer.
 func TestTwoPodsOfANode(t *testing.T) {
 	t.Parallel()
-	newer := strings.Replace(everything(t), "process_start_time_seconds 1.8e+09", "process_start_time_seconds 1.9e+09", 1)
-	client := cluster(map[string]response{"a": {body: newer}, "b": {body: everything(t)}}, driverPod("a", "node-1"), driverPod("b", "node-1"))
+	newer := strings.Replace(scrapetest.Everything(t), "process_start_time_seconds 1.8e+09", "process_start_time_seconds 1.9e+09", 1)
+	client := cluster(t, map[string]response{"a": {Body: newer}, "b": {Body: scrapetest.Everything(t)}}, scrapetest.Pod("a", "node-1"), scrapetest.Pod("b", "node-1"))
 	r, err := scrape.Pods(t.Context(), client, scrape.Options{Namespace: "partage"})
 	if err != nil || len(r.Claims) != 5 || len(r.GPUs) != 2 {
 		t.Fatalf("%v, %+v", err, r)
@@ -138,13 +93,13 @@ func TestTwoPodsOfANode(t *testing.T) {
 func TestFailures(t *testing.T) {
 	t.Parallel()
 	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "pods/proxy"}, "f", errors.New("no right"))
-	without, waits := driverPod("without", "n4"), driverPod("waits", "n5")
+	without, waits := scrapetest.Pod("without", "n4"), scrapetest.Pod("waits", "n5")
 	without.Spec.Containers[0].Ports = nil
 	waits.Status.Phase = corev1.PodPending
-	client := cluster(map[string]response{
-		"good": {body: everything(t)}, "hangs": {hangs: true}, "other": {body: "up 1\n"}, "garbage": {body: "{{{\n"},
-		"f": {err: forbidden}, "g": {err: forbidden},
-	}, driverPod("good", "n0"), driverPod("hangs", "n1"), driverPod("other", "n2"), driverPod("garbage", "n3"), without, waits, driverPod("f", "n6"), driverPod("g", "n7"))
+	client := cluster(t, map[string]response{
+		"good": {Body: scrapetest.Everything(t)}, "hangs": {Hangs: true}, "other": {Body: "up 1\n"}, "garbage": {Body: "{{{\n"},
+		"f": {Err: forbidden}, "g": {Err: forbidden},
+	}, scrapetest.Pod("good", "n0"), scrapetest.Pod("hangs", "n1"), scrapetest.Pod("other", "n2"), scrapetest.Pod("garbage", "n3"), without, waits, scrapetest.Pod("f", "n6"), scrapetest.Pod("g", "n7"))
 	r, err := scrape.Pods(t.Context(), client, scrape.Options{Timeout: 10 * time.Millisecond})
 	if err != nil || len(r.Claims) != 5 {
 		t.Fatalf("%v, %+v", err, r)
@@ -172,10 +127,10 @@ func TestFailures(t *testing.T) {
 
 func TestNoPods(t *testing.T) {
 	t.Parallel()
-	if _, err := scrape.Pods(t.Context(), cluster(nil), scrape.Options{Namespace: "gpus"}); err == nil || !strings.Contains(err.Error(), "no pods of the driver (app.kubernetes.io/component=gpu-kubelet-plugin) in gpus") {
+	if _, err := scrape.Pods(t.Context(), cluster(t, nil), scrape.Options{Namespace: "gpus"}); err == nil || !strings.Contains(err.Error(), "no pods of the driver (app.kubernetes.io/component=gpu-kubelet-plugin) in gpus") {
 		t.Error(err)
 	}
-	client := cluster(nil)
+	client := cluster(t, nil)
 	client.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "", errors.New("no right"))
 	})
@@ -189,7 +144,7 @@ func TestLimit(t *testing.T) {
 	t.Parallel()
 	var pods []runtime.Object
 	for i := range 100 {
-		pods = append(pods, driverPod(fmt.Sprint("p", i), fmt.Sprint("n", i)))
+		pods = append(pods, scrapetest.Pod(fmt.Sprint("p", i), fmt.Sprint("n", i)))
 	}
 	client := fake.NewClientset(pods...)
 	var now, most, asked atomic.Int32
