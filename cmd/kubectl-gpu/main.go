@@ -18,6 +18,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/kubectl/idle"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
+	"github.com/partage-dev/partage/pkg/kubectl/rightsize"
 	"github.com/partage-dev/partage/pkg/kubectl/top"
 	"github.com/partage-dev/partage/pkg/kubectl/tree"
 	"github.com/partage-dev/partage/pkg/version"
@@ -57,6 +58,7 @@ func newCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	// In the order of the alphabet.
 	root.AddCommand(
 		idle.NewCommand(o),
+		rightsize.NewCommand(o),
 		top.NewCommand(o),
 		tree.NewCommand(o),
 	)
