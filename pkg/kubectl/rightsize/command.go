@@ -153,7 +153,7 @@ func (l *SizeList) row(s Size, namespaces bool) printer.Row {
 	if namespaces {
 		row.Cells = append(row.Cells, s.Namespace)
 	}
-	enough, saves, perHour, observed := printer.Unknown, printer.Unknown, printer.Unknown, printer.Unknown
+	enough, saves, perHour, observed := "unknown", printer.Unknown, printer.Unknown, printer.Unknown
 	switch s.Verdict {
 	case Right:
 		enough = "as it is"
@@ -161,7 +161,7 @@ func (l *SizeList) row(s Size, namespaces bool) printer.Row {
 		row.Style = printer.Warn
 		enough, saves, perHour = s.Enough.String(), fmt.Sprintf("%.2f GPUs", s.SavedGPUs), fmt.Sprintf("%.2f", s.SavedPerHour)
 	default:
-		row.Style, enough = printer.Faint, "unknown"
+		row.Style = printer.Faint
 	}
 	if s.ObservedSeconds > 0 {
 		observed = printer.SecondsOrUnknown(&s.ObservedSeconds)
