@@ -18,8 +18,12 @@ import (
 
 	"github.com/partage-dev/partage/pkg/kubectl/doctor"
 	"github.com/partage-dev/partage/pkg/kubectl/fragmentation"
+	"github.com/partage-dev/partage/pkg/kubectl/idle"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
+	"github.com/partage-dev/partage/pkg/kubectl/rightsize"
 	"github.com/partage-dev/partage/pkg/kubectl/sliceset"
+	"github.com/partage-dev/partage/pkg/kubectl/top"
+	"github.com/partage-dev/partage/pkg/kubectl/tree"
 	"github.com/partage-dev/partage/pkg/version"
 )
 
@@ -58,7 +62,11 @@ func newCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	root.AddCommand(
 		doctor.NewCommand(o),
 		fragmentation.NewCommand(o),
+		idle.NewCommand(o),
+		rightsize.NewCommand(o),
 		sliceset.NewCommand(o),
+		top.NewCommand(o),
+		tree.NewCommand(o),
 	)
 	return root
 }

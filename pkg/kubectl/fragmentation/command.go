@@ -39,11 +39,8 @@ func NewCommand(o *options.Options) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			for _, m := range snapshot.Missing {
-				if _, err := fmt.Fprintln(o.ErrOut, m); err != nil {
-					return err
-				}
-			}
+			// The allocator gets a class of its own.
+			snapshot.Warn(o.ErrOut, fleet.ResourceClasses, fleet.ResourceTemplates)
 			find.Nodes = nodes
 			report, err := Find(c.Context(), fleet.New(snapshot, o.Driver), find)
 			if err != nil {
