@@ -17,6 +17,7 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/partage-dev/partage/pkg/kubectl/doctor"
+	"github.com/partage-dev/partage/pkg/kubectl/explain"
 	"github.com/partage-dev/partage/pkg/kubectl/fragmentation"
 	"github.com/partage-dev/partage/pkg/kubectl/idle"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
@@ -61,6 +62,7 @@ func newCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	// In the order of the alphabet.
 	root.AddCommand(
 		doctor.NewCommand(o),
+		explain.NewCommand(o),
 		fragmentation.NewCommand(o),
 		idle.NewCommand(o),
 		rightsize.NewCommand(o),
