@@ -1,0 +1,74 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+
+	"github.com/partage-dev/partage/pkg/kubectl/completion"
+	"github.com/partage-dev/partage/pkg/kubectl/options"
+	"github.com/partage-dev/partage/pkg/version"
+)
+
+// group is a section of the list of commands.
+type group struct {
+	id, title string
+	commands  []entry
+}
+
+// entry is a command and what completes its arguments.
+type entry struct {
+	make func(*options.Options) *cobra.Command
+	args func(*options.Options) cobra.CompletionFunc
+}
+
+// groups are all commands, in the order in which they are listed.
+func groups() []group {
+	return []group{}
+}
+
+// newCommand returns the command tree.
+func newCommand(streams genericiooptions.IOStreams) *cobra.Command {
+	o := options.New(streams)
+	root := &cobra.Command{
+		Use:   "kubectl-gpu",
+		Short: "See GPUs and what they are used for, ask why a pod waits, choose how to share",
+		Long: `See GPUs and what they are used for, ask why a pod waits, choose how to share.
+
+All commands only read, with the rights that you have; where one is missing, they name it and
+say what is unknown without it.
+
+Exit codes: 0 done, and nothing is wrong; 1 the command failed; 2 it worked and found something:
+a claim that cannot be allocated, a claim that is idle, a finding of doctor.`,
+		Version:       version.Get().String(),
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl gpu"},
+		// Its scripts would complete kubectl-gpu; for kubectl gpu there is the name completer.
+		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
+	}
+	root.SetOut(streams.Out)
+	root.SetErr(streams.ErrOut)
+	root.SetIn(streams.In)
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		return fmt.Errorf("%w; see %s --help", err, c.CommandPath())
+	})
+	o.AddFlags(root.PersistentFlags())
+	for _, g := range groups() {
+		root.AddGroup(&cobra.Group{ID: g.id, Title: g.title})
+		for _, e := range g.commands {
+			c := e.make(o)
+			c.GroupID = g.id
+			if e.args != nil && c.ValidArgsFunction == nil {
+				c.ValidArgsFunction = e.args(o)
+			}
+			root.AddCommand(c)
+		}
+	}
+	completion.AddFlags(root, o)
+	return root
+}
