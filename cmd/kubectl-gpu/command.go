@@ -5,12 +5,16 @@ package main
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/partage-dev/partage/pkg/kubectl/completion"
+	"github.com/partage-dev/partage/pkg/kubectl/doctor"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
+	"github.com/partage-dev/partage/pkg/kubectl/tree"
 	"github.com/partage-dev/partage/pkg/version"
 )
 
@@ -26,10 +30,20 @@ type entry struct {
 	args func(*options.Options) cobra.CompletionFunc
 }
 
-// groups are all commands, in the order in which they are listed.
+// groups are all commands. Within a group they are listed by name.
 func groups() []group {
-	return []group{}
+	return []group{
+		{"see", "See what GPUs are used for:", []entry{
+			{tree.NewCommand, completion.Nodes},
+		}},
+		{"ask", "Ask why something does not work:", []entry{
+			{doctor.NewCommand, nil},
+		}},
+	}
 }
+
+// shownFlags are those of all commands that help lists: kubectl options has the others.
+var shownFlags = []string{"context", "driver", "kubeconfig", "namespace"}
 
 // newCommand returns the command tree.
 func newCommand(streams genericiooptions.IOStreams) *cobra.Command {
@@ -40,7 +54,8 @@ func newCommand(streams genericiooptions.IOStreams) *cobra.Command {
 		Long: `See GPUs and what they are used for, ask why a pod waits, choose how to share.
 
 All commands only read, with the rights that you have; where one is missing, they name it and
-say what is unknown without it.
+say what is unknown without it. The flags of kubectl options that choose cluster and user work
+here, too.
 
 Exit codes: 0 done, and nothing is wrong; 1 the command failed; 2 it worked and found something:
 a claim that cannot be allocated, a claim that is idle, a finding of doctor.`,
@@ -58,6 +73,7 @@ a claim that cannot be allocated, a claim that is idle, a finding of doctor.`,
 		return fmt.Errorf("%w; see %s --help", err, c.CommandPath())
 	})
 	o.AddFlags(root.PersistentFlags())
+	root.PersistentFlags().VisitAll(func(f *pflag.Flag) { f.Hidden = !slices.Contains(shownFlags, f.Name) })
 	for _, g := range groups() {
 		root.AddGroup(&cobra.Group{ID: g.id, Title: g.title})
 		for _, e := range g.commands {

@@ -266,7 +266,7 @@ spec:
 				kubectl(t, "cordon", ampereNode)
 				apply(t, s.ns, podFor(exactly(gpu)))
 			},
-			fix: func(t *testing.T, s site) { t.Helper(); kubectl(t, "uncordon", ampereNode) },
+			fix: func(t *testing.T, _ site) { t.Helper(); kubectl(t, "uncordon", ampereNode) },
 		},
 	}
 }

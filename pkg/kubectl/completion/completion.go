@@ -52,14 +52,11 @@ func PodsAndClaims(o *options.Options) cobra.CompletionFunc {
 	})
 }
 
-// AddFlags completes the values of the flags that all or most commands have.
+// AddFlags completes the values of flags that name objects, of all commands.
 func AddFlags(root *cobra.Command, o *options.Options) {
 	register(root, "namespace", complete(o, namespaces))
 	register(root, "context", contexts(o))
 	for _, c := range root.Commands() {
-		if c.Flags().Lookup("output") != nil {
-			register(c, "output", cobra.FixedCompletions([]string{"json", "yaml", "wide", "name"}, cobra.ShellCompDirectiveNoFileComp))
-		}
 		if c.Flags().Lookup("node") != nil {
 			register(c, "node", complete(o, nodes))
 		}
