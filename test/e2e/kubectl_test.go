@@ -8,6 +8,7 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os/exec"
@@ -44,10 +45,44 @@ type puzzle struct {
 	setUp func(t *testing.T, s site)
 	// waits until the pod is in the state that is to be explained. Without it, until the scheduler has said that it finds no node.
 	waits func(t *testing.T, s site)
-	// says are parts of the explanation: the cause, and what would help.
-	says []string
-	// fix does what the explanation says would help.
+	// cause is the first that the explanation names.
+	cause string
+	// remedy is a part of what it says would help.
+	remedy string
+	// fix does that.
 	fix func(t *testing.T, s site)
+}
+
+// explanation is the part of what kubectl gpu explain -o json prints that the tests use.
+type explanation struct {
+	Verdict string
+	Reasons []struct{ Cause, Text string }
+	// Suggestions are for pods that wait; what helps one that is stuck is with its cause.
+	Suggestions []struct{ Kind, Text string }
+	Stuck       []struct{ Kind, Text, Remedy string }
+}
+
+// cause returns the first cause.
+func (e explanation) cause() string {
+	switch {
+	case len(e.Reasons) > 0:
+		return e.Reasons[0].Cause
+	case len(e.Stuck) > 0:
+		return e.Stuck[0].Kind
+	}
+	return "none"
+}
+
+// remedies returns what would help, a line each.
+func (e explanation) remedies() string {
+	var all []string
+	for _, s := range e.Suggestions {
+		all = append(all, s.Kind+": "+s.Text)
+	}
+	for _, s := range e.Stuck {
+		all = append(all, s.Remedy)
+	}
+	return strings.Join(all, "\n")
 }
 
 // solved counts the puzzles whose pods ran in the end.
@@ -98,15 +133,18 @@ func (p puzzle) solve(t *testing.T, s site, count *atomic.Int32) {
 		p.waits = waitUnschedulable
 	}
 	p.waits(t, s)
-	// The objects that the explanation is about arrive one by one.
-	last := ""
-	eventually(t, fmt.Sprintf("the explanation to have %q", p.says), func(context.Context) (bool, string) {
-		code, out, errors := kubectlGPU(t, "explain", "pod/p", "-n", s.ns)
-		last = out
-		missing := slices.DeleteFunc(slices.Clone(p.says), func(part string) bool { return strings.Contains(out, part) })
-		return code == exitFound && len(missing) == 0, fmt.Sprintf("exit code %d, without %q:\n%s%s", code, missing, out, errors)
+	// The events that the explanation is about may be about to arrive.
+	eventually(t, fmt.Sprintf("the cause %s and the remedy %q", p.cause, p.remedy), func(context.Context) (bool, string) {
+		code, out, errors := kubectlGPU(t, "explain", "pod/p", "-n", s.ns, "-o", "json")
+		var e explanation
+		if err := json.Unmarshal([]byte(out), &e); err != nil {
+			return false, fmt.Sprintf("exit code %d: %v\n%s%s", code, err, out, errors)
+		}
+		return code == exitFound && e.cause() == p.cause && strings.Contains(e.remedies(), p.remedy),
+			fmt.Sprintf("exit code %d, cause %s, remedies:\n%s\n%s%s", code, e.cause(), e.remedies(), out, errors)
 	})
-	t.Logf("kubectl gpu explain:\n%s", last)
+	_, out, errors := kubectlGPU(t, "explain", "pod/p", "-n", s.ns)
+	t.Logf("kubectl gpu explain:\n%s%s", out, errors)
 	p.fix(t, s)
 	waitReady(t, s.ns, "p")
 	if code, out, errors := kubectlGPU(t, "explain", "pod/p", "-n", s.ns); code != exitFine {
