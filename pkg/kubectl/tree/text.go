@@ -9,8 +9,6 @@ import (
 	"io"
 	"strings"
 
-	"k8s.io/apimachinery/pkg/api/resource"
-
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
 )
@@ -102,7 +100,7 @@ func (r renderer) node(n Node) branch {
 func (r renderer) gpu(g GPU) branch {
 	b := branch{text: fmt.Sprintf("%s %s  %s", r.strip(g), r.Paint(printer.Bold, g.Name), g.ProductName)}
 	if g.MemoryBytes > 0 {
-		b.text += "  " + Bytes(g.MemoryBytes)
+		b.text += "  " + printer.Bytes(g.MemoryBytes)
 	}
 	if r.Wide {
 		b.text += "  " + g.UUID
@@ -188,7 +186,7 @@ func (r renderer) claim(c Claim) branch {
 		b.text += "  admin access"
 	}
 	if c.MemoryBytes > 0 {
-		b.text += "  " + Bytes(c.MemoryBytes)
+		b.text += "  " + printer.Bytes(c.MemoryBytes)
 	}
 	if c.SMPercent > 0 {
 		b.text += fmt.Sprintf("  %d %% SM", c.SMPercent)
@@ -234,7 +232,7 @@ func share(s Share) string {
 	text = fmt.Sprintf("%d %s %s", s.Shares, text, noun)
 	var most []string
 	if s.MemoryBytes > 0 {
-		most = append(most, Bytes(s.MemoryBytes))
+		most = append(most, printer.Bytes(s.MemoryBytes))
 	}
 	if s.SMPercent > 0 {
 		most = append(most, fmt.Sprintf("%d %% SM", s.SMPercent))
@@ -243,13 +241,4 @@ func share(s Share) string {
 		text += " (up to " + strings.Join(most, ", ") + ")"
 	}
 	return text
-}
-
-// Bytes writes a size as manifests do, in the largest unit that shows it with a decimal at most.
-func Bytes(n int64) string {
-	const gi = 1 << 30
-	if n >= gi {
-		return strings.TrimSuffix(fmt.Sprintf("%.1f", float64(n)/gi), ".0") + "Gi"
-	}
-	return resource.NewQuantity((n+1<<20-1)>>20<<20, resource.BinarySI).String()
 }

@@ -194,12 +194,3 @@ func TestRun(t *testing.T) {
 		t.Errorf("%v, %q", err, out.String())
 	}
 }
-
-func TestBytes(t *testing.T) {
-	t.Parallel()
-	for n, want := range map[int64]string{1: "1Mi", 1 << 20: "1Mi", 5952 << 20: "5.8Gi", 80 << 30: "80Gi", 900 << 20: "900Mi"} {
-		if got := Bytes(n); got != want {
-			t.Errorf("%d: %s, want %s", n, got, want)
-		}
-	}
-}
