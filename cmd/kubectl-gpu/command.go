@@ -11,10 +11,17 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
+	"github.com/partage-dev/partage/pkg/kubectl/advise"
 	"github.com/partage-dev/partage/pkg/kubectl/completion"
 	"github.com/partage-dev/partage/pkg/kubectl/doctor"
+	"github.com/partage-dev/partage/pkg/kubectl/explain"
+	"github.com/partage-dev/partage/pkg/kubectl/idle"
+	"github.com/partage-dev/partage/pkg/kubectl/migrate"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
+	"github.com/partage-dev/partage/pkg/kubectl/sliceset"
+	"github.com/partage-dev/partage/pkg/kubectl/top"
 	"github.com/partage-dev/partage/pkg/kubectl/tree"
+	"github.com/partage-dev/partage/pkg/kubectl/ui"
 	"github.com/partage-dev/partage/pkg/version"
 )
 
@@ -35,9 +42,18 @@ func groups() []group {
 	return []group{
 		{"see", "See what GPUs are used for:", []entry{
 			{tree.NewCommand, completion.Nodes},
+			{top.NewCommand, nil},
+			{idle.NewCommand, nil},
+			{ui.NewCommand, nil},
 		}},
 		{"ask", "Ask why something does not work:", []entry{
 			{doctor.NewCommand, nil},
+			{explain.NewCommand, completion.PodsAndClaims},
+		}},
+		{"choose", "Choose how to share:", []entry{
+			{advise.NewCommand, nil},
+			{migrate.NewCommand, nil},
+			{sliceset.NewCommand, nil},
 		}},
 	}
 }
