@@ -83,6 +83,10 @@ func (c *command) run(ctx context.Context, args []string) error {
 	}
 	if manifest != nil {
 		snapshot = manifest.Over(snapshot)
+		if len(manifest.Ignored) > 0 {
+			// Nobody reads what cannot be written.
+			_, _ = fmt.Fprintln(c.ErrOut, "not looked at, because they ask for no devices:", strings.Join(manifest.Ignored, ", "))
+		}
 	}
 	x := New(ctx, snapshot, c.Driver, time.Now(), allocation.WithTimeLimit(c.timeLimit))
 	x.Events = func(pod *corev1.Pod, claims []*resourceapi.ResourceClaim) ([]corev1.Event, error) {

@@ -72,7 +72,7 @@ type exclusion struct {
 
 func (x *Explainer) begin(kind, namespace, name string) *inquiry {
 	q := &inquiry{Explainer: x, Explanation: &Explanation{TypeMeta: printer.TypeMeta(Kind), Subject: Subject{kind, namespace, name}}}
-	q.Notes = append(q.Notes, x.planner.Assumptions()...)
+	q.Assumptions = x.planner.Assumptions()
 	for _, m := range x.model.Missing {
 		q.Notes = append(q.Notes, m.String())
 	}

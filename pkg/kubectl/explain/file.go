@@ -21,6 +21,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/kubernetes/scheme"
 
+	sigsyaml "sigs.k8s.io/yaml"
+
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
 
@@ -56,7 +58,7 @@ func Parse(r io.Reader, namespace string) (*Manifest, error) {
 		}
 		object, kind, err := decoder.Decode(data, nil, nil)
 		if runtime.IsNotRegisteredError(err) {
-			m.Ignored = append(m.Ignored, kind.Kind)
+			m.Ignored = append(m.Ignored, kindOf(data))
 			continue
 		}
 		if err != nil {
@@ -66,6 +68,15 @@ func Parse(r io.Reader, namespace string) (*Manifest, error) {
 			return nil, fmt.Errorf("document %d: %w", n, err)
 		}
 	}
+}
+
+// kindOf returns the kind of an object that is not one of Kubernetes itself.
+func kindOf(document []byte) string {
+	var t metav1.TypeMeta
+	if err := sigsyaml.Unmarshal(document, &t); err != nil {
+		return ""
+	}
+	return t.Kind
 }
 
 // empty reports whether a document has nothing but comments.

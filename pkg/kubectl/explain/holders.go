@@ -6,6 +6,7 @@ package explain
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -44,17 +45,18 @@ func (q *inquiry) inTheWay(ctx context.Context, j *judge) {
 		}
 	}
 	q.holdings = map[string][]*holding{}
-	for _, kind := range q.eligible() {
-		for _, n := range kind {
-			if len(q.holdings) >= most {
-				break
-			}
-			if found := q.holdingsOn(ctx, j, n, byDevice); len(found) > 0 {
-				q.holdings[n.Name] = found
-			}
-			// The first node of a kind stands for the others.
-			break
+	left := 0
+	for _, n := range q.nodes {
+		if len(q.holdings) == most {
+			left++
+			continue
 		}
+		if found := q.holdingsOn(ctx, j, n, byDevice); len(found) > 0 {
+			q.holdings[n.Name] = found
+		}
+	}
+	if left > 0 {
+		q.Notes = append(q.Notes, fmt.Sprintf("Who is in the way was not looked for on %d more nodes.", left))
 	}
 	for _, node := range sets.List(sets.KeySet(q.holdings)) {
 		for _, h := range q.holdings[node] {

@@ -75,7 +75,7 @@ func (j *judge) device(ctx context.Context, pool *allocation.Pool, s *resourceap
 	f := finding{pool: pool, device: &s.Spec.Devices[i]}
 	switch {
 	case pool.Incomplete():
-		f.add(PoolIncomplete, "%d of %d slices of pool %s are there", len(pool.Slices), pool.Expected, pool.Name)
+		f.add(PoolIncomplete, "%d of %d slices of pool %s are there: the driver is just writing them, or stopped in between", len(pool.Slices), pool.Expected, pool.Name)
 		return f
 	case pool.Invalid:
 		f.add(PoolInvalid, "pool %s has a name twice, or a counter that does not exist", pool.Name)

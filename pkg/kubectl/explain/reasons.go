@@ -186,7 +186,7 @@ func (q *inquiry) ofRequest(ctx context.Context, j *judge, a ask) {
 		add(CapacityUnknown, "the %d devices that are selected have no capacity %s", selected, t.often(CapacityUnknown)[0])
 	case a.mode == resourceapi.DeviceAllocationModeExactCount && int(*a.count) > t.mostCapable:
 		add(TooFewDevices, "%s are wanted, and no node has more than %d that %s", a.wants(), t.mostCapable, match(t.mostCapable))
-	case t.mostFit < wanted(a):
+	case t.mostFit < wanted(a), a.mode == resourceapi.DeviceAllocationModeAll && t.fit < capable:
 		q.taken(a, t, capable, add)
 	}
 }
@@ -209,21 +209,22 @@ func wanted(a ask) int {
 // taken says what keeps the devices that would do from being allocated.
 func (q *inquiry) taken(a ask, t *tally, capable int, add func(Cause, string, ...any)) {
 	free := ""
-	if t.mostFit > 0 {
+	if t.mostFit > 0 && a.mode == resourceapi.DeviceAllocationModeExactCount {
 		free = fmt.Sprintf("; %d free on node %s, %d wanted", t.mostFit, t.bestNode, *a.count)
 	}
 	for _, c := range []struct {
-		cause Cause
-		text  string
+		cause     Cause
+		one, many string
+		rest      string
 	}{
-		{Tainted, "are tainted: " + strings.Join(t.often(Tainted), ", ")},
-		{Unconstrained, "have no attribute " + strings.Join(t.often(Unconstrained), ", ") + ", which a constraint compares"},
-		{Held, "are held by claims"},
-		{CapacityUsed, "have too little " + strings.Join(t.often(CapacityUsed), ", ") + " left"},
-		{CountersUsed, "overlap with devices that claims hold on the same GPU"},
+		{Tainted, "is", "are", "tainted: " + strings.Join(t.often(Tainted), ", ")},
+		{Unconstrained, "has", "have", "no attribute " + strings.Join(t.often(Unconstrained), ", ") + ", which a constraint compares"},
+		{Held, "is", "are", "held by claims"},
+		{CapacityUsed, "has", "have", "too little " + strings.Join(t.often(CapacityUsed), ", ") + " left"},
+		{CountersUsed, "shares", "share", "a part of the GPU with devices that claims hold"},
 	} {
 		if n := t.causes[c.cause]; n > 0 {
-			add(c.cause, "%d of %d devices that match %s%s", n, capable, c.text, free)
+			add(c.cause, "%d of %d matching devices %s %s%s", n, capable, plural(n, c.one, c.many), c.rest, free)
 		}
 	}
 }
@@ -251,6 +252,11 @@ func (q *inquiry) excludedNodes(ctx context.Context) {
 	for _, a := range q.search(ctx, nodes) {
 		if a.Verdict == allocation.Fits {
 			fits.Insert(a.Node)
+		}
+	}
+	for _, e := range q.excluded {
+		if slices.ContainsFunc(e.obstacles, func(o allocation.Obstacle) bool { return o.Kind == byClaim }) {
+			fits.Delete(e.node.Name)
 		}
 	}
 	type group struct {

@@ -86,8 +86,10 @@ type Explanation struct {
 	Allocations []Allocation `json:"allocations,omitempty"`
 	// Stuck says why containers do not start.
 	Stuck []stuck.Cause `json:"stuck,omitempty"`
-	// Notes are what was assumed, and what is not known.
+	// Notes are what is not known, and what else is worth knowing.
 	Notes []string `json:"notes,omitempty"`
+	// Assumptions are about the scheduler.
+	Assumptions []string `json:"assumptions,omitempty"`
 }
 
 // Reason is why something cannot be allocated.

@@ -34,7 +34,7 @@ const (
 
 // try asks the allocator where claims fit under other circumstances.
 func (q *inquiry) try(ctx context.Context, p *allocation.Planner, nodes []*corev1.Node, claims []*resourceapi.ResourceClaim) (string, bool) {
-	a, fits := p.WithTimeLimit(tryFor).Anywhere(ctx, nodes, claims)
+	a, fits := p.WithTimeLimit(min(tryFor, p.TimeLimit())).Anywhere(ctx, nodes, claims)
 	return a.Node, fits
 }
 

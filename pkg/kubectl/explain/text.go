@@ -97,7 +97,7 @@ func (p *page) explanation(e *Explanation) {
 	p.section("In the way", len(e.InTheWay), func(i int) string { return e.InTheWay[i].text() })
 	p.section("What would help", len(e.Suggestions), func(i int) string {
 		s := e.Suggestions[i]
-		if s.Node == "" || strings.Contains(s.Text, s.Node) {
+		if s.Node == "" || s.Kind == ChangeNode {
 			return s.Text
 		}
 		return fmt.Sprintf("%s: it fits on node %s", s.Text, s.Node)
@@ -107,6 +107,9 @@ func (p *page) explanation(e *Explanation) {
 		p.line("No single change was found that would help.")
 	}
 	p.section("Notes", len(e.Notes), func(i int) string { return e.Notes[i] })
+	if p.format.Wide {
+		p.section("Assumed", len(e.Assumptions), func(i int) string { return e.Assumptions[i] })
+	}
 }
 
 // of says what a reason is about.
