@@ -114,7 +114,7 @@ func TestExitCodes(t *testing.T) {
 		"nothing found":   {[]string{"tree"}, 0, "", ""},
 		"found":           {[]string{"doctor"}, 2, "ERROR", ""},
 		"found, as JSON":  {[]string{"doctor", "-o", "json"}, 2, `"apiVersion": "kubectl.partage.dev/v1alpha1"`, ""},
-		"unknown command": {[]string{"tre"}, 1, "", "Did you mean this?\n\ttree"},
+		"unknown command": {[]string{"tre"}, 1, "", "Did you mean this?\n\ttop\n\ttree"},
 		"unknown flag":    {[]string{"tree", "--al"}, 1, "", "unknown flag: --al; see kubectl gpu tree --help"},
 		"unknown output":  {[]string{"tree", "-o", "xml"}, 1, "", "xml"},
 		"unknown context": {[]string{"tree", "--context", "nowhere"}, 1, "", `context "nowhere" does not exist`},
@@ -163,10 +163,14 @@ func TestExamples(t *testing.T) {
 		if c.Name() == "help" {
 			continue
 		}
-		if c.Short == "" || c.Long == "" || c.Example == "" {
+		text := c.Example
+		for _, part := range c.Commands() {
+			text += "\n" + part.Example
+		}
+		if c.Short == "" || c.Long == "" || strings.TrimSpace(text) == "" {
 			t.Errorf("%s lacks one of Short, Long and Example", c.Name())
 		}
-		for line := range strings.Lines(c.Example) {
+		for line := range strings.Lines(text) {
 			call, _, _ := strings.Cut(strings.TrimSpace(line), " #")
 			call, _, _ = strings.Cut(call, " |")
 			call, _, _ = strings.Cut(call, " >")

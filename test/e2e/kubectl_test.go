@@ -73,9 +73,12 @@ func (e explanation) cause() string {
 	return "none"
 }
 
-// remedies returns what would help, a line each.
+// remedies returns what would help, a line each. Some reasons say that already.
 func (e explanation) remedies() string {
 	var all []string
+	for _, r := range e.Reasons {
+		all = append(all, r.Text)
+	}
 	for _, s := range e.Suggestions {
 		all = append(all, s.Kind+": "+s.Text)
 	}

@@ -30,7 +30,7 @@ const (
 )
 
 const (
-	wantsNode = "    kubernetes.io/hostname: "
+	a100Large = "NVIDIA A100-SXM4-80GB" // on the mixed node
 	profile   = "device.attributes['gpu.nvidia.com'].profile == "
 )
 
@@ -55,46 +55,58 @@ func wrongRequests() []puzzle {
 		{
 			name:  "partition too large",
 			setUp: wants(mig.where("device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('200Gi')) >= 0")),
-			fix:   fixedBySpare,
+			cause: "NoDeviceSelected", remedy: "in place of 200Gi",
+			fix: fixedBySpare,
 		},
 		{
 			name:  "profile misspelt",
 			setUp: wants(mig.where(profile + "'1g.10g'")),
-			fix:   fixedBySpare,
+			cause: "NoDeviceSelected", remedy: "with profile 1g.10gb in place of 1g.10g",
+			fix: fixedBySpare,
 		},
 		{
 			name:  "share over the limit",
 			setUp: applies(func(s site) string { return podFor(exactly(mpsShare("100Gi", 10).on(s.mixed[a30GPU]))) }),
-			fix:   replaces(func(s site) string { return podFor(exactly(mpsShare("4Gi", 10).on(s.mixed[a30GPU]))) }),
+			cause: "CapacityTooLarge", remedy: "in place of 100Gi",
+			fix: replaces(func(s site) string { return podFor(exactly(mpsShare("4Gi", 10).on(s.mixed[a30GPU]))) }),
 		},
 		{
 			name:  "capacity out of range",
 			setUp: applies(func(s site) string { return podFor(exactly(mpsShare("4Gi", 250).on(s.mixed[a30GPU]))) }),
-			fix:   replaces(func(s site) string { return podFor(exactly(mpsShare("4Gi", 25).on(s.mixed[a30GPU]))) }),
+			cause: "CapacityTooLarge", remedy: "with smPercent 100 in place of 250",
+			fix: replaces(func(s site) string { return podFor(exactly(mpsShare("4Gi", 25).on(s.mixed[a30GPU]))) }),
 		},
 		{
 			name:  "CEL expression that fails",
 			setUp: wants(mig.where("device.attributes['gpu.nvidia.com'].memorySize == '10Gi'")),
-			fix:   fixedBySpare,
+			cause: "SelectorError", remedy: "without selector 0: device.attributes['gpu.nvidia.com'].memorySize",
+			fix: fixedBySpare,
 		},
 		{
 			name: "no alternative",
 			setUp: applies(func(site) string {
 				return podFor(anyOf(mig.where(profile+"'9g.90gb'"), mig.where(profile+"'8g.80gb'")))
 			}),
+			cause: "NoDeviceSelected", remedy: "with profile 1g.10gb in place of 8g.80gb",
 			fix: replaces(func(s site) string { return podFor(anyOf(mig.where(profile+"'9g.90gb'"), spare(s))) }),
 		},
 		{
 			name:  "constraint",
 			setUp: applies(func(site) string { return podOfTwo("constraints: [{matchAttribute: gpu.nvidia.com/productName}]") }),
-			fix:   replaces(func(site) string { return podOfTwo("") }),
+			cause: "NotTogether", remedy: "without the constraint on gpu.nvidia.com/productName",
+			fix: replaces(func(site) string { return podOfTwo("") }),
 		},
 		{
 			name: "devices of two nodes",
 			setUp: applies(func(s site) string {
-				return claim("c", spare(s), "") + claim("other", wholeGPU.of(l4), "") + pod("p", []container{{"main", listAndStay, []string{"c", "other"}}})
+				return claim("c", spare(s), "") + claim("other", wholeGPU.of(a100Large), "") + pod("p", []container{{"main", listAndStay, []string{"c", "other"}}})
 			}),
-			fix: fixedBySpare,
+			cause: "NotTogether", remedy: "without selector 1",
+			fix: func(t *testing.T, s site) {
+				t.Helper()
+				kubectl(t, "delete", "pod/p", "resourceclaim/c", "-n", s.ns)
+				apply(t, s.ns, claim("c", oneSlice, "")+pod("p", []container{{"main", listAndStay, []string{"c", "other"}}}))
+			},
 		},
 	}
 }
@@ -109,15 +121,13 @@ func podOfTwo(constraints string) string {
 func wrongReferences() []puzzle {
 	return []puzzle{
 		{
-			name:  "class missing",
-			setUp: applies(func(site) string { return podFor(exactly(request{class: "gpu.nvidia.con"})) }),
-			fix:   fixedBySpare,
-		},
-		{
-			name: "class of another driver",
+			name: "class missing",
 			setUp: applies(func(s site) string {
-				return deviceClass(s.ns, "device.driver == 'tpu.example.com'") + podFor(exactly(request{class: s.ns}))
+				r := spare(s)
+				r.class = "mig.nvidia.con"
+				return podFor(exactly(r))
 			}),
+			cause: "ClassMissing", remedy: "with deviceClassName mig.nvidia.com",
 			fix: fixedBySpare,
 		},
 		{
@@ -125,13 +135,15 @@ func wrongReferences() []puzzle {
 			name:  "claim missing",
 			setUp: applies(func(site) string { return podUsing("p", "c") }),
 			waits: func(*testing.T, site) {},
-			fix:   applies(func(s site) string { return claim("c", spare(s), "") }),
+			cause: "ClaimMissing", remedy: "with a claim c",
+			fix: applies(func(s site) string { return claim("c", spare(s), "") }),
 		},
 		{
 			name:  "template missing",
 			setUp: applies(func(site) string { return podOfTemplate("c") }),
 			waits: waitsFor("FailedResourceClaimCreation", ""),
-			fix:   applies(func(s site) string { return template("c", exactly(spare(s))) }),
+			cause: "TemplateMissing", remedy: "with a claim template c",
+			fix: applies(func(s site) string { return template("c", exactly(spare(s))) }),
 		},
 		{
 			name: "admin access without the namespace's label",
@@ -143,13 +155,15 @@ func wrongReferences() []puzzle {
 				apply(t, s.ns, podOfTemplate("c"))
 			},
 			waits: waitsFor("FailedResourceClaimCreation", ""),
-			fix:   func(t *testing.T, s site) { t.Helper(); kubectl(t, "label", "namespace", s.ns, adminLabel) },
+			cause: "AdminAccessForbidden", remedy: "kubectl label namespace",
+			fix: func(t *testing.T, s site) { t.Helper(); kubectl(t, "label", "namespace", s.ns, adminLabel) },
 		},
 		{
 			name: "node selector",
 			setUp: applies(func(s site) string {
 				return claim("c", spare(s), "") + podOn(ampereNode, "p", []container{{"main", listAndStay, []string{"c"}}})
 			}),
+			cause: "NoDeviceOfClass", remedy: "with a nodeSelector that node n1 has",
 			fix: fixedBySpare,
 		},
 		{
@@ -157,6 +171,7 @@ func wrongReferences() []puzzle {
 			setUp: applies(func(s site) string {
 				return claim("c", spare(s), "") + strings.Replace(podUsing("p", "c"), "spec:\n", "spec:\n  schedulingGates: [{name: example.com/wait}]\n", 1)
 			}),
+			cause: "SchedulingGated", remedy: "removed the scheduling gates example.com/wait",
 			fix: func(t *testing.T, s site) {
 				t.Helper()
 				kubectl(t, "patch", "pod/p", "-n", s.ns, "--type=json", `-p=[{"op": "remove", "path": "/spec/schedulingGates"}]`)
@@ -167,6 +182,7 @@ func wrongReferences() []puzzle {
 			setUp: applies(func(s site) string {
 				return claim("c", spare(s), "") + strings.Replace(podUsing("p", "c"), "resources: {", "resources: {requests: {cpu: 1000}, ", 1)
 			}),
+			cause: "NodeExcluded", remedy: "with less CPU",
 			fix: fixedBySpare,
 		},
 	}
@@ -193,6 +209,7 @@ func takenDevices() []puzzle {
 				waitRunning(t, s.ns, "holder")
 				apply(t, s.ns, podFor(exactly(gpu)))
 			},
+			cause: "DeviceHeld", remedy: "/taken ends",
 			fix: func(t *testing.T, s site) { t.Helper(); kubectl(t, "delete", "pod/holder", "-n", s.ns) },
 		},
 		{
@@ -203,6 +220,7 @@ func takenDevices() []puzzle {
 				waitRunning(t, s.ns, "holder")
 				apply(t, s.ns, podFor(exactly(oneSlice.on(s.hopper[sharedGPU]))))
 			},
+			cause: "PartOfGPUHeld", remedy: "/taken ends",
 			fix: func(t *testing.T, s site) { t.Helper(); kubectl(t, "delete", "pod/holder", "-n", s.ns) },
 		},
 		{
@@ -213,6 +231,7 @@ func takenDevices() []puzzle {
 				waitRunning(t, s.ns, "holder")
 				apply(t, s.ns, podOn(mixedNode, "p", []container{{"main", listAndStay, []string{"c"}}}))
 			},
+			cause: "NodeExcluded", remedy: "with a nodeSelector that node n1 has",
 			fix: func(t *testing.T, s site) {
 				t.Helper()
 				kubectl(t, "delete", "pod/p", "-n", s.ns)
@@ -227,7 +246,11 @@ func takenDevices() []puzzle {
 				apply(t, s.ns, taintRule(s.ns, s.hopper[taintedGPU]))
 				apply(t, s.ns, podFor(exactly(wholeGPU.on(s.hopper[taintedGPU]))))
 			},
-			fix: func(t *testing.T, s site) { t.Helper(); kubectl(t, "delete", "devicetaintrule/"+s.ns) },
+			cause: "DevicesTainted", remedy: "with a toleration of the device taint example.com/maintenance=fan:NoSchedule",
+			fix: replaces(func(s site) string {
+				return podFor(fmt.Sprintf("{name: gpu, exactly: {tolerations: [{key: example.com/maintenance, operator: Exists, effect: NoSchedule}], %s}",
+					strings.TrimPrefix(wholeGPU.on(s.hopper[taintedGPU]).String(), "{")))
+			}),
 		},
 	}
 }
@@ -251,12 +274,14 @@ spec:
 		{
 			name:  "nine GPUs of eight",
 			setUp: applies(func(site) string { return podFor(exactly(gpu.times(9))) }),
-			fix:   replaces(func(site) string { return podFor(exactly(gpu.times(8))) }),
+			cause: "TooFewDevices", remedy: "with count 8 in place of 9",
+			fix: replaces(func(site) string { return podFor(exactly(gpu.times(8))) }),
 		},
 		{
 			name:  "extended resource",
 			setUp: applies(func(site) string { return extended(9) }),
-			fix:   replaces(func(site) string { return extended(1) }),
+			cause: "TooFewDevices", remedy: "no node has more than 8",
+			fix: replaces(func(site) string { return extended(1) }),
 		},
 		{
 			name: "node cordoned",
@@ -266,6 +291,7 @@ spec:
 				kubectl(t, "cordon", ampereNode)
 				apply(t, s.ns, podFor(exactly(gpu)))
 			},
+			cause: "NodeExcluded", remedy: "after kubectl uncordon n2",
 			fix: func(t *testing.T, _ site) { t.Helper(); kubectl(t, "uncordon", ampereNode) },
 		},
 	}
@@ -284,16 +310,6 @@ spec: {spec: {devices: {requests: [%s]}}}
 // podOfTemplate returns pod p with a claim of a template.
 func podOfTemplate(name string) string {
 	return strings.ReplaceAll(podUsing("p", name), "resourceClaimName: ", "resourceClaimTemplateName: ")
-}
-
-// deviceClass returns the manifest of a DeviceClass.
-func deviceClass(name, expression string) string {
-	return fmt.Sprintf(`
-apiVersion: resource.k8s.io/v1
-kind: DeviceClass
-metadata: {name: %s}
-spec: {selectors: [{cel: {expression: %q}}]}
----`, name, expression)
 }
 
 // taintRule returns the manifest of a rule with which an administrator takes a GPU of the node of Hopper out of use.

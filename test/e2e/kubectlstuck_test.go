@@ -28,7 +28,8 @@ func refusedClaims() []puzzle {
 				return claim("c", spare(s), opaqueConfig("MigDeviceConfig", "sharring: {strategy: MPS}")) + podUsing("p", "c")
 			}),
 			waits: notPrepared("sharring"),
-			fix:   fixedBySpare,
+			cause: "InvalidConfiguration", remedy: "make the claim anew",
+			fix: fixedBySpare,
 		},
 	}
 }
@@ -48,12 +49,13 @@ func brokenGPUs() []puzzle {
 			setUp: func(t *testing.T, s site) {
 				t.Helper()
 				gpu := s.hopper[brokenGPU]
-				t.Cleanup(func() { simulate(t, hopperNode, gpu, "gpu", "--failure", "none") })
+				t.Cleanup(func() { simulate(t, hopperNode, gpu, "reset") })
 				simulate(t, hopperNode, gpu, "gpu", "--failure", "lost")
 				apply(t, s.ns, partition(brokenGPU)(s))
 			},
 			waits: notPrepared("lost"),
-			fix:   func(t *testing.T, s site) { t.Helper(); simulate(t, hopperNode, s.hopper[brokenGPU], "reset") },
+			cause: "GPUFailed", remedy: "to get another device",
+			fix: fixedBySpare,
 		},
 		{
 			name: "NVML fails",
@@ -63,7 +65,8 @@ func brokenGPUs() []puzzle {
 				apply(t, s.ns, partition(failingGPU)(s))
 			},
 			waits: notPrepared(""),
-			fix:   func(*testing.T, site) { ends() },
+			cause: "PrepareFailed", remedy: "see the log of the driver's pod on node n1",
+			fix: func(*testing.T, site) { ends() },
 		},
 		{
 			name: "NVML hangs",
@@ -73,7 +76,8 @@ func brokenGPUs() []puzzle {
 				apply(t, s.ns, partition(hangingGPU)(s))
 			},
 			waits: notPrepared(""),
-			fix:   func(*testing.T, site) { hangs() },
+			cause: "PrepareFailed", remedy: "see the log of the driver's pod on node n1",
+			fix: func(*testing.T, site) { hangs() },
 		},
 		{
 			name: "GPU used by a program of the node",
@@ -84,6 +88,7 @@ func brokenGPUs() []puzzle {
 				apply(t, s.ns, partition(strangersGPU)(s))
 			},
 			waits: notPrepared("held by process"),
+			cause: "DeviceInUse", remedy: "end it",
 			fix: func(t *testing.T, _ site) {
 				t.Helper()
 				if _, err := onNode(t.Context(), hopperNode, "bin/gpusim", "proc", "rm", "--root", machineRoot, "--pid", stranger); err != nil {
@@ -99,7 +104,8 @@ func brokenGPUs() []puzzle {
 				apply(t, s.ns, podFor(exactly(mpsShare("4Gi", 10).on(s.mixed[rtxGPU]))))
 			},
 			waits: notPrepared(""),
-			fix:   func(*testing.T, site) { daemon() },
+			cause: "PrepareFailed", remedy: "see the log of the driver's pod on node n3",
+			fix: func(*testing.T, site) { daemon() },
 		},
 	}
 }
@@ -116,6 +122,7 @@ func othersFaults() []puzzle {
 			name:  "image missing",
 			setUp: with(demoImage, "partage.invalid/dmeo:dev"),
 			waits: waitsFor("ErrImageNeverPull", ""),
+			cause: "ImagePull", remedy: "correct the name",
 			fix: func(t *testing.T, s site) {
 				t.Helper()
 				kubectl(t, "set", "image", "pod/p", "main="+demoImage, "-n", s.ns)
@@ -126,6 +133,7 @@ func othersFaults() []puzzle {
 			setUp: with("spec:\n", "spec:\n  volumes: [{name: token, secret: {secretName: token}}]\n",
 				"resources: {", "volumeMounts: [{name: token, mountPath: /token}], resources: {"),
 			waits: waitsFor("FailedMount", "token"),
+			cause: "Volume", remedy: "create the object that is named",
 			fix: func(t *testing.T, s site) {
 				t.Helper()
 				kubectl(t, "create", "secret", "generic", "token", "--from-literal=a=b", "-n", s.ns)
@@ -135,6 +143,7 @@ func othersFaults() []puzzle {
 			name:  "config map missing",
 			setUp: with("resources: {", "envFrom: [{configMapRef: {name: settings}}], resources: {"),
 			waits: waitsFor("Failed", "settings"),
+			cause: "ContainerConfiguration", remedy: "create the ConfigMap",
 			fix: func(t *testing.T, s site) {
 				t.Helper()
 				kubectl(t, "create", "configmap", "settings", "--from-literal=a=b", "-n", s.ns)
@@ -155,11 +164,11 @@ func driverPuzzles() []puzzle {
 	const nowhere = `{"example.com/nowhere": "true"}`
 	var puzzles []puzzle
 	for _, part := range []struct {
-		name, daemonSet, says string
-		r                     func(s site) request
+		name, daemonSet, says, cause string
+		r                            func(s site) request
 	}{
-		{"no plugin on the node", "partage-gpu-kubelet-plugin", "", spare},
-		{"no MPS supervisor on the node", "partage-mps-supervisor", "supervisor", func(s site) request { return mpsShare("4Gi", 10).on(s.mixed[t4GPU]) }},
+		{"no plugin on the node", "partage-gpu-kubelet-plugin", "", "DriverPodAbsent", spare},
+		{"no MPS supervisor on the node", "partage-mps-supervisor", "supervisor", "MPSUnavailable", func(s site) request { return mpsShare("4Gi", 10).on(s.mixed[t4GPU]) }},
 	} {
 		away, back := select1(part.daemonSet, nowhere), select1(part.daemonSet, "null")
 		puzzles = append(puzzles, puzzle{
@@ -172,7 +181,8 @@ func driverPuzzles() []puzzle {
 				apply(t, s.ns, podFor(tolerating(part.r(s))))
 			},
 			waits: notPrepared(part.says),
-			fix:   func(t *testing.T, _ site) { t.Helper(); back(t) },
+			cause: part.cause, remedy: "label app.kubernetes.io/component=",
+			fix: func(t *testing.T, _ site) { t.Helper(); back(t) },
 		})
 	}
 	return puzzles

@@ -124,6 +124,7 @@ func (x *Explainer) Pod(ctx context.Context, pod *corev1.Pod) *Explanation {
 	}
 	q.decide(ctx)
 	q.sayScheduler()
+	q.gated()
 	return q.Explanation
 }
 
@@ -167,6 +168,7 @@ func (q *inquiry) missing(cause Cause, c allocation.PodClaim, what string, names
 	if near := nearest(name, names); near != "" {
 		q.Suggestions = append(q.Suggestions, Suggestion{Kind: ChangeReference, Text: fmt.Sprintf("refer to %s %s: did you mean that?", what, near)})
 	}
+	q.Suggestions = append(q.Suggestions, Suggestion{Kind: CreateObject, Text: fmt.Sprintf("with a %s %s in namespace %s", what, name, q.pod.Namespace)})
 }
 
 func (q *inquiry) templateNames() []string {
@@ -240,6 +242,9 @@ func (q *inquiry) check(ctx context.Context, c *resourceapi.ResourceClaim) bool 
 				q.Reasons = append(q.Reasons, Reason{
 					Cause: AdminForbidden, Claim: c.Name, Request: a.name,
 					Text: fmt.Sprintf("request %s wants admin access, and namespace %s has no label %s=true: the API server refuses such claims", a.name, c.Namespace, resourceapi.DRAAdminNamespaceLabelKey),
+				})
+				q.Suggestions = append(q.Suggestions, Suggestion{
+					Kind: LabelNamespace, Text: fmt.Sprintf("after an administrator's kubectl label namespace %s %s=true", c.Namespace, resourceapi.DRAAdminNamespaceLabelKey),
 				})
 			}
 		}
@@ -382,9 +387,21 @@ func (q *inquiry) sayScheduler() {
 			q.Notes = append(q.Notes, "Its devices could be allocated now: the scheduler has not tried again yet, or something that is not looked at here keeps the pod away (affinity between pods, topology spread, volumes, ports, quota of a gang).")
 		}
 	}
-	if len(q.pod.Spec.SchedulingGates) > 0 {
-		q.Notes = append(q.Notes, "The pod has scheduling gates: the scheduler does not look at it until they are removed.")
+}
+
+// gated says that the scheduler does not look at the pod, whatever there is.
+func (q *inquiry) gated() {
+	if len(q.pod.Spec.SchedulingGates) == 0 {
+		return
 	}
+	var names []string
+	for _, gate := range q.pod.Spec.SchedulingGates {
+		names = append(names, gate.Name)
+	}
+	gates := strings.Join(names, ", ")
+	q.Verdict = Waits
+	q.Reasons = append([]Reason{{Cause: Gated, Text: "the pod has scheduling gates, and the scheduler does not look at it until they are removed: " + gates}}, q.Reasons...)
+	q.Suggestions = append([]Suggestion{{Kind: RemoveGates, Text: "after whoever set them has removed the scheduling gates " + gates}}, q.Suggestions...)
 }
 
 // scheduled explains a pod that has a node.

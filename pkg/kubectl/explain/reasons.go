@@ -132,7 +132,7 @@ func (q *inquiry) refused(ctx context.Context) {
 		}
 		q.inTheWay(ctx, j)
 	}
-	slices.SortStableFunc(q.Reasons, func(a, b Reason) int { return cmp.Compare(rank(a.Cause), rank(b.Cause)) })
+	slices.SortStableFunc(q.Reasons, func(a, b Reason) int { return cmp.Compare(a.rank(), b.rank()) })
 }
 
 // allClaims returns the claims to be allocated, with that of extended resources.
@@ -154,6 +154,15 @@ var ranks = []Cause{
 }
 
 func rank(c Cause) int { return slices.Index(ranks, c) }
+
+// rank is that of its cause. Where there is a node with the devices, what keeps the pod from it
+// says more than what other nodes lack.
+func (r Reason) rank() int {
+	if r.wouldFit {
+		return 2*rank(NotOfClass) - 1
+	}
+	return 2 * rank(r.Cause)
+}
 
 // ofRequest gives the reasons of one request.
 func (q *inquiry) ofRequest(ctx context.Context, j *judge, a ask) {
@@ -277,7 +286,7 @@ func (q *inquiry) excludedNodes(ctx context.Context) {
 		if g.fits {
 			text = "%s would fit, but excluded: %s"
 		}
-		q.Reasons = append(q.Reasons, Reason{Cause: NodeExcluded, Nodes: groups[g], Text: fmt.Sprintf(text, nodesText(groups[g]), g.text)})
+		q.Reasons = append(q.Reasons, Reason{Cause: NodeExcluded, Nodes: groups[g], Text: fmt.Sprintf(text, nodesText(groups[g]), g.text), wouldFit: g.fits})
 	}
 }
 

@@ -36,6 +36,9 @@ that were written for them. Nothing is sent to a cluster.
 
 Every field that is not translated is listed with its value and the reason, as a comment at the
 head of the output and on stderr. With --strict such a field makes the command fail.`,
+		Example: `  kubectl gpu migrate device-plugin config.yaml > values.yaml
+  kubectl gpu migrate mig-parted config.yaml > values.yaml
+  kubectl gpu migrate pods deployment.yaml`,
 	}
 	c.AddCommand(
 		newConfigCommand(o, "castai FILE", "Translate a node template of Cast AI, in JSON or Terraform", config.CastAI, nil),
