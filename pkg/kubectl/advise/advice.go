@@ -105,6 +105,9 @@ type Alternative struct {
 
 // Advise says which mechanism suits a workload.
 func Advise(q Query, s *Supply) (*Advice, error) {
+	if s.unseen != "" {
+		return nil, fmt.Errorf("%s (without a cluster use --gpu, as in --gpu h100)", s.unseen)
+	}
 	if len(s.Models) == 0 {
 		return nil, errors.New("the cluster publishes no GPUs: is the driver installed, and is its name the one of --driver? Without a cluster use --gpu, as in --gpu h100")
 	}

@@ -5,6 +5,7 @@ package advise
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -363,6 +364,20 @@ func TestNothingFits(t *testing.T) {
 	_, err = Advise(q, SupplyOf(fleet.New(fleettest.New(t).Snapshot, fleettest.Driver)))
 	if err == nil || !strings.Contains(err.Error(), "--gpu h100") {
 		t.Errorf("a cluster without GPUs: %v", err)
+	}
+}
+
+// TestWithoutRights: who may not see slices is told so, and not that there is no driver.
+func TestWithoutRights(t *testing.T) {
+	f := fleettest.New(t)
+	f.Missing = []fleet.Missing{{Resource: fleet.ResourceSlices, Err: errors.New("forbidden: no role")}}
+	q, err := (&flags{workload: "ci"}).query(fleettest.Driver)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = Advise(q, SupplyOf(fleet.New(f.Snapshot, fleettest.Driver)))
+	if err == nil || !strings.Contains(err.Error(), "forbidden: no role") || !strings.Contains(err.Error(), "--gpu h100") || strings.Contains(err.Error(), "installed") {
+		t.Errorf("error: %v", err)
 	}
 }
 

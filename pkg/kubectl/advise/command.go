@@ -120,7 +120,7 @@ func supplyFor(ctx context.Context, o *options.Options, gpus []string) (*Supply,
 	if err != nil {
 		return nil, err
 	}
-	snapshot.Warn(o.ErrOut, fleet.ResourceNodes, fleet.ResourceTaintRules, fleet.ResourceClaims, fleet.ResourceTemplates, fleet.ResourcePods)
+	snapshot.Warn(o.ErrOut, fleet.ResourceSlices, fleet.ResourceNodes, fleet.ResourceTaintRules, fleet.ResourceClaims, fleet.ResourceTemplates, fleet.ResourcePods)
 	return SupplyOf(fleet.New(snapshot, o.Driver)), nil
 }
 

@@ -37,6 +37,8 @@ type Supply struct {
 	Cluster bool
 	// MissingClasses are those of the chart that the cluster does not have.
 	MissingClasses []string
+	// unseen says why the cluster's devices could not be read, "" if they could.
+	unseen string
 }
 
 // Model is a model of GPU and what it is offered as.
@@ -87,7 +89,12 @@ func SupplyOf(m *fleet.Model) *Supply {
 		}
 	}
 	s.sort()
-	if !slices.ContainsFunc(m.Missing, func(missing fleet.Missing) bool { return missing.Resource == fleet.ResourceClasses }) {
+	missing := map[string]string{}
+	for _, one := range m.Missing {
+		missing[one.Resource] = one.String()
+	}
+	s.unseen = missing[fleet.ResourceSlices]
+	if missing[fleet.ResourceClasses] == "" {
 		for _, name := range []string{classWhole, classPartition, classMPS, classTimeSlice} {
 			if !slices.ContainsFunc(m.Classes, func(c *resourceapi.DeviceClass) bool { return c.Name == name }) {
 				s.MissingClasses = append(s.MissingClasses, name)

@@ -482,7 +482,51 @@ func TestModelSizes(t *testing.T) {
 	}
 }
 
-// DoNotRepeat are sentences that are said of GPU sharing and do not hold for Partage.
+// TestPage: docs/choosing.md has the matrix, the rules, the sizes and the figures as they are here.
+func TestPage(t *testing.T) {
+	data, err := os.ReadFile("../../../docs/choosing.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := string(data)
+	wanted := map[string]string{}
+	for _, m := range []Mechanism{Whole, Partition, MPS, TimeSlice, SoftwareLimits} {
+		g := Guarantees[m]
+		memory := g.Memory
+		if m == MPS {
+			memory = "process: an address space and a limit for each process"
+		}
+		wanted[string(m)] = fmt.Sprintf("| %s | %s | %s | %s | %s |", m, memory, g.Compute, g.Fault, g.Jitter)
+	}
+	for _, r := range Rules {
+		wanted["rule "+r.ID] = fmt.Sprintf("| %s | ", r.ID)
+	}
+	for _, c := range []struct {
+		name      string
+		billions  float64
+		quantized bool
+	}{{"13B", 13, false}, {"34B, quantized", 34, true}, {"34B", 34, false}, {"70B, quantized", 70, true}, {"70B", 70, false}} {
+		wanted["size "+c.name] = fmt.Sprintf("| %s | %.0f GiB |", c.name, float64(ModelMemory(c.billions, c.quantized))/gib)
+	}
+	for _, f := range Figures {
+		wanted["figure "+f.Name] = fmt.Sprintf("%g", f.Percent.High)
+	}
+	if want := 5 + 10 + 5 + 5; len(wanted) != want {
+		t.Errorf("%d things are looked for, want %d", len(wanted), want)
+	}
+	for what, text := range wanted {
+		if !strings.Contains(page, text) {
+			t.Errorf("docs/choosing.md lacks %q for %s", text, what)
+		}
+	}
+	for _, banned := range doNotRepeat {
+		if strings.Contains(strings.ToLower(page), banned) {
+			t.Errorf("docs/choosing.md repeats %q", banned)
+		}
+	}
+}
+
+// doNotRepeat are sentences that are said of GPU sharing and do not hold for Partage.
 var doNotRepeat = []string{
 	"cannot be mixed", "needs a gpu reset", "maintenance window", "one mechanism per node pool",
 }
