@@ -192,7 +192,7 @@ var pendings = []pending{
 	}, want: NoSlices},
 	{name: "claim does not exist", make: func(f *fleettest.Fleet) *corev1.Pod {
 		f.Claim("team", "training", fleettest.Request(whole))
-		return f.Pod("team", "llm", corev1.PodResourceClaim{Name: "gpu", ResourceClaimName: new("trainig")})
+		return f.Pod("team", "llm", corev1.PodResourceClaim{Name: "gpu", ResourceClaimName: new("trainin")})
 	}, want: ClaimMissing, helps: []SuggestionKind{ChangeReference, CreateObject}},
 	{name: "template does not exist", make: func(f *fleettest.Fleet) *corev1.Pod {
 		return f.Pod("team", "llm", corev1.PodResourceClaim{Name: "gpu", ResourceClaimTemplateName: new("one-gpu")})
