@@ -12,10 +12,9 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
-
-	"github.com/spf13/cobra"
 
 	"github.com/partage-dev/partage/pkg/kubectl/options"
 )

@@ -77,7 +77,7 @@ func Claims(m *fleet.Model, r *scrape.Result, namespace string, selector labels.
 
 // orders are the values of --sort-by for claims: what is most of it comes first.
 var orders = map[string]func(a, b ClaimUsage) int{
-	"name":   func(a, b ClaimUsage) int { return 0 },
+	"name":   func(_, _ ClaimUsage) int { return 0 },
 	"node":   func(a, b ClaimUsage) int { return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Device, b.Device)) },
 	"memory": func(a, b ClaimUsage) int { return most(a.UsedBytes, b.UsedBytes) },
 	"peak":   func(a, b ClaimUsage) int { return most(a.PeakBytes, b.PeakBytes) },
