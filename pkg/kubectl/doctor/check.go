@@ -5,6 +5,7 @@ package doctor
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -146,7 +147,7 @@ func (c Check) examine(f *Facts) Result {
 		if !slices.Contains(c.needs, m.Resource) {
 			continue
 		}
-		unknown.add(Unknown, "Unknown because: "+m.String(), remedyOf(m))
+		unknown.add(Unknown, fmt.Sprintf("Unknown because %s could not be read%s: %v", m.Resource, where(m), m.Err), remedyOf(m))
 		run = run && m.Namespace == "" && slices.Contains(c.parts, m.Resource)
 	}
 	if run {
@@ -160,6 +161,13 @@ func (c Check) examine(f *Facts) Result {
 	return result
 }
 
+func where(m fleet.Missing) string {
+	if m.Namespace == "" {
+		return ""
+	}
+	return " in namespace " + m.Namespace
+}
+
 // remedyOf says which right is missing.
 func remedyOf(m fleet.Missing) string {
 	resource, _, _ := strings.Cut(m.Resource, ".")
@@ -171,21 +179,21 @@ func remedyOf(m fleet.Missing) string {
 	case m.Namespace != "":
 		return "Ask for the right to list " + resource + " in namespace " + m.Namespace
 	}
-	return "Ask for the right to list " + resource + " in all namespaces"
+	return "Ask for the right to list all " + resource
 }
 
 // Resources that checks need, as in fleet.Missing.
 const (
-	nodes      = "nodes"
-	pods       = "pods"
+	nodes      = fleet.ResourceNodes
+	pods       = fleet.ResourcePods
+	slicesOf   = fleet.ResourceSlices
+	classes    = fleet.ResourceClasses
+	claims     = fleet.ResourceClaims
+	templates  = fleet.ResourceTemplates
+	taintRules = fleet.ResourceTaintRules
 	events     = "events"
 	configMaps = "configmaps"
 	daemonSets = "daemonsets.apps"
-	slicesOf   = "resourceslices.resource.k8s.io"
-	classes    = "deviceclasses.resource.k8s.io"
-	claims     = "resourceclaims.resource.k8s.io"
-	templates  = "resourceclaimtemplates.resource.k8s.io"
-	taintRules = "devicetaintrules.resource.k8s.io"
 	apiVersion = "the version of the API server"
 )
 

@@ -398,7 +398,7 @@ func TestRights(t *testing.T) {
 			}
 			for _, c := range r.Checks {
 				for _, f := range c.Findings {
-					if !strings.HasPrefix(f.Message, "Unknown because: ") || !strings.Contains(f.Remedy, resource) {
+					if !strings.HasPrefix(f.Message, "Unknown because ") || !strings.Contains(f.Remedy, resource) {
 						t.Errorf("%s: %+v", c.ID, f)
 					}
 				}

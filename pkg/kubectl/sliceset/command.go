@@ -21,12 +21,13 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu/boards"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
+	"github.com/partage-dev/partage/pkg/kubectl/sliceset/template"
 	"github.com/partage-dev/partage/pkg/policy"
 )
 
 // flags of the command.
 type flags struct {
-	machine        Machine
+	machine        template.Machine
 	cuda           string
 	node           string
 	fromNode       string
@@ -83,7 +84,7 @@ func (f *flags) run(ctx context.Context, o *options.Options) error {
 	if f.node == "" {
 		return errors.New("--node-name-template: it must not be empty")
 	}
-	how := Options{Driver: o.Driver, Node: f.node, SoftwareLimits: f.softwareLimits}
+	how := template.Options{Driver: o.Driver, Node: f.node, SoftwareLimits: f.softwareLimits}
 	made, err := f.slices(ctx, o, how)
 	if err != nil {
 		return err
@@ -91,7 +92,7 @@ func (f *flags) run(ctx context.Context, o *options.Options) error {
 	return write(o.Out, made, f.output)
 }
 
-func (f *flags) slices(ctx context.Context, o *options.Options, how Options) ([]resourceapi.ResourceSlice, error) {
+func (f *flags) slices(ctx context.Context, o *options.Options, how template.Options) ([]resourceapi.ResourceSlice, error) {
 	if f.fromNode != "" {
 		return live(ctx, o, f.fromNode, how)
 	}
@@ -118,7 +119,7 @@ func (f *flags) slices(ctx context.Context, o *options.Options, how Options) ([]
 }
 
 // live reads the slices of a node and strips them.
-func live(ctx context.Context, o *options.Options, node string, how Options) ([]resourceapi.ResourceSlice, error) {
+func live(ctx context.Context, o *options.Options, node string, how template.Options) ([]resourceapi.ResourceSlice, error) {
 	client, err := o.Client()
 	if err != nil {
 		return nil, err
@@ -131,7 +132,7 @@ func live(ctx context.Context, o *options.Options, node string, how Options) ([]
 	for i := range list.Items {
 		published = append(published, &list.Items[i])
 	}
-	return Strip(published, node, how)
+	return template.Strip(published, node, how)
 }
 
 func cudaVersion(text string) (gpu.Version, error) {

@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 
-	"github.com/partage-dev/partage/pkg/kubectl/sliceset"
+	"github.com/partage-dev/partage/pkg/kubectl/sliceset/template"
 	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/catalog"
@@ -28,16 +28,16 @@ func TestSliceTemplates(t *testing.T) {
 		}
 	})
 	for _, board := range catalog.Boards() {
-		for _, template := range []sliceset.Machine{{Model: board, Count: 2}, {Model: board, Count: 2, MIG: true}} {
+		for _, like := range []template.Machine{{Model: board, Count: 2}, {Model: board, Count: 2, MIG: true}} {
 			name := board
-			if template.MIG {
+			if like.MIG {
 				name += " with MIG mode on"
 			}
 			t.Run(name, func(t *testing.T) {
-				if template.MIG && !fixedMode(t, board) {
+				if like.MIG && !fixedMode(t, board) {
 					t.Skip("MIG mode is not for an administrator to set")
 				}
-				facts, err := template.Facts()
+				facts, err := like.Facts()
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -45,7 +45,7 @@ func TestSliceTemplates(t *testing.T) {
 					for i := range m.GPUs {
 						m.GPUs[i].PCIAddress, m.GPUs[i].UUID = facts.GPUs[i].PCIAddress, facts.GPUs[i].UUID
 					}
-					if template.MIG {
+					if like.MIG {
 						harness.TurnMIGOn(m)
 					}
 				})
@@ -57,7 +57,7 @@ func TestSliceTemplates(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				got, problems, err := template.Slices(sliceset.Options{Driver: harness.DriverName, Node: harness.NodeName, Policy: p})
+				got, problems, err := like.Slices(template.Options{Driver: harness.DriverName, Node: harness.NodeName, Policy: p})
 				if err != nil || len(problems) > 0 {
 					t.Fatal(err, problems)
 				}
