@@ -93,9 +93,15 @@ func loadNode(t testing.TB, board string) *gpu.Node {
 	return &node
 }
 
+// chart has what the chart makes with its default values, once it is read.
+var chart map[string]*resourceapi.DeviceClass
+
 // chartClasses are those that the chart makes with its default values.
 func chartClasses(t testing.TB) map[string]*resourceapi.DeviceClass {
 	t.Helper()
+	if chart != nil {
+		return maps.Clone(chart)
+	}
 	rendered, err := os.ReadFile("../../../deployments/helm/testdata/defaults.golden.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -109,7 +115,8 @@ func chartClasses(t testing.TB) map[string]*resourceapi.DeviceClass {
 	if len(classes) != 5 {
 		t.Fatalf("the chart makes %d classes, want 5: %v", len(classes), slices.Sorted(maps.Keys(classes)))
 	}
-	return classes
+	chart = classes
+	return maps.Clone(chart)
 }
 
 // documents are those of a stream that have some content.

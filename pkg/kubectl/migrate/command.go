@@ -16,6 +16,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/partage-dev/partage/pkg/kubectl/migrate/config"
 	"github.com/partage-dev/partage/pkg/kubectl/migrate/document"
@@ -47,6 +48,14 @@ head of the output and on stderr. With --strict such a field makes the command f
 		newPodsCommand(o),
 	)
 	return c
+}
+
+// checkDriver refuses what cannot be the name of a driver: it becomes a part of expressions.
+func checkDriver(name string) error {
+	if wrong := validation.IsDNS1123Subdomain(name); len(wrong) > 0 {
+		return fmt.Errorf("--driver: Invalid value: %s: %s", quote.Text(name), wrong[0])
+	}
+	return nil
 }
 
 // Parts of what a configuration becomes.
@@ -101,6 +110,9 @@ func addDevicePluginFlags(c *cobra.Command, f *configFlags) {
 }
 
 func (f *configFlags) run(o *options.Options, command, file string, translate translateConfig) error {
+	if err := checkDriver(o.Driver); err != nil {
+		return err
+	}
 	if !slices.Contains(parts, f.part) {
 		return fmt.Errorf("--print: Unsupported value: %s: want %s", quote.Text(f.part), strings.Join(parts, ", "))
 	}
@@ -139,7 +151,7 @@ func (f *configFlags) write(out io.Writer, result *config.Result, command string
 		_, err = out.Write(text)
 		return err
 	}
-	if err := os.MkdirAll(f.directory, 0o755); err != nil { //nolint:gosec // It is the user's folder, for all to read.
+	if err := os.MkdirAll(f.directory, 0o755); err != nil {
 		return err
 	}
 	for _, part := range parts {
@@ -160,7 +172,7 @@ func (f *configFlags) write(out io.Writer, result *config.Result, command string
 
 // writeNew writes a file that must not exist.
 func writeNew(path string, text []byte) error {
-	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644) //nolint:gosec // As above.
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
 		return err
 	}
@@ -234,6 +246,9 @@ func (f *podFlags) options(driver string) (pods.Options, error) {
 }
 
 func (f *podFlags) run(o *options.Options, command string, files []string) error {
+	if err := checkDriver(o.Driver); err != nil {
+		return err
+	}
 	translation, err := f.options(o.Driver)
 	if err != nil {
 		return err
@@ -270,7 +285,7 @@ func read(o *options.Options, file string) ([]byte, error) {
 		}
 		return data, nil
 	}
-	opened, err := os.Open(file) //nolint:gosec // The user names the file.
+	opened, err := os.Open(file)
 	if err != nil {
 		return nil, err
 	}

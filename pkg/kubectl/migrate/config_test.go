@@ -254,10 +254,21 @@ func TestConfig(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			ran++
 			var all strings.Builder
+			told := ""
 			printed := map[string]string{}
 			for _, part := range parts {
 				printed[part] = mustRun(t, append(slices.Clone(test.args), "--print="+part)...)
-				all.WriteString("---\n" + printed[part])
+				head, rest, _ := strings.Cut(printed[part], "\n\n")
+				title, findings, _ := strings.Cut(head, "\n")
+				switch {
+				case part == partValues:
+					all.WriteString("---\n" + printed[part])
+					told = findings
+				case findings != told:
+					t.Errorf("%s tells something else than values:\n%s", part, findings)
+				default:
+					all.WriteString("---\n" + title + "\n" + rest)
+				}
 			}
 			golden(t, test.name+".yaml", all.String())
 			classes := checkValues(t, printed[partValues])
@@ -297,7 +308,7 @@ func checkValues(t *testing.T, text string) map[string]string {
 		}
 		merge(values, own)
 	}
-	values["image"].(map[string]any)["repository"] = "registry.example.com/partage"
+	merge(values, map[string]any{"image": map[string]any{"repository": "registry.example.com/partage"}})
 	schema, err := jsonschema.NewCompiler().Compile("../../../deployments/helm/partage/values.schema.json")
 	if err != nil {
 		t.Fatal(err)
@@ -459,6 +470,24 @@ func TestStrict(t *testing.T) {
 			if !strings.Contains(out, "# * "+line) {
 				t.Errorf("%s: on stderr only: %s", file, line)
 			}
+		}
+	}
+}
+
+// TestDriver: selectors are for the driver that the user names.
+func TestDriver(t *testing.T) {
+	for driver, want := range map[string]string{
+		"gpu.example.com": "device.attributes['gpu.example.com'].productName", "gpu'.x": `--driver: Invalid value: "gpu'.x"`,
+	} {
+		streams, _, out, _ := genericiooptions.NewTestIOStreams()
+		o := options.New(streams)
+		o.Driver = driver
+		c := NewCommand(o)
+		c.SilenceErrors, c.SilenceUsage = true, true
+		c.SetArgs([]string{"pods", "testdata/pods/deployment.yaml"})
+		got := fmt.Sprint(c.ExecuteContext(t.Context()), out)
+		if !strings.Contains(got, want) {
+			t.Errorf("%s: want %s:\n%s", driver, want, got)
 		}
 	}
 }

@@ -5,6 +5,7 @@ package config
 
 import (
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -41,8 +42,14 @@ type devicePlugin struct {
 	// kind is how resources are shared, "" where they are not.
 	kind   policy.Kind
 	rename bool
-	// replicas are by name of resource.
-	replicas map[string]int
+	// resources are by name.
+	resources map[string]replicated
+}
+
+// replicated is a resource that is shared.
+type replicated struct {
+	replicas int
+	path     string
 }
 
 // DevicePlugin translates configurations of NVIDIA's device plugin.
@@ -118,7 +125,7 @@ func ruleName(name string) string {
 // readDevicePlugin is as strict as the device plugin, which ignores what it does not know.
 func readDevicePlugin(c document.Config, found *finding.List) (*devicePlugin, error) {
 	r := &reader{found: found, prefix: c.Path}
-	plugin := &devicePlugin{migStrategy: strategyNone, replicas: map[string]int{}}
+	plugin := &devicePlugin{migStrategy: strategyNone, resources: map[string]replicated{}}
 	var timeSlicing, mps *yaml.Node
 	var timeSlicingAt, mpsAt *field.Path
 	r.object(c.Root, nil, map[string]strict.Read{
@@ -143,10 +150,10 @@ func readDevicePlugin(c document.Config, found *finding.List) (*devicePlugin, er
 			found.Unread(r.path(timeSlicingAt), text(timeSlicing), "sharing.mps is set, too, and wins")
 		}
 		plugin.kind = policy.MPS
-		r.replicated(mps, mpsAt, plugin)
+		r.sharing(mps, mpsAt, plugin)
 	case timeSlicing != nil:
 		plugin.kind = policy.TimeSlice
-		r.replicated(timeSlicing, timeSlicingAt, plugin)
+		r.sharing(timeSlicing, timeSlicingAt, plugin)
 	}
 	return plugin, r.Err()
 }
@@ -155,8 +162,8 @@ func (r *reader) unknown(path, value string) {
 	r.found.Unread(path, value, "the device plugin does not know this field")
 }
 
-// replicated reads sharing.timeSlicing or sharing.mps.
-func (r *reader) replicated(n *yaml.Node, at *field.Path, plugin *devicePlugin) {
+// sharing reads sharing.timeSlicing or sharing.mps.
+func (r *reader) sharing(n *yaml.Node, at *field.Path, plugin *devicePlugin) {
 	fail := plugin.kind == policy.MPS
 	failPath, failValue := at.Child("failRequestsGreaterThanOne"), ""
 	seen := r.object(n, at, map[string]strict.Read{
@@ -223,10 +230,10 @@ func (r *reader) resource(n *yaml.Node, at *field.Path, plugin *devicePlugin) {
 	if name == "" {
 		return
 	}
-	if _, twice := plugin.replicas[name]; twice {
+	if _, twice := plugin.resources[name]; twice {
 		r.Fault(field.Duplicate(at.Child("name"), name))
 	}
-	plugin.replicas[name] = replicas
+	plugin.resources[name] = replicated{replicas, r.path(at)}
 }
 
 // resourceName reads the name of a resource, whose domain may be left out.
@@ -256,7 +263,8 @@ func profileOf(text string) string {
 // offerOf returns what a node with this configuration offered its GPUs as.
 func (r *Result) offerOf(p *devicePlugin, path, single string) Offer {
 	shares := map[string]int{}
-	for name, replicas := range p.replicas {
+	for _, name := range slices.Sorted(maps.Keys(p.resources)) {
+		resource := p.resources[name]
 		profile, isMIG := strings.CutPrefix(name, migPrefix)
 		if !isMIG {
 			continue
@@ -264,15 +272,15 @@ func (r *Result) offerOf(p *devicePlugin, path, single string) Offer {
 		profile = profileOf(profile)
 		switch {
 		case p.migStrategy != strategyMixed:
-			r.Findings.Unread(path+"sharing", name, fmt.Sprintf("there is no such resource with migStrategy %q", p.migStrategy))
+			r.Findings.Unread(resource.path, name, fmt.Sprintf("there is no such resource with migStrategy %q", p.migStrategy))
 		case strings.Contains(profile, "c."):
-			r.Findings.Lost(path+"sharing", name, "compute instances of a part of a partition are not offered: share the partition instead")
+			r.Findings.Lost(resource.path, name, "compute instances of a part of a partition are not offered: share the partition instead")
 		default:
-			shares[profile] = replicas
+			shares[profile] = resource.replicas
 		}
 	}
 	offer := Offer{Kinds: []policy.Kind{}}
-	gpus := p.replicas[resourceGPU]
+	gpus := p.resources[resourceGPU].replicas
 	r.offerGPUs(&offer, p, gpus)
 	switch p.migStrategy {
 	case strategyMixed:

@@ -15,7 +15,7 @@ import (
 // Why the device plugin's flags are not translated.
 const (
 	whyCDI     = "containers get their devices by CDI, and nothing else"
-	whyLabels  = "it is of GPU feature discovery: Partage publishes what GPUs are in ResourceSlices. Keep it running if other programs read the labels"
+	whyLabels  = "it is of GPU feature discovery, which can go on running for those who read its labels"
 	whyMachine = "what a host has beside GPUs is not for Partage to mount: use the driver of that device"
 )
 

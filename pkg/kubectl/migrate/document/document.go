@@ -96,8 +96,11 @@ func (d Document) Parse() (node *yaml.Node, err error) {
 	case err != nil:
 		return nil, d.unreadable(err)
 	}
-	if err := decoder.Decode(&next); !errors.Is(err, io.EOF) {
+	switch err := decoder.Decode(&next); {
+	case err == nil:
 		return nil, d.unreadable(errors.New("must be one document; begin the next one with a line ---"))
+	case !errors.Is(err, io.EOF):
+		return nil, d.unreadable(err)
 	}
 	if root.Kind != yaml.DocumentNode || len(root.Content) != 1 {
 		return nil, nil //nolint:nilnil // As above.

@@ -48,7 +48,7 @@ func (f Finding) Ignored() bool { return f.Kind == Lost || f.Kind == Unread }
 func (f Finding) String() string {
 	what := quote.Line(f.Path, maxLine)
 	if f.Value != "" {
-		what += " = " + string(quote.Short(quote.Line(f.Value, maxLine)))
+		what += " = " + quote.Short(quote.Line(f.Value, maxLine))
 	}
 	return quote.Line(fmt.Sprintf("%s: %s: %s", f.Kind, what, f.Why), maxLine)
 }

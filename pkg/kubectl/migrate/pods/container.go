@@ -129,7 +129,7 @@ func (w *workload) containers() ([]*container, error) {
 // resources; either may be left out.
 func (w *workload) readDemands(c *container) error {
 	if c.node.Kind != yaml.MappingNode {
-		return errors.New("Invalid value: must be an object")
+		return errors.New("must be an object")
 	}
 	seen := map[string]int{}
 	for _, section := range []string{"limits", "requests"} {

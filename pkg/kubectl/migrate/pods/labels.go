@@ -78,10 +78,12 @@ func (l *labels) translate(r requirement) (outcome, error) {
 	if err := r.check(); err != nil {
 		return outcome{}, err
 	}
-	if r.operator == doesNotExist {
+	switch {
+	case r.operator == doesNotExist:
 		return outcome{lost: "kept: a claim cannot ask for a node without a label"}, nil
-	}
-	if r.operator == exists && name != "device-plugin.config" {
+	case name == "device-plugin.config":
+		return outcome{lost: "kept: it is the choice of the device plugin's configuration, and has no meaning without it"}, nil
+	case r.operator == exists:
 		return outcome{translated: true, note: whyImplied}, nil
 	}
 	if expression := versions[name]; expression != "" {
@@ -90,27 +92,39 @@ func (l *labels) translate(r requirement) (outcome, error) {
 	if attribute := fullVersions[name]; attribute != "" {
 		return fullVersion(manifest.Attribute(l.options.Driver, attribute), r)
 	}
-	switch {
-	case name == "gpu.product" || migLabel.MatchString(name) && strings.HasSuffix(name, ".product"):
+	return l.model(name, r)
+}
+
+// model translates a requirement for what the GPUs of a node are.
+func (l *labels) model(name string, r requirement) (outcome, error) {
+	switch name {
+	case "gpu.product":
 		return l.product(r)
-	case name == "gpu.family":
+	case "gpu.family":
 		return texts(manifest.Attribute(l.options.Driver, "architecture")+".lowerAscii().replace(' ', '-')", r, r.values), nil
-	case name == "gpu.memory":
+	case "gpu.memory":
 		return l.memory(r)
-	case name == "gpu.count":
+	case "gpu.count":
 		return l.count(r)
-	case name == "gpu.sharing-strategy":
+	case "gpu.sharing-strategy":
 		return sharingStrategy(r), nil
-	case name == "gpu.present" || name == "mig.capable" || name == "mps.capable" || strings.HasPrefix(name, "gpu.deploy."):
-		if r.operator == in && slices.Equal(r.values, []string{"true"}) {
-			return outcome{translated: true, note: whyImplied}, nil
-		}
-	case name == "mig.config" || name == "mig.config.state" || name == "mig.strategy":
-		return outcome{translated: true, note: whyLayout}, nil
-	case migLabel.MatchString(name):
+	case "mig.config", "mig.config.state", "mig.strategy":
 		return outcome{translated: true, note: whyLayout}, nil
 	}
+	switch {
+	case migLabel.MatchString(name) && strings.HasSuffix(name, ".product"):
+		return l.product(r)
+	case migLabel.MatchString(name):
+		return outcome{translated: true, note: whyLayout}, nil
+	case isImplied(name) && r.operator == in && slices.Equal(r.values, []string{"true"}):
+		return outcome{translated: true, note: whyImplied}, nil
+	}
 	return outcome{lost: "kept: no attribute of a device says this, so that it depends on GPU feature discovery, or on who sets the label"}, nil
+}
+
+// isImplied reports whether a label is true on every node from which the claim can get a device.
+func isImplied(name string) bool {
+	return name == "gpu.present" || name == "mig.capable" || name == "mps.capable" || strings.HasPrefix(name, "gpu.deploy.")
 }
 
 // texts compares a text with values in lower case.

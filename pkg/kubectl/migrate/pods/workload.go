@@ -194,6 +194,9 @@ func (w *workload) requestOf(c *container, d demand, s *selection) manifest.Requ
 			kind = policy.Partition
 		}
 	}
+	if d.resource == resourceShared && (s.kind == policy.MPS || s.kind == policy.TimeSlice) {
+		kind = s.kind
+	}
 	r := manifest.Request{Name: c.name, Class: classOf(kind), Count: d.count}
 	if profile != "" {
 		r.Selectors = append(r.Selectors, fmt.Sprintf("%s == '%s'", manifest.Attribute(w.options.Driver, "profile"), profile))

@@ -180,44 +180,55 @@ func (p *parser) expression() (*yaml.Node, error) {
 func (p *parser) balanced(open int) error {
 	within := open > 0
 	for !p.done() {
-		rest := p.text[p.at:]
-		if at := heredoc.FindStringSubmatchIndex(rest); at != nil {
-			if err := p.heredoc(rest, at[1], rest[at[2]:at[3]]); err != nil {
-				return err
-			}
+		if open == 0 && p.endsHere() {
+			return nil
+		}
+		skipped, err := p.opaque()
+		if err != nil {
+			return err
+		}
+		if skipped {
 			continue
 		}
+		rest := p.text[p.at:]
 		switch c := rest[0]; {
-		case c == '"':
-			if _, _, err := p.quoted(); err != nil {
-				return err
-			}
-			continue
-		case c == '#' || strings.HasPrefix(rest, "//") || strings.HasPrefix(rest, "/*"):
-			if err := p.space(false); err != nil {
-				return err
-			}
-			continue
 		case strings.IndexByte("([{", c) >= 0:
 			open++
 		case strings.IndexByte(")]}", c) >= 0:
-			if open == 0 {
-				return nil
-			}
-			if open--; open == 0 && within {
-				p.at++
-				return nil
-			}
-		case open == 0 && (c == '\n' || c == ','):
-			return nil
+			open--
 		}
 		_, size := utf8.DecodeRuneInString(rest)
 		p.skip(size)
+		if open == 0 && within {
+			return nil
+		}
 	}
 	if open > 0 {
 		return errors.New("a closing bracket is missing")
 	}
 	return nil
+}
+
+// endsHere reports whether an expression without open brackets is over.
+func (p *parser) endsHere() bool {
+	rest := p.text[p.at:]
+	return strings.IndexByte(")]}\n,#", rest[0]) >= 0 || strings.HasPrefix(rest, "//")
+}
+
+// opaque goes on behind a text or a comment, in which brackets mean nothing.
+func (p *parser) opaque() (bool, error) {
+	rest := p.text[p.at:]
+	if at := heredoc.FindStringSubmatchIndex(rest); at != nil {
+		return true, p.heredoc(rest, at[1], rest[at[2]:at[3]])
+	}
+	switch {
+	case rest[0] == '"':
+		_, _, err := p.quoted()
+		return true, err
+	case rest[0] == '#' || strings.HasPrefix(rest, "//") || strings.HasPrefix(rest, "/*"):
+		return true, p.space(false)
+	}
+	return false, nil
 }
 
 // heredoc goes on behind a text that ends with a line of its own.
