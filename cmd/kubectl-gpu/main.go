@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
+	"github.com/partage-dev/partage/pkg/kubectl/explain"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
 	"github.com/partage-dev/partage/pkg/version"
 )
@@ -52,6 +53,8 @@ func newCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	root.SetIn(streams.In)
 	o.AddFlags(root.PersistentFlags())
 	// In the order of the alphabet.
-	root.AddCommand()
+	root.AddCommand(
+		explain.NewCommand(o),
+	)
 	return root
 }
