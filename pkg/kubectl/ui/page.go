@@ -10,7 +10,6 @@ import (
 	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
@@ -22,8 +21,9 @@ import (
 // settle is how long changes are collected before the page is made anew.
 const settle = 250 * time.Millisecond
 
-// Explain says why a pod waits, over what is known of the cluster.
-type Explain func(context.Context, *fleet.Model, *corev1.Pod) (view.Explanation, error)
+// rest is how long nothing is explained after everything was: in a large cluster where much
+// happens the allocator would be busy all the time.
+const rest = 2 * time.Second
 
 // page follows a cluster and publishes what the browser shows.
 type page struct {
@@ -44,7 +44,8 @@ type page struct {
 func newPage(client kubernetes.Interface, c Config) *page {
 	return &page{
 		source: live.New(client, c.Namespace), driver: c.Driver, context: c.Context, explain: c.Explain,
-		toExplain: make(chan *fleet.Model, 1), explained: make(chan struct{}, 1),
+		explanations: map[string]view.Explanation{},
+		toExplain:    make(chan *fleet.Model, 1), explained: make(chan struct{}, 1),
 	}
 }
 
@@ -125,30 +126,39 @@ func (p *page) explainAll(ctx context.Context) {
 			return
 		case model = <-p.toExplain:
 		}
-		explanations := map[string]view.Explanation{}
+		explanation := p.explain(ctx, model)
+		waiting := map[string]bool{}
 		for _, pod := range model.Pods {
 			if ctx.Err() != nil {
 				return
 			}
-			if !view.Waits(model, pod) {
-				continue
+			if view.Waits(model, pod) {
+				key := view.PodKey(pod)
+				waiting[key] = true
+				p.explains(key, explanation(pod))
 			}
-			e, err := p.explain(ctx, model, pod)
-			if err != nil {
-				e = view.Explanation{Verdict: fmt.Sprintf("It could not be explained: %v.", err)}
-			}
-			explanations[view.PodKey(pod)] = e
 		}
 		p.mu.Lock()
-		same := maps.Equal(p.explanations, explanations)
-		p.explanations = explanations
+		maps.DeleteFunc(p.explanations, func(key string, _ view.Explanation) bool { return !waiting[key] })
 		p.mu.Unlock()
-		if same {
-			continue
-		}
 		select {
-		case p.explained <- struct{}{}:
-		default:
+		case <-ctx.Done():
+			return
+		case <-time.After(rest):
 		}
+	}
+}
+
+// explains notes an explanation, and has the page made anew if it differs from the one before.
+func (p *page) explains(key string, e view.Explanation) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.explanations[key] == e {
+		return
+	}
+	p.explanations[key] = e
+	select {
+	case p.explained <- struct{}{}:
+	default: // one is waiting to be received
 	}
 }

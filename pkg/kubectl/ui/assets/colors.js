@@ -5,7 +5,7 @@
 // for all readers: people with any colour vision can tell them apart, and black text can be
 // read on each. Names are always there, too, so that nothing depends on colours alone.
 
-const PALETTE = ["#77aadd", "#ee8866", "#44bb99", "#eedd88", "#ffaabb", "#bbcc33", "#99ddff", "#aaaa00"];
+const PALETTE = ["#77aadd", "#ee8866", "#44bb99", "#eedd88", "#ffaabb", "#bbcc33", "#99ddff"];
 
 const given = new Map();
 

@@ -67,7 +67,8 @@ function block(b, gpu) {
 
 function slices(b, gpu) {
   if (gpu.slices < 2) return bytes(gpu.memory);
-  return b.size === 1 ? `memory slice ${b.start}` : `memory slices ${b.start} to ${b.start + b.size - 1}`;
+  const at = (i) => gpu.cells?.[i] ?? i;
+  return b.size === 1 ? `memory slice ${at(b.start)}` : `memory slices ${at(b.start)} to ${at(b.start + b.size - 1)}`;
 }
 
 /** shared shows a device that several claims have a part of: as fill levels where the parts

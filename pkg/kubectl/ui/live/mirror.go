@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/utils/ptr"
+	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
@@ -130,11 +130,11 @@ func (m *mirror[T]) settle() {
 
 func (m *mirror[T]) run(ctx context.Context) {
 	var none T
+	quiet := logr.Discard() // errors are gaps, which the page shows
 	r := cache.NewReflectorWithOptions(m.watcher, nil, m, cache.ReflectorOptions{
-		Logger: ptr.To(logr.Discard()), // errors are gaps, which the page shows
-		Name:   m.resource, TypeDescription: fmt.Sprintf("%T", none),
+		Logger: &quiet, Name: m.resource, TypeDescription: fmt.Sprintf("%T", none),
 	})
-	r.RunWithContext(ctx)
+	r.RunWithContext(klog.NewContext(ctx, quiet))
 }
 
 func (m *mirror[T]) ready() bool {

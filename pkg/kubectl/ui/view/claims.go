@@ -75,13 +75,13 @@ func users(c *Claim, h *fleet.Holding) {
 
 func heldOf(h *fleet.Holding) Held {
 	out := Held{
-		Device: h.Result.Device, Request: h.Result.Request, Admin: ptr.Deref(h.Result.AdminAccess, false),
+		Device: h.Result.Device, Request: h.Result.Request, Admin: h.Admin(),
 		Amount: amountOf(h.Result), Gone: h.Device == nil, Node: h.Result.Pool,
 	}
 	if d := h.Device; d != nil {
 		out.Node, out.GPU, out.Type, out.Profile, out.UUID = d.GPU.Node.Name, d.GPU.Name, d.Type, d.Profile, d.UUID
-		if out.Memory == 0 && !ptr.Deref(d.Published.AllowMultipleAllocations, false) {
-			out.Memory = memoryOf(d)
+		if out.Memory == 0 && !d.Shared() {
+			out.Memory = capacity(d.Published, fleet.CapacityMemory)
 		}
 	}
 	if h.Status != nil {

@@ -11,9 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	"k8s.io/utils/ptr"
 
-	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
 
@@ -55,7 +53,7 @@ func gpuOf(g *fleet.GPU, driver string) GPU {
 	out.Bad = slices.ContainsFunc(out.Health, func(b Badge) bool { return b.Bad })
 	out.Blocks = blocksOf(g, driver)
 	for _, d := range g.Devices {
-		if d.Type != string(device.Observer) {
+		if d.Type != fleet.TypeObserver {
 			continue
 		}
 		for _, h := range d.Holdings {
@@ -63,6 +61,9 @@ func gpuOf(g *fleet.GPU, driver string) GPU {
 		}
 	}
 	out.Fits = fitsOf(g)
+	if n := len(g.Cells); n > 0 && g.Cells[n-1] != n-1 {
+		out.Cells = g.Cells
+	}
 	out.Use = useOf(out.Blocks)
 	return out
 }
@@ -119,11 +120,9 @@ func blocksOf(g *fleet.GPU, driver string) []Block {
 		}
 	}
 	for _, d := range g.Devices {
-		if d.Type == string(device.Partition) && strings.HasSuffix(d.Name, "-static") && len(d.Holdings) == 0 {
+		if d.Type == fleet.TypeMIG && strings.HasSuffix(d.Name, "-static") && len(d.Holdings) == 0 {
 			b := Block{Start: 0, Size: size, Kind: KindFree, Device: d.Name, Profile: d.Profile, Why: "A partition that somebody else made. A claim can have it as it is."}
-			if len(d.Placement) > 0 {
-				b.Start, b.Size = d.Placement[0], len(d.Placement)
-			}
+			b.place(d)
 			if reasons := refusals(d.Taints, driver); len(reasons) > 0 {
 				b.Kind, b.Why = KindBlocked, strings.Join(reasons, ", ")
 			}
@@ -147,21 +146,25 @@ func blocksOf(g *fleet.GPU, driver string) []Block {
 // heldBlock is the block of a device that claims have. An observer has none: it takes nothing.
 func heldBlock(d *fleet.Device, size int) (Block, bool) {
 	b := Block{Start: 0, Size: size, Kind: d.Type, Device: d.Name, Profile: d.Profile}
-	for _, h := range d.Holdings {
-		if !ptr.Deref(h.Result.AdminAccess, false) {
-			b.Parts = append(b.Parts, Part{Claim: claimKey(h.Claim), Amount: amountOf(h.Result)})
-		}
+	for _, h := range d.Held() {
+		b.Parts = append(b.Parts, Part{Claim: claimKey(h.Claim), Amount: amountOf(h.Result)})
 	}
-	if len(b.Parts) == 0 || d.Type == string(device.Observer) {
+	if len(b.Parts) == 0 || d.Type == fleet.TypeObserver {
 		return Block{}, false
 	}
-	if len(d.Placement) > 0 {
-		b.Start, b.Size = d.Placement[0], len(d.Placement)
-	}
-	if ptr.Deref(d.Published.AllowMultipleAllocations, false) {
+	b.place(d)
+	if d.Shared() {
 		b.Total = &Amount{Memory: capacity(d.Published, "memory"), SM: capacity(d.Published, "smPercent"), Shares: capacity(d.Published, "shares")}
 	}
 	return b, true
+}
+
+// place puts a block where a device is: at its cells, if it has not all of the GPU.
+func (b *Block) place(d *fleet.Device) {
+	if len(d.Placement) == 0 {
+		return
+	}
+	b.Start, b.Size = max(0, slices.Index(d.GPU.Cells, d.Placement[0])), len(d.Placement)
 }
 
 func amountOf(r *resourceapi.DeviceRequestAllocationResult) Amount {
@@ -186,12 +189,12 @@ func capacity(d *resourceapi.Device, name string) int64 {
 	return q.Value()
 }
 
-// blocking says why no device that uses a memory slice can be allocated, if that is so.
-func blocking(g *fleet.GPU, driver string, slice int) []string {
+// blocking says why no device that uses a cell can be allocated, if that is so.
+func blocking(g *fleet.GPU, driver string, cell int) []string {
 	var reasons []string
 	for _, d := range g.Devices {
 		whole := len(d.Placement) == 0
-		if d.Type == string(device.Observer) || !whole && !slices.Contains(d.Placement, slice) {
+		if d.Type == fleet.TypeObserver || !whole && !slices.Contains(d.Placement, g.Cells[cell]) {
 			continue
 		}
 		if whole && g.MemorySlices > 0 {

@@ -78,7 +78,7 @@ func healthOf(g *fleet.GPU, driver string) []Badge {
 	counts := map[identity]*count{}
 	devices := 0
 	for _, d := range g.Devices {
-		if d.Type == string(device.Observer) {
+		if d.Type == fleet.TypeObserver {
 			continue
 		}
 		devices++

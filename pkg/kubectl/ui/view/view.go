@@ -68,8 +68,10 @@ type GPU struct {
 	Driver       string `json:"driver,omitempty"`
 	CUDA         string `json:"cuda,omitempty"`
 	Memory       int64  `json:"memory,omitempty"`
-	// Slices is the number of memory slices, 1 where the GPU cannot be partitioned.
-	Slices int `json:"slices"`
+	// Slices is how many memory slices are drawn: those with a counter, or 1 where the GPU cannot
+	// be partitioned. Cells are their indexes where these are not 0, 1, 2 and so on.
+	Slices int   `json:"slices"`
+	Cells  []int `json:"cells,omitempty"`
 	// Use is "free", "part", "full" or "none": nothing is free, and nobody has it.
 	Use string `json:"use"`
 	// Blocks cover all slices, in their order.
