@@ -127,13 +127,10 @@ func Advise(q Query, s *Supply) (*Advice, error) {
 		Isolation: guarantee.Isolation, IsolationNote: guarantee.Note,
 		Request: Request{
 			DeviceClass: c.class, Profiles: slices.DeleteFunc(slices.Clone(c.profiles), func(p string) bool { return p == "" }),
-			Count: c.count, MemoryBytes: rounded(c), SMPercent: c.smPercent,
+			Count: c.count, MemoryBytes: rounded(c), SMPercent: c.smPercent, GPUs: products(c.models),
 		},
 		Cost: costOf(q, c), MemoryNote: memoryNote(q), Assumed: q.Assumed,
 		Warnings: warnings(q, s, c), Alternatives: alternatives(q, c.mechanism, all),
-	}
-	for _, m := range c.models {
-		a.Request.GPUs = append(a.Request.GPUs, m.Product)
 	}
 	for _, n := range decision.Notes {
 		a.Notes = append(a.Notes, ruleOf(n))

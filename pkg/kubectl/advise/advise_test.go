@@ -327,6 +327,41 @@ func TestNamesAreLikeSlices(t *testing.T) {
 	}
 }
 
+// TestOffersOfOneProduct: GPUs of one model that are offered differently have their own room, and
+// are one model; devices that are tainted are not offered.
+func TestOffersOfOneProduct(t *testing.T) {
+	f := fleettest.New(t)
+	f.AddNode("n1", "a100-80", 2)
+	f.AddPartitionedNode("n2", "a100-80", 3)
+	f.AddPartitionedNode("n3", "a100-80", 1)
+	for _, s := range f.Slices {
+		if *s.Spec.NodeName != "n3" {
+			continue
+		}
+		for i := range s.Spec.Devices {
+			s.Spec.Devices[i].Taints = append(s.Spec.Devices[i].Taints, resourceapi.DeviceTaint{Key: "gpu.nvidia.com/gpu-lost", Effect: resourceapi.DeviceTaintEffectNoSchedule})
+		}
+	}
+	s := SupplyOf(fleet.New(f.Snapshot, fleettest.Driver))
+	all := candidates(s, 9<<30)
+	for m, want := range map[economics.Mechanism]int{economics.Partition: 3 * 7, economics.Whole: 2, economics.MPS: 2 * 4} {
+		if all[m].room != want {
+			t.Errorf("%s: room for %d, want %d", m, all[m].room, want)
+		}
+	}
+	if got := fleetOf(s, all, 9<<30).Models; got != 1 {
+		t.Errorf("%d models, want 1", got)
+	}
+	q, err := (&flags{memory: "9Gi", trust: "regulated", count: 22}).query(fleettest.Driver)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := Advise(q, s)
+	if err != nil || !slices.Equal(a.Request.GPUs, []string{"NVIDIA A100-SXM4-80GB"}) || !slices.ContainsFunc(a.Warnings, func(w string) bool { return strings.Contains(w, "room for 21 of the 22 replicas") }) {
+		t.Errorf("%+v, %v", a, err)
+	}
+}
+
 // TestMissingClass: a mechanism without its class is not advised, and the answer says why.
 func TestMissingClass(t *testing.T) {
 	f := dgx(t)

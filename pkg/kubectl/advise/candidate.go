@@ -205,7 +205,7 @@ func allPreVolta(s *Supply) bool {
 
 // fleetOf returns what the rules want to know of a fleet.
 func fleetOf(s *Supply, all map[economics.Mechanism]*candidate, memory int64) economics.Fleet {
-	f := economics.Fleet{Offered: map[economics.Mechanism]bool{}, PreVolta: allPreVolta(s), Models: len(s.Models)}
+	f := economics.Fleet{Offered: map[economics.Mechanism]bool{}, PreVolta: allPreVolta(s), Models: len(products(s.Models))}
 	for m, c := range all {
 		f.Offered[m] = c.missing == ""
 	}

@@ -41,7 +41,8 @@ type Supply struct {
 	unseen string
 }
 
-// Model is a model of GPU and what it is offered as.
+// Model is a model of GPU and what it is offered as. GPUs of a product that are offered
+// differently, by the policies of their nodes or by MIG mode, are several.
 type Model struct {
 	Product, Architecture string
 	// GPUs is their number.
@@ -74,18 +75,16 @@ type Share struct {
 // SupplyOf returns what the fleet of a cluster offers.
 func SupplyOf(m *fleet.Model) *Supply {
 	s := &Supply{Cluster: true}
-	byProduct := map[string]*Model{}
+	models := map[string]*Model{}
 	for _, n := range m.Nodes {
 		for _, g := range n.GPUs {
-			model := byProduct[g.ProductName]
-			if model == nil {
-				model = &Model{Product: g.ProductName, Architecture: g.Architecture, PreVolta: preVolta(g)}
-				byProduct[g.ProductName] = model
-				s.Models = append(s.Models, model)
+			one := newModel(g)
+			key := fmt.Sprintf("%+v", one)
+			if models[key] == nil {
+				models[key] = one
+				s.Models = append(s.Models, one)
 			}
-			model.GPUs++
-			model.Memory = max(model.Memory, g.MemoryBytes)
-			model.add(g)
+			models[key].GPUs++
 		}
 	}
 	s.sort()
@@ -115,14 +114,16 @@ func (s *Supply) sort() {
 	})
 }
 
-// add adds what one GPU is offered as. GPUs of a model can be offered differently, by the
-// policies of their nodes or by MIG mode.
-func (m *Model) add(g *fleet.GPU) {
+// newModel returns what one GPU is offered as.
+func newModel(g *fleet.GPU) *Model {
+	m := &Model{Product: g.ProductName, Architecture: g.Architecture, Memory: g.MemoryBytes, PreVolta: preVolta(g)}
 	alike := map[string][]*fleet.Device{}
-	for _, d := range g.Devices {
+	// What is tainted, such as a device that the policy has withdrawn, is for nobody new.
+	offered := slices.DeleteFunc(slices.Clone(g.Devices), (*fleet.Device).Tainted)
+	for _, d := range offered {
 		alike[d.Type+d.Profile] = append(alike[d.Type+d.Profile], d)
 	}
-	for _, d := range g.Devices {
+	for _, d := range offered {
 		switch d.Type {
 		case fleet.TypeGPU:
 			m.Whole = true
@@ -139,6 +140,7 @@ func (m *Model) add(g *fleet.GPU) {
 			}
 		}
 	}
+	return m
 }
 
 func capacity(d *fleet.Device, name resourceapi.QualifiedName) int64 {
@@ -239,13 +241,15 @@ func (s *Share) claims(memory int64) int {
 // room returns how many claims with so much memory share one GPU.
 func (s *Share) room(memory int64) int { return economics.SharedCapacity(s.Devices, s.claims(memory)) }
 
-// String lists the models.
-func (s *Supply) String() string {
-	var parts []string
-	for _, m := range s.Models {
-		parts = append(parts, fmt.Sprintf("%d × %s", m.GPUs, m.Product))
+// products returns the names of models, each once.
+func products(models []*Model) []string {
+	var names []string
+	for _, m := range models {
+		if !slices.Contains(names, m.Product) {
+			names = append(names, m.Product)
+		}
 	}
-	return strings.Join(parts, ", ")
+	return names
 }
 
 // lacksClass reports whether the cluster is known not to have the class of a type of device.

@@ -4,7 +4,6 @@
 package cost
 
 import (
-	"fmt"
 	"path"
 	"strings"
 
@@ -68,12 +67,3 @@ func (p Prices) None() bool { return len(p.entries) == 0 }
 
 // plain ignores letter case and lets '*' match a slash, as in the sharing policy.
 func plain(text string) string { return strings.ReplaceAll(strings.ToLower(text), "/", "\x00") }
-
-// String lists the prices.
-func (p Prices) String() string {
-	var parts []string
-	for _, e := range p.entries {
-		parts = append(parts, fmt.Sprintf("%s: %g", e.glob, e.dollar))
-	}
-	return strings.Join(parts, ", ")
-}

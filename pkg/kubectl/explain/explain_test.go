@@ -6,7 +6,9 @@ package explain
 import (
 	"fmt"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -179,13 +181,25 @@ func BenchmarkFiveHundredNodes(b *testing.B) {
 	} {
 		pod := f.Pod("team", c.name, fleettest.Uses(f.Claim("team", c.name, c.request)))
 		b.Run(c.name, func(b *testing.B) {
+			before := cpuTime(b)
 			for b.Loop() {
 				x := New(b.Context(), f.Snapshot, fleettest.Driver, now)
 				if e := x.Pod(b.Context(), pod); e.Verdict != Waits {
 					b.Fatal(e.Verdict)
 				}
 			}
-			b.ReportMetric(float64(b.Elapsed().Milliseconds())/float64(b.N), "ms/explanation")
+			b.ReportMetric(float64((cpuTime(b)-before).Milliseconds())/float64(b.N), "cpu-ms/explanation")
 		})
 	}
+}
+
+// cpuTime returns what the process has used: on a machine that does other things, too, it says
+// more than the clock.
+func cpuTime(b *testing.B) time.Duration {
+	b.Helper()
+	var usage syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }

@@ -28,11 +28,11 @@ func newAllocatorLog() *allocatorLog {
 	return &allocatorLog{skipped: map[string]map[string]bool{}, allocated: map[string]bool{}}
 }
 
-func (l *allocatorLog) Init(logr.RuntimeInfo)               {}
-func (l *allocatorLog) Enabled(level int) bool              { return level <= 7 }
-func (l *allocatorLog) WithName(string) logr.LogSink        { return l }
-func (l *allocatorLog) WithValues(...any) logr.LogSink      { return l }
-func (l *allocatorLog) Error(err error, _ string, _ ...any) {}
+func (l *allocatorLog) Init(logr.RuntimeInfo)          {}
+func (l *allocatorLog) Enabled(level int) bool         { return level <= 7 }
+func (l *allocatorLog) WithName(string) logr.LogSink   { return l }
+func (l *allocatorLog) WithValues(...any) logr.LogSink { return l }
+func (l *allocatorLog) Error(error, string, ...any)    {}
 
 func (l *allocatorLog) Info(_ int, message string, values ...any) {
 	for i := 0; i+1 < len(values); i += 2 {

@@ -157,7 +157,7 @@ var pendings = []pending{
 		r := fleettest.Request("observer.partage.dev")
 		r.Exactly.AdminAccess = new(true)
 		return waits(r)(f)
-	}, want: AdminForbidden},
+	}, want: AdminForbidden, helps: []SuggestionKind{LabelNamespace}},
 	{name: "nodeSelector excludes", make: func(f *fleettest.Fleet) *corev1.Pod {
 		f.Nodes[0].Labels["gpu"] = "h100"
 		f.Held("other", "a", "n1", fleettest.Count(2, whole))
@@ -192,11 +192,16 @@ var pendings = []pending{
 	}, want: NoSlices},
 	{name: "claim does not exist", make: func(f *fleettest.Fleet) *corev1.Pod {
 		f.Claim("team", "training", fleettest.Request(whole))
-		return f.Pod("team", "llm", corev1.PodResourceClaim{Name: "gpu", ResourceClaimName: new("trainig")})
-	}, want: ClaimMissing, helps: []SuggestionKind{ChangeReference}},
+		return f.Pod("team", "llm", corev1.PodResourceClaim{Name: "gpu", ResourceClaimName: new("trainin")})
+	}, want: ClaimMissing, helps: []SuggestionKind{ChangeReference, CreateObject}},
 	{name: "template does not exist", make: func(f *fleettest.Fleet) *corev1.Pod {
 		return f.Pod("team", "llm", corev1.PodResourceClaim{Name: "gpu", ResourceClaimTemplateName: new("one-gpu")})
-	}, want: TemplateMissing},
+	}, want: TemplateMissing, helps: []SuggestionKind{CreateObject}},
+	{name: "scheduling gate", make: func(f *fleettest.Fleet) *corev1.Pod {
+		pod := waits(fleettest.Request(whole))(f)
+		pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "example.com/quota"}}
+		return pod
+	}, want: Gated, helps: []SuggestionKind{RemoveGates}},
 	{name: "claim of another pod", make: func(f *fleettest.Fleet) *corev1.Pod {
 		f.Claim("team", "llm-gpu-x", fleettest.Request(whole))
 		pod := f.Pod("team", "llm", corev1.PodResourceClaim{Name: "gpu", ResourceClaimTemplateName: new("one-gpu")})

@@ -4,6 +4,7 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -47,6 +48,15 @@ type Missing struct {
 
 // String says what is missing, why, and what is unknown without it.
 func (m Missing) String() string {
+	why := m.Err.Error()
+	if apierrors.IsForbidden(m.Err) {
+		// The rest of the error says at length what is said already.
+		why = "it is forbidden"
+	}
+	return m.text() + ": " + why + m.unknown()
+}
+
+func (m Missing) text() string {
 	text := "cannot list " + m.Resource
 	switch {
 	case m.Namespace != "":
@@ -54,11 +64,14 @@ func (m Missing) String() string {
 	case namespaced[m.Resource]:
 		text += " in all namespaces"
 	}
-	text += fmt.Sprintf(": %v", m.Err)
-	if unknown := unknownWithout[m.Resource]; unknown != "" {
-		text += "; without it is unknown " + unknown
-	}
 	return text
+}
+
+func (m Missing) unknown() string {
+	if unknown := unknownWithout[m.Resource]; unknown != "" {
+		return "; without it is unknown " + unknown
+	}
+	return ""
 }
 
 const apiGroup = ".resource.k8s.io"
@@ -98,6 +111,17 @@ func (s *Snapshot) Warn(w io.Writer, except ...string) {
 	}
 }
 
+// Need returns an error if one of the resources could not be read at all, in the namespace that was
+// asked for: without it a command has nothing to say.
+func (s *Snapshot) Need(namespace string, resources ...string) error {
+	for _, m := range s.Missing {
+		if slices.Contains(resources, m.Resource) && (!namespaced[m.Resource] || m.Namespace == namespace) {
+			return fmt.Errorf("%s: %w%s", m.text(), m.Err, m.unknown())
+		}
+	}
+	return nil
+}
+
 // pageSize is that of kubectl.
 const pageSize = 500
 
@@ -134,6 +158,10 @@ func Read(ctx context.Context, client kubernetes.Interface, namespace string) (*
 	if err := lists.Wait(); err != nil {
 		return nil, err
 	}
+	// They come in any order.
+	slices.SortFunc(s.Missing, func(a, b Missing) int {
+		return cmp.Or(cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.Namespace, b.Namespace))
+	})
 	return s, nil
 }
 

@@ -77,6 +77,9 @@ func Run(ctx context.Context, o *options.Options, client kubernetes.Interface, f
 	if err != nil {
 		return err
 	}
+	if err := snapshot.Need(namespace, fleet.ResourceClaims); err != nil {
+		return err
+	}
 	snapshot.Warn(o.ErrOut, fleet.ResourceClasses, fleet.ResourceTemplates, fleet.ResourceTaintRules, fleet.ResourceNodes)
 	result, err := scrape.Pods(ctx, client, f.Scrape)
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/partage-dev/partage/pkg/kubectl/migrate/config"
 	"github.com/partage-dev/partage/pkg/kubectl/migrate/document"
@@ -36,6 +37,9 @@ that were written for them. Nothing is sent to a cluster.
 
 Every field that is not translated is listed with its value and the reason, as a comment at the
 head of the output and on stderr. With --strict such a field makes the command fail.`,
+		Example: `  kubectl gpu migrate device-plugin config.yaml > values.yaml
+  kubectl gpu migrate mig-parted config.yaml > values.yaml
+  kubectl gpu migrate pods deployment.yaml`,
 	}
 	c.AddCommand(
 		newConfigCommand(o, "castai FILE", "Translate a node template of Cast AI, in JSON or Terraform", config.CastAI, nil),
@@ -44,6 +48,14 @@ head of the output and on stderr. With --strict such a field makes the command f
 		newPodsCommand(o),
 	)
 	return c
+}
+
+// checkDriver refuses what cannot be the name of a driver: it becomes a part of expressions.
+func checkDriver(name string) error {
+	if wrong := validation.IsDNS1123Subdomain(name); len(wrong) > 0 {
+		return fmt.Errorf("--driver: Invalid value: %s: %s", quote.Text(name), wrong[0])
+	}
+	return nil
 }
 
 // Parts of what a configuration becomes.
@@ -98,6 +110,9 @@ func addDevicePluginFlags(c *cobra.Command, f *configFlags) {
 }
 
 func (f *configFlags) run(o *options.Options, command, file string, translate translateConfig) error {
+	if err := checkDriver(o.Driver); err != nil {
+		return err
+	}
 	if !slices.Contains(parts, f.part) {
 		return fmt.Errorf("--print: Unsupported value: %s: want %s", quote.Text(f.part), strings.Join(parts, ", "))
 	}
@@ -231,6 +246,9 @@ func (f *podFlags) options(driver string) (pods.Options, error) {
 }
 
 func (f *podFlags) run(o *options.Options, command string, files []string) error {
+	if err := checkDriver(o.Driver); err != nil {
+		return err
+	}
 	translation, err := f.options(o.Driver)
 	if err != nil {
 		return err

@@ -474,6 +474,24 @@ func TestStrict(t *testing.T) {
 	}
 }
 
+// TestDriver: selectors are for the driver that the user names.
+func TestDriver(t *testing.T) {
+	for driver, want := range map[string]string{
+		"gpu.example.com": "device.attributes['gpu.example.com'].productName", "gpu'.x": `--driver: Invalid value: "gpu'.x"`,
+	} {
+		streams, _, out, _ := genericiooptions.NewTestIOStreams()
+		o := options.New(streams)
+		o.Driver = driver
+		c := NewCommand(o)
+		c.SilenceErrors, c.SilenceUsage = true, true
+		c.SetArgs([]string{"pods", "testdata/pods/deployment.yaml"})
+		got := fmt.Sprint(c.ExecuteContext(t.Context()), out)
+		if !strings.Contains(got, want) {
+			t.Errorf("%s: want %s:\n%s", driver, want, got)
+		}
+	}
+}
+
 func TestFlags(t *testing.T) {
 	for _, test := range []struct{ args, stdin, want string }{
 		{"device-plugin - --print=all", "", `--print: Unsupported value: "all": want values, policy, classes, templates`},

@@ -91,6 +91,9 @@ func Run(ctx context.Context, o *options.Options, client kubernetes.Interface, f
 	if err != nil {
 		return err
 	}
+	if err := snapshot.Need(namespace, fleet.ResourceClaims); err != nil {
+		return err
+	}
 	snapshot.Warn(o.ErrOut, fleet.ResourceTemplates, fleet.ResourceTaintRules, fleet.ResourceNodes)
 	list := Compare(fleet.New(snapshot, o.Driver), observation, Query{
 		Namespace: namespace, Labels: selector, Headroom: f.Headroom, Sharing: f.Sharing, Price: f.Price, Now: now(),

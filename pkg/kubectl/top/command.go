@@ -99,6 +99,9 @@ func Claimed(ctx context.Context, o *options.Options, client kubernetes.Interfac
 	if err != nil {
 		return err
 	}
+	if err := snapshot.Need(namespace, fleet.ResourceClaims); err != nil {
+		return err
+	}
 	snapshot.Warn(o.ErrOut, fleet.ResourceClasses, fleet.ResourceTemplates, fleet.ResourceTaintRules, fleet.ResourceNodes)
 	r, err := read(ctx, o, client, f)
 	if err != nil {

@@ -59,6 +59,9 @@ func Run(ctx context.Context, o *options.Options, client kubernetes.Interface, n
 	if err != nil {
 		return err
 	}
+	if err := snapshot.Need(namespace, fleet.ResourceSlices); err != nil {
+		return err
+	}
 	snapshot.Warn(o.ErrOut, fleet.ResourceClasses, fleet.ResourceTemplates)
 	t, err := New(fleet.New(snapshot, o.Driver), Selection{Nodes: nodes, Labels: selector, Namespace: namespace})
 	if err != nil {

@@ -6,6 +6,7 @@ package tree
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"flag"
 	"os"
 	"path/filepath"
@@ -15,11 +16,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/partage-dev/partage/pkg/api"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
@@ -192,5 +195,20 @@ func TestRun(t *testing.T) {
 	out.Reset()
 	if err := Run(t.Context(), o, client, nil); err != nil || out.String() != "No node has devices of driver other.example.com.\n" {
 		t.Errorf("%v, %q", err, out.String())
+	}
+}
+
+// TestWithoutSlices: without the right to list them, nothing can be said.
+func TestWithoutSlices(t *testing.T) {
+	t.Parallel()
+	client := fake.NewClientset()
+	client.PrependReactor("list", "resourceslices", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewForbidden(resourceapi.Resource("resourceslices"), "", errors.New("no right"))
+	})
+	streams, _, out, _ := genericiooptions.NewTestIOStreams()
+	o := options.New(streams)
+	o.AllNamespaces = true
+	if err := Run(t.Context(), o, client, nil); !apierrors.IsForbidden(err) || out.String() != "" {
+		t.Errorf("%v, %s", err, out.String())
 	}
 }

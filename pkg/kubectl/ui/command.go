@@ -1,0 +1,79 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package ui
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"github.com/partage-dev/partage/pkg/kubectl/options"
+)
+
+// NewCommand returns the command ui.
+func NewCommand(o *options.Options) *cobra.Command {
+	port, open := 0, false
+	c := &cobra.Command{
+		Use:   "ui",
+		Short: "Show the GPUs and who has them in the browser, live",
+		Long: `Serve a page on this machine that shows every node's GPUs, what claims and pods have of them, what still
+fits, and why pods wait, and follows what happens. It changes nothing, sees what the kubeconfig may see, and ends
+with the command. The printed address has a token, without which the page is not served.`,
+		Example: `  kubectl gpu ui --open
+  kubectl gpu ui --port 8080      # then, from another machine: ssh -L 8080:127.0.0.1:8080 HOST`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return run(c.Context(), o, port, open) },
+	}
+	c.Flags().IntVar(&port, "port", port, "Port on 127.0.0.1; 0 is any free one")
+	c.Flags().BoolVar(&open, "open", open, "Open the page in the browser")
+	return c
+}
+
+func run(ctx context.Context, o *options.Options, port int, open bool) error {
+	if port < 0 || port > 65535 {
+		return fmt.Errorf("--port=%d: it must be 0 to 65535", port)
+	}
+	client, err := o.Client()
+	if err != nil {
+		return err
+	}
+	namespace, err := o.Namespace()
+	if err != nil {
+		return err
+	}
+	server, err := New(client, Config{Driver: o.Driver, Namespace: namespace, Context: contextName(o), Explain: ByAllocator})
+	if err != nil {
+		return err
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp4", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+	if err != nil {
+		return fmt.Errorf("listen for the browser: %w", err)
+	}
+	address := "http://" + listener.Addr().String() + server.Path()
+	fmt.Fprintf(o.Out, "%s\n", address)
+	fmt.Fprintln(o.ErrOut, "The page is served until you press Ctrl-C.")
+	if open {
+		forget, err := openBrowser(ctx, address)
+		if err != nil {
+			fmt.Fprintf(o.ErrOut, "The browser could not be opened, so open the address yourself: %v\n", err)
+		}
+		defer forget()
+	}
+	return server.Serve(ctx, listener)
+}
+
+// contextName is the kubeconfig's context that is in use, "" if there is none.
+func contextName(o *options.Options) string {
+	if name := o.ContextName(); name != "" {
+		return name
+	}
+	config, err := o.Config.ToRawKubeConfigLoader().RawConfig()
+	if err != nil {
+		return "" // the client exists, so this is only a name that is missing
+	}
+	return config.CurrentContext
+}

@@ -1,0 +1,164 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package ui
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"sync"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/kubectl/ui/feed"
+	"github.com/partage-dev/partage/pkg/kubectl/ui/live"
+	"github.com/partage-dev/partage/pkg/kubectl/ui/view"
+)
+
+// settle is how long changes are collected before the page is made anew.
+const settle = 250 * time.Millisecond
+
+// rest is how long nothing is explained after everything was: in a large cluster where much
+// happens the allocator would be busy all the time.
+const rest = 2 * time.Second
+
+// page follows a cluster and publishes what the browser shows.
+type page struct {
+	source  *live.Source
+	driver  string
+	context string
+	// explain may be nil: then the scheduler's own words are all there is.
+	explain Explain
+	feed    feed.Feed
+
+	mu           sync.Mutex
+	explanations map[string]view.Explanation
+	// toExplain receives the newest model.
+	toExplain chan *fleet.Model
+	explained chan struct{}
+}
+
+func newPage(client kubernetes.Interface, c Config) *page {
+	return &page{
+		source: live.New(client, c.Namespace), driver: c.Driver, context: c.Context, explain: c.Explain,
+		explanations: map[string]view.Explanation{},
+		toExplain:    make(chan *fleet.Model, 1), explained: make(chan struct{}, 1),
+	}
+}
+
+// run publishes until the context ends.
+func (p *page) run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var all sync.WaitGroup
+	defer all.Wait()
+	defer cancel()
+	all.Go(func() { p.source.Run(ctx) })
+	if p.explain != nil {
+		all.Go(func() { p.explainAll(ctx) })
+	}
+	for {
+		if err := p.publish(); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-p.source.Changed():
+		case <-p.explained:
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(settle):
+		}
+	}
+}
+
+// publish makes the page of what is known now.
+func (p *page) publish() error {
+	gaps := p.source.Gaps()
+	model := fleet.New(p.source.Snapshot(), p.driver)
+	meta := view.Meta{Context: p.context, Driver: p.driver, Loading: !p.source.Ready()}
+	for _, gap := range gaps {
+		meta.Problems = append(meta.Problems, view.Problem{
+			Verb: gap.Verb, Resource: gap.Resource, Namespace: gap.Namespace, Forbidden: gap.Forbidden, Message: gap.Message,
+			Unknown: unknownWithout[gap.Resource],
+		})
+	}
+	p.mu.Lock()
+	explanations := maps.Clone(p.explanations)
+	p.mu.Unlock()
+	objects, err := view.New(view.Input{Model: model, Explanations: explanations, Meta: meta})
+	if err != nil {
+		return fmt.Errorf("make the page: %w", err)
+	}
+	if p.feed.Publish(objects) && p.explain != nil && !meta.Loading {
+		select { // only the newest is of interest
+		case <-p.toExplain:
+		default:
+		}
+		p.toExplain <- model
+	}
+	return nil
+}
+
+// unknownWithout says what a resource is read for.
+var unknownWithout = map[string]string{
+	"nodes":                                  "Nodes that are not ready or cordoned are not marked.",
+	"resourceslices.resource.k8s.io":         "No GPUs are shown.",
+	"deviceclasses.resource.k8s.io":          "Pods and claims that wait for devices of other drivers may be shown, too.",
+	"devicetaintrules.resource.k8s.io":       "Taints that an administrator has set by a rule are not shown.",
+	"resourceclaims.resource.k8s.io":         "GPUs may be taken by claims that are not shown.",
+	"resourceclaimtemplates.resource.k8s.io": "Pods that wait for a claim to be made from a template may be missing.",
+	"pods":                                   "The pods of some claims are not shown, and some waiting pods are missing.",
+}
+
+// explainAll explains the waiting pods of each model that it receives.
+func (p *page) explainAll(ctx context.Context) {
+	for {
+		var model *fleet.Model
+		select {
+		case <-ctx.Done():
+			return
+		case model = <-p.toExplain:
+		}
+		explanation := p.explain(ctx, model)
+		waiting := map[string]bool{}
+		for _, pod := range model.Pods {
+			if ctx.Err() != nil {
+				return
+			}
+			if view.Waits(model, pod) {
+				key := view.PodKey(pod)
+				waiting[key] = true
+				p.explains(key, explanation(pod))
+			}
+		}
+		p.mu.Lock()
+		maps.DeleteFunc(p.explanations, func(key string, _ view.Explanation) bool { return !waiting[key] })
+		p.mu.Unlock()
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(rest):
+		}
+	}
+}
+
+// explains notes an explanation, and has the page made anew if it differs from the one before.
+func (p *page) explains(key string, e view.Explanation) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.explanations[key] == e {
+		return
+	}
+	p.explanations[key] = e
+	select {
+	case p.explained <- struct{}{}:
+	default: // one is waiting to be received
+	}
+}

@@ -1,0 +1,465 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package ui
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"io/fs"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"regexp"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes/fake"
+	kubetesting "k8s.io/client-go/testing"
+
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/kubectl/ui/feed"
+	"github.com/partage-dev/partage/pkg/kubectl/ui/view"
+	"github.com/partage-dev/partage/test/kubectl/fleets"
+)
+
+const boards = "../../device/testdata/boards"
+
+func demo(t *testing.T) *fake.Clientset {
+	t.Helper()
+	objects, err := fleets.Demo(boards)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fake.NewClientset(objects...)
+}
+
+// serve starts a server, which ends with the test.
+func serve(t *testing.T, client *fake.Clientset, explain Explain) (*Server, *httptest.Server) {
+	t.Helper()
+	s, err := New(client, Config{Driver: fleets.Driver, Namespace: "research", Context: "demo", Explain: explain})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(ctx) }()
+	web := httptest.NewServer(s.Handler())
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		web.Close()
+	})
+	return s, web
+}
+
+func TestGuard(t *testing.T) {
+	s, err := New(fake.NewClientset(), Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := s.Path()
+	tests := []struct {
+		name   string
+		method string
+		path   string
+		host   string
+		header map[string]string
+		want   int
+	}{
+		{name: "page", want: http.StatusOK},
+		{name: "HEAD", method: http.MethodHead, want: http.StatusOK},
+		{name: "localhost", host: "localhost:1234", want: http.StatusOK},
+		{name: "tunnel with another port", host: "127.0.0.1:9", want: http.StatusOK},
+		{name: "model", path: page + "model.json", want: http.StatusOK},
+		{name: "own origin", header: map[string]string{"Origin": "http://127.0.0.1:1234"}, want: http.StatusOK},
+		{name: "typed address", header: map[string]string{"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}, want: http.StatusOK},
+		{name: "link from elsewhere", header: map[string]string{"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}, want: http.StatusOK},
+
+		{name: "no token", path: "/", want: http.StatusForbidden},
+		{name: "asset without token", path: "/app.js", want: http.StatusForbidden},
+		{name: "model without token", path: "/model.json", want: http.StatusForbidden},
+		{name: "events without token", path: "/events", want: http.StatusForbidden},
+		{name: "wrong token", path: "/" + newToken() + "/", want: http.StatusForbidden},
+		{name: "part of the token", path: page[:len(page)-3] + "/", want: http.StatusForbidden},
+		{name: "token and more", path: strings.TrimSuffix(page, "/") + "A/", want: http.StatusForbidden},
+		{name: "token without slash", path: strings.TrimSuffix(page, "/"), want: http.StatusForbidden},
+		{name: "token in the query", path: "/?token=" + strings.Trim(page, "/"), want: http.StatusForbidden},
+
+		{name: "rebound name", host: "evil.example.com:1234", want: http.StatusMisdirectedRequest},
+		{name: "name that begins like ours", host: "127.0.0.1.evil.example.com", want: http.StatusMisdirectedRequest},
+		{name: "another address", host: "192.0.2.1:1234", want: http.StatusMisdirectedRequest},
+		{name: "foreign origin", header: map[string]string{"Origin": "http://evil.example.com"}, want: http.StatusForbidden},
+		{name: "origin of another port", header: map[string]string{"Origin": "http://127.0.0.1:8080"}, want: http.StatusForbidden},
+		{name: "origin of a file", header: map[string]string{"Origin": "null"}, want: http.StatusForbidden},
+		{name: "script of another page", path: page + "app.js", header: map[string]string{"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "script"}, want: http.StatusForbidden},
+		{name: "another port of this machine", path: page + "model.json", header: map[string]string{"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "cors", "Sec-Fetch-Dest": "empty"}, want: http.StatusForbidden},
+		{name: "frame", header: map[string]string{"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"}, want: http.StatusForbidden},
+
+		{name: "POST", method: http.MethodPost, want: http.StatusMethodNotAllowed},
+		{name: "PUT", method: http.MethodPut, want: http.StatusMethodNotAllowed},
+		{name: "DELETE", method: http.MethodDelete, want: http.StatusMethodNotAllowed},
+		{name: "OPTIONS", method: http.MethodOptions, want: http.StatusMethodNotAllowed},
+		{name: "no such file", path: page + "none.js", want: http.StatusNotFound},
+		{name: "out of the folder", path: page + "../command.go", want: http.StatusForbidden},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			path := test.path
+			if path == "" {
+				path = page
+			}
+			method := test.method
+			if method == "" {
+				method = http.MethodGet
+			}
+			r := httptest.NewRequest(method, "http://127.0.0.1:1234/", nil)
+			var err error
+			if r.URL, err = url.Parse(path); err != nil {
+				t.Fatal(err)
+			}
+			if strings.Contains(path, "..") {
+				r.URL.Path = "/command.go" // as a browser resolves it
+			}
+			if test.host != "" {
+				r.Host = test.host
+			}
+			for name, value := range test.header {
+				r.Header.Set(name, value)
+			}
+			w := httptest.NewRecorder()
+			s.Handler().ServeHTTP(w, r)
+			if w.Code != test.want {
+				t.Errorf("status %d, want %d: %s", w.Code, test.want, w.Body)
+			}
+			policy := w.Header().Get("Content-Security-Policy")
+			for _, want := range []string{"default-src 'none'", "script-src 'self'", "frame-ancestors 'none'"} {
+				if !strings.Contains(policy, want) {
+					t.Errorf("Content-Security-Policy %q lacks %q", policy, want)
+				}
+			}
+			if strings.Contains(policy, "unsafe") {
+				t.Errorf("Content-Security-Policy %q", policy)
+			}
+			for name, want := range map[string]string{
+				"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store",
+				"Cross-Origin-Resource-Policy": "same-origin", "Access-Control-Allow-Origin": "", "Set-Cookie": "",
+			} {
+				if w.Code == http.StatusNotFound && name == "Cache-Control" {
+					continue // the file server takes it back
+				}
+				if got := w.Header().Get(name); got != want {
+					t.Errorf("header %s: %q, want %q", name, got, want)
+				}
+			}
+		})
+	}
+	t.Logf("%d cases", len(tests))
+}
+
+// TestAssets reads what a browser would load, and what its policy would refuse.
+func TestAssets(t *testing.T) {
+	s, err := New(fake.NewClientset(), Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	get := func(name string) *httptest.ResponseRecorder {
+		w := httptest.NewRecorder()
+		r := httptest.NewRequest(http.MethodGet, "http://127.0.0.1"+s.Path()+name, nil)
+		s.Handler().ServeHTTP(w, r)
+		return w
+	}
+	refers := regexp.MustCompile(`(?:src|href)="([^"#$]+)"|from "\./([^"]+)"`)
+	inline := regexp.MustCompile(`(?i)<script[^>]*>[^<]|<style|\sstyle=|\son[a-z]+=|https?://|innerHTML|outerHTML|insertAdjacentHTML|document\.write`)
+	seen := map[string]bool{}
+	for next := []string{""}; len(next) > 0; {
+		name := next[0]
+		next = next[1:]
+		if seen[name] {
+			continue
+		}
+		seen[name] = true
+		w := get(name)
+		if w.Code != http.StatusOK {
+			t.Errorf("%q: status %d", name, w.Code)
+		}
+		want := "text/html"
+		switch {
+		case strings.HasSuffix(name, ".js"):
+			want = "text/javascript"
+		case strings.HasSuffix(name, ".css"):
+			want = "text/css"
+		case strings.HasSuffix(name, ".svg"):
+			want = "image/svg+xml"
+		}
+		if got := w.Header().Get("Content-Type"); !strings.HasPrefix(got, want) {
+			t.Errorf("%q: Content-Type %q, want %q", name, got, want)
+		}
+		text := w.Body.String()
+		if found := inline.FindString(strings.ReplaceAll(text, "http://www.w3.org/2000/svg", "")); found != "" {
+			t.Errorf("%q has %q", name, found)
+		}
+		for _, match := range refers.FindAllStringSubmatch(text, -1) {
+			next = append(next, match[1]+match[2])
+		}
+	}
+	files, err := fs.Glob(embedded, "assets/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		if name := strings.TrimPrefix(file, "assets/"); !seen[name] && name != "index.html" {
+			t.Errorf("nothing loads %s", name)
+		}
+	}
+	if len(seen) < 9 {
+		t.Errorf("only %d files", len(seen))
+	}
+}
+
+// stream reads the events of a server.
+type stream struct {
+	t     *testing.T
+	lines *bufio.Scanner
+}
+
+func listen(t *testing.T, s *Server, web *httptest.Server) *stream {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, web.URL+s.Path()+"events", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	response, err := web.Client().Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = response.Body.Close() })
+	if got := response.Header.Get("Content-Type"); got != "text/event-stream" {
+		t.Errorf("Content-Type %q", got)
+	}
+	lines := bufio.NewScanner(response.Body)
+	lines.Buffer(nil, 64<<20)
+	return &stream{t, lines}
+}
+
+// next returns the next event that is no beat.
+func (s *stream) next() (name string, event feed.Event) {
+	s.t.Helper()
+	for s.lines.Scan() {
+		line := s.lines.Text()
+		if value, is := strings.CutPrefix(line, "event: "); is {
+			name = value
+		}
+		if value, is := strings.CutPrefix(line, "data: "); is && name != "beat" {
+			if err := json.Unmarshal([]byte(value), &event); err != nil {
+				s.t.Fatal(err)
+			}
+			return name, event
+		}
+	}
+	s.t.Fatalf("the stream has ended: %v", s.lines.Err())
+	return "", feed.Event{}
+}
+
+// until follows a stream until a condition holds. The test's own limit is the only one.
+func (s *stream) until(what string, holds func(feed.State) bool) feed.State {
+	s.t.Helper()
+	state := feed.State{}
+	for {
+		name, event := s.next()
+		if name == "all" {
+			state = feed.State{}
+		}
+		for key, value := range event.Set {
+			state[key] = value
+		}
+		for _, key := range event.Gone {
+			delete(state, key)
+		}
+		if holds(state) {
+			return state
+		}
+		s.t.Logf("not yet %s: %s", what, state["meta"])
+	}
+}
+
+func part[T any](t *testing.T, state feed.State, key string) T {
+	t.Helper()
+	var value T
+	if err := json.Unmarshal(state[key], &value); err != nil {
+		t.Fatalf("%s: %v", key, err)
+	}
+	return value
+}
+
+func metaOf(t *testing.T, state feed.State) view.Meta {
+	t.Helper()
+	if state["meta"] == nil {
+		return view.Meta{Loading: true}
+	}
+	return part[view.Meta](t, state, "meta")
+}
+
+// TestEvents has the page follow changes, and sends only what they concern.
+func TestEvents(t *testing.T) {
+	client := demo(t)
+	s, web := serve(t, client, nil)
+	events := listen(t, s, web)
+	loaded := events.until("loaded", func(state feed.State) bool { return !metaOf(t, state).Loading })
+	if got, want := metaOf(t, loaded).Summary, (view.Summary{Nodes: 3, GPUs: 14, Used: 10, Free: 4, Unhealthy: 1, Waiting: 2, Claims: 21}); got != want {
+		t.Errorf("summary %+v, want %+v", got, want)
+	}
+
+	// The claim ends: its place is free, and only its node, the sums and what has ended are sent.
+	if err := client.ResourceV1().ResourceClaims("research").Delete(t.Context(), "notebook-lin", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	name, change := events.next()
+	if name != "change" || change.Full {
+		t.Fatalf("event %q", name)
+	}
+	for key := range change.Set {
+		if !slices.Contains([]string{"meta", "node/dgx-1"}, key) {
+			t.Errorf("%s was sent and has not changed", key)
+		}
+	}
+	if want := []string{"claim/research/notebook-lin", "pod/research/notebook-lin"}; !slices.Equal(change.Gone, want) {
+		t.Errorf("gone: %v, want %v", change.Gone, want)
+	}
+	if kind := part[view.Node](t, change.Set, "node/dgx-1").GPUs[0].Blocks[3].Kind; kind != view.KindFree {
+		t.Errorf("memory slice 4 is %s, want free", kind)
+	}
+
+	// Whoever comes later gets everything at once.
+	if name, all := listen(t, s, web).next(); name != "all" || len(all.Set) != len(loaded)-2 {
+		t.Errorf("event %q with %d parts, want all with %d", name, len(all.Set), len(loaded)-2)
+	}
+}
+
+// TestMissingRights takes rights away and gives them back.
+func TestMissingRights(t *testing.T) {
+	client := demo(t)
+	var refused atomic.Bool
+	refused.Store(true)
+	forbid := func(resource string, everywhere bool) {
+		answer := func(a kubetesting.Action) error {
+			if !refused.Load() || !everywhere && a.GetNamespace() != "" {
+				return nil
+			}
+			return apierrors.NewForbidden(schema.GroupResource{Resource: resource}, "", nil)
+		}
+		client.PrependReactor("list", resource, func(a kubetesting.Action) (bool, runtime.Object, error) {
+			err := answer(a)
+			return err != nil, nil, err
+		})
+		client.PrependWatchReactor(resource, func(a kubetesting.Action) (bool, watch.Interface, error) {
+			err := answer(a)
+			return err != nil, nil, err
+		})
+	}
+	forbid("nodes", true)
+	forbid("pods", false)
+	s, web := serve(t, client, nil)
+	events := listen(t, s, web)
+	without := events.until("loaded", func(state feed.State) bool { return !metaOf(t, state).Loading })
+
+	type right struct{ verb, resource, namespace string }
+	var rights []right
+	for _, p := range metaOf(t, without).Problems {
+		if !p.Forbidden || p.Unknown == "" {
+			t.Errorf("problem %+v: want a right that is missing, and what is unknown without it", p)
+		}
+		rights = append(rights, right{p.Verb, p.Resource, p.Namespace})
+	}
+	for _, want := range []right{{"list", "nodes", ""}, {"list", "pods", ""}} {
+		if !slices.Contains(rights, want) {
+			t.Errorf("rights that are missing: %v; %v is not among them", rights, want)
+		}
+	}
+	if got := metaOf(t, without).Summary.GPUs; got != 14 {
+		t.Errorf("%d GPUs, want 14: slices may be read", got)
+	}
+	if without["pod/research/protein-fold"] == nil || without["pod/serving/embed-0"] != nil {
+		t.Error("want the pods of namespace research, and of no other")
+	}
+
+	refused.Store(false)
+	// One namespace is read as long as that works; nothing was read of the nodes.
+	events.until("the right to read nodes", func(state feed.State) bool {
+		return !slices.ContainsFunc(metaOf(t, state).Problems, func(p view.Problem) bool { return p.Resource == "nodes" })
+	})
+}
+
+// TestExplanations shows what explains a waiting pod, and only these are explained.
+func TestExplanations(t *testing.T) {
+	var asked atomic.Int64
+	s, web := serve(t, demo(t), func(_ context.Context, m *fleet.Model) func(*corev1.Pod) view.Explanation {
+		return func(pod *corev1.Pod) view.Explanation {
+			asked.Add(1)
+			if len(m.Nodes) != 3 {
+				t.Errorf("%d nodes, want 3", len(m.Nodes))
+			}
+			return view.Explanation{Verdict: "because of " + pod.Name, Text: "at length"}
+		}
+	})
+	key := "pod/training/pretrain-1"
+	state := listen(t, s, web).until("explained", func(state feed.State) bool {
+		return strings.Contains(string(state[key]), "explanation")
+	})
+	if got, want := part[view.Pod](t, state, key).Explanation, (view.Explanation{Verdict: "because of pretrain-1", Text: "at length"}); got == nil || *got != want {
+		t.Errorf("explanation %+v, want %+v", got, want)
+	}
+	if strings.Contains(string(state["pod/serving/embed-0"]), "explanation") {
+		t.Error("a running pod was explained")
+	}
+	if asked.Load() < 2 {
+		t.Error("want two explanations")
+	}
+}
+
+// TestByAllocator has the same words as kubectl gpu explain.
+func TestByAllocator(t *testing.T) {
+	s, web := serve(t, demo(t), ByAllocator)
+	key := "pod/research/notebook-kim"
+	state := listen(t, s, web).until("explained", func(state feed.State) bool {
+		return strings.Contains(string(state[key]), "explanation")
+	})
+	e := part[view.Pod](t, state, key).Explanation
+	if !strings.Contains(e.Verdict, "1g.12gb") && !strings.Contains(e.Text, "1g.12gb") {
+		t.Errorf("the explanation does not name the profile that nothing has: %+v", e)
+	}
+	if !strings.Contains(e.Text, "notebook-kim") {
+		t.Errorf("text: %s", e.Text)
+	}
+	t.Log(e.Verdict, "\n", e.Text)
+}
+
+// TestReadOnly: whatever is asked for, the cluster is only read.
+func TestReadOnly(t *testing.T) {
+	client := demo(t)
+	s, web := serve(t, client, nil)
+	listen(t, s, web).until("loaded", func(state feed.State) bool { return !metaOf(t, state).Loading })
+	if len(client.Actions()) == 0 {
+		t.Error("nothing was read")
+	}
+	for _, a := range client.Actions() {
+		if !slices.Contains([]string{"list", "watch"}, a.GetVerb()) {
+			t.Errorf("%s %s", a.GetVerb(), a.GetResource().Resource)
+		}
+		if a.GetResource().Group == resourceapi.GroupName && a.GetSubresource() != "" {
+			t.Errorf("subresource %s", a.GetSubresource())
+		}
+	}
+}

@@ -1,0 +1,310 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package view
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+)
+
+func claimKey(c *resourceapi.ResourceClaim) string { return "claim/" + c.Namespace + "/" + c.Name }
+
+// PodKey returns the key of a pod.
+func PodKey(p *corev1.Pod) string { return "pod/" + p.Namespace + "/" + p.Name }
+
+// claimsOf returns the claims that have devices of the driver, and those that wait and ask for
+// classes of it, by key.
+func claimsOf(m *fleet.Model) map[string]*Claim {
+	claims := map[string]*Claim{}
+	for _, c := range m.Claims {
+		if c.Status.Allocation == nil && concerns(m, &c.Spec.Devices) {
+			claims[claimKey(c)] = newClaim(c)
+		}
+	}
+	for _, h := range m.Holdings {
+		key := claimKey(h.Claim)
+		c := claims[key]
+		if c == nil {
+			c = newClaim(h.Claim)
+			claims[key] = c
+			users(c, h)
+		}
+		c.Devices = append(c.Devices, heldOf(h))
+	}
+	return claims
+}
+
+func newClaim(c *resourceapi.ResourceClaim) *Claim {
+	out := &Claim{Namespace: c.Namespace, Name: c.Name, Created: created(c), Requests: requestsOf(&c.Spec.Devices)}
+	switch {
+	case c.DeletionTimestamp != nil:
+		out.State = "ending"
+	case c.Status.Allocation == nil:
+		out.State = "waiting"
+	case len(c.Status.ReservedFor) > 0:
+		out.State = "in use"
+	default:
+		out.State = "allocated"
+	}
+	return out
+}
+
+func users(c *Claim, h *fleet.Holding) {
+	known := map[string]bool{}
+	for _, p := range h.Pods {
+		known[p.Name] = true
+		c.Pods = append(c.Pods, PodKey(p))
+	}
+	for _, u := range h.Claim.Status.ReservedFor {
+		if !known[u.Name] {
+			c.Others = append(c.Others, strings.TrimSuffix(u.Resource, "s")+" "+u.Name)
+		}
+	}
+}
+
+func heldOf(h *fleet.Holding) Held {
+	out := Held{
+		Device: h.Result.Device, Request: h.Result.Request, Admin: h.Admin(),
+		Amount: amountOf(h.Result), Gone: h.Device == nil, Node: h.Result.Pool,
+	}
+	if d := h.Device; d != nil {
+		out.Node, out.GPU, out.Type, out.Profile, out.UUID = d.GPU.Node.Name, d.GPU.Name, d.Type, d.Profile, d.UUID
+		if out.Memory == 0 && !d.Shared() {
+			out.Memory = capacity(d.Published, fleet.CapacityMemory)
+		}
+	}
+	if h.Status != nil {
+		for _, c := range h.Status.Conditions {
+			if c.Type == "Ready" {
+				out.Ready = &Badge{Text: c.Reason, Title: c.Message, Bad: c.Status != metav1.ConditionTrue}
+			}
+		}
+	}
+	return out
+}
+
+func requestsOf(spec *resourceapi.DeviceClaim) []Request {
+	var requests []Request
+	for _, r := range spec.Requests {
+		if r.Exactly != nil {
+			requests = append(requests, Request{
+				Name: r.Name, Text: asks(r.Exactly.DeviceClassName, r.Exactly.AllocationMode, r.Exactly.Count, r.Exactly.Capacity), Selectors: expressions(r.Exactly.Selectors),
+			})
+		}
+		for _, s := range r.FirstAvailable {
+			requests = append(requests, Request{
+				Name: r.Name + "/" + s.Name, Text: asks(s.DeviceClassName, s.AllocationMode, s.Count, s.Capacity), Selectors: expressions(s.Selectors),
+			})
+		}
+	}
+	return requests
+}
+
+func asks(class string, mode resourceapi.DeviceAllocationMode, count int64, c *resourceapi.CapacityRequirements) string {
+	text := fmt.Sprintf("%d × %s", max(1, count), class)
+	if mode == resourceapi.DeviceAllocationModeAll {
+		text = "all of " + class
+	}
+	if c == nil {
+		return text
+	}
+	var amounts []string
+	for name, q := range c.Requests {
+		amounts = append(amounts, fmt.Sprintf("%s %s", name, q.String()))
+	}
+	slices.Sort(amounts)
+	return text + " with " + strings.Join(amounts, ", ")
+}
+
+func expressions(selectors []resourceapi.DeviceSelector) []string {
+	var all []string
+	for _, s := range selectors {
+		if s.CEL != nil {
+			all = append(all, s.CEL.Expression)
+		}
+	}
+	return all
+}
+
+// concerns reports whether a request may be for devices of the driver: its class names the
+// driver, or names none, or cannot be read.
+func concerns(m *fleet.Model, spec *resourceapi.DeviceClaim) bool {
+	return slices.ContainsFunc(spec.Requests, func(r resourceapi.DeviceRequest) bool {
+		if r.Exactly != nil {
+			return ofDriver(m, r.Exactly.DeviceClassName)
+		}
+		return slices.ContainsFunc(r.FirstAvailable, func(s resourceapi.DeviceSubRequest) bool { return ofDriver(m, s.DeviceClassName) })
+	})
+}
+
+func ofDriver(m *fleet.Model, class string) bool {
+	i := slices.IndexFunc(m.Classes, func(c *resourceapi.DeviceClass) bool { return c.Name == class })
+	if i < 0 {
+		return true
+	}
+	named := false
+	for _, e := range expressions(m.Classes[i].Spec.Selectors) {
+		if strings.Contains(e, m.Driver) {
+			return true
+		}
+		named = named || strings.Contains(e, "device.driver")
+	}
+	return !named
+}
+
+// waitingPods returns the pods without a node that want devices of the driver, in their order.
+func waitingPods(m *fleet.Model) map[string]*corev1.Pod {
+	waiting := map[string]*corev1.Pod{}
+	for _, p := range m.Pods {
+		if Waits(m, p) {
+			waiting[PodKey(p)] = p
+		}
+	}
+	return waiting
+}
+
+// Waits reports whether the scheduler has found no node for a pod that wants devices of the
+// model's driver.
+func Waits(m *fleet.Model, p *corev1.Pod) bool {
+	if p.Spec.NodeName != "" || p.Status.Phase != corev1.PodPending && p.Status.Phase != "" || p.DeletionTimestamp != nil {
+		return false
+	}
+	for _, ref := range p.Spec.ResourceClaims {
+		name := ClaimName(p, ref)
+		for _, c := range m.Claims {
+			if name != "" && c.Namespace == p.Namespace && c.Name == name {
+				if c.Status.Allocation == nil && concerns(m, &c.Spec.Devices) || hasOf(c, m.Driver) {
+					return true
+				}
+			}
+		}
+		for _, t := range m.Templates {
+			if ref.ResourceClaimTemplateName != nil && t.Namespace == p.Namespace && t.Name == *ref.ResourceClaimTemplateName && concerns(m, &t.Spec.Spec.Devices) {
+				return true
+			}
+		}
+	}
+	return wantsExtended(m, p)
+}
+
+func hasOf(c *resourceapi.ResourceClaim, driver string) bool {
+	return c.Status.Allocation != nil && slices.ContainsFunc(c.Status.Allocation.Devices.Results,
+		func(r resourceapi.DeviceRequestAllocationResult) bool { return r.Driver == driver })
+}
+
+// wantsExtended reports whether a container has a request such as nvidia.com/gpu for which the
+// driver has a class.
+func wantsExtended(m *fleet.Model, p *corev1.Pod) bool {
+	names := map[corev1.ResourceName]bool{}
+	for _, c := range m.Classes {
+		if !ofDriver(m, c.Name) {
+			continue
+		}
+		names[corev1.ResourceName(resourceapi.ResourceDeviceClassPrefix+c.Name)] = true
+		if c.Spec.ExtendedResourceName != nil {
+			names[corev1.ResourceName(*c.Spec.ExtendedResourceName)] = true
+		}
+	}
+	for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
+		for name := range c.Resources.Requests {
+			if names[name] {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// ClaimName returns the name of the claim that an entry of a pod means, "" if there is none yet.
+func ClaimName(p *corev1.Pod, ref corev1.PodResourceClaim) string {
+	if ref.ResourceClaimName != nil {
+		return *ref.ResourceClaimName
+	}
+	for _, s := range p.Status.ResourceClaimStatuses {
+		if s.Name == ref.Name {
+			return ptr.Deref(s.ResourceClaimName, "")
+		}
+	}
+	return ""
+}
+
+// podsOf returns the pods that use claims or wait for some, by key.
+func podsOf(m *fleet.Model, claims map[string]*Claim, waiting map[string]*corev1.Pod) map[string]*Pod {
+	pods := map[string]*Pod{}
+	for _, p := range waiting {
+		pods[PodKey(p)] = newPod(p, claims)
+		pods[PodKey(p)].Waiting = true
+		for _, key := range pods[PodKey(p)].Claims {
+			if c := claims[key]; !slices.Contains(c.Pods, PodKey(p)) {
+				c.Pods = append(c.Pods, PodKey(p))
+				slices.Sort(c.Pods)
+			}
+		}
+	}
+	for _, h := range m.Holdings {
+		for _, p := range h.Pods {
+			if pods[PodKey(p)] == nil {
+				pods[PodKey(p)] = newPod(p, claims)
+			}
+		}
+	}
+	return pods
+}
+
+func newPod(p *corev1.Pod, claims map[string]*Claim) *Pod {
+	out := &Pod{Namespace: p.Namespace, Name: p.Name, Node: p.Spec.NodeName, Phase: phaseOf(p), Created: created(p)}
+	if owner := metav1.GetControllerOf(p); owner != nil {
+		out.Owner = owner.Kind + " " + owner.Name
+	}
+	names := make([]string, 0, len(p.Spec.ResourceClaims)+1)
+	for _, ref := range p.Spec.ResourceClaims {
+		names = append(names, ClaimName(p, ref))
+	}
+	if e := p.Status.ExtendedResourceClaimStatus; e != nil {
+		names = append(names, e.ResourceClaimName)
+	}
+	for _, name := range names {
+		key := "claim/" + p.Namespace + "/" + name
+		if claims[key] != nil && !slices.Contains(out.Claims, key) {
+			out.Claims = append(out.Claims, key)
+		}
+	}
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodScheduled && c.Status != corev1.ConditionTrue {
+			out.Scheduler = c.Message
+		}
+	}
+	return out
+}
+
+// phaseOf says in which state a pod is, as kubectl get does for the most frequent ones.
+func phaseOf(p *corev1.Pod) string {
+	if p.DeletionTimestamp != nil {
+		return "Terminating"
+	}
+	for _, s := range p.Status.ContainerStatuses {
+		if s.State.Waiting != nil && s.State.Waiting.Reason != "" {
+			return s.State.Waiting.Reason
+		}
+	}
+	return cmp.Or(p.Status.Reason, string(p.Status.Phase), string(corev1.PodPending))
+}
+
+func created(o metav1.Object) *time.Time {
+	t := o.GetCreationTimestamp()
+	if t.IsZero() {
+		return nil
+	}
+	return ptr.To(t.UTC())
+}

@@ -1,0 +1,214 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package view
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+)
+
+func nodeOf(n *fleet.Node, driver string) Node {
+	out := Node{Name: n.Name, GPUs: []GPU{}}
+	if n.Incomplete {
+		out.Notes = append(out.Notes, Badge{Text: "incomplete", Bad: true,
+			Title: "Not all ResourceSlices of the node are there. The scheduler allocates nothing of it until they are."})
+	}
+	if n.Object != nil {
+		out.Notes = append(out.Notes, nodeNotes(n.Object)...)
+	}
+	for _, g := range n.GPUs {
+		out.GPUs = append(out.GPUs, gpuOf(g, driver))
+	}
+	return out
+}
+
+func nodeNotes(n *corev1.Node) []Badge {
+	var notes []Badge
+	for _, c := range n.Status.Conditions {
+		if c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue {
+			notes = append(notes, Badge{Text: "not ready", Title: "The kubelet does not report that the node is ready. " + c.Message, Bad: true})
+		}
+	}
+	if n.Spec.Unschedulable {
+		notes = append(notes, Badge{Text: "cordoned", Title: "The node is cordoned: no new pods are scheduled to it."})
+	}
+	return notes
+}
+
+func gpuOf(g *fleet.GPU, driver string) GPU {
+	out := GPU{
+		Name: g.Name, UUID: g.UUID, Model: cmp.Or(g.ProductName, "GPU"), Architecture: g.Architecture, PCI: g.PCIBusID,
+		Driver: g.DriverVersion, CUDA: g.CUDAVersion, Memory: g.MemoryBytes,
+		Slices: max(1, g.MemorySlices),
+	}
+	out.Health = healthOf(g, driver)
+	out.Bad = slices.ContainsFunc(out.Health, func(b Badge) bool { return b.Bad })
+	out.Blocks = blocksOf(g, driver)
+	for _, d := range g.Devices {
+		if d.Type != fleet.TypeObserver {
+			continue
+		}
+		for _, h := range d.Holdings {
+			out.Observers = append(out.Observers, claimKey(h.Claim))
+		}
+	}
+	out.Fits = fitsOf(g)
+	if n := len(g.Cells); n > 0 && g.Cells[n-1] != n-1 {
+		out.Cells = g.Cells
+	}
+	out.Use = useOf(out.Blocks)
+	return out
+}
+
+func useOf(blocks []Block) string {
+	held, free := false, false
+	for i := range blocks {
+		b := &blocks[i]
+		held = held || len(b.Parts) > 0
+		free = free || b.Kind == KindFree || b.Total != nil && shared(b) < b.Total.Shares
+	}
+	switch {
+	case held && free:
+		return "part"
+	case held:
+		return "full"
+	case free:
+		return "free"
+	default:
+		return "none"
+	}
+}
+
+func shared(b *Block) int64 {
+	var n int64
+	for _, p := range b.Parts {
+		n += max(1, p.Shares)
+	}
+	return n
+}
+
+// blocksOf cuts the strip of a GPU into blocks: what claims have, partitions that exist without
+// a claim, what is blocked, and what is free.
+func blocksOf(g *fleet.GPU, driver string) []Block {
+	size := max(1, g.MemorySlices)
+	var blocks []Block
+	taken := make([]bool, size)
+	take := func(b Block) {
+		b.Start = min(max(0, b.Start), size-1)
+		b.Size = min(max(1, b.Size), size-b.Start)
+		for i := b.Start; i < b.Start+b.Size; i++ {
+			if taken[i] {
+				return // two overlap, which no scheduler allows: the first is shown
+			}
+		}
+		for i := b.Start; i < b.Start+b.Size; i++ {
+			taken[i] = true
+		}
+		blocks = append(blocks, b)
+	}
+	for _, d := range g.Devices {
+		if b, held := heldBlock(d, size); held {
+			take(b)
+		}
+	}
+	for _, d := range g.Devices {
+		if d.Type == fleet.TypeMIG && strings.HasSuffix(d.Name, "-static") && len(d.Holdings) == 0 {
+			b := Block{Start: 0, Size: size, Kind: KindFree, Device: d.Name, Profile: d.Profile, Why: "A partition that somebody else made. A claim can have it as it is."}
+			b.place(d)
+			if reasons := refusals(d.Taints, driver); len(reasons) > 0 {
+				b.Kind, b.Why = KindBlocked, strings.Join(reasons, ", ")
+			}
+			take(b)
+		}
+	}
+	for i := range size {
+		if taken[i] {
+			continue
+		}
+		kind, why := KindFree, ""
+		if reasons := blocking(g, driver, i); len(reasons) > 0 {
+			kind, why = KindBlocked, strings.Join(reasons, ", ")
+		}
+		take(Block{Start: i, Size: 1, Kind: kind, Why: why})
+	}
+	slices.SortFunc(blocks, func(a, b Block) int { return cmp.Compare(a.Start, b.Start) })
+	return blocks
+}
+
+// heldBlock is the block of a device that claims have. An observer has none: it takes nothing.
+func heldBlock(d *fleet.Device, size int) (Block, bool) {
+	b := Block{Start: 0, Size: size, Kind: d.Type, Device: d.Name, Profile: d.Profile}
+	for _, h := range d.Held() {
+		b.Parts = append(b.Parts, Part{Claim: claimKey(h.Claim), Amount: amountOf(h.Result)})
+	}
+	if len(b.Parts) == 0 || d.Type == fleet.TypeObserver {
+		return Block{}, false
+	}
+	b.place(d)
+	if d.Shared() {
+		b.Total = &Amount{Memory: capacity(d.Published, "memory"), SM: capacity(d.Published, "smPercent"), Shares: capacity(d.Published, "shares")}
+	}
+	return b, true
+}
+
+// place puts a block where a device is: at its cells, if it has not all of the GPU.
+func (b *Block) place(d *fleet.Device) {
+	if len(d.Placement) == 0 {
+		return
+	}
+	b.Start, b.Size = max(0, slices.Index(d.GPU.Cells, d.Placement[0])), len(d.Placement)
+}
+
+func amountOf(r *resourceapi.DeviceRequestAllocationResult) Amount {
+	of := func(name string) int64 {
+		for key, q := range r.ConsumedCapacity {
+			if string(key) == name || strings.HasSuffix(string(key), "/"+name) {
+				return q.Value()
+			}
+		}
+		return 0
+	}
+	return Amount{Memory: of("memory"), SM: of("smPercent"), Shares: of("shares")}
+}
+
+func capacity(d *resourceapi.Device, name string) int64 {
+	var q resource.Quantity
+	for key, c := range d.Capacity {
+		if string(key) == name || strings.HasSuffix(string(key), "/"+name) {
+			q = c.Value
+		}
+	}
+	return q.Value()
+}
+
+// blocking says why no device that uses a cell can be allocated, if that is so.
+func blocking(g *fleet.GPU, driver string, cell int) []string {
+	var reasons []string
+	for _, d := range g.Devices {
+		whole := len(d.Placement) == 0
+		if d.Type == fleet.TypeObserver || !whole && !slices.Contains(d.Placement, g.Cells[cell]) {
+			continue
+		}
+		if whole && g.MemorySlices > 0 {
+			continue // a part of the GPU may be free where the whole is not
+		}
+		refused := refusals(d.Taints, driver)
+		if len(refused) == 0 {
+			return nil
+		}
+		for _, r := range refused {
+			if !slices.Contains(reasons, r) {
+				reasons = append(reasons, r)
+			}
+		}
+	}
+	return reasons
+}

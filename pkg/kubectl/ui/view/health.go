@@ -1,0 +1,117 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package view
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+)
+
+// condition is what a taint of the driver says to people.
+type condition struct {
+	text, title string
+	// normal says that it is no fault of the GPU.
+	normal bool
+}
+
+var conditions = map[device.Reason]condition{
+	device.Occupied:           {"occupied", "An instance that was not made for a claim is in the place, or uses an engine that is needed.", true},
+	device.ReleasePending:     {"release pending", "What an ended claim had could not be removed yet. The driver keeps trying.", true},
+	device.Unresponsive:       {"unresponsive", "The GPU does not answer.", false},
+	device.Lost:               {"GPU lost", "The GPU has fallen off the bus, or is not there any more. Restart the node.", false},
+	device.ResetRequired:      {"reset required", "The GPU does nothing until it is reset.", false},
+	device.RecoveryRequired:   {"recovery required", "The NVIDIA driver wants something to be done about the GPU.", false},
+	device.XID:                {"XID", "The NVIDIA driver has reported an error with this number.", false},
+	device.UncorrectedECC:     {"uncorrected ECC error", "Memory had an error that could not be corrected.", false},
+	device.RowRemapPending:    {"row remap pending", "Broken memory will be replaced at the next reset.", false},
+	device.RowRemapFailed:     {"row remap failed", "Broken memory could not be replaced. Have the GPU replaced.", false},
+	device.MemoryUnrepairable: {"memory unrepairable", "Memory is broken for good. Have the GPU replaced.", false},
+	device.FabricUnhealthy:    {"fabric unhealthy", "The connection to the NVLink fabric is not in order.", false},
+	device.Throttled:          {"throttled", "The GPU is slow because of heat or lack of power.", false},
+	device.Unmonitored:        {"unmonitored", "The NVIDIA driver does not report errors of the GPU.", false},
+	device.MPSUnhealthy:       {"MPS unhealthy", "MPS accepts no new clients.", false},
+	device.MPSUnavailable:     {"MPS unavailable", "The MPS supervisor of the node does not answer.", false},
+	device.Withdrawn:          {"withdrawn", "The sharing policy does not offer it any more, and a claim may still have it.", true},
+	device.AdminAccess:        {"admin access", "For claims with admin access only.", true},
+	device.Gone:               {"partition gone", "Somebody else removed the partition. Delete the pods of the claim.", false},
+}
+
+// describe returns what a taint says. One that is not of the driver was set by an admin.
+func describe(t resourceapi.DeviceTaint, driver string) condition {
+	reason, own := strings.CutPrefix(t.Key, driver+"/")
+	c, known := conditions[device.Reason(reason)]
+	if !own || !known {
+		c = condition{text: t.Key, title: "A taint of this name keeps claims away that do not tolerate it."}
+	}
+	if t.Value != "" {
+		c.text += " " + t.Value
+	}
+	return c
+}
+
+// refusals are the texts of the taints that keep claims away.
+func refusals(taints []resourceapi.DeviceTaint, driver string) []string {
+	var texts []string
+	for _, t := range taints {
+		if t.Effect != resourceapi.DeviceTaintEffectNone {
+			texts = append(texts, describe(t, driver).text)
+		}
+	}
+	return texts
+}
+
+// healthOf returns a badge for each taint of a GPU's devices that is not normal.
+func healthOf(g *fleet.GPU, driver string) []Badge {
+	type count struct {
+		taint resourceapi.DeviceTaint
+		n     int
+	}
+	type identity struct{ key, value string }
+	counts := map[identity]*count{}
+	devices := 0
+	for _, d := range g.Devices {
+		if d.Type == fleet.TypeObserver {
+			continue
+		}
+		devices++
+		for _, t := range d.Taints {
+			key := identity{t.Key, t.Value}
+			if counts[key] == nil {
+				counts[key] = &count{taint: t}
+			}
+			counts[key].n++
+		}
+	}
+	var badges []Badge
+	for _, c := range counts {
+		meaning := describe(c.taint, driver)
+		if meaning.normal {
+			continue
+		}
+		badge := Badge{Text: meaning.text, Bad: c.taint.Effect != resourceapi.DeviceTaintEffectNone}
+		badge.Title = fmt.Sprintf("%s Taint %s, effect %s", meaning.title, c.taint.Key, c.taint.Effect)
+		if c.n < devices {
+			badge.Title += fmt.Sprintf(", on %d of %d devices of this GPU", c.n, devices)
+		}
+		badge.Title += "."
+		badges = append(badges, badge)
+	}
+	slices.SortFunc(badges, func(a, b Badge) int {
+		if a.Bad != b.Bad {
+			if a.Bad {
+				return -1
+			}
+			return 1
+		}
+		return cmp.Compare(a.Text, b.Text)
+	})
+	return badges
+}

@@ -1,0 +1,259 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package view makes of a fleet what the page shows: plain values with short names, which
+// become JSON. It decides what is drawn where; the page decides how.
+package view
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+)
+
+// Meta is what the page shows of the fleet as a whole.
+type Meta struct {
+	Context string  `json:"context,omitempty"`
+	Driver  string  `json:"driver"`
+	Summary Summary `json:"summary"`
+	// Problems are rights that are missing, and errors of the API server.
+	Problems []Problem `json:"problems,omitempty"`
+	// Loading says that not everything has been read yet.
+	Loading bool `json:"loading,omitempty"`
+}
+
+// Summary counts.
+type Summary struct {
+	Nodes int `json:"nodes"`
+	GPUs  int `json:"gpus"`
+	// Used are the GPUs of which claims have something, Free those of which nobody has anything
+	// and on which something fits.
+	Used int `json:"used"`
+	Free int `json:"free"`
+	// Unhealthy are the GPUs with a condition that is not normal.
+	Unhealthy int `json:"unhealthy"`
+	Waiting   int `json:"waiting"`
+	Claims    int `json:"claims"`
+}
+
+// Problem is something that the page cannot see.
+type Problem struct {
+	Verb      string `json:"verb"`
+	Resource  string `json:"resource"`
+	Namespace string `json:"namespace,omitempty"`
+	// Forbidden is false if the API server did not answer, or answered with another error.
+	Forbidden bool   `json:"forbidden,omitempty"`
+	Message   string `json:"message"`
+	// Unknown is what the page does not know for that reason.
+	Unknown string `json:"unknown,omitempty"`
+}
+
+// Node is a node with GPUs.
+type Node struct {
+	Name string `json:"name"`
+	// Notes are what is to be known about the node: that it is not ready, that it is cordoned.
+	Notes []Badge `json:"notes,omitempty"`
+	GPUs  []GPU   `json:"gpus"`
+}
+
+// GPU is a GPU with all that is on it.
+type GPU struct {
+	Name         string `json:"name"`
+	UUID         string `json:"uuid,omitempty"`
+	Model        string `json:"model"`
+	Architecture string `json:"arch,omitempty"`
+	PCI          string `json:"pci,omitempty"`
+	Driver       string `json:"driver,omitempty"`
+	CUDA         string `json:"cuda,omitempty"`
+	Memory       int64  `json:"memory,omitempty"`
+	// Slices is how many memory slices are drawn: those with a counter, or 1 where the GPU cannot
+	// be partitioned. Cells are their indexes where these are not 0, 1, 2 and so on.
+	Slices int   `json:"slices"`
+	Cells  []int `json:"cells,omitempty"`
+	// Use is "free", "part", "full" or "none": nothing is free, and nobody has it.
+	Use string `json:"use"`
+	// Blocks cover all slices, in their order.
+	Blocks []Block `json:"blocks"`
+	Health []Badge `json:"health,omitempty"`
+	// Bad says that one of Health is more than a hint.
+	Bad bool `json:"bad,omitempty"`
+	// Fits is what can still be allocated.
+	Fits []string `json:"fits,omitempty"`
+	// Observers are claims with admin access, which take nothing.
+	Observers []string `json:"observers,omitempty"`
+}
+
+// Kinds of blocks. The others are the types of devices.
+const (
+	KindFree    = "free"
+	KindBlocked = "blocked"
+)
+
+// Block is a part of a strip: neighbouring memory slices that are one thing.
+type Block struct {
+	Start int `json:"start"`
+	Size  int `json:"size"`
+	// Kind is free, blocked, gpu, mig, mps or timeslice.
+	Kind string `json:"kind"`
+	// Device is what the claims have.
+	Device  string `json:"device,omitempty"`
+	Profile string `json:"profile,omitempty"`
+	// Parts are the claims, more than one where they share the device.
+	Parts []Part `json:"parts,omitempty"`
+	// Total is what the parts of a shared device are parts of.
+	Total *Amount `json:"total,omitempty"`
+	// Why says what blocks it.
+	Why string `json:"why,omitempty"`
+}
+
+// Part is what a claim has of a device.
+type Part struct {
+	// Claim is its key.
+	Claim string `json:"claim"`
+	Amount
+}
+
+// Amount is a part of a shared device.
+type Amount struct {
+	Memory int64 `json:"memory,omitempty"`
+	SM     int64 `json:"sm,omitempty"`
+	Shares int64 `json:"shares,omitempty"`
+}
+
+// Badge says something in a word or two, and in a sentence.
+type Badge struct {
+	Text  string `json:"text"`
+	Title string `json:"title"`
+	// Bad is false for hints.
+	Bad bool `json:"bad,omitempty"`
+}
+
+// Claim is a claim with devices of the driver, or that waits for some.
+type Claim struct {
+	Namespace string     `json:"ns"`
+	Name      string     `json:"name"`
+	Created   *time.Time `json:"created,omitempty"`
+	// State is "waiting", "allocated", "in use" or "ending".
+	State    string    `json:"state"`
+	Requests []Request `json:"requests,omitempty"`
+	Devices  []Held    `json:"devices,omitempty"`
+	// Pods are keys. Others are users of the claim that could not be read.
+	Pods   []string `json:"pods,omitempty"`
+	Others []string `json:"others,omitempty"`
+}
+
+// Request is what a claim asks for.
+type Request struct {
+	Name string `json:"name"`
+	Text string `json:"text"`
+	// Selectors are CEL expressions.
+	Selectors []string `json:"selectors,omitempty"`
+}
+
+// Held is a device that a claim has.
+type Held struct {
+	Node    string `json:"node,omitempty"`
+	GPU     string `json:"gpu,omitempty"`
+	Device  string `json:"device"`
+	Type    string `json:"type,omitempty"`
+	Profile string `json:"profile,omitempty"`
+	Request string `json:"request,omitempty"`
+	UUID    string `json:"uuid,omitempty"`
+	Amount
+	Admin bool `json:"admin,omitempty"`
+	// Gone says that no slice has the device.
+	Gone bool `json:"gone,omitempty"`
+	// Ready is the driver's condition in the claim's status.
+	Ready *Badge `json:"ready,omitempty"`
+}
+
+// Pod is a pod that uses claims or waits for some.
+type Pod struct {
+	Namespace string     `json:"ns"`
+	Name      string     `json:"name"`
+	Node      string     `json:"node,omitempty"`
+	Phase     string     `json:"phase"`
+	Created   *time.Time `json:"created,omitempty"`
+	Owner     string     `json:"owner,omitempty"`
+	Claims    []string   `json:"claims,omitempty"`
+	// Waiting says that the scheduler has found no node.
+	Waiting     bool         `json:"waiting,omitempty"`
+	Explanation *Explanation `json:"explanation,omitempty"`
+	// Scheduler is what the scheduler says.
+	Scheduler string `json:"scheduler,omitempty"`
+}
+
+// Explanation says why a pod waits.
+type Explanation struct {
+	// Verdict is one line.
+	Verdict string `json:"verdict"`
+	// Text is what kubectl gpu explain prints.
+	Text string `json:"text,omitempty"`
+}
+
+// Objects are the parts of the page by key: "meta", "node/NODE", "claim/NAMESPACE/NAME" and
+// "pod/NAMESPACE/NAME". A part that has not changed has the same bytes.
+type Objects map[string]json.RawMessage
+
+// Input is what a page is made of.
+type Input struct {
+	Model        *fleet.Model
+	Explanations map[string]Explanation // by the key of the pod
+	Meta         Meta
+}
+
+// New makes all parts.
+func New(in Input) (Objects, error) {
+	all := Objects{}
+	var failed error
+	add := func(key string, value any) {
+		data, err := json.Marshal(value)
+		if err != nil && failed == nil {
+			failed = fmt.Errorf("encode %s: %w", key, err)
+		}
+		all[key] = data
+	}
+	claims, waiting := claimsOf(in.Model), waitingPods(in.Model)
+	for key, pod := range podsOf(in.Model, claims, waiting) {
+		if e, has := in.Explanations[key]; has && pod.Waiting {
+			pod.Explanation = &e
+		}
+		add(key, pod)
+	}
+	for key, claim := range claims {
+		add(key, claim)
+	}
+	meta := in.Meta
+	meta.Summary.Waiting = len(waiting)
+	for _, claim := range claims {
+		if len(claim.Devices) > 0 {
+			meta.Summary.Claims++
+		}
+	}
+	for _, n := range in.Model.Nodes {
+		node := nodeOf(n, in.Model.Driver)
+		meta.Summary.add(node)
+		add("node/"+node.Name, node)
+	}
+	add("meta", meta)
+	return all, failed
+}
+
+func (s *Summary) add(n Node) {
+	s.Nodes++
+	for i := range n.GPUs {
+		g := &n.GPUs[i]
+		s.GPUs++
+		switch g.Use {
+		case "part", "full":
+			s.Used++
+		case "free":
+			s.Free++
+		}
+		if g.Bad {
+			s.Unhealthy++
+		}
+	}
+}

@@ -1,0 +1,136 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package ui tries the page of kubectl gpu ui in a real browser, and takes its pictures.
+package ui
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/chromedp/cdproto/cdp"
+	"github.com/chromedp/cdproto/log"
+	"github.com/chromedp/cdproto/page"
+	"github.com/chromedp/cdproto/runtime"
+	"github.com/chromedp/chromedp"
+	apiruntime "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/partage-dev/partage/pkg/kubectl/ui"
+	"github.com/partage-dev/partage/test/kubectl/fleets"
+)
+
+// Boards is the folder with the facts that fleets are made of.
+const Boards = "../../pkg/device/testdata/boards"
+
+// startLimit is how long the browser may take to start.
+const startLimit = 2 * time.Minute
+
+// browserName is Debian's.
+const browserName = "chromium-headless-shell"
+
+// Page is a page of a server over a made-up fleet.
+type Page struct {
+	// Client has the fleet. What it changes, the page shows.
+	Client *fake.Clientset
+	// Context is the browser's tab.
+	Context context.Context
+	// URL is the address with the token.
+	URL string
+
+	cancels []func()
+	served  chan error
+
+	mu     sync.Mutex
+	errors []string
+}
+
+// Open serves a fleet and opens a tab of the given size. The page believes that it is noon of
+// the day of the fleets.
+func Open(ctx context.Context, objects []apiruntime.Object, width, height int, prepare ...func(*fake.Clientset)) (*Page, error) {
+	p := &Page{Client: fake.NewClientset(objects...), served: make(chan error, 1)}
+	for _, f := range prepare {
+		f(p.Client)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	p.cancels = append(p.cancels, cancel)
+	server, err := ui.New(p.Client, ui.Config{Driver: fleets.Driver, Context: "demo", Namespace: "research"})
+	if err != nil {
+		return nil, err
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp4", "127.0.0.1:0")
+	if err != nil {
+		return nil, fmt.Errorf("listen for the browser: %w", err)
+	}
+	go func() { p.served <- server.Serve(ctx, listener) }()
+	p.URL = "http://" + listener.Addr().String() + server.Path()
+
+	profile, err := os.MkdirTemp("", "partage-ui")
+	if err != nil {
+		return nil, fmt.Errorf("make a folder for the browser: %w", err)
+	}
+	p.cancels = append(p.cancels, func() { _ = os.RemoveAll(profile) })
+	flags := append(chromedp.DefaultExecAllocatorOptions[:len(chromedp.DefaultExecAllocatorOptions):len(chromedp.DefaultExecAllocatorOptions)],
+		chromedp.ExecPath(browserName), chromedp.NoSandbox, chromedp.WindowSize(width, height), chromedp.UserDataDir(filepath.Join(profile, "browser")),
+		// A machine that does much else may take long to start it.
+		chromedp.WSURLReadTimeout(startLimit))
+	allocator, stop := chromedp.NewExecAllocator(ctx, flags...)
+	p.cancels = append(p.cancels, stop)
+	tab, leave := chromedp.NewContext(allocator, chromedp.WithListener(p.listen))
+	p.cancels = append(p.cancels, leave)
+	p.Context = tab
+	noon := func(ctx context.Context, t *chromedp.Target) (chromedp.Void, error) {
+		_, err := cdp.Call(ctx, t, page.AddScriptToEvaluateOnNewDocument, page.AddScriptToEvaluateOnNewDocumentParams{
+			Source: "Date.now = () => Date.parse('2026-11-22T12:00:00Z')",
+		})
+		return chromedp.Void{}, err
+	}
+	if err := chromedp.Do(tab, noon); err != nil {
+		return nil, errors.Join(fmt.Errorf("start %s: %w", browserName, err), p.Close())
+	}
+	return p, nil
+}
+
+// listen notes what the page complains about: a script that fails, a policy that is violated.
+func (p *Page) listen(event any) {
+	var text string
+	switch e := event.(type) {
+	case *runtime.EventExceptionThrown:
+		text = e.ExceptionDetails.Text
+		if e.ExceptionDetails.Exception != nil {
+			text += ": " + e.ExceptionDetails.Exception.Description
+		}
+	case *log.EventEntryAdded:
+		if e.Entry.Level != log.EntryLevelError {
+			return
+		}
+		text = e.Entry.Text
+	default:
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.errors = append(p.errors, text)
+}
+
+// Errors returns what the page has complained about.
+func (p *Page) Errors() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return append([]string(nil), p.errors...)
+}
+
+// Close ends browser and server, and returns the server's error.
+func (p *Page) Close() error {
+	for i := len(p.cancels) - 1; i > 0; i-- {
+		p.cancels[i]()
+	}
+	p.cancels[0]()
+	return <-p.served
+}
