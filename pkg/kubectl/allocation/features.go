@@ -5,6 +5,7 @@ package allocation
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -53,12 +54,19 @@ func seeDevice(seen *structured.Features, d *resourceapi.Device) {
 		seen.ListTypeAttributes = seen.ListTypeAttributes || a.IntValues != nil || a.BoolValues != nil || a.StringValues != nil || a.VersionValues != nil
 	}
 	for _, c := range d.Capacity {
-		if c.RequestPolicy == nil || c.RequestPolicy.ValidRange == nil {
-			continue
-		}
-		r := c.RequestPolicy.ValidRange
-		for _, q := range []*resource.Quantity{r.Min, r.Max, r.Step} {
-			seen.FractionalCapacityRange = seen.FractionalCapacityRange || q != nil && q.MilliValue()%1000 != 0
-		}
+		seen.FractionalCapacityRange = seen.FractionalCapacityRange || isFractional(c.RequestPolicy)
 	}
+}
+
+func isFractional(p *resourceapi.CapacityRequestPolicy) bool {
+	if p == nil || p.ValidRange == nil {
+		return false
+	}
+	return slices.ContainsFunc([]*resource.Quantity{p.ValidRange.Min, p.ValidRange.Max, p.ValidRange.Step}, func(q *resource.Quantity) bool {
+		if q == nil {
+			return false
+		}
+		_, whole := q.AsInt64()
+		return !whole
+	})
 }

@@ -87,14 +87,8 @@ func (f *NodeFilter) Obstacles(p *Planner, pod *corev1.Pod, node *corev1.Node) [
 	if node.Spec.Unschedulable && !tolerates(pod, &cordon) {
 		add(ByCordon, "the node is unschedulable (cordoned)")
 	}
-	for _, key := range sets.List(sets.KeySet(pod.Spec.NodeSelector)) {
-		want := pod.Spec.NodeSelector[key]
-		switch has, set := node.Labels[key]; {
-		case !set:
-			add(ByNodeSelector, "nodeSelector wants %s=%s, the node has no label %s", key, want, key)
-		case has != want:
-			add(ByNodeSelector, "nodeSelector wants %s=%s, the node has %s=%s", key, want, key, has)
-		}
+	for _, text := range unselected(pod, node) {
+		add(ByNodeSelector, "%s", text)
 	}
 	switch matches, err := nodeaffinity.NewRequiredNodeAffinity(nil, pod.Spec.Affinity).Match(node); {
 	case err != nil:
@@ -110,6 +104,21 @@ func (f *NodeFilter) Obstacles(p *Planner, pod *corev1.Pod, node *corev1.Node) [
 	}
 	for _, text := range f.lacks(p, pod, node) {
 		add(ByNodeResources, "%s", text)
+	}
+	return out
+}
+
+// unselected returns the labels that a pod's nodeSelector misses.
+func unselected(pod *corev1.Pod, node *corev1.Node) []string {
+	var out []string
+	for _, key := range sets.List(sets.KeySet(pod.Spec.NodeSelector)) {
+		want := pod.Spec.NodeSelector[key]
+		switch has, set := node.Labels[key]; {
+		case !set:
+			out = append(out, fmt.Sprintf("nodeSelector wants %s=%s, the node has no label %s", key, want, key))
+		case has != want:
+			out = append(out, fmt.Sprintf("nodeSelector wants %s=%s, the node has %s=%s", key, want, key, has))
+		}
 	}
 	return out
 }

@@ -19,17 +19,17 @@ import (
 type Verdict string
 
 const (
-	// Fits: the claims can be allocated on the node.
+	// Fits says that the claims can be allocated on the node.
 	Fits Verdict = "Fits"
-	// Refused: they cannot; other nodes are not concerned.
+	// Refused says that they cannot be; other nodes are not concerned.
 	Refused Verdict = "Refused"
-	// Failed: something is wrong with a claim, a class or a device. The scheduler gives up for
+	// Failed says that something is wrong with a claim, a class or a device. The scheduler gives up for
 	// all nodes.
 	Failed Verdict = "Failed"
-	// TimedOut: the search took longer than the scheduler searches. It gives up for all nodes,
+	// TimedOut says that the search took longer than the scheduler searches. It gives up for all nodes,
 	// and tries again later.
 	TimedOut Verdict = "TimedOut"
-	// NotSearched: the search on another node took too long, or the caller asked to stop.
+	// NotSearched says that the search on another node took too long, or the caller asked to stop.
 	NotSearched Verdict = "NotSearched"
 )
 

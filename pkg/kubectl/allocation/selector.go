@@ -22,10 +22,13 @@ type attributes struct {
 	all bool
 	// ids are names without their domains.
 	ids sets.Set[string]
+	// except are names that are not needed in spite of all.
+	except sets.Set[string]
 }
 
 func (a attributes) needs(name resourceapi.QualifiedName) bool {
-	return a.all || a.ids.Has(identifier(string(name)))
+	id := identifier(string(name))
+	return a.all && !a.except.Has(id) || a.ids.Has(id)
 }
 
 // identifier returns a qualified name without its domain.

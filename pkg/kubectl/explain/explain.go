@@ -1,0 +1,446 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	"k8s.io/utils/ptr"
+
+	"github.com/partage-dev/partage/pkg/kubectl/allocation"
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/kubectl/printer"
+	"github.com/partage-dev/partage/pkg/kubectl/stuck"
+)
+
+// Kind is that of the objects that explain prints.
+const Kind = "Explanation"
+
+// Explainer explains pods and claims of one Snapshot.
+type Explainer struct {
+	planner *allocation.Planner
+	filter  *allocation.NodeFilter
+	model   *fleet.Model
+	now     time.Time
+	// kinds are all nodes, those of a kind together.
+	kinds [][]*corev1.Node
+	// AdminAllowed reports whether a namespace may use admin access, and whether that is known.
+	// It may be nil.
+	AdminAllowed func(namespace string) (allowed, known bool)
+	// Events are those of the pod and its claims that are asked for. It may be nil.
+	Events func(pod *corev1.Pod, claims []*resourceapi.ResourceClaim) ([]corev1.Event, error)
+}
+
+// New returns an Explainer.
+func New(ctx context.Context, s *fleet.Snapshot, driver string, now time.Time, options ...allocation.Option) *Explainer {
+	x := &Explainer{planner: allocation.New(s, options...), filter: allocation.NewNodeFilter(s), model: fleet.New(s, driver), now: now}
+	x.kinds = x.planner.Kinds(ctx, x.planner.Nodes())
+	return x
+}
+
+// inquiry is one explanation that is being made.
+type inquiry struct {
+	*Explainer
+	*Explanation
+
+	// pod is nil where a claim is asked for alone.
+	pod *corev1.Pod
+	// claims are those that have to be allocated together.
+	claims []*resourceapi.ResourceClaim
+	// nodes are those that nothing but devices keeps the pod from, and excluded the others.
+	nodes    []*corev1.Node
+	excluded []exclusion
+	answers  []allocation.Answer
+	// holdings are the claims that are in the way, by node.
+	holdings map[string][]*holding
+}
+
+type exclusion struct {
+	node      *corev1.Node
+	obstacles []allocation.Obstacle
+}
+
+func (x *Explainer) begin(kind, namespace, name string) *inquiry {
+	q := &inquiry{Explainer: x, Explanation: &Explanation{TypeMeta: printer.TypeMeta(Kind), Subject: Subject{kind, namespace, name}}}
+	q.Assumptions = x.planner.Assumptions()
+	for _, m := range x.model.Missing {
+		q.Notes = append(q.Notes, m.String())
+	}
+	return q
+}
+
+// Claim explains a claim.
+func (x *Explainer) Claim(ctx context.Context, c *resourceapi.ResourceClaim) *Explanation {
+	q := x.begin("ResourceClaim", c.Namespace, c.Name)
+	if c.Status.Allocation != nil {
+		q.Verdict = Allocated
+		q.describe(c)
+		return q.Explanation
+	}
+	q.nodes = x.planner.Nodes()
+	if q.check(ctx, complete(c)) {
+		q.decide(ctx)
+	}
+	if q.Verdict == Allocatable {
+		q.Notes = append(q.Notes, "A claim is allocated when a pod that refers to it is scheduled.")
+	}
+	return q.Explanation
+}
+
+// Pod explains a pod.
+func (x *Explainer) Pod(ctx context.Context, pod *corev1.Pod) *Explanation {
+	q := x.begin("Pod", pod.Namespace, pod.Name)
+	q.pod = pod
+	claims := q.podClaims()
+	switch {
+	case len(q.Reasons) > 0:
+		q.Verdict = Waits
+		return q.Explanation
+	case len(claims) == 0 && x.planner.ExtendedClaim(pod, nil) == nil && pod.Status.ExtendedResourceClaimStatus == nil:
+		q.Verdict = NoDevices
+		return q.Explanation
+	case pod.Spec.NodeName != "" && (pod.Status.Phase != "" || pod.Status.StartTime != nil):
+		q.scheduled(claims)
+		return q.Explanation
+	}
+	q.place(claims)
+	for _, c := range claims {
+		if c.Status.Allocation == nil && !q.check(ctx, complete(c)) {
+			return q.Explanation
+		}
+		if c.Status.Allocation != nil {
+			q.describe(c)
+		}
+	}
+	q.decide(ctx)
+	q.sayScheduler()
+	return q.Explanation
+}
+
+// podClaims returns the claims of the pod, and gives reasons where one is missing.
+func (q *inquiry) podClaims() []*resourceapi.ResourceClaim {
+	var claims []*resourceapi.ResourceClaim
+	for _, c := range allocation.ClaimsOf(q.model.Snapshot, q.pod) {
+		switch {
+		case errors.Is(c.Err, allocation.ErrNoTemplate):
+			q.missing(TemplateMissing, c, "claim template", q.templateNames())
+		case errors.Is(c.Err, allocation.ErrNoClaim):
+			q.missing(ClaimMissing, c, "claim", q.claimNames())
+		case c.Err != nil:
+			q.Reasons = append(q.Reasons, Reason{Cause: ClaimNotOwned, Claim: c.Name, Text: fmt.Sprintf("spec.resourceClaims %s: %v", c.Name, c.Err)})
+		case c.Claim != nil:
+			claims = append(claims, c.Claim)
+		}
+	}
+	if s := q.pod.Status.ExtendedResourceClaimStatus; s != nil {
+		for _, c := range q.model.Claims {
+			if c.Namespace == q.pod.Namespace && c.Name == s.ResourceClaimName {
+				claims = append(claims, c)
+			}
+		}
+	}
+	for _, c := range claims {
+		q.reserved(c)
+	}
+	return claims
+}
+
+// missing says that a claim or template is not there, and which name may have been meant.
+func (q *inquiry) missing(cause Cause, c allocation.PodClaim, what string, names []string) {
+	name := c.Template
+	for _, ref := range q.pod.Spec.ResourceClaims {
+		if ref.Name == c.Name && ref.ResourceClaimName != nil {
+			name = *ref.ResourceClaimName
+		}
+	}
+	q.Reasons = append(q.Reasons, Reason{Cause: cause, Claim: c.Name, Text: fmt.Sprintf("spec.resourceClaims %s refers to %s %s, which does not exist in namespace %s", c.Name, what, name, q.pod.Namespace)})
+	if near := nearest(name, names); near != "" {
+		q.Suggestions = append(q.Suggestions, Suggestion{Kind: ChangeReference, Text: fmt.Sprintf("refer to %s %s: did you mean that?", what, near)})
+	}
+}
+
+func (q *inquiry) templateNames() []string {
+	var names []string
+	for _, t := range q.model.Templates {
+		if t.Namespace == q.pod.Namespace {
+			names = append(names, t.Name)
+		}
+	}
+	return names
+}
+
+func (q *inquiry) claimNames() []string {
+	var names []string
+	for _, c := range q.model.Claims {
+		if c.Namespace == q.pod.Namespace {
+			names = append(names, c.Name)
+		}
+	}
+	return names
+}
+
+// reserved says that no further pod can use a claim.
+func (q *inquiry) reserved(c *resourceapi.ResourceClaim) {
+	if len(c.Status.ReservedFor) < resourceapi.ResourceClaimReservedForMaxSize || resourceclaim.IsReservedForPod(q.pod, c, true) {
+		return
+	}
+	q.Reasons = append(q.Reasons, Reason{
+		Cause: ClaimFull, Claim: c.Name,
+		Text: fmt.Sprintf("claim %s is used by %d pods, which is the limit of Kubernetes: the pod waits until one of them ends; use a claim template to give each pod its own", c.Name, len(c.Status.ReservedFor)),
+	})
+}
+
+// place tells the nodes apart that the pod may run on, devices aside.
+func (q *inquiry) place(claims []*resourceapi.ResourceClaim) {
+	var elsewhere []string
+	for _, n := range q.planner.Nodes() {
+		obstacles := q.filter.Obstacles(q.planner, q.pod, n)
+		for _, c := range claims {
+			if c.Status.Allocation == nil || c.Status.Allocation.NodeSelector == nil {
+				continue
+			}
+			if matches, err := nodeaffinity.NewLazyErrorNodeSelector(c.Status.Allocation.NodeSelector).Match(n); err != nil || !matches {
+				obstacles = append(obstacles, allocation.Obstacle{Kind: byClaim, Text: fmt.Sprintf("claim %s has its devices on another node", c.Name)})
+				elsewhere = append(elsewhere, n.Name)
+			}
+		}
+		if len(obstacles) > 0 {
+			q.excluded = append(q.excluded, exclusion{n, obstacles})
+			continue
+		}
+		q.nodes = append(q.nodes, n)
+	}
+	if q.filter.Partial() && len(elsewhere) == 0 {
+		q.Notes = append(q.Notes, "Pods of other namespaces cannot be read: nodes may have less CPU and memory left than it looks.")
+	}
+}
+
+// byClaim is an obstacle that filters of nodes do not know.
+const byClaim allocation.ObstacleKind = "ClaimElsewhere"
+
+// check looks at a claim by itself, and takes it among those to be allocated.
+func (q *inquiry) check(ctx context.Context, c *resourceapi.ResourceClaim) bool {
+	before := len(q.Reasons)
+	for _, a := range asksOf(c) {
+		if q.planner.Class(*a.class) == nil {
+			q.noClass(ctx, a)
+		}
+		if a.admin && q.AdminAllowed != nil {
+			if allowed, known := q.AdminAllowed(c.Namespace); known && !allowed {
+				q.Reasons = append(q.Reasons, Reason{
+					Cause: AdminForbidden, Claim: c.Name, Request: a.name,
+					Text: fmt.Sprintf("request %s wants admin access, and namespace %s has no label %s=true: the API server refuses such claims", a.name, c.Namespace, resourceapi.DRAAdminNamespaceLabelKey),
+				})
+			}
+		}
+	}
+	q.claims = append(q.claims, c)
+	if len(q.Reasons) > before {
+		q.Verdict = Waits
+		return false
+	}
+	return true
+}
+
+// noClass says that a class does not exist, and which may have been meant.
+func (q *inquiry) noClass(ctx context.Context, a ask) {
+	var names []string
+	for _, c := range q.model.Classes {
+		names = append(names, c.Name)
+	}
+	slices.Sort(names)
+	text := fmt.Sprintf("DeviceClass %s does not exist", *a.class)
+	near := nearest(*a.class, names)
+	switch {
+	case near != "":
+		text += fmt.Sprintf(": did you mean %s?", near)
+	case len(names) > 0:
+		text += "; there are " + strings.Join(names, ", ")
+	}
+	q.Reasons = append(q.Reasons, Reason{Cause: ClassMissing, Claim: a.claim.Name, Request: a.name, Text: text})
+	if near == "" {
+		return
+	}
+	other := a.changed(func(b ask) { *b.class = near })
+	if node, fits := q.try(ctx, q.planner, q.places(), []*resourceapi.ResourceClaim{other}); fits {
+		q.Suggestions = append(q.Suggestions, Suggestion{Kind: ChangeClass, Node: node, Text: "with deviceClassName " + near})
+	}
+}
+
+// claimsFor returns the claims that have to be allocated on a node.
+func (q *inquiry) claimsFor(n *corev1.Node) []*resourceapi.ResourceClaim {
+	if q.pod == nil {
+		return q.claims
+	}
+	if extended := q.planner.ExtendedClaim(q.pod, n); extended != nil {
+		return append(slices.Clip(q.claims), extended)
+	}
+	return q.claims
+}
+
+// search asks the allocator about nodes. Nodes whose device plugins offer what the pod wants
+// have other claims.
+func (q *inquiry) search(ctx context.Context, nodes []*corev1.Node) []allocation.Answer {
+	groups := map[string][]*corev1.Node{}
+	for _, n := range nodes {
+		groups[requestNames(q.claimsFor(n))] = append(groups[requestNames(q.claimsFor(n))], n)
+	}
+	byName := map[string]allocation.Answer{}
+	for _, group := range groups {
+		claims := q.claimsFor(group[0])
+		if len(claims) == 0 {
+			for _, n := range group {
+				byName[n.Name] = allocation.Answer{Node: n.Name, Verdict: allocation.Fits}
+			}
+			continue
+		}
+		for _, a := range q.planner.OnNodes(ctx, group, claims) {
+			byName[a.Node] = a
+		}
+	}
+	out := make([]allocation.Answer, 0, len(nodes))
+	for _, n := range nodes {
+		out = append(out, byName[n.Name])
+	}
+	return out
+}
+
+func requestNames(claims []*resourceapi.ResourceClaim) string {
+	var names []string
+	for _, c := range claims {
+		for _, r := range c.Spec.Devices.Requests {
+			names = append(names, r.Name)
+		}
+	}
+	return strings.Join(names, " ")
+}
+
+// decide asks the allocator, and says why it refuses.
+func (q *inquiry) decide(ctx context.Context) {
+	q.answers = q.search(ctx, q.nodes)
+	broken := slices.IndexFunc(q.answers, func(a allocation.Answer) bool {
+		return a.Verdict == allocation.Failed || a.Verdict == allocation.TimedOut
+	})
+	for _, a := range q.answers {
+		if a.Verdict == allocation.Fits {
+			q.FitsOn = append(q.FitsOn, a.Node)
+		}
+	}
+	switch {
+	case broken >= 0:
+		q.Verdict = Waits
+		q.broken(&q.answers[broken])
+	case len(q.FitsOn) > 0:
+		q.Verdict = Allocatable
+		q.remark()
+		return
+	default:
+		q.Verdict = Waits
+		q.refused(ctx)
+	}
+	limited, cancel := context.WithTimeout(ctx, searchBudget)
+	defer cancel()
+	q.suggest(limited)
+	if limited.Err() != nil && ctx.Err() == nil {
+		q.Notes = append(q.Notes, fmt.Sprintf("Looking for what would help was stopped after %s.", searchBudget))
+	}
+}
+
+// remark says what a claim gets that may not be what was meant.
+func (q *inquiry) remark() {
+	for _, c := range q.claims {
+		for _, a := range asksOf(c) {
+			if *a.capacity == nil {
+				continue
+			}
+			memory, has := (*a.capacity).Requests[fleet.CapacityMemory]
+			if has && memory.Value() < 1<<20 {
+				q.Notes = append(q.Notes, fmt.Sprintf("Request %s of claim %s asks for %s bytes of memory, which is rounded up to the smallest share: was a unit such as Gi meant?", a.name, c.Name, memory.String()))
+			}
+		}
+	}
+}
+
+// sayScheduler notes what the scheduler itself said last.
+func (q *inquiry) sayScheduler() {
+	for _, c := range q.pod.Status.Conditions {
+		if c.Type != corev1.PodScheduled || c.Status != corev1.ConditionFalse || c.Message == "" {
+			continue
+		}
+		q.Notes = append(q.Notes, "The scheduler said: "+c.Message)
+		if q.Verdict == Allocatable {
+			q.Notes = append(q.Notes, "Its devices could be allocated now: the scheduler has not tried again yet, or something that is not looked at here keeps the pod away (affinity between pods, topology spread, volumes, ports, quota of a gang).")
+		}
+	}
+	if len(q.pod.Spec.SchedulingGates) > 0 {
+		q.Notes = append(q.Notes, "The pod has scheduling gates: the scheduler does not look at it until they are removed.")
+	}
+}
+
+// scheduled explains a pod that has a node.
+func (q *inquiry) scheduled(claims []*resourceapi.ResourceClaim) {
+	q.Verdict = Allocated
+	for _, c := range claims {
+		q.describe(c)
+	}
+	if !stuck.Waits(q.pod) {
+		return
+	}
+	q.Verdict = IsStuck
+	in := stuck.Input{Pod: q.pod, Claims: claims, Pods: q.model.Pods, Driver: q.model.Driver, AllPods: !q.filter.Partial()}
+	for _, n := range q.model.Snapshot.Nodes {
+		if n.Name == q.pod.Spec.NodeName {
+			in.Node = n
+		}
+	}
+	if q.Explainer.Events != nil {
+		events, err := q.Explainer.Events(q.pod, claims)
+		if err != nil {
+			q.Notes = append(q.Notes, fmt.Sprintf("Events cannot be read: %v; without them it is unknown what the kubelet says.", err))
+		}
+		in.Events = events
+	}
+	q.Stuck = stuck.Causes(in)
+}
+
+// describe adds what a claim got.
+func (q *inquiry) describe(c *resourceapi.ResourceClaim) {
+	if c.Status.Allocation == nil {
+		return
+	}
+	for i := range c.Status.Allocation.Devices.Results {
+		r := &c.Status.Allocation.Devices.Results[i]
+		a := Allocation{Claim: c.Name, Request: r.Request, Driver: r.Driver, Device: r.Device, AdminAccess: ptr.Deref(r.AdminAccess, false)}
+		if len(r.ConsumedCapacity) > 0 {
+			a.Share = map[string]string{}
+			for name, amount := range r.ConsumedCapacity {
+				a.Share[string(name)] = amount.String()
+			}
+		}
+		for _, h := range q.model.Holdings {
+			if h.Claim != c || h.Result != r {
+				continue
+			}
+			if h.Device != nil {
+				a.Node, a.Profile, a.Placement = h.Device.GPU.Node.Name, h.Device.Profile, h.Device.Placement
+			}
+			if h.Status != nil {
+				a.Conditions = h.Status.Conditions
+				if h.Status.Data != nil {
+					a.Data = string(h.Status.Data.Raw)
+				}
+			}
+		}
+		q.Allocations = append(q.Allocations, a)
+	}
+}

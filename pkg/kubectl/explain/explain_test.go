@@ -1,0 +1,191 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/partage-dev/partage/pkg/kubectl/fleettest"
+)
+
+// TestAllocated: what a pod got.
+func TestAllocated(t *testing.T) {
+	f := fleettest.New(t)
+	f.AddNode("n1", "h100-80-sxm", 2)
+	claim := f.Held("team", "llm", "n1", fleettest.Request(mig, fleettest.Profile("2g.20gb")), fleettest.Share(mps, "10Gi", "25"))
+	r := claim.Status.Allocation.Devices.Results[1]
+	claim.Status.Devices = []resourceapi.AllocatedDeviceStatus{{
+		Driver: r.Driver, Pool: r.Pool, Device: r.Device, ShareID: new(string(*r.ShareID)),
+		Conditions: []metav1.Condition{{Type: "Ready", Status: metav1.ConditionTrue, Message: "MPS accepts processes"}},
+		Data:       &runtime.RawExtension{Raw: []byte(`{"limits":{"memory":"10Gi"}}`)},
+	}}
+	x := New(t.Context(), f.Snapshot, fleettest.Driver, now)
+	for _, argument := range []string{"llm", "pod/llm", "claim/llm", "resourceclaim/llm"} {
+		e, err := x.Named(t.Context(), "team", argument)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e.Verdict != Allocated || e.Waiting() {
+			t.Errorf("%s: %s", argument, e.Verdict)
+		}
+		golden(t, "allocated/"+strings.ReplaceAll(argument, "/", "-")+".txt", text(t, e))
+	}
+	for argument, want := range map[string]string{
+		"other":       "there is no pod or claim other in namespace team",
+		"claim/other": "there is no claim other in namespace team",
+		"job/llm":     "the kind must be pod or claim, not job",
+	} {
+		if _, err := x.Named(t.Context(), "team", argument); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", argument, err)
+		}
+	}
+}
+
+// TestAllocatable: a claim that fits waits for a pod, a pod that fits for the scheduler.
+func TestAllocatable(t *testing.T) {
+	f := fleettest.New(t)
+	f.AddNode("n1", "h100-80-sxm", 1)
+	claim := f.Claim("team", "llm", fleettest.Share(mps, "10", ""))
+	pod := f.Pod("team", "llm", fleettest.Uses(claim))
+	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "0/1 nodes are available: 1 cannot allocate all claims."}}
+	plain := f.Pod("team", "plain")
+	x := New(t.Context(), f.Snapshot, fleettest.Driver, now)
+	golden(t, "allocatable/claim.txt", text(t, x.Claim(t.Context(), claim)))
+	golden(t, "allocatable/pod.txt", text(t, x.Pod(t.Context(), pod)))
+	golden(t, "allocatable/plain.txt", text(t, x.Pod(t.Context(), plain)))
+}
+
+const manifest = `
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: settings}
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: huge}
+spec:
+  spec:
+    devices:
+      requests:
+      - name: gpu
+        exactly:
+          deviceClassName: gpu.nvidia.com
+          count: 9
+---
+apiVersion: %s
+kind: %s
+metadata: {name: train}
+spec:%s
+      containers:
+      - name: main
+        image: main
+        resources: {claims: [{name: gpu}]}
+      resourceClaims:
+      - name: gpu
+        resourceClaimTemplateName: huge
+`
+
+// TestManifest: workloads of a file stand for their pods.
+func TestManifest(t *testing.T) {
+	f := fleettest.New(t)
+	f.AddNode("n1", "h100-80-sxm", 2)
+	template := "\n  template:\n    spec:"
+	for kind, c := range map[string]struct{ version, spec string }{
+		"Deployment":  {"apps/v1", template},
+		"StatefulSet": {"apps/v1", template},
+		"DaemonSet":   {"apps/v1", template},
+		"Job":         {"batch/v1", template},
+		"CronJob":     {"batch/v1", "\n  jobTemplate: {spec: {template: {spec: {containers: [{name: main}], resourceClaims: [{name: gpu, resourceClaimTemplateName: huge}]}}}}\n#"},
+	} {
+		text := fmt.Sprintf(manifest, c.version, kind, c.spec)
+		if before, _, cut := strings.Cut(text, "\n#"); cut {
+			text = before
+		}
+		m, err := Parse(strings.NewReader(text), "team")
+		if err != nil {
+			t.Errorf("%s: %v", kind, err)
+			continue
+		}
+		all := New(t.Context(), m.Over(f.Snapshot), fleettest.Driver, now).Manifest(t.Context(), m)
+		if len(all) != 1 || all[0].Subject != (Subject{"Pod", "team", "train"}) || all[0].Verdict != Waits || all[0].Reasons[0].Cause != TooFewDevices {
+			t.Errorf("%s: %+v", kind, all)
+		}
+	}
+	m, err := Parse(strings.NewReader(strings.Split(manifest, "---")[1]), "team")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := New(t.Context(), m.Over(f.Snapshot), fleettest.Driver, now).Manifest(t.Context(), m)
+	if len(all) != 1 || all[0].Subject.Kind != "ResourceClaimTemplate" || all[0].Reasons[0].Cause != TooFewDevices {
+		t.Errorf("%+v", all)
+	}
+}
+
+// TestParseRefuses: what the API server would drop is an error here.
+func TestParseRefuses(t *testing.T) {
+	for name, c := range map[string]struct{ text, want string }{
+		"unknown field": {"apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: {resourceClaim: []}", `unknown field "spec.resourceClaim"`},
+		"twice":         {"apiVersion: v1\nkind: Pod\nkind: Pod", `"kind" already set`},
+		"no kind":       {"metadata: {name: a}", "Kind"},
+		"no YAML":       {"a: b: c", "document 1"},
+	} {
+		if _, err := Parse(strings.NewReader(c.text), "team"); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	m, err := Parse(strings.NewReader("# nothing\n---\napiVersion: example.com/v1\nkind: Other\n"), "team")
+	if err != nil || len(m.Ignored) != 1 || m.Ignored[0] != "Other" {
+		t.Errorf("%+v, %v", m, err)
+	}
+}
+
+// BenchmarkFiveHundredNodes explains a pod that waits for a GPU on 500 nodes of eight.
+func BenchmarkFiveHundredNodes(b *testing.B) {
+	f := fleettest.New(b)
+	f.AddNode("node-0", "h100-80-sxm", 8)
+	template := f.Slices
+	f.Slices, f.Nodes = nil, nil
+	for i := range 500 {
+		name := fmt.Sprint("node-", i)
+		f.Nodes = append(f.Nodes, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})
+		for _, s := range template {
+			c := *s
+			c.Name, c.Spec.NodeName, c.Spec.Pool.Name = name+c.Name, &name, name
+			f.Slices = append(f.Slices, &c)
+		}
+		claim := f.Claim("other", name)
+		claim.Status.Allocation = &resourceapi.AllocationResult{}
+		for n := range 8 {
+			devices := template[1+n%8].Spec.Devices
+			claim.Status.Allocation.Devices.Results = append(claim.Status.Allocation.Devices.Results, resourceapi.DeviceRequestAllocationResult{
+				Driver: fleettest.Driver, Pool: name, Device: devices[(7*i+n)%len(devices)].Name,
+			})
+		}
+	}
+	for _, c := range []struct {
+		name    string
+		request resourceapi.DeviceRequest
+	}{
+		{"occupied", fleettest.Count(8, whole)},
+		{"misspelt", fleettest.Request(mig, fleettest.Profile("1g.1gb"))},
+	} {
+		pod := f.Pod("team", c.name, fleettest.Uses(f.Claim("team", c.name, c.request)))
+		b.Run(c.name, func(b *testing.B) {
+			for b.Loop() {
+				x := New(b.Context(), f.Snapshot, fleettest.Driver, now)
+				if e := x.Pod(b.Context(), pod); e.Verdict != Waits {
+					b.Fatal(e.Verdict)
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Milliseconds())/float64(b.N), "ms/explanation")
+		})
+	}
+}

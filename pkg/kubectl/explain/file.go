@@ -1,0 +1,200 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/kubernetes/scheme"
+
+	sigsyaml "sigs.k8s.io/yaml"
+
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+)
+
+// maxDocument is how large one object in a file may be.
+const maxDocument = 4 << 20
+
+// Manifest is what a file has that concerns devices.
+type Manifest struct {
+	Pods      []*corev1.Pod
+	Claims    []*resourceapi.ResourceClaim
+	Templates []*resourceapi.ResourceClaimTemplate
+	Classes   []*resourceapi.DeviceClass
+	// Ignored are the kinds of objects that explain has nothing to say about.
+	Ignored []string
+}
+
+// Parse reads YAML or JSON documents. Fields that do not exist are errors: the API server would
+// drop them silently, and the pod would wait for something else than was meant.
+func Parse(r io.Reader, namespace string) (*Manifest, error) {
+	m := &Manifest{}
+	decoder := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
+	documents := yaml.NewYAMLReader(bufio.NewReader(io.LimitReader(r, maxDocument)))
+	for n := 1; ; n++ {
+		data, err := documents.Read()
+		if errors.Is(err, io.EOF) {
+			return m, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read document %d: %w", n, err)
+		}
+		if empty(data) {
+			continue
+		}
+		object, kind, err := decoder.Decode(data, nil, nil)
+		if runtime.IsNotRegisteredError(err) {
+			m.Ignored = append(m.Ignored, kindOf(data))
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("decode document %d: %w", n, err)
+		}
+		if err := m.add(object, kind.Kind, namespace); err != nil {
+			return nil, fmt.Errorf("document %d: %w", n, err)
+		}
+	}
+}
+
+// kindOf returns the kind of an object that is not one of Kubernetes itself.
+func kindOf(document []byte) string {
+	var t metav1.TypeMeta
+	if err := sigsyaml.Unmarshal(document, &t); err != nil {
+		return ""
+	}
+	return t.Kind
+}
+
+// empty reports whether a document has nothing but comments.
+func empty(document []byte) bool {
+	for line := range bytes.Lines(document) {
+		line = bytes.TrimSpace(line)
+		if len(line) > 0 && line[0] != '#' && !bytes.Equal(line, []byte("---")) {
+			return false
+		}
+	}
+	return true
+}
+
+func (m *Manifest) add(object runtime.Object, kind, namespace string) error {
+	switch o := object.(type) {
+	case *corev1.List:
+		for i := range o.Items {
+			inner, err := runtime.Decode(serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer(), o.Items[i].Raw)
+			if err != nil {
+				return fmt.Errorf("decode item %d of the list: %w", i, err)
+			}
+			if err := m.add(inner, inner.GetObjectKind().GroupVersionKind().Kind, namespace); err != nil {
+				return err
+			}
+		}
+	case *resourceapi.DeviceClass:
+		m.Classes = append(m.Classes, o)
+	case *resourceapi.ResourceClaim:
+		m.Claims = append(m.Claims, in(o, namespace))
+	case *resourceapi.ResourceClaimTemplate:
+		m.Templates = append(m.Templates, in(o, namespace))
+	case *corev1.Pod:
+		m.Pods = append(m.Pods, in(o, namespace))
+	case *appsv1.Deployment:
+		m.addTemplate(&o.ObjectMeta, &o.Spec.Template, namespace)
+	case *appsv1.StatefulSet:
+		m.addTemplate(&o.ObjectMeta, &o.Spec.Template, namespace)
+	case *appsv1.DaemonSet:
+		m.addTemplate(&o.ObjectMeta, &o.Spec.Template, namespace)
+	case *appsv1.ReplicaSet:
+		m.addTemplate(&o.ObjectMeta, &o.Spec.Template, namespace)
+	case *batchv1.Job:
+		m.addTemplate(&o.ObjectMeta, &o.Spec.Template, namespace)
+	case *batchv1.CronJob:
+		m.addTemplate(&o.ObjectMeta, &o.Spec.JobTemplate.Spec.Template, namespace)
+	default:
+		m.Ignored = append(m.Ignored, kind)
+	}
+	return nil
+}
+
+// in sets the namespace where the file leaves it out.
+func in[T metav1.Object](o T, namespace string) T {
+	if o.GetNamespace() == "" {
+		o.SetNamespace(namespace)
+	}
+	return o
+}
+
+func (m *Manifest) addTemplate(owner *metav1.ObjectMeta, t *corev1.PodTemplateSpec, namespace string) {
+	pod := &corev1.Pod{ObjectMeta: *t.ObjectMeta.DeepCopy(), Spec: *t.Spec.DeepCopy()}
+	pod.Name, pod.Namespace = owner.Name, owner.Namespace
+	m.Pods = append(m.Pods, in(pod, namespace))
+}
+
+// Over returns a Snapshot as it would be after the file was applied: its classes, claims and
+// templates take the place of those of the same name. Claims that are in the cluster keep what
+// they have.
+func (m *Manifest) Over(s *fleet.Snapshot) *fleet.Snapshot {
+	out := *s
+	out.Classes = replaced(s.Classes, m.Classes)
+	out.Templates = replaced(s.Templates, m.Templates)
+	out.Claims = append([]*resourceapi.ResourceClaim(nil), s.Claims...)
+	for _, c := range m.Claims {
+		if existing(s.Claims, c) == nil {
+			out.Claims = append(out.Claims, c)
+		}
+	}
+	return &out
+}
+
+func replaced[T metav1.Object](old, added []T) []T {
+	var out []T
+	for _, o := range old {
+		if existing(added, o) == nil {
+			out = append(out, o)
+		}
+	}
+	return append(out, added...)
+}
+
+// existing returns the object of the same name.
+func existing[T metav1.Object](all []T, as metav1.Object) metav1.Object {
+	for _, o := range all {
+		if o.GetName() == as.GetName() && o.GetNamespace() == as.GetNamespace() {
+			return o
+		}
+	}
+	return nil
+}
+
+// Manifest explains what a file has: its pods and, if it has none, its claims and templates. The
+// Explainer is of a Snapshot that the file was put over.
+func (x *Explainer) Manifest(ctx context.Context, m *Manifest) []*Explanation {
+	var out []*Explanation
+	for _, p := range m.Pods {
+		out = append(out, x.Pod(ctx, p))
+	}
+	if len(out) > 0 {
+		return out
+	}
+	for _, c := range m.Claims {
+		out = append(out, x.Claim(ctx, c))
+	}
+	for _, t := range m.Templates {
+		e := x.Claim(ctx, &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: t.Namespace, Name: t.Name}, Spec: t.Spec.Spec})
+		e.Subject.Kind = "ResourceClaimTemplate"
+		out = append(out, e)
+	}
+	return out
+}

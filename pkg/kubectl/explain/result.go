@@ -1,0 +1,166 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import (
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/partage-dev/partage/pkg/kubectl/stuck"
+)
+
+// Verdict is how a pod or claim is.
+type Verdict string
+
+// Verdicts. A pod or claim that Waits or IsStuck needs somebody.
+const (
+	// Allocated means that it has its devices.
+	Allocated Verdict = "Allocated"
+	// Allocatable means that the scheduler would allocate it now.
+	Allocatable Verdict = "Allocatable"
+	// Waits means that it cannot be allocated as things are.
+	Waits Verdict = "Waits"
+	// IsStuck means that it has its devices and its containers do not start.
+	IsStuck Verdict = "Stuck"
+	// NoDevices means that it asks for none.
+	NoDevices Verdict = "NoDevices"
+)
+
+// Cause is why something waits, for programs.
+type Cause string
+
+// Causes, the most informative first: an explanation begins with the first that applies.
+const (
+	ClaimMissing     Cause = "ClaimMissing"
+	TemplateMissing  Cause = "TemplateMissing"
+	ClaimNotOwned    Cause = "ClaimNotOwned"
+	ClassMissing     Cause = "ClassMissing"
+	ClaimFull        Cause = "ClaimReservedByTooMany"
+	ClaimElsewhere   Cause = "ClaimOnOtherNode"
+	AdminForbidden   Cause = "AdminAccessForbidden"
+	TooManyResults   Cause = "TooManyDevices"
+	ExpressionError  Cause = "SelectorError"
+	NoSlices         Cause = "NoResourceSlices"
+	SearchTooLong    Cause = "SearchTooLong"
+	PoolIncomplete   Cause = "PoolIncomplete"
+	PoolInvalid      Cause = "PoolInvalid"
+	NotOfClass       Cause = "NoDeviceOfClass"
+	NotSelected      Cause = "NoDeviceSelected"
+	CapacityUnknown  Cause = "CapacityNotOffered"
+	CapacityTooLarge Cause = "CapacityTooLarge"
+	TooFewDevices    Cause = "TooFewDevices"
+	Tainted          Cause = "DevicesTainted"
+	Unconstrained    Cause = "ConstraintAttributeMissing"
+	Held             Cause = "DeviceHeld"
+	CapacityUsed     Cause = "CapacityUsed"
+	CountersUsed     Cause = "PartOfGPUHeld"
+	NotTogether      Cause = "NotTogether"
+	NodeExcluded     Cause = "NodeExcluded"
+	Unexplained      Cause = "Unexplained"
+)
+
+// Subject is what is explained.
+type Subject struct {
+	Kind      string `json:"kind"`
+	Namespace string `json:"namespace,omitempty"`
+	Name      string `json:"name"`
+}
+
+// Explanation is what there is to say about a pod or claim.
+type Explanation struct {
+	metav1.TypeMeta `json:",inline"`
+
+	Subject Subject `json:"subject"`
+	Verdict Verdict `json:"verdict"`
+	// Reasons say why it waits, the most informative first.
+	Reasons []Reason `json:"reasons,omitempty"`
+	// InTheWay are the claims that have what it could use.
+	InTheWay []Holder `json:"inTheWay,omitempty"`
+	// Suggestions are changes after which the allocator allocates it, the smallest first.
+	Suggestions []Suggestion `json:"suggestions,omitempty"`
+	// FitsOn are the nodes where the scheduler would allocate it.
+	FitsOn []string `json:"fitsOn,omitempty"`
+	// Allocations are what it got.
+	Allocations []Allocation `json:"allocations,omitempty"`
+	// Stuck says why containers do not start.
+	Stuck []stuck.Cause `json:"stuck,omitempty"`
+	// Notes are what is not known, and what else is worth knowing.
+	Notes []string `json:"notes,omitempty"`
+	// Assumptions are about the scheduler.
+	Assumptions []string `json:"assumptions,omitempty"`
+}
+
+// Reason is why something cannot be allocated.
+type Reason struct {
+	Cause Cause  `json:"cause"`
+	Text  string `json:"text"`
+	// Claim and Request are what it is about, "" for the whole.
+	Claim   string `json:"claim,omitempty"`
+	Request string `json:"request,omitempty"`
+	// Devices is how many devices it is about, and Nodes on which nodes.
+	Devices int      `json:"devices,omitempty"`
+	Nodes   []string `json:"nodes,omitempty"`
+}
+
+// Holder is a claim that has a device.
+type Holder struct {
+	Namespace string           `json:"namespace"`
+	Claim     string           `json:"claim"`
+	Pods      []string         `json:"pods,omitempty"`
+	Node      string           `json:"node"`
+	Devices   []string         `json:"devices"`
+	Since     *metav1.Time     `json:"since,omitempty"`
+	For       *metav1.Duration `json:"for,omitempty"`
+}
+
+// SuggestionKind is what would be changed.
+type SuggestionKind string
+
+// Kinds of suggestions.
+const (
+	ChangeReference SuggestionKind = "ChangeReference"
+	ChangeClass     SuggestionKind = "ChangeClass"
+	ChangeValue     SuggestionKind = "ChangeValue"
+	DropSelector    SuggestionKind = "DropSelector"
+	LowerCapacity   SuggestionKind = "LowerCapacity"
+	LowerCount      SuggestionKind = "LowerCount"
+	DropConstraint  SuggestionKind = "DropConstraint"
+	AddToleration   SuggestionKind = "AddToleration"
+	EndClaims       SuggestionKind = "EndClaims"
+	ChangeNode      SuggestionKind = "ChangeNode"
+)
+
+// Suggestion is a change that the allocator has confirmed.
+type Suggestion struct {
+	Kind SuggestionKind `json:"kind"`
+	Text string         `json:"text"`
+	// Node is where it would be allocated then.
+	Node string `json:"node,omitempty"`
+	// Claims would have to end, as namespace/name.
+	Claims []string `json:"claims,omitempty"`
+}
+
+// Allocation is a device that a claim got.
+type Allocation struct {
+	Claim   string `json:"claim"`
+	Request string `json:"request"`
+	Driver  string `json:"driver"`
+	Device  string `json:"device"`
+	Node    string `json:"node,omitempty"`
+	Profile string `json:"profile,omitempty"`
+	// Placement are the memory slices of a partition.
+	Placement []int `json:"placement,omitempty"`
+	// Share is how much of a shared device the claim has.
+	Share       map[string]string  `json:"share,omitempty"`
+	AdminAccess bool               `json:"adminAccess,omitempty"`
+	Data        string             `json:"data,omitempty"`
+	Conditions  []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// Waiting reports whether somebody has to do something, or to wait.
+func (e *Explanation) Waiting() bool { return e.Verdict == Waits || e.Verdict == IsStuck }
+
+// searchBudget is how long is looked for what would help, beyond the verdict.
+const searchBudget = 10 * time.Second

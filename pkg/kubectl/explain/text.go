@@ -1,0 +1,200 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	"github.com/partage-dev/partage/pkg/kubectl/printer"
+)
+
+// List are the explanations of several objects.
+type List struct {
+	metav1.TypeMeta `json:",inline"`
+
+	Items []*Explanation `json:"items"`
+}
+
+// View shows explanations to people.
+func View(all ...*Explanation) *printer.Text {
+	text := &printer.Text{}
+	for _, e := range all {
+		text.Named = append(text.Named, strings.ToLower(e.Subject.Kind)+"/"+e.Subject.Name)
+	}
+	text.Render = func(w io.Writer, f printer.Format) error {
+		for i, e := range all {
+			if i > 0 {
+				fmt.Fprintln(w)
+			}
+			p := &page{w: w, format: f}
+			p.explanation(e)
+			if p.err != nil {
+				return p.err
+			}
+		}
+		return nil
+	}
+	return text
+}
+
+// mostLines is how much of a list is shown unless the output is wide.
+const mostLines = 5
+
+// page writes, and remembers the first error.
+type page struct {
+	w      io.Writer
+	format printer.Format
+	err    error
+}
+
+func (p *page) line(format string, a ...any) {
+	if p.err == nil {
+		_, p.err = fmt.Fprintln(p.w, printer.Escape(fmt.Sprintf(format, a...)))
+	}
+}
+
+func (p *page) title(s printer.Style, text string) {
+	if p.err == nil {
+		_, p.err = fmt.Fprintln(p.w, p.format.Paint(s, printer.Escape(text)))
+	}
+}
+
+// headlines say how something is.
+var headlines = map[Verdict]struct {
+	text  string
+	style printer.Style
+}{
+	Allocated:   {"has its devices.", printer.Good},
+	Allocatable: {"can be allocated now.", printer.Good},
+	Waits:       {"waits: its devices cannot be allocated.", printer.Bad},
+	IsStuck:     {"has its devices, but its containers do not start.", printer.Bad},
+	NoDevices:   {"asks for no devices.", printer.Plain},
+}
+
+func (p *page) explanation(e *Explanation) {
+	h := headlines[e.Verdict]
+	name := e.Subject.Name
+	if e.Subject.Namespace != "" {
+		name = e.Subject.Namespace + "/" + name
+	}
+	p.title(h.style, fmt.Sprintf("%s %s %s", e.Subject.Kind, name, h.text))
+	if len(e.FitsOn) > 0 && e.Verdict == Allocatable {
+		p.line("It fits on %s.", nodesText(e.FitsOn))
+	}
+	p.stuck(e)
+	p.allocations(e)
+	p.section("Why", len(e.Reasons), func(i int) string {
+		r := e.Reasons[i]
+		return r.Text + r.of()
+	})
+	p.section("In the way", len(e.InTheWay), func(i int) string { return e.InTheWay[i].text() })
+	p.section("What would help", len(e.Suggestions), func(i int) string {
+		s := e.Suggestions[i]
+		if s.Node == "" || s.Kind == ChangeNode {
+			return s.Text
+		}
+		return fmt.Sprintf("%s: it fits on node %s", s.Text, s.Node)
+	})
+	if e.Verdict == Waits && len(e.Suggestions) == 0 {
+		p.line("")
+		p.line("No single change was found that would help.")
+	}
+	p.section("Notes", len(e.Notes), func(i int) string { return e.Notes[i] })
+	if p.format.Wide {
+		p.section("Assumed", len(e.Assumptions), func(i int) string { return e.Assumptions[i] })
+	}
+}
+
+// of says what a reason is about.
+func (r *Reason) of() string {
+	switch {
+	case r.Request != "" && r.Claim != "":
+		return fmt.Sprintf(" (claim %s, request %s)", r.Claim, r.Request)
+	case r.Request != "":
+		return fmt.Sprintf(" (request %s)", r.Request)
+	}
+	return ""
+}
+
+func (h *Holder) text() string {
+	text := fmt.Sprintf("claim %s/%s has %s on node %s", h.Namespace, h.Claim, some(h.Devices), h.Node)
+	if h.For != nil {
+		text += " since " + duration.HumanDuration(h.For.Duration)
+	}
+	if len(h.Pods) == 0 {
+		return text + ", no pod uses it"
+	}
+	return text + ", used by " + plural(len(h.Pods), "pod ", "pods ") + some(h.Pods)
+}
+
+func some(names []string) string {
+	if len(names) <= mostLines {
+		return strings.Join(names, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(names[:mostLines], ", "), len(names)-mostLines)
+}
+
+func (p *page) section(title string, n int, text func(int) string) {
+	if n == 0 {
+		return
+	}
+	p.line("")
+	p.title(printer.Bold, title+":")
+	for i := range n {
+		if i == mostLines && n > mostLines+1 && !p.format.Wide {
+			p.line("  - and %d more (-o wide)", n-i)
+			return
+		}
+		p.line("  - %s", text(i))
+	}
+}
+
+func (p *page) stuck(e *Explanation) {
+	p.section("Why", len(e.Stuck), func(i int) string {
+		c := e.Stuck[i]
+		text := c.Text
+		if c.Times > 1 {
+			text += fmt.Sprintf(" (%d times)", c.Times)
+		}
+		if c.Remedy != "" {
+			text += "\n    Remedy: " + c.Remedy
+		}
+		return text
+	})
+}
+
+func (p *page) allocations(e *Explanation) {
+	p.section("Devices", len(e.Allocations), func(i int) string {
+		a := e.Allocations[i]
+		text := fmt.Sprintf("request %s of claim %s has %s", a.Request, a.Claim, a.Device)
+		if a.Node != "" {
+			text += " on node " + a.Node
+		}
+		if a.Profile != "" {
+			text += ", profile " + a.Profile
+		}
+		if len(a.Placement) > 0 {
+			text += fmt.Sprintf(", memory slices %v", a.Placement)
+		}
+		for _, name := range sets.List(sets.KeySet(a.Share)) {
+			text += fmt.Sprintf(", %s %s", name, a.Share[name])
+		}
+		if a.AdminAccess {
+			text += ", with admin access"
+		}
+		for _, c := range a.Conditions {
+			text += fmt.Sprintf("\n    %s=%s", c.Type, c.Status)
+			if c.Message != "" {
+				text += ": " + c.Message
+			}
+		}
+		return text
+	})
+}

@@ -1,0 +1,163 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package stuck
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+)
+
+// Reasons of the kubelet's events.
+const (
+	failedPrepare = "FailedPrepareDynamicResources"
+	failedMount   = "FailedMount"
+	failedAttach  = "FailedAttachVolume"
+	failedSandbox = "FailedCreatePodSandBox"
+)
+
+// prepareTexts tell what an event about a failed preparation is about: the first that is part of
+// the message counts. The texts are the kubelet's and those of the driver's errors.
+var prepareTexts = []struct {
+	part, remedy string
+	kind         Kind
+}{
+	{"is not registered", "the driver's pod on the node does not run, has just started, or has another kubelet directory than the kubelet: see its log", NotRegistered},
+	{"is not allowed to use ResourceClaim", "the claim belongs to other pods: refer to another claim, or make one of a template", NotReserved},
+	{"previous pod force-deleted", "a pod of the same name was deleted by force: wait until the kubelet has released its claim", OldClaim},
+	{"is being unprepared", "the last pod that used the claim is still being cleaned up: the kubelet tries again within 90 seconds", StillUnprepared},
+	{"invalid device configuration", "correct the configuration in the claim or the class, and make the claim anew: its spec cannot be changed", InvalidConfig},
+	{gpu.ErrDriverNotLoaded.Error(), "load the NVIDIA driver on the node, or restart the node", NVIDIADriver},
+	{gpu.ErrVersionMismatch.Error(), "the NVIDIA driver was updated under the driver's pod: restart the node", NVIDIADriver},
+	{gpu.ErrLost.Error(), "restart the node; " + deviceRemedy, GPUFailed},
+	{gpu.ErrResetRequired.Error(), "delete the pods that use the GPU, then nvidia-smi --gpu-reset on the node, or restart it", GPUFailed},
+	{"MPS supervisor of this node does not answer", "look at the pod with label " + componentLabel + "=" + supervisorComponent + " on the node", MPSUnavailable},
+	{"was not made by this driver", "somebody made a partition on this GPU by hand: destroy it with nvidia-smi mig on the node, or keep this GPU out of the policy", ForeignPartition},
+	{"overlaps with", "another claim still holds a part of the GPU: the driver tries again, see the claim that is named", DeviceInUse},
+	{gpu.ErrNoRoom.Error(), "something that the driver does not know takes room on the GPU: nvidia-smi on the node shows it", NoRoom},
+	{gpu.ErrNoPermission.Error(), "the driver's pod may not do this on the node: see its securityContext, and whether a policy changes it", NoPermission},
+	{"in use", "a process still uses the GPU: nvidia-smi on the node shows which", DeviceInUse},
+	{"context deadline exceeded", "the driver took longer than the kubelet waits (45 s): see the log of the driver's pod on the node", PrepareTimeout},
+	{"timed out", "the driver took longer than the kubelet waits (45 s): see the log of the driver's pod on the node", PrepareTimeout},
+}
+
+// prepare looks at the last event about a preparation. What was before is over.
+func (in *Input) prepare() []Cause {
+	e := in.last(failedPrepare)
+	if e == nil {
+		return nil
+	}
+	c := Cause{Kind: PrepareFailed, Text: prepareText(e.Message), Remedy: "see the log of the driver's pod on node " + in.Pod.Spec.NodeName}
+	for _, known := range prepareTexts {
+		if strings.Contains(e.Message, known.part) {
+			c.Kind, c.Remedy = known.kind, known.remedy
+			break
+		}
+	}
+	return []Cause{c.of(e)}
+}
+
+// prepareText takes what the kubelet puts before the driver's words away.
+func prepareText(message string) string {
+	for _, prefix := range []string{"Failed to prepare dynamic resources: ", "prepare dynamic resources: "} {
+		message = strings.TrimPrefix(message, prefix)
+	}
+	return "the devices cannot be prepared: " + message
+}
+
+// containers looks at why containers wait.
+func (in *Input) containers() []Cause {
+	var out []Cause
+	for _, s := range statuses(in.Pod) {
+		if s.State.Waiting == nil {
+			continue
+		}
+		if c, known := waiting(in.Pod, &s); known {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+func waiting(pod *corev1.Pod, s *corev1.ContainerStatus) (Cause, bool) {
+	w := s.State.Waiting
+	text := func(what string) string {
+		return strings.TrimSuffix(fmt.Sprintf("container %s: %s: %s", s.Name, what, cmp.Or(w.Message, w.Reason)), ": ")
+	}
+	logs := fmt.Sprintf("kubectl -n %s logs %s -c %s --previous", pod.Namespace, pod.Name, s.Name)
+	switch w.Reason {
+	case "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable":
+		return Cause{Kind: ImagePull, Text: text("image " + s.Image + " cannot be pulled"), Remedy: "correct the name or the tag of the image, or add imagePullSecrets"}, true
+	case "CreateContainerConfigError":
+		return Cause{Kind: ContainerConfig, Text: text("it cannot be configured"), Remedy: "create the ConfigMap or Secret that is named, or correct its name"}, true
+	case "CreateContainerError", "RunContainerError":
+		if strings.Contains(w.Message, "CDI") {
+			return Cause{
+				Kind: CDIUnknown, Text: text("the container runtime does not know its device"),
+				Remedy: "turn CDI on in the container runtime, and let it read the directory in which the driver writes (/var/run/cdi)",
+			}, true
+		}
+		return Cause{Kind: ContainerCreate, Text: text("it cannot be created"), Remedy: "see the message; it is the container runtime's"}, true
+	case "CrashLoopBackOff":
+		return Cause{Kind: ContainerCrashes, Text: fmt.Sprintf("container %s has its devices and ends again and again (%d restarts)", s.Name, s.RestartCount), Remedy: logs}, true
+	}
+	return Cause{}, false
+}
+
+// events looks at what the kubelet says about volumes and the sandbox.
+func (in *Input) events() []Cause {
+	var out []Cause
+	for _, reason := range []string{failedMount, failedAttach} {
+		if e := in.last(reason); e != nil {
+			c := Cause{Kind: Volume, Text: "a volume is not there: " + e.Message, Remedy: "create the object that is named, or correct spec.volumes"}
+			out = append(out, c.of(e))
+		}
+	}
+	if e := in.last(failedSandbox); e != nil {
+		c := Cause{Kind: Sandbox, Text: "the pod's sandbox cannot be created: " + e.Message, Remedy: "see whether the network plugin runs on node " + in.Pod.Spec.NodeName}
+		if strings.Contains(e.Message, "no runtime for") || strings.Contains(e.Message, "RuntimeHandler") {
+			c.Kind, c.Remedy = RuntimeClassAbsent, "take runtimeClassName out of the pod: claims need none; or configure that runtime on the node"
+		}
+		out = append(out, c.of(e))
+	}
+	return out
+}
+
+// last returns the latest event of a reason about the pod.
+func (in *Input) last(reason string) *corev1.Event {
+	var latest *corev1.Event
+	for i := range in.Events {
+		e := &in.Events[i]
+		if e.Reason != reason || e.InvolvedObject.UID != "" && e.InvolvedObject.UID != in.Pod.UID {
+			continue
+		}
+		if latest == nil || lastTime(e).After(lastTime(latest)) {
+			latest = e
+		}
+	}
+	return latest
+}
+
+func lastTime(e *corev1.Event) time.Time {
+	if e.Series != nil {
+		return e.Series.LastObservedTime.Time
+	}
+	return slices.MaxFunc([]time.Time{e.LastTimestamp.Time, e.EventTime.Time, e.CreationTimestamp.Time}, time.Time.Compare)
+}
+
+func (c Cause) of(e *corev1.Event) Cause {
+	c.Times = max(e.Count, 1)
+	if e.Series != nil {
+		c.Times = e.Series.Count
+	}
+	c.Last = new(metav1.NewTime(lastTime(e)))
+	return c
+}

@@ -1,0 +1,246 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package stuck says why the containers of a pod do not start although it has a node and its
+// claims are allocated: from events, conditions of its claims, and the driver's pods on the node.
+package stuck
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Kind is why a pod is stuck, for programs.
+type Kind string
+
+// Kinds of causes.
+const (
+	NodeNotReady       Kind = "NodeNotReady"
+	DriverAbsent       Kind = "DriverPodAbsent"
+	DriverCrashes      Kind = "DriverPodCrashes"
+	DriverNotReady     Kind = "DriverPodNotReady"
+	SupervisorDown     Kind = "MPSSupervisorNotReady"
+	NotRegistered      Kind = "DriverNotRegistered"
+	NotReserved        Kind = "ClaimNotReserved"
+	OldClaim           Kind = "OldClaimPrepared"
+	StillUnprepared    Kind = "ClaimBeingReleased"
+	InvalidConfig      Kind = "InvalidConfiguration"
+	NVIDIADriver       Kind = "NVIDIADriverUnusable"
+	GPUFailed          Kind = "GPUFailed"
+	MPSUnavailable     Kind = "MPSUnavailable"
+	ForeignPartition   Kind = "ForeignPartition"
+	DeviceInUse        Kind = "DeviceInUse"
+	NoRoom             Kind = "NoRoomOnGPU"
+	NoPermission       Kind = "DriverLacksPermission"
+	PrepareTimeout     Kind = "PrepareTimeout"
+	PrepareFailed      Kind = "PrepareFailed"
+	DeviceNotReady     Kind = "DeviceNotReady"
+	ImagePull          Kind = "ImagePull"
+	ContainerConfig    Kind = "ContainerConfiguration"
+	CDIUnknown         Kind = "CDIDeviceUnknown"
+	ContainerCreate    Kind = "ContainerCreation"
+	ContainerCrashes   Kind = "ContainerCrashes"
+	Volume             Kind = "Volume"
+	RuntimeClassAbsent Kind = "RuntimeClassUnknown"
+	Sandbox            Kind = "PodSandbox"
+	Terminating        Kind = "PodTerminating"
+	NothingSaid        Kind = "NothingSaid"
+)
+
+// Labels of the driver's pods.
+const (
+	componentLabel      = "app.kubernetes.io/component"
+	pluginComponent     = "gpu-kubelet-plugin"
+	supervisorComponent = "mps-supervisor"
+	conditionReady      = "Ready"
+)
+
+// Input is what is known about a pod that has a node.
+type Input struct {
+	Pod    *corev1.Pod
+	Claims []*resourceapi.ResourceClaim
+	// Events are those of the pod and of its claims, in any order.
+	Events []corev1.Event
+	// Pods are all that could be read: the driver's are found by their labels. AllPods says
+	// that pods of all namespaces could be read.
+	Pods    []*corev1.Pod
+	AllPods bool
+	// Node is nil if it could not be read.
+	Node *corev1.Node
+	// Driver is the name of the driver.
+	Driver string
+}
+
+// Cause is why containers do not start.
+type Cause struct {
+	Kind Kind `json:"kind"`
+	// Text says what is wrong, and Remedy what can be done about it.
+	Text   string `json:"text"`
+	Remedy string `json:"remedy,omitempty"`
+	// Times and Last are of the event that tells it, if one does.
+	Times int32        `json:"times,omitempty"`
+	Last  *metav1.Time `json:"last,omitempty"`
+}
+
+// Waits reports whether a pod that has a node has containers that have not started.
+func Waits(pod *corev1.Pod) bool {
+	if pod.Spec.NodeName == "" || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+		return false
+	}
+	if pod.Status.Phase == corev1.PodPending {
+		return true
+	}
+	return slices.ContainsFunc(statuses(pod), func(s corev1.ContainerStatus) bool { return s.State.Waiting != nil })
+}
+
+func statuses(pod *corev1.Pod) []corev1.ContainerStatus {
+	return slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses)
+}
+
+// Causes returns why a pod is stuck, what has to be done first at the beginning.
+func Causes(in Input) []Cause {
+	var out []Cause
+	if in.Pod.DeletionTimestamp != nil {
+		out = append(out, Cause{
+			Kind: Terminating, Text: "the pod is being deleted since " + in.Pod.DeletionTimestamp.UTC().Format("2006-01-02 15:04:05Z"),
+			Remedy: "wait for its containers to end, or see what its finalizers wait for",
+		})
+	}
+	out = append(out, in.node()...)
+	out = append(out, in.driver()...)
+	out = append(out, in.prepare()...)
+	out = append(out, in.devices()...)
+	out = append(out, in.containers()...)
+	out = append(out, in.events()...)
+	if len(out) == 0 {
+		return []Cause{{
+			Kind: NothingSaid, Text: "neither events, nor conditions of the claims, nor the driver's pods say why",
+			Remedy: "if the pod is new, wait a minute: the kubelet tries again every 60 to 90 seconds; otherwise look at the kubelet's log on the node",
+		}}
+	}
+	return out
+}
+
+func (in *Input) node() []Cause {
+	if in.Node == nil {
+		return nil
+	}
+	for _, c := range in.Node.Status.Conditions {
+		if c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue {
+			return []Cause{{
+				Kind: NodeNotReady, Text: fmt.Sprintf("node %s is not ready: %s", in.Node.Name, cmp.Or(c.Message, c.Reason, "no reason is given")),
+				Remedy: "restart the kubelet or the node; until then nothing starts there",
+			}}
+		}
+	}
+	return nil
+}
+
+// driver looks at the driver's pods on the node, if the pod has devices of it.
+func (in *Input) driver() []Cause {
+	if !in.uses() {
+		return nil
+	}
+	plugins := in.component(pluginComponent)
+	var out []Cause
+	switch {
+	case len(plugins) == 0 && in.AllPods:
+		out = append(out, Cause{
+			Kind: DriverAbsent, Text: fmt.Sprintf("no pod of driver %s runs on node %s", in.Driver, in.Pod.Spec.NodeName),
+			Remedy: "look at the DaemonSet with label " + componentLabel + "=" + pluginComponent + ": its node selector and tolerations have to fit the node",
+		})
+	case len(plugins) > 0 && !slices.ContainsFunc(plugins, ready):
+		out = append(out, unready(plugins[0], DriverNotReady, "the driver's pod"))
+	}
+	supervisors := in.component(supervisorComponent)
+	if len(supervisors) > 0 && !slices.ContainsFunc(supervisors, ready) && in.usesMPS() {
+		out = append(out, unready(supervisors[0], SupervisorDown, "the MPS supervisor"))
+	}
+	return out
+}
+
+func unready(pod *corev1.Pod, kind Kind, what string) Cause {
+	c := Cause{
+		Kind: kind, Text: fmt.Sprintf("%s %s/%s on node %s is not ready", what, pod.Namespace, pod.Name, pod.Spec.NodeName),
+		Remedy: fmt.Sprintf("kubectl -n %s describe pod %s", pod.Namespace, pod.Name),
+	}
+	for _, s := range statuses(pod) {
+		if w := s.State.Waiting; w != nil && w.Reason == "CrashLoopBackOff" {
+			if kind == DriverNotReady {
+				c.Kind = DriverCrashes
+			}
+			c.Text = fmt.Sprintf("%s %s/%s on node %s crashes: container %s was restarted %d times", what, pod.Namespace, pod.Name, pod.Spec.NodeName, s.Name, s.RestartCount)
+			if t := s.LastTerminationState.Terminated; t != nil && t.Message != "" {
+				c.Text += ": " + t.Message
+			}
+			c.Remedy = fmt.Sprintf("kubectl -n %s logs %s -c %s --previous", pod.Namespace, pod.Name, s.Name)
+			return c
+		} else if w != nil && w.Message != "" {
+			c.Text += ": " + w.Message
+		}
+	}
+	return c
+}
+
+func ready(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+func (in *Input) component(name string) []*corev1.Pod {
+	var out []*corev1.Pod
+	for _, p := range in.Pods {
+		if p.Labels[componentLabel] == name && p.Spec.NodeName == in.Pod.Spec.NodeName && p.DeletionTimestamp == nil {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+func (in *Input) uses() bool { return in.anyResult(func(string) bool { return true }) }
+
+func (in *Input) usesMPS() bool {
+	return in.anyResult(func(device string) bool { return strings.Contains(device, "mps") })
+}
+
+func (in *Input) anyResult(is func(device string) bool) bool {
+	for _, c := range in.Claims {
+		if c.Status.Allocation == nil {
+			continue
+		}
+		for _, r := range c.Status.Allocation.Devices.Results {
+			if r.Driver == in.Driver && is(r.Device) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// devices looks at what the driver says about the devices of the claims.
+func (in *Input) devices() []Cause {
+	var out []Cause
+	for _, c := range in.Claims {
+		for _, d := range c.Status.Devices {
+			ready := meta.FindStatusCondition(d.Conditions, conditionReady)
+			if ready == nil || ready.Status != metav1.ConditionFalse {
+				continue
+			}
+			out = append(out, Cause{
+				Kind: DeviceNotReady, Text: fmt.Sprintf("device %s of claim %s is not ready: %s: %s", d.Device, c.Name, ready.Reason, ready.Message),
+				Remedy: deviceRemedy, Last: &ready.LastTransitionTime,
+			})
+		}
+	}
+	return out
+}
+
+const deviceRemedy = "if this lasts, delete the pod, and the claim if it was not made from a template, to get another device"
