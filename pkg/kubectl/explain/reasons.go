@@ -14,7 +14,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
 )
@@ -108,7 +107,7 @@ func (t *tally) often(c Cause) []string {
 func (q *inquiry) eligible() [][]*corev1.Node {
 	allowed := sets.New(q.nodes...)
 	var out [][]*corev1.Node
-	for _, kind := range q.kinds {
+	for _, kind := range q.kinds() {
 		if some := slices.DeleteFunc(slices.Clone(kind), func(n *corev1.Node) bool { return !allowed.Has(n) }); len(some) > 0 {
 			out = append(out, some)
 		}
@@ -130,9 +129,16 @@ func (q *inquiry) refused(ctx context.Context) {
 		if len(q.Reasons) == before {
 			q.together()
 		}
-		q.inTheWay(ctx, j)
+		if slices.ContainsFunc(q.Reasons, isTaken) {
+			q.inTheWay(ctx, j)
+		}
 	}
 	slices.SortStableFunc(q.Reasons, func(a, b Reason) int { return cmp.Compare(rank(a.Cause), rank(b.Cause)) })
+}
+
+// isTaken reports whether a reason is that claims have devices.
+func isTaken(r Reason) bool {
+	return slices.Contains([]Cause{Held, CapacityUsed, CountersUsed, NotTogether}, r.Cause)
 }
 
 // allClaims returns the claims to be allocated, with that of extended resources.
@@ -335,11 +341,7 @@ func oneLine(text string) string { return strings.Join(strings.Fields(text), " "
 func (q *inquiry) valuesOf(ctx context.Context, class, attribute string) []string {
 	values := sets.New[string]()
 	for _, d := range q.devicesOf(ctx, class) {
-		for name, value := range d.Attributes {
-			if s := string(name); s == attribute || strings.HasSuffix(s, "/"+attribute) {
-				values.Insert(ptr.Deref(value.StringValue, ""))
-			}
-		}
+		values.Insert(textOf(d, attribute))
 	}
 	values.Delete("")
 	return sets.List(values)
