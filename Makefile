@@ -31,7 +31,7 @@ SOAK := 10m
 # tests then start sooner, pkg/host, which runs its test binary without a C library, and
 # pkg/mps/supervisor, which runs its test binary as the control program: with the detector
 # that takes longer to start than the tests give it.
-PLAIN := ./cmd/partage-hook ./pkg/api/... ./pkg/device/... ./pkg/host/... ./pkg/mps/supervisor ./pkg/policy/... ./pkg/quote/... ./pkg/version/... ./test/docs ./test/gpusim/... ./test/versions
+PLAIN := ./cmd/partage-hook ./pkg/api/... ./pkg/device/... ./pkg/host/... ./pkg/mps/supervisor ./pkg/policy/... ./pkg/quote/... ./pkg/version/... ./test/docs ./test/gpusim/... ./test/krew ./test/versions
 RACE = $(filter-out $(shell go list $(PLAIN)),$(shell go list ./cmd/... ./pkg/...))
 FLOW := $(addprefix ./test/flow/,claims conformance sharing metrics crash fault soak)
 
@@ -67,6 +67,7 @@ demo: root setup build cluster images ## Start a local Kubernetes with simulated
 	$(CLUSTER) run -- demo/run
 	@printf '%s\n' '' \
 	  'The cluster keeps running. Look around:' \
+	  '  $(CLUSTER) run -- kubectl gpu tree                      nodes, GPUs, partitions and shares, and whose they are' \
 	  '  $(CLUSTER) run -- kubectl get pods -A' \
 	  '  $(CLUSTER) run -- kubectl get resourceslices             what the driver publishes' \
 	  '  $(CLUSTER) run -- bin/gpusim show --root /run/gpusim     the GPUs and their MIG instances' \
@@ -83,7 +84,8 @@ demo-down: ## Stop the local Kubernetes; nothing of it stays
 build: gpusim ## Build the driver and the test tools into bin/
 	$(call say,building the driver and the tools)
 	go build -ldflags '$(GO_LDFLAGS)' -o bin/ ./cmd/gpu-kubelet-plugin ./cmd/cuda-probe
-	CGO_ENABLED=0 go build -ldflags '$(GO_LDFLAGS)' -o bin/ ./cmd/mps-supervisor ./cmd/partage-hook
+	CGO_ENABLED=0 go build -ldflags '$(GO_LDFLAGS)' -o bin/ ./cmd/mps-supervisor ./cmd/partage-hook ./cmd/kubectl-gpu
+	ln -sf kubectl-gpu bin/kubectl_complete-gpu
 	go build -ldflags '-s -w' -o bin/nvidia-cdi-hook github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook
 	cd test/cluster && CGO_ENABLED=0 go build -o ../../bin/cluster ./cmd/cluster
 
@@ -244,6 +246,8 @@ lint: $(LINT) gpusim ## Check formatting and code of all modules
 	$(call say,golangci-lint and go vet)
 	go vet -tags e2e ./...
 	$(LINT) run --allow-serial-runners ./...
+	@# What runs on the machines of users, too.
+	for os in darwin windows; do GOOS=$$os CGO_ENABLED=0 go vet ./cmd/kubectl-gpu ./pkg/kubectl/...; done
 	cd test/cluster && CGO_ENABLED=0 go vet -tags cluster $(LINT_CLUSTER) && CGO_ENABLED=0 $(CURDIR)/$(LINT) run --allow-serial-runners --config $(CURDIR)/.golangci.yaml $(LINT_CLUSTER)
 	cd test/ui && CGO_ENABLED=0 $(CURDIR)/$(LINT) run --allow-serial-runners --config $(CURDIR)/.golangci.yaml ./...
 	cd test/allocators && $(CURDIR)/$(LINT) run --allow-serial-runners --config $(CURDIR)/.golangci.yaml .

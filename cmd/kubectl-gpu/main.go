@@ -11,50 +11,51 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
-	"github.com/partage-dev/partage/pkg/kubectl/explain"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
-	"github.com/partage-dev/partage/pkg/version"
 )
 
-// exitFound is the exit code of a command that worked and found something wrong.
-const exitFound = 2
+const (
+	exitFailed = 1
+	// exitFound is the exit code of a command that worked and found something wrong.
+	exitFound = 2
+)
+
+// completer is the name under which kubectl looks for a program that completes the arguments of
+// kubectl gpu. A link of that name to this program is one.
+const completer = "kubectl_complete-gpu"
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := newCommand(genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}).ExecuteContext(ctx)
-	stop()
-	switch {
-	case err == nil:
-	case errors.Is(err, options.ErrFound):
-		os.Exit(exitFound)
-	default:
-		fmt.Fprintln(os.Stderr, "error:", err)
-		os.Exit(1)
-	}
+	os.Exit(run(os.Args, genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}))
 }
 
-func newCommand(streams genericiooptions.IOStreams) *cobra.Command {
-	o := options.New(streams)
-	root := &cobra.Command{
-		Use:           "kubectl-gpu",
-		Short:         "See GPUs and what they are used for, ask why a pod waits, choose how to share",
-		Version:       version.Get().String(),
-		SilenceErrors: true,
-		SilenceUsage:  true,
-		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl gpu"},
+// run runs the program with its own name and its arguments, and returns its exit code.
+func run(args []string, streams genericiooptions.IOStreams) int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	root := newCommand(streams)
+	root.SetArgs(arguments(args))
+	err := root.ExecuteContext(ctx)
+	switch {
+	case err == nil:
+		return 0
+	case errors.Is(err, options.ErrFound):
+		return exitFound
 	}
-	root.SetOut(streams.Out)
-	root.SetErr(streams.ErrOut)
-	root.SetIn(streams.In)
-	o.AddFlags(root.PersistentFlags())
-	// In the order of the alphabet.
-	root.AddCommand(
-		explain.NewCommand(o),
-	)
-	return root
+	fmt.Fprintln(streams.ErrOut, "error:", err)
+	return exitFailed
+}
+
+// arguments returns the arguments of the command tree.
+func arguments(args []string) []string {
+	if strings.TrimSuffix(filepath.Base(args[0]), ".exe") == completer {
+		return append([]string{cobra.ShellCompRequestCmd}, args[1:]...)
+	}
+	return args[1:]
 }

@@ -5,15 +5,12 @@ package device
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
-	"strings"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"sigs.k8s.io/yaml"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/gpu/boards"
 	"github.com/partage-dev/partage/pkg/policy"
 )
 
@@ -28,29 +25,25 @@ type testBoard struct {
 
 func (b testBoard) gpu() *gpu.GPU { return &b.node.GPUs[0] }
 
-// testBoards reads the facts in testdata/boards, one GPU each. A board whose
+// testBoards reads the facts about all boards, one GPU each. A board whose
 // MIG mode is fixed comes twice: as it is, and as NAME-mig with the mode on.
 func testBoards(t *testing.T) []testBoard {
 	t.Helper()
-	files, err := filepath.Glob("testdata/boards/*.yaml")
-	if err != nil {
-		t.Fatal(err)
+	names := boards.Names()
+	if len(names) < 13 {
+		t.Fatalf("only %d boards", len(names))
 	}
-	if len(files) < 13 {
-		t.Fatalf("only %d boards in testdata/boards", len(files))
-	}
-	var boards []testBoard
-	for _, file := range files {
-		name := strings.TrimSuffix(filepath.Base(file), ".yaml")
+	var all []testBoard
+	for _, name := range names {
 		node := loadNode(t, name)
-		boards = append(boards, testBoard{name, node})
+		all = append(all, testBoard{name, node})
 		if mig := node.GPUs[0].MIG; mig != nil && !mig.Dynamic {
 			on := loadNode(t, name)
 			on.GPUs[0].MIG.Enabled = true
-			boards = append(boards, testBoard{name + "-mig", on})
+			all = append(all, testBoard{name + "-mig", on})
 		}
 	}
-	return boards
+	return all
 }
 
 // partitionable are the boards that publish partitions.
@@ -67,18 +60,11 @@ func partitionable(t *testing.T) []testBoard {
 
 func loadNode(t testing.TB, board string) *gpu.Node {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join("testdata/boards", board+".yaml"))
+	node, err := boards.Load(board)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var node gpu.Node
-	if err := yaml.UnmarshalStrict(data, &node); err != nil {
-		t.Fatalf("board %s: %v", board, err)
-	}
-	if len(node.GPUs) != 1 {
-		t.Fatalf("board %s has %d GPUs, want 1", board, len(node.GPUs))
-	}
-	return &node
+	return node
 }
 
 // replicate is a node with n GPUs of one board. They are listed against the

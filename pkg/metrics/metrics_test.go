@@ -21,11 +21,11 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/yaml"
 
 	"github.com/partage-dev/partage/pkg/claim"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/gpu/boards"
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/steptime"
 	"github.com/partage-dev/partage/pkg/usage"
@@ -41,12 +41,8 @@ const (
 // busyNode is a node with so many H100, each cut into seven partitions that claims use.
 func busyNode(t testing.TB, gpus int) (*device.Inventory, usage.Snapshot) {
 	t.Helper()
-	data, err := os.ReadFile("../device/testdata/boards/h100-80-sxm.yaml")
+	node, err := boards.Load("h100-80-sxm")
 	if err != nil {
-		t.Fatal(err)
-	}
-	var node gpu.Node
-	if err := yaml.UnmarshalStrict(data, &node); err != nil {
 		t.Fatal(err)
 	}
 	board := node.GPUs[0]
@@ -59,7 +55,7 @@ func busyNode(t testing.TB, gpus int) (*device.Inventory, usage.Snapshot) {
 		used := gpu.Usage{Memory: gpu.MemoryUsage{TotalBytes: 80 << 30, UsedBytes: 7 << 30}}
 		snapshot.GPUs[g.PCIAddress] = usage.GPU{Sampled: time.Unix(1_800_000_000, 0), Usage: &used, UnattributedBytes: 1 << 20}
 	}
-	inventory, err := device.NewInventory(&node, device.Terms{})
+	inventory, err := device.NewInventory(node, device.Terms{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -174,3 +174,43 @@ func TestValues(t *testing.T) {
 		t.Errorf("only %d values", names)
 	}
 }
+
+// output is a block of code that shows a command and what a golden file has of its output, as
+//
+//	<!-- output of pkg/kubectl/tree/testdata/team.txt -->
+//	```console
+//	$ kubectl gpu tree
+//	...
+//	```
+var output = regexp.MustCompile("(?ms)^<!-- output of (\\S+) -->\n```console\n\\$ [^\n]*\n(.*?)^```$")
+
+// TestOutputs: outputs that pages show are those that golden files have, line by line. A line
+// with an ellipsis stands for any number of lines.
+func TestOutputs(t *testing.T) {
+	outputs := 0
+	files(t, ".md", func(path, content string) {
+		for _, found := range output.FindAllStringSubmatch(content, -1) {
+			outputs++
+			golden, err := os.ReadFile(filepath.Join(root, found[1]))
+			if err != nil {
+				t.Errorf("%s: %v", path, err)
+				continue
+			}
+			rest := "\n" + string(golden)
+			for part := range strings.SplitSeq("\n"+found[2], "\n…\n") {
+				at := strings.Index(rest, strings.TrimSuffix(part, "\n"))
+				if at < 0 {
+					t.Errorf("%s: %s does not have, or has earlier:\n%s", path, found[1], part)
+					break
+				}
+				rest = rest[at+len(part)-1:]
+			}
+		}
+		if shown := strings.Count(content, "\n<!-- output of "); shown != len(output.FindAllString(content, -1)) {
+			t.Errorf("%s: of %d comments not each is followed by a block of code", path, shown)
+		}
+	})
+	if t.Logf("%d cases", outputs); outputs < 4 {
+		t.Errorf("only %d outputs", outputs)
+	}
+}

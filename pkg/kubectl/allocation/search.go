@@ -61,24 +61,31 @@ func (p *Planner) OnNodes(ctx context.Context, nodes []*corev1.Node, claims []*r
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	answers, searched := make([]Answer, len(nodes)), newSearches()
+	inParallel(len(nodes), func(i int) {
+		answers[i] = searched.answer(ctx, q, nodes[i])
+		if answers[i].Verdict == TimedOut {
+			stop()
+		}
+	})
+	return answers
+}
+
+// inParallel calls f for each number below n, on all processors.
+func inParallel(n int, f func(int)) {
 	next := make(chan int)
 	var workers sync.WaitGroup
-	for range min(len(nodes), runtime.GOMAXPROCS(0)) {
+	for range min(n, runtime.GOMAXPROCS(0)) {
 		workers.Go(func() {
 			for i := range next {
-				answers[i] = searched.answer(ctx, q, nodes[i])
-				if answers[i].Verdict == TimedOut {
-					stop()
-				}
+				f(i)
 			}
 		})
 	}
-	for i := range nodes {
+	for i := range n {
 		next <- i
 	}
 	close(next)
 	workers.Wait()
-	return answers
 }
 
 // Anywhere reports whether claims fit on one of the nodes, and on which. It stops at the first.

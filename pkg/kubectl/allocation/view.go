@@ -115,12 +115,14 @@ func (p *Planner) Kinds(ctx context.Context, nodes []*corev1.Node) [][]*corev1.N
 	q := p.newQuery(nil)
 	q.whole = true
 	q.attributes = attributes{all: true, except: identities}
+	keys := make([]uint64, len(nodes))
+	inParallel(len(nodes), func(i int) { keys[i] = q.part(ctx, nodes[i]).key })
 	place := map[uint64]int{}
 	var out [][]*corev1.Node
-	for _, n := range nodes {
-		key := q.part(ctx, n).key
-		if i, known := place[key]; known {
-			out[i] = append(out[i], n)
+	for i, n := range nodes {
+		key := keys[i]
+		if kind, known := place[key]; known {
+			out[kind] = append(out[kind], n)
 			continue
 		}
 		place[key] = len(out)

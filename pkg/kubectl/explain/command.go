@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"slices"
 	"strings"
@@ -111,14 +110,14 @@ func (c *command) manifest(namespace string) (*Manifest, error) {
 	if c.file == "" {
 		return nil, nil
 	}
-	var in io.Reader = c.In
+	in := c.In
 	if c.file != "-" {
 		f, err := os.Open(c.file)
 		if err != nil {
 			return nil, err
 		}
 		// It was only read.
-		defer f.Close() //nolint:errcheck // see above
+		defer f.Close()
 		in = f
 	}
 	m, err := Parse(in, namespace)

@@ -5,22 +5,19 @@ package explain
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
-	"k8s.io/dynamic-resource-allocation/resourceclaim"
-	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
-	"github.com/partage-dev/partage/pkg/kubectl/stuck"
 )
 
 // Kind is that of the objects that explain prints.
@@ -32,8 +29,11 @@ type Explainer struct {
 	filter  *allocation.NodeFilter
 	model   *fleet.Model
 	now     time.Time
-	// kinds are all nodes, those of a kind together.
-	kinds [][]*corev1.Node
+	// budget is how long is looked for what would help, and tryFor how long one change is
+	// searched for on one node: one after which the search is hard is no help.
+	budget, tryFor time.Duration
+	// kinds returns all nodes, those of a kind together.
+	kinds func() [][]*corev1.Node
 	// AdminAllowed reports whether a namespace may use admin access, and whether that is known.
 	// It may be nil.
 	AdminAllowed func(namespace string) (allowed, known bool)
@@ -43,8 +43,13 @@ type Explainer struct {
 
 // New returns an Explainer.
 func New(ctx context.Context, s *fleet.Snapshot, driver string, now time.Time, options ...allocation.Option) *Explainer {
-	x := &Explainer{planner: allocation.New(s, options...), filter: allocation.NewNodeFilter(s), model: fleet.New(s, driver), now: now}
-	x.kinds = x.planner.Kinds(ctx, x.planner.Nodes())
+	x := &Explainer{now: now, budget: searchBudget, tryFor: tryFor}
+	var parts sync.WaitGroup
+	parts.Go(func() { x.model = fleet.New(s, driver) })
+	parts.Go(func() { x.filter = allocation.NewNodeFilter(s) })
+	x.planner = allocation.New(s, options...)
+	parts.Wait()
+	x.kinds = sync.OnceValue(func() [][]*corev1.Node { return x.planner.Kinds(ctx, x.planner.Nodes()) })
 	return x
 }
 
@@ -87,6 +92,9 @@ func (x *Explainer) Claim(ctx context.Context, c *resourceapi.ResourceClaim) *Ex
 		q.describe(c)
 		return q.Explanation
 	}
+	if q.blind() {
+		return q.Explanation
+	}
 	q.nodes = x.planner.Nodes()
 	if q.check(ctx, complete(c)) {
 		q.decide(ctx)
@@ -103,6 +111,8 @@ func (x *Explainer) Pod(ctx context.Context, pod *corev1.Pod) *Explanation {
 	q.pod = pod
 	claims := q.podClaims()
 	switch {
+	case q.Verdict == Unknown:
+		return q.Explanation
 	case len(q.Reasons) > 0:
 		q.Verdict = Waits
 		return q.Explanation
@@ -111,6 +121,9 @@ func (x *Explainer) Pod(ctx context.Context, pod *corev1.Pod) *Explanation {
 		return q.Explanation
 	case pod.Spec.NodeName != "" && (pod.Status.Phase != "" || pod.Status.StartTime != nil):
 		q.scheduled(claims)
+		return q.Explanation
+	}
+	if q.blind() {
 		return q.Explanation
 	}
 	q.place(claims)
@@ -124,80 +137,8 @@ func (x *Explainer) Pod(ctx context.Context, pod *corev1.Pod) *Explanation {
 	}
 	q.decide(ctx)
 	q.sayScheduler()
+	q.gated()
 	return q.Explanation
-}
-
-// podClaims returns the claims of the pod, and gives reasons where one is missing.
-func (q *inquiry) podClaims() []*resourceapi.ResourceClaim {
-	var claims []*resourceapi.ResourceClaim
-	for _, c := range allocation.ClaimsOf(q.model.Snapshot, q.pod) {
-		switch {
-		case errors.Is(c.Err, allocation.ErrNoTemplate):
-			q.missing(TemplateMissing, c, "claim template", q.templateNames())
-		case errors.Is(c.Err, allocation.ErrNoClaim):
-			q.missing(ClaimMissing, c, "claim", q.claimNames())
-		case c.Err != nil:
-			q.Reasons = append(q.Reasons, Reason{Cause: ClaimNotOwned, Claim: c.Name, Text: fmt.Sprintf("spec.resourceClaims %s: %v", c.Name, c.Err)})
-		case c.Claim != nil:
-			claims = append(claims, c.Claim)
-		}
-	}
-	if s := q.pod.Status.ExtendedResourceClaimStatus; s != nil {
-		for _, c := range q.model.Claims {
-			if c.Namespace == q.pod.Namespace && c.Name == s.ResourceClaimName {
-				claims = append(claims, c)
-			}
-		}
-	}
-	for _, c := range claims {
-		q.reserved(c)
-	}
-	return claims
-}
-
-// missing says that a claim or template is not there, and which name may have been meant.
-func (q *inquiry) missing(cause Cause, c allocation.PodClaim, what string, names []string) {
-	name := c.Template
-	for _, ref := range q.pod.Spec.ResourceClaims {
-		if ref.Name == c.Name && ref.ResourceClaimName != nil {
-			name = *ref.ResourceClaimName
-		}
-	}
-	q.Reasons = append(q.Reasons, Reason{Cause: cause, Claim: c.Name, Text: fmt.Sprintf("spec.resourceClaims %s refers to %s %s, which does not exist in namespace %s", c.Name, what, name, q.pod.Namespace)})
-	if near := nearest(name, names); near != "" {
-		q.Suggestions = append(q.Suggestions, Suggestion{Kind: ChangeReference, Text: fmt.Sprintf("refer to %s %s: did you mean that?", what, near)})
-	}
-}
-
-func (q *inquiry) templateNames() []string {
-	var names []string
-	for _, t := range q.model.Templates {
-		if t.Namespace == q.pod.Namespace {
-			names = append(names, t.Name)
-		}
-	}
-	return names
-}
-
-func (q *inquiry) claimNames() []string {
-	var names []string
-	for _, c := range q.model.Claims {
-		if c.Namespace == q.pod.Namespace {
-			names = append(names, c.Name)
-		}
-	}
-	return names
-}
-
-// reserved says that no further pod can use a claim.
-func (q *inquiry) reserved(c *resourceapi.ResourceClaim) {
-	if len(c.Status.ReservedFor) < resourceapi.ResourceClaimReservedForMaxSize || resourceclaim.IsReservedForPod(q.pod, c, true) {
-		return
-	}
-	q.Reasons = append(q.Reasons, Reason{
-		Cause: ClaimFull, Claim: c.Name,
-		Text: fmt.Sprintf("claim %s is used by %d pods, which is the limit of Kubernetes: the pod waits until one of them ends; use a claim template to give each pod its own", c.Name, len(c.Status.ReservedFor)),
-	})
 }
 
 // place tells the nodes apart that the pod may run on, devices aside.
@@ -228,53 +169,17 @@ func (q *inquiry) place(claims []*resourceapi.ResourceClaim) {
 // byClaim is an obstacle that filters of nodes do not know.
 const byClaim allocation.ObstacleKind = "ClaimElsewhere"
 
-// check looks at a claim by itself, and takes it among those to be allocated.
-func (q *inquiry) check(ctx context.Context, c *resourceapi.ResourceClaim) bool {
-	before := len(q.Reasons)
-	for _, a := range asksOf(c) {
-		if q.planner.Class(*a.class) == nil {
-			q.noClass(ctx, a)
-		}
-		if a.admin && q.AdminAllowed != nil {
-			if allowed, known := q.AdminAllowed(c.Namespace); known && !allowed {
-				q.Reasons = append(q.Reasons, Reason{
-					Cause: AdminForbidden, Claim: c.Name, Request: a.name,
-					Text: fmt.Sprintf("request %s wants admin access, and namespace %s has no label %s=true: the API server refuses such claims", a.name, c.Namespace, resourceapi.DRAAdminNamespaceLabelKey),
-				})
-			}
-		}
+// blind reports whether devices or classes cannot be read. The notes say which right is missing.
+func (q *inquiry) blind() bool {
+	if q.unreadable(fleet.ResourceSlices, "") || q.unreadable(fleet.ResourceClasses, "") {
+		q.Verdict = Unknown
+		return true
 	}
-	q.claims = append(q.claims, c)
-	if len(q.Reasons) > before {
-		q.Verdict = Waits
-		return false
-	}
-	return true
+	return false
 }
 
-// noClass says that a class does not exist, and which may have been meant.
-func (q *inquiry) noClass(ctx context.Context, a ask) {
-	var names []string
-	for _, c := range q.model.Classes {
-		names = append(names, c.Name)
-	}
-	slices.Sort(names)
-	text := fmt.Sprintf("DeviceClass %s does not exist", *a.class)
-	near := nearest(*a.class, names)
-	switch {
-	case near != "":
-		text += fmt.Sprintf(": did you mean %s?", near)
-	case len(names) > 0:
-		text += "; there are " + strings.Join(names, ", ")
-	}
-	q.Reasons = append(q.Reasons, Reason{Cause: ClassMissing, Claim: a.claim.Name, Request: a.name, Text: text})
-	if near == "" {
-		return
-	}
-	other := a.changed(func(b ask) { *b.class = near })
-	if node, fits := q.try(ctx, q.planner, q.places(), []*resourceapi.ResourceClaim{other}); fits {
-		q.Suggestions = append(q.Suggestions, Suggestion{Kind: ChangeClass, Node: node, Text: "with deviceClassName " + near})
-	}
+func (q *inquiry) unreadable(resource, namespace string) bool {
+	return slices.ContainsFunc(q.model.Missing, func(m fleet.Missing) bool { return m.Resource == resource && m.Namespace == namespace })
 }
 
 // claimsFor returns the claims that have to be allocated on a node.
@@ -348,11 +253,11 @@ func (q *inquiry) decide(ctx context.Context) {
 		q.Verdict = Waits
 		q.refused(ctx)
 	}
-	limited, cancel := context.WithTimeout(ctx, searchBudget)
+	limited, cancel := context.WithTimeout(ctx, q.budget)
 	defer cancel()
 	q.suggest(limited)
 	if limited.Err() != nil && ctx.Err() == nil {
-		q.Notes = append(q.Notes, fmt.Sprintf("Looking for what would help was stopped after %s.", searchBudget))
+		q.Notes = append(q.Notes, fmt.Sprintf("Looking for what would help was stopped after %s.", q.budget))
 	}
 }
 
@@ -382,65 +287,19 @@ func (q *inquiry) sayScheduler() {
 			q.Notes = append(q.Notes, "Its devices could be allocated now: the scheduler has not tried again yet, or something that is not looked at here keeps the pod away (affinity between pods, topology spread, volumes, ports, quota of a gang).")
 		}
 	}
-	if len(q.pod.Spec.SchedulingGates) > 0 {
-		q.Notes = append(q.Notes, "The pod has scheduling gates: the scheduler does not look at it until they are removed.")
-	}
 }
 
-// scheduled explains a pod that has a node.
-func (q *inquiry) scheduled(claims []*resourceapi.ResourceClaim) {
-	q.Verdict = Allocated
-	for _, c := range claims {
-		q.describe(c)
-	}
-	if !stuck.Waits(q.pod) {
+// gated says that the scheduler does not look at the pod, whatever there is.
+func (q *inquiry) gated() {
+	if len(q.pod.Spec.SchedulingGates) == 0 {
 		return
 	}
-	q.Verdict = IsStuck
-	in := stuck.Input{Pod: q.pod, Claims: claims, Pods: q.model.Pods, Driver: q.model.Driver, AllPods: !q.filter.Partial()}
-	for _, n := range q.model.Snapshot.Nodes {
-		if n.Name == q.pod.Spec.NodeName {
-			in.Node = n
-		}
+	var names []string
+	for _, gate := range q.pod.Spec.SchedulingGates {
+		names = append(names, gate.Name)
 	}
-	if q.Explainer.Events != nil {
-		events, err := q.Explainer.Events(q.pod, claims)
-		if err != nil {
-			q.Notes = append(q.Notes, fmt.Sprintf("Events cannot be read: %v; without them it is unknown what the kubelet says.", err))
-		}
-		in.Events = events
-	}
-	q.Stuck = stuck.Causes(in)
-}
-
-// describe adds what a claim got.
-func (q *inquiry) describe(c *resourceapi.ResourceClaim) {
-	if c.Status.Allocation == nil {
-		return
-	}
-	for i := range c.Status.Allocation.Devices.Results {
-		r := &c.Status.Allocation.Devices.Results[i]
-		a := Allocation{Claim: c.Name, Request: r.Request, Driver: r.Driver, Device: r.Device, AdminAccess: ptr.Deref(r.AdminAccess, false)}
-		if len(r.ConsumedCapacity) > 0 {
-			a.Share = map[string]string{}
-			for name, amount := range r.ConsumedCapacity {
-				a.Share[string(name)] = amount.String()
-			}
-		}
-		for _, h := range q.model.Holdings {
-			if h.Claim != c || h.Result != r {
-				continue
-			}
-			if h.Device != nil {
-				a.Node, a.Profile, a.Placement = h.Device.GPU.Node.Name, h.Device.Profile, h.Device.Placement
-			}
-			if h.Status != nil {
-				a.Conditions = h.Status.Conditions
-				if h.Status.Data != nil {
-					a.Data = string(h.Status.Data.Raw)
-				}
-			}
-		}
-		q.Allocations = append(q.Allocations, a)
-	}
+	gates := strings.Join(names, ", ")
+	q.Verdict = Waits
+	q.Reasons = append([]Reason{{Cause: Gated, Text: "the pod has scheduling gates, and the scheduler does not look at it until they are removed: " + gates}}, q.Reasons...)
+	q.Suggestions = append([]Suggestion{{Kind: RemoveGates, Text: "after whoever set them has removed the scheduling gates " + gates}}, q.Suggestions...)
 }

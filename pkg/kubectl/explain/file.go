@@ -20,7 +20,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/kubernetes/scheme"
-
 	sigsyaml "sigs.k8s.io/yaml"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
@@ -110,22 +109,34 @@ func (m *Manifest) add(object runtime.Object, kind, namespace string) error {
 		m.Templates = append(m.Templates, in(o, namespace))
 	case *corev1.Pod:
 		m.Pods = append(m.Pods, in(o, namespace))
-	case *appsv1.Deployment:
-		m.addTemplate(&o.ObjectMeta, &o.Spec.Template, namespace)
-	case *appsv1.StatefulSet:
-		m.addTemplate(&o.ObjectMeta, &o.Spec.Template, namespace)
-	case *appsv1.DaemonSet:
-		m.addTemplate(&o.ObjectMeta, &o.Spec.Template, namespace)
-	case *appsv1.ReplicaSet:
-		m.addTemplate(&o.ObjectMeta, &o.Spec.Template, namespace)
-	case *batchv1.Job:
-		m.addTemplate(&o.ObjectMeta, &o.Spec.Template, namespace)
-	case *batchv1.CronJob:
-		m.addTemplate(&o.ObjectMeta, &o.Spec.JobTemplate.Spec.Template, namespace)
 	default:
-		m.Ignored = append(m.Ignored, kind)
+		owner, template := podTemplate(object)
+		if template == nil {
+			m.Ignored = append(m.Ignored, kind)
+			return nil
+		}
+		m.addTemplate(owner, template, namespace)
 	}
 	return nil
+}
+
+// podTemplate returns what the pods of a workload are made of, or nil.
+func podTemplate(object runtime.Object) (*metav1.ObjectMeta, *corev1.PodTemplateSpec) {
+	switch o := object.(type) {
+	case *appsv1.Deployment:
+		return &o.ObjectMeta, &o.Spec.Template
+	case *appsv1.StatefulSet:
+		return &o.ObjectMeta, &o.Spec.Template
+	case *appsv1.DaemonSet:
+		return &o.ObjectMeta, &o.Spec.Template
+	case *appsv1.ReplicaSet:
+		return &o.ObjectMeta, &o.Spec.Template
+	case *batchv1.Job:
+		return &o.ObjectMeta, &o.Spec.Template
+	case *batchv1.CronJob:
+		return &o.ObjectMeta, &o.Spec.JobTemplate.Spec.Template
+	}
+	return nil, nil
 }
 
 // in sets the namespace where the file leaves it out.

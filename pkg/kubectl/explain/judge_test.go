@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/go-logr/logr"
 	resourceapi "k8s.io/api/resource/v1"
@@ -28,11 +29,11 @@ func newAllocatorLog() *allocatorLog {
 	return &allocatorLog{skipped: map[string]map[string]bool{}, allocated: map[string]bool{}}
 }
 
-func (l *allocatorLog) Init(logr.RuntimeInfo)               {}
-func (l *allocatorLog) Enabled(level int) bool              { return level <= 7 }
-func (l *allocatorLog) WithName(string) logr.LogSink        { return l }
-func (l *allocatorLog) WithValues(...any) logr.LogSink      { return l }
-func (l *allocatorLog) Error(err error, _ string, _ ...any) {}
+func (l *allocatorLog) Init(logr.RuntimeInfo)          {}
+func (l *allocatorLog) Enabled(level int) bool         { return level <= 7 }
+func (l *allocatorLog) WithName(string) logr.LogSink   { return l }
+func (l *allocatorLog) WithValues(...any) logr.LogSink { return l }
+func (l *allocatorLog) Error(error, string, ...any)    {}
 
 func (l *allocatorLog) Info(_ int, message string, values ...any) {
 	for i := 0; i+1 < len(values); i += 2 {
@@ -160,7 +161,7 @@ func TestJudgeAgainstAllocator(t *testing.T) {
 					continue
 				}
 				total.states++
-				p := allocation.New(f.Snapshot, allocation.WithEverything())
+				p := allocation.New(f.Snapshot, allocation.WithEverything(), allocation.WithTimeLimit(time.Hour))
 				for name, r := range asked() {
 					claim := f.Claim("team", name, r)
 					log := newAllocatorLog()

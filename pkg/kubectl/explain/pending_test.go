@@ -5,6 +5,7 @@ package explain
 
 import (
 	"bytes"
+	"cmp"
 	"flag"
 	"fmt"
 	"os"
@@ -13,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -157,7 +158,7 @@ var pendings = []pending{
 		r := fleettest.Request("observer.partage.dev")
 		r.Exactly.AdminAccess = new(true)
 		return waits(r)(f)
-	}, want: AdminForbidden},
+	}, want: AdminForbidden, helps: []SuggestionKind{LabelNamespace}},
 	{name: "nodeSelector excludes", make: func(f *fleettest.Fleet) *corev1.Pod {
 		f.Nodes[0].Labels["gpu"] = "h100"
 		f.Held("other", "a", "n1", fleettest.Count(2, whole))
@@ -192,11 +193,16 @@ var pendings = []pending{
 	}, want: NoSlices},
 	{name: "claim does not exist", make: func(f *fleettest.Fleet) *corev1.Pod {
 		f.Claim("team", "training", fleettest.Request(whole))
-		return f.Pod("team", "llm", corev1.PodResourceClaim{Name: "gpu", ResourceClaimName: new("trainig")})
-	}, want: ClaimMissing, helps: []SuggestionKind{ChangeReference}},
+		return f.Pod("team", "llm", corev1.PodResourceClaim{Name: "gpu", ResourceClaimName: new("trainin")})
+	}, want: ClaimMissing, helps: []SuggestionKind{ChangeReference, CreateObject}},
 	{name: "template does not exist", make: func(f *fleettest.Fleet) *corev1.Pod {
 		return f.Pod("team", "llm", corev1.PodResourceClaim{Name: "gpu", ResourceClaimTemplateName: new("one-gpu")})
-	}, want: TemplateMissing},
+	}, want: TemplateMissing, helps: []SuggestionKind{CreateObject}},
+	{name: "scheduling gate", make: func(f *fleettest.Fleet) *corev1.Pod {
+		pod := waits(fleettest.Request(whole))(f)
+		pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "example.com/quota"}}
+		return pod
+	}, want: Gated, helps: []SuggestionKind{RemoveGates}},
 	{name: "claim of another pod", make: func(f *fleettest.Fleet) *corev1.Pod {
 		f.Claim("team", "llm-gpu-x", fleettest.Request(whole))
 		pod := f.Pod("team", "llm", corev1.PodResourceClaim{Name: "gpu", ResourceClaimTemplateName: new("one-gpu")})
@@ -254,11 +260,9 @@ func TestPending(t *testing.T) {
 			f.AddNode("n1", "h100-80-sxm", 2)
 			f.AddNode("n2", "h100-80-sxm", 2)
 			pod := c.make(f)
-			var options []allocation.Option
-			if c.limit != 0 {
-				options = append(options, allocation.WithTimeLimit(c.limit))
-			}
-			x := New(t.Context(), f.Snapshot, fleettest.Driver, now, options...)
+			// However busy the machine is, nothing is stopped but what has to be.
+			x := New(t.Context(), f.Snapshot, fleettest.Driver, now, allocation.WithTimeLimit(cmp.Or(c.limit, time.Hour)))
+			x.budget, x.tryFor = time.Hour, time.Hour
 			x.AdminAllowed = func(string) (bool, bool) { return !c.forbidAdmin, true }
 			e := x.Pod(t.Context(), pod)
 			if e.Verdict != Waits || len(e.Reasons) == 0 || e.Reasons[0].Cause != c.want {
@@ -268,7 +272,7 @@ func TestPending(t *testing.T) {
 			for _, s := range e.Suggestions {
 				helps = append(helps, s.Kind)
 			}
-			if diff := cmp.Diff(c.helps, helps); diff != "" {
+			if diff := gocmp.Diff(c.helps, helps); diff != "" {
 				t.Errorf("suggestions -want +got:\n%s", diff)
 			}
 			golden(t, "pending/"+strings.ReplaceAll(c.name, " ", "-")+".txt", text(t, e))
@@ -304,7 +308,7 @@ func golden(t *testing.T, name, got string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
+	if diff := gocmp.Diff(string(want), got); diff != "" {
 		t.Errorf("%s, -want +got:\n%s", file, diff)
 	}
 }

@@ -14,7 +14,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
 )
@@ -108,7 +107,7 @@ func (t *tally) often(c Cause) []string {
 func (q *inquiry) eligible() [][]*corev1.Node {
 	allowed := sets.New(q.nodes...)
 	var out [][]*corev1.Node
-	for _, kind := range q.kinds {
+	for _, kind := range q.kinds() {
 		if some := slices.DeleteFunc(slices.Clone(kind), func(n *corev1.Node) bool { return !allowed.Has(n) }); len(some) > 0 {
 			out = append(out, some)
 		}
@@ -130,9 +129,16 @@ func (q *inquiry) refused(ctx context.Context) {
 		if len(q.Reasons) == before {
 			q.together()
 		}
-		q.inTheWay(ctx, j)
+		if slices.ContainsFunc(q.Reasons, isTaken) {
+			q.inTheWay(ctx, j)
+		}
 	}
-	slices.SortStableFunc(q.Reasons, func(a, b Reason) int { return cmp.Compare(rank(a.Cause), rank(b.Cause)) })
+	slices.SortStableFunc(q.Reasons, func(a, b Reason) int { return cmp.Compare(a.rank(), b.rank()) })
+}
+
+// isTaken reports whether a reason is that claims have devices.
+func isTaken(r Reason) bool {
+	return slices.Contains([]Cause{Held, CapacityUsed, CountersUsed, NotTogether}, r.Cause)
 }
 
 // allClaims returns the claims to be allocated, with that of extended resources.
@@ -154,6 +160,15 @@ var ranks = []Cause{
 }
 
 func rank(c Cause) int { return slices.Index(ranks, c) }
+
+// rank is that of its cause. Where there is a node with the devices, what keeps the pod from it
+// says more than what other nodes lack.
+func (r Reason) rank() int {
+	if r.wouldFit {
+		return 2*rank(NotOfClass) - 1
+	}
+	return 2 * rank(r.Cause)
+}
 
 // ofRequest gives the reasons of one request.
 func (q *inquiry) ofRequest(ctx context.Context, j *judge, a ask) {
@@ -277,7 +292,7 @@ func (q *inquiry) excludedNodes(ctx context.Context) {
 		if g.fits {
 			text = "%s would fit, but excluded: %s"
 		}
-		q.Reasons = append(q.Reasons, Reason{Cause: NodeExcluded, Nodes: groups[g], Text: fmt.Sprintf(text, nodesText(groups[g]), g.text)})
+		q.Reasons = append(q.Reasons, Reason{Cause: NodeExcluded, Nodes: groups[g], Text: fmt.Sprintf(text, nodesText(groups[g]), g.text), wouldFit: g.fits})
 	}
 }
 
@@ -335,11 +350,7 @@ func oneLine(text string) string { return strings.Join(strings.Fields(text), " "
 func (q *inquiry) valuesOf(ctx context.Context, class, attribute string) []string {
 	values := sets.New[string]()
 	for _, d := range q.devicesOf(ctx, class) {
-		for name, value := range d.Attributes {
-			if s := string(name); s == attribute || strings.HasSuffix(s, "/"+attribute) {
-				values.Insert(ptr.Deref(value.StringValue, ""))
-			}
-		}
+		values.Insert(textOf(d, attribute))
 	}
 	values.Delete("")
 	return sets.List(values)

@@ -24,6 +24,8 @@ const (
 	Waits Verdict = "Waits"
 	// IsStuck means that it has its devices and its containers do not start.
 	IsStuck Verdict = "Stuck"
+	// Unknown means that too much may not be read.
+	Unknown Verdict = "Unknown"
 	// NoDevices means that it asks for none.
 	NoDevices Verdict = "NoDevices"
 )
@@ -33,6 +35,7 @@ type Cause string
 
 // Causes, the most informative first: an explanation begins with the first that applies.
 const (
+	Gated            Cause = "SchedulingGated"
 	ClaimMissing     Cause = "ClaimMissing"
 	TemplateMissing  Cause = "TemplateMissing"
 	ClaimNotOwned    Cause = "ClaimNotOwned"
@@ -102,6 +105,8 @@ type Reason struct {
 	// Devices is how many devices it is about, and Nodes on which nodes.
 	Devices int      `json:"devices,omitempty"`
 	Nodes   []string `json:"nodes,omitempty"`
+	// wouldFit says that the excluded nodes have the devices.
+	wouldFit bool
 }
 
 // Holder is a claim that has a device.
@@ -121,6 +126,9 @@ type SuggestionKind string
 // Kinds of suggestions.
 const (
 	ChangeReference SuggestionKind = "ChangeReference"
+	CreateObject    SuggestionKind = "CreateObject"
+	LabelNamespace  SuggestionKind = "LabelNamespace"
+	RemoveGates     SuggestionKind = "RemoveGates"
 	ChangeClass     SuggestionKind = "ChangeClass"
 	ChangeValue     SuggestionKind = "ChangeValue"
 	DropSelector    SuggestionKind = "DropSelector"

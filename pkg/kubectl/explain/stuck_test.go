@@ -8,11 +8,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleettest"
 	"github.com/partage-dev/partage/pkg/kubectl/stuck"
@@ -60,6 +59,9 @@ var creatings = []creating{
 		f.Nodes[0].Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, Message: "Kubelet stopped posting node status."}}
 	}, want: []stuck.Kind{stuck.NodeNotReady}},
 	{name: "configuration invalid", event: prepare(`claim team/llm: invalid device configuration: sharing.mps.threads: unknown field`), want: []stuck.Kind{stuck.InvalidConfig}},
+	{name: "field unknown", event: prepare("claim team/llm: configuration 0 of the allocation (of the claim): invalid MigDeviceConfig: sharring: Invalid value: unknown field, known here: apiVersion, kind, sharing"), want: []stuck.Kind{stuck.InvalidConfig}},
+	{name: "MPS supervisor has no socket", event: prepare("claim team/llm: tried 6 times: device gpu-0000-b1-00-0-mps: list MPS sessions: the MPS supervisor does not answer on /run/partage/mps/supervisor.sock: connection error"), want: []stuck.Kind{stuck.MPSUnavailable}},
+	{name: "in use by a program of the node", event: prepare("turn MIG mode on: nvmlDeviceSetMigMode (activation) on GPU 0000:c3:00.0: In use by another client (NVML code 19), held by process 10000"), want: []stuck.Kind{stuck.DeviceInUse}},
 	{name: "NVIDIA driver not loaded", event: prepare("gpu-0000-1b-00-0: NVIDIA driver is not loaded"), want: []stuck.Kind{stuck.NVIDIADriver}},
 	{name: "NVIDIA driver updated", event: prepare("initialize NVML: library and kernel driver differ in version"), want: []stuck.Kind{stuck.NVIDIADriver}},
 	{name: "GPU lost", event: prepare("gpu-0000-1b-00-0: GPU is lost"), want: []stuck.Kind{stuck.GPUFailed}},

@@ -19,11 +19,10 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
 
 const (
-	// tryFor is how long is searched for one change on one node: a change after which the
-	// search is hard is no help.
 	tryFor = time.Second
 	// mostKinds is how many kinds of nodes changes are tried on, mostValues how many values are
 	// suggested in place of one, and mostTries how many amounts are tried.
@@ -34,7 +33,7 @@ const (
 
 // try asks the allocator where claims fit under other circumstances.
 func (q *inquiry) try(ctx context.Context, p *allocation.Planner, nodes []*corev1.Node, claims []*resourceapi.ResourceClaim) (string, bool) {
-	a, fits := p.WithTimeLimit(min(tryFor, p.TimeLimit())).Anywhere(ctx, nodes, claims)
+	a, fits := p.WithTimeLimit(min(q.tryFor, p.TimeLimit())).Anywhere(ctx, nodes, claims)
 	return a.Node, fits
 }
 
@@ -92,7 +91,7 @@ type trial struct {
 
 // confirm adds a suggestion if the allocator allocates everything after the change.
 func (t *trial) confirm(ctx context.Context, kind SuggestionKind, text string, change func(ask)) bool {
-	node, fits := t.try(ctx, t.planner, t.nodes, t.with(t.ask.claim, t.ask.changed(change)))
+	node, fits := t.try(ctx, t.planner, t.nodes, t.with(t.claim, t.changed(change)))
 	if fits {
 		t.Suggestions = append(t.Suggestions, Suggestion{Kind: kind, Node: node, Text: text + t.of()})
 	}
@@ -101,10 +100,10 @@ func (t *trial) confirm(ctx context.Context, kind SuggestionKind, text string, c
 
 // of names the request where there are others.
 func (t *trial) of() string {
-	if len(t.claims) == 1 && len(asksOf(t.ask.claim)) == 1 {
+	if len(t.claims) == 1 && len(asksOf(t.claim)) == 1 {
 		return ""
 	}
-	return fmt.Sprintf(" (claim %s, request %s)", t.ask.claim.Name, t.ask.name)
+	return fmt.Sprintf(" (claim %s, request %s)", t.claim.Name, t.name)
 }
 
 // with returns all claims, one of them replaced.
@@ -123,7 +122,7 @@ func (t *trial) values(ctx context.Context) {
 		for _, m := range equality.FindAllStringSubmatch(s.CEL.Expression, -1) {
 			asked := m[2] + m[3]
 			found := 0
-			for _, value := range byDistance(asked, t.valuesOf(ctx, *t.ask.class, m[1])) {
+			for _, value := range t.alternatives(ctx, m[1], asked) {
 				if value == asked || found == mostValues {
 					continue
 				}
@@ -135,6 +134,45 @@ func (t *trial) values(ctx context.Context) {
 		}
 	}
 }
+
+// alternatives returns what devices have in place of a text. If some have the text it is not
+// misspelt, and what comes next is what has the most memory; otherwise what is written alike.
+func (t *trial) alternatives(ctx context.Context, attribute, asked string) []string {
+	memory := map[string]int64{}
+	for _, d := range t.devicesOf(ctx, *t.class) {
+		if value := textOf(d, attribute); value != "" {
+			size := amountOf(d, fleet.CapacityMemory)
+			memory[value] = max(memory[value], size.Value())
+		}
+	}
+	values := sets.List(sets.KeySet(memory))
+	if _, exists := memory[asked]; !exists {
+		return byDistance(asked, values)
+	}
+	slices.SortStableFunc(values, func(a, b string) int { return cmp.Compare(memory[b], memory[a]) })
+	return values
+}
+
+// textOf returns an attribute by its name without domain, and amountOf a capacity.
+func textOf(d *resourceapi.Device, attribute string) string {
+	for name, a := range d.Attributes {
+		if unqualified(string(name)) == attribute && a.StringValue != nil {
+			return *a.StringValue
+		}
+	}
+	return ""
+}
+
+func amountOf(d *resourceapi.Device, capacity string) resource.Quantity {
+	for name, c := range d.Capacity {
+		if unqualified(string(name)) == capacity {
+			return c.Value
+		}
+	}
+	return resource.Quantity{}
+}
+
+func unqualified(name string) string { return name[strings.LastIndexByte(name, '/')+1:] }
 
 func setSelector(i int, expression string) func(ask) {
 	return func(a ask) { (*a.selectors)[i].CEL = &resourceapi.CELDeviceSelector{Expression: expression} }
@@ -154,7 +192,7 @@ func (t *trial) memory(ctx context.Context) {
 			if err != nil {
 				continue
 			}
-			for _, amount := range smaller(t.amountsOf(ctx, *t.ask.class, m[1]), asked) {
+			for _, amount := range smaller(t.amountsOf(ctx, *t.class, m[1]), asked) {
 				expression := strings.ReplaceAll(s.CEL.Expression, m[0], strings.Replace(m[0], m[2]+m[3], amount.String(), 1))
 				if t.confirm(ctx, ChangeValue, fmt.Sprintf("with %s %s in place of %s", m[1], amount.String(), asked.String()), setSelector(i, expression)) {
 					break
@@ -168,10 +206,8 @@ func (t *trial) memory(ctx context.Context) {
 func (q *inquiry) amountsOf(ctx context.Context, class, name string) []resource.Quantity {
 	var out []resource.Quantity
 	for _, d := range q.devicesOf(ctx, class) {
-		for n, c := range d.Capacity {
-			if s := string(n); s == name || strings.HasSuffix(s, "/"+name) {
-				out = append(out, roundDown(c.Value))
-			}
+		if amount := amountOf(d, name); !amount.IsZero() {
+			out = append(out, roundDown(amount))
 		}
 	}
 	return out
@@ -196,16 +232,16 @@ func smaller(amounts []resource.Quantity, than resource.Quantity) []resource.Qua
 
 // capacities tries less of a shared device.
 func (t *trial) capacities(ctx context.Context) {
-	if *t.ask.capacity == nil {
+	if *t.capacity == nil {
 		return
 	}
 	j := newJudge(t.planner)
-	for _, name := range sortedNames((*t.ask.capacity).Requests) {
-		asked := (*t.ask.capacity).Requests[name]
+	for _, name := range sortedNames((*t.capacity).Requests) {
+		asked := (*t.capacity).Requests[name]
 		without := t.changed(func(a ask) { delete((*a.capacity).Requests, name) })
 		var amounts []resource.Quantity
 		for _, a := range asksOf(without) {
-			if a.position != t.ask.position {
+			if a.position != t.position {
 				continue
 			}
 			for _, n := range t.nodes {
@@ -261,7 +297,7 @@ func (t *trial) count(ctx context.Context) {
 	low, high := int64(0), min(*t.ask.count, resourceapi.AllocationResultsMaxSize+1)
 	for high-low > 1 {
 		middle := (low + high) / 2
-		if _, fits := t.try(ctx, t.planner, t.nodes, t.with(t.ask.claim, t.changed(set(middle)))); fits {
+		if _, fits := t.try(ctx, t.planner, t.nodes, t.with(t.claim, t.changed(set(middle)))); fits {
 			low = middle
 		} else {
 			high = middle

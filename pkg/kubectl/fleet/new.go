@@ -121,7 +121,7 @@ func (b *builder) addDevice(node *Node, pool string, published *resourceapi.Devi
 
 // gpuOf returns the GPU that a device is of, or a part of.
 func (b *builder) gpuOf(node *Node, d *resourceapi.Device, set string) *GPU {
-	address := ptr.Deref(d.Attributes[resourceapi.QualifiedName(deviceattribute.StandardDeviceAttributePCIBusID)].StringValue, "")
+	address := ptr.Deref(d.Attributes[deviceattribute.StandardDeviceAttributePCIBusID].StringValue, "")
 	key := gpuKey{node.Name, cmp.Or(address, set, d.Name)}
 	g := b.gpus[key]
 	if g == nil {

@@ -4,12 +4,14 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
 	"slices"
 	"sync"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -17,8 +19,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/pager"
-
-	"golang.org/x/sync/errgroup"
 )
 
 // Snapshot is what was read of a cluster, all drivers' objects, sorted by the API server: by
@@ -48,6 +48,15 @@ type Missing struct {
 
 // String says what is missing, why, and what is unknown without it.
 func (m Missing) String() string {
+	why := m.Err.Error()
+	if apierrors.IsForbidden(m.Err) {
+		// The rest of the error says at length what is said already.
+		why = "it is forbidden"
+	}
+	return m.text() + ": " + why + m.unknown()
+}
+
+func (m Missing) text() string {
 	text := "cannot list " + m.Resource
 	switch {
 	case m.Namespace != "":
@@ -55,11 +64,14 @@ func (m Missing) String() string {
 	case namespaced[m.Resource]:
 		text += " in all namespaces"
 	}
-	text += fmt.Sprintf(": %v", m.Err)
-	if unknown := unknownWithout[m.Resource]; unknown != "" {
-		text += "; without it is unknown " + unknown
-	}
 	return text
+}
+
+func (m Missing) unknown() string {
+	if unknown := unknownWithout[m.Resource]; unknown != "" {
+		return "; without it is unknown " + unknown
+	}
+	return ""
 }
 
 const apiGroup = ".resource.k8s.io"
@@ -99,6 +111,17 @@ func (s *Snapshot) Warn(w io.Writer, except ...string) {
 	}
 }
 
+// Need returns an error if one of the resources could not be read at all, in the namespace that was
+// asked for: without it a command has nothing to say.
+func (s *Snapshot) Need(namespace string, resources ...string) error {
+	for _, m := range s.Missing {
+		if slices.Contains(resources, m.Resource) && (!namespaced[m.Resource] || m.Namespace == namespace) {
+			return fmt.Errorf("%s: %w%s", m.text(), m.Err, m.unknown())
+		}
+	}
+	return nil
+}
+
 // pageSize is that of kubectl.
 const pageSize = 500
 
@@ -135,6 +158,10 @@ func Read(ctx context.Context, client kubernetes.Interface, namespace string) (*
 	if err := lists.Wait(); err != nil {
 		return nil, err
 	}
+	// They come in any order.
+	slices.SortFunc(s.Missing, func(a, b Missing) int {
+		return cmp.Or(cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.Namespace, b.Namespace))
+	})
 	return s, nil
 }
 

@@ -107,3 +107,44 @@ func TestReadFails(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestNeed: a list of one namespace is enough where that is asked for.
+func TestNeed(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		resource, where, namespace, need string
+		fails                            bool
+	}{
+		{"resourceclaims", "", "team", ResourceClaims, false}, {"resourceclaims", "*", "team", ResourceClaims, true}, {"resourceclaims", "", "", ResourceClaims, true},
+		{"resourceslices", "*", "team", ResourceSlices, true}, {"resourceslices", "*", "team", ResourceClaims, false}, {"pods", "*", "team", ResourceClaims, false},
+	} {
+		client := clusterOf(t)
+		forbid(client, c.resource, c.where)
+		s, err := Read(t.Context(), client, c.namespace)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Need(c.namespace, c.need); (err != nil) != c.fails || c.fails && !apierrors.IsForbidden(err) {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
+
+// TestWarn leaves out what a command has no use for.
+func TestWarn(t *testing.T) {
+	t.Parallel()
+	client := clusterOf(t)
+	forbid(client, "pods", "*")
+	forbid(client, "deviceclasses", "*")
+	s, err := Read(t.Context(), client, "team")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	s.Warn(&out, ResourceClasses)
+	const want = "warning: cannot list pods in all namespaces: it is forbidden; without it is unknown which pods use a claim\n" +
+		"warning: cannot list pods in namespace team: it is forbidden; without it is unknown which pods use a claim\n"
+	if out.String() != want {
+		t.Error(out.String())
+	}
+}

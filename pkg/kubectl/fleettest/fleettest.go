@@ -1,15 +1,12 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fleettest makes Snapshots for tests: nodes with the boards that package device is
-// tested with, the classes of the chart, and claims that the scheduler's allocator has allocated.
+// Package fleettest makes Snapshots for tests: nodes with the boards of package boards, the classes of the chart, and claims that the scheduler's allocator has allocated.
 package fleettest
 
 import (
 	"context"
 	"fmt"
-	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -18,10 +15,10 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/yaml"
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/gpu/boards"
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/policy"
@@ -29,9 +26,6 @@ import (
 
 // Driver is the name of the driver.
 const Driver = "gpu.nvidia.com"
-
-// boards is where the facts are, seen from a package in pkg/kubectl.
-const boards = "../../device/testdata/boards"
 
 // Start is when everything in a Fleet was made.
 var Start = time.Date(2026, time.November, 20, 8, 0, 0, 0, time.UTC)
@@ -63,14 +57,9 @@ func Class(name, expression string) *resourceapi.DeviceClass {
 // Boards returns the names of all boards.
 func Boards(tb testing.TB) []string {
 	tb.Helper()
-	files, err := filepath.Glob(filepath.Join(boards, "*.yaml"))
-	if err != nil || len(files) < 13 {
-		tb.Fatalf("%d boards in %s: %v", len(files), boards, err)
-	}
-	var names []string
-	for _, f := range files {
-		name := filepath.Base(f)
-		names = append(names, name[:len(name)-len(".yaml")])
+	names := boards.Names()
+	if len(names) < 13 {
+		tb.Fatalf("only the boards %v", names)
 	}
 	return names
 }
@@ -118,13 +107,9 @@ func (f *Fleet) AddNodeOf(name string, facts *gpu.Node, terms device.Terms) *cor
 // machine returns facts of a machine. The GPUs of machines differ in their UUIDs only.
 func (f *Fleet) machine(name, board string, gpus int, mig bool) *gpu.Node {
 	f.tb.Helper()
-	data, err := os.ReadFile(filepath.Join(boards, board+".yaml"))
+	facts, err := boards.Load(board)
 	if err != nil {
 		f.tb.Fatal(err)
-	}
-	var facts gpu.Node
-	if err := yaml.UnmarshalStrict(data, &facts); err != nil {
-		f.tb.Fatalf("board %s: %v", board, err)
 	}
 	one := facts.GPUs[0]
 	facts.GPUs = nil
@@ -142,7 +127,7 @@ func (f *Fleet) machine(name, board string, gpus int, mig bool) *gpu.Node {
 		}
 		facts.GPUs = append(facts.GPUs, g)
 	}
-	return &facts
+	return facts
 }
 
 // uuidOf returns a UUID that is always the same for a GPU of a node.

@@ -118,12 +118,15 @@ func (o *Options) Unicode() bool {
 	return strings.Contains(locale, "utf8")
 }
 
+// Terminal reports whether the output goes to a terminal that can be cleared.
+func (o *Options) Terminal() bool {
+	file, isFile := o.Out.(*os.File)
+	return isFile && os.Getenv("TERM") != "dumb" && isTerminal(file)
+}
+
 // Color reports whether the output may be coloured: it goes to a terminal, and the user has
 // not forbidden it (no-color.org).
-func (o *Options) Color() bool {
-	file, isFile := o.Out.(*os.File)
-	return isFile && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" && isTerminal(file)
-}
+func (o *Options) Color() bool { return os.Getenv("NO_COLOR") == "" && o.Terminal() }
 
 // ContextName returns the name of the kubeconfig's context in use.
 func (o *Options) ContextName() string { return ptr.Deref(o.Config.Context, "") }

@@ -12,10 +12,9 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
-
-	"github.com/spf13/cobra"
 
 	"github.com/partage-dev/partage/pkg/kubectl/options"
 )
@@ -141,5 +140,25 @@ func TestText(t *testing.T) {
 	o.Output = options.OutputName
 	if err := Print(o, nil, text); err != nil || out.String() != "node/a\n" {
 		t.Errorf("%v, %q", err, out.String())
+	}
+}
+
+func TestBytes(t *testing.T) {
+	t.Parallel()
+	for n, want := range map[int64]string{1: "1Mi", 1 << 20: "1Mi", 5952 << 20: "5.8Gi", 80 << 30: "80Gi", 900 << 20: "900Mi"} {
+		if got := Bytes(n); got != want {
+			t.Errorf("%d: %s, want %s", n, got, want)
+		}
+	}
+}
+
+func TestUnknown(t *testing.T) {
+	t.Parallel()
+	for want, got := range map[string]string{
+		"---": BytesOrUnknown(nil) + PercentOrUnknown(nil) + SecondsOrUnknown(nil), "0": BytesOrUnknown(new(int64(0))), "50%": PercentOrUnknown(new(0.5)), "90s": SecondsOrUnknown(new(90.0)),
+	} {
+		if got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
 	}
 }

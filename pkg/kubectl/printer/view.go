@@ -79,11 +79,13 @@ type Table struct {
 	Empty string
 }
 
-// Names returns those of the rows.
+// Names returns those of the rows, each once.
 func (t *Table) Names() []string {
 	var names []string
+	known := map[string]bool{"": true}
 	for _, r := range t.Rows {
-		if r.Name != "" {
+		if !known[r.Name] {
+			known[r.Name] = true
 			names = append(names, r.Name)
 		}
 	}

@@ -94,10 +94,17 @@ func Waits(pod *corev1.Pod) bool {
 	if pod.Spec.NodeName == "" || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 		return false
 	}
-	if pod.Status.Phase == corev1.PodPending {
+	if slices.ContainsFunc(statuses(pod), waitsForMore) {
 		return true
 	}
-	return slices.ContainsFunc(statuses(pod), func(s corev1.ContainerStatus) bool { return s.State.Waiting != nil })
+	running := func(s corev1.ContainerStatus) bool { return s.State.Running != nil }
+	return pod.Status.Phase == corev1.PodPending && !slices.ContainsFunc(statuses(pod), running)
+}
+
+// waitsForMore reports whether a container waits, and not for the one before it.
+func waitsForMore(s corev1.ContainerStatus) bool {
+	w := s.State.Waiting
+	return w != nil && w.Reason != "PodInitializing" && w.Reason != "ContainerCreating"
 }
 
 func statuses(pod *corev1.Pod) []corev1.ContainerStatus {

@@ -15,7 +15,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
@@ -264,23 +263,16 @@ func newClaim(h *fleet.Holding, namespace, mark string) Claim {
 		return c
 	}
 	c.Mark, c.Namespace, c.Name = mark, h.Claim.Namespace, h.Claim.Name
-	c.UUID, c.NotReady = statusOf(h.Status)
+	if live := h.Live(); live != nil {
+		c.UUID = live.UUID
+	}
+	if not := h.NotReady(); not != nil {
+		c.NotReady = not.Reason + ": " + not.Message
+	}
 	for _, p := range h.Pods {
 		c.Pods = append(c.Pods, Pod{Name: p.Name, Phase: string(p.Status.Phase)})
 	}
 	return c
-}
-
-func statusOf(s *resourceapi.AllocatedDeviceStatus) (uuid, notReady string) {
-	if s == nil {
-		return "", ""
-	}
-	for _, c := range s.Conditions {
-		if c.Type == "Ready" && c.Status != metav1.ConditionTrue {
-			notReady = c.Reason + ": " + c.Message
-		}
-	}
-	return fleet.StatusUUID(s), notReady
 }
 
 func taints(g *fleet.GPU) []Taint {
@@ -357,6 +349,3 @@ func newFree(r fleet.Room) Free {
 	}
 	return f
 }
-
-// isShared reports whether the device is one for several claims.
-func (d Device) isShared() bool { return ptr.Deref(&d.Shares, 0) > 0 }

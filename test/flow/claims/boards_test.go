@@ -38,8 +38,8 @@ func TestMain(m *testing.M) {
 // that root instead of running tests: a process loads one NVML library only.
 const factsRootVariable = "PARTAGE_FLOW_FACTS_ROOT"
 
-// TestBoardFacts checks that the real binding reads from the simulator what the tests
-// of package device assume for each board. With -update it rewrites their files.
+// TestBoardFacts checks that the real binding reads from the simulator what package
+// boards has of each board. With -update it rewrites their files.
 func TestBoardFacts(t *testing.T) {
 	t.Parallel()
 	if boards := catalog.Boards(); len(boards) < 13 {
@@ -49,7 +49,7 @@ func TestBoardFacts(t *testing.T) {
 		t.Run(board, func(t *testing.T) {
 			t.Parallel()
 			got := discoverAlone(t, board)
-			path := filepath.Join("../../../pkg/device/testdata/boards", board+".yaml")
+			path := filepath.Join("../../../pkg/gpu/boards/facts", board+".yaml")
 			if *update {
 				writeFacts(t, path, got)
 			}

@@ -14,6 +14,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
+	"github.com/partage-dev/partage/pkg/gpu/boards"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
 
@@ -128,9 +129,6 @@ func Machine(name string, o Options) (*machine.Machine, error) {
 	return m, nil
 }
 
-// shortBoards are what people say for the usual variant of a board.
-var shortBoards = map[string]string{"a100": "a100-80", "h100": "h100-80-sxm", "gh200": "gh200-144"}
-
 var boardTimes = regexp.MustCompile(`^(.+)x([0-9]+)$`)
 
 func slotsOf(name string) ([]slot, error) {
@@ -153,10 +151,7 @@ func slotsOf(name string) ([]slot, error) {
 	if err != nil || n < 1 || n > maxGPUs {
 		return nil, fmt.Errorf("machine %q: a machine has 1 to %d GPUs", name, maxGPUs)
 	}
-	board := match[1]
-	if b, ok := shortBoards[board]; ok {
-		board = b
-	}
+	board := boards.FullName(match[1])
 	if _, err := Load(board); err != nil {
 		return nil, fmt.Errorf("machine %q: %w", name, err)
 	}

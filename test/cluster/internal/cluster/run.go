@@ -73,7 +73,7 @@ func enter(ctx context.Context, c layout.Cluster, where Where, cmd *exec.Cmd) er
 	return sandbox.Run(ctx, process.PID, namespaces, cmd)
 }
 
-// command has the tools of the cluster before the caller's in PATH. Tools keep their caches with the cluster, so that nothing is
+// command has the tools of the cluster and the project's own programs, as kubectl's plugin, before the caller's in PATH. Tools keep their caches with the cluster, so that nothing is
 // left in the home folder.
 func command(c layout.Cluster, args []string) (*exec.Cmd, error) {
 	dir, err := os.Getwd()
@@ -83,7 +83,7 @@ func command(c layout.Cluster, args []string) (*exec.Cmd, error) {
 	helm := filepath.Join(c.Run(), "helm")
 	cmd := &exec.Cmd{Args: args, Dir: dir}
 	cmd.Env = append(os.Environ(),
-		"PATH="+c.Bin()+":"+os.Getenv("PATH"), "KUBECONFIG="+c.Kubeconfig(), "KUBECACHEDIR="+filepath.Join(c.Run(), "kubectl"),
+		"PATH="+c.Bin()+":"+c.Products()+":"+os.Getenv("PATH"), "KUBECONFIG="+c.Kubeconfig(), "KUBECACHEDIR="+filepath.Join(c.Run(), "kubectl"),
 		"HELM_CACHE_HOME="+filepath.Join(helm, "cache"), "HELM_CONFIG_HOME="+filepath.Join(helm, "config"),
 		"HELM_DATA_HOME="+filepath.Join(helm, "data"),
 		"PARTAGE_CLUSTER="+c.Name, "CONTAINERD_ADDRESS="+node.Socket, "CONTAINERD_NAMESPACE=k8s.io",

@@ -1,0 +1,203 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/kubectl/printer"
+	"github.com/partage-dev/partage/pkg/quote"
+)
+
+// Severity is how bad a finding is.
+type Severity string
+
+// Severities, from the worst to the best.
+const (
+	// Error: claims do not work, or the same GPU is given away twice.
+	Error Severity = "error"
+	// Warning: something works less well than it could, or may stop working.
+	Warning Severity = "warning"
+	// Unknown: what the check looks at may not be read.
+	Unknown Severity = "unknown"
+	// OK: nothing was found.
+	OK Severity = "ok"
+)
+
+var severities = []Severity{Error, Warning, Unknown, OK}
+
+func (s Severity) rank() int { return slices.Index(severities, s) }
+
+// Ref is an object that a finding is about.
+type Ref struct {
+	// Kind is that of an object, in small letters, or gpu with the name NODE/ADDRESS.
+	Kind      string `json:"kind"`
+	Namespace string `json:"namespace,omitempty"`
+	Name      string `json:"name"`
+}
+
+// String writes it for people.
+func (r Ref) String() string {
+	if r.Namespace != "" {
+		return r.Kind + " " + r.Namespace + "/" + r.Name
+	}
+	return r.Kind + " " + r.Name
+}
+
+func refTo(kind string, o metav1.Object) Ref { return Ref{kind, o.GetNamespace(), o.GetName()} }
+
+func nodeRef(name string) Ref { return Ref{Kind: "node", Name: name} }
+
+// Finding is something that a check found.
+type Finding struct {
+	Severity Severity `json:"severity"`
+	// Objects are those with the same finding.
+	Objects []Ref  `json:"objects,omitempty"`
+	Message string `json:"message"`
+	Remedy  string `json:"remedy"`
+}
+
+// findings collects those of a check. What is the same of several objects is one.
+type findings []Finding
+
+func (f *findings) add(s Severity, message, remedy string, objects ...Ref) {
+	same := slices.IndexFunc(*f, func(other Finding) bool {
+		return other.Severity == s && other.Message == message && other.Remedy == remedy
+	})
+	if same < 0 {
+		*f = append(*f, Finding{Severity: s, Message: message, Remedy: remedy})
+		same = len(*f) - 1
+	}
+	for _, o := range objects {
+		if !slices.Contains((*f)[same].Objects, o) {
+			(*f)[same].Objects = append((*f)[same].Objects, o)
+		}
+	}
+}
+
+// maxSaid is how much of what others said is shown, in bytes.
+const maxSaid = 300
+
+// said makes one line of what others said.
+func said(text string) string { return quote.Line(strings.TrimSpace(text), maxSaid) }
+
+// Check is one thing that can be wrong.
+type Check struct {
+	// ID never changes.
+	ID string
+	// Title says what is in order if nothing is found.
+	Title string
+	// needs are the resources that it looks at. It is not run if one of them could not be read.
+	needs []string
+	// parts are those among needs of which the objects of one namespace are enough to find
+	// something.
+	parts []string
+	run   func(*Facts) findings
+}
+
+// Result is what came of a check.
+type Result struct {
+	ID    string `json:"id"`
+	Title string `json:"title"`
+	// Severity is that of the worst finding.
+	Severity Severity  `json:"severity"`
+	Findings []Finding `json:"findings,omitempty"`
+}
+
+// Report is what came of all checks.
+type Report struct {
+	metav1.TypeMeta `json:",inline"`
+
+	// Checks are in the order of Checks.
+	Checks []Result `json:"checks"`
+}
+
+// Examine runs all checks.
+func Examine(f *Facts) *Report {
+	r := &Report{TypeMeta: printer.TypeMeta("DoctorReport")}
+	for _, c := range Checks() {
+		r.Checks = append(r.Checks, c.examine(f))
+	}
+	return r
+}
+
+// Count returns how many checks ended with a severity.
+func (r *Report) Count(s Severity) int {
+	n := 0
+	for _, c := range r.Checks {
+		if c.Severity == s {
+			n++
+		}
+	}
+	return n
+}
+
+func (c Check) examine(f *Facts) Result {
+	result := Result{ID: c.ID, Title: c.Title, Severity: OK}
+	var unknown findings
+	run := true
+	for _, m := range f.Missing {
+		if !slices.Contains(c.needs, m.Resource) {
+			continue
+		}
+		unknown.add(Unknown, fmt.Sprintf("Unknown because %s could not be read%s: %v", m.Resource, where(m), m.Err), remedyOf(m))
+		run = run && m.Namespace == "" && slices.Contains(c.parts, m.Resource)
+	}
+	if run {
+		result.Findings = c.run(f)
+	}
+	result.Findings = append(result.Findings, unknown...)
+	slices.SortStableFunc(result.Findings, func(a, b Finding) int { return cmp.Compare(a.Severity.rank(), b.Severity.rank()) })
+	if len(result.Findings) > 0 {
+		result.Severity = result.Findings[0].Severity
+	}
+	return result
+}
+
+func where(m fleet.Missing) string {
+	if m.Namespace == "" {
+		return ""
+	}
+	return " in namespace " + m.Namespace
+}
+
+// remedyOf says which right is missing.
+func remedyOf(m fleet.Missing) string {
+	resource, _, _ := strings.Cut(m.Resource, ".")
+	switch {
+	case strings.Contains(resource, " "):
+		return "Ask for the right to get the path /version"
+	case m.Resource == configMaps:
+		return "Ask for the right to get configmaps in namespace " + m.Namespace
+	case m.Namespace != "":
+		return "Ask for the right to list " + resource + " in namespace " + m.Namespace
+	}
+	return "Ask for the right to list all " + resource
+}
+
+// Resources that checks need, as in fleet.Missing.
+const (
+	nodes      = fleet.ResourceNodes
+	pods       = fleet.ResourcePods
+	slicesOf   = fleet.ResourceSlices
+	classes    = fleet.ResourceClasses
+	claims     = fleet.ResourceClaims
+	templates  = fleet.ResourceTemplates
+	taintRules = fleet.ResourceTaintRules
+	events     = "events"
+	configMaps = "configmaps"
+	daemonSets = "daemonsets.apps"
+	apiVersion = "the version of the API server"
+)
+
+// Checks returns all checks, in the order in which they are shown.
+func Checks() []Check {
+	return slices.Concat(podChecks, sliceChecks, classChecks, policyChecks, neighbourChecks, versionChecks, runtimeChecks, claimChecks, eventChecks)
+}

@@ -1,0 +1,88 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+var claimChecks = []Check{
+	{ID: "claims-deleting", Title: "no claim is stuck in its deletion", needs: []string{claims}, parts: []string{claims}, run: claimsDeleting},
+	{ID: "claims-devices", Title: "claims have devices that are published", needs: []string{claims, slicesOf}, parts: []string{claims}, run: claimsDevices},
+	{ID: "claims-reserved", Title: "claims are reserved for pods that exist", needs: []string{claims, pods}, run: claimsReserved},
+}
+
+// graceToDelete is how long the deletion of a claim may take before that is a finding.
+const graceToDelete = 5 * time.Minute
+
+// usesDriver reports whether a claim has devices of the driver.
+func (f *Facts) usesDriver(c *resourceapi.ResourceClaim) bool {
+	if c.Status.Allocation == nil {
+		return false
+	}
+	for _, r := range c.Status.Allocation.Devices.Results {
+		if r.Driver == f.Driver {
+			return true
+		}
+	}
+	return false
+}
+
+func claimsDeleting(f *Facts) (found findings) {
+	for _, c := range f.Claims {
+		if !f.usesDriver(c) || c.DeletionTimestamp == nil || f.Now.Sub(c.DeletionTimestamp.Time) < graceToDelete {
+			continue
+		}
+		at := refTo("resourceclaim", c)
+		if len(c.Status.ReservedFor) > 0 {
+			var users []string
+			for _, u := range c.Status.ReservedFor {
+				users = append(users, u.Name)
+			}
+			found.add(Warning, "It was deleted, and waits for its pods: "+said(strings.Join(users, ", ")),
+				"Delete the pods; where one stays in Terminating, see that the driver's pod on its node is ready", at)
+			continue
+		}
+		found.add(Error, "It was deleted, no pod uses it, and finalizers keep it: "+said(strings.Join(c.Finalizers, ", ")),
+			"See that kube-controller-manager runs its resourceclaim controller; finalizers of others are for those who set them", at)
+	}
+	return found
+}
+
+func claimsDevices(f *Facts) (found findings) {
+	for _, h := range f.Holdings {
+		if h.Device != nil {
+			continue
+		}
+		found.add(Error, fmt.Sprintf("It has the device %s of the pool %s, which no ResourceSlice has", h.Result.Device, h.Result.Pool),
+			"If the driver has just started, wait. Otherwise the GPU is gone, or another driver gave it: delete the claim's pods, and the claim if it was not made from a template",
+			refTo("resourceclaim", h.Claim))
+	}
+	return found
+}
+
+func claimsReserved(f *Facts) (found findings) {
+	exists := map[types.UID]bool{}
+	for _, p := range f.Pods {
+		exists[p.UID] = true
+	}
+	for _, c := range f.Claims {
+		if !f.usesDriver(c) {
+			continue
+		}
+		for _, u := range c.Status.ReservedFor {
+			if u.APIGroup != "" || u.Resource != "pods" || exists[u.UID] {
+				continue
+			}
+			found.add(Warning, fmt.Sprintf("It is reserved for the pod %s, which does not exist, and keeps its devices", u.Name),
+				"It goes within a minute; if it stays, see that kube-controller-manager runs its resourceclaim controller", refTo("resourceclaim", c))
+		}
+	}
+	return found
+}

@@ -1,0 +1,444 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/partage-dev/partage/pkg/kubectl/printer"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+// bad is a state in which a check finds something.
+type bad struct {
+	check, name string
+	spoil       func(*world)
+	severity    Severity
+	// about are the objects, message and remedy parts of the texts.
+	about           []string
+	message, remedy string
+}
+
+func TestChecks(t *testing.T) {
+	t.Parallel()
+	const wantChecks, wantCases = 32, 72
+	checks := Checks()
+	if len(checks) != wantChecks {
+		t.Errorf("%d checks, want %d", len(checks), wantChecks)
+	}
+	states := slices.Concat(badPods, badSlices, badClasses, badPolicies, badNeighbours, badVersions, badRuntimes, badClaims, badEvents)
+	if len(states) != wantCases {
+		t.Errorf("%d bad states, want %d", len(states), wantCases)
+	}
+	for i, c := range checks {
+		if c.Title == "" || len(c.needs) == 0 {
+			t.Errorf("check %s: %+v", c.ID, c)
+		}
+		if slices.ContainsFunc(checks[:i], func(other Check) bool { return other.ID == c.ID }) {
+			t.Errorf("two checks %s", c.ID)
+		}
+		if !slices.ContainsFunc(states, func(b bad) bool { return b.check == c.ID }) {
+			t.Errorf("no bad state for %s", c.ID)
+		}
+	}
+	t.Run("good", func(t *testing.T) {
+		t.Parallel()
+		r := newWorld(t).examine(t)
+		if r.Count(OK) != wantChecks {
+			t.Errorf("not everything is in order:\n%s", text(t, r, printer.Format{}))
+		}
+	})
+	for _, b := range states {
+		t.Run(b.check+" "+b.name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			b.spoil(w)
+			r := w.examine(t)
+			at := slices.IndexFunc(r.Checks, func(c Result) bool { return c.ID == b.check })
+			if at < 0 {
+				t.Fatalf("no check %s", b.check)
+			}
+			result := r.Checks[at]
+			if b.severity == OK {
+				if result.Severity != OK {
+					t.Errorf("found %+v, want nothing", result.Findings)
+				}
+				return
+			}
+			found := slices.ContainsFunc(result.Findings, func(f Finding) bool {
+				var about []string
+				for _, o := range f.Objects {
+					about = append(about, o.String())
+				}
+				return f.Severity == b.severity && strings.Contains(f.Message, b.message) && strings.Contains(f.Remedy, b.remedy) && slices.Equal(about, b.about)
+			})
+			if !found || result.Severity != b.severity {
+				t.Errorf("found %s %+v, want %s %q with the remedy %q about %q", result.Severity, result.Findings, b.severity, b.message, b.remedy, b.about)
+			}
+		})
+	}
+}
+
+var badPods = []bad{
+	{"driver-daemonset", "missing", func(w *world) { w.sets = nil }, Error, nil, "no DaemonSet", "helm install"},
+	{"driver-daemonset", "chooses no node", func(w *world) { w.set(pluginLabel).Status.DesiredNumberScheduled = 0 }, Error, []string{"daemonset partage/partage-gpu-kubelet-plugin"}, "No node", "gpuNodesOnly"},
+	{"driver-pods", "missing on a node with slices", func(w *world) { w.withoutPod(w.plugin("gpu-1")) }, Error, []string{"node gpu-1"}, "has devices of the driver, and no pod", "nodeSelector"},
+	{"driver-pods", "missing on nodes with a label", func(w *world) {
+		for _, n := range []string{"gpu-1", "gpu-2"} {
+			w.withoutSlices(n)
+			w.withoutPod(w.plugin(n))
+		}
+	}, Error, []string{"node gpu-1", "node gpu-2"}, "as its labels say, and no pod", "nodeSelector"},
+	{"driver-pods", "virtual node", func(w *world) {
+		w.withoutSlices("gpu-1")
+		w.withoutPod(w.plugin("gpu-1"))
+		w.node("gpu-1").Labels["type"] = "virtual-kubelet"
+	}, OK, nil, "", ""},
+	{"driver-pods", "ended", func(w *world) { w.plugin("gpu-1").Status.Phase = corev1.PodFailed }, Error, []string{"node gpu-1"}, "no pod", ""},
+	{"driver-pods-ready", "crash loop", func(w *world) {
+		p := w.plugin("gpu-2")
+		waits(p, "CrashLoopBackOff", "back-off 5m0s")
+		p.Status.ContainerStatuses[0].LastTerminationState.Terminated = &corev1.ContainerStateTerminated{ExitCode: 1, Message: "starting\nflag --roots: no such folder\n"}
+	}, Error, []string{"pod partage/gpu-kubelet-plugin-gpu-2"}, "with exit code 1: flag --roots: no such folder", "--previous"},
+	{"driver-pods-ready", "image pull", func(w *world) { waits(w.plugin("gpu-2"), "ImagePullBackOff", "") }, Error, []string{"pod partage/gpu-kubelet-plugin-gpu-2"}, "registry.example.com/partage:dev cannot be pulled", "image.repository"},
+	{"driver-pods-ready", "container configuration", func(w *world) { waits(w.plugin("gpu-2"), "CreateContainerConfigError", "no key") }, Error, []string{"pod partage/gpu-kubelet-plugin-gpu-2"}, "CreateContainerConfigError: no key", "describe"},
+	{"driver-pods-ready", "not scheduled", func(w *world) {
+		p := w.plugin("gpu-2")
+		waits(p, "", "")
+		p.Spec.NodeName = ""
+		p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "Insufficient memory"})
+	}, Error, []string{"pod partage/gpu-kubelet-plugin-gpu-2"}, "Insufficient memory", "priorityClassName"},
+	{"driver-pods-ready", "new", func(w *world) {
+		p := w.plugin("gpu-2")
+		waits(p, "", "")
+		p.CreationTimestamp = ago(10 * time.Second)
+	}, Warning, []string{"pod partage/gpu-kubelet-plugin-gpu-2"}, "just been made", "Wait"},
+	{"driver-pods-ready", "probe", func(w *world) {
+		p := w.plugin("gpu-2")
+		waits(p, "", "")
+		w.event("Pod", p.Name, "kubelet", corev1.EventTypeWarning, "Unhealthy", "Readiness probe failed: the NVIDIA driver is not loaded", time.Minute)
+	}, Error, []string{"pod partage/gpu-kubelet-plugin-gpu-2"}, "the NVIDIA driver is not loaded", "kubectl logs"},
+	{"driver-restarts", "three", func(w *world) {
+		s := &w.plugin("gpu-1").Status.ContainerStatuses[0]
+		s.RestartCount = 3
+		s.LastTerminationState.Terminated = &corev1.ContainerStateTerminated{ExitCode: 137, Reason: "OOMKilled", FinishedAt: ago(time.Minute)}
+	}, Warning, []string{"pod partage/gpu-kubelet-plugin-gpu-1"}, "3 times, the last time within an hour, with exit code 137 (OOMKilled)", "--previous"},
+	{"driver-restarts", "long ago", func(w *world) {
+		s := &w.plugin("gpu-1").Status.ContainerStatuses[0]
+		s.RestartCount = 3
+		s.LastTerminationState.Terminated = &corev1.ContainerStateTerminated{ExitCode: 137, FinishedAt: ago(2 * time.Hour)}
+	}, OK, nil, "", ""},
+	{"mps-supervisor", "missing", func(w *world) { w.withoutPod(w.supervisor("gpu-2")) }, Error, []string{"node gpu-2"}, "no pod of the MPS supervisor", "mpsSupervisor.enabled"},
+	{"mps-supervisor", "image pull", func(w *world) { waits(w.supervisor("gpu-2"), "ErrImagePull", "") }, Error, []string{"pod partage/mps-supervisor-gpu-2"}, "ErrImagePull", "image.tag"},
+}
+
+var badSlices = []bad{
+	{"pools-complete", "a slice is missing", func(w *world) { w.slices = w.slices[1:] }, Error, []string{"pool gpu-1"}, "2 of 3 slices", "log"},
+	{"pools-complete", "an old slice is left", func(w *world) {
+		old := w.slices[0].DeepCopy()
+		old.Name, old.Spec.Pool.Generation = "old", 0
+		w.slices = append(w.slices, old)
+	}, Warning, []string{"pool gpu-1"}, "1 slices of older generations", "log"},
+	{"nodes-publish", "ready", func(w *world) { w.withoutSlices("gpu-2") }, Error, []string{"node gpu-2"}, "the driver's pod is ready, and there are no ResourceSlices", "policy"},
+	{"nodes-publish", "not ready", func(w *world) {
+		w.withoutSlices("gpu-2")
+		waits(w.plugin("gpu-2"), "", "")
+	}, Error, []string{"node gpu-2"}, "is not ready", "driver-pods-ready"},
+	{"slices-of-nodes", "node is gone", func(w *world) {
+		w.nodes = slices.DeleteFunc(w.nodes, func(n *corev1.Node) bool { return n.Name == "gpu-2" })
+	}, Warning, []string{"resourceslice gpu-2-gpu.nvidia.com-000", "resourceslice gpu-2-gpu.nvidia.com-001", "resourceslice gpu-2-gpu.nvidia.com-002"}, "node gpu-2, which does not exist", "kubectl delete"},
+	{"device-taints", "xid", func(w *world) {
+		d := w.device("gpu-1", "gpu-0000-1b-00-0")
+		d.Taints = []resourceapi.DeviceTaint{{Key: driver + "/xid", Value: "79", Effect: resourceapi.DeviceTaintEffectNoExecute}}
+	}, Error, []string{"gpu gpu-1/0000:1b:00.0"}, "xid=79 with the effect NoExecute", "docs/xids.md"},
+	{"device-taints", "tells only", func(w *world) {
+		d := w.device("gpu-1", "gpu-0000-43-00-0")
+		d.Taints = []resourceapi.DeviceTaint{{Key: driver + "/throttled", Effect: resourceapi.DeviceTaintEffectNone}}
+	}, Warning, []string{"gpu gpu-1/0000:43:00.0"}, "throttled with the effect None", "cooling"},
+	{"device-taints", "withdrawn is as it should be", func(w *world) {
+		d := w.device("gpu-1", "gpu-0000-43-00-0")
+		d.Taints = []resourceapi.DeviceTaint{{Key: driver + "/withdrawn", Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+	}, OK, nil, "", ""},
+	{"taint-rules", "of an administrator", func(w *world) {
+		w.rules = []*resourceapi.DeviceTaintRule{{ObjectMeta: metav1.ObjectMeta{Name: "repair"}, Spec: resourceapi.DeviceTaintRuleSpec{
+			DeviceSelector: &resourceapi.DeviceTaintSelector{Pool: new("gpu-2"), Device: new("gpu-0000-1b-00-0")},
+			Taint:          resourceapi.DeviceTaint{Key: "example.com/repair", Effect: resourceapi.DeviceTaintEffectNoSchedule},
+		}}}
+	}, Warning, []string{"devicetaintrule repair"}, "example.com/repair with the effect NoSchedule to 1 devices", "delete"},
+}
+
+var badClasses = []bad{
+	{"device-classes", "missing", func(w *world) {
+		w.classes = slices.DeleteFunc(w.classes, func(c *resourceapi.DeviceClass) bool { return c.Name == "mps.partage.dev" })
+	}, Warning, []string{"deviceclass mps.partage.dev"}, "type mps", "deviceClasses.create"},
+	{"class-selectors", "of another driver", func(w *world) {
+		w.class("gpu.nvidia.com").Spec.Selectors[0].CEL.Expression = "device.driver == 'gpu.example.com'"
+	}, Error, []string{"deviceclass gpu.nvidia.com"}, "selects no devices of the type gpu", "helm upgrade"},
+	{"class-selectors", "not CEL", func(w *world) { w.class("gpu.nvidia.com").Spec.Selectors[0].CEL.Expression = "device." }, Error, []string{"deviceclass gpu.nvidia.com"}, "cannot be evaluated", "helm upgrade"},
+	{"extended-resources", "twice", func(w *world) {
+		w.class("mps.partage.dev").Spec.ExtendedResourceName = new("nvidia.com/gpu")
+	}, Error, []string{"deviceclass gpu.nvidia.com", "deviceclass mps.partage.dev"}, "nvidia.com/gpu", "extendedResourceName"},
+	{"claimed-classes", "template", func(w *world) { w.templates[0].Spec.Spec = asks("gpu.nvidia.con") }, Error, []string{"resourceclaimtemplate team/train"}, "gpu.nvidia.con, which does not exist", "Correct"},
+	{"claimed-classes", "claim", func(w *world) {
+		w.claims[0].Status = resourceapi.ResourceClaimStatus{}
+		w.claims[0].Spec.Devices.Requests[0] = resourceapi.DeviceRequest{FirstAvailable: []resourceapi.DeviceSubRequest{{DeviceClassName: "gpu.nvidia.com"}, {DeviceClassName: "big"}}}
+	}, Error, []string{"resourceclaim team/train-0-gpu"}, "class big", "Correct"},
+}
+
+var badPolicies = []bad{
+	{"sharing-policy", "invalid", func(w *world) { w.configs[0].Data[policyKey] += "default: {kinds: [mpss]}\n" }, Error, []string{"configmap partage/partage-sharing-policy"}, "mpss", "helm upgrade"},
+	{"sharing-policy", "missing", func(w *world) { w.configs = nil }, Error, []string{"configmap partage/partage-sharing-policy"}, "does not exist", "helm upgrade"},
+	{"sharing-policy", "no key", func(w *world) { w.configs[0].Data = nil }, Error, []string{"configmap partage/partage-sharing-policy"}, "no policy.yaml", "helm upgrade"},
+	{"policy-in-force", "invalid on a node", func(w *world) {
+		w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, eventPolicyInvalid, "invalid SharingPolicy: rules", time.Minute)
+	}, Error, []string{"node gpu-1"}, "invalid SharingPolicy: rules", "Correct"},
+	{"policy-in-force", "corrected", func(w *world) {
+		w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, eventPolicyInvalid, "invalid SharingPolicy: rules", 2*time.Minute)
+		w.event("Node", "gpu-1", driver, corev1.EventTypeNormal, eventPolicyValid, "The sharing policy can be used again", time.Minute)
+	}, OK, nil, "", ""},
+	{"policy-profiles", "unknown", func(w *world) {
+		w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, eventUnknownProfiles, "no GPU has the profile 1g.10bg", time.Minute)
+	}, Warning, []string{"node gpu-1"}, "1g.10bg", "Correct"},
+}
+
+// reference is a pod of NVIDIA's DRA driver, with the containers for GPUs or without.
+func reference(node string, gpus bool) *corev1.Pod {
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "nvidia", Name: "nvidia-dra-driver-gpu-kubelet-plugin-x", UID: "reference"}, Spec: corev1.PodSpec{NodeName: node}}
+	p.Spec.Containers = []corev1.Container{{Name: "compute-domains", Args: []string{"compute-domain-kubelet-plugin -v 4"}}}
+	if gpus {
+		p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "gpus", Command: []string{"bash", "-c"}, Args: []string{"gpu-kubelet-plugin -v 4"}})
+	}
+	return p
+}
+
+func migManagerPod(node string) *corev1.Pod {
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "gpu-operator", Name: "nvidia-mig-manager-x", Labels: map[string]string{"app": "nvidia-mig-manager"}}, Spec: corev1.PodSpec{NodeName: node}}
+}
+
+var badNeighbours = []bad{
+	{"one-driver", "NVIDIA's", func(w *world) { w.pods = append(w.pods, reference("gpu-1", true)) }, Error, []string{"node gpu-1"}, "NVIDIA's DRA driver runs", "docs/install.md#from-nvidias-dra-driver"},
+	{"one-driver", "NVIDIA's for compute domains only", func(w *world) { w.pods = append(w.pods, reference("gpu-1", false)) }, OK, nil, "", ""},
+	{"one-driver", "two installations", func(w *world) {
+		p := w.plugin("gpu-1").DeepCopy()
+		p.Namespace, p.OwnerReferences[0].Name = "other", "other-gpu-kubelet-plugin"
+		w.pods = append(w.pods, p)
+	}, Error, []string{"node gpu-1"}, "other/other-gpu-kubelet-plugin and partage/partage-gpu-kubelet-plugin", "Uninstall"},
+	{"one-driver", "an upgrade", func(w *world) {
+		p := w.plugin("gpu-1").DeepCopy()
+		p.Name = "new"
+		w.pods = append(w.pods, p)
+	}, OK, nil, "", ""},
+	{"foreign-slices", "NVIDIA's", func(w *world) {
+		s := w.slices[0].DeepCopy()
+		s.Name, s.Spec.SharedCounters = "gpu-1-gpu.nvidia.com-x7z2k", nil
+		s.Spec.Devices = []resourceapi.Device{{Name: "gpu-0"}}
+		w.slices = append(w.slices, s)
+	}, Error, []string{"resourceslice gpu-1-gpu.nvidia.com-x7z2k"}, "device gpu-0", "docs/install.md"},
+	{"device-plugin", "same resource as a class", func(w *world) {
+		w.node("gpu-1").Status.Allocatable["nvidia.com/gpu"] = resource.MustParse("2")
+	}, Error, []string{"node gpu-1"}, "nvidia.com/gpu on the node, and the driver offers the same GPUs: both give them away; pods that ask for nvidia.com/gpu", "nvidia.com/gpu.deploy.device-plugin=false"},
+	{"device-plugin", "zero", func(w *world) {
+		w.node("gpu-1").Status.Allocatable["nvidia.com/gpu"] = resource.MustParse("0")
+	}, OK, nil, "", ""},
+	{"device-plugin", "on another node", func(w *world) {
+		w.node("cpu-1").Status.Allocatable["nvidia.com/gpu"] = resource.MustParse("2")
+	}, OK, nil, "", ""},
+	{"mig-manager", "runs with a label", func(w *world) {
+		w.pods = append(w.pods, migManagerPod("gpu-1"))
+		w.node("gpu-1").Labels[migConfigLabel] = "all-1g.10gb"
+	}, Error, []string{"node gpu-1"}, "all-1g.10gb", "nvidia.com/gpu.deploy.mig-manager=false"},
+	{"mig-manager", "runs", func(w *world) { w.pods = append(w.pods, migManagerPod("gpu-1")) }, Warning, []string{"node gpu-1"}, "would remove", "nvidia.com/gpu.deploy.mig-manager=false"},
+	{"mig-manager", "label", func(w *world) { w.node("gpu-2").Labels[migConfigLabel] = "all-disabled" }, Warning, []string{"node gpu-2"}, "has no effect", "Remove the label"},
+	{"node-labels", "count", func(w *world) { w.node("gpu-2").Labels["nvidia.com/gpu.count"] = "3" }, Warning, []string{"node gpu-2"}, "nvidia.com/gpu.count is 3, and the driver publishes 2", "GPUNotListed"},
+	{"node-labels", "reset", func(w *world) { w.node("gpu-2").Labels[resetLabel] = "reset" }, Warning, []string{"node gpu-2"}, "was kept off", "kubectl label"},
+}
+
+func apiServer(v string) func(*world) {
+	return func(w *world) {
+		w.version = v
+		for _, n := range w.nodes {
+			n.Status.NodeInfo.KubeletVersion = v
+		}
+	}
+}
+
+func kubelet(v string) func(*world) {
+	return func(w *world) { w.node("gpu-2").Status.NodeInfo.KubeletVersion = v }
+}
+
+var badVersions = []bad{
+	{"apiserver-version", "too old", apiServer("v1.33.1"), Error, nil, "does not serve resource.k8s.io/v1", "1.36.2"},
+	{"apiserver-version", "ignores counters", apiServer("v1.34.4"), Warning, nil, "ignores counters", "1.36.2"},
+	{"apiserver-version", "forgets shares", apiServer("v1.36.1-gke.7"), Warning, nil, "kubernetes/kubernetes#139034", "1.36.2"},
+	{"apiserver-version", "crashes", apiServer("v1.36.1"), Warning, nil, "kubernetes/kubernetes#138882", "helm upgrade"},
+	{"apiserver-version", "gates", apiServer("v1.35.9"), Warning, nil, "off by default", "DRAPartitionableDevices"},
+	{"apiserver-version", "no version", func(w *world) { w.version = "latest" }, Unknown, nil, "cannot be read", "compatibility"},
+	{"kubelet-versions", "too old", kubelet("v1.33.1"), Error, []string{"node gpu-2"}, "older than 1.34", "Upgrade"},
+	{"kubelet-versions", "newer", kubelet("v1.38.0"), Warning, []string{"node gpu-2"}, "newer than the API server", "control plane"},
+	{"kubelet-versions", "extended resources", kubelet("v1.35.2"), Warning, []string{"node gpu-2"}, "DRAExtendedResource", "1.36"},
+	{"feature-gates", "no counters", func(w *world) {
+		for _, s := range w.slices {
+			s.Spec.Devices = slices.DeleteFunc(s.Spec.Devices, func(d resourceapi.Device) bool { return d.Name != "gpu-0000-1b-00-0" })
+		}
+	}, Warning, []string{"gpu gpu-1/0000:1b:00.0", "gpu gpu-2/0000:1b:00.0"}, "Only the whole GPU", "DRAPartitionableDevices"},
+	{"feature-gates", "no taints", func(w *world) { w.device("gpu-1", "gpu-0000-1b-00-0-observer").Taints = nil }, Error, []string{"gpu gpu-1/0000:1b:00.0"}, "not stored", "DRADeviceTaints"},
+	{"left-out", "event", func(w *world) {
+		w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, eventLeftOut, "No MPS and time-slice shares are offered", time.Minute)
+	}, Warning, []string{"node gpu-1"}, "No MPS", "1.36.2"},
+}
+
+var badRuntimes = []bad{
+	{"container-runtime", "containerd 1.6", func(w *world) {
+		w.node("gpu-1").Status.NodeInfo.ContainerRuntimeVersion = "containerd://1.6.20~ds1"
+	}, Error, []string{"node gpu-1"}, "does not read CDI", "containerd to 1.7.0"},
+	{"container-runtime", "unknown", func(w *world) { w.node("gpu-1").Status.NodeInfo.ContainerRuntimeVersion = "docker://28.1.1" }, Warning, []string{"node gpu-1"}, "docker://28.1.1", "containerd 2.0"},
+	{"cdi", "event", func(w *world) {
+		w.event("Pod", "train-0", "kubelet", corev1.EventTypeWarning, "Failed", "CDI device injection failed: unresolvable CDI devices k8s.gpu.nvidia.com/claim=x", time.Minute)
+	}, Error, []string{"pod train-0"}, "unresolvable CDI devices", "enable_cdi"},
+}
+
+var badClaims = []bad{
+	{"claims-deleting", "waits for pods", func(w *world) { w.claims[0].DeletionTimestamp = new(ago(time.Hour)) }, Warning, []string{"resourceclaim team/train-0-gpu"}, "waits for its pods: train-0", "Terminating"},
+	{"claims-deleting", "finalizer", func(w *world) {
+		w.claims[0].DeletionTimestamp, w.claims[0].Status.ReservedFor = new(ago(time.Hour)), nil
+	}, Error, []string{"resourceclaim team/train-0-gpu"}, "resource.kubernetes.io/delete-protection", "resourceclaim controller"},
+	{"claims-devices", "no such device", func(w *world) {
+		w.claims[0].Status.Allocation.Devices.Results[0].Device = "gpu-0"
+	}, Error, []string{"resourceclaim team/train-0-gpu"}, "device gpu-0 of the pool gpu-1", "delete the claim's pods"},
+	{"claims-reserved", "no such pod", func(w *world) { w.withoutPod(named(w.pods, "train-0")) }, Warning, []string{"resourceclaim team/train-0-gpu"}, "pod train-0, which does not exist", "resourceclaim controller"},
+}
+
+var badEvents = []bad{
+	{"driver-events", "warning", func(w *world) {
+		w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "GPULost", "GPU 0000:1b:00.0 is lost", time.Minute)
+	}, Warning, []string{"node gpu-1"}, "GPULost: GPU 0000:1b:00.0 is lost", "docs/operations.md"},
+	{"driver-events", "old", func(w *world) {
+		w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "GPULost", "GPU 0000:1b:00.0 is lost", 2*time.Hour)
+	}, OK, nil, "", ""},
+	{"driver-events", "of others", func(w *world) {
+		w.event("Node", "gpu-1", "kubelet", corev1.EventTypeWarning, "Rebooted", "rebooted", time.Minute)
+	}, OK, nil, "", ""},
+}
+
+// TestGolden compares everything that people and programs see of a cluster in a bad state.
+func TestGolden(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for _, b := range slices.Concat(badPods[6:8], badSlices[5:7], badPolicies[:1], badNeighbours[:1], badNeighbours[5:6], badClaims[:1]) {
+		b.spoil(w)
+	}
+	w.forbidden["deviceclasses"] = true
+	for _, n := range []string{"cpu-1", "gpu-1", "gpu-2"} {
+		waits(w.supervisor(n), "ErrImagePull", "")
+	}
+	r := w.examine(t)
+	compare(t, "bad.txt", text(t, r, printer.Format{}))
+	compare(t, "bad-wide.txt", text(t, r, printer.Format{Wide: true}))
+	encoded, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	compare(t, "bad.json", string(encoded)+"\n")
+	compare(t, "good.txt", text(t, newWorld(t).examine(t), printer.Format{}))
+}
+
+func text(t *testing.T, r *Report, f printer.Format) string {
+	t.Helper()
+	var out bytes.Buffer
+	if err := view(r).Write(&out, f); err != nil {
+		t.Fatal(err)
+	}
+	return out.String()
+}
+
+func compare(t *testing.T, name, got string) {
+	t.Helper()
+	path := "testdata/" + name
+	if *update {
+		if err := os.WriteFile(path, []byte(got), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", path, diff)
+	}
+}
+
+// TestRights: what may not be read makes checks unknown, and never wrong.
+func TestRights(t *testing.T) {
+	t.Parallel()
+	resources := []string{"nodes", "pods", "events", "daemonsets", "resourceslices", "deviceclasses", "resourceclaims", "resourceclaimtemplates", "devicetaintrules", "configmaps"}
+	for _, resource := range resources {
+		t.Run(resource, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.forbidden[resource], w.forbidden[install+"/"+resource] = true, true
+			r := w.examine(t)
+			if r.Count(Error)+r.Count(Warning) > 0 || r.Count(Unknown) == 0 {
+				t.Errorf("got:\n%s", text(t, r, printer.Format{}))
+			}
+			for _, c := range r.Checks {
+				for _, f := range c.Findings {
+					if !strings.HasPrefix(f.Message, "Unknown because ") || !strings.Contains(f.Remedy, resource) {
+						t.Errorf("%s: %+v", c.ID, f)
+					}
+				}
+			}
+		})
+	}
+	t.Run("one namespace", func(t *testing.T) {
+		t.Parallel()
+		w := newWorld(t)
+		w.namespaced = install
+		for _, resource := range resources {
+			w.forbidden[resource] = resource != "nodes" && resource != "resourceslices" && resource != "configmaps"
+		}
+		waits(w.plugin("gpu-1"), "ErrImagePull", "")
+		r := w.examine(t)
+		at := slices.IndexFunc(r.Checks, func(c Result) bool { return c.ID == "driver-pods-ready" })
+		if got := r.Checks[at]; got.Severity != Error || len(got.Findings) != 2 || got.Findings[1].Severity != Unknown {
+			t.Errorf("%+v", got)
+		}
+		if r.Count(Error) != 1 {
+			t.Errorf("got:\n%s", text(t, r, printer.Format{}))
+		}
+	})
+}
+
+// TestManyObjects: the objects of one finding are listed once.
+func TestManyObjects(t *testing.T) {
+	t.Parallel()
+	var f findings
+	for _, n := range []string{"a", "b", "c", "d", "e", "f", "g", "a"} {
+		f.add(Error, "bad", "mend it", nodeRef(n))
+	}
+	f.add(Error, "bad", "mend it", Ref{"pod", "ns", "p"})
+	if len(f) != 1 {
+		t.Fatalf("%+v", f)
+	}
+	if got := objects(f[0].Objects, false); got != "node a, b, c, d, e and 3 more" {
+		t.Error(got)
+	}
+	if got := objects(f[0].Objects, true); got != "node a, b, c, d, e, f, g, pod ns/p" {
+		t.Error(got)
+	}
+}

@@ -1,0 +1,222 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/pager"
+
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+)
+
+// Labels and names of the chart's objects.
+const (
+	componentLabel = "app.kubernetes.io/component"
+	pluginLabel    = "gpu-kubelet-plugin"
+	supervisor     = "mps-supervisor"
+	policyVolume   = "policy"
+	policyKey      = "policy.yaml"
+)
+
+// Facts are what the checks look at.
+type Facts struct {
+	*fleet.Model
+	// Now is when they were read.
+	Now time.Time
+	// Version is that of the API server, such as v1.37.1.
+	Version    string
+	DaemonSets []*appsv1.DaemonSet
+	// Policies are the ConfigMaps that DaemonSets of the driver mount as their policy, or nil
+	// where the ConfigMap does not exist, by namespace and name.
+	Policies map[Ref]*corev1.ConfigMap
+	// Events are warnings of all components, and what the driver reported as normal.
+	Events []*corev1.Event
+}
+
+// Read reads everything that the checks look at. Where the objects of all namespaces may not
+// be listed, it takes those of the given one. What cannot be read is among Missing.
+func Read(ctx context.Context, client kubernetes.Interface, driver, namespace string, now time.Time) (*Facts, error) {
+	snapshot, err := fleet.Read(ctx, client, namespace)
+	if err != nil {
+		return nil, err
+	}
+	f := &Facts{Model: fleet.New(snapshot, driver), Now: now, Policies: map[Ref]*corev1.ConfigMap{}}
+	version, err := client.Discovery().ServerVersion()
+	switch {
+	case unreadable(err):
+		f.lacks(apiVersion, "", err)
+	case err != nil:
+		return nil, fmt.Errorf("ask for the version of the API server: %w", err)
+	default:
+		f.Version = version.GitVersion
+	}
+	if err := read(ctx, f, &f.DaemonSets, daemonSets, namespace, "", func(ctx context.Context, n string, o metav1.ListOptions) (runtime.Object, error) {
+		return client.AppsV1().DaemonSets(n).List(ctx, o)
+	}); err != nil {
+		return nil, err
+	}
+	listEvents := func(ctx context.Context, n string, o metav1.ListOptions) (runtime.Object, error) {
+		return client.CoreV1().Events(n).List(ctx, o)
+	}
+	var warnings, normal []*corev1.Event
+	if err := read(ctx, f, &warnings, events, namespace, "type="+corev1.EventTypeWarning, listEvents); err != nil {
+		return nil, err
+	}
+	// That a policy is in order again is a normal event.
+	if err := read(ctx, f, &normal, events, namespace, "type="+corev1.EventTypeNormal+",reason="+eventPolicyValid, listEvents); err != nil {
+		return nil, err
+	}
+	f.Events = slices.CompactFunc(byName(append(warnings, normal...)), func(a, b *corev1.Event) bool {
+		return a.Namespace == b.Namespace && a.Name == b.Name
+	})
+	return f, f.readPolicies(ctx, client)
+}
+
+// byName sorts events by namespace and name.
+func byName(all []*corev1.Event) []*corev1.Event {
+	slices.SortFunc(all, func(a, b *corev1.Event) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	return all
+}
+
+// readPolicies reads the ConfigMaps with the driver's policy.
+func (f *Facts) readPolicies(ctx context.Context, client kubernetes.Interface) error {
+	for _, set := range f.driverSets(pluginLabel) {
+		name := policyOf(set)
+		if name == "" {
+			continue
+		}
+		config, err := client.CoreV1().ConfigMaps(set.Namespace).Get(ctx, name, metav1.GetOptions{})
+		ref := Ref{"configmap", set.Namespace, name}
+		switch {
+		case apierrors.IsNotFound(err):
+			f.Policies[ref] = nil
+		case apierrors.IsForbidden(err):
+			f.lacks(configMaps, set.Namespace, err)
+		case err != nil:
+			return fmt.Errorf("get ConfigMap %s/%s: %w", set.Namespace, name, err)
+		default:
+			f.Policies[ref] = config
+		}
+	}
+	return nil
+}
+
+// policyOf returns the name of the ConfigMap with the policy that a DaemonSet mounts, or "".
+func policyOf(set *appsv1.DaemonSet) string {
+	for _, v := range set.Spec.Template.Spec.Volumes {
+		if v.Name == policyVolume && v.ConfigMap != nil {
+			return v.ConfigMap.Name
+		}
+	}
+	return ""
+}
+
+func (f *Facts) lacks(resource, namespace string, err error) {
+	m := fleet.Missing{Resource: resource, Namespace: namespace, Err: err}
+	if !slices.ContainsFunc(f.Missing, func(other fleet.Missing) bool { return other.Resource == resource && other.Namespace == namespace }) {
+		f.Missing = append(f.Missing, m)
+	}
+}
+
+// read lists the objects of all namespaces or, where that is forbidden, of one.
+func read[T runtime.Object](ctx context.Context, f *Facts, into *[]T, resource, namespace, selector string,
+	list func(context.Context, string, metav1.ListOptions) (runtime.Object, error),
+) error {
+	namespaces := []string{metav1.NamespaceAll}
+	if namespace != "" {
+		namespaces = append(namespaces, namespace)
+	}
+	for _, n := range namespaces {
+		*into = nil
+		pages := pager.New(func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return list(ctx, n, o) })
+		err := pages.EachListItem(ctx, metav1.ListOptions{FieldSelector: selector}, func(o runtime.Object) error {
+			one, is := o.(T)
+			if !is {
+				return fmt.Errorf("the list has a %T", o)
+			}
+			*into = append(*into, one)
+			return nil
+		})
+		if !unreadable(err) {
+			if err != nil {
+				return fmt.Errorf("list %s: %w", resource, err)
+			}
+			return nil
+		}
+		f.lacks(resource, n, err)
+	}
+	return nil
+}
+
+func unreadable(err error) bool { return apierrors.IsForbidden(err) || apierrors.IsNotFound(err) }
+
+// driverSets returns the DaemonSets of a component of the driver.
+func (f *Facts) driverSets(component string) []*appsv1.DaemonSet {
+	var sets []*appsv1.DaemonSet
+	for _, s := range f.DaemonSets {
+		if s.Labels[componentLabel] == component {
+			sets = append(sets, s)
+		}
+	}
+	return sets
+}
+
+// driverPods returns the pods of a component of the driver that have not ended.
+func (f *Facts) driverPods(component string) []*corev1.Pod {
+	return f.podsWith(func(p *corev1.Pod) bool { return p.Labels[componentLabel] == component })
+}
+
+func (f *Facts) podsWith(match func(*corev1.Pod) bool) []*corev1.Pod {
+	var pods []*corev1.Pod
+	for _, p := range f.Pods {
+		if p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed && match(p) {
+			pods = append(pods, p)
+		}
+	}
+	return pods
+}
+
+// byNode returns the pods of each node.
+func byNode(pods []*corev1.Pod) map[string][]*corev1.Pod {
+	nodes := map[string][]*corev1.Pod{}
+	for _, p := range pods {
+		if p.Spec.NodeName != "" {
+			nodes[p.Spec.NodeName] = append(nodes[p.Spec.NodeName], p)
+		}
+	}
+	return nodes
+}
+
+// gpuLabels are set on nodes with GPUs by Node Feature Discovery, by NVIDIA's GPU operator
+// and by GKE.
+var gpuLabels = []string{
+	"feature.node.kubernetes.io/pci-10de.present", "feature.node.kubernetes.io/pci-0300_10de.present",
+	"feature.node.kubernetes.io/pci-0302_10de.present", "nvidia.com/gpu.present", "cloud.google.com/gke-accelerator",
+}
+
+// hasGPULabel reports whether somebody says that a node has GPUs.
+func hasGPULabel(n *corev1.Node) bool {
+	return slices.ContainsFunc(gpuLabels, func(l string) bool {
+		value, has := n.Labels[l]
+		return has && value != "false"
+	})
+}
+
+// publishes reports whether a node has slices of the driver.
+func (f *Facts) publishes(node string) bool {
+	return slices.ContainsFunc(f.Nodes, func(n *fleet.Node) bool { return n.Name == node })
+}

@@ -1,0 +1,156 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
+)
+
+var neighbourChecks = []Check{
+	{ID: "one-driver", Title: "every node has one driver with this name", needs: []string{pods}, parts: []string{pods}, run: oneDriver},
+	{ID: "foreign-slices", Title: "all ResourceSlices of the driver's name are this driver's", needs: []string{slicesOf}, run: foreignSlices},
+	{ID: "device-plugin", Title: "no device plugin gives away the GPUs of the driver's nodes", needs: []string{nodes, slicesOf}, run: devicePlugin},
+	{ID: "mig-manager", Title: "no MIG manager partitions the GPUs of the driver's nodes", needs: []string{nodes, pods, slicesOf}, parts: []string{pods}, run: migManager},
+	{ID: "node-labels", Title: "the labels of nodes agree with what the driver publishes", needs: []string{nodes, slicesOf}, run: nodeLabels},
+}
+
+// isReferenceDriver reports whether a pod is NVIDIA's DRA driver for GPUs, which has the same
+// name. Its container for compute domains is another driver.
+func isReferenceDriver(p *corev1.Pod) bool {
+	return p.Labels[componentLabel] != pluginLabel && slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool {
+		return c.Name == "gpus" && strings.Contains(strings.Join(slices.Concat(c.Command, c.Args), " "), "gpu-kubelet-plugin")
+	})
+}
+
+func oneDriver(f *Facts) (found findings) {
+	own := byNode(f.driverPods(pluginLabel))
+	reference := byNode(f.podsWith(isReferenceDriver))
+	for _, node := range slices.Sorted(maps.Keys(own)) {
+		if len(reference[node]) > 0 {
+			found.add(Error, "NVIDIA's DRA driver runs on the node, too, with the same name: each takes the other's ResourceSlices for its own",
+				"Keep one of them off the node (docs/install.md#from-nvidias-dra-driver)", nodeRef(node))
+		}
+		// Two pods of one DaemonSet are an upgrade.
+		sets := map[string]bool{}
+		for _, p := range own[node] {
+			for _, o := range p.OwnerReferences {
+				if ptr.Deref(o.Controller, false) {
+					sets[p.Namespace+"/"+o.Name] = true
+				}
+			}
+		}
+		if len(sets) > 1 {
+			found.add(Error, fmt.Sprintf("Two installations of the driver run on the node, with the same name: DaemonSets %s", strings.Join(slices.Sorted(maps.Keys(sets)), " and ")),
+				"Uninstall one of them (docs/install.md#removal)", nodeRef(node))
+		}
+	}
+	return found
+}
+
+// ownDevice is how this driver names devices: by PCI address. NVIDIA's takes the minor number.
+var ownDevice = regexp.MustCompile(`^gpu-[0-9a-f]{4,8}-[0-9a-f]{2}-[0-9a-f]{2}-[0-7](-|$)`)
+
+func foreignSlices(f *Facts) (found findings) {
+	for _, s := range f.Slices {
+		if s.Spec.Driver != f.Driver {
+			continue
+		}
+		for _, d := range s.Spec.Devices {
+			if ownDevice.MatchString(d.Name) {
+				continue
+			}
+			node := ptr.Deref(s.Spec.NodeName, "")
+			found.add(Error, fmt.Sprintf("It has the device %s, as NVIDIA's DRA driver names devices, on node %s", d.Name, cmp.Or(node, "(none)")),
+				"Keep one of the two drivers off the node (docs/install.md#from-nvidias-dra-driver)", refTo("resourceslice", s))
+			break
+		}
+	}
+	return found
+}
+
+func devicePlugin(f *Facts) (found findings) {
+	for _, n := range f.Snapshot.Nodes {
+		if !f.publishes(n.Name) {
+			continue
+		}
+		for _, resource := range slices.Sorted(maps.Keys(n.Status.Allocatable)) {
+			amount := n.Status.Allocatable[resource]
+			if !strings.HasPrefix(string(resource), "nvidia.com/") || amount.Sign() <= 0 {
+				continue
+			}
+			message := fmt.Sprintf("A device plugin offers %s on the node, and the driver offers the same GPUs: both give them away", resource)
+			if class := f.classOf(string(resource)); class != "" {
+				message += fmt.Sprintf("; pods that ask for %s get them from the device plugin, although it is the extended resource of the class %s", resource, class)
+			}
+			found.add(Error, message,
+				"Keep NVIDIA's device plugin off the node: with the GPU operator the label nvidia.com/gpu.deploy.device-plugin=false, otherwise its nodeSelector", nodeRef(n.Name))
+		}
+	}
+	return found
+}
+
+// classOf returns the class with an extended resource, or "".
+func (f *Facts) classOf(resource string) string {
+	for _, c := range f.Classes {
+		if ptr.Deref(c.Spec.ExtendedResourceName, "") == resource {
+			return c.Name
+		}
+	}
+	return ""
+}
+
+const migConfigLabel = "nvidia.com/mig.config"
+
+func migManager(f *Facts) (found findings) {
+	managers := byNode(f.podsWith(func(p *corev1.Pod) bool { return p.Labels["app"] == "nvidia-mig-manager" }))
+	for _, n := range f.Snapshot.Nodes {
+		if !f.publishes(n.Name) {
+			continue
+		}
+		config, labelled := n.Labels[migConfigLabel]
+		switch {
+		case len(managers[n.Name]) > 0 && labelled:
+			found.add(Error, fmt.Sprintf("NVIDIA's MIG manager runs on the node, whose label %s is %s: it ends programs and removes partitions of claims", migConfigLabel, config),
+				"Keep the MIG manager off the node: with the GPU operator the label nvidia.com/gpu.deploy.mig-manager=false; and remove the label "+migConfigLabel, nodeRef(n.Name))
+		case len(managers[n.Name]) > 0:
+			found.add(Warning, "NVIDIA's MIG manager runs on the node: it would remove the partitions of claims if somebody set the label "+migConfigLabel,
+				"Keep the MIG manager off the node: with the GPU operator the label nvidia.com/gpu.deploy.mig-manager=false", nodeRef(n.Name))
+		case labelled:
+			found.add(Warning, fmt.Sprintf("The label %s is %s, which has no effect: the driver makes partitions as claims ask for them", migConfigLabel, config),
+				"Remove the label; say in the sharing policy which profiles are offered", nodeRef(n.Name))
+		}
+	}
+	return found
+}
+
+// resetLabel is the one with which docs/operations.md moves the driver off a node.
+const resetLabel = "nvidia.com/dra-kubelet-plugin"
+
+func nodeLabels(f *Facts) (found findings) {
+	gpus := map[string]int{}
+	for _, n := range f.Nodes {
+		gpus[n.Name] = len(n.GPUs)
+	}
+	for _, n := range f.Snapshot.Nodes {
+		if n.Labels[resetLabel] == "reset" {
+			found.add(Warning, fmt.Sprintf("The label %s is reset: the driver was kept off the node so that a GPU could be reset", resetLabel),
+				"If that is done, kubectl label node NODE "+resetLabel+"=true --overwrite", nodeRef(n.Name))
+		}
+		count, has := n.Labels["nvidia.com/gpu.count"]
+		if published := fmt.Sprint(gpus[n.Name]); has && gpus[n.Name] > 0 && count != published {
+			found.add(Warning, fmt.Sprintf("The label nvidia.com/gpu.count is %s, and the driver publishes %s GPUs", count, published),
+				"A GPU that is missing has the event GPUNotListed of the node; the sharing policy may leave GPUs alone; the label is stale if GPU Feature Discovery does not run any more",
+				nodeRef(n.Name))
+		}
+	}
+	return found
+}

@@ -1,0 +1,212 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/quote"
+)
+
+var podChecks = []Check{
+	{ID: "driver-daemonset", Title: "the driver is installed", needs: []string{daemonSets}, run: driverInstalled},
+	{ID: "driver-pods", Title: "every node with GPUs has a pod of the driver", needs: []string{nodes, pods, daemonSets}, run: driverOnEveryNode},
+	{ID: "driver-pods-ready", Title: "the pods of the driver are ready", needs: []string{pods}, parts: []string{pods}, run: driverPodsReady},
+	{ID: "driver-restarts", Title: "the pods of the driver do not restart", needs: []string{pods}, parts: []string{pods}, run: driverRestarts},
+	{ID: "mps-supervisor", Title: "every node with MPS shares has a supervisor that is ready", needs: []string{pods, slicesOf}, run: supervisorsReady},
+}
+
+func driverInstalled(f *Facts) (found findings) {
+	sets := f.driverSets(pluginLabel)
+	if len(sets) == 0 {
+		found.add(Error, "There is no DaemonSet of the driver: none has the label "+componentLabel+"="+pluginLabel,
+			"Install the chart: helm install partage deployments/helm/partage --namespace partage (docs/install.md)")
+	}
+	for _, s := range sets {
+		if s.Status.ObservedGeneration >= s.Generation && s.Status.DesiredNumberScheduled == 0 {
+			found.add(Error, "No node is chosen by the driver's DaemonSet",
+				"Compare its nodeSelector and affinity with the labels of your nodes: kubeletPlugin.gpuNodesOnly needs one of "+strings.Join(gpuLabels, ", "),
+				refTo("daemonset", s))
+		}
+	}
+	return found
+}
+
+func driverOnEveryNode(f *Facts) (found findings) {
+	if len(f.driverSets(pluginLabel)) == 0 {
+		return nil // driver-daemonset says so
+	}
+	have := byNode(f.driverPods(pluginLabel))
+	for _, n := range f.Snapshot.Nodes {
+		if len(have[n.Name]) > 0 || virtual(n) {
+			continue
+		}
+		switch {
+		case f.publishes(n.Name):
+			found.add(Error, "The node has devices of the driver, and no pod of it: pods with claims neither start nor end there",
+				"See why the DaemonSet makes no pod for the node: its nodeSelector, affinity and tolerations", nodeRef(n.Name))
+		case hasGPULabel(n):
+			found.add(Error, "The node has GPUs, as its labels say, and no pod of the driver",
+				"See why the DaemonSet makes no pod for the node: its nodeSelector, affinity and tolerations", nodeRef(n.Name))
+		}
+	}
+	return found
+}
+
+// virtual reports whether no machine is behind a node. The chart keeps off those.
+func virtual(n *corev1.Node) bool {
+	kind := n.Labels["type"]
+	return kind == "virtual-kubelet" || kind == "kwok" || n.Labels["eks.amazonaws.com/compute-type"] == "fargate"
+}
+
+func driverPodsReady(f *Facts) (found findings) {
+	for _, p := range f.driverPods(pluginLabel) {
+		notReady(&found, f, p)
+	}
+	return found
+}
+
+// graceToStart is how long a pod may take to be ready before that is a finding.
+const graceToStart = 2 * time.Minute
+
+// notReady adds why a pod is not ready.
+func notReady(found *findings, f *Facts, p *corev1.Pod) {
+	if ready(p) || p.DeletionTimestamp != nil {
+		return
+	}
+	at := refTo("pod", p)
+	logs := fmt.Sprintf("kubectl logs --namespace %s POD", p.Namespace)
+	for _, c := range p.Status.ContainerStatuses {
+		w := c.State.Waiting
+		switch {
+		case w == nil:
+		case w.Reason == "CrashLoopBackOff":
+			found.add(Error, "It ends again and again"+lastWords(c), "Read the end of its log: "+logs+" --previous", at)
+			return
+		case strings.Contains(w.Reason, "Image"):
+			found.add(Error, fmt.Sprintf("Its image %s cannot be pulled: %s", quote.Name(c.Image), w.Reason),
+				"Check image.repository, image.tag or image.digest and imagePullSecrets of the chart; kubectl describe pod says what the registry answered", at)
+			return
+		case w.Reason != "ContainerCreating" && w.Reason != "PodInitializing":
+			found.add(Error, fmt.Sprintf("Its container does not start: %s: %s", w.Reason, said(w.Message)), "kubectl describe pod has the details", at)
+			return
+		}
+	}
+	if p.Spec.NodeName == "" {
+		found.add(Error, "It was not scheduled"+scheduling(p), "Make room on the node, or let the pod go first: kubeletPlugin.priorityClassName", at)
+		return
+	}
+	if f.Now.Sub(p.CreationTimestamp.Time) < graceToStart {
+		found.add(Warning, "It has just been made, and is not ready yet", "Wait, and ask again", at)
+		return
+	}
+	message := "It is not ready"
+	if reason := probeFailure(f, p); reason != "" {
+		message += ": " + reason
+	}
+	found.add(Error, message, "Its event Unhealthy and the end of its log say why: most often the NVIDIA driver of the node is not loaded, "+
+		"or the API server does not take its ResourceSlices; "+logs, at)
+}
+
+func ready(p *corev1.Pod) bool {
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodReady {
+			return c.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
+
+// lastWords says how a container has ended.
+func lastWords(c corev1.ContainerStatus) string {
+	t := c.LastTerminationState.Terminated
+	if t == nil {
+		return ""
+	}
+	text := fmt.Sprintf(", with exit code %d", t.ExitCode)
+	if t.Reason != "" && t.Reason != "Error" {
+		text += " (" + t.Reason + ")"
+	}
+	if message := lastLine(t.Message); message != "" {
+		text += ": " + said(message)
+	}
+	return text
+}
+
+func lastLine(s string) string {
+	lines := strings.Split(strings.TrimSpace(s), "\n")
+	return strings.TrimSpace(lines[len(lines)-1])
+}
+
+func scheduling(p *corev1.Pod) string {
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Message != "" {
+			return ": " + said(c.Message)
+		}
+	}
+	return ""
+}
+
+// probeFailure returns what the newest failed readiness probe said.
+func probeFailure(f *Facts, p *corev1.Pod) string {
+	var newest *corev1.Event
+	for _, e := range f.Events {
+		if e.Reason == "Unhealthy" && e.InvolvedObject.UID == p.UID && f.recent(e) && (newest == nil || lastSeen(newest).Before(lastSeen(e))) {
+			newest = e
+		}
+	}
+	if newest == nil {
+		return ""
+	}
+	return said(lastLine(newest.Message))
+}
+
+// manyRestarts is how often a container may have started anew while the last time is not long ago.
+const manyRestarts = 3
+
+func driverRestarts(f *Facts) (found findings) {
+	for _, component := range []string{pluginLabel, supervisor} {
+		for _, p := range f.driverPods(component) {
+			for _, c := range p.Status.ContainerStatuses {
+				t := c.LastTerminationState.Terminated
+				if t == nil || c.RestartCount < manyRestarts || f.Now.Sub(t.FinishedAt.Time) > recentTime || c.State.Waiting != nil {
+					continue
+				}
+				found.add(Warning, fmt.Sprintf("It has restarted %d times, the last time within an hour%s", c.RestartCount, lastWords(c)),
+					fmt.Sprintf("Read the end of its log: kubectl logs --namespace %s POD --previous", p.Namespace), refTo("pod", p))
+			}
+		}
+	}
+	return found
+}
+
+func supervisorsReady(f *Facts) (found findings) {
+	have := byNode(f.driverPods(supervisor))
+	for _, n := range f.Nodes {
+		if n.Name != "" && sharesWithMPS(n) && len(have[n.Name]) == 0 {
+			found.add(Error, "The node offers MPS shares, and has no pod of the MPS supervisor",
+				"Set mpsSupervisor.enabled=true in the chart, or offer no mps in the sharing policy", nodeRef(n.Name))
+		}
+	}
+	for _, p := range f.driverPods(supervisor) {
+		notReady(&found, f, p)
+	}
+	return found
+}
+
+func sharesWithMPS(n *fleet.Node) bool {
+	for _, g := range n.GPUs {
+		for _, d := range g.Devices {
+			if d.Type == "mps" {
+				return true
+			}
+		}
+	}
+	return false
+}

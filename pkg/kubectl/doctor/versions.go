@@ -1,0 +1,154 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/version"
+
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+)
+
+var versionChecks = []Check{
+	{ID: "apiserver-version", Title: "the version of the API server has no known holes", needs: []string{apiVersion}, run: apiServerVersion},
+	{ID: "kubelet-versions", Title: "the versions of the kubelets have no known holes", needs: []string{apiVersion, nodes, slicesOf, classes}, run: kubeletVersions},
+	{ID: "feature-gates", Title: "the API server stores what the driver publishes", needs: []string{slicesOf}, run: featureGates},
+	{ID: "left-out", Title: "the driver leaves out nothing for the cluster's version", needs: []string{events}, parts: []string{events}, run: leftOut},
+}
+
+// upgradeTo is the first version in which everything works by default (docs/compatibility.md).
+const upgradeTo = "Upgrade Kubernetes to 1.36.2 or later (docs/compatibility.md)"
+
+var (
+	// firstVersion serves the API that the driver needs.
+	firstVersion = version.MustParseGeneric("1.34.0")
+	// gatesByDefault is the first in which the feature gates that the driver needs are on.
+	gatesByDefault = version.MustParseGeneric("1.36.0")
+)
+
+// maxSkew is how many minor versions a kubelet may be older than the API server.
+const maxSkew = 3
+
+func apiServerVersion(f *Facts) (found findings) {
+	v, err := version.ParseGeneric(f.Version)
+	if err != nil {
+		found.add(Unknown, "The API server has a version that cannot be read: "+said(err.Error()), "See docs/compatibility.md")
+		return found
+	}
+	if v.LessThan(firstVersion) {
+		found.add(Error, fmt.Sprintf("Kubernetes %s does not serve resource.k8s.io/v1", f.Version), upgradeTo)
+		return found
+	}
+	faults, err := device.FaultsOfScheduler(f.Version)
+	if err != nil {
+		found.add(Unknown, said(err.Error()), "See docs/compatibility.md")
+		return found
+	}
+	if faults.IgnoresCounters {
+		found.add(Warning, fmt.Sprintf("The scheduler of Kubernetes %s ignores counters, so that only whole GPUs are offered", f.Version), upgradeTo)
+	}
+	if faults.ForgetsShares {
+		found.add(Warning, fmt.Sprintf("The scheduler of Kubernetes %s forgets shares that are in use (kubernetes/kubernetes#139034), "+
+			"so that shares are offered only of GPUs that are nothing else", f.Version), upgradeTo)
+	}
+	if faults.CrashesOnAll {
+		found.add(Warning, fmt.Sprintf("The scheduler of Kubernetes %s crashes, again and again, at a claim with allocationMode All (kubernetes/kubernetes#138882)", f.Version),
+			"Upgrade Kubernetes to 1.35.6, 1.36.2 or later; until then let the chart refuse such claims: run helm upgrade on this version (docs/slow-requests.md)")
+	}
+	if v.LessThan(gatesByDefault) {
+		found.add(Warning, fmt.Sprintf("The feature gates that partitions, shares, taints and extended resources need are off by default in Kubernetes %s", f.Version),
+			upgradeTo+"; or turn on DRAPartitionableDevices, DRAConsumableCapacity, DRADeviceTaints and DRAExtendedResource in the API server, the scheduler, the controller manager and the kubelets")
+	}
+	return found
+}
+
+func kubeletVersions(f *Facts) (found findings) {
+	api, err := version.ParseGeneric(f.Version)
+	if err != nil {
+		return nil // apiserver-version says so
+	}
+	extended := slices.ContainsFunc(f.Classes, func(c *resourceapi.DeviceClass) bool { return c.Spec.ExtendedResourceName != nil })
+	for _, n := range f.Snapshot.Nodes {
+		if !f.publishes(n.Name) && !hasGPULabel(n) {
+			continue
+		}
+		kubelet, at := n.Status.NodeInfo.KubeletVersion, nodeRef(n.Name)
+		v, err := version.ParseGeneric(kubelet)
+		if err != nil {
+			found.add(Unknown, "The kubelet has a version that cannot be read: "+said(err.Error()), "See docs/compatibility.md", at)
+			continue
+		}
+		skew(&found, f.Version, api, v, kubelet, at)
+		if extended && !v.LessThan(firstVersion) && v.LessThan(gatesByDefault) && !api.LessThan(gatesByDefault) {
+			found.add(Warning, fmt.Sprintf("The kubelet %s starts no pods that ask for extended resources of classes, such as nvidia.com/gpu, unless its feature gate DRAExtendedResource is on", kubelet),
+				"Upgrade the kubelet to 1.36 or later, or turn on the feature gate", at)
+		}
+	}
+	return found
+}
+
+// skew adds what is wrong between the versions of a kubelet and of the API server.
+func skew(found *findings, apiServer string, api, v *version.Version, kubelet string, at Ref) {
+	switch sameMajor := v.Major() == api.Major(); {
+	case v.LessThan(firstVersion):
+		found.add(Error, fmt.Sprintf("The kubelet %s is older than 1.34, which the driver needs", kubelet), "Upgrade the kubelet", at)
+	case sameMajor && v.Minor() > api.Minor():
+		found.add(Warning, fmt.Sprintf("The kubelet %s is newer than the API server %s, which Kubernetes does not support", kubelet, apiServer), "Upgrade the control plane", at)
+	case sameMajor && v.Minor()+maxSkew < api.Minor():
+		found.add(Warning, fmt.Sprintf("The kubelet %s is more than %d minor versions older than the API server %s, which Kubernetes does not support", kubelet, maxSkew, apiServer),
+			"Upgrade the kubelet", at)
+	}
+}
+
+// featureGates looks at what was dropped: the driver publishes an observer for each GPU
+// where counters are stored, and each observer has a taint.
+func featureGates(f *Facts) (found findings) {
+	for _, n := range f.Nodes {
+		for _, g := range n.GPUs {
+			switch observer := observerOf(g); {
+			case !ofThisDriver(g):
+				// foreign-slices says so.
+			case observer == nil:
+				found.add(Warning, "Only the whole GPU is offered: the counters that partitions and shares need are not stored, or the scheduler ignores them",
+					"Turn on the feature gates DRAPartitionableDevices and DRAConsumableCapacity (on by default from Kubernetes 1.36); 1.34 has to be upgraded", gpuRef(g))
+			case len(observer.Taints) == 0:
+				found.add(Error, "Taints of devices are not stored, so that devices which cannot be used are allocated",
+					"Turn on the feature gate DRADeviceTaints (on by default from Kubernetes 1.36)", gpuRef(g))
+			}
+		}
+	}
+	return found
+}
+
+func observerOf(g *fleet.GPU) *resourceapi.Device {
+	for _, d := range g.Devices {
+		if d.Type == "observer" {
+			return d.Published
+		}
+	}
+	return nil
+}
+
+func ofThisDriver(g *fleet.GPU) bool {
+	for _, d := range g.Devices {
+		if ownDevice.MatchString(d.Name) {
+			return true
+		}
+	}
+	return false
+}
+
+func leftOut(f *Facts) (found findings) {
+	for _, e := range f.newestFirst() {
+		if f.byDriver(e) && f.recent(e) && e.Type == corev1.EventTypeWarning && (e.Reason == eventLeftOut || e.Reason == eventCrashes) {
+			found.add(Warning, said(e.Message), upgradeTo, nodeRef(e.InvolvedObject.Name))
+		}
+	}
+	return found
+}

@@ -1,0 +1,159 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package idle
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/kubectl/options"
+	"github.com/partage-dev/partage/pkg/kubectl/printer"
+	"github.com/partage-dev/partage/pkg/kubectl/scrape"
+)
+
+// Flags are those of the command, beside Options.
+type Flags struct {
+	Scrape scrape.Options
+	// For is how long a claim must have been idle.
+	For time.Duration
+}
+
+// NewCommand returns kubectl gpu idle.
+func NewCommand(o *options.Options) *cobra.Command {
+	f := Flags{For: 30 * time.Minute, Scrape: scrape.Options{Timeout: scrape.DefaultTimeout}}
+	c := &cobra.Command{
+		Use:   "idle",
+		Short: "List claims that hold devices and do not use them, with the commands that free these",
+		Long: `List claims on whose devices nothing has run for a while, whose pods have all ended, or which nobody uses.
+The commands that would free the devices are printed, and never run.
+
+Idle is what the driver calls so: where the GPU reports utilization, that was zero in every sample;
+elsewhere, no process had the device open. What was before the driver's pod started is not known.
+
+The exit code is 2 if there are such claims.`,
+		Example: `  kubectl gpu idle -A --for 2h
+  kubectl gpu idle -o json | jq -r '.items[].commands[]'`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			client, err := o.Client()
+			if err != nil {
+				return err
+			}
+			return Run(c.Context(), o, client, f, time.Now())
+		},
+	}
+	o.AddOutputFlag(c)
+	o.AddSelectionFlags(c)
+	f.Scrape.AddFlags(c.Flags())
+	c.Flags().DurationVar(&f.For, "for", f.For, "How long a claim must have been idle")
+	return c
+}
+
+// Run reads the cluster and prints what is idle. It returns options.ErrFound if something is.
+func Run(ctx context.Context, o *options.Options, client kubernetes.Interface, f Flags, now time.Time) error {
+	if f.For <= 0 {
+		return fmt.Errorf("--for %s: it must be more than 0, such as 30m", f.For)
+	}
+	selector, err := labels.Parse(o.Selector)
+	if err != nil {
+		return fmt.Errorf("-l %s: it must be a label selector of claims, such as app=llm: %w", o.Selector, err)
+	}
+	namespace, err := o.Namespace()
+	if err != nil {
+		return err
+	}
+	snapshot, err := fleet.Read(ctx, client, namespace)
+	if err != nil {
+		return err
+	}
+	if err := snapshot.Need(namespace, fleet.ResourceClaims); err != nil {
+		return err
+	}
+	snapshot.Warn(o.ErrOut, fleet.ResourceClasses, fleet.ResourceTemplates, fleet.ResourceTaintRules, fleet.ResourceNodes)
+	result, err := scrape.Pods(ctx, client, f.Scrape)
+	if err != nil {
+		// What is done or unused is known without the driver.
+		if _, writing := fmt.Fprintf(o.ErrOut, "warning: %v; what is idle is unknown\n", err); writing != nil {
+			return writing
+		}
+		result = &scrape.Result{}
+	}
+	result.Warn(o.ErrOut)
+	list := Find(fleet.New(snapshot, o.Driver), result, Query{For: f.For, Now: now, Namespace: namespace, Labels: selector})
+	for _, y := range list.Young {
+		if _, err := fmt.Fprintf(o.ErrOut, "warning: node %s: the driver's pod has been running for %s only: what was idle there before is unknown\n", y.Node, seconds(y.Seconds)); err != nil {
+			return err
+		}
+	}
+	if err := printer.Print(o, list, list.View(namespace == "")); err != nil {
+		return err
+	}
+	if len(list.Items) > 0 {
+		return options.ErrFound
+	}
+	return nil
+}
+
+func seconds(n float64) string {
+	return duration.HumanDuration(time.Duration(n * float64(time.Second)))
+}
+
+// View shows claims to people, with their namespaces if these are several.
+func (l *ClaimList) View(namespaces bool) printer.View {
+	t := &printer.Table{Empty: "No claim holds devices that it does not use."}
+	if namespaces {
+		t.Columns = printer.Columns("namespace")
+	}
+	t.Columns = append(t.Columns, printer.Columns("claim", "reason", "idle", "gpus", "holds", "node", "pods", "owner")...)
+	t.Columns = append(t.Columns, printer.Column{Name: "devices", Wide: true})
+	for _, c := range l.Items {
+		row := printer.Row{Name: "resourceclaim.resource.k8s.io/" + c.Name}
+		if namespaces {
+			row.Cells = append(row.Cells, c.Namespace)
+		}
+		var holds, nodes, devices, pods []string
+		for _, d := range c.Devices {
+			holds, nodes, devices = append(holds, cmp.Or(strings.TrimSpace(d.Profile+" "+kind(d)), printer.Unknown)), append(nodes, d.Node), append(devices, d.Name)
+		}
+		for _, p := range c.Pods {
+			pods = append(pods, p.Name)
+		}
+		row.Cells = append(row.Cells, c.Name, c.Reason, printer.SecondsOrUnknown(c.IdleSeconds), fmt.Sprintf("%.2f", c.GPUs),
+			strings.Join(holds, ","), nodes[0], cmp.Or(strings.Join(pods, ","), printer.Unknown), cmp.Or(strings.Join(c.Owners, ","), printer.Unknown), strings.Join(devices, ","))
+		t.Rows = append(t.Rows, row)
+	}
+	return &printer.Text{Named: t.Names(), Render: func(w io.Writer, f printer.Format) error {
+		if err := t.Write(w, f); err != nil || len(l.Items) == 0 {
+			return err
+		}
+		total := 0.0
+		var commands strings.Builder
+		for _, c := range l.Items {
+			total += c.GPUs
+			for _, command := range c.Commands {
+				commands.WriteString("  " + command + "\n")
+			}
+		}
+		_, err := fmt.Fprintf(w, "\n%s\n%s", f.Paint(printer.Bold, fmt.Sprintf("These would free %.2f GPUs. Look at what the pods do before you run them:", total)), commands.String())
+		return err
+	}}
+}
+
+// kind is what the profile does not say.
+func kind(d Device) string {
+	if d.Type == fleet.TypeMIG && d.Profile != "" {
+		return ""
+	}
+	return d.Type
+}

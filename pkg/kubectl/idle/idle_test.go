@@ -1,0 +1,197 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package idle
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/kubectl/fleettest"
+	"github.com/partage-dev/partage/pkg/kubectl/options"
+	"github.com/partage-dev/partage/pkg/kubectl/printer"
+	"github.com/partage-dev/partage/pkg/kubectl/scrape"
+	"github.com/partage-dev/partage/pkg/kubectl/scrape/scrapetest"
+)
+
+var update = flag.Bool("update", false, "write the golden files instead of comparing with them")
+
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	file := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(file, []byte(got), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("rewrite it with -update when this is meant; -want +got:\n%s", diff)
+	}
+}
+
+var now = fleettest.Start.Add(5 * time.Hour)
+
+// example has a claim for each reason, and some for none.
+func example(t *testing.T) (*fleettest.Fleet, *scrape.Result) {
+	t.Helper()
+	f := fleettest.New(t)
+	f.AddNode("node-1", "h100-80-sxm", 3)
+	f.AddNode("node-2", "t4", 2)
+	r := &scrape.Result{}
+	for _, c := range []struct {
+		name  string
+		idle  time.Duration
+		owner string
+		node  string
+	}{
+		{"notebook", 4 * time.Hour, "", "node-1"}, {"web", 2 * time.Hour, "ReplicaSet/web-5d4", "node-1"}, {"train", time.Hour, "Job/train-1", "node-1"},
+		{"busy", time.Minute, "", "node-1"}, {"db", time.Hour, "StatefulSet/db", "node-1"}, {"operated", time.Hour, "Trainer/x", "node-1"},
+	} {
+		claim := f.Held("team", c.name, c.node, fleettest.Request("mig.nvidia.com", fleettest.Profile("1g.10gb")))
+		pod := f.Pods[len(f.Pods)-1]
+		if kind, name, has := strings.Cut(c.owner, "/"); has {
+			pod.OwnerReferences = []metav1.OwnerReference{{Kind: kind, Name: name, Controller: new(true)}}
+		}
+		pod.Labels = map[string]string{"pod-template-hash": "5d4"}
+		r.Claims = append(r.Claims, told(claim.Name, "node-1", claim.Status.Allocation.Devices.Results[0].Device, c.idle))
+	}
+	two := f.Held("team", "two", "node-2", fleettest.Count(2, "gpu.nvidia.com"))
+	r.Claims = append(r.Claims, told("two", "node-2", two.Status.Allocation.Devices.Results[0].Device, time.Hour), told("two", "node-2", two.Status.Allocation.Devices.Results[1].Device, 45*time.Minute))
+	finished := f.Held("team", "finished", "node-1", fleettest.Share("mps.partage.dev", "20Gi", "25"))
+	f.Pods[len(f.Pods)-1].Status.Phase = corev1.PodSucceeded
+	again := f.Run(finished, "node-1")
+	again.Name, again.Status.Phase = "finished-2", corev1.PodFailed
+	f.Held("team", "left", "node-1", fleettest.Request("gpu.nvidia.com")).Status.ReservedFor = nil
+	half := f.Held("other", "half-done", "node-1", fleettest.Share("mps.partage.dev", "1Gi", "1"))
+	ended := f.Run(half, "node-1")
+	ended.Name, ended.Status.Phase = "half-done-2", corev1.PodSucceeded
+	return f, r
+}
+
+func told(name, node, device string, idle time.Duration) scrape.Claim {
+	return scrape.Claim{ID: scrape.ID{Namespace: "team", Name: name, Node: node, Device: device}, Idle: &idle, Since: fleettest.Start}
+}
+
+func find(t *testing.T, q Query) *ClaimList {
+	t.Helper()
+	f, r := example(t)
+	return Find(fleet.New(f.Snapshot, fleettest.Driver), r, q)
+}
+
+func TestFind(t *testing.T) {
+	t.Parallel()
+	for _, format := range []struct {
+		file string
+		f    printer.Format
+	}{{"claims.txt", printer.Format{}}, {"claims-wide.txt", printer.Format{Wide: true}}} {
+		var out bytes.Buffer
+		if err := find(t, Query{For: 30 * time.Minute, Now: now}).View(true).Write(&out, format.f); err != nil {
+			t.Fatal(err)
+		}
+		golden(t, format.file, out.String())
+	}
+	streams, _, out, _ := genericiooptions.NewTestIOStreams()
+	o := options.New(streams)
+	o.Output = options.OutputJSON
+	list := find(t, Query{For: 30 * time.Minute, Now: now})
+	if err := printer.Print(o, list, list.View(true)); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "claims.json", out.String())
+}
+
+func TestQuery(t *testing.T) {
+	t.Parallel()
+	selector, err := labels.Parse("app=llm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name  string
+		q     Query
+		want  string
+		young int
+	}{
+		{"long", Query{For: 3 * time.Hour, Now: now}, "left finished notebook", 0},
+		{"other namespace", Query{For: time.Minute, Now: now, Namespace: "other"}, "", 0},
+		{"labels", Query{For: time.Minute, Now: now, Labels: selector}, "", 0},
+		{"just allocated", Query{For: 30 * time.Minute, Now: fleettest.Start.Add(30 * time.Second)}, "two finished notebook web train db operated", 2},
+	} {
+		l := find(t, c.q)
+		var names []string
+		for _, i := range l.Items {
+			names = append(names, i.Name)
+		}
+		if got := strings.Join(names, " "); got != c.want || len(l.Young) != c.young {
+			t.Errorf("%s: %q, want %q; young: %v", c.name, got, c.want, l.Young)
+		}
+	}
+}
+
+// TestPodsThatCannotBeRead: they are named by the claim.
+func TestPodsThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	f, r := example(t)
+	f.Pods = nil
+	for _, c := range Find(fleet.New(f.Snapshot, fleettest.Driver), r, Query{For: 30 * time.Minute, Now: now}).Items {
+		want := "kubectl delete pod -n team " + c.Name
+		if c.Reason == Unused {
+			want = "kubectl delete resourceclaim -n team left"
+		}
+		if c.Reason == PodsDone || len(c.Commands) != 1 || c.Commands[0] != want {
+			t.Errorf("%+v, want %q", c, want)
+		}
+	}
+}
+
+// TestRun: the command from the clients to the exit code, with and without the driver's pods.
+func TestRun(t *testing.T) {
+	t.Parallel()
+	f, _ := example(t)
+	for _, c := range []struct {
+		name      string
+		namespace string
+		pods      []*corev1.Pod
+		found     error
+		errOut    string
+		out       string
+	}{
+		{"with the driver", "", []*corev1.Pod{scrapetest.Pod("a", "node-1")}, options.ErrFound, "warning: node node-1: the driver's pod has been running for ", "left"},
+		{"without", "", nil, options.ErrFound, "warning: there are no pods of the driver", "finished"},
+		{"nothing", "empty", []*corev1.Pod{scrapetest.Pod("a", "node-1")}, nil, "warning: node node-1: ", "No claim holds devices that it does not use.\n"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			client := scrapetest.Cluster(t, f.Snapshot, map[string]scrapetest.Response{"a": {Body: scrapetest.Everything(t)}}, c.pods...)
+			streams, _, out, errOut := genericiooptions.NewTestIOStreams()
+			o := options.New(streams)
+			o.AllNamespaces = c.namespace == ""
+			o.Config.Namespace = &c.namespace
+			err := Run(t.Context(), o, client, Flags{For: 30 * time.Minute}, time.Unix(scrapetest.Started+60, 0))
+			if !errors.Is(err, c.found) || !strings.Contains(out.String(), c.out) || !strings.HasPrefix(errOut.String(), c.errOut) {
+				t.Errorf("%v\n%s\n%s", err, out.String(), errOut.String())
+			}
+		})
+	}
+	o := options.New(genericiooptions.NewTestIOStreamsDiscard())
+	if err := Run(t.Context(), o, nil, Flags{}, now); err == nil || err.Error() != "--for 0s: it must be more than 0, such as 30m" {
+		t.Error(err)
+	}
+}

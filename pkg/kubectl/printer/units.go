@@ -1,0 +1,49 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package printer
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/duration"
+)
+
+// Unknown is written for what is not known, or does not exist.
+const Unknown = "-"
+
+// BytesOrUnknown writes a size that may not be known.
+func BytesOrUnknown(n *int64) string {
+	if n == nil {
+		return Unknown
+	}
+	return Bytes(*n)
+}
+
+// PercentOrUnknown writes a ratio that may not be known.
+func PercentOrUnknown(ratio *float64) string {
+	if ratio == nil {
+		return Unknown
+	}
+	return fmt.Sprintf("%.0f%%", *ratio*100)
+}
+
+// SecondsOrUnknown writes a duration that may not be known, as kubectl writes ages.
+func SecondsOrUnknown(seconds *float64) string {
+	if seconds == nil {
+		return Unknown
+	}
+	return duration.HumanDuration(time.Duration(*seconds * float64(time.Second)))
+}
+
+// Bytes writes a size as manifests do, in the largest unit that shows it with a decimal at most.
+func Bytes(n int64) string {
+	const gi = 1 << 30
+	if n >= gi {
+		return strings.TrimSuffix(fmt.Sprintf("%.1f", float64(n)/gi), ".0") + "Gi"
+	}
+	return resource.NewQuantity((n+1<<20-1)>>20<<20, resource.BinarySI).String()
+}

@@ -1,0 +1,201 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rightsize
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+)
+
+// Source is a claim, or the template that it was made from.
+type Source struct {
+	Kind      string `json:"kind"`
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+}
+
+// Change is what would change in a manifest.
+type Change struct {
+	// Path is where.
+	Path string `json:"path"`
+	// Diff has the lines of the request, with "-" and "+" before those that go and come.
+	Diff string `json:"diff"`
+	// Notes are what to see to.
+	Notes []string `json:"notes,omitempty"`
+}
+
+// podClaimName is the annotation of a claim that was made from a template.
+const podClaimName = "resource.kubernetes.io/pod-claim-name"
+
+// changeOf returns the change of the request that asked for a holding, or nil if the claim has
+// no such request.
+func changeOf(m *fleet.Model, h *fleet.Holding, enough Part) *Change {
+	before := requestOf(h)
+	if before == nil {
+		return nil
+	}
+	c := &Change{Path: "spec.devices.requests"}
+	if sourceOf(h).Kind == kindTemplate {
+		c.Path = "spec.spec.devices.requests"
+	}
+	name, alternative, has := strings.Cut(h.Result.Request, "/")
+	if has {
+		c.Path += "[" + name + "].firstAvailable"
+		name = alternative
+	}
+	after := before.DeepCopy()
+	if enough.Type != h.Device.Type {
+		class := className(enough.Type, m.Driver)
+		after.DeviceClassName = class
+		if !slices.ContainsFunc(m.Classes, func(k *resourceapi.DeviceClass) bool { return k.Name == class }) {
+			c.Notes = append(c.Notes, fmt.Sprintf("no DeviceClass %s was seen: use one whose devices have the type %q", class, enough.Type))
+		}
+	}
+	after.Selectors = slices.DeleteFunc(after.Selectors, func(s resourceapi.DeviceSelector) bool {
+		return s.CEL != nil && aboutSize.MatchString(s.CEL.Expression)
+	})
+	if enough.Profile != "" {
+		after.Selectors = append(after.Selectors, resourceapi.DeviceSelector{CEL: &resourceapi.CELDeviceSelector{
+			Expression: fmt.Sprintf("device.attributes['%s'].profile == '%s'", m.Driver, enough.Profile),
+		}})
+	}
+	if len(after.Selectors) > 1 || len(after.Selectors) == 1 && enough.Profile == "" {
+		c.Notes = append(c.Notes, "see whether the other selectors match the smaller device")
+	}
+	after.Capacity = nil
+	if enough.Type == fleet.TypeMPS || enough.Type == fleet.TypeTimeSlice {
+		requests := map[resourceapi.QualifiedName]resource.Quantity{fleet.CapacityMemory: *resource.NewQuantity(enough.MemoryBytes, resource.BinarySI)}
+		if enough.SMPercent > 0 {
+			requests[fleet.CapacitySMPercent] = *resource.NewQuantity(enough.SMPercent, resource.DecimalSI)
+		}
+		after.Capacity = &resourceapi.CapacityRequirements{Requests: requests}
+	}
+	if n := before.Count; n > 1 {
+		c.Notes = append(c.Notes, fmt.Sprintf("the request is for %d devices: all of them change", n))
+	}
+	c.Diff = diff(lines(name, has, before), lines(name, has, after))
+	return c
+}
+
+const kindTemplate = "ResourceClaimTemplate"
+
+func sourceOf(h *fleet.Holding) Source {
+	if name := templateOf(h); name != "" {
+		return Source{kindTemplate, h.Claim.Namespace, name}
+	}
+	return Source{"ResourceClaim", h.Claim.Namespace, h.Claim.Name}
+}
+
+// aboutSize are selectors that choose a size.
+var aboutSize = regexp.MustCompile(`\bprofile\b|\.capacity\[|\bmemory\b|multiprocessors`)
+
+// className returns the class of the chart for a type of device.
+func className(kind, driver string) string {
+	switch kind {
+	case fleet.TypeMIG:
+		return "mig.nvidia.com"
+	case fleet.TypeMPS, fleet.TypeTimeSlice:
+		return kind + ".partage.dev"
+	}
+	return driver
+}
+
+// requestOf returns the request of a holding; that of the alternative that was chosen looks like
+// one without.
+func requestOf(h *fleet.Holding) *resourceapi.ExactDeviceRequest {
+	name, alternative, has := strings.Cut(h.Result.Request, "/")
+	for _, r := range h.Claim.Spec.Devices.Requests {
+		if r.Name != name {
+			continue
+		}
+		if !has {
+			return r.Exactly
+		}
+		for _, s := range r.FirstAvailable {
+			if s.Name == alternative {
+				return &resourceapi.ExactDeviceRequest{
+					DeviceClassName: s.DeviceClassName, Selectors: s.Selectors, AllocationMode: s.AllocationMode, Count: s.Count, Tolerations: s.Tolerations, Capacity: s.Capacity,
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// templateOf returns the template that a claim was made from, if its pod could be read.
+func templateOf(h *fleet.Holding) string {
+	name, owner := h.Claim.Annotations[podClaimName], metav1.GetControllerOf(h.Claim)
+	if name == "" || owner == nil {
+		return ""
+	}
+	for _, p := range h.Pods {
+		if p.UID != owner.UID {
+			continue
+		}
+		i := slices.IndexFunc(p.Spec.ResourceClaims, func(c corev1.PodResourceClaim) bool { return c.Name == name })
+		if i >= 0 && p.Spec.ResourceClaims[i].ResourceClaimTemplateName != nil {
+			return *p.Spec.ResourceClaims[i].ResourceClaimTemplateName
+		}
+	}
+	return ""
+}
+
+// lines writes a request, or an alternative of one, as it is in a manifest.
+func lines(name string, alternative bool, r *resourceapi.ExactDeviceRequest) []string {
+	var one any = resourceapi.DeviceRequest{Name: name, Exactly: r}
+	if alternative {
+		one = resourceapi.DeviceSubRequest{
+			Name: name, DeviceClassName: r.DeviceClassName, Selectors: r.Selectors, AllocationMode: r.AllocationMode, Count: r.Count, Tolerations: r.Tolerations, Capacity: r.Capacity,
+		}
+	}
+	data, err := yaml.Marshal([]any{one})
+	if err != nil {
+		// A type of the API can be written.
+		return nil
+	}
+	return strings.Split(strings.TrimSuffix(string(data), "\n"), "\n")
+}
+
+// diff returns the lines of both, in order, by the longest subsequence that they have in common.
+func diff(before, after []string) string {
+	common := make([][]int, len(before)+1)
+	for i := range common {
+		common[i] = make([]int, len(after)+1)
+	}
+	for i := len(before) - 1; i >= 0; i-- {
+		for j := len(after) - 1; j >= 0; j-- {
+			if before[i] == after[j] {
+				common[i][j] = common[i+1][j+1] + 1
+			} else {
+				common[i][j] = max(common[i+1][j], common[i][j+1])
+			}
+		}
+	}
+	var out strings.Builder
+	i, j := 0, 0
+	for i < len(before) || j < len(after) {
+		switch {
+		case i < len(before) && j < len(after) && before[i] == after[j]:
+			out.WriteString("  " + before[i] + "\n")
+			i, j = i+1, j+1
+		case i < len(before) && (j == len(after) || common[i+1][j] >= common[i][j+1]):
+			out.WriteString("- " + before[i] + "\n")
+			i++
+		default:
+			out.WriteString("+ " + after[j] + "\n")
+			j++
+		}
+	}
+	return out.String()
+}

@@ -1,0 +1,242 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rightsize
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/kubectl/options"
+	"github.com/partage-dev/partage/pkg/kubectl/printer"
+	"github.com/partage-dev/partage/pkg/kubectl/scrape"
+)
+
+// sampleInterval is how often the driver measures unless it is told otherwise.
+const sampleInterval = 15 * time.Second
+
+// Flags are those of the command, beside Options.
+type Flags struct {
+	Scrape scrape.Options
+	// Watch is for how long to look, 0 for once, and Interval the time between two looks.
+	Watch, Interval time.Duration
+	Headroom        float64
+	Price           float64
+	Sharing         bool
+}
+
+// NewCommand returns kubectl gpu rightsize.
+func NewCommand(o *options.Options) *cobra.Command {
+	f := Flags{Headroom: 0.1, Interval: sampleInterval, Scrape: scrape.Options{Timeout: scrape.DefaultTimeout}}
+	c := &cobra.Command{
+		Use:   "rightsize",
+		Short: "Find the smallest partition or share that would have been enough for each claim",
+		Long: `Compare what each claim has used with what it holds, and find the smallest partition or share of the
+same GPU model that the fleet offers and that would have been enough, with the change of the manifest.
+
+The memory is the most of any sample since the driver's pod began to look; OBSERVED says how long that
+is. How busy the multiprocessors were is what the command sees itself: once, or for as long as --watch
+says. Where GPUs do not report it, only the memory counts, and BUSY is "-": a smaller partition has
+fewer multiprocessors, too. A claim that was quiet while it was observed needs more than this says.
+
+A claim that has its device alone is not told to share, except with --sharing.`,
+		Example: `  kubectl gpu rightsize -A --price 3.25
+  kubectl gpu rightsize -n team --watch 10m --sharing`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			client, err := o.Client()
+			if err != nil {
+				return err
+			}
+			return Run(c.Context(), o, client, f, time.Now)
+		},
+	}
+	o.AddOutputFlag(c)
+	o.AddSelectionFlags(c)
+	f.Scrape.AddFlags(c.Flags())
+	c.Flags().DurationVar(&f.Watch, "watch", f.Watch, "How long to look at how busy claims are; by default once")
+	c.Flags().Float64Var(&f.Headroom, "headroom", f.Headroom, "By which part a device must exceed what was used: 0.1 for a tenth")
+	c.Flags().Float64Var(&f.Price, "price", f.Price, "What a GPU costs for an hour")
+	c.Flags().BoolVar(&f.Sharing, "sharing", f.Sharing, "Consider MPS shares for claims that have their devices alone; shares isolate less")
+	return c
+}
+
+// Run looks at the driver's pods for a while, and prints what it makes of that.
+func Run(ctx context.Context, o *options.Options, client kubernetes.Interface, f Flags, now func() time.Time) error {
+	if f.Headroom < 0 || f.Price < 0 || f.Watch < 0 {
+		return errors.New("--headroom, --price and --watch must not be negative")
+	}
+	selector, err := labels.Parse(o.Selector)
+	if err != nil {
+		return fmt.Errorf("-l %s: it must be a label selector of claims, such as app=llm: %w", o.Selector, err)
+	}
+	namespace, err := o.Namespace()
+	if err != nil {
+		return err
+	}
+	observation, err := observe(ctx, o, client, f)
+	if err != nil {
+		return err
+	}
+	snapshot, err := fleet.Read(ctx, client, namespace)
+	if err != nil {
+		return err
+	}
+	if err := snapshot.Need(namespace, fleet.ResourceClaims); err != nil {
+		return err
+	}
+	snapshot.Warn(o.ErrOut, fleet.ResourceTemplates, fleet.ResourceTaintRules, fleet.ResourceNodes)
+	list := Compare(fleet.New(snapshot, o.Driver), observation, Query{
+		Namespace: namespace, Labels: selector, Headroom: f.Headroom, Sharing: f.Sharing, Price: f.Price, Now: now(),
+	})
+	return printer.Print(o, list, list.View(namespace == ""))
+}
+
+// observe looks once, and again until the time is over. Warnings are those of the last look.
+func observe(ctx context.Context, o *options.Options, client kubernetes.Interface, f Flags) (*Observation, error) {
+	observation := NewObservation()
+	ctxWatch, cancel := context.WithTimeout(ctx, f.Watch)
+	defer cancel()
+	ticker := time.NewTicker(max(f.Interval, time.Millisecond))
+	defer ticker.Stop()
+	for {
+		r, err := scrape.Pods(ctx, client, f.Scrape)
+		if err != nil {
+			return nil, err
+		}
+		observation.Add(r)
+		select {
+		case <-ctxWatch.Done():
+		case <-ticker.C:
+			if ctxWatch.Err() == nil {
+				continue
+			}
+		}
+		if ctx.Err() != nil {
+			return nil, fmt.Errorf("watch what claims use: %w", ctx.Err())
+		}
+		r.Warn(o.ErrOut)
+		return observation, nil
+	}
+}
+
+// View shows sizes to people, with namespaces if these are several.
+func (l *SizeList) View(namespaces bool) printer.View {
+	t := &printer.Table{Empty: "No claim has a device of the driver."}
+	if namespaces {
+		t.Columns = printer.Columns("namespace")
+	}
+	t.Columns = append(t.Columns, printer.Columns("claim", "holds", "peak", "busy", "observed", "enough", "saves")...)
+	if l.PricePerGPUHour > 0 {
+		t.Columns = append(t.Columns, printer.Columns("per hour")...)
+	}
+	t.Columns = append(t.Columns, printer.Column{Name: "node", Wide: true}, printer.Column{Name: "device", Wide: true}, printer.Column{Name: "samples", Wide: true}, printer.Column{Name: "why", Wide: true})
+	for _, s := range l.Items {
+		t.Rows = append(t.Rows, l.row(s, namespaces))
+	}
+	return &printer.Text{Named: t.Names(), Render: func(w io.Writer, f printer.Format) error {
+		if err := t.Write(w, f); err != nil {
+			return err
+		}
+		return l.changes(w, f)
+	}}
+}
+
+func (l *SizeList) row(s Size, namespaces bool) printer.Row {
+	row := printer.Row{Name: "resourceclaim.resource.k8s.io/" + s.Name}
+	if namespaces {
+		row.Cells = append(row.Cells, s.Namespace)
+	}
+	enough, saves, perHour, observed := "unknown", printer.Unknown, printer.Unknown, printer.Unknown
+	switch s.Verdict {
+	case Right:
+		enough = "as it is"
+	case Smaller:
+		row.Style = printer.Warn
+		enough, saves, perHour = s.Enough.String(), fmt.Sprintf("%.2f GPUs", s.SavedGPUs), fmt.Sprintf("%.2f", s.SavedPerHour)
+	default:
+		row.Style = printer.Faint
+	}
+	if s.ObservedSeconds > 0 {
+		observed = printer.SecondsOrUnknown(&s.ObservedSeconds)
+	}
+	row.Cells = append(row.Cells, s.Name, s.Holds.String(), printer.BytesOrUnknown(s.PeakBytes), printer.PercentOrUnknown(s.Busy), observed, enough, saves)
+	if l.PricePerGPUHour > 0 {
+		row.Cells = append(row.Cells, perHour)
+	}
+	row.Cells = append(row.Cells, s.Node, s.Device, fmt.Sprint(s.Samples), s.Reason)
+	return row
+}
+
+// String names a part for people.
+func (p Part) String() string {
+	switch p.Type {
+	case "":
+		return printer.Unknown
+	case fleet.TypeGPU:
+		return "whole GPU"
+	case fleet.TypeMIG:
+		return p.Profile
+	}
+	parts := []string{strings.TrimSpace(p.Profile + " " + p.Type)}
+	if p.MemoryBytes > 0 {
+		parts = append(parts, printer.Bytes(p.MemoryBytes))
+	}
+	if p.SMPercent > 0 {
+		parts = append(parts, fmt.Sprintf("%d%%", p.SMPercent))
+	}
+	return strings.Join(parts, " ")
+}
+
+// changes writes those of manifests: of a template once, with the largest of what its claims
+// need.
+func (l *SizeList) changes(w io.Writer, f printer.Format) error {
+	type key struct {
+		source  Source
+		request string
+	}
+	largest := map[key]Size{}
+	var order []key
+	for _, s := range l.Items {
+		if s.Change == nil {
+			continue
+		}
+		k := key{s.Source, s.Request}
+		known, has := largest[k]
+		if !has {
+			order = append(order, k)
+		}
+		if !has || s.Enough.GPUs > known.Enough.GPUs {
+			largest[k] = s
+		}
+	}
+	var out strings.Builder
+	for _, k := range order {
+		c := largest[k].Change
+		fmt.Fprintf(&out, "\n%s\n", f.Paint(printer.Bold, fmt.Sprintf("# %s %s/%s, in %s:", k.source.Kind, k.source.Namespace, k.source.Name, c.Path)))
+		for line := range strings.Lines(c.Diff) {
+			style := printer.Plain
+			switch line[0] {
+			case '-':
+				style = printer.Bad
+			case '+':
+				style = printer.Good
+			}
+			out.WriteString(f.Paint(style, printer.Escape(strings.TrimSuffix(line, "\n"))) + "\n")
+		}
+		for _, n := range c.Notes {
+			out.WriteString("# " + n + "\n")
+		}
+	}
+	_, err := io.WriteString(w, out.String())
+	return err
+}

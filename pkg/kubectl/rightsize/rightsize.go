@@ -1,0 +1,332 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package rightsize compares what claims have used with what they hold, and finds the smallest
+// partition or share of the fleet that would have done.
+package rightsize
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/kubectl/printer"
+	"github.com/partage-dev/partage/pkg/kubectl/scrape"
+)
+
+// Verdicts.
+const (
+	// Smaller: something smaller would have done.
+	Smaller = "Smaller"
+	// Right: nothing that the fleet offers is smaller and would have done.
+	Right = "Right"
+	// Unknown: too little was measured.
+	Unknown = "Unknown"
+)
+
+// SizeList is what the command prints.
+type SizeList struct {
+	metav1.TypeMeta `json:",inline"`
+
+	// Headroom is the part by which a device must exceed what was used.
+	Headroom float64 `json:"headroom"`
+	// PricePerGPUHour is what was given, 0 if nothing was.
+	PricePerGPUHour float64 `json:"pricePerGPUHour,omitempty"`
+	Items           []Size  `json:"items"`
+}
+
+// Size is about a device of a claim.
+type Size struct {
+	scrape.ID `json:",inline"`
+
+	Request string `json:"request"`
+	// Source is the manifest that would change.
+	Source  Source `json:"source"`
+	Verdict string `json:"verdict"`
+	// Reason says why the verdict is Unknown.
+	Reason string `json:"reason,omitempty"`
+	// ObservedSeconds is how long the driver has looked.
+	ObservedSeconds float64 `json:"observedSeconds,omitempty"`
+	// PeakBytes is the most memory of any sample.
+	PeakBytes *int64 `json:"peakBytes,omitempty"`
+	// Busy is the highest part of the time in which kernels ran, of the samples that the
+	// command has seen. It is missing where GPUs do not report it.
+	Busy *float64 `json:"busy,omitempty"`
+	// Samples is how many these are.
+	Samples int   `json:"samples,omitempty"`
+	Holds   Part  `json:"holds"`
+	Enough  *Part `json:"enough,omitempty"`
+	// SavedGPUs is the difference, SavedPerHour what it costs.
+	SavedGPUs    float64 `json:"savedGPUs,omitempty"`
+	SavedPerHour float64 `json:"savedPerHour,omitempty"`
+	// Change is what would change in the claim or its template.
+	Change *Change `json:"change,omitempty"`
+}
+
+// Part is a GPU or a part of one.
+type Part struct {
+	Type    string `json:"type"`
+	Profile string `json:"profile,omitempty"`
+	// MemoryBytes is what the claim can use; 0 is not known, or not limited.
+	MemoryBytes int64 `json:"memoryBytes,omitempty"`
+	// SMPercent is that of a share.
+	SMPercent int64 `json:"smPercent,omitempty"`
+	// GPUs is the part that others cannot have.
+	GPUs float64 `json:"gpus"`
+}
+
+// Query says what is asked for.
+type Query struct {
+	Namespace string
+	Labels    labels.Selector
+	// Headroom is the part by which a device must exceed what was used: 0.1 for a tenth.
+	Headroom float64
+	// Sharing allows MPS shares for claims that have a device alone. They have less isolation.
+	Sharing bool
+	// Price is that of a GPU for an hour, 0 if it does not matter.
+	Price float64
+	Now   time.Time
+}
+
+// Compare says for each device of each claim whether something smaller would have done.
+func Compare(m *fleet.Model, o *Observation, q Query) *SizeList {
+	list := &SizeList{TypeMeta: printer.TypeMeta("SizeList"), Headroom: q.Headroom, PricePerGPUHour: q.Price, Items: []Size{}}
+	offers := offersOf(m)
+	for _, h := range m.Holdings {
+		c := h.Claim
+		if h.Admin() || q.Namespace != "" && c.Namespace != q.Namespace || q.Labels != nil && !q.Labels.Matches(labels.Set(c.Labels)) {
+			continue
+		}
+		list.Items = append(list.Items, sizeOf(m, h, o, q, offers))
+	}
+	list.noteOthers()
+	slices.SortStableFunc(list.Items, func(a, b Size) int { return cmp.Compare(b.SavedGPUs, a.SavedGPUs) })
+	return list
+}
+
+// noteOthers says where a template has claims, too, that need what they hold or of which that is
+// not known.
+func (l *SizeList) noteOthers() {
+	for i := range l.Items {
+		s := &l.Items[i]
+		if s.Change == nil {
+			continue
+		}
+		for _, other := range l.Items {
+			if other.Source == s.Source && other.Request == s.Request && other.Verdict != Smaller {
+				s.Change.Notes = append(s.Change.Notes, "not all claims that were made from it would have done with less, as far as is known: see "+other.Name)
+				break
+			}
+		}
+	}
+}
+
+func sizeOf(m *fleet.Model, h *fleet.Holding, o *Observation, q Query, offers map[string][]*fleet.Device) Size {
+	s := Size{ID: scrape.IDOf(h), Request: h.Result.Request, Source: sourceOf(h), Verdict: Unknown}
+	if h.Device == nil {
+		s.Reason = "no ResourceSlice has the device any more"
+		return s
+	}
+	s.Holds = holds(h)
+	seen := o.of(s.ID)
+	if seen == nil {
+		s.Reason = o.why(h)
+		return s
+	}
+	s.PeakBytes, s.Busy, s.Samples = seen.peak, seen.busy, seen.samples
+	s.ObservedSeconds = max(0, q.Now.Sub(observedSince(seen.since, h)).Seconds())
+	if seen.peak == nil {
+		s.Reason = "the driver does not report the claim's memory"
+		return s
+	}
+	s.Verdict = Right
+	need := needOf(h, seen, q)
+	for _, d := range offers[h.Device.GPU.ProductName] {
+		p, fits := need.on(d)
+		if fits && p.GPUs < s.Holds.GPUs-1e-6 && (s.Enough == nil || p.GPUs < s.Enough.GPUs) {
+			s.Enough = &p
+		}
+	}
+	if s.Enough == nil {
+		return s
+	}
+	s.Verdict = Smaller
+	s.SavedGPUs = s.Holds.GPUs - s.Enough.GPUs
+	s.SavedPerHour = s.SavedGPUs * q.Price
+	s.Change = changeOf(m, h, *s.Enough)
+	return s
+}
+
+// observedSince returns since when the driver has measured the claim: it forgets when it is
+// restarted.
+func observedSince(started time.Time, h *fleet.Holding) time.Time {
+	allocated := h.Claim.CreationTimestamp.Time
+	if t := h.Claim.Status.Allocation.AllocationTimestamp; t != nil {
+		allocated = t.Time
+	}
+	if started.After(allocated) {
+		return started
+	}
+	return allocated
+}
+
+func holds(h *fleet.Holding) Part {
+	p := Part{Type: h.Device.Type, Profile: h.Device.Profile, GPUs: h.Part()}
+	if !h.Device.Shared() {
+		p.MemoryBytes = capacity(h.Device, fleet.CapacityMemory)
+		return p
+	}
+	memory, percent := h.Result.ConsumedCapacity[fleet.CapacityMemory], h.Result.ConsumedCapacity[fleet.CapacitySMPercent]
+	p.MemoryBytes, p.SMPercent = memory.Value(), percent.Value()
+	return p
+}
+
+// offersOf returns devices by the product of their GPU, one of each type and profile.
+func offersOf(m *fleet.Model) map[string][]*fleet.Device {
+	type key struct{ product, kind, profile string }
+	known := map[key]bool{}
+	offers := map[string][]*fleet.Device{}
+	for _, n := range m.Nodes {
+		for _, g := range n.GPUs {
+			for _, d := range g.Devices {
+				k := key{g.ProductName, d.Type, d.Profile}
+				if d.Type != fleet.TypeObserver && !known[k] {
+					known[k] = true
+					offers[g.ProductName] = append(offers[g.ProductName], d)
+				}
+			}
+		}
+	}
+	return offers
+}
+
+// need is what would have been enough.
+type need struct {
+	memory int64
+	// multiprocessors is 0 if it is not known how busy they were.
+	multiprocessors float64
+	// kinds are those of devices that isolate as well as the one that the claim has.
+	kinds []string
+	// percent is what a share has now, which stays if it is not known how busy it was; 0 if the
+	// claim has its device alone.
+	percent int64
+	// busyPercent is which part of a device like the held one would be enough, in percent, 0 if
+	// it is not known how busy that was. It counts where the number of multiprocessors is not
+	// known.
+	busyPercent float64
+	profile     string
+}
+
+func needOf(h *fleet.Holding, seen *observed, q Query) need {
+	n := need{profile: h.Device.Profile, memory: int64(math.Ceil(float64(*seen.peak) * (1 + q.Headroom)))}
+	percent := h.Result.ConsumedCapacity[fleet.CapacitySMPercent]
+	n.percent = percent.Value()
+	has := float64(capacity(h.Device, "multiprocessors"))
+	share := 1.0
+	if n.percent > 0 {
+		share = float64(min(100, n.percent)) / 100
+	}
+	switch {
+	case seen.busy != nil:
+		n.multiprocessors = *seen.busy * share * has * (1 + q.Headroom)
+		n.busyPercent = *seen.busy * share * 100 * (1 + q.Headroom)
+	case n.percent > 0:
+		// Somebody asked for that much.
+		n.multiprocessors = share * has
+	}
+	switch h.Device.Type {
+	case fleet.TypeMPS:
+		n.kinds = []string{fleet.TypeMIG, fleet.TypeMPS}
+	case fleet.TypeTimeSlice:
+		n.kinds = []string{fleet.TypeMIG, fleet.TypeTimeSlice}
+	default:
+		n.kinds = []string{fleet.TypeMIG}
+		if q.Sharing {
+			n.kinds = append(n.kinds, fleet.TypeMPS)
+		}
+	}
+	return n
+}
+
+// on returns the part of a device that would be enough, if the device has that much.
+func (n need) on(d *fleet.Device) (Part, bool) {
+	if !slices.Contains(n.kinds, d.Type) {
+		return Part{}, false
+	}
+	all := float64(capacity(d, "multiprocessors"))
+	p := Part{Type: d.Type, Profile: d.Profile, GPUs: d.Part()}
+	if !d.Shared() {
+		p.MemoryBytes = capacity(d, fleet.CapacityMemory)
+		return p, p.MemoryBytes >= n.memory && all >= n.multiprocessors
+	}
+	memory, fits := granted(d.Published.Capacity[fleet.CapacityMemory], n.memory)
+	if !fits {
+		return Part{}, false
+	}
+	percent := int64(0)
+	// Time slices have no limit of multiprocessors.
+	if sm := d.Published.Capacity[fleet.CapacitySMPercent]; sm.Value.Value() > 0 {
+		if percent, fits = granted(sm, n.percentOf(d, sm)); !fits {
+			return Part{}, false
+		}
+	}
+	p.MemoryBytes, p.SMPercent = memory, percent
+	p.GPUs = d.Part() * min(1, max(
+		ratio(1, capacity(d, fleet.CapacityShares)), ratio(memory, capacity(d, fleet.CapacityMemory)), ratio(percent, capacity(d, fleet.CapacitySMPercent)),
+	))
+	return p, true
+}
+
+// percentOf returns which part of a shared device's multiprocessors would be enough. Where that is
+// not known it is what the claim has, or what the scheduler gives without a request.
+func (n need) percentOf(d *fleet.Device, sm resourceapi.DeviceCapacity) int64 {
+	all := float64(capacity(d, "multiprocessors"))
+	switch {
+	case n.multiprocessors > 0 && all > 0:
+		return max(1, int64(math.Ceil(n.multiprocessors/all*100)))
+	case n.busyPercent > 0 && d.Profile == n.profile:
+		return max(1, int64(math.Ceil(n.busyPercent)))
+	case n.percent > 0:
+		return n.percent
+	case sm.RequestPolicy != nil && sm.RequestPolicy.Default != nil:
+		return max(1, sm.RequestPolicy.Default.Value())
+	}
+	return sm.Value.Value()
+}
+
+// granted returns what the scheduler makes of a request: the next amount that the policy allows.
+func granted(c resourceapi.DeviceCapacity, want int64) (int64, bool) {
+	if c.RequestPolicy == nil || c.RequestPolicy.ValidRange == nil || c.RequestPolicy.ValidRange.Min == nil {
+		return want, want <= c.Value.Value()
+	}
+	r := c.RequestPolicy.ValidRange
+	least := r.Min.Value()
+	want = max(want, least)
+	if r.Step != nil && r.Step.Value() > 0 {
+		if over := (want - least) % r.Step.Value(); over > 0 {
+			want += r.Step.Value() - over
+		}
+	}
+	if r.Max != nil && want > r.Max.Value() {
+		return 0, false
+	}
+	return want, want <= c.Value.Value()
+}
+
+func capacity(d *fleet.Device, name resourceapi.QualifiedName) int64 {
+	c := d.Published.Capacity[name]
+	return c.Value.Value()
+}
+
+func ratio(part, all int64) float64 {
+	if all <= 0 {
+		return 0
+	}
+	return float64(part) / float64(all)
+}

@@ -1,0 +1,178 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package scrape
+
+import (
+	"fmt"
+	"io"
+	"time"
+
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+)
+
+// ID is a device of a claim.
+type ID struct {
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	Node      string `json:"node"`
+	Device    string `json:"device"`
+}
+
+// Claim is what the driver tells of a device of a claim. What is nil is not known.
+type Claim struct {
+	ID
+
+	Kind, Profile, UUID string
+	// GPU is the PCI address.
+	GPU                                              string
+	UsedBytes, PeakBytes, LimitBytes, RequestedBytes *int64
+	Utilization                                      *float64
+	Processes                                        *int64
+	Throttled                                        *bool
+	// Idle is for how long no sample had the claim at work.
+	Idle *time.Duration
+	// Since is when the driver began to look: what was before is not known. It is zero if the
+	// driver does not tell.
+	Since time.Time
+}
+
+// GPU is what the driver tells of a GPU. What is nil is not known.
+type GPU struct {
+	Node, PCIBusID, UUID, ProductName                        string
+	Healthy                                                  *bool
+	Role                                                     string
+	MemoryBytes, AllocatableBytes, AllocatedBytes, UsedBytes *int64
+	Utilization, Temperature                                 *float64
+}
+
+// answer is that of a pod.
+type answer struct {
+	started time.Time
+	claims  []Claim
+	gpus    []GPU
+}
+
+// parse reads the text format of Prometheus.
+func parse(body io.Reader, node string) (answer, error) {
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(body)
+	if err != nil {
+		return answer{}, fmt.Errorf("read the answer: %w", err)
+	}
+	if families["partage_build_info"] == nil {
+		return answer{}, fmt.Errorf("read the answer: it has no partage_build_info, so that it is not the driver's")
+	}
+	r := &reader{families: families}
+	var a answer
+	if started := r.series("process_start_time_seconds"); len(started) > 0 {
+		a.started = time.Unix(int64(started[0].value), 0)
+	}
+	a.claims = r.claims(node, a.started)
+	a.gpus = r.gpus(node)
+	return a, nil
+}
+
+type reader struct{ families map[string]*dto.MetricFamily }
+
+type series struct {
+	labels map[string]string
+	value  float64
+}
+
+func (r *reader) series(name string) []series {
+	var all []series
+	for _, m := range r.families[name].GetMetric() {
+		one := series{labels: map[string]string{}}
+		for _, l := range m.GetLabel() {
+			one.labels[l.GetName()] = l.GetValue()
+		}
+		switch {
+		case m.GetGauge() != nil:
+			one.value = m.GetGauge().GetValue()
+		case m.GetCounter() != nil:
+			one.value = m.GetCounter().GetValue()
+		default:
+			one.value = m.GetUntyped().GetValue()
+		}
+		all = append(all, one)
+	}
+	return all
+}
+
+func (r *reader) claims(node string, started time.Time) []Claim {
+	type key struct{ namespace, name, device string }
+	of := func(s series) key {
+		return key{s.labels["namespace"], s.labels["resourceclaim_name"], s.labels["device"]}
+	}
+	byKey := map[key]*Claim{}
+	var keys []key
+	for _, s := range r.series("partage_claim_info") {
+		k := of(s)
+		if byKey[k] == nil {
+			keys = append(keys, k)
+		}
+		byKey[k] = &Claim{
+			ID:   ID{Namespace: k.namespace, Name: k.name, Node: node, Device: k.device},
+			Kind: s.labels["kind"], Profile: s.labels["profile"], UUID: s.labels["uuid"], GPU: s.labels["gpu"], Since: started,
+		}
+	}
+	for name, set := range map[string]func(*Claim, float64){
+		"memory_used_bytes":      func(c *Claim, v float64) { c.UsedBytes = new(int64(v)) },
+		"memory_peak_bytes":      func(c *Claim, v float64) { c.PeakBytes = new(int64(v)) },
+		"memory_limit_bytes":     func(c *Claim, v float64) { c.LimitBytes = new(int64(v)) },
+		"memory_requested_bytes": func(c *Claim, v float64) { c.RequestedBytes = new(int64(v)) },
+		"sm_utilization_ratio":   func(c *Claim, v float64) { c.Utilization = &v },
+		"processes":              func(c *Claim, v float64) { c.Processes = new(int64(v)) },
+		"throttled":              func(c *Claim, v float64) { c.Throttled = new(v > 0) },
+		"idle_seconds":           func(c *Claim, v float64) { c.Idle = new(time.Duration(v * float64(time.Second))) },
+	} {
+		for _, s := range r.series("partage_claim_" + name) {
+			if c := byKey[of(s)]; c != nil {
+				set(c, s.value)
+			}
+		}
+	}
+	all := make([]Claim, 0, len(keys))
+	for _, k := range keys {
+		all = append(all, *byKey[k])
+	}
+	return all
+}
+
+func (r *reader) gpus(node string) []GPU {
+	byAddress := map[string]*GPU{}
+	var addresses []string
+	for _, s := range r.series("partage_gpu_info") {
+		address := s.labels["gpu"]
+		addresses = append(addresses, address)
+		byAddress[address] = &GPU{Node: node, PCIBusID: address, UUID: s.labels["uuid"], ProductName: s.labels["product"]}
+	}
+	for name, set := range map[string]func(*GPU, series){
+		"healthy":                  func(g *GPU, s series) { g.Healthy = new(s.value > 0) },
+		"memory_bytes":             func(g *GPU, s series) { g.MemoryBytes = new(int64(s.value)) },
+		"memory_allocatable_bytes": func(g *GPU, s series) { g.AllocatableBytes = new(int64(s.value)) },
+		"memory_allocated_bytes":   func(g *GPU, s series) { g.AllocatedBytes = new(int64(s.value)) },
+		"memory_used_bytes":        func(g *GPU, s series) { g.UsedBytes = new(int64(s.value)) },
+		"utilization_ratio":        func(g *GPU, s series) { g.Utilization = &s.value },
+		"temperature_celsius":      func(g *GPU, s series) { g.Temperature = &s.value },
+		"role": func(g *GPU, s series) {
+			if s.value > 0 {
+				g.Role = s.labels["role"]
+			}
+		},
+	} {
+		for _, s := range r.series("partage_gpu_" + name) {
+			if g := byAddress[s.labels["gpu"]]; g != nil {
+				set(g, s)
+			}
+		}
+	}
+	all := make([]GPU, 0, len(addresses))
+	for _, a := range addresses {
+		all = append(all, *byAddress[a])
+	}
+	return all
+}

@@ -1,0 +1,193 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package scrape reads the metrics of the driver's pods through the API server, which connects
+// to them: it takes the right to get pods/proxy, and no Prometheus.
+package scrape
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+)
+
+// What the chart gives to the pods of the driver.
+const (
+	selector = "app.kubernetes.io/component=gpu-kubelet-plugin"
+	portName = "metrics"
+	path     = "/metrics"
+)
+
+const (
+	// parallel is how many pods are asked at the same time: the API server holds a connection
+	// for each.
+	parallel = 32
+	// maxBytes is a hundred times what the busiest node answers.
+	maxBytes = 16 << 20
+)
+
+// DefaultTimeout is for one pod.
+const DefaultTimeout = 5 * time.Second
+
+// Options say where to look.
+type Options struct {
+	// Namespace is that of the driver, "" for all.
+	Namespace string
+	// Timeout is for one pod.
+	Timeout time.Duration
+}
+
+// Result is what the driver's pods told.
+type Result struct {
+	Claims []Claim
+	GPUs   []GPU
+	// Failures are those of pods that did not answer.
+	Failures []Failure
+}
+
+// Failure is a pod that did not answer.
+type Failure struct {
+	Node, Namespace, Pod string
+	Err                  error
+}
+
+// Error says which node is not known.
+func (f Failure) Error() string {
+	return fmt.Sprintf("node %s: read the metrics of pod %s/%s: %v", f.Node, f.Namespace, f.Pod, f.Err)
+}
+
+// Unwrap returns the cause.
+func (f Failure) Unwrap() error { return f.Err }
+
+// Warn writes a line for each pod that did not answer; one for all where the right is missing.
+func (r *Result) Warn(w io.Writer) {
+	forbidden := false
+	for _, f := range r.Failures {
+		if apierrors.IsForbidden(f) {
+			if !forbidden {
+				_, _ = fmt.Fprintf(w, "warning: cannot get pods/proxy in namespace %s: %v; without it is unknown what claims use\n", f.Namespace, f.Err)
+			}
+			forbidden = true
+			continue
+		}
+		// Nobody reads what cannot be written.
+		_, _ = fmt.Fprintln(w, "warning:", f.Error())
+	}
+}
+
+// Pods asks all pods of the driver. It fails if these cannot be listed, or if there are none.
+func Pods(ctx context.Context, client kubernetes.Interface, o Options) (*Result, error) {
+	list, err := client.CoreV1().Pods(o.Namespace).List(ctx, metav1.ListOptions{LabelSelector: selector, ResourceVersion: "0"})
+	if err != nil {
+		hint := ""
+		if apierrors.IsForbidden(err) && o.Namespace == "" {
+			hint = "; --driver-namespace says in which namespace they are"
+		}
+		return nil, fmt.Errorf("list the driver's pods (%s): %w%s", selector, err, hint)
+	}
+	if len(list.Items) == 0 {
+		return nil, fmt.Errorf("there are no pods of the driver (%s) in %s", selector, cmp.Or(o.Namespace, "any namespace"))
+	}
+	var (
+		mu      sync.Mutex
+		answers []answer
+		group   errgroup.Group
+		result  = &Result{}
+	)
+	group.SetLimit(parallel)
+	for i := range list.Items {
+		pod := &list.Items[i]
+		group.Go(func() error {
+			a, err := ask(ctx, client, pod, cmp.Or(o.Timeout, DefaultTimeout))
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				result.Failures = append(result.Failures, Failure{Node: pod.Spec.NodeName, Namespace: pod.Namespace, Pod: pod.Name, Err: err})
+				return nil
+			}
+			answers = append(answers, a)
+			return nil
+		})
+	}
+	// They return no errors: a pod that does not answer is a Failure.
+	_ = group.Wait()
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("read the metrics of the driver's pods: %w", err)
+	}
+	result.add(answers)
+	return result, nil
+}
+
+// add merges the answers. While the driver is upgraded two pods of a node tell of the same
+// claims: the one that has run for longer knows more.
+func (r *Result) add(answers []answer) {
+	slices.SortFunc(answers, func(a, b answer) int { return a.started.Compare(b.started) })
+	claims, gpus := map[ID]bool{}, map[[2]string]bool{}
+	for _, a := range answers {
+		for _, c := range a.claims {
+			if !claims[c.ID] {
+				r.Claims = append(r.Claims, c)
+			}
+			claims[c.ID] = true
+		}
+		for _, g := range a.gpus {
+			if key := [2]string{g.Node, g.PCIBusID}; !gpus[key] {
+				gpus[key] = true
+				r.GPUs = append(r.GPUs, g)
+			}
+		}
+	}
+	slices.SortFunc(r.Claims, func(a, b Claim) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Node, b.Node), cmp.Compare(a.Device, b.Device))
+	})
+	slices.SortFunc(r.GPUs, func(a, b GPU) int { return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.PCIBusID, b.PCIBusID)) })
+	slices.SortFunc(r.Failures, func(a, b Failure) int { return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Pod, b.Pod)) })
+}
+
+// ask reads the metrics of a pod.
+func ask(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod, timeout time.Duration) (answer, error) {
+	port, err := portOf(pod)
+	if err != nil {
+		return answer{}, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	body, err := client.CoreV1().Pods(pod.Namespace).ProxyGet("http", pod.Name, strconv.Itoa(int(port)), path, nil).Stream(ctx)
+	if err != nil {
+		if errors.Is(err, context.DeadlineExceeded) {
+			err = fmt.Errorf("no answer in %s: %w", timeout, err)
+		}
+		return answer{}, err
+	}
+	a, err := parse(&io.LimitedReader{R: body, N: maxBytes}, pod.Spec.NodeName)
+	if closing := body.Close(); err == nil {
+		err = closing
+	}
+	return a, err
+}
+
+func portOf(pod *corev1.Pod) (int32, error) {
+	if pod.Status.Phase != corev1.PodRunning {
+		return 0, fmt.Errorf("it does not run: its phase is %q", pod.Status.Phase)
+	}
+	for _, c := range pod.Spec.Containers {
+		for _, p := range c.Ports {
+			if p.Name == portName {
+				return p.ContainerPort, nil
+			}
+		}
+	}
+	return 0, fmt.Errorf("it has no port named %q: metrics.enabled is false in the chart's values", portName)
+}

@@ -1,0 +1,75 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package stuck
+
+import (
+	"errors"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/partage-dev/partage/pkg/api"
+	"github.com/partage-dev/partage/pkg/claim/step"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/partition"
+	"github.com/partage-dev/partage/pkg/sharing"
+)
+
+// TestWaits: a pod whose init container runs is not stuck.
+func TestWaits(t *testing.T) {
+	waiting := func(reason string) corev1.ContainerStatus {
+		return corev1.ContainerStatus{State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason}}}
+	}
+	running := corev1.ContainerStatus{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}
+	for name, c := range map[string]struct {
+		phase      corev1.PodPhase
+		init, main corev1.ContainerStatus
+		want       bool
+	}{
+		"creating":          {corev1.PodPending, waiting("PodInitializing"), waiting("ContainerCreating"), true},
+		"initializing":      {corev1.PodPending, running, waiting("PodInitializing"), false},
+		"image of the init": {corev1.PodPending, waiting("ImagePullBackOff"), waiting("PodInitializing"), true},
+		"running":           {corev1.PodRunning, running, running, false},
+		"crashing":          {corev1.PodRunning, running, waiting("CrashLoopBackOff"), true},
+		"over":              {corev1.PodFailed, running, waiting("CrashLoopBackOff"), false},
+	} {
+		pod := &corev1.Pod{
+			Spec:   corev1.PodSpec{NodeName: "n1"},
+			Status: corev1.PodStatus{Phase: c.phase, InitContainerStatuses: []corev1.ContainerStatus{c.init}, ContainerStatuses: []corev1.ContainerStatus{c.main}},
+		}
+		if got := Waits(pod); got != c.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}
+
+// TestDriverErrors: what the driver says today is recognised. The texts are its own.
+func TestDriverErrors(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		want Kind
+	}{
+		{&api.InvalidError{}, InvalidConfig},
+		{gpu.ErrDriverNotLoaded, NVIDIADriver},
+		{gpu.ErrVersionMismatch, NVIDIADriver},
+		{gpu.ErrLost, GPUFailed},
+		{gpu.ErrResetRequired, GPUFailed},
+		{gpu.ErrInUse, DeviceInUse},
+		{gpu.ErrNoRoom, NoRoom},
+		{gpu.ErrNoPermission, NoPermission},
+		{gpu.ErrTimeout, PrepareTimeout},
+		{sharing.ErrNoSupervisor, MPSUnavailable},
+		{partition.ErrForeign, ForeignPartition},
+		{&step.OverlapError{Device: "a", OtherDevice: "b", OtherState: "prepared"}, DeviceInUse},
+		{errors.New("something new"), PrepareFailed},
+	} {
+		in := Input{
+			Pod:    &corev1.Pod{Spec: corev1.PodSpec{NodeName: "n1"}},
+			Events: []corev1.Event{{Reason: failedPrepare, Message: "Failed to prepare dynamic resources: NodePrepareResources failed for ResourceClaim x: " + c.err.Error()}},
+		}
+		if got := Causes(in); len(got) != 1 || got[0].Kind != c.want || got[0].Remedy == "" {
+			t.Errorf("%v: %+v, want %s", c.err, got, c.want)
+		}
+	}
+}

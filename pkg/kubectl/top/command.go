@@ -1,0 +1,157 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package top
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/kubectl/options"
+	"github.com/partage-dev/partage/pkg/kubectl/printer"
+	"github.com/partage-dev/partage/pkg/kubectl/scrape"
+)
+
+// Flags are those of the command, beside Options.
+type Flags struct {
+	Scrape scrape.Options
+	SortBy string
+	// Watch repeats the output after each Interval.
+	Watch    bool
+	Interval time.Duration
+}
+
+// NewCommand returns kubectl gpu top, with top gpus and top nodes.
+func NewCommand(o *options.Options) *cobra.Command {
+	f := Flags{SortBy: "name", Interval: 15 * time.Second, Scrape: scrape.Options{Timeout: scrape.DefaultTimeout}}
+	top := func(use, short string, show func(context.Context, *options.Options, kubernetes.Interface, Flags) error) *cobra.Command {
+		c := &cobra.Command{
+			Use: use, Short: short, Args: cobra.NoArgs,
+			RunE: func(c *cobra.Command, _ []string) error {
+				client, err := o.Client()
+				if err != nil {
+					return err
+				}
+				return repeat(c.Context(), o, f, func() error { return show(c.Context(), o, client, f) })
+			},
+		}
+		o.AddOutputFlag(c)
+		f.Scrape.AddFlags(c.Flags())
+		c.Flags().BoolVarP(&f.Watch, "watch", "w", false, "Show it again and again")
+		c.Flags().DurationVar(&f.Interval, "interval", f.Interval, "Time between two looks with --watch; the driver measures every 15s")
+		return c
+	}
+	claims := top("top", "Show what claims use of their devices: memory, multiprocessors, and for how long they are idle", Claimed)
+	claims.Long = `Show what claims use of their devices, as the driver on each node measures it: memory used, its limit and
+what was asked for, how busy the multiprocessors are, and for how long nothing has run.
+
+It is read from the driver's pods through the API server, with the right to get pods/proxy. A "-" is
+what is not known, never a zero: docs/metrics.md has what GPUs report for which kind of share.`
+	claims.Example = `  kubectl gpu top -A --sort-by memory
+  kubectl gpu top -w
+  kubectl gpu top nodes`
+	o.AddSelectionFlags(claims)
+	claims.Flags().StringVar(&f.SortBy, "sort-by", f.SortBy, "Order: "+strings.Join(Orders(), ", "))
+	// The error is that of a flag that does not exist.
+	_ = claims.RegisterFlagCompletionFunc("sort-by", cobra.FixedCompletions(Orders(), cobra.ShellCompDirectiveNoFileComp))
+	claims.AddCommand(
+		top("gpus", "Show what is used of GPUs", func(ctx context.Context, o *options.Options, client kubernetes.Interface, f Flags) error {
+			r, err := read(ctx, o, client, f)
+			if err != nil {
+				return err
+			}
+			list := GPUs(r)
+			return printer.Print(o, list, list.Table())
+		}),
+		top("nodes", "Show what is used of the GPUs of nodes", func(ctx context.Context, o *options.Options, client kubernetes.Interface, f Flags) error {
+			r, err := read(ctx, o, client, f)
+			if err != nil {
+				return err
+			}
+			list := Nodes(r)
+			return printer.Print(o, list, list.Table())
+		}),
+	)
+	return claims
+}
+
+// Claimed shows what claims use.
+func Claimed(ctx context.Context, o *options.Options, client kubernetes.Interface, f Flags) error {
+	selector, err := labels.Parse(o.Selector)
+	if err != nil {
+		return fmt.Errorf("-l %s: it must be a label selector of claims, such as app=llm: %w", o.Selector, err)
+	}
+	if err := (&ClaimUsageList{}).Sort(f.SortBy); err != nil {
+		return err
+	}
+	namespace, err := o.Namespace()
+	if err != nil {
+		return err
+	}
+	snapshot, err := fleet.Read(ctx, client, namespace)
+	if err != nil {
+		return err
+	}
+	if err := snapshot.Need(namespace, fleet.ResourceClaims); err != nil {
+		return err
+	}
+	snapshot.Warn(o.ErrOut, fleet.ResourceClasses, fleet.ResourceTemplates, fleet.ResourceTaintRules, fleet.ResourceNodes)
+	r, err := read(ctx, o, client, f)
+	if err != nil {
+		return err
+	}
+	list := Claims(fleet.New(snapshot, o.Driver), r, namespace, selector)
+	if err := list.Sort(f.SortBy); err != nil {
+		return err
+	}
+	return printer.Print(o, list, list.Table(namespace == ""))
+}
+
+func read(ctx context.Context, o *options.Options, client kubernetes.Interface, f Flags) (*scrape.Result, error) {
+	r, err := scrape.Pods(ctx, client, f.Scrape)
+	if err != nil {
+		return nil, err
+	}
+	r.Warn(o.ErrOut)
+	return r, nil
+}
+
+// clear empties a terminal and goes to its first line.
+const clearScreen = "\x1b[H\x1b[2J"
+
+// repeat calls show once, or until the context ends.
+func repeat(ctx context.Context, o *options.Options, f Flags, show func() error) error {
+	if !f.Watch {
+		return show()
+	}
+	if f.Interval <= 0 {
+		return fmt.Errorf("--interval %s: it must be more than 0, such as 15s", f.Interval)
+	}
+	ticker := time.NewTicker(f.Interval)
+	defer ticker.Stop()
+	for {
+		if o.Terminal() && o.Output == "" {
+			if _, err := fmt.Fprint(o.Out, clearScreen); err != nil {
+				return err
+			}
+		}
+		if err := show(); err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+	}
+}

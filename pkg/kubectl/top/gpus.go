@@ -1,0 +1,141 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package top
+
+import (
+	"cmp"
+	"fmt"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/partage-dev/partage/pkg/kubectl/printer"
+	"github.com/partage-dev/partage/pkg/kubectl/scrape"
+)
+
+// GPUUsageList is what kubectl gpu top gpus prints.
+type GPUUsageList struct {
+	metav1.TypeMeta `json:",inline"`
+
+	Items []GPUUsage `json:"items"`
+}
+
+// GPUUsage is what is used of a GPU. What is missing is not known.
+type GPUUsage struct {
+	Node               string   `json:"node"`
+	PCIBusID           string   `json:"pciBusID"`
+	UUID               string   `json:"uuid,omitempty"`
+	ProductName        string   `json:"productName,omitempty"`
+	Role               string   `json:"role,omitempty"`
+	Healthy            *bool    `json:"healthy,omitempty"`
+	MemoryBytes        *int64   `json:"memoryBytes,omitempty"`
+	AllocatedBytes     *int64   `json:"allocatedBytes,omitempty"`
+	UsedBytes          *int64   `json:"usedBytes,omitempty"`
+	Utilization        *float64 `json:"utilization,omitempty"`
+	TemperatureCelsius *float64 `json:"temperatureCelsius,omitempty"`
+}
+
+// GPUs lists what the driver measured of GPUs.
+func GPUs(r *scrape.Result) *GPUUsageList {
+	list := &GPUUsageList{TypeMeta: printer.TypeMeta("GPUUsageList"), Items: []GPUUsage{}}
+	for _, g := range r.GPUs {
+		list.Items = append(list.Items, GPUUsage{
+			Node: g.Node, PCIBusID: g.PCIBusID, UUID: g.UUID, ProductName: g.ProductName, Role: g.Role, Healthy: g.Healthy,
+			MemoryBytes: g.MemoryBytes, AllocatedBytes: g.AllocatedBytes, UsedBytes: g.UsedBytes, Utilization: g.Utilization, TemperatureCelsius: g.Temperature,
+		})
+	}
+	return list
+}
+
+// Table shows GPUs to people.
+func (l *GPUUsageList) Table() *printer.Table {
+	t := &printer.Table{
+		Columns: append(printer.Columns("node", "gpu", "product", "role", "memory", "allocated", "used", "busy", "temperature", "healthy"), printer.Column{Name: "uuid", Wide: true}),
+		Empty:   "The driver tells of no GPU.",
+	}
+	for _, g := range l.Items {
+		temperature, healthy, style := printer.Unknown, printer.Unknown, printer.Plain
+		if g.TemperatureCelsius != nil {
+			temperature = fmt.Sprintf("%.0f°C", *g.TemperatureCelsius)
+		}
+		if g.Healthy != nil {
+			healthy = "yes"
+			if !*g.Healthy {
+				healthy, style = "no", printer.Bad
+			}
+		}
+		t.Rows = append(t.Rows, printer.Row{Name: "node/" + g.Node, Style: style, Cells: []string{
+			g.Node, g.PCIBusID, g.ProductName, cmp.Or(g.Role, printer.Unknown), printer.BytesOrUnknown(g.MemoryBytes), printer.BytesOrUnknown(g.AllocatedBytes),
+			printer.BytesOrUnknown(g.UsedBytes), printer.PercentOrUnknown(g.Utilization), temperature, healthy, g.UUID,
+		}})
+	}
+	return t
+}
+
+// NodeUsageList is what kubectl gpu top nodes prints.
+type NodeUsageList struct {
+	metav1.TypeMeta `json:",inline"`
+
+	Items []NodeUsage `json:"items"`
+}
+
+// NodeUsage is what is used of a node's GPUs, as far as it is known.
+type NodeUsage struct {
+	Node           string `json:"node"`
+	GPUs           int    `json:"gpus"`
+	Unhealthy      int    `json:"unhealthy"`
+	MemoryBytes    int64  `json:"memoryBytes"`
+	AllocatedBytes int64  `json:"allocatedBytes"`
+	UsedBytes      int64  `json:"usedBytes"`
+}
+
+// Nodes sums up GPUs by node.
+func Nodes(r *scrape.Result) *NodeUsageList {
+	list := &NodeUsageList{TypeMeta: printer.TypeMeta("NodeUsageList"), Items: []NodeUsage{}}
+	for _, g := range r.GPUs {
+		n := len(list.Items) - 1
+		if n < 0 || list.Items[n].Node != g.Node {
+			list.Items = append(list.Items, NodeUsage{Node: g.Node})
+			n++
+		}
+		u := &list.Items[n]
+		u.GPUs++
+		if g.Healthy != nil && !*g.Healthy {
+			u.Unhealthy++
+		}
+		u.MemoryBytes += valueOf(g.MemoryBytes)
+		u.AllocatedBytes += valueOf(g.AllocatedBytes)
+		u.UsedBytes += valueOf(g.UsedBytes)
+	}
+	return list
+}
+
+func valueOf(n *int64) int64 {
+	if n == nil {
+		return 0
+	}
+	return *n
+}
+
+// Table shows nodes to people.
+func (l *NodeUsageList) Table() *printer.Table {
+	t := &printer.Table{Columns: printer.Columns("node", "gpus", "unhealthy", "memory", "allocated", "used", "allocated%", "used%"), Empty: "The driver tells of no GPU."}
+	for _, n := range l.Items {
+		row := printer.Row{Name: "node/" + n.Node, Cells: []string{
+			n.Node, fmt.Sprint(n.GPUs), fmt.Sprint(n.Unhealthy), printer.Bytes(n.MemoryBytes), printer.Bytes(n.AllocatedBytes), printer.Bytes(n.UsedBytes),
+			part(n.AllocatedBytes, n.MemoryBytes), part(n.UsedBytes, n.MemoryBytes),
+		}}
+		if n.Unhealthy > 0 {
+			row.Style = printer.Bad
+		}
+		t.Rows = append(t.Rows, row)
+	}
+	return t
+}
+
+func part(some, all int64) string {
+	if all == 0 {
+		return printer.Unknown
+	}
+	return printer.PercentOrUnknown(new(float64(some) / float64(all)))
+}

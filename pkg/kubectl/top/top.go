@@ -1,0 +1,154 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package top shows what claims use of their devices, as the driver measures it.
+package top
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/kubectl/printer"
+	"github.com/partage-dev/partage/pkg/kubectl/scrape"
+)
+
+// ClaimUsageList is what the command prints.
+type ClaimUsageList struct {
+	metav1.TypeMeta `json:",inline"`
+
+	Items []ClaimUsage `json:"items"`
+}
+
+// ClaimUsage is what a claim uses of a device. What is missing is not known.
+type ClaimUsage struct {
+	scrape.ID `json:",inline"`
+
+	Type           string   `json:"type,omitempty"`
+	Profile        string   `json:"profile,omitempty"`
+	UUID           string   `json:"uuid,omitempty"`
+	UsedBytes      *int64   `json:"usedBytes,omitempty"`
+	PeakBytes      *int64   `json:"peakBytes,omitempty"`
+	LimitBytes     *int64   `json:"limitBytes,omitempty"`
+	RequestedBytes *int64   `json:"requestedBytes,omitempty"`
+	SMUtilization  *float64 `json:"smUtilization,omitempty"`
+	IdleSeconds    *float64 `json:"idleSeconds,omitempty"`
+	Processes      *int64   `json:"processes,omitempty"`
+	Throttled      *bool    `json:"throttled,omitempty"`
+	Pods           []string `json:"pods,omitempty"`
+	// Unknown says why nothing is known.
+	Unknown string `json:"unknown,omitempty"`
+}
+
+// Claims joins what claims hold with what the driver measured. Namespace is "" for all.
+func Claims(m *fleet.Model, r *scrape.Result, namespace string, selector labels.Selector) *ClaimUsageList {
+	list := &ClaimUsageList{TypeMeta: printer.TypeMeta("ClaimUsageList"), Items: []ClaimUsage{}}
+	index := scrape.NewIndex(r)
+	for _, h := range m.Holdings {
+		if namespace != "" && h.Claim.Namespace != namespace || selector != nil && !selector.Matches(labels.Set(h.Claim.Labels)) {
+			continue
+		}
+		u := ClaimUsage{ID: scrape.IDOf(h)}
+		if h.Device != nil {
+			u.Type, u.Profile = h.Device.Type, h.Device.Profile
+		}
+		for _, p := range h.Pods {
+			u.Pods = append(u.Pods, p.Name)
+		}
+		if told, why := index.Of(h); told == nil {
+			u.Unknown = why
+		} else {
+			u.UUID, u.Type, u.Profile = told.UUID, cmp.Or(u.Type, told.Kind), cmp.Or(u.Profile, told.Profile)
+			u.UsedBytes, u.PeakBytes, u.LimitBytes, u.RequestedBytes = told.UsedBytes, told.PeakBytes, told.LimitBytes, told.RequestedBytes
+			u.SMUtilization, u.Processes, u.Throttled = told.Utilization, told.Processes, told.Throttled
+			if told.Idle != nil {
+				u.IdleSeconds = new(told.Idle.Seconds())
+			}
+		}
+		list.Items = append(list.Items, u)
+	}
+	return list
+}
+
+// orders are the values of --sort-by for claims: what is most of it comes first.
+var orders = map[string]func(a, b ClaimUsage) int{
+	"name":   func(_, _ ClaimUsage) int { return 0 },
+	"node":   func(a, b ClaimUsage) int { return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Device, b.Device)) },
+	"memory": func(a, b ClaimUsage) int { return most(a.UsedBytes, b.UsedBytes) },
+	"peak":   func(a, b ClaimUsage) int { return most(a.PeakBytes, b.PeakBytes) },
+	"sm":     func(a, b ClaimUsage) int { return most(a.SMUtilization, b.SMUtilization) },
+	"idle":   func(a, b ClaimUsage) int { return most(a.IdleSeconds, b.IdleSeconds) },
+}
+
+// Orders returns the values of --sort-by.
+func Orders() []string { return []string{"name", "node", "memory", "peak", "sm", "idle"} }
+
+// most compares so that what is more comes first, and what is not known last.
+func most[T cmp.Ordered](a, b *T) int {
+	switch {
+	case a == nil && b == nil:
+		return 0
+	case a == nil:
+		return 1
+	case b == nil:
+		return -1
+	}
+	return cmp.Compare(*b, *a)
+}
+
+// Sort orders claims by a value of --sort-by, and by name among equals.
+func (l *ClaimUsageList) Sort(by string) error {
+	order := orders[by]
+	if order == nil {
+		return fmt.Errorf("--sort-by %s: it must be one of %s", by, strings.Join(Orders(), ", "))
+	}
+	slices.SortStableFunc(l.Items, func(a, b ClaimUsage) int {
+		return cmp.Or(order(a, b), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Device, b.Device))
+	})
+	return nil
+}
+
+// Table shows claims to people, with their namespaces if these are several.
+func (l *ClaimUsageList) Table(namespaces bool) *printer.Table {
+	t := &printer.Table{Empty: "No claim has a device of the driver."}
+	if namespaces {
+		t.Columns = printer.Columns("namespace")
+	}
+	t.Columns = append(t.Columns, printer.Columns("claim", "node", "holds", "used", "limit", "asked", "sm", "idle", "pods")...)
+	t.Columns = append(t.Columns, printer.Column{Name: "peak", Wide: true}, printer.Column{Name: "processes", Wide: true}, printer.Column{Name: "device", Wide: true}, printer.Column{Name: "unknown", Wide: true})
+	for _, u := range l.Items {
+		row := printer.Row{Name: "resourceclaim.resource.k8s.io/" + u.Name}
+		if namespaces {
+			row.Cells = append(row.Cells, u.Namespace)
+		}
+		processes := printer.Unknown
+		if u.Processes != nil {
+			processes = fmt.Sprint(*u.Processes)
+		}
+		row.Cells = append(row.Cells, u.Name, u.Node, strings.TrimSpace(u.Profile+" "+kind(u)),
+			printer.BytesOrUnknown(u.UsedBytes), printer.BytesOrUnknown(u.LimitBytes), printer.BytesOrUnknown(u.RequestedBytes),
+			printer.PercentOrUnknown(u.SMUtilization), printer.SecondsOrUnknown(u.IdleSeconds), cmp.Or(strings.Join(u.Pods, ","), printer.Unknown),
+			printer.BytesOrUnknown(u.PeakBytes), processes, u.Device, cmp.Or(u.Unknown, printer.Unknown))
+		switch {
+		case u.Unknown != "":
+			row.Style = printer.Faint
+		case u.Throttled != nil && *u.Throttled:
+			row.Style = printer.Warn
+		}
+		t.Rows = append(t.Rows, row)
+	}
+	return t
+}
+
+// kind is what the profile does not say.
+func kind(u ClaimUsage) string {
+	if u.Type == fleet.TypeMIG && u.Profile != "" {
+		return ""
+	}
+	return u.Type
+}

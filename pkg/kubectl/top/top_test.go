@@ -1,0 +1,210 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package top
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/kubectl/fleettest"
+	"github.com/partage-dev/partage/pkg/kubectl/options"
+	"github.com/partage-dev/partage/pkg/kubectl/printer"
+	"github.com/partage-dev/partage/pkg/kubectl/scrape"
+	"github.com/partage-dev/partage/pkg/kubectl/scrape/scrapetest"
+)
+
+var update = flag.Bool("update", false, "write the golden files instead of comparing with them")
+
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	file := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(file, []byte(got), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("rewrite it with -update when this is meant; -want +got:\n%s", diff)
+	}
+}
+
+// example is a cluster in which the driver on node-1 answers, and that on node-2 does not.
+func example(t *testing.T) *fake.Clientset {
+	t.Helper()
+	f := fleettest.New(t)
+	f.AddNode("node-1", "h100-80-sxm", 1)
+	f.AddNode("node-2", "t4", 1)
+	// The driver has measured claims of GPUs that are not those of the board.
+	whole := f.Held("team", "whole", "node-1", fleettest.Request("gpu.nvidia.com"))
+	whole.Status.Allocation.Devices.Results[0].Device = "gpu-0000-11-00-0"
+	whole.Labels = map[string]string{"app": "llm"}
+	part := f.Held("team", "claim-1", "node-1", fleettest.Request("mig.nvidia.com", fleettest.Profile("1g.10gb")))
+	part.Status.Allocation.Devices.Results[0].Device = "gpu-0000-10-00-0-mig-1g10gb-4"
+	f.Held("team", "claim-that-is-new", "node-1", fleettest.Request("mig.nvidia.com", fleettest.Profile("1g.20gb")))
+	f.Held("other", "turns", "node-2", fleettest.Request("timeslice.partage.dev"))
+	return scrapetest.Cluster(t, f.Snapshot, map[string]scrapetest.Response{"a": {Body: scrapetest.Everything(t)}, "b": {Hangs: true}},
+		scrapetest.Pod("a", "node-1"), scrapetest.Pod("b", "node-2"))
+}
+
+func optionsOf() (*options.Options, *bytes.Buffer, *bytes.Buffer) {
+	streams, _, out, errOut := genericiooptions.NewTestIOStreams()
+	o := options.New(streams)
+	o.AllNamespaces = true
+	return o, out, errOut
+}
+
+func flagsOf(sortBy string) Flags {
+	return Flags{SortBy: sortBy, Interval: time.Millisecond, Scrape: scrape.Options{Timeout: 100 * time.Millisecond}}
+}
+
+func TestClaimed(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ file, output, sortBy, selector string }{
+		{"claims.txt", "", "name", ""},
+		{"claims-wide.txt", "wide", "sm", ""},
+		{"claims.yaml", "yaml", "idle", "app=llm"},
+		{"claims-names.txt", "name", "memory", ""},
+	} {
+		t.Run(c.file, func(t *testing.T) {
+			t.Parallel()
+			o, out, errOut := optionsOf()
+			o.Output, o.Selector = c.output, c.selector
+			if err := Claimed(t.Context(), o, example(t), flagsOf(c.sortBy)); err != nil {
+				t.Fatal(err)
+			}
+			golden(t, c.file, out.String())
+			if want := "warning: node node-2: read the metrics of pod partage/b: no answer in 100ms"; !strings.HasPrefix(errOut.String(), want) {
+				t.Errorf("%q, want %q", errOut.String(), want)
+			}
+		})
+	}
+}
+
+func TestClaimedFails(t *testing.T) {
+	t.Parallel()
+	o, _, _ := optionsOf()
+	if err := Claimed(t.Context(), o, example(t), flagsOf("size")); err == nil || err.Error() != "--sort-by size: it must be one of name, node, memory, peak, sm, idle" {
+		t.Error(err)
+	}
+	o.Selector = "a==="
+	if err := Claimed(t.Context(), o, example(t), flagsOf("name")); err == nil || !strings.HasPrefix(err.Error(), "-l a===: ") {
+		t.Error(err)
+	}
+}
+
+// TestOrders: what is most of it comes first, and what is not known last.
+func TestOrders(t *testing.T) {
+	t.Parallel()
+	item := func(name string, n int64) ClaimUsage {
+		return ClaimUsage{ID: scrape.ID{Name: name, Node: name, Device: name}, UsedBytes: &n, PeakBytes: &n, SMUtilization: new(float64(n)), IdleSeconds: new(float64(n))}
+	}
+	tried := 0
+	for _, by := range Orders() {
+		l := &ClaimUsageList{Items: []ClaimUsage{{ID: scrape.ID{Name: "d", Node: "d"}}, item("b", 1), item("c", 3), item("a", 2), {ID: scrape.ID{Name: "e", Node: "e"}}}}
+		if err := l.Sort(by); err != nil {
+			t.Error(err)
+		}
+		got := ""
+		for _, u := range l.Items {
+			got += u.Name
+		}
+		want := "cabde"
+		if by == "name" || by == "node" {
+			want = "abcde"
+		}
+		if got != want {
+			t.Errorf("%s: %s, want %s", by, got, want)
+		}
+		tried++
+	}
+	if tried != len(orders) {
+		t.Errorf("%d of %d orders are documented", tried, len(orders))
+	}
+}
+
+func TestGPUsAndNodes(t *testing.T) {
+	t.Parallel()
+	r, err := scrape.Pods(t.Context(), example(t), flagsOf("").Scrape)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o, out, _ := optionsOf()
+	c := NewCommand(o)
+	for _, sub := range c.Commands() {
+		if sub.Short == "" || sub.RunE == nil {
+			t.Errorf("%s", sub.Name())
+		}
+	}
+	g, n := GPUs(r), Nodes(r)
+	if err := g.Table().Write(out, printer.Format{}); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "gpus.txt", out.String())
+	out.Reset()
+	if err := n.Table().Write(out, printer.Format{}); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "nodes.txt", out.String())
+}
+
+// TestWatch repeats until the context ends, and then succeeds.
+func TestWatch(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	o, _, _ := optionsOf()
+	f := flagsOf("name")
+	f.Watch = true
+	shown := 0
+	err := repeat(ctx, o, f, func() error {
+		if shown++; shown == 3 {
+			cancel()
+			return ctx.Err()
+		}
+		return nil
+	})
+	if err != nil || shown != 3 {
+		t.Errorf("%v, shown %d times", err, shown)
+	}
+	f.Interval = 0
+	if err := repeat(t.Context(), o, f, nil); err == nil || !strings.HasPrefix(err.Error(), "--interval 0s: ") {
+		t.Error(err)
+	}
+}
+
+func TestSelector(t *testing.T) {
+	t.Parallel()
+	selector, err := labels.Parse("app=llm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := fleettest.New(t)
+	f.AddNode("node-1", "t4", 1)
+	f.Held("team", "turns", "node-1", fleettest.Request("timeslice.partage.dev"))
+	m := fleet.New(f.Snapshot, fleettest.Driver)
+	for _, c := range []struct {
+		namespace string
+		selector  labels.Selector
+		want      int
+	}{{"", nil, 1}, {"team", labels.Everything(), 1}, {"other", nil, 0}, {"", selector, 0}} {
+		if got := len(Claims(m, &scrape.Result{}, c.namespace, c.selector).Items); got != c.want {
+			t.Errorf("%+v: %d", c, got)
+		}
+	}
+}

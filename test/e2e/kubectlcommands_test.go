@@ -1,0 +1,169 @@
+//go:build e2e
+
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+// viewer is the user that the tests give the rights that deployments/kubectl-gpu/viewer.yaml has.
+const viewer = "kubectl-gpu-viewer"
+
+// TestKubectlCommands runs the other commands, with the rights that the documentation tells to give, on a cluster with a partition and a
+// share in use.
+func TestKubectlCommands(t *testing.T) {
+	if suite != kubectlSuite {
+		t.Skip("needs the nodes of suite " + kubectlSuite)
+	}
+	ns := makeNamespace(t)
+	t.Cleanup(func() { removeNamespace(t, ns) })
+	for _, node := range fleetNodes {
+		waitPool(t, node)
+	}
+	grant(t)
+	mixed := gpusOf(t, mixedNode)
+	apply(t, ns, claim("training", oneSlice.of(h100), "")+podUsing("trainer", "training")+
+		claim("serving", mpsShare("4Gi", 25).on(mixed[a30GPU]), "")+podUsing("server", "serving"))
+	waitRunning(t, ns, "trainer")
+	waitRunning(t, ns, "server")
+
+	for name, test := range map[string]struct {
+		args []string
+		code int
+		want []string
+	}{
+		"tree": {
+			[]string{"tree", "-n", ns}, exitFine,
+			[]string{ns + "/training", "pod trainer", ns + "/serving", "4Gi", "fits: whole GPU"},
+		},
+		"tree of a node":      {[]string{"tree", mixedNode, "-n", ns, "-o", "json"}, exitFine, []string{`"kubectl.partage.dev/v1alpha1"`, "serving"}},
+		"top":                 {[]string{"top", "-n", ns}, exitFine, []string{"training", "serving"}},
+		"top nodes":           {[]string{"top", "nodes"}, exitFine, fleetNodes},
+		"top gpus":            {[]string{"top", "gpus"}, exitFine, []string{mixed[a30GPU].PCIAddress}},
+		"idle":                {[]string{"idle", "-n", ns, "--for", "1s"}, exitFound, []string{"training"}},
+		"explain a claim":     {[]string{"explain", "claim/training", "-n", ns}, exitFine, []string{"1g.10gb"}},
+		"explain a file":      {[]string{"explain", "-f", tooLarge(t), "-n", ns}, exitFound, []string{"1g.10gb"}},
+		"doctor":              {[]string{"doctor", "-o", "json"}, -1, []string{`"driver-daemonset"`, `"mps-supervisor"`}},
+		"slices of a model":   {[]string{"slices", "--model", "h100-80-sxm", "--count", "8"}, exitFine, []string{"kind: ResourceSlice", "1g.10gb"}},
+		"slices of a node":    {[]string{"slices", "--from-node", mixedNode}, exitFine, []string{"kind: ResourceSlice", teslaT}},
+		"advise":              {[]string{"advise", "--workload", "inference", "--model-size", "7B"}, exitFine, []string{"kind: ResourceClaimTemplate"}},
+		"migrate":             {[]string{"migrate", "pods", oldPod(t)}, exitFine, []string{"kind: ResourceClaimTemplate"}},
+		"completion of nodes": {[]string{"__complete", "tree", ""}, exitFine, fleetNodes},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			// What the driver measures of a claim is known after a while.
+			eventually(t, fmt.Sprintf("kubectl gpu %s to print %q", strings.Join(test.args, " "), test.want), func(context.Context) (bool, string) {
+				code, out, errors := kubectlGPU(t, append(test.args, "--as", viewer)...)
+				done := test.code < 0 || code == test.code
+				for _, part := range test.want {
+					done = done && strings.Contains(out, part)
+				}
+				return done && !strings.Contains(errors, "cannot "), fmt.Sprintf("exit code %d, want %d:\n%s%s", code, test.code, out, errors)
+			})
+		})
+	}
+	t.Run("ui", func(t *testing.T) { t.Parallel(); wantPage(t) })
+}
+
+// grant gives the viewer its rights.
+func grant(t *testing.T) {
+	t.Helper()
+	kubectl(t, "apply", "-f", filepath.Join(repoRoot, "deployments", "kubectl-gpu", "viewer.yaml"))
+	kubectl(t, "create", "clusterrolebinding", viewer, "--clusterrole=kubectl-gpu-viewer", "--user="+viewer)
+	kubectl(t, "create", "rolebinding", viewer, "--role=kubectl-gpu-metrics", "--user="+viewer, "-n", driverNamespace)
+}
+
+// file writes a file for a test and returns its path.
+func file(t *testing.T, name, content string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// tooLarge is a file with a pod that would wait.
+func tooLarge(t *testing.T) string {
+	t.Helper()
+	return file(t, "pod.yaml", podFor(exactly(request{class: "mig.nvidia.com"}.where(profile+"'1g.10g'"))))
+}
+
+// oldPod is a file with a pod for NVIDIA's device plugin.
+func oldPod(t *testing.T) string {
+	t.Helper()
+	return file(t, "pod.yaml", `{apiVersion: v1, kind: Pod, metadata: {name: old}, spec: {containers: [{name: main, image: example.com/main, resources: {limits: {nvidia.com/mig-1g.10gb: 1}}}]}}`)
+}
+
+var pageAddress = regexp.MustCompile(`http://127\.0\.0\.1:\d+/\S*`)
+
+// wantPage starts kubectl gpu ui and wants its page at the address with the token, and at no other.
+func wantPage(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "kubectl", "gpu", "ui", "--as", viewer)
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = time.Minute
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { cancel(); _ = cmd.Wait() }()
+	address := ""
+	for lines := bufio.NewScanner(out); address == "" && lines.Scan(); {
+		address = pageAddress.FindString(lines.Text())
+	}
+	if address == "" {
+		t.Fatal("no address is printed")
+	}
+	if status, page := get(ctx, t, address); status != http.StatusOK || !strings.Contains(page, "<html") {
+		t.Errorf("GET %s: %d\n%s", address, status, page)
+	}
+	parsed, err := url.Parse(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	parsed.Path, parsed.RawQuery = "/", ""
+	if status, page := get(ctx, t, parsed.String()); status == http.StatusOK {
+		t.Errorf("GET %s, without the token: %d\n%s", parsed, status, page)
+	}
+}
+
+// get returns what is at an address, for somebody without cookies.
+func get(ctx context.Context, t *testing.T, address string) (status int, body string) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer, err := new(http.Client).Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = answer.Body.Close() }()
+	raw, err := io.ReadAll(answer.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return answer.StatusCode, string(raw)
+}
