@@ -18,6 +18,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/kubectl/advise"
 	"github.com/partage-dev/partage/pkg/kubectl/cost"
+	"github.com/partage-dev/partage/pkg/kubectl/migrate"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
 	"github.com/partage-dev/partage/pkg/kubectl/tree"
 	"github.com/partage-dev/partage/pkg/version"
@@ -58,6 +59,7 @@ func newCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	root.AddCommand(
 		advise.NewCommand(o),
 		cost.NewCommand(o),
+		migrate.NewCommand(o),
 		tree.NewCommand(o),
 	)
 	return root
