@@ -4,8 +4,11 @@
 package fleet
 
 import (
+	"slices"
+
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/utils/ptr"
 )
 
 // Model is what a driver's part of a Snapshot means.
@@ -40,12 +43,34 @@ type GPU struct {
 	PCIBusID, DriverVersion, CUDAVersion string
 	// MemoryBytes is what the GPU offers, 0 if unknown.
 	MemoryBytes int64
-	// MemorySlices is how many memory slices have a counter, 0 if it cannot be partitioned. A
-	// slice that is always used with its neighbour has none.
+	// MemorySlices is how many memory slices have a counter of their own, 0 if the GPU cannot be
+	// partitioned, and Cells are these, by index. A slice that no partition has without the one
+	// before it has no counter and is part of that one's cell: of the eight slices of an H100
+	// seven have a counter, of the twelve of an RTX PRO 6000 four.
 	MemorySlices int
+	Cells        []int
 	// Devices are all that the slices have, in their order: that of preference.
 	Devices []*Device
+
+	// counters are what the devices draw from together.
+	counters map[string]resourceapi.Counter
 }
+
+// Types of devices.
+const (
+	TypeGPU       = "gpu"
+	TypeMIG       = "mig"
+	TypeMPS       = "mps"
+	TypeTimeSlice = "timeslice"
+	TypeObserver  = "observer"
+)
+
+// Capacities of devices that the commands speak of.
+const (
+	CapacityMemory    = "memory"
+	CapacityShares    = "shares"
+	CapacitySMPercent = "smPercent"
+)
 
 // Device is one of a GPU. It is one of the kinds that the attribute "type" names.
 type Device struct {
@@ -69,6 +94,22 @@ type Device struct {
 	// Published is the device as it is in its slice.
 	Published *resourceapi.Device
 }
+
+// Shared reports whether several claims can have the device at once.
+func (d *Device) Shared() bool { return ptr.Deref(d.Published.AllowMultipleAllocations, false) }
+
+// Tainted reports whether a taint keeps the device from claims that do not tolerate it.
+func (d *Device) Tainted() bool {
+	return slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool { return t.Effect != resourceapi.DeviceTaintEffectNone })
+}
+
+// Held returns the claims that take the device from others: all but those with admin access.
+func (d *Device) Held() []*Holding {
+	return slices.DeleteFunc(slices.Clone(d.Holdings), (*Holding).Admin)
+}
+
+// Admin reports whether the claim has the device beside those who use it.
+func (h *Holding) Admin() bool { return ptr.Deref(h.Result.AdminAccess, false) }
 
 // Holding is one device, or share of one, that is allocated to a claim.
 type Holding struct {

@@ -16,8 +16,12 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// memorySliceCounter is how the names of the counters of memory slices begin.
-const memorySliceCounter = "memory-slice-"
+// Counters of a GPU: one for each memory slice, of which this is the beginning of the name, and
+// its memory in bytes.
+const (
+	memorySliceCounter = "memory-slice-"
+	memoryCounter      = "memory"
+)
 
 // New makes the model of a driver's part of a snapshot. Of each pool it takes the newest
 // generation, as the scheduler does.
@@ -52,14 +56,10 @@ func (b *builder) addDevices() {
 		objects[n.Name] = n
 	}
 	for _, pool := range poolsOf(b.model.Slices, b.model.Driver) {
-		counters := map[string]int{}
+		counters := map[string]map[string]resourceapi.Counter{}
 		for _, slice := range pool.slices {
 			for _, set := range slice.Spec.SharedCounters {
-				for name := range set.Counters {
-					if strings.HasPrefix(name, memorySliceCounter) {
-						counters[set.Name]++
-					}
-				}
+				counters[set.Name] = set.Counters
 			}
 		}
 		for _, slice := range pool.slices {
@@ -78,7 +78,7 @@ func (b *builder) addDevices() {
 	}
 }
 
-func (b *builder) addDevice(node *Node, pool string, published *resourceapi.Device, memorySlices map[string]int) {
+func (b *builder) addDevice(node *Node, pool string, published *resourceapi.Device, counters map[string]map[string]resourceapi.Counter) {
 	d := &Device{
 		Pool: pool, Name: published.Name, Published: published,
 		Type:      b.text(published, "type"),
@@ -95,34 +95,59 @@ func (b *builder) addDevice(node *Node, pool string, published *resourceapi.Devi
 	set := ""
 	for _, c := range published.ConsumesCounters {
 		set = c.CounterSet
-		for name := range c.Counters {
-			if index, err := strconv.Atoi(strings.TrimPrefix(name, memorySliceCounter)); err == nil {
-				d.Placement = append(d.Placement, index)
-			}
-		}
+		d.Placement = append(d.Placement, memorySlices(c.Counters)...)
 	}
-	slices.Sort(d.Placement)
-	if d.Type == "gpu" || d.Profile == "" {
+	if d.Type == TypeGPU || d.Profile == "" {
 		d.Placement = nil
 	}
-	address := ptr.Deref(published.Attributes[resourceapi.QualifiedName(deviceattribute.StandardDeviceAttributePCIBusID)].StringValue, "")
-	key := gpuKey{node.Name, cmp.Or(address, set, d.Name)}
-	g := b.gpus[key]
-	if g == nil {
-		g = &GPU{
-			Node: node, Name: cmp.Or(set, d.Name), PCIBusID: address, MemorySlices: memorySlices[set],
-			UUID: b.text(published, "parentUUID"), ProductName: b.text(published, "productName"), Architecture: b.text(published, "architecture"),
-			DriverVersion: b.version(published, "driverVersion"), CUDAVersion: b.version(published, "cudaDriverVersion"),
-		}
-		b.gpus[key] = g
-		node.GPUs = append(node.GPUs, g)
+	g := b.gpuOf(node, published, set)
+	// An observer consumes no counters, and may come first.
+	if set != "" && g.counters == nil {
+		g.Name, g.counters, g.Cells = set, counters[set], memorySlices(counters[set])
+		g.MemorySlices = len(g.Cells)
 	}
-	if memory, has := published.Capacity["memory"]; has {
-		g.MemoryBytes = max(g.MemoryBytes, memory.Value.Value())
+	switch memory, has := g.counters[memoryCounter]; {
+	case has:
+		g.MemoryBytes = memory.Value.Value()
+	case !d.Shared():
+		// A share may be promised more than there is.
+		capacity := published.Capacity[CapacityMemory]
+		g.MemoryBytes = max(g.MemoryBytes, capacity.Value.Value())
 	}
 	d.GPU = g
 	g.Devices = append(g.Devices, d)
 	b.devices[deviceKey{pool, d.Name}] = d
+}
+
+// gpuOf returns the GPU that a device is of, or a part of.
+func (b *builder) gpuOf(node *Node, d *resourceapi.Device, set string) *GPU {
+	address := ptr.Deref(d.Attributes[resourceapi.QualifiedName(deviceattribute.StandardDeviceAttributePCIBusID)].StringValue, "")
+	key := gpuKey{node.Name, cmp.Or(address, set, d.Name)}
+	g := b.gpus[key]
+	if g == nil {
+		g = &GPU{
+			Node: node, Name: d.Name, PCIBusID: address,
+			UUID: b.text(d, "parentUUID"), ProductName: b.text(d, "productName"), Architecture: b.text(d, "architecture"),
+			DriverVersion: b.version(d, "driverVersion"), CUDAVersion: b.version(d, "cudaDriverVersion"),
+		}
+		b.gpus[key] = g
+		node.GPUs = append(node.GPUs, g)
+	}
+	return g
+}
+
+// memorySlices returns the memory slices that counters are of, in ascending order.
+func memorySlices(counters map[string]resourceapi.Counter) []int {
+	var indexes []int
+	for name := range counters {
+		if number, is := strings.CutPrefix(name, memorySliceCounter); is {
+			if index, err := strconv.Atoi(number); err == nil {
+				indexes = append(indexes, index)
+			}
+		}
+	}
+	slices.Sort(indexes)
+	return indexes
 }
 
 // addHoldings adds what claims have, and whose pods they are reserved for.
@@ -188,11 +213,10 @@ func statusOf(c *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocati
 	return nil
 }
 
-// covers reports whether a rule taints a device.
+// covers reports whether a rule taints a device. One without a selector taints none, one with an
+// empty selector taints all.
 func covers(rule *resourceapi.DeviceTaintRule, driver, pool, device string) bool {
 	s := rule.Spec.DeviceSelector
-	if s == nil {
-		return true
-	}
-	return (s.Driver == nil || *s.Driver == driver) && (s.Pool == nil || *s.Pool == pool) && (s.Device == nil || *s.Device == device)
+	return s != nil && (s.Driver == nil || *s.Driver == driver) &&
+		(s.Pool == nil || *s.Pool == pool) && (s.Device == nil || *s.Device == device)
 }

@@ -6,6 +6,8 @@ package fleet
 import (
 	"context"
 	"fmt"
+	"io"
+	"slices"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -44,13 +46,57 @@ type Missing struct {
 	Err error
 }
 
-// String says what is missing, for people.
+// String says what is missing, why, and what is unknown without it.
 func (m Missing) String() string {
-	where := "in all namespaces"
-	if m.Namespace != "" {
-		where = "in namespace " + m.Namespace
+	text := "cannot list " + m.Resource
+	switch {
+	case m.Namespace != "":
+		text += " in namespace " + m.Namespace
+	case namespaced[m.Resource]:
+		text += " in all namespaces"
 	}
-	return fmt.Sprintf("cannot list %s %s: %v", m.Resource, where, m.Err)
+	text += fmt.Sprintf(": %v", m.Err)
+	if unknown := unknownWithout[m.Resource]; unknown != "" {
+		text += "; without it is unknown " + unknown
+	}
+	return text
+}
+
+const apiGroup = ".resource.k8s.io"
+
+// Resources that are read, as Missing names them.
+const (
+	ResourceNodes      = "nodes"
+	ResourceSlices     = "resourceslices" + apiGroup
+	ResourceClasses    = "deviceclasses" + apiGroup
+	ResourceTaintRules = "devicetaintrules" + apiGroup
+	ResourceClaims     = "resourceclaims" + apiGroup
+	ResourceTemplates  = "resourceclaimtemplates" + apiGroup
+	ResourcePods       = "pods"
+)
+
+var namespaced = map[string]bool{ResourceClaims: true, ResourceTemplates: true, ResourcePods: true}
+
+// unknownWithout says what commands cannot know, by the resource that cannot be read.
+var unknownWithout = map[string]string{
+	ResourceNodes:      "which labels and taints nodes have, and whether they are ready",
+	ResourceSlices:     "which devices there are",
+	ResourceClasses:    "which devices a claim's class selects",
+	ResourceTaintRules: "which devices rules keep from being allocated",
+	ResourceClaims:     "who has devices that look free",
+	ResourceTemplates:  "which claims pods that wait will have",
+	ResourcePods:       "which pods use a claim",
+}
+
+// Warn writes a line for everything that could not be read, except for the resources that a
+// command has no use for.
+func (s *Snapshot) Warn(w io.Writer, except ...string) {
+	for _, m := range s.Missing {
+		if !slices.Contains(except, m.Resource) {
+			// Nobody reads what cannot be written.
+			_, _ = fmt.Fprintln(w, "warning:", m)
+		}
+	}
 }
 
 // pageSize is that of kubectl.
@@ -63,31 +109,30 @@ const pageSize = 500
 func Read(ctx context.Context, client kubernetes.Interface, namespace string) (*Snapshot, error) {
 	s := &Snapshot{}
 	r := &reader{snapshot: s}
-	group, ctx := errgroup.WithContext(ctx)
+	lists, ctx := errgroup.WithContext(ctx)
 	core, resource := client.CoreV1(), client.ResourceV1()
-	const suffix = ".resource.k8s.io"
-	group.Go(func() error { return read(ctx, r, &s.Nodes, "nodes", "", core.Nodes().List) })
-	group.Go(func() error {
-		return read(ctx, r, &s.Slices, "resourceslices"+suffix, "", resource.ResourceSlices().List)
+	lists.Go(func() error { return read(ctx, r, &s.Nodes, ResourceNodes, "", core.Nodes().List) })
+	lists.Go(func() error {
+		return read(ctx, r, &s.Slices, ResourceSlices, "", resource.ResourceSlices().List)
 	})
-	group.Go(func() error {
-		return read(ctx, r, &s.Classes, "deviceclasses"+suffix, "", resource.DeviceClasses().List)
+	lists.Go(func() error {
+		return read(ctx, r, &s.Classes, ResourceClasses, "", resource.DeviceClasses().List)
 	})
-	group.Go(func() error {
-		return read(ctx, r, &s.TaintRules, "devicetaintrules"+suffix, "", resource.DeviceTaintRules().List)
+	lists.Go(func() error {
+		return read(ctx, r, &s.TaintRules, ResourceTaintRules, "", resource.DeviceTaintRules().List)
 	})
-	group.Go(func() error {
-		return readNamespaced(ctx, r, &s.Claims, "resourceclaims"+suffix, namespace, func(n string) lister[*resourceapi.ResourceClaimList] { return resource.ResourceClaims(n).List })
+	lists.Go(func() error {
+		return readNamespaced(ctx, r, &s.Claims, ResourceClaims, namespace, func(n string) lister[*resourceapi.ResourceClaimList] { return resource.ResourceClaims(n).List })
 	})
-	group.Go(func() error {
-		return readNamespaced(ctx, r, &s.Templates, "resourceclaimtemplates"+suffix, namespace, func(n string) lister[*resourceapi.ResourceClaimTemplateList] {
+	lists.Go(func() error {
+		return readNamespaced(ctx, r, &s.Templates, ResourceTemplates, namespace, func(n string) lister[*resourceapi.ResourceClaimTemplateList] {
 			return resource.ResourceClaimTemplates(n).List
 		})
 	})
-	group.Go(func() error {
-		return readNamespaced(ctx, r, &s.Pods, "pods", namespace, func(n string) lister[*corev1.PodList] { return core.Pods(n).List })
+	lists.Go(func() error {
+		return readNamespaced(ctx, r, &s.Pods, ResourcePods, namespace, func(n string) lister[*corev1.PodList] { return core.Pods(n).List })
 	})
-	if err := group.Wait(); err != nil {
+	if err := lists.Wait(); err != nil {
 		return nil, err
 	}
 	return s, nil

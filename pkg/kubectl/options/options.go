@@ -6,12 +6,15 @@
 package options
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/client-go/kubernetes"
@@ -67,7 +70,9 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 
 // AddOutputFlag adds -o to a command.
 func (o *Options) AddOutputFlag(c *cobra.Command) {
-	c.Flags().StringVarP(&o.Output, "output", "o", "", "Output format: json, yaml, wide or name")
+	c.Flags().VarP((*output)(&o.Output), "output", "o", "Output format: "+strings.Join(Outputs(), ", "))
+	// The error is that of a flag that does not exist.
+	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(Outputs(), cobra.ShellCompDirectiveNoFileComp))
 }
 
 // AddSelectionFlags adds -A and -l to a command.
@@ -82,6 +87,9 @@ func (o *Options) Client() (kubernetes.Interface, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the kubeconfig: %w", err)
 	}
+	// A fleet's slices are many megabytes of JSON.
+	config = rest.CopyConfig(config)
+	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("make a client for %s: %w", config.Host, err)
@@ -99,6 +107,15 @@ func (o *Options) Namespace() (string, error) {
 		return "", fmt.Errorf("read the kubeconfig: %w", err)
 	}
 	return namespace, nil
+}
+
+// Unicode reports whether the locale is one of UTF-8, by the rules of POSIX: the first of the
+// variables that is set decides. A locale that nobody has set is taken for one: terminals of
+// today show it.
+func (o *Options) Unicode() bool {
+	locale := cmp.Or(os.Getenv("LC_ALL"), os.Getenv("LC_CTYPE"), os.Getenv("LANG"), "C.UTF-8")
+	locale = strings.ReplaceAll(strings.ToLower(locale), "-", "")
+	return strings.Contains(locale, "utf8")
 }
 
 // Color reports whether the output may be coloured: it goes to a terminal, and the user has

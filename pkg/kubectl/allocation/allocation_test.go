@@ -1,0 +1,248 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package allocation_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/partage-dev/partage/pkg/kubectl/allocation"
+	"github.com/partage-dev/partage/pkg/kubectl/fleettest"
+)
+
+const (
+	mig   = "mig.nvidia.com"
+	whole = "gpu.nvidia.com"
+	mps   = "mps.partage.dev"
+)
+
+func one(c *resourceapi.ResourceClaim) []*resourceapi.ResourceClaim {
+	return []*resourceapi.ResourceClaim{c}
+}
+
+// states fill a fleet of one node in different ways.
+var states = map[string]func(f *fleettest.Fleet, node string){
+	"idle": func(*fleettest.Fleet, string) {},
+	"a GPU": func(f *fleettest.Fleet, node string) {
+		f.Held("a", "whole", node, fleettest.Request(whole))
+	},
+	"a share": func(f *fleettest.Fleet, node string) {
+		f.Held("a", "share", node, fleettest.Share(mps, "1Gi", ""))
+	},
+	"tainted": func(f *fleettest.Fleet, _ string) {
+		f.TaintRules = append(f.TaintRules, &resourceapi.DeviceTaintRule{Spec: resourceapi.DeviceTaintRuleSpec{
+			DeviceSelector: &resourceapi.DeviceTaintSelector{Driver: new(fleettest.Driver)},
+			Taint:          resourceapi.DeviceTaint{Key: "maintenance", Effect: resourceapi.DeviceTaintEffectNoSchedule},
+		}})
+	},
+	"incomplete": func(f *fleettest.Fleet, _ string) { f.Slices = f.Slices[1:] },
+}
+
+// requests are lists of requests of one claim.
+var requests = map[string][]resourceapi.DeviceRequest{
+	"whole":      {fleettest.Request(whole)},
+	"two":        {fleettest.Count(2, whole)},
+	"three":      {fleettest.Count(3, whole)},
+	"partition":  {fleettest.Request(mig)},
+	"half":       {fleettest.Request(mig, "device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('30Gi')) >= 0")},
+	"misspelt":   {fleettest.Request(mig, fleettest.Profile("1g.1gb"))},
+	"error":      {fleettest.Request(whole, "device.attributes['gpu.nvidia.com'].nosuch == 'x'")},
+	"no class":   {fleettest.Request("nosuch")},
+	"share":      {fleettest.Share(mps, "2Gi", "")},
+	"huge share": {fleettest.Share(mps, "2Ti", "")},
+	"both":       {fleettest.Request(whole), fleettest.Share(mps, "2Gi", "")},
+}
+
+// TestPartIsAsGood compares what the allocator says of the devices that a Planner shows it with
+// what it says of all of them.
+func TestPartIsAsGood(t *testing.T) {
+	compared := map[allocation.Verdict]int{}
+	for _, board := range fleettest.Boards(t) {
+		for state, fill := range states {
+			for _, partitioned := range []bool{false, true} {
+				f := fleettest.New(t)
+				if partitioned {
+					f.AddPartitionedNode("n", board, 2)
+				} else {
+					f.AddNode("n", board, 2)
+				}
+				if !fits(t, f, state) {
+					continue
+				}
+				fill(f, "n")
+				part, all := allocation.New(f.Snapshot), allocation.New(f.Snapshot, allocation.WithEverything())
+				for name, r := range requests {
+					claim := f.Claim("a", name, r...)
+					got, want := part.OnNode(t.Context(), f.Nodes[0], one(claim)), all.OnNode(t.Context(), f.Nodes[0], one(claim))
+					if got.Verdict != want.Verdict || devices(got) != devices(want) || fmt.Sprint(got.Err) != fmt.Sprint(want.Err) {
+						t.Errorf("%s, %s, %s: %s %s %v, with all devices %s %s %v", board, state, name,
+							got.Verdict, devices(got), got.Err, want.Verdict, devices(want), want.Err)
+					}
+					compared[got.Verdict]++
+				}
+			}
+		}
+	}
+	if compared[allocation.Fits] < 200 || compared[allocation.Refused] < 400 || compared[allocation.Failed] < 200 {
+		t.Errorf("compared %v", compared)
+	}
+}
+
+// fits leaves out what a board does not have.
+func fits(t *testing.T, f *fleettest.Fleet, state string) bool {
+	t.Helper()
+	r, needed := map[string]resourceapi.DeviceRequest{"a GPU": fleettest.Request(whole), "a share": fleettest.Share(mps, "1Gi", "")}[state]
+	if !needed {
+		return true
+	}
+	claim := &resourceapi.ResourceClaim{}
+	claim.Spec.Devices.Requests = []resourceapi.DeviceRequest{r}
+	return allocation.New(f.Snapshot).OnNode(t.Context(), f.Nodes[0], one(claim)).Verdict == allocation.Fits
+}
+
+func devices(a allocation.Answer) string {
+	out := ""
+	for _, r := range a.Results {
+		for _, d := range r.Devices.Results {
+			out += " " + d.Device
+		}
+	}
+	return out
+}
+
+// TestLike: nodes that differ in names and UUIDs only are searched once, others are not taken
+// for them.
+func TestLike(t *testing.T) {
+	f := fleettest.New(t)
+	for i := range 6 {
+		f.AddNode(fmt.Sprint("node-", i), "h100-80-sxm", 2)
+	}
+	f.AddNode("a100", "a100-80", 2)
+	f.Held("a", "one", "node-1", fleettest.Request(whole))
+	f.Held("a", "two", "node-2", fleettest.Request(whole))
+	for name, c := range map[string]struct {
+		request  resourceapi.DeviceRequest
+		searched int
+	}{
+		"idle, taken and the other board":   {fleettest.Request(mig, "device.attributes['gpu.nvidia.com'].architecture != 'x'"), 3},
+		"a loop over attributes sees UUIDs": {fleettest.Request(whole, "device.attributes['gpu.nvidia.com'].exists(k, k == 'uuid')"), 7},
+		"UUIDs by name":                     {fleettest.Request(whole, "device.attributes['gpu.nvidia.com'].uuid != 'x'"), 7},
+		"UUIDs by a computed name":          {fleettest.Request(whole, "device.attributes['gpu.nvidia.com']['uu' + 'id'] != 'x'"), 7},
+	} {
+		t.Run(name, func(t *testing.T) {
+			searched := 0
+			for _, a := range allocation.New(f.Snapshot).OnNodes(t.Context(), f.Nodes, one(f.Claim("a", "c", c.request))) {
+				if a.Like == "" {
+					searched++
+				}
+			}
+			if searched != c.searched {
+				t.Errorf("%d nodes were searched, want %d", searched, c.searched)
+			}
+		})
+	}
+}
+
+// TestCounterfactuals: what ends is free, what is allocated is taken, what is untainted usable.
+func TestCounterfactuals(t *testing.T) {
+	f := fleettest.New(t)
+	node := f.AddNode("n", "h100-80-sxm", 1)
+	held := f.Held("a", "held", "n", fleettest.Request(whole))
+	states["tainted"](f, "n")
+	claim := f.Claim("a", "c", fleettest.Request(whole))
+	p := allocation.New(f.Snapshot)
+	untainted := p.WithoutTaints(func(_, _ string, _ *resourceapi.Device, taint *resourceapi.DeviceTaint) bool {
+		return taint.Key == "maintenance"
+	})
+	for name, c := range map[string]struct {
+		planner *allocation.Planner
+		want    allocation.Verdict
+	}{
+		"as it is":                          {p, allocation.Refused},
+		"without the claim":                 {p.Without(held), allocation.Refused},
+		"without the taint":                 {untainted, allocation.Refused},
+		"without both":                      {untainted.Without(held), allocation.Fits},
+		"without both, and allocated again": {untainted.Without(held).With(held), allocation.Refused},
+	} {
+		if got := c.planner.OnNode(t.Context(), node, one(claim)); got.Verdict != c.want {
+			t.Errorf("%s: %s, want %s", name, got.Verdict, c.want)
+		}
+	}
+}
+
+// TestTimeLimit: a search that takes too long is told from one that finds nothing, and from one
+// that nobody waits for.
+func TestTimeLimit(t *testing.T) {
+	f := fleettest.New(t)
+	for i := range 3 {
+		f.AddNode(fmt.Sprint("n", i), "h100-80-sxm", 1)
+	}
+	claims := one(f.Claim("a", "c", fleettest.Request(whole)))
+	impatient := allocation.New(f.Snapshot, allocation.WithTimeLimit(1))
+	if got := impatient.OnNode(t.Context(), f.Nodes[0], claims); got.Verdict != allocation.TimedOut {
+		t.Errorf("%s: %v", got.Verdict, got.Err)
+	}
+	verdicts := map[allocation.Verdict]int{}
+	for _, a := range impatient.OnNodes(t.Context(), f.Nodes, claims) {
+		verdicts[a.Verdict]++
+	}
+	if verdicts[allocation.TimedOut] == 0 || verdicts[allocation.Fits]+verdicts[allocation.Refused] != 0 {
+		t.Errorf("%v", verdicts)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if got := allocation.New(f.Snapshot).OnNode(ctx, f.Nodes[0], claims); got.Verdict != allocation.NotSearched {
+		t.Errorf("%s: %v", got.Verdict, got.Err)
+	}
+}
+
+// BenchmarkFiveHundredNodes asks 500 nodes of eight GPUs, each in use in its own way.
+func BenchmarkFiveHundredNodes(b *testing.B) {
+	f := fleettest.New(b)
+	f.AddNode("node-0", "h100-80-sxm", 8)
+	template := f.Slices
+	f.Slices, f.Nodes = nil, nil
+	for i := range 500 {
+		name := fmt.Sprint("node-", i)
+		f.Nodes = append(f.Nodes, &corev1.Node{})
+		f.Nodes[i].Name = name
+		for _, s := range template {
+			c := s.DeepCopy()
+			c.Name, c.Spec.NodeName, c.Spec.Pool.Name = name+c.Name, &name, name
+			f.Slices = append(f.Slices, c)
+		}
+		// Up to 24 partitions, which are different ones on each node.
+		claim := f.Claim("a", name)
+		claim.Status.Allocation = &resourceapi.AllocationResult{}
+		for n := range i % 25 {
+			devices := template[1+n%8].Spec.Devices
+			claim.Status.Allocation.Devices.Results = append(claim.Status.Allocation.Devices.Results, resourceapi.DeviceRequestAllocationResult{
+				Driver: fleettest.Driver, Pool: name, Device: devices[(7*i+n)%len(devices)].Name,
+			})
+		}
+	}
+	for _, c := range []struct {
+		name    string
+		request resourceapi.DeviceRequest
+	}{
+		{"fits", fleettest.Request(mig, fleettest.Profile("1g.10gb"))},
+		{"misspelt", fleettest.Request(mig, fleettest.Profile("1g.1gb"))},
+		{"nine", fleettest.Count(9, whole)},
+	} {
+		claims := one(f.Claim("a", "c", c.request))
+		b.Run(c.name, func(b *testing.B) {
+			for b.Loop() {
+				p := allocation.New(f.Snapshot)
+				if got := len(p.OnNodes(b.Context(), f.Nodes, claims)); got != 500 {
+					b.Fatal(got)
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Milliseconds())/float64(b.N), "ms/fleet")
+		})
+	}
+}

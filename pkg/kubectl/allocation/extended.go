@@ -1,0 +1,139 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package allocation
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	resourcehelper "k8s.io/component-helpers/resource"
+	"k8s.io/utils/ptr"
+)
+
+// ExtendedClaimName is that of the claim which the scheduler makes for a pod's extended
+// resources, while it is not in the cluster yet.
+const ExtendedClaimName = "<extended-resources>"
+
+// ExtendedClass returns the class that provides an extended resource: the newest that names it,
+// or the class that the resource is named after. It is nil if there is none.
+func (p *Planner) ExtendedClass(name corev1.ResourceName) *resourceapi.DeviceClass {
+	if class, is := strings.CutPrefix(string(name), resourceapi.ResourceDeviceClassPrefix); is {
+		return p.classes[class]
+	}
+	var newest *resourceapi.DeviceClass
+	for _, c := range p.snapshot.Classes {
+		if ptr.Deref(c.Spec.ExtendedResourceName, "") != string(name) {
+			continue
+		}
+		if newest == nil || cmp.Or(c.CreationTimestamp.Compare(newest.CreationTimestamp.Time), cmp.Compare(newest.Name, c.Name)) > 0 {
+			newest = c
+		}
+	}
+	return newest
+}
+
+// ExtendedClaim returns the claim that the scheduler makes for the extended resources of a pod
+// on a node, or nil if it makes none. A resource that a device plugin of the node offers is not
+// in it. The node may be nil: one without device plugins.
+func (p *Planner) ExtendedClaim(pod *corev1.Pod, node *corev1.Node) *resourceapi.ResourceClaim {
+	wanted := sets.New[corev1.ResourceName]()
+	for name, amount := range resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{}) {
+		if amount.IsZero() || !isExtended(name) || p.ExtendedClass(name) == nil {
+			continue
+		}
+		if node != nil {
+			if offered := node.Status.Allocatable[name]; !offered.IsZero() {
+				continue
+			}
+		}
+		wanted.Insert(name)
+	}
+	if len(wanted) == 0 {
+		return nil
+	}
+	claim := &resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: pod.Namespace, Name: ExtendedClaimName,
+			Annotations: map[string]string{resourceapi.ExtendedResourceClaimAnnotation: "true"},
+		},
+	}
+	for _, name := range sets.List(wanted) {
+		claim.Spec.Devices.Requests = append(claim.Spec.Devices.Requests, p.extendedRequests(pod, name)...)
+	}
+	slices.SortFunc(claim.Spec.Devices.Requests, func(a, b resourceapi.DeviceRequest) int { return cmp.Compare(a.Name, b.Name) })
+	return claim
+}
+
+// isExtended reports whether a resource is one that classes may provide.
+func isExtended(name corev1.ResourceName) bool {
+	domain, _, qualified := strings.Cut(string(name), "/")
+	return qualified && domain != "kubernetes.io" && !strings.HasSuffix(domain, ".kubernetes.io") ||
+		strings.HasPrefix(string(name), resourceapi.ResourceDeviceClassPrefix)
+}
+
+// extendedRequests returns one request per container that runs to the end of the pod, and one
+// more for what an init container wants beyond what those that start after it have.
+func (p *Planner) extendedRequests(pod *corev1.Pod, name corev1.ResourceName) []resourceapi.DeviceRequest {
+	class := p.ExtendedClass(name).Name
+	containers := slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)
+	lasting := make([]int64, len(containers))
+	var requests []resourceapi.DeviceRequest
+	for i := range containers {
+		if count := wantedBy(&containers[i], name); count > 0 && (i >= len(pod.Spec.InitContainers) || isSidecar(&containers[i])) {
+			lasting[i] = count
+			requests = append(requests, extendedRequest(&containers[i], i, name, class, count))
+		}
+	}
+	var most int64
+	var of resourceapi.DeviceRequest
+	for i := range pod.Spec.InitContainers {
+		c := &containers[i]
+		missing := wantedBy(c, name)
+		if missing == 0 || isSidecar(c) {
+			continue
+		}
+		for _, later := range lasting[i:] {
+			missing -= later
+		}
+		if missing > most {
+			most, of = missing, extendedRequest(c, i, name, class, missing)
+		}
+	}
+	if most > 0 {
+		requests = append(requests, of)
+	}
+	return requests
+}
+
+func wantedBy(c *corev1.Container, name corev1.ResourceName) int64 {
+	amount := c.Resources.Requests[name]
+	if amount.IsZero() {
+		// Requests of extended resources default to limits, once the API server has the pod.
+		amount = c.Resources.Limits[name]
+	}
+	return amount.Value()
+}
+
+func isSidecar(c *corev1.Container) bool {
+	return ptr.Deref(c.RestartPolicy, "") == corev1.ContainerRestartPolicyAlways
+}
+
+func extendedRequest(c *corev1.Container, index int, name corev1.ResourceName, class string, count int64) resourceapi.DeviceRequest {
+	resources := sets.KeySet(c.Resources.Requests)
+	if len(resources) == 0 {
+		resources = sets.KeySet(c.Resources.Limits)
+	}
+	return resourceapi.DeviceRequest{
+		Name: fmt.Sprintf("container-%d-request-%d", index, slices.Index(sets.List(resources), name)),
+		Exactly: &resourceapi.ExactDeviceRequest{
+			DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count,
+		},
+	}
+}

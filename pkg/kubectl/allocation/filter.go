@@ -1,0 +1,156 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package allocation
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	resourcehelper "k8s.io/component-helpers/resource"
+	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	"k8s.io/klog/v2"
+
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+)
+
+// Obstacle is something other than devices that keeps a pod off a node.
+type Obstacle struct {
+	// Kind is one of the constants below.
+	Kind ObstacleKind
+	// Text says it, as in "nodeSelector wants gpu=h100, the node has gpu=a100".
+	Text string
+}
+
+// ObstacleKind is what keeps a pod off a node.
+type ObstacleKind string
+
+// The kinds of obstacles.
+const (
+	ByNodeName      ObstacleKind = "NodeName"
+	ByCordon        ObstacleKind = "Unschedulable"
+	ByNodeSelector  ObstacleKind = "NodeSelector"
+	ByNodeAffinity  ObstacleKind = "NodeAffinity"
+	ByNodeTaint     ObstacleKind = "NodeTaint"
+	ByNodeResources ObstacleKind = "NodeResources"
+)
+
+// NodeFilter knows how full nodes are, apart from devices.
+type NodeFilter struct {
+	used map[string]corev1.ResourceList
+	pods map[string]int64
+	// partial says that pods of other namespaces could not be read: nodes may be fuller.
+	partial bool
+}
+
+// NewNodeFilter returns a filter for the nodes of a Snapshot.
+func NewNodeFilter(s *fleet.Snapshot) *NodeFilter {
+	f := &NodeFilter{used: map[string]corev1.ResourceList{}, pods: map[string]int64{}}
+	f.partial = slices.ContainsFunc(s.Missing, func(m fleet.Missing) bool { return m.Resource == "pods" })
+	for _, pod := range s.Pods {
+		if pod.Spec.NodeName == "" || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+			continue
+		}
+		f.pods[pod.Spec.NodeName]++
+		used := f.used[pod.Spec.NodeName]
+		if used == nil {
+			used = corev1.ResourceList{}
+			f.used[pod.Spec.NodeName] = used
+		}
+		for name, amount := range resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{}) {
+			sum := used[name]
+			sum.Add(amount)
+			used[name] = sum
+		}
+	}
+	return f
+}
+
+// Partial reports whether nodes may be fuller than the filter knows.
+func (f *NodeFilter) Partial() bool { return f.partial }
+
+// Obstacles returns what keeps a pod off a node, apart from devices. Topology spread, affinity
+// between pods, volumes and ports are not looked at.
+func (f *NodeFilter) Obstacles(p *Planner, pod *corev1.Pod, node *corev1.Node) []Obstacle {
+	var out []Obstacle
+	add := func(kind ObstacleKind, format string, a ...any) {
+		out = append(out, Obstacle{Kind: kind, Text: fmt.Sprintf(format, a...)})
+	}
+	if pod.Spec.NodeName != "" && pod.Spec.NodeName != node.Name && pod.Status.Phase == corev1.PodPending {
+		add(ByNodeName, "spec.nodeName is %s", pod.Spec.NodeName)
+	}
+	cordon := corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}
+	if node.Spec.Unschedulable && !tolerates(pod, &cordon) {
+		add(ByCordon, "the node is unschedulable (cordoned)")
+	}
+	for _, key := range sets.List(sets.KeySet(pod.Spec.NodeSelector)) {
+		want := pod.Spec.NodeSelector[key]
+		switch has, set := node.Labels[key]; {
+		case !set:
+			add(ByNodeSelector, "nodeSelector wants %s=%s, the node has no label %s", key, want, key)
+		case has != want:
+			add(ByNodeSelector, "nodeSelector wants %s=%s, the node has %s=%s", key, want, key, has)
+		}
+	}
+	switch matches, err := nodeaffinity.NewRequiredNodeAffinity(nil, pod.Spec.Affinity).Match(node); {
+	case err != nil:
+		add(ByNodeAffinity, "the required node affinity is invalid: %v", err)
+	case !matches:
+		add(ByNodeAffinity, "the required node affinity does not match the node's labels")
+	}
+	for _, t := range node.Spec.Taints {
+		if t.Effect == corev1.TaintEffectPreferNoSchedule || t.Key == corev1.TaintNodeUnschedulable || tolerates(pod, &t) {
+			continue
+		}
+		add(ByNodeTaint, "the pod does not tolerate the node's taint %s", t.ToString())
+	}
+	for _, text := range f.lacks(p, pod, node) {
+		add(ByNodeResources, "%s", text)
+	}
+	return out
+}
+
+func tolerates(pod *corev1.Pod, t *corev1.Taint) bool {
+	return corev1helpers.TolerationsTolerateTaint(klog.Background(), pod.Spec.Tolerations, t, false)
+}
+
+// lacks returns the resources of which a node has too little left. What classes provide is not
+// among them, and neither is anything where the node says nothing about itself.
+func (f *NodeFilter) lacks(p *Planner, pod *corev1.Pod, node *corev1.Node) []string {
+	if len(node.Status.Allocatable) == 0 || pod.Spec.NodeName == node.Name {
+		return nil
+	}
+	var out []string
+	requests := resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{})
+	for _, name := range sets.List(sets.KeySet(requests)) {
+		want, has := requests[name], node.Status.Allocatable[name]
+		if want.IsZero() || has.IsZero() && p.ExtendedClass(name) != nil {
+			continue
+		}
+		free := has.DeepCopy()
+		free.Sub(f.used[node.Name][name])
+		if free.Cmp(want) < 0 {
+			if free.Sign() < 0 {
+				free.Set(0)
+			}
+			out = append(out, fmt.Sprintf("the pod wants %s %s, of the node's %s are %s left", want.String(), name, has.String(), free.String()))
+		}
+	}
+	if most, has := node.Status.Allocatable[corev1.ResourcePods]; has && f.pods[node.Name] >= most.Value() {
+		out = append(out, fmt.Sprintf("the node runs %d pods already, which is its limit", f.pods[node.Name]))
+	}
+	return out
+}
+
+// Summary joins the texts of obstacles.
+func Summary(obstacles []Obstacle) string {
+	var texts []string
+	for _, o := range obstacles {
+		texts = append(texts, o.Text)
+	}
+	return strings.Join(texts, "; ")
+}

@@ -1,0 +1,73 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package allocation
+
+import (
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/structured"
+)
+
+// withTaintRules returns slices with the taints that rules give to their devices, as the
+// scheduler sees them. Slices that no rule concerns are returned as they are.
+func withTaintRules(all []*resourceapi.ResourceSlice, rules []*resourceapi.DeviceTaintRule, f structured.Features) []*resourceapi.ResourceSlice {
+	if !f.DeviceTaints || len(rules) == 0 {
+		return all
+	}
+	out := make([]*resourceapi.ResourceSlice, 0, len(all))
+	for _, s := range all {
+		out = append(out, tainted(s, rules))
+	}
+	return out
+}
+
+func tainted(s *resourceapi.ResourceSlice, rules []*resourceapi.DeviceTaintRule) *resourceapi.ResourceSlice {
+	patched := s
+	for _, rule := range rules {
+		for i := range s.Spec.Devices {
+			if !RuleCovers(rule, s.Spec.Driver, s.Spec.Pool.Name, s.Spec.Devices[i].Name) {
+				continue
+			}
+			if patched == s {
+				patched = copyOf(s)
+			}
+			d := &patched.Spec.Devices[i]
+			d.Taints = append(slices.Clip(d.Taints), rule.Spec.Taint)
+		}
+	}
+	return patched
+}
+
+// RuleCovers reports whether a rule taints a device. An empty selector covers all devices, none
+// at all covers no device.
+func RuleCovers(rule *resourceapi.DeviceTaintRule, driver, pool, device string) bool {
+	s := rule.Spec.DeviceSelector
+	return s != nil && (s.Driver == nil || *s.Driver == driver) && (s.Pool == nil || *s.Pool == pool) && (s.Device == nil || *s.Device == device)
+}
+
+func withoutTaints(s *resourceapi.ResourceSlice, remove func(driver, pool string, d *resourceapi.Device, t *resourceapi.DeviceTaint) bool) *resourceapi.ResourceSlice {
+	patched := s
+	for i := range s.Spec.Devices {
+		d := &s.Spec.Devices[i]
+		kept := slices.DeleteFunc(slices.Clone(d.Taints), func(t resourceapi.DeviceTaint) bool {
+			return remove(s.Spec.Driver, s.Spec.Pool.Name, d, &t)
+		})
+		if len(kept) == len(d.Taints) {
+			continue
+		}
+		if patched == s {
+			patched = copyOf(s)
+		}
+		patched.Spec.Devices[i].Taints = kept
+	}
+	return patched
+}
+
+// copyOf returns a slice whose list of devices may be changed.
+func copyOf(s *resourceapi.ResourceSlice) *resourceapi.ResourceSlice {
+	c := *s
+	c.Spec.Devices = slices.Clone(s.Spec.Devices)
+	return &c
+}

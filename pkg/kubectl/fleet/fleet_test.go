@@ -1,0 +1,272 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/yaml"
+)
+
+func board(name string) string { return "../../device/testdata/slices/" + name + ".yaml" }
+
+// slicesOf reads what the driver publishes of a board.
+func slicesOf(t testing.TB, file string) []*resourceapi.ResourceSlice {
+	t.Helper()
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []*resourceapi.ResourceSlice
+	decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(data), 4096)
+	for {
+		var one resourceapi.ResourceSlice
+		err := decoder.Decode(&one)
+		if errors.Is(err, io.EOF) {
+			return all
+		}
+		if err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+		all = append(all, &one)
+	}
+}
+
+// on returns slices as another node would have them.
+func on(node string, all []*resourceapi.ResourceSlice) []*resourceapi.ResourceSlice {
+	var out []*resourceapi.ResourceSlice
+	for _, s := range all {
+		s = s.DeepCopy()
+		s.Name, s.Spec.NodeName, s.Spec.Pool.Name = strings.Replace(s.Name, "node-1", node, 1), &node, node
+		out = append(out, s)
+	}
+	return out
+}
+
+// TestBoards: every board is one GPU, whatever its devices are and in whatever order.
+func TestBoards(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		board   string
+		devices int
+		memory  string
+		cells   []int
+		where   map[string][]int
+	}{
+		{"h100-80-sxm", 22, "81559Mi", []int{0, 1, 2, 3, 4, 5, 6}, map[string][]int{
+			"gpu-0000-1b-00-0": nil, "gpu-0000-1b-00-0-mps": nil, "gpu-0000-1b-00-0-mig-1g10gb-6": {6}, "gpu-0000-1b-00-0-mig-3g40gb-4": {4, 5, 6},
+		}},
+		{"h100-80-sxm-policy", 5, "81559Mi", []int{0, 1, 2, 3, 4, 5, 6}, map[string][]int{"gpu-0000-1b-00-0-mig-7g80gb-0": {0, 1, 2, 3, 4, 5, 6}}},
+		{"rtx-pro-6000", 11, "97887Mi", []int{0, 3, 6, 9}, map[string][]int{"gpu-0000-1b-00-0-mig-1g24gb-3": {3}, "gpu-0000-1b-00-0-mig-2g48gb-6": {6, 9}}},
+		{"a100-80-mig-policy", 8, "80Gi", []int{0, 1, 2, 3, 4, 5, 6}, map[string][]int{"gpu-0000-1b-00-0-mig-1g10gb-4-timeslice": {4}}},
+		{"t4", 4, "15Gi", nil, map[string][]int{"gpu-0000-1b-00-0": nil}},
+	} {
+		t.Run(c.board, func(t *testing.T) {
+			t.Parallel()
+			published := slicesOf(t, board(c.board))
+			backwards := slicesOf(t, board(c.board))
+			for _, s := range backwards {
+				slices.Reverse(s.Spec.Devices)
+			}
+			slices.Reverse(backwards)
+			for _, all := range [][]*resourceapi.ResourceSlice{published, backwards} {
+				m := New(&Snapshot{Slices: all}, "gpu.nvidia.com")
+				if len(m.Nodes) != 1 || len(m.Nodes[0].GPUs) != 1 {
+					t.Fatalf("%d nodes", len(m.Nodes))
+				}
+				g := m.Nodes[0].GPUs[0]
+				memory := resource.MustParse(c.memory)
+				if g.Name != "gpu-0000-1b-00-0" || g.PCIBusID != "0000:1b:00.0" || g.UUID == "" || g.ProductName == "" || g.DriverVersion == "" ||
+					len(g.Devices) != c.devices || g.MemoryBytes != memory.Value() || g.MemorySlices != len(c.cells) || !slices.Equal(g.Cells, c.cells) {
+					t.Errorf("%+v", g)
+				}
+				found := map[string][]int{}
+				for _, d := range g.Devices {
+					if _, asked := c.where[d.Name]; asked {
+						found[d.Name] = d.Placement
+					}
+				}
+				if diff := cmp.Diff(c.where, found); diff != "" {
+					t.Errorf("-want +got:\n%s", diff)
+				}
+			}
+		})
+	}
+}
+
+// TestPools: of each pool the newest generation counts, other drivers' pools do not, and nodes
+// that have no object are there.
+func TestPools(t *testing.T) {
+	t.Parallel()
+	first := slicesOf(t, board("t4"))
+	older := on("node-1", slicesOf(t, board("h100-80-sxm")))
+	for _, s := range older {
+		s.Spec.Pool.Generation = 0
+	}
+	other := on("node-3", first)
+	for _, s := range other {
+		s.Spec.Driver = "tpu.example.com"
+	}
+	lacking := on("node-2", slicesOf(t, board("a30-mig")))[1:]
+	s := &Snapshot{
+		Slices: slices.Concat(older, lacking, other, first),
+		Nodes:  []*corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}, {ObjectMeta: metav1.ObjectMeta{Name: "without"}}},
+	}
+	m := New(s, "gpu.nvidia.com")
+	var got []string
+	for _, n := range m.Nodes {
+		for _, g := range n.GPUs {
+			got = append(got, fmt.Sprint(n.Name, " ", n.Object != nil, " ", n.Incomplete, " ", g.ProductName, " ", len(g.Devices)))
+		}
+	}
+	want := []string{"node-1 true false Tesla T4 4", "node-2 false true NVIDIA A30 8"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// TestTaintRules: each field of the selector narrows it; without one it selects nothing.
+func TestTaintRules(t *testing.T) {
+	t.Parallel()
+	all := slices.Concat(slicesOf(t, board("t4")), on("node-2", slicesOf(t, board("t4"))))
+	for _, c := range []struct {
+		name     string
+		selector *resourceapi.DeviceTaintSelector
+		want     int
+	}{
+		{"none", nil, 0},
+		{"empty", &resourceapi.DeviceTaintSelector{}, 8},
+		{"driver", &resourceapi.DeviceTaintSelector{Driver: new("gpu.nvidia.com")}, 8},
+		{"another driver", &resourceapi.DeviceTaintSelector{Driver: new("gpu.example.com")}, 0},
+		{"pool", &resourceapi.DeviceTaintSelector{Pool: new("node-2")}, 4},
+		{"device", &resourceapi.DeviceTaintSelector{Device: new("gpu-0000-1b-00-0")}, 2},
+		{"all", &resourceapi.DeviceTaintSelector{Driver: new("gpu.nvidia.com"), Pool: new("node-1"), Device: new("gpu-0000-1b-00-0")}, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			rule := ruleOf("rule", "", resourceapi.DeviceTaintEffectNoSchedule)
+			rule.Spec.DeviceSelector = c.selector
+			m := New(&Snapshot{Slices: all, TaintRules: []*resourceapi.DeviceTaintRule{rule}}, "gpu.nvidia.com")
+			tainted := 0
+			for _, n := range m.Nodes {
+				for _, d := range n.GPUs[0].Devices {
+					if slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool { return t.Key == rule.Spec.Taint.Key }) {
+						tainted++
+					}
+				}
+			}
+			if tainted != c.want {
+				t.Errorf("%d devices are tainted, want %d", tainted, c.want)
+			}
+		})
+	}
+	if slices.ContainsFunc(all, func(s *resourceapi.ResourceSlice) bool {
+		return slices.ContainsFunc(s.Spec.Devices, func(d resourceapi.Device) bool { return len(d.Taints) > 1 })
+	}) {
+		t.Error("the snapshot has changed")
+	}
+}
+
+// TestHoldings: shares of a device, a device that is no longer published, pods and status.
+func TestHoldings(t *testing.T) {
+	t.Parallel()
+	share := func(name, id, device string) *resourceapi.ResourceClaim {
+		r := resourceapi.DeviceRequestAllocationResult{
+			Driver: "gpu.nvidia.com", Pool: "node-1", Device: device, ShareID: new(types.UID(id)),
+			ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{CapacityShares: resource.MustParse("1")},
+		}
+		foreign := resourceapi.DeviceRequestAllocationResult{Driver: "nic.example.com", Pool: "node-1", Device: device}
+		c := claimOf(name, resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{foreign, r}}})
+		c.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{
+			{Resource: "pods", Name: "pod-" + name, UID: types.UID("pod-" + name)}, {Resource: "pods", Name: "unseen", UID: "unseen"},
+		}
+		c.Status.Devices = []resourceapi.AllocatedDeviceStatus{
+			{Driver: "gpu.nvidia.com", Pool: "node-1", Device: device, ShareID: new("another")},
+			{Driver: "gpu.nvidia.com", Pool: "node-1", Device: device, ShareID: &id},
+		}
+		return c
+	}
+	waits := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "waits"}}
+	s := &Snapshot{
+		Slices: slicesOf(t, board("h100-80-sxm")),
+		Claims: []*resourceapi.ResourceClaim{share("a", "1", "gpu-0000-1b-00-0-mps"), share("b", "2", "gpu-0000-1b-00-0-mps"), share("c", "3", "gone"), waits},
+		Pods:   []*corev1.Pod{{ObjectMeta: metav1.ObjectMeta{Name: "pod-a", UID: "pod-a"}}, {ObjectMeta: metav1.ObjectMeta{Name: "pod-b", UID: "pod-b"}}},
+	}
+	m := New(s, "gpu.nvidia.com")
+	if len(m.Holdings) != 3 {
+		t.Fatalf("%d holdings", len(m.Holdings))
+	}
+	a, b, c := m.Holdings[0], m.Holdings[1], m.Holdings[2]
+	if a.Device == nil || a.Device != b.Device || len(a.Device.Holdings) != 2 || a.Device.Type != TypeMPS || !a.Device.Shared() {
+		t.Errorf("%+v, %+v", a, b)
+	}
+	if c.Device != nil || c.Claim.Name != "c" {
+		t.Errorf("%+v", c)
+	}
+	for _, h := range m.Holdings[:2] {
+		if len(h.Pods) != 1 || h.Pods[0].Name != "pod-"+h.Claim.Name || h.Status == nil || *h.Status.ShareID != string(*h.Result.ShareID) {
+			t.Errorf("%s: pods %v, status %+v", h.Claim.Name, h.Pods, h.Status)
+		}
+	}
+}
+
+// BenchmarkNew makes the model of 500 nodes with eight H100 each, half of which are used.
+func BenchmarkNew(b *testing.B) {
+	one := slicesOf(b, board("h100-80-sxm"))
+	var s Snapshot
+	for n := range 500 {
+		node := fmt.Sprintf("node-%03d", n)
+		s.Nodes = append(s.Nodes, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}})
+		for g := range 8 {
+			for _, slice := range on(node, one) {
+				slice.Spec.Pool.ResourceSliceCount *= 8
+				for i := range slice.Spec.SharedCounters {
+					slice.Spec.SharedCounters[i].Name = fmt.Sprint("gpu-", g)
+				}
+				for i := range slice.Spec.Devices {
+					d := &slice.Spec.Devices[i]
+					d.Name = fmt.Sprint(d.Name, "-", g)
+					d.Attributes["resource.kubernetes.io/pciBusID"] = resourceapi.DeviceAttribute{StringValue: new(fmt.Sprintf("0000:%02x:00.0", g))}
+					for j := range d.ConsumesCounters {
+						d.ConsumesCounters[j].CounterSet = fmt.Sprint("gpu-", g)
+					}
+				}
+				s.Slices = append(s.Slices, slice)
+			}
+			if g%2 == 0 {
+				s.Claims = append(s.Claims, claimOf(fmt.Sprint(node, g), resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+					Results: []resourceapi.DeviceRequestAllocationResult{{Driver: "gpu.nvidia.com", Pool: node, Device: fmt.Sprint("gpu-0000-1b-00-0-mig-3g40gb-4-", g)}},
+				}}))
+			}
+		}
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		m := New(&s, "gpu.nvidia.com")
+		rooms := 0
+		for _, n := range m.Nodes {
+			for _, g := range n.GPUs {
+				if !Free(g).Nothing() {
+					rooms++
+				}
+			}
+		}
+		if rooms != 4000 || len(m.Holdings) != 2000 {
+			b.Fatalf("%d GPUs, %d holdings", rooms, len(m.Holdings))
+		}
+	}
+}

@@ -1,0 +1,224 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet
+
+import (
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+)
+
+// Room is what claims could still be allocated of a GPU, each kind by itself: what takes one
+// may leave no room for another. It is what the scheduler's allocator would find, for claims
+// that tolerate no taint.
+type Room struct {
+	// Whole says that the undivided GPU can be allocated to one claim.
+	Whole bool
+	// Partitions are the profiles that fit, in the order in which they are published.
+	Partitions []PartitionRoom
+	// Shares are those of devices that claims can share.
+	Shares []ShareRoom
+}
+
+// Nothing reports whether nothing can be allocated.
+func (r Room) Nothing() bool { return !r.Whole && len(r.Partitions) == 0 && len(r.Shares) == 0 }
+
+// PartitionRoom says how many partitions of a profile fit.
+type PartitionRoom struct {
+	Profile string
+	// Count is how many can be allocated at once, at least 1.
+	Count int
+	// MemoryBytes is what each has.
+	MemoryBytes int64
+}
+
+// ShareRoom says what can be allocated of a shared device.
+type ShareRoom struct {
+	Device *Device
+	// Count is how many claims without a request for capacity can be allocated at once. It may
+	// be 0 where a claim that asks for less than others get by default still fits.
+	Count int
+	// Shares is how many more claims can share the device at most.
+	Shares int
+	// MemoryBytes and SMPercent are the most that one claim can get. 0 is no promise: time
+	// slices may have no limit.
+	MemoryBytes int64
+	SMPercent   int64
+}
+
+// Free says what is free on a GPU.
+func Free(g *GPU) Room {
+	if g.Node.Incomplete {
+		return Room{}
+	}
+	left := g.left()
+	var room Room
+	partitions := map[string][]*Device{}
+	var profiles []string
+	for _, d := range g.Devices {
+		if d.Tainted() {
+			continue
+		}
+		switch held := d.Held(); {
+		case d.Shared():
+			if len(held) > 0 || left.fit(d) {
+				if r, some := roomFor(d, held); some {
+					room.Shares = append(room.Shares, r)
+				}
+			}
+		case len(held) > 0 || !left.fit(d) || d.Type == TypeObserver:
+		case d.Profile == "":
+			room.Whole = true
+		default:
+			if partitions[d.Profile] == nil {
+				profiles = append(profiles, d.Profile)
+			}
+			partitions[d.Profile] = append(partitions[d.Profile], d)
+		}
+	}
+	for _, p := range profiles {
+		memory := partitions[p][0].Published.Capacity[CapacityMemory]
+		room.Partitions = append(room.Partitions, PartitionRoom{Profile: p, Count: left.most(partitions[p]), MemoryBytes: memory.Value.Value()})
+	}
+	return room
+}
+
+// counters are amounts by the name of the counter.
+type counters map[string]int64
+
+// left returns the counters of the GPU less what held devices consume. A device that several
+// claims share consumes its counters once.
+func (g *GPU) left() counters {
+	left := counters{}
+	for name, c := range g.counters {
+		left[name] = c.Value.Value()
+	}
+	for _, d := range g.Devices {
+		if len(d.Held()) > 0 {
+			left.add(d, -1)
+		}
+	}
+	return left
+}
+
+func (c counters) add(d *Device, sign int64) {
+	for _, set := range d.Published.ConsumesCounters {
+		for name, use := range set.Counters {
+			c[name] += sign * use.Value.Value()
+		}
+	}
+}
+
+func (c counters) fit(d *Device) bool {
+	for _, set := range d.Published.ConsumesCounters {
+		for name, use := range set.Counters {
+			if c[name] < use.Value.Value() {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// most returns how many of the devices fit together. It tries all choices, as the allocator
+// does: a GPU has few devices of a profile.
+func (c counters) most(devices []*Device) int {
+	best := 0
+	for i, d := range devices {
+		if len(devices)-i <= best {
+			break
+		}
+		if !c.fit(d) {
+			continue
+		}
+		c.add(d, -1)
+		best = max(best, 1+c.most(devices[i+1:]))
+		c.add(d, 1)
+	}
+	return best
+}
+
+// roomFor returns what is left of a shared device whose counters fit.
+func roomFor(d *Device, held []*Holding) (ShareRoom, bool) {
+	consumed := map[resourceapi.QualifiedName]int64{}
+	for _, h := range held {
+		for name, amount := range h.Result.ConsumedCapacity {
+			consumed[name] += amount.Value()
+		}
+	}
+	room := ShareRoom{Device: d, Count: -1}
+	for name, capacity := range d.Published.Capacity {
+		left := capacity.Value.Value() - consumed[name]
+		least, byDefault := bounds(capacity)
+		if left < least {
+			return ShareRoom{}, false
+		}
+		if byDefault > 0 && (room.Count < 0 || int(left/byDefault) < room.Count) {
+			room.Count = int(left / byDefault)
+		}
+		switch name {
+		case CapacityShares:
+			room.Shares = int(left / max(1, least))
+		case CapacityMemory:
+			room.MemoryBytes = largest(capacity, left)
+		case CapacitySMPercent:
+			room.SMPercent = largest(capacity, left)
+		}
+	}
+	room.Count = max(0, room.Count)
+	return room, true
+}
+
+// bounds returns the least that a claim can consume of a capacity, and what one without a
+// request consumes. Without a policy that is all of it.
+func bounds(c resourceapi.DeviceCapacity) (least, byDefault int64) {
+	p := c.RequestPolicy
+	if p == nil {
+		return c.Value.Value(), c.Value.Value()
+	}
+	if p.Default != nil {
+		byDefault = p.Default.Value()
+	}
+	least = byDefault
+	switch {
+	case p.ValidRange != nil && p.ValidRange.Min != nil:
+		least = min(least, p.ValidRange.Min.Value())
+	case len(p.ValidValues) > 0:
+		least = min(least, p.ValidValues[0].Value())
+	}
+	return least, byDefault
+}
+
+// largest returns the largest amount of a capacity that a claim can ask for and get of what is
+// left: requests are rounded up to what the policy allows.
+func largest(c resourceapi.DeviceCapacity, left int64) int64 {
+	p := c.RequestPolicy
+	switch {
+	case p == nil:
+		return left
+	case p.ValidRange != nil && p.ValidRange.Min != nil:
+		r, least := p.ValidRange, p.ValidRange.Min.Value()
+		if r.Max != nil {
+			left = min(left, r.Max.Value())
+		}
+		if left < least {
+			return 0
+		}
+		if r.Step != nil && r.Step.Value() > 0 {
+			left -= (left - least) % r.Step.Value()
+		}
+		return left
+	case len(p.ValidValues) > 0:
+		i := slices.IndexFunc(p.ValidValues, func(q resource.Quantity) bool { return q.Value() > left })
+		if i < 0 {
+			i = len(p.ValidValues)
+		}
+		if i == 0 {
+			return 0
+		}
+		return p.ValidValues[i-1].Value()
+	}
+	return left
+}

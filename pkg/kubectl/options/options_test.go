@@ -1,0 +1,96 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package options
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/spf13/pflag"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+)
+
+func TestUnicode(t *testing.T) {
+	for _, c := range []struct {
+		all, ctype, lang string
+		want             bool
+	}{
+		{"", "", "", true}, {"", "", "en_US.UTF-8", true}, {"", "", "de_DE.utf8", true}, {"", "", "C", false},
+		{"POSIX", "", "en_US.UTF-8", false}, {"", "C.UTF-8", "C", true}, {"", "de_DE@euro", "C.UTF-8", false},
+	} {
+		t.Setenv("LC_ALL", c.all)
+		t.Setenv("LC_CTYPE", c.ctype)
+		t.Setenv("LANG", c.lang)
+		if got := New(genericiooptions.NewTestIOStreamsDiscard()).Unicode(); got != c.want {
+			t.Errorf("%+v: %v", c, got)
+		}
+	}
+}
+
+// TestColor: a buffer and a file are no terminals.
+func TestColor(t *testing.T) {
+	t.Setenv("NO_COLOR", "")
+	t.Setenv("TERM", "xterm")
+	o := New(genericiooptions.NewTestIOStreamsDiscard())
+	if o.Color() {
+		t.Error("a buffer is coloured")
+	}
+	file, err := os.Create(filepath.Join(t.TempDir(), "out"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = file.Close() }()
+	if o.Out = file; o.Color() {
+		t.Error("a file is coloured")
+	}
+}
+
+const kubeconfig = `apiVersion: v1
+kind: Config
+current-context: here
+contexts:
+- name: here
+  context: {cluster: c, namespace: team}
+clusters:
+- name: c
+  cluster: {server: "http://127.0.0.1:1"}
+`
+
+func TestNamespace(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config")
+	if err := os.WriteFile(path, []byte(kubeconfig), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("KUBECONFIG", path)
+	for _, c := range []struct {
+		args []string
+		all  bool
+		want string
+	}{{nil, false, "team"}, {[]string{"-n", "other"}, false, "other"}, {nil, true, ""}} {
+		o := New(genericiooptions.NewTestIOStreamsDiscard())
+		flags := pflag.NewFlagSet("x", pflag.ContinueOnError)
+		o.AddFlags(flags)
+		if err := flags.Parse(c.args); err != nil {
+			t.Fatal(err)
+		}
+		o.AllNamespaces = c.all
+		if got, err := o.Namespace(); err != nil || got != c.want {
+			t.Errorf("%v: %q, %v", c.args, got, err)
+		}
+		if _, err := o.Client(); err != nil {
+			t.Errorf("%v: %v", c.args, err)
+		}
+	}
+}
+
+// TestKubeconfigThatIsMissing: the error says what could not be read.
+func TestKubeconfigThatIsMissing(t *testing.T) {
+	o := New(genericiooptions.NewTestIOStreamsDiscard())
+	path := filepath.Join(t.TempDir(), "nothing")
+	o.Config.KubeConfig = &path
+	if _, err := o.Client(); err == nil {
+		t.Error("there is a client")
+	}
+}

@@ -1,0 +1,80 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package printer writes what a command found, in the format that the user asked for: a view
+// for people, or a versioned object for programs.
+package printer
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/partage-dev/partage/pkg/kubectl/options"
+)
+
+// APIVersion is that of all objects that commands print.
+const APIVersion = "kubectl.partage.dev/v1alpha1"
+
+// TypeMeta returns what an object of the given kind begins with. Embed it with the tag
+// `json:",inline"`.
+func TypeMeta(kind string) metav1.TypeMeta {
+	return metav1.TypeMeta{APIVersion: APIVersion, Kind: kind}
+}
+
+// View is how people see an object: a Table or a Text.
+type View interface {
+	// Write writes it in the given format.
+	Write(w io.Writer, f Format) error
+	// Names returns what -o name prints, such as "resourceclaim.resource.k8s.io/training".
+	Names() []string
+}
+
+// Print writes an object to the output: as JSON or YAML, or its view.
+func Print(o *options.Options, object any, view View) error {
+	format := Format{Color: o.Color(), Unicode: o.Unicode(), Wide: o.Output == options.OutputWide}
+	switch o.Output {
+	case "", options.OutputWide:
+		return view.Write(o.Out, format)
+	case options.OutputName:
+		return printNames(o.Out, view.Names())
+	case options.OutputJSON:
+		encoder := json.NewEncoder(o.Out)
+		encoder.SetIndent("", "    ")
+		encoder.SetEscapeHTML(false)
+		return wrapped(encoder.Encode(object), object)
+	case options.OutputYAML:
+		data, err := yaml.Marshal(object)
+		if err != nil {
+			return wrapped(err, object)
+		}
+		_, err = o.Out.Write(data)
+		return err
+	default:
+		return fmt.Errorf("-o %s: the output format must be one of %s", o.Output, strings.Join(options.Outputs(), ", "))
+	}
+}
+
+func printNames(w io.Writer, names []string) error {
+	for _, n := range names {
+		if _, err := fmt.Fprintln(w, n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func wrapped(err error, object any) error {
+	if err == nil {
+		return nil
+	}
+	if unsupported := (*json.UnsupportedValueError)(nil); errors.As(err, &unsupported) {
+		return fmt.Errorf("encode a %T: %s is no JSON value: %w", object, unsupported.Str, err)
+	}
+	return fmt.Errorf("encode a %T: %w", object, err)
+}

@@ -1,0 +1,145 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package printer
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+
+	"github.com/spf13/cobra"
+
+	"github.com/partage-dev/partage/pkg/kubectl/options"
+)
+
+type list struct {
+	metav1.TypeMeta `json:",inline"`
+
+	Items []string `json:"items"`
+	Ratio float64  `json:"ratio"`
+}
+
+func example() (list, *Table) {
+	return list{TypeMeta: TypeMeta("ExampleList"), Items: []string{"a<b"}, Ratio: 0.5}, &Table{
+		Columns: append(Columns("name", "state"), Column{Name: "node", Wide: true}),
+		Rows: []Row{
+			{Cells: []string{"one", "ok", "n1"}, Name: "example/one"},
+			{Cells: []string{"another", "bad\x1b[2J\nsecond line", "n2"}, Style: Bad},
+		},
+		Empty: "No examples found.",
+	}
+}
+
+func TestPrint(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ output, want string }{
+		{"", "NAME      STATE\none       ok\nanother   bad^[[2J...\n"},
+		{"wide", "NAME      STATE         NODE\none       ok            n1\nanother   bad^[[2J...   n2\n"},
+		{"name", "example/one\n"},
+		{"json", "{\n    \"kind\": \"ExampleList\",\n    \"apiVersion\": \"kubectl.partage.dev/v1alpha1\",\n    \"items\": [\n        \"a<b\"\n    ],\n    \"ratio\": 0.5\n}\n"},
+		{"yaml", "apiVersion: kubectl.partage.dev/v1alpha1\nitems:\n- a<b\nkind: ExampleList\nratio: 0.5\n"},
+	} {
+		t.Run(c.output, func(t *testing.T) {
+			t.Parallel()
+			streams, _, out, _ := genericiooptions.NewTestIOStreams()
+			o := options.New(streams)
+			o.Output = c.output
+			object, table := example()
+			if err := Print(o, object, table); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(c.want, out.String()); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestPrintFails(t *testing.T) {
+	t.Parallel()
+	object, table := example()
+	notANumber := object
+	notANumber.Ratio = math.NaN()
+	for _, c := range []struct {
+		name, output, want string
+		object             list
+	}{
+		{"format", "xml", "-o xml: the output format must be one of json, yaml, wide, name", object},
+		{"json", "json", "encode a printer.list: NaN is no JSON value", notANumber},
+		{"yaml", "yaml", "encode a printer.list", notANumber},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			o := options.New(genericiooptions.NewTestIOStreamsDiscard())
+			o.Output = c.output
+			if err := Print(o, c.object, table); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%v, want %q", err, c.want)
+			}
+		})
+	}
+}
+
+// TestFlag: a format that does not exist is refused before the command does anything.
+func TestFlag(t *testing.T) {
+	t.Parallel()
+	o := options.New(genericiooptions.NewTestIOStreamsDiscard())
+	ran := false
+	c := &cobra.Command{Use: "x", SilenceErrors: true, SilenceUsage: true, Run: func(*cobra.Command, []string) { ran = true }}
+	o.AddOutputFlag(c)
+	c.SetArgs([]string{"-o", "xml"})
+	const want = `invalid argument "xml" for "-o, --output" flag: it must be one of json, yaml, wide, name`
+	if err := c.Execute(); err == nil || err.Error() != want || ran {
+		t.Errorf("%v, ran %v", err, ran)
+	}
+	c.SetArgs([]string{"-o", "yaml"})
+	if err := c.Execute(); err != nil || !ran || o.Output != options.OutputYAML {
+		t.Errorf("%v, ran %v, output %q", err, ran, o.Output)
+	}
+}
+
+func TestTableWithColors(t *testing.T) {
+	t.Parallel()
+	_, table := example()
+	var out bytes.Buffer
+	if err := table.Write(&out, Format{Color: true}); err != nil {
+		t.Fatal(err)
+	}
+	want := "NAME      STATE\none       ok\n\x1b[31manother   bad^[[2J...\x1b[0m\n"
+	if diff := cmp.Diff(want, out.String()); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+func TestEmptyTable(t *testing.T) {
+	t.Parallel()
+	_, table := example()
+	table.Rows = nil
+	var out bytes.Buffer
+	if err := table.Write(&out, Format{}); err != nil || out.String() != "No examples found.\n" {
+		t.Errorf("%v, %q", err, out.String())
+	}
+}
+
+func TestText(t *testing.T) {
+	t.Parallel()
+	failure := errors.New("the pipe is closed")
+	text := &Text{Named: []string{"node/a"}, Render: func(io.Writer, Format) error { return failure }}
+	o := options.New(genericiooptions.NewTestIOStreamsDiscard())
+	if err := Print(o, nil, text); !errors.Is(err, failure) {
+		t.Error(err)
+	}
+	streams, _, out, _ := genericiooptions.NewTestIOStreams()
+	o = options.New(streams)
+	o.Output = options.OutputName
+	if err := Print(o, nil, text); err != nil || out.String() != "node/a\n" {
+		t.Errorf("%v, %q", err, out.String())
+	}
+}

@@ -1,0 +1,158 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package printer
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/cli-runtime/pkg/printers"
+)
+
+// Format is what the output can show, and how much of it was asked for.
+type Format struct {
+	// Color and Unicode say what may be written to the terminal.
+	Color, Unicode bool
+	// Wide is -o wide.
+	Wide bool
+}
+
+// Style is how a text looks where colours may be used.
+type Style string
+
+// Styles, by what they mean.
+const (
+	Plain Style = ""
+	Good  Style = "32"
+	Warn  Style = "33"
+	Bad   Style = "31"
+	Faint Style = "2"
+	Bold  Style = "1"
+)
+
+// Paint returns the text in the style, if colours may be used.
+func (f Format) Paint(s Style, text string) string {
+	if !f.Color || s == Plain || text == "" {
+		return text
+	}
+	return "\x1b[" + string(s) + "m" + text + "\x1b[0m"
+}
+
+// Escape makes a text that others wrote, such as a message of a condition, harmless for
+// terminals.
+func Escape(text string) string { return printers.EscapeTerminal(text) }
+
+// Column is one of a table.
+type Column struct {
+	Name string
+	// Wide columns are shown with -o wide only.
+	Wide bool
+}
+
+// Columns returns columns that are always shown.
+func Columns(names ...string) []Column {
+	columns := make([]Column, len(names))
+	for i, n := range names {
+		columns[i].Name = n
+	}
+	return columns
+}
+
+// Row is one of a table.
+type Row struct {
+	Cells []string
+	// Name is what -o name prints of it, "" for nothing.
+	Name string
+	// Style is that of the line.
+	Style Style
+}
+
+// Table is a View in rows and columns.
+type Table struct {
+	Columns []Column
+	Rows    []Row
+	// Empty is written instead of a table without rows, such as "No claims found."
+	Empty string
+}
+
+// Names returns those of the rows.
+func (t *Table) Names() []string {
+	var names []string
+	for _, r := range t.Rows {
+		if r.Name != "" {
+			names = append(names, r.Name)
+		}
+	}
+	return names
+}
+
+// Write writes the table as kubectl does.
+func (t *Table) Write(w io.Writer, f Format) error {
+	if len(t.Rows) == 0 {
+		if t.Empty == "" {
+			return nil
+		}
+		_, err := fmt.Fprintln(w, t.Empty)
+		return err
+	}
+	table := &metav1.Table{}
+	for _, c := range t.Columns {
+		d := metav1.TableColumnDefinition{Name: c.Name, Type: "string"}
+		if c.Wide {
+			d.Priority = 1
+		}
+		table.ColumnDefinitions = append(table.ColumnDefinitions, d)
+	}
+	for _, r := range t.Rows {
+		cells := make([]any, len(r.Cells))
+		for i, c := range r.Cells {
+			cells[i] = oneLine(c)
+		}
+		table.Rows = append(table.Rows, metav1.TableRow{Cells: cells})
+	}
+	var lines bytes.Buffer
+	if err := printers.NewTablePrinter(printers.PrintOptions{Wide: f.Wide}).PrintObj(table, &lines); err != nil {
+		return fmt.Errorf("print a table: %w", err)
+	}
+	// The first line is the header. Colours come last: the columns are aligned by bytes.
+	var out bytes.Buffer
+	number := 0
+	for line := range strings.Lines(lines.String()) {
+		style := Plain
+		if number > 0 && number <= len(t.Rows) {
+			style = t.Rows[number-1].Style
+		}
+		out.WriteString(f.Paint(style, strings.TrimRight(line, " \n")) + "\n")
+		number++
+	}
+	_, err := out.WriteTo(w)
+	return err
+}
+
+// oneLine returns the first line of a cell. The printer of cli-runtime would do the same, and
+// leave room for the rest.
+func oneLine(cell string) string {
+	first, _, more := strings.Cut(cell, "\n")
+	if more {
+		first += "..."
+	}
+	return Escape(first)
+}
+
+// Text is a View in free form.
+type Text struct {
+	// Render writes it.
+	Render func(w io.Writer, f Format) error
+	// Named is what -o name prints.
+	Named []string
+}
+
+// Names returns Named.
+func (t *Text) Names() []string { return t.Named }
+
+// Write calls Render.
+func (t *Text) Write(w io.Writer, f Format) error { return t.Render(w, f) }
