@@ -43,8 +43,8 @@ head of the output and on stderr. With --strict such a field makes the command f
 	}
 	c.AddCommand(
 		newConfigCommand(o, "castai FILE", "Translate a node template of Cast AI, in JSON or Terraform", config.CastAI, nil),
-		newConfigCommand(o, "device-plugin FILE", "Translate a configuration of NVIDIA's device plugin", config.DevicePlugin, addDevicePluginFlags),
-		newConfigCommand(o, "mig-parted FILE", "Translate a configuration of NVIDIA's mig-parted or MIG manager", config.MIGParted, nil),
+		newConfigCommand(o, "device-plugin FILE", "Translate a configuration of NVIDIA's device plugin, or a ConfigMap with some", config.DevicePlugin, addDevicePluginFlags),
+		newConfigCommand(o, "mig-parted FILE", "Translate a configuration of NVIDIA's mig-parted or MIG manager, or a ConfigMap with some", config.MIGParted, nil),
 		newPodsCommand(o),
 	)
 	return c
@@ -85,7 +85,7 @@ func newConfigCommand(o *options.Options, use, short string, translate translate
 		Use: use, Short: short, Args: cobra.ExactArgs(1),
 		Long: short + `.
 
-FILE may be a ConfigMap that holds it; - is standard input. Printed are the values of the chart, or
+- is standard input. Printed are the values of the chart, or
 with --print the sharing policy as the file that the driver reads, the device classes that the
 chart does not make, or a claim template for each kind of device. --directory writes all of them.`,
 		RunE: func(c *cobra.Command, args []string) error { return f.run(o, c.CommandPath(), args[0], translate) },
