@@ -16,10 +16,13 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
+	"github.com/partage-dev/partage/pkg/kubectl/advise"
+	"github.com/partage-dev/partage/pkg/kubectl/cost"
 	"github.com/partage-dev/partage/pkg/kubectl/doctor"
 	"github.com/partage-dev/partage/pkg/kubectl/explain"
 	"github.com/partage-dev/partage/pkg/kubectl/fragmentation"
 	"github.com/partage-dev/partage/pkg/kubectl/idle"
+	"github.com/partage-dev/partage/pkg/kubectl/migrate"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
 	"github.com/partage-dev/partage/pkg/kubectl/rightsize"
 	"github.com/partage-dev/partage/pkg/kubectl/sliceset"
@@ -61,10 +64,13 @@ func newCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	o.AddFlags(root.PersistentFlags())
 	// In the order of the alphabet.
 	root.AddCommand(
+		advise.NewCommand(o),
+		cost.NewCommand(o),
 		doctor.NewCommand(o),
 		explain.NewCommand(o),
 		fragmentation.NewCommand(o),
 		idle.NewCommand(o),
+		migrate.NewCommand(o),
 		rightsize.NewCommand(o),
 		sliceset.NewCommand(o),
 		top.NewCommand(o),
