@@ -7,7 +7,10 @@ import (
 	"bytes"
 	"encoding/json"
 	"flag"
+	"fmt"
 	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -440,5 +443,105 @@ func TestManyObjects(t *testing.T) {
 	}
 	if got := objects(f[0].Objects, true); got != "node a, b, c, d, e, f, g, pod ns/p" {
 		t.Error(got)
+	}
+}
+
+// TestDocs writes the list of checks into the documentation, or compares it.
+func TestDocs(t *testing.T) {
+	t.Parallel()
+	const path, begin, end = "../../../docs/doctor.md", "<!-- begin: written by the tests of pkg/kubectl/doctor with -update -->\n", "<!-- end -->"
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, found := strings.Cut(string(data), begin)
+	_, after, ended := strings.Cut(rest, end)
+	if !found || !ended {
+		t.Fatalf("%s lacks %q or %q", path, begin, end)
+	}
+	table := "| check | what is in order |\n|---|---|\n"
+	for _, c := range Checks() {
+		table += fmt.Sprintf("| `%s` | %s |\n", c.ID, c.Title)
+	}
+	want := before + begin + "\n" + table + "\n" + end + after
+	if *update {
+		if err := os.WriteFile(path, []byte(want), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if diff := cmp.Diff(want, string(data)); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", path, diff)
+	}
+}
+
+// TestLinks: the pages and sections that remedies name exist.
+func TestLinks(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	link := regexp.MustCompile(`(docs/[a-z-]+\.md)(?:#([a-z-]+))?`)
+	looked := 0
+	for _, file := range files {
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		source, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range link.FindAllStringSubmatch(string(source), -1) {
+			page, err := os.ReadFile(filepath.Join("../../..", m[1]))
+			if err != nil {
+				t.Errorf("%s: %v", file, err)
+				continue
+			}
+			looked++
+			exists := m[2] == ""
+			for line := range strings.Lines(string(page)) {
+				if title, is := strings.CutPrefix(strings.TrimLeft(line, "#"), " "); is && strings.HasPrefix(line, "#") {
+					exists = exists || anchor(strings.TrimSpace(title)) == m[2]
+				}
+			}
+			if !exists {
+				t.Errorf("%s: %s has no section %s", file, m[1], m[2])
+			}
+		}
+	}
+	if looked < 12 {
+		t.Errorf("%d links", looked)
+	}
+}
+
+func anchor(title string) string {
+	return strings.ReplaceAll(regexp.MustCompile(`[^a-z0-9 -]`).ReplaceAllString(strings.ToLower(title), ""), " ", "-")
+}
+
+// TestTaints: every reason for which the driver taints devices has a remedy, or is as it should be.
+func TestTaints(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../../../docs/attributes.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	documented := map[string]bool{}
+	for _, m := range regexp.MustCompile(`(?m)^\| .gpu\.nvidia\.com/([a-z-]+).`).FindAllStringSubmatch(string(page), -1) {
+		documented[m[1]] = true
+	}
+	documented["memory-unrepairable"] = true // shares a line with row-remap-failed
+	for name := range documented {
+		if _, has := taintRemedy[name]; !has && name != "withdrawn" && name != "admin-access" {
+			t.Errorf("no remedy for the taint %s", name)
+		}
+	}
+	for name := range taintRemedy {
+		if !documented[name] {
+			t.Errorf("the taint %s does not exist", name)
+		}
+	}
+	if len(documented) < 18 {
+		t.Errorf("docs/attributes.md has the taints %v only", documented)
 	}
 }

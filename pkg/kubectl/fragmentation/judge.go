@@ -27,6 +27,9 @@ type judge struct {
 	driver  string
 	planner *allocation.Planner
 	nodes   map[string]*corev1.Node
+	// known are answers about GPUs from which everything was moved away: they depend on what
+	// the GPU can be and on what is asked.
+	known map[string]bool
 }
 
 func newJudge(m *fleet.Model) *judge {
@@ -37,7 +40,7 @@ func newJudge(m *fleet.Model) *judge {
 			Expression: fmt.Sprintf("device.driver == %q", m.Driver),
 		}}}},
 	})
-	j := &judge{driver: m.Driver, planner: allocation.New(&snapshot), nodes: map[string]*corev1.Node{}}
+	j := &judge{driver: m.Driver, planner: allocation.New(&snapshot), nodes: map[string]*corev1.Node{}, known: map[string]bool{}}
 	for _, n := range j.planner.Nodes() {
 		j.nodes[n.Name] = n
 	}
@@ -94,7 +97,20 @@ func (j *judge) packed(ctx context.Context, profile string, layouts []layout) bo
 		if l.count > 0 {
 			groups[group{fleet.TypeMIG, profile}] += l.count
 		}
-		if len(groups) > 0 && !j.fits(ctx, planner, l.board.gpu, groups) {
+		if len(groups) == 0 {
+			continue
+		}
+		if slices.ContainsFunc(l.board.held, func(d *fleet.Device) bool { return !movable(d) }) {
+			if !j.fits(ctx, planner, l.board.gpu, groups) {
+				return false
+			}
+			continue
+		}
+		key := l.board.shape(false) + fmt.Sprint(groups) // which prints maps in order
+		if _, asked := j.known[key]; !asked {
+			j.known[key] = j.fits(ctx, planner, l.board.gpu, groups)
+		}
+		if !j.known[key] {
 			return false
 		}
 	}

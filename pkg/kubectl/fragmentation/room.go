@@ -202,7 +202,10 @@ func sorted(devices []*fleet.Device) []*fleet.Device {
 
 // state identifies boards for which the answers are the same: the same devices, held and
 // tainted alike.
-func (b *board) state() string {
+func (b *board) state() string { return b.shape(true) }
+
+// shape is the state, or, without what is held, that of the GPU if claims had nothing of it.
+func (b *board) shape(held bool) string {
 	var text []byte
 	for _, d := range b.gpu.Devices {
 		text = append(text, d.Type...)
@@ -212,7 +215,7 @@ func (b *board) state() string {
 			text = append(text, ',', byte('0'+s))
 		}
 		flags := byte('0')
-		if len(d.Held()) > 0 {
+		if held && len(d.Held()) > 0 {
 			flags++
 		}
 		if d.Tainted() {
