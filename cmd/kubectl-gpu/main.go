@@ -16,8 +16,12 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
+	"github.com/partage-dev/partage/pkg/kubectl/advise"
+	"github.com/partage-dev/partage/pkg/kubectl/cost"
 	"github.com/partage-dev/partage/pkg/kubectl/explain"
+	"github.com/partage-dev/partage/pkg/kubectl/migrate"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
+	"github.com/partage-dev/partage/pkg/kubectl/tree"
 	"github.com/partage-dev/partage/pkg/version"
 )
 
@@ -54,7 +58,11 @@ func newCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	o.AddFlags(root.PersistentFlags())
 	// In the order of the alphabet.
 	root.AddCommand(
+		advise.NewCommand(o),
+		cost.NewCommand(o),
 		explain.NewCommand(o),
+		migrate.NewCommand(o),
+		tree.NewCommand(o),
 	)
 	return root
 }

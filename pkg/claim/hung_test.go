@@ -6,6 +6,7 @@ package claim
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,12 +21,9 @@ import (
 // hangAt makes the nth effect of this name the call that does not return.
 func (b *box) hangAt(effect string, nth int, pciAddress string) (comeBack func()) {
 	done := make(chan func(), 1)
-	count := 0
+	var count atomic.Int32
 	b.hooks(func(e string) error {
-		if e != effect {
-			return nil
-		}
-		if count++; count != nth {
+		if e != effect || int(count.Add(1)) != nth {
 			return nil
 		}
 		call, back := b.hang(pciAddress)

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -472,13 +473,13 @@ func TestDropThatWasNotWritten(t *testing.T) {
 		b := newBox(t)
 		m := b.manager()
 		mustPrepare(t, m, newShare("u2", mpsSliceA0, map[resourceapi.QualifiedName]string{"smPercent": "10"}))
-		var failing bool
+		var failing atomic.Bool // the groups of a claim are prepared side by side
 		b.hooks(func(e string) error {
 			switch {
 			case e == "set limits":
-				failing = true
+				failing.Store(true)
 				return errors.New("limits cannot be set")
-			case failing && strings.HasPrefix(e, "write preparing"):
+			case failing.Load() && strings.HasPrefix(e, "write preparing"):
 				return unix.ENOSPC
 			}
 			return nil

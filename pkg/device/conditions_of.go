@@ -12,18 +12,23 @@ import (
 )
 
 // ConditionsOf returns the conditions of the status that hold for a device itself, in a fixed
-// order. Of a device that the inventory does not have nothing is known.
+// order. Of a device that the inventory does not have nothing is known. mps says that processes
+// use it through MPS, which a claim can also have on a GPU or a partition of its own: then what
+// concerns MPS shares concerns it, too.
 //
 // These are fewer than the reasons of its taints: a partition is tainted, too, where others
 // leave too few engines to make it, which is nothing to one that exists. An observer uses no
 // part of its GPU, so that conditions of a part do not concern it.
-func (i *Inventory) ConditionsOf(name string) []Condition {
+func (i *Inventory) ConditionsOf(name string, mps bool) []Condition {
 	d, b := i.find(name)
 	if b == nil {
 		return nil
 	}
+	share := d
+	share.Kind = MPS
 	return slices.DeleteFunc(cloneConditions(b.conditions), func(c Condition) bool {
-		return d.Kind == Observer && c.Where != nil || !c.appliesTo(d)
+		applies := c.appliesTo(d) || mps && c.appliesTo(share)
+		return d.Kind == Observer && c.Where != nil || !applies
 	})
 }
 

@@ -38,12 +38,18 @@ func TestConditionsOf(t *testing.T) {
 		"gpu-that-is-not-there":                   nil,
 	} {
 		var got []Reason
-		for _, c := range inventory.ConditionsOf(name) {
+		for _, c := range inventory.ConditionsOf(name, false) {
 			got = append(got, c.Reason)
 		}
 		slices.Sort(got)
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("conditions of %s (-want +got):\n%s", name, diff)
+		}
+	}
+	// A claim with an MPS session of its own, on the GPU, and on a partition beside one that has trouble.
+	for name, want := range map[string]int{whole(secondGPU): 2, whole(secondGPU) + "-mps": 2, whole(secondGPU) + "-mig-1g10gb-4": 1, whole(thirdGPU): 1} {
+		if got := inventory.ConditionsOf(name, true); len(got) != want {
+			t.Errorf("conditions of %s with MPS: %+v, want %d", name, got, want)
 		}
 	}
 }

@@ -137,7 +137,7 @@ func (s *deviceStates) judgeAll(live []claim.LiveClaim, inventory *device.Invent
 	for _, c := range live {
 		one := claimState{claim: c.Claim}
 		for _, d := range c.Devices {
-			is := judge(&d, inventory.ConditionsOf(d.Device))
+			is := judge(&d, inventory.ConditionsOf(d.Device, d.Session != nil))
 			is.keepMessage(before[keyOf(c.Claim.UID, &d)], now)
 			one.devices = append(one.devices, deviceState{d, is})
 		}

@@ -244,7 +244,8 @@ func (s *soak) useMPS() error {
 	c := claims[0]
 	ctx, cancel := context.WithTimeout(s.t.Context(), harness.Patience)
 	defer cancel()
-	u, err := s.n.TryStartProgram(ctx, s.t, s.n.Container(s.t, c.ids[0]), "--timeout=60s")
+	// The smallest share has 1 GiB, and a context of its client is part of it.
+	u, err := s.n.TryStartProgram(ctx, s.t, s.n.Container(s.t, c.ids[0]), "--memory=256Mi", "--timeout=60s")
 	started := &soakUser{Program: u, claim: c, begun: s.steps}
 	started.excused = s.justUpset(started)
 	switch {

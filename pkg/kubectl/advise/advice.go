@@ -1,0 +1,243 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package advise
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/partage-dev/partage/pkg/kubectl/economics"
+	"github.com/partage-dev/partage/pkg/kubectl/printer"
+)
+
+// Query is what is asked.
+type Query struct {
+	economics.Workload
+	// Billions of parameters, 0 if the memory is given.
+	Billions  float64
+	Quantized bool
+	// Price is that of a GPU and hour, 0 if it is not known.
+	Price float64
+	// Image is that of the container, "" for that of the template.
+	Image string
+	// Driver is the driver's name.
+	Driver string
+	// Assumed are flags that were not given.
+	Assumed []string
+}
+
+// Advice is the answer.
+type Advice struct {
+	metav1.TypeMeta `json:",inline"`
+
+	Mechanism economics.Mechanism `json:"mechanism"`
+	Rule      Rule                `json:"rule"`
+	// Isolation is that from others on the GPU, in Partage's own words.
+	Isolation     economics.Isolation `json:"isolation"`
+	IsolationNote string              `json:"isolationNote,omitempty"`
+	// Request is what a replica asks for.
+	Request Request `json:"request"`
+	Cost    Cost    `json:"cost"`
+	// MemoryNote says where the memory comes from.
+	MemoryNote   string        `json:"memoryNote,omitempty"`
+	Notes        []Rule        `json:"notes,omitempty"`
+	Warnings     []string      `json:"warnings,omitempty"`
+	Assumed      []string      `json:"assumed,omitempty"`
+	Alternatives []Alternative `json:"alternatives,omitempty"`
+	// Template is the file that the manifest was made of.
+	Template string `json:"template"`
+	Manifest string `json:"manifest"`
+}
+
+// Rule is one of decision.
+type Rule struct {
+	ID   string `json:"id"`
+	When string `json:"when"`
+	Then string `json:"then"`
+}
+
+// Request is what a replica asks for.
+type Request struct {
+	DeviceClass string   `json:"deviceClass"`
+	Profiles    []string `json:"profiles,omitempty"`
+	Count       int64    `json:"count"`
+	MemoryBytes int64    `json:"memoryBytes,omitempty"`
+	SMPercent   int      `json:"smPercent,omitempty"`
+	// GPUs are the models that have it.
+	GPUs []string `json:"gpus"`
+}
+
+// Cost is what the replicas cost, against a GPU for each.
+type Cost struct {
+	// PerGPU is how many replicas a GPU has room for, 0 if one needs several GPUs.
+	PerGPU int `json:"perGPU"`
+	// GPUs is how many the replicas need; Unshared is how many they would have alone.
+	GPUs     int64 `json:"gpus"`
+	Unshared int64 `json:"unshared"`
+	// SavingPercent is the part of the unshared GPUs that is not needed.
+	SavingPercent float64 `json:"savingPercent"`
+	// Overhead is by how much the mechanism slows the work, in percent.
+	OverheadPercent OverheadRange `json:"overheadPercent"`
+	// PerReplica is the price of a replica and hour on a full GPU, with the larger overhead; Month
+	// is that of all GPUs. Both are absent without a price.
+	PerReplica *float64 `json:"perReplicaAndHour,omitempty"`
+	Month      *float64 `json:"month,omitempty"`
+}
+
+// OverheadRange is in percent.
+type OverheadRange struct {
+	Low  float64 `json:"low"`
+	High float64 `json:"high"`
+}
+
+// Alternative is another mechanism.
+type Alternative struct {
+	Mechanism economics.Mechanism `json:"mechanism"`
+	// Offered says that the fleet has it.
+	Offered bool   `json:"offered"`
+	Why     string `json:"why"`
+}
+
+// Advise says which mechanism suits a workload.
+func Advise(q Query, s *Supply) (*Advice, error) {
+	if s.unseen != "" {
+		return nil, fmt.Errorf("%s (without a cluster use --gpu, as in --gpu h100)", s.unseen)
+	}
+	if len(s.Models) == 0 {
+		return nil, errors.New("the cluster publishes no GPUs: is the driver installed, and is its name the one of --driver? Without a cluster use --gpu, as in --gpu h100")
+	}
+	if q.Billions > 0 {
+		q.Memory = economics.ModelMemory(q.Billions, q.Quantized)
+	}
+	all := candidates(s, q.Memory)
+	f := fleetOf(s, all, q.Memory)
+	decision, ok := economics.Decide(q.Workload, f)
+	if !ok {
+		return nil, noneFits(decision, all)
+	}
+	c := all[decision.Mechanism]
+	guarantee := economics.Guarantees[c.mechanism]
+	a := &Advice{
+		TypeMeta: printer.TypeMeta("Advice"), Mechanism: c.mechanism, Rule: ruleOf(decision.Rule),
+		Isolation: guarantee.Isolation, IsolationNote: guarantee.Note,
+		Request: Request{
+			DeviceClass: c.class, Profiles: slices.DeleteFunc(slices.Clone(c.profiles), func(p string) bool { return p == "" }),
+			Count: c.count, MemoryBytes: rounded(c), SMPercent: c.smPercent,
+		},
+		Cost: costOf(q, c), MemoryNote: memoryNote(q), Assumed: q.Assumed,
+		Warnings: warnings(q, s, c), Alternatives: alternatives(q, c.mechanism, all),
+	}
+	for _, m := range c.models {
+		a.Request.GPUs = append(a.Request.GPUs, m.Product)
+	}
+	for _, n := range decision.Notes {
+		a.Notes = append(a.Notes, ruleOf(n))
+	}
+	var err error
+	a.Template, a.Manifest, err = render(q, s, c)
+	return a, err
+}
+
+// noneFits says what the rule wanted and why the fleet does not have it.
+func noneFits(d economics.Decision, all map[economics.Mechanism]*candidate) error {
+	var why []string
+	for _, m := range d.Missing {
+		why = append(why, fmt.Sprintf("no %s: %s", m, all[m].missing))
+	}
+	return fmt.Errorf("the fleet has nothing for this workload (rule %s: %s): %s", d.Rule.ID, d.Rule.When, strings.Join(why, "; "))
+}
+
+func ruleOf(r economics.Rule) Rule { return Rule{r.ID, r.When, r.Then} }
+
+func costOf(q Query, c *candidate) Cost {
+	overhead := economics.Overhead(c.mechanism)
+	replicas := int64(max(1, q.Count))
+	cost := Cost{PerGPU: c.perGPU, Unshared: replicas * c.count, OverheadPercent: OverheadRange{100 * overhead.Low, 100 * overhead.High}}
+	if c.count > 1 {
+		cost.PerGPU, cost.GPUs = 0, cost.Unshared
+	} else {
+		perGPU := int64(max(1, c.perGPU))
+		cost.GPUs = (replicas + perGPU - 1) / perGPU
+	}
+	cost.SavingPercent = economics.RoundHalfUp(100*economics.Saving(float64(cost.GPUs), float64(cost.Unshared)), 0)
+	if q.Price > 0 {
+		each := economics.CostPerWorkload(q.Price*float64(c.count), overhead.High, max(1, cost.PerGPU))
+		cost.PerReplica = new(economics.RoundHalfUp(each, 2))
+		cost.Month = new(economics.RoundHalfUp(economics.MonthlyCost(float64(cost.GPUs), q.Price), 0))
+	}
+	return cost
+}
+
+func memoryNote(q Query) string {
+	if q.Billions == 0 {
+		return ""
+	}
+	bits := 16
+	if q.Quantized {
+		bits = 8
+	}
+	return fmt.Sprintf("an estimate: %g billion parameters at %d bits, and a fifth of that for caches; long contexts and large batches need more", q.Billions, bits)
+}
+
+// basic are the mechanisms about which something is said even where there is no such device.
+var basic = []economics.Mechanism{economics.Whole, economics.Partition, economics.MPS, economics.TimeSlice}
+
+// alternatives are the other mechanisms, and why not.
+func alternatives(q Query, chosen economics.Mechanism, all map[economics.Mechanism]*candidate) []Alternative {
+	var others []Alternative
+	for _, m := range economics.Mechanisms {
+		if m == chosen || all[m].missing != "" && !slices.Contains(basic, m) {
+			continue
+		}
+		a := Alternative{Mechanism: m, Offered: all[m].missing == "", Why: all[m].missing}
+		if a.Offered {
+			a.Why = economics.WhyNot(m, q.Workload)
+			if all[m].policy {
+				a.Why += "; the sharing policy has to offer it"
+			}
+		}
+		others = append(others, a)
+	}
+	return others
+}
+
+// Tables of others put models from 13 to 34 billion parameters into 3g.40gb, where those above
+// 16 billion only fit if they are quantized.
+const (
+	quantizedFrom = 16
+	quantizedTo   = 34
+)
+
+// warnings are what one should know before one uses the manifest.
+func warnings(q Query, s *Supply, c *candidate) []string {
+	var w []string
+	add := func(when bool, text string) {
+		if when {
+			w = append(w, text)
+		}
+	}
+	untrusted := q.Trust == economics.OtherTenants || q.Trust == economics.Regulated
+	mechanism := c.mechanism
+	add(c.policy, "The sharing policy has to offer these shares first: see templates/policy-per-model.values.yaml.")
+	add(untrusted && mechanism == economics.Whole && !slices.ContainsFunc(c.models, func(m *Model) bool { return len(m.Profiles) > 0 }),
+		"These GPUs have no MIG: no sharing on them gives what these tenants need.")
+	add(mechanism == economics.MPS || mechanism == economics.PartitionMPS,
+		"A fatal fault of one client ends all clients that share the device. Limits are for each process, /dev/shm is shared, a container can have one MPS share only, and pods with hostUsers: false cannot have any.")
+	add(mechanism == economics.TimeSlice || mechanism == economics.PartitionTimeSlice,
+		"Nothing is limited: a process that takes all of the memory leaves none to the others. The scheduler counts the memory that claims ask for.")
+	add(mechanism == economics.SoftwareLimits, "A statically linked program escapes the limits, and so does one that changes its environment.")
+	add(mechanism == economics.Partition && slices.ContainsFunc(c.models, func(m *Model) bool { return m.Architecture == "Ampere" }),
+		"On Ampere the MIG mode has to be on beforehand; Partage never changes it there. From Hopper on it follows the claims.")
+	add(q.Count > c.room, fmt.Sprintf("The fleet has room for %d of the %d replicas, if nothing else runs.", c.room, q.Count))
+	add(q.Billions > quantizedFrom && q.Billions <= quantizedTo && !q.Quantized && mechanism == economics.Whole,
+		"Tables that put models of this size into the partition 3g.40gb mean quantized ones: --quantized.")
+	add(q.Kind == economics.Training && c.count == 1 && q.Count > 1, "Pods of one job that must start together need a scheduler that starts all or none, such as Kueue: docs/kueue.md.")
+	add(q.Image == "", "The image in the manifest is that of the demos, which only the local cluster has: use --image.")
+	add(!s.Cluster, "No cluster was asked: the manifest is for these models with the chart's classes and the built-in policy.")
+	return w
+}

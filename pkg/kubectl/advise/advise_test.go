@@ -1,0 +1,415 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package advise
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/yaml"
+
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/kubectl/allocation"
+	"github.com/partage-dev/partage/pkg/kubectl/economics"
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/kubectl/fleettest"
+	"github.com/partage-dev/partage/pkg/kubectl/printer"
+	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/templates"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+// dgx is a node with eight H100, and the classes of the chart.
+func dgx(t *testing.T) *fleettest.Fleet {
+	t.Helper()
+	f := fleettest.New(t)
+	f.AddNode("n1", "h100-80-sxm", 8)
+	return f
+}
+
+// with returns a fleet of one node.
+func with(t *testing.T, board string, gpus int) *fleettest.Fleet {
+	t.Helper()
+	f := fleettest.New(t)
+	f.AddNode("n1", board, gpus)
+	return f
+}
+
+// shared is an A100 as seven partitions for four claims each.
+func shared(t *testing.T) *fleettest.Fleet {
+	t.Helper()
+	f := fleettest.New(t)
+	f.AddNodeOf("n1", factsOfBoard(t, "a100-80", true), device.Terms{Policy: &policy.Policy{Default: policy.Offer{Partition: &policy.PartitionOffer{
+		Profiles: []string{"3g.40gb"},
+		Shares:   []policy.PartitionShares{{Profiles: []string{"1g.10gb"}, TimeSlice: &policy.TimeSliceOffer{Clients: 4, MemoryOvercommit: 1}}},
+	}}}})
+	return f
+}
+
+// limited is an L4 on a node with an interposer library.
+func limited(t *testing.T) *fleettest.Fleet {
+	t.Helper()
+	f := fleettest.New(t)
+	f.AddNodeOf("n1", factsOfBoard(t, "l4", false), device.Terms{Policy: policy.Builtin(), Limited: true})
+	return f
+}
+
+// old is a GPU before Volta, which has no MPS.
+func old(t *testing.T) *fleettest.Fleet {
+	t.Helper()
+	f := fleettest.New(t)
+	facts := factsOfBoard(t, "t4", false)
+	facts.GPUs[0].ProductName, facts.GPUs[0].Architecture, facts.GPUs[0].ComputeCapability = "Tesla P100-PCIE-16GB", "Pascal", gpu.Version{Major: 6}
+	f.AddNodeOf("n1", facts, device.Terms{Policy: policy.Builtin()})
+	return f
+}
+
+// mixed has three models.
+func mixed(t *testing.T) *fleettest.Fleet {
+	t.Helper()
+	f := dgx(t)
+	f.AddPartitionedNode("n2", "a30", 2)
+	f.AddNode("n3", "t4", 4)
+	return f
+}
+
+// goldens are queries with their fleets; each rule has one at least.
+var goldens = []struct {
+	name, rule string
+	mechanism  economics.Mechanism
+	fleet      func(*testing.T) *fleettest.Fleet
+	flags      flags
+}{
+	{"D1-regulated", "D1", economics.Partition, dgx, flags{modelSize: "7B", trust: "regulated", latency: "p99-ms", count: 2, price: 3.25}},
+	{"D1-without-mig", "D1", economics.Whole, func(t *testing.T) *fleettest.Fleet { return with(t, "l4", 2) }, flags{memory: "6Gi", trust: "other-tenants"}},
+	{"D1-guaranteed", "D1", economics.Partition, dgx, flags{modelSize: "13B", image: "registry.example.com/llm:1"}},
+	{"D2-small-model", "D2", economics.MPS, dgx, flags{modelSize: "1.5B", count: 4, price: 3.25}},
+	{"D2-mpi", "D2", economics.MPS, dgx, flags{workload: "mpi", count: 8}},
+	{"D3-notebook", "D3", economics.TimeSlice, func(t *testing.T) *fleettest.Fleet { return with(t, "t4", 2) }, flags{workload: "notebook", memory: "3Gi", count: 5}},
+	{"D3-ci", "D3", economics.TimeSlice, dgx, flags{workload: "ci"}},
+	{"D3-bursty", "D3", economics.TimeSlice, dgx, flags{modelSize: "7B", quantized: true, traffic: "bursty"}},
+	{"D4-trusted", "D4", economics.MPS, dgx, flags{modelSize: "7B", quantized: true, latency: "p99-ms"}},
+	{"D4-large", "D4", economics.MPS, func(t *testing.T) *fleettest.Fleet { return with(t, "l4", 2) }, flags{memory: "9Gi", latency: "p99-ms", count: 4}},
+	{"D5-training", "D5", economics.Whole, dgx, flags{workload: "training"}},
+	{"D5-unquantized", "D5", economics.Whole, dgx, flags{modelSize: "34B"}},
+	{"D5-large-model", "D5", economics.Whole, dgx, flags{modelSize: "70B"}},
+	{"D6-software-limits", "D6", economics.SoftwareLimits, limited, flags{workload: "notebook", memory: "4Gi"}},
+	{"D7-pascal", "D7", economics.TimeSlice, old, flags{memory: "2Gi"}},
+	{"D8-density", "D8", economics.PartitionTimeSlice, shared, flags{workload: "notebook", memory: "2Gi", count: 28}},
+	{"D9-mixed-models", "D1", economics.Partition, mixed, flags{memory: "5Gi", trust: "other-tenants", count: 3}},
+	{"D10-replicas", "D1", economics.Partition, dgx, flags{modelSize: "7B", count: 6}},
+}
+
+// TestAdvise compares what is advised with golden files, and lets the scheduler's allocator
+// allocate the manifest's claims, all replicas at once.
+func TestAdvise(t *testing.T) {
+	rules := map[string]bool{}
+	for _, g := range goldens {
+		t.Run(g.name, func(t *testing.T) {
+			q, err := g.flags.query(fleettest.Driver)
+			if err != nil {
+				t.Fatal(err)
+			}
+			f := g.fleet(t)
+			a, err := Advise(q, SupplyOf(fleet.New(f.Snapshot, fleettest.Driver)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if a.Rule.ID != g.rule || a.Mechanism != g.mechanism {
+				t.Errorf("rule %s, %s; want %s, %s", a.Rule.ID, a.Mechanism, g.rule, g.mechanism)
+			}
+			rules[a.Rule.ID] = true
+			for _, n := range a.Notes {
+				rules[n.ID] = true
+			}
+			golden(t, g.name+".txt", a.text(printer.Format{}))
+			checkTexts(t, a.text(printer.Format{}))
+			claims := claimsOf(t, "manifest", []byte(a.Manifest))
+			if len(claims) != 1 {
+				t.Fatalf("the manifest has %d claims, want 1", len(claims))
+			}
+			var names []string
+			for range q.Count {
+				names = append(names, allocate(t, f, claims[0])...)
+			}
+			if int64(len(names)) != a.Request.Count*int64(q.Count) {
+				t.Errorf("%d devices were allocated, want %d for each of %d", len(names), a.Request.Count, q.Count)
+			}
+		})
+	}
+	for i := 1; i <= 10; i++ {
+		if id := fmt.Sprint("D", i); !rules[id] {
+			t.Errorf("no golden file is about rule %s", id)
+		}
+	}
+	files, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(files) != len(goldens) {
+		t.Errorf("%d golden files for %d queries (%v)", len(files), len(goldens), err)
+	}
+}
+
+// checkTexts looks for what others say of GPU sharing that does not hold for Partage.
+func checkTexts(t *testing.T, text string) {
+	t.Helper()
+	plain := strings.Join(strings.Fields(text), " ")
+	for _, banned := range []string{"cannot be mixed", "needs a GPU reset", "maintenance window", "one mechanism per node pool"} {
+		if strings.Contains(plain, banned) {
+			t.Errorf("the advice says %q", banned)
+		}
+	}
+}
+
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if *update {
+		if err := os.MkdirAll("testdata", 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != string(want) {
+		t.Errorf("%s differs (-update writes it):\n%s", path, got)
+	}
+}
+
+// claimsOf decodes a manifest strictly and returns its claims, and those of its templates, with
+// the API's defaults.
+func claimsOf(t *testing.T, name string, manifest []byte) []*resourceapi.ResourceClaim {
+	t.Helper()
+	decoder := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
+	var claims []*resourceapi.ResourceClaim
+	for document := range strings.SplitSeq(string(manifest), "\n---\n") {
+		o, _, err := decoder.Decode([]byte(document), nil, nil)
+		if err != nil {
+			t.Fatalf("%s: %v\n%s", name, err, document)
+		}
+		claims = append(claims, claimIn(o)...)
+	}
+	for _, c := range claims {
+		for i := range c.Spec.Devices.Requests {
+			r := c.Spec.Devices.Requests[i].Exactly
+			r.AllocationMode = resourceapi.DeviceAllocationModeExactCount
+			r.Count = max(1, r.Count)
+		}
+	}
+	return claims
+}
+
+func claimIn(o runtime.Object) []*resourceapi.ResourceClaim {
+	switch o := o.(type) {
+	case *resourceapi.ResourceClaim:
+		return []*resourceapi.ResourceClaim{o}
+	case *resourceapi.ResourceClaimTemplate:
+		return []*resourceapi.ResourceClaim{{ObjectMeta: metav1.ObjectMeta{Name: o.Name}, Spec: o.Spec.Spec}}
+	}
+	return nil
+}
+
+// allocate lets a new claim be allocated on any node and keeps it. It returns the devices.
+func allocate(t *testing.T, f *fleettest.Fleet, like *resourceapi.ResourceClaim) []string {
+	t.Helper()
+	planner := allocation.New(f.Snapshot)
+	c := f.Claim("team", fmt.Sprint("claim-", len(f.Claims)), like.Spec.Devices.Requests...)
+	for _, n := range planner.Nodes() {
+		a := planner.OnNode(context.Background(), n, []*resourceapi.ResourceClaim{c})
+		if a.Verdict != allocation.Fits {
+			continue
+		}
+		var devices []string
+		for _, r := range a.Results[0].Devices.Results {
+			devices = append(devices, r.Device)
+		}
+		c.Status.Allocation = &a.Results[0]
+		return devices
+	}
+	t.Errorf("claim %s fits on no node", c.Name)
+	return nil
+}
+
+// TestTemplates: the claims of all templates fit on a node with eight H100, all at once.
+func TestTemplates(t *testing.T) {
+	f := dgx(t)
+	names, err := templates.Names()
+	if err != nil || len(names) < 10 {
+		t.Fatalf("%d templates, %v", len(names), err)
+	}
+	allocated := map[string][]string{}
+	for _, name := range names {
+		data, err := templates.Read(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if templates.IsValues(name) {
+			continue
+		}
+		for _, c := range claimsOf(t, name, templates.Body(data)) {
+			allocated[c.Name] = allocate(t, f, c)
+		}
+	}
+	// The scheduler takes the smallest partition with the memory, and two GPUs for a training.
+	for claim, want := range map[string]string{
+		"whole-gpu": "gpu-", "partition-by-profile": "-mig-1g10gb-", "partition-by-memory": "-mig-1g10gb-", "mps-share": "-mps",
+		"time-slice-share": "-timeslice", "several-pods": "-mig-1g10gb-", "inference": "-mig-1g20gb-", "inference-small-models": "-mps",
+		"training": "gpu-", "ci": "-timeslice", "mpi": "-mps", "notebook": "-timeslice",
+	} {
+		devices := allocated[claim]
+		number := 1
+		if claim == "training" {
+			number = 2
+		}
+		if len(devices) != number || !strings.Contains(devices[0], want) {
+			t.Errorf("%s got %v, want %d with %q", claim, devices, number, want)
+		}
+	}
+	if len(allocated) != 12 {
+		t.Errorf("%d claims were allocated, want 12", len(allocated))
+	}
+}
+
+// TestNamesAreLikeSlices: what is assumed of a model by its name is what the driver publishes,
+// except for the shares of partitions, which need a policy.
+func TestNamesAreLikeSlices(t *testing.T) {
+	boards := map[string]string{
+		"t4": "t4", "a10": "a10", "l4": "l4", "a30": "a30", "a100-40": "a100-40", "a100": "a100-80", "h100": "h100-80-sxm", "h200": "h200", "b200": "b200",
+		"rtx-pro-6000": "rtx-pro-6000",
+	}
+	for alias, board := range boards {
+		t.Run(alias, func(t *testing.T) {
+			byName, err := SupplyOfNames([]string{alias + "=3"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			f := fleettest.New(t)
+			f.AddNode("whole", board, 3)
+			published := SupplyOf(fleet.New(f.Snapshot, fleettest.Driver)).Models[0]
+			if published.Profiles == nil {
+				// Of Ampere, partitions and shares are two modes of the same GPU.
+				f := fleettest.New(t)
+				f.AddPartitionedNode("mig", board, 3)
+				published.Profiles = SupplyOf(fleet.New(f.Snapshot, fleettest.Driver)).Models[0].Profiles
+			}
+			named := byName.Models[0]
+			named.Shares = slices.DeleteFunc(named.Shares, func(s Share) bool { return s.Policy })
+			order := func(a, b economics.Profile) int { return strings.Compare(a.Name, b.Name) }
+			profiles := func(m *Model) []economics.Profile { return slices.SortedFunc(slices.Values(m.Profiles), order) }
+			if !slices.Equal(profiles(named), profiles(published)) {
+				t.Errorf("profiles %v, published are %v", profiles(named), profiles(published))
+			}
+			if !slices.Equal(named.Shares, published.Shares) {
+				t.Errorf("shares %+v, published are %+v", named.Shares, published.Shares)
+			}
+			if named.Product != published.Product || named.Memory != published.Memory || named.GPUs != published.GPUs || !published.Whole || named.PreVolta != published.PreVolta {
+				t.Errorf("%+v, published is %+v", named, published)
+			}
+		})
+	}
+}
+
+// TestMissingClass: a mechanism without its class is not advised, and the answer says why.
+func TestMissingClass(t *testing.T) {
+	f := dgx(t)
+	f.Classes = slices.DeleteFunc(f.Classes, func(c *resourceapi.DeviceClass) bool { return c.Name == classPartition })
+	q, err := (&flags{memory: "9Gi", trust: "regulated"}).query(fleettest.Driver)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := Advise(q, SupplyOf(fleet.New(f.Snapshot, fleettest.Driver)))
+	if err != nil || a.Mechanism != economics.Whole {
+		t.Fatalf("%+v, %v", a, err)
+	}
+	n := slices.IndexFunc(a.Alternatives, func(x Alternative) bool { return x.Mechanism == economics.Partition })
+	if n < 0 || a.Alternatives[n].Offered || !strings.Contains(a.Alternatives[n].Why, "no device class mig.nvidia.com") {
+		t.Errorf("alternatives: %+v", a.Alternatives)
+	}
+	// Without the right to see classes nothing is said of them.
+	f.Missing = []fleet.Missing{{Resource: "deviceclasses.resource.k8s.io"}}
+	if a, err = Advise(q, SupplyOf(fleet.New(f.Snapshot, fleettest.Driver))); err != nil || a.Mechanism != economics.Partition {
+		t.Errorf("%+v, %v", a, err)
+	}
+}
+
+// TestNothingFits: the error names the rule, what it wants, and why that is not there.
+func TestNothingFits(t *testing.T) {
+	f := shared(t)
+	q, err := (&flags{workload: "training", count: 1}).query(fleettest.Driver)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = Advise(q, SupplyOf(fleet.New(f.Snapshot, fleettest.Driver)))
+	if err == nil || !strings.Contains(err.Error(), "rule D5") || !strings.Contains(err.Error(), "no GPU is offered as a whole") {
+		t.Errorf("error: %v", err)
+	}
+	_, err = Advise(q, SupplyOf(fleet.New(fleettest.New(t).Snapshot, fleettest.Driver)))
+	if err == nil || !strings.Contains(err.Error(), "--gpu h100") {
+		t.Errorf("a cluster without GPUs: %v", err)
+	}
+}
+
+// TestWithoutRights: who may not see slices is told so, and not that there is no driver.
+func TestWithoutRights(t *testing.T) {
+	f := fleettest.New(t)
+	f.Missing = []fleet.Missing{{Resource: fleet.ResourceSlices, Err: errors.New("forbidden: no role")}}
+	q, err := (&flags{workload: "ci"}).query(fleettest.Driver)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = Advise(q, SupplyOf(fleet.New(f.Snapshot, fleettest.Driver)))
+	if err == nil || !strings.Contains(err.Error(), "forbidden: no role") || !strings.Contains(err.Error(), "--gpu h100") || strings.Contains(err.Error(), "installed") {
+		t.Errorf("error: %v", err)
+	}
+}
+
+// TestOtherDriver: selectors are about the attributes of the driver that was named.
+func TestOtherDriver(t *testing.T) {
+	q, err := (&flags{modelSize: "7B"}).query("gpu.example.com")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := SupplyOfNames([]string{"h100"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := Advise(q, s)
+	if err != nil || !strings.Contains(a.Manifest, "device.attributes['gpu.example.com'].profile == '2g.20gb'") {
+		t.Errorf("%v\n%s", err, a.Manifest)
+	}
+}
+
+// factsOfBoard reads what package device is tested with.
+func factsOfBoard(t *testing.T, board string, mig bool) *gpu.Node {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join("../../device/testdata/boards", board+".yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var node gpu.Node
+	if err := yaml.UnmarshalStrict(data, &node); err != nil {
+		t.Fatal(err)
+	}
+	if mig {
+		node.GPUs[0].MIG.Enabled = true
+	}
+	return &node
+}

@@ -1,0 +1,225 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package advise
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/partage-dev/partage/pkg/kubectl/economics"
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+)
+
+// candidate is a mechanism with a device of the fleet, or why there is none.
+type candidate struct {
+	mechanism economics.Mechanism
+	class     string
+	// profiles are those to ask for, one of each model; for shares "" is that of whole GPUs.
+	profiles []string
+	// count is the number of devices for one replica.
+	count int64
+	// perGPU is how many replicas one GPU has room for, on the model where that is the least.
+	perGPU int
+	// room is how many replicas all GPUs have room for.
+	room int
+	// models are those that have it.
+	models []*Model
+	// ask is the memory to ask for, 0 for none.
+	ask int64
+	// smPercent is the part of the multiprocessors to ask for, 0 for none.
+	smPercent int
+	// policy says that the sharing policy has to offer it first.
+	policy bool
+	// missing says why the fleet does not have it, "" if it has.
+	missing string
+}
+
+// mechanismInfo is where a mechanism is found in what is published.
+var mechanismInfo = map[economics.Mechanism]struct {
+	class, deviceType string
+	ofPartitions      bool
+}{
+	economics.Whole:              {classWhole, fleet.TypeGPU, false},
+	economics.Partition:          {classPartition, fleet.TypeMIG, false},
+	economics.MPS:                {classMPS, fleet.TypeMPS, false},
+	economics.TimeSlice:          {classTimeSlice, fleet.TypeTimeSlice, false},
+	economics.SoftwareLimits:     {classTimeSlice, fleet.TypeTimeSlice, false},
+	economics.PartitionMPS:       {classMPS, fleet.TypeMPS, true},
+	economics.PartitionTimeSlice: {classTimeSlice, fleet.TypeTimeSlice, true},
+}
+
+// candidates returns one for each mechanism.
+func candidates(s *Supply, memory int64) map[economics.Mechanism]*candidate {
+	all := map[economics.Mechanism]*candidate{}
+	for _, m := range economics.Mechanisms {
+		info := mechanismInfo[m]
+		c := &candidate{mechanism: m, class: info.class, count: 1}
+		switch {
+		case s.lacksClass(info.class):
+			c.missing = "the cluster has no device class " + info.class
+		case m == economics.Whole:
+			c.whole(s, memory)
+		case m == economics.Partition:
+			c.partition(s, memory)
+		default:
+			c.share(s, memory)
+		}
+		all[m] = c
+	}
+	return all
+}
+
+// whole takes as many GPUs as the memory needs, one if it is not known.
+func (c *candidate) whole(s *Supply, memory int64) {
+	var largest int64
+	for _, m := range s.Models {
+		if m.Whole {
+			largest = max(largest, m.Memory)
+		}
+	}
+	if largest == 0 {
+		c.missing = "no GPU is offered as a whole"
+		return
+	}
+	c.count = max(1, (memory+largest-1)/largest)
+	each := (memory + c.count - 1) / c.count
+	for _, m := range s.Models {
+		if m.Whole && m.Memory >= each {
+			c.models = append(c.models, m)
+			c.room += m.GPUs / int(c.count)
+		}
+	}
+	if len(c.models) < len(s.Models) {
+		c.ask = each
+	}
+	c.perGPU = 1
+}
+
+// partition takes the smallest profile of each model.
+func (c *candidate) partition(s *Supply, memory int64) {
+	mig := false
+	for _, m := range s.Models {
+		mig = mig || len(m.Profiles) > 0
+		p, found := economics.SmallestProfile(m.parts(), memory)
+		if !found {
+			continue
+		}
+		c.add(m, p.Most)
+		if !slices.Contains(c.profiles, p.Name) {
+			c.profiles = append(c.profiles, p.Name)
+		}
+	}
+	switch {
+	case len(c.models) > 0:
+	case !mig:
+		c.missing = "no GPU is offered with MIG partitions"
+	default:
+		c.missing = fmt.Sprintf("no partition has %s", amount(memory))
+	}
+}
+
+// parts are the profiles that are less than the GPU, and all where the GPU is not offered whole.
+func (m *Model) parts() []economics.Profile {
+	if !m.Whole {
+		return m.Profiles
+	}
+	most := 0
+	for _, p := range m.Profiles {
+		most = max(most, p.Slices())
+	}
+	return slices.DeleteFunc(slices.Clone(m.Profiles), func(p economics.Profile) bool { return p.Slices() == most })
+}
+
+// share takes shares of whole GPUs or of partitions. One that leaves no room for a second claim
+// is none.
+func (c *candidate) share(s *Supply, memory int64) {
+	info := mechanismInfo[c.mechanism]
+	offered, fewest := false, 0
+	for _, m := range s.Models {
+		if share := m.share(info.deviceType, info.ofPartitions, 0); share == nil || !c.suits(share) {
+			continue
+		}
+		offered = true
+		share := m.share(info.deviceType, info.ofPartitions, memory)
+		if share == nil || share.claims(memory) < min(2, share.Clients) {
+			continue
+		}
+		c.add(m, share.room(memory))
+		c.policy = c.policy || share.Policy
+		if !slices.Contains(c.profiles, share.Profile) {
+			c.profiles = append(c.profiles, share.Profile)
+		}
+		if each := share.claims(memory); fewest == 0 || each < fewest {
+			fewest = each
+		}
+	}
+	if len(c.models) == 0 {
+		c.missing = c.noShare(s, offered, memory)
+		return
+	}
+	c.ask = memory
+	if info.deviceType == fleet.TypeMPS {
+		c.smPercent = 100 / fewest
+	}
+}
+
+// noShare says why there is none.
+func (c *candidate) noShare(s *Supply, offered bool, memory int64) string {
+	switch {
+	case offered:
+		return fmt.Sprintf("no GPU has room for two shares with %s", amount(memory))
+	case c.mechanism == economics.SoftwareLimits:
+		return "no node has an interposer library (value softwareLimits.interposerLibrary of the chart)"
+	case mechanismInfo[c.mechanism].ofPartitions:
+		return "the sharing policy offers no such shares of partitions"
+	case c.mechanism == economics.MPS && allPreVolta(s):
+		return "MPS has no limits before Volta, and is not offered there"
+	}
+	return "no GPU is offered with such shares"
+}
+
+// suits tells time-slice shares with software limits from those without.
+func (c *candidate) suits(s *Share) bool {
+	switch c.mechanism {
+	case economics.TimeSlice, economics.PartitionTimeSlice:
+		return !s.Limited
+	case economics.SoftwareLimits:
+		return s.Limited
+	case economics.Whole, economics.Partition, economics.MPS, economics.PartitionMPS:
+	}
+	return true
+}
+
+func (c *candidate) add(m *Model, perGPU int) {
+	c.models = append(c.models, m)
+	c.room += m.GPUs * perGPU
+	if c.perGPU == 0 || perGPU < c.perGPU {
+		c.perGPU = perGPU
+	}
+}
+
+func allPreVolta(s *Supply) bool {
+	return len(s.Models) > 0 && !slices.ContainsFunc(s.Models, func(m *Model) bool { return !m.PreVolta })
+}
+
+// fleetOf returns what the rules want to know of a fleet.
+func fleetOf(s *Supply, all map[economics.Mechanism]*candidate, memory int64) economics.Fleet {
+	f := economics.Fleet{Offered: map[economics.Mechanism]bool{}, PreVolta: allPreVolta(s), Models: len(s.Models)}
+	for m, c := range all {
+		f.Offered[m] = c.missing == ""
+	}
+	var largest int64
+	for _, m := range s.Models {
+		f.MIG = f.MIG || len(m.Profiles) > 0
+		largest = max(largest, m.Memory)
+	}
+	f.Fills = memory*2 > largest
+	f.Room = max(all[economics.MPS].room, all[economics.TimeSlice].room)
+	return f
+}
+
+// amount writes memory as people do.
+func amount(bytes int64) string {
+	return fmt.Sprintf("%.1f GiB", float64(bytes)/gib)
+}

@@ -1,0 +1,261 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package advise
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/kubectl/economics"
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+)
+
+// The device classes of the chart.
+const (
+	classWhole     = "gpu.nvidia.com"
+	classPartition = "mig.nvidia.com"
+	classMPS       = "mps.partage.dev"
+	classTimeSlice = "timeslice.partage.dev"
+)
+
+const (
+	mib = 1 << 20
+	gib = 1 << 30
+)
+
+// Supply is what a fleet offers to workloads.
+type Supply struct {
+	// Models are sorted by memory.
+	Models []*Model
+	// Cluster says that it was read from a cluster, not made of names of GPUs.
+	Cluster bool
+	// MissingClasses are those of the chart that the cluster does not have.
+	MissingClasses []string
+	// unseen says why the cluster's devices could not be read, "" if they could.
+	unseen string
+}
+
+// Model is a model of GPU and what it is offered as.
+type Model struct {
+	Product, Architecture string
+	// GPUs is their number.
+	GPUs     int
+	Memory   int64
+	PreVolta bool
+	// Whole says that they are offered whole.
+	Whole    bool
+	Profiles []economics.Profile
+	// Shares are those of whole GPUs and of partitions.
+	Shares []Share
+}
+
+// Share is a way in which a GPU, or each of its partitions of a profile, is shared.
+type Share struct {
+	// Type is mps or timeslice; Profile is "" for a whole GPU.
+	Type, Profile string
+	// Devices is how many partitions one GPU has room for, 1 for a whole GPU.
+	Devices int
+	// Clients is how many claims share one device.
+	Clients int
+	// Memory is what the claims on a device have together, Most is what one of them can have.
+	Memory, Most int64
+	// Limited says that memory is limited, and not only counted.
+	Limited bool
+	// Policy says that the sharing policy has to offer it first.
+	Policy bool
+}
+
+// SupplyOf returns what the fleet of a cluster offers.
+func SupplyOf(m *fleet.Model) *Supply {
+	s := &Supply{Cluster: true}
+	byProduct := map[string]*Model{}
+	for _, n := range m.Nodes {
+		for _, g := range n.GPUs {
+			model := byProduct[g.ProductName]
+			if model == nil {
+				model = &Model{Product: g.ProductName, Architecture: g.Architecture, PreVolta: preVolta(g)}
+				byProduct[g.ProductName] = model
+				s.Models = append(s.Models, model)
+			}
+			model.GPUs++
+			model.Memory = max(model.Memory, g.MemoryBytes)
+			model.add(g)
+		}
+	}
+	s.sort()
+	missing := map[string]string{}
+	for _, one := range m.Missing {
+		missing[one.Resource] = one.String()
+	}
+	s.unseen = missing[fleet.ResourceSlices]
+	if missing[fleet.ResourceClasses] == "" {
+		for _, name := range []string{classWhole, classPartition, classMPS, classTimeSlice} {
+			if !slices.ContainsFunc(m.Classes, func(c *resourceapi.DeviceClass) bool { return c.Name == name }) {
+				s.MissingClasses = append(s.MissingClasses, name)
+			}
+		}
+	}
+	return s
+}
+
+// preVolta goes by the architecture's name.
+func preVolta(g *fleet.GPU) bool {
+	return slices.Contains([]string{"Kepler", "Maxwell", "Pascal"}, g.Architecture)
+}
+
+func (s *Supply) sort() {
+	slices.SortFunc(s.Models, func(a, b *Model) int {
+		return cmp.Or(cmp.Compare(a.Memory, b.Memory), cmp.Compare(a.Product, b.Product))
+	})
+}
+
+// add adds what one GPU is offered as. GPUs of a model can be offered differently, by the
+// policies of their nodes or by MIG mode.
+func (m *Model) add(g *fleet.GPU) {
+	alike := map[string][]*fleet.Device{}
+	for _, d := range g.Devices {
+		alike[d.Type+d.Profile] = append(alike[d.Type+d.Profile], d)
+	}
+	for _, d := range g.Devices {
+		switch d.Type {
+		case fleet.TypeGPU:
+			m.Whole = true
+		case fleet.TypeMIG:
+			if !slices.ContainsFunc(m.Profiles, func(p economics.Profile) bool { return p.Name == d.Profile }) {
+				m.Profiles = append(m.Profiles, economics.Profile{Name: d.Profile, Most: g.Most(alike[d.Type+d.Profile]), MemoryMiB: capacity(d, fleet.CapacityMemory) / mib})
+			}
+		case fleet.TypeMPS, fleet.TypeTimeSlice:
+			if !slices.ContainsFunc(m.Shares, func(s Share) bool { return s.Type == d.Type && s.Profile == d.Profile }) {
+				m.Shares = append(m.Shares, Share{
+					Type: d.Type, Profile: d.Profile, Devices: g.Most(alike[d.Type+d.Profile]), Clients: int(capacity(d, fleet.CapacityShares)),
+					Memory: capacity(d, fleet.CapacityMemory), Most: mostOf(d), Limited: d.Isolation != economics.Guarantees[economics.TimeSlice].Attribute,
+				})
+			}
+		}
+	}
+}
+
+func capacity(d *fleet.Device, name resourceapi.QualifiedName) int64 {
+	c := d.Published.Capacity[name]
+	return c.Value.Value()
+}
+
+// mostOf returns how much memory one claim on a shared device can have.
+func mostOf(d *fleet.Device) int64 {
+	c := d.Published.Capacity[fleet.CapacityMemory]
+	if c.RequestPolicy != nil && c.RequestPolicy.ValidRange != nil && c.RequestPolicy.ValidRange.Max != nil {
+		return c.RequestPolicy.ValidRange.Max.Value()
+	}
+	return c.Value.Value()
+}
+
+// builtinClients is how many claims share a device unless a policy says something else.
+const builtinClients = 4
+
+// SupplyOfNames returns what GPUs offer whose short names are given, such as h100 or t4=8, with
+// the built-in policy and, where that is possible, shares of partitions.
+func SupplyOfNames(names []string) (*Supply, error) {
+	s := &Supply{}
+	for _, name := range names {
+		alias, number, hasNumber := strings.Cut(name, "=")
+		count := 1
+		if hasNumber {
+			if _, err := fmt.Sscanf(number+"\n", "%d\n", &count); err != nil || count < 1 {
+				return nil, fmt.Errorf("--gpu %s: the number of GPUs must be 1 or more, as in %s=8", name, alias)
+			}
+		}
+		g, known := economics.Find(strings.TrimSpace(alias))
+		if !known {
+			return nil, fmt.Errorf("--gpu %s: the model must be one of %s", name, strings.Join(economics.Aliases(), ", "))
+		}
+		s.Models = append(s.Models, modelOf(g, count))
+	}
+	s.sort()
+	return s, nil
+}
+
+func modelOf(g economics.GPU, count int) *Model {
+	m := &Model{
+		Product: g.ProductName, Architecture: g.Architecture, GPUs: count, Memory: g.MemoryMiB * mib, PreVolta: g.PreVolta(), Whole: true, Profiles: g.Profiles,
+	}
+	if !g.PreVolta() {
+		m.Shares = append(m.Shares, mpsOf(g))
+	}
+	facts := factsOf(g)
+	usable := g.MemoryMiB*mib - int64(facts.ReservedMemory(nil))
+	m.Shares = append(m.Shares, Share{Type: fleet.TypeTimeSlice, Devices: 1, Clients: builtinClients, Memory: usable, Most: usable})
+	for _, p := range g.Profiles {
+		memory := p.MemoryMiB*mib - int64(facts.ReservedMemory(&gpu.Profile{Slices: p.Slices()}))
+		m.Shares = append(m.Shares, Share{
+			Type: fleet.TypeTimeSlice, Profile: p.Name, Devices: p.Most, Clients: builtinClients, Memory: memory, Most: memory, Policy: true,
+		})
+	}
+	return m
+}
+
+// factsOf returns what the driver would find out about a GPU, as far as memory depends on it.
+func factsOf(g economics.GPU) *gpu.GPU {
+	return &gpu.GPU{ComputeCapability: gpu.Version{Major: g.Major, Minor: g.Minor}, ReservedBytes: uint64(max(0, g.DriverMiB)) * mib}
+}
+
+// mpsOf returns the MPS share that the built-in policy offers: what remains of the memory when
+// the server and all clients' contexts have theirs.
+func mpsOf(g economics.GPU) Share {
+	facts := factsOf(g)
+	memory := g.MemoryMiB*mib - int64(facts.ReservedMemory(nil)+facts.MPSServerMemory()+builtinClients*facts.ContextMemory(nil))
+	return Share{Type: fleet.TypeMPS, Devices: 1, Clients: builtinClients, Memory: memory, Most: memory, Limited: true}
+}
+
+// share returns the share of a type of a whole GPU, or of its partitions with enough memory,
+// the smallest.
+func (m *Model) share(kind string, ofPartitions bool, memory int64) *Share {
+	var best *Share
+	for i := range m.Shares {
+		s := &m.Shares[i]
+		if s.Type != kind || (s.Profile != "") != ofPartitions || s.Most < memory {
+			continue
+		}
+		if best == nil || s.Most < best.Most {
+			best = s
+		}
+	}
+	return best
+}
+
+// claims returns how many claims with so much memory share one device.
+func (s *Share) claims(memory int64) int {
+	if memory <= 0 {
+		return s.Clients
+	}
+	return min(s.Clients, int(s.Memory/memory))
+}
+
+// room returns how many claims with so much memory share one GPU.
+func (s *Share) room(memory int64) int { return economics.SharedCapacity(s.Devices, s.claims(memory)) }
+
+// String lists the models.
+func (s *Supply) String() string {
+	var parts []string
+	for _, m := range s.Models {
+		parts = append(parts, fmt.Sprintf("%d × %s", m.GPUs, m.Product))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// lacksClass reports whether the cluster is known not to have the class of a type of device.
+func (s *Supply) lacksClass(name string) bool { return slices.Contains(s.MissingClasses, name) }
+
+// selector returns a CEL expression about an attribute of the driver's.
+func selector(driver, attribute string, values ...string) string {
+	left := fmt.Sprintf("device.attributes['%s'].%s", driver, attribute)
+	if len(values) == 1 {
+		return fmt.Sprintf("%s == '%s'", left, values[0])
+	}
+	return fmt.Sprintf("%s in ['%s']", left, strings.Join(values, "', '"))
+}

@@ -1,0 +1,391 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package cost
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/kubernetes/fake"
+	k8stesting "k8s.io/client-go/testing"
+	"sigs.k8s.io/yaml"
+
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/kubectl/economics"
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/kubectl/fleettest"
+	"github.com/partage-dev/partage/pkg/kubectl/options"
+	"github.com/partage-dev/partage/pkg/policy"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+// Requests, and what each is by itself.
+func timeSlice() resourceapi.DeviceRequest { return fleettest.Request("timeslice.partage.dev") }
+func whole() resourceapi.DeviceRequest     { return fleettest.Request("gpu.nvidia.com") }
+func mps() resourceapi.DeviceRequest       { return fleettest.Request("mps.partage.dev") }
+func partition(profile string) resourceapi.DeviceRequest {
+	return fleettest.Request("mig.nvidia.com", fleettest.Profile(profile))
+}
+
+// TestPublishedFigures has the examples of published articles as fleets, by the ids of the formulas.
+func TestPublishedFigures(t *testing.T) {
+	ran := map[string]bool{}
+	run := func(id, name string, test func(t *testing.T)) {
+		ran[id] = true
+		t.Run(id+" "+name, test)
+	}
+	run("E1", "four teams", func(t *testing.T) {
+		alone := fleettest.New(t)
+		alone.AddNode("n1", "a100-80", 4)
+		shared := fleettest.New(t)
+		shared.AddNode("n1", "a100-80", 1)
+		for i := range 4 {
+			alone.Held("team", fmt.Sprint("service-", i), "n1", whole())
+			shared.Held("team", fmt.Sprint("service-", i), "n1", timeSlice())
+		}
+		before, after := report(alone, 3.25, DefaultOverheads()).Fleet, report(shared, 3.25, DefaultOverheads()).Fleet
+		is(t, "four GPUs a month", *before.PerMonth, 9490)
+		is(t, "one GPU a month", *after.PerMonth, 2372.50)
+		is(t, "rounded", economics.RoundHalfUp(*after.PerMonth, 0), 2373)
+		is(t, "unshared", *after.UnsharedMonth, 9490)
+	})
+	for name, mechanism := range map[string]struct {
+		board   string
+		request resourceapi.DeviceRequest
+	}{
+		"time-slicing 4x": {"a100-80", timeSlice()}, "MPS with 4 clients": {"a100-80", mps()}, "4 of 1g.10gb": {"h100-80-sxm", partition("1g.10gb")},
+	} {
+		run("E2", name, func(t *testing.T) {
+			f := fleettest.New(t)
+			f.AddNode("n1", mechanism.board, 1)
+			for i := range 4 {
+				f.Held("team", fmt.Sprint("service-", i), "n1", mechanism.request)
+			}
+			r := report(f, 0, DefaultOverheads())
+			is(t, "saving", r.Fleet.SavingPercent, 75)
+			is(t, "parts", r.Claims[0].GPUs, 0.25)
+		})
+	}
+	ten := func(t *testing.T) *Report {
+		t.Helper()
+		f := fleettest.New(t)
+		f.AddNode("n1", "a100-80", 10)
+		for i := range 40 {
+			f.Held("team", fmt.Sprintf("service-%02d", i), "n1", timeSlice())
+		}
+		return report(f, 3.50, Overheads{TimeSlice: 8})
+	}
+	run("E3", "ten A100 with four tenants each", func(t *testing.T) {
+		m := ten(t).Models[0]
+		is(t, "tenants", float64(m.Unshared)/float64(m.InUse), 4)
+		is(t, "shared", economics.RoundHalfUp(*m.PerClaim, 2), 0.95)
+		is(t, "alone", *m.Price, 3.50)
+		is(t, "saved", economics.RoundHalfUp(100*economics.Saving(*m.PerClaim, *m.Price), 0), 73)
+	})
+	run("E4", "the same", func(t *testing.T) { is(t, "recovered", ten(t).Fleet.RecoveredPerDay, 180) })
+	for name, c := range map[string]struct {
+		board string
+		mig   bool
+		offer policy.Offer
+		want  int
+	}{
+		"28 on an A100": {"a100-80", true, policy.Offer{Partition: &policy.PartitionOffer{
+			Profiles: []string{}, Shares: []policy.PartitionShares{{Profiles: []string{"1g.10gb"}, TimeSlice: slices4()}},
+		}}, 28},
+		"T4":   {"t4", false, policy.Offer{TimeSlice: slices4()}, 4},
+		"A100": {"a100-80", false, policy.Offer{MPS: &policy.MPSOffer{Clients: 8, MemoryOvercommit: 1, ComputeOvercommit: 1}}, 8},
+	} {
+		run("E5", name, func(t *testing.T) {
+			f := fleettest.New(t)
+			f.AddNodeOf("n1", facts(t, c.board, c.mig), device.Terms{Policy: &policy.Policy{Default: c.offer}})
+			if got := report(f, 0, DefaultOverheads()).Models[0].ShareRoom; got != c.want {
+				t.Errorf("room for %d, want %d", got, c.want)
+			}
+		})
+	}
+	run("E6", "overheads", func(t *testing.T) {
+		if o := DefaultOverheads(); o != (Overheads{MPS: 5, TimeSlice: 15}) {
+			t.Errorf("overheads %+v", o)
+		}
+	})
+	if len(ran) != 6 {
+		t.Errorf("formulas %v, want E1 to E6", ran)
+	}
+}
+
+func slices4() *policy.TimeSliceOffer {
+	return &policy.TimeSliceOffer{Clients: 4, MemoryOvercommit: 1}
+}
+
+func is(t *testing.T, what string, got, want float64) {
+	t.Helper()
+	if math.Abs(got-want) > 1e-9 {
+		t.Errorf("%s: %g, want %g", what, got, want)
+	}
+}
+
+func report(f *fleettest.Fleet, price float64, overheads Overheads) *Report {
+	prices := Prices{}
+	if price > 0 {
+		prices = Flat(price)
+	}
+	return New(fleet.New(f.Snapshot, fleettest.Driver), prices, overheads)
+}
+
+func facts(t *testing.T, board string, mig bool) *gpu.Node {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join("../../device/testdata/boards", board+".yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var node gpu.Node
+	if err := yaml.UnmarshalStrict(data, &node); err != nil {
+		t.Fatal(err)
+	}
+	if mig {
+		node.GPUs[0].MIG.Enabled = true
+	}
+	return &node
+}
+
+// mixed is a fleet of two models with claims of two teams: partitions of different size on one
+// GPU, MPS shares of different size, time slices, and a whole GPU.
+func mixed(t *testing.T) *fleettest.Fleet {
+	t.Helper()
+	f := fleettest.New(t)
+	f.AddNode("n1", "h100-80-sxm", 4)
+	f.AddNode("n2", "t4", 2)
+	f.Held("team-a", "large", "n1", partition("3g.40gb"))
+	f.Held("team-b", "small", "n1", partition("1g.10gb"))
+	f.Held("team-a", "mps-30", "n1", fleettest.Share("mps.partage.dev", "30Gi", "25"))
+	f.Held("team-b", "mps-10", "n1", fleettest.Share("mps.partage.dev", "10Gi", "25"))
+	f.Held("team-b", "whole", "n1", whole())
+	f.Held("team-a", "notebook-1", "n2", timeSlice())
+	f.Held("team-b", "notebook-2", "n2", timeSlice())
+	f.Held("team-b", "notebook-3", "n2", timeSlice())
+	return f
+}
+
+const priceList = `"NVIDIA H100*": 3.25
+"tesla t4": 0.5
+"*": 9
+`
+
+// TestParts: claims on a GPU pay for all of it, by what they have; all money adds up to that of
+// the GPUs in use when nothing slows the work.
+func TestParts(t *testing.T) {
+	prices, err := DecodePrices([]byte(priceList))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := New(fleet.New(mixed(t).Snapshot, fleettest.Driver), prices, Overheads{})
+	parts := map[string]float64{}
+	parts["large"] = 40448.0 / (40448 + 9984)
+	parts["small"] = 9984.0 / (40448 + 9984)
+	parts["mps-30"], parts["mps-10"] = 0.75, 0.25
+	parts["whole"] = 1
+	parts["notebook-1"], parts["notebook-2"], parts["notebook-3"] = 1.0/3, 1.0/3, 1.0/3
+	if len(r.Claims) != len(parts) {
+		t.Fatalf("%d claims, want %d", len(r.Claims), len(parts))
+	}
+	sum := 0.0
+	for _, c := range r.Claims {
+		is(t, c.Name, c.GPUs, parts[c.Name])
+		sum += *c.PerHour
+	}
+	is(t, "all claims", sum, 3*3.25+0.5)
+	is(t, "the fleet", *r.Fleet.PerHour, 3*3.25+0.5)
+	is(t, "unshared", *r.Fleet.UnsharedPerHour, 5*3.25+3*0.5)
+	sum = 0
+	for _, n := range r.Namespaces {
+		sum += *n.PerHour
+	}
+	is(t, "all namespaces", sum, *r.Fleet.PerHour)
+	// With overheads, only those who share a device pay more.
+	for _, c := range New(fleet.New(mixed(t).Snapshot, fleettest.Driver), prices, Overheads{MPS: 5, TimeSlice: 15}).Claims {
+		want := map[bool]float64{strings.HasPrefix(c.Name, "mps"): 5, strings.HasPrefix(c.Name, "notebook"): 15}[true]
+		is(t, c.Name, c.OverheadPercent, want)
+	}
+}
+
+// TestMissingPrice: without the price of a model, what needs it is missing, and the rest is there.
+func TestMissingPrice(t *testing.T) {
+	prices, err := DecodePrices([]byte(`"Tesla T4": 0.5`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := New(fleet.New(mixed(t).Snapshot, fleettest.Driver), prices, DefaultOverheads())
+	if r.Fleet.PerHour != nil || len(r.WithoutPrice) != 1 || r.WithoutPrice[0] != "NVIDIA H100 80GB HBM3" {
+		t.Errorf("fleet %v, without price %v", r.Fleet.PerHour, r.WithoutPrice)
+	}
+	for _, c := range r.Claims {
+		if has := c.PerHour != nil; has != strings.HasPrefix(c.Name, "notebook") {
+			t.Errorf("%s has a price: %v", c.Name, has)
+		}
+	}
+	for _, n := range r.Namespaces {
+		if n.PerHour != nil {
+			t.Errorf("namespace %s costs %g, and claims of it have no price", n.Name, *n.PerHour)
+		}
+	}
+}
+
+// TestPrices: the first glob that matches counts, and what is wrong is named.
+func TestPrices(t *testing.T) {
+	prices, err := DecodePrices([]byte(priceList))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for product, want := range map[string]float64{"NVIDIA H100 80GB HBM3": 3.25, "Tesla T4": 0.5, "NVIDIA A/B": 9} {
+		if got, known := prices.Of(product); !known || got != want {
+			t.Errorf("%s: %g, %v; want %g", product, got, known, want)
+		}
+	}
+	if _, known := (Prices{}).Of("Tesla T4"); known {
+		t.Error("no list has a price")
+	}
+	for list, want := range map[string]string{
+		`"T4": cheap`: "cheap", `"T4": -1`: "-1", `"[": 1`: "glob", `- 1`: "prices", "\"T4\": 1\n\"T4\": 2": "T4", `"T4": .nan`: "nan", ``: "",
+	} {
+		if _, err := DecodePrices([]byte(list)); err == nil || !strings.Contains(strings.ToLower(err.Error()), strings.ToLower(want)) {
+			t.Errorf("%q: error %v, want one about %q", list, err, want)
+		}
+	}
+}
+
+// TestFlags: what contradicts itself, or is no price, is an error that names the flag.
+func TestFlags(t *testing.T) {
+	for _, c := range []struct {
+		f        flags
+		hasPrice bool
+		want     string
+	}{
+		{flags{price: 1, file: "x"}, true, "give one of them"},
+		{flags{price: -1}, true, "--price -1"},
+		{flags{price: math.NaN()}, true, "--price NaN"},
+		{flags{file: "/nonexistent/prices.yaml"}, false, "read the prices"},
+		{flags{overheads: Overheads{MPS: -3}}, false, "--overhead-mps -3"},
+		{flags{overheads: Overheads{TimeSlice: math.NaN()}}, false, "--overhead-time-slice"},
+	} {
+		if _, err := c.f.prices(c.hasPrice); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%+v: error %v, want one with %q", c.f, err, c.want)
+		}
+	}
+	if p, err := (&flags{}).prices(false); err != nil || !p.None() {
+		t.Errorf("without flags: %v, %v", p, err)
+	}
+	// A price of 0 is one.
+	if p, err := (&flags{}).prices(true); err != nil || p.None() {
+		t.Errorf("--price 0: %v, %v", p, err)
+	}
+}
+
+// TestOutput runs the command on a cluster and compares what it prints.
+func TestOutput(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "prices.yaml")
+	if err := os.WriteFile(file, []byte(priceList), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		flags             flags
+		output, namespace string
+	}{
+		"hours.txt":     {flags: flags{overheads: DefaultOverheads()}},
+		"money.txt":     {flags: flags{file: file, overheads: DefaultOverheads()}, output: "wide"},
+		"money.json":    {flags: flags{file: file, overheads: DefaultOverheads()}, output: "json"},
+		"namespace.txt": {flags: flags{file: file, overheads: DefaultOverheads()}, output: "wide", namespace: "team-a"},
+		"names.txt":     {flags: flags{overheads: DefaultOverheads()}, output: "name"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var out, errOut bytes.Buffer
+			o := options.New(genericiooptions.IOStreams{Out: &out, ErrOut: &errOut})
+			o.Output = c.output
+			*o.Config.Namespace = c.namespace
+			prices, err := c.flags.prices(false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := Run(t.Context(), o, client(mixed(t)), prices, c.flags.overheads); err != nil {
+				t.Fatal(err)
+			}
+			golden(t, name, out.String())
+			if errOut.Len() > 0 {
+				t.Errorf("stderr: %s", &errOut)
+			}
+		})
+	}
+}
+
+// TestWithoutRights: nobody is told that there are no GPUs who may not see them.
+func TestWithoutRights(t *testing.T) {
+	var out, errOut bytes.Buffer
+	o := options.New(genericiooptions.IOStreams{Out: &out, ErrOut: &errOut})
+	c := client(mixed(t))
+	c.PrependReactor("list", "resourceslices", func(k8stesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewForbidden(schema.GroupResource{Group: "resource.k8s.io", Resource: "resourceslices"}, "", errors.New("no role"))
+	})
+	err := Run(t.Context(), o, c, Prices{}, DefaultOverheads())
+	if err == nil || !strings.Contains(err.Error(), "resourceslices.resource.k8s.io") || out.Len() > 0 {
+		t.Errorf("error %v, output %q", err, &out)
+	}
+}
+
+// TestEmpty: a cluster without GPUs, and GPUs without claims.
+func TestEmpty(t *testing.T) {
+	r := report(fleettest.New(t), 1, DefaultOverheads())
+	if r.Fleet.GPUs != 0 || r.Fleet.SavingPercent != 0 || r.Models == nil {
+		t.Errorf("%+v", r)
+	}
+	f := fleettest.New(t)
+	f.AddNode("n1", "t4", 3)
+	r = report(f, 1, DefaultOverheads())
+	if r.Fleet.GPUs != 3 || r.Fleet.InUse != 0 || r.Models[0].PerClaim != nil || *r.Fleet.PerHour != 0 {
+		t.Errorf("%+v", r.Fleet)
+	}
+}
+
+func client(f *fleettest.Fleet) *fake.Clientset {
+	c := fake.NewClientset()
+	for _, s := range f.Slices {
+		_ = c.Tracker().Add(s)
+	}
+	for _, x := range f.Claims {
+		_ = c.Tracker().Add(x)
+	}
+	return c
+}
+
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if *update {
+		if err := os.MkdirAll("testdata", 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != string(want) {
+		t.Errorf("%s differs (-update writes it):\n%s", path, got)
+	}
+}

@@ -1,0 +1,125 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package cost
+
+import (
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+
+	"github.com/partage-dev/partage/pkg/kubectl/economics"
+	"github.com/partage-dev/partage/pkg/kubectl/printer"
+)
+
+// howToGivePrices is said where no price is known.
+const howToGivePrices = `Without prices there is no money here. Give them with --price 3.25, dollars for an hour of any GPU, or with --prices FILE,
+a YAML file with a line for each product: "NVIDIA H100*": 3.25`
+
+// view returns the report for people.
+func view(r *Report, prices Prices) printer.View {
+	var names []string
+	for _, c := range r.Claims {
+		names = append(names, fmt.Sprintf("resourceclaim.resource.k8s.io/%s", c.Name))
+	}
+	return &printer.Text{Named: names, Render: func(w io.Writer, f printer.Format) error { return r.write(w, f, prices) }}
+}
+
+func (r *Report) write(w io.Writer, f printer.Format, prices Prices) error {
+	lines := &lineWriter{w: w}
+	lines.printf("By %s. Where several claims share a device, work is taken to be slower: by %g %% with MPS, by %g %% with time slices.\n\n",
+		r.TimeBase, r.Overheads.MPS, r.Overheads.TimeSlice)
+	lines.table(r.modelTable(), f)
+	if r.Fleet.Claims > 0 {
+		u := r.Fleet
+		lines.printf("\nSharing: %d claims on %d GPUs instead of %d, %.0f %% less; %.0f GPU-hours recovered a day.\n",
+			u.Claims, u.InUse, u.Unshared, economics.RoundHalfUp(u.SavingPercent, 0), economics.RoundHalfUp(u.RecoveredPerDay, 0))
+		if u.PerMonth != nil {
+			lines.printf("In money: $%.0f a month for the GPUs in use, instead of $%.0f.\n", economics.RoundHalfUp(*u.PerMonth, 0), economics.RoundHalfUp(*u.UnsharedMonth, 0))
+		}
+		lines.printf("\n")
+		lines.table(r.namespaceTable(), f)
+	}
+	if f.Wide && len(r.Claims) > 0 {
+		lines.printf("\n")
+		lines.table(r.claimTable(), f)
+	}
+	switch {
+	case prices.None():
+		lines.printf("\n%s\n", howToGivePrices)
+	case len(r.WithoutPrice) > 0:
+		lines.printf("\nNo price is given for %s: sums that need one are missing.\n", strings.Join(r.WithoutPrice, ", "))
+	}
+	return lines.err
+}
+
+// lineWriter writes until something fails.
+type lineWriter struct {
+	w   io.Writer
+	err error
+}
+
+func (l *lineWriter) printf(format string, args ...any) {
+	if l.err == nil {
+		_, l.err = fmt.Fprintf(l.w, format, args...)
+	}
+}
+
+func (l *lineWriter) table(t *printer.Table, f printer.Format) {
+	if l.err == nil {
+		l.err = t.Write(l.w, f)
+	}
+}
+
+func (r *Report) modelTable() *printer.Table {
+	t := &printer.Table{
+		Columns: append(printer.Columns("GPU", "GPUS", "IN USE", "CLAIMS", "UNSHARED", "SAVING", "RECOVERED GPU-H/DAY", "$/H", "$/CLAIM/H"),
+			printer.Column{Name: "ROOM FOR SHARES", Wide: true}, printer.Column{Name: "$/GPU/H", Wide: true}),
+		Empty: "No GPUs found.",
+	}
+	for _, m := range r.Models {
+		t.Rows = append(t.Rows, printer.Row{Cells: append(usageCells(m.Product, m.Usage), dollars(m.PerClaim), strconv.Itoa(m.ShareRoom), dollars(m.Price))})
+	}
+	if len(r.Models) > 1 {
+		t.Rows = append(t.Rows, printer.Row{Cells: append(usageCells("all", r.Fleet), "", "", ""), Style: printer.Bold})
+	}
+	return t
+}
+
+func usageCells(name string, u Usage) []string {
+	return []string{
+		name, strconv.Itoa(u.GPUs), strconv.Itoa(u.InUse), strconv.Itoa(u.Claims), strconv.Itoa(u.Unshared),
+		fmt.Sprintf("%.0f%%", economics.RoundHalfUp(u.SavingPercent, 0)), fmt.Sprintf("%g", economics.RoundHalfUp(u.RecoveredPerDay, 1)), dollars(u.PerHour),
+	}
+}
+
+func (r *Report) namespaceTable() *printer.Table {
+	t := &printer.Table{Columns: printer.Columns("NAMESPACE", "CLAIMS", "GPUS", "UNSHARED", "$/H", "$/H UNSHARED")}
+	for _, n := range r.Namespaces {
+		t.Rows = append(t.Rows, printer.Row{Cells: []string{
+			n.Name, strconv.Itoa(n.Claims), gpus(n.GPUs), strconv.Itoa(n.Unshared), dollars(n.PerHour), dollars(n.UnsharedPerHour),
+		}})
+	}
+	return t
+}
+
+func (r *Report) claimTable() *printer.Table {
+	t := &printer.Table{Columns: printer.Columns("NAMESPACE", "CLAIM", "DEVICES", "GPUS", "OVERHEAD", "$/H", "$/H UNSHARED")}
+	for _, c := range r.Claims {
+		t.Rows = append(t.Rows, printer.Row{Cells: []string{
+			c.Namespace, c.Name, strings.Join(c.Devices, ","), gpus(c.GPUs), fmt.Sprintf("%g%%", c.OverheadPercent), dollars(c.PerHour), dollars(c.UnsharedPerHour),
+		}})
+	}
+	return t
+}
+
+func gpus(n float64) string { return fmt.Sprintf("%.2f", economics.RoundHalfUp(n, 2)) }
+
+// dollars writes money, "-" where it is not known.
+func dollars(amount *float64) string {
+	if amount == nil {
+		return "-"
+	}
+	return fmt.Sprintf("%.2f", economics.RoundHalfUp(*amount, 2))
+}

@@ -1,0 +1,39 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet
+
+import (
+	"encoding/json"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/partage-dev/partage/pkg/api"
+)
+
+// Live returns what the driver says of the device while it is prepared, or nil where it says
+// nothing, or says it in words of a version that is not known.
+func (h *Holding) Live() *api.DeviceStatus {
+	if h.Status == nil || h.Status.Data == nil {
+		return nil
+	}
+	var s api.DeviceStatus
+	if err := json.Unmarshal(h.Status.Data.Raw, &s); err != nil || s.APIVersion != api.StatusVersion {
+		return nil
+	}
+	return &s
+}
+
+// NotReady returns the condition with which the driver says that containers cannot use the
+// device, or nil.
+func (h *Holding) NotReady() *metav1.Condition {
+	if h.Status == nil {
+		return nil
+	}
+	for i := range h.Status.Conditions {
+		if c := &h.Status.Conditions[i]; c.Type == "Ready" && c.Status != metav1.ConditionTrue {
+			return c
+		}
+	}
+	return nil
+}

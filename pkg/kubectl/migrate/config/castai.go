@@ -1,0 +1,333 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/partage-dev/partage/pkg/kubectl/migrate/document"
+	"github.com/partage-dev/partage/pkg/kubectl/migrate/terraform"
+	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/pkg/quote"
+	"github.com/partage-dev/partage/pkg/strict"
+)
+
+const (
+	// minSharedClients and maxSharedClients are the bounds that Cast AI documents.
+	minSharedClients = 1
+	maxSharedClients = 48
+	maxGPUNames      = 200
+	whyNodes         = "it is about the nodes that the autoscaler makes, which Partage leaves alone"
+)
+
+// gpuSharing is how a node template shares its GPUs.
+type gpuSharing struct {
+	// kind is Whole where GPUs are not shared.
+	kind    policy.Kind
+	clients int
+	perGPU  []gpuClients
+}
+
+// gpuClients is how many share GPUs of one name.
+type gpuClients struct {
+	name    string
+	clients int
+	path    string
+}
+
+// CastAI translates node templates of Cast AI: their JSON, the same in YAML, or Terraform.
+func CastAI(data []byte, o Options) (*Result, error) {
+	if len(o.Matches) > 0 {
+		return nil, fmt.Errorf("--match: Forbidden: a node template says itself which GPUs it is for")
+	}
+	root, err := parseCastAI(data)
+	if err != nil {
+		return nil, err
+	}
+	templates := nodeTemplates(root, "", "")
+	var names []string
+	for _, t := range templates {
+		names = append(names, t.Name)
+	}
+	if err := o.checkNames(names); err != nil {
+		return nil, err
+	}
+	chosen, err := o.chooseTemplate(names)
+	if err != nil {
+		return nil, err
+	}
+	result := newResult(o.Driver)
+	for i, t := range templates {
+		if i != chosen {
+			result.Findings.Lost(strings.TrimSuffix(t.Path, "."), "", "a policy goes by GPU, not by node: translate one node template at a time, with --config")
+			continue
+		}
+		if err := result.nodeTemplate(t); err != nil {
+			return nil, fmt.Errorf("invalid node template of Cast AI: %w", err)
+		}
+	}
+	return result, nil
+}
+
+func (o *Options) chooseTemplate(names []string) (int, error) {
+	switch {
+	case len(names) == 0:
+		return 0, fmt.Errorf("gpu: Required value: there is no node template with a section gpu")
+	case len(o.Configs) > 1:
+		return 0, fmt.Errorf("--config: Too many: %d: translate one node template at a time", len(o.Configs))
+	case len(o.Configs) == 1:
+		return slices.Index(names, o.Configs[0]), nil
+	case len(names) > 1:
+		return 0, fmt.Errorf("there are several node templates: %s. Say which one to translate with --config NAME", quote.Names(names))
+	}
+	return 0, nil
+}
+
+// parseCastAI takes what begins with a brace for JSON, which is YAML, and what can be read as
+// Terraform for that.
+func parseCastAI(data []byte) (*yaml.Node, error) {
+	trimmed := bytes.TrimSpace(data)
+	if len(trimmed) == 0 {
+		return nil, fmt.Errorf("is empty")
+	}
+	if trimmed[0] == '{' || trimmed[0] == '[' {
+		return strict.ParseJSON(trimmed)
+	}
+	root, terraformErr := terraform.Parse(data)
+	if terraformErr == nil {
+		return root, nil
+	}
+	root, err := strict.Parse(data)
+	if err == nil && root.Kind == yaml.MappingNode {
+		return root, nil
+	}
+	return nil, fmt.Errorf("is neither JSON nor Terraform: %w", terraformErr)
+}
+
+// maxTemplateDepth is how deep node templates are looked for.
+const maxTemplateDepth = 12
+
+// nodeTemplates finds all objects that have a section gpu, with the name of the template.
+func nodeTemplates(n *yaml.Node, name, path string) []document.Config {
+	var found []document.Config
+	if strings.Count(path, ".") > maxTemplateDepth {
+		return nil
+	}
+	switch n.Kind {
+	case yaml.SequenceNode:
+		for i, item := range n.Content {
+			found = append(found, nodeTemplates(item, name, fmt.Sprintf("%s[%d].", strings.TrimSuffix(path, "."), i))...)
+		}
+	case yaml.MappingNode:
+		if isGPUSection(document.Get(n, "gpu")) {
+			return []document.Config{{Name: cmp.Or(document.Text(n, "name"), name), Path: path, Root: n}}
+		}
+		if path == "" && isGPUSection(n) {
+			gpu := &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map", Content: []*yaml.Node{{Kind: yaml.ScalarNode, Tag: "!!str", Value: "gpu"}, n}}
+			return []document.Config{{Root: gpu}}
+		}
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			key := n.Content[i].Value
+			found = append(found, nodeTemplates(n.Content[i+1], key, path+quote.Name(key)+".")...)
+		}
+	case yaml.DocumentNode, yaml.ScalarNode, yaml.AliasNode:
+	}
+	return found
+}
+
+// isGPUSection tells the section about sharing from the constraint of the same name.
+func isGPUSection(n *yaml.Node) bool {
+	if n == nil || n.Kind != yaml.MappingNode {
+		return false
+	}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		switch plainKey(n.Content[i].Value) {
+		case "sharingstrategy", "enabletimesharing", "defaultsharedclientspergpu", "sharingconfiguration":
+			return true
+		}
+	}
+	return false
+}
+
+// plainKey makes one of the names that JSON and Terraform have for a field.
+func plainKey(key string) string { return strings.ToLower(strings.ReplaceAll(key, "_", "")) }
+
+// nodeTemplate translates one.
+func (r *Result) nodeTemplate(t document.Config) error {
+	reader := &castReader{reader: reader{found: &r.Findings, prefix: t.Path}, sharing: gpuSharing{clients: minSharedClients}}
+	reader.fields(t.Root, nil, map[string]strict.Read{
+		"gpu": reader.gpu, "name": strict.Skip,
+	}, whyNodes)
+	if err := reader.Err(); err != nil {
+		return err
+	}
+	r.offerSharing(reader.sharing)
+	return nil
+}
+
+// castReader reads a node template.
+type castReader struct {
+	reader
+	sharing gpuSharing
+}
+
+// fields reads an object whose fields have the names of JSON or of Terraform.
+func (r *castReader) fields(n *yaml.Node, at *field.Path, fields map[string]strict.Read, why string) map[string]bool {
+	seen := map[string]bool{}
+	r.Map(n, at, func(key string, n *yaml.Node, _ *field.Path) {
+		path := field.NewPath(key)
+		if at != nil {
+			path = at.Child(key)
+		}
+		plain := plainKey(key)
+		switch read := fields[plain]; {
+		case read == nil:
+			r.found.Lost(r.path(path), text(n), why)
+		case seen[plain]:
+			r.Fault(field.Duplicate(path, key))
+		case !strict.IsNull(n):
+			seen[plain] = true
+			read(n, path)
+		}
+	})
+	return seen
+}
+
+// gpu reads how GPUs are shared.
+func (r *castReader) gpu(n *yaml.Node, at *field.Path) {
+	var strategy, timeSharing policy.Kind
+	var timeSharingPath, timeSharingValue string
+	seen := r.fields(n, at, map[string]strict.Read{
+		"sharingstrategy": func(n *yaml.Node, at *field.Path) { strategy = r.strategy(n, at) },
+		"enabletimesharing": func(n *yaml.Node, at *field.Path) {
+			timeSharing, timeSharingPath, timeSharingValue = policy.Whole, r.path(at), n.Value
+			if r.Bool(n, at) {
+				timeSharing = policy.TimeSlice
+			}
+		},
+		"defaultsharedclientspergpu": func(n *yaml.Node, at *field.Path) { r.sharing.clients = r.clients(n, at) },
+		"sharingconfiguration":       r.perGPU,
+		"usermanagedgpudrivers": func(n *yaml.Node, at *field.Path) {
+			r.found.Lost(r.path(at), text(n), "Partage installs no drivers; whoever does goes on doing so. The device plugin that Cast AI installs must not run on the same nodes")
+		},
+	}, "this field of a node template is not known here")
+	if strategy != "" && timeSharing != "" && strategy != timeSharing {
+		r.found.Unread(timeSharingPath, timeSharingValue, "it is deprecated, and sharingStrategy wins")
+	}
+	r.sharing.kind = cmp.Or(strategy, timeSharing, policy.Whole)
+	clients := seen["defaultsharedclientspergpu"] || seen["sharingconfiguration"]
+	switch {
+	case n.Kind == yaml.MappingNode && clients && !seen["sharingstrategy"] && !seen["enabletimesharing"]:
+		r.Fault(field.Required(at.Child("sharingStrategy"), "says how clients share a GPU: GPU_SHARING_STRATEGY_MPS or GPU_SHARING_STRATEGY_TIME_SHARING"))
+	case r.sharing.kind == policy.Whole && clients:
+		r.found.Unread(r.path(at), text(n), "GPUs are not shared, so that numbers of clients mean nothing")
+	case r.sharing.kind != policy.Whole && !seen["defaultsharedclientspergpu"]:
+		r.found.Changed(r.path(at.Child("defaultSharedClientsPerGpu")), "", "is not given: each GPU that is not named has one client")
+	}
+}
+
+// strategy reads the name of a strategy, with or without the prefix of the API.
+func (r *castReader) strategy(n *yaml.Node, at *field.Path) policy.Kind {
+	written, ok := r.String(n, at)
+	if !ok {
+		return ""
+	}
+	plain := plainKey(strings.ReplaceAll(strings.TrimPrefix(strings.ToUpper(written), "GPU_SHARING_STRATEGY_"), "-", "_"))
+	switch plain {
+	case "mps":
+		return policy.MPS
+	case "timesharing", "timeslicing", "timeslice":
+		return policy.TimeSlice
+	case "none", "unspecified", "":
+		return policy.Whole
+	}
+	r.Fault(field.NotSupported(at, quote.Short(written), []string{"mps", "time-sharing", "none"}))
+	return ""
+}
+
+func (r *castReader) clients(n *yaml.Node, at *field.Path) int {
+	return r.IntBetween(n, at, minSharedClients, maxSharedClients, "")
+}
+
+// perGPU reads an object by name of GPU, or the list or the blocks that Terraform has.
+func (r *castReader) perGPU(n *yaml.Node, at *field.Path) {
+	one := func(name string, n *yaml.Node, at *field.Path) {
+		entry := gpuClients{name: name, path: r.path(at)}
+		seen := r.fields(n, at, map[string]strict.Read{
+			"gpuname":             func(n *yaml.Node, at *field.Path) { entry.name, _ = r.String(n, at) },
+			"sharedclientspergpu": func(n *yaml.Node, at *field.Path) { entry.clients = r.clients(n, at) },
+		}, "this field of a GPU is not known here")
+		if n.Kind != yaml.MappingNode {
+			return
+		}
+		if entry.name == "" {
+			r.Fault(field.Required(at.Child("gpuName"), "says which GPUs"))
+		}
+		if !seen["sharedclientspergpu"] {
+			r.Fault(field.Required(at.Child("sharedClientsPerGpu"), "says how many share one"))
+		}
+		r.sharing.perGPU = append(r.sharing.perGPU, entry)
+	}
+	switch {
+	case n.Kind == yaml.SequenceNode:
+		r.List(n, at, maxGPUNames, func(n *yaml.Node, at *field.Path) { one("", n, at) })
+	case n.Kind == yaml.MappingNode && hasKey(n, "gpuname"):
+		one("", n, at)
+	case n.Kind == yaml.MappingNode && len(n.Content)/2 > maxGPUNames:
+		r.Fault(field.TooMany(at, len(n.Content)/2, maxGPUNames))
+	default:
+		r.Map(n, at, one)
+	}
+}
+
+func hasKey(n *yaml.Node, plain string) bool {
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		if plainKey(n.Content[i].Value) == plain {
+			return true
+		}
+	}
+	return false
+}
+
+// offerSharing makes the policy: a rule for each name of a GPU.
+func (r *Result) offerSharing(s gpuSharing) {
+	r.serve(resourceGPU, target{kind: s.kind})
+	if s.kind == policy.Whole {
+		r.Policy.Default = &Offer{Kinds: []policy.Kind{policy.Whole}}
+		return
+	}
+	offer := func(clients int) Offer {
+		o := Offer{Kinds: []policy.Kind{}}
+		o.shared(s.kind, clients)
+		return o
+	}
+	general := offer(s.clients)
+	r.Policy.Default = &general
+	names := map[string]string{}
+	for _, g := range s.perGPU {
+		pattern, short, known := productName(g.name)
+		switch first, twice := names[pattern]; {
+		case !known:
+			r.Findings.Lost(g.path, g.name, fmt.Sprintf("no product is known by this name: add a rule with the productName that nvidia-smi -L prints. Known are %s", strings.Join(knownNames(), ", ")))
+			continue
+		case twice:
+			r.Findings.Unread(g.path, g.name, fmt.Sprintf("is the same GPU as %s, which comes first", quote.Text(first)))
+			continue
+		}
+		names[pattern] = g.name
+		r.Policy.Rules = append(r.Policy.Rules, Rule{Name: short, Match: Match{ProductName: pattern}, Offer: offer(g.clients)})
+	}
+	// The special before the general: a longer pattern is never the more general one.
+	slices.SortStableFunc(r.Policy.Rules, func(a, b Rule) int {
+		return cmp.Or(cmp.Compare(len(b.Match.ProductName), len(a.Match.ProductName)), cmp.Compare(a.Name, b.Name))
+	})
+	r.Findings.Changed("gpu", "", "pods that ask for nvidia.com/gpu get a share, as before; translate them with migrate pods --gpu "+string(s.kind))
+}

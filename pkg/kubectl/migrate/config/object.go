@@ -1,0 +1,81 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/partage-dev/partage/pkg/kubectl/migrate/finding"
+	"github.com/partage-dev/partage/pkg/strict"
+)
+
+// reader reads configurations of programs that ignore fields which they do not know.
+type reader struct {
+	strict.Reader
+	found *finding.List
+	// prefix leads to the document.
+	prefix string
+}
+
+func (r *reader) path(at *field.Path) string { return r.prefix + at.String() }
+
+// object reads the fields of an object. Fields that are null are not there, letter case does
+// not count, as in Go's reader of JSON, and unknown fields are told.
+func (r *reader) object(n *yaml.Node, at *field.Path, fields map[string]strict.Read, unknown func(path, value string)) map[string]bool {
+	seen := map[string]bool{}
+	r.Map(n, at, func(key string, n *yaml.Node, _ *field.Path) {
+		path := field.NewPath(key)
+		if at != nil {
+			path = at.Child(key)
+		}
+		name := key
+		if fields[name] == nil {
+			for known := range fields {
+				if strings.EqualFold(known, key) {
+					name = known
+				}
+			}
+		}
+		switch read := fields[name]; {
+		case read == nil:
+			unknown(r.path(path), text(n))
+		case seen[name]:
+			r.Fault(field.Duplicate(path, key))
+		case !strict.IsNull(n):
+			seen[name] = true
+			read(n, path)
+		}
+	})
+	return seen
+}
+
+// text returns a value in one line.
+func text(n *yaml.Node) string {
+	switch n.Kind {
+	case yaml.ScalarNode:
+		return n.Value
+	case yaml.SequenceNode:
+		items := make([]string, 0, len(n.Content))
+		for _, item := range n.Content[:min(len(n.Content), maxShown)] {
+			items = append(items, text(item))
+		}
+		return "[" + strings.Join(items, ", ") + "]"
+	case yaml.MappingNode:
+		var items []string
+		for i := 0; i+1 < len(n.Content) && i < 2*maxShown; i += 2 {
+			items = append(items, n.Content[i].Value+": "+text(n.Content[i+1]))
+		}
+		return "{" + strings.Join(items, ", ") + "}"
+	case yaml.AliasNode:
+		return "*" + n.Value
+	case yaml.DocumentNode:
+	}
+	return ""
+}
+
+// maxShown is how many items of a list or an object are shown in a line.
+const maxShown = 8

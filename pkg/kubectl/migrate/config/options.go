@@ -1,0 +1,71 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/partage-dev/partage/pkg/kubectl/migrate/document"
+	"github.com/partage-dev/partage/pkg/quote"
+)
+
+// Options choose what is translated.
+type Options struct {
+	// Driver is the name of the driver.
+	Driver string
+	// Configs are the names of the configurations to translate, of a file with several.
+	Configs []string
+	// Matches are the GPUs that a configuration is for, by its name.
+	Matches map[string]Match
+	// SingleProfile is the MIG profile that all partitions of a node have with the device
+	// plugin's strategy "single".
+	SingleProfile string
+}
+
+// ParseMatch reads NAME=FIELD=VALUE, such as t4=productName=Tesla T4.
+func ParseMatch(text string) (string, Match, error) {
+	parts := strings.SplitN(text, "=", 3)
+	if len(parts) != 3 || parts[0] == "" || parts[2] == "" {
+		return "", Match{}, fmt.Errorf("--match: Invalid value: %s: want CONFIG=FIELD=VALUE, such as t4=productName=Tesla T4", quote.Text(text))
+	}
+	var m Match
+	fields := map[string]*string{
+		"productName": &m.ProductName, "architecture": &m.Architecture, "pciDeviceID": &m.PCIDeviceID, "uuid": &m.UUID,
+	}
+	field, known := fields[parts[1]]
+	if !known {
+		return "", Match{}, fmt.Errorf("--match: Unsupported value: %s: want productName, architecture, pciDeviceID or uuid", quote.Text(parts[1]))
+	}
+	*field = parts[2]
+	return parts[0], m, nil
+}
+
+// checkNames refuses names of configurations that are not there.
+func (o *Options) checkNames(names []string) error {
+	for _, wanted := range o.Configs {
+		if !slices.Contains(names, wanted) {
+			return fmt.Errorf("--config: Not found: %s: there are %s", quote.Text(wanted), quote.Names(names))
+		}
+	}
+	for wanted := range o.Matches {
+		if !slices.Contains(names, wanted) {
+			return fmt.Errorf("--match: Not found: %s: there are %s", quote.Text(wanted), quote.Names(names))
+		}
+	}
+	return nil
+}
+
+// namesOf returns the names of configurations, and an error where one is there twice.
+func namesOf(configs []document.Config) ([]string, error) {
+	var names []string
+	for _, c := range configs {
+		if slices.Contains(names, c.Name) {
+			return nil, fmt.Errorf("%smore than one configuration has the name %s: give one file at a time", c.Path, quote.Text(c.Name))
+		}
+		names = append(names, c.Name)
+	}
+	return names, nil
+}

@@ -1,0 +1,142 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package document takes apart what a user gives to a migration: several YAML documents in
+// one stream, and ConfigMaps that hold the real configuration.
+package document
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/partage-dev/partage/pkg/quote"
+)
+
+const (
+	// MaxBytes is how much is read: as much as etcd stores in one object, times ten.
+	MaxBytes = 16 << 20
+	// maxDocuments bounds the work, and the output.
+	maxDocuments = 10000
+	maxError     = 400
+)
+
+// separator begins a document. YAML allows it nowhere else at the start of a line.
+var separator = regexp.MustCompile(`(?m)^---([ \t].*)?\r?$\n?`)
+
+// Document is one document of a stream.
+type Document struct {
+	// Text is as it is written, without the separator.
+	Text []byte
+	// Line is the line of the stream in which it begins, from 1.
+	Line int
+}
+
+// Read reads a stream up to MaxBytes.
+func Read(r io.Reader) ([]byte, error) {
+	data, err := io.ReadAll(io.LimitReader(r, MaxBytes+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(data) > MaxBytes {
+		return nil, fmt.Errorf("is longer than %d bytes", MaxBytes)
+	}
+	return data, nil
+}
+
+// Split splits a stream. Documents without any content are there, too, as long as they have
+// a text: it may be a comment.
+func Split(data []byte) ([]Document, error) {
+	var documents []Document
+	add := func(text []byte, start int) error {
+		if len(bytes.TrimSpace(text)) == 0 {
+			return nil
+		}
+		if len(documents) == maxDocuments {
+			return fmt.Errorf("has more than %d documents", maxDocuments)
+		}
+		documents = append(documents, Document{Text: text, Line: 1 + bytes.Count(data[:start], []byte("\n"))})
+		return nil
+	}
+	start := 0
+	for _, at := range separator.FindAllSubmatchIndex(data, -1) {
+		if err := add(data[start:at[0]], start); err != nil {
+			return nil, err
+		}
+		start = at[1]
+		// What follows the separator in its line belongs to the document.
+		if at[2] >= 0 && len(bytes.TrimSpace(data[at[2]:at[3]])) > 0 {
+			start = at[2]
+		}
+	}
+	if err := add(data[start:], start); err != nil {
+		return nil, err
+	}
+	return documents, nil
+}
+
+// Parse reads one document with its comments. It returns nil for one without content.
+func (d Document) Parse() (node *yaml.Node, err error) {
+	// The YAML library panics where it finds itself in a state that it believes to be
+	// impossible.
+	defer func() {
+		if p := recover(); p != nil {
+			node, err = nil, d.unreadable(fmt.Errorf("this YAML cannot be read: %v", p))
+		}
+	}()
+	var root, next yaml.Node
+	decoder := yaml.NewDecoder(bytes.NewReader(d.Text))
+	switch err := decoder.Decode(&root); {
+	case errors.Is(err, io.EOF):
+		return nil, nil //nolint:nilnil // A comment is a document without content.
+	case err != nil:
+		return nil, d.unreadable(err)
+	}
+	switch err := decoder.Decode(&next); {
+	case err == nil:
+		return nil, d.unreadable(errors.New("must be one document; begin the next one with a line ---"))
+	case !errors.Is(err, io.EOF):
+		return nil, d.unreadable(err)
+	}
+	if root.Kind != yaml.DocumentNode || len(root.Content) != 1 {
+		return nil, nil //nolint:nilnil // As above.
+	}
+	return &root, nil
+}
+
+func (d Document) unreadable(err error) error {
+	return fmt.Errorf("document in line %d: %s", d.Line, quote.Line(err.Error(), maxError))
+}
+
+// Get returns the value of a key of an object, or nil.
+func Get(n *yaml.Node, key string) *yaml.Node {
+	if n == nil || n.Kind != yaml.MappingNode {
+		return nil
+	}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		if k := n.Content[i]; k.Kind == yaml.ScalarNode && k.Value == key {
+			return n.Content[i+1]
+		}
+	}
+	return nil
+}
+
+// At returns the value at a path of keys, or nil.
+func At(n *yaml.Node, keys ...string) *yaml.Node {
+	for _, key := range keys {
+		n = Get(n, key)
+	}
+	return n
+}
+
+// Text returns the value of a scalar at a path of keys, or "".
+func Text(n *yaml.Node, keys ...string) string {
+	if n = At(n, keys...); n != nil && n.Kind == yaml.ScalarNode {
+		return n.Value
+	}
+	return ""
+}

@@ -1,0 +1,33 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package finding
+
+import (
+	"strings"
+	"testing"
+)
+
+// TestComment: whatever a value is, it stays in its line of the comment, and a long one is cut.
+func TestComment(t *testing.T) {
+	var l List
+	l.Lost("a.b", "x\ny: 1", "because")
+	l.Lost("a.b", "x\ny: 1", "because")
+	l.Unread("c", "", "nobody reads it")
+	l.Changed("d", strings.Repeat("z", 5000), "it is long")
+	l.Kept("e", "1", "it works")
+	want := "# title\n# * not translated: a.b = x; y: 1: because\n# * ignored before, too: c: nobody reads it\n# * works differently: d = "
+	got := l.Comment("title")
+	if !strings.HasPrefix(got, want) || !strings.HasSuffix(got, ": it is long\n# * kept: e = 1: it works\n\n") || len(got) > 1000 {
+		t.Errorf("got\n%s", got)
+	}
+	ignored := 0
+	for _, f := range l {
+		if f.Ignored() {
+			ignored++
+		}
+	}
+	if ignored != 2 || len(l) != 4 {
+		t.Errorf("%d of %d are ignored, want 2 of 4", ignored, len(l))
+	}
+}

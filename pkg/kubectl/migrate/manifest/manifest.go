@@ -1,0 +1,142 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package manifest writes the objects that a migration makes, with their fields in the
+// order in which people write them.
+package manifest
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+const apiVersion = "resource.k8s.io/v1"
+
+// Names of the classes that the chart makes.
+const (
+	ClassGPU       = "gpu.nvidia.com"
+	ClassMIG       = "mig.nvidia.com"
+	ClassMPS       = "mps.partage.dev"
+	ClassTimeSlice = "timeslice.partage.dev"
+)
+
+// Request is a request for devices.
+type Request struct {
+	Name  string
+	Class string
+	// Count is how many devices, at least 1.
+	Count int
+	// Selectors are expressions in CEL, all of which must hold.
+	Selectors []string
+	// Shares is how many shares of one device, 0 for what the class gives by itself.
+	Shares int
+}
+
+type claimTemplate struct {
+	APIVersion string   `yaml:"apiVersion"`
+	Kind       string   `yaml:"kind"`
+	Metadata   metadata `yaml:"metadata"`
+	Spec       struct {
+		Spec struct {
+			Devices struct {
+				Requests []request `yaml:"requests"`
+			} `yaml:"devices"`
+		} `yaml:"spec"`
+	} `yaml:"spec"`
+}
+
+type deviceClass struct {
+	APIVersion string   `yaml:"apiVersion"`
+	Kind       string   `yaml:"kind"`
+	Metadata   metadata `yaml:"metadata"`
+	Spec       struct {
+		ExtendedResourceName string     `yaml:"extendedResourceName,omitempty"`
+		Selectors            []selector `yaml:"selectors"`
+	} `yaml:"spec"`
+}
+
+type metadata struct {
+	Name      string `yaml:"name"`
+	Namespace string `yaml:"namespace,omitempty"`
+}
+
+type request struct {
+	Name    string  `yaml:"name"`
+	Exactly exactly `yaml:"exactly"`
+}
+
+type exactly struct {
+	DeviceClassName string     `yaml:"deviceClassName"`
+	Count           int        `yaml:"count,omitempty"`
+	Selectors       []selector `yaml:"selectors,omitempty"`
+	Capacity        *capacity  `yaml:"capacity,omitempty"`
+}
+
+type capacity struct {
+	Requests map[string]int `yaml:"requests"`
+}
+
+type selector struct {
+	CEL struct {
+		Expression string `yaml:"expression"`
+	} `yaml:"cel"`
+}
+
+func selectors(expressions []string) []selector {
+	list := make([]selector, len(expressions))
+	for i, expression := range expressions {
+		list[i].CEL.Expression = expression
+	}
+	return list
+}
+
+// ClaimTemplate returns a ResourceClaimTemplate. An empty namespace is left out.
+func ClaimTemplate(namespace, name string, requests []Request) ([]byte, error) {
+	t := claimTemplate{APIVersion: apiVersion, Kind: "ResourceClaimTemplate", Metadata: metadata{Name: name, Namespace: namespace}}
+	for _, r := range requests {
+		e := exactly{DeviceClassName: r.Class, Selectors: selectors(r.Selectors)}
+		if r.Count > 1 {
+			e.Count = r.Count
+		}
+		if r.Shares > 1 {
+			e.Capacity = &capacity{Requests: map[string]int{"shares": r.Shares}}
+		}
+		t.Spec.Spec.Devices.Requests = append(t.Spec.Spec.Devices.Requests, request{Name: r.Name, Exactly: e})
+	}
+	return Marshal(t)
+}
+
+// DeviceClass returns a DeviceClass. An empty extended resource name is left out.
+func DeviceClass(name, extendedResource string, expressions ...string) ([]byte, error) {
+	c := deviceClass{APIVersion: apiVersion, Kind: "DeviceClass", Metadata: metadata{Name: name}}
+	c.Spec.ExtendedResourceName = extendedResource
+	c.Spec.Selectors = selectors(expressions)
+	return Marshal(c)
+}
+
+// Marshal returns a value in YAML.
+func Marshal(value any) ([]byte, error) {
+	var text bytes.Buffer
+	encoder := yaml.NewEncoder(&text)
+	encoder.SetIndent(2)
+	encoder.CompactSeqIndent()
+	if err := encoder.Encode(value); err != nil {
+		return nil, fmt.Errorf("write %T as YAML: %w", value, err)
+	}
+	if err := encoder.Close(); err != nil {
+		return nil, fmt.Errorf("write %T as YAML: %w", value, err)
+	}
+	return text.Bytes(), nil
+}
+
+// Attribute returns the expression of a device's attribute.
+func Attribute(driver, name string) string {
+	return fmt.Sprintf("device.attributes['%s'].%s", driver, name)
+}
+
+// ProfileText returns a profile as a part of an object's name, as the device plugin has it in
+// names of resources: 1g.10gb.me for 1g.10gb+me.
+func ProfileText(profile string) string { return strings.ReplaceAll(profile, "+", ".") }

@@ -1,0 +1,60 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package pods
+
+import (
+	"fmt"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/partage-dev/partage/pkg/kubectl/migrate/document"
+)
+
+func isNull(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null" }
+
+// text makes a string.
+func text(value string) *yaml.Node {
+	n := &yaml.Node{}
+	n.SetString(value)
+	return n
+}
+
+// object makes an object of keys and values.
+func object(pairs ...string) *yaml.Node {
+	n := &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map"}
+	for _, pair := range pairs {
+		n.Content = append(n.Content, text(pair))
+	}
+	return n
+}
+
+// listAt returns the list at a key, and makes it if it is not there.
+func listAt(n *yaml.Node, key string) (*yaml.Node, error) {
+	list := document.Get(n, key)
+	switch {
+	case list == nil:
+		list = &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
+		n.Content = append(n.Content, text(key), list)
+	case isNull(list) || list.Kind == yaml.SequenceNode && len(list.Content) == 0:
+		*list = yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
+	case list.Kind != yaml.SequenceNode:
+		return nil, fmt.Errorf("%s: Invalid value: must be a list", key)
+	}
+	return list, nil
+}
+
+// remove removes a key. Comments above it go with it.
+func remove(n *yaml.Node, key string) {
+	removeIf(n, func(k string) bool { return k == key })
+}
+
+func removeIf(n *yaml.Node, gone func(key string) bool) {
+	var kept []*yaml.Node
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		if !gone(n.Content[i].Value) {
+			kept = append(kept, n.Content[i], n.Content[i+1])
+		}
+	}
+	n.Content = kept
+}

@@ -1,0 +1,291 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package pods translates pods and what makes pods, from extended resources and labels of
+// nodes to claims.
+package pods
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/partage-dev/partage/pkg/kubectl/migrate/document"
+	"github.com/partage-dev/partage/pkg/kubectl/migrate/finding"
+	"github.com/partage-dev/partage/pkg/policy"
+)
+
+// Options say what names of extended resources mean in the cluster.
+type Options struct {
+	// Driver is the name of the driver.
+	Driver string
+	// GPU is what a pod that asks for nvidia.com/gpu gets: Whole, MPS, TimeSlice, or a
+	// partition of GPUProfile.
+	GPU        policy.Kind
+	GPUProfile string
+	// Shared is what nvidia.com/gpu.shared is: TimeSlice or MPS.
+	Shared policy.Kind
+	// KeepExtendedResources leaves requests for extended resources alone where a device
+	// class serves them.
+	KeepExtendedResources bool
+}
+
+// Result is the translated stream.
+type Result struct {
+	// Text has all documents, in their order, each claim template before what uses it.
+	Text     []byte
+	Findings finding.List
+	// Changed is how many objects were changed.
+	Changed int
+}
+
+// Translate translates a stream of objects. What it does not know is passed on as it is.
+func Translate(data []byte, o Options) (*Result, error) {
+	documents, err := document.Split(data)
+	if err != nil {
+		return nil, err
+	}
+	t := &translation{options: o, names: map[string]bool{}}
+	var out bytes.Buffer
+	for _, d := range documents {
+		parts, err := t.document(d)
+		if err != nil {
+			return nil, err
+		}
+		for _, part := range parts {
+			if out.Len() > 0 {
+				out.WriteString("---\n")
+			}
+			out.Write(part)
+			if !bytes.HasSuffix(part, []byte("\n")) {
+				out.WriteByte('\n')
+			}
+		}
+	}
+	return &Result{Text: out.Bytes(), Findings: t.findings, Changed: t.changed}, nil
+}
+
+// translation is the translation of one stream.
+type translation struct {
+	options  Options
+	findings finding.List
+	changed  int
+	// names are those of the claim templates, with their namespaces.
+	names map[string]bool
+}
+
+// document returns the documents that one becomes.
+func (t *translation) document(d document.Document) ([][]byte, error) {
+	root, err := d.Parse()
+	if err != nil {
+		return nil, err
+	}
+	if root == nil {
+		return [][]byte{d.Text}, nil
+	}
+	object := root.Content[0]
+	if document.Text(object, "kind") == "List" && document.Text(object, "apiVersion") == "v1" {
+		return t.list(d, root)
+	}
+	templates, changed, err := t.object(object)
+	if err != nil {
+		return nil, fmt.Errorf("document in line %d: %w", d.Line, err)
+	}
+	if !changed {
+		return [][]byte{d.Text}, nil
+	}
+	text, err := encode(root, isCompact(root))
+	return append(templates, text), err
+}
+
+// list translates the items of a list, with their claim templates in front.
+func (t *translation) list(d document.Document, root *yaml.Node) ([][]byte, error) {
+	items := document.Get(root.Content[0], "items")
+	if items == nil || items.Kind != yaml.SequenceNode {
+		return nil, fmt.Errorf("document in line %d: items: Invalid value: must be a list", d.Line)
+	}
+	var templates [][]byte
+	any := false
+	for i, item := range items.Content {
+		own, changed, err := t.object(item)
+		if err != nil {
+			return nil, fmt.Errorf("document in line %d: items[%d]: %w", d.Line, i, err)
+		}
+		templates, any = append(templates, own...), any || changed
+	}
+	if !any {
+		return [][]byte{d.Text}, nil
+	}
+	text, err := encode(root, isCompact(root))
+	return append(templates, text), err
+}
+
+// podSpecs says where objects of a kind have a pod's spec, by group and kind.
+var podSpecs = map[string][]string{
+	"/Pod":                   {"spec"},
+	"/PodTemplate":           {"template", "spec"},
+	"/ReplicationController": {"spec", "template", "spec"},
+	"apps/Deployment":        {"spec", "template", "spec"},
+	"apps/ReplicaSet":        {"spec", "template", "spec"},
+	"apps/StatefulSet":       {"spec", "template", "spec"},
+	"apps/DaemonSet":         {"spec", "template", "spec"},
+	"batch/Job":              {"spec", "template", "spec"},
+	"batch/CronJob":          {"spec", "jobTemplate", "spec", "template", "spec"},
+}
+
+// object translates one object in place, and returns the claim templates that it uses.
+func (t *translation) object(n *yaml.Node) (templates [][]byte, changed bool, err error) {
+	group, _, hasGroup := strings.Cut(document.Text(n, "apiVersion"), "/")
+	if !hasGroup {
+		group = ""
+	}
+	kind := document.Text(n, "kind")
+	path, known := podSpecs[group+"/"+kind]
+	w := &workload{translation: t, object: n, title: title(n), path: strings.Join(path, ".")}
+	if !known {
+		w.passOn(n, "", 0)
+		return nil, false, nil
+	}
+	spec := document.At(n, path...)
+	if spec == nil || spec.Kind != yaml.MappingNode {
+		return nil, false, fmt.Errorf("%s: %s: Required value: must be the spec of a pod", w.title, w.path)
+	}
+	if line := aliasIn(n); line > 0 {
+		w.findings().Lost(w.title, "", fmt.Sprintf("it has an alias (*) in line %d, which a change here would change elsewhere, too: write out what it stands for", line))
+		return nil, false, nil
+	}
+	w.spec = spec
+	if err := w.translate(); err != nil {
+		return nil, false, fmt.Errorf("%s: %w", w.title, err)
+	}
+	if w.changed {
+		t.changed++
+	}
+	return w.templates, w.changed, nil
+}
+
+// title names an object in messages.
+func title(n *yaml.Node) string {
+	name := document.Text(n, "metadata", "name")
+	if name == "" {
+		name = document.Text(n, "metadata", "generateName")
+	}
+	return strings.TrimSpace(document.Text(n, "kind") + " " + name)
+}
+
+// aliasIn returns the line of the first alias, or 0.
+func aliasIn(n *yaml.Node) int {
+	if n.Kind == yaml.AliasNode {
+		return max(1, n.Line)
+	}
+	for _, child := range n.Content {
+		if line := aliasIn(child); line > 0 {
+			return line
+		}
+	}
+	return 0
+}
+
+// maxDepth bounds how deep unknown objects are looked into.
+const maxDepth = 40
+
+// passOn tells what an object of an unknown kind asks for.
+func (w *workload) passOn(n *yaml.Node, path string, depth int) {
+	if depth > maxDepth {
+		return
+	}
+	switch n.Kind {
+	case yaml.SequenceNode:
+		for i, item := range n.Content {
+			w.passOn(item, fmt.Sprintf("%s[%d]", path, i), depth+1)
+		}
+	case yaml.MappingNode:
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			key, value := n.Content[i], n.Content[i+1]
+			at := strings.TrimPrefix(path+"."+key.Value, ".")
+			if resource := strings.TrimPrefix(key.Value, "requests."); value.Kind == yaml.ScalarNode && isGPUResource(resource) {
+				w.findings().Lost(w.title+": "+at, value.Value, whyUnknown(document.Text(w.object, "kind")))
+			}
+			w.passOn(value, at, depth+1)
+		}
+	case yaml.DocumentNode, yaml.ScalarNode, yaml.AliasNode:
+	}
+}
+
+func whyUnknown(kind string) string {
+	if kind == "ResourceQuota" {
+		return "a quota on claims has the name CLASS.deviceclass.resource.k8s.io/devices, such as gpu.nvidia.com.deviceclass.resource.k8s.io/devices"
+	}
+	return "the kind is not known here and passed on as it is: have its pods use a ResourceClaimTemplate, or a device class that serves this resource"
+}
+
+// isCompact reports whether lists in objects are written without an indent of their own.
+func isCompact(n *yaml.Node) bool {
+	if n.Kind == yaml.MappingNode && n.Style&yaml.FlowStyle == 0 {
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			if list := n.Content[i+1]; list.Kind == yaml.SequenceNode && list.Style&yaml.FlowStyle == 0 && len(list.Content) > 0 {
+				return list.Column == n.Content[i].Column
+			}
+		}
+	}
+	for _, child := range n.Content {
+		if child.Kind == yaml.ScalarNode {
+			continue
+		}
+		if hasList(child) {
+			return isCompact(child)
+		}
+	}
+	return true
+}
+
+// hasList reports whether there is a list anywhere.
+func hasList(n *yaml.Node) bool {
+	if n.Kind == yaml.SequenceNode && len(n.Content) > 0 {
+		return true
+	}
+	for _, child := range n.Content {
+		if hasList(child) {
+			return true
+		}
+	}
+	return false
+}
+
+// inBlocks has everything on lines of its own.
+func inBlocks(n *yaml.Node) {
+	n.Style = 0
+	for _, child := range n.Content {
+		inBlocks(child)
+	}
+}
+
+// encode writes a document.
+func encode(n *yaml.Node, compact bool) (text []byte, err error) {
+	// The YAML library panics where it finds itself in a state that it believes to be
+	// impossible.
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("write the object as YAML: %v", p)
+		}
+	}()
+	if n.Kind == yaml.DocumentNode && n.Content[0].Style&yaml.FlowStyle != 0 {
+		// What was JSON would be one long line.
+		inBlocks(n)
+	}
+	var out bytes.Buffer
+	encoder := yaml.NewEncoder(&out)
+	encoder.SetIndent(2)
+	if compact {
+		encoder.CompactSeqIndent()
+	}
+	if err := encoder.Encode(n); err != nil {
+		return nil, fmt.Errorf("write the object as YAML: %w", err)
+	}
+	if err := encoder.Close(); err != nil {
+		return nil, fmt.Errorf("write the object as YAML: %w", err)
+	}
+	return out.Bytes(), nil
+}

@@ -1,0 +1,194 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package pods
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/partage-dev/partage/pkg/kubectl/migrate/document"
+	"github.com/partage-dev/partage/pkg/policy"
+)
+
+var whole = Options{Driver: "gpu.nvidia.com", GPU: policy.Whole, Shared: policy.TimeSlice}
+
+func pod(spec string) string {
+	return "apiVersion: v1\nkind: Pod\nmetadata: {name: one}\nspec: {" + spec + "}\n"
+}
+
+func asking(resources string) string {
+	return "containers: [{name: main, resources: {" + resources + "}}]"
+}
+
+func TestTranslateRefuses(t *testing.T) {
+	gpu := asking("limits: {nvidia.com/gpu: 1}")
+	term := func(expression string) string {
+		return pod("affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{" + expression + "}]}]}}}, " + gpu)
+	}
+	const at = "document in line 1: Pod one: spec."
+	for name, test := range map[string]struct{ in, want string }{
+		"not YAML":         {"a: [", "document in line 1: yaml: "},
+		"a later one":      {"a: 1\n---\nb: [\n", "document in line 3: yaml: "},
+		"a template":       {"{{ if .Values.gpu }}\na: 1\n", "document in line 1: yaml: "},
+		"no spec":          {"apiVersion: v1\nkind: Pod\nmetadata: {name: one}\n", at[:len(at)-1] + ": Required value: must be the spec of a pod"},
+		"items":            {"apiVersion: v1\nkind: List\nitems: {}\n", "items: Invalid value: must be a list"},
+		"an item":          {"apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: Pod}]\n", "items[0]: Pod: spec: Required value"},
+		"containers":       {pod("containers: {}"), at + "containers: Invalid value: must be a list"},
+		"a container":      {pod("containers: [main]"), at + "containers[0]: must be an object"},
+		"name":             {pod("containers: [{name: Main, resources: {limits: {nvidia.com/gpu: 1}}}]"), at + `containers[0]: name: Invalid value: "Main"`},
+		"half":             {pod(asking("limits: {nvidia.com/gpu: 0.5}")), at + `containers[0]: resources.limits[nvidia.com/gpu]: Invalid value: "0.5": must be a whole number`},
+		"negative":         {pod(asking("limits: {nvidia.com/gpu: -1}")), `resources.limits[nvidia.com/gpu]: Invalid value: "-1"`},
+		"vast":             {pod(asking("limits: {nvidia.com/gpu: 1e9}")), `Invalid value: "1e9"`},
+		"many":             {pod(asking("limits: {nvidia.com/gpu: 33}")), `Invalid value: "33": a claim has 32 devices at most`},
+		"many together":    {pod("containers: [{name: a, resources: {limits: {nvidia.com/gpu: 20}}}, {name: b, resources: {limits: {nvidia.com/gpu: 20}}}]"), at[:len(at)-1] + ": Too many: 40 devices: a claim has 32 at most"},
+		"differ":           {pod(asking("limits: {nvidia.com/gpu: 2}, requests: {nvidia.com/gpu: 1}")), "resources.requests[nvidia.com/gpu]: Invalid value: 1: must be the same as in limits, 2"},
+		"no name":          {"apiVersion: v1\nkind: Pod\nmetadata: {}\nspec: {" + gpu + "}\n", "Pod: metadata.name: Required value"},
+		"bad name":         {"apiVersion: v1\nkind: Pod\nmetadata: {name: One}\nspec: {" + gpu + "}\n", `Pod One: metadata.name: Invalid value: "One"`},
+		"bad namespace":    {"apiVersion: v1\nkind: Pod\nmetadata: {name: one, namespace: A}\nspec: {" + gpu + "}\n", `metadata.namespace: Invalid value: "A"`},
+		"claims":           {pod("resourceClaims: {}, " + gpu), "spec: resourceClaims: Invalid value: must be a list"},
+		"operator":         {term("key: nvidia.com/gpu.memory, operator: Is, values: ['1']"), `matchExpressions[0]: operator: Unsupported value: "Is"`},
+		"no key":           {term("operator: Exists"), "matchExpressions[0]: key: Required value"},
+		"no values":        {term("key: nvidia.com/gpu.memory, operator: In"), "values: Required value: at least one for In"},
+		"several bounds":   {term("key: nvidia.com/gpu.memory, operator: Gt, values: ['1', '2']"), "values: Invalid value: must be one number for Gt"},
+		"no number":        {term("key: nvidia.com/gpu.memory, operator: Gt, values: [much]"), `values: Invalid value: "much": must be a whole number`},
+		"no label":         {term(`key: nvidia.com/gpu.product, operator: In, values: ["' || true || '"]`), `values: Invalid value: "' || true || '": must be the value of a label`},
+		"values of Exists": {term("key: nvidia.com/gpu.product, operator: Exists, values: [a]"), "values: Forbidden: none for Exists"},
+		"contradiction":    {pod("nodeSelector: {nvidia.com/gpu.sharing-strategy: mps, nvidia.com/gpu.product: NVIDIA-L4-SHARED}, " + gpu), "labels of nodes contradict each other: nvidia.com/gpu would be mps and timeslice"},
+	} {
+		if _, err := Translate([]byte(test.in), whole); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s:\ngot  %v\nwant %s", name, err, test.want)
+		}
+	}
+}
+
+// TestResources: names of extended resources are those of the device plugin.
+func TestResources(t *testing.T) {
+	for name, want := range map[string]string{
+		"nvidia.com/gpu": "gpu", "nvidia.com/gpu.shared": "timeslice", "nvidia.com/mig-1g.10gb": "mig 1g.10gb", "nvidia.com/mig-1g.10gb.me": "mig 1g.10gb+me",
+		"nvidia.com/mig-1g.24gb.me.all": "mig 1g.24gb+me.all", "nvidia.com/mig-2g.48gb-me": "mig 2g.48gb-me", "nvidia.com/mig-3g.40gb.shared": "timeslice 3g.40gb",
+		"nvidia.com/mig-1g.10gb.me.shared": "timeslice 1g.10gb+me", "nvidia.com/gpumem": "", "nvidia.com/gpu.count": "", "nvidia.com/mig-1c.2g.20gb": "", "amd.com/gpu": "",
+	} {
+		got := ""
+		if isGPUResource(name) {
+			got = describe(demand{resource: name, count: 1}.device(whole))
+		}
+		if got != want {
+			t.Errorf("%s is %q, want %q", name, got, want)
+		}
+	}
+}
+
+// TestClasses: labels of nodes say what nvidia.com/gpu and nvidia.com/gpu.shared are there.
+func TestClasses(t *testing.T) {
+	for _, test := range []struct{ resource, selector, want string }{
+		{"nvidia.com/gpu", "", "gpu.nvidia.com"},
+		{"nvidia.com/gpu", "nvidia.com/gpu.sharing-strategy: mps", "mps.partage.dev"},
+		{"nvidia.com/gpu", "nvidia.com/gpu.sharing-strategy: time-slicing", "timeslice.partage.dev"},
+		{"nvidia.com/gpu", "nvidia.com/gpu.product: NVIDIA-L4-SHARED", "timeslice.partage.dev"},
+		{"nvidia.com/gpu", "nvidia.com/gpu.product: NVIDIA-A30-MIG-1g.6gb", "mig.nvidia.com"},
+		{"nvidia.com/gpu", "nvidia.com/gpu.product: NVIDIA-A30-MIG-1g.6gb-SHARED", "timeslice.partage.dev"},
+		{"nvidia.com/gpu.shared", "", "timeslice.partage.dev"},
+		{"nvidia.com/gpu.shared", "nvidia.com/gpu.sharing-strategy: mps", "mps.partage.dev"},
+		{"nvidia.com/mig-1g.6gb", "nvidia.com/gpu.product: NVIDIA-A30", "mig.nvidia.com"},
+	} {
+		r, err := Translate([]byte(pod("nodeSelector: {"+test.selector+"}, "+asking("limits: {"+test.resource+": 1}"))), whole)
+		if err != nil || !bytes.Contains(r.Text, []byte("deviceClassName: "+test.want+"\n")) {
+			t.Errorf("%s, %s: want class %s: %v\n%s", test.resource, test.selector, test.want, err, r.Text)
+		}
+	}
+}
+
+// TestMPS: a container has one MPS share, and nothing beside it.
+func TestMPS(t *testing.T) {
+	o := whole
+	o.GPU = policy.MPS
+	r, err := Translate([]byte(pod(asking("limits: {nvidia.com/gpu: 2, nvidia.com/mig-1g.10gb: 1}"))), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := r.Findings.Comment("title")
+	for _, want := range []string{"nvidia.com/gpu: 2: a container can have one MPS share only", "a container with an MPS share cannot have another device"} {
+		if !strings.Contains(told, want) {
+			t.Errorf("want %q in\n%s", want, told)
+		}
+	}
+	if bytes.Contains(r.Text, []byte("count:")) {
+		t.Errorf("want one share:\n%s", r.Text)
+	}
+}
+
+// TestUntouched: what is not changed is passed on byte by byte.
+func TestUntouched(t *testing.T) {
+	in := "apiVersion:   v1\nkind: Service\n\n# odd\nmetadata: { name:  a }\n---\n" + pod("containers: [{name:   main}]")
+	r, err := Translate([]byte(in), whole)
+	if err != nil || string(r.Text) != in || r.Changed != 0 || len(r.Findings) != 0 {
+		t.Errorf("%v, %v, got\n%s", err, r.Findings, r.Text)
+	}
+}
+
+// FuzzTranslate: nothing panics; a result can be read, has claim templates that the API would
+// decode, and has nothing left to translate.
+func FuzzTranslate(f *testing.F) {
+	files, err := filepath.Glob("../testdata/pods/*")
+	if err != nil || len(files) == 0 {
+		f.Fatalf("no examples: %v", err)
+	}
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data, false)
+		documents, err := document.Split(data)
+		if err != nil {
+			f.Fatal(err)
+		}
+		for _, d := range documents {
+			f.Add(bytes.Clone(d.Text), true)
+		}
+	}
+	f.Fuzz(func(t *testing.T, data []byte, keep bool) {
+		if len(data) > 1<<14 {
+			t.Skip("too long")
+		}
+		o := whole
+		o.KeepExtendedResources = keep
+		r, err := Translate(data, o)
+		if err != nil {
+			return
+		}
+		if r.Changed == 0 {
+			return
+		}
+		again, err := Translate(r.Text, o)
+		if err != nil {
+			t.Fatalf("the result cannot be read: %v\n%s", err, r.Text)
+		}
+		if again.Changed != 0 {
+			t.Errorf("there is something left:\n%s\n-- becomes --\n%s", r.Text, again.Text)
+		}
+		documents, err := document.Split(r.Text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range documents {
+			root, err := d.Parse()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if root == nil || document.Text(root.Content[0], "kind") != "ResourceClaimTemplate" || bytes.Contains(data, []byte("ResourceClaimTemplate")) {
+				continue
+			}
+			if err := yaml.UnmarshalStrict(d.Text, &resourceapi.ResourceClaimTemplate{}); err != nil {
+				t.Errorf("%v\n%s", err, d.Text)
+			}
+		}
+	})
+}

@@ -1,0 +1,307 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package pods
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/partage-dev/partage/pkg/kubectl/migrate/document"
+	"github.com/partage-dev/partage/pkg/kubectl/migrate/finding"
+	"github.com/partage-dev/partage/pkg/kubectl/migrate/manifest"
+	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/pkg/quote"
+)
+
+const (
+	claimName = "gpu"
+	// maxRequests and maxDevices are limits of the API for one claim.
+	maxRequests = 32
+	maxDevices  = 32
+)
+
+// workload is an object with the spec of a pod.
+type workload struct {
+	*translation
+	object *yaml.Node
+	spec   *yaml.Node
+	// title names the object, path is where the spec is.
+	title, path string
+	changed     bool
+	templates   [][]byte
+}
+
+func (w *workload) findings() *finding.List { return &w.translation.findings }
+
+// at names a field of the pod's spec.
+func (w *workload) at(field string) string { return w.title + ": " + w.path + "." + field }
+
+// request is what the claim asks for, for one container or several that take turns.
+type request struct {
+	demand
+	manifest.Request
+}
+
+// translate changes the spec, and makes the claim template.
+func (w *workload) translate() error {
+	containers, err := w.containers()
+	if err != nil {
+		return err
+	}
+	w.flagEnvironment(containers)
+	if !slices.ContainsFunc(containers, func(c *container) bool { return len(c.demands) > 0 }) {
+		return nil
+	}
+	w.dropRuntimeClass()
+	w.keepTolerations()
+	selection, err := w.selection(containers)
+	if err != nil {
+		return err
+	}
+	if w.options.KeepExtendedResources && w.keep(containers, selection) {
+		return nil
+	}
+	requests, err := w.requests(containers, selection)
+	if err != nil || len(requests) == 0 {
+		return err
+	}
+	selection.apply()
+	w.changed = true
+	return w.claim(containers, requests)
+}
+
+// keep reports whether device classes serve all that the containers ask for, as it is.
+func (w *workload) keep(containers []*container, s *selection) bool {
+	if len(s.expressions) > 0 || s.kind != "" || s.profile != "" {
+		w.findings().Changed(w.at("nodeSelector"), "", "a request for an extended resource has no selectors, so that this pod gets a claim all the same")
+		return false
+	}
+	for _, c := range containers {
+		for _, d := range c.demands {
+			if d.isShare(w.options) && d.count > 1 {
+				w.findings().Changed(w.at(c.path+".resources"), d.resource, "only a claim can ask for several shares, so that this pod gets one all the same")
+				return false
+			}
+		}
+	}
+	for _, c := range containers {
+		for _, d := range c.demands {
+			w.findings().Kept(w.at(c.path+".resources.limits"), d.resource, d.servedBy(w.options))
+		}
+	}
+	// Without expressions these labels say nothing that the request does not.
+	s.apply()
+	if !w.changed {
+		w.findings().Kept(w.title, "", "nothing has to be changed")
+	}
+	return true
+}
+
+// requests makes the requests of the claim.
+func (w *workload) requests(containers []*container, s *selection) ([]*request, error) {
+	var all []*request
+	total := 0
+	add := func(c *container, d demand) *request {
+		r := &request{demand: d, Request: w.requestOf(c, d, s)}
+		all = append(all, r)
+		total += r.Count
+		return r
+	}
+	// Ordinary init containers end before the others start, and take what these will have.
+	for _, c := range containers {
+		for _, d := range c.demands {
+			if !c.ends {
+				c.requests = append(c.requests, add(c, d))
+			}
+		}
+	}
+	for _, c := range containers {
+		for _, d := range c.demands {
+			if c.ends {
+				c.requests = append(c.requests, w.borrow(c, d, all, add))
+			}
+		}
+	}
+	w.checkMPS(containers)
+	if total > maxDevices {
+		return nil, fmt.Errorf("%s: Too many: %d devices: a claim has %d at most; divide the pod, or give it several claims by hand", w.path, total, maxDevices)
+	}
+	if len(all) > maxRequests {
+		return nil, fmt.Errorf("%s: Too many: %d requests: a claim has %d at most", w.path, len(all), maxRequests)
+	}
+	nameRequests(all)
+	return all, nil
+}
+
+// checkMPS tells of containers that cannot start with what they ask for.
+func (w *workload) checkMPS(containers []*container) {
+	for _, c := range containers {
+		shares := slices.ContainsFunc(c.requests, func(r *request) bool { return r.Class == manifest.ClassMPS })
+		if shares && len(c.requests) > 1 {
+			w.findings().Lost(w.at(c.path+".resources"), "", "a container with an MPS share cannot have another device and is not started: give each container one")
+		}
+	}
+}
+
+// borrow returns the request of a container that starts later, if it is large enough.
+func (w *workload) borrow(c *container, d demand, all []*request, add func(*container, demand) *request) *request {
+	var best *request
+	for _, r := range all {
+		if r.resource == d.resource && r.count >= d.count && (best == nil || r.count < best.count) {
+			best = r
+		}
+	}
+	if best == nil {
+		w.findings().Changed(w.at(c.path+".resources"), d.resource, "no other container has as much, so that the pod holds what this init container asks for until it ends")
+		return add(c, d)
+	}
+	if best.count > d.count {
+		w.findings().Changed(w.at(c.path+".resources"), d.resource, fmt.Sprintf("the init container sees all %d devices of the container that starts after it", best.count))
+	}
+	return best
+}
+
+// nameRequests gives each request a name of its own.
+func nameRequests(all []*request) {
+	if len(all) == 1 {
+		all[0].Name = claimName
+		return
+	}
+	const room = validation.DNS1123LabelMaxLength - len("-99")
+	taken := map[string]bool{}
+	for _, r := range all {
+		base := strings.TrimRight(r.Name[:min(len(r.Name), room)], "-")
+		r.Name = base
+		for n := 2; taken[r.Name]; n++ {
+			r.Name = fmt.Sprintf("%s-%d", base, n)
+		}
+		taken[r.Name] = true
+	}
+}
+
+// requestOf makes the request for what a container asks for.
+func (w *workload) requestOf(c *container, d demand, s *selection) manifest.Request {
+	kind, profile := d.device(w.options)
+	if d.resource == resourceGPU {
+		kind, profile = cmp.Or(s.kind, kind), cmp.Or(s.profile, profile)
+		if s.profile != "" && s.kind == "" && kind == policy.Whole {
+			kind = policy.Partition
+		}
+	}
+	if d.resource == resourceShared && (s.kind == policy.MPS || s.kind == policy.TimeSlice) {
+		kind = s.kind
+	}
+	r := manifest.Request{Name: c.name, Class: classOf(kind), Count: d.count}
+	if profile != "" {
+		r.Selectors = append(r.Selectors, fmt.Sprintf("%s == '%s'", manifest.Attribute(w.options.Driver, "profile"), profile))
+	}
+	r.Selectors = append(r.Selectors, s.expressions...)
+	field := w.at(c.path + ".resources.limits")
+	switch {
+	case kind == policy.MPS && d.count > 1:
+		w.findings().Lost(field, fmt.Sprintf("%s: %d", d.resource, d.count), "a container can have one MPS share only: the claim asks for one; ask for more memory and smPercent with capacity.requests")
+		r.Count = 1
+	case kind == policy.TimeSlice && d.count > 1:
+		w.findings().Changed(field, fmt.Sprintf("%s: %d", d.resource, d.count), "the shares are of different GPUs; before, they could be of one, and gave no more than one share")
+	}
+	return r
+}
+
+func classOf(kind policy.Kind) string {
+	switch kind {
+	case policy.Partition:
+		return manifest.ClassMIG
+	case policy.MPS:
+		return manifest.ClassMPS
+	case policy.TimeSlice:
+		return manifest.ClassTimeSlice
+	case policy.Whole:
+	}
+	return manifest.ClassGPU
+}
+
+// claim writes the claim template, and has the pod and its containers use it.
+func (w *workload) claim(containers []*container, requests []*request) error {
+	name, err := w.templateName()
+	if err != nil {
+		return err
+	}
+	var wanted []manifest.Request
+	for _, r := range requests {
+		wanted = append(wanted, r.Request)
+	}
+	template, err := manifest.ClaimTemplate(document.Text(w.object, "metadata", "namespace"), name, wanted)
+	if err != nil {
+		return err
+	}
+	w.templates = append(w.templates, template)
+	claims, err := listAt(w.spec, "resourceClaims")
+	if err != nil {
+		return fmt.Errorf("%s: %w", w.path, err)
+	}
+	own := claimName
+	for n := 2; slices.ContainsFunc(claims.Content, func(c *yaml.Node) bool { return document.Text(c, "name") == own }); n++ {
+		own = fmt.Sprintf("%s-%d", claimName, n)
+	}
+	claims.Content = append(claims.Content, object("name", own, "resourceClaimTemplateName", name))
+	for _, c := range containers {
+		if err := c.use(own, len(requests) > 1); err != nil {
+			return fmt.Errorf("%s.%s: %w", w.path, c.path, err)
+		}
+	}
+	return nil
+}
+
+// templateName returns a name for the claim template that no other one has.
+func (w *workload) templateName() (string, error) {
+	base := document.Text(w.object, "metadata", "name")
+	if base == "" {
+		base = strings.TrimRight(document.Text(w.object, "metadata", "generateName"), "-.")
+	}
+	if base == "" {
+		return "", fmt.Errorf("metadata.name: Required value: the claim template is named after it")
+	}
+	namespace := document.Text(w.object, "metadata", "namespace")
+	for field, text := range map[string]string{"name": base, "namespace": namespace} {
+		if wrong := validation.IsDNS1123Subdomain(text); text != "" && len(wrong) > 0 {
+			return "", fmt.Errorf("metadata.%s: Invalid value: %s: %s", field, quote.Text(text), wrong[0])
+		}
+	}
+	const room = validation.DNS1123SubdomainMaxLength - len("-gpu-99999")
+	base = strings.TrimRight(base[:min(len(base), room)], "-.") + "-gpu"
+	name := base
+	for n := 2; w.names[namespace+"/"+name]; n++ {
+		name = fmt.Sprintf("%s-%d", base, n)
+	}
+	w.names[namespace+"/"+name] = true
+	return name, nil
+}
+
+// dropRuntimeClass removes the runtime class that the device plugin needs.
+func (w *workload) dropRuntimeClass() {
+	if document.Text(w.spec, "runtimeClassName") != "nvidia" {
+		return
+	}
+	remove(w.spec, "runtimeClassName")
+	w.changed = true
+	w.findings().Changed(w.at("runtimeClassName"), "nvidia", "dropped: the container runtime adds the devices by CDI, and NVIDIA's runtime would add all GPUs of images that have NVIDIA_VISIBLE_DEVICES=all")
+}
+
+// keepTolerations tells what becomes of tolerations of GPU nodes.
+func (w *workload) keepTolerations() {
+	tolerations := document.Get(w.spec, "tolerations")
+	if tolerations == nil || tolerations.Kind != yaml.SequenceNode {
+		return
+	}
+	for i, toleration := range tolerations.Content {
+		if document.Text(toleration, "key") == resourceGPU {
+			w.findings().Kept(w.at(fmt.Sprintf("tolerations[%d]", i)), resourceGPU, "it is for a taint of nodes, which Partage neither sets nor removes; with extended resources an admission plugin may have added it")
+		}
+	}
+}

@@ -1,0 +1,68 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tree
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/kubectl/options"
+	"github.com/partage-dev/partage/pkg/kubectl/printer"
+)
+
+// NewCommand returns kubectl gpu tree.
+func NewCommand(o *options.Options) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "tree [NODE...]",
+		Short: "Show what every GPU is used for, and what still fits",
+		Long: `Show nodes with their GPUs, who has which part of each, and what could be allocated now.
+
+Each GPU has a strip of its memory slices, a letter for each claim. A slice that no partition
+has without the one before it is part of that one: the strip of an H100 has seven cells.
+What fits is what the scheduler would find for claims that tolerate no taint; one takes the
+room of the other.
+
+-n and -A choose whose claims are named, -l chooses nodes.`,
+		Example: `  kubectl gpu tree
+  kubectl gpu tree node-1 node-2 -A -o wide
+  kubectl gpu tree -l nvidia.com/gpu.product=NVIDIA-H100`,
+		RunE: func(c *cobra.Command, args []string) error {
+			client, err := o.Client()
+			if err != nil {
+				return err
+			}
+			return Run(c.Context(), o, client, args)
+		},
+	}
+	o.AddOutputFlag(c)
+	o.AddSelectionFlags(c)
+	return c
+}
+
+// Run reads the cluster and prints the tree.
+func Run(ctx context.Context, o *options.Options, client kubernetes.Interface, nodes []string) error {
+	selector, err := labels.Parse(o.Selector)
+	if err != nil {
+		return fmt.Errorf("-l %s: it must be a label selector of nodes, such as team=ml: %w", o.Selector, err)
+	}
+	namespace, err := o.Namespace()
+	if err != nil {
+		return err
+	}
+	snapshot, err := fleet.Read(ctx, client, namespace)
+	if err != nil {
+		return err
+	}
+	snapshot.Warn(o.ErrOut, fleet.ResourceClasses, fleet.ResourceTemplates)
+	t, err := New(fleet.New(snapshot, o.Driver), Selection{Nodes: nodes, Labels: selector, Namespace: namespace})
+	if err != nil {
+		return err
+	}
+	return printer.Print(o, t, View(t))
+}

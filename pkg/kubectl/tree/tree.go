@@ -1,0 +1,351 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package tree shows what every GPU is used for: from the node to the pods, with a strip of the
+// GPU's memory slices, its health, and what still fits.
+package tree
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/kubectl/printer"
+)
+
+// Tree is what the command prints.
+type Tree struct {
+	metav1.TypeMeta `json:",inline"`
+
+	Driver string `json:"driver"`
+	Nodes  []Node `json:"nodes"`
+	// Unpublished are devices that claims have and that no slice has any more.
+	Unpublished []Device `json:"unpublished,omitempty"`
+}
+
+// Node is one with devices of the driver.
+type Node struct {
+	Name string `json:"name"`
+	// Problems are what keeps pods from the node, such as that it is not ready.
+	Problems []string `json:"problems,omitempty"`
+	GPUs     []GPU    `json:"gpus"`
+}
+
+// GPU is one of a node.
+type GPU struct {
+	Name        string `json:"name"`
+	UUID        string `json:"uuid,omitempty"`
+	ProductName string `json:"productName,omitempty"`
+	PCIBusID    string `json:"pciBusID,omitempty"`
+	MemoryBytes int64  `json:"memoryBytes,omitempty"`
+	// Cells are the GPU's memory slices, as far as they have a counter of their own. A GPU that
+	// cannot be partitioned is one cell.
+	Cells  []Cell  `json:"cells"`
+	Taints []Taint `json:"taints,omitempty"`
+	// Devices are those that claims have.
+	Devices []Device `json:"devices,omitempty"`
+	Free    Free     `json:"free"`
+}
+
+// Cell states.
+const (
+	// CellFree: a claim can be allocated it.
+	CellFree = "free"
+	// CellTaken: a claim has it.
+	CellTaken = "taken"
+	// CellShared: it belongs to a device that claims share.
+	CellShared = "shared"
+	// CellBlocked: nobody has it, and taints keep it from being allocated.
+	CellBlocked = "blocked"
+)
+
+// Cell is a memory slice, with those that follow it and have no counter.
+type Cell struct {
+	Slice int    `json:"slice"`
+	State string `json:"state"`
+	// Mark is that of the claim, "" if it is not to be named.
+	Mark string `json:"mark,omitempty"`
+}
+
+// Taint is one of some of a GPU's devices.
+type Taint struct {
+	Key    string `json:"key"`
+	Value  string `json:"value,omitempty"`
+	Effect string `json:"effect"`
+	// Devices is how many have it, of all but observers.
+	Devices int `json:"devices"`
+	Of      int `json:"of"`
+}
+
+// Device is one that claims have.
+type Device struct {
+	Pool      string `json:"pool"`
+	Name      string `json:"name"`
+	Type      string `json:"type,omitempty"`
+	Profile   string `json:"profile,omitempty"`
+	Placement []int  `json:"placement,omitempty"`
+	// Shares is how many claims can have it at once, 0 if one has it alone.
+	Shares int     `json:"shares,omitempty"`
+	Claims []Claim `json:"claims"`
+}
+
+// Claim is one that has a device. Of those of other namespaces only what they take is told.
+type Claim struct {
+	// Mark is the letter of the claim on this GPU.
+	Mark        string `json:"mark,omitempty"`
+	Namespace   string `json:"namespace,omitempty"`
+	Name        string `json:"name,omitempty"`
+	AdminAccess bool   `json:"adminAccess,omitempty"`
+	// MemoryBytes and SMPercent are what the scheduler counts for a share.
+	MemoryBytes int64 `json:"memoryBytes,omitempty"`
+	SMPercent   int64 `json:"smPercent,omitempty"`
+	// UUID is that of the live device, as the driver reports it.
+	UUID string `json:"uuid,omitempty"`
+	// NotReady is the reason that the driver gives, and its message.
+	NotReady string `json:"notReady,omitempty"`
+	Pods     []Pod  `json:"pods,omitempty"`
+}
+
+// Pod is one that a claim is reserved for.
+type Pod struct {
+	Name  string `json:"name"`
+	Phase string `json:"phase"`
+}
+
+// Free is what claims can still be allocated, each kind by itself.
+type Free struct {
+	Whole      bool        `json:"whole"`
+	Partitions []Partition `json:"partitions,omitempty"`
+	Shares     []Share     `json:"shares,omitempty"`
+}
+
+// Partition says how many of a profile fit at once.
+type Partition struct {
+	Profile string `json:"profile"`
+	Count   int    `json:"count"`
+}
+
+// Share says what is free of a device that claims share.
+type Share struct {
+	Device  string `json:"device"`
+	Type    string `json:"type"`
+	Profile string `json:"profile,omitempty"`
+	// Count is for claims that ask for nothing in particular, Shares the most, MemoryBytes and
+	// SMPercent the largest share.
+	Count       int   `json:"count"`
+	Shares      int   `json:"shares"`
+	MemoryBytes int64 `json:"memoryBytes,omitempty"`
+	SMPercent   int64 `json:"smPercent,omitempty"`
+}
+
+// Selection says what to show.
+type Selection struct {
+	// Nodes are names, all nodes if there are none. Labels selects among them.
+	Nodes  []string
+	Labels labels.Selector
+	// Namespace is the one whose claims are named, "" for all.
+	Namespace string
+}
+
+// New makes the tree of a model.
+func New(m *fleet.Model, s Selection) (*Tree, error) {
+	t := &Tree{TypeMeta: printer.TypeMeta("Tree"), Driver: m.Driver, Nodes: []Node{}}
+	for _, name := range s.Nodes {
+		if !slices.ContainsFunc(m.Nodes, func(n *fleet.Node) bool { return n.Name == name }) {
+			return nil, fmt.Errorf("node %s has no devices of driver %s; nodes with some: %s", name, m.Driver, names(m.Nodes))
+		}
+	}
+	for _, n := range m.Nodes {
+		if len(s.Nodes) > 0 && !slices.Contains(s.Nodes, n.Name) || !selected(n, s.Labels) {
+			continue
+		}
+		node := Node{Name: n.Name, Problems: problems(n), GPUs: []GPU{}}
+		for _, g := range n.GPUs {
+			node.GPUs = append(node.GPUs, newGPU(g, s.Namespace))
+		}
+		t.Nodes = append(t.Nodes, node)
+	}
+	if len(s.Nodes) == 0 && (s.Labels == nil || s.Labels.Empty()) {
+		for _, h := range m.Holdings {
+			if h.Device == nil {
+				t.Unpublished = append(t.Unpublished, Device{Pool: h.Result.Pool, Name: h.Result.Device, Claims: []Claim{newClaim(h, s.Namespace, "")}})
+			}
+		}
+	}
+	return t, nil
+}
+
+func names(nodes []*fleet.Node) string {
+	const most = 10
+	var all []string
+	for _, n := range nodes {
+		if all = append(all, n.Name); len(all) == most && len(nodes) > most {
+			return fmt.Sprintf("%s and %d more", strings.Join(all, ", "), len(nodes)-most)
+		}
+	}
+	return cmp.Or(strings.Join(all, ", "), "none")
+}
+
+// selected reports whether the node's labels match. Nothing is known of a node without object.
+func selected(n *fleet.Node, s labels.Selector) bool {
+	if s == nil || s.Empty() {
+		return true
+	}
+	return n.Object != nil && s.Matches(labels.Set(n.Object.Labels))
+}
+
+func problems(n *fleet.Node) []string {
+	var out []string
+	if n.Incomplete {
+		out = append(out, "ResourceSlices are missing: nothing can be allocated")
+	}
+	if n.Object == nil {
+		return out
+	}
+	if n.Object.Spec.Unschedulable {
+		out = append(out, "cordoned")
+	}
+	for _, c := range n.Object.Status.Conditions {
+		if c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue {
+			out = append(out, strings.TrimSuffix("not ready: "+c.Reason, ": "))
+		}
+	}
+	return out
+}
+
+func newGPU(g *fleet.GPU, namespace string) GPU {
+	out := GPU{
+		Name: g.Name, UUID: g.UUID, ProductName: g.ProductName, PCIBusID: g.PCIBusID, MemoryBytes: g.MemoryBytes,
+		Taints: taints(g), Free: newFree(fleet.Free(g)),
+	}
+	marks := marks{}
+	for _, d := range g.Devices {
+		if len(d.Holdings) == 0 {
+			continue
+		}
+		device := Device{Pool: d.Pool, Name: d.Name, Type: d.Type, Profile: d.Profile, Placement: d.Placement}
+		if shares := d.Published.Capacity[fleet.CapacityShares]; d.Shared() {
+			device.Shares = int(shares.Value.Value())
+		}
+		for _, h := range d.Holdings {
+			device.Claims = append(device.Claims, newClaim(h, namespace, marks.of(h.Claim)))
+		}
+		out.Devices = append(out.Devices, device)
+	}
+	slices.SortStableFunc(out.Devices, func(a, b Device) int { return slices.Compare(a.Placement, b.Placement) })
+	out.Cells = cells(g, namespace, marks)
+	return out
+}
+
+// marks are letters of claims, in the order in which they come.
+type marks map[*resourceapi.ResourceClaim]string
+
+const letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+func (m marks) of(c *resourceapi.ResourceClaim) string {
+	if m[c] == "" {
+		m[c] = string(letters[len(m)%len(letters)])
+	}
+	return m[c]
+}
+
+func newClaim(h *fleet.Holding, namespace, mark string) Claim {
+	memory, percent := h.Result.ConsumedCapacity[fleet.CapacityMemory], h.Result.ConsumedCapacity[fleet.CapacitySMPercent]
+	c := Claim{AdminAccess: h.Admin(), MemoryBytes: memory.Value(), SMPercent: percent.Value()}
+	if namespace != "" && h.Claim.Namespace != namespace {
+		return c
+	}
+	c.Mark, c.Namespace, c.Name = mark, h.Claim.Namespace, h.Claim.Name
+	if live := h.Live(); live != nil {
+		c.UUID = live.UUID
+	}
+	if not := h.NotReady(); not != nil {
+		c.NotReady = not.Reason + ": " + not.Message
+	}
+	for _, p := range h.Pods {
+		c.Pods = append(c.Pods, Pod{Name: p.Name, Phase: string(p.Status.Phase)})
+	}
+	return c
+}
+
+func taints(g *fleet.GPU) []Taint {
+	var out []Taint
+	of := 0
+	for _, d := range g.Devices {
+		// An observer is tainted so that nobody has it without admin access.
+		if d.Type == fleet.TypeObserver {
+			continue
+		}
+		of++
+		for _, t := range d.Taints {
+			one := Taint{Key: t.Key, Value: t.Value, Effect: string(t.Effect)}
+			i := slices.IndexFunc(out, func(o Taint) bool { return o.Key == one.Key && o.Value == one.Value && o.Effect == one.Effect })
+			if i < 0 {
+				i, out = len(out), append(out, one)
+			}
+			out[i].Devices++
+		}
+	}
+	for i := range out {
+		out[i].Of = of
+	}
+	return out
+}
+
+func cells(g *fleet.GPU, namespace string, marks marks) []Cell {
+	indexes := g.Cells
+	if len(indexes) == 0 {
+		indexes = []int{0}
+	}
+	out := make([]Cell, 0, len(indexes))
+	for _, index := range indexes {
+		out = append(out, cell(g, index, namespace, marks))
+	}
+	return out
+}
+
+// cell says who has a slice: every device that is not a partition has all of them.
+func cell(g *fleet.GPU, index int, namespace string, marks marks) Cell {
+	c := Cell{Slice: index, State: CellBlocked}
+	for _, d := range g.Devices {
+		if d.Type == fleet.TypeObserver || len(d.Placement) > 0 && !slices.Contains(d.Placement, index) {
+			continue
+		}
+		held := d.Held()
+		switch {
+		case len(held) > 0 && d.Shared():
+			c.State = CellShared
+			return c
+		case len(held) > 0:
+			c.State = CellTaken
+			if claim := held[0].Claim; namespace == "" || claim.Namespace == namespace {
+				c.Mark = marks.of(claim)
+			}
+			return c
+		case !d.Tainted():
+			c.State = CellFree
+		}
+	}
+	return c
+}
+
+func newFree(r fleet.Room) Free {
+	f := Free{Whole: r.Whole}
+	for _, p := range r.Partitions {
+		f.Partitions = append(f.Partitions, Partition{Profile: p.Profile, Count: p.Count})
+	}
+	for _, s := range r.Shares {
+		f.Shares = append(f.Shares, Share{
+			Device: s.Device.Name, Type: s.Device.Type, Profile: s.Device.Profile,
+			Count: s.Count, Shares: s.Shares, MemoryBytes: s.MemoryBytes, SMPercent: s.SMPercent,
+		})
+	}
+	return f
+}

@@ -1,0 +1,205 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package tree
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/partage-dev/partage/pkg/api"
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/kubectl/fleettest"
+	"github.com/partage-dev/partage/pkg/kubectl/options"
+	"github.com/partage-dev/partage/pkg/kubectl/printer"
+)
+
+var update = flag.Bool("update", false, "write the golden files instead of comparing with them")
+
+// example is a fleet with a bit of everything.
+func example(t *testing.T) *fleettest.Fleet {
+	t.Helper()
+	f := fleettest.New(t)
+	f.AddNode("hopper", "h100-80-sxm", 3).Labels["pool"] = "big"
+	f.AddNode("small", "t4", 1)
+	f.AddPartitionedNode("old", "a30", 1)
+	trains := f.Held("team", "training", "hopper", fleettest.Request("mig.nvidia.com", fleettest.Profile("3g.40gb")))
+	f.Run(trains, "hopper").Status.Phase = corev1.PodPending
+	f.Held("other", "inference", "hopper", fleettest.Request("mig.nvidia.com", fleettest.Profile("1g.20gb")))
+	f.Held("team", "notebook", "hopper", fleettest.Share("mps.partage.dev", "10Gi", "30"))
+	f.Held("other", "notebook", "hopper", fleettest.Share("mps.partage.dev", "20Gi", ""))
+	f.Held("team", "turns", "small", fleettest.Request("timeslice.partage.dev"))
+	gone := f.Held("team", "gone", "old", fleettest.Request("mig.nvidia.com", fleettest.Profile("1g.6gb")))
+	gone.Status.Allocation.Devices.Results[0].Device = "gpu-that-is-gone"
+
+	result := trains.Status.Allocation.Devices.Results[0]
+	data, err := json.Marshal(api.DeviceStatus{
+		TypeMeta: metav1.TypeMeta{APIVersion: api.StatusVersion, Kind: api.DeviceStatusKind}, UUID: "MIG-00000000-0000-4000-8000-000000000001",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	trains.Status.Devices = []resourceapi.AllocatedDeviceStatus{{
+		Driver: result.Driver, Pool: result.Pool, Device: result.Device, Data: &runtime.RawExtension{Raw: data},
+		Conditions: []metav1.Condition{{Type: "Ready", Status: metav1.ConditionFalse, Reason: "GPULost", Message: "The GPU is \x1b[31mlost"}},
+	}}
+	f.TaintRules = append(f.TaintRules, &resourceapi.DeviceTaintRule{Spec: resourceapi.DeviceTaintRuleSpec{
+		DeviceSelector: &resourceapi.DeviceTaintSelector{Pool: new("small")},
+		Taint:          resourceapi.DeviceTaint{Key: "example.com/maintenance", Value: "friday", Effect: resourceapi.DeviceTaintEffectNoSchedule},
+	}})
+	f.Nodes[2].Spec.Unschedulable = true
+	f.Nodes[2].Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, Reason: "NodeStatusUnknown"}}
+	return f
+}
+
+func treeOf(t *testing.T, s Selection) *Tree {
+	t.Helper()
+	tree, err := New(fleet.New(example(t).Snapshot, fleettest.Driver), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tree
+}
+
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	file := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(file, []byte(got), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("rewrite it with -update when this is meant; -want +got:\n%s", diff)
+	}
+}
+
+func TestView(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		file   string
+		format printer.Format
+		s      Selection
+	}{
+		{"team.txt", printer.Format{Unicode: true}, Selection{Namespace: "team"}},
+		{"all-wide.txt", printer.Format{Unicode: true, Wide: true}, Selection{}},
+		{"ascii.txt", printer.Format{}, Selection{Nodes: []string{"hopper"}}},
+		{"colour.txt", printer.Format{Unicode: true, Color: true}, Selection{Nodes: []string{"hopper", "old"}}},
+	} {
+		t.Run(c.file, func(t *testing.T) {
+			t.Parallel()
+			var out bytes.Buffer
+			if err := View(treeOf(t, c.s)).Write(&out, c.format); err != nil {
+				t.Fatal(err)
+			}
+			if !c.format.Unicode && strings.ContainsFunc(out.String(), func(r rune) bool { return r > 127 }) {
+				t.Error("it is not ASCII")
+			}
+			golden(t, c.file, out.String())
+		})
+	}
+}
+
+func TestObject(t *testing.T) {
+	t.Parallel()
+	streams, _, out, _ := genericiooptions.NewTestIOStreams()
+	o := options.New(streams)
+	o.Output = options.OutputYAML
+	tree := treeOf(t, Selection{Namespace: "team", Nodes: []string{"hopper"}})
+	if err := printer.Print(o, tree, View(tree)); err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(out.String(), "name: inference") {
+		t.Error("a claim of another namespace is named")
+	}
+	golden(t, "hopper.yaml", out.String())
+}
+
+func TestSelection(t *testing.T) {
+	t.Parallel()
+	m := fleet.New(example(t).Snapshot, fleettest.Driver)
+	for _, c := range []struct {
+		selector string
+		nodes    []string
+		want     []string
+		fails    string
+	}{
+		{"", nil, []string{"hopper", "old", "small"}, ""},
+		{"pool=big", nil, []string{"hopper"}, ""},
+		{"pool!=big", []string{"hopper", "old"}, []string{"old"}, ""},
+		{"", []string{"nowhere"}, nil, "node nowhere has no devices of driver gpu.nvidia.com; nodes with some: hopper, old, small"},
+	} {
+		selector, err := labels.Parse(c.selector)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tree, err := New(m, Selection{Nodes: c.nodes, Labels: selector})
+		if c.fails != "" {
+			if err == nil || err.Error() != c.fails {
+				t.Errorf("%+v: %v", c, err)
+			}
+			continue
+		}
+		var got []string
+		for _, n := range tree.Nodes {
+			got = append(got, n.Name)
+		}
+		if diff := cmp.Diff(c.want, got); err != nil || diff != "" {
+			t.Errorf("%+v: %v\n%s", c, err, diff)
+		}
+	}
+}
+
+// TestRun: the command from the clients to the output.
+func TestRun(t *testing.T) {
+	t.Parallel()
+	client := fake.NewClientset()
+	f := example(t)
+	for _, s := range f.Slices {
+		if err := client.Tracker().Add(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	streams, _, out, _ := genericiooptions.NewTestIOStreams()
+	o := options.New(streams)
+	o.AllNamespaces, o.Output = true, options.OutputName
+	if err := Run(t.Context(), o, client, nil); err != nil || out.String() != "node/hopper\nnode/old\nnode/small\n" {
+		t.Errorf("%v, %s", err, out.String())
+	}
+	o.Selector = "a==="
+	if err := Run(t.Context(), o, client, nil); err == nil || !strings.HasPrefix(err.Error(), "-l a===: it must be a label selector") {
+		t.Error(err)
+	}
+	o.Selector, o.Output, o.Driver = "", "", "other.example.com"
+	out.Reset()
+	if err := Run(t.Context(), o, client, nil); err != nil || out.String() != "No node has devices of driver other.example.com.\n" {
+		t.Errorf("%v, %q", err, out.String())
+	}
+}
+
+func TestBytes(t *testing.T) {
+	t.Parallel()
+	for n, want := range map[int64]string{1: "1Mi", 1 << 20: "1Mi", 5952 << 20: "5.8Gi", 80 << 30: "80Gi", 900 << 20: "900Mi"} {
+		if got := Bytes(n); got != want {
+			t.Errorf("%d: %s, want %s", n, got, want)
+		}
+	}
+}
