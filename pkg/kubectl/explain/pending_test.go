@@ -98,7 +98,7 @@ var pendings = []pending{
 		return waits(r)(f)
 	}, want: CapacityUnknown},
 	{name: "three GPUs of two", make: waits(fleettest.Count(3, whole)), want: TooFewDevices, helps: []SuggestionKind{LowerCount}},
-	{name: "more than a claim can have", make: waits(fleettest.Count(33, mig)), want: TooManyResults, helps: []SuggestionKind{LowerCount}},
+	{name: "more than a claim can have", make: waits(fleettest.Count(33, whole)), want: TooManyResults, helps: []SuggestionKind{LowerCount}},
 	{name: "occupied", make: func(f *fleettest.Fleet) *corev1.Pod {
 		fill(f)
 		return waits(fleettest.Request(whole))(f)
