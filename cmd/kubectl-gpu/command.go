@@ -13,11 +13,14 @@ import (
 
 	"github.com/partage-dev/partage/pkg/kubectl/advise"
 	"github.com/partage-dev/partage/pkg/kubectl/completion"
+	"github.com/partage-dev/partage/pkg/kubectl/cost"
 	"github.com/partage-dev/partage/pkg/kubectl/doctor"
 	"github.com/partage-dev/partage/pkg/kubectl/explain"
+	"github.com/partage-dev/partage/pkg/kubectl/fragmentation"
 	"github.com/partage-dev/partage/pkg/kubectl/idle"
 	"github.com/partage-dev/partage/pkg/kubectl/migrate"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
+	"github.com/partage-dev/partage/pkg/kubectl/rightsize"
 	"github.com/partage-dev/partage/pkg/kubectl/sliceset"
 	"github.com/partage-dev/partage/pkg/kubectl/top"
 	"github.com/partage-dev/partage/pkg/kubectl/tree"
@@ -44,6 +47,8 @@ func groups() []group {
 			{tree.NewCommand, completion.Nodes},
 			{top.NewCommand, nil},
 			{idle.NewCommand, nil},
+			{fragmentation.NewCommand, nil},
+			{cost.NewCommand, nil},
 			{ui.NewCommand, nil},
 		}},
 		{"ask", "Ask why something does not work:", []entry{
@@ -52,6 +57,7 @@ func groups() []group {
 		}},
 		{"choose", "Choose how to share:", []entry{
 			{advise.NewCommand, nil},
+			{rightsize.NewCommand, nil},
 			{migrate.NewCommand, nil},
 			{sliceset.NewCommand, nil},
 		}},
