@@ -17,6 +17,9 @@ export CGO_ENABLED := 1
 VERSION ?= $(shell git describe --tags --dirty 2>/dev/null || echo devel)
 COMMIT ?= $(shell git describe --always --dirty --abbrev=12 --exclude '*' 2>/dev/null)
 VERSION_PKG := github.com/partage-dev/partage/pkg/version
+# Without the tracing pages of gRPC and the templates of the command line's help, which nobody
+# sees, the linker leaves out every method that nothing calls: see test/flow/metrics.
+GO_TAGS := grpcnotrace,urfave_cli_no_template
 GO_LDFLAGS := -s -w -X $(VERSION_PKG).version=$(VERSION) -X $(VERSION_PKG).commit=$(COMMIT)
 
 OUT := _output
@@ -83,8 +86,8 @@ demo-down: ## Stop the local Kubernetes; nothing of it stays
 .PHONY: build
 build: gpusim ## Build the driver and the test tools into bin/
 	$(call say,building the driver and the tools)
-	go build -ldflags '$(GO_LDFLAGS)' -o bin/ ./cmd/gpu-kubelet-plugin ./cmd/cuda-probe
-	CGO_ENABLED=0 go build -ldflags '$(GO_LDFLAGS)' -o bin/ ./cmd/mps-supervisor ./cmd/partage-hook ./cmd/kubectl-gpu
+	go build -tags '$(GO_TAGS)' -ldflags '$(GO_LDFLAGS)' -o bin/ ./cmd/gpu-kubelet-plugin ./cmd/cuda-probe
+	CGO_ENABLED=0 go build -tags '$(GO_TAGS)' -ldflags '$(GO_LDFLAGS)' -o bin/ ./cmd/mps-supervisor ./cmd/partage-hook ./cmd/kubectl-gpu
 	ln -sf kubectl-gpu bin/kubectl_complete-gpu
 	go build -ldflags '-s -w' -o bin/nvidia-cdi-hook github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook
 	cd test/cluster && CGO_ENABLED=0 go build -o ../../bin/cluster ./cmd/cluster
@@ -130,7 +133,7 @@ pinned:
 ##@ Test
 
 .PHONY: test
-test: root setup test-unit test-allocators helm-check test-monitoring test-flow test-cluster test-admission ## Run all tests, with all that they need
+test: root setup test-unit test-allocators helm-check test-monitoring test-ui test-flow test-cluster test-admission ## Run all tests, with all that they need
 	$(call say,all tests passed)
 
 .PHONY: test-all
@@ -226,6 +229,12 @@ test-monitoring: $(HELM) prometheus ## Test the chart's alerts and dashboards wi
 	$(call say,alerts and dashboards)
 	HELM=$(CURDIR)/$(HELM) go test -count=1 -v ./test/monitoring/... | grep -E '^(--- FAIL|ok|FAIL|panic)|_test.go:[0-9]+:'
 
+.PHONY: test-ui
+test-ui: root ## Try the page of kubectl gpu ui in a real browser
+	$(call say,kubectl gpu ui in a browser)
+	test/ui/setup.sh
+	cd test/ui && CGO_ENABLED=0 go test -count=1 -timeout 30m ./...
+
 .PHONY: bench
 bench: build ## Measure Prepare and Unprepare, without and with simulated latency of the hardware
 	go test -run '^$$' -bench . -benchtime 3s ./test/flow/bench
@@ -243,6 +252,7 @@ lint: $(LINT) gpusim ## Check formatting and code of all modules
 	@# What runs on the machines of users, too.
 	for os in darwin windows; do GOOS=$$os CGO_ENABLED=0 go vet ./cmd/kubectl-gpu ./pkg/kubectl/...; done
 	cd test/cluster && CGO_ENABLED=0 go vet -tags cluster $(LINT_CLUSTER) && CGO_ENABLED=0 $(CURDIR)/$(LINT) run --allow-serial-runners --config $(CURDIR)/.golangci.yaml $(LINT_CLUSTER)
+	cd test/ui && CGO_ENABLED=0 $(CURDIR)/$(LINT) run --allow-serial-runners --config $(CURDIR)/.golangci.yaml ./...
 	cd test/allocators && $(CURDIR)/$(LINT) run --allow-serial-runners --config $(CURDIR)/.golangci.yaml .
 
 $(LINT): test/tools/go.mod test/tools/go.sum
@@ -272,6 +282,12 @@ dashboards: root prometheus ## Draw the chart's dashboards into docs/images, wit
 	$(call say,pictures of the dashboards)
 	test/dashboard/setup.sh $(OUT)/dashboard
 	go run ./test/dashboard -bundle $(OUT)/dashboard/page
+
+.PHONY: ui-pictures
+ui-pictures: root ## Take the pictures of kubectl gpu ui for docs/images
+	$(call say,pictures of kubectl gpu ui)
+	test/ui/setup.sh
+	cd test/ui && CGO_ENABLED=0 go run ./cmd/pictures
 
 .PHONY: clean
 clean: ## Remove what was built; refused while a cluster runs

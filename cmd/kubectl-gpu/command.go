@@ -44,11 +44,10 @@ type entry struct {
 func groups() []group {
 	return []group{
 		{"see", "See what GPUs are used for:", []entry{
+			{fragmentation.NewCommand, nil},
 			{tree.NewCommand, completion.Nodes},
 			{top.NewCommand, nil},
 			{idle.NewCommand, nil},
-			{fragmentation.NewCommand, nil},
-			{cost.NewCommand, nil},
 			{ui.NewCommand, nil},
 		}},
 		{"ask", "Ask why something does not work:", []entry{
@@ -57,8 +56,9 @@ func groups() []group {
 		}},
 		{"choose", "Choose how to share:", []entry{
 			{advise.NewCommand, nil},
-			{rightsize.NewCommand, nil},
+			{cost.NewCommand, nil},
 			{migrate.NewCommand, nil},
+			{rightsize.NewCommand, nil},
 			{sliceset.NewCommand, nil},
 		}},
 	}

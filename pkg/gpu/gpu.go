@@ -9,7 +9,10 @@
 // minors may change at a boot while the PCI address does not.
 package gpu
 
-import "slices"
+import (
+	"slices"
+	"time"
+)
 
 // Node is everything that a node reports about its GPUs.
 type Node struct {
@@ -144,7 +147,10 @@ type MIGState struct {
 // Instance is a live GPU instance. Its ID is the driver's and is not
 // sequential; it is only unique while the instance lives.
 type Instance struct {
-	ID        int
+	ID int
+	// IDSince is from when on no other instance with a compute instance was seen to have the
+	// ID, or zero for ever.
+	IDSince   time.Time
 	ProfileID uint32
 	Placement Placement
 	// Compute is empty if the compute instance was not created yet or is destroyed

@@ -27,15 +27,16 @@ const (
 
 // Event is something that the driver reports about a GPU when it happens.
 type Event struct {
-	// Time is when it was received.
-	Time       time.Time
-	PCIAddress string
-	Kind       EventKind
+	// Time is when it was received, NotBefore when the driver last had no event to report: it
+	// happened between them. That is seconds, or longer while waiting for events hangs.
+	Time, NotBefore time.Time
+	PCIAddress      string
+	Kind            EventKind
 	// XID is the number of an EventXID.
 	XID uint64
 	// InstanceID and ComputeInstanceID are those of the partition that is affected, or -1:
 	// without a GPU instance all of the GPU is affected, without a compute instance all of
-	// the GPU instance. They are valid at the time of the event only.
+	// the GPU instance. They are valid at the time of the event only; see Instance.IDSince.
 	InstanceID, ComputeInstanceID int
 }
 

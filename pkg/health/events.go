@@ -22,7 +22,7 @@ func (m *Monitor) receive(ctx context.Context, e gpu.Event) {
 		m.o.ObserveEvent(e)
 	}
 	kind := e
-	kind.Time = time.Time{}
+	kind.Time, kind.NotBefore = time.Time{}, time.Time{}
 	m.mu.Lock()
 	w := m.watches[e.PCIAddress]
 	joins, full := false, false
@@ -30,7 +30,7 @@ func (m *Monitor) receive(ctx context.Context, e gpu.Event) {
 		_, joins = w.waiting[kind]
 		full = !joins && len(w.waiting) == queueLength
 		if !full {
-			w.waiting[kind] = e.Time
+			w.waiting[kind] = e
 		}
 	}
 	m.mu.Unlock()
@@ -53,10 +53,9 @@ func (m *Monitor) handleEvents(ctx context.Context, w *watch) {
 		select {
 		case <-ctx.Done():
 			return
-		case e := <-w.events:
+		case kind := <-w.events:
 			m.mu.Lock()
-			kind := e
-			e.Time = w.waiting[kind]
+			e := w.waiting[kind]
 			delete(w.waiting, kind)
 			m.mu.Unlock()
 			m.handle(ctx, w, e)
@@ -82,7 +81,8 @@ func (w *watch) read() {
 }
 
 // place looks up the partition that an event is about. It is nil where there is none, and
-// where that cannot be found out: then all of the GPU counts as affected.
+// where that cannot be found out: where the look fails, where the partition is gone, and where
+// another one may have had its instance when the event happened.
 func (m *Monitor) place(ctx context.Context, e gpu.Event) *Place {
 	if e.InstanceID < 0 || e.Kind == gpu.EventXID && Lookup(e.XID).Scope == WholeGPU {
 		return nil
@@ -95,10 +95,18 @@ func (m *Monitor) place(ctx context.Context, e gpu.Event) *Place {
 		return nil
 	}
 	for _, i := range state.Instances {
-		// The parts of an instance that is divided are no devices.
-		if i.ID == e.InstanceID && len(i.Compute) == 1 && (e.ComputeInstanceID < 0 || e.ComputeInstanceID == i.Compute[0].ID) {
+		switch {
+		case i.ID != e.InstanceID:
+			continue
+		case i.IDSince.After(e.NotBefore):
+			klog.FromContext(ctx).Info("An event may be about an earlier partition", "pciAddress", e.PCIAddress, "instance", i.ID,
+				"notBefore", e.NotBefore, "idSince", i.IDSince)
+			return nil
+		case len(i.Compute) == 1 && (e.ComputeInstanceID < 0 || e.ComputeInstanceID == i.Compute[0].ID):
 			return &Place{UUID: i.Compute[0].UUID, ProfileID: i.ProfileID, Placement: i.Placement}
 		}
+		// The parts of an instance that is divided are no devices.
+		return nil
 	}
 	return nil
 }

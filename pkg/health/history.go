@@ -121,7 +121,7 @@ func (r *record) forgotten(now time.Time) bool {
 // restart ends what does not survive a restart of the machine: what is mended by a reset,
 // what a reading will find again, and what was wrong with partitions.
 func (r *record) restart() {
-	r.Faults = slices.DeleteFunc(r.Faults, func(f *fault) bool { return f.Partition != nil || f.Ending != whenQuiet })
+	r.Faults = slices.DeleteFunc(r.Faults, func(f *fault) bool { return f.Partition != nil || f.Unplaced || f.Ending != whenQuiet })
 	r.Absent, r.Wants, r.Content, r.Uncorrected = false, "", time.Time{}, nil
 }
 

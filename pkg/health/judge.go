@@ -41,6 +41,7 @@ type identity struct {
 	reason    device.Reason
 	xid       uint64
 	partition string
+	unplaced  bool
 }
 
 // ending is how a fault ends.
@@ -63,7 +64,9 @@ type fault struct {
 	Value string `json:"value,omitempty"`
 	// Partition is nil for all of the GPU.
 	Partition *Place `json:"partition,omitempty"`
-	Ending    ending `json:"ending"`
+	// Unplaced says that it is of one partition, and not known of which.
+	Unplaced bool   `json:"unplaced,omitempty"`
+	Ending   ending `json:"ending"`
 	// Detail is what is wrong, for people.
 	Detail string `json:"detail"`
 	// First and Last are when it was seen.
@@ -79,7 +82,7 @@ type fault struct {
 }
 
 func (f *fault) identity() identity {
-	id := identity{reason: f.Reason, xid: f.XID}
+	id := identity{reason: f.Reason, xid: f.XID, unplaced: f.Unplaced}
 	if f.Partition != nil {
 		id.partition = f.Partition.UUID
 	}
@@ -137,7 +140,8 @@ func (j *judge) follow(pciAddress, uuid string) {
 }
 
 // event takes an event, and returns what the XID means if it is one. The place is nil where
-// all of the GPU is affected. An XID that is ignored under the policy is no fault.
+// all of the GPU is affected, or a partition that is not known. An XID that is ignored under the
+// policy is no fault.
 func (j *judge) event(e gpu.Event, at *Place, h *policy.Health) (xid XID) {
 	r := j.gpus[e.PCIAddress]
 	if r == nil {
@@ -149,16 +153,18 @@ func (j *judge) event(e gpu.Event, at *Place, h *policy.Health) (xid XID) {
 		if xid.effect(h) == policy.EffectIgnore {
 			break
 		}
-		if xid.Scope == WholeGPU {
-			at = nil
-		}
 		number := strconv.FormatUint(e.XID, 10)
-		j.see(r, &fault{
-			Reason: device.XID, XID: e.XID, Value: number, Partition: at, Ending: ending(xid.Recovery),
-			Detail: "XID " + number + " (" + xid.Name + ")",
-		}, e.Time)
+		f := &fault{
+			Reason: device.XID, XID: e.XID, Value: number, Ending: ending(xid.Recovery), Detail: "XID " + number + " (" + xid.Name + ")",
+		}
+		if xid.Scope != WholeGPU {
+			f.put(e, at)
+		}
+		j.see(r, f, e.Time)
 	case gpu.EventUncorrectedECC:
-		j.see(r, uncorrected(at), e.Time)
+		f := uncorrected()
+		f.put(e, at)
+		j.see(r, f, e.Time)
 	case gpu.EventLost:
 		j.see(r, &fault{Reason: device.Lost, Ending: whenRead, Detail: "the driver reports that it is lost"}, e.Time)
 	case gpu.EventReset:
@@ -167,10 +173,16 @@ func (j *judge) event(e gpu.Event, at *Place, h *policy.Health) (xid XID) {
 	return xid
 }
 
-func uncorrected(at *Place) *fault {
-	return &fault{
-		Reason: device.UncorrectedECC, Partition: at, Ending: whenQuiet, Detail: "memory had an error that ECC could not correct",
+// put says where a fault is that may be of one partition only.
+func (f *fault) put(e gpu.Event, at *Place) {
+	f.Partition, f.Unplaced = at, at == nil && e.InstanceID >= 0
+	if f.Unplaced {
+		f.Detail += " on a partition that is not known"
 	}
+}
+
+func uncorrected() *fault {
+	return &fault{Reason: device.UncorrectedECC, Ending: whenQuiet, Detail: "memory had an error that ECC could not correct"}
 }
 
 // see notes that something is wrong. What is known already lasts longer.

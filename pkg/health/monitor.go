@@ -73,8 +73,8 @@ type Options struct {
 }
 
 const (
-	// placeLimit is how long the look at the partitions may take for which an event is. The
-	// event counts for all of the GPU if it takes longer.
+	// placeLimit is how long the look at the partitions may take for which an event is. It is
+	// not known which one it is if it takes longer.
 	placeLimit = 5 * time.Second
 	// hungAfter is after how long a reading that does not return is a fault. It is longer than
 	// what the hardware takes for a call that hangs.
@@ -108,10 +108,10 @@ type watch struct {
 	pci string
 	// stop is nil before Run.
 	stop context.CancelFunc
-	// events are those that wait, each kind once and without its time, and waiting when each has
-	// happened last.
+	// events are those that wait, each kind once and without its times, and waiting the last one
+	// of each.
 	events  chan gpu.Event
-	waiting map[gpu.Event]time.Time
+	waiting map[gpu.Event]gpu.Event
 	// readNow asks for a reading.
 	readNow chan struct{}
 	// reading is since when a reading is in progress, or zero.
@@ -167,7 +167,7 @@ func (m *Monitor) Follow(uuids map[string]string, reaction policy.Health) {
 		if m.watches[pci] != nil {
 			continue
 		}
-		w := &watch{pci: pci, events: make(chan gpu.Event, queueLength), waiting: map[gpu.Event]time.Time{}, readNow: make(chan struct{}, 1)}
+		w := &watch{pci: pci, events: make(chan gpu.Event, queueLength), waiting: map[gpu.Event]gpu.Event{}, readNow: make(chan struct{}, 1)}
 		m.watches[pci] = w
 		if m.run != nil {
 			m.run(w)

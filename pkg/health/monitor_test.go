@@ -140,7 +140,15 @@ func newStation(t *testing.T, dir string, hardware *fakeHardware) *station {
 }
 
 func (s *station) send(pci string, xid uint64, instance int) {
-	s.hardware.events <- gpu.Event{Time: time.Now(), PCIAddress: pci, Kind: gpu.EventXID, XID: xid, InstanceID: instance, ComputeInstanceID: -1}
+	s.deliver(pci, xid, instance, 0)
+}
+
+// deliver sends an XID that may be older, by as much.
+func (s *station) deliver(pci string, xid uint64, instance int, old time.Duration) {
+	now := time.Now()
+	s.hardware.events <- gpu.Event{
+		Time: now, NotBefore: now.Add(-old), PCIAddress: pci, Kind: gpu.EventXID, XID: xid, InstanceID: instance, ComputeInstanceID: -1,
+	}
 	synctest.Wait()
 }
 
@@ -210,6 +218,77 @@ func TestMonitor(t *testing.T) {
 		if len(s.observed) != 6 {
 			t.Errorf("observed %v", s.observed)
 		}
+	})
+}
+
+// TestReusedInstance: an event that may be older than the partition that now has the instance is
+// not about that partition. It keeps new pods away from the GPU and evicts nobody, whatever the
+// policy has for it; one of all of the GPU does.
+func TestReusedInstance(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		h := newFakeHardware()
+		state := partitioned("MIG-1", "MIG-2")
+		state.Instances[1].IDSince = time.Now().Add(-10 * time.Second)
+		h.states[pciA] = state
+		dir := t.TempDir()
+		s := newStation(t, dir, h)
+		reaction := policy.Builtin().Health
+		reaction.XIDs = map[uint64]policy.Effect{94: policy.EffectNoExecute}
+		uuids := map[string]string{pciA: "GPU-A", pciB: "GPU-B"}
+		s.Follow(uuids, reaction)
+		s.deliver(pciA, 94, 8, 20*time.Second)
+		s.deliver(pciA, 31, 8, 20*time.Second)
+		s.want(t, "an old event", "xid=94 NoSchedule")
+		if got := s.Conditions()[0].Message; !strings.Contains(got, "on a partition that is not known") {
+			t.Errorf("the condition says %q", got)
+		}
+		s.mu.Lock()
+		if len(s.programs) != 0 {
+			t.Errorf("told those who have the partition now: %+v", s.programs)
+		}
+		s.mu.Unlock()
+		s.end()
+		s = newStation(t, dir, h)
+		defer s.end()
+		s.Follow(uuids, reaction)
+		s.want(t, "restarted", "xid=94 NoSchedule")
+		s.deliver(pciA, 94, 8, 5*time.Second)
+		s.want(t, "an event that is younger than the partition", "xid=94 NoSchedule; xid=94 NoExecute at 1:1")
+		s.send(pciA, 94, -1)
+		s.want(t, "an event of all of the GPU", "xid=94 NoSchedule; xid=94 NoExecute at 1:1; xid=94 NoExecute")
+		s.deliver(pciA, 119, 8, 20*time.Second)
+		s.want(t, "what is about all of the GPU whatever it names",
+			"xid=94 NoSchedule; xid=94 NoExecute at 1:1; xid=94 NoExecute; xid=119 NoExecute")
+	})
+}
+
+// TestReusedInstanceInQueue: of events that wait for the look together, the last one says how old
+// they are.
+func TestReusedInstanceInQueue(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		h := newFakeHardware()
+		h.states[pciA] = partitioned("MIG-1", "MIG-2")
+		h.slow = 3 * time.Second
+		s := newStation(t, t.TempDir(), h)
+		defer s.end()
+		s.send(pciA, 48, 8) // keeps the queue busy
+		s.send(pciA, 94, 7)
+		s.send(pciA, 94, 8)
+		time.Sleep(time.Second)
+		h.set(func() {
+			// Both partitions go, and others get their instances.
+			state := partitioned("MIG-3", "MIG-4")
+			for i := range state.Instances {
+				state.Instances[i].IDSince = time.Now()
+			}
+			h.states[pciA] = state
+		})
+		time.Sleep(time.Second)
+		s.send(pciA, 94, 7)
+		time.Sleep(11 * time.Second)
+		s.want(t, "both", "xid=48 NoSchedule; xid=94 NoSchedule; xid=94 NoSchedule at 0:1")
 	})
 }
 

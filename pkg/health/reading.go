@@ -53,7 +53,7 @@ func (j *judge) read(pciAddress string, now reading) {
 		j.reset(r, now.Began)
 	}
 	if less(r.Uncorrected, now.Health.UncorrectedECC) && !r.has(device.UncorrectedECC) {
-		found = append(found, uncorrected(nil))
+		found = append(found, uncorrected())
 	}
 	for _, f := range r.lasting(found, now.Ended) {
 		j.see(r, f, now.Ended)

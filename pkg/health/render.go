@@ -16,6 +16,10 @@ func (f *fault) condition(pciAddress string, h *policy.Health) (device.Condition
 		c.Effect = xid.effect(h)
 		c.Message += ". " + xid.Advice
 	}
+	if f.Unplaced && c.Effect == policy.EffectNoExecute {
+		// It would evict the pods of others.
+		c.Effect = policy.EffectNoSchedule
+	}
 	if p := f.Partition; p != nil {
 		c.Where, c.ProfileID, c.Exact = &p.Placement, &p.ProfileID, true
 	}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/chromedp/cdproto/cdp"
+	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/cdproto/log"
 	"github.com/chromedp/cdproto/page"
 	"github.com/chromedp/cdproto/runtime"
@@ -32,6 +33,9 @@ const Boards = "../../pkg/device/testdata/boards"
 // startLimit is how long the browser may take to start.
 const startLimit = 2 * time.Minute
 
+// look is how often Wait looks.
+const look = 50 * time.Millisecond
+
 // browserName is Debian's.
 const browserName = "chromium-headless-shell"
 
@@ -43,6 +47,8 @@ type Page struct {
 	Context context.Context
 	// URL is the address with the token.
 	URL string
+	// StopServer ends the server, as a person does who presses Ctrl-C.
+	StopServer func()
 
 	cancels []func()
 	served  chan error
@@ -54,13 +60,14 @@ type Page struct {
 // Open serves a fleet and opens a tab of the given size. The page believes that it is noon of
 // the day of the fleets.
 func Open(ctx context.Context, objects []apiruntime.Object, width, height int, prepare ...func(*fake.Clientset)) (*Page, error) {
-	p := &Page{Client: fake.NewClientset(objects...), served: make(chan error, 1)}
+	// NewClientset, which tracks the owners of fields, takes minutes for 500 nodes.
+	p := &Page{Client: fake.NewSimpleClientset(objects...), served: make(chan error, 1)} //nolint:staticcheck // see above
 	for _, f := range prepare {
 		f(p.Client)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	p.cancels = append(p.cancels, cancel)
-	server, err := ui.New(p.Client, ui.Config{Driver: fleets.Driver, Context: "demo", Namespace: "research"})
+	server, err := ui.New(p.Client, ui.Config{Driver: fleets.Driver, Context: "demo", Namespace: "research", Explain: ui.ByAllocator})
 	if err != nil {
 		return nil, err
 	}
@@ -68,7 +75,9 @@ func Open(ctx context.Context, objects []apiruntime.Object, width, height int, p
 	if err != nil {
 		return nil, fmt.Errorf("listen for the browser: %w", err)
 	}
-	go func() { p.served <- server.Serve(ctx, listener) }()
+	serving, stopServer := context.WithCancel(ctx)
+	p.StopServer = stopServer
+	go func() { p.served <- server.Serve(serving, listener) }()
 	p.URL = "http://" + listener.Addr().String() + server.Path()
 
 	profile, err := os.MkdirTemp("", "partage-ui")
@@ -117,6 +126,40 @@ func (p *Page) listen(event any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.errors = append(p.errors, text)
+}
+
+// Do lets the browser do something.
+func (p *Page) Do(steps ...chromedp.Action[chromedp.Void]) error {
+	return chromedp.Do(p.Context, steps...)
+}
+
+// Wait waits until a JavaScript expression is true. The page's policy forbids what chromedp
+// has for that.
+func (p *Page) Wait(expression string) error {
+	again := time.NewTicker(look)
+	defer again.Stop()
+	for {
+		is, err := chromedp.Run(p.Context, chromedp.Evaluate[bool]("Boolean("+expression+")"))
+		if err != nil {
+			return fmt.Errorf("wait for %s: %w", expression, err)
+		}
+		if is {
+			return nil
+		}
+		select {
+		case <-p.Context.Done():
+			return fmt.Errorf("wait for %s: %w; the page has complained: %q", expression, context.Cause(p.Context), p.Errors())
+		case <-again.C:
+		}
+	}
+}
+
+// Dark has the page believe that the person prefers dark colours.
+func (p *Page) Dark() error {
+	_, err := chromedp.Call(p.Context, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
+		Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: "dark"}},
+	})
+	return err
 }
 
 // Errors returns what the page has complained about.

@@ -62,6 +62,7 @@ type Options struct {
 type Client struct {
 	session
 	monitoring monitoring
+	ids        idOwners
 }
 
 // New returns a client that has no session yet; see Open.

@@ -118,8 +118,8 @@ const eventTypes = nvml.EventTypeXidCriticalError | nvml.EventTypeDoubleBitEccEr
 	nvml.EventTypeGpuUnavailableError | nvml.EventTypeGpuRecoveryAction
 
 // eventOf is what the driver says, or false for an event that Events is not about.
-func eventOf(pci string, data nvml.EventData) (gpu.Event, bool) {
-	event := gpu.Event{Time: time.Now(), PCIAddress: pci, InstanceID: -1, ComputeInstanceID: -1}
+func eventOf(pci string, data nvml.EventData, notBefore time.Time) (gpu.Event, bool) {
+	event := gpu.Event{Time: time.Now(), NotBefore: notBefore, PCIAddress: pci, InstanceID: -1, ComputeInstanceID: -1}
 	switch data.EventType {
 	case nvml.EventTypeXidCriticalError:
 		event.Kind, event.XID = gpu.EventXID, data.EventData

@@ -21,6 +21,8 @@ const (
 	// eventWait is how long one call waits for an event. It bounds how long the end of a
 	// session takes.
 	eventWait = time.Second
+	// eventMore is how long the call after an event waits, which tells whether there are more.
+	eventMore = time.Millisecond
 	// eventCheck is how often a GPU without events is asked whether it is still the one
 	// that they were registered on. After a reset it has another handle.
 	eventCheck = 5 * time.Second
@@ -32,7 +34,11 @@ type eventWatch struct {
 	pci    string
 	events chan<- gpu.Event
 	// late has an event that came with a call that was left behind.
-	late    chan nvml.EventData
+	late chan nvml.EventData
+	// drained is when the driver last had no event to report: before the GPU was registered, or
+	// when a call began that found none. more says that the last call found one.
+	drained time.Time
+	more    bool
 	lost    bool // that has been reported
 	problem logchange.Problem
 }
@@ -77,7 +83,8 @@ func (w *eventWatch) report(ctx context.Context, err error) {
 
 // event is about all of the GPU.
 func (w *eventWatch) event(kind gpu.EventKind) gpu.Event {
-	return gpu.Event{Time: time.Now(), PCIAddress: w.pci, Kind: kind, InstanceID: -1, ComputeInstanceID: -1}
+	now := time.Now()
+	return gpu.Event{Time: now, NotBefore: now, PCIAddress: w.pci, Kind: kind, InstanceID: -1, ComputeInstanceID: -1}
 }
 
 // follow registers and delivers events until that fails.
@@ -135,6 +142,7 @@ func (w *eventWatch) register(ctx context.Context) (eventSet, error) {
 	if err != nil {
 		return eventSet{}, err
 	}
+	w.drained = time.Now()
 	err = c.onGPU(ctx, w.pci, func(h *handle) error {
 		set.dev = h.dev
 		return w.useFor(ctx, h.lane, "nvmlDeviceRegisterEvents", lib, func() nvml.Return {
@@ -168,6 +176,12 @@ func (w *eventWatch) wait(ctx context.Context, set eventSet) error {
 	l := w.client.lanes.events(w.pci)
 	// Well below the limit after which the call would count as hung.
 	timeout := min(eventWait, l.limit/2)
+	if w.more {
+		// Events that come one after the other, each within a wait, must not keep each other from
+		// having an age.
+		timeout = eventMore
+	}
+	began := time.Now()
 	_, err := get(ctx, l, waitForEvent, func() (struct{}, nvml.Return) {
 		data, ret := use(&w.client.session, set.lib, func() (nvml.EventData, nvml.Return) {
 			return set.Wait(uint32(timeout.Milliseconds()))
@@ -178,6 +192,10 @@ func (w *eventWatch) wait(ctx context.Context, set eventSet) error {
 		return struct{}{}, ret
 	})
 	w.deliver(ctx)
+	w.more = err == nil
+	if errors.Is(err, gpu.ErrTimeout) {
+		w.drained = began
+	}
 	return err
 }
 
@@ -185,7 +203,7 @@ func (w *eventWatch) wait(ctx context.Context, set eventSet) error {
 func (w *eventWatch) deliver(ctx context.Context) {
 	select {
 	case data := <-w.late:
-		if event, ok := eventOf(w.pci, data); ok {
+		if event, ok := eventOf(w.pci, data, w.drained); ok {
 			w.send(ctx, event)
 		}
 	default:

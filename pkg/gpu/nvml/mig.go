@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -43,6 +44,7 @@ func (c *Client) MIGState(ctx context.Context, pciAddress string) (gpu.MIGState,
 	if err != nil {
 		return gpu.MIGState{}, err
 	}
+	c.ids.note(pciAddress, state.Instances, time.Now())
 	return state, nil
 }
 

@@ -97,24 +97,24 @@ func xid(index int, number uint64) machine.Event {
 }
 
 // expect receives as many events as are wanted, and compares them.
-func (l *listener) expect(want ...gpu.Event) {
+func (l *listener) expect(want ...gpu.Event) (got []gpu.Event) {
 	l.t.Helper()
-	var got []gpu.Event
 	deadline := time.After(patience)
 	for len(got) < len(want) {
 		select {
 		case e := <-l.events:
-			if since := time.Since(e.Time); since < 0 || since > patience {
-				l.t.Errorf("event is of %s", e.Time)
+			if since := time.Since(e.Time); since < 0 || since > patience || e.NotBefore.IsZero() || e.NotBefore.After(e.Time) {
+				l.t.Errorf("event is of %s, and not from before %s", e.Time, e.NotBefore)
 			}
 			got = append(got, e)
 		case <-deadline:
 			l.t.Fatalf("no more events than %v in %s, want %v", got, patience, want)
 		}
 	}
-	if diff := gocmp.Diff(want, got, cmpopts.IgnoreFields(gpu.Event{}, "Time")); diff != "" {
+	if diff := gocmp.Diff(want, got, cmpopts.IgnoreFields(gpu.Event{}, "Time", "NotBefore")); diff != "" {
 		l.t.Fatalf("events (-want +got):\n%s", diff)
 	}
+	return got
 }
 
 func whole(pci string, kind gpu.EventKind, xid uint64) gpu.Event {
@@ -229,6 +229,7 @@ func TestSimulatedEventsHang(t *testing.T) {
 		fault = state.AddFault(m, machine.Fault{Function: waitForEvent, GPU: 0, Hang: true, Effect: machine.Proceed})
 	})
 	l.until(first, "hung", func(err error) bool { return errors.Is(err, gpu.ErrHung) })
+	happened := time.Now()
 	l.happen(xid(0, 95), xid(1, 13))
 	l.expect(whole(second, gpu.EventXID, 13))
 	if err := l.client.Unmonitored(second); err != nil {
@@ -238,9 +239,23 @@ func TestSimulatedEventsHang(t *testing.T) {
 		t.Errorf("the GPU whose events hang cannot be used: %v", err)
 	}
 
+	released := time.Now()
 	l.update(func(m *machine.Machine) { state.RemoveFault(m, fault) })
-	l.expect(whole(first, gpu.EventXID, 95))
+	// It may be from any time since the last call that returned.
+	if e := l.expect(whole(first, gpu.EventXID, 95))[0]; !e.NotBefore.Before(happened) || e.Time.Before(released) {
+		t.Errorf("the event is from %s to %s, it happened after %s and was received after %s", e.NotBefore, e.Time, happened, released)
+	}
 	l.monitored(first)
+	// What the driver has to report from now on is younger.
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	err := wait.Until(ctx, func() (bool, error) {
+		l.happen(xid(0, 13))
+		return l.expect(whole(first, gpu.EventXID, 13))[0].NotBefore.After(released), nil
+	})
+	if err != nil {
+		t.Errorf("events are never younger than a call that hung: %v", err)
+	}
 }
 
 // Everything else on a GPU hangs. Its events come all the same.
@@ -252,12 +267,15 @@ func TestSimulatedEventsOfHungGPU(t *testing.T) {
 	l.update(func(m *machine.Machine) {
 		state.AddFault(m, machine.Fault{Function: "nvmlDeviceGetMemoryInfo", GPU: 0, Hang: true, Effect: machine.Proceed})
 	})
-	if _, err := l.client.MIGState(t.Context(), pci); !errors.Is(err, gpu.ErrHung) {
+	_, err := l.client.MIGState(t.Context(), pci)
+	var hung *gpu.HungError
+	if !errors.As(err, &hung) {
 		t.Fatalf("the GPU does not hang: %v", err)
 	}
 	l.happen(xid(0, 119))
 	l.expect(whole(pci, gpu.EventXID, 119))
 	l.update(func(m *machine.Machine) { m.Faults = nil })
+	<-hung.Done // NVML is not shut down before, and the next test needs that
 }
 
 // Events go on in the next session.

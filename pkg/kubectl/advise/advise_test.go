@@ -194,11 +194,13 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
+// decoder refuses unknown and repeated fields. To make one takes a while.
+var decoder = serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
+
 // claimsOf decodes a manifest strictly and returns its claims, and those of its templates, with
 // the API's defaults.
 func claimsOf(t *testing.T, name string, manifest []byte) []*resourceapi.ResourceClaim {
 	t.Helper()
-	decoder := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
 	var claims []*resourceapi.ResourceClaim
 	for document := range strings.SplitSeq(string(manifest), "\n---\n") {
 		o, _, err := decoder.Decode([]byte(document), nil, nil)

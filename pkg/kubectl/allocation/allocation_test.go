@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -20,6 +21,9 @@ const (
 	whole = "gpu.nvidia.com"
 	mps   = "mps.partage.dev"
 )
+
+// patient searches however busy the machine is.
+var patient = allocation.WithTimeLimit(time.Hour)
 
 func one(c *resourceapi.ResourceClaim) []*resourceapi.ResourceClaim {
 	return []*resourceapi.ResourceClaim{c}
@@ -75,7 +79,7 @@ func TestPartIsAsGood(t *testing.T) {
 					continue
 				}
 				fill(f, "n")
-				part, all := allocation.New(f.Snapshot), allocation.New(f.Snapshot, allocation.WithEverything())
+				part, all := allocation.New(f.Snapshot, patient), allocation.New(f.Snapshot, patient, allocation.WithEverything())
 				for name, r := range requests {
 					claim := f.Claim("a", name, r...)
 					got, want := part.OnNode(t.Context(), f.Nodes[0], one(claim)), all.OnNode(t.Context(), f.Nodes[0], one(claim))

@@ -29,6 +29,9 @@ type Explainer struct {
 	filter  *allocation.NodeFilter
 	model   *fleet.Model
 	now     time.Time
+	// budget is how long is looked for what would help, and tryFor how long one change is
+	// searched for on one node: one after which the search is hard is no help.
+	budget, tryFor time.Duration
 	// kinds returns all nodes, those of a kind together.
 	kinds func() [][]*corev1.Node
 	// AdminAllowed reports whether a namespace may use admin access, and whether that is known.
@@ -40,7 +43,7 @@ type Explainer struct {
 
 // New returns an Explainer.
 func New(ctx context.Context, s *fleet.Snapshot, driver string, now time.Time, options ...allocation.Option) *Explainer {
-	x := &Explainer{now: now}
+	x := &Explainer{now: now, budget: searchBudget, tryFor: tryFor}
 	var parts sync.WaitGroup
 	parts.Go(func() { x.model = fleet.New(s, driver) })
 	parts.Go(func() { x.filter = allocation.NewNodeFilter(s) })
@@ -89,6 +92,9 @@ func (x *Explainer) Claim(ctx context.Context, c *resourceapi.ResourceClaim) *Ex
 		q.describe(c)
 		return q.Explanation
 	}
+	if q.blind() {
+		return q.Explanation
+	}
 	q.nodes = x.planner.Nodes()
 	if q.check(ctx, complete(c)) {
 		q.decide(ctx)
@@ -105,6 +111,8 @@ func (x *Explainer) Pod(ctx context.Context, pod *corev1.Pod) *Explanation {
 	q.pod = pod
 	claims := q.podClaims()
 	switch {
+	case q.Verdict == Unknown:
+		return q.Explanation
 	case len(q.Reasons) > 0:
 		q.Verdict = Waits
 		return q.Explanation
@@ -113,6 +121,9 @@ func (x *Explainer) Pod(ctx context.Context, pod *corev1.Pod) *Explanation {
 		return q.Explanation
 	case pod.Spec.NodeName != "" && (pod.Status.Phase != "" || pod.Status.StartTime != nil):
 		q.scheduled(claims)
+		return q.Explanation
+	}
+	if q.blind() {
 		return q.Explanation
 	}
 	q.place(claims)
@@ -157,6 +168,19 @@ func (q *inquiry) place(claims []*resourceapi.ResourceClaim) {
 
 // byClaim is an obstacle that filters of nodes do not know.
 const byClaim allocation.ObstacleKind = "ClaimElsewhere"
+
+// blind reports whether devices or classes cannot be read. The notes say which right is missing.
+func (q *inquiry) blind() bool {
+	if q.unreadable(fleet.ResourceSlices, "") || q.unreadable(fleet.ResourceClasses, "") {
+		q.Verdict = Unknown
+		return true
+	}
+	return false
+}
+
+func (q *inquiry) unreadable(resource, namespace string) bool {
+	return slices.ContainsFunc(q.model.Missing, func(m fleet.Missing) bool { return m.Resource == resource && m.Namespace == namespace })
+}
 
 // claimsFor returns the claims that have to be allocated on a node.
 func (q *inquiry) claimsFor(n *corev1.Node) []*resourceapi.ResourceClaim {
@@ -229,11 +253,11 @@ func (q *inquiry) decide(ctx context.Context) {
 		q.Verdict = Waits
 		q.refused(ctx)
 	}
-	limited, cancel := context.WithTimeout(ctx, searchBudget)
+	limited, cancel := context.WithTimeout(ctx, q.budget)
 	defer cancel()
 	q.suggest(limited)
 	if limited.Err() != nil && ctx.Err() == nil {
-		q.Notes = append(q.Notes, fmt.Sprintf("Looking for what would help was stopped after %s.", searchBudget))
+		q.Notes = append(q.Notes, fmt.Sprintf("Looking for what would help was stopped after %s.", q.budget))
 	}
 }
 

@@ -4,6 +4,7 @@
 package explain
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"syscall"
@@ -15,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/fleettest"
 )
 
@@ -63,6 +65,26 @@ func TestAllocatable(t *testing.T) {
 	golden(t, "allocatable/claim.txt", text(t, x.Claim(t.Context(), claim)))
 	golden(t, "allocatable/pod.txt", text(t, x.Pod(t.Context(), pod)))
 	golden(t, "allocatable/plain.txt", text(t, x.Pod(t.Context(), plain)))
+}
+
+// TestUnreadable: what cannot be read is no reason, and the right that is missing is named.
+func TestUnreadable(t *testing.T) {
+	for _, missing := range []fleet.Missing{
+		{Resource: fleet.ResourceSlices, Err: errors.New("forbidden")},
+		{Resource: fleet.ResourceClasses, Err: errors.New("forbidden")},
+		{Resource: fleet.ResourceTemplates, Namespace: "team", Err: errors.New("forbidden")},
+	} {
+		f := fleettest.New(t)
+		f.Missing = []fleet.Missing{missing}
+		pod := f.Pod("team", "llm", corev1.PodResourceClaim{Name: "gpu", ResourceClaimTemplateName: new("one")})
+		if missing.Resource != fleet.ResourceTemplates {
+			f.Templates = []*resourceapi.ResourceClaimTemplate{{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "one"}}}
+		}
+		e := New(t.Context(), f.Snapshot, fleettest.Driver, now).Pod(t.Context(), pod)
+		if e.Verdict != Unknown || len(e.Reasons) > 0 || !strings.Contains(text(t, e), "cannot list "+missing.Resource) {
+			t.Errorf("%s: %s, %+v", missing.Resource, e.Verdict, e.Reasons)
+		}
+	}
 }
 
 const manifest = `

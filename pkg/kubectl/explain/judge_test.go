@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/go-logr/logr"
 	resourceapi "k8s.io/api/resource/v1"
@@ -160,7 +161,7 @@ func TestJudgeAgainstAllocator(t *testing.T) {
 					continue
 				}
 				total.states++
-				p := allocation.New(f.Snapshot, allocation.WithEverything())
+				p := allocation.New(f.Snapshot, allocation.WithEverything(), allocation.WithTimeLimit(time.Hour))
 				for name, r := range asked() {
 					claim := f.Claim("team", name, r)
 					log := newAllocatorLog()

@@ -5,6 +5,7 @@ package explain
 
 import (
 	"bytes"
+	"cmp"
 	"flag"
 	"fmt"
 	"os"
@@ -13,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -259,11 +260,9 @@ func TestPending(t *testing.T) {
 			f.AddNode("n1", "h100-80-sxm", 2)
 			f.AddNode("n2", "h100-80-sxm", 2)
 			pod := c.make(f)
-			var options []allocation.Option
-			if c.limit != 0 {
-				options = append(options, allocation.WithTimeLimit(c.limit))
-			}
-			x := New(t.Context(), f.Snapshot, fleettest.Driver, now, options...)
+			// However busy the machine is, nothing is stopped but what has to be.
+			x := New(t.Context(), f.Snapshot, fleettest.Driver, now, allocation.WithTimeLimit(cmp.Or(c.limit, time.Hour)))
+			x.budget, x.tryFor = time.Hour, time.Hour
 			x.AdminAllowed = func(string) (bool, bool) { return !c.forbidAdmin, true }
 			e := x.Pod(t.Context(), pod)
 			if e.Verdict != Waits || len(e.Reasons) == 0 || e.Reasons[0].Cause != c.want {
@@ -273,7 +272,7 @@ func TestPending(t *testing.T) {
 			for _, s := range e.Suggestions {
 				helps = append(helps, s.Kind)
 			}
-			if diff := cmp.Diff(c.helps, helps); diff != "" {
+			if diff := gocmp.Diff(c.helps, helps); diff != "" {
 				t.Errorf("suggestions -want +got:\n%s", diff)
 			}
 			golden(t, "pending/"+strings.ReplaceAll(c.name, " ", "-")+".txt", text(t, e))
@@ -309,7 +308,7 @@ func golden(t *testing.T, name, got string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
+	if diff := gocmp.Diff(string(want), got); diff != "" {
 		t.Errorf("%s, -want +got:\n%s", file, diff)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
 
 // podClaims returns the claims of the pod, and gives reasons where one is missing.
@@ -21,6 +22,9 @@ func (q *inquiry) podClaims() []*resourceapi.ResourceClaim {
 	var claims []*resourceapi.ResourceClaim
 	for _, c := range allocation.ClaimsOf(q.model.Snapshot, q.pod) {
 		switch {
+		case errors.Is(c.Err, allocation.ErrNoTemplate) && q.unreadable(fleet.ResourceTemplates, q.pod.Namespace),
+			errors.Is(c.Err, allocation.ErrNoClaim) && q.unreadable(fleet.ResourceClaims, q.pod.Namespace):
+			q.Verdict = Unknown
 		case errors.Is(c.Err, allocation.ErrNoTemplate):
 			q.missing(TemplateMissing, c, "claim template", q.templateNames())
 		case errors.Is(c.Err, allocation.ErrNoClaim):

@@ -24,6 +24,8 @@ const (
 	Waits Verdict = "Waits"
 	// IsStuck means that it has its devices and its containers do not start.
 	IsStuck Verdict = "Stuck"
+	// Unknown means that too much may not be read.
+	Unknown Verdict = "Unknown"
 	// NoDevices means that it asks for none.
 	NoDevices Verdict = "NoDevices"
 )

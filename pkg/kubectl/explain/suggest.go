@@ -23,8 +23,6 @@ import (
 )
 
 const (
-	// tryFor is how long is searched for one change on one node: a change after which the
-	// search is hard is no help.
 	tryFor = time.Second
 	// mostKinds is how many kinds of nodes changes are tried on, mostValues how many values are
 	// suggested in place of one, and mostTries how many amounts are tried.
@@ -35,7 +33,7 @@ const (
 
 // try asks the allocator where claims fit under other circumstances.
 func (q *inquiry) try(ctx context.Context, p *allocation.Planner, nodes []*corev1.Node, claims []*resourceapi.ResourceClaim) (string, bool) {
-	a, fits := p.WithTimeLimit(min(tryFor, p.TimeLimit())).Anywhere(ctx, nodes, claims)
+	a, fits := p.WithTimeLimit(min(q.tryFor, p.TimeLimit())).Anywhere(ctx, nodes, claims)
 	return a.Node, fits
 }
 

@@ -75,6 +75,7 @@ var headlines = map[Verdict]struct {
 	Allocatable: {"can be allocated now.", printer.Good},
 	Waits:       {"waits: its devices cannot be allocated.", printer.Bad},
 	IsStuck:     {"has its devices, but its containers do not start.", printer.Bad},
+	Unknown:     {"cannot be explained: too much may not be read.", printer.Warn},
 	NoDevices:   {"asks for no devices.", printer.Plain},
 }
 

@@ -153,7 +153,12 @@ func (f *Files) removeFile(path string) error {
 	if err := ignoreAbsent(os.Remove(path)); err != nil {
 		return err
 	}
-	for dir := filepath.Dir(path); f.isMetadata(dir); dir = filepath.Dir(dir) {
+	return f.removeFolders(filepath.Dir(path))
+}
+
+// removeFolders removes a folder if it is empty, then the one that it is in, and so on.
+func (f *Files) removeFolders(dir string) error {
+	for ; f.isMetadata(dir); dir = filepath.Dir(dir) {
 		if err := ignoreAbsent(os.Remove(dir)); err != nil {
 			if errors.Is(err, unix.ENOTEMPTY) {
 				return nil

@@ -163,6 +163,41 @@ func TestNewClaimOfTheSameName(t *testing.T) {
 	r.want("both released")
 }
 
+// TestSweepFolders: folders of a process that was killed before it wrote into them go, once they
+// are old, and no others.
+func TestSweepFolders(t *testing.T) {
+	r := newRig(t)
+	r.prepare("live", "1", "r")
+	for _, path := range []string{r.metadata("killed", "r"), r.metadata("live", "s")} {
+		r.must(os.MkdirAll(filepath.Dir(path), 0o755))
+	}
+	r.must(os.MkdirAll(filepath.Join(r.DataDir, "dra-device-metadata", "team_early"), 0o755))
+	claims := func() (Claims, error) {
+		return Claims{Recorded: map[types.UID]bool{"1": true}, Prepared: map[types.UID]bool{"1": true}}, nil
+	}
+	want := func(when string, want ...string) {
+		t.Helper()
+		var found []string
+		for _, pattern := range []string{"*", "*/*"} {
+			paths, err := filepath.Glob(filepath.Join(r.DataDir, "dra-device-metadata", pattern))
+			r.must(err)
+			for _, path := range paths {
+				relative, err := filepath.Rel(filepath.Join(r.DataDir, "dra-device-metadata"), path)
+				r.must(err)
+				found = append(found, relative)
+			}
+		}
+		slices.Sort(found)
+		if diff := cmp.Diff(want, found); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", when, diff)
+		}
+	}
+	r.must(r.Sweep(time.Now(), claims))
+	want("young", "team_early", "team_killed", "team_killed/r", "team_live", "team_live/r", "team_live/s")
+	r.must(r.Sweep(time.Now().Add(time.Hour), claims))
+	want("old", "team_live", "team_live/r")
+}
+
 // TestSweep: what is left of claims that are not known goes, and nothing else.
 func TestSweep(t *testing.T) {
 	r := newRig(t)

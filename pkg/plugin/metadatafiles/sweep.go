@@ -88,6 +88,22 @@ func (f *Files) sweepFiles(now time.Time) error {
 			errs = append(errs, f.removeFile(path))
 		}
 	}
+	return errors.Join(append(errs, f.sweepFolders(now))...)
+}
+
+// sweepFolders removes what is left of a process that was killed between making the folders of a
+// claim and writing the file.
+func (f *Files) sweepFolders(now time.Time) error {
+	var errs []error
+	for _, pattern := range []string{filepath.Join("*", "*"), "*"} {
+		found, err := filepath.Glob(filepath.Join(f.DataDir, metadataDir, pattern))
+		errs = append(errs, err)
+		for _, path := range found {
+			if info, err := os.Lstat(path); err == nil && info.IsDir() && isOld(path, now) {
+				errs = append(errs, f.removeFolders(path))
+			}
+		}
+	}
 	return errors.Join(errs...)
 }
 

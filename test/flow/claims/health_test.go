@@ -109,6 +109,55 @@ func TestXIDOnPartition(t *testing.T) {
 	p.UntilClean(t, n)
 }
 
+// TestXIDOfReusedInstance checks that an XID that is received when another claim's partition has
+// the instance taints no partition and evicts nobody, that the XID is not lost, and that a later
+// one is placed again.
+func TestXIDOfReusedInstance(t *testing.T) {
+	t.Parallel()
+	n := harness.NewNode(t, "h100x2")
+	flags := append([]string{n.Policy(t, "health: {quietPeriod: 1h, xids: [{xid: 94, effect: NoExecute}]}\n")}, harness.Frequent...)
+	p := n.Start(t, flags...)
+	p.Ready(t)
+	p.UntilPublished(t, n, 0, 1)
+	all := n.DevicesOf(t, 1)
+	name := harness.DeviceName(n.Address(t, 1), harness.Place{Profile: "1g.10gb", Start: 0})
+	first, second := n.AllocateNamed([]string{name}), n.AllocateNamed([]string{name})
+	p.MustPrepare(t, first)
+	untilMonitored(t, p, n, 2)
+
+	hung := n.Inject(t, machine.Fault{Function: "nvmlEventSetWait_v2", GPU: 1, Hang: true, Effect: machine.Proceed})
+	hung.UntilStruck(t, p)
+	instance := instanceAt(t, n, 1, 0)
+	n.SendXID(t, 1, 94, instance)
+	p.MustUnprepare(t, first)
+	p.UntilClean(t, n)
+	n.API.Reserve(second.GetNamespace(), second.GetName(), "spared")
+	p.MustPrepare(t, second)
+	if now := instanceAt(t, n, 1, 0); now != instance {
+		t.Fatalf("the instance is %d, before %d: nothing is tested", now, instance)
+	}
+	hung.Remove(t)
+	untilTaints(t, p, n, "xid", "94:NoSchedule", all...)
+
+	// The event after the one that a hung call returns is young enough.
+	untilMonitored(t, p, n, 2)
+	p.Until(t, "the taint of the partition", func(context.Context) error {
+		n.SendXID(t, 1, 94, instance)
+		found := false
+		n.API.EachDevice(func(d *resourceapi.Device) {
+			for _, taint := range d.Taints {
+				found = found || d.Name == name && taint.Effect == resourceapi.DeviceTaintEffectNoExecute
+			}
+		})
+		if !found {
+			return fmt.Errorf("%s is not evicted", name)
+		}
+		return nil
+	})
+	p.MustUnprepare(t, second)
+	p.UntilClean(t, n)
+}
+
 // TestXIDOnGPU checks that an XID of the GPU taints all of its devices until it was reset,
 // also across a restart of the driver, and that the other GPU goes on.
 func TestXIDOnGPU(t *testing.T) {

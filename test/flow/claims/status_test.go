@@ -5,7 +5,6 @@ package claims
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -15,10 +14,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	oci "github.com/opencontainers/runtime-spec/specs-go"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/api/metadata"
-	"k8s.io/dynamic-resource-allocation/devicemetadata"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/partage-dev/partage/pkg/api"
@@ -26,33 +23,14 @@ import (
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
 
-// Flags that the harness leaves off.
-const (
-	claimStatusOn    = "--claim-status=true"
-	deviceMetadataOn = "--device-metadata=true"
-)
-
-// statusEntry is what a claim's status says about a device.
-type statusEntry struct {
-	Ready string
-	api.DeviceStatus
-}
-
 // untilStatus waits until a claim's status is as wanted, and returns it.
-func untilStatus(t *testing.T, n *harness.Node, p *harness.Driver, claim *drapb.Claim, want string, check func([]statusEntry) bool) []statusEntry {
+func untilStatus(t *testing.T, n *harness.Node, p *harness.Driver, claim *drapb.Claim, want string, check func([]harness.StatusEntry) bool) []harness.StatusEntry {
 	t.Helper()
-	var entries []statusEntry
+	var entries []harness.StatusEntry
 	p.Until(t, "the status of claim "+claim.GetName()+": "+want, func(context.Context) error {
-		entries = nil
-		for _, d := range n.API.Claim(claim.GetNamespace(), claim.GetName()).Status.Devices {
-			one := statusEntry{}
-			for _, c := range d.Conditions {
-				one.Ready = fmt.Sprintf("%s/%s", c.Status, c.Reason)
-			}
-			if err := json.Unmarshal(d.Data.Raw, &one.DeviceStatus); err != nil {
-				return err
-			}
-			entries = append(entries, one)
+		var err error
+		if entries, err = n.Status(claim.GetNamespace(), claim.GetName()); err != nil {
+			return err
 		}
 		if !check(entries) {
 			return fmt.Errorf("%+v", entries)
@@ -77,15 +55,15 @@ func mig(t *testing.T, n *harness.Node, gpu int) machine.GPUInstance {
 func TestClaimStatus(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x3")
-	p := n.Start(t, claimStatusOn, "--poll-interval=100ms")
+	p := n.Start(t, harness.ClaimStatusOn, "--poll-interval=100ms")
 	p.Ready(t)
 	partition := n.AllocateNamed([]string{harness.DeviceName(n.Address(t, 0), harness.Place{Profile: "2g.20gb", Start: 2})})
 	whole := n.AllocateNamed([]string{harness.DeviceName(n.Address(t, 1), harness.Place{})})
 	p.MustPrepare(t, partition)
 	p.MustPrepare(t, whole)
 
-	ready := func(e []statusEntry) bool { return len(e) == 1 && e[0].Ready == "True/Ready" }
-	lost := func(e []statusEntry) bool { return len(e) == 1 && e[0].Ready == "False/GPULost" }
+	ready := func(e []harness.StatusEntry) bool { return len(e) == 1 && e[0].Ready == "True/Ready" }
+	lost := func(e []harness.StatusEntry) bool { return len(e) == 1 && e[0].Ready == "False/GPULost" }
 	got := untilStatus(t, n, p, partition, "ready", ready)[0].DeviceStatus
 	instance := mig(t, n, 0)
 	ci := instance.Compute[0]
@@ -113,31 +91,23 @@ func TestClaimStatus(t *testing.T) {
 	p.MustUnprepare(t, whole)
 	p.Kill()
 	before := n.API.Claim(partition.GetNamespace(), partition.GetName())
-	p = n.Start(t, claimStatusOn)
+	p = n.Start(t, harness.ClaimStatusOn)
 	p.Ready(t)
-	untilStatus(t, n, p, whole, "nothing", func(e []statusEntry) bool { return len(e) == 0 })
+	untilStatus(t, n, p, whole, "nothing", func(e []harness.StatusEntry) bool { return len(e) == 0 })
 	if diff := cmp.Diff(before, n.API.Claim(partition.GetNamespace(), partition.GetName())); diff != "" {
 		t.Errorf("a status that was right was written again (-before +after):\n%s", diff)
 	}
 	p.MustUnprepare(t, partition)
-	untilStatus(t, n, p, partition, "nothing", func(e []statusEntry) bool { return len(e) == 0 })
+	untilStatus(t, n, p, partition, "nothing", func(e []harness.StatusEntry) bool { return len(e) == 0 })
 	n.WantClean(t)
 }
 
-// readMetadata reads the file that a container has at a path, as programs in it would.
-func readMetadata(t *testing.T, spec *oci.Spec, path string) metadata.DeviceMetadata {
+// readMetadata reads what programs in a container can know of the device of a claim's only
+// request.
+func readMetadata(t *testing.T, n *harness.Node, claim *drapb.Claim, ids []string) *metadata.DeviceMetadata {
 	t.Helper()
-	at := slices.IndexFunc(spec.Mounts, func(m oci.Mount) bool { return m.Destination == path })
-	if at < 0 {
-		t.Fatalf("nothing is mounted at %s: %+v", path, spec.Mounts)
-	}
-	file, err := os.Open(spec.Mounts[at].Source)
+	read, err := harness.ReadMetadata(n.Container(t, ids...), claim.GetName(), "r0")
 	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
-	var read metadata.DeviceMetadata
-	if err := devicemetadata.DecodeMetadataFromStream(json.NewDecoder(file), &read); err != nil {
 		t.Fatal(err)
 	}
 	return read
@@ -148,7 +118,7 @@ func readMetadata(t *testing.T, spec *oci.Spec, path string) metadata.DeviceMeta
 func TestDeviceMetadata(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x3")
-	p := n.Start(t, deviceMetadataOn, "--reconcile-interval=100ms")
+	p := n.Start(t, harness.DeviceMetadataOn, "--reconcile-interval=100ms")
 	p.Ready(t)
 	name := harness.DeviceName(n.Address(t, 0), harness.Place{Profile: "1g.10gb", Start: 4})
 	claim := n.AllocateNamed([]string{name})
@@ -156,10 +126,9 @@ func TestDeviceMetadata(t *testing.T) {
 	if len(ids) != 2 || !strings.HasPrefix(ids[1], harness.DriverName+"/metadata=") {
 		t.Fatalf("CDI ids %v", ids)
 	}
-	path := metadata.ResourceClaimFilePath(harness.DriverName, claim.GetName(), "r0")
 	check := func(when string) {
 		t.Helper()
-		read := readMetadata(t, n.Container(t, ids...), path)
+		read := readMetadata(t, n, claim, ids)
 		if len(read.Requests) != 1 || len(read.Requests[0].Devices) != 1 {
 			t.Fatalf("%s: %+v", when, read)
 		}
@@ -197,7 +166,7 @@ func TestDeviceMetadata(t *testing.T) {
 	// After a reboot the kubelet has the claim prepared again, with another partition.
 	p.Kill()
 	n.Reboot(t)
-	p = n.Start(t, deviceMetadataOn, "--reconcile-interval=100ms")
+	p = n.Start(t, harness.DeviceMetadataOn, "--reconcile-interval=100ms")
 	p.Ready(t)
 	if again := p.MustPrepare(t, claim); !slices.Equal(again, ids) {
 		t.Errorf("CDI ids %v, before the reboot %v", again, ids)
@@ -211,7 +180,9 @@ func TestDeviceMetadata(t *testing.T) {
 	check("switched off")
 	p.MustUnprepare(t, claim)
 	data := filepath.Join(n.PluginsDir, harness.DriverName)
-	age(t, filepath.Join(data, "dra-device-metadata-cdi", "*"))
+	if err := n.AgeMetadata(); err != nil {
+		t.Fatal(err)
+	}
 	p.Until(t, "an empty folder of CDI specs", func(context.Context) error {
 		left, _ := filepath.Glob(filepath.Join(data, "dra-device-metadata*", "*"))
 		if left = append(left, n.CDISpecs(t)...); len(left) > 0 {
@@ -222,32 +193,13 @@ func TestDeviceMetadata(t *testing.T) {
 	n.WantClean(t)
 }
 
-// age makes files old enough for a leftover.
-func age(t *testing.T, pattern string) {
-	t.Helper()
-	paths, err := filepath.Glob(pattern)
-	if err != nil || len(paths) == 0 {
-		t.Fatalf("%s: %v, %v", pattern, paths, err)
-	}
-	for _, path := range paths {
-		info, err := os.Stat(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		old := info.ModTime().Add(-2 * 60 * 1e9)
-		if err := os.Chtimes(path, old, old); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
 // TestClaimStatusOfShares: each claim's status has its own share, with its limits and those of
 // the hardware, and the loss of the server that they have in common.
 func TestClaimStatusOfShares(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x1")
 	n.StartSupervisor(t)
-	p := n.Start(t, claimStatusOn, deviceMetadataOn, "--poll-interval=100ms", "--reconcile-interval=100ms")
+	p := n.Start(t, harness.ClaimStatusOn, harness.DeviceMetadataOn, "--poll-interval=100ms", "--reconcile-interval=100ms")
 	p.Ready(t)
 	gpu := n.Machine(t).GPUs[0]
 	var claims []*drapb.Claim
@@ -256,7 +208,7 @@ func TestClaimStatusOfShares(t *testing.T) {
 		ids := p.MustPrepare(t, claim)
 		claims = append(claims, claim)
 		want := &api.LimitsStatus{MemoryBytes: 3 << 30, SMPercent: percent, Multiprocessors: map[int]int{10: 12, 25: 32}[percent], EffectiveSMPercent: map[int]int{10: 9, 25: 24}[percent]}
-		got := untilStatus(t, n, p, claim, "ready", func(e []statusEntry) bool { return len(e) == 1 && e[0].Ready == "True/Ready" })[0]
+		got := untilStatus(t, n, p, claim, "ready", func(e []harness.StatusEntry) bool { return len(e) == 1 && e[0].Ready == "True/Ready" })[0]
 		if diff := cmp.Diff(want, got.Limits); diff != "" || got.UUID != gpu.UUID || got.Type != "mps" || got.MPS == nil || got.MPS.ClientPriority != api.PriorityNormal {
 			t.Errorf("%d%%: %+v (-want +got):\n%s", percent, got, diff)
 		}
@@ -264,8 +216,7 @@ func TestClaimStatusOfShares(t *testing.T) {
 		if share := stored.Status.Devices[0].ShareID; share == nil || *share != string(*stored.Status.Allocation.Devices.Results[0].ShareID) {
 			t.Errorf("%d%%: share %v", percent, share)
 		}
-		path := metadata.ResourceClaimFilePath(harness.DriverName, claim.GetName(), "r0")
-		d := readMetadata(t, n.Container(t, ids...), path).Requests[0].Devices[0]
+		d := readMetadata(t, n, claim, ids).Requests[0].Devices[0]
 		if m := d.Attributes["multiprocessors"].IntValue; m == nil || *m != int64(want.Multiprocessors) {
 			t.Errorf("%d%%: metadata %+v", percent, d.Attributes)
 		}
@@ -274,12 +225,12 @@ func TestClaimStatusOfShares(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, claim := range claims {
-		untilStatus(t, n, p, claim, "a lost server", func(e []statusEntry) bool {
+		untilStatus(t, n, p, claim, "a lost server", func(e []harness.StatusEntry) bool {
 			return len(e) == 1 && e[0].Ready == "True/Ready" && e[0].MPS != nil && e[0].MPS.ServersLost > 0
 		})
 	}
 	p.MustUnprepare(t, claims...)
 	for _, claim := range claims {
-		untilStatus(t, n, p, claim, "nothing", func(e []statusEntry) bool { return len(e) == 0 })
+		untilStatus(t, n, p, claim, "nothing", func(e []harness.StatusEntry) bool { return len(e) == 0 })
 	}
 }

@@ -79,7 +79,7 @@ func (s *crashScene) prepareAll(t *testing.T, p *harness.Driver) {
 		if answer.GetError() != "" {
 			t.Fatalf("prepare claim %d: %s", i, answer.GetError())
 		}
-		ids := harness.CDIIDs(answer)
+		ids := harness.WithoutMetadata(harness.CDIIDs(answer))
 		if len(ids) != len(s.layout.claims[i]) {
 			t.Fatalf("claim %d has %d devices and the CDI ids %v", i, len(s.layout.claims[i]), ids)
 		}

@@ -33,8 +33,8 @@ type crashLayout struct {
 	config harness.Config
 	policy string
 	// supervised: an MPS supervisor runs. limited: the driver has an interposer
-	// library.
-	supervised, limited bool
+	// library. reported: it writes the status of claims and the files about devices.
+	supervised, limited, reported bool
 }
 
 var crashLayouts = map[string]crashLayout{
@@ -202,6 +202,9 @@ func (s *crashScene) flags(flags []string) []string {
 	flags = slices.Clip(flags)
 	if s.layout.limited {
 		flags = append(flags, s.n.Interposer(s.t))
+	}
+	if s.layout.reported {
+		flags = append(flags, harness.ClaimStatusOn, harness.DeviceMetadataOn)
 	}
 	if s.layout.policy != "" {
 		flags = append(flags, s.n.Policy(s.t, s.layout.policy))

@@ -71,7 +71,9 @@ func (n *Files) SpecNodes(uid, id string) ([]DeviceNode, error) {
 	if err != nil {
 		return nil, err
 	}
-	at := slices.IndexFunc(entries, func(e os.DirEntry) bool { return strings.Contains(e.Name(), uid) })
+	at := slices.IndexFunc(entries, func(e os.DirEntry) bool {
+		return strings.Contains(e.Name(), uid) && !strings.Contains(e.Name(), "_metadata_")
+	})
 	if at < 0 {
 		return nil, fmt.Errorf("claim %s has no CDI file", uid)
 	}

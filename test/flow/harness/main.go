@@ -34,6 +34,9 @@ type Programs struct {
 	Assets           sysroot.Assets
 }
 
+// BuildTags are those of releases.
+const BuildTags = "grpcnotrace,urfave_cli_no_template"
+
 // Built is what Main has built.
 var Built Programs
 
@@ -138,14 +141,14 @@ func build(root, dir string) error {
 			return err
 		}
 	}
-	const simulator = "./test/gpusim/cmd/"
+	const simulator, tags = "./test/gpusim/cmd/", "-tags=" + BuildTags
 	for _, command := range [][]string{
 		{"make", "-s", "-C", "test/gpusim/lib", "OUT=" + dir},
 		{
-			"go", "build", "-o", dir, simulator + "nvidia-smi", simulator + "nvidia-cuda-mps-control",
+			"go", "build", tags, "-o", dir, simulator + "nvidia-smi", simulator + "nvidia-cuda-mps-control",
 			simulator + "nvidia-cuda-mps-server", simulator + "cuda-client", "./cmd/gpu-kubelet-plugin", "./cmd/cuda-probe",
 		},
-		{"env", "CGO_ENABLED=0", "go", "build", "-o", dir, "./cmd/mps-supervisor", "./cmd/partage-hook"},
+		{"env", "CGO_ENABLED=0", "go", "build", tags, "-o", dir, "./cmd/mps-supervisor", "./cmd/partage-hook"},
 	} {
 		cmd := exec.CommandContext(context.Background(), command[0], command[1:]...)
 		cmd.Dir = root

@@ -24,8 +24,8 @@ type Snapshot struct {
 	GPUs []gpuSnapshot
 	// Processes are those that hold GPUs.
 	Processes []machine.Process
-	// Files are the contents of CDI specs, journal, locks, MPS sessions and the
-	// folders of software limits, by path.
+	// Files are the contents of CDI specs, journal, locks, MPS sessions, the folders of
+	// software limits and the files about devices, by path.
 	Files map[string]string
 	// Mounts are in the folder of MPS sessions.
 	Mounts []string
@@ -62,6 +62,7 @@ func (n *Node) Snapshot(t testing.TB) Snapshot {
 	for prefix, dir := range map[string]string{
 		"cdi": n.CDIDir, "claims": filepath.Join(data, "claims"), "locks": filepath.Join(data, "locks"),
 		"quarantine": filepath.Join(data, "quarantine"), "limits": filepath.Join(data, "limits"), "mps": n.MPSDir,
+		"metadata": filepath.Join(data, "dra-device-metadata"), "metadata-cdi": filepath.Join(data, "dra-device-metadata-cdi"),
 	} {
 		if err := readTree(dir, prefix, all.Files); err != nil {
 			t.Fatal(err)

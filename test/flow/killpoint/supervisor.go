@@ -30,6 +30,7 @@ type Supervisor struct {
 	mu       sync.Mutex
 	counting bool
 	killAt   int
+	counts   func(Effect) bool // nil: all
 	killed   bool
 	effects  []Effect
 }
@@ -107,10 +108,13 @@ func receive(socket int) (int, error) {
 
 // Arm begins to count effects. The program is killed instead of the nth from
 // now; with 0 it is not killed.
-func (s *Supervisor) Arm(n int) {
+func (s *Supervisor) Arm(n int) { s.ArmFor(n, nil) }
+
+// ArmFor is Arm for some effects. The others are let through and not counted.
+func (s *Supervisor) ArmFor(n int, counts func(Effect) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.counting, s.killAt, s.effects = true, n, nil
+	s.counting, s.killAt, s.counts, s.effects = true, n, counts, nil
 }
 
 // Disarm stops counting and returns the effects since Arm, the one that was
@@ -180,7 +184,7 @@ func (s *Supervisor) passes(n *notification) bool {
 		return !s.killed
 	}
 	effect, counts := describe(n)
-	if !counts {
+	if !counts || s.counts != nil && !s.counts(effect) {
 		return true
 	}
 	s.effects = append(s.effects, effect)

@@ -1,0 +1,107 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+
+	"github.com/partage-dev/partage/pkg/kubectl/fleettest"
+	"github.com/partage-dev/partage/pkg/kubectl/options"
+)
+
+// serve answers lists with what a fleet has. Events may not be read.
+func serve(t *testing.T, f *fleettest.Fleet) string {
+	t.Helper()
+	lists := map[string]any{
+		"/api/v1/nodes": &corev1.NodeList{Items: values(f.Nodes)},
+		"/api/v1/pods":  &corev1.PodList{Items: values(f.Pods)},
+		"/apis/resource.k8s.io/v1/resourceslices":         &resourceapi.ResourceSliceList{Items: values(f.Slices)},
+		"/apis/resource.k8s.io/v1/deviceclasses":          &resourceapi.DeviceClassList{Items: values(f.Classes)},
+		"/apis/resource.k8s.io/v1/devicetaintrules":       &resourceapi.DeviceTaintRuleList{},
+		"/apis/resource.k8s.io/v1/resourceclaims":         &resourceapi.ResourceClaimList{Items: values(f.Claims)},
+		"/apis/resource.k8s.io/v1/resourceclaimtemplates": &resourceapi.ResourceClaimTemplateList{},
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		list, has := lists[r.URL.Path]
+		if !has {
+			w.WriteHeader(http.StatusForbidden)
+			list = map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Forbidden", "code": http.StatusForbidden}
+		}
+		if err := json.NewEncoder(w).Encode(list); err != nil {
+			t.Error(err)
+		}
+	}))
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+func values[T any](all []*T) []T {
+	var out []T
+	for _, one := range all {
+		out = append(out, *one)
+	}
+	return out
+}
+
+// TestCommand: arguments, formats and exit codes.
+func TestCommand(t *testing.T) {
+	f := fleettest.New(t)
+	f.AddNode("n1", "h100-80-sxm", 1)
+	f.Held("team", "has", "n1", fleettest.Request(whole))
+	f.Pod("team", "waits", fleettest.Uses(f.Claim("team", "waits", fleettest.Request(whole))))
+	server := serve(t, f)
+	for name, c := range map[string]struct {
+		arguments []string
+		in, out   string
+		found     bool
+		err       string
+	}{
+		"a pod that waits":     {arguments: []string{"waits"}, out: "when team/has ends", found: true},
+		"a pod that has":       {arguments: []string{"pod/has"}, out: "Pod team/has has its devices."},
+		"JSON":                 {arguments: []string{"claim/waits", "-o", "json"}, out: `"cause": "DeviceHeld"`, found: true},
+		"YAML":                 {arguments: []string{"claim/has", "-o", "yaml"}, out: "apiVersion: kubectl.partage.dev/v1alpha1"},
+		"name":                 {arguments: []string{"waits", "-o", "name"}, out: "pod/waits", found: true},
+		"wide":                 {arguments: []string{"waits", "-o", "wide"}, out: "Assumed:", found: true},
+		"standard input":       {arguments: []string{"-f", "-"}, in: "apiVersion: v1\nkind: Pod\nmetadata: {name: new}\nspec: {containers: [], resourceClaims: [{name: gpu, resourceClaimName: wait}]}", out: "refer to claim waits", found: true},
+		"nothing to explain":   {arguments: []string{"-f", "-"}, in: "apiVersion: v1\nkind: Secret\nmetadata: {name: new}", err: "has no pod, claim or claim template"},
+		"unknown field":        {arguments: []string{"-f", "-"}, in: "apiVersion: v1\nkind: Pod\nspec: {resourceClaim: []}", err: "unknown field"},
+		"no file":              {arguments: []string{"-f", "/does/not/exist"}, err: "/does/not/exist"},
+		"nothing":              {err: "name a pod or a claim"},
+		"a name and a file":    {arguments: []string{"waits", "-f", "-"}, err: "name a pod or a claim"},
+		"a pod that is not":    {arguments: []string{"other"}, err: "there is no pod or claim other in namespace team"},
+		"a format that is not": {arguments: []string{"waits", "-o", "xml"}, err: "xml"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			streams, in, out, _ := genericiooptions.NewTestIOStreams()
+			in.WriteString(c.in)
+			o := options.New(streams)
+			o.Config.APIServer, o.Config.Namespace = &server, new("team")
+			cmd := NewCommand(o)
+			cmd.SetArgs(c.arguments)
+			cmd.SilenceErrors, cmd.SilenceUsage = true, true
+			err := cmd.ExecuteContext(t.Context())
+			switch {
+			case c.err != "":
+				if err == nil || !strings.Contains(err.Error(), c.err) {
+					t.Errorf("%v, want %s", err, c.err)
+				}
+			case c.found != errors.Is(err, options.ErrFound) || err != nil && !c.found:
+				t.Errorf("%v, found %t", err, c.found)
+			case !strings.Contains(out.String(), c.out):
+				t.Errorf("want %s in:\n%s", c.out, out)
+			}
+		})
+	}
+}

@@ -1,0 +1,71 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package view
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/test/kubectl/fleets"
+)
+
+// TestBlocks compares what is drawn of the demo's GPUs: each block's start, size, kind and claims.
+func TestBlocks(t *testing.T) {
+	objects, err := fleets.Demo("../../../device/testdata/boards")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := fleet.Read(t.Context(), fake.NewClientset(objects...), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := New(Input{Model: fleet.New(s, fleets.Driver)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string][]string{
+		"dgx-1": {
+			"part: 0+2 mig embed-0, 2+1 free, 3+1 free, 4+1 mig notebook-lin, 5+1 free, 6+1 mig notebook-ada",
+			"full: 0+4 mig llm-small-0, 4+3 mig llm-small-1",
+			"part: 0+7 mps api-0 api-1 api-2",
+			"full: 0+7 gpu pretrain-0",
+			"full: 0+7 gpu pretrain-0",
+			"full: 0+7 gpu finetune-7b",
+			"free: 0+1 free, 1+1 free, 2+1 free, 3+1 free, 4+1 free, 5+1 free, 6+1 free",
+			"free: 0+1 free, 1+1 free, 2+1 free, 3+1 free, 4+1 free, 5+1 free, 6+1 free",
+		},
+		"edge-3": {"part: 0+1 timeslice runner-a runner-b", "free: 0+1 free"},
+	}
+	for name, gpus := range want {
+		var node Node
+		if err := json.Unmarshal(all["node/"+name], &node); err != nil {
+			t.Fatal(err)
+		}
+		if len(node.GPUs) != len(gpus) {
+			t.Fatalf("node %s has %d GPUs, want %d", name, len(node.GPUs), len(gpus))
+		}
+		for i, g := range node.GPUs {
+			if got := drawn(g); got != gpus[i] {
+				t.Errorf("node %s, GPU %d:\n%s\nwant\n%s", name, i, got, gpus[i])
+			}
+		}
+	}
+}
+
+func drawn(g GPU) string {
+	var blocks []string
+	for i := range g.Blocks {
+		b := &g.Blocks[i]
+		text := string(rune('0'+b.Start)) + "+" + string(rune('0'+b.Size)) + " " + b.Kind
+		for _, p := range b.Parts {
+			text += " " + p.Claim[strings.LastIndex(p.Claim, "/")+1:]
+		}
+		blocks = append(blocks, text)
+	}
+	return g.Use + ": " + strings.Join(blocks, ", ")
+}

@@ -1,0 +1,70 @@
+//go:build e2e
+
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/partage-dev/partage/pkg/kubectl/advise"
+	"github.com/partage-dev/partage/pkg/kubectl/cost"
+	"github.com/partage-dev/partage/pkg/kubectl/economics"
+	kubectlfleet "github.com/partage-dev/partage/pkg/kubectl/fleet"
+)
+
+// TestAdvice applies the manifests that are advised for this cluster, and asks what their pods cost.
+func TestAdvice(t *testing.T) {
+	ns := reserveNode(t)
+	before, err := kubectlfleet.Read(t.Context(), client, ns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	supply := advise.SupplyOf(kubectlfleet.New(before, driverName))
+	pods := 0
+	for _, q := range []struct {
+		workload  economics.Workload
+		billions  float64
+		mechanism economics.Mechanism
+	}{
+		{economics.Workload{Kind: economics.Inference, Trust: economics.OtherTenants, Traffic: economics.Steady, Count: 3}, 7, economics.Partition},
+		{economics.Workload{Kind: economics.Inference, Trust: economics.SameTeam, Traffic: economics.Steady, Count: 4}, 1.5, economics.MPS},
+		{economics.Workload{Kind: economics.Notebook, Trust: economics.SameTeam, Traffic: economics.Bursty, Memory: 4 << 30, Count: 4}, 0, economics.TimeSlice},
+	} {
+		a, err := advise.Advise(advise.Query{Workload: q.workload, Billions: q.billions, Image: demoImage, Driver: driverName}, supply)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a.Mechanism != q.mechanism {
+			t.Errorf("%+v: %s, want %s", q.workload, a.Mechanism, q.mechanism)
+		}
+		// What makes pods goes before the pods, which it would make again.
+		t.Cleanup(func() { deleteManifest(t, ns, a.Manifest) })
+		apply(t, ns, a.Manifest)
+		pods += q.workload.Count
+	}
+	waitTemplatePods(t, "what was advised", ns, pods)
+
+	after, err := kubectlfleet.Read(t.Context(), client, ns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Three partitions 2g.20gb, four MPS shares and four time slices have one GPU each.
+	r := cost.New(kubectlfleet.New(after, driverName), cost.Flat(3.25), cost.Overheads{})
+	if r.Fleet.InUse != 3 || r.Fleet.Claims != pods || r.Fleet.Unshared != pods || *r.Fleet.PerHour != 3*3.25 {
+		t.Errorf("%d claims on %d GPUs instead of %d for %g, want %d on 3 instead of %d for %g",
+			r.Fleet.Claims, r.Fleet.InUse, r.Fleet.Unshared, *r.Fleet.PerHour, pods, pods, 3*3.25)
+	}
+}
+
+func deleteManifest(t *testing.T, ns, manifest string) {
+	t.Helper()
+	cmd := exec.Command("kubectl", "delete", "-n", ns, "-f", "-", "--ignore-not-found", "--timeout="+waitLimit.String())
+	cmd.Stdin = strings.NewReader(manifest)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("kubectl delete: %v\n%s", err, out)
+	}
+}

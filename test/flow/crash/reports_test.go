@@ -1,0 +1,263 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package crash
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"github.com/partage-dev/partage/test/flow/harness"
+	"github.com/partage-dev/partage/test/flow/killpoint"
+)
+
+// reportScene is a scene with a driver that tells of claims in their status and in files for
+// containers.
+type reportScene struct {
+	*crashScene
+
+	// released are the cases by claims that the API server still has. The driver leaves their
+	// status alone for a while, so that it is checked once, in the end.
+	released map[*drapb.Claim]string
+}
+
+// TestCrashReports kills the driver before every effect that the status of claims and the files
+// about devices have while a partition and a share are prepared or unprepared, and after the last,
+// and goes on with another process. All other effects are those of TestCrash.
+func TestCrashReports(t *testing.T) {
+	t.Parallel()
+	count := harness.Enumerate(t, "crashes", 50)
+	s := &reportScene{released: map[*drapb.Claim]string{}, crashScene: newCrashScene(t, crashLayout{
+		machine: "h100x2", supervised: true, reported: true, beside: [][]harness.Device{{harness.Partition(0, "3g.40gb", 4)}},
+		claims: [][]harness.Device{{harness.Partition(0, "1g.10gb", 0)}, {{GPU: 1, Kind: harness.MPS, Memory: 10 << 30, Percent: 25}}},
+	})}
+	for _, operation := range crashOperations {
+		passed := t.Run(operation.name, func(t *testing.T) {
+			s.operation = operation
+			s.killEverywhere(t, count)
+		})
+		if !passed {
+			return // what is left disturbs the other operation
+		}
+	}
+	s.untilForgotten(t)
+}
+
+// reportContinuations are what happens after a crash. Their drivers end with them: the status is
+// written by the newest driver of a node.
+var reportContinuations = []struct {
+	name string
+	run  func(t *testing.T, s *reportScene)
+}{
+	{"prepare", func(t *testing.T, s *reportScene) {
+		p := s.start(t, harness.Frequent)
+		defer p.Kill()
+		s.prepareAll(t, p)
+		s.untilReported(t, p)
+		p.MustUnprepare(t, s.claims...)
+		s.untilNothing(t, p)
+	}},
+	{"unprepare", func(t *testing.T, s *reportScene) {
+		p := s.start(t, harness.Frequent)
+		defer p.Kill()
+		p.MustUnprepare(t, s.claims...)
+		s.untilNothing(t, p)
+	}},
+	{"deleted", func(t *testing.T, s *reportScene) {
+		for _, c := range s.claims {
+			s.n.API.DeleteClaim(c.GetNamespace(), c.GetName())
+			delete(s.released, c)
+		}
+		p := s.start(t, harness.Eager)
+		defer p.Kill()
+		s.untilNothing(t, p)
+	}},
+}
+
+// killEverywhere kills before effect 1, 2 and so on until there is no such effect.
+func (s *reportScene) killEverywhere(t *testing.T, count *harness.Enumeration) {
+	effects, _ := s.crash(t, 0)
+	reportContinuations[0].run(t, s)
+	for i, e := range effects {
+		t.Logf("effect %d: %s", i+1, s.shorten(e))
+	}
+	for n, more := 1, true; more; n++ {
+		more = n <= len(effects)
+		if !count.Find(n) {
+			continue
+		}
+		continuation := reportContinuations[harness.TheSample().Way(n, len(reportContinuations))]
+		passed := t.Run("before "+strconv.Itoa(n)+"/"+continuation.name, func(t *testing.T) {
+			done, killed := s.crash(t, n)
+			if killed {
+				// There may be more than there were the first time.
+				more = true
+				t.Logf("killed before effect %d: %s", n, s.shorten(done[n-1]))
+			}
+			continuation.run(t, s)
+			count.Ran(s.operation.name + ", then " + continuation.name)
+		})
+		if !passed {
+			return // what is left disturbs all others
+		}
+	}
+}
+
+// crash is that of the scene for the effects of reports about these claims. Those of the status
+// come when the call is over.
+func (s *reportScene) crash(t *testing.T, n int) (effects []killpoint.Effect, killed bool) {
+	t.Helper()
+	p := s.n.StartKillable(t, s.flags(harness.Quiet)...)
+	s.allocate(t)
+	for _, c := range s.claims {
+		s.released[c] = t.Name()
+	}
+	s.settle(t, p.Driver)
+	done := s.reported
+	if s.operation.prepared {
+		for _, c := range s.claims {
+			p.MustPrepare(t, c)
+		}
+		s.untilReported(t, p.Driver)
+		done = s.forgotten
+	}
+	p.ArmFor(n, s.isReport)
+	err := s.operation.call(t.Context(), p.Driver, s.claims)
+	if err == nil {
+		err = harness.Eventually(t.Context(), func() error {
+			select {
+			case <-p.Exited:
+				return nil
+			default:
+				return done(t)
+			}
+		})
+	}
+	effects, killed = p.Disarm()
+	if !killed && err != nil {
+		t.Fatal(err)
+	}
+	p.Kill()
+	return effects, killed
+}
+
+// isReport reports whether an effect belongs to the status of the claims or to the files about
+// their devices.
+func (s *reportScene) isReport(e killpoint.Effect) bool {
+	return slices.ContainsFunc(e.Targets, func(path string) bool {
+		report := strings.Contains(path, "/claim-status/") || strings.Contains(path, "/dra-device-metadata") || strings.Contains(path, "_metadata_")
+		return report && slices.ContainsFunc(s.claims, func(c *drapb.Claim) bool {
+			return strings.Contains(path, c.GetUid()) || strings.Contains(path, c.GetName())
+		})
+	})
+}
+
+// untilReported waits until the status of the claims is right and checks the files.
+func (s *reportScene) untilReported(t *testing.T, p *harness.Driver) {
+	t.Helper()
+	p.Until(t, "the status of the claims", func(context.Context) error { return s.reported(t) })
+	for i, c := range s.claims {
+		ids := p.MustPrepare(t, c)
+		read, err := harness.ReadMetadata(s.n.Container(t, ids...), c.GetName(), "r0")
+		if err != nil {
+			t.Fatalf("claim %d: %v", i, err)
+		}
+		if len(read.Requests) != 1 || len(read.Requests[0].Devices) != 1 {
+			t.Fatalf("claim %d: the file says %+v", i, read)
+		}
+		uuid := read.Requests[0].Devices[0].Attributes["uuid"].StringValue
+		if want := s.uuid(t, i); uuid == nil || *uuid != want {
+			t.Errorf("claim %d: the file says %+v, want the UUID %s", i, read, want)
+		}
+	}
+}
+
+// uuid is that of the device of a claim.
+func (s *reportScene) uuid(t *testing.T, claim int) string {
+	t.Helper()
+	d := s.layout.claims[claim][0]
+	g := &s.n.Machine(t).GPUs[d.GPU]
+	if d.Profile == "" {
+		return g.UUID
+	}
+	instance := (harness.Place{Profile: d.Profile, Start: d.Start}).Find(g)
+	if instance == nil || len(instance.Compute) != 1 {
+		t.Fatalf("claim %d has the instance %+v", claim, instance)
+	}
+	return instance.Compute[0].UUID
+}
+
+// reported fails unless the status of each claim says which device it has.
+func (s *reportScene) reported(t *testing.T) error {
+	t.Helper()
+	for i, c := range s.claims {
+		entries, err := s.n.Status(c.GetNamespace(), c.GetName())
+		if err != nil {
+			return err
+		}
+		if len(entries) != 1 || entries[0].Ready != "True/Ready" || entries[0].UUID != s.uuid(t, i) {
+			return fmt.Errorf("claim %d has the status %+v", i, entries)
+		}
+	}
+	return nil
+}
+
+// forgotten fails while a status has something of the claims, or the driver has a note of them.
+func (s *reportScene) forgotten(t *testing.T) error {
+	t.Helper()
+	notes, err := s.n.StatusNotes()
+	if err != nil {
+		return err
+	}
+	for i, c := range s.claims {
+		entries, err := s.n.Status(c.GetNamespace(), c.GetName())
+		if err != nil {
+			return err
+		}
+		if len(entries) > 0 || slices.Contains(notes, c.GetUid()) {
+			return fmt.Errorf("claim %d has the status %+v, and there are notes about %v", i, entries, notes)
+		}
+	}
+	return nil
+}
+
+// untilNothing waits until nothing of the claims is left on the node but notes about their status.
+func (s *reportScene) untilNothing(t *testing.T, p *harness.Driver) {
+	t.Helper()
+	p.Until(t, "the end of the claims", func(context.Context) error {
+		return errors.Join(s.n.AgeMetadata(), harness.AsError(s.without.Diff(s.n.Snapshot(t))))
+	})
+}
+
+// untilForgotten waits until no claim that was released in any case has a status, and checks that
+// the claims beside have theirs.
+func (s *reportScene) untilForgotten(t *testing.T) {
+	t.Helper()
+	p := s.start(t, harness.Frequent)
+	p.Until(t, "an empty status of all claims that were released", func(context.Context) error {
+		for c, name := range s.released {
+			entries, err := s.n.Status(c.GetNamespace(), c.GetName())
+			if err != nil || len(entries) > 0 {
+				return errors.Join(fmt.Errorf("claim %s of %s has the status %+v", c.GetName(), name, entries), err)
+			}
+		}
+		notes, err := s.n.StatusNotes()
+		if err != nil || len(notes) != 1 || notes[0] != s.beside[0].GetUid() {
+			return errors.Join(fmt.Errorf("there are notes about %v", notes), err)
+		}
+		return nil
+	})
+	entries, err := s.n.Status(s.beside[0].GetNamespace(), s.beside[0].GetName())
+	if err != nil || len(entries) != 1 || entries[0].Ready != "True/Ready" {
+		t.Errorf("the claim beside has the status %+v, %v", entries, err)
+	}
+	p.MustUnprepare(t, s.beside...)
+	p.UntilSnapshot(t, s.n, s.pristine)
+}
