@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -196,14 +197,8 @@ func TestOutputs(t *testing.T) {
 				t.Errorf("%s: %v", path, err)
 				continue
 			}
-			rest := "\n" + string(golden)
-			for part := range strings.SplitSeq("\n"+found[2], "\n…\n") {
-				at := strings.Index(rest, strings.TrimSuffix(part, "\n"))
-				if at < 0 {
-					t.Errorf("%s: %s does not have, or has earlier:\n%s", path, found[1], part)
-					break
-				}
-				rest = rest[at+len(part)-1:]
+			if line, has := hasLines(string(golden), found[2]); !has {
+				t.Errorf("%s: %s does not have, or has earlier: %s", path, found[1], line)
 			}
 		}
 		if shown := strings.Count(content, "\n<!-- output of "); shown != len(output.FindAllString(content, -1)) {
@@ -212,5 +207,33 @@ func TestOutputs(t *testing.T) {
 	})
 	if t.Logf("%d cases", outputs); outputs < 4 {
 		t.Errorf("only %d outputs", outputs)
+	}
+}
+
+// hasLines reports whether a text has the lines of a part of it, and otherwise which one not.
+func hasLines(text, part string) (line string, has bool) {
+	lines, skips := strings.Split(text, "\n"), false
+	for line := range strings.SplitSeq(strings.TrimSuffix(part, "\n"), "\n") {
+		if line == "…" {
+			skips = true
+			continue
+		}
+		at := slices.Index(lines, line)
+		if at < 0 || at > 0 && !skips {
+			return line, false
+		}
+		lines, skips = lines[at+1:], false
+	}
+	return "", true
+}
+
+func TestHasLines(t *testing.T) {
+	for part, want := range map[string]bool{
+		"a\nb\n": true, "a\n…\nc\n": true, "…\nb\n": true, "…\nc\n…\n": true,
+		"b\n": false, "a\nc\n": false, "…\nc\nb\n": false, "x\n": false,
+	} {
+		if _, has := hasLines("a\nb\nc\n", part); has != want {
+			t.Errorf("%q: %v", part, has)
+		}
 	}
 }

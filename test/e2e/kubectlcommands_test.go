@@ -62,6 +62,9 @@ func TestKubectlCommands(t *testing.T) {
 		"slices of a model":   {[]string{"slices", "--model", "h100-80-sxm", "--count", "8"}, exitFine, []string{"kind: ResourceSlice", "1g.10gb"}},
 		"slices of a node":    {[]string{"slices", "--from-node", mixedNode}, exitFine, []string{"kind: ResourceSlice", teslaT}},
 		"advise":              {[]string{"advise", "--workload", "inference", "--model-size", "7B"}, exitFine, []string{"kind: ResourceClaimTemplate"}},
+		"rightsize":           {[]string{"rightsize", "-n", ns}, -1, []string{"training"}},
+		"fragmentation":       {[]string{"fragmentation", hopperNode}, exitFine, nil},
+		"cost":                {[]string{"cost", "-n", ns}, exitFine, []string{"training"}},
 		"migrate":             {[]string{"migrate", "pods", oldPod(t)}, exitFine, []string{"kind: ResourceClaimTemplate"}},
 		"completion of nodes": {[]string{"__complete", "tree", ""}, exitFine, fleetNodes},
 	} {

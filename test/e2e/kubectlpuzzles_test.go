@@ -163,7 +163,7 @@ func wrongReferences() []puzzle {
 			setUp: applies(func(s site) string {
 				return claim("c", spare(s), "") + podOn(ampereNode, "p", []container{{"main", listAndStay, []string{"c"}}})
 			}),
-			cause: "NoDeviceOfClass", remedy: "with a nodeSelector that node n1 has",
+			cause: "NodeExcluded", remedy: "with a nodeSelector that node n1 has",
 			fix: fixedBySpare,
 		},
 		{
