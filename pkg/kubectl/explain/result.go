@@ -28,6 +28,8 @@ const (
 	Unknown Verdict = "Unknown"
 	// NoDevices means that it asks for none.
 	NoDevices Verdict = "NoDevices"
+	// Finished means that the pod has ended, and needs its devices no more.
+	Finished Verdict = "Finished"
 )
 
 // Cause is why something waits, for programs.
@@ -39,6 +41,8 @@ const (
 	ClaimMissing     Cause = "ClaimMissing"
 	TemplateMissing  Cause = "TemplateMissing"
 	ClaimNotOwned    Cause = "ClaimNotOwned"
+	ClaimDeleted     Cause = "ClaimBeingDeleted"
+	NotBound         Cause = "BindingConditionsNotMet"
 	ClassMissing     Cause = "ClassMissing"
 	ClaimFull        Cause = "ClaimReservedByTooMany"
 	ClaimElsewhere   Cause = "ClaimOnOtherNode"
