@@ -79,10 +79,10 @@ func (m *Manifest) decode(document []byte, namespace string) error {
 	case runtime.IsNotRegisteredError(err):
 		m.Ignored = append(m.Ignored, kindOf(document))
 		return nil
+	case kind != nil && kind.Group == resourceapi.GroupName && kind.Version != resourceapi.SchemeGroupVersion.Version:
+		return fmt.Errorf("it has a %s of %s: write it as %s, which Kubernetes has since 1.34", kind.Kind, kind.GroupVersion(), resourceapi.SchemeGroupVersion)
 	case err != nil:
 		return fmt.Errorf("decode it: %w", err)
-	case kind.Group == resourceapi.GroupName && kind.Version != resourceapi.SchemeGroupVersion.Version:
-		return fmt.Errorf("it has a %s of %s: write it as %s, which Kubernetes has since 1.34", kind.Kind, kind.GroupVersion(), resourceapi.SchemeGroupVersion)
 	}
 	if list, is := object.(*corev1.List); is {
 		for i := range list.Items {

@@ -180,7 +180,7 @@ func TestOddFiles(t *testing.T) {
 		"list with others":    {text: `{"apiVersion":"v1","kind":"List","items":[{"apiVersion":"example.com/v1","kind":"Other"},{"apiVersion":"v1","kind":"Pod","metadata":{"name":"a"},"spec":{"containers":[{"name":"main"}]}}]}`, subjects: 1, verdict: NoDevices},
 		"v1beta1":             {text: strings.Replace(plain, "resource.k8s.io/v1\n", "resource.k8s.io/v1beta1\n", 1), err: "resource.k8s.io/v1"},
 		"v1beta2":             {text: strings.Replace(plain, "resource.k8s.io/v1\n", "resource.k8s.io/v1beta2\n", 1), err: "ResourceClaim of resource.k8s.io/v1beta2"},
-		"duplicate":           {text: plain + "kind: Pod\n", err: `"kind" already set`},
+		"duplicate":           {text: plain + "kind: ResourceClaim\n", err: `"kind" already set`},
 		"too large":           {text: strings.Repeat("# a comment\n", maxFile/12+1) + "---\n" + plain, err: "larger than"},
 		"large":               {text: strings.Repeat("# a comment\n", 1<<20/12) + "---\n" + plain, subjects: 1, verdict: Allocatable},
 		"count below 1":       {text: fmt.Sprintf(claim, ", count: -5"), subjects: 1, verdict: Waits},

@@ -140,9 +140,19 @@ func (q *inquiry) reserved(c *resourceapi.ResourceClaim) {
 // check looks at a claim by itself, and takes it among those to be allocated.
 func (q *inquiry) check(ctx context.Context, c *resourceapi.ResourceClaim) bool {
 	before := len(q.Reasons)
+	for _, text := range invalid(c) {
+		q.Reasons = append(q.Reasons, Reason{Cause: ClaimInvalid, Claim: c.Name, Text: "the API server refuses such a claim: " + text})
+	}
+	if len(q.Reasons) > before {
+		q.Verdict = Waits
+		return false
+	}
 	for _, a := range asksOf(c) {
-		if q.planner.Class(*a.class) == nil {
+		switch class := q.planner.Class(*a.class); {
+		case class == nil:
 			q.noClass(ctx, a)
+		case slices.ContainsFunc(class.Spec.Selectors, func(s resourceapi.DeviceSelector) bool { return s.CEL == nil }):
+			q.Reasons = append(q.Reasons, Reason{Cause: ExpressionError, Claim: c.Name, Request: a.name, Text: fmt.Sprintf("a selector of DeviceClass %s has no CEL expression", class.Name)})
 		}
 		if a.admin && q.AdminAllowed != nil {
 			if allowed, known := q.AdminAllowed(c.Namespace); known && !allowed {

@@ -152,7 +152,7 @@ func (q *inquiry) allClaims() []*resourceapi.ResourceClaim {
 
 // ranks is the order in which causes are told.
 var ranks = []Cause{
-	ClaimMissing, TemplateMissing, ClaimNotOwned, ClaimDeleted, NotBound, ClassMissing, ClaimFull, AdminForbidden, TooManyResults, ExpressionError, NoSlices, SearchTooLong,
+	ClaimMissing, TemplateMissing, ClaimNotOwned, ClaimDeleted, ClaimInvalid, NotBound, ClassMissing, ClaimFull, AdminForbidden, TooManyResults, ExpressionError, NoSlices, SearchTooLong,
 	NotOfClass, NotSelected, CapacityUnknown, CapacityTooLarge, TooFewDevices, NodeExcluded, Tainted, Unconstrained, Held, CapacityUsed, CountersUsed,
 	PoolIncomplete, PoolInvalid, NotTogether, Unexplained,
 }

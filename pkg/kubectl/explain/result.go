@@ -42,6 +42,7 @@ const (
 	TemplateMissing  Cause = "TemplateMissing"
 	ClaimNotOwned    Cause = "ClaimNotOwned"
 	ClaimDeleted     Cause = "ClaimBeingDeleted"
+	ClaimInvalid     Cause = "ClaimInvalid"
 	NotBound         Cause = "BindingConditionsNotMet"
 	ClassMissing     Cause = "ClassMissing"
 	ClaimFull        Cause = "ClaimReservedByTooMany"
