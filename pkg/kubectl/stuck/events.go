@@ -92,7 +92,7 @@ func (in *Input) prepare() []Cause {
 	if e == nil {
 		return nil
 	}
-	c := Cause{Kind: PrepareFailed, Text: prepareText(e.Message), Remedy: "see the log of the driver's pod on node " + in.Pod.Spec.NodeName}
+	c := Cause{Kind: PrepareFailed, Text: prepareText(e.Message), Remedy: in.logRemedy()}
 	for _, known := range prepareTexts {
 		if strings.Contains(e.Message, known.part) {
 			c.Kind, c.Remedy = known.kind, known.remedy
@@ -100,6 +100,15 @@ func (in *Input) prepare() []Cause {
 		}
 	}
 	return []Cause{c.of(e)}
+}
+
+// logRemedy says how to read the log of the driver on the node.
+func (in *Input) logRemedy() string {
+	text := "see the log of the driver's pod on node " + in.Pod.Spec.NodeName
+	if plugins := in.component(pluginComponent); len(plugins) > 0 {
+		text += fmt.Sprintf(": kubectl -n %s logs %s", plugins[0].Namespace, plugins[0].Name)
+	}
+	return text
 }
 
 // prepareText takes what the kubelet puts before the driver's words away.
