@@ -48,7 +48,7 @@ func TestTranslateRefuses(t *testing.T) {
 		"vast":             {pod(asking("limits: {nvidia.com/gpu: 1e9}")), `Invalid value: "1e9"`},
 		"many":             {pod(asking("limits: {nvidia.com/gpu: 33}")), `Invalid value: "33": a claim has 32 devices at most`},
 		"many together":    {pod("containers: [{name: a, resources: {limits: {nvidia.com/gpu: 20}}}, {name: b, resources: {limits: {nvidia.com/gpu: 20}}}]"), at[:len(at)-1] + ": Too many: 40 devices: a claim has 32 at most"},
-		"twice":            {pod(asking("limits: {nvidia.com/gpu: 1}, limits: {nvidia.com/gpu: 2}")), "Pod one: spec.containers[0].resources.limits: Duplicate value: is given more than once, again in line 4"},
+		"twice":            {pod(asking("limits: {nvidia.com/gpu: 1}, limits: {nvidia.com/gpu: 2}")), `Pod one: "spec.containers[0].resources.limits": Duplicate value: is given more than once, again in line 4`},
 		"name twice":       {"apiVersion: v1\nkind: Pod\nmetadata: {name: one, name: two}\nspec: {" + gpu + "}\n", "Pod one: metadata.name: Duplicate value"},
 		"differ":           {pod(asking("limits: {nvidia.com/gpu: 2}, requests: {nvidia.com/gpu: 1}")), "resources.requests[nvidia.com/gpu]: Invalid value: 1: must be the same as in limits, 2"},
 		"no name":          {"apiVersion: v1\nkind: Pod\nmetadata: {}\nspec: {" + gpu + "}\n", "Pod: metadata.name: Required value"},
