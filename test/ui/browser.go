@@ -27,9 +27,6 @@ import (
 	"github.com/partage-dev/partage/test/kubectl/fleets"
 )
 
-// Boards is the folder with the facts that fleets are made of.
-const Boards = "../../pkg/device/testdata/boards"
-
 // startLimit is how long the browser may take to start.
 const startLimit = 2 * time.Minute
 

@@ -31,9 +31,9 @@ type browser struct {
 	t *testing.T
 }
 
-func open(t *testing.T, make func(string) ([]runtime.Object, error), prepare ...func(*fake.Clientset)) browser {
+func open(t *testing.T, make func() ([]runtime.Object, error), prepare ...func(*fake.Clientset)) browser {
 	t.Helper()
-	objects, err := make(Boards)
+	objects, err := make()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -231,7 +231,7 @@ func TestMissingRights(t *testing.T) {
 // TestLarge has the page show more GPUs than fit as strips.
 func TestLarge(t *testing.T) {
 	const nodes = 60
-	b := open(t, func(boards string) ([]runtime.Object, error) { return fleets.Large(boards, nodes) })
+	b := open(t, func() ([]runtime.Object, error) { return fleets.Large(nodes) })
 	start := time.Now()
 	b.do(chromedp.Navigate(b.URL))
 	b.wait(fmt.Sprintf("document.querySelectorAll('.overview .mini').length === %d", 8*nodes))

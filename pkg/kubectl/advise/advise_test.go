@@ -19,10 +19,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/kubernetes/scheme"
-	"sigs.k8s.io/yaml"
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/gpu/boards"
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
 	"github.com/partage-dev/partage/pkg/kubectl/economics"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
@@ -381,7 +381,7 @@ func TestMissingClass(t *testing.T) {
 		t.Errorf("alternatives: %+v", a.Alternatives)
 	}
 	// Without the right to see classes nothing is said of them.
-	f.Missing = []fleet.Missing{{Resource: "deviceclasses.resource.k8s.io"}}
+	f.Missing = []fleet.Missing{{Resource: "deviceclasses.resource.k8s.io", Err: errors.New("forbidden")}}
 	if a, err = Advise(q, SupplyOf(fleet.New(f.Snapshot, fleettest.Driver))); err != nil || a.Mechanism != economics.Partition {
 		t.Errorf("%+v, %v", a, err)
 	}
@@ -434,19 +434,40 @@ func TestOtherDriver(t *testing.T) {
 	}
 }
 
-// factsOfBoard reads what package device is tested with.
+// factsOfBoard returns what a node with one GPU of a board reports.
 func factsOfBoard(t *testing.T, board string, mig bool) *gpu.Node {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join("../../device/testdata/boards", board+".yaml"))
+	node, err := boards.Load(board)
 	if err != nil {
-		t.Fatal(err)
-	}
-	var node gpu.Node
-	if err := yaml.UnmarshalStrict(data, &node); err != nil {
 		t.Fatal(err)
 	}
 	if mig {
 		node.GPUs[0].MIG.Enabled = true
 	}
-	return &node
+	return node
+}
+
+// TestGPUsOfOneNode: a claim has devices of one node, so that GPUs of several do not add up.
+func TestGPUsOfOneNode(t *testing.T) {
+	apart := with(t, "h100-80-sxm", 1)
+	apart.AddNode("n2", "h100-80-sxm", 1)
+	q, err := (&flags{modelSize: "70B"}).query(fleettest.Driver)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = "a replica needs 2 GPUs, and no node has as many"
+	if _, err := Advise(q, SupplyOf(fleet.New(apart.Snapshot, fleettest.Driver))); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("two nodes with one GPU each: error %v, want one with %q", err, want)
+	}
+	odd := with(t, "h100-80-sxm", 3)
+	odd.AddNode("n2", "h100-80-sxm", 3)
+	q.Count = 3
+	a, err := Advise(q, SupplyOf(fleet.New(odd.Snapshot, fleettest.Driver)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const room = "The fleet has room for 2 of the 3 replicas"
+	if !slices.ContainsFunc(a.Warnings, func(w string) bool { return strings.Contains(w, room) }) {
+		t.Errorf("two nodes with three GPUs each: warnings %q, want one with %q", a.Warnings, room)
+	}
 }

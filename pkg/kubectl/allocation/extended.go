@@ -6,6 +6,7 @@ package allocation
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -44,7 +45,7 @@ func (p *Planner) ExtendedClass(name corev1.ResourceName) *resourceapi.DeviceCla
 // in it. The node may be nil: one without device plugins.
 func (p *Planner) ExtendedClaim(pod *corev1.Pod, node *corev1.Node) *resourceapi.ResourceClaim {
 	wanted := sets.New[corev1.ResourceName]()
-	for name, amount := range resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{}) {
+	for name, amount := range PodRequests(pod) {
 		if amount.IsZero() || !isExtended(name) || p.ExtendedClass(name) == nil {
 			continue
 		}
@@ -69,6 +70,29 @@ func (p *Planner) ExtendedClaim(pod *corev1.Pod, node *corev1.Node) *resourceapi
 	}
 	slices.SortFunc(claim.Spec.Devices.Requests, func(a, b resourceapi.DeviceRequest) int { return cmp.Compare(a.Name, b.Name) })
 	return claim
+}
+
+// PodRequests returns what a pod asks for. Requests that are left out are as large as limits: so the API
+// server sets them, in a pod that it has not got yet they are missing.
+func PodRequests(pod *corev1.Pod) corev1.ResourceList {
+	complete := *pod
+	complete.Spec.InitContainers = withRequests(pod.Spec.InitContainers)
+	complete.Spec.Containers = withRequests(pod.Spec.Containers)
+	return resourcehelper.PodRequests(&complete, resourcehelper.PodResourcesOptions{})
+}
+
+func withRequests(containers []corev1.Container) []corev1.Container {
+	out := slices.Clone(containers)
+	for i := range out {
+		r := &out[i].Resources
+		requests := maps.Clone(r.Limits)
+		if requests == nil {
+			continue
+		}
+		maps.Copy(requests, r.Requests)
+		r.Requests = requests
+	}
+	return out
 }
 
 // isExtended reports whether a resource is one that classes may provide.

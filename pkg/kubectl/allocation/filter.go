@@ -10,7 +10,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
-	resourcehelper "k8s.io/component-helpers/resource"
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	"k8s.io/klog/v2"
@@ -61,7 +60,7 @@ func NewNodeFilter(s *fleet.Snapshot) *NodeFilter {
 			used = corev1.ResourceList{}
 			f.used[pod.Spec.NodeName] = used
 		}
-		for name, amount := range resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{}) {
+		for name, amount := range PodRequests(pod) {
 			sum := used[name]
 			sum.Add(amount)
 			used[name] = sum
@@ -74,7 +73,7 @@ func NewNodeFilter(s *fleet.Snapshot) *NodeFilter {
 func (f *NodeFilter) Partial() bool { return f.partial }
 
 // Obstacles returns what keeps a pod off a node, apart from devices. Topology spread, affinity
-// between pods, volumes and ports are not looked at.
+// between pods, volumes and ports are not looked at; neither is what cannot be read of the node.
 func (f *NodeFilter) Obstacles(p *Planner, pod *corev1.Pod, node *corev1.Node) []Obstacle {
 	var out []Obstacle
 	add := func(kind ObstacleKind, format string, a ...any) {
@@ -82,6 +81,9 @@ func (f *NodeFilter) Obstacles(p *Planner, pod *corev1.Pod, node *corev1.Node) [
 	}
 	if pod.Spec.NodeName != "" && pod.Spec.NodeName != node.Name && pod.Status.Phase == corev1.PodPending {
 		add(ByNodeName, "spec.nodeName is %s", pod.Spec.NodeName)
+	}
+	if p.Unread(node) {
+		return out
 	}
 	cordon := corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}
 	if node.Spec.Unschedulable && !tolerates(pod, &cordon) {
@@ -134,7 +136,7 @@ func (f *NodeFilter) lacks(p *Planner, pod *corev1.Pod, node *corev1.Node) []str
 		return nil
 	}
 	var out []string
-	requests := resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{})
+	requests := PodRequests(pod)
 	for _, name := range sets.List(sets.KeySet(requests)) {
 		want, has := requests[name], node.Status.Allocatable[name]
 		if want.IsZero() || has.IsZero() && p.ExtendedClass(name) != nil {

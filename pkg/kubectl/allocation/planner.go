@@ -39,6 +39,8 @@ type Planner struct {
 	cel         *cel.Cache
 	selectors   *selectorCache
 	nodes       []*corev1.Node
+	// unread are nodes of which no more than the name is known.
+	unread sets.Set[string]
 
 	// pools are all there are, onNode those with slices of a node only, and anywhere those
 	// with slices that are not.
@@ -47,7 +49,10 @@ type Planner struct {
 	anywhere []poolID
 	// claims are those that hold devices.
 	claims []*resourceapi.ResourceClaim
-	states map[poolID]*state
+	// holders are those of each pool, and states what follows from them. Planners share both
+	// with their copies, so neither is changed in place.
+	holders map[poolID][]*resourceapi.ResourceClaim
+	states  map[poolID]*state
 }
 
 type poolID struct{ driver, pool string }
@@ -73,8 +78,8 @@ func New(s *fleet.Snapshot, options ...Option) *Planner {
 	p := &Planner{
 		snapshot: s, timeLimit: DefaultTimeLimit,
 		classes: classesOf(s.Classes),
-		nodes:   nodesOf(s),
 	}
+	p.nodes, p.unread = nodesOf(s)
 	p.features, p.assumptions = featuresOf(s)
 	for _, o := range options {
 		o(p)
@@ -91,8 +96,13 @@ func New(s *fleet.Snapshot, options ...Option) *Planner {
 // Snapshot returns what the Planner was made of.
 func (p *Planner) Snapshot() *fleet.Snapshot { return p.snapshot }
 
-// Nodes returns the nodes of the Snapshot and, without labels, those that only slices name.
+// Nodes returns the nodes of the Snapshot. Where nodes cannot be read, it returns those that slices
+// name, without anything but the name.
 func (p *Planner) Nodes() []*corev1.Node { return p.nodes }
+
+// Unread reports whether no more than the name of a node is known: its labels, its taints and what
+// it has may be anything.
+func (p *Planner) Unread(n *corev1.Node) bool { return p.unread.Has(n.Name) }
 
 // Features returns what the allocator is assumed to support.
 func (p *Planner) Features() structured.Features { return p.features }
@@ -117,7 +127,9 @@ func (p *Planner) Without(ended ...*resourceapi.ResourceClaim) *Planner {
 	gone := sets.New(ended...)
 	q := p.clone()
 	q.claims = slices.DeleteFunc(slices.Clone(p.claims), gone.Has)
-	q.renewStates(ended)
+	q.changeHolders(ended, func(of []*resourceapi.ResourceClaim, c *resourceapi.ResourceClaim) []*resourceapi.ResourceClaim {
+		return slices.DeleteFunc(slices.Clone(of), func(other *resourceapi.ResourceClaim) bool { return other == c })
+	})
 	return q
 }
 
@@ -126,7 +138,9 @@ func (p *Planner) Without(ended ...*resourceapi.ResourceClaim) *Planner {
 func (p *Planner) With(allocated ...*resourceapi.ResourceClaim) *Planner {
 	q := p.clone()
 	q.claims = slices.Concat(p.claims, allocated)
-	q.renewStates(allocated)
+	q.changeHolders(allocated, func(of []*resourceapi.ResourceClaim, c *resourceapi.ResourceClaim) []*resourceapi.ResourceClaim {
+		return append(slices.Clone(of), c)
+	})
 	return q
 }
 
@@ -173,20 +187,20 @@ func (p *Planner) setSlices(all []*resourceapi.ResourceSlice) {
 	}
 }
 
-// nodesOf returns the nodes of a Snapshot and those that only slices name: without the right to
-// read nodes there are no others.
-func nodesOf(s *fleet.Snapshot) []*corev1.Node {
-	nodes, known := slices.Clone(s.Nodes), sets.New[string]()
-	for _, n := range nodes {
-		known.Insert(n.Name)
+// nodesOf returns the nodes of a Snapshot. Without the right to read nodes there are those that
+// slices name; otherwise the slices of other nodes are left over from nodes that are gone.
+func nodesOf(s *fleet.Snapshot) (nodes []*corev1.Node, unread sets.Set[string]) {
+	unread = sets.New[string]()
+	if !slices.ContainsFunc(s.Missing, func(m fleet.Missing) bool { return m.Resource == fleet.ResourceNodes }) {
+		return slices.Clone(s.Nodes), unread
 	}
 	for _, slice := range s.Slices {
-		if name := ptr.Deref(slice.Spec.NodeName, ""); name != "" && !known.Has(name) {
-			known.Insert(name)
+		if name := ptr.Deref(slice.Spec.NodeName, ""); name != "" && !unread.Has(name) {
+			unread.Insert(name)
 			nodes = append(nodes, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})
 		}
 	}
-	return nodes
+	return nodes, unread
 }
 
 // classes are what the allocator looks classes up in.

@@ -200,6 +200,10 @@ func (q *query) writeConstraints(w *keyWriter, driver string, d *resourceapi.Dev
 			continue
 		}
 		value := valueHash(name, &a)
+		if a.IntValues != nil || a.BoolValues != nil || a.StringValues != nil || a.VersionValues != nil {
+			// Lists are compared by what they have in common.
+			w.number(value)
+		}
 		if ordinals[value] == 0 {
 			ordinals[value] = uint64(len(ordinals) + 1)
 		}

@@ -11,6 +11,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/dynamic-resource-allocation/structured"
+	"k8s.io/utils/ptr"
 )
 
 // Pool is what a node sees of a pool: the slices of its newest generation.
@@ -37,6 +39,22 @@ func (p *Planner) PoolsOn(node string) []Pool {
 		out = append(out, p.pools[id].newest(id))
 	}
 	return out
+}
+
+// Reaches says which devices of a slice are there for a node: all, none, or those whose own node
+// selection has it.
+func (p *Planner) Reaches(s *resourceapi.ResourceSlice, node *corev1.Node) func(*resourceapi.Device) bool {
+	if !ptr.Deref(s.Spec.PerDeviceNodeSelection, false) {
+		reaches := p.matches(node, s.Spec.NodeName, s.Spec.AllNodes, s.Spec.NodeSelector)
+		return func(*resourceapi.Device) bool { return reaches }
+	}
+	return func(d *resourceapi.Device) bool { return p.matches(node, d.NodeName, d.AllNodes, d.NodeSelector) }
+}
+
+// matches takes a selector that is invalid for one that has no node: saying so is the allocator's.
+func (p *Planner) matches(node *corev1.Node, name *string, all *bool, selector *corev1.NodeSelector) bool {
+	matches, err := structured.NodeMatches(p.features, node, ptr.Deref(name, ""), ptr.Deref(all, false), selector)
+	return err == nil && matches
 }
 
 func (p *pool) newest(id poolID) Pool {

@@ -21,10 +21,10 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
-	"sigs.k8s.io/yaml"
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/gpu/boards"
 	"github.com/partage-dev/partage/pkg/kubectl/economics"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/fleettest"
@@ -149,18 +149,14 @@ func report(f *fleettest.Fleet, price float64, overheads Overheads) *Report {
 
 func facts(t *testing.T, board string, mig bool) *gpu.Node {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join("../../device/testdata/boards", board+".yaml"))
+	node, err := boards.Load(board)
 	if err != nil {
-		t.Fatal(err)
-	}
-	var node gpu.Node
-	if err := yaml.UnmarshalStrict(data, &node); err != nil {
 		t.Fatal(err)
 	}
 	if mig {
 		node.GPUs[0].MIG.Enabled = true
 	}
-	return &node
+	return node
 }
 
 // mixed is a fleet of two models with claims of two teams: partitions of different size on one

@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/gpu/boards"
 )
 
 // TestFormulas has the check values of the published formulas, by their ids.
@@ -390,13 +391,13 @@ func TestHardware(t *testing.T) {
 // TestHardwareIsWhatTheDriverReports compares the table with the facts of package device, and
 // the numbers of clients with those of the driver.
 func TestHardwareIsWhatTheDriverReports(t *testing.T) {
-	boards := map[string]string{
+	names := map[string]string{
 		"t4": "t4", "a10": "a10", "l4": "l4", "a30": "a30", "a100-40": "a100-40", "a100": "a100-80", "h100": "h100-80-sxm",
 		"h200": "h200", "b200": "b200", "rtx-pro-6000": "rtx-pro-6000",
 	}
 	compared := 0
 	for _, g := range GPUs {
-		board, has := boards[g.Alias]
+		board, has := names[g.Alias]
 		if !has {
 			if g.Alias != "p100" && g.Alias != "v100" {
 				t.Errorf("%s is compared with nothing", g.Alias)
@@ -404,12 +405,8 @@ func TestHardwareIsWhatTheDriverReports(t *testing.T) {
 			continue
 		}
 		compared++
-		data, err := os.ReadFile(filepath.Join("../../device/testdata/boards", board+".yaml"))
+		node, err := boards.Load(board)
 		if err != nil {
-			t.Fatal(err)
-		}
-		var node gpu.Node
-		if err := yaml.Unmarshal(data, &node); err != nil {
 			t.Fatal(err)
 		}
 		fact := node.GPUs[0]
@@ -437,8 +434,8 @@ func TestHardwareIsWhatTheDriverReports(t *testing.T) {
 			t.Errorf("%s: profiles %v, want %v", g.Alias, known, profiles)
 		}
 	}
-	if compared != len(boards) {
-		t.Errorf("%d models were compared, want %d", compared, len(boards))
+	if compared != len(names) {
+		t.Errorf("%d models were compared, want %d", compared, len(names))
 	}
 }
 

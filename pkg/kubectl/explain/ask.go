@@ -54,6 +54,34 @@ func asksOf(c *resourceapi.ResourceClaim) []ask {
 	return out
 }
 
+// invalid says what the API server refuses in a claim that it has not got yet. It is not all that the
+// API server looks at, but all that the allocator takes for granted.
+func invalid(c *resourceapi.ResourceClaim) []string {
+	var out []string
+	requests := c.Spec.Devices.Requests
+	if len(requests) > resourceapi.DeviceRequestsMaxSize {
+		out = append(out, fmt.Sprintf("spec.devices.requests has %d entries, at most %d are allowed", len(requests), resourceapi.DeviceRequestsMaxSize))
+	}
+	for i := range requests {
+		r := &requests[i]
+		switch n := len(r.FirstAvailable); {
+		case (r.Exactly == nil) == (n == 0):
+			out = append(out, fmt.Sprintf("request %s has to have either exactly or firstAvailable", r.Name))
+		case n > resourceapi.FirstAvailableDeviceRequestMaxSize:
+			out = append(out, fmt.Sprintf("request %s has %d alternatives in firstAvailable, at most %d are allowed", r.Name, n, resourceapi.FirstAvailableDeviceRequestMaxSize))
+		}
+	}
+	for _, a := range asksOf(c) {
+		switch {
+		case a.mode != resourceapi.DeviceAllocationModeExactCount && a.mode != resourceapi.DeviceAllocationModeAll:
+			out = append(out, fmt.Sprintf("allocationMode %s of request %s has to be ExactCount or All", a.mode, a.name))
+		case a.mode == resourceapi.DeviceAllocationModeExactCount && *a.count < 1:
+			out = append(out, fmt.Sprintf("count %d of request %s has to be 1 or more", *a.count, a.name))
+		}
+	}
+	return out
+}
+
 // changed returns a copy of the claim in which the ask is different.
 func (a ask) changed(change func(ask)) *resourceapi.ResourceClaim {
 	c := a.claim.DeepCopy()

@@ -64,6 +64,9 @@ func (c *command) run(ctx context.Context, args []string) error {
 	if (len(args) == 1) == (c.file != "") {
 		return errors.New("name a pod or a claim, or a file with -f")
 	}
+	if c.timeLimit <= 0 {
+		return fmt.Errorf("--search-limit is %s: it has to be more than 0, such as 10s", c.timeLimit)
+	}
 	namespace, err := c.Namespace()
 	if err != nil {
 		return err

@@ -77,6 +77,7 @@ func TestCommand(t *testing.T) {
 		"nothing to explain":   {arguments: []string{"-f", "-"}, in: "apiVersion: v1\nkind: Secret\nmetadata: {name: new}", err: "has no pod, claim or claim template"},
 		"unknown field":        {arguments: []string{"-f", "-"}, in: "apiVersion: v1\nkind: Pod\nspec: {resourceClaim: []}", err: "unknown field"},
 		"no file":              {arguments: []string{"-f", "/does/not/exist"}, err: "/does/not/exist"},
+		"no time to search":    {arguments: []string{"waits", "--search-limit", "0"}, err: "--search-limit is 0s"},
 		"nothing":              {err: "name a pod or a claim"},
 		"a name and a file":    {arguments: []string{"waits", "-f", "-"}, err: "name a pod or a claim"},
 		"a pod that is not":    {arguments: []string{"other"}, err: "there is no pod or claim other in namespace team"},

@@ -62,6 +62,8 @@ type inquiry struct {
 	pod *corev1.Pod
 	// claims are those that have to be allocated together.
 	claims []*resourceapi.ResourceClaim
+	// own are all claims of the pod, those that have devices among them.
+	own []*resourceapi.ResourceClaim
 	// nodes are those that nothing but devices keeps the pod from, and excluded the others.
 	nodes    []*corev1.Node
 	excluded []exclusion
@@ -92,6 +94,10 @@ func (x *Explainer) Claim(ctx context.Context, c *resourceapi.ResourceClaim) *Ex
 		q.describe(c)
 		return q.Explanation
 	}
+	if q.deleted(c); len(q.Reasons) > 0 {
+		q.Verdict = Waits
+		return q.Explanation
+	}
 	if q.blind() {
 		return q.Explanation
 	}
@@ -109,7 +115,12 @@ func (x *Explainer) Claim(ctx context.Context, c *resourceapi.ResourceClaim) *Ex
 func (x *Explainer) Pod(ctx context.Context, pod *corev1.Pod) *Explanation {
 	q := x.begin("Pod", pod.Namespace, pod.Name)
 	q.pod = pod
+	if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+		q.Verdict = Finished
+		return q.Explanation
+	}
 	claims := q.podClaims()
+	q.own = claims
 	switch {
 	case q.Verdict == Unknown:
 		return q.Explanation
@@ -119,7 +130,7 @@ func (x *Explainer) Pod(ctx context.Context, pod *corev1.Pod) *Explanation {
 	case len(claims) == 0 && x.planner.ExtendedClaim(pod, nil) == nil && pod.Status.ExtendedResourceClaimStatus == nil:
 		q.Verdict = NoDevices
 		return q.Explanation
-	case pod.Spec.NodeName != "" && (pod.Status.Phase != "" || pod.Status.StartTime != nil):
+	case scheduled(pod):
 		q.scheduled(claims)
 		return q.Explanation
 	}
@@ -141,6 +152,11 @@ func (x *Explainer) Pod(ctx context.Context, pod *corev1.Pod) *Explanation {
 	return q.Explanation
 }
 
+// scheduled reports whether a pod has a node. In a file that is a wish.
+func scheduled(pod *corev1.Pod) bool {
+	return pod.Spec.NodeName != "" && (pod.Status.Phase != "" || pod.Status.StartTime != nil)
+}
+
 // place tells the nodes apart that the pod may run on, devices aside.
 func (q *inquiry) place(claims []*resourceapi.ResourceClaim) {
 	var elsewhere []string
@@ -148,6 +164,9 @@ func (q *inquiry) place(claims []*resourceapi.ResourceClaim) {
 		obstacles := q.filter.Obstacles(q.planner, q.pod, n)
 		for _, c := range claims {
 			if c.Status.Allocation == nil || c.Status.Allocation.NodeSelector == nil {
+				continue
+			}
+			if q.planner.Unread(n) && selectsLabels(c.Status.Allocation.NodeSelector) {
 				continue
 			}
 			if matches, err := nodeaffinity.NewLazyErrorNodeSelector(c.Status.Allocation.NodeSelector).Match(n); err != nil || !matches {
@@ -164,6 +183,11 @@ func (q *inquiry) place(claims []*resourceapi.ResourceClaim) {
 	if q.filter.Partial() && len(elsewhere) == 0 {
 		q.Notes = append(q.Notes, "Pods of other namespaces cannot be read: nodes may have less CPU and memory left than it looks.")
 	}
+}
+
+// selectsLabels reports whether a selector looks at more than names of nodes.
+func selectsLabels(s *corev1.NodeSelector) bool {
+	return slices.ContainsFunc(s.NodeSelectorTerms, func(t corev1.NodeSelectorTerm) bool { return len(t.MatchExpressions) > 0 })
 }
 
 // byClaim is an obstacle that filters of nodes do not know.

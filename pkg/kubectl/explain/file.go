@@ -10,11 +10,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
@@ -25,8 +27,11 @@ import (
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
 
-// maxDocument is how large one object in a file may be.
-const maxDocument = 4 << 20
+// maxFile is how large a file may be.
+const maxFile = 4 << 20
+
+// strict decodes objects of Kubernetes itself.
+var strict = serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
 
 // Manifest is what a file has that concerns devices.
 type Manifest struct {
@@ -42,8 +47,14 @@ type Manifest struct {
 // drop them silently, and the pod would wait for something else than was meant.
 func Parse(r io.Reader, namespace string) (*Manifest, error) {
 	m := &Manifest{}
-	decoder := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
-	documents := yaml.NewYAMLReader(bufio.NewReader(io.LimitReader(r, maxDocument)))
+	text, err := io.ReadAll(io.LimitReader(r, maxFile+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(text) > maxFile {
+		return nil, fmt.Errorf("it is larger than %d MiB", maxFile>>20)
+	}
+	documents := yaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(text)))
 	for n := 1; ; n++ {
 		data, err := documents.Read()
 		if errors.Is(err, io.EOF) {
@@ -55,18 +66,41 @@ func Parse(r io.Reader, namespace string) (*Manifest, error) {
 		if empty(data) {
 			continue
 		}
-		object, kind, err := decoder.Decode(data, nil, nil)
-		if runtime.IsNotRegisteredError(err) {
-			m.Ignored = append(m.Ignored, kindOf(data))
-			continue
-		}
-		if err != nil {
-			return nil, fmt.Errorf("decode document %d: %w", n, err)
-		}
-		if err := m.add(object, kind.Kind, namespace); err != nil {
+		if err := m.decode(data, namespace); err != nil {
 			return nil, fmt.Errorf("document %d: %w", n, err)
 		}
 	}
+}
+
+// decode adds the object that a document has, or the objects of a list.
+func (m *Manifest) decode(document []byte, namespace string) error {
+	object, kind, err := strict.Decode(document, nil, nil)
+	switch {
+	case runtime.IsNotRegisteredError(err):
+		m.Ignored = append(m.Ignored, kindOf(document))
+		return nil
+	case kind != nil && kind.Group == resourceapi.GroupName && kind.Version != resourceapi.SchemeGroupVersion.Version:
+		return fmt.Errorf("it has a %s of %s: write it as %s, which Kubernetes has since 1.34", kind.Kind, kind.GroupVersion(), resourceapi.SchemeGroupVersion)
+	case err != nil:
+		return fmt.Errorf("decode it: %w", err)
+	}
+	if list, is := object.(*corev1.List); is {
+		for i := range list.Items {
+			if err := m.decode(list.Items[i].Raw, namespace); err != nil {
+				return fmt.Errorf("item %d of the list: %w", i, err)
+			}
+		}
+		return nil
+	}
+	if meta.IsListType(object) {
+		// Items of such a list need no kind of their own.
+		return meta.EachListItem(object, func(o runtime.Object) error {
+			m.add(o, strings.TrimSuffix(kind.Kind, "List"), namespace)
+			return nil
+		})
+	}
+	m.add(object, kind.Kind, namespace)
+	return nil
 }
 
 // kindOf returns the kind of an object that is not one of Kubernetes itself.
@@ -89,18 +123,8 @@ func empty(document []byte) bool {
 	return true
 }
 
-func (m *Manifest) add(object runtime.Object, kind, namespace string) error {
+func (m *Manifest) add(object runtime.Object, kind, namespace string) {
 	switch o := object.(type) {
-	case *corev1.List:
-		for i := range o.Items {
-			inner, err := runtime.Decode(serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer(), o.Items[i].Raw)
-			if err != nil {
-				return fmt.Errorf("decode item %d of the list: %w", i, err)
-			}
-			if err := m.add(inner, inner.GetObjectKind().GroupVersionKind().Kind, namespace); err != nil {
-				return err
-			}
-		}
 	case *resourceapi.DeviceClass:
 		m.Classes = append(m.Classes, o)
 	case *resourceapi.ResourceClaim:
@@ -113,11 +137,10 @@ func (m *Manifest) add(object runtime.Object, kind, namespace string) error {
 		owner, template := podTemplate(object)
 		if template == nil {
 			m.Ignored = append(m.Ignored, kind)
-			return nil
+			return
 		}
 		m.addTemplate(owner, template, namespace)
 	}
-	return nil
 }
 
 // podTemplate returns what the pods of a workload are made of, or nil.

@@ -37,6 +37,10 @@ type holding struct {
 func (q *inquiry) inTheWay(ctx context.Context, j *judge) {
 	byDevice := map[deviceName][]*resourceapi.ResourceClaim{}
 	for _, c := range q.planner.Claims() {
+		// The pod cannot wait for the end of what it needs itself.
+		if slices.Contains(q.own, c) {
+			continue
+		}
 		for _, r := range c.Status.Allocation.Devices.Results {
 			if !ptr.Deref(r.AdminAccess, false) {
 				d := deviceName{r.Driver, r.Pool, r.Device}
@@ -77,7 +81,7 @@ func (q *inquiry) holdingsOn(ctx context.Context, j *judge, n *corev1.Node, byDe
 	}
 	for _, c := range q.allClaims() {
 		for _, a := range asksOf(c) {
-			for _, f := range j.onNode(ctx, n.Name, a) {
+			for _, f := range j.onNode(ctx, n, a) {
 				switch f.cause() {
 				case Held, CapacityUsed:
 					add(deviceName{f.pool.Driver, f.pool.Name, f.device.Name})

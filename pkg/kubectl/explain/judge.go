@@ -5,9 +5,11 @@ package explain
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/cel"
@@ -23,6 +25,9 @@ type judge struct {
 	// free are the counters that nobody uses, by pool and set.
 	free map[poolName]map[string]map[string]resourceapi.Counter
 }
+
+// errNoCEL is what is wrong with a selector of another type than this program knows.
+var errNoCEL = errors.New("it has no CEL expression")
 
 type poolName struct{ driver, pool string }
 
@@ -58,11 +63,15 @@ func newJudge(p *allocation.Planner) *judge {
 }
 
 // onNode judges all devices of a node.
-func (j *judge) onNode(ctx context.Context, node string, a ask) []finding {
+func (j *judge) onNode(ctx context.Context, node *corev1.Node, a ask) []finding {
 	var out []finding
-	for _, pool := range j.planner.PoolsOn(node) {
+	for _, pool := range j.planner.PoolsOn(node.Name) {
 		for _, s := range pool.Slices {
+			reaches := j.planner.Reaches(s, node)
 			for i := range s.Spec.Devices {
+				if !reaches(&s.Spec.Devices[i]) {
+					continue
+				}
 				out = append(out, j.device(ctx, &pool, s, i, a))
 			}
 		}
@@ -117,7 +126,9 @@ func (j *judge) selected(ctx context.Context, f *finding, s *resourceapi.Resourc
 	}{{class.Spec.Selectors, NotOfClass, "class " + class.Name}, {*a.selectors, NotSelected, "request " + a.name}} {
 		for n, selector := range of.selectors {
 			if selector.CEL == nil {
-				continue
+				f.err = errNoCEL
+				f.add(ExpressionError, "selector %d of %s", n, of.where)
+				return
 			}
 			matches, err := j.matcher.Matches(ctx, selector.CEL.Expression, s, i)
 			if err != nil {

@@ -168,7 +168,7 @@ func TestJudgeAgainstAllocator(t *testing.T) {
 					ctx := klog.NewContext(t.Context(), logr.New(log))
 					answer := p.OnNode(ctx, f.Nodes[0], []*resourceapi.ResourceClaim{claim})
 					judged, fits, fails := map[string]finding{}, 0, 0
-					for _, d := range newJudge(p).onNode(t.Context(), "n", asksOf(claim)[0]) {
+					for _, d := range newJudge(p).onNode(t.Context(), f.Nodes[0], asksOf(claim)[0]) {
 						judged[d.device.Name] = d
 						switch d.cause() {
 						case "":

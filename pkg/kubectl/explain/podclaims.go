@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
@@ -42,8 +44,13 @@ func (q *inquiry) podClaims() []*resourceapi.ResourceClaim {
 			}
 		}
 	}
+	if scheduled(q.pod) {
+		return claims
+	}
 	for _, c := range claims {
+		q.deleted(c)
 		q.reserved(c)
+		q.bound(c)
 	}
 	return claims
 }
@@ -83,6 +90,42 @@ func (q *inquiry) claimNames() []string {
 	return names
 }
 
+// deleted says that a claim gets nothing any more: the scheduler does not look at its pods.
+func (q *inquiry) deleted(c *resourceapi.ResourceClaim) {
+	if c.DeletionTimestamp == nil {
+		return
+	}
+	text := fmt.Sprintf("claim %s is being deleted", c.Name)
+	if n := len(c.Status.ReservedFor); n > 0 {
+		text += fmt.Sprintf(", as soon as the %d pods that use it have ended", n)
+	}
+	q.Reasons = append(q.Reasons, Reason{Cause: ClaimDeleted, Claim: c.Name, Text: text + ": no further pod can use it"})
+	q.Suggestions = append(q.Suggestions, Suggestion{Kind: CreateObject, Text: fmt.Sprintf("with a claim %s that is created after this one is gone", c.Name)})
+}
+
+// bound says for which conditions of its devices the scheduler waits before it gives the pod a node.
+func (q *inquiry) bound(c *resourceapi.ResourceClaim) {
+	if c.Status.Allocation == nil {
+		return
+	}
+	for i := range c.Status.Allocation.Devices.Results {
+		r := &c.Status.Allocation.Devices.Results[i]
+		var conditions []metav1.Condition
+		for _, d := range c.Status.Devices {
+			if d.Driver == r.Driver && d.Pool == r.Pool && d.Device == r.Device {
+				conditions = d.Conditions
+			}
+		}
+		missing := slices.DeleteFunc(slices.Clone(r.BindingConditions), func(name string) bool { return meta.IsStatusConditionTrue(conditions, name) })
+		if len(missing) == 0 {
+			continue
+		}
+		q.Reasons = append(q.Reasons, Reason{Cause: NotBound, Claim: c.Name, Request: r.Request, Text: fmt.Sprintf(
+			"device %s of driver %s is allocated, and the scheduler waits until the driver has set %s in the claim's status: see the log of that driver",
+			r.Device, r.Driver, strings.Join(missing, ", "))})
+	}
+}
+
 // reserved says that no further pod can use a claim.
 func (q *inquiry) reserved(c *resourceapi.ResourceClaim) {
 	if len(c.Status.ReservedFor) < resourceapi.ResourceClaimReservedForMaxSize || resourceclaim.IsReservedForPod(q.pod, c, true) {
@@ -97,9 +140,19 @@ func (q *inquiry) reserved(c *resourceapi.ResourceClaim) {
 // check looks at a claim by itself, and takes it among those to be allocated.
 func (q *inquiry) check(ctx context.Context, c *resourceapi.ResourceClaim) bool {
 	before := len(q.Reasons)
+	for _, text := range invalid(c) {
+		q.Reasons = append(q.Reasons, Reason{Cause: ClaimInvalid, Claim: c.Name, Text: "the API server refuses such a claim: " + text})
+	}
+	if len(q.Reasons) > before {
+		q.Verdict = Waits
+		return false
+	}
 	for _, a := range asksOf(c) {
-		if q.planner.Class(*a.class) == nil {
+		switch class := q.planner.Class(*a.class); {
+		case class == nil:
 			q.noClass(ctx, a)
+		case slices.ContainsFunc(class.Spec.Selectors, func(s resourceapi.DeviceSelector) bool { return s.CEL == nil }):
+			q.Reasons = append(q.Reasons, Reason{Cause: ExpressionError, Claim: c.Name, Request: a.name, Text: fmt.Sprintf("a selector of DeviceClass %s has no CEL expression", class.Name)})
 		}
 		if a.admin && q.AdminAllowed != nil {
 			if allowed, known := q.AdminAllowed(c.Namespace); known && !allowed {

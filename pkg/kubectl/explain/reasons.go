@@ -61,7 +61,7 @@ func (q *inquiry) tally(ctx context.Context, j *judge, a ask) *tally {
 	t := &tally{causes: map[Cause]int{}, nodes: map[Cause]sets.Set[string]{}, details: map[Cause]map[string]int{}, first: map[Cause]finding{}}
 	for _, kind := range q.eligible() {
 		capable, fit := 0, 0
-		for _, f := range j.onNode(ctx, kind[0].Name, a) {
+		for _, f := range j.onNode(ctx, kind[0], a) {
 			t.add(&f, kind)
 			switch f.cause() {
 			case "":
@@ -122,9 +122,7 @@ func (q *inquiry) refused(ctx context.Context) {
 	if len(q.nodes) > 0 {
 		before := len(q.Reasons)
 		for _, c := range q.allClaims() {
-			for _, a := range asksOf(c) {
-				q.ofRequest(ctx, j, a)
-			}
+			q.ofClaim(ctx, j, c)
 		}
 		if len(q.Reasons) == before {
 			q.together()
@@ -154,7 +152,7 @@ func (q *inquiry) allClaims() []*resourceapi.ResourceClaim {
 
 // ranks is the order in which causes are told.
 var ranks = []Cause{
-	ClaimMissing, TemplateMissing, ClaimNotOwned, ClassMissing, ClaimFull, AdminForbidden, TooManyResults, ExpressionError, NoSlices, SearchTooLong,
+	ClaimMissing, TemplateMissing, ClaimNotOwned, ClaimDeleted, ClaimInvalid, NotBound, ClassMissing, ClaimFull, AdminForbidden, TooManyResults, ExpressionError, NoSlices, SearchTooLong,
 	NotOfClass, NotSelected, CapacityUnknown, CapacityTooLarge, TooFewDevices, NodeExcluded, Tainted, Unconstrained, Held, CapacityUsed, CountersUsed,
 	PoolIncomplete, PoolInvalid, NotTogether, Unexplained,
 }
@@ -169,6 +167,33 @@ func (r Reason) rank() int {
 	}
 	return 2 * rank(r.Cause)
 }
+
+// ofClaim gives the reasons of a claim's requests. Of a request with alternatives none is a reason as
+// long as one of them would do.
+func (q *inquiry) ofClaim(ctx context.Context, j *judge, c *resourceapi.ResourceClaim) {
+	does, reasons := sets.New[int](), map[int][]Reason{}
+	before := q.Reasons
+	for _, a := range asksOf(c) {
+		q.Reasons = nil
+		q.ofRequest(ctx, j, a)
+		if !slices.ContainsFunc(q.Reasons, Reason.refuses) {
+			does.Insert(a.position.request)
+		}
+		reasons[a.position.request] = append(reasons[a.position.request], q.Reasons...)
+	}
+	q.Reasons = before
+	for i := range c.Spec.Devices.Requests {
+		for _, r := range reasons[i] {
+			if !r.refuses() || !does.Has(i) {
+				q.Reasons = append(q.Reasons, r)
+			}
+		}
+	}
+}
+
+// refuses reports whether a reason of a request is about all devices that could do, not about a
+// pool that is not whole.
+func (r Reason) refuses() bool { return r.Cause != PoolIncomplete && r.Cause != PoolInvalid }
 
 // ofRequest gives the reasons of one request.
 func (q *inquiry) ofRequest(ctx context.Context, j *judge, a ask) {
@@ -368,8 +393,12 @@ func (q *inquiry) devicesOf(ctx context.Context, name string) []*resourceapi.Dev
 	for _, kind := range q.eligible() {
 		for _, pool := range q.planner.PoolsOn(kind[0].Name) {
 			for _, s := range pool.Slices {
+				reaches := q.planner.Reaches(s, kind[0])
 				for i := range s.Spec.Devices {
-					is := !slices.ContainsFunc(class.Spec.Selectors, func(selector resourceapi.DeviceSelector) bool {
+					is := reaches(&s.Spec.Devices[i]) && !slices.ContainsFunc(class.Spec.Selectors, func(selector resourceapi.DeviceSelector) bool {
+						if selector.CEL == nil {
+							return true
+						}
 						matches, err := matcher.Matches(ctx, selector.CEL.Expression, s, i)
 						return err != nil || !matches
 					})

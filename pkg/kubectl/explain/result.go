@@ -28,6 +28,8 @@ const (
 	Unknown Verdict = "Unknown"
 	// NoDevices means that it asks for none.
 	NoDevices Verdict = "NoDevices"
+	// Finished means that the pod has ended, and needs its devices no more.
+	Finished Verdict = "Finished"
 )
 
 // Cause is why something waits, for programs.
@@ -39,6 +41,9 @@ const (
 	ClaimMissing     Cause = "ClaimMissing"
 	TemplateMissing  Cause = "TemplateMissing"
 	ClaimNotOwned    Cause = "ClaimNotOwned"
+	ClaimDeleted     Cause = "ClaimBeingDeleted"
+	ClaimInvalid     Cause = "ClaimInvalid"
+	NotBound         Cause = "BindingConditionsNotMet"
 	ClassMissing     Cause = "ClassMissing"
 	ClaimFull        Cause = "ClaimReservedByTooMany"
 	ClaimElsewhere   Cause = "ClaimOnOtherNode"

@@ -126,13 +126,18 @@ func (t *trial) values(ctx context.Context) {
 				if value == asked || found == mostValues {
 					continue
 				}
-				expression := strings.ReplaceAll(s.CEL.Expression, m[0], strings.Replace(m[0], asked, value, 1))
+				expression := strings.ReplaceAll(s.CEL.Expression, m[0], m[0][:strings.LastIndex(m[0], "==")]+"== "+quotedCEL(value))
 				if t.confirm(ctx, ChangeValue, fmt.Sprintf("with %s %s in place of %s", m[1], value, asked), setSelector(i, expression)) {
 					found++
 				}
 			}
 		}
 	}
+}
+
+// quotedCEL returns a text as CEL has it. What devices publish is not to be part of an expression.
+func quotedCEL(text string) string {
+	return "'" + strings.NewReplacer(`\`, `\\`, `'`, `\'`, "\n", `\n`, "\r", `\r`).Replace(text) + "'"
 }
 
 // alternatives returns what devices have in place of a text. If some have the text it is not
@@ -245,7 +250,7 @@ func (t *trial) capacities(ctx context.Context) {
 				continue
 			}
 			for _, n := range t.nodes {
-				amounts = append(amounts, offered(ctx, j, n.Name, a, name)...)
+				amounts = append(amounts, offered(ctx, j, n, a, name)...)
 			}
 		}
 		for _, amount := range smaller(amounts, asked) {
@@ -257,7 +262,7 @@ func (t *trial) capacities(ctx context.Context) {
 }
 
 // offered returns the most that a claim can get of each device that would do otherwise.
-func offered(ctx context.Context, j *judge, node string, a ask, name resourceapi.QualifiedName) []resource.Quantity {
+func offered(ctx context.Context, j *judge, node *corev1.Node, a ask, name resourceapi.QualifiedName) []resource.Quantity {
 	var out []resource.Quantity
 	for _, f := range j.onNode(ctx, node, a) {
 		c, has := f.device.Capacity[name]
@@ -322,7 +327,7 @@ func (t *trial) selectors(ctx context.Context) {
 func (t *trial) tolerations(ctx context.Context) {
 	j, taints := newJudge(t.planner), map[string]resourceapi.DeviceTaint{}
 	for _, n := range t.nodes {
-		for _, f := range j.onNode(ctx, n.Name, t.ask) {
+		for _, f := range j.onNode(ctx, n, t.ask) {
 			if slices.Contains(f.causes, Tainted) {
 				for _, taint := range untolerated(f.device, *t.ask.tolerations) {
 					taints[taintText(&taint)] = taint

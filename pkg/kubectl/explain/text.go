@@ -76,11 +76,15 @@ var headlines = map[Verdict]struct {
 	Waits:       {"waits: its devices cannot be allocated.", printer.Bad},
 	IsStuck:     {"has its devices, but its containers do not start.", printer.Bad},
 	Unknown:     {"cannot be explained: too much may not be read.", printer.Warn},
+	Finished:    {"has ended, and needs its devices no more.", printer.Plain},
 	NoDevices:   {"asks for no devices.", printer.Plain},
 }
 
 func (p *page) explanation(e *Explanation) {
 	h := headlines[e.Verdict]
+	if len(e.Allocations) == 0 && e.Verdict == IsStuck {
+		h.text = "has a node, but not its devices."
+	}
 	name := e.Subject.Name
 	if e.Subject.Namespace != "" {
 		name = e.Subject.Namespace + "/" + name
@@ -93,21 +97,21 @@ func (p *page) explanation(e *Explanation) {
 	p.allocations(e)
 	p.section("Why", len(e.Reasons), func(i int) string {
 		r := e.Reasons[i]
-		return r.Text + r.of()
+		return oneLine(r.Text) + r.of()
 	})
 	p.section("In the way", len(e.InTheWay), func(i int) string { return e.InTheWay[i].text() })
 	p.section("What would help", len(e.Suggestions), func(i int) string {
 		s := e.Suggestions[i]
 		if s.Node == "" || s.Kind == ChangeNode {
-			return s.Text
+			return oneLine(s.Text)
 		}
-		return fmt.Sprintf("%s: it fits on node %s", s.Text, s.Node)
+		return fmt.Sprintf("%s: it fits on node %s", oneLine(s.Text), s.Node)
 	})
 	if e.Verdict == Waits && len(e.Suggestions) == 0 {
 		p.line("")
 		p.line("No single change was found that would help.")
 	}
-	p.section("Notes", len(e.Notes), func(i int) string { return e.Notes[i] })
+	p.section("Notes", len(e.Notes), func(i int) string { return oneLine(e.Notes[i]) })
 	if p.format.Wide {
 		p.section("Assumed", len(e.Assumptions), func(i int) string { return e.Assumptions[i] })
 	}
@@ -160,7 +164,8 @@ func (p *page) section(title string, n int, text func(int) string) {
 func (p *page) stuck(e *Explanation) {
 	p.section("Why", len(e.Stuck), func(i int) string {
 		c := e.Stuck[i]
-		text := c.Text
+		// Lines of others could look like ours.
+		text := oneLine(c.Text)
 		if c.Times > 1 {
 			text += fmt.Sprintf(" (%d times)", c.Times)
 		}
@@ -193,7 +198,7 @@ func (p *page) allocations(e *Explanation) {
 		for _, c := range a.Conditions {
 			text += fmt.Sprintf("\n    %s=%s", c.Type, c.Status)
 			if c.Message != "" {
-				text += ": " + c.Message
+				text += ": " + oneLine(c.Message)
 			}
 		}
 		return text

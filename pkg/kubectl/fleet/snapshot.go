@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
@@ -53,6 +54,9 @@ func (m Missing) String() string {
 		// The rest of the error says at length what is said already.
 		why = "it is forbidden"
 	}
+	if apierrors.IsNotFound(m.Err) && strings.HasSuffix(m.Resource, apiGroup) {
+		why = "the API server does not have it in resource.k8s.io/v1: " + needs[m.Resource]
+	}
 	return m.text() + ": " + why + m.unknown()
 }
 
@@ -73,6 +77,14 @@ func (m Missing) unknown() string {
 	}
 	return ""
 }
+
+// needs says which API server has a resource in the version that is read.
+var needs = map[string]string{
+	ResourceSlices: sinceV1, ResourceClasses: sinceV1, ResourceClaims: sinceV1, ResourceTemplates: sinceV1,
+	ResourceTaintRules: "Kubernetes 1.37 does",
+}
+
+const sinceV1 = "Kubernetes does since 1.34, unless it is turned off"
 
 const apiGroup = ".resource.k8s.io"
 

@@ -148,3 +148,16 @@ func TestWarn(t *testing.T) {
 		t.Error(out.String())
 	}
 }
+
+// TestOldAPIServer: one without resource.k8s.io/v1 is named as the cause.
+func TestOldAPIServer(t *testing.T) {
+	missing := apierrors.NewNotFound(schema.GroupResource{}, "")
+	for resource, want := range map[string]string{
+		fleet.ResourceSlices:     "does not have it in resource.k8s.io/v1: Kubernetes does since 1.34",
+		fleet.ResourceTaintRules: "Kubernetes 1.37 does",
+	} {
+		if got := (fleet.Missing{Resource: resource, Err: missing}).String(); !strings.Contains(got, want) {
+			t.Errorf("%s: %s", resource, got)
+		}
+	}
+}

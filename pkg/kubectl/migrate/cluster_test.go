@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -23,6 +22,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/gpu/boards"
 	"github.com/partage-dev/partage/pkg/kubectl/migrate/document"
 	"github.com/partage-dev/partage/pkg/policy"
 )
@@ -82,15 +82,11 @@ func newCluster(t testing.TB, policyFile []byte, boards ...string) *cluster {
 
 func loadNode(t testing.TB, board string) *gpu.Node {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join("../../device/testdata/boards", board+".yaml"))
+	node, err := boards.Load(board)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var node gpu.Node
-	if err := yaml.UnmarshalStrict(data, &node); err != nil {
-		t.Fatal(err)
-	}
-	return &node
+	return node
 }
 
 // chart has what the chart makes with its default values, once it is read.

@@ -6,7 +6,6 @@ package migrate
 import (
 	"fmt"
 	"maps"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -14,6 +13,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/gpu/boards"
 )
 
 // labelsOf are the labels that GPU feature discovery gives to a node with GPUs of one model.
@@ -41,13 +41,12 @@ func labelsOf(t *testing.T, node *gpu.Node) map[string]string {
 // GPU of every board that has the same label, and of no other one. That holds for a node
 // selector, and for an affinity the other way round.
 func TestLabels(t *testing.T) {
-	files, err := filepath.Glob("../../device/testdata/boards/*.yaml")
-	if err != nil || len(files) < 13 {
-		t.Fatalf("%d boards, %v", len(files), err)
+	names := boards.Names()
+	if len(names) < 13 {
+		t.Fatalf("%d boards", len(names))
 	}
 	all := map[string]map[string]string{}
-	for _, file := range files {
-		board := strings.TrimSuffix(filepath.Base(file), ".yaml")
+	for _, board := range names {
 		all[board] = labelsOf(t, loadNode(t, board))
 	}
 	const policyFile = "apiVersion: policy.partage.dev/v1alpha1\nkind: SharingPolicy\ndefault: {kinds: [gpu]}\n"

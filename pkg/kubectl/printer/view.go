@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"unicode"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/cli-runtime/pkg/printers"
@@ -44,7 +45,15 @@ func (f Format) Paint(s Style, text string) string {
 
 // Escape makes a text that others wrote, such as a message of a condition, harmless for
 // terminals.
-func Escape(text string) string { return printers.EscapeTerminal(text) }
+func Escape(text string) string {
+	return strings.Map(func(r rune) rune {
+		// Controls of eight bits work like escape sequences, and others change the order of what is read.
+		if unicode.IsControl(r) && r != '\n' && r != '\t' || unicode.Is(unicode.Bidi_Control, r) {
+			return unicode.ReplacementChar
+		}
+		return r
+	}, printers.EscapeTerminal(text))
+}
 
 // Column is one of a table.
 type Column struct {

@@ -54,6 +54,7 @@ const (
 	RuntimeClassAbsent Kind = "RuntimeClassUnknown"
 	Sandbox            Kind = "PodSandbox"
 	Terminating        Kind = "PodTerminating"
+	NotAllocated       Kind = "ClaimNotAllocated"
 	NothingSaid        Kind = "NothingSaid"
 )
 
@@ -124,6 +125,7 @@ func Causes(in Input) []Cause {
 		})
 	}
 	out = append(out, in.node()...)
+	out = append(out, in.unallocated()...)
 	out = append(out, in.driver()...)
 	out = append(out, in.prepare()...)
 	out = append(out, in.devices()...)
@@ -134,6 +136,22 @@ func Causes(in Input) []Cause {
 			Kind: NothingSaid, Text: "neither events, nor conditions of the claims, nor the driver's pods say why",
 			Remedy: "if the pod is new, wait a minute: the kubelet tries again every 60 to 90 seconds; otherwise look at the kubelet's log on the node",
 		}}
+	}
+	return out
+}
+
+// unallocated finds claims that have no devices although the pod has a node: nobody allocates them
+// for a pod that the scheduler does not look at.
+func (in *Input) unallocated() []Cause {
+	var out []Cause
+	for _, c := range in.Claims {
+		if c.Status.Allocation != nil {
+			continue
+		}
+		out = append(out, Cause{
+			Kind: NotAllocated, Text: fmt.Sprintf("claim %s is not allocated: the pod was put on node %s by spec.nodeName, past the scheduler", c.Name, in.Pod.Spec.NodeName),
+			Remedy: "make the pod anew without spec.nodeName; nodeSelector kubernetes.io/hostname leads to a node, too",
+		})
 	}
 	return out
 }

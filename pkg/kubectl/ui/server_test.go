@@ -33,11 +33,9 @@ import (
 	"github.com/partage-dev/partage/test/kubectl/fleets"
 )
 
-const boards = "../../device/testdata/boards"
-
 func demo(t *testing.T) *fake.Clientset {
 	t.Helper()
-	objects, err := fleets.Demo(boards)
+	objects, err := fleets.Demo()
 	if err != nil {
 		t.Fatal(err)
 	}

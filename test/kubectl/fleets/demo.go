@@ -19,8 +19,8 @@ const day = 24 * time.Hour
 
 // Demo is a fleet of three nodes with a bit of everything: partitions, shares of both kinds, a
 // GPU with an error, a partition that somebody else made, and two pods that wait.
-func Demo(boards string) ([]runtime.Object, error) {
-	b := &Builder{Boards: boards}
+func Demo() ([]runtime.Object, error) {
+	b := &Builder{}
 	b.Classes()
 	b.Node("dgx-1", "h100-80-sxm", 8, func(address func(int) string) device.Status {
 		return device.Status{
@@ -71,8 +71,8 @@ func Demo(boards string) ([]runtime.Object, error) {
 }
 
 // Large is a fleet of n nodes with 8 GPUs each, most of them in use. It is the same every time.
-func Large(boards string, n int) ([]runtime.Object, error) {
-	b := &Builder{Boards: boards}
+func Large(n int) ([]runtime.Object, error) {
+	b := &Builder{}
 	b.Classes()
 	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // the same every time
 	models := []string{"h100-80-sxm", "a100-80-mig", "h200", "l4"}

@@ -7,8 +7,6 @@ package fleets
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -18,10 +16,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/yaml"
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/gpu/boards"
 )
 
 // Driver is the name of the driver of all fleets.
@@ -32,9 +30,6 @@ var now = time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
 
 // Builder collects objects. The first error stays.
 type Builder struct {
-	// Boards is the folder with the facts of boards: pkg/device/testdata/boards.
-	Boards string
-
 	objects     []runtime.Object
 	inventories map[string]*device.Inventory
 	gpus        map[string][]gpu.GPU
@@ -96,19 +91,15 @@ func (b *Builder) board(name string) (*gpu.Node, error) {
 		return b.boards[name], nil
 	}
 	board, mig := strings.CutSuffix(name, "-mig")
-	data, err := os.ReadFile(filepath.Join(b.Boards, board+".yaml"))
+	facts, err := boards.Load(board)
 	if err != nil {
-		return nil, fmt.Errorf("read the facts of a board: %w", err)
-	}
-	var facts gpu.Node
-	if err := yaml.UnmarshalStrict(data, &facts); err != nil {
-		return nil, fmt.Errorf("facts of board %s: %w", board, err)
+		return nil, err
 	}
 	if mig {
 		facts.GPUs[0].MIG.Enabled = true
 	}
-	b.boards[name] = &facts
-	return &facts, nil
+	b.boards[name] = facts
+	return facts, nil
 }
 
 // replicate is a node with n GPUs like the first one of a board.

@@ -16,7 +16,7 @@ import (
 
 // TestBlocks compares what is drawn of the demo's GPUs: each block's start, size, kind and claims.
 func TestBlocks(t *testing.T) {
-	objects, err := fleets.Demo("../../../device/testdata/boards")
+	objects, err := fleets.Demo()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -27,7 +27,7 @@ const limit = 5 * time.Minute
 
 type picture struct {
 	name          string
-	fleet         func(boards string) ([]runtime.Object, error)
+	fleet         func() ([]runtime.Object, error)
 	width, height int
 	dark          bool
 	// at is the fragment of the address, and shown an expression that is true when all is there.
@@ -41,7 +41,7 @@ var pictures = []picture{
 	{"overview", large, 1440, 1000, false, "", "document.querySelectorAll('.mini').length === 960 && document.title.match(/^[1-9]/) && !document.querySelector('#problems').innerText"},
 }
 
-func large(boards string) ([]runtime.Object, error) { return fleets.Large(boards, 120) }
+func large() ([]runtime.Object, error) { return fleets.Large(120) }
 
 func main() {
 	out := flag.String("out", "../../docs/images", "folder for the pictures")
@@ -69,7 +69,7 @@ func run(ctx context.Context, out string) error {
 func (p picture) take(ctx context.Context, file string) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	objects, err := p.fleet(ui.Boards)
+	objects, err := p.fleet()
 	if err != nil {
 		return err
 	}
