@@ -67,7 +67,7 @@ func TestKubectlCommands(t *testing.T) {
 		"slices of a node":    {[]string{"slices", "--from-node", mixedNode}, exitFine, []string{"kind: ResourceSlice", teslaT}},
 		"advise":              {[]string{"advise", "--workload", "inference", "--model-size", "7B"}, exitFine, []string{"kind: ResourceClaimTemplate"}},
 		"rightsize":           {[]string{"rightsize", "-n", ns}, exitEither, []string{"training"}},
-		"fragmentation":       {[]string{"fragmentation", hopperNode}, exitFine, nil},
+		"fragmentation":       {[]string{"fragmentation", hopperNode}, exitFine, []string{"IF PACKED", "1g.10gb", "7g.80gb"}},
 		"cost":                {[]string{"cost", "-n", ns}, exitFine, []string{ns, h100, "NVIDIA A30", "2 claims on 2 GPUs"}},
 		"migrate":             {[]string{"migrate", "pods", oldPod(t)}, exitFine, []string{"kind: ResourceClaimTemplate"}},
 		"completion of nodes": {[]string{"__complete", "tree", ""}, exitFine, fleetNodes},
