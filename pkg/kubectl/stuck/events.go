@@ -39,6 +39,7 @@ var prepareTexts = []struct {
 	{"and not running: ", mpsRemedy, MPSNotStarted},
 	{"MPS supervisor of this node does not answer", supervisorRemedy, MPSUnavailable},
 	{"MPS supervisor does not answer", supervisorRemedy, MPSUnavailable},
+	{"start MPS session", mpsRemedy, MPSNotStarted},
 	{gpu.ErrDriverNotLoaded.Error(), loadRemedy, NVIDIADriver},
 	{nvmlCode(1), loadRemedy, NVIDIADriver},
 	{nvmlCode(9), loadRemedy, NVIDIADriver},
@@ -62,7 +63,6 @@ var prepareTexts = []struct {
 	{"in use", "a process still uses the GPU: nvidia-smi on the node shows which", DeviceInUse},
 	{nvmlCode(10), nvmlRemedy, NVMLFailed},
 	{nvmlCode(999), nvmlRemedy, NVMLFailed},
-	{gpu.ErrHung.Error(), hungRemedy, GPUUnresponsive},
 	{"context deadline exceeded", "the driver took longer than the kubelet waits (45 s): see the log of the driver's pod on the node", PrepareTimeout},
 	{"timed out", "the driver took longer than the kubelet waits (45 s): see the log of the driver's pod on the node", PrepareTimeout},
 }
