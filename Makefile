@@ -70,7 +70,7 @@ demo: root setup build cluster images ## Start a local Kubernetes with simulated
 	$(CLUSTER) run -- demo/run
 	@printf '%s\n' '' \
 	  'The cluster keeps running. Look around:' \
-	  '  $(CLUSTER) run -- kubectl gpu tree                      nodes, GPUs, partitions and shares, and whose they are' \
+	  '  $(CLUSTER) run -- kubectl gpu tree -A                   nodes, GPUs, partitions and shares, and whose they are' \
 	  '  $(CLUSTER) run -- kubectl get pods -A' \
 	  '  $(CLUSTER) run -- kubectl get resourceslices             what the driver publishes' \
 	  '  $(CLUSTER) run -- bin/gpusim show --root /run/gpusim     the GPUs and their MIG instances' \

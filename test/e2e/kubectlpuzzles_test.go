@@ -131,6 +131,21 @@ func wrongReferences() []puzzle {
 			fix: fixedBySpare,
 		},
 		{
+			name: "class of another driver",
+			setUp: func(t *testing.T, s site) {
+				t.Helper()
+				t.Cleanup(func() { kubectl(t, "delete", "deviceclass/"+s.ns, "--ignore-not-found") })
+				apply(t, s.ns, fmt.Sprintf(`
+apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata: {name: %s}
+spec: {selectors: [{cel: {expression: "device.driver == 'fpga.example.com'"}}]}
+---`, s.ns)+podFor(exactly(request{class: s.ns})))
+			},
+			cause: "NoDeviceOfClass", remedy: "devices is of class e2e-",
+			fix: fixedBySpare,
+		},
+		{
 			// The scheduler does not even look at the pod, and says so nowhere.
 			name:  "claim missing",
 			setUp: applies(func(site) string { return podUsing("p", "c") }),

@@ -65,7 +65,7 @@ func brokenGPUs() []puzzle {
 				apply(t, s.ns, partition(failingGPU)(s))
 			},
 			waits: notPrepared(""),
-			cause: "PrepareFailed", remedy: "see the log of the driver's pod on node n1",
+			cause: "NVMLFailed", remedy: "kernel log of the node",
 			fix: func(*testing.T, site) { ends() },
 		},
 		{
@@ -76,7 +76,7 @@ func brokenGPUs() []puzzle {
 				apply(t, s.ns, partition(hangingGPU)(s))
 			},
 			waits: notPrepared(""),
-			cause: "PrepareFailed", remedy: "see the log of the driver's pod on node n1",
+			cause: "GPUUnresponsive", remedy: "drain the node and restart it",
 			fix: func(*testing.T, site) { hangs() },
 		},
 		{
@@ -104,7 +104,7 @@ func brokenGPUs() []puzzle {
 				apply(t, s.ns, podFor(exactly(mpsShare("4Gi", 10).on(s.mixed[rtxGPU]))))
 			},
 			waits: notPrepared(""),
-			cause: "PrepareFailed", remedy: "see the log of the driver's pod on node n3",
+			cause: "MPSNotStarted", remedy: "read the log of MPS on the node",
 			fix: func(*testing.T, site) { daemon() },
 		},
 	}

@@ -446,3 +446,28 @@ func factsOfBoard(t *testing.T, board string, mig bool) *gpu.Node {
 	}
 	return node
 }
+
+// TestGPUsOfOneNode: a claim has devices of one node, so that GPUs of several do not add up.
+func TestGPUsOfOneNode(t *testing.T) {
+	apart := with(t, "h100-80-sxm", 1)
+	apart.AddNode("n2", "h100-80-sxm", 1)
+	q, err := (&flags{modelSize: "70B"}).query(fleettest.Driver)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = "a replica needs 2 GPUs, and no node has as many"
+	if _, err := Advise(q, SupplyOf(fleet.New(apart.Snapshot, fleettest.Driver))); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("two nodes with one GPU each: error %v, want one with %q", err, want)
+	}
+	odd := with(t, "h100-80-sxm", 3)
+	odd.AddNode("n2", "h100-80-sxm", 3)
+	q.Count = 3
+	a, err := Advise(q, SupplyOf(fleet.New(odd.Snapshot, fleettest.Driver)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const room = "The fleet has room for 2 of the 3 replicas"
+	if !slices.ContainsFunc(a.Warnings, func(w string) bool { return strings.Contains(w, room) }) {
+		t.Errorf("two nodes with three GPUs each: warnings %q, want one with %q", a.Warnings, room)
+	}
+}

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"slices"
 
+	resourceapi "k8s.io/api/resource/v1"
+
 	"github.com/partage-dev/partage/pkg/kubectl/economics"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
@@ -84,11 +86,25 @@ func (c *candidate) whole(s *Supply, memory int64) {
 	}
 	c.count = max(1, (memory+largest-1)/largest)
 	each := (memory + c.count - 1) / c.count
+	perNode := map[string]int{}
 	for _, m := range s.Models {
-		if m.Whole && m.Memory >= each {
-			c.models = append(c.models, m)
-			c.room += m.GPUs / int(c.count)
+		if !m.Whole || m.Memory < each {
+			continue
 		}
+		c.models = append(c.models, m)
+		for node, gpus := range m.PerNode {
+			perNode[node] += gpus
+		}
+	}
+	// The devices of a claim are those of one node.
+	for _, gpus := range perNode {
+		c.room += gpus / int(c.count)
+	}
+	switch {
+	case c.count > resourceapi.AllocationResultsMaxSize:
+		c.missing = fmt.Sprintf("a replica needs %d GPUs, and a claim has %d devices at most: divide the work among pods", c.count, resourceapi.AllocationResultsMaxSize)
+	case c.room == 0 && s.Cluster:
+		c.missing = fmt.Sprintf("a replica needs %d GPUs, and no node has as many: divide the work among pods on several nodes", c.count)
 	}
 	if len(c.models) < len(s.Models) {
 		c.ask = each

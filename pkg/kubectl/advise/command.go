@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"regexp"
 	"slices"
 	"strconv"
@@ -124,6 +125,12 @@ func supplyFor(ctx context.Context, o *options.Options, gpus []string) (*Supply,
 	return SupplyOf(fleet.New(snapshot, o.Driver)), nil
 }
 
+// More than a cluster has pods, and than a GPU costs for an hour.
+const (
+	maxCount = 1_000_000
+	maxPrice = 1e6
+)
+
 var modelSizeForm = regexp.MustCompile(`^([0-9]{1,6}(?:\.[0-9]{1,3})?)([BbMm])$`)
 
 // query checks the flags and fills in what was not given.
@@ -141,10 +148,10 @@ func (f *flags) query(driver string) (Query, error) {
 		q.Count = 1
 	}
 	switch {
-	case q.Count < 0:
-		return q, fmt.Errorf("--count %d: it must be 1 or more", f.count)
-	case f.price < 0:
-		return q, fmt.Errorf("--price %g: it must not be negative", f.price)
+	case q.Count < 0 || q.Count > maxCount:
+		return q, fmt.Errorf("--count %d: it must be 1 or more, and %d at most", f.count, maxCount)
+	case math.IsNaN(f.price) || f.price < 0 || f.price > maxPrice:
+		return q, fmt.Errorf("--price %g: it must be dollars for an hour, from 0 to %g", f.price, float64(maxPrice))
 	case f.modelSize != "" && f.memory != "":
 		return q, errors.New("--model-size and --memory both say how much memory is needed: give one of them")
 	case f.quantized && f.modelSize == "":

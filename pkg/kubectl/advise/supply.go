@@ -46,7 +46,9 @@ type Supply struct {
 type Model struct {
 	Product, Architecture string
 	// GPUs is their number.
-	GPUs     int
+	GPUs int
+	// PerNode is how many of them each node has.
+	PerNode  map[string]int
 	Memory   int64
 	PreVolta bool
 	// Whole says that they are offered whole.
@@ -81,10 +83,11 @@ func SupplyOf(m *fleet.Model) *Supply {
 			one := newModel(g)
 			key := fmt.Sprintf("%+v", one)
 			if models[key] == nil {
-				models[key] = one
+				models[key], one.PerNode = one, map[string]int{}
 				s.Models = append(s.Models, one)
 			}
 			models[key].GPUs++
+			models[key].PerNode[n.Name]++
 		}
 	}
 	s.sort()
@@ -184,7 +187,7 @@ func SupplyOfNames(names []string) (*Supply, error) {
 
 func modelOf(g economics.GPU, count int) *Model {
 	m := &Model{
-		Product: g.ProductName, Architecture: g.Architecture, GPUs: count, Memory: g.MemoryMiB * mib, PreVolta: g.PreVolta(), Whole: true, Profiles: g.Profiles,
+		Product: g.ProductName, Architecture: g.Architecture, GPUs: count, PerNode: map[string]int{"": count}, Memory: g.MemoryMiB * mib, PreVolta: g.PreVolta(), Whole: true, Profiles: g.Profiles,
 	}
 	if !g.PreVolta() {
 		m.Shares = append(m.Shares, mpsOf(g))

@@ -6,6 +6,7 @@ package allocation_test
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -149,6 +150,28 @@ func TestLike(t *testing.T) {
 				t.Errorf("%d nodes were searched, want %d", searched, c.searched)
 			}
 		})
+	}
+}
+
+// TestFirstOfItsKind: of nodes that are the same the first is searched, however many are looked at at a time, so that an error names the same
+// device every time.
+func TestFirstOfItsKind(t *testing.T) {
+	f := fleettest.New(t)
+	for i := range 4 {
+		f.AddNode(fmt.Sprint("n", i), "h100-80-sxm", 1)
+	}
+	claim := f.Claim("a", "c", requests["error"]...)
+	planner := allocation.New(f.Snapshot, patient)
+	for range 100 {
+		for _, a := range planner.OnNodes(t.Context(), f.Nodes, one(claim)) {
+			like := "n0"
+			if a.Node == "n0" {
+				like = ""
+			}
+			if a.Verdict != allocation.Failed || a.Like != like || !strings.Contains(a.Err.Error(), "/n0/") {
+				t.Fatalf("%+v", a)
+			}
+		}
 	}
 }
 

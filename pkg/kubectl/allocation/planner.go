@@ -49,7 +49,10 @@ type Planner struct {
 	anywhere []poolID
 	// claims are those that hold devices.
 	claims []*resourceapi.ResourceClaim
-	states map[poolID]*state
+	// holders are those of each pool, and states what follows from them. Planners share both
+	// with their copies, so neither is changed in place.
+	holders map[poolID][]*resourceapi.ResourceClaim
+	states  map[poolID]*state
 }
 
 type poolID struct{ driver, pool string }
@@ -124,7 +127,9 @@ func (p *Planner) Without(ended ...*resourceapi.ResourceClaim) *Planner {
 	gone := sets.New(ended...)
 	q := p.clone()
 	q.claims = slices.DeleteFunc(slices.Clone(p.claims), gone.Has)
-	q.renewStates(ended)
+	q.changeHolders(ended, func(of []*resourceapi.ResourceClaim, c *resourceapi.ResourceClaim) []*resourceapi.ResourceClaim {
+		return slices.DeleteFunc(slices.Clone(of), func(other *resourceapi.ResourceClaim) bool { return other == c })
+	})
 	return q
 }
 
@@ -133,7 +138,9 @@ func (p *Planner) Without(ended ...*resourceapi.ResourceClaim) *Planner {
 func (p *Planner) With(allocated ...*resourceapi.ResourceClaim) *Planner {
 	q := p.clone()
 	q.claims = slices.Concat(p.claims, allocated)
-	q.renewStates(allocated)
+	q.changeHolders(allocated, func(of []*resourceapi.ResourceClaim, c *resourceapi.ResourceClaim) []*resourceapi.ResourceClaim {
+		return append(slices.Clone(of), c)
+	})
 	return q
 }
 

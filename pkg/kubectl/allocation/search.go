@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/structured"
 )
 
@@ -53,21 +54,71 @@ func (p *Planner) OnNode(ctx context.Context, node *corev1.Node, claims []*resou
 	return q.search(ctx, q.part(ctx, node))
 }
 
-// OnNodes says on which nodes claims fit, all of them on one. Answers are in the order of nodes.
-// When a search exceeds the time limit, nodes that were not reached yet are not searched:
-// neither does the scheduler get any further.
+// OnNodes says on which nodes claims fit, all of them on one. Answers are in the order of nodes. Of nodes that are the same the first is
+// searched. When a search exceeds the time limit, nodes that were not reached yet are not searched: neither does the scheduler get any
+// further.
 func (p *Planner) OnNodes(ctx context.Context, nodes []*corev1.Node, claims []*resourceapi.ResourceClaim) []Answer {
 	q := p.newQuery(claims)
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	answers, searched := make([]Answer, len(nodes)), newSearches()
-	inParallel(len(nodes), func(i int) {
-		answers[i] = searched.answer(ctx, q, nodes[i])
-		if answers[i].Verdict == TimedOut {
+	kinds := q.kinds(ctx, nodes)
+	answers := make([]Answer, len(nodes))
+	inParallel(len(kinds), func(i int) {
+		a := q.search(ctx, kinds[i].first)
+		if a.Verdict == TimedOut {
 			stop()
+		}
+		for _, n := range kinds[i].nodes {
+			answers[n] = a.of(nodes[n])
 		}
 	})
 	return answers
+}
+
+// kind is a group of nodes for which the allocator's answer must be the same.
+type kind struct {
+	first *part
+	// nodes are all of them, by index.
+	nodes []int
+}
+
+// kinds groups nodes, in their order.
+func (q *query) kinds(ctx context.Context, nodes []*corev1.Node) []*kind {
+	keys := make([]uint64, len(nodes))
+	var mu sync.Mutex
+	// firsts are the indices and parts of the first nodes of each key that were found yet: the other parts need not be kept.
+	type indexed struct {
+		index int
+		part  *part
+	}
+	firsts := map[uint64]indexed{}
+	inParallel(len(nodes), func(i int) {
+		p := q.part(ctx, nodes[i])
+		keys[i] = p.key
+		mu.Lock()
+		defer mu.Unlock()
+		if known, has := firsts[p.key]; !has || i < known.index {
+			firsts[p.key] = indexed{i, p}
+		}
+	})
+	var out []*kind
+	byKey := map[uint64]*kind{}
+	for i, key := range keys {
+		if byKey[key] == nil {
+			byKey[key] = &kind{first: firsts[key].part}
+			out = append(out, byKey[key])
+		}
+		byKey[key].nodes = append(byKey[key].nodes, i)
+	}
+	return out
+}
+
+// of returns the answer for a node that is the same as the one that was searched.
+func (a Answer) of(node *corev1.Node) Answer {
+	if a.Node != node.Name {
+		a.Node, a.Like, a.Results = node.Name, a.Node, nil
+	}
+	return a
 }
 
 // inParallel calls f for each number below n, on all processors.
@@ -90,56 +141,28 @@ func inParallel(n int, f func(int)) {
 
 // Anywhere reports whether claims fit on one of the nodes, and on which. It stops at the first.
 func (p *Planner) Anywhere(ctx context.Context, nodes []*corev1.Node, claims []*resourceapi.ResourceClaim) (Answer, bool) {
-	q, searched := p.newQuery(claims), newSearches()
+	q, refused := p.newQuery(claims), sets.New[uint64]()
 	for _, n := range nodes {
-		switch a := searched.answer(ctx, q, n); {
-		case a.Verdict == Fits && a.Like != "":
-			return q.search(ctx, q.part(ctx, n)), true
-		case a.Verdict == Fits:
-			return a, true
-		case a.Verdict != Refused:
-			return a, false
+		part := q.part(ctx, n)
+		if refused.Has(part.key) {
+			continue
 		}
+		a := q.search(ctx, part)
+		if a.Verdict != Refused {
+			return a, a.Verdict == Fits
+		}
+		refused.Insert(part.key)
 	}
 	return Answer{}, false
-}
-
-// searches are the answers of one query by key. Each is looked for once.
-type searches struct {
-	mu    sync.Mutex
-	known map[uint64]*search
-}
-
-type search struct {
-	once   sync.Once
-	answer Answer
-}
-
-func newSearches() *searches { return &searches{known: map[uint64]*search{}} }
-
-func (s *searches) answer(ctx context.Context, q *query, node *corev1.Node) Answer {
-	if ctx.Err() != nil {
-		return Answer{Node: node.Name, Verdict: NotSearched, Err: context.Cause(ctx)}
-	}
-	part := q.part(ctx, node)
-	s.mu.Lock()
-	found := s.known[part.key]
-	if found == nil {
-		found = &search{}
-		s.known[part.key] = found
-	}
-	s.mu.Unlock()
-	found.once.Do(func() { found.answer = q.search(ctx, part) })
-	a := found.answer
-	if a.Node != node.Name {
-		a.Node, a.Like, a.Results = node.Name, a.Node, nil
-	}
-	return a
 }
 
 // search runs the allocator.
 func (q *query) search(ctx context.Context, p *part) Answer {
 	a := Answer{Node: p.node.Name}
+	if ctx.Err() != nil {
+		a.Verdict, a.Err = NotSearched, context.Cause(ctx)
+		return a
+	}
 	limited, cancel := context.WithTimeout(ctx, q.timeLimit)
 	defer cancel()
 	allocator, err := structured.NewAllocator(limited, q.features, q.allocated(p.pools), q.classes, p.slices, q.cel)

@@ -4,6 +4,8 @@
 package allocation
 
 import (
+	"maps"
+
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/structured"
@@ -27,51 +29,59 @@ func (s *state) holds(device string) bool {
 
 // setClaims takes what claims hold.
 func (p *Planner) setClaims(all []*resourceapi.ResourceClaim) {
-	p.claims, p.states = nil, map[poolID]*state{}
+	p.claims, p.holders = nil, map[poolID][]*resourceapi.ResourceClaim{}
 	for _, c := range all {
 		if c.Status.Allocation != nil {
 			p.claims = append(p.claims, c)
-			p.hold(c, func(poolID) bool { return true })
+			for id := range poolsHeld(c) {
+				p.holders[id] = append(p.holders[id], c)
+			}
 		}
+	}
+	p.states = make(map[poolID]*state, len(p.holders))
+	for id := range p.holders {
+		p.states[id] = p.stateOf(id)
 	}
 }
 
-// renewStates computes the states of the pools that changed claims concern from p.claims. The
-// others stay those of the Planner that p was cloned of.
-func (p *Planner) renewStates(changed []*resourceapi.ResourceClaim) {
-	stale := sets.New[poolID]()
+// changeHolders takes claims from, or adds them to, the pools that they hold devices of. Pools
+// that they do not concern, which are nearly all, stay those of the Planner that p was cloned of.
+func (p *Planner) changeHolders(changed []*resourceapi.ResourceClaim, change func(of []*resourceapi.ResourceClaim, c *resourceapi.ResourceClaim) []*resourceapi.ResourceClaim) {
+	holders, stale := maps.Clone(p.holders), sets.New[poolID]()
 	for _, c := range changed {
-		forEachDevice(c, func(r *resourceapi.DeviceRequestAllocationResult) { stale.Insert(poolID{r.Driver, r.Pool}) })
-	}
-	states := make(map[poolID]*state, len(p.states))
-	for id, s := range p.states {
-		if !stale.Has(id) {
-			states[id] = s
+		for id := range poolsHeld(c) {
+			holders[id] = change(holders[id], c)
+			stale.Insert(id)
 		}
 	}
-	p.states = states
-	for _, c := range p.claims {
-		p.hold(c, stale.Has)
+	p.holders, p.states = holders, maps.Clone(p.states)
+	for id := range stale {
+		p.states[id] = p.stateOf(id)
 	}
 }
 
-func (p *Planner) hold(c *resourceapi.ResourceClaim, wanted func(poolID) bool) {
-	forEachDevice(c, func(r *resourceapi.DeviceRequestAllocationResult) {
-		id := poolID{r.Driver, r.Pool}
-		if !wanted(id) {
-			return
-		}
-		s := p.states[id]
-		if s == nil {
-			s = newState()
-			p.states[id] = s
-		}
-		if isShare(r, p.features) {
-			s.shared[r.Device] = append(s.shared[r.Device], r)
-			return
-		}
-		s.alone.Insert(r.Device)
-	})
+// stateOf computes the state of a pool.
+func (p *Planner) stateOf(id poolID) *state {
+	s := newState()
+	for _, c := range p.holders[id] {
+		forEachDevice(c, func(r *resourceapi.DeviceRequestAllocationResult) {
+			switch {
+			case r.Driver != id.driver || r.Pool != id.pool:
+			case isShare(r, p.features):
+				s.shared[r.Device] = append(s.shared[r.Device], r)
+			default:
+				s.alone.Insert(r.Device)
+			}
+		})
+	}
+	return s
+}
+
+// poolsHeld returns the pools that a claim holds devices of.
+func poolsHeld(c *resourceapi.ResourceClaim) sets.Set[poolID] {
+	pools := sets.New[poolID]()
+	forEachDevice(c, func(r *resourceapi.DeviceRequestAllocationResult) { pools.Insert(poolID{r.Driver, r.Pool}) })
+	return pools
 }
 
 // forEachDevice calls f for what counts as allocated: a device with admin access does not.

@@ -56,8 +56,19 @@ func claimsDeleting(f *Facts) (found findings) {
 }
 
 func claimsDevices(f *Facts) (found findings) {
+	published := map[string]bool{}
+	for pool := range f.ofDriver() {
+		published[pool.pool] = true
+	}
 	for _, h := range f.Holdings {
 		if h.Device != nil {
+			continue
+		}
+		if !published[h.Result.Pool] {
+			// The devices are most likely there, and in use: only who publishes them is not.
+			found.add(Error, fmt.Sprintf("It has devices of the pool %s, of which there are no ResourceSlices", h.Result.Pool),
+				"See first that the driver's pod on the node is ready; its pods can go on meanwhile. Only if the node is gone for good, delete the claim's pods",
+				refTo("resourceclaim", h.Claim))
 			continue
 		}
 		found.add(Error, fmt.Sprintf("It has the device %s of the pool %s, which no ResourceSlice has", h.Result.Device, h.Result.Pool),

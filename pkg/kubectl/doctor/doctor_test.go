@@ -39,7 +39,7 @@ type bad struct {
 
 func TestChecks(t *testing.T) {
 	t.Parallel()
-	const wantChecks, wantCases = 32, 72
+	const wantChecks, wantCases = 32, 73
 	checks := Checks()
 	if len(checks) != wantChecks {
 		t.Errorf("%d checks, want %d", len(checks), wantChecks)
@@ -323,6 +323,9 @@ var badClaims = []bad{
 	{"claims-devices", "no such device", func(w *world) {
 		w.claims[0].Status.Allocation.Devices.Results[0].Device = "gpu-0"
 	}, Error, []string{"resourceclaim team/train-0-gpu"}, "device gpu-0 of the pool gpu-1", "delete the claim's pods"},
+	{"claims-devices", "no driver on the node", func(w *world) {
+		w.claims[0].Status.Allocation.Devices.Results[0].Pool = "gpu-9"
+	}, Error, []string{"resourceclaim team/train-0-gpu"}, "devices of the pool gpu-9", "See first that the driver's pod on the node is ready"},
 	{"claims-reserved", "no such pod", func(w *world) { w.withoutPod(named(w.pods, "train-0")) }, Warning, []string{"resourceclaim team/train-0-gpu"}, "pod train-0, which does not exist", "resourceclaim controller"},
 }
 

@@ -12,10 +12,27 @@ import (
 	"github.com/partage-dev/partage/pkg/kubectl/fleettest"
 )
 
-// BenchmarkHundredNodes looks at 100 nodes of eight GPUs with partitions at random places.
-func BenchmarkHundredNodes(b *testing.B) {
-	f := fleettest.New(b)
-	for n := range 100 {
+// BenchmarkFind looks at nodes of eight GPUs with partitions at random places: hardly two GPUs
+// are in the same state.
+func BenchmarkFind(b *testing.B) {
+	for _, nodes := range []int{100, 500} {
+		m := scattered(b, nodes)
+		b.Run(fmt.Sprintf("nodes=%d", nodes), func(b *testing.B) {
+			for b.Loop() {
+				r, err := Find(b.Context(), m, Options{Limit: defaultLimit})
+				if err != nil || r.Unconfirmed > 0 {
+					b.Fatal(err, r.Unconfirmed)
+				}
+			}
+		})
+	}
+}
+
+// scattered returns a fleet whose partitions are where chance put them.
+func scattered(tb testing.TB, nodes int) *fleet.Model {
+	tb.Helper()
+	f := fleettest.New(tb)
+	for n := range nodes {
 		f.AddNode(fmt.Sprintf("node-%03d", n), "h100-80-sxm", 8)
 	}
 	random := rand.New(rand.NewPCG(1, 1)) // #nosec G404 -- the same states each time
@@ -30,11 +47,5 @@ func BenchmarkHundredNodes(b *testing.B) {
 			}
 		}
 	}
-	m := fleet.New(f.Snapshot, fleettest.Driver)
-	for b.Loop() {
-		r, err := Find(b.Context(), m, Options{Limit: defaultLimit})
-		if err != nil || r.Unconfirmed > 0 {
-			b.Fatal(err, r.Unconfirmed)
-		}
-	}
+	return fleet.New(f.Snapshot, fleettest.Driver)
 }

@@ -5,12 +5,14 @@ package fragmentation
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
@@ -35,30 +37,38 @@ func NewCommand(o *options.Options) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			snapshot, err := fleet.Read(c.Context(), client, "")
-			if err != nil {
-				return err
-			}
-			// The allocator gets a class of its own.
-			snapshot.Warn(o.ErrOut, fleet.ResourceClasses, fleet.ResourceTemplates)
 			find.Nodes = nodes
-			report, err := Find(c.Context(), fleet.New(snapshot, o.Driver), find)
-			if err != nil {
-				return err
-			}
-			if err := printer.Print(o, report, view(report)); err != nil {
-				return err
-			}
-			if find.Profile != "" && report.Profiles[0].Now == 0 {
-				return options.ErrFound
-			}
-			return nil
+			return run(c.Context(), o, client, find)
 		},
 	}
 	c.Flags().StringVar(&find.Profile, "profile", "", "Look at this profile only, such as 3g.40gb")
 	c.Flags().IntVar(&find.Limit, "limit", find.Limit, "Show so many ways at most to make room for a profile, 0 for all")
 	o.AddOutputFlag(c)
 	return c
+}
+
+// run reads the cluster and prints the report.
+func run(ctx context.Context, o *options.Options, client kubernetes.Interface, find Options) error {
+	snapshot, err := fleet.Read(ctx, client, "")
+	if err != nil {
+		return err
+	}
+	if err := snapshot.Need("", fleet.ResourceSlices); err != nil {
+		return err
+	}
+	// The allocator gets a class of its own.
+	snapshot.Warn(o.ErrOut, fleet.ResourceClasses, fleet.ResourceTemplates)
+	report, err := Find(ctx, fleet.New(snapshot, o.Driver), find)
+	if err != nil {
+		return err
+	}
+	if err := printer.Print(o, report, view(report)); err != nil {
+		return err
+	}
+	if find.Profile != "" && report.Profiles[0].Now == 0 {
+		return options.ErrFound
+	}
+	return nil
 }
 
 func view(r *Report) printer.View {

@@ -29,7 +29,7 @@ type judge struct {
 	nodes   map[string]*corev1.Node
 	// known are answers about GPUs from which everything was moved away: they depend on what
 	// the GPU can be and on what is asked.
-	known map[string]bool
+	known answers[string, bool]
 }
 
 func newJudge(m *fleet.Model) *judge {
@@ -40,7 +40,7 @@ func newJudge(m *fleet.Model) *judge {
 			Expression: fmt.Sprintf("device.driver == %q", m.Driver),
 		}}}},
 	})
-	j := &judge{driver: m.Driver, planner: allocation.New(&snapshot), nodes: map[string]*corev1.Node{}, known: map[string]bool{}}
+	j := &judge{driver: m.Driver, planner: allocation.New(&snapshot), nodes: map[string]*corev1.Node{}}
 	for _, n := range j.planner.Nodes() {
 		j.nodes[n.Name] = n
 	}
@@ -107,10 +107,7 @@ func (j *judge) packed(ctx context.Context, profile string, layouts []layout) bo
 			continue
 		}
 		key := l.board.shape(false) + fmt.Sprint(groups) // which prints maps in order
-		if _, asked := j.known[key]; !asked {
-			j.known[key] = j.fits(ctx, planner, l.board.gpu, groups)
-		}
-		if !j.known[key] {
+		if fits, _ := j.known.of(key, func() bool { return j.fits(ctx, planner, l.board.gpu, groups) }); !fits {
 			return false
 		}
 	}

@@ -25,26 +25,25 @@ type load struct {
 }
 
 // packNode returns how many partitions of a profile fit if partitions may move between the GPUs
-// of a node, as the allocator confirms.
-func (f *finder) packNode(ctx context.Context, loads []load, profile string, atLeast int) int {
+// of a node. It is atLeast where that is no more, or where the allocator did not confirm it.
+func (f *finder) packNode(ctx context.Context, loads []load, profile string, atLeast int) (count int, confirmed bool) {
 	var all []layout
 	total := 0
 	for _, l := range loads {
 		places, count, ok := l.board.pack(profile, l.devices)
 		if !ok {
-			return atLeast
+			return atLeast, true
 		}
 		total += count
 		all = append(all, layout{l.board, places, count})
 	}
 	if total <= atLeast {
-		return atLeast
+		return atLeast, true
 	}
 	if !f.judge.packed(ctx, profile, all) {
-		f.report.Unconfirmed++
-		return atLeast
+		return atLeast, false
 	}
-	return total
+	return total, true
 }
 
 // gatherAll moves partitions so that some GPUs of a node are full and others empty. It is nil

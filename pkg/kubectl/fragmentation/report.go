@@ -8,8 +8,10 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"runtime"
 	"slices"
 
+	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
@@ -87,7 +89,7 @@ type Options struct {
 
 // Find finds what is lost, and what would help.
 func Find(ctx context.Context, m *fleet.Model, o Options) (*Report, error) {
-	f := &finder{model: m, options: o, judge: newJudge(m), packed: map[packKey]int{}}
+	f := &finder{model: m, options: o, judge: newJudge(m)}
 	r := &Report{TypeMeta: printer.TypeMeta("FragmentationReport"), Profile: o.Profile, Profiles: []Total{}}
 	f.report = r
 	for _, name := range o.Nodes {
@@ -95,10 +97,26 @@ func Find(ctx context.Context, m *fleet.Model, o Options) (*Report, error) {
 			return nil, fmt.Errorf("node %s has no devices of the driver %s", name, m.Driver)
 		}
 	}
+	var nodes []*fleet.Node
 	for _, n := range m.Nodes {
 		if !n.Incomplete && (len(o.Nodes) == 0 || slices.Contains(o.Nodes, n.Name)) {
-			f.addNode(ctx, n)
+			nodes = append(nodes, n)
 		}
+	}
+	found := make([]nodeReport, len(nodes))
+	var group errgroup.Group
+	group.SetLimit(runtime.GOMAXPROCS(0))
+	for i, n := range nodes {
+		group.Go(func() error {
+			found[i] = f.examine(ctx, n)
+			return ctx.Err()
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
+	for _, n := range found {
+		f.add(n)
 	}
 	if o.Profile != "" && len(r.Profiles) == 0 {
 		return nil, fmt.Errorf("no GPU offers partitions of the profile %s; there are %s", o.Profile, f.offered())
@@ -107,8 +125,6 @@ func Find(ctx context.Context, m *fleet.Model, o Options) (*Report, error) {
 	return r, ctx.Err()
 }
 
-type packKey struct{ state, profile string }
-
 type finder struct {
 	model   *fleet.Model
 	options Options
@@ -116,7 +132,24 @@ type finder struct {
 	judge   *judge
 	boards  []*board
 	// packed are the counts of boards whose state was packed and confirmed before.
-	packed map[packKey]int
+	packed answers[packKey, packing]
+}
+
+type packKey struct{ state, profile string }
+
+// packing is what came of packing a GPU. The allocator may have left it unconfirmed.
+type packing struct {
+	count       int
+	unconfirmed bool
+}
+
+// nodeReport is what is lost on a node.
+type nodeReport struct {
+	boards []*board
+	// totals are what fits, in published order; lost are the node's GPUs, and the node itself.
+	totals      []Total
+	lost        []Lost
+	unconfirmed int
 }
 
 // offered lists all profiles.
@@ -144,69 +177,72 @@ func (f *finder) wanted(b *board) []string {
 	return nil
 }
 
-// addNode adds what is lost on a node.
-func (f *finder) addNode(ctx context.Context, n *fleet.Node) {
-	type sum struct{ now, packed int }
-	sums := map[string]*sum{}
-	var order []string
-	var own []*board
+// examine finds what is lost on a node.
+func (f *finder) examine(ctx context.Context, n *fleet.Node) nodeReport {
+	var r nodeReport
 	for _, g := range n.GPUs {
 		b := newBoard(g)
-		own = append(own, b)
+		r.boards = append(r.boards, b)
 		for _, profile := range f.wanted(b) {
 			now := b.count(profile, b.held)
-			packed := max(now, f.pack(ctx, b, profile))
-			if sums[profile] == nil {
-				sums[profile] = &sum{}
-				order = append(order, profile)
+			pack, first := f.pack(ctx, b, profile)
+			if first && pack.unconfirmed {
+				r.unconfirmed++
 			}
-			sums[profile].now += now
-			sums[profile].packed += packed
+			packed := max(now, pack.count)
+			r.totals = addTotal(r.totals, Total{Profile: profile, Now: now, Packed: packed})
 			if packed > now {
-				f.report.Lost = append(f.report.Lost, Lost{Node: n.Name, GPU: address(g), Profile: profile, Held: held(b.held), Now: now, Packed: packed})
+				r.lost = append(r.lost, Lost{Node: n.Name, GPU: address(g), Profile: profile, Held: held(b.held), Now: now, Packed: packed})
 			}
 		}
 	}
-	f.boards = append(f.boards, own...)
-	gathered := gatherAll(own)
-	for _, profile := range order {
-		s := sums[profile]
-		f.total(profile, s.now, s.packed)
-		if together := f.packNode(ctx, gathered, profile, s.packed); together > s.packed {
-			f.report.Lost = append(f.report.Lost, Lost{Node: n.Name, Profile: profile, Now: s.now, Packed: together})
+	gathered := gatherAll(r.boards)
+	for _, t := range r.totals {
+		together, confirmed := f.packNode(ctx, gathered, t.Profile, t.Packed)
+		if !confirmed {
+			r.unconfirmed++
+		}
+		if together > t.Packed {
+			r.lost = append(r.lost, Lost{Node: n.Name, Profile: t.Profile, Now: t.Now, Packed: together})
 		}
 	}
+	return r
 }
 
-func (f *finder) total(profile string, now, packed int) {
-	at := slices.IndexFunc(f.report.Profiles, func(t Total) bool { return t.Profile == profile })
-	if at < 0 {
-		f.report.Profiles = append(f.report.Profiles, Total{Profile: profile})
-		at = len(f.report.Profiles) - 1
+// add adds what was found on a node.
+func (f *finder) add(n nodeReport) {
+	f.boards = append(f.boards, n.boards...)
+	for _, t := range n.totals {
+		f.report.Profiles = addTotal(f.report.Profiles, t)
 	}
-	f.report.Profiles[at].Now += now
-	f.report.Profiles[at].Packed += packed
+	f.report.Lost = append(f.report.Lost, n.lost...)
+	f.report.Unconfirmed += n.unconfirmed
+}
+
+func addTotal(totals []Total, t Total) []Total {
+	at := slices.IndexFunc(totals, func(other Total) bool { return other.Profile == t.Profile })
+	if at < 0 {
+		return append(totals, t)
+	}
+	totals[at].Now += t.Now
+	totals[at].Packed += t.Packed
+	return totals
 }
 
 // pack returns how many partitions of a profile fit on a packed GPU, as the allocator confirms.
-// GPUs that are in the same state are packed once.
-func (f *finder) pack(ctx context.Context, b *board, profile string) int {
-	key := packKey{b.state(), profile}
-	if known, has := f.packed[key]; has {
-		return known
-	}
-	now := b.count(profile, b.held)
-	devices := sorted(b.held)
-	places, count, ok := b.pack(profile, devices)
-	if !ok {
-		count = now
-	}
-	if count > now && !f.judge.packed(ctx, profile, []layout{{b, places, count}}) {
-		f.report.Unconfirmed++
-		count = now
-	}
-	f.packed[key] = count
-	return count
+// GPUs that are in the same state are packed once; first says that this one was.
+func (f *finder) pack(ctx context.Context, b *board, profile string) (p packing, first bool) {
+	return f.packed.of(packKey{b.state(), profile}, func() packing {
+		now := b.count(profile, b.held)
+		places, count, ok := b.pack(profile, sorted(b.held))
+		switch {
+		case !ok || count <= now:
+			return packing{count: now}
+		case !f.judge.packed(ctx, profile, []layout{{b, places, count}}):
+			return packing{count: now, unconfirmed: true}
+		}
+		return packing{count: count}
+	})
 }
 
 // address is that by which people know a GPU.

@@ -81,16 +81,23 @@ func Run(ctx context.Context, o *options.Options, client kubernetes.Interface, f
 		return err
 	}
 	snapshot.Warn(o.ErrOut, fleet.ResourceClasses, fleet.ResourceTemplates, fleet.ResourceTaintRules, fleet.ResourceNodes)
-	result, err := scrape.Pods(ctx, client, f.Scrape)
-	if err != nil {
-		// What is done or unused is known without the driver.
-		if _, writing := fmt.Fprintf(o.ErrOut, "warning: %v; what is idle is unknown\n", err); writing != nil {
-			return writing
-		}
+	result, silence := scrape.Pods(ctx, client, f.Scrape)
+	if silence != nil {
 		result = &scrape.Result{}
+	} else {
+		result.Warn(o.ErrOut)
+		silence = result.Silence()
 	}
-	result.Warn(o.ErrOut)
 	list := Find(fleet.New(snapshot, o.Driver), result, Query{For: f.For, Now: now, Namespace: namespace, Labels: selector})
+	if silence != nil {
+		if len(list.Items) == 0 {
+			return fmt.Errorf("what is idle is unknown: %w", silence)
+		}
+		// What is done or unused is known without the driver.
+		if _, err := fmt.Fprintf(o.ErrOut, "warning: %v; what is idle is unknown\n", silence); err != nil {
+			return err
+		}
+	}
 	for _, y := range list.Young {
 		if _, err := fmt.Fprintf(o.ErrOut, "warning: node %s: the driver's pod has been running for %s only: what was idle there before is unknown\n", y.Node, seconds(y.Seconds)); err != nil {
 			return err

@@ -161,6 +161,9 @@ func TestPodsThatCannotBeRead(t *testing.T) {
 	}
 }
 
+// errUnknown stands for the error that says that nothing is known.
+var errUnknown = errors.New("unknown")
+
 // TestRun: the command from the clients to the exit code, with and without the driver's pods.
 func TestRun(t *testing.T) {
 	t.Parallel()
@@ -175,16 +178,27 @@ func TestRun(t *testing.T) {
 	}{
 		{"with the driver", "", []*corev1.Pod{scrapetest.Pod("a", "node-1")}, options.ErrFound, "warning: node node-1: the driver's pod has been running for ", "left"},
 		{"without", "", nil, options.ErrFound, "warning: there are no pods of the driver", "finished"},
+		{"nothing is known", "empty", nil, errUnknown, "", ""},
+		{"no answer", "empty", []*corev1.Pod{scrapetest.Pod("silent", "node-2")}, errUnknown, "warning: node node-2: ", ""},
 		{"nothing", "empty", []*corev1.Pod{scrapetest.Pod("a", "node-1")}, nil, "warning: node node-1: ", "No claim holds devices that it does not use.\n"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			client := scrapetest.Cluster(t, f.Snapshot, map[string]scrapetest.Response{"a": {Body: scrapetest.Everything(t)}}, c.pods...)
+			client := scrapetest.Cluster(t, f.Snapshot, map[string]scrapetest.Response{
+				"a": {Body: scrapetest.Everything(t)}, "silent": {Err: errors.New("connection refused")},
+			}, c.pods...)
 			streams, _, out, errOut := genericiooptions.NewTestIOStreams()
 			o := options.New(streams)
 			o.AllNamespaces = c.namespace == ""
 			o.Config.Namespace = &c.namespace
 			err := Run(t.Context(), o, client, Flags{For: 30 * time.Minute}, time.Unix(scrapetest.Started+60, 0))
+			if errors.Is(c.found, errUnknown) && err != nil && strings.HasPrefix(err.Error(), "what is idle is unknown: ") {
+				// That nothing is idle must not be said, then.
+				err = errUnknown
+				if out.Len() > 0 {
+					t.Errorf("printed %q", out.String())
+				}
+			}
 			if !errors.Is(err, c.found) || !strings.Contains(out.String(), c.out) || !strings.HasPrefix(errOut.String(), c.errOut) {
 				t.Errorf("%v\n%s\n%s", err, out.String(), errOut.String())
 			}

@@ -87,6 +87,18 @@ func (r *Result) Warn(w io.Writer) {
 	}
 }
 
+// Silence returns an error if pods did not answer and the others told of nothing: then nothing is
+// known, which is not the same as nothing being there.
+func (r *Result) Silence() error {
+	if len(r.Failures) == 0 || len(r.GPUs) > 0 || len(r.Claims) > 0 {
+		return nil
+	}
+	if len(r.Failures) == 1 {
+		return fmt.Errorf("the driver's pod did not answer: %w", r.Failures[0])
+	}
+	return fmt.Errorf("%d of the driver's pods did not answer, and no other tells of a GPU; the first: %w", len(r.Failures), r.Failures[0])
+}
+
 // Pods asks all pods of the driver. It fails if these cannot be listed, or if there are none.
 func Pods(ctx context.Context, client kubernetes.Interface, o Options) (*Result, error) {
 	list, err := client.CoreV1().Pods(o.Namespace).List(ctx, metav1.ListOptions{LabelSelector: selector, ResourceVersion: "0"})

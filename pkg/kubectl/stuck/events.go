@@ -36,22 +36,55 @@ var prepareTexts = []struct {
 	{"is being unprepared", "the last pod that used the claim is still being cleaned up: the kubelet tries again within 90 seconds", StillUnprepared},
 	{"invalid device configuration", "correct the configuration in the claim or the class, and make the claim anew: its spec cannot be changed", InvalidConfig},
 	{" of the allocation (", "correct the configuration in the claim or the class, and make the claim anew: its spec cannot be changed", InvalidConfig},
-	{gpu.ErrDriverNotLoaded.Error(), "load the NVIDIA driver on the node, or restart the node", NVIDIADriver},
-	{gpu.ErrVersionMismatch.Error(), "the NVIDIA driver was updated under the driver's pod: restart the node", NVIDIADriver},
+	{"and not running: ", mpsRemedy, MPSNotStarted},
+	{"MPS supervisor of this node does not answer", supervisorRemedy, MPSUnavailable},
+	{"MPS supervisor does not answer", supervisorRemedy, MPSUnavailable},
+	{"start MPS session", mpsRemedy, MPSNotStarted},
+	{gpu.ErrDriverNotLoaded.Error(), loadRemedy, NVIDIADriver},
+	{nvmlCode(1), loadRemedy, NVIDIADriver},
+	{nvmlCode(9), loadRemedy, NVIDIADriver},
+	{nvmlCode(12), loadRemedy, NVIDIADriver},
+	{gpu.ErrVersionMismatch.Error(), versionRemedy, NVIDIADriver},
+	{nvmlCode(18), versionRemedy, NVIDIADriver},
 	{gpu.ErrLost.Error(), "restart the node; " + deviceRemedy, GPUFailed},
-	{gpu.ErrResetRequired.Error(), "delete the pods that use the GPU, then nvidia-smi --gpu-reset on the node, or restart it", GPUFailed},
-	{"MPS supervisor of this node does not answer", "look at the pod with label " + componentLabel + "=" + supervisorComponent + " on the node", MPSUnavailable},
-	{"MPS supervisor does not answer", "look at the pod with label " + componentLabel + "=" + supervisorComponent + " on the node", MPSUnavailable},
+	{nvmlCode(15), "restart the node; " + deviceRemedy, GPUFailed},
+	{gpu.ErrResetRequired.Error(), resetRemedy, GPUFailed},
+	{nvmlCode(16), resetRemedy, GPUFailed},
+	{"has not returned since", hungRemedy, GPUUnresponsive},
 	{"was not made by this driver", "somebody made a partition on this GPU by hand: destroy it with nvidia-smi mig on the node, or keep this GPU out of the policy", ForeignPartition},
 	{"overlaps with", "another claim still holds a part of the GPU: the driver tries again, see the claim that is named", DeviceInUse},
-	{gpu.ErrNoRoom.Error(), "something that the driver does not know takes room on the GPU: nvidia-smi on the node shows it", NoRoom},
-	{gpu.ErrNoPermission.Error(), "the driver's pod may not do this on the node: see its securityContext, and whether a policy changes it", NoPermission},
+	{gpu.ErrNoRoom.Error(), roomRemedy, NoRoom},
+	{nvmlCode(23), roomRemedy, NoRoom},
+	{gpu.ErrNoPermission.Error(), permissionRemedy, NoPermission},
+	{nvmlCode(4), permissionRemedy, NoPermission},
+	{nvmlCode(17), permissionRemedy, NoPermission},
 	{"held by process", "a program on the node that is no pod uses the GPU: end it", DeviceInUse},
 	{"In use by another client", "a process still uses the GPU: nvidia-smi on the node shows which", DeviceInUse},
 	{"in use", "a process still uses the GPU: nvidia-smi on the node shows which", DeviceInUse},
+	{nvmlCode(10), nvmlRemedy, NVMLFailed},
+	{nvmlCode(999), nvmlRemedy, NVMLFailed},
 	{"context deadline exceeded", "the driver took longer than the kubelet waits (45 s): see the log of the driver's pod on the node", PrepareTimeout},
 	{"timed out", "the driver took longer than the kubelet waits (45 s): see the log of the driver's pod on the node", PrepareTimeout},
 }
+
+// What can be done where several texts mean the same.
+const (
+	loadRemedy       = "load the NVIDIA driver on the node, or restart the node"
+	versionRemedy    = "the NVIDIA driver was updated under the driver's pod: restart the node"
+	resetRemedy      = "delete the pods that use the GPU, then nvidia-smi --gpu-reset on the node, or restart it"
+	roomRemedy       = "something that the driver does not know takes room on the GPU: nvidia-smi on the node shows it"
+	permissionRemedy = "the driver's pod may not do this on the node: see its securityContext, and whether a policy changes it"
+	supervisorRemedy = "look at the pod with label " + componentLabel + "=" + supervisorComponent + " on the node"
+	nvmlRemedy       = "the NVIDIA driver does not say why, and it is tried again by itself; if it lasts, look for NVRM in the kernel log of the node, and reset the GPU " +
+		"(docs/operations.md#how-to-reset-a-gpu) or restart the node; " + deviceRemedy
+	hungRemedy = "a call to the NVIDIA driver hangs, and it goes on by itself when that returns; if it lasts, drain the node and restart it " +
+		"(docs/operations.md#gpu-does-not-answer); " + deviceRemedy
+	mpsRemedy = "the message says why, and it is tried again by itself; if it lasts, read the log of MPS on the node, /run/partage/mps/DEVICE/log, " +
+		"and end what else runs MPS on this GPU (docs/sharing.md#when-something-goes-wrong); " + deviceRemedy
+)
+
+// nvmlCode is how the driver writes what a call of NVML has returned.
+func nvmlCode(code int) string { return fmt.Sprintf("(NVML code %d)", code) }
 
 // prepare looks at the last event about a preparation. What was before is over.
 func (in *Input) prepare() []Cause {
@@ -59,7 +92,7 @@ func (in *Input) prepare() []Cause {
 	if e == nil {
 		return nil
 	}
-	c := Cause{Kind: PrepareFailed, Text: prepareText(e.Message), Remedy: "see the log of the driver's pod on node " + in.Pod.Spec.NodeName}
+	c := Cause{Kind: PrepareFailed, Text: prepareText(e.Message), Remedy: in.logRemedy()}
 	for _, known := range prepareTexts {
 		if strings.Contains(e.Message, known.part) {
 			c.Kind, c.Remedy = known.kind, known.remedy
@@ -67,6 +100,15 @@ func (in *Input) prepare() []Cause {
 		}
 	}
 	return []Cause{c.of(e)}
+}
+
+// logRemedy says how to read the log of the driver on the node.
+func (in *Input) logRemedy() string {
+	text := "see the log of the driver's pod on node " + in.Pod.Spec.NodeName
+	if plugins := in.component(pluginComponent); len(plugins) > 0 {
+		text += fmt.Sprintf(": kubectl -n %s logs %s", plugins[0].Namespace, plugins[0].Name)
+	}
+	return text
 }
 
 // prepareText takes what the kubelet puts before the driver's words away.

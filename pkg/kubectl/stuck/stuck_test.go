@@ -5,6 +5,7 @@ package stuck
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -12,6 +13,7 @@ import (
 	"github.com/partage-dev/partage/pkg/api"
 	"github.com/partage-dev/partage/pkg/claim/step"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/partition"
 	"github.com/partage-dev/partage/pkg/sharing"
 )
@@ -62,6 +64,21 @@ func TestDriverErrors(t *testing.T) {
 		{sharing.ErrNoSupervisor, MPSUnavailable},
 		{partition.ErrForeign, ForeignPartition},
 		{&step.OverlapError{Device: "a", OtherDevice: "b", OtherState: "prepared"}, DeviceInUse},
+		{nvmlError("Uninitialized (NVML code 1)"), NVIDIADriver},
+		{nvmlError("Insufficient Permissions (NVML code 4)"), NoPermission},
+		{nvmlError("Driver Not Loaded (NVML code 9)"), NVIDIADriver},
+		{nvmlError("Timeout (NVML code 10)"), NVMLFailed},
+		{nvmlError("NVML Shared Library Not Found (NVML code 12)"), NVIDIADriver},
+		{nvmlError("GPU is lost (NVML code 15)"), GPUFailed},
+		{nvmlError("GPU requires reset (NVML code 16)"), GPUFailed},
+		{nvmlError("GPU access blocked by the operating system (NVML code 17)"), NoPermission},
+		{nvmlError("Driver/library version mismatch (NVML code 18)"), NVIDIADriver},
+		{nvmlError("In use by another client (NVML code 19)"), DeviceInUse},
+		{nvmlError("Insufficient Resources (NVML code 23)"), NoRoom},
+		{nvmlError("Unknown Error (NVML code 999)"), NVMLFailed},
+		{&gpu.HungError{Call: "nvmlDeviceCreateGpuInstanceWithPlacement", PCIAddress: "0000:1b:00.0"}, GPUUnresponsive},
+		{fmt.Errorf("MPS session gpu-0000-b1-00-0 is %s and not %s: start the control daemon: exit code 1", mps.Failed, mps.Running), MPSNotStarted},
+		{errors.New("start MPS session gpu-0000-ca-00-0 on GPU-669e: the control daemon does not answer: context deadline exceeded"), MPSNotStarted},
 		{errors.New("something new"), PrepareFailed},
 	} {
 		in := Input{
@@ -72,4 +89,9 @@ func TestDriverErrors(t *testing.T) {
 			t.Errorf("%v: %+v, want %s", c.err, got, c.want)
 		}
 	}
+}
+
+// nvmlError is one of a call of NVML, which has NVML's words and not those of package gpu.
+func nvmlError(text string) error {
+	return &gpu.Error{Call: "nvmlDeviceCreateGpuInstanceWithPlacement", PCIAddress: "0000:1b:00.0", Text: text}
 }

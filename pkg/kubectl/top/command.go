@@ -63,7 +63,7 @@ what is not known, never a zero: docs/metrics.md has what GPUs report for which 
 	_ = claims.RegisterFlagCompletionFunc("sort-by", cobra.FixedCompletions(Orders(), cobra.ShellCompDirectiveNoFileComp))
 	claims.AddCommand(
 		top("gpus", "Show what is used of GPUs", func(ctx context.Context, o *options.Options, client kubernetes.Interface, f Flags) error {
-			r, err := read(ctx, o, client, f)
+			r, err := readGPUs(ctx, o, client, f)
 			if err != nil {
 				return err
 			}
@@ -71,7 +71,7 @@ what is not known, never a zero: docs/metrics.md has what GPUs report for which 
 			return printer.Print(o, list, list.Table())
 		}),
 		top("nodes", "Show what is used of the GPUs of nodes", func(ctx context.Context, o *options.Options, client kubernetes.Interface, f Flags) error {
-			r, err := read(ctx, o, client, f)
+			r, err := readGPUs(ctx, o, client, f)
 			if err != nil {
 				return err
 			}
@@ -123,7 +123,17 @@ func read(ctx context.Context, o *options.Options, client kubernetes.Interface, 
 	return r, nil
 }
 
-// clear empties a terminal and goes to its first line.
+// readGPUs is read for what has no other source: it fails where the driver's pods tell nothing. While
+// somebody watches, they may answer next time.
+func readGPUs(ctx context.Context, o *options.Options, client kubernetes.Interface, f Flags) (*scrape.Result, error) {
+	r, err := read(ctx, o, client, f)
+	if err == nil && !f.Watch {
+		err = r.Silence()
+	}
+	return r, err
+}
+
+// clearScreen empties a terminal and goes to its first line.
 const clearScreen = "\x1b[H\x1b[2J"
 
 // repeat calls show once, or until the context ends.

@@ -6,6 +6,7 @@ package top
 import (
 	"bytes"
 	"context"
+	"errors"
 	"flag"
 	"os"
 	"path/filepath"
@@ -162,6 +163,21 @@ func TestGPUsAndNodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	golden(t, "nodes.txt", out.String())
+}
+
+// TestSilence: that a GPU is not known is no statement that there is none.
+func TestSilence(t *testing.T) {
+	t.Parallel()
+	client := scrapetest.Cluster(t, fleettest.New(t).Snapshot, map[string]scrapetest.Response{"a": {Err: errors.New("connection refused")}}, scrapetest.Pod("a", "node-1"))
+	o, _, _ := optionsOf()
+	f := flagsOf("name")
+	if _, err := readGPUs(t.Context(), o, client, f); err == nil || !strings.Contains(err.Error(), "did not answer") {
+		t.Error(err)
+	}
+	f.Watch = true
+	if _, err := readGPUs(t.Context(), o, client, f); err != nil {
+		t.Errorf("while somebody watches: %v", err)
+	}
 }
 
 // TestWatch repeats until the context ends, and then succeeds.

@@ -102,8 +102,7 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	case failed = <-running:
 	case err := <-serving:
 		cancel()
-		<-running
-		return fmt.Errorf("serve the page: %w", err)
+		return errors.Join(fmt.Errorf("serve the page: %w", err), <-running)
 	}
 	// Streams end with s.ended, so that this does not wait for them.
 	stop, done := context.WithTimeout(context.WithoutCancel(ctx), closeLimit)

@@ -15,6 +15,7 @@ import (
 	"github.com/partage-dev/partage/pkg/kubectl/migrate/document"
 	"github.com/partage-dev/partage/pkg/kubectl/migrate/finding"
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/pkg/quote"
 )
 
 // Options say what names of extended resources mean in the cluster.
@@ -48,6 +49,9 @@ func Translate(data []byte, o Options) (*Result, error) {
 		return nil, err
 	}
 	t := &translation{options: o, names: map[string]bool{}}
+	if err := t.reserveNames(documents); err != nil {
+		return nil, err
+	}
 	var out bytes.Buffer
 	for _, d := range documents {
 		parts, err := t.document(d)
@@ -74,6 +78,31 @@ type translation struct {
 	changed  int
 	// names are those of the claim templates, with their namespaces.
 	names map[string]bool
+}
+
+// reserveNames keeps the names of the claim templates that the stream has already.
+func (t *translation) reserveNames(documents []document.Document) error {
+	reserve := func(n *yaml.Node) {
+		if document.Text(n, "kind") == "ResourceClaimTemplate" {
+			t.names[document.Text(n, "metadata", "namespace")+"/"+document.Text(n, "metadata", "name")] = true
+		}
+	}
+	for _, d := range documents {
+		root, err := d.Parse()
+		if err != nil {
+			return err
+		}
+		if root == nil {
+			continue
+		}
+		reserve(root.Content[0])
+		if items := document.Get(root.Content[0], "items"); items != nil {
+			for _, item := range items.Content {
+				reserve(item)
+			}
+		}
+	}
+	return nil
 }
 
 // document returns the documents that one becomes.
@@ -156,6 +185,9 @@ func (t *translation) object(n *yaml.Node) (templates [][]byte, changed bool, er
 		w.findings().Lost(w.title, "", fmt.Sprintf("it has an alias (*) in line %d, which a change here would change elsewhere, too: write out what it stands for", line))
 		return nil, false, nil
 	}
+	if err := uniqueKeys(n, ""); err != nil {
+		return nil, false, fmt.Errorf("%s: %w", w.title, err)
+	}
 	w.spec = spec
 	if err := w.translate(); err != nil {
 		return nil, false, fmt.Errorf("%s: %w", w.title, err)
@@ -186,6 +218,34 @@ func aliasIn(n *yaml.Node) int {
 		}
 	}
 	return 0
+}
+
+// uniqueKeys refuses an object with a field that is given twice: programs differ in which of the
+// values they take.
+func uniqueKeys(n *yaml.Node, path string) error {
+	switch n.Kind {
+	case yaml.SequenceNode:
+		for i, item := range n.Content {
+			if err := uniqueKeys(item, fmt.Sprintf("%s[%d]", path, i)); err != nil {
+				return err
+			}
+		}
+	case yaml.MappingNode:
+		seen := map[string]bool{}
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			key := n.Content[i]
+			at := strings.TrimPrefix(path+"."+key.Value, ".")
+			if seen[key.Value] {
+				return fmt.Errorf("%s: Duplicate value: is given more than once, again in line %d", quote.Name(at), key.Line)
+			}
+			seen[key.Value] = true
+			if err := uniqueKeys(n.Content[i+1], at); err != nil {
+				return err
+			}
+		}
+	case yaml.DocumentNode, yaml.ScalarNode, yaml.AliasNode:
+	}
+	return nil
 }
 
 // maxDepth bounds how deep unknown objects are looked into.

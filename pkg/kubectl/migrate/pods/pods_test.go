@@ -48,6 +48,8 @@ func TestTranslateRefuses(t *testing.T) {
 		"vast":             {pod(asking("limits: {nvidia.com/gpu: 1e9}")), `Invalid value: "1e9"`},
 		"many":             {pod(asking("limits: {nvidia.com/gpu: 33}")), `Invalid value: "33": a claim has 32 devices at most`},
 		"many together":    {pod("containers: [{name: a, resources: {limits: {nvidia.com/gpu: 20}}}, {name: b, resources: {limits: {nvidia.com/gpu: 20}}}]"), at[:len(at)-1] + ": Too many: 40 devices: a claim has 32 at most"},
+		"twice":            {pod(asking("limits: {nvidia.com/gpu: 1}, limits: {nvidia.com/gpu: 2}")), `Pod one: "spec.containers[0].resources.limits": Duplicate value: is given more than once, again in line 4`},
+		"name twice":       {"apiVersion: v1\nkind: Pod\nmetadata: {name: one, name: two}\nspec: {" + gpu + "}\n", "Pod one: metadata.name: Duplicate value"},
 		"differ":           {pod(asking("limits: {nvidia.com/gpu: 2}, requests: {nvidia.com/gpu: 1}")), "resources.requests[nvidia.com/gpu]: Invalid value: 1: must be the same as in limits, 2"},
 		"no name":          {"apiVersion: v1\nkind: Pod\nmetadata: {}\nspec: {" + gpu + "}\n", "Pod: metadata.name: Required value"},
 		"bad name":         {"apiVersion: v1\nkind: Pod\nmetadata: {name: One}\nspec: {" + gpu + "}\n", `Pod One: metadata.name: Invalid value: "One"`},
@@ -191,4 +193,40 @@ func FuzzTranslate(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestTranslateTellsOfNodeName: such a pod goes past the scheduler, and waits for its claim forever.
+func TestTranslateTellsOfNodeName(t *testing.T) {
+	const want = "not translated: Pod one: spec.nodeName = n1: "
+	for spec, told := range map[string]bool{
+		"nodeName: n1, " + asking("limits: {nvidia.com/gpu: 1}"): true,
+		"nodeName: n1, " + asking("limits: {cpu: 1}"):            false,
+		asking("limits: {nvidia.com/gpu: 1}"):                    false,
+	} {
+		got, err := Translate([]byte(pod(spec)), whole)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if comment := got.Findings.Comment(""); strings.Contains(comment, want) != told {
+			t.Errorf("%s: told %t, want %t:\n%s", spec, !told, told, comment)
+		}
+	}
+}
+
+// TestTranslateAvoidsNamesInUse: a claim template of the stream is not replaced by a new one.
+func TestTranslateAvoidsNamesInUse(t *testing.T) {
+	own := "apiVersion: resource.k8s.io/v1\nkind: ResourceClaimTemplate\nmetadata: {name: one-gpu}\nspec: {}\n"
+	for name, in := range map[string]string{
+		"before":    own + "---\n" + pod(asking("limits: {nvidia.com/gpu: 1}")),
+		"behind":    pod(asking("limits: {nvidia.com/gpu: 1}")) + "---\n" + own,
+		"in a list": pod(asking("limits: {nvidia.com/gpu: 1}")) + "---\napiVersion: v1\nkind: List\nitems: [{kind: ResourceClaimTemplate, metadata: {name: one-gpu}}]\n",
+	} {
+		got, err := Translate([]byte(in), whole)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Contains(got.Text, []byte("resourceClaimTemplateName: one-gpu-2")) {
+			t.Errorf("%s: the name one-gpu is used twice:\n%s", name, got.Text)
+		}
+	}
 }

@@ -72,6 +72,7 @@ func (w *workload) translate() error {
 		return err
 	}
 	selection.apply()
+	w.flagNodeName()
 	w.changed = true
 	return w.claim(containers, requests)
 }
@@ -281,6 +282,13 @@ func (w *workload) templateName() (string, error) {
 	}
 	w.names[namespace+"/"+name] = true
 	return name, nil
+}
+
+// flagNodeName tells of a pod that goes past the scheduler, which is what allocates claims.
+func (w *workload) flagNodeName() {
+	if name := document.Text(w.spec, "nodeName"); name != "" {
+		w.findings().Lost(w.at("nodeName"), name, "kept: the scheduler allocates devices, and does not see a pod with nodeName, so that it never starts. Remove it, or select the node by the label kubernetes.io/hostname")
+	}
 }
 
 // dropRuntimeClass removes the runtime class that the device plugin needs.

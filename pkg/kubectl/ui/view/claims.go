@@ -180,22 +180,25 @@ func Waits(m *fleet.Model, p *corev1.Pod) bool {
 	if p.Spec.NodeName != "" || p.Status.Phase != corev1.PodPending && p.Status.Phase != "" || p.DeletionTimestamp != nil {
 		return false
 	}
-	for _, ref := range p.Spec.ResourceClaims {
-		name := ClaimName(p, ref)
-		for _, c := range m.Claims {
-			if name != "" && c.Namespace == p.Namespace && c.Name == name {
-				if c.Status.Allocation == nil && concerns(m, &c.Spec.Devices) || hasOf(c, m.Driver) {
-					return true
-				}
-			}
-		}
-		for _, t := range m.Templates {
-			if ref.ResourceClaimTemplateName != nil && t.Namespace == p.Namespace && t.Name == *ref.ResourceClaimTemplateName && concerns(m, &t.Spec.Spec.Devices) {
-				return true
-			}
-		}
-	}
-	return wantsExtended(m, p)
+	wants := func(ref corev1.PodResourceClaim) bool { return claimWaits(m, p, ref) || templateWaits(m, p, ref) }
+	return slices.ContainsFunc(p.Spec.ResourceClaims, wants) || wantsExtended(m, p)
+}
+
+// claimWaits reports whether a claim of a pod wants devices of the driver, or has some.
+func claimWaits(m *fleet.Model, p *corev1.Pod, ref corev1.PodResourceClaim) bool {
+	name := ClaimName(p, ref)
+	return name != "" && slices.ContainsFunc(m.Claims, func(c *resourceapi.ResourceClaim) bool {
+		is := c.Namespace == p.Namespace && c.Name == name
+		return is && (c.Status.Allocation == nil && concerns(m, &c.Spec.Devices) || hasOf(c, m.Driver))
+	})
+}
+
+// templateWaits reports whether a claim that is to be made for a pod will want devices of the
+// driver.
+func templateWaits(m *fleet.Model, p *corev1.Pod, ref corev1.PodResourceClaim) bool {
+	return ref.ResourceClaimTemplateName != nil && slices.ContainsFunc(m.Templates, func(t *resourceapi.ResourceClaimTemplate) bool {
+		return t.Namespace == p.Namespace && t.Name == *ref.ResourceClaimTemplateName && concerns(m, &t.Spec.Spec.Devices)
+	})
 }
 
 func hasOf(c *resourceapi.ResourceClaim, driver string) bool {
