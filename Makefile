@@ -249,8 +249,8 @@ lint: $(LINT) gpusim ## Check formatting and code of all modules
 	$(call say,golangci-lint and go vet)
 	go vet -tags e2e ./...
 	$(LINT) run --allow-serial-runners ./...
-	@# What runs on the machines of users, too.
-	for os in darwin windows; do GOOS=$$os CGO_ENABLED=0 go vet ./cmd/kubectl-gpu ./pkg/kubectl/...; done
+	@# What people install on their own machines. Tests may use what only Linux has.
+	for os in darwin windows; do GOOS=$$os CGO_ENABLED=0 go build -o /dev/null ./cmd/kubectl-gpu; done
 	cd test/cluster && CGO_ENABLED=0 go vet -tags cluster $(LINT_CLUSTER) && CGO_ENABLED=0 $(CURDIR)/$(LINT) run --allow-serial-runners --config $(CURDIR)/.golangci.yaml $(LINT_CLUSTER)
 	cd test/ui && CGO_ENABLED=0 $(CURDIR)/$(LINT) run --allow-serial-runners --config $(CURDIR)/.golangci.yaml ./...
 	cd test/allocators && $(CURDIR)/$(LINT) run --allow-serial-runners --config $(CURDIR)/.golangci.yaml .

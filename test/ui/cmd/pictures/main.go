@@ -93,7 +93,7 @@ func (p picture) take(ctx context.Context, file string) (err error) {
 	if err := page.Wait("document.getAnimations().every((a) => a.playState === 'finished')"); err != nil {
 		return err
 	}
-	png, err := chromedp.Run(page.Context, chromedp.CaptureScreenshot())
+	png, err := chromedp.Run(page.Context, chromedp.CaptureScreenshot()) //nolint:contextcheck // the tab has its own
 	if err != nil {
 		return fmt.Errorf("take the picture: %w", err)
 	}
