@@ -18,11 +18,12 @@ import (
 	"github.com/partage-dev/partage/pkg/kubectl/ui/view"
 )
 
-// settle is how long changes are collected before the page is made anew.
+// settle is how long changes are collected before the page is made anew, at least: never less than
+// making it took, so that a large cluster leaves half of a processor to others.
 const settle = 250 * time.Millisecond
 
 // rest is how long nothing is explained after everything was: in a large cluster where much
-// happens the allocator would be busy all the time.
+// happens the allocator would be busy all the time. It is never less than explaining took.
 const rest = 2 * time.Second
 
 // page follows a cluster and publishes what the browser shows.
@@ -61,9 +62,11 @@ func (p *page) run(ctx context.Context) error {
 		all.Go(func() { p.explainAll(ctx) })
 	}
 	for {
+		start := time.Now()
 		if err := p.publish(); err != nil {
 			return err
 		}
+		pause := max(settle, time.Since(start))
 		select {
 		case <-ctx.Done():
 			return nil
@@ -73,7 +76,7 @@ func (p *page) run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(settle):
+		case <-time.After(pause):
 		}
 	}
 }
@@ -126,6 +129,7 @@ func (p *page) explainAll(ctx context.Context) {
 			return
 		case model = <-p.toExplain:
 		}
+		start := time.Now()
 		explanation := p.explain(ctx, model)
 		waiting := map[string]bool{}
 		for _, pod := range model.Pods {
@@ -144,7 +148,7 @@ func (p *page) explainAll(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(rest):
+		case <-time.After(max(rest, time.Since(start))):
 		}
 	}
 }

@@ -156,7 +156,7 @@ $("nodes").addEventListener("keydown", (e) => {
 });
 
 function showWaiting() {
-  const pods = store.all("pod/").filter(([key, p]) => p.waiting && filters.pod(key, p));
+  const pods = store.all("pod/", (key, p) => p.waiting && filters.pod(key, p));
   $("waiting").hidden = pods.length === 0;
   $("waiting-title").textContent = pods.length === 1 ? "1 waiting pod" : `${pods.length} waiting pods`;
   $("waiting-list").replaceChildren(...pods.map(([key, p]) => h("li", {},
