@@ -59,8 +59,7 @@ type Page struct {
 // Open serves a fleet and opens a tab of the given size. The page believes that it is noon of
 // the day of the fleets.
 func Open(ctx context.Context, objects []apiruntime.Object, width, height int, prepare ...func(*fake.Clientset)) (*Page, error) {
-	// NewClientset, which tracks the owners of fields, takes minutes for 500 nodes.
-	p := &Page{Client: fake.NewSimpleClientset(objects...), served: make(chan error, 1)} //nolint:staticcheck // see above
+	p := &Page{Client: fake.NewClientset(objects...), served: make(chan error, 1)}
 	for _, f := range prepare {
 		f(p.Client)
 	}
