@@ -65,7 +65,7 @@ func Open(ctx context.Context, objects []apiruntime.Object, width, height int, p
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	p.cancels = append(p.cancels, cancel)
-	server, err := ui.New(p.Client, ui.Config{Driver: fleets.Driver, Context: "demo", Namespace: "research", Explain: ui.ByAllocator})
+	server, err := ui.New(p.Client, ui.Config{Driver: fleets.Driver, Context: "demo", Namespace: "research", Explain: ui.ByAllocator(p.Client)})
 	if err != nil {
 		return nil, err
 	}

@@ -120,15 +120,19 @@ var unknownWithout = map[string]string{
 	"pods":                                   "The pods of some claims are not shown, and some waiting pods are missing.",
 }
 
-// explainAll explains the waiting pods of each model that it receives.
+// explainAll explains the pods that wait or are stuck of each model that it receives. Those that
+// are stuck it explains again after a while: new events do not make a new model.
 func (p *page) explainAll(ctx context.Context) {
+	var model *fleet.Model
+	var again <-chan time.Time
 	for {
-		var model *fleet.Model
 		select {
 		case <-ctx.Done():
 			return
 		case model = <-p.toExplain:
+		case <-again:
 		}
+		again = nil
 		start := time.Now()
 		explanation := p.explain(ctx, model)
 		waiting := map[string]bool{}
@@ -136,7 +140,11 @@ func (p *page) explainAll(ctx context.Context) {
 			if ctx.Err() != nil {
 				return
 			}
-			if view.Waits(model, pod) {
+			stuck := view.Stuck(model, pod)
+			if stuck && again == nil {
+				again = time.After(fresh)
+			}
+			if stuck || view.Waits(model, pod) {
 				key := view.PodKey(pod)
 				waiting[key] = true
 				p.explains(key, explanation(pod))
