@@ -46,6 +46,8 @@ type Page struct {
 	URL string
 	// StopServer ends the server, as a person does who presses Ctrl-C.
 	StopServer func()
+	// Cut ends all connections, as a tunnel does that breaks. The server goes on.
+	Cut func()
 
 	cancels []func()
 	served  chan error
@@ -63,14 +65,16 @@ func Open(ctx context.Context, objects []apiruntime.Object, width, height int, p
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	p.cancels = append(p.cancels, cancel)
-	server, err := ui.New(p.Client, ui.Config{Driver: fleets.Driver, Context: "demo", Namespace: "research", Explain: ui.ByAllocator})
+	server, err := ui.New(p.Client, ui.Config{Driver: fleets.Driver, Context: "demo", Namespace: "research", Explain: ui.ByAllocator(p.Client)})
 	if err != nil {
 		return nil, err
 	}
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp4", "127.0.0.1:0")
+	tcp, err := (&net.ListenConfig{}).Listen(ctx, "tcp4", "127.0.0.1:0")
 	if err != nil {
 		return nil, fmt.Errorf("listen for the browser: %w", err)
 	}
+	listener := &cutter{Listener: tcp}
+	p.Cut = listener.cut
 	serving, stopServer := context.WithCancel(ctx)
 	p.StopServer = stopServer
 	go func() { p.served <- server.Serve(serving, listener) }()
@@ -100,6 +104,34 @@ func Open(ctx context.Context, objects []apiruntime.Object, width, height int, p
 		return nil, errors.Join(fmt.Errorf("start %s: %w", browserName, err), p.Close())
 	}
 	return p, nil
+}
+
+// cutter is a listener whose connections can be ended.
+type cutter struct {
+	net.Listener
+	mu          sync.Mutex
+	connections []net.Conn
+}
+
+// Accept waits for a connection.
+func (c *cutter) Accept() (net.Conn, error) {
+	connection, err := c.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.connections = append(c.connections, connection)
+	return connection, nil
+}
+
+func (c *cutter) cut() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, connection := range c.connections {
+		_ = connection.Close() // the server may have closed it
+	}
+	c.connections = nil
 }
 
 // listen notes what the page complains about: a script that fails, a policy that is violated.

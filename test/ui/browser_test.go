@@ -216,6 +216,25 @@ func TestFollow(t *testing.T) {
 	b.wait("document.querySelector('main').innerText.includes('embed-0')") // what was known stays
 }
 
+// TestReconnect has the page listen again after the connection has ended: it gets everything
+// anew, and draws what has changed meanwhile.
+func TestReconnect(t *testing.T) {
+	b := open(t, fleets.Demo)
+	b.do(chromedp.Navigate(b.URL))
+	b.wait("document.querySelector('[data-claim=\"claim/ci/runner-a\"]')")
+	b.wait("(window.others = [...document.querySelectorAll('.node')].filter((n) => !n.matches(\"[data-node='node/dgx-1']\"))).length === 2")
+	b.Cut()
+	b.wait("document.querySelector('#connection').innerText.startsWith('Connection lost')")
+	if err := b.Client.ResourceV1().ResourceClaims("research").Delete(t.Context(), "notebook-lin", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	b.wait("document.querySelector('#connection').innerText === 'Live'")
+	b.wait("!document.querySelector('[data-claim=\"claim/research/notebook-lin\"]')")
+	if n := b.number("window.others.filter((n) => n.isConnected).length"); n != 2 {
+		t.Errorf("%d nodes that have not changed were left as they were, want 2", n)
+	}
+}
+
 func TestMissingRights(t *testing.T) {
 	b := open(t, fleets.Demo, func(client *fake.Clientset) {
 		client.PrependReactor("list", "nodes", func(kubetesting.Action) (bool, runtime.Object, error) {
@@ -230,7 +249,7 @@ func TestMissingRights(t *testing.T) {
 
 // TestLarge has the page show more GPUs than fit as strips.
 func TestLarge(t *testing.T) {
-	const nodes = 60
+	const nodes = 500
 	b := open(t, func() ([]runtime.Object, error) { return fleets.Large(nodes) })
 	start := time.Now()
 	b.do(chromedp.Navigate(b.URL))
@@ -239,7 +258,7 @@ func TestLarge(t *testing.T) {
 
 	// One node changes, and only that is drawn anew.
 	target := "[data-node='node/node-050']"
-	b.wait("(window.others = [...document.querySelectorAll('.node')].filter((n) => !n.matches(" + quote(target) + "))).length === 59")
+	b.wait("(window.others = [...document.querySelectorAll('.node')].filter((n) => !n.matches(" + quote(target) + "))).length === 499")
 	pool := b.Client.CoreV1().Nodes()
 	node, err := pool.Get(t.Context(), "node-050", metav1.GetOptions{})
 	if err != nil {

@@ -13,13 +13,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	corev1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
@@ -91,10 +84,7 @@ func (c *command) run(ctx context.Context, args []string) error {
 		}
 	}
 	x := New(ctx, snapshot, c.Driver, time.Now(), allocation.WithTimeLimit(c.timeLimit))
-	x.Events = func(pod *corev1.Pod, claims []*resourceapi.ResourceClaim) ([]corev1.Event, error) {
-		return events(ctx, client, pod, claims)
-	}
-	x.AdminAllowed = func(n string) (bool, bool) { return adminAllowed(ctx, client, n) }
+	x.ReadFrom(ctx, client)
 	if manifest != nil {
 		all := x.Manifest(ctx, manifest)
 		if len(all) == 0 {
@@ -174,31 +164,4 @@ func (x *Explainer) Named(ctx context.Context, namespace, argument string) (*Exp
 	}
 	what := map[string]string{"": "pod or claim", "pod": "pod", "claim": "claim"}[kinds[kind]]
 	return nil, fmt.Errorf("there is no %s %s in namespace %s, or it may not be read", what, name, namespace)
-}
-
-// events lists the events of a pod and of its claims.
-func events(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod, claims []*resourceapi.ResourceClaim) ([]corev1.Event, error) {
-	ids := []types.UID{pod.UID}
-	for _, c := range claims {
-		ids = append(ids, c.UID)
-	}
-	var out []corev1.Event
-	for _, id := range ids {
-		list, err := client.CoreV1().Events(pod.Namespace).List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("involvedObject.uid", string(id)).String()})
-		if err != nil {
-			return out, fmt.Errorf("list events in namespace %s: %w", pod.Namespace, err)
-		}
-		out = append(out, list.Items...)
-	}
-	return out, nil
-}
-
-// adminAllowed reports whether a namespace has the label for admin access, and whether the
-// namespace could be read.
-func adminAllowed(ctx context.Context, client kubernetes.Interface, name string) (allowed, known bool) {
-	n, err := client.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
-	if err != nil {
-		return false, apierrors.IsNotFound(err)
-	}
-	return n.Labels[resourceapi.DRAAdminNamespaceLabelKey] == "true", true
 }

@@ -45,7 +45,7 @@ func run(ctx context.Context, o *options.Options, port int, open bool) error {
 	if err != nil {
 		return err
 	}
-	server, err := New(client, Config{Driver: o.Driver, Namespace: namespace, Context: contextName(o), Explain: ByAllocator})
+	server, err := New(client, Config{Driver: o.Driver, Namespace: namespace, Context: contextName(o), Explain: ByAllocator(client)})
 	if err != nil {
 		return err
 	}

@@ -8,9 +8,13 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/partage-dev/partage/pkg/kubectl/explain"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
@@ -18,20 +22,70 @@ import (
 	"github.com/partage-dev/partage/pkg/kubectl/ui/view"
 )
 
-// Explain prepares for explaining pods over what is known of the cluster.
+// fresh is how long the answer to a question about one pod or namespace is used again: a page
+// that is left open must not ask the API server for the events of every stuck pod all the time.
+const fresh = 30 * time.Second
+
+// Explain prepares for explaining pods over what is known of the cluster. It is not called by
+// several at once, and neither is what it returns.
 type Explain func(context.Context, *fleet.Model) func(*corev1.Pod) view.Explanation
 
-// ByAllocator explains as kubectl gpu explain does, with the same words.
-func ByAllocator(ctx context.Context, m *fleet.Model) func(*corev1.Pod) view.Explanation {
-	x := explain.New(ctx, m.Snapshot, m.Driver, time.Now())
-	return func(pod *corev1.Pod) view.Explanation {
-		e := x.Pod(ctx, pod)
-		var text bytes.Buffer
-		if err := explain.View(e).Render(&text, printer.Format{Unicode: true}); err != nil {
-			return view.Explanation{Verdict: fmt.Sprintf("The explanation cannot be shown: %v", err)}
+// ByAllocator explains as kubectl gpu explain does, with the same words. Events and namespaces
+// are read from the client.
+func ByAllocator(client kubernetes.Interface) Explain {
+	type namespace struct{ allowed, known bool }
+	namespaces, events := memory[string, namespace]{}, memory[types.UID, eventsAnswer]{}
+	return func(ctx context.Context, m *fleet.Model) func(*corev1.Pod) view.Explanation {
+		x := explain.New(ctx, m.Snapshot, m.Driver, time.Now())
+		x.ReadFrom(ctx, client)
+		readEvents, readNamespace := x.Events, x.AdminAllowed
+		x.Events = func(pod *corev1.Pod, claims []*resourceapi.ResourceClaim) ([]corev1.Event, error) {
+			answer := events.get(pod.UID, func() eventsAnswer {
+				list, err := readEvents(pod, claims)
+				return eventsAnswer{list, err}
+			})
+			return answer.list, answer.err
 		}
-		return view.Explanation{Verdict: verdict(e), Text: text.String()}
+		x.AdminAllowed = func(name string) (allowed, known bool) {
+			answer := namespaces.get(name, func() namespace {
+				allowed, known := readNamespace(name)
+				return namespace{allowed, known}
+			})
+			return answer.allowed, answer.known
+		}
+		return func(pod *corev1.Pod) view.Explanation { return explanationOf(x.Pod(ctx, pod)) }
 	}
+}
+
+type eventsAnswer struct {
+	list []corev1.Event
+	err  error
+}
+
+// memory has answers that are used again while they are fresh.
+type memory[K comparable, V any] map[K]remembered[V]
+
+type remembered[V any] struct {
+	value V
+	since time.Time
+}
+
+func (m memory[K, V]) get(key K, ask func() V) V {
+	now := time.Now()
+	maps.DeleteFunc(m, func(_ K, r remembered[V]) bool { return now.Sub(r.since) >= fresh })
+	if r, has := m[key]; has {
+		return r.value
+	}
+	m[key] = remembered[V]{ask(), now}
+	return m[key].value
+}
+
+func explanationOf(e *explain.Explanation) view.Explanation {
+	var text bytes.Buffer
+	if err := explain.View(e).Render(&text, printer.Format{Unicode: true}); err != nil {
+		return view.Explanation{Verdict: fmt.Sprintf("The explanation cannot be shown: %v", err)}
+	}
+	return view.Explanation{Verdict: verdict(e), Text: text.String()}
 }
 
 // verdict is an explanation in one line.
@@ -39,6 +93,8 @@ func verdict(e *explain.Explanation) string {
 	switch {
 	case e.Verdict == explain.Allocatable:
 		return "It can be allocated now; the scheduler will try again."
+	case len(e.Stuck) > 0:
+		return e.Stuck[0].Text
 	case len(e.Reasons) > 0:
 		return e.Reasons[0].Text
 	default:

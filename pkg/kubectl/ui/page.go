@@ -18,11 +18,12 @@ import (
 	"github.com/partage-dev/partage/pkg/kubectl/ui/view"
 )
 
-// settle is how long changes are collected before the page is made anew.
+// settle is how long changes are collected before the page is made anew, at least: never less than
+// making it took, so that a large cluster leaves half of a processor to others.
 const settle = 250 * time.Millisecond
 
 // rest is how long nothing is explained after everything was: in a large cluster where much
-// happens the allocator would be busy all the time.
+// happens the allocator would be busy all the time. It is never less than explaining took.
 const rest = 2 * time.Second
 
 // page follows a cluster and publishes what the browser shows.
@@ -61,9 +62,11 @@ func (p *page) run(ctx context.Context) error {
 		all.Go(func() { p.explainAll(ctx) })
 	}
 	for {
+		start := time.Now()
 		if err := p.publish(); err != nil {
 			return err
 		}
+		pause := max(settle, time.Since(start))
 		select {
 		case <-ctx.Done():
 			return nil
@@ -73,7 +76,7 @@ func (p *page) run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(settle):
+		case <-time.After(pause):
 		}
 	}
 }
@@ -117,22 +120,31 @@ var unknownWithout = map[string]string{
 	"pods":                                   "The pods of some claims are not shown, and some waiting pods are missing.",
 }
 
-// explainAll explains the waiting pods of each model that it receives.
+// explainAll explains the pods that wait or are stuck of each model that it receives. Those that
+// are stuck it explains again after a while: new events do not make a new model.
 func (p *page) explainAll(ctx context.Context) {
+	var model *fleet.Model
+	var again <-chan time.Time
 	for {
-		var model *fleet.Model
 		select {
 		case <-ctx.Done():
 			return
 		case model = <-p.toExplain:
+		case <-again:
 		}
+		again = nil
+		start := time.Now()
 		explanation := p.explain(ctx, model)
 		waiting := map[string]bool{}
 		for _, pod := range model.Pods {
 			if ctx.Err() != nil {
 				return
 			}
-			if view.Waits(model, pod) {
+			stuck := view.Stuck(model, pod)
+			if stuck && again == nil {
+				again = time.After(fresh)
+			}
+			if stuck || view.Waits(model, pod) {
 				key := view.PodKey(pod)
 				waiting[key] = true
 				p.explains(key, explanation(pod))
@@ -144,7 +156,7 @@ func (p *page) explainAll(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(rest):
+		case <-time.After(max(rest, time.Since(start))):
 		}
 	}
 }

@@ -16,6 +16,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -429,7 +431,8 @@ func TestExplanations(t *testing.T) {
 
 // TestByAllocator has the same words as kubectl gpu explain.
 func TestByAllocator(t *testing.T) {
-	s, web := serve(t, demo(t), ByAllocator)
+	client := demo(t)
+	s, web := serve(t, client, ByAllocator(client))
 	key := "pod/research/notebook-kim"
 	state := listen(t, s, web).until("explained", func(state feed.State) bool {
 		return strings.Contains(string(state[key]), "explanation")
@@ -442,6 +445,57 @@ func TestByAllocator(t *testing.T) {
 		t.Errorf("text: %s", e.Text)
 	}
 	t.Log(e.Verdict, "\n", e.Text)
+}
+
+// TestStuck explains a pod that has a node and whose containers do not start by its events.
+func TestStuck(t *testing.T) {
+	client := demo(t)
+	pods := client.CoreV1().Pods("serving")
+	pod, err := pods.Get(t.Context(), "embed-0", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod.Status.Phase = corev1.PodPending
+	if _, err := pods.Update(t.Context(), pod, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	const message = `MountVolume.SetUp failed for volume "models" : configmap "models" not found`
+	event := &corev1.Event{
+		ObjectMeta:     metav1.ObjectMeta{Namespace: "serving", Name: "embed-0.1"},
+		InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: "serving", Name: "embed-0", UID: pod.UID},
+		Type:           corev1.EventTypeWarning, Reason: "FailedMount", Message: message, Count: 3,
+	}
+	if _, err := client.CoreV1().Events("serving").Create(t.Context(), event, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s, web := serve(t, client, ByAllocator(client))
+	key := "pod/serving/embed-0"
+	state := listen(t, s, web).until("explained", func(state feed.State) bool {
+		return strings.Contains(string(state[key]), "explanation")
+	})
+	stuck := part[view.Pod](t, state, key)
+	if !stuck.Stuck || stuck.Waiting || !strings.Contains(stuck.Explanation.Text, message) {
+		t.Errorf("want a stuck pod, and its event: %+v, %s", stuck, stuck.Explanation.Text)
+	}
+	if got := metaOf(t, state).Summary; got.Stuck != 1 || got.Waiting != 2 {
+		t.Errorf("summary %+v, want 1 stuck and 2 waiting", got)
+	}
+}
+
+// TestMemory asks again only when an answer is old.
+func TestMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asked := 0
+		answers := memory[string, int]{}
+		get := func() int { return answers.get("key", func() int { asked++; return asked }) }
+		if first, second := get(), get(); first != 1 || second != 1 {
+			t.Errorf("answers %d and %d, want 1 twice", first, second)
+		}
+		time.Sleep(fresh)
+		if got := get(); got != 2 {
+			t.Errorf("answer %d, want a new one", got)
+		}
+	})
 }
 
 // TestReadOnly: whatever is asked for, the cluster is only read.

@@ -56,7 +56,7 @@ function showMeta() {
     tile("GPUs", s.gpus, `on ${count(s.nodes, "node")}`),
     tile("In use", s.used, `by ${count(s.claims, "claim")}`),
     tile("Free", s.free, s.gpus ? `${Math.round((100 * s.free) / s.gpus)} %` : ""),
-    tile("Waiting pods", s.waiting, "", s.waiting ? "warn" : ""),
+    tile("Waiting pods", s.waiting, s.stuck ? `and ${s.stuck} stuck` : "", s.waiting || s.stuck ? "warn" : ""),
     tile("Unhealthy", s.unhealthy, "", s.unhealthy ? "alarm" : ""));
   $("problems").replaceChildren(...problems(meta));
 }
@@ -156,12 +156,14 @@ $("nodes").addEventListener("keydown", (e) => {
 });
 
 function showWaiting() {
-  const pods = store.all("pod/").filter(([key, p]) => p.waiting && filters.pod(key, p));
+  const pods = store.all("pod/", (key, p) => (p.waiting || p.stuck) && filters.pod(key, p));
   $("waiting").hidden = pods.length === 0;
-  $("waiting-title").textContent = pods.length === 1 ? "1 waiting pod" : `${pods.length} waiting pods`;
+  const stuck = pods.filter(([, p]) => p.stuck).length;
+  const waiting = pods.length - stuck;
+  $("waiting-title").textContent = [waiting || !stuck ? count(waiting, "waiting pod") : "", stuck ? count(stuck, "stuck pod") : ""].filter(Boolean).join(", ");
   $("waiting-list").replaceChildren(...pods.map(([key, p]) => h("li", {},
-    h("a", { href: link(key), "data-pod": key }, full(key)), h("span", { class: "muted" }, p.created ? `for ${age(p.created)}` : ""),
-    h("p", {}, p.explanation?.verdict ?? p.scheduler ?? "The scheduler has not said anything yet."))));
+    h("a", { href: link(key), "data-pod": key }, full(key)), h("span", { class: "muted" }, [p.stuck ? "stuck" : "", p.created ? `for ${age(p.created)}` : ""].filter(Boolean).join(" ")),
+    h("p", {}, p.explanation?.verdict ?? p.scheduler ?? (p.stuck ? "Its containers do not start." : "The scheduler has not said anything yet.")))));
 }
 
 /** showDetail shows what is chosen. A panel that shows it already keeps focus and scroll. */

@@ -110,7 +110,7 @@ function podItem(store, key) {
 
 function podPanel(store, pod) {
   return frame("pod", `${pod.ns}/${pod.name}`, [
-    pod.waiting ? explanation(pod) : null,
+    pod.waiting || pod.stuck ? explanation(pod) : null,
     facts(["State", pod.phase], ["Node", pod.node && (store.get(`node/${pod.node}`) ? h("a", { href: link(`node/${pod.node}`) }, pod.node) : pod.node)],
       ["Owner", pod.owner], ["Age", age(pod.created)]),
     section("Claims", pod.claims?.length
@@ -124,7 +124,7 @@ function podPanel(store, pod) {
 
 function explanation(pod) {
   if (!pod.explanation) return null;
-  return section("Why it waits", h("p", { class: "verdict" }, pod.explanation.verdict), pod.explanation.text && h("pre", { class: "explanation" }, pod.explanation.text));
+  return section(pod.stuck ? "Why it is stuck" : "Why it waits", h("p", { class: "verdict" }, pod.explanation.verdict), pod.explanation.text && h("pre", { class: "explanation" }, pod.explanation.text));
 }
 
 function nodePanel(store, node) {

@@ -37,13 +37,15 @@ export class Store {
 
   get(key) { return this.parts.get(key); }
 
-  /** all returns the parts whose key begins with a prefix, in the order of the keys. */
-  all(prefix) {
-    return [...this.parts.keys()].filter((k) => k.startsWith(prefix)).sort(byName).map((k) => [k, this.parts.get(k)]);
+  /** all returns the parts that are wanted and whose key begins with a prefix, in the order of the keys. */
+  all(prefix, wanted = () => true) {
+    return [...this.parts].filter(([key, part]) => key.startsWith(prefix) && wanted(key, part)).sort(([a], [b]) => byName(a, b));
   }
 
   #all(set) {
-    const changed = new Set([...this.parts.keys(), ...Object.keys(set)]);
+    // After an interruption most is as it was, and does not have to be drawn again.
+    const changed = new Set([...this.parts.keys()].filter((key) => !Object.hasOwn(set, key)));
+    for (const [key, part] of Object.entries(set)) if (!equal(part, this.parts.get(key))) changed.add(key);
     this.parts = new Map(Object.entries(set));
     this.#alive();
     this.#tell(changed);
@@ -87,6 +89,9 @@ export class Store {
     this.#timer = setTimeout(() => this.connect(), RETRY);
   }
 }
+
+/** equal compares parts, whose fields the server always sends in the same order. */
+const equal = (a, b) => JSON.stringify(a) === JSON.stringify(b);
 
 const collator = new Intl.Collator("en", { numeric: true });
 export const byName = (a, b) => collator.compare(a, b);

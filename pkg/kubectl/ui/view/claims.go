@@ -16,6 +16,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/kubectl/stuck"
 )
 
 func claimKey(c *resourceapi.ResourceClaim) string { return "claim/" + c.Namespace + "/" + c.Name }
@@ -184,6 +185,19 @@ func Waits(m *fleet.Model, p *corev1.Pod) bool {
 	return slices.ContainsFunc(p.Spec.ResourceClaims, wants) || wantsExtended(m, p)
 }
 
+// Stuck reports whether a pod that wants devices of the model's driver has a node, and containers
+// that do not start.
+func Stuck(m *fleet.Model, p *corev1.Pod) bool {
+	if !stuck.Waits(p) {
+		return false
+	}
+	e := p.Status.ExtendedResourceClaimStatus
+	return slices.ContainsFunc(p.Spec.ResourceClaims, func(ref corev1.PodResourceClaim) bool { return claimWaits(m, p, ref) }) ||
+		e != nil && slices.ContainsFunc(m.Claims, func(c *resourceapi.ResourceClaim) bool {
+			return c.Namespace == p.Namespace && c.Name == e.ResourceClaimName && hasOf(c, m.Driver)
+		})
+}
+
 // claimWaits reports whether a claim of a pod wants devices of the driver, or has some.
 func claimWaits(m *fleet.Model, p *corev1.Pod, ref corev1.PodResourceClaim) bool {
 	name := ClaimName(p, ref)
@@ -261,6 +275,15 @@ func podsOf(m *fleet.Model, claims map[string]*Claim, waiting map[string]*corev1
 				pods[PodKey(p)] = newPod(p, claims)
 			}
 		}
+	}
+	for _, p := range m.Pods {
+		if !Stuck(m, p) {
+			continue
+		}
+		if pods[PodKey(p)] == nil {
+			pods[PodKey(p)] = newPod(p, claims)
+		}
+		pods[PodKey(p)].Stuck = true
 	}
 	return pods
 }

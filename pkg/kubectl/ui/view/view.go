@@ -35,6 +35,7 @@ type Summary struct {
 	// Unhealthy are the GPUs with a condition that is not normal.
 	Unhealthy int `json:"unhealthy"`
 	Waiting   int `json:"waiting"`
+	Stuck     int `json:"stuck,omitempty"`
 	Claims    int `json:"claims"`
 }
 
@@ -179,13 +180,15 @@ type Pod struct {
 	Owner     string     `json:"owner,omitempty"`
 	Claims    []string   `json:"claims,omitempty"`
 	// Waiting says that the scheduler has found no node.
-	Waiting     bool         `json:"waiting,omitempty"`
+	Waiting bool `json:"waiting,omitempty"`
+	// Stuck says that it has a node, and that its containers do not start.
+	Stuck       bool         `json:"stuck,omitempty"`
 	Explanation *Explanation `json:"explanation,omitempty"`
 	// Scheduler is what the scheduler says.
 	Scheduler string `json:"scheduler,omitempty"`
 }
 
-// Explanation says why a pod waits.
+// Explanation says why a pod waits or is stuck.
 type Explanation struct {
 	// Verdict is one line.
 	Verdict string `json:"verdict"`
@@ -216,17 +219,20 @@ func New(in Input) (Objects, error) {
 		all[key] = data
 	}
 	claims, waiting := claimsOf(in.Model), waitingPods(in.Model)
+	meta := in.Meta
+	meta.Summary.Waiting = len(waiting)
 	for key, pod := range podsOf(in.Model, claims, waiting) {
-		if e, has := in.Explanations[key]; has && pod.Waiting {
+		if e, has := in.Explanations[key]; has && (pod.Waiting || pod.Stuck) {
 			pod.Explanation = &e
+		}
+		if pod.Stuck {
+			meta.Summary.Stuck++
 		}
 		add(key, pod)
 	}
 	for key, claim := range claims {
 		add(key, claim)
 	}
-	meta := in.Meta
-	meta.Summary.Waiting = len(waiting)
 	for _, claim := range claims {
 		if len(claim.Devices) > 0 {
 			meta.Summary.Claims++

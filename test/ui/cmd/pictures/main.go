@@ -38,10 +38,10 @@ var pictures = []picture{
 	{"light", fleets.Demo, 1440, 1290, false, "", "document.querySelector('#waiting').innerText.includes('No device')"},
 	{"dark", fleets.Demo, 1440, 1120, true, "#/pod/research/notebook-kim", "document.querySelector('#detail').innerText.includes('What would help')"},
 	{"claim", fleets.Demo, 1440, 900, false, "#/claim/serving/api-1", "document.querySelector('#detail').innerText.includes('GPU 2 on dgx-1') && document.querySelector('#waiting').innerText.includes('No device')"},
-	{"overview", large, 1440, 1000, false, "", "document.querySelectorAll('.mini').length === 960 && document.title.match(/^[1-9]/) && !document.querySelector('#problems').innerText"},
+	{"overview", large, 1440, 1000, false, "", "document.querySelectorAll('.mini').length === 4000 && document.title.match(/^[1-9]/) && !document.querySelector('#problems').innerText"},
 }
 
-func large() ([]runtime.Object, error) { return fleets.Large(120) }
+func large() ([]runtime.Object, error) { return fleets.Large(500) }
 
 func main() {
 	out := flag.String("out", "../../docs/images", "folder for the pictures")
