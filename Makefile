@@ -213,7 +213,7 @@ test-kueue: root setup build cluster images ## Let a real Kueue hold jobs back u
 # VERSIONS names some of them; test/versions/run says which there are.
 VERSIONS :=
 .PHONY: test-versions
-test-versions: root setup build cluster images ## Test on older versions of Kubernetes, and write docs/compatibility.md
+test-versions: root setup build cluster images ## Test on older versions of Kubernetes, and write docs/reference/compatibility.md
 	$(call say,other versions of Kubernetes: logs in $(OUT)/test-versions)
 	go test -c -tags e2e -o $(OUT)/e2e.test ./test/e2e
 	test/versions/run $(VERSIONS)

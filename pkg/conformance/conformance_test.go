@@ -54,7 +54,7 @@ func TestChecks(t *testing.T) {
 
 // TestDocs: the documentation lists all checks, and no others.
 func TestDocs(t *testing.T) {
-	const page, begin, end = "../../docs/conformance.md", "<!-- begin: checks -->\n\n", "\n<!-- end: checks -->"
+	const page, begin, end = "../../docs/how-to/conformance.md", "<!-- begin: checks -->\n\n", "\n<!-- end: checks -->"
 	text, err := os.ReadFile(page)
 	if err != nil {
 		t.Fatal(err)
@@ -67,7 +67,7 @@ func TestDocs(t *testing.T) {
 	table := "| check | part | what the driver assumes | code |\n|---|---|---|---|\n"
 	for _, part := range []Part{ReadOnly, MPS, Intrusive} {
 		for _, c := range Checks(part) {
-			table += fmt.Sprintf("| `%s` | %s | %s | [%s](../%s) |\n", c.ID, part, c.Assumption, c.Code, c.Code)
+			table += fmt.Sprintf("| `%s` | %s | %s | [%s](../../%s) |\n", c.ID, part, c.Assumption, c.Code, c.Code)
 		}
 	}
 	want := before + begin + table + end + after

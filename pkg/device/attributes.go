@@ -15,7 +15,7 @@ import (
 
 // maxAttributes is how many attributes a device may have so that it is cheap. Go
 // doubles a map of attributes, by 2.3 KB in every process that caches ResourceSlices,
-// with the 15th. See docs/large-clusters.md.
+// with the 15th. See docs/how-to/large-clusters.md.
 const maxAttributes = 14
 
 // Values of the attribute "isolation", strongest first: what keeps the claims that

@@ -105,7 +105,7 @@ func (c search) steps(tb testing.TB, i *Inventory) int64 {
 }
 
 // TestSearch holds what searches without a result cost against testdata/searches.txt: what
-// is published decides how many combinations there are. docs/slow-requests.md has them,
+// is published decides how many combinations there are. docs/how-to/slow-requests.md has them,
 // and what to write instead.
 func TestSearch(t *testing.T) {
 	var golden strings.Builder

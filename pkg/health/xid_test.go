@@ -16,7 +16,7 @@ import (
 	"github.com/partage-dev/partage/pkg/policy"
 )
 
-var update = flag.Bool("update", false, "rewrite docs/xids.md")
+var update = flag.Bool("update", false, "rewrite docs/reference/xids.md")
 
 func TestTable(t *testing.T) {
 	table, err := parse(xidTable)
@@ -62,9 +62,9 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
-// TestDocs holds docs/xids.md to the table.
+// TestDocs holds docs/reference/xids.md to the table.
 func TestDocs(t *testing.T) {
-	const path = "../../docs/xids.md"
+	const path = "../../docs/reference/xids.md"
 	content, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)

@@ -5,7 +5,7 @@ package metrics
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// Definition is what docs/metrics.md says of a metric.
+// Definition is what docs/reference/metrics.md says of a metric.
 type Definition struct {
 	Name   string
 	Type   Type
@@ -24,7 +24,7 @@ const (
 	Histogram Type = "histogram"
 )
 
-// Group is a section of docs/metrics.md.
+// Group is a section of docs/reference/metrics.md.
 type Group struct {
 	Title string
 	// Text introduces the metrics.

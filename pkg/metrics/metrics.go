@@ -7,7 +7,7 @@
 //	metrics.go     those that the driver counts
 //	collector.go   those that follow from what is known when they are asked for
 //	server.go      the HTTP endpoint
-//	reference.go   docs/metrics.md
+//	reference.go   docs/reference/metrics.md
 //
 // Nothing here asks a GPU, the API server or a disk, so that no scrape has to wait.
 package metrics

@@ -31,10 +31,10 @@ import (
 	"github.com/partage-dev/partage/pkg/usage"
 )
 
-var update = flag.Bool("update", false, "rewrite the golden files and docs/metrics.md")
+var update = flag.Bool("update", false, "rewrite the golden files and docs/reference/metrics.md")
 
 const (
-	document = "../../docs/metrics.md"
+	document = "../../docs/reference/metrics.md"
 	golden   = "testdata/everything.txt"
 )
 
@@ -223,7 +223,7 @@ func TestReferenceIsComplete(t *testing.T) {
 	}
 }
 
-// TestDocument compares docs/metrics.md with the code.
+// TestDocument compares docs/reference/metrics.md with the code.
 func TestDocument(t *testing.T) {
 	t.Parallel()
 	const begin, end = "<!-- What follows is written by: make golden -->\n\n", "<!-- end -->"
@@ -312,7 +312,7 @@ func TestNothingElseIsServed(t *testing.T) {
 }
 
 // BenchmarkScrape measures an answer about eight GPUs with seven claims each, without the
-// network: docs/metrics.md has the figures.
+// network: docs/reference/metrics.md has the figures.
 func BenchmarkScrape(b *testing.B) {
 	inventory, snapshot := busyNode(b, 8)
 	m := New(Options{

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Markdown is the part of docs/metrics.md that lists all metrics.
+// Markdown is the part of docs/reference/metrics.md that lists all metrics.
 func Markdown() string {
 	var b strings.Builder
 	for _, g := range Reference() {

@@ -13,7 +13,7 @@ import (
 
 // TestAllDevices asks for all devices of a kind (allocationMode), in every way that an
 // admission policy has to know: the schedulers of which the driver expects it crash where
-// the devices draw on counters, and at nothing else. docs/slow-requests.md says what is
+// the devices draw on counters, and at nothing else. docs/how-to/slow-requests.md says what is
 // refused because of this.
 func TestAllDevices(t *testing.T) {
 	version := kubernetes(t)

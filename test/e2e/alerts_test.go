@@ -45,7 +45,7 @@ func startWatcher(t *testing.T) watcher {
 	return watcher{server}
 }
 
-// scrapeConfig is that of docs/monitoring.md with the plugin's address and labels as they are now.
+// scrapeConfig is that of docs/how-to/monitoring.md with the plugin's address and labels as they are now.
 func scrapeConfig(t *testing.T) []byte {
 	t.Helper()
 	plugin := driverPod(t, pluginComponent)

@@ -31,7 +31,7 @@ const (
 	team = "team-a"
 )
 
-// TestKueueQuota puts the jobs of docs/kueue.md, three of each, through a real Kueue with the quota of that page: as many run as
+// TestKueueQuota puts the jobs of docs/how-to/kueue.md, three of each, through a real Kueue with the quota of that page: as many run as
 // the quota has room for, one waits and is told why, and starts when another ends. MIG partitions have quota by the driver's counter
 // of memory, MPS shares by their capacity, and time slices by number.
 func TestKueueQuota(t *testing.T) {

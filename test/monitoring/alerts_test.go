@@ -201,7 +201,7 @@ func TestXIDs(t *testing.T) {
 
 // TestRunbooks: the alerts point to headings or anchors that exist.
 func TestRunbooks(t *testing.T) {
-	const page = "/docs/operations.md"
+	const page = "/docs/how-to/troubleshoot.md"
 	headings := map[string]bool{}
 	for _, found := range regexp.MustCompile(`(?m)^#+ +(.*)$`).FindAllStringSubmatch(read(t, root+page), -1) {
 		anchor := regexp.MustCompile(`[^a-z0-9 -]`).ReplaceAllString(strings.ToLower(found[1]), "")
@@ -213,17 +213,17 @@ func TestRunbooks(t *testing.T) {
 	for _, a := range alerts(t, shipped(t, "partage", "partage")) {
 		_, anchor, ok := strings.Cut(a.Annotations["runbook_url"], page+"#")
 		if !ok || !headings[anchor] {
-			t.Errorf("%s: docs/operations.md has no heading for %s", a.Alert, a.Annotations["runbook_url"])
+			t.Errorf("%s: docs/how-to/troubleshoot.md has no heading for %s", a.Alert, a.Annotations["runbook_url"])
 		}
 	}
 }
 
-// TestPageOfAlerts: docs/monitoring.md lists the alerts as they are.
+// TestPageOfAlerts: docs/how-to/monitoring.md lists the alerts as they are.
 func TestPageOfAlerts(t *testing.T) {
-	_, rest, ok := strings.Cut(read(t, root+"/docs/monitoring.md"), "<!-- alerts -->\n")
+	_, rest, ok := strings.Cut(read(t, root+"/docs/how-to/monitoring.md"), "<!-- alerts -->\n")
 	table, _, ok2 := strings.Cut(rest, "<!-- end -->")
 	if !ok || !ok2 {
-		t.Fatal("docs/monitoring.md has no table between <!-- alerts --> and <!-- end -->")
+		t.Fatal("docs/how-to/monitoring.md has no table between <!-- alerts --> and <!-- end -->")
 	}
 	var want strings.Builder
 	want.WriteString("\n| Alert | Severity | After | Says |\n|---|---|---|---|\n")
@@ -238,6 +238,6 @@ func TestPageOfAlerts(t *testing.T) {
 	}
 	want.WriteString("\n")
 	if diff := cmp.Diff(want.String(), table); diff != "" {
-		t.Errorf("docs/monitoring.md: the table of alerts: -want +got:\n%s\nIt should be\n%s", diff, want.String())
+		t.Errorf("docs/how-to/monitoring.md: the table of alerts: -want +got:\n%s\nIt should be\n%s", diff, want.String())
 	}
 }

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package versions holds what was seen of the driver on several versions of Kubernetes, and makes the table of
-// docs/compatibility.md of it. `make test-versions` sees for itself again.
+// docs/reference/compatibility.md of it. `make test-versions` sees for itself again.
 package versions
 
 import (

@@ -27,7 +27,7 @@ func TestTableOfReports(t *testing.T) {
 	if err != nil || len(reports) < 6 {
 		t.Fatalf("%d reports, want at least 6 (%v)", len(reports), err)
 	}
-	page := filepath.Join("..", "..", "docs", "compatibility.md")
+	page := filepath.Join("..", "..", "docs", "reference", "compatibility.md")
 	content, err := os.ReadFile(page)
 	if err != nil {
 		t.Fatal(err)

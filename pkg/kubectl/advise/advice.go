@@ -233,7 +233,7 @@ func warnings(q Query, s *Supply, c *candidate) []string {
 	add(q.Count > c.room, fmt.Sprintf("The fleet has room for %d of the %d replicas, if nothing else runs.", c.room, q.Count))
 	add(q.Billions > quantizedFrom && q.Billions <= quantizedTo && !q.Quantized && mechanism == economics.Whole,
 		"Tables that put models of this size into the partition 3g.40gb mean quantized ones: --quantized.")
-	add(q.Kind == economics.Training && c.count == 1 && q.Count > 1, "Pods of one job that must start together need a scheduler that starts all or none, such as Kueue: docs/kueue.md.")
+	add(q.Kind == economics.Training && c.count == 1 && q.Count > 1, "Pods of one job that must start together need a scheduler that starts all or none, such as Kueue: docs/how-to/kueue.md.")
 	add(q.Image == "", "The image in the manifest is that of the demos, which only the local cluster has: use --image.")
 	add(!s.Cluster, "No cluster was asked: the manifest is for these models with the chart's classes and the built-in policy.")
 	return w

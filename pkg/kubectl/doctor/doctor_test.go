@@ -168,7 +168,7 @@ var badSlices = []bad{
 	{"device-taints", "xid", func(w *world) {
 		d := w.device("gpu-1", "gpu-0000-1b-00-0")
 		d.Taints = []resourceapi.DeviceTaint{{Key: driver + "/xid", Value: "79", Effect: resourceapi.DeviceTaintEffectNoExecute}}
-	}, Error, []string{"gpu gpu-1/0000:1b:00.0"}, "xid=79 with the effect NoExecute", "docs/xids.md"},
+	}, Error, []string{"gpu gpu-1/0000:1b:00.0"}, "xid=79 with the effect NoExecute", "docs/reference/xids.md"},
 	{"device-taints", "tells only", func(w *world) {
 		d := w.device("gpu-1", "gpu-0000-43-00-0")
 		d.Taints = []resourceapi.DeviceTaint{{Key: driver + "/throttled", Effect: resourceapi.DeviceTaintEffectNone}}
@@ -234,7 +234,7 @@ func migManagerPod(node string) *corev1.Pod {
 }
 
 var badNeighbours = []bad{
-	{"one-driver", "NVIDIA's", func(w *world) { w.pods = append(w.pods, reference("gpu-1", true)) }, Error, []string{"node gpu-1"}, "NVIDIA's DRA driver runs", "docs/install.md#from-nvidias-dra-driver"},
+	{"one-driver", "NVIDIA's", func(w *world) { w.pods = append(w.pods, reference("gpu-1", true)) }, Error, []string{"node gpu-1"}, "NVIDIA's DRA driver runs", "docs/how-to/install.md#from-nvidias-dra-driver"},
 	{"one-driver", "NVIDIA's for compute domains only", func(w *world) { w.pods = append(w.pods, reference("gpu-1", false)) }, OK, nil, "", ""},
 	{"one-driver", "two installations", func(w *world) {
 		p := w.plugin("gpu-1").DeepCopy()
@@ -251,7 +251,7 @@ var badNeighbours = []bad{
 		s.Name, s.Spec.SharedCounters = "gpu-1-gpu.nvidia.com-x7z2k", nil
 		s.Spec.Devices = []resourceapi.Device{{Name: "gpu-0"}}
 		w.slices = append(w.slices, s)
-	}, Error, []string{"resourceslice gpu-1-gpu.nvidia.com-x7z2k"}, "device gpu-0", "docs/install.md"},
+	}, Error, []string{"resourceslice gpu-1-gpu.nvidia.com-x7z2k"}, "device gpu-0", "docs/how-to/install.md"},
 	{"device-plugin", "same resource as a class", func(w *world) {
 		w.node("gpu-1").Status.Allocatable["nvidia.com/gpu"] = resource.MustParse("2")
 	}, Error, []string{"node gpu-1"}, "nvidia.com/gpu on the node, and the driver offers the same GPUs: both give them away; pods that ask for nvidia.com/gpu", "nvidia.com/gpu.deploy.device-plugin=false"},
@@ -332,7 +332,7 @@ var badClaims = []bad{
 var badEvents = []bad{
 	{"driver-events", "warning", func(w *world) {
 		w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "GPULost", "GPU 0000:1b:00.0 is lost", time.Minute)
-	}, Warning, []string{"node gpu-1"}, "GPULost: GPU 0000:1b:00.0 is lost", "docs/operations.md"},
+	}, Warning, []string{"node gpu-1"}, "GPULost: GPU 0000:1b:00.0 is lost", "docs/how-to/troubleshoot.md"},
 	{"driver-events", "old", func(w *world) {
 		w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "GPULost", "GPU 0000:1b:00.0 is lost", 2*time.Hour)
 	}, OK, nil, "", ""},
@@ -452,7 +452,7 @@ func TestManyObjects(t *testing.T) {
 // TestDocs writes the list of checks into the documentation, or compares it.
 func TestDocs(t *testing.T) {
 	t.Parallel()
-	const path, begin, end = "../../../docs/doctor.md", "<!-- begin: written by the tests of pkg/kubectl/doctor with -update -->\n", "<!-- end -->"
+	const path, begin, end = "../../../docs/reference/doctor.md", "<!-- begin: written by the tests of pkg/kubectl/doctor with -update -->\n", "<!-- end -->"
 	data, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
@@ -485,7 +485,7 @@ func TestLinks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	link := regexp.MustCompile(`(docs/[a-z-]+\.md)(?:#([a-z-]+))?`)
+	link := regexp.MustCompile(`(docs/[a-z-]+/[a-z-]+\.md)(?:#([a-z-]+))?`)
 	looked := 0
 	for _, file := range files {
 		if strings.HasSuffix(file, "_test.go") {
@@ -525,7 +525,7 @@ func anchor(title string) string {
 // TestTaints: every reason for which the driver taints devices has a remedy, or is as it should be.
 func TestTaints(t *testing.T) {
 	t.Parallel()
-	page, err := os.ReadFile("../../../docs/attributes.md")
+	page, err := os.ReadFile("../../../docs/reference/devices.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -545,6 +545,6 @@ func TestTaints(t *testing.T) {
 		}
 	}
 	if len(documented) < 18 {
-		t.Errorf("docs/attributes.md has the taints %v only", documented)
+		t.Errorf("docs/reference/devices.md has the taints %v only", documented)
 	}
 }

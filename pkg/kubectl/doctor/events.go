@@ -58,7 +58,7 @@ func driverEvents(f *Facts) (found findings) {
 				continue
 			}
 		}
-		found.add(Warning, message, "Do what the event says; docs/operations.md goes by its name", about(e))
+		found.add(Warning, message, "Do what the event says; docs/how-to/troubleshoot.md goes by its name", about(e))
 	}
 	return found
 }

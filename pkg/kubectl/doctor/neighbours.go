@@ -37,7 +37,7 @@ func oneDriver(f *Facts) (found findings) {
 	for _, node := range slices.Sorted(maps.Keys(own)) {
 		if len(reference[node]) > 0 {
 			found.add(Error, "NVIDIA's DRA driver runs on the node, too, with the same name: each takes the other's ResourceSlices for its own",
-				"Keep one of them off the node (docs/install.md#from-nvidias-dra-driver)", nodeRef(node))
+				"Keep one of them off the node (docs/how-to/install.md#from-nvidias-dra-driver)", nodeRef(node))
 		}
 		// Two pods of one DaemonSet are an upgrade.
 		sets := map[string]bool{}
@@ -50,7 +50,7 @@ func oneDriver(f *Facts) (found findings) {
 		}
 		if len(sets) > 1 {
 			found.add(Error, fmt.Sprintf("Two installations of the driver run on the node, with the same name: DaemonSets %s", strings.Join(slices.Sorted(maps.Keys(sets)), " and ")),
-				"Uninstall one of them (docs/install.md#removal)", nodeRef(node))
+				"Uninstall one of them (docs/how-to/install.md#removal)", nodeRef(node))
 		}
 	}
 	return found
@@ -70,7 +70,7 @@ func foreignSlices(f *Facts) (found findings) {
 			}
 			node := ptr.Deref(s.Spec.NodeName, "")
 			found.add(Error, fmt.Sprintf("It has the device %s, as NVIDIA's DRA driver names devices, on node %s", d.Name, cmp.Or(node, "(none)")),
-				"Keep one of the two drivers off the node (docs/install.md#from-nvidias-dra-driver)", refTo("resourceslice", s))
+				"Keep one of the two drivers off the node (docs/how-to/install.md#from-nvidias-dra-driver)", refTo("resourceslice", s))
 			break
 		}
 	}
@@ -132,7 +132,7 @@ func migManager(f *Facts) (found findings) {
 	return found
 }
 
-// resetLabel is the one with which docs/operations.md moves the driver off a node.
+// resetLabel is the one with which docs/how-to/troubleshoot.md moves the driver off a node.
 const resetLabel = "nvidia.com/dra-kubelet-plugin"
 
 func nodeLabels(f *Facts) (found findings) {

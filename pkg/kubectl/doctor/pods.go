@@ -26,7 +26,7 @@ func driverInstalled(f *Facts) (found findings) {
 	sets := f.driverSets(pluginLabel)
 	if len(sets) == 0 {
 		found.add(Error, "There is no DaemonSet of the driver: none has the label "+componentLabel+"="+pluginLabel,
-			"Install the chart: helm install partage deployments/helm/partage --namespace partage (docs/install.md)")
+			"Install the chart: helm install partage deployments/helm/partage --namespace partage (docs/how-to/install.md)")
 	}
 	for _, s := range sets {
 		if s.Status.ObservedGeneration >= s.Generation && s.Status.DesiredNumberScheduled == 0 {

@@ -40,7 +40,7 @@ func containerRuntimes(f *Facts) (found findings) {
 			found.add(Unknown, "The container runtime has a version that cannot be read: "+said(text), "Use containerd 2.0 or later, or CRI-O", at)
 		case v.LessThan(since):
 			found.add(Error, fmt.Sprintf("The container runtime %s does not read CDI specs: containers with claims do not start", text),
-				fmt.Sprintf("Upgrade %s to %s or later (docs/install.md#what-a-cluster-needs)", name, since), at)
+				fmt.Sprintf("Upgrade %s to %s or later (docs/how-to/install.md#what-a-cluster-needs)", name, since), at)
 		}
 	}
 	return found
@@ -55,7 +55,7 @@ func cdiFailures(f *Facts) (found findings) {
 			continue
 		}
 		found.add(Error, "The container runtime does not find the devices of its claim: "+said(e.Message),
-			"Let the runtime read the folder that the driver writes to: enable_cdi = true and cdi_spec_dirs with host.cdiDir, /var/run/cdi (docs/real-nodes.md)", about(e))
+			"Let the runtime read the folder that the driver writes to: enable_cdi = true and cdi_spec_dirs with host.cdiDir, /var/run/cdi (docs/how-to/real-nodes.md)", about(e))
 	}
 	return found
 }

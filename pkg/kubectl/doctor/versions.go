@@ -22,8 +22,8 @@ var versionChecks = []Check{
 	{ID: "left-out", Title: "the driver leaves out nothing for the cluster's version", needs: []string{events}, parts: []string{events}, run: leftOut},
 }
 
-// upgradeTo is the first version in which everything works by default (docs/compatibility.md).
-const upgradeTo = "Upgrade Kubernetes to 1.36.2 or later (docs/compatibility.md)"
+// upgradeTo is the first version in which everything works by default (docs/reference/compatibility.md).
+const upgradeTo = "Upgrade Kubernetes to 1.36.2 or later (docs/reference/compatibility.md)"
 
 var (
 	// firstVersion serves the API that the driver needs.
@@ -38,7 +38,7 @@ const maxSkew = 3
 func apiServerVersion(f *Facts) (found findings) {
 	v, err := version.ParseGeneric(f.Version)
 	if err != nil {
-		found.add(Unknown, "The API server has a version that cannot be read: "+said(err.Error()), "See docs/compatibility.md")
+		found.add(Unknown, "The API server has a version that cannot be read: "+said(err.Error()), "See docs/reference/compatibility.md")
 		return found
 	}
 	if v.LessThan(firstVersion) {
@@ -47,7 +47,7 @@ func apiServerVersion(f *Facts) (found findings) {
 	}
 	faults, err := device.FaultsOfScheduler(f.Version)
 	if err != nil {
-		found.add(Unknown, said(err.Error()), "See docs/compatibility.md")
+		found.add(Unknown, said(err.Error()), "See docs/reference/compatibility.md")
 		return found
 	}
 	if faults.IgnoresCounters {
@@ -59,7 +59,7 @@ func apiServerVersion(f *Facts) (found findings) {
 	}
 	if faults.CrashesOnAll {
 		found.add(Warning, fmt.Sprintf("The scheduler of Kubernetes %s crashes, again and again, at a claim with allocationMode All (kubernetes/kubernetes#138882)", f.Version),
-			"Upgrade Kubernetes to 1.35.6, 1.36.2 or later; until then let the chart refuse such claims: run helm upgrade on this version (docs/slow-requests.md)")
+			"Upgrade Kubernetes to 1.35.6, 1.36.2 or later; until then let the chart refuse such claims: run helm upgrade on this version (docs/how-to/slow-requests.md)")
 	}
 	if v.LessThan(gatesByDefault) {
 		found.add(Warning, fmt.Sprintf("The feature gates that partitions, shares, taints and extended resources need are off by default in Kubernetes %s", f.Version),
@@ -81,7 +81,7 @@ func kubeletVersions(f *Facts) (found findings) {
 		kubelet, at := n.Status.NodeInfo.KubeletVersion, nodeRef(n.Name)
 		v, err := version.ParseGeneric(kubelet)
 		if err != nil {
-			found.add(Unknown, "The kubelet has a version that cannot be read: "+said(err.Error()), "See docs/compatibility.md", at)
+			found.add(Unknown, "The kubelet has a version that cannot be read: "+said(err.Error()), "See docs/reference/compatibility.md", at)
 			continue
 		}
 		skew(&found, f.Version, api, v, kubelet, at)

@@ -479,9 +479,9 @@ func TestModelSizes(t *testing.T) {
 	}
 }
 
-// TestPage: docs/choosing.md has the matrix, the rules, the sizes and the figures as they are here.
+// TestPage: docs/concepts/choosing.md has the matrix, the rules, the sizes and the figures as they are here.
 func TestPage(t *testing.T) {
-	data, err := os.ReadFile("../../../docs/choosing.md")
+	data, err := os.ReadFile("../../../docs/concepts/choosing.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -513,12 +513,12 @@ func TestPage(t *testing.T) {
 	}
 	for what, text := range wanted {
 		if !strings.Contains(page, text) {
-			t.Errorf("docs/choosing.md lacks %q for %s", text, what)
+			t.Errorf("docs/concepts/choosing.md lacks %q for %s", text, what)
 		}
 	}
 	for _, banned := range doNotRepeat {
 		if strings.Contains(strings.ToLower(page), banned) {
-			t.Errorf("docs/choosing.md repeats %q", banned)
+			t.Errorf("docs/concepts/choosing.md repeats %q", banned)
 		}
 	}
 }

@@ -76,11 +76,11 @@ const (
 	permissionRemedy = "the driver's pod may not do this on the node: see its securityContext, and whether a policy changes it"
 	supervisorRemedy = "look at the pod with label " + componentLabel + "=" + supervisorComponent + " on the node"
 	nvmlRemedy       = "the NVIDIA driver does not say why, and it is tried again by itself; if it lasts, look for NVRM in the kernel log of the node, and reset the GPU " +
-		"(docs/operations.md#how-to-reset-a-gpu) or restart the node; " + deviceRemedy
+		"(docs/how-to/troubleshoot.md#how-to-reset-a-gpu) or restart the node; " + deviceRemedy
 	hungRemedy = "a call to the NVIDIA driver hangs, and it goes on by itself when that returns; if it lasts, drain the node and restart it " +
-		"(docs/operations.md#gpu-does-not-answer); " + deviceRemedy
+		"(docs/how-to/troubleshoot.md#gpu-does-not-answer); " + deviceRemedy
 	mpsRemedy = "the message says why, and it is tried again by itself; if it lasts, read the log of MPS on the node, /run/partage/mps/DEVICE/log, " +
-		"and end what else runs MPS on this GPU (docs/sharing.md#when-something-goes-wrong); " + deviceRemedy
+		"and end what else runs MPS on this GPU (docs/concepts/sharing.md#when-something-goes-wrong); " + deviceRemedy
 )
 
 // nvmlCode is how the driver writes what a call of NVML has returned.

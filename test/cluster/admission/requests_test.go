@@ -55,7 +55,7 @@ func many(n int, class string) string {
 	return "[" + strings.Join(all, ", ") + "]"
 }
 
-// slowRequests are the rule of docs/slow-requests.md for tools that check manifests.
+// slowRequests are the rule of docs/how-to/slow-requests.md for tools that check manifests.
 var slowRequests = []claim{
 	{name: "one partition", requests: one("mig.nvidia.com", "")},
 	{name: "four partitions", requests: one("mig.nvidia.com", "count: 4")},
@@ -176,7 +176,7 @@ func TestSlowRequests(t *testing.T) {
 				t.Errorf("%s, %s: warnings %q, %v, want %q", r.name, form, warnings, refused, r.want)
 			}
 			for _, w := range warnings {
-				if !strings.Contains(w, "ValidatingAdmissionPolicy 'partage-slow-requests'") || !strings.HasSuffix(w, "docs/slow-requests.md") {
+				if !strings.Contains(w, "ValidatingAdmissionPolicy 'partage-slow-requests'") || !strings.HasSuffix(w, "docs/how-to/slow-requests.md") {
 					t.Errorf("%s, %s: the warning %q does not name the policy and the page", r.name, form, w)
 				}
 			}

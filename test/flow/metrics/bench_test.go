@@ -16,7 +16,7 @@ import (
 
 // BenchmarkScrape measures scrapes of a plugin on a node with eight GPUs, each cut into seven
 // partitions that claims have, and the memory of that plugin in MiB: anonymous, and of files,
-// which is the program itself and can be dropped. docs/metrics.md has the figures.
+// which is the program itself and can be dropped. docs/reference/metrics.md has the figures.
 func BenchmarkScrape(b *testing.B) {
 	n := harness.NewNode(b, "dgx-h100")
 	p := n.Start(b, "--metrics-address=127.0.0.1:0", "--sample-interval=1s", "--poll-interval=10s", "--reconcile-interval=30s", "-v=2")

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package fleet makes up what Prometheus would have recorded of three nodes with GPUs over
-// some hours: samples under the names of docs/metrics.md, with what happens in such a time.
+// some hours: samples under the names of docs/reference/metrics.md, with what happens in such a time.
 // Claims come and go, some use what they have and some do not, one GPU is lost.
 package fleet
 

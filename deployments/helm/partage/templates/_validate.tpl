@@ -23,7 +23,7 @@ SPDX-License-Identifier: Apache-2.0
 {{- end -}}
 
 {{- if not .Values.image.repository -}}
-{{- fail "image.repository is empty: want the name, without a tag, of an image that you have pushed to a registry of yours, for example --set image.repository=registry.example.com/team/gpu-kubelet-plugin; docs/install.md says how to build it. There is no default, because whoever serves the image is root on every node" -}}
+{{- fail "image.repository is empty: want the name, without a tag, of an image that you have pushed to a registry of yours, for example --set image.repository=registry.example.com/team/gpu-kubelet-plugin; docs/how-to/install.md says how to build it. There is no default, because whoever serves the image is root on every node" -}}
 {{- end -}}
 {{- with .Values.image -}}
 {{- if or (contains "@" .repository) (regexMatch ":[^/]*$" .repository) -}}
