@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 )
 
 // Table is a table in Markdown.
@@ -48,6 +49,18 @@ func Codes[T ~string](texts []T) string {
 		all[i] = Code(string(text))
 	}
 	return strings.Join(all, ", ")
+}
+
+// Duration is a time without the units that are zero: 20m and not 20m0s.
+func Duration(d time.Duration) string {
+	text := d.String()
+	if strings.HasSuffix(text, "m0s") {
+		text = strings.TrimSuffix(text, "0s")
+	}
+	if strings.HasSuffix(text, "h0m") {
+		text = strings.TrimSuffix(text, "0m")
+	}
+	return text
 }
 
 var separator = regexp.MustCompile(`(?m)^(\|---)+\|\n`)
