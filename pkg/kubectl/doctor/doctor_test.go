@@ -23,6 +23,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
 	"github.com/partage-dev/partage/test/docs/page"
+	"github.com/partage-dev/partage/test/docs/source"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files")
@@ -506,15 +507,12 @@ func anchor(title string) string {
 // TestTaints: every reason for which the driver taints devices has a remedy, or is as it should be.
 func TestTaints(t *testing.T) {
 	t.Parallel()
-	page, err := os.ReadFile("../../../docs/reference/taints.md")
-	if err != nil {
-		t.Fatal(err)
-	}
 	documented := map[string]bool{}
-	for _, m := range regexp.MustCompile(`(?m)^\| .gpu\.nvidia\.com/([a-z-]+).`).FindAllStringSubmatch(string(page), -1) {
-		documented[m[1]] = true
+	for _, row := range page.Rows(t, "docs/reference/taints.md", "key", "the device", "it goes away", "what to do") {
+		for _, m := range regexp.MustCompile("`(?:gpu\\.nvidia\\.com|…)/([a-z-]+)`").FindAllStringSubmatch(row[0], -1) {
+			documented[m[1]] = true
+		}
 	}
-	documented["memory-unrepairable"] = true // shares a line with row-remap-failed
 	for name := range documented {
 		if _, has := taintRemedy[name]; !has && name != "withdrawn" && name != "admin-access" {
 			t.Errorf("no remedy for the taint %s", name)
@@ -527,5 +525,26 @@ func TestTaints(t *testing.T) {
 	}
 	if len(documented) < 18 {
 		t.Errorf("docs/reference/taints.md has the taints %v only", documented)
+	}
+}
+
+// TestEvents: the driver writes the events that checks look for.
+func TestEvents(t *testing.T) {
+	t.Parallel()
+	documented := map[string]bool{}
+	for _, row := range page.Rows(t, "docs/reference/events.md", "event", "type", "of", "what it says", "what to do") {
+		documented[strings.Trim(row[0], "`")] = true
+	}
+	looked, isEvent := 0, regexp.MustCompile(`^event[A-Z]`)
+	for _, c := range source.Constants(source.Files(t, "."), "") {
+		if !isEvent.MatchString(c.Name) {
+			continue
+		}
+		if looked++; !documented[c.Value] {
+			t.Errorf("%s: nothing writes the event %s", c.Name, c.Value)
+		}
+	}
+	if t.Logf("%d cases", looked); looked < 5 {
+		t.Errorf("only %d events", looked)
 	}
 }

@@ -99,6 +99,24 @@ func Fields(t *testing.T, files []*ast.File, typeName string) []Field {
 	return all
 }
 
+// Names are those that a list consists of, which is the value of a variable.
+func Names(files []*ast.File, variable string) []string {
+	var names []string
+	for _, s := range specs[*ast.ValueSpec](files, token.VAR) {
+		if s.Names[0].Name != variable || len(s.Values) == 0 {
+			continue
+		}
+		list, is := s.Values[0].(*ast.CompositeLit)
+		if !is {
+			continue
+		}
+		for _, e := range list.Elts {
+			names = append(names, typeOf(e))
+		}
+	}
+	return names
+}
+
 // specs are the declarations of a kind.
 func specs[T ast.Spec](files []*ast.File, kind token.Token) []T {
 	var all []T
@@ -124,7 +142,7 @@ func specs[T ast.Spec](files []*ast.File, kind token.Token) []T {
 	return all
 }
 
-// typeOf is a type as Go writes it, without the packages of names.
+// typeOf is a type, or another name, as Go writes it, without the packages of names.
 func typeOf(e ast.Expr) string {
 	switch e := e.(type) {
 	case *ast.Ident:
