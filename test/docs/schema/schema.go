@@ -149,16 +149,24 @@ func (s *Schema) Type() string {
 	switch types[0] {
 	case "array":
 		if items := s.Items(); items != nil {
-			return "list of " + items.Type()
+			return "list of " + plural(items.Type())
 		}
 		return "list"
 	case "object":
 		if values := s.Values(); values != nil {
-			return "map of " + values.Type()
+			return "map of " + plural(values.Type())
 		}
 		return "object"
 	}
 	return types[0] + s.limits("minimum", "maximum", "") + s.limits("minLength", "maxLength", " characters")
+}
+
+// plural of what is no list of values.
+func plural(kind string) string {
+	if strings.HasPrefix(kind, "`") {
+		return kind
+	}
+	return kind + "s"
 }
 
 // limits says between what a number, or a length, must be.

@@ -7,7 +7,6 @@ package source
 
 import (
 	"go/ast"
-	"go/doc/comment"
 	"go/parser"
 	"go/token"
 	"os"
@@ -168,12 +167,5 @@ func text(e ast.Expr) (string, bool) {
 	return value, err == nil
 }
 
-// sentence is a comment without its line breaks and brackets of links.
-func sentence(group *ast.CommentGroup) string {
-	if group == nil {
-		return ""
-	}
-	var parser comment.Parser
-	plain := (&comment.Printer{TextWidth: -1}).Text(parser.Parse(group.Text()))
-	return strings.Join(strings.Fields(string(plain)), " ")
-}
+// sentence is a comment without its line breaks.
+func sentence(group *ast.CommentGroup) string { return strings.Join(strings.Fields(group.Text()), " ") }
