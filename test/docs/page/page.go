@@ -46,7 +46,7 @@ func Generated(t *testing.T, update bool, path, want string) {
 	}
 	if !update {
 		t.Errorf("%s is not what the code says (-code +page):\n%s\nmake golden rewrites it, and so does: go test ./%s -run '^%s$' -update",
-			path, cmp.Diff(want, part), folder, t.Name())
+			path, cmp.Diff(strings.Split(want, "\n"), strings.Split(part, "\n")), folder, t.Name())
 		return
 	}
 	if err := os.WriteFile(filepath.Join(root, path), []byte(before+begin+want+end+after), 0o600); err != nil {
