@@ -12,6 +12,7 @@ import (
 	"unicode"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/yaml"
 
 	"github.com/partage-dev/partage/test/docs/page"
@@ -127,5 +128,33 @@ func TestExamples(t *testing.T) {
 	}
 	if t.Logf("%d cases", configs); configs < 3 {
 		t.Errorf("only %d configurations", configs)
+	}
+}
+
+// TestRanges: the ranges in the comments are those of Validate.
+func TestRanges(t *testing.T) {
+	comments := map[string]string{}
+	for _, f := range source.Fields(t, source.Files(t, "."), "MPSConfig") {
+		comments[f.Name] = f.Doc
+	}
+	for name, r := range map[string]struct {
+		says            string
+		inside, outside []string
+	}{
+		"defaultActiveThreadPercentage":  {"from 0 to 100", []string{"0", "100"}, []string{"-1", "101"}},
+		"defaultPinnedDeviceMemoryLimit": {"at least 1Mi", []string{`"1Mi"`}, []string{`"1023Ki"`}},
+	} {
+		if !strings.Contains(comments[name], r.says) {
+			t.Errorf("the comment of %s does not say %q", name, r.says)
+		}
+		for _, value := range append(slices.Clone(r.inside), r.outside...) {
+			config, err := Decode(runtime.RawExtension{Raw: []byte(gpu(`"sharing":{"strategy":"MPS","mpsConfig":{"` + name + `":` + value + `}}`))})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := config.Validate(); (err == nil) != slices.Contains(r.inside, value) {
+				t.Errorf("%s: %s: %v", name, value, err)
+			}
+		}
 	}
 }

@@ -76,7 +76,11 @@ func joined(which map[string]bool, all ...string) string {
 // eventsInCode are those of conditions, and those that the sources have a constant for.
 func eventsInCode(t *testing.T) map[string]*eventFacts {
 	t.Helper()
-	found := &eventFinder{t: t, constants: map[string]string{}, events: map[string]*eventFacts{}}
+	var files []*ast.File
+	for _, folder := range []string{"../claim", ".", "publish"} {
+		files = append(files, source.Files(t, folder)...)
+	}
+	found := &eventFinder{t: t, files: files, constants: map[string]string{}, events: map[string]*eventFacts{}}
 	withoutEvent := []device.Reason{device.Withdrawn, device.AdminAccess, device.Gone}
 	for _, c := range source.Constants(source.Files(t, "../device"), "Reason") {
 		reason := device.Reason(c.Value)
@@ -92,10 +96,6 @@ func eventsInCode(t *testing.T) map[string]*eventFacts {
 		if text.users != "" {
 			begins.ofClaim, begins.ofPods, over.ofClaim, over.ofPods = true, true, true, true
 		}
-	}
-	var files []*ast.File
-	for _, folder := range []string{"../claim", ".", "publish"} {
-		files = append(files, source.Files(t, folder)...)
 	}
 	for _, c := range source.Constants(files, "") {
 		found.constants[c.Name] = c.Value
@@ -113,6 +113,7 @@ func eventsInCode(t *testing.T) map[string]*eventFacts {
 // eventFinder looks for what writes events.
 type eventFinder struct {
 	t         *testing.T
+	files     []*ast.File
 	constants map[string]string
 	events    map[string]*eventFacts
 }
@@ -168,9 +169,18 @@ func (f *eventFinder) call(c *ast.CallExpr) {
 	}
 }
 
-// add adds an event. Without a type it is a warning. A reason that was handed over by another
-// function is found there, and those of conditions are known.
+// add adds an event. Without a type it is a warning. A reason may be one of a map. One that was
+// handed over by another function is found there, and those of conditions are known.
 func (f *eventFinder) add(reason, eventType ast.Expr, facts eventFacts) {
+	if one, is := reason.(*ast.IndexExpr); is {
+		all := source.Names(f.files, nameOf(one.X))
+		for _, name := range all {
+			f.add(ast.NewIdent(name), eventType, facts)
+		}
+		if len(all) > 0 {
+			return
+		}
+	}
 	name := nameOf(reason)
 	if name == "reason" || name == "Reason" || name == "eventReason" || name == "recoveryReason" {
 		return

@@ -98,7 +98,7 @@ func Fields(t *testing.T, files []*ast.File, typeName string) []Field {
 	return all
 }
 
-// Names are those that a list consists of, which is the value of a variable.
+// Names are those that a list consists of, or the values of a map, which is the value of a variable.
 func Names(files []*ast.File, variable string) []string {
 	var names []string
 	for _, s := range specs[*ast.ValueSpec](files, token.VAR) {
@@ -110,6 +110,9 @@ func Names(files []*ast.File, variable string) []string {
 			continue
 		}
 		for _, e := range list.Elts {
+			if pair, is := e.(*ast.KeyValueExpr); is {
+				e = pair.Value
+			}
 			names = append(names, typeOf(e))
 		}
 	}

@@ -35,6 +35,8 @@ type Thing struct {
 }
 
 var all = []Kind{One, Two}
+
+var byName = map[string]Kind{"1": One, Other: Two}
 `
 
 func TestRead(t *testing.T) {
@@ -49,6 +51,7 @@ func TestRead(t *testing.T) {
 		cmp.Diff([]Constant{{"One", "one", "One is the first."}, {"Two", "two", ""}}, Constants(files, "Kind")),
 		cmp.Diff([]Constant{{"Other", "other", "Other is none."}}, Constants(files, "")),
 		cmp.Diff([]string{"One", "Two"}, Names(files, "all")),
+		cmp.Diff([]string{"One", "Two"}, Names(files, "byName")),
 		cmp.Diff([]Field{
 			{Type: "Type"},
 			{Name: "name", Type: "*Kind", Doc: "name is the name of a Thing."},
