@@ -107,6 +107,12 @@ func eventsInCode(t *testing.T) map[string]*eventFacts {
 	for _, name := range source.Names(files, "forUsers") {
 		found.event(found.constants[name]).ofPods = true
 	}
+	for name, value := range found.constants {
+		inStatusOnly := value == reasonReady || value == reasonMPSStopped
+		if strings.HasPrefix(strings.ToLower(name), "reason") && found.events[value] == nil && !inStatusOnly {
+			t.Errorf("%s is the reason of no event that this test finds", name)
+		}
+	}
 	return found.events
 }
 
