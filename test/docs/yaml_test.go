@@ -217,7 +217,7 @@ func TestBrokenYAML(t *testing.T) {
 		claim + "    config: [{opaque: {driver: gpu.nvidia.com, parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig, sharing: {strategy: Mps}}}}]\n": "Mps",
 		"selectors:\n- cel:\n    expression: device.attributes['gpu.nvidia.com'].profil == '1g.10gb'\n":                                                                "no attribute profil",
 		"exactly:\n  deviceClassName: timeslice.partage.dev\n":                                                                                                         "",
-		"exactly:\n  clas: timeslice.partage.dev\n":                                                                                                                    "unknown field",
+		"exactly:\n  deviceClas: timeslice.partage.dev\n":                                                                                                              "unknown field",
 		"sharing:\n  strategy: TimeSlicing\n  timeSlicingConfig: {interval: Long}\n":                                                                                   "",
 		"sharing:\n  strategy: TimeSlicing\n  timeSlicingConfig: {interval: Forever}\n":                                                                                "Forever",
 		"kubeletPlugin: {gpuNodesOnly: true}\n":                                                                                                                        "",

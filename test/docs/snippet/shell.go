@@ -13,8 +13,8 @@ import (
 	"mvdan.cc/sh/v3/syntax"
 )
 
-// Shells are the languages of blocks that have commands.
-var Shells = []string{"sh", "bash", "console"}
+// shells are the languages of blocks that have commands. One without a language may show some.
+var shells = []string{"sh", "bash", "console", ""}
 
 // Command is a command of a page, or one that another command runs, such as what follows
 // "kubectl exec POD --".
@@ -33,10 +33,13 @@ func (c Command) Program() string { return path.Base(c.Args[0]) }
 // with one of the programs.
 func Commands(page, content string, programs ...string) ([]Command, error) {
 	var all []Command
-	for _, b := range Blocks(page, content, Shells...) {
+	for _, b := range Blocks(page, content, shells...) {
 		script := b.Text
-		if b.Language == "console" {
-			script = typed(script)
+		switch b.Language {
+		case "console":
+			script = typed(script, "$#")
+		case "":
+			script = typed(script, "$")
 		}
 		commands, err := parse(page, b.String(), script)
 		if err != nil {
@@ -85,23 +88,21 @@ func All(root, program string) ([]Command, error) {
 	return all, nil
 }
 
-// prompt is that of a user or of root.
-var prompt = regexp.MustCompile(`^[$#] (.*)$`)
-
 // Unfinished reports whether an error is about a flag whose value a page leaves out, as in
 // "with --policy-file".
 func Unfinished(err error) bool {
 	return err != nil && strings.Contains(err.Error(), "flag needs an argument")
 }
 
-// typed returns the lines of a session that somebody has typed, with those they go on in.
-func typed(session string) string {
+// typed returns the lines of a session that begin with a prompt, that of a user or of root, and
+// those they go on in.
+func typed(session, prompts string) string {
 	var script strings.Builder
 	goesOn := false
 	for line := range strings.Lines(session) {
 		line = strings.TrimSuffix(line, "\n")
-		if found := prompt.FindStringSubmatch(line); found != nil {
-			line = found[1]
+		if len(line) > 2 && strings.Contains(prompts, line[:1]) && line[1] == ' ' {
+			line = line[2:]
 		} else if !goesOn {
 			continue
 		}

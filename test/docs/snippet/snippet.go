@@ -9,13 +9,12 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"regexp"
 	"strings"
 )
 
-// fence is a block of code with a language. It may be indented, as within a list.
-var fence = regexp.MustCompile("(?ms)^( *)```([a-z]+)\n(.*?)^ *```$")
+// fence is a block of code, most with a language. It may be indented, as within a list.
+var fence = regexp.MustCompile("(?ms)^( *)```([a-z]*)\n(.*?)^ *```$")
 
 // span is code within text. It may go on in the next line.
 var span = regexp.MustCompile("`([^`\n]+(?:\n[^`\n]+)?)`")
@@ -43,29 +42,26 @@ func Pages(root string) (map[string]string, error) {
 // Files calls do with the path, from the root, and the content of each file with an ending.
 // What was built, test data, and what git and CI keep is left out.
 func Files(root, ending string, do func(path, content string)) error {
-	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+	tree := os.DirFS(root)
+	err := fs.WalkDir(tree, ".", func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
 		name := entry.Name()
 		if entry.IsDir() {
 			if name == "_output" || name == "testdata" || strings.HasPrefix(name, ".") && len(name) > 2 {
-				return filepath.SkipDir
+				return fs.SkipDir
 			}
 			return nil
 		}
 		if !strings.HasSuffix(name, ending) {
 			return nil
 		}
-		content, err := os.ReadFile(path)
+		content, err := fs.ReadFile(tree, path)
 		if err != nil {
 			return err
 		}
-		relative, err := filepath.Rel(root, path)
-		if err != nil {
-			return err
-		}
-		do(filepath.ToSlash(relative), string(content))
+		do(path, string(content))
 		return nil
 	})
 	if err != nil {
