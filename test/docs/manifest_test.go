@@ -64,8 +64,27 @@ func checkManifest(content map[string]any, document string) error {
 			configs = append(configs, resourceapi.DeviceClaimConfiguration{DeviceConfiguration: c.DeviceConfiguration})
 		}
 		return errors.Join(checkSelectors(o.Spec.Selectors), checkConfigs(configs))
+	case *corev1.Pod:
+		return checkPod(o.Spec)
 	}
-	return nil
+	return checkTemplates(content)
+}
+
+// checkPod: containers use claims that their pod has.
+func checkPod(pod corev1.PodSpec) error {
+	has := map[string]bool{}
+	for _, c := range pod.ResourceClaims {
+		has[c.Name] = true
+	}
+	var all []error
+	for _, container := range slices.Concat(pod.InitContainers, pod.Containers) {
+		for _, c := range container.Resources.Claims {
+			if !has[c.Name] {
+				all = append(all, fmt.Errorf("container %s uses claim %s, which its pod does not have", container.Name, c.Name))
+			}
+		}
+	}
+	return errors.Join(all...)
 }
 
 // checkTemplates: templates of pods anywhere in an object decode strictly.
@@ -75,7 +94,8 @@ func checkTemplates(content any) error {
 	case map[string]any:
 		for key, value := range c {
 			if template, is := value.(map[string]any); is && key == "template" && template["spec"] != nil {
-				all = append(all, strictly(value, &corev1.PodTemplateSpec{}))
+				var pod corev1.PodTemplateSpec
+				all = append(all, strictly(value, &pod), checkPod(pod.Spec))
 				continue
 			}
 			all = append(all, checkTemplates(value))

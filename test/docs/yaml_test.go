@@ -227,6 +227,8 @@ func TestBrokenYAML(t *testing.T) {
 		"sharingPolicy: {rules: [{name: a, match: {model: x}, offer: {}}]}\n":                                                                                          "model",
 		"apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec: {containers: [{name: a, imag: b}]}\n":                                                                   "unknown field",
 		"apiVersion: ray.io/v1\nkind: RayCluster\nspec: {headGroupSpec: {template: {spec: {containers: [{name: a, imag: b}]}}}}\n":                                     "unknown field",
+		"apiVersion: ray.io/v1\nkind: RayCluster\nspec: {headGroupSpec: {template: {spec: {containers: [{name: a, resources: {claims: [{name: b}]}}]}}}}\n":            "uses claim b",
+		"apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec: {containers: [{name: a, resources: {claims: [{name: b}]}}]}\n":                                          "uses claim b",
 		"something: else\n": "begins with something",
 		"# values of NVIDIA's GPU Operator\nsomething: else\n": "",
 		"a: [\n": "decode it",
