@@ -46,8 +46,7 @@ func checkManifest(content map[string]any, document string) error {
 		return checkTemplates(content)
 	}
 	if version == api.Version {
-		_, err := api.Decode(runtime.RawExtension{Raw: asJSON(content)})
-		return err
+		return checkConfig(runtime.RawExtension{Raw: asJSON(content)})
 	}
 	object, _, err := strict.Decode([]byte(document), nil, nil)
 	if err != nil {
@@ -160,11 +159,7 @@ func checkPart(content map[string]any, document string) error {
 		return strictly(content, &corev1.PodSpec{})
 	case "sharing":
 		content["apiVersion"], content["kind"] = api.Version, "GpuConfig"
-		config, err := api.Decode(runtime.RawExtension{Raw: asJSON(content)})
-		if err != nil {
-			return err
-		}
-		return config.Validate()
+		return checkConfig(runtime.RawExtension{Raw: asJSON(content)})
 	case "rules", "default", "health":
 		return checkPolicy(content)
 	}
@@ -230,13 +225,21 @@ func checkConfigs(configs []resourceapi.DeviceClaimConfiguration) error {
 			all = append(all, errors.New("a configuration is not for "+driver))
 			continue
 		}
-		config, err := api.Decode(c.Opaque.Parameters)
-		if err == nil {
-			err = config.Validate()
-		}
-		all = append(all, err)
+		all = append(all, checkConfig(c.Opaque.Parameters))
 	}
 	return errors.Join(all...)
+}
+
+// checkConfig: the driver takes an opaque configuration.
+func checkConfig(raw runtime.RawExtension) error {
+	config, err := api.Decode(raw)
+	if err != nil {
+		return fmt.Errorf("decode a configuration: %w", err)
+	}
+	if err := config.Validate(); err != nil {
+		return fmt.Errorf("validate a configuration: %w", err)
+	}
+	return nil
 }
 
 var (

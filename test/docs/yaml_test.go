@@ -79,10 +79,11 @@ func unindented(document string) string {
 	return b.String()
 }
 
-// isPrices reports whether something is a list of prices for kubectl gpu cost.
+// isPrices reports whether something is a list of prices for kubectl gpu cost: products, whose
+// names have several words, and numbers.
 func isPrices(content map[string]any) bool {
-	for _, value := range content {
-		if _, is := value.(float64); !is {
+	for product, value := range content {
+		if _, is := value.(float64); !is || !strings.Contains(product, " ") {
 			return false
 		}
 	}
@@ -229,7 +230,9 @@ func TestBrokenYAML(t *testing.T) {
 		"apiVersion: ray.io/v1\nkind: RayCluster\nspec: {headGroupSpec: {template: {spec: {containers: [{name: a, imag: b}]}}}}\n":                                     "unknown field",
 		"apiVersion: ray.io/v1\nkind: RayCluster\nspec: {headGroupSpec: {template: {spec: {containers: [{name: a, resources: {claims: [{name: b}]}}]}}}}\n":            "uses claim b",
 		"apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec: {containers: [{name: a, resources: {claims: [{name: b}]}}]}\n":                                          "uses claim b",
-		"something: else\n": "begins with something",
+		"\"Tesla T4\": 0.35\n": "",
+		"replicas: 3\n":        "begins with replicas",
+		"something: else\n":    "begins with something",
 		"# values of NVIDIA's GPU Operator\nsomething: else\n": "",
 		"a: [\n": "decode it",
 	} {
