@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -31,6 +32,9 @@ func quotaPage(t *testing.T) (page string, manifests []string) {
 	}
 	return string(text), manifests
 }
+
+// chosenNames are what the API server appends to the names of claims that the scheduler makes.
+var chosenNames = regexp.MustCompile(`-extended-resources-[a-z0-9]{5}`)
 
 // TestQuota follows docs/how-to/quota.md: what each number counts, and what is said to those who ask for more.
 func TestQuota(t *testing.T) {
@@ -94,21 +98,31 @@ func TestQuota(t *testing.T) {
 	refused(claim("three-shares", request{class: "mps.partage.dev", count: 3}, ""))
 	apply(t, ns, claim("large-share", mpsShare("70Gi", 100), ""))
 	used(map[string]string{"mps.partage.dev.deviceclass.resource.k8s.io/devices": "1"})
-	// Without a number for the resource, the pod is taken, and its claim refused later.
 	refused(podAsking("three-shares", "deviceclass.resource.kubernetes.io/mps.partage.dev", 3, ""))
-	apply(t, ns, podAsking("any-partitions", "deviceclass.resource.kubernetes.io/mig.nvidia.com", 2, ""))
-	eventually(t, "an event that the claim is refused", func(ctx context.Context) (bool, string) {
-		seen := events(ctx, ns, "any-partitions")
-		for _, event := range seen {
-			if strings.Contains(event, "exceeded quota") {
-				return true, event
+	// Without a number for the resource of the pod, the pod is taken, and its claim refused later.
+	told := func(pod, reason string) {
+		t.Helper()
+		var text string
+		eventually(t, "an event that the claim of pod "+pod+" is refused", func(ctx context.Context) (bool, string) {
+			seen := events(ctx, ns, pod)
+			at := slices.IndexFunc(seen, func(event string) bool {
+				return strings.HasPrefix(event, reason+": ") && strings.Contains(event, "exceeded quota")
+			})
+			if at >= 0 {
+				text = seen[at]
 			}
-		}
-		return false, strings.Join(seen, " | ")
-	})
-	t.Log(strings.Join(events(t.Context(), ns, "any-partitions"), "\n"))
+			return at >= 0, strings.Join(seen, " | ")
+		})
+		mustSay(chosenNames.ReplaceAllString(strings.ReplaceAll(text, ns, "team-a"), "-extended-resources-xxxxx"))
+	}
+	apply(t, ns, podAsking("two-partitions", "deviceclass.resource.kubernetes.io/mig.nvidia.com", 2, ""))
+	told("two-partitions", "FailedScheduling")
+	apply(t, ns, podAsking("third-gpu", "deviceclass.resource.kubernetes.io/gpu.nvidia.com", 1, ""))
+	told("third-gpu", "FailedScheduling")
+
 	apply(t, ns, manifests[1])
-	eventually(t, "limit range", func(ctx context.Context) (bool, string) { return true, "" })
 	refused(podAsking("two-gpus", "nvidia.com/gpu", 2, ""))
-	t.Logf("%d texts", said)
+	if t.Logf("%d texts", said); said != 9 {
+		t.Errorf("%d texts", said)
+	}
 }
