@@ -28,7 +28,7 @@ func writers(node *corev1.Node) (map[string]string, error) {
 				Labels map[string]json.RawMessage `json:"f:labels"`
 			} `json:"f:metadata"`
 		}
-		if err := json.Unmarshal(entry.FieldsV1.Raw, &fields); err != nil {
+		if err := json.Unmarshal(entry.FieldsV1.GetRawBytes(), &fields); err != nil {
 			return nil, fmt.Errorf("read which fields of node %s %s has written: %w", node.Name, entry.Manager, err)
 		}
 		for field := range fields.Metadata.Labels {
