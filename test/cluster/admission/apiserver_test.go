@@ -35,7 +35,7 @@ var namespaces = map[string]string{"default": "", "team": "", "kube-system": "",
 var mpsClasses = map[string]string{"team-a": "team-a.mps.example.com"}
 
 // resources are those of the kinds that policies are about.
-var resources = map[string]string{"ResourceClaim": "resourceclaims", "ResourceClaimTemplate": "resourceclaimtemplates", "Event": "events"}
+var resources = map[string]string{"ResourceClaim": "resourceclaims", "ResourceClaimTemplate": "resourceclaimtemplates", "DeviceClass": "deviceclasses", "Event": "events"}
 
 // apiServer is the part of an API server that asks policies.
 type apiServer struct {
@@ -79,7 +79,7 @@ func newAPIServer(t *testing.T, golden string) *apiServer {
 	// As an API server that serves all versions of claims.
 	equivalent := runtime.NewEquivalentResourceRegistry()
 	for _, version := range []schema.GroupVersion{resourcev1.SchemeGroupVersion, resourcev1beta2.SchemeGroupVersion, resourcev1beta1.SchemeGroupVersion} {
-		for _, kind := range []string{"ResourceClaim", "ResourceClaimTemplate"} {
+		for _, kind := range []string{"ResourceClaim", "ResourceClaimTemplate", "DeviceClass"} {
 			equivalent.RegisterKindFor(version.WithResource(resources[kind]), "", version.WithKind(kind))
 		}
 	}
