@@ -71,7 +71,7 @@ var uses = []use{
 	{name: "admin access, nothing changed", requests: list(named("r", gpuClass, "adminAccess: true")), configs: list(forRequests("GpuConfig", usual, "r"))},
 	{name: "admin access, for all", requests: list(named("r", gpuClass, "adminAccess: true")), configs: list(forRequests("GpuConfig", anyMPS))},
 	{name: "an observer", requests: list(named("r", "observer.partage.dev", "adminAccess: true"))},
-	{name: "a driver and the class of another one", requests: list(named("r", gpuClass, ""), named("n", "nic.example.com", "")), configs: list(forDriver("nic.example.com", "Any", "7"))},
+	{name: "a driver and the class of another one", requests: list(named("r", gpuClass, ""), named("o", "nic.example.com", "")), configs: list(forDriver("nic.example.com", "Any", "7"))},
 
 	{
 		name: "MPS for a share", requests: list(named("r", mpsClass, "")), configs: list(forRequests("GpuConfig", anyMPS, "r")),
@@ -134,7 +134,7 @@ var uses = []use{
 		want: `config[0].opaque.driver: Invalid value: "gpu.nvidia.org"`, fromTemplate: true,
 	},
 	{
-		name: "another driver for one of two", requests: list(named("r", gpuClass, ""), named("n", "nic.example.com", "")),
+		name: "another driver for one of two", requests: list(named("r", gpuClass, ""), named("o", "nic.example.com", "")),
 		configs: list(forDriver("nic.example.com", "Any", "7", "r")), want: `config[0].opaque.driver: Invalid value: "nic.example.com"`, fromTemplate: true,
 	},
 	{

@@ -43,10 +43,15 @@ is the object that has the field; the name of the field; the strings.
 : {{ include "partage.celWrongType" (list $field "a string") }}))
 {{- end -}}
 
-{{- /* The faults of names in objects. Arguments: a list of {at, of}; the known names in order. */ -}}
+{{- /*
+The faults of names in objects. An object with very many is not read. Arguments: a list of
+{at, of}; the known names in order.
+*/ -}}
 {{- define "partage.celUnknown" -}}
-{{ index . 0 }}.filter(x, !x.of.all(name, name in {{ include "partage.celList" (index . 1) }}))
-.map(x, x.of.filter(name, !(name in {{ include "partage.celList" (index . 1) }}))
+{{- $known := include "partage.celList" (index . 1) -}}
+{{ index . 0 }}.filter(x, x.of.size() > 32 || !x.of.all(name, name in {{ $known }}))
+.map(x, x.of.size() > 32 ? x.at + ': Invalid value: ' + string(x.of.size()) + ' fields, of which some are unknown fields, known here: {{ join ", " (index . 1) }}'
+: x.of.filter(name, !(name in {{ $known }}))
 .map(name, x.at + '.' + (name.matches(r'^[0-9A-Za-z_-]{1,64}$') ? name : {{ include "partage.celQuote" "name" }}) + ': Invalid value: unknown field, known here: {{ join ", " (index . 1) }}').join('; '))
 {{- end -}}
 
