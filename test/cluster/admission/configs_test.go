@@ -152,8 +152,8 @@ func TestWhatIsNotSeen(t *testing.T) {
 	server := newAPIServer(t, "defaults")
 	const mps = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"MPS","mpsConfig":{%s}}}`
 	for name, parameters := range map[string]string{
-		"a field given twice":       fmt.Sprintf(mps, `"multiUser":true,"multiUser":false`),
-		"a number with a plus":      fmt.Sprintf(mps, `"defaultPinnedDeviceMemoryLimit":1e+9`),
+		"a field given twice":        fmt.Sprintf(mps, `"multiUser":true,"multiUser":false`),
+		"a number with a plus":       fmt.Sprintf(mps, `"defaultPinnedDeviceMemoryLimit":1e+9`),
 		"a number with ten decimals": fmt.Sprintf(mps, `"defaultPinnedDeviceMemoryLimit":1048576.0000000000`),
 	} {
 		document := fmt.Sprintf(`{"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "c"},
@@ -177,12 +177,12 @@ func TestChangedClasses(t *testing.T) {
 		old, object string
 		refused     bool
 	}{
-		"another label":      {old: fmt.Sprintf(wrong, "a"), object: fmt.Sprintf(wrong, "a")},
-		"made right":         {old: fmt.Sprintf(wrong, "a"), object: right},
-		"removed":            {old: fmt.Sprintf(wrong, "a")},
+		"another label":       {old: fmt.Sprintf(wrong, "a"), object: fmt.Sprintf(wrong, "a")},
+		"made right":          {old: fmt.Sprintf(wrong, "a"), object: right},
+		"removed":             {old: fmt.Sprintf(wrong, "a")},
 		"wrong in other ways": {old: fmt.Sprintf(wrong, "a"), object: fmt.Sprintf(wrong, "b"), refused: true},
-		"made wrong":         {old: right, object: fmt.Sprintf(wrong, "a"), refused: true},
-		"added":              {object: fmt.Sprintf(wrong, "a"), refused: true},
+		"made wrong":          {old: right, object: fmt.Sprintf(wrong, "a"), refused: true},
+		"added":               {object: fmt.Sprintf(wrong, "a"), refused: true},
 	} {
 		_, err := server.ask(t, request{
 			by: somebody, operation: admission.Update, object: mustDecode(t, class("new", c.object)), old: mustDecode(t, class("old", c.old)),

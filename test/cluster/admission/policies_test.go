@@ -27,7 +27,7 @@ import (
 var goldenPolicies = map[string][]string{
 	"defaults":          {"partage-device-configs", "partage-own-claim-status", "partage-own-events", "partage-own-node-resourceslices", "partage-slow-requests"},
 	"scheduler-crashes": {"partage-all-devices", "partage-device-configs", "partage-own-claim-status", "partage-own-events", "partage-own-node-resourceslices", "partage-slow-requests"},
-	"everything":        {"share-gpus-all-devices", "share-gpus-device-configs", "share-gpus-mps-namespaces", "share-gpus-slow-requests"},
+	"everything":        {"share-gpus-all-devices", "share-gpus-mps-pods", "share-gpus-mps-resources", "share-gpus-namespaces", "share-gpus-slow-requests", "share-gpus-without-profile"},
 	"no-supervisor":     {"partage-device-configs", "partage-own-claim-status", "partage-own-events", "partage-own-node-resourceslices"},
 }
 
@@ -78,7 +78,7 @@ func compile(t *testing.T, p *admissionregistrationv1.ValidatingAdmissionPolicy,
 	if err != nil {
 		t.Fatal(err)
 	}
-	options := cel.OptionalVariableDeclarations{HasAuthorizer: true}
+	options := cel.OptionalVariableDeclarations{HasAuthorizer: true, HasParams: p.Spec.ParamKind != nil}
 	check := func(accessor cel.ExpressionAccessor) cel.ExpressionAccessor {
 		if result := compiler.CompileCELExpression(accessor, options, mode); result.Error != nil {
 			t.Errorf("Kubernetes %s: %s: %v: %s", kubernetes, p.Name, result.Error, accessor.GetExpression())

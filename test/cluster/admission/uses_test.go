@@ -204,7 +204,7 @@ func TestUses(t *testing.T) {
 // TestUsesOfClasses: the chart's values say more of classes, or that nothing is known of them.
 func TestUsesOfClasses(t *testing.T) {
 	for golden, cases := range map[string][]use{
-		"everything": {
+		"scheduler-crashes": {
 			{
 				name: "a class for a profile", requests: list(named("r", "mig-1g.10gb.nvidia.com", "")), configs: list(forRequests("GpuConfig", usual, "r")),
 				want: "whose class is mig-1g.10gb.nvidia.com: a MIG partition takes a MigDeviceConfig",
