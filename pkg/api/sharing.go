@@ -66,7 +66,8 @@ type MPSConfig struct {
 	DefaultPinnedDeviceMemoryLimit *MemoryLimit `json:"defaultPinnedDeviceMemoryLimit,omitempty"`
 	// DefaultPerDevicePinnedMemoryLimit takes precedence over
 	// DefaultPinnedDeviceMemoryLimit. A key is a device's UUID or its index among
-	// those of the claim that the configuration is for, from 0. See MemoryLimits.
+	// those of the claim that the configuration is for, from 0; there are at most 32. See
+	// MemoryLimits.
 	DefaultPerDevicePinnedMemoryLimit map[string]MemoryLimit `json:"defaultPerDevicePinnedMemoryLimit,omitempty"`
 	// MultiUser lets clients of different user ids run at the same time.
 	MultiUser *bool `json:"multiUser,omitempty"`
