@@ -152,10 +152,9 @@ func isAboutClaims(p *admissionregistrationv1.ValidatingAdmissionPolicy) bool {
 	return slices.Contains(p.Spec.MatchConstraints.ResourceRules[0].Resources, "resourceclaims")
 }
 
-// costOf is what a policy costs for a claim.
-func costOf(t *testing.T, p *admissionregistrationv1.ValidatingAdmissionPolicy, claim *resourcev1.ResourceClaim) int64 {
+// cost is that of a policy for a claim.
+func (c compiled) cost(t *testing.T, claim *resourcev1.ResourceClaim) int64 {
 	t.Helper()
-	c := compile(t, p, environment.DefaultCompatibilityVersion(), environment.StoredExpressions)
 	resource := resourcev1.SchemeGroupVersion.WithResource("resourceclaims")
 	attributes := admission.NewAttributesRecord(claim, nil, resourcev1.SchemeGroupVersion.WithKind("ResourceClaim"), claim.Namespace, claim.Name,
 		resource, "", admission.Create, nil, false, &user.DefaultInfo{})
@@ -165,11 +164,11 @@ func costOf(t *testing.T, p *admissionregistrationv1.ValidatingAdmissionPolicy, 
 	for part, evaluator := range map[string]cel.ConditionEvaluator{"conditions": c.conditions, "validations": c.validations, "messages": c.messages} {
 		results, rest, err := evaluator.ForInput(t.Context(), versioned, asked, cel.OptionalVariableBindings{}, namespace(claim.Namespace), celconfig.RuntimeCELCostBudget)
 		if err != nil {
-			t.Fatalf("%s: %s: %v", p.Name, part, err)
+			t.Fatalf("%s: %v", part, err)
 		}
 		for _, r := range results {
 			if r.Error != nil {
-				t.Errorf("%s: %s: %v", p.Name, part, r.Error)
+				t.Errorf("%s: %v", part, r.Error)
 			}
 		}
 		used += celconfig.RuntimeCELCostBudget - rest
@@ -179,6 +178,7 @@ func costOf(t *testing.T, p *admissionregistrationv1.ValidatingAdmissionPolicy, 
 
 // TestCosts: no claim that the API allows is too expensive to look at.
 func TestCosts(t *testing.T) {
+	claims := map[string]*resourcev1.ResourceClaim{"requests": largestClaim(), "configurations": largestConfigs()}
 	measured := 0
 	for golden := range goldenPolicies {
 		for _, p := range policies(t, golden) {
@@ -186,8 +186,9 @@ func TestCosts(t *testing.T) {
 				continue
 			}
 			measured++
-			for name, claim := range map[string]*resourcev1.ResourceClaim{"requests": largestClaim(), "configurations": largestConfigs()} {
-				used := costOf(t, p, claim)
+			policy := compile(t, p, environment.DefaultCompatibilityVersion(), environment.StoredExpressions)
+			for name, claim := range claims {
+				used := policy.cost(t, claim)
 				t.Logf("%s: %s: %s costs %d of %d", golden, name, p.Name, used, int64(celconfig.RuntimeCELCostBudget))
 				if used < 50 || used > celconfig.RuntimeCELCostBudget/5 {
 					t.Errorf("%s: %s: %s costs %d", golden, name, p.Name, used)

@@ -5,6 +5,7 @@ package admission
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"io/fs"
 	"path/filepath"
@@ -300,11 +301,11 @@ func TestUpdates(t *testing.T) {
 	}
 }
 
-// TestDemos: nothing that the project shows is slow.
+// TestDemos: nothing that the project shows is refused or slow.
 func TestDemos(t *testing.T) {
 	server := newAPIServer(t, "scheduler-crashes")
 	claims := 0
-	err := filepath.WalkDir(demos, func(path string, _ fs.DirEntry, err error) error {
+	judge := func(path string, _ fs.DirEntry, err error) error {
 		if err != nil || filepath.Ext(path) != ".yaml" {
 			return err
 		}
@@ -319,8 +320,8 @@ func TestDemos(t *testing.T) {
 			}
 		}
 		return nil
-	})
-	if err != nil || claims < 10 {
-		t.Errorf("%d claims and templates, %v", claims, err)
+	}
+	if err := errors.Join(filepath.WalkDir(demos, judge), filepath.WalkDir(templates, judge)); err != nil || claims < 30 {
+		t.Errorf("%d objects, %v", claims, err)
 	}
 }
