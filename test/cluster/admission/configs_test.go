@@ -103,8 +103,12 @@ func TestConfigs(t *testing.T) {
 				continue
 			}
 			for _, fault := range c.Faults {
-				if !strings.Contains(refused.Error(), object.path+fault) && !(strings.HasPrefix(fault, "must ") && strings.Contains(refused.Error(), fault)) {
-					t.Errorf("%s, %s:\ngot  %v\nwant %s", c.Name, form, refused, object.path+fault)
+				// Where the value is written in two ways, the case says only what would be right.
+				if want := object.path + fault; !strings.HasPrefix(fault, "must ") {
+					fault = want
+				}
+				if !strings.Contains(refused.Error(), fault) {
+					t.Errorf("%s, %s:\ngot  %v\nwant %s", c.Name, form, refused, fault)
 				}
 			}
 			if !strings.HasSuffix(refused.Error(), "docs/how-to/admission.md") {
