@@ -6,7 +6,6 @@ package api
 import (
 	"bytes"
 	"encoding/json"
-	"flag"
 	"fmt"
 	"maps"
 	"os"
@@ -17,8 +16,6 @@ import (
 
 	"sigs.k8s.io/yaml"
 )
-
-var update = flag.Bool("update", false, "rewrite the golden files")
 
 // corpusCase is a configuration of testdata/corpus.yaml.
 type corpusCase struct {
