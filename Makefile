@@ -282,7 +282,7 @@ $(LINT): test/tools/go.mod test/tools/go.sum
 .PHONY: golden
 golden: build $(HELM) ## Rewrite all golden files from what the code does now; look at the diff
 	$(call update-golden,test/gpusim test/flow test/versions pkg cmd test/docs)
-	cd test/cluster && export CGO_ENABLED=0; $(call update-golden,internal)
+	cd test/cluster && export CGO_ENABLED=0; $(call update-golden,internal admission)
 	HELM=$(CURDIR)/$(HELM) deployments/helm/check -update
 
 # $(1): folders.

@@ -9,7 +9,8 @@
 //
 // The text may come from any tenant of the cluster. Decode and Validate accept any
 // input without panicking and without unbounded work; their errors name the field,
-// the value and what is expected. Admission and Prepare share them.
+// the value and what is expected. A node calls them before it prepares a claim. The chart's
+// admission policy says the same earlier, in CEL; testdata/corpus.yaml keeps the two equal.
 package api
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"

@@ -27,8 +27,9 @@ import (
 )
 
 const (
-	demos  = "../../../demo"
-	tenant = "../../../docs/examples/tenant.yaml"
+	demos     = "../../../demo"
+	templates = "../../../templates"
+	tenant    = "../../../docs/examples/tenant.yaml"
 
 	tenantsOfMPS = "../../../docs/examples/tenants-of-mps.yaml"
 )
