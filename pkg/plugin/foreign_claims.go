@@ -171,14 +171,16 @@ func mayHave(node *gpu.Node, names []string) []string {
 	return addresses
 }
 
+// otherDriver is who allocated such claims.
+const otherDriver = "another driver with this driver's name, such as NVIDIA's DRA driver"
+
 // describeForeign is the message of the condition.
 func describeForeign(c neighbour.Claim) string {
 	pods := ""
 	if len(c.Pods) > 0 {
-		pods = ", used by " + plural("pod", c.Pods)
+		pods = " (" + plural("pod", c.Pods) + ")"
 	}
-	return fmt.Sprintf("claim %s%s was allocated %s of another driver with the name of this one, as NVIDIA's DRA driver names devices, and may have it in use",
-		c, pods, plural("device", c.Devices))
+	return fmt.Sprintf("claim %s%s has %s of %s, and may be using this GPU", c, pods, plural("device", c.Devices), otherDriver)
 }
 
 // taintValue names a claim: "namespace.name", cut where that is too long, or the UID.
@@ -204,9 +206,8 @@ func (f *foreignClaims) released(uid types.UID) {
 func (f *foreignClaims) refuse(ctx context.Context, c *resourceapi.ResourceClaim, own []resourceapi.DeviceRequestAllocationResult, prepared func(types.UID) bool) error {
 	if foreign := f.find.Request(c); len(foreign) > 0 {
 		f.lookNow.Fire()
-		return &claim.RefusedError{Err: fmt.Errorf("%s was allocated before this driver has run on the node, by another one with the same name, "+
-			"as NVIDIA's DRA driver names devices: this driver has no such device, and the scheduler does not change a claim that has one, so %s",
-			plural("device", foreign), anotherDevice)}
+		return &claim.RefusedError{Err: fmt.Errorf("the claim has %s of %s, which this driver does not publish; "+
+			"the scheduler does not change a claim that has a device, so %s", plural("device", foreign), otherDriver, anotherDevice)}
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -219,7 +220,7 @@ func (f *foreignClaims) refuse(ctx context.Context, c *resourceapi.ResourceClaim
 				klog.FromContext(ctx).Info("A claim keeps a GPU that another driver's claim may use, too", "pciAddress", address, "because", text)
 				return nil
 			}
-			return &claim.RefusedError{Err: fmt.Errorf("device %s: %s. The pod can start when that claim is not used any more", r.Device, text)}
+			return &claim.RefusedError{Err: fmt.Errorf("device %s: %s. The pod can start when the pods of that claim have ended", r.Device, text)}
 		}
 	}
 	return nil
