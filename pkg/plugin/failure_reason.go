@@ -26,6 +26,7 @@ var failureReasons = []struct {
 	is   func(error) bool
 }{
 	{"invalid_config", as[*api.InvalidError]},
+	{"foreign_claim", is(errForeignClaim)},
 	{"refused", as[*claim.RefusedError]},
 	{"out_of_date", is(journal.ErrOutOfDate)},
 	{"driver_not_loaded", is(gpu.ErrDriverNotLoaded)},

@@ -171,6 +171,19 @@ func mayHave(node *gpu.Node, names []string) []string {
 	return addresses
 }
 
+// errForeignClaim is why claims are refused.
+var errForeignClaim = errors.New("another DRA driver of this name is or was on this node")
+
+// foreignError is an error about a claim that has the text alone.
+type foreignError struct{ text string }
+
+func (e foreignError) Error() string { return e.text }
+func (foreignError) Unwrap() error   { return errForeignClaim }
+
+func refuseForeign(format string, args ...any) error {
+	return &claim.RefusedError{Err: foreignError{fmt.Sprintf(format, args...)}}
+}
+
 // otherDriver is who allocated such claims.
 const otherDriver = "another driver with this driver's name, such as NVIDIA's DRA driver"
 
@@ -206,8 +219,8 @@ func (f *foreignClaims) released(uid types.UID) {
 func (f *foreignClaims) refuse(ctx context.Context, c *resourceapi.ResourceClaim, own []resourceapi.DeviceRequestAllocationResult, prepared func(types.UID) bool) error {
 	if foreign := f.find.Request(c); len(foreign) > 0 {
 		f.lookNow.Fire()
-		return &claim.RefusedError{Err: fmt.Errorf("the claim has %s of %s, which this driver does not publish; "+
-			"the scheduler does not change a claim that has a device, so %s", plural("device", foreign), otherDriver, anotherDevice)}
+		return refuseForeign("the claim has %s of %s, which this driver does not publish; "+
+			"the scheduler does not change a claim that has a device, so %s", plural("device", foreign), otherDriver, anotherDevice)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -220,7 +233,7 @@ func (f *foreignClaims) refuse(ctx context.Context, c *resourceapi.ResourceClaim
 				klog.FromContext(ctx).Info("A claim keeps a GPU that another driver's claim may use, too", "pciAddress", address, "because", text)
 				return nil
 			}
-			return &claim.RefusedError{Err: fmt.Errorf("device %s: %s. The pod can start when the pods of that claim have ended", r.Device, text)}
+			return refuseForeign("device %s: %s. The pod can start when the pods of that claim have ended", r.Device, text)
 		}
 	}
 	return nil

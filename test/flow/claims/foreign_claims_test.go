@@ -211,7 +211,7 @@ func TestForeignClaimsThatDoNotMatter(t *testing.T) {
 		fakekubelet.Pod("ml", "gone", "gone", nvidias("gpu-0000-ff-00-0-timeslice")),
 	)
 	policy := filepath.Join(t.TempDir(), "policy.yaml")
-	if err := os.WriteFile(policy, []byte("apiVersion: partage.dev/v1\nkind: SharingPolicy\ndefault:\n  kinds: [whole]\n"), 0o600); err != nil {
+	if err := os.WriteFile(policy, []byte("apiVersion: policy.partage.dev/v1alpha1\nkind: SharingPolicy\ndefault: {kinds: [gpu]}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	p = n.Start(t, append([]string{"--policy-file=" + policy}, harness.Frequent...)...)
