@@ -98,6 +98,8 @@ type Finder struct {
 	// observes says which of the claims that pods have only observe their devices, where the API
 	// server has answered that.
 	observes map[podClaim]bool
+	// away is why the API server did not answer, once for all claims of a look.
+	away error
 	// gone are claims of the checkpoint that are not there any more.
 	gone map[types.UID]bool
 
@@ -128,19 +130,33 @@ func (f *Finder) Request(c *resourceapi.ResourceClaim) []string {
 	return devices
 }
 
-// Release notes that the last pod of a claim has ended on this node.
-func (f *Finder) Release(uid types.UID) {
+// Release notes that the last pod of a claim has ended on this node, and reports whether the claim
+// had been noted.
+func (f *Finder) Release(uid types.UID) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	_, noted := f.requested[uid]
 	delete(f.requested, uid)
+	return noted
 }
 
 // Find returns the claims in a fixed order. With an error there may be more, and others than
 // those that are returned may be gone. It must not be called concurrently.
 func (f *Finder) Find(ctx context.Context) ([]Claim, error) {
+	f.away = nil
 	held, kubeletErr := f.fromKubelet(ctx)
 	recorded, checkpointErr := f.fromCheckpoint(ctx)
 	return join(slices.Concat(held, f.fromRequests(ctx), recorded)), errors.Join(kubeletErr, checkpointErr)
+}
+
+// named reads a claim, unless the API server did not answer just before.
+func (f *Finder) named(ctx context.Context, namespace, name string, uid types.UID) (*resourceapi.ResourceClaim, error) {
+	if f.away != nil {
+		return nil, f.away
+	}
+	found, err := f.Cluster.Named(ctx, namespace, name, uid)
+	f.away = err
+	return found, err
 }
 
 // fromKubelet are the claims that containers of running pods have. They stay what they were as
@@ -190,7 +206,7 @@ func (f *Finder) onlyObserves(ctx context.Context, key podClaim, devices []strin
 		f.observes[key] = known
 		return known
 	}
-	found, err := f.Cluster.Named(ctx, key.namespace, key.claim, "")
+	found, err := f.named(ctx, key.namespace, key.claim, "")
 	if err != nil {
 		return false
 	}
@@ -220,7 +236,7 @@ func (f *Finder) fromRequests(ctx context.Context) []Claim {
 	}
 	f.mu.Unlock()
 	return slices.DeleteFunc(requested, func(c Claim) bool {
-		found, err := f.Cluster.Named(ctx, c.Namespace, c.Name, c.UID)
+		found, err := f.named(ctx, c.Namespace, c.Name, c.UID)
 		over := err == nil && (found == nil || len(f.Pool.ForeignDevices(found.Status.Allocation)) == 0)
 		if over {
 			f.Release(c.UID)
@@ -270,7 +286,7 @@ func (f *Finder) fromCheckpoint(ctx context.Context) ([]Claim, error) {
 // allocated asks the API server about a claim of the checkpoint. Where it does not answer the
 // claim is.
 func (f *Finder) allocated(ctx context.Context, c Claim) bool {
-	found, err := f.Cluster.Named(ctx, c.Namespace, c.Name, c.UID)
+	found, err := f.named(ctx, c.Namespace, c.Name, c.UID)
 	switch {
 	case err != nil:
 		return true

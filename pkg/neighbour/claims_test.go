@@ -177,8 +177,14 @@ func TestObserverWhileTheAPIServerIsAway(t *testing.T) {
 	r := newRig(t)
 	r.kubelet.Set(plugin, fakekubelet.Pod("ops", "exporter", "exporter", of("gpu-2")))
 	r.cluster.claims["ops/exporter"] = allocated("ops", "exporter", "x", true, "gpu-2")
+	r.Request(allocated("ml", "stuck", "stuck", false, "gpu-0"))
 	r.cluster.err = errors.New("away")
-	r.want(t, "", Claim{Namespace: "ops", Name: "exporter", Devices: []string{"gpu-2"}, Pods: []string{"exporter"}})
+	r.want(t, "",
+		Claim{Namespace: "ml", Name: "stuck", UID: "stuck", Devices: []string{"gpu-0"}},
+		Claim{Namespace: "ops", Name: "exporter", Devices: []string{"gpu-2"}, Pods: []string{"exporter"}})
+	if r.cluster.asked != 1 {
+		t.Errorf("an API server that does not answer was asked %d times", r.cluster.asked)
+	}
 	r.cluster.err = nil
 	r.want(t, "")
 }

@@ -33,9 +33,10 @@ type ForeignClaims interface {
 	// Find returns them. With an error there may be more.
 	Find(ctx context.Context) ([]neighbour.Claim, error)
 	// Request notes a claim that is to be prepared, and returns its devices that are another
-	// driver's. Release notes that it is not used on this node any more.
+	// driver's. Release notes that it is not used on this node any more, and reports whether it
+	// was noted.
 	Request(claim *resourceapi.ResourceClaim) []string
-	Release(uid types.UID)
+	Release(uid types.UID) bool
 }
 
 // noForeignClaims finds none.
@@ -43,7 +44,7 @@ type noForeignClaims struct{}
 
 func (noForeignClaims) Find(context.Context) ([]neighbour.Claim, error) { return nil, nil }
 func (noForeignClaims) Request(*resourceapi.ResourceClaim) []string     { return nil }
-func (noForeignClaims) Release(types.UID)                               {}
+func (noForeignClaims) Release(types.UID) bool                          { return false }
 
 const (
 	// firstLookTimeout is for how long the kubelet may keep the GPUs from being published: it
@@ -81,10 +82,7 @@ func newForeignClaims(find ForeignClaims, interval time.Duration, changed loop.T
 
 // run looks for them until ctx ends.
 func (f *foreignClaims) run(ctx context.Context) {
-	began := time.Now()
-	for errors.Is(f.look(ctx), neighbour.ErrKubelet) && time.Since(began) < firstLookTimeout && loop.Pause(ctx, firstLookPause) { //nolint:revive // the condition does it
-	}
-	close(f.known)
+	f.firstLook(ctx)
 	ticker := time.NewTicker(f.interval)
 	defer ticker.Stop()
 	for {
@@ -95,6 +93,18 @@ func (f *foreignClaims) run(ctx context.Context) {
 		case <-f.lookNow:
 		}
 		_ = f.look(ctx) // it is logged
+	}
+}
+
+// firstLook looks until the kubelet has answered, though not for ever.
+func (f *foreignClaims) firstLook(ctx context.Context) {
+	defer close(f.known)
+	began := time.Now()
+	for {
+		err := f.look(ctx)
+		if !errors.Is(err, neighbour.ErrKubelet) || time.Since(began) >= firstLookTimeout || !loop.Pause(ctx, firstLookPause) {
+			return
+		}
 	}
 }
 
@@ -196,7 +206,8 @@ func describeForeign(c neighbour.Claim) string {
 	return fmt.Sprintf("claim %s%s has %s of %s, and may be using this GPU", c, pods, plural("device", c.Devices), otherDriver)
 }
 
-// taintValue names a claim: "namespace.name", cut where that is too long, or the UID.
+// taintValue names a claim: "namespace.name", cut where that is too long, or the UID. What the API
+// would refuse, in a file that somebody has changed, is left out.
 func taintValue(c neighbour.Claim) string {
 	value := string(c.UID)
 	if c.Name != "" {
@@ -205,13 +216,17 @@ func taintValue(c neighbour.Claim) string {
 	if len(value) > validation.LabelValueMaxLength {
 		value = strings.TrimRight(value[:validation.LabelValueMaxLength], "-.")
 	}
+	if len(validation.IsValidLabelValue(value)) > 0 {
+		return ""
+	}
 	return value
 }
 
 // released notes that a claim is not used on this node any more.
 func (f *foreignClaims) released(uid types.UID) {
-	f.find.Release(uid)
-	f.lookNow.Fire()
+	if f.find.Release(uid) {
+		f.lookNow.Fire()
+	}
 }
 
 // refuse returns why a claim cannot be prepared because of another driver. A claim that is

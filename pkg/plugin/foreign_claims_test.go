@@ -48,10 +48,11 @@ func (f *fakeForeign) Request(c *resourceapi.ResourceClaim) []string {
 	return neighbour.Pool{Driver: testDriver, Name: testNode}.ForeignDevices(c.Status.Allocation)
 }
 
-func (f *fakeForeign) Release(uid types.UID) {
+func (f *fakeForeign) Release(uid types.UID) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.released = append(f.released, uid)
+	return true
 }
 
 func (f *fakeForeign) set(err error, claims ...neighbour.Claim) {
@@ -252,6 +253,7 @@ func TestTaintValue(t *testing.T) {
 		{neighbour.Claim{Namespace: "ml", Name: "train", UID: "1"}, "ml.train"},
 		{neighbour.Claim{UID: "11111111-1111-4111-8111-111111111111"}, "11111111-1111-4111-8111-111111111111"},
 		{neighbour.Claim{Namespace: "ml", Name: long + "--bcd"}, "ml." + long},
+		{neighbour.Claim{Namespace: "ml", Name: "no name"}, ""},
 	} {
 		got := taintValue(test.claim)
 		if got != test.want || len(validation.IsValidLabelValue(got)) > 0 {
