@@ -93,8 +93,9 @@ type Finder struct {
 	// RunningPods lists the UIDs of the pods that have processes on this node.
 	RunningPods func() (map[types.UID]bool, error)
 
-	// held are what the kubelet said last. What follows is for Find.
-	held []Claim
+	// held are what the kubelet said last, and recorded what the checkpoint did. What follows is
+	// for Find.
+	held, recorded []Claim
 	// observes says which of the claims that pods have only observe their devices, where the API
 	// server has answered that.
 	observes map[podClaim]bool
@@ -246,11 +247,12 @@ func (f *Finder) fromRequests(ctx context.Context) []Claim {
 }
 
 // fromCheckpoint are the claims that NVIDIA's driver has written down and that are in use. It
-// does not remove any while it does not run, so that most may have ended long ago.
+// does not remove any while it does not run, so that most may have ended long ago. They stay what
+// they were while the file or the processes cannot be read.
 func (f *Finder) fromCheckpoint(ctx context.Context) ([]Claim, error) {
 	written, err := readCheckpoint(f.Checkpoint)
 	if err != nil {
-		return nil, err
+		return f.recorded, err
 	}
 	var running map[types.UID]bool
 	var claims []Claim
@@ -268,7 +270,7 @@ func (f *Finder) fromCheckpoint(ctx context.Context) ([]Claim, error) {
 		}
 		if running == nil {
 			if running, err = f.RunningPods(); err != nil {
-				return claims, err
+				return f.recorded, err
 			}
 		}
 		for _, user := range c.Status.ReservedFor {
@@ -280,6 +282,7 @@ func (f *Finder) fromCheckpoint(ctx context.Context) ([]Claim, error) {
 			claims = append(claims, found)
 		}
 	}
+	f.recorded = claims
 	return claims, nil
 }
 

@@ -390,3 +390,21 @@ func TestRunningPods(t *testing.T) {
 		t.Errorf("%v, pods (-want +got):\n%s", err, diff)
 	}
 }
+
+// TestCheckpointUnreadable: what is known stays while the file or the processes cannot be read.
+func TestCheckpointUnreadable(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.writeRealCheckpoint(t)
+	r.running[trainPod] = true
+	train := Claim{UID: trainClaim, Devices: []string{"gpu-0"}, Pods: []string{"train-0"}}
+	r.want(t, "", train)
+	r.processes = errors.New("no procfs")
+	r.want(t, "no procfs", train)
+	r.processes = nil
+	r.writeCheckpoint(t, []byte("{"))
+	r.want(t, "read which claims NVIDIA's DRA driver has prepared", train)
+	r.writeRealCheckpoint(t)
+	delete(r.running, trainPod)
+	r.want(t, "")
+}

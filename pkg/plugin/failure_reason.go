@@ -25,8 +25,8 @@ var failureReasons = []struct {
 	name string
 	is   func(error) bool
 }{
-	{"invalid_config", as[*api.InvalidError]},
 	{"foreign_claim", is(errForeignClaim)},
+	{"invalid_config", as[*api.InvalidError]},
 	{"refused", as[*claim.RefusedError]},
 	{"out_of_date", is(journal.ErrOutOfDate)},
 	{"driver_not_loaded", is(gpu.ErrDriverNotLoaded)},

@@ -132,9 +132,14 @@ func (f *foreignClaims) look(ctx context.Context) error {
 	return err
 }
 
+// findClaims returns what was known where looking panics.
 func (f *foreignClaims) findClaims(ctx context.Context) (claims []neighbour.Claim, err error) {
+	f.mu.Lock()
+	claims = f.claims
+	f.mu.Unlock()
 	defer f.panics.Recover(ctx, &err)
-	return f.find.Find(ctx)
+	claims, err = f.find.Find(ctx)
+	return claims, err
 }
 
 // conditions are those of the GPUs of a node that the claims may have, one for each GPU and claim.

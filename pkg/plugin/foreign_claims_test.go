@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -26,6 +27,7 @@ import (
 	"github.com/partage-dev/partage/pkg/claim"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/neighbour"
+	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
 )
 
 // fakeForeign has claims of another driver that a test replaces.
@@ -277,5 +279,36 @@ func TestMayHave(t *testing.T) {
 		if diff := cmp.Diff(test.want, mayHave(node, test.names), cmpopts.SortSlices(strings.Compare), cmpopts.EquateEmpty()); diff != "" {
 			t.Errorf("%v (-want +got):\n%s", test.names, diff)
 		}
+	}
+}
+
+// panickingForeign panics once it has found something.
+type panickingForeign struct {
+	fakeForeign
+	panics atomic.Bool
+}
+
+func (f *panickingForeign) Find(ctx context.Context) ([]neighbour.Claim, error) {
+	if f.panics.Load() {
+		panic("a defect")
+	}
+	return f.fakeForeign.Find(ctx)
+}
+
+// TestForeignClaimsPanic: a defect makes no GPU seem free.
+func TestForeignClaimsPanic(t *testing.T) {
+	t.Parallel()
+	foreign := &panickingForeign{}
+	foreign.set(nil, neighbour.Claim{Namespace: "ml", Name: "train", Devices: []string{"gpu-0"}})
+	f := newForeignClaims(foreign, time.Hour, loop.NewTrigger())
+	if err := f.look(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	foreign.panics.Store(true)
+	if err := f.look(t.Context()); err == nil {
+		t.Error("the defect is not told")
+	}
+	if got := f.conditions(testNodeWith(firstGPU)); len(got) != 1 {
+		t.Errorf("conditions %+v", got)
 	}
 }
