@@ -31,6 +31,8 @@ type config struct {
 	cdiHook      string
 	pluginsDir   string
 	registrarDir string
+	podResources string
+	podName      string
 	mpsDir       string
 	hook         string
 	policyFile   string
@@ -106,6 +108,8 @@ func (c *config) flags() []cli.Flag {
 			"the kubelet's directory for plugin data; must be the same path inside and outside the container"),
 		command.String(categoryPaths, "kubelet-registrar-dir", kubeletplugin.KubeletRegistryDir, &c.registrarDir,
 			"the kubelet's directory for registration sockets; must be the same path inside and outside the container"),
+		command.String(categoryPaths, "pod-resources-socket", "/var/lib/kubelet/pod-resources/kubelet.sock", &c.podResources,
+			"the kubelet's socket that tells which devices pods have, as this process sees it; from it follows which GPUs another driver of the same name has given away"),
 		command.String(categoryPaths, "mps-dir", "/run/partage/mps", &c.mpsDir,
 			"the MPS supervisor's directory; must be the same path inside and outside the container"),
 		command.String(categoryPaths, "partage-hook", "/usr/bin/partage-hook", &c.hook,
@@ -141,6 +145,8 @@ func (c *config) flags() []cli.Flag {
 			"address, such as :9485, on which Prometheus finds metrics at "+metrics.Path+", without TLS; empty: off"),
 		command.Duration(categoryTimes, sampleIntervalFlag, 15*time.Second, &c.sampleInterval,
 			"time between two looks at what is used of a GPU, for metrics"),
+		command.String(categoryProcess, "pod-name", "", &c.podName,
+			"name of the driver's pod; a kubelet that does not list it has not read its pods yet. Empty: any list of pods counts"),
 		command.String(categoryProcess, "pod-uid", "", &c.podUID,
 			"UID of the driver's pod; lets an old and a new pod overlap during a rolling update"),
 	}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -68,6 +69,7 @@ type gpuLoop struct {
 	conditions           *conditionReporter
 	metrics              *metrics.Metrics
 	health               healthMonitor
+	foreign              *foreignClaims
 	troubles             *troubles
 	// tell takes the inventory with what is known now, and when that was last surveyed.
 	tell func(inventory *device.Inventory, surveyedAt time.Time)
@@ -123,6 +125,8 @@ func (l *gpuLoop) run(ctx context.Context) {
 	l.recall(ctx)
 	l.handleDiscovery(ctx, l.discover(ctx))
 	l.reconciler.runBounded(ctx)
+	// Nothing is offered before it is known which GPUs another driver has given away.
+	l.foreign.await(ctx)
 	// Claims can have partitions that others made, which only a survey finds.
 	l.survey(ctx)
 	l.startup.finish()
@@ -286,7 +290,7 @@ func (l *gpuLoop) status() device.Status {
 		reaction = &l.desired.policy.Health
 	}
 	l.health.Follow(l.state.uuids(), *reaction)
-	return l.state.status(l.health.Conditions(), reaction)
+	return l.state.status(slices.Concat(l.health.Conditions(), l.foreign.conditions(l.state.known)), reaction)
 }
 
 // handOn tells claims, the publisher and people what is known now, if they do not know it.

@@ -7,12 +7,13 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
+
+	"github.com/partage-dev/partage/pkg/device"
 )
 
 var neighbourChecks = []Check{
@@ -56,16 +57,13 @@ func oneDriver(f *Facts) (found findings) {
 	return found
 }
 
-// ownDevice is how this driver names devices: by PCI address. NVIDIA's takes the minor number.
-var ownDevice = regexp.MustCompile(`^gpu-[0-9a-f]{4,8}-[0-9a-f]{2}-[0-9a-f]{2}-[0-7](-|$)`)
-
 func foreignSlices(f *Facts) (found findings) {
 	for _, s := range f.Slices {
 		if s.Spec.Driver != f.Driver {
 			continue
 		}
 		for _, d := range s.Spec.Devices {
-			if ownDevice.MatchString(d.Name) {
+			if device.IsName(d.Name) {
 				continue
 			}
 			node := ptr.Deref(s.Spec.NodeName, "")

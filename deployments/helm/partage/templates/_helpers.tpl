@@ -128,6 +128,7 @@ auto
 {{- end -}}
 
 {{- define "partage.pluginsDir" -}}{{ clean .Values.host.kubeletDir }}/plugins{{- end -}}
+{{- define "partage.podResourcesDir" -}}{{ clean .Values.host.kubeletDir }}/pod-resources{{- end -}}
 {{- define "partage.registrarDir" -}}{{ clean .Values.host.kubeletDir }}/plugins_registry{{- end -}}
 
 {{- /* A duration of Go's as a number of seconds. */ -}}
