@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // guide is a page whose commands a test runs, so that the page cannot say anything else than what works. Before each block of
@@ -69,6 +70,7 @@ func (g *guide) run(t *testing.T, env []string, names ...string) string {
 			t.Fatalf("%s has no commands named %s", g.page, name)
 		}
 		g.ran[name] = true
+		start := time.Now()
 		ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 		cmd := exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c", g.names.Replace(commands))
 		cmd.Dir, cmd.Env = g.dir, slices.Concat(os.Environ(), env)
@@ -77,6 +79,7 @@ func (g *guide) run(t *testing.T, env []string, names ...string) string {
 		if err != nil {
 			t.Fatalf("%s, %s: %v\n%s\n%s", g.page, name, err, commands, out)
 		}
+		t.Logf("%s, %s: %v", g.page, name, time.Since(start).Round(time.Millisecond))
 		all.Write(out)
 	}
 	return all.String()

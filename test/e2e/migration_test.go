@@ -53,8 +53,9 @@ func migrant(t *testing.T) (ns, dir string) {
 		removeNamespace(t, ns)
 		mustHelm(t, "uninstall", release, "--ignore-not-found", "--wait")
 		kubectl(t, "label", "nodes", "--all", gpuDriverLabel+"-")
-		waitSlices(t, wholeNode, "nothing", func(names []string) bool { return len(names) == 0 })
-		waitSlices(t, sharedNode, "nothing", func(names []string) bool { return len(names) == 0 })
+		for _, node := range []string{wholeNode, sharedNode} {
+			waitDevices(t, node, "none", func(names []string) bool { return len(names) == 0 })
+		}
 	})
 	return ns, dir
 }
@@ -199,17 +200,19 @@ func waitAllocatable(t *testing.T, node string, want int64) {
 	})
 }
 
-// waitSlices waits until the ResourceSlices of a node have the wanted names.
-func waitSlices(t *testing.T, node, what string, wanted func(names []string) bool) {
+// waitDevices waits until the devices in the ResourceSlices of a node have the wanted names.
+func waitDevices(t *testing.T, node, what string, wanted func(names []string) bool) {
 	t.Helper()
-	eventually(t, "ResourceSlices of "+node+": "+what, func(ctx context.Context) (bool, string) {
+	eventually(t, "devices of "+node+": "+what, func(ctx context.Context) (bool, string) {
 		list, err := slicesOf(ctx, node)
 		if err != nil {
 			return false, err.Error()
 		}
 		var names []string
 		for _, s := range list {
-			names = append(names, s.Name)
+			for _, d := range s.Spec.Devices {
+				names = append(names, d.Name)
+			}
 		}
 		return wanted(names), fmt.Sprint(names)
 	})

@@ -8,6 +8,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -35,7 +36,7 @@ func TestMigrationFromDRADriver(t *testing.T) {
 		"gpuResourcesEnabledOverride=true", "resources.computeDomains.enabled=false",
 	}, ","))
 	for _, node := range []string{wholeNode, sharedNode} {
-		waitSlices(t, node, "those of NVIDIA's driver", areNVIDIAs(node))
+		waitDevices(t, node, "those of NVIDIA's driver", areNVIDIAs)
 	}
 	apply(t, ns, deployment("claims", 2, "{name: gpu, exactly: "+wholeGPU.String()+"}")+oldDeployment("limits", 2))
 	wantEachOnItsOwn(t, ns)
@@ -53,13 +54,13 @@ func TestMigrationFromDRADriver(t *testing.T) {
 		g.run(t, onNodeNamed(node), "move", "uncordon")
 	}
 	move(wholeNode)
-	waitSlices(t, wholeNode, "Partage's", arePartages(wholeNode))
-	waitSlices(t, sharedNode, "those of NVIDIA's driver", areNVIDIAs(sharedNode))
+	waitDevices(t, wholeNode, "Partage's", arePartages)
+	waitDevices(t, sharedNode, "those of NVIDIA's driver", areNVIDIAs)
 	runsOn(t, draDriver, draDriverPods, sharedNode)
 	wantEachOnItsOwn(t, ns)
 
 	g.run(t, onNodeNamed(wholeNode), "drain", "back", "uncordon")
-	waitSlices(t, wholeNode, "those of NVIDIA's driver", areNVIDIAs(wholeNode))
+	waitDevices(t, wholeNode, "those of NVIDIA's driver", areNVIDIAs)
 	wantEachOnItsOwn(t, ns)
 	move(wholeNode)
 	wantEachOnItsOwn(t, ns)
@@ -150,16 +151,16 @@ func waitTainted(t *testing.T, node, uuid string) {
 	})
 }
 
-// areNVIDIAs are slices of NVIDIA's driver, whose names end in random characters.
-func areNVIDIAs(node string) func(names []string) bool {
-	return func(names []string) bool {
-		return len(names) > 0 && !slices.ContainsFunc(names, func(n string) bool { return !strings.Contains(n, "-"+driverName+"-"+node+"-") })
-	}
-}
+// Devices have other names with each of the drivers.
+var (
+	nvidiasDevice  = regexp.MustCompile(`^gpu-[0-9]+$`)
+	partagesDevice = regexp.MustCompile(`^gpu-[0-9a-f]{4}-`)
+)
 
-// arePartages are slices of Partage, whose names end in that of the node.
-func arePartages(node string) func(names []string) bool {
-	return func(names []string) bool {
-		return len(names) > 0 && !slices.ContainsFunc(names, func(n string) bool { return !strings.HasSuffix(n, "-"+driverName+"-"+node) })
-	}
+func areNVIDIAs(names []string) bool  { return allMatch(names, nvidiasDevice) }
+func arePartages(names []string) bool { return allMatch(names, partagesDevice) }
+
+// allMatch reports whether there are names and all are like this.
+func allMatch(names []string, like *regexp.Regexp) bool {
+	return len(names) > 0 && !slices.ContainsFunc(names, func(n string) bool { return !like.MatchString(n) })
 }
