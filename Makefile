@@ -34,7 +34,7 @@ SOAK := 10m
 # tests then start sooner, pkg/host, which runs its test binary without a C library, and
 # pkg/mps/supervisor, which runs its test binary as the control program: with the detector
 # that takes longer to start than the tests give it.
-PLAIN := ./cmd/partage-hook ./pkg/api/... ./pkg/device/... ./pkg/host/... ./pkg/mps/supervisor ./pkg/policy/... ./pkg/quote/... ./pkg/version/... ./test/docs ./test/gpusim/... ./test/krew ./test/versions
+PLAIN := ./cmd/partage-hook ./pkg/api/... ./pkg/device/... ./pkg/host/... ./pkg/mps/supervisor ./pkg/policy/... ./pkg/quote/... ./pkg/version/... ./test/docs/... ./test/gpusim/... ./test/krew ./test/versions
 RACE = $(filter-out $(shell go list $(PLAIN)),$(shell go list ./cmd/... ./pkg/...))
 FLOW := $(addprefix ./test/flow/,claims conformance sharing metrics crash fault soak)
 
@@ -274,7 +274,7 @@ $(LINT): test/tools/go.mod test/tools/go.sum
 # they write what the tests of pkg/device read. ./test/cluster is a module of its own.
 .PHONY: golden
 golden: build $(HELM) ## Rewrite all golden files from what the code does now; look at the diff
-	$(call update-golden,test/gpusim test/flow test/versions pkg)
+	$(call update-golden,test/gpusim test/flow test/versions pkg cmd test/docs)
 	cd test/cluster && export CGO_ENABLED=0; $(call update-golden,internal)
 	HELM=$(CURDIR)/$(HELM) deployments/helm/check -update
 

@@ -45,16 +45,16 @@ var (
 // GpuConfig configures a whole GPU.
 type GpuConfig struct {
 	metav1.TypeMeta `json:",inline"`
-	// Sharing is how the containers that use the claim share the GPU. Nil asks for
-	// nothing.
+	// sharing is how the containers that use the claim share the device. Absent: nothing is
+	// set.
 	Sharing *GpuSharing `json:"sharing,omitempty"`
 }
 
 // MigDeviceConfig configures a MIG partition.
 type MigDeviceConfig struct {
 	metav1.TypeMeta `json:",inline"`
-	// Sharing is how the containers that use the claim share the partition. Nil asks
-	// for nothing.
+	// sharing is how the containers that use the claim share the device. Absent: nothing is
+	// set.
 	Sharing *MigDeviceSharing `json:"sharing,omitempty"`
 }
 
