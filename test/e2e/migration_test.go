@@ -53,9 +53,8 @@ func migrant(t *testing.T) (ns, dir string) {
 		removeNamespace(t, ns)
 		mustHelm(t, "uninstall", release, "--ignore-not-found", "--wait")
 		kubectl(t, "label", "nodes", "--all", gpuDriverLabel+"-")
-		for _, node := range []string{wholeNode, sharedNode} {
-			waitDevices(t, node, "none", func(names []string) bool { return len(names) == 0 })
-		}
+		// The kubelet would do that half a minute later.
+		kubectl(t, "delete", "resourceslices", "--all")
 	})
 	return ns, dir
 }
