@@ -50,7 +50,7 @@ func oneDriver(f *Facts) (found findings) {
 		}
 		if len(sets) > 1 {
 			found.add(Error, fmt.Sprintf("Two installations of the driver run on the node, with the same name: DaemonSets %s", strings.Join(slices.Sorted(maps.Keys(sets)), " and ")),
-				"Uninstall one of them (docs/how-to/install.md#removal)", nodeRef(node))
+				"Uninstall one of them (docs/how-to/uninstall.md)", nodeRef(node))
 		}
 	}
 	return found
