@@ -13,6 +13,7 @@ import (
 	"github.com/partage-dev/partage/pkg/command"
 	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/metrics"
+	"github.com/partage-dev/partage/pkg/plugin/nodelabels"
 )
 
 // config holds the value of every flag.
@@ -46,6 +47,7 @@ type config struct {
 	claimCheckInterval time.Duration
 
 	claimStatus, deviceMetadata bool
+	nodeLabels                  string
 	metricsAddress              string
 	sampleInterval              time.Duration
 
@@ -57,6 +59,7 @@ type config struct {
 const (
 	metricsAddressFlag = "metrics-address"
 	sampleIntervalFlag = "sample-interval"
+	nodeLabelsFlag     = "node-labels"
 )
 
 const (
@@ -118,6 +121,8 @@ func (c *config) flags() []cli.Flag {
 			"write into the status of claims which GPU or MIG device they have, with what limits, and whether it is ready"),
 		command.Bool(categoryPods, "device-metadata", true, &c.deviceMetadata,
 			"mount a file into containers from which programs can read about their devices, below /var/run/kubernetes.io/dra-device-attributes"),
+		command.String(categoryPods, nodeLabelsFlag, string(nodelabels.Never), &c.nodeLabels,
+			"labels of the node about its GPUs, as GPU feature discovery writes them: "+string(nodelabels.Write)+", "+string(nodelabels.Remove)+" those that were written, or "+string(nodelabels.Never)+", which leaves the node alone"),
 
 		command.Duration(categoryTimes, "nvml-call-limit", 25*time.Second, &c.callLimit,
 			"how long one call of the NVIDIA driver may take before it is abandoned and its GPU counts as not responding"),

@@ -26,6 +26,7 @@ import (
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/partition"
 	"github.com/partage-dev/partage/pkg/plugin"
+	"github.com/partage-dev/partage/pkg/plugin/nodelabels"
 	"github.com/partage-dev/partage/pkg/sharing"
 	"github.com/partage-dev/partage/pkg/usage"
 	"github.com/partage-dev/partage/pkg/version"
@@ -171,6 +172,8 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 		PodUID:            types.UID(c.podUID),
 		StatusClient:      c.statusClient(clients),
 		DeviceMetadata:    c.deviceMetadata,
+		NodeLabels:        nodelabels.Mode(c.nodeLabels),
+		LabelClient:       clients.background,
 		CDIDir:            c.cdiRoot,
 		FileContext:       fileContext,
 		Events:            events,

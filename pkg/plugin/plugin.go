@@ -18,6 +18,7 @@
 //	metadata.go      what containers can read about their devices, in files that
 //	                 metadatafiles/ looks after
 //	exposure.go      reports that containers can have GPUs without a claim
+//	labels.go        tells nodelabels/ which GPUs the labels of the node are about
 //	events.go        writes events to the API server; event_lane.go decides when
 //	readiness.go     why the plugin is not ready; health.go answers for it
 package plugin
@@ -48,6 +49,7 @@ import (
 	"github.com/partage-dev/partage/pkg/plugin/claimstatus"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
 	"github.com/partage-dev/partage/pkg/plugin/metadatafiles"
+	"github.com/partage-dev/partage/pkg/plugin/nodelabels"
 	"github.com/partage-dev/partage/pkg/plugin/publish"
 )
 
@@ -94,6 +96,10 @@ type Options struct {
 	StatusClient kubernetes.Interface
 	// DeviceMetadata gives containers a file about their devices.
 	DeviceMetadata bool
+	// NodeLabels says what becomes of the node's labels about its GPUs, which LabelClient
+	// writes. Optional: without it they are left alone.
+	NodeLabels  nodelabels.Mode
+	LabelClient kubernetes.Interface
 	// CDIDir is the folder of CDI specs, and FileContext the SELinux context of files that
 	// containers read, empty for none.
 	CDIDir, FileContext string
@@ -154,7 +160,9 @@ type Plugin struct {
 	// status is nil where the status of claims is not written.
 	status   *claimstatus.Writer
 	metadata *deviceMetadata
-	timing   timing
+	// labels is nil where the labels of the node are left alone.
+	labels *nodelabels.Writer
+	timing timing
 	// socketUID is part of the names of the sockets.
 	socketUID types.UID
 	// stop ends Run with an error.
@@ -217,10 +225,11 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 		claims: o.Claims, interval: o.ReconcileInterval, followUp: t.followUp, failed: failed, surveyNow: surveyNow,
 		metrics: o.Metrics,
 	}
+	p.labels = newLabels(&o)
 	p.exposure = &exposureLoop{check: o.Exposure, node: readNode(o.KubeClient, o.NodeName, t.node), events: o.Events}
 	p.gpus = &gpuLoop{
 		driverName: o.DriverName, nodeName: o.NodeName, interval: o.PollInterval,
-		hardware: o.Hardware, claims: o.Claims, publisher: p.publisher, reconciler: p.reconciler,
+		hardware: o.Hardware, claims: o.Claims, publisher: labelling{p.publisher, p.labels}, reconciler: p.reconciler,
 		readiness: p.readiness, startup: p.startup, conditions: &conditionReporter{events: o.Events, claims: o.Claims},
 		health: noHealth{}, troubles: troubles, tell: p.devices.set,
 		surveyNow: surveyNow, failed: failed, healthChanged: loop.NewTrigger(), stop: stop, metrics: o.Metrics,
@@ -299,6 +308,9 @@ func (p *Plugin) Run(ctx context.Context) error {
 	if p.status != nil {
 		running.Go(func() { p.status.Run(loops) })
 	}
+	if p.labels != nil {
+		running.Go(func() { p.labels.Run(loops) })
+	}
 	running.Go(func() { p.runMetadata(loops) })
 
 	<-ctx.Done()
@@ -321,13 +333,6 @@ func (p *Plugin) runReconciler(ctx context.Context) {
 func (p *Plugin) runMetadata(ctx context.Context) {
 	<-p.startup.done
 	p.metadata.run(ctx, p.options.ReconcileInterval)
-}
-
-// tellStates takes how the devices of claims are.
-func (p *Plugin) tellStates(states []claimState) {
-	if p.status != nil {
-		p.status.Set(statusOf(states))
-	}
 }
 
 func (p *Plugin) helperOptions() []kubeletplugin.Option {

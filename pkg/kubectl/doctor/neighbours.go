@@ -148,7 +148,7 @@ func nodeLabels(f *Facts) (found findings) {
 		count, has := n.Labels["nvidia.com/gpu.count"]
 		if published := fmt.Sprint(gpus[n.Name]); has && gpus[n.Name] > 0 && count != published {
 			found.add(Warning, fmt.Sprintf("The label nvidia.com/gpu.count is %s, and the driver publishes %s GPUs", count, published),
-				"A GPU that is missing has the event GPUNotListed of the node; the sharing policy may leave GPUs alone; the label is stale if GPU Feature Discovery does not run any more",
+				"A GPU that is missing has the event GPUNotListed of the node; the sharing policy may leave GPUs alone; GPU feature discovery counts one model of several; the label is stale if nobody writes it any more, neither GPU feature discovery nor the driver (docs/how-to/node-labels.md)",
 				nodeRef(n.Name))
 		}
 	}

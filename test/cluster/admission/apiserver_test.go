@@ -35,7 +35,7 @@ var namespaces = map[string]string{"default": "", "team": "", "kube-system": "",
 var mpsClasses = map[string]string{"team-a": "team-a.mps.example.com"}
 
 // resources are those of the kinds that policies are about.
-var resources = map[string]string{"ResourceClaim": "resourceclaims", "ResourceClaimTemplate": "resourceclaimtemplates", "Event": "events"}
+var resources = map[string]string{"ResourceClaim": "resourceclaims", "ResourceClaimTemplate": "resourceclaimtemplates", "Event": "events", "Node": "nodes"}
 
 // apiServer is the part of an API server that asks policies.
 type apiServer struct {

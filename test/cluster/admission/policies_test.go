@@ -28,6 +28,8 @@ var goldenPolicies = map[string][]string{
 	"defaults":          {"partage-own-claim-status", "partage-own-events", "partage-own-node-resourceslices", "partage-slow-requests"},
 	"scheduler-crashes": {"partage-all-devices", "partage-own-claim-status", "partage-own-events", "partage-own-node-resourceslices", "partage-slow-requests"},
 	"everything":        {"share-gpus-all-devices", "share-gpus-mps-namespaces", "share-gpus-slow-requests"},
+	"node-labels":       {"partage-own-claim-status", "partage-own-events", "partage-own-node-labels", "partage-own-node-resourceslices", "partage-slow-requests"},
+	"mig-resources-all": {"partage-own-claim-status", "partage-own-events", "partage-own-node-resourceslices", "partage-slow-requests"},
 	"no-supervisor":     {"partage-own-claim-status", "partage-own-events", "partage-own-node-resourceslices"},
 }
 
@@ -187,7 +189,7 @@ func TestCosts(t *testing.T) {
 			}
 		}
 	}
-	if measured != 6 {
+	if measured != 8 {
 		t.Errorf("%d policies", measured)
 	}
 }
