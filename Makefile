@@ -212,6 +212,14 @@ test-kueue: root setup build cluster images ## Let a real Kueue hold jobs back u
 	go test -c -tags e2e -o $(OUT)/e2e.test ./test/e2e
 	test/e2e/run kueue
 
+.PHONY: test-migration
+test-migration: root setup build cluster images ## Follow the migration guides, from NVIDIA's device plugin and DRA driver
+	$(call say,building what users come from (the first time takes minutes))
+	test/peers/build
+	$(call say,migrations: log in $(OUT)/test-cluster/migration.log)
+	go test -c -tags e2e -o $(OUT)/e2e.test ./test/e2e
+	test/e2e/run migration
+
 # VERSIONS names some of them; test/versions/run says which there are.
 VERSIONS :=
 .PHONY: test-versions

@@ -163,8 +163,8 @@ func chartValues(t *testing.T) map[string]any {
 	return values
 }
 
-// hasValue reports whether the chart has a value. What is below a section without entries is
-// not looked at.
+// hasValue reports whether the chart has a value. What is below a section without entries, or
+// in a node selector, is not looked at.
 func hasValue(values map[string]any, name string) bool {
 	section := values
 	for key := range strings.SplitSeq(name, ".") {
@@ -173,7 +173,7 @@ func hasValue(values map[string]any, name string) bool {
 			return false
 		}
 		inner, isSection := value.(map[string]any)
-		if !isSection || len(inner) == 0 {
+		if !isSection || len(inner) == 0 || key == "nodeSelector" {
 			return true
 		}
 		section = inner
