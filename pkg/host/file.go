@@ -54,7 +54,7 @@ func TemporaryName(path string) string {
 
 func replace(path string, data []byte, mode fs.FileMode, sync func(*os.File) error) error {
 	temporary := TemporaryName(path)
-	err := write(temporary, data, mode, sync)
+	err := writeTo(temporary, data, mode, sync)
 	if err == nil {
 		err = os.Rename(temporary, path)
 	}
@@ -64,7 +64,7 @@ func replace(path string, data []byte, mode fs.FileMode, sync func(*os.File) err
 	return nil
 }
 
-func write(path string, data []byte, mode fs.FileMode, sync func(*os.File) error) (err error) {
+func writeTo(path string, data []byte, mode fs.FileMode, sync func(*os.File) error) (err error) {
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, mode)
 	if err != nil {
 		return err

@@ -52,8 +52,8 @@ func (c *Client) Unmonitored(pciAddress string) error {
 	return c.monitoring.reasons[pciAddress]
 }
 
-// Events returns what the driver reports about GPUs, until ctx ends; then, within a second,
-// it closes the channel. There must be one caller at a time. Nothing is reported of what
+// Events returns what the driver reports about GPUs, until ctx ends; then it closes the
+// channel. There must be one caller at a time. Nothing is reported of what
 // happened before.
 //
 // It follows the GPUs that Discover has found, also through a reset and into another
