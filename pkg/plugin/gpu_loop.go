@@ -205,8 +205,7 @@ func (l *gpuLoop) handleDiscovery(ctx context.Context, found discovery) {
 	l.updateDesired(ctx)
 	var inventory *device.Inventory
 	if found.err == nil {
-		known, _ := l.state.merge(found.node)
-		inventory, found.err = l.desired.build(ctx, known)
+		inventory, found.err = l.inventoryOf(ctx, found.node)
 	}
 	if found.err != nil {
 		l.handleFailedDiscovery(ctx, found.err)
@@ -220,6 +219,15 @@ func (l *gpuLoop) handleDiscovery(ctx context.Context, found discovery) {
 	l.metrics.SetGPUs(now, status)
 	l.readiness.setHardware(ctx, "")
 	l.remember(ctx)
+}
+
+// inventoryOf returns the inventory that there is, if a discovery has found nothing new.
+func (l *gpuLoop) inventoryOf(ctx context.Context, found *gpu.Node) (*device.Inventory, error) {
+	known, _ := l.state.merge(found)
+	if l.state.inventory != nil && !l.desired.outdated() && reflect.DeepEqual(known, l.state.known) {
+		return l.state.inventory, nil
+	}
+	return l.desired.build(ctx, known)
 }
 
 func (l *gpuLoop) handleFailedDiscovery(ctx context.Context, err error) {

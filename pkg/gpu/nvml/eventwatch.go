@@ -22,7 +22,7 @@ const (
 	// eventWait is how long one call waits for an event. Each end of a call wakes the process,
 	// once for every GPU, which is most of what an idle node costs; and an event is not older
 	// than the last call, so that shorter waits tell better about which partition it is.
-	eventWait = 5 * time.Second
+	eventWait = 10 * time.Second
 	// eventMore is how long the call after an event waits, which tells whether there are more.
 	eventMore = time.Millisecond
 	// eventCheck is how often a GPU without events is asked whether it is still the one
