@@ -28,13 +28,15 @@ MACHINE := dgx-h100
 CLUSTER := bin/cluster
 HELM := $(OUT)/cluster/bin/helm
 LINT := $(OUT)/bin/golangci-lint
+ACTIONLINT := $(OUT)/bin/actionlint
+VULNCHECK := $(OUT)/bin/govulncheck
 # How long make soak takes.
 SOAK := 10m
 # Unit tests run with the race detector, except for packages without goroutines, whose
 # tests then start sooner, pkg/host, which runs its test binary without a C library, and
 # pkg/mps/supervisor, which runs its test binary as the control program: with the detector
 # that takes longer to start than the tests give it.
-PLAIN := ./cmd/partage-hook ./pkg/api/... ./pkg/device/... ./pkg/host/... ./pkg/mps/supervisor ./pkg/policy/... ./pkg/quote/... ./pkg/version/... ./test/docs ./test/gpusim/... ./test/krew ./test/versions
+PLAIN := ./cmd/partage-hook ./pkg/api/... ./pkg/device/... ./pkg/host/... ./pkg/mps/supervisor ./pkg/policy/... ./pkg/quote/... ./pkg/version/... ./test/docs/... ./test/gpusim/... ./test/krew ./test/versions ./test/workflows
 RACE = $(filter-out $(shell go list $(PLAIN)),$(shell go list ./cmd/... ./pkg/...))
 FLOW := $(addprefix ./test/flow/,claims conformance sharing metrics crash fault soak)
 
@@ -210,6 +212,14 @@ test-kueue: root setup build cluster images ## Let a real Kueue hold jobs back u
 	go test -c -tags e2e -o $(OUT)/e2e.test ./test/e2e
 	test/e2e/run kueue
 
+.PHONY: test-migration
+test-migration: root setup build cluster images ## Follow the migration guides, from NVIDIA's device plugin and DRA driver
+	$(call say,building what users come from (the first time takes minutes))
+	test/peers/build
+	$(call say,migrations: log in $(OUT)/test-cluster/migration.log)
+	go test -c -tags e2e -o $(OUT)/e2e.test ./test/e2e
+	test/e2e/run migration
+
 # VERSIONS names some of them; test/versions/run says which there are.
 VERSIONS :=
 .PHONY: test-versions
@@ -243,7 +253,10 @@ bench: build ## Measure Prepare and Unprepare, without and with simulated latenc
 LINT_CLUSTER := ./cmd/cluster ./cmd/pause ./integration ./internal/...
 
 .PHONY: lint
-lint: $(LINT) gpusim ## Check formatting and code of all modules
+lint: $(LINT) $(ACTIONLINT) gpusim ## Check formatting and code of all modules, and the workflows
+	$(call say,workflows)
+	@# Without the programs that it calls where they happen to be installed.
+	$(ACTIONLINT) -shellcheck= -pyflakes=
 	$(call say,gofmt)
 	@files=$$(gofmt -l cmd pkg test); if [[ -n $$files ]]; then echo "not formatted:"; echo "$$files"; exit 1; fi
 	$(call say,golangci-lint and go vet)
@@ -254,6 +267,16 @@ lint: $(LINT) gpusim ## Check formatting and code of all modules
 	cd test/cluster && CGO_ENABLED=0 go vet -tags cluster $(LINT_CLUSTER) && CGO_ENABLED=0 $(CURDIR)/$(LINT) run --allow-serial-runners --config $(CURDIR)/.golangci.yaml $(LINT_CLUSTER)
 	cd test/ui && CGO_ENABLED=0 $(CURDIR)/$(LINT) run --allow-serial-runners --config $(CURDIR)/.golangci.yaml ./...
 	cd test/allocators && $(CURDIR)/$(LINT) run --allow-serial-runners --config $(CURDIR)/.golangci.yaml .
+
+# It asks a database on the internet, and finds something whenever somebody else did.
+.PHONY: vulnerabilities
+vulnerabilities: $(VULNCHECK) ## Look for known vulnerabilities in what the programs call
+	$(call say,known vulnerabilities)
+	$(VULNCHECK) -tags '$(GO_TAGS)' ./cmd/... ./pkg/...
+
+$(ACTIONLINT) $(VULNCHECK) &: test/tools/ci/go.mod test/tools/ci/go.sum
+	$(call say,building actionlint and govulncheck (once))
+	cd test/tools/ci && CGO_ENABLED=0 go build -o $(CURDIR)/$(OUT)/bin/ github.com/rhysd/actionlint/cmd/actionlint golang.org/x/vuln/cmd/govulncheck
 
 $(LINT): test/tools/go.mod test/tools/go.sum
 	$(call say,building golangci-lint (once))
@@ -266,8 +289,8 @@ $(LINT): test/tools/go.mod test/tools/go.sum
 # they write what the tests of pkg/device read. ./test/cluster is a module of its own.
 .PHONY: golden
 golden: build $(HELM) ## Rewrite all golden files from what the code does now; look at the diff
-	$(call update-golden,test/gpusim test/flow test/versions pkg)
-	cd test/cluster && export CGO_ENABLED=0; $(call update-golden,internal)
+	$(call update-golden,test/gpusim test/flow test/versions pkg cmd test/docs)
+	cd test/cluster && export CGO_ENABLED=0; $(call update-golden,internal admission)
 	HELM=$(CURDIR)/$(HELM) deployments/helm/check -update
 
 # $(1): folders.

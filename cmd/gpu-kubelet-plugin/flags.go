@@ -13,6 +13,7 @@ import (
 	"github.com/partage-dev/partage/pkg/command"
 	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/metrics"
+	"github.com/partage-dev/partage/pkg/plugin/nodelabels"
 )
 
 // config holds the value of every flag.
@@ -30,6 +31,8 @@ type config struct {
 	cdiHook      string
 	pluginsDir   string
 	registrarDir string
+	podResources string
+	podName      string
 	mpsDir       string
 	hook         string
 	policyFile   string
@@ -46,6 +49,7 @@ type config struct {
 	claimCheckInterval time.Duration
 
 	claimStatus, deviceMetadata bool
+	nodeLabels                  string
 	metricsAddress              string
 	sampleInterval              time.Duration
 
@@ -57,6 +61,7 @@ type config struct {
 const (
 	metricsAddressFlag = "metrics-address"
 	sampleIntervalFlag = "sample-interval"
+	nodeLabelsFlag     = "node-labels"
 )
 
 const (
@@ -103,6 +108,8 @@ func (c *config) flags() []cli.Flag {
 			"the kubelet's directory for plugin data; must be the same path inside and outside the container"),
 		command.String(categoryPaths, "kubelet-registrar-dir", kubeletplugin.KubeletRegistryDir, &c.registrarDir,
 			"the kubelet's directory for registration sockets; must be the same path inside and outside the container"),
+		command.String(categoryPaths, "pod-resources-socket", "/var/lib/kubelet/pod-resources/kubelet.sock", &c.podResources,
+			"the kubelet's socket that tells which devices pods have, as this process sees it; from it follows which GPUs another driver of the same name has given away"),
 		command.String(categoryPaths, "mps-dir", "/run/partage/mps", &c.mpsDir,
 			"the MPS supervisor's directory; must be the same path inside and outside the container"),
 		command.String(categoryPaths, "partage-hook", "/usr/bin/partage-hook", &c.hook,
@@ -118,6 +125,8 @@ func (c *config) flags() []cli.Flag {
 			"write into the status of claims which GPU or MIG device they have, with what limits, and whether it is ready"),
 		command.Bool(categoryPods, "device-metadata", true, &c.deviceMetadata,
 			"mount a file into containers from which programs can read about their devices, below /var/run/kubernetes.io/dra-device-attributes"),
+		command.String(categoryPods, nodeLabelsFlag, string(nodelabels.Never), &c.nodeLabels,
+			"labels of the node about its GPUs, as GPU feature discovery writes them: "+string(nodelabels.Write)+", "+string(nodelabels.Remove)+" those that were written, or "+string(nodelabels.Never)+", which leaves the node alone"),
 
 		command.Duration(categoryTimes, "nvml-call-limit", 25*time.Second, &c.callLimit,
 			"how long one call of the NVIDIA driver may take before it is abandoned and its GPU counts as not responding"),
@@ -136,6 +145,8 @@ func (c *config) flags() []cli.Flag {
 			"address, such as :9485, on which Prometheus finds metrics at "+metrics.Path+", without TLS; empty: off"),
 		command.Duration(categoryTimes, sampleIntervalFlag, 15*time.Second, &c.sampleInterval,
 			"time between two looks at what is used of a GPU, for metrics"),
+		command.String(categoryProcess, "pod-name", "", &c.podName,
+			"name of the driver's pod; a kubelet that does not list it has not read its pods yet. Empty: any list of pods counts"),
 		command.String(categoryProcess, "pod-uid", "", &c.podUID,
 			"UID of the driver's pod; lets an old and a new pod overlap during a rolling update"),
 	}

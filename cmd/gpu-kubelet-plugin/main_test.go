@@ -66,6 +66,7 @@ func TestBadFlags(t *testing.T) {
 		{[]string{"--orphan-grace=0s"}, []string{`--orphan-grace (ORPHAN_GRACE) is "0s": want a time from`}},
 		{[]string{"--policy-spread=-1s"}, []string{`--policy-spread (POLICY_SPREAD) is "-1s": want a time from 0s to 1h0m0s`}},
 		{[]string{"--claim-check-interval=25h"}, []string{`--claim-check-interval (CLAIM_CHECK_INTERVAL) is "25h0m0s": want a time from`}},
+		{[]string{"--node-labels=true"}, []string{`--node-labels (NODE_LABELS) is "true": want Never, Write or Remove`}},
 		{[]string{"-v=-1"}, []string{`--v (LOG_LEVEL) is "-1": want 0 or more`}},
 		{[]string{"--logging-format=xml"}, []string{`--logging-format (LOGGING_FORMAT) is "xml": want text or json`}},
 		{[]string{"--health-socket=x", "--kube-api-burst=-1"}, []string{"HEALTH_SOCKET", "KUBE_API_BURST"}},

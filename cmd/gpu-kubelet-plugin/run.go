@@ -24,8 +24,10 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu/nvml"
 	"github.com/partage-dev/partage/pkg/holder"
 	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/neighbour"
 	"github.com/partage-dev/partage/pkg/partition"
 	"github.com/partage-dev/partage/pkg/plugin"
+	"github.com/partage-dev/partage/pkg/plugin/nodelabels"
 	"github.com/partage-dev/partage/pkg/sharing"
 	"github.com/partage-dev/partage/pkg/usage"
 	"github.com/partage-dev/partage/pkg/version"
@@ -172,18 +174,32 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 		PodUID:            types.UID(c.podUID),
 		StatusClient:      c.statusClient(clients),
 		DeviceMetadata:    c.deviceMetadata,
+		NodeLabels:        nodelabels.Mode(c.nodeLabels),
+		LabelClient:       clients.background,
 		CDIDir:            c.cdiRoot,
 		FileContext:       fileContext,
 		Events:            events,
 		Health:            gpus,
 		Metrics:           observed,
 		Exposure:          exposureCheck(roots, "/proc", os.Getppid()),
+		ForeignClaims:     c.foreignClaims(cluster),
 		HealthListener:    listener,
 	})
 	if err != nil {
 		return err
 	}
 	return p.Run(ctx)
+}
+
+// foreignClaims finds claims of another driver with this driver's name. NVIDIA's has the same folder.
+func (c *config) foreignClaims(cluster *plugin.Cluster) *neighbour.Finder {
+	return &neighbour.Finder{
+		Pool:        neighbour.Pool{Driver: driverName, Name: c.nodeName},
+		Kubelet:     &neighbour.Kubelet{Socket: c.podResources, PodName: c.podName},
+		Cluster:     cluster,
+		Checkpoint:  filepath.Join(c.dataDir(), neighbour.CheckpointName),
+		RunningPods: func() (map[types.UID]bool, error) { return neighbour.RunningPods(os.DirFS("/proc")) },
+	}
 }
 
 // newClaims adds to the options what flags say.

@@ -5,15 +5,18 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/partage-dev/partage/pkg/command"
 	"github.com/partage-dev/partage/pkg/host"
+	"github.com/partage-dev/partage/pkg/plugin/nodelabels"
 )
 
 // validate checks the flags of the driver. The error names every wrong flag, its
@@ -34,7 +37,15 @@ func (c *config) validate() error {
 		command.CheckProgram("partage-hook", c.hook),
 		command.CheckDirectory("mps-dir", c.mpsDir, false),
 		c.validateSharing(),
+		c.validateNodeLabels(),
 	)
+}
+
+func (c *config) validateNodeLabels() error {
+	if slices.Contains(nodelabels.Modes, nodelabels.Mode(c.nodeLabels)) {
+		return nil
+	}
+	return command.Wrong(nodeLabelsFlag, c.nodeLabels, fmt.Sprintf("%s, %s or %s", nodelabels.Never, nodelabels.Write, nodelabels.Remove))
 }
 
 // validateSlices checks the flags that the slices sub-command uses.

@@ -9,7 +9,8 @@
 //
 // The text may come from any tenant of the cluster. Decode and Validate accept any
 // input without panicking and without unbounded work; their errors name the field,
-// the value and what is expected. Admission and Prepare share them.
+// the value and what is expected. A node calls them before it prepares a claim. The chart's
+// admission policy says the same earlier, in CEL; testdata/corpus.yaml keeps the two equal.
 package api
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -45,16 +46,16 @@ var (
 // GpuConfig configures a whole GPU.
 type GpuConfig struct {
 	metav1.TypeMeta `json:",inline"`
-	// Sharing is how the containers that use the claim share the GPU. Nil asks for
-	// nothing.
+	// sharing is how the containers that use the claim share the device. Absent: nothing is
+	// set.
 	Sharing *GpuSharing `json:"sharing,omitempty"`
 }
 
 // MigDeviceConfig configures a MIG partition.
 type MigDeviceConfig struct {
 	metav1.TypeMeta `json:",inline"`
-	// Sharing is how the containers that use the claim share the partition. Nil asks
-	// for nothing.
+	// sharing is how the containers that use the claim share the device. Absent: nothing is
+	// set.
 	Sharing *MigDeviceSharing `json:"sharing,omitempty"`
 }
 

@@ -24,22 +24,26 @@ const (
 	IntervalLong    Interval = "Long"
 )
 
-// GpuSharing is how a whole GPU is shared.
+// GpuSharing is how a whole GPU is shared. The comments of fields are what
+// docs/reference/claim-config.md says of them.
 type GpuSharing struct {
-	// Strategy is required.
+	// strategy is how the processes share the device.
 	Strategy Strategy `json:"strategy"`
-	// TimeSlicingConfig may be set with strategy TimeSlicing only.
+	// timeSlicingConfig has the settings of the strategy TimeSlicing, and may be set with
+	// that only.
 	TimeSlicingConfig *TimeSlicingConfig `json:"timeSlicingConfig,omitempty"`
-	// MPSConfig may be set with strategy MPS only.
+	// mpsConfig has the settings of the strategy MPS, and may be set with that only. Limits
+	// are for each client, which is a process: a container may have several.
 	MPSConfig *MPSConfig `json:"mpsConfig,omitempty"`
 }
 
 // MigDeviceSharing is how a partition is shared. Time-slicing has no settings because
 // intervals do not apply to MIG.
 type MigDeviceSharing struct {
-	// Strategy is required.
+	// strategy is how the processes share the device.
 	Strategy Strategy `json:"strategy"`
-	// MPSConfig may be set with strategy MPS only.
+	// mpsConfig has the settings of the strategy MPS, and may be set with that only. Limits
+	// are for each client, which is a process: a container may have several.
 	MPSConfig *MPSConfig `json:"mpsConfig,omitempty"`
 }
 
@@ -51,28 +55,29 @@ func (c *MPSConfig) OnlyClientPriority() bool {
 
 // TimeSlicingConfig holds the settings of strategy TimeSlicing.
 type TimeSlicingConfig struct {
-	// Interval is IntervalDefault when absent.
+	// interval is how long one process runs before the next. Absent: Default, which leaves
+	// the setting of the GPU alone.
 	Interval *Interval `json:"interval,omitempty"`
 }
 
-// MPSConfig holds the settings of strategy MPS. Limits are for each client, which is a
-// process: a container may have several.
+// MPSConfig holds the settings of strategy MPS.
 type MPSConfig struct {
-	// DefaultActiveThreadPercentage is the part of the multiprocessors that one
-	// client may use, 1 to 100. Nil and 0 set no limit.
+	// defaultActiveThreadPercentage is the part of the multiprocessors that one client may
+	// use, from 0 to 100. Absent and 0 set no limit.
 	DefaultActiveThreadPercentage *int `json:"defaultActiveThreadPercentage,omitempty"`
-	// DefaultPinnedDeviceMemoryLimit is the device memory that one client may
-	// use on each device, at least 1Mi. Nil sets no limit.
+	// defaultPinnedDeviceMemoryLimit is the device memory that one client may use on each
+	// device, at least 1Mi. Absent: no limit.
 	DefaultPinnedDeviceMemoryLimit *MemoryLimit `json:"defaultPinnedDeviceMemoryLimit,omitempty"`
-	// DefaultPerDevicePinnedMemoryLimit takes precedence over
-	// DefaultPinnedDeviceMemoryLimit. A key is a device's UUID or its index among
-	// those of the claim that the configuration is for, from 0. See MemoryLimits.
+	// defaultPerDevicePinnedMemoryLimit takes precedence over
+	// defaultPinnedDeviceMemoryLimit. A key is the UUID of a device, or its index, from 0,
+	// among the devices of the claim that the configuration is for. At most 32.
 	DefaultPerDevicePinnedMemoryLimit map[string]MemoryLimit `json:"defaultPerDevicePinnedMemoryLimit,omitempty"`
-	// MultiUser lets clients of different user ids run at the same time.
+	// multiUser lets clients of different user IDs run at the same time. Absent: false.
 	MultiUser *bool `json:"multiUser,omitempty"`
-	// DefaultClientPriority is the priority of clients that do not set their own. It is
-	// this driver's addition to the fields of NVIDIA's, and the only field that also
-	// applies to an MPS share. Nil is the policy's for a share, otherwise PriorityNormal.
+	// defaultClientPriority is the priority of clients that do not set their own, a hint to
+	// the NVIDIA driver. NVIDIA's DRA driver does not have this field. It is the only one
+	// that also applies to an MPS share. Absent: the priority of the sharing policy for a
+	// share, otherwise Normal.
 	DefaultClientPriority *ClientPriority `json:"defaultClientPriority,omitempty"`
 }
 

@@ -8,10 +8,22 @@ import (
 	"regexp"
 	"slices"
 
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/partage-dev/partage/pkg/quote"
 )
+
+// The values of fields. The chart's admission policy has them, too; testdata/corpus.yaml has
+// configurations with each.
+var (
+	strategies       = []Strategy{MPS, TimeSlicing}
+	intervals        = []Interval{IntervalDefault, IntervalShort, IntervalMedium, IntervalLong}
+	clientPriorities = []ClientPriority{PriorityNormal, PriorityBelowNormal}
+)
+
+// maxDevices is how many devices a claim can have. Each has one limit at most.
+const maxDevices = resourceapi.AllocationResultsMaxSize
 
 // deviceKey matches an index in the claim or a UUID as NVML prints it.
 var deviceKey = regexp.MustCompile(`^([0-9]{1,3}|(GPU|MIG)-[0-9A-Za-z/-]{1,80})$`)
@@ -52,13 +64,13 @@ func validateType(version, kind, want string) field.ErrorList {
 
 func validateStrategy(strategy Strategy, sharing *field.Path) field.ErrorList {
 	path := sharing.Child("strategy")
-	switch strategy {
-	case TimeSlicing, MPS:
+	switch {
+	case slices.Contains(strategies, strategy):
 		return nil
-	case "":
+	case strategy == "":
 		return field.ErrorList{field.Required(path, `must be "MPS" or "TimeSlicing"`)}
 	}
-	return field.ErrorList{field.NotSupported(path, quote.Short(string(strategy)), []Strategy{MPS, TimeSlicing})}
+	return field.ErrorList{field.NotSupported(path, quote.Short(string(strategy)), strategies)}
 }
 
 func validateTimeSlicing(sharing *GpuSharing, path *field.Path) field.ErrorList {
@@ -73,7 +85,6 @@ func validateTimeSlicing(sharing *GpuSharing, path *field.Path) field.ErrorList 
 	if config.Interval == nil {
 		return nil
 	}
-	intervals := []Interval{IntervalDefault, IntervalShort, IntervalMedium, IntervalLong}
 	if !slices.Contains(intervals, *config.Interval) {
 		return field.ErrorList{field.NotSupported(path.Child("interval"), quote.Short(string(*config.Interval)), intervals)}
 	}
@@ -95,11 +106,13 @@ func validateMPS(strategy Strategy, config *MPSConfig, path *field.Path) field.E
 	if limit := config.DefaultPinnedDeviceMemoryLimit; limit != nil {
 		faults = append(faults, validateMemory(*limit, path.Child("defaultPinnedDeviceMemoryLimit"))...)
 	}
-	priorities := []ClientPriority{PriorityNormal, PriorityBelowNormal}
-	if priority := config.DefaultClientPriority; priority != nil && !slices.Contains(priorities, *priority) {
-		faults = append(faults, field.NotSupported(path.Child("defaultClientPriority"), quote.Short(string(*priority)), priorities))
+	if priority := config.DefaultClientPriority; priority != nil && !slices.Contains(clientPriorities, *priority) {
+		faults = append(faults, field.NotSupported(path.Child("defaultClientPriority"), quote.Short(string(*priority)), clientPriorities))
 	}
 	perDevice := path.Child("defaultPerDevicePinnedMemoryLimit")
+	if n := len(config.DefaultPerDevicePinnedMemoryLimit); n > maxDevices {
+		return append(faults, field.TooMany(perDevice, n, maxDevices))
+	}
 	for _, key := range slices.Sorted(maps.Keys(config.DefaultPerDevicePinnedMemoryLimit)) {
 		if !deviceKey.MatchString(key) {
 			faults = append(faults, field.Invalid(perDevice, quote.Short(key), `a key must be a device's index in the claim, such as "0", or its UUID`))

@@ -71,7 +71,7 @@ var mpsChecks = []Check{
 	{
 		ID:         "mps.memory-info",
 		Assumption: "cuMemGetInfo tells a client its limit as what is free, and the whole device as the total",
-		Code:       "docs/concepts/sharing.md",
+		Code:       "docs/concepts/mps.md",
 		Run:        checkMPSMemoryInfo,
 	},
 	{
@@ -107,7 +107,7 @@ var mpsChecks = []Check{
 	{
 		ID:         "mps.user-namespace",
 		Assumption: "MPS does not work for programs in a user namespace, so the driver refuses such pods",
-		Code:       "docs/concepts/sharing.md",
+		Code:       "docs/concepts/mps.md",
 		Run:        checkMPSUserNamespace,
 	},
 	{

@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/test/docs/page"
 	"github.com/partage-dev/partage/test/gpusim/catalog"
 )
 
@@ -54,32 +55,13 @@ func TestChecks(t *testing.T) {
 
 // TestDocs: the documentation lists all checks, and no others.
 func TestDocs(t *testing.T) {
-	const page, begin, end = "../../docs/how-to/conformance.md", "<!-- begin: checks -->\n\n", "\n<!-- end: checks -->"
-	text, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
-	before, rest, _ := strings.Cut(string(text), begin)
-	_, after, ok := strings.Cut(rest, end)
-	if !ok {
-		t.Fatalf("%s has no marks for the list of checks", page)
-	}
-	table := "| check | part | what the driver assumes | code |\n|---|---|---|---|\n"
+	table := page.NewTable("check", "part", "what the driver assumes", "code")
 	for _, part := range []Part{ReadOnly, MPS, Intrusive} {
 		for _, c := range Checks(part) {
-			table += fmt.Sprintf("| `%s` | %s | %s | [%s](../../%s) |\n", c.ID, part, c.Assumption, c.Code, c.Code)
+			table.Row(page.Code(c.ID), string(part), c.Assumption, fmt.Sprintf("[%s](../../%s)", c.Code, c.Code))
 		}
 	}
-	want := before + begin + table + end + after
-	if *update {
-		if err := os.WriteFile(page, []byte(want), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	if diff := cmp.Diff(want, string(text)); diff != "" {
-		t.Errorf("go test ./pkg/conformance -run TestDocs -update (-want +got):\n%s", diff)
-	}
+	page.Generated(t, *update, "docs/how-to/conformance.md", table.String())
 
 	facts, err := os.ReadFile("../../docs/design/real-nodes.md")
 	if err != nil {

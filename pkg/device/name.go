@@ -4,6 +4,7 @@
 package device
 
 import (
+	"regexp"
 	"strconv"
 	"strings"
 
@@ -93,3 +94,10 @@ func profileText(name string) string {
 	end()
 	return strings.Join(parts, "-")
 }
+
+// ownName is how the names of all devices begin: with a PCI address, which may be all of it.
+var ownName = regexp.MustCompile(`^gpu-[0-9a-f]{4,8}-[0-9a-f]{2}-[0-9a-f]{2}-[0-7](-|$)`)
+
+// IsName reports whether a device may have this name on some machine under some policy. Drivers
+// of the same name may have others; NVIDIA's take the number of the GPU.
+func IsName(name string) bool { return ownName.MatchString(name) }

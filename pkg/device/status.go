@@ -114,6 +114,9 @@ const (
 	MPSUnhealthy Reason = "mps-unhealthy"
 	// MPSUnavailable says that nothing on this node can start MPS.
 	MPSUnavailable Reason = "mps-unavailable"
+	// ForeignClaim says that a claim has a device of another driver with this driver's name
+	// that may be the GPU or a part of it. The value names the claim.
+	ForeignClaim Reason = "foreign-claim"
 	// Withdrawn says that the policy does not offer the device any more and that a
 	// claim may still have it.
 	Withdrawn Reason = "withdrawn"

@@ -5,15 +5,13 @@ package health
 
 import (
 	"flag"
-	"fmt"
-	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/test/docs/page"
 )
 
 var update = flag.Bool("update", false, "rewrite docs/reference/xids.md")
@@ -64,37 +62,18 @@ func TestParseRefuses(t *testing.T) {
 
 // TestDocs holds docs/reference/xids.md to the table.
 func TestDocs(t *testing.T) {
-	const path = "../../docs/reference/xids.md"
-	content, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	head, _, found := strings.Cut(string(content), "| XID |")
-	if !found {
-		t.Fatalf("%s has no table", path)
-	}
-	var table strings.Builder
-	table.WriteString("| XID | what it is | NVIDIA's action | is about | effect | over after | advice |\n|---|---|---|---|---|---|---|\n")
+	table := page.NewTable("XID", "what it is", "NVIDIA's action", "is about", "effect", "over after", "advice")
 	about := map[Scope]string{Application: "a program", Partition: "partition", WholeGPU: "GPU"}
 	over := map[Recovery]string{Quiet: "a quiet time", Reset: "a reset"}
 	for _, x := range Table() {
 		action, ends := "", over[x.Recovery]
 		if x.Action != "" {
-			action = "`" + x.Action + "`"
+			action = page.Code(x.Action)
 		}
 		if x.Effect == policy.EffectIgnore {
 			ends = ""
 		}
-		fmt.Fprintf(&table, "| %d | %s | %s | %s | `%s` | %s | %s |\n", x.Number, x.Name, action, about[x.Scope], x.Effect, ends, x.Advice)
+		table.Row(strconv.FormatUint(x.Number, 10), x.Name, action, about[x.Scope], page.Code(string(x.Effect)), ends, x.Advice)
 	}
-	want := head + table.String()
-	if *update {
-		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	if diff := cmp.Diff(want, string(content)); diff != "" {
-		t.Errorf("rewrite it with -update when this is meant; -want +got:\n%s", diff)
-	}
+	page.Generated(t, *update, "docs/reference/xids.md", table.String())
 }

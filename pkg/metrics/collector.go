@@ -238,8 +238,11 @@ func (s *scene) xidErrors(e *emitter) {
 	}
 }
 
+// inUse are the reasons for which somebody has something of a GPU that is in order.
+var inUse = []device.Reason{device.Occupied, device.ReleasePending, device.ForeignClaim}
+
 // unhealthy reports whether a condition is about all of the GPU and about its health: that
 // somebody uses it, or will in a moment not any more, is not.
 func unhealthy(c device.Condition) bool {
-	return c.Where == nil && c.Kind == "" && c.EffectInForce() != policy.EffectNone && c.Reason != device.Occupied && c.Reason != device.ReleasePending
+	return c.Where == nil && c.Kind == "" && c.EffectInForce() != policy.EffectNone && !slices.Contains(inUse, c.Reason)
 }

@@ -73,6 +73,8 @@ var (
 		"ResourceSlices of this node that were in the API server as they should be when that was last known; 0 before, and while another instance on the node sees to them."}
 	journalRecords = Definition{"partage_journal_records", Gauge, []string{"state"},
 		"Claims in the journal by state: preparing, prepared, unpreparing, earlier (of another boot) or unreadable."}
+	neighbours = Definition{"partage_neighbour", Gauge, []string{"kind"},
+		"1 while something else on the node gives out or partitions its GPUs, otherwise 0: device-plugin, dra-driver (NVIDIA's, with the same name) or mig-manager."}
 	mpsServers = Definition{"partage_mps_servers", Gauge, []string{"state"},
 		"MPS servers by state: starting, running, faulted or failed. Absent while no supervisor answers."}
 )
@@ -165,7 +167,7 @@ func Reference() []Group {
 		{"Preparing and releasing", "Histograms count from a millisecond to a minute.",
 			[]Definition{prepareDuration, unprepareDuration, stepDuration, prepareFailures, unprepareFailures}},
 		{"The driver", "",
-			[]Definition{buildInfo, reconcileErrors, publishErrors, publishedSlices, journalRecords, mpsServers}},
+			[]Definition{buildInfo, reconcileErrors, publishErrors, publishedSlices, journalRecords, mpsServers, neighbours}},
 		{"With the names of NVIDIA's driver", "For dashboards and alerts that exist. NVIDIA's driver observes what succeeds only, and counts in progress what waits for nothing any more.",
 			[]Definition{draRequests, draDuration, draInflight, draPrepared, draPrepareErrors, draUnprepareErrors}},
 	}

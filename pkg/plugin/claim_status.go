@@ -33,6 +33,13 @@ func StatusConfig(config *rest.Config) *rest.Config {
 // maxConditionMessage is how long a condition's message may be, in bytes. The API allows 32 KiB.
 const maxConditionMessage = 1024
 
+// tellStates takes how the devices of claims are.
+func (p *Plugin) tellStates(states []claimState) {
+	if p.status != nil {
+		p.status.Set(statusOf(states))
+	}
+}
+
 // statusOf is what the status of claims says.
 func statusOf(states []claimState) []claimstatus.Claim {
 	claims := make([]claimstatus.Claim, 0, len(states))

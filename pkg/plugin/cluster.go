@@ -13,6 +13,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	drav1beta1 "k8s.io/dynamic-resource-allocation/api/v1beta1"
@@ -92,6 +93,14 @@ var versions = []getClaim{
 	},
 }
 
+// Named returns the claim with a name, and with a UID unless that is empty, or nil. The API
+// server's cache may be behind with the answer.
+func (c *Cluster) Named(ctx context.Context, namespace, name string, uid types.UID) (*resourceapi.ResourceClaim, error) {
+	ctx, cancel := context.WithTimeout(ctx, clusterTimeout)
+	defer cancel()
+	return c.get(ctx, claim.Ref{Namespace: namespace, Name: name, UID: uid}, metav1.GetOptions{ResourceVersion: "0"})
+}
+
 // Claim returns the claim with this UID, or nil when there is none: a claim of the
 // same name with another UID is another claim. An error means that this is not
 // known now, because the API server is away, refuses, or something else answers
@@ -117,7 +126,8 @@ func (c *Cluster) Claim(ctx context.Context, ref claim.Ref) (*resourceapi.Resour
 	return c.get(ctx, ref, metav1.GetOptions{})
 }
 
-// get returns nil when the API server has no claim with this UID.
+// get returns nil when the API server has no claim with this UID, or with this name where there is
+// no UID.
 func (c *Cluster) get(ctx context.Context, ref claim.Ref, o metav1.GetOptions) (*resourceapi.ResourceClaim, error) {
 	first := int(c.served.Load())
 	for i := range versions {
@@ -132,7 +142,7 @@ func (c *Cluster) get(ctx context.Context, ref claim.Ref, o metav1.GetOptions) (
 			return nil, nil //nolint:nilnil // not finding it is an answer
 		case err != nil:
 			return nil, fmt.Errorf("ask the API server for claim %s: %w", ref, err)
-		case found.UID != ref.UID:
+		case ref.UID != "" && found.UID != ref.UID:
 			return nil, nil //nolint:nilnil // another claim
 		}
 		return found, nil

@@ -103,6 +103,10 @@ var conditionTexts = map[device.Reason]conditionText{
 		advice: "MPS servers end with it, and containers that use MPS cannot start until it is back",
 		over:   "the MPS supervisor answers again",
 	},
+	device.ForeignClaim: {
+		admin: "Its pods run on, and nothing else is offered of the GPU until they have ended. Delete them, so that they are made again with devices of this driver",
+		over:  "no claim of another driver has it any more",
+	},
 	device.Occupied:       {over: "no instance of others is in the way any more"},
 	device.ReleasePending: {over: "what ended claims had left is released"},
 }

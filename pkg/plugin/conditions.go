@@ -185,7 +185,7 @@ type conditionEvent struct {
 }
 
 // nodeWide are the reasons that may concern a node rather than a GPU.
-var nodeWide = []device.Reason{device.MPSUnavailable, device.Unresponsive}
+var nodeWide = []device.Reason{device.MPSUnavailable, device.Unresponsive, device.ForeignClaim}
 
 // eventsOf joins the conditions with the same message on one GPU, and on several where it
 // is the node's: that nothing starts MPS, or that there is no driver, concerns them all.

@@ -9,8 +9,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/exposure"
@@ -100,13 +98,4 @@ func RuntimeHandlers(node *corev1.Node) []string {
 		}
 	}
 	return names
-}
-
-// readNode reads the node; the API server's cache is good enough.
-func readNode(client kubernetes.Interface, name string, timeout time.Duration) func(context.Context) (*corev1.Node, error) {
-	return func(ctx context.Context) (*corev1.Node, error) {
-		ctx, cancel := context.WithTimeout(ctx, timeout)
-		defer cancel()
-		return client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{ResourceVersion: "0"})
-	}
 }

@@ -25,6 +25,7 @@ var failureReasons = []struct {
 	name string
 	is   func(error) bool
 }{
+	{"foreign_claim", is(errForeignClaim)},
 	{"invalid_config", as[*api.InvalidError]},
 	{"refused", as[*claim.RefusedError]},
 	{"out_of_date", is(journal.ErrOutOfDate)},

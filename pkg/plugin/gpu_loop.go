@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"sync"
 	"time"
 
@@ -68,6 +69,7 @@ type gpuLoop struct {
 	conditions           *conditionReporter
 	metrics              *metrics.Metrics
 	health               healthMonitor
+	foreign              *foreignClaims
 	troubles             *troubles
 	// tell takes the inventory with what is known now, and when that was last surveyed.
 	tell func(inventory *device.Inventory, surveyedAt time.Time)
@@ -130,6 +132,8 @@ func (l *gpuLoop) run(ctx context.Context) {
 	l.recall(ctx)
 	l.handleDiscovery(ctx, l.discover(ctx))
 	l.reconciler.runBounded(ctx)
+	// Nothing is offered before it is known which GPUs another driver has given away.
+	l.foreign.await(ctx)
 	// Claims can have partitions that others made, which only a survey finds.
 	l.survey(ctx)
 	l.startup.finish()
@@ -301,7 +305,7 @@ func (l *gpuLoop) status() device.Status {
 		reaction = &l.desired.policy.Health
 	}
 	l.health.Follow(l.state.uuids(), *reaction)
-	return l.state.status(l.health.Conditions(), reaction)
+	return l.state.status(slices.Concat(l.health.Conditions(), l.foreign.conditions(l.state.known)), reaction)
 }
 
 // handOn tells claims, the publisher and people what is known now, if they do not know it.
@@ -333,10 +337,10 @@ func (l *gpuLoop) handOn(ctx context.Context) {
 
 // samePublished makes the slices of both anew: they are large, and seldom needed.
 func (l *gpuLoop) samePublished(a, b *device.Inventory) bool {
-	slices := func(i *device.Inventory) any {
+	resources := func(i *device.Inventory) any {
 		return publish.Resources(l.driverName, l.nodeName, i, publish.AllFeatures)
 	}
-	return apiequality.Semantic.DeepEqual(slices(a), slices(b))
+	return apiequality.Semantic.DeepEqual(resources(a), resources(b))
 }
 
 func (l *gpuLoop) surveyClaims(ctx context.Context) (status device.Status, err error) {

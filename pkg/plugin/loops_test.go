@@ -101,6 +101,7 @@ func (b *bubble) Stored(context.Context) ([]resourceapi.ResourceSlice, error) { 
 // run runs the loops until end is called.
 func (b *bubble) run() (end func()) {
 	ctx, cancel := context.WithCancel(b.ctx)
+	go b.foreign.run(ctx)
 	go b.gpus.run(ctx)
 	go b.runReconciler(ctx)
 	return func() {

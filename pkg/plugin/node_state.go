@@ -134,10 +134,10 @@ func (s *nodeState) countPoll() (discoveryDue bool) {
 	return s.pollsLeft <= 0
 }
 
-// status joins the conditions of all GPUs with those that their health has. The policy decides
+// status joins the conditions of all GPUs with more, such as those of their health. The policy decides
 // about effects that are not decided yet, if it has any for the reason.
-func (s *nodeState) status(health []device.Condition, reaction *policy.Health) device.Status {
-	conditions := unique(slices.Concat(s.withoutDriver(), s.missing, s.surveyed.Conditions, health))
+func (s *nodeState) status(more []device.Condition, reaction *policy.Health) device.Status {
+	conditions := unique(slices.Concat(s.withoutDriver(), s.missing, s.surveyed.Conditions, more))
 	for i := range conditions {
 		conditions[i].Effect = cmp.Or(conditions[i].Effect, reaction.Conditions[string(conditions[i].Reason)])
 	}

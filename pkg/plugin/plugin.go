@@ -18,6 +18,9 @@
 //	metadata.go      what containers can read about their devices, in files that
 //	                 metadatafiles/ looks after
 //	exposure.go      reports that containers can have GPUs without a claim
+//	labels.go        tells nodelabels/ which GPUs the labels of the node are about
+//	neighbours.go    reports what else on the node gives out GPUs, foreign_claims.go follows
+//	                 the claims of another driver with the same name
 //	events.go        writes events to the API server; event_lane.go decides when
 //	readiness.go     why the plugin is not ready; health.go answers for it
 package plugin
@@ -33,8 +36,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
@@ -48,6 +49,7 @@ import (
 	"github.com/partage-dev/partage/pkg/plugin/claimstatus"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
 	"github.com/partage-dev/partage/pkg/plugin/metadatafiles"
+	"github.com/partage-dev/partage/pkg/plugin/nodelabels"
 	"github.com/partage-dev/partage/pkg/plugin/publish"
 )
 
@@ -94,6 +96,10 @@ type Options struct {
 	StatusClient kubernetes.Interface
 	// DeviceMetadata gives containers a file about their devices.
 	DeviceMetadata bool
+	// NodeLabels says what becomes of the node's labels about its GPUs, which LabelClient
+	// writes. Optional: without it they are left alone.
+	NodeLabels  nodelabels.Mode
+	LabelClient kubernetes.Interface
 	// CDIDir is the folder of CDI specs, and FileContext the SELinux context of files that
 	// containers read, empty for none.
 	CDIDir, FileContext string
@@ -106,6 +112,8 @@ type Options struct {
 	Metrics *metrics.Metrics
 	// Exposure finds out whether containers without a claim can have GPUs. Optional.
 	Exposure ExposureCheck
+	// ForeignClaims finds claims of another driver with this driver's name. Optional.
+	ForeignClaims ForeignClaims
 	// HealthListener serves the gRPC health protocol and is closed by Run.
 	// Optional.
 	HealthListener net.Listener
@@ -150,11 +158,15 @@ type Plugin struct {
 	readiness  *readiness
 	startup    *startup
 	exposure   *exposureLoop
+	neighbours *neighbourLoop
+	foreign    *foreignClaims
 	devices    *deviceStates
 	// status is nil where the status of claims is not written.
 	status   *claimstatus.Writer
 	metadata *deviceMetadata
-	timing   timing
+	// labels is nil where the labels of the node are left alone.
+	labels *nodelabels.Writer
+	timing timing
 	// socketUID is part of the names of the sockets.
 	socketUID types.UID
 	// stop ends Run with an error.
@@ -178,7 +190,7 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 	}
 	p := &Plugin{options: o, timing: t, readiness: newReadiness(), startup: newStartup()}
 	stop := func(err error) { p.stop(err) }
-	failed, surveyNow := loop.NewTrigger(), loop.NewTrigger()
+	failed, surveyNow, healthChanged := loop.NewTrigger(), loop.NewTrigger(), loop.NewTrigger()
 	troubles := &troubles{}
 	requested := &requestedDevices{driverName: o.DriverName, poolName: o.NodeName}
 	p.publisher = publish.New(publish.Options{
@@ -208,7 +220,9 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 		enabled: o.DeviceMetadata, claims: o.Claims,
 		files: &metadatafiles.Files{DriverName: o.DriverName, DataDir: o.DataDir, CDIDir: o.CDIDir, Context: o.FileContext},
 	}
+	p.foreign = newForeignClaims(o.ForeignClaims, o.ReconcileInterval, healthChanged)
 	p.service = &draService{
+		foreign: p.foreign, viewer: o.Claims,
 		devices: p.devices, metadata: p.metadata,
 		claims: o.Claims, startup: p.startup, readiness: p.readiness, requested: requested,
 		troubles: troubles, failed: failed, stop: stop, metrics: o.Metrics,
@@ -217,13 +231,18 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 		claims: o.Claims, interval: o.ReconcileInterval, followUp: t.followUp, failed: failed, surveyNow: surveyNow,
 		metrics: o.Metrics,
 	}
+	p.labels = newLabels(&o)
 	p.exposure = &exposureLoop{check: o.Exposure, node: readNode(o.KubeClient, o.NodeName, t.node), events: o.Events}
+	p.neighbours = &neighbourLoop{
+		node: p.exposure.node, otherDriver: p.options.otherDriver, events: o.Events,
+		observe: o.Metrics.SetNeighbours, interval: o.ReconcileInterval,
+	}
 	p.gpus = &gpuLoop{
 		driverName: o.DriverName, nodeName: o.NodeName, interval: o.PollInterval,
-		hardware: o.Hardware, claims: o.Claims, publisher: p.publisher, reconciler: p.reconciler,
+		hardware: o.Hardware, claims: o.Claims, publisher: labelling{p.publisher, p.labels}, reconciler: p.reconciler,
 		readiness: p.readiness, startup: p.startup, conditions: &conditionReporter{events: o.Events, claims: o.Claims},
-		health: noHealth{}, troubles: troubles, tell: p.devices.set,
-		surveyNow: surveyNow, failed: failed, healthChanged: loop.NewTrigger(), stop: stop, metrics: o.Metrics,
+		health: noHealth{}, foreign: p.foreign, troubles: troubles, tell: p.devices.set,
+		surveyNow: surveyNow, failed: failed, healthChanged: healthChanged, stop: stop, metrics: o.Metrics,
 		discoveries: make(chan discovery, 1),
 		lastSeen:    lastseen.New(o.DataDir, o.BootID),
 		desired: desired{
@@ -286,18 +305,23 @@ func (p *Plugin) Run(ctx context.Context) error {
 			p.stop(err)
 			return
 		}
+		running.Go(func() { p.neighbours.run(ctx, node) })
 		p.exposure.run(ctx, node)
 	})
 	if monitor := p.newMonitor(); monitor != nil {
 		p.gpus.health = monitor
 		running.Go(func() { monitor.Run(loops) })
 	}
+	running.Go(func() { p.foreign.run(loops) })
 	running.Go(func() { p.gpus.run(loops) })
 	running.Go(func() { p.runReconciler(loops) })
 	running.Go(func() { p.publisher.Run(loops) })
 	running.Go(func() { p.devices.run(loops) })
 	if p.status != nil {
 		running.Go(func() { p.status.Run(loops) })
+	}
+	if p.labels != nil {
+		running.Go(func() { p.labels.Run(loops) })
 	}
 	running.Go(func() { p.runMetadata(loops) })
 
@@ -323,13 +347,6 @@ func (p *Plugin) runMetadata(ctx context.Context) {
 	p.metadata.run(ctx, p.options.ReconcileInterval)
 }
 
-// tellStates takes how the devices of claims are.
-func (p *Plugin) tellStates(states []claimState) {
-	if p.status != nil {
-		p.status.Set(statusOf(states))
-	}
-}
-
 func (p *Plugin) helperOptions() []kubeletplugin.Option {
 	o := &p.options
 	return append(p.metadata.options(),
@@ -346,25 +363,6 @@ func (p *Plugin) helperOptions() []kubeletplugin.Option {
 		kubeletplugin.GRPCInterceptor(p.onRegistration),
 		kubeletplugin.GRPCInterceptor(onArrival),
 	)
-}
-
-// checkNode fails when there is no node with the configured name: nothing that is
-// published for it would ever be used. Any other failure is left to the
-// retries of publishing, so that unpreparing works while the API server is away; there
-// is no node then.
-func (p *Plugin) checkNode(ctx context.Context) (*corev1.Node, error) {
-	ctx, cancel := context.WithTimeout(ctx, p.timing.node)
-	defer cancel()
-	node, err := p.options.KubeClient.CoreV1().Nodes().Get(ctx, p.options.NodeName, metav1.GetOptions{})
-	switch {
-	case err == nil:
-		return node, nil
-	case apierrors.IsNotFound(err) && !notServed(err):
-		return nil, fmt.Errorf("the cluster has no node named %q: --node-name (NODE_NAME) must be the name of the Node object that this machine is", p.options.NodeName)
-	default:
-		klog.FromContext(ctx).Error(err, "Could not check that the node exists, going on", "node", p.options.NodeName)
-		return nil, nil //nolint:nilnil // not known
-	}
 }
 
 func (p *Plugin) prepareDirectories(ctx context.Context) error {

@@ -41,6 +41,8 @@ type draService struct {
 	startup   *startup
 	readiness *readiness
 	requested *requestedDevices
+	foreign   *foreignClaims
+	viewer    ClaimViewer
 	troubles  *troubles
 	metrics   *metrics.Metrics
 	// calls are those in progress.
@@ -80,7 +82,7 @@ func (s *draService) prepare(ctx context.Context, c *resourceapi.ResourceClaim) 
 	defer panics.Recover(ctx, &result.Err)
 	devices := s.waitForStart(ctx, c)
 
-	prepared, err := s.claims.Prepare(ctx, c)
+	prepared, err := s.prepareDevices(ctx, c)
 	if err != nil {
 		if trouble := s.troubles.of(devices); trouble != "" {
 			err = fmt.Errorf("%s: %w", trouble, err)
@@ -111,6 +113,20 @@ func (s *draService) prepare(ctx context.Context, c *resourceapi.ResourceClaim) 
 	}
 	logger.Info("Prepared", "devices", names, "duration", time.Since(start))
 	return result
+}
+
+// prepareDevices prepares a claim, unless another driver of this name stands against that.
+func (s *draService) prepareDevices(ctx context.Context, c *resourceapi.ResourceClaim) ([]claim.PreparedDevice, error) {
+	if err := s.foreign.refuse(ctx, c, s.requested.results(c), s.isPrepared); err != nil {
+		return nil, err
+	}
+	return s.claims.Prepare(ctx, c)
+}
+
+// isPrepared reports whether a claim is known to have its devices.
+func (s *draService) isPrepared(uid types.UID) bool {
+	devices, err := s.viewer.LiveDevices(uid)
+	return err == nil && len(devices) > 0
 }
 
 // waitForStart waits until the driver knows the devices of a claim, though not for ever. It
@@ -166,6 +182,7 @@ func (s *draService) unprepare(ctx context.Context, claim kubeletplugin.Namespac
 		defer s.failed.Fire()
 	}
 
+	s.foreign.released(claim.UID)
 	if err := s.claims.Unprepare(ctx, claim.UID); err != nil {
 		err = fmt.Errorf("claim %s/%s: %w", claim.Namespace, claim.Name, err)
 		logger.Error(err, "Unprepare failed", "duration", time.Since(start))

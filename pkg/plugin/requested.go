@@ -37,16 +37,25 @@ func (r *requestedDevices) add(c *resourceapi.ResourceClaim) []string {
 
 // of lists the devices that a claim was allocated, by name.
 func (r *requestedDevices) of(c *resourceapi.ResourceClaim) []string {
+	var devices []string
+	for _, result := range r.results(c) {
+		devices = append(devices, result.Device)
+	}
+	return devices
+}
+
+// results are what a claim was allocated of this driver's pool.
+func (r *requestedDevices) results(c *resourceapi.ResourceClaim) []resourceapi.DeviceRequestAllocationResult {
 	if c.Status.Allocation == nil {
 		return nil
 	}
-	var devices []string
+	var own []resourceapi.DeviceRequestAllocationResult
 	for _, result := range c.Status.Allocation.Devices.Results {
 		if result.Driver == r.driverName && result.Pool == r.poolName {
-			devices = append(devices, result.Device)
+			own = append(own, result)
 		}
 	}
-	return devices
+	return own
 }
 
 // drain returns the names and empties the list.

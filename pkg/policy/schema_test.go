@@ -12,7 +12,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-func schema(t *testing.T) *jsonschema.Schema {
+func compiled(t *testing.T) *jsonschema.Schema {
 	t.Helper()
 	content, err := os.ReadFile("schema.json")
 	if err != nil {
@@ -27,11 +27,11 @@ func schema(t *testing.T) *jsonschema.Schema {
 	if err := compiler.AddResource(name, document); err != nil {
 		t.Fatal(err)
 	}
-	compiled, err := compiler.Compile(name)
+	s, err := compiler.Compile(name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return compiled
+	return s
 }
 
 // validate converts YAML as helm does.
@@ -51,7 +51,7 @@ func validate(t *testing.T, s *jsonschema.Schema, content []byte) error {
 // TestSchema holds schema.json to the examples: it may let through only what no
 // schema can find.
 func TestSchema(t *testing.T) {
-	s := schema(t)
+	s := compiled(t)
 	for folder, accepted := range map[string]bool{"valid": true, "invalid": false, "invalid-meaning": true} {
 		for path, content := range examples(t, folder) {
 			if err := validate(t, s, content); (err == nil) != accepted {
@@ -63,7 +63,7 @@ func TestSchema(t *testing.T) {
 
 // TestSchemaBounds tries the values around every bound on both.
 func TestSchemaBounds(t *testing.T) {
-	s := schema(t)
+	s := compiled(t)
 	for text, valid := range map[string]bool{
 		"{mps: {clients: 1}}":                                               true,
 		"{mps: {clients: 1024}}":                                            true,

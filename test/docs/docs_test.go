@@ -5,7 +5,7 @@ package docs
 
 import (
 	"fmt"
-	"io/fs"
+	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -14,6 +14,8 @@ import (
 	"testing"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/partage-dev/partage/test/docs/snippet"
 )
 
 const root = "../.."
@@ -33,41 +35,28 @@ var (
 // ending, without those that were built.
 func files(t *testing.T, ending string, do func(path, content string)) {
 	t.Helper()
-	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		name := entry.Name()
-		if entry.IsDir() {
-			if name == "_output" || name == "testdata" || strings.HasPrefix(name, ".") && len(name) > 2 {
-				return filepath.SkipDir
-			}
-			return nil
-		}
-		if !strings.HasSuffix(name, ending) {
-			return nil
-		}
-		content, err := os.ReadFile(path)
-		if err != nil {
-			return err
-		}
-		relative, err := filepath.Rel(root, path)
-		if err != nil {
-			return err
-		}
-		do(relative, string(content))
-		return nil
-	})
+	if err := snippet.Files(root, ending, do); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// rawPages are the documentation's, by path.
+func rawPages(t *testing.T) map[string]string {
+	t.Helper()
+	all, err := snippet.Pages(root)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return all
 }
 
 // pages are the documentation's, by path, without blocks of code.
 func pages(t *testing.T) map[string]string {
 	t.Helper()
-	all := map[string]string{}
-	files(t, ".md", func(path, content string) { all[path] = codeBlock.ReplaceAllString(content, "") })
+	all := rawPages(t)
+	for path, content := range all {
+		all[path] = codeBlock.ReplaceAllString(content, "")
+	}
 	return all
 }
 
@@ -91,10 +80,13 @@ func TestLinks(t *testing.T) {
 	for path, page := range all {
 		for _, found := range link.FindAllStringSubmatch(page, -1) {
 			file, anchor, _ := strings.Cut(found[1], "#")
+			links++
 			if strings.Contains(file, "://") {
+				if err := checkURL(found[1]); err != nil {
+					t.Errorf("%s: %v", path, err)
+				}
 				continue
 			}
-			links++
 			target := path
 			if file != "" {
 				target = filepath.Join(filepath.Dir(path), file)
@@ -108,6 +100,29 @@ func TestLinks(t *testing.T) {
 	}
 	if t.Logf("%d cases", links); links < 100 {
 		t.Errorf("only %d links", links)
+	}
+}
+
+// checkURL: links to other sites have the form of one, and are encrypted. They are not followed.
+func checkURL(text string) error {
+	to, err := url.Parse(text)
+	if err != nil {
+		return fmt.Errorf("parse a link: %w", err)
+	}
+	if to.Scheme != "https" || !strings.Contains(to.Hostname(), ".") || strings.ContainsAny(text, " <>\"") {
+		return fmt.Errorf("link to %s: want https://, and the name of a site", text)
+	}
+	return nil
+}
+
+func TestBrokenURLs(t *testing.T) {
+	for text, want := range map[string]bool{
+		"https://example.com/a#b": true, "http://example.com": false, "https://example": false, "https://": false, "htps://example.com": false,
+		"https://example.com/%zz": false,
+	} {
+		if err := checkURL(text); (err == nil) != want {
+			t.Errorf("%s: %v", text, err)
+		}
 	}
 }
 
@@ -134,10 +149,9 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// TestValues: values of the chart that pages name exist. What is below a section without
-// entries, such as the sharing policy, is not looked at, and neither is the changelog,
-// which also names those that are gone.
-func TestValues(t *testing.T) {
+// chartValues are the chart's defaults.
+func chartValues(t *testing.T) map[string]any {
+	t.Helper()
 	content, err := os.ReadFile(filepath.Join(root, "deployments/helm/partage/values.yaml"))
 	if err != nil {
 		t.Fatal(err)
@@ -146,6 +160,32 @@ func TestValues(t *testing.T) {
 	if err := yaml.Unmarshal(content, &values); err != nil {
 		t.Fatal(err)
 	}
+	return values
+}
+
+// hasValue reports whether the chart has a value. What is below a section without entries, or
+// in a node selector, is not looked at.
+func hasValue(values map[string]any, name string) bool {
+	section := values
+	for key := range strings.SplitSeq(name, ".") {
+		value, exists := section[key]
+		if !exists {
+			return false
+		}
+		inner, isSection := value.(map[string]any)
+		if !isSection || len(inner) == 0 || key == "nodeSelector" {
+			return true
+		}
+		section = inner
+	}
+	return true
+}
+
+// TestValues: values of the chart that pages name exist. What is below a section without
+// entries, such as the sharing policy, is not looked at, and neither is the changelog,
+// which also names those that are gone.
+func TestValues(t *testing.T) {
+	values := chartValues(t)
 	delete(values, "sharingPolicy")
 	names := 0
 	for path, page := range pages(t) {
@@ -153,21 +193,12 @@ func TestValues(t *testing.T) {
 			continue
 		}
 		for _, found := range chartValue.FindAllStringSubmatch(page, -1) {
-			keys := strings.Split(found[1], ".")
-			section, isSection := values[keys[0]].(map[string]any)
-			if !isSection {
+			first, _, _ := strings.Cut(found[1], ".")
+			if _, isSection := values[first].(map[string]any); !isSection {
 				continue
 			}
-			names++
-			for _, key := range keys[1:] {
-				value, exists := section[key]
-				if !exists {
-					t.Errorf("%s: the chart has no value %s", path, found[1])
-					break
-				}
-				if section, isSection = value.(map[string]any); !isSection || len(section) == 0 {
-					break
-				}
+			if names++; !hasValue(values, found[1]) {
+				t.Errorf("%s: the chart has no value %s", path, found[1])
 			}
 		}
 	}
@@ -207,6 +238,65 @@ func TestOutputs(t *testing.T) {
 	})
 	if t.Logf("%d cases", outputs); outputs < 4 {
 		t.Errorf("only %d outputs", outputs)
+	}
+}
+
+// fileComment is the comment before a block of code that shows a part of a file, as
+//
+//	<!-- file demo/whole-gpu/demo.yaml -->
+var fileComment = regexp.MustCompile(`^<!-- file (\S+) -->$`)
+
+// wrongPart returns what a block that shows a part of a file has and the file does not.
+func wrongPart(b snippet.Block) error {
+	found := fileComment.FindStringSubmatch(b.Before)
+	content, err := os.ReadFile(filepath.Join(root, found[1]))
+	if err != nil {
+		return fmt.Errorf("read what is shown: %w", err)
+	}
+	if line, has := hasLines(string(content), "…\n"+b.Text); !has {
+		return fmt.Errorf("%s does not have, or has earlier: %s", found[1], line)
+	}
+	return nil
+}
+
+// TestFiles: what pages show of files is in them, line by line. A line with an ellipsis stands for
+// any number of lines.
+func TestFiles(t *testing.T) {
+	shown := 0
+	for path, page := range rawPages(t) {
+		comments := 0
+		for _, b := range snippet.Blocks(path, page, "yaml", "sh") {
+			if !fileComment.MatchString(b.Before) {
+				continue
+			}
+			if comments++; wrongPart(b) != nil {
+				t.Errorf("%v: %v", b, wrongPart(b))
+			}
+		}
+		if n := strings.Count(page, "\n<!-- file "); n != comments {
+			t.Errorf("%s: of %d comments not each is followed by a block of code", path, n)
+		}
+		shown += comments
+	}
+	if t.Logf("%d cases", shown); shown < 10 {
+		t.Errorf("only %d parts of files", shown)
+	}
+}
+
+func TestBrokenFiles(t *testing.T) {
+	for text, want := range map[string]bool{
+		"<!-- file templates/whole-gpu.yaml -->\n```yaml\nkind: Pod\nmetadata:\n  name: whole-gpu\n```\n": true,
+		"<!-- file templates/whole-gpu.yaml -->\n```yaml\nkind: Pod\n…\n  name: whole-gpu\n```\n":         true,
+		"<!-- file templates/whole-gpu.yaml -->\n```yaml\nkind: Pod\nmetadata:\n  name: others\n```\n":    false,
+		"<!-- file templates/nothing.yaml -->\n```yaml\nkind: Pod\n```\n":                                 false,
+	} {
+		blocks := snippet.Blocks("page.md", text, "yaml")
+		if len(blocks) != 1 {
+			t.Fatalf("%s: %d blocks", text, len(blocks))
+		}
+		if err := wrongPart(blocks[0]); (err == nil) != want {
+			t.Errorf("%s: %v", text, err)
+		}
 	}
 }
 

@@ -6,9 +6,13 @@
 package e2e
 
 import (
+	"context"
+	"fmt"
 	"regexp"
 	"strings"
 	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // TestNoSuchDevice checks that a claim that no node can satisfy leaves its pod Pending with the scheduler's reason.
@@ -19,23 +23,74 @@ func TestNoSuchDevice(t *testing.T) {
 	waitEvent(t, ns, "p", "FailedScheduling", "cannot allocate all claims")
 }
 
-// TestInvalidConfig checks that an opaque config with a wrong field fails Prepare, with an event of the pod that names the field.
+// TestRefusedConfig checks that the API server refuses a template with a wrong config and names the field, and takes a right one.
+func TestRefusedConfig(t *testing.T) {
+	t.Parallel()
+	ns, _ := reserve(t, 0)
+	template := func(config string) string {
+		return fmt.Sprintf(`
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: gpus}
+spec: {spec: {devices: {requests: [{name: gpu, exactly: %s}], %s}}}
+`, wholeGPU, config)
+	}
+	for config, want := range map[string]string{
+		opaqueConfig("GpuConfig", `sharring: {strategy: MPS}`):                                                        "spec.spec.devices.config[0].opaque.parameters.sharring: Invalid value: unknown field",
+		opaqueConfig("GpuConfig", `sharing: {strategy: MPS, mpsConfig: {defaultActiveThreadPercentage: 101}}`):        "defaultActiveThreadPercentage: Invalid value: 101: must be between 0 and 100",
+		opaqueConfig("MigDeviceConfig", `sharing: {strategy: MPS}`):                                                   "a whole GPU takes a GpuConfig",
+		strings.Replace(opaqueConfig("GpuConfig", `sharing: {strategy: MPS}`), "gpu.nvidia.com", "gpu.nvidia.org", 1): `opaque.driver: Invalid value: "gpu.nvidia.org"`,
+		opaqueConfig("GpuConfig", `sharing: {strategy: MPS, mpsConfig: {defaultPinnedDeviceMemoryLimit: 10}}`):        "must be at least 1Mi",
+	} {
+		out, err := tryApply(t, ns, template(config))
+		if err == nil || !strings.Contains(out, want) || !strings.Contains(out, `The resourceclaimtemplates "gpus" is invalid`) {
+			t.Errorf("%s: %v: %s, want %s", config, err, out, want)
+		}
+	}
+	apply(t, ns, template(opaqueConfig("GpuConfig", `sharing: {strategy: MPS, mpsConfig: {defaultActiveThreadPercentage: 50}}`)))
+}
+
+// TestPolicyTypes checks that the API server finds no wrong types in the admission policies of the chart.
+func TestPolicyTypes(t *testing.T) {
+	t.Parallel()
+	policies := 0
+	eventually(t, "the admission policies checked", func(ctx context.Context) (bool, string) {
+		all, err := client.AdmissionregistrationV1().ValidatingAdmissionPolicies().List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/managed-by=Helm"})
+		if err != nil {
+			return false, err.Error()
+		}
+		policies = len(all.Items)
+		for _, p := range all.Items {
+			if p.Status.TypeChecking == nil {
+				return false, p.Name + " is not checked"
+			}
+			for _, warning := range p.Status.TypeChecking.ExpressionWarnings {
+				t.Errorf("%s: %s: %s", p.Name, warning.FieldRef, warning.Warning)
+			}
+		}
+		return true, ""
+	})
+	if policies < 5 {
+		t.Errorf("%d policies", policies)
+	}
+}
+
+// TestInvalidConfig checks that an opaque config that is wrong for the claim's devices fails Prepare, with an event of the pod that
+// names the field. What is wrong in itself the API server refuses.
 func TestInvalidConfig(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
-		request                request
-		kind, parameters, want string
+		request request
+		kind    string
 	}{
-		"unknown field":      {wholeGPU, "GpuConfig", `sharring: {strategy: MPS}`, "sharring"},
-		"bad interval":       {wholeGPU, "GpuConfig", `sharing: {strategy: TimeSlicing, timeSlicingConfig: {interval: Forever}}`, "sharing.timeSlicingConfig.interval"},
-		"partition, unknown": {oneSlice, "MigDeviceConfig", `share: {}`, "share"},
-		"bad limit":          {wholeGPU, "GpuConfig", `sharing: {strategy: MPS, mpsConfig: {defaultActiveThreadPercentage: 101}}`, "sharing.mpsConfig.defaultActiveThreadPercentage"},
+		"whole GPU": {wholeGPU, "GpuConfig"},
+		"partition": {oneSlice, "MigDeviceConfig"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			ns, gpus := reserve(t, 1)
-			apply(t, ns, claim("c", tc.request.on(gpus...), opaqueConfig(tc.kind, tc.parameters))+podUsing("p", "c"))
-			waitEvent(t, ns, "p", "FailedPrepareDynamicResources", tc.want)
+			apply(t, ns, claim("c", tc.request.on(gpus...), limitOfNoDevice(tc.kind))+podUsing("p", "c"))
+			waitEvent(t, ns, "p", "FailedPrepareDynamicResources", "sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit")
 		})
 	}
 }

@@ -43,11 +43,18 @@ func eventually(t *testing.T, what string, done func(ctx context.Context) (bool,
 // apply creates what a manifest describes in a namespace.
 func apply(t *testing.T, ns, manifest string) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "kubectl", "apply", "-n", ns, "-f", "-")
-	cmd.Stdin = strings.NewReader(manifest)
-	if out, err := cmd.CombinedOutput(); err != nil {
+	if out, err := tryApply(t, ns, manifest); err != nil {
 		t.Fatalf("kubectl apply: %v\n%s\n%s", err, out, manifest)
 	}
+}
+
+// tryApply is apply for a manifest that may be refused.
+func tryApply(t *testing.T, ns, manifest string) (string, error) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "kubectl", "apply", "-n", ns, "-f", "-")
+	cmd.Stdin = strings.NewReader(manifest)
+	out, err := cmd.CombinedOutput()
+	return string(out), err
 }
 
 // waitRunning waits until a pod is ready. A Prepare that fails ends the test: the kubelet tries again, so the pod would start in

@@ -23,11 +23,11 @@ func stuckPuzzles() []puzzle {
 func refusedClaims() []puzzle {
 	return []puzzle{
 		{
-			name: "unknown field",
+			name: "limit of no device",
 			setUp: applies(func(s site) string {
-				return claim("c", spare(s), opaqueConfig("MigDeviceConfig", "sharring: {strategy: MPS}")) + podUsing("p", "c")
+				return claim("c", spare(s), limitOfNoDevice("MigDeviceConfig")) + podUsing("p", "c")
 			}),
-			waits: notPrepared("sharring"),
+			waits: notPrepared("defaultPerDevicePinnedMemoryLimit"),
 			cause: "InvalidConfiguration", remedy: "make the claim anew",
 			fix: fixedBySpare,
 		},

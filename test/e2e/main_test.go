@@ -80,7 +80,7 @@ func run(m *testing.M) (int, error) {
 	if client, err = kubernetes.NewForConfig(restConfig); err != nil {
 		return 0, fmt.Errorf("making a client for %s: %w", restConfig.Host, err)
 	}
-	if suite == fleetSuite || suite == kubectlSuite {
+	if suite == fleetSuite || suite == kubectlSuite || suite == migrationSuite {
 		return m.Run(), nil
 	}
 	machine, err := readMachine(context.Background())

@@ -93,6 +93,11 @@ spec:
 ---`, name, claimRequest, config)
 }
 
+// limitOfNoDevice returns a claim's config that is right in itself, and not for a claim with one device.
+func limitOfNoDevice(kind string) string {
+	return opaqueConfig(kind, `sharing: {strategy: MPS, mpsConfig: {defaultPerDevicePinnedMemoryLimit: {"7": 1Gi}}}`)
+}
+
 // opaqueConfig returns a claim's config with an opaque configuration of this driver.
 func opaqueConfig(kind, parameters string) string {
 	return fmt.Sprintf(`config: [{requests: [gpu], opaque: {driver: %s, parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: %s, %s}}}]`,

@@ -5,21 +5,12 @@ package versions
 
 import (
 	"flag"
-	"os"
-	"path/filepath"
-	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/partage-dev/partage/test/docs/page"
 )
 
 var update = flag.Bool("update", false, "write the table")
-
-// Around what is written into the page.
-const (
-	begin = "<!-- begin: written by make test-versions -->\n"
-	end   = "<!-- end -->\n"
-)
 
 // The table in the documentation is what the runs saw.
 func TestTableOfReports(t *testing.T) {
@@ -27,26 +18,7 @@ func TestTableOfReports(t *testing.T) {
 	if err != nil || len(reports) < 6 {
 		t.Fatalf("%d reports, want at least 6 (%v)", len(reports), err)
 	}
-	page := filepath.Join("..", "..", "docs", "reference", "compatibility.md")
-	content, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
-	before, rest, found := strings.Cut(string(content), begin)
-	table, after, closed := strings.Cut(rest, end)
-	if !found || !closed {
-		t.Fatalf("%s lacks %q or %q after it", page, begin, end)
-	}
-	want := "\n" + Markdown(reports) + "\n"
-	if *update {
-		if err := os.WriteFile(page, []byte(before+begin+want+end+after), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	if diff := cmp.Diff(want, table); diff != "" {
-		t.Errorf("the table of %s is not of the reports; make test-versions or make golden writes it (-want +got):\n%s", page, diff)
-	}
+	page.Generated(t, *update, "docs/reference/compatibility.md", Markdown(reports))
 }
 
 // A cluster that gave a device twice is not one to recommend; such a report is of a run that failed.

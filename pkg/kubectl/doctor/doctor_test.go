@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"flag"
-	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -23,6 +22,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
+	"github.com/partage-dev/partage/test/docs/page"
+	"github.com/partage-dev/partage/test/docs/source"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files")
@@ -452,30 +453,11 @@ func TestManyObjects(t *testing.T) {
 // TestDocs writes the list of checks into the documentation, or compares it.
 func TestDocs(t *testing.T) {
 	t.Parallel()
-	const path, begin, end = "../../../docs/reference/doctor.md", "<!-- begin: written by the tests of pkg/kubectl/doctor with -update -->\n", "<!-- end -->"
-	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	before, rest, found := strings.Cut(string(data), begin)
-	_, after, ended := strings.Cut(rest, end)
-	if !found || !ended {
-		t.Fatalf("%s lacks %q or %q", path, begin, end)
-	}
-	table := "| check | what is in order |\n|---|---|\n"
+	table := page.NewTable("check", "what is in order")
 	for _, c := range Checks() {
-		table += fmt.Sprintf("| `%s` | %s |\n", c.ID, c.Title)
+		table.Row(page.Code(c.ID), c.Title)
 	}
-	want := before + begin + "\n" + table + "\n" + end + after
-	if *update {
-		if err := os.WriteFile(path, []byte(want), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	if diff := cmp.Diff(want, string(data)); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", path, diff)
-	}
+	page.Generated(t, *update, "docs/reference/doctor.md", table.String())
 }
 
 // TestLinks: the pages and sections that remedies name exist.
@@ -525,15 +507,12 @@ func anchor(title string) string {
 // TestTaints: every reason for which the driver taints devices has a remedy, or is as it should be.
 func TestTaints(t *testing.T) {
 	t.Parallel()
-	page, err := os.ReadFile("../../../docs/reference/devices.md")
-	if err != nil {
-		t.Fatal(err)
-	}
 	documented := map[string]bool{}
-	for _, m := range regexp.MustCompile(`(?m)^\| .gpu\.nvidia\.com/([a-z-]+).`).FindAllStringSubmatch(string(page), -1) {
-		documented[m[1]] = true
+	for _, row := range page.Rows(t, "docs/reference/taints.md", "key", "the device", "it goes away", "what to do") {
+		for _, m := range regexp.MustCompile("`(?:gpu\\.nvidia\\.com|…)/([a-z-]+)`").FindAllStringSubmatch(row[0], -1) {
+			documented[m[1]] = true
+		}
 	}
-	documented["memory-unrepairable"] = true // shares a line with row-remap-failed
 	for name := range documented {
 		if _, has := taintRemedy[name]; !has && name != "withdrawn" && name != "admin-access" {
 			t.Errorf("no remedy for the taint %s", name)
@@ -545,6 +524,27 @@ func TestTaints(t *testing.T) {
 		}
 	}
 	if len(documented) < 18 {
-		t.Errorf("docs/reference/devices.md has the taints %v only", documented)
+		t.Errorf("docs/reference/taints.md has the taints %v only", documented)
+	}
+}
+
+// TestEvents: the driver writes the events that checks look for.
+func TestEvents(t *testing.T) {
+	t.Parallel()
+	documented := map[string]bool{}
+	for _, row := range page.Rows(t, "docs/reference/events.md", "event", "type", "of", "what it says", "what to do") {
+		documented[strings.Trim(row[0], "`")] = true
+	}
+	looked, isEvent := 0, regexp.MustCompile(`^event[A-Z]`)
+	for _, c := range source.Constants(source.Files(t, "."), "") {
+		if !isEvent.MatchString(c.Name) {
+			continue
+		}
+		if looked++; !documented[c.Value] {
+			t.Errorf("%s: nothing writes the event %s", c.Name, c.Value)
+		}
+	}
+	if t.Logf("%d cases", looked); looked < 5 {
+		t.Errorf("only %d events", looked)
 	}
 }

@@ -7,12 +7,13 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
+
+	"github.com/partage-dev/partage/pkg/device"
 )
 
 var neighbourChecks = []Check{
@@ -50,14 +51,11 @@ func oneDriver(f *Facts) (found findings) {
 		}
 		if len(sets) > 1 {
 			found.add(Error, fmt.Sprintf("Two installations of the driver run on the node, with the same name: DaemonSets %s", strings.Join(slices.Sorted(maps.Keys(sets)), " and ")),
-				"Uninstall one of them (docs/how-to/install.md#removal)", nodeRef(node))
+				"Uninstall one of them (docs/how-to/uninstall.md)", nodeRef(node))
 		}
 	}
 	return found
 }
-
-// ownDevice is how this driver names devices: by PCI address. NVIDIA's takes the minor number.
-var ownDevice = regexp.MustCompile(`^gpu-[0-9a-f]{4,8}-[0-9a-f]{2}-[0-9a-f]{2}-[0-7](-|$)`)
 
 func foreignSlices(f *Facts) (found findings) {
 	for _, s := range f.Slices {
@@ -65,7 +63,7 @@ func foreignSlices(f *Facts) (found findings) {
 			continue
 		}
 		for _, d := range s.Spec.Devices {
-			if ownDevice.MatchString(d.Name) {
+			if device.IsName(d.Name) {
 				continue
 			}
 			node := ptr.Deref(s.Spec.NodeName, "")
@@ -148,7 +146,7 @@ func nodeLabels(f *Facts) (found findings) {
 		count, has := n.Labels["nvidia.com/gpu.count"]
 		if published := fmt.Sprint(gpus[n.Name]); has && gpus[n.Name] > 0 && count != published {
 			found.add(Warning, fmt.Sprintf("The label nvidia.com/gpu.count is %s, and the driver publishes %s GPUs", count, published),
-				"A GPU that is missing has the event GPUNotListed of the node; the sharing policy may leave GPUs alone; the label is stale if GPU Feature Discovery does not run any more",
+				"A GPU that is missing has the event GPUNotListed of the node; the sharing policy may leave GPUs alone; GPU feature discovery counts one model of several; the label is stale if nobody writes it any more, neither GPU feature discovery nor the driver (docs/how-to/node-labels.md)",
 				nodeRef(n.Name))
 		}
 	}

@@ -34,7 +34,7 @@ func policyValid(f *Facts) (found findings) {
 	})
 	for _, at := range refs {
 		config := f.Policies[at]
-		const upgrade = "Run helm upgrade with the policy that you want (docs/concepts/sharing.md#the-sharing-policy)"
+		const upgrade = "Run helm upgrade with the policy that you want (docs/how-to/policy.md)"
 		if config == nil {
 			found.add(Error, "It does not exist: pods of the driver do not start", upgrade, at)
 			continue
@@ -64,7 +64,7 @@ func policyInForce(f *Facts) (found findings) {
 	for _, node := range slices.Sorted(maps.Keys(last)) {
 		if e := last[node]; e.Reason == eventPolicyInvalid && f.recent(e) {
 			found.add(Error, "The node cannot use the sharing policy: "+said(e.Message),
-				"Correct the policy; nothing has to be restarted (docs/concepts/sharing.md#the-sharing-policy)", nodeRef(node))
+				"Correct the policy; nothing has to be restarted (docs/how-to/policy.md)", nodeRef(node))
 		}
 	}
 	return found

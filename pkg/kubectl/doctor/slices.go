@@ -110,6 +110,8 @@ var taintRemedy = map[string]struct {
 	remedy   string
 }{
 	"occupied": {Warning, "Somebody else made a partition there. If nobody wants it, remove it with nvidia-smi mig -dci and -dgi"},
+	"foreign-claim": {Warning, "The taint's value names a claim (namespace.name, or the UID) that NVIDIA's DRA driver has prepared, or another one of this name: " +
+		"delete its pods, so that they are made again with devices of this driver (docs/how-to/troubleshoot.md#another-gpu-driver-runs-on-the-node)"},
 	"release-pending": {Warning, "What a claim left could not be removed yet. If it lasts, the event GPUReleasePending of the node says what " +
 		"prevents it, often a process that still runs"},
 	"unresponsive":        {Error, "See whether the NVIDIA driver is loaded. If it lasts, drain the node and restart it"},

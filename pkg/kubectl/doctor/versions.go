@@ -137,7 +137,7 @@ func observerOf(g *fleet.GPU) *resourceapi.Device {
 
 func ofThisDriver(g *fleet.GPU) bool {
 	for _, d := range g.Devices {
-		if ownDevice.MatchString(d.Name) {
+		if device.IsName(d.Name) {
 			return true
 		}
 	}

@@ -133,6 +133,11 @@ var pendings = []pending{
 		taint(f)
 		return waits(fleettest.Request(whole))(f)
 	}, want: Tainted, helps: []SuggestionKind{AddToleration}},
+	{name: "in use by a claim of another driver", make: func(f *fleettest.Fleet) *corev1.Pod {
+		taint(f)
+		f.TaintRules[0].Spec.Taint.Key, f.TaintRules[0].Spec.Taint.Value = fleettest.Driver+"/foreign-claim", "ml.train"
+		return waits(fleettest.Request(whole))(f)
+	}, want: Tainted, helps: []SuggestionKind{EndForeignClaim}},
 	{name: "constraint not satisfiable", make: func(f *fleettest.Fleet) *corev1.Pod {
 		pod := waits(fleettest.Count(2, whole))(f)
 		name := resourceapi.FullyQualifiedName(fleettest.Driver + "/uuid")

@@ -142,6 +142,7 @@ const (
 	DropConstraint  SuggestionKind = "DropConstraint"
 	AddToleration   SuggestionKind = "AddToleration"
 	EndClaims       SuggestionKind = "EndClaims"
+	EndForeignClaim SuggestionKind = "EndForeignClaim"
 	ChangeNode      SuggestionKind = "ChangeNode"
 )
 

@@ -323,40 +323,6 @@ func (t *trial) selectors(ctx context.Context) {
 	}
 }
 
-// tolerations tries to tolerate the taints of devices that would do.
-func (t *trial) tolerations(ctx context.Context) {
-	j, taints := newJudge(t.planner), map[string]resourceapi.DeviceTaint{}
-	for _, n := range t.nodes {
-		for _, f := range j.onNode(ctx, n, t.ask) {
-			if slices.Contains(f.causes, Tainted) {
-				for _, taint := range untolerated(f.device, *t.ask.tolerations) {
-					taints[taintText(&taint)] = taint
-				}
-			}
-		}
-	}
-	texts := sets.List(sets.KeySet(taints))
-	if len(texts) == 0 {
-		return
-	}
-	for _, text := range texts {
-		t.confirm(ctx, AddToleration, "with a toleration of the device taint "+text, tolerate(taints[text]))
-	}
-	if len(texts) > 1 {
-		t.confirm(ctx, AddToleration, "with tolerations of the device taints "+strings.Join(texts, " and "), func(a ask) {
-			for _, text := range texts {
-				tolerate(taints[text])(a)
-			}
-		})
-	}
-}
-
-func tolerate(taint resourceapi.DeviceTaint) func(ask) {
-	return func(a ask) {
-		*a.tolerations = append(*a.tolerations, resourceapi.DeviceToleration{Key: taint.Key, Operator: resourceapi.DeviceTolerationOpExists, Effect: taint.Effect})
-	}
-}
-
 // constraints tries to do without one.
 func (q *inquiry) constraints(ctx context.Context, c *resourceapi.ResourceClaim, nodes []*corev1.Node) {
 	for i := range c.Spec.Devices.Constraints {

@@ -39,6 +39,8 @@ const (
 	MPSUnavailable     Kind = "MPSUnavailable"
 	MPSNotStarted      Kind = "MPSNotStarted"
 	ForeignPartition   Kind = "ForeignPartition"
+	ForeignDevice      Kind = "DeviceOfOtherDriver"
+	ForeignClaim       Kind = "ClaimOfOtherDriver"
 	DeviceInUse        Kind = "DeviceInUse"
 	NoRoom             Kind = "NoRoomOnGPU"
 	NoPermission       Kind = "DriverLacksPermission"

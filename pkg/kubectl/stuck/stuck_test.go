@@ -79,6 +79,10 @@ func TestDriverErrors(t *testing.T) {
 		{&gpu.HungError{Call: "nvmlDeviceCreateGpuInstanceWithPlacement", PCIAddress: "0000:1b:00.0"}, GPUUnresponsive},
 		{fmt.Errorf("MPS session gpu-0000-b1-00-0 is %s and not %s: start the control daemon: exit code 1", mps.Failed, mps.Running), MPSNotStarted},
 		{errors.New("start MPS session gpu-0000-ca-00-0 on GPU-669e: the control daemon does not answer: context deadline exceeded"), MPSNotStarted},
+		{errors.New("claim default/late: the claim has device gpu-0 of another driver with this driver's name, such as NVIDIA's DRA driver, which this driver does not publish; " +
+			"the scheduler does not change a claim that has a device, so delete the pod"), ForeignDevice},
+		{errors.New("claim default/x: device gpu-0000-1b-00-0: claim ml/train (pod train-0) has device gpu-0 of another driver with this driver's name, " +
+			"such as NVIDIA's DRA driver, and may be using this GPU. The pod can start when the pods of that claim have ended"), ForeignClaim},
 		{errors.New("something new"), PrepareFailed},
 	} {
 		in := Input{

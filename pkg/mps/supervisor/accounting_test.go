@@ -28,7 +28,7 @@ func (x *tenants) charged(cgroup string) int64 {
 	return number
 }
 
-// docs/concepts/sharing.md says to whom the kernel charges what is in a /dev/shm.
+// docs/concepts/mps.md says to whom the kernel charges what is in a /dev/shm.
 func TestWhoIsChargedForMemory(t *testing.T) {
 	x := newTenants(t)
 	folder := memoryFolder(t, "size=512m")

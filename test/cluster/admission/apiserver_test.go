@@ -5,6 +5,7 @@ package admission
 
 import (
 	"context"
+	"maps"
 	"testing"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
@@ -29,13 +30,17 @@ import (
 )
 
 // namespaces are those of the API server, and which Pod Security Standard they enforce.
-var namespaces = map[string]string{"default": "", "team": "", "kube-system": "", "baseline": "baseline", "restricted": "restricted", "team-a": "restricted"}
+var namespaces = map[string]string{"default": "", "team": "", "kube-system": "", "baseline": "baseline", "restricted": "restricted", "team-a": "restricted", "unlabelled": "restricted"}
 
 // mpsClasses are the labels of namespaces in docs/examples/tenants-of-mps.yaml.
 var mpsClasses = map[string]string{"team-a": "team-a.mps.example.com"}
 
+// namespaceLabels are those of all namespaces but "unlabelled", for the values of
+// namespacePolicy in everything.yaml.
+var namespaceLabels = map[string]string{"example.com/gpu": "mps", "example.com/time-slicing": "true", "example.com/observes": ""}
+
 // resources are those of the kinds that policies are about.
-var resources = map[string]string{"ResourceClaim": "resourceclaims", "ResourceClaimTemplate": "resourceclaimtemplates", "Event": "events"}
+var resources = map[string]string{"ResourceClaim": "resourceclaims", "ResourceClaimTemplate": "resourceclaimtemplates", "Event": "events", "DeviceClass": "deviceclasses", "Node": "nodes", "Pod": "pods"}
 
 // apiServer is the part of an API server that asks policies.
 type apiServer struct {
@@ -43,10 +48,10 @@ type apiServer struct {
 	interfaces admission.ObjectInterfaces
 }
 
-// newAPIServer starts an apiServer with all policies of a golden file.
-func newAPIServer(t *testing.T, golden string) *apiServer {
+// newAPIServer starts an apiServer with all policies of a golden file, and with objects that
+// they look up.
+func newAPIServer(t *testing.T, golden string, stored ...runtime.Object) *apiServer {
 	t.Helper()
-	var stored []runtime.Object
 	for _, object := range chart(t, golden) {
 		switch object.(type) {
 		case *admissionregistrationv1.ValidatingAdmissionPolicy, *admissionregistrationv1.ValidatingAdmissionPolicyBinding:
@@ -62,8 +67,9 @@ func newAPIServer(t *testing.T, golden string) *apiServer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// No policy has parameters, so that nothing is looked up.
 	mapper := meta.NewDefaultRESTMapper(nil)
+	// The only parameters of policies.
+	mapper.Add(resourcev1.SchemeGroupVersion.WithKind("ResourceClaimTemplate"), meta.RESTScopeNamespace)
 	initializer.New(client, dynamicfake.NewSimpleDynamicClient(runtime.NewScheme()), factory, schedulerMayBind, nil, nil, t.Context().Done(), mapper).Initialize(plugin)
 	plugin.SetRESTMapper(mapper)
 	if err := plugin.ValidateInitialization(); err != nil {
@@ -79,7 +85,7 @@ func newAPIServer(t *testing.T, golden string) *apiServer {
 	// As an API server that serves all versions of claims.
 	equivalent := runtime.NewEquivalentResourceRegistry()
 	for _, version := range []schema.GroupVersion{resourcev1.SchemeGroupVersion, resourcev1beta2.SchemeGroupVersion, resourcev1beta1.SchemeGroupVersion} {
-		for _, kind := range []string{"ResourceClaim", "ResourceClaimTemplate"} {
+		for _, kind := range []string{"ResourceClaim", "ResourceClaimTemplate", "DeviceClass"} {
 			equivalent.RegisterKindFor(version.WithResource(resources[kind]), "", version.WithKind(kind))
 		}
 	}
@@ -91,9 +97,12 @@ func newAPIServer(t *testing.T, golden string) *apiServer {
 
 // namespace returns one of namespaces.
 func namespace(name string) *corev1.Namespace {
-	n := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	n := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{}}}
+	if name != "unlabelled" {
+		maps.Copy(n.Labels, namespaceLabels)
+	}
 	if level := namespaces[name]; level != "" {
-		n.Labels = map[string]string{"pod-security.kubernetes.io/enforce": level}
+		n.Labels["pod-security.kubernetes.io/enforce"] = level
 	}
 	if class := mpsClasses[name]; class != "" {
 		n.Labels["example.com/mps-class"] = class

@@ -22,12 +22,14 @@ import (
 	_ "k8s.io/kubernetes/pkg/apis/core/install"
 	_ "k8s.io/kubernetes/pkg/apis/events/install"
 	_ "k8s.io/kubernetes/pkg/apis/networking/install"
+	_ "k8s.io/kubernetes/pkg/apis/rbac/install"
 	_ "k8s.io/kubernetes/pkg/apis/resource/install"
 )
 
 const (
-	demos  = "../../../demo"
-	tenant = "../../../docs/examples/tenant.yaml"
+	demos     = "../../../demo"
+	templates = "../../../templates"
+	tenant    = "../../../docs/examples/tenant.yaml"
 
 	tenantsOfMPS = "../../../docs/examples/tenants-of-mps.yaml"
 )

@@ -25,10 +25,12 @@ import (
 
 // goldenPolicies are golden files and their policies.
 var goldenPolicies = map[string][]string{
-	"defaults":          {"partage-own-claim-status", "partage-own-events", "partage-own-node-resourceslices", "partage-slow-requests"},
-	"scheduler-crashes": {"partage-all-devices", "partage-own-claim-status", "partage-own-events", "partage-own-node-resourceslices", "partage-slow-requests"},
-	"everything":        {"share-gpus-all-devices", "share-gpus-mps-namespaces", "share-gpus-slow-requests"},
-	"no-supervisor":     {"partage-own-claim-status", "partage-own-events", "partage-own-node-resourceslices"},
+	"defaults":          {"partage-device-configs", "partage-own-claim-status", "partage-own-events", "partage-own-node-resourceslices", "partage-slow-requests"},
+	"scheduler-crashes": {"partage-all-devices", "partage-device-configs", "partage-own-claim-status", "partage-own-events", "partage-own-node-resourceslices", "partage-slow-requests"},
+	"everything":        {"share-gpus-all-devices", "share-gpus-mps-pods", "share-gpus-mps-resources", "share-gpus-namespaces", "share-gpus-slow-requests", "share-gpus-without-profile"},
+	"no-supervisor":     {"partage-device-configs", "partage-own-claim-status", "partage-own-events", "partage-own-node-resourceslices"},
+	"node-labels":       {"partage-device-configs", "partage-own-claim-status", "partage-own-events", "partage-own-node-labels", "partage-own-node-resourceslices", "partage-slow-requests"},
+	"mig-resources-all": {"partage-device-configs", "partage-own-claim-status", "partage-own-events", "partage-own-node-resourceslices", "partage-slow-requests"},
 }
 
 // policies are those of a golden file.
@@ -78,7 +80,7 @@ func compile(t *testing.T, p *admissionregistrationv1.ValidatingAdmissionPolicy,
 	if err != nil {
 		t.Fatal(err)
 	}
-	options := cel.OptionalVariableDeclarations{HasAuthorizer: true}
+	options := cel.OptionalVariableDeclarations{HasAuthorizer: true, HasParams: p.Spec.ParamKind != nil}
 	check := func(accessor cel.ExpressionAccessor) cel.ExpressionAccessor {
 		if result := compiler.CompileCELExpression(accessor, options, mode); result.Error != nil {
 			t.Errorf("Kubernetes %s: %s: %v: %s", kubernetes, p.Name, result.Error, accessor.GetExpression())
@@ -152,9 +154,33 @@ func isAboutClaims(p *admissionregistrationv1.ValidatingAdmissionPolicy) bool {
 	return slices.Contains(p.Spec.MatchConstraints.ResourceRules[0].Resources, "resourceclaims")
 }
 
+// cost is that of a policy for a claim.
+func (c compiled) cost(t *testing.T, claim *resourcev1.ResourceClaim) int64 {
+	t.Helper()
+	resource := resourcev1.SchemeGroupVersion.WithResource("resourceclaims")
+	attributes := admission.NewAttributesRecord(claim, nil, resourcev1.SchemeGroupVersion.WithKind("ResourceClaim"), claim.Namespace, claim.Name,
+		resource, "", admission.Create, nil, false, &user.DefaultInfo{})
+	versioned := &admission.VersionedAttributes{Attributes: attributes, VersionedObject: admission.NewLazyObject(claim), VersionedKind: attributes.GetKind()}
+	asked := cel.CreateAdmissionRequest(attributes, metav1.GroupVersionResource(resource), metav1.GroupVersionKind(attributes.GetKind()))
+	used := int64(0)
+	for part, evaluator := range map[string]cel.ConditionEvaluator{"conditions": c.conditions, "validations": c.validations, "messages": c.messages} {
+		results, rest, err := evaluator.ForInput(t.Context(), versioned, asked, cel.OptionalVariableBindings{}, namespace(claim.Namespace), celconfig.RuntimeCELCostBudget)
+		if err != nil {
+			t.Fatalf("%s: %v", part, err)
+		}
+		for _, r := range results {
+			if r.Error != nil {
+				t.Errorf("%s: %v", part, r.Error)
+			}
+		}
+		used += celconfig.RuntimeCELCostBudget - rest
+	}
+	return used
+}
+
 // TestCosts: no claim that the API allows is too expensive to look at.
 func TestCosts(t *testing.T) {
-	claim := largestClaim()
+	claims := map[string]*resourcev1.ResourceClaim{"requests": largestClaim(), "configurations": largestConfigs()}
 	measured := 0
 	for golden := range goldenPolicies {
 		for _, p := range policies(t, golden) {
@@ -162,32 +188,17 @@ func TestCosts(t *testing.T) {
 				continue
 			}
 			measured++
-			c := compile(t, p, environment.DefaultCompatibilityVersion(), environment.StoredExpressions)
-			resource := resourcev1.SchemeGroupVersion.WithResource("resourceclaims")
-			attributes := admission.NewAttributesRecord(claim, nil, resourcev1.SchemeGroupVersion.WithKind("ResourceClaim"), claim.Namespace, claim.Name,
-				resource, "", admission.Create, nil, false, &user.DefaultInfo{})
-			versioned := &admission.VersionedAttributes{Attributes: attributes, VersionedObject: admission.NewLazyObject(claim), VersionedKind: attributes.GetKind()}
-			asked := cel.CreateAdmissionRequest(attributes, metav1.GroupVersionResource(resource), metav1.GroupVersionKind(attributes.GetKind()))
-			used := int64(0)
-			for part, evaluator := range map[string]cel.ConditionEvaluator{"conditions": c.conditions, "validations": c.validations, "messages": c.messages} {
-				results, rest, err := evaluator.ForInput(t.Context(), versioned, asked, cel.OptionalVariableBindings{}, namespace(claim.Namespace), celconfig.RuntimeCELCostBudget)
-				if err != nil {
-					t.Fatalf("%s: %s: %s: %v", golden, p.Name, part, err)
+			policy := compile(t, p, environment.DefaultCompatibilityVersion(), environment.StoredExpressions)
+			for name, claim := range claims {
+				used := policy.cost(t, claim)
+				t.Logf("%s: %s: %s costs %d of %d", golden, name, p.Name, used, int64(celconfig.RuntimeCELCostBudget))
+				if used < 50 || used > celconfig.RuntimeCELCostBudget/5 {
+					t.Errorf("%s: %s: %s costs %d", golden, name, p.Name, used)
 				}
-				for _, r := range results {
-					if r.Error != nil {
-						t.Errorf("%s: %s: %s: %v", golden, p.Name, part, r.Error)
-					}
-				}
-				used += celconfig.RuntimeCELCostBudget - rest
-			}
-			t.Logf("%s: %s costs %d of %d", golden, p.Name, used, int64(celconfig.RuntimeCELCostBudget))
-			if used < 1_000 || used > celconfig.RuntimeCELCostBudget/5 {
-				t.Errorf("%s: %s costs %d", golden, p.Name, used)
 			}
 		}
 	}
-	if measured != 6 {
+	if measured != 14 {
 		t.Errorf("%d policies", measured)
 	}
 }

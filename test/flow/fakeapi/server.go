@@ -21,6 +21,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -158,6 +159,19 @@ func (s *Server) AddNode(name string, handlers ...string) {
 		node.Status.RuntimeHandlers = append(node.Status.RuntimeHandlers, corev1.NodeRuntimeHandler{Name: handler})
 	}
 	s.nodes[name] = node
+}
+
+// SetAllocatable says how much of a resource a node has.
+func (s *Server) SetAllocatable(node string, name corev1.ResourceName, amount int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	changed := s.nodes[node].DeepCopy()
+	if changed.Status.Allocatable == nil {
+		changed.Status.Allocatable = corev1.ResourceList{}
+	}
+	changed.Status.Allocatable[name] = *resource.NewQuantity(amount, resource.DecimalSI)
+	changed.ResourceVersion = s.nextVersion()
+	s.nodes[node] = changed
 }
 
 // SetClaim makes or replaces a claim; a claim without UID gets one. It returns

@@ -33,8 +33,9 @@ type Node struct {
 	Files
 	MPSFolder
 
-	// Kubeconfig and RegistrarDir are what the driver's flags say.
-	Kubeconfig, RegistrarDir string
+	// Kubeconfig, RegistrarDir and PodResources are what the driver's flags say. The last is a
+	// socket where nobody listens unless the test does.
+	Kubeconfig, RegistrarDir, PodResources string
 }
 
 // Cluster is what the test plays of one.
@@ -93,7 +94,7 @@ func newNode(t testing.TB, machineName string, create createMachine, change []fu
 		GPUs:         GPUs{Root: filepath.Join(dir, "root")},
 		Files:        Files{CDIDir: filepath.Join(dir, "cdi"), PluginsDir: filepath.Join(dir, "plugins")},
 		MPSFolder:    MPSFolder{MPSDir: filepath.Join(dir, "mps")},
-		RegistrarDir: filepath.Join(dir, "reg"),
+		RegistrarDir: filepath.Join(dir, "reg"), PodResources: filepath.Join(dir, "pods.sock"),
 	}
 	t.Cleanup(func() {
 		if err := n.endMPS(); err != nil {

@@ -120,6 +120,7 @@ func (n *Node) command(uid string, flags ...string) *exec.Cmd {
 		"--partage-hook=" + Built.Hook,
 		"--kubelet-plugins-dir=" + n.PluginsDir,
 		"--kubelet-registrar-dir=" + n.RegistrarDir,
+		"--pod-resources-socket=" + n.PodResources,
 		"--pod-uid=" + uid,
 		// What they write at times of their own would make the effects of a call differ from
 		// one time to the next. Tests about them switch them on.

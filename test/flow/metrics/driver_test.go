@@ -55,7 +55,7 @@ func TestDriver(t *testing.T) {
 	mps := n.Allocate(t, []harness.Device{{GPU: 1, Kind: harness.MPS}})
 	p.MustPrepare(t, mps)
 	s.want(t, "partage_claim_step_duration_seconds", labels{"operation": "prepare", "step": "mps"}, 1)
-	if p.Prepare(t, n.AllocateNamed([]string{"gpu-that-is-not-there"}))[0].GetError() == "" {
+	if p.Prepare(t, n.AllocateNamed([]string{"gpu-0000-ff-1f-0"}))[0].GetError() == "" {
 		t.Error("a GPU that is not there was prepared")
 	}
 	s.want(t, "partage_prepare_failures_total", labels{"reason": "refused"}, 1)

@@ -128,6 +128,7 @@ auto
 {{- end -}}
 
 {{- define "partage.pluginsDir" -}}{{ clean .Values.host.kubeletDir }}/plugins{{- end -}}
+{{- define "partage.podResourcesDir" -}}{{ clean .Values.host.kubeletDir }}/pod-resources{{- end -}}
 {{- define "partage.registrarDir" -}}{{ clean .Values.host.kubeletDir }}/plugins_registry{{- end -}}
 
 {{- /* A duration of Go's as a number of seconds. */ -}}
@@ -161,6 +162,31 @@ Arguments: the policy; the profile.
 {{- end -}}
 {{- $offered -}}
 {{- end -}}
+
+{{- /*
+Classes that deviceClasses.mig.extendedResources adds to those in migProfiles, as JSON: the
+MIG profile of each class. What the values name themselves comes first. NVIDIA's device
+plugin writes a dot for each plus sign.
+*/ -}}
+{{- define "partage.extendedMigClasses" -}}
+{{- $classes := dict -}}
+{{- if and (eq .Values.deviceClasses.mig.extendedResources "Auto") (semverCompare ">=1.36.0-0" .Capabilities.KubeVersion.Version) -}}
+{{- $named := default dict .Values.deviceClasses.migProfiles -}}
+{{- $served := list .Values.deviceClasses.gpu.extendedResourceName .Values.deviceClasses.mps.extendedResourceName .Values.deviceClasses.timeslice.extendedResourceName -}}
+{{- range $named -}}
+{{- $served = append $served .extendedResourceName -}}
+{{- end -}}
+{{- range .Files.Get "mig/profiles.yaml" | fromYamlArray -}}
+{{- $name := include "partage.migResource" . -}}
+{{- $class := printf "%s.nvidia.com" $name -}}
+{{- if not (or (hasKey $named $class) (has (printf "nvidia.com/%s" $name) $served) (ne (include "partage.offersProfile" (list $.Values.sharingPolicy .)) "true")) -}}
+{{- $_ := set $classes $class . -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $classes -}}
+{{- end -}}
+{{- define "partage.migResource" -}}mig-{{ . | replace "+" "." }}{{- end -}}
 
 {{- /* Where a program answers the probes, in a folder of the pod's own. */ -}}
 {{- define "partage.healthSocket" -}}/run/health/health.sock{{- end -}}

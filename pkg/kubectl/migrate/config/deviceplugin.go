@@ -314,7 +314,7 @@ func (r *Result) offerMixed(offer *Offer, p *devicePlugin, path string, shares m
 	offer.Kinds = append(offer.Kinds, policy.Partition)
 	if len(shares) == 0 {
 		r.Findings.Changed(path+"flags.migStrategy", p.migStrategy,
-			"partitions of any profile are made when claims ask for them. For pods that ask for nvidia.com/mig-PROFILE add these profiles to deviceClasses.migProfiles, or translate the pods, or the layout with migrate mig-parted")
+			"partitions of any profile are made when claims ask for them. For pods that ask for nvidia.com/mig-PROFILE set the chart's value deviceClasses.mig.extendedResources=Auto, or translate the pods, or the layout with migrate mig-parted")
 		return
 	}
 	if p.kind == policy.MPS {

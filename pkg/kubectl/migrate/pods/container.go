@@ -92,7 +92,7 @@ func (d demand) servedBy(o Options) string {
 	case d.resource == resourceShared && kind == policy.TimeSlice:
 		return "the chart's class timeslice.partage.dev serves it" + from
 	case kind == policy.Partition:
-		return fmt.Sprintf("it needs a class for profile %s with this extendedResourceName in the chart's values deviceClasses.migProfiles%s", profile, from)
+		return fmt.Sprintf("it needs the chart's value deviceClasses.mig.extendedResources=Auto, or a class for profile %s with this extendedResourceName in deviceClasses.migProfiles%s", profile, from)
 	case profile != "":
 		return "it needs a class for shares of " + profile + " with this extendedResourceName" + from
 	}

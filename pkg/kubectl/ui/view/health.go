@@ -39,6 +39,7 @@ var conditions = map[device.Reason]condition{
 	device.Unmonitored:        {"unmonitored", "The NVIDIA driver does not report errors of the GPU.", false},
 	device.MPSUnhealthy:       {"MPS unhealthy", "MPS accepts no new clients.", false},
 	device.MPSUnavailable:     {"MPS unavailable", "The MPS supervisor of the node does not answer.", false},
+	device.ForeignClaim:       {"claim of another driver", "A claim of another DRA driver with this driver's name may be using it: the value says which.", false},
 	device.Withdrawn:          {"withdrawn", "The sharing policy does not offer it any more, and a claim may still have it.", true},
 	device.AdminAccess:        {"admin access", "For claims with admin access only.", true},
 	device.Gone:               {"partition gone", "Somebody else removed the partition. Delete the pods of the claim.", false},

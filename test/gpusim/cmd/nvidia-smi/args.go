@@ -34,6 +34,7 @@ var options = map[string]map[string]option{
 		"-c": {"-c", true}, "--compute-mode": {"-c", true},
 		"-mig": {"-mig", true}, "--multi-instance-gpu": {"-mig", true},
 		"-r": {"-r", false}, "--gpu-reset": {"-r", false},
+		"--version": {"--version", false},
 	},
 	"mig": {
 		"-lgip": {"-lgip", false}, "--list-gpu-instance-profiles": {"-lgip", false},

@@ -60,6 +60,7 @@ func TestParse(t *testing.T) {
 		"--id=0 --list-gpus":                    {verb: "-L", ids: []string{"0"}},
 		"-i 3 -c EXCLUSIVE_PROCESS":             {verb: "-c", value: "EXCLUSIVE_PROCESS", ids: []string{"3"}},
 		"-mig 1":                                {verb: "-mig", value: "1"},
+		"--version":                             {verb: "--version"},
 		"mig -lgi -i 0":                         {verb: "-lgi", ids: []string{"0"}},
 		"mig --list-gpu-instance-profiles":      {verb: "-lgip"},
 		"compute-policy -i U --set-timeslice=2": {verb: "--set-timeslice", value: "2", ids: []string{"U"}},
@@ -96,6 +97,7 @@ func TestParse(t *testing.T) {
 		"mig -dgi -ci 0":   "Invalid combination",
 		"mig -C":           "Invalid combination",
 		"compute-policy":   "Invalid combination",
+		"--version -L":     "Invalid combination",
 		"-L --format=csv":  "Invalid combination",
 		"--query-gpu=name": "Invalid combination",
 	} {

@@ -54,6 +54,7 @@ const usage = `nvidia-smi of a simulated GPU machine. It knows:
   nvidia-smi -c MODE [-i GPU]                set the compute mode
   nvidia-smi -mig 0|1 [-i GPU]               set the MIG mode
   nvidia-smi --gpu-reset [-i GPU]            reset GPUs that nobody uses
+  nvidia-smi --version                       the versions of the driver and its parts
   nvidia-smi mig -lgip|-lgipp|-lgi|-lci [-i GPU]
   nvidia-smi mig -cgi PROFILE[:START],... [-C] [-i GPU]
                                              create GPU instances; -C: each with a compute instance
@@ -97,6 +98,9 @@ func execute(c *command, out io.Writer) error {
 		return err
 	}
 	defer s.close()
+	if c.verb == "--version" {
+		return s.versions(out)
+	}
 	gpus, err := s.gpus(c)
 	if err != nil {
 		return err

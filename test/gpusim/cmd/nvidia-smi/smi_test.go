@@ -152,6 +152,7 @@ func TestOutput(t *testing.T) {
 	n.golden("query-compute-apps.txt", 0, "--query-compute-apps=gpu_uuid,pid,process_name,used_memory", "--format=csv")
 	n.golden("query-unknown.txt", exitUsage, "--query-gpu=index,colour", "--format=csv")
 	n.golden("none.txt", exitNotFound, "-L", "-i", "GPU-nobody")
+	n.golden("version.txt", 0, "--version")
 	n.golden("usage.txt", exitUsage, "--fly")
 }
 

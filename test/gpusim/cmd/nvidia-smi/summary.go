@@ -159,3 +159,18 @@ func shortName(name string) string {
 	}
 	return "..." + name[len(name)-most+3:]
 }
+
+// versions is nvidia-smi --version, which asks for no GPU.
+func (s *session) versions(out io.Writer) error {
+	driver, ret := s.lib.SystemGetDriverVersion()
+	version := value(driver, ret, word)
+	library, ret := s.lib.SystemGetNVMLVersion()
+	cuda, cudaRet := s.lib.SystemGetCudaDriverVersion_v2()
+	// NVML's own version, 13.580.95.05, has CUDA's in front. Of the rest two numbers are printed.
+	if parts := strings.Split(library, "."); len(parts) > 2 {
+		library = parts[1] + "." + parts[2]
+	}
+	fmt.Fprintf(out, "NVIDIA-SMI version  : %s\nNVML version        : %s\nDRIVER version      : %s\nCUDA Version        : %s\n",
+		version, value(library, ret, word), version, value(cuda, cudaRet, cudaVersion))
+	return nil
+}

@@ -1,0 +1,101 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package neighbour
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// Kind is a kind of software that gives out or partitions GPUs.
+type Kind string
+
+// The kinds.
+const (
+	// DevicePlugin is NVIDIA's, or another one for its resources.
+	DevicePlugin Kind = "device-plugin"
+	// DRADriver is NVIDIA's, which has the name of this driver.
+	DRADriver Kind = "dra-driver"
+	// MIGManager is NVIDIA's mig-parted, which follows a label of the node.
+	MIGManager Kind = "mig-manager"
+)
+
+// Kinds are all kinds, for metrics.
+func Kinds() []Kind { return []Kind{DevicePlugin, DRADriver, MIGManager} }
+
+// Software is a neighbour that was found.
+type Software struct {
+	Kind Kind
+	// Text says what runs, what that does, and what can be done about it.
+	Text string
+}
+
+const (
+	nvidiaDomain = "nvidia.com/"
+	// MIGConfigLabel is what a MIG manager follows.
+	MIGConfigLabel = nvidiaDomain + "mig.config"
+)
+
+// OnNode finds what the Node object tells: a device plugin by the resources that it offers, and a
+// MIG manager by its label. The extended resources of device classes are none of the node's:
+// the scheduler takes them from ResourceSlices.
+func OnNode(node *corev1.Node) []Software {
+	var found []Software
+	if offered := deviceResources(node); len(offered) > 0 {
+		found = append(found, Software{DevicePlugin, fmt.Sprintf("A device plugin offers %s on this node, and this driver offers the same GPUs: "+
+			"neither knows what the other has given away, so that pods can get a GPU that is in use. Keep the device plugin off the node: "+
+			"with the GPU Operator by the label nvidia.com/gpu.deploy.device-plugin=false", strings.Join(offered, ", "))})
+	}
+	if config, labelled := node.Labels[MIGConfigLabel]; labelled {
+		found = append(found, Software{MIGManager, fmt.Sprintf("The node has the label %s=%s, which a MIG manager follows: "+
+			"it ends programs and removes partitions that claims have. Remove the label, and keep the MIG manager off the node: "+
+			"with the GPU Operator by the label nvidia.com/gpu.deploy.mig-manager=false. This driver makes partitions as claims ask for them",
+			MIGConfigLabel, config)})
+	}
+	return found
+}
+
+func deviceResources(node *corev1.Node) []string {
+	var offered []string
+	for _, name := range slices.Sorted(maps.Keys(node.Status.Allocatable)) {
+		amount := node.Status.Allocatable[name]
+		if isGPUs(string(name)) && amount.Sign() > 0 {
+			offered = append(offered, fmt.Sprintf("%s (%s)", name, amount.String()))
+		}
+	}
+	return offered
+}
+
+// isGPUs reports whether a resource is of GPUs or of parts of them. NVIDIA's domain also has the
+// network cards of its network operator.
+func isGPUs(resource string) bool {
+	name, ok := strings.CutPrefix(resource, nvidiaDomain)
+	return ok && (name == "gpu" || strings.HasPrefix(name, "gpu.") || strings.HasPrefix(name, "mig-"))
+}
+
+// dialTimeout bounds connecting to a socket.
+const dialTimeout = time.Second
+
+// OtherDriver finds NVIDIA's DRA driver by the socket on which it registers with the kubelet: it
+// has the name without the UID of a pod, which this driver's have. A socket that a driver has left
+// behind has no listener.
+func OtherDriver(ctx context.Context, registrarDir, driverName string) []Software {
+	path := filepath.Join(registrarDir, driverName+"-reg.sock")
+	conn, err := (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, "unix", path)
+	if err != nil {
+		return nil
+	}
+	_ = conn.Close()
+	return []Software{{DRADriver, fmt.Sprintf("NVIDIA's DRA driver runs on this node, too, with the same name, %s: each of the two "+
+		"removes the other's ResourceSlices, and the kubelet calls whichever registered last. Keep one of them off the node "+
+		"(docs/how-to/install.md#from-nvidias-dra-driver)", driverName)}}
+}

@@ -1,0 +1,91 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package neighbour
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+func TestOnNode(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		allocatable map[corev1.ResourceName]string
+		labels      map[string]string
+		// want are parts of the texts, by kind.
+		want map[Kind]string
+	}{
+		"nothing": {allocatable: map[corev1.ResourceName]string{"cpu": "8"}},
+		"GPUs": {
+			allocatable: map[corev1.ResourceName]string{"nvidia.com/gpu": "8"},
+			want:        map[Kind]string{DevicePlugin: "offers nvidia.com/gpu (8) on"},
+		},
+		"a device plugin that has ended": {allocatable: map[corev1.ResourceName]string{"nvidia.com/gpu": "0"}},
+		"parts of GPUs": {
+			allocatable: map[corev1.ResourceName]string{"nvidia.com/mig-1g.10gb": "7", "nvidia.com/gpu.shared": "4", "nvidia.com/gpu": "0"},
+			want:        map[Kind]string{DevicePlugin: "offers nvidia.com/gpu.shared (4), nvidia.com/mig-1g.10gb (7) on"},
+		},
+		"network cards": {allocatable: map[corev1.ResourceName]string{"nvidia.com/hostdev": "2", "nvidia.com/sriov_rdma_vf": "4"}},
+		"MIG manager": {
+			labels: map[string]string{"nvidia.com/mig.config": "all-1g.10gb"},
+			want:   map[Kind]string{MIGManager: "nvidia.com/mig.config=all-1g.10gb"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: test.labels}}
+			node.Status.Allocatable = corev1.ResourceList{}
+			for name, amount := range test.allocatable {
+				node.Status.Allocatable[name] = resource.MustParse(amount)
+			}
+			found := OnNode(node)
+			for _, s := range found {
+				if want, wanted := test.want[s.Kind]; !wanted || !strings.Contains(s.Text, want) {
+					t.Errorf("%s: %s", s.Kind, s.Text)
+				}
+			}
+			if len(found) != len(test.want) {
+				t.Errorf("found %v", found)
+			}
+		})
+	}
+}
+
+func TestOtherDriver(t *testing.T) {
+	t.Parallel()
+	dir, err := os.MkdirTemp("", "n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	find := func() int { return len(OtherDriver(t.Context(), dir, "gpu.nvidia.com")) }
+	listen := func(name string) *net.UnixListener {
+		listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, name), Net: "unix"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return listener
+	}
+	defer listen("gpu.nvidia.com-uid-1-reg.sock").Close()
+	defer listen("compute-domain.nvidia.com-reg.sock").Close()
+	if find() != 0 {
+		t.Error("this driver's own socket, and that of another name, were taken for NVIDIA's driver")
+	}
+	other := listen("gpu.nvidia.com-reg.sock")
+	other.SetUnlinkOnClose(false)
+	if find() != 1 {
+		t.Error("NVIDIA's driver was not found")
+	}
+	_ = other.Close()
+	if find() != 0 {
+		t.Error("a socket that was left behind was taken for a driver")
+	}
+}

@@ -1,0 +1,314 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/partage-dev/partage/pkg/claim"
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/neighbour"
+	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
+)
+
+// fakeForeign has claims of another driver that a test replaces.
+type fakeForeign struct {
+	mu       sync.Mutex
+	claims   []neighbour.Claim
+	err      error
+	looks    int
+	released []types.UID
+}
+
+func (f *fakeForeign) Find(context.Context) ([]neighbour.Claim, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.looks++
+	return slices.Clone(f.claims), f.err
+}
+
+func (f *fakeForeign) Request(c *resourceapi.ResourceClaim) []string {
+	return neighbour.Pool{Driver: testDriver, Name: testNode}.ForeignDevices(c.Status.Allocation)
+}
+
+func (f *fakeForeign) Release(uid types.UID) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.released = append(f.released, uid)
+	return true
+}
+
+func (f *fakeForeign) set(err error, claims ...neighbour.Claim) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.claims, f.err = claims, err
+}
+
+// newForeignRig has two GPUs, which have the minor numbers 0 and 1.
+func newForeignRig(t *testing.T) (*rig, *fakeForeign) {
+	t.Helper()
+	r, foreign := newRig(t), &fakeForeign{}
+	node := testNodeWith(firstGPU, secondGPU)
+	node.GPUs[1].Minor = 1
+	r.hardware.node, r.options.ForeignClaims = node, foreign
+	return r, foreign
+}
+
+// foreignTaints are the published devices by the value of the taint, "" for those without, but for
+// observers.
+func foreignTaints(api *apiServer) map[string]string {
+	values := map[string]string{}
+	for _, s := range api.Slices() {
+		for _, d := range s.Spec.Devices {
+			if strings.HasSuffix(d.Name, "-observer") {
+				continue
+			}
+			values[d.Name] = ""
+			for _, taint := range d.Taints {
+				if taint.Key == testDriver+"/foreign-claim" && taint.Effect == resourceapi.DeviceTaintEffectNoSchedule {
+					values[d.Name] = taint.Value
+				}
+			}
+		}
+	}
+	return values
+}
+
+// untilForeign waits until all devices of the two GPUs have these values.
+func (r *rig) untilForeign(t *testing.T, first, second string) {
+	t.Helper()
+	r.until(t, "the taints of another driver's claims", func(context.Context) error {
+		values := foreignTaints(r.api)
+		if len(values) != 8 {
+			return fmt.Errorf("%d devices", len(values))
+		}
+		for name, value := range values {
+			want := second
+			if device.IsOf(firstGPU, name) {
+				want = first
+			}
+			if value != want {
+				return fmt.Errorf("%s has %q, want %q", name, value, want)
+			}
+		}
+		return nil
+	})
+}
+
+func TestForeignClaimTaints(t *testing.T) {
+	t.Parallel()
+	r, foreign := newForeignRig(t)
+	train := neighbour.Claim{Namespace: "ml", Name: "train", Devices: []string{"gpu-0"}, Pods: []string{"train-0"}}
+	foreign.set(nil, train)
+	r.start(t)
+	r.untilForeign(t, "ml.train", "")
+	r.until(t, "readiness", func(ctx context.Context) error { return r.check(ctx, "readiness") })
+
+	foreign.set(nil, neighbour.Claim{UID: "1-2", Devices: []string{"gpu-1-mig-1g4gb-19-0"}})
+	r.untilForeign(t, "", "1-2")
+	// Which GPU it is cannot be told, or it is none that there is.
+	for _, name := range []string{"gpu-vfio-0", "gpu-9"} {
+		foreign.set(nil, neighbour.Claim{Namespace: "ml", Name: "vm", Devices: []string{name}})
+		r.untilForeign(t, "ml.vm", "ml.vm")
+		foreign.set(nil)
+		r.untilForeign(t, "", "")
+	}
+	// What is found counts although there may be more.
+	foreign.set(errors.New("no kubelet"), train)
+	r.untilForeign(t, "ml.train", "")
+	foreign.set(nil)
+	r.untilForeign(t, "", "")
+
+	r.until(t, "the events", func(context.Context) error {
+		for _, want := range []string{
+			"GPUForeignClaim: GPU " + firstGPU + ": claim ml/train (pod train-0) has device gpu-0 of another driver",
+			"GPUForeignClaim: GPU " + secondGPU + ": claim with UID 1-2 has device gpu-1-mig-1g4gb-19-0",
+			"GPUForeignClaim: GPUs " + firstGPU + ", " + secondGPU + ": claim ml/vm",
+			"GPURecovered: GPU " + firstGPU + ": no claim of another driver has it any more. Devices are offered again.",
+		} {
+			if !slices.ContainsFunc(r.events.list(), func(e string) bool { return strings.HasPrefix(e, want) }) {
+				return fmt.Errorf("no event %q in %q", want, r.events.list())
+			}
+		}
+		return nil
+	})
+}
+
+// TestForeignClaimFirst: nothing is published before it is known which GPUs are in use.
+func TestForeignClaimFirst(t *testing.T) {
+	t.Parallel()
+	r, foreign := newForeignRig(t)
+	foreign.set(fmt.Errorf("%w: it has not read its pods yet", neighbour.ErrKubelet))
+	r.start(t)
+	kubelet := r.register(t)
+	r.until(t, "several looks", func(context.Context) error {
+		foreign.mu.Lock()
+		defer foreign.mu.Unlock()
+		if foreign.looks < 3 {
+			return fmt.Errorf("%d looks", foreign.looks)
+		}
+		return nil
+	})
+	if published := r.api.Slices(); len(published) > 0 {
+		t.Errorf("%d slices are published before the kubelet has answered", len(published))
+	}
+	// Whatever is or was there, a pod that has ended can be cleaned up.
+	r.unprepared(t, kubelet, r.claim("ended"))
+	var updates atomic.Int32
+	r.api.Refuse(func(request *http.Request) *apierrors.StatusError {
+		if request.Method == http.MethodPut {
+			updates.Add(1)
+		}
+		return nil
+	})
+	foreign.set(nil, neighbour.Claim{Namespace: "ml", Name: "train", Devices: []string{"gpu-0"}})
+	r.untilForeign(t, "ml.train", "")
+	if n := updates.Load(); n > 0 {
+		t.Errorf("the taints came with an update of what was published without them (%d updates)", n)
+	}
+}
+
+// allocatedClaim stores a claim that has these devices.
+func (r *rig) allocatedClaim(name string, admin bool, devices ...string) *drapb.Claim {
+	c := &resourceapi.ResourceClaim{ObjectMeta: objectMeta(name), Status: resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{}}}
+	for _, d := range devices {
+		result := resourceapi.DeviceRequestAllocationResult{Request: "r", Driver: testDriver, Pool: testNode, Device: d}
+		if admin {
+			result.AdminAccess = ptr.To(true)
+		}
+		c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results, result)
+	}
+	r.api.SetClaim(c)
+	return &drapb.Claim{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}
+}
+
+func TestPrepareBesideForeignClaims(t *testing.T) {
+	t.Parallel()
+	r, foreign := newForeignRig(t)
+	foreign.set(nil, neighbour.Claim{Namespace: "ml", Name: "train", Devices: []string{"gpu-0"}})
+	first, second := device.GPUName(firstGPU), device.GPUName(secondGPU)
+	r.claims.setLive(uses(claim.Ref{Namespace: "default", Name: "kept", UID: "uid-kept"}, first, firstGPU, nil))
+	r.start(t)
+	kubelet := r.register(t)
+	r.untilForeign(t, "ml.train", "")
+
+	const stranger, inUse = "which this driver does not publish", "device gpu-0000-1b-00-0: claim ml/train has device gpu-0 of another driver"
+	for _, test := range []struct {
+		name    string
+		admin   bool
+		devices []string
+		want    string
+	}{
+		{"foreign", false, []string{"gpu-0"}, "the claim has device gpu-0 of another driver with this driver's name"},
+		{"two", false, []string{"gpu-0", "gpu-1-mig-1g4gb-19-0", second}, "the claim has devices gpu-0, gpu-1-mig-1g4gb-19-0 of another driver"},
+		{"advice", false, []string{"gpu-1"}, "so delete the pod, and the claim if it was not made from a template"},
+		{"mixed", false, []string{second, "gpu-1"}, stranger},
+		{"taken", false, []string{first}, inUse},
+		{"part", false, []string{first + "-mig-1g4gb-0"}, "device gpu-0000-1b-00-0-mig-1g4gb-0: claim ml/train"},
+		{"free", false, []string{second}, ""},
+		{"observer", true, []string{first + "-observer"}, ""},
+		{"kept", false, []string{first}, ""},
+	} {
+		c := r.allocatedClaim(test.name, test.admin, test.devices...)
+		answer, err := kubelet.NodePrepareResources(t.Context(), &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{c}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := answer.Claims[c.Uid].GetError(); (got == "") != (test.want == "") || !strings.Contains(got, test.want) {
+			t.Errorf("%s: error %q, want one with %q", test.name, got, test.want)
+		}
+		r.unprepared(t, kubelet, c)
+	}
+	foreign.mu.Lock()
+	defer foreign.mu.Unlock()
+	if !slices.Contains(foreign.released, "uid-foreign") {
+		t.Errorf("released: %v", foreign.released)
+	}
+}
+
+func TestTaintValue(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("a", 58)
+	for _, test := range []struct {
+		claim neighbour.Claim
+		want  string
+	}{
+		{neighbour.Claim{Namespace: "ml", Name: "train", UID: "1"}, "ml.train"},
+		{neighbour.Claim{UID: "11111111-1111-4111-8111-111111111111"}, "11111111-1111-4111-8111-111111111111"},
+		{neighbour.Claim{Namespace: "ml", Name: long + "--bcd"}, "ml." + long},
+		{neighbour.Claim{Namespace: "ml", Name: "no name"}, ""},
+	} {
+		got := taintValue(test.claim)
+		if got != test.want || len(validation.IsValidLabelValue(got)) > 0 {
+			t.Errorf("%+v: %q, want %q; %v", test.claim, got, test.want, validation.IsValidLabelValue(got))
+		}
+	}
+}
+
+func TestMayHave(t *testing.T) {
+	t.Parallel()
+	node := testNodeWith(firstGPU, secondGPU)
+	node.GPUs[1].Minor = 1
+	both := []string{firstGPU, secondGPU}
+	for _, test := range []struct{ names, want []string }{
+		{[]string{"gpu-1", "gpu-1-mig-1g4gb-19-0"}, []string{secondGPU}},
+		{[]string{"gpu-1", "gpu-0"}, both},
+		{[]string{"gpu-1", "gpu-vfio-0"}, both},
+		{[]string{"gpu-7"}, both},
+		{nil, nil},
+	} {
+		if diff := cmp.Diff(test.want, mayHave(node, test.names), cmpopts.SortSlices(strings.Compare), cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("%v (-want +got):\n%s", test.names, diff)
+		}
+	}
+}
+
+// panickingForeign panics once it has found something.
+type panickingForeign struct {
+	fakeForeign
+	panics atomic.Bool
+}
+
+func (f *panickingForeign) Find(ctx context.Context) ([]neighbour.Claim, error) {
+	if f.panics.Load() {
+		panic("a defect")
+	}
+	return f.fakeForeign.Find(ctx)
+}
+
+// TestForeignClaimsPanic: a defect makes no GPU seem free.
+func TestForeignClaimsPanic(t *testing.T) {
+	t.Parallel()
+	foreign := &panickingForeign{}
+	foreign.set(nil, neighbour.Claim{Namespace: "ml", Name: "train", Devices: []string{"gpu-0"}})
+	f := newForeignClaims(foreign, time.Hour, loop.NewTrigger())
+	if err := f.look(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	foreign.panics.Store(true)
+	if err := f.look(t.Context()); err == nil {
+		t.Error("the defect is not told")
+	}
+	if got := f.conditions(testNodeWith(firstGPU)); len(got) != 1 {
+		t.Errorf("conditions %+v", got)
+	}
+}

@@ -1,0 +1,70 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/plugin/nodelabels"
+	"github.com/partage-dev/partage/pkg/policy"
+)
+
+// TestNodeLabels: the labels of the node are about the GPUs that are offered, go with them,
+// and are left alone where they are not to be written.
+func TestNodeLabels(t *testing.T) {
+	t.Parallel()
+	client := fake.NewClientset()
+	if _, err := client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: testNode, UID: "uid"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	both := map[string]string{
+		"nvidia.com/gpu.product": "Test-GPU", "nvidia.com/gpu.count": "2", "nvidia.com/gpu.memory": "8192",
+		"nvidia.com/gpu.family": "hopper", "nvidia.com/gpu.compute.major": "9", "nvidia.com/gpu.compute.minor": "0",
+	}
+	for _, step := range []struct {
+		name   string
+		node   *gpu.Node
+		mode   nodelabels.Mode
+		policy *policy.Policy
+		want   map[string]string
+	}{
+		{"two GPUs", testNodeWith(firstGPU, secondGPU), nodelabels.Write, withoutShares(), both},
+		{"a plugin that leaves them alone", testNodeWith(firstGPU), nodelabels.Never, withoutShares(), both},
+		{"GPUs that are not offered", testNodeWith(firstGPU, secondGPU), nodelabels.Write, noPolicy, nil},
+		{"two GPUs again", testNodeWith(firstGPU, secondGPU), nodelabels.Write, withoutShares(), both},
+		{"no GPU", &gpu.Node{}, nodelabels.Write, withoutShares(), nil},
+		{"two GPUs once more", testNodeWith(firstGPU, secondGPU), nodelabels.Write, withoutShares(), both},
+		{"removal", testNodeWith(firstGPU, secondGPU), nodelabels.Remove, withoutShares(), nil},
+	} {
+		r := newRig(t)
+		r.hardware.setNode(step.node)
+		r.policy.current = step.policy
+		r.options.NodeLabels, r.options.LabelClient = step.mode, client
+		r.start(t)
+		r.register(t)
+		r.until(t, "readiness", func(ctx context.Context) error { return r.check(ctx, "readiness") })
+		r.until(t, "labels with "+step.name, func(ctx context.Context) error {
+			node, err := client.CoreV1().Nodes().Get(ctx, testNode, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			if diff := cmp.Diff(step.want, node.Labels); diff != "" && len(step.want)+len(node.Labels) > 0 {
+				return fmt.Errorf("-want +got:\n%s", diff)
+			}
+			return nil
+		})
+		r.stop()
+		if err := r.wait(t); err != nil {
+			t.Errorf("%s: %v", step.name, err)
+		}
+	}
+}

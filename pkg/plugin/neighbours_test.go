@@ -1,0 +1,117 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/partage-dev/partage/pkg/neighbour"
+)
+
+func TestNeighbours(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		events := &fakeEvents{}
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{}}}
+		node.Status.Allocatable = corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("8")}
+		var failure error
+		var drivers []neighbour.Software
+		var kinds []neighbour.Kind
+		reads := 0
+		l := &neighbourLoop{
+			node: func(context.Context) (*corev1.Node, error) {
+				reads++
+				return node, failure
+			},
+			otherDriver: func(context.Context) []neighbour.Software { return drivers },
+			events:      events, interval: 30 * time.Second,
+			observe: func(found []neighbour.Kind) { kinds = found },
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			l.run(ctx, node)
+		}()
+		pass(time.Minute)
+		wantReasons := func(want ...string) {
+			t.Helper()
+			var got []string
+			for _, e := range events.list() {
+				reason, _, _ := strings.Cut(e, ":")
+				got = append(got, reason)
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("events (-want +got):\n%s", diff)
+			}
+		}
+		wantReasons("DevicePluginOnNode")
+		if reads != 0 {
+			t.Errorf("the node was read %d times in a minute", reads)
+		}
+
+		drivers = []neighbour.Software{{Kind: neighbour.DRADriver, Text: "it runs"}}
+		pass(time.Minute)
+		wantReasons("DevicePluginOnNode", "OtherDRADriverOnNode")
+		if diff := cmp.Diff([]neighbour.Kind{neighbour.DevicePlugin, neighbour.DRADriver}, kinds); diff != "" {
+			t.Errorf("kinds (-want +got):\n%s", diff)
+		}
+		drivers = nil
+		pass(time.Minute)
+		wantReasons("DevicePluginOnNode", "OtherDRADriverOnNode", "NeighbourGone")
+
+		// What is known of the node stays while it cannot be read.
+		failure = errors.New("away")
+		pass(15 * time.Minute)
+		wantReasons("DevicePluginOnNode", "OtherDRADriverOnNode", "NeighbourGone")
+		failure = nil
+		node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"nvidia.com/mig.config": "all-disabled"}}}
+		pass(15 * time.Minute)
+		wantReasons("DevicePluginOnNode", "OtherDRADriverOnNode", "NeighbourGone", "NeighbourGone", "MIGManagerOnNode")
+		// Events are kept for an hour.
+		pass(time.Hour)
+		wantReasons("DevicePluginOnNode", "OtherDRADriverOnNode", "NeighbourGone", "NeighbourGone", "MIGManagerOnNode", "MIGManagerOnNode")
+		if reads < 8 || reads > 13 {
+			t.Errorf("the node was read %d times in an hour and a half", reads)
+		}
+		cancel()
+		<-done
+	})
+}
+
+// TestNeighbourRuns: the plugin itself finds NVIDIA's driver and the device plugin, and stays ready.
+func TestNeighbourRuns(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	listener, err := net.Listen("unix", filepath.Join(r.options.RegistrarDir, testDriver+"-reg.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	r.api.SetAllocatable(testNode, "nvidia.com/gpu", 2)
+	r.start(t)
+	for _, want := range []string{"OtherDRADriverOnNode: NVIDIA's DRA driver runs on this node", "DevicePluginOnNode: A device plugin offers nvidia.com/gpu (2)"} {
+		r.until(t, want, func(context.Context) error {
+			if !slices.ContainsFunc(r.events.list(), func(e string) bool { return strings.HasPrefix(e, want) }) {
+				return fmt.Errorf("events %q", r.events.list())
+			}
+			return nil
+		})
+	}
+	r.until(t, "readiness", func(ctx context.Context) error { return r.check(ctx, "readiness") })
+}
