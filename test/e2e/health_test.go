@@ -221,9 +221,16 @@ func tellToEnd(ns, pod string) (string, error) { return inPod(ns, pod, "sh", "-c
 func waitEvicted(t *testing.T, ns, name string, evicted corev1.Pod, running int) []corev1.Pod {
 	t.Helper()
 	waitEvent(t, ns, evicted.Name, "DeviceTaintManagerEviction", "")
-	pods := waitPods(t, ns, name, running)
-	if slices.ContainsFunc(pods, func(p corev1.Pod) bool { return p.UID == evicted.UID }) {
-		t.Fatalf("pod %s is not evicted", evicted.Name)
-	}
-	return pods
+	// The event comes before the deletion.
+	eventually(t, fmt.Sprintf("the deletion of pod %s", evicted.Name), func(ctx context.Context) (bool, string) {
+		p, err := client.CoreV1().Pods(ns).Get(ctx, evicted.Name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return true, ""
+		}
+		if err != nil {
+			return false, err.Error()
+		}
+		return p.UID != evicted.UID || p.DeletionTimestamp != nil, string(p.Status.Phase)
+	})
+	return waitPods(t, ns, name, running)
 }
