@@ -43,7 +43,7 @@ spec: {spec: {devices: {requests: [{name: gpu, exactly: %s}], %s}}}
 		opaqueConfig("GpuConfig", `sharing: {strategy: MPS, mpsConfig: {defaultPinnedDeviceMemoryLimit: 10}}`):        "must be at least 1Mi",
 	} {
 		out, err := tryApply(t, ns, template(config))
-		if err == nil || !strings.Contains(out, want) || !strings.Contains(out, `The resourceclaimtemplates "gpus" is invalid`) {
+		if err == nil || !strings.Contains(out, want) || !strings.Contains(out, `resourceclaimtemplates.resource.k8s.io "gpus" is forbidden`) {
 			t.Errorf("%s: %v: %s, want %s", config, err, out, want)
 		}
 	}

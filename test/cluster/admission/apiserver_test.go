@@ -6,6 +6,7 @@ package admission
 import (
 	"context"
 	"maps"
+	"strings"
 	"testing"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
@@ -52,12 +53,31 @@ type apiServer struct {
 // they look up.
 func newAPIServer(t *testing.T, golden string, stored ...runtime.Object) *apiServer {
 	t.Helper()
+	return startAPIServer(t, append(enforced(t, golden, ""), stored...)...)
+}
+
+// enforced are the policies of a golden file whose names end like that, with their bindings. Of several
+// that refuse an object, the API server names any one.
+func enforced(t *testing.T, golden, suffix string) (all []runtime.Object) {
+	t.Helper()
 	for _, object := range chart(t, golden) {
-		switch object.(type) {
-		case *admissionregistrationv1.ValidatingAdmissionPolicy, *admissionregistrationv1.ValidatingAdmissionPolicyBinding:
-			stored = append(stored, object)
+		switch policy := object.(type) {
+		case *admissionregistrationv1.ValidatingAdmissionPolicy:
+			if strings.HasSuffix(policy.Name, suffix) {
+				all = append(all, policy)
+			}
+		case *admissionregistrationv1.ValidatingAdmissionPolicyBinding:
+			if strings.HasSuffix(policy.Name, suffix) {
+				all = append(all, policy)
+			}
 		}
 	}
+	return all
+}
+
+// startAPIServer starts an apiServer with some policies, and objects that they look up.
+func startAPIServer(t *testing.T, stored ...runtime.Object) *apiServer {
+	t.Helper()
 	for name := range namespaces {
 		stored = append(stored, namespace(name))
 	}

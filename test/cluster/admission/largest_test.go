@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -96,6 +97,19 @@ func TestLargestConfigs(t *testing.T) {
 		}
 	}
 
+	// With as many classes as the chart can have, of which the last one is asked for.
+	partitions := largestConfigs()
+	for i := range partitions.Spec.Devices.Requests {
+		for j := range partitions.Spec.Devices.Requests[i].FirstAvailable {
+			partitions.Spec.Devices.Requests[i].FirstAvailable[j].DeviceClassName = "mig-7g.94gb.nvidia.com"
+		}
+	}
+	last := &partitions.Spec.Devices.Requests[resourcev1.DeviceRequestsMaxSize-1]
+	last.FirstAvailable[resourcev1.FirstAvailableDeviceRequestMaxSize-1].DeviceClassName = strings.Repeat("c", 253)
+	if _, refused := newAPIServer(t, "mig-resources-all").create(t, "default", document(t, partitions)); refused != nil {
+		t.Errorf("of many classes: %.2000s", refused)
+	}
+
 	configs := func(parameters string, requests ...string) *resourcev1.ResourceClaim {
 		claim := &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "largest", Namespace: "default"}}
 		for range resourcev1.DeviceConfigMaxSize {
@@ -116,7 +130,7 @@ func TestLargestConfigs(t *testing.T) {
 	}
 	const mps = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"MPS","mpsConfig":{%s}}}`
 	misfits := largestConfigs()
-	last := &misfits.Spec.Devices.Requests[resourcev1.DeviceRequestsMaxSize-1]
+	last = &misfits.Spec.Devices.Requests[resourcev1.DeviceRequestsMaxSize-1]
 	last.FirstAvailable[resourcev1.FirstAvailableDeviceRequestMaxSize-1].DeviceClassName = "mps.partage.dev"
 	for i := range misfits.Spec.Devices.Config {
 		var names []string
@@ -136,20 +150,21 @@ func TestLargestConfigs(t *testing.T) {
 		claim *resourcev1.ResourceClaim
 		want  string
 	}{
-		"unknown fields":   {configs(many(`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig",%s}`, `"%d":0`)), "unknown field"},
-		"unknown settings": {configs(many(mps, `"%d":0`)), "unknown field"},
-		"long names":       {configs(many(mps, `"%03000d":0`)), "unknown field"},
-		"limits":           {configs(many(fmt.Sprintf(mps, `"defaultPerDevicePinnedMemoryLimit":{%s}`), `"%d":"1Gi"`)), "Too many"},
-		"long limits":      {configs(many(fmt.Sprintf(mps, `"defaultPerDevicePinnedMemoryLimit":{%s}`), `"GPU-%0300d":"00000000000000000000000000000000000000000000000000000000x"`)), "a key must be"},
-		"one long limit":   {configs(fmt.Sprintf(mps, `"defaultPinnedDeviceMemoryLimit":"`+strings.Repeat("1", 9000)+`"`)), "must be a quantity of memory"},
-		"a long kind":      {configs(`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"` + strings.Repeat("k", 9000) + `"}`), "kind: Unsupported value"},
-		"a long strategy":  {configs(`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"` + strings.Repeat("s", 9000) + `"}}`), "strategy: Unsupported value"},
-		"misfits":          {misfits, "does not apply to request"},
-		"small shares":     {small, "must be at least 64Mi"},
+		"unknown fields":     {configs(many(`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig",%s}`, `"%d":0`)), "unknown field"},
+		"unknown settings":   {configs(many(mps, `"%d":0`)), "unknown field"},
+		"long names":         {configs(many(mps, `"%03000d":0`)), "unknown field"},
+		"limits":             {configs(many(fmt.Sprintf(mps, `"defaultPerDevicePinnedMemoryLimit":{%s}`), `"%d":"1Gi"`)), "Too many"},
+		"long limits":        {configs(many(fmt.Sprintf(mps, `"defaultPerDevicePinnedMemoryLimit":{%s}`), `"GPU-%0300d":"00000000000000000000000000000000000000000000000000000000x"`)), "a key must be"},
+		"one long limit":     {configs(fmt.Sprintf(mps, `"defaultPinnedDeviceMemoryLimit":"`+strings.Repeat("1", 9000)+`"`)), "must be a quantity of memory"},
+		"a long kind":        {configs(`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"` + strings.Repeat("k", 9000) + `"}`), "kind: Unsupported value"},
+		"a long strategy":    {configs(`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"` + strings.Repeat("s", 9000) + `"}}`), "strategy: Unsupported value"},
+		"letters of 4 bytes": {configs(many(fmt.Sprintf(mps, `"defaultPerDevicePinnedMemoryLimit":{%s}`), `"`+strings.Repeat("😀", 64)+`%d":"`+strings.Repeat("😀", 64)+`"`)), "Invalid value"},
+		"misfits":            {misfits, "does not apply to request"},
+		"small shares":       {small, "must be at least 64Mi"},
 	} {
 		object := mustDecode(t, document(t, c.claim))
 		_, refused := server.ask(t, request{by: somebody, operation: admission.Create, namespace: "default", object: object})
-		if refused == nil || !strings.Contains(refused.Error(), c.want) || len(refused.Error()) > 3000 {
+		if refused == nil || !strings.Contains(refused.Error(), c.want) || utf8.RuneCountInString(refused.Error()) > 3000 {
 			t.Errorf("%s: got %.1000v, want %s", name, refused, c.want)
 		}
 	}

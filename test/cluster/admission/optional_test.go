@@ -121,6 +121,9 @@ func TestPodsWithMPS(t *testing.T) {
 		{name: "a pod as root", template: "shares", pod: root, want: "and c may"},
 		{name: "by a resource", container: resource, want: "and c may"},
 		{name: "by a resource, not as root", pod: noRoot, container: resource},
+		{name: "by the resource of a class", container: "resources: {limits: {deviceclass.resource.kubernetes.io/mps.partage.dev: 1}}", want: "and c may"},
+		{name: "by the resource of a class of the administrator", container: "resources: {limits: {deviceclass.resource.kubernetes.io/shared.example.com: 1}}", want: "and c may"},
+		{name: "by the resource of another class", container: "resources: {limits: {deviceclass.resource.kubernetes.io/gpu.nvidia.com: 1}}"},
 		{name: "another resource", container: "resources: {limits: {nvidia.com/gpu: 1}}"},
 	} {
 		for _, kind := range []string{"containers", "initContainers"} {
@@ -146,7 +149,7 @@ func TestPodsWithMPS(t *testing.T) {
 			}
 		}
 	}
-	if cases != 32 {
+	if cases != 38 {
 		t.Errorf("%d cases", cases)
 	}
 }

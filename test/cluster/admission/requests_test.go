@@ -191,7 +191,7 @@ func TestSlowRequests(t *testing.T) {
 
 // TestSlowRequestsDenied: the chart's values make it a refusal, and know more classes.
 func TestSlowRequestsDenied(t *testing.T) {
-	server := newAPIServer(t, "everything")
+	server := startAPIServer(t, enforced(t, "everything", "-slow-requests")...)
 	cases := 0
 	for _, r := range append(slowRequests[:len(slowRequests):len(slowRequests)],
 		claim{name: "thirteen of a class for a profile", requests: one("mig-1g.10gb.nvidia.com", "count: 13"), want: []string{tooMany}},
@@ -201,9 +201,6 @@ func TestSlowRequestsDenied(t *testing.T) {
 		if r.name == "made from a template" {
 			// The template may be older than the policy.
 			r.want = []string{ofAnyProfile}
-		}
-		if strings.Contains(r.requests, "allocationMode: All") || r.name == "four partitions" {
-			continue // refused for another reason
 		}
 		for form, document := range r.documents(t) {
 			cases++
@@ -217,7 +214,7 @@ func TestSlowRequestsDenied(t *testing.T) {
 		}
 	}
 	t.Logf("%d cases", cases)
-	if cases < 180 {
+	if cases < 240 {
 		t.Errorf("only %d cases", cases)
 	}
 }

@@ -111,6 +111,10 @@ var uses = []use{
 		want: "config[0]: GpuConfig does not apply to request r, which has admin access",
 	},
 	{
+		name: "admin access to a share", requests: list(named("r", mpsClass, "adminAccess: true")), configs: list(forRequests("GpuConfig", priority, "r")),
+		want: "config[0]: GpuConfig does not apply to request r, which has admin access",
+	},
+	{
 		name: "an observer with a config", requests: list(named("r", "observer.partage.dev", "adminAccess: true")), configs: list(forRequests("GpuConfig", usual, "r")),
 		want: "whose class is observer.partage.dev: an observer only looks",
 	},
