@@ -120,7 +120,7 @@ func (f *foreignClaims) look(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	f.problem.Log(ctx, err, "There may be claims on this node that another driver has prepared, and that are not known",
+	f.problem.Log(ctx, err, "It is not known for certain which claims on this node another driver has prepared",
 		"It is known again which claims on this node another driver has prepared")
 	f.mu.Lock()
 	defer f.mu.Unlock()
