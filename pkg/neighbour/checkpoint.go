@@ -10,6 +10,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"syscall"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -43,7 +44,8 @@ type checkpointClaim struct {
 
 // readCheckpoint returns the claims that are written down. There are none without the file.
 func readCheckpoint(path string) (map[types.UID]checkpointClaim, error) {
-	file, err := os.Open(path)
+	// Should it be a pipe, nobody waits for a writer.
+	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}

@@ -7,10 +7,12 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"regexp"
 	"slices"
 	"strconv"
 	"sync"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -141,13 +143,20 @@ func (f *Finder) Release(uid types.UID) bool {
 	return noted
 }
 
-// Find returns the claims in a fixed order. With an error there may be more, and others than
-// those that are returned may be gone. It must not be called concurrently.
+// lookTimeout bounds a look, however many claims the API server is asked about: publishing waits
+// for the first.
+const lookTimeout = 10 * time.Second
+
+// Find returns the claims in a fixed order. With an error there may be more, and some of those that
+// are returned may be gone. It must not be called concurrently.
 func (f *Finder) Find(ctx context.Context) ([]Claim, error) {
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
 	f.away = nil
 	held, kubeletErr := f.fromKubelet(ctx)
 	recorded, checkpointErr := f.fromCheckpoint(ctx)
-	return join(slices.Concat(held, f.fromRequests(ctx), recorded)), errors.Join(kubeletErr, checkpointErr)
+	requested := f.fromRequests(ctx)
+	return join(slices.Concat(held, requested, recorded)), errors.Join(kubeletErr, checkpointErr, f.away)
 }
 
 // named reads a claim, unless the API server did not answer just before.
@@ -232,8 +241,8 @@ func (f *Finder) hasForObservation(c *resourceapi.ResourceClaim, devices []strin
 func (f *Finder) fromRequests(ctx context.Context) []Claim {
 	f.mu.Lock()
 	requested := make([]Claim, 0, len(f.requested))
-	for _, c := range f.requested {
-		requested = append(requested, c)
+	for _, uid := range slices.Sorted(maps.Keys(f.requested)) {
+		requested = append(requested, f.requested[uid])
 	}
 	f.mu.Unlock()
 	return slices.DeleteFunc(requested, func(c Claim) bool {
@@ -256,7 +265,8 @@ func (f *Finder) fromCheckpoint(ctx context.Context) ([]Claim, error) {
 	}
 	var running map[types.UID]bool
 	var claims []Claim
-	for uid, c := range written {
+	for _, uid := range slices.Sorted(maps.Keys(written)) {
+		c := written[uid]
 		devices := f.Pool.ForeignDevices(c.Status.Allocation)
 		if len(devices) == 0 || f.gone[uid] {
 			continue

@@ -40,10 +40,17 @@ type cluster struct {
 	claims map[string]*resourceapi.ResourceClaim
 	err    error
 	asked  int
+	// onAsked runs before a question is answered.
+	onAsked func(ctx context.Context) error
 }
 
-func (c *cluster) Named(_ context.Context, namespace, name string, uid types.UID) (*resourceapi.ResourceClaim, error) {
+func (c *cluster) Named(ctx context.Context, namespace, name string, uid types.UID) (*resourceapi.ResourceClaim, error) {
 	c.asked++
+	if c.onAsked != nil {
+		if err := c.onAsked(ctx); err != nil {
+			return nil, err
+		}
+	}
 	found := c.claims[namespace+"/"+name]
 	if c.err != nil || found == nil || uid != "" && found.UID != uid {
 		return nil, c.err
@@ -179,7 +186,7 @@ func TestObserverWhileTheAPIServerIsAway(t *testing.T) {
 	r.cluster.claims["ops/exporter"] = allocated("ops", "exporter", "x", true, "gpu-2")
 	r.Request(allocated("ml", "stuck", "stuck", false, "gpu-0"))
 	r.cluster.err = errors.New("away")
-	r.want(t, "",
+	r.want(t, "away",
 		Claim{Namespace: "ml", Name: "stuck", UID: "stuck", Devices: []string{"gpu-0"}},
 		Claim{Namespace: "ops", Name: "exporter", Devices: []string{"gpu-2"}, Pods: []string{"exporter"}})
 	if r.cluster.asked != 1 {
@@ -239,8 +246,9 @@ func TestCheckpoint(t *testing.T) {
 			},
 		},
 		"the API server is away": {
-			change: func(_ *testing.T, r *rig) { r.cluster.err = errors.New("away") },
-			want:   []Claim{batch},
+			change:  func(_ *testing.T, r *rig) { r.cluster.err = errors.New("away") },
+			want:    []Claim{batch},
+			wantErr: "away",
 		},
 		"first version only": {
 			change: func(t *testing.T, r *rig) {
@@ -346,8 +354,8 @@ func TestRequestedClaims(t *testing.T) {
 	}
 	want := Claim{Namespace: "ml", Name: "stuck", UID: "stuck", Devices: []string{"gpu-0"}, Pods: []string{"stuck-0"}}
 	r.want(t, "", want)
-	r.cluster.err = errors.New("away")
-	r.want(t, "", want)
+	r.cluster.err = errors.New("forbidden")
+	r.want(t, "forbidden", want)
 	r.cluster.err = nil
 
 	// The scheduler allocates it anew.

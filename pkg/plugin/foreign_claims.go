@@ -16,7 +16,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/claim"
@@ -69,8 +68,8 @@ type foreignClaims struct {
 
 	mu     sync.Mutex
 	claims []neighbour.Claim
-	// used are the GPUs that they may have, by PCI address, and what is said about that.
-	used map[string]string
+	// gpus are those of the node, or nil as long as they are not known.
+	gpus []gpu.GPU
 }
 
 func newForeignClaims(find ForeignClaims, interval time.Duration, changed loop.Trigger) *foreignClaims {
@@ -121,7 +120,7 @@ func (f *foreignClaims) look(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	f.problem.Log(ctx, err, "There may be claims on this node that another driver has prepared, and that are not known",
+	f.problem.Log(ctx, err, "It is not known for certain which claims on this node another driver has prepared",
 		"It is known again which claims on this node another driver has prepared")
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -146,40 +145,38 @@ func (f *foreignClaims) findClaims(ctx context.Context) (claims []neighbour.Clai
 func (f *foreignClaims) conditions(node *gpu.Node) []device.Condition {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.used = map[string]string{}
+	f.gpus = nil
 	if node == nil {
 		return nil
 	}
+	f.gpus = slices.Clone(node.GPUs)
 	var conditions []device.Condition
 	for _, c := range f.claims {
 		text := describeForeign(c)
-		for _, address := range mayHave(node, c.Devices) {
+		for _, address := range mayHave(f.gpus, c.Devices) {
 			conditions = append(conditions, device.Condition{
 				PCIAddress: address, Reason: device.ForeignClaim, Value: taintValue(c), Message: text,
 			})
-			if f.used[address] == "" {
-				f.used[address] = text
-			}
 		}
 	}
 	return conditions
 }
 
-// mayHave returns the GPUs that devices of another driver may be, or be parts of: all of the node
-// if one of the names does not tell which.
-func mayHave(node *gpu.Node, names []string) []string {
+// mayHave returns those GPUs that devices of another driver may be, or be parts of: all if one of the
+// names does not tell which.
+func mayHave(gpus []gpu.GPU, names []string) []string {
 	var addresses []string
 	for _, name := range names {
 		minor, told := neighbour.Minor(name)
-		at := slices.IndexFunc(node.GPUs, func(g gpu.GPU) bool { return told && g.Minor == minor })
+		at := slices.IndexFunc(gpus, func(g gpu.GPU) bool { return told && g.Minor == minor })
 		if at < 0 {
 			addresses = addresses[:0]
-			for i := range node.GPUs {
-				addresses = append(addresses, node.GPUs[i].PCIAddress)
+			for i := range gpus {
+				addresses = append(addresses, gpus[i].PCIAddress)
 			}
 			return addresses
 		}
-		if address := node.GPUs[at].PCIAddress; !slices.Contains(addresses, address) {
+		if address := gpus[at].PCIAddress; !slices.Contains(addresses, address) {
 			addresses = append(addresses, address)
 		}
 	}
@@ -204,11 +201,15 @@ const otherDriver = "another driver with this driver's name, such as NVIDIA's DR
 
 // describeForeign is the message of the condition.
 func describeForeign(c neighbour.Claim) string {
+	return hasForeign(c) + ", and may be using this GPU"
+}
+
+func hasForeign(c neighbour.Claim) string {
 	pods := ""
 	if len(c.Pods) > 0 {
 		pods = " (" + plural("pod", c.Pods) + ")"
 	}
-	return fmt.Sprintf("claim %s%s has %s of %s, and may be using this GPU", c, pods, plural("device", c.Devices), otherDriver)
+	return fmt.Sprintf("claim %s%s has %s of %s", c, pods, plural("device", c.Devices), otherDriver)
 }
 
 // taintValue names a claim: "namespace.name", cut where that is too long, or the UID. What the API
@@ -242,18 +243,26 @@ func (f *foreignClaims) refuse(ctx context.Context, c *resourceapi.ResourceClaim
 		return refuseForeign("the claim has %s of %s, which this driver does not publish; "+
 			"the scheduler does not change a claim that has a device, so %s", plural("device", foreign), otherDriver, anotherDevice)
 	}
+	uses := slices.DeleteFunc(slices.Clone(own), func(r resourceapi.DeviceRequestAllocationResult) bool { return ptr.Deref(r.AdminAccess, false) })
+	if len(uses) == 0 || prepared(c.UID) {
+		return nil
+	}
+	// A call may be let through while the plugin still starts.
+	f.await(ctx)
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("find out which GPUs claims of another driver have: %w", err)
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for _, r := range own {
-		for address, text := range f.used {
-			if !device.IsOf(address, r.Device) || ptr.Deref(r.AdminAccess, false) {
-				continue
+	for _, other := range f.claims {
+		if f.gpus == nil {
+			return foreignError{hasForeign(other) + "; the GPUs of this node are not known yet, so it may be any of them"}
+		}
+		for _, address := range mayHave(f.gpus, other.Devices) {
+			at := slices.IndexFunc(uses, func(r resourceapi.DeviceRequestAllocationResult) bool { return device.IsOf(address, r.Device) })
+			if at >= 0 {
+				return refuseForeign("device %s: %s. The pod can start when the pods of that claim have ended", uses[at].Device, describeForeign(other))
 			}
-			if prepared(c.UID) {
-				klog.FromContext(ctx).Info("A claim keeps a GPU that another driver's claim may use, too", "pciAddress", address, "because", text)
-				return nil
-			}
-			return refuseForeign("device %s: %s. The pod can start when the pods of that claim have ended", r.Device, text)
 		}
 	}
 	return nil

@@ -8,11 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -26,6 +28,8 @@ import (
 
 	"github.com/partage-dev/partage/pkg/claim"
 	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/gpu/lastseen"
 	"github.com/partage-dev/partage/pkg/neighbour"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
 )
@@ -245,6 +249,100 @@ func TestPrepareBesideForeignClaims(t *testing.T) {
 	}
 }
 
+// TestPrepareBeforeForeignClaimsAreKnown: a claim for a GPU that an earlier process has discovered is
+// let through while another GPU does not answer, or the kubelet does not. Whether another driver's
+// claim has the GPU has to be known all the same.
+func TestPrepareBeforeForeignClaimsAreKnown(t *testing.T) {
+	t.Parallel()
+	first := device.GPUName(firstGPU)
+	kept := &resourceapi.ResourceClaim{ObjectMeta: objectMeta("kept")}
+	prepared := func(uid types.UID) bool { return uid == kept.UID }
+	own := func(admin bool, name string) []resourceapi.DeviceRequestAllocationResult {
+		return []resourceapi.DeviceRequestAllocationResult{{Driver: testDriver, Pool: testNode, Device: name, AdminAccess: &admin}}
+	}
+	synctest.Test(t, func(t *testing.T) {
+		foreign := &fakeForeign{}
+		foreign.set(nil, neighbour.Claim{Namespace: "ml", Name: "train", Devices: []string{"gpu-0"}})
+		f := newForeignClaims(foreign, time.Hour, loop.NewTrigger())
+		refuse := func(c *resourceapi.ResourceClaim, own []resourceapi.DeviceRequestAllocationResult) error {
+			return f.refuse(t.Context(), c, own, prepared)
+		}
+		c := &resourceapi.ResourceClaim{ObjectMeta: objectMeta("early")}
+		answer := make(chan error)
+		go func() { answer <- refuse(c, own(false, first)) }()
+		synctest.Wait()
+		select {
+		case err := <-answer:
+			t.Fatalf("answered before it is known what there is: %v", err)
+		default:
+		}
+		if err := errors.Join(refuse(kept, own(false, first)), refuse(c, own(true, first+"-observer")), refuse(c, nil)); err != nil {
+			t.Error(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := f.refuse(ctx, c, own(false, first), prepared); !errors.Is(err, context.Canceled) {
+			t.Errorf("a call that was given up: %v", err)
+		}
+
+		f.firstLook(t.Context())
+		var final *claim.RefusedError
+		if err := <-answer; err == nil || errors.As(err, &final) {
+			t.Errorf("it is not known which GPU gpu-0 is: %v", err)
+		}
+		f.conditions(nil)
+		if err := refuse(c, own(false, first)); err == nil || errors.As(err, &final) {
+			t.Errorf("the GPUs are not known: %v", err)
+		}
+		node := testNodeWith(firstGPU, secondGPU)
+		node.GPUs[1].Minor = 1
+		f.conditions(node)
+		if err := refuse(c, own(false, first)); !errors.As(err, &final) {
+			t.Errorf("the GPU is in use: %v", err)
+		}
+		if err := refuse(c, own(false, device.GPUName(secondGPU))); err != nil {
+			t.Error(err)
+		}
+		// The taints are not published yet.
+		foreign.set(nil, neighbour.Claim{Namespace: "ml", Name: "late", Devices: []string{"gpu-1"}})
+		_ = f.look(t.Context())
+		if err := refuse(c, own(false, first)); err != nil {
+			t.Error(err)
+		}
+		if err := refuse(c, own(false, device.GPUName(secondGPU))); !errors.As(err, &final) {
+			t.Errorf("the GPU is in use: %v", err)
+		}
+		foreign.set(nil)
+		_ = f.look(t.Context())
+		f.conditions(nil)
+		if err := refuse(c, own(false, first)); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestPrepareRecalledBesideForeignClaim: another GPU does not answer when the plugin starts again.
+func TestPrepareRecalledBesideForeignClaim(t *testing.T) {
+	t.Parallel()
+	r, foreign := newForeignRig(t)
+	foreign.set(nil, neighbour.Claim{Namespace: "ml", Name: "train", Devices: []string{"gpu-0"}})
+	if err := os.MkdirAll(r.options.DataDir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	write(t, r.options.DataDir, r.options.BootID, lastseen.GPUs{ThisBoot: testNodeWith(firstGPU), Earlier: &gpu.Node{}})
+	r.hardware.setOnDiscover(func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+	r.start(t)
+	kubelet := r.register(t)
+	c := r.allocatedClaim("again", false, device.GPUName(firstGPU))
+	answer, err := kubelet.NodePrepareResources(t.Context(), &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{c}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := answer.Claims[c.Uid].GetError(); !strings.Contains(got, "another driver") {
+		t.Errorf("error %q", got)
+	}
+}
+
 func TestTaintValue(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("a", 58)
@@ -276,7 +374,7 @@ func TestMayHave(t *testing.T) {
 		{[]string{"gpu-7"}, both},
 		{nil, nil},
 	} {
-		if diff := cmp.Diff(test.want, mayHave(node, test.names), cmpopts.SortSlices(strings.Compare), cmpopts.EquateEmpty()); diff != "" {
+		if diff := cmp.Diff(test.want, mayHave(node.GPUs, test.names), cmpopts.SortSlices(strings.Compare), cmpopts.EquateEmpty()); diff != "" {
 			t.Errorf("%v (-want +got):\n%s", test.names, diff)
 		}
 	}
