@@ -28,6 +28,7 @@ var (
 	alertName   = regexp.MustCompile(`\bPartage[A-Z][A-Za-z]+\b`)
 	metricName  = regexp.MustCompile(`\bpartage_[a-z0-9_]*[a-z0-9]\b`)
 	partageName = regexp.MustCompile(`\b[a-z-]+\.partage\.dev\b`)
+	flagName    = regexp.MustCompile("`--([a-z][a-z-]+)")
 	histogram   = regexp.MustCompile(`_(bucket|sum|count)$`)
 	fromVersion = regexp.MustCompile(`\b(1\.3[6-9])\.(\d+)( or later| and later| on\b| for (?:all|everything))`)
 )
@@ -35,11 +36,17 @@ var (
 // eventsOfOthers are those of Kubernetes itself.
 var eventsOfOthers = []string{"Failed", "FailedScheduling", "FailedPrepareDynamicResources", "FailedResourceClaimCreation", "Unhealthy"}
 
+// flagsOfOthers are those of other programs that pages name: helm, Kubernetes' own, vLLM, and autoscalers.
+var flagsOfOthers = strings.Fields(`
+	api-versions no-hooks reset-then-reuse-values reuse-values set values version wait
+	quota-backend-bytes root-dir runtime-config enable-dynamic-resource-allocation
+	gpu-memory-utilization kv-cache-memory-bytes tensor-parallel-size ignore-dra-requests kubernetes-enable-dra kubernetes-virtual-gpus`)
+
 // partageNames are the chart's classes, and the groups of the objects.
 var partageNames = append([]string{"kubectl.partage.dev", "policy.partage.dev", "status.partage.dev", "demo.partage.dev"}, classes...)
 
 // vocabulary is what the reference lists.
-type vocabulary struct{ events, taints, attributes, metrics, alerts map[string]bool }
+type vocabulary struct{ events, taints, attributes, metrics, alerts, flags map[string]bool }
 
 func readVocabulary(t *testing.T) vocabulary {
 	t.Helper()
@@ -54,6 +61,10 @@ func readVocabulary(t *testing.T) vocabulary {
 		attributes: firstColumn(all["docs/reference/devices.md"], `([a-z][A-Za-z]+)`),
 		metrics:    firstColumn(all["docs/reference/metrics.md"], `(partage_\w+)`),
 		alerts:     map[string]bool{},
+		flags:      map[string]bool{},
+	}
+	for _, found := range flagName.FindAllStringSubmatch(all["docs/reference/cli.md"], -1) {
+		v.flags[found[1]] = true
 	}
 	for _, found := range regexp.MustCompile(`(?m)^ *- alert: (\w+)$`).FindAllStringSubmatch(string(rules), -1) {
 		v.alerts[found[1]] = true
@@ -98,6 +109,9 @@ func (v vocabulary) unknown(page string) (wrong []string, names int) {
 	}
 	for _, name := range partageName.FindAllString(page, -1) {
 		expect("class or group", name, slices.Contains(partageNames, name) || ownClass.MatchString(name))
+	}
+	for _, found := range flagName.FindAllStringSubmatch(page, -1) {
+		expect("flag", "--"+found[1], v.flags[found[1]] || slices.Contains(flagsOfOthers, found[1]))
 	}
 	for _, name := range said(page, saidEvent, eventWord, "event") {
 		expect("event", name, v.events[name] || slices.Contains(eventsOfOthers, name))
@@ -147,8 +161,8 @@ func said(page string, sentence, word *regexp.Regexp, header string) []string {
 func TestNamesInProse(t *testing.T) {
 	v, names := readVocabulary(t), 0
 	for path, page := range rawPages(t) {
-		if path == "CHANGELOG.md" {
-			continue // it also names what is gone
+		if path == "CHANGELOG.md" || strings.HasPrefix(path, "test/") {
+			continue // the one also names what is gone, the others what only tests have
 		}
 		wrong, n := v.unknown(page)
 		names += n
@@ -156,7 +170,7 @@ func TestNamesInProse(t *testing.T) {
 			t.Errorf("%s: there is no %s", path, name)
 		}
 	}
-	if t.Logf("%d cases", names); names < 250 {
+	if t.Logf("%d cases", names); names < 500 {
 		t.Errorf("only %d names", names)
 	}
 }
@@ -179,6 +193,8 @@ func TestBrokenNamesInProse(t *testing.T) {
 		"`partage_claim_idle_secs` says it":                                      "metric partage_claim_idle_secs",
 		"`partage_claim_…` and `partage_claim_step_duration_seconds_bucket`":     "",
 		"class `mps.partage.io`, and `mps.partage.dev`, and `team.example.com`":  "",
+		"with `--quantised`":                                                     "flag --quantised",
+		"with `--quantized`, `--output wide` and `--reuse-values`":               "",
 		"class `mpss.partage.dev`":                                               "class or group mpss.partage.dev",
 		"`FailedPrepareDynamicResources` and the event `FailedScheduling` of it": "",
 	} {
