@@ -112,8 +112,9 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 	defer cancel()
 	roots := c.roots()
 	dataDir := c.dataDir()
+	// It is not closed, which would wait for the calls that wait for events: the session ends
+	// with the process.
 	gpus := nvml.New(nvml.Options{Roots: roots, CallLimit: c.callLimit, Observe: timeNVML})
-	defer gpus.Close() //nolint:contextcheck // ctx may have ended by then
 	specs, err := cdi.New(cdi.Options{Root: c.cdiRoot, Roots: roots, HookPath: hooks.nvidia})
 	if err != nil {
 		return fmt.Errorf("set up CDI specs in %s: %w", c.cdiRoot, err)

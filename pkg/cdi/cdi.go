@@ -112,7 +112,7 @@ func (s *Specs) Write(ctx context.Context, claimUID types.UID, devices []Device)
 	if err := os.MkdirAll(s.root, 0o755); err != nil {
 		return nil, fmt.Errorf("CDI spec of claim %s: %w", claimUID, err)
 	}
-	if err := host.ReplaceFile(path, data, specMode); err != nil {
+	if err := host.ReplaceUnsynced(path, data, specMode); err != nil {
 		return nil, fmt.Errorf("CDI spec of claim %s: %w", claimUID, err)
 	}
 	return ids, nil
@@ -154,7 +154,7 @@ func (s *Specs) Remove(claimUID types.UID) error {
 	if err := validUID(claimUID); err != nil {
 		return err
 	}
-	if err := host.RemoveFile(s.path(claimUID)); err != nil {
+	if err := host.RemoveUnsynced(s.path(claimUID)); err != nil {
 		return fmt.Errorf("CDI spec of claim %s: %w", claimUID, err)
 	}
 	return nil

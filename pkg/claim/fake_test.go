@@ -61,8 +61,8 @@ type box struct {
 
 var errKilled = errors.New("the plugin was killed")
 
-// memoryDir is a temporary folder in memory where there is such: thousands of
-// fsyncs on a busy disk take minutes and show nothing.
+// memoryDir is a temporary folder in memory where there is such: a busy disk makes
+// thousands of tests slow and shows nothing.
 func memoryDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "partage-claim-")
@@ -151,9 +151,9 @@ type boxFiles struct{ *box }
 
 func (f boxFiles) Replace(path string, data []byte, mode fs.FileMode) error {
 	if filepath.Base(path) == "boot" {
-		return host.ReplaceFile(path, data, mode)
+		return host.ReplaceUnsynced(path, data, mode)
 	}
-	return f.effect("write "+stateIn(data), func() error { return host.ReplaceFile(path, data, mode) })
+	return f.effect("write "+stateIn(data), func() error { return host.ReplaceUnsynced(path, data, mode) })
 }
 
 func (f boxFiles) Write(path string, data []byte, mode fs.FileMode) error {
@@ -168,7 +168,7 @@ func (f boxFiles) Remove(path string) error {
 	case strings.Contains(path, "/released/"):
 		kind = "tombstone"
 	}
-	return f.effect("delete "+kind, func() error { return host.RemoveFile(path) })
+	return f.effect("delete "+kind, func() error { return host.RemoveUnsynced(path) })
 }
 
 func (f boxFiles) Move(from, to string) error {

@@ -263,7 +263,7 @@ func (e *engine) load(ctx context.Context, uid types.UID) (*journal.Record, erro
 	return r, err
 }
 
-// save writes a record for good.
+// save writes a record.
 func (e *engine) save(ctx context.Context, r *journal.Record) error {
 	defer steptime.Of(ctx).Begin(steptime.Journal)()
 	return e.store.Save(r)

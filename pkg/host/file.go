@@ -19,23 +19,31 @@ import (
 // killed process leaves behind is overwritten by the next write of the same file or
 // removed by RemoveFile. Writers of one file must therefore exclude each other.
 func ReplaceFile(path string, data []byte, mode fs.FileMode) error {
-	temporary := TemporaryName(path)
-	if err := writeSynced(temporary, data, mode); err != nil {
-		return errors.Join(fmt.Errorf("write %s: %w", path, err), ignoreAbsent(os.Remove(temporary)))
-	}
-	if err := os.Rename(temporary, path); err != nil {
-		return errors.Join(fmt.Errorf("write %s: %w", path, err), ignoreAbsent(os.Remove(temporary)))
+	if err := replace(path, data, mode, (*os.File).Sync); err != nil {
+		return err
 	}
 	return syncFolder(filepath.Dir(path))
 }
 
+// ReplaceUnsynced is ReplaceFile for what need not outlive the machine: all processes see
+// the old or the new content in full, whoever is killed, but a power loss may damage the
+// file. It does not wait for the disk.
+func ReplaceUnsynced(path string, data []byte, mode fs.FileMode) error {
+	return replace(path, data, mode, func(*os.File) error { return nil })
+}
+
 // RemoveFile removes what ReplaceFile made, durably. An absent file is a success.
 func RemoveFile(path string) error {
-	err := errors.Join(ignoreAbsent(os.Remove(TemporaryName(path))), ignoreAbsent(os.Remove(path)))
-	if err != nil {
+	if err := RemoveUnsynced(path); err != nil {
 		return err
 	}
 	return ignoreAbsent(syncFolder(filepath.Dir(path)))
+}
+
+// RemoveUnsynced is RemoveFile without waiting for the disk: after a power loss the file
+// may be there again.
+func RemoveUnsynced(path string) error {
+	return errors.Join(ignoreAbsent(os.Remove(TemporaryName(path))), ignoreAbsent(os.Remove(path)))
 }
 
 // TemporaryName returns where ReplaceFile writes before it renames. It starts with
@@ -44,7 +52,19 @@ func TemporaryName(path string) string {
 	return filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".tmp")
 }
 
-func writeSynced(path string, data []byte, mode fs.FileMode) (err error) {
+func replace(path string, data []byte, mode fs.FileMode, sync func(*os.File) error) error {
+	temporary := TemporaryName(path)
+	err := writeTo(temporary, data, mode, sync)
+	if err == nil {
+		err = os.Rename(temporary, path)
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("write %s: %w", path, err), ignoreAbsent(os.Remove(temporary)))
+	}
+	return nil
+}
+
+func writeTo(path string, data []byte, mode fs.FileMode, sync func(*os.File) error) (err error) {
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, mode)
 	if err != nil {
 		return err
@@ -61,7 +81,7 @@ func writeSynced(path string, data []byte, mode fs.FileMode) (err error) {
 	if err := file.Chmod(mode); err != nil {
 		return err
 	}
-	return file.Sync()
+	return sync(file)
 }
 
 func syncFolder(path string) error {

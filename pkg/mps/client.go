@@ -31,12 +31,9 @@ type Client struct {
 func NewClient(socket string) (*Client, error) {
 	options := []grpc.DialOption{
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		// Connecting to a local socket is cheap, so it is tried often.
 		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff: backoff.Config{
-				BaseDelay: backoff.DefaultConfig.BaseDelay / 10, Multiplier: backoff.DefaultConfig.Multiplier,
-				Jitter: backoff.DefaultConfig.Jitter, MaxDelay: backoff.DefaultConfig.BaseDelay,
-			},
+			// Long without a supervisor: each call looks for one, see connect.
+			Backoff: backoff.DefaultConfig,
 			// Without it an attempt has only the delay before the next one.
 			MinConnectTimeout: connectLimit,
 		}),

@@ -88,7 +88,7 @@ func (s *stepper) want(t *testing.T, withdrawn, when string) {
 }
 
 // handedOn reports whether the publisher was given anything.
-func (s *stepper) handedOn() bool { return s.loop.published.Pools != nil }
+func (s *stepper) handedOn() bool { return s.loop.told.published != nil }
 
 const allParts = "mig-1g4gb-0 mig-1g4gb-1 mig-2g8gb-0"
 

@@ -7,12 +7,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
 
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
-	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/device"
@@ -90,10 +90,8 @@ type gpuLoop struct {
 
 	// surveyedAt is when the last survey has succeeded, if one has.
 	surveyedAt time.Time
-	// claimsBase is the inventory that claims were last given, without its status.
-	claimsBase *device.Inventory
-	// published are the slices that the publisher was last given.
-	published resourceslice.DriverResources
+	// told is what was last handed on.
+	told handedOn
 
 	problems                      logchange.Set[string, error]
 	summary                       logchange.Value[string]
@@ -106,6 +104,15 @@ type gpuLoop struct {
 
 	// unknownProfiles are profiles that match nothing, unlisted GPUs that the driver does not list.
 	unknownProfiles, unlisted lasting
+}
+
+// handedOn is what others know.
+type handedOn struct {
+	// base is the inventory without its status, now with it.
+	base, now *device.Inventory
+	status    device.Status
+	// published is what the publisher was last given.
+	published *device.Inventory
 }
 
 // gpuPolicy is a GPU under a policy.
@@ -202,8 +209,7 @@ func (l *gpuLoop) handleDiscovery(ctx context.Context, found discovery) {
 	l.updateDesired(ctx)
 	var inventory *device.Inventory
 	if found.err == nil {
-		known, _ := l.state.merge(found.node)
-		inventory, found.err = l.desired.build(ctx, known)
+		inventory, found.err = l.inventoryOf(ctx, found.node)
 	}
 	if found.err != nil {
 		l.handleFailedDiscovery(ctx, found.err)
@@ -217,6 +223,15 @@ func (l *gpuLoop) handleDiscovery(ctx context.Context, found discovery) {
 	l.metrics.SetGPUs(now, status)
 	l.readiness.setHardware(ctx, "")
 	l.remember(ctx)
+}
+
+// inventoryOf returns the inventory that there is, if a discovery has found nothing new.
+func (l *gpuLoop) inventoryOf(ctx context.Context, found *gpu.Node) (*device.Inventory, error) {
+	known, _ := l.state.merge(found)
+	if l.state.inventory != nil && !l.desired.outdated() && reflect.DeepEqual(known, l.state.known) {
+		return l.state.inventory, nil
+	}
+	return l.desired.build(ctx, known)
 }
 
 func (l *gpuLoop) handleFailedDiscovery(ctx context.Context, err error) {
@@ -302,19 +317,30 @@ func (l *gpuLoop) handOn(ctx context.Context) {
 	l.conditions.report(ctx, status)
 	l.troubles.set(status.Conditions)
 
+	if told := &l.told; told.base == l.state.inventory && reflect.DeepEqual(told.status, status) && (told.published != nil || !l.desired.known()) {
+		l.tell(told.now, l.surveyedAt) // as at nearly all times
+		return
+	}
 	now := l.state.inventory.With(status)
 	l.tell(now, l.surveyedAt)
 	l.metrics.SetGPUs(now, status)
-	resources := publish.Resources(l.driverName, l.nodeName, now, publish.AllFeatures)
-	changed := !apiequality.Semantic.DeepEqual(resources, l.published)
-	if changed || l.claimsBase != l.state.inventory {
+	changed := l.told.published == nil || !l.samePublished(l.told.published, now)
+	if changed || l.told.base != l.state.inventory {
 		l.claims.SetInventory(now)
 	}
-	l.claimsBase = l.state.inventory
+	l.told.base, l.told.now, l.told.status = l.state.inventory, now, status
 	if changed && l.desired.known() {
-		l.published = resources
+		l.told.published = now
 		l.publisher.SetInventory(now)
 	}
+}
+
+// samePublished makes the slices of both anew: they are large, and seldom needed.
+func (l *gpuLoop) samePublished(a, b *device.Inventory) bool {
+	resources := func(i *device.Inventory) any {
+		return publish.Resources(l.driverName, l.nodeName, i, publish.AllFeatures)
+	}
+	return apiequality.Semantic.DeepEqual(resources(a), resources(b))
 }
 
 func (l *gpuLoop) surveyClaims(ctx context.Context) (status device.Status, err error) {

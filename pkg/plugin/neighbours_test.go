@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -29,18 +30,29 @@ func TestNeighbours(t *testing.T) {
 		events := &fakeEvents{}
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{}}}
 		node.Status.Allocatable = corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("8")}
+		var mu sync.Mutex // what follows is the loop's as well
 		var failure error
 		var drivers []neighbour.Software
 		var kinds []neighbour.Kind
 		reads := 0
 		l := &neighbourLoop{
 			node: func(context.Context) (*corev1.Node, error) {
+				mu.Lock()
+				defer mu.Unlock()
 				reads++
 				return node, failure
 			},
-			otherDriver: func(context.Context) []neighbour.Software { return drivers },
-			events:      events, interval: 30 * time.Second,
-			observe: func(found []neighbour.Kind) { kinds = found },
+			otherDriver: func(context.Context) []neighbour.Software {
+				mu.Lock()
+				defer mu.Unlock()
+				return drivers
+			},
+			events: events, interval: 30 * time.Second,
+			observe: func(found []neighbour.Kind) {
+				mu.Lock()
+				defer mu.Unlock()
+				kinds = found
+			},
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
@@ -48,7 +60,11 @@ func TestNeighbours(t *testing.T) {
 			defer close(done)
 			l.run(ctx, node)
 		}()
-		pass(time.Minute)
+		change := func(to func()) {
+			mu.Lock()
+			defer mu.Unlock()
+			to()
+		}
 		wantReasons := func(want ...string) {
 			t.Helper()
 			var got []string
@@ -60,35 +76,44 @@ func TestNeighbours(t *testing.T) {
 				t.Errorf("events (-want +got):\n%s", diff)
 			}
 		}
-		wantReasons("DevicePluginOnNode")
-		if reads != 0 {
-			t.Errorf("the node was read %d times in a minute", reads)
+		wantReads := func(least, most int) {
+			t.Helper()
+			mu.Lock()
+			defer mu.Unlock()
+			if reads < least || reads > most {
+				t.Errorf("the node was read %d times, want %d to %d", reads, least, most)
+			}
 		}
+		pass(time.Minute)
+		wantReasons("DevicePluginOnNode")
+		wantReads(0, 0)
 
-		drivers = []neighbour.Software{{Kind: neighbour.DRADriver, Text: "it runs"}}
+		change(func() { drivers = []neighbour.Software{{Kind: neighbour.DRADriver, Text: "it runs"}} })
 		pass(time.Minute)
 		wantReasons("DevicePluginOnNode", "OtherDRADriverOnNode")
-		if diff := cmp.Diff([]neighbour.Kind{neighbour.DevicePlugin, neighbour.DRADriver}, kinds); diff != "" {
-			t.Errorf("kinds (-want +got):\n%s", diff)
-		}
-		drivers = nil
+		change(func() {
+			if diff := cmp.Diff([]neighbour.Kind{neighbour.DevicePlugin, neighbour.DRADriver}, kinds); diff != "" {
+				t.Errorf("kinds (-want +got):\n%s", diff)
+			}
+			drivers = nil
+		})
 		pass(time.Minute)
 		wantReasons("DevicePluginOnNode", "OtherDRADriverOnNode", "NeighbourGone")
 
 		// What is known of the node stays while it cannot be read.
-		failure = errors.New("away")
+		change(func() { failure = errors.New("away") })
 		pass(15 * time.Minute)
 		wantReasons("DevicePluginOnNode", "OtherDRADriverOnNode", "NeighbourGone")
-		failure = nil
-		node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"nvidia.com/mig.config": "all-disabled"}}}
+		change(func() {
+			failure = nil
+			node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"nvidia.com/mig.config": "all-disabled"}}}
+		})
 		pass(15 * time.Minute)
 		wantReasons("DevicePluginOnNode", "OtherDRADriverOnNode", "NeighbourGone", "NeighbourGone", "MIGManagerOnNode")
 		// Events are kept for an hour.
 		pass(time.Hour)
 		wantReasons("DevicePluginOnNode", "OtherDRADriverOnNode", "NeighbourGone", "NeighbourGone", "MIGManagerOnNode", "MIGManagerOnNode")
-		if reads < 8 || reads > 13 {
-			t.Errorf("the node was read %d times in an hour and a half", reads)
-		}
+		wantReads(8, 13)
 		cancel()
 		<-done
 	})

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 
 	"k8s.io/klog/v2"
 
@@ -55,8 +56,21 @@ func (m *Manager) setInterval(ctx context.Context, d Device, interval Interval, 
 	}
 	answer, err := m.computePolicy(ctx, smi, d, "-i", d.UUID, "--set-timeslice", value)
 	if err != nil {
+		m.obeys.forget(d.UUID)
 		return err
 	}
+	if m.obeys.has(d.UUID) {
+		return nil
+	}
+	if err := m.checkInterval(ctx, smi, d, interval, answer); err != nil {
+		return err
+	}
+	m.obeys.add(d.UUID)
+	return nil
+}
+
+// checkInterval reads back what the tool says that it has set.
+func (m *Manager) checkInterval(ctx context.Context, smi host.Program, d Device, interval Interval, answer string) error {
 	table, err := m.computePolicy(ctx, smi, d, "-i", d.UUID, "-l")
 	if err != nil && !errors.Is(err, gpu.ErrInvalid) && !errors.Is(err, gpu.ErrNotSupported) {
 		return fmt.Errorf("it was set, reading it back failed: %w", err)
@@ -76,6 +90,36 @@ func (m *Manager) setInterval(ctx context.Context, d Device, interval Interval, 
 		}
 	}
 	return nil
+}
+
+// obeyed are the GPUs, by UUID, on which nvidia-smi has done what it said. A tool that does
+// not, on this GPU with this driver, never does, so that it is looked at once in the life of
+// the process: starting it is nearly all of the time that a time slice takes. A failure ends
+// the trust.
+type obeyed struct {
+	mu    sync.Mutex
+	uuids map[string]bool
+}
+
+func (o *obeyed) has(uuid string) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.uuids[uuid]
+}
+
+func (o *obeyed) add(uuid string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.uuids == nil {
+		o.uuids = map[string]bool{}
+	}
+	o.uuids[uuid] = true
+}
+
+func (o *obeyed) forget(uuid string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.uuids, uuid)
 }
 
 // computePolicy names the sub-command of nvidia-smi in errors.

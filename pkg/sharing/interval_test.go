@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -77,6 +78,51 @@ func TestSetInterval(t *testing.T) {
 			t.Errorf("%s: the GPU has %q, %v, want %s", interval, got, err, want)
 		}
 	}
+}
+
+// The tool is started once for a time slice, and once more for the first on a GPU and for the
+// one after a failure, to see whether it does what it says.
+func TestSetIntervalStartsTheToolOnce(t *testing.T) {
+	roots, _ := driver(t, obeying)
+	m := New(Options{Roots: roots})
+	var calls []string
+	is := map[string]string{}
+	var failure error
+	m.execute = func(_ context.Context, _ host.Program, args []string) (string, error) {
+		calls = append(calls, strings.Join(args[1:], " "))
+		uuid := args[2]
+		if args[3] == "-l" {
+			return fmt.Sprintf(table, map[string]string{"0": "Default", "1": "Short"}[is[uuid]]), nil
+		}
+		is[uuid] = args[4]
+		return "done", failure
+	}
+	other := Device{PCIAddress: "0000:99:00.0", UUID: "GPU-other"}
+	set := func(d Device, interval Interval, want ...string) {
+		t.Helper()
+		calls = nil
+		if err := m.SetInterval(t.Context(), d, interval); (err == nil) != (failure == nil) {
+			t.Errorf("got %v", err)
+		}
+		for i := range want {
+			want[i] = "-i " + d.UUID + " " + want[i]
+		}
+		if !slices.Equal(calls, want) {
+			t.Errorf("started %q, want %q", calls, want)
+		}
+	}
+	const toShort, toDefault, list = "--set-timeslice 1", "--set-timeslice 0", "-l"
+	set(first, policy.IntervalShort, toShort, list)
+	for range 3 {
+		set(first, policy.IntervalDefault, toDefault)
+		set(first, policy.IntervalShort, toShort)
+	}
+	set(other, policy.IntervalShort, toShort, list)
+	failure = &exitError{255}
+	set(first, policy.IntervalDefault, toDefault)
+	failure = nil
+	set(first, policy.IntervalDefault, toDefault, list)
+	set(first, policy.IntervalShort, toShort)
 }
 
 func TestSetIntervalFails(t *testing.T) {

@@ -18,12 +18,16 @@ import (
 // bootName is the file with the boot in which the journal was last opened.
 const bootName = "boot"
 
+// unknownBoot is the quarantine of an earlier boot whose note is damaged.
+const unknownBoot = "unknown-boot"
+
 // enterBoot notes the boot. Whatever is in the folder when the boot has just changed
 // was written before, so that a damaged file is about nothing that exists. File times
 // would not tell, because clocks are set after the start.
 func (s *Store) enterBoot(ctx context.Context) error {
 	path := filepath.Join(filepath.Dir(s.dir), bootName)
 	data, err := os.ReadFile(path)
+	noted := err == nil
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -31,7 +35,10 @@ func (s *Store) enterBoot(ctx context.Context) error {
 	if last == s.boot {
 		return nil
 	}
-	if last != "" {
+	if noted {
+		if !uidSyntax.MatchString(last) {
+			last = unknownBoot // a power loss, and so another boot, has damaged the note
+		}
 		if err := s.setAsideDamaged(ctx, last); err != nil {
 			return err
 		}
@@ -58,7 +65,7 @@ func (s *Store) setAsideDamaged(ctx context.Context, boot string) error {
 		if !errors.As(err, &unreadable) || errors.Is(err, ErrOtherVersion) {
 			continue
 		}
-		to, err := s.quarantine.put(s.Path(uid), uid, filepath.Base(boot))
+		to, err := s.quarantine.put(s.Path(uid), uid, boot)
 		if err != nil {
 			return fmt.Errorf("set aside the damaged record of claim %s: %w", uid, err)
 		}

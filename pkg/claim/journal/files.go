@@ -10,13 +10,13 @@ import (
 	"github.com/partage-dev/partage/pkg/host"
 )
 
-// Files changes files. Tests strike here.
+// Files changes files. Tests strike here. Whoever is killed, all processes see what a call
+// has done; the machine need not: no call waits for the disk.
 type Files interface {
-	// Replace puts the content in place in one piece, and for good.
+	// Replace puts the content in place in one piece.
 	Replace(path string, data []byte, mode fs.FileMode) error
-	// Write need not outlive the machine.
 	Write(path string, data []byte, mode fs.FileMode) error
-	// Remove removes for good what Replace or Write made. An absent file is a success.
+	// Remove removes what Replace or Write made. An absent file is a success.
 	Remove(path string) error
 	Move(from, to string) error
 }
@@ -28,7 +28,7 @@ var _ Files = OS{}
 
 // Replace implements Files.
 func (OS) Replace(path string, data []byte, mode fs.FileMode) error {
-	return host.ReplaceFile(path, data, mode)
+	return host.ReplaceUnsynced(path, data, mode)
 }
 
 // Write implements Files.
@@ -37,7 +37,7 @@ func (OS) Write(path string, data []byte, mode fs.FileMode) error {
 }
 
 // Remove implements Files.
-func (OS) Remove(path string) error { return host.RemoveFile(path) }
+func (OS) Remove(path string) error { return host.RemoveUnsynced(path) }
 
 // Move implements Files.
 func (OS) Move(from, to string) error { return os.Rename(from, to) }

@@ -122,7 +122,8 @@ func (s *Store) Load(ctx context.Context, uid types.UID) (*Record, error) {
 	return nil, corrupt
 }
 
-// Save writes a record for good.
+// Save writes a record: from then on all processes of this boot read it. After a power loss
+// it may be damaged or an earlier one, which is of no consequence in another boot.
 func (s *Store) Save(r *Record) error {
 	data, err := json.MarshalIndent(r, "", "  ")
 	if err == nil {

@@ -134,22 +134,31 @@ func (s *Store) SweepTombstones(now time.Duration, tryClaim func(types.UID) (fun
 }
 
 func (t *tombstones) sweep(uid types.UID, now time.Duration, tryClaim func(types.UID) (func(), error)) error {
+	// Without the lock first: most are young, and locks of claims are files.
+	if old, err := t.isOld(uid, now); err != nil || !old {
+		return err
+	}
 	release, err := tryClaim(uid)
 	if err != nil || release == nil {
 		return err
 	}
 	defer release()
-	stone, err := t.read(uid)
-	if err != nil || stone == nil {
+	if old, err := t.isOld(uid, now); err != nil || !old {
 		return err
-	}
-	if stone.BootID == t.boot && now-stone.Released < tombstoneLife {
-		return nil
 	}
 	if err := t.files.Remove(t.path(uid)); err != nil {
 		return fmt.Errorf("tombstone of claim %s: %w", uid, err)
 	}
 	return nil
+}
+
+// isOld reports whether there is a tombstone that no call can be older than.
+func (t *tombstones) isOld(uid types.UID, now time.Duration) (bool, error) {
+	stone, err := t.read(uid)
+	if err != nil || stone == nil {
+		return false, err
+	}
+	return stone.BootID != t.boot || now-stone.Released >= tombstoneLife, nil
 }
 
 func (t *tombstones) forget(now time.Duration) {

@@ -106,4 +106,7 @@ func TestSweepTombstones(t *testing.T) {
 	if len(taken) == 0 {
 		t.Error("no lock was taken")
 	}
+	if _, tried := taken["young"]; tried {
+		t.Error("a lock was taken for a tombstone that stays")
+	}
 }

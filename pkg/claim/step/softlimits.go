@@ -144,7 +144,7 @@ func (OSLimitFiles) MakeDir(path string) error {
 
 // Write implements LimitFiles. Running containers keep the file that they have.
 func (OSLimitFiles) Write(path string, data []byte, mode fs.FileMode) error {
-	return host.ReplaceFile(path, data, mode)
+	return host.ReplaceUnsynced(path, data, mode)
 }
 
 // removeTime bounds how long the release of a claim waits for its files to go. In memory

@@ -14,6 +14,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/wait"
 )
 
 // eventFunctions are what Events needs of the library. All are in R525, but a driver
@@ -22,8 +23,12 @@ var eventFunctions = []string{
 	"nvmlEventSetCreate", "nvmlEventSetFree", "nvmlEventSetWait_v2", "nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents",
 }
 
-// retryEvents is how long after a failure to register for events the next attempt is.
-const retryEvents = 2 * time.Second
+const (
+	// retryEvents is how long after a failure to register for events the next attempt is.
+	retryEvents = 2 * time.Second
+	// newEvents is how often GPUs are looked for that were found after the others.
+	newEvents = 10 * time.Second
+)
 
 // monitoring is why events of GPUs are not received, by PCI address. A GPU whose events
 // are has a nil error; one that is not in it is not known yet.
@@ -52,8 +57,8 @@ func (c *Client) Unmonitored(pciAddress string) error {
 	return c.monitoring.reasons[pciAddress]
 }
 
-// Events returns what the driver reports about GPUs, until ctx ends; then, within a second,
-// it closes the channel. There must be one caller at a time. Nothing is reported of what
+// Events returns what the driver reports about GPUs, until ctx ends; then it closes the
+// channel. There must be one caller at a time. Nothing is reported of what
 // happened before.
 //
 // It follows the GPUs that Discover has found, also through a reset and into another
@@ -71,10 +76,9 @@ func (c *Client) Events(ctx context.Context) <-chan gpu.Event {
 		var following sync.WaitGroup
 		defer following.Wait()
 		followed := map[string]bool{}
-		again := time.NewTicker(retryEvents)
-		defer again.Stop()
 		for ctx.Err() == nil {
-			for _, pci := range c.found() {
+			found := c.found()
+			for _, pci := range found {
 				if followed[pci] {
 					continue
 				}
@@ -82,10 +86,11 @@ func (c *Client) Events(ctx context.Context) <-chan gpu.Event {
 				w := &eventWatch{client: c, pci: pci, events: events, late: make(chan nvml.EventData, 1)}
 				following.Go(func() { w.run(ctx) })
 			}
-			select {
-			case <-again.C:
-			case <-ctx.Done():
+			again := retryEvents
+			if len(found) > 0 {
+				again = newEvents
 			}
+			_ = wait.For(ctx, again) // the loop ends with ctx
 		}
 	}()
 	return events

@@ -6,6 +6,7 @@ package nvml
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -18,9 +19,10 @@ import (
 
 const (
 	waitForEvent = "nvmlEventSetWait_v2"
-	// eventWait is how long one call waits for an event. It bounds how long the end of a
-	// session takes.
-	eventWait = time.Second
+	// eventWait is how long one call waits for an event. Each end of a call wakes the process,
+	// once for every GPU, which is most of what an idle node costs; and an event is not older
+	// than the last call, so that shorter waits tell better about which partition it is.
+	eventWait = 10 * time.Second
 	// eventMore is how long the call after an event waits, which tells whether there are more.
 	eventMore = time.Millisecond
 	// eventCheck is how often a GPU without events is asked whether it is still the one
@@ -36,7 +38,7 @@ type eventWatch struct {
 	// late has an event that came with a call that was left behind.
 	late chan nvml.EventData
 	// drained is when the driver last had no event to report: before the GPU was registered, or
-	// when a call began that found none. more says that the last call found one.
+	// when a call had waited for one in vain. more says that the last call found one.
 	drained time.Time
 	more    bool
 	lost    bool // that has been reported
@@ -48,6 +50,8 @@ type eventSet struct {
 	nvml.EventSet
 	lib nvml.Interface
 	dev nvml.Device
+	// waits are the calls that wait for its events.
+	waits *sync.WaitGroup
 }
 
 // errOtherHandle: the GPU has another handle now, on which nothing is registered.
@@ -135,7 +139,7 @@ func (w *eventWatch) register(ctx context.Context) (eventSet, error) {
 	if err != nil {
 		return eventSet{}, err
 	}
-	set := eventSet{lib: lib}
+	set := eventSet{lib: lib, waits: new(sync.WaitGroup)}
 	set.EventSet, err = get(ctx, c.lanes.events(w.pci), "nvmlEventSetCreate", func() (nvml.EventSet, nvml.Return) {
 		return use(&c.session, lib, lib.EventSetCreate)
 	})
@@ -171,7 +175,7 @@ func supportedEvents(ctx context.Context, h *handle) (uint64, error) {
 	return types & eventTypes, nil
 }
 
-// wait waits for one event and delivers it.
+// wait waits for one event and delivers it. When ctx ends the call goes on by itself.
 func (w *eventWatch) wait(ctx context.Context, set eventSet) error {
 	l := w.client.lanes.events(w.pci)
 	// Well below the limit after which the call would count as hung.
@@ -182,19 +186,29 @@ func (w *eventWatch) wait(ctx context.Context, set eventSet) error {
 		timeout = eventMore
 	}
 	began := time.Now()
-	_, err := get(ctx, l, waitForEvent, func() (struct{}, nvml.Return) {
-		data, ret := use(&w.client.session, set.lib, func() (nvml.EventData, nvml.Return) {
-			return set.Wait(uint32(timeout.Milliseconds()))
+	answer := make(chan error, 1)
+	set.waits.Go(func() {
+		_, err := get(ctx, l, waitForEvent, func() (struct{}, nvml.Return) {
+			data, ret := use(&w.client.session, set.lib, func() (nvml.EventData, nvml.Return) {
+				return set.Wait(uint32(timeout.Milliseconds()))
+			})
+			if ret == nvml.SUCCESS {
+				w.late <- data // has room: there is one call at a time
+			}
+			return struct{}{}, ret
 		})
-		if ret == nvml.SUCCESS {
-			w.late <- data // has room: there is one call at a time
-		}
-		return struct{}{}, ret
+		answer <- err
 	})
+	var err error
+	select {
+	case err = <-answer:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 	w.deliver(ctx)
 	w.more = err == nil
 	if errors.Is(err, gpu.ErrTimeout) {
-		w.drained = began
+		w.drained = began.Add(timeout)
 	}
 	return err
 }
@@ -250,7 +264,19 @@ func (w *eventWatch) check(ctx context.Context, set eventSet) error {
 // free drops an event set. One that is lost with its session, or in use by a call that was
 // left behind, is left to the library.
 func (w *eventWatch) free(ctx context.Context, set eventSet) {
-	err := w.useFor(context.WithoutCancel(ctx), w.client.lanes.events(w.pci), "nvmlEventSetFree", set.lib, set.Free)
+	if ctx.Err() != nil {
+		// A call may still wait with it.
+		go func() {
+			set.waits.Wait()
+			w.freeNow(context.WithoutCancel(ctx), set)
+		}()
+		return
+	}
+	w.freeNow(ctx, set)
+}
+
+func (w *eventWatch) freeNow(ctx context.Context, set eventSet) {
+	err := w.useFor(ctx, w.client.lanes.events(w.pci), "nvmlEventSetFree", set.lib, set.Free)
 	if err != nil {
 		klog.FromContext(ctx).V(4).Info("Event set was not freed", "pciAddress", w.pci, "reason", err)
 	}

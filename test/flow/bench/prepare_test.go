@@ -12,7 +12,7 @@ import (
 )
 
 // BenchmarkPrepare measures Prepare and Unprepare of one claim over gRPC, as the
-// kubelet sees them: the GET of the claim, planning, journal with fsync, NVML
+// kubelet sees them: the GET of the claim, planning, the journal, NVML
 // (which takes no simulated time here) and the CDI file. An operation is one of
 // each.
 func BenchmarkPrepare(b *testing.B) {

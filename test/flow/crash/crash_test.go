@@ -233,6 +233,10 @@ func (s *crashScene) killEverywhere(t *testing.T, count *harness.Enumeration) {
 	effects := s.effects(t)
 	for i, e := range effects {
 		t.Logf("effect %d: %s", i+1, s.shorten(e))
+		// The disk may be busy for long, and nothing needs it; see docs/design/claims.md.
+		if strings.HasSuffix(e.Call, "sync") && !s.layout.reported {
+			t.Errorf("the claim waits for the disk: %s", s.shorten(e))
+		}
 	}
 	for n, more := 1, true; more; n++ {
 		more = n <= len(effects)
