@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/spf13/pflag"
+	"sigs.k8s.io/yaml"
 )
 
 // kinds are the objects that pages name, as kubectl takes them.
@@ -117,15 +118,39 @@ func (r repository) checkHelm(args []string) []string {
 		return nil // another chart, or none
 	}
 	var wrong []string
+	values := map[string]any{}
 	for _, assignments := range slices.Concat(*set, *asString) {
 		for assignment := range strings.SplitSeq(assignments, ",") {
-			name, _, _ := strings.Cut(assignment, "=")
+			name, value, _ := strings.Cut(assignment, "=")
 			if !hasValue(r.values, name) {
 				wrong = append(wrong, "the chart has no value "+name)
+				continue
 			}
+			setValue(values, name, value, slices.Contains(*asString, assignments))
 		}
 	}
+	if err := checkValues(r, values); err != nil && len(wrong) == 0 {
+		wrong = append(wrong, err.Error())
+	}
 	return wrong
+}
+
+// setValue puts what follows --set into values, as helm does: numbers and booleans are what they look like.
+func setValue(values map[string]any, name, text string, isString bool) {
+	section, keys := values, strings.Split(name, ".")
+	for _, key := range keys[:len(keys)-1] {
+		inner, has := section[key].(map[string]any)
+		if !has {
+			inner = map[string]any{}
+			section[key] = inner
+		}
+		section = inner
+	}
+	var value any
+	if err := yaml.Unmarshal([]byte(text), &value); err != nil || isString {
+		value = text
+	}
+	section[keys[len(keys)-1]] = value
 }
 
 // clusterWords returns the sub-commands of bin/cluster and the flags of all of them. Its module
