@@ -53,6 +53,7 @@ func newIdleStepper(t *testing.T) *stepper {
 	s.loop = s.plugin.gpus
 	s.loop.desired.now = func() time.Time { return s.now }
 	s.plugin.startup.finish()
+	s.plugin.foreign.firstLook(quiet)
 	return s
 }
 

@@ -71,6 +71,7 @@ func TestClaimsBesideAGPUThatHangs(t *testing.T) {
 	})
 	r.build(t)
 	ctx, cancel := context.WithCancel(t.Context())
+	r.plugin.foreign.firstLook(ctx)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
