@@ -79,6 +79,19 @@ func (f *Fleet) AddPartitionedNode(name, board string, gpus int) *corev1.Node {
 	return f.AddNodeOf(name, f.machine(name, board, gpus, true), Terms())
 }
 
+// AddPairs is AddNode with NVLink between the first GPU and the second, the third and the fourth…
+func (f *Fleet) AddPairs(name, board string, gpus int) *corev1.Node {
+	f.tb.Helper()
+	facts := f.machine(name, board, gpus, false)
+	for i := range facts.GPUs {
+		facts.GPUs[i].NVLink = &gpu.NVLink{GPUs: []string{facts.GPUs[i^1].PCIAddress}}
+	}
+	return f.AddNodeOf(name, facts, Terms())
+}
+
+// GPUOf returns the UUID of a GPU of a node.
+func GPUOf(node string, index int) string { return uuidOf(node, index) }
+
 // AddNodeOf adds a node of which the facts are given.
 func (f *Fleet) AddNodeOf(name string, facts *gpu.Node, terms device.Terms) *corev1.Node {
 	f.tb.Helper()
