@@ -150,3 +150,37 @@ func TestAllocatorKeepsGroupsTogether(t *testing.T) {
 		}
 	}
 }
+
+// TestAllocatorPrefersGroups: an alternative without the constraint makes it a preference.
+func TestAllocatorPrefersGroups(t *testing.T) {
+	node := bridged(t)
+	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "preferred"}}
+	claim.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "gpus", FirstAvailable: []resourceapi.DeviceSubRequest{
+		{Name: "linked", DeviceClassName: "gpu", AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 2},
+		{Name: "any", DeviceClassName: "gpu", AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 2},
+	}}}
+	claim.Spec.Devices.Constraints = []resourceapi.DeviceConstraint{{
+		Requests: []string{"gpus/linked"}, MatchAttribute: new(resourceapi.FullyQualifiedName("gpu.nvidia.com/nvlinkDomain")),
+	}}
+	for name, test := range map[string]struct {
+		held []int
+		want []int
+	}{
+		"a pair is free": {[]int{0, 3, 4}, []int{6, 7}},
+		"none is":        {[]int{0, 3, 4, 7}, []int{1, 2}},
+	} {
+		s := newScheduler(t, inventoryOf(t, node, Terms{}).ResourceSlices(testOptions))
+		for _, n := range test.held {
+			s = s.holding(GPUName(node.GPUs[n].PCIAddress))
+		}
+		results, err := s.allocateClaims(claim)
+		if err != nil || len(results) != 1 {
+			t.Fatalf("%s: %+v, %v", name, results, err)
+		}
+		for i, r := range results[0].Devices.Results {
+			if want := GPUName(node.GPUs[test.want[i]].PCIAddress); r.Device != want {
+				t.Errorf("%s: got %s, want %s", name, r.Device, want)
+			}
+		}
+	}
+}
