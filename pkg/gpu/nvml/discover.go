@@ -84,8 +84,7 @@ func (c *Client) discoverGPU(ctx context.Context, lib nvml.Interface, index int)
 		return g, err
 	}
 	c.readPlace(ctx, &g)
-	c.readNVLink(ctx, h, &g)
-	return g, nil
+	return g, c.readNVLink(ctx, h, &g)
 }
 
 // readIdentity reads what is needed to use a GPU at all.

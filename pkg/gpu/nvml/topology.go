@@ -67,24 +67,28 @@ func pcieSwitch(sysRoot, pciAddress string) (string, error) {
 }
 
 // readNVLink reads what the GPU's NVLinks lead to, once: wires stay where they are until somebody
-// resets the GPU. What cannot be read now stays unknown until the next discovery. Only
-// requests for linked GPUs depend on it.
-func (c *Client) readNVLink(ctx context.Context, h *handle, g *gpu.GPU) {
+// resets the GPU. What cannot be read now stays unknown until the next discovery: only
+// requests for linked GPUs depend on it. The error is about a GPU that hangs.
+func (c *Client) readNVLink(ctx context.Context, h *handle, g *gpu.GPU) error {
 	h.mu.Lock()
 	g.NVLink = h.nvlink
 	h.mu.Unlock()
 	if g.NVLink != nil || !c.features().nvlink || g.MIG != nil && g.MIG.Enabled {
-		return
+		return nil
 	}
 	link, err := optional(c.nvlink(ctx, h))
+	if errors.Is(err, gpu.ErrHung) {
+		return err
+	}
 	if err != nil {
 		klog.FromContext(ctx).V(2).Info("What the NVLinks lead to is unknown", "pciAddress", g.PCIAddress, "reason", err)
-		return
+		return nil
 	}
 	g.NVLink = link
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.nvlink = link
+	return nil
 }
 
 // nvlink returns nil for a GPU without an active link, or one that is not registered with the fabric
