@@ -94,12 +94,12 @@ func TestKeepingNVLink(t *testing.T) {
 		earlier, now GPU
 		want         *NVLink
 	}{
-		"MIG is on":     {GPU{UUID: "GPU-x", NVLink: to(2)}, GPU{UUID: "GPU-x", MIG: on}, to(2)},
-		"MIG is off":    {GPU{UUID: "GPU-x", NVLink: to(2)}, GPU{UUID: "GPU-x", MIG: off}, nil},
-		"no MIG":        {GPU{UUID: "GPU-x", NVLink: to(2)}, GPU{UUID: "GPU-x"}, nil},
-		"read again":    {GPU{UUID: "GPU-x", NVLink: to(2)}, GPU{UUID: "GPU-x", MIG: off, NVLink: to(3)}, to(3)},
-		"read all same": {GPU{UUID: "GPU-x", NVLink: to(2)}, GPU{UUID: "GPU-x", MIG: on, NVLink: to(3)}, to(3)},
-		"another GPU":   {GPU{UUID: "GPU-x", NVLink: to(2)}, GPU{UUID: "GPU-y", MIG: on}, nil},
+		"MIG is on":      {GPU{UUID: "GPU-x", NVLink: to(2)}, GPU{UUID: "GPU-x", MIG: on}, to(2)},
+		"MIG is off":     {GPU{UUID: "GPU-x", NVLink: to(2)}, GPU{UUID: "GPU-x", MIG: off}, nil},
+		"no MIG":         {GPU{UUID: "GPU-x", NVLink: to(2)}, GPU{UUID: "GPU-x"}, nil},
+		"read again":     {GPU{UUID: "GPU-x", NVLink: to(2)}, GPU{UUID: "GPU-x", MIG: off, NVLink: to(3)}, to(3)},
+		"read though on": {GPU{UUID: "GPU-x", NVLink: to(2)}, GPU{UUID: "GPU-x", MIG: on, NVLink: to(3)}, to(3)},
+		"another GPU":    {GPU{UUID: "GPU-x", NVLink: to(2)}, GPU{UUID: "GPU-y", MIG: on}, nil},
 	} {
 		test.earlier.PCIAddress, test.now.PCIAddress = at(1), at(1)
 		all, _ := (&Node{GPUs: []GPU{test.now}}).Keeping(&Node{GPUs: []GPU{test.earlier}})

@@ -18,9 +18,9 @@ import (
 
 // Discover reads everything about all GPUs. A GPU that does not answer is listed in
 // Node.Broken, and the others are returned; an error is about the node as a whole.
-// Discover reads about 50 values per MIG-capable GPU, and three for each NVLink, and changes nothing. It reads
-// the GPUs concurrently, so that any number of them that hang cost no more time than
-// one.
+// Discover reads about 50 values per MIG-capable GPU, once also three for each NVLink,
+// and changes nothing. It reads the GPUs concurrently, so that any number of them that
+// hang cost no more time than one.
 func (c *Client) Discover(ctx context.Context) (*gpu.Node, error) {
 	lib, err := c.library()
 	if err != nil {

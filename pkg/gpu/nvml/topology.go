@@ -100,9 +100,10 @@ func (c *Client) nvlink(ctx context.Context, h *handle) (*gpu.NVLink, error) {
 	}
 	if c.features().fabric {
 		fabric, err := optional(fabricInfo(ctx, h))
-		switch {
-		case err != nil:
+		if err != nil {
 			return nil, err
+		}
+		switch {
 		case fabric.State == nvml.GPU_FABRIC_STATE_NOT_SUPPORTED:
 		case fabric.State != nvml.GPU_FABRIC_STATE_COMPLETED || nvml.Return(fabric.Status) != nvml.SUCCESS:
 			return nil, nil
@@ -163,7 +164,7 @@ func linkEnd(ctx context.Context, h *handle, link int) (string, error) {
 	}
 	address, err := pciAddress(cString(info.BusId[:]))
 	if err != nil {
-		return "", nil // a switch that this machine does not see has none
+		return "", nil //nolint:nilerr // a switch that this machine does not see has no address
 	}
 	return address, nil
 }
