@@ -105,7 +105,7 @@ func (c *Client) nvlink(ctx context.Context, h *handle) (*gpu.NVLink, error) {
 		}
 		switch {
 		case fabric.State == nvml.GPU_FABRIC_STATE_NOT_SUPPORTED:
-		case fabric.State != nvml.GPU_FABRIC_STATE_COMPLETED || nvml.Return(fabric.Status) != nvml.SUCCESS:
+		case fabric.State != nvml.GPU_FABRIC_STATE_COMPLETED || fabric.Status != uint32(nvml.SUCCESS):
 			return nil, nil
 		case fabric.ClusterUuid != [16]uint8{}:
 			return &gpu.NVLink{Clique: fmt.Sprintf("%s.%d", uuidText(fabric.ClusterUuid), fabric.CliqueId)}, nil
