@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleettest"
 )
@@ -30,19 +29,6 @@ func halfOfEveryPair(f *fleettest.Fleet) {
 		for name, uuid := range map[string]string{node + "-a": one, node + "-b": other} {
 			f.Held("other", name, node, fleettest.Request(whole, "device.attributes['gpu.nvidia.com'].uuid == '"+uuid+"'"))
 		}
-	}
-}
-
-// networkCard is the slice of another driver with a card.
-func networkCard(node, root string) *resourceapi.ResourceSlice {
-	return &resourceapi.ResourceSlice{
-		ObjectMeta: metav1.ObjectMeta{Name: node + "-nic"},
-		Spec: resourceapi.ResourceSliceSpec{
-			Driver: "nic.example.com", NodeName: &node, Pool: resourceapi.ResourcePool{Name: node, Generation: 1, ResourceSliceCount: 1},
-			Devices: []resourceapi.Device{{Name: "nic-0", Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
-				"resource.kubernetes.io/pcieRoot": {StringValue: &root},
-			}}},
-		},
 	}
 }
 

@@ -154,9 +154,8 @@ var pendings = []pending{
 		return pod
 	}, want: NotTogether, helps: []SuggestionKind{LowerCount, DropConstraint, EndClaims}},
 	{name: "network card elsewhere", make: func(f *fleettest.Fleet) *corev1.Pod {
-		f.Classes = append(f.Classes, fleettest.Class("nic", "device.driver == 'nic.example.com'"))
 		for _, node := range []string{"n1", "n2"} {
-			f.Slices = append(f.Slices, networkCard(node, "pci0000:47"))
+			f.AddNetworkCard(node, "nic", "pci0000:47")
 		}
 		pod := waits(fleettest.Request(whole), named("nic", fleettest.Request("nic")))(f)
 		f.Claims[len(f.Claims)-1].Spec.Devices.Constraints = sameAs("resource.kubernetes.io/pcieRoot")
