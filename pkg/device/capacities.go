@@ -41,9 +41,8 @@ func capacitiesOf(d Device) capacities {
 	return c
 }
 
-// wholeGPU adds what only a whole GPU has. A request for a percentage of the multiprocessors can
-// be for a share or a whole GPU; those of a partition are a percentage of nothing that a claim
-// could mean.
+// wholeGPU adds what exclusive devices have only if they are whole GPUs. A request for smPercent
+// means a part of a GPU's multiprocessors: a partition must not satisfy it with 100 of its own.
 func (c capacities) wholeGPU(r gpu.Resources) {
 	c["smPercent"] = resourceapi.DeviceCapacity{Value: quantity(100, resource.DecimalSI)}
 	for name, engines := range map[resourceapi.QualifiedName]int{
