@@ -154,6 +154,7 @@ type fakeDevice struct {
 	infoResult nvml.Return
 
 	compute fakeComputeMode
+	links   fakeLinks
 }
 
 // fakeComputeMode is the compute mode of a GPU.
@@ -162,10 +163,6 @@ type fakeComputeMode struct {
 	kept   bool // a change is answered with success and not made
 	result nvml.Return
 	sets   int
-}
-
-func (d *fakeDevice) GetNvLinkState(int) (nvml.EnableState, nvml.Return) {
-	return nvml.FEATURE_DISABLED, nvml.ERROR_NOT_SUPPORTED
 }
 
 func (d *fakeDevice) GetComputeMode() (nvml.ComputeMode, nvml.Return) {

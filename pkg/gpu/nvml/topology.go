@@ -54,30 +54,42 @@ func pcieSwitch(sysRoot, pciAddress string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("find PCI device %s in sysfs: %w", pciAddress, err)
 	}
-	_, path, found := strings.Cut(target, "devices/")
-	above := strings.Split(path, "/")
-	const root, upstream, needed = 0, 2, 5
-	if !found || !strings.HasPrefix(above[root], "pci") {
+	above := strings.Split(target, "/")
+	// The last one counts: some machines have a root complex below other devices, even below another one.
+	root := len(above) - 1
+	for root >= 0 && !strings.HasPrefix(above[root], "pci") {
+		root--
+	}
+	if root < 0 {
 		return "", fmt.Errorf("PCI device %s is at %s, which is not below a root complex", pciAddress, target)
 	}
-	if len(above) < needed {
+	const upstream, needed = 2, 5
+	if above = above[root:]; len(above) < needed {
 		return "", nil
 	}
 	return above[upstream], nil
 }
 
 // readNVLink reads what the GPU's NVLinks lead to, once: wires stay where they are until somebody
-// resets the GPU. What cannot be read now stays unknown until the next discovery: only
-// requests for linked GPUs depend on it. The error is about a GPU that hangs.
+// resets the GPU. What cannot be read now, within the time of one call, stays unknown until the next
+// discovery: all that is published waits for a discovery, and only requests for linked GPUs depend on
+// this. The error is about a GPU that hangs. After that nothing is read any more, or the GPU would
+// break at every discovery.
 func (c *Client) readNVLink(ctx context.Context, h *handle, g *gpu.GPU) error {
 	h.mu.Lock()
 	g.NVLink = h.nvlink
+	hung := h.nvlinkHung
 	h.mu.Unlock()
-	if g.NVLink != nil || !c.features().nvlink || g.MIG != nil && g.MIG.Enabled {
+	if g.NVLink != nil || hung || !c.features().nvlink || g.MIG != nil && g.MIG.Enabled {
 		return nil
 	}
-	link, err := optional(c.nvlink(ctx, h))
+	limited, cancel := context.WithTimeout(ctx, h.lane.limit)
+	defer cancel()
+	link, err := optional(c.nvlink(limited, h))
 	if errors.Is(err, gpu.ErrHung) {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.nvlinkHung = true
 		return err
 	}
 	if err != nil {
