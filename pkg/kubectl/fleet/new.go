@@ -127,9 +127,9 @@ func (b *builder) addDevice(node *Node, pool string, published *resourceapi.Devi
 }
 
 // gpuOf returns the GPU that a device is of, or a part of. Which attributes tell depends on the
-// kind of the device and on the driver, so it is known by all of them.
+// kind of the device and on the driver, so it is known by all of them, and by the name.
 func (b *builder) gpuOf(node *Node, d *resourceapi.Device, set string) *GPU {
-	address := ptr.Deref(d.Attributes[deviceattribute.StandardDeviceAttributePCIBusID].StringValue, "")
+	address := cmp.Or(ptr.Deref(d.Attributes[deviceattribute.StandardDeviceAttributePCIBusID].StringValue, ""), device.AddressIn(d.Name))
 	uuid := b.text(d, "parentUUID")
 	if uuid == "" && b.text(d, "type") == TypeGPU {
 		uuid = b.text(d, "uuid")
@@ -157,7 +157,7 @@ func (b *builder) gpuOf(node *Node, d *resourceapi.Device, set string) *GPU {
 		}
 	}
 	if g.PCIBusID == "" {
-		g.PCIBusID = cmp.Or(address, device.AddressIn(d.Name))
+		g.PCIBusID = address
 	}
 	return g
 }
