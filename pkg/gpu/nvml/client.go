@@ -19,7 +19,8 @@
 // keep the GPU from others.
 //
 // Until the call returns, every other call on the same GPU fails at once with the
-// same HungError. Calls on other GPUs are not affected. When it returns, the time it
+// same HungError. Calls on other GPUs are not affected, and neither is anything else by a call
+// about what NVLinks lead to. When it returns, the time it
 // took is logged, HungError.Done is closed, and the GPU can be used again. Until
 // then a change that was left behind may take effect at any time: an instance may
 // appear whose id is unknown, one may go, MIG mode or a compute mode may change. A

@@ -84,7 +84,8 @@ func (c *Client) discoverGPU(ctx context.Context, lib nvml.Interface, index int)
 		return g, err
 	}
 	c.readPlace(ctx, &g)
-	return g, c.readNVLink(ctx, h, &g)
+	c.readNVLink(ctx, h, &g)
+	return g, nil
 }
 
 // readIdentity reads what is needed to use a GPU at all.

@@ -29,10 +29,8 @@ type handle struct {
 	// gpm says whether partitions tell how busy they are, nil before that was asked.
 	gpm     *bool
 	samples []gpmSample
-	// nvlink is what the links lead to, nil before that was read. nvlinkHung says that the GPU
-	// hung when that was tried.
-	nvlink     *gpu.NVLink
-	nvlinkHung bool
+	// nvlink is what the links lead to, nil before that was read.
+	nvlink *gpu.NVLink
 }
 
 // onGPU runs f on the GPU. If a cached handle turns out to be stale, for example

@@ -71,36 +71,28 @@ func pcieSwitch(sysRoot, pciAddress string) (string, error) {
 }
 
 // readNVLink reads what the GPU's NVLinks lead to, once: wires stay where they are until somebody
-// resets the GPU. What cannot be read now, within the time of one call, stays unknown until the next
-// discovery: all that is published waits for a discovery, and only requests for linked GPUs depend on
-// this. The error is about a GPU that hangs. After that nothing is read any more, or the GPU would
-// break at every discovery.
-func (c *Client) readNVLink(ctx context.Context, h *handle, g *gpu.GPU) error {
+// resets the GPU. What cannot be read now stays unknown until the next discovery: only requests for
+// linked GPUs depend on it. So it gets no more time than one call, and has a lane of its own, as links that
+// hang are no reason to do without the GPU. One that hangs altogether is found by any other call.
+func (c *Client) readNVLink(ctx context.Context, h *handle, g *gpu.GPU) {
 	h.mu.Lock()
 	g.NVLink = h.nvlink
-	hung := h.nvlinkHung
 	h.mu.Unlock()
-	if g.NVLink != nil || hung || !c.features().nvlink || g.MIG != nil && g.MIG.Enabled {
-		return nil
+	if g.NVLink != nil || !c.features().nvlink || g.MIG != nil && g.MIG.Enabled {
+		return
 	}
-	limited, cancel := context.WithTimeout(ctx, h.lane.limit)
+	links := &handle{pci: h.pci, dev: h.dev, lane: c.lanes.get("NVLinks of "+h.pci, h.pci)}
+	limited, cancel := context.WithTimeout(ctx, links.lane.limit)
 	defer cancel()
-	link, err := optional(c.nvlink(limited, h))
-	if errors.Is(err, gpu.ErrHung) {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		h.nvlinkHung = true
-		return err
-	}
+	link, err := optional(c.nvlink(limited, links))
 	if err != nil {
 		klog.FromContext(ctx).V(2).Info("What the NVLinks lead to is unknown", "pciAddress", g.PCIAddress, "reason", err)
-		return nil
+		return
 	}
 	g.NVLink = link
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.nvlink = link
-	return nil
 }
 
 // nvlink returns nil for a GPU without an active link, or one that is not registered with the fabric

@@ -52,33 +52,34 @@ func linkedPair(links fakeLinks) *fakeLibrary {
 	}
 }
 
-// TestNVLinkThatHangs: a GPU that hangs while its links are read is broken until the call returns, and
-// only then. Reading them at every discovery would break it each time.
-func TestNVLinkThatHangs(t *testing.T) {
+// TestNVLinksThatHang: a GPU whose links hang is there all the same, and can be used. It delays a discovery
+// once, and the links are known when the call has returned.
+func TestNVLinksThatHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lib := linkedPair(fakeLinks{count: 18})
 		c := openFake(t, lib)
 		release := lib.devices[0].hang("GetNvLinkState")
-		node, err := c.Discover(t.Context())
-		if err != nil || len(node.GPUs) != 1 || len(node.Broken) != 1 {
-			t.Fatalf("%+v, %v", node, err)
+		discover := func(want time.Duration, known bool) {
+			t.Helper()
+			var node *gpu.Node
+			var err error
+			elapsed := took(func() { node, err = c.Discover(t.Context()) })
+			if err != nil || len(node.GPUs) != 2 || elapsed != want {
+				t.Fatalf("%+v, %v after %s", node, err, elapsed)
+			}
+			if (node.GPUs[0].NVLink != nil) != known || node.GPUs[1].NVLink == nil {
+				t.Errorf("links %+v and %+v", node.GPUs[0].NVLink, node.GPUs[1].NVLink)
+			}
 		}
-		var hung *gpu.HungError
-		if !errors.As(node.Broken[0].Err, &hung) {
-			t.Fatalf("broken: %v", node.Broken[0].Err)
+		discover(defaultCallLimit, false)
+		discover(0, false)
+		if _, err := c.Processes(t.Context(), pci); errors.Is(err, gpu.ErrHung) {
+			t.Errorf("another call: %v", err)
 		}
+		hung := c.lanes.hung()
 		release()
 		<-hung.Done
-
-		release = lib.devices[0].hang("GetNvLinkState")
-		defer release()
-		elapsed := took(func() { node, err = c.Discover(t.Context()) })
-		if err != nil || len(node.GPUs) != 2 || elapsed != 0 {
-			t.Fatalf("after the call returned: %+v, %v after %s", node, err, elapsed)
-		}
-		if node.GPUs[0].NVLink != nil || node.GPUs[1].NVLink == nil {
-			t.Errorf("links %+v and %+v", node.GPUs[0].NVLink, node.GPUs[1].NVLink)
-		}
+		discover(0, true)
 	})
 }
 
