@@ -249,6 +249,20 @@ test-ui: root ## Try the page of kubectl gpu ui in a real browser
 bench: build ## Measure Prepare and Unprepare, without and with simulated latency of the hardware
 	go test -run '^$$' -bench . -benchtime 3s ./test/flow/bench
 
+.PHONY: bench-packing
+bench-packing: ## Simulate how well partitions are packed, by the order in which they are published
+	$(call say,packing)
+	go run ./test/scale/cmd/packing
+
+# With FLEET='--nodes 1000' it needs 20 GB of memory and half an hour.
+FLEET := --nodes 200
+.PHONY: bench-scale-fleet
+bench-scale-fleet: root setup build cluster images ## Measure what plugins cost the control plane: FLEET='--nodes 200'
+	$(call say,building kwok (the first time takes minutes))
+	test/scale/fleet/kwok/build
+	$(call say,control plane of a large cluster)
+	test/scale/fleet/run $(FLEET)
+
 # Without cmd/kube and admission, which import much of Kubernetes: analysing that takes minutes.
 LINT_CLUSTER := ./cmd/cluster ./cmd/pause ./integration ./internal/...
 

@@ -37,11 +37,11 @@ type Options struct {
 
 // The policies that follow one another. They differ in an attribute of two devices of each GPU,
 // and neither takes devices away, so that a change makes each slice with devices be written once.
-const policyText = `apiVersion: partage.dev/v1alpha1
+const policyText = `apiVersion: policy.partage.dev/v1alpha1
 kind: SharingPolicy
 default:
   kinds: [gpu, mig, mps, timeslice]
-  timeSlice: {clients: %d}
+  timeslice: {clients: %d}
 `
 
 // Versions of the NVIDIA driver, before and after the upgrade. Both are also valid as those of
@@ -50,6 +50,9 @@ const (
 	driverBefore = "580.82.7"
 	driverAfter  = "580.95.5"
 )
+
+// questions is how many slices a plugin that starts has the API server check, without storing them.
+const questions = 3
 
 // bench is what runs.
 type bench struct {
@@ -77,37 +80,49 @@ type Stage struct {
 	Memory map[string]memory
 }
 
-// Run measures all phases. It needs a cluster with kwok, and leaves its objects there.
+// Run measures all phases. It needs a cluster with kwok, and leaves its objects there. With an error
+// the report has what was measured before.
 func Run(ctx context.Context, o Options) (report *Report, err error) {
 	b := &bench{Options: o, traffic: NewTraffic(), began: time.Now()}
-	if err := b.connect(ctx); err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, b.stopAll()) }()
 	report = &Report{Options: o}
-	stage := func(name string) error {
-		m, err := b.control.memory(ctx, b.admin)
-		report.Stages = append(report.Stages, Stage{name, m})
-		return err
+	if err := b.connect(ctx); err != nil {
+		return report, err
 	}
-	if err := stage("nodes without slices"); err != nil {
-		return nil, err
+	defer func() { err = errors.Join(err, b.stopAll(ctx)) }()
+	if err := b.stage(ctx, report, "nodes without slices"); err != nil {
+		return report, err
 	}
-	for _, p := range b.phases(ctx) {
+	if err := b.run(ctx, report); err != nil {
+		return report, errors.Join(err, b.stage(context.WithoutCancel(ctx), report, "when it ended"))
+	}
+	return report, b.stage(ctx, report, "at the end")
+}
+
+// stage reads the memory.
+func (b *bench) stage(ctx context.Context, report *Report, name string) error {
+	m, err := b.control.memory(ctx, b.admin)
+	report.Stages = append(report.Stages, Stage{name, m})
+	return err
+}
+
+// run goes through all phases.
+func (b *bench) run(ctx context.Context, report *Report) error {
+	for i, p := range b.phases(ctx) {
 		b.say("%s", p.Name)
 		result, err := p.run(ctx, b.traffic, b.control)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		b.say("  %.1f s, %d requests", result.Took.Seconds(), result.Counts.Requests())
 		report.Phases = append(report.Phases, result)
-		if len(report.Phases) == 1 {
-			if err := stage("slices published"); err != nil {
-				return nil, err
-			}
+		if i > 0 {
+			continue
+		}
+		if err := b.stage(ctx, report, "slices published"); err != nil {
+			return err
 		}
 	}
-	return report, stage("at the end")
+	return nil
 }
 
 func (b *bench) say(format string, args ...any) {
@@ -185,17 +200,35 @@ func (b *bench) setPolicy(clients int) error {
 	return os.Rename(next, filepath.Join(b.Dir, "policy"))
 }
 
-// startAll starts all plugins, which run for as long as the whole bench.
-func (b *bench) startAll(whole context.Context, spread time.Duration) error {
-	return forEach(whole, len(b.nodes), func(_ context.Context, i int) error {
-		b.nodes[i].Spread = spread
-		return b.nodes[i].Start(whole)
-	})
+// roll starts all plugins, which run for as long as the whole bench, or starts them again. It goes
+// on with another when one has asked so many questions of a kind, so that no more than a tenth are
+// at it, as in a rollout of the chart's DaemonSets (maxSurge: 10%).
+func (b *bench) roll(whole context.Context, spread time.Duration, kind string, each int) error {
+	before, surge := b.traffic.Counts().Answered[kind], max(1, len(b.nodes)/10)
+	ticker := time.NewTicker(look)
+	defer ticker.Stop()
+	for i, n := range b.nodes {
+		for i-(b.traffic.Counts().Answered[kind]-before)/each >= surge {
+			select {
+			case <-whole.Done():
+				return fmt.Errorf("start plugin %d of %d: %w", i, len(b.nodes), whole.Err())
+			case <-ticker.C:
+			}
+		}
+		if err := n.Stop(); err != nil {
+			return err
+		}
+		n.Spread = spread
+		if err := n.Start(whole); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-// stopAll stops those that run.
-func (b *bench) stopAll() error {
-	return forEach(context.Background(), len(b.nodes), func(_ context.Context, i int) error { return b.nodes[i].Stop() })
+// stopAll stops those that run, also once ctx has ended.
+func (b *bench) stopAll(ctx context.Context) error {
+	return forEach(context.WithoutCancel(ctx), len(b.nodes), func(_ context.Context, i int) error { return b.nodes[i].Stop() })
 }
 
 // phases are what happens. whole is the context of the bench.
@@ -204,24 +237,21 @@ func (b *bench) phases(whole context.Context) []Phase {
 	checked := func(right func(*resourceapi.Device) error) func(context.Context) error {
 		return func(ctx context.Context) error { return check(ctx, b.client, b.Nodes, b.GPUs, right) }
 	}
-	slices := b.Nodes * b.GPUs
+	gpus := b.Nodes * b.GPUs
+	const create, try, update = "create resourceslices", "try to create resourceslices", "update resourceslices"
 	return []Phase{
-		{"all plugins start, no slices yet", func(context.Context) error { return b.startAll(whole, 0) },
-			"create resourceslices", slices + b.Nodes, checked(published)},
+		{"all plugins start, no slices yet", func(context.Context) error { return b.roll(whole, b.Spread, create, b.GPUs+1) },
+			create, gpus + b.Nodes, checked(published)},
+		{fmt.Sprintf("the policy changes, policySpread: %s", b.Spread), func(context.Context) error { return b.setPolicy(11) },
+			update, gpus, checked(published)},
 		{"the NVIDIA driver is unloaded on all nodes", func(context.Context) error { b.driver.Unload(); return nil },
-			"update resourceslices", slices, checked(tainted)},
+			update, gpus, checked(tainted)},
 		{"another NVIDIA driver is loaded", func(context.Context) error { b.driver.Load(driverAfter); return nil },
-			"update resourceslices", slices, checked(upgraded)},
-		{"the policy changes, policySpread: 0s", func(context.Context) error { return b.setPolicy(11) },
-			"update resourceslices", slices, checked(upgraded)},
-		{"all plugins restart", func(context.Context) error {
-			if err := b.stopAll(); err != nil {
-				return err
-			}
-			return b.startAll(whole, b.Spread)
-		}, "list resourceslices", b.Nodes, checked(upgraded)},
-		{fmt.Sprintf("the policy changes, policySpread: %s", b.Spread), func(context.Context) error { return b.setPolicy(12) },
-			"update resourceslices", slices, checked(upgraded)},
+			update, gpus, checked(upgraded)},
+		{"all plugins restart", func(context.Context) error { return b.roll(whole, 0, try, questions) },
+			try, questions * b.Nodes, checked(upgraded)},
+		{"the policy changes, policySpread: 0s", func(context.Context) error { return b.setPolicy(12) },
+			update, gpus, checked(upgraded)},
 	}
 }
 

@@ -87,9 +87,13 @@ func (n *Node) Start(ctx context.Context) error {
 	return nil
 }
 
-// Stop stops the plugin and returns when it has ended.
+// Stop stops the plugin, if it was started, and returns when it has ended.
 func (n *Node) Stop() error {
+	if n.stop == nil {
+		return nil
+	}
 	n.stop()
+	n.stop = nil
 	if err := <-n.ended; err != nil {
 		return fmt.Errorf("the plugin of node %s: %w", n.Name, err)
 	}

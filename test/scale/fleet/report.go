@@ -14,6 +14,9 @@ import (
 
 // Write writes the tables.
 func (r *Report) Write(w io.Writer) error {
+	if len(r.Stages) == 0 {
+		return nil
+	}
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	r.writeMemory(table)
 	r.writePhases(table)

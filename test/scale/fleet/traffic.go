@@ -69,7 +69,7 @@ func (t *Traffic) Counts() Counts {
 func (t *Traffic) Restart() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.peak, t.last = 0, time.Now()
+	t.inSecond, t.peak, t.last = 0, 0, time.Now()
 }
 
 func clone(counts map[string]int) map[string]int {

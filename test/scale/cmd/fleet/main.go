@@ -7,6 +7,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -26,6 +27,17 @@ func main() {
 	}
 }
 
+// logTo has everything logged to a file, errors too.
+func logTo(file *os.File) error {
+	var flags flag.FlagSet
+	klog.InitFlags(&flags)
+	if err := flags.Parse([]string{"-logtostderr=false", "-stderrthreshold=FATAL"}); err != nil {
+		return err
+	}
+	klog.SetOutput(file)
+	return nil
+}
+
 func run() (err error) {
 	o := fleet.Options{Kubeconfig: os.Getenv("KUBECONFIG"), Progress: os.Stderr}
 	flag.IntVar(&o.Nodes, "nodes", 200, "how many nodes there are")
@@ -40,8 +52,9 @@ func run() (err error) {
 		return err
 	}
 	defer func() { _ = file.Close() }()
-	klog.LogToStderr(false)
-	klog.SetOutput(file)
+	if err := logTo(file); err != nil {
+		return err
+	}
 	defer klog.Flush()
 
 	if o.Dir, err = os.MkdirTemp("", "fleet"); err != nil {
@@ -51,8 +64,5 @@ func run() (err error) {
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer cancel()
 	report, err := fleet.Run(ctx, o)
-	if err != nil {
-		return err
-	}
-	return report.Write(os.Stdout)
+	return errors.Join(err, report.Write(os.Stdout))
 }
