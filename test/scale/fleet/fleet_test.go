@@ -193,3 +193,46 @@ func TestReport(t *testing.T) {
 		}
 	}
 }
+
+// TestNode runs the plugin of a node against an API server that refuses everything.
+func TestNode(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, "not today", http.StatusInternalServerError)
+	}))
+	defer server.Close()
+	facts, err := template.Machine{Model: "h100", Count: 2}.Facts()
+	if err != nil {
+		t.Fatal(err)
+	}
+	traffic, driver, dir := NewTraffic(), &NVIDIADriver{}, t.TempDir()
+	driver.Load(driverBefore)
+	b := &bench{Options: Options{Dir: dir}, traffic: traffic}
+	if err := b.setPolicy(10); err != nil {
+		t.Fatal(err)
+	}
+	b.nodes = []*Node{{
+		Name: nodeName(0), Facts: factsOf(facts, 0), Driver: driver, Dir: dir + "/0", PolicyFile: dir + "/policy",
+		Config: &rest.Config{Host: server.URL, WrapTransport: traffic.Transport, Dial: traffic.Dial},
+	}}
+	for range 2 {
+		before := traffic.Counts().Refused["list resourceslices: 500"]
+		if err := b.roll(t.Context(), time.Second, "list resourceslices", 1); err != nil {
+			t.Fatal(err)
+		}
+		for traffic.Counts().Refused["list resourceslices: 500"] == before {
+			select {
+			case <-t.Context().Done():
+				t.Fatal("the plugin asks for nothing")
+			case <-time.After(look):
+			}
+		}
+	}
+	if traffic.Counts().Sent == 0 {
+		t.Error("no byte was counted")
+	}
+	for range 2 {
+		if err := b.stopAll(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}
