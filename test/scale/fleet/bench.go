@@ -204,11 +204,11 @@ func (b *bench) setPolicy(clients int) error {
 // on with another when one has asked so many questions of a kind, so that no more than a tenth are
 // at it, as in a rollout of the chart's DaemonSets (maxSurge: 10%).
 func (b *bench) roll(whole context.Context, spread time.Duration, kind string, each int) error {
-	before, surge := b.traffic.Counts().Answered[kind], max(1, len(b.nodes)/10)
+	before, surge := b.traffic.Counts().asked(kind), max(1, len(b.nodes)/10)
 	ticker := time.NewTicker(look)
 	defer ticker.Stop()
 	for i, n := range b.nodes {
-		for i-(b.traffic.Counts().Answered[kind]-before)/each >= surge {
+		for i-(b.traffic.Counts().asked(kind)-before)/each >= surge {
 			select {
 			case <-whole.Done():
 				return fmt.Errorf("start plugin %d of %d: %w", i, len(b.nodes), whole.Err())

@@ -24,7 +24,7 @@ type Phase struct {
 	// Begin begins it.
 	Begin func(ctx context.Context) error
 	// Kind is the request that counts, and AtLeast how many of them there must be before it can
-	// be over.
+	// be over, answered or not: what has no answer may have been done.
 	Kind    string
 	AtLeast int
 	// Check looks whether everything is as it should be afterwards. Optional.
@@ -79,13 +79,13 @@ func (p Phase) await(ctx context.Context, traffic *Traffic, before Counts) (Coun
 	defer ticker.Stop()
 	for {
 		counts := traffic.Counts().Since(before)
-		if counts.Answered[p.Kind] >= p.AtLeast && time.Since(counts.Last) >= silence {
+		if counts.asked(p.Kind) >= p.AtLeast && time.Since(counts.Last) >= silence {
 			return counts, nil
 		}
 		select {
 		case <-ctx.Done():
 			return counts, fmt.Errorf("%s: %w: %d of %d requests to %s; answered %v, refused %v",
-				p.Name, ctx.Err(), counts.Answered[p.Kind], p.AtLeast, p.Kind, counts.Answered, counts.Refused)
+				p.Name, ctx.Err(), counts.asked(p.Kind), p.AtLeast, p.Kind, counts.Answered, counts.Refused)
 		case <-ticker.C:
 		}
 	}

@@ -55,6 +55,17 @@ func (c Counts) Requests() int {
 	return sum
 }
 
+// asked is how many requests of a kind there were.
+func (c Counts) asked(kind string) int {
+	sum := c.Answered[kind]
+	for what, n := range c.Refused {
+		if strings.HasPrefix(what, kind+": ") {
+			sum += n
+		}
+	}
+	return sum
+}
+
 // Counts returns what was counted until now. The peak is that since the last call of Restart.
 func (t *Traffic) Counts() Counts {
 	t.mu.Lock()
