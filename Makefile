@@ -245,9 +245,15 @@ test-ui: root ## Try the page of kubectl gpu ui in a real browser
 	test/ui/setup.sh
 	cd test/ui && CGO_ENABLED=0 go test -count=1 -timeout 30m ./...
 
+PEER := $(OUT)/peers/bin/gpu-kubelet-plugin
+
 .PHONY: bench
-bench: build ## Measure Prepare and Unprepare, without and with simulated latency of the hardware
+bench: build ## Measure Prepare and Unprepare, also with simulated latency, and beside NVIDIA's DRA driver
 	go test -run '^$$' -bench . -benchtime 3s ./test/flow/bench
+	$(call say,NVIDIA\'s DRA driver (the first time takes minutes))
+	@test/peers/build program || { rm -f $(PEER); echo 'It could not be built, so Partage is measured alone.'; }
+	$(call say,side by side)
+	go test -run '^$$' -bench . -benchtime 200x -timeout 20m ./test/flow/versus -peer "$$(realpath --quiet --canonicalize-existing $(PEER))"
 
 # Without cmd/kube and admission, which import much of Kubernetes: analysing that takes minutes.
 LINT_CLUSTER := ./cmd/cluster ./cmd/pause ./integration ./internal/...

@@ -6,6 +6,7 @@ package versus
 import (
 	"fmt"
 	"strings"
+	"testing"
 	"text/tabwriter"
 )
 
@@ -86,4 +87,29 @@ func (r row) verdict(sides []string) []string {
 		}
 	}
 	return []string{ratioText, goalText, met}
+}
+
+// TestTable: a row says whether it meets its goal, and a side without the other has no ratio.
+func TestTable(t *testing.T) {
+	t.Parallel()
+	both := &table{sides: []string{"Partage", "NVIDIA's"}}
+	both.add("fast", "ms", goal{ratio: 0.5}, map[string]float64{"Partage": 4, "NVIDIA's": 10})
+	both.add("slow", "ms", goal{ratio: 0.5}, map[string]float64{"Partage": 6, "NVIDIA's": 10})
+	both.add("large", "MiB", goal{most: 40}, map[string]float64{"Partage": 40.5})
+	alone := &table{sides: both.sides[:1], rows: both.rows[:1]}
+	for text, lines := range map[string][]string{
+		both.String(): {
+			"| fast | ms | 4.0 | 10.0 | 0.40 | ≤ 0.5 × | met |",
+			"| slow | ms | 6.0 | 10.0 | 0.60 | ≤ 0.5 × | missed |",
+			"| large | MiB | 40.5 | – | – | ≤ 40 MiB | missed |",
+		},
+		alone.String(): {"| fast | ms | 4.0 | – | ≤ 0.5 × | |"},
+	} {
+		text = strings.Join(strings.FieldsFunc(text, func(r rune) bool { return r == ' ' }), " ")
+		for _, line := range lines {
+			if !strings.Contains(text, line) {
+				t.Errorf("no line %q in\n%s", line, text)
+			}
+		}
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"maps"
 	"slices"
 	"testing"
 	"time"
@@ -17,8 +18,9 @@ import (
 const machineName = "dgx-h100"
 
 var (
-	peer = flag.String("peer", "", "NVIDIA's `program`; without it ours is measured alone")
-	idle = flag.Duration("idle", time.Minute, "how `long` nothing is asked of the drivers")
+	peer   = flag.String("peer", "", "NVIDIA's `program`; without it ours is measured alone")
+	settle = flag.Duration("settle", 45*time.Second, "how `long` drivers may do what is left after a start and after claims, before they are idle")
+	idle   = flag.Duration("idle", time.Minute, "how `long` nothing is asked of the drivers")
 )
 
 // BenchmarkSideBySide measures both drivers, one claim of one and one of the other in turns,
@@ -33,6 +35,7 @@ func BenchmarkSideBySide(b *testing.B) {
 		result.sides = append(result.sides, s.name)
 	}
 	published(b, result, sides)
+	time.Sleep(*settle)
 	resting(b, result, sides, "idle, nothing prepared: ", true)
 
 	// A partition that stays, so that MIG mode does.
@@ -81,20 +84,40 @@ func BenchmarkSideBySide(b *testing.B) {
 			result.add("CPU time of both, "+load.text, "ms", goal{}, used)
 		})
 	}
-	resting(b, result, sides, "idle again: ", false)
+	// What is left to do for claims that are gone.
+	time.Sleep(*settle)
+	resting(b, result, sides, "idle after these claims: ", false)
 	fmt.Printf("\n%s\n", result)
 }
 
 // took is how long the calls for each claim took.
 type took struct{ prepare, unprepare []time.Duration }
 
-// cycle prepares and unprepares a claim with each driver.
+// cycle prepares and unprepares a claim with each driver, while the others rest.
 func cycle(b *testing.B, sides []*side, d harness.Device, config harness.Config, all []*took) {
 	b.Helper()
 	for i, s := range sides {
 		c := s.claim(b, d, config)
+		calm(b, sides)
 		all[i].prepare = append(all[i].prepare, timed(func() { s.driver.MustPrepare(b, c) }))
+		calm(b, sides)
 		all[i].unprepare = append(all[i].unprepare, timed(func() { s.driver.MustUnprepare(b, c) }))
+	}
+}
+
+// calm waits until no driver does what it does after a call, such as writing the status of the
+// claim. It gives up on one that always has something to do.
+func calm(t testing.TB, sides []*side) {
+	t.Helper()
+	const attempts, pause = 20, 2 * time.Millisecond
+	before := cpuTimes(t, sides)
+	for range attempts {
+		time.Sleep(pause)
+		now := cpuTimes(t, sides)
+		if maps.Equal(before, now) {
+			return
+		}
+		before = now
 	}
 }
 
