@@ -35,6 +35,11 @@ func (q *inquiry) broken(a *allocation.Answer) {
 	case strings.Contains(text, "CEL"):
 		cause = ExpressionError
 		text += ". The scheduler gives up for all nodes"
+		if missing := missingName.FindStringSubmatch(text); missing != nil {
+			if who := q.whoHas(missing[1], missing[2]); who != "" {
+				text += ". " + who
+			}
+		}
 	case strings.Contains(text, "is currently being updated"):
 		cause = PoolIncomplete
 	case strings.Contains(text, "is currently invalid"):
@@ -196,7 +201,12 @@ func (q *inquiry) ofRequest(ctx context.Context, j *judge, a ask) {
 	case capable == 0 && t.causes[CapacityTooLarge] > 0:
 		add(CapacityTooLarge, "%s", t.often(CapacityTooLarge)[0])
 	case capable == 0:
-		add(CapacityUnknown, "the %d devices that are selected have no capacity %s", selected, t.often(CapacityUnknown)[0])
+		name := t.often(CapacityUnknown)[0]
+		text := fmt.Sprintf("the %d devices that are selected have no capacity %s", selected, name)
+		if who := q.whoHas(t.first[CapacityUnknown].pool.Driver, unqualified(name)); who != "" {
+			text += ". " + who
+		}
+		add(CapacityUnknown, "%s", text)
 	case a.mode == resourceapi.DeviceAllocationModeExactCount && int(*a.count) > t.mostCapable:
 		add(TooFewDevices, "%s are wanted, and no node has more than %d that %s", a.wants(), t.mostCapable, match(t.mostCapable))
 	case t.mostFit < wanted(a), a.mode == resourceapi.DeviceAllocationModeAll && t.fit < capable:
