@@ -8,6 +8,8 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -28,6 +30,26 @@ func cpuTime(t testing.TB, pid int) time.Duration {
 	return time.Duration(now.Nano()) + childrenTime(t, pid)
 }
 
+// fieldsOf are those of /proc/PID/stat from the third on, the state.
+func fieldsOf(stat []byte) []string {
+	// The name of the program, which comes before, may have spaces.
+	return strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+}
+
+// waitsForDisk reports whether a thread of a process does.
+func waitsForDisk(t testing.TB, pid int) bool {
+	t.Helper()
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.ContainsFunc(threads, func(path string) bool {
+		// A thread that has ended since waits for nothing.
+		stat, err := os.ReadFile(path)
+		return err == nil && fieldsOf(stat)[0] == "D"
+	})
+}
+
 // childrenTime is exact to 10 ms.
 func childrenTime(t testing.TB, pid int) time.Duration {
 	t.Helper()
@@ -35,8 +57,7 @@ func childrenTime(t testing.TB, pid int) time.Duration {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The name of the program may have spaces. After it comes field 3.
-	fields := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
+	fields := fieldsOf(data)
 	const cutime, cstime, tick = 16 - 3, 17 - 3, 10 * time.Millisecond
 	var ticks int64
 	for _, i := range []int{cutime, cstime} {
