@@ -15,7 +15,8 @@ import (
 
 // maxAttributes is how many attributes a device may have so that it is cheap. Go
 // doubles a map of attributes, by 2.3 KB in every process that caches ResourceSlices,
-// with the 15th. See docs/how-to/large-clusters.md.
+// with the 15th. See docs/how-to/large-clusters.md. Whole GPUs that NVLink or a PCIe switch
+// joins have one or two more.
 const maxAttributes = 14
 
 // Values of the attribute "isolation", strongest first: what keeps the claims that
@@ -70,6 +71,7 @@ func attributesOf(node *gpu.Node, d Device) attributes {
 	}
 	if d.Kind == Whole {
 		a.wholeGPU(d.GPU)
+		a.group(node.Groups()[d.GPU.PCIAddress])
 	}
 	return a
 }
@@ -118,6 +120,18 @@ func (a attributes) wholeGPU(g *gpu.GPU) {
 	a.text(deviceattribute.StandardDeviceAttributePCIBusID, g.PCIAddress)
 	if g.AddressingMode != "" {
 		a.text("addressingMode", g.AddressingMode)
+	}
+}
+
+// group says which GPUs of the node the GPU is close to, for constraints between whole GPUs: a
+// partition has no peers. What would be true of no other GPU is left out, so these are the only
+// names that some devices of a kind lack, and matchAttribute takes none of them.
+func (a attributes) group(g gpu.Groups) {
+	if g.NVLinkDomain != "" {
+		a.text("nvlinkDomain", g.NVLinkDomain)
+	}
+	if g.PCIeSwitch != "" {
+		a.text("pcieSwitch", g.PCIeSwitch)
 	}
 }
 

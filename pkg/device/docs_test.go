@@ -85,6 +85,8 @@ var attributeTexts = map[string]string{
 	"cudaDriverVersion":               "the latest version of CUDA that the NVIDIA driver supports",
 	"addressingMode":                  "`HMM`, `ATS` or `None`: how the GPU addresses the memory of the host. Absent where the NVIDIA driver does not report it",
 	"isolation":                       "how well the claims on the device are isolated, see below",
+	"nvlinkDomain":                    "what the GPUs of a node that reach each other over NVLink have in common: a UUID of one of them, or `<cluster UUID>.<clique ID>` where NVLink spans nodes, as in the node label `nvidia.com/gpu.clique`. Absent on GPUs without such a neighbour, and where it is unknown ([more](../how-to/request/close-together.md#nvlink))",
+	"pcieSwitch":                      "the PCI address of the upstream port of the PCIe switch that the GPU shares with other GPUs of its node. Absent on others ([more](../how-to/request/close-together.md#pcie))",
 	"resource.kubernetes.io/pciBusID": "the PCI address of the GPU",
 	"resource.kubernetes.io/pcieRoot": "the PCIe root to which the GPU is connected. Absent where the host does not report it",
 	"resource.kubernetes.io/numaNode": "the NUMA node to which the GPU is connected. Absent where the host does not report it",
@@ -92,7 +94,7 @@ var attributeTexts = map[string]string{
 
 // TestAttributesPage writes the attributes of an H100 with partitions into docs/reference/devices.md.
 func TestAttributesPage(t *testing.T) {
-	devices := published(t, loadNode(t, "h100-80-sxm"))
+	devices := withNeighbour(t)
 	table := page.NewTable("name", "type", "devices", "on an H100", "meaning")
 	names := ordered(devices, func(d resourceapi.Device) []string { return keysOf(d.Attributes) })
 	for _, name := range names {

@@ -147,6 +147,20 @@ var pendings = []pending{
 		f.Claims[0].Spec.Devices.Constraints = []resourceapi.DeviceConstraint{{MatchAttribute: &name}}
 		return pod
 	}, want: NotTogether, helps: []SuggestionKind{LowerCount, DropConstraint}},
+	{name: "no pair is free", make: func(f *fleettest.Fleet) *corev1.Pod {
+		halfOfEveryPair(f)
+		pod := waits(fleettest.Count(2, whole))(f)
+		f.Claims[len(f.Claims)-1].Spec.Devices.Constraints = sameAs("gpu.nvidia.com/nvlinkDomain")
+		return pod
+	}, want: NotTogether, helps: []SuggestionKind{LowerCount, DropConstraint, EndClaims}},
+	{name: "network card elsewhere", make: func(f *fleettest.Fleet) *corev1.Pod {
+		for _, node := range []string{"n1", "n2"} {
+			f.AddNetworkCard(node, "nic", "pci0000:47")
+		}
+		pod := waits(fleettest.Request(whole), named("nic", fleettest.Request("nic")))(f)
+		f.Claims[len(f.Claims)-1].Spec.Devices.Constraints = sameAs("resource.kubernetes.io/pcieRoot")
+		return pod
+	}, want: NotTogether, helps: []SuggestionKind{DropConstraint}},
 	{name: "constraint on an attribute that is not there", make: func(f *fleettest.Fleet) *corev1.Pod {
 		pod := waits(fleettest.Request(whole))(f)
 		name := resourceapi.FullyQualifiedName("example.com/rack")

@@ -130,7 +130,7 @@ func (q *inquiry) refused(ctx context.Context) {
 			q.ofClaim(ctx, j, c)
 		}
 		if len(q.Reasons) == before {
-			q.together()
+			q.together(ctx, j)
 		}
 		if slices.ContainsFunc(q.Reasons, isTaken) {
 			q.inTheWay(ctx, j)
@@ -253,10 +253,10 @@ func (q *inquiry) taken(a ask, t *tally, capable int, add func(Cause, string, ..
 }
 
 // together says that each device does by itself, but not all of them at once.
-func (q *inquiry) together() {
+func (q *inquiry) together(ctx context.Context, j *judge) {
 	text := "devices are free for each request by itself, but not for all of them at once on one node"
-	if slices.ContainsFunc(q.claims, func(c *resourceapi.ResourceClaim) bool { return len(c.Spec.Devices.Constraints) > 0 }) {
-		text += ", or not such that constraints are met"
+	if unmet := q.unmet(ctx, j); len(unmet) > 0 {
+		text += ", or not such that constraints are met: " + strings.Join(unmet, ". ")
 	}
 	q.Reasons = append(q.Reasons, Reason{Cause: NotTogether, Text: text})
 }
