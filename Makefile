@@ -246,9 +246,15 @@ test-ui: root ## Try the page of kubectl gpu ui in a real browser
 	test/ui/setup.sh
 	cd test/ui && CGO_ENABLED=0 go test -count=1 -timeout 30m ./...
 
+PEER := $(OUT)/peers/bin/gpu-kubelet-plugin
+
 .PHONY: bench
-bench: build ## Measure Prepare and Unprepare, without and with simulated latency of the hardware
+bench: build ## Measure Prepare and Unprepare, also with simulated latency, and beside NVIDIA's DRA driver
 	go test -run '^$$' -bench . -benchtime 3s ./test/flow/bench
+	$(call say,DRA driver of NVIDIA (the first time takes minutes))
+	@test/peers/build program || { rm -f $(PEER); echo 'It could not be built, so Partage is measured alone.'; }
+	$(call say,side by side)
+	go test -run '^$$' -bench . -benchtime 200x -timeout 20m ./test/flow/versus -peer "$$(realpath --quiet --canonicalize-existing $(PEER))"
 
 .PHONY: bench-packing
 bench-packing: ## Simulate how well partitions are packed, by the order in which they are published
