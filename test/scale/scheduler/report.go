@@ -23,7 +23,7 @@ type result struct {
 	p99           time.Duration
 	// duration is from the first pod's creation until all are scheduled, to the second.
 	duration time.Duration
-	usage         usage
+	usage    usage
 	// heapPerNode is the memory that the slices of a node take in a process that has them twice: in the API
 	// server's cache and in that of the scheduler.
 	heapPerNode float64

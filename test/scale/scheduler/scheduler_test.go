@@ -7,6 +7,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"k8s.io/dynamic-resource-allocation/structured"
@@ -79,12 +80,18 @@ func BenchmarkPerfScheduling(b *testing.B) {
 	}
 }
 
-// TestCases runs every case with a few nodes and pods, so that none is broken when somebody wants to
-// measure it.
+// TestCases runs a case of each sort with a few nodes and pods, so that none is broken when
+// somebody wants to measure.
 func TestCases(t *testing.T) {
-	_, option := newPreparer(t)
+	p, option := newPreparer(t)
+	p.cases = nil
+	for _, c := range cases {
+		if slices.Contains([]string{"one-1g_toy", "half-full_h100", "slow_reference"}, c.name()) {
+			p.cases = append(p.cases, c)
+		}
+	}
 	perf.TestSchedulingLabelFilter = label
-	config, err := writeConfig(t.TempDir(), cases, size{nodes: 3, pods: 5})
+	config, err := writeConfig(t.TempDir(), p.cases, size{nodes: 3, pods: 8})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,4 +99,7 @@ func TestCases(t *testing.T) {
 		t.Fatal(err)
 	}
 	perf.RunIntegrationPerfScheduling(t, config, option)
+	if len(p.heap) != 3 {
+		t.Errorf("%d cases ran, want 3", len(p.heap))
+	}
 }
