@@ -54,28 +54,28 @@ type load struct {
 	someEmpty bool
 }
 
-// case_ is a load on a fleet. The first fleet of a load is what the others are compared with.
-type case_ struct {
+// scenario is a load on a fleet. The first fleet of a load is what the others are compared with.
+type scenario struct {
 	load
 	fleet string
 	// machines are the files of slices that nodes have in turn.
 	machines []string
 }
 
-func (c *case_) name() string { return c.load.name + "_" + c.fleet }
+func (c *scenario) name() string { return c.load.name + "_" + c.fleet }
 
 // Half of eight GPUs in use, and nine tenths.
 var (
-	half    = []request{share.of(1), whole, oneG.of(7), threeG.of(2)}
-	nearly  = []request{share.of(1), whole.of(2), oneG.of(21), threeG.of(3)}
-	halfNV  = []request{whole.of(2), oneG.of(7), threeG.of(2)}
-	nearNV  = []request{whole.of(3), oneG.of(21), threeG.of(3)}
-	oneFree = []request{whole.of(7)}
+	half                = []request{share.of(1), whole, oneG.of(7), threeG.of(2)}
+	nearly              = []request{share.of(1), whole.of(2), oneG.of(21), threeG.of(3)}
+	halfWithoutShares   = []request{whole.of(2), oneG.of(7), threeG.of(2)}
+	nearlyWithoutShares = []request{whole.of(3), oneG.of(21), threeG.of(3)}
+	oneFree             = []request{whole.of(7)}
 )
 
 // cases are in the order in which they run, so that what is compared runs one after the other.
 // NVIDIA's driver has no MPS shares beside dynamic partitions; where others ask for one, its pods ask for a 1g.
-var cases = []case_{
+var cases = []scenario{
 	{load{name: "one-1g", pods: []request{oneG}, share: 100}, "h100", []string{"dgx-h100"}},
 	{load{name: "one-1g", pods: []request{oneG}, share: 100}, "reference", []string{"reference"}},
 	{load{name: "one-1g", pods: []request{oneToy}, share: 100}, "toy", []string{"toy"}},
@@ -85,10 +85,10 @@ var cases = []case_{
 	{load{name: "one-share", pods: []request{share}, share: 100}, "h100", []string{"dgx-h100"}},
 	{load{name: "one-gpu", pods: []request{whole}, share: 100}, "h100", []string{"dgx-h100"}},
 	{load{name: "one-gpu", pods: []request{whole}, share: 100}, "reference", []string{"reference"}},
-	{load{name: "half-full", pods: []request{oneG, threeG, whole, share}, share: 50, inUse: half}, "h100", []string{"dgx-h100"}},
-	{load{name: "half-full", pods: []request{oneG, threeG, whole, oneG}, share: 50, inUse: halfNV}, "reference", []string{"reference"}},
-	{load{name: "nearly-full", pods: []request{oneG, oneG, twoG, share}, share: 50, inUse: nearly}, "h100", []string{"dgx-h100"}},
-	{load{name: "nearly-full", pods: []request{oneG, oneG, twoG, oneG}, share: 50, inUse: nearNV}, "reference", []string{"reference"}},
+	{load{name: "half-full", pods: []request{oneG, threeG, whole, share}, share: 25, inUse: half}, "h100", []string{"dgx-h100"}},
+	{load{name: "half-full", pods: []request{oneG, threeG, whole, oneG}, share: 25, inUse: halfWithoutShares}, "reference", []string{"reference"}},
+	{load{name: "nearly-full", pods: []request{oneG, oneG, twoG, share}, share: 25, inUse: nearly}, "h100", []string{"dgx-h100"}},
+	{load{name: "nearly-full", pods: []request{oneG, oneG, twoG, oneG}, share: 25, inUse: nearlyWithoutShares}, "reference", []string{"reference"}},
 	{load{name: "slow", pods: []request{oneG.of(8)}, share: 1, inUse: oneFree, someEmpty: true}, "h100", []string{"dgx-h100"}},
 	{load{name: "slow", pods: []request{oneG.of(8)}, share: 1, inUse: oneFree, someEmpty: true}, "reference", []string{"reference"}},
 }

@@ -29,7 +29,7 @@ type size struct{ nodes, pods int }
 // minPods is how many pods there are at least.
 const minPods = 4
 
-func (s size) podsOf(c *case_) int { return max(s.pods*c.share/100, min(s.pods, minPods)) }
+func (s size) podsOf(c *scenario) int { return max(s.pods*c.share/100, min(s.pods, minPods)) }
 
 // op and testCase are parts of scheduler_perf's configuration.
 type op = map[string]any
@@ -48,11 +48,11 @@ type workload struct {
 }
 
 // profileFile is the file with the CPU profile of a case.
-func profileFile(c *case_) string { return c.name() + ".prof" }
+func profileFile(c *scenario) string { return c.name() + ".prof" }
 
 // writeConfig writes scheduler_perf's configuration into a folder, with the files that it names, and returns
 // its path.
-func writeConfig(dir string, cases []case_, s size) (string, error) {
+func writeConfig(dir string, cases []scenario, s size) (string, error) {
 	nodeFile := filepath.Join(dir, "node.yaml")
 	if err := writeYAML(nodeFile, nodeTemplate()); err != nil {
 		return "", err

@@ -124,7 +124,7 @@ func loadClasses(file string) (classes, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read device classes: %w", err)
 	}
-	defer f.Close() //nolint:errcheck // only read
+	defer f.Close()
 	documents := yaml.NewYAMLOrJSONDecoder(f, 1<<16)
 	for {
 		var class resourceapi.DeviceClass

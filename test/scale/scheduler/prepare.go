@@ -30,7 +30,7 @@ const (
 // preparer makes a cluster what a case needs, before there are pods.
 type preparer struct {
 	dir     string
-	cases   []case_
+	cases   []scenario
 	classes classes
 	// heap is by how many bytes the slices of a case let the heap grow.
 	heap map[string]uint64
@@ -60,7 +60,7 @@ func (p *preparer) prepare(tCtx ktesting.TContext, sched *scheduler.Scheduler, w
 	return allocate(tCtx, client, manager, c, machines, nodes.Items)
 }
 
-func (p *preparer) machines(ctx context.Context, c *case_) ([]*machine, error) {
+func (p *preparer) machines(ctx context.Context, c *scenario) ([]*machine, error) {
 	var machines []*machine
 	for _, name := range c.machines {
 		m, err := loadMachine(p.dir, name)
@@ -108,7 +108,7 @@ func (p *preparer) createClasses(ctx context.Context, client kubernetes.Interfac
 const emptyNodes = 50
 
 // allocate creates claims that have devices already, and waits until the scheduler knows them.
-func allocate(ctx context.Context, client kubernetes.Interface, manager fwk.SharedDRAManager, c *case_, machines []*machine, nodes []corev1.Node) error {
+func allocate(ctx context.Context, client kubernetes.Interface, manager fwk.SharedDRAManager, c *scenario, machines []*machine, nodes []corev1.Node) error {
 	if len(c.inUse) == 0 {
 		return nil
 	}

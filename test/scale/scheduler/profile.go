@@ -33,7 +33,7 @@ func readUsage(file string) (usage, error) {
 	if err != nil {
 		return usage{}, fmt.Errorf("read a CPU profile: %w", err)
 	}
-	defer f.Close() //nolint:errcheck // only read
+	defer f.Close()
 	p, err := profile.Parse(f)
 	if err != nil {
 		return usage{}, fmt.Errorf("read the CPU profile %s: %w", file, err)

@@ -30,7 +30,7 @@ type result struct {
 }
 
 // readResults reads what scheduler_perf left in a folder, by the names of cases.
-func readResults(dir string, cases []case_, s size, heap map[string]uint64) (map[string]*result, error) {
+func readResults(dir string, cases []scenario, s size, heap map[string]uint64) (map[string]*result, error) {
 	items, err := readItems(dir)
 	if err != nil {
 		return nil, err
@@ -106,9 +106,9 @@ func inUnit(value float64, unit string) time.Duration {
 
 // report writes a table, and below it each fleet's figures as parts of those of NVIDIA's driver for
 // the same load.
-func report(out io.Writer, cases []case_, s size, results map[string]*result) error {
+func report(out io.Writer, cases []scenario, s size, results map[string]*result) error {
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintf(table, "load\tfleet\tpods\tpods/s\tp99\tCPU/pod\tscheduler/pod\t/node\tgathering\tCEL\theap/node\t\n") //nolint:errcheck // Flush says so
+	fmt.Fprintf(table, "load\tfleet\tpods\tpods/s\tp99\tCPU/pod\tscheduler/pod\t/node\tgathering\tCEL\theap/node\t\n")
 	for n := range cases {
 		c := &cases[n]
 		r, ok := results[c.name()]
@@ -117,7 +117,7 @@ func report(out io.Writer, cases []case_, s size, results map[string]*result) er
 		}
 		pods := s.podsOf(c)
 		perPod := r.usage.scheduler / time.Duration(pods)
-		fmt.Fprintf(table, "%s\t%s\t%d\t%.1f\t%s\t%s\t%s\t%s\t%s\t%s\t%.0f KB\t\n", c.load.name, c.fleet, pods, r.podsPerSecond, //nolint:errcheck // Flush says so
+		fmt.Fprintf(table, "%s\t%s\t%d\t%.1f\t%s\t%s\t%s\t%s\t%s\t%s\t%.0f KB\t\n", c.load.name, c.fleet, pods, r.podsPerSecond,
 			short(r.p99), short(r.usage.process/time.Duration(pods)), short(perPod), short(perPod/time.Duration(s.nodes)),
 			percent(r.usage.gathering, r.usage.scheduler), percent(r.usage.cel, r.usage.scheduler), r.heapPerNode/1024)
 	}
@@ -125,14 +125,14 @@ func report(out io.Writer, cases []case_, s size, results map[string]*result) er
 		return fmt.Errorf("write the table: %w", err)
 	}
 	table = tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintf(table, "\nparts of reference\tfleet\tpods/s\tp99\tscheduler\theap\t\n") //nolint:errcheck // Flush says so
+	fmt.Fprintf(table, "\nparts of reference\tfleet\tpods/s\tp99\tscheduler\theap\t\n")
 	for n := range cases {
 		c := &cases[n]
 		r, theirs := results[c.name()], results[c.load.name+"_reference"]
 		if r == nil || theirs == nil || r == theirs {
 			continue
 		}
-		fmt.Fprintf(table, "%s\t%s\t%.2f\t%.2f\t%.2f\t%.2f\t\n", c.load.name, c.fleet, r.podsPerSecond/theirs.podsPerSecond, //nolint:errcheck // Flush says so
+		fmt.Fprintf(table, "%s\t%s\t%.2f\t%.2f\t%.2f\t%.2f\t\n", c.load.name, c.fleet, r.podsPerSecond/theirs.podsPerSecond,
 			ratio(r.p99, theirs.p99), ratio(r.usage.scheduler, theirs.usage.scheduler), r.heapPerNode/theirs.heapPerNode)
 	}
 	if err := table.Flush(); err != nil {
