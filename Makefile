@@ -103,6 +103,7 @@ gpusim: ## Build the simulated GPU machine
 	$(MAKE) --no-print-directory -C test/gpusim/lib OUT=$(CURDIR)/$(OUT)/gpusim/lib
 	go build -o bin/gpusim ./test/gpusim/cmd/gpusim
 	go build -o $(OUT)/gpusim/bin/ $(addprefix ./test/gpusim/cmd/,nvidia-smi nvidia-cuda-mps-control nvidia-cuda-mps-server cuda-client)
+	CGO_ENABLED=0 go build -ldflags '-s -w' -o $(OUT)/gpusim/bin/ ./test/nicdriver/cmd/nic-driver
 
 .PHONY: cluster
 cluster: build ## Build Kubernetes, containerd, runc and helm (the first time takes minutes)

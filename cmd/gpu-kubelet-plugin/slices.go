@@ -20,14 +20,14 @@ import (
 	"github.com/partage-dev/partage/pkg/plugin"
 )
 
-// keepReserved adds what a plugin on this machine has found out that cannot be seen now.
-func (c *config) keepReserved(ctx context.Context, node *gpu.Node) *gpu.Node {
+// keepHidden adds what a plugin on this machine has found out that cannot be seen now.
+func (c *config) keepHidden(ctx context.Context, node *gpu.Node) *gpu.Node {
 	seen, err := lastseen.New(c.dataDir(), "").Read()
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Shares may be printed smaller than they are published")
 		return node
 	}
-	return node.KeepingReserved(seen.Earlier)
+	return node.KeepingHidden(seen.Earlier)
 }
 
 // printSlices writes the ResourceSlices that this machine would publish, as a stream
@@ -61,7 +61,7 @@ func printSlices(ctx context.Context, c *config, out io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("discover the GPUs: %w", err)
 	}
-	node = c.keepReserved(ctx, node)
+	node = c.keepHidden(ctx, node)
 	for _, broken := range node.Broken {
 		klog.FromContext(ctx).Error(broken.Err, "GPU does not answer and is left out", "index", broken.Index, "pciAddress", broken.PCIAddress)
 	}

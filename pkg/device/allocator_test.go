@@ -189,6 +189,11 @@ func (s *scheduler) attemptClaims(requests ...[]resourceapi.DeviceRequest) ([]re
 		}
 		claims = append(claims, claim)
 	}
+	return s.allocateClaims(claims...)
+}
+
+// allocateClaims is an attempt for claims as they are.
+func (s *scheduler) allocateClaims(claims ...*resourceapi.ResourceClaim) ([]resourceapi.AllocationResult, error) {
 	state := structured.AllocatedState{
 		AllocatedDevices: s.allocated, AllocatedSharedDeviceIDs: s.shares, AggregatedCapacity: s.consumed,
 	}

@@ -17,7 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	"k8s.io/dynamic-resource-allocation/deviceattribute"
+
+	"github.com/partage-dev/partage/pkg/policy"
 )
 
 // semver is the regular expression of semver.org, which the API server uses.
@@ -250,7 +251,7 @@ func TestOrderOfSlices(t *testing.T) {
 	for _, object := range i.ResourceSlices(testOptions) {
 		address := ""
 		for _, d := range object.Spec.Devices {
-			got := *d.Attributes[deviceattribute.StandardDeviceAttributePCIBusID].StringValue
+			got := AddressIn(d.Name)
 			if address != "" && got != address {
 				t.Errorf("%s holds devices of %s and %s", object.Name, address, got)
 			}
@@ -270,25 +271,69 @@ func TestOrderOfSlices(t *testing.T) {
 	}
 }
 
-// TestSameNames: all devices of a GPU have the same attributes and capacities, but
-// for the number of shares. There are not more of them than a cheap device has.
-func TestSameNames(t *testing.T) {
+// namesOfAll are attributes and capacities that every device has, so that a selector can read them
+// in any class.
+var namesOfAll = []resourceapi.QualifiedName{
+	"type", "isolation", "parentUUID", "uuid", "profile",
+	"productName", "architecture", "cudaComputeCapability", "driverVersion", "cudaDriverVersion",
+	"memory", "multiprocessors",
+}
+
+// namesOfKind are what else devices of a kind have, so that a selector can read them in a class of
+// that kind.
+var namesOfKind = map[Kind][]resourceapi.QualifiedName{
+	Whole: {
+		"resource.kubernetes.io/pcieRoot", "resource.kubernetes.io/numaNode", "resource.kubernetes.io/pciBusID", "addressingMode",
+		"smPercent", "copyEngines", "decoders", "encoders", "jpegEngines", "ofaEngines",
+	},
+	Partition: {"resource.kubernetes.io/pcieRoot", "resource.kubernetes.io/numaNode", "decoders"},
+	MPS:       {"resource.kubernetes.io/pcieRoot", "resource.kubernetes.io/numaNode", "smPercent", "shares"},
+	TimeSlice: {"resource.kubernetes.io/pcieRoot", "resource.kubernetes.io/numaNode", "smPercent", "shares"},
+	Observer:  nil,
+}
+
+// TestNames: all devices of a kind have the same attributes and capacities, on every board and
+// under every policy. There are not more of them than a cheap device has.
+func TestNames(t *testing.T) {
+	shares := sharing(policy.PartitionShares{Profiles: []string{"1g.5gb", "1g.6gb", "1g.10gb"}, MPS: mpsOf(2), TimeSlice: timeSliceOf(2)})
+	seen := map[Kind]int{}
 	for _, b := range testBoards(t) {
-		var want sets.Set[resourceapi.QualifiedName]
-		for _, d := range devicesOf(mustInventory(t, b.node).ResourceSlices(testOptions)) {
-			got := sets.KeySet(d.Attributes).Union(sets.KeySet(d.Capacity))
-			if want == nil {
-				want = got
-			}
-			if len(d.Attributes) > maxAttributes || d.AllowMultipleAllocations == nil && len(d.Capacity) > maxCapacities {
-				t.Errorf("%s: %s has %d attributes and %d capacities", b.name, d.Name, len(d.Attributes), len(d.Capacity))
-			}
-			if _, shared := d.Capacity["shares"]; shared != (d.AllowMultipleAllocations != nil) {
-				t.Errorf("%s: %s has a number of shares: %t", b.name, d.Name, shared)
-			}
-			if got.Delete("shares"); !got.Equal(want) {
-				t.Errorf("%s: %s has %v, the first device has %v", b.name, d.Name, sets.List(got), sets.List(want))
+		for _, terms := range []Terms{{}, everything, shares} {
+			i := inventoryOf(t, b.node, terms).With(Status{Static: []Static{firstPartition(b.gpu())}})
+			for _, object := range i.ResourceSlices(testOptions) {
+				for _, d := range object.Spec.Devices {
+					kind := Kind(*d.Attributes["type"].StringValue)
+					seen[kind]++
+					want := sets.New(namesOfAll...).Insert(namesOfKind[kind]...)
+					if got := sets.KeySet(d.Attributes).Union(sets.KeySet(d.Capacity)); !got.Equal(want) {
+						t.Errorf("%s: %s has %v, want %v", b.name, d.Name, sets.List(got), sets.List(want))
+					}
+					if len(d.Attributes) > maxAttributes {
+						t.Errorf("%s: %s has %d attributes", b.name, d.Name, len(d.Attributes))
+					}
+				}
 			}
 		}
+	}
+	if t.Logf("%v", seen); len(seen) != len(namesOfKind) || seen[Partition] < 200 {
+		t.Errorf("only %v", seen)
+	}
+}
+
+// TestDecodersStandForMediaEngines: what partitions do not say they have, those without decoders
+// do not have.
+func TestDecodersStandForMediaEngines(t *testing.T) {
+	seen := 0
+	for _, b := range partitionable(t) {
+		for _, p := range b.gpu().MIG.Profiles {
+			r := p.Resources
+			if r.Decoders == 0 && (r.Encoders > 0 || r.JPEGEngines > 0 || r.OFAEngines > 0) {
+				t.Errorf("%s, %s: %+v", b.name, p.Name, r)
+			}
+			seen++
+		}
+	}
+	if t.Logf("%d cases", seen); seen < 40 {
+		t.Errorf("only %d profiles", seen)
 	}
 }

@@ -15,7 +15,8 @@ import (
 
 // maxAttributes is how many attributes a device may have so that it is cheap. Go
 // doubles a map of attributes, by 2.3 KB in every process that caches ResourceSlices,
-// with the 15th. See docs/how-to/large-clusters.md.
+// with the 15th. See docs/how-to/large-clusters.md. Whole GPUs that NVLink or a PCIe switch
+// joins have one or two more.
 const maxAttributes = 14
 
 // Values of the attribute "isolation", strongest first: what keeps the claims that
@@ -57,36 +58,52 @@ func isolationOf(d Device) string {
 
 type attributes map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
 
-// attributesOf returns the same names for all devices of a GPU, so that a selector
-// can read any of them on any device: a missing one is an error that ends the
-// pod's scheduling attempt. Attributes that do not apply are empty. Names without a
-// domain belong to the driver.
+// attributesOf returns the same names for all devices of a kind, so that a selector
+// can read any of them in a class of that kind: a missing one is an error that ends the
+// pod's scheduling attempt. What is common to all kinds can be read in any class. Attributes
+// that do not apply are empty. Names without a domain belong to the driver.
 func attributesOf(node *gpu.Node, d Device) attributes {
-	g := d.GPU
 	a := attributes{}
+	a.identify(d)
+	a.describe(node, d.GPU)
+	if d.Kind != Observer {
+		a.locate(d.GPU)
+	}
+	if d.Kind == Whole {
+		a.wholeGPU(d.GPU)
+		a.group(node.Groups()[d.GPU.PCIAddress])
+	}
+	return a
+}
+
+// identify says what the device is. All kinds have these.
+func (a attributes) identify(d Device) {
 	a.text("type", string(d.Kind))
-	a.text("parentUUID", g.UUID)
+	a.text("isolation", isolationOf(d))
+	a.text("parentUUID", d.GPU.UUID)
+	profile, uuid := "", d.GPU.UUID
+	if d.Partition != nil {
+		profile, uuid = d.Partition.Profile.Name, "" // it gets one when it is made
+	}
+	if d.Static != nil {
+		uuid = d.Static.UUID
+	}
+	a.text("profile", profile)
+	a.text("uuid", uuid)
+}
+
+// describe says what programs find on the GPU. All kinds have these.
+func (a attributes) describe(node *gpu.Node, g *gpu.GPU) {
 	a.text("productName", g.ProductName)
 	a.text("architecture", g.Architecture)
-	switch {
-	case d.Static != nil:
-		a.text("profile", d.Partition.Profile.Name)
-		a.text("uuid", d.Static.UUID)
-	case d.Partition != nil:
-		a.text("profile", d.Partition.Profile.Name)
-		a.text("uuid", "") // it gets one when it is made
-	default:
-		a.text("profile", "")
-		a.text("uuid", g.UUID)
-	}
 	a.version("cudaComputeCapability", twoPartVersion(g.ComputeCapability))
 	a.version("driverVersion", semanticVersion(node.DriverVersion))
 	a.version("cudaDriverVersion", twoPartVersion(node.CUDAVersion))
-	a.text("isolation", isolationOf(d))
-	if g.AddressingMode != "" {
-		a.text("addressingMode", g.AddressingMode)
-	}
-	a.text(deviceattribute.StandardDeviceAttributePCIBusID, g.PCIAddress)
+}
+
+// locate says what is near the GPU, for constraints with devices of other drivers. An
+// observer computes nothing, so it is near nothing.
+func (a attributes) locate(g *gpu.GPU) {
 	if g.PCIeRoot != "" {
 		a.text(deviceattribute.StandardDeviceAttributePCIeRoot, g.PCIeRoot)
 	}
@@ -94,7 +111,28 @@ func attributesOf(node *gpu.Node, d Device) attributes {
 		numaNode := int64(*g.NUMANode)
 		a[deviceattribute.StandardDeviceAttributeNUMANode] = resourceapi.DeviceAttribute{IntValue: &numaNode}
 	}
-	return a
+}
+
+// wholeGPU is for attributes that nobody asks of a part of a GPU. Each of them costs a part of
+// a percent here, and a few percent on partitions, of which a GPU has many. The GPU of any
+// device is known by its parentUUID.
+func (a attributes) wholeGPU(g *gpu.GPU) {
+	a.text(deviceattribute.StandardDeviceAttributePCIBusID, g.PCIAddress)
+	if g.AddressingMode != "" {
+		a.text("addressingMode", g.AddressingMode)
+	}
+}
+
+// group says which GPUs of the node the GPU is close to, for constraints between whole GPUs: a
+// partition has no peers. What would be true of no other GPU is left out, so these are the only
+// names that some devices of a kind lack, and matchAttribute takes none of them.
+func (a attributes) group(g gpu.Groups) {
+	if g.NVLinkDomain != "" {
+		a.text("nvlinkDomain", g.NVLinkDomain)
+	}
+	if g.PCIeSwitch != "" {
+		a.text("pcieSwitch", g.PCIeSwitch)
+	}
 }
 
 // text truncates the value to the 64 bytes that the API allows; only product names

@@ -12,43 +12,48 @@ import (
 
 type capacities map[resourceapi.QualifiedName]resourceapi.DeviceCapacity
 
-// maxCapacities is the same limit for the capacities of exclusive devices, which are
-// nearly all: the ninth costs 0.7 KB.
-const maxCapacities = 8
-
-// capacitiesOf returns the same names for all devices, except that only shares have
-// "shares"; 0 means not known, or none.
+// capacitiesOf returns the same names for all devices of a kind; 0 means not known, or
+// none. All kinds have memory and multiprocessors. Of the engines, partitions have the decoders
+// only, as no profile has other media engines without them: the scheduler copies every capacity
+// of a device whenever it considers the device, and partitions are nearly all devices.
 func capacitiesOf(d Device) capacities {
 	r := d.GPU.Resources
 	if d.Partition != nil {
 		r = d.Partition.Profile.Resources
 	}
-	percent := int64(100)
 	if d.Kind == Observer {
-		// It has nothing for a claim to use.
-		r, percent = gpu.Resources{}, 0
+		r = gpu.Resources{} // it has nothing for a claim to use
 	}
 	c := capacities{}
-	for name, value := range map[resourceapi.QualifiedName]int{
-		"multiprocessors": r.Multiprocessors,
-		"copyEngines":     r.CopyEngines,
-		"decoders":        r.Decoders,
-		"encoders":        r.Encoders,
-		"jpegEngines":     r.JPEGEngines,
-		"ofaEngines":      r.OFAEngines,
-	} {
-		known := quantity(int64(max(0, value)), resource.DecimalSI)
-		if c[name] = (resourceapi.DeviceCapacity{Value: known}); !d.Exclusive() {
-			c[name] = onDemand(known)
-		}
-	}
-	if d.Exclusive() {
-		c["memory"] = resourceapi.DeviceCapacity{Value: quantity(int64(r.MemoryBytes), resource.BinarySI)}
-		c["smPercent"] = resourceapi.DeviceCapacity{Value: quantity(percent, resource.DecimalSI)}
+	if d.Share != nil {
+		c["multiprocessors"] = onDemand(count(r.Multiprocessors))
+		c.share(d.Share)
 		return c
 	}
-	c.share(d.Share)
+	c["multiprocessors"] = resourceapi.DeviceCapacity{Value: count(r.Multiprocessors)}
+	c["memory"] = resourceapi.DeviceCapacity{Value: quantity(int64(r.MemoryBytes), resource.BinarySI)}
+	switch d.Kind {
+	case Whole:
+		c.wholeGPU(r)
+	case Partition:
+		c["decoders"] = resourceapi.DeviceCapacity{Value: count(r.Decoders)}
+	}
 	return c
+}
+
+// wholeGPU adds what exclusive devices have only if they are whole GPUs. A request for smPercent
+// means a part of a GPU's multiprocessors: a partition must not satisfy it with 100 of its own.
+func (c capacities) wholeGPU(r gpu.Resources) {
+	c["smPercent"] = resourceapi.DeviceCapacity{Value: quantity(100, resource.DecimalSI)}
+	for name, engines := range map[resourceapi.QualifiedName]int{
+		"copyEngines": r.CopyEngines,
+		"decoders":    r.Decoders,
+		"encoders":    r.Encoders,
+		"jpegEngines": r.JPEGEngines,
+		"ofaEngines":  r.OFAEngines,
+	} {
+		c[name] = resourceapi.DeviceCapacity{Value: count(engines)}
+	}
 }
 
 // share adds the capacities of which each claim consumes a part, requested or not.
@@ -103,6 +108,9 @@ func onDemand(total resource.Quantity) resourceapi.DeviceCapacity {
 		},
 	}
 }
+
+// count is how many there are of something, 0 where that is not known.
+func count(n int) resource.Quantity { return quantity(int64(max(0, n)), resource.DecimalSI) }
 
 func quantity(n int64, format resource.Format) resource.Quantity {
 	return *resource.NewQuantity(n, format)

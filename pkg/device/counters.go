@@ -23,10 +23,12 @@ type counterLayout struct {
 	memorySlices []int
 	// limits are the further counters, as few as are needed.
 	limits []limit
-	// memory excludes nothing on a GPU that holds partitions: it is there for tools
-	// that take quota from a counter of this name. It is nil where the driver does not
-	// report the memory.
+	// memory never refuses partitions that are disjoint: it is there for tools that take quota
+	// from a counter of this name, and for devices that fill the GPU. It is nil where the
+	// driver does not report the memory.
 	memory *limit
+	// leastMemory is that of the smallest partition.
+	leastMemory int
 }
 
 // limit is a resource of a GPU other than memory slices.
@@ -66,6 +68,9 @@ func newCounterLayout(name string, g *gpu.GPU, shapes []PartitionShape) (*counte
 		}
 	}
 	l.memory = partitionedMemory(g, shapes)
+	if l.memory != nil {
+		l.leastMemory = leastUse(*l.memory, shapes)
+	}
 	if total := len(l.memorySlices) + len(l.further()); total > resourceapi.ResourceSliceMaxCountersPerCounterSet {
 		return nil, tooManyCounters(total)
 	}
@@ -84,6 +89,14 @@ func partitionedMemory(g *gpu.GPU, shapes []PartitionShape) *limit {
 		return nil
 	}
 	return l
+}
+
+func leastUse(l limit, shapes []PartitionShape) int {
+	least := l.total
+	for _, s := range shapes {
+		least = min(least, l.use(s.Profile))
+	}
+	return least
 }
 
 // toBytes converts a size. No GPU has as much as the largest number; a wrong fact must not
@@ -219,8 +232,7 @@ func (l *counterLayout) further() []limit {
 	return append(slices.Clone(l.limits), *l.memory)
 }
 
-// all returns every counter with its full value: the counter set, which is also
-// what the whole GPU and its shares consume.
+// all returns every counter with its full value: the counter set.
 func (l *counterLayout) all() map[string]resourceapi.Counter {
 	further := l.further()
 	counters := make(map[string]resourceapi.Counter, len(l.memorySlices)+len(further))
@@ -233,8 +245,19 @@ func (l *counterLayout) all() map[string]resourceapi.Counter {
 	return counters
 }
 
+// whole returns what the whole GPU and its shares consume.
+func (l *counterLayout) whole() map[string]resourceapi.Counter {
+	if l.memory != nil && l.fills(l.memory.total) {
+		return l.memoryOnly(l.memory.total)
+	}
+	return l.all()
+}
+
 // of returns what a partition and its shares consume.
 func (l *counterLayout) of(s PartitionShape) map[string]resourceapi.Counter {
+	if l.memory != nil && l.fills(l.memory.use(s.Profile)) {
+		return l.memoryOnly(l.memory.use(s.Profile))
+	}
 	further := l.further()
 	counters := make(map[string]resourceapi.Counter, s.Placement.Size+len(further))
 	for _, slice := range l.memorySlices {
@@ -248,6 +271,16 @@ func (l *counterLayout) of(s PartitionShape) map[string]resourceapi.Counter {
 		}
 	}
 	return counters
+}
+
+// fills reports whether a device with so much memory leaves too little for any partition. The
+// counter of the memory alone then keeps everything else from its GPU.
+func (l *counterLayout) fills(memory int) bool {
+	return l.leastMemory > 0 && memory+l.leastMemory > l.memory.total
+}
+
+func (l *counterLayout) memoryOnly(use int) map[string]resourceapi.Counter {
+	return map[string]resourceapi.Counter{l.memory.counter: counter(use, l.memory.format)}
 }
 
 func contains(at gpu.Placement, slice int) bool {

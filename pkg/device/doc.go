@@ -50,8 +50,7 @@
 // and OFA engines, copy engines, multiprocessors, compute slices, instances of
 // one profile) get a counter only where some set of disjoint placements could
 // exceed them, and where no other counter implies them. On an H100 that is the OFA
-// engine, which only the +me profile and the undivided GPU use. The whole GPU
-// draws all of every counter.
+// engine, which only the +me profile and the undivided GPU use.
 //
 // One counter more is there for tools that take quota from it: "memory" of the GPU, in
 // bytes, of which a partition draws what it has. It refuses nothing that fits otherwise:
@@ -60,6 +59,9 @@
 // this single counter, of which each of its devices draws all. Where the driver does not
 // report the memory, as on systems that have one for processor and GPU, there is none, and
 // the single counter is "gpu" with the value 1.
+//
+// The whole GPU draws all of the memory and of no other counter, since no partition is left any
+// memory then. The same goes for a partition that leaves less memory than the smallest has.
 //
 // A share draws what the shared device draws. The scheduler charges that once,
 // with the first share, and gives it back with the last. So the whole GPU,
@@ -74,10 +76,10 @@
 // All capacities of a share are divided among the claims. The part of a claim is
 // written into its allocation as consumed capacity:
 //
-//	shares     1 unless it requests more
-//	memory     what it requests in MiB, or an equal part
-//	smPercent  what it requests of the multiprocessors, or an equal part, at most 100
-//	others     what it requests, or nothing; the scheduler counts it and nothing enforces it
+//	shares           1 unless it requests more
+//	memory           what it requests in MiB, or an equal part
+//	smPercent        what it requests of the multiprocessors, or an equal part, at most 100
+//	multiprocessors  what it requests, or nothing; the scheduler counts it and nothing enforces it
 //
 // The memory that is divided is what remains of the device's when the driver, the MPS
 // server and a context of each claim have theirs, so that all claims can use all of
@@ -92,16 +94,22 @@
 // their memory is counted only for claims that request some. With such a library
 // they are like MPS.
 //
-// An exclusive device has 100 smPercent, so that a request which names its needs can
-// be for any kind of device. Only shares have the capacity "shares".
+// A whole GPU has 100 smPercent, so that a request which names its needs can be for a share or a
+// whole GPU.
+//
+// # Names of attributes and capacities
+//
+// All devices of a kind have the same, so that a selector can read them in a class of that
+// kind; most are common to all kinds. See attributesOf and capacitiesOf.
 //
 // # Size
 //
 // Every process that caches ResourceSlices (API servers, schedulers, controllers) holds
-// those of all nodes, nearly all of it in maps of attributes and capacities. So
-// there are no more of these than fit into a map of half the size, and a
-// device that few claims need is published on request. testdata/sizes.txt has the
-// sizes of nodes.
+// those of all nodes, nearly all of it in maps of attributes and capacities. For each
+// device that it considers, the scheduler copies them once for each selector. So a device has no
+// more of them than claims for its kind ask for, no more attributes than fit into a map of half
+// the size, and a device that few claims need is published on request. testdata/sizes.txt has
+// the sizes of nodes.
 //
 // # Order
 //

@@ -59,8 +59,8 @@ func Example() {
 	//   gpu-0000-1b-00-0-mig-1g8gb-me-0 [memory memory-slice-0 ofa-engines]
 	//   gpu-0000-1b-00-0-mig-1g8gb-me-1 [memory memory-slice-1 ofa-engines]
 	//   gpu-0000-1b-00-0-mig-2g16gb-0 [memory memory-slice-0 memory-slice-1 ofa-engines]
-	//   gpu-0000-1b-00-0 [memory memory-slice-0 memory-slice-1 ofa-engines]
-	//   gpu-0000-1b-00-0-mps [memory memory-slice-0 memory-slice-1 ofa-engines]
-	//   gpu-0000-1b-00-0-timeslice [memory memory-slice-0 memory-slice-1 ofa-engines]
+	//   gpu-0000-1b-00-0 [memory]
+	//   gpu-0000-1b-00-0-mps [memory]
+	//   gpu-0000-1b-00-0-timeslice [memory]
 	//   gpu-0000-1b-00-0-observer []
 }

@@ -4,6 +4,7 @@
 package device
 
 import (
+	"fmt"
 	"regexp"
 	"strconv"
 	"strings"
@@ -96,8 +97,17 @@ func profileText(name string) string {
 }
 
 // ownName is how the names of all devices begin: with a PCI address, which may be all of it.
-var ownName = regexp.MustCompile(`^gpu-[0-9a-f]{4,8}-[0-9a-f]{2}-[0-9a-f]{2}-[0-7](-|$)`)
+var ownName = regexp.MustCompile(`^gpu-([0-9a-f]{4,8})-([0-9a-f]{2})-([0-9a-f]{2})-([0-7])(?:-|$)`)
 
 // IsName reports whether a device may have this name on some machine under some policy. Drivers
 // of the same name may have others; NVIDIA's take the number of the GPU.
 func IsName(name string) bool { return ownName.MatchString(name) }
+
+// AddressIn returns the PCI address of the GPU in a device's name, or nothing where it has none.
+func AddressIn(name string) string {
+	parts := ownName.FindStringSubmatch(name)
+	if parts == nil {
+		return ""
+	}
+	return fmt.Sprintf("%s:%s:%s.%s", parts[1], parts[2], parts[3], parts[4])
+}

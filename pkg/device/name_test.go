@@ -100,6 +100,25 @@ func TestSemanticVersion(t *testing.T) {
 	}
 }
 
+func TestAddressIn(t *testing.T) {
+	for name, want := range map[string]string{
+		"gpu-0000-1b-00-0":                     "0000:1b:00.0",
+		"gpu-0000-1b-00-0-mig-1g10gb-6-static": "0000:1b:00.0",
+		"gpu-00010000-df-1f-7-observer":        "00010000:df:1f.7",
+		"gpu-0000-1b-00-0x":                    "",
+		"gpu-0-mig-1g24gb-19-0":                "", // NVIDIA's driver
+		"gpu-0":                                "",
+		"":                                     "",
+	} {
+		if got := AddressIn(name); got != want {
+			t.Errorf("the address in %q is %q, want %q", name, got, want)
+		}
+		if want != "" && !IsOf(want, name) {
+			t.Errorf("%s is not of %s", name, want)
+		}
+	}
+}
+
 func FuzzSemanticVersion(f *testing.F) {
 	for _, seed := range []string{"580.95.05", "535.104.05-open", "", "1..2", "-1.2", "1.2.3-" + strings.Repeat("a.", 40)} {
 		f.Add(seed)

@@ -76,7 +76,7 @@ func TestAllocatorObserversAreForNobodyElse(t *testing.T) {
 	}
 	for _, demand := range []string{
 		`device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("1")) >= 0`,
-		`device.capacity["gpu.nvidia.com"].smPercent.compareTo(quantity("1")) >= 0`,
+		`device.capacity["gpu.nvidia.com"].multiprocessors.compareTo(quantity("1")) >= 0`,
 		`device.attributes["gpu.nvidia.com"].isolation == "hardware"`,
 	} {
 		r := observing("any")

@@ -5,6 +5,7 @@ package device
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -59,7 +60,11 @@ func TestSelectors(t *testing.T) {
 			"gpu", []string{`device.attributes["gpu.nvidia.com"].driverVersion.compareTo(semver("580.95.5")) == 0 &&
 				device.attributes["gpu.nvidia.com"].cudaDriverVersion.isGreaterThan(semver("12.9.0")) &&
 				device.attributes["gpu.nvidia.com"].cudaComputeCapability.compareTo(semver("9.0.0")) >= 0`}, "gpu-0000-04-00-0"},
-		"everything that there is": {"any", []string{readEverything}, "gpu-0000-01-00-0"},
+		"what all kinds have":                    {"any", []string{reading(namesOfAll)}, "gpu-0000-01-00-0"},
+		"what the kind of the class has":         {"mps", []string{reading(namesOfKind[MPS])}, "gpu-0000-01-00-0-mps"},
+		"what partitions have, in their class":   {"mig", []string{reading(namesOfKind[Partition])}, "gpu-0000-03-00-0-mig-1g5gb-6"},
+		"what whole GPUs have, in their class":   {"gpu", []string{reading(namesOfKind[Whole])}, "gpu-0000-01-00-0"},
+		"what the others lack, after a question": {"any", []string{`"pciBusID" in device.attributes["resource.kubernetes.io"] && device.attributes["resource.kubernetes.io"].pciBusID == "0000:02:00.0"`}, "gpu-0000-02-00-0"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -71,19 +76,28 @@ func TestSelectors(t *testing.T) {
 	}
 }
 
-// readEverything reads all names that every device here has. It is true of any
-// device.
-const readEverything = `["uuid", "parentUUID", "profile", "productName", "architecture", "type", "isolation"].all(name,
-	device.attributes["gpu.nvidia.com"][name] != "x") &&
-["memory", "multiprocessors", "copyEngines", "decoders", "encoders", "jpegEngines", "ofaEngines", "smPercent"].all(name,
-	device.capacity["gpu.nvidia.com"][name].compareTo(quantity("0")) >= 0) &&
-device.attributes["resource.kubernetes.io"].pciBusID != "" &&
-device.attributes["resource.kubernetes.io"].pcieRoot != "" &&
-device.attributes["resource.kubernetes.io"].numaNode >= 0 &&
-device.allowMultipleAllocations in [true, false]`
+// reading returns an expression that reads attributes and capacities, and is true of any device
+// that has them.
+func reading(names []resourceapi.QualifiedName) string {
+	terms := []string{`device.allowMultipleAllocations in [true, false]`}
+	for _, name := range names {
+		id, domain := string(name), testOptions.Driver
+		if before, after, found := strings.Cut(id, "/"); found {
+			domain, id = before, after
+		}
+		of := "attributes"
+		if _, is := capacityTexts[id]; is {
+			of = "capacity"
+		}
+		read := fmt.Sprintf("device.%s[%q].%s", of, domain, id)
+		terms = append(terms, fmt.Sprintf("%s == %s", read, read))
+	}
+	return strings.Join(terms, " && ")
+}
 
-// TestSelectorOnEveryDevice evaluates a selector that no device matches, so
-// that all of them are looked at, with every kind of device there is.
+// TestSelectorOnEveryDevice evaluates selectors that no device matches, so that all of them are
+// looked at, with every kind of device there is: one that reads what all kinds have, in a class
+// that admits all, and one that reads everything a kind has, in the class of this kind.
 func TestSelectorOnEveryDevice(t *testing.T) {
 	terms := keeping(sharing(
 		policy.PartitionShares{Profiles: []string{"1g.5gb", "1g.10gb"}, MPS: mpsOf(2), TimeSlice: timeSliceOf(2)},
@@ -99,8 +113,17 @@ func TestSelectorOnEveryDevice(t *testing.T) {
 			t.Errorf("devices %v", kinds)
 		}
 		s := newScheduler(t, i.ResourceSlices(testOptions))
-		if got := s.allocate(request("any", 1, "!("+readEverything+")")); got != "" {
-			t.Errorf("allocated %q", got)
+		asked := map[string][]resourceapi.QualifiedName{"any": namesOfAll}
+		for kind, names := range namesOfKind {
+			asked[string(kind)] = append(slices.Clone(namesOfAll), names...)
+		}
+		for class, names := range asked {
+			if got := s.allocate(request(class, 1, "!("+reading(names)+")")); got != "" {
+				t.Errorf("class %s: allocated %q", class, got)
+			}
+		}
+		if len(asked) != 6 {
+			t.Errorf("%d classes", len(asked))
 		}
 	}
 }

@@ -37,13 +37,8 @@ func consumption(r resourceapi.DeviceRequestAllocationResult) amounts {
 // its own, and each consumes what it asks for.
 func TestAllocatorShares(t *testing.T) {
 	const mps = "gpu-0000-1b-00-0-mps"
-	nothing := amounts{"copyEngines": "0", "decoders": "0", "encoders": "0", "jpegEngines": "0", "multiprocessors": "0", "ofaEngines": "0"}
 	with := func(shares, memory, percent string) amounts {
-		out := amounts{"shares": shares, "memory": memory, "smPercent": percent}
-		for name, none := range nothing {
-			out[name] = none
-		}
-		return out
+		return amounts{"shares": shares, "memory": memory, "smPercent": percent, "multiprocessors": "0"}
 	}
 	overcommitted := offering(func(o *policy.Offer) {
 		o.MPS = &policy.MPSOffer{Clients: 3, MemoryOvercommit: 2, ComputeOvercommit: 1.5}
@@ -65,12 +60,13 @@ func TestAllocatorShares(t *testing.T) {
 			[]amounts{with("1", "19724Mi", "70"), with("1", "19724Mi", "30")}, amounts{"smPercent": "1"}},
 		"more than there is of each": {overcommitted, []amounts{{"memory": "77Gi", "smPercent": "100"}, {"memory": "77Gi", "smPercent": "50"}},
 			[]amounts{with("1", "77Gi", "100"), with("1", "77Gi", "50")}, amounts{"smPercent": "1", "memory": "2Gi"}},
-		"but not for one claim":       {overcommitted, nil, nil, amounts{"memory": "80Gi"}},
-		"nor above all":               {overcommitted, nil, nil, amounts{"smPercent": "101"}},
-		"nor more shares than are":    {Terms{}, nil, nil, amounts{"shares": "5"}},
-		"a capacity that nobody has":  {Terms{}, nil, nil, amounts{"other": "1"}},
-		"engines are counted":         {Terms{}, []amounts{{"decoders": "4"}}, []amounts{withAmount(with("1", "19724Mi", "25"), "decoders", "4")}, amounts{"decoders": "4"}},
-		"more engines than there are": {Terms{}, nil, nil, amounts{"decoders": "8"}},
+		"but not for one claim":      {overcommitted, nil, nil, amounts{"memory": "80Gi"}},
+		"nor above all":              {overcommitted, nil, nil, amounts{"smPercent": "101"}},
+		"nor more shares than are":   {Terms{}, nil, nil, amounts{"shares": "5"}},
+		"a capacity that nobody has": {Terms{}, nil, nil, amounts{"other": "1"}},
+		"engines are nobody's":       {Terms{}, nil, nil, amounts{"decoders": "1"}},
+		"multiprocessors are counted": {Terms{}, []amounts{{"multiprocessors": "100"}}, []amounts{withAmount(with("1", "19724Mi", "25"), "multiprocessors", "100")},
+			amounts{"multiprocessors": "33"}},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -93,6 +89,18 @@ func TestAllocatorShares(t *testing.T) {
 	}
 }
 
+// TestAllocatorPercentOfExclusive: a request that says how many of the multiprocessors it needs can
+// be for a whole GPU in place of a share, and gets no partition.
+func TestAllocatorPercentOfExclusive(t *testing.T) {
+	const whole = "gpu-0000-1b-00-0"
+	for class, want := range map[string]string{"gpu": whole, "mig": "", "any": whole} {
+		s := newScheduler(t, mustInventory(t, loadNode(t, "h100-80-sxm")).ResourceSlices(testOptions))
+		if got := s.allocate(consuming(request(class, 1), amounts{"memory": "10Gi", "smPercent": "25"})); got != want {
+			t.Errorf("class %s: got %q, want %q", class, got, want)
+		}
+	}
+}
+
 func withAmount(m amounts, name resourceapi.QualifiedName, value string) amounts {
 	m[name] = value
 	return m
@@ -104,7 +112,7 @@ func TestAllocatorAdvisory(t *testing.T) {
 	s := newScheduler(t, mustInventory(t, loadNode(t, "t4")).ResourceSlices(testOptions))
 	want := amounts{
 		"shares": "1", "memory": "0", "smPercent": "0",
-		"copyEngines": "0", "decoders": "0", "encoders": "0", "jpegEngines": "0", "multiprocessors": "0", "ofaEngines": "0",
+		"multiprocessors": "0",
 	}
 	if got := s.allocate(consuming(request("timeslice", 1), amounts{"smPercent": "25"})); got != "" {
 		t.Errorf("%s promises a part of the multiprocessors", got)

@@ -14,6 +14,9 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
+// mostJSON is how large the slices of a DGX H100 may be.
+const mostJSON = 160_000
+
 // TestSizeOfReferenceDriver compares with what NVIDIA's DRA driver (v0.5, feature gate
 // DynamicMIG) publishes for the same node. What Partage publishes by default is
 // smaller, although it has shares in addition.
@@ -34,6 +37,10 @@ func TestSizeOfReferenceDriver(t *testing.T) {
 		// and observers besides.
 		if p.name != "default + variants" && own.stored >= reference.stored {
 			t.Errorf("%s: larger than the reference driver's", p.name)
+		}
+		// What a new attribute costs is bytes in every API server: something else has to go.
+		if p.name == "default" && own.sent > mostJSON {
+			t.Errorf("%d bytes of JSON", own.sent)
 		}
 	}
 }

@@ -160,7 +160,7 @@ func (b board) apiDevice(d Device, o Options, counted bool) resourceapi.Device {
 	if !counted {
 		return device
 	}
-	counters := b.counters.all()
+	counters := b.counters.whole()
 	if d.Partition != nil {
 		counters = b.counters.of(*d.Partition)
 	}

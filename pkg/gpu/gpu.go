@@ -77,6 +77,13 @@ type GPU struct {
 	AddressingMode string `json:"addressingMode,omitempty"`
 	// PCIeRoot is the root complex, "pci0000:16"; empty if sysfs has none.
 	PCIeRoot string `json:"pcieRoot,omitempty"`
+	// PCIeSwitch is the PCI address of the upstream port of the PCIe switch that the GPU is behind, or
+	// of the one next to the root complex where there are several: "0000:17:00.0". Devices behind one
+	// switch reach each other without the root complex. Empty if sysfs has none.
+	PCIeSwitch string `json:"pcieSwitch,omitempty"`
+	// NVLink is nil if the GPU has none, or if it is not known, as while MIG is on or before the
+	// GPU is registered with the fabric of NVSwitches that it is connected to.
+	NVLink *NVLink `json:"nvlink,omitempty"`
 	// NUMANode is nil if the kernel reports no affinity (-1).
 	NUMANode *int `json:"numaNode,omitempty"`
 

@@ -11,11 +11,12 @@ import "slices"
 // GPU is at another address now, what is left at this one has no UUID.
 //
 // The reserved memory of a GPU is the most that was seen. It is not known while MIG is
-// on, and shares of the GPU must not change with the mode, from claim to claim.
+// on, and shares of the GPU must not change with the mode, from claim to claim. The same
+// holds for what its NVLinks lead to.
 //
 // The earlier node may be nil. Neither node changes.
 func (n *Node) Keeping(earlier *Node) (all *Node, kept []string) {
-	merged := n.KeepingReserved(earlier)
+	merged := n.KeepingHidden(earlier)
 	if earlier != nil {
 		for _, g := range earlier.GPUs {
 			if !n.Has(g.PCIAddress) {
@@ -31,17 +32,23 @@ func (n *Node) Keeping(earlier *Node) (all *Node, kept []string) {
 	return merged, SortPCIAddresses(kept)
 }
 
-// KeepingReserved returns the node with the reserved memory of its GPUs as Keeping has it,
-// and with no other GPUs than its own.
-func (n *Node) KeepingReserved(earlier *Node) *Node {
+// KeepingHidden returns the node with what MIG mode hides as Keeping has it, and with no
+// other GPUs than its own.
+func (n *Node) KeepingHidden(earlier *Node) *Node {
 	merged := *n
 	merged.GPUs = slices.Clone(n.GPUs)
 	if earlier == nil {
 		return &merged
 	}
 	for _, g := range earlier.GPUs {
-		if i := merged.index(g.PCIAddress); i >= 0 && merged.GPUs[i].UUID == g.UUID {
-			merged.GPUs[i].ReservedBytes = max(merged.GPUs[i].ReservedBytes, g.ReservedBytes)
+		i := merged.index(g.PCIAddress)
+		if i < 0 || merged.GPUs[i].UUID != g.UUID {
+			continue
+		}
+		now := &merged.GPUs[i]
+		now.ReservedBytes = max(now.ReservedBytes, g.ReservedBytes)
+		if now.NVLink == nil && now.MIG != nil && now.MIG.Enabled {
+			now.NVLink = g.NVLink
 		}
 	}
 	return &merged

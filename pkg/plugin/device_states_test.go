@@ -189,6 +189,7 @@ func TestMetadataAttributes(t *testing.T) {
 	want := map[string]resourceapi.DeviceAttribute{
 		"driverVersion": {VersionValue: ptr.To("580.95.5")}, "uuid": text("GPU-" + firstGPU),
 		"memoryBytes": number(2 << 30), "multiprocessors": number(4), "smPercent": number(30), "mpsSession": text("gpu-0000-1b-00-0"),
+		"resource.kubernetes.io/pciBusID": text(firstGPU),
 	}
 	if diff := cmp.Diff(want, metadataAttributes(&liveShare)); diff != "" {
 		t.Errorf("share (-want +got):\n%s", diff)
@@ -196,6 +197,7 @@ func TestMetadataAttributes(t *testing.T) {
 	want = map[string]resourceapi.DeviceAttribute{
 		"uuid": text("MIG-7"), "memoryBytes": number(4 << 30), "multiprocessors": number(8),
 		"gpuInstanceID": number(3), "computeInstanceID": number(0), "placementStart": number(1), "placementSize": number(1),
+		"resource.kubernetes.io/pciBusID": text(firstGPU),
 	}
 	if diff := cmp.Diff(want, metadataAttributes(&liveSlice)); diff != "" {
 		t.Errorf("partition (-want +got):\n%s", diff)

@@ -134,7 +134,7 @@ func (f *foreignClaims) look(ctx context.Context) error {
 // findClaims returns what was known where looking panics.
 func (f *foreignClaims) findClaims(ctx context.Context) (claims []neighbour.Claim, err error) {
 	f.mu.Lock()
-	claims = f.claims
+	claims = f.claims //nolint:wastedassign // Find may panic
 	f.mu.Unlock()
 	defer f.panics.Recover(ctx, &err)
 	claims, err = f.find.Find(ctx)

@@ -228,7 +228,9 @@ func (l *gpuLoop) handleDiscovery(ctx context.Context, found discovery) {
 // inventoryOf returns the inventory that there is, if a discovery has found nothing new.
 func (l *gpuLoop) inventoryOf(ctx context.Context, found *gpu.Node) (*device.Inventory, error) {
 	known, _ := l.state.merge(found)
-	if l.state.inventory != nil && !l.desired.outdated() && reflect.DeepEqual(known, l.state.known) {
+	//nolint:govet // deepequalerrors: errors that seem to differ cost a new inventory, no more
+	same := reflect.DeepEqual(known, l.state.known)
+	if l.state.inventory != nil && !l.desired.outdated() && same {
 		return l.state.inventory, nil
 	}
 	return l.desired.build(ctx, known)

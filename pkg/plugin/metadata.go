@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	metadatav1beta1 "k8s.io/dynamic-resource-allocation/api/metadata/v1beta1"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
@@ -63,6 +64,7 @@ func metadataAttributes(d *claim.LiveDevice) map[string]resourceapi.DeviceAttrib
 	text := func(name, value string) { all[name] = resourceapi.DeviceAttribute{StringValue: &value} }
 	number := func(name string, value int64) { all[name] = resourceapi.DeviceAttribute{IntValue: &value} }
 	text("uuid", d.UUID())
+	text(string(deviceattribute.StandardDeviceAttributePCIBusID), d.PCIAddress)
 	if p := d.Partition; p != nil && !p.Gone {
 		number("gpuInstanceID", int64(p.InstanceID))
 		number("computeInstanceID", int64(p.ComputeID))

@@ -56,17 +56,15 @@ func (m *Manager) setInterval(ctx context.Context, d Device, interval Interval, 
 	}
 	answer, err := m.computePolicy(ctx, smi, d, "-i", d.UUID, "--set-timeslice", value)
 	if err != nil {
-		m.obeys.forget(d.UUID)
+		m.tool.failed(d.UUID)
 		return err
 	}
-	if m.obeys.has(d.UUID) {
+	if m.tool.trusted(d.UUID) {
 		return nil
 	}
-	if err := m.checkInterval(ctx, smi, d, interval, answer); err != nil {
-		return err
-	}
-	m.obeys.add(d.UUID)
-	return nil
+	err = m.checkInterval(ctx, smi, d, interval, answer)
+	m.tool.checked(d.UUID, err == nil)
+	return err
 }
 
 // checkInterval reads back what the tool says that it has set.
@@ -92,34 +90,38 @@ func (m *Manager) checkInterval(ctx context.Context, smi host.Program, d Device,
 	return nil
 }
 
-// obeyed are the GPUs, by UUID, on which nvidia-smi has done what it said. A tool that does
-// not, on this GPU with this driver, never does, so that it is looked at once in the life of
-// the process: starting it is nearly all of the time that a time slice takes. A failure ends
-// the trust.
-type obeyed struct {
-	mu    sync.Mutex
-	uuids map[string]bool
+// trust is what is known of nvidia-smi, by the UUID of the GPU. Starting the tool is nearly all
+// of the time that a time slice takes, so that what it says it has set is read back only until
+// that was true once, and again after a failure. A tool that has set something else is never
+// trusted again on this GPU.
+type trust struct {
+	mu  sync.Mutex
+	did map[string]bool
 }
 
-func (o *obeyed) has(uuid string) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.uuids[uuid]
+func (t *trust) trusted(uuid string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.did[uuid]
 }
 
-func (o *obeyed) add(uuid string) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.uuids == nil {
-		o.uuids = map[string]bool{}
+func (t *trust) checked(uuid string, did bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.did == nil {
+		t.did = map[string]bool{}
 	}
-	o.uuids[uuid] = true
+	if before, known := t.did[uuid]; !known || before {
+		t.did[uuid] = did
+	}
 }
 
-func (o *obeyed) forget(uuid string) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	delete(o.uuids, uuid)
+func (t *trust) failed(uuid string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.did[uuid] {
+		delete(t.did, uuid)
+	}
 }
 
 // computePolicy names the sub-command of nvidia-smi in errors.

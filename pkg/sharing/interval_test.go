@@ -88,20 +88,23 @@ func TestSetIntervalStartsTheToolOnce(t *testing.T) {
 	var calls []string
 	is := map[string]string{}
 	var failure error
+	lies := false
 	m.execute = func(_ context.Context, _ host.Program, args []string) (string, error) {
 		calls = append(calls, strings.Join(args[1:], " "))
 		uuid := args[2]
 		if args[3] == "-l" {
 			return fmt.Sprintf(table, map[string]string{"0": "Default", "1": "Short"}[is[uuid]]), nil
 		}
-		is[uuid] = args[4]
+		if !lies {
+			is[uuid] = args[4]
+		}
 		return "done", failure
 	}
 	other := Device{PCIAddress: "0000:99:00.0", UUID: "GPU-other"}
 	set := func(d Device, interval Interval, want ...string) {
 		t.Helper()
 		calls = nil
-		if err := m.SetInterval(t.Context(), d, interval); (err == nil) != (failure == nil) {
+		if err := m.SetInterval(t.Context(), d, interval); (err == nil) != (failure == nil && !lies) {
 			t.Errorf("got %v", err)
 		}
 		for i := range want {
@@ -123,6 +126,13 @@ func TestSetIntervalStartsTheToolOnce(t *testing.T) {
 	failure = nil
 	set(first, policy.IntervalDefault, toDefault, list)
 	set(first, policy.IntervalShort, toShort)
+	// Once it has said what is not true it is asked each time.
+	third := Device{PCIAddress: "0000:9a:00.0", UUID: "GPU-third"}
+	is[third.UUID], lies = "0", true
+	set(third, policy.IntervalShort, toShort, list)
+	lies = false
+	set(third, policy.IntervalShort, toShort, list)
+	set(third, policy.IntervalDefault, toDefault, list)
 }
 
 func TestSetIntervalFails(t *testing.T) {

@@ -59,7 +59,7 @@ type Manager struct {
 	supervisor   Supervisor
 	commandLimit time.Duration
 	execute      func(ctx context.Context, program host.Program, args []string) (string, error)
-	obeys        obeyed
+	tool         trust
 }
 
 // New returns a Manager. It does nothing to the devices yet.

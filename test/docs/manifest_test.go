@@ -271,16 +271,21 @@ func checkSelectors(selectors []resourceapi.DeviceSelector) error {
 // names are those of attributes and capacities that devices have.
 type names struct{ attributes, capacities []string }
 
-// published has the names that the driver publishes for a GPU with MIG, in all that it can be.
+// published has the names that the driver publishes for a GPU with MIG, in all that it can be, that has a near neighbour.
 var published = sync.OnceValues(func() (names, error) {
 	resources := gpu.Resources{MemoryBytes: 80 << 30, Multiprocessors: 132}
-	inventory, err := device.NewInventory(&gpu.Node{DriverVersion: "580.95.05", CUDAVersion: gpu.Version{Major: 13}, GPUs: []gpu.GPU{{
-		PCIAddress: "0000:1b:00.0", UUID: "GPU-1", ProductName: "NVIDIA H100", Architecture: "Hopper", AddressingMode: "HMM",
+	one := gpu.GPU{
+		PCIAddress: "0000:1b:00.0", PCIeSwitch: "0000:17:00.0", NVLink: &gpu.NVLink{Switches: []string{gpu.UnknownSwitch}}, UUID: "GPU-1", ProductName: "NVIDIA H100", Architecture: "Hopper", AddressingMode: "HMM",
 		ComputeCapability: gpu.Version{Major: 9}, Resources: resources,
 		MIG: &gpu.MIG{Dynamic: true, MemorySlices: 1, Profiles: []gpu.Profile{{
 			ID: 19, Name: "1g.80gb", Slices: 1, MaxInstances: 1, Resources: resources, Placements: []gpu.Placement{{Start: 0, Size: 1}},
 		}}},
-	}}}, device.Terms{Policy: policy.Builtin()})
+	}
+	other := one
+	other.PCIAddress, other.UUID = "0000:1c:00.0", "GPU-2"
+	inventory, err := device.NewInventory(&gpu.Node{
+		DriverVersion: "580.95.05", CUDAVersion: gpu.Version{Major: 13}, GPUs: []gpu.GPU{one, other},
+	}, device.Terms{Policy: policy.Builtin()})
 	if err != nil {
 		return names{}, fmt.Errorf("make the devices of a GPU: %w", err)
 	}

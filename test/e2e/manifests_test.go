@@ -49,11 +49,11 @@ func (r request) times(count int) request {
 
 // on returns the request narrowed to devices of these GPUs.
 func (r request) on(gpus ...simulatedGPU) request {
-	addresses := make([]string, len(gpus))
+	uuids := make([]string, len(gpus))
 	for i, g := range gpus {
-		addresses[i] = "'" + g.PCIAddress + "'"
+		uuids[i] = "'" + g.UUID + "'"
 	}
-	return r.where(fmt.Sprintf("device.attributes['resource.kubernetes.io'].pciBusID in [%s]", strings.Join(addresses, ", ")))
+	return r.where(fmt.Sprintf("device.attributes['gpu.nvidia.com'].parentUUID in [%s]", strings.Join(uuids, ", ")))
 }
 
 // String returns the request as YAML.

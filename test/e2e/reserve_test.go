@@ -64,6 +64,7 @@ func reserve(t *testing.T, n int) (ns string, gpus []simulatedGPU) {
 	t.Cleanup(func() {
 		claims := claimUIDs(t, ns)
 		removeNamespace(t, ns)
+		untilDeallocated(t, ns)
 		if n == pool.total {
 			checkNothingLeft(t)
 			return
@@ -113,6 +114,24 @@ func removeNamespace(t *testing.T, ns string) {
 	if err := client.CoreV1().Namespaces().Delete(context.WithoutCancel(t.Context()), ns, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		t.Errorf("deleting namespace %s: %v", ns, err)
 	}
+}
+
+// untilDeallocated waits until the scheduler can give the devices of a namespace to others: that the
+// node has them back is not enough.
+func untilDeallocated(t *testing.T, ns string) {
+	t.Helper()
+	eventually(t, "no allocated claim in namespace "+ns, func(ctx context.Context) (bool, string) {
+		list, err := client.ResourceV1().ResourceClaims(ns).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, err.Error()
+		}
+		for _, c := range list.Items {
+			if c.Status.Allocation != nil {
+				return false, "claim " + c.Name + " is allocated"
+			}
+		}
+		return true, ""
+	})
 }
 
 // removePods deletes the pods of a namespace and waits until they are gone, that is until their claims have been unprepared.

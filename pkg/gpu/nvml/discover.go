@@ -11,7 +11,6 @@ import (
 	"sync"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
-	"k8s.io/dynamic-resource-allocation/deviceattribute"
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/gpu"
@@ -19,9 +18,9 @@ import (
 
 // Discover reads everything about all GPUs. A GPU that does not answer is listed in
 // Node.Broken, and the others are returned; an error is about the node as a whole.
-// Discover reads about 50 values per MIG-capable GPU and changes nothing. It reads
-// the GPUs concurrently, so that any number of them that hang cost no more time than
-// one.
+// Discover reads about 50 values per MIG-capable GPU, once also three for each NVLink,
+// and changes nothing. It reads the GPUs concurrently, so that any number of them that
+// hang cost no more time than one.
 func (c *Client) Discover(ctx context.Context) (*gpu.Node, error) {
 	lib, err := c.library()
 	if err != nil {
@@ -84,8 +83,8 @@ func (c *Client) discoverGPU(ctx context.Context, lib nvml.Interface, index int)
 	if err := c.checkProfiles(&g); err != nil {
 		return g, err
 	}
-	c.readTopology(ctx, &g)
-	return g, nil
+	c.readPlace(ctx, &g)
+	return g, c.readNVLink(ctx, h, &g)
 }
 
 // readIdentity reads what is needed to use a GPU at all.
@@ -145,27 +144,4 @@ func (c *Client) readAddressingMode(ctx context.Context, h *handle, g *gpu.GPU) 
 	}
 	_, err = optional(mode, err)
 	return err
-}
-
-// readTopology reads where the GPU is in the host's topology, from sysfs. NVML's NUMA
-// function is about something else, the node of the GPU's memory on coherent
-// platforms. What sysfs does not have stays empty.
-func (c *Client) readTopology(ctx context.Context, g *gpu.GPU) {
-	logger := klog.FromContext(ctx).WithValues("pciAddress", g.PCIAddress)
-	sysfs := deviceattribute.WithFSFromRoot(c.roots.Sys)
-
-	root, err := deviceattribute.GetPCIeRootAttributeByPCIBusID(g.PCIAddress, sysfs)
-	if err != nil {
-		logger.V(2).Info("PCIe root is unknown", "reason", err)
-	} else if root.Value.StringValue != nil {
-		g.PCIeRoot = *root.Value.StringValue
-	}
-
-	numa, err := deviceattribute.GetNUMANodeAttributeByPCIBusID(g.PCIAddress, deviceattribute.ScalarAttribute, sysfs)
-	if err != nil {
-		logger.V(2).Info("NUMA node is unknown", "reason", err)
-	} else if numa.Value.IntValue != nil {
-		node := int(*numa.Value.IntValue)
-		g.NUMANode = &node
-	}
 }

@@ -164,6 +164,10 @@ type fakeComputeMode struct {
 	sets   int
 }
 
+func (d *fakeDevice) GetNvLinkState(int) (nvml.EnableState, nvml.Return) {
+	return nvml.FEATURE_DISABLED, nvml.ERROR_NOT_SUPPORTED
+}
+
 func (d *fakeDevice) GetComputeMode() (nvml.ComputeMode, nvml.Return) {
 	return d.compute.mode, nvml.SUCCESS
 }

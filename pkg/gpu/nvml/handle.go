@@ -14,7 +14,7 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
-// handle is what is cached of one GPU: NVML's handle, and the profiles, which do not
+// handle is what is cached of one GPU: NVML's handle, and the profiles and NVLinks, which do not
 // change while the driver runs. Looking a handle up can take seconds when many
 // processes do it at once.
 type handle struct {
@@ -29,6 +29,8 @@ type handle struct {
 	// gpm says whether partitions tell how busy they are, nil before that was asked.
 	gpm     *bool
 	samples []gpmSample
+	// nvlink is what the links lead to, nil before that was read.
+	nvlink *gpu.NVLink
 }
 
 // onGPU runs f on the GPU. If a cached handle turns out to be stale, for example

@@ -167,14 +167,12 @@ var fabricHealth = []struct {
 	{nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_ACCESS_TIMEOUT_RECOVERY, nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_ACCESS_TIMEOUT_RECOVERY, nvml.GPU_FABRIC_HEALTH_MASK_ACCESS_TIMEOUT_RECOVERY_TRUE, "access timeouts are being recovered"},
 }
 
-// fabric reads the state of the GPU's registration with the NVLink fabric. The second
-// version of the structure has all that is needed, and every driver with the function has it.
+// fabric reads the state of the GPU's registration with the NVLink fabric.
 func (r healthReader) fabric(ctx context.Context, h *handle, health *gpu.Health) error {
-	const call = "nvmlDeviceGetGpuFabricInfoV"
-	if !r.has(call) {
+	if !r.has("nvmlDeviceGetGpuFabricInfoV") {
 		return nil
 	}
-	info, err := get(ctx, h.lane, call, func() (nvml.GpuFabricInfo_v2, nvml.Return) { return h.dev.GetGpuFabricInfoV().V2() })
+	info, err := fabricInfo(ctx, h)
 	if err != nil || info.State != nvml.GPU_FABRIC_STATE_COMPLETED {
 		return err
 	}

@@ -64,6 +64,8 @@ type features struct {
 	reservedMemory bool // nvmlDeviceGetMemoryInfo_v2
 	mpsProcesses   bool // nvmlDeviceGetMPSComputeRunningProcesses_v3
 	utilization    bool // nvmlDeviceGetUtilizationRates
+	fabric         bool // nvmlDeviceGetGpuFabricInfoV
+	nvlink         bool // nvmlDeviceGetNvLinkState, and what a link leads to
 	// processUtilization is nvmlDeviceGetProcessUtilization, gpm nvmlGpmMetricsGet.
 	processUtilization, gpm bool
 }
@@ -84,6 +86,9 @@ func lookUp(symbols nvml.ExtendedInterface) (features, error) {
 		reservedMemory: has("nvmlDeviceGetMemoryInfo_v2"),
 		mpsProcesses:   has("nvmlDeviceGetMPSComputeRunningProcesses_v3"),
 		utilization:    has("nvmlDeviceGetUtilizationRates"),
+		fabric:         has("nvmlDeviceGetGpuFabricInfoV"),
+		nvlink: has("nvmlDeviceGetNvLinkState") && has("nvmlDeviceGetNvLinkRemoteDeviceType") &&
+			has("nvmlDeviceGetNvLinkRemotePciInfo_v2"),
 
 		processUtilization: has("nvmlDeviceGetProcessUtilization"),
 		gpm:                has("nvmlGpmMetricsGet") && has("nvmlGpmMigSampleGet") && has("nvmlGpmQueryDeviceSupport"),

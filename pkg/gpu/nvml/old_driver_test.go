@@ -73,7 +73,7 @@ func TestSimulatedOldDriver(t *testing.T) {
 	// Newer than R525, but the last, without which there are no events.
 	missing := "nvmlDeviceGetAddressingMode nvmlDeviceGetGpuInstanceProfileInfoV nvmlDeviceGetRepairStatus " +
 		"nvmlDeviceGetUnrepairableMemoryFlag_v1 nvmlDeviceGetGpuFabricInfoV nvmlDeviceGetCurrentClocksEventReasons " +
-		"nvmlDeviceGetTemperatureV nvmlEventSetWait_v2"
+		"nvmlDeviceGetTemperatureV nvmlEventSetWait_v2 nvmlDeviceGetNvLinkRemoteDeviceType"
 	old := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestSimulatedOldDriver$", "-test.v")
 	old.Env = append(os.Environ(), oldDriver+"="+missing)
 	if out, err := old.CombinedOutput(); err != nil || !strings.Contains(string(out), "PASS") {

@@ -40,7 +40,8 @@ func asClaim(t *testing.T, where, document string) *resourceapi.DeviceClaim {
 	return nil
 }
 
-// allocated asks for devices on a node with two free H100, with the defaults of the API server.
+// allocated asks for devices on a node with two free H100 that NVLink joins, and a network card beside the second, with the
+// defaults of the API server.
 func allocated(t *testing.T, devices resourceapi.DeviceClaim) allocation.Answer {
 	t.Helper()
 	for i := range devices.Requests {
@@ -53,7 +54,8 @@ func allocated(t *testing.T, devices resourceapi.DeviceClaim) allocation.Answer 
 		}
 	}
 	f := fleettest.New(t)
-	node := f.AddNode("n1", "h100-80-sxm", 2)
+	node := f.AddPairs("n1", "h100-80-sxm", 2)
+	f.AddNetworkCard("n1", "nic.demo.partage.dev", "pci0000:23")
 	claim := f.Claim("team", "claim")
 	claim.Spec.Devices = devices
 	return allocation.New(f.Snapshot, patient).OnNode(t.Context(), node, one(claim))

@@ -125,7 +125,7 @@ func (m *Matcher) Matches(ctx context.Context, expression string, s *resourceapi
 }
 
 // identities are attributes that tell devices of one kind apart.
-var identities = sets.New("uuid", "parentUUID", "pciBusID", "pcieRoot", "serial", "minor", "index", "numaNode")
+var identities = sets.New("uuid", "parentUUID", "pciBusID", "pcieRoot", "serial", "minor", "index", "numaNode", "nvlinkDomain", "pcieSwitch")
 
 // Kinds groups nodes that have the same devices, used in the same way. It is a guess that looks
 // at names of attributes, for choosing what to look at.

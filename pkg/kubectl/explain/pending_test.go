@@ -96,7 +96,8 @@ var pendings = []pending{
 		r := fleettest.Share(mps, "10Gi", "")
 		r.Exactly.Capacity.Requests["tensorCores"] = resource.MustParse("4")
 		return waits(r)(f)
-	}, want: CapacityUnknown},
+	}, want: CapacityUnknown, helps: []SuggestionKind{DropCapacity}},
+	{name: "capacity that partitions do not have", make: waits(fleettest.Share(mig, "10Gi", "25")), want: CapacityUnknown, helps: []SuggestionKind{DropCapacity}},
 	{name: "three GPUs of two", make: waits(fleettest.Count(3, whole)), want: TooFewDevices, helps: []SuggestionKind{LowerCount}},
 	{name: "more than a claim can have", make: waits(fleettest.Count(33, whole)), want: TooManyResults, helps: []SuggestionKind{LowerCount}},
 	{name: "occupied", make: func(f *fleettest.Fleet) *corev1.Pod {
@@ -123,6 +124,8 @@ var pendings = []pending{
 		}
 		return waits(fleettest.Share(mps, "30Gi", "20"))(f)
 	}, want: CapacityUsed, helps: []SuggestionKind{LowerCapacity, EndClaims}},
+	{name: "selector for whole GPUs in a class of partitions", make: waits(fleettest.Request(mig, "device.attributes['resource.kubernetes.io'].pciBusID == '0000:1b:00.0'")),
+		want: ExpressionError, helps: []SuggestionKind{DropSelector}},
 	{name: "selector fails", make: waits(fleettest.Request(whole, "device.attributes['gpu.nvidia.com'].nosuch == 'x'")), want: ExpressionError, helps: []SuggestionKind{DropSelector}},
 	{name: "class misspelt", make: waits(fleettest.Request("mig.nvidia.con")), want: ClassMissing, helps: []SuggestionKind{ChangeClass}},
 	{name: "class of another driver", make: func(f *fleettest.Fleet) *corev1.Pod {
@@ -144,6 +147,20 @@ var pendings = []pending{
 		f.Claims[0].Spec.Devices.Constraints = []resourceapi.DeviceConstraint{{MatchAttribute: &name}}
 		return pod
 	}, want: NotTogether, helps: []SuggestionKind{LowerCount, DropConstraint}},
+	{name: "no pair is free", make: func(f *fleettest.Fleet) *corev1.Pod {
+		halfOfEveryPair(f)
+		pod := waits(fleettest.Count(2, whole))(f)
+		f.Claims[len(f.Claims)-1].Spec.Devices.Constraints = sameAs("gpu.nvidia.com/nvlinkDomain")
+		return pod
+	}, want: NotTogether, helps: []SuggestionKind{LowerCount, DropConstraint, EndClaims}},
+	{name: "network card elsewhere", make: func(f *fleettest.Fleet) *corev1.Pod {
+		for _, node := range []string{"n1", "n2"} {
+			f.AddNetworkCard(node, "nic", "pci0000:47")
+		}
+		pod := waits(fleettest.Request(whole), named("nic", fleettest.Request("nic")))(f)
+		f.Claims[len(f.Claims)-1].Spec.Devices.Constraints = sameAs("resource.kubernetes.io/pcieRoot")
+		return pod
+	}, want: NotTogether, helps: []SuggestionKind{DropConstraint}},
 	{name: "constraint on an attribute that is not there", make: func(f *fleettest.Fleet) *corev1.Pod {
 		pod := waits(fleettest.Request(whole))(f)
 		name := resourceapi.FullyQualifiedName("example.com/rack")

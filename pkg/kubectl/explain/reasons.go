@@ -35,6 +35,11 @@ func (q *inquiry) broken(a *allocation.Answer) {
 	case strings.Contains(text, "CEL"):
 		cause = ExpressionError
 		text += ". The scheduler gives up for all nodes"
+		if missing := missingName.FindStringSubmatch(text); missing != nil {
+			if who := q.whoHas(missing[1], missing[2]); who != "" {
+				text += ". " + who
+			}
+		}
 	case strings.Contains(text, "is currently being updated"):
 		cause = PoolIncomplete
 	case strings.Contains(text, "is currently invalid"):
@@ -125,7 +130,7 @@ func (q *inquiry) refused(ctx context.Context) {
 			q.ofClaim(ctx, j, c)
 		}
 		if len(q.Reasons) == before {
-			q.together()
+			q.together(ctx, j)
 		}
 		if slices.ContainsFunc(q.Reasons, isTaken) {
 			q.inTheWay(ctx, j)
@@ -196,7 +201,12 @@ func (q *inquiry) ofRequest(ctx context.Context, j *judge, a ask) {
 	case capable == 0 && t.causes[CapacityTooLarge] > 0:
 		add(CapacityTooLarge, "%s", t.often(CapacityTooLarge)[0])
 	case capable == 0:
-		add(CapacityUnknown, "the %d devices that are selected have no capacity %s", selected, t.often(CapacityUnknown)[0])
+		name := t.often(CapacityUnknown)[0]
+		text := fmt.Sprintf("the %d devices that are selected have no capacity %s", selected, name)
+		if who := q.whoHas(t.first[CapacityUnknown].pool.Driver, unqualified(name)); who != "" {
+			text += ". " + who
+		}
+		add(CapacityUnknown, "%s", text)
 	case a.mode == resourceapi.DeviceAllocationModeExactCount && int(*a.count) > t.mostCapable:
 		add(TooFewDevices, "%s are wanted, and no node has more than %d that %s", a.wants(), t.mostCapable, match(t.mostCapable))
 	case t.mostFit < wanted(a), a.mode == resourceapi.DeviceAllocationModeAll && t.fit < capable:
@@ -243,10 +253,10 @@ func (q *inquiry) taken(a ask, t *tally, capable int, add func(Cause, string, ..
 }
 
 // together says that each device does by itself, but not all of them at once.
-func (q *inquiry) together() {
+func (q *inquiry) together(ctx context.Context, j *judge) {
 	text := "devices are free for each request by itself, but not for all of them at once on one node"
-	if slices.ContainsFunc(q.claims, func(c *resourceapi.ResourceClaim) bool { return len(c.Spec.Devices.Constraints) > 0 }) {
-		text += ", or not such that constraints are met"
+	if unmet := q.unmet(ctx, j); len(unmet) > 0 {
+		text += ", or not such that constraints are met: " + strings.Join(unmet, ". ")
 	}
 	q.Reasons = append(q.Reasons, Reason{Cause: NotTogether, Text: text})
 }

@@ -137,6 +137,7 @@ const (
 	ChangeClass     SuggestionKind = "ChangeClass"
 	ChangeValue     SuggestionKind = "ChangeValue"
 	DropSelector    SuggestionKind = "DropSelector"
+	DropCapacity    SuggestionKind = "DropCapacity"
 	LowerCapacity   SuggestionKind = "LowerCapacity"
 	LowerCount      SuggestionKind = "LowerCount"
 	DropConstraint  SuggestionKind = "DropConstraint"

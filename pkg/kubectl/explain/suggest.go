@@ -243,7 +243,8 @@ func (t *trial) capacities(ctx context.Context) {
 	j := newJudge(t.planner)
 	for _, name := range sortedNames((*t.capacity).Requests) {
 		asked := (*t.capacity).Requests[name]
-		without := t.changed(func(a ask) { delete((*a.capacity).Requests, name) })
+		drop := func(a ask) { delete((*a.capacity).Requests, name) }
+		without := t.changed(drop)
 		var amounts []resource.Quantity
 		for _, a := range asksOf(without) {
 			if a.position != t.position {
@@ -252,6 +253,9 @@ func (t *trial) capacities(ctx context.Context) {
 			for _, n := range t.nodes {
 				amounts = append(amounts, offered(ctx, j, n, a, name)...)
 			}
+		}
+		if len(amounts) == 0 {
+			t.confirm(ctx, DropCapacity, fmt.Sprintf("without %s %s", name, asked.String()), drop)
 		}
 		for _, amount := range smaller(amounts, asked) {
 			if t.confirm(ctx, LowerCapacity, fmt.Sprintf("with %s %s in place of %s", name, amount.String(), asked.String()), func(a ask) { (*a.capacity).Requests[name] = amount }) {

@@ -108,6 +108,43 @@ func TestBoards(t *testing.T) {
 	}
 }
 
+// TestOtherDriversGPUs: other drivers do not say of every device by which address and by which UUID
+// its GPU is known. It is one GPU all the same.
+func TestOtherDriversGPUs(t *testing.T) {
+	t.Parallel()
+	device := func(name, kind, uuid, parent, address string) resourceapi.Device {
+		d := resourceapi.Device{Name: name, Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"type": {StringValue: &kind}}}
+		for key, value := range map[resourceapi.QualifiedName]string{"uuid": uuid, "parentUUID": parent, "resource.kubernetes.io/pciBusID": address} {
+			if value != "" {
+				d.Attributes[key] = resourceapi.DeviceAttribute{StringValue: new(value)}
+			}
+		}
+		return d
+	}
+	devices := []resourceapi.Device{
+		device("gpu-0", "gpu", "GPU-0", "", "0000:1b:00.0"),
+		device("gpu-0-mig-1g10gb-19-0", "mig", "", "GPU-0", ""),
+		device("gpu-0-mig-1g10gb-19-1", "mig", "MIG-1", "GPU-0", "0000:1b:00.0"),
+		device("gpu-vfio-0", "vfio", "made-of-the-address", "", "0000:1b:00.0"),
+		device("gpu-1", "gpu", "GPU-1", "", "0000:28:00.0"),
+		device("something", "", "", "", ""),
+	}
+	s := &resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{
+		Driver: "gpu.nvidia.com", NodeName: new("node-1"), Devices: devices, Pool: resourceapi.ResourcePool{Name: "node-1", ResourceSliceCount: 1},
+	}}
+	want := []string{"  1", "0000:1b:00.0 GPU-0 4", "0000:28:00.0 GPU-1 1"}
+	for range 2 {
+		var got []string
+		for _, g := range New(&Snapshot{Slices: []*resourceapi.ResourceSlice{s}}, "gpu.nvidia.com").Nodes[0].GPUs {
+			got = append(got, fmt.Sprint(g.PCIBusID, " ", g.UUID, " ", len(g.Devices)))
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("-want +got:\n%s", diff)
+		}
+		slices.Reverse(devices[:3])
+	}
+}
+
 // TestPools: of each pool the newest generation counts, other drivers' pools do not, and nodes
 // that have no object are there.
 func TestPools(t *testing.T) {
@@ -240,7 +277,8 @@ func BenchmarkNew(b *testing.B) {
 				for i := range slice.Spec.Devices {
 					d := &slice.Spec.Devices[i]
 					d.Name = fmt.Sprint(d.Name, "-", g)
-					d.Attributes["resource.kubernetes.io/pciBusID"] = resourceapi.DeviceAttribute{StringValue: new(fmt.Sprintf("0000:%02x:00.0", g))}
+					d.Attributes["parentUUID"] = resourceapi.DeviceAttribute{StringValue: new(fmt.Sprint("GPU-", g))}
+					delete(d.Attributes, "resource.kubernetes.io/pciBusID")
 					for j := range d.ConsumesCounters {
 						d.ConsumesCounters[j].CounterSet = fmt.Sprint("gpu-", g)
 					}

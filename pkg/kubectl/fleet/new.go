@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 	"k8s.io/utils/ptr"
+
+	"github.com/partage-dev/partage/pkg/device"
 )
 
 // Counters of a GPU: one for each memory slice, of which this is the beginning of the name, and
@@ -38,7 +40,8 @@ func New(s *Snapshot, driver string) *Model {
 	return b.model
 }
 
-type gpuKey struct{ node, gpu string }
+// gpuKey is one of the texts by which a GPU is known: an address, a UUID, or a name.
+type gpuKey struct{ node, id string }
 
 type deviceKey struct{ pool, device string }
 
@@ -106,6 +109,10 @@ func (b *builder) addDevice(node *Node, pool string, published *resourceapi.Devi
 		g.Name, g.counters, g.Cells = set, counters[set], memorySlices(counters[set])
 		g.MemorySlices = len(g.Cells)
 	}
+	// A partition that leaves room for no other may consume the memory only.
+	if d.Profile != "" && len(d.Placement) == 0 {
+		d.Placement = slices.Clone(g.Cells)
+	}
 	switch memory, has := g.counters[memoryCounter]; {
 	case has:
 		g.MemoryBytes = memory.Value.Value()
@@ -119,19 +126,38 @@ func (b *builder) addDevice(node *Node, pool string, published *resourceapi.Devi
 	b.devices[deviceKey{pool, d.Name}] = d
 }
 
-// gpuOf returns the GPU that a device is of, or a part of.
+// gpuOf returns the GPU that a device is of, or a part of. Which attributes tell depends on the
+// kind of the device and on the driver, so it is known by all of them.
 func (b *builder) gpuOf(node *Node, d *resourceapi.Device, set string) *GPU {
 	address := ptr.Deref(d.Attributes[deviceattribute.StandardDeviceAttributePCIBusID].StringValue, "")
-	key := gpuKey{node.Name, cmp.Or(address, set, d.Name)}
-	g := b.gpus[key]
+	uuid := b.text(d, "parentUUID")
+	if uuid == "" && b.text(d, "type") == TypeGPU {
+		uuid = b.text(d, "uuid")
+	}
+	ids := [...]string{address, uuid, set, ""}
+	if address+uuid+set == "" {
+		ids[3] = d.Name
+	}
+	var g *GPU
+	for _, id := range ids {
+		if id != "" && g == nil {
+			g = b.gpus[gpuKey{node.Name, id}]
+		}
+	}
 	if g == nil {
 		g = &GPU{
-			Node: node, Name: d.Name, PCIBusID: address,
-			UUID: b.text(d, "parentUUID"), ProductName: b.text(d, "productName"), Architecture: b.text(d, "architecture"),
+			Node: node, Name: d.Name, UUID: uuid, ProductName: b.text(d, "productName"), Architecture: b.text(d, "architecture"),
 			DriverVersion: b.version(d, "driverVersion"), CUDAVersion: b.version(d, "cudaDriverVersion"),
 		}
-		b.gpus[key] = g
 		node.GPUs = append(node.GPUs, g)
+	}
+	for _, id := range ids {
+		if id != "" {
+			b.gpus[gpuKey{node.Name, id}] = g
+		}
+	}
+	if g.PCIBusID == "" {
+		g.PCIBusID = cmp.Or(address, device.AddressIn(d.Name))
 	}
 	return g
 }

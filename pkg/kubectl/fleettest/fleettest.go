@@ -7,6 +7,7 @@ package fleettest
 import (
 	"context"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -78,6 +79,35 @@ func (f *Fleet) AddPartitionedNode(name, board string, gpus int) *corev1.Node {
 	f.tb.Helper()
 	return f.AddNodeOf(name, f.machine(name, board, gpus, true), Terms())
 }
+
+// AddPairs is AddNode with NVLink between the first GPU and the second, the third and the fourth…
+func (f *Fleet) AddPairs(name, board string, gpus int) *corev1.Node {
+	f.tb.Helper()
+	facts := f.machine(name, board, gpus, false)
+	for i := range facts.GPUs {
+		facts.GPUs[i].NVLink = &gpu.NVLink{GPUs: []string{facts.GPUs[i^1].PCIAddress}}
+	}
+	return f.AddNodeOf(name, facts, Terms())
+}
+
+// AddNetworkCard gives a node a card of another driver, with a class of the driver's name.
+func (f *Fleet) AddNetworkCard(node, driver, pcieRoot string) {
+	if !slices.ContainsFunc(f.Classes, func(c *resourceapi.DeviceClass) bool { return c.Name == driver }) {
+		f.Classes = append(f.Classes, Class(driver, fmt.Sprintf("device.driver == '%s'", driver)))
+	}
+	f.Slices = append(f.Slices, &resourceapi.ResourceSlice{
+		ObjectMeta: metav1.ObjectMeta{Name: node + "-" + driver},
+		Spec: resourceapi.ResourceSliceSpec{
+			Driver: driver, NodeName: &node, Pool: resourceapi.ResourcePool{Name: node, Generation: 1, ResourceSliceCount: 1},
+			Devices: []resourceapi.Device{{Name: "nic-0", Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+				"resource.kubernetes.io/pcieRoot": {StringValue: &pcieRoot},
+			}}},
+		},
+	})
+}
+
+// GPUOf returns the UUID of a GPU of a node.
+func GPUOf(node string, index int) string { return uuidOf(node, index) }
 
 // AddNodeOf adds a node of which the facts are given.
 func (f *Fleet) AddNodeOf(name string, facts *gpu.Node, terms device.Terms) *corev1.Node {

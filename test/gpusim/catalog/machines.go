@@ -45,7 +45,9 @@ type Described struct {
 // machineFile is one entry of machines.yaml.
 type machineFile struct {
 	Described
-	GPUs []slot `json:"gpus"`
+	GPUs   []slot  `json:"gpus"`
+	NICs   []nic   `json:"nics"`
+	NVLink *nvlink `json:"nvlink"`
 }
 
 // slot is a place for a board.
@@ -53,6 +55,7 @@ type slot struct {
 	Board   string `json:"board"`
 	Address string `json:"address"`
 	Root    string `json:"root"`
+	Switch  string `json:"switch"` // the upstream port of its PCIe switch, if there is one
 	NUMA    int    `json:"numa"`
 	Minor   int    `json:"minor"`
 	// MIG is the MIG mode, for boards on which an administrator sets it.
@@ -88,7 +91,7 @@ func Machines() ([]Described, error) {
 // to 16 GPUs. GPUs are ordered by PCI address, which is NVML's order. MIG mode
 // is off where machines.yaml does not turn it on.
 func Machine(name string, o Options) (*machine.Machine, error) {
-	slots, err := slotsOf(name)
+	plan, err := planOf(name)
 	if err != nil {
 		return nil, err
 	}
@@ -106,7 +109,7 @@ func Machine(name string, o Options) (*machine.Machine, error) {
 		m.CUDADriverVersion = defaultCUDA
 	}
 	m.NVMLVersion = fmt.Sprintf("%d.%s", m.CUDADriverVersion/1000, m.DriverVersion)
-	for i, s := range slots {
+	for i, s := range plan.GPUs {
 		b, err := Load(s.Board)
 		if err != nil {
 			return nil, err
@@ -117,7 +120,7 @@ func Machine(name string, o Options) (*machine.Machine, error) {
 		}
 		g.UUID = "GPU-" + id.uuid("gpu", i)
 		g.Serial = id.serial(i)
-		g.Minor, g.PCIAddress, g.PCIeRoot, g.NUMANode = s.Minor, s.Address, s.Root, s.NUMA
+		g.Minor, g.PCIAddress, g.PCIeRoot, g.PCIeSwitch, g.NUMANode = s.Minor, s.Address, s.Root, s.Switch, s.NUMA
 		if s.MIG {
 			if g.MIG == nil || !g.MIG.ResetToSwitch {
 				return nil, fmt.Errorf("machine %q: MIG mode of board %s is not for an administrator to set", name, s.Board)
@@ -126,12 +129,19 @@ func Machine(name string, o Options) (*machine.Machine, error) {
 		}
 		m.GPUs = append(m.GPUs, *g)
 	}
-	return m, nil
+	if plan.NVLink != nil {
+		plan.NVLink.connect(m.GPUs)
+	}
+	w := &words{board: name}
+	for _, n := range plan.NICs {
+		m.NICs = append(m.NICs, n.card(w))
+	}
+	return m, w.err
 }
 
 var boardTimes = regexp.MustCompile(`^(.+)x([0-9]+)$`)
 
-func slotsOf(name string) ([]slot, error) {
+func planOf(name string) (*machineFile, error) {
 	list, err := machines()
 	if err != nil {
 		return nil, err
@@ -139,7 +149,7 @@ func slotsOf(name string) ([]slot, error) {
 	names := []string{"<board>x<count>"}
 	for _, m := range list {
 		if m.Name == name {
-			return m.GPUs, nil
+			return &m, nil
 		}
 		names = append(names, m.Name)
 	}
@@ -155,7 +165,7 @@ func slotsOf(name string) ([]slot, error) {
 	if _, err := Load(board); err != nil {
 		return nil, fmt.Errorf("machine %q: %w", name, err)
 	}
-	return spread(board, n), nil
+	return &machineFile{GPUs: spread(board, n)}, nil
 }
 
 // spread puts n boards on two sockets, two boards to a PCIe root.

@@ -48,6 +48,45 @@ func TestMachines(t *testing.T) {
 	}
 }
 
+// TestTopology: what is near what has a place on the PCI bus, and NVLinks of GPUs go both ways.
+func TestTopology(t *testing.T) {
+	links := map[string]int{"dgx-a100": 12, "dgx-h100": 18, "dgx-h200": 18, "dgx-b200": 18, "gb200-node": 18, "h100-nvl-pairs": 12}
+	for name, want := range links {
+		m, err := Machine(name, Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		active := map[[2]string]int{}
+		for _, g := range m.GPUs {
+			up := 0
+			for _, l := range g.NVLinks {
+				if !l.Down {
+					up++
+					active[[2]string{g.PCIAddress, l.Remote}]++
+				}
+			}
+			if up != want {
+				t.Errorf("%s: %s has %d active links, want %d", name, g.PCIAddress, up, want)
+			}
+		}
+		for ends, n := range active {
+			if isGPU(m, ends[1]) && active[[2]string{ends[1], ends[0]}] != n {
+				t.Errorf("%s: %d links from %s to %s, which do not lead back", name, n, ends[0], ends[1])
+			}
+		}
+		if len(m.NICs) == 0 {
+			t.Errorf("%s has no network cards", name)
+		}
+		for _, n := range m.NICs {
+			checkPlace(t, machine.GPU{PCIAddress: n.PCIAddress, PCIeRoot: n.PCIeRoot, NUMANode: n.NUMANode})
+		}
+	}
+}
+
+func isGPU(m *machine.Machine, address string) bool {
+	return slices.ContainsFunc(m.GPUs, func(g machine.GPU) bool { return g.PCIAddress == address })
+}
+
 var (
 	address = regexp.MustCompile(`^[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.0$`)
 	root    = regexp.MustCompile(`^pci[0-9a-f]{4}:[0-9a-f]{2}$`)

@@ -221,29 +221,34 @@ nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *pciBusId, nvmlDevice_t
 	return by_bus_id(pciBusId, device);
 }
 
-// Old callers have a structure that ends before busId, so the first two
-// versions do not write it.
-static nvmlReturn_t pci_info(nvmlDevice_t device, nvmlPciInfo_t *pci, int with_bus_id)
+int fill_pci(const char *address, nvmlPciInfo_t *pci, int with_bus_id)
 {
-	ENTER();
-	struct target t;
 	struct address a;
-	nvmlReturn_t r = target_device(&view, device, &t);
-	if (r != NVML_SUCCESS)
-		return r;
-	if (pci == NULL)
-		return NVML_ERROR_INVALID_ARGUMENT;
-	if (!parse_address(t.gpu->pci_address, &a))
-		return NVML_ERROR_UNKNOWN;
+	if (!parse_address(address, &a))
+		return 0;
 	snprintf(pci->busIdLegacy, sizeof(pci->busIdLegacy), "%04X:%02X:%02X.0", a.domain & 0xffff, a.bus & 0xff,
 		 a.device & 0xff);
 	pci->domain = a.domain;
 	pci->bus = a.bus;
 	pci->device = a.device;
-	pci->pciDeviceId = t.gpu->pci_device_id;
-	pci->pciSubSystemId = t.gpu->pci_subsystem;
 	if (with_bus_id)
 		snprintf(pci->busId, sizeof(pci->busId), NVML_DEVICE_PCI_BUS_ID_FMT, a.domain, a.bus, a.device);
+	return 1;
+}
+
+static nvmlReturn_t pci_info(nvmlDevice_t device, nvmlPciInfo_t *pci, int with_bus_id)
+{
+	ENTER();
+	struct target t;
+	nvmlReturn_t r = target_device(&view, device, &t);
+	if (r != NVML_SUCCESS)
+		return r;
+	if (pci == NULL)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (!fill_pci(t.gpu->pci_address, pci, with_bus_id))
+		return NVML_ERROR_UNKNOWN;
+	pci->pciDeviceId = t.gpu->pci_device_id;
+	pci->pciSubSystemId = t.gpu->pci_subsystem;
 	return NVML_SUCCESS;
 }
 

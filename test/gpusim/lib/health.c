@@ -5,6 +5,7 @@
 
 #include "lib.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 int driver_major(void)
@@ -130,6 +131,18 @@ nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t device, nvmlTemperature_t *t
 	return NVML_SUCCESS;
 }
 
+// parse_uuid reads 32 hexadecimal digits with dashes between them; all zeros if there are fewer.
+static void parse_uuid(const char *text, unsigned char out[NVML_GPU_FABRIC_UUID_LEN])
+{
+	memset(out, 0, NVML_GPU_FABRIC_UUID_LEN);
+	for (int i = 0, read = 0; i < NVML_GPU_FABRIC_UUID_LEN; i++, text += read) {
+		if (*text == '-')
+			text++;
+		if (sscanf(text, "%2hhx%n", &out[i], &read) != 1)
+			return;
+	}
+}
+
 // The third version has a summary behind what the second one has. None is modelled.
 nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfoV_t *gpuFabricInfo)
 {
@@ -138,9 +151,9 @@ nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfoV
 		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
 	if (health->fabric_state == NVML_GPU_FABRIC_STATE_NOT_SUPPORTED)
 		return NVML_ERROR_NOT_SUPPORTED;
-	memset(gpuFabricInfo->clusterUuid, 0, sizeof(gpuFabricInfo->clusterUuid));
+	parse_uuid(t.gpu->cluster_uuid, gpuFabricInfo->clusterUuid);
 	gpuFabricInfo->status = (nvmlReturn_t)health->fabric_status;
-	gpuFabricInfo->cliqueId = 0;
+	gpuFabricInfo->cliqueId = (unsigned int)t.gpu->clique_id;
 	gpuFabricInfo->state = (nvmlGpuFabricState_t)health->fabric_state;
 	gpuFabricInfo->healthMask = health->fabric_mask;
 	if (gpuFabricInfo->version == nvmlGpuFabricInfo_v3)

@@ -117,6 +117,10 @@ nvmlReturn_t copy_text(char *out, unsigned int length, const char *text);
 // GPU instance.
 void profile_name(char *out, size_t size, const struct gs_profile *p, int compute_slices);
 
+// fill_pci fills in an address, unless it is none. Old callers have a structure that ends before
+// busId: with_bus_id is 0 for them.
+int fill_pci(const char *address, nvmlPciInfo_t *pci, int with_bus_id);
+
 void make_uuid(char *out, size_t size);
 
 #endif

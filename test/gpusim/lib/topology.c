@@ -7,8 +7,8 @@
 
 #include <string.h>
 
-// Every GPU is behind a bridge of its own: two that share a root complex meet at the host
-// bridge, as sysroot's tree of the PCI bus shows.
+// GPUs behind one switch need not pass the host bridge. Any others are behind bridges of their own:
+// two that share a root complex meet at the host bridge, as sysroot's tree of the PCI bus shows.
 nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t device1, nvmlDevice_t device2, nvmlGpuTopologyLevel_t *pathInfo)
 {
 	ENTER();
@@ -22,6 +22,8 @@ nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t device1, nvmlDevic
 		return NVML_ERROR_INVALID_ARGUMENT;
 	if (a.gpu == b.gpu)
 		*pathInfo = NVML_TOPOLOGY_INTERNAL;
+	else if (a.gpu->pcie_switch[0] != '\0' && strcmp(a.gpu->pcie_switch, b.gpu->pcie_switch) == 0)
+		*pathInfo = NVML_TOPOLOGY_SINGLE;
 	else if (strcmp(a.gpu->pcie_root, b.gpu->pcie_root) == 0)
 		*pathInfo = NVML_TOPOLOGY_HOSTBRIDGE;
 	else if (a.gpu->numa_node == b.gpu->numa_node)

@@ -18,9 +18,13 @@ func TestTopologyCommonAncestor(t *testing.T) {
 		g.PCIeRoot, g.NUMANode = root, numa
 		return g
 	}
-	lib := newRoot(t, machineOf(at(0, "pci0000:16", 0), at(1, "pci0000:16", 0), at(2, "pci0000:40", 0), at(3, "pci0000:c0", 1))).open()
+	behind := at(4, "pci0000:16", 0)
+	behind.PCIeSwitch = "0000:17:00.0"
+	beside := at(5, "pci0000:16", 0)
+	beside.PCIeSwitch = "0000:17:00.0"
+	lib := newRoot(t, machineOf(at(0, "pci0000:16", 0), at(1, "pci0000:16", 0), at(2, "pci0000:40", 0), at(3, "pci0000:c0", 1), behind, beside)).open()
 	var gpus []nvml.Device
-	for i := range 4 {
+	for i := range 6 {
 		d, ret := lib.DeviceGetHandleByIndex(i)
 		wants(t, "DeviceGetHandleByIndex", ret, nvml.SUCCESS)
 		gpus = append(gpus, d)
@@ -30,6 +34,8 @@ func TestTopologyCommonAncestor(t *testing.T) {
 		{0, 1}: nvml.TOPOLOGY_HOSTBRIDGE,
 		{1, 2}: nvml.TOPOLOGY_NODE,
 		{2, 3}: nvml.TOPOLOGY_SYSTEM,
+		{4, 5}: nvml.TOPOLOGY_SINGLE,
+		{0, 4}: nvml.TOPOLOGY_HOSTBRIDGE,
 	} {
 		for _, p := range [][2]int{pair, {pair[1], pair[0]}} {
 			got, ret := gpus[p[0]].GetTopologyCommonAncestor(gpus[p[1]])
@@ -38,5 +44,78 @@ func TestTopologyCommonAncestor(t *testing.T) {
 				t.Errorf("GPUs %v: %v, want %v", p, got, want)
 			}
 		}
+	}
+}
+
+// NVLinks say what they lead to while they are up, which they are not in MIG mode.
+func TestNVLinks(t *testing.T) {
+	linked, bare := h100(0), t4(1)
+	linked.NVLinks = []machine.NVLink{
+		{Remote: "0000:1c:00.0"}, {Remote: "0000:07:00.0", RemoteType: 2}, {RemoteType: 2}, {Remote: "0000:1c:00.0", Down: true},
+	}
+	r := newRoot(t, machineOf(linked, bare))
+	lib := r.open()
+	d := device(t, lib, 0)
+	for link, want := range []struct {
+		state   nvml.EnableState
+		kind    nvml.IntNvLinkDeviceType
+		ret     nvml.Return // of the type
+		address string
+	}{
+		{nvml.FEATURE_ENABLED, nvml.NVLINK_DEVICE_TYPE_GPU, nvml.SUCCESS, "00000000:1C:00.0"},
+		{nvml.FEATURE_ENABLED, nvml.NVLINK_DEVICE_TYPE_SWITCH, nvml.SUCCESS, "00000000:07:00.0"},
+		{nvml.FEATURE_ENABLED, nvml.NVLINK_DEVICE_TYPE_SWITCH, nvml.SUCCESS, ""},
+		{nvml.FEATURE_DISABLED, 0, nvml.ERROR_NOT_SUPPORTED, ""},
+	} {
+		state, ret := d.GetNvLinkState(link)
+		wants(t, "GetNvLinkState", ret, nvml.SUCCESS)
+		kind, ret := d.GetNvLinkRemoteDeviceType(link)
+		wants(t, "GetNvLinkRemoteDeviceType", ret, want.ret)
+		pci, ret := d.GetNvLinkRemotePciInfo(link)
+		if want.address == "" {
+			wants(t, "GetNvLinkRemotePciInfo", ret, nvml.ERROR_NOT_SUPPORTED)
+		} else {
+			wants(t, "GetNvLinkRemotePciInfo", ret, nvml.SUCCESS)
+		}
+		address := make([]byte, 0, len(pci.BusId))
+		for _, c := range pci.BusId {
+			if c != 0 {
+				address = append(address, byte(c))
+			}
+		}
+		if state != want.state || kind != want.kind || string(address) != want.address {
+			t.Errorf("link %d: state %v, type %v, address %q", link, state, kind, address)
+		}
+	}
+	_, ret := d.GetNvLinkState(4)
+	wants(t, "a link too many", ret, nvml.ERROR_INVALID_ARGUMENT)
+	_, ret = device(t, lib, 1).GetNvLinkState(0)
+	wants(t, "a GPU without NVLink", ret, nvml.ERROR_NOT_SUPPORTED)
+	enable(t, d)
+	state, ret := d.GetNvLinkState(0)
+	wants(t, "GetNvLinkState in MIG mode", ret, nvml.SUCCESS)
+	if state != nvml.FEATURE_DISABLED {
+		t.Error("links are active in MIG mode")
+	}
+}
+
+// The fabric tells the clique of a GPU that is registered.
+func TestFabricInfo(t *testing.T) {
+	in, none, local := h100(0), h100(1), h100(2)
+	in.Health.Fabric.State, local.Health.Fabric.State = nvml.GPU_FABRIC_STATE_COMPLETED, nvml.GPU_FABRIC_STATE_COMPLETED
+	in.Clique = machine.Clique{ClusterUUID: "00112233-4455-6677-8899-aabbccddeeff", ID: 7}
+	lib := newRoot(t, machineOf(in, none, local)).open()
+	info, ret := device(t, lib, 0).GetGpuFabricInfoV().V2()
+	wants(t, "GetGpuFabricInfoV", ret, nvml.SUCCESS)
+	want := [16]uint8{0x00, 0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88, 0x99, 0xaa, 0xbb, 0xcc, 0xdd, 0xee, 0xff}
+	if info.ClusterUuid != want || info.CliqueId != 7 || info.State != nvml.GPU_FABRIC_STATE_COMPLETED {
+		t.Errorf("%+v", info)
+	}
+	_, ret = device(t, lib, 1).GetGpuFabricInfoV().V2()
+	wants(t, "GetGpuFabricInfoV without a fabric", ret, nvml.ERROR_NOT_SUPPORTED)
+	info, ret = device(t, lib, 2).GetGpuFabricInfoV().V2()
+	wants(t, "GetGpuFabricInfoV of a fabric of one machine", ret, nvml.SUCCESS)
+	if info.ClusterUuid != [16]uint8{} || info.CliqueId != 0 {
+		t.Errorf("%+v", info)
 	}
 }

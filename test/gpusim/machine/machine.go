@@ -23,6 +23,7 @@ type Machine struct {
 	// free is assumed.
 	MovingMinors bool
 	GPUs         []GPU
+	NICs         []NIC
 	Processes    []Process
 
 	// Events are those that were not forgotten yet, oldest first. state.AddEvent adds one.
@@ -136,6 +137,7 @@ type GPU struct {
 	PCIDeviceID  uint32 // (device << 16) | vendor, as nvmlPciInfo_t.pciDeviceId
 	PCISubsystem uint32
 	PCIeRoot     string // "pci0000:16", becomes the sysfs tree
+	PCIeSwitch   string // the upstream port of the switch that it is behind, "0000:17:00.0"; "": none
 	NUMANode     int    // -1: none
 
 	MemoryBytes    uint64
@@ -161,7 +163,36 @@ type GPU struct {
 	// Resets counts how often the GPU was reset. Handles from before one are refused.
 	Resets int
 
+	// NVLinks are the GPU's links by number; none: it has no NVLink.
+	NVLinks []NVLink
+	// Clique is where in an NVLink fabric the GPU is once it is registered (Health.Fabric).
+	Clique Clique
+
 	MIG *MIG // nil: not MIG capable
+}
+
+// NVLink is one link of a GPU.
+type NVLink struct {
+	// Remote is the PCI address of what the link leads to; "": NVML does not tell.
+	Remote string
+	// RemoteType is nvmlIntNvLinkDeviceType_t: 0 a GPU, 2 an NVSwitch, 255 unknown.
+	RemoteType int
+	Down       bool
+}
+
+// Clique is a set of GPUs that reach one another in an NVLink fabric, which can span machines.
+type Clique struct {
+	ClusterUUID string // "": all zeros, as where the fabric ends with the machine
+	ID          int
+}
+
+// NIC is a network card. Only the PCI bus shows it.
+type NIC struct {
+	PCIAddress  string
+	PCIDeviceID uint32 // (device << 16) | vendor
+	PCIeRoot    string
+	PCIeSwitch  string // as in GPU
+	NUMANode    int
 }
 
 // Health is what a GPU reports about its own state. With its zero value a GPU is well, at

@@ -21,6 +21,7 @@ func decode(h *C.struct_gs_handle, c *C.struct_gs_machine) *machine.Machine {
 		Faults:            decodeFaults(h, c),
 		Latencies:         decodeLatencies(c),
 		Events:            decodeEvents(c),
+		NICs:              decodeNICs(c),
 		MPS: machine.MPS{
 			HarmlessKills: c.mps_harmless_kills != 0, CoarseLimits: c.mps_coarse_limits != 0, FewFiles: c.mps_few_files != 0,
 			NoPriorities: c.mps_no_priorities != 0,
@@ -56,6 +57,9 @@ func decodeGPU(c *C.struct_gs_gpu) machine.GPU {
 		PCIDeviceID:    uint32(c.pci_device_id),
 		PCISubsystem:   uint32(c.pci_subsystem),
 		PCIeRoot:       C.GoString(&c.pcie_root[0]),
+		PCIeSwitch:     C.GoString(&c.pcie_switch[0]),
+		Clique:         machine.Clique{ClusterUUID: C.GoString(&c.cluster_uuid[0]), ID: int(c.clique_id)},
+		NVLinks:        decodeNVLinks(c),
 		NUMANode:       int(c.numa_node),
 		MemoryBytes:    uint64(c.memory_bytes),
 		ReservedBytes:  uint64(c.reserved_bytes),

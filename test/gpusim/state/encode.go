@@ -45,6 +45,7 @@ func encode(c *C.struct_gs_machine, m *machine.Machine, before *C.struct_gs_mach
 			}
 		}
 	}
+	e.nics(c, m.NICs)
 	if e.fits("processes", len(m.Processes), C.GS_MAX_PROCESSES) {
 		c.process_count = C.int32_t(len(m.Processes))
 		for i := range m.Processes {
@@ -124,7 +125,7 @@ func (e *encoder) gpu(c *C.struct_gs_gpu, index int, g *machine.GPU) {
 	e.text(c.serial[:], "serial", g.Serial)
 	e.text(c.product_name[:], "product name", g.ProductName)
 	e.text(c.pci_address[:], "PCI address", g.PCIAddress)
-	e.text(c.pcie_root[:], "PCIe root", g.PCIeRoot)
+	e.place(c, g)
 	c.brand = e.number("brand", g.Brand)
 	c.architecture = e.number("architecture", g.Architecture)
 	c.compute_major = e.number("compute capability", g.ComputeMajor)

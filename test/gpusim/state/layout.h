@@ -15,10 +15,12 @@
 
 #define GS_MAGIC "GPUSIM\n"
 // Raise it at every change of the structures below.
-#define GS_LAYOUT_VERSION 7
+#define GS_LAYOUT_VERSION 8
 
 enum {
 	GS_MAX_GPUS = 16,
+	GS_MAX_NICS = 16,
+	GS_MAX_NVLINKS = 18,
 	GS_MAX_PROFILES = 32,
 	GS_MAX_PLACEMENTS = 16,
 	GS_MAX_INSTANCE_IDS = 16,
@@ -119,6 +121,22 @@ struct gs_health {
 	uint32_t fabric_mask;
 };
 
+// machine.NVLink
+struct gs_nvlink {
+	char remote[GS_NAME];
+	int32_t remote_type;
+	int32_t down;
+};
+
+// machine.NIC
+struct gs_nic {
+	char pci_address[GS_NAME];
+	char pcie_root[GS_NAME];
+	char pcie_switch[GS_NAME];
+	uint32_t pci_device_id;
+	int32_t numa_node;
+};
+
 struct gs_gpu {
 	char board[GS_NAME];
 	char uuid[GS_NAME];
@@ -126,6 +144,10 @@ struct gs_gpu {
 	char product_name[GS_LONG_NAME];
 	char pci_address[GS_NAME];
 	char pcie_root[GS_NAME];
+	char pcie_switch[GS_NAME];
+	char cluster_uuid[GS_NAME];
+	int32_t clique_id;
+	int32_t nvlink_count;
 	int32_t brand;
 	int32_t architecture;
 	int32_t compute_major;
@@ -157,6 +179,7 @@ struct gs_gpu {
 	int32_t profile_count;
 	int32_t instance_count;
 	int32_t failure;
+	struct gs_nvlink nvlinks[GS_MAX_NVLINKS];
 	struct gs_profile profiles[GS_MAX_PROFILES];
 	struct gs_instance instances[GS_MAX_INSTANCES];
 };
@@ -248,7 +271,7 @@ struct gs_machine {
 	int32_t mps_few_files;
 	int32_t moving_minors;
 	int32_t mps_no_priorities;
-	int32_t unused;
+	int32_t nic_count;
 	uint64_t next_serial;
 	uint64_t next_fault;
 	uint64_t next_event; // the number that the next event gets
@@ -256,6 +279,7 @@ struct gs_machine {
 	struct gs_process processes[GS_MAX_PROCESSES];
 	struct gs_fault faults[GS_MAX_FAULTS];
 	struct gs_latency latencies[GS_MAX_LATENCIES];
+	struct gs_nic nics[GS_MAX_NICS];
 	struct gs_gpu gpus[GS_MAX_GPUS];
 };
 

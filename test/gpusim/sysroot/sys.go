@@ -14,46 +14,97 @@ import (
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
 
-// sys writes the GPUs as the PCI bus shows them, below a bridge of their root
-// complex, and the NUMA nodes.
+// endpoint is a device on the PCI bus.
+type endpoint struct {
+	address, root, upstream string // upstream: the port of its switch, or ""
+	class                   string
+	id, subsystem           uint32 // (device << 16) | vendor
+	numa                    int
+}
+
+// endpoints are the machine's GPUs, and after them its network cards.
+func endpoints(m *machine.Machine) []endpoint {
+	var all []endpoint
+	for i := range m.GPUs {
+		g := &m.GPUs[i]
+		all = append(all, endpoint{
+			address: g.PCIAddress, root: g.PCIeRoot, upstream: g.PCIeSwitch, class: "0x030200", // 3D controller
+			id: g.PCIDeviceID, subsystem: g.PCISubsystem, numa: g.NUMANode,
+		})
+	}
+	for _, n := range m.NICs {
+		all = append(all, endpoint{
+			address: n.PCIAddress, root: n.PCIeRoot, upstream: n.PCIeSwitch, class: "0x020000", // Ethernet controller
+			id: n.PCIDeviceID, subsystem: n.PCIDeviceID, numa: n.NUMANode,
+		})
+	}
+	return all
+}
+
+// sys writes what is on the PCI bus, below the root complexes, and the NUMA nodes.
 func sys(t *tree, m *machine.Machine) {
 	t.file("sys/module/nvidia/version", lines(m.DriverVersion))
 	t.file("sys/module/nvidia/initstate", lines("live"))
 	nodes := 1
-	for i := range m.GPUs {
-		g, device := &m.GPUs[i], devicePath(m, i)
+	paths := devicePaths(m)
+	for _, e := range endpoints(m) {
+		device := paths[e.address]
 		for name, value := range map[string]string{
-			"vendor":           hex(g.PCIDeviceID & 0xffff),
-			"device":           hex(g.PCIDeviceID >> 16),
-			"subsystem_vendor": hex(g.PCISubsystem & 0xffff),
-			"subsystem_device": hex(g.PCISubsystem >> 16),
-			"class":            "0x030200", // 3D controller
-			"numa_node":        fmt.Sprint(g.NUMANode),
+			"vendor":           hex(e.id & 0xffff),
+			"device":           hex(e.id >> 16),
+			"subsystem_vendor": hex(e.subsystem & 0xffff),
+			"subsystem_device": hex(e.subsystem >> 16),
+			"class":            e.class,
+			"numa_node":        fmt.Sprint(e.numa),
 		} {
 			t.file("sys/"+device+"/"+name, lines(value))
 		}
-		t.link("sys/bus/pci/devices/"+g.PCIAddress, "../../../"+device)
-		nodes = max(nodes, g.NUMANode+1)
+		t.link("sys/bus/pci/devices/"+e.address, "../../../"+device)
+		nodes = max(nodes, e.numa+1)
 	}
 	numa(t, nodes)
 }
 
-// devicePath is the folder below sys of a GPU, which is behind a bridge of its own.
-func devicePath(m *machine.Machine, i int) string {
-	g, below := &m.GPUs[i], 1
-	for _, other := range m.GPUs[:i] {
-		if other.PCIeRoot == g.PCIeRoot {
-			below++
-		}
+// devicePaths are the folders below sys of all devices, by address: each behind a root port of its
+// own, or behind a downstream port of its switch, which has a root port.
+func devicePaths(m *machine.Machine) map[string]string {
+	paths := map[string]string{}
+	ports := map[string]int{} // by what they are on: a root complex or a switch
+	next := func(on, bus string) string {
+		ports[on]++
+		return fmt.Sprintf("%s:%02x.0", bus, ports[on])
 	}
-	bridge := fmt.Sprintf("%s:%02x.0", strings.TrimPrefix(g.PCIeRoot, "pci"), below)
-	return "devices/" + g.PCIeRoot + "/" + bridge + "/" + g.PCIAddress
+	for _, e := range endpoints(m) {
+		above := "devices/" + e.root
+		rootBus := strings.TrimPrefix(e.root, "pci")
+		switch {
+		case e.upstream == "":
+			above += "/" + next(e.root, rootBus)
+		case paths[e.upstream] == "":
+			paths[e.upstream] = above + "/" + next(e.root, rootBus) + "/" + e.upstream
+			fallthrough
+		default:
+			above = paths[e.upstream] + "/" + next(e.upstream, busBelow(e.upstream))
+		}
+		paths[e.address] = above + "/" + e.address
+	}
+	return paths
+}
+
+// busBelow is the bus of a switch's downstream ports: "0000:18" for "0000:17:00.0".
+func busBelow(upstream string) string {
+	var domain, bus int
+	if _, err := fmt.Sscanf(upstream, "%x:%x:", &domain, &bus); err != nil {
+		return upstream // the machine's own mistake shows in the tree
+	}
+	return fmt.Sprintf("%04x:%02x", domain, bus+1)
 }
 
 // SetPCIDriver makes the PCI bus of a root show a GPU with this driver of the kernel, or not
 // at all where driver is empty. NVML goes on as before.
 func SetPCIDriver(root string, m *machine.Machine, gpu int, driver string) error {
-	address, device := m.GPUs[gpu].PCIAddress, devicePath(m, gpu)
+	address := m.GPUs[gpu].PCIAddress
+	device := devicePaths(m)[address]
 	onBus := filepath.Join(root, "sys/bus/pci/devices", address)
 	bound := filepath.Join(root, "sys", device, "driver")
 	for _, link := range []string{onBus, bound} {

@@ -237,6 +237,44 @@ func TestSysIsWhatUpstreamReads(t *testing.T) {
 	}
 }
 
+// Devices behind one PCIe switch have its upstream port in their paths, and bridges of their own below it.
+func TestPCIeSwitches(t *testing.T) {
+	cases := 0
+	for _, name := range []string{"dgx-a100", "dgx-h100", "gb200-node", "h100-nvl-pairs"} {
+		root := t.TempDir()
+		m := machineOf(t, name)
+		create(t, root, m, fakeAssets(t))
+		bridges := map[string]string{}
+		for _, e := range endpoints(m) {
+			target, err := os.Readlink(filepath.Join(root, "sys/bus/pci/devices", e.address))
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, path, _ := strings.Cut(target, "devices/")
+			above := strings.Split(path, "/")
+			want := []string{e.root, above[1], e.address}
+			if e.upstream != "" {
+				want = []string{e.root, above[1], e.upstream, above[len(above)-2], e.address}
+			}
+			if d := cmp.Diff(want, above); d != "" {
+				t.Errorf("%s: %s", name, d)
+			}
+			bridge := above[len(above)-2]
+			if other := bridges[bridge]; other != "" {
+				t.Errorf("%s: %s and %s are behind one bridge", name, other, e.address)
+			}
+			bridges[bridge] = e.address
+			if got := read(t, filepath.Join(root, "sys/bus/pci/devices", e.address, "vendor")); got != map[bool]string{true: "0x10de\n", false: "0x15b3\n"}[e.class == "0x030200"] {
+				t.Errorf("%s: vendor %s of %s", name, got, e.address)
+			}
+			cases++
+		}
+	}
+	if cases != 16+16+8+10 {
+		t.Errorf("%d devices", cases)
+	}
+}
+
 func TestLibraries(t *testing.T) {
 	root := t.TempDir()
 	create(t, root, machineOf(t, "t4x1"), fakeAssets(t))

@@ -98,6 +98,7 @@ func (s *stripper) devices(all []resourceapi.Device) []resourceapi.Device {
 		}
 		s.replace(d, "uuid")
 		s.replace(d, "parentUUID")
+		s.replace(d, "nvlinkDomain")
 		kept = append(kept, *d)
 	}
 	return kept

@@ -163,6 +163,43 @@ func TestStrip(t *testing.T) {
 	}
 }
 
+// TestStripNVLinkDomain: a domain is named after one of its GPUs, whose UUID is replaced.
+func TestStripNVLinkDomain(t *testing.T) {
+	facts, err := Machine{Model: "h100", Count: 2}.Facts()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range facts.GPUs {
+		facts.GPUs[i].NVLink = &gpu.NVLink{Switches: []string{gpu.UnknownSwitch}}
+		facts.GPUs[i].UUID = fmt.Sprintf("GPU-%08d-1111-1111-1111-111111111111", i)
+	}
+	i, err := device.NewInventory(facts, device.Terms{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var live []*resourceapi.ResourceSlice
+	for _, s := range i.ResourceSlices(device.Options{Driver: driver, Pool: "node-7", NodeName: "node-7", PartitionableDevices: true, ConsumableCapacity: true}) {
+		live = append(live, &s)
+	}
+	got, err := Strip(live, "node-7", defaults)
+	if err != nil {
+		t.Fatal(err)
+	}
+	domains := 0
+	for _, s := range got {
+		for _, d := range s.Spec.Devices {
+			if domain := d.Attributes["nvlinkDomain"].StringValue; domain != nil {
+				if domains++; *domain != placeholder(0) {
+					t.Errorf("%s is in %s", d.Name, *domain)
+				}
+			}
+		}
+	}
+	if domains != 2 {
+		t.Errorf("%d GPUs are in a domain", domains)
+	}
+}
+
 func inventory(t *testing.T, m Machine, terms device.Terms) []resourceapi.ResourceSlice {
 	t.Helper()
 	facts, err := m.Facts()

@@ -79,12 +79,14 @@ func plugin(bin string) (Image, error) {
 	return Image{Entrypoint: []string{"/usr/bin/gpu-kubelet-plugin"}, Layer: l}, nil
 }
 
-// demo has a shell, its tools, a stand-in for a CUDA program from folder bin, and a C library for that and for the programs that
-// the driver puts into containers.
+// demo has a shell, its tools, a stand-in for a CUDA program and a driver for network cards from folder bin, and a C library for
+// those and for the programs that Partage puts into containers.
 func demo(bin string) (Image, error) {
-	client := filepath.Join(bin, "cuda-client")
-	if !exists(client) {
-		return Image{}, fmt.Errorf("%w: %s (run make gpusim)", ErrMissing, client)
+	client, driver := filepath.Join(bin, "cuda-client"), filepath.Join(bin, "nic-driver")
+	for _, program := range []string{client, driver} {
+		if !exists(program) {
+			return Image{}, fmt.Errorf("%w: %s (run make gpusim)", ErrMissing, program)
+		}
 	}
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {
@@ -106,6 +108,7 @@ func demo(bin string) (Image, error) {
 			l.Link("/bin/"+name, "busybox")
 		}
 	}
+	l.File(driver, "/usr/bin/nic-driver", 0o755)
 	l.File(client, "/usr/bin/cuda-client", 0o755)
 	l.Closure(Resolver{}, client)
 	l.Bytes("/etc/passwd", 0o644, []byte("root:x:0:0:root:/root:/bin/sh\n"))

@@ -30,6 +30,7 @@ func TestRecipesMissAProgram(t *testing.T) {
 		"NVIDIA's":   {plugin, folder("gpu-kubelet-plugin", "mps-supervisor", "partage-hook"), "nvidia-cdi-hook (run make build)"},
 		"probe":      {plugin, folder("gpu-kubelet-plugin", "mps-supervisor", "partage-hook", "nvidia-cdi-hook"), "cuda-probe (run make build)"},
 		"client":     {demo, folder(), "cuda-client (run make gpusim)"},
+		"NIC driver": {demo, folder("cuda-client"), "nic-driver (run make gpusim)"},
 		"pause":      {pause, filepath.Join(t.TempDir(), "pause"), "pause (run cluster build)"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -44,6 +45,7 @@ func TestRecipesMissAProgram(t *testing.T) {
 func TestDemoHasTheClient(t *testing.T) {
 	dir := t.TempDir()
 	put(t, filepath.Join(dir, "cuda-client"), []byte("#!/bin/sh\n"))
+	put(t, filepath.Join(dir, "nic-driver"), []byte("#!/bin/sh\n"))
 	i, err := demo(dir)
 	if errors.Is(err, ErrMissing) {
 		t.Skip(err)
@@ -55,7 +57,9 @@ func TestDemoHasTheClient(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(string(tar), "usr/bin/cuda-client") {
-		t.Error("the layer has no usr/bin/cuda-client")
+	for _, program := range []string{"usr/bin/cuda-client", "usr/bin/nic-driver"} {
+		if !strings.Contains(string(tar), program) {
+			t.Errorf("the layer has no %s", program)
+		}
 	}
 }

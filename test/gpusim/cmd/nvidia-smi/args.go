@@ -48,6 +48,9 @@ var options = map[string]map[string]option{
 		"-gi": {"-gi", true}, "--gpu-instance-id": {"-gi", true},
 		"-ci": {"-ci", true}, "--compute-instance-id": {"-ci", true},
 	},
+	"topo": {
+		"-m": {"-m", false}, "--matrix": {"-m", false},
+	},
 	"compute-policy": {
 		"-l": {"-l", false}, "--list": {"-l", false},
 		"--set-timeslice": {"--set-timeslice", true},

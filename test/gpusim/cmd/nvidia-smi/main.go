@@ -60,6 +60,7 @@ const usage = `nvidia-smi of a simulated GPU machine. It knows:
                                              create GPU instances; -C: each with a compute instance
   nvidia-smi mig -dci [-gi ID] [-ci ID] [-i GPU]
   nvidia-smi mig -dgi [-gi ID] [-i GPU]      destroy compute or GPU instances
+  nvidia-smi topo -m [-i GPU]                how GPUs reach one another
   nvidia-smi compute-policy -l [-i GPU]
   nvidia-smi compute-policy --set-timeslice 0|1|2|3 [-i GPU]
 
@@ -123,6 +124,7 @@ var verbs = map[string]func(s *session, gpus []gpu, c *command, out io.Writer) e
 	"-cgi":            createInstances,
 	"-dgi":            destroyInstances,
 	"-dci":            destroyComputeInstances,
+	"-m":              topology,
 	"-l":              listPolicies,
 	"--set-timeslice": setTimeSlice,
 

@@ -156,6 +156,13 @@ func TestOutput(t *testing.T) {
 	n.golden("usage.txt", exitUsage, "--fly")
 }
 
+// TestTopologyMatrix: GPUs of DGX H100 are equally near, those of pairs are not.
+func TestTopologyMatrix(t *testing.T) {
+	newNode(t, "dgx-h100", nil).golden("topo-dgx-h100.txt", 0, "topo", "-m")
+	newNode(t, "h100-nvl-pairs", nil).golden("topo-h100-nvl-pairs.txt", 0, "topo", "-m")
+	newNode(t, "l4x4", nil).golden("topo-l4x4.txt", 0, "topo", "-m", "-i", "0,1,3")
+}
+
 // These were published by users of the boards, and are the same here.
 func TestPublishedTables(t *testing.T) {
 	for _, board := range []string{"a30", "h100-80-sxm", "rtx-pro-6000"} {

@@ -1,0 +1,75 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+)
+
+// missingName finds what a selector reads that a device does not have, and the device's driver.
+var missingName = regexp.MustCompile(`on device ([^/\s]+)/.*no such key: ([A-Za-z_][A-Za-z0-9_]*)`)
+
+// instead says what serves for names that Partage publishes for some types of devices only.
+var instead = map[string]string{
+	"pciBusID":    "parentUUID names the GPU of any device",
+	"smPercent":   "a partition has the multiprocessors of its profile",
+	"copyEngines": enginesByProfile,
+	"encoders":    enginesByProfile,
+	"jpegEngines": enginesByProfile,
+	"ofaEngines":  enginesByProfile,
+}
+
+const enginesByProfile = "a partition has the engines of its profile"
+
+// whoHas says which types of a driver's devices have an attribute or capacity where others do not. It is
+// empty where none has it, or all have.
+func (q *inquiry) whoHas(driver, name string) string {
+	having, lacking := sets.New[string](), sets.New[string]()
+	for _, kind := range q.kinds() {
+		for _, pool := range q.planner.PoolsOn(kind[0].Name) {
+			if pool.Driver != driver {
+				continue
+			}
+			for _, s := range pool.Slices {
+				for i := range s.Spec.Devices {
+					d := &s.Spec.Devices[i]
+					if has(d, name) {
+						having.Insert(textOf(d, "type"))
+					} else {
+						lacking.Insert(textOf(d, "type"))
+					}
+				}
+			}
+		}
+	}
+	having, lacking = having.Difference(lacking).Delete(""), lacking.Delete("")
+	if len(having) == 0 || len(lacking) == 0 {
+		return ""
+	}
+	text := fmt.Sprintf("Devices of type %s have %s, those of type %s do not", strings.Join(sets.List(having), ", "), name, strings.Join(sets.List(lacking), ", "))
+	if other := instead[name]; other != "" {
+		text += ": " + other
+	}
+	return text
+}
+
+// has reports whether a device has an attribute or a capacity, by its name without domain.
+func has(d *resourceapi.Device, name string) bool {
+	for attribute := range d.Attributes {
+		if unqualified(string(attribute)) == name {
+			return true
+		}
+	}
+	for capacity := range d.Capacity {
+		if unqualified(string(capacity)) == name {
+			return true
+		}
+	}
+	return false
+}
