@@ -33,7 +33,7 @@ type preparer struct {
 	cases   []scenario
 	classes classes
 	// heap is by how many bytes the slices of a case let the heap grow.
-	heap map[string]uint64
+	heap map[string]int64
 }
 
 // prepare is called by scheduler_perf after it has created the nodes.
@@ -168,10 +168,10 @@ func until(ctx context.Context, what string, done func() (bool, error)) error {
 }
 
 // heap is how much of it is in use. The second collection frees what finalizers kept.
-func heap() uint64 {
+func heap() int64 {
 	runtime.GC()
 	runtime.GC()
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
-	return m.HeapAlloc
+	return int64(m.HeapAlloc)
 }

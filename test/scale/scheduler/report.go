@@ -30,7 +30,7 @@ type result struct {
 }
 
 // readResults reads what scheduler_perf left in a folder, by the names of cases.
-func readResults(dir string, cases []scenario, s size, heap map[string]uint64) (map[string]*result, error) {
+func readResults(dir string, cases []scenario, s size, heap map[string]int64) (map[string]*result, error) {
 	items, err := readItems(dir)
 	if err != nil {
 		return nil, err

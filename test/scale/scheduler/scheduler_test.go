@@ -41,7 +41,7 @@ func newPreparer(tb testing.TB) (*preparer, perf.SchedulerPerfOption) {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	p := &preparer{dir: *dir, cases: cases, classes: classes, heap: map[string]uint64{}}
+	p := &preparer{dir: *dir, cases: cases, classes: classes, heap: map[string]int64{}}
 	return p, perf.WithNodeUpdateFn(p.prepare)
 }
 
