@@ -27,6 +27,7 @@ OUT := _output
 MACHINE := dgx-h100
 CLUSTER := bin/cluster
 HELM := $(OUT)/cluster/bin/helm
+ETCD := $(OUT)/cluster/bin/etcd
 LINT := $(OUT)/bin/golangci-lint
 ACTIONLINT := $(OUT)/bin/actionlint
 VULNCHECK := $(OUT)/bin/govulncheck
@@ -114,6 +115,11 @@ $(HELM): build test/cluster/go.mod test/cluster/go.sum
 	$(call say,building helm)
 	$(CLUSTER) build helm
 
+# The same for etcd.
+$(ETCD): build test/cluster/go.mod test/cluster/go.sum
+	$(call say,building etcd)
+	$(CLUSTER) build etcd
+
 .PHONY: images
 images: build cluster ## Build the container images of driver and demos, without docker
 	$(call say,building the images)
@@ -136,7 +142,7 @@ pinned:
 ##@ Test
 
 .PHONY: test
-test: root setup test-unit test-allocators helm-check test-monitoring test-ui test-flow test-cluster test-admission ## Run all tests, with all that they need
+test: root setup test-unit test-allocators helm-check test-monitoring test-ui test-flow test-cluster test-admission test-scale ## Run all tests, with all that they need
 	$(call say,all tests passed)
 
 .PHONY: test-all
@@ -205,6 +211,18 @@ test-admission: ## Let the API server's code judge the chart's objects, and clai
 	$(call say,what an API server makes of the chart)
 	cd test/cluster && CGO_ENABLED=0 go test $(LIKE_KUBERNETES) -count=1 -v ./admission | grep -E '^(--- FAIL|ok|FAIL|panic)|_test.go:[0-9]+:'
 
+# test/scale/scheduler starts an API server, which looks for files beside its source: these
+# variables are how it finds them in what -trimpath made.
+SCALE := $(OUT)/scale
+SCHEDULER_TEST = cd test/scale/scheduler && PATH='$(CURDIR)/$(dir $(ETCD))':"$$PATH" TEST_SRCDIR="$$(go env GOMODCACHE)" TEST_WORKSPACE=. CGO_ENABLED=0 \
+	go test $(LIKE_KUBERNETES) -count=1 -timeout 30m
+
+.PHONY: test-scale
+test-scale: $(ETCD) ## Try the benchmark of the scheduler with a few nodes and pods
+	$(call say,benchmark of the scheduler)
+	go run ./test/scale/slices -o $(SCALE)/slices
+	$(SCHEDULER_TEST) . -slices=$(CURDIR)/$(SCALE)/slices
+
 .PHONY: test-kueue
 test-kueue: root setup build cluster images ## Let a real Kueue hold jobs back until there is quota for their GPUs
 	$(call say,building Kueue (the first time takes minutes))
@@ -270,7 +288,22 @@ bench-scale-fleet: root setup build cluster images ## Measure what plugins cost 
 	$(call say,control plane of a large cluster)
 	test/scale/fleet/run $(FLEET)
 
+# How large the cluster of bench-scale-scheduler is, and which cases run: a regular expression,
+# such as one-1g_.
+NODES := 100
+PODS := 300
+CASES := .
+.PHONY: bench-scale-scheduler
+bench-scale-scheduler: $(ETCD) ## Measure what published devices cost the scheduler: NODES=100 PODS=300 CASES=one-1g
+	$(call say,scheduler with $(NODES) nodes: log and profiles in $(SCALE)/scheduler)
+	go run ./test/scale/slices -o $(SCALE)/slices
+	rm -rf $(SCALE)/scheduler && mkdir -p $(SCALE)/scheduler
+	@export ARTIFACTS='$(CURDIR)/$(SCALE)/scheduler'; $(SCHEDULER_TEST) -run '^$$' -bench 'PerfScheduling/$(CASES)' -benchtime 1x . \
+	  -slices=$(CURDIR)/$(SCALE)/slices -output="$$ARTIFACTS" -nodes=$(NODES) -pods=$(PODS) >"$$ARTIFACTS/log" 2>&1 || { tail -n 50 "$$ARTIFACTS/log"; exit 1; }
+	@cat $(SCALE)/scheduler/table.txt
+
 # Without cmd/kube and admission, which import much of Kubernetes: analysing that takes minutes.
+# The same holds for test/scale/scheduler.
 LINT_CLUSTER := ./cmd/cluster ./cmd/pause ./integration ./internal/...
 
 .PHONY: lint
