@@ -37,7 +37,7 @@ SOAK := 10m
 # tests then start sooner, pkg/host, which runs its test binary without a C library, and
 # pkg/mps/supervisor, which runs its test binary as the control program: with the detector
 # that takes longer to start than the tests give it.
-PLAIN := ./cmd/partage-hook ./pkg/api/... ./pkg/device/... ./pkg/host/... ./pkg/mps/supervisor ./pkg/policy/... ./pkg/quote/... ./pkg/version/... ./test/docs/... ./test/gpusim/... ./test/krew ./test/versions ./test/workflows
+PLAIN := ./cmd/partage-hook ./pkg/api/... ./pkg/device/... ./pkg/host/... ./pkg/mps/supervisor ./pkg/policy/... ./pkg/quote/... ./pkg/version/... ./test/docs/... ./test/gpusim/... ./test/krew ./test/nicdriver/... ./test/scale/... ./test/versions ./test/workflows
 RACE = $(filter-out $(shell go list $(PLAIN)),$(shell go list ./cmd/... ./pkg/...))
 FLOW := $(addprefix ./test/flow/,claims conformance sharing metrics crash fault soak)
 
@@ -274,13 +274,16 @@ bench: build ## Measure Prepare and Unprepare, also with simulated latency, and 
 	$(call say,side by side)
 	go test -run '^$$' -bench . -benchtime 200x -timeout 20m ./test/flow/versus -peer "$$(realpath --quiet --canonicalize-existing $(PEER))"
 
+.PHONY: bench-scale
+bench-scale: bench-packing bench-scale-scheduler bench-scale-fleet ## Measure what large clusters cost: packing, scheduler, control plane
+
 .PHONY: bench-packing
 bench-packing: ## Simulate how well partitions are packed, by the order in which they are published
 	$(call say,packing)
 	go run ./test/scale/cmd/packing
 
 # With FLEET='--nodes 1000' it needs 20 GB of memory and half an hour.
-FLEET := --nodes 200
+FLEET := --nodes 100
 .PHONY: bench-scale-fleet
 bench-scale-fleet: root setup build cluster images ## Measure what plugins cost the control plane: FLEET='--nodes 200'
 	$(call say,building kwok (the first time takes minutes))
