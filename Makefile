@@ -27,6 +27,7 @@ OUT := _output
 MACHINE := dgx-h100
 CLUSTER := bin/cluster
 HELM := $(OUT)/cluster/bin/helm
+ETCD := $(OUT)/cluster/bin/etcd
 LINT := $(OUT)/bin/golangci-lint
 ACTIONLINT := $(OUT)/bin/actionlint
 VULNCHECK := $(OUT)/bin/govulncheck
@@ -36,7 +37,7 @@ SOAK := 10m
 # tests then start sooner, pkg/host, which runs its test binary without a C library, and
 # pkg/mps/supervisor, which runs its test binary as the control program: with the detector
 # that takes longer to start than the tests give it.
-PLAIN := ./cmd/partage-hook ./pkg/api/... ./pkg/device/... ./pkg/host/... ./pkg/mps/supervisor ./pkg/policy/... ./pkg/quote/... ./pkg/version/... ./test/docs/... ./test/gpusim/... ./test/krew ./test/versions ./test/workflows
+PLAIN := ./cmd/partage-hook ./pkg/api/... ./pkg/device/... ./pkg/host/... ./pkg/mps/supervisor ./pkg/policy/... ./pkg/quote/... ./pkg/version/... ./test/docs/... ./test/gpusim/... ./test/krew ./test/nicdriver/... ./test/scale/... ./test/versions ./test/workflows
 RACE = $(filter-out $(shell go list $(PLAIN)),$(shell go list ./cmd/... ./pkg/...))
 FLOW := $(addprefix ./test/flow/,claims conformance sharing metrics crash fault soak)
 
@@ -114,6 +115,11 @@ $(HELM): build test/cluster/go.mod test/cluster/go.sum
 	$(call say,building helm)
 	$(CLUSTER) build helm
 
+# The same for etcd.
+$(ETCD): build test/cluster/go.mod test/cluster/go.sum
+	$(call say,building etcd)
+	$(CLUSTER) build etcd
+
 .PHONY: images
 images: build cluster ## Build the container images of driver and demos, without docker
 	$(call say,building the images)
@@ -136,7 +142,7 @@ pinned:
 ##@ Test
 
 .PHONY: test
-test: root setup test-unit test-allocators helm-check test-monitoring test-ui test-flow test-cluster test-admission ## Run all tests, with all that they need
+test: root setup test-unit test-allocators helm-check test-monitoring test-ui test-flow test-cluster test-admission test-scale ## Run all tests, with all that they need
 	$(call say,all tests passed)
 
 .PHONY: test-all
@@ -205,6 +211,18 @@ test-admission: ## Let the API server's code judge the chart's objects, and clai
 	$(call say,what an API server makes of the chart)
 	cd test/cluster && CGO_ENABLED=0 go test $(LIKE_KUBERNETES) -count=1 -v ./admission | grep -E '^(--- FAIL|ok|FAIL|panic)|_test.go:[0-9]+:'
 
+# test/scale/scheduler starts an API server, which looks for files beside its source: these
+# variables are how it finds them in what -trimpath made.
+SCALE := $(OUT)/scale
+SCHEDULER_TEST = cd test/scale/scheduler && PATH='$(CURDIR)/$(dir $(ETCD))':"$$PATH" TEST_SRCDIR="$$(go env GOMODCACHE)" TEST_WORKSPACE=. CGO_ENABLED=0 \
+	go test $(LIKE_KUBERNETES) -count=1 -timeout 30m
+
+.PHONY: test-scale
+test-scale: $(ETCD) ## Try the benchmark of the scheduler with a few nodes and pods
+	$(call say,benchmark of the scheduler)
+	go run ./test/scale/slices -o $(SCALE)/slices
+	$(SCHEDULER_TEST) . -slices=$(CURDIR)/$(SCALE)/slices
+
 .PHONY: test-kueue
 test-kueue: root setup build cluster images ## Let a real Kueue hold jobs back until there is quota for their GPUs
 	$(call say,building Kueue (the first time takes minutes))
@@ -246,11 +264,49 @@ test-ui: root ## Try the page of kubectl gpu ui in a real browser
 	test/ui/setup.sh
 	cd test/ui && CGO_ENABLED=0 go test -count=1 -timeout 30m ./...
 
+PEER := $(OUT)/peers/bin/gpu-kubelet-plugin
+
 .PHONY: bench
-bench: build ## Measure Prepare and Unprepare, without and with simulated latency of the hardware
+bench: build ## Measure Prepare and Unprepare, also with simulated latency, and beside NVIDIA's DRA driver
 	go test -run '^$$' -bench . -benchtime 3s ./test/flow/bench
+	$(call say,DRA driver of NVIDIA (the first time takes minutes))
+	@test/peers/build program || { rm -f $(PEER); echo 'It could not be built, so Partage is measured alone.'; }
+	$(call say,side by side)
+	go test -run '^$$' -bench . -benchtime 200x -timeout 20m ./test/flow/versus -peer "$$(realpath --quiet --canonicalize-existing $(PEER))"
+
+.PHONY: bench-scale
+bench-scale: bench-packing bench-scale-scheduler bench-scale-fleet ## Measure what large clusters cost: packing, scheduler, control plane
+
+.PHONY: bench-packing
+bench-packing: ## Simulate how well partitions are packed, by the order in which they are published
+	$(call say,packing)
+	go run ./test/scale/cmd/packing
+
+# With FLEET='--nodes 1000' it needs 20 GB of memory and half an hour.
+FLEET := --nodes 100
+.PHONY: bench-scale-fleet
+bench-scale-fleet: root setup build cluster images ## Measure what plugins cost the control plane: FLEET='--nodes 200'
+	$(call say,building kwok (the first time takes minutes))
+	test/scale/fleet/kwok/build
+	$(call say,control plane of a large cluster)
+	test/scale/fleet/run $(FLEET)
+
+# How large the cluster of bench-scale-scheduler is, and which cases run: a regular expression,
+# such as one-1g_.
+NODES := 100
+PODS := 300
+CASES := .
+.PHONY: bench-scale-scheduler
+bench-scale-scheduler: $(ETCD) ## Measure what published devices cost the scheduler: NODES=100 PODS=300 CASES=one-1g
+	$(call say,scheduler with $(NODES) nodes: log and profiles in $(SCALE)/scheduler)
+	go run ./test/scale/slices -o $(SCALE)/slices
+	rm -rf $(SCALE)/scheduler && mkdir -p $(SCALE)/scheduler
+	@export ARTIFACTS='$(CURDIR)/$(SCALE)/scheduler'; $(SCHEDULER_TEST) -run '^$$' -bench 'PerfScheduling/$(CASES)' -benchtime 1x . \
+	  -slices=$(CURDIR)/$(SCALE)/slices -output="$$ARTIFACTS" -nodes=$(NODES) -pods=$(PODS) >"$$ARTIFACTS/log" 2>&1 || { tail -n 50 "$$ARTIFACTS/log"; exit 1; }
+	@cat $(SCALE)/scheduler/table.txt
 
 # Without cmd/kube and admission, which import much of Kubernetes: analysing that takes minutes.
+# The same holds for test/scale/scheduler.
 LINT_CLUSTER := ./cmd/cluster ./cmd/pause ./integration ./internal/...
 
 .PHONY: lint

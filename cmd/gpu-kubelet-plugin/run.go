@@ -29,6 +29,7 @@ import (
 	"github.com/partage-dev/partage/pkg/plugin"
 	"github.com/partage-dev/partage/pkg/plugin/nodelabels"
 	"github.com/partage-dev/partage/pkg/sharing"
+	"github.com/partage-dev/partage/pkg/trim"
 	"github.com/partage-dev/partage/pkg/usage"
 	"github.com/partage-dev/partage/pkg/version"
 )
@@ -55,6 +56,7 @@ func serve(ctx context.Context, c *config, cmd *cli.Command) error {
 		return err
 	}
 	defer hooks.Close()
+	go trim.AfterStart(ctx)
 	return c.run(ctx, clients, hooks)
 }
 

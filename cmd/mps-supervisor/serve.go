@@ -15,6 +15,7 @@ import (
 	"github.com/partage-dev/partage/pkg/grpchealth"
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/mps/supervisor"
+	"github.com/partage-dev/partage/pkg/trim"
 	"github.com/partage-dev/partage/pkg/version"
 )
 
@@ -32,6 +33,7 @@ func serve(ctx context.Context, c *config, cmd *cli.Command) error {
 		return err
 	}
 	defer stop()
+	go trim.AfterStart(ctx)
 	return supervisor.Run(ctx, supervisor.Options{
 		Dir:                 filepath.Clean(c.mpsDir),
 		Roots:               c.roots(),

@@ -250,7 +250,7 @@ func (l *gpuLoop) updateDesired(ctx context.Context) {
 	l.desired.readPolicy(ctx)
 	var present *device.Inventory
 	if l.state.inventory != nil {
-		present = l.state.inventory.With(l.status())
+		present = l.inventoryWith(l.status())
 	}
 	l.desired.updateNeeded(ctx, present)
 }
@@ -310,6 +310,14 @@ func (l *gpuLoop) status() device.Status {
 	return l.state.status(slices.Concat(l.health.Conditions(), l.foreign.conditions(l.state.known)), reaction)
 }
 
+// inventoryWith is the inventory with a status: at nearly all times the one that was handed on.
+func (l *gpuLoop) inventoryWith(status device.Status) *device.Inventory {
+	if told := &l.told; told.now != nil && told.base == l.state.inventory && reflect.DeepEqual(told.status, status) {
+		return told.now
+	}
+	return l.state.inventory.With(status)
+}
+
 // handOn tells claims, the publisher and people what is known now, if they do not know it.
 func (l *gpuLoop) handOn(ctx context.Context) {
 	if l.surveyedAt.IsZero() || ctx.Err() != nil {
@@ -319,12 +327,11 @@ func (l *gpuLoop) handOn(ctx context.Context) {
 	l.conditions.report(ctx, status)
 	l.troubles.set(status.Conditions)
 
-	if told := &l.told; told.base == l.state.inventory && reflect.DeepEqual(told.status, status) && (told.published != nil || !l.desired.known()) {
-		l.tell(told.now, l.surveyedAt) // as at nearly all times
-		return
-	}
-	now := l.state.inventory.With(status)
+	now := l.inventoryWith(status)
 	l.tell(now, l.surveyedAt)
+	if now == l.told.now && (l.told.published != nil || !l.desired.known()) {
+		return // as at nearly all times
+	}
 	l.metrics.SetGPUs(now, status)
 	changed := l.told.published == nil || !l.samePublished(l.told.published, now)
 	if changed || l.told.base != l.state.inventory {

@@ -114,23 +114,37 @@ func New(o Options) *Sampler {
 }
 
 // Run samples until ctx ends. Claims are known as soon as they are prepared, and forgotten as
-// soon as they are released; the GPUs are asked one after the other, spread over the interval.
+// soon as they are released. The GPUs are asked one right after the other: waking up costs an
+// idle process more than the questions do.
 func (s *Sampler) Run(ctx context.Context) {
 	var running sync.WaitGroup
 	defer running.Wait()
 	running.Go(func() { s.follow(ctx) })
 	for ctx.Err() == nil {
+		next := time.Now().Add(s.o.Interval)
 		s.readClaims(ctx)
 		running.Go(func() { s.list(ctx) })
 		addresses := s.forget()
-		pause := s.o.Interval / time.Duration(max(1, len(addresses)))
 		for _, address := range addresses {
-			running.Go(func() { s.sample(ctx, address) })
-			sleep(ctx, pause)
+			done := make(chan struct{})
+			running.Go(func() {
+				defer close(done)
+				s.sample(ctx, address)
+			})
+			// One that hangs takes no more of the interval than its share.
+			waitFor(ctx, done, s.o.Interval/time.Duration(len(addresses)))
 		}
-		if len(addresses) == 0 {
-			sleep(ctx, pause)
-		}
+		sleep(ctx, time.Until(next))
+	}
+}
+
+// waitFor waits until done is closed, but not longer than limit.
+func waitFor(ctx context.Context, done <-chan struct{}, limit time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	select {
+	case <-ctx.Done():
+	case <-done:
 	}
 }
 

@@ -218,6 +218,28 @@ func TestHang(t *testing.T) {
 	})
 }
 
+// TestTogether: all GPUs are sampled at the same time, once in an interval, so that the process
+// rests in between.
+func TestTogether(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		w.hold(claimNamed("a", "A", device.Whole), claimNamed("b", "B", device.Whole))
+		s := w.run(t)
+		synctest.Wait()
+		first := s.Snapshot().GPUs
+		if a, b := first["A"].Sampled, first["B"].Sampled; a.IsZero() || !a.Equal(b) {
+			t.Errorf("sampled at %v and %v", a, b)
+		}
+		pass(interval)
+		for pci, now := range s.Snapshot().GPUs {
+			if got := now.Sampled.Sub(first[pci].Sampled); got != interval {
+				t.Errorf("%s is sampled again after %v", pci, got)
+			}
+		}
+	})
+}
+
 // TestLaterPod: a claim may be reserved for another pod after it was prepared; the API server
 // is asked about that, and not at every sample.
 func TestLaterPod(t *testing.T) {

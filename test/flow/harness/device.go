@@ -115,11 +115,13 @@ func DeviceName(pciAddress string, at Place) string {
 	if at.Profile == "" {
 		return name
 	}
-	return name + "-mig-" + profileText.Replace(at.Profile) + "-" + strconv.Itoa(at.Start)
+	return name + "-mig-" + ProfileText(at.Profile) + "-" + strconv.Itoa(at.Start)
 }
 
-// profileText makes "1g24gb-me-all" of "1g.24gb+me.all", and "1g24gb-no-me" of
+// ProfileText makes "1g24gb-me-all" of "1g.24gb+me.all", and "1g24gb-no-me" of
 // "1g.24gb-me".
+func ProfileText(profile string) string { return profileText.Replace(profile) }
+
 var profileText = strings.NewReplacer("-", "-no-", "+", "-", ".all", "-all", ".", "")
 
 // Device is a device that a claim is allocated: a GPU, by number in the order of PCI

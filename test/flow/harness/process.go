@@ -84,12 +84,28 @@ func (b *LogBuffer) String() string {
 // by default; flags override that.
 func (n *Node) Start(t testing.TB, flags ...string) *Driver {
 	t.Helper()
+	return n.StartWith(t, nil, flags...)
+}
+
+// StartWith is Start with more environment variables.
+func (n *Node) StartWith(t testing.TB, environment []string, flags ...string) *Driver {
+	t.Helper()
 	uid := "uid-" + strconv.Itoa(int(starts.add()))
 	socket := filepath.Join(filepath.Dir(n.Root), uid+".sock")
 	p := &Driver{Process: newProcess(n.command(uid, append([]string{
 		"--health-socket=" + socket, "--poll-interval=200ms", "--reconcile-interval=500ms",
 		"--claim-check-interval=500ms",
 	}, flags...)...))}
+	p.Cmd.Env = append(p.Cmd.Env, environment...)
+	p.startFor(t)
+	p.health = healthpb.NewHealthClient(dial(t, "unix://"+socket))
+	p.Register(t, n.RegistrarDir, uid)
+	return p
+}
+
+// startFor runs the driver until the test ends.
+func (p *Driver) startFor(t testing.TB) {
+	t.Helper()
 	if err := p.Cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -100,9 +116,6 @@ func (n *Node) Start(t testing.TB, flags ...string) *Driver {
 			t.Logf("log of the driver:\n%s", p.Log)
 		}
 	})
-	p.health = healthpb.NewHealthClient(dial(t, "unix://"+socket))
-	p.Register(t, n.RegistrarDir, uid)
-	return p
 }
 
 // command is the command line of the driver in the pod with this UID.
@@ -134,7 +147,12 @@ func (n *Node) command(uid string, flags ...string) *exec.Cmd {
 // Register registers the driver as the kubelet does.
 func (p *Driver) Register(t testing.TB, registrar, uid string) {
 	t.Helper()
-	socket := registrar + "/" + kubeletplugin.RollingUpdateRegistrarSocketFile(registrar, DriverName, types.UID(uid))
+	p.registerAt(t, registrar+"/"+kubeletplugin.RollingUpdateRegistrarSocketFile(registrar, DriverName, types.UID(uid)))
+}
+
+// registerAt registers a driver as the kubelet does that has found its socket.
+func (p *Driver) registerAt(t testing.TB, socket string) {
+	t.Helper()
 	p.Until(t, "the registration socket", func(context.Context) error {
 		if _, err := os.Stat(socket); err != nil {
 			return err

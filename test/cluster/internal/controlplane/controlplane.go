@@ -175,11 +175,16 @@ func (c ControlPlane) args() map[string][]string {
 			"--unsafe-no-fsync", "--log-level=warn",
 		},
 		apiserver:  c.common(server),
-		controller: c.common(manager),
-		scheduler: c.common([]string{
+		controller: c.common(append(manager, c.asking(controller)...)),
+		scheduler: c.common(append([]string{
 			"--kubeconfig=" + c.kubeconfig(scheduler), "--leader-elect=false", "--bind-address=127.0.0.1", "--cert-dir=" + data("scheduler"),
-		}),
+		}, c.asking(scheduler)...)),
 	}
+}
+
+// asking has a component ask the API server who may read its metrics and profiles.
+func (c ControlPlane) asking(component string) []string {
+	return []string{"--authentication-kubeconfig=" + c.kubeconfig(component), "--authorization-kubeconfig=" + c.kubeconfig(component)}
 }
 
 // common adds the flags that all of Kubernetes knows.
