@@ -124,8 +124,8 @@ func (a attributes) wholeGPU(g *gpu.GPU) {
 }
 
 // group says which GPUs of the node the GPU is close to, for constraints between whole GPUs: a
-// partition has no peers. What would be true of no other GPU is left out, so these are the only
-// names that some devices of a kind lack, and matchAttribute takes none of them.
+// partition has no peers. What would be true of no other GPU is left out, as is what the host does
+// not tell of a GPU's place: matchAttribute takes no device without the attribute.
 func (a attributes) group(g gpu.Groups) {
 	if g.NVLinkDomain != "" {
 		a.text("nvlinkDomain", g.NVLinkDomain)
