@@ -19,6 +19,16 @@ func held() uint64 {
 
 const big = 256 << 20
 
+// waste uses a part of the heap that nobody uses any more.
+//
+//go:noinline
+func waste(bytes int) {
+	part := make([]byte, bytes)
+	for i := 0; i < len(part); i += 4096 {
+		part[i] = 1
+	}
+}
+
 // TestAfterStart: what nobody uses is the kernel's again.
 func TestAfterStart(t *testing.T) {
 	for name, ended := range map[string]bool{"runs": false, "has ended": true} {
@@ -29,13 +39,8 @@ func TestAfterStart(t *testing.T) {
 				if ended {
 					cancel()
 				}
-				waste := make([]byte, big)
-				for i := 0; i < len(waste); i += 4096 {
-					waste[i] = 1
-				}
+				waste(big)
 				before := held()
-				runtime.KeepAlive(waste)
-				waste = nil
 				AfterStart(ctx)
 				if back := int64(before) - int64(held()); (back > big/2) == ended {
 					t.Errorf("%d MiB of %d were given back", back>>20, big>>20)
