@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 )
@@ -29,6 +30,8 @@ type launch struct {
 	// root is changed to, unless it is empty; session is then mounted at its /tmp, and dev
 	// at its /dev, unless that is empty.
 	root, session, dev string
+	// parent is the PID of the process that must still be there, unless it is 0.
+	parent int
 }
 
 // Launch replaces this process by a program of the driver that has its own view of
@@ -44,11 +47,17 @@ func Launch(args []string) error {
 	flags.StringVar(&l.root, "root", "", "")
 	flags.StringVar(&l.session, "session", "", "")
 	flags.StringVar(&l.dev, "dev", "", "")
+	flags.IntVar(&l.parent, "parent", 0, "")
 	if err := flags.Parse(args); err != nil {
 		return fmt.Errorf("%s: %w", LaunchCommand, err)
 	}
 	if flags.NArg() == 0 {
 		return fmt.Errorf("%s: want a program; only the supervisor uses this", LaunchCommand)
+	}
+	// A supervisor that is killed while it starts a daemon has a successor that may have looked for
+	// daemons when this process did not have its mark yet.
+	if l.parent != 0 && unix.Getppid() != l.parent {
+		return fmt.Errorf("%s: process %d, which wanted %s, has ended", LaunchCommand, l.parent, flags.Arg(0))
 	}
 	runtime.LockOSThread()
 	if l.shm != "" { // a daemon, whose servers inherit it
@@ -66,7 +75,7 @@ func Launch(args []string) error {
 // arguments returns the arguments of this program that make it run another one:
 // the inverse of what Launch parses.
 func (l launch) arguments(program string, args ...string) []string {
-	all := []string{LaunchCommand, "-shm", l.shm, "-root", l.root, "-session", l.session, "-dev", l.dev, "--", program}
+	all := []string{LaunchCommand, "-shm", l.shm, "-root", l.root, "-session", l.session, "-dev", l.dev, "-parent", strconv.Itoa(l.parent), "--", program}
 	return append(all, args...)
 }
 

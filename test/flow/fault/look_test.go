@@ -71,8 +71,10 @@ func (r *faultRig) looks(t *testing.T) []string {
 		}
 	}
 	maps.DeleteFunc(counts, func(function string, _ int) bool {
-		// The reserved memory is not asked for where there are partitions.
-		return function == discovery || strings.HasPrefix(function, "nvmlSystem") || function == "nvmlDeviceGetMemoryInfo_v2"
+		// Only requests for linked GPUs depend on NVLinks: what cannot be read is asked again, and no
+		// condition of the GPU. The reserved memory is not asked for where there are partitions.
+		return function == discovery || strings.Contains(function, "NvLink") || function == "nvmlDeviceGetGpuFabricInfoV" ||
+			strings.HasPrefix(function, "nvmlSystem") || function == "nvmlDeviceGetMemoryInfo_v2"
 	})
 	return slices.Sorted(maps.Keys(counts))
 }
