@@ -115,10 +115,10 @@ $(HELM): build test/cluster/go.mod test/cluster/go.sum
 	$(call say,building helm)
 	$(CLUSTER) build helm
 
-# The same for etcd.
+# etcd alone is no part: it is one program with Kubernetes.
 $(ETCD): build test/cluster/go.mod test/cluster/go.sum
-	$(call say,building etcd)
-	$(CLUSTER) build etcd
+	$(call say,building Kubernetes and etcd)
+	$(CLUSTER) build 'kubernetes and etcd'
 
 .PHONY: images
 images: build cluster ## Build the container images of driver and demos, without docker
