@@ -38,30 +38,20 @@ func accept(args []string) error {
 	return nil
 }
 
+var documented = snippet.Checker{
+	Command: []string{"kubectl", "gpu"},
+	Accept:  func(args []string) error { return accept(args[2:]) },
+}
+
 // TestSnippets: commands in the documentation, with their flags, are those of this program.
 func TestSnippets(t *testing.T) {
-	commands, err := snippet.All("../..", "kubectl")
-	if err != nil {
-		t.Fatal(err)
-	}
-	seen := 0
-	for _, c := range commands {
-		if len(c.Args) < 3 || c.Args[1] != "gpu" {
-			continue
-		}
-		seen++
-		if err := accept(c.Args[2:]); err != nil && !snippet.Unfinished(err) {
-			t.Errorf("%v: %v", c, err)
-		}
-	}
-	if t.Logf("%d cases", seen); seen < 30 {
-		t.Errorf("only %d commands", seen)
-	}
+	const least = 30
+	documented.Pages(t, "../..", least)
 }
 
 // TestBrokenSnippets: a page with a wrong command fails.
 func TestBrokenSnippets(t *testing.T) {
-	for text, want := range map[string]bool{
+	documented.Lines(t, map[string]bool{
 		"kubectl gpu tree -A":                      true,
 		"kubectl gpu explain llm -n team":          true,
 		"bin/cluster run -- kubectl gpu top nodes": true,
@@ -70,14 +60,5 @@ func TestBrokenSnippets(t *testing.T) {
 		"kubectl gpu tree --no-such-flag":          false,
 		"kubectl gpu migrate nothing file.yaml":    false,
 		"kubectl gpu slices --count many":          false,
-	} {
-		commands, err := snippet.Commands("page.md", "text\n\n```sh\n"+text+"\n```\n")
-		if err != nil || len(commands) == 0 {
-			t.Fatalf("%s: %d commands, %v", text, len(commands), err)
-		}
-		err = accept(commands[len(commands)-1].Args[2:])
-		if (err == nil) != want {
-			t.Errorf("%s: %v", text, err)
-		}
-	}
+	})
 }

@@ -10,37 +10,20 @@ import (
 	"github.com/partage-dev/partage/test/docs/snippet"
 )
 
-// TestSnippets: commands in the documentation, with their flags, are those of this program.
-func TestSnippets(t *testing.T) {
-	commands, err := snippet.All("../..", name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, c := range commands {
-		if err := snippet.Accept(newCommand(io.Discard, io.Discard), c.Args); err != nil && !snippet.Unfinished(err) {
-			t.Errorf("%v: %v", c, err)
-		}
-	}
-	if t.Logf("%d cases", len(commands)); len(commands) < 1 {
-		t.Errorf("only %d commands", len(commands))
-	}
+var documented = snippet.Checker{
+	Command: []string{name},
+	Accept:  func(args []string) error { return snippet.Accept(newCommand(io.Discard, io.Discard), args) },
 }
+
+// TestSnippets: commands in the documentation, with their flags, are those of this program.
+func TestSnippets(t *testing.T) { documented.Pages(t, "../..", 1) }
 
 // TestBrokenSnippets: a page with a wrong command fails.
 func TestBrokenSnippets(t *testing.T) {
-	for text, want := range map[string]bool{
+	documented.Lines(t, map[string]bool{
 		"mps-supervisor health":                true,
 		"mps-supervisor helth":                 false,
 		"mps-supervisor --no-such-flag":        false,
 		"mps-supervisor --memory-percent=much": false,
-	} {
-		commands, err := snippet.Commands("page.md", "```console\n$ "+text+"\nout put\n```\n")
-		if err != nil || len(commands) == 0 {
-			t.Fatalf("%s: %d commands, %v", text, len(commands), err)
-		}
-		err = snippet.Accept(newCommand(io.Discard, io.Discard), commands[len(commands)-1].Args)
-		if (err == nil) != want {
-			t.Errorf("%s: %v", text, err)
-		}
-	}
+	})
 }
