@@ -43,7 +43,7 @@ func serve(t *testing.T, checks healthsocket.Checks) (socket string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(healthsocket.Serve(listener, checks, func(err error) { t.Error(err) }))
+	t.Cleanup(healthsocket.Serve(t.Context(), listener, checks, func(err error) { t.Error(err) }))
 	return socket
 }
 

@@ -56,7 +56,7 @@ func (c *config) serveHealth(ctx context.Context) (stop func(), err error) {
 	if err != nil {
 		return nil, errors.Join(err, listener.Close())
 	}
-	stopServer := healthsocket.Serve(listener, checks(client.List), func(err error) {
+	stopServer := healthsocket.Serve(ctx, listener, checks(client.List), func(err error) {
 		klog.FromContext(ctx).Error(err, "Health socket is no longer served")
 	})
 	return func() {

@@ -47,13 +47,14 @@ type Checks struct {
 	Liveness, Readiness func(context.Context) error
 }
 
-// Serve answers probes on a listener until stop is called, which closes the listener.
-// Failed is called with the error if it ends before.
-func Serve(listener net.Listener, checks Checks, failed func(error)) (stop func()) {
-	ctx, cancel := context.WithCancel(context.Background())
+// Serve answers probes on a listener until stop is called, which closes the listener. The end of
+// the context does not stop it, because a process that is ending is still asked. Failed is called
+// with the error if it ends before.
+func Serve(ctx context.Context, listener net.Listener, checks Checks, failed func(error)) (stop func()) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	s := newServer(checks)
 	s.running.Go(func() {
-		if err := s.serve(ctx, listener); err != nil {
+		if err := s.serve(ctx, listener); ctx.Err() == nil {
 			failed(err)
 		}
 	})
@@ -77,7 +78,7 @@ func newServer(checks Checks) *server {
 	}}
 }
 
-// serve goes on where the process has too many files open, which may pass.
+// serve returns why it ends. It goes on where too many files are open, which may pass.
 func (s *server) serve(ctx context.Context, listener net.Listener) error {
 	for {
 		conn, err := listener.Accept()
@@ -85,11 +86,10 @@ func (s *server) serve(ctx context.Context, listener net.Listener) error {
 		switch {
 		case err == nil:
 			s.running.Go(func() { s.handle(ctx, conn) })
-		case ctx.Err() != nil:
-			return nil
 		case errors.As(err, &errno) && errno.Temporary():
 			select {
 			case <-ctx.Done():
+				return ctx.Err()
 			case <-time.After(time.Second):
 			}
 		default:

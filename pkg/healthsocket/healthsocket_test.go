@@ -37,7 +37,7 @@ func listen(t *testing.T) (listener net.Listener, socket string) {
 
 func TestServe(t *testing.T) {
 	listener, socket := listen(t)
-	stop := Serve(listener, Checks{
+	stop := Serve(t.Context(), listener, Checks{
 		Liveness: func(context.Context) error { return nil },
 		Readiness: func(context.Context) error {
 			return errors.Join(errors.New("no driver in /usr/läb"), errors.New("not registered"))
@@ -66,7 +66,7 @@ func TestStop(t *testing.T) {
 	listener, socket := listen(t)
 	began, end := make(chan struct{}), make(chan struct{})
 	defer close(end)
-	stop := Serve(listener, Checks{Liveness: func(context.Context) error {
+	stop := Serve(t.Context(), listener, Checks{Liveness: func(context.Context) error {
 		close(began)
 		<-end
 		return nil
@@ -91,7 +91,7 @@ func TestServeFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	failed := make(chan error, 1)
-	stop := Serve(listener, Checks{}, func(err error) { failed <- err })
+	stop := Serve(t.Context(), listener, Checks{}, func(err error) { failed <- err })
 	defer stop()
 	if err := <-failed; !errors.Is(err, net.ErrClosed) {
 		t.Errorf("got %v", err)
@@ -120,7 +120,7 @@ func (c conns) Addr() net.Addr { return &net.UnixAddr{} }
 func TestTooManyFiles(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		listener := make(conns)
-		stop := Serve(listener, Checks{Liveness: func(context.Context) error { return nil }}, func(err error) { t.Error(err) })
+		stop := Serve(t.Context(), listener, Checks{Liveness: func(context.Context) error { return nil }}, func(err error) { t.Error(err) })
 		defer stop()
 		began := time.Now()
 		for range 3 {

@@ -16,7 +16,7 @@ import (
 // serveHealth answers until stop is called, which closes the listener too.
 func (p *Plugin) serveHealth(ctx context.Context) (stop func()) {
 	probe := &livenessProbe{registrationSocket: p.options.registrationSocket(p.socketUID), logger: klog.FromContext(ctx)}
-	return healthsocket.Serve(p.options.HealthListener, healthsocket.Checks{
+	return healthsocket.Serve(ctx, p.options.HealthListener, healthsocket.Checks{
 		Liveness: probe.check,
 		Readiness: func(context.Context) error {
 			// The reason is logged when it changes.

@@ -34,7 +34,7 @@ func TestNodeNotReady(t *testing.T) {
 	t.Cleanup(func() { _ = load(context.WithoutCancel(t.Context())) }) // again, if the test has ended before it did
 
 	plugin := before[pluginComponent].Name
-	waitEvent(t, driverNamespace, plugin, "Unhealthy", "Readiness probe failed: NVIDIA driver is not loaded")
+	waitEvent(t, driverNamespace, plugin, "Unhealthy", "Readiness probe failed: open NVML library")
 	waitDriver(t, pluginComponent, corev1.ConditionFalse)
 	waitDriver(t, supervisorComponent, corev1.ConditionTrue)
 	if err := load(t.Context()); err != nil {
