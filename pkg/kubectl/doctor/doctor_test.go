@@ -40,7 +40,7 @@ type bad struct {
 
 func TestChecks(t *testing.T) {
 	t.Parallel()
-	const wantChecks, wantCases = 32, 73
+	const wantChecks, wantCases = 32, 74
 	checks := Checks()
 	if len(checks) != wantChecks {
 		t.Errorf("%d checks, want %d", len(checks), wantChecks)
@@ -258,6 +258,9 @@ var badNeighbours = []bad{
 	}, Error, []string{"node gpu-1"}, "nvidia.com/gpu on the node, and the driver offers the same GPUs: both give them away; pods that ask for nvidia.com/gpu", "nvidia.com/gpu.deploy.device-plugin=false"},
 	{"device-plugin", "zero", func(w *world) {
 		w.node("gpu-1").Status.Allocatable["nvidia.com/gpu"] = resource.MustParse("0")
+	}, OK, nil, "", ""},
+	{"device-plugin", "network cards", func(w *world) {
+		w.node("gpu-1").Status.Allocatable["nvidia.com/hostdev"] = resource.MustParse("2")
 	}, OK, nil, "", ""},
 	{"device-plugin", "on another node", func(w *world) {
 		w.node("cpu-1").Status.Allocatable["nvidia.com/gpu"] = resource.MustParse("2")
