@@ -61,30 +61,6 @@ func TestServe(t *testing.T) {
 	}
 }
 
-// TestStop: it waits neither for a check that hangs nor for one who says nothing.
-func TestStop(t *testing.T) {
-	listener, socket := listen(t)
-	began, end := make(chan struct{}), make(chan struct{})
-	defer close(end)
-	stop := Serve(t.Context(), listener, Checks{Liveness: func(context.Context) error {
-		close(began)
-		<-end
-		return nil
-	}}, func(err error) { t.Error(err) })
-	silent, err := (&net.Dialer{}).DialContext(t.Context(), "unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = silent.Close() }()
-	answer := make(chan error, 1)
-	go func() { answer <- Ask(t.Context(), socket, Liveness) }()
-	<-began
-	stop()
-	if err := <-answer; err == nil {
-		t.Error("the answer of a check that hangs is that all is well")
-	}
-}
-
 func TestServeFails(t *testing.T) {
 	listener, _ := listen(t)
 	if err := listener.Close(); err != nil {
@@ -115,6 +91,37 @@ func (c conns) Accept() (net.Conn, error) {
 func (c conns) Close() error { close(c); return nil }
 
 func (c conns) Addr() net.Addr { return &net.UnixAddr{} }
+
+// TestStop: it waits neither for a check that hangs nor for somebody who says nothing.
+func TestStop(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		end := make(chan struct{})
+		defer close(end)
+		listener := make(conns)
+		stop := Serve(t.Context(), listener, Checks{Liveness: func(context.Context) error {
+			<-end
+			return nil
+		}}, func(err error) { t.Error(err) })
+		silent, _ := net.Pipe()
+		listener <- silent
+		theirs, ours := net.Pipe()
+		listener <- theirs
+		answered := make(chan string, 1)
+		go func() {
+			answer, _ := exchange(t.Context(), ours, Liveness)
+			answered <- answer
+		}()
+		synctest.Wait()
+		began := time.Now()
+		stop()
+		if answer := <-answered; answer == ok {
+			t.Error("the answer of a check that hangs is that all is well")
+		}
+		if took := time.Since(began); took > 0 {
+			t.Errorf("it took %s", took)
+		}
+	})
+}
 
 // TestTooManyFiles: a process that cannot take a connection for a while answers afterwards.
 func TestTooManyFiles(t *testing.T) {
