@@ -42,6 +42,9 @@ func TestNodeNotReady(t *testing.T) {
 	}
 	waitDriver(t, pluginComponent, corev1.ConditionTrue)
 	for component, pod := range before {
+		if out, err := inPod(driverNamespace, pod.Name, "health-probe", "readiness"); err != nil || out != "" {
+			t.Errorf("%s: health-probe says %q, %v", component, out, err)
+		}
 		now := driverPod(t, component)
 		if was, is := pod.Status.ContainerStatuses[0].RestartCount, now.Status.ContainerStatuses[0].RestartCount; now.Name != pod.Name || was != is {
 			t.Errorf("%s: pod %s with %d restarts is now %s with %d", component, pod.Name, was, now.Name, is)
