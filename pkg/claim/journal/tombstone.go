@@ -55,7 +55,7 @@ func (t *tombstones) written(uid types.UID) (*tombstone, error) {
 	case err != nil:
 		return nil, fmt.Errorf("tombstone of claim %s: %w", uid, err)
 	case json.Unmarshal(data, &stone) != nil:
-		return &tombstone{}, nil
+		return &tombstone{}, nil //nolint:nilerr // see above
 	}
 	return &stone, nil
 }
@@ -175,7 +175,7 @@ func (s *Store) sweepTombstone(uid types.UID, now time.Duration, tryClaim func(t
 		return err
 	}
 	if r, err := s.Read(uid); err != nil || r != nil && r.State == Unpreparing {
-		return nil //nolint:nilerr // it may be all that says that the claim is being released
+		return nil // it may be all that says that the claim is being released
 	}
 	if err := s.files.Remove(s.tombstones.path(uid)); err != nil {
 		return fmt.Errorf("tombstone of claim %s: %w", uid, err)
