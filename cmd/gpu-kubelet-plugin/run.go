@@ -159,6 +159,8 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 	if err != nil {
 		return err
 	}
+	policies := c.policy(clients.metadata)
+	go policies.Run(ctx)
 	p, err := plugin.New(plugin.Options{
 		DriverName:        driverName,
 		NodeName:          c.nodeName,
@@ -166,7 +168,7 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 		MetadataClient:    clients.metadata,
 		Claims:            rememberingClaims{claims, facts},
 		Hardware:          &hardware{Client: gpus, specs: specs, roots: roots},
-		Policy:            c.policy(clients.main),
+		Policy:            policies,
 		Limited:           c.interposer != "",
 		DataDir:           dataDir,
 		RegistrarDir:      c.registrarDir,
@@ -229,7 +231,7 @@ func (c *config) dataDir() string { return filepath.Join(c.pluginsDir, driverNam
 
 // policy returns the sharing policy in the file. Nodes follow its changes one after the
 // other.
-func (c *config) policy(client kubernetes.Interface) plugin.PolicySource {
+func (c *config) policy(client metadata.Interface) *plugin.PolicySpread {
 	return plugin.NewPolicySpread(plugin.NewPolicyFile(c.policyFile), plugin.PolicySpreadOptions{
 		NodeName: c.nodeName, PerThousand: c.policySpread, Negligible: c.pollInterval,
 		CountSlices: func(ctx context.Context) (int, error) { return plugin.CountSlices(ctx, client) },
