@@ -112,7 +112,7 @@ func TestPolicySpreadAtOnce(t *testing.T) {
 func TestPolicySpreadCountsBefore(t *testing.T) {
 	const nodes = 1_000
 	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), klog.NewKlogr().V(10)))
+		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), klog.Logger{}))
 		var running sync.WaitGroup
 		defer running.Wait()
 		defer cancel()
