@@ -40,8 +40,8 @@ type listed struct {
 }
 
 // goodFor is for how long an answer from before the publisher began is good enough to begin with.
-// It cannot do harm if it is wrong: what is written names the versions that it replaces, and the
-// watch that begins with the publisher shows every slice that is newer.
+// It does no harm if it is wrong: what is written names the versions that it replaces, and the
+// watch that begins with the publisher shows what is newer or gone.
 const goodFor = time.Minute
 
 // Stored returns all slices of this driver on this node that the API server holds,
@@ -56,11 +56,12 @@ func (p *Publisher) Stored(ctx context.Context) ([]resourceapi.ResourceSlice, er
 }
 
 // listFirst returns what Stored has found, once and if that is not long ago, or lists.
-func (p *Publisher) listFirst(ctx context.Context) (*resourceapi.ResourceSliceList, error) {
+func (p *Publisher) listFirst(ctx context.Context) (list *resourceapi.ResourceSliceList, earlier bool, err error) {
 	if l := p.listed.Swap(nil); l != nil && time.Since(l.at) < goodFor {
-		return l.list, nil
+		return l.list, true, nil
 	}
-	return p.list(ctx)
+	list, err = p.list(ctx)
+	return list, false, err
 }
 
 func (p *Publisher) list(ctx context.Context) (*resourceapi.ResourceSliceList, error) {
@@ -86,7 +87,7 @@ func (p *Publisher) read(ctx context.Context) error {
 	if p.known != nil {
 		return nil
 	}
-	list, err := p.listFirst(ctx)
+	list, earlier, err := p.listFirst(ctx)
 	if err != nil {
 		return err
 	}
@@ -100,6 +101,9 @@ func (p *Publisher) read(ctx context.Context) error {
 	}
 	p.known = known
 	p.watcher.forget(known.slices, list.ResourceVersion)
+	if earlier {
+		p.watcher.expect(known.slices)
+	}
 	return nil
 }
 
