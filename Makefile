@@ -90,7 +90,7 @@ demo-down: ## Stop the local Kubernetes; nothing of it stays
 build: gpusim ## Build the driver and the test tools into bin/
 	$(call say,building the driver and the tools)
 	go build -tags '$(GO_TAGS)' -ldflags '$(GO_LDFLAGS)' -o bin/ ./cmd/gpu-kubelet-plugin ./cmd/cuda-probe
-	CGO_ENABLED=0 go build -tags '$(GO_TAGS)' -ldflags '$(GO_LDFLAGS)' -o bin/ ./cmd/mps-supervisor ./cmd/partage-hook ./cmd/kubectl-gpu
+	CGO_ENABLED=0 go build -tags '$(GO_TAGS)' -ldflags '$(GO_LDFLAGS)' -o bin/ ./cmd/mps-supervisor ./cmd/partage-hook ./cmd/health-probe ./cmd/kubectl-gpu
 	ln -sf kubectl-gpu bin/kubectl_complete-gpu
 	go build -ldflags '-s -w' -o bin/nvidia-cdi-hook github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook
 	cd test/cluster && CGO_ENABLED=0 go build -o ../../bin/cluster ./cmd/cluster

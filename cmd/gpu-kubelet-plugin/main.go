@@ -43,6 +43,6 @@ func newCommand(stdout, stderr io.Writer) *cli.Command {
 			Action: command.NoArguments(func(ctx context.Context, _ *cli.Command) error {
 				return printSlices(ctx, c, stdout)
 			}),
-		}, claimsInUseCommand(c, stdout), doctorCommand(c, stdout), conformanceCommand(c, stdout), launchCommand(), c.process.HealthCommand()},
+		}, claimsInUseCommand(c, stdout), doctorCommand(c, stdout), conformanceCommand(c, stdout), launchCommand()},
 	}
 }

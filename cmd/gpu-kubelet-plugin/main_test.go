@@ -57,7 +57,6 @@ func TestBadFlags(t *testing.T) {
 		{[]string{"--kubelet-registrar-dir=/does/not/exist"}, []string{"--kubelet-registrar-dir (KUBELET_REGISTRAR_DIR)"}},
 		{[]string{"--pod-uid=a/b"}, []string{`--pod-uid (POD_UID) is "a/b": want a UID`}},
 		{[]string{"--health-socket=health.sock"}, []string{`--health-socket (HEALTH_SOCKET) is "health.sock": want an absolute path`}},
-		{[]string{"health", "startup"}, []string{`health: got ["startup"]: want liveness or readiness`}},
 		{[]string{"--nvml-call-limit=0s"}, []string{`--nvml-call-limit (NVML_CALL_LIMIT) is "0s": want a time from 50ms to 45s`}},
 		{[]string{"--nvml-call-limit=1m"}, []string{`--nvml-call-limit (NVML_CALL_LIMIT) is "1m0s": want a time from 50ms to 45s`}},
 		{[]string{"--poll-interval=-1s"}, []string{`--poll-interval (POLL_INTERVAL) is "-1s": want a time from 50ms to 1h0m0s`}},

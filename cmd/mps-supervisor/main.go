@@ -38,7 +38,6 @@ func newCommand(stdout, stderr io.Writer) *cli.Command {
 			return serve(ctx, c, cmd)
 		}),
 		Commands: []*cli.Command{
-			c.process.HealthCommand(),
 			{
 				Name:            supervisor.LaunchCommand,
 				Usage:           "become a program of the driver; for the supervisor itself",

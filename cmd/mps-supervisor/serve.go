@@ -12,7 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/command"
-	"github.com/partage-dev/partage/pkg/grpchealth"
+	"github.com/partage-dev/partage/pkg/healthsocket"
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/mps/supervisor"
 	"github.com/partage-dev/partage/pkg/trim"
@@ -56,8 +56,8 @@ func (c *config) serveHealth(ctx context.Context) (stop func(), err error) {
 	if err != nil {
 		return nil, errors.Join(err, listener.Close())
 	}
-	stopServer := grpchealth.Serve(listener, checks(client.List), func(err error) {
-		klog.FromContext(ctx).Error(err, "Health service ended")
+	stopServer := healthsocket.Serve(ctx, listener, checks(client.List), func(err error) {
+		klog.FromContext(ctx).Error(err, "Health socket is no longer served")
 	})
 	return func() {
 		stopServer()
@@ -66,8 +66,8 @@ func (c *config) serveHealth(ctx context.Context) (stop func(), err error) {
 }
 
 // checks ask as the plugin would, through the socket.
-func checks(list func(context.Context) ([]mps.Status, error)) grpchealth.Checks {
-	return grpchealth.Checks{
+func checks(list func(context.Context) ([]mps.Status, error)) healthsocket.Checks {
+	return healthsocket.Checks{
 		Readiness: func(ctx context.Context) error {
 			_, err := list(ctx)
 			return err

@@ -6,15 +6,11 @@ package command
 import (
 	"context"
 	"errors"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/urfave/cli/v3"
-
-	"github.com/partage-dev/partage/pkg/grpchealth"
 )
 
 // invoke runs a command with the flags of a process and the sub-command "sub".
@@ -81,50 +77,5 @@ func TestListenHealth(t *testing.T) {
 	}
 	if _, err := (&Process{HealthSocket: "/does/not/exist"}).ListenHealth(t.Context()); err == nil || !strings.Contains(err.Error(), "--health-socket (HEALTH_SOCKET)") {
 		t.Errorf("in a folder that is not there: got %v", err)
-	}
-}
-
-// TestHealthCommand: exit code and text are what a probe of the kubelet gets.
-func TestHealthCommand(t *testing.T) {
-	dir, err := os.MkdirTemp("/tmp", "h") // t.TempDir's is too long for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	p := Process{HealthSocket: filepath.Join(dir, "s")}
-	listener, err := p.ListenHealth(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer grpchealth.Serve(listener, grpchealth.Checks{
-		Liveness:  func(context.Context) error { return nil },
-		Readiness: func(context.Context) error { return errors.New("no driver in /usr/läb") },
-	}, func(err error) { t.Error(err) })()
-
-	for name, test := range map[string]struct {
-		args   []string
-		code   int
-		stderr string
-	}{
-		"alive":      {args: []string{"--health-socket", p.HealthSocket, "health", "liveness"}},
-		"not ready":  {[]string{"--health-socket", p.HealthSocket, "health", "readiness"}, 1, "test: no driver in /usr/läb\n"},
-		"no service": {[]string{"--health-socket", p.HealthSocket, "health"}, 1, "test: health: got []: want liveness or readiness\n"},
-		"unknown":    {[]string{"--health-socket", p.HealthSocket, "health", "startup"}, 1, "test: health: got [\"startup\"]: want liveness or readiness\n"},
-		"no socket":  {[]string{"health", "liveness"}, 1, "test: --health-socket (HEALTH_SOCKET) is \"\": want the socket of the process to ask\n"},
-		"no process": {
-			[]string{"--health-socket", dir + "/other", "health", "liveness"}, 1,
-			"test: ask " + dir + "/other about liveness: connection error: desc = \"transport: Error while dialing: dial unix " + dir + "/other: connect: no such file or directory\"\n",
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			var process Process
-			var stdout, stderr strings.Builder
-			code := Run(&cli.Command{
-				Name: "test", Writer: &stdout, ErrWriter: &stderr, Flags: process.Flags(""), Commands: []*cli.Command{process.HealthCommand()},
-			}, append([]string{"test"}, test.args...))
-			if code != test.code || stdout.Len() > 0 || stderr.String() != test.stderr {
-				t.Errorf("got %d, stdout %q, stderr %q", code, stdout.String(), stderr.String())
-			}
-		})
 	}
 }

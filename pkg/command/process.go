@@ -9,15 +9,12 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
-	"slices"
-	"strings"
 
 	"github.com/urfave/cli/v3"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	// Makes the json format known.
 	_ "k8s.io/component-base/logs/json/register"
 
-	"github.com/partage-dev/partage/pkg/grpchealth"
 	"github.com/partage-dev/partage/pkg/host"
 )
 
@@ -34,7 +31,7 @@ const healthSocketFlag = "health-socket"
 func (p *Process) Flags(category string) []cli.Flag {
 	return []cli.Flag{
 		String(category, healthSocketFlag, "", &p.HealthSocket,
-			"unix socket of the gRPC health service, with the services liveness and readiness, in a folder of this process's own; empty: off"),
+			"unix socket on which health-probe gets its answers, in a folder of this process's own; empty: off"),
 		Int(category, verbosityFlag, 2, &p.Verbosity,
 			"log verbosity: 2 what changes, 4 why, 6 every gRPC call with its content"),
 		String(category, "logging-format", "text", &p.LoggingFormat, "text or json"),
@@ -84,25 +81,4 @@ func (p *Process) ListenHealth(ctx context.Context) (net.Listener, error) {
 		return nil, fmt.Errorf("--%s (%s): %w", healthSocketFlag, EnvName(healthSocketFlag), err)
 	}
 	return listener, nil
-}
-
-// HealthCommand returns the sub-command that asks the process which serves on the health
-// socket. It is what the kubelet's probes run.
-func (p *Process) HealthCommand() *cli.Command {
-	services := []string{grpchealth.Liveness, grpchealth.Readiness}
-	return &cli.Command{
-		Name:      "health",
-		Usage:     "ask the process that has the health socket whether it is well",
-		ArgsUsage: strings.Join(services, "|"),
-		Action: func(ctx context.Context, cmd *cli.Command) error {
-			service := cmd.Args().First()
-			if cmd.NArg() != 1 || !slices.Contains(services, service) {
-				return fmt.Errorf("health: got %q: want %s", cmd.Args().Slice(), strings.Join(services, " or "))
-			}
-			if p.HealthSocket == "" {
-				return Wrong(healthSocketFlag, "", "the socket of the process to ask")
-			}
-			return grpchealth.Ask(ctx, p.HealthSocket, service)
-		},
-	}
 }

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/partage-dev/partage/pkg/device"
 )
 
 // Kind is a kind of software that gives out or partitions GPUs.
@@ -39,11 +41,8 @@ type Software struct {
 	Text string
 }
 
-const (
-	nvidiaDomain = "nvidia.com/"
-	// MIGConfigLabel is what a MIG manager follows.
-	MIGConfigLabel = nvidiaDomain + "mig.config"
-)
+// MIGConfigLabel is what a MIG manager follows.
+const MIGConfigLabel = "nvidia.com/mig.config"
 
 // OnNode finds what the Node object tells: a device plugin by the resources that it offers, and a
 // MIG manager by its label. The extended resources of device classes are none of the node's:
@@ -68,18 +67,11 @@ func deviceResources(node *corev1.Node) []string {
 	var offered []string
 	for _, name := range slices.Sorted(maps.Keys(node.Status.Allocatable)) {
 		amount := node.Status.Allocatable[name]
-		if isGPUs(string(name)) && amount.Sign() > 0 {
+		if device.IsPluginResource(string(name)) && amount.Sign() > 0 {
 			offered = append(offered, fmt.Sprintf("%s (%s)", name, amount.String()))
 		}
 	}
 	return offered
-}
-
-// isGPUs reports whether a resource is of GPUs or of parts of them. NVIDIA's domain also has the
-// network cards of its network operator.
-func isGPUs(resource string) bool {
-	name, ok := strings.CutPrefix(resource, nvidiaDomain)
-	return ok && (name == "gpu" || strings.HasPrefix(name, "gpu.") || strings.HasPrefix(name, "mig-"))
 }
 
 // dialTimeout bounds connecting to a socket.

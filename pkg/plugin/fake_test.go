@@ -17,7 +17,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
-	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -33,6 +32,7 @@ import (
 	"github.com/partage-dev/partage/pkg/claim"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/healthsocket"
 	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/test/flow/fakeapi"
 )
@@ -370,7 +370,6 @@ type rig struct {
 	options Options
 	timing  timing
 	plugin  *Plugin
-	health  healthpb.HealthClient
 	stop    context.CancelFunc
 	done    chan error
 	// unregistered is set by tests without a kubelet.
@@ -429,11 +428,10 @@ func newRigOn(t *testing.T, api *apiServer) *rig {
 	if err := os.Mkdir(registrar, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	listener, err := net.Listen("unix", filepath.Join(dir, "health"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.health = healthpb.NewHealthClient(dial(t, "passthrough:///"+listener.Addr().String()))
 	r.options = Options{
 		DriverName: testDriver, NodeName: testNode, KubeClient: client, MetadataClient: metadataClient, Claims: r.claims, Hardware: r.hardware,
 		DataDir: filepath.Join(dir, "data"), RegistrarDir: registrar, CDIDir: filepath.Join(dir, "cdi"), BootID: "boot-1", PodUID: "uid-1", HealthListener: listener,
@@ -533,15 +531,9 @@ func (r *rig) until(t *testing.T, what string, try func(context.Context) error) 
 	}
 }
 
-func (r *rig) check(ctx context.Context, service string) error {
-	answer, err := r.health.Check(ctx, &healthpb.HealthCheckRequest{Service: service}, grpc.WaitForReady(true))
-	if err != nil {
-		return err
-	}
-	if answer.GetStatus() != healthpb.HealthCheckResponse_SERVING {
-		return errors.New(answer.GetStatus().String())
-	}
-	return nil
+// check asks as a probe of the kubelet does.
+func (r *rig) check(ctx context.Context, question string) error {
+	return healthsocket.Ask(ctx, r.options.HealthListener.Addr().String(), question)
 }
 
 // claim stores an allocated claim and returns how the kubelet asks for it.

@@ -10,13 +10,13 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/partage-dev/partage/pkg/grpchealth"
+	"github.com/partage-dev/partage/pkg/healthsocket"
 )
 
 // serveHealth answers until stop is called, which closes the listener too.
 func (p *Plugin) serveHealth(ctx context.Context) (stop func()) {
 	probe := &livenessProbe{registrationSocket: p.options.registrationSocket(p.socketUID), logger: klog.FromContext(ctx)}
-	return grpchealth.Serve(p.options.HealthListener, grpchealth.Checks{
+	return healthsocket.Serve(ctx, p.options.HealthListener, healthsocket.Checks{
 		Liveness: probe.check,
 		Readiness: func(context.Context) error {
 			// The reason is logged when it changes.
@@ -25,5 +25,5 @@ func (p *Plugin) serveHealth(ctx context.Context) (stop func()) {
 			}
 			return nil
 		},
-	}, func(err error) { p.stop(fmt.Errorf("serve the health endpoint: %w", err)) })
+	}, func(err error) { p.stop(fmt.Errorf("serve on the health socket: %w", err)) })
 }

@@ -254,6 +254,8 @@ func TestLarge(t *testing.T) {
 	start := time.Now()
 	b.do(chromedp.Navigate(b.URL))
 	b.wait(fmt.Sprintf("document.querySelectorAll('.overview .mini').length === %d", 8*nodes))
+	// Nodes and slices may be shown before the claims on them have been read.
+	b.wait("document.querySelector('#summary dt') && !document.querySelector('#problems [role=status]')")
 	t.Logf("%d nodes are shown after %v", nodes, time.Since(start).Round(10*time.Millisecond))
 
 	// One node changes, and only that is drawn anew.

@@ -4,6 +4,7 @@
 package doctor
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -18,7 +19,7 @@ func NewCommand(o *options.Options) *cobra.Command {
 		Use:   "doctor",
 		Short: "Find what keeps claims for GPUs from working, with remedies",
 		Long: "Examine the driver's pods, what it publishes, the device classes, the sharing policy, what else hands out GPUs, versions, and claims " +
-			"that are stuck. It changes nothing. The exit code is 2 if a finding is an error.\n\n" +
+			"that are stuck. It changes nothing. The exit code is 2 if a finding is an error, and 1 if there is none but a check is unknown.\n\n" +
 			"It looks at all namespaces; with fewer rights, at that of -n, which is best the driver's.",
 		Example: "  kubectl gpu doctor\n  kubectl gpu doctor -n partage -o yaml",
 		Args:    cobra.NoArgs,
@@ -39,12 +40,23 @@ func NewCommand(o *options.Options) *cobra.Command {
 			if err := printer.Print(o, report, view(report)); err != nil {
 				return err
 			}
-			if report.Count(Error) > 0 {
-				return options.ErrFound
-			}
-			return nil
+			return report.verdict()
 		},
 	}
 	o.AddOutputFlag(c)
 	return c
+}
+
+// verdict returns what the command ends with. A script must not take a cluster for healthy that
+// could not be examined.
+func (r *Report) verdict() error {
+	if r.Count(Error) > 0 {
+		return options.ErrFound
+	}
+	unknown := map[string]bool{}
+	r.each(Unknown, func(c Result, _ Finding) { unknown[c.ID] = true })
+	if len(unknown) > 0 {
+		return fmt.Errorf("%d of %d checks could not be made, or only in part: whether all is well is unknown", len(unknown), len(r.Checks))
+	}
+	return nil
 }

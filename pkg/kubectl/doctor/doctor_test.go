@@ -6,6 +6,7 @@ package doctor
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"flag"
 	"os"
 	"path/filepath"
@@ -21,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/partage-dev/partage/pkg/kubectl/options"
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
 	"github.com/partage-dev/partage/test/docs/page"
 	"github.com/partage-dev/partage/test/docs/source"
@@ -40,7 +42,7 @@ type bad struct {
 
 func TestChecks(t *testing.T) {
 	t.Parallel()
-	const wantChecks, wantCases = 32, 73
+	const wantChecks, wantCases = 32, 74
 	checks := Checks()
 	if len(checks) != wantChecks {
 		t.Errorf("%d checks, want %d", len(checks), wantChecks)
@@ -63,7 +65,7 @@ func TestChecks(t *testing.T) {
 	t.Run("good", func(t *testing.T) {
 		t.Parallel()
 		r := newWorld(t).examine(t)
-		if r.Count(OK) != wantChecks {
+		if r.Count(OK) != wantChecks || r.verdict() != nil {
 			t.Errorf("not everything is in order:\n%s", text(t, r, printer.Format{}))
 		}
 	})
@@ -259,6 +261,9 @@ var badNeighbours = []bad{
 	{"device-plugin", "zero", func(w *world) {
 		w.node("gpu-1").Status.Allocatable["nvidia.com/gpu"] = resource.MustParse("0")
 	}, OK, nil, "", ""},
+	{"device-plugin", "network cards", func(w *world) {
+		w.node("gpu-1").Status.Allocatable["nvidia.com/hostdev"] = resource.MustParse("2")
+	}, OK, nil, "", ""},
 	{"device-plugin", "on another node", func(w *world) {
 		w.node("cpu-1").Status.Allocatable["nvidia.com/gpu"] = resource.MustParse("2")
 	}, OK, nil, "", ""},
@@ -403,6 +408,9 @@ func TestRights(t *testing.T) {
 			if r.Count(Error)+r.Count(Warning) > 0 || r.Count(Unknown) == 0 {
 				t.Errorf("got:\n%s", text(t, r, printer.Format{}))
 			}
+			if err := r.verdict(); err == nil || errors.Is(err, options.ErrFound) {
+				t.Errorf("the command would end with %v, as if all were well, or something were found", err)
+			}
 			for _, c := range r.Checks {
 				for _, f := range c.Findings {
 					if !strings.HasPrefix(f.Message, "Unknown because ") || !strings.Contains(f.Remedy, resource) {
@@ -425,7 +433,7 @@ func TestRights(t *testing.T) {
 		if got := r.Checks[at]; got.Severity != Error || len(got.Findings) != 2 || got.Findings[1].Severity != Unknown {
 			t.Errorf("%+v", got)
 		}
-		if r.Count(Error) != 1 {
+		if r.Count(Error) != 1 || !errors.Is(r.verdict(), options.ErrFound) {
 			t.Errorf("got:\n%s", text(t, r, printer.Format{}))
 		}
 	})

@@ -82,7 +82,7 @@ func devicePlugin(f *Facts) (found findings) {
 		}
 		for _, resource := range slices.Sorted(maps.Keys(n.Status.Allocatable)) {
 			amount := n.Status.Allocatable[resource]
-			if !strings.HasPrefix(string(resource), "nvidia.com/") || amount.Sign() <= 0 {
+			if !device.IsPluginResource(string(resource)) || amount.Sign() <= 0 {
 				continue
 			}
 			message := fmt.Sprintf("A device plugin offers %s on the node, and the driver offers the same GPUs: both give them away", resource)

@@ -83,9 +83,12 @@ func (p *page) run(ctx context.Context) error {
 
 // publish makes the page of what is known now.
 func (p *page) publish() error {
+	// Asked before the snapshot is taken: what is read in between must not make a page that
+	// lacks it look complete.
+	loading := !p.source.Ready()
 	gaps := p.source.Gaps()
 	model := fleet.New(p.source.Snapshot(), p.driver)
-	meta := view.Meta{Context: p.context, Driver: p.driver, Loading: !p.source.Ready()}
+	meta := view.Meta{Context: p.context, Driver: p.driver, Loading: loading}
 	for _, gap := range gaps {
 		meta.Problems = append(meta.Problems, view.Problem{
 			Verb: gap.Verb, Resource: gap.Resource, Namespace: gap.Namespace, Forbidden: gap.Forbidden, Message: gap.Message,

@@ -34,6 +34,8 @@ func TestMPSNamespaces(t *testing.T) {
 		config("other.example.com", "{strategy: MPS}"):                                                                                     false,
 		`config: [{opaque: {driver: gpu.nvidia.com, parameters: {a: b}}}]`:                                                                 false,
 		`config: [{opaque: {driver: other.example.com, parameters: {sharing: 3}}}]`:                                                        false,
+		`config: [{opaque: {driver: gpu.nvidia.com, parameters: [1]}}]`:                                                                    false,
+		`config: [{opaque: {driver: gpu.nvidia.com, parameters: null}}]`:                                                                   false,
 	} {
 		spec := "{devices: {" + devices + "}}"
 		for kind, document := range map[string]string{
@@ -52,7 +54,7 @@ func TestMPSNamespaces(t *testing.T) {
 			}
 		}
 	}
-	if t.Logf("%d cases", cases); cases != 15*2*3 {
+	if t.Logf("%d cases", cases); cases != 17*2*3 {
 		t.Errorf("%d cases", cases)
 	}
 }

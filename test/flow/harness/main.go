@@ -31,7 +31,9 @@ type Programs struct {
 	Client string
 	// Hook checks limits before a container starts. NVIDIAHook does nothing.
 	Hook, NVIDIAHook string
-	Assets           sysroot.Assets
+	// HealthProbe is what the kubelet's probes run.
+	HealthProbe string
+	Assets      sysroot.Assets
 }
 
 // BuildTags are those of releases.
@@ -113,12 +115,13 @@ func build(root, dir string) error {
 		return err
 	}
 	Built = Programs{
-		Driver:     filepath.Join(dir, "gpu-kubelet-plugin"),
-		Supervisor: filepath.Join(dir, "mps-supervisor"),
-		Probe:      filepath.Join(dir, "cuda-probe"),
-		Client:     filepath.Join(dir, "cuda-client"),
-		Hook:       filepath.Join(dir, "partage-hook"),
-		NVIDIAHook: filepath.Join(dir, "nvidia-cdi-hook"),
+		Driver:      filepath.Join(dir, "gpu-kubelet-plugin"),
+		Supervisor:  filepath.Join(dir, "mps-supervisor"),
+		Probe:       filepath.Join(dir, "cuda-probe"),
+		Client:      filepath.Join(dir, "cuda-client"),
+		Hook:        filepath.Join(dir, "partage-hook"),
+		NVIDIAHook:  filepath.Join(dir, "nvidia-cdi-hook"),
+		HealthProbe: filepath.Join(dir, "health-probe"),
 		Assets: sysroot.Assets{
 			NVML:       filepath.Join(dir, "libnvidia-ml.so"),
 			CUDA:       filepath.Join(dir, "libcuda.so"),
@@ -148,7 +151,7 @@ func build(root, dir string) error {
 			"go", "build", tags, "-o", dir, simulator + "nvidia-smi", simulator + "nvidia-cuda-mps-control",
 			simulator + "nvidia-cuda-mps-server", simulator + "cuda-client", "./cmd/gpu-kubelet-plugin", "./cmd/cuda-probe",
 		},
-		{"env", "CGO_ENABLED=0", "go", "build", tags, "-o", dir, "./cmd/mps-supervisor", "./cmd/partage-hook"},
+		{"env", "CGO_ENABLED=0", "go", "build", tags, "-o", dir, "./cmd/mps-supervisor", "./cmd/partage-hook", "./cmd/health-probe"},
 	} {
 		cmd := exec.CommandContext(context.Background(), command[0], command[1:]...)
 		cmd.Dir = root

@@ -22,13 +22,14 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
-	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/partage-dev/partage/pkg/healthsocket"
 )
 
 // Process is a program that was started.
@@ -56,7 +57,7 @@ func (p *Process) reap() {
 type Driver struct {
 	*Process
 
-	health healthpb.HealthClient
+	healthSocket string
 	// Kubelet is connected to the DRA socket.
 	Kubelet drapb.DRAPluginClient
 }
@@ -92,13 +93,12 @@ func (n *Node) StartWith(t testing.TB, environment []string, flags ...string) *D
 	t.Helper()
 	uid := "uid-" + strconv.Itoa(int(starts.add()))
 	socket := filepath.Join(filepath.Dir(n.Root), uid+".sock")
-	p := &Driver{Process: newProcess(n.command(uid, append([]string{
+	p := &Driver{healthSocket: socket, Process: newProcess(n.command(uid, append([]string{
 		"--health-socket=" + socket, "--poll-interval=200ms", "--reconcile-interval=500ms",
 		"--claim-check-interval=500ms",
 	}, flags...)...))}
 	p.Cmd.Env = append(p.Cmd.Env, environment...)
 	p.startFor(t)
-	p.health = healthpb.NewHealthClient(dial(t, "unix://"+socket))
 	p.Register(t, n.RegistrarDir, uid)
 	return p
 }
@@ -194,14 +194,10 @@ func (p *Driver) Ready(t testing.TB) {
 	p.Until(t, "readiness", p.Check("readiness"))
 }
 
-// Check returns a check of one of the driver's health services.
-func (p *Driver) Check(service string) func(context.Context) error {
+// Check returns what asks the driver as a probe of the kubelet does.
+func (p *Driver) Check(question string) func(context.Context) error {
 	return func(ctx context.Context) error {
-		answer, err := p.health.Check(ctx, &healthpb.HealthCheckRequest{Service: service}, grpc.WaitForReady(true))
-		if err == nil && answer.GetStatus() != healthpb.HealthCheckResponse_SERVING {
-			err = errors.New(service + ": " + answer.GetStatus().String())
-		}
-		return err
+		return healthsocket.Ask(ctx, p.healthSocket, question)
 	}
 }
 

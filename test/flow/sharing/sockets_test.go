@@ -29,13 +29,13 @@ func TestSockets(t *testing.T) {
 	driver.Ready(t)
 
 	for _, test := range []struct {
-		name, program string
-		process       *harness.Process
+		name    string
+		process *harness.Process
 		// The last one is for health checks.
 		sockets []string
 	}{
-		{"driver", harness.Built.Driver, driver.Process, []string{n.RegistrarDir + "/", n.PluginsDir + "/", filepath.Dir(n.Root) + "/uid-"}},
-		{"supervisor", harness.Built.Supervisor, supervisor.Process, []string{n.MPSDir + "/", health}},
+		{"driver", driver.Process, []string{n.RegistrarDir + "/", n.PluginsDir + "/", filepath.Dir(n.Root) + "/uid-"}},
+		{"supervisor", supervisor.Process, []string{n.MPSDir + "/", health}},
 	} {
 		listening, err := listening(test.process.Cmd.Process.Pid)
 		if err != nil {
@@ -51,7 +51,7 @@ func TestSockets(t *testing.T) {
 		}
 		for _, path := range listening {
 			if strings.HasPrefix(path, test.sockets[len(test.sockets)-1]) {
-				wantProbes(t, test.program, path)
+				wantProbes(t, path)
 			}
 			// To connect to a socket is to write to it.
 			if info, err := os.Stat(path); err != nil || info.Mode().Perm()&0o022 != 0 {
@@ -62,13 +62,13 @@ func TestSockets(t *testing.T) {
 }
 
 // wantProbes fails unless the probes of the chart succeed.
-func wantProbes(t *testing.T, program, socket string) {
+func wantProbes(t *testing.T, socket string) {
 	t.Helper()
-	for _, service := range []string{"liveness", "readiness"} {
-		cmd := exec.CommandContext(t.Context(), program, "health", service)
+	for _, question := range []string{"liveness", "readiness"} {
+		cmd := exec.CommandContext(t.Context(), harness.Built.HealthProbe, question)
 		cmd.Env = []string{"HEALTH_SOCKET=" + socket}
 		if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
-			t.Errorf("%s health %s: %v: %s", program, service, err, out)
+			t.Errorf("%s of %s: %v: %s", question, socket, err, out)
 		}
 	}
 }

@@ -63,7 +63,7 @@ func pause(bin string) (Image, error) {
 func plugin(bin string) (Image, error) {
 	l := NewLayer()
 	l.Dir("/tmp", 0o1777)
-	for _, name := range []string{"gpu-kubelet-plugin", "mps-supervisor", "partage-hook", "nvidia-cdi-hook", "cuda-probe"} {
+	for _, name := range []string{"gpu-kubelet-plugin", "mps-supervisor", "partage-hook", "health-probe", "nvidia-cdi-hook", "cuda-probe"} {
 		src := filepath.Join(bin, name)
 		if !exists(src) {
 			return Image{}, fmt.Errorf("%w: %s (run make build)", ErrMissing, src)

@@ -1,18 +1,17 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package grpchealth
+package healthsocket
 
 import (
 	"context"
 	"errors"
+	"net"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
-
-	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 )
 
 // TestFlood: however many ask, one check runs at a time, and those that come while it
@@ -21,7 +20,7 @@ func TestFlood(t *testing.T) {
 	const askers = 500
 	synctest.Test(t, func(t *testing.T) {
 		var calls, now atomic.Int32
-		h := newHealth(Checks{Readiness: func(context.Context) error {
+		s := newServer(Checks{Readiness: func(context.Context) error {
 			calls.Add(1)
 			if n := now.Add(1); n > 1 {
 				t.Errorf("%d checks at once", n)
@@ -33,9 +32,8 @@ func TestFlood(t *testing.T) {
 		var wg sync.WaitGroup
 		for range askers {
 			wg.Go(func() {
-				answer, err := h.Check(t.Context(), &healthpb.HealthCheckRequest{Service: Readiness})
-				if err != nil || answer.GetStatus() != healthpb.HealthCheckResponse_NOT_SERVING {
-					t.Errorf("got %v, %v", answer, err)
+				if err := s.answer(t.Context(), Readiness); err == nil || err.Error() != "not yet" {
+					t.Errorf("got %v", err)
 				}
 			})
 		}
@@ -50,11 +48,10 @@ func TestFlood(t *testing.T) {
 func TestAnswerIsNew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var state error
-		h := newHealth(Checks{Readiness: func(context.Context) error { return state }})
+		s := newServer(Checks{Readiness: func(context.Context) error { return state }})
 		for _, state = range []error{errors.New("not yet"), nil, errors.New("lost")} {
-			answer, err := h.Check(t.Context(), &healthpb.HealthCheckRequest{Service: Readiness})
-			if serving := answer.GetStatus() == healthpb.HealthCheckResponse_SERVING; err != nil || serving != (state == nil) {
-				t.Errorf("with %v: got %v, %v", state, answer, err)
+			if err := s.answer(t.Context(), Readiness); !errors.Is(err, state) {
+				t.Errorf("with %v: got %v", state, err)
 			}
 		}
 	})
@@ -66,7 +63,7 @@ func TestHangingCheck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var calls atomic.Int32
 		end := make(chan struct{})
-		h := newHealth(Checks{Liveness: func(context.Context) error {
+		s := newServer(Checks{Liveness: func(context.Context) error {
 			calls.Add(1)
 			<-end
 			return nil
@@ -74,9 +71,8 @@ func TestHangingCheck(t *testing.T) {
 		const askers = 20
 		for range askers {
 			began := time.Now()
-			answer, err := h.Check(t.Context(), &healthpb.HealthCheckRequest{})
-			if err != nil || answer.GetStatus() != healthpb.HealthCheckResponse_NOT_SERVING {
-				t.Errorf("got %v, %v", answer, err)
+			if err := s.answer(t.Context(), Liveness); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("got %v", err)
 			}
 			if took := time.Since(began); took != timeout {
 				t.Errorf("the answer took %s", took)
@@ -87,8 +83,8 @@ func TestHangingCheck(t *testing.T) {
 		}
 		close(end)
 		synctest.Wait()
-		if answer, err := h.Check(t.Context(), &healthpb.HealthCheckRequest{}); err != nil || answer.GetStatus() != healthpb.HealthCheckResponse_SERVING {
-			t.Errorf("after its end: got %v, %v", answer, err)
+		if err := s.answer(t.Context(), Liveness); err != nil {
+			t.Errorf("after its end: got %v", err)
 		}
 	})
 }
@@ -96,7 +92,7 @@ func TestHangingCheck(t *testing.T) {
 // TestImpatient: who asked first and went away does not take the answer from others.
 func TestImpatient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHealth(Checks{Liveness: func(ctx context.Context) error {
+		s := newServer(Checks{Liveness: func(ctx context.Context) error {
 			select {
 			case <-ctx.Done():
 				return ctx.Err()
@@ -104,14 +100,17 @@ func TestImpatient(t *testing.T) {
 				return nil
 			}
 		}})
-		var wg sync.WaitGroup
-		impatient, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		wg.Go(func() { _, _ = h.Check(impatient, &healthpb.HealthCheckRequest{}) })
-		synctest.Wait()
-		if answer, err := h.Check(t.Context(), &healthpb.HealthCheckRequest{}); err != nil || answer.GetStatus() != healthpb.HealthCheckResponse_SERVING {
-			t.Errorf("got %v, %v", answer, err)
+		theirs, ours := net.Pipe()
+		go s.handle(t.Context(), theirs)
+		if _, err := ours.Write([]byte(Liveness + "\n")); err != nil {
+			t.Fatal(err)
 		}
-		wg.Wait()
+		synctest.Wait()
+		if err := ours.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.answer(t.Context(), Liveness); err != nil {
+			t.Errorf("got %v", err)
+		}
 	})
 }
