@@ -274,8 +274,12 @@ bench: build ## Measure Prepare and Unprepare, also with simulated latency, and 
 	$(call say,side by side)
 	go test -run '^$$' -bench . -benchtime 200x -timeout 20m ./test/flow/versus -peer "$$(realpath --quiet --canonicalize-existing $(PEER))"
 
+# Each part says how far it is; what they took is printed at the end. Under 15 minutes on two cores.
+BENCH_SCALE := bench-packing bench-scale-memory bench-scale-scheduler bench-scale-fleet
 .PHONY: bench-scale
-bench-scale: bench-packing bench-scale-scheduler bench-scale-fleet ## Measure what large clusters cost: packing, scheduler, control plane
+bench-scale: root setup build cluster images ## Measure what large clusters cost: packing, scheduler, control plane
+	@took=; for part in $(BENCH_SCALE); do began=$$SECONDS; $(MAKE) --no-print-directory $$part; took+=$$(printf '%24s %5d s' $$part $$((SECONDS - began)))$$'\n'; done; \
+	printf '\n%24s %7s\n%s' 'part' 'took' "$$took"
 
 .PHONY: bench-packing
 bench-packing: ## Simulate how well partitions are packed, by the order in which they are published
@@ -283,7 +287,7 @@ bench-packing: ## Simulate how well partitions are packed, by the order in which
 	go run ./test/scale/cmd/packing
 
 # With FLEET='--nodes 1000' it needs 20 GB of memory and half an hour.
-FLEET := --nodes 100
+FLEET := --nodes 60
 .PHONY: bench-scale-fleet
 bench-scale-fleet: root setup build cluster images ## Measure what plugins cost the control plane: FLEET='--nodes 200'
 	$(call say,building kwok (the first time takes minutes))
@@ -291,18 +295,29 @@ bench-scale-fleet: root setup build cluster images ## Measure what plugins cost 
 	$(call say,control plane of a large cluster)
 	test/scale/fleet/run $(FLEET)
 
+# MEMORY_NODES is how many nodes there are for the scheduler's memory alone.
+MEMORY_NODES := 400
+.PHONY: bench-scale-memory
+bench-scale-memory: ## Measure what published devices take of the scheduler's memory, which takes seconds: MEMORY_NODES=5000
+	$(call say,memory of the scheduler)
+	go run ./test/scale/slices -o $(SCALE)/slices
+	go run ./test/scale/cmd/memory -slices $(SCALE)/slices -nodes $(MEMORY_NODES)
+
 # How large the cluster of bench-scale-scheduler is, and which cases run: a regular expression,
-# such as one-1g_.
+# such as one-1g_. Without one those are left out that tell little more than the others.
 NODES := 100
-PODS := 300
-CASES := .
+PODS := 200
+CASES :=
 .PHONY: bench-scale-scheduler
-bench-scale-scheduler: $(ETCD) ## Measure what published devices cost the scheduler: NODES=100 PODS=300 CASES=one-1g
-	$(call say,scheduler with $(NODES) nodes: log and profiles in $(SCALE)/scheduler)
+bench-scale-scheduler: $(ETCD) ## Measure what published devices cost the scheduler: NODES=500 PODS=1000 CASES=one-1g
+	$(call say,scheduler with $(NODES) nodes: log and profiles in $(SCALE)/scheduler (building it takes minutes the first time))
 	go run ./test/scale/slices -o $(SCALE)/slices
 	rm -rf $(SCALE)/scheduler && mkdir -p $(SCALE)/scheduler
-	@export ARTIFACTS='$(CURDIR)/$(SCALE)/scheduler'; $(SCHEDULER_TEST) -run '^$$' -bench 'PerfScheduling/$(CASES)' -benchtime 1x . \
-	  -slices=$(CURDIR)/$(SCALE)/slices -output="$$ARTIFACTS" -nodes=$(NODES) -pods=$(PODS) >"$$ARTIFACTS/log" 2>&1 || { tail -n 50 "$$ARTIFACTS/log"; exit 1; }
+	@# Without the package's name go test passes on what is printed at once.
+	@export ARTIFACTS='$(CURDIR)/$(SCALE)/scheduler'; { $(SCHEDULER_TEST) -run '^$$' -bench 'PerfScheduling/$(or $(CASES),.)' -benchtime 1x \
+	  -slices=$(CURDIR)/$(SCALE)/slices -output="$$ARTIFACTS" -nodes=$(NODES) -pods=$(PODS) $(if $(CASES),-all) 2>&1 || touch "$$ARTIFACTS/failed"; } | \
+	  tee "$$ARTIFACTS/log" | grep --line-buffered '^ *[0-9.]*s  ' || true; \
+	  if [[ -e $$ARTIFACTS/failed ]]; then tail -n 50 "$$ARTIFACTS/log"; exit 1; fi
 	@cat $(SCALE)/scheduler/table.txt
 
 # Without cmd/kube and admission, which import much of Kubernetes: analysing that takes minutes.

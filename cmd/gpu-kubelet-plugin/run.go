@@ -166,7 +166,7 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 		MetadataClient:    clients.metadata,
 		Claims:            rememberingClaims{claims, facts},
 		Hardware:          &hardware{Client: gpus, specs: specs, roots: roots},
-		Policy:            c.policy(clients.main),
+		Policy:            c.policy(ctx, clients.metadata),
 		Limited:           c.interposer != "",
 		DataDir:           dataDir,
 		RegistrarDir:      c.registrarDir,
@@ -229,9 +229,11 @@ func (c *config) dataDir() string { return filepath.Join(c.pluginsDir, driverNam
 
 // policy returns the sharing policy in the file. Nodes follow its changes one after the
 // other.
-func (c *config) policy(client kubernetes.Interface) plugin.PolicySource {
-	return plugin.NewPolicySpread(plugin.NewPolicyFile(c.policyFile), plugin.PolicySpreadOptions{
+func (c *config) policy(ctx context.Context, client metadata.Interface) plugin.PolicySource {
+	policies := plugin.NewPolicySpread(plugin.NewPolicyFile(c.policyFile), plugin.PolicySpreadOptions{
 		NodeName: c.nodeName, PerThousand: c.policySpread, Negligible: c.pollInterval,
 		CountSlices: func(ctx context.Context) (int, error) { return plugin.CountSlices(ctx, client) },
 	})
+	go policies.Run(ctx)
+	return policies
 }

@@ -22,6 +22,6 @@
 //
 // Below the data folder are the files of package journal, and
 //
-//	locks/          locks of claims and GPUs
+//	locks/          a file for the locks of claims and GPUs
 //	limits/<uid>/   a small file system in memory for an interposer library
 package claim

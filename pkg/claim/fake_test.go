@@ -153,8 +153,14 @@ func (f boxFiles) Replace(path string, data []byte, mode fs.FileMode) error {
 	if filepath.Base(path) == "boot" {
 		return host.ReplaceUnsynced(path, data, mode)
 	}
-	return f.effect("write "+stateIn(data), func() error { return host.ReplaceUnsynced(path, data, mode) })
+	effect := "write " + stateIn(data)
+	if isTombstone(path) {
+		effect = "write tombstone"
+	}
+	return f.effect(effect, func() error { return host.ReplaceUnsynced(path, data, mode) })
 }
+
+func isTombstone(path string) bool { return strings.Contains(path, "/released/") }
 
 func (f boxFiles) Write(path string, data []byte, mode fs.FileMode) error {
 	return f.effect("write tombstone", func() error { return os.WriteFile(path, data, mode) })
@@ -165,7 +171,7 @@ func (f boxFiles) Remove(path string) error {
 	switch {
 	case strings.Contains(path, "/quarantine/"):
 		kind = "quarantined"
-	case strings.Contains(path, "/released/"):
+	case isTombstone(path):
 		kind = "tombstone"
 	}
 	return f.effect("delete "+kind, func() error { return host.RemoveUnsynced(path) })
@@ -268,9 +274,11 @@ func (b *box) killAt(effect string) func(string) error {
 	}
 }
 
+// clock never tells the same time twice: a release is younger than what it releases.
 func (b *box) clock() time.Duration {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.now++
 	return b.now
 }
 
@@ -384,10 +392,10 @@ func (b *box) state() []string {
 			}
 		}
 	}
-	for _, folder := range []string{"claims", "locks", "quarantine"} {
+	for _, folder := range []string{"claims", "quarantine"} {
 		base := filepath.Join(b.dataDir(), folder)
 		err := filepath.WalkDir(base, func(path string, entry fs.DirEntry, err error) error {
-			if err == nil && !entry.IsDir() && !strings.HasPrefix(entry.Name(), "gpu-") {
+			if err == nil && !entry.IsDir() {
 				all = append(all, folder+strings.TrimPrefix(path, base))
 			}
 			return err

@@ -269,6 +269,12 @@ func (e *engine) save(ctx context.Context, r *journal.Record) error {
 	return e.store.Save(r)
 }
 
+// bury writes down that a claim is to be released, see [journal.Store.Bury].
+func (e *engine) bury(ctx context.Context, uid types.UID, arrived time.Duration) (written bool, err error) {
+	defer steptime.Of(ctx).Begin(steptime.Journal)()
+	return e.store.Bury(uid, arrived)
+}
+
 // remove removes the record of a claim, if there is one.
 func (e *engine) remove(ctx context.Context, uid types.UID) error {
 	defer steptime.Of(ctx).Begin(steptime.Journal)()

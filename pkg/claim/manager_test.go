@@ -137,7 +137,7 @@ func TestPrepare(t *testing.T) {
 	b.hooks(nil, nil)
 	mustUnprepare(t, b.bareManager(), "u1") // the journal alone is enough
 	b.wantNothing()
-	wantEffects = []string{"write unpreparing", "remove spec", "destroy compute instance", "destroy instance", "destroy compute instance", "destroy instance", "mode off", "delete record", "write tombstone"}
+	wantEffects = []string{"write tombstone", "remove spec", "destroy compute instance", "destroy instance", "destroy compute instance", "destroy instance", "mode off", "delete record"}
 	if diff := cmp.Diff(wantEffects, b.effects); diff != "" {
 		t.Errorf("effects of unprepare: -want +got:\n%s", diff)
 	}

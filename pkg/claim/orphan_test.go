@@ -31,7 +31,7 @@ func TestOrphanGrace(t *testing.T) {
 	b.pass(time.Hour)
 	b.deleteClaim("u1")
 	keeps("just gone")
-	b.pass(DefaultOrphanGrace - 1)
+	b.pass(DefaultOrphanGrace - time.Second)
 	keeps("gone, but not for long")
 
 	// Another process begins to count anew.
@@ -40,7 +40,7 @@ func TestOrphanGrace(t *testing.T) {
 	b.wantState(t, "seen by another process", before)
 
 	// While the API server does not answer, nothing is known.
-	b.pass(1)
+	b.pass(time.Second)
 	b.clusterErr = errors.New("connection refused")
 	wantError(t, reconcile(t, m), "it is not known which claims still exist: connection refused")
 	b.wantState(t, "no API server", before)
@@ -53,7 +53,7 @@ func TestOrphanGrace(t *testing.T) {
 	}
 	b.wantWarnings([]string{"u1 OrphanedClaimReleased", "default/claim-u1"})
 	// A Prepare that was on its way comes too late.
-	_, err := m.Prepare(arrivedAt(t.Context(), b.clock()-1), newClaim("u1", sliceA0))
+	_, err := m.Prepare(arrivedAt(t.Context(), b.clock()-time.Second), newClaim("u1", sliceA0))
 	wantError(t, err, "out of date")
 	mustReconcile(t, other)
 	mustUnprepare(t, m, "u1")
@@ -70,7 +70,7 @@ func TestOrphanIsBack(t *testing.T) {
 	for range 3 {
 		b.gone["u1"] = true
 		mustReconcile(t, m)
-		b.pass(DefaultOrphanGrace - 1)
+		b.pass(DefaultOrphanGrace - time.Second)
 		b.gone["u1"] = false
 		mustReconcile(t, m)
 	}

@@ -67,7 +67,7 @@ func (c *reconciler) run(ctx context.Context) error {
 	c.failing.retain(uids)
 	c.specs.retain(uids)
 	return errors.Join(errors.Join(errs...), seen.unchecked(), c.reconcileSessions(ctx, seen),
-		c.store.SweepTombstones(c.clock(), c.locks.TryClaim), c.locks.Sweep(), c.sweepLimits(ctx))
+		c.store.SweepTombstones(c.clock(), c.locks.TryClaim), c.sweepLimits(ctx))
 }
 
 // sweepLimits removes what the release of claims had no time for.
@@ -93,12 +93,8 @@ func (c *reconciler) reconcile(ctx context.Context, uid types.UID, seen sessionV
 	if r == nil {
 		return c.remove(ctx, uid)
 	}
-	unwanted, err := c.isUnwanted(r)
-	if err != nil {
-		return err
-	}
 	switch {
-	case r.State != journal.Prepared || unwanted:
+	case r.State != journal.Prepared:
 		klog.FromContext(ctx).Info("Cleaning up what an earlier call left", "claim", r.Claim, "state", r.State)
 		return c.release(ctx, r)
 	case r.BootID != c.store.Boot():
@@ -107,15 +103,6 @@ func (c *reconciler) reconcile(ctx context.Context, uid types.UID, seen sessionV
 		return c.kit.CDI.Remove(uid)
 	}
 	return c.maintain(ctx, r, seen)
-}
-
-// isUnwanted reports whether a call wanted a prepared claim released and could not do so
-// itself. Older versions did not write down what it takes to know.
-func (c *reconciler) isUnwanted(r *journal.Record) (bool, error) {
-	if r.Arrived == 0 || r.BootID != c.store.Boot() {
-		return false, nil
-	}
-	return c.store.Released(r.Claim.UID, r.Arrived)
 }
 
 // maintain makes sure that a prepared claim has its MPS sessions and its CDI spec, and

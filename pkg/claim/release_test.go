@@ -78,12 +78,12 @@ func TestDeallocatedClaim(t *testing.T) {
 	b.deallocated["u1"] = true
 	b.mu.Unlock()
 	mustReconcile(t, m)
-	b.pass(DefaultOrphanGrace - 1)
+	b.pass(DefaultOrphanGrace - time.Second)
 	mustReconcile(t, m)
 	if r, err := m.store.Read("u1"); err != nil || r == nil {
 		t.Errorf("released before its time: %v, %v", r, err)
 	}
-	b.pass(1)
+	b.pass(time.Second)
 	mustReconcile(t, m)
 	if r, err := m.store.Read("u1"); err != nil || r != nil {
 		t.Errorf("it has %+v, %v", r, err)

@@ -184,7 +184,7 @@ func TestAdmin(t *testing.T) {
 	mustPrepare(t, m, admin(newClaim("watch", wholeB)))
 	b.hooks(nil, nil)
 	mustUnprepare(t, m, "watch")
-	if diff := cmp.Diff([]string{"write unpreparing", "remove spec", "delete record"}, b.seen()); diff != "" {
+	if diff := cmp.Diff([]string{"write tombstone", "remove spec", "delete record"}, b.seen()); diff != "" {
 		t.Errorf("effects of unprepare: -want +got:\n%s", diff)
 	}
 	comeBack()

@@ -129,13 +129,13 @@ func TestTombstonesAreSwept(t *testing.T) {
 	m := b.manager()
 	mustUnprepare(t, m, "u1")
 	write(t, filepath.Join(b.dataDir(), "released", "u2"), "cut of")
-	b.pass((10 * time.Minute) - 1)
+	b.pass(10*time.Minute - time.Second)
 	mustUnprepare(t, m, "u3")
 	mustReconcile(t, m)
 	if n := b.tombstones(); n != 2 {
 		t.Errorf("%d are left, want those of u1 and u3", n)
 	}
-	b.pass(1)
+	b.pass(time.Second)
 	mustReconcile(t, m)
 	if n := b.tombstones(); n != 1 {
 		t.Errorf("%d are left, want that of u3", n)

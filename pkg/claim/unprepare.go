@@ -40,16 +40,16 @@ func (m *Manager) Unprepare(ctx context.Context, uid types.UID) error {
 	if errors.Is(err, lock.ErrElsewhere) {
 		// Reconcile releases a claim that is prepared and has a younger tombstone.
 		klog.FromContext(ctx).Info("The claim is released when another process gives it back", "reason", err)
-		_, buryErr := m.store.Bury(uid, arrived)
+		_, buryErr := m.bury(ctx, uid, arrived)
 		return errors.Join(m.kit.CDI.Remove(uid), buryErr)
 	}
 	if err != nil {
 		return err
 	}
 	defer unlock()
+	// First: whoever is killed after that, the claim is one that is being released.
+	written, buryErr := m.bury(ctx, uid, arrived)
 	err = m.releaseUID(ctx, uid)
-	// Also after a failure: the claim is not wanted any more.
-	written, buryErr := m.store.Bury(uid, arrived)
 	if errors.Is(err, errPending) && (written || m.isReleasing(uid)) {
 		klog.FromContext(ctx).Info("The rest of the claim is released later", "reason", err)
 		err = nil
@@ -121,6 +121,12 @@ func (e *engine) release(ctx context.Context, r *journal.Record) error {
 		return e.remove(ctx, r.Claim.UID)
 	}
 	record, errs := e.releaseGroups(ctx, r)
+	if len(errs) > 0 {
+		// The call may succeed now, and the tombstone does not outlive the boot.
+		if err := record.write(); err != nil && !journal.NoSpace(err) {
+			errs = append(errs, err)
+		}
+	}
 	switch {
 	case len(errs) > 0 && filesErr == nil:
 		return e.pendingOr(r.Claim, errs)

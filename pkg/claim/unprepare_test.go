@@ -6,6 +6,7 @@ package claim
 import (
 	"errors"
 	"testing"
+	"testing/synctest"
 
 	"github.com/partage-dev/partage/pkg/gpu"
 )
@@ -45,6 +46,28 @@ func TestUnprepareWithoutDriver(t *testing.T) {
 			b.wantNothing()
 		})
 	}
+}
+
+// A release that cannot even begin with a GPU succeeds. In another boot, in which nothing tells of
+// that call any more, its record is still one of a claim that is to be released.
+func TestUnprepareOfBusyGPUThenReboot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBox(t)
+		m := b.manager()
+		mustPrepare(t, m, newClaim("u1", sliceA0))
+		release, err := b.manager().locks.TryGPU(pciA)
+		if err != nil || release == nil {
+			t.Fatalf("GPU %s: not free, %v", pciA, err)
+		}
+		defer release()
+		mustUnprepare(t, m, "u1")
+		b.boot("boot-2")
+		m = b.manager()
+		mustReconcile(t, m)
+		if r, err := m.store.Read("u1"); err != nil || r != nil {
+			t.Errorf("the record is left: %+v, %v", r, err)
+		}
+	})
 }
 
 func TestUnprepareFails(t *testing.T) {

@@ -10,6 +10,7 @@ package logchange
 import (
 	"context"
 	"sync"
+	"time"
 
 	"k8s.io/klog/v2"
 )
@@ -32,27 +33,50 @@ func (v *Value[T]) Set(value T) (changed bool) {
 // Problem is the error of something that is tried again and again. At first there
 // is none.
 type Problem struct {
+	// Patience is for what may fail for a moment, such as a request to a busy API server:
+	// a problem that has not lasted as long is logged once, as information, and not as an
+	// error. Optional.
+	Patience time.Duration
+
 	mu   sync.Mutex
-	last string
+	last problemState
+	// since is when the problem began that lasts, if there is one.
+	since time.Time
 }
 
-// Log logs an error unless the last call had one with the same text, and, where
+// problemState is what is logged when it changes.
+type problemState struct {
+	failed bool
+	// text is empty as long as there is patience.
+	text string
+}
+
+// Log logs an error unless the last one that was logged had the same text, and, where
 // resolved is not empty, that there is no error any more. It reports whether the
 // problem appeared, changed or disappeared.
 func (p *Problem) Log(ctx context.Context, err error, failed, resolved string, keysAndValues ...any) (changed bool) {
-	text := ""
-	if err != nil {
-		text = err.Error()
-	}
 	// Held while logging, so that the last line is about the last state.
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.last == text {
+	now := problemState{failed: err != nil}
+	switch {
+	case err == nil:
+		p.since = time.Time{}
+	case p.since.IsZero():
+		p.since = time.Now()
+	}
+	passing := err != nil && time.Since(p.since) < p.Patience
+	if err != nil && !passing {
+		now.text = err.Error()
+	}
+	if p.last == now {
 		return false
 	}
-	p.last = text
+	p.last = now
 	logger := klog.FromContext(ctx).WithCallDepth(1)
 	switch {
+	case passing:
+		logger.Info(failed, append([]any{"err", err}, keysAndValues...)...)
 	case err != nil:
 		logger.Error(err, failed, keysAndValues...)
 	case resolved != "":

@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/klog/v2"
@@ -68,6 +70,43 @@ func TestProblem(t *testing.T) {
 	if diff := cmp.Diff(want, lines()); diff != "" {
 		t.Errorf("lines (-want +got):\n%s", diff)
 	}
+}
+
+// TestPatience: what fails for a moment is no error, and one line however it fails. What lasts is one.
+func TestPatience(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, lines := logged(t)
+		p := Problem{Patience: time.Minute}
+		for _, step := range []struct {
+			err     error
+			after   time.Duration
+			changed bool
+		}{
+			{errors.New("one"), 0, true},
+			{errors.New("two"), 30 * time.Second, false},
+			{nil, 20 * time.Second, true},
+			{errors.New("three"), time.Hour, true},
+			{errors.New("three"), 59 * time.Second, false},
+			{errors.New("three"), time.Second, true},
+			{errors.New("three"), time.Hour, false},
+			{errors.New("four"), time.Hour, true},
+			{nil, time.Second, true},
+			{errors.New("five"), time.Second, true},
+		} {
+			time.Sleep(step.after)
+			if got := p.Log(ctx, step.err, "Failed", "Resolved", "pool", "node-1"); got != step.changed {
+				t.Errorf("%v: changed is %v", step.err, got)
+			}
+		}
+		want := []string{
+			"Failed[err one pool node-1]", "Resolved[pool node-1]",
+			"Failed[err three pool node-1]", "Failed[pool node-1]: three", "Failed[pool node-1]: four", "Resolved[pool node-1]",
+			"Failed[err five pool node-1]",
+		}
+		if diff := cmp.Diff(want, lines()); diff != "" {
+			t.Errorf("lines (-want +got):\n%s", diff)
+		}
+	})
 }
 
 func TestSet(t *testing.T) {

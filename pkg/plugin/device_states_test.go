@@ -20,6 +20,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	drahealth "k8s.io/kubelet/pkg/apis/dra-health/v1"
 	drahealthalpha "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
@@ -416,10 +417,17 @@ func TestMetadataFiles(t *testing.T) {
 		if len(ids) != 2 || ids[1] != "gpu.nvidia.com/metadata="+asked.GetUid()+"_r" {
 			t.Errorf("CDI ids %v", ids)
 		}
-		r.unprepared(t, client, asked)
-		if left, _ := filepath.Glob(filepath.Join(r.options.DataDir, "dra-device-metadata*", "*")); len(left) > 0 {
-			t.Errorf("left: %v", left)
+		gone := func(context.Context) (bool, error) {
+			left, err := filepath.Glob(filepath.Join(r.options.DataDir, "dra-device-metadata*", "*"))
+			return len(left) == 0, err
 		}
+		// They do not wait for the hardware.
+		r.claims.onUnprepare = func() {
+			if err := wait.PollUntilContextTimeout(t.Context(), 5*time.Millisecond, eventually, true, gone); err != nil {
+				t.Errorf("the files are still there: %v", err)
+			}
+		}
+		r.unprepared(t, client, asked)
 		if left, _ := filepath.Glob(filepath.Join(r.options.CDIDir, "*")); len(left) > 0 {
 			t.Errorf("left: %v", left)
 		}

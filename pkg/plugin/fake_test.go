@@ -73,6 +73,8 @@ type fakeClaims struct {
 	onPrepare func(ctx context.Context, claim *resourceapi.ResourceClaim) error
 	// onSurvey runs in Survey without the lock, onReconcile in Reconcile.
 	onSurvey, onReconcile func()
+	// onUnprepare runs in Unprepare without the lock.
+	onUnprepare func()
 }
 
 func (f *fakeClaims) SetInventory(i *device.Inventory) {
@@ -104,6 +106,9 @@ func (f *fakeClaims) Prepare(ctx context.Context, c *resourceapi.ResourceClaim) 
 }
 
 func (f *fakeClaims) Unprepare(_ context.Context, uid types.UID) error {
+	if f.onUnprepare != nil {
+		f.onUnprepare()
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if uid == "stuck" {

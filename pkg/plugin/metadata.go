@@ -18,6 +18,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/claim"
 	"github.com/partage-dev/partage/pkg/logchange"
+	"github.com/partage-dev/partage/pkg/panics"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
 	"github.com/partage-dev/partage/pkg/plugin/metadatafiles"
 )
@@ -52,6 +53,15 @@ func (m *deviceMetadata) of(ctx context.Context, uid types.UID) map[metadataKey]
 		all[metadataKey{d.Device, ptr.Deref(d.ShareID, "")}] = &kubeletplugin.DeviceMetadata{Attributes: metadataAttributes(d)}
 	}
 	return all
+}
+
+// remove removes the files of a claim that is being released. The helper removes what this leaves.
+func (m *deviceMetadata) remove(ctx context.Context, uid types.UID) (err error) {
+	defer panics.Recover(ctx, &err)
+	if !m.enabled {
+		return nil
+	}
+	return m.files.Remove(uid)
 }
 
 // metadataAttributes are those with which the device is published, and what is only known while

@@ -20,7 +20,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/ktesting"
 
+	"github.com/partage-dev/partage/pkg/exposure"
 	"github.com/partage-dev/partage/pkg/neighbour"
 )
 
@@ -117,6 +120,42 @@ func TestNeighbours(t *testing.T) {
 		cancel()
 		<-done
 	})
+}
+
+// TestNodeUnread: an API server that has no time for the node is no error of the node, unless that
+// lasts for several readings. It is told once.
+func TestNodeUnread(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.build(t)
+	unread := func(context.Context) (*corev1.Node, error) { return nil, context.DeadlineExceeded }
+	noErrors := func(what string, look func(ctx context.Context)) {
+		t.Helper()
+		logger := ktesting.NewLogger(nopTL{}, ktesting.NewConfig(ktesting.BufferLogs(true), ktesting.Verbosity(0)))
+		sink, buffered := logger.GetSink().(ktesting.Underlier)
+		if !buffered {
+			t.Fatal("the logger has no buffer")
+		}
+		for range 2 {
+			look(klog.NewContext(t.Context(), logger))
+		}
+		log := sink.GetBuffer().Data()
+		if len(log) != 1 || log[0].Type != ktesting.LogInfo {
+			t.Errorf("%s: logged %v", what, log)
+		}
+	}
+	neighbours := r.plugin.neighbours
+	neighbours.node = unread
+	noErrors("neighbours", func(ctx context.Context) {
+		neighbours.readNode = time.Time{}
+		neighbours.look(ctx, nil)
+	})
+	exposed := r.plugin.exposure
+	exposed.node, exposed.check = unread, func([]string) (exposure.Finding, error) { return exposure.Finding{}, nil }
+	noErrors("exposure", func(ctx context.Context) { exposed.look(ctx, nil) })
+	if neighbours.unread.Patience < 2*nodeInterval {
+		t.Errorf("after %s it is an error, and the node is read every %s", neighbours.unread.Patience, nodeInterval)
+	}
 }
 
 // TestNeighbourRuns: the plugin itself finds NVIDIA's driver and the device plugin, and stays ready.

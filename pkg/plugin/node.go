@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 )
@@ -29,10 +30,47 @@ func (p *Plugin) checkNode(ctx context.Context) (*corev1.Node, error) {
 	case apierrors.IsNotFound(err) && !notServed(err):
 		return nil, fmt.Errorf("the cluster has no node named %q: --node-name (NODE_NAME) must be the name of the Node object that this machine is", p.options.NodeName)
 	default:
-		klog.FromContext(ctx).Error(err, "Could not check that the node exists, going on", "node", p.options.NodeName)
+		klog.FromContext(ctx).Info("Could not check that the node exists, going on", "node", p.options.NodeName, "err", err)
 		return nil, nil //nolint:nilnil // not known
 	}
 }
+
+// goodFor is for how long the node that was read when the plugin started need not be read again.
+const goodFor = time.Minute
+
+// firstNode hands the node that was read when the plugin started to others who would read it then.
+type firstNode struct {
+	done chan struct{}
+	uid  types.UID
+	at   time.Time
+}
+
+func newFirstNode() *firstNode { return &firstNode{done: make(chan struct{})} }
+
+// set takes the node, which is nil where it could not be read. It is called once.
+func (f *firstNode) set(node *corev1.Node) {
+	if node != nil {
+		f.uid, f.at = node.UID, time.Now()
+	}
+	close(f.done)
+}
+
+// owner waits for the node and returns its UID, which is empty where it could not be read or was
+// read long ago.
+func (f *firstNode) owner(ctx context.Context) types.UID {
+	select {
+	case <-f.done:
+	case <-ctx.Done():
+		return ""
+	}
+	if time.Since(f.at) >= goodFor {
+		return ""
+	}
+	return f.uid
+}
+
+// nodeUnread is how long the API server may fail to answer before that is an error.
+const nodeUnread = 30 * time.Minute
 
 // readNode reads the node; the API server's cache is good enough.
 func readNode(client kubernetes.Interface, name string, timeout time.Duration) func(context.Context) (*corev1.Node, error) {

@@ -45,6 +45,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/gpu/lastseen"
 	"github.com/partage-dev/partage/pkg/health"
+	"github.com/partage-dev/partage/pkg/logchange"
 	"github.com/partage-dev/partage/pkg/metrics"
 	"github.com/partage-dev/partage/pkg/plugin/claimstatus"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
@@ -157,6 +158,7 @@ type Plugin struct {
 	reconciler *reconciler
 	readiness  *readiness
 	startup    *startup
+	node       *firstNode
 	exposure   *exposureLoop
 	neighbours *neighbourLoop
 	foreign    *foreignClaims
@@ -188,15 +190,15 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 	if o.Metrics == nil {
 		o.Metrics = metrics.New(metrics.Options{}) // nobody asks for them
 	}
-	p := &Plugin{options: o, timing: t, readiness: newReadiness(), startup: newStartup()}
+	p := &Plugin{options: o, timing: t, readiness: newReadiness(), startup: newStartup(), node: newFirstNode()}
 	stop := func(err error) { p.stop(err) }
 	failed, surveyNow, healthChanged := loop.NewTrigger(), loop.NewTrigger(), loop.NewTrigger()
 	troubles := &troubles{}
 	requested := &requestedDevices{driverName: o.DriverName, poolName: o.NodeName}
 	p.publisher = publish.New(publish.Options{
 		DriverName: o.DriverName, NodeName: o.NodeName, KubeClient: o.KubeClient, MetadataClient: o.MetadataClient,
-		LockFile: filepath.Join(o.DataDir, "publish.lock"),
-		Report:   p.readiness.setSlices,
+		LockFile: filepath.Join(o.DataDir, "publish.lock"), FirstOwner: p.node.owner,
+		Report: p.readiness.setSlices,
 		Warn: func(ctx context.Context, reason, message string) {
 			o.Events.Node(ctx, corev1.EventTypeWarning, reason, message)
 		},
@@ -232,10 +234,10 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 		metrics: o.Metrics,
 	}
 	p.labels = newLabels(&o)
-	p.exposure = &exposureLoop{check: o.Exposure, node: readNode(o.KubeClient, o.NodeName, t.node), events: o.Events}
+	p.exposure = &exposureLoop{check: o.Exposure, node: readNode(o.KubeClient, o.NodeName, t.node), events: o.Events, unread: logchange.Problem{Patience: nodeUnread}}
 	p.neighbours = &neighbourLoop{
 		node: p.exposure.node, otherDriver: p.options.otherDriver, events: o.Events,
-		observe: o.Metrics.SetNeighbours, interval: o.ReconcileInterval,
+		observe: o.Metrics.SetNeighbours, interval: o.ReconcileInterval, unread: logchange.Problem{Patience: nodeUnread},
 	}
 	p.gpus = &gpuLoop{
 		driverName: o.DriverName, nodeName: o.NodeName, interval: o.PollInterval,
@@ -301,6 +303,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 	// The kubelet need not wait for the API server, which may be slow.
 	running.Go(func() {
 		node, err := p.checkNode(ctx)
+		p.node.set(node)
 		if err != nil {
 			p.stop(err)
 			return

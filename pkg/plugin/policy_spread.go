@@ -10,29 +10,50 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"reflect"
 	"sync"
 	"time"
 
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/metadata"
 	"k8s.io/klog/v2"
 
+	"github.com/partage-dev/partage/pkg/logchange"
+	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
 	"github.com/partage-dev/partage/pkg/policy"
 )
 
 const (
 	// longestSpread bounds the time in which all nodes follow a policy.
 	longestSpread = 2 * time.Hour
-	// unknownSpread is for a cluster that does not say how large it is.
+	// unknownSpread is for a cluster of which it is not known how large it is.
 	unknownSpread = 10 * time.Minute
 )
+
+// Times between two counts of the cluster's ResourceSlices. They vary by node, because the plugins of
+// many nodes may start together.
+const (
+	// firstCount is the time from a start within which the first one begins.
+	firstCount = 30 * time.Second
+	// countAgain is when to look whether the cluster has grown, or up to half as much later.
+	countAgain = 6 * time.Hour
+	// uncounted is how long the API server may fail to answer before that is an error.
+	uncounted = time.Hour
+)
+
+// countRetry is the time between attempts while the API server does not answer.
+var countRetry = wait.Backoff{Duration: 10 * time.Second, Factor: 2, Jitter: 1, Steps: 30, Cap: 10 * time.Minute}
 
 // PolicySpread is a policy that nodes of a cluster follow one after the other. All of
 // them hear of a change within a minute or two, and each writes all of its
 // ResourceSlices because of it: in a large cluster that is more than etcd holds until
 // it removes old revisions. So a node waits for its turn, which follows from its name,
-// within a time in proportion to how many ResourceSlices the cluster has.
+// within a time in proportion to how many ResourceSlices the cluster has. That is known
+// before there is a change: if all nodes asked because of one, they would be a burst of
+// requests themselves.
 type PolicySpread struct {
 	source  PolicySource
 	options PolicySpreadOptions
@@ -40,9 +61,21 @@ type PolicySpread struct {
 	position float64
 
 	mu sync.Mutex
-	// current is the policy to follow, next the one that follows at due.
+	// current is the policy to follow, next the one that follows. since is when next was
+	// first seen, or one before it that this node has not followed.
 	current, next *policy.Policy
-	due           time.Time
+	since         time.Time
+	// slices is the number of ResourceSlices in the cluster if counted.
+	slices  int
+	counted bool
+	// logged is the turn that was logged last.
+	logged logchange.Value[turn]
+}
+
+// turn is when this node follows a change.
+type turn struct {
+	// in is how long after the change, window how long after it all nodes have followed.
+	in, window time.Duration
 }
 
 // PolicySpreadOptions are all mandatory.
@@ -65,6 +98,35 @@ func NewPolicySpread(source PolicySource, o PolicySpreadOptions) *PolicySpread {
 	return &PolicySpread{source: source, options: o, position: position}
 }
 
+// Run counts the ResourceSlices of the cluster now and then until ctx ends.
+func (s *PolicySpread) Run(ctx context.Context) {
+	if s.options.PerThousand <= 0 {
+		return
+	}
+	problem := logchange.Problem{Patience: uncounted}
+	retry := countRetry
+	pause := rand.N(firstCount) //nolint:gosec // no secret
+	for loop.Pause(ctx, pause) {
+		count, err := s.options.CountSlices(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		problem.Log(ctx, err, "Could not count the ResourceSlices of the cluster, will retry", "")
+		if err != nil {
+			pause = retry.Step()
+			continue
+		}
+		s.setSlices(count)
+		pause, retry = wait.Jitter(countAgain, 0.5), countRetry
+	}
+}
+
+func (s *PolicySpread) setSlices(count int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.slices, s.counted = count, true
+}
+
 // Read returns the first policy at once, so that a restart is a way not to wait, and a
 // later one when it is this node's turn. A policy that changes again in the meantime
 // keeps the turn; one that changes back has nothing to wait for. While the policy is
@@ -80,13 +142,19 @@ func (s *PolicySpread) Read(ctx context.Context) (*policy.Policy, error) {
 	case s.current == nil || reflect.DeepEqual(found, s.current):
 		return s.follow(found), nil
 	case s.next == nil:
-		s.due = time.Now().Add(s.delay(ctx))
+		s.since = time.Now()
+		s.logged.Set(turn{})
 	}
 	s.next = found
-	if time.Until(s.due) > 0 {
-		return s.current, nil
+	turn := s.turn()
+	if time.Since(s.since) >= turn.in {
+		return s.follow(found), nil
 	}
-	return s.follow(found), nil
+	if s.logged.Set(turn) {
+		klog.FromContext(ctx).Info("The sharing policy has changed. This node follows later, so that not all nodes write their ResourceSlices at once; a restart of this pod does not wait",
+			"in", (turn.in - time.Since(s.since)).Round(time.Second), "allNodesIn", turn.window, "resourceSlices", s.slices)
+	}
+	return s.current, nil
 }
 
 func (s *PolicySpread) follow(p *policy.Policy) *policy.Policy {
@@ -94,34 +162,27 @@ func (s *PolicySpread) follow(p *policy.Policy) *policy.Policy {
 	return p
 }
 
-// delay returns how long this node waits.
-func (s *PolicySpread) delay(ctx context.Context) time.Duration {
+// turn returns this node's, by what is known now of the size of the cluster.
+func (s *PolicySpread) turn() turn {
 	if s.options.PerThousand <= 0 {
-		return 0
+		return turn{}
 	}
-	logger := klog.FromContext(ctx)
 	window := unknownSpread
-	count, err := s.options.CountSlices(ctx)
-	if err != nil {
-		logger.Error(err, "It is not known how large the cluster is")
-	} else {
-		window = min(longestSpread, time.Duration(count)*s.options.PerThousand/1000)
+	if s.counted {
+		window = min(longestSpread, time.Duration(s.slices)*s.options.PerThousand/1000)
 	}
 	if window <= s.options.Negligible {
-		return 0
+		return turn{}
 	}
-	delay := time.Duration(s.position * float64(window)).Round(time.Second)
-	logger.Info("The sharing policy has changed. This node follows later, so that not all nodes write their ResourceSlices at once; a restart of this pod does not wait",
-		"in", delay, "allNodesIn", window, "resourceSlices", count)
-	return delay
+	return turn{time.Duration(s.position * float64(window)).Round(time.Second), window}
 }
 
-// CountSlices counts the ResourceSlices of all drivers in the cluster. It reads one of
+// CountSlices counts the ResourceSlices of all drivers in the cluster. It reads the metadata of one of
 // them.
-func CountSlices(ctx context.Context, client kubernetes.Interface) (int, error) {
+func CountSlices(ctx context.Context, client metadata.Interface) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, clusterTimeout)
 	defer cancel()
-	list, err := client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{Limit: 1})
+	list, err := client.Resource(resourceapi.SchemeGroupVersion.WithResource("resourceslices")).List(ctx, metav1.ListOptions{Limit: 1})
 	if err != nil {
 		return 0, fmt.Errorf("count the ResourceSlices of the cluster: %w", err)
 	}

@@ -182,6 +182,12 @@ func (s *draService) unprepare(ctx context.Context, claim kubeletplugin.Namespac
 		defer s.failed.Fire()
 	}
 
+	// Containers have ended, so that their files can go while the hardware is waited for. The
+	// helper would remove them after the claim.
+	var files sync.WaitGroup
+	files.Go(func() { _ = s.metadata.remove(ctx, claim.UID) })
+	defer files.Wait()
+
 	s.foreign.released(claim.UID)
 	if err := s.claims.Unprepare(ctx, claim.UID); err != nil {
 		err = fmt.Errorf("claim %s/%s: %w", claim.Namespace, claim.Name, err)

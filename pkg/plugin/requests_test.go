@@ -4,11 +4,16 @@
 package plugin
 
 import (
+	"context"
+	"fmt"
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
+	"github.com/google/go-cmp/cmp"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
@@ -43,5 +48,79 @@ func TestWatchesOwnNode(t *testing.T) {
 	defer mu.Unlock()
 	if watched == 0 || len(other) > 0 {
 		t.Errorf("%d lists and watches of the own node, and of others: %v", watched, other)
+	}
+}
+
+// TestRequestsOfAStart: what a plugin asks of the API server when it starts, with no slices yet and
+// when all of them are there. In a large cluster a thousand start at a time.
+func TestRequestsOfAStart(t *testing.T) {
+	t.Parallel()
+	api := newAPIServer(t)
+	start := func() *rig {
+		r := newRigOn(t, api)
+		// A kubelet that registers the plugin has it list its slices once more.
+		r.unregistered = true
+		r.options.PollInterval, r.options.ReconcileInterval = time.Hour, time.Hour
+		r.start(t)
+		return r
+	}
+	var mu sync.Mutex
+	requests := map[string]int{}
+	api.Refuse(func(request *http.Request) *apierrors.StatusError {
+		what, _, _ := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(request.URL.Path, "/apis/resource.k8s.io/v1"), "/api/v1"), "/"+testNode)
+		what = request.Method + " " + what
+		query := request.URL.Query()
+		switch {
+		case query.Has("watch"):
+			what = "watch"
+		case query.Has("dryRun"):
+			what = "dry run"
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		requests[what]++
+		return nil
+	})
+	wantRequests := func(r *rig, when string, want map[string]int) {
+		t.Helper()
+		r.until(t, when, func(context.Context) error {
+			mu.Lock()
+			defer mu.Unlock()
+			if diff := cmp.Diff(want, requests); diff != "" {
+				return fmt.Errorf("requests (-want +got):\n%s", diff)
+			}
+			return nil
+		})
+		mu.Lock()
+		defer mu.Unlock()
+		clear(requests)
+	}
+	first := start()
+	wantRequests(first, "the first start", map[string]int{
+		"GET /nodes": 1, "GET /resourceslices": 1, "watch": 1, "GET /version": 1, "dry run": 1, "POST /resourceslices": 2,
+	})
+	first.stop()
+	if err := first.wait(t); err != nil {
+		t.Fatal(err)
+	}
+	wantRequests(start(), "a restart", map[string]int{"GET /nodes": 1, "GET /resourceslices": 1, "watch": 1, "GET /version": 1, "dry run": 1})
+}
+
+// TestNodeIsReadAgain: the publisher reads the node itself where that failed when the plugin started.
+func TestNodeIsReadAgain(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	var reads atomic.Int32
+	r.api.Refuse(func(request *http.Request) *apierrors.StatusError {
+		if strings.HasPrefix(request.URL.Path, "/api/v1/nodes/") && reads.Add(1) == 1 {
+			return apierrors.NewTooManyRequests("busy", 0)
+		}
+		return nil
+	})
+	r.timing.node = time.Millisecond // client-go tries again by itself
+	r.start(t)
+	r.untilPublished(t, 4, 1)
+	if owners := r.api.Slices()[0].OwnerReferences; len(owners) != 1 || owners[0].UID == "" {
+		t.Errorf("owners %v", owners)
 	}
 }

@@ -76,8 +76,8 @@ func (s *Store) Boot() string { return s.boot }
 // Path returns where the record of a claim is.
 func (s *Store) Path(uid types.UID) string { return filepath.Join(s.dir, string(uid)+recordSuffix) }
 
-// Read returns the record of a claim, or nil if there is none. It changes nothing. The
-// error is an *UnreadableError where the content is not a record of this version.
+// Read returns the record of a claim, or nil if there is none. The state of one that is older
+// than its claim's tombstone is Unpreparing, see Bury. Read changes nothing. The error is an *UnreadableError where the content is not a record of this version.
 func (s *Store) Read(uid types.UID) (*Record, error) {
 	data, err := os.ReadFile(s.Path(uid))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -89,6 +89,13 @@ func (s *Store) Read(uid types.UID) (*Record, error) {
 	record, err := Parse(data, uid)
 	if err != nil {
 		return nil, &UnreadableError{Path: s.Path(uid), Err: err, scope: salvage(data)}
+	}
+	releasing, err := s.isReleasing(record)
+	if err != nil {
+		return nil, err
+	}
+	if releasing {
+		record.State = Unpreparing
 	}
 	return record, nil
 }

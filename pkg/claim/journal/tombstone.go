@@ -23,9 +23,10 @@ const tombstoneLife = 10 * time.Minute
 // ErrOutOfDate refuses a call that is older than the claim's release.
 var ErrOutOfDate = errors.New("the claim was released after this call had arrived; the call is out of date")
 
-// tombstones say when claims were released, so that a Prepare that was on its
-// way since before comes too late. They need not outlive the machine, because no
-// call does.
+// tombstones say when the release of claims began, so that a Prepare that was on its
+// way since before comes too late, and that whoever finds a record knows that it is one
+// of a claim that is being released. They need not outlive the machine, because no call
+// does, nor what a record is about.
 type tombstones struct {
 	dir, boot string
 	files     Files
@@ -47,33 +48,43 @@ type tombstone struct {
 
 func (t *tombstones) path(uid types.UID) string { return filepath.Join(t.dir, string(uid)) }
 
-// read returns nil where there is none. One that makes no sense was cut off with
-// its writer, whose call will be repeated.
-func (t *tombstones) read(uid types.UID) (*tombstone, error) {
+// written returns the one that all processes see, or nil. One that makes no sense was cut
+// off with its writer, whose call will be repeated.
+func (t *tombstones) written(uid types.UID) (*tombstone, error) {
 	var stone tombstone
 	data, err := os.ReadFile(t.path(uid))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil
 	case err != nil:
 		return nil, fmt.Errorf("tombstone of claim %s: %w", uid, err)
 	case json.Unmarshal(data, &stone) != nil:
-		stone = tombstone{}
-	}
-	found := err == nil
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if released, unwritten := t.unwritten[uid]; unwritten && (stone.BootID != t.boot || released > stone.Released) {
-		stone, found = tombstone{BootID: t.boot, Released: released}, true
-	}
-	if !found {
-		return nil, nil
+		return &tombstone{}, nil //nolint:nilerr // see above
 	}
 	return &stone, nil
 }
 
-// Bury notes that a call that arrived at that time released the claim, or wants it
-// released, and reports whether other processes will know. On a full disk the note is kept
+// read is written, with those for which the disk had no space.
+func (t *tombstones) read(uid types.UID) (*tombstone, error) {
+	stone, err := t.written(uid)
+	if err != nil {
+		return nil, err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	released, unwritten := t.unwritten[uid]
+	if unwritten && (stone == nil || stone.BootID != t.boot || released > stone.Released) {
+		return &tombstone{BootID: t.boot, Released: released}, nil
+	}
+	return stone, nil
+}
+
+// Bury notes that a call that arrived at that time releases the claim, or wants it
+// released, and reports whether other processes know. On a full disk the note is kept
 // in memory.
+//
+// From then on a record that is older than that call is one of a claim that is being
+// released, so that the record itself need not be written once more before it is removed.
 func (s *Store) Bury(uid types.UID, arrived time.Duration) (written bool, err error) {
 	t := &s.tombstones
 	earlier, err := t.read(uid)
@@ -85,7 +96,11 @@ func (s *Store) Bury(uid types.UID, arrived time.Duration) (written bool, err er
 	}
 	data, err := json.Marshal(tombstone{BootID: t.boot, Released: arrived})
 	if err == nil {
-		err = t.files.Write(t.path(uid), data, recordMode)
+		write := t.files.Write
+		if earlier != nil {
+			write = t.files.Replace // nobody may find less than the earlier one
+		}
+		err = write(t.path(uid), data, recordMode)
 	}
 	if NoSpace(err) {
 		t.mu.Lock()
@@ -119,8 +134,21 @@ func (s *Store) Released(uid types.UID, since time.Duration) (bool, error) {
 	return stone.BootID == s.boot && since < stone.Released, nil
 }
 
-// SweepTombstones removes those that no call can be older than. It passes over claims
-// that a call is at work on.
+// isReleasing reports whether a call wanted the claim of a record released and has not ended
+// that. Older versions did not write down what it takes to know.
+func (s *Store) isReleasing(r *Record) (bool, error) {
+	if r.Arrived == 0 || r.BootID != s.boot {
+		return false, nil
+	}
+	stone, err := s.tombstones.written(r.Claim.UID)
+	if err != nil || stone == nil {
+		return false, err
+	}
+	return stone.BootID == s.boot && r.Arrived < stone.Released, nil
+}
+
+// SweepTombstones removes those that no call can be older than, of claims that have no
+// record. It passes over claims that a call is at work on.
 func (s *Store) SweepTombstones(now time.Duration, tryClaim func(types.UID) (func(), error)) error {
 	entries, err := os.ReadDir(s.tombstones.dir)
 	if err != nil {
@@ -130,16 +158,16 @@ func (s *Store) SweepTombstones(now time.Duration, tryClaim func(types.UID) (fun
 	for _, entry := range entries {
 		uid := types.UID(entry.Name())
 		if CheckUID(uid) == nil {
-			errs = append(errs, s.tombstones.sweep(uid, now, tryClaim))
+			errs = append(errs, s.sweepTombstone(uid, now, tryClaim))
 		}
 	}
 	s.tombstones.forget(now)
 	return errors.Join(errs...)
 }
 
-func (t *tombstones) sweep(uid types.UID, now time.Duration, tryClaim func(types.UID) (func(), error)) error {
-	// Without the lock first: most are young, and locks of claims are files.
-	if old, err := t.isOld(uid, now); err != nil || !old {
+func (s *Store) sweepTombstone(uid types.UID, now time.Duration, tryClaim func(types.UID) (func(), error)) error {
+	// Without the lock first: most are young.
+	if old, err := s.tombstones.isOld(uid, now); err != nil || !old {
 		return err
 	}
 	release, err := tryClaim(uid)
@@ -147,10 +175,13 @@ func (t *tombstones) sweep(uid types.UID, now time.Duration, tryClaim func(types
 		return err
 	}
 	defer release()
-	if old, err := t.isOld(uid, now); err != nil || !old {
+	if old, err := s.tombstones.isOld(uid, now); err != nil || !old {
 		return err
 	}
-	if err := t.files.Remove(t.path(uid)); err != nil {
+	if r, err := s.Read(uid); err != nil || r != nil && r.State == Unpreparing {
+		return nil // it may be all that says that the claim is being released
+	}
+	if err := s.files.Remove(s.tombstones.path(uid)); err != nil {
 		return fmt.Errorf("tombstone of claim %s: %w", uid, err)
 	}
 	return nil

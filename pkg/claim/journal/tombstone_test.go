@@ -66,19 +66,68 @@ func TestTombstoneOnceThereIsSpace(t *testing.T) {
 	wantReleased(t, mustOpen(t, dir, "boot-1", OS{}), "u1", 25, true)
 }
 
+// TestRecordOfReleasedClaim: a record that is older than its claim's tombstone says that the claim is
+// being released, to every process of this boot.
+func TestRecordOfReleasedClaim(t *testing.T) {
+	for name, test := range map[string]struct {
+		arrived time.Duration // of the record; the claim is released at 20
+		boot    string        // of the record
+		on      Files
+		want    State
+	}{
+		"older":                    {arrived: 10, boot: "boot-1", want: Unpreparing},
+		"of the same time":         {arrived: 20, boot: "boot-1", want: Prepared},
+		"prepared again":           {arrived: 30, boot: "boot-1", want: Prepared},
+		"of an older version":      {boot: "boot-1", want: Prepared},
+		"of another boot":          {arrived: 10, boot: "boot-0", want: Prepared},
+		"tombstone in memory only": {arrived: 10, boot: "boot-1", on: &fullDisk{parts: []string{"/released/"}}, want: Prepared},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if test.on == nil {
+				test.on = OS{}
+			}
+			s := mustOpen(t, t.TempDir(), "boot-1", test.on)
+			r := small("u1", test.boot)
+			r.State, r.Arrived = Prepared, test.arrived
+			mustSave(t, s, r)
+			if got, err := s.Read("u1"); err != nil || got.State != Prepared {
+				t.Fatalf("before it is released: %+v, %v", got, err)
+			}
+			mustBury(t, s, "u1", 20)
+			if got, err := s.Read("u1"); err != nil || got.State != test.want {
+				t.Errorf("got %+v, %v, want %s", got, err, test.want)
+			}
+			snapshot, err := s.Snapshot()
+			if err != nil {
+				t.Fatal(err)
+			}
+			holds := len(snapshot.Holders()) == 1 && len(snapshot.Earlier) == 0
+			if want := test.want == Prepared && test.boot == "boot-1"; holds != want {
+				t.Errorf("it is a holder: %v, want %v", holds, want)
+			}
+		})
+	}
+}
+
 // TestSweepTombstones removes those that no call can be older than.
 func TestSweepTombstones(t *testing.T) {
 	dir, files := t.TempDir(), &fullDisk{}
 	s := mustOpen(t, dir, "boot-1", files)
 	mustBury(t, s, "old", 0)
 	mustBury(t, s, "busy", 0)
-	mustBury(t, s, "young", 1)
+	for uid, arrived := range map[types.UID]time.Duration{"releasing": 1, "prepared-again": 3} {
+		r := small(uid, "boot-1")
+		r.Arrived = arrived
+		mustSave(t, s, r)
+		mustBury(t, s, uid, 2)
+	}
+	mustBury(t, s, "young", 3)
 	if err := os.WriteFile(filepath.Join(dir, "released", "cut-off"), []byte("cut of"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	files.parts = []string{"/released/"}
 	mustBury(t, s, "unwritten-old", 0)
-	mustBury(t, s, "unwritten-young", 1)
+	mustBury(t, s, "unwritten-young", 3)
 	taken := map[types.UID]int{}
 	tryClaim := func(uid types.UID) (func(), error) {
 		if uid == "busy" {
@@ -87,11 +136,11 @@ func TestSweepTombstones(t *testing.T) {
 		taken[uid]++
 		return func() { taken[uid]-- }, nil
 	}
-	if err := s.SweepTombstones(tombstoneLife, tryClaim); err != nil {
+	if err := s.SweepTombstones(tombstoneLife+2, tryClaim); err != nil {
 		t.Fatal(err)
 	}
 	for uid, want := range map[types.UID]bool{
-		"old": false, "busy": true, "young": true, "cut-off": false, "unwritten-old": false, "unwritten-young": true,
+		"old": false, "busy": true, "releasing": true, "prepared-again": false, "young": true, "cut-off": false, "unwritten-old": false, "unwritten-young": true,
 	} {
 		stone, err := s.tombstones.read(uid)
 		if err != nil || (stone != nil) != want {

@@ -6,84 +6,55 @@ package lock
 import (
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
-	"strings"
+	"hash/fnv"
+	"math"
 
-	"github.com/gofrs/flock"
-	"k8s.io/apimachinery/pkg/types"
+	"golang.org/x/sys/unix"
 )
 
-const suffix = ".lock"
+// fileName is the file of which each lock is one byte, by a hash of its name. The file stays empty:
+// the kernel locks bytes that are not there, and a claim's lock needs no file of its own.
+const fileName = "all.lock"
 
-func (l *Locks) path(n name) string { return filepath.Join(l.dir, n.file+suffix) }
+// offset is the byte of a lock. That two names have the same is as likely as that two UIDs are
+// the same.
+func (n name) offset() int64 {
+	hash := fnv.New64a()
+	_, _ = hash.Write([]byte(n)) // it does not fail
+	return int64(hash.Sum64() & math.MaxInt64)
+}
 
-// lockFiles takes all files or none, and returns the one that another process holds.
-func (l *Locks) lockFiles(names []name) (files []*flock.Flock, held *name, err error) {
+// lockFile locks names against other processes, all or none. held is one that another process has.
+func (l *Locks) lockFile(names []name) (held *name, err error) {
 	for i, n := range names {
-		file := flock.New(l.path(n))
-		locked, err := lockPresent(file)
-		if err == nil && locked {
-			files = append(files, file)
+		err := l.setLock(n, unix.F_WRLCK)
+		if err == nil {
 			continue
 		}
-		for j, locked := range files {
-			unlock(names[j], locked)
+		for _, locked := range names[:i] {
+			l.unlockFile(locked)
 		}
-		if err != nil {
-			return nil, nil, fmt.Errorf("lock of %s: %w", n.text, err)
+		if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) {
+			return &names[i], nil
 		}
-		return nil, &names[i], nil
+		return nil, fmt.Errorf("lock of %s: %w", n, err)
 	}
-	return files, nil, nil
+	return nil, nil
 }
 
-// lockPresent locks a file and makes sure that it is still the one that others
-// would open: its last holder may have removed it in between.
-func lockPresent(file *flock.Flock) (bool, error) {
-	for {
-		if locked, err := file.TryLock(); err != nil || !locked {
-			return false, err
-		}
-		held, err := file.Stat()
-		if err != nil {
-			return false, errors.Join(err, file.Unlock())
-		}
-		present, err := os.Stat(file.Path())
-		if err == nil && os.SameFile(held, present) {
-			return true, nil
-		}
-		if unlockErr := file.Unlock(); unlockErr != nil || (err != nil && !errors.Is(err, fs.ErrNotExist)) {
-			return false, errors.Join(err, unlockErr)
-		}
-	}
-}
-
-func unlock(n name, file *flock.Flock) {
-	if n.transient() {
-		// Left behind, it is an empty file that Sweep takes away.
-		_ = os.Remove(file.Path())
-	}
+func (l *Locks) unlockFile(n name) {
 	// It fails for a bad descriptor only, which holds no lock either.
-	_ = file.Unlock()
+	_ = l.setLock(n, unix.F_UNLCK)
 }
 
-// Sweep removes the lock files that killed processes left.
-func (l *Locks) Sweep() error {
-	files, err := filepath.Glob(filepath.Join(l.dir, claimPrefix+"*"+suffix))
-	if err != nil {
-		return err
-	}
-	for _, file := range files {
-		uid := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(file), claimPrefix), suffix)
-		release, err := l.TryClaim(types.UID(uid))
-		if err != nil {
+// setLock sets a lock that belongs to the open file: as with flock, the kernel lets go of it when
+// the process ends, and another open file in the same process is another owner.
+func (l *Locks) setLock(n name, kind int16) error {
+	lock := unix.Flock_t{Type: kind, Start: n.offset(), Len: 1}
+	for {
+		err := unix.FcntlFlock(l.file.Fd(), unix.F_OFD_SETLK, &lock)
+		if !errors.Is(err, unix.EINTR) {
 			return err
 		}
-		if release != nil {
-			release()
-		}
 	}
-	return nil
 }

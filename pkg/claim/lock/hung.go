@@ -44,7 +44,7 @@ func (l *Locks) noteHung(pciAddress string, call *gpu.HungError) {
 }
 
 func unusable(n name, call *gpu.HungError) error {
-	return fmt.Errorf("%s is not used before a call on it has returned: %w", n.text, call)
+	return fmt.Errorf("%s is not used before a call on it has returned: %w", n, call)
 }
 
 // firstHung returns a call on a GPU that has not returned, or nil. There may be

@@ -13,15 +13,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
-	"github.com/gofrs/flock"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/steptime"
 	"github.com/partage-dev/partage/pkg/wait"
@@ -35,15 +33,13 @@ const filePoll = 10 * time.Millisecond
 // locks at once. After that nobody else gets any of them first.
 const maxOvertaken = 8
 
-const claimPrefix = "claim-"
-
 // Locks are exclusive among the goroutines of all processes that use the same folder.
 // The kernel frees what a killed process held.
 //
 // A caller that waits for several GPUs holds none of them meanwhile: the claims of a GPU
 // that works must not wait for one that hangs.
 type Locks struct {
-	dir string
+	file *os.File
 
 	mu    sync.Mutex
 	taken map[name]bool
@@ -61,26 +57,23 @@ type waiter struct {
 	overtaken int
 }
 
-// name is what a lock is for: the name of its file, and words for messages.
-type name struct{ file, text string }
+// name is what a lock is for, in words for messages.
+type name string
 
-func claimLock(uid types.UID) name {
-	return name{file: claimPrefix + string(uid), text: "claim " + string(uid)}
-}
+func claimLock(uid types.UID) name { return name("claim " + string(uid)) }
 
-func gpuLock(pciAddress string) name {
-	return name{file: device.GPUName(pciAddress), text: "GPU " + pciAddress}
-}
-
-// transient locks are removed by their last holder.
-func (n name) transient() bool { return strings.HasPrefix(n.file, claimPrefix) }
+func gpuLock(pciAddress string) name { return name("GPU " + pciAddress) }
 
 // New makes the folder of the locks.
 func New(dir string) (*Locks, error) {
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return nil, fmt.Errorf("locks: %w", err)
 	}
-	return &Locks{dir: dir, taken: map[name]bool{}, hung: map[name][]*gpu.HungError{}}, nil
+	file, err := os.OpenFile(filepath.Join(dir, fileName), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("locks: %w", err)
+	}
+	return &Locks{file: file, taken: map[name]bool{}, hung: map[name][]*gpu.HungError{}}, nil
 }
 
 // Claim waits for the lock of one claim. The error wraps ErrBusy when ctx is done
@@ -124,7 +117,7 @@ var (
 )
 
 func busy(n name, user string, err error) error {
-	return fmt.Errorf("%s %w with another %s: %w", n.text, ErrBusy, user, err)
+	return fmt.Errorf("%s %w with another %s: %w", n, ErrBusy, user, err)
 }
 
 // acquire waits for all locks until ctx is done. The user is the kind of what
@@ -135,9 +128,9 @@ func (l *Locks) acquire(ctx context.Context, names []name, user string) (func(),
 		if err := l.reserve(ctx, names, user); err != nil {
 			return nil, err
 		}
-		files, held, err := l.lockFiles(names)
+		held, err := l.lockFile(names)
 		if err == nil && held == nil {
-			return l.releaser(names, files), nil
+			return l.releaser(names), nil
 		}
 		l.free(names)
 		if err != nil {
@@ -161,12 +154,12 @@ func (l *Locks) try(names []name) (func(), error) {
 	if err != nil || unavailable {
 		return nil, err
 	}
-	files, held, err := l.lockFiles(names)
+	held, err := l.lockFile(names)
 	if err != nil || held != nil {
 		l.free(names)
 		return nil, err
 	}
-	return l.releaser(names, files), nil
+	return l.releaser(names), nil
 }
 
 // reserve waits until no other goroutine of this process has any of the locks.
@@ -223,7 +216,7 @@ func (l *Locks) unavailable(names []name, ahead int) (name, bool) {
 			}
 		}
 	}
-	return name{}, false
+	return "", false
 }
 
 // take must follow unavailable without letting go of mu.
@@ -263,13 +256,13 @@ func (l *Locks) grant() {
 }
 
 // releaser lets each lock go, those of GPUs with a hung call when it has returned.
-func (l *Locks) releaser(names []name, files []*flock.Flock) func() {
+func (l *Locks) releaser(names []name) func() {
 	return func() {
 		var now []name
-		for i, n := range names {
+		for _, n := range names {
 			call := l.hungCall(n)
 			if call == nil {
-				unlock(n, files[i])
+				l.unlockFile(n)
 				now = append(now, n)
 				continue
 			}
@@ -277,7 +270,7 @@ func (l *Locks) releaser(names []name, files []*flock.Flock) func() {
 				for ; call != nil; call = l.hungCall(n) {
 					<-call.Done
 				}
-				unlock(n, files[i])
+				l.unlockFile(n)
 				l.free([]name{n})
 			}()
 		}

@@ -6,7 +6,6 @@ package lock
 import (
 	"context"
 	"errors"
-	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -63,9 +62,6 @@ func TestLocksExclude(t *testing.T) {
 	wg.Wait()
 	if wrong.Load() > 0 {
 		t.Errorf("%d times two held the lock", wrong.Load())
-	}
-	if entries, err := os.ReadDir(a.dir); err != nil || len(entries) != 0 {
-		t.Errorf("lock files are left: %v, %v", entries, err)
 	}
 	if len(a.taken)+len(b.taken)+len(a.waiting)+len(b.waiting) != 0 {
 		t.Error("something is left")
@@ -213,12 +209,6 @@ func TestTryClaim(t *testing.T) {
 		if got, err := l.TryClaim("u1"); err != nil || got != nil {
 			t.Errorf("got a lock that is held, or %v", err)
 		}
-	}
-	if err := b.Sweep(); err != nil {
-		t.Error(err)
-	}
-	if _, err := os.Stat(a.path(claimLock("u1"))); err != nil {
-		t.Errorf("a lock in use was swept away: %v", err)
 	}
 	release()
 	got, err := b.TryClaim("u1")

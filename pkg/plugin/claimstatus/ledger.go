@@ -20,6 +20,11 @@ import (
 // ledger is a folder with a file for each claim that may have entries of this driver: the
 // process that wrote them may not be there when they have to go, and no claim is found by
 // asking the API server for all of the cluster.
+//
+// It is not synced to disk: whoever syncs makes others wait that write to the same file system, such
+// as the next call for a claim. A power loss may take the notes of its last seconds. Claims that go
+// on are prepared and noted anew, and the API server drops the entries of one that ends together
+// with its allocation.
 type ledger struct{ dir string }
 
 // read returns the claims. Files that cannot be understood are removed: nothing can be done
@@ -61,7 +66,7 @@ func (l ledger) add(ref claim.Ref) error {
 		err = os.MkdirAll(l.dir, 0o750)
 	}
 	if err == nil {
-		err = host.ReplaceFile(l.path(ref.UID), data, 0o600)
+		err = host.ReplaceUnsynced(l.path(ref.UID), data, 0o600)
 	}
 	if err != nil {
 		return fmt.Errorf("note that claim %s has a status: %w", ref, err)
@@ -71,7 +76,7 @@ func (l ledger) add(ref claim.Ref) error {
 
 // remove succeeds where there is no such claim.
 func (l ledger) remove(uid types.UID) error {
-	if err := host.RemoveFile(l.path(uid)); err != nil {
+	if err := host.RemoveUnsynced(l.path(uid)); err != nil {
 		return fmt.Errorf("note that claim %s has no status: %w", uid, err)
 	}
 	return nil

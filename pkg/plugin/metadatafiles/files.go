@@ -19,12 +19,15 @@ package metadatafiles
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 	specs "tags.cncf.io/container-device-interface/specs-go"
@@ -69,6 +72,22 @@ func (f *Files) Operations() kubeletplugin.MetadataFileOperations {
 		// A spec may be missing where its copy is not.
 		Glob: func(pattern string) ([]string, error) { return filepath.Glob(f.copyOf(pattern)) },
 	}
+}
+
+// Remove removes what the containers of a claim had. What it cannot remove is tried again by the
+// helper, and by Sweep.
+func (f *Files) Remove(claim types.UID) error {
+	names, err := f.copies()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, name := range names {
+		if strings.HasPrefix(name, fmt.Sprintf("%s_metadata_%s_", f.DriverName, claim)) {
+			errs = append(errs, f.removeSpec(name))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 func (f *Files) copyOf(spec string) string {

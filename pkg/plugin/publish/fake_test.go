@@ -83,6 +83,8 @@ func TestMain(m *testing.M) {
 type cluster struct {
 	*fakeapi.Server
 	lockFile string
+	// beforeRun is called before a publisher runs. Optional.
+	beforeRun func(*Publisher)
 
 	mu sync.Mutex
 	// latency is how long a request takes.
@@ -209,6 +211,9 @@ func (c *cluster) startOver(t *testing.T, network http.RoundTripper, name string
 	}
 	r.log = sink.GetBuffer()
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), logger))
+	if c.beforeRun != nil {
+		c.beforeRun(r.publisher)
+	}
 	var running sync.WaitGroup
 	running.Go(func() { r.publisher.Run(ctx) })
 	r.stop = func() {

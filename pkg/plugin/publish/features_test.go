@@ -52,6 +52,7 @@ func TestFeatures(t *testing.T) {
 		"everything":       {policy.Builtin(), func(*cluster) {}, AllFeatures, 6, ""},
 		"no counters":      {policy.Builtin(), func(c *cluster) { c.DropCounters(true) }, noCounters, 1, "DRAPartitionableDevices"},
 		"counters refused": {policy.Builtin(), counterRefused, noCounters, 1, "DRAPartitionableDevices"},
+		"shares refused":   {policy.Builtin(), sharesRefused, noShares, 4, "DRAConsumableCapacity"},
 		"no shares":        {policy.Builtin(), func(c *cluster) { c.DropShares(true) }, noShares, 4, "DRAConsumableCapacity"},
 		"shares not asked": {withoutShares(), func(c *cluster) { c.DropShares(true) }, noShares, 4, ""},
 		"1.35 with gates":  {policy.Builtin(), ofVersion("v1.35.9-gke.100"), noShareCounters, 4, "scheduler of Kubernetes v1.35.9-gke.100"},
@@ -100,10 +101,17 @@ func versionForbidden(c *cluster) {
 	})
 }
 
-func counterRefused(c *cluster) {
+func counterRefused(c *cluster) { probeRefused(c, "spec.devices[0].consumesCounters[0].counterSet") }
+
+func sharesRefused(c *cluster) {
+	c.DropShares(true)
+	probeRefused(c, "spec.devices[1].allowMultipleAllocations")
+}
+
+func probeRefused(c *cluster, field string) {
 	c.setFail(func(r *http.Request) *apierrors.StatusError {
 		if kindOf(r) == "dry run" {
-			return invalid("spec.devices[0].consumesCounters[0].counterSet")
+			return invalid(field)
 		}
 		return nil
 	})

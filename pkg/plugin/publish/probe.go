@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -19,12 +20,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
-)
-
-var (
-	errNoCounters = errors.New("shared counters are not supported")
-	errNoShares   = errors.New("devices for several claims are not supported")
-	errNoTaints   = errors.New("taints are not supported")
 )
 
 // prober asks one API server which features it has. Its requests use connections of
@@ -54,96 +49,68 @@ func (p *prober) version(ctx context.Context) (string, error) {
 	return found.GitVersion, nil
 }
 
-// gates reports which features the server has by its feature gates. An error means
-// that there was no answer.
+// Devices of the slice with which the server is asked what it stores, by index.
+const probeOfCounters, probeOfShares = 0, 1
+
+// gates reports which features the server has by its feature gates. It creates a slice
+// that needs them, as a dry run that stores nothing. With a gate off its fields come back
+// empty. Kubernetes 1.34 wants counter sets and devices in the same slice and refuses one
+// whose devices draw on counters of another. An error means that there was no answer.
+//
+// A slice of counters is not tried: their field has the gate of the devices' field, and what
+// is stored is compared with what was sent.
 func (p *prober) gates(ctx context.Context) (partitionable, consumable bool, err error) {
-	err = p.tryCounters(ctx)
-	if errors.Is(err, errNoCounters) {
-		// Nothing would keep a share and the whole GPU from being allocated
-		// together, so that there is no need to ask about shares.
-		return false, false, nil
-	}
-	if err == nil {
-		err = p.tryShares(ctx)
-	}
-	if errors.Is(err, errNoShares) {
-		return true, false, nil
-	}
-	return err == nil, err == nil, err
-}
-
-// tryCounters creates the two kinds of slices that a partitionable pool is made
-// of, as a dry run that stores nothing. With the gate off the fields come back
-// empty. Kubernetes 1.34 wants counter sets and devices in the same slice and
-// refuses the second one.
-func (p *prober) tryCounters(ctx context.Context) error {
-	counter := map[string]resourceapi.Counter{"probe": {Value: resource.MustParse("1")}}
-	sets, err := p.tryCreate(ctx, errNoCounters, func(spec *resourceapi.ResourceSliceSpec) {
-		spec.SharedCounters = []resourceapi.CounterSet{{Name: "probe", Counters: counter}}
-	})
-	if err != nil {
-		return err
-	}
-	if len(sets.SharedCounters) == 0 {
-		return fmt.Errorf("%w: the API server dropped spec.sharedCounters", errNoCounters)
-	}
-	devices, err := p.tryCreate(ctx, errNoCounters, func(spec *resourceapi.ResourceSliceSpec) {
-		spec.Devices = []resourceapi.Device{{
-			Name:             "probe",
-			ConsumesCounters: []resourceapi.DeviceCounterConsumption{{CounterSet: "probe", Counters: counter}},
-		}}
-	})
-	if err != nil {
-		return err
-	}
-	if len(devices.Devices) != 1 || len(devices.Devices[0].ConsumesCounters) == 0 {
-		return fmt.Errorf("%w: the API server dropped spec.devices[].consumesCounters", errNoCounters)
-	}
-	return nil
-}
-
-// tryShares creates a slice with a share, as a dry run that stores nothing.
-func (p *prober) tryShares(ctx context.Context) error {
 	one := resource.MustParse("1")
-	created, err := p.tryCreate(ctx, errNoShares, func(spec *resourceapi.ResourceSliceSpec) {
-		spec.Devices = []resourceapi.Device{{
-			Name:                     "probe",
-			AllowMultipleAllocations: ptr.To(true),
-			Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
-				"shares": {Value: one, RequestPolicy: &resourceapi.CapacityRequestPolicy{
-					Default: &one, ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: &one},
+	created, err := p.tryCreate(ctx, func(spec *resourceapi.ResourceSliceSpec) {
+		spec.Devices = []resourceapi.Device{
+			probeOfCounters: {
+				Name: "probe-counters",
+				ConsumesCounters: []resourceapi.DeviceCounterConsumption{{
+					CounterSet: "probe", Counters: map[string]resourceapi.Counter{"probe": {Value: one}},
 				}},
 			},
-		}}
+			probeOfShares: {
+				Name:                     "probe-shares",
+				AllowMultipleAllocations: ptr.To(true),
+				Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
+					"shares": {Value: one, RequestPolicy: &resourceapi.CapacityRequestPolicy{
+						Default: &one, ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: &one},
+					}},
+				},
+			},
+		}
 	})
-	if err != nil {
-		return err
+	switch {
+	case refusesFields(err):
+		return refusesOnly(err, fmt.Sprintf("spec.devices[%d]", probeOfShares)), false, nil
+	case err != nil:
+		return false, false, err
+	case len(created.Devices) <= probeOfShares:
+		return false, false, nil
 	}
-	if len(created.Devices) != 1 || created.Devices[0].AllowMultipleAllocations == nil || created.Devices[0].Capacity["shares"].RequestPolicy == nil {
-		return fmt.Errorf("%w: the API server dropped spec.devices[].allowMultipleAllocations", errNoShares)
-	}
-	return nil
+	shares := created.Devices[probeOfShares]
+	partitionable = len(created.Devices[probeOfCounters].ConsumesCounters) > 0
+	// Without counters nothing would keep a share and the whole GPU from being allocated together.
+	consumable = partitionable && shares.AllowMultipleAllocations != nil && shares.Capacity["shares"].RequestPolicy != nil
+	return partitionable, consumable, nil
 }
 
 // taints reports whether the server stores taints.
 func (p *prober) taints(ctx context.Context) (bool, error) {
-	created, err := p.tryCreate(ctx, errNoTaints, func(spec *resourceapi.ResourceSliceSpec) {
+	created, err := p.tryCreate(ctx, func(spec *resourceapi.ResourceSliceSpec) {
 		spec.Devices = []resourceapi.Device{{
 			Name:   "probe",
 			Taints: []resourceapi.DeviceTaint{{Key: p.pool.driverName + "/probe", Effect: resourceapi.DeviceTaintEffectNoSchedule}},
 		}}
 	})
-	if errors.Is(err, errNoTaints) {
+	if refusesFields(err) {
 		return false, nil
 	}
 	return err == nil && len(created.Devices) == 1 && len(created.Devices[0].Taints) > 0, err
 }
 
-// tryCreate returns what would be stored, or an error that wraps unsupported when
-// the API server finds the slice invalid.
-func (p *prober) tryCreate(
-	ctx context.Context, unsupported error, fill func(*resourceapi.ResourceSliceSpec),
-) (*resourceapi.ResourceSliceSpec, error) {
+// tryCreate returns what would be stored.
+func (p *prober) tryCreate(ctx context.Context, fill func(*resourceapi.ResourceSliceSpec)) (*resourceapi.ResourceSliceSpec, error) {
 	slice := &resourceapi.ResourceSlice{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "partage-probe-"},
 		Spec: resourceapi.ResourceSliceSpec{
@@ -154,14 +121,10 @@ func (p *prober) tryCreate(
 	}
 	fill(&slice.Spec)
 	created, err := p.create(ctx, slice, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-	switch {
-	case err == nil:
-		return &created.Spec, nil
-	case refusesFields(err):
-		return nil, fmt.Errorf("%w: the API server refused them: %w", unsupported, err)
-	default:
+	if err != nil {
 		return nil, fmt.Errorf("create a ResourceSlice as a dry run: %w", err)
 	}
+	return &created.Spec, nil
 }
 
 // create is that of a typed client, on a connection of its own.
@@ -175,14 +138,27 @@ func (p *prober) create(ctx context.Context, slice *resourceapi.ResourceSlice, o
 // refusesFields distinguishes a validation error about the fields in question from
 // other refusals: an admission policy answers "invalid" too, but names no field.
 func refusesFields(err error) bool {
+	return slices.ContainsFunc(refusedFields(err), func(field string) bool {
+		return strings.HasPrefix(field, "spec.sharedCounters") || strings.HasPrefix(field, "spec.devices")
+	})
+}
+
+// refusesOnly reports whether a validation error is about nothing else than a field and
+// what is in it.
+func refusesOnly(err error, within string) bool {
+	refused := refusedFields(err)
+	return len(refused) > 0 && !slices.ContainsFunc(refused, func(field string) bool { return !strings.HasPrefix(field, within) })
+}
+
+// refusedFields are those that a validation error names.
+func refusedFields(err error) []string {
 	var status apierrors.APIStatus
 	if !apierrors.IsInvalid(err) || !errors.As(err, &status) || status.Status().Details == nil {
-		return false
+		return nil
 	}
+	var refused []string
 	for _, cause := range status.Status().Details.Causes {
-		if strings.HasPrefix(cause.Field, "spec.sharedCounters") || strings.HasPrefix(cause.Field, "spec.devices") {
-			return true
-		}
+		refused = append(refused, cause.Field)
 	}
-	return false
+	return refused
 }

@@ -24,6 +24,7 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	typedresource "k8s.io/client-go/kubernetes/typed/resource/v1"
@@ -64,6 +65,9 @@ type Options struct {
 	// LockFile makes one of several instances on this node publish. Optional: without
 	// it there is a single one.
 	LockFile string
+	// FirstOwner returns the UID of the node if it was read a moment ago, for the first time that
+	// it is needed. Optional.
+	FirstOwner func(ctx context.Context) types.UID
 	// Report is called with the reason why the API server does not hold what it
 	// should, and with "" when it does.
 	Report func(ctx context.Context, reason string)
@@ -93,12 +97,16 @@ type Publisher struct {
 	// what the watch saw is new.
 	changed, recheck, seen loop.Trigger
 	watcher                watcher
+	// listed is what Stored has found.
+	listed atomic.Pointer[listed]
 
 	// What follows is for the goroutine of Run.
 
 	precedence        *precedence.Precedence
 	precedenceProblem logchange.Problem
 	features          features
+	// firstOwner is nil once it was called.
+	firstOwner func(ctx context.Context) types.UID
 	// known is nil while it is not known what is stored.
 	known *stored
 	// repairs are those of what others changed.
@@ -124,6 +132,7 @@ func New(o Options) *Publisher {
 		pool:       pool,
 		slices:     o.KubeClient.ResourceV1().ResourceSlices(),
 		metadata:   o.MetadataClient,
+		firstOwner: o.FirstOwner,
 		report:     o.Report,
 		warn:       o.Warn,
 		observe:    o.Observe,

@@ -6,6 +6,7 @@ package publish
 import (
 	"context"
 	"fmt"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -32,14 +33,35 @@ func (s *stored) all() []*resourceapi.ResourceSlice {
 	return all
 }
 
+// listed is what the API server held at a time.
+type listed struct {
+	list *resourceapi.ResourceSliceList
+	at   time.Time
+}
+
+// goodFor is for how long an answer from before the publisher began is good enough to begin with.
+// It does no harm if it is wrong: what is written names the versions that it replaces, and the
+// watch that begins with the publisher shows what is newer or gone.
+const goodFor = time.Minute
+
 // Stored returns all slices of this driver on this node that the API server holds,
-// of all generations and whichever instance published them.
+// of all generations and whichever instance published them. They must not be modified.
 func (p *Publisher) Stored(ctx context.Context) ([]resourceapi.ResourceSlice, error) {
 	list, err := p.list(ctx)
 	if err != nil {
 		return nil, err
 	}
+	p.listed.Store(&listed{list, time.Now()})
 	return list.Items, nil
+}
+
+// listFirst returns what Stored has found, once and if that is not long ago, or lists.
+func (p *Publisher) listFirst(ctx context.Context) (list *resourceapi.ResourceSliceList, earlier bool, err error) {
+	if l := p.listed.Swap(nil); l != nil && time.Since(l.at) < goodFor {
+		return l.list, true, nil
+	}
+	list, err = p.list(ctx)
+	return list, false, err
 }
 
 func (p *Publisher) list(ctx context.Context) (*resourceapi.ResourceSliceList, error) {
@@ -65,7 +87,7 @@ func (p *Publisher) read(ctx context.Context) error {
 	if p.known != nil {
 		return nil
 	}
-	list, err := p.list(ctx)
+	list, earlier, err := p.listFirst(ctx)
 	if err != nil {
 		return err
 	}
@@ -79,12 +101,21 @@ func (p *Publisher) read(ctx context.Context) error {
 	}
 	p.known = known
 	p.watcher.forget(known.slices, list.ResourceVersion)
+	if earlier {
+		p.watcher.expect(known.slices)
+	}
 	return nil
 }
 
 // readOwner returns the UID of the node. A node that is deleted and made again has
 // another one, and the garbage collector deletes what the old one owned.
 func (p *Publisher) readOwner(ctx context.Context) (types.UID, error) {
+	if first := p.firstOwner; first != nil {
+		p.firstOwner = nil
+		if owner := first(ctx); owner != "" {
+			return owner, nil
+		}
+	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	node, err := p.metadata.Resource(nodeResource).Get(ctx, p.pool.nodeName, metav1.GetOptions{})

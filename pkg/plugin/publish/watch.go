@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/metadata"
@@ -44,6 +45,9 @@ type watcher struct {
 
 	mu   sync.Mutex
 	seen map[types.UID]seenSlice
+	// initial are the slices with which the first watch began, nil until it has and once they were
+	// compared with expected, slices that were read some time before.
+	initial, expected sets.Set[types.UID]
 }
 
 const (
@@ -63,7 +67,7 @@ type seenSlice struct {
 
 // run watches until ctx ends.
 func (w *watcher) run(ctx context.Context) {
-	_, informer := cache.NewInformerWithOptions(cache.InformerOptions{
+	store, informer := cache.NewInformerWithOptions(cache.InformerOptions{
 		ListerWatcher: cache.ToListWatcherWithWatchListSemantics(
 			&cache.ListWatch{ListWithContextFunc: w.list, WatchFuncWithContext: w.watch}, w.client),
 		ObjectType: &metav1.PartialObjectMetadata{},
@@ -74,7 +78,38 @@ func (w *watcher) run(ctx context.Context) {
 			DeleteFunc: func(object any) { w.note(object, true) },
 		},
 	})
+	var synced sync.WaitGroup
+	defer synced.Wait()
+	synced.Go(func() {
+		select {
+		case <-informer.HasSyncedChecker().Done():
+			w.began(store.List())
+		case <-ctx.Done():
+		}
+	})
 	informer.RunWithContext(ctx)
+}
+
+// began notes the slices with which the first watch began.
+func (w *watcher) began(objects []any) {
+	initial := sets.New[types.UID]()
+	for _, object := range objects {
+		if slice, ok := object.(*metav1.PartialObjectMetadata); ok {
+			initial.Insert(slice.UID)
+		}
+	}
+	w.mu.Lock()
+	w.initial = initial
+	w.mu.Unlock()
+	w.changed()
+}
+
+// expect notes slices that were read before the first watch began. A watch does not tell of those
+// that were deleted in between.
+func (w *watcher) expect(stored map[types.UID]*resourceapi.ResourceSlice) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.expected = sets.KeySet(stored)
 }
 
 func (w *watcher) list(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
@@ -172,6 +207,12 @@ func (w *watcher) differs(stored map[types.UID]*resourceapi.ResourceSlice, remov
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	differs := false
+	if w.initial != nil {
+		for uid := range w.expected.Difference(w.initial) {
+			differs = differs || stored[uid] != nil
+		}
+		w.initial, w.expected = nil, nil
+	}
 	for uid, seen := range w.seen {
 		slice := stored[uid]
 		switch {

@@ -136,8 +136,8 @@ func (n *Node) Reboot(t testing.TB) {
 	}
 }
 
-// UntilSnapshot waits until the node has exactly this. A driver that cleans up by
-// itself holds locks every now and then.
+// UntilSnapshot waits until the node has exactly this. A driver may just be cleaning up by
+// itself.
 func (p *Driver) UntilSnapshot(t testing.TB, n *Node, want Snapshot) {
 	t.Helper()
 	p.Until(t, "nothing else to be left", func(context.Context) error {

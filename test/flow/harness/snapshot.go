@@ -24,7 +24,7 @@ type Snapshot struct {
 	GPUs []gpuSnapshot
 	// Processes are those that hold GPUs.
 	Processes []machine.Process
-	// Files are the contents of CDI specs, journal, locks, MPS sessions, the folders of
+	// Files are the contents of CDI specs, journal, MPS sessions, the folders of
 	// software limits and the files about devices, by path.
 	Files map[string]string
 	// Mounts are in the folder of MPS sessions.
@@ -60,7 +60,7 @@ func (n *Node) Snapshot(t testing.TB) Snapshot {
 	}
 	data := filepath.Join(n.PluginsDir, DriverName)
 	for prefix, dir := range map[string]string{
-		"cdi": n.CDIDir, "claims": filepath.Join(data, "claims"), "locks": filepath.Join(data, "locks"),
+		"cdi": n.CDIDir, "claims": filepath.Join(data, "claims"),
 		"quarantine": filepath.Join(data, "quarantine"), "limits": filepath.Join(data, "limits"), "mps": n.MPSDir,
 		"metadata": filepath.Join(data, "dra-device-metadata"), "metadata-cdi": filepath.Join(data, "dra-device-metadata-cdi"),
 	} {
@@ -90,7 +90,7 @@ func readTree(dir, prefix string, files map[string]string) error {
 		}
 		name := filepath.Join(prefix, strings.TrimPrefix(path, dir))
 		switch {
-		case strings.HasPrefix(name, "locks/gpu-"), name == "mps/supervisor.lock", name == "mps/"+supervisorSocket, name == "limits/ld.so.preload":
+		case name == "mps/supervisor.lock", name == "mps/"+supervisorSocket, name == "limits/ld.so.preload":
 			// Locks, and what is the same for all claims, stay.
 			return nil
 		case prefix == "mps" && strings.HasPrefix(entry.Name(), "."):

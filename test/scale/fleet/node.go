@@ -111,6 +111,11 @@ func (n *Node) plugin(ctx context.Context) (*plugin.Plugin, error) {
 		return nil, err
 	}
 	hardware := &machine{facts: n.Facts, driver: n.Driver}
+	policies := plugin.NewPolicySpread(plugin.NewPolicyFile(n.PolicyFile), plugin.PolicySpreadOptions{
+		NodeName: n.Name, PerThousand: n.Spread, Negligible: pollInterval,
+		CountSlices: func(ctx context.Context) (int, error) { return plugin.CountSlices(ctx, c.metadata) },
+	})
+	go policies.Run(ctx)
 	return plugin.New(plugin.Options{
 		DriverName: driverName, NodeName: n.Name,
 		KubeClient: c.main, MetadataClient: c.metadata, StatusClient: c.status,
@@ -118,10 +123,7 @@ func (n *Node) plugin(ctx context.Context) (*plugin.Plugin, error) {
 		Claims: noClaims{hardware}, Hardware: hardware,
 		DataDir: n.Dir, RegistrarDir: registrar, CDIDir: filepath.Join(n.Dir, "cdi"), BootID: "boot",
 		PollInterval: pollInterval, ReconcileInterval: reconcileInterval,
-		Policy: plugin.NewPolicySpread(plugin.NewPolicyFile(n.PolicyFile), plugin.PolicySpreadOptions{
-			NodeName: n.Name, PerThousand: n.Spread, Negligible: pollInterval,
-			CountSlices: func(ctx context.Context) (int, error) { return plugin.CountSlices(ctx, c.main) },
-		}),
+		Policy: policies,
 	})
 }
 

@@ -62,6 +62,9 @@ type scenario struct {
 	machines []string
 }
 
+// extra are the names of cases that tell little more than others. They run only if asked for.
+var extra = []string{"one-1g_a100", "one-1g_mixed", "one-1g-by-class_h100"}
+
 func (c *scenario) name() string { return c.load.name + "_" + c.fleet }
 
 // Half of eight GPUs in use, and nine tenths.
@@ -89,6 +92,6 @@ var cases = []scenario{
 	{load{name: "half-full", pods: []request{oneG, threeG, whole, oneG}, share: 25, inUse: halfWithoutShares}, "reference", []string{"reference"}},
 	{load{name: "nearly-full", pods: []request{oneG, oneG, twoG, share}, share: 25, inUse: nearly}, "h100", []string{"dgx-h100"}},
 	{load{name: "nearly-full", pods: []request{oneG, oneG, twoG, oneG}, share: 25, inUse: nearlyWithoutShares}, "reference", []string{"reference"}},
-	{load{name: "slow", pods: []request{oneG.of(8)}, share: 1, inUse: oneFree, someEmpty: true}, "h100", []string{"dgx-h100"}},
-	{load{name: "slow", pods: []request{oneG.of(8)}, share: 1, inUse: oneFree, someEmpty: true}, "reference", []string{"reference"}},
+	{load{name: "slow", pods: []request{oneG.of(8)}, share: 6, inUse: oneFree, someEmpty: true}, "h100", []string{"dgx-h100"}},
+	{load{name: "slow", pods: []request{oneG.of(8)}, share: 6, inUse: oneFree, someEmpty: true}, "reference", []string{"reference"}},
 }

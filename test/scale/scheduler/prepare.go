@@ -34,6 +34,8 @@ type preparer struct {
 	classes classes
 	// heap is by how many bytes the slices of a case let the heap grow.
 	heap map[string]int64
+	// began is when the first case was prepared.
+	began time.Time
 }
 
 // prepare is called by scheduler_perf after it has created the nodes.
@@ -43,6 +45,8 @@ func (p *preparer) prepare(tCtx ktesting.TContext, sched *scheduler.Scheduler, w
 		return fmt.Errorf("find the case: %w", err)
 	}
 	c := &p.cases[n]
+	// On a line of its own: the name of the benchmark has none.
+	fmt.Printf("\n%5.0fs  %s, %s\n", time.Since(p.began).Seconds(), c.load.name, c.fleet)
 	machines, err := p.machines(tCtx, c)
 	if err != nil {
 		return fmt.Errorf("prepare %s: %w", c.name(), err)

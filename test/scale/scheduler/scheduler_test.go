@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"k8s.io/dynamic-resource-allocation/structured"
 	perf "k8s.io/kubernetes/test/integration/scheduler_perf"
@@ -16,8 +17,9 @@ import (
 
 var (
 	nodes  = flag.Int("nodes", 100, "nodes of the cluster")
-	pods   = flag.Int("pods", 300, "pods that are created; some loads have fewer")
+	pods   = flag.Int("pods", 200, "pods that are created; some loads have fewer")
 	dir    = flag.String("slices", "", "folder with the slices that test/scale/slices wrote")
+	all    = flag.Bool("all", false, "run also what tells little more than other cases")
 	output = flag.String("output", "", "folder for profiles, results and the table; none are kept if it is empty")
 )
 
@@ -41,8 +43,13 @@ func newPreparer(tb testing.TB) (*preparer, perf.SchedulerPerfOption) {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	p := &preparer{dir: *dir, cases: cases, classes: classes, heap: map[string]int64{}}
+	p := &preparer{dir: *dir, cases: chosen(), classes: classes, heap: map[string]int64{}, began: time.Now()}
 	return p, perf.WithNodeUpdateFn(p.prepare)
+}
+
+// chosen are the cases that are to run.
+func chosen() []scenario {
+	return slices.DeleteFunc(slices.Clone(cases), func(c scenario) bool { return !*all && slices.Contains(extra, c.name()) })
 }
 
 // BenchmarkPerfScheduling runs all cases and prints a table.
@@ -59,12 +66,12 @@ func BenchmarkPerfScheduling(b *testing.B) {
 	}
 	perf.PerfSchedulingLabelFilter = label
 	s := size{nodes: *nodes, pods: *pods}
-	config, err := writeConfig(b.TempDir(), cases, s)
+	config, err := writeConfig(b.TempDir(), p.cases, s)
 	if err != nil {
 		b.Fatal(err)
 	}
 	perf.RunBenchmarkPerfScheduling(b, config, "partage", nil, option)
-	results, err := readResults(folder, cases, s, p.heap)
+	results, err := readResults(folder, p.cases, s, p.heap)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -72,7 +79,7 @@ func BenchmarkPerfScheduling(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	if err := report(table, cases, s, results); err != nil {
+	if err := report(table, p.cases, s, results); err != nil {
 		b.Fatal(err)
 	}
 	if err := table.Close(); err != nil {

@@ -19,12 +19,15 @@ import (
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/kubectl/sliceset/template"
+	"github.com/partage-dev/partage/test/scale/slices/reference"
 )
 
 // node is the name of the node and of its pool; the benchmark replaces it.
 const node = "node"
 
 const driver = "gpu.nvidia.com"
+
+var pool = reference.Pool{Driver: driver, Node: node}
 
 // machines are what nodes are made of.
 var machines = map[string]template.Machine{
@@ -62,7 +65,7 @@ func run(dir string) error {
 			return err
 		}
 		if name == "dgx-h100" {
-			if err := write(dir, "reference", reference(facts)); err != nil {
+			if err := write(dir, "reference", pool.ResourceSlices(facts)); err != nil {
 				return err
 			}
 		}

@@ -1,7 +1,9 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+// Package reference makes the ResourceSlices that NVIDIA's DRA driver publishes, to compare with. It
+// does not use what Partage publishes, so that the comparison stays the same when that changes.
+package reference
 
 import (
 	"cmp"
@@ -15,26 +17,31 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
-// reference has the names, attributes, capacities, counters and order of NVIDIA's DRA driver (v0.5,
+// Pool is whose slices they are.
+type Pool struct {
+	// Driver is the name of the driver, Node that of the node and of its pool.
+	Driver, Node string
+}
+
+// ResourceSlices has the names, attributes, capacities, counters and order of NVIDIA's DRA driver (v0.5,
 // feature gate DynamicMIG, Kubernetes 1.35 and later): one slice with all counter sets, and for each
-// GPU one with its devices, sorted by name. It does not use what Partage publishes, so that the
-// comparison stays the same when that changes.
-func reference(node *gpu.Node) []resourceapi.ResourceSlice {
+// GPU one with its devices, sorted by name.
+func (p Pool) ResourceSlices(node *gpu.Node) []resourceapi.ResourceSlice {
 	made := make([]resourceapi.ResourceSlice, 1+len(node.GPUs))
 	for n := range node.GPUs {
 		g := &node.GPUs[n]
 		set := fmt.Sprintf("gpu-%d-counter-set", g.Minor)
 		whole := map[string]int64{}
 		var devices []resourceapi.Device
-		for _, p := range g.MIG.Profiles {
-			amounts := amountsOf(p.Resources)
+		for _, profile := range g.MIG.Profiles {
+			amounts := amountsOf(profile.Resources)
 			for name, value := range amounts {
 				whole[name] = max(whole[name], value)
 			}
-			for _, at := range p.Placements {
+			for _, at := range profile.Placements {
 				devices = append(devices, resourceapi.Device{
-					Name:             fmt.Sprintf("gpu-%d-mig-%s-%d-%d", g.Minor, strings.NewReplacer(".", "", "+", "-").Replace(p.Name), p.ID, at.Start),
-					Attributes:       partitionAttributes(node, g, p.Name),
+					Name:             fmt.Sprintf("gpu-%d-mig-%s-%d-%d", g.Minor, strings.NewReplacer(".", "", "+", "-").Replace(profile.Name), profile.ID, at.Start),
+					Attributes:       partitionAttributes(node, g, profile.Name),
 					Capacity:         capacities(amounts),
 					ConsumesCounters: []resourceapi.DeviceCounterConsumption{{CounterSet: set, Counters: counters(amounts, at)}},
 				})
@@ -49,17 +56,16 @@ func reference(node *gpu.Node) []resourceapi.ResourceSlice {
 		made[0].Spec.SharedCounters = append(made[0].Spec.SharedCounters, resourceapi.CounterSet{Name: set, Counters: all})
 		made[1+n].Spec.Devices = devices
 	}
-	return named(made)
+	return p.Complete(made)
 }
 
-// named completes the slices of a node.
-func named(made []resourceapi.ResourceSlice) []resourceapi.ResourceSlice {
-	name := node
+// Complete gives the slices of a node their names and pool.
+func (p Pool) Complete(made []resourceapi.ResourceSlice) []resourceapi.ResourceSlice {
 	for n := range made {
-		made[n].Name = fmt.Sprintf("%s-%s-%03d", node, driver, n)
+		made[n].Name = fmt.Sprintf("%s-%s-%03d", p.Node, p.Driver, n)
 		spec := &made[n].Spec
-		spec.Driver, spec.NodeName = driver, &name
-		spec.Pool = resourceapi.ResourcePool{Name: node, Generation: 1, ResourceSliceCount: int64(len(made))}
+		spec.Driver, spec.NodeName = p.Driver, &p.Node
+		spec.Pool = resourceapi.ResourcePool{Name: p.Node, Generation: 1, ResourceSliceCount: int64(len(made))}
 	}
 	return made
 }
@@ -106,14 +112,17 @@ func partitionAttributes(node *gpu.Node, g *gpu.GPU, profile string) attributes 
 }
 
 func commonAttributes(node *gpu.Node, g *gpu.GPU) attributes {
-	numa := int64(*g.NUMANode)
-	return attributes{
+	a := attributes{
 		"productName": text(g.ProductName), "brand": text("Nvidia"), "architecture": text(g.Architecture),
 		"cudaComputeCapability": version(twoPart(g.ComputeCapability)), "cudaDriverVersion": version(twoPart(node.CUDAVersion)),
 		"driverVersion": version(semantic(node.DriverVersion)), "addressingMode": text(g.AddressingMode),
 		"resource.kubernetes.io/pciBusID": text(g.PCIAddress), "resource.kubernetes.io/pcieRoot": text(g.PCIeRoot),
-		"resource.kubernetes.io/numaNode": {IntValue: &numa},
 	}
+	if g.NUMANode != nil {
+		numa := int64(*g.NUMANode)
+		a["resource.kubernetes.io/numaNode"] = resourceapi.DeviceAttribute{IntValue: &numa}
+	}
+	return a
 }
 
 func text(value string) resourceapi.DeviceAttribute {
@@ -133,26 +142,4 @@ func semantic(driverVersion string) string {
 		parts[i] = cmp.Or(strings.TrimLeft(part, "0"), "0")
 	}
 	return strings.Join(parts, ".")
-}
-
-// toy is the node of Kubernetes' own benchmark of DRA: ten devices that draw on no counters.
-func toy() []resourceapi.ResourceSlice {
-	made := make([]resourceapi.ResourceSlice, 1)
-	for n := range 10 {
-		root := fmt.Sprintf("pci0000:0%d", n%2)
-		sriov := true
-		made[0].Spec.Devices = append(made[0].Spec.Devices, resourceapi.Device{
-			Name: fmt.Sprintf("basic-device-%d", n),
-			Attributes: attributes{
-				"driver": text("xe"), "driverVersion": version("1.2.3"), "family": text("Arc Pro B-Series"), "health": text("Healthy"),
-				"model": text("B60"), "pciAddress": text(fmt.Sprintf("0000:0%d:00.0", n)), "pciId": text("0xe211"), "pciRoot": text(root),
-				"resource.kubernetes.io/pciBusID": text(fmt.Sprintf("0000:0%d:00.0", n)), "resource.kubernetes.io/pciRoot": text(root),
-				"sriov": {BoolValue: &sriov}, "type": text("gpu"),
-			},
-			Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
-				"memory": {Value: resource.MustParse("24480Mi")}, "millicores": {Value: resource.MustParse("1k")},
-			},
-		})
-	}
-	return named(made)
 }
