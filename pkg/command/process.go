@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"path/filepath"
 
@@ -65,6 +66,8 @@ func (p *Process) SetUpLogging() error {
 	logging := logsapi.NewLoggingConfiguration()
 	logging.Format = p.LoggingFormat
 	logging.Verbosity = logsapi.VerbosityLevel(p.Verbosity) // #nosec G115 -- validated
+	// Every line is written at once. A process with nothing to do had better not wake up for more.
+	logging.FlushFrequency.Duration.Duration = math.MaxInt64
 	if err := logsapi.ValidateAndApply(logging, nil); err != nil {
 		return fmt.Errorf("set up logging: %w", err)
 	}

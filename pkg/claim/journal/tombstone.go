@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"sync"
@@ -33,6 +34,9 @@ type tombstones struct {
 	mu sync.Mutex
 	// unwritten are those for which the disk had no space.
 	unwritten map[types.UID]time.Duration
+	// young are those that a sweep has read, with what they say at least: claims that are prepared
+	// and released again and again leave hundreds of them.
+	young map[types.UID]time.Duration
 }
 
 type tombstone struct {
@@ -185,19 +189,36 @@ func (s *Store) sweepTombstone(uid types.UID, now time.Duration, tryClaim func(t
 
 // isOld reports whether there is a tombstone that no call can be older than.
 func (t *tombstones) isOld(uid types.UID, now time.Duration) (bool, error) {
+	if t.isYoung(uid, now) {
+		return false, nil
+	}
 	stone, err := t.read(uid)
 	if err != nil || stone == nil {
 		return false, err
 	}
-	return stone.BootID != t.boot || now-stone.Released >= tombstoneLife, nil
+	if stone.BootID != t.boot || now-stone.Released >= tombstoneLife {
+		return true, nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.young == nil {
+		t.young = map[types.UID]time.Duration{}
+	}
+	t.young[uid] = stone.Released
+	return false, nil
+}
+
+func (t *tombstones) isYoung(uid types.UID, now time.Duration) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	released, known := t.young[uid]
+	return known && now-released < tombstoneLife
 }
 
 func (t *tombstones) forget(now time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for uid, released := range t.unwritten {
-		if now-released >= tombstoneLife {
-			delete(t.unwritten, uid)
-		}
+	for _, known := range []map[types.UID]time.Duration{t.unwritten, t.young} {
+		maps.DeleteFunc(known, func(_ types.UID, released time.Duration) bool { return now-released >= tombstoneLife })
 	}
 }

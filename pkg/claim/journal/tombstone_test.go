@@ -159,3 +159,36 @@ func TestSweepTombstones(t *testing.T) {
 		t.Error("a lock was taken for a tombstone that stays")
 	}
 }
+
+// TestSweepReadsTombstonesOnce: of a claim that was released in the last minutes a sweep needs no file
+// that it has read before.
+func TestSweepReadsTombstonesOnce(t *testing.T) {
+	dir := t.TempDir()
+	s := mustOpen(t, dir, "boot-1", OS{})
+	noLock := func(types.UID) (func(), error) { return func() {}, nil }
+	path := filepath.Join(dir, "released", "u1")
+	sweep := func(now time.Duration, left bool) {
+		t.Helper()
+		if err := s.SweepTombstones(now, noLock); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := os.Stat(path); (err == nil) != left {
+			t.Errorf("after a sweep at %s: %v, left %v", now, err, left)
+		}
+	}
+	mustBury(t, s, "u1", 1)
+	sweep(2, true)
+	// Whoever reads it removes it.
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	sweep(tombstoneLife, true)
+	// A later release, which another process has noted, counts when it would be old.
+	mustBury(t, mustOpen(t, dir, "boot-1", OS{}), "u1", 3)
+	sweep(1+tombstoneLife, true)
+	sweep(2+tombstoneLife, true)
+	sweep(3+tombstoneLife, false)
+	if known := len(s.tombstones.young); known != 0 {
+		t.Errorf("%d are remembered that are gone", known)
+	}
+}

@@ -44,7 +44,14 @@ func (c *Client) Discover(ctx context.Context) (*gpu.Node, error) {
 	gpus, errs := make([]gpu.GPU, count), make([]error, count)
 	var reading sync.WaitGroup
 	for index := range count {
-		reading.Go(func() { gpus[index], errs[index] = c.discoverGPU(ctx, lib, index) })
+		lane := c.indexLane(index)
+		gpus[index].PCIAddress = lane.pci // what was found earlier
+		reading.Go(func() {
+			errs[index] = lookAlong(ctx, lane, func(ctx context.Context) (err error) {
+				gpus[index], err = c.discoverGPU(ctx, lib, index)
+				return err
+			})
+		})
 	}
 	reading.Wait()
 	if ctx.Err() != nil {

@@ -42,8 +42,8 @@ func (l *lane) hung() *gpu.HungError {
 // out. If it does not return within the limit it is left behind. The end of ctx is
 // no reason to leave it behind: that would keep the GPU from others.
 //
-// f runs in a goroutine of its own, since a call cannot be cancelled. It must not
-// write to what its caller reads: results go through its return values.
+// f runs in a goroutine of its own, since a call cannot be cancelled, or in that of a look. It
+// must not write to what its caller reads: results go through its return values.
 func get[T any](ctx context.Context, l *lane, call string, f func() (T, nvml.Return)) (T, error) {
 	if l.observe == nil {
 		return attempt(ctx, l, call, f)
@@ -64,6 +64,9 @@ func attempt[T any](ctx context.Context, l *lane, call string, f func() (T, nvml
 		return none, &gpu.Error{Call: call, PCIAddress: l.pci, Text: "not attempted: " + err.Error(), Err: err}
 	}
 
+	if k := lookOn(ctx, l); k != nil {
+		return callInLook(k, call, f)
+	}
 	type answer struct {
 		value T
 		ret   nvml.Return
@@ -96,7 +99,7 @@ func do(ctx context.Context, l *lane, call string, f func() nvml.Return) error {
 }
 
 // leave records that a call is out until wait returns.
-func (l *lane) leave(ctx context.Context, call string, since time.Time, wait func() nvml.Return) error {
+func (l *lane) leave(ctx context.Context, call string, since time.Time, wait func() nvml.Return) *gpu.HungError {
 	done := make(chan struct{})
 	hung := &gpu.HungError{Call: call, PCIAddress: l.pci, Since: since, Done: done}
 	l.mu.Lock()

@@ -47,7 +47,9 @@ const (
 	// recheckInterval is how long what the API server has is believed, less up to
 	// recheckJitter: somebody may have changed it.
 	recheckInterval, recheckJitter = time.Hour, 10 * time.Minute
-	// precedenceInterval is the time between two looks for a newer instance of the plugin.
+	// precedenceInterval is the time between two looks whether a newer instance of the plugin still
+	// runs, or whether it can be found out now which claims have a status. As long as this instance
+	// writes, it looks for a newer one whenever it is told something: a timer costs an idle node more.
 	precedenceInterval = 2 * time.Second
 	// requestTime bounds one request, and workers is how many are made at the same time.
 	requestTime = 10 * time.Second
@@ -85,6 +87,9 @@ type Writer struct {
 
 	removalDelay, recheckInterval time.Duration
 
+	// look asks for a look for a newer instance.
+	look loop.Trigger
+
 	mu      sync.Mutex
 	entries map[types.UID]*entry
 	// told says that Set was called: before, it is not known which claims are prepared.
@@ -113,7 +118,7 @@ func New(o Options) *Writer {
 	return &Writer{
 		applier: applier{driver: o.DriverName, client: o.Client}, ledger: ledger{dir: o.Dir},
 		precedence: precedence.New(o.LockFile), removalDelay: o.removalDelay, recheckInterval: o.recheckInterval,
-		queue: workqueue.NewTypedRateLimitingQueue(pauses), entries: map[types.UID]*entry{},
+		queue: workqueue.NewTypedRateLimitingQueue(pauses), look: loop.NewTrigger(), entries: map[types.UID]*entry{},
 	}
 }
 
@@ -125,6 +130,7 @@ func (w *Writer) Counts() Counts {
 // Set says what there is to say, of all prepared claims. Entries of other claims are removed.
 // It never blocks.
 func (w *Writer) Set(claims []Claim) {
+	w.look.Fire()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.told = true
@@ -155,18 +161,28 @@ func (w *Writer) Run(ctx context.Context) {
 	context.AfterFunc(ctx, w.queue.ShutDown)
 	var running sync.WaitGroup
 	defer running.Wait()
-	w.checkPrecedence(ctx)
+	mine := w.checkPrecedence(ctx)
 	for range workers {
 		running.Go(func() { w.work(ctx) })
 	}
-	for loop.Pause(ctx, precedenceInterval) {
-		w.checkPrecedence(ctx)
+	for {
+		var again <-chan time.Time
+		if !mine {
+			again = time.After(precedenceInterval)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-w.look:
+		case <-again:
+		}
+		mine = w.checkPrecedence(ctx)
 	}
 }
 
-// checkPrecedence finds out whether this instance writes. One that begins to, or begins again,
-// does not know what others have written.
-func (w *Writer) checkPrecedence(ctx context.Context) {
+// checkPrecedence finds out, and returns, whether this instance writes. One that begins to, or begins
+// again, does not know what others have written.
+func (w *Writer) checkPrecedence(ctx context.Context) bool {
 	mine, err := w.precedence.Mine()
 	w.lockProblem.Log(ctx, err, "It is not known whether a newer instance of the plugin runs, writing the status of claims as if there were none", "")
 	mine = mine || err != nil
@@ -174,12 +190,12 @@ func (w *Writer) checkPrecedence(ctx context.Context) {
 	defer w.mu.Unlock()
 	if began := mine && !w.mine; !began {
 		w.mine = mine
-		return
+		return mine
 	}
 	recorded, err := w.ledger.read()
 	w.ledgerProblem.Log(ctx, err, "It is not known which claims may have an outdated status", "")
 	if err != nil {
-		return // it is tried again
+		return false // it is tried again
 	}
 	w.mine = true
 	for uid, ref := range recorded {
@@ -197,6 +213,7 @@ func (w *Writer) checkPrecedence(ctx context.Context) {
 			w.queue.AddAfter(uid, w.removalDelay)
 		}
 	}
+	return true
 }
 
 func (w *Writer) work(ctx context.Context) {

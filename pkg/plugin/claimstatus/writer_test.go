@@ -352,6 +352,7 @@ func TestTwoInstances(t *testing.T) {
 	newer, stopNewer := r.start()
 	newer.Set([]Claim{ready(ref, "a").lost()})
 	r.untilEntries("c", entryLost)
+	older.Set([]Claim{ready(ref, "a")})
 	r.until("older instance", func() error {
 		older.mu.Lock()
 		defer older.mu.Unlock()
