@@ -40,7 +40,10 @@ func (m *Manager) Unprepare(ctx context.Context, uid types.UID) error {
 	if errors.Is(err, lock.ErrElsewhere) {
 		// Reconcile releases a claim that is prepared and has a younger tombstone.
 		klog.FromContext(ctx).Info("The claim is released when another process gives it back", "reason", err)
-		_, buryErr := m.bury(ctx, uid, arrived)
+		written, buryErr := m.bury(ctx, uid, arrived)
+		if !written && buryErr == nil {
+			buryErr = fmt.Errorf("it cannot be written down that the claim is to be released: %w", err)
+		}
 		return errors.Join(m.kit.CDI.Remove(uid), buryErr)
 	}
 	if err != nil {
