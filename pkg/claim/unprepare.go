@@ -26,7 +26,8 @@ import (
 // hanging or in use, no permission, a lock that another process does not give back; any
 // reason after a minute) stays in the record: the CDI spec goes, the call succeeds, so
 // that pods can end, and Reconcile or the next claim for the place does the rest. A full
-// disk does not keep anything from being released.
+// disk does not keep anything from being released, but what is left is then an error: nobody
+// would know of it.
 //
 // A damaged record gives a *CorruptError once; the next call succeeds.
 //
