@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"golang.org/x/sys/unix"
 
@@ -27,12 +28,7 @@ func TestReleaseOnFullDisk(t *testing.T) {
 				mustPrepare(t, b.manager(), claim)
 			}
 			m := b.manager()
-			b.hooks(func(e string) error {
-				if strings.HasPrefix(e, "write ") {
-					return &os.PathError{Op: "write", Path: "journal", Err: unix.ENOSPC}
-				}
-				return nil
-			}, nil)
+			b.hooks(fullDisk, nil)
 			for _, claim := range claims {
 				mustUnprepare(t, m, claim.UID)
 			}
@@ -48,6 +44,36 @@ func TestReleaseOnFullDisk(t *testing.T) {
 	if cases < 20 {
 		t.Errorf("%d cases", cases)
 	}
+}
+
+// A release that another process holds up succeeds only if that other process, and the next one, will
+// know of it. On a full disk they would not, so that the kubelet has to come again.
+func TestReleaseElsewhereOnFullDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBox(t)
+		m := b.manager()
+		mustPrepare(t, m, newClaim("u1", sliceA0))
+		giveBack, err := b.manager().locks.TryClaim("u1")
+		if err != nil || giveBack == nil {
+			t.Fatalf("the claim is not free: %v", err)
+		}
+		b.hooks(fullDisk, nil)
+		if err := m.Unprepare(t.Context(), "u1"); err == nil {
+			t.Error("it succeeds, and nobody will release the claim")
+		}
+		giveBack()
+		mustUnprepare(t, m, "u1")
+		b.wantNothing()
+		b.hooks(nil, nil)
+	})
+}
+
+// fullDisk is a hook before effects.
+func fullDisk(effect string) error {
+	if strings.HasPrefix(effect, "write ") {
+		return &os.PathError{Op: "write", Path: "journal", Err: unix.ENOSPC}
+	}
+	return nil
 }
 
 // A tenant cannot fill the disk that the journal is on through what its container can

@@ -26,7 +26,8 @@ import (
 // hanging or in use, no permission, a lock that another process does not give back; any
 // reason after a minute) stays in the record: the CDI spec goes, the call succeeds, so
 // that pods can end, and Reconcile or the next claim for the place does the rest. A full
-// disk does not keep anything from being released.
+// disk does not keep anything from being released, but what is left is then an error: nobody
+// would know of it.
 //
 // A damaged record gives a *CorruptError once; the next call succeeds.
 //
@@ -40,7 +41,10 @@ func (m *Manager) Unprepare(ctx context.Context, uid types.UID) error {
 	if errors.Is(err, lock.ErrElsewhere) {
 		// Reconcile releases a claim that is prepared and has a younger tombstone.
 		klog.FromContext(ctx).Info("The claim is released when another process gives it back", "reason", err)
-		_, buryErr := m.bury(ctx, uid, arrived)
+		written, buryErr := m.bury(ctx, uid, arrived)
+		if !written && buryErr == nil {
+			buryErr = fmt.Errorf("it cannot be written down that the claim is to be released: %w", err)
+		}
 		return errors.Join(m.kit.CDI.Remove(uid), buryErr)
 	}
 	if err != nil {

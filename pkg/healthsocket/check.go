@@ -5,13 +5,19 @@ package healthsocket
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"golang.org/x/sync/singleflight"
 )
 
-// timeout bounds a check: one that hangs is a failure.
-const timeout = 5 * time.Second
+const (
+	// timeout bounds a check.
+	timeout = 5 * time.Second
+	// hangs is after how long a check that does not heed that is a failure all the same. One that
+	// does knows better what it has waited for, so its own error comes first.
+	hangs = timeout + time.Second
+)
 
 // check runs once at a time. Who asks while it runs gets the same answer, so one that
 // hangs does not add up.
@@ -22,7 +28,7 @@ type check struct {
 
 // answer ends with the server's context, or in time. The check does not know who asked.
 func (c *check) answer(ctx context.Context) error {
-	bounded, cancel := context.WithTimeout(ctx, timeout)
+	bounded, cancel := context.WithTimeout(ctx, hangs)
 	defer cancel()
 	answer := c.group.DoChan("", func() (any, error) {
 		// It must not end with who asked first.
@@ -34,6 +40,6 @@ func (c *check) answer(ctx context.Context) error {
 	case result := <-answer:
 		return result.Err
 	case <-bounded.Done():
-		return bounded.Err()
+		return fmt.Errorf("the check does not end: %w", bounded.Err())
 	}
 }

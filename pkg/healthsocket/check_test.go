@@ -74,7 +74,7 @@ func TestHangingCheck(t *testing.T) {
 			if err := s.answer(t.Context(), Liveness); !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("got %v", err)
 			}
-			if took := time.Since(began); took != timeout {
+			if took := time.Since(began); took != hangs {
 				t.Errorf("the answer took %s", took)
 			}
 		}
@@ -87,6 +87,24 @@ func TestHangingCheck(t *testing.T) {
 			t.Errorf("after its end: got %v", err)
 		}
 	})
+}
+
+// TestSlowCheck: who asks gets the reason of a check that gives up in time, and not just that it took
+// too long.
+func TestSlowCheck(t *testing.T) {
+	const rounds = 100 // of two events at the same time either may be seen first
+	for range rounds {
+		synctest.Test(t, func(t *testing.T) {
+			reason := errors.New("the supervisor does not answer")
+			s := newServer(Checks{Liveness: func(ctx context.Context) error {
+				<-ctx.Done()
+				return reason
+			}})
+			if err := s.answer(t.Context(), Liveness); !errors.Is(err, reason) {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
 }
 
 // TestImpatient: who asked first and went away does not take the answer from others.

@@ -37,7 +37,7 @@ const (
 
 // patience is how long a connection lasts. It leaves a server time to answer that a check has
 // hung. The kubelet's own limit is longer, so that its event has the reason.
-const patience = timeout + 2*time.Second
+const patience = hangs + time.Second
 
 // maxQuestion is how many bytes of a question are read.
 const maxQuestion = 64
@@ -78,15 +78,14 @@ func newServer(checks Checks) *server {
 	}}
 }
 
-// serve returns why it ends. It goes on where too many files are open, which may pass.
+// serve returns why it ends.
 func (s *server) serve(ctx context.Context, listener net.Listener) error {
 	for {
 		conn, err := listener.Accept()
-		var errno syscall.Errno
 		switch {
 		case err == nil:
 			s.running.Go(func() { s.handle(ctx, conn) })
-		case errors.As(err, &errno) && errno.Temporary():
+		case mayPass(err):
 			select {
 			case <-ctx.Done():
 				return ctx.Err()
@@ -96,6 +95,13 @@ func (s *server) serve(ctx context.Context, listener net.Listener) error {
 			return fmt.Errorf("accept a connection: %w", err)
 		}
 	}
+}
+
+// mayPass reports whether connections may be accepted later, such as when too many files are open or
+// there is no memory. The end of the MPS supervisor is the end of all MPS clients of the node.
+func mayPass(err error) bool {
+	var errno syscall.Errno
+	return errors.As(err, &errno) && (errno.Temporary() || errno == syscall.ENOMEM || errno == syscall.ENOBUFS)
 }
 
 // handle answers one question. There is nobody to tell that it could not.

@@ -123,15 +123,15 @@ func TestStop(t *testing.T) {
 	})
 }
 
-// TestTooManyFiles: a process that cannot take a connection for a while answers afterwards.
-func TestTooManyFiles(t *testing.T) {
+// TestCannotAccept: a process that cannot take a connection for a while answers afterwards.
+func TestCannotAccept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		listener := make(conns)
 		stop := Serve(t.Context(), listener, Checks{Liveness: func(context.Context) error { return nil }}, func(err error) { t.Error(err) })
 		defer stop()
 		began := time.Now()
-		for range 3 {
-			listener <- error(&net.OpError{Op: "accept", Err: os.NewSyscallError("accept4", syscall.EMFILE)})
+		for _, errno := range []syscall.Errno{syscall.EMFILE, syscall.ENOMEM, syscall.ENOBUFS} {
+			listener <- error(&net.OpError{Op: "accept", Err: os.NewSyscallError("accept4", errno)})
 		}
 		theirs, ours := net.Pipe()
 		listener <- theirs

@@ -49,7 +49,8 @@ const (
 	recheckInterval, recheckJitter = time.Hour, 10 * time.Minute
 	// precedenceInterval is the time between two looks whether a newer instance of the plugin still
 	// runs, or whether it can be found out now which claims have a status. As long as this instance
-	// writes, it looks for a newer one whenever it is told something: a timer costs an idle node more.
+	// writes, it looks for a newer one whenever it is told something and before it writes: a timer costs
+	// an idle node more.
 	precedenceInterval = 2 * time.Second
 	// requestTime bounds one request, and workers is how many are made at the same time.
 	requestTime = 10 * time.Second
@@ -81,14 +82,15 @@ type Counts struct {
 // Writer brings the status of claims to what Set was told last.
 type Writer struct {
 	applier
-	ledger     ledger
-	precedence *precedence.Precedence
-	queue      workqueue.TypedRateLimitingInterface[types.UID]
+	ledger ledger
+	queue  workqueue.TypedRateLimitingInterface[types.UID]
 
 	removalDelay, recheckInterval time.Duration
 
-	// look asks for a look for a newer instance.
-	look loop.Trigger
+	// look asks for a look for a newer instance. looking is held until what it has found counts.
+	look       loop.Trigger
+	looking    sync.Mutex
+	precedence *precedence.Precedence
 
 	mu      sync.Mutex
 	entries map[types.UID]*entry
@@ -183,6 +185,8 @@ func (w *Writer) Run(ctx context.Context) {
 // checkPrecedence finds out, and returns, whether this instance writes. One that begins to, or begins
 // again, does not know what others have written.
 func (w *Writer) checkPrecedence(ctx context.Context) bool {
+	w.looking.Lock()
+	defer w.looking.Unlock()
 	mine, err := w.precedence.Mine()
 	w.lockProblem.Log(ctx, err, "It is not known whether a newer instance of the plugin runs, writing the status of claims as if there were none", "")
 	mine = mine || err != nil
@@ -228,10 +232,14 @@ func (w *Writer) work(ctx context.Context) {
 }
 
 func (w *Writer) handle(ctx context.Context, uid types.UID) {
+	if !w.checkPrecedence(ctx) {
+		w.look.Fire() // from now on again and again
+		return        // it comes again when that changes
+	}
 	w.mu.Lock()
 	e := w.entries[uid]
-	if e == nil || !w.mine || !w.told {
-		w.mu.Unlock() // it comes again when that changes
+	if e == nil || !w.told {
+		w.mu.Unlock() // so does this
 		return
 	}
 	task := *e
