@@ -98,11 +98,11 @@ type Writer struct {
 	told bool
 	// mine says that this instance writes.
 	mine bool
+	// works says that the cluster has stored an entry, and paused until when it is not asked,
+	// because it never has.
+	works  bool
+	paused time.Time
 
-	// works says that the cluster has stored an entry, and paused until when it is not
-	// asked, because it never has, in nanoseconds.
-	works                               atomic.Bool
-	paused                              atomic.Int64
 	written, failed, forbidden, dropped atomic.Int64
 
 	problem, lockProblem, ledgerProblem logchange.Problem
@@ -246,8 +246,9 @@ func (w *Writer) handle(ctx context.Context, uid types.UID) {
 	if !e.recheck.IsZero() && !time.Now().Before(e.recheck) {
 		task.known = false
 	}
+	wait := time.Until(w.paused)
 	w.mu.Unlock()
-	if wait := time.Until(time.Unix(0, w.paused.Load())); wait > 0 {
+	if wait > 0 {
 		w.queue.AddAfter(uid, wait+rand.N(firstRetry)) //nolint:gosec // no secret
 		return
 	}
@@ -282,10 +283,24 @@ func (w *Writer) bring(ctx context.Context, e *entry) error {
 		return err
 	}
 	if !e.gone {
-		w.works.Store(true)
 		w.written.Add(1)
+		w.knowItWorks()
 	}
 	return nil
+}
+
+// knowItWorks ends a pause that another worker began while the first entry was being stored.
+func (w *Writer) knowItWorks() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.works = true
+	if w.paused.IsZero() {
+		return
+	}
+	w.paused = time.Time{}
+	for uid := range w.entries {
+		w.queue.Add(uid)
+	}
 }
 
 func (w *Writer) record(e *entry) error {
@@ -339,28 +354,28 @@ func (w *Writer) settle(ctx context.Context, uid types.UID, done *entry, err err
 		return
 	}
 	w.problem.Log(ctx, err, "The status of claims is not written: everything else works. It is tried again later", "", "pause", pause)
-	w.paused.Store(time.Now().Add(pause).UnixNano())
+	w.paused = time.Now().Add(pause)
 	w.queue.AddAfter(uid, pause)
 }
 
 // pauseFor returns for how long no claim is to be tried. A cluster that has stored an entry
-// before has trouble with this claim only.
+// before has trouble with this claim only. w.mu is held.
 func (w *Writer) pauseFor(err error) time.Duration {
 	switch {
 	case errors.Is(err, errDropped):
 		w.dropped.Add(1)
-		if !w.works.Load() {
+		if !w.works {
 			return droppedPause
 		}
 	case isForbidden(err):
 		w.forbidden.Add(1)
-		if !w.works.Load() {
+		if !w.works {
 			return forbiddenPause
 		}
 	case apierrors.IsNotFound(err) || apierrors.IsMethodNotSupported(err):
 		// Something is not served that is older than the oldest version of Kubernetes that
 		// the driver works with.
-		if !w.works.Load() {
+		if !w.works {
 			return droppedPause
 		}
 	}

@@ -50,6 +50,19 @@ type rig struct {
 	recheck time.Duration
 	mu      sync.Mutex
 	refuse  func(*http.Request) *apierrors.StatusError
+	// answered, if set, is called with each request whose answer is about to reach the writer.
+	answered func(*http.Request)
+}
+
+type transport struct {
+	http.RoundTripper
+	answered func(*http.Request)
+}
+
+func (t transport) RoundTrip(request *http.Request) (*http.Response, error) {
+	response, err := t.RoundTripper.RoundTrip(request)
+	t.answered(request)
+	return response, err
 }
 
 func newRig(t *testing.T) *rig {
@@ -78,7 +91,11 @@ func (r *rig) setRefuse(refuse func(*http.Request) *apierrors.StatusError) {
 // start runs a writer until the test or stop ends it.
 func (r *rig) start() (w *Writer, stop func()) {
 	r.t.Helper()
-	client, err := kubernetes.NewForConfig(&rest.Config{Host: r.api.URL(), QPS: -1})
+	config := &rest.Config{Host: r.api.URL(), QPS: -1}
+	if r.answered != nil {
+		config.Wrap(func(next http.RoundTripper) http.RoundTripper { return transport{next, r.answered} })
+	}
+	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -480,10 +497,10 @@ func TestCannotWrite(t *testing.T) {
 			// Once the cluster lets it, all is written.
 			r.setRefuse(nil)
 			r.api.DropDeviceStatus(false)
-			w.paused.Store(0)
-			for _, c := range claims {
-				w.queue.Add(c.Ref.UID)
-			}
+			w.mu.Lock()
+			w.paused = time.Now()
+			w.mu.Unlock()
+			w.queue.Add(first.UID)
 			for _, c := range claims {
 				r.untilEntries(c.Ref.Name, entryA)
 			}
@@ -514,6 +531,40 @@ func TestOneClaimForbidden(t *testing.T) {
 	})
 	w.Set([]Claim{ready(good, "a").lost(), ready(bad, "a")})
 	r.untilEntries("good", entryLost)
+}
+
+// TestRefusedBeforeTheFirstAnswer: a refusal that comes while the first entries are being stored
+// holds up nobody for longer than that takes.
+func TestRefusedBeforeTheFirstAnswer(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	refused := make(chan struct{})
+	r.answered = func(request *http.Request) {
+		if strings.Contains(request.URL.Path, "/good/") {
+			<-refused
+		}
+	}
+	r.setRefuse(func(request *http.Request) *apierrors.StatusError {
+		if strings.Contains(request.URL.Path, "/bad/") {
+			return apierrors.NewForbidden(resourceapi.Resource("resourceclaims"), "bad", errors.New("a policy of the namespace"))
+		}
+		return nil
+	})
+	w, _ := r.start()
+	good, bad, later := r.claim("good", "a"), r.claim("bad", "a"), r.claim("later", "a")
+	w.Set([]Claim{ready(good, "a")})
+	r.untilEntries("good", entryA)
+	w.Set([]Claim{ready(good, "a"), ready(bad, "a")})
+	r.until("refusal", func() error {
+		if w.Counts().Forbidden == 0 {
+			return errors.New("there is none")
+		}
+		return nil
+	})
+	w.Set([]Claim{ready(good, "a").lost(), ready(bad, "a"), ready(later, "a")})
+	close(refused)
+	r.untilEntries("good", entryLost)
+	r.untilEntries("later", entryA)
 }
 
 // TestManyClaims: one request for each claim when it is prepared, none while nothing changes,
