@@ -199,6 +199,27 @@ func TestDiscoverGoesOnAfterBrokenGPU(t *testing.T) {
 	}
 }
 
+// TestDiscoverGoesOnAfterPanic: a defect that one GPU triggers costs that GPU only.
+func TestDiscoverGoesOnAfterPanic(t *testing.T) {
+	d := &fakeDevice{busID: busID}
+	c := openFake(t, &fakeLibrary{devices: []*fakeDevice{d, {busID: "00000000:DB:00.0"}}})
+	for _, d.panic = range []bool{false, true} {
+		node, err := c.Discover(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !d.panic {
+			continue // from now on its address is known
+		}
+		if len(node.GPUs) != 1 || len(node.Broken) != 1 {
+			t.Fatalf("node %+v, want one GPU and one that is broken", node)
+		}
+		if got := node.Broken[0]; got.PCIAddress != pci || !strings.Contains(got.Reason, "no UUID") {
+			t.Errorf("broken GPU %+v, want %s because of the panic", got, pci)
+		}
+	}
+}
+
 func TestContextIsHonoured(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -132,6 +132,7 @@ type fakeDevice struct {
 	stuck
 	busID string
 	stale bool // as after a reset: every call fails
+	panic bool // instead of a UUID
 
 	uuidResult     nvml.Return
 	arch           nvml.DeviceArchitecture
@@ -188,6 +189,9 @@ func (d *fakeDevice) GetPciInfo() (nvml.PciInfo, nvml.Return) {
 
 func (d *fakeDevice) GetUUID() (string, nvml.Return) {
 	d.enter("GetUUID")
+	if d.panic {
+		panic("no UUID")
+	}
 	return "GPU-" + d.busID, d.uuidResult
 }
 

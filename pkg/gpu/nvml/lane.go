@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/panics"
 )
 
 // lane is what calls can get stuck on together: one GPU, or the driver as a
@@ -23,6 +24,7 @@ type lane struct {
 	pci     string // empty for what is no GPU, or not known to be one yet
 	limit   time.Duration
 	observe func(context.Context, Call) // nil: nobody watches
+	panics  panics.Repeated             // of looks
 
 	mu  sync.Mutex
 	out []*gpu.HungError // oldest first

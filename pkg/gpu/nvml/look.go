@@ -49,31 +49,22 @@ func (s *session) lookAt(ctx context.Context, pci string, f func(context.Context
 	})
 }
 
-// lookAlong runs f, whose calls on the lane share a goroutine.
+// lookAlong runs f, whose calls on the lane share a goroutine. A panic in f is its error.
 func lookAlong(ctx context.Context, l *lane, f func(context.Context) error) error {
-	type answer struct {
-		err      error
-		panicked any
-	}
 	k := &look{lane: l, returned: make(chan nvml.Return, 1)}
-	answers := make(chan answer, 1)
+	answers := make(chan error, 1)
 	go func() {
-		var a answer
-		defer func() {
-			a.panicked = recover()
-			answers <- a
-		}()
-		a.err = f(context.WithValue(ctx, lookKey{}, k))
+		var err error
+		defer func() { answers <- err }()
+		defer l.panics.Recover(ctx, &err)
+		err = f(context.WithValue(ctx, lookKey{}, k))
 	}()
 	limit := time.NewTimer(l.limit)
 	defer limit.Stop()
 	for {
 		select {
-		case a := <-answers:
-			if a.panicked != nil {
-				panic(a.panicked) // as without a goroutine
-			}
-			return a.err
+		case err := <-answers:
+			return err
 		case <-limit.C:
 		}
 		hung, rest := k.leave(ctx)

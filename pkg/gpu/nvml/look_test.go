@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"runtime"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -92,13 +93,16 @@ func TestLookThatHangs(t *testing.T) {
 	})
 }
 
-// TestLookThatPanics: what a look does wrong is its caller's to recover from.
+// TestLookThatPanics: a panic is the error of its look, and the lane is free for the next one.
 func TestLookThatPanics(t *testing.T) {
-	defer func() {
-		if got := recover(); got != "wrong" {
-			t.Errorf("recovered %v", got)
-		}
-	}()
-	_ = lookAlong(t.Context(), &lane{limit: time.Minute}, func(context.Context) error { panic("wrong") })
-	t.Error("it returned")
+	l := &lane{pci: pci, limit: time.Minute}
+	look := func(f func() nvml.Return) error {
+		return lookAlong(t.Context(), l, func(ctx context.Context) error { return do(ctx, l, "nvmlDeviceGetUUID", f) })
+	}
+	if err := look(func() nvml.Return { panic("wrong") }); err == nil || !strings.Contains(err.Error(), "wrong") {
+		t.Errorf("after a panic: %v", err)
+	}
+	if err := look(func() nvml.Return { return nvml.SUCCESS }); err != nil {
+		t.Errorf("the next look: %v", err)
+	}
 }
