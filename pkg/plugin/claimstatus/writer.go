@@ -284,13 +284,14 @@ func (w *Writer) bring(ctx context.Context, e *entry) error {
 	}
 	if !e.gone {
 		w.written.Add(1)
-		w.knowItWorks()
+		w.noteStored()
 	}
 	return nil
 }
 
-// knowItWorks ends a pause that another worker began while the first entry was being stored.
-func (w *Writer) knowItWorks() {
+// noteStored notes that the cluster has stored an entry, and ends a pause that another worker began
+// meanwhile.
+func (w *Writer) noteStored() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.works = true
