@@ -24,7 +24,7 @@ type lane struct {
 	pci     string // empty for what is no GPU, or not known to be one yet
 	limit   time.Duration
 	observe func(context.Context, Call) // nil: nobody watches
-	panics  panics.Repeated             // of looks
+	panics  panics.Repeated
 
 	mu  sync.Mutex
 	out []*gpu.HungError // oldest first
@@ -67,31 +67,49 @@ func attempt[T any](ctx context.Context, l *lane, call string, f func() (T, nvml
 	}
 
 	if k := lookOn(ctx, l); k != nil {
-		return callInLook(k, call, f)
+		return callInLook(ctx, k, call, f)
 	}
-	type answer struct {
-		value T
-		ret   nvml.Return
-	}
-	answers := make(chan answer, 1)
+	answers := make(chan answer[T], 1)
 	since := time.Now()
-	go func() {
-		value, ret := f()
-		answers <- answer{value, ret}
-	}()
+	go func() { answers <- run(ctx, l, f) }()
 	limit := time.NewTimer(l.limit)
 	defer limit.Stop()
 	select {
 	case a := <-answers:
-		return a.value, failure(call, l.pci, a.ret)
+		return a.value, a.failure(call, l.pci)
 	case <-limit.C:
 	}
 	select {
 	case a := <-answers: // at the last moment
-		return a.value, failure(call, l.pci, a.ret)
+		return a.value, a.failure(call, l.pci)
 	default:
 	}
 	return none, l.leave(ctx, call, since, func() nvml.Return { return (<-answers).ret })
+}
+
+// answer is what a call has returned.
+type answer[T any] struct {
+	value T
+	ret   nvml.Return
+	// panicked is the defect that kept it from returning.
+	panicked error
+}
+
+// run makes a call. A panic in it must not end the work on the other GPUs.
+func run[T any](ctx context.Context, l *lane, f func() (T, nvml.Return)) answer[T] {
+	a := answer[T]{ret: nvml.ERROR_UNKNOWN}
+	func() {
+		defer l.panics.Recover(ctx, &a.panicked)
+		a.value, a.ret = f()
+	}()
+	return a
+}
+
+func (a answer[T]) failure(call, pci string) error {
+	if a.panicked != nil {
+		return &gpu.Error{Call: call, PCIAddress: pci, Text: a.panicked.Error(), Err: a.panicked}
+	}
+	return failure(call, pci, a.ret)
 }
 
 // do is get for a call that returns nothing but a code.

@@ -49,7 +49,8 @@ func (s *session) lookAt(ctx context.Context, pci string, f func(context.Context
 	})
 }
 
-// lookAlong runs f, whose calls on the lane share a goroutine. A panic in f is its error.
+// lookAlong runs f, whose calls on the lane share a goroutine. A panic in f between its calls is its
+// error.
 func lookAlong(ctx context.Context, l *lane, f func(context.Context) error) error {
 	k := &look{lane: l, returned: make(chan nvml.Return, 1)}
 	answers := make(chan error, 1)
@@ -96,18 +97,18 @@ func (k *look) leave(ctx context.Context) (*gpu.HungError, time.Duration) {
 
 // callInLook makes one call in the look's own goroutine, which ends with a call that was left
 // behind.
-func callInLook[T any](k *look, call string, f func() (T, nvml.Return)) (T, error) {
+func callInLook[T any](ctx context.Context, k *look, call string, f func() (T, nvml.Return)) (T, error) {
 	k.mu.Lock()
 	k.call, k.since = call, time.Now()
 	k.mu.Unlock()
-	value, ret := f()
+	a := run(ctx, k.lane, f)
 	k.mu.Lock()
 	k.call = ""
 	left := k.left
 	k.mu.Unlock()
 	if left {
-		k.returned <- ret // has room
+		k.returned <- a.ret // has room
 		runtime.Goexit()
 	}
-	return value, failure(call, k.lane.pci, ret)
+	return a.value, a.failure(call, k.lane.pci)
 }

@@ -93,16 +93,41 @@ func TestLookThatHangs(t *testing.T) {
 	})
 }
 
-// TestLookThatPanics: a panic is the error of its look, and the lane is free for the next one.
-func TestLookThatPanics(t *testing.T) {
-	l := &lane{pci: pci, limit: time.Minute}
-	look := func(f func() nvml.Return) error {
-		return lookAlong(t.Context(), l, func(ctx context.Context) error { return do(ctx, l, "nvmlDeviceGetUUID", f) })
+// TestPanic: a panic is the error of its call or look, and the lane is free for what comes next, also
+// where the call was left behind.
+func TestPanic(t *testing.T) {
+	const call = "nvmlDeviceGetUUID"
+	ways := map[string]func(context.Context, *lane, func() nvml.Return) error{
+		"call": func(ctx context.Context, l *lane, f func() nvml.Return) error { return do(ctx, l, call, f) },
+		"call in a look": func(ctx context.Context, l *lane, f func() nvml.Return) error {
+			return lookAlong(ctx, l, func(ctx context.Context) error { return do(ctx, l, call, f) })
+		},
+		"look": func(ctx context.Context, l *lane, f func() nvml.Return) error {
+			return lookAlong(ctx, l, func(context.Context) error { return failure(call, pci, f()) })
+		},
 	}
-	if err := look(func() nvml.Return { panic("wrong") }); err == nil || !strings.Contains(err.Error(), "wrong") {
-		t.Errorf("after a panic: %v", err)
-	}
-	if err := look(func() nvml.Return { return nvml.SUCCESS }); err != nil {
-		t.Errorf("the next look: %v", err)
+	for name, way := range ways {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := &lane{pci: pci, limit: defaultCallLimit}
+				try := func(f func() nvml.Return) error { return way(t.Context(), l, f) }
+				if err := try(func() nvml.Return { panic("wrong") }); err == nil || !strings.Contains(err.Error(), "wrong") {
+					t.Errorf("after a panic: %v", err)
+				}
+				if name != "look" {
+					release := make(chan struct{})
+					err := try(func() nvml.Return {
+						<-release
+						panic("wrong, and late")
+					})
+					hung := expectHung(t, err, call, pci)
+					close(release)
+					<-hung.Done
+				}
+				if err := try(func() nvml.Return { return nvml.SUCCESS }); err != nil {
+					t.Errorf("what comes next: %v", err)
+				}
+			})
+		})
 	}
 }
