@@ -4,6 +4,7 @@
 package tenant
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/partage-dev/partage/pkg/host/hosttest"
+	"github.com/partage-dev/partage/pkg/wait"
 )
 
 func TestNoSuchProcess(t *testing.T) {
@@ -69,6 +71,17 @@ func TestDeviceNodes(t *testing.T) {
 // A file of a server in the network that somebody has stopped holds up who looks at it, and
 // a client may have one.
 func TestDeviceNodesBesideHungFileSystem(t *testing.T) {
+	t.Cleanup(func() {
+		// When the folder is gone the look that waits for it ends, which the next test would share.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Minute)
+		defer cancel()
+		if err := wait.Until(ctx, func() (bool, error) {
+			_, err := DeviceNodes(os.Getpid())
+			return err == nil, nil
+		}); err != nil {
+			t.Error("it still hangs")
+		}
+	})
 	hosttest.HungFolder(t)
 	looked := make(chan error, 1)
 	go func() {
