@@ -90,7 +90,7 @@ func TestCommand(t *testing.T) {
 			o := options.New(streams)
 			o.Config.APIServer, o.Config.Namespace = &server, new("team")
 			cmd := NewCommand(o)
-			cmd.SetArgs(c.arguments)
+			cmd.SetArgs(append([]string{}, c.arguments...)) // with nil it would take those of the test
 			cmd.SilenceErrors, cmd.SilenceUsage = true, true
 			err := cmd.ExecuteContext(t.Context())
 			switch {
