@@ -329,6 +329,13 @@ func TestEventsAreBounded(t *testing.T) {
 	t.Parallel()
 	inBubble(t, func(ctx context.Context, t *testing.T) {
 		n := newNetwork()
+		answers := make(chan struct{})
+		n.fault = func(r *http.Request) error {
+			if strings.Contains(r.URL.Path, "/namespaces/hostile/") {
+				<-answers
+			}
+			return nil
+		}
 		events := n.events(ctx, t)
 		start := time.Now()
 		perNamespace := func(namespace string) (count int) {
@@ -342,10 +349,18 @@ func TestEventsAreBounded(t *testing.T) {
 		for i := range maxWaiting + 600 {
 			events.Warn(ctx, claim.Ref{Namespace: "hostile", Name: fmt.Sprintf("c%d", i), UID: "uid"}, "Damaged", "it cannot be read")
 			events.Node(ctx, corev1.EventTypeWarning, "Odd", fmt.Sprintf("message %d", i))
+			if i == 0 {
+				// The first one is being written, so that nobody takes another of those that wait.
+				synctest.Wait()
+			}
 		}
-		if got := events.users.waiting; got != maxWaiting {
-			t.Errorf("%d reports wait", got)
+		events.users.mu.Lock()
+		waiting := events.users.waiting
+		events.users.mu.Unlock()
+		if waiting != maxWaiting {
+			t.Errorf("%d reports wait", waiting)
 		}
+		close(answers)
 		// Those that wait are not those of others.
 		events.Warn(ctx, claim.Ref{Namespace: "team", Name: "one", UID: "uid"}, "Damaged", "it cannot be read")
 		after(5 * time.Second)

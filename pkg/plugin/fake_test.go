@@ -42,6 +42,8 @@ const (
 	testNode   = "node-1"
 	// eventually bounds waits that a passing test never comes near.
 	eventually = 30 * time.Second
+	// writing is enough for an answer, also on a machine that does much else.
+	writing = 10 * answerTime
 )
 
 // apiServer is a fake one.
@@ -442,7 +444,7 @@ func newRigOn(t *testing.T, api *apiServer) *rig {
 		DataDir: filepath.Join(dir, "data"), RegistrarDir: registrar, CDIDir: filepath.Join(dir, "cdi"), BootID: "boot-1", PodUID: "uid-1", HealthListener: listener,
 		Policy: r.policy, PollInterval: 10 * time.Millisecond, ReconcileInterval: 20 * time.Millisecond, Events: r.events,
 	}
-	r.timing = timing{publishRetry: wait.Backoff{Duration: 5 * time.Millisecond}, followUp: time.Millisecond, node: nodeTimeout}
+	r.timing = timing{publishRetry: wait.Backoff{Duration: 5 * time.Millisecond}, followUp: time.Millisecond, node: nodeTimeout, answer: answerTime}
 	return r
 }
 

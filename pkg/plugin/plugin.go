@@ -137,7 +137,7 @@ const (
 	nodeTimeout = 10 * time.Second
 )
 
-// timing has the times that tests shorten.
+// timing has the times that tests change.
 type timing struct {
 	// publishRetry is the delay between attempts to publish, the zero value stands
 	// for the publisher's own.
@@ -146,6 +146,9 @@ type timing struct {
 	followUp time.Duration
 	// node is how long the API server may take to say that the node exists.
 	node time.Duration
+	// answer is for how long nothing is closed after the last call, whose answer may not be
+	// written yet.
+	answer time.Duration
 }
 
 // Plugin is the running driver.
@@ -177,7 +180,7 @@ type Plugin struct {
 
 // New checks the options and does nothing yet.
 func New(o Options) (*Plugin, error) {
-	return newPlugin(o, timing{followUp: min(time.Second, o.ReconcileInterval), node: nodeTimeout})
+	return newPlugin(o, timing{followUp: min(time.Second, o.ReconcileInterval), node: nodeTimeout, answer: answerTime})
 }
 
 func newPlugin(o Options, t timing) (*Plugin, error) {
@@ -385,7 +388,7 @@ func (p *Plugin) prepareDirectories(ctx context.Context) error {
 func (p *Plugin) shutDown(ctx context.Context, helper *kubeletplugin.Helper) {
 	logger := klog.FromContext(ctx)
 	logger.Info("Stopping", "reason", context.Cause(ctx))
-	if !p.service.calls.waitIdle(drainTimeout, answerTime) {
+	if !p.service.calls.waitIdle(drainTimeout, p.timing.answer) {
 		logger.Info("Calls are still running, cancelling them", "waited", drainTimeout)
 	}
 	helper.Stop()

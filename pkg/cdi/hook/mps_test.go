@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -154,6 +155,35 @@ func TestComesBack(t *testing.T) {
 		defer close(back)
 		s.listen("unixpacket").record(nil)
 	})
+	if err := s.check(); err != nil {
+		t.Error(err)
+	}
+	<-back
+}
+
+// TestSlowDisk: a daemon that came back while a look at its record took all the time is found.
+func TestSlowDisk(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	record := filepath.Join(s.folder, "session.json")
+	if err := syscall.Mkfifo(record, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	back := make(chan struct{})
+	go func() {
+		defer close(back)
+		pipe, err := os.OpenFile(record, os.O_WRONLY, 0) // when it is looked at
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		<-time.After(restartTime + 2*dialInterval)
+		if err := os.Remove(record); err != nil {
+			t.Error(err)
+		}
+		s.listen("unixpacket").record(nil)
+		_ = pipe.Close()
+	}()
 	if err := s.check(); err != nil {
 		t.Error(err)
 	}

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"time"
 
 	"github.com/partage-dev/partage/test/gpusim/cuda"
 )
@@ -44,8 +45,12 @@ type Client struct {
 
 	ended chan struct{} // closed when the contexts are no good any more
 	once  sync.Once
-	code  cuda.Error // valid then
+	code  cuda.Error    // valid then
+	left  chan struct{} // closed when the server has hung up; nil before it has taken the client
 }
+
+// leaveTime is how long a server may take to forget a client that leaves.
+const leaveTime = 5 * time.Second
 
 // Connect connects to the server of the daemon, which may have to be started, or
 // to lose the clients of another user first. The error is ErrNoDaemon where no
@@ -68,6 +73,7 @@ func Connect(ctx context.Context, o ClientOptions) (*Client, error) {
 		client.Close()
 		return nil, err
 	}
+	client.left = make(chan struct{})
 	go client.listen(decoder)
 	return client, nil
 }
@@ -148,6 +154,7 @@ func names(key string, devices []cuda.Device) bool {
 
 // listen takes what the server says.
 func (c *Client) listen(decoder *json.Decoder) {
+	defer close(c.left)
 	for {
 		var r reply
 		if err := decoder.Decode(&r); err != nil {
@@ -237,8 +244,15 @@ func (c *Client) ask(r request) (reply, error) {
 	}
 }
 
-// Close leaves the server.
+// Close leaves the server. As with CUDA, what the program had is free when it has ended, so this
+// waits until the server, which hangs up then, has done its accounts.
 func (c *Client) Close() {
+	if c.left != nil && c.conn.CloseWrite() == nil {
+		select {
+		case <-c.left:
+		case <-time.After(leaveTime):
+		}
+	}
 	_ = c.conn.Close()
 	_ = c.nodes.Close()
 }

@@ -147,6 +147,9 @@ func (d *Daemon) shutdownServer(args []string) (string, error) {
 	d.mu.Lock()
 	s.retiring = true
 	d.mu.Unlock()
+	if !force {
+		d.log.printf("Server %d is asked to exit when its clients have", s.pid)
+	}
 	s.end(force, 0)
 	return "", nil
 }

@@ -265,7 +265,7 @@ func TestShutdownServer(t *testing.T) {
 	if err := waiting.Start(); err != nil {
 		t.Fatal(err)
 	}
-	n.eventually("the server is asked", func() bool { return n.logged("control.log", "Cmd:shutdown_server "+pid) })
+	n.eventually("the server is asked", func() bool { return n.logged("control.log", "Server "+pid+" is asked to exit when its clients have") })
 	next := n.hold(as{}) // comes too late for this server
 	n.eventually("a client waits", func() bool { return n.logged("control.log", "push client to pending list") })
 	if !h.running() || next.text() != "" {

@@ -338,9 +338,12 @@ func (h *holder) running() bool {
 	}
 }
 
+// patience bounds waits that a passing test never comes near.
+const patience = time.Minute
+
 func (n *node) eventually(what string, is func() bool) {
 	n.t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !is(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); !is(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			n.t.Fatalf("waited in vain until %s", what)
 		}
