@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/mps/process"
 )
 
 // podClient starts a client that is in a pod, and waits until its end would be noticed.
@@ -128,8 +129,15 @@ func TestClientEndsProperly(t *testing.T) {
 	if now.Losses > 0 || now.Kills > 0 || !slices.Equal(now.Servers, before.Servers) {
 		t.Errorf("got %+v", now)
 	}
+	// In the middle of a look at the session, the kill alone may be seen, and that nobody loses anything.
+	sess := s.sessions[one.ID]
+	if err := sess.lock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	kill(t, before.Servers[0])
+	eventually(t, "the server to end", func() bool { return !process.AnyAlive(before.Servers) })
 	kill(t, stays.Process.Pid)
+	sess.unlock()
 	reaches(t, s, one.ID, mps.Running, 1)
 	w.container(statusOf(t, s, one.ID)).connects()
 	if now := statusOf(t, s, one.ID); now.Losses != 1 || now.Kills > 0 {
