@@ -145,7 +145,11 @@ func TestServerForAnotherUser(t *testing.T) {
 
 	// A server that crashes while another user's client waits.
 	w.client(2000, after)
-	eventually(t, "a client", func() bool { return len(statusOf(t, s, one.ID).Clients) == 1 })
+	eventually(t, "a client", func() bool {
+		// Until it runs, its servers may be those of before.
+		now := statusOf(t, s, one.ID)
+		return now.Phase == mps.Running && len(now.Clients) == 1
+	})
 	waiting := w.client(3000, after)
 	eventually(t, "another client to wait", func() bool { return w.logged(one.ID, fmt.Sprintf("NEW CLIENT %d ", waiting.Process.Pid)) })
 	crashed := statusOf(t, s, one.ID).Servers[0]
