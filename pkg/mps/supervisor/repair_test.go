@@ -280,13 +280,7 @@ func TestDefaultsOfTheNextServer(t *testing.T) {
 }
 
 func TestSilentDaemon(t *testing.T) {
-	w := newWorld(t)
-	w.options.CommandLimit = time.Second / 2
-	s := w.supervisor()
-	status, err := s.Ensure(t.Context(), one)
-	if err != nil {
-		t.Fatal(err)
-	}
+	w, s, status := started(t)
 	daemon := daemonOf(t, s, one.ID)
 	// With a client that would notice, it is only reported.
 	w.inPod(w.client(0, status).Process.Pid)
@@ -310,12 +304,7 @@ func TestSilentDaemon(t *testing.T) {
 
 // TestSilentDaemonIsReplaced: a session could never start a server again with it.
 func TestSilentDaemonIsReplaced(t *testing.T) {
-	w := newWorld(t)
-	w.options.CommandLimit = time.Second / 2
-	s := w.supervisor()
-	if _, err := s.Ensure(t.Context(), one); err != nil {
-		t.Fatal(err)
-	}
+	_, s, _ := started(t)
 	daemon := daemonOf(t, s, one.ID)
 	if err := unix.Kill(daemon, unix.SIGSTOP); err != nil {
 		t.Fatal(err)
