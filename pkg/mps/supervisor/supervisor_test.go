@@ -194,15 +194,14 @@ func TestStartFails(t *testing.T) {
 		script script
 		want   []string
 	}{
-		"daemon ends":        {script{Exit: "no GPU of that name"}, []string{"ended: exit status 1", "no GPU of that name", "daemon.log"}},
-		"server ends":        {script{NoServer: true}, []string{"exited with status 1"}},
-		"daemon lies":        {script{IgnoreDefault: true}, []string{"limits of future servers are not in effect", "percentage is 100, want 25"}},
-		"server lies":        {script{IgnoreServer: true, Percentage: "100.0"}, []string{"limits of the server with PID", "percentage is 100, want 25"}},
-		"server never ready": {script{State: "INITIALIZING"}, []string{"its state is INITIALIZING", "too late"}},
-		"server is faulted":  {script{State: "FAULT"}, []string{"its state is FAULT"}},
-		"daemon hangs":       {script{Hang: true}, []string{"does not answer", "too late"}},
-		"daemon stays":       {script{Stay: true, IgnoreDefault: true}, []string{"not in effect"}},
-		"daemon is slow":     {script{Slow: time.Minute}, []string{"does not answer", "too late"}},
+		"daemon ends":       {script{Exit: "no GPU of that name"}, []string{"ended: exit status 1", "no GPU of that name", "daemon.log"}},
+		"server ends":       {script{NoServer: true}, []string{"exited with status 1"}},
+		"daemon lies":       {script{IgnoreDefault: true}, []string{"limits of future servers are not in effect", "percentage is 100, want 25"}},
+		"server lies":       {script{IgnoreServer: true, Percentage: "100.0"}, []string{"limits of the server with PID", "percentage is 100, want 25"}},
+		"server is faulted": {script{State: "FAULT"}, []string{"its state is FAULT"}},
+		"daemon hangs":      {script{Hang: true}, []string{"does not answer", "too late"}},
+		"daemon stays":      {script{Stay: true, IgnoreDefault: true}, []string{"not in effect"}},
+		"daemon is slow":    {script{Slow: time.Minute}, []string{"does not answer", "too late"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -236,29 +235,42 @@ func TestStartFails(t *testing.T) {
 	}
 }
 
-// TestStartHangs: what was seen of a server is said also when there is no answer
-// any more.
-func TestStartHangs(t *testing.T) {
-	w := newWorld(t)
-	s := w.supervisor()
-	w.script(script{State: "INITIALIZING"})
-	failed := make(chan error, 1)
-	go func() {
-		_, err := s.Ensure(t.Context(), one)
-		failed <- err
-	}()
-	// The first time is before there is a server, and its state is asked for between
-	// the next two.
-	eventually(t, "the servers to be listed again", func() bool {
-		log, err := os.ReadFile(w.folder(one.ID).logs().path("control.log"))
-		return err == nil && strings.Count(string(log), "Cmd:get_server_list") > 2
-	})
-	w.script(script{Hang: true})
-	err := <-failed
-	for _, want := range []string{"no answer within", "its state is INITIALIZING"} {
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("lacks %q: %v", want, err)
-		}
+// TestServerNeverReady: what was seen of a server is said, whether the caller has no more time for
+// it or there is no answer any more.
+func TestServerNeverReady(t *testing.T) {
+	for name, test := range map[string]struct {
+		then func(w *world, giveUp context.CancelCauseFunc)
+		want string
+	}{
+		"too late":  {func(_ *world, giveUp context.CancelCauseFunc) { giveUp(errors.New("too late")) }, "too late"},
+		"no answer": {func(w *world, _ context.CancelCauseFunc) { w.script(script{Hang: true}) }, "no answer within"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			s := w.supervisor()
+			w.script(script{State: "INITIALIZING"})
+			ctx, giveUp := context.WithCancelCause(t.Context())
+			defer giveUp(nil)
+			failed := make(chan error, 1)
+			go func() {
+				_, err := s.Ensure(ctx, one)
+				failed <- err
+			}()
+			// The first time is before there is a server, and its state is asked for between
+			// the next two.
+			eventually(t, "the servers to be listed again", func() bool {
+				log, err := os.ReadFile(w.folder(one.ID).logs().path("control.log"))
+				return err == nil && strings.Count(string(log), "Cmd:get_server_list") > 2
+			})
+			test.then(w, giveUp)
+			err := <-failed
+			for _, want := range []string{test.want, "its state is INITIALIZING"} {
+				if err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("lacks %q: %v", want, err)
+				}
+			}
+			w.nothingLeft(one.ID)
+		})
 	}
 }
 
