@@ -317,7 +317,8 @@ func TestTooLongPath(t *testing.T) {
 // turns.
 func TestIndependent(t *testing.T) {
 	w := newWorld(t)
-	w.options.CommandLimit = time.Minute
+	// For as long as the other session needs.
+	w.options.CommandLimit, w.options.StartLimit = 5*time.Minute, 5*time.Minute
 	s := w.supervisor()
 	if _, err := s.Ensure(t.Context(), mps.Spec{ID: "a", Devices: []string{gpuA}}); err != nil {
 		t.Fatal(err)
