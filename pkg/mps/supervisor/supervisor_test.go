@@ -399,7 +399,9 @@ func TestStopWhileBusy(t *testing.T) {
 
 	// Nor one that was never begun.
 	never := s.newSession("never")
+	s.mu.Lock()
 	s.sessions["never"] = never
+	s.mu.Unlock()
 	if err := never.lock(t.Context()); err != nil {
 		t.Fatal(err)
 	}
