@@ -423,20 +423,28 @@ func TestStopGoesOn(t *testing.T) {
 	for name, again := range map[string]bool{"by another": true, "by itself": false} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
+			w.options.EndLimit = 6 * time.Second
 			s := w.supervisor()
 			status, err := s.Ensure(t.Context(), mps.Spec{ID: "a", Devices: []string{gpuA}})
 			if err != nil {
 				t.Fatal(err)
 			}
-			// What is mounted below keeps it busy. It would be detached in the end, so
-			// there is no time for that.
+			// What is mounted below keeps it busy. It would be detached after half of the limit, so
+			// the caller gives up before, when what is unmounted first is.
 			below := filepath.Join(status.ShmDir, "below")
 			if err := errors.Join(os.Mkdir(below, 0o700), unix.Mount("t", below, "tmpfs", 0, "")); err != nil {
 				t.Fatal(err)
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), w.options.EndLimit/4)
+			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			err = s.Stop(ctx, "a")
+			stopped := make(chan error, 1)
+			go func() { stopped <- s.Stop(ctx, "a") }()
+			eventually(t, "the unmounting to begin", func() bool {
+				mounted, err := (mount{path: w.folder("a").pipe()}).mounted()
+				return err == nil && !mounted
+			})
+			cancel()
+			err = <-stopped
 			if err == nil || !strings.Contains(err.Error(), "stop MPS session a") || !strings.Contains(err.Error(), "busy") {
 				t.Fatalf("got %v", err)
 			}
