@@ -43,7 +43,7 @@ func TestOrphanOnGPUWithoutProcessList(t *testing.T) {
 	m := b.manager()
 	mustPrepare(t, m, newClaim("u1", wholeC))
 	b.processesErr = gpu.ErrNotSupported
-	descriptor := filepath.Join(b.root, "proc/4711/fd/5")
+	descriptor := filepath.Join(b.root, "proc/5004711/fd/5") // no process has this ID: the manager leaves its own out
 	if err := os.MkdirAll(filepath.Dir(descriptor), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +53,7 @@ func TestOrphanOnGPUWithoutProcessList(t *testing.T) {
 	b.deleteClaim("u1")
 	mustReconcile(t, m)
 	b.pass(DefaultOrphanGrace)
-	wantError(t, reconcile(t, m), "processes use them: [4711]")
+	wantError(t, reconcile(t, m), "processes use them: [5004711]")
 	if r, err := m.store.Read("u1"); err != nil || r == nil || r.State != journal.Prepared {
 		t.Errorf("got %+v, %v", r, err)
 	}

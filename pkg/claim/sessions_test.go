@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -438,6 +439,11 @@ func TestSupervisorComes(t *testing.T) {
 
 // Without a supervisor MPS is refused with a reason, and claims end.
 func TestNoSupervisor(t *testing.T) {
+	// However slow the machine is, there is time for all that does not wait.
+	synctest.Test(t, testNoSupervisor)
+}
+
+func testNoSupervisor(t *testing.T) {
 	b := newBox(t)
 	m := b.manager()
 	b.away(true)

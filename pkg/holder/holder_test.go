@@ -42,7 +42,8 @@ func write(t *testing.T, dir, name, content string) {
 	}
 }
 
-// run adds a process that has these files open.
+// run adds a process that has these files open. Its ID is one that the kernel gives to no
+// process (they are below 4194304): the process with the ID of the test itself is left out.
 func (f *Finder) run(t *testing.T, pid int, name, cgroup string, open ...string) {
 	t.Helper()
 	dir := filepath.Join(f.Proc, strconv.Itoa(pid))
@@ -62,7 +63,7 @@ const inPodCgroup = "0::/kubepods.slice/kubepods-burstable.slice/kubepods-bursta
 
 func TestDescribe(t *testing.T) {
 	t.Parallel()
-	train := func(t *testing.T, f *Finder) { f.run(t, 4711, "train", "0::/user.slice") }
+	train := func(t *testing.T, f *Finder) { f.run(t, 5004711, "train", "0::/user.slice") }
 	tests := map[string]struct {
 		processes func(t *testing.T, f *Finder)
 		instance  int
@@ -70,60 +71,60 @@ func TestDescribe(t *testing.T) {
 		want      string
 	}{
 		"listed by the driver": {
-			processes: train, instance: 7, listed: []gpu.Process{{PID: 4711, InstanceID: 7}, {PID: 5, InstanceID: 8}}, want: "process 4711 (train)",
+			processes: train, instance: 7, listed: []gpu.Process{{PID: 5004711, InstanceID: 7}, {PID: 5000005, InstanceID: 8}}, want: "process 5004711 (train)",
 		},
-		"listed and gone": {instance: 7, listed: []gpu.Process{{PID: 4711, InstanceID: 7}}, want: "process 4711"},
+		"listed and gone": {instance: 7, listed: []gpu.Process{{PID: 5004711, InstanceID: 7}}, want: "process 5004711"},
 		"in a pod, with nodes": {
 			processes: func(t *testing.T, f *Finder) {
-				f.run(t, 4711, "train", inPodCgroup, "/dev/null", "/dev/nvidiactl", "/dev/nvidia2", "/dev/nvidia2", "/dev/nvidia-caps/nvidia-cap337")
+				f.run(t, 5004711, "train", inPodCgroup, "/dev/null", "/dev/nvidiactl", "/dev/nvidia2", "/dev/nvidia2", "/dev/nvidia-caps/nvidia-cap337")
 			},
-			instance: 7, listed: []gpu.Process{{PID: 4711, InstanceID: 7}},
-			want: "process 4711 (train, pod with UID " + podUID + ", container 0123456789abc, has /dev/nvidia-caps/nvidia-cap337 and /dev/nvidia2 open)",
+			instance: 7, listed: []gpu.Process{{PID: 5004711, InstanceID: 7}},
+			want: "process 5004711 (train, pod with UID " + podUID + ", container 0123456789abc, has /dev/nvidia-caps/nvidia-cap337 and /dev/nvidia2 open)",
 		},
 		"not listed, with the capability": {
 			processes: func(t *testing.T, f *Finder) {
-				f.run(t, 9, "dcgm", "0::/system.slice", "/dev/nvidia2", "/dev/nvidia-caps/nvidia-cap336")
-				f.run(t, 10, "neighbour", "0::/system.slice", "/dev/nvidia2", "/dev/nvidia-caps/nvidia-cap345")
+				f.run(t, 5000009, "dcgm", "0::/system.slice", "/dev/nvidia2", "/dev/nvidia-caps/nvidia-cap336")
+				f.run(t, 5000010, "neighbour", "0::/system.slice", "/dev/nvidia2", "/dev/nvidia-caps/nvidia-cap345")
 			},
-			instance: 7, want: "process 9 (dcgm, has /dev/nvidia-caps/nvidia-cap336 and /dev/nvidia2 open)",
+			instance: 7, want: "process 5000009 (dcgm, has /dev/nvidia-caps/nvidia-cap336 and /dev/nvidia2 open)",
 		},
 		"not listed, below another root": {
 			processes: func(t *testing.T, f *Finder) {
-				f.run(t, 8, "dcgm", "0::/", "/run/nvidia/driver/dev/nvidia2")
-				f.run(t, 9, "neighbour", "0::/", "/dev/nvidia2", "/dev/nvidia-caps/nvidia-cap345")
-				f.run(t, 10, "other", "0::/", "/dev/nvidia20", "/data/nvidia2", "/dev/nvidia-caps/nvidia-cap3", "/data/dev/nvidia2")
-				f.run(t, 11, "chroot", "0::/", "/srv/dev/nvidia2")
-				if err := os.Symlink("/srv", filepath.Join(f.Proc, "11/root")); err != nil {
+				f.run(t, 5000008, "dcgm", "0::/", "/run/nvidia/driver/dev/nvidia2")
+				f.run(t, 5000009, "neighbour", "0::/", "/dev/nvidia2", "/dev/nvidia-caps/nvidia-cap345")
+				f.run(t, 5000010, "other", "0::/", "/dev/nvidia20", "/data/nvidia2", "/dev/nvidia-caps/nvidia-cap3", "/data/dev/nvidia2")
+				f.run(t, 5000011, "chroot", "0::/", "/srv/dev/nvidia2")
+				if err := os.Symlink("/srv", filepath.Join(f.Proc, "5000011/root")); err != nil {
 					t.Fatal(err)
 				}
 			},
-			instance: 7, want: "process 8 (dcgm, has /dev/nvidia2 open), process 11 (chroot, has /dev/nvidia2 open)",
+			instance: 7, want: "process 5000008 (dcgm, has /dev/nvidia2 open), process 5000011 (chroot, has /dev/nvidia2 open)",
 		},
 		"the whole GPU": {
 			processes: func(t *testing.T, f *Finder) {
-				f.run(t, 30, "b", "0::/", "/dev/nvidia-caps/nvidia-cap345")
-				f.run(t, 20, "a", "0::/", "/dev/nvidia2")
-				f.run(t, 40, "c", "0::/", "/dev/nvidia3")
+				f.run(t, 5000030, "b", "0::/", "/dev/nvidia-caps/nvidia-cap345")
+				f.run(t, 5000020, "a", "0::/", "/dev/nvidia2")
+				f.run(t, 5000040, "c", "0::/", "/dev/nvidia3")
 			},
-			instance: -1, listed: []gpu.Process{{PID: 30, InstanceID: 8}, {PID: 50, InstanceID: -1}},
-			want: "process 20 (a, has /dev/nvidia2 open), process 30 (b, has /dev/nvidia-caps/nvidia-cap345 open), process 50",
+			instance: -1, listed: []gpu.Process{{PID: 5000030, InstanceID: 8}, {PID: 5000050, InstanceID: -1}},
+			want: "process 5000020 (a, has /dev/nvidia2 open), process 5000030 (b, has /dev/nvidia-caps/nvidia-cap345 open), process 5000050",
 		},
 		"a name that lies": {
-			processes: func(t *testing.T, f *Finder) { f.run(t, 4711, "x), all is well\x1b[2J", "") },
-			instance:  7, listed: []gpu.Process{{PID: 4711, InstanceID: 7}},
-			want: `process 4711 ("x), all is well\x1b[2J")`,
+			processes: func(t *testing.T, f *Finder) { f.run(t, 5004711, "x), all is well\x1b[2J", "") },
+			instance:  7, listed: []gpu.Process{{PID: 5004711, InstanceID: 7}},
+			want: `process 5004711 ("x), all is well\x1b[2J")`,
 		},
 		"a path that lies": {
-			processes: func(t *testing.T, f *Finder) { f.run(t, 9, "a", "0::/", "/tmp/\nheld by nobody/dev/nvidia2") },
+			processes: func(t *testing.T, f *Finder) { f.run(t, 5000009, "a", "0::/", "/tmp/\nheld by nobody/dev/nvidia2") },
 			instance:  -1, want: nobody,
 		},
 		"many nodes": {
 			processes: func(t *testing.T, f *Finder) {
-				f.run(t, 9, "a", "0::/", "/dev/nvidia2", "/dev/nvidia-caps/nvidia-cap336", "/dev/nvidia-caps/nvidia-cap337",
+				f.run(t, 5000009, "a", "0::/", "/dev/nvidia2", "/dev/nvidia-caps/nvidia-cap336", "/dev/nvidia-caps/nvidia-cap337",
 					"/dev/nvidia-caps/nvidia-cap338", "/dev/nvidia-caps/nvidia-cap339")
 			},
 			instance: -1,
-			want: "process 9 (a, has /dev/nvidia-caps/nvidia-cap336 and /dev/nvidia-caps/nvidia-cap337 and " +
+			want: "process 5000009 (a, has /dev/nvidia-caps/nvidia-cap336 and /dev/nvidia-caps/nvidia-cap337 and " +
 				"/dev/nvidia-caps/nvidia-cap338 and 2 more open)",
 		},
 		"nobody": {instance: 7, want: nobody},
@@ -147,11 +148,11 @@ func TestPodNameAndMany(t *testing.T) {
 	t.Parallel()
 	f := finder(t)
 	f.PodName = func(_ context.Context, _, uid string) string { return map[string]string{podUID: "team-a/train-0"}[uid] }
-	for pid := 100; pid < 200; pid++ {
+	for pid := 5000100; pid < 5000200; pid++ {
 		f.run(t, pid, "worker", inPodCgroup, "/dev/nvidia2")
 	}
 	got := f.Describe(t.Context(), pci, -1, nil)
-	if !strings.HasPrefix(got, "process 100 (worker, pod team-a/train-0, container 0123456789abc, has /dev/nvidia2 open), process 101 ") ||
+	if !strings.HasPrefix(got, "process 5000100 (worker, pod team-a/train-0, container 0123456789abc, has /dev/nvidia2 open), process 5000101 ") ||
 		!strings.HasSuffix(got, ", and 95 more") || len(got) > 700 {
 		t.Errorf("got %s", got)
 	}
@@ -161,8 +162,8 @@ func TestPodNameAndMany(t *testing.T) {
 func TestMinorUnknown(t *testing.T) {
 	t.Parallel()
 	f := finder(t)
-	f.run(t, 4711, "train", "")
-	for listed, want := range map[int]string{4711: "process 4711 (train), (who has its device node open is not known", 0: nobody + ", (who has"} {
+	f.run(t, 5004711, "train", "")
+	for listed, want := range map[int]string{5004711: "process 5004711 (train), (who has its device node open is not known", 0: nobody + ", (who has"} {
 		var processes []gpu.Process
 		if listed > 0 {
 			processes = []gpu.Process{{PID: listed, InstanceID: -1}}
@@ -179,12 +180,12 @@ func TestBesideHungFileSystem(t *testing.T) {
 		t.Skip("mounts need root")
 	}
 	f := finder(t)
-	f.run(t, 9, "a", "", hosttest.HungFolder(t), "/dev/nvidia2")
+	f.run(t, 5000009, "a", "", hosttest.HungFolder(t), "/dev/nvidia2")
 	described := make(chan string, 1)
 	go func() { described <- f.Describe(t.Context(), pci, -1, nil) }()
 	select {
 	case got := <-described:
-		if !strings.HasPrefix(got, "process 9 (a, has /dev/nvidia2 open") {
+		if !strings.HasPrefix(got, "process 5000009 (a, has /dev/nvidia2 open") {
 			t.Errorf("got %s", got)
 		}
 	case <-time.After(time.Minute):

@@ -48,9 +48,10 @@ func partitioned(t testing.TB) (*Client, *state.File, instanceIDs) {
 
 const oneSlice = 19 // 1g.10gb
 
-// impatient makes the client leave calls behind soon, until restore is called. No
-// call may be under way.
-func impatient(c *Client) (restore func()) {
+// impatient makes the client leave calls behind after this time, until restore is called.
+// No call may be under way. It leaves behind what is merely slow as well, which any call
+// can be on a machine that has much else to do.
+func impatient(c *Client, limit time.Duration) (restore func()) {
 	set := func(limit time.Duration) {
 		c.lanes.mu.Lock()
 		defer c.lanes.mu.Unlock()
@@ -59,7 +60,7 @@ func impatient(c *Client) (restore func()) {
 			l.limit = limit
 		}
 	}
-	set(200 * time.Millisecond)
+	set(limit)
 	return func() { set(defaultCallLimit) }
 }
 
@@ -134,8 +135,16 @@ func TestSimulatedCallsThatHang(t *testing.T) {
 		for _, call := range made {
 			cases++
 			t.Run(name+"/"+call, func(t *testing.T) {
-				update(t, file, func(m *machine.Machine) { *m = *saved })
-				hangAndReturn(t, c, file, call, func(ctx context.Context) error { return method(ctx, c, ids) })
+				// If another call was too slow for the first limit, the next one leaves it more time.
+				for limit := 200 * time.Millisecond; ; limit *= 5 {
+					update(t, file, func(m *machine.Machine) { *m = *saved })
+					if hangAndReturn(t, c, file, call, limit, func(ctx context.Context) error { return method(ctx, c, ids) }) {
+						break
+					}
+					if limit > patience {
+						t.Fatal("other calls hang")
+					}
+				}
 			})
 		}
 		c.Close()
@@ -160,27 +169,27 @@ func callsOf(t *testing.T, c *Client, file *state.File, ids instanceIDs, method 
 	return slices.Sorted(maps.Keys(made))
 }
 
-func hangAndReturn(t *testing.T, c *Client, file *state.File, call string, method func(context.Context) error) {
+// hangAndReturn lets the call hang, and reports whether it was made. If another one took
+// longer than the limit, it was not.
+func hangAndReturn(t *testing.T, c *Client, file *state.File, call string, limit time.Duration, method func(context.Context) error) (made bool) {
 	t.Helper()
 	c.Close()
 	fault := addFault(t, file, machine.Fault{Function: call, GPU: -1, Hang: true, Effect: machine.Proceed})
 	defer removeFault(t, file, fault)
-	restore := impatient(c)
-	result := make(chan error, 1)
-	go func() {
-		err := c.Open(t.Context())
-		if err == nil {
-			err = method(t.Context())
-		}
-		result <- err
-	}()
-	waitUntilStruck(t, file, fault, result)
-	err := <-result
+	restore := impatient(c, limit)
+	err := c.Open(t.Context())
+	if err == nil {
+		err = method(t.Context())
+	}
 	hung := c.lanes.hung()
+	made = struck(t, file, fault)
 	// A discovery does without the NVLinks.
 	optional := strings.HasPrefix(call, "nvmlDeviceGetNvLink") || call == "nvmlDeviceGetGpuFabricInfoV"
-	if hung == nil || !errors.Is(err, gpu.ErrHung) && (err != nil || !optional) {
+	switch {
+	case made && (hung == nil || !errors.Is(err, gpu.ErrHung) && (err != nil || !optional)):
 		t.Fatalf("returned %v, out is %v", err, hung)
+	case !made && hung == nil && !errors.Is(err, gpu.ErrHung):
+		t.Fatalf("the call was not made: %v", err)
 	}
 	restore()
 	removeFault(t, file, fault)
@@ -194,6 +203,7 @@ func hangAndReturn(t *testing.T, c *Client, file *state.File, call string, metho
 	if err != nil || len(node.Broken) != 0 {
 		t.Errorf("afterwards: %+v, %v", node.Broken, err)
 	}
+	return made
 }
 
 // What was left behind takes effect when it returns, and not before.
@@ -202,7 +212,7 @@ func TestSimulatedCreationLeftBehind(t *testing.T) {
 	fault := addFault(t, file, machine.Fault{
 		Function: "nvmlDeviceCreateGpuInstanceWithPlacement", GPU: 1, Hang: true, Effect: machine.Proceed,
 	})
-	restore := impatient(c)
+	restore := impatient(c, 2*time.Second)
 	result := make(chan error, 1)
 	go func() { result <- methods["CreateInstance"](t.Context(), c, ids) }()
 	waitUntilStruck(t, file, fault, result)
@@ -362,10 +372,8 @@ func removeFault(t testing.TB, file *state.File, id int) {
 func waitUntilStruck(t testing.TB, file *state.File, id int, result <-chan error) {
 	t.Helper()
 	for {
-		for _, f := range snapshot(t, file).Faults {
-			if f.ID == id && f.Struck > 0 {
-				return
-			}
+		if struck(t, file, id) {
+			return
 		}
 		select {
 		case err := <-result:
@@ -373,4 +381,10 @@ func waitUntilStruck(t testing.TB, file *state.File, id int, result <-chan error
 		case <-time.After(time.Millisecond):
 		}
 	}
+}
+
+// struck reports whether a call has run into the fault.
+func struck(t testing.TB, file *state.File, id int) bool {
+	t.Helper()
+	return slices.ContainsFunc(snapshot(t, file).Faults, func(f machine.Fault) bool { return f.ID == id && f.Struck > 0 })
 }

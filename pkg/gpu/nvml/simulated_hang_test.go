@@ -41,7 +41,7 @@ func TestSimulatedUsageHang(t *testing.T) {
 			}); err != nil {
 				t.Fatal(err)
 			}
-			restore := impatient(c)
+			restore := impatient(c, 200*time.Millisecond)
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
 			_, err := c.Usage(ctx, pci, ids, time.Time{})
@@ -75,7 +75,7 @@ func TestSimulatedEventCallsHang(t *testing.T) {
 		t.Run(function, func(t *testing.T) {
 			m := newMachine(t, "h100-80-sxmx2")
 			fault := state.AddFault(m, machine.Fault{Function: function, GPU: -1, Hang: true, Effect: machine.Proceed})
-			c, file := simulateClosed(t, m, Options{CallLimit: 500 * time.Millisecond})
+			c, file := simulateClosed(t, m, Options{CallLimit: 2 * time.Second})
 			if err := c.Open(t.Context()); err != nil {
 				t.Fatal(err)
 			}

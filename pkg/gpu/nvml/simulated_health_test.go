@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	gocmp "github.com/google/go-cmp/cmp"
@@ -233,7 +234,7 @@ func TestSimulatedHealthHang(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	restore := impatient(c)
+	restore := impatient(c, 2*time.Second)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	got, err := c.Health(ctx, m.GPUs[0].PCIAddress)

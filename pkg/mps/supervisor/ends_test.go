@@ -38,10 +38,13 @@ func terminatedClient(t *testing.T, s *Supervisor, id string, pid int) bool {
 	return c != nil && c.terminated
 }
 
+// patient gives a daemon time to answer, however slow the machine is.
+func patient(o *Options) { o.CommandLimit = time.Minute }
+
 // TestPodEnds: shortly before a pod is killed, its clients are terminated, and no others. Then
 // the kill harms nobody.
 func TestPodEnds(t *testing.T) {
-	w, s, before := startedWith(t, mps.RestartServer)
+	w, s, before := startedWith(t, mps.RestartServer, patient)
 	ends, stays := w.client(0, before), w.podClient(s, before)
 	w.inPodWith(ends.Process.Pid, endingPod)
 	w.untilWatched(s, one.ID, ends.Process.Pid)
@@ -114,7 +117,7 @@ func TestMargin(t *testing.T) {
 // TestPodEndsWithOneThatCannot: a process that the server does not know as a client, as one
 // to which a client has passed its connection on, keeps no other from being terminated.
 func TestPodEndsWithOneThatCannot(t *testing.T) {
-	w, s, before := startedWith(t, "")
+	w, s, before := startedWith(t, "", patient)
 	ends := w.client(0, before)
 	stranger := exec.Command("sleep", "infinity")
 	if err := stranger.Start(); err != nil {

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/mps/process"
 )
 
 // podClient starts a client that is in a pod, and waits until its end would be noticed.
@@ -42,9 +43,12 @@ func withReaction(reaction mps.OnClientKilled) mps.Spec {
 }
 
 // startedWith returns a session with a reaction to killed clients.
-func startedWith(t *testing.T, reaction mps.OnClientKilled) (*world, *Supervisor, mps.Status) {
+func startedWith(t *testing.T, reaction mps.OnClientKilled, change ...func(*Options)) (*world, *Supervisor, mps.Status) {
 	t.Helper()
 	w := newWorld(t)
+	for _, do := range change {
+		do(&w.options)
+	}
 	s := w.supervisor()
 	status, err := s.Ensure(t.Context(), withReaction(reaction))
 	if err != nil {
@@ -128,8 +132,15 @@ func TestClientEndsProperly(t *testing.T) {
 	if now.Losses > 0 || now.Kills > 0 || !slices.Equal(now.Servers, before.Servers) {
 		t.Errorf("got %+v", now)
 	}
+	// In the middle of a look at the session, the kill alone may be seen, and that nobody loses anything.
+	sess := s.sessions[one.ID]
+	if err := sess.lock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	kill(t, before.Servers[0])
+	eventually(t, "the server to end", func() bool { return !process.AnyAlive(before.Servers) })
 	kill(t, stays.Process.Pid)
+	sess.unlock()
 	reaches(t, s, one.ID, mps.Running, 1)
 	w.container(statusOf(t, s, one.ID)).connects()
 	if now := statusOf(t, s, one.ID); now.Losses != 1 || now.Kills > 0 {

@@ -145,7 +145,11 @@ func TestServerForAnotherUser(t *testing.T) {
 
 	// A server that crashes while another user's client waits.
 	w.client(2000, after)
-	eventually(t, "a client", func() bool { return len(statusOf(t, s, one.ID).Clients) == 1 })
+	eventually(t, "a client", func() bool {
+		// Until it runs, its servers may be those of before.
+		now := statusOf(t, s, one.ID)
+		return now.Phase == mps.Running && len(now.Clients) == 1
+	})
 	waiting := w.client(3000, after)
 	eventually(t, "another client to wait", func() bool { return w.logged(one.ID, fmt.Sprintf("NEW CLIENT %d ", waiting.Process.Pid)) })
 	crashed := statusOf(t, s, one.ID).Servers[0]
@@ -276,13 +280,7 @@ func TestDefaultsOfTheNextServer(t *testing.T) {
 }
 
 func TestSilentDaemon(t *testing.T) {
-	w := newWorld(t)
-	w.options.CommandLimit = time.Second / 2
-	s := w.supervisor()
-	status, err := s.Ensure(t.Context(), one)
-	if err != nil {
-		t.Fatal(err)
-	}
+	w, s, status := started(t)
 	daemon := daemonOf(t, s, one.ID)
 	// With a client that would notice, it is only reported.
 	w.inPod(w.client(0, status).Process.Pid)
@@ -306,12 +304,7 @@ func TestSilentDaemon(t *testing.T) {
 
 // TestSilentDaemonIsReplaced: a session could never start a server again with it.
 func TestSilentDaemonIsReplaced(t *testing.T) {
-	w := newWorld(t)
-	w.options.CommandLimit = time.Second / 2
-	s := w.supervisor()
-	if _, err := s.Ensure(t.Context(), one); err != nil {
-		t.Fatal(err)
-	}
+	_, s, _ := started(t)
 	daemon := daemonOf(t, s, one.ID)
 	if err := unix.Kill(daemon, unix.SIGSTOP); err != nil {
 		t.Fatal(err)

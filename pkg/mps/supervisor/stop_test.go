@@ -6,6 +6,7 @@ package supervisor
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
@@ -16,6 +17,8 @@ import (
 func TestStopOfSoundDaemon(t *testing.T) {
 	w := newWorld(t)
 	w.script(script{SlowEnd: true})
+	// However slow the machine is.
+	w.options.CommandLimit, w.options.EndLimit = time.Minute, time.Minute
 	s := w.supervisor()
 	if _, err := s.Ensure(t.Context(), one); err != nil {
 		t.Fatal(err)

@@ -194,15 +194,14 @@ func TestStartFails(t *testing.T) {
 		script script
 		want   []string
 	}{
-		"daemon ends":        {script{Exit: "no GPU of that name"}, []string{"ended: exit status 1", "no GPU of that name", "daemon.log"}},
-		"server ends":        {script{NoServer: true}, []string{"exited with status 1"}},
-		"daemon lies":        {script{IgnoreDefault: true}, []string{"limits of future servers are not in effect", "percentage is 100, want 25"}},
-		"server lies":        {script{IgnoreServer: true, Percentage: "100.0"}, []string{"limits of the server with PID", "percentage is 100, want 25"}},
-		"server never ready": {script{State: "INITIALIZING"}, []string{"its state is INITIALIZING", "too late"}},
-		"server is faulted":  {script{State: "FAULT"}, []string{"its state is FAULT"}},
-		"daemon hangs":       {script{Hang: true}, []string{"does not answer", "too late"}},
-		"daemon stays":       {script{Stay: true, IgnoreDefault: true}, []string{"not in effect"}},
-		"daemon is slow":     {script{Slow: time.Minute}, []string{"does not answer", "too late"}},
+		"daemon ends":       {script{Exit: "no GPU of that name"}, []string{"ended: exit status 1", "no GPU of that name", "daemon.log"}},
+		"server ends":       {script{NoServer: true}, []string{"exited with status 1"}},
+		"daemon lies":       {script{IgnoreDefault: true}, []string{"limits of future servers are not in effect", "percentage is 100, want 25"}},
+		"server lies":       {script{IgnoreServer: true, Percentage: "100.0"}, []string{"limits of the server with PID", "percentage is 100, want 25"}},
+		"server is faulted": {script{State: "FAULT"}, []string{"its state is FAULT"}},
+		"daemon hangs":      {script{Hang: true}, []string{"does not answer", "too late"}},
+		"daemon stays":      {script{Stay: true, IgnoreDefault: true}, []string{"not in effect"}},
+		"daemon is slow":    {script{Slow: time.Minute}, []string{"does not answer", "too late"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -236,29 +235,42 @@ func TestStartFails(t *testing.T) {
 	}
 }
 
-// TestStartHangs: what was seen of a server is said also when there is no answer
-// any more.
-func TestStartHangs(t *testing.T) {
-	w := newWorld(t)
-	s := w.supervisor()
-	w.script(script{State: "INITIALIZING"})
-	failed := make(chan error, 1)
-	go func() {
-		_, err := s.Ensure(t.Context(), one)
-		failed <- err
-	}()
-	// The first time is before there is a server, and its state is asked for between
-	// the next two.
-	eventually(t, "the servers to be listed again", func() bool {
-		log, err := os.ReadFile(w.folder(one.ID).logs().path("control.log"))
-		return err == nil && strings.Count(string(log), "Cmd:get_server_list") > 2
-	})
-	w.script(script{Hang: true})
-	err := <-failed
-	for _, want := range []string{"no answer within", "its state is INITIALIZING"} {
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("lacks %q: %v", want, err)
-		}
+// TestServerNeverReady: what was seen of a server is said, whether the caller has no more time for
+// it or there is no answer any more.
+func TestServerNeverReady(t *testing.T) {
+	for name, test := range map[string]struct {
+		then func(w *world, giveUp context.CancelCauseFunc)
+		want string
+	}{
+		"too late":  {func(_ *world, giveUp context.CancelCauseFunc) { giveUp(errors.New("too late")) }, "too late"},
+		"no answer": {func(w *world, _ context.CancelCauseFunc) { w.script(script{Hang: true}) }, "no answer within"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			s := w.supervisor()
+			w.script(script{State: "INITIALIZING"})
+			ctx, giveUp := context.WithCancelCause(t.Context())
+			defer giveUp(nil)
+			failed := make(chan error, 1)
+			go func() {
+				_, err := s.Ensure(ctx, one)
+				failed <- err
+			}()
+			// The first time is before there is a server, and its state is asked for between
+			// the next two.
+			eventually(t, "the servers to be listed again", func() bool {
+				log, err := os.ReadFile(w.folder(one.ID).logs().path("control.log"))
+				return err == nil && strings.Count(string(log), "Cmd:get_server_list") > 2
+			})
+			test.then(w, giveUp)
+			err := <-failed
+			for _, want := range []string{test.want, "its state is INITIALIZING"} {
+				if err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("lacks %q: %v", want, err)
+				}
+			}
+			w.nothingLeft(one.ID)
+		})
 	}
 }
 
@@ -305,7 +317,8 @@ func TestTooLongPath(t *testing.T) {
 // turns.
 func TestIndependent(t *testing.T) {
 	w := newWorld(t)
-	w.options.CommandLimit = time.Minute
+	// For as long as the other session needs.
+	w.options.CommandLimit, w.options.StartLimit = 5*time.Minute, 5*time.Minute
 	s := w.supervisor()
 	if _, err := s.Ensure(t.Context(), mps.Spec{ID: "a", Devices: []string{gpuA}}); err != nil {
 		t.Fatal(err)
@@ -386,7 +399,9 @@ func TestStopWhileBusy(t *testing.T) {
 
 	// Nor one that was never begun.
 	never := s.newSession("never")
+	s.mu.Lock()
 	s.sessions["never"] = never
+	s.mu.Unlock()
 	if err := never.lock(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -408,20 +423,28 @@ func TestStopGoesOn(t *testing.T) {
 	for name, again := range map[string]bool{"by another": true, "by itself": false} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
+			w.options.EndLimit = 6 * time.Second
 			s := w.supervisor()
 			status, err := s.Ensure(t.Context(), mps.Spec{ID: "a", Devices: []string{gpuA}})
 			if err != nil {
 				t.Fatal(err)
 			}
-			// What is mounted below keeps it busy. It would be detached in the end, so
-			// there is no time for that.
+			// What is mounted below keeps it busy. It would be detached after half of the limit, so
+			// the caller gives up before, when what is unmounted first is.
 			below := filepath.Join(status.ShmDir, "below")
 			if err := errors.Join(os.Mkdir(below, 0o700), unix.Mount("t", below, "tmpfs", 0, "")); err != nil {
 				t.Fatal(err)
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), w.options.EndLimit/4)
+			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			err = s.Stop(ctx, "a")
+			stopped := make(chan error, 1)
+			go func() { stopped <- s.Stop(ctx, "a") }()
+			eventually(t, "the unmounting to begin", func() bool {
+				mounted, err := (mount{path: w.folder("a").pipe()}).mounted()
+				return err == nil && !mounted
+			})
+			cancel()
+			err = <-stopped
 			if err == nil || !strings.Contains(err.Error(), "stop MPS session a") || !strings.Contains(err.Error(), "busy") {
 				t.Fatalf("got %v", err)
 			}
