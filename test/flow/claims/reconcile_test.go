@@ -275,7 +275,8 @@ func TestStalePrepare(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := harness.NewNode(t, "h100x1")
-			p := n.Start(t)
+			// The only request for the claim is then that of the call.
+			p := n.Start(t, harness.Quiet...)
 			p.Ready(t)
 			claim := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 4)}))
 			if before {
