@@ -36,8 +36,10 @@ if [ "$(id -u)" != 0 ]; then
 	exit 1
 fi
 export DEBIAN_FRONTEND=noninteractive
-# shellcheck disable=SC2086 # words are packages
-apt-get install -y --no-install-recommends $missing </dev/null || {
-	apt-get update </dev/null
-	apt-get install -y --no-install-recommends $missing </dev/null
+# A machine that has just started may be installing updates by itself.
+patient="-o DPkg::Lock::Timeout=600 -o Acquire::Retries=3"
+# shellcheck disable=SC2086 # words are options and packages
+apt-get $patient install -y --no-install-recommends $missing </dev/null || {
+	apt-get $patient update </dev/null
+	apt-get $patient install -y --no-install-recommends $missing </dev/null
 }

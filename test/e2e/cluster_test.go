@@ -112,19 +112,31 @@ func events(ctx context.Context, ns, object string) []string {
 // logs returns what a container has printed.
 func logs(t *testing.T, ns, pod, container string) string {
 	t.Helper()
-	raw, err := client.CoreV1().Pods(ns).GetLogs(pod, &corev1.PodLogOptions{Container: container}).DoRaw(t.Context())
+	got, err := tryLogs(t.Context(), ns, pod, container)
 	if err != nil {
-		t.Fatalf("reading the log of %s/%s %s: %v", ns, pod, container, err)
+		t.Fatal(err)
 	}
-	return string(raw)
+	return got
+}
+
+// tryLogs is logs where that may fail: the kubelet is asked for them, and a container may be about to start again.
+func tryLogs(ctx context.Context, ns, pod, container string) (string, error) {
+	raw, err := client.CoreV1().Pods(ns).GetLogs(pod, &corev1.PodLogOptions{Container: container}).DoRaw(ctx)
+	if err != nil {
+		return "", fmt.Errorf("reading the log of %s/%s %s: %w", ns, pod, container, err)
+	}
+	return string(raw), nil
 }
 
 // waitLog waits until a container has printed a text, and returns all that it printed.
 func waitLog(t *testing.T, ns, pod, container, want string) string {
 	t.Helper()
 	var got string
-	eventually(t, fmt.Sprintf("log of %s to contain %q", pod, want), func(context.Context) (bool, string) {
-		got = logs(t, ns, pod, container)
+	eventually(t, fmt.Sprintf("log of %s to contain %q", pod, want), func(ctx context.Context) (bool, string) {
+		var err error
+		if got, err = tryLogs(ctx, ns, pod, container); err != nil {
+			return false, err.Error()
+		}
 		return strings.Contains(got, want), got
 	})
 	return got

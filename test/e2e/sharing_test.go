@@ -7,11 +7,13 @@ package e2e
 
 import (
 	"context"
+	"fmt"
 	"os/exec"
 	"regexp"
 	"strings"
 	"testing"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -50,7 +52,7 @@ func deletePod(t *testing.T, ns, name string) {
 	}
 	eventually(t, "pod "+name+" gone", func(ctx context.Context) (bool, string) {
 		_, err := client.CoreV1().Pods(ns).Get(ctx, name, metav1.GetOptions{})
-		return err != nil, "still there"
+		return apierrors.IsNotFound(err), fmt.Sprintf("still there (%v)", err)
 	})
 }
 

@@ -21,15 +21,19 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// sliceWatch follows the number of ResourceSlices of this driver.
+// sliceWatch follows the ResourceSlices of this driver.
 type sliceWatch struct {
-	counts chan int
+	counts chan sliceCount
 }
 
-// watchSlices starts to follow the number of ResourceSlices.
+// sliceCount is how many slices there are, and how many of those that there were at first.
+type sliceCount struct{ present, old int }
+
+// watchSlices starts to follow the ResourceSlices.
 func watchSlices(t *testing.T) *sliceWatch {
 	t.Helper()
 	selector := fields.OneTermEqualSelector(resourceapi.ResourceSliceSelectorDriver, driverName).String()
@@ -42,7 +46,11 @@ func watchSlices(t *testing.T) *sliceWatch {
 		t.Fatal(err)
 	}
 	t.Cleanup(changes.Stop)
-	w := &sliceWatch{counts: make(chan int, 10000)}
+	w := &sliceWatch{counts: make(chan sliceCount, 10000)}
+	old := map[types.UID]bool{}
+	for _, s := range list.Items {
+		old[s.UID] = true
+	}
 	present := len(list.Items)
 	go func() {
 		for change := range changes.ResultChan() {
@@ -51,24 +59,27 @@ func watchSlices(t *testing.T) *sliceWatch {
 				present++
 			case watch.Deleted:
 				present--
+				if s, ok := change.Object.(*resourceapi.ResourceSlice); ok {
+					delete(old, s.UID)
+				}
 			}
-			w.counts <- present
+			w.counts <- sliceCount{present, len(old)}
 		}
 	}()
 	return w
 }
 
-// until waits until there are so many slices.
-func (w *sliceWatch) until(t *testing.T, want int) {
+// until waits for a number of slices.
+func (w *sliceWatch) until(t *testing.T, what string, is func(sliceCount) bool) {
 	t.Helper()
 	for {
 		select {
 		case n := <-w.counts:
-			if n == want {
+			if is(n) {
 				return
 			}
 		case <-time.After(waitLimit):
-			t.Fatalf("there were not %d ResourceSlices within %s", want, waitLimit)
+			t.Fatalf("not within %s: %s", waitLimit, what)
 		}
 	}
 }
@@ -78,7 +89,7 @@ func (w *sliceWatch) least(first int) int {
 	for {
 		select {
 		case n := <-w.counts:
-			first = min(first, n)
+			first = min(first, n.present)
 		default:
 			return first
 		}
@@ -122,9 +133,10 @@ func TestNodeKubeletRestart(t *testing.T) {
 	if out, err := exec.Command("sh", "-c", "kill -KILL $(pidof kubelet)").CombinedOutput(); err != nil {
 		t.Fatalf("killing the kubelet: %v\n%s", err, out)
 	}
-	w.until(t, 0)
+	// The first may be back before the kubelet has deleted the last.
+	w.until(t, "all ResourceSlices are deleted", func(n sliceCount) bool { return n.old == 0 })
 	gone := time.Now()
-	w.until(t, want)
+	w.until(t, fmt.Sprintf("%d ResourceSlices are there", want), func(n sliceCount) bool { return n.present == want })
 	t.Logf("the ResourceSlices were gone for %.1f s", time.Since(gone).Seconds())
 
 	runningPartition(t, ns, "after")

@@ -26,9 +26,9 @@ trap 'rm -rf "$scratch"' EXIT
 cd "$scratch"
 # apt-get's own user may write here.
 chmod 777 .
-apt-get download prometheus </dev/null || {
-	apt-get update </dev/null
-	apt-get download prometheus </dev/null
+apt-get -o Acquire::Retries=3 download prometheus </dev/null || {
+	apt-get -o Acquire::Retries=3 update </dev/null
+	apt-get -o Acquire::Retries=3 download prometheus </dev/null
 }
 dpkg-deb -x prometheus_*.deb .
 mv usr/bin/prometheus usr/bin/promtool "$out/"

@@ -14,7 +14,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -36,7 +35,7 @@ func TestNodes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.must(t, "run", "--", "helm", "install", "trial", chart, "--wait", "--timeout", "60s")
+	p.must(t, "run", "--", "helm", "install", "trial", chart, "--wait", "--timeout", waitLimit.String())
 	reach(t, p)
 	power(t, p)
 	reach(t, p)
@@ -157,7 +156,7 @@ func power(t *testing.T, p program) {
 
 func eventually(t *testing.T, what string, check func() error) {
 	t.Helper()
-	if err := poll.Until(t.Context(), time.Minute, what, func(context.Context) error { return check() }); err != nil {
+	if err := poll.Until(t.Context(), waitLimit, what, func(context.Context) error { return check() }); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -9,8 +9,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
@@ -198,7 +200,12 @@ func TestFlappingGPU(t *testing.T) {
 	p.Ready(t)
 	p.UntilPublished(t, n, 0, 1)
 	all := n.DevicesOf(t, 1)
-	for range 3 {
+	heldBack := func() bool {
+		return slices.ContainsFunc(n.Events(t), func(e corev1.Event) bool { return e.Reason == "GPUHeldBack" })
+	}
+	// It is held back for one second, two, four and so on since its health was last read while it
+	// was lost. On a busy machine the first of them may pass between two readings.
+	for times, end := 0, time.Now().Add(harness.Patience); times < 3 || !heldBack() && time.Now().Before(end); times++ {
 		n.Update(t, func(m *machine.Machine) { m.GPUs[1].Failure = harness.NVMLGPUIsLost })
 		untilTaints(t, p, n, "gpu-lost", ":NoSchedule", all...)
 		n.Update(t, func(m *machine.Machine) { m.GPUs[1].Failure = 0 })

@@ -118,9 +118,22 @@ func TestOrphanGrace(t *testing.T) {
 	p.Ready(t)
 	claim := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 4)}))
 	ids := p.MustPrepare(t, claim)
-	n.API.DeleteClaim(claim.GetNamespace(), claim.GetName())
-	// Of the cache, and then of the server. Nothing is asked again before the grace is over.
-	untilAsked(t, p, countRequests(n, claim), 2)
+	// It is gone for exactly those requests that are counted: nothing is asked again before the
+	// grace is over.
+	var told atomic.Int64
+	n.API.Refuse(func(r *http.Request) *apierrors.StatusError {
+		if !strings.HasSuffix(r.URL.Path, "/resourceclaims/"+claim.GetName()) {
+			return nil
+		}
+		told.Add(1)
+		return apierrors.NewNotFound(resourceapi.Resource("resourceclaims"), claim.GetName())
+	})
+	p.Until(t, "the driver to be told, by the cache and then by the server", func(context.Context) error {
+		if times := told.Load(); times < 2 {
+			return fmt.Errorf("it was %d times", times)
+		}
+		return nil
+	})
 	if err := n.CheckPrepared(claim.GetUid(), ids, 0, harness.Place{Profile: "1g.10gb", Start: 4}); err != nil {
 		t.Errorf("within the grace: %v", err)
 	}
@@ -156,6 +169,8 @@ func TestNothingIsReleasedWithoutAnAnswer(t *testing.T) {
 				}
 				return nil
 			})
+			// A request that came before that may be answered only now: let it see the claim.
+			untilAsked(t, p, &asked, 2)
 			n.API.DeleteClaim(claim.GetNamespace(), claim.GetName())
 			untilAsked(t, p, &asked, 5)
 			if err := n.CheckPrepared(claim.GetUid(), ids, 0, harness.Place{Profile: "1g.10gb", Start: 4}); err != nil {
@@ -260,7 +275,8 @@ func TestStalePrepare(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := harness.NewNode(t, "h100x1")
-			p := n.Start(t)
+			// The only request for the claim is then that of the call.
+			p := n.Start(t, harness.Quiet...)
 			p.Ready(t)
 			claim := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 4)}))
 			if before {

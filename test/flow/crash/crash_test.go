@@ -278,6 +278,12 @@ func (s *crashScene) effects(t *testing.T) []killpoint.Effect {
 // or after the last one.
 func (s *crashScene) crash(t *testing.T, n int) (effects []killpoint.Effect, killed bool) {
 	t.Helper()
+	return s.crashFor(t, n, nil)
+}
+
+// crashFor is crash for some effects; nil: all.
+func (s *crashScene) crashFor(t *testing.T, n int, counts func(killpoint.Effect) bool) (effects []killpoint.Effect, killed bool) {
+	t.Helper()
 	p := s.n.StartKillable(t, s.flags(harness.Quiet)...)
 	s.allocate(t)
 	s.settle(t, p.Driver)
@@ -286,7 +292,7 @@ func (s *crashScene) crash(t *testing.T, n int) (effects []killpoint.Effect, kil
 			p.MustPrepare(t, c)
 		}
 	}
-	p.Arm(n)
+	p.ArmFor(n, counts)
 	err := s.operation.call(t.Context(), p.Driver, s.claims)
 	effects, killed = p.Disarm()
 	if !killed && err != nil {

@@ -30,16 +30,16 @@ func TestCrashTwice(t *testing.T) {
 }
 
 func (s *crashScene) killTwice(t *testing.T, count *harness.Enumeration) {
-	last := 0
-	for i, e := range s.effects(t) {
-		// The driver's own locks are bytes of a file as well.
-		if strings.HasPrefix(e.Call, "fcntl") && slices.Contains(e.Targets, sysroot.StatePath(s.n.Root)) {
-			last = i + 1
+	changes := 0
+	for _, e := range s.effects(t) {
+		if s.changesGPUs(e) {
+			changes++
 		}
 	}
+	// Only these count: what the driver writes beside, at any time, would make it another effect.
 	crash := func(t *testing.T) {
-		if _, killed := s.crash(t, last); !killed {
-			t.Fatalf("there is no effect %d", last)
+		if _, killed := s.crashFor(t, changes, s.changesGPUs); !killed {
+			t.Fatalf("the hardware is not changed %d times", changes)
 		}
 	}
 	crash(t)
@@ -63,6 +63,12 @@ func (s *crashScene) killTwice(t *testing.T, count *harness.Enumeration) {
 			return
 		}
 	}
+}
+
+// changesGPUs reports whether an effect is the end of a change of the hardware. The driver's own locks
+// are bytes of a file as well.
+func (s *crashScene) changesGPUs(e killpoint.Effect) bool {
+	return strings.HasPrefix(e.Call, "fcntl") && slices.Contains(e.Targets, sysroot.StatePath(s.n.Root))
 }
 
 // crashAtStart starts a driver and kills it before effect n, or when its start is

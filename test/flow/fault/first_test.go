@@ -83,6 +83,5 @@ func firstCalls(t *testing.T, layout faultLayout) map[string]int {
 func (r *faultRig) restart(t *testing.T) {
 	t.Helper()
 	r.p.Kill()
-	r.p = r.n.Start(t, harness.Quiet...)
-	r.p.Ready(t)
+	r.start(t)
 }

@@ -128,7 +128,7 @@ func (l *lane) runLook(ctx context.Context, c faultCase) error {
 	err = errors.Join(err, l.roundTrip(ctx, l.neighbour))
 	if err == nil {
 		// When a later change is published, what was found is published too.
-		err = errors.Join(l.breakNeighbour(harness.NVMLGPUIsLost), l.watch(ctx, gpu, before, untilTainted(other, true)), l.breakNeighbour(0))
+		err = errors.Join(l.occupyNeighbour(true), l.watch(ctx, gpu, before, untilTainted(other, true)), l.occupyNeighbour(false))
 	}
 	_, removeErr := fault.TryRemove()
 	well := func() bool { return untilTainted(gpu, false)() && untilTainted(other, false)() }
@@ -136,7 +136,7 @@ func (l *lane) runLook(ctx context.Context, c faultCase) error {
 		return l.watch(ctx, gpu, before, well)
 	}
 	// The next case is judged on its own.
-	return errors.Join(err, l.breakNeighbour(0), harness.Eventually(ctx, func() error {
+	return errors.Join(err, l.occupyNeighbour(false), harness.Eventually(ctx, func() error {
 		if now, _ := l.n.Offered(gpu); !slices.Equal(before, now) || !well() {
 			return errors.New("the GPUs never recover")
 		}
@@ -144,9 +144,23 @@ func (l *lane) runLook(ctx context.Context, c faultCase) error {
 	}))
 }
 
-func (l *lane) breakNeighbour(failure int) error {
+// occupyNeighbour makes a partition on the other GPU, as an administrator does, or removes it. A
+// GPU that failed again and again would be held back for longer each time.
+func (l *lane) occupyNeighbour(occupied bool) error {
 	return l.n.State.Update(func(m *machine.Machine) error {
-		m.GPUs[l.neighbour].Failure = failure
+		mig := m.GPUs[l.neighbour].MIG
+		mig.Current, mig.Pending, mig.Instances = occupied, occupied, nil
+		if !occupied {
+			return nil
+		}
+		at := slices.IndexFunc(mig.Profiles, func(p machine.GIProfile) bool { return p.Name == l.layout.at.Profile })
+		p := mig.Profiles[at]
+		mig.Instances = []machine.GPUInstance{{
+			ID: p.InstanceIDs[0], ProfileID: p.ID, Placement: p.Placements[0],
+			Compute: []machine.ComputeInstance{{
+				ProfileID: p.Compute[0].ID, Placement: machine.Placement{Size: p.Compute[0].Slices}, UUID: "MIG-" + m.GPUs[l.neighbour].UUID,
+			}},
+		}}
 		return nil
 	})
 }

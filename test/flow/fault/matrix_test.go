@@ -5,6 +5,7 @@ package fault
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -105,9 +106,7 @@ func newFaultRig(t *testing.T, layout faultLayout, lanes int) *faultRig {
 	if layout.usesMPS() {
 		r.n.StartSupervisor(t)
 	}
-	// What the driver does by itself would use up faults.
-	r.p = r.n.Start(t, harness.Quiet...)
-	r.p.Ready(t)
+	r.start(t)
 	if layout.beside.Profile != "" {
 		for gpu := range 2 * lanes {
 			r.p.MustPrepare(t, r.n.AllocateNamed(r.n.DeviceNames(t, []harness.Device{harness.Partition(gpu, layout.beside.Profile, layout.beside.Start)})))
@@ -115,6 +114,27 @@ func newFaultRig(t *testing.T, layout faultLayout, lanes int) *faultRig {
 	}
 	r.mode = r.n.MIGMode(t)[0]
 	return r
+}
+
+// start runs a driver that calls nothing by itself any more, which would be counted and use up
+// faults: it reads the health of each GPU once, maybe later than it is ready.
+func (r *faultRig) start(t *testing.T) {
+	t.Helper()
+	const lastOfReading = "nvmlDeviceGetTemperatureV"
+	before, err := r.n.State.Calls()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.p = r.n.Start(t, harness.Quiet...)
+	r.p.Ready(t)
+	gpus := len(r.n.Machine(t).GPUs)
+	r.p.Until(t, "the health of all GPUs to be read", func(context.Context) error {
+		now, err := r.n.State.Calls()
+		if read := int(now[lastOfReading] - before[lastOfReading]); err == nil && read < gpus {
+			err = fmt.Errorf("that of %d is", read)
+		}
+		return err
+	})
 }
 
 // runAll runs the cases that are in the sample on all lanes.

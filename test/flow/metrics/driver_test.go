@@ -6,6 +6,7 @@ package metrics
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 
 	"github.com/partage-dev/partage/test/flow/harness"
@@ -95,25 +96,22 @@ func TestHungGPU(t *testing.T) {
 	})
 	hang := n.Inject(t, machine.Fault{Function: "nvmlDeviceGetMemoryInfo_v2", GPU: 0, Hang: true})
 	defer hang.Remove(t)
-	var before [2]float64
-	p.Until(t, "the GPU to hang", func(context.Context) error {
-		last := before[0]
-		before = [2]float64{sampled(0), sampled(1)}
-		if last != before[0] {
-			return errors.New("it is still being read")
+	hang.UntilStruck(t, p)
+	// A sample that was past that call then may still end.
+	p.Until(t, "the other GPU to be read three times, and this one not", func(context.Context) error {
+		before := sampled(0)
+		for range 3 {
+			last := sampled(1)
+			p.Until(t, "another sample of the other GPU", func(context.Context) error {
+				if sampled(1) == last {
+					return errors.New("there is none")
+				}
+				return nil
+			})
+		}
+		if got := sampled(0); got != before {
+			return fmt.Errorf("the GPU that hangs was read at %v and at %v", before, got)
 		}
 		return nil
 	})
-	for range 3 { // samples of the other GPU
-		last := sampled(1)
-		p.Until(t, "another sample of the other GPU", func(context.Context) error {
-			if sampled(1) == last {
-				return errors.New("there is none")
-			}
-			return nil
-		})
-	}
-	if got := sampled(0); got != before[0] {
-		t.Errorf("the GPU that hangs was read at %v and at %v", before[0], got)
-	}
 }

@@ -176,7 +176,7 @@ func TestShares(t *testing.T) {
 		s.until(t, "partage_claim_memory_used_bytes", users[1].labels, memoryOf(t, n, second))
 		s.until(t, "partage_gpu_memory_unattributed_bytes", labels{"gpu": n.Address(t, 0)}, server+memoryOf(t, n, stranger))
 		s.want(t, "partage_gpu_role", labels{"gpu": n.Address(t, 0), "role": "mps"}, 1)
-		s.want(t, "partage_mps_servers", labels{"state": "running"}, 1)
+		s.until(t, "partage_mps_servers", labels{"state": "running"}, 1)
 	}
 	check(newScraper(t, p))
 	p.Stop(t)

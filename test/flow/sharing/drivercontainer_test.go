@@ -92,7 +92,7 @@ func TestDriverContainerRestarts(t *testing.T) {
 	whole, share := n.Allocate(t, []harness.Device{{GPU: 0}}), n.Allocate(t, []harness.Device{{GPU: 1, Kind: harness.MPS}})
 	refused := func(claim *drapb.Claim, node, remedy string) {
 		t.Helper()
-		_, err := p.TryPrepare(t.Context(), claim, harness.ShortTimeout)
+		_, err := p.TryPrepare(t.Context(), claim, harness.KubeletTimeout)
 		for _, want := range []string{"the device node " + node + " is neither in " + dev + " nor in /dev on this node", remedy, "GPU Operator"} {
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("want an error with %q, got %v", want, err)
@@ -119,7 +119,7 @@ func TestDevicesOfTheHost(t *testing.T) {
 	p := n.Start(t, "--dev-root="+n.Root)
 	p.Ready(t)
 	claim := n.Allocate(t, []harness.Device{{GPU: 0}})
-	_, err := p.TryPrepare(t.Context(), claim, harness.ShortTimeout)
+	_, err := p.TryPrepare(t.Context(), claim, harness.KubeletTimeout)
 	if want := "the device node nvidia-uvm is not in " + n.Root + "/dev on this node"; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("got %v, want %q", err, want)
 	}

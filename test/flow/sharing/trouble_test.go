@@ -127,12 +127,37 @@ func killed(t *testing.T, pids ...int) {
 	}
 }
 
+// unnoticed does something while the supervisor stands still. For that, one thing after the other
+// has happened at once.
+func (s *mpsScene) unnoticed(t *testing.T, do func()) {
+	t.Helper()
+	supervisor := s.supervisor.Cmd.Process
+	if err := supervisor.Signal(unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	s.supervisor.Until(t, "the supervisor to stand still", func(context.Context) error {
+		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", supervisor.Pid))
+		for _, thread := range threads {
+			// One that has ended does nothing either.
+			if stat, err := os.ReadFile(thread); err == nil && !strings.Contains(string(stat), ") T ") {
+				return fmt.Errorf("it runs: %s", stat)
+			}
+		}
+		return err
+	})
+	do()
+	if err := supervisor.Signal(unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // mpsTroubles are what can happen to the first GPU's clients.
 var mpsTroubles = map[string]func(t *testing.T, s *mpsScene){
 	"daemon killed": func(t *testing.T, s *mpsScene) { killed(t, s.daemon(t, 0)) },
 	"server killed": func(t *testing.T, s *mpsScene) { killed(t, s.n.Servers(t, 0)...) },
 	"both killed": func(t *testing.T, s *mpsScene) {
-		killed(t, append(s.n.Servers(t, 0), s.daemon(t, 0))...)
+		pids := append(s.n.Servers(t, 0), s.daemon(t, 0))
+		s.unnoticed(t, func() { killed(t, pids...) })
 	},
 	"fault": func(t *testing.T, s *mpsScene) {
 		s.n.Update(t, func(m *machine.Machine) {

@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/api"
@@ -48,7 +49,9 @@ type Server struct {
 	URL string
 
 	cmd *exec.Cmd
-	log bytes.Buffer
+	// ended is closed when it has ended, and its log is complete.
+	ended chan struct{}
+	log   bytes.Buffer
 }
 
 // Start starts a server in a folder that has what samples writes, in the OpenMetrics
@@ -77,21 +80,36 @@ func Run(ctx context.Context, root, dir string, config []byte, options ...string
 	if err := os.WriteFile(filepath.Join(dir, "prometheus.yml"), config, 0o600); err != nil {
 		return nil, err
 	}
-	address, err := freeAddress(ctx)
-	if err != nil {
-		return nil, err
-	}
 	program, err := filepath.Abs(filepath.Join(root, Programs, "prometheus"))
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{URL: "http://" + address}
+	for {
+		s, err := run(ctx, program, dir, options)
+		// Somebody has taken the address since it was free.
+		if err != nil && strings.Contains(err.Error(), "address already in use") && ctx.Err() == nil {
+			continue
+		}
+		return s, err
+	}
+}
+
+func run(ctx context.Context, program, dir string, options []string) (*Server, error) {
+	address, err := freeAddress(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{URL: "http://" + address, ended: make(chan struct{})}
 	options = append([]string{"--config.file=prometheus.yml", "--storage.tsdb.path=data", "--web.listen-address=" + address}, options...)
 	s.cmd = exec.Command(program, options...) //nolint:noctx // Stop ends it
 	s.cmd.Dir, s.cmd.Stdout, s.cmd.Stderr = dir, &s.log, &s.log
 	if err := s.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start Prometheus (make prometheus gets it): %w", err)
 	}
+	go func() {
+		_ = s.cmd.Wait()
+		close(s.ended)
+	}()
 	if err := s.ready(ctx); err != nil {
 		s.Stop()
 		return nil, fmt.Errorf("%w\n%s", err, s.log.String())
@@ -108,32 +126,45 @@ func Run(ctx context.Context, root, dir string, config []byte, options ...string
 // Stop ends the server.
 func (s *Server) Stop() {
 	_ = s.cmd.Process.Kill()
-	_ = s.cmd.Wait()
+	<-s.ended
 }
 
-// ready waits until the server answers.
+// ready waits until the server answers. It fails when the server ends.
 func (s *Server) ready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
 	for {
-		request, err := http.NewRequestWithContext(ctx, http.MethodGet, s.URL+"/-/ready", nil)
-		if err != nil {
-			return err
-		}
-		response, err := http.DefaultClient.Do(request)
+		err := s.answers(ctx)
 		if err == nil {
-			_ = response.Body.Close()
-			if response.StatusCode == http.StatusOK {
-				return nil
-			}
-			err = fmt.Errorf("it answers %s", response.Status)
+			return nil
 		}
 		select {
+		case <-s.ended:
+			return fmt.Errorf("the Prometheus at %s has ended: %w", s.URL, err)
 		case <-ctx.Done():
 			return fmt.Errorf("the Prometheus at %s is not ready: %w", s.URL, err)
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
+}
+
+// answers fails unless the server says that it is ready. Whoever else has its address may say nothing.
+func (s *Server) answers(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, s.URL+"/-/ready", nil)
+	if err != nil {
+		return err
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return err
+	}
+	_ = response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return fmt.Errorf("it answers %s", response.Status)
+	}
+	return nil
 }
 
 // freeAddress returns an address of this machine at which nobody listens.
