@@ -20,7 +20,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
+	utilwait "k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	drahealth "k8s.io/kubelet/pkg/apis/dra-health/v1"
 	drahealthalpha "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
@@ -33,6 +33,7 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/plugin/claimstatus"
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/pkg/wait"
 )
 
 // TestJudge: what is said of a device with several troubles.
@@ -94,7 +95,7 @@ func TestConditionsOfMPS(t *testing.T) {
 	session.Session = &claim.LiveSession{Running: true}
 	for _, d := range []claim.LiveDevice{whole, session} {
 		mps := d.Session != nil
-		states := newDeviceStates(nil, nil, time.Second).judgeAll([]claim.LiveClaim{{Devices: []claim.LiveDevice{d}}}, inventory, time.Now())
+		states := newDeviceStates(nil, nil, time.Second, wait.Beat{}).judgeAll([]claim.LiveClaim{{Devices: []claim.LiveDevice{d}}}, inventory, time.Now())
 		if ready := states[0].devices[0].ready(); ready == mps || concerns(missing, &d) != mps {
 			t.Errorf("with a session %t: ready %t, event %t", mps, ready, concerns(missing, &d))
 		}
@@ -324,7 +325,7 @@ func TestHealthIsRepeated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		claims := &fakeClaims{}
 		claims.setLive(claim.LiveClaim{Devices: []claim.LiveDevice{liveSlice}})
-		s := newDeviceStates(claims, func([]claimState) {}, 10*time.Second)
+		s := newDeviceStates(claims, func([]claimState) {}, 10*time.Second, wait.Beat{})
 		inventory, err := device.NewInventory(testNodeWith(firstGPU), device.Terms{})
 		if err != nil {
 			t.Fatal(err)
@@ -370,7 +371,7 @@ func TestHealthIsRepeated(t *testing.T) {
 // TestWorstShareCounts: the kubelet knows devices by name.
 func TestWorstShareCounts(t *testing.T) {
 	t.Parallel()
-	s := newDeviceStates(nil, nil, time.Second)
+	s := newDeviceStates(nil, nil, time.Second, wait.Beat{})
 	now := time.Now()
 	s.surveyedAt = now
 	for _, health := range []kubeletplugin.HealthStatus{"Healthy", "Unhealthy", "Unknown", "Healthy"} {
@@ -423,7 +424,7 @@ func TestMetadataFiles(t *testing.T) {
 		}
 		// They do not wait for the hardware.
 		r.claims.onUnprepare = func() {
-			if err := wait.PollUntilContextTimeout(t.Context(), 5*time.Millisecond, eventually, true, gone); err != nil {
+			if err := utilwait.PollUntilContextTimeout(t.Context(), 5*time.Millisecond, eventually, true, gone); err != nil {
 				t.Errorf("the files are still there: %v", err)
 			}
 		}

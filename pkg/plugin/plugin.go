@@ -37,7 +37,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
+	utilwait "k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
@@ -52,6 +52,7 @@ import (
 	"github.com/partage-dev/partage/pkg/plugin/metadatafiles"
 	"github.com/partage-dev/partage/pkg/plugin/nodelabels"
 	"github.com/partage-dev/partage/pkg/plugin/publish"
+	"github.com/partage-dev/partage/pkg/wait"
 )
 
 // Claims keeps the state of claims on this node. All methods may be called
@@ -84,6 +85,7 @@ type Options struct {
 	// PollInterval is the time between two surveys of the GPUs, ReconcileInterval
 	// that between two rounds of cleaning up.
 	PollInterval, ReconcileInterval time.Duration
+	Beat                            wait.Beat // of surveys and readings of health. Optional.
 
 	// Policy is the admin's sharing policy.
 	Policy PolicySource
@@ -141,7 +143,7 @@ const (
 type timing struct {
 	// publishRetry is the delay between attempts to publish, the zero value stands
 	// for the publisher's own.
-	publishRetry wait.Backoff
+	publishRetry utilwait.Backoff
 	// followUp is the time between a claim that failed and cleaning up.
 	followUp time.Duration
 	// node is how long the API server may take to say that the node exists.
@@ -214,7 +216,7 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 		},
 		Retry: t.publishRetry,
 	})
-	p.devices = newDeviceStates(o.Claims, p.tellStates, o.PollInterval)
+	p.devices = newDeviceStates(o.Claims, p.tellStates, o.PollInterval, o.Beat)
 	if o.StatusClient != nil {
 		p.status = claimstatus.New(claimstatus.Options{
 			DriverName: o.DriverName, Client: o.StatusClient,
@@ -243,7 +245,7 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 		observe: o.Metrics.SetNeighbours, interval: o.ReconcileInterval, unread: logchange.Problem{Patience: nodeUnread},
 	}
 	p.gpus = &gpuLoop{
-		driverName: o.DriverName, nodeName: o.NodeName, interval: o.PollInterval,
+		driverName: o.DriverName, nodeName: o.NodeName, interval: o.PollInterval, beat: o.Beat,
 		hardware: o.Hardware, claims: o.Claims, publisher: labelling{p.publisher, p.labels}, reconciler: p.reconciler,
 		readiness: p.readiness, startup: p.startup, conditions: &conditionReporter{events: o.Events, claims: o.Claims},
 		health: noHealth{}, foreign: p.foreign, troubles: troubles, tell: p.devices.set,

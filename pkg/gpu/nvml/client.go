@@ -38,6 +38,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/partage-dev/partage/pkg/host"
+	"github.com/partage-dev/partage/pkg/wait"
 )
 
 // defaultCallLimit is well above what the slowest calls take: about 4 s to change
@@ -56,6 +57,8 @@ type Options struct {
 	// Observe, if there is one, gets every call into the library when it has returned or
 	// was left behind, with the context for which it was made. Calls are concurrent.
 	Observe func(context.Context, Call)
+	// Beat is when waits for events end.
+	Beat wait.Beat
 }
 
 // Client reads and partitions GPUs. All methods may be called concurrently; NVML
@@ -64,11 +67,12 @@ type Client struct {
 	session
 	monitoring monitoring
 	ids        idOwners
+	beat       wait.Beat
 }
 
 // New returns a client that has no session yet; see Open.
 func New(o Options) *Client {
-	return &Client{session: session{
+	return &Client{beat: o.Beat, session: session{
 		roots:       o.Roots.Complete(),
 		libraryPath: o.LibraryPath,
 		load: func(path string) nvml.Interface {

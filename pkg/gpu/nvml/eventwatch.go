@@ -179,7 +179,9 @@ func supportedEvents(ctx context.Context, h *handle) (uint64, error) {
 func (w *eventWatch) wait(ctx context.Context, set eventSet) error {
 	l := w.client.lanes.events(w.pci)
 	// Well below the limit after which the call would count as hung.
-	timeout := min(eventWait, l.limit/2)
+	timeout := min(w.client.beat.Next(eventWait), l.limit/2)
+	// NVML counts milliseconds. A little before the beat would be another wake-up.
+	timeout = (timeout + time.Millisecond - 1).Truncate(time.Millisecond)
 	if w.more {
 		// Events that come one after the other, each within a wait, must not keep each other from
 		// having an age.
