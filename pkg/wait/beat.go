@@ -16,7 +16,8 @@ type Beat struct {
 func NewBeat() Beat { return Beat{time.Now()} }
 
 // Next returns how long it is until the next multiple of period since the beat began: more than
-// 0 and at most period.
+// 0 and at most period. A ticker keeps to the beat if it is made with that and reset to it at each
+// tick.
 func (b Beat) Next(period time.Duration) time.Duration {
 	if b.began.IsZero() {
 		return period

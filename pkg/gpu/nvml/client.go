@@ -57,7 +57,7 @@ type Options struct {
 	// Observe, if there is one, gets every call into the library when it has returned or
 	// was left behind, with the context for which it was made. Calls are concurrent.
 	Observe func(context.Context, Call)
-	// Beat is when waits for events end.
+	// Beat is when waits for events end. Optional.
 	Beat wait.Beat
 }
 

@@ -178,16 +178,7 @@ func supportedEvents(ctx context.Context, h *handle) (uint64, error) {
 // wait waits for one event and delivers it. When ctx ends the call goes on by itself.
 func (w *eventWatch) wait(ctx context.Context, set eventSet) error {
 	l := w.client.lanes.events(w.pci)
-	// Well below the limit after which the call would count as hung.
-	timeout := min(w.client.beat.Next(eventWait), l.limit/2)
-	// NVML counts milliseconds. A little before the beat would be another wake-up.
-	timeout = (timeout + time.Millisecond - 1).Truncate(time.Millisecond)
-	if w.more {
-		// Events that come one after the other, each within a wait, must not keep each other from
-		// having an age.
-		timeout = eventMore
-	}
-	began := time.Now()
+	began, timeout := time.Now(), w.timeout(l.limit)
 	answer := make(chan error, 1)
 	set.waits.Go(func() {
 		_, err := get(ctx, l, waitForEvent, func() (struct{}, nvml.Return) {
@@ -213,6 +204,19 @@ func (w *eventWatch) wait(ctx context.Context, set eventSet) error {
 		w.drained = began.Add(timeout)
 	}
 	return err
+}
+
+// timeout returns how long the next call waits, in whole milliseconds as NVML wants them. A call
+// counts as hung after the limit.
+func (w *eventWatch) timeout(limit time.Duration) time.Duration {
+	if w.more {
+		// Events that come one after the other, each within a wait, must not keep each other from
+		// having an age.
+		return eventMore
+	}
+	timeout := min(w.client.beat.Next(eventWait), limit/2)
+	// Rounded up: a call that ends just before the beat is followed by one that ends with it.
+	return (timeout + time.Millisecond - 1).Truncate(time.Millisecond)
 }
 
 // deliver sends the event that the last call returned, if it did.

@@ -49,8 +49,8 @@ func (s *session) lookAt(ctx context.Context, pci string, f func(context.Context
 	})
 }
 
-// lookAlong runs f, whose calls on the lane share a goroutine. A panic in f between its calls is its
-// error.
+// lookAlong runs f, whose calls on the lane share a goroutine. A panic in f is its error, and one in a
+// call that of the call.
 func lookAlong(ctx context.Context, l *lane, f func(context.Context) error) error {
 	k := &look{lane: l, returned: make(chan nvml.Return, 1)}
 	answers := make(chan error, 1)

@@ -28,11 +28,7 @@ func TestProbeAndClient(t *testing.T) {
 		g := m.GPUs[1].MIG
 		g.Current, g.Pending = true, true
 		for i, id := range []string{"MIG-aaaaaaaa-0000-0000-0000-000000000001", "MIG-bbbbbbbb-0000-0000-0000-000000000002"} {
-			p := g.Profiles[0]
-			g.Instances = append(g.Instances, machine.GPUInstance{
-				ID: p.InstanceIDs[i], ProfileID: p.ID, Placement: p.Placements[i],
-				Compute: []machine.ComputeInstance{{ProfileID: p.Compute[0].ID, Placement: machine.Placement{Size: p.Compute[0].Slices}, UUID: id}},
-			})
+			g.Instances = append(g.Instances, g.Profiles[0].Instance(i, id))
 		}
 	})
 	gpu := n.Machine(t).GPUs[0].UUID

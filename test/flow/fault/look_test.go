@@ -153,14 +153,7 @@ func (l *lane) occupyNeighbour(occupied bool) error {
 		if !occupied {
 			return nil
 		}
-		at := slices.IndexFunc(mig.Profiles, func(p machine.GIProfile) bool { return p.Name == l.layout.at.Profile })
-		p := mig.Profiles[at]
-		mig.Instances = []machine.GPUInstance{{
-			ID: p.InstanceIDs[0], ProfileID: p.ID, Placement: p.Placements[0],
-			Compute: []machine.ComputeInstance{{
-				ProfileID: p.Compute[0].ID, Placement: machine.Placement{Size: p.Compute[0].Slices}, UUID: "MIG-" + m.GPUs[l.neighbour].UUID,
-			}},
-		}}
+		mig.Instances = []machine.GPUInstance{mig.Profiles[0].Instance(0, "MIG-"+m.GPUs[l.neighbour].UUID)}
 		return nil
 	})
 }

@@ -279,6 +279,15 @@ type GIProfile struct {
 	Compute     []CIProfile
 }
 
+// Instance returns the instance at the nth placement, with one compute instance that has all of it.
+func (p *GIProfile) Instance(n int, uuid string) GPUInstance {
+	all := p.Compute[0]
+	return GPUInstance{
+		ID: p.InstanceIDs[n], ProfileID: p.ID, Placement: p.Placements[n],
+		Compute: []ComputeInstance{{ProfileID: all.ID, Placement: Placement{Size: all.Slices}, UUID: uuid}},
+	}
+}
+
 // CIProfile is a compute instance profile inside a GPU instance profile.
 type CIProfile struct {
 	Enum         int    // NVML_COMPUTE_INSTANCE_PROFILE_*

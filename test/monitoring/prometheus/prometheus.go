@@ -86,7 +86,7 @@ func Run(ctx context.Context, root, dir string, config []byte, options ...string
 	}
 	for {
 		s, err := run(ctx, program, dir, options)
-		// Somebody has taken the address since it was free.
+		// Another program has taken the address since it was found to be free.
 		if err != nil && strings.Contains(err.Error(), "address already in use") && ctx.Err() == nil {
 			continue
 		}
@@ -148,7 +148,8 @@ func (s *Server) ready(ctx context.Context) error {
 	}
 }
 
-// answers fails unless the server says that it is ready. Whoever else has its address may say nothing.
+// answers fails unless the server reports that it is ready within five seconds. Another program that
+// has taken its address may accept connections and never answer.
 func (s *Server) answers(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
