@@ -37,14 +37,15 @@ SOAK := 10m
 # tests then start sooner, pkg/host, which runs its test binary without a C library, and
 # pkg/mps/supervisor, which runs its test binary as the control program: with the detector
 # that takes longer to start than the tests give it.
-PLAIN := ./cmd/partage-hook ./pkg/api/... ./pkg/device/... ./pkg/host/... ./pkg/mps/supervisor ./pkg/policy/... ./pkg/quote/... ./pkg/version/... ./test/docs/... ./test/gpusim/... ./test/knownfailures ./test/krew ./test/nicdriver/... ./test/scale/... ./test/versions ./test/workflows
+PLAIN := ./cmd/partage-hook ./pkg/api/... ./pkg/device/... ./pkg/host/... ./pkg/mps/supervisor ./pkg/policy/... ./pkg/quote/... ./pkg/version/... ./test/docs/... ./test/gpusim/... ./test/knownfailures ./test/krew ./test/nicdriver/... ./test/scale/... ./test/sizes/... ./test/versions ./test/workflows
 RACE = $(filter-out $(shell go list $(PLAIN)),$(shell go list ./cmd/... ./pkg/...))
 FLOW := $(addprefix ./test/flow/,claims conformance sharing metrics crash fault soak)
 
 # One thing at a time: what is built must be there before what uses it.
 .NOTPARALLEL:
 
-say = @printf '\n--- %s\n' '$(1)'
+# Says what begins, also to make sizes, which prints how long the parts of the last make test took.
+say = @mkdir -p $(OUT); printf '%s\t%s\n' "$$(date +%s)" '$(1)' >>$(OUT)/steps; printf '\n--- %s\n' '$(1)'
 
 # The whole log, and at its end what failed, for those who see the end only.
 failed = cat $(1); printf '\nfailed:\n'; grep -E '^ *--- FAIL|^FAIL|^panic:|DATA RACE' $(1); exit 1
@@ -142,8 +143,12 @@ pinned:
 ##@ Test
 
 .PHONY: test
-test: root setup test-unit test-allocators helm-check test-monitoring test-ui test-flow test-cluster test-admission test-scale ## Run all tests, with all that they need
+test: root begin setup test-unit test-allocators helm-check test-monitoring test-ui test-flow test-cluster test-admission test-scale ## Run all tests, with all that they need
 	$(call say,all tests passed)
+
+.PHONY: begin
+begin:
+	@mkdir -p $(OUT) && printf '%s\tmake test\n' "$$(date +%s)" >$(OUT)/steps && rm -f $(OUT)/test-*.log
 
 .PHONY: test-all
 test-all: export PARTAGE_TEST_ALL := 1
@@ -177,8 +182,8 @@ endif
 
 .PHONY: test-unit
 test-unit: gpusim ## Test every package by itself
-	$(call say,unit tests)
-	go test $(PLAIN)
+	$(call say,unit tests: log in $(OUT)/test-plain.log)
+	$(call quiet,$(OUT)/test-plain.log,$(PLAIN))
 	@# Without cmd/kube, which has no tests: go test analyses what it imports, all of Kubernetes.
 	cd test/cluster && CGO_ENABLED=0 go test ./cmd/cluster ./internal/...
 	$(call say,unit tests with the race detector: log in $(OUT)/test-race.log)
@@ -187,7 +192,8 @@ test-unit: gpusim ## Test every package by itself
 .PHONY: test-allocators
 test-allocators: ## Run what is published through the allocators of older Kubernetes versions
 	$(call say,allocators of Kubernetes versions)
-	cd test/allocators && for file in go.mod versions/*.mod; do go test -modfile=$$file -v . | grep -vE '^(===|PASS)' || exit 1; done
+	@mkdir -p $(OUT); : >$(OUT)/test-allocators.log
+	cd test/allocators && for file in go.mod versions/*.mod; do go test -modfile=$$file -v . | tee -a $(CURDIR)/$(OUT)/test-allocators.log | grep -vE '^(===|PASS)' || exit 1; done
 
 .PHONY: test-flow
 test-flow: build ## Test the plugin over gRPC against simulated GPUs, without Kubernetes
@@ -214,12 +220,12 @@ soak: build ## Break the driver at random for SOAK=10m, from a new seed each tim
 test-cluster: root setup build cluster images prometheus ## Test with real pods on local Kubernetes clusters
 	$(call say,cluster tests: logs in $(OUT)/test-cluster)
 	go test -c -tags e2e -o $(OUT)/e2e.test ./test/e2e
-	test/e2e/run
+	test/e2e/run | tee $(OUT)/test-cluster.log
 
 .PHONY: test-admission
 test-admission: ## Let the API server's code judge the chart's objects, and claims by its policies
 	$(call say,what an API server makes of the chart)
-	cd test/cluster && CGO_ENABLED=0 go test $(LIKE_KUBERNETES) -count=1 -v ./admission | grep -E '^(--- FAIL|ok|FAIL|panic)|_test.go:[0-9]+:'
+	cd test/cluster && CGO_ENABLED=0 go test $(LIKE_KUBERNETES) -count=1 -v ./admission | tee $(CURDIR)/$(OUT)/test-admission.log | grep -E '^(--- FAIL|ok|FAIL|panic)|_test.go:[0-9]+:'
 
 # test/scale/scheduler starts an API server, which looks for files beside its source: these
 # variables are how it finds them in what -trimpath made.
@@ -365,6 +371,10 @@ $(LINT): test/tools/go.mod test/tools/go.sum
 	cd test/tools && CGO_ENABLED=0 go build -o $(CURDIR)/$@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 
 ##@ Maintain
+
+.PHONY: sizes
+sizes: ## Print lines by part and room, words of docs, cases that enumerations ran, seconds of the last make test
+	@go run ./test/sizes/cmd/sizes
 
 # Golden files are written by tests that have "*update" in their file, in packages with a
 # flag -update. Only these tests run: those of the simulator and of test/flow first, since
