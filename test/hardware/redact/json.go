@@ -1,0 +1,116 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package redact
+
+import (
+	"bytes"
+	"encoding/json"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// Lines replaces all secrets in lines of JSON, and keeps them such. A line that was cut off is
+// left out.
+func (r *Redactor) Lines(text string) (string, error) {
+	var out strings.Builder
+	encoder := json.NewEncoder(&out)
+	encoder.SetEscapeHTML(false)
+	for line := range strings.Lines(text) {
+		value, ok := decode(line)
+		if !ok {
+			continue
+		}
+		if err := encoder.Encode(r.value(value)); err != nil {
+			return "", err
+		}
+	}
+	return out.String(), nil
+}
+
+func decode(line string) (any, bool) {
+	decoder := json.NewDecoder(bytes.NewReader([]byte(line)))
+	decoder.UseNumber() // a float would round numbers of bytes
+	var value any
+	return value, decoder.Decode(&value) == nil
+}
+
+// learnJSON looks for processes in lines of JSON.
+func (r *Redactor) learnJSON(text string) {
+	for line := range strings.Lines(text) {
+		if !strings.HasPrefix(line, "{") {
+			continue
+		}
+		if value, ok := decode(line); ok {
+			r.learnValue(value)
+		}
+	}
+}
+
+func (r *Redactor) learnValue(value any) {
+	switch v := value.(type) {
+	case []any:
+		for _, one := range v {
+			r.learnValue(one)
+		}
+	case map[string]any:
+		if name, _ := process(v); name != "" {
+			if text, ok := v[name].(string); ok {
+				r.process(text)
+			}
+		}
+		for _, key := range slices.Sorted(maps.Keys(v)) {
+			r.learnValue(v[key])
+		}
+	}
+}
+
+func (r *Redactor) value(value any) any {
+	switch v := value.(type) {
+	case string:
+		return r.Text(v)
+	case []any:
+		for i := range v {
+			v[i] = r.value(v[i])
+		}
+	case map[string]any:
+		name, pid := process(v)
+		for _, key := range slices.Sorted(maps.Keys(v)) {
+			one := v[key]
+			text, isText := one.(string)
+			number, isNumber := one.(json.Number)
+			switch {
+			case key == name && isText:
+				v[key] = r.process(text)
+			case key == pid && isNumber:
+				v[key] = r.pid(number.String())
+			default:
+				v[key] = r.value(one)
+			}
+		}
+	}
+	return value
+}
+
+// process returns the fields with name and ID of a process, if an object is about one. What
+// cuda-probe says about itself is not: it is an event.
+func process(object map[string]any) (name, pid string) {
+	if _, event := object["event"]; event {
+		return "", ""
+	}
+	for key := range object {
+		if strings.EqualFold(key, "pid") {
+			pid = key
+		}
+	}
+	if pid == "" {
+		return "", ""
+	}
+	for key := range object {
+		if strings.EqualFold(key, "name") {
+			name = key
+		}
+	}
+	return name, pid
+}
