@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -76,6 +77,7 @@ func (r *Redactor) value(value any) any {
 		}
 	case map[string]any:
 		name, pid := process(v)
+		r.listed(v)
 		for _, key := range slices.Sorted(maps.Keys(v)) {
 			one := v[key]
 			text, isText := one.(string)
@@ -84,13 +86,27 @@ func (r *Redactor) value(value any) any {
 			case key == name && isText:
 				v[key] = r.process(text)
 			case key == pid && isNumber:
-				v[key] = r.pid(number.String())
+				v[key] = json.Number(strconv.Itoa(r.pid(number.String())))
 			default:
 				v[key] = r.value(one)
 			}
 		}
 	}
 	return value
+}
+
+// listed replaces process IDs in the answer to a question about processes, in place.
+func (r *Redactor) listed(entry map[string]any) {
+	question, _ := entry["question"].(string)
+	list, _ := entry["answer"].([]any)
+	if !strings.HasPrefix(question, "processes ") {
+		return
+	}
+	for i, one := range list {
+		if number, ok := one.(json.Number); ok {
+			list[i] = json.Number(strconv.Itoa(r.pid(number.String())))
+		}
+	}
 }
 
 // process returns the fields with name and ID of a process, if an object is about one. What

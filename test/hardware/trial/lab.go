@@ -260,8 +260,8 @@ func (l *lab) hold(ctx context.Context, c client) (*probe.Process, error) {
 	return run, nil
 }
 
-// endLimit is how long the end of MPS may take.
-const endLimit = 20 * time.Second
+// endLimit is how long the end of MPS may take, by itself and then by being killed.
+const endLimit = 8 * time.Second
 
 // stop ends daemon and server, and says how they ended.
 func (l *lab) stop() (string, error) {

@@ -67,7 +67,10 @@ func (l *lab) one(ctx context.Context, t trial) Result {
 	ctx, cancel := context.WithTimeout(ctx, oneLimit)
 	defer cancel()
 	r := Result{Trial: t.name, Question: t.question}
-	err := l.ensure(ctx)
+	err := ctx.Err()
+	if err == nil {
+		err = l.ensure(ctx)
+	}
 	if err != nil {
 		err = cannotError{err}
 	} else {

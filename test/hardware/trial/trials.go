@@ -71,7 +71,10 @@ func (l *lab) said(events []probe.Event, err error) string {
 	}
 	c, _ := probe.Find(events, probe.Context)
 	done, _ := probe.Find(events, probe.Done)
-	text := fmt.Sprintf("%d multiprocessors, %d of the context; took %d MiB", c.Multiprocessors, c.ContextMultiprocessors, done.AllocatedBytes/mebibyte)
+	text := fmt.Sprintf("%d multiprocessors; took %d MiB", c.Multiprocessors, done.AllocatedBytes/mebibyte)
+	if c.ContextMultiprocessors > 0 {
+		text = fmt.Sprintf("%d multiprocessors of the context; %s", c.ContextMultiprocessors, text)
+	}
 	if i := slices.IndexFunc(events, func(e probe.Event) bool { return e.Kind == probe.Memory }); i >= 0 {
 		text += fmt.Sprintf("; memory before that: free %d MiB, total %d MiB", events[i].FreeBytes/mebibyte, events[i].TotalBytes/mebibyte)
 	}

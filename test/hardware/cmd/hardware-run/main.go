@@ -86,8 +86,8 @@ func rootFlags(flags *flag.FlagSet, roots *host.Roots) {
 	flags.StringVar(&roots.Sys, "sys-root", "/sys", "directory that holds bus/pci/devices")
 }
 
-// defaultBudget leaves a minute of ten.
-const defaultBudget = 8*time.Minute + 40*time.Second
+// defaultBudget, with the time to undo what was going on when it is over, is less than nine minutes.
+const defaultBudget = 8*time.Minute + 30*time.Second
 
 func parse(args []string, stdout io.Writer) (*options, error) {
 	o := &options{}

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/partage-dev/partage/pkg/mps/process"
 	"github.com/partage-dev/partage/test/hardware/redact"
 	"github.com/partage-dev/partage/test/hardware/settings"
 	"github.com/partage-dev/partage/test/hardware/trial"
@@ -178,9 +179,20 @@ func (p *plan) run(ctx context.Context) (int, error) {
 func (p *plan) sweep() {
 	ctx, cancel := context.WithTimeout(context.Background(), endTime/2)
 	defer cancel()
-	if err := trial.Mark(p.mpsFolder()).Kill(ctx, nil); err != nil {
+	if err := errors.Join(trial.Mark(p.mpsFolder()).Kill(ctx, nil), p.conformanceMark().Kill(ctx, nil)); err != nil {
 		p.say("MPS GOES ON: %v", err)
 	}
+}
+
+// workDir is where the conformance kit has its daemon.
+func (p *plan) workDir() string { return filepath.Join(p.work, "c") }
+
+// conformanceMark finds the daemon of the conformance kit and its server, which may go on where
+// that was killed.
+func (p *plan) conformanceMark() process.Mark {
+	mark := trial.Mark("")
+	mark.Env = "PARTAGE_MPS_FOLDER=" + filepath.Join(p.workDir(), "partage-mps")
+	return mark
 }
 
 // mpsFolder is where the trials have their daemon.

@@ -41,7 +41,7 @@ const (
 	trialsLimit      = 150 * time.Second
 	mpsLimit         = 170 * time.Second
 	// graceLimit is how long a program may take to undo what it has done.
-	graceLimit = 30 * time.Second
+	graceLimit = 20 * time.Second
 )
 
 func (p *plan) all() []step {
@@ -56,7 +56,7 @@ func (p *plan) all() []step {
 		steps,
 		step{"trials", trialsLimit, p.trials},
 		step{"conformance-mps", mpsLimit, func(ctx context.Context) (string, error) {
-			return p.conformance(ctx, "conformance-mps", "--mps", "--gpu="+p.gpu.UUID, "--skip="+killsAtWork, "--work-dir="+filepath.Join(p.work, "c"))
+			return p.conformance(ctx, "conformance-mps", "--mps", "--gpu="+p.gpu.UUID, "--skip="+killsAtWork, "--work-dir="+p.workDir())
 		}},
 	)
 }
