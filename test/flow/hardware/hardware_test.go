@@ -49,6 +49,7 @@ var wants = map[string][]string{
 	"conformance/transcript.jsonl": {`"question":"all GPUs"`},
 	"conformance/report.txt":       {"holds         driver.nvml"},
 	"conformance-mps/report.txt":   {"skipped       mps.ends", "skipped       mps.server-lost", "holds         mps.quit", " 2 skipped"},
+	"conformance/patch.yaml":       {"name: h100-80-sxm"},
 	"trials/control.log":           {"Starting new server"},
 	"summary.txt":                  {"settings of the GPUs: as before"},
 }

@@ -75,8 +75,9 @@ func (p *plan) archive(changes []string) (string, error) {
 		if files[name], err = p.redact.Lines(files[name]); err != nil {
 			return "", fmt.Errorf("redact %s: %w", name, err)
 		}
-		if report, ok := p.report(files[name]); ok {
-			files[strings.TrimSuffix(name, "transcript.jsonl")+"report.txt"] = report
+		if folder, ok := strings.CutSuffix(name, "transcript.jsonl"); ok && files[name] != "" {
+			files[folder+"report.txt"] = p.replay(files[name])
+			files[folder+"patch.yaml"] = p.replay(files[name], "--catalogue-patch=-")
 		}
 	}
 	path := filepath.Join(p.out, "partage-hardware-"+p.began.UTC().Format("20060102T150405Z")+".tar.gz")
@@ -110,20 +111,19 @@ func (p *plan) readResults() (map[string]string, error) {
 	return files, nil
 }
 
-// report makes the report of a redacted transcript, which so is known to be complete.
-func (p *plan) report(transcript string) (string, bool) {
-	if !strings.HasPrefix(transcript, `{`) || !strings.Contains(transcript, `"transcript":`) {
-		return "", false
-	}
+// replay returns what the conformance kit prints for a redacted transcript, which so is known
+// to be complete.
+func (p *plan) replay(transcript string, flags ...string) string {
 	ctx, cancel := context.WithTimeout(context.Background(), endTime/4)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, filepath.Join(p.bundle, "gpu-kubelet-plugin"), "conformance", "--replay=/dev/stdin")
+	args := append([]string{"conformance", "--replay=/dev/stdin"}, flags...)
+	cmd := exec.CommandContext(ctx, filepath.Join(p.bundle, "gpu-kubelet-plugin"), args...)
 	cmd.Stdin = strings.NewReader(transcript)
 	out, err := cmd.Output()
-	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
-		return fmt.Sprintf("the transcript cannot be replayed: %v\n", err), true
+	if exit := (*exec.ExitError)(nil); err != nil && (!errors.As(err, &exit) || len(out) == 0) {
+		return fmt.Sprintf("the transcript cannot be replayed: %v\n", err)
 	}
-	return string(out), true
+	return string(out)
 }
 
 func pack(files map[string]string, at time.Time) ([]byte, error) {
