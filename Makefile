@@ -375,7 +375,7 @@ $(LINT): test/tools/go.mod test/tools/go.sum
 # they write what the tests of pkg/device read. ./test/cluster is a module of its own.
 .PHONY: golden
 golden: build $(HELM) ## Rewrite all golden files from what the code does now; look at the diff
-	$(call update-golden,test/gpusim test/flow test/versions pkg cmd test/docs)
+	$(call update-golden,test/gpusim test/flow test/hardware test/versions pkg cmd test/docs)
 	cd test/cluster && export CGO_ENABLED=0; $(call update-golden,internal admission)
 	HELM=$(CURDIR)/$(HELM) deployments/helm/check -update
 

@@ -295,6 +295,27 @@ func TestKilledStep(t *testing.T) {
 	unchanged(t, n, before)
 }
 
+// TestMPSDoesNotStart: that is said of each trial, costs the time of one, and all else goes on.
+func TestMPSDoesNotStart(t *testing.T) {
+	t.Parallel()
+	n := harness.NewNode(t, aMachine)
+	n.Inject(t, machine.Fault{Function: "mps_control_start", GPU: 0, Effect: machine.Fail})
+	before := n.Machine(t)
+	r := script(t, n, bundleFolder(t))
+	if code := r.finish(t, n, r.Run()); code != 0 {
+		t.Errorf("exit code %d, want 0", code)
+	}
+	files := r.archive(t)
+	const want = "could not be tried: MPS could not be started: the control daemon does not answer: it has ended: it printed"
+	if got := strings.Count(files["trials/trials.txt"], want); got != len(trialWants)-1 { // all but quit
+		t.Errorf("%d trials say that, want %d:\n%s", got, len(trialWants)-1, files["trials/trials.txt"])
+	}
+	if !strings.Contains(files["conformance-mps/report.txt"], "differs       mps.start") {
+		t.Errorf("the report:\n%s", files["conformance-mps/report.txt"])
+	}
+	unchanged(t, n, before)
+}
+
 // TestWithoutRights: where nothing can be mounted, what needs that could not be tried, which is
 // no failure.
 func TestWithoutRights(t *testing.T) {

@@ -67,6 +67,9 @@ func (r *Redactor) learnValue(value any) {
 	}
 }
 
+// fixed are the keys of words that a transcript has of its own.
+var fixed = []string{"kind", "is", "parts", "took", "event", "version", "time"}
+
 func (r *Redactor) value(value any) any {
 	switch v := value.(type) {
 	case string:
@@ -83,6 +86,7 @@ func (r *Redactor) value(value any) any {
 			text, isText := one.(string)
 			number, isNumber := one.(json.Number)
 			switch {
+			case slices.Contains(fixed, key):
 			case key == name && isText:
 				v[key] = r.process(text)
 			case key == pid && isNumber:

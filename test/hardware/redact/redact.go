@@ -44,7 +44,7 @@ const shortest = 6
 
 // common are names that say nothing, or that are also words of NVIDIA's and Kubernetes' texts.
 var common = []string{
-	"", "localhost", "root", "nobody", "ubuntu", "debian", "nvidia", "user", "none", "n/a", "[n/a]", "gpu", "mps", "cuda", "nvml", "file", "command", "call",
+	"", "/", ".", "enabled", "disabled", "default", "active", "unknown", "localhost", "root", "nobody", "ubuntu", "debian", "nvidia", "user", "none", "n/a", "[n/a]", "gpu", "mps", "cuda", "nvml", "file", "command", "call",
 }
 
 // word makes a secret known, and returns its placeholder. It is replaced within other words, too.

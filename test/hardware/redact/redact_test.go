@@ -140,6 +140,15 @@ func TestSamePlaceholder(t *testing.T) {
 	}
 }
 
+// TestWordsOfTheFormat: a user may be called like a word that transcripts need.
+func TestWordsOfTheFormat(t *testing.T) {
+	const line = `{"kind":"api","question":"who is dev","answer":"dev","took":"1ms"}` + "\n"
+	got, err := New(nil, []string{"api", "dev", "1ms"}).Lines(line)
+	if want := `{"answer":"USER-2","kind":"api","question":"who is USER-2","took":"1ms"}` + "\n"; err != nil || got != want {
+		t.Errorf("got %s, %v: want %s", got, err, want)
+	}
+}
+
 // TestAddresses: versions and PCI addresses are none.
 func TestAddresses(t *testing.T) {
 	r := New(nil, nil)

@@ -9,6 +9,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,8 +18,7 @@ import (
 	"github.com/partage-dev/partage/pkg/host"
 )
 
-// fields are compared. Each is asked for by itself: a driver that does not know one answers
-// nothing at all to a question about several.
+// fields are compared.
 var fields = []string{
 	"mig.mode.current", "mig.mode.pending", "compute_mode", "persistence_mode", "ecc.mode.current", "ecc.mode.pending",
 	"clocks.applications.graphics", "clocks.applications.memory", "power.limit",
@@ -33,16 +33,20 @@ const unknown = "not known"
 const commandLimit = 20 * time.Second
 
 // SMI is nvidia-smi.
-type SMI struct{ program host.Program }
+type SMI struct {
+	program host.Program
+	// known are the fields that this version has not refused.
+	known []string
+}
 
 // NewSMI finds it.
-func NewSMI(roots host.Roots) (SMI, error) {
+func NewSMI(roots host.Roots) (*SMI, error) {
 	program, err := roots.Program("nvidia-smi")
-	return SMI{program}, err
+	return &SMI{program, slices.Clone(fields)}, err
 }
 
 // Run returns what nvidia-smi prints, also where it fails.
-func (s SMI) Run(ctx context.Context, args ...string) (string, error) {
+func (s *SMI) Run(ctx context.Context, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, commandLimit)
 	defer cancel()
 	out, err := s.program.Command(ctx, args...).CombinedOutput()
@@ -53,10 +57,10 @@ func (s SMI) Run(ctx context.Context, args ...string) (string, error) {
 }
 
 // rows asks for fields of something, and returns a row for each.
-func (s SMI) rows(ctx context.Context, query string, columns ...string) ([][]string, error) {
+func (s *SMI) rows(ctx context.Context, query string, columns ...string) ([][]string, error) {
 	out, err := s.Run(ctx, "--query-"+query+"="+strings.Join(columns, ","), "--format=csv,noheader,nounits")
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w: %s", err, strings.TrimSpace(out))
 	}
 	var rows [][]string
 	for line := range strings.Lines(out) {
@@ -86,9 +90,31 @@ type Settings struct {
 	Lists map[string]string
 }
 
+// columns describe a GPU before its settings.
+var columns = []string{"index", "uuid", "pci.bus_id", "name", "memory.used"}
+
+// refused is what a version says to a question with a field that it does not have.
+var refused = regexp.MustCompile(`Field "([^"]+)" is not a valid field to query`)
+
+// gpus asks once for everything: each start of nvidia-smi may take seconds. What it says to a
+// question with a field that it does not know is no answer, so that is left out from then on.
+func (s *SMI) gpus(ctx context.Context) ([][]string, error) {
+	for {
+		rows, err := s.rows(ctx, "gpu", slices.Concat(columns, s.known)...)
+		if err == nil {
+			return rows, nil
+		}
+		found := refused.FindStringSubmatch(err.Error())
+		if found == nil || !slices.Contains(s.known, found[1]) {
+			return nil, err
+		}
+		s.known = slices.DeleteFunc(s.known, func(field string) bool { return field == found[1] })
+	}
+}
+
 // Read asks nvidia-smi.
-func (s SMI) Read(ctx context.Context) (*Settings, error) {
-	rows, err := s.rows(ctx, "gpu", "index", "uuid", "pci.bus_id", "name", "memory.used")
+func (s *SMI) Read(ctx context.Context) (*Settings, error) {
+	rows, err := s.gpus(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -98,18 +124,14 @@ func (s SMI) Read(ctx context.Context) (*Settings, error) {
 		if err != nil {
 			used = 0 // some GPUs cannot tell
 		}
-		all.GPUs = append(all.GPUs, GPU{Index: row[0], UUID: row[1], PCI: row[2], Name: row[3], UsedMiB: used, Set: map[string]string{}})
-	}
-	for _, field := range fields {
-		values, err := s.rows(ctx, "gpu", "index", field)
-		for i := range all.GPUs {
-			g := &all.GPUs[i]
+		g := GPU{Index: row[0], UUID: row[1], PCI: row[2], Name: row[3], UsedMiB: used, Set: map[string]string{}}
+		for _, field := range fields {
 			g.Set[field] = unknown
-			at := slices.IndexFunc(values, func(row []string) bool { return row[0] == g.Index })
-			if err == nil && at >= 0 {
-				g.Set[field] = values[at][1]
-			}
 		}
+		for i, field := range s.known {
+			g.Set[field] = row[len(columns)+i]
+		}
+		all.GPUs = append(all.GPUs, g)
 	}
 	for what, args := range lists {
 		// Without partitions it ends with an error, and says so.

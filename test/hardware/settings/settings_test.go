@@ -14,20 +14,21 @@ import (
 	"github.com/partage-dev/partage/pkg/host"
 )
 
-// program is an nvidia-smi that prints files, one for each field, and refuses a question about
-// a field of which there is none, as the real one does.
-const program = `#!/bin/sh
+// program is an nvidia-smi that prints files, one for each field, and refuses a question with a
+// field of which there is none, as the real one does.
+const program = `#!/bin/bash
+PATH=/usr/bin:/bin
 for argument in "$@"; do
   case $argument in
-  --query-gpu=index,uuid,*) exec /bin/cat "$0.gpus" ;;
-  --query-gpu=index,*)
-    file=$0.${argument#--query-gpu=index,}
-    [ -e "$file" ] && exec /bin/cat "$file"
-    echo "Field is not a valid field to query."
-    exit 2
-    ;;
-  --query-compute-apps=*) exec /bin/cat "$0.processes" ;;
-  -lgi | -lci) exec /bin/cat "$0.$argument" ;;
+  --query-gpu=index,uuid,pci.bus_id,name,memory.used,*)
+    files=$0.gpus
+    for field in $(tr , " " <<<"${argument#*memory.used,}"); do
+      [[ -e $0.$field ]] || { echo "Field \"$field\" is not a valid field to query."; exit 2; }
+      files+=" $0.$field"
+    done
+    exec paste -d , $files ;;
+  --query-compute-apps=*) exec cat "$0.processes" ;;
+  -lgi | -lci) exec cat "$0.$argument" ;;
   esac
 done
 exit 1
@@ -44,7 +45,7 @@ func healthy() machine {
 		"mig.mode.current": "Disabled", "mig.mode.pending": "Disabled", "compute_mode": "Default", "persistence_mode": "Enabled",
 		"ecc.mode.current": "Enabled", "ecc.mode.pending": "Enabled", "clocks.applications.memory": "3201", "power.limit": "700.00",
 	} { // no clocks.applications.graphics: newer drivers have none
-		m[field] = "0, " + value + "\n1, " + value + "\n"
+		m[field] = " " + value + "\n " + value + "\n"
 	}
 	return m
 }
@@ -92,7 +93,7 @@ func TestChanges(t *testing.T) {
 	cases := 0
 	for _, field := range fields {
 		m := healthy()
-		m[field] = "0, " + before.GPUs[0].Set[field] + "\n1, other\n"
+		m[field] = " " + before.GPUs[0].Set[field] + "\n other\n"
 		changes := m.read(t).Changes(before)
 		if was := before.GPUs[1].Set[field]; len(changes) != 1 || changes[0] != "GPU 1: "+field+` was "`+was+`" and is "other"` {
 			// A field that is known now was not before: that is one more of GPU 0.
@@ -111,7 +112,10 @@ func TestChanges(t *testing.T) {
 		cases++
 	}
 	m := healthy()
-	m["gpus"] = "0, GPU-a, 00000000:1B:00.0, NVIDIA H200, 4\n"
+	for file, text := range m {
+		first, _, _ := strings.Cut(text, "\n")
+		m[file] = first + "\n"
+	}
 	if changes := m.read(t).Changes(before); !slices.Contains(changes, "GPU 1 is not there any more") {
 		t.Errorf("got %q", changes)
 	}
@@ -127,15 +131,15 @@ func TestBusy(t *testing.T) {
 		want   string
 	}{
 		"nobody":         {nil, ""},
-		"MIG":            {machine{"mig.mode.current": "0, Enabled\n"}, "MIG mode is on (mig.mode.current)"},
-		"MIG, pending":   {machine{"mig.mode.pending": "0, Enabled\n"}, "MIG mode is on (mig.mode.pending)"},
-		"exclusive":      {machine{"compute_mode": "0, Exclusive_Process\n"}, "its compute mode is Exclusive_Process"},
-		"mode not known": {machine{"compute_mode": ""}, "its compute mode is not known"},
+		"MIG":            {machine{"mig.mode.current": " Enabled\n Default\n"}, "MIG mode is on (mig.mode.current)"},
+		"MIG, pending":   {machine{"mig.mode.pending": " Enabled\n Default\n"}, "MIG mode is on (mig.mode.pending)"},
+		"exclusive":      {machine{"compute_mode": " Exclusive_Process\n Default\n"}, "its compute mode is Exclusive_Process"},
+		"mode not known": {machine{"compute_mode": " [Unknown Error]\n Default\n"}, "its compute mode is [Unknown Error]"},
 		"a process":      {machine{"processes": "GPU-a, 4711\nGPU-b, 12\n"}, "1 processes compute on it"},
 		"in another PID namespace": {
-			machine{"gpus": "0, GPU-a, 00000000:1B:00.0, NVIDIA H200, 40000\n"}, "40000 MiB of its memory are in use, by processes that cannot be seen from here",
+			machine{"gpus": "0, GPU-a, 00000000:1B:00.0, NVIDIA H200, 40000\n1, GPU-b, 00000000:43:00.0, NVIDIA H200, 0\n"}, "40000 MiB of its memory are in use, by processes that cannot be seen from here",
 		},
-		"no MIG": {machine{"mig.mode.current": "0, [N/A]\n", "mig.mode.pending": "0, [N/A]\n"}, ""},
+		"no MIG": {machine{"mig.mode.current": " [N/A]\n Default\n", "mig.mode.pending": " [N/A]\n Default\n"}, ""},
 	} {
 		m := healthy()
 		maps.Copy(m, test.change)

@@ -55,6 +55,8 @@ type lab struct {
 	// it nothing can be mounted.
 	private error
 
+	// broken says why MPS cannot be started.
+	broken error
 	daemon *exec.Cmd
 	ended  chan struct{}
 	server string // its process ID
@@ -111,12 +113,13 @@ func (l *lab) ownMemory() error {
 func (l *lab) pipe() string      { return filepath.Join(l.Folder, "p") }
 func (l *lab) alonePipe() string { return filepath.Join(l.Folder, "a") }
 func (l *lab) logs() string      { return filepath.Join(l.Folder, "log") }
+func (l *lab) output() string    { return filepath.Join(l.logs(), "output.log") }
 func (l *lab) shm() string       { return filepath.Join(l.Folder, "shm") }
 func (l *lab) otherShm() string  { return filepath.Join(l.Folder, "other") }
 
 // start starts daemon and server.
 func (l *lab) start(ctx context.Context) error {
-	log, err := os.OpenFile(filepath.Join(l.logs(), "output.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	log, err := os.OpenFile(l.output(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return fmt.Errorf("log of the control daemon: %w", err)
 	}
@@ -300,5 +303,24 @@ func (l *lab) ensure(ctx context.Context) error {
 			return err
 		}
 	}
-	return l.start(ctx)
+	if l.broken != nil {
+		return l.broken
+	}
+	err := l.start(ctx)
+	if err != nil {
+		// It costs one trial's time, not all of them.
+		l.broken = fmt.Errorf("MPS could not be started: %w%s", err, l.tail())
+		return l.broken
+	}
+	return nil
+}
+
+// tail returns the end of what the daemon printed.
+func (l *lab) tail() string {
+	text, err := os.ReadFile(l.output())
+	if err != nil || len(text) == 0 {
+		return ""
+	}
+	const most = 400
+	return fmt.Sprintf(": it printed %q", strings.TrimSpace(string(text[max(0, len(text)-most):])))
 }

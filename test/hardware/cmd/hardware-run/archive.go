@@ -36,6 +36,9 @@ func table(lines string) (string, error) {
 	return b.String(), nil
 }
 
+// replayLimit is for one report. There are two of each of two transcripts, and each takes a second.
+const replayLimit = 5 * time.Second
+
 // summary is the first file that somebody opens.
 func (p *plan) summary(changes []string) string {
 	var b strings.Builder
@@ -114,7 +117,7 @@ func (p *plan) readResults() (map[string]string, error) {
 // replay returns what the conformance kit prints for a redacted transcript, which so is known
 // to be complete.
 func (p *plan) replay(transcript string, flags ...string) string {
-	ctx, cancel := context.WithTimeout(context.Background(), endTime/4)
+	ctx, cancel := context.WithTimeout(context.Background(), replayLimit)
 	defer cancel()
 	args := append([]string{"conformance", "--replay=/dev/stdin"}, flags...)
 	cmd := exec.CommandContext(ctx, filepath.Join(p.bundle, "gpu-kubelet-plugin"), args...)

@@ -47,6 +47,7 @@ func main() {
 }
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	syscall.Umask(0o022) // programs of other users go through what is made here
 	code, err := exitDone, error(nil)
 	switch {
 	case len(args) > 0 && args[0] == trialsCommand:

@@ -39,7 +39,7 @@ type plan struct {
 	*options
 
 	stdout io.Writer
-	smi    settings.SMI
+	smi    *settings.SMI
 	before *settings.Settings
 	gpu    settings.GPU // for MPS
 	mps    bool
@@ -128,7 +128,12 @@ func (p *plan) folders() error {
 	if err := os.MkdirAll(p.out, 0o755); err != nil {
 		return fmt.Errorf("make a folder for the archive: %w", err)
 	}
-	work, err := os.MkdirTemp("", "partage-")
+	temporary := os.TempDir()
+	const longest = 25 // sockets are made in it, whose paths are short
+	if len(temporary) > longest {
+		temporary = "/tmp"
+	}
+	work, err := os.MkdirTemp(temporary, "partage-")
 	if err != nil {
 		return fmt.Errorf("make a private folder: %w", err)
 	}
@@ -137,8 +142,13 @@ func (p *plan) folders() error {
 	return errors.Join(os.Chmod(work, 0o755), os.Mkdir(p.results, 0o700), os.Mkdir(filepath.Join(work, "bin"), 0o755))
 }
 
-// endTime is kept for the comparison and the archive.
-const endTime = 40 * time.Second
+// endTime is kept for what comes after the steps: the end of what is left of MPS, the
+// comparison, and the archive, which takes what is left of it.
+const (
+	endTime     = 50 * time.Second
+	sweepLimit  = 10 * time.Second
+	compareTime = 30 * time.Second
+)
 
 // run takes all steps, and compares the settings however they end. It returns the exit code.
 func (p *plan) run(ctx context.Context) (int, error) {
@@ -177,7 +187,7 @@ func (p *plan) run(ctx context.Context) (int, error) {
 
 // sweep ends what a step that was killed has left of MPS.
 func (p *plan) sweep() {
-	ctx, cancel := context.WithTimeout(context.Background(), endTime/2)
+	ctx, cancel := context.WithTimeout(context.Background(), sweepLimit)
 	defer cancel()
 	if err := errors.Join(trial.Mark(p.mpsFolder()).Kill(ctx, nil), p.conformanceMark().Kill(ctx, nil)); err != nil {
 		p.say("MPS GOES ON: %v", err)
@@ -199,7 +209,7 @@ func (p *plan) conformanceMark() process.Mark {
 func (p *plan) mpsFolder() string { return filepath.Join(p.work, "mps") }
 
 func (p *plan) compare() ([]string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), endTime/2)
+	ctx, cancel := context.WithTimeout(context.Background(), compareTime)
 	defer cancel()
 	after, err := p.smi.Read(ctx)
 	if err != nil {
