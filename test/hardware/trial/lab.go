@@ -266,9 +266,10 @@ func (l *lab) hold(ctx context.Context, c client) (*probe.Process, error) {
 // endLimit is how long the end of MPS may take, by itself and then by being killed.
 const endLimit = 8 * time.Second
 
-// stop ends daemon and server, and says how they ended.
-func (l *lab) stop() (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), endLimit)
+// stop ends daemon and server, and says how they ended. It has a time of its own.
+func (l *lab) stop(ctx context.Context) (string, error) {
+	ending := context.WithoutCancel(ctx)
+	ctx, cancel := context.WithTimeout(ending, endLimit)
 	defer cancel()
 	how := "both ended with quit -t 1"
 	if l.daemon != nil {
@@ -284,7 +285,7 @@ func (l *lab) stop() (string, error) {
 		}
 		l.daemon = nil
 	}
-	killing, cancelKilling := context.WithTimeout(context.Background(), endLimit)
+	killing, cancelKilling := context.WithTimeout(ending, endLimit)
 	defer cancelKilling()
 	left, err := Mark(l.Folder).Find()
 	if len(left) > 0 {
@@ -299,7 +300,7 @@ func (l *lab) ensure(ctx context.Context) error {
 		return nil
 	}
 	if l.daemon != nil {
-		if _, err := l.stop(); err != nil { //nolint:contextcheck // the end is waited for in any case
+		if _, err := l.stop(ctx); err != nil {
 			return err
 		}
 	}

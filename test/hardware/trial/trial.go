@@ -56,10 +56,10 @@ func Run(ctx context.Context, o Options, isolated error, out io.Writer) error {
 	}
 	for _, t := range trials {
 		if err := encoder.Encode(l.one(ctx, t)); err != nil {
-			return errors.Join(err, l.end(encoder)) //nolint:contextcheck // as said
+			return errors.Join(err, l.end(ctx, encoder))
 		}
 	}
-	return l.end(encoder) //nolint:contextcheck // as said
+	return l.end(ctx, encoder)
 }
 
 func (l *lab) one(ctx context.Context, t trial) Result {
@@ -90,9 +90,9 @@ func (l *lab) one(ctx context.Context, t trial) Result {
 }
 
 // end is the last trial.
-func (l *lab) end(encoder *json.Encoder) error {
+func (l *lab) end(ctx context.Context, encoder *json.Encoder) error {
 	began := time.Now()
-	how, err := l.stop()
+	how, err := l.stop(ctx)
 	if err != nil {
 		how += ": " + err.Error()
 	}

@@ -59,7 +59,7 @@ func (p *plan) summary(changes []string) string {
 
 // archive redacts all results and writes them into one file. What is not redacted is removed
 // with the private folder.
-func (p *plan) archive(changes []string) (string, error) {
+func (p *plan) archive(ctx context.Context, changes []string) (string, error) {
 	if err := p.write("summary.txt", p.summary(changes)); err != nil {
 		return "", err
 	}
@@ -79,8 +79,8 @@ func (p *plan) archive(changes []string) (string, error) {
 			return "", fmt.Errorf("redact %s: %w", name, err)
 		}
 		if folder, ok := strings.CutSuffix(name, "transcript.jsonl"); ok && files[name] != "" {
-			files[folder+"report.txt"] = p.replay(files[name])
-			files[folder+"patch.yaml"] = p.replay(files[name], "--catalogue-patch=-")
+			files[folder+"report.txt"] = p.replay(ctx, files[name])
+			files[folder+"patch.yaml"] = p.replay(ctx, files[name], "--catalogue-patch=-")
 		}
 	}
 	path := filepath.Join(p.out, "partage-hardware-"+p.began.UTC().Format("20060102T150405Z")+".tar.gz")
@@ -116,8 +116,8 @@ func (p *plan) readResults() (map[string]string, error) {
 
 // replay returns what the conformance kit prints for a redacted transcript, which so is known
 // to be complete.
-func (p *plan) replay(transcript string, flags ...string) string {
-	ctx, cancel := context.WithTimeout(context.Background(), replayLimit)
+func (p *plan) replay(ctx context.Context, transcript string, flags ...string) string {
+	ctx, cancel := context.WithTimeout(ctx, replayLimit)
 	defer cancel()
 	args := append([]string{"conformance", "--replay=/dev/stdin"}, flags...)
 	cmd := exec.CommandContext(ctx, filepath.Join(p.bundle, "gpu-kubelet-plugin"), args...)

@@ -163,9 +163,10 @@ func (p *plan) run(ctx context.Context) (int, error) {
 		p.take(limited, s)
 	}
 	cancel()
-	p.sweep()                          //nolint:contextcheck // it ends what is left also where ctx has ended
-	changes, compareErr := p.compare() //nolint:contextcheck // the same
-	path, archiveErr := p.archive(changes)
+	ending := context.WithoutCancel(ctx) // it comes however the steps have ended
+	p.sweep(ending)
+	changes, compareErr := p.compare(ending)
+	path, archiveErr := p.archive(ending, changes)
 	if archiveErr == nil {
 		p.say("archive: %s", path)
 	}
@@ -186,8 +187,8 @@ func (p *plan) run(ctx context.Context) (int, error) {
 }
 
 // sweep ends what a step that was killed has left of MPS.
-func (p *plan) sweep() {
-	ctx, cancel := context.WithTimeout(context.Background(), sweepLimit)
+func (p *plan) sweep(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, sweepLimit)
 	defer cancel()
 	if err := errors.Join(trial.Mark(p.mpsFolder()).Kill(ctx, nil), p.conformanceMark().Kill(ctx, nil)); err != nil {
 		p.say("MPS GOES ON: %v", err)
@@ -208,8 +209,8 @@ func (p *plan) conformanceMark() process.Mark {
 // mpsFolder is where the trials have their daemon.
 func (p *plan) mpsFolder() string { return filepath.Join(p.work, "mps") }
 
-func (p *plan) compare() ([]string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), compareTime)
+func (p *plan) compare(ctx context.Context) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, compareTime)
 	defer cancel()
 	after, err := p.smi.Read(ctx)
 	if err != nil {
