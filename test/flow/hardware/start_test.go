@@ -67,6 +67,29 @@ func TestOtherMachine(t *testing.T) {
 	}
 }
 
+// TestBuiltForOldMachines: a bundle is not made where a program would not start on some nodes.
+func TestBuiltForOldMachines(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	if err := os.CopyFS(folder, os.DirFS(bundleFolder(t))); err != nil {
+		t.Fatal(err)
+	}
+	const most = 60 << 20
+	if err := bundle.CheckBuilt(t.Context(), folder, most); err != nil {
+		t.Errorf("the bundle: %v", err)
+	}
+	for _, program := range []string{"cuda-probe", "gpu-kubelet-plugin"} { // hardware-run is static
+		if needed, err := bundle.Needs(filepath.Join(folder, program)); err != nil || needed == "" {
+			t.Errorf("%s loads NVIDIA's libraries and needs glibc %q, %v", program, needed, err)
+		}
+	}
+	replace(t, filepath.Join(folder, "cuda-probe"), "GLIBC_"+bundle.Oldest, "GLIBC_2.35")
+	const want = "cuda-probe needs glibc 2.35: want 2.34 or older"
+	if err := bundle.CheckBuilt(t.Context(), folder, most); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("got %v, want %q", err, want)
+	}
+}
+
 // replace changes a text in a program to another one of the same length.
 func replace(t *testing.T, path, old, other string) {
 	t.Helper()

@@ -99,9 +99,16 @@ func (r *Redactor) value(value any) any {
 	return value
 }
 
-// listed replaces process IDs in the answer to a question about processes, in place.
+// firstProgram is a question whose answer is the name of a process.
+const firstProgram = "program of process 1"
+
+// listed replaces process IDs in the answer to a question about processes, and the name of
+// the first, in place.
 func (r *Redactor) listed(entry map[string]any) {
 	question, _ := entry["question"].(string)
+	if name, ok := entry["answer"].(string); ok && question == firstProgram {
+		entry["answer"] = r.process(name)
+	}
 	list, _ := entry["answer"].([]any)
 	if !strings.HasPrefix(question, "processes ") {
 		return

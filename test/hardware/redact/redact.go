@@ -100,11 +100,14 @@ func (r *Redactor) Learn(text string) {
 // ours are the beginnings of names of programs that nodes with GPUs have, and of this kit's.
 var ours = []string{"nvidia-", "nv-", "dcgm", "Xorg", "cuda-probe", "gpu-kubelet-plu", "hardware-run", "systemd"}
 
+// inits are usual first programs of machines and containers.
+var inits = []string{"init", "bash", "sh", "sleep", "tini", "dumb-init", "docker-init", "catatonit"}
+
 // process returns what stands for the name of a program of others.
 func (r *Redactor) process(name string) string {
 	program, _, _ := strings.Cut(name, " ")
 	base := filepath.Base(program)
-	if slices.ContainsFunc(ours, func(prefix string) bool { return strings.HasPrefix(base, prefix) }) {
+	if slices.Contains(inits, base) || slices.ContainsFunc(ours, func(prefix string) bool { return strings.HasPrefix(base, prefix) }) {
 		return name
 	}
 	placeholder := r.word("PROCESS", base)

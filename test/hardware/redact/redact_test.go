@@ -14,7 +14,7 @@ import (
 // secrets are what must be in no text afterwards.
 var secrets = []string{
 	"lent-7", "example.internal", "alice", "1650123456789", "4a7e0c31-1111-2222-3333-0123456789ab", "0x1b00", "900-21010",
-	"0xAABBCCDDEEFF0011", "47114711", "train_llm", "10.20.30.40", "fd00:1234::7", "aa:bb:cc:dd:ee:ff", "chassis-99", strings.Repeat("0123456789abcdef", 4),
+	"0xAABBCCDDEEFF0011", "47114711", "train_llm", "lender_agent", "10.20.30.40", "fd00:1234::7", "aa:bb:cc:dd:ee:ff", "chassis-99", strings.Repeat("0123456789abcdef", 4),
 }
 
 const query = `==============NVSMI LOG==============
@@ -48,6 +48,7 @@ GPU 00000000:1B:00.0
 const transcript = `{"transcript":1,"version":"v0.1.0","node":"LENT-7.example.internal","time":"2026-01-02T03:04:05Z","parts":["read-only"]}
 {"kind":"file","question":"processes with GPU 0000:1b:00.0 open","answer":[{"Name":"train_llm","PID":47114711},{"Harmless":true,"Name":"nvidia-persiste","PID":812}],"took":"41ms"}
 {"kind":"nvml","question":"processes of GPU 0000:1b:00.0","answer":[47114711],"took":"41ms"}
+{"kind":"file","question":"program of process 1","answer":"lender_agent","took":"41ms"}
 {"kind":"nvml","question":"all GPUs","answer":{"GPUs":[{"UUID":"GPU-4a7e0c31-1111-2222-3333-0123456789ab","Memory":150754820096}]},"took":"1ms"}
 {"kind":"mps client","question":"a client","answer":[{"event":"holding","pid":1},{"event":"device","uuid":"4a7e0c31-1111-2222-3333-0123456789ab"}],"took":"1ms"}
 {"kind":"file","question":"places <of> files","answer":"/home/alice/x on lent-7 (10.20.30.40, fd00:1234::7, aa:bb:cc:dd:ee:ff) in 0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef","took":"1ms"}
@@ -116,8 +117,8 @@ func TestSamePlaceholder(t *testing.T) {
 			t.Fatalf("%v: %s", err, line)
 		}
 	}
-	if len(entries) != 6 {
-		t.Fatalf("%d lines, want 6: the last was cut off", len(entries))
+	if len(entries) != 7 {
+		t.Fatalf("%d lines, want 7: the last was cut off", len(entries))
 	}
 	var open []struct{ PID int }
 	var listed []int
