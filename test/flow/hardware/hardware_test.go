@@ -36,20 +36,21 @@ func unchanged(t *testing.T, n *harness.Node, before *machine.Machine) {
 
 // wants are what files of the archive have in them.
 var wants = map[string][]string{
-	"facts/nvidia-smi-q.txt":       {"NVSMI LOG", "GPU UUID                              : GPU-UUID-1"},
-	"facts/mig-lgip.txt":           {"MIG 1g.10gb"},
-	"facts/mig-lgipp.txt":          {"Placements: {0,1,2,3,4,5,6}:1"},
-	"facts/compute-policy-l.txt":   {"Timeslice"},
-	"facts/proc-driver-nvidia.txt": {"== /proc/driver/nvidia/params", "/information", "capabilities/mig/monitor"},
-	"facts/dev.txt":                {"/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm"},
-	"facts/system.txt":             {"kernel Linux", "glibc 2."},
-	"settings/before.txt":          {"compute_mode                   Default", "mig.mode.current               Disabled"},
-	"conformance/transcript.jsonl": {`"question":"all GPUs"`},
-	"conformance/report.txt":       {"holds         driver.nvml"},
-	"conformance-mps/report.txt":   {"skipped       mps.ends", "skipped       mps.server-lost", "holds         mps.quit", " 2 skipped"},
-	"conformance/patch.yaml":       {"name: h100-80-sxm"},
-	"trials/control.log":           {"Starting new server"},
-	"summary.txt":                  {"settings of the GPUs: as before"},
+	"facts/nvidia-smi-q.txt":          {"NVSMI LOG", "GPU UUID                              : GPU-UUID-1"},
+	"facts/mig-lgip.txt":              {"MIG 1g.10gb"},
+	"facts/mig-lgipp.txt":             {"Placements: {0,1,2,3,4,5,6}:1"},
+	"facts/compute-policy-l.txt":      {"Timeslice"},
+	"facts/proc-driver-nvidia.txt":    {"== /proc/driver/nvidia/params", "/information", "capabilities/mig/monitor"},
+	"facts/dev.txt":                   {"/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm"},
+	"facts/system.txt":                {"kernel Linux", "glibc 2."},
+	"settings/nvidia-smi-q-after.txt": {"NVSMI LOG"},
+	"settings/before.txt":             {"compute_mode                   Default", "mig.mode.current               Disabled"},
+	"conformance/transcript.jsonl":    {`"question":"all GPUs"`},
+	"conformance/report.txt":          {"holds         driver.nvml"},
+	"conformance-mps/report.txt":      {"skipped       mps.ends", "skipped       mps.server-lost", "holds         mps.quit", " 2 skipped"},
+	"conformance/patch.yaml":          {"name: h100-80-sxm"},
+	"trials/control.log":              {"Starting new server"},
+	"summary.txt":                     {"settings of the GPUs: as before"},
 }
 
 // trialWants are what the simulated MPS does, by trial.

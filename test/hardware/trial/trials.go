@@ -62,7 +62,7 @@ func (l *lab) ordinary(ctx context.Context) error {
 }
 
 // said is what a CUDA program got.
-func (l *lab) said(events []probe.Event, err error) string {
+func said(events []probe.Event, err error) string {
 	if err != nil {
 		return "fails: " + err.Error()
 	}
@@ -95,7 +95,7 @@ func (l *lab) membership(ctx context.Context, c client) (string, error) {
 	c.Options = upTo(ordinaryMiB * mebibyte)
 	c.SharedMemory, c.User = shm, user
 	events, err := l.run(ctx, c)
-	text := l.said(events, err)
+	text := said(events, err)
 	done, ok := probe.Find(events, probe.Done)
 	switch {
 	case !ok:
@@ -114,12 +114,12 @@ func tryServer(ctx context.Context, l *lab) (string, error) {
 	events, err := l.run(ctx, client{})
 	c, _ := probe.Find(events, probe.Context)
 	l.whole = c.Multiprocessors
-	return fmt.Sprintf("status %q; a client: %s", status, l.said(events, err)), nil
+	return fmt.Sprintf("status %q; a client: %s", status, said(events, err)), nil
 }
 
 var commands = []string{"get_server_list", "get_server_status SERVER", "get_default_active_thread_percentage", "get_client_list SERVER"}
 
-func (l *lab) converse(ask func(command string) (string, error)) (string, error) {
+func (l *lab) converse(ask func(command string) (string, error)) string {
 	var texts []string
 	for _, command := range commands {
 		answer, err := ask(strings.ReplaceAll(command, "SERVER", l.server))
@@ -132,18 +132,18 @@ func (l *lab) converse(ask func(command string) (string, error)) (string, error)
 		}
 		texts = append(texts, fmt.Sprintf("%s: %q", command, answer))
 	}
-	return strings.Join(texts, "; "), nil
+	return strings.Join(texts, "; ")
 }
 
 func tryCommands(ctx context.Context, l *lab) (string, error) {
-	return l.converse(func(command string) (string, error) { return l.ask(ctx, command) })
+	return l.converse(func(command string) (string, error) { return l.ask(ctx, command) }), nil
 }
 
 func tryCommandsElsewhere(ctx context.Context, l *lab) (string, error) {
 	if l.private != nil {
 		return "", cannotError{l.private}
 	}
-	return l.converse(func(command string) (string, error) { return l.askFrom(ctx, l.otherShm(), command) })
+	return l.converse(func(command string) (string, error) { return l.askFrom(ctx, l.otherShm(), command) }), nil
 }
 
 func memoryTrials(limits ...string) []trial {
@@ -159,7 +159,7 @@ func memoryTrials(limits ...string) []trial {
 				return "", err
 			}
 			events, err := l.run(ctx, client{Options: upTo(bytesOf(limit))})
-			return fmt.Sprintf("%s, get: %q; a client: %s", set, got, l.said(events, err)), nil
+			return fmt.Sprintf("%s, get: %q; a client: %s", set, got, said(events, err)), nil
 		}})
 	}
 	return all
@@ -192,7 +192,7 @@ func percentageTrials(percentages ...int) []trial {
 				return "", err
 			}
 			events, err := l.run(ctx, client{})
-			return fmt.Sprintf("%s, get: %q; a client, of %d: %s", set, got, l.whole, l.said(events, err)), nil
+			return fmt.Sprintf("%s, get: %q; a client, of %d: %s", set, got, l.whole, said(events, err)), nil
 		}})
 	}
 	return all
@@ -228,7 +228,7 @@ func tryAbsentDevice(ctx context.Context, l *lab) (string, error) {
 	var texts []string
 	for _, value := range []string{"0=512M", "0=512M,7=512M"} {
 		events, err := l.run(ctx, client{env: []string{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=" + value}, Options: upTo(ordinaryMiB * mebibyte)})
-		texts = append(texts, value+": "+l.said(events, err))
+		texts = append(texts, value+": "+said(events, err))
 	}
 	return strings.Join(texts, "; "), nil
 }

@@ -40,7 +40,7 @@ func table(lines string) (string, error) {
 const replayLimit = 5 * time.Second
 
 // summary is the first file that somebody opens.
-func (p *plan) summary(changes []string) string {
+func (p *plan) summary(changes []string, left string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s, %s\n", p.began.UTC().Format(time.DateOnly), p.before.GPUs[0].Name)
 	if !p.mps {
@@ -48,6 +48,9 @@ func (p *plan) summary(changes []string) string {
 	}
 	for _, s := range p.steps {
 		fmt.Fprintf(&b, "%-16s %8s  %s\n", s.Step, s.Took, s.Text)
+	}
+	if left != "" {
+		fmt.Fprintln(&b, left)
 	}
 	if len(changes) > 0 {
 		fmt.Fprintf(&b, "%s\n", banner(changes))
@@ -59,8 +62,8 @@ func (p *plan) summary(changes []string) string {
 
 // archive redacts all results and writes them into one file. What is not redacted is removed
 // with the private folder.
-func (p *plan) archive(ctx context.Context, changes []string) (string, error) {
-	if err := p.write("summary.txt", p.summary(changes)); err != nil {
+func (p *plan) archive(ctx context.Context, changes []string, left string) (string, error) {
+	if err := p.write("summary.txt", p.summary(changes, left)); err != nil {
 		return "", err
 	}
 	files, err := p.readResults()

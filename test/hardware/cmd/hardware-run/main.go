@@ -107,6 +107,9 @@ func parse(args []string, stdout io.Writer) (*options, error) {
 	if flags.NArg() > 0 {
 		return nil, fmt.Errorf("got argument %q: want flags only", flags.Arg(0))
 	}
+	if o.budget < endTime+graceLimit {
+		return nil, fmt.Errorf("--budget is %s: want at least %s", o.budget, endTime+graceLimit)
+	}
 	if o.out == "" {
 		o.out = "."
 	}

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/user"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -46,6 +47,7 @@ type plan struct {
 	why    string // there is no MPS
 	redact *redact.Redactor
 	began  time.Time
+	shm    []string // the files in /dev/shm before
 	// work is a private folder, results what goes into the archive, still unredacted.
 	work, results string
 	steps         []outcome
@@ -53,7 +55,7 @@ type plan struct {
 
 // newPlan looks at the machine, and refuses where somebody works there.
 func newPlan(ctx context.Context, o *options, stdout io.Writer) (*plan, error) {
-	p := &plan{options: o, stdout: stdout, mps: !o.readOnly, began: time.Now()}
+	p := &plan{options: o, stdout: stdout, mps: !o.readOnly, began: time.Now(), shm: shared()}
 	if o.readOnly {
 		p.why = "--read-only"
 	}
@@ -166,7 +168,11 @@ func (p *plan) run(ctx context.Context) (int, error) {
 	ending := context.WithoutCancel(ctx) // it comes however the steps have ended
 	p.sweep(ending)
 	changes, compareErr := p.compare(ending)
-	path, archiveErr := p.archive(ending, changes)
+	left := p.left()
+	path, archiveErr := p.archive(ending, changes, left)
+	if left != "" {
+		p.say("%s", left)
+	}
 	if archiveErr == nil {
 		p.say("archive: %s", path)
 	}
@@ -217,7 +223,34 @@ func (p *plan) compare(ctx context.Context) ([]string, error) {
 		return nil, fmt.Errorf("the settings after the run CANNOT BE COMPARED with those before: %w", err)
 	}
 	changes := after.Changes(p.before)
-	return changes, p.write("settings/after.txt", after.String())
+	details, err := p.smi.Run(ctx, "-q") // for people to compare with that of the facts
+	if err != nil {
+		details += err.Error() + "\n"
+	}
+	return changes, errors.Join(p.write("settings/after.txt", after.String()), p.write("settings/nvidia-smi-q-after.txt", details))
+}
+
+// shared lists the files in the node's /dev/shm.
+func shared() []string {
+	entries, err := os.ReadDir("/dev/shm")
+	if err != nil {
+		return nil
+	}
+	var names []string
+	for _, entry := range entries {
+		names = append(names, entry.Name())
+	}
+	return names
+}
+
+// left are files that came into the node's /dev/shm during the run. MPS makes some where this
+// process may not have a /dev/shm of its own.
+func (p *plan) left() string {
+	added := slices.DeleteFunc(shared(), func(name string) bool { return slices.Contains(p.shm, name) })
+	if len(added) == 0 {
+		return ""
+	}
+	return "new in /dev/shm, perhaps of this run: " + strings.Join(added, ", ")
 }
 
 func banner(changes []string) string {

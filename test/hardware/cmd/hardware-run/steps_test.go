@@ -59,6 +59,14 @@ func TestTake(t *testing.T) {
 	})
 }
 
+// TestBudget: a time in which nothing could be done is refused.
+func TestBudget(t *testing.T) {
+	var stdout, stderr strings.Builder
+	if code := run(t.Context(), []string{"--budget=30s"}, &stdout, &stderr); code != exitCannot || !strings.Contains(stderr.String(), "--budget is 30s: want at least 1m10s") {
+		t.Errorf("exit code %d: %s", code, stderr.String())
+	}
+}
+
 // TestNeverIntrusive: no step may change a setting.
 func TestNeverIntrusive(t *testing.T) {
 	var stdout, stderr strings.Builder
