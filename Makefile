@@ -37,9 +37,9 @@ SOAK := 10m
 # tests then start sooner, pkg/host, which runs its test binary without a C library, and
 # pkg/mps/supervisor, which runs its test binary as the control program: with the detector
 # that takes longer to start than the tests give it.
-PLAIN := ./cmd/partage-hook ./pkg/api/... ./pkg/device/... ./pkg/host/... ./pkg/mps/supervisor ./pkg/policy/... ./pkg/quote/... ./pkg/version/... ./test/docs/... ./test/gpusim/... ./test/knownfailures ./test/krew ./test/nicdriver/... ./test/scale/... ./test/sizes/... ./test/versions ./test/workflows
+PLAIN := ./cmd/partage-hook ./pkg/api/... ./pkg/device/... ./pkg/host/... ./pkg/mps/supervisor ./pkg/policy/... ./pkg/quote/... ./pkg/version/... ./test/docs/... ./test/gpusim/... ./test/hardware/... ./test/knownfailures ./test/krew ./test/nicdriver/... ./test/scale/... ./test/sizes/... ./test/versions ./test/workflows
 RACE = $(filter-out $(shell go list $(PLAIN)),$(shell go list ./cmd/... ./pkg/...))
-FLOW := $(addprefix ./test/flow/,claims conformance sharing metrics crash fault soak)
+FLOW := $(addprefix ./test/flow/,claims conformance hardware sharing metrics crash fault soak)
 
 # One thing at a time: what is built must be there before what uses it.
 .NOTPARALLEL:
@@ -130,6 +130,10 @@ images: build cluster ## Build the container images of driver and demos, without
 image: pinned ## Build the image for a registry with docker: make image IMAGE=registry.example.com/gpu-kubelet-plugin:dev
 	@[[ -n '$(IMAGE)' ]] || { echo 'usage: make image IMAGE=registry.example.com/gpu-kubelet-plugin:dev [BUILD=--push]'; exit 2; }
 	VERSION='$(VERSION)' COMMIT='$(COMMIT)' deployments/container/build '$(IMAGE)' $(BUILD)
+
+.PHONY: hardware-bundle
+hardware-bundle: build ## Collect in _output/hardware what test/hardware/run needs on a machine with a real GPU
+	test/hardware/build bin $(OUT)/hardware
 
 .PHONY: pin-images
 pin-images: ## Write the digests of the base images, as their registries have them now
@@ -381,7 +385,7 @@ sizes: ## Print lines by part and room, words of docs, cases that enumerations r
 # they write what the tests of pkg/device read. ./test/cluster is a module of its own.
 .PHONY: golden
 golden: build $(HELM) ## Rewrite all golden files from what the code does now; look at the diff
-	$(call update-golden,test/gpusim test/flow test/versions pkg cmd test/docs)
+	$(call update-golden,test/gpusim test/flow test/hardware test/versions pkg cmd test/docs)
 	cd test/cluster && export CGO_ENABLED=0; $(call update-golden,internal admission)
 	HELM=$(CURDIR)/$(HELM) deployments/helm/check -update
 
