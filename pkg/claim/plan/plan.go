@@ -146,19 +146,20 @@ func lookup(result resourceapi.DeviceRequestAllocationResult, node Node) (alloca
 // devices are the devices of a claim.
 type devices []allocated
 
-// add takes one device only once: an admin request may name a device that
-// another request of the claim has as well.
+// add takes one device only once: an admin request may name a device that another request
+// of the claim has as well. What is done to the device is what the other one asks for.
 func (all *devices) add(d allocated) {
 	for i := range *all {
 		same := &(*all)[i]
-		if same.device.Name == d.device.Name && ptr.Equal(same.shareID, d.shareID) {
-			same.requests = append(same.requests, d.requests...)
-			same.admin = same.admin && d.admin
-			if same.config == nil {
-				same.config = d.config
-			}
-			return
+		if same.device.Name != d.device.Name || !ptr.Equal(same.shareID, d.shareID) {
+			continue
 		}
+		requests := append(same.requests, d.requests...)
+		if same.admin && !d.admin {
+			*same = d
+		}
+		same.requests = requests
+		return
 	}
 	*all = append(*all, d)
 }
