@@ -137,8 +137,11 @@ func lookup(result resourceapi.DeviceRequestAllocationResult, node Node) (alloca
 			"set adminAccess: true in the request, in a namespace with the label %s: \"true\", or use another device class",
 			d.Name, quote.Name(result.Request), resourceapi.DRAAdminNamespaceLabelKey)
 	}
-	if d.Share != nil {
-		a.limits = limitsOf(result, d.Share)
+	if d.Share != nil && !a.admin {
+		var err error
+		if a.limits, err = limitsOf(result, d.Share); err != nil {
+			return allocated{}, err
+		}
 	}
 	return a, nil
 }
