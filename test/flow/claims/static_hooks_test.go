@@ -48,21 +48,25 @@ func TestHooksNeedNoLoader(t *testing.T) {
 		t.Fatalf("the hooks are %v, %v", programs, err)
 	}
 	for _, path := range programs {
-		file, err := elf.Open(path)
-		if err != nil {
-			t.Fatalf("%s: %v", path, err)
-		}
-		for _, program := range file.Progs {
-			if program.Type == elf.PT_INTERP {
-				t.Errorf("%s needs the host's dynamic loader", path)
-			}
-		}
-		if libraries, err := file.ImportedLibraries(); err != nil || len(libraries) > 0 {
-			t.Errorf("%s needs libraries of the host: %v, %v", path, libraries, err)
-		}
-		if err := file.Close(); err != nil {
-			t.Error(err)
-		}
+		wantStatic(t, path)
 	}
 	p.MustUnprepare(t, claim)
+}
+
+// wantStatic fails unless a program starts without a dynamic loader.
+func wantStatic(t *testing.T, path string) {
+	t.Helper()
+	file, err := elf.Open(path)
+	if err != nil {
+		t.Fatalf("%s: %v", path, err)
+	}
+	if slices.ContainsFunc(file.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
+		t.Errorf("%s needs the host's dynamic loader", path)
+	}
+	if libraries, err := file.ImportedLibraries(); err != nil || len(libraries) > 0 {
+		t.Errorf("%s needs libraries of the host: %v, %v", path, libraries, err)
+	}
+	if err := file.Close(); err != nil {
+		t.Error(err)
+	}
 }
