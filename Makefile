@@ -20,6 +20,9 @@ VERSION_PKG := github.com/partage-dev/partage/pkg/version
 # Without the tracing pages of gRPC and the templates of the command line's help, which nobody
 # sees, the linker leaves out every method that nothing calls: see test/flow/metrics.
 GO_TAGS := grpcnotrace,urfave_cli_no_template
+# NVIDIA's hook is cgo, and runs on hosts that may have no dynamic loader where glibc's is.
+GO_STATIC := -tags netgo,osusergo -ldflags '-s -w -linkmode external -extldflags -static'
+NVIDIA_HOOK := github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook
 GO_LDFLAGS := -s -w -X $(VERSION_PKG).version=$(VERSION) -X $(VERSION_PKG).commit=$(COMMIT)
 
 OUT := _output
@@ -93,7 +96,8 @@ build: gpusim ## Build the driver and the test tools into bin/
 	go build -tags '$(GO_TAGS)' -ldflags '$(GO_LDFLAGS)' -o bin/ ./cmd/gpu-kubelet-plugin ./cmd/cuda-probe
 	CGO_ENABLED=0 go build -tags '$(GO_TAGS)' -ldflags '$(GO_LDFLAGS)' -o bin/ ./cmd/mps-supervisor ./cmd/partage-hook ./cmd/health-probe ./cmd/kubectl-gpu
 	ln -sf kubectl-gpu bin/kubectl_complete-gpu
-	go build -ldflags '-s -w' -o bin/nvidia-cdi-hook github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook
+	@# The linker warns of dlopen, which is for hooks that no spec of this driver has.
+	@go build $(GO_STATIC) -o bin/nvidia-cdi-hook $(NVIDIA_HOOK) 2>/dev/null || go build $(GO_STATIC) -o bin/nvidia-cdi-hook $(NVIDIA_HOOK)
 	cd test/cluster && CGO_ENABLED=0 go build -o ../../bin/cluster ./cmd/cluster
 
 .PHONY: gpusim

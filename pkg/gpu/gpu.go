@@ -174,7 +174,8 @@ func HasMIGDevice(instances []Instance, uuid string) bool {
 // ComputeInstance is a live compute instance.
 type ComputeInstance struct {
 	ID int
-	// UUID is the MIG device's, "MIG-…". Every creation gives a new one.
+	// UUID is the MIG device's, "MIG-…". The driver makes it of the chip, the GPU instance's
+	// ID and its place: whoever makes the same there again gets the same UUID.
 	UUID string
 	// Slices is how many of the GPU instance's compute slices it spans; 0 where the driver
 	// does not say.
