@@ -22,9 +22,11 @@ type Machine struct {
 	// reset. NVIDIA says that this may happen; that the new one is the lowest that is
 	// free is assumed.
 	MovingMinors bool
-	GPUs         []GPU
-	NICs         []NIC
-	Processes    []Process
+	// CoherentMemory is the parameter CoherentGPUMemoryMode of the driver's module.
+	CoherentMemory CoherentMemory
+	GPUs           []GPU
+	NICs           []NIC
+	Processes      []Process
 
 	// Events are those that were not forgotten yet, oldest first. state.AddEvent adds one.
 	Events []Event
@@ -204,7 +206,10 @@ type Health struct {
 	// ChannelRepair and TPCRepair are pending until a reset.
 	ChannelRepair, TPCRepair bool
 	// Unrepairable memory stays so.
-	Unrepairable   bool
+	Unrepairable bool
+	// RetiredPagesPending, on GPUs that retire pages of memory instead of remapping rows.
+	RetiredPagesPending bool
+
 	RecoveryAction int // nvmlDeviceGpuRecoveryAction_t
 	// ClocksReasons are nvmlClocksEventReason…, beside that of an idle GPU, which follows
 	// from what processes do.

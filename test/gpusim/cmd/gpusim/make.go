@@ -11,6 +11,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/partage-dev/partage/test/gpusim/catalog"
+	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
 )
 
@@ -28,6 +29,7 @@ func newCommand() *cli.Command {
 			&cli.Uint64Flag{Name: "seed", Usage: "`NUMBER` that UUIDs, serial numbers and the boot id depend on"},
 			&cli.BoolFlag{Name: "moving-minors", Usage: "let GPUs get other minors when their MIG mode changes"},
 			&cli.BoolFlag{Name: "driver-container", Usage: "the driver and its device nodes are in ROOT/run/nvidia/driver, as with a driver container of NVIDIA's GPU Operator"},
+			&cli.StringFlag{Name: "coherent-memory", Usage: "who manages the memory of GPUs that are coherent with the CPU, such as gh200-96x1: `MODE` driver or numa (default: numa, driver from R615 on)"},
 			&cli.StringFlag{Name: "driver-version", Usage: "`VERSION` of the NVIDIA driver (default: 580.95.05)"},
 		},
 		Action: func(_ context.Context, c *cli.Command) error {
@@ -40,6 +42,7 @@ func newCommand() *cli.Command {
 				return err
 			}
 			m.MovingMinors = c.Bool("moving-minors")
+			m.CoherentMemory = machine.CoherentMemory(c.String("coherent-memory"))
 			assets, err := assetsOf(c)
 			if err != nil {
 				return err
