@@ -28,7 +28,7 @@ const (
 func TestCoherentMemory(t *testing.T) {
 	t.Parallel()
 	for mode, partitions := range map[machine.CoherentMemory]bool{machine.CoherentDriver: false, machine.CoherentNUMA: true} {
-		t.Run(string(mode), func(t *testing.T) {
+		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
 			n := harness.NewNode(t, "gh200-144x1", func(m *machine.Machine) { m.CoherentMemory = mode })
 			n.StartSupervisor(t)

@@ -9,13 +9,19 @@ import (
 )
 
 // CoherentMemory says who manages the memory of GPUs that are coherent with the CPU.
-type CoherentMemory string
+type CoherentMemory int
 
-// Values of CoherentMemory. Without one it is the driver from R615 on, and the kernel before.
+// Values of CoherentMemory. By default it is the driver from R615 on, and the kernel before.
 const (
-	CoherentNUMA   CoherentMemory = "numa"
-	CoherentDriver CoherentMemory = "driver"
+	CoherentDefault CoherentMemory = iota
+	CoherentNUMA
+	CoherentDriver
 )
+
+// CoherentModes are the words for the values.
+var CoherentModes = []string{"", "numa", "driver"}
+
+func (c CoherentMemory) String() string { return CoherentModes[c] }
 
 // driverByDefault is the first driver that manages coherent memory without being told to.
 const driverByDefault = 615
@@ -30,7 +36,7 @@ func (g *GPU) Coherent() bool {
 // no NUMA nodes of it. As in the driver, a mode that is set counts on any machine, and the
 // default where a GPU is coherent.
 func (m *Machine) DriverManagesMemory() bool {
-	if m.CoherentMemory != "" {
+	if m.CoherentMemory != CoherentDefault {
 		return m.CoherentMemory == CoherentDriver
 	}
 	release, _, _ := strings.Cut(m.DriverVersion, ".")

@@ -18,7 +18,7 @@ func decode(h *C.struct_gs_handle, c *C.struct_gs_machine) *machine.Machine {
 		CUDADriverVersion: int(c.cuda_driver_version),
 		BootID:            C.GoString(&c.boot_id[0]),
 		MovingMinors:      c.moving_minors != 0,
-		CoherentMemory:    coherentModes[c.coherent_memory],
+		CoherentMemory:    machine.CoherentMemory(c.coherent_memory),
 		Faults:            decodeFaults(h, c),
 		Latencies:         decodeLatencies(c),
 		Events:            decodeEvents(c),

@@ -35,7 +35,7 @@ func encode(c *C.struct_gs_machine, m *machine.Machine, before *C.struct_gs_mach
 	e.text(c.nvml_version[:], "NVML version", m.NVMLVersion)
 	e.text(c.boot_id[:], "boot id", m.BootID)
 	c.moving_minors = flag(m.MovingMinors)
-	e.coherentMemory(c, m.CoherentMemory)
+	c.coherent_memory = e.number("mode of coherent memory", int(m.CoherentMemory))
 	c.cuda_driver_version = e.number("CUDA driver version", m.CUDADriverVersion)
 	if e.fits("GPUs", len(m.GPUs), C.GS_MAX_GPUS) {
 		c.gpu_count = C.int32_t(len(m.GPUs))

@@ -288,7 +288,7 @@ struct gs_machine {
 };
 
 // machine.CoherentMemory
-enum gs_coherent_memory { GS_COHERENT_DEFAULT, GS_COHERENT_NUMA, GS_COHERENT_DRIVER, GS_COHERENT_MODES };
+enum gs_coherent_memory { GS_COHERENT_DEFAULT, GS_COHERENT_NUMA, GS_COHERENT_DRIVER };
 
 enum gs_counter_state { GS_COUNTER_FREE, GS_COUNTER_TAKEN, GS_COUNTER_NAMED };
 

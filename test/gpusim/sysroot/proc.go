@@ -53,7 +53,7 @@ func params(m *machine.Machine) string {
 	}
 	return lines("ModifyDeviceFiles: 1", "DeviceFileUID: 0", "DeviceFileGID: 0", "DeviceFileMode: 438",
 		fmt.Sprintf("EnableUserNUMAManagement: %d", numa),
-		fmt.Sprintf("CoherentGPUMemoryMode: %q", m.CoherentMemory))
+		fmt.Sprintf("CoherentGPUMemoryMode: %q", m.CoherentMemory.String()))
 }
 
 // procDevices lists the majors. Names and layout are the kernel's.

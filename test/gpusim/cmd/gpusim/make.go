@@ -6,6 +6,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"text/tabwriter"
 
 	"github.com/urfave/cli/v3"
@@ -42,7 +43,11 @@ func newCommand() *cli.Command {
 				return err
 			}
 			m.MovingMinors = c.Bool("moving-minors")
-			m.CoherentMemory = machine.CoherentMemory(c.String("coherent-memory"))
+			mode := slices.Index(machine.CoherentModes, c.String("coherent-memory"))
+			if mode < 0 {
+				return wrong(c, "coherent-memory", "driver or numa")
+			}
+			m.CoherentMemory = machine.CoherentMemory(mode)
 			assets, err := assetsOf(c)
 			if err != nil {
 				return err
