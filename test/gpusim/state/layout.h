@@ -15,7 +15,7 @@
 
 #define GS_MAGIC "GPUSIM\n"
 // Raise it at every change of the structures below.
-#define GS_LAYOUT_VERSION 8
+#define GS_LAYOUT_VERSION 9
 
 enum {
 	GS_MAX_GPUS = 16,
@@ -271,6 +271,7 @@ struct gs_machine {
 	int32_t mps_few_files;
 	int32_t moving_minors;
 	int32_t mps_no_priorities;
+	int32_t mps_control_needs_shared_memory;
 	int32_t nic_count;
 	uint64_t next_serial;
 	uint64_t next_fault;
