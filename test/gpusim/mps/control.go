@@ -93,8 +93,8 @@ const CommandElsewhere = state.Programs + "command_elsewhere"
 
 // proof is a file in the daemon's /dev/shm that somebody has to read before his commands are taken.
 type proof struct {
-	name, token string
-	given       bool
+	name, token  string
+	asked, given bool
 }
 
 // proof returns what a new connection has to prove, which is nothing on most machines.
@@ -114,6 +114,7 @@ func (p *proof) accept(token string) string {
 		p.given = true
 		p.close()
 	}
+	p.asked = true
 	return p.name
 }
 
@@ -124,10 +125,10 @@ func (p *proof) close() {
 	}
 }
 
-// hangUp ends a connection.
+// hangUp ends a connection. It may have been for no command.
 func (d *Daemon) hangUp(p *proof) {
 	p.close()
-	if !p.given {
+	if p.asked && !p.given {
 		_, _ = d.state.Strike(CommandElsewhere)
 	}
 }
