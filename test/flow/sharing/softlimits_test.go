@@ -88,6 +88,7 @@ func TestInterposerAfterAllocation(t *testing.T) {
 		Device: n.DeviceName(t, 0, "", 0) + "-timeslice", ShareID: ptr.To(uuid.NewUUID()),
 		ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{"shares": resource.MustParse("1"), "memory": zero, "smPercent": zero},
 	}}, nil)
+	defer p.MustUnprepare(t, c)
 	answer := p.Prepare(t, c)[0]
 	for harness.IsHung(harness.AsError(answer.GetError())) {
 		answer = p.Prepare(t, c)[0]
