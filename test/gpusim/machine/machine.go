@@ -41,7 +41,8 @@ type Machine struct {
 }
 
 // MPS has the points in which NVIDIA's MPS differs between drivers, or in which
-// nobody knows. The zero value is the strict choice, except for CoarseLimits.
+// nobody knows. The zero value is the strict choice, except for CoarseLimits and
+// ControlNeedsSharedMemory.
 type MPS struct {
 	// HarmlessKills says that a client may be killed while it has work on a GPU.
 	// Otherwise its server is undefined from then on.
@@ -54,6 +55,9 @@ type MPS struct {
 	FewFiles bool
 	// NoPriorities says that MPS has no client priorities, as in older drivers.
 	NoPriorities bool
+	// ControlNeedsSharedMemory says that commands are taken only from a program that
+	// has the daemon's /dev/shm.
+	ControlNeedsSharedMemory bool
 }
 
 // Fault makes calls of the library go wrong. Of several that match a call, the

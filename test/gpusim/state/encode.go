@@ -60,6 +60,7 @@ func encode(c *C.struct_gs_machine, m *machine.Machine, before *C.struct_gs_mach
 	c.mps_coarse_limits = flag(m.MPS.CoarseLimits)
 	c.mps_few_files = flag(m.MPS.FewFiles)
 	c.mps_no_priorities = flag(m.MPS.NoPriorities)
+	c.mps_control_needs_shared_memory = flag(m.MPS.ControlNeedsSharedMemory)
 	c.next_serial = e.serial
 	return e.err
 }

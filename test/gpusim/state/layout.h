@@ -273,6 +273,7 @@ struct gs_machine {
 	int32_t mps_few_files;
 	int32_t moving_minors;
 	int32_t mps_no_priorities;
+	int32_t mps_control_needs_shared_memory;
 	int32_t nic_count;
 	int32_t coherent_memory; // machine.CoherentMemory
 	int32_t unused;
