@@ -6,6 +6,7 @@ package nvml
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -157,8 +158,8 @@ func (c *Client) readAddressingMode(ctx context.Context, h *handle, g *gpu.GPU) 
 // readCoherence reads who manages the memory of a GPU that is coherent with the CPU. Where that
 // cannot be read the GPU is taken for any other.
 func (c *Client) readCoherence(ctx context.Context, h *handle, g *gpu.GPU) error {
-	if !c.coherent(ctx, h, g) {
-		return nil
+	if coherent, err := c.coherent(ctx, h, g); err != nil || !coherent {
+		return err
 	}
 	managed, err := c.roots.DriverManagesMemory()
 	if err != nil {
@@ -169,14 +170,17 @@ func (c *Client) readCoherence(ctx context.Context, h *handle, g *gpu.GPU) error
 }
 
 // coherent reports whether the GPU has a coherent link to the CPU. A machine can have GPUs of both
-// kinds.
-func (c *Client) coherent(ctx context.Context, h *handle, g *gpu.GPU) bool {
+// kinds. Only a call that hangs is an error.
+func (c *Client) coherent(ctx context.Context, h *handle, g *gpu.GPU) (bool, error) {
 	if g.AddressingMode == addressingModes[uint32(nvml.DEVICE_ADDRESSING_MODE_ATS)] {
-		return true
+		return true, nil
 	}
 	if !c.features().c2c {
-		return false
+		return false, nil
 	}
 	link, err := get(ctx, h.lane, "nvmlDeviceGetC2cModeInfoV", func() (nvml.C2cModeInfo_v1, nvml.Return) { return h.dev.GetC2cModeInfoV().V1() })
-	return err == nil && link.IsC2cEnabled != 0
+	if errors.Is(err, gpu.ErrHung) {
+		return false, err
+	}
+	return err == nil && link.IsC2cEnabled != 0, nil
 }
