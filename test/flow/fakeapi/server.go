@@ -42,6 +42,8 @@ type Server struct {
 	events  []event
 	// changed is closed and replaced whenever events grows.
 	changed chan struct{}
+	// restored is closed and replaced when etcd is restored.
+	restored chan struct{}
 	// reported are the events that people read.
 	reported []corev1.Event
 	refuse   func(*http.Request) *apierrors.StatusError
@@ -75,10 +77,11 @@ func NewWithoutNetwork() *Server { return newServer() }
 
 func newServer() *Server {
 	s := &Server{
-		nodes:   map[string]*corev1.Node{},
-		claims:  map[types.NamespacedName]*resourceapi.ResourceClaim{},
-		slices:  map[string]*resourceapi.ResourceSlice{},
-		changed: make(chan struct{}),
+		nodes:    map[string]*corev1.Node{},
+		claims:   map[types.NamespacedName]*resourceapi.ResourceClaim{},
+		slices:   map[string]*resourceapi.ResourceSlice{},
+		changed:  make(chan struct{}),
+		restored: make(chan struct{}),
 
 		statusWrites: map[string]int{},
 
