@@ -37,7 +37,7 @@ SOAK := 10m
 # tests then start sooner, pkg/host, which runs its test binary without a C library, and
 # pkg/mps/supervisor, which runs its test binary as the control program: with the detector
 # that takes longer to start than the tests give it.
-PLAIN := ./cmd/partage-hook ./pkg/api/... ./pkg/device/... ./pkg/host/... ./pkg/mps/supervisor ./pkg/policy/... ./pkg/quote/... ./pkg/version/... ./test/docs/... ./test/gpusim/... ./test/knownfailures ./test/krew ./test/nicdriver/... ./test/scale/... ./test/versions ./test/workflows
+PLAIN := ./cmd/partage-hook ./pkg/api/... ./pkg/device/... ./pkg/host/... ./pkg/mps/supervisor ./pkg/policy/... ./pkg/quote/... ./pkg/version/... ./test/chart ./test/docs/... ./test/gpusim/... ./test/knownfailures ./test/krew ./test/nicdriver/... ./test/scale/... ./test/versions ./test/workflows
 RACE = $(filter-out $(shell go list $(PLAIN)),$(shell go list ./cmd/... ./pkg/...))
 FLOW := $(addprefix ./test/flow/,claims conformance sharing metrics crash fault soak)
 
@@ -154,8 +154,8 @@ test-walk: ## Take random steps with claims from 2,000 seeds
 	$(call say,random steps with claims)
 	go test -timeout 30m -run '^TestWalk$$' ./pkg/claim -walk.seeds=2000
 
-# test/cluster/admission imports much of Kubernetes, so it is built as Kubernetes was, and
-# not analysed: that takes minutes. What it reads is outside its module, so go would take
+# test/cluster/admission and test/validation import much of Kubernetes, so they are built as Kubernetes
+# was, and not analysed: that takes minutes. What they read is outside their modules, so go would take
 # old results.
 LIKE_KUBERNETES := -trimpath -vet=off
 
@@ -217,9 +217,11 @@ test-cluster: root setup build cluster images prometheus ## Test with real pods 
 	test/e2e/run
 
 .PHONY: test-admission
-test-admission: ## Let the API server's code judge the chart's objects, and claims by its policies
+test-admission: ## Let the API server's code judge what is published, the chart's objects, and claims by its policies
 	$(call say,what an API server makes of the chart)
 	cd test/cluster && CGO_ENABLED=0 go test $(LIKE_KUBERNETES) -count=1 -v ./admission | grep -E '^(--- FAIL|ok|FAIL|panic)|_test.go:[0-9]+:'
+	$(call say,what an API server makes of what is published)
+	cd test/validation && CGO_ENABLED=0 go test $(LIKE_KUBERNETES) -count=1 -v . | grep -E '^(--- FAIL|ok|FAIL|panic)|_test.go:[0-9]+:'
 
 # test/scale/scheduler starts an API server, which looks for files beside its source: these
 # variables are how it finds them in what -trimpath made.
@@ -331,7 +333,7 @@ bench-scale-scheduler: $(ETCD) ## Measure what published devices cost the schedu
 	@cat $(SCALE)/scheduler/table.txt
 
 # Without cmd/kube and admission, which import much of Kubernetes: analysing that takes minutes.
-# The same holds for test/scale/scheduler.
+# The same holds for test/scale/scheduler and test/validation.
 LINT_CLUSTER := ./cmd/cluster ./cmd/pause ./integration ./internal/...
 
 .PHONY: lint
