@@ -4,14 +4,30 @@
 package fakeapi
 
 import (
+	"fmt"
+	"io"
 	"net/http"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/managedfields"
 	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/client-go/applyconfigurations"
+	"k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/yaml"
 )
+
+var nodeKind = corev1.SchemeGroupVersion.WithKind("Node")
+
+// nodeFields merges what several managers apply to a node.
+var nodeFields = sync.OnceValues(func() (*managedfields.FieldManager, error) {
+	return managedfields.NewDefaultFieldManager(applyconfigurations.NewTypeConverter(scheme.Scheme), scheme.Scheme, scheme.Scheme, scheme.Scheme,
+		nodeKind, nodeKind.GroupVersion(), "", nil)
+})
 
 // DeleteNode removes a node. AddNode may make another one with the same name
 // afterwards.
@@ -74,4 +90,57 @@ func (s *Server) getNode(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	respond(w, http.StatusOK, asRequested(r, node))
+}
+
+// Node returns a node as it is stored, or nil if there is none.
+func (s *Server) Node(name string) *corev1.Node {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.nodes[name].DeepCopy()
+}
+
+// patchNode handles server-side apply only.
+func (s *Server) patchNode(w http.ResponseWriter, r *http.Request) {
+	content, err := io.ReadAll(r.Body)
+	patch := &unstructured.Unstructured{}
+	if err == nil {
+		err = yaml.Unmarshal(content, &patch.Object)
+	}
+	if err != nil {
+		respondError(w, apierrors.NewBadRequest(err.Error()))
+		return
+	}
+	stored, status := s.applyNode(r.PathValue("name"), patch, r.URL.Query().Get("fieldManager"), r.URL.Query().Get("force") == "true")
+	if status != nil {
+		respondError(w, status)
+		return
+	}
+	respond(w, http.StatusOK, stored)
+}
+
+func (s *Server) applyNode(name string, patch *unstructured.Unstructured, manager string, force bool) (*corev1.Node, *apierrors.StatusError) {
+	fields, err := nodeFields()
+	if err != nil {
+		return nil, apierrors.NewInternalError(err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before, found := s.nodes[name]
+	switch {
+	case !found:
+		return nil, apierrors.NewNotFound(corev1.Resource("nodes"), name)
+	case patch.GetUID() != "" && patch.GetUID() != before.UID:
+		return nil, apierrors.NewConflict(corev1.Resource("nodes"), name, fmt.Errorf("UID %s is not %s", patch.GetUID(), before.UID))
+	}
+	merged, err := fields.Apply(before.DeepCopy(), patch, manager, force)
+	if err != nil {
+		return nil, apierrors.NewBadRequest(err.Error())
+	}
+	after, ok := merged.(*corev1.Node)
+	if !ok {
+		return nil, apierrors.NewInternalError(fmt.Errorf("a %T is no node", merged))
+	}
+	after.ResourceVersion = s.nextVersion()
+	s.nodes[name] = after
+	return after.DeepCopy(), nil
 }
