@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package validation lets the code of a real API server judge what is published. It is a module of its own because
-// the driver does not depend on k8s.io/kubernetes.
+// Package validation lets the code of a real API server judge what is published, and pods by the chart's policies. It is a
+// module of its own because the driver does not depend on k8s.io/kubernetes.
 package validation
 
 import (
