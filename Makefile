@@ -40,7 +40,7 @@ SOAK := 10m
 # tests then start sooner, pkg/host, which runs its test binary without a C library, and
 # pkg/mps/supervisor, which runs its test binary as the control program: with the detector
 # that takes longer to start than the tests give it.
-PLAIN := ./cmd/partage-hook ./pkg/api/... ./pkg/device/... ./pkg/host/... ./pkg/mps/supervisor ./pkg/policy/... ./pkg/quote/... ./pkg/version/... ./test/docs/... ./test/gpusim/... ./test/hardware/... ./test/knownfailures ./test/krew ./test/nicdriver/... ./test/scale/... ./test/sizes/... ./test/versions ./test/workflows
+PLAIN := ./cmd/partage-hook ./pkg/api/... ./pkg/device/... ./pkg/host/... ./pkg/mps/supervisor ./pkg/policy/... ./pkg/quote/... ./pkg/version/... ./test/chart ./test/docs/... ./test/gpusim/... ./test/hardware/... ./test/knownfailures ./test/krew ./test/nicdriver/... ./test/scale/... ./test/sizes/... ./test/versions ./test/workflows
 RACE = $(filter-out $(shell go list $(PLAIN)),$(shell go list ./cmd/... ./pkg/...))
 FLOW := $(addprefix ./test/flow/,claims conformance hardware sharing metrics crash fault soak)
 
@@ -167,8 +167,8 @@ test-walk: ## Take random steps with claims from 2,000 seeds
 	$(call say,random steps with claims)
 	go test -timeout 30m -run '^TestWalk$$' ./pkg/claim -walk.seeds=2000
 
-# test/cluster/admission imports much of Kubernetes, so it is built as Kubernetes was, and
-# not analysed: that takes minutes. What it reads is outside its module, so go would take
+# test/cluster/admission and test/validation import much of Kubernetes, so they are built as Kubernetes
+# was, and not analysed: that takes minutes. What they read is outside their modules, so go would take
 # old results.
 LIKE_KUBERNETES := -trimpath -vet=off
 
@@ -209,14 +209,14 @@ test-flow: build ## Test the plugin over gRPC against simulated GPUs, without Ku
 	go test ./test/flow/killpoint
 	$(call verbose,$(OUT)/test-flow.log,-count=1 -p 1 -timeout 25m $(FLOW))
 
-# What each listed test says, and how long it took: make known-failures COUNT=10. Real pods are left out.
+# What each listed test says, and how long it took: make known-failures COUNT=10. Real pods and other modules are left out.
 COUNT := 1
 KNOWN := test/knownfailures/list.yaml
 .PHONY: known-failures
 known-failures: build ## Run the tests of promises that are broken today: COUNT=10 shows that they fail each time
 	$(call say,known failures: log in $(OUT)/known-failures.log)
 	@tests=$$(sed -n 's/^  test: \([A-Za-z0-9_]*\).*/\1/p' $(KNOWN) | sort -u | paste -sd '|'); \
-	go test -count=$(COUNT) -p 1 -v -run "^($$tests)$$" $$(sed -n 's/^- package: /.\//p' $(KNOWN) | grep -v e2e | sort -u) >$(OUT)/known-failures.log 2>&1 || { $(call failed,$(OUT)/known-failures.log); }; \
+	go test -count=$(COUNT) -p 1 -v -run "^($$tests)$$" $$(sed -n 's/^- package: /.\//p' $(KNOWN) | grep -vE 'e2e|test/validation' | sort -u) >$(OUT)/known-failures.log 2>&1 || { $(call failed,$(OUT)/known-failures.log); }; \
 	grep -o 'known failure of .*' $(OUT)/known-failures.log | sort | uniq -c
 
 .PHONY: soak
@@ -231,9 +231,11 @@ test-cluster: root setup build cluster images prometheus ## Test with real pods 
 	test/e2e/run | tee $(OUT)/test-cluster.log
 
 .PHONY: test-admission
-test-admission: ## Let the API server's code judge the chart's objects, and claims by its policies
+test-admission: ## Let the API server's code judge what is published, the chart's objects, and claims by its policies
 	$(call say,what an API server makes of the chart)
 	cd test/cluster && CGO_ENABLED=0 go test $(LIKE_KUBERNETES) -count=1 -v ./admission | tee $(CURDIR)/$(OUT)/test-admission.log | grep -E '^(--- FAIL|ok|FAIL|panic)|_test.go:[0-9]+:'
+	$(call say,what an API server makes of what is published)
+	cd test/validation && CGO_ENABLED=0 go test $(LIKE_KUBERNETES) -count=1 -v . | tee $(CURDIR)/$(OUT)/test-validation.log | grep -E '^(--- FAIL|ok|FAIL|panic)|_test.go:[0-9]+:'
 
 # test/scale/scheduler starts an API server, which looks for files beside its source: these
 # variables are how it finds them in what -trimpath made.
@@ -345,7 +347,7 @@ bench-scale-scheduler: $(ETCD) ## Measure what published devices cost the schedu
 	@cat $(SCALE)/scheduler/table.txt
 
 # Without cmd/kube and admission, which import much of Kubernetes: analysing that takes minutes.
-# The same holds for test/scale/scheduler.
+# The same holds for test/scale/scheduler and test/validation.
 LINT_CLUSTER := ./cmd/cluster ./cmd/pause ./integration ./internal/...
 
 .PHONY: lint
