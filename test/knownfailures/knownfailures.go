@@ -83,6 +83,10 @@ func Expect(t *testing.T) {
 	}
 }
 
+// InChild reports whether this is a process that Expect has started. What the program of the test has prepared for all its
+// tests is there.
+func InChild() bool { return os.Getenv(child) != "" }
+
 // caller returns the package of the function that called, from the top of the repository.
 func caller(skip int) string {
 	pc, _, _, _ := runtime.Caller(skip)

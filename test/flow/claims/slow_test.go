@@ -1,0 +1,100 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package claims
+
+import (
+	"context"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/partage-dev/partage/test/flow/harness"
+	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/knownfailures"
+)
+
+// slow makes a call on GPU 0 one that is on its way until the test lets it go, and is none that hangs for the driver.
+func slow(t *testing.T, n *harness.Node, function string) *harness.Fault {
+	t.Helper()
+	return n.Inject(t, machine.Fault{Function: function, GPU: 0, Hang: true, Effect: machine.Proceed})
+}
+
+// patient makes the driver wait for calls as long as it ever does.
+const patient = "--nvml-call-limit=45s"
+
+// TestSlowGPUHoldsUpNobody checks that claims of a GPU come and go as ever while the driver is at work on another one that is
+// slow, although it looks at all of them all the time.
+func TestSlowGPUHoldsUpNobody(t *testing.T) {
+	t.Parallel()
+	knownfailures.Expect(t)
+	n := harness.NewNode(t, "h100x2")
+	p := n.Start(t, append(harness.Frequent, patient)...)
+	p.Ready(t)
+	onSlow := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 4)}))
+	p.MustPrepare(t, onSlow)
+	gate := slow(t, n, "nvmlGpuInstanceDestroy")
+	released := make(chan error, 1)
+	go func() { released <- p.TryUnprepare(t.Context(), onSlow, harness.KubeletTimeout) }()
+	gate.UntilStruck(t, p)
+
+	// One of them takes a few hundredths of a second.
+	const claims = 20
+	done, began := 0, time.Now()
+	for ; done < claims && time.Since(began) < 15*time.Second; done++ {
+		c := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(1, "1g.10gb", done%7)}))
+		p.MustPrepare(t, c)
+		p.MustUnprepare(t, c)
+	}
+	if done < claims {
+		t.Errorf("GPU 0 is slow, and claims of GPU 1 wait for it: %d came and went in %s", done, time.Since(began))
+	}
+	gate.Remove(t)
+	if err := <-released; err != nil {
+		t.Errorf("the release on the slow GPU: %v", err)
+	}
+}
+
+// TestReleaseOnSlowGPU checks that a release is answered in time, however long a call on its GPU takes, so that the pod can
+// end, and that the rest is done when the call has returned.
+func TestReleaseOnSlowGPU(t *testing.T) {
+	t.Parallel()
+	knownfailures.Expect(t)
+	n := harness.NewNode(t, "h100x2")
+	p := n.Start(t, append(harness.Frequent, patient)...)
+	p.Ready(t)
+	c := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 4), harness.Partition(1, "1g.10gb", 4)}))
+	p.MustPrepare(t, c)
+	gate := slow(t, n, "nvmlGpuInstanceDestroy")
+	if err := p.TryUnprepare(t.Context(), c, harness.ReleaseTimeout); err != nil {
+		t.Errorf("GPU 0 is slow, and the pod with it cannot end: %v", err)
+	}
+	n.WantInstances(t, 1)
+	gate.Remove(t)
+	p.UntilClean(t, n)
+}
+
+// TestReleaseWithoutAnswerOfMPS checks the same where the supervisor of MPS does not answer, as while it waits for the end of a
+// server on a GPU that hangs.
+func TestReleaseWithoutAnswerOfMPS(t *testing.T) {
+	t.Parallel()
+	knownfailures.Expect(t)
+	n := harness.NewNode(t, "h100x1")
+	s := n.StartSupervisor(t)
+	p := n.Start(t)
+	p.Ready(t)
+	c := n.Allocate(t, []harness.Device{{Kind: harness.MPS}})
+	p.MustPrepare(t, c)
+	if err := s.Cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	goOn := func() { _ = s.Cmd.Process.Signal(syscall.SIGCONT) }
+	t.Cleanup(goOn)
+	if err := p.TryUnprepare(t.Context(), c, harness.ReleaseTimeout); err != nil {
+		t.Errorf("MPS does not answer, and the pod cannot end: %v", err)
+	}
+	goOn()
+	p.UntilClean(t, n)
+}
+
+var _ context.Context
