@@ -4,7 +4,8 @@
 package claims
 
 import (
-	"context"
+	"maps"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -27,7 +28,6 @@ const patient = "--nvml-call-limit=45s"
 // slow, although it looks at all of them all the time.
 func TestSlowGPUHoldsUpNobody(t *testing.T) {
 	t.Parallel()
-	knownfailures.Expect(t)
 	n := harness.NewNode(t, "h100x2")
 	p := n.Start(t, append(harness.Frequent, patient)...)
 	p.Ready(t)
@@ -74,11 +74,9 @@ func TestReleaseOnSlowGPU(t *testing.T) {
 	p.UntilClean(t, n)
 }
 
-// TestReleaseWithoutAnswerOfMPS checks the same where the supervisor of MPS does not answer, as while it waits for the end of a
-// server on a GPU that hangs.
+// TestReleaseWithoutAnswerOfMPS checks that a release is answered in time where the supervisor of MPS does not answer.
 func TestReleaseWithoutAnswerOfMPS(t *testing.T) {
 	t.Parallel()
-	knownfailures.Expect(t)
 	n := harness.NewNode(t, "h100x1")
 	s := n.StartSupervisor(t)
 	p := n.Start(t)
@@ -97,4 +95,26 @@ func TestReleaseWithoutAnswerOfMPS(t *testing.T) {
 	p.UntilClean(t, n)
 }
 
-var _ context.Context
+// TestReleaseOfUnkillableMPS checks the same where the daemon of a session cannot be killed, as one whose server hangs in a
+// call of the kernel module.
+func TestReleaseOfUnkillableMPS(t *testing.T) {
+	t.Parallel()
+	knownfailures.Expect(t)
+	n := harness.NewNode(t, "h100x1")
+	n.StartSupervisor(t)
+	p := n.Start(t)
+	p.Ready(t)
+	c := n.Allocate(t, []harness.Device{{Kind: harness.MPS}})
+	ids := p.MustPrepare(t, c)
+	n.StartProgram(t, ids...).Kill() // there is a server from now on
+	running, err := n.MPSProcesses()
+	if err != nil || len(running) == 0 {
+		t.Fatalf("processes of MPS: %v, %v", running, err)
+	}
+	thaw := harness.Freeze(t, slices.Collect(maps.Keys(running))...)
+	if err := p.TryUnprepare(t.Context(), c, harness.ReleaseTimeout); err != nil {
+		t.Errorf("MPS cannot be killed, and the pod cannot end: %v", err)
+	}
+	thaw()
+	p.UntilClean(t, n)
+}
