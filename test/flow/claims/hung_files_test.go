@@ -116,7 +116,6 @@ func TestDriverFolderHangs(t *testing.T) {
 
 	harness.HangFile(t, filepath.Join(n.DriverRoot(), "etc/ld.so.cache"))
 	p = n.Start(t)
-	p.Ready(t)
 	stuck := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 4)}))
 	if _, err := p.TryPrepare(t.Context(), stuck, 2*harness.ShortTimeout); err == nil {
 		t.Fatal("the driver does not wait for its folder, so that this test shows nothing")
