@@ -6,18 +6,16 @@ package claims
 import (
 	"context"
 	"fmt"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/gpusim/sysroot"
 	"github.com/partage-dev/partage/test/knownfailures"
 )
 
@@ -63,8 +61,7 @@ func TestFirstInstanceInUse(t *testing.T) {
 	n := harness.NewNode(t, "h100x1")
 	p := n.Start(t, harness.Frequent...)
 	p.Ready(t)
-	pid, end := holdNode(t, n)
-	fault := inUse(t, n)
+	pid, end := holdMemory(t, n, p)
 	c := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 4)}))
 	failed := p.Prepare(t, c)[0].GetError()
 	if !strings.Contains(failed, fmt.Sprintf("process %d", pid)) {
@@ -75,7 +72,6 @@ func TestFirstInstanceInUse(t *testing.T) {
 		t.Errorf("no partition of the GPU can be made, and more pods are sent to it: %v", err)
 	}
 	end()
-	fault.Remove(t)
 	p.MustPrepare(t, c)
 	p.MustUnprepare(t, c)
 	p.Until(t, "the device to be offered again", func(context.Context) error {
@@ -86,17 +82,13 @@ func TestFirstInstanceInUse(t *testing.T) {
 	})
 }
 
-// holdNode starts a process that has the node of GPU 0 open, of which NVML knows nothing.
-func holdNode(t *testing.T, n *harness.Node) (pid int, end func()) {
+// holdMemory starts a process outside containers that has memory on GPU 0, as a display server or a notebook of an administrator.
+func holdMemory(t *testing.T, n *harness.Node, p *harness.Driver) (pid int, end func()) {
 	t.Helper()
-	// Nobody answers who opens it to read.
-	node, err := os.OpenFile(filepath.Join(n.Root, "dev/nvidia0"), unix.O_PATH, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = node.Close() }()
-	holder := exec.CommandContext(t.Context(), "sleep", "1h")
-	holder.ExtraFiles = []*os.File{node}
+	holder := exec.CommandContext(t.Context(), harness.Built.Client, "hold", "--memory=1Gi", "--device=0")
+	holder.Env = []string{"GPUSIM_STATE=" + sysroot.StatePath(n.Root)}
+	out := &harness.LogBuffer{}
+	holder.Stdout, holder.Stderr = out, out
 	if err := holder.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -105,6 +97,12 @@ func holdNode(t *testing.T, n *harness.Node) (pid int, end func()) {
 		_ = holder.Wait()
 	}
 	t.Cleanup(end)
+	p.Until(t, "the process", func(context.Context) error {
+		if got := out.String(); got != "ready\n" {
+			return fmt.Errorf("it says %q", got)
+		}
+		return nil
+	})
 	return holder.Process.Pid, end
 }
 

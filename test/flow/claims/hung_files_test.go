@@ -16,6 +16,7 @@ import (
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/partage-dev/partage/test/flow/harness"
+	"github.com/partage-dev/partage/test/gpusim/sysroot"
 	"github.com/partage-dev/partage/test/knownfailures"
 )
 
@@ -64,9 +65,9 @@ func procfsHangs(t *testing.T) (n *harness.Node, p *harness.Driver, onHung, besi
 	if !writesAgain(t, n, beside, harness.Patience) {
 		t.Fatal("a CDI spec that is missing is not written again, although nothing hangs")
 	}
-	hung := harness.HangFile(t, n.InformationFile(t, 0))
+	hung := n.HoldProc(t, 0)
 	loseSpec(t, n, onHung)
-	hung.UntilRead(t, p.Process)
+	hung.UntilHeld(t, 1)
 	return n, p, onHung, beside
 }
 
@@ -112,14 +113,14 @@ func TestDriverFolderHangs(t *testing.T) {
 	p.Ready(t)
 	earlier := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(1, "1g.10gb", 4)}))
 	p.MustPrepare(t, earlier)
-	p.Kill()
-
-	harness.HangFile(t, filepath.Join(n.DriverRoot(), "etc/ld.so.cache"))
-	p = n.Start(t)
-	stuck := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 4)}))
-	if _, err := p.TryPrepare(t.Context(), stuck, 2*harness.ShortTimeout); err == nil {
-		t.Fatal("the driver does not wait for its folder, so that this test shows nothing")
+	// What is new there has to be looked at.
+	if err := os.WriteFile(filepath.Join(sysroot.LibraryDir(n.Root), "libnew.so"), nil, 0o644); err != nil {
+		t.Fatal(err)
 	}
+	hung := n.HoldLibraries(t)
+	stuck := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 4)}))
+	go func() { _, _ = p.TryPrepare(t.Context(), stuck, harness.ReleaseTimeout) }()
+	hung.UntilHeld(t, 1)
 	errs := make(chan error, 2)
 	for _, c := range []*drapb.Claim{earlier, stuck} {
 		go func() { errs <- p.TryUnprepare(t.Context(), c, harness.ReleaseTimeout) }()

@@ -48,15 +48,14 @@ func TestLockFilesRemoved(t *testing.T) {
 	n := harness.NewNode(t, "h100x1")
 	old := n.Start(t, harness.Quiet...)
 	old.Ready(t)
-	const create = "nvmlDeviceCreateGpuInstanceWithPlacement"
-	gate := n.Inject(t, machine.Fault{Function: create, GPU: 0, Hang: true, Effect: machine.Proceed})
+	gate := n.Hold(t, "nvmlDeviceCreateGpuInstanceWithPlacement", 0)
 	first := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 4)}))
 	prepared := make(chan error, 1)
 	go func() {
 		_, err := old.TryPrepare(t.Context(), first, harness.KubeletTimeout)
 		prepared <- err
 	}()
-	gate.UntilStruck(t, old)
+	gate.UntilHeld(t, 1)
 	removeOpenFiles(t, n, old)
 	next := n.Start(t, harness.Quiet...)
 	next.Ready(t)
@@ -64,8 +63,8 @@ func TestLockFilesRemoved(t *testing.T) {
 	if _, err := next.TryPrepare(t.Context(), second, 2*harness.ShortTimeout); err == nil {
 		t.Error("prepared although the GPU is busy")
 	}
-	if struck, err := gate.Struck(); err != nil || struck != 1 {
-		t.Errorf("%d instances of the driver make a partition on one GPU at the same time: %v", struck, err)
+	if held, err := gate.Held(); err != nil || len(held) != 1 {
+		t.Errorf("%d instances of the driver make a partition on one GPU at the same time: %v", len(held), err)
 	}
 	gate.Remove(t)
 	if err := <-prepared; err != nil {

@@ -11,15 +11,8 @@ import (
 	"time"
 
 	"github.com/partage-dev/partage/test/flow/harness"
-	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/knownfailures"
 )
-
-// slow makes a call on GPU 0 one that is on its way until the test lets it go, and is none that hangs for the driver.
-func slow(t *testing.T, n *harness.Node, function string) *harness.Fault {
-	t.Helper()
-	return n.Inject(t, machine.Fault{Function: function, GPU: 0, Hang: true, Effect: machine.Proceed})
-}
 
 // patient makes the driver wait for calls as long as it ever does.
 const patient = "--nvml-call-limit=45s"
@@ -33,10 +26,10 @@ func TestSlowGPUHoldsUpNobody(t *testing.T) {
 	p.Ready(t)
 	onSlow := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 4)}))
 	p.MustPrepare(t, onSlow)
-	gate := slow(t, n, "nvmlGpuInstanceDestroy")
+	gate := n.Hold(t, "nvmlGpuInstanceDestroy", 0)
 	released := make(chan error, 1)
 	go func() { released <- p.TryUnprepare(t.Context(), onSlow, harness.KubeletTimeout) }()
-	gate.UntilStruck(t, p)
+	gate.UntilHeld(t, 1)
 
 	// One of them takes a few hundredths of a second.
 	const claims = 20
@@ -65,7 +58,7 @@ func TestReleaseOnSlowGPU(t *testing.T) {
 	p.Ready(t)
 	c := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 4), harness.Partition(1, "1g.10gb", 4)}))
 	p.MustPrepare(t, c)
-	gate := slow(t, n, "nvmlGpuInstanceDestroy")
+	gate := n.Hold(t, "nvmlGpuInstanceDestroy", 0)
 	if err := p.TryUnprepare(t.Context(), c, harness.ReleaseTimeout); err != nil {
 		t.Errorf("GPU 0 is slow, and the pod with it cannot end: %v", err)
 	}
