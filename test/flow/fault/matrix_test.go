@@ -210,7 +210,7 @@ func (r *faultRig) count(t *testing.T, o harness.Operation) map[string]int {
 
 // countCalls tells how often each function is called while f runs. The driver waits for events
 // by itself, whatever claims do, and looks at times whether a GPU is still the same: faults of
-// these calls are those of TestSimulatedEvents… in package nvml.
+// these calls are those of TestSimulatedEvents… in package nvml. Those of nvidia-smi are in TestFaultsOfIntervals.
 func (r *faultRig) countCalls(t *testing.T, f func()) map[string]int {
 	t.Helper()
 	before, err := r.n.State.Calls()
