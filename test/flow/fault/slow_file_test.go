@@ -6,9 +6,11 @@ package fault
 import (
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
@@ -23,7 +25,8 @@ type slowFile struct {
 	// device and config are the claim's, on GPU 0.
 	device harness.Device
 	config []harness.Config
-	// prepared: the claim is prepared before. What happens then is the operation.
+	// prepared: the claim is prepared before. What happens then is the operation; a look makes its CDI spec
+	// again, which was removed.
 	prepared  bool
 	operation harness.Operation
 	hold      func(*testing.T, *harness.Node) heldFile
@@ -66,6 +69,8 @@ func slowFiles() []slowFile {
 		{name: "proc of the partition, prepared before", device: partition, prepared: true, operation: harness.Prepare, hold: holdCapabilities},
 		{name: "nvidia-smi", config: short, operation: harness.Prepare, hold: holdSMI},
 		{name: "nvidia-smi at the end", config: short, prepared: true, operation: harness.Unprepare, hold: holdSMI},
+		{name: "proc of the GPU, cleaning up", device: partition, prepared: true, operation: harness.Look, hold: holdProc},
+		{name: "proc of the partition, cleaning up", device: partition, prepared: true, operation: harness.Look, hold: holdCapabilities},
 		{name: "driver's folder", device: partition, operation: harness.Prepare, hold: holdLibraries, all: true},
 	}
 }
@@ -75,7 +80,7 @@ func slowFiles() []slowFile {
 // had been.
 func TestSlowFiles(t *testing.T) {
 	t.Parallel()
-	count := harness.Enumerate(t, "slow files", 6)
+	count := harness.Enumerate(t, "slow files", 8)
 	for _, c := range harness.Choose(count, slowFiles()) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -89,7 +94,11 @@ func TestSlowFiles(t *testing.T) {
 
 func (c slowFile) run(t *testing.T) error {
 	n := harness.NewNode(t, "h100x2")
-	p := n.Start(t, slices.Concat(harness.Quiet, patient)...)
+	flags := harness.Quiet
+	if c.operation == harness.Look {
+		flags = harness.Frequent
+	}
+	p := n.Start(t, slices.Concat(flags, patient)...)
 	p.Ready(t)
 	before := n.Snapshot(t)
 	l := &lane{faultRig: &faultRig{n: n, p: p}, gpu: 0, neighbour: 1}
@@ -101,7 +110,7 @@ func (c slowFile) run(t *testing.T) error {
 		p.MustPrepare(t, claim)
 	}
 	held := c.hold(t, n)
-	answer := l.answer(t.Context(), c.operation, claim)
+	answer := c.begin(t, l, claim)
 	err := harness.Eventually(t.Context(), held.check)
 	if err == nil {
 		err = c.neighbour(t, l, beside)
@@ -111,7 +120,7 @@ func (c slowFile) run(t *testing.T) error {
 	if err != nil || a.err != nil {
 		return errors.Join(err, a.err)
 	}
-	if c.operation == harness.Prepare {
+	if c.operation != harness.Unprepare {
 		if err := n.CheckPrepared(claim.GetUid(), a.ids, 0, harness.Place{Profile: c.device.Profile, Start: c.device.Start}); err != nil {
 			return err
 		}
@@ -119,6 +128,35 @@ func (c slowFile) run(t *testing.T) error {
 	}
 	p.UntilSnapshot(t, n, before)
 	return nil
+}
+
+// begin does what is held on the way.
+func (c slowFile) begin(t *testing.T, l *lane, claim *drapb.Claim) <-chan answered {
+	t.Helper()
+	if c.operation != harness.Look {
+		return l.answer(t.Context(), c.operation, claim)
+	}
+	var spec string
+	for _, name := range l.n.CDISpecs(t) {
+		if strings.Contains(name, claim.GetUid()) {
+			spec = filepath.Join(l.n.CDIDir, name)
+		}
+	}
+	if err := os.Remove(spec); err != nil {
+		t.Fatal(err)
+	}
+	answer := make(chan answered, 1)
+	go func() {
+		a := answered{err: harness.Eventually(t.Context(), func() error {
+			_, err := os.Stat(spec)
+			return err
+		})}
+		if a.err == nil {
+			a = <-l.answer(t.Context(), harness.Prepare, claim)
+		}
+		answer <- a
+	}()
+	return answer
 }
 
 // neighbour has the claim on the other GPU go, and another one come and go.
