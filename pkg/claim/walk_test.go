@@ -260,15 +260,9 @@ func (w *walk) lose(t *testing.T, m *Manager) string {
 		b.mu.Lock()
 		used := slices.ContainsFunc(b.instances, func(p *placed) bool { return p.ID >= live.InstanceID })
 		if !used {
-			b.nextID, b.resets = live.InstanceID, b.resets+1
+			b.nextID = live.InstanceID
 		}
 		b.mu.Unlock()
-	}
-	if w.rng.IntN(2) == 0 && b.free(at) {
-		b.makeForeign(at)
-		now, _ := b.look(at)
-		w.foreign[at] = now.UUID
-		return "replace " + at.String() + " of " + string(d.Record.Claim.UID)
 	}
 	return "lose " + at.String() + " of " + string(d.Record.Claim.UID)
 }
