@@ -82,6 +82,31 @@ func TestFirstInstanceInUse(t *testing.T) {
 	})
 }
 
+// TestSessionInUse checks the same of a GPU on which no MPS session can be started.
+func TestSessionInUse(t *testing.T) {
+	t.Parallel()
+	knownfailures.Expect(t)
+	n := harness.NewNode(t, "h100x1")
+	n.StartSupervisor(t)
+	p := n.Start(t, harness.Frequent...)
+	p.Ready(t)
+	pid, end := holdMemory(t, n, p)
+	c := n.Allocate(t, []harness.Device{{Kind: harness.MPS}})
+	_, err := p.TryPrepare(t.Context(), c, harness.KubeletTimeout)
+	if err == nil {
+		t.Fatalf("a session was started beside process %d", pid)
+	}
+	if !strings.Contains(err.Error(), fmt.Sprintf("process %d", pid)) {
+		t.Errorf("the error does not say that process %d is in the way: %v", pid, err)
+	}
+	if err := untilKeptFree(t, n, n.DeviceName(t, 0, "", 0)+"-"+string(harness.MPS)); err != nil {
+		t.Errorf("no session can be started on the GPU, and more pods are sent to it: %v", err)
+	}
+	end()
+	p.MustPrepare(t, c)
+	p.MustUnprepare(t, c)
+}
+
 // holdMemory starts a process outside containers that has memory on GPU 0, as a display server or a notebook of an administrator.
 func holdMemory(t *testing.T, n *harness.Node, p *harness.Driver) (pid int, end func()) {
 	t.Helper()
