@@ -37,7 +37,7 @@ func TestFirstInstanceKeepsMode(t *testing.T) {
 	instances := inUse(t, n)
 	modes := n.Inject(t, machine.Fault{Function: "nvmlDeviceSetMigMode", GPU: 0, Effect: machine.Proceed})
 	c := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 4)}))
-	if _, err := p.TryPrepare(t.Context(), c, 4*harness.ShortTimeout); err == nil {
+	if _, err := p.TryPrepare(t.Context(), c, harness.RefusalTimeout); err == nil {
 		t.Fatal("prepared although no instance can be made")
 	}
 	tries, err := instances.TryRemove()

@@ -41,7 +41,7 @@ func wantHeldBack(t *testing.T, n *harness.Node, p *harness.Driver, program *har
 	t.Helper()
 	for _, d := range []harness.Device{{}, {Kind: harness.TimeSlice}} {
 		next := n.Allocate(t, []harness.Device{d})
-		if _, err := p.TryPrepare(t.Context(), next, harness.TinyTimeout); err == nil {
+		if _, err := p.TryPrepare(t.Context(), next, harness.RefusalTimeout); err == nil {
 			t.Fatalf("%s is given out while process %d of another pod %s", d.Name(n.Address(t, 0)), program.PID(), why)
 		}
 		p.MustUnprepare(t, next)
@@ -129,7 +129,7 @@ func TestOtherDevicesWhileInUse(t *testing.T) {
 	n.Reallocate(c, []resourceapi.DeviceRequestAllocationResult{{Device: n.DeviceName(t, 1, "", 0)}})
 	_, _ = p.TryPrepare(t.Context(), c, 2*harness.ShortTimeout)
 	next := n.Allocate(t, []harness.Device{{GPU: 0}})
-	if _, err := p.TryPrepare(t.Context(), next, harness.TinyTimeout); err == nil {
+	if _, err := p.TryPrepare(t.Context(), next, harness.RefusalTimeout); err == nil {
 		t.Errorf("GPU 0 is given out while process %d of another claim has memory on it", program.PID())
 	}
 }

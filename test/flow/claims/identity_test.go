@@ -14,7 +14,7 @@ import (
 
 // seldom lets the driver look at the GPUs so seldom that it does not happen again in a test that has waited for it once,
 // while it looks after its claims all the time.
-var seldom = []string{"--poll-interval=5s", "--reconcile-interval=50ms", "--claim-check-interval=24h"}
+var seldom = []string{"--poll-interval=8s", "--reconcile-interval=50ms", "--claim-check-interval=24h"}
 
 // removed is a node where somebody has removed the partition of a claim, or reset its GPU, and the driver has seen that it is
 // gone. Another claim is on GPU 1.
@@ -77,7 +77,7 @@ func TestPartitionOfSomebodyElse(t *testing.T) {
 	knownfailures.Expect(t)
 	n, p, c, _ := removed(t)
 	n.RunSMI(t, "mig -i 0 -cgi 1g.10gb:4 -C")
-	if _, err := p.TryPrepare(t.Context(), c, 2*harness.ShortTimeout); err == nil {
+	if _, err := p.TryPrepare(t.Context(), c, harness.RefusalTimeout); err == nil {
 		t.Error("the claim gets a partition that somebody else has made, after its own was seen to be gone")
 	}
 	p.MustUnprepare(t, c)

@@ -4,6 +4,7 @@
 package claims
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -60,13 +61,25 @@ func TestLockFilesRemoved(t *testing.T) {
 	next := n.Start(t, harness.Quiet...)
 	next.Ready(t)
 	second := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 5)}))
-	if _, err := next.TryPrepare(t.Context(), second, 2*harness.ShortTimeout); err == nil {
-		t.Error("prepared although the GPU is busy")
-	}
-	if held, err := gate.Held(); err != nil || len(held) != 1 {
-		t.Errorf("%d instances of the driver make a partition on one GPU at the same time: %v", len(held), err)
+	refused := make(chan error, 1)
+	go func() {
+		_, err := next.TryPrepare(t.Context(), second, harness.RefusalTimeout)
+		refused <- err
+	}()
+	next.Until(t, "the second call", func(context.Context) error {
+		select {
+		case err := <-refused:
+			refused <- err
+			return nil
+		default:
+			return gate.CheckHeld(2)
+		}
+	})
+	if gate.CheckHeld(2) == nil {
+		t.Error("2 instances of the driver make a partition on one GPU at the same time")
 	}
 	gate.Remove(t)
+	<-refused
 	if err := <-prepared; err != nil {
 		t.Errorf("the first claim: %v", err)
 	}

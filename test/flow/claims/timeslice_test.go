@@ -64,7 +64,7 @@ func TestTimeSliceCannotBeReset(t *testing.T) {
 		t.Errorf("the pod cannot end: %v", err)
 	}
 	next := n.Allocate(t, []harness.Device{{}})
-	if _, err := p.TryPrepare(t.Context(), next, 4*harness.ShortTimeout); err != nil {
+	if _, err := p.TryPrepare(t.Context(), next, harness.ReleaseTimeout); err != nil {
 		t.Errorf("the GPU is not given out again, because a time slice that the driver does not know cannot be reset: %v", err)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
@@ -63,25 +64,34 @@ func TestUnreadableRecordGuards(t *testing.T) {
 				p.MustPrepare(t, c)
 				n.DamageRecords(t, c.GetUid(), damage)
 			}
+			var others []harness.Device
 			for gpu, has := range held {
 				for _, d := range []harness.Device{{GPU: gpu}, {GPU: gpu, Kind: harness.MPS}, {GPU: gpu, Kind: harness.TimeSlice}, harness.Partition(gpu, "1g.10gb", 4)} {
 					// Whoever shares a GPU may have others beside it.
 					if d.Kind == "" || d.Kind != has.Kind {
-						wantGuarded(t, n, p, d)
+						others = append(others, d)
 					}
 				}
 			}
+			wantGuarded(t, n, p, others...)
 		})
 	}
 }
 
-func wantGuarded(t *testing.T, n *harness.Node, p *harness.Driver, d harness.Device) {
+// wantGuarded asks for all of these at the same time.
+func wantGuarded(t *testing.T, n *harness.Node, p *harness.Driver, devices ...harness.Device) {
 	t.Helper()
-	next := n.Allocate(t, []harness.Device{d})
-	if _, err := p.TryPrepare(t.Context(), next, harness.TinyTimeout); err == nil {
-		t.Errorf("%q is given out while a pod may have the GPU, whose record cannot be read", d.Name(n.Address(t, d.GPU)))
+	var wg sync.WaitGroup
+	for _, d := range devices {
+		next, name := n.Allocate(t, []harness.Device{d}), d.Name(n.Address(t, d.GPU))
+		wg.Go(func() {
+			if _, err := p.TryPrepare(t.Context(), next, harness.RefusalTimeout); err == nil {
+				t.Errorf("%s is given out while a pod may have the GPU, whose record cannot be read", name)
+			}
+			_ = p.TryUnprepare(t.Context(), next, harness.ReleaseTimeout)
+		})
 	}
-	_ = p.TryUnprepare(t.Context(), next, harness.ShortTimeout)
+	wg.Wait()
 }
 
 // TestUnreadableRecordOfSharer checks that shares stay as they are when another one of the GPU is released, although the
@@ -130,9 +140,7 @@ func TestUnreadableRecordOfPartition(t *testing.T) {
 	p.MustPrepare(t, c)
 	p.MustPrepare(t, beside)
 	n.DamageRecords(t, c.GetUid(), harness.CutOff)
-	for _, d := range []harness.Device{{}, {Kind: harness.TimeSlice}, harness.Partition(0, "7g.80gb", 0), harness.Partition(0, "1g.10gb", 4)} {
-		wantGuarded(t, n, p, d)
-	}
+	wantGuarded(t, n, p, harness.Device{}, harness.Device{Kind: harness.TimeSlice}, harness.Partition(0, "7g.80gb", 0), harness.Partition(0, "1g.10gb", 4))
 	n.WantInstances(t, 0, harness.Place{Profile: "1g.10gb", Start: 4})
 	p.MustUnprepare(t, beside)
 	n.WantInstances(t, 1)

@@ -20,6 +20,8 @@ const (
 	KubeletTimeout = 45 * time.Second
 	// ReleaseTimeout is how long a release may take: 20 seconds, and a little for the way.
 	ReleaseTimeout = 22 * time.Second
+	// RefusalTimeout is for calls that are to be refused. One that is served takes less, also on a busy machine.
+	RefusalTimeout = 8 * time.Second
 	// ShortTimeout cuts retries inside the driver short where only the outcome matters.
 	ShortTimeout = time.Second
 	// TinyTimeout is for calls that cannot succeed, and would wait for what is in the way.
