@@ -38,6 +38,7 @@ type box struct {
 	root string
 	gpus
 	shares
+	slow slowness
 
 	mu    sync.Mutex
 	specs map[types.UID][]cdi.Device
@@ -78,6 +79,7 @@ func newBox(t testing.TB) *box {
 	b := &box{t: t, root: memoryDir(t), specs: map[types.UID][]cdi.Device{}, gone: map[types.UID]bool{}, deallocated: map[types.UID]bool{}}
 	b.gpus = newGPUs(b)
 	b.shares = newShares()
+	b.slow.turn = make(chan bool, 1)
 	b.put("proc/devices", "Character devices:\n195 nvidia\n508 nvidia-caps\n")
 	b.boot("boot-1")
 	for minor, address := range []string{pciB, pciC, pciA} {
@@ -133,7 +135,7 @@ func (b *box) manager() *Manager {
 func (b *box) bareManager() *Manager {
 	b.t.Helper()
 	m, err := NewManager(b.t.Context(), Options{
-		DriverName: driverName, PoolName: poolName, DataDir: b.dataDir(), Roots: b.roots(), Partitions: partition.New(b, holders{}), Sharing: b, CDI: b,
+		DriverName: driverName, PoolName: poolName, DataDir: b.dataDir(), Roots: b.roots(), Partitions: partition.New(slowGPUs{b}, holders{}), Sharing: slowSharing{b}, CDI: slowFolder{b},
 		Hook: "/data/partage-hook", Interposer: "/opt/limits/libvgpu.so", Cluster: b, Events: b,
 		files: boxFiles{b}, limitFiles: boxLimits{b}, clock: b.clock,
 	})

@@ -26,8 +26,6 @@ type gpus struct {
 	// processesErr is what a driver says that does not list them.
 	processesErr error
 	nextID       int
-	// resets is how often ids began anew. UUIDs never do.
-	resets int
 	// foreign are the places where somebody else makes partitions.
 	foreign []partition.Address
 	// out are calls that have not returned, broken is what a GPU answers to
@@ -228,8 +226,12 @@ func (b *box) SetMIGMode(_ context.Context, pciAddress string, enabled bool) err
 // CreateInstance implements partition.Instances.
 func (b *box) CreateInstance(_ context.Context, pciAddress string, profileID uint32, at gpu.Placement) (id int, err error) {
 	err = b.gpus.effect(pciAddress, "create instance", func() error {
-		if !b.enabled[pciAddress] {
+		switch {
+		case !b.enabled[pciAddress]:
 			return gpu.ErrNotSupported
+		case len(b.stateOf(pciAddress).Instances) == 0 && len(b.processes[pciAddress]) > 0:
+			// The mode changes under whoever has memory, and the first instance cannot be made.
+			return gpu.ErrInUse
 		}
 		id = b.nextID
 		return b.place(partition.Address{PCIAddress: pciAddress, ProfileID: profileID, Placement: at})
@@ -276,8 +278,13 @@ func (g *gpus) place(at partition.Address) error {
 	return nil
 }
 
+// migUUID follows from the place, as that of NVIDIA's driver does: whoever makes a partition there gets the same.
+func migUUID(pciAddress string, at gpu.Placement) string {
+	return fmt.Sprintf("MIG-%s-%d-%d", pciAddress, at.Start, at.Size)
+}
+
 func (g *gpus) complete(p *placed) {
-	p.Compute = []gpu.ComputeInstance{{UUID: fmt.Sprintf("MIG-%d", 1000*g.resets+g.nextID)}}
+	p.Compute = []gpu.ComputeInstance{{UUID: migUUID(p.pciAddress, p.Placement)}}
 	g.nextID++
 	g.box.put(capability(p, "access"), "DeviceFileMinor: "+strconv.Itoa(100+10*p.ID)+"\n")
 	g.box.put(capability(p, "ci0/access"), "DeviceFileMinor: "+strconv.Itoa(101+10*p.ID)+"\n")

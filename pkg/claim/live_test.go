@@ -170,7 +170,7 @@ func TestLiveLimits(t *testing.T) {
 	}
 }
 
-// TestLivePartitionGone: a partition that somebody removed has no UUID, and gets another one
+// TestLivePartitionGone: a partition that somebody removed has no UUID, and the same one again
 // when it is made again.
 func TestLivePartitionGone(t *testing.T) {
 	b := newBox(t)
@@ -187,8 +187,8 @@ func TestLivePartitionGone(t *testing.T) {
 	}
 	mustPrepare(t, m, newClaim("u1", sliceA0))
 	m.Survey(t.Context())
-	if now := liveOf(t, m, "u1"); now.UUID() == "" || now.UUID() == before {
-		t.Errorf("made again it has UUID %q, before %q", now.UUID(), before)
+	if now := liveOf(t, m, "u1"); now.UUID() != before || now.Partition.Gone {
+		t.Errorf("made again it is %+v, before it had UUID %q", now.Partition, before)
 	}
 }
 

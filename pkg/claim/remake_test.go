@@ -25,8 +25,7 @@ var losses = map[string]func(b *box){
 	},
 }
 
-// A partition that is made again has another UUID. Wherever the call stops, the journal does
-// not claim that it has the old one: nobody would remove it.
+// A partition is made again, and its session is started again. Wherever the call stops, the next release leaves nothing.
 func TestStoppedWhileMadeAgain(t *testing.T) {
 	for lossName, lose := range losses {
 		for name, test := range map[string]struct {
@@ -54,6 +53,9 @@ func TestStoppedWhileMadeAgain(t *testing.T) {
 				m := b.manager()
 				mustPrepare(t, m, claim)
 				lose(b)
+				b.mu.Lock()
+				delete(b.sessions, sliceA0)
+				b.mu.Unlock()
 				test.stop(b)
 				wantStopped(t, m, claim)
 				b.hooks(nil, nil)

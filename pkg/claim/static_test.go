@@ -71,9 +71,8 @@ func TestStaticIsNotThere(t *testing.T) {
 		change func(b *box)
 		want   string
 	}{
-		"gone":     {func(b *box) { b.removeForeign(addressA0) }, "is not there any more"},
-		"replaced": {func(b *box) { b.removeForeign(addressA0); b.makeForeign(addressA0) }, "is in its place"},
-		"bare":     {func(b *box) { b.change(addressA0, func(i *gpu.Instance) { i.Compute = nil }) }, "is not there any more"},
+		"gone": {func(b *box) { b.removeForeign(addressA0) }, "is not there any more"},
+		"bare": {func(b *box) { b.change(addressA0, func(i *gpu.Instance) { i.Compute = nil }) }, "is not there any more"},
 		"divided": {func(b *box) {
 			b.change(addressA0, func(i *gpu.Instance) {
 				i.Compute = append(i.Compute, gpu.ComputeInstance{ID: 1, UUID: "MIG-second"})
@@ -89,11 +88,6 @@ func TestStaticIsNotThere(t *testing.T) {
 			b.hooks(nil, nil)
 			_, err := m.Prepare(t.Context(), newClaim("had", staticA0, sliceA4))
 			wantError(t, err, "device "+staticA0, test.want)
-			// Neither does a process that knows only the new one give it to the claim.
-			if name == "replaced" {
-				_, err = b.manager().Prepare(t.Context(), newClaim("had", staticA0, sliceA4))
-				wantError(t, err, "device "+staticA0, "is in its place")
-			}
 			before := b.hardware()
 			mustUnprepare(t, m, "had")
 			_, err = m.Prepare(t.Context(), newClaim("late", staticA0))

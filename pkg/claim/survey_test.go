@@ -41,6 +41,11 @@ func findings(s device.Status) []string {
 	return lines
 }
 
+// static is the line of somebody else's partition.
+func static(at partition.Address) string {
+	return fmt.Sprintf("static %s %d@%d:%d %s", at.PCIAddress, at.ProfileID, at.Placement.Start, at.Placement.Size, migUUID(at.PCIAddress, at.Placement))
+}
+
 // kill prepares a claim and kills the plugin at an effect.
 func (b *box) kill(t *testing.T, effect, uid string, devices ...string) {
 	t.Helper()
@@ -67,7 +72,7 @@ var surveyTests = map[string]struct {
 			b.makeForeign(addressA0)
 			mustPrepare(t, b.manager(), newClaim("u1", sliceA1))
 		},
-		want: []string{"static " + pciA + " 19@0:1 MIG-12", "static " + pciA + " 19@4:1 MIG-10", "static " + pciB + " 19@0:1 MIG-8"},
+		want: []string{static(addressA0), static(addressA4), static(addressB0)},
 	},
 	"bare": {
 		arrange: func(_ *testing.T, b *box) {
@@ -98,7 +103,7 @@ var surveyTests = map[string]struct {
 			b.makeForeign(addressA0)
 			mustPrepare(t, b.manager(), newClaim("u1", staticA0))
 		},
-		want: []string{"static " + pciA + " 19@0:1 MIG-8"},
+		want: []string{static(addressA0)},
 	},
 	"static in use, a file cannot be read": {
 		arrange: func(t *testing.T, b *box) {
@@ -108,7 +113,7 @@ var surveyTests = map[string]struct {
 			mustPrepare(t, m, newClaim("u1", staticA0))
 			write(t, m.store.Path("u2"), "{")
 		},
-		want: []string{"static " + pciA + " 19@0:1 MIG-8", "occupied " + pciA + " 19@4:1"},
+		want: []string{static(addressA0), "occupied " + pciA + " 19@4:1"},
 		says: []string{"claims/u2.json"},
 	},
 	"static gone": {
@@ -117,7 +122,7 @@ var surveyTests = map[string]struct {
 			mustPrepare(t, b.manager(), newClaim("u1", staticA0))
 			b.removeForeign(addressA0)
 		},
-		want: []string{"static " + pciA + " 19@0:1 MIG-8 gone"},
+		want: []string{static(addressA0) + " gone"},
 	},
 	"static replaced": {
 		arrange: func(t *testing.T, b *box) {
@@ -126,7 +131,7 @@ var surveyTests = map[string]struct {
 			b.removeForeign(addressA0)
 			b.makeForeign(addressA0)
 		},
-		want: []string{"static " + pciA + " 19@0:1 MIG-10", "static " + pciA + " 19@0:1 MIG-8 gone"},
+		want: []string{static(addressA0)},
 	},
 	"static of an earlier boot": {
 		arrange: func(t *testing.T, b *box) {
@@ -134,7 +139,7 @@ var surveyTests = map[string]struct {
 			mustPrepare(t, b.manager(), newClaim("u1", staticA0))
 			b.boot("boot-2")
 		},
-		want: []string{"static " + pciA + " 19@0:1 MIG-10"},
+		want: []string{static(addressA0)},
 	},
 	"quarantine of an earlier boot": {
 		arrange: func(t *testing.T, b *box) {
@@ -145,7 +150,7 @@ var surveyTests = map[string]struct {
 			}
 			write(t, filepath.Join(folder, "u1.json"), "{")
 		},
-		want: []string{"static " + pciA + " 19@0:1 MIG-8"},
+		want: []string{static(addressA0)},
 	},
 	"abandoned": {
 		arrange: func(t *testing.T, b *box) { b.kill(t, "create instance", "u1", sliceA0, sliceA4) },
@@ -281,7 +286,7 @@ func TestSurveyOfBusyGPU(t *testing.T) {
 	}
 	b.removeForeign(addressA0)
 	b.makeForeign(addressB0)
-	want := append(before, "static "+pciB+" 19@0:1 MIG-10")
+	want := append(before, static(addressB0))
 	if diff := cmp.Diff(want, findings(m.Survey(t.Context()))); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}

@@ -51,6 +51,7 @@ type walk struct {
 	foreign map[partition.Address]string // UUID
 	failed  bool
 	claims  [16]chan bool
+	slowly  slowWalk
 }
 
 func walkClaim(i int) *resourceapi.ResourceClaim {
@@ -109,7 +110,7 @@ func (w *walk) step(t *testing.T) {
 		}
 		fault = fmt.Sprintf("fault %d x%d %v after=%v", n, times, e, after)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
+	ctx, cancel := w.nextSlow(t.Context())
 	defer cancel()
 	var comeBack func()
 	switch r.IntN(8) {
@@ -259,15 +260,9 @@ func (w *walk) lose(t *testing.T, m *Manager) string {
 		b.mu.Lock()
 		used := slices.ContainsFunc(b.instances, func(p *placed) bool { return p.ID >= live.InstanceID })
 		if !used {
-			b.nextID, b.resets = live.InstanceID, b.resets+1
+			b.nextID = live.InstanceID
 		}
 		b.mu.Unlock()
-	}
-	if w.rng.IntN(2) == 0 && b.free(at) {
-		b.makeForeign(at)
-		now, _ := b.look(at)
-		w.foreign[at] = now.UUID
-		return "replace " + at.String() + " of " + string(d.Record.Claim.UID)
 	}
 	return "lose " + at.String() + " of " + string(d.Record.Claim.UID)
 }
@@ -362,6 +357,7 @@ func (w *walk) check(t *testing.T, m *Manager) {
 
 func (w *walk) end(t *testing.T) {
 	b := w.box
+	w.endSlow()
 	b.hooks(nil, nil)
 	b.away(false)
 	for at := range w.foreign {
@@ -389,18 +385,21 @@ func (w *walk) end(t *testing.T) {
 
 // TestWalk takes random steps from fixed seeds: several claims on several GPUs in two
 // processes, that are killed, struck by faults and lose partitions and sessions at the same
-// time.
+// time. In nearly half of the steps something is slow.
 func TestWalk(t *testing.T) {
+	var counts slowCounts
 	for seed := range *walkSeeds {
 		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { walkFrom(t, seed) })
+			synctest.Test(t, func(t *testing.T) { counts.add(walkFrom(t, seed)) })
 		})
 	}
+	counts.check(t)
 }
 
-func walkFrom(t *testing.T, seed uint64) {
+func walkFrom(t *testing.T, seed uint64) *walk {
 	b := newBox(t)
 	w := &walk{box: b, rng: rand.New(rand.NewPCG(seed, 1)), foreign: map[partition.Address]string{}}
+	w.slowly = slowWalk{rng: rand.New(rand.NewPCG(seed, 2)), began: time.Now()}
 	w.m = []*Manager{b.manager(), b.manager()}
 	for i := range w.claims {
 		w.claims[i] = make(chan bool, 1)
@@ -408,8 +407,9 @@ func walkFrom(t *testing.T, seed uint64) {
 	for range 60 {
 		w.step(t)
 		if w.failed {
-			return
+			return w
 		}
 	}
 	w.end(t)
+	return w
 }

@@ -235,7 +235,9 @@ func TestEnsureWhole(t *testing.T) {
 			},
 		},
 		"held": {
-			gpu: fakeGPU{enabled: true, processes: []gpu.Process{{PID: 4711, InstanceID: -1}}}, dynamic: true,
+			gpu: fakeGPU{
+				enabled: true, processes: []gpu.Process{{PID: 4711, InstanceID: -1}}, faults: map[string][]fault{"SetMIGMode": {{err: gpu.ErrInUse}}},
+			}, dynamic: true,
 			outcome: outcome{is: gpu.ErrInUse, says: []string{"process 4711"}, calls: []string{"mode false"}, modeLeft: true},
 		},
 		"reports success and stays on": {

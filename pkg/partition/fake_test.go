@@ -127,7 +127,7 @@ func (f *fakeGPU) SetMIGMode(ctx context.Context, _ string, enabled bool) error 
 		if f.pending = enabled; f.resetMode && f.enabled != enabled {
 			return gpu.ErrResetRequired
 		}
-		if f.enabled != enabled && len(f.instances)+len(f.processes) > 0 {
+		if f.enabled != enabled && len(f.instances) > 0 {
 			return gpu.ErrInUse
 		}
 		f.enabled = enabled
@@ -145,6 +145,9 @@ func (f *fakeGPU) CreateInstance(ctx context.Context, _ string, profile uint32, 
 			if i.Placement.Overlaps(at) || (i.ProfileID == f.media && profile == f.media) {
 				return gpu.ErrNoRoom
 			}
+		}
+		if len(f.instances) == 0 && len(f.processes) > 0 {
+			return gpu.ErrInUse // as from Hopper on, where the mode changes under whoever has memory
 		}
 		f.made++
 		f.instances = append(f.instances, gpu.Instance{ID: id, ProfileID: profile, Placement: at})
@@ -178,7 +181,8 @@ func (f *fakeGPU) CreateComputeInstance(ctx context.Context, _ string, id int) (
 			return gpu.ErrNoRoom
 		}
 		f.made++
-		made = gpu.ComputeInstance{ID: 0, UUID: fmt.Sprintf("MIG-%d", f.made)}
+		at := f.instances[i].Placement
+		made = gpu.ComputeInstance{ID: 0, UUID: fmt.Sprintf("MIG-%d-%d", at.Start, at.Size)}
 		f.instances[i].Compute = []gpu.ComputeInstance{made}
 		return nil
 	})

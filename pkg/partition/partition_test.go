@@ -97,18 +97,18 @@ var createTests = map[string]struct {
 }{
 	"mode is turned on": {
 		gpu: fakeGPU{}, at: oneAt4, dynamic: true,
-		want: Live{InstanceID: 7, ComputeID: 0, UUID: "MIG-2"},
+		want: Live{InstanceID: 7, ComputeID: 0, UUID: "MIG-4-1"},
 		outcome: outcome{
 			calls: []string{"mode true", "gi+ 19@4:1", "ci+ 7"},
-			left:  []gpu.Instance{instance(7, oneAt4, "MIG-2")}, modeLeft: true,
+			left:  []gpu.Instance{instance(7, oneAt4, "MIG-4-1")}, modeLeft: true,
 		},
 	},
 	"mode is on already": {
 		gpu: fakeGPU{enabled: true, instances: []gpu.Instance{neighbour}}, at: oneAt4,
-		want: Live{InstanceID: 7, ComputeID: 0, UUID: "MIG-2"},
+		want: Live{InstanceID: 7, ComputeID: 0, UUID: "MIG-4-1"},
 		outcome: outcome{
 			calls: []string{"gi+ 19@4:1", "ci+ 7"},
-			left:  []gpu.Instance{neighbour, instance(7, oneAt4, "MIG-2")}, modeLeft: true,
+			left:  []gpu.Instance{neighbour, instance(7, oneAt4, "MIG-4-1")}, modeLeft: true,
 		},
 	},
 	"complete one is found": {
@@ -120,10 +120,10 @@ var createTests = map[string]struct {
 	},
 	"half-made one is completed": {
 		gpu: fakeGPU{enabled: true, instances: []gpu.Instance{instance(9, oneAt4)}}, at: oneAt4, dynamic: true,
-		want: Live{InstanceID: 9, ComputeID: 0, UUID: "MIG-1"},
+		want: Live{InstanceID: 9, ComputeID: 0, UUID: "MIG-4-1"},
 		outcome: outcome{
 			calls: []string{"ci+ 9"},
-			left:  []gpu.Instance{instance(9, oneAt4, "MIG-1")}, modeLeft: true,
+			left:  []gpu.Instance{instance(9, oneAt4, "MIG-4-1")}, modeLeft: true,
 		},
 	},
 	"mode off and static": {
@@ -135,7 +135,9 @@ var createTests = map[string]struct {
 		outcome: outcome{is: gpu.ErrResetRequired, calls: []string{"mode true", "mode false"}},
 	},
 	"mode refused, holder is named": {
-		gpu: fakeGPU{processes: []gpu.Process{{PID: 4711, InstanceID: -1}}}, at: oneAt4, dynamic: true,
+		gpu: fakeGPU{
+			processes: []gpu.Process{{PID: 4711, InstanceID: -1}}, faults: map[string][]fault{"SetMIGMode": {{err: gpu.ErrInUse}}},
+		}, at: oneAt4, dynamic: true,
 		outcome: outcome{is: gpu.ErrInUse, says: []string{"4711"}, calls: []string{"mode true", "mode false"}},
 	},
 	"mode reports success and does nothing": {
@@ -234,7 +236,7 @@ func TestCreate(t *testing.T) {
 
 // What is at the address is judged by the reading that the creation starts from.
 func TestEnsure(t *testing.T) {
-	made := Live{InstanceID: 7, UUID: "MIG-2"}
+	made := Live{InstanceID: 7, UUID: "MIG-4-1"}
 	there := func(uuids ...string) fakeGPU {
 		return fakeGPU{enabled: true, instances: []gpu.Instance{instance(9, oneAt4, uuids...)}}
 	}
@@ -246,7 +248,7 @@ func TestEnsure(t *testing.T) {
 	}{
 		"fresh, nothing there": {
 			gpu: fakeGPU{enabled: true}, expect: ExpectNothing, want: made,
-			outcome: outcome{calls: []string{"gi+ 19@4:1", "ci+ 7"}, left: []gpu.Instance{instance(7, oneAt4, "MIG-2")}, modeLeft: true},
+			outcome: outcome{calls: []string{"gi+ 19@4:1", "ci+ 7"}, left: []gpu.Instance{instance(7, oneAt4, "MIG-4-1")}, modeLeft: true},
 		},
 		"fresh, a partition there": {
 			gpu: there("MIG-x"), expect: ExpectNothing,
@@ -284,11 +286,11 @@ func TestEnsure(t *testing.T) {
 		},
 		"again, gone": {
 			gpu: fakeGPU{enabled: true}, expect: ExpectUUID("MIG-x"), want: made,
-			outcome: outcome{calls: []string{"gi+ 19@4:1", "ci+ 7"}, left: []gpu.Instance{instance(7, oneAt4, "MIG-2")}, modeLeft: true},
+			outcome: outcome{calls: []string{"gi+ 19@4:1", "ci+ 7"}, left: []gpu.Instance{instance(7, oneAt4, "MIG-4-1")}, modeLeft: true},
 		},
 		"again, without compute instance": {
-			gpu: there(), expect: ExpectUUID("MIG-x"), want: Live{InstanceID: 9, UUID: "MIG-1"},
-			outcome: outcome{calls: []string{"ci+ 9"}, left: []gpu.Instance{instance(9, oneAt4, "MIG-1")}, modeLeft: true},
+			gpu: there(), expect: ExpectUUID("MIG-x"), want: Live{InstanceID: 9, UUID: "MIG-4-1"},
+			outcome: outcome{calls: []string{"ci+ 9"}, left: []gpu.Instance{instance(9, oneAt4, "MIG-4-1")}, modeLeft: true},
 		},
 		"again, divided": {
 			gpu: there("MIG-x", "MIG-y"), expect: ExpectUUID("MIG-x"),

@@ -19,6 +19,9 @@ type faultCase struct {
 }
 
 func (c faultCase) String() string {
+	if c.fault.Hang {
+		return fmt.Sprintf("%s, call %d of %s is held", c.operation, c.fault.Skip+1, c.fault.Function)
+	}
 	var s strings.Builder
 	fmt.Fprintf(&s, "%s, %s answers %s", c.operation, c.fault.Function, c.code)
 	switch c.fault.Effect {

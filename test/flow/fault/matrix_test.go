@@ -69,19 +69,22 @@ type faultLayout struct {
 }
 
 // TestFaults makes every NVML call of preparing and unpreparing go wrong in
-// every way in which it can, one by one.
+// every way in which it can, and then holds it until a claim on another GPU has come and
+// gone, one by one.
 //
 // The calls are those that the library counts while nothing goes wrong, the
 // return codes those that nvml.h lists for them.
 func TestFaults(t *testing.T) {
 	t.Parallel()
 	header := readHeader(t)
-	count := harness.Enumerate(t, "faults", 2100)
+	count, slow := harness.Enumerate(t, "faults", 2100), harness.Enumerate(t, "slow calls", 98)
 	for name, layout := range faultLayouts {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newFaultRig(t, layout, lanes)
-			r.runAll(t, count, name, r.cases(t, header), (*lane).run)
+			calls := r.countAll(t)
+			r.runAll(t, count, name, r.cases(t, header, calls), (*lane).run)
+			r.runAll(t, slow, name, slowCases(calls), (*lane).runSlow)
 		})
 	}
 }
@@ -125,7 +128,7 @@ func (r *faultRig) start(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.p = r.n.Start(t, harness.Quiet...)
+	r.p = r.n.Start(t, slices.Concat(harness.Quiet, patient)...)
 	r.p.Ready(t)
 	gpus := len(r.n.Machine(t).GPUs)
 	r.p.Until(t, "the health of all GPUs to be read", func(context.Context) error {
@@ -162,26 +165,46 @@ func (r *faultRig) runAll(
 	wg.Wait()
 }
 
-// cases are all ways in which one call of an operation can go wrong.
-func (r *faultRig) cases(t *testing.T, header *nvmlHeader) []faultCase {
+// callCounts is how often operations call each function.
+type callCounts map[harness.Operation]map[string]int
+
+// countAll counts the calls that a layout is about.
+func (r *faultRig) countAll(t *testing.T) callCounts {
 	t.Helper()
-	var cases []faultCase
+	all := callCounts{}
 	for _, o := range []harness.Operation{harness.Prepare, harness.Unprepare} {
 		counts := r.count(t, o)
 		if r.layout.usesMPS() {
 			maps.DeleteFunc(counts, func(function string, _ int) bool { return !strings.Contains(function, "ComputeMode") })
 		}
-		for _, function := range slices.Sorted(maps.Keys(counts)) {
-			codes, err := header.codes(function)
-			if err != nil {
-				t.Fatal(err)
-			}
-			cases = append(cases, ways(o, function, counts[function], r.layout.some(codes))...)
-		}
+		all[o] = counts
 	}
-	if len(cases) == 0 {
+	if len(all[harness.Prepare])+len(all[harness.Unprepare]) == 0 {
 		t.Fatal("no NVML call was counted")
 	}
+	return all
+}
+
+// each calls do for every function, in order.
+func (c callCounts) each(do func(o harness.Operation, function string, calls int)) {
+	for _, o := range []harness.Operation{harness.Prepare, harness.Unprepare} {
+		for _, function := range slices.Sorted(maps.Keys(c[o])) {
+			do(o, function, c[o][function])
+		}
+	}
+}
+
+// cases are all ways in which one call of an operation can go wrong.
+func (r *faultRig) cases(t *testing.T, header *nvmlHeader, counts callCounts) []faultCase {
+	t.Helper()
+	var cases []faultCase
+	counts.each(func(o harness.Operation, function string, calls int) {
+		codes, err := header.codes(function)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cases = append(cases, ways(o, function, calls, r.layout.some(codes))...)
+	})
 	return cases
 }
 
@@ -210,7 +233,7 @@ func (r *faultRig) count(t *testing.T, o harness.Operation) map[string]int {
 
 // countCalls tells how often each function is called while f runs. The driver waits for events
 // by itself, whatever claims do, and looks at times whether a GPU is still the same: faults of
-// these calls are those of TestSimulatedEvents… in package nvml.
+// these calls are those of TestSimulatedEvents… in package nvml. Those of nvidia-smi are in TestFaultsOfIntervals.
 func (r *faultRig) countCalls(t *testing.T, f func()) map[string]int {
 	t.Helper()
 	before, err := r.n.State.Calls()

@@ -125,7 +125,7 @@ func (r *mpsRig) functions(t *testing.T, o harness.Operation) []string {
 		}
 	})
 	r.p.MustUnprepare(t, c)
-	maps.DeleteFunc(counts, func(function string, _ int) bool { return !strings.HasPrefix(function, state.Programs) })
+	maps.DeleteFunc(counts, func(function string, _ int) bool { return !strings.HasPrefix(function, state.MPS) })
 	if len(counts) == 0 {
 		t.Fatalf("%s has no daemon do anything", o)
 	}

@@ -17,6 +17,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	"k8s.io/utils/ptr"
@@ -63,6 +64,15 @@ func (n *Cluster) AllocateDevices(names []string, devices []Device, configs ...C
 // Store stores a claim with these allocation results, by default of this driver and
 // its pool.
 func (n *Cluster) Store(results []resourceapi.DeviceRequestAllocationResult, configs []Config) *drapb.Claim {
+	return n.store("claim-"+strconv.Itoa(int(claimNumbers.add())), "", results, configs)
+}
+
+// Reallocate gives a claim other devices, as the scheduler does when it was deallocated: it stays the same object.
+func (n *Cluster) Reallocate(claim *drapb.Claim, results []resourceapi.DeviceRequestAllocationResult, configs ...Config) {
+	n.store(claim.GetName(), types.UID(claim.GetUid()), results, configs)
+}
+
+func (n *Cluster) store(name string, uid types.UID, results []resourceapi.DeviceRequestAllocationResult, configs []Config) *drapb.Claim {
 	allocation := &resourceapi.AllocationResult{}
 	for i, r := range results {
 		if r.Driver == "" {
@@ -82,7 +92,7 @@ func (n *Cluster) Store(results []resourceapi.DeviceRequestAllocationResult, con
 		})
 	}
 	claim := n.API.SetClaim(&resourceapi.ResourceClaim{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "claim-" + strconv.Itoa(int(claimNumbers.add()))},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: uid},
 		Status:     resourceapi.ResourceClaimStatus{Allocation: allocation},
 	})
 	return &drapb.Claim{Namespace: claim.Namespace, Name: claim.Name, Uid: string(claim.UID)}

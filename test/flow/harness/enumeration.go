@@ -50,6 +50,9 @@ func (s Sample) String() string {
 	return fmt.Sprintf("one case of %d; %s=%d has the same again, %s=1 has all", samples, sampleVariable, s.number, allVariable)
 }
 
+// All reports whether the sample has all cases.
+func (s Sample) All() bool { return s.all }
+
 // Has reports whether the sample has the case with this number.
 func (s Sample) Has(i int) bool { return s.all || i%samples == s.number%samples }
 

@@ -36,7 +36,7 @@ var soakMachines = []struct {
 
 // TestSoak does what can happen to a node, in random order, to several machines
 // at once: claims come and go, also such as cannot be, the driver and MPS are
-// killed, stopped and upgraded, the hardware fails and hangs, nodes reboot, claims
+// killed, stopped and upgraded, the hardware fails, hangs and is slow, nodes reboot, claims
 // are deleted behind the kubelet's back. After each step it compares the hardware,
 // the journal and the CDI specs with what the kubelet was told. In the end,
 // without troubles, all three are the same, and then nothing is left.
@@ -132,6 +132,7 @@ var soakActions = []soakAction{
 	{"upgrade", 2, (*soak).addDriver},
 	{"fault", 10, (*soak).addFault},
 	{"hang", 2, (*soak).addHang},
+	{"slow", 8, (*soak).addSlow},
 	{"broken GPU", 2, (*soak).breakGPU},
 	{"reboot", 1, (*soak).reboot},
 	{"program", 12, (*soak).useMPS},
@@ -202,9 +203,10 @@ func (s *soak) checkCounts(t *testing.T) {
 	if t.Failed() || t.Skipped() {
 		return
 	}
+	s.done["slow call"] = s.done["slow call of NVML"] + s.done["slow nvidia-smi"] + s.done["slow read of /proc"]
 	// How many calls succeed depends on how fast the machine is.
 	for what, least := range map[string]int{
-		"prepare": soakSteps / 8, "unprepare": soakSteps / 15, "fault": soakSteps / 50, "driver started": soakSteps / 30,
+		"prepare": soakSteps / 8, "unprepare": soakSteps / 15, "fault": soakSteps / 50, "slow": soakSteps / 75, "slow call": 5, "driver started": soakSteps / 30,
 		"supervisor started": 2, "granted": 1,
 	} {
 		if s.done[what] < least {

@@ -62,7 +62,7 @@ func (s *soak) inject(f machine.Fault) error {
 		}
 		return err
 	}
-	if strings.HasPrefix(f.Function, state.Programs) {
+	if strings.HasPrefix(f.Function, state.MPS) {
 		// The supervisor starts a daemon anew that is killed, fails or does not answer,
 		// and its server with it.
 		s.upset(func(gpu int) bool { return f.GPU < 0 || f.GPU == gpu }, end)

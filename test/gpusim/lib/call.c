@@ -65,11 +65,12 @@ static void recheck(struct call *call, struct gs_handle *h, const struct gs_mach
 	call->verdict->failure = failure_of(m, call->verdict->gpu);
 }
 
-static void endure(const struct verdict *v)
+static void endure(const struct call *call)
 {
+	const struct verdict *v = call->verdict;
 	wait_for(v->fault.delay);
 	if (v->fault.hang)
-		wait_for_removal(v->state, v->fault.serial);
+		gs_wait_at_gate(v->state, &v->fault, call->function, v->gpu < 0 ? 0 : 1u << v->gpu);
 }
 
 // works_when_lost: a GPU that is lost still has its place on the bus, and what happened to
@@ -103,7 +104,7 @@ static int instead(struct call *call)
 	const struct verdict *v = call->verdict;
 	if (reports_after(v))
 		return 0;
-	endure(v);
+	endure(call);
 	switch (v->fault.effect) {
 	case GS_FAIL:
 		call->result = (nvmlReturn_t)v->fault.code;
@@ -140,7 +141,7 @@ void call_ends(struct call *call)
 	if (v == NULL)
 		return;
 	if (reports_after(v)) {
-		endure(v);
+		endure(call);
 		if (v->fault.effect == GS_KILL_AFTER)
 			kill_self();
 		call->result = (nvmlReturn_t)v->fault.code;

@@ -105,6 +105,9 @@ struct gs_compute *compute_by_id(struct gs_instance *in, uint32_t id);
 // held reports whether a process holds the GPU (instance and compute -1: anything
 // of it), a GPU instance (compute -1), or a compute instance.
 int held(const struct gs_machine *m, int gpu, int instance, int compute);
+// computes reports whether a process has a context on the GPU, and so channels and memory: it does
+// more than to have the GPU open.
+int computes(const struct gs_machine *m, int gpu);
 // add_holders lets the view have the processes that hold something without the right to
 // say so in the file.
 void add_holders(void);
@@ -125,6 +128,8 @@ void profile_name(char *out, size_t size, const struct gs_profile *p, int comput
 // busId: with_bus_id is 0 for them.
 int fill_pci(const char *address, nvmlPciInfo_t *pci, int with_bus_id);
 
-void make_uuid(char *out, size_t size);
+// compute_uuid is the UUID of the MIG device of a compute instance at a place in a GPU instance. As
+// NVIDIA's driver makes it, it follows from where that is: what is made there again has the same.
+void compute_uuid(char *out, size_t size, const struct gs_gpu *gpu, const struct gs_instance *in, struct gs_placement at);
 
 #endif

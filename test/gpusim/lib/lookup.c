@@ -5,9 +5,8 @@
 
 #include "lib.h"
 
+#include <inttypes.h>
 #include <stdio.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 const struct gs_profile *profile_by_id(const struct gs_gpu *gpu, uint32_t id)
 {
@@ -60,6 +59,14 @@ int held(const struct gs_machine *m, int gpu, int instance, int compute)
 	return 0;
 }
 
+int computes(const struct gs_machine *m, int gpu)
+{
+	for (int i = 0; i < m->process_count; i++)
+		if (m->processes[i].gpu == gpu && m->processes[i].kind != GS_HANDLE)
+			return 1;
+	return 0;
+}
+
 uint64_t memory_in_use(const struct gs_machine *m, int gpu, int instance)
 {
 	uint64_t sum = 0;
@@ -96,13 +103,24 @@ void profile_name(char *out, size_t size, const struct gs_profile *p, int comput
 		snprintf(out, size, "MIG %s", p->name);
 }
 
-void make_uuid(char *out, size_t size)
+// hash is FNV-1a with the last step of splitmix64, so that texts that hardly differ do.
+static uint64_t hash(const char *text, uint64_t seed)
 {
-	unsigned char b[16];
-	if (syscall(SYS_getrandom, b, sizeof(b), 0) != (long)sizeof(b))
-		memset(b, 0x5a, sizeof(b));
-	b[6] = (unsigned char)((b[6] & 0x0f) | 0x50); // the driver's are version 5
-	b[8] = (unsigned char)((b[8] & 0x3f) | 0x80);
-	snprintf(out, size, "MIG-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x",
-		 b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
+	uint64_t h = UINT64_C(14695981039346656037) ^ seed;
+	for (; *text != '\0'; text++)
+		h = (h ^ (unsigned char)*text) * UINT64_C(1099511628211);
+	h = (h ^ h >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+	h = (h ^ h >> 27) * UINT64_C(0x94d049bb133111eb);
+	return h ^ h >> 31;
+}
+
+void compute_uuid(char *out, size_t size, const struct gs_gpu *gpu, const struct gs_instance *in, struct gs_placement at)
+{
+	char text[GS_NAME + 64];
+	snprintf(text, sizeof(text), "%s %d %d %d", gpu->uuid, in->id, in->placement.start, at.start);
+	uint64_t high = hash(text, 0), low = hash(text, 1);
+	high = (high & ~UINT64_C(0xf000)) | 0x5000; // the driver's are version 5
+	low = (low & ~(UINT64_C(3) << 62)) | UINT64_C(1) << 63;
+	snprintf(out, size, "MIG-%08" PRIx64 "-%04" PRIx64 "-%04" PRIx64 "-%04" PRIx64 "-%012" PRIx64, high >> 32,
+		 high >> 16 & 0xffff, high & 0xffff, low >> 48, low & UINT64_C(0xffffffffffff));
 }

@@ -130,7 +130,7 @@ static nvmlReturn_t create(struct gs_machine *m, void *arg)
 	new->id = (int32_t)id;
 	new->profile_id = ci->id;
 	new->placement = at;
-	make_uuid(new->uuid, sizeof(new->uuid));
+	compute_uuid(new->uuid, sizeof(new->uuid), t.gpu, t.in, at);
 	*c->out = compute_handle(t.index, t.in, new);
 	return c->out->handle == NULL ? NVML_ERROR_MEMORY : NVML_SUCCESS;
 }

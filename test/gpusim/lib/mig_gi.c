@@ -93,6 +93,10 @@ static nvmlReturn_t create(struct gs_machine *m, void *arg)
 	r = place(t.gpu, p, c->placement, &at);
 	if (r != NVML_SUCCESS)
 		return r;
+	// Whoever has a context on the undivided GPU is in the way of its division. Who only has it
+	// open is not.
+	if (t.gpu->instance_count == 0 && computes(m, t.index))
+		return NVML_ERROR_IN_USE;
 	int id = free_id(t.gpu, p, at);
 	if (id < 0 || t.gpu->instance_count >= GS_MAX_INSTANCES)
 		return NVML_ERROR_INSUFFICIENT_RESOURCES;

@@ -54,21 +54,22 @@ static nvmlReturn_t set_mode(struct gs_machine *m, void *arg)
 		t.gpu->mig_pending = c->mode; // takes back a change that waits
 		return NVML_SUCCESS;
 	}
-	// Whoever has the GPU open is in the way, whether NVML lists them or not.
-	int busy = held(m, t.index, -1, -1) || t.gpu->instance_count > 0;
 	if (t.gpu->reset_to_switch) {
-		// Ampere: recorded, and in force after a reset.
+		// Ampere: recorded, and in force after a reset. Whoever has the GPU open is in
+		// the way of one, whether NVML lists them or not.
+		int busy = held(m, t.index, -1, -1) || t.gpu->instance_count > 0;
 		t.gpu->mig_pending = c->mode;
 		c->activation = busy ? NVML_ERROR_IN_USE : NVML_ERROR_RESET_REQUIRED;
 		return NVML_SUCCESS;
 	}
-	if (busy) {
+	if (t.gpu->instance_count > 0) {
 		// Hopper and later: no reset will come, so nothing stays pending.
 		c->activation = NVML_ERROR_IN_USE;
 		return NVML_SUCCESS;
 	}
+	// Nobody is in the way of the mode, but maybe of the first instance: see mig_gi.c. The
+	// compute mode stays, and cannot be changed meanwhile.
 	t.gpu->mig_current = t.gpu->mig_pending = c->mode;
-	t.gpu->compute_mode = NVML_COMPUTEMODE_DEFAULT;
 	if (m->moving_minors)
 		t.gpu->minor = free_minor(m);
 	return NVML_SUCCESS;

@@ -7,7 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SECOND = 1000000000, POLL = 2000000 };
+enum { SECOND = 1000000000 };
 
 int64_t monotonic(void)
 {
@@ -25,16 +25,6 @@ void wait_for(int64_t duration)
 	// Signals interrupt it, and Go sends many.
 	while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) != 0)
 		;
-}
-
-void wait_for_removal(const char *state, uint64_t fault)
-{
-	struct gs_handle h;
-	if (gs_open(state, &h) != 0)
-		return;
-	while (gs_in_place(&h, state) && gs_fault_hangs(&h, fault))
-		wait_for(POLL);
-	gs_close(&h);
 }
 
 void take_time(const char *state, int gpu, const struct gs_latency *l)

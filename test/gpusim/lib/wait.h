@@ -18,10 +18,6 @@ int64_t monotonic(void);
 // wait_for waits some nanoseconds, at once if there are none.
 void wait_for(int64_t duration);
 
-// wait_for_removal waits until the fault is gone or no longer hangs, or the
-// state file is no longer there.
-void wait_for_removal(const char *state, uint64_t fault);
-
 // take_time is what a latency costs on a GPU (-1: on none).
 void take_time(const char *state, int gpu, const struct gs_latency *l);
 

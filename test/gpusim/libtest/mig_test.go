@@ -35,7 +35,8 @@ func TestMigMode(t *testing.T) {
 	}{
 		"hopper on":                 {h100(0), nil, 1, nvml.SUCCESS, nvml.SUCCESS, modes{1, 1}},
 		"hopper off":                {h100(0), on, 0, nvml.SUCCESS, nvml.SUCCESS, modes{0, 0}},
-		"hopper on, held":           {h100(0), holder(0), 1, nvml.SUCCESS, nvml.ERROR_IN_USE, modes{0, 0}},
+		"hopper on, held":           {h100(0), holder(0), 1, nvml.SUCCESS, nvml.SUCCESS, modes{1, 1}},
+		"hopper off, held":          {h100(0), func(m *machine.Machine) { on(m); holder(0)(m) }, 0, nvml.SUCCESS, nvml.SUCCESS, modes{0, 0}},
 		"hopper off, instances":     {h100(0), with, 0, nvml.SUCCESS, nvml.ERROR_IN_USE, modes{1, 1}},
 		"hopper on again":           {h100(0), with, 1, nvml.SUCCESS, nvml.SUCCESS, modes{1, 1}},
 		"ampere on":                 {a100(0), nil, 1, nvml.SUCCESS, nvml.ERROR_RESET_REQUIRED, modes{0, 1}},
@@ -192,8 +193,8 @@ func TestLifeCycle(t *testing.T) {
 	again := createCompute(t, gi, nvml.COMPUTE_INSTANCE_PROFILE_3_SLICE)
 	againInfo, ret := again.GetInfo()
 	wants(t, "GetInfo", ret, nvml.SUCCESS)
-	if second := migDevice(t, lib, d, againInfo.Device); second == first {
-		t.Errorf("UUID %s twice", second)
+	if second := migDevice(t, lib, d, againInfo.Device); second != first {
+		t.Errorf("in the same place the UUID is %s, and was %s", second, first)
 	}
 	_, ret = ci.GetInfo()
 	wants(t, "GetInfo of the one before", ret, nvml.ERROR_INVALID_ARGUMENT)

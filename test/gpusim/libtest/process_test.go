@@ -73,8 +73,8 @@ func TestOwnedProcesses(t *testing.T) {
 	wants(t, "destroy GPU instance", gi.Destroy(), nvml.SUCCESS)
 }
 
-// A process that only has device nodes open is in no list, and what it has open stays as it
-// is: partitions and the MIG mode.
+// A process that only has device nodes open is in no list, and a partition that it has open stays. It is
+// in the way of neither the MIG mode nor the first partition.
 func TestOpenNodesOnly(t *testing.T) {
 	r := newRoot(t, machineOf(h100(0)))
 	lib := r.open()
@@ -86,10 +86,6 @@ func TestOpenNodesOnly(t *testing.T) {
 	}
 	release := func() { r.update(func(m *machine.Machine) { m.Processes = nil }) }
 	hold(-1, -1)
-	activation, ret := d.SetMigMode(nvml.DEVICE_MIG_ENABLE)
-	wants(t, "SetMigMode", ret, nvml.SUCCESS)
-	wants(t, "activation while the GPU is open", activation, nvml.ERROR_IN_USE)
-	release()
 	enable(t, d)
 	gi := createAt(t, d, id3g, place(0, 4))
 	ci := createCompute(t, gi, nvml.COMPUTE_INSTANCE_PROFILE_3_SLICE)

@@ -67,7 +67,7 @@ type Fault struct {
 	ID int
 	// Function is an exported name, "nvmlGpuInstanceDestroy" or "nvmlInit_v2",
 	// or "*" for all of the library. Package mps names what the stand-ins of MPS
-	// do, "mps_server_start".
+	// do, "mps_server_start", and "nvidia-smi" is a run of that program.
 	Function string
 	// GPU is an index into Machine.GPUs; -1 is any GPU, and also matches calls
 	// that concern none, such as nvmlInit_v2. A call on an instance or MIG device
@@ -80,13 +80,12 @@ type Fault struct {
 	Probability float64
 
 	// Delay is added to a call that is struck. Hang keeps it until the fault is
-	// removed. Both come before the call, or, for FailAfter and KillAfter, after
+	// removed, or state.File.LetGo lets the call go on. Both come before the call, or, for FailAfter and KillAfter, after
 	// it.
 	Delay  time.Duration
 	Hang   bool
 	Effect Effect
-	// Code is an nvmlReturn_t, for Fail and FailAfter. The stand-ins of MPS have no
-	// use for it.
+	// Code is an nvmlReturn_t, for Fail and FailAfter. Programs have no use for it.
 	Code int
 
 	// Seen and Struck count matching calls and those that were struck, of all

@@ -65,12 +65,12 @@ func (d *Daemon) execute(line string) result {
 		return result{Text: strings.TrimSpace("Usage: " + name + " " + v.usage)}
 	}
 	var text string
-	err := around(d.state, state.Programs+name, d.gpus(), func() (err error) {
+	err := d.state.Around(state.MPS+name, d.gpus(), func() (err error) {
 		text, err = v.do(d, args)
 		return err
 	})
 	switch {
-	case errors.Is(err, errStruck):
+	case errors.Is(err, state.ErrStruck):
 		return result{Text: "Failed to execute " + name, Failed: true}
 	case err != nil:
 		return result{Text: err.Error()}

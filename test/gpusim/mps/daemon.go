@@ -92,9 +92,9 @@ func StartDaemon(o DaemonOptions) (*Daemon, error) {
 	if err := d.defaultPriority(); err != nil {
 		return nil, err
 	}
-	err = around(d.state, ControlStart, d.gpus(), func() error { return d.listen(o.Log) })
+	err = d.state.Around(ControlStart, d.gpus(), func() error { return d.listen(o.Log) })
 	switch {
-	case errors.Is(err, errStruck):
+	case errors.Is(err, state.ErrStruck):
 		d.release()
 		return nil, errStart
 	case err != nil:

@@ -186,21 +186,21 @@ func TestFaultsOfDaemons(t *testing.T) {
 	}
 
 	set, get := "set_default_active_thread_percentage", "get_default_active_thread_percentage"
-	n.fault(machine.Fault{Function: state.Programs + set, GPU: -1, Times: 1, Effect: machine.Fail})
+	n.fault(machine.Fault{Function: state.MPS + set, GPU: -1, Times: 1, Effect: machine.Fail})
 	if out, exit := n.control(set + " 10"); out != "Failed to execute "+set || exit != 1 {
 		t.Errorf("a command that fails: %q, exit code %d", out, exit)
 	}
 	n.tell(get, "100.0")
-	n.fault(machine.Fault{Function: state.Programs + set, GPU: -1, Times: 1, Effect: machine.Pretend})
+	n.fault(machine.Fault{Function: state.MPS + set, GPU: -1, Times: 1, Effect: machine.Pretend})
 	n.tell(set+" 10", "")
 	n.tell(get, "100.0")
-	n.fault(machine.Fault{Function: state.Programs + set, GPU: -1, Times: 1, Effect: machine.FailAfter})
+	n.fault(machine.Fault{Function: state.MPS + set, GPU: -1, Times: 1, Effect: machine.FailAfter})
 	if _, exit := n.control(set + " 10"); exit != 1 {
 		t.Errorf("exit code %d", exit)
 	}
 	n.tell(get, "10.0")
 
-	id := n.fault(machine.Fault{Function: state.Programs + get, GPU: -1, Hang: true, Effect: machine.Proceed})
+	id := n.fault(machine.Fault{Function: state.MPS + get, GPU: -1, Hang: true, Effect: machine.Proceed})
 	c := n.command(as{}, n.controlProgram())
 	c.Stdin = strings.NewReader(get + "\n")
 	var out strings.Builder
@@ -215,7 +215,7 @@ func TestFaultsOfDaemons(t *testing.T) {
 		t.Errorf("after the fault is removed: %q, %v", out.String(), err)
 	}
 	n.server()
-	n.fault(machine.Fault{Function: state.Programs + "quit", GPU: -1, Times: 1, Effect: machine.KillBefore})
+	n.fault(machine.Fault{Function: state.MPS + "quit", GPU: -1, Times: 1, Effect: machine.KillBefore})
 	if _, exit := n.control("quit"); exit != 1 {
 		t.Errorf("the daemon dies at quit: exit code %d", exit)
 	}

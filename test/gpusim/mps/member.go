@@ -16,6 +16,7 @@ import (
 
 	"github.com/partage-dev/partage/test/gpusim/cuda"
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/gpusim/state"
 )
 
 // member is a client as its server sees it. The server's lock guards all of it
@@ -125,12 +126,12 @@ func code(err error) cuda.Error {
 // connect takes the client in, or says why not.
 func (mb *member) connect(j join) cuda.Error {
 	s := mb.server
-	err := around(s.state, ClientConnect, gpusOf(s.devices), func() error {
+	err := s.state.Around(ClientConnect, gpusOf(s.devices), func() error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return s.take(mb, j)
 	})
-	if errors.Is(err, errStruck) {
+	if errors.Is(err, state.ErrStruck) {
 		return cuda.MPSConnectionFailed
 	}
 	return code(err)
@@ -202,12 +203,12 @@ func (mb *member) handle(r request) (answer reply) {
 	}
 	var err error
 	if r.Op == opAllocate {
-		err = around(s.state, ClientAlloc, gpusOf(s.devices), do)
+		err = s.state.Around(ClientAlloc, gpusOf(s.devices), do)
 	} else {
 		err = do()
 	}
 	answer.Code = code(err)
-	if errors.Is(err, errStruck) {
+	if errors.Is(err, state.ErrStruck) {
 		answer.Code = cuda.OutOfMemory
 	}
 	return answer

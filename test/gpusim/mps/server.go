@@ -113,7 +113,7 @@ func (s *Server) run() error {
 		return err
 	}
 	gpus, deviceErr := serverDevices(m, s.root)
-	err = around(s.state, ServerStart, gpusOf(gpus), func() error {
+	err = s.state.Around(ServerStart, gpusOf(gpus), func() error {
 		time.Sleep(initialization(m, gpus))
 		return errors.Join(deviceErr, s.start())
 	})

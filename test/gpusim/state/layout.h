@@ -35,6 +35,8 @@ enum {
 	GS_MAX_EVENTS = 64,
 	// More than there are faults at a time: see gs_fault.
 	GS_FAULT_COUNTS = 256,
+	// Calls that faults hold at a time.
+	GS_MAX_HELD = 128,
 	// More than nvml.h has functions.
 	GS_MAX_COUNTERS = 1024,
 	GS_NAME = 64,
@@ -308,6 +310,18 @@ struct gs_fault_count {
 	_Atomic uint64_t struck;
 };
 
+// A call that a fault holds: see gs_wait_at_gate. The owner comes first and the ticket,
+// which no other call gets, last: without one there is no call.
+struct gs_held {
+	_Atomic uint64_t owner; // as gs_process.owner; 0: free
+	_Atomic uint64_t ticket;
+	_Atomic uint64_t may_go; // the ticket of the call that is held no longer
+	uint64_t fault;		 // its serial
+	uint32_t gpus;		 // a bit for each GPU that the call is on
+	int32_t pid;
+	char function[GS_LONG_NAME];
+};
+
 struct gs_file {
 	char magic[8];
 	uint32_t layout_version;
@@ -326,6 +340,8 @@ struct gs_file {
 	struct gs_counter counters[GS_MAX_COUNTERS];
 	struct gs_fault_count fault_counts[GS_FAULT_COUNTS];
 	_Atomic uint64_t busy[GS_MAX_GPUS]; // nanoseconds in exclusive latencies
+	_Atomic uint64_t tickets;	    // how many were given
+	struct gs_held held[GS_MAX_HELD];
 	struct gs_machine slot[2];
 };
 

@@ -40,9 +40,8 @@ int gs_own(struct gs_handle *h)
 	return 0;
 }
 
-// lives reports whether a process has the owner's byte locked. When that cannot be
-// told, it does: nothing is lost then.
-static int lives(const struct gs_handle *h, uint64_t owner)
+// When it cannot be told, the owner lives: nothing is lost then.
+int gs_owner_lives(const struct gs_handle *h, uint64_t owner)
 {
 	if (owner == 0 || owner == h->owner)
 		return 1;
@@ -58,7 +57,7 @@ void gs_drop_dead(const struct gs_handle *h, struct gs_machine *m)
 	for (int32_t i = 0; i < count; i++) {
 		if (m->processes[i].owner != last) {
 			last = m->processes[i].owner;
-			last_lives = lives(h, last);
+			last_lives = gs_owner_lives(h, last);
 		}
 		if (!last_lives)
 			continue;

@@ -222,9 +222,6 @@ func TestStrike(t *testing.T) {
 		got := 0
 		if s != nil {
 			got = s.ID
-			if hangs, err := f.Hangs(s); err != nil || hangs != s.Hang {
-				t.Errorf("fault %d hangs: %v, %v", got, hangs, err)
-			}
 		}
 		if got != c.want {
 			t.Errorf("%s on %v: struck by %d, want %d", c.function, c.gpus, got, c.want)

@@ -102,6 +102,9 @@ void gs_abort(struct gs_handle *h);
 // read-only.
 int gs_own(struct gs_handle *h);
 
+// gs_owner_lives reports whether an owner is there, which is so where it cannot be told.
+int gs_owner_lives(const struct gs_handle *h, uint64_t owner);
+
 // gs_drop_dead removes the entries of processes whose owner is gone. gs_begin
 // does it to the machine that is changed.
 void gs_drop_dead(const struct gs_handle *h, struct gs_machine *m);
@@ -172,9 +175,31 @@ int gs_fault_hangs(const struct gs_handle *h, uint64_t serial);
 
 // gs_strike counts the call and returns the fault in m that decides about it, or
 // NULL. gpus has a bit for each GPU that the call is on. A function "*" is all
-// functions of the library: not those whose name begins with GS_PROGRAMS.
-#define GS_PROGRAMS "mps_"
+// functions of the library: not those of programs, whose names begin with GS_MPS or
+// are GS_SMI.
+#define GS_MPS "mps_"
+#define GS_SMI "nvidia-smi"
 const struct gs_fault *gs_strike(struct gs_handle *h, const struct gs_machine *m, const char *function, uint32_t gpus);
+
+// gs_wait_at_gate keeps a call that the fault strikes, on the GPUs that gpus has bits for,
+// until the fault is gone or no longer hangs, the call is let go, or the state file is no
+// longer at its path. It is in gate.c, as are the next two.
+void gs_wait_at_gate(const char *path, const struct gs_fault *f, const char *function, uint32_t gpus);
+
+// A call that is held now. Older calls have lower tickets.
+struct gs_held_call {
+	uint64_t ticket;
+	uint64_t fault;
+	uint32_t gpus;
+	int32_t pid;
+	char function[GS_LONG_NAME];
+};
+
+// gs_held_at reads the i-th entry. ENOENT past the end, EAGAIN where there is no call.
+// gs_let_go lets the call go on that has the ticket, ENOENT if it has gone. Calls of
+// processes that may not write the file are in no entry: the fault's end alone lets them go.
+int gs_held_at(const struct gs_handle *h, int i, struct gs_held_call *out);
+int gs_let_go(struct gs_handle *h, int i, uint64_t ticket);
 
 // gs_instances is how many GPU instances are on the GPU now.
 int gs_instances(const struct gs_handle *h, int gpu);

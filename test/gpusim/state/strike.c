@@ -11,7 +11,7 @@
 
 static int is_program(const char *function)
 {
-	return strncmp(function, GS_PROGRAMS, strlen(GS_PROGRAMS)) == 0;
+	return strncmp(function, "nvml", 4) != 0;
 }
 
 static int matches(const struct gs_fault *f, const char *function, uint32_t gpus)

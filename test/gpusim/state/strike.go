@@ -15,13 +15,18 @@ import (
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
 
-// Programs begins the names of functions that are not the library's.
-const Programs = C.GS_PROGRAMS
+// Functions that are not the library's: MPS begins the names of those of MPS, SMI is a run of nvidia-smi.
+const (
+	MPS = C.GS_MPS
+	SMI = C.GS_SMI
+)
 
 // Strike is a fault that strikes a call.
 type Strike struct {
 	machine.Fault
-	serial C.uint64_t
+	function string
+	gpus     C.uint32_t
+	fault    C.struct_gs_fault
 }
 
 // Strike counts a call of a program's function on the given GPUs, and returns the
@@ -40,19 +45,9 @@ func (f *File) Strike(function string, gpus ...int) (*Strike, error) {
 		c := new(C.struct_gs_machine)
 		C.gs_read(h, c)
 		if fault := C.gs_strike(h, c, name, bits); fault != nil {
-			strike = &Strike{decodeFault(h, fault), fault.serial}
+			strike = &Strike{decodeFault(h, fault), function, bits, *fault}
 		}
 		return nil
 	})
 	return strike, err
-}
-
-// Hangs reports whether calls that the fault struck are to hang still.
-func (f *File) Hangs(s *Strike) (bool, error) {
-	hangs := false
-	err := f.use(func(h *C.struct_gs_handle) error {
-		hangs = C.gs_fault_hangs(h, s.serial) != 0
-		return nil
-	})
-	return hangs, err
 }

@@ -17,8 +17,10 @@ import (
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
 )
 
-// ofProgram reports whether a function is one of the stand-ins of MPS.
-func ofProgram(function string) bool { return strings.HasPrefix(function, state.Programs) }
+// ofProgram reports whether a function is one of the stand-ins of MPS, or a run of nvidia-smi.
+func ofProgram(function string) bool {
+	return strings.HasPrefix(function, state.MPS) || function == state.SMI
+}
 
 // checkFunction fails unless the machine's library exports the function that
 // the user named, or a program has it: a fault on any other would never strike.
@@ -28,7 +30,7 @@ func checkFunction(c *cli.Command, root string) error {
 		return nil
 	}
 	if ofProgram(name) {
-		if known := mps.Functions(); !slices.Contains(known, name) {
+		if known := append(mps.Functions(), state.SMI); !slices.Contains(known, name) {
 			return wrong(c, "function", "one of "+strings.Join(known, ", "))
 		}
 		return nil

@@ -76,7 +76,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 		return exitOK
 	}
 	if err == nil {
-		err = execute(c, stdout)
+		err = struck(c, func() error { return execute(c, stdout) })
 	}
 	if err == nil {
 		return exitOK

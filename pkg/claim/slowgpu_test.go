@@ -1,0 +1,105 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package claim
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/partage-dev/partage/test/knownfailures"
+)
+
+// makeSlow lets each call on GPU A take this long, in the time of a bubble.
+func (b *box) makeSlow(each time.Duration) {
+	b.slow.mu.Lock()
+	defer b.slow.mu.Unlock()
+	b.slow.gpus = map[string]time.Duration{pciA: each}
+}
+
+// TestSlowGPUHoldsUpNobody: one GPU is slow, so that calls for its claims are at work on it for minutes, and the driver looks
+// at all GPUs as ever. Claims of another one do not wait.
+func TestSlowGPUHoldsUpNobody(t *testing.T) {
+	knownfailures.Expect(t)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBox(t)
+		m := b.manager()
+		b.makeSlow(20 * time.Second)
+		ctx, stop := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		repeat := func(do func()) {
+			wg.Go(func() {
+				for ctx.Err() == nil {
+					do()
+				}
+			})
+		}
+		repeat(func() {
+			_, _ = m.Prepare(ctx, newClaim("slow", sliceA0))
+			_ = m.Unprepare(ctx, "slow")
+		})
+		repeat(func() {
+			m.Survey(ctx)
+			time.Sleep(10 * time.Second)
+			b.pass(10 * time.Second)
+		})
+		time.Sleep(time.Minute)
+		var longest time.Duration
+		for range 60 {
+			began := time.Now()
+			mustPrepare(t, m, newClaim("beside", sliceB0))
+			mustUnprepare(t, m, "beside")
+			longest = max(longest, time.Since(began))
+			time.Sleep(time.Second)
+		}
+		if longest > time.Second {
+			t.Errorf("GPU A is slow, and a claim of GPU B waits for %s", longest)
+		}
+		stop()
+		wg.Wait()
+	})
+}
+
+// TestReleaseOnSlowGPU: each call takes its time and none hangs. The kubelet gets an answer, so that the pod ends, and the
+// release comes to its end although no run of it has the time to do all of it.
+func TestReleaseOnSlowGPU(t *testing.T) {
+	for name, check := range map[string]func(t *testing.T, b *box, m *Manager){
+		"is answered": func(t *testing.T, _ *box, m *Manager) {
+			ctx, cancel := context.WithTimeout(t.Context(), kubeletTime)
+			defer cancel()
+			began := time.Now()
+			if err := m.Unprepare(ctx, "u1"); err != nil || time.Since(began) > 20*time.Second {
+				t.Errorf("the kubelet waits for %s for the end of a pod: %v", time.Since(began), err)
+			}
+		},
+		"comes to its end": func(t *testing.T, b *box, m *Manager) {
+			for range 20 {
+				ctx, cancel := context.WithTimeout(t.Context(), kubeletTime)
+				_ = m.Unprepare(ctx, "u1")
+				cancel()
+				_ = m.Reconcile(t.Context())
+				time.Sleep(time.Minute)
+				b.pass(2 * time.Minute)
+			}
+			if left := b.state(); len(left) > 0 {
+				t.Errorf("after half an hour a release has not got on: %q", left)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			knownfailures.Expect(t)
+			synctest.Test(t, func(t *testing.T) {
+				b := newBox(t)
+				m := b.manager()
+				mustPrepare(t, m, newClaim("u1", sliceA0, sliceB0))
+				// To read what is on a GPU with seven partitions takes 36 calls of NVML. Here each takes 1.3 s.
+				b.makeSlow(36 * 1300 * time.Millisecond)
+				check(t, b, m)
+				b.slow.nothing()
+			})
+		})
+	}
+}

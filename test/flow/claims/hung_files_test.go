@@ -1,0 +1,134 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package claims
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"github.com/partage-dev/partage/test/flow/harness"
+	"github.com/partage-dev/partage/test/gpusim/sysroot"
+	"github.com/partage-dev/partage/test/knownfailures"
+)
+
+// loseSpec removes the CDI spec of a claim that is prepared, which the driver is to write again by itself, and returns its path.
+func loseSpec(t *testing.T, n *harness.Node, c *drapb.Claim) (path string) {
+	t.Helper()
+	specs := n.CDISpecs(t)
+	at := slices.IndexFunc(specs, func(name string) bool { return strings.Contains(name, c.GetUid()) })
+	if at < 0 {
+		t.Fatalf("claim %s has no CDI spec: %v", c.GetName(), specs)
+	}
+	path = filepath.Join(n.CDIDir, specs[at])
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// writesAgain reports whether the driver writes a CDI spec again that is lost: all claims that need something get their turn.
+func writesAgain(t *testing.T, n *harness.Node, c *drapb.Claim, within time.Duration) bool {
+	t.Helper()
+	path := loseSpec(t, n, c)
+	ctx, cancel := context.WithTimeout(t.Context(), within)
+	defer cancel()
+	for {
+		if _, err := os.Stat(path); err == nil {
+			return true
+		}
+		if harness.Soon(ctx) != nil {
+			return false
+		}
+	}
+}
+
+// procfsHangs is a node where the driver looks after a claim of GPU 0, whose file in /proc hangs. The other is of GPU 1.
+func procfsHangs(t *testing.T) (n *harness.Node, p *harness.Driver, onHung, beside *drapb.Claim) {
+	t.Helper()
+	n = harness.NewNode(t, "h100x2")
+	p = n.Start(t, harness.Eager...)
+	p.Ready(t)
+	onHung = n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 4)}))
+	beside = n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(1, "1g.10gb", 4)}))
+	for _, c := range []*drapb.Claim{onHung, beside} {
+		p.MustPrepare(t, c)
+	}
+	if !writesAgain(t, n, beside, harness.Patience) {
+		t.Fatal("a CDI spec that is missing is not written again, although nothing hangs")
+	}
+	hung := n.HoldProc(t, 0)
+	loseSpec(t, n, onHung)
+	hung.UntilHeld(t, 1)
+	return n, p, onHung, beside
+}
+
+// TestCleanUpWhileProcfsHangs checks that a GPU whose file in /proc cannot be read for a while keeps the driver from looking
+// after no other claim.
+func TestCleanUpWhileProcfsHangs(t *testing.T) {
+	t.Parallel()
+	knownfailures.Expect(t)
+	n, p, _, beside := procfsHangs(t)
+	if !writesAgain(t, n, beside, 10*time.Second) {
+		t.Error("GPU 0 hangs, and nothing is cleaned up any more for a claim of GPU 1")
+	}
+	if err := p.TryUnprepare(t.Context(), beside, harness.ReleaseTimeout); err != nil {
+		t.Errorf("GPU 0 hangs, and a pod with GPU 1 cannot end: %v", err)
+	}
+}
+
+// TestReleaseWhileProcfsHangs checks that claims can be released although the file in /proc of one of their GPUs cannot be
+// read, also one that is just being prepared, and that other GPUs are given back.
+func TestReleaseWhileProcfsHangs(t *testing.T) {
+	t.Parallel()
+	knownfailures.Expect(t)
+	n, p, onHung, _ := procfsHangs(t)
+	both := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 5), harness.Partition(1, "1g.10gb", 5)}))
+	_, _ = p.TryPrepare(t.Context(), both, harness.ShortTimeout)
+	errs := make(chan error, 2)
+	for _, c := range []*drapb.Claim{onHung, both} {
+		go func() { errs <- p.TryUnprepare(t.Context(), c, harness.ReleaseTimeout) }()
+	}
+	if err := errors.Join(<-errs, <-errs); err != nil {
+		t.Errorf("GPU 0 hangs, and a pod with it cannot end: %v", err)
+	}
+	n.WantInstances(t, 1, harness.Place{Profile: "1g.10gb", Start: 4})
+}
+
+// TestDriverFolderHangs checks that pods can end although the folder with the driver's files does not answer, as one on a
+// network or on a bad disk.
+func TestDriverFolderHangs(t *testing.T) {
+	t.Parallel()
+	knownfailures.Expect(t)
+	n := harness.NewNode(t, "h100x2")
+	p := n.Start(t)
+	p.Ready(t)
+	earlier := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(1, "1g.10gb", 4)}))
+	p.MustPrepare(t, earlier)
+	// What is new there has to be looked at.
+	if err := os.WriteFile(filepath.Join(sysroot.LibraryDir(n.Root), "libnew.so"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	hung := n.HoldLibraries(t)
+	stuck := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 4)}))
+	go func() { _, _ = p.TryPrepare(t.Context(), stuck, harness.ReleaseTimeout) }()
+	hung.UntilHeld(t, 1)
+	errs := make(chan error, 2)
+	for _, c := range []*drapb.Claim{earlier, stuck} {
+		go func() { errs <- p.TryUnprepare(t.Context(), c, harness.ReleaseTimeout) }()
+	}
+	if err := errors.Join(<-errs, <-errs); err != nil {
+		t.Errorf("the driver's folder does not answer, and a pod cannot end: %v", err)
+	}
+	if left := n.Instances(t); len(left) > 0 {
+		t.Errorf("the driver's folder does not answer, and partitions are not given back: %+v", left)
+	}
+}

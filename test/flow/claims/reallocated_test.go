@@ -1,0 +1,66 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package claims
+
+import (
+	"strings"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	"github.com/partage-dev/partage/test/flow/harness"
+	"github.com/partage-dev/partage/test/knownfailures"
+)
+
+// hasEnv reports whether a container has a variable with this prefix.
+func hasEnv(t *testing.T, n *harness.Node, prefix string, ids []string) bool {
+	t.Helper()
+	for _, entry := range n.Container(t, ids...).Process.Env {
+		if strings.HasPrefix(entry, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// TestReallocatedWithOtherConfig checks that a claim that was allocated the same device again, with a configuration, gets
+// what that says, or is refused: the kubelet never released it, as after a forced deletion.
+func TestReallocatedWithOtherConfig(t *testing.T) {
+	t.Parallel()
+	knownfailures.Expect(t)
+	n := harness.NewNode(t, "h100x1")
+	n.StartSupervisor(t)
+	p := n.Start(t)
+	p.Ready(t)
+	device := n.DeviceName(t, 0, "", 0)
+	c := n.AllocateNamed([]string{device})
+	p.MustPrepare(t, c)
+	n.Reallocate(c, []resourceapi.DeviceRequestAllocationResult{{Device: device}}, harness.GPUWithMPS)
+	ids, err := p.TryPrepare(t.Context(), c, harness.KubeletTimeout)
+	if err == nil && !hasEnv(t, n, "CUDA_MPS_PIPE_DIRECTORY=", ids) {
+		t.Error("the claim is allocated a GPU with limits of MPS, and is prepared without any")
+	}
+}
+
+// TestLimitedShareHasLimits checks that a time-slice share that was allocated while nothing limited such shares, so that it
+// has no amounts, does not get in beside others that are limited as if it were.
+func TestLimitedShareHasLimits(t *testing.T) {
+	t.Parallel()
+	knownfailures.Expect(t)
+	n := harness.NewNode(t, "l4x1")
+	p := n.Start(t, n.Interposer(t))
+	p.Ready(t)
+	zero := resource.MustParse("0")
+	c := n.Store([]resourceapi.DeviceRequestAllocationResult{{
+		Device: n.DeviceName(t, 0, "", 0) + "-" + string(harness.TimeSlice), ShareID: ptr.To(types.UID("5e1bb7c6-0000-4000-8000-000000000001")),
+		ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{"memory": zero, "smPercent": zero, "shares": resource.MustParse("1")},
+	}}, nil)
+	ids, err := p.TryPrepare(t.Context(), c, harness.KubeletTimeout)
+	if err == nil && !hasEnv(t, n, "CUDA_DEVICE_MEMORY_LIMIT", ids) {
+		t.Error("a share without a limit is prepared beside others that have one, as isolated by software")
+	}
+}

@@ -1,0 +1,130 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package fault
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/partage-dev/partage/test/flow/harness"
+	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/knownfailures"
+)
+
+// keepsBack are the looks at a GPU that keep what changes on all others from being published as long as they are held, a
+// broken promise of which TestChangePublishedWhileAnotherGPUIsSlow is the test.
+var keepsBack = []string{
+	"nvmlComputeInstanceGetInfo_v2",
+	"nvmlDeviceGetGpuInstances",
+	"nvmlDeviceGetMemoryInfo",
+	"nvmlDeviceGetMigMode",
+	"nvmlDeviceGetUUID",
+	"nvmlGpuInstanceGetComputeInstances",
+	"nvmlGpuInstanceGetInfo",
+}
+
+// TestSlowLooks holds the calls with which the driver looks at a GPU every now and then, function by function. A claim on
+// another GPU comes and goes meanwhile, and what changes there is published.
+func TestSlowLooks(t *testing.T) {
+	t.Parallel()
+	l := newSlowLook(t)
+	count := harness.Enumerate(t, "slow looks", 18)
+	looks := l.looks(t)
+	for _, function := range harness.Choose(count, looks) {
+		known := slices.Contains(keepsBack, function)
+		if err := l.runSlowLook(t.Context(), function, known); err != nil {
+			t.Errorf("all calls of %s are held: %v", function, err)
+		}
+		count.Ran(function)
+	}
+	for _, function := range keepsBack {
+		if !slices.Contains(looks, function) {
+			t.Errorf("%s is no look any more: take it off the list", function)
+		}
+	}
+}
+
+// TestChangePublishedWhileAnotherGPUIsSlow: what the scheduler has to know of a GPU does not wait for another one.
+func TestChangePublishedWhileAnotherGPUIsSlow(t *testing.T) {
+	knownfailures.Expect(t)
+	t.Parallel()
+	l := newSlowLook(t)
+	gate := l.n.Hold(t, "nvmlDeviceGetGpuInstances", 0)
+	defer gate.Remove(t)
+	gate.UntilHeld(t, 1)
+	if err := l.changesArePublished(t.Context(), enoughTime/4); err != nil {
+		t.Errorf("GPU 0 is slow, and what changes on GPU 1 is not published: %v", err)
+	}
+}
+
+// newSlowLook is a driver that looks at two GPUs all the time, of which one has a partition.
+func newSlowLook(t *testing.T) *lane {
+	t.Helper()
+	r := &faultRig{n: harness.NewNode(t, "h100x2"), layout: faultLayout{at: harness.Place{Profile: "1g.10gb", Start: 4}}}
+	r.n.StartSupervisor(t) // shares by MPS are tainted without
+	r.p = r.n.Start(t, slices.Concat(harness.Frequent, patient)...)
+	r.p.UntilPublished(t, r.n, 0, 1)
+	r.p.MustPrepare(t, r.n.AllocateNamed(r.n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 0)})))
+	return &lane{faultRig: r, gpu: 0, neighbour: 1}
+}
+
+// runSlowLook returns what is wrong while calls are held. Where it is known that nothing is published, that is an error if
+// it is not so any more; it is looked at where all cases are.
+func (l *lane) runSlowLook(ctx context.Context, function string, known bool) error {
+	fault, err := l.n.TryInject(machine.Fault{Function: function, GPU: l.gpu, Hang: true, Effect: machine.Proceed})
+	if err != nil {
+		return err
+	}
+	err = harness.Eventually(ctx, fault.CheckStruck)
+	if err == nil {
+		err = l.neighbourGoes(ctx)
+	}
+	switch {
+	case err != nil || known && !harness.TheSample().All():
+	case !known:
+		if err = l.changesArePublished(ctx, enoughTime); err != nil {
+			err = fmt.Errorf("what changes on GPU %d is not published: %w", l.neighbour, err)
+		}
+	case l.changesArePublished(ctx, enoughTime/10) == nil:
+		err = fmt.Errorf("what changes on GPU %d is published: take the call off the list", l.neighbour)
+	}
+	_, removeErr := fault.TryRemove()
+	return errors.Join(err, removeErr, l.occupyNeighbour(false), l.untilTainted(ctx, false))
+}
+
+// changesArePublished fails if what changes on the other GPU is not published in time. It changes several times:
+// a look that had begun before is over then.
+func (l *lane) changesArePublished(ctx context.Context, limit time.Duration) error {
+	for _, occupied := range []bool{true, false, true} {
+		if err := l.occupyNeighbour(occupied); err != nil {
+			return err
+		}
+		limited, cancel := context.WithTimeout(ctx, limit)
+		err := l.untilTainted(limited, occupied)
+		cancel()
+		if err != nil {
+			return fmt.Errorf("somebody's partition there: %v, %w", occupied, err)
+		}
+	}
+	return nil
+}
+
+// untilTainted waits until the whole of the other GPU is published with a taint, or without.
+func (l *lane) untilTainted(ctx context.Context, want bool) error {
+	m, err := l.n.State.Snapshot()
+	if err != nil {
+		return err
+	}
+	whole := harness.DeviceName(m.GPUs[l.neighbour].PCIAddress, harness.Place{})
+	return harness.Eventually(ctx, func() error {
+		if _, tainted := l.n.Offered(whole); len(tainted) > 0 != want {
+			return fmt.Errorf("tainted are %v", tainted)
+		}
+		return nil
+	})
+}

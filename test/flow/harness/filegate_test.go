@@ -1,0 +1,75 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package harness
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"testing"
+)
+
+// TestFileGate: programs that open a file, or list a folder, are held and go on one by one, in their order; this process
+// and those that open other files are not held.
+func TestFileGate(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("holding opened files needs root")
+	}
+	dir := t.TempDir()
+	file, folder, other := filepath.Join(dir, "information"), filepath.Join(dir, "folder"), filepath.Join(dir, "other")
+	for _, path := range []string{file, other, filepath.Join(dir, "folder/in it/file")} {
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte("text"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	g := HoldFiles(t, file, folder)
+	type end struct {
+		command string
+		output  string
+		err     error
+	}
+	ends := make(chan end, 4)
+	run := func(command ...string) {
+		go func() {
+			output, err := exec.Command(command[0], command[1:]...).Output()
+			ends <- end{command[0], string(output), err}
+		}()
+	}
+	if text, err := os.ReadFile(file); err != nil || string(text) != "text" {
+		t.Errorf("this process reads %q, %v", text, err)
+	}
+	run("cat", file)
+	g.UntilHeld(t, 1)
+	run("ls", folder)
+	g.UntilHeld(t, 2)
+	run("head", filepath.Join(folder, "in it/file"))
+	g.UntilHeld(t, 3)
+	if want := []string{file, folder, filepath.Join(folder, "in it/file")}; !slices.Equal(g.Held(), want) {
+		t.Errorf("held are %v, want %v", g.Held(), want)
+	}
+	if output, err := exec.Command("cat", other).Output(); err != nil || string(output) != "text" {
+		t.Errorf("another file: %q, %v", output, err)
+	}
+	for _, want := range []end{{"cat", "text", nil}, {"ls", "in it\n", nil}} {
+		g.LetGo(t, 1)
+		if got := <-ends; got != want {
+			t.Errorf("let go: %+v, want %+v", got, want)
+		}
+	}
+	run("tail", file)
+	g.UntilHeld(t, 2)
+	g.Open()
+	for range 2 {
+		if got := <-ends; got.output != "text" || got.err != nil {
+			t.Errorf("after the gate was opened: %+v", got)
+		}
+	}
+	if output, err := exec.Command("cat", file).Output(); err != nil || string(output) != "text" {
+		t.Errorf("with the gate open: %q, %v", output, err)
+	}
+}

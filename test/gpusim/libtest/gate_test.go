@@ -1,0 +1,138 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package libtest
+
+import (
+	"os"
+	"slices"
+	"testing"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/gpusim/state"
+)
+
+// held waits until a number of calls are held, and returns them.
+func (r *root) held(n int) (calls []state.Held) {
+	r.t.Helper()
+	until(r.t, "calls that are held", func() bool {
+		var err error
+		if calls, err = r.file().Held(); err != nil {
+			r.t.Fatal(err)
+		}
+		return len(calls) == n
+	})
+	return calls
+}
+
+func (r *root) letGo(fault, n int) {
+	r.t.Helper()
+	if err := r.file().LetGo(fault, n); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// TestGate: calls that a fault holds go on one by one, the oldest first, and those that come later are held, too.
+func TestGate(t *testing.T) {
+	r := newRoot(t, machineOf(h100(0), h100(1)))
+	lib := r.open()
+	first, second := device(t, lib, 0), device(t, lib, 1)
+	id := r.strike(machine.Fault{Function: "*", GPU: 0, Hang: true, Effect: machine.Proceed})
+
+	type answer struct {
+		name string
+		ret  nvml.Return
+	}
+	answers := make(chan answer, 3)
+	ask := func(name string, call func() nvml.Return) { go func() { answers <- answer{name, call()} }() }
+	ask("UUID", func() nvml.Return { _, ret := first.GetUUID(); return ret })
+	r.held(1)
+	ask("name", func() nvml.Return { _, ret := first.GetName(); return ret })
+	r.held(2)
+	ask("serial", func() nvml.Return { _, ret := first.GetSerial(); return ret })
+	var functions []string
+	for _, c := range r.held(3) {
+		functions = append(functions, c.Function)
+		if c.PID != os.Getpid() || c.Fault != id || !slices.Equal(c.GPUs, []int{0}) {
+			t.Errorf("held: %+v", c)
+		}
+	}
+	if diff := cmp.Diff([]string{"nvmlDeviceGetUUID", "nvmlDeviceGetName", "nvmlDeviceGetSerial"}, functions); diff != "" {
+		t.Errorf("held calls (-want +got):\n%s", diff)
+	}
+	if _, ret := second.GetUUID(); ret != nvml.SUCCESS {
+		t.Errorf("on the other GPU: %v", ret)
+	}
+
+	r.letGo(id, 1)
+	if got := <-answers; got != (answer{"UUID", nvml.SUCCESS}) {
+		t.Errorf("first came %+v", got)
+	}
+	r.held(2)
+	ask("minor", func() nvml.Return { _, ret := first.GetMinorNumber(); return ret })
+	r.held(3)
+	r.letGo(id, 2)
+	names := []string{(<-answers).name, (<-answers).name}
+	slices.Sort(names)
+	if !slices.Equal(names, []string{"name", "serial"}) {
+		t.Errorf("then came %v", names)
+	}
+	r.held(1)
+	if err := r.file().LetGo(id, 2); err == nil {
+		t.Error("two calls were let go where there is one")
+	}
+	r.relent(id)
+	if got := <-answers; got != (answer{"minor", nvml.SUCCESS}) {
+		t.Errorf("last came %+v", got)
+	}
+	r.held(0)
+}
+
+// TestGateAfter: the change is made, its answer is held, and the next call's change is made before it is let go.
+func TestGateAfter(t *testing.T) {
+	r := newRoot(t, divided(1))
+	d := device(t, r.open(), 0)
+	info := profileInfo(t, d, id1g)
+	id := r.strike(machine.Fault{
+		Function: "nvmlDeviceCreateGpuInstance", Hang: true, Effect: machine.FailAfter, Code: int(nvml.ERROR_TIMEOUT),
+	})
+	answers := make(chan nvml.Return, 2)
+	for i := range 2 {
+		go func() { _, ret := d.CreateGpuInstance(info); answers <- ret }()
+		r.held(i + 1)
+		if got := len(r.machine().GPUs[0].MIG.Instances); got != i+1 {
+			t.Errorf("%d instances, want %d", got, i+1)
+		}
+	}
+	for range 2 {
+		r.letGo(id, 1)
+		wants(t, "the call that was held", <-answers, nvml.ERROR_TIMEOUT)
+	}
+}
+
+// TestGateOfTheDead: who is killed while its call is held leaves nothing behind.
+func TestGateOfTheDead(t *testing.T) {
+	r := newRoot(t, machineOf(h100(0)))
+	lib := r.open()
+	id := r.strike(machine.Fault{Function: "nvmlDeviceGetUUID", GPU: 0, Hang: true, Effect: machine.Proceed})
+	for range 3 {
+		other := helper(t, "list", library, "GPUSIM_STATE="+r.state())
+		if err := other.Start(); err != nil {
+			t.Fatal(err)
+		}
+		if c := r.held(1)[0]; c.PID != other.Process.Pid {
+			t.Errorf("process %d is held, want %d", c.PID, other.Process.Pid)
+		}
+		_ = other.Process.Kill()
+		_ = other.Wait()
+		r.held(0)
+	}
+	d := device(t, lib, 0)
+	call := hang(t, r, func() nvml.Return { _, ret := d.GetUUID(); return ret })
+	r.held(1)
+	r.letGo(id, 1)
+	call.ends(nvml.SUCCESS)
+}
