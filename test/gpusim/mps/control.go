@@ -89,7 +89,7 @@ func (s speaker) say(line string) (result, error) {
 
 // CommandElsewhere is counted among the calls of the machine (state.File.Calls) when somebody had a command and not the
 // daemon's /dev/shm, where that is needed.
-const CommandElsewhere = state.Programs + "command_elsewhere"
+const CommandElsewhere = state.MPS + "command_elsewhere"
 
 // proof is a file in the daemon's /dev/shm that somebody has to read before his commands are taken.
 type proof struct {
