@@ -41,14 +41,14 @@ func newCommand() *cli.Command {
 				return err
 			}
 			m.MovingMinors = c.Bool("moving-minors")
+			assets, err := assetsOf(c)
+			if err != nil {
+				return err
+			}
 			for i := range m.GPUs {
 				if c.Bool("upper-half-first") && m.GPUs[i].MIG != nil {
 					m.GPUs[i].MIG.UpperHalfFirst()
 				}
-			}
-			assets, err := assetsOf(c)
-			if err != nil {
-				return err
 			}
 			create := sysroot.Create
 			if c.Bool("driver-container") {
