@@ -31,7 +31,7 @@ var holderChecks = []Check{
 	},
 	{
 		ID:         "holders.others",
-		Assumption: "no other process has the GPU open, so that its partitions can go, and its MIG mode can change where that needs a reset",
+		Assumption: "no other process has the GPU open, so that its partitions can be made and can go",
 		Code:       "pkg/partition",
 		Run:        checkOthers,
 	},
@@ -202,10 +202,7 @@ func checkOthers(ctx context.Context, n *Node) []Finding {
 		others := slices.DeleteFunc(open, func(p process) bool {
 			return slices.Contains(pids, p.PID) || p.Harmless
 		})
-		why := "it may use the GPU without a claim, and a partition that it has open cannot go"
-		if g.MIG != nil && !g.MIG.Dynamic {
-			why += "; the MIG mode cannot change while it has the GPU open"
-		}
-		return []Finding{Expect(g.PCIAddress, len(others) == 0, expected, listOf(others)).Because("%s", why)}
+		return []Finding{Expect(g.PCIAddress, len(others) == 0, expected, listOf(others)).
+			Because("while it has the GPU open, it may keep the first partition from being made, and a partition may be in use that no pod has")}
 	})
 }

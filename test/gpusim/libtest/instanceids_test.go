@@ -44,7 +44,7 @@ func TestInstanceIDOrders(t *testing.T) {
 				}
 				line := p.Name + ":"
 				for _, at := range p.Placements {
-					gi := createAt(t, d, p.ID, place(uint32(at.Start), uint32(at.Size))) // #nosec G115 -- below 8
+					gi := createAt(t, d, p.ID, place(uint32(at.Start), uint32(at.Size)))
 					info, ret := gi.GetInfo()
 					wants(t, "GetInfo", ret, nvml.SUCCESS)
 					line += fmt.Sprintf(" %d→%d", at.Start, info.Id)

@@ -49,14 +49,14 @@ func newCommand() *cli.Command {
 				return wrong(c, "coherent-memory", "driver or numa")
 			}
 			m.CoherentMemory = machine.CoherentMemory(mode)
+			assets, err := assetsOf(c)
+			if err != nil {
+				return err
+			}
 			for i := range m.GPUs {
 				if c.Bool("upper-half-first") && m.GPUs[i].MIG != nil {
 					m.GPUs[i].MIG.UpperHalfFirst()
 				}
-			}
-			assets, err := assetsOf(c)
-			if err != nil {
-				return err
 			}
 			create := sysroot.Create
 			if c.Bool("driver-container") {
