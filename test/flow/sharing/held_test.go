@@ -27,11 +27,11 @@ func TestSlowDaemon(t *testing.T) {
 	}{
 		"start of the daemon":  {mps.ControlStart, harness.Prepare},
 		"start of the server":  {mps.ServerStart, harness.Prepare},
-		"limits":               {state.Programs + "set_default_active_thread_percentage", harness.Prepare},
-		"look":                 {state.Programs + "get_server_list", harness.Look},
-		"end of the daemon":    {state.Programs + "quit", harness.Unprepare},
-		"release while slow":   {state.Programs + "get_server_status", harness.Look},
-		"clients of the other": {state.Programs + "get_client_list", harness.Look},
+		"limits":               {state.MPS + "set_default_active_thread_percentage", harness.Prepare},
+		"look":                 {state.MPS + "get_server_list", harness.Look},
+		"end of the daemon":    {state.MPS + "quit", harness.Unprepare},
+		"release while slow":   {state.MPS + "get_server_status", harness.Look},
+		"clients of the other": {state.MPS + "get_client_list", harness.Look},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
