@@ -62,7 +62,6 @@ func TestPreparedAgainAfterReset(t *testing.T) {
 // TestNextClaimAfterReset checks the same for the next claim in the place.
 func TestNextClaimAfterReset(t *testing.T) {
 	t.Parallel()
-	knownfailures.Expect(t)
 	n, p, c, beside := removed(t)
 	p.MustUnprepare(t, c)
 	next := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 4)}))
