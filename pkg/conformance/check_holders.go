@@ -31,7 +31,7 @@ var holderChecks = []Check{
 	},
 	{
 		ID:         "holders.others",
-		Assumption: "no other process has the GPU open, so that its MIG mode can change and its partitions can go",
+		Assumption: "no other process has the GPU open, so that its partitions can be made and can go",
 		Code:       "pkg/partition",
 		Run:        checkOthers,
 	},
@@ -203,6 +203,6 @@ func checkOthers(ctx context.Context, n *Node) []Finding {
 			return slices.Contains(pids, p.PID) || p.Harmless
 		})
 		return []Finding{Expect(g.PCIAddress, len(others) == 0, expected, listOf(others)).
-			Because("while it has the GPU open, the MIG mode cannot change, and a partition may be in use that no pod has")}
+			Because("while it has the GPU open, it may keep the first partition from being made, and a partition may be in use that no pod has")}
 	})
 }

@@ -37,7 +37,7 @@ var intrusiveChecks = []Check{
 	},
 	{
 		ID:         "intrusive.mig-mode",
-		Assumption: "the MIG mode of this GPU can be changed without a reset while nobody uses it",
+		Assumption: "the MIG mode of this GPU can be changed without a reset, whoever has it open",
 		Code:       "pkg/gpu/nvml/mig.go",
 		Run:        checkMIGSwitch,
 	},

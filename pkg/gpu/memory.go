@@ -15,6 +15,9 @@ const (
 	// shows empty partitions of an A100 with 107 MiB (3g.20gb) in use; those of an H100
 	// have 15 MiB for each slice.
 	instanceReserved = 36 * mib
+	// instanceReservedWithGraphics is that of chips whose partitions can have graphics: an
+	// empty 1g.24gb of an RTX PRO 6000 (compute capability 12.0) shows 64 MiB.
+	instanceReservedWithGraphics = 64 * mib
 	// mpsServer is what an MPS server has: NVIDIA's MIG user guide shows 60 MiB on
 	// a partition, published output of nvidia-smi 25 to 30 on whole GPUs.
 	mpsServer = 64 * mib
@@ -38,6 +41,8 @@ const (
 // of a partition with the profile. It is an estimate unless the driver has reported it.
 func (g *GPU) ReservedMemory(profile *Profile) uint64 {
 	switch {
+	case profile != nil && g.ComputeCapability.Major >= 12:
+		return uint64(max(1, profile.Slices)) * instanceReservedWithGraphics
 	case profile != nil:
 		return uint64(max(1, profile.Slices)) * instanceReserved
 	case g.ReservedBytes > 0:

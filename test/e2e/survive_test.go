@@ -216,8 +216,8 @@ func TestNodeReboot(t *testing.T) {
 	for _, pod := range []string{"part", "whole", "share"} {
 		waitRestarted(t, ns, pod)
 	}
-	if now := migUUID.FindString(waitLog(t, ns, "part", "main", "MIG 1g.10gb")); now == uuid {
-		t.Errorf("the partition still is %s", uuid)
+	if now := migUUID.FindString(waitLog(t, ns, "part", "main", "MIG 1g.10gb")); now != uuid {
+		t.Errorf("the partition is %s, and was %s in the same place", now, uuid)
 	}
 	wantAll(t, "the share", waitLog(t, ns, "share", "main", "ready"), throughMPS, "limit 10240 MiB", shared)
 	wantNodes(t, ns, "whole", after)

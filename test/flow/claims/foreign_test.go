@@ -126,7 +126,8 @@ func TestForeignPartitionInTheWay(t *testing.T) {
 }
 
 // TestForeignPartitionGoesWhileClaimed checks that the device stays published, tainted,
-// as long as a claim has it, and that the claim can be released.
+// as long as a claim has it, that the claim can have it again when the administrator has made it again, and can be
+// released.
 func TestForeignPartitionGoesWhileClaimed(t *testing.T) {
 	t.Parallel()
 	n, p, at := divided(t)
@@ -138,10 +139,18 @@ func TestForeignPartitionGoesWhileClaimed(t *testing.T) {
 	p.UntilTainted(t, n, "gone", []string{name})
 	p.UntilTainted(t, n, "occupied", nil)
 
-	// Another one in the same place is not the one that the claim has.
+	// One that is made in the same place has the same UUID: it is the device that the claim was allocated.
 	n.RunSMI(t, "mig -i 0 -cgi 2g.20gb:2 -C")
-	if got := p.Prepare(t, claim)[0].GetError(); got == "" {
-		t.Error("the claim was prepared with a partition that it was not allocated")
+	p.UntilTainted(t, n, "gone", nil)
+	ids := p.MustPrepare(t, claim)
+	g := n.Machine(t).GPUs[0]
+	want, err := n.WantNodes(&g, at.Find(&g))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := n.SpecNodes(claim.GetUid(), ids[0])
+	if diff := cmp.Diff(want, got); diff != "" || err != nil {
+		t.Errorf("device nodes of the static device: %v (-want +got):\n%s", err, diff)
 	}
 	p.MustUnprepare(t, claim)
 	n.WantInstances(t, 0, at)

@@ -36,7 +36,7 @@ func TestFileGate(t *testing.T) {
 	ends := make(chan end, 4)
 	run := func(command ...string) {
 		go func() {
-			output, err := exec.Command(command[0], command[1:]...).Output()
+			output, err := exec.CommandContext(t.Context(), command[0], command[1:]...).Output()
 			ends <- end{command[0], string(output), err}
 		}()
 	}
@@ -52,7 +52,7 @@ func TestFileGate(t *testing.T) {
 	if want := []string{file, folder, filepath.Join(folder, "in it/file")}; !slices.Equal(g.Held(), want) {
 		t.Errorf("held are %v, want %v", g.Held(), want)
 	}
-	if output, err := exec.Command("cat", other).Output(); err != nil || string(output) != "text" {
+	if output, err := exec.CommandContext(t.Context(), "cat", other).Output(); err != nil || string(output) != "text" {
 		t.Errorf("another file: %q, %v", output, err)
 	}
 	for _, want := range []end{{"cat", "text", nil}, {"ls", "in it\n", nil}} {
@@ -69,7 +69,7 @@ func TestFileGate(t *testing.T) {
 			t.Errorf("after the gate was opened: %+v", got)
 		}
 	}
-	if output, err := exec.Command("cat", file).Output(); err != nil || string(output) != "text" {
+	if output, err := exec.CommandContext(t.Context(), "cat", file).Output(); err != nil || string(output) != "text" {
 		t.Errorf("with the gate open: %q, %v", output, err)
 	}
 }

@@ -16,7 +16,8 @@ struct verdict {
 	int gpu;
 	int failure;
 	struct gs_fault fault;     // with effect GS_PROCEED if none struck
-	struct gs_latency latency; // all zero if there is none
+	struct gs_fault lock;      // that others may have locked all GPUs for; all zero if there is none
+	struct gs_latency latency; // the same
 	char state[GS_PATH];
 };
 
@@ -41,7 +42,8 @@ static void judge(struct call *call, struct gs_handle *h, const struct gs_machin
 	int gpu = call->find == NULL ? -1 : call->find(call->key);
 	const struct gs_fault *fault = gs_strike(h, m, call->function, gpu < 0 ? 0 : 1u << gpu);
 	const struct gs_latency *latency = latency_of(m, call->function);
-	if (fault == NULL && latency == NULL && failure_of(m, gpu) == 0)
+	const struct gs_fault *lock = gpu < 0 || fault != NULL ? NULL : gs_fault_of_all_gpus(m);
+	if (fault == NULL && latency == NULL && lock == NULL && failure_of(m, gpu) == 0)
 		return;
 	struct verdict *v = calloc(1, sizeof(*v));
 	if (v == NULL)
@@ -51,6 +53,8 @@ static void judge(struct call *call, struct gs_handle *h, const struct gs_machin
 	v->fault.effect = GS_PROCEED;
 	if (fault != NULL)
 		v->fault = *fault;
+	if (lock != NULL)
+		v->lock = *lock;
 	if (latency != NULL)
 		v->latency = *latency;
 	snprintf(v->state, sizeof(v->state), "%s", path);
@@ -65,12 +69,15 @@ static void recheck(struct call *call, struct gs_handle *h, const struct gs_mach
 	call->verdict->failure = failure_of(m, call->verdict->gpu);
 }
 
+static uint32_t bit_of(int gpu)
+{
+	return gpu < 0 ? 0 : 1u << gpu;
+}
+
 static void endure(const struct call *call)
 {
 	const struct verdict *v = call->verdict;
-	wait_for(v->fault.delay);
-	if (v->fault.hang)
-		gs_wait_at_gate(v->state, &v->fault, call->function, v->gpu < 0 ? 0 : 1u << v->gpu);
+	gs_endure(v->state, &v->fault, call->function, bit_of(v->gpu));
 }
 
 // works_when_lost: a GPU that is lost still has its place on the bus, and what happened to
@@ -126,6 +133,8 @@ int call_begins(struct call *call)
 		return 1;
 	if (instead(call))
 		return 0;
+	if (v->lock.all_gpus)
+		gs_wait_behind(v->state, &v->lock, call->function, bit_of(v->gpu));
 	consult(recheck, call);
 	if (v->failure != 0 && !works_when_lost(call->function)) {
 		call->result = (nvmlReturn_t)v->failure;

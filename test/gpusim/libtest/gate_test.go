@@ -136,3 +136,60 @@ func TestGateOfTheDead(t *testing.T) {
 	r.letGo(id, 1)
 	call.ends(nvml.SUCCESS)
 }
+
+// TestLockOfAllGPUs: as with a GSP that hangs, a call on one GPU keeps those of all waiting, and they go on one after the
+// other; calls that concern no GPU do not wait.
+func TestLockOfAllGPUs(t *testing.T) {
+	r := newRoot(t, machineOf(h100(0), h100(1)))
+	lib := r.open()
+	first, second := device(t, lib, 0), device(t, lib, 1)
+	id := r.strike(machine.Fault{Function: "*", GPU: 0, Hang: true, AllGPUs: true, Code: int(nvml.ERROR_TIMEOUT)})
+	behind := func(n int) {
+		t.Helper()
+		until(t, "calls behind the one that is held", func() bool {
+			calls, err := r.file().Behind()
+			return err == nil && len(calls) == n
+		})
+	}
+	ask := func(call func() (string, nvml.Return)) chan nvml.Return {
+		answer := make(chan nvml.Return, 1)
+		go func() { _, ret := call(); answer <- ret }()
+		return answer
+	}
+	oldest := ask(first.GetUUID)
+	r.held(1)
+	next := ask(first.GetName)
+	behind(1)
+	other := ask(second.GetUUID)
+	behind(2)
+	if _, ret := lib.SystemGetDriverVersion(); ret != nvml.SUCCESS {
+		t.Errorf("a call on no GPU: %v", ret)
+	}
+	if calls := r.held(1); calls[0].Function != "nvmlDeviceGetUUID" {
+		t.Errorf("held: %+v", calls)
+	}
+	select {
+	case ret := <-other:
+		t.Fatalf("the call on the other GPU has ended: %v", ret)
+	default:
+	}
+	r.letGo(id, 1)
+	wants(t, "the call that was held", <-oldest, nvml.ERROR_TIMEOUT)
+	// The kernel decides which of the two is next.
+	until(t, "the next call to be held", func() bool {
+		calls, err := r.file().Held()
+		return err == nil && len(calls) == 1 && calls[0].Function == "nvmlDeviceGetName"
+	})
+	r.letGo(id, 1)
+	wants(t, "the next one", <-next, nvml.ERROR_TIMEOUT)
+	wants(t, "the one on the other GPU", <-other, nvml.SUCCESS)
+	behind(0)
+
+	oldest = ask(first.GetUUID)
+	r.held(1)
+	other = ask(second.GetUUID)
+	behind(1)
+	r.relent(id)
+	wants(t, "the call that was held", <-oldest, nvml.ERROR_TIMEOUT)
+	wants(t, "the one on the other GPU", <-other, nvml.SUCCESS)
+}

@@ -76,9 +76,13 @@ type Fault struct {
 	// Delay is added to a call that is struck. Hang keeps it until the fault is
 	// removed, or state.File.LetGo lets the call go on. Both come before the call, or, for FailAfter and KillAfter, after
 	// it.
-	Delay  time.Duration
-	Hang   bool
-	Effect Effect
+	Delay time.Duration
+	Hang  bool
+	// AllGPUs: a call that is delayed or held has all GPUs locked, so that others on any GPU wait
+	// until it goes on, struck or not. So does the driver wait for a GSP that hangs: 45 s for each
+	// call, one after the other, under a lock of all GPUs.
+	AllGPUs bool
+	Effect  Effect
 	// Code is an nvmlReturn_t, for Fail and FailAfter. Programs have no use for it.
 	Code int
 

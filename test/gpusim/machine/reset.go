@@ -12,10 +12,10 @@ import (
 // Reset does to a GPU what a reset does: its instances are gone, and what waited for one
 // has happened. Its failure is gone if it was one that a reset heals. A MIG mode that needs
 // a reset to change is kept otherwise, any other is off. What was counted for ever, what is
-// broken for good and how hot it is stays.
+// broken for good and how hot it is stays, as does the time slice, which the kernel module has.
 func (g *GPU) Reset() {
 	g.Resets++
-	g.ComputeMode, g.TimeSlice = 0, 0
+	g.ComputeMode = 0
 	switch nvml.Return(g.Failure) {
 	case nvml.ERROR_GPU_IS_LOST, nvml.ERROR_RESET_REQUIRED:
 		g.Failure = 0

@@ -6,7 +6,6 @@ package state
 import (
 	"errors"
 	"syscall"
-	"time"
 
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
@@ -43,11 +42,6 @@ func (f *File) Around(function string, gpus []int, do func() error) error {
 		killSelf()
 	}
 	return do()
-}
-
-func (f *File) endure(s *Strike) {
-	time.Sleep(s.Delay)
-	f.hold(s)
 }
 
 func killSelf() {

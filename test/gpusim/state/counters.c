@@ -104,16 +104,16 @@ int gs_still(const struct gs_handle *h, uint64_t generation)
 	return atomic_load_explicit(&h->file->generation, memory_order_relaxed) == generation;
 }
 
-int gs_fault_hangs(const struct gs_handle *h, uint64_t serial)
+int gs_fault_there(const struct gs_handle *h, uint64_t serial, int hanging)
 {
 	for (;;) {
 		uint64_t generation = gs_generation(h);
 		const struct gs_machine *m = &h->file->slot[generation % 2];
-		int hangs = 0;
+		int is = 0;
 		for (int i = 0; i < gs_bounded(m->fault_count, GS_MAX_FAULTS); i++)
-			hangs |= m->faults[i].serial == serial && m->faults[i].hang;
+			is |= m->faults[i].serial == serial && (!hanging || m->faults[i].hang);
 		if (gs_still(h, generation))
-			return hangs;
+			return is;
 	}
 }
 

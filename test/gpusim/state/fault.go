@@ -99,6 +99,7 @@ func (e *encoder) fault(c *C.struct_gs_fault, f *machine.Fault, gpus int) {
 	c.probability = C.double(f.Probability)
 	c.delay = e.duration(what+"delay", f.Delay)
 	c.hang = flag(f.Hang)
+	c.all_gpus = flag(f.AllGPUs)
 	c.effect = C.int32_t(f.Effect)
 	c.code = e.number(what+"code", f.Code)
 }
@@ -150,7 +151,7 @@ func decodeFault(h *C.struct_gs_handle, f *C.struct_gs_fault) machine.Fault {
 	C.gs_fault_counts(h, f.serial, &seen, &struck)
 	return machine.Fault{
 		ID: int(f.id), Function: C.GoString(&f.function[0]), GPU: int(f.gpu), Skip: int(f.skip), Times: int(f.times),
-		Probability: float64(f.probability), Delay: time.Duration(f.delay), Hang: f.hang != 0,
+		Probability: float64(f.probability), Delay: time.Duration(f.delay), Hang: f.hang != 0, AllGPUs: f.all_gpus != 0,
 		Effect: machine.Effect(f.effect), Code: int(f.code), Seen: uint64(seen), Struck: uint64(struck),
 	}
 }

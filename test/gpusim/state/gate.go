@@ -18,7 +18,7 @@ import (
 	"unsafe"
 )
 
-// Held is a call that a fault holds.
+// Held is a call that a fault holds, or one that waits behind it.
 type Held struct {
 	// Fault is the ID of the fault.
 	Fault    int
@@ -37,17 +37,27 @@ type Held struct {
 func (f *File) Held() ([]Held, error) {
 	var held []Held
 	err := f.use(func(h *C.struct_gs_handle) error {
-		held = heldCalls(h)
+		held = heldCalls(h, false)
 		return nil
 	})
 	return held, err
+}
+
+// Behind returns the calls that wait for one that a fault with AllGPUs delays or holds, those that came first first.
+func (f *File) Behind() ([]Held, error) {
+	var behind []Held
+	err := f.use(func(h *C.struct_gs_handle) error {
+		behind = heldCalls(h, true)
+		return nil
+	})
+	return behind, err
 }
 
 // LetGo lets the n oldest calls go on that a fault holds. Those that come later are held. It is an error if there are
 // fewer: a test waits for a call before it lets it go.
 func (f *File) LetGo(fault, n int) error {
 	return f.use(func(h *C.struct_gs_handle) error {
-		held := slices.DeleteFunc(heldCalls(h), func(c Held) bool { return c.Fault != fault })
+		held := slices.DeleteFunc(heldCalls(h, false), func(c Held) bool { return c.Fault != fault })
 		if len(held) < n {
 			return fmt.Errorf("fault %d holds %d calls, not %d", fault, len(held), n)
 		}
@@ -61,7 +71,7 @@ func (f *File) LetGo(fault, n int) error {
 	})
 }
 
-func heldCalls(h *C.struct_gs_handle) []Held {
+func heldCalls(h *C.struct_gs_handle, behind bool) []Held {
 	m := new(C.struct_gs_machine)
 	C.gs_read(h, m)
 	ids := map[C.uint64_t]int{}
@@ -71,7 +81,7 @@ func heldCalls(h *C.struct_gs_handle) []Held {
 	var held []Held
 	for i := range C.int(C.GS_MAX_HELD) {
 		var c C.struct_gs_held_call
-		if C.gs_held_at(h, i, &c) != 0 {
+		if C.gs_held_at(h, i, &c) != 0 || (c.behind != 0) != behind {
 			continue
 		}
 		id, there := ids[c.fault]
@@ -90,13 +100,10 @@ func heldCalls(h *C.struct_gs_handle) []Held {
 	return held
 }
 
-// hold waits as a call of the library does.
-func (f *File) hold(s *Strike) {
-	if !s.Hang {
-		return
-	}
+// endure waits as a call of the library does.
+func (f *File) endure(s *Strike) {
 	path, function := C.CString(f.path), C.CString(s.function)
 	defer C.free(unsafe.Pointer(path))
 	defer C.free(unsafe.Pointer(function))
-	C.gs_wait_at_gate(path, &s.fault, function, s.gpus)
+	C.gs_endure(path, &s.fault, function, s.gpus)
 }

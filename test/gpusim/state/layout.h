@@ -15,7 +15,7 @@
 
 #define GS_MAGIC "GPUSIM\n"
 // Raise it at every change of the structures below.
-#define GS_LAYOUT_VERSION 9
+#define GS_LAYOUT_VERSION 10
 
 enum {
 	GS_MAX_GPUS = 16,
@@ -231,7 +231,7 @@ struct gs_fault {
 	int32_t effect;
 	int32_t code;
 	int32_t hang;
-	int32_t unused;
+	int32_t all_gpus;
 	int64_t delay; // nanoseconds
 	double probability;
 };
@@ -311,6 +311,8 @@ struct gs_held {
 	uint64_t fault;		 // its serial
 	uint32_t gpus;		 // a bit for each GPU that the call is on
 	int32_t pid;
+	int32_t behind; // it waits for one that holds all GPUs
+	int32_t unused;
 	char function[GS_LONG_NAME];
 };
 

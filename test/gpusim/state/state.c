@@ -165,16 +165,16 @@ uint64_t gs_read(const struct gs_handle *h, struct gs_machine *out)
 	}
 }
 
-// Bytes of the file that stand for what is locked: the machine, and each GPU.
-enum { LOCK_MACHINE = 0, LOCK_FIRST_GPU = 1 };
+// Bytes of the file that stand for what is locked: the machine, each GPU, and all of them.
+enum { LOCK_MACHINE = 0, LOCK_FIRST_GPU = 1, LOCK_ALL_GPUS = LOCK_FIRST_GPU + GS_MAX_GPUS };
 
-static int lock_byte(struct gs_handle *h, int byte)
+static int lock_byte(struct gs_handle *h, int byte, short type)
 {
-	if (!h->writable)
+	if (!h->writable && type == F_WRLCK)
 		return EROFS;
 	// An OFD lock belongs to this open file, and the kernel drops it when the
 	// process dies.
-	struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
+	struct flock l = {.l_type = type, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
 	while (fcntl(h->fd, F_OFD_SETLKW, &l) != 0) {
 		if (errno != EINTR)
 			return errno;
@@ -184,12 +184,17 @@ static int lock_byte(struct gs_handle *h, int byte)
 
 int gs_lock_gpu(struct gs_handle *h, int gpu)
 {
-	return lock_byte(h, LOCK_FIRST_GPU + gpu);
+	return lock_byte(h, LOCK_FIRST_GPU + gpu, F_WRLCK);
+}
+
+int gs_lock_all_gpus(struct gs_handle *h, int hold)
+{
+	return lock_byte(h, LOCK_ALL_GPUS, hold ? F_WRLCK : F_RDLCK);
 }
 
 static int lock(struct gs_handle *h)
 {
-	int err = lock_byte(h, LOCK_MACHINE);
+	int err = lock_byte(h, LOCK_MACHINE, F_WRLCK);
 	h->locked = err == 0;
 	return err;
 }

@@ -151,6 +151,10 @@ uint32_t gs_wanted_faults(const struct gs_handle *h, uint64_t owner);
 // gs_close. EROFS if the handle is read-only.
 int gs_lock_gpu(struct gs_handle *h, int gpu);
 
+// gs_lock_all_gpus waits until no other handle holds all GPUs. With hold, it holds them until
+// gs_close: EROFS if the handle is read-only.
+int gs_lock_all_gpus(struct gs_handle *h, int hold);
+
 // What follows is in counters.c. Counting fails in silence where the file is
 // read-only, as in containers.
 
@@ -170,8 +174,9 @@ void gs_fault_struck(struct gs_handle *h, uint64_t serial);
 void gs_fault_counts(const struct gs_handle *h, uint64_t serial, uint64_t *seen, uint64_t *struck);
 void gs_fault_start(struct gs_handle *h, uint64_t serial); // at 0
 
-// gs_fault_hangs reports whether the fault is still there and makes calls hang.
-int gs_fault_hangs(const struct gs_handle *h, uint64_t serial);
+// gs_fault_there reports whether the fault is still there and, if hanging is not 0, makes calls
+// hang.
+int gs_fault_there(const struct gs_handle *h, uint64_t serial, int hanging);
 
 // gs_strike counts the call and returns the fault in m that decides about it, or
 // NULL. gpus has a bit for each GPU that the call is on. A function "*" is all
@@ -181,17 +186,24 @@ int gs_fault_hangs(const struct gs_handle *h, uint64_t serial);
 #define GS_SMI "nvidia-smi"
 const struct gs_fault *gs_strike(struct gs_handle *h, const struct gs_machine *m, const char *function, uint32_t gpus);
 
-// gs_wait_at_gate keeps a call that the fault strikes, on the GPUs that gpus has bits for,
-// until the fault is gone or no longer hangs, the call is let go, or the state file is no
-// longer at its path. It is in gate.c, as are the next two.
-void gs_wait_at_gate(const char *path, const struct gs_fault *f, const char *function, uint32_t gpus);
+// gs_endure is the delay of a fault for a call that it strikes, on the GPUs that gpus has bits
+// for, and then what keeps it where the fault hangs: until that is gone or no longer hangs, the
+// call is let go, or the state file is no longer at its path. A fault of all GPUs has them
+// locked meanwhile. It is in gate.c, as is what follows.
+void gs_endure(const char *path, const struct gs_fault *f, const char *function, uint32_t gpus);
 
-// A call that is held now. Older calls have lower tickets.
+// gs_fault_of_all_gpus is the first fault that locks all GPUs, or NULL. gs_wait_behind is what a
+// call on a GPU does that is not struck while there is one.
+const struct gs_fault *gs_fault_of_all_gpus(const struct gs_machine *m);
+void gs_wait_behind(const char *path, const struct gs_fault *f, const char *function, uint32_t gpus);
+
+// A call that is held now, or waits behind one that is. Older calls have lower tickets.
 struct gs_held_call {
 	uint64_t ticket;
 	uint64_t fault;
 	uint32_t gpus;
 	int32_t pid;
+	int32_t behind;
 	char function[GS_LONG_NAME];
 };
 

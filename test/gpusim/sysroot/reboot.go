@@ -92,6 +92,7 @@ func reboot(m *machine.Machine, o RebootOptions) {
 	for i := range m.GPUs {
 		m.GPUs[i].Reset()
 		m.GPUs[i].Persistence = false
+		m.GPUs[i].TimeSlice = 0
 	}
 }
 

@@ -30,9 +30,9 @@ func faultCommand() *cli.Command {
 			"   gpusim fault add --function nvmlGpuInstanceDestroy --gpu 1 --times 2 --code IN_USE\n" +
 			"   gpusim fault add --function nvmlDeviceSetMigMode --hang\n" +
 			"   gpusim fault add --function mps_server_start --times 1 --effect fail\n\n" +
-			"These are not functions of the library but what the stand-ins of MPS do:\n\n   " +
-			strings.Join(mps.Functions(), "\n   "),
-		Commands: []*cli.Command{faultAddCommand(), faultListCommand(), faultRemoveCommand()},
+			"These are not functions of the library but what the stand-ins of MPS do, and a run of nvidia-smi:\n\n   " +
+			strings.Join(append(mps.Functions(), state.SMI), "\n   "),
+		Commands: []*cli.Command{faultAddCommand(), faultListCommand(), faultRemoveCommand(), faultHeldCommand(), faultLetGoCommand()},
 	}
 }
 
@@ -58,7 +58,8 @@ func faultAddCommand() *cli.Command {
 			&cli.StringFlag{Name: "effect", Usage: "`EFFECT` on a call: " + strings.Join(effects, ", ")},
 			&cli.StringFlag{Name: "code", Usage: "NVML `ERROR`, a name such as GPU_IS_LOST or a number"},
 			&cli.StringFlag{Name: "delay", Usage: "`TIME` that is added to a call, for example 500ms"},
-			&cli.BoolFlag{Name: "hang", Usage: "keep a call until the fault is removed"},
+			&cli.BoolFlag{Name: "hang", Usage: "keep a call until the fault is removed, or \"let-go\" lets it go on"},
+			&cli.BoolFlag{Name: "all-gpus", Usage: "while a call is delayed or kept, those on any GPU wait, as behind a GSP that hangs"},
 		},
 		Action: func(_ context.Context, c *cli.Command) error {
 			fault, err := faultOf(c)
@@ -95,7 +96,7 @@ func faultAddCommand() *cli.Command {
 
 // faultOf is what the flags say, without the GPU.
 func faultOf(c *cli.Command) (machine.Fault, error) {
-	f := machine.Fault{Function: c.String("function"), GPU: -1, Hang: c.Bool("hang")}
+	f := machine.Fault{Function: c.String("function"), GPU: -1, Hang: c.Bool("hang"), AllGPUs: c.Bool("all-gpus")}
 	var errs [5]error
 	f.Skip, errs[0] = numberOf(c, "skip")
 	f.Times, errs[1] = numberOf(c, "times")

@@ -27,6 +27,7 @@ func newCommand() *cli.Command {
 			&cli.StringFlag{Name: "machine", Usage: "`NAME` from \"gpusim machines\", or <board>x<count>", Required: true},
 			&cli.Uint64Flag{Name: "seed", Usage: "`NUMBER` that UUIDs, serial numbers and the boot id depend on"},
 			&cli.BoolFlag{Name: "moving-minors", Usage: "let GPUs get other minors when their MIG mode changes"},
+			&cli.BoolFlag{Name: "upper-half-first", Usage: "number GPU instances as newer drivers do, from the upper half of the memory slices on"},
 			&cli.BoolFlag{Name: "driver-container", Usage: "the driver and its device nodes are in ROOT/run/nvidia/driver, as with a driver container of NVIDIA's GPU Operator"},
 			&cli.StringFlag{Name: "driver-version", Usage: "`VERSION` of the NVIDIA driver (default: 580.95.05)"},
 		},
@@ -43,6 +44,11 @@ func newCommand() *cli.Command {
 			assets, err := assetsOf(c)
 			if err != nil {
 				return err
+			}
+			for i := range m.GPUs {
+				if c.Bool("upper-half-first") && m.GPUs[i].MIG != nil {
+					m.GPUs[i].MIG.UpperHalfFirst()
+				}
 			}
 			create := sysroot.Create
 			if c.Bool("driver-container") {

@@ -24,6 +24,7 @@ type (
 		Probability float64 `json:"probability,omitempty"` // 0: 1
 		Delay       string  `json:"delay,omitempty"`
 		Hang        bool    `json:"hang,omitempty"`
+		AllGPUs     bool    `json:"allGPUs,omitempty"`
 		Effect      string  `json:"effect"`
 		Code        string  `json:"code,omitempty"`
 		Seen        uint64  `json:"seen"`
@@ -42,7 +43,7 @@ func viewFaults(faults []machine.Fault) []shownFault {
 	for _, f := range faults {
 		s := shownFault{
 			ID: f.ID, Function: f.Function, GPU: f.GPU, Skip: f.Skip, Times: f.Times, Probability: f.Probability,
-			Hang: f.Hang, Effect: name(effects, int(f.Effect)), Seen: f.Seen, Struck: f.Struck,
+			Hang: f.Hang, AllGPUs: f.AllGPUs, Effect: name(effects, int(f.Effect)), Seen: f.Seen, Struck: f.Struck,
 		}
 		if f.Delay > 0 {
 			s.Delay = f.Delay.String()
@@ -106,6 +107,9 @@ func (f shownFault) does() string {
 	}
 	if f.Hang {
 		text = append(text, "hang")
+	}
+	if f.AllGPUs {
+		text = append(text, "with all GPUs")
 	}
 	return strings.Join(text, ", ")
 }

@@ -59,7 +59,7 @@ func TestFaults(t *testing.T) {
 	for i, args := range []string{
 		"--function nvmlGpuInstanceDestroy --gpu 1 --skip 1 --times 2 --code in_use",
 		"--function * --probability 0.25 --effect fail-after --code 999 --delay 1500ms",
-		"--function nvmlDeviceSetMigMode --hang",
+		"--function nvmlDeviceSetMigMode --hang --all-gpus",
 		"--function nvmlDeviceCreateGpuInstanceWithPlacement --effect kill-after --times 1",
 		"--function nvmlComputeInstanceDestroy --effect pretend --delay 10ms --probability 1",
 	} {
@@ -71,7 +71,7 @@ func TestFaults(t *testing.T) {
 	want := []machine.Fault{
 		{ID: 1, Function: "nvmlGpuInstanceDestroy", GPU: 1, Skip: 1, Times: 2, Code: 19},
 		{ID: 2, Function: "*", GPU: -1, Probability: 0.25, Effect: machine.FailAfter, Code: 999, Delay: 1500 * time.Millisecond},
-		{ID: 3, Function: "nvmlDeviceSetMigMode", GPU: -1, Hang: true, Effect: machine.Proceed},
+		{ID: 3, Function: "nvmlDeviceSetMigMode", GPU: -1, Hang: true, AllGPUs: true, Effect: machine.Proceed},
 		{ID: 4, Function: "nvmlDeviceCreateGpuInstanceWithPlacement", GPU: -1, Times: 1, Effect: machine.KillAfter},
 		{ID: 5, Function: "nvmlComputeInstanceDestroy", GPU: -1, Probability: 1, Effect: machine.Pretend, Delay: 10 * time.Millisecond},
 	}
@@ -80,6 +80,9 @@ func TestFaults(t *testing.T) {
 	}
 	golden(t, "faults.txt", must(t, "fault", "list"))
 	golden(t, "faults.yaml", must(t, "fault", "list", "-o", "yaml"))
+	if out := must(t, "fault", "held"); out != "FAULT  FUNCTION  GPUS  PID\n" {
+		t.Errorf("nothing is held: %q", out)
+	}
 
 	must(t, "fault", "rm", "2")
 	must(t, "fault", "rm", "4", root)
@@ -118,12 +121,16 @@ func TestFaultRefusals(t *testing.T) {
 		"add --function * --delay 3":                                 `--delay "3" is not a duration such as 250ms`,
 		"add --function * --delay=-3s":                               `--delay "-3s" is not`,
 		"add --function * --hang --delay 3 --skip x --probability 0": `--skip "x" is not`,
-		"rm":             "say which fault by its ID, or --all",
-		"rm first":       `"first" is not the ID of a fault`,
-		"rm 0":           `"0" is not the ID of a fault`,
-		"rm 7":           "there is no fault 7, the machine has [1]",
-		"list -o xml":    "none of table, json, yaml",
-		"rm --all a b c": "one root at a time",
+		"rm":                 "say which fault by its ID, or --all",
+		"rm first":           `"first" is not the ID of a fault`,
+		"rm 0":               `"0" is not the ID of a fault`,
+		"rm 7":               "there is no fault 7, the machine has [1]",
+		"let-go":             "say which fault by its ID",
+		"let-go all":         `"all" is not the ID of a fault`,
+		"let-go 1 --calls 0": `--calls "0" is not a number from 1 on`,
+		"let-go 1":           "fault 1 holds 0 calls, not 1",
+		"list -o xml":        "none of table, json, yaml",
+		"rm --all a b c":     "one root at a time",
 	} {
 		_, err := gpusim(append([]string{"fault"}, append(strings.Fields(args), "--root", root)...)...)
 		if err == nil || !strings.Contains(err.Error(), want) {

@@ -18,7 +18,7 @@ import (
 func TestReset(t *testing.T) {
 	n := newNode(t, "mixed", func(m *machine.Machine) {
 		divided(m)
-		m.GPUs[0].Failure = 16
+		m.GPUs[0].Failure, m.GPUs[0].ComputeMode, m.GPUs[0].TimeSlice = 16, 3, 2
 	})
 	if err := os.Chmod(filepath.Dir(n.root), 0o755); err != nil { // for the other user
 		t.Fatal(err)
@@ -45,6 +45,10 @@ func TestReset(t *testing.T) {
 	}
 	if m.GPUs[0].Failure != 0 || m.GPUs[0].Resets != 1 || m.GPUs[1].Resets != 0 {
 		t.Errorf("failure %d, resets %d and %d", m.GPUs[0].Failure, m.GPUs[0].Resets, m.GPUs[1].Resets)
+	}
+	// The kernel module has the time slice.
+	if m.GPUs[0].ComputeMode != 0 || m.GPUs[0].TimeSlice != 2 {
+		t.Errorf("compute mode %d, time slice %d", m.GPUs[0].ComputeMode, m.GPUs[0].TimeSlice)
 	}
 	lost := newNode(t, "l4x1", func(m *machine.Machine) { m.GPUs[0].Failure = 15 })
 	if out, exit := lost.smi("-r"); exit != exitLost || !strings.Contains(out, "GPU is lost") {
