@@ -33,10 +33,10 @@ type slowness struct {
 	took, late int
 }
 
-func (s *slowness) of(time *time.Duration) time.Duration {
+func (s *slowness) of(takes *time.Duration) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return *time
+	return *takes
 }
 
 func (s *slowness) onGPU(pciAddress string) time.Duration {
@@ -196,8 +196,9 @@ const kubeletTime = 45 * time.Second
 type slowWalk struct {
 	rng *rand.Rand
 	// left is for how many more steps it stays as it is, what is what takes how long.
-	left  int
-	what  string
+	left int
+	what string
+	// steps is in how many something was slow, and began is when the last one did.
 	steps int
 	began time.Time
 }

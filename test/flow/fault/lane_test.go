@@ -159,7 +159,7 @@ func (l *lane) afterUnprepare(ctx context.Context, claim *drapb.Claim, callErr e
 		}
 	}
 	if pending {
-		next := l.roundTrip
+		next := l.nextClaim
 		if l.layout.kind != "" { // another share has room beside it
 			next = func(ctx context.Context, _ int) error { return l.useWhole(ctx) }
 		}
@@ -177,6 +177,13 @@ func (l *lane) afterUnprepare(ctx context.Context, claim *drapb.Claim, callErr e
 		return fmt.Errorf("MIG mode was left on: %w", err)
 	}
 	return l.checkMode(l.gpu)
+}
+
+// nextClaim is roundTrip for a claim that has another partition in the same place.
+func (l *lane) nextClaim(ctx context.Context, gpu int) error {
+	next := *l.faultRig
+	next.layout.at = l.layout.next
+	return (&lane{faultRig: &next, gpu: l.gpu, neighbour: l.neighbour}).roundTrip(ctx, gpu)
 }
 
 // checkPending fails unless it is written down that a claim is to be released,

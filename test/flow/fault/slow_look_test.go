@@ -57,17 +57,18 @@ func TestChangePublishedWhileAnotherGPUIsSlow(t *testing.T) {
 	gate := l.n.Hold(t, "nvmlDeviceGetGpuInstances", 0)
 	defer gate.Remove(t)
 	gate.UntilHeld(t, 1)
-	if err := l.changesArePublished(t.Context(), enoughTime/4); err != nil {
+	if err := l.changesArePublished(t.Context(), enoughTime/8); err != nil {
 		t.Errorf("GPU 0 is slow, and what changes on GPU 1 is not published: %v", err)
 	}
 }
 
-// newSlowLook is a driver that looks at two GPUs all the time, of which one has a partition.
+// newSlowLook is a driver that looks at two GPUs all the time, of which one has a partition. It does not clean up: a GPU that is
+// busy with that is not looked at.
 func newSlowLook(t *testing.T) *lane {
 	t.Helper()
 	r := &faultRig{n: harness.NewNode(t, "h100x2"), layout: faultLayout{at: harness.Place{Profile: "1g.10gb", Start: 4}}}
 	r.n.StartSupervisor(t) // shares by MPS are tainted without
-	r.p = r.n.Start(t, slices.Concat(harness.Frequent, patient)...)
+	r.p = r.n.Start(t, slices.Concat(harness.Frequent, []string{"--reconcile-interval=1h"}, patient)...)
 	r.p.UntilPublished(t, r.n, 0, 1)
 	r.p.MustPrepare(t, r.n.AllocateNamed(r.n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 0)})))
 	return &lane{faultRig: r, gpu: 0, neighbour: 1}
@@ -90,7 +91,7 @@ func (l *lane) runSlowLook(ctx context.Context, function string, known bool) err
 		if err = l.changesArePublished(ctx, enoughTime); err != nil {
 			err = fmt.Errorf("what changes on GPU %d is not published: %w", l.neighbour, err)
 		}
-	case l.changesArePublished(ctx, enoughTime/10) == nil:
+	case l.changesArePublished(ctx, enoughTime/20) == nil:
 		err = fmt.Errorf("what changes on GPU %d is published: take the call off the list", l.neighbour)
 	}
 	_, removeErr := fault.TryRemove()

@@ -88,7 +88,7 @@ func (l *lane) answer(ctx context.Context, o harness.Operation, claim *drapb.Cla
 }
 
 // enoughTime is for what has nothing to do with a call that is held. Only what waits for the call takes as long.
-const enoughTime = 20 * time.Second
+const enoughTime = 40 * time.Second
 
 // neighbourGoes fails if a claim on the other GPU does not come and go while a call is held.
 func (l *lane) neighbourGoes(ctx context.Context) error {
