@@ -20,6 +20,9 @@ VERSION_PKG := github.com/partage-dev/partage/pkg/version
 # Without the tracing pages of gRPC and the templates of the command line's help, which nobody
 # sees, the linker leaves out every method that nothing calls: see test/flow/metrics.
 GO_TAGS := grpcnotrace,urfave_cli_no_template
+# NVIDIA's hook is cgo, and runs on hosts that may have no dynamic loader where glibc's is.
+GO_STATIC := -tags netgo,osusergo -ldflags '-s -w -linkmode external -extldflags -static'
+NVIDIA_HOOK := github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook
 GO_LDFLAGS := -s -w -X $(VERSION_PKG).version=$(VERSION) -X $(VERSION_PKG).commit=$(COMMIT)
 
 OUT := _output
@@ -37,14 +40,15 @@ SOAK := 10m
 # tests then start sooner, pkg/host, which runs its test binary without a C library, and
 # pkg/mps/supervisor, which runs its test binary as the control program: with the detector
 # that takes longer to start than the tests give it.
-PLAIN := ./cmd/partage-hook ./pkg/api/... ./pkg/device/... ./pkg/host/... ./pkg/mps/supervisor ./pkg/policy/... ./pkg/quote/... ./pkg/version/... ./test/docs/... ./test/gpusim/... ./test/knownfailures ./test/krew ./test/nicdriver/... ./test/scale/... ./test/versions ./test/workflows
+PLAIN := ./cmd/partage-hook ./pkg/api/... ./pkg/device/... ./pkg/host/... ./pkg/mps/supervisor ./pkg/policy/... ./pkg/quote/... ./pkg/version/... ./test/chart ./test/docs/... ./test/gpusim/... ./test/hardware/... ./test/knownfailures ./test/krew ./test/nicdriver/... ./test/scale/... ./test/sizes/... ./test/versions ./test/workflows
 RACE = $(filter-out $(shell go list $(PLAIN)),$(shell go list ./cmd/... ./pkg/...))
-FLOW := $(addprefix ./test/flow/,claims conformance sharing metrics crash fault soak)
+FLOW := $(addprefix ./test/flow/,claims conformance hardware sharing metrics crash fault soak)
 
 # One thing at a time: what is built must be there before what uses it.
 .NOTPARALLEL:
 
-say = @printf '\n--- %s\n' '$(1)'
+# Says what begins, also to make sizes, which prints how long the parts of the last make test took.
+say = @mkdir -p $(OUT); printf '%s\t%s\n' "$$(date +%s)" '$(1)' >>$(OUT)/steps; printf '\n--- %s\n' '$(1)'
 
 # The whole log, and at its end what failed, for those who see the end only.
 failed = cat $(1); printf '\nfailed:\n'; grep -E '^ *--- FAIL|^FAIL|^panic:|DATA RACE' $(1); exit 1
@@ -92,7 +96,8 @@ build: gpusim ## Build the driver and the test tools into bin/
 	go build -tags '$(GO_TAGS)' -ldflags '$(GO_LDFLAGS)' -o bin/ ./cmd/gpu-kubelet-plugin ./cmd/cuda-probe
 	CGO_ENABLED=0 go build -tags '$(GO_TAGS)' -ldflags '$(GO_LDFLAGS)' -o bin/ ./cmd/mps-supervisor ./cmd/partage-hook ./cmd/health-probe ./cmd/kubectl-gpu
 	ln -sf kubectl-gpu bin/kubectl_complete-gpu
-	go build -ldflags '-s -w' -o bin/nvidia-cdi-hook github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook
+	@# The linker warns of dlopen, which is for hooks that no spec of this driver has.
+	@go build $(GO_STATIC) -o bin/nvidia-cdi-hook $(NVIDIA_HOOK) 2>/dev/null || go build $(GO_STATIC) -o bin/nvidia-cdi-hook $(NVIDIA_HOOK)
 	cd test/cluster && CGO_ENABLED=0 go build -o ../../bin/cluster ./cmd/cluster
 
 .PHONY: gpusim
@@ -130,6 +135,10 @@ image: pinned ## Build the image for a registry with docker: make image IMAGE=re
 	@[[ -n '$(IMAGE)' ]] || { echo 'usage: make image IMAGE=registry.example.com/gpu-kubelet-plugin:dev [BUILD=--push]'; exit 2; }
 	VERSION='$(VERSION)' COMMIT='$(COMMIT)' deployments/container/build '$(IMAGE)' $(BUILD)
 
+.PHONY: hardware-bundle
+hardware-bundle: build ## Collect in _output/hardware what test/hardware/run needs on a machine with a real GPU
+	test/hardware/build bin $(OUT)/hardware
+
 .PHONY: pin-images
 pin-images: ## Write the digests of the base images, as their registries have them now
 	deployments/container/pin
@@ -142,8 +151,12 @@ pinned:
 ##@ Test
 
 .PHONY: test
-test: root setup test-unit test-allocators helm-check test-monitoring test-ui test-flow test-cluster test-admission test-scale ## Run all tests, with all that they need
+test: root begin setup test-unit test-allocators helm-check test-monitoring test-ui test-flow test-cluster test-admission test-scale ## Run all tests, with all that they need
 	$(call say,all tests passed)
+
+.PHONY: begin
+begin:
+	@mkdir -p $(OUT) && printf '%s\tmake test\n' "$$(date +%s)" >$(OUT)/steps && rm -f $(OUT)/test-*.log
 
 .PHONY: test-all
 test-all: export PARTAGE_TEST_ALL := 1
@@ -154,8 +167,8 @@ test-walk: ## Take random steps with claims from 2,000 seeds
 	$(call say,random steps with claims)
 	go test -timeout 30m -run '^TestWalk$$' ./pkg/claim -walk.seeds=2000
 
-# test/cluster/admission imports much of Kubernetes, so it is built as Kubernetes was, and
-# not analysed: that takes minutes. What it reads is outside its module, so go would take
+# test/cluster/admission and test/validation import much of Kubernetes, so they are built as Kubernetes
+# was, and not analysed: that takes minutes. What they read is outside their modules, so go would take
 # old results.
 LIKE_KUBERNETES := -trimpath -vet=off
 
@@ -177,8 +190,8 @@ endif
 
 .PHONY: test-unit
 test-unit: gpusim ## Test every package by itself
-	$(call say,unit tests)
-	go test $(PLAIN)
+	$(call say,unit tests: log in $(OUT)/test-plain.log)
+	$(call quiet,$(OUT)/test-plain.log,$(PLAIN))
 	@# Without cmd/kube, which has no tests: go test analyses what it imports, all of Kubernetes.
 	cd test/cluster && CGO_ENABLED=0 go test ./cmd/cluster ./internal/...
 	$(call say,unit tests with the race detector: log in $(OUT)/test-race.log)
@@ -187,7 +200,8 @@ test-unit: gpusim ## Test every package by itself
 .PHONY: test-allocators
 test-allocators: ## Run what is published through the allocators of older Kubernetes versions
 	$(call say,allocators of Kubernetes versions)
-	cd test/allocators && for file in go.mod versions/*.mod; do go test -modfile=$$file -v . | grep -vE '^(===|PASS)' || exit 1; done
+	@mkdir -p $(OUT); : >$(OUT)/test-allocators.log
+	cd test/allocators && for file in go.mod versions/*.mod; do go test -modfile=$$file -v . | tee -a $(CURDIR)/$(OUT)/test-allocators.log | grep -vE '^(===|PASS)' || exit 1; done
 
 .PHONY: test-flow
 test-flow: build ## Test the plugin over gRPC against simulated GPUs, without Kubernetes
@@ -195,14 +209,14 @@ test-flow: build ## Test the plugin over gRPC against simulated GPUs, without Ku
 	go test ./test/flow/killpoint
 	$(call verbose,$(OUT)/test-flow.log,-count=1 -p 1 -timeout 25m $(FLOW))
 
-# What each listed test says, and how long it took: make known-failures COUNT=10. Real pods are left out.
+# What each listed test says, and how long it took: make known-failures COUNT=10. Real pods and other modules are left out.
 COUNT := 1
 KNOWN := test/knownfailures/list.yaml
 .PHONY: known-failures
 known-failures: build ## Run the tests of promises that are broken today: COUNT=10 shows that they fail each time
 	$(call say,known failures: log in $(OUT)/known-failures.log)
 	@tests=$$(sed -n 's/^  test: \([A-Za-z0-9_]*\).*/\1/p' $(KNOWN) | sort -u | paste -sd '|'); \
-	go test -count=$(COUNT) -p 1 -v -run "^($$tests)$$" $$(sed -n 's/^- package: /.\//p' $(KNOWN) | grep -v e2e | sort -u) >$(OUT)/known-failures.log 2>&1 || { $(call failed,$(OUT)/known-failures.log); }; \
+	go test -count=$(COUNT) -p 1 -v -run "^($$tests)$$" $$(sed -n 's/^- package: /.\//p' $(KNOWN) | grep -vE 'e2e|test/validation' | sort -u) >$(OUT)/known-failures.log 2>&1 || { $(call failed,$(OUT)/known-failures.log); }; \
 	grep -o 'known failure of .*' $(OUT)/known-failures.log | sort | uniq -c
 
 .PHONY: soak
@@ -214,12 +228,14 @@ soak: build ## Break the driver at random for SOAK=10m, from a new seed each tim
 test-cluster: root setup build cluster images prometheus ## Test with real pods on local Kubernetes clusters
 	$(call say,cluster tests: logs in $(OUT)/test-cluster)
 	go test -c -tags e2e -o $(OUT)/e2e.test ./test/e2e
-	test/e2e/run
+	test/e2e/run | tee $(OUT)/test-cluster.log
 
 .PHONY: test-admission
-test-admission: ## Let the API server's code judge the chart's objects, and claims by its policies
+test-admission: ## Let the API server's code judge what is published, the chart's objects, and claims by its policies
 	$(call say,what an API server makes of the chart)
-	cd test/cluster && CGO_ENABLED=0 go test $(LIKE_KUBERNETES) -count=1 -v ./admission | grep -E '^(--- FAIL|ok|FAIL|panic)|_test.go:[0-9]+:'
+	cd test/cluster && CGO_ENABLED=0 go test $(LIKE_KUBERNETES) -count=1 -v ./admission | tee $(CURDIR)/$(OUT)/test-admission.log | grep -E '^(--- FAIL|ok|FAIL|panic)|_test.go:[0-9]+:'
+	$(call say,what an API server makes of what is published)
+	cd test/validation && CGO_ENABLED=0 go test $(LIKE_KUBERNETES) -count=1 -v . | tee $(CURDIR)/$(OUT)/test-validation.log | grep -E '^(--- FAIL|ok|FAIL|panic)|_test.go:[0-9]+:'
 
 # test/scale/scheduler starts an API server, which looks for files beside its source: these
 # variables are how it finds them in what -trimpath made.
@@ -331,7 +347,7 @@ bench-scale-scheduler: $(ETCD) ## Measure what published devices cost the schedu
 	@cat $(SCALE)/scheduler/table.txt
 
 # Without cmd/kube and admission, which import much of Kubernetes: analysing that takes minutes.
-# The same holds for test/scale/scheduler.
+# The same holds for test/scale/scheduler and test/validation.
 LINT_CLUSTER := ./cmd/cluster ./cmd/pause ./integration ./internal/...
 
 .PHONY: lint
@@ -366,12 +382,16 @@ $(LINT): test/tools/go.mod test/tools/go.sum
 
 ##@ Maintain
 
+.PHONY: sizes
+sizes: ## Print lines by part and room, words of docs, cases that enumerations ran, seconds of the last make test
+	@go run ./test/sizes/cmd/sizes
+
 # Golden files are written by tests that have "*update" in their file, in packages with a
 # flag -update. Only these tests run: those of the simulator and of test/flow first, since
 # they write what the tests of pkg/device read. ./test/cluster is a module of its own.
 .PHONY: golden
 golden: build $(HELM) ## Rewrite all golden files from what the code does now; look at the diff
-	$(call update-golden,test/gpusim test/flow test/versions pkg cmd test/docs)
+	$(call update-golden,test/gpusim test/flow test/hardware test/versions pkg cmd test/docs)
 	cd test/cluster && export CGO_ENABLED=0; $(call update-golden,internal admission)
 	HELM=$(CURDIR)/$(HELM) deployments/helm/check -update
 

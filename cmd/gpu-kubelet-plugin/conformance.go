@@ -28,6 +28,7 @@ type conformanceRun struct {
 	output                             string
 	transcript, replay, cataloguePatch string
 	limit, timeout                     time.Duration
+	skip                               []string
 	changes                            conformanceChanges
 }
 
@@ -57,6 +58,7 @@ func (r *conformanceRun) flags() []cli.Flag {
 		file("catalogue-patch", "file for what was measured of the GPUs, in the form of the simulator's catalogue; "+toStdout, &r.cataloguePatch),
 		&cli.DurationFlag{Name: "limit", Value: 10 * time.Second, Destination: &r.limit, Usage: "how long the node may take to answer one question"},
 		&cli.DurationFlag{Name: "timeout", Value: time.Minute, Destination: &r.timeout, Usage: "how long all questions may take; what was not asked by then is not testable"},
+		&cli.StringSliceFlag{Name: "skip", Destination: &r.skip, Usage: "`CHECK`,… that are not to run, by their names in the report, such as mps.ends"},
 	}, r.changes.flags()...)
 }
 
@@ -123,6 +125,12 @@ func (r *conformanceRun) validate() error {
 	if r.transcript == standardOutput && r.cataloguePatch == standardOutput {
 		errs = append(errs, errors.New("--transcript and --catalogue-patch are both the standard output: want a file for one of them"))
 	}
+	if err := conformance.ValidateSkip(r.skip); err != nil {
+		errs = append(errs, fmt.Errorf("--skip: %w", err))
+	}
+	if r.replay != "" && len(r.skip) > 0 {
+		errs = append(errs, errors.New("--skip and --replay exclude each other: a transcript says what was skipped"))
+	}
 	return errors.Join(append(errs, r.changes.validate(), r.validateRoots(), r.process.ValidateLogging())...)
 }
 
@@ -137,7 +145,7 @@ func (r *conformanceRun) examine(ctx context.Context, stdout io.Writer) (_ *conf
 	options := conformance.Options{
 		Roots: r.roots(), CDIDir: r.cdiRoot, MPSDir: r.mpsDir, SELinuxContext: r.seLinux, CallLimit: r.callLimit, NodeName: r.nodeName,
 		Limit: r.limit, Parts: []conformance.Part{conformance.ReadOnly}, NodeInfo: r.nodeInfo, DataDir: r.dataDir(),
-		PodUID: r.podUID, Hook: r.installHook,
+		PodUID: r.podUID, Hook: r.installHook, Skip: r.skip,
 	}
 	release, err := r.changes.alone(r.dataDir())
 	if err != nil {

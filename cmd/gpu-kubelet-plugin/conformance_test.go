@@ -21,6 +21,9 @@ func TestConformanceExitCode(t *testing.T) {
 		"no folder":      {[]string{"--transcript=" + filepath.Join(t.TempDir(), "a/b")}, "--transcript: open"},
 		"two sources":    {[]string{"--transcript=a", "--replay=b"}, "exclude each other"},
 		"one output":     {[]string{"--transcript=-", "--catalogue-patch=-"}, "both the standard output"},
+		"no such check":  {[]string{"--skip=mps.ends,mps.end"}, `--skip: there is no check "mps.end": want some of node.pids, node.kernel,`},
+		"needed check":   {[]string{"--mps", "--skip=mps.start"}, "--skip: the check mps.start cannot be skipped: the others of part mps need it"},
+		"skip later":     {[]string{"--replay=a", "--skip=mps.ends"}, "--skip and --replay exclude each other"},
 		"wrong root":     {[]string{"--proc-root=/does/not/exist"}, "--proc-root (PROC_ROOT)"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -160,6 +160,8 @@ func TestValidate(t *testing.T) {
 		"boolean limit":           {gpu(mps(`"defaultPinnedDeviceMemoryLimit":true`)), []string{`Invalid value: "true": must be a quantity of memory`}},
 		"vast exponent":           {gpu(mps(`"defaultPinnedDeviceMemoryLimit":"12345678901234567890e999999999"`)), []string{`must be a quantity of memory`}},
 		"vast":                    {gpu(mps(`"defaultPinnedDeviceMemoryLimit":"1e99"`)), []string{`Invalid value: "1e99": must be less than 8Ei`}},
+		"all that there can be":   {gpu(mps(`"defaultPinnedDeviceMemoryLimit":"8Ei"`)), []string{`Invalid value: "8Ei": must be less than 8Ei`}},
+		"more than there can be":  {gpu(mps(`"defaultPerDevicePinnedMemoryLimit":{"0":"16Ei"}`)), []string{`defaultPerDevicePinnedMemoryLimit[0]: Invalid value: "16Ei": must be less than 8Ei`}},
 		"null in map":             {gpu(mps(`"defaultPerDevicePinnedMemoryLimit":{"0":null}`)), []string{`defaultPerDevicePinnedMemoryLimit[0]: Invalid value: "null"`}},
 		"all faults at once":      {gpu(mps(`"defaultActiveThreadPercentage":-1,"defaultPerDevicePinnedMemoryLimit":{"gpu0":"1","-1":"2Gi"}`)), []string{`Invalid value: -1: must be between`, `Invalid value: "-1": a key must be`, `Invalid value: "gpu0": a key must be`, `defaultPerDevicePinnedMemoryLimit[gpu0]: Invalid value: "1": must be at least 1Mi`}},
 	} {
@@ -220,7 +222,7 @@ func TestValidateZeroValues(t *testing.T) {
 func TestBytes(t *testing.T) {
 	for in, want := range map[MemoryLimit]int64{
 		"1Mi": 1 << 20, "1048576": 1 << 20, "10Gi": 10 << 30, "1.5Gi": 3 << 29, "2G": 2_000_000_000, "2e9": 2_000_000_000,
-		"7Ei": 7 << 60,
+		"7Ei": 7 << 60, "8191Pi": 8191 << 50,
 	} {
 		if got, err := in.Bytes(); err != nil || got != want {
 			t.Errorf("%s: got %d, %v, want %d", in, got, err, want)

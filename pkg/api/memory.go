@@ -31,10 +31,17 @@ func (m MemoryLimit) Bytes() (int64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("must be a quantity of memory such as \"512Mi\" or \"10Gi\": %w", err)
 	}
+	return MemoryBytes(quantity)
+}
+
+// MemoryBytes returns an amount of memory in bytes, rounded up to whole bytes. It is an error
+// unless MPS can be told it.
+func MemoryBytes(quantity resource.Quantity) (int64, error) {
 	if quantity.CmpInt64(minMemoryLimit) < 0 {
 		return 0, fmt.Errorf("must be at least 1Mi, MPS counts in mebibytes")
 	}
-	if quantity.CmpInt64(math.MaxInt64) > 0 {
+	// What has a binary suffix and is more is cut down to this when it is parsed.
+	if quantity.CmpInt64(math.MaxInt64) >= 0 {
 		return 0, fmt.Errorf("must be less than 8Ei")
 	}
 	return quantity.Value(), nil

@@ -98,10 +98,17 @@ func node(t *testing.T, root, path string, major, minor uint32) {
 // loaded, so nvcdi uses the file names.
 func driver(t *testing.T, root, version string) {
 	t.Helper()
+	driverIn(t, root, "usr/lib64", version)
+	put(t, root, "usr/bin/nvidia-smi")
+}
+
+// driverIn puts the driver's libraries into a folder under root.
+func driverIn(t *testing.T, root, folder, version string) {
+	t.Helper()
 	t.Setenv("PATH", "/usr/bin:/bin")
 	for _, name := range []string{"libcuda.so", "libnvidia-ml.so", "libnvidia-ptxjitcompiler.so"} {
-		put(t, root, "usr/lib64/"+name+"."+version)
-		link := filepath.Join(root, "usr/lib64", name+".1")
+		put(t, root, filepath.Join(folder, name+"."+version))
+		link := filepath.Join(root, folder, name+".1")
 		if err := os.Remove(link); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			t.Fatal(err)
 		}
@@ -109,7 +116,6 @@ func driver(t *testing.T, root, version string) {
 			t.Fatal(err)
 		}
 	}
-	put(t, root, "usr/bin/nvidia-smi")
 }
 
 func makeControlNodes(t *testing.T, root string) {

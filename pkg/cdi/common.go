@@ -250,7 +250,7 @@ func discover(ctx context.Context, roots host.Roots, dev host.DevRoot, hookPath,
 	if _, err := os.Stat(roots.Driver); err != nil {
 		return nil, err
 	}
-	lib, err := nvcdi.New(
+	options := []nvcdi.Option{
 		nvcdi.WithLogger(toolkitLogger{klog.FromContext(ctx)}),
 		nvcdi.WithMode(nvcdi.ModeNvml),
 		nvcdi.WithNvmlLib(knownVersion{version: version}),
@@ -258,7 +258,11 @@ func discover(ctx context.Context, roots host.Roots, dev host.DevRoot, hookPath,
 		nvcdi.WithDevRoot(dev.Path),
 		nvcdi.WithNVIDIACDIHookPath(hookPath),
 		nvcdi.WithFeatureFlags(nvcdi.FeatureDisableIPCDiscoverer, nvcdi.FeatureDisableNvsandboxUtils),
-	)
+	}
+	if folder := roots.UnusualLibraryFolder(); folder != "" {
+		options = append(options, nvcdi.WithLibrarySearchPaths([]string{filepath.Join(roots.Driver, folder)}))
+	}
+	lib, err := nvcdi.New(options...)
 	if err != nil {
 		return nil, err
 	}

@@ -257,6 +257,35 @@ func TestDriverContainerComes(t *testing.T) {
 	}
 }
 
+// TestDriverInFolderOfNVIDIA: Container-Optimized OS keeps the driver's libraries where neither a
+// system's loader nor nvcdi looks.
+func TestDriverInFolderOfNVIDIA(t *testing.T) {
+	const folder = "/usr/local/nvidia/lib64"
+	root := t.TempDir()
+	driverIn(t, root, folder, version)
+	node(t, root, "dev/nvidiactl", 195, 255)
+	node(t, root, "dev/nvidia-uvm", 510, 0)
+	s, _ := newSpecs(t, host.Roots{Driver: root, Dev: root, HostDriver: "/var/lib/driver", HostDev: "/"})
+	edits, err := s.common.get(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"libcuda.so.", "libnvidia-ml.so.", "libnvidia-ptxjitcompiler.so."} {
+		path := filepath.Join(folder, name+version)
+		if !slices.ContainsFunc(edits.Mounts, func(m *specs.Mount) bool {
+			return m.HostPath == "/var/lib/driver"+path && m.ContainerPath == path
+		}) {
+			t.Errorf("containers lack %s: %+v", path, edits.Mounts)
+		}
+	}
+	// So that a container's loader finds them.
+	if !slices.ContainsFunc(edits.Hooks, func(h *specs.Hook) bool {
+		return slices.Contains(h.Args, "update-ldcache") && slices.Contains(h.Args, folder)
+	}) {
+		t.Errorf("no hook tells the loader of %s: %+v", folder, edits.Hooks)
+	}
+}
+
 func TestNoDriver(t *testing.T) {
 	s, _ := newSpecs(t, host.Roots{Driver: t.TempDir()})
 	if _, err := s.Write(t.Context(), uid, []Device{whole}); !errors.Is(err, fs.ErrNotExist) {

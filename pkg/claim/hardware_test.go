@@ -21,6 +21,8 @@ type gpus struct {
 	instances []*placed
 	enabled   map[string]bool
 	processes map[string][]gpu.Process
+	// fabric is how far the registration of GPUs with it is; without a text it is done.
+	fabric map[string]string
 	// processesErr is what a driver says that does not list them.
 	processesErr error
 	nextID       int
@@ -45,7 +47,7 @@ func (p *placed) at() partition.Address {
 }
 
 func newGPUs(b *box) gpus {
-	return gpus{box: b, nextID: 7, enabled: map[string]bool{}, processes: map[string][]gpu.Process{}, out: map[string]*gpu.HungError{}, broken: map[string]error{}}
+	return gpus{box: b, nextID: 7, enabled: map[string]bool{}, processes: map[string][]gpu.Process{}, fabric: map[string]string{}, out: map[string]*gpu.HungError{}, broken: map[string]error{}}
 }
 
 // reset is what a reboot does.

@@ -134,7 +134,7 @@ func (m *Manager) live(r *journal.Record, inventory *device.Inventory) LiveClaim
 			one.describe(inventory)
 		}
 		if p := d.Partition; p != nil {
-			one.Partition = &LivePartition{Profile: p.Profile, Placement: p.Placement, Gone: p.Live == nil || m.surveyor.IsGone(d)}
+			one.Partition = &LivePartition{Profile: p.Profile, Placement: p.Placement, Gone: p.Live == nil || m.surveyor.IsGone(r.Claim.UID, d)}
 			if p.Live != nil {
 				one.Partition.PartitionID = gpu.PartitionID{InstanceID: p.Live.InstanceID, ComputeID: p.Live.ComputeID, UUID: p.Live.UUID}
 			}

@@ -110,7 +110,7 @@ func (c *reconciler) reconcile(ctx context.Context, uid types.UID, seen sessionV
 func (c *reconciler) maintain(ctx context.Context, r *journal.Record, seen sessionView) error {
 	for i := range r.Devices {
 		d := &r.Devices[i]
-		if d.Partition.Gone() || d.Partition.LiveUUID() != "" && c.surveyor.IsGone(d) {
+		if d.Partition.Gone() || d.Partition.LiveUUID() != "" && c.surveyor.IsGone(r.Claim.UID, d) {
 			return c.partitionGone(ctx, r, d)
 		}
 	}

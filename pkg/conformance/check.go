@@ -25,6 +25,8 @@ type Check struct {
 	Assumption string
 	// Code is the file or package of this repository that relies on it.
 	Code string
+	// Needed is true where the checks after it in its part need what it does.
+	Needed bool
 	// Run looks. It returns no finding where the node has nothing that the check is about.
 	Run func(ctx context.Context, n *Node) []Finding
 }
@@ -37,6 +39,8 @@ const (
 	Holds       Verdict = "holds"
 	Differs     Verdict = "differs"
 	NotTestable Verdict = "not testable"
+	// Skipped is for checks that were not to run.
+	Skipped Verdict = "skipped"
 )
 
 // Finding is what a check has found out about the node or about one GPU.

@@ -27,6 +27,7 @@ var intrusiveChecks = []Check{
 		ID:         "intrusive.begin",
 		Assumption: "nobody uses the GPU and no claim has been prepared on this node",
 		Code:       "pkg/conformance",
+		Needed:     true,
 		Run:        checkBegin,
 	},
 	{
@@ -84,7 +85,7 @@ func (n *Node) forget() {
 func (n *Node) examined(ctx context.Context) []Result {
 	r := &Report{}
 	for _, check := range n.partA {
-		for _, f := range check.Run(ctx, n) {
+		for _, f := range n.run(ctx, check) {
 			r.add(check, f)
 		}
 	}

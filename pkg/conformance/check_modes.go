@@ -4,7 +4,9 @@
 package conformance
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -27,6 +29,58 @@ var modeChecks = []Check{
 		Code:       "pkg/sharing/computemode.go",
 		Run:        checkComputeMode,
 	},
+	{
+		ID:         "modes.coherent-memory",
+		Assumption: "a GPU that is coherent with the CPU has no partitions where the driver manages its memory",
+		Code:       "pkg/device/catalog.go",
+		Run:        checkCoherentMemory,
+	},
+	{
+		ID:         "modes.fabric",
+		Assumption: "undivided GPUs are registered with the NVLink fabric that they belong to",
+		Code:       "pkg/partition/mode.go",
+		Run:        checkFabric,
+	},
+}
+
+// checkCoherentMemory looks for a GPU that shows that the driver takes too little to be possible.
+func checkCoherentMemory(ctx context.Context, n *Node) []Finding {
+	const expected = "with CoherentGPUMemoryMode=driver, MIG mode is off"
+	return n.EachGPU(ctx, expected, func(g *gpu.GPU) []Finding {
+		if !g.DriverManagedMemory {
+			return nil
+		}
+		state, err := n.migState(ctx, g)
+		if errors.Is(err, gpu.ErrNotSupported) {
+			return []Finding{Expect(g.PCIAddress, true, expected, "no MIG")}
+		}
+		if err != nil {
+			return []Finding{Failed(g.PCIAddress, expected, err)}
+		}
+		return []Finding{Expect(g.PCIAddress, !state.Enabled, expected, onOff(state.Enabled)).
+			Because("the GPU is published without partitions, since NVIDIA does not support them in this mode: please report that it works")}
+	})
+}
+
+func checkFabric(ctx context.Context, n *Node) []Finding {
+	const expected = "Completed, or no fabric"
+	return n.EachGPU(ctx, expected, func(g *gpu.GPU) []Finding {
+		if g.MIG != nil && g.MIG.Enabled {
+			return nil // the driver does not register it
+		}
+		pending, err := Ask(ctx, n, NVML, "registration of GPU "+g.PCIAddress+" with the NVLink fabric", func(ctx context.Context) (string, error) {
+			hardware, err := n.Hardware(ctx)
+			if err != nil {
+				return "", err
+			}
+			return hardware.FabricPending(ctx, g.PCIAddress)
+		})
+		if err != nil {
+			return []Finding{Failed(g.PCIAddress, expected, err)}
+		}
+		return []Finding{Expect(g.PCIAddress, pending == "", expected, cmp.Or(pending, expected)).
+			Because("CUDA programs do not start on it (error 802) until it is: does the fabric manager run, in the driver's version?")}
+	})
 }
 
 func checkMIGMode(ctx context.Context, n *Node) []Finding {

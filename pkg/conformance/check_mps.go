@@ -35,6 +35,7 @@ var mpsChecks = []Check{
 		ID:         "mps.start",
 		Assumption: "nvidia-cuda-mps-control -f serves in the foreground, and start_server -uid 0 makes its server ACTIVE before the first client",
 		Code:       "pkg/mps/supervisor/start.go",
+		Needed:     true,
 		Run:        checkMPSStart,
 	},
 	{

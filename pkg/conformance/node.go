@@ -34,6 +34,8 @@ type Options struct {
 	Limit time.Duration
 	// Parts are the parts to run.
 	Parts []Part
+	// Skip are the IDs of checks that are not to run.
+	Skip []string
 	// GPU is the UUID of the GPU that MPS and Intrusive work on. MPS finds one by itself.
 	GPU string
 	// WorkDir is a folder for the files of MPS; its path is short, since sockets' are.
@@ -95,6 +97,7 @@ func NewNode(o Options) *Node {
 		Options: o, transcript: t, source: &machine{limit: o.Limit, transcript: t}, known: map[string]nvml.Facts{},
 		header: Header{
 			Version: version.Get().Version, Node: o.NodeName, Time: time.Now().UTC().Format(time.RFC3339), Parts: o.Parts, GPU: o.GPU,
+			Skip: o.Skip,
 		},
 	}
 	n.lab = newLab(o)
@@ -113,7 +116,7 @@ func Replay(in io.Reader) (*Node, error) {
 	}
 	header.Transcript = 0
 	n := &Node{
-		Options: Options{NodeName: header.Node, Parts: header.Parts, GPU: header.GPU}, header: header, source: player, known: map[string]nvml.Facts{},
+		Options: Options{NodeName: header.Node, Parts: header.Parts, GPU: header.GPU, Skip: header.Skip}, header: header, source: player, known: map[string]nvml.Facts{},
 	}
 	n.calls.all = player.calls
 	return n, nil

@@ -24,6 +24,7 @@ type Summary struct {
 	Holds       int `json:"holds"`
 	Differs     int `json:"differs"`
 	NotTestable int `json:"notTestable"`
+	Skipped     int `json:"skipped,omitempty"`
 }
 
 // Report is what a run has found out.
@@ -81,7 +82,11 @@ func (r *Report) WriteTable(out io.Writer) error {
 	for _, g := range groups {
 		g.write(&b, width)
 	}
-	fmt.Fprintf(&b, "\n%d hold, %d differ, %d not testable\n", r.Summary.Holds, r.Summary.Differs, r.Summary.NotTestable)
+	fmt.Fprintf(&b, "\n%d hold, %d differ, %d not testable", r.Summary.Holds, r.Summary.Differs, r.Summary.NotTestable)
+	if r.Summary.Skipped > 0 {
+		fmt.Fprintf(&b, ", %d skipped", r.Summary.Skipped)
+	}
+	b.WriteString("\n")
 	if _, err := io.WriteString(out, b.String()); err != nil {
 		return fmt.Errorf("write the report: %w", err)
 	}
@@ -118,7 +123,7 @@ const fewSubjects = 2
 
 func (g *group) write(b *strings.Builder, width int) {
 	text := g.Observed
-	if g.Verdict == NotTestable {
+	if g.Verdict == NotTestable || g.Verdict == Skipped {
 		text = g.Reason
 	}
 	all := strings.Join(g.subjects, ", ")
@@ -129,7 +134,7 @@ func (g *group) write(b *strings.Builder, width int) {
 		text = all + ": " + text
 	}
 	fmt.Fprintf(b, "%-12s  %-*s  %s\n", g.Verdict, width, g.Check, text)
-	if g.Verdict == Holds {
+	if g.Verdict == Holds || g.Verdict == Skipped {
 		return
 	}
 	detail := func(label, text string) {

@@ -5,7 +5,9 @@ package conformance
 
 import (
 	"context"
+	"fmt"
 	"slices"
+	"strings"
 )
 
 // Part is a set of checks by what they do to the node.
@@ -37,6 +39,33 @@ func Checks(part Part) []Check {
 	return nil
 }
 
+// ValidateSkip fails for names that are no check, or one that others need.
+func ValidateSkip(skip []string) error {
+	var names []string
+	for _, part := range []Part{ReadOnly, MPS, Intrusive} {
+		for _, check := range Checks(part) {
+			if check.Needed && slices.Contains(skip, check.ID) {
+				return fmt.Errorf("the check %s cannot be skipped: the others of part %s need it", check.ID, part)
+			}
+			names = append(names, check.ID)
+		}
+	}
+	for _, name := range skip {
+		if !slices.Contains(names, name) {
+			return fmt.Errorf("there is no check %q: want some of %s", name, strings.Join(names, ", "))
+		}
+	}
+	return nil
+}
+
+// run runs a check, unless it is to be skipped.
+func (n *Node) run(ctx context.Context, check Check) []Finding {
+	if slices.Contains(n.Skip, check.ID) {
+		return []Finding{{Verdict: Skipped, Reason: "it was not to run"}}
+	}
+	return check.Run(ctx, n)
+}
+
 // Run runs the checks of all parts that the options name. ctx bounds it: what was not asked
 // by then is not testable.
 func Run(ctx context.Context, n *Node) *Report {
@@ -45,7 +74,7 @@ func Run(ctx context.Context, n *Node) *Report {
 	for _, part := range n.Parts {
 		before := report.Summary
 		for _, check := range Checks(part) {
-			for _, f := range check.Run(ctx, n) {
+			for _, f := range n.run(ctx, check) {
 				report.add(check, f)
 			}
 		}
@@ -63,6 +92,8 @@ func (r *Report) add(c Check, f Finding) {
 		r.Summary.Holds++
 	case Differs:
 		r.Summary.Differs++
+	case Skipped:
+		r.Summary.Skipped++
 	default:
 		r.Summary.NotTestable++
 	}

@@ -30,6 +30,8 @@ type Header struct {
 	Parts []Part `json:"parts"`
 	// GPU is the one that was asked for, if any.
 	GPU string `json:"gpu,omitempty"`
+	// Skip are the checks that were not to run.
+	Skip []string `json:"skip,omitempty"`
 }
 
 // Entry is one line of a transcript: a question with its answer, or a call into NVML.

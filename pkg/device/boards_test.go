@@ -30,7 +30,7 @@ func (b testBoard) gpu() *gpu.GPU { return &b.node.GPUs[0] }
 func testBoards(t *testing.T) []testBoard {
 	t.Helper()
 	names := boards.Names()
-	if len(names) < 13 {
+	if len(names) < 18 {
 		t.Fatalf("only %d boards", len(names))
 	}
 	var all []testBoard

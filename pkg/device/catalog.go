@@ -75,6 +75,9 @@ func newBoard(node *gpu.Node, g *gpu.GPU, terms Terms) (board, []error) {
 		offer: terms.Policy.For(g),
 	}
 	whole, partitions := possibleKinds(g)
+	if g.DriverManagedMemory && c.offer.Partition != nil {
+		c.problems = append(c.problems, errDriverManagedMemory)
+	}
 	var shapes []PartitionShape
 	if partitions {
 		shapes = c.layOutPartitions()
@@ -99,10 +102,13 @@ func newBoard(node *gpu.Node, g *gpu.GPU, terms Terms) (board, []error) {
 	return c.with(Status{}), c.problems
 }
 
+var errDriverManagedMemory = errors.New("no partitions are published: the GPU is coherent with the CPU and the driver manages its memory " +
+	"(CoherentGPUMemoryMode=driver), which NVIDIA does not support together with MIG")
+
 // possibleKinds reports which kinds of devices a GPU can be.
 func possibleKinds(g *gpu.GPU) (whole, partitions bool) {
 	switch {
-	case g.MIG == nil:
+	case g.MIG == nil || g.DriverManagedMemory:
 		return true, false
 	case g.MIG.Dynamic:
 		return true, true

@@ -172,6 +172,7 @@ func TestCounterNames(t *testing.T) {
 	boards := map[string][]string{
 		// Without partitions there is only all of the GPU.
 		"a10": {"memory"}, "a30": {"memory"}, "a100-40": {"memory"}, "a100-80": {"memory"}, "l4": {"memory"}, "t4": {"memory"},
+		"a16": {"memory"}, "a2": {"memory"}, "l40s": {"memory"}, "v100-16": {"memory"},
 		// JPEG and OFA engines are only in the +me profiles: one counter for both.
 		"a30-mig":      {"jpeg-engines", "memory"},
 		"a100-40-mig":  {"jpeg-engines", "memory"},
@@ -180,6 +181,7 @@ func TestCounterNames(t *testing.T) {
 		"h100-nvl":     {"memory", "ofa-engines"},
 		"h200":         {"memory", "ofa-engines"},
 		"gh200-144":    {"memory", "ofa-engines"},
+		"gh200-96":     {"memory", "ofa-engines"},
 		"b200":         {"memory", "ofa-engines"},
 		"gb200":        {"memory", "ofa-engines"},
 		"rtx-pro-6000": {"decoders", "memory", "ofa-engines"},

@@ -5,6 +5,7 @@ package device
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"math"
 
@@ -80,12 +81,19 @@ func (c *catalog) partitionShareOffers(profile string) (*policy.MPSOffer, *polic
 	return nil, nil
 }
 
+// errMemoryUnknown is about GPUs that have no memory of their own but the host's: limits cannot be
+// parts of a memory that is not known.
+var errMemoryUnknown = errors.New("cannot be met: the driver does not report the GPU's memory, so that it cannot be divided; none are published")
+
 // mpsShare returns a share without clients where MPS is not possible. The error
 // says where the share differs from the offer.
 func (c *catalog) mpsShare(profile *gpu.Profile, offer policy.MPSOffer) (Share, error) {
 	most := c.gpu.MPSClients(c.node.CUDAVersion, profile)
 	if most == 0 {
 		return Share{}, nil
+	}
+	if profile == nil && c.gpu.Resources.MemoryBytes == 0 {
+		return Share{}, errMemoryUnknown
 	}
 	var problem error
 	clients := max(1, offer.Clients)
@@ -119,6 +127,9 @@ func (c *catalog) timeSliceShare(profile *gpu.Profile, offer policy.TimeSliceOff
 		s.Interval = cmp.Or(offer.Interval, policy.IntervalDefault)
 	}
 	memory := c.usableMemory(profile)
+	if s.Limited && profile == nil && c.gpu.Resources.MemoryBytes == 0 {
+		return Share{}, errMemoryUnknown
+	}
 	if !s.Limited {
 		s.MaxMemoryBytes, s.MemoryBytes = memory*mib, overcommit(memory, offer.MemoryOvercommit)*mib
 		return s, nil

@@ -257,6 +257,11 @@ func TestSharesOfUnknownMemory(t *testing.T) {
 		if diff := cmp.Diff(want, shortNames(i.Devices())); diff != "" || len(problems) != 1+oneIf(limited) {
 			t.Errorf("limited %t: problems %v, devices (-want +got):\n%s", limited, problems, diff)
 		}
+		for _, problem := range problems {
+			if !strings.Contains(problem.Error(), "the driver does not report the GPU's memory") {
+				t.Errorf("limited %t: problem %v", limited, problem)
+			}
+		}
 	}
 }
 

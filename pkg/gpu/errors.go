@@ -38,13 +38,16 @@ var (
 	// ErrVersionMismatch: the library and the kernel driver are of different
 	// versions, as in the middle of an upgrade.
 	ErrVersionMismatch = errors.New("library and kernel driver differ in version")
+	// ErrFabricPending: the GPU is not registered with the NVLink fabric yet. CUDA programs do not
+	// start until it is.
+	ErrFabricPending = errors.New("not registered with the NVLink fabric yet")
 	// ErrHung: a call has not returned. It may still take effect; see HungError.
 	ErrHung = errors.New("does not answer")
 )
 
 // Transient reports whether the same call may succeed a little later by itself.
 func Transient(err error) bool {
-	return errors.Is(err, ErrTimeout) || errors.Is(err, ErrUnknown) || errors.Is(err, ErrInUse)
+	return errors.Is(err, ErrTimeout) || errors.Is(err, ErrUnknown) || errors.Is(err, ErrInUse) || errors.Is(err, ErrFabricPending)
 }
 
 // Error is a failed hardware call. It names the call and the GPU, so that a pod's

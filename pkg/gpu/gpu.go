@@ -75,6 +75,9 @@ type GPU struct {
 
 	// AddressingMode is "HMM", "ATS" or "None"; empty if not reported.
 	AddressingMode string `json:"addressingMode,omitempty"`
+	// DriverManagedMemory says that the GPU is coherent with the CPU, as in GH200 and GB200, and that
+	// the driver manages its memory instead of the kernel. It then cannot be partitioned.
+	DriverManagedMemory bool `json:"driverManagedMemory,omitempty"`
 	// PCIeRoot is the root complex, "pci0000:16"; empty if sysfs has none.
 	PCIeRoot string `json:"pcieRoot,omitempty"`
 	// PCIeSwitch is the PCI address of the upstream port of the PCIe switch that the GPU is behind, or
@@ -174,7 +177,8 @@ func HasMIGDevice(instances []Instance, uuid string) bool {
 // ComputeInstance is a live compute instance.
 type ComputeInstance struct {
 	ID int
-	// UUID is the MIG device's, "MIG-…". Every creation gives a new one.
+	// UUID is the MIG device's, "MIG-…". The driver makes it of the chip, the GPU instance's
+	// ID and its place: whoever makes the same there again gets the same UUID.
 	UUID string
 	// Slices is how many of the GPU instance's compute slices it spans; 0 where the driver
 	// does not say.

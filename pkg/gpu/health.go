@@ -72,6 +72,9 @@ const (
 type Health struct {
 	RecoveryAction RecoveryAction
 	RemappedRows   *RemappedRows
+	// PageRetirementPending says that pages of memory will be retired at the next reset of the GPU. That is
+	// what GPUs before Ampere do instead of remapping rows.
+	PageRetirementPending bool
 	// UncorrectedECC and CorrectedECC count memory errors since the driver was loaded or
 	// the GPU was reset.
 	UncorrectedECC, CorrectedECC *uint64
@@ -83,7 +86,11 @@ type Health struct {
 	// FabricUnhealthy describes what is wrong with the connection to the NVLink fabric;
 	// empty if nothing is, or if there is none.
 	FabricUnhealthy string
-	Throttling      []Throttling
+	// FabricPending says how far the registration with the NVLink fabric is, as nvidia-smi -q does; empty
+	// if it is done, if there is no fabric, or in MIG mode, in which the driver does not register.
+	// CUDA programs do not start until it is done.
+	FabricPending string
+	Throttling    []Throttling
 	// Temperature is in degrees Celsius.
 	Temperature *int
 }

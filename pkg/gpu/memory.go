@@ -28,10 +28,10 @@ const (
 const (
 	// contextOnPartition: the MIG user guide shows clients with 326 MiB.
 	contextOnPartition = 384 * mib
-	// contextBeforeAmpere: published output shows small programs with 107 MiB on a T4.
-	contextBeforeAmpere = 160 * mib
-	// contextOnSmall is for chips with fewer threads, of which nothing is published
-	// (compute capability 8.6 and 8.9, as of A10 and L4).
+	// contextOnTuring: published output shows small programs with 107 MiB on a T4.
+	contextOnTuring = 160 * mib
+	// contextOnSmall is for chips of which nothing is published: those with fewer threads
+	// (compute capability 8.6 and 8.9, as of A10 and L4), and Volta.
 	contextOnSmall = 384 * mib
 	// contextOnLarge: published output shows a client with 456 MiB.
 	contextOnLarge = 512 * mib
@@ -62,9 +62,9 @@ func (g *GPU) ContextMemory(profile *Profile) uint64 {
 	switch {
 	case profile != nil:
 		return contextOnPartition
-	case cc.Major < 8:
-		return contextBeforeAmpere
-	case cc.Major == 8 && cc.Minor > 0:
+	case cc.Major == 7 && cc.Minor >= 5:
+		return contextOnTuring
+	case cc.Major < 8 || cc.Major == 8 && cc.Minor > 0:
 		return contextOnSmall
 	}
 	return contextOnLarge

@@ -67,7 +67,9 @@ func (m *Monitor) handle(ctx context.Context, w *watch, e gpu.Event) {
 	var err error
 	defer m.panics.Recover(ctx, &err)
 	m.apply(ctx, e, m.place(ctx, e))
-	if e.Kind != gpu.EventXID {
+	// What an XID needs, and what it did to memory, is in the next reading. Programs may cause as
+	// many of theirs as they like.
+	if e.Kind != gpu.EventXID || Lookup(e.XID).Scope != Application {
 		w.read()
 	}
 }

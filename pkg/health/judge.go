@@ -55,6 +55,21 @@ const (
 	whenRead   = ending("reading")
 )
 
+// verdict is whether an XID needs anything to be done. The driver knows better than a table of
+// numbers.
+type verdict string
+
+const (
+	// verdictNone is that of a driver that has no recovery actions, or does not answer: the
+	// table counts. It counts, too, where an action is wanted, which is a condition of its own.
+	verdictNone verdict = ""
+	// verdictDue means that the driver has recovery actions and was not asked since: nobody is
+	// evicted.
+	verdictDue verdict = "due"
+	// verdictHarmless means that the driver wants nothing to be done.
+	verdictHarmless verdict = "harmless"
+)
+
 // fault is something that is wrong with a GPU, or with one partition of it.
 type fault struct {
 	Reason device.Reason `json:"reason"`
@@ -67,6 +82,8 @@ type fault struct {
 	// Unplaced says that it is of one partition, and not known of which.
 	Unplaced bool   `json:"unplaced,omitempty"`
 	Ending   ending `json:"ending"`
+	// Verdict is what the driver's recovery action has said of an XID.
+	Verdict verdict `json:"verdict,omitempty"`
 	// Detail is what is wrong, for people.
 	Detail string `json:"detail"`
 	// First and Last are when it was seen.
@@ -75,6 +92,8 @@ type fault struct {
 	// Gone is since when it is proved that it is over. It is then held back.
 	Gone time.Time `json:"gone,omitzero"`
 
+	// patient says that it counts only when it has lasted for a while.
+	patient bool
 	// held says that it was told that it is held back.
 	held bool
 	// written is the Last that was asked to be written down.
@@ -112,10 +131,10 @@ type record struct {
 	// Uncorrected counts memory errors as of the last reading. A reset sets it to 0.
 	Uncorrected *uint64 `json:"uncorrected,omitempty"`
 
-	// answered says that this process has had a reading, and throttled since when clocks
-	// have been lowered.
-	answered  bool
-	throttled time.Time
+	// answered says that this process has had a reading, and since when readings have had what
+	// counts only when it lasts.
+	answered bool
+	since    map[device.Reason]time.Time
 }
 
 // judge decides what is wrong. It is for one goroutine at a time.
@@ -159,6 +178,9 @@ func (j *judge) event(e gpu.Event, at *Place, h *policy.Health) (xid XID) {
 		}
 		if xid.Scope != WholeGPU {
 			f.put(e, at)
+		}
+		if r.Wants != "" {
+			f.Verdict = verdictDue
 		}
 		j.see(r, f, e.Time)
 	case gpu.EventUncorrectedECC:

@@ -123,7 +123,8 @@ func TestJudge(t *testing.T) {
 		"two partitions":                           {xid(94, one), xid(94, two), shows("xid=94 NoSchedule at 2:1; xid=94 NoSchedule at 3:1")},
 		"no partition":                             {xid(94, nil), shows("xid=94 NoSchedule")},
 		"all of the GPU, whatever the event names": {xid(95, one), shows("xid=95 NoExecute")},
-		"an unknown one":                           {xid(9999, one), shows("xid=9999 NoSchedule at 2:1")},
+		"an unknown one":                           {xid(9999, one), shows("xid=9999 None at 2:1")},
+		"an encoder":                               {xid(47, nil), xid(65, nil), xid(73, nil), xid(142, one), xid(174, one), shows("")},
 		"a minor one after a grave one":            {xid(95, nil), xid(94, nil), xid(31, nil), xid(92, nil), shows("xid=92 None; xid=94 NoSchedule; xid=95 NoExecute")},
 
 		"quiet":            {xid(94, nil), after(quiet - 3*time.Second), well(), shows("xid=94 NoSchedule"), after(time.Second), well(), shows("")},
@@ -133,12 +134,24 @@ func TestJudge(t *testing.T) {
 		"its partition ends":           {xid(94, one), lives("MIG-1"), shows("xid=94 NoSchedule at 2:1"), lives("MIG-2"), shows("")},
 		"a look from before the event": {lives(), xid(94, one), shows("xid=94 NoSchedule at 2:1")},
 
-		"no reset, driver does not say":       {xid(95, nil), after(24 * time.Hour), well(), shows("xid=95 NoExecute")},
-		"a reset that was seen":               {xid(95, nil), after(time.Minute), reset, well(), shows("")},
-		"a reset from before":                 {reset, after(time.Second), xid(95, nil), well(), shows("xid=95 NoExecute")},
-		"the driver wants a reset":            {xid(95, nil), wantsReset(), shows("xid=95 NoExecute; recovery-required=reset NoSchedule"), after(24 * time.Hour), wantsReset(), shows("xid=95 NoExecute; recovery-required=reset NoSchedule")},
-		"what the driver wants is done":       {xid(95, nil), wantsReset(), wantsNothing(), shows("")},
-		"the driver wants no reset":           {xid(95, nil), wantsNothing(), shows("xid=95 NoExecute"), after(quiet - 3*time.Second), wantsNothing(), shows("xid=95 NoExecute"), after(3 * time.Second), wantsNothing(), shows("")},
+		"no reset, driver does not say": {xid(95, nil), after(24 * time.Hour), well(), shows("xid=95 NoExecute")},
+		"a reset that was seen":         {xid(95, nil), after(time.Minute), reset, well(), shows("")},
+		"a reset from before":           {reset, after(time.Second), xid(95, nil), well(), shows("xid=95 NoExecute")},
+		"the driver wants a reset":      {xid(95, nil), wantsReset(), shows("xid=95 NoExecute; recovery-required=reset NoSchedule"), after(24 * time.Hour), wantsReset(), shows("xid=95 NoExecute; recovery-required=reset NoSchedule")},
+		"what the driver wants is done": {xid(95, nil), wantsReset(), wantsNothing(), shows("")},
+		"the driver wants no reset":     {xid(95, nil), wantsNothing(), shows("xid=95 None"), after(quiet - 3*time.Second), wantsNothing(), shows("xid=95 None"), after(3 * time.Second), wantsNothing(), shows("")},
+		"nobody is evicted before the driver is asked": {
+			wantsNothing(), xid(95, nil), shows("xid=95 NoSchedule"), wantsReset(), shows("xid=95 NoExecute; recovery-required=reset NoSchedule"), wantsNothing(), shows("")},
+		"nor if it wants nothing": {wantsNothing(), xid(95, nil), xid(94, one), wantsNothing(), shows("xid=94 None at 2:1; xid=95 None"), xid(95, nil), shows("xid=94 None at 2:1; xid=95 None")},
+		"an answer that is none":  {wantsNothing(), xid(79, nil), shows("xid=79 NoSchedule"), lost, shows("xid=79 NoExecute; gpu-lost NoSchedule")},
+		"no answer":               {wantsNothing(), xid(119, nil), fails(gpu.ErrHung), shows("xid=119 NoExecute; unresponsive NoSchedule")},
+		"an answer from before": {wantsNothing(), xid(95, nil), step(func(s *scene) {
+			s.read(pciA, reading{Began: s.now.Add(-time.Second), Health: gpu.Health{RecoveryAction: gpu.RecoveryNone}})
+		}), shows("xid=95 NoSchedule")},
+		"the policy, not the driver":     {reacts(func(h *policy.Health) { h.XIDs[95] = policy.EffectNoExecute }), wantsNothing(), xid(95, nil), wantsNothing(), shows("xid=95 NoExecute")},
+		"later the driver wants a reset": {xid(94, nil), wantsNothing(), shows("xid=94 None"), wantsReset(), shows("xid=94 NoSchedule; recovery-required=reset NoSchedule")},
+		"held back, although the driver wants nothing now": {
+			xid(95, nil), wantsReset(), wantsNothing(), shows(""), xid(95, nil), wantsReset(), wantsNothing(), shows("xid=95 NoExecute; recovery-required=reset NoSchedule")},
 		"another action":                      {reads(gpu.Health{RecoveryAction: gpu.RecoveryDrainAndReset}, nil), shows("recovery-required=drain-and-reset NoSchedule")},
 		"memory errors start at 0 in a reset": {errorsOf(3), xid(95, nil), errorsOf(3), shows("xid=95 NoExecute"), errorsOf(0), shows("")},
 
@@ -164,11 +177,19 @@ func TestJudge(t *testing.T) {
 			reads(gpu.Health{RemappedRows: &gpu.RemappedRows{Pending: true}}, nil), shows("row-remap-pending None"),
 			reads(gpu.Health{RemappedRows: &gpu.RemappedRows{Pending: true, Failed: true}}, nil), shows("row-remap-pending None; row-remap-failed NoSchedule"),
 			reads(gpu.Health{RepairPending: true, Unrepairable: true}, nil), shows("row-remap-pending None; memory-unrepairable NoSchedule"), well(), shows("")},
-		"memory errors are counted": {errorsOf(2), shows(""), errorsOf(3), shows("uncorrected-ecc NoSchedule"), after(quiet), errorsOf(3), shows("")},
-		"memory errors are events":  {errorsOf(2), event(gpu.EventUncorrectedECC), shows("uncorrected-ecc NoSchedule"), errorsOf(3), shows("uncorrected-ecc NoSchedule")},
-		"fabric":                    {reads(gpu.Health{FabricUnhealthy: "degraded bandwidth"}, nil), shows("fabric-unhealthy NoSchedule"), well(), shows("")},
-		"hot for a moment":          {reads(gpu.Health{Throttling: []gpu.Throttling{gpu.ThrottlingHardwareThermal}}, nil), shows(""), after(time.Hour), well(), reads(gpu.Health{Throttling: []gpu.Throttling{gpu.ThrottlingPowerBrake}}, nil), shows("")},
-		"hot":                       {reads(gpu.Health{Throttling: []gpu.Throttling{gpu.ThrottlingHardwareThermal}}, nil), after(time.Minute), reads(gpu.Health{Throttling: []gpu.Throttling{gpu.ThrottlingSoftwareThermal}}, nil), shows("throttled None"), well(), shows("")},
+		"pages that will be retired": {xid(63, nil), reads(gpu.Health{PageRetirementPending: true}, nil), shows("row-remap-pending None"), well(), shows("")},
+		"memory errors are counted":  {errorsOf(2), shows(""), errorsOf(3), shows("uncorrected-ecc NoSchedule"), after(quiet), errorsOf(3), shows("")},
+		"memory errors are events":   {errorsOf(2), event(gpu.EventUncorrectedECC), shows("uncorrected-ecc NoSchedule"), errorsOf(3), shows("uncorrected-ecc NoSchedule")},
+		"fabric":                     {reads(gpu.Health{FabricUnhealthy: "degraded bandwidth"}, nil), shows("fabric-unhealthy NoSchedule"), well(), shows("")},
+		"fabric that is joined soon": {
+			reads(gpu.Health{FabricPending: "In Progress"}, nil), shows(""), after(time.Minute - 3*time.Second), reads(gpu.Health{FabricPending: "In Progress"}, nil), shows(""), well(), shows("")},
+		"fabric that is never joined": {
+			reads(gpu.Health{FabricPending: "Not Started"}, nil), after(time.Minute), reads(gpu.Health{FabricPending: "In Progress"}, nil), shows("fabric-unhealthy NoSchedule"),
+			after(time.Hour), reads(gpu.Health{FabricPending: "In Progress"}, nil), shows("fabric-unhealthy NoSchedule"), well(), shows("")},
+		"fabric with partitions between": {
+			reads(gpu.Health{FabricPending: "In Progress"}, nil), after(time.Minute), well(), reads(gpu.Health{FabricPending: "In Progress"}, nil), shows("")},
+		"hot for a moment": {reads(gpu.Health{Throttling: []gpu.Throttling{gpu.ThrottlingHardwareThermal}}, nil), shows(""), after(time.Hour), well(), reads(gpu.Health{Throttling: []gpu.Throttling{gpu.ThrottlingPowerBrake}}, nil), shows("")},
+		"hot":              {reads(gpu.Health{Throttling: []gpu.Throttling{gpu.ThrottlingHardwareThermal}}, nil), after(time.Minute), reads(gpu.Health{Throttling: []gpu.Throttling{gpu.ThrottlingSoftwareThermal}}, nil), shows("throttled None"), well(), shows("")},
 
 		"flapping: held back from the second time": {
 			lost, well(), shows(""),

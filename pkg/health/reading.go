@@ -38,6 +38,7 @@ func (j *judge) read(pciAddress string, now reading) {
 	if r == nil {
 		return
 	}
+	defer j.hear(r, now)
 	if errors.Is(now.Err, gpu.ErrDriverNotLoaded) || errors.Is(now.Err, gpu.ErrVersionMismatch) {
 		// That is nothing to say of a single GPU. When it is loaded again, the driver starts
 		// all of them anew; that this mends what a reset does is assumed.
@@ -60,6 +61,21 @@ func (j *judge) read(pciAddress string, now reading) {
 	}
 	j.clear(r, found, now)
 	r.keep(now, answers)
+}
+
+// hear notes what the recovery action says of the XIDs before the reading. That nothing is wanted
+// after a reset says nothing of them.
+func (j *judge) hear(r *record, now reading) {
+	says := verdictNone
+	if now.Health.RecoveryAction == gpu.RecoveryNone {
+		says = verdictHarmless
+	}
+	for _, f := range r.Faults {
+		if f.Reason == device.XID && f.Gone.IsZero() && !f.First.After(now.Began) && f.Verdict != says {
+			f.Verdict = says
+			j.changed, j.touched = true, true
+		}
+	}
 }
 
 // clear notes which faults a reading proves to be gone. A GPU that hangs proves nothing, and
@@ -118,18 +134,20 @@ func isFailure(reason device.Reason) bool {
 
 // lasting leaves out what has not lasted long enough.
 func (r *record) lasting(found []*fault, now time.Time) []*fault {
-	throttled := func(f *fault) bool { return f.Reason == device.Throttled }
-	switch {
-	case !slices.ContainsFunc(found, throttled):
-		r.throttled = time.Time{}
-		return found
-	case r.throttled.IsZero():
-		r.throttled = now
-	}
-	if now.Sub(r.throttled) < patience && !r.has(device.Throttled) {
-		return slices.DeleteFunc(slices.Clone(found), throttled)
-	}
-	return found
+	since := map[device.Reason]time.Time{}
+	lasting := slices.DeleteFunc(slices.Clone(found), func(f *fault) bool {
+		if !f.patient {
+			return false
+		}
+		began, known := r.since[f.Reason]
+		if !known {
+			began = now
+		}
+		since[f.Reason] = began
+		return now.Sub(began) < patience && !r.has(f.Reason)
+	})
+	r.since = since
+	return lasting
 }
 
 // faultsOf says what a reading has. Of a GPU that does not answer nothing else is known.
@@ -168,6 +186,11 @@ func faultsOfHealth(h gpu.Health) []*fault {
 			found = append(found, &fault{Reason: reason, Value: value, Ending: whenRead, Detail: detail})
 		}
 	}
+	lasts := func(on bool, reason device.Reason, detail string) {
+		if on {
+			found = append(found, &fault{Reason: reason, Ending: whenRead, Detail: detail, patient: true})
+		}
+	}
 	action := h.RecoveryAction
 	add(action != "" && action != gpu.RecoveryNone, device.RecoveryRequired, labelValue(string(action)),
 		fmt.Sprintf("the driver wants this to be done: %s", action))
@@ -176,14 +199,17 @@ func faultsOfHealth(h gpu.Health) []*fault {
 		rows = *h.RemappedRows
 	}
 	add(rows.Failed, device.RowRemapFailed, "", "a broken row of memory could not be replaced")
-	add(rows.Pending || h.RepairPending, device.RowRemapPending, "", "broken memory will be replaced or repaired at the next reset")
+	add(rows.Pending || h.RepairPending || h.PageRetirementPending, device.RowRemapPending, "",
+		"broken memory will be replaced, retired or repaired at the next reset")
 	add(h.Unrepairable, device.MemoryUnrepairable, "", "memory is broken and cannot be repaired")
 	add(h.FabricUnhealthy != "", device.FabricUnhealthy, "", "the connection to the NVLink fabric is not in order: "+h.FabricUnhealthy)
+	lasts(h.FabricPending != "", device.FabricUnhealthy, "it is not registered with the NVLink fabric ("+h.FabricPending+
+		"), and CUDA programs do not start before that: is the fabric manager running, in the driver's version")
 	var why []string
 	for _, t := range h.Throttling {
 		why = append(why, string(t))
 	}
-	add(len(why) > 0, device.Throttled, "", "its clocks are lowered: "+strings.Join(why, ", "))
+	lasts(len(why) > 0, device.Throttled, "its clocks are lowered: "+strings.Join(why, ", "))
 	return found
 }
 

@@ -13,8 +13,8 @@ func (f *fault) condition(pciAddress string, h *policy.Health) (device.Condition
 	c := device.Condition{PCIAddress: pciAddress, Reason: f.Reason, Value: f.Value, Effect: h.EffectOf(string(f.Reason)), Message: f.Detail}
 	if f.Reason == device.XID {
 		xid := Lookup(f.XID)
-		c.Effect = xid.effect(h)
-		c.Message += ". " + xid.Advice
+		c.Effect = f.effect(xid, h)
+		c.Message += ". " + f.advice(xid)
 	}
 	if f.Unplaced && c.Effect == policy.EffectNoExecute {
 		// It would evict the pods of others.
@@ -24,4 +24,26 @@ func (f *fault) condition(pciAddress string, h *policy.Health) (device.Condition
 		c.Where, c.ProfileID, c.Exact = &p.Placement, &p.ProfileID, true
 	}
 	return c, c.Effect != policy.EffectIgnore
+}
+
+// effect is that of an XID: what the policy says, else what the driver has said, else what the
+// table says.
+func (f *fault) effect(xid XID, h *policy.Health) policy.Effect {
+	if effect, changed := h.XIDs[xid.Number]; changed {
+		return effect
+	}
+	switch {
+	case f.Verdict == verdictHarmless:
+		return policy.EffectNone
+	case f.Verdict == verdictDue && xid.Effect == policy.EffectNoExecute:
+		return policy.EffectNoSchedule
+	}
+	return xid.Effect
+}
+
+func (f *fault) advice(xid XID) string {
+	if f.Verdict == verdictHarmless {
+		return "The NVIDIA driver wants nothing to be done about it"
+	}
+	return xid.Advice
 }

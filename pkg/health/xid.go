@@ -69,11 +69,12 @@ var advice = map[string]string{
 }
 
 // unknown is for an XID that is not in the table: newer than it, or called unused by
-// NVIDIA's catalogue, which then says to contact support. It keeps pods away for a while
-// and evicts nobody.
+// NVIDIA's catalogue, which then says to contact support. It keeps nobody away, as it may be
+// harmless and happen again and again: drivers with newer XIDs have a recovery action, which is
+// a condition of its own.
 func unknown(number uint64) XID {
 	return XID{
-		Number: number, Name: "not known to this version of the driver", Scope: Partition, Effect: policy.EffectNoSchedule,
+		Number: number, Name: "not known to this version of the driver", Scope: Partition, Effect: policy.EffectNone,
 		Recovery: Quiet, Advice: "See https://docs.nvidia.com/deploy/xid-errors",
 	}
 }

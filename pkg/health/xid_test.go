@@ -46,7 +46,7 @@ func TestTable(t *testing.T) {
 		}
 	}
 	for _, number := range []uint64{0, 1, 9999, 1 << 63} {
-		if x := Lookup(number); x.Effect != policy.EffectNoSchedule || x.Number != number || x.Scope != Partition || x.Advice == "" {
+		if x := Lookup(number); x.Effect != policy.EffectNone || x.Number != number || x.Scope != Partition || x.Advice == "" {
 			t.Errorf("an unknown XID: %+v", x)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -72,6 +73,9 @@ func TestComplete(t *testing.T) {
 }
 
 func TestLibraryPath(t *testing.T) {
+	if !slices.Contains(libraryFolders, "usr/local/nvidia/lib64") {
+		t.Error("the driver of Container-Optimized OS is not found")
+	}
 	for _, folder := range libraryFolders {
 		t.Run(folder, func(t *testing.T) {
 			root, roots := tree(t)

@@ -49,7 +49,7 @@ func (r Roots) Program(name string) (Program, error) {
 			return Program{}, fmt.Errorf("look for %s in driver root %q: %w", name, root, err)
 		}
 		if info.Mode().IsRegular() && info.Mode().Perm()&0o111 != 0 {
-			return program(root, path, file)
+			return r.program(root, path, file)
 		}
 		unusable += fmt.Sprintf(", and %s cannot be executed", file)
 	}
@@ -58,14 +58,18 @@ func (r Roots) Program(name string) (Program, error) {
 
 // program describes the executable at a path in the root. The file is what the path
 // resolves to, as seen by this process.
-func program(root, path, file string) (Program, error) {
+func (r Roots) program(root, path, file string) (Program, error) {
+	env := []string{pathList("PATH", "/", programFolders)}
+	if folder := r.UnusualLibraryFolder(); folder != "" {
+		env = append(env, "LD_LIBRARY_PATH="+folder)
+	}
 	if filepath.Clean(root) == "/" {
-		return Program{Path: "/" + path, Env: []string{pathList("PATH", "/", programFolders)}}, nil
+		return Program{Path: "/" + path, Env: env}, nil
 	}
 	for _, loader := range loaders {
 		_, _, err := statIn(root, loader)
 		if err == nil {
-			return Program{Root: root, Path: "/" + path, Env: []string{pathList("PATH", "/", programFolders)}}, nil
+			return Program{Root: root, Path: "/" + path, Env: env}, nil
 		}
 		if !errors.Is(err, fs.ErrNotExist) {
 			return Program{}, fmt.Errorf("look for a C library in driver root %q: %w", root, err)

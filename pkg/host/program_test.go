@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -138,6 +139,22 @@ func TestProgram(t *testing.T) {
 		link(t, root, "usr/bin/"+smi, smi)
 		if _, err := roots.Program(smi); !errors.Is(err, unix.ELOOP) || !strings.Contains(err.Error(), root) {
 			t.Errorf("got %v", err)
+		}
+	})
+	// The loader of such a system does not look there by itself.
+	t.Run("beside libraries in a folder of NVIDIA's", func(t *testing.T) {
+		root, roots := tree(t)
+		install(t, root, loader, "")
+		install(t, root, "usr/local/nvidia/bin/"+smi, "#!/bin/sh\n")
+		write(t, root, "usr/local/nvidia/lib64/"+nvmlLibrary, "")
+		got, err := roots.Program(smi)
+		if err != nil || got.Root != root || got.Path != "/usr/local/nvidia/bin/"+smi || !slices.Contains(got.Env, "LD_LIBRARY_PATH=/usr/local/nvidia/lib64") {
+			t.Errorf("%+v, %v", got, err)
+		}
+		// Where the system has them itself, another version may lie there.
+		write(t, root, "usr/lib64/"+nvmlLibrary, "")
+		if got, err := roots.Program(smi); err != nil || len(got.Env) != 1 {
+			t.Errorf("%+v, %v", got, err)
 		}
 	})
 	t.Run("of the running system", func(t *testing.T) {

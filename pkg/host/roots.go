@@ -68,7 +68,11 @@ var libraryFolders = []string{
 	"lib/aarch64-linux-gnu",
 	"usr/lib",
 	"lib",
+	folderOfNVIDIA,
 }
+
+// folderOfNVIDIA is where Container-Optimized OS has the driver's libraries.
+const folderOfNVIDIA = "usr/local/nvidia/lib64"
 
 const nvmlLibrary = "libnvidia-ml.so.1"
 
@@ -76,18 +80,35 @@ const nvmlLibrary = "libnvidia-ml.so.1"
 // it. The error wraps fs.ErrNotExist when there is none, as before the driver is
 // installed.
 func (r Roots) LibraryPath() (string, error) {
+	_, file, err := r.library(nvmlLibrary)
+	return file, err
+}
+
+// UnusualLibraryFolder returns the folder of NVML's library, absolute within the driver
+// root, if it is one that dynamic loaders and NVIDIA's toolkit have to be told of,
+// otherwise "".
+func (r Roots) UnusualLibraryFolder() string {
+	if folder, _, err := r.library(nvmlLibrary); err != nil || folder != folderOfNVIDIA {
+		return ""
+	}
+	return "/" + folderOfNVIDIA
+}
+
+// library finds a library of the driver in the driver root: its folder within the root,
+// and the file that links in it lead to, as this process sees it.
+func (r Roots) library(name string) (folder, file string, err error) {
 	root := r.Complete().Driver
 	for _, folder := range libraryFolders {
-		file, info, err := statIn(root, filepath.Join(folder, nvmlLibrary))
+		file, info, err := statIn(root, filepath.Join(folder, name))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
 		if err != nil {
-			return "", fmt.Errorf("look for the NVML library in driver root %q: %w", root, err)
+			return "", "", fmt.Errorf("look for %s in driver root %q: %w", name, root, err)
 		}
 		if info.Mode().IsRegular() {
-			return file, nil
+			return folder, file, nil
 		}
 	}
-	return "", fmt.Errorf("no %s in the library folders of driver root %q: %w", nvmlLibrary, root, fs.ErrNotExist)
+	return "", "", fmt.Errorf("no %s in the library folders of driver root %q: %w", name, root, fs.ErrNotExist)
 }

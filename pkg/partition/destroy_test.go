@@ -210,6 +210,19 @@ func TestEnsureWhole(t *testing.T) {
 			gpu: fakeGPU{enabled: true}, dynamic: true,
 			outcome: outcome{calls: []string{"mode false"}},
 		},
+		"mode on, fabric begins": {
+			gpu: fakeGPU{enabled: true, fabric: "In Progress"}, dynamic: true,
+			outcome: outcome{is: gpu.ErrFabricPending, says: []string{pci, "In Progress"}, calls: []string{"mode false"}},
+		},
+		"mode off, fabric not begun": {
+			gpu:     fakeGPU{fabric: "Not Started"},
+			outcome: outcome{is: gpu.ErrFabricPending, says: []string{pci, "Not Started"}},
+		},
+		"fabric unknown": {gpu: fakeGPU{fabricErr: errBoom}, dynamic: true},
+		"fabric hangs": {
+			gpu:     fakeGPU{fabricErr: &gpu.HungError{Call: "nvmlDeviceGetGpuFabricInfoV", PCIAddress: pci}},
+			outcome: outcome{is: gpu.ErrHung},
+		},
 		"mode on, static": {
 			gpu:     fakeGPU{enabled: true},
 			outcome: outcome{is: gpu.ErrNotSupported, says: []string{"MIG mode is on", pci}, modeLeft: true},

@@ -25,6 +25,9 @@ type fakeGPU struct {
 	media     uint32
 	instances []gpu.Instance
 	processes []gpu.Process
+	// fabric is how far its registration is while MIG mode is off.
+	fabric    string
+	fabricErr error
 
 	faults map[string][]fault
 	calls  []string // what was asked to change, in order
@@ -110,6 +113,13 @@ func (f *fakeGPU) Describe(_ context.Context, _ string, instanceID int, listed [
 
 func (f *fakeGPU) Processes(ctx context.Context, _ string) ([]gpu.Process, error) {
 	return f.processes, ctx.Err()
+}
+
+func (f *fakeGPU) FabricPending(context.Context, string) (string, error) {
+	if f.enabled {
+		return "Not Started", nil
+	}
+	return f.fabric, f.fabricErr
 }
 
 func (f *fakeGPU) SetMIGMode(ctx context.Context, _ string, enabled bool) error {

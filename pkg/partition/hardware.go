@@ -24,6 +24,9 @@ type Observer interface {
 	// error wraps gpu.ErrNotSupported on a GPU without MIG.
 	MIGState(ctx context.Context, pciAddress string) (gpu.MIGState, error)
 	Processes(ctx context.Context, pciAddress string) ([]gpu.Process, error)
+	// FabricPending returns how far the registration with the NVLink fabric is, or nothing if there
+	// is none or it is done.
+	FabricPending(ctx context.Context, pciAddress string) (string, error)
 }
 
 // Holders says who keeps a GPU in use.

@@ -50,7 +50,7 @@ func kubernetes(t *testing.T) string {
 func goldenSlices(t *testing.T) map[string][]resourceapi.ResourceSlice {
 	t.Helper()
 	files, err := filepath.Glob(golden + "*.yaml")
-	if err != nil || len(files) < 15 {
+	if err != nil || len(files) < 10 {
 		t.Fatalf("found %d golden files, %v", len(files), err)
 	}
 	all := map[string][]resourceapi.ResourceSlice{}

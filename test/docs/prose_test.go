@@ -36,11 +36,12 @@ var (
 // eventsOfOthers are those of Kubernetes itself.
 var eventsOfOthers = []string{"Failed", "FailedScheduling", "FailedPrepareDynamicResources", "FailedResourceClaimCreation", "Unhealthy"}
 
-// flagsOfOthers are those of other programs that pages name: helm, Kubernetes' own, vLLM, and autoscalers.
+// flagsOfOthers are those of other programs that pages name: helm, Kubernetes' own, vLLM, autoscalers, and test/hardware/run.
 var flagsOfOthers = strings.Fields(`
 	api-versions no-hooks reset-then-reuse-values reuse-values set values version wait
 	quota-backend-bytes root-dir runtime-config enable-dynamic-resource-allocation
-	gpu-memory-utilization kv-cache-memory-bytes tensor-parallel-size ignore-dra-requests kubernetes-enable-dra kubernetes-virtual-gpus`)
+	gpu-memory-utilization kv-cache-memory-bytes tensor-parallel-size ignore-dra-requests kubernetes-enable-dra kubernetes-virtual-gpus
+	budget out read-only`)
 
 // partageNames are the chart's classes, and the groups of the objects.
 var partageNames = append([]string{"kubectl.partage.dev", "policy.partage.dev", "status.partage.dev", "demo.partage.dev"}, classes...)

@@ -74,7 +74,8 @@ func TestMigrationFromDevicePlugin(t *testing.T) {
 	wantGPUs(t, ns, wholeNode, before[wholeNode], 1)
 	wantClaims(t, ns, before[wholeNode], false)
 
-	g.run(t, nil, "label", "select", "translate", "install")
+	g.run(t, []string{"GPU_NODES=2"}, "label", "select")
+	g.run(t, nil, "translate", "install")
 	runsOn(t, devicePlugin, devicePluginPods, wholeNode, sharedNode)
 	runsOn(t, driverNamespace, partagePods)
 	if after := podsByNode(t, ns, "work", all); !sameNames(before, after) {

@@ -53,8 +53,8 @@ type Partition struct {
 	// UUID is the one that the claim's partition must have: that of a static one, or
 	// that of a partition which has gone. It is empty where any will do.
 	UUID string `json:"uuid,omitempty"`
-	// Remaking means that a partition which has gone may have been made again, with
-	// another UUID.
+	// Remaking means that a partition which has gone may have been made again. It has
+	// another UUID if its GPU instance has another ID.
 	Remaking bool `json:"remaking,omitempty"`
 }
 
@@ -167,7 +167,8 @@ func (d *Device) At(i gpu.Instance) bool {
 }
 
 // MayBe reports whether an instance in the device's place is the claim's: one with
-// another UUID was made by somebody else, after the GPU was reset.
+// another UUID was made by somebody else, after the GPU was reset. One with the same
+// UUID may have been, too, see gpu.ComputeInstance.
 func (d *Device) MayBe(i gpu.Instance) bool {
 	own := d.Partition.OwnUUID()
 	return own == "" || len(i.Compute) == 0 || len(i.Compute) == 1 && i.Compute[0].UUID == own

@@ -137,8 +137,11 @@ func lookup(result resourceapi.DeviceRequestAllocationResult, node Node) (alloca
 			"set adminAccess: true in the request, in a namespace with the label %s: \"true\", or use another device class",
 			d.Name, quote.Name(result.Request), resourceapi.DRAAdminNamespaceLabelKey)
 	}
-	if d.Share != nil {
-		a.limits = limitsOf(result, d.Share)
+	if d.Share != nil && !a.admin {
+		var err error
+		if a.limits, err = limitsOf(result, d.Share); err != nil {
+			return allocated{}, err
+		}
 	}
 	return a, nil
 }
@@ -146,19 +149,20 @@ func lookup(result resourceapi.DeviceRequestAllocationResult, node Node) (alloca
 // devices are the devices of a claim.
 type devices []allocated
 
-// add takes one device only once: an admin request may name a device that
-// another request of the claim has as well.
+// add takes one device only once: an admin request may name a device that another request
+// of the claim has as well. What is done to the device is what the other one asks for.
 func (all *devices) add(d allocated) {
 	for i := range *all {
 		same := &(*all)[i]
-		if same.device.Name == d.device.Name && ptr.Equal(same.shareID, d.shareID) {
-			same.requests = append(same.requests, d.requests...)
-			same.admin = same.admin && d.admin
-			if same.config == nil {
-				same.config = d.config
-			}
-			return
+		if same.device.Name != d.device.Name || !ptr.Equal(same.shareID, d.shareID) {
+			continue
 		}
+		requests := append(same.requests, d.requests...)
+		if same.admin && !d.admin {
+			*same = d
+		}
+		same.requests = requests
+		return
 	}
 	*all = append(*all, d)
 }

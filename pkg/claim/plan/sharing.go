@@ -4,6 +4,7 @@
 package plan
 
 import (
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -16,29 +17,44 @@ import (
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/pkg/quote"
 	"github.com/partage-dev/partage/pkg/sharing"
 )
 
-// limitsOf returns what the scheduler has accounted to the claim for its share.
-func limitsOf(result resourceapi.DeviceRequestAllocationResult, share *device.Share) journal.Limits {
+// limitsOf returns what the scheduler has accounted to the claim for its share. It is an error
+// if it is an amount that MPS cannot be told.
+func limitsOf(result resourceapi.DeviceRequestAllocationResult, share *device.Share) (journal.Limits, error) {
 	l := journal.Limits{Percent: share.DefaultPercent, MemoryBytes: share.DefaultMemoryBytes}
-	if q, found := consumed(result, "smPercent"); found {
-		l.Percent = int(min(q.Value(), 100))
+	if name, q, found := consumed(result, "smPercent"); found {
+		if q.Sign() < 0 || q.CmpInt64(100) > 0 {
+			return l, wrongAmount(result, name, q, errors.New("must be between 0 and 100"))
+		}
+		l.Percent = int(q.Value())
 	}
-	if q, found := consumed(result, "memory"); found {
-		l.MemoryBytes = q.Value()
+	if name, q, found := consumed(result, "memory"); found && !(q.IsZero() && share.DefaultMemoryBytes == 0) {
+		bytes, err := api.MemoryBytes(q)
+		if err != nil {
+			return l, wrongAmount(result, name, q, err)
+		}
+		l.MemoryBytes = bytes
 	}
-	return l
+	return l, nil
 }
 
-// consumed finds a capacity of this driver, with or without the driver's domain.
-func consumed(result resourceapi.DeviceRequestAllocationResult, name string) (resource.Quantity, bool) {
+func wrongAmount(result resourceapi.DeviceRequestAllocationResult, name string, q resource.Quantity, err error) error {
+	return fmt.Errorf("request %s was allocated a share of device %s with capacity %s: Invalid value: %s: %w; "+
+		"make the claim again, so that it is allocated again",
+		quote.Name(result.Request), quote.Name(result.Device), name, quote.Text(q.String()), err)
+}
+
+// consumed finds a capacity of this driver, with or without the driver's domain, and its name.
+func consumed(result resourceapi.DeviceRequestAllocationResult, name string) (string, resource.Quantity, bool) {
 	for _, key := range []string{name, result.Driver + "/" + name} {
 		if q, found := result.ConsumedCapacity[resourceapi.QualifiedName(key)]; found {
-			return q, true
+			return key, q, true
 		}
 	}
-	return resource.Quantity{}, false
+	return "", resource.Quantity{}, false
 }
 
 // session is an MPS session that one or several devices are in.

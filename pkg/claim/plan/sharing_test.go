@@ -12,6 +12,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/partage-dev/partage/pkg/api"
+	"github.com/partage-dev/partage/pkg/claim/internal/claimtest"
 	"github.com/partage-dev/partage/pkg/claim/journal"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
@@ -49,6 +50,66 @@ func TestLimits(t *testing.T) {
 				t.Errorf("-want +got:\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestLimitsThatAreNone: no scheduler accounts these, so that something else wrote them. Below 1 MiB
+// MPS has no limit, and a negative one is none either.
+func TestLimitsThatAreNone(t *testing.T) {
+	const memory, percent = "capacity memory: Invalid value: ", "capacity smPercent: Invalid value: "
+	cases := map[string]struct {
+		device, capacity, amount string
+		// want is the error after the device, or empty.
+		want string
+	}{
+		"nothing":               {mpsA, "memory", "0", memory + `"0": must be at least 1Mi`},
+		"less than nothing":     {mpsA, "memory", "-10Gi", memory + `"-10Gi": must be at least 1Mi`},
+		"nearly a mebibyte":     {mpsSliceA0, "memory", "1048575", memory + `"1048575": must be at least 1Mi`},
+		"with the domain":       {mpsA, driverName + "/memory", "1Ki", "capacity " + driverName + `/memory: Invalid value: "1Ki": must be at least 1Mi`},
+		"more than there is":    {mpsA, "memory", "16Ei", memory + `"9223372036854775807": must be less than 8Ei`},
+		"vast":                  {mpsA, "memory", "1e30", memory + `"1e30": must be less than 8Ei`},
+		"negative percentage":   {mpsA, "smPercent", "-1", percent + `"-1": must be between 0 and 100`},
+		"over 100 percent":      {mpsA, "smPercent", "101", percent + `"101": must be between 0 and 100`},
+		"a vast percentage":     {mpsA, "smPercent", "1e30", percent + `"1e30": must be between 0 and 100`},
+		"turns, less than none": {turnsC, "memory", "-1", memory + `"-1": must be at least 1Mi`},
+		"turns, nearly none":    {turnsC, "memory", "1023Ki", memory + `"1023Ki": must be at least 1Mi`},
+		"turns, a negative":     {turnsC, "smPercent", "-1", percent + `"-1": must be between 0 and 100`},
+		"turns, no memory":      {turnsC, "memory", "0", memory + `"0": must be at least 1Mi`},
+		"one mebibyte":          {mpsA, "memory", "1Mi", ""},
+		"one percent":           {mpsA, "smPercent", "1", ""},
+		"no part of it counted": {mpsA, "smPercent", "0", ""},
+	}
+	for name, test := range cases {
+		claim := newShare("u1", test.device, map[resourceapi.QualifiedName]string{resourceapi.QualifiedName(test.capacity): test.amount})
+		_, err := planFor(t, claim)
+		switch {
+		case test.want == "" && err != nil:
+			t.Errorf("%s: %v", name, err)
+		case test.want != "" && (err == nil || !strings.Contains(err.Error(), "request r0 was allocated a share of device "+test.device+" with "+test.want)):
+			t.Errorf("%s:\ngot  %v\nwant %s", name, err, test.want)
+		}
+		// An observer has no limits.
+		if _, err := planFor(t, admin(claim)); err != nil {
+			t.Errorf("%s, observed: %v", name, err)
+		}
+	}
+	if len(cases) != 16 {
+		t.Errorf("%d cases", len(cases))
+	}
+}
+
+// TestTurnsWithoutLimits: where nothing limits turns, nothing is counted for a claim without a
+// request.
+func TestTurnsWithoutLimits(t *testing.T) {
+	free, err := device.NewInventory(testNode(), device.Terms{Policy: claimtest.Policy()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for amount, taken := range map[string]bool{"0": true, "-1": false} {
+		claim := newShare("u1", turnsC, map[resourceapi.QualifiedName]string{"memory": amount, "smPercent": amount})
+		if _, err := New(claim, Node{Driver: driverName, Pool: poolName, BootID: "boot-1", Inventory: free}); (err == nil) != taken {
+			t.Errorf("%s: %v", amount, err)
+		}
 	}
 }
 

@@ -148,7 +148,7 @@ func (p ownedPartition) Forget(r *journal.Record) { r.Remove(p.key) }
 // that Apply makes them again, and reports whether there are any. Until the record with
 // these marks is written down, the partitions must not be made: another process would
 // take them for somebody else's. A GPU instance that has lost its compute instance is
-// completed, which gives another UUID as well.
+// completed, which may give another UUID as well.
 func MarkGone(s *Scene) (gone bool) {
 	for i := range s.Record.Devices {
 		d := &s.Record.Devices[i]

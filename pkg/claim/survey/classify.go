@@ -27,7 +27,7 @@ func (v *view) classify(pciAddress string, facts *gpu.GPU, state gpu.MIGState) f
 	}
 	for _, d := range v.snapshot.On(pciAddress) {
 		if uuid := d.Partition.LiveUUID(); uuid != "" && !gpu.HasMIGDevice(instances, uuid) {
-			f.gone = append(f.gone, uuid)
+			f.gone = append(f.gone, owned{d.Record.Claim.UID, uuid})
 		}
 	}
 	for _, d := range claims {

@@ -87,9 +87,15 @@ func (s *Surveyor) time(w stopwatches, name string, on bool) time.Duration {
 type findings struct {
 	statics    []device.Static
 	conditions []device.Condition
-	// gone are the UUIDs of partitions that claims had and that do not exist any
-	// more. No other partition ever gets the same.
-	gone []string
+	// gone are the partitions that claims had and that do not exist any more.
+	gone []owned
+}
+
+// owned is a partition of a claim. Its UUID alone does not tell it from the next claim's: whoever makes a partition
+// in the same place gets the same.
+type owned struct {
+	claim types.UID
+	uuid  string
 }
 
 func (s *Surveyor) last(pciAddress string) (findings, bool) {
@@ -100,9 +106,9 @@ func (s *Surveyor) last(pciAddress string) (findings, bool) {
 }
 
 // IsGone reports whether the partition of a claim was found to be missing.
-func (s *Surveyor) IsGone(d *journal.Device) bool {
+func (s *Surveyor) IsGone(claim types.UID, d *journal.Device) bool {
 	found, _ := s.last(d.PCIAddress)
-	return slices.Contains(found.gone, d.Partition.LiveUUID())
+	return slices.Contains(found.gone, owned{claim, d.Partition.LiveUUID()})
 }
 
 // Survey looks at all GPUs in the inventory. A GPU that a call is at work on is not

@@ -241,14 +241,14 @@ func TestIsGone(t *testing.T) {
 	want := func(when string, gone bool) {
 		t.Helper()
 		r.look(t, pciA)
-		if got := r.IsGone(&d); got != gone {
+		if got := r.IsGone("u1", &d); got != gone {
 			t.Errorf("%s: got %v, want %v", when, got, gone)
 		}
-		if r.IsGone(&other) {
+		if r.IsGone("u1", &other) {
 			t.Errorf("%s: the other partition is gone", when)
 		}
 	}
-	if r.IsGone(&d) {
+	if r.IsGone("u1", &d) {
 		t.Error("before the first survey")
 	}
 	r.set(pciA, nil, instance(0, "MIG-0"), instance(4, "MIG-4"))
@@ -257,6 +257,9 @@ func TestIsGone(t *testing.T) {
 	want("the GPU does not answer", false)
 	r.set(pciA, nil, instance(0, "MIG-0"))
 	want("one gone", true)
+	if r.IsGone("u2", &d) {
+		t.Error("the next claim in the place, whose partition has the same UUID, has lost it")
+	}
 	r.set(pciA, gpu.ErrLost)
 	want("the GPU does not answer any more", true)
 	r.set(pciA, nil, instance(0, "MIG-0"), instance(4, "MIG-44"))
@@ -265,11 +268,11 @@ func TestIsGone(t *testing.T) {
 	made.Partition = &journal.Partition{ProfileID: 19, Placement: gpu.Placement{Start: 4, Size: 1}, UUID: "MIG-44", Live: &partition.Live{UUID: "MIG-44"}}
 	r.save(t, "u1", journal.Prepared, made, other)
 	r.look(t, pciA)
-	if r.IsGone(&made) {
+	if r.IsGone("u1", &made) {
 		t.Error("the one that was made again is gone")
 	}
 	whole := journal.Device{Type: device.Whole, PCIAddress: pciA}
-	if r.IsGone(&whole) {
+	if r.IsGone("u1", &whole) {
 		t.Error("a whole GPU is gone")
 	}
 }

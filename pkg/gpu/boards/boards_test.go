@@ -11,7 +11,7 @@ import (
 func TestLoad(t *testing.T) {
 	t.Parallel()
 	names := Names()
-	if len(names) < 13 {
+	if len(names) < 18 {
 		t.Errorf("%d boards, want at least 13", len(names))
 	}
 	for _, name := range names {

@@ -6,6 +6,7 @@ package nvml
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -81,7 +82,7 @@ func (c *Client) discoverGPU(ctx context.Context, lib nvml.Interface, index int)
 	}
 	h := c.remember(g.PCIAddress, dev)
 	for _, read := range []func(context.Context, *handle, *gpu.GPU) error{
-		readIdentity, readProduct, c.readAddressingMode, readMIG(c.features()), c.readReservedMemory,
+		readIdentity, readProduct, c.readAddressingMode, readMIG(c.features()), c.readReservedMemory, c.readCoherence,
 	} {
 		if err := read(ctx, h, &g); err != nil {
 			return g, err
@@ -152,4 +153,34 @@ func (c *Client) readAddressingMode(ctx context.Context, h *handle, g *gpu.GPU) 
 	}
 	_, err = optional(mode, err)
 	return err
+}
+
+// readCoherence reads who manages the memory of a GPU that is coherent with the CPU. Where that
+// cannot be read the GPU is taken for any other.
+func (c *Client) readCoherence(ctx context.Context, h *handle, g *gpu.GPU) error {
+	if coherent, err := c.coherent(ctx, h, g); err != nil || !coherent {
+		return err
+	}
+	managed, err := c.roots.DriverManagesMemory()
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Who manages the memory of a coherent GPU is unknown", "pciAddress", g.PCIAddress)
+	}
+	g.DriverManagedMemory = managed
+	return nil
+}
+
+// coherent reports whether the GPU has a coherent link to the CPU. A machine can have GPUs of both
+// kinds. Only a call that hangs is an error.
+func (c *Client) coherent(ctx context.Context, h *handle, g *gpu.GPU) (bool, error) {
+	if g.AddressingMode == addressingModes[uint32(nvml.DEVICE_ADDRESSING_MODE_ATS)] {
+		return true, nil
+	}
+	if !c.features().c2c {
+		return false, nil
+	}
+	link, err := get(ctx, h.lane, "nvmlDeviceGetC2cModeInfoV", func() (nvml.C2cModeInfo_v1, nvml.Return) { return h.dev.GetC2cModeInfoV().V1() })
+	if errors.Is(err, gpu.ErrHung) {
+		return false, err
+	}
+	return err == nil && link.IsC2cEnabled != 0, nil
 }

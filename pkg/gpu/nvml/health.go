@@ -16,7 +16,7 @@ import (
 )
 
 // Health reads what a GPU says about its own state. What the GPU or its driver does not
-// support is nil or empty. It makes up to 9 calls of the library.
+// support is nil or empty. It makes up to 11 calls of the library.
 //
 // A value that cannot be read for another reason is empty, too, and the error says why; the
 // others are there all the same. Only a GPU that hangs is not asked for the rest.
@@ -31,7 +31,7 @@ func (c *Client) Health(ctx context.Context, pciAddress string) (gpu.Health, err
 		health = gpu.Health{}
 		var errs []error
 		for _, read := range []func(context.Context, *handle, *gpu.Health) error{
-			r.recoveryAction, r.remappedRows, r.ecc, r.repairs, r.fabric, r.throttling, r.temperature,
+			r.recoveryAction, r.remappedRows, r.retiredPages, r.ecc, r.repairs, r.fabric, r.throttling, r.temperature,
 		} {
 			_, err := optional(struct{}{}, read(ctx, h, &health))
 			errs = append(errs, err)
@@ -119,6 +119,17 @@ func (r healthReader) remappedRows(ctx context.Context, h *handle, health *gpu.H
 	return err
 }
 
+// retiredPages asks GPUs that do not remap rows.
+func (r healthReader) retiredPages(ctx context.Context, h *handle, health *gpu.Health) error {
+	const call = "nvmlDeviceGetRetiredPagesPendingStatus"
+	if health.RemappedRows != nil || !r.has(call) {
+		return nil
+	}
+	pending, err := get(ctx, h.lane, call, h.dev.GetRetiredPagesPendingStatus)
+	health.PageRetirementPending = err == nil && pending == nvml.FEATURE_ENABLED
+	return err
+}
+
 func (r healthReader) ecc(ctx context.Context, h *handle, health *gpu.Health) error {
 	const call = "nvmlDeviceGetTotalEccErrors"
 	if !r.has(call) {
@@ -173,7 +184,11 @@ func (r healthReader) fabric(ctx context.Context, h *handle, health *gpu.Health)
 		return nil
 	}
 	info, err := fabricInfo(ctx, h)
-	if err != nil || info.State != nvml.GPU_FABRIC_STATE_COMPLETED {
+	if err != nil {
+		return err
+	}
+	if info.State != nvml.GPU_FABRIC_STATE_COMPLETED {
+		health.FabricPending, err = fabricPending(ctx, h, info)
 		return err
 	}
 	var wrong []string
@@ -191,6 +206,25 @@ func (r healthReader) fabric(ctx context.Context, h *handle, health *gpu.Health)
 	}
 	health.FabricUnhealthy = strings.Join(wrong, ", ")
 	return nil
+}
+
+// fabricPendings are the states in which CUDA does not start.
+var fabricPendings = map[uint8]string{
+	nvml.GPU_FABRIC_STATE_NOT_STARTED: "Not Started",
+	nvml.GPU_FABRIC_STATE_IN_PROGRESS: "In Progress",
+}
+
+// fabricPending is gpu.Health.FabricPending.
+func fabricPending(ctx context.Context, h *handle, info nvml.GpuFabricInfo_v2) (string, error) {
+	state := fabricPendings[info.State]
+	if state == "" {
+		return "", nil
+	}
+	mode, err := optional(h.migMode(ctx))
+	if err != nil || mode.current {
+		return "", err
+	}
+	return state, nil
 }
 
 // throttlings are the reasons that mean that something is wrong. Others are normal, such as
@@ -240,4 +274,18 @@ func (r healthReader) temperature(ctx context.Context, h *handle, health *gpu.He
 	}
 	health.Temperature, err = known(get(ctx, h.lane, call, read))
 	return err
+}
+
+// FabricPending returns how far the GPU's registration with the NVLink fabric is, as
+// gpu.Health.FabricPending has it, but in any MIG mode.
+func (c *Client) FabricPending(ctx context.Context, pciAddress string) (state string, err error) {
+	if !c.features().fabric {
+		return "", nil
+	}
+	err = c.onGPU(ctx, pciAddress, func(h *handle) error {
+		info, err := optional(fabricInfo(ctx, h))
+		state = fabricPendings[info.State]
+		return err
+	})
+	return state, err
 }

@@ -59,8 +59,8 @@ func (c *Client) DestroyInstance(ctx context.Context, pciAddress string, instanc
 }
 
 // CreateComputeInstance creates the compute instance that spans the whole GPU
-// instance. Its profile is found by enumeration, never guessed from the size. Its
-// UUID is new every time. What may exist after an error is as with CreateInstance.
+// instance. Its profile is found by enumeration, never guessed from the size. What
+// may exist after an error is as with CreateInstance.
 func (c *Client) CreateComputeInstance(ctx context.Context, pciAddress string, instanceID int) (gpu.ComputeInstance, error) {
 	var created gpu.ComputeInstance
 	err := c.onGPU(ctx, pciAddress, func(h *handle) error {

@@ -65,6 +65,7 @@ type features struct {
 	mpsProcesses   bool // nvmlDeviceGetMPSComputeRunningProcesses_v3
 	utilization    bool // nvmlDeviceGetUtilizationRates
 	fabric         bool // nvmlDeviceGetGpuFabricInfoV
+	c2c            bool // nvmlDeviceGetC2cModeInfoV
 	nvlink         bool // nvmlDeviceGetNvLinkState, and what a link leads to
 	// processUtilization is nvmlDeviceGetProcessUtilization, gpm nvmlGpmMetricsGet.
 	processUtilization, gpm bool
@@ -87,6 +88,7 @@ func lookUp(symbols nvml.ExtendedInterface) (features, error) {
 		mpsProcesses:   has("nvmlDeviceGetMPSComputeRunningProcesses_v3"),
 		utilization:    has("nvmlDeviceGetUtilizationRates"),
 		fabric:         has("nvmlDeviceGetGpuFabricInfoV"),
+		c2c:            has("nvmlDeviceGetC2cModeInfoV"),
 		nvlink: has("nvmlDeviceGetNvLinkState") && has("nvmlDeviceGetNvLinkRemoteDeviceType") &&
 			has("nvmlDeviceGetNvLinkRemotePciInfo_v2"),
 

@@ -21,7 +21,7 @@ import (
 
 // healthFunctions are all that Health calls.
 var healthFunctions = []string{
-	"nvmlDeviceGetFieldValues", "nvmlDeviceGetRemappedRows", "nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetRepairStatus",
+	"nvmlDeviceGetFieldValues", "nvmlDeviceGetRemappedRows", "nvmlDeviceGetRetiredPagesPendingStatus", "nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetRepairStatus",
 	"nvmlDeviceGetUnrepairableMemoryFlag_v1", "nvmlDeviceGetGpuFabricInfoV",
 	"nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons",
 	"nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature",

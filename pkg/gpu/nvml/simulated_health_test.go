@@ -112,7 +112,7 @@ func TestSimulatedHealth(t *testing.T) {
 			func(g *machine.GPU) {
 				g.Health.Fabric = machine.Fabric{State: nvml.GPU_FABRIC_STATE_IN_PROGRESS, Status: int(nvml.ERROR_UNKNOWN)}
 			},
-			func(*gpu.Health) {},
+			func(h *gpu.Health) { h.FabricPending = "In Progress" },
 		},
 		"unhealthy fabric": {
 			func(g *machine.GPU) {

@@ -97,7 +97,8 @@ func simulateClosed(t testing.TB, m *machine.Machine, o Options) (*Client, *stat
 	}
 	t.Cleanup(func() { file.Close() })
 
-	o.Roots, o.LibraryPath = host.Roots{Driver: root, Sys: filepath.Join(root, "sys")}, library
+	o.Roots = host.Roots{Driver: root, Proc: filepath.Join(root, "proc"), Sys: filepath.Join(root, "sys")}
+	o.LibraryPath = library
 	c := New(o)
 	t.Cleanup(c.Close)
 	return c, file

@@ -155,7 +155,40 @@ var uses = []use{
 	},
 	{name: "64Mi", requests: list(named("r", mpsClass, "capacity: {requests: {memory: 64Mi}}"))},
 	{name: "other capacities", requests: list(named("r", mpsClass, "capacity: {requests: {smPercent: 10, other.example.com/memory: 1}}"))},
-	{name: "ten bytes of a partition", requests: list(named("r", migClass, "capacity: {requests: {memory: 10}}"))},
+	{
+		name: "ten bytes of a partition", requests: list(named("r", migClass, "capacity: {requests: {memory: 10}}")),
+		want: `request r: capacity.requests.memory: Invalid value: "10": must be at least 1Mi; a number without a suffix is in bytes`, fromTemplate: true,
+	},
+	{
+		name: "less than nothing of a GPU", requests: list(named("r", gpuClass, "capacity: {requests: {gpu.nvidia.com/memory: -10Gi}}")),
+		want: `request r: capacity.requests.gpu.nvidia.com/memory: Invalid value: "-10Gi": must be at least 1Mi`, fromTemplate: true,
+	},
+	{
+		name: "less than nothing of a share", requests: list(named("r", mpsClass, "capacity: {requests: {memory: -10Gi}}")),
+		want: `request r: capacity.requests.memory: Invalid value: "-10Gi": must be at least 64Mi`, fromTemplate: true,
+	},
+	{
+		name: "a negative percentage", requests: list(named("r", mpsClass, "capacity: {requests: {smPercent: -25}}")),
+		want: `request r: capacity.requests.smPercent: Invalid value: "-25": must be at least 1;`, fromTemplate: true,
+	},
+	{
+		name: "no percentage", requests: list(named("r", sliceClass, "capacity: {requests: {gpu.nvidia.com/smPercent: 0}}")),
+		want: `request r: capacity.requests.gpu.nvidia.com/smPercent: Invalid value: "0": must be at least 1;`, fromTemplate: true,
+	},
+	{
+		name: "no share", requests: list(named("r", mpsClass, "capacity: {requests: {shares: 0}}")),
+		want: `request r: capacity.requests.shares: Invalid value: "0": must be at least 1;`, fromTemplate: true,
+	},
+	{
+		name: "fewer than no multiprocessors", requests: list(named("r", migClass, "capacity: {requests: {multiprocessors: -14}}")),
+		want: `request r: capacity.requests.multiprocessors: Invalid value: "-14": must be at least 0;`, fromTemplate: true,
+	},
+	{
+		name: "two of them", requests: list(named("r", mpsClass, "capacity: {requests: {memory: 1, smPercent: -1}}")),
+		want: `must be at least 64Mi; a number without a suffix is in bytes; request r: capacity.requests.smPercent: Invalid value: "-1": must be at least 1;`, fromTemplate: true,
+	},
+	{name: "a little of a partition", requests: list(named("r", migClass, "capacity: {requests: {memory: 1Mi, multiprocessors: 0}}"))},
+	{name: "no part of a GPU", requests: list(named("r", gpuClass, "capacity: {requests: {smPercent: 0}}"))},
 	{name: "ten bytes of a class of somebody", requests: list(named("r", "any.example.com", "capacity: {requests: {memory: 10}}"))},
 	{name: "nothing"},
 }
@@ -200,7 +233,7 @@ func TestUses(t *testing.T) {
 			}
 		}
 	}
-	if t.Logf("%d cases, %d refused", cases, refusals); cases != 9*len(uses) || len(uses) < 35 || refusals < 9*12 {
+	if t.Logf("%d cases, %d refused", cases, refusals); cases != 9*len(uses) || len(uses) < 44 || refusals < 9*18 {
 		t.Errorf("%d cases, %d refused", cases, refusals)
 	}
 }

@@ -42,8 +42,8 @@ const factsRootVariable = "PARTAGE_FLOW_FACTS_ROOT"
 // boards has of each board. With -update it rewrites their files.
 func TestBoardFacts(t *testing.T) {
 	t.Parallel()
-	if boards := catalog.Boards(); len(boards) < 13 {
-		t.Errorf("the catalogue has the boards %v, want at least 13", boards)
+	if boards := catalog.Boards(); len(boards) < 18 {
+		t.Errorf("the catalogue has the boards %v, want at least 18", boards)
 	}
 	for _, board := range catalog.Boards() {
 		t.Run(board, func(t *testing.T) {

@@ -5,7 +5,10 @@ package claims
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -90,7 +93,8 @@ func TestXIDOnPartition(t *testing.T) {
 	hit := harness.DeviceName(n.Address(t, 1), harness.Place{Profile: "1g.10gb", Start: 0})
 	devices := []string{hit, hit + "-mps", hit + "-timeslice"}
 	n.SendXID(t, 1, 94, instanceAt(t, n, 1, 0))
-	untilTaints(t, p, n, "xid", "94:NoSchedule", devices...)
+	// The NVIDIA driver wants nothing to be done about it.
+	untilTaints(t, p, n, "xid", "94:None", devices...)
 	untilPodTold(t, p, n, "hit", "GPUXID")
 	p.UntilEvent(t, n, "GPUXID", n.Address(t, 1))
 	// A graver one counts, and an error of a program does not make it less.
@@ -174,6 +178,14 @@ func TestXIDOnGPU(t *testing.T) {
 	n.SendXID(t, 1, 95, -1)
 	untilTaints(t, p, n, "xid", "95:NoExecute", all...)
 	untilTaints(t, p, n, "recovery-required", "reset:NoSchedule", all...)
+	// What another condition has had published may not be written down yet.
+	p.Until(t, "the history of the GPUs' health", func(context.Context) error {
+		data, err := os.ReadFile(filepath.Join(n.PluginsDir, harness.DriverName, "health.json"))
+		if err == nil && !strings.Contains(string(data), `"xid": 95`) {
+			err = errors.New("the XID is not in it")
+		}
+		return err
+	})
 	p.Kill()
 	p = n.Start(t, harness.Frequent...)
 	p.Ready(t)

@@ -109,6 +109,7 @@ func TestReadOnlyTroubles(t *testing.T) {
 			before: func(m *machine.Machine) {
 				m.GPUs[0].Failure = 15
 				m.GPUs[1].Persistence = false
+				m.GPUs[1].Health.Fabric.State = 2 // in progress
 				m.GPUs[2].ComputeMode = 2
 				m.GPUs[3].ComputeMode = 3
 				m.Processes = append(m.Processes, machine.Process{PID: 1 << 22, Name: "train", GPU: 4, InstanceID: -1, ComputeID: -1})
@@ -120,6 +121,7 @@ func TestReadOnlyTroubles(t *testing.T) {
 			wants: []want{
 				{"driver.gpus", h100[0], conformance.Differs, "lost"},
 				{"driver.persistence", h100[1], conformance.Differs, "off"},
+				{"modes.fabric", h100[1], conformance.Differs, "In Progress"},
 				{"modes.compute", h100[2], conformance.Differs, "PROHIBITED"},
 				{"modes.compute", h100[3], conformance.NotTestable, "the MPS supervisor does not say whose"},
 				{"holders.listed", h100[4], conformance.Differs, "4194304"},
@@ -132,6 +134,13 @@ func TestReadOnlyTroubles(t *testing.T) {
 		"a mode that waits for a reset": {
 			machine: "dgx-a100", before: func(m *machine.Machine) { m.GPUs[0].MIG.Pending = true },
 			wants: []want{{"modes.mig", "0000:07:00.0", conformance.Differs, "off, on after a reset"}},
+		},
+		"MIG mode that should not be possible": {
+			machine: "gh200-144x1", before: func(m *machine.Machine) {
+				m.CoherentMemory = machine.CoherentDriver
+				m.GPUs[0].MIG.Current, m.GPUs[0].MIG.Pending = true, true
+			},
+			wants: []want{{"modes.coherent-memory", "0000:11:00.0", conformance.Differs, "please report that it works"}},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

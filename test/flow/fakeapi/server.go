@@ -21,7 +21,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -42,6 +41,8 @@ type Server struct {
 	events  []event
 	// changed is closed and replaced whenever events grows.
 	changed chan struct{}
+	// restored is closed and replaced when etcd is restored.
+	restored chan struct{}
 	// reported are the events that people read.
 	reported []corev1.Event
 	refuse   func(*http.Request) *apierrors.StatusError
@@ -75,10 +76,11 @@ func NewWithoutNetwork() *Server { return newServer() }
 
 func newServer() *Server {
 	s := &Server{
-		nodes:   map[string]*corev1.Node{},
-		claims:  map[types.NamespacedName]*resourceapi.ResourceClaim{},
-		slices:  map[string]*resourceapi.ResourceSlice{},
-		changed: make(chan struct{}),
+		nodes:    map[string]*corev1.Node{},
+		claims:   map[types.NamespacedName]*resourceapi.ResourceClaim{},
+		slices:   map[string]*resourceapi.ResourceSlice{},
+		changed:  make(chan struct{}),
+		restored: make(chan struct{}),
 
 		statusWrites: map[string]int{},
 
@@ -87,6 +89,7 @@ func newServer() *Server {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /version", s.getVersion)
 	mux.HandleFunc("GET /api/v1/nodes/{name}", s.getNode)
+	mux.HandleFunc("PATCH /api/v1/nodes/{name}", s.patchNode)
 	mux.HandleFunc("GET /apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}", s.getClaim)
 	mux.HandleFunc("PATCH /apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}/status", s.patchClaimStatus)
 	mux.HandleFunc("POST /api/v1/namespaces/{namespace}/events", s.createEvent)
@@ -137,41 +140,6 @@ func (s *Server) getVersion(w http.ResponseWriter, _ *http.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	respond(w, http.StatusOK, version.Info{GitVersion: s.kubernetes})
-}
-
-// DeleteNode removes a node. AddNode may make another one with the same name
-// afterwards.
-func (s *Server) DeleteNode(name string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.nodes, name)
-}
-
-// AddNode makes a node, or another one in its place.
-func (s *Server) AddNode(name string, handlers ...string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	node := &corev1.Node{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Node"},
-		ObjectMeta: metav1.ObjectMeta{Name: name, UID: uuid.NewUUID(), ResourceVersion: s.nextVersion()},
-	}
-	for _, handler := range handlers {
-		node.Status.RuntimeHandlers = append(node.Status.RuntimeHandlers, corev1.NodeRuntimeHandler{Name: handler})
-	}
-	s.nodes[name] = node
-}
-
-// SetAllocatable says how much of a resource a node has.
-func (s *Server) SetAllocatable(node string, name corev1.ResourceName, amount int64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	changed := s.nodes[node].DeepCopy()
-	if changed.Status.Allocatable == nil {
-		changed.Status.Allocatable = corev1.ResourceList{}
-	}
-	changed.Status.Allocatable[name] = *resource.NewQuantity(amount, resource.DecimalSI)
-	changed.ResourceVersion = s.nextVersion()
-	s.nodes[node] = changed
 }
 
 // SetClaim makes or replaces a claim; a claim without UID gets one. It returns
@@ -259,17 +227,6 @@ func (s *Server) refused(r *http.Request) *apierrors.StatusError {
 func (s *Server) nextVersion() string {
 	s.version++
 	return strconv.FormatInt(s.version, 10)
-}
-
-func (s *Server) getNode(w http.ResponseWriter, r *http.Request) {
-	s.mu.Lock()
-	node, ok := s.nodes[r.PathValue("name")]
-	s.mu.Unlock()
-	if !ok {
-		respondError(w, apierrors.NewNotFound(corev1.Resource("nodes"), r.PathValue("name")))
-		return
-	}
-	respond(w, http.StatusOK, asRequested(r, node))
 }
 
 func (s *Server) getClaim(w http.ResponseWriter, r *http.Request) {

@@ -132,7 +132,11 @@ func (s *Server) createSlice(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	slice.UID = uuid.NewUUID()
-	s.drop(slice)
+	s.drop(slice, nil)
+	if err := s.invalid(slice); err != nil {
+		respondError(w, err)
+		return
+	}
 	if !dryRun(r) {
 		slice.ResourceVersion = s.nextVersion()
 		s.slices[slice.Name] = slice
@@ -161,7 +165,11 @@ func (s *Server) updateSlice(w http.ResponseWriter, r *http.Request) {
 		respondError(w, apierrors.NewConflict(sliceResource(), old.Name, fmt.Errorf("version %s is not %s", slice.ResourceVersion, old.ResourceVersion)))
 		return
 	}
-	s.drop(slice)
+	s.drop(slice, old)
+	if err := s.invalid(slice); err != nil {
+		respondError(w, err)
+		return
+	}
 	slice.UID = old.UID
 	slice.ResourceVersion = s.nextVersion()
 	s.slices[slice.Name] = slice
@@ -204,30 +212,6 @@ func deleteOptions(r *http.Request) (*metav1.DeleteOptions, *apierrors.StatusErr
 		return nil, apierrors.NewBadRequest(err.Error())
 	}
 	return options, nil
-}
-
-// drop needs the lock.
-func (s *Server) drop(slice *resourceapi.ResourceSlice) {
-	if s.dropCounters {
-		slice.Spec.SharedCounters = nil
-	}
-	for i := range slice.Spec.Devices {
-		d := &slice.Spec.Devices[i]
-		if s.dropCounters {
-			d.ConsumesCounters = nil
-		}
-		if s.dropTaints {
-			d.Taints = nil
-		}
-		if !s.dropShares {
-			continue
-		}
-		d.AllowMultipleAllocations = nil
-		for name, capacity := range d.Capacity {
-			capacity.RequestPolicy = nil
-			d.Capacity[name] = capacity
-		}
-	}
 }
 
 func (s *Server) decodeSlice(r *http.Request) (*resourceapi.ResourceSlice, *apierrors.StatusError) {
@@ -325,8 +309,9 @@ func (s *Server) watchSlices(w http.ResponseWriter, r *http.Request, selector fi
 		}
 	}
 	for {
-		pending, version, changed := s.eventsSince(since, selector)
-		since = version
+		pending, version, changed, restored := s.eventsSince(since, selector)
+		// After a restore this is a version of the future: as from a real server, nothing comes until it is passed.
+		since = max(since, version)
 		for _, e := range pending {
 			if !send(e.kind, e.slice) {
 				return
@@ -334,6 +319,8 @@ func (s *Server) watchSlices(w http.ResponseWriter, r *http.Request, selector fi
 		}
 		select {
 		case <-changed:
+		case <-restored:
+			return
 		case <-ctx.Done():
 			return
 		}
@@ -349,9 +336,9 @@ func limited(r *http.Request) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(r.Context(), time.Duration(seconds)*time.Second)
 }
 
-// eventsSince returns what has happened after a version, the version now, and a
-// channel that is closed when there is more.
-func (s *Server) eventsSince(since int64, selector fields.Selector) (pending []event, version int64, changed <-chan struct{}) {
+// eventsSince returns what has happened after a version, the version now, and channels
+// that are closed when there is more and when etcd is restored.
+func (s *Server) eventsSince(since int64, selector fields.Selector) (pending []event, version int64, changed, restored <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, e := range s.events {
@@ -359,7 +346,7 @@ func (s *Server) eventsSince(since int64, selector fields.Selector) (pending []e
 			pending = append(pending, e)
 		}
 	}
-	return pending, s.version, s.changed
+	return pending, s.version, s.changed, s.restored
 }
 
 func initialEventsEnd(version int64) *resourceapi.ResourceSlice {

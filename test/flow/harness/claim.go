@@ -173,6 +173,12 @@ func (p *Driver) MustUnprepare(t testing.TB, claims ...*drapb.Claim) {
 // Container returns the spec that a container runtime makes with CDI ids.
 func (n *Files) Container(t testing.TB, ids ...string) *oci.Spec {
 	t.Helper()
+	return n.InjectCDI(t, &oci.Spec{}, ids...)
+}
+
+// InjectCDI adds what CDI ids stand for to the spec that a container runtime has made of a pod, and returns it.
+func (n *Files) InjectCDI(t testing.TB, spec *oci.Spec, ids ...string) *oci.Spec {
+	t.Helper()
 	cache, err := cdiapi.NewCache(cdiapi.WithSpecDirs(n.CDIDir), cdiapi.WithAutoRefresh(false))
 	if err != nil {
 		t.Fatal(err)
@@ -185,7 +191,6 @@ func (n *Files) Container(t testing.TB, ids ...string) *oci.Spec {
 			}
 		}
 	}
-	spec := &oci.Spec{}
 	if unresolved, err := cache.InjectDevices(spec, ids...); err != nil {
 		t.Fatalf("CDI ids %v, unknown %v: %v", ids, unresolved, err)
 	}

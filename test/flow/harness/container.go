@@ -61,7 +61,7 @@ func enterContainer(bundle string) error {
 		}
 	}
 	for _, m := range spec.Mounts {
-		if err := bind(m.Source, filepath.Join(root, m.Destination), slices.Contains(m.Options, "ro")); err != nil {
+		if err := bind(m.Source, filepath.Join(root, m.Destination), flagsOf(m.Options)); err != nil {
 			return err
 		}
 	}
@@ -107,8 +107,21 @@ func makeRoot(bundle string) (root string, err error) {
 	return root, nil
 }
 
+// mountFlags are the flags of a mount by the names that container runtimes have for them.
+var mountFlags = map[string]uintptr{
+	"ro": unix.MS_RDONLY, "nosuid": unix.MS_NOSUID, "nodev": unix.MS_NODEV, "noexec": unix.MS_NOEXEC, "nosymfollow": unix.MS_NOSYMFOLLOW,
+}
+
+// flagsOf returns the flags that a mount gets. As in runc, one that has any loses those of its source.
+func flagsOf(options []string) (flags uintptr) {
+	for _, option := range options {
+		flags |= mountFlags[option]
+	}
+	return flags
+}
+
 // bind makes the target if it is not there.
-func bind(source, target string, readOnly bool) error {
+func bind(source, target string, flags uintptr) error {
 	info, err := os.Stat(source)
 	if err != nil {
 		return err
@@ -132,10 +145,10 @@ func bind(source, target string, readOnly bool) error {
 	if err := unix.Mount(source, target, "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("bind %s at %s: %w", source, target, err)
 	}
-	if readOnly {
-		return unix.Mount("", target, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, "")
+	if flags == 0 {
+		return nil
 	}
-	return nil
+	return unix.Mount("", target, "", unix.MS_BIND|unix.MS_REMOUNT|flags, "")
 }
 
 // bundle is what a container runtime makes of a spec before it runs hooks.

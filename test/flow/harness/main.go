@@ -40,6 +40,12 @@ type Programs struct {
 // BuildTags are those of releases.
 const BuildTags = "grpcnotrace,urfave_cli_no_template"
 
+// StaticTags and StaticLDFlags are those with which releases build NVIDIA's hook.
+const (
+	StaticTags    = "netgo,osusergo"
+	StaticLDFlags = "-s -w -linkmode external -extldflags -static"
+)
+
 // Built is what Main has built.
 var Built Programs
 

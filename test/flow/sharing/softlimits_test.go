@@ -10,8 +10,13 @@ import (
 	"testing"
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/test/flow/harness"
+	"github.com/partage-dev/partage/test/knownfailures"
 )
 
 // wantEnv fails unless a container starts and has these variables.
@@ -68,4 +73,33 @@ func TestInterposerLibraryMoves(t *testing.T) {
 	wantEnv(t, n, n.Container(t, p.MustPrepare(t, c)...), "CUDA_DEVICE_MEMORY_LIMIT=4096m")
 	p.MustUnprepare(t, c)
 	n.WantClean(t)
+}
+
+// TestInterposerAfterAllocation: a share that the scheduler allocated while nothing limited such shares, and so counted as
+// nothing, is not called limited when it is prepared after a library was configured: without a limit, it could use all that
+// those beside it were promised. It may be refused, have a limit, or be without the library.
+func TestInterposerAfterAllocation(t *testing.T) {
+	knownfailures.Expect(t)
+	n := harness.NewNode(t, "l4x1")
+	library := n.Interposer(t)
+	p := n.Start(t, library)
+	zero := resource.MustParse("0")
+	c := n.Store([]resourceapi.DeviceRequestAllocationResult{{
+		Device: n.DeviceName(t, 0, "", 0) + "-timeslice", ShareID: ptr.To(uuid.NewUUID()),
+		ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{"shares": resource.MustParse("1"), "memory": zero, "smPercent": zero},
+	}}, nil)
+	defer p.MustUnprepare(t, c)
+	answer := p.Prepare(t, c)[0]
+	for harness.IsHung(harness.AsError(answer.GetError())) {
+		answer = p.Prepare(t, c)[0]
+	}
+	if answer.GetError() != "" {
+		return
+	}
+	spec := n.Container(t, harness.CDIIDs(answer)...)
+	loads := slices.ContainsFunc(spec.Mounts, func(m oci.Mount) bool { return "--interposer-library="+m.Source == library })
+	limits := slices.ContainsFunc(spec.Process.Env, func(v string) bool { return strings.HasPrefix(v, "CUDA_DEVICE_MEMORY_LIMIT=") })
+	if loads && !limits {
+		t.Error("a share is limited by the interposer library, without a limit")
+	}
 }

@@ -17,7 +17,7 @@ import (
 func TestWantedBoardsExist(t *testing.T) {
 	for _, name := range []string{
 		"t4", "l4", "a10", "a30", "a100-40", "a100-80", "h100-80-sxm", "h100-nvl", "h200",
-		"gh200-144", "b200", "gb200", "rtx-pro-6000",
+		"gh200-144", "gh200-96", "b200", "gb200", "rtx-pro-6000", "l40s", "a2", "a16", "v100-16",
 	} {
 		if !slices.Contains(Boards(), name) {
 			t.Errorf("no board %s", name)

@@ -12,7 +12,7 @@ import (
 // Constants of nvml.h, by the words that the board files use.
 var (
 	brands          = map[string]int{"tesla": 2, "nvidia-rtx": 13, "nvidia": 14}
-	architectures   = map[string]int{"turing": 6, "ampere": 7, "ada": 8, "hopper": 9, "blackwell": 10}
+	architectures   = map[string]int{"volta": 5, "turing": 6, "ampere": 7, "ada": 8, "hopper": 9, "blackwell": 10}
 	addressingModes = map[string]int{"none": 0, "hmm": 1, "ats": 2, "unreported": -1}
 	eccModes        = map[string]int{"disabled": 0, "enabled": 1, "unsupported": -1}
 

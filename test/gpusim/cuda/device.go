@@ -102,6 +102,18 @@ func Here(m *machine.Machine, root string) []Device {
 	return out
 }
 
+// FabricJoined fails as long as one of the devices is an undivided GPU that waits for its NVLink
+// fabric.
+func FabricJoined(m *machine.Machine, devices []Device) error {
+	const notStarted, inProgress = 1, 2 // nvmlGpuFabricState_t
+	for _, d := range devices {
+		if state := m.GPUs[d.GPU].Health.Fabric.State; d.Instance < 0 && (state == notStarted || state == inProgress) {
+			return SystemNotReady
+		}
+	}
+	return nil
+}
+
 // capability is the minor of the node for a GPU instance.
 func capability(gpuMinor, gi int) int { return 3 + 135*gpuMinor + 9*gi }
 

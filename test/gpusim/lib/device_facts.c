@@ -122,6 +122,35 @@ nvmlReturn_t nvmlDeviceGetAddressingMode(nvmlDevice_t device, nvmlDeviceAddressi
 	return NVML_SUCCESS;
 }
 
+static int coherent(const struct gs_gpu *gpu)
+{
+	return gpu->addressing_mode == NVML_DEVICE_ADDRESSING_MODE_ATS;
+}
+
+int driver_manages_memory(const struct gs_gpu *gpu)
+{
+	enum { DRIVER_BY_DEFAULT = 615 };
+	int mode = view.coherent_memory;
+	return coherent(gpu) && (mode == GS_COHERENT_DRIVER ||
+				 (mode == GS_COHERENT_DEFAULT && driver_major() >= DRIVER_BY_DEFAULT));
+}
+
+// That other boards do not support it is assumed.
+nvmlReturn_t nvmlDeviceGetC2cModeInfoV(nvmlDevice_t device, nvmlC2cModeInfo_v1_t *c2cModeInfo)
+{
+	ENTER();
+	struct target t;
+	nvmlReturn_t r = target_device(&view, device, &t);
+	if (r != NVML_SUCCESS)
+		return r;
+	if (c2cModeInfo == NULL)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (!coherent(t.gpu))
+		return NVML_ERROR_NOT_SUPPORTED;
+	c2cModeInfo->isC2cEnabled = 1;
+	return NVML_SUCCESS;
+}
+
 // The node id that NVML reports is the one of GPU memory on coherent platforms,
 // not the host's node near the GPU. It is not modelled.
 nvmlReturn_t nvmlDeviceGetNumaNodeId(nvmlDevice_t device, unsigned int *node)
@@ -169,6 +198,9 @@ static nvmlReturn_t memory_of(nvmlDevice_t device, nvmlMemory_v2_t *out)
 	nvmlReturn_t r = target_device(&view, device, &t);
 	if (r != NVML_SUCCESS)
 		return r;
+	// A GPU that has the host's memory has none of its own.
+	if (t.gpu->memory_bytes == 0)
+		return NVML_ERROR_NOT_SUPPORTED;
 	add_holders();
 	out->total = t.gpu->memory_bytes;
 	out->reserved = t.gpu->reserved_bytes;

@@ -74,6 +74,16 @@ nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *corrRo
 	return NVML_SUCCESS;
 }
 
+// GPUs before Ampere retire pages, which begins at the next reset.
+nvmlReturn_t nvmlDeviceGetRetiredPagesPendingStatus(nvmlDevice_t device, nvmlEnableState_t *isPending)
+{
+	HEALTHY(isPending != NULL);
+	if (t.gpu->architecture >= NVML_DEVICE_ARCH_AMPERE || t.gpu->ecc <= 0)
+		return NVML_ERROR_NOT_SUPPORTED;
+	*isPending = health->retired_pending ? NVML_FEATURE_ENABLED : NVML_FEATURE_DISABLED;
+	return NVML_SUCCESS;
+}
+
 nvmlReturn_t nvmlDeviceGetRepairStatus(nvmlDevice_t device, nvmlRepairStatus_t *repairStatus)
 {
 	HEALTHY(repairStatus != NULL);
@@ -155,6 +165,10 @@ nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfoV
 	gpuFabricInfo->status = (nvmlReturn_t)health->fabric_status;
 	gpuFabricInfo->cliqueId = (unsigned int)t.gpu->clique_id;
 	gpuFabricInfo->state = (nvmlGpuFabricState_t)health->fabric_state;
+	// The driver does not probe the fabric while there are GPU instances, and begins anew after
+	// the last one. Which state it reports meanwhile is assumed.
+	if (t.gpu->instance_count > 0)
+		gpuFabricInfo->state = NVML_GPU_FABRIC_STATE_NOT_STARTED;
 	gpuFabricInfo->healthMask = health->fabric_mask;
 	if (gpuFabricInfo->version == nvmlGpuFabricInfo_v3)
 		gpuFabricInfo->healthSummary = NVML_GPU_FABRIC_HEALTH_SUMMARY_NOT_SUPPORTED;

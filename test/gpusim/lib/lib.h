@@ -58,6 +58,10 @@ nvmlReturn_t open_again(struct gs_handle *h);
 enum { RECOVERY_DRIVER = 570 };
 int driver_major(void);
 
+// driver_manages_memory: the GPU is coherent with the CPU, and the kernel has no NUMA node of
+// its memory (machine.DriverManagesMemory).
+int driver_manages_memory(const struct gs_gpu *gpu);
+
 // may_administrate: root, with the state writable. may_configure: root, with
 // the capability to configure MIG, which lists and creates instances.
 int may_administrate(void);

@@ -84,7 +84,8 @@ nvmlReturn_t nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned int mode, nvmlRe
 		return r;
 	if (activationStatus == NULL || (mode != NVML_DEVICE_MIG_DISABLE && mode != NVML_DEVICE_MIG_ENABLE))
 		return NVML_ERROR_INVALID_ARGUMENT;
-	if (!t.gpu->mig_capable)
+	// That the mode can be read where the driver manages coherent memory is assumed.
+	if (!t.gpu->mig_capable || driver_manages_memory(t.gpu))
 		return NVML_ERROR_NOT_SUPPORTED;
 	if (!may_administrate() || !may_configure())
 		return NVML_ERROR_NO_PERMISSION;

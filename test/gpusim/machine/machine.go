@@ -22,9 +22,11 @@ type Machine struct {
 	// reset. NVIDIA says that this may happen; that the new one is the lowest that is
 	// free is assumed.
 	MovingMinors bool
-	GPUs         []GPU
-	NICs         []NIC
-	Processes    []Process
+	// CoherentMemory is the parameter CoherentGPUMemoryMode of the driver's module.
+	CoherentMemory CoherentMemory
+	GPUs           []GPU
+	NICs           []NIC
+	Processes      []Process
 
 	// Events are those that were not forgotten yet, oldest first. state.AddEvent adds one.
 	Events []Event
@@ -39,7 +41,8 @@ type Machine struct {
 }
 
 // MPS has the points in which NVIDIA's MPS differs between drivers, or in which
-// nobody knows. The zero value is the strict choice, except for CoarseLimits.
+// nobody knows. The zero value is the strict choice, except for CoarseLimits and
+// ControlNeedsSharedMemory.
 type MPS struct {
 	// HarmlessKills says that a client may be killed while it has work on a GPU.
 	// Otherwise its server is undefined from then on.
@@ -52,6 +55,9 @@ type MPS struct {
 	FewFiles bool
 	// NoPriorities says that MPS has no client priorities, as in older drivers.
 	NoPriorities bool
+	// ControlNeedsSharedMemory says that commands are taken only from a program that
+	// has the daemon's /dev/shm.
+	ControlNeedsSharedMemory bool
 }
 
 // Fault makes calls of the library go wrong. Of several that match a call, the
@@ -207,7 +213,10 @@ type Health struct {
 	// ChannelRepair and TPCRepair are pending until a reset.
 	ChannelRepair, TPCRepair bool
 	// Unrepairable memory stays so.
-	Unrepairable   bool
+	Unrepairable bool
+	// RetiredPagesPending, on GPUs that retire pages of memory instead of remapping rows.
+	RetiredPagesPending bool
+
 	RecoveryAction int // nvmlDeviceGpuRecoveryAction_t
 	// ClocksReasons are nvmlClocksEventReason…, beside that of an idle GPU, which follows
 	// from what processes do.

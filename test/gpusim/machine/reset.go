@@ -22,7 +22,7 @@ func (g *GPU) Reset() {
 	}
 	h := &g.Health
 	h.VolatileECC, h.RecoveryAction = ECCErrors{}, 0
-	h.RemappedRows.Pending, h.ChannelRepair, h.TPCRepair = false, false, false
+	h.RemappedRows.Pending, h.ChannelRepair, h.TPCRepair, h.RetiredPagesPending = false, false, false, false
 	if g.MIG == nil {
 		return
 	}

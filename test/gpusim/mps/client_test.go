@@ -5,6 +5,7 @@ package mps
 
 import (
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -89,6 +90,29 @@ func TestSharedMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.gets(as{}, "CUDA_ERROR_MPS_CONNECTION_FAILED", 1, "info", "--shm", fake)
+}
+
+// Commands may need the daemon's /dev/shm, each connection anew. Nothing of that is left there.
+func TestSharedMemoryForCommands(t *testing.T) {
+	n := newNode(t, "l4x2", func(m *machine.Machine) { m.MPS.ControlNeedsSharedMemory = true })
+	n.daemon()
+	daemon := n.daemonPID()
+	n.tell("get_server_list", "")
+	n.server()
+	elsewhere := n.command(as{env: []string{"PATH=/usr/bin:/bin"}}, "unshare", "--mount", "sh", "-c", `mount -t tmpfs none /dev/shm && exec "$0"`, n.controlProgram())
+	elsewhere.Stdin = strings.NewReader("get_server_list\nget_default_client_priority\n")
+	out, exit := n.run(elsewhere)
+	if want := "Failed to open the control daemon's shared memory"; exit != 1 || out != want+"\n"+want {
+		t.Errorf("with another /dev/shm: %q, exit code %d", out, exit)
+	}
+	n.eventually("it is counted", func() bool {
+		calls, err := n.state.Calls()
+		return err == nil && calls[CommandElsewhere] == 1
+	})
+	n.tell("quit", "")
+	if left, err := filepath.Glob(filepath.Join(SharedMemory, "mps.control."+itoa(daemon)+".*")); err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
 }
 
 // One server per user at a time: others wait until it has no clients.

@@ -287,11 +287,23 @@ func (d *Daemon) user(c *net.UnixConn) {
 	}
 	d.log.printf("NEW UI")
 	defer d.log.printf("UI closed")
+	proof, err := d.proof()
+	if err != nil {
+		d.log.printf("shared memory: %v", err)
+		return
+	}
+	defer d.hangUp(proof)
 	encoder, decoder := json.NewEncoder(c), packets(c)
 	for {
 		var next command
 		if err := decoder.Decode(&next); err != nil {
 			return
+		}
+		if name := proof.accept(next.Token); name != "" {
+			if encoder.Encode(result{Shared: name}) != nil {
+				return
+			}
+			continue
 		}
 		d.log.printf("Cmd:%s", next.Line)
 		d.busy.Add(1)

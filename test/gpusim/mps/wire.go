@@ -25,10 +25,15 @@ type hello struct{}
 type (
 	command struct {
 		Line string `json:"line"`
+		// Token is what the file says that was asked for.
+		Token string `json:"token,omitempty"`
 	}
 	result struct {
 		Text   string `json:"text"`
 		Failed bool   `json:"failed,omitempty"`
+		// Shared is a file in SharedMemory. The daemon wants to know what it says before it takes
+		// the command.
+		Shared string `json:"shared,omitempty"`
 	}
 )
 

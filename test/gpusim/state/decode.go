@@ -18,13 +18,14 @@ func decode(h *C.struct_gs_handle, c *C.struct_gs_machine) *machine.Machine {
 		CUDADriverVersion: int(c.cuda_driver_version),
 		BootID:            C.GoString(&c.boot_id[0]),
 		MovingMinors:      c.moving_minors != 0,
+		CoherentMemory:    machine.CoherentMemory(c.coherent_memory),
 		Faults:            decodeFaults(h, c),
 		Latencies:         decodeLatencies(c),
 		Events:            decodeEvents(c),
 		NICs:              decodeNICs(c),
 		MPS: machine.MPS{
 			HarmlessKills: c.mps_harmless_kills != 0, CoarseLimits: c.mps_coarse_limits != 0, FewFiles: c.mps_few_files != 0,
-			NoPriorities: c.mps_no_priorities != 0,
+			NoPriorities: c.mps_no_priorities != 0, ControlNeedsSharedMemory: c.mps_control_needs_shared_memory != 0,
 		},
 	}
 	for i := range int(c.gpu_count) {

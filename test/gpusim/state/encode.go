@@ -35,6 +35,7 @@ func encode(c *C.struct_gs_machine, m *machine.Machine, before *C.struct_gs_mach
 	e.text(c.nvml_version[:], "NVML version", m.NVMLVersion)
 	e.text(c.boot_id[:], "boot id", m.BootID)
 	c.moving_minors = flag(m.MovingMinors)
+	c.coherent_memory = e.number("mode of coherent memory", int(m.CoherentMemory))
 	c.cuda_driver_version = e.number("CUDA driver version", m.CUDADriverVersion)
 	if e.fits("GPUs", len(m.GPUs), C.GS_MAX_GPUS) {
 		c.gpu_count = C.int32_t(len(m.GPUs))
@@ -59,6 +60,7 @@ func encode(c *C.struct_gs_machine, m *machine.Machine, before *C.struct_gs_mach
 	c.mps_coarse_limits = flag(m.MPS.CoarseLimits)
 	c.mps_few_files = flag(m.MPS.FewFiles)
 	c.mps_no_priorities = flag(m.MPS.NoPriorities)
+	c.mps_control_needs_shared_memory = flag(m.MPS.ControlNeedsSharedMemory)
 	c.next_serial = e.serial
 	return e.err
 }

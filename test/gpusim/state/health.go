@@ -21,6 +21,7 @@ func (e *encoder) health(c *C.struct_gs_health, h *machine.Health) {
 	c.channel_repair = flag(h.ChannelRepair)
 	c.tpc_repair = flag(h.TPCRepair)
 	c.unrepairable = flag(h.Unrepairable)
+	c.retired_pending = flag(h.RetiredPagesPending)
 	c.recovery_action = e.natural("recovery action", h.RecoveryAction)
 	c.temperature = e.number("temperature", h.Temperature)
 	c.fabric_state = e.natural("fabric state", h.Fabric.State)
@@ -36,9 +37,12 @@ func decodeHealth(c *C.struct_gs_health) machine.Health {
 			Corrected: int(c.remapped_corrected), Uncorrected: int(c.remapped_uncorrected),
 			Pending: c.remap_pending != 0, Failed: c.remap_failed != 0,
 		},
-		ChannelRepair:  c.channel_repair != 0,
-		TPCRepair:      c.tpc_repair != 0,
-		Unrepairable:   c.unrepairable != 0,
+		ChannelRepair: c.channel_repair != 0,
+		TPCRepair:     c.tpc_repair != 0,
+		Unrepairable:  c.unrepairable != 0,
+
+		RetiredPagesPending: c.retired_pending != 0,
+
 		RecoveryAction: int(c.recovery_action),
 		ClocksReasons:  uint64(c.clocks_reasons),
 		Temperature:    int(c.temperature),

@@ -15,7 +15,7 @@
 
 #define GS_MAGIC "GPUSIM\n"
 // Raise it at every change of the structures below.
-#define GS_LAYOUT_VERSION 10
+#define GS_LAYOUT_VERSION 12
 
 enum {
 	GS_MAX_GPUS = 16,
@@ -121,6 +121,8 @@ struct gs_health {
 	int32_t fabric_state;
 	int32_t fabric_status;
 	uint32_t fabric_mask;
+	int32_t retired_pending;
+	int32_t unused;
 };
 
 // machine.NVLink
@@ -273,7 +275,10 @@ struct gs_machine {
 	int32_t mps_few_files;
 	int32_t moving_minors;
 	int32_t mps_no_priorities;
+	int32_t mps_control_needs_shared_memory;
 	int32_t nic_count;
+	int32_t coherent_memory; // machine.CoherentMemory
+	int32_t unused;
 	uint64_t next_serial;
 	uint64_t next_fault;
 	uint64_t next_event; // the number that the next event gets
@@ -284,6 +289,9 @@ struct gs_machine {
 	struct gs_nic nics[GS_MAX_NICS];
 	struct gs_gpu gpus[GS_MAX_GPUS];
 };
+
+// machine.CoherentMemory
+enum gs_coherent_memory { GS_COHERENT_DEFAULT, GS_COHERENT_NUMA, GS_COHERENT_DRIVER };
 
 enum gs_counter_state { GS_COUNTER_FREE, GS_COUNTER_TAKEN, GS_COUNTER_NAMED };
 

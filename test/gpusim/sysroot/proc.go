@@ -36,12 +36,24 @@ func proc(t *tree, m *machine.Machine, n majors) {
 	t.file(procDir+"driver/nvidia/version", lines(
 		"NVRM version: NVIDIA UNIX Open Kernel Module for "+strings.SplitN(triplet(), "-", 2)[0]+"  "+m.DriverVersion+"  Release Build  (gpusim)",
 		"GCC version:  none, this driver is simulated"))
-	t.file(procDir+"driver/nvidia/params", lines("ModifyDeviceFiles: 1", "DeviceFileUID: 0", "DeviceFileGID: 0", "DeviceFileMode: 438"))
+	t.file(procDir+"driver/nvidia/params", params(m))
 	t.file(procDir+"driver/nvidia-caps/mig-minors", migMinors())
 	informations(t, m)
 	t.file(procDir+"driver/nvidia/capabilities/mig/config", capability(capConfig, 0o400))
 	t.file(procDir+"driver/nvidia/capabilities/mig/monitor", capability(capMonitor, 0o444))
 	capabilities(t, m)
+}
+
+// params are some of the module's parameters, as it has them by now: who manages the memory of
+// coherent GPUs is an older parameter, which the newer one sets.
+func params(m *machine.Machine) string {
+	numa := 1
+	if m.DriverManagesMemory() {
+		numa = 0
+	}
+	return lines("ModifyDeviceFiles: 1", "DeviceFileUID: 0", "DeviceFileGID: 0", "DeviceFileMode: 438",
+		fmt.Sprintf("EnableUserNUMAManagement: %d", numa),
+		fmt.Sprintf("CoherentGPUMemoryMode: %q", m.CoherentMemory.String()))
 }
 
 // procDevices lists the majors. Names and layout are the kernel's.

@@ -76,6 +76,6 @@ The faults of names in objects. An object with very many is not read. Arguments:
 : {{ . }} == null || type({{ . }}) == bool || (type({{ . }}) == string ? !({{ . }}.matches(r'^\+?[0-9]{1,20}(\.[0-9]{0,9})?([KMGTPE]i|[kMGTPE]|[eE][0-9]{1,2})?$') && isQuantity({{ . }})) : {{ . }} < 0)
 ? {{ $shown }} + ': must be a quantity of memory such as "512Mi" or "10Gi"'
 : quantity({{ $text }}).isLessThan(quantity('1Mi')) ? {{ $shown }} + ': must be at least 1Mi, MPS counts in mebibytes'
-: quantity({{ $text }}).isGreaterThan(quantity('9223372036854775807')) ? {{ $shown }} + ': must be less than 8Ei'
+: !quantity({{ $text }}).isLessThan(quantity('9223372036854775807')) ? {{ $shown }} + ': must be less than 8Ei'
 : '')
 {{- end -}}

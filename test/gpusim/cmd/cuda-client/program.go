@@ -67,8 +67,12 @@ func initialize(ctx context.Context, shared string) (*program, error) {
 	})
 	switch {
 	case errors.Is(err, mps.ErrNoDaemon):
-		return alone(f, at.Root, here, pipe)
+		return alone(f, m, at.Root, here, pipe)
 	case err != nil:
+		return nil, err
+	}
+	if err := cuda.FabricJoined(m, client.Devices); err != nil {
+		client.Close()
 		return nil, err
 	}
 	f.Close() // the server does the accounts
@@ -91,13 +95,16 @@ func variable(name string) *string {
 }
 
 // alone is a program without MPS.
-func alone(f *state.File, root string, here []cuda.Device, pipe string) (*program, error) {
+func alone(f *state.File, m *machine.Machine, root string, here []cuda.Device, pipe string) (*program, error) {
 	devices := cuda.Enumerate(here)
 	if list := variable(mps.VisibleVariable); list != nil {
 		devices = cuda.Select(here, *list)
 	}
 	if len(devices) == 0 {
 		return nil, cuda.NoDevice
+	}
+	if err := cuda.FabricJoined(m, devices); err != nil {
+		return nil, err
 	}
 	limits := make([]mps.Limits, len(devices))
 	for i, d := range devices {

@@ -32,6 +32,7 @@ var (
 
 	fabrics = map[string]machine.Fabric{
 		"none":        {},
+		"not-started": {State: nvml.GPU_FABRIC_STATE_NOT_STARTED},
 		"in-progress": {State: nvml.GPU_FABRIC_STATE_IN_PROGRESS},
 		"healthy":     {State: nvml.GPU_FABRIC_STATE_COMPLETED},
 		"failed":      {State: nvml.GPU_FABRIC_STATE_COMPLETED, Status: int(nvml.ERROR_UNKNOWN)},
@@ -71,6 +72,7 @@ func gpuCommand() *cli.Command {
 			&cli.StringFlag{Name: "remapped-uncorrected", Usage: "`N` more rows remapped because of others"},
 			&cli.BoolFlag{Name: "remap-pending", Usage: "rows wait for a reset to be remapped"},
 			&cli.BoolFlag{Name: "remap-failed", Usage: "a row could not be remapped"},
+			&cli.BoolFlag{Name: "retirement-pending", Usage: "pages of memory wait for a reset to be retired, on GPUs before Ampere"},
 			&cli.BoolFlag{Name: "repair-pending", Usage: "a memory channel waits for a reset to be repaired"},
 			&cli.BoolFlag{Name: "unrepairable", Usage: "memory is broken for good"},
 			&cli.StringFlag{Name: "recovery-action", Usage: "`ACTION` that the driver wants: " + strings.Join(recoveryActions, ", ")},
@@ -162,6 +164,7 @@ func changeMemory(c *cli.Command, m *machine.Machine, i int) error {
 	h.RemappedRows.Uncorrected += int(rowsUncorrected)
 	switchOf(c, "remap-pending", &h.RemappedRows.Pending)
 	switchOf(c, "remap-failed", &h.RemappedRows.Failed)
+	switchOf(c, "retirement-pending", &h.RetiredPagesPending)
 	switchOf(c, "repair-pending", &h.ChannelRepair)
 	switchOf(c, "unrepairable", &h.Unrepairable)
 	if double {

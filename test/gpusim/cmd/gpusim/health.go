@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
 
@@ -27,12 +29,14 @@ func viewHealth(g *machine.GPU) []string {
 	say(rows.Corrected+rows.Uncorrected > 0, "remapped rows: %d", rows.Corrected+rows.Uncorrected)
 	say(rows.Pending, "remapping is pending")
 	say(rows.Failed, "remapping failed")
+	say(h.RetiredPagesPending, "retirement of pages is pending")
 	say(h.ChannelRepair || h.TPCRepair, "a repair is pending")
 	say(h.Unrepairable, "memory is unrepairable")
 	say(h.RecoveryAction != 0, "recovery action %s", name(recoveryActions, h.RecoveryAction))
 	for _, word := range slices.Sorted(maps.Keys(throttlings)) {
 		say(h.ClocksReasons&throttlings[word] == throttlings[word], "throttled by %s at %d °C", word, h.Temperature)
 	}
+	say(h.Fabric.State == nvml.GPU_FABRIC_STATE_NOT_STARTED || h.Fabric.State == nvml.GPU_FABRIC_STATE_IN_PROGRESS, "fabric is not complete")
 	say(h.Fabric.Status != 0 || h.Fabric.Mask != 0, "fabric is unhealthy")
 	say(g.NoEvents, "reports no events")
 	return out

@@ -6,11 +6,13 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"text/tabwriter"
 
 	"github.com/urfave/cli/v3"
 
 	"github.com/partage-dev/partage/test/gpusim/catalog"
+	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
 )
 
@@ -29,6 +31,7 @@ func newCommand() *cli.Command {
 			&cli.BoolFlag{Name: "moving-minors", Usage: "let GPUs get other minors when their MIG mode changes"},
 			&cli.BoolFlag{Name: "upper-half-first", Usage: "number GPU instances as newer drivers do, from the upper half of the memory slices on"},
 			&cli.BoolFlag{Name: "driver-container", Usage: "the driver and its device nodes are in ROOT/run/nvidia/driver, as with a driver container of NVIDIA's GPU Operator"},
+			&cli.StringFlag{Name: "coherent-memory", Usage: "who manages the memory of GPUs that are coherent with the CPU, such as gh200-96x1: `MODE` driver or numa (default: numa, driver from R615 on)"},
 			&cli.StringFlag{Name: "driver-version", Usage: "`VERSION` of the NVIDIA driver (default: 580.95.05)"},
 		},
 		Action: func(_ context.Context, c *cli.Command) error {
@@ -41,6 +44,11 @@ func newCommand() *cli.Command {
 				return err
 			}
 			m.MovingMinors = c.Bool("moving-minors")
+			mode := slices.Index(machine.CoherentModes, c.String("coherent-memory"))
+			if mode < 0 {
+				return wrong(c, "coherent-memory", "driver or numa")
+			}
+			m.CoherentMemory = machine.CoherentMemory(mode)
 			assets, err := assetsOf(c)
 			if err != nil {
 				return err

@@ -121,6 +121,10 @@ var mpsSettings = []struct {
 		"client-priority", "known", "unknown", "whether the driver's MPS has client priorities: `known`, or unknown, as in older drivers",
 		func(m *machine.MPS) *bool { return &m.NoPriorities },
 	},
+	{
+		"control-shm", "any", "daemon", "whose /dev/shm nvidia-cuda-mps-control needs to send commands: `any`, or that of the daemon",
+		func(m *machine.MPS) *bool { return &m.ControlNeedsSharedMemory },
+	},
 }
 
 func mpsSetCommand() *cli.Command {

@@ -148,8 +148,8 @@ func TestMPSSettings(t *testing.T) {
 		t.Errorf("a new machine has %+v", got)
 	}
 	must(t, "mps", "set", "--killed-client", "harmless", "--limits", "coarse", root)
-	must(t, "mps", "set", "--killed-client", "undefined", root)
-	if got := settings(); got != (machine.MPS{CoarseLimits: true}) {
+	must(t, "mps", "set", "--killed-client", "undefined", "--control-shm", "daemon", root)
+	if got := settings(); got != (machine.MPS{CoarseLimits: true, ControlNeedsSharedMemory: true}) {
 		t.Errorf("it has %+v", got)
 	}
 	for args, want := range map[string]string{

@@ -34,6 +34,18 @@ static void unlock(pthread_mutex_t **m)
 	if (program == NULL)                                                  \
 	return NOT_INITIALIZED
 
+// fabric_joined fails as long as an undivided GPU waits for its NVLink fabric.
+static enum result fabric_joined(const struct program *p)
+{
+	enum { NOT_STARTED = 1, IN_PROGRESS = 2 }; // nvmlGpuFabricState_t
+	for (int i = 0; i < p->count; i++) {
+		int state = p->machine.gpus[p->devices[i].gpu].health.fabric_state;
+		if (p->devices[i].instance < 0 && (state == NOT_STARTED || state == IN_PROGRESS))
+			return SYSTEM_NOT_READY;
+	}
+	return SUCCESS;
+}
+
 static enum result start(struct program *p)
 {
 	int reached = 0;
@@ -42,9 +54,9 @@ static enum result start(struct program *p)
 	look(p);
 	enum result r = mps_connect(p, &reached);
 	if (reached)
-		return r;
+		return r == SUCCESS ? fabric_joined(p) : r;
 	find_devices(p, NULL, 0);
-	return p->count > 0 ? SUCCESS : NO_DEVICE;
+	return p->count > 0 ? fabric_joined(p) : NO_DEVICE;
 }
 
 EXPORT int cuInit(unsigned int flags);

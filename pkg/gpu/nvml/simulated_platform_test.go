@@ -1,0 +1,155 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/test/gpusim/machine"
+)
+
+// discovered are the GPUs of a machine, none of which is broken.
+func discovered(t *testing.T, m *machine.Machine) []gpu.GPU {
+	t.Helper()
+	c, _ := simulate(t, m)
+	node, err := c.Discover(t.Context())
+	if err != nil || len(node.Broken) > 0 || len(node.GPUs) != len(m.GPUs) {
+		t.Fatalf("%+v, %v", node, err)
+	}
+	return node.GPUs
+}
+
+// TestSimulatedCoherentMemory: who manages the memory of coherent GPUs is read for these alone, as
+// the parameter may be set anywhere.
+func TestSimulatedCoherentMemory(t *testing.T) {
+	for name, test := range map[string]struct {
+		machine, driver string
+		mode            machine.CoherentMemory
+		want            bool
+	}{
+		"by default":               {machine: "gh200-144x1"},
+		"numa":                     {machine: "gh200-144x1", driver: "615.71.09", mode: machine.CoherentNUMA},
+		"driver":                   {machine: "gh200-144x1", mode: machine.CoherentDriver, want: true},
+		"by default from R615 on":  {machine: "gb200x1", driver: "615.71.09", want: true},
+		"not coherent":             {machine: "h100-80-sxmx1", mode: machine.CoherentDriver},
+		"not coherent, by default": {machine: "h100-80-sxmx1", driver: "615.71.09"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t, test.machine)
+			m.CoherentMemory = test.mode
+			if test.driver != "" {
+				m.DriverVersion = test.driver
+			}
+			g := discovered(t, m)[0]
+			if g.DriverManagedMemory != test.want || g.MIG == nil {
+				t.Errorf("the driver manages it: %t, want %t, MIG %v", g.DriverManagedMemory, test.want, g.MIG)
+			}
+		})
+	}
+}
+
+// TestSimulatedMIGModeOfDriverManagedMemory: such a GPU cannot be partitioned.
+func TestSimulatedMIGModeOfDriverManagedMemory(t *testing.T) {
+	m := newMachine(t, "gh200-144x1")
+	m.CoherentMemory = machine.CoherentDriver
+	c, _ := simulate(t, m)
+	if err := c.SetMIGMode(t.Context(), m.GPUs[0].PCIAddress, true); !errors.Is(err, gpu.ErrNotSupported) {
+		t.Error(err)
+	}
+}
+
+// TestSimulatedUnknownArchitecture: a generation of GPUs that the library or this code has no name for
+// is a GPU like others. Where NVML itself does not know it, MIG mode is left to the administrator.
+func TestSimulatedUnknownArchitecture(t *testing.T) {
+	for name, test := range map[string]struct {
+		architecture int
+		dynamic      bool
+	}{
+		"newer than this code": {nvml.DEVICE_ARCH_RUBIN + 1, true},
+		"newer than NVML":      {-1, false}, // NVML_DEVICE_ARCH_UNKNOWN
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t, "h100-80-sxmx2")
+			m.GPUs[0].Architecture = test.architecture
+			gpus := discovered(t, m)
+			g, neighbour := gpus[0], gpus[1]
+			if g.Architecture != "Unknown" || g.MIG == nil || g.MIG.Dynamic != test.dynamic || len(g.MIG.Profiles) != len(neighbour.MIG.Profiles) {
+				t.Errorf("%q, %+v", g.Architecture, g.MIG)
+			}
+			if neighbour.Architecture != "Hopper" || !neighbour.MIG.Dynamic {
+				t.Errorf("its neighbour: %q, %+v", neighbour.Architecture, neighbour.MIG)
+			}
+		})
+	}
+}
+
+// TestSimulatedNoMemoryInfo: a GPU that has the host's memory reports none.
+func TestSimulatedNoMemoryInfo(t *testing.T) {
+	m := newMachine(t, "l4x2")
+	m.GPUs[0].MemoryBytes, m.GPUs[0].ReservedBytes = 0, 0
+	gpus := discovered(t, m)
+	if g := gpus[0]; g.Resources.MemoryBytes != 0 || g.ReservedBytes != 0 || g.ProductName != gpus[1].ProductName {
+		t.Errorf("%+v", g)
+	}
+	if gpus[1].Resources.MemoryBytes == 0 {
+		t.Error("its neighbour has none either")
+	}
+}
+
+// TestSimulatedFabricPending: a GPU with instances is out of its fabric, and how far it is counts
+// for undivided GPUs only.
+func TestSimulatedFabricPending(t *testing.T) {
+	for name, test := range map[string]struct {
+		state           int
+		mig, instance   bool
+		pending, health string
+	}{
+		"no fabric":      {state: nvml.GPU_FABRIC_STATE_NOT_SUPPORTED},
+		"not started":    {state: nvml.GPU_FABRIC_STATE_NOT_STARTED, pending: "Not Started", health: "Not Started"},
+		"in progress":    {state: nvml.GPU_FABRIC_STATE_IN_PROGRESS, pending: "In Progress", health: "In Progress"},
+		"completed":      {state: nvml.GPU_FABRIC_STATE_COMPLETED},
+		"MIG mode":       {state: nvml.GPU_FABRIC_STATE_IN_PROGRESS, mig: true, pending: "In Progress"},
+		"with instances": {state: nvml.GPU_FABRIC_STATE_COMPLETED, mig: true, instance: true, pending: "Not Started"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t, "h100-80-sxmx1")
+			g := &m.GPUs[0]
+			g.Health.Fabric.State = test.state
+			g.MIG.Current, g.MIG.Pending = test.mig, test.mig
+			if test.instance {
+				g.MIG.Instances = []machine.GPUInstance{g.MIG.Profiles[0].Instance(0, "MIG-1")}
+			}
+			c, _ := simulate(t, m)
+			pending, err := c.FabricPending(t.Context(), g.PCIAddress)
+			if err != nil || pending != test.pending {
+				t.Errorf("%q, %v, want %q", pending, err, test.pending)
+			}
+			if health, err := c.Health(t.Context(), g.PCIAddress); err != nil || health.FabricPending != test.health {
+				t.Errorf("health: %q, %v, want %q", health.FabricPending, err, test.health)
+			}
+		})
+	}
+}
+
+// TestSimulatedRetiredPages: what GPUs do that do not remap rows.
+func TestSimulatedRetiredPages(t *testing.T) {
+	for board, want := range map[string]bool{"t4x1": true, "h100-80-sxmx1": false} {
+		t.Run(board, func(t *testing.T) {
+			m := newMachine(t, board)
+			m.GPUs[0].Health.RetiredPagesPending = true
+			c, file := simulate(t, m)
+			health, err := c.Health(t.Context(), m.GPUs[0].PCIAddress)
+			if err != nil || health.PageRetirementPending != want || (health.RemappedRows == nil) != want {
+				t.Errorf("%+v, %v", health, err)
+			}
+			if unmodelled, err := file.Unmodelled(); err != nil || len(unmodelled) > 0 {
+				t.Errorf("not simulated: %v, %v", unmodelled, err)
+			}
+		})
+	}
+}
