@@ -11,6 +11,7 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/test/knownfailures"
 )
@@ -45,6 +46,31 @@ func TestReplacedBySomebodyElse(t *testing.T) {
 			if _, found := b.look(addressA0); !found {
 				t.Error("somebody else's partition was destroyed")
 			}
+		})
+	}
+}
+
+// TestPreparedAgainAfterReset: a partition is gone and was seen to be, and is made again, for its claim or for the next one.
+// It has the UUID of the one that is gone, and is not taken for that.
+func TestPreparedAgainAfterReset(t *testing.T) {
+	for name, next := range map[string]types.UID{"the same claim": "u1", "the next claim": "u2"} {
+		t.Run(name, func(t *testing.T) {
+			knownfailures.Expect(t)
+			b := newBox(t)
+			m := b.manager()
+			mustPrepare(t, m, newClaim("u1", sliceA0))
+			b.removeForeign(addressA0)
+			m.Survey(t.Context())
+			if next != "u1" {
+				mustUnprepare(t, m, "u1")
+			}
+			mustPrepare(t, m, newClaim(string(next), sliceA0))
+			err := m.Reconcile(t.Context())
+			if b.spec(next) == nil {
+				t.Errorf("the claim was just prepared, and its CDI spec is taken away as if its partition were gone: %v", err)
+			}
+			mustUnprepare(t, m, next)
+			b.wantNothing()
 		})
 	}
 }

@@ -77,8 +77,12 @@ func TestCleanUpWhileProcfsHangs(t *testing.T) {
 	t.Parallel()
 	knownfailures.Expect(t)
 	n, p, _, beside := procfsHangs(t)
-	if !writesAgain(t, n, beside, 10*time.Second) {
-		t.Error("GPU 0 hangs, and nothing is cleaned up any more for a claim of GPU 1")
+	// A turn that began before may come to its end; there are to be more.
+	for range 3 {
+		if !writesAgain(t, n, beside, 10*time.Second) {
+			t.Error("GPU 0 hangs, and nothing is cleaned up any more for a claim of GPU 1")
+			break
+		}
 	}
 	if err := p.TryUnprepare(t.Context(), beside, harness.ReleaseTimeout); err != nil {
 		t.Errorf("GPU 0 hangs, and a pod with GPU 1 cannot end: %v", err)
