@@ -1,0 +1,63 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package fault
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/partage-dev/partage/test/flow/harness"
+	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/gpusim/state"
+	"github.com/partage-dev/partage/test/knownfailures"
+)
+
+// TestGSPHangs checks that a GPU whose GSP hangs, which has all GPUs locked meanwhile, is tainted as unresponsive, and that
+// those are not whose calls only wait behind its call.
+func TestGSPHangs(t *testing.T) {
+	t.Parallel()
+	knownfailures.Expect(t)
+	n := harness.NewNode(t, "h100x2")
+	p := n.Start(t, impatient...)
+	p.Ready(t)
+	p.UntilPublished(t, n, 0, 1)
+	fault := n.Inject(t, machine.Fault{Function: "*", GPU: 0, Hang: true, AllGPUs: true, Effect: machine.Proceed})
+	p.Until(t, "a call on GPU 1 that waits behind one on GPU 0", func(context.Context) error {
+		behind, err := n.State.Behind()
+		if err == nil && !slices.ContainsFunc(behind, func(c state.Held) bool { return slices.Contains(c.GPUs, 1) }) {
+			err = fmt.Errorf("behind it are %+v", behind)
+		}
+		return err
+	})
+	unresponsive := func(gpu int) bool {
+		name, found := n.DeviceName(t, gpu, "", 0), false
+		n.API.EachDevice(func(d *resourceapi.Device) {
+			found = found || d.Name == name && slices.ContainsFunc(d.Taints, func(taint resourceapi.DeviceTaint) bool {
+				return taint.Key == harness.DriverName+"/unresponsive"
+			})
+		})
+		return found
+	}
+	p.Until(t, "the taint of GPU 0", func(context.Context) error {
+		if !unresponsive(0) {
+			return errors.New("there is none")
+		}
+		return nil
+	})
+	// Both calls are older than the limit after this.
+	for end := time.Now().Add(8 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		if unresponsive(1) {
+			t.Error("GPU 1 is called unresponsive, whose calls only wait behind one of GPU 0")
+			break
+		}
+	}
+	fault.Remove(t)
+	p.UntilTainted(t, n, "unresponsive", nil)
+}
