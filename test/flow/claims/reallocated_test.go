@@ -8,9 +8,6 @@ import (
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/knownfailures"
@@ -43,24 +40,5 @@ func TestReallocatedWithOtherConfig(t *testing.T) {
 	ids, err := p.TryPrepare(t.Context(), c, harness.KubeletTimeout)
 	if err == nil && !hasEnv(t, n, "CUDA_MPS_PIPE_DIRECTORY=", ids) {
 		t.Error("the claim is allocated a GPU with limits of MPS, and is prepared without any")
-	}
-}
-
-// TestLimitedShareHasLimits checks that a time-slice share that was allocated while nothing limited such shares, so that it
-// has no amounts, does not get in beside others that are limited as if it were.
-func TestLimitedShareHasLimits(t *testing.T) {
-	t.Parallel()
-	knownfailures.Expect(t)
-	n := harness.NewNode(t, "l4x1")
-	p := n.Start(t, n.Interposer(t))
-	p.Ready(t)
-	zero := resource.MustParse("0")
-	c := n.Store([]resourceapi.DeviceRequestAllocationResult{{
-		Device: n.DeviceName(t, 0, "", 0) + "-" + string(harness.TimeSlice), ShareID: ptr.To(types.UID("5e1bb7c6-0000-4000-8000-000000000001")),
-		ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{"memory": zero, "smPercent": zero, "shares": resource.MustParse("1")},
-	}}, nil)
-	ids, err := p.TryPrepare(t.Context(), c, harness.KubeletTimeout)
-	if err == nil && !hasEnv(t, n, "CUDA_DEVICE_MEMORY_LIMIT", ids) {
-		t.Error("a share without a limit is prepared beside others that have one, as isolated by software")
 	}
 }

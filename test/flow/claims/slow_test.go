@@ -77,7 +77,7 @@ func TestReleaseWithoutAnswerOfMPS(t *testing.T) {
 	}
 	goOn := func() { _ = s.Cmd.Process.Signal(syscall.SIGCONT) }
 	t.Cleanup(goOn)
-	if err := p.TryUnprepare(t.Context(), c, harness.ReleaseTimeout); err != nil {
+	if err := p.TryUnprepare(t.Context(), c, harness.KubeletTimeout); err != nil {
 		t.Errorf("MPS does not answer, and the pod cannot end: %v", err)
 	}
 	goOn()

@@ -16,7 +16,6 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/test/flow/harness"
-	"github.com/partage-dev/partage/test/knownfailures"
 )
 
 // wantEnv fails unless a container starts and has these variables.
@@ -79,7 +78,6 @@ func TestInterposerLibraryMoves(t *testing.T) {
 // nothing, is not called limited when it is prepared after a library was configured: without a limit, it could use all that
 // those beside it were promised. It may be refused, have a limit, or be without the library.
 func TestInterposerAfterAllocation(t *testing.T) {
-	knownfailures.Expect(t)
 	n := harness.NewNode(t, "l4x1")
 	library := n.Interposer(t)
 	p := n.Start(t, library)
