@@ -231,13 +231,6 @@ func TestModes(t *testing.T) {
 	if g := r.machine().GPUs[0]; mode != nvml.COMPUTEMODE_EXCLUSIVE_PROCESS || g.ComputeMode != 3 || !g.Persistence {
 		t.Errorf("compute mode %d, in the state %d; persistence %v", mode, g.ComputeMode, g.Persistence)
 	}
-	enable(t, d)
-	mode, ret = d.GetComputeMode()
-	wants(t, "GetComputeMode", ret, nvml.SUCCESS)
-	if mode != nvml.COMPUTEMODE_DEFAULT {
-		t.Errorf("compute mode %d after MIG mode was enabled", mode)
-	}
-	wants(t, "SetComputeMode with MIG", d.SetComputeMode(nvml.COMPUTEMODE_PROHIBITED), nvml.ERROR_NOT_SUPPORTED)
 }
 
 func TestUnmodelledCallsAreCounted(t *testing.T) {

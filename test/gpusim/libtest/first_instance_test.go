@@ -62,10 +62,15 @@ func TestComputeModeStays(t *testing.T) {
 	d := device(t, r.open(), 0)
 	wants(t, "SetComputeMode", d.SetComputeMode(nvml.COMPUTEMODE_EXCLUSIVE_PROCESS), nvml.SUCCESS)
 	enable(t, d)
-	wants(t, "SetComputeMode with MIG mode on", d.SetComputeMode(nvml.COMPUTEMODE_DEFAULT), nvml.ERROR_NOT_SUPPORTED)
-	_, ret := d.SetMigMode(nvml.DEVICE_MIG_DISABLE)
-	wants(t, "SetMigMode", ret, nvml.SUCCESS)
 	mode, ret := d.GetComputeMode()
+	wants(t, "GetComputeMode", ret, nvml.SUCCESS)
+	if mode != nvml.COMPUTEMODE_EXCLUSIVE_PROCESS {
+		t.Errorf("the compute mode is %d with MIG mode on", mode)
+	}
+	wants(t, "SetComputeMode with MIG mode on", d.SetComputeMode(nvml.COMPUTEMODE_DEFAULT), nvml.ERROR_NOT_SUPPORTED)
+	_, ret = d.SetMigMode(nvml.DEVICE_MIG_DISABLE)
+	wants(t, "SetMigMode", ret, nvml.SUCCESS)
+	mode, ret = d.GetComputeMode()
 	wants(t, "GetComputeMode", ret, nvml.SUCCESS)
 	if mode != nvml.COMPUTEMODE_EXCLUSIVE_PROCESS {
 		t.Errorf("the compute mode is %d afterwards", mode)
