@@ -267,12 +267,6 @@ func (w *walk) lose(t *testing.T, m *Manager) string {
 	return "lose " + at.String() + " of " + string(d.Record.Claim.UID)
 }
 
-func (b *box) free(at partition.Address) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return !slices.ContainsFunc(b.instances, func(p *placed) bool { return p.pciAddress == at.PCIAddress && p.Placement.Overlaps(at.Placement) })
-}
-
 func (w *walk) checkPrepared(t *testing.T, m *Manager, uid types.UID) {
 	r, err := m.store.Read(uid)
 	if err != nil || r == nil || r.State != journal.Prepared {

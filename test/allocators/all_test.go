@@ -45,7 +45,7 @@ func TestAllDevices(t *testing.T) {
 		}
 	}
 	t.Logf("Kubernetes %s: crashes in %d of %d cases", version, crashes, cases)
-	if cases < 150 || want.CrashesOnAll && crashes < 100 {
+	if cases < 100 || want.CrashesOnAll && crashes < 60 {
 		t.Errorf("only %d cases and %d crashes", cases, crashes)
 	}
 }

@@ -161,7 +161,7 @@ func TestTargets(t *testing.T) {
 		t.Fatal("the Makefile has no target test")
 	}
 	for _, one := range append(strings.Fields(string(all[1])), "lint") {
-		if one != "root" && !slices.Contains(tested, one) {
+		if one != "root" && one != "begin" && !slices.Contains(tested, one) {
 			t.Errorf("ci.yaml does not make %s", one)
 		}
 	}

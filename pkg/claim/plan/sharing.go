@@ -31,7 +31,7 @@ func limitsOf(result resourceapi.DeviceRequestAllocationResult, share *device.Sh
 		}
 		l.Percent = int(q.Value())
 	}
-	if name, q, found := consumed(result, "memory"); found && !(q.IsZero() && share.DefaultMemoryBytes == 0) {
+	if name, q, found := consumed(result, "memory"); found && (!q.IsZero() || share.DefaultMemoryBytes != 0) {
 		bytes, err := api.MemoryBytes(q)
 		if err != nil {
 			return l, wrongAmount(result, name, q, err)

@@ -60,7 +60,7 @@ func TestSlowDaemon(t *testing.T) {
 				p.MustUnprepare(t, other)
 			}
 			gate.Remove(t)
-			<-answer // it may have been too slow
+			_ = <-answer // it may have been too slow
 			recovers(t, n, p, c)
 		})
 	}

@@ -98,16 +98,12 @@ func (p *plan) archive(ctx context.Context, changes []string, left string) (stri
 }
 
 func (p *plan) readResults() (map[string]string, error) {
-	files := map[string]string{}
-	err := filepath.WalkDir(p.results, func(path string, entry fs.DirEntry, err error) error {
+	files, results := map[string]string{}, os.DirFS(p.results)
+	err := fs.WalkDir(results, ".", func(name string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
 			return err
 		}
-		text, err := os.ReadFile(path)
-		if err != nil {
-			return err
-		}
-		name, err := filepath.Rel(p.results, path)
+		text, err := fs.ReadFile(results, name)
 		files[name] = string(text)
 		return err
 	})

@@ -48,7 +48,8 @@ func main() {
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	syscall.Umask(0o022) // programs of other users go through what is made here
-	code, err := exitDone, error(nil)
+	var err error
+	code := exitDone
 	switch {
 	case len(args) > 0 && args[0] == trialsCommand:
 		err = runTrials(ctx, args[1:], stdout)

@@ -5,6 +5,7 @@
 package main
 
 import (
+	"context"
 	"flag"
 	"fmt"
 	"os"
@@ -26,7 +27,7 @@ func main() {
 
 func run(output string, least int) error {
 	// What is committed or about to be, and nothing that was built.
-	list, err := exec.Command("git", "ls-files", "--cached", "--others", "--exclude-standard", "--deduplicate").Output()
+	list, err := exec.CommandContext(context.Background(), "git", "ls-files", "--cached", "--others", "--exclude-standard", "--deduplicate").Output()
 	if err != nil {
 		return fmt.Errorf("list the files of the repository: %w", err)
 	}
