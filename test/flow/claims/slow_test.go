@@ -6,7 +6,6 @@ package claims
 import (
 	"maps"
 	"slices"
-	"syscall"
 	"testing"
 
 	"github.com/partage-dev/partage/test/flow/harness"
@@ -63,28 +62,7 @@ func TestReleaseOnSlowGPU(t *testing.T) {
 	p.UntilClean(t, n)
 }
 
-// TestReleaseWithoutAnswerOfMPS checks that a release is answered in time where the supervisor of MPS does not answer.
-func TestReleaseWithoutAnswerOfMPS(t *testing.T) {
-	t.Parallel()
-	n := harness.NewNode(t, "h100x1")
-	s := n.StartSupervisor(t)
-	p := n.Start(t)
-	p.Ready(t)
-	c := n.Allocate(t, []harness.Device{{Kind: harness.MPS}})
-	p.MustPrepare(t, c)
-	if err := s.Cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	goOn := func() { _ = s.Cmd.Process.Signal(syscall.SIGCONT) }
-	t.Cleanup(goOn)
-	if err := p.TryUnprepare(t.Context(), c, harness.KubeletTimeout); err != nil {
-		t.Errorf("MPS does not answer, and the pod cannot end: %v", err)
-	}
-	goOn()
-	p.UntilClean(t, n)
-}
-
-// TestReleaseOfUnkillableMPS checks the same where the daemon of a session cannot be killed, as one whose server hangs in a
+// TestReleaseOfUnkillableMPS checks that a release is answered in time where the daemon of a session cannot be killed, as one whose server hangs in a
 // call of the kernel module.
 func TestReleaseOfUnkillableMPS(t *testing.T) {
 	t.Parallel()
