@@ -40,7 +40,7 @@ SOAK := 10m
 # tests then start sooner, pkg/host, which runs its test binary without a C library, and
 # pkg/mps/supervisor, which runs its test binary as the control program: with the detector
 # that takes longer to start than the tests give it.
-PLAIN := ./cmd/partage-hook ./pkg/api/... ./pkg/device/... ./pkg/host/... ./pkg/mps/supervisor ./pkg/policy/... ./pkg/quote/... ./pkg/version/... ./test/chart ./test/docs/... ./test/gpusim/... ./test/hardware/... ./test/knownfailures ./test/krew ./test/nicdriver/... ./test/scale/... ./test/sizes/... ./test/versions ./test/workflows
+PLAIN := ./cmd/partage-hook ./pkg/api/... ./pkg/device/... ./pkg/host/... ./pkg/mps/supervisor ./pkg/policy/... ./pkg/quote/... ./pkg/version/... ./templates ./test/chart ./test/docs/... ./test/gpusim/... ./test/hardware/... ./test/knownfailures/... ./test/krew ./test/nicdriver/... ./test/scale/... ./test/sizes/... ./test/versions ./test/workflows
 RACE = $(filter-out $(shell go list $(PLAIN)),$(shell go list ./cmd/... ./pkg/...))
 FLOW := $(addprefix ./test/flow/,claims conformance hardware sharing metrics crash fault soak)
 
@@ -56,7 +56,7 @@ failed = cat $(1); printf '\nfailed:\n'; grep -E '^ *--- FAIL|^FAIL|^panic:|DATA
 # Tests that say what they did: a line for each test and each count of cases. $(1):
 # where the rest goes; $(2): arguments of go test.
 define verbose
-	@mkdir -p $(dir $(1)); go test -v $(2) 2>&1 | tee $(1) | grep --line-buffered -E '^(---|ok|FAIL|panic|enumerations)|[a-z_]+.go:[0-9]+: .*[0-9]+ (cases|crashes|faults|seeds|.* driver started)' || { $(call failed,$(1)); }
+	@mkdir -p $(dir $(1)); go test -v $(2) 2>&1 | tee $(1) | grep --line-buffered -E '^(---|ok|FAIL|panic|enumerations)|[a-z_]+.go:[0-9]+: .*[0-9]+ (cases|crashes|faults|seeds|slow (calls|looks|files)|.* driver started)' || { $(call failed,$(1)); }
 endef
 
 # The same with a line for each package instead of each test.
@@ -152,6 +152,8 @@ pinned:
 
 .PHONY: test
 test: root begin setup test-unit test-allocators helm-check test-monitoring test-ui test-flow test-cluster test-admission test-scale ## Run all tests, with all that they need
+	$(call say,known failures that were not seen)
+	go run ./test/knownfailures/cmd/unseen $(OUT)/test-*.log
 	$(call say,all tests passed)
 
 .PHONY: begin
@@ -206,7 +208,7 @@ test-allocators: ## Run what is published through the allocators of older Kubern
 .PHONY: test-flow
 test-flow: build ## Test the plugin over gRPC against simulated GPUs, without Kubernetes
 	$(call say,flow tests: log in $(OUT)/test-flow.log)
-	go test ./test/flow/killpoint
+	go test ./test/flow/killpoint ./test/flow/harness
 	$(call verbose,$(OUT)/test-flow.log,-count=1 -p 1 -timeout 25m $(FLOW))
 
 # What each listed test says, and how long it took: make known-failures COUNT=10. Real pods and other modules are left out.
@@ -217,7 +219,7 @@ known-failures: build ## Run the tests of promises that are broken today: COUNT=
 	$(call say,known failures: log in $(OUT)/known-failures.log)
 	@tests=$$(sed -n 's/^  test: \([A-Za-z0-9_]*\).*/\1/p' $(KNOWN) | sort -u | paste -sd '|'); \
 	go test -count=$(COUNT) -p 1 -v -run "^($$tests)$$" $$(sed -n 's/^- package: /.\//p' $(KNOWN) | grep -vE 'e2e|test/validation' | sort -u) >$(OUT)/known-failures.log 2>&1 || { $(call failed,$(OUT)/known-failures.log); }; \
-	grep -o 'known failure of .*' $(OUT)/known-failures.log | sort | uniq -c
+	grep -o 'known failure of .*' $(OUT)/known-failures.log | sed 's/, after [^:]*//' | sort | uniq -c
 
 .PHONY: soak
 soak: build ## Break the driver at random for SOAK=10m, from a new seed each time

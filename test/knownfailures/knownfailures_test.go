@@ -61,6 +61,23 @@ func TestRun(t *testing.T) {
 	}
 }
 
+// TestUnseen: a listed test that no log has is told.
+func TestUnseen(t *testing.T) {
+	entries, err := List()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var logs strings.Builder
+	for i := range entries {
+		if i > 0 {
+			logs.WriteString("    x_test.go:1: " + entries[i].seen() + " after 1s: it says so\n")
+		}
+	}
+	if unseen, err := Unseen(logs.String()); err != nil || len(entries) > 0 && (len(unseen) != 1 || unseen[0] != entries[0]) {
+		t.Errorf("got %v, %v, want the first only", unseen, err)
+	}
+}
+
 func TestPackageOf(t *testing.T) {
 	for function, want := range map[string]string{
 		"github.com/partage-dev/partage/pkg/claim.TestRelease":                 "pkg/claim",

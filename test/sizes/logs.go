@@ -20,7 +20,7 @@ type Cases struct {
 }
 
 var (
-	counted = regexp.MustCompile(`^\s+[\w-]+_test\.go:\d+: (?:.*?\b)??(\d+)(?: of \d+)? ((?:[a-z]+ )??(?:cases|crashes|faults|seeds))\b`)
+	counted = regexp.MustCompile(`^\s+[\w-]+\.go:\d+: (?:.*?[^\w,])??(\d+)(?: of \d+)? ((?:[a-z]+ )??(?:cases|crashes|faults|seeds|calls|looks|files|slices))\b`)
 	running = regexp.MustCompile(`^=== (?:RUN|CONT|NAME)\s+(\S+)`)
 )
 

@@ -54,13 +54,16 @@ func TestProse(t *testing.T) {
 func TestCasesIn(t *testing.T) {
 	log := `=== RUN   TestCrash
     crash_test.go:12: 1203 of 4800 crashes
+=== RUN   TestFaults
+    enumeration.go:85: 187 of 745 faults
+    enumeration.go:85: 31 of 122 slow calls
 === RUN   TestWalk
     walk_test.go:3: claims: 40 seeds
     walk_test.go:4: got 3 claims
 === NAME  TestTable
     table_test.go:9: 17 cases
 `
-	want := []Cases{{"TestCrash", 1203, "crashes"}, {"TestWalk", 40, "seeds"}, {"TestTable", 17, "cases"}}
+	want := []Cases{{"TestCrash", 1203, "crashes"}, {"TestFaults", 187, "faults"}, {"TestFaults", 31, "slow calls"}, {"TestWalk", 40, "seeds"}, {"TestTable", 17, "cases"}}
 	if diff := cmp.Diff(want, casesIn(log)); diff != "" {
 		t.Error(diff)
 	}

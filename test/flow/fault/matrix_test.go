@@ -61,8 +61,8 @@ type faultLayout struct {
 	// it, or a configuration.
 	at harness.Place
 	// next is what a later claim has in the place of a partition. It is another partition: the same one would have the
-	// same UUID, and the driver may take it for the one that it has seen to be gone (TestNextClaimAfterReset of
-	// package claims is a known failure).
+	// same UUID, and the driver may take it for the one that it has seen to be gone (TestPreparedAgainAfterReset of
+	// pkg/claim is a known failure).
 	next   harness.Place
 	kind   harness.ShareKind
 	config harness.Config
