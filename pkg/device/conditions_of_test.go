@@ -18,6 +18,7 @@ func TestConditionsOf(t *testing.T) {
 			onGPU(firstGPU, Unresponsive),
 			inPlace(secondGPU, at(0, 4), MPSUnhealthy),
 			{PCIAddress: secondGPU, Kind: MPS, Reason: MPSUnavailable},
+			{PCIAddress: secondGPU, Undivided: true, Reason: FabricUnhealthy},
 			// It uses up the only engines of the kind, which taints others that need them.
 			ofProfile(inPlace(thirdGPU, at(6, 1), Occupied), profile1gMe),
 		},
@@ -27,12 +28,12 @@ func TestConditionsOf(t *testing.T) {
 		whole(firstGPU):                           {Unresponsive},
 		whole(firstGPU) + "-mig-1g10gb-0":         {Unresponsive},
 		whole(firstGPU) + "-observer":             {Unresponsive},
-		whole(secondGPU):                          {MPSUnhealthy},
-		whole(secondGPU) + "-mps":                 {MPSUnavailable, MPSUnhealthy},
+		whole(secondGPU):                          {FabricUnhealthy, MPSUnhealthy},
+		whole(secondGPU) + "-mps":                 {FabricUnhealthy, MPSUnavailable, MPSUnhealthy},
 		whole(secondGPU) + "-mig-1g10gb-2":        {MPSUnhealthy},
 		whole(secondGPU) + "-mig-1g10gb-4":        nil,
 		whole(secondGPU) + "-mig-1g10gb-4-static": nil,
-		whole(secondGPU) + "-observer":            nil,
+		whole(secondGPU) + "-observer":            {FabricUnhealthy},
 		whole(thirdGPU) + "-mig-1g10gb-0":         nil,
 		whole(thirdGPU) + "-mig-1g10gb-6":         {Occupied},
 		"gpu-that-is-not-there":                   nil,
@@ -47,7 +48,7 @@ func TestConditionsOf(t *testing.T) {
 		}
 	}
 	// A claim with an MPS session of its own, on the GPU, and on a partition beside one that has trouble.
-	for name, want := range map[string]int{whole(secondGPU): 2, whole(secondGPU) + "-mps": 2, whole(secondGPU) + "-mig-1g10gb-4": 1, whole(thirdGPU): 1} {
+	for name, want := range map[string]int{whole(secondGPU): 3, whole(secondGPU) + "-mps": 3, whole(secondGPU) + "-mig-1g10gb-4": 1, whole(thirdGPU): 1} {
 		if got := inventory.ConditionsOf(name, true); len(got) != want {
 			t.Errorf("conditions of %s with MPS: %+v, want %d", name, got, want)
 		}

@@ -57,6 +57,9 @@ type Condition struct {
 	ProfileID *uint32
 	// Kind limits it to devices of this kind; empty means all.
 	Kind Kind
+	// Undivided limits it to devices that are no part of a divided GPU: the GPU, its shares
+	// and its observer.
+	Undivided bool
 	// Reason is the name part of the taint's key, after the driver's domain.
 	Reason Reason
 	// Value is that of the taint: what a program that reads taints may want to know, such
@@ -154,6 +157,7 @@ func compareConditions(a, b Condition) int {
 		compareOptional(a.ProfileID, b.ProfileID, cmp.Compare[uint32]),
 		cmp.Compare(oneIf(a.Exact), oneIf(b.Exact)),
 		cmp.Compare(a.Kind, b.Kind),
+		cmp.Compare(oneIf(a.Undivided), oneIf(b.Undivided)),
 		cmp.Compare(a.Reason, b.Reason),
 		cmp.Compare(a.Value, b.Value),
 		cmp.Compare(a.Effect, b.Effect),

@@ -69,7 +69,7 @@ func gravest(all []taint) []taint {
 // itself. A share has the placement of what is shared.
 func (c Condition) appliesTo(d Device) bool {
 	switch {
-	case c.Kind != "" && c.Kind != d.Kind:
+	case c.Kind != "" && c.Kind != d.Kind, c.Undivided && d.Partition != nil:
 		return false
 	case c.Where == nil:
 		return true

@@ -141,6 +141,12 @@ func TestTaints(t *testing.T) {
 		"the only one with the OFA engine, exactly": {
 			Status{Conditions: []Condition{exactly(inPlace(firstGPU, at(6, 1), XID), profile1gMe)}},
 			map[string]string{"1g10gb-me-6": "xid"}},
+		"what is nothing to partitions": {
+			Status{
+				Static:     []Static{gone(static(firstGPU, profile1g, at(0, 1), "MIG-1"))},
+				Conditions: []Condition{{PCIAddress: firstGPU, Undivided: true, Reason: FabricUnhealthy}},
+			},
+			map[string]string{"whole": "fabric-unhealthy", "mps": "fabric-unhealthy", "timeslice": "fabric-unhealthy", "1g10gb-0-static": "gone"}},
 		"another GPU": {
 			Status{Static: []Static{static(secondGPU, profile1g, at(0, 1), "MIG-1")}, Conditions: []Condition{onGPU("", Lost), onGPU(thirdGPU, Lost)}},
 			map[string]string{}},

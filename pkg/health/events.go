@@ -67,11 +67,8 @@ func (m *Monitor) handle(ctx context.Context, w *watch, e gpu.Event) {
 	var err error
 	defer m.panics.Recover(ctx, &err)
 	m.apply(ctx, e, m.place(ctx, e))
-	// What an XID needs, and what it did to memory, is in the next reading. Programs may cause as
-	// many of theirs as they like.
-	if e.Kind != gpu.EventXID || Lookup(e.XID).Scope != Application {
-		w.read()
-	}
+	// What it needs, and what it did to memory, is in the next reading.
+	w.read()
 }
 
 // read asks for a reading.

@@ -97,7 +97,7 @@ func decode(data []byte, now time.Time) (*content, error) {
 		for _, p := range r.Past {
 			p.Ended = earliest(p.Ended, now)
 		}
-		r.Content = earliest(r.Content, now)
+		r.Asked, r.Content = earliest(r.Asked, now), earliest(r.Content, now)
 		if r.forgotten(now) {
 			delete(c.GPUs, address)
 		}
@@ -122,7 +122,7 @@ func (r *record) forgotten(now time.Time) bool {
 // what a reading will find again, and what was wrong with partitions.
 func (r *record) restart() {
 	r.Faults = slices.DeleteFunc(r.Faults, func(f *fault) bool { return f.Partition != nil || f.Unplaced || f.Ending != whenQuiet })
-	r.Absent, r.Wants, r.Content, r.Uncorrected = false, "", time.Time{}, nil
+	r.Absent, r.Wants, r.Asked, r.Content, r.Uncorrected = false, "", time.Time{}, time.Time{}, nil
 }
 
 // encode is what the file is to have.

@@ -60,11 +60,10 @@ const (
 type verdict string
 
 const (
-	// verdictNone is that of a driver that has no recovery actions, or does not answer: the
-	// table counts. It counts, too, where an action is wanted, which is a condition of its own.
-	verdictNone verdict = ""
-	// verdictDue means that the driver has recovery actions and was not asked since: nobody is
-	// evicted.
+	// verdictTable means that the table counts: the driver has no recovery actions, or wants one,
+	// which is a condition of its own, or the GPU is lost.
+	verdictTable verdict = ""
+	// verdictDue means that the driver has not answered since: nobody is evicted.
 	verdictDue verdict = "due"
 	// verdictHarmless means that the driver wants nothing to be done.
 	verdictHarmless verdict = "harmless"
@@ -82,8 +81,6 @@ type fault struct {
 	// Unplaced says that it is of one partition, and not known of which.
 	Unplaced bool   `json:"unplaced,omitempty"`
 	Ending   ending `json:"ending"`
-	// Verdict is what the driver's recovery action has said of an XID.
-	Verdict verdict `json:"verdict,omitempty"`
 	// Detail is what is wrong, for people.
 	Detail string `json:"detail"`
 	// First and Last are when it was seen.
@@ -96,6 +93,8 @@ type fault struct {
 	patient bool
 	// held says that it was told that it is held back.
 	held bool
+	// verdict is the one that was told last.
+	verdict verdict
 	// written is the Last that was asked to be written down.
 	written time.Time
 }
@@ -124,9 +123,10 @@ type record struct {
 	Past   []*past  `json:"past,omitempty"`
 	// Absent says that the last reading has found that the GPU works only after a reset.
 	Absent bool `json:"absent,omitempty"`
-	// Wants is the recovery action of the last reading, and Content since when the driver
-	// wants none, if it says.
+	// Wants is the recovery action that the driver wants, as of Asked, and Content since when it
+	// wants none. A driver that was asked and has none has no recovery actions.
 	Wants   gpu.RecoveryAction `json:"wants,omitempty"`
+	Asked   time.Time          `json:"asked,omitzero"`
 	Content time.Time          `json:"content,omitzero"`
 	// Uncorrected counts memory errors as of the last reading. A reset sets it to 0.
 	Uncorrected *uint64 `json:"uncorrected,omitempty"`
@@ -166,6 +166,7 @@ func (j *judge) event(e gpu.Event, at *Place, h *policy.Health) (xid XID) {
 	if r == nil {
 		return XID{}
 	}
+	defer j.weigh(r)
 	switch e.Kind {
 	case gpu.EventXID:
 		xid = Lookup(e.XID)
@@ -178,9 +179,6 @@ func (j *judge) event(e gpu.Event, at *Place, h *policy.Health) (xid XID) {
 		}
 		if xid.Scope != WholeGPU {
 			f.put(e, at)
-		}
-		if r.Wants != "" {
-			f.Verdict = verdictDue
 		}
 		j.see(r, f, e.Time)
 	case gpu.EventUncorrectedECC:
@@ -262,6 +260,8 @@ func (j *judge) drop(r *record, over func(*fault) bool) {
 // reset notes that the GPU was reset after a time.
 func (j *judge) reset(r *record, began time.Time) {
 	j.touched = true
+	// What takes its time begins anew.
+	clear(r.since)
 	for _, f := range r.Faults {
 		// A reset ends what heals by itself, too.
 		if f.Ending != whenRead && f.Last.Before(began) && f.Gone.IsZero() {
@@ -311,8 +311,10 @@ func (r *record) end(f *fault, quiet time.Duration) time.Time {
 	case f.Ending == whenQuiet:
 		return f.Last.Add(longer(quiet, earlier))
 	case f.Ending == afterReset && !r.Content.IsZero():
-		// The driver, who knows best, wants no reset.
-		return later(f.Last, r.Content).Add(longer(quiet, earlier))
+		// The driver, who knows best, wants no reset, and says so until then.
+		if end := later(f.Last, r.Content).Add(longer(quiet, earlier)); !r.Asked.Before(end) {
+			return end
+		}
 	}
 	return never
 }
@@ -367,7 +369,7 @@ func (j *judge) conditions(h *policy.Health) []device.Condition {
 	for _, address := range gpu.SortPCIAddresses(slices.Collect(maps.Keys(j.gpus))) {
 		r := j.gpus[address]
 		for _, f := range slices.SortedFunc(slices.Values(r.Faults), compareFaults) {
-			if c, counts := f.condition(address, h); counts {
+			if c, counts := f.condition(address, h, r.verdict(f)); counts {
 				all = append(all, c)
 			}
 		}

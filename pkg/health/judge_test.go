@@ -39,6 +39,10 @@ func newScene() *scene {
 	s := &scene{judge: newJudge(), now: start, reaction: policy.Builtin().Health}
 	s.follow(pciA, "GPU-A")
 	s.follow(pciB, "GPU-B")
+	for _, pci := range []string{pciA, pciB} {
+		// Of a driver without recovery actions, unless a test has another.
+		s.gpus[pci].Asked = start
+	}
 	return s
 }
 
@@ -74,6 +78,18 @@ func fails(err error) step {
 	return reads(gpu.Health{}, fmt.Errorf("nvmlDeviceGetFieldValues: %w", err))
 }
 func errorsOf(n uint64) step { return reads(gpu.Health{UncorrectedECC: &n}, nil) }
+
+// neverAsked is a GPU of whose driver nothing is known.
+func neverAsked() step { return func(s *scene) { s.gpus[pciA].Asked = time.Time{} } }
+
+// fabricNotAsked is a reading while there are partitions.
+func fabricNotAsked() step {
+	return func(s *scene) {
+		s.now = s.now.Add(time.Second)
+		s.read(pciA, reading{Began: s.now, Ended: s.now, FabricNotAsked: true})
+		s.settle(pciA, s.reaction.QuietPeriod, s.now)
+	}
+}
 
 func lives(uuids ...string) step {
 	return func(s *scene) {
@@ -115,6 +131,7 @@ func TestJudge(t *testing.T) {
 	type shows string
 	lost := fails(gpu.ErrLost)
 	reset := event(gpu.EventReset)
+	pending := reads(gpu.Health{FabricPending: "In Progress"}, nil)
 	for name, steps := range map[string][]any{
 		"all is well": {well(), shows(""), wantsNothing(), shows("")},
 
@@ -142,16 +159,25 @@ func TestJudge(t *testing.T) {
 		"the driver wants no reset":     {xid(95, nil), wantsNothing(), shows("xid=95 None"), after(quiet - 3*time.Second), wantsNothing(), shows("xid=95 None"), after(3 * time.Second), wantsNothing(), shows("")},
 		"nobody is evicted before the driver is asked": {
 			wantsNothing(), xid(95, nil), shows("xid=95 NoSchedule"), wantsReset(), shows("xid=95 NoExecute; recovery-required=reset NoSchedule"), wantsNothing(), shows("")},
-		"nor if it wants nothing": {wantsNothing(), xid(95, nil), xid(94, one), wantsNothing(), shows("xid=94 None at 2:1; xid=95 None"), xid(95, nil), shows("xid=94 None at 2:1; xid=95 None")},
-		"an answer that is none":  {wantsNothing(), xid(79, nil), shows("xid=79 NoSchedule"), lost, shows("xid=79 NoExecute; gpu-lost NoSchedule")},
-		"no answer":               {wantsNothing(), xid(119, nil), fails(gpu.ErrHung), shows("xid=119 NoExecute; unresponsive NoSchedule")},
+		"nor if it wants nothing": {wantsNothing(), xid(95, nil), xid(94, one), wantsNothing(), shows("xid=94 None at 2:1; xid=95 None"), xid(95, nil), shows("xid=94 None at 2:1; xid=95 NoSchedule"), wantsNothing(), shows("xid=94 None at 2:1; xid=95 None")},
+		"asked for the first time": {
+			neverAsked(), xid(95, nil), shows("xid=95 NoSchedule"), fails(gpu.ErrUnknown), shows("xid=95 NoSchedule"),
+			lost, shows("xid=95 NoSchedule; gpu-lost NoSchedule"), reads(gpu.Health{Temperature: new(40)}, gpu.ErrUnknown), shows("")},
+		"a driver without recovery actions":  {neverAsked(), xid(95, nil), well(), shows("xid=95 NoExecute")},
+		"the GPU is lost":                    {wantsNothing(), xid(79, nil), shows("xid=79 NoSchedule"), lost, shows("xid=79 NoExecute; gpu-lost NoSchedule")},
+		"it hangs":                           {wantsNothing(), xid(119, nil), fails(gpu.ErrHung), shows("xid=119 NoSchedule; unresponsive NoSchedule")},
+		"again, and it is wanted already":    {xid(95, nil), wantsReset(), xid(95, nil), shows("xid=95 NoExecute; recovery-required=reset NoSchedule")},
+		"the action alone is not read":       {wantsNothing(), xid(95, nil), reads(gpu.Health{Temperature: new(40)}, gpu.ErrUnknown), shows("xid=95 NoSchedule")},
+		"an action that is there no more":    {wantsNothing(), xid(95, nil), wantsNothing(), well(), shows("xid=95 None"), xid(95, nil), well(), shows("xid=95 NoSchedule")},
+		"silence is no consent":              {xid(95, nil), wantsNothing(), after(2 * quiet), fails(gpu.ErrUnknown), shows("xid=95 None"), wantsNothing(), shows("")},
+		"a reset although nothing is wanted": {wantsNothing(), xid(95, nil), wantsNothing(), reset, wantsNothing(), shows("")},
 		"an answer from before": {wantsNothing(), xid(95, nil), step(func(s *scene) {
 			s.read(pciA, reading{Began: s.now.Add(-time.Second), Health: gpu.Health{RecoveryAction: gpu.RecoveryNone}})
 		}), shows("xid=95 NoSchedule")},
 		"the policy, not the driver":     {reacts(func(h *policy.Health) { h.XIDs[95] = policy.EffectNoExecute }), wantsNothing(), xid(95, nil), wantsNothing(), shows("xid=95 NoExecute")},
 		"later the driver wants a reset": {xid(94, nil), wantsNothing(), shows("xid=94 None"), wantsReset(), shows("xid=94 NoSchedule; recovery-required=reset NoSchedule")},
 		"held back, although the driver wants nothing now": {
-			xid(95, nil), wantsReset(), wantsNothing(), shows(""), xid(95, nil), wantsReset(), wantsNothing(), shows("xid=95 NoExecute; recovery-required=reset NoSchedule")},
+			xid(95, nil), wantsReset(), wantsNothing(), shows(""), xid(95, nil), wantsReset(), wantsNothing(), shows("xid=95 NoSchedule; recovery-required=reset NoSchedule")},
 		"another action":                      {reads(gpu.Health{RecoveryAction: gpu.RecoveryDrainAndReset}, nil), shows("recovery-required=drain-and-reset NoSchedule")},
 		"memory errors start at 0 in a reset": {errorsOf(3), xid(95, nil), errorsOf(3), shows("xid=95 NoExecute"), errorsOf(0), shows("")},
 
@@ -186,10 +212,15 @@ func TestJudge(t *testing.T) {
 		"fabric that is never joined": {
 			reads(gpu.Health{FabricPending: "Not Started"}, nil), after(time.Minute), reads(gpu.Health{FabricPending: "In Progress"}, nil), shows("fabric-unhealthy NoSchedule"),
 			after(time.Hour), reads(gpu.Health{FabricPending: "In Progress"}, nil), shows("fabric-unhealthy NoSchedule"), well(), shows("")},
-		"fabric with partitions between": {
-			reads(gpu.Health{FabricPending: "In Progress"}, nil), after(time.Minute), well(), reads(gpu.Health{FabricPending: "In Progress"}, nil), shows("")},
-		"hot for a moment": {reads(gpu.Health{Throttling: []gpu.Throttling{gpu.ThrottlingHardwareThermal}}, nil), shows(""), after(time.Hour), well(), reads(gpu.Health{Throttling: []gpu.Throttling{gpu.ThrottlingPowerBrake}}, nil), shows("")},
-		"hot":              {reads(gpu.Health{Throttling: []gpu.Throttling{gpu.ThrottlingHardwareThermal}}, nil), after(time.Minute), reads(gpu.Health{Throttling: []gpu.Throttling{gpu.ThrottlingSoftwareThermal}}, nil), shows("throttled None"), well(), shows("")},
+		"fabric that is joined between": {pending, after(time.Minute), well(), pending, shows("")},
+		"fabric that was not asked now and then": {
+			pending, after(40 * time.Second), reads(gpu.Health{}, gpu.ErrUnknown), fails(gpu.ErrUnknown), after(20 * time.Second), pending, shows("fabric-unhealthy NoSchedule"),
+			reads(gpu.Health{Temperature: new(40)}, gpu.ErrUnknown), fabricNotAsked(), after(time.Hour), shows("fabric-unhealthy NoSchedule"), well(), shows("")},
+		"fabric with partitions for some time": {
+			pending, after(30 * time.Second), fabricNotAsked(), after(30 * time.Second), pending, shows("fabric-unhealthy NoSchedule")},
+		"fabric after a reset": {pending, reset, after(time.Minute), pending, shows("")},
+		"hot for a moment":     {reads(gpu.Health{Throttling: []gpu.Throttling{gpu.ThrottlingHardwareThermal}}, nil), shows(""), after(time.Hour), well(), reads(gpu.Health{Throttling: []gpu.Throttling{gpu.ThrottlingPowerBrake}}, nil), shows("")},
+		"hot":                  {reads(gpu.Health{Throttling: []gpu.Throttling{gpu.ThrottlingHardwareThermal}}, nil), after(time.Minute), reads(gpu.Health{Throttling: []gpu.Throttling{gpu.ThrottlingSoftwareThermal}}, nil), shows("throttled None"), well(), shows("")},
 
 		"flapping: held back from the second time": {
 			lost, well(), shows(""),

@@ -31,6 +31,8 @@ type Hardware interface {
 	Health(ctx context.Context, pciAddress string) (gpu.Health, error)
 	// MIGState reads which partitions a GPU has.
 	MIGState(ctx context.Context, pciAddress string) (gpu.MIGState, error)
+	// FabricPending is that of Health, but in any MIG mode.
+	FabricPending(ctx context.Context, pciAddress string) (string, error)
 }
 
 // ProgramError is an error of a program on a GPU. The GPU is in order.
@@ -81,6 +83,9 @@ const (
 	// hungAfter is after how long a reading that does not return is a fault. It is longer than
 	// what the hardware takes for a call that hangs.
 	hungAfter = time.Minute
+	// readPause is how long a GPU is left alone after a reading: programs may cause as many
+	// events as they like.
+	readPause = time.Second
 	// queueLength is how many different events of a GPU may wait.
 	queueLength = 256
 	// reportEvery is how often the same error of programs is reported.
@@ -242,6 +247,10 @@ func (m *Monitor) readAgainAndAgain(ctx context.Context, w *watch) {
 		m.readSafely(ctx, w)
 		select {
 		case <-ctx.Done():
+		case <-time.After(min(readPause, m.o.Interval)):
+		}
+		select {
+		case <-ctx.Done():
 		case <-ticker.C:
 			ticker.Reset(m.o.Beat.Next(m.o.Interval))
 		case <-w.readNow:
@@ -257,6 +266,7 @@ func (m *Monitor) readSafely(ctx context.Context, w *watch) {
 	defer m.setReading(w, time.Time{})
 	now.Health, now.Err = m.o.Hardware.Health(ctx, w.pci)
 	now.Unmonitored = m.o.Hardware.Unmonitored(w.pci)
+	m.readFabric(ctx, w.pci, &now)
 	if ctx.Err() != nil {
 		// It was not the GPU that gave up.
 		return
@@ -273,6 +283,22 @@ func (m *Monitor) readSafely(ctx context.Context, w *watch) {
 		}
 		j.settle(w.pci, m.reaction.QuietPeriod, now.Ended)
 	})
+}
+
+// readFabric asks for the state of the fabric where something depends on it and Health does not say
+// it: in MIG mode. With partitions the driver does not register the GPU, so that its state says nothing.
+func (m *Monitor) readFabric(ctx context.Context, pciAddress string, now *reading) {
+	m.mu.Lock()
+	needed := m.judge.watchesFabric(pciAddress)
+	m.mu.Unlock()
+	if !needed || now.Err != nil {
+		return
+	}
+	state, err := m.o.Hardware.MIGState(ctx, pciAddress)
+	if err == nil && state.Enabled && len(state.Instances) == 0 {
+		now.Health.FabricPending, err = m.o.Hardware.FabricPending(ctx, pciAddress)
+	}
+	now.FabricNotAsked = err != nil || len(state.Instances) > 0
 }
 
 // instances reads the partitions of a GPU if something is wrong with one of them.

@@ -29,6 +29,9 @@ type fakeHardware struct {
 	health map[string]gpu.Health
 	errs   map[string]error
 	states map[string]gpu.MIGState
+	// fabric is what is said of the fabric in any MIG mode, and reads counts readings.
+	fabric map[string]string
+	reads  map[string]int
 	// hang makes calls on a GPU wait until the context ends.
 	hang map[string]bool
 	// slow is how long a look at partitions takes.
@@ -38,7 +41,7 @@ type fakeHardware struct {
 func newFakeHardware() *fakeHardware {
 	return &fakeHardware{
 		events: make(chan gpu.Event), health: map[string]gpu.Health{}, errs: map[string]error{},
-		states: map[string]gpu.MIGState{}, hang: map[string]bool{},
+		states: map[string]gpu.MIGState{}, hang: map[string]bool{}, fabric: map[string]string{}, reads: map[string]int{},
 	}
 }
 
@@ -83,7 +86,14 @@ func (f *fakeHardware) Health(ctx context.Context, pci string) (gpu.Health, erro
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.reads[pci]++
 	return f.health[pci], f.errs[pci]
+}
+
+func (f *fakeHardware) FabricPending(_ context.Context, pci string) (string, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.fabric[pci], nil
 }
 
 func (f *fakeHardware) MIGState(ctx context.Context, pci string) (gpu.MIGState, error) {
@@ -207,9 +217,10 @@ func TestMonitor(t *testing.T) {
 		time.Sleep(10 * time.Minute)
 		s.want(t, "quiet", "")
 		s.send(pciB, 95, 7)
+		time.Sleep(2 * readPause)
 		h.set(func() { h.health[pciB] = gpu.Health{RecoveryAction: gpu.RecoveryReset} })
 		s.hardware.events <- gpu.Event{Time: time.Now(), PCIAddress: pciB, Kind: gpu.EventRecoveryAction, InstanceID: -1, ComputeInstanceID: -1}
-		s.want(t, "read at once", "recovery-required=reset NoSchedule on "+pciB+"; xid=95 NoExecute on "+pciB)
+		s.want(t, "read at once", "xid=95 NoExecute on "+pciB+"; recovery-required=reset NoSchedule on "+pciB)
 		h.set(func() { h.health[pciB] = gpu.Health{RecoveryAction: gpu.RecoveryNone} })
 		time.Sleep(11 * time.Second)
 		s.want(t, "reset", "")

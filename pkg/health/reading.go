@@ -6,6 +6,7 @@ package health
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -24,6 +25,8 @@ type reading struct {
 	Err error
 	// Unmonitored is why the events of the GPU are not received, or nil.
 	Unmonitored error
+	// FabricNotAsked says that the driver was not asked for the state of the fabric.
+	FabricNotAsked bool
 }
 
 // silent reports whether nothing was read, and no more is known than that it failed: a GPU that
@@ -38,7 +41,7 @@ func (j *judge) read(pciAddress string, now reading) {
 	if r == nil {
 		return
 	}
-	defer j.hear(r, now)
+	defer j.weigh(r)
 	if errors.Is(now.Err, gpu.ErrDriverNotLoaded) || errors.Is(now.Err, gpu.ErrVersionMismatch) {
 		// That is nothing to say of a single GPU. When it is loaded again, the driver starts
 		// all of them anew; that this mends what a reset does is assumed.
@@ -56,40 +59,59 @@ func (j *judge) read(pciAddress string, now reading) {
 	if less(r.Uncorrected, now.Health.UncorrectedECC) && !r.has(device.UncorrectedECC) {
 		found = append(found, uncorrected())
 	}
-	for _, f := range r.lasting(found, now.Ended) {
+	for _, f := range r.lasting(found, now) {
 		j.see(r, f, now.Ended)
 	}
 	j.clear(r, found, now)
 	r.keep(now, answers)
 }
 
-// hear notes what the recovery action says of the XIDs before the reading. That nothing is wanted
-// after a reset says nothing of them.
-func (j *judge) hear(r *record, now reading) {
-	says := verdictNone
-	if now.Health.RecoveryAction == gpu.RecoveryNone {
-		says = verdictHarmless
+// verdict is what the driver says of an XID. Only an answer says anything: one that does not come
+// changes nothing. Neither does what is wanted after a reset say anything of what was before it, and
+// what is only held back evicts nobody.
+func (r *record) verdict(f *fault) verdict {
+	switch {
+	case r.Asked.IsZero() || !f.Gone.IsZero():
+		return verdictDue
+	case r.Wants == "" || r.has(device.Lost) || r.has(device.ResetRequired):
+		return verdictTable
+	case r.Wants == gpu.RecoveryNone && !f.Last.After(r.Asked):
+		return verdictHarmless
+	case r.Wants != gpu.RecoveryNone && !f.First.After(r.Asked):
+		return verdictTable
 	}
+	return verdictDue
+}
+
+// weigh notes that verdicts have changed.
+func (j *judge) weigh(r *record) {
 	for _, f := range r.Faults {
-		if f.Reason == device.XID && f.Gone.IsZero() && !f.First.After(now.Began) && f.Verdict != says {
-			f.Verdict = says
-			j.changed, j.touched = true, true
+		if v := r.verdict(f); f.Reason == device.XID && f.verdict != v {
+			f.verdict, j.changed, j.touched = v, true, true
 		}
 	}
 }
 
-// clear notes which faults a reading proves to be gone. A GPU that hangs proves nothing, and
-// one that answers in part only that it answers.
+// clear notes which faults a reading proves to be gone.
 func (j *judge) clear(r *record, found []*fault, now reading) {
-	if errors.Is(now.Err, gpu.ErrHung) {
-		return
-	}
 	for _, f := range r.Faults {
 		still := slices.ContainsFunc(found, func(is *fault) bool { return is.identity() == f.identity() })
-		if f.Ending == whenRead && !still && f.Last.Before(now.Began) && f.Gone.IsZero() && (now.Err == nil || isFailure(f.Reason)) {
+		if f.Ending == whenRead && !still && f.Last.Before(now.Began) && f.Gone.IsZero() && now.asked(f.Reason) {
 			f.Gone, j.touched = now.Began, true
 		}
 	}
+}
+
+// asked reports whether a reading would have something that is wrong. A GPU that hangs proves
+// nothing, and one that answers in part only that it answers.
+func (now *reading) asked(reason device.Reason) bool {
+	switch {
+	case isFailure(reason):
+		return !errors.Is(now.Err, gpu.ErrHung)
+	case reason == device.FabricUnhealthy && now.FabricNotAsked:
+		return false
+	}
+	return now.Err == nil
 }
 
 // keep remembers what the next reading is compared with.
@@ -100,17 +122,25 @@ func (r *record) keep(now reading, answers bool) {
 		return
 	}
 	r.answered, r.Absent = true, false
+	r.hear(now)
+	if now.Health.UncorrectedECC != nil {
+		r.Uncorrected = now.Health.UncorrectedECC
+	}
+}
+
+// hear remembers what the driver wants. One that does not say has no recovery actions, unless parts
+// of the reading failed or it had one before.
+func (r *record) hear(now reading) {
+	action := now.Health.RecoveryAction
+	if action == "" && (now.Err != nil || r.Wants != "") {
+		return
+	}
+	r.Wants, r.Asked = action, now.Began
 	switch {
-	case now.Health.RecoveryAction != gpu.RecoveryNone:
+	case action != gpu.RecoveryNone:
 		r.Content = time.Time{}
 	case r.Content.IsZero():
 		r.Content = now.Ended
-	}
-	if now.Health.RecoveryAction != "" {
-		r.Wants = now.Health.RecoveryAction
-	}
-	if now.Health.UncorrectedECC != nil {
-		r.Uncorrected = now.Health.UncorrectedECC
 	}
 }
 
@@ -132,22 +162,34 @@ func isFailure(reason device.Reason) bool {
 	return reason == device.Lost || reason == device.ResetRequired || reason == device.Unresponsive
 }
 
-// lasting leaves out what has not lasted long enough.
-func (r *record) lasting(found []*fault, now time.Time) []*fault {
-	since := map[device.Reason]time.Time{}
-	lasting := slices.DeleteFunc(slices.Clone(found), func(f *fault) bool {
+// lasting leaves out what has not lasted long enough. What was not asked lasts.
+func (r *record) lasting(found []*fault, now reading) []*fault {
+	maps.DeleteFunc(r.since, func(reason device.Reason, _ time.Time) bool {
+		still := slices.ContainsFunc(found, func(f *fault) bool { return f.patient && f.Reason == reason })
+		return !still && now.asked(reason)
+	})
+	return slices.DeleteFunc(slices.Clone(found), func(f *fault) bool {
 		if !f.patient {
 			return false
 		}
-		began, known := r.since[f.Reason]
-		if !known {
-			began = now
+		if r.since == nil {
+			r.since = map[device.Reason]time.Time{}
 		}
-		since[f.Reason] = began
-		return now.Sub(began) < patience && !r.has(f.Reason)
+		if _, known := r.since[f.Reason]; !known {
+			r.since[f.Reason] = now.Ended
+		}
+		return now.Ended.Sub(r.since[f.Reason]) < patience && !r.has(f.Reason)
 	})
-	r.since = since
-	return lasting
+}
+
+// watchesFabric reports whether something is known of the fabric that a reading may end.
+func (j *judge) watchesFabric(pciAddress string) bool {
+	r := j.gpus[pciAddress]
+	if r == nil {
+		return false
+	}
+	_, pending := r.since[device.FabricUnhealthy]
+	return pending || r.has(device.FabricUnhealthy)
 }
 
 // faultsOf says what a reading has. Of a GPU that does not answer nothing else is known.

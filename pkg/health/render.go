@@ -9,13 +9,15 @@ import (
 )
 
 // condition makes a condition of a fault, or returns false if the policy ignores it.
-func (f *fault) condition(pciAddress string, h *policy.Health) (device.Condition, bool) {
+func (f *fault) condition(pciAddress string, h *policy.Health, v verdict) (device.Condition, bool) {
 	c := device.Condition{PCIAddress: pciAddress, Reason: f.Reason, Value: f.Value, Effect: h.EffectOf(string(f.Reason)), Message: f.Detail}
 	if f.Reason == device.XID {
 		xid := Lookup(f.XID)
-		c.Effect = f.effect(xid, h)
-		c.Message += ". " + f.advice(xid)
+		c.Effect = v.effect(xid, h)
+		c.Message += ". " + v.advice(xid)
 	}
+	// Partitions have no part in the fabric.
+	c.Undivided = f.Reason == device.FabricUnhealthy
 	if f.Unplaced && c.Effect == policy.EffectNoExecute {
 		// It would evict the pods of others.
 		c.Effect = policy.EffectNoSchedule
@@ -28,21 +30,21 @@ func (f *fault) condition(pciAddress string, h *policy.Health) (device.Condition
 
 // effect is that of an XID: what the policy says, else what the driver has said, else what the
 // table says.
-func (f *fault) effect(xid XID, h *policy.Health) policy.Effect {
+func (v verdict) effect(xid XID, h *policy.Health) policy.Effect {
 	if effect, changed := h.XIDs[xid.Number]; changed {
 		return effect
 	}
 	switch {
-	case f.Verdict == verdictHarmless:
+	case v == verdictHarmless:
 		return policy.EffectNone
-	case f.Verdict == verdictDue && xid.Effect == policy.EffectNoExecute:
+	case v == verdictDue && xid.Effect == policy.EffectNoExecute:
 		return policy.EffectNoSchedule
 	}
 	return xid.Effect
 }
 
-func (f *fault) advice(xid XID) string {
-	if f.Verdict == verdictHarmless {
+func (v verdict) advice(xid XID) string {
+	if v == verdictHarmless {
 		return "The NVIDIA driver wants nothing to be done about it"
 	}
 	return xid.Advice

@@ -140,7 +140,7 @@ func concerns(c device.Condition, d *claim.LiveDevice) bool {
 	switch {
 	case d.Admin || c.PCIAddress != d.PCIAddress:
 		return false
-	case c.Kind == device.MPS && d.Session == nil:
+	case c.Kind == device.MPS && d.Session == nil, c.Undivided && d.Partition != nil:
 		return false
 	case c.Where == nil:
 		return true

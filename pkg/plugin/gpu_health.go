@@ -100,7 +100,7 @@ func (t *troubles) set(conditions []device.Condition) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.all = slices.DeleteFunc(slices.Clone(conditions), func(c device.Condition) bool {
-		return c.Where != nil || c.Kind != "" || !keepsAway(c) || conditionTexts[c.Reason].users == ""
+		return c.Where != nil || c.Kind != "" || c.Undivided || !keepsAway(c) || conditionTexts[c.Reason].users == ""
 	})
 }
 
