@@ -66,3 +66,30 @@ func TestWaitForFabric(t *testing.T) {
 		})
 	}
 }
+
+// TestFabricLostLater: a claim whose containers run is prepared again, as after a restart of the kubelet,
+// while the GPU is not registered with its fabric, as during one of the fabric manager. After a reboot nothing
+// runs, and it waits like a new one.
+func TestFabricLostLater(t *testing.T) {
+	for name, claim := range map[string]string{"whole": wholeA, "share": mpsA} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBox(t)
+				m := b.manager()
+				mustPrepare(t, m, newClaim("u1", claim))
+				b.setFabric(addressA0.PCIAddress, "In Progress")
+				mustPrepare(t, m, newClaim("u1", claim))
+
+				b.boot("boot-2")
+				m = b.manager()
+				if _, err := m.Prepare(t.Context(), newClaim("u1", claim)); !errors.Is(err, gpu.ErrFabricPending) {
+					t.Errorf("after a reboot: %v", err)
+				}
+				b.setFabric(addressA0.PCIAddress, "")
+				mustPrepare(t, m, newClaim("u1", claim))
+				mustUnprepare(t, m, "u1")
+				b.wantNothing()
+			})
+		})
+	}
+}

@@ -44,6 +44,10 @@ func (g guardedPartitions) EnsureWhole(ctx context.Context, pciAddress string, d
 	return g.locks.Watch(pciAddress, g.partitions.EnsureWhole(ctx, pciAddress, dynamic))
 }
 
+func (g guardedPartitions) FabricJoined(ctx context.Context, pciAddress string) error {
+	return g.locks.Watch(pciAddress, g.partitions.FabricJoined(ctx, pciAddress))
+}
+
 // guardedSharing is guardedPartitions for what makes devices shared.
 type guardedSharing struct {
 	sharing step.Sharing

@@ -38,8 +38,8 @@ type PreparedDevice struct {
 // answer.
 //
 // It waits for up to 15 seconds for a place that another claim still holds, and
-// tries again for up to 20 seconds what fails for a reason that may pass, both
-// within ctx. A call that is older than the claim's release is refused, see
+// tries again five times, within 8 seconds or so, what fails for a reason that may
+// pass, both within ctx. A call that is older than the claim's release is refused, see
 // [Arrived].
 //
 // Errors name the device. They wrap *RefusedError where the claim cannot be prepared as it

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"testing"
 
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/device"
@@ -30,7 +31,13 @@ func (b *box) turning(interval policy.Interval) *Manager {
 	b.t.Helper()
 	p := testPolicy()
 	p.Default.TimeSlice.Interval = interval
-	inventory, err := device.NewInventory(testNode(), device.Terms{Policy: p})
+	return b.under(device.Terms{Policy: p})
+}
+
+// under is a plugin that publishes devices on these terms.
+func (b *box) under(terms device.Terms) *Manager {
+	b.t.Helper()
+	inventory, err := device.NewInventory(testNode(), terms)
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -183,4 +190,31 @@ func TestOwnInterval(t *testing.T) {
 	mustUnprepare(t, m, "u1")
 	mustUnprepare(t, m, "u2")
 	b.wantState(t, "released", before)
+}
+
+// TestLimitsComeLater: claims for turns of which the scheduler counted nothing, because nothing limited such
+// shares, stay as they are when the operator names an interposer library: prepared again, and after a
+// reboot. They are not limited, and claims that come then are.
+func TestLimitsComeLater(t *testing.T) {
+	b := newBox(t)
+	old := newShare("u1", turnsA, map[resourceapi.QualifiedName]string{"shares": "1", "memory": "0", "smPercent": "0", "multiprocessors": "0"})
+	mustPrepare(t, b.under(device.Terms{Policy: testPolicy()}), old)
+	limiting := device.Terms{Policy: testPolicy(), Limited: true}
+	m := b.under(limiting)
+	mustPrepare(t, m, old)
+	b.boot("boot-2")
+	m = b.under(limiting)
+	mustPrepare(t, m, old)
+	mustPrepare(t, m, newShare("u2", turnsA, map[resourceapi.QualifiedName]string{"memory": "6Gi", "smPercent": "25"}))
+	for uid, limited := range map[types.UID]bool{"u1": false, "u2": true} {
+		devices, err := m.LiveDevices(uid)
+		if err != nil || len(devices) != 1 {
+			t.Fatalf("claim %s: %v, %v", uid, devices, err)
+		}
+		if got := devices[0].Limits != nil; got != limited {
+			t.Errorf("claim %s is limited: %t, want %t", uid, got, limited)
+		}
+		mustUnprepare(t, m, uid)
+	}
+	b.wantNothing()
 }

@@ -206,22 +206,10 @@ func TestEnsureWhole(t *testing.T) {
 		"no MIG any more": {gpu: fakeGPU{notMIG: true}, outcome: outcome{is: gpu.ErrNotSupported}},
 		"mode off":        {gpu: fakeGPU{}, dynamic: true},
 		"mode off static": {gpu: fakeGPU{}},
+		"fabric begins":   {gpu: fakeGPU{fabric: "In Progress"}, dynamic: true},
 		"mode on": {
 			gpu: fakeGPU{enabled: true}, dynamic: true,
 			outcome: outcome{calls: []string{"mode false"}},
-		},
-		"mode on, fabric begins": {
-			gpu: fakeGPU{enabled: true, fabric: "In Progress"}, dynamic: true,
-			outcome: outcome{is: gpu.ErrFabricPending, says: []string{pci, "In Progress"}, calls: []string{"mode false"}},
-		},
-		"mode off, fabric not begun": {
-			gpu:     fakeGPU{fabric: "Not Started"},
-			outcome: outcome{is: gpu.ErrFabricPending, says: []string{pci, "Not Started"}},
-		},
-		"fabric unknown": {gpu: fakeGPU{fabricErr: errBoom}, dynamic: true},
-		"fabric hangs": {
-			gpu:     fakeGPU{fabricErr: &gpu.HungError{Call: "nvmlDeviceGetGpuFabricInfoV", PCIAddress: pci}},
-			outcome: outcome{is: gpu.ErrHung},
 		},
 		"mode on, static": {
 			gpu:     fakeGPU{enabled: true},
@@ -249,6 +237,28 @@ func TestEnsureWhole(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := test.gpu.clone()
 			test.check(t, f, New(f, f).EnsureWhole(t.Context(), pci, test.dynamic))
+		})
+	}
+}
+
+func TestFabricJoined(t *testing.T) {
+	tests := map[string]struct {
+		gpu fakeGPU
+		outcome
+	}{
+		"none or joined": {},
+		"begins":         {gpu: fakeGPU{fabric: "In Progress"}, outcome: outcome{is: gpu.ErrFabricPending, says: []string{pci, "In Progress"}}},
+		"not begun":      {gpu: fakeGPU{fabric: "Not Started"}, outcome: outcome{is: gpu.ErrFabricPending, says: []string{pci, "Not Started"}}},
+		"unknown":        {gpu: fakeGPU{fabricErr: errBoom}},
+		"hangs": {
+			gpu:     fakeGPU{fabricErr: &gpu.HungError{Call: "nvmlDeviceGetGpuFabricInfoV", PCIAddress: pci}},
+			outcome: outcome{is: gpu.ErrHung, says: []string{pci}},
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			f := test.gpu.clone()
+			test.check(t, f, New(f, f).FabricJoined(t.Context(), pci))
 		})
 	}
 }

@@ -149,7 +149,7 @@ func (l *Lifecycle) build(ctx context.Context, a Address, instance *gpu.Instance
 	if instance == nil {
 		id, err := l.hw.CreateInstance(ctx, a.PCIAddress, a.ProfileID, a.Placement)
 		if err != nil {
-			return Live{}, withoutCompute, l.explainNoRoom(ctx, a, err)
+			return Live{}, withoutCompute, l.explainRefusal(ctx, a, err)
 		}
 		logger.V(2).Info("GPU instance created", "instanceID", id)
 		instance = &gpu.Instance{ID: id}
@@ -175,8 +175,12 @@ func (l *Lifecycle) undo(ctx context.Context, a Address, ours check, dynamic boo
 	return nil
 }
 
-// explainNoRoom adds to gpu.ErrNoRoom which instances are in the way.
-func (l *Lifecycle) explainNoRoom(ctx context.Context, a Address, err error) error {
+// explainRefusal adds to gpu.ErrNoRoom which instances are in the way, and to gpu.ErrInUse, with which a GPU's first instance
+// is refused while programs have memory or channels on it, who has it in use.
+func (l *Lifecycle) explainRefusal(ctx context.Context, a Address, err error) error {
+	if errors.Is(err, gpu.ErrInUse) {
+		return l.withHolders(ctx, a.PCIAddress, wholeGPU, err)
+	}
 	if !errors.Is(err, gpu.ErrNoRoom) {
 		return err
 	}

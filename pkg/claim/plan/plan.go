@@ -139,7 +139,7 @@ func lookup(result resourceapi.DeviceRequestAllocationResult, node Node) (alloca
 	}
 	if d.Share != nil && !a.admin {
 		var err error
-		if a.limits, err = limitsOf(result, d.Share); err != nil {
+		if a.limits, err = limitsOf(result, d); err != nil {
 			return allocated{}, err
 		}
 	}

@@ -4,6 +4,7 @@
 package plan
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"reflect"
@@ -23,22 +24,36 @@ import (
 
 // limitsOf returns what the scheduler has accounted to the claim for its share. It is an error
 // if it is an amount that MPS cannot be told.
-func limitsOf(result resourceapi.DeviceRequestAllocationResult, share *device.Share) (journal.Limits, error) {
-	l := journal.Limits{Percent: share.DefaultPercent, MemoryBytes: share.DefaultMemoryBytes}
-	if name, q, found := consumed(result, "smPercent"); found {
-		if q.Sign() < 0 || q.CmpInt64(100) > 0 {
-			return l, wrongAmount(result, name, q, errors.New("must be between 0 and 100"))
-		}
-		l.Percent = int(q.Value())
+func limitsOf(result resourceapi.DeviceRequestAllocationResult, d device.Device) (journal.Limits, error) {
+	percent, percentErr := counted(result, d, "smPercent", int64(d.Share.DefaultPercent), percentOf)
+	memory, memoryErr := counted(result, d, "memory", d.Share.DefaultMemoryBytes, api.MemoryBytes)
+	return journal.Limits{Percent: int(percent), MemoryBytes: memory}, cmp.Or(percentErr, memoryErr)
+}
+
+// counted returns what was accounted of one capacity. Of turns it is nothing where nothing limited
+// them when they were allocated.
+func counted(result resourceapi.DeviceRequestAllocationResult, d device.Device, name string, fallback int64,
+	parse func(resource.Quantity) (int64, error),
+) (int64, error) {
+	key, q, found := consumed(result, name)
+	switch {
+	case !found:
+		return fallback, nil
+	case d.Kind == device.TimeSlice && q.IsZero():
+		return 0, nil
 	}
-	if name, q, found := consumed(result, "memory"); found && (!q.IsZero() || share.DefaultMemoryBytes != 0) {
-		bytes, err := api.MemoryBytes(q)
-		if err != nil {
-			return l, wrongAmount(result, name, q, err)
-		}
-		l.MemoryBytes = bytes
+	amount, err := parse(q)
+	if err != nil {
+		return 0, wrongAmount(result, key, q, err)
 	}
-	return l, nil
+	return amount, nil
+}
+
+func percentOf(q resource.Quantity) (int64, error) {
+	if q.CmpInt64(1) < 0 || q.CmpInt64(100) > 0 {
+		return 0, errors.New("must be between 1 and 100")
+	}
+	return q.Value(), nil
 }
 
 func wrongAmount(result resourceapi.DeviceRequestAllocationResult, name string, q resource.Quantity, err error) error {
@@ -143,7 +158,8 @@ func (d *allocated) recordSharing() *journal.Sharing {
 		s.Session = d.session.id
 	}
 	if d.device.Share != nil {
-		s.Limited = d.device.Share.Limited && !d.admin
+		// A share of which no memory was counted has no limits to be held to.
+		s.Limited = d.device.Share.Limited && d.limits.MemoryBytes > 0
 	}
 	if d.session != nil && d.device.Share != nil && d.device.Share.OnClientKilled == policy.KilledRestart {
 		s.OnClientKilled = policy.KilledRestart

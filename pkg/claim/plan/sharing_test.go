@@ -53,8 +53,8 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// TestLimitsThatAreNone: no scheduler accounts these, so that something else wrote them. Below 1 MiB
-// MPS has no limit, and a negative one is none either.
+// TestLimitsThatAreNone: no scheduler accounts these, so that something else wrote them. Below 1 MiB or
+// one percent MPS has no limit, and a negative one is none either.
 func TestLimitsThatAreNone(t *testing.T) {
 	const memory, percent = "capacity memory: Invalid value: ", "capacity smPercent: Invalid value: "
 	cases := map[string]struct {
@@ -68,16 +68,17 @@ func TestLimitsThatAreNone(t *testing.T) {
 		"with the domain":       {mpsA, driverName + "/memory", "1Ki", "capacity " + driverName + `/memory: Invalid value: "1Ki": must be at least 1Mi`},
 		"more than there is":    {mpsA, "memory", "16Ei", memory + `"9223372036854775807": must be less than 8Ei`},
 		"vast":                  {mpsA, "memory", "1e30", memory + `"1e30": must be less than 8Ei`},
-		"negative percentage":   {mpsA, "smPercent", "-1", percent + `"-1": must be between 0 and 100`},
-		"over 100 percent":      {mpsA, "smPercent", "101", percent + `"101": must be between 0 and 100`},
-		"a vast percentage":     {mpsA, "smPercent", "1e30", percent + `"1e30": must be between 0 and 100`},
+		"negative percentage":   {mpsA, "smPercent", "-1", percent + `"-1": must be between 1 and 100`},
+		"no percentage":         {mpsA, "smPercent", "0", percent + `"0": must be between 1 and 100`},
+		"half a percent":        {mpsSliceA0, "smPercent", "500m", percent + `"500m": must be between 1 and 100`},
+		"over 100 percent":      {mpsA, "smPercent", "101", percent + `"101": must be between 1 and 100`},
+		"a vast percentage":     {mpsA, "smPercent", "1e30", percent + `"1e30": must be between 1 and 100`},
 		"turns, less than none": {turnsC, "memory", "-1", memory + `"-1": must be at least 1Mi`},
 		"turns, nearly none":    {turnsC, "memory", "1023Ki", memory + `"1023Ki": must be at least 1Mi`},
-		"turns, a negative":     {turnsC, "smPercent", "-1", percent + `"-1": must be between 0 and 100`},
-		"turns, no memory":      {turnsC, "memory", "0", memory + `"0": must be at least 1Mi`},
+		"turns, a negative":     {turnsC, "smPercent", "-1", percent + `"-1": must be between 1 and 100`},
+		"turns, uncounted":      {turnsC, "memory", "0", ""},
 		"one mebibyte":          {mpsA, "memory", "1Mi", ""},
 		"one percent":           {mpsA, "smPercent", "1", ""},
-		"no part of it counted": {mpsA, "smPercent", "0", ""},
 	}
 	for name, test := range cases {
 		claim := newShare("u1", test.device, map[resourceapi.QualifiedName]string{resourceapi.QualifiedName(test.capacity): test.amount})
@@ -93,7 +94,7 @@ func TestLimitsThatAreNone(t *testing.T) {
 			t.Errorf("%s, observed: %v", name, err)
 		}
 	}
-	if len(cases) != 16 {
+	if len(cases) != 17 {
 		t.Errorf("%d cases", len(cases))
 	}
 }
@@ -170,6 +171,14 @@ func TestPlanSharing(t *testing.T) {
 		"turns": {
 			claim: newShare("u1", turnsC, map[resourceapi.QualifiedName]string{"memory": "6Gi", "smPercent": "25"}), version: journal.SharingVersion,
 			want: []*journal.Sharing{{UUID: "GPU-c", Limits: journal.Limits{Percent: 25, MemoryBytes: 6 << 30}, Interval: "Short", Limited: true}},
+		},
+		"turns of which nothing was counted": {
+			claim: newShare("u1", turnsC, map[resourceapi.QualifiedName]string{"memory": "0", "smPercent": "0"}), version: journal.SharingVersion,
+			want: []*journal.Sharing{{UUID: "GPU-c", Interval: "Short"}},
+		},
+		"turns of which memory was counted": {
+			claim: newShare("u1", turnsC, map[resourceapi.QualifiedName]string{"memory": "6Gi", "smPercent": "0"}), version: journal.SharingVersion,
+			want: []*journal.Sharing{{UUID: "GPU-c", Limits: journal.Limits{MemoryBytes: 6 << 30}, Interval: "Short", Limited: true}},
 		},
 		"turns on a partition": {
 			claim: newShare("u1", turnSliceA0, map[resourceapi.QualifiedName]string{"memory": "1Gi", "smPercent": "25"}), version: journal.SharingVersion,

@@ -30,6 +30,8 @@ type Partitions interface {
 	Destroy(ctx context.Context, at partition.Address, uuid string, dynamic bool) error
 	// EnsureWhole fails when a GPU is divided.
 	EnsureWhole(ctx context.Context, pciAddress string, dynamic bool) error
+	// FabricJoined fails while an undivided GPU is not registered with its NVLink fabric.
+	FabricJoined(ctx context.Context, pciAddress string) error
 }
 
 // Sharing makes devices shared. The effects are idempotent, and the caller holds

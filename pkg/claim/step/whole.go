@@ -23,7 +23,10 @@ func (w whole) Apply(ctx context.Context, s *Scene) error {
 	if d.Admin || !d.Divisible && !d.DynamicMIG {
 		return nil
 	}
-	return w.Partitions.EnsureWhole(ctx, d.PCIAddress, d.DynamicMIG)
+	if err := w.Partitions.EnsureWhole(ctx, d.PCIAddress, d.DynamicMIG); err != nil || s.Attempt == Repeated {
+		return err // containers run already, whatever becomes of the fabric
+	}
+	return w.Partitions.FabricJoined(ctx, d.PCIAddress)
 }
 
 func (whole) Undo(context.Context, *Scene) error { return nil }
