@@ -214,7 +214,7 @@ func TestJudge(t *testing.T) {
 			after(time.Hour), reads(gpu.Health{FabricPending: "In Progress"}, nil), shows("fabric-unhealthy NoSchedule"), well(), shows("")},
 		"fabric that is joined between": {pending, after(time.Minute), well(), pending, shows("")},
 		"fabric that was not asked now and then": {
-			pending, after(40 * time.Second), reads(gpu.Health{}, gpu.ErrUnknown), fails(gpu.ErrUnknown), after(20 * time.Second), pending, shows("fabric-unhealthy NoSchedule"),
+			pending, after(40 * time.Second), reads(gpu.Health{Temperature: new(40)}, gpu.ErrUnknown), fails(gpu.ErrUnknown), after(20 * time.Second), pending, shows("fabric-unhealthy NoSchedule"),
 			reads(gpu.Health{Temperature: new(40)}, gpu.ErrUnknown), fabricNotAsked(), after(time.Hour), shows("fabric-unhealthy NoSchedule"), well(), shows("")},
 		"fabric with partitions for some time": {
 			pending, after(30 * time.Second), fabricNotAsked(), after(30 * time.Second), pending, shows("fabric-unhealthy NoSchedule")},

@@ -434,3 +434,13 @@ func TestMetadataFiles(t *testing.T) {
 		}
 	}
 }
+
+// TestFabricConcernsNoPartition: pods on a partition are told nothing of the fabric of its GPU.
+func TestFabricConcernsNoPartition(t *testing.T) {
+	t.Parallel()
+	fabric := device.Condition{PCIAddress: firstGPU, Reason: device.FabricUnhealthy, Undivided: true}
+	whole, part := claim.LiveDevice{PCIAddress: firstGPU}, claim.LiveDevice{PCIAddress: firstGPU, Partition: &claim.LivePartition{}}
+	if !concerns(fabric, &whole) || concerns(fabric, &part) {
+		t.Errorf("whole %t, partition %t", concerns(fabric, &whole), concerns(fabric, &part))
+	}
+}
