@@ -47,7 +47,11 @@ var modeChecks = []Check{
 func checkCoherentMemory(ctx context.Context, n *Node) []Finding {
 	const expected = "with CoherentGPUMemoryMode=driver, MIG mode is off"
 	return n.EachGPU(ctx, expected, func(g *gpu.GPU) []Finding {
-		if !g.DriverManagedMemory {
+		switch g.CoherentMemory {
+		case gpu.CoherentDriver:
+		case gpu.CoherentUnknown:
+			return []Finding{Cannot(g.PCIAddress, expected, "/proc/driver/nvidia/params does not say who manages its memory")}
+		default:
 			return nil
 		}
 		state, err := n.migState(ctx, g)

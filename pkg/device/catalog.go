@@ -75,8 +75,8 @@ func newBoard(node *gpu.Node, g *gpu.GPU, terms Terms) (board, []error) {
 		offer: terms.Policy.For(g),
 	}
 	whole, partitions := possibleKinds(g)
-	if g.DriverManagedMemory && c.offer.Partition != nil {
-		c.problems = append(c.problems, errDriverManagedMemory)
+	if err := errCoherent[g.CoherentMemory]; err != nil && c.offer.Partition != nil {
+		c.problems = append(c.problems, err)
 	}
 	var shapes []PartitionShape
 	if partitions {
@@ -102,13 +102,18 @@ func newBoard(node *gpu.Node, g *gpu.GPU, terms Terms) (board, []error) {
 	return c.with(Status{}), c.problems
 }
 
-var errDriverManagedMemory = errors.New("no partitions are published: the GPU is coherent with the CPU and the driver manages its memory " +
-	"(CoherentGPUMemoryMode=driver), which NVIDIA does not support together with MIG")
+// errCoherent says why a GPU that is coherent with the CPU has no partitions.
+var errCoherent = map[gpu.CoherentMemory]error{
+	gpu.CoherentDriver: errors.New("no partitions are published: the GPU is coherent with the CPU and the driver manages its memory " +
+		"(CoherentGPUMemoryMode=driver), which NVIDIA does not support together with MIG"),
+	gpu.CoherentUnknown: errors.New("no partitions are published: the GPU is coherent with the CPU, and whether the driver manages its memory, " +
+		"which NVIDIA does not support together with MIG, cannot be read in /proc/driver/nvidia/params"),
+}
 
 // possibleKinds reports which kinds of devices a GPU can be.
 func possibleKinds(g *gpu.GPU) (whole, partitions bool) {
 	switch {
-	case g.MIG == nil || g.DriverManagedMemory:
+	case g.MIG == nil || errCoherent[g.CoherentMemory] != nil:
 		return true, false
 	case g.MIG.Dynamic:
 		return true, true

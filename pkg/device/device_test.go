@@ -212,7 +212,8 @@ func TestWrongFacts(t *testing.T) {
 		"profile ID twice":               {func(g *gpu.GPU) { g.MIG.Profiles[1].ID = 0 }, "another profile has its ID 0", 27},
 		"too many memory slices":         {func(g *gpu.GPU) { placeEverywhere(g.MIG, 33) }, "no partitions are published", 3},
 		"too many counters":              {func(g *gpu.GPU) { placeEverywhere(g.MIG, 32) }, "need 36 counters", 3},
-		"memory that the driver manages": {func(g *gpu.GPU) { g.DriverManagedMemory = true }, "CoherentGPUMemoryMode=driver", 3},
+		"memory that the driver manages": {func(g *gpu.GPU) { g.CoherentMemory = gpu.CoherentDriver }, "CoherentGPUMemoryMode=driver", 3},
+		"memory that anyone may manage":  {func(g *gpu.GPU) { g.CoherentMemory = gpu.CoherentUnknown }, "cannot be read in /proc/driver/nvidia/params", 3},
 		"absurd memory slices":           {func(g *gpu.GPU) { g.MIG.MemorySlices = 1 << 40 }, "no partitions are published", 3},
 	}
 	for name, tc := range tests {

@@ -75,9 +75,9 @@ type GPU struct {
 
 	// AddressingMode is "HMM", "ATS" or "None"; empty if not reported.
 	AddressingMode string `json:"addressingMode,omitempty"`
-	// DriverManagedMemory says that the GPU is coherent with the CPU, as in GH200 and GB200, and that
-	// the driver manages its memory instead of the kernel. It then cannot be partitioned.
-	DriverManagedMemory bool `json:"driverManagedMemory,omitempty"`
+	// CoherentMemory is about GPUs that are coherent with the CPU, as in GH200 and GB200. Unless it is
+	// empty the GPU cannot be partitioned.
+	CoherentMemory CoherentMemory `json:"coherentMemory,omitempty"`
 	// PCIeRoot is the root complex, "pci0000:16"; empty if sysfs has none.
 	PCIeRoot string `json:"pcieRoot,omitempty"`
 	// PCIeSwitch is the PCI address of the upstream port of the PCIe switch that the GPU is behind, or
@@ -93,6 +93,15 @@ type GPU struct {
 	// MIG is nil if the GPU cannot be partitioned.
 	MIG *MIG `json:"mig,omitempty"`
 }
+
+// CoherentMemory is who manages the memory of a GPU that is coherent with the CPU.
+type CoherentMemory string
+
+// Values of CoherentMemory. It is empty where the kernel does, and for GPUs that are not coherent.
+const (
+	CoherentDriver  CoherentMemory = "driver"
+	CoherentUnknown CoherentMemory = "unknown"
+)
 
 // Resources are the countable parts of a GPU or of a partition of it.
 type Resources struct {

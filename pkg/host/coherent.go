@@ -4,21 +4,16 @@
 package host
 
 import (
-	"bufio"
-	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 )
 
-// Parameters of the driver's module that say who manages the memory of coherent GPUs. The newer
-// one, CoherentGPUMemoryMode, sets the older one. From R615 on the driver sets that by itself where the newer
-// one is not given and a GPU is coherent.
-const (
-	coherentMode   = "CoherentGPUMemoryMode"
-	userManagement = "EnableUserNUMAManagement"
-)
+// userManagement is the parameter that says who manages the memory of coherent GPUs: 0 is the driver. All
+// drivers have it. The newer ones set it by CoherentGPUMemoryMode, if that is given, and from R615 on
+// to 0 if it is not and a GPU is coherent.
+const userManagement = "EnableUserNUMAManagement"
 
 // DriverManagesMemory reports whether the driver manages the memory of GPUs that are coherent with
 // the CPU, such as GH200 and GB200, so that the kernel has no NUMA nodes of it. It means nothing for other GPUs:
@@ -29,19 +24,10 @@ func (r Roots) DriverManagesMemory() (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("read the parameters of the NVIDIA driver: %w", err)
 	}
-	managed := false
-	lines := bufio.NewScanner(bytes.NewReader(data))
-	for lines.Scan() {
-		name, value, _ := strings.Cut(lines.Text(), ":")
-		switch value = strings.Trim(value, ` "`); name {
-		case coherentMode:
-			managed = managed || value == "driver"
-		case userManagement:
-			managed = managed || value == "0"
+	for line := range strings.Lines(string(data)) {
+		if name, value, _ := strings.Cut(line, ":"); name == userManagement {
+			return strings.TrimSpace(value) == "0", nil
 		}
 	}
-	if err := lines.Err(); err != nil {
-		return false, fmt.Errorf("read the parameters of the NVIDIA driver in %s: %w", path, err)
-	}
-	return managed, nil
+	return false, fmt.Errorf("read the parameters of the NVIDIA driver: %s has no %s", path, userManagement)
 }

@@ -26,6 +26,9 @@
 // appear whose id is unknown, one may go, MIG mode or a compute mode may change. A
 // caller that changes the GPU must wait for Done and read the GPU's state again.
 //
+// The file with the driver's parameters is read in the same way, and while that is out nothing but
+// what it says is unknown.
+//
 // A method makes several calls, so it may take longer than the limit if each of
 // them is slow. The limit bounds what one call that hangs adds.
 package nvml
@@ -65,6 +68,8 @@ type Options struct {
 // itself is thread-safe. Calls that change one GPU must be ordered by the caller.
 type Client struct {
 	session
+	// parameters is the lane of the driver's parameters, a file and none of the library's calls.
+	parameters lane
 	monitoring monitoring
 	ids        idOwners
 	beat       wait.Beat
@@ -72,13 +77,14 @@ type Client struct {
 
 // New returns a client that has no session yet; see Open.
 func New(o Options) *Client {
-	return &Client{beat: o.Beat, session: session{
+	limit := cmp.Or(o.CallLimit, defaultCallLimit)
+	return &Client{beat: o.Beat, parameters: lane{limit: limit}, session: session{
 		roots:       o.Roots.Complete(),
 		libraryPath: o.LibraryPath,
 		load: func(path string) nvml.Interface {
 			return nvml.New(nvml.WithLibraryPath(path))
 		},
-		lanes:   lanes{limit: cmp.Or(o.CallLimit, defaultCallLimit), observe: o.Observe, byName: map[string]*lane{}},
+		lanes:   lanes{limit: limit, observe: o.Observe, byName: map[string]*lane{}},
 		opening: make(chan struct{}, 1),
 	}}
 }

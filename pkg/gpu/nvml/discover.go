@@ -155,18 +155,48 @@ func (c *Client) readAddressingMode(ctx context.Context, h *handle, g *gpu.GPU) 
 	return err
 }
 
-// readCoherence reads who manages the memory of a GPU that is coherent with the CPU. Where that
-// cannot be read the GPU is taken for any other.
+// readCoherence reads who manages the memory of a GPU that is coherent with the CPU, once: it stays so
+// until the driver is loaded again. What cannot be read now is unknown until the next discovery. A file that
+// hangs is no reason to do without the GPU.
 func (c *Client) readCoherence(ctx context.Context, h *handle, g *gpu.GPU) error {
+	h.mu.Lock()
+	known := h.coherentMemory
+	h.mu.Unlock()
+	if known != nil {
+		g.CoherentMemory = *known
+		return nil
+	}
 	if coherent, err := c.coherent(ctx, h, g); err != nil || !coherent {
 		return err
 	}
-	managed, err := c.roots.DriverManagesMemory()
+	managed, err := c.driverManagesMemory(ctx)
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Who manages the memory of a coherent GPU is unknown", "pciAddress", g.PCIAddress)
+		g.CoherentMemory = gpu.CoherentUnknown
+		return nil
 	}
-	g.DriverManagedMemory = managed
+	if managed {
+		g.CoherentMemory = gpu.CoherentDriver
+	}
+	memory := g.CoherentMemory
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.coherentMemory = &memory
 	return nil
+}
+
+// driverManagesMemory asks the driver's parameters, which are read like the library is called: the driver
+// itself answers, which may never return.
+func (c *Client) driverManagesMemory(ctx context.Context) (bool, error) {
+	type result struct {
+		managed bool
+		err     error
+	}
+	r, err := get(ctx, &c.parameters, "read of /proc/driver/nvidia/params", func() (result, nvml.Return) {
+		managed, err := c.roots.DriverManagesMemory()
+		return result{managed, err}, nvml.SUCCESS
+	})
+	return r.managed, cmp.Or(err, r.err)
 }
 
 // coherent reports whether the GPU has a coherent link to the CPU. A machine can have GPUs of both

@@ -31,6 +31,8 @@ type handle struct {
 	samples []gpmSample
 	// nvlink is what the links lead to, nil before that was read.
 	nvlink *gpu.NVLink
+	// coherentMemory is who manages the GPU's memory if it is coherent, nil before that was read.
+	coherentMemory *gpu.CoherentMemory
 }
 
 // onGPU runs f on the GPU. If a cached handle turns out to be stale, for example

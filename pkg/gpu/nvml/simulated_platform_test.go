@@ -5,9 +5,13 @@ package nvml
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"golang.org/x/sys/unix"
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/test/gpusim/machine"
@@ -30,12 +34,12 @@ func TestSimulatedCoherentMemory(t *testing.T) {
 	for name, test := range map[string]struct {
 		machine, driver string
 		mode            machine.CoherentMemory
-		want            bool
+		want            gpu.CoherentMemory
 	}{
 		"by default":               {machine: "gh200-144x1"},
 		"numa":                     {machine: "gh200-144x1", driver: "615.71.09", mode: machine.CoherentNUMA},
-		"driver":                   {machine: "gh200-144x1", mode: machine.CoherentDriver, want: true},
-		"by default from R615 on":  {machine: "gb200x1", driver: "615.71.09", want: true},
+		"driver":                   {machine: "gh200-144x1", mode: machine.CoherentDriver, want: gpu.CoherentDriver},
+		"by default from R615 on":  {machine: "gb200x1", driver: "615.71.09", want: gpu.CoherentDriver},
 		"not coherent":             {machine: "h100-80-sxmx1", mode: machine.CoherentDriver},
 		"not coherent, by default": {machine: "h100-80-sxmx1", driver: "615.71.09"},
 	} {
@@ -46,10 +50,75 @@ func TestSimulatedCoherentMemory(t *testing.T) {
 				m.DriverVersion = test.driver
 			}
 			g := discovered(t, m)[0]
-			if g.DriverManagedMemory != test.want || g.MIG == nil {
-				t.Errorf("the driver manages it: %t, want %t, MIG %v", g.DriverManagedMemory, test.want, g.MIG)
+			if g.CoherentMemory != test.want || g.MIG == nil {
+				t.Errorf("managed by %q, want %q, MIG %v", g.CoherentMemory, test.want, g.MIG)
 			}
 		})
+	}
+}
+
+// TestSimulatedCoherentMemoryUnknown: where the driver's parameters cannot be read, or hang, nobody is
+// taken to manage the memory until they are read. The GPU answers all the same, and what is known stays known.
+func TestSimulatedCoherentMemoryUnknown(t *testing.T) {
+	for name, replace := range map[string]func(path string) error{
+		"missing": func(string) error { return nil },
+		"hanging": func(path string) error { return unix.Mkfifo(path, 0o600) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t, "gb200-node")
+			m.CoherentMemory = machine.CoherentDriver
+			c, _ := simulateClosed(t, m, Options{CallLimit: 2 * time.Second})
+			if err := c.Open(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			path := filepath.Join(c.roots.Proc, "driver/nvidia/params")
+			aside := path + ".aside"
+			if err := errors.Join(os.Rename(path, aside), replace(path)); err != nil {
+				t.Fatal(err)
+			}
+			// Without the limit it would not return.
+			wantCoherentMemory(t, c, len(m.GPUs), gpu.CoherentUnknown)
+			if name == "hanging" {
+				wantCoherentMemory(t, c, len(m.GPUs), gpu.CoherentUnknown) // nothing more gets stuck
+				release(t, path)
+				for hung := c.parameters.hung(); hung != nil; hung = c.parameters.hung() {
+					<-hung.Done
+				}
+			}
+			if err := os.Rename(aside, path); err != nil {
+				t.Fatal(err)
+			}
+			wantCoherentMemory(t, c, len(m.GPUs), gpu.CoherentDriver)
+			if err := os.Remove(path); err != nil {
+				t.Fatal(err)
+			}
+			wantCoherentMemory(t, c, len(m.GPUs), gpu.CoherentDriver)
+		})
+	}
+}
+
+func wantCoherentMemory(t *testing.T, c *Client, gpus int, want gpu.CoherentMemory) {
+	t.Helper()
+	node, err := c.Discover(t.Context())
+	if err != nil || len(node.GPUs) != gpus {
+		t.Fatalf("%+v, %v", node, err)
+	}
+	for _, g := range node.GPUs {
+		if g.CoherentMemory != want {
+			t.Errorf("memory of GPU %s is managed by %q, want %q", g.PCIAddress, g.CoherentMemory, want)
+		}
+	}
+}
+
+// release ends the reads of a pipe that nobody writes to.
+func release(t *testing.T, pipe string) {
+	t.Helper()
+	writer, err := os.OpenFile(pipe, os.O_WRONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := writer.Close(); err != nil {
+		t.Fatal(err)
 	}
 }
 

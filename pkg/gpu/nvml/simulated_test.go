@@ -155,7 +155,7 @@ func TestSimulatedBoards(t *testing.T) {
 // expectedNode says by hand what Discover should make of a machine of the
 // catalogue: an independent way from the same facts.
 func expectedNode(m *machine.Machine) *gpu.Node {
-	archNames := map[int]string{6: "Turing", 7: "Ampere", 8: "Ada Lovelace", 9: "Hopper", 10: "Blackwell"}
+	archNames := map[int]string{5: "Volta", 6: "Turing", 7: "Ampere", 8: "Ada Lovelace", 9: "Hopper", 10: "Blackwell"}
 	modeNames := map[int]string{0: "None", 1: "HMM", 2: "ATS"}
 	node := &gpu.Node{
 		DriverVersion: m.DriverVersion,

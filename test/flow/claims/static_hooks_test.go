@@ -16,7 +16,7 @@ import (
 )
 
 // TestHooksNeedNoLoader checks that the programs that container runtimes run on the host start on
-// hosts without a dynamic loader, or with one elsewhere, such as Talos and NixOS.
+// hosts without a dynamic loader, or with one elsewhere. What they run there is another matter.
 func TestHooksNeedNoLoader(t *testing.T) {
 	t.Parallel()
 	for file, line := range map[string]string{
