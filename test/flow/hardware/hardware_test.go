@@ -216,6 +216,25 @@ func TestRefused(t *testing.T) {
 	}
 }
 
+// TestOtherGPUInUse: with one of two GPUs free, no CUDA program takes anything of the other, not even one that
+// does not reach MPS. The simulated GPU that is in use refuses such a program, which would be seen in the report.
+func TestOtherGPUInUse(t *testing.T) {
+	t.Parallel()
+	n := harness.NewNode(t, "h100-80-sxmx2", func(m *machine.Machine) {
+		m.Processes = append(m.Processes, train)
+		m.GPUs[0].ComputeMode = harness.ExclusiveProcess
+	})
+	before := n.Machine(t)
+	r := script(t, n, bundleFolder(t))
+	if code := r.finish(t, n, r.Run()); code != 0 {
+		t.Errorf("exit code %d, want 0", code)
+	}
+	unchanged(t, n, before)
+	if report := r.archive(t)["conformance-mps/report.txt"]; !strings.Contains(report, "holds         mps.without-daemon") {
+		t.Errorf("a program without MPS did not run on the free GPU:\n%s", report)
+	}
+}
+
 // TestChanged: a setting that is another one afterwards is said loudly, and is the exit code.
 func TestChanged(t *testing.T) {
 	t.Parallel()
