@@ -260,6 +260,30 @@ func TestChanged(t *testing.T) {
 	}
 }
 
+// TestNotCompared: a setting that could not be read is not called the same, and the run is not finished.
+func TestNotCompared(t *testing.T) {
+	t.Parallel()
+	n := harness.NewNode(t, aMachine)
+	path := filepath.Join(n.Root, "usr/bin/nvidia-smi")
+	if err := os.Rename(path, path+".real"); err != nil {
+		t.Fatal(err)
+	}
+	const killed = "#!/bin/bash\n[[ $* != 'mig -lgi' ]] || kill -9 $$\nexec \"$0.real\" \"$@\"\n"
+	if err := os.WriteFile(path, []byte(killed), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	r := script(t, n, bundleFolder(t), "--read-only")
+	if code := r.finish(t, n, r.Run()); code != 2 {
+		t.Errorf("exit code %d, want 2", code)
+	}
+	const want = "COULD NOT BE COMPARED with those before: GPU instances"
+	for where, text := range map[string]string{"output": r.output.String(), "summary": r.archive(t)["summary.txt"]} {
+		if !strings.Contains(text, want) || strings.Contains(text, "as before") {
+			t.Errorf("the %s lacks %q: %s", where, want, text)
+		}
+	}
+}
+
 // TestInterrupted: a run that is asked to end ends MPS, compares and makes its archive.
 func TestInterrupted(t *testing.T) {
 	t.Parallel()
