@@ -36,6 +36,7 @@ type lab struct {
 	// mu is held by one question at a time. One that was left behind keeps it.
 	mu     sync.Mutex
 	mps    *supervisor.Unsupervised
+	device string // UUID
 	daemon *exec.Cmd
 	ended  chan struct{} // closed when the daemon has ended
 	server mpsprocess.ID
@@ -80,7 +81,7 @@ func (l *lab) start(ctx context.Context, device string) (daemonStart, error) {
 		_ = cmd.Wait()
 		close(ended)
 	}()
-	l.mps, l.daemon, l.ended = &programs, cmd, ended
+	l.mps, l.device, l.daemon, l.ended = &programs, device, cmd, ended
 	var took daemonStart
 	if err := l.awaitAnswer(ctx); err != nil {
 		return took, fmt.Errorf("the control daemon does not answer: %w%s", err, l.tail())
@@ -232,7 +233,7 @@ func (l *lab) client(s surroundings, o probe.Options) (probe.Program, probe.Opti
 		o.SharedMemory = l.mps.SharedMemory()
 	}
 	program := probe.Program{
-		Path: l.program, Env: append([]string{"CUDA_MPS_PIPE_DIRECTORY=" + pipe}, s.env...), Namespaces: s.namespaces, FirstUser: firstUser,
+		Path: l.program, Device: l.device, Env: append([]string{"CUDA_MPS_PIPE_DIRECTORY=" + pipe}, s.env...), Namespaces: s.namespaces, FirstUser: firstUser,
 	}
 	return program, o, nil
 }
@@ -247,7 +248,7 @@ func (l *lab) alone(device string) (probe.Program, probe.Options, error) {
 	if nodes := l.roots.DevRoot().Path; nodes != "/" {
 		o.DevRoot = nodes
 	}
-	return probe.Program{Path: l.program, Env: []string{"CUDA_VISIBLE_DEVICES=" + device, "CUDA_MPS_PIPE_DIRECTORY=/nonexistent"}}, o, nil
+	return probe.Program{Path: l.program, Device: device, Env: []string{"CUDA_MPS_PIPE_DIRECTORY=/nonexistent"}}, o, nil
 }
 
 // probe runs a CUDA program to its end.
@@ -309,7 +310,7 @@ func (l *lab) clear(ctx context.Context) error {
 			return fmt.Errorf("the control daemon does not end: %w", context.Cause(ctx))
 		}
 	}
-	l.mps, l.daemon, l.ended, l.server = nil, nil, nil, mpsprocess.ID{}
+	l.mps, l.device, l.daemon, l.ended, l.server = nil, "", nil, nil, mpsprocess.ID{}
 	return host.RemoveTree(ctx, l.folder)
 }
 

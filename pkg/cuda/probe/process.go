@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -18,7 +19,10 @@ import (
 // Program is where the cuda-probe is, and what a run of it finds around itself.
 type Program struct {
 	Path string
-	// Env is its whole environment.
+	// Device is the UUID of the only device that it sees, also where it does not reach the MPS
+	// daemon that it was to be a client of. Without one it sees none.
+	Device string
+	// Env is the rest of its environment.
 	Env []string
 	// Namespaces are flags of clone(2), such as syscall.CLONE_NEWPID. With
 	// CLONE_NEWUSER its root is FirstUser of this process's namespace, and so on.
@@ -35,10 +39,7 @@ const endLimit = 5 * time.Second
 // command returns the command for a run.
 func (p Program) command(ctx context.Context, o Options) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, p.Path, o.Arguments()...)
-	cmd.Env = p.Env
-	if cmd.Env == nil {
-		cmd.Env = []string{}
-	}
+	cmd.Env = append(slices.Clone(p.Env), "CUDA_VISIBLE_DEVICES="+p.Device) // of two values the last one counts
 	cmd.Dir = "/"
 	cmd.WaitDelay = endLimit
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL, Cloneflags: p.Namespaces}

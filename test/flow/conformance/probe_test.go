@@ -4,6 +4,10 @@
 package conformance
 
 import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -46,10 +50,7 @@ func TestProbeAndClient(t *testing.T) {
 			for _, found := range uuid.FindAllStringSubmatch(string(out), -1) {
 				want = append(want, found[1])
 			}
-			events, err := probe.Program{Path: harness.Built.Probe, Env: env}.Run(t.Context(), probe.Options{Library: library, Look: true})
-			if err != nil {
-				t.Fatal(err)
-			}
+			events := look(t, library, env)
 			var got []string
 			for _, e := range events {
 				if e.Kind == probe.Device {
@@ -63,5 +64,57 @@ func TestProbeAndClient(t *testing.T) {
 				t.Errorf("%d devices, and the probe says %+v", len(want), e)
 			}
 		})
+	}
+}
+
+// look returns what cuda-probe says with this environment and nothing else.
+func look(t *testing.T, library string, env []string) []probe.Event {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), harness.Built.Probe, probe.Options{Library: library, Look: true}.Arguments()...)
+	cmd.Env = env
+	out, _ := cmd.Output() // without devices it fails
+	var events []probe.Event
+	for decoder := json.NewDecoder(bytes.NewReader(out)); ; {
+		var e probe.Event
+		if err := decoder.Decode(&e); errors.Is(err, io.EOF) {
+			return events
+		} else if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		events = append(events, e)
+	}
+}
+
+// TestProbeOnItsDeviceOnly: a program that does not reach MPS takes nothing of another GPU than the one that it is
+// started for, and one that is started for none takes nothing.
+func TestProbeOnItsDeviceOnly(t *testing.T) {
+	t.Parallel()
+	n := harness.NewNode(t, "h100-80-sxmx2", func(m *machine.Machine) {
+		m.Processes = append(m.Processes, machine.Process{PID: 47114711, Name: "train", GPU: 0, InstanceID: -1, ComputeID: -1, MemoryBytes: 1 << 30})
+	})
+	before := n.Machine(t).Processes
+	program := probe.Program{Path: harness.Built.Probe, Device: n.Machine(t).GPUs[1].UUID, Env: []string{"CUDA_MPS_PIPE_DIRECTORY=/nonexistent"}}
+	o := probe.Options{Library: filepath.Join(sysroot.LibraryDir(n.Root), "libcuda.so.1"), Allocate: probe.Sizes{64 << 20}, Hold: true}
+	run, err := program.Start(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if events, err := run.Until(t.Context(), probe.Holding); err != nil || events[len(events)-1].Kind != probe.Holding {
+		t.Errorf("got %+v, %v", events, err)
+	}
+	during := n.Machine(t).Processes
+	if len(during) != len(before)+1 || during[len(before)].GPU != 1 {
+		t.Errorf("the processes on the GPUs are %+v, want one more, on GPU 1", during)
+	}
+	if diff := cmp.Diff(before, during[:len(before)]); diff != "" {
+		t.Errorf("the program of others: -before +after:\n%s", diff)
+	}
+	if _, err := run.Finish(t.Context()); err != nil {
+		t.Error(err)
+	}
+	program.Device, o.Hold = "", false
+	events, err := program.Run(t.Context(), o)
+	if e, failed := probe.Find(events, probe.Failed); err != nil || !failed || !strings.Contains(e.Result, "NO_DEVICE") {
+		t.Errorf("for no device: got %+v, %v", events, err)
 	}
 }

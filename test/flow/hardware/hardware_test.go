@@ -216,6 +216,25 @@ func TestRefused(t *testing.T) {
 	}
 }
 
+// TestOtherGPUInUse: with one of two GPUs free, no CUDA program takes anything of the other, not even one that
+// does not reach MPS. The simulated GPU that is in use refuses such a program, which would be seen in the report.
+func TestOtherGPUInUse(t *testing.T) {
+	t.Parallel()
+	n := harness.NewNode(t, "h100-80-sxmx2", func(m *machine.Machine) {
+		m.Processes = append(m.Processes, train)
+		m.GPUs[0].ComputeMode = harness.ExclusiveProcess
+	})
+	before := n.Machine(t)
+	r := script(t, n, bundleFolder(t))
+	if code := r.finish(t, n, r.Run()); code != 0 {
+		t.Errorf("exit code %d, want 0", code)
+	}
+	unchanged(t, n, before)
+	if report := r.archive(t)["conformance-mps/report.txt"]; !strings.Contains(report, "holds         mps.without-daemon") {
+		t.Errorf("a program without MPS did not run on the free GPU:\n%s", report)
+	}
+}
+
 // TestChanged: a setting that is another one afterwards is said loudly, and is the exit code.
 func TestChanged(t *testing.T) {
 	t.Parallel()
@@ -236,6 +255,30 @@ func TestChanged(t *testing.T) {
 	const want = `GPU 0: persistence_mode was "Disabled" and is "Enabled"`
 	for where, text := range map[string]string{"output": r.output.String(), "summary": r.archive(t)["summary.txt"]} {
 		if !strings.Contains(text, "THE SETTINGS OF A GPU ARE NOT AS BEFORE") || !strings.Contains(text, want) {
+			t.Errorf("the %s lacks %q: %s", where, want, text)
+		}
+	}
+}
+
+// TestNotCompared: a setting that could not be read is not called the same, and the run is not finished.
+func TestNotCompared(t *testing.T) {
+	t.Parallel()
+	n := harness.NewNode(t, aMachine)
+	path := filepath.Join(n.Root, "usr/bin/nvidia-smi")
+	if err := os.Rename(path, path+".real"); err != nil {
+		t.Fatal(err)
+	}
+	const killed = "#!/bin/bash\n[[ $* != 'mig -lgi' ]] || kill -9 $$\nexec \"$0.real\" \"$@\"\n"
+	if err := os.WriteFile(path, []byte(killed), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	r := script(t, n, bundleFolder(t), "--read-only")
+	if code := r.finish(t, n, r.Run()); code != 2 {
+		t.Errorf("exit code %d, want 2", code)
+	}
+	const want = "COULD NOT BE COMPARED with those before: GPU instances"
+	for where, text := range map[string]string{"output": r.output.String(), "summary": r.archive(t)["summary.txt"]} {
+		if !strings.Contains(text, want) || strings.Contains(text, "as before") {
 			t.Errorf("the %s lacks %q: %s", where, want, text)
 		}
 	}

@@ -164,3 +164,47 @@ func TestAddresses(t *testing.T) {
 		}
 	}
 }
+
+// TestByForm: what has the form of a name is replaced, whatever taught it.
+func TestByForm(t *testing.T) {
+	for _, c := range []struct{ text, want string }{
+		{"Release Build  (root@gpu-node-17.acme.internal)  Thu", "Release Build  (root@HOST-1)  Thu"},
+		{"dana@gpu-node-17 and DANA on gpu-node-17.acme.internal", "USER-1@HOST-2 and USER-1 on HOST-1"},
+		{"/home/carol, /home/carol/x and carol", "/home/USER-2, /home/USER-2/x and USER-2"},
+		{"aa-bb-cc-dd-ee-0f is aa:bb:cc:dd:ee:0f", "MAC-1 is MAC-1"},
+		{"GPU-4A7E0C31-1111-2222-3333-0123456789AB 4a7e0c31111122223333" + "0123456789ab", "GPU-UUID-1 UUID-1"},
+		{"kubepods-pod4a7e0c31_1111_2222_3333_0123456789ab.slice", "kubepods-podUUID-1.slice"},
+		{"container 3f2a1c4d5e6f in cri-3f2a1c4d5e6f.scope", "container HEX-1 in cri-HEX-1.scope"},
+		{"150754820096 bytes 0x0000000000000abc 580.95.05 4a7e0c31", "150754820096 bytes 0x0000000000000abc 580.95.05 4a7e0c31"},
+		{"CapEff:\t000001ffffffffff\n", "CapEff:\t000001ffffffffff\n"},
+	} {
+		if got := r(t).Text(c.text); got != c.want {
+			t.Errorf("%q: got %q, want %q", c.text, got, c.want)
+		}
+	}
+}
+
+// r has learned from what TestByForm redacts.
+func r(t *testing.T) *Redactor {
+	t.Helper()
+	known := New(nil, nil)
+	known.Learn("(root@gpu-node-17.acme.internal) dana@gpu-node-17 /home/carol\n")
+	_ = known.Text("(root@gpu-node-17.acme.internal) dana@gpu-node-17 /home/carol 4a7e0c31-1111-2222-3333-0123456789ab")
+	return known
+}
+
+// TestNamesInOthers: a name that is also a part of a path or of a product leaves that alone.
+func TestNamesInOthers(t *testing.T) {
+	for _, c := range []struct{ name, text, want string }{
+		{"dev", "/dev/nvidia0 of dev in /data/dev/x", "/dev/nvidia0 of USER-1 in /data/USER-1/x"},
+		{"h100", "NVIDIA H100 80GB HBM3 in h100", "NVIDIA H100 80GB HBM3 in USER-1"},
+		{"nvidia0", "/dev/nvidia0 of nvidia0", "/dev/nvidia0 of USER-1"},
+		{"gpus-a", "/proc/driver/nvidia/gpus-a of gpus-a", "/proc/driver/nvidia/gpus-a of USER-1"},
+		{"bob", "bobsled of bob", "bobsled of USER-1"},
+		{"driver", "Driver Version : 580.95.05", "Driver Version : 580.95.05"},
+	} {
+		if got := New(nil, []string{c.name}).Text(c.text); got != c.want {
+			t.Errorf("a user called %s: got %q, want %q", c.name, got, c.want)
+		}
+	}
+}

@@ -7,8 +7,10 @@ package settings
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
+	"os/exec"
 	"regexp"
 	"slices"
 	"strconv"
@@ -16,6 +18,7 @@ import (
 	"time"
 
 	"github.com/partage-dev/partage/pkg/host"
+	"github.com/partage-dev/partage/test/hardware/bounded"
 )
 
 // fields are compared.
@@ -30,7 +33,10 @@ var lists = map[string][]string{"GPU instances": {"mig", "-lgi"}, "compute insta
 // unknown stands for what nvidia-smi has no answer to.
 const unknown = "not known"
 
-const commandLimit = 20 * time.Second
+const (
+	commandLimit = 20 * time.Second
+	outputLimit  = time.Second // after its end
+)
 
 // SMI is nvidia-smi.
 type SMI struct {
@@ -49,11 +55,13 @@ func NewSMI(roots host.Roots) (*SMI, error) {
 func (s *SMI) Run(ctx context.Context, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, commandLimit)
 	defer cancel()
-	out, err := s.program.Command(ctx, args...).CombinedOutput()
+	cmd, out := s.program.Command(ctx, args...), &bounded.Output{}
+	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = out, out, outputLimit
+	err := bounded.Run(ctx, cmd)
 	if err != nil {
 		err = fmt.Errorf("nvidia-smi %s: %w", strings.Join(args, " "), err)
 	}
-	return string(out), err
+	return out.String(), err
 }
 
 // rows asks for fields of something, and returns a row for each.
@@ -86,7 +94,7 @@ type GPU struct {
 // Settings are how all GPUs of a machine are set up.
 type Settings struct {
 	GPUs []GPU
-	// Lists are texts, by what they list.
+	// Lists are texts, by what they list. One that could not be made is not there.
 	Lists map[string]string
 }
 
@@ -134,8 +142,12 @@ func (s *SMI) Read(ctx context.Context) (*Settings, error) {
 		all.GPUs = append(all.GPUs, g)
 	}
 	for what, args := range lists {
-		// Without partitions it ends with an error, and says so.
-		all.Lists[what], _ = s.Run(ctx, args...)
+		// Without partitions it ends with an error, and says so. Where it is killed, or says nothing, that is no answer.
+		text, err := s.Run(ctx, args...)
+		exit := (*exec.ExitError)(nil)
+		if ended := err == nil || errors.As(err, &exit) && exit.Exited(); ended && strings.TrimSpace(text) != "" {
+			all.Lists[what] = text
+		}
 	}
 	processes, err := s.rows(ctx, "compute-apps", "gpu_uuid", "pid")
 	if err != nil {
@@ -171,30 +183,66 @@ func (g GPU) Busy() []string {
 	return why
 }
 
-// Changes returns in what the settings differ from what they were.
-func (s *Settings) Changes(before *Settings) []string {
-	var changes []string
+// Comparison is what came of a comparison. Settings are as before where both are empty.
+type Comparison struct {
+	// Changes say what has changed, Unknown what could not be compared.
+	Changes, Unknown []string
+}
+
+// String returns the answer for people.
+func (c Comparison) String() string {
+	switch {
+	case len(c.Changes) > 0:
+		line := strings.Repeat("!", 72)
+		return strings.Join(slices.Concat([]string{line, "THE SETTINGS OF A GPU ARE NOT AS BEFORE. Somebody has to look at it:"}, c.Changes, c.unknown(), []string{line}), "\n")
+	case len(c.Unknown) > 0:
+		return "settings of the GPUs: " + strings.Join(c.unknown(), "\n")
+	}
+	return "settings of the GPUs: as before"
+}
+
+func (c Comparison) unknown() []string {
+	if len(c.Unknown) == 0 {
+		return nil
+	}
+	return []string{"COULD NOT BE COMPARED with those before: " + strings.Join(c.Unknown, "; ")}
+}
+
+// unreadable is what nvidia-smi prints for what it could not read.
+const unreadable = "[Unknown Error]"
+
+// Compare compares the settings with what they were.
+func (s *Settings) Compare(before *Settings) Comparison {
+	var c Comparison
 	for _, was := range before.GPUs {
 		at := slices.IndexFunc(s.GPUs, func(g GPU) bool { return g.UUID == was.UUID })
 		if at < 0 {
-			changes = append(changes, fmt.Sprintf("GPU %s is not there any more", was.Index))
+			c.Changes = append(c.Changes, fmt.Sprintf("GPU %s is not there any more", was.Index))
 			continue
 		}
 		for _, field := range fields {
-			if is := s.GPUs[at].Set[field]; is != was.Set[field] {
-				changes = append(changes, fmt.Sprintf("GPU %s: %s was %q and is %q", was.Index, field, was.Set[field], is))
+			switch is := s.GPUs[at].Set[field]; {
+			case is == unreadable || was.Set[field] == unreadable:
+				c.Unknown = append(c.Unknown, fmt.Sprintf("%s of GPU %s", field, was.Index))
+			case is != was.Set[field]:
+				c.Changes = append(c.Changes, fmt.Sprintf("GPU %s: %s was %q and is %q", was.Index, field, was.Set[field], is))
 			}
 		}
 	}
 	if len(s.GPUs) > len(before.GPUs) {
-		changes = append(changes, fmt.Sprintf("there were %d GPUs and are %d", len(before.GPUs), len(s.GPUs)))
+		c.Changes = append(c.Changes, fmt.Sprintf("there were %d GPUs and are %d", len(before.GPUs), len(s.GPUs)))
 	}
-	for _, what := range slices.Sorted(maps.Keys(before.Lists)) {
-		if s.Lists[what] != before.Lists[what] {
-			changes = append(changes, fmt.Sprintf("%s were:\n%s\nand are:\n%s", what, before.Lists[what], s.Lists[what]))
+	for _, what := range slices.Sorted(maps.Keys(lists)) {
+		was, knownBefore := before.Lists[what]
+		is, known := s.Lists[what]
+		switch {
+		case !known || !knownBefore:
+			c.Unknown = append(c.Unknown, what)
+		case is != was:
+			c.Changes = append(c.Changes, fmt.Sprintf("%s were:\n%s\nand are:\n%s", what, was, is))
 		}
 	}
-	return changes
+	return c
 }
 
 // String lists all that is compared.
@@ -206,8 +254,12 @@ func (s *Settings) String() string {
 			fmt.Fprintf(&b, "  %-30s %s\n", field, g.Set[field])
 		}
 	}
-	for _, what := range slices.Sorted(maps.Keys(s.Lists)) {
-		fmt.Fprintf(&b, "%s:\n%s\n", what, s.Lists[what])
+	for _, what := range slices.Sorted(maps.Keys(lists)) {
+		text, known := s.Lists[what]
+		if !known {
+			text = unknown
+		}
+		fmt.Fprintf(&b, "%s:\n%s\n", what, text)
 	}
 	return b.String()
 }

@@ -28,7 +28,9 @@ for argument in "$@"; do
     done
     exec paste -d , $files ;;
   --query-compute-apps=*) exec cat "$0.processes" ;;
-  -lgi | -lci) exec cat "$0.$argument" ;;
+  -lgi | -lci)
+    [[ $(<"$0.$argument") != killed ]] || kill -9 $$
+    exec cat "$0.$argument" ;;
   esac
 done
 exit 1
@@ -81,7 +83,7 @@ func (m machine) read(t *testing.T) *Settings {
 // driver does not know spoils nothing.
 func TestChanges(t *testing.T) {
 	before := healthy().read(t)
-	if changes := healthy().read(t).Changes(before); len(changes) > 0 {
+	if changes := healthy().read(t).Compare(before).Changes; len(changes) > 0 {
 		t.Errorf("nothing has changed: got %q", changes)
 	}
 	if got := before.GPUs[1].Set; got["clocks.applications.graphics"] != unknown || got["power.limit"] != "700.00" {
@@ -94,7 +96,7 @@ func TestChanges(t *testing.T) {
 	for _, field := range fields {
 		m := healthy()
 		m[field] = " " + before.GPUs[0].Set[field] + "\n other\n"
-		changes := m.read(t).Changes(before)
+		changes := m.read(t).Compare(before).Changes
 		if was := before.GPUs[1].Set[field]; len(changes) != 1 || changes[0] != "GPU 1: "+field+` was "`+was+`" and is "other"` {
 			// A field that is known now was not before: that is one more of GPU 0.
 			if was != unknown {
@@ -106,7 +108,7 @@ func TestChanges(t *testing.T) {
 	for file, want := range map[string]string{"-lgi": "GPU instances were:", "-lci": "compute instances were:"} {
 		m := healthy()
 		m[file] = "one\n"
-		if changes := m.read(t).Changes(before); len(changes) != 1 || !strings.HasPrefix(changes[0], want) {
+		if changes := m.read(t).Compare(before).Changes; len(changes) != 1 || !strings.HasPrefix(changes[0], want) {
 			t.Errorf("%s: got %q", file, changes)
 		}
 		cases++
@@ -116,11 +118,41 @@ func TestChanges(t *testing.T) {
 		first, _, _ := strings.Cut(text, "\n")
 		m[file] = first + "\n"
 	}
-	if changes := m.read(t).Changes(before); !slices.Contains(changes, "GPU 1 is not there any more") {
+	if changes := m.read(t).Compare(before).Changes; !slices.Contains(changes, "GPU 1 is not there any more") {
 		t.Errorf("got %q", changes)
 	}
 	if cases != 11 {
 		t.Errorf("%d cases, want 11", cases)
+	}
+}
+
+// TestNotCompared: what could not be read before or after is not called the same.
+func TestNotCompared(t *testing.T) {
+	lost := " Enabled\n [Unknown Error]\n"
+	for name, test := range map[string]struct {
+		before, after machine
+		want          string
+	}{
+		"read":            {nil, nil, "settings of the GPUs: as before"},
+		"killed":          {machine{"-lgi": "killed"}, machine{"-lgi": "killed"}, "settings of the GPUs: COULD NOT BE COMPARED with those before: GPU instances"},
+		"killed before":   {machine{"-lgi": "killed"}, nil, "settings of the GPUs: COULD NOT BE COMPARED with those before: GPU instances"},
+		"nothing printed": {machine{"-lci": ""}, machine{"-lci": ""}, "settings of the GPUs: COULD NOT BE COMPARED with those before: compute instances"},
+		"not readable":    {machine{"persistence_mode": lost}, machine{"persistence_mode": lost}, "settings of the GPUs: COULD NOT BE COMPARED with those before: persistence_mode of GPU 1"},
+	} {
+		before, after := healthy(), healthy()
+		maps.Copy(before, test.before)
+		maps.Copy(after, test.after)
+		if got := after.read(t).Compare(before.read(t)).String(); got != test.want {
+			t.Errorf("%s: got %q, want %q", name, got, test.want)
+		}
+	}
+	after := healthy()
+	after["-lgi"], after["power.limit"] = "killed", " 700.00\n 650.00\n"
+	got := after.read(t).Compare(healthy().read(t)).String()
+	for _, want := range []string{"ARE NOT AS BEFORE", `power.limit was "700.00" and is "650.00"`, "COULD NOT BE COMPARED with those before: GPU instances"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("got %q, want %q in it", got, want)
+		}
 	}
 }
 

@@ -22,6 +22,7 @@ import (
 	"github.com/partage-dev/partage/pkg/host"
 	mpsprocess "github.com/partage-dev/partage/pkg/mps/process"
 	"github.com/partage-dev/partage/pkg/wait"
+	"github.com/partage-dev/partage/test/hardware/bounded"
 )
 
 // controlName is NVIDIA's control daemon, and the client that sends commands to it.
@@ -180,7 +181,7 @@ func (l *lab) active(ctx context.Context) bool {
 func (l *lab) ask(ctx context.Context, command string) (string, error) {
 	cmd := l.control.Command(ctx)
 	cmd.Env = l.environment()
-	return converse(cmd, command)
+	return converse(ctx, cmd, command)
 }
 
 // askFrom sends a command from a client with another /dev/shm.
@@ -191,17 +192,17 @@ func (l *lab) askFrom(ctx context.Context, shm, command string) (string, error) 
 	cmd := host.Program{Path: self}.Command(ctx, BindCommand, shm, l.control.Path)
 	cmd.Env = l.environment()
 	cmd.SysProcAttr.Unshareflags = syscall.CLONE_NEWNS
-	return converse(cmd, command)
+	return converse(ctx, cmd, command)
 }
 
-func converse(cmd *exec.Cmd, command string) (string, error) {
+func converse(ctx context.Context, cmd *exec.Cmd, command string) (string, error) {
 	const outputLimit = 5 * time.Second
-	cmd.Stdin, cmd.WaitDelay = strings.NewReader(command+"\n"), outputLimit
-	out, err := cmd.CombinedOutput()
-	if err != nil {
+	out := &bounded.Output{}
+	cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.WaitDelay = strings.NewReader(command+"\n"), out, out, outputLimit
+	if err := bounded.Run(ctx, cmd); err != nil {
 		return "", fmt.Errorf("%s: %w: output %q", command, err, out)
 	}
-	return strings.TrimSpace(string(out)), nil
+	return strings.TrimSpace(out.String()), nil
 }
 
 const self = "/proc/self/exe"
@@ -235,7 +236,7 @@ func (l *lab) program(c client) (probe.Program, probe.Options) {
 		c.SharedMemory = l.shm()
 	}
 	env := append([]string{"CUDA_MPS_PIPE_DIRECTORY=" + c.pipe}, c.env...)
-	return probe.Program{Path: l.Probe, Env: env, Namespaces: c.namespaces}, c.Options
+	return probe.Program{Path: l.Probe, Device: l.GPU, Env: env, Namespaces: c.namespaces}, c.Options
 }
 
 // run runs a CUDA program to its end.

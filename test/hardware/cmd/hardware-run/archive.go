@@ -20,6 +20,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/partage-dev/partage/test/hardware/bounded"
 	"github.com/partage-dev/partage/test/hardware/trial"
 )
 
@@ -40,7 +41,7 @@ func table(lines string) (string, error) {
 const replayLimit = 5 * time.Second
 
 // summary is the first file that somebody opens.
-func (p *plan) summary(changes []string, left string) string {
+func (p *plan) summary(compared, left string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s, %s\n", p.began.UTC().Format(time.DateOnly), p.before.GPUs[0].Name)
 	if !p.mps {
@@ -52,18 +53,14 @@ func (p *plan) summary(changes []string, left string) string {
 	if left != "" {
 		fmt.Fprintln(&b, left)
 	}
-	if len(changes) > 0 {
-		fmt.Fprintf(&b, "%s\n", banner(changes))
-	} else {
-		fmt.Fprintln(&b, "settings of the GPUs: as before")
-	}
+	fmt.Fprintln(&b, compared)
 	return b.String()
 }
 
 // archive redacts all results and writes them into one file. What is not redacted is removed
 // with the private folder.
-func (p *plan) archive(ctx context.Context, changes []string, left string) (string, error) {
-	if err := p.write("summary.txt", p.summary(changes, left)); err != nil {
+func (p *plan) archive(ctx context.Context, compared, left string) (string, error) {
+	if err := p.write("summary.txt", p.summary(compared, left)); err != nil {
 		return "", err
 	}
 	files, err := p.readResults()
@@ -120,12 +117,13 @@ func (p *plan) replay(ctx context.Context, transcript string, flags ...string) s
 	defer cancel()
 	args := append([]string{"conformance", "--replay=/dev/stdin"}, flags...)
 	cmd := exec.CommandContext(ctx, filepath.Join(p.bundle, "gpu-kubelet-plugin"), args...)
-	cmd.Stdin = strings.NewReader(transcript)
-	out, err := cmd.Output()
-	if exit := (*exec.ExitError)(nil); err != nil && (!errors.As(err, &exit) || len(out) == 0) {
+	var out bounded.Output
+	cmd.Stdin, cmd.Stdout = strings.NewReader(transcript), &out
+	err := bounded.Run(ctx, cmd)
+	if exit := (*exec.ExitError)(nil); err != nil && (!errors.As(err, &exit) || out.String() == "") {
 		return fmt.Sprintf("the transcript cannot be replayed: %v\n", err)
 	}
-	return string(out)
+	return out.String()
 }
 
 func pack(files map[string]string, at time.Time) ([]byte, error) {

@@ -89,7 +89,7 @@ func rootFlags(flags *flag.FlagSet, roots *host.Roots) {
 }
 
 // defaultBudget, with the time to undo what was going on when it is over, is less than nine minutes.
-const defaultBudget = 8*time.Minute + 30*time.Second
+const defaultBudget = 8*time.Minute + 20*time.Second
 
 func parse(args []string, stdout io.Writer) (*options, error) {
 	o := &options{}

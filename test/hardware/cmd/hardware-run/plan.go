@@ -167,23 +167,25 @@ func (p *plan) run(ctx context.Context) (int, error) {
 	cancel()
 	ending := context.WithoutCancel(ctx) // it comes however the steps have ended
 	p.sweep(ending)
-	changes, compareErr := p.compare(ending)
+	compared, compareErr := p.compare(ending)
 	left := p.left()
-	path, archiveErr := p.archive(ending, changes, left)
+	path, archiveErr := p.archive(ending, compared.String(), left)
 	if left != "" {
 		p.say("%s", left)
 	}
 	if archiveErr == nil {
 		p.say("archive: %s", path)
 	}
+	p.say("%s", compared)
 	if err := errors.Join(err, compareErr, archiveErr); err != nil {
 		return exitUnusable, err
 	}
-	if len(changes) > 0 {
-		p.say("%s", banner(changes))
+	if len(compared.Changes) > 0 {
 		return exitChanged, nil
 	}
-	p.say("settings of the GPUs: as before")
+	if len(compared.Unknown) > 0 {
+		return exitCannot, errors.New("not all settings could be compared")
+	}
 	for _, s := range p.steps {
 		if !s.Finished {
 			return exitUnusable, fmt.Errorf("%s: %s", s.Step, s.Text)
@@ -215,19 +217,19 @@ func (p *plan) conformanceMark() process.Mark {
 // mpsFolder is where the trials have their daemon.
 func (p *plan) mpsFolder() string { return filepath.Join(p.work, "mps") }
 
-func (p *plan) compare(ctx context.Context) ([]string, error) {
+func (p *plan) compare(ctx context.Context) (settings.Comparison, error) {
 	ctx, cancel := context.WithTimeout(ctx, compareTime)
 	defer cancel()
 	after, err := p.smi.Read(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("the settings after the run CANNOT BE COMPARED with those before: %w", err)
+		return settings.Comparison{Unknown: []string{"all of them"}}, fmt.Errorf("read the settings after the run: %w", err)
 	}
-	changes := after.Changes(p.before)
+	compared := after.Compare(p.before)
 	details, err := p.smi.Run(ctx, "-q") // for people to compare with that of the facts
 	if err != nil {
 		details += err.Error() + "\n"
 	}
-	return changes, errors.Join(p.write("settings/after.txt", after.String()), p.write("settings/nvidia-smi-q-after.txt", details))
+	return compared, errors.Join(p.write("settings/after.txt", after.String()), p.write("settings/nvidia-smi-q-after.txt", details))
 }
 
 // shared lists the files in the node's /dev/shm.
@@ -251,11 +253,6 @@ func (p *plan) left() string {
 		return ""
 	}
 	return "new in /dev/shm, perhaps of this run: " + strings.Join(added, ", ")
-}
-
-func banner(changes []string) string {
-	line := strings.Repeat("!", 72)
-	return fmt.Sprintf("%s\nTHE SETTINGS OF A GPU ARE NOT AS BEFORE. Somebody has to look at it:\n%s\n%s", line, strings.Join(changes, "\n"), line)
 }
 
 func (p *plan) say(format string, args ...any) {

@@ -4,7 +4,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/test/hardware/bounded"
 )
 
 // step is a part of the plan with a time of its own.
@@ -38,7 +39,7 @@ type outcome struct {
 const (
 	factsLimit       = 70 * time.Second
 	conformanceLimit = 70 * time.Second
-	trialsLimit      = 150 * time.Second
+	trialsLimit      = 140 * time.Second
 	mpsLimit         = 170 * time.Second
 	// graceLimit is how long a program may take to undo what it has done.
 	graceLimit = 20 * time.Second
@@ -116,9 +117,9 @@ func (p *plan) conformance(ctx context.Context, name string, flags ...string) (s
 		"--kubelet-plugins-dir=" + filepath.Join(p.work, "plugins"),
 	}, append(p.roots(), flags...)...)
 	cmd := p.command(ctx, "gpu-kubelet-plugin", args...)
-	var stdout, stderr bytes.Buffer
+	var stdout, stderr bounded.Output
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	err := cmd.Run()
+	err := bounded.Run(ctx, cmd)
 	if writeErr := p.write(name+"/errors.txt", stderr.String()); writeErr != nil {
 		return "", writeErr
 	}
@@ -146,14 +147,14 @@ func (p *plan) trials(ctx context.Context) (string, error) {
 	args := append([]string{
 		trialsCommand, "--gpu=" + p.gpu.UUID, "--folder=" + p.mpsFolder(), "--cuda-probe=" + filepath.Join(p.bundle, "cuda-probe"),
 	}, p.roots()...)
-	var stdout, stderr bytes.Buffer
+	var stdout, stderr bounded.Output
 	start := func(more ...string) error {
 		cmd := p.command(ctx, name, append(args, more...)...)
 		cmd.Stdout, cmd.Stderr = &stdout, &stderr
 		if len(more) == 0 {
 			cmd.SysProcAttr.Unshareflags = syscall.CLONE_NEWNS
 		}
-		return cmd.Run()
+		return bounded.Run(ctx, cmd)
 	}
 	err := start()
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EINVAL) {
