@@ -85,16 +85,20 @@ func TestReadingsArePaced(t *testing.T) {
 			s := newStation(t, t.TempDir(), h)
 			defer s.end()
 			time.Sleep(5 * time.Second)
-			before := h.reads[pciA]
+			reads := func() (n int) {
+				h.set(func() { n = h.reads[pciA] })
+				return n
+			}
+			before := reads()
 			s.send(pciA, xid, -1)
-			if got := h.reads[pciA] - before; got != 1 {
+			if got := reads() - before; got != 1 {
 				t.Errorf("XID %d: %d readings at once", xid, got)
 			}
 			for range 6000 {
 				s.send(pciA, xid, -1)
 				time.Sleep(10 * time.Millisecond)
 			}
-			if got := h.reads[pciA] - before; got < 50 || got > 62 {
+			if got := reads() - before; got < 50 || got > 62 {
 				t.Errorf("XID %d, 100 times a second: %d readings in a minute", xid, got)
 			}
 		})
