@@ -125,8 +125,8 @@ func run(ctx context.Context, test string) (output string, failed error) {
 	if err != nil {
 		return "", fmt.Errorf("note what a known failure uses: %w", err)
 	}
-	defer os.Remove(used.Name()) //nolint:errcheck // it is in a folder for such files
-	defer used.Close()           //nolint:errcheck // it is only read
+	defer os.Remove(used.Name())
+	defer used.Close()
 	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run="+pattern(test), "-test.v", "-test.count=1", "-test.testlogfile="+used.Name())
 	cmd.Env = append(os.Environ(), child+"="+test)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
