@@ -91,8 +91,8 @@ type findings struct {
 	gone []owned
 }
 
-// owned is a partition of a claim. Its UUID alone does not tell it from the next claim's: whoever makes a partition
-// in the same place gets the same.
+// owned is a partition of a claim. Its UUID alone does not tell it from the next claim's: a partition made again in
+// the same place has the same UUID.
 type owned struct {
 	claim types.UID
 	uuid  string

@@ -81,7 +81,7 @@ func (s speaker) say(line string) (result, error) {
 		}
 		token, err := os.ReadFile(filepath.Join(SharedMemory, r.Shared))
 		if err != nil || next.Token != "" {
-			//nolint:nilerr // that is the daemon's answer to whoever has not its shared memory
+			//nolint:nilerr // the daemon answers so to clients without its shared memory
 			return result{Text: "Failed to open the control daemon's shared memory", Failed: true}, nil
 		}
 		next.Token = string(token)
