@@ -1,0 +1,248 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rules
+
+import (
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/policy"
+)
+
+// Place is a MIG profile at a placement. The zero value is the undivided GPU. A partition is known by
+// its place: its UUID follows from that, whoever makes it, and proves nothing.
+type Place struct {
+	ProfileID uint32
+	gpu.Placement
+}
+
+// Undivided is the place of a whole GPU and of shares of one.
+var Undivided = Place{}
+
+// Overlaps reports whether two places on one GPU have a part in common.
+func (p Place) Overlaps(q Place) bool {
+	return p == Undivided || q == Undivided || p.Placement.Overlaps(q.Placement)
+}
+
+// Kind is how a device comes about.
+type Kind uint8
+
+// The kinds of devices.
+const (
+	Whole     Kind = iota // the undivided GPU
+	Partition             // made for claims, and destroyed with the last
+	Static                // made by somebody else, used as it is
+)
+
+// Mark is how far a device of a claim has come, as its record says.
+type Mark uint8
+
+// The marks.
+const (
+	Untouched Mark = iota // nothing of it is there
+	Started               // written before the first effect, when its place was seen empty: what is there now is the claim's
+	Lost                  // it was started, and seen to be absent since: what is there now is somebody else's
+)
+
+// Limits are what the clients of one claim may have of an MPS session that claims share. Zero is no limit.
+type Limits struct {
+	Percent     int
+	MemoryBytes int64
+}
+
+// Demand is what a claim needs of an MPS session, and what a session gives.
+type Demand struct {
+	Limits
+	// BelowNormal is the client priority.
+	BelowNormal bool
+	// Restart replaces the server after a client was killed.
+	Restart bool
+}
+
+// Part is one device of a claim, or one share of a device.
+type Part struct {
+	// Key names it within its claim, Device is the published device.
+	Key, Device string
+	// GPU is a PCI address.
+	GPU   string
+	Kind  Kind
+	Place Place
+	// Profile is the profile's name, for people.
+	Profile string
+	// Shared is a slot that other claims may have as well. Clients is how many the policy allows, or 0 where it does not say.
+	Shared  bool
+	Clients int
+	// Admin observes: it takes no place, and nothing is made, changed or deleted for it.
+	Admin bool
+	// Divisible means that the GPU can have MIG mode, Dynamic that the mode follows the claims. Without it only an
+	// administrator changes the mode.
+	Divisible, Dynamic bool
+	// Session is the ID of the MPS session that the part is in, or empty. Own means that it is the claim's own,
+	// whose limits never change.
+	Session string
+	Own     bool
+	Demand  Demand
+	// Interval is the time slice that is set for the claim, or empty.
+	Interval policy.Interval
+	Mark     Mark
+	// InstanceID is that of the GPU instance that the claim's CDI spec names, NoInstance where it names none.
+	InstanceID int
+}
+
+// NoInstance stands for the undivided GPU in place of the ID of a GPU instance.
+const NoInstance = -1
+
+// SameDevice reports whether both are slots of one shared device.
+func (p *Part) SameDevice(q *Part) bool {
+	return p.Shared && q.Shared && !p.Admin && !q.Admin && p.GPU == q.GPU && p.Device == q.Device
+}
+
+// Conflicts reports whether two claims cannot have both.
+func (p *Part) Conflicts(q *Part) bool {
+	return p.GPU == q.GPU && !p.Admin && !q.Admin && p.Place.Overlaps(q.Place) && !p.SameDevice(q)
+}
+
+// Phase is how far a claim has come.
+type Phase uint8
+
+// The phases. Wanted is only in the memory of a call; the others are on the disk.
+const (
+	Wanted Phase = iota
+	Preparing
+	Prepared
+	// Releasing is also what a record is that is older than the last release of its claim.
+	Releasing
+)
+
+// Record is what a claim wants or has, on all its GPUs.
+type Record struct {
+	Claim types.UID
+	// Name is "namespace/name", for people.
+	Name  string
+	Boot  string
+	Phase Phase
+	// Calling means that a Prepare for the claim is at work, in any process.
+	Calling bool
+	// Outdated means that this Prepare arrived after the one that wrote the record.
+	Outdated bool
+	// Orphan means that the API server has not known the claim, or its devices here, for long enough.
+	Orphan bool
+	Parts  []Part
+}
+
+// Guard is a record that cannot be read. Everything that it may be about stays as it is.
+type Guard struct {
+	Claim types.UID
+	// GPUs are those that it may be about. Empty means all.
+	GPUs []string
+	// Released means that a release of the claim arrived after the file was last written.
+	Released bool
+	// Path is the file, and Remedy what helps, for people.
+	Path, Remedy string
+}
+
+// Spec is a CDI spec.
+type Spec struct {
+	Claim types.UID
+	// Outdated means that another one would be written now, with the same instances.
+	Outdated bool
+}
+
+// Answer is what became of the observation of something.
+type Answer uint8
+
+// Anything but Answered is unknown.
+const (
+	Answered Answer = iota
+	Failed
+	Slow
+	Hung
+	Absent // it has fallen off the bus
+)
+
+// Instance is a GPU instance.
+type Instance struct {
+	ID    int
+	Place Place
+	// Compute is how many compute instances it has, and Whole says that the only one spans it.
+	Compute int
+	Whole   bool
+	// UUID is that of the MIG device, for people and for the devices that are published.
+	UUID string
+}
+
+// Session is an MPS session that the supervisor has.
+type Session struct {
+	ID     string
+	Demand Demand
+	// Running is false for one that starts, or does not work.
+	Running bool
+}
+
+// Users are processes that no record explains.
+type Users struct {
+	// Memory means that one of them has a context or memory on the GPU, Open that one has its device node open.
+	Memory, Open bool
+	// Text names them: "process 4711 (python), pod team-a/train, container main".
+	Text string
+}
+
+// Any reports whether there are any.
+func (u Users) Any() bool { return u.Memory || u.Open }
+
+// Hardware is one bounded look at a GPU.
+type Hardware struct {
+	Answer Answer
+	// Text is the error where there is no answer, for people.
+	Text string
+	// MIG is the mode; Instances are all GPU instances, foreign ones included.
+	MIG       bool
+	Instances []Instance
+	// Exclusive is the compute mode EXCLUSIVE_PROCESS, OtherMode another one that is not DEFAULT.
+	Exclusive, OtherMode bool
+	// Fabric is why the undivided GPU is not registered with its NVLink fabric yet, or empty.
+	Fabric string
+	// Users are those of the undivided GPU, and InstanceUsers those of GPU instances by ID. They are looked for
+	// where Needs says so.
+	Users         Users
+	InstanceUsers map[int]Users
+}
+
+// Observation is everything that is known about one GPU at one moment.
+type Observation struct {
+	// GPU is a PCI address, and Boot the kernel's boot ID.
+	GPU, Boot string
+	// Now is the time since the machine started.
+	Now      time.Duration
+	Hardware Hardware
+	// Sessions are those on this GPU, where the supervisor has answered.
+	Sessions   []Session
+	Supervisor Answer
+	// SupervisorText is why it has not, for people.
+	SupervisorText string
+	// Records are those with a part on this GPU, and what calls of this process want.
+	Records []Record
+	Guards  []Guard
+	// Specs are the CDI specs of claims that have a part on this GPU, and of claims that have no record.
+	Specs []Spec
+	// Refused is what the hardware has refused since the lock was taken, or nil.
+	Refused *Refusal
+}
+
+// Refusal is an action that had definitely no effect.
+type Refusal struct {
+	Action Action
+	// Text is the driver's, for people, with who holds the GPU.
+	Text string
+}
+
+// Needs says which parts of the hardware have to be observed because of what the records say.
+type Needs struct {
+	// Mode is the compute mode, Fabric the registration with the fabric, Users the processes that no record explains.
+	Mode, Fabric, Users bool
+	// Sessions are the MPS sessions.
+	Sessions bool
+}

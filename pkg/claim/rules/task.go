@@ -1,0 +1,189 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rules
+
+import (
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/partage-dev/partage/pkg/policy"
+)
+
+// Do is the kind of an action. Each is one idempotent effect, found again by its address.
+type Do uint8
+
+// The actions.
+const (
+	Nothing       Do = iota
+	Start            // record: these parts are Started; the record is made if there is none
+	Unstart          // record: nothing was made of the part after all
+	MarkLost         // record: the partition was seen to be absent
+	MarkPrepared     // record: all of the claim is there
+	MarkReleasing    // record: the claim is released
+	Clear            // record: nothing is left of the claim on this GPU; the record goes with its last part
+	DropGuard        // the file that cannot be read
+	WriteSpec        // the CDI spec, and what belongs to the claim and to no GPU
+	RemoveSpec
+	EnableMIG
+	DisableMIG
+	CreateGI
+	DropNamesakes // the specs of other claims that name the ID of the instance, before anything can run in it
+	CreateCI
+	DestroyCI
+	DestroyGI
+	SetExclusive
+	SetDefault
+	StartSession // or bring the one that runs to the demand
+	StopSession
+	SetInterval
+	ResetInterval
+)
+
+// Action is one effect. A record's claim and GPU are those of the task where it is about all parts there.
+type Action struct {
+	Do    Do
+	Claim types.UID
+	GPU   string
+	// Key names the part, where the action is about one.
+	Key   string
+	Place Place
+	// Session, Demand and Interval are what Do needs.
+	Session  string
+	Demand   Demand
+	Interval policy.Interval
+}
+
+// Aim is what a task is for.
+type Aim uint8
+
+// The aims. What is joint needs all GPUs of the claim to propose it at once.
+const (
+	Make         Aim = iota
+	StartJointly     // where a session is on several GPUs; joint
+	Commit           // joint
+	Disown           // joint
+	Unguard          // joint
+	Release
+	Repair
+)
+
+// Task is what may be done for one claim: all of it in order, until something fails, under the locks of
+// With. Only one task is carried out on one observation.
+type Task struct {
+	Claim   types.UID
+	Aim     Aim
+	Actions []Action
+	// Final come after the Actions of all GPUs.
+	Final []Action
+	// With are the GPUs that have to agree. Empty: this one alone.
+	With []string
+}
+
+// State is what a record has come to on this GPU.
+type State uint8
+
+// The states.
+const (
+	Working  State = iota // a task is proposed for it
+	Complete              // all of it is there
+	Waiting               // another claim, or a process, is in the way and may go
+	Refused               // it cannot be had as things are
+	Missing               // what it had is gone
+	Pending               // its release waits
+	Unknown               // the GPU does not answer
+)
+
+// Verdict is what a call learns about its claim.
+type Verdict struct {
+	Claim types.UID
+	State State
+	// Why explains it to people and names the device.
+	Why string
+	// Other is the claim that is in the way, or empty.
+	Other types.UID
+	// Code is a machine-readable cause for errors.Is in callers; see the Code constants.
+	Code Code
+}
+
+// Code is the cause of a verdict.
+type Code uint8
+
+// The causes.
+const (
+	NoCode        Code = iota
+	Overlap            // another claim holds the place
+	SharesTaken        // other claims have all shares
+	Divided            // somebody else has divided the GPU
+	Foreign            // an instance of somebody else is in the place
+	InUse              // the hardware refuses because somebody uses the GPU
+	ModeFixed          // only an administrator changes the MIG mode or the compute mode
+	NoSupervisor       // nobody starts MPS
+	NotRegistered      // the NVLink fabric
+	Guarded            // a record that cannot be read may be about it
+	OutOfService       // the GPU does not answer
+)
+
+// Reason is what is wrong with a device: a taint, an event, a condition of a claim.
+type Reason string
+
+// The reasons.
+const (
+	Unresponsive     Reason = "Unresponsive"
+	ReleasePending   Reason = "ReleasePending"
+	Occupied         Reason = "Occupied"
+	PartitionGone    Reason = "PartitionGone"
+	UsedByOthers     Reason = "UsedByOthers"
+	OrphanInUse      Reason = "OrphanInUse"
+	RecordUnreadable Reason = "RecordUnreadable"
+	SessionGone      Reason = "SessionGone"
+)
+
+// Statement says what is wrong where.
+type Statement struct {
+	Place Place
+	// Claim is empty where it is about no claim.
+	Claim  types.UID
+	Device string
+	Reason Reason
+	Text   string
+}
+
+// StaticPartition is one that somebody else made, and that can be allocated.
+type StaticPartition struct {
+	Place Place
+	UUID  string
+	// Gone means that a claim has it and that it does not exist any more.
+	Gone bool
+}
+
+// Plan is what follows from an observation.
+type Plan struct {
+	Tasks      []Task
+	Verdicts   []Verdict
+	Statements []Statement
+	Static     []StaticPartition
+}
+
+// Verdict returns what became of a claim.
+func (p *Plan) Verdict(claim types.UID) (Verdict, bool) {
+	for _, v := range p.Verdicts {
+		if v.Claim == claim {
+			return v, true
+		}
+	}
+	return Verdict{}, false
+}
+
+// Join makes one task of those that the GPUs of a claim propose. They are together only if all of
+// them have the same aim.
+func Join(proposed []Task) (Task, bool) {
+	joined := Task{Claim: proposed[0].Claim, Aim: proposed[0].Aim, With: proposed[0].With}
+	for _, t := range proposed {
+		if t.Claim != joined.Claim || t.Aim != joined.Aim {
+			return Task{}, false
+		}
+		joined.Actions = append(joined.Actions, t.Actions...)
+	}
+	joined.Actions = append(joined.Actions, proposed[0].Final...)
+	return joined, true
+}
