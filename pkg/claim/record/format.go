@@ -105,11 +105,11 @@ func parseBody(body []byte, uid types.UID, sum uint32) (*Record, error) {
 }
 
 // apply says what the head says in the record that was read from the body.
-func (h *head) apply(r *Record, boot string) error {
+func (h *head) apply(r *Record) error {
 	if len(h.marks) != len(r.Devices) {
 		return fmt.Errorf("it has %d devices and marks for %d", len(r.Devices), len(h.marks))
 	}
-	r.BootID, r.State, r.Arrived = boot, h.state, h.arrived
+	r.State, r.Arrived = h.state, h.arrived
 	for i := range r.Devices {
 		r.Devices[i].Mark = Mark(strings.IndexByte(marks, h.marks[i]))
 	}
@@ -124,13 +124,17 @@ func encode(r *Record, released time.Duration) (head, []byte, error) {
 	if r.State != Preparing && r.State != Prepared && r.State != Releasing {
 		return head{}, nil, fmt.Errorf("state %q", r.State)
 	}
-	body, err := json.MarshalIndent(r, "", "  ")
-	body = append(body, '\n')
+	body, err := encodeBody(r)
 	h := head{state: r.State, arrived: r.Arrived, released: released, gpus: r.GPUs(), body: crc32.ChecksumIEEE(body)}
 	for i := range r.Devices {
 		h.marks += marks[r.Devices[i].Mark : r.Devices[i].Mark+1]
 	}
 	return h, body, err
+}
+
+func encodeBody(r *Record) ([]byte, error) {
+	body, err := json.MarshalIndent(r, "", "  ")
+	return append(body, '\n'), err
 }
 
 func (r *Record) check() error {

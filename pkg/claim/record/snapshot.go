@@ -4,6 +4,7 @@
 package record
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -62,21 +63,22 @@ func Look(dataDir, boot string) (*Snapshot, error) {
 	return s.Snapshot(), nil
 }
 
-// Snapshot reads all records. What cannot be read is a guard of it, the folder included.
+// Snapshot reads all records. What cannot be read is a guard, the folder included.
 func (s *Store) Snapshot() *Snapshot {
-	all := &Snapshot{Guards: s.oldGuards()}
-	unlock, err := s.lockAll(unix.LOCK_SH)
+	all := &Snapshot{}
+	s.disk.addOld(all)
+	unlock, err := s.disk.lock(unix.LOCK_SH)
 	if err != nil {
-		all.guard(Guard{Path: s.folder, Err: err})
+		all.guard(Guard{Path: s.disk.folder, Err: err})
 		return all
 	}
 	defer unlock()
-	listed, err := s.list()
+	listed, err := s.disk.list()
 	if err != nil {
-		all.guard(Guard{Path: s.folder, Err: err})
+		all.guard(Guard{Path: s.disk.folder, Err: err})
 	}
 	seen := map[string]bool{}
-	for _, uid := range slices.Sorted(maps.Keys(listed.uids)) {
+	for _, uid := range slices.Sorted(maps.Keys(listed)) {
 		e := s.load(uid)
 		seen[e.path] = true
 		if e.record != nil {
@@ -85,37 +87,33 @@ func (s *Store) Snapshot() *Snapshot {
 		if e.err != nil {
 			all.guard(Guard{Claim: uid, GPUs: e.head.gpus, Path: e.path, Released: e.released > e.head.arrived, Err: e.err})
 		}
-		for _, path := range listed.aside[uid] {
-			all.guard(s.asideGuard(path, e))
+		for _, path := range listed[uid] {
+			all.guard(s.disk.aside(path, e))
 		}
 	}
 	s.addEarlier(all, seen)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	maps.DeleteFunc(s.parsed, func(path string, _ parsed) bool { return !seen[path] })
+	s.disk.mu.Lock()
+	defer s.disk.mu.Unlock()
+	maps.DeleteFunc(s.disk.parsed, func(path string, _ parsed) bool { return !seen[path] })
 	return all
 }
 
 func (all *Snapshot) guard(g Guard) {
-	if g.Remedy == "" {
-		g.Remedy = "drain the node, then remove " + g.Path
-	}
+	g.Remedy = "drain the node, then remove " + cmp.Or(g.Remedy, g.Path)
 	if errors.Is(g.Err, ErrOtherVersion) {
 		g.Remedy = "run the version of the driver that wrote it, or " + g.Remedy
 	}
 	all.Guards = append(all.Guards, g)
 }
 
-// asideGuard is one that was moved aside from the claim of the entry.
-func (s *Store) asideGuard(path string, e *entry) Guard {
+// aside is about a file that was moved aside from the claim of the entry.
+func (d *disk) aside(path string, e *entry) Guard {
 	var since int64
 	_, numbers, _ := strings.Cut(path, asideInfix)
-	_, scanErr := fmt.Sscanf(numbers, "%d-", &since)
-	f := s.readFile(path, e.uid, s.boot)
-	if f.err == nil {
-		f.err = errors.New("it could not be read and was moved aside")
-	}
-	return Guard{Claim: e.uid, GPUs: f.head.gpus, Path: path, Released: scanErr == nil && int64(e.released) > since, Err: f.err}
+	_, err := fmt.Sscanf(numbers, "%d-", &since)
+	f := d.read(path, e.uid)
+	return Guard{Claim: e.uid, GPUs: f.head.gpus, Path: path, Released: err == nil && int64(e.released) > since,
+		Err: cmp.Or(f.err, errors.New("it could not be read and was moved aside"))}
 }
 
 func (s *Store) addEarlier(all *Snapshot, seen map[string]bool) {
@@ -123,50 +121,55 @@ func (s *Store) addEarlier(all *Snapshot, seen map[string]bool) {
 	for _, r := range all.Records {
 		known[r.Claim.UID] = true
 	}
-	for _, boot := range s.earlierBoots() {
-		folder := filepath.Join(filepath.Dir(s.folder), boot)
-		entries, _ := os.ReadDir(folder) // what is not found blocks nothing
-		for _, entry := range entries {
-			uid := types.UID(entry.Name())
+	for _, folder := range s.disk.earlier() {
+		files, _ := os.ReadDir(folder) // what is not found blocks nothing
+		for _, file := range files {
+			uid := types.UID(file.Name())
 			if CheckUID(uid) != nil || known[uid] {
 				continue
 			}
-			f := s.readFile(filepath.Join(folder, entry.Name()), uid, boot)
-			if f.written == nil {
-				continue
+			if e := s.disk.read(filepath.Join(folder, file.Name()), uid); e.record != nil {
+				if s.load(uid).released > 0 {
+					e.record.State = Releasing
+				}
+				known[uid], seen[e.path] = true, true
+				all.Earlier = append(all.Earlier, e.record)
 			}
-			if s.load(uid).released > 0 {
-				f.written.State = Releasing
-			}
-			known[uid], seen[f.path] = true, true
-			all.Earlier = append(all.Earlier, f.written)
 		}
 	}
 }
 
-// DropGuard removes the files of a claim that cannot be read, if they were moved aside or the claim
-// was released: all that it has is written down again, or nothing of it is left.
-func (s *Store) DropGuard(uid types.UID) error {
-	unlock, err := s.lock(uid, unix.LOCK_EX)
-	if err != nil {
-		return err
+// addOld adds the records that builds before this format have written in this boot. They stay:
+// people remove them.
+func (d *disk) addOld(all *Snapshot) {
+	folder := filepath.Join(d.dataDir, "claims")
+	files, err := os.ReadDir(folder)
+	if err != nil && !absent(err) {
+		all.guard(Guard{Path: folder, Err: err})
 	}
-	defer unlock()
-	listed, err := s.list()
-	if err != nil {
-		return fmt.Errorf("records: %w", err)
-	}
-	paths := listed.aside[uid]
-	if e := s.load(uid); e.err != nil && e.released > e.head.arrived {
-		paths = append(paths, e.path)
-	}
-	for _, path := range paths {
-		if err := s.files.Remove(path); err != nil {
-			return fmt.Errorf("record of claim %s: %w", uid, err)
+	for _, file := range files {
+		g := Guard{Path: filepath.Join(folder, file.Name()), Remedy: folder, Err: errors.New("it was written before version 0.1.0")}
+		uid, isRecord := strings.CutSuffix(file.Name(), ".json")
+		if g.Claim = types.UID(uid); !isRecord || CheckUID(g.Claim) != nil {
+			continue
+		}
+		var old struct {
+			BootID  string
+			Devices []struct{ PCIAddress string }
+		}
+		data, err := d.files.Read(g.Path)
+		if err = cmp.Or(err, json.Unmarshal(data, &old)); err == nil {
+			g.GPUs = []string{}
+		} else if note, err := d.files.Read(filepath.Join(d.dataDir, "boot")); err == nil {
+			old.BootID = strings.TrimSpace(string(note)) // these builds noted it once for all
+		}
+		for _, on := range old.Devices {
+			g.GPUs = append(g.GPUs, on.PCIAddress)
+		}
+		if old.BootID == d.boot {
+			all.guard(g)
 		}
 	}
-	s.changed.send()
-	return nil
 }
 
 // UIDs lists the claims that have a record, of any boot, or one that cannot be read.
@@ -187,11 +190,12 @@ func (s *Store) UIDs() []types.UID {
 
 // Others returns the snapshot without what is about a claim.
 func (all *Snapshot) Others(uid types.UID) *Snapshot {
-	others := *all
-	others.Records = slices.DeleteFunc(slices.Clone(all.Records), func(r *Record) bool { return r.Claim.UID == uid })
-	others.Earlier = slices.DeleteFunc(slices.Clone(all.Earlier), func(r *Record) bool { return r.Claim.UID == uid })
-	others.Guards = slices.DeleteFunc(slices.Clone(all.Guards), func(g Guard) bool { return g.Claim == uid })
-	return &others
+	isOfClaim := func(r *Record) bool { return r.Claim.UID == uid }
+	return &Snapshot{
+		Records: slices.DeleteFunc(slices.Clone(all.Records), isOfClaim),
+		Earlier: slices.DeleteFunc(slices.Clone(all.Earlier), isOfClaim),
+		Guards:  slices.DeleteFunc(slices.Clone(all.Guards), func(g Guard) bool { return g.Claim == uid }),
+	}
 }
 
 // Held is a device of a claim.
@@ -211,51 +215,4 @@ func (all *Snapshot) On(pciAddress string) []Held {
 		}
 	}
 	return found
-}
-
-// oldGuards are the records that builds before this format have written in this boot. They stay:
-// people remove them.
-func (s *Store) oldGuards() []Guard {
-	folder := filepath.Join(s.dataDir, "claims")
-	remedy := "drain the node, then remove " + folder
-	entries, err := os.ReadDir(folder)
-	if absent(err) {
-		return nil
-	}
-	if err != nil {
-		return []Guard{{Path: folder, Err: err, Remedy: remedy}}
-	}
-	var guards []Guard
-	for _, entry := range entries {
-		uid, isRecord := strings.CutSuffix(entry.Name(), ".json")
-		if !isRecord || CheckUID(types.UID(uid)) != nil {
-			continue
-		}
-		g := Guard{Claim: types.UID(uid), Path: filepath.Join(folder, entry.Name()), Remedy: remedy, Err: errors.New("written by a build before version 0.1.0")}
-		var old struct {
-			BootID  string                        `json:"bootID"`
-			Devices []struct{ PCIAddress string } `json:"devices"`
-		}
-		data, err := s.files.Read(g.Path)
-		if err == nil {
-			err = json.Unmarshal(data, &old)
-		}
-		if err != nil {
-			// These builds noted the boot once for all.
-			note, noteErr := s.files.Read(filepath.Join(s.dataDir, "boot"))
-			if noteErr == nil {
-				old.BootID = strings.TrimSpace(string(note))
-			}
-			g.Err = err
-		} else {
-			g.GPUs = []string{}
-			for _, d := range old.Devices {
-				g.GPUs = append(g.GPUs, d.PCIAddress)
-			}
-		}
-		if old.BootID == s.boot {
-			guards = append(guards, g)
-		}
-	}
-	return guards
 }

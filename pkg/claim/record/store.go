@@ -4,11 +4,11 @@
 package record
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"os"
+	"maps"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -16,37 +16,32 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-const (
-	// besideSuffix is of the file that says when a claim was released whose record cannot be read.
-	besideSuffix = ".released"
-	asideInfix   = ".unreadable-"
+// releasedLife is more than ten times as long as any call lives.
+const releasedLife = 10 * time.Minute
+
+var (
+	// ErrNoRecord means that the claim has no record of this boot.
+	ErrNoRecord = errors.New("the claim has no record")
+	// ErrOutOfDate refuses a call that is older than the claim's release.
+	ErrOutOfDate = errors.New("the claim was released after this call had arrived; the call is out of date")
 )
-
-// ErrNoRecord means that the claim has no record of this boot.
-var ErrNoRecord = errors.New("the claim has no record")
-
-// ErrOutOfDate refuses a call that is older than the claim's release.
-var ErrOutOfDate = errors.New("the claim was released after this call had arrived; the call is out of date")
 
 // Store keeps the records of one node. Its methods lock for as long as they take, against other
 // processes too, and nobody needs a lock to call them.
 type Store struct {
-	dataDir, boot, folder string
-	files                 Files
-	changed               broadcast
-	// turn is for goroutines what lockFolder is for processes.
-	turn sync.RWMutex
+	disk disk
 
 	// mu is held while no file is read or written.
 	mu        sync.Mutex
-	unwritten map[types.UID]*unwritten
-	// parsed are the last contents of files, by path.
-	parsed map[string]parsed
+	changed   chan struct{}
+	unwritten map[types.UID]unwritten
 }
 
-// parsed is the body of a file. Most do not change from one Snapshot to the next.
-type parsed struct {
-	body   []byte
+// unwritten is what the disk would not take. Only this process knows it, until a write works.
+type unwritten struct {
+	released time.Duration
+	// line is the head of the file that the record, or nil, takes the place of.
+	line   string
 	record *Record
 }
 
@@ -56,276 +51,255 @@ func Open(dataDir, boot string, files Files) (*Store, error) {
 		return nil, fmt.Errorf("records: boot ID %q: want letters, digits and dashes", boot)
 	}
 	return &Store{
-		dataDir: dataDir, boot: boot, folder: filepath.Join(dataDir, "records", boot), files: files,
-		unwritten: map[types.UID]*unwritten{}, parsed: map[string]parsed{},
+		disk:    disk{dataDir: dataDir, boot: boot, folder: filepath.Join(dataDir, "records", boot), files: files, parsed: map[string]parsed{}},
+		changed: make(chan struct{}), unwritten: map[types.UID]unwritten{},
 	}, nil
 }
 
 // Boot returns the boot that the store was opened in.
-func (s *Store) Boot() string { return s.boot }
+func (s *Store) Boot() string { return s.disk.boot }
 
 // Path returns where the record of a claim is.
-func (s *Store) Path(uid types.UID) string { return filepath.Join(s.folder, string(uid)) }
+func (s *Store) Path(uid types.UID) string { return filepath.Join(s.disk.folder, string(uid)) }
 
 // Changed returns a channel that the next change by this process closes.
-func (s *Store) Changed() <-chan struct{} { return s.changed.receive() }
-
-// UnreadableError is a record that cannot be read.
-type UnreadableError struct {
-	Path string
-	Err  error
+func (s *Store) Changed() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.changed
 }
 
-func (e *UnreadableError) Error() string { return fmt.Sprintf("record %s: %v", e.Path, e.Err) }
-
-func (e *UnreadableError) Unwrap() error { return e.Err }
-
 // Read returns the record of a claim, if there is none in this boot that of an earlier one, or
-// nil. The error is an *UnreadableError where there is one that cannot be read.
+// nil. It fails where there is one that cannot be read.
 func (s *Store) Read(uid types.UID) (*Record, error) {
-	unlock, err := s.lock(uid, unix.LOCK_SH)
+	unlock, err := s.disk.lock(unix.LOCK_SH, uid)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
 	e := s.load(uid)
-	if e.err != nil {
-		return nil, &UnreadableError{Path: e.path, Err: e.err}
-	}
-	if e.record != nil {
-		return e.record, nil
-	}
-	for _, boot := range s.earlierBoots() {
-		if f := s.readFile(filepath.Join(filepath.Dir(s.folder), boot, string(uid)), uid, boot); f.written != nil {
-			return f.written, nil
+	for _, folder := range s.disk.earlier() {
+		if e.record == nil && e.err == nil {
+			e.record = s.disk.read(filepath.Join(folder, string(uid)), uid).record
 		}
 	}
-	return nil, nil
+	return e.record, e.unreadable()
 }
 
-// Save writes a record, in one piece, whatever there was. One that cannot be read is moved aside.
+// Save writes a record, whatever there was. One that cannot be read is moved aside.
 func (s *Store) Save(r *Record) error {
-	return s.edit(r.Claim.UID, func(e *entry) (*Record, error) { return r, s.setAside(e, r) })
+	return s.edit(r.Claim.UID, func(e *entry) error {
+		e.record = r
+		return s.disk.setAside(e, r.Arrived)
+	})
 }
 
 // Put is Update for a claim that may have no record yet: the change is made to a copy of r then.
 // One that cannot be read is moved aside.
 func (s *Store) Put(r *Record, change func(*Record) error) error {
-	return s.edit(r.Claim.UID, func(e *entry) (*Record, error) {
+	return s.edit(r.Claim.UID, func(e *entry) error {
 		if e.record == nil {
 			e.record = r.Clone()
 		}
 		if err := change(e.record); err != nil {
-			return nil, err
+			return err
 		}
-		return e.record, s.setAside(e, r)
+		return s.disk.setAside(e, r.Arrived)
 	})
 }
 
-// Update changes the record of a claim. It needs no space on the disk where only states, times
-// and marks change. The error wraps ErrNoRecord if there is none. The function must not use
-// the store.
+// Update changes the record of a claim. It needs no space on the disk where only the state, times
+// and marks change. The error wraps ErrNoRecord if there is none. The function must not use the
+// store.
 func (s *Store) Update(uid types.UID, change func(*Record) error) error {
-	return s.edit(uid, func(e *entry) (*Record, error) {
+	return s.edit(uid, func(e *entry) error {
 		switch {
 		case e.err != nil:
-			return nil, &UnreadableError{Path: e.path, Err: e.err}
+			return e.unreadable()
 		case e.record == nil:
-			return nil, ErrNoRecord
+			return ErrNoRecord
 		}
-		return e.record, change(e.record)
+		return change(e.record)
 	})
 }
 
-func (s *Store) edit(uid types.UID, change func(*entry) (*Record, error)) error {
-	unlock, err := s.lock(uid, unix.LOCK_EX)
+// edit changes what is known of a claim, and writes it.
+func (s *Store) edit(uid types.UID, change func(*entry) error) error {
+	unlock, err := s.disk.lock(unix.LOCK_EX, uid)
 	if err != nil {
 		return err
 	}
 	defer unlock()
 	e := s.load(uid)
-	if e.record, err = change(e); err == nil {
-		err = s.write(e)
+	if err = change(e); err == nil {
+		err = s.disk.write(e)
 	}
 	if err != nil {
 		return fmt.Errorf("record of claim %s: %w", uid, err)
 	}
+	s.keep(uid, nil)
 	return nil
 }
 
-// lock must come before all that follows here, LOCK_EX before what writes.
-func (s *Store) lock(uid types.UID, how int) (unlock func(), err error) {
-	if err := CheckUID(uid); err != nil {
-		return nil, err
-	}
-	unlock, err = s.lockAll(how)
-	if err != nil {
-		err = fmt.Errorf("record of claim %s: %w", uid, err)
-	}
-	return unlock, err
-}
-
-func (s *Store) lockAll(how int) (unlock func(), err error) {
-	take, give := s.turn.RLock, s.turn.RUnlock
-	if how == unix.LOCK_EX {
-		take, give = s.turn.Lock, s.turn.Unlock
-	}
-	take()
-	folder, err := lockFolder(s.folder, how)
-	if absent(err) && how == unix.LOCK_SH {
-		return give, nil // there is nothing to read
-	}
-	if err != nil {
-		give()
-		return nil, err
-	}
-	return func() {
-		_ = folder.Close() // nothing was written
-		give()
-	}, nil
-}
-
-// file is one file as it is on the disk. It is absent if it has neither data nor an error.
-type file struct {
-	path string
-	data []byte
-	// head has no GPUs where not even that can be read.
-	head head
-	// written is nil for a file that says only when the claim was released.
-	written *Record
-	err     error
-}
-
-func (s *Store) readFile(path string, uid types.UID, boot string) file {
-	f := file{path: path}
-	if f.data, f.err = s.files.Read(path); f.err != nil {
-		if absent(f.err) {
-			f.err = nil
-		}
-		return f
-	}
-	var body []byte
-	if f.head, body, f.err = parseHead(f.data); f.err != nil || f.head.state == gone {
-		return f
-	}
-	s.mu.Lock()
-	known := s.parsed[path]
-	s.mu.Unlock()
-	if known.record == nil || !bytes.Equal(known.body, body) {
-		known.body = body
-		if known.record, f.err = parseBody(body, uid, f.head.body); f.err != nil {
-			return f
-		}
-		s.mu.Lock()
-		s.parsed[path] = known
-		s.mu.Unlock()
-	}
-	written := known.record.Clone()
-	if f.err = f.head.apply(written, boot); f.err == nil {
-		f.written = written
-	}
-	return f
-}
-
-// entry is what is known of a claim.
-type entry struct {
-	uid types.UID
-	file
-	// record is what was written, with what could not be.
-	record *Record
-	// released is when the claim was last released, or zero.
-	released time.Duration
-	// beside means that there is such a file, pending that not all is written.
-	beside, pending bool
-}
-
+// load reads all that is known of a claim in this boot.
 func (s *Store) load(uid types.UID) *entry {
-	e := &entry{uid: uid, file: s.readFile(s.Path(uid), uid, s.boot)}
-	beside := s.readFile(e.path+besideSuffix, uid, s.boot)
-	e.beside = beside.data != nil || beside.err != nil
-	e.released = max(e.head.released, beside.head.released)
-	if e.written != nil {
-		e.record = e.written.Clone()
+	e := s.disk.load(uid)
+	if u := s.kept(uid); u != nil {
+		e.pending = true
+		e.released = max(e.released, u.released)
+		if e.err == nil && u.line == e.line() {
+			e.record = nil
+			if u.record != nil {
+				e.record = u.record.Clone()
+			}
+		}
 	}
-	s.overlay(e)
-	if e.record != nil && e.record.Arrived < e.released {
-		e.record.State = Releasing
-	}
+	e.age()
 	return e
 }
 
-// write makes the files say what the entry says.
-func (s *Store) write(e *entry) error {
-	var err error
-	stone := head{state: gone, released: e.released}
-	switch {
-	case e.err != nil:
-		err = s.files.Replace(e.path+besideSuffix, stone.line())
-	case e.record != nil:
-		err = s.writeRecord(e)
-	case e.data == nil && e.released > 0:
-		err = s.files.Replace(e.path, stone.line())
-	case e.data != nil && e.released > 0:
-		stone.marks, stone.gpus, stone.arrived = e.head.marks, e.head.gpus, e.head.arrived
-		if err = s.files.WriteHead(e.path, stone.line()); err == nil {
-			// What is behind the head means nothing now, so that this may fail.
-			_ = s.files.Truncate(e.path, int64(len(stone.line())))
-		}
-	default:
-		err = s.files.Remove(e.path)
+// kept returns what could not be written of a claim, or nil.
+func (s *Store) kept(uid types.UID) *unwritten {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if u, found := s.unwritten[uid]; found {
+		return &u
 	}
-	if err != nil {
-		return err
-	}
-	if e.beside && e.err == nil {
-		_ = s.files.Remove(e.path + besideSuffix) // Sweep tries again
-	}
-	s.forget(e.uid)
-	s.changed.send()
 	return nil
 }
 
-func (s *Store) writeRecord(e *entry) error {
-	if e.record.BootID != s.boot {
-		return fmt.Errorf("it is of boot %q, want %q", e.record.BootID, s.boot)
+// keep is about to be what kept returns, and wakes all who wait for a change.
+func (s *Store) keep(uid types.UID, u *unwritten) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.unwritten, uid)
+	if u != nil {
+		s.unwritten[uid] = *u
 	}
-	h, body, err := encode(e.record, e.released)
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// write keeps in memory what the disk does not take.
+func (s *Store) write(e *entry) error {
+	err := s.disk.write(e)
+	if err == nil {
+		s.keep(e.uid, nil)
+		return nil
+	}
+	s.keep(e.uid, &unwritten{released: e.released, line: e.line(), record: e.record})
+	return fmt.Errorf("record of claim %s is not written: %w", e.uid, err)
+}
+
+// Release notes that a call that arrived at that time releases the claim, or wants it released:
+// from then on a record that is older than the call reads as Releasing, in all processes. Where
+// the disk refuses it is kept in memory, written is false, and the error says why: the caller goes
+// on. A record that cannot be read is not touched.
+func (s *Store) Release(uid types.UID, arrived time.Duration) (written bool, err error) {
+	if err := CheckUID(uid); err != nil {
+		return false, err
+	}
+	unlock, err := s.disk.lock(unix.LOCK_EX)
+	if err != nil {
+		u := s.kept(uid)
+		if u == nil {
+			u = &unwritten{line: "unknown"}
+		}
+		u.released = max(u.released, arrived)
+		s.keep(uid, u)
+		return false, err
+	}
+	defer unlock()
+	e := s.load(uid)
+	if e.released < arrived || e.pending {
+		e.released = max(e.released, arrived)
+		e.age()
+		err = s.write(e)
+	}
+	return err == nil, err
+}
+
+// Released reports whether the claim was released by a call that arrived after the given time.
+func (s *Store) Released(uid types.UID, since time.Duration) bool {
+	if unlock, err := s.disk.lock(unix.LOCK_SH, uid); err == nil {
+		defer unlock()
+		return s.load(uid).released > since
+	}
+	u := s.kept(uid)
+	return u != nil && u.released > since
+}
+
+// Clear notes that nothing is left of the claim on a GPU, or anywhere for "". With the last mark
+// the record goes, and those of earlier boots. Where the disk refuses it is kept in memory, and the
+// error says why: the caller goes on.
+func (s *Store) Clear(uid types.UID, pciAddress string) error {
+	unlock, err := s.disk.lock(unix.LOCK_EX, uid)
 	if err != nil {
 		return err
 	}
-	if e.written != nil {
-		if _, was, err := encode(e.written, 0); err == nil && bytes.Equal(was, body) {
-			// What another version wrote stays.
-			h.gpus, h.body = e.head.gpus, e.head.body
-			return s.files.WriteHead(e.path, h.line())
-		}
+	defer unlock()
+	e := s.load(uid)
+	if e.err != nil {
+		return e.unreadable()
 	}
-	return s.files.Replace(e.path, append(h.line(), body...))
+	if e.record != nil {
+		e.record.Clear(pciAddress)
+		if !e.record.Marked() {
+			e.record = nil
+		}
+		err = s.write(e)
+	}
+	if e.record == nil {
+		err = errors.Join(err, s.disk.dropEarlier(uid))
+	}
+	return err
 }
 
-// setAside moves a record that cannot be read away, and does nothing to others. The new name says
-// which releases are about it: those that arrived after it was written, as far as is known.
-func (s *Store) setAside(e *entry, next *Record) error {
-	if e.err == nil {
-		return nil
+// DropGuard removes the files of a claim that cannot be read, if they were moved aside or the claim
+// was released: all that it has is written down again, or nothing of it is left.
+func (s *Store) DropGuard(uid types.UID) error {
+	unlock, err := s.disk.lock(unix.LOCK_EX, uid)
+	if err != nil {
+		return err
 	}
-	since := e.head.arrived
-	if since == 0 && e.released == 0 {
-		since = next.Arrived
+	defer unlock()
+	listed, err := s.disk.list()
+	errs := []error{err}
+	paths := listed[uid]
+	if e := s.load(uid); e.err != nil && e.released > e.head.arrived {
+		paths = append(paths, e.path)
 	}
-	for n := 1; ; n++ {
-		to := fmt.Sprintf("%s%s%d-%d", e.path, asideInfix, since, n)
-		_, err := os.Lstat(to)
-		if err == nil {
-			continue
-		}
-		if absent(err) {
-			err = s.files.Move(e.path, to)
-		}
-		if err != nil {
-			return fmt.Errorf("it cannot be read (%w) and not be moved aside: %w", e.err, err)
-		}
-		e.file = file{path: e.path}
-		return nil
+	for _, path := range paths {
+		errs = append(errs, s.disk.files.Remove(path))
 	}
+	s.keep(uid, s.kept(uid))
+	return errors.Join(errs...)
+}
+
+// Sweep writes what could not be written, and removes what says only when a claim was released
+// once no call can be older, and what earlier boots have left besides records.
+func (s *Store) Sweep(now time.Duration) error {
+	unlock, err := s.disk.lock(unix.LOCK_EX)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	listed, err := s.disk.list()
+	errs := []error{err}
+	s.mu.Lock()
+	uids := slices.AppendSeq(slices.Collect(maps.Keys(listed)), maps.Keys(s.unwritten))
+	s.mu.Unlock()
+	slices.Sort(uids)
+	for _, uid := range slices.Compact(uids) {
+		e := s.load(uid)
+		switch {
+		case e.body == nil && e.err == nil && len(listed[uid]) == 0 && now-e.released >= releasedLife:
+			errs = append(errs, s.disk.dropEarlier(uid))
+			e.released = 0
+			errs = append(errs, s.write(e))
+		case e.pending, e.beside && e.err == nil:
+			errs = append(errs, s.write(e))
+		}
+	}
+	return errors.Join(append(errs, s.disk.sweepEarlier())...)
 }
