@@ -5,6 +5,7 @@ package record
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -13,84 +14,61 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/gofrs/flock"
 	"k8s.io/apimachinery/pkg/types"
 )
 
 const (
-	// besideSuffix is of the file that says when a claim was released whose record cannot be read.
-	besideSuffix = ".released"
-	asideInfix   = ".unreadable-"
-
 	lockPoll = time.Millisecond
 	// lockLimit is a thousand times as long as a process has the lock that is not stopped.
 	lockLimit = 5 * time.Second
+
+	// besideSuffix is of the file that says when a claim was released whose record cannot be read.
+	besideSuffix = ".released"
+	asideSuffix  = ".unreadable-"
 )
 
 // disk is what all processes see.
 type disk struct {
-	dataDir, boot, folder string
-	files                 Files
+	folder, boot string
+	files        Files
 	// turn is for goroutines what the folder's lock is for processes.
 	turn sync.RWMutex
-	mu   sync.Mutex
-	// parsed are the last contents of files, by path: most do not change between two snapshots.
-	parsed map[string]parsed
+	// parsed are the last bodies of files, by path: most do not change between two snapshots.
+	parsed sync.Map
 }
 
 // parsed is the body of a file. Nobody changes it.
 type parsed struct {
-	body   []byte
+	body   string
 	record *Record
 }
 
-// lock comes before all that follows here, with LOCK_EX before what writes. It is the folder's own
-// lock: it takes no space, and nobody removes it without being noticed.
-func (d *disk) lock(how int, uids ...types.UID) (unlock func(), err error) {
+// lock comes before all that follows here, and is exclusive before what writes. It is the folder's
+// own lock, which takes no space. A folder that is not there needs none to be read.
+func (d *disk) lock(exclusive bool, uids ...types.UID) (unlock func(), err error) {
 	for _, uid := range uids {
 		if err := CheckUID(uid); err != nil {
 			return nil, err
 		}
 	}
-	take, give := d.turn.RLock, d.turn.RUnlock
-	if how == unix.LOCK_EX {
-		take, give = d.turn.Lock, d.turn.Unlock
+	lock := flock.New(d.folder, flock.SetFlag(os.O_RDONLY))
+	take, give, try := d.turn.RLock, d.turn.RUnlock, lock.TryRLockContext
+	if exclusive {
+		take, give, try = d.turn.Lock, d.turn.Unlock, lock.TryLockContext
+		err = os.MkdirAll(d.folder, 0o750)
 	}
 	take()
-	for end := time.Now().Add(lockLimit); ; time.Sleep(lockPoll) {
-		folder, err := d.tryLock(how)
-		switch {
-		case err == nil:
-			return func() { _ = folder.Close(); give() }, nil // nothing was written
-		case absent(err) && how == unix.LOCK_SH:
-			return give, nil // there is nothing to read
-		case !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(end):
-			give()
-			return nil, fmt.Errorf("lock of the records in %s: %w", d.folder, err)
-		}
+	if err == nil {
+		ctx, cancel := context.WithTimeout(context.Background(), lockLimit)
+		defer cancel()
+		_, err = try(ctx, lockPoll)
 	}
-}
-
-func (d *disk) tryLock(how int) (*os.File, error) {
-	if how == unix.LOCK_EX {
-		if err := os.MkdirAll(d.folder, 0o750); err != nil {
-			return nil, err
-		}
+	if err != nil && (exclusive || !absent(err)) {
+		give()
+		return nil, fmt.Errorf("lock of the records in %s: %w", d.folder, err)
 	}
-	folder, err := os.Open(d.folder)
-	if err != nil {
-		return nil, err
-	}
-	open, openErr := folder.Stat()
-	err = errors.Join(openErr, unix.Flock(int(folder.Fd()), how|unix.LOCK_NB))
-	if there, thereErr := os.Stat(d.folder); err == nil && (thereErr != nil || !os.SameFile(open, there)) {
-		err = unix.EWOULDBLOCK // it was removed meanwhile
-	}
-	if err != nil {
-		_ = folder.Close() // nothing was written
-		return nil, err
-	}
-	return folder, nil
+	return func() { _ = lock.Unlock(); give() }, nil // it fails for a bad descriptor only
 }
 
 // entry is what is known of a claim, or what one file says.
@@ -106,8 +84,10 @@ type entry struct {
 	body, record *Record
 	// released is when the claim was last released, or zero.
 	released time.Duration
-	// beside means that a file says so, pending that not all is written.
-	beside, pending bool
+	// pending means that not all is written.
+	pending bool
+	// beside, aside and earlier are other files of the claim.
+	beside, aside, earlier []string
 }
 
 // age says of a record that is older than the release that it is being released.
@@ -116,6 +96,9 @@ func (e *entry) age() {
 		e.record.State = Releasing
 	}
 }
+
+// guarded reports whether a release is about the file that cannot be read.
+func (e *entry) guardReleased() bool { return e.released > e.head.arrived }
 
 // line returns the head as it is in the file.
 func (e *entry) line() string {
@@ -130,12 +113,44 @@ func (e *entry) unreadable() error {
 	return fmt.Errorf("%s cannot be read: %w", e.path, e.err)
 }
 
-// load reads the files of a claim in this boot.
-func (d *disk) load(uid types.UID) *entry {
-	e := d.read(filepath.Join(d.folder, string(uid)), uid)
-	beside := d.read(e.path+besideSuffix, uid)
-	e.beside = beside.data != nil || beside.err != nil
-	e.released = max(e.released, beside.released)
+func (d *disk) path(uid types.UID) string { return filepath.Join(d.folder, string(uid)+"."+d.boot) }
+
+// list finds the files of all claims.
+func (d *disk) list() (map[types.UID]*entry, error) {
+	files, err := os.ReadDir(d.folder)
+	if err != nil && !absent(err) {
+		return nil, fmt.Errorf("records: %w", err)
+	}
+	all := map[types.UID]*entry{}
+	for _, file := range files {
+		parts := strings.SplitN(file.Name(), ".", 3)
+		uid := types.UID(parts[0])
+		if CheckUID(uid) != nil || len(parts) == 1 {
+			continue
+		}
+		if all[uid] == nil {
+			all[uid] = &entry{uid: uid}
+		}
+		e, path := all[uid], filepath.Join(d.folder, file.Name())
+		switch {
+		case parts[1] != d.boot:
+			e.earlier = append(e.earlier, path)
+		case strings.HasSuffix(path, besideSuffix):
+			e.beside = append(e.beside, path)
+		case strings.Contains(path, asideSuffix):
+			e.aside = append(e.aside, path)
+		}
+	}
+	return all, nil
+}
+
+// load reads what an entry says, with the files that were found.
+func (d *disk) load(found *entry) *entry {
+	e := d.read(d.path(found.uid), found.uid)
+	e.beside, e.aside, e.earlier = found.beside, found.aside, found.earlier
+	for _, path := range e.beside {
+		e.released = max(e.released, d.read(path, e.uid).released)
+	}
 	return e
 }
 
@@ -154,20 +169,17 @@ func (d *disk) read(path string, uid types.UID) *entry {
 	if e.err != nil || e.head.state == gone {
 		return e
 	}
-	d.mu.Lock()
-	known := d.parsed[path]
-	d.mu.Unlock()
-	if known.record == nil || !bytes.Equal(known.body, body) {
-		known.body = body
+	last, _ := d.parsed.Load(path)
+	known, _ := last.(parsed)
+	if known.body != string(body) {
+		known.body = string(body)
 		if known.record, e.err = parseBody(body, uid, e.head.body); e.err != nil {
 			return e
 		}
-		d.mu.Lock()
-		d.parsed[path] = known
-		d.mu.Unlock()
+		d.parsed.Store(path, known)
 	}
 	record := known.record.Clone()
-	record.BootID = filepath.Base(filepath.Dir(path))
+	_, record.BootID, _ = strings.Cut(filepath.Base(path), ".")
 	if e.err = e.head.apply(record); e.err == nil {
 		e.body, e.record = known.record, record
 	}
@@ -180,7 +192,7 @@ func (d *disk) write(e *entry) error {
 	stone := head{state: gone, released: e.released, marks: e.head.marks, gpus: e.head.gpus}
 	switch line := stone.line(); {
 	case e.err != nil:
-		err = d.files.Replace(e.path+besideSuffix, line)
+		return d.files.Replace(e.path+besideSuffix, line)
 	case e.record != nil:
 		err = d.writeRecord(e)
 	case e.released == 0:
@@ -192,8 +204,11 @@ func (d *disk) write(e *entry) error {
 			_ = d.files.Truncate(e.path, int64(len(line))) // it means nothing now: this may fail
 		}
 	}
-	if err == nil && e.err == nil && e.beside {
-		_ = d.files.Remove(e.path + besideSuffix) // Sweep tries again
+	if err == nil {
+		_ = d.remove(e.beside) // Sweep tries again
+	}
+	if e.record == nil {
+		d.parsed.Delete(e.path)
 	}
 	return err
 }
@@ -215,6 +230,14 @@ func (d *disk) writeRecord(e *entry) error {
 	return d.files.Replace(e.path, append(h.line(), body...))
 }
 
+func (d *disk) remove(paths []string) error {
+	var errs []error
+	for _, path := range paths {
+		errs = append(errs, d.files.Remove(path))
+	}
+	return errors.Join(errs...)
+}
+
 // setAside moves a record that cannot be read away, and does nothing to others. The new name says
 // which releases are about it: those that arrived after it was written, as far as is known.
 func (d *disk) setAside(e *entry, arrived time.Duration) error {
@@ -225,79 +248,10 @@ func (d *disk) setAside(e *entry, arrived time.Duration) error {
 	if since == 0 && e.released == 0 {
 		since = arrived
 	}
-	to := e.path
-	for n, err := 1, error(nil); err == nil; n++ {
-		to = fmt.Sprintf("%s%s%d-%d", e.path, asideInfix, since, n)
-		if _, err = os.Lstat(to); err != nil && !absent(err) {
-			return fmt.Errorf("%w, and not be moved aside: %w", e.unreadable(), err)
-		}
-	}
+	to := fmt.Sprintf("%s%s%d-%d", e.path, asideSuffix, since, time.Now().UnixNano())
 	if err := d.files.Move(e.path, to); err != nil {
 		return fmt.Errorf("%w, and not be moved aside: %w", e.unreadable(), err)
 	}
 	e.data, e.body, e.err, e.head = nil, nil, nil, head{}
 	return nil
-}
-
-// list returns the claims that have a file of this boot, with the files that were moved aside.
-func (d *disk) list() (map[types.UID][]string, error) {
-	files, err := os.ReadDir(d.folder)
-	if err != nil && !absent(err) {
-		return nil, fmt.Errorf("records: %w", err)
-	}
-	listed := map[types.UID][]string{}
-	for _, file := range files {
-		name, _, isAside := strings.Cut(strings.TrimSuffix(file.Name(), besideSuffix), asideInfix)
-		uid := types.UID(name)
-		if CheckUID(uid) != nil {
-			continue
-		}
-		aside := listed[uid]
-		if isAside {
-			aside = append(aside, filepath.Join(d.folder, file.Name()))
-		}
-		listed[uid] = aside
-	}
-	return listed, nil
-}
-
-// earlier returns the folders of earlier boots. What cannot be listed of them blocks nothing.
-func (d *disk) earlier() []string {
-	root := filepath.Dir(d.folder)
-	entries, _ := os.ReadDir(root)
-	var folders []string
-	for _, entry := range entries {
-		if name := entry.Name(); name != d.boot && entry.IsDir() {
-			folders = append(folders, filepath.Join(root, name))
-		}
-	}
-	return folders
-}
-
-// dropEarlier removes the records of a claim of earlier boots.
-func (d *disk) dropEarlier(uid types.UID) error {
-	var errs []error
-	for _, folder := range d.earlier() {
-		errs = append(errs, d.files.Remove(filepath.Join(folder, string(uid))))
-	}
-	return errors.Join(errs...)
-}
-
-// sweepEarlier removes what is no record of an earlier boot: nothing that it was about is left.
-func (d *disk) sweepEarlier() error {
-	var errs []error
-	for _, folder := range d.earlier() {
-		files, err := os.ReadDir(folder)
-		errs = append(errs, err)
-		for _, file := range files {
-			path := filepath.Join(folder, file.Name())
-			if !file.IsDir() && d.read(path, types.UID(file.Name())).record == nil {
-				errs = append(errs, d.files.Remove(path))
-			}
-		}
-		if len(files) == 0 && err == nil {
-			errs = append(errs, os.Remove(folder))
-		}
-	}
-	return errors.Join(errs...)
 }

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"strconv"
 	"strings"
 	"time"
 
@@ -44,46 +43,36 @@ type head struct {
 	body uint32
 }
 
+const layout = "%s state=%-9s arrived=%020d released=%020d marks=[%s] gpus=[%s] body=%08x head="
+
 func (h *head) line() []byte {
-	line := fmt.Appendf(nil, "%s state=%-9s arrived=%020d released=%020d marks=%s gpus=%s body=%08x head=",
-		version, h.state, h.arrived, h.released, h.marks, strings.Join(h.gpus, ","), h.body)
+	line := fmt.Appendf(nil, layout, version, h.state, h.arrived, h.released, h.marks, strings.Join(h.gpus, ","), h.body)
 	return fmt.Appendf(line, "%08x\n", crc32.ChecksumIEEE(line))
 }
 
 // parseHead returns the body as well. With an error the GPUs are known if they are not nil.
 func parseHead(data []byte) (h head, body []byte, err error) {
-	line, body, whole := bytes.Cut(data, []byte("\n"))
-	summed := line[:max(0, len(line)-8)]
-	if !whole || !strings.HasPrefix(string(line), format) || fmt.Sprintf("%08x", crc32.ChecksumIEEE(summed)) != string(line[len(summed):]) {
+	line, body, _ := bytes.Cut(data, []byte("\n"))
+	text := string(line)
+	at := max(0, len(text)-8)
+	if !strings.HasPrefix(text, format) || fmt.Sprintf("%08x", crc32.ChecksumIEEE(line[:at])) != text[at:] {
 		return head{}, nil, errors.New("its head is damaged")
 	}
-	fields := map[string]string{}
-	for _, field := range strings.Fields(string(line)) {
-		key, value, _ := strings.Cut(field, "=")
-		fields[key] = value
-	}
-	h = head{state: State(fields["state"]), marks: fields["marks"], gpus: []string{}}
-	if list := fields["gpus"]; list != "" {
-		h.gpus = strings.Split(list, ",")
-	}
-	if _, known := fields[version]; !known {
+	_, list, _ := strings.Cut(text, " gpus=[")
+	list, _, _ = strings.Cut(list, "]")
+	h.gpus = strings.FieldsFunc(list, func(r rune) bool { return r == ',' })
+	if !strings.HasPrefix(text, version+" ") {
 		return h, nil, fmt.Errorf("%w: it is no %s", ErrOtherVersion, version)
 	}
-	arrived, arrivedErr := strconv.ParseInt(fields["arrived"], 10, 64)
-	released, releasedErr := strconv.ParseInt(fields["released"], 10, 64)
-	sum, sumErr := strconv.ParseUint(fields["body"], 16, 32)
-	h.arrived, h.released, h.body = time.Duration(arrived), time.Duration(released), uint32(sum)
-	if err := errors.Join(arrivedErr, releasedErr, sumErr); err != nil {
-		return h, nil, fmt.Errorf("its head is damaged: %w", err)
-	}
+	_, err = fmt.Sscanf(text, version+" state=%s arrived=%d released=%d marks=%s gpus=%s body=%x", &h.state, &h.arrived, &h.released, &h.marks, &list, &h.body)
+	h.marks = strings.Trim(h.marks, "[]")
 	switch {
 	case h.state != Preparing && h.state != Prepared && h.state != Releasing && h.state != gone:
 		return h, nil, fmt.Errorf("%w: state %q", ErrOtherVersion, h.state)
 	case strings.Trim(h.marks, marks) != "":
 		return h, nil, fmt.Errorf("%w: marks %q", ErrOtherVersion, h.marks)
-	case string(h.line()) != string(line)+"\n":
-		// It could not be written again in its place.
-		return h, nil, errors.New("its head is damaged")
+	case err != nil || string(h.line()) != text+"\n":
+		return h, nil, errors.Join(errors.New("its head is damaged"), err) // it could not be written in its place
 	}
 	return h, body, nil
 }
@@ -158,7 +147,7 @@ func (r *Record) check() error {
 
 func (d *Device) check() error {
 	switch {
-	case d.Device == "" || d.PCIAddress == "" || strings.ContainsAny(d.PCIAddress, ", \n\t="):
+	case d.Device == "" || d.PCIAddress == "" || strings.ContainsAny(d.PCIAddress, ", \n\t[]"):
 		return fmt.Errorf("no name or no PCI address: %q, %q", d.Device, d.PCIAddress)
 	case d.Type != device.Whole && d.Type != device.Partition && d.Type != Static && !d.IsShare():
 		return fmt.Errorf("%w: type %q", ErrOtherVersion, d.Type)

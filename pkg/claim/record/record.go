@@ -44,7 +44,7 @@ func (r Ref) String() string {
 type Record struct {
 	Claim Ref `json:"claim"`
 	// BootID is the kernel's at the time of the preparation. MIG instances do not survive a
-	// reboot, so with another id nothing of it exists. It is the name of the file's folder.
+	// reboot, so with another id nothing of it exists. It is part of the name of the file.
 	BootID string `json:"-"`
 	State  State  `json:"-"`
 	// Arrived is when the call came that last prepared the claim, since the machine started.

@@ -14,7 +14,6 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -67,34 +66,29 @@ func Look(dataDir, boot string) (*Snapshot, error) {
 func (s *Store) Snapshot() *Snapshot {
 	all := &Snapshot{}
 	s.disk.addOld(all)
-	unlock, err := s.disk.lock(unix.LOCK_SH)
+	var found map[types.UID]*entry
+	unlock, err := s.disk.lock(false)
+	if err == nil {
+		defer unlock()
+		found, err = s.disk.list()
+	}
 	if err != nil {
 		all.guard(Guard{Path: s.disk.folder, Err: err})
-		return all
 	}
-	defer unlock()
-	listed, err := s.disk.list()
-	if err != nil {
-		all.guard(Guard{Path: s.disk.folder, Err: err})
-	}
-	seen := map[string]bool{}
-	for _, uid := range slices.Sorted(maps.Keys(listed)) {
-		e := s.load(uid)
-		seen[e.path] = true
+	for _, uid := range slices.Sorted(maps.Keys(found)) {
+		e := s.load(found[uid])
 		if e.record != nil {
 			all.Records = append(all.Records, e.record)
+		} else if r := s.earlier(e); r != nil {
+			all.Earlier = append(all.Earlier, r)
 		}
 		if e.err != nil {
-			all.guard(Guard{Claim: uid, GPUs: e.head.gpus, Path: e.path, Released: e.released > e.head.arrived, Err: e.err})
+			all.guard(Guard{Claim: uid, GPUs: e.head.gpus, Path: e.path, Released: e.guardReleased(), Err: e.err})
 		}
-		for _, path := range listed[uid] {
-			all.guard(s.disk.aside(path, e))
+		for _, path := range e.aside {
+			all.guard(s.disk.asideGuard(path, e))
 		}
 	}
-	s.addEarlier(all, seen)
-	s.disk.mu.Lock()
-	defer s.disk.mu.Unlock()
-	maps.DeleteFunc(s.disk.parsed, func(path string, _ parsed) bool { return !seen[path] })
 	return all
 }
 
@@ -106,43 +100,20 @@ func (all *Snapshot) guard(g Guard) {
 	all.Guards = append(all.Guards, g)
 }
 
-// aside is about a file that was moved aside from the claim of the entry.
-func (d *disk) aside(path string, e *entry) Guard {
+// asideGuard is about a file that was moved aside from the claim of the entry.
+func (d *disk) asideGuard(path string, e *entry) Guard {
 	var since int64
-	_, numbers, _ := strings.Cut(path, asideInfix)
+	_, numbers, _ := strings.Cut(path, asideSuffix)
 	_, err := fmt.Sscanf(numbers, "%d-", &since)
 	f := d.read(path, e.uid)
 	return Guard{Claim: e.uid, GPUs: f.head.gpus, Path: path, Released: err == nil && int64(e.released) > since,
 		Err: cmp.Or(f.err, errors.New("it could not be read and was moved aside"))}
 }
 
-func (s *Store) addEarlier(all *Snapshot, seen map[string]bool) {
-	known := map[types.UID]bool{}
-	for _, r := range all.Records {
-		known[r.Claim.UID] = true
-	}
-	for _, folder := range s.disk.earlier() {
-		files, _ := os.ReadDir(folder) // what is not found blocks nothing
-		for _, file := range files {
-			uid := types.UID(file.Name())
-			if CheckUID(uid) != nil || known[uid] {
-				continue
-			}
-			if e := s.disk.read(filepath.Join(folder, file.Name()), uid); e.record != nil {
-				if s.load(uid).released > 0 {
-					e.record.State = Releasing
-				}
-				known[uid], seen[e.path] = true, true
-				all.Earlier = append(all.Earlier, e.record)
-			}
-		}
-	}
-}
-
 // addOld adds the records that builds before this format have written in this boot. They stay:
 // people remove them.
 func (d *disk) addOld(all *Snapshot) {
-	folder := filepath.Join(d.dataDir, "claims")
+	folder := filepath.Join(filepath.Dir(d.folder), "claims")
 	files, err := os.ReadDir(folder)
 	if err != nil && !absent(err) {
 		all.guard(Guard{Path: folder, Err: err})
@@ -160,7 +131,7 @@ func (d *disk) addOld(all *Snapshot) {
 		data, err := d.files.Read(g.Path)
 		if err = cmp.Or(err, json.Unmarshal(data, &old)); err == nil {
 			g.GPUs = []string{}
-		} else if note, err := d.files.Read(filepath.Join(d.dataDir, "boot")); err == nil {
+		} else if note, err := d.files.Read(filepath.Join(filepath.Dir(d.folder), "boot")); err == nil {
 			old.BootID = strings.TrimSpace(string(note)) // these builds noted it once for all
 		}
 		for _, on := range old.Devices {

@@ -4,15 +4,13 @@
 package record
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
-	"maps"
 	"path/filepath"
-	"slices"
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -51,7 +49,7 @@ func Open(dataDir, boot string, files Files) (*Store, error) {
 		return nil, fmt.Errorf("records: boot ID %q: want letters, digits and dashes", boot)
 	}
 	return &Store{
-		disk:    disk{dataDir: dataDir, boot: boot, folder: filepath.Join(dataDir, "records", boot), files: files, parsed: map[string]parsed{}},
+		disk:    disk{folder: filepath.Join(dataDir, "records"), boot: boot, files: files},
 		changed: make(chan struct{}), unwritten: map[types.UID]unwritten{},
 	}, nil
 }
@@ -60,7 +58,7 @@ func Open(dataDir, boot string, files Files) (*Store, error) {
 func (s *Store) Boot() string { return s.disk.boot }
 
 // Path returns where the record of a claim is.
-func (s *Store) Path(uid types.UID) string { return filepath.Join(s.disk.folder, string(uid)) }
+func (s *Store) Path(uid types.UID) string { return s.disk.path(uid) }
 
 // Changed returns a channel that the next change by this process closes.
 func (s *Store) Changed() <-chan struct{} {
@@ -72,16 +70,13 @@ func (s *Store) Changed() <-chan struct{} {
 // Read returns the record of a claim, if there is none in this boot that of an earlier one, or
 // nil. It fails where there is one that cannot be read.
 func (s *Store) Read(uid types.UID) (*Record, error) {
-	unlock, err := s.disk.lock(unix.LOCK_SH, uid)
+	e, unlock, err := s.find(false, uid)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	e := s.load(uid)
-	for _, folder := range s.disk.earlier() {
-		if e.record == nil && e.err == nil {
-			e.record = s.disk.read(filepath.Join(folder, string(uid)), uid).record
-		}
+	if e.record == nil && e.err == nil {
+		e.record = s.earlier(e)
 	}
 	return e.record, e.unreadable()
 }
@@ -125,12 +120,11 @@ func (s *Store) Update(uid types.UID, change func(*Record) error) error {
 
 // edit changes what is known of a claim, and writes it.
 func (s *Store) edit(uid types.UID, change func(*entry) error) error {
-	unlock, err := s.disk.lock(unix.LOCK_EX, uid)
+	e, unlock, err := s.find(true, uid)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	e := s.load(uid)
 	if err = change(e); err == nil {
 		err = s.disk.write(e)
 	}
@@ -141,10 +135,23 @@ func (s *Store) edit(uid types.UID, change func(*entry) error) error {
 	return nil
 }
 
-// load reads all that is known of a claim in this boot.
-func (s *Store) load(uid types.UID) *entry {
-	e := s.disk.load(uid)
-	if u := s.kept(uid); u != nil {
+// find locks the store and reads all that is known of a claim.
+func (s *Store) find(exclusive bool, uid types.UID) (e *entry, unlock func(), err error) {
+	if unlock, err = s.disk.lock(exclusive, uid); err != nil {
+		return nil, nil, err
+	}
+	all, err := s.disk.list()
+	if err != nil {
+		unlock()
+		return nil, nil, err
+	}
+	return s.load(cmp.Or(all[uid], &entry{uid: uid})), unlock, nil
+}
+
+// load reads what is known of a claim whose files were found.
+func (s *Store) load(found *entry) *entry {
+	e := s.disk.load(found)
+	if u := s.kept(e.uid); u != nil {
 		e.pending = true
 		e.released = max(e.released, u.released)
 		if e.err == nil && u.line == e.line() {
@@ -156,6 +163,19 @@ func (s *Store) load(uid types.UID) *entry {
 	}
 	e.age()
 	return e
+}
+
+// earlier returns the record of an earlier boot, or nil.
+func (s *Store) earlier(e *entry) *Record {
+	for _, path := range e.earlier {
+		if r := s.disk.read(path, e.uid).record; r != nil {
+			if e.released > 0 {
+				r.State = Releasing
+			}
+			return r
+		}
+	}
+	return nil
 }
 
 // kept returns what could not be written of a claim, or nil.
@@ -199,7 +219,7 @@ func (s *Store) Release(uid types.UID, arrived time.Duration) (written bool, err
 	if err := CheckUID(uid); err != nil {
 		return false, err
 	}
-	unlock, err := s.disk.lock(unix.LOCK_EX)
+	e, unlock, err := s.find(true, uid)
 	if err != nil {
 		u := s.kept(uid)
 		if u == nil {
@@ -210,7 +230,6 @@ func (s *Store) Release(uid types.UID, arrived time.Duration) (written bool, err
 		return false, err
 	}
 	defer unlock()
-	e := s.load(uid)
 	if e.released < arrived || e.pending {
 		e.released = max(e.released, arrived)
 		e.age()
@@ -221,9 +240,9 @@ func (s *Store) Release(uid types.UID, arrived time.Duration) (written bool, err
 
 // Released reports whether the claim was released by a call that arrived after the given time.
 func (s *Store) Released(uid types.UID, since time.Duration) bool {
-	if unlock, err := s.disk.lock(unix.LOCK_SH, uid); err == nil {
+	if e, unlock, err := s.find(false, uid); err == nil {
 		defer unlock()
-		return s.load(uid).released > since
+		return e.released > since
 	}
 	u := s.kept(uid)
 	return u != nil && u.released > since
@@ -233,12 +252,11 @@ func (s *Store) Released(uid types.UID, since time.Duration) bool {
 // the record goes, and those of earlier boots. Where the disk refuses it is kept in memory, and the
 // error says why: the caller goes on.
 func (s *Store) Clear(uid types.UID, pciAddress string) error {
-	unlock, err := s.disk.lock(unix.LOCK_EX, uid)
+	e, unlock, err := s.find(true, uid)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	e := s.load(uid)
 	if e.err != nil {
 		return e.unreadable()
 	}
@@ -250,7 +268,7 @@ func (s *Store) Clear(uid types.UID, pciAddress string) error {
 		err = s.write(e)
 	}
 	if e.record == nil {
-		err = errors.Join(err, s.disk.dropEarlier(uid))
+		err = errors.Join(err, s.disk.remove(e.earlier))
 	}
 	return err
 }
@@ -258,48 +276,51 @@ func (s *Store) Clear(uid types.UID, pciAddress string) error {
 // DropGuard removes the files of a claim that cannot be read, if they were moved aside or the claim
 // was released: all that it has is written down again, or nothing of it is left.
 func (s *Store) DropGuard(uid types.UID) error {
-	unlock, err := s.disk.lock(unix.LOCK_EX, uid)
+	e, unlock, err := s.find(true, uid)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	listed, err := s.disk.list()
-	errs := []error{err}
-	paths := listed[uid]
-	if e := s.load(uid); e.err != nil && e.released > e.head.arrived {
+	paths := e.aside
+	if e.err != nil && e.guardReleased() {
 		paths = append(paths, e.path)
 	}
-	for _, path := range paths {
-		errs = append(errs, s.disk.files.Remove(path))
-	}
+	err = s.disk.remove(paths)
 	s.keep(uid, s.kept(uid))
-	return errors.Join(errs...)
+	return err
 }
 
 // Sweep writes what could not be written, and removes what says only when a claim was released
 // once no call can be older, and what earlier boots have left besides records.
 func (s *Store) Sweep(now time.Duration) error {
-	unlock, err := s.disk.lock(unix.LOCK_EX)
+	unlock, err := s.disk.lock(true)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	listed, err := s.disk.list()
+	all, err := s.disk.list()
 	errs := []error{err}
 	s.mu.Lock()
-	uids := slices.AppendSeq(slices.Collect(maps.Keys(listed)), maps.Keys(s.unwritten))
-	s.mu.Unlock()
-	slices.Sort(uids)
-	for _, uid := range slices.Compact(uids) {
-		e := s.load(uid)
-		switch {
-		case e.body == nil && e.err == nil && len(listed[uid]) == 0 && now-e.released >= releasedLife:
-			errs = append(errs, s.disk.dropEarlier(uid))
-			e.released = 0
-			errs = append(errs, s.write(e))
-		case e.pending, e.beside && e.err == nil:
-			errs = append(errs, s.write(e))
+	for uid := range s.unwritten {
+		if all[uid] == nil && err == nil {
+			all[uid] = &entry{uid: uid}
 		}
 	}
-	return errors.Join(append(errs, s.disk.sweepEarlier())...)
+	s.mu.Unlock()
+	for _, found := range all {
+		e := s.load(found)
+		switch {
+		case e.body == nil && e.err == nil && len(e.aside) == 0 && now-e.released >= releasedLife && e.released > 0:
+			e.released = 0
+			errs = append(errs, s.disk.remove(e.earlier), s.write(e))
+		case e.pending, len(e.beside) > 0 && e.err == nil:
+			errs = append(errs, s.write(e))
+		}
+		for _, path := range e.earlier { // nothing that these were about is left
+			if s.disk.read(path, e.uid).record == nil {
+				errs = append(errs, s.disk.files.Remove(path))
+			}
+		}
+	}
+	return errors.Join(errs...)
 }
