@@ -97,7 +97,7 @@ func (e *entry) age() {
 	}
 }
 
-// guarded reports whether a release is about the file that cannot be read.
+// guardReleased reports whether a release is about the file that cannot be read.
 func (e *entry) guardReleased() bool { return e.released > e.head.arrived }
 
 // line returns the head as it is in the file.
@@ -173,7 +173,7 @@ func (d *disk) read(path string, uid types.UID) *entry {
 	known, _ := last.(parsed)
 	if known.body != string(body) {
 		known.body = string(body)
-		if known.record, e.err = parseBody(body, uid, e.head.body); e.err != nil {
+		if known.record, e.err = parseBody(body, uid); e.err != nil {
 			return e
 		}
 		d.parsed.Store(path, known)

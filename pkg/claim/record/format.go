@@ -73,16 +73,15 @@ func parseHead(data []byte) (h head, body []byte, err error) {
 		return h, nil, fmt.Errorf("%w: marks %q", ErrOtherVersion, h.marks)
 	case err != nil || string(h.line()) != text+"\n":
 		return h, nil, errors.Join(errors.New("its head is damaged"), err) // it could not be written in its place
+	case h.state != gone && crc32.ChecksumIEEE(body) != h.body:
+		return h, nil, errors.New("it is damaged")
 	}
 	return h, body, nil
 }
 
 // parseBody is strict about what the driver relies on and indifferent to fields that it does not
 // know.
-func parseBody(body []byte, uid types.UID, sum uint32) (*Record, error) {
-	if crc32.ChecksumIEEE(body) != sum {
-		return nil, errors.New("it is damaged")
-	}
+func parseBody(body []byte, uid types.UID) (*Record, error) {
 	var r Record
 	if err := json.Unmarshal(body, &r); err != nil {
 		return nil, err

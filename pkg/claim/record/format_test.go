@@ -22,7 +22,7 @@ func parse(data []byte) (*Record, error) {
 	if err != nil || h.state == gone {
 		return nil, err
 	}
-	r, err := parseBody(body, uid, h.body)
+	r, err := parseBody(body, uid)
 	if err != nil {
 		return nil, err
 	}

@@ -131,11 +131,11 @@ func (d *disk) addOld(all *Snapshot) {
 		data, err := d.files.Read(g.Path)
 		if err = cmp.Or(err, json.Unmarshal(data, &old)); err == nil {
 			g.GPUs = []string{}
+			for _, on := range old.Devices {
+				g.GPUs = append(g.GPUs, on.PCIAddress)
+			}
 		} else if note, err := d.files.Read(filepath.Join(filepath.Dir(d.folder), "boot")); err == nil {
 			old.BootID = strings.TrimSpace(string(note)) // these builds noted it once for all
-		}
-		for _, on := range old.Devices {
-			g.GPUs = append(g.GPUs, on.PCIAddress)
 		}
 		if old.BootID == d.boot {
 			all.guard(g)

@@ -223,7 +223,7 @@ func (s *Store) Release(uid types.UID, arrived time.Duration) (written bool, err
 	if err != nil {
 		u := s.kept(uid)
 		if u == nil {
-			u = &unwritten{line: "unknown"}
+			u = &unwritten{}
 		}
 		u.released = max(u.released, arrived)
 		s.keep(uid, u)
