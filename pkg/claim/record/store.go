@@ -308,18 +308,24 @@ func (s *Store) Sweep(now time.Duration) error {
 	}
 	s.mu.Unlock()
 	for _, found := range all {
-		e := s.load(found)
-		switch {
-		case e.body == nil && e.err == nil && len(e.aside) == 0 && now-e.released >= releasedLife && e.released > 0:
-			e.released = 0
-			errs = append(errs, s.disk.remove(e.earlier), s.write(e))
-		case e.pending, len(e.beside) > 0 && e.err == nil:
-			errs = append(errs, s.write(e))
-		}
-		for _, path := range e.earlier { // nothing that these were about is left
-			if s.disk.read(path, e.uid).record == nil {
-				errs = append(errs, s.disk.files.Remove(path))
-			}
+		errs = append(errs, s.sweep(s.load(found), now))
+	}
+	return errors.Join(errs...)
+}
+
+func (s *Store) sweep(e *entry, now time.Duration) error {
+	var errs []error
+	isOld := e.released > 0 && now-e.released >= releasedLife
+	switch {
+	case isOld && e.body == nil && e.err == nil && len(e.aside) == 0:
+		e.released = 0
+		errs = append(errs, s.disk.remove(e.earlier), s.write(e))
+	case e.pending, len(e.beside) > 0 && e.err == nil:
+		errs = append(errs, s.write(e))
+	}
+	for _, path := range e.earlier { // nothing that these were about is left
+		if s.disk.read(path, e.uid).record == nil {
+			errs = append(errs, s.disk.files.Remove(path))
 		}
 	}
 	return errors.Join(errs...)
