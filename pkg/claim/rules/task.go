@@ -75,9 +75,12 @@ type Task struct {
 	Actions []Action
 	// Final come after the Actions of all GPUs.
 	Final []Action
-	// With are the GPUs that have to agree. Empty: this one alone.
+	// With are the GPUs that have to agree: empty is this one alone, EveryGPU all of the node.
 	With []string
 }
+
+// EveryGPU stands for all GPUs of the node.
+const EveryGPU = "*"
 
 // State is what a record has come to on this GPU.
 type State uint8
