@@ -11,6 +11,11 @@ import (
 // release takes back what a claim has on this GPU, the last part first. The spec goes before everything, the record
 // after it: what is cleared was seen to be gone under the same lock.
 func (d *decision) release(r *Record, parts []*Part) {
+	if isClear(parts) && !isClear(all(r.Parts)) {
+		d.removeSpecOnly(r) // what is left of the claim is on other GPUs
+		d.verdict(r, Verdict{State: Complete})
+		return
+	}
 	actions := []Action{{Do: RemoveSpec, Claim: r.Claim, GPU: d.GPU}}
 	var pending string
 	undone := 0
@@ -40,17 +45,30 @@ func (d *decision) release(r *Record, parts []*Part) {
 	d.verdict(r, Verdict{State: Working})
 	d.sayPending(r, parts, "this is not done yet")
 	actions = slices.DeleteFunc(actions, func(a Action) bool { return a.Do == Unstart })
-	actions = append(actions, Action{Do: Clear, Claim: r.Claim, GPU: d.GPU})
 	if d.isLastPartition(r, parts) {
-		// Last, because the mode may stay on: the next claim of the whole GPU turns it off.
 		actions = append(actions, d.action(DisableMIG, r, parts[0]))
 	}
-	d.releases = append(d.releases, Task{Claim: r.Claim, Aim: Release, Actions: actions})
+	d.releases = append(d.releases, Task{Claim: r.Claim, Aim: Release, Actions: append(actions, Action{Do: Clear, Claim: r.Claim, GPU: d.GPU})})
+}
+
+func all(parts []Part) []*Part {
+	pointers := make([]*Part, len(parts))
+	for i := range parts {
+		pointers[i] = &parts[i]
+	}
+	return pointers
+}
+
+// isClear reports whether nothing of the parts may be there.
+func isClear(parts []*Part) bool {
+	return !slices.ContainsFunc(parts, func(p *Part) bool { return p.Mark != Untouched })
 }
 
 // isLastPartition reports whether the release of these parts leaves no instance on a GPU whose mode follows the claims.
+// Where somebody's memory keeps the first instance from being made no part is started, and the mode stays.
 func (d *decision) isLastPartition(r *Record, parts []*Part) bool {
-	if !d.Hardware.MIG || len(d.Hardware.Instances) == 0 {
+	made := slices.ContainsFunc(parts, func(p *Part) bool { return p.Dynamic && p.Kind == Partition && !p.Admin && p.Mark == Started })
+	if !d.Hardware.MIG || !made {
 		return false
 	}
 	for k := range d.Hardware.Instances {
