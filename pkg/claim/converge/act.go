@@ -170,18 +170,20 @@ func (w *work) setMode(ctx context.Context, a rules.Action) error {
 	return err
 }
 
-// dropNamesakes removes the CDI specs of other claims that name the ID of a GPU instance, before anything can run in it.
+// dropNamesakes removes the CDI specs of other claims that may name the ID of a GPU instance, before anything can run in
+// it: all but those that are seen to name what is there.
 func (w *work) dropNamesakes(ctx context.Context, a rules.Action) error {
 	id, found := w.instanceID(a)
 	if !found {
 		return nil
 	}
+	state := w.seen[a.GPU].state
 	for _, d := range w.seen[a.GPU].snapshot.On(a.GPU) {
-		if d.Record.Claim.UID == a.Claim || d.Partition == nil || d.Partition.Made == nil || d.Partition.Made.InstanceID != id {
-			continue
+		if d.Record.Claim.UID == a.Claim || d.Partition == nil || d.Mark == record.Started && addressOf(a) == d.Address() {
+			continue // its own, or a share of the same partition
 		}
-		if d.Mark == record.Started && addressOf(a) == d.Address() {
-			continue // a share of the same partition
+		if there := partition.Instance(state, d.Address()); there != nil && d.Partition.Made != nil && d.Partition.Made.InstanceID == there.ID && there.ID != id {
+			continue // it names what it has
 		}
 		klog.FromContext(ctx).Info("Removing the CDI spec of a claim whose partition is gone", "other", d.Record.Claim, "device", d.Device.Device)
 		if err := w.Specs.Remove(ctx, d.Record.Claim.UID); err != nil {

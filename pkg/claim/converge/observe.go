@@ -105,8 +105,16 @@ func (e *Engine) observeHardware(ctx context.Context, o *observation, d depth) {
 		e.observeSessions(ctx, o)
 	}
 	if needs.Users {
-		h.Users, h.InstanceUsers = e.Users.Users(ctx, o.GPU, o.snapshot.Records)
+		h.Users, h.InstanceUsers = e.Users.Users(ctx, o.GPU, e.owners(o.snapshot))
 	}
+}
+
+// owners are the claims whose processes may be on the GPUs. Those of claims that are released, or that the API server does
+// not know, have no business there any more.
+func (e *Engine) owners(s *record.Snapshot) []*record.Record {
+	return slices.DeleteFunc(slices.Clone(s.Records), func(r *record.Record) bool {
+		return r.State != record.Prepared || e.Orphan != nil && e.Orphan(r.Claim.UID, r.Arrived)
+	})
 }
 
 // mayBeDivided: drivers in trouble say "not supported". A GPU on which a claim has a partition, or which can have any,

@@ -46,8 +46,8 @@ func (d *decision) gone(r *Record, parts []*Part) {
 type making struct {
 	*decision
 	r *Record
-	// starts are written before the effects.
-	starts, effects []Action
+	// starts are written before the effects, resets are done before both: the record says what was set.
+	resets, starts, effects []Action
 	// modeOn means that the effects turn MIG mode on.
 	modeOn bool
 }
@@ -112,9 +112,12 @@ func (d *decision) unmake(r *Record, p *Part) {
 }
 
 func (m *making) start(p *Part) {
-	if p.Mark != Started {
+	if interval := m.interval(p); p.Mark != Started || interval != p.Interval {
+		if p.Mark == Started && p.Interval != "" && interval == "" {
+			m.resets = append(m.resets, m.action(ResetInterval, m.r, p))
+		}
 		a := m.action(Start, m.r, p)
-		a.Interval = m.interval(p)
+		a.Interval = interval
 		m.starts = append(m.starts, a)
 	}
 }
@@ -194,22 +197,25 @@ func (m *making) whole(p *Part) *Verdict {
 	return nil
 }
 
-// interval is the time slice that a part gets: all shares of a GPU have that of the first one, or none if that has asked
-// for none, whatever the policy says by now.
+// interval is the time slice that a part gets: all shares of a GPU have that of those that are prepared, or that have come
+// first, and none if these have asked for none, whatever the policy says by now.
 func (m *making) interval(p *Part) policy.Interval {
-	if p.Mark != Started && p.Shared && p.Place == Undivided && p.Session == "" {
-		if holders := m.holders(m.sharers(p)); len(holders) > 0 {
-			return holders[0].Interval
-		}
+	if m.r.Phase == Prepared || !p.Shared || p.Place != Undivided || p.Session != "" {
+		return p.Interval
 	}
-	return p.Interval
+	holders := m.holders(m.sharers(p))
+	if len(holders) == 0 {
+		return p.Interval
+	}
+	prepared := slices.IndexFunc(holders, func(s sharer) bool { return s.record.Phase == Prepared })
+	return holders[max(prepared, 0)].Interval
 }
 
 // propose adds the sessions and what a claim on several GPUs does on all of them at once.
 func (m *making) propose(parts []*Part) {
 	d, r := m.decision, m.r
 	gpus := r.gpus()
-	actions := slices.Concat(m.starts, m.effects)
+	actions := slices.Concat(m.resets, m.starts, m.effects)
 	sessions, jointly := m.startSessions(parts)
 	if len(jointly) > 0 && len(actions)+len(sessions) == 0 {
 		d.verdict(r, Verdict{State: Working})
