@@ -181,7 +181,7 @@ func (w *work) clear(ctx context.Context, a rules.Action) error {
 		klog.FromContext(ctx).Error(err, "What is released is not written down", "claimUID", a.Claim)
 	}
 	if r, err := w.Store.Read(a.Claim); err != nil || r != nil {
-		return nil //nolint:nilerr // its folder goes with the rest of the claim
+		return nil // its folder goes with the rest of the claim
 	}
 	return w.Specs.Limits.Drop(a.Claim)
 }

@@ -62,7 +62,7 @@ func (e *Engine) jointly(ctx context.Context, plan *rules.Plan, tried map[string
 			continue
 		}
 		tried["joint "+taskName(t)] = true
-		r, err := e.once(ctx, gpus, needed, jointTask(t.Claim, gpus))
+		r, err := e.once(ctx, gpus, jointTask(t.Claim, gpus))
 		if err != nil {
 			return true, err
 		}

@@ -106,7 +106,7 @@ func firstCause(errs []error) error {
 
 // prepareJointly carries out what all GPUs of a claim propose at once. It reports whether the claim is prepared.
 func (e *Engine) prepareJointly(ctx context.Context, claim types.UID, gpus []string) (done bool, err error) {
-	r, err := e.once(ctx, gpu.SortPCIAddresses(slices.Clone(gpus)), needed, jointTask(claim, gpus))
+	r, err := e.once(ctx, gpu.SortPCIAddresses(slices.Clone(gpus)), jointTask(claim, gpus))
 	switch {
 	case err != nil:
 		return false, err
@@ -125,45 +125,55 @@ func (e *Engine) prepareJointly(ctx context.Context, claim types.UID, gpus []str
 
 // prepareOn brings a claim as far as it gets on one GPU alone: until it is prepared, or all of its GPUs have to agree.
 func (e *Engine) prepareOn(ctx context.Context, claim types.UID, address string) error {
-	failed, waited := 0, false
+	failed := 0
 	deadline := time.Now().Add(waitTime)
 	for range maxRounds {
 		if c := e.call(claim); c != nil && e.Store.Released(claim, c.Wanted.Arrived) {
 			return ErrOutOfDate
 		}
 		changed := e.Store.Changed()
-		r, err := e.once(ctx, []string{address}, needed, ownTask(claim, address))
+		r, err := e.once(ctx, []string{address}, ownTask(claim, address))
 		if err != nil {
 			return err
 		}
 		v, _ := r.verdict(claim, address)
 		switch own := r.task != nil && r.task.Claim == claim; {
-		case v.State == rules.Complete:
-			return nil
-		case v.State == rules.Waiting && r.err == nil, v.State == rules.Waiting && !own:
-			if waited = true; !e.waitForPlace(ctx, changed, deadline) {
+		case v.State == rules.Waiting && (r.err == nil || !own):
+			if !e.waitForPlace(ctx, changed, deadline) {
 				return &VerdictError{v}
 			}
-		case v.State == rules.Refused || v.State == rules.Unknown || v.State == rules.Pending:
+		case isFinal(v.State):
 			return cmp.Or(r.err, error(&VerdictError{v}))
 		case r.err != nil:
-			if !transient(r.err) || failed == len(pauses) || e.pause(ctx, pauses[failed]) != nil {
+			if failed++; !e.mayRetry(ctx, failed, r.err) {
 				return tried(failed, r.err)
 			}
-			failed++
-			klog.FromContext(ctx).Info("Trying again", "tried", failed, "reason", r.err)
 		case r.task == nil, r.task.Aim == rules.Commit:
 			return nil // it is prepared, or all of its GPUs have to agree
 		}
 	}
-	return fmt.Errorf("GPU %s changes all the time (waited: %t)", address, waited)
+	return fmt.Errorf("GPU %s changes all the time", address)
+}
+
+// isFinal reports whether a claim cannot get on.
+func isFinal(s rules.State) bool {
+	return s == rules.Refused || s == rules.Unknown || s == rules.Pending
+}
+
+// mayRetry waits before another attempt, if there is to be one.
+func (e *Engine) mayRetry(ctx context.Context, failed int, err error) bool {
+	if !transient(err) || failed > len(pauses) || e.pause(ctx, pauses[failed-1]) != nil {
+		return false
+	}
+	klog.FromContext(ctx).Info("Trying again", "tried", failed, "reason", err)
+	return true
 }
 
 func tried(failed int, err error) error {
-	if failed == 0 {
+	if failed == 1 {
 		return err
 	}
-	return fmt.Errorf("tried %d times: %w", failed+1, err)
+	return fmt.Errorf("tried %d times: %w", failed, err)
 }
 
 // transient reports whether another attempt may succeed.
@@ -208,16 +218,15 @@ func (e *Engine) Finish(ctx context.Context, claim types.UID, gpus []string) err
 
 func (e *Engine) finishOn(ctx context.Context, claim types.UID, address string) error {
 	for failed := 0; ; {
-		r, err := e.once(ctx, []string{address}, needed, releaseOf(claim, address))
+		r, err := e.once(ctx, []string{address}, releaseOf(claim, address))
 		if err != nil {
 			return err
 		}
 		switch {
 		case r.err != nil:
-			if !transient(r.err) || failed == len(pauses) || e.pause(ctx, pauses[failed]) != nil {
-				return r.err
+			if failed++; !e.mayRetry(ctx, failed, r.err) {
+				return tried(failed, r.err)
 			}
-			failed++
 		case r.task == nil:
 			if v, found := r.verdict(claim, address); found && (v.State == rules.Pending || v.State == rules.Unknown) && e.isLeaving(claim) {
 				return &VerdictError{v}

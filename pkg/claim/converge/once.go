@@ -38,7 +38,7 @@ func (r *round) verdict(claim types.UID, pciAddress string) (rules.Verdict, bool
 // again under the same locks, and the record is put right before anybody else can come to a wrong conclusion.
 //
 // Where a GPU does not answer its lock cannot be had: then it is decided what is known without it, and nothing is done.
-func (e *Engine) once(ctx context.Context, gpus []string, d depth, choose choose) (*round, error) {
+func (e *Engine) once(ctx context.Context, gpus []string, choose choose) (*round, error) {
 	unlock, err := e.Locks.GPUs(ctx, gpus)
 	if err != nil {
 		r := &round{plans: map[string]*rules.Plan{}, err: err}
@@ -49,7 +49,7 @@ func (e *Engine) once(ctx context.Context, gpus []string, d depth, choose choose
 		return r, err
 	}
 	defer unlock()
-	return e.underLocks(ctx, gpus, d, choose), nil
+	return e.underLocks(ctx, gpus, needed, choose), nil
 }
 
 func (e *Engine) underLocks(ctx context.Context, gpus []string, d depth, choose choose) *round {

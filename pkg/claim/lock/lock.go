@@ -82,7 +82,7 @@ func (l *Locks) Claim(ctx context.Context, uid types.UID) (release func(), err e
 
 // TryClaim does not wait. It returns nil for a lock that is held.
 func (l *Locks) TryClaim(uid types.UID) (release func(), err error) {
-	return l.acquire(context.Background(), []name{claimLock(uid)}, "")
+	return l.try([]name{claimLock(uid)})
 }
 
 // GPUs waits for the locks of all these GPUs. It fails at once, with a
@@ -98,7 +98,7 @@ func (l *Locks) GPUs(ctx context.Context, pciAddresses []string) (release func()
 
 // TryGPU does not wait. It returns nil for a lock that is held, and fails like GPUs.
 func (l *Locks) TryGPU(pciAddress string) (release func(), err error) {
-	return l.acquire(context.Background(), []name{gpuLock(pciAddress)}, "")
+	return l.try([]name{gpuLock(pciAddress)})
 }
 
 // GPUElsewhere reports whether a lock that TryGPU did not get is another process's.
@@ -119,11 +119,27 @@ func busyError(n name, user string, err error) error {
 	return fmt.Errorf("%s %w with another %s: %w", n, ErrBusy, user, err)
 }
 
+// try takes all locks or none. It returns nil where one of them is held.
+func (l *Locks) try(names []name) (release func(), err error) {
+	l.mu.Lock()
+	reserved, err := l.takeFree(names)
+	l.mu.Unlock()
+	if err != nil || !reserved {
+		return nil, err
+	}
+	held, err := l.lockFile(names)
+	if err != nil || held != "" {
+		l.free(names)
+		return nil, err
+	}
+	return l.releaser(names), nil
+}
+
 // acquire takes all locks or none, and waits for them until ctx is done. The user is the kind of
-// what holds such locks, for messages; without one it does not wait and returns nil instead.
+// what holds such locks, for messages.
 func (l *Locks) acquire(ctx context.Context, names []name, user string) (release func(), err error) {
 	for {
-		if reserved, err := l.reserve(ctx, names, user); err != nil || !reserved {
+		if err := l.reserve(ctx, names, user); err != nil {
 			return nil, err
 		}
 		held, err := l.lockFile(names)
@@ -131,7 +147,7 @@ func (l *Locks) acquire(ctx context.Context, names []name, user string) (release
 			return l.releaser(names), nil
 		}
 		l.free(names)
-		if err != nil || user == "" {
+		if err != nil {
 			return nil, err
 		}
 		if err := wait.For(ctx, filePoll); err != nil {
@@ -140,30 +156,38 @@ func (l *Locks) acquire(ctx context.Context, names []name, user string) (release
 	}
 }
 
+// takeFree takes all locks that no other goroutine of this process has, or none. The caller holds mu.
+func (l *Locks) takeFree(names []name) (bool, error) {
+	if err := l.checkHung(names); err != nil {
+		return false, err
+	}
+	if l.unavailable(names, len(l.waiting)) != "" {
+		return false, nil
+	}
+	l.take(names, len(l.waiting))
+	return true, nil
+}
+
 // reserve waits until no other goroutine of this process has any of the locks.
-func (l *Locks) reserve(ctx context.Context, names []name, user string) (bool, error) {
+func (l *Locks) reserve(ctx context.Context, names []name, user string) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	l.mu.Lock()
-	err := l.checkHung(names)
-	held := l.unavailable(names, len(l.waiting))
-	if err == nil && held == "" {
-		err = ctx.Err()
-	}
-	if err == nil && held == "" {
-		l.take(names, len(l.waiting))
-	}
-	if err != nil || held == "" || user == "" {
+	reserved, err := l.takeFree(names)
+	if err != nil || reserved {
 		l.mu.Unlock()
-		return err == nil && held == "", err
+		return err
 	}
 	w := &waiter{names: names, granted: make(chan error, 1)}
 	l.waiting = append(l.waiting, w)
 	l.mu.Unlock()
 	select {
-	case err = <-w.granted:
+	case err := <-w.granted:
+		return err
 	case <-ctx.Done():
-		err = l.giveUp(w, user, ctx.Err())
+		return l.giveUp(w, user, ctx.Err())
 	}
-	return err == nil, err
 }
 
 // giveUp stops waiting, unless the locks were granted at this very moment.

@@ -105,15 +105,9 @@ func (d *decision) undoRefused() bool {
 	}
 	d.verdict(r, v)
 	actions := []Action{d.takeBack(r, p)}
-	for i := range d.Records {
-		o := &d.Records[i]
-		if o.Boot != d.Boot || o.Phase == Wanted {
-			continue
-		}
-		for _, q := range d.on(o) {
-			if q != p && q.Mark == Started && q.SameDevice(p) && (o.Phase != Prepared || o == r) {
-				actions = append(actions, d.takeBack(o, q))
-			}
+	for _, s := range d.sharers(p) {
+		if s.record.Phase != Prepared || s.record == r {
+			actions = append(actions, d.takeBack(s.record, s.Part))
 		}
 	}
 	d.makes = append(d.makes, Task{Claim: r.Claim, Aim: Make, Actions: actions})

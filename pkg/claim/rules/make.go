@@ -152,6 +152,11 @@ func (m *making) partition(p *Part) *Verdict {
 		}
 		return nil
 	}
+	return m.create(p)
+}
+
+// create makes a partition where nothing is.
+func (m *making) create(p *Part) *Verdict {
 	for k := range m.Hardware.Instances {
 		if o := &m.Hardware.Instances[k]; o.Place.Overlaps(p.Place) {
 			return &Verdict{Code: Foreign, Why: fmt.Sprintf("device %s: GPU instance %d (placement %d:%d), which no claim has, overlaps with it%s",
@@ -260,12 +265,10 @@ func (m *making) startSessions(parts []*Part) (here, jointly []Action) {
 		if !p.Own {
 			want = demandOf(append(m.holders(m.sharers(p)), m.ownShares(p, parts)...))
 		}
-		s := m.session(p.Session)
-		replaced := slices.ContainsFunc(m.effects, func(a Action) bool { return a.Do == StopSession && a.Key == p.Key })
 		switch {
-		case s != nil && !replaced && (p.Own || s.Demand == want) && (s.Running || m.r.Phase == Prepared):
+		case m.sessionStands(p, want):
 			continue
-		case s == nil && m.r.Phase == Prepared:
+		case m.session(p.Session) == nil && m.r.Phase == Prepared:
 			m.say(Statement{Place: p.Place, Claim: m.r.Claim, Device: p.Device, Reason: SessionGone,
 				Text: fmt.Sprintf("processes of device %s have lost their MPS server", p.Device)})
 		}
@@ -279,6 +282,14 @@ func (m *making) startSessions(parts []*Part) (here, jointly []Action) {
 		}
 	}
 	return here, jointly
+}
+
+// sessionStands reports whether the session of a part is there as its holders need it. That of a partition which is made
+// again is not.
+func (m *making) sessionStands(p *Part, want Demand) bool {
+	s := m.session(p.Session)
+	replaced := slices.ContainsFunc(m.effects, func(a Action) bool { return a.Do == StopSession && a.Key == p.Key })
+	return s != nil && !replaced && (p.Own || s.Demand == want) && (s.Running || m.r.Phase == Prepared)
 }
 
 // ownShares are the claim's own parts of a shared device, whether or not they are started.

@@ -115,23 +115,26 @@ func (d *decision) undo(r *Record, p *Part, before []*Part) (actions []Action, p
 		return nil, "a claim whose record cannot be read may have a share of it (" + g.Path + ")"
 	}
 	instance := d.at(p.Place)
-	if users := d.users(p.Place); users.Any() {
+	users := d.users(p.Place)
+	switch {
+	case users.Any():
 		return nil, "it is in use: " + users.Text
-	}
-	if instance != nil && instance.Compute > 1 {
+	case instance != nil && instance.Compute > 1:
 		return nil, "" // somebody else has divided it
+	case p.Session != "" && d.Supervisor != Answered:
+		return nil, "the MPS supervisor does not answer: " + d.SupervisorText
 	}
+	return d.undoLast(r, p, instance), ""
+}
+
+// undoLast lists what takes back a part that nobody else has.
+func (d *decision) undoLast(r *Record, p *Part, instance *Instance) (actions []Action) {
 	do := func(a Do) { actions = append(actions, d.action(a, r, p)) }
-	if p.Session != "" {
-		if d.Supervisor != Answered {
-			return nil, "the MPS supervisor does not answer: " + d.SupervisorText
-		}
-		if d.session(p.Session) != nil {
-			do(StopSession)
-		}
-		if p.Place == Undivided && d.Hardware.Exclusive {
-			do(SetDefault)
-		}
+	if p.Session != "" && d.session(p.Session) != nil {
+		do(StopSession)
+	}
+	if p.Session != "" && p.Place == Undivided && d.Hardware.Exclusive {
+		do(SetDefault)
 	}
 	if p.Interval != "" {
 		do(ResetInterval)
@@ -142,7 +145,7 @@ func (d *decision) undo(r *Record, p *Part, before []*Part) (actions []Action, p
 		}
 		do(DestroyGI)
 	}
-	return actions, ""
+	return actions
 }
 
 // leaveTo gives a share back. Of several that are released at the same time, the last record to go takes everything with

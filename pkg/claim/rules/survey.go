@@ -49,6 +49,12 @@ func (d *decision) surveyInstances() (clear bool) {
 		d.say(Statement{Place: i.Place, Reason: Occupied, Text: fmt.Sprintf("GPU instance %d (profile %d, placement %d:%d) has no record and is left alone: %s",
 			i.ID, i.Place.ProfileID, i.Place.Start, i.Place.Size, d.advice(i))})
 	}
+	d.surveyGone()
+	return clear
+}
+
+// surveyGone finds the partitions of others that claims have and that do not exist any more.
+func (d *decision) surveyGone() {
 	for k := range d.Records {
 		r := &d.Records[k]
 		for _, p := range d.on(r) {
@@ -57,7 +63,6 @@ func (d *decision) surveyInstances() (clear bool) {
 			}
 		}
 	}
-	return clear
 }
 
 // advice says why an instance without record is not a device, and what helps.

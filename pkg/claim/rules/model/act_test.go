@@ -90,14 +90,14 @@ func (s *Scenario) act(w *world, k *work, a action) (outcome, violation) {
 		if gpu.Exclusive && gpu.ExclusiveBy == stranger {
 			return done, "the compute mode of an administrator was taken back"
 		}
-		if v := s.taken(w, c, a, func(p *device) bool { return p.Session != none && p.Place == undivided }); v != "" {
+		if v := s.taken(w, a, func(p *device) bool { return p.Session != none && p.Place == undivided }); v != "" {
 			return done, v
 		}
 		gpu.Exclusive, gpu.ExclusiveBy = false, 0
 	case rules.StartSession:
 		w.Sessions[a.Session-1] = a.Value
 	case rules.StopSession:
-		if v := s.taken(w, c, a, func(p *device) bool { return p.Session == a.Session }); v != "" {
+		if v := s.taken(w, a, func(p *device) bool { return p.Session == a.Session }); v != "" {
 			return done, v
 		}
 		w.Sessions[a.Session-1] = 0
@@ -147,7 +147,7 @@ func (s *Scenario) doubtful(w *world, k *work, o int, a action) bool {
 }
 
 // taken asserts that nothing is taken from claims that may count on it.
-func (s *Scenario) taken(w *world, own int, a action, uses func(*device) bool) violation {
+func (s *Scenario) taken(w *world, a action, uses func(*device) bool) violation {
 	for c := range s.Claims {
 		p := s.part(c, a.GPU)
 		if p == nil || p.Kind == rules.Partition && w.GPU[a.GPU].at(p.Place) == nil {
@@ -182,7 +182,7 @@ func (s *Scenario) destroy(w *world, k *work, a action) (outcome, violation) {
 	case in.By == stranger && !in.Indistinct:
 		return done, "a partition that somebody else made was destroyed"
 	}
-	if v := s.taken(w, int(a.Claim), a, func(p *device) bool { return p.Kind == rules.Partition && p.Place == a.Place }); v != "" && in.By != stranger {
+	if v := s.taken(w, a, func(p *device) bool { return p.Kind == rules.Partition && p.Place == a.Place }); v != "" && in.By != stranger {
 		return done, v
 	}
 	if spec := &w.Specs[a.Claim]; spec.Exists && spec.IDs[a.GPU] == in.ID {

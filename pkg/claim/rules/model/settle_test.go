@@ -58,7 +58,7 @@ func (m *machine) round(w *world) violation {
 				if w.Work[g].Process != 0 || w.locked(1<<g) {
 					break
 				}
-				m.Scenario.observe(w, p, g, &m.view)
+				m.observe(w, p, g, &m.view)
 				tasks := m.tasks(&m.view)
 				if k >= len(tasks) {
 					continue
@@ -141,7 +141,7 @@ func (m *machine) quiet(w world, seen map[uint64]bool) (world, violation, bool) 
 func (m *machine) explained(w *world, c int) violation {
 	process := w.Calls[c][0].Process
 	for i := range m.Claims[c] {
-		m.Scenario.observe(w, process, int(m.Claims[c][i].GPU), &m.view)
+		m.observe(w, process, int(m.Claims[c][i].GPU), &m.view)
 		plan := m.decide(m.view)
 		if v, found := plan.Verdict(claimNames[c]); found && v.Why != "" {
 			return ""

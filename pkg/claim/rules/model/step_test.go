@@ -106,11 +106,11 @@ func (m *machine) observations(w *world, p int8, g int, emit emit) {
 	if w.Work[g].Process != 0 || w.locked(1<<g) {
 		return
 	}
-	m.Scenario.observe(w, p, g, &m.view)
+	m.observe(w, p, g, &m.view)
 	for _, t := range m.tasks(&m.view) {
 		next := *w
 		if m.begin(&next, p, g, t) {
-			emit(Label{What: "observe", Process: p, GPU: int8(g), Claim: int8(t.Claim), Aim: t.Aim}, &next, "")
+			emit(Label{What: "observe", Process: p, GPU: int8(g), Claim: t.Claim, Aim: t.Aim}, &next, "")
 		}
 	}
 }
@@ -126,7 +126,7 @@ func (m *machine) begin(w *world, p int8, g int, t task) bool {
 		proposed := []task{t}
 		for _, o := range t.With[1:] {
 			locks |= 1 << o
-			m.Scenario.observe(w, p, int(o), &m.joint)
+			m.observe(w, p, int(o), &m.joint)
 			for _, other := range m.tasks(&m.joint) {
 				if other.Claim == t.Claim && other.Aim == t.Aim {
 					proposed = append(proposed, other)
@@ -183,7 +183,7 @@ func (k *work) pop() {
 func (m *machine) actSteps(w *world, g int, emit emit) {
 	k := &w.Work[g]
 	a := k.Queue[0]
-	label := Label{What: "act", Process: k.Process, Claim: int8(a.Claim), GPU: int8(a.GPU), Action: a}
+	label := Label{What: "act", Process: k.Process, Claim: a.Claim, GPU: a.GPU, Action: a}
 	if needsGPU(a.Do) && w.GPU[a.GPU].Health == hung {
 		return // it does not return
 	}
@@ -206,7 +206,7 @@ func (m *machine) perform(w *world, g int, label *Label) violation {
 	result, v := m.act(w, k, a)
 	label.Outcome = result
 	if m.note != nil {
-		m.note(Label{What: "act", Process: k.Process, Claim: int8(a.Claim), GPU: int8(a.GPU), Action: a, Outcome: result})
+		m.note(Label{What: "act", Process: k.Process, Claim: a.Claim, GPU: a.GPU, Action: a, Outcome: result})
 	}
 	switch {
 	case result == done || result != done && k.Release && k.N > 1 && k.Queue[1].Do == rules.Clear && (a.Do == rules.StartSession || a.Do == rules.DisableMIG):
@@ -229,7 +229,7 @@ func (m *machine) perform(w *world, g int, label *Label) violation {
 func (m *machine) decideRefused(w *world, g int, a action) {
 	k := w.Work[g]
 	if k.Locks == 1<<g && (a.Do == rules.CreateGI || a.Do == rules.CreateCI || a.Do == rules.DisableMIG) {
-		m.Scenario.observe(w, k.Process, g, &m.view)
+		m.observe(w, k.Process, g, &m.view)
 		m.view.Refused = m.refusal(w, a)
 		for _, t := range m.tasks(&m.view) {
 			if t.Claim != a.Claim || len(t.Actions) == 0 {
@@ -462,7 +462,7 @@ func (m *machine) isReady(w *world, c int, k call) bool {
 		return !slices.Contains(r.Marks[:], rules.Lost)
 	}
 	for i := range m.Claims[c] {
-		m.Scenario.observe(w, p, int(m.Claims[c][i].GPU), &m.view)
+		m.observe(w, p, int(m.Claims[c][i].GPU), &m.view)
 		plan := m.decide(m.view)
 		if v, found := plan.Verdict(claimNames[c]); !found || v.State != rules.Complete {
 			return false
