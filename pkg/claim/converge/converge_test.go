@@ -297,3 +297,69 @@ func TestNamesakes(t *testing.T) {
 		t.Errorf("got %+v, want the ID of the first one", got)
 	}
 }
+
+// TestAllocatedAnew shows that a claim that was allocated other devices, or the same with another configuration, gets these,
+// and not while processes use what it had.
+func TestAllocatedAnew(t *testing.T) {
+	for name, test := range map[string]struct{ first, second []string }{
+		"other place":    {[]string{"A slice0"}, []string{"A slice4"}},
+		"other GPU":      {[]string{"A whole"}, []string{"B whole"}},
+		"other share":    {[]string{"A mps"}, []string{"A half"}},
+		"one more":       {[]string{"A slice0"}, []string{"A slice0", "B slice0"}},
+		"the same":       {[]string{"A slice0", "B mps"}, []string{"A slice0", "B mps"}},
+		"another kind":   {[]string{"A turns"}, []string{"A mps"}},
+		"MPS of its own": {[]string{"A whole"}, []string{"A own", "B own"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t)
+			e := m.engine()
+			if _, err := e.Prepare(t.Context(), wanted(e, "u", test.first...)); err != nil {
+				t.Fatal(err)
+			}
+			started := len(m.effects)
+			call := wanted(e, "u", test.second...)
+			r, err := e.Prepare(t.Context(), call)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !sameWish(r, call.Wanted) || r.Arrived != call.Wanted.Arrived {
+				t.Errorf("got %+v, want %+v", r, call.Wanted)
+			}
+			if effects := m.effects[started:]; name == "the same" && slices.ContainsFunc(effects, func(e string) bool { return strings.Contains(e, "instance") || strings.Contains(e, "session") }) {
+				t.Errorf("it was made again: %v", effects)
+			}
+			settle(t, e)
+			if err := release(t, e, "u"); err != nil {
+				t.Error(err)
+			}
+			wantLeft(t, m, "released", nil)
+		})
+	}
+}
+
+// TestAllocatedAnewInUse shows that nothing is taken from running processes because their claim is allocated other devices.
+func TestAllocatedAnewInUse(t *testing.T) { synctest.Test(t, testAllocatedAnewInUse) }
+
+func testAllocatedAnewInUse(t *testing.T) {
+	m := newMachine(t)
+	e := m.engine()
+	if _, err := e.Prepare(t.Context(), wanted(e, "u", "A own", "B own")); err != nil {
+		t.Fatal(err)
+	}
+	m.users[pciA] = rules.Users{Memory: true, Text: "process 4711 (python)"}
+	if _, err := e.Prepare(t.Context(), wanted(e, "u", "A whole")); err == nil || !strings.Contains(err.Error(), "process 4711") && !strings.Contains(err.Error(), "released first") {
+		t.Errorf("got %v", err)
+	}
+	if len(m.exclusive) == 0 || !m.exclusive[pciA] {
+		t.Error("the compute mode of a GPU in use was set back")
+	}
+	clear(m.users)
+	if _, err := e.Prepare(t.Context(), wanted(e, "u", "A whole")); err != nil {
+		t.Error(err)
+	}
+	settle(t, e)
+	if err := release(t, e, "u"); err != nil {
+		t.Error(err)
+	}
+	wantLeft(t, m, "released", nil)
+}

@@ -51,6 +51,9 @@ func (e *VerdictError) Error() string { return e.Why }
 // before is undone before the call returns, and what cannot be undone stays written down. The caller has the claim's
 // lock. Errors name the device and wrap a *VerdictError, or what the hardware says.
 func (e *Engine) Prepare(ctx context.Context, c *Call) (*record.Record, error) {
+	if err := e.releaseOther(ctx, c); err != nil {
+		return nil, err
+	}
 	e.begin(c)
 	err := e.prepare(ctx, c)
 	e.end(c)
@@ -67,6 +70,31 @@ func (e *Engine) Prepare(ctx context.Context, c *Call) (*record.Record, error) {
 		err = errors.New("the claim was released meanwhile")
 	}
 	return r, err
+}
+
+// releaseOther lets go of what the claim has that is not what it wants now: it was allocated anew. That is a release like
+// any other, older than this call, so that it waits for processes that still use it. What is on GPUs that the call does
+// not work on ends here.
+func (e *Engine) releaseOther(ctx context.Context, c *Call) error {
+	uid := c.Wanted.Claim.UID
+	r, err := e.Store.Read(uid)
+	if err != nil || r == nil || r.BootID != e.Store.Boot() || r.State != record.Releasing && sameWish(r, c.Wanted) {
+		return nil //nolint:nilerr // a record that cannot be read is guarded
+	}
+	if r.State != record.Releasing {
+		if r.Arrived >= c.Wanted.Arrived {
+			return ErrOutOfDate
+		}
+		_, err = e.Store.Release(uid, r.Arrived+1)
+	}
+	if err == nil {
+		gpus := slices.DeleteFunc(r.GPUs(), func(address string) bool { return hasGPU(c.Wanted, address) })
+		err = e.Finish(ctx, uid, gpus)
+	}
+	if err != nil {
+		return fmt.Errorf("release what the claim had before: %w", err)
+	}
+	return nil
 }
 
 func (e *Engine) prepare(ctx context.Context, c *Call) error {
@@ -140,6 +168,10 @@ func (e *Engine) prepareOn(ctx context.Context, claim types.UID, address string)
 		switch own := r.task != nil && r.task.Claim == claim; {
 		case v.State == rules.Waiting && (r.err == nil || !own):
 			if !e.waitForPlace(ctx, changed, deadline) {
+				return &VerdictError{v}
+			}
+		case v.Code == rules.Unanswered && failed < len(pauses):
+			if failed++; e.pause(ctx, pauses[failed-1]) != nil {
 				return &VerdictError{v}
 			}
 		case isFinal(v.State):

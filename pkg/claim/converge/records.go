@@ -18,10 +18,12 @@ func (e *Engine) records(pciAddress string, snapshot *record.Snapshot) []rules.R
 	var all []rules.Record
 	wanted := e.callsOn(pciAddress)
 	for _, r := range slices.Concat(snapshot.Records, snapshot.Earlier) {
-		if !hasGPU(r, pciAddress) {
+		call := e.call(r.Claim.UID)
+		// What the claim had elsewhere has to go before it can have a new record.
+		leaves := call != nil && r.State == record.Releasing && hasGPU(call.Wanted, pciAddress)
+		if !hasGPU(r, pciAddress) && !leaves {
 			continue
 		}
-		call := e.call(r.Claim.UID)
 		if r.BootID != e.Store.Boot() && call != nil {
 			continue
 		}
@@ -95,6 +97,49 @@ func partOf(r *record.Record, d *record.Device, call *Call) rules.Part {
 		Restart:     d.Sharing.OnClientKilled == policy.KilledRestart,
 	}
 	return p
+}
+
+// sameWish reports whether a record is about what is wanted: the same devices, shared in the same way. What the policy
+// decides is as it was when the record was made.
+func sameWish(r, wanted *record.Record) bool {
+	if len(r.Devices) != len(wanted.Devices) || len(r.Sessions) != len(wanted.Sessions) {
+		return false
+	}
+	for i := range wanted.Devices {
+		d := &wanted.Devices[i]
+		if was := r.Device(d.Key()); was == nil || !sameDevice(was, d) {
+			return false
+		}
+	}
+	for i := range wanted.Sessions {
+		s := &wanted.Sessions[i]
+		was := r.Session(s.ID)
+		if was == nil || was.Shared != s.Shared || was.MultiUser != s.MultiUser || was.Percent != s.Percent || !sameLimits(was.Devices, s.Devices) {
+			return false
+		}
+	}
+	return true
+}
+
+func sameDevice(a, b *record.Device) bool {
+	if a.PCIAddress != b.PCIAddress || a.Type != b.Type || a.Admin != b.Admin || (a.Partition == nil) != (b.Partition == nil) {
+		return false
+	}
+	if a.Partition != nil && a.Address() != b.Address() {
+		return false
+	}
+	var was, is record.Sharing
+	if a.Sharing != nil {
+		was = *a.Sharing
+	}
+	if b.Sharing != nil {
+		is = *b.Sharing
+	}
+	return was.Session == is.Session && was.Limits == is.Limits && was.Limited == is.Limited
+}
+
+func sameLimits(a, b []record.SessionDevice) bool {
+	return slices.EqualFunc(a, b, func(x, y record.SessionDevice) bool { return x.Device == y.Device && x.MemoryBytes == y.MemoryBytes })
 }
 
 func gpuName(pciAddress string) string { return device.GPUName(pciAddress) }

@@ -167,6 +167,10 @@ func (d *decision) isStale(s Spec, r *Record) bool {
 // unknown keeps everything as it is. What needs no hardware goes on, so that pods can end.
 func (d *decision) unknown() {
 	d.say(Statement{Reason: Unresponsive, Text: d.Hardware.Text})
+	code := OutOfService
+	if d.Hardware.Answer == Failed {
+		code = Unanswered
+	}
 	for i := range d.Records {
 		r := &d.Records[i]
 		switch {
@@ -175,10 +179,10 @@ func (d *decision) unknown() {
 		case d.leaving(r):
 			const why = "this waits until the GPU answers"
 			d.removeSpecOnly(r)
-			d.verdict(r, Verdict{State: Pending, Code: OutOfService, Why: why + ": " + d.Hardware.Text})
+			d.verdict(r, Verdict{State: Pending, Code: code, Why: why + ": " + d.Hardware.Text})
 			d.sayPending(r, d.on(r), why)
 		default:
-			d.verdict(r, Verdict{State: Unknown, Code: OutOfService, Why: d.Hardware.Text})
+			d.verdict(r, Verdict{State: Unknown, Code: code, Why: d.Hardware.Text})
 		}
 	}
 }

@@ -60,6 +60,7 @@ func TestVerdicts(t *testing.T) {
 		"in use":         {wants(whole()), func(o *Observation) { o.Hardware.Users = Users{Memory: true, Text: "process 4711 (python)"} }, Waiting, InUse, "process 4711 (python)"},
 		"fabric":         {wants(whole()), func(o *Observation) { o.Hardware.Fabric = "in progress" }, Waiting, NotRegistered, "(in progress)"},
 		"out of service": {wants(whole()), func(o *Observation) { o.Hardware.Answer, o.Hardware.Text = Hung, "a call has not returned" }, Unknown, OutOfService, "a call has not returned"},
+		"no answer":      {wants(partition(0)), func(o *Observation) { o.Hardware.Answer, o.Hardware.Text = Failed, "unknown error" }, Unknown, Unanswered, "unknown error"},
 		"room":           {wants(partition(0)), func(*Observation) {}, Working, NoCode, ""},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -13,7 +13,6 @@ import (
 func (d *decision) release(r *Record, parts []*Part) {
 	if isClear(parts) && !isClear(all(r.Parts)) {
 		d.removeSpecOnly(r) // what is left of the claim is on other GPUs
-		d.verdict(r, Verdict{State: Complete})
 		return
 	}
 	actions := []Action{{Do: RemoveSpec, Claim: r.Claim, GPU: d.GPU}}

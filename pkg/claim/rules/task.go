@@ -4,6 +4,8 @@
 package rules
 
 import (
+	"slices"
+
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/policy"
@@ -124,6 +126,7 @@ const (
 	NotRegistered      // the NVLink fabric
 	Guarded            // a record that cannot be read may be about it
 	OutOfService       // the GPU does not answer
+	Unanswered         // a call on the GPU has failed; another one may not
 )
 
 // Reason is what is wrong with a device: a taint, an event, a condition of a claim.
@@ -167,9 +170,9 @@ type Plan struct {
 	Static     []StaticPartition
 }
 
-// Verdict returns what became of a claim.
+// Verdict returns what became of a claim: of what its call wants, where it also has something that is released first.
 func (p *Plan) Verdict(claim types.UID) (Verdict, bool) {
-	for _, v := range p.Verdicts {
+	for _, v := range slices.Backward(p.Verdicts) {
 		if v.Claim == claim {
 			return v, true
 		}
