@@ -156,7 +156,7 @@ func (e *Engine) prepareOn(ctx context.Context, claim types.UID, address string)
 	failed := 0
 	deadline := time.Now().Add(waitTime)
 	for range maxRounds {
-		if c := e.call(claim); c != nil && e.Store.Released(claim, c.Wanted.Arrived) {
+		if e.isOutOfDate(claim) {
 			return ErrOutOfDate
 		}
 		changed := e.Store.Changed()
@@ -170,15 +170,10 @@ func (e *Engine) prepareOn(ctx context.Context, claim types.UID, address string)
 			if !e.waitForPlace(ctx, changed, deadline) {
 				return &VerdictError{v}
 			}
-		case v.Code == rules.Unanswered && failed < len(pauses):
-			if failed++; e.pause(ctx, pauses[failed-1]) != nil {
-				return &VerdictError{v}
-			}
-		case isFinal(v.State):
-			return cmp.Or(r.err, error(&VerdictError{v}))
-		case r.err != nil:
-			if failed++; !e.mayRetry(ctx, failed, r.err) {
-				return tried(failed, r.err)
+		case isFinal(v) || r.err != nil:
+			err := cmp.Or(r.err, error(&VerdictError{v}))
+			if failed++; !e.mayRetry(ctx, failed, err) {
+				return tried(failed, err)
 			}
 		case r.task == nil, r.task.Aim == rules.Commit:
 			return nil // it is prepared, or all of its GPUs have to agree
@@ -187,9 +182,15 @@ func (e *Engine) prepareOn(ctx context.Context, claim types.UID, address string)
 	return fmt.Errorf("GPU %s changes all the time", address)
 }
 
+// isOutOfDate reports whether a claim was released after its call had arrived.
+func (e *Engine) isOutOfDate(claim types.UID) bool {
+	c := e.call(claim)
+	return c != nil && e.Store.Released(claim, c.Wanted.Arrived)
+}
+
 // isFinal reports whether a claim cannot get on.
-func isFinal(s rules.State) bool {
-	return s == rules.Refused || s == rules.Unknown || s == rules.Pending
+func isFinal(v rules.Verdict) bool {
+	return v.State == rules.Refused || v.State == rules.Unknown || v.State == rules.Pending
 }
 
 // mayRetry waits before another attempt, if there is to be one.
@@ -210,6 +211,9 @@ func tried(failed int, err error) error {
 
 // transient reports whether another attempt may succeed.
 func transient(err error) bool {
+	if verdict := (*VerdictError)(nil); errors.As(err, &verdict) {
+		return verdict.Code == rules.Unanswered
+	}
 	return !errors.Is(err, gpu.ErrHung) && (gpu.Transient(err) || errors.Is(err, sharing.ErrNoSupervisor))
 }
 

@@ -27,17 +27,7 @@ func (e *Engine) records(pciAddress string, snapshot *record.Snapshot) []rules.R
 		if r.BootID != e.Store.Boot() && call != nil {
 			continue
 		}
-		one := convert(r, call)
-		switch r.State {
-		case record.Preparing:
-			one.Phase, one.Calling = rules.Preparing, call != nil || e.isCalledElsewhere(r)
-		case record.Prepared:
-			one.Phase, one.Calling = rules.Prepared, call != nil
-			one.Outdated = call != nil && call.Wanted.Arrived > r.Arrived
-			one.Orphan = e.Orphan != nil && e.Orphan(r.Claim.UID, r.Arrived)
-		default:
-			one.Phase = rules.Releasing
-		}
+		one := e.recorded(r, call)
 		all = append(all, one)
 		if one.Phase != rules.Releasing {
 			wanted = slices.DeleteFunc(wanted, func(c *Call) bool { return c == call })
@@ -49,6 +39,22 @@ func (e *Engine) records(pciAddress string, snapshot *record.Snapshot) []rules.R
 		all = append(all, one)
 	}
 	return all
+}
+
+// recorded is what the disk says of a claim.
+func (e *Engine) recorded(r *record.Record, call *Call) rules.Record {
+	one := convert(r, call)
+	switch r.State {
+	case record.Preparing:
+		one.Phase, one.Calling = rules.Preparing, call != nil || e.isCalledElsewhere(r)
+	case record.Prepared:
+		one.Phase, one.Calling = rules.Prepared, call != nil
+		one.Outdated = call != nil && call.Wanted.Arrived > r.Arrived
+		one.Orphan = e.Orphan != nil && e.Orphan(r.Claim.UID, r.Arrived)
+	default:
+		one.Phase = rules.Releasing
+	}
+	return one
 }
 
 // isCalledElsewhere reports whether another process has the lock of a claim: its Prepare may be at work.
