@@ -162,12 +162,17 @@ begin:
 
 .PHONY: test-all
 test-all: export PARTAGE_TEST_ALL := 1
-test-all: test test-walk ## Run all tests, with all crashes and faults instead of a sample
+test-all: test test-walk test-model ## Run all tests, with all crashes and faults instead of a sample
 
 .PHONY: test-walk
 test-walk: ## Take random steps with claims from 2,000 seeds
 	$(call say,random steps with claims)
 	go test -timeout 30m -run '^TestWalk$$' ./pkg/claim -walk.seeds=2000
+
+.PHONY: test-model
+test-model: ## Explore the rules about claims in every state of small worlds
+	$(call say,states of the rules about claims)
+	go test -timeout 60m -run '^TestScenarios$$' -v ./pkg/claim/rules/model -model.states=4000000
 
 # test/cluster/admission and test/validation import much of Kubernetes, so they are built as Kubernetes
 # was, and not analysed: that takes minutes. What they read is outside their modules, so go would take

@@ -29,10 +29,8 @@ import (
 	"github.com/partage-dev/partage/pkg/plugin"
 	"github.com/partage-dev/partage/pkg/plugin/nodelabels"
 	"github.com/partage-dev/partage/pkg/sharing"
-	"github.com/partage-dev/partage/pkg/trim"
 	"github.com/partage-dev/partage/pkg/usage"
 	"github.com/partage-dev/partage/pkg/version"
-	"github.com/partage-dev/partage/pkg/wait"
 )
 
 // driverName is how claims and device classes refer to this driver. It is also the
@@ -57,7 +55,6 @@ func serve(ctx context.Context, c *config, cmd *cli.Command) error {
 		return err
 	}
 	defer hooks.Close()
-	go trim.AfterStart(ctx)
 	return c.run(ctx, clients, hooks)
 }
 
@@ -113,10 +110,10 @@ func (c *config) restConfig() (*rest.Config, error) {
 func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookPrograms) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	roots, dataDir, beat := c.roots(), c.dataDir(), wait.NewBeat()
+	roots, dataDir := c.roots(), c.dataDir()
 	// It is not closed, which would wait for the calls that wait for events: the session ends
 	// with the process.
-	gpus := nvml.New(nvml.Options{Roots: roots, CallLimit: c.callLimit, Observe: timeNVML, Beat: beat})
+	gpus := nvml.New(nvml.Options{Roots: roots, CallLimit: c.callLimit, Observe: timeNVML})
 	specs, err := cdi.New(cdi.Options{Root: c.cdiRoot, Roots: roots, HookPath: hooks.nvidia})
 	if err != nil {
 		return fmt.Errorf("set up CDI specs in %s: %w", c.cdiRoot, err)
@@ -173,7 +170,6 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 		BootID:            boot,
 		PollInterval:      c.pollInterval,
 		ReconcileInterval: c.reconcileInterval,
-		Beat:              beat,
 		PodUID:            types.UID(c.podUID),
 		StatusClient:      c.statusClient(clients),
 		DeviceMetadata:    c.deviceMetadata,

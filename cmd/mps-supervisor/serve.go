@@ -15,7 +15,6 @@ import (
 	"github.com/partage-dev/partage/pkg/healthsocket"
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/mps/supervisor"
-	"github.com/partage-dev/partage/pkg/trim"
 	"github.com/partage-dev/partage/pkg/version"
 )
 
@@ -33,7 +32,6 @@ func serve(ctx context.Context, c *config, cmd *cli.Command) error {
 		return err
 	}
 	defer stop()
-	go trim.AfterStart(ctx)
 	return supervisor.Run(ctx, supervisor.Options{
 		Dir:                 filepath.Clean(c.mpsDir),
 		Roots:               c.roots(),

@@ -160,6 +160,22 @@ func (s *Specs) Remove(claimUID types.UID) error {
 	return nil
 }
 
+// List returns the claims that have a spec.
+func (s *Specs) List() ([]types.UID, error) {
+	entries, err := os.ReadDir(s.root)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("CDI specs: %w", err)
+	}
+	var uids []types.UID
+	prefix := cdiapi.GenerateTransientSpecName(Vendor, Class, "")
+	for _, entry := range entries {
+		if isSpec(entry.Name()) {
+			uids = append(uids, types.UID(strings.TrimSuffix(strings.TrimPrefix(entry.Name(), prefix), specSuffix)))
+		}
+	}
+	return uids, nil
+}
+
 // HookPrograms returns the paths of all programs that specs of claims name as hooks,
 // whichever instance of the driver wrote them.
 func (s *Specs) HookPrograms() (map[string]bool, error) {

@@ -18,7 +18,6 @@ import (
 	"github.com/partage-dev/partage/pkg/logchange"
 	"github.com/partage-dev/partage/pkg/panics"
 	"github.com/partage-dev/partage/pkg/policy"
-	"github.com/partage-dev/partage/pkg/wait"
 )
 
 // Hardware is what is asked about GPUs. A GPU that hangs delays no call on another.
@@ -60,9 +59,8 @@ type Options struct {
 	Hardware Hardware
 	// DataDir is where the history is kept, BootID that of this boot of the machine.
 	DataDir, BootID string
-	// Interval is the time between two readings of a GPU, and Beat when they are. Beat is optional.
+	// Interval is the time between two readings of a GPU.
 	Interval time.Duration
-	Beat     wait.Beat
 	// Changed is called when the conditions may have changed.
 	Changed func()
 	// Report is called for errors of programs, seldom for the same. Optional.
@@ -241,7 +239,7 @@ func (m *Monitor) save(ctx context.Context) {
 
 // readAgainAndAgain reads one GPU until ctx ends.
 func (m *Monitor) readAgainAndAgain(ctx context.Context, w *watch) {
-	ticker := time.NewTicker(m.o.Beat.Next(m.o.Interval))
+	ticker := time.NewTicker(m.o.Interval)
 	defer ticker.Stop()
 	for ctx.Err() == nil {
 		m.readSafely(ctx, w)
@@ -252,7 +250,6 @@ func (m *Monitor) readAgainAndAgain(ctx context.Context, w *watch) {
 		select {
 		case <-ctx.Done():
 		case <-ticker.C:
-			ticker.Reset(m.o.Beat.Next(m.o.Interval))
 		case <-w.readNow:
 		}
 	}
@@ -321,14 +318,13 @@ func (m *Monitor) setReading(w *watch, since time.Time) {
 
 // watchdog finds readings that do not return although they should.
 func (m *Monitor) watchdog(ctx context.Context) {
-	ticker := time.NewTicker(m.o.Beat.Next(m.o.Interval))
+	ticker := time.NewTicker(m.o.Interval)
 	defer ticker.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
-			ticker.Reset(m.o.Beat.Next(m.o.Interval))
 		}
 		m.change(ctx, func(j *judge) {
 			now := time.Now()

@@ -15,11 +15,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/policy"
-	"github.com/partage-dev/partage/pkg/wait"
 )
 
 // fakeHardware has GPUs that say what they are told.
@@ -544,42 +541,6 @@ func TestWrites(t *testing.T) {
 		}
 		if writes > 62 {
 			t.Errorf("%d writes in an hour", writes)
-		}
-	})
-}
-
-// TestBeat: GPUs that are found one after the other are read at the same moments.
-func TestBeat(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		began := time.Now()
-		var mu sync.Mutex
-		read := map[string][]time.Duration{}
-		m := New(Options{
-			Hardware: newFakeHardware(), DataDir: t.TempDir(), BootID: "boot-1", Interval: 10 * time.Second, Beat: wait.NewBeat(),
-			Changed: func() {},
-			ObserveHealth: func(pci string, _ gpu.Health, _ error) {
-				mu.Lock()
-				defer mu.Unlock()
-				read[pci] = append(read[pci], time.Since(began))
-			},
-		})
-		time.Sleep(3 * time.Second)
-		m.Follow(map[string]string{pciA: "GPU-A"}, policy.Builtin().Health)
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan struct{})
-		go func() { m.Run(ctx); close(done) }()
-		time.Sleep(4 * time.Second)
-		m.Follow(map[string]string{pciA: "GPU-A", pciB: "GPU-B"}, policy.Builtin().Health)
-		time.Sleep(24 * time.Second)
-		cancel()
-		<-done
-		want := map[string][]time.Duration{}
-		for pci, first := range map[string]time.Duration{pciA: 3 * time.Second, pciB: 7 * time.Second} {
-			want[pci] = []time.Duration{first, 10 * time.Second, 20 * time.Second, 30 * time.Second}
-		}
-		if diff := cmp.Diff(want, read); diff != "" {
-			t.Errorf("-want +got:\n%s", diff)
 		}
 	})
 }

@@ -16,7 +16,6 @@ import (
 
 	"github.com/partage-dev/partage/pkg/holder"
 	"github.com/partage-dev/partage/pkg/host"
-	"github.com/partage-dev/partage/test/knownfailures"
 )
 
 const (
@@ -28,7 +27,6 @@ const (
 // TestHolderOfEndedContainer: a process that was passed an open device node is named when the container that passed it on has
 // ended, and with it the /dev in which the node was.
 func TestHolderOfEndedContainer(t *testing.T) {
-	knownfailures.Expect(t)
 	if os.Geteuid() != 0 {
 		t.Skip("device nodes and mounts need root")
 	}

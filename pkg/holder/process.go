@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/partage-dev/partage/pkg/podcgroup"
 	"github.com/partage-dev/partage/pkg/quote"
 )
@@ -38,8 +40,8 @@ type procfs struct {
 }
 
 // openers lists the processes that have device nodes open whose name is wanted, by PID.
-// A node is known by its name: where it leads to only the node itself knows, which may be
-// a file of a tenant.
+// The node of a GPU is known by its name, and by its number where it has another one: its container
+// may have ended, or somebody may have made it elsewhere.
 func (p procfs) openers(wanted func(name string) bool) ([]process, error) {
 	entries, err := os.ReadDir(p.path)
 	if err != nil {
@@ -78,7 +80,11 @@ func (p procfs) nodes(pid int, wanted func(name string) bool) []string {
 		if err != nil {
 			continue
 		}
-		if node := nodePath(path, roots); node != "" && wanted(filepath.Base(node)) {
+		node := nodePath(path, roots)
+		if node == "" && filepath.IsAbs(path) {
+			node = gpuNode(filepath.Join(folder, file.Name()))
+		}
+		if node != "" && wanted(filepath.Base(node)) {
 			nodes = append(nodes, node)
 		}
 	}
@@ -95,6 +101,20 @@ func nodePath(path string, roots []string) string {
 		return ""
 	}
 	return node
+}
+
+// gpuMajor is the number of NVIDIA's driver among those of character devices.
+const gpuMajor = 195
+
+// gpuNode returns the node of the GPU that a file is, or "" for another file. The answer is the kernel's:
+// a file system of a tenant is not asked, which might not answer.
+func gpuNode(file string) string {
+	var st unix.Statx_t
+	err := unix.Statx(unix.AT_FDCWD, file, unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE, &st)
+	if err != nil || st.Mode&unix.S_IFMT != unix.S_IFCHR || st.Rdev_major != gpuMajor {
+		return ""
+	}
+	return "/dev/nvidia" + strconv.Itoa(int(st.Rdev_minor))
 }
 
 var driverNode = regexp.MustCompile(`/dev/(nvidia[0-9]+|nvidia-caps/nvidia-cap[0-9]+)$`)

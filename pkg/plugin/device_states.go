@@ -19,7 +19,6 @@ import (
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/logchange"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
-	"github.com/partage-dev/partage/pkg/wait"
 )
 
 // ClaimViewer knows what prepared claims have. Its methods may be called concurrently with
@@ -46,10 +45,8 @@ type deviceStates struct {
 	tell func([]claimState)
 	// staleAfter is how old a survey may be that says something about a device.
 	staleAfter time.Duration
-	// beat is when the kubelet is told again.
-	beat    wait.Beat
-	look    loop.Trigger
-	problem logchange.Problem
+	look       loop.Trigger
+	problem    logchange.Problem
 
 	mu         sync.Mutex
 	inventory  *device.Inventory
@@ -71,9 +68,9 @@ type deviceState struct {
 	verdict
 }
 
-func newDeviceStates(claims ClaimViewer, tell func([]claimState), pollInterval time.Duration, beat wait.Beat) *deviceStates {
+func newDeviceStates(claims ClaimViewer, tell func([]claimState), pollInterval time.Duration) *deviceStates {
 	return &deviceStates{
-		claims: claims, tell: tell, beat: beat, staleAfter: 3*pollInterval + 30*time.Second,
+		claims: claims, tell: tell, staleAfter: 3*pollInterval + 30*time.Second,
 		look: loop.NewTrigger(), changed: make(chan struct{}),
 	}
 }

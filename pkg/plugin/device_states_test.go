@@ -33,7 +33,6 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/plugin/claimstatus"
 	"github.com/partage-dev/partage/pkg/policy"
-	"github.com/partage-dev/partage/pkg/wait"
 )
 
 // TestJudge: what is said of a device with several troubles.
@@ -95,7 +94,7 @@ func TestConditionsOfMPS(t *testing.T) {
 	session.Session = &claim.LiveSession{Running: true}
 	for _, d := range []claim.LiveDevice{whole, session} {
 		mps := d.Session != nil
-		states := newDeviceStates(nil, nil, time.Second, wait.Beat{}).judgeAll([]claim.LiveClaim{{Devices: []claim.LiveDevice{d}}}, inventory, time.Now())
+		states := newDeviceStates(nil, nil, time.Second).judgeAll([]claim.LiveClaim{{Devices: []claim.LiveDevice{d}}}, inventory, time.Now())
 		if ready := states[0].devices[0].ready(); ready == mps || concerns(missing, &d) != mps {
 			t.Errorf("with a session %t: ready %t, event %t", mps, ready, concerns(missing, &d))
 		}
@@ -325,7 +324,7 @@ func TestHealthIsRepeated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		claims := &fakeClaims{}
 		claims.setLive(claim.LiveClaim{Devices: []claim.LiveDevice{liveSlice}})
-		s := newDeviceStates(claims, func([]claimState) {}, 10*time.Second, wait.Beat{})
+		s := newDeviceStates(claims, func([]claimState) {}, 10*time.Second)
 		inventory, err := device.NewInventory(testNodeWith(firstGPU), device.Terms{})
 		if err != nil {
 			t.Fatal(err)
@@ -371,7 +370,7 @@ func TestHealthIsRepeated(t *testing.T) {
 // TestWorstShareCounts: the kubelet knows devices by name.
 func TestWorstShareCounts(t *testing.T) {
 	t.Parallel()
-	s := newDeviceStates(nil, nil, time.Second, wait.Beat{})
+	s := newDeviceStates(nil, nil, time.Second)
 	now := time.Now()
 	s.surveyedAt = now
 	for _, health := range []kubeletplugin.HealthStatus{"Healthy", "Unhealthy", "Unknown", "Healthy"} {

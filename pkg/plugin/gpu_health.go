@@ -41,7 +41,7 @@ func (p *Plugin) newMonitor() *health.Monitor {
 		return nil
 	}
 	return health.New(health.Options{
-		Hardware: o.Health, DataDir: o.DataDir, BootID: o.BootID, Interval: o.PollInterval, Beat: o.Beat,
+		Hardware: o.Health, DataDir: o.DataDir, BootID: o.BootID, Interval: o.PollInterval,
 		Changed: p.gpus.healthChanged.Fire, Report: p.reportProgramError, HeldBack: p.reportHeldBack,
 		ObserveEvent: p.countEvent, ObserveHealth: o.Metrics.SetHealth,
 	})

@@ -24,7 +24,6 @@ import (
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
 	"github.com/partage-dev/partage/pkg/plugin/publish"
 	"github.com/partage-dev/partage/pkg/policy"
-	"github.com/partage-dev/partage/pkg/wait"
 )
 
 // ErrStop ends Run when an error of Hardware.Open wraps it. Every other error of
@@ -61,7 +60,6 @@ type ClaimSurveyor interface {
 type gpuLoop struct {
 	driverName, nodeName string
 	interval             time.Duration
-	beat                 wait.Beat
 	hardware             Hardware
 	claims               ClaimSurveyor
 	publisher            interface{ SetInventory(*device.Inventory) }
@@ -140,7 +138,7 @@ func (l *gpuLoop) run(ctx context.Context) {
 	l.survey(ctx)
 	l.startup.finish()
 
-	ticker := time.NewTicker(l.beat.Next(l.interval))
+	ticker := time.NewTicker(l.interval)
 	defer ticker.Stop()
 	for ctx.Err() == nil {
 		select {
@@ -150,7 +148,6 @@ func (l *gpuLoop) run(ctx context.Context) {
 			l.handleLaterDiscovery(ctx, found)
 			l.survey(ctx)
 		case <-ticker.C:
-			ticker.Reset(l.beat.Next(l.interval))
 			l.poll(ctx)
 		case <-l.surveyNow:
 			l.poll(ctx)

@@ -27,7 +27,7 @@ const (
 // watch sends the health of the devices that claims have when it changes, and again and again,
 // until ctx ends. It is one of several, where a kubelet connects anew.
 func (s *deviceStates) watch(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
-	ticker := time.NewTicker(s.beat.Next(healthInterval))
+	ticker := time.NewTicker(healthInterval)
 	defer ticker.Stop()
 	for {
 		report, changed := s.health(time.Now())
@@ -41,7 +41,6 @@ func (s *deviceStates) watch(ctx context.Context, reports chan<- kubeletplugin.D
 			return nil
 		case <-changed:
 		case <-ticker.C:
-			ticker.Reset(s.beat.Next(healthInterval))
 		}
 	}
 }

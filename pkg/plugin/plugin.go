@@ -52,7 +52,6 @@ import (
 	"github.com/partage-dev/partage/pkg/plugin/metadatafiles"
 	"github.com/partage-dev/partage/pkg/plugin/nodelabels"
 	"github.com/partage-dev/partage/pkg/plugin/publish"
-	"github.com/partage-dev/partage/pkg/wait"
 )
 
 // Claims keeps the state of claims on this node. All methods may be called
@@ -85,7 +84,6 @@ type Options struct {
 	// PollInterval is the time between two surveys of the GPUs, ReconcileInterval
 	// that between two rounds of cleaning up.
 	PollInterval, ReconcileInterval time.Duration
-	Beat                            wait.Beat // of surveys and readings of health. Optional.
 
 	// Policy is the admin's sharing policy.
 	Policy PolicySource
@@ -216,7 +214,7 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 		},
 		Retry: t.publishRetry,
 	})
-	p.devices = newDeviceStates(o.Claims, p.tellStates, o.PollInterval, o.Beat)
+	p.devices = newDeviceStates(o.Claims, p.tellStates, o.PollInterval)
 	if o.StatusClient != nil {
 		p.status = claimstatus.New(claimstatus.Options{
 			DriverName: o.DriverName, Client: o.StatusClient,
@@ -245,7 +243,7 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 		observe: o.Metrics.SetNeighbours, interval: o.ReconcileInterval, unread: logchange.Problem{Patience: nodeUnread},
 	}
 	p.gpus = &gpuLoop{
-		driverName: o.DriverName, nodeName: o.NodeName, interval: o.PollInterval, beat: o.Beat,
+		driverName: o.DriverName, nodeName: o.NodeName, interval: o.PollInterval,
 		hardware: o.Hardware, claims: o.Claims, publisher: labelling{p.publisher, p.labels}, reconciler: p.reconciler,
 		readiness: p.readiness, startup: p.startup, conditions: &conditionReporter{events: o.Events, claims: o.Claims},
 		health: noHealth{}, foreign: p.foreign, troubles: troubles, tell: p.devices.set,

@@ -7,7 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"io/fs"
 	"math"
+	"os"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 )
@@ -24,10 +27,54 @@ func (n name) offset() int64 {
 	return int64(hash.Sum64() & math.MaxInt64)
 }
 
+// open opens the file, unless it is open already. busy means that another process has one that
+// was removed: a new file would keep off nobody, so that it has to end first. Therefore all that
+// have the file open share a lock of the data folder. It is of another kind than flock's, which
+// others use there. The caller holds mu.
+func (l *Locks) open() (busy bool, err error) {
+	if l.file != nil {
+		return false, nil
+	}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("locks: %w", err)
+		}
+		if l.file == nil {
+			_ = l.folder.Close() // nothing was written
+		}
+	}()
+	if err = os.MkdirAll(l.dir, 0o750); err != nil {
+		return false, err
+	}
+	if l.folder, err = os.Open(filepath.Dir(l.dir)); err != nil {
+		return false, err
+	}
+	if err = setLock(l.folder, 0, unix.F_RDLCK); err != nil {
+		return false, err
+	}
+	path := filepath.Join(l.dir, fileName)
+	l.file, err = os.OpenFile(path, os.O_RDWR, 0)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return false, err
+	}
+	others := unix.Flock_t{Type: unix.F_WRLCK, Len: 1}
+	if err = unix.FcntlFlock(l.folder.Fd(), unix.F_OFD_GETLK, &others); err != nil || others.Type != unix.F_UNLCK {
+		return err == nil, err
+	}
+	l.file, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	return false, err
+}
+
 // lockFile locks names against other processes, all or none. held is one that another process has.
-func (l *Locks) lockFile(names []name) (held *name, err error) {
+func (l *Locks) lockFile(names []name) (held name, err error) {
+	l.mu.Lock()
+	busy, err := l.open()
+	l.mu.Unlock()
+	if busy || err != nil {
+		return names[0], err
+	}
 	for i, n := range names {
-		err := l.setLock(n, unix.F_WRLCK)
+		err := setLock(l.file, n.offset(), unix.F_WRLCK)
 		if err == nil {
 			continue
 		}
@@ -35,24 +82,24 @@ func (l *Locks) lockFile(names []name) (held *name, err error) {
 			l.unlockFile(locked)
 		}
 		if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) {
-			return &names[i], nil
+			return n, nil
 		}
-		return nil, fmt.Errorf("lock of %s: %w", n, err)
+		return "", fmt.Errorf("lock of %s: %w", n, err)
 	}
-	return nil, nil
+	return "", nil
 }
 
 func (l *Locks) unlockFile(n name) {
 	// It fails for a bad descriptor only, which holds no lock either.
-	_ = l.setLock(n, unix.F_UNLCK)
+	_ = setLock(l.file, n.offset(), unix.F_UNLCK)
 }
 
 // setLock sets a lock that belongs to the open file: as with flock, the kernel lets go of it when
 // the process ends, and another open file in the same process is another owner.
-func (l *Locks) setLock(n name, kind int16) error {
-	lock := unix.Flock_t{Type: kind, Start: n.offset(), Len: 1}
+func setLock(file *os.File, offset int64, kind int16) error {
+	lock := unix.Flock_t{Type: kind, Start: offset, Len: 1}
 	for {
-		err := unix.FcntlFlock(l.file.Fd(), unix.F_OFD_SETLK, &lock)
+		err := unix.FcntlFlock(file.Fd(), unix.F_OFD_SETLK, &lock)
 		if !errors.Is(err, unix.EINTR) {
 			return err
 		}

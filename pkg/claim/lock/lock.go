@@ -13,7 +13,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -39,7 +38,9 @@ const maxOvertaken = 8
 // A caller that waits for several GPUs holds none of them meanwhile: the claims of a GPU
 // that works must not wait for one that hangs.
 type Locks struct {
-	file *os.File
+	dir string
+	// file has the locks, and folder another that says that it is open.
+	file, folder *os.File
 
 	mu    sync.Mutex
 	taken map[name]bool
@@ -64,21 +65,18 @@ func claimLock(uid types.UID) name { return name("claim " + string(uid)) }
 
 func gpuLock(pciAddress string) name { return name("GPU " + pciAddress) }
 
-// New makes the folder of the locks.
+// New returns the locks in a folder within the data folder, which nobody removes while the driver
+// runs.
 func New(dir string) (*Locks, error) {
-	if err := os.MkdirAll(dir, 0o750); err != nil {
-		return nil, fmt.Errorf("locks: %w", err)
-	}
-	file, err := os.OpenFile(filepath.Join(dir, fileName), os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("locks: %w", err)
-	}
-	return &Locks{file: file, taken: map[name]bool{}, hung: map[name][]*gpu.HungError{}}, nil
+	l := &Locks{dir: dir, taken: map[name]bool{}, hung: map[name][]*gpu.HungError{}}
+	_, err := l.open()
+	return l, err
 }
 
 // Claim waits for the lock of one claim. The error wraps ErrBusy when ctx is done
 // first, and ErrElsewhere as well when another process has it.
 func (l *Locks) Claim(ctx context.Context, uid types.UID) (release func(), err error) {
+	defer steptime.Of(ctx).Begin(steptime.Wait)()
 	return l.acquire(ctx, []name{claimLock(uid)}, "call")
 }
 
@@ -94,6 +92,7 @@ func (l *Locks) GPUs(ctx context.Context, pciAddresses []string) (release func()
 	for _, address := range pciAddresses {
 		names = append(names, gpuLock(address))
 	}
+	defer steptime.Of(ctx).Begin(steptime.Wait)()
 	return l.acquire(ctx, names, "claim")
 }
 
@@ -116,20 +115,35 @@ var (
 	ErrElsewhere = errors.New("in another process")
 )
 
-func busy(n name, user string, err error) error {
+func busyError(n name, user string, err error) error {
 	return fmt.Errorf("%s %w with another %s: %w", n, ErrBusy, user, err)
 }
 
-// acquire waits for all locks until ctx is done. The user is the kind of what
-// holds such locks, for messages.
-func (l *Locks) acquire(ctx context.Context, names []name, user string) (func(), error) {
-	defer steptime.Of(ctx).Begin(steptime.Wait)()
+// try takes all locks or none. It returns nil where one of them is held.
+func (l *Locks) try(names []name) (release func(), err error) {
+	l.mu.Lock()
+	reserved, err := l.takeFree(names)
+	l.mu.Unlock()
+	if err != nil || !reserved {
+		return nil, err
+	}
+	held, err := l.lockFile(names)
+	if err != nil || held != "" {
+		l.free(names)
+		return nil, err
+	}
+	return l.releaser(names), nil
+}
+
+// acquire takes all locks or none, and waits for them until ctx is done. The user is the kind of
+// what holds such locks, for messages.
+func (l *Locks) acquire(ctx context.Context, names []name, user string) (release func(), err error) {
 	for {
 		if err := l.reserve(ctx, names, user); err != nil {
 			return nil, err
 		}
 		held, err := l.lockFile(names)
-		if err == nil && held == nil {
+		if err == nil && held == "" {
 			return l.releaser(names), nil
 		}
 		l.free(names)
@@ -137,43 +151,31 @@ func (l *Locks) acquire(ctx context.Context, names []name, user string) (func(),
 			return nil, err
 		}
 		if err := wait.For(ctx, filePoll); err != nil {
-			return nil, busy(*held, user, fmt.Errorf("%w: %w", ErrElsewhere, err))
+			return nil, busyError(held, user, fmt.Errorf("%w: %w", ErrElsewhere, err))
 		}
 	}
 }
 
-// try returns nil where one of the locks is held.
-func (l *Locks) try(names []name) (func(), error) {
-	l.mu.Lock()
-	_, unavailable := l.unavailable(names, len(l.waiting))
-	err := l.checkHung(names)
-	if err == nil && !unavailable {
-		l.take(names, len(l.waiting))
+// takeFree takes all locks that no other goroutine of this process has, or none. The caller holds mu.
+func (l *Locks) takeFree(names []name) (bool, error) {
+	if err := l.checkHung(names); err != nil {
+		return false, err
 	}
-	l.mu.Unlock()
-	if err != nil || unavailable {
-		return nil, err
+	if l.unavailable(names, len(l.waiting)) != "" {
+		return false, nil
 	}
-	held, err := l.lockFile(names)
-	if err != nil || held != nil {
-		l.free(names)
-		return nil, err
-	}
-	return l.releaser(names), nil
+	l.take(names, len(l.waiting))
+	return true, nil
 }
 
 // reserve waits until no other goroutine of this process has any of the locks.
 func (l *Locks) reserve(ctx context.Context, names []name, user string) error {
-	l.mu.Lock()
-	if err := l.checkHung(names); err != nil {
-		l.mu.Unlock()
+	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if _, unavailable := l.unavailable(names, len(l.waiting)); !unavailable {
-		err := ctx.Err()
-		if err == nil {
-			l.take(names, len(l.waiting))
-		}
+	l.mu.Lock()
+	reserved, err := l.takeFree(names)
+	if err != nil || reserved {
 		l.mu.Unlock()
 		return err
 	}
@@ -196,27 +198,23 @@ func (l *Locks) giveUp(w *waiter, user string, err error) error {
 	if i < 0 {
 		return <-w.granted
 	}
-	held, _ := l.unavailable(w.names, i)
+	held := l.unavailable(w.names, i)
 	l.waiting = slices.Delete(l.waiting, i, i+1)
 	// Others may have waited behind this one.
 	l.grant()
-	return busy(held, user, err)
+	return busyError(held, user, err)
 }
 
 // unavailable finds a lock that somebody in this process has, or that one of the first
 // waiters has waited for too long. The caller holds mu.
-func (l *Locks) unavailable(names []name, ahead int) (name, bool) {
+func (l *Locks) unavailable(names []name, ahead int) name {
 	for _, n := range names {
-		if l.taken[n] {
-			return n, true
-		}
-		for _, w := range l.waiting[:ahead] {
-			if w.overtaken >= maxOvertaken && slices.Contains(w.names, n) {
-				return n, true
-			}
+		overtaken := func(w *waiter) bool { return w.overtaken >= maxOvertaken && slices.Contains(w.names, n) }
+		if l.taken[n] || slices.ContainsFunc(l.waiting[:ahead], overtaken) {
+			return n
 		}
 	}
-	return "", false
+	return ""
 }
 
 // take must follow unavailable without letting go of mu.
@@ -245,7 +243,7 @@ func (l *Locks) free(names []name) {
 func (l *Locks) grant() {
 	for i := 0; i < len(l.waiting); {
 		w := l.waiting[i]
-		if _, unavailable := l.unavailable(w.names, i); unavailable {
+		if l.unavailable(w.names, i) != "" {
 			i++
 			continue
 		}

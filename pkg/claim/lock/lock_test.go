@@ -6,6 +6,8 @@ package lock
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -27,15 +29,50 @@ const (
 func twoProcesses(t *testing.T) (*Locks, *Locks) {
 	t.Helper()
 	dir := t.TempDir()
-	a, err := New(dir)
+	return open(t, dir), open(t, dir)
+}
+
+func open(t *testing.T, dir string) *Locks {
+	t.Helper()
+	l, err := New(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := New(dir)
-	if err != nil {
+	return l
+}
+
+// TestFileRemoved shows that two processes do not work on one GPU although somebody has removed the file of the
+// locks: the one that comes later waits until the other has ended.
+func TestFileRemoved(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "locks")
+	before := open(t, dir)
+	release := mustTake(t, before, pciA)
+	if err := os.RemoveAll(dir); err != nil {
 		t.Fatal(err)
 	}
-	return a, b
+	after := []*Locks{open(t, dir), open(t, dir)}
+	for _, l := range after {
+		for _, address := range []string{pciA, pciB} {
+			if got, err := l.TryGPU(address); got != nil || err != nil || !l.GPUElsewhere(address) {
+				t.Errorf("GPU %s: got the lock, or %v", address, err)
+			}
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 2*filePoll)
+		if _, err := l.GPUs(ctx, []string{pciA}); !errors.Is(err, ErrElsewhere) {
+			t.Errorf("got %v", err)
+		}
+		cancel()
+	}
+	release()
+	mustTake(t, before, pciB)() // its own file is as good as ever
+	// The process ends.
+	_, _ = before.file.Close(), before.folder.Close()
+	release = mustTake(t, after[0], pciA)
+	if got, err := after[1].TryGPU(pciA); got != nil || err != nil {
+		t.Errorf("got a lock that is held, or %v", err)
+	}
+	release()
+	mustTake(t, after[1], pciA)()
 }
 
 func TestLocksExclude(t *testing.T) {

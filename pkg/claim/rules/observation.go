@@ -88,6 +88,8 @@ type Part struct {
 	// Interval is the time slice that is set for the claim, or empty.
 	Interval policy.Interval
 	Mark     Mark
+	// UUID is that of a static partition, for people and for the devices that are published.
+	UUID string
 	// InstanceID is that of the GPU instance that the claim's CDI spec names, NoInstance where it names none.
 	InstanceID int
 }
@@ -203,6 +205,8 @@ type Hardware struct {
 	Instances []Instance
 	// Exclusive is the compute mode EXCLUSIVE_PROCESS, OtherMode another one that is not DEFAULT.
 	Exclusive, OtherMode bool
+	// IntervalLost means that the driver was loaded after a time slice was set, and has forgotten it.
+	IntervalLost bool
 	// Fabric is why the undivided GPU is not registered with its NVLink fabric yet, or empty.
 	Fabric string
 	// Users are those of the undivided GPU, and InstanceUsers those of GPU instances by ID. They are looked for
@@ -235,6 +239,8 @@ type Observation struct {
 // Refusal is an action that had definitely no effect.
 type Refusal struct {
 	Action Action
+	// InUse means that somebody uses the GPU, so that it may be possible later.
+	InUse bool
 	// Text is the driver's, for people, with who holds the GPU.
 	Text string
 }

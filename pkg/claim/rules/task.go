@@ -4,6 +4,8 @@
 package rules
 
 import (
+	"slices"
+
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/policy"
@@ -75,9 +77,12 @@ type Task struct {
 	Actions []Action
 	// Final come after the Actions of all GPUs.
 	Final []Action
-	// With are the GPUs that have to agree. Empty: this one alone.
+	// With are the GPUs that have to agree: empty is this one alone, EveryGPU all of the node.
 	With []string
 }
+
+// EveryGPU stands for all GPUs of the node.
+const EveryGPU = "*"
 
 // State is what a record has come to on this GPU.
 type State uint8
@@ -121,6 +126,7 @@ const (
 	NotRegistered      // the NVLink fabric
 	Guarded            // a record that cannot be read may be about it
 	OutOfService       // the GPU does not answer
+	Unanswered         // a call on the GPU has failed; another one may not
 )
 
 // Reason is what is wrong with a device: a taint, an event, a condition of a claim.
@@ -164,9 +170,9 @@ type Plan struct {
 	Static     []StaticPartition
 }
 
-// Verdict returns what became of a claim.
+// Verdict returns what became of a claim: of what its call wants, where it also has something that is released first.
 func (p *Plan) Verdict(claim types.UID) (Verdict, bool) {
-	for _, v := range p.Verdicts {
+	for _, v := range slices.Backward(p.Verdicts) {
 		if v.Claim == claim {
 			return v, true
 		}

@@ -10,6 +10,8 @@ import (
 	"io/fs"
 	"slices"
 
+	"k8s.io/klog/v2"
+
 	"github.com/partage-dev/partage/pkg/claim/journal"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
@@ -58,6 +60,10 @@ func (e interval) Undo(ctx context.Context, s *Scene) error {
 		return nil
 	}
 	err := e.Sharing.SetInterval(ctx, sharing.Device{PCIAddress: d.PCIAddress, UUID: d.Sharing.UUID}, policy.IntervalDefault)
+	if errors.Is(err, gpu.ErrNotSupported) {
+		klog.FromContext(ctx).Info("The driver does not know time slices any more, so that none has to be reset", "pciAddress", d.PCIAddress, "reason", err)
+		return nil
+	}
 	if errors.Is(err, fs.ErrNotExist) {
 		// nvidia-smi goes with the driver, and comes back with it.
 		return fmt.Errorf("%w: %w", ErrNoProgram, err)

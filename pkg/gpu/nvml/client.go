@@ -41,7 +41,6 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/partage-dev/partage/pkg/host"
-	"github.com/partage-dev/partage/pkg/wait"
 )
 
 // defaultCallLimit is well above what the slowest calls take: about 4 s to change
@@ -60,8 +59,6 @@ type Options struct {
 	// Observe, if there is one, gets every call into the library when it has returned or
 	// was left behind, with the context for which it was made. Calls are concurrent.
 	Observe func(context.Context, Call)
-	// Beat is when waits for events end. Optional.
-	Beat wait.Beat
 }
 
 // Client reads and partitions GPUs. All methods may be called concurrently; NVML
@@ -72,13 +69,12 @@ type Client struct {
 	parameters lane
 	monitoring monitoring
 	ids        idOwners
-	beat       wait.Beat
 }
 
 // New returns a client that has no session yet; see Open.
 func New(o Options) *Client {
 	limit := cmp.Or(o.CallLimit, defaultCallLimit)
-	return &Client{beat: o.Beat, parameters: lane{limit: limit}, session: session{
+	return &Client{parameters: lane{limit: limit}, session: session{
 		roots:       o.Roots.Complete(),
 		libraryPath: o.LibraryPath,
 		load: func(path string) nvml.Interface {

@@ -48,10 +48,8 @@ func (c *Client) Discover(ctx context.Context) (*gpu.Node, error) {
 		lane := c.indexLane(index)
 		gpus[index].PCIAddress = lane.pci // what was found earlier
 		reading.Go(func() {
-			errs[index] = lookAlong(ctx, lane, func(ctx context.Context) (err error) {
-				gpus[index], err = c.discoverGPU(ctx, lib, index)
-				return err
-			})
+			defer lane.panics.Recover(ctx, &errs[index])
+			gpus[index], errs[index] = c.discoverGPU(ctx, lib, index)
 		})
 	}
 	reading.Wait()

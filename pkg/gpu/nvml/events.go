@@ -88,7 +88,7 @@ func (c *Client) Events(ctx context.Context) <-chan gpu.Event {
 			}
 			again := retryEvents
 			if len(found) > 0 {
-				again = c.beat.Next(newEvents)
+				again = newEvents
 			}
 			_ = wait.For(ctx, again) // the loop ends with ctx
 		}

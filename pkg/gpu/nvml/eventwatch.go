@@ -214,9 +214,7 @@ func (w *eventWatch) timeout(limit time.Duration) time.Duration {
 		// having an age.
 		return eventMore
 	}
-	timeout := min(w.client.beat.Next(eventWait), limit/2)
-	// Rounded up: a call that ends just before the beat is followed by one that ends with it.
-	return (timeout + time.Millisecond - 1).Truncate(time.Millisecond)
+	return min(eventWait, limit/2).Truncate(time.Millisecond)
 }
 
 // deliver sends the event that the last call returned, if it did.

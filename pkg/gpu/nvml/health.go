@@ -27,7 +27,7 @@ func (c *Client) Health(ctx context.Context, pciAddress string) (gpu.Health, err
 	}
 	r := healthReader{has: func(function string) bool { return lib.Extensions().LookupSymbol(function) == nil }}
 	var health gpu.Health
-	err = c.lookAt(ctx, pciAddress, func(ctx context.Context, h *handle) error {
+	err = c.onGPU(ctx, pciAddress, func(h *handle) error {
 		health = gpu.Health{}
 		var errs []error
 		for _, read := range []func(context.Context, *handle, *gpu.Health) error{

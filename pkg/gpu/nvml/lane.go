@@ -44,8 +44,7 @@ func (l *lane) hung() *gpu.HungError {
 // out. If it does not return within the limit it is left behind. The end of ctx is
 // no reason to leave it behind: that would keep the GPU from others.
 //
-// f runs in a goroutine of its own, since a call cannot be cancelled, or in that of a look. It
-// must not write to what its caller reads: results go through its return values.
+// f runs in a goroutine of its own, since a call cannot be cancelled. It must not write to what its caller reads: results go through its return values.
 func get[T any](ctx context.Context, l *lane, call string, f func() (T, nvml.Return)) (T, error) {
 	if l.observe == nil {
 		return attempt(ctx, l, call, f)
@@ -64,10 +63,6 @@ func attempt[T any](ctx context.Context, l *lane, call string, f func() (T, nvml
 	}
 	if err := ctx.Err(); err != nil {
 		return none, &gpu.Error{Call: call, PCIAddress: l.pci, Text: "not attempted: " + err.Error(), Err: err}
-	}
-
-	if k := lookOn(ctx, l); k != nil {
-		return callInLook(ctx, k, call, f)
 	}
 	answers := make(chan answer[T], 1)
 	since := time.Now()

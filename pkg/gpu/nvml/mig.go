@@ -26,7 +26,7 @@ import (
 // empty H100, 36 on one with seven partitions.
 func (c *Client) MIGState(ctx context.Context, pciAddress string) (gpu.MIGState, error) {
 	var state gpu.MIGState
-	err := c.lookAt(ctx, pciAddress, func(ctx context.Context, h *handle) error {
+	err := c.onGPU(ctx, pciAddress, func(h *handle) error {
 		if err := h.present(ctx); err != nil {
 			return err
 		}

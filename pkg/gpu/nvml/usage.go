@@ -29,7 +29,7 @@ func (c *Client) Usage(ctx context.Context, pciAddress string, partitions []gpu.
 		return gpu.Usage{}, err
 	}
 	var usage gpu.Usage
-	err = c.lookAt(ctx, pciAddress, func(ctx context.Context, h *handle) (err error) {
+	err = c.onGPU(ctx, pciAddress, func(h *handle) (err error) {
 		usage = gpu.Usage{}
 		if usage.Memory, err = c.memoryUsage(ctx, h, h.dev); err != nil {
 			return err

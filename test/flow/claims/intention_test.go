@@ -45,7 +45,6 @@ func TestPartitionInPlaceOfIntention(t *testing.T) {
 // although somebody has removed the files with which they keep off each other.
 func TestLockFilesRemoved(t *testing.T) {
 	t.Parallel()
-	knownfailures.Expect(t)
 	n := harness.NewNode(t, "h100x1")
 	old := n.Start(t, harness.Quiet...)
 	old.Ready(t)

@@ -48,7 +48,6 @@ func TestTimeSliceAfterReload(t *testing.T) {
 // driver was changed: there is nothing to reset.
 func TestTimeSliceCannotBeReset(t *testing.T) {
 	t.Parallel()
-	knownfailures.Expect(t)
 	n := harness.NewNode(t, "l4x1")
 	p := n.Start(t, append([]string{n.Policy(t, longSlices)}, harness.Frequent...)...)
 	p.Ready(t)

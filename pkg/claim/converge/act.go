@@ -1,0 +1,246 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package converge
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"k8s.io/klog/v2"
+
+	"github.com/partage-dev/partage/pkg/claim/record"
+	"github.com/partage-dev/partage/pkg/claim/rules"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/partition"
+	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/pkg/sharing"
+)
+
+// work is one task that is carried out under the locks of its GPUs.
+type work struct {
+	*Engine
+	// seen are the observations that the task follows from, by PCI address.
+	seen map[string]*observation
+	task rules.Task
+	// instances are the partitions that this task has made, by the key of the device.
+	instances map[string]partition.Live
+	// sessions are those that this task has started, by ID.
+	sessions map[string]sharing.Live
+	// specErr is why a CDI spec could not be removed: what it names must not be forgotten then.
+	specErr error
+	// ids are the qualified names of devices in the CDI spec that was written.
+	ids map[string]string
+}
+
+// act carries out a task: all of it in order, until something fails. A refusal is an action that had definitely no
+// effect.
+func (e *Engine) act(ctx context.Context, task rules.Task, seen map[string]*observation) (*rules.Refusal, error) {
+	w := &work{Engine: e, seen: seen, task: task, instances: map[string]partition.Live{}, sessions: map[string]sharing.Live{}}
+	for i := 0; i < len(task.Actions); {
+		n := w.together(task.Actions[i:])
+		actions := task.Actions[i : i+n]
+		i += n
+		err := w.do(ctx, actions)
+		if err == nil {
+			continue
+		}
+		err = w.wrap(actions[0], err)
+		if refused := (*partition.RefusedError)(nil); errors.As(err, &refused) {
+			return &rules.Refusal{Action: actions[0], InUse: errors.Is(err, gpu.ErrInUse), Text: err.Error()}, err
+		}
+		return nil, err
+	}
+	return nil, w.keepSessions()
+}
+
+// together returns how many of the actions change one record, so that it is written once.
+func (w *work) together(actions []rules.Action) int {
+	first := actions[0]
+	if _, marks := marksOf[first.Do]; !marks {
+		return 1
+	}
+	n := 1
+	for n < len(actions) && actions[n].Claim == first.Claim {
+		if _, marks := marksOf[actions[n].Do]; !marks {
+			break
+		}
+		n++
+	}
+	return n
+}
+
+// marksOf are the marks that actions leave in a record.
+var marksOf = map[rules.Do]record.Mark{rules.Start: record.Started, rules.Unstart: record.Untouched, rules.MarkLost: record.Lost}
+
+// wrap names the published device that an action is about.
+func (w *work) wrap(a rules.Action, err error) error {
+	if r := w.record(a); r != nil && a.Key != "" {
+		if d := r.Device(a.Key); d != nil {
+			return fmt.Errorf("device %s: %w", d.Device, err)
+		}
+	}
+	return err
+}
+
+// record returns what was seen of an action's claim: its record, otherwise what its call wants.
+func (w *work) record(a rules.Action) *record.Record {
+	if r := recordOf(w.seen[a.GPU].snapshot, a.Claim); r != nil && r.BootID == w.Store.Boot() && r.State != record.Releasing {
+		return r
+	}
+	if call := w.call(a.Claim); call != nil {
+		return call.Wanted
+	}
+	return recordOf(w.seen[a.GPU].snapshot, a.Claim)
+}
+
+func (w *work) do(ctx context.Context, actions []rules.Action) error {
+	a := actions[0]
+	switch a.Do {
+	case rules.Start, rules.Unstart, rules.MarkLost:
+		return w.mark(actions)
+	case rules.MarkPrepared:
+		return w.markPrepared(a)
+	case rules.MarkReleasing:
+		_, err := w.Store.Release(a.Claim, w.Clock())
+		return err
+	case rules.Clear:
+		return w.clear(ctx, a)
+	case rules.DropGuard:
+		return w.Store.DropGuard(a.Claim)
+	case rules.WriteSpec:
+		return w.writeSpec(ctx, a)
+	case rules.RemoveSpec:
+		return w.removeSpec(ctx, a)
+	}
+	return w.change(ctx, a)
+}
+
+// change has an effect on the hardware.
+func (w *work) change(ctx context.Context, a rules.Action) error {
+	switch a.Do {
+	case rules.EnableMIG, rules.DisableMIG:
+		return w.setMode(ctx, a)
+	case rules.CreateGI:
+		id, err := w.Partitions.CreateInstance(ctx, addressOf(a))
+		w.instances[a.Key] = partition.Live{InstanceID: id}
+		return err
+	case rules.DropNamesakes:
+		return w.dropNamesakes(ctx, a)
+	case rules.CreateCI:
+		id, found := w.instanceID(a)
+		if !found {
+			return fmt.Errorf("there is no GPU instance with %s: %w", addressOf(a), gpu.ErrNotFound)
+		}
+		live, err := w.Partitions.CreateCompute(ctx, a.GPU, id)
+		if err == nil {
+			w.instances[a.Key] = live
+		}
+		return err
+	case rules.DestroyCI, rules.DestroyGI:
+		return w.destroy(ctx, a)
+	case rules.SetExclusive, rules.SetDefault:
+		return w.Sharing.SetExclusive(ctx, sharing.Device{PCIAddress: a.GPU, UUID: w.gpuUUID(a)}, a.Do == rules.SetExclusive)
+	case rules.StartSession:
+		return w.startSession(ctx, a)
+	case rules.StopSession:
+		return w.Sharing.End(ctx, a.Session)
+	case rules.SetInterval:
+		return w.Sharing.SetInterval(ctx, sharing.Device{PCIAddress: a.GPU, UUID: w.gpuUUID(a)}, a.Interval)
+	case rules.ResetInterval:
+		return w.resetInterval(ctx, a)
+	}
+	return fmt.Errorf("nothing is known of action %d", a.Do)
+}
+
+func addressOf(a rules.Action) partition.Address {
+	return partition.Address{PCIAddress: a.GPU, ProfileID: a.Place.ProfileID, Placement: a.Place.Placement}
+}
+
+// setMode: that the mode stays on when the last partition is gone is no failure, the next claim of the whole GPU turns it
+// off.
+func (w *work) setMode(ctx context.Context, a rules.Action) error {
+	err := w.Partitions.SetMode(ctx, a.GPU, a.Do == rules.EnableMIG)
+	if err != nil && w.task.Aim == rules.Release && !errors.Is(err, gpu.ErrHung) {
+		klog.FromContext(ctx).Error(err, "MIG mode stays on, although no instance is left", "pciAddress", a.GPU)
+		return nil
+	}
+	return err
+}
+
+// dropNamesakes removes the CDI specs of other claims that may name the ID of a GPU instance, before anything can run in
+// it: all but those that are seen to name what is there.
+func (w *work) dropNamesakes(ctx context.Context, a rules.Action) error {
+	id, found := w.instanceID(a)
+	if !found {
+		return nil
+	}
+	state := w.seen[a.GPU].state
+	for _, d := range w.seen[a.GPU].snapshot.On(a.GPU) {
+		if d.Record.Claim.UID == a.Claim || d.Partition == nil || d.Mark == record.Started && addressOf(a) == d.Address() {
+			continue // its own, or a share of the same partition
+		}
+		if there := partition.Instance(state, d.Address()); there != nil && d.Partition.Made != nil && d.Partition.Made.InstanceID == there.ID && there.ID != id {
+			continue // it names what it has
+		}
+		klog.FromContext(ctx).Info("Removing the CDI spec of a claim whose partition is gone", "other", d.Record.Claim, "device", d.Device.Device)
+		if err := w.Specs.Remove(ctx, d.Record.Claim.UID); err != nil {
+			return fmt.Errorf("remove the CDI spec of claim %s, whose partition is gone: %w", d.Record.Claim, err)
+		}
+	}
+	return nil
+}
+
+// instanceID is that of the GPU instance in an action's place: the one that this task has made, or that was seen.
+func (w *work) instanceID(a rules.Action) (int, bool) {
+	if live, made := w.instances[a.Key]; made {
+		return live.InstanceID, true
+	}
+	i := partition.Instance(w.seen[a.GPU].state, addressOf(a))
+	if i == nil {
+		return 0, false
+	}
+	return i.ID, true
+}
+
+func (w *work) destroy(ctx context.Context, a rules.Action) error {
+	i := partition.Instance(w.seen[a.GPU].state, addressOf(a))
+	if i == nil {
+		return nil
+	}
+	if a.Do == rules.DestroyGI {
+		return w.Partitions.DestroyInstance(ctx, a.GPU, i.ID)
+	}
+	for _, c := range i.Compute {
+		if err := w.Partitions.DestroyCompute(ctx, a.GPU, i.ID, c.ID); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// resetInterval: a time slice that the driver does not know any more cannot have to be taken back.
+func (w *work) resetInterval(ctx context.Context, a rules.Action) error {
+	err := w.Sharing.SetInterval(ctx, sharing.Device{PCIAddress: a.GPU, UUID: w.gpuUUID(a)}, policy.IntervalDefault)
+	switch {
+	case errors.Is(err, gpu.ErrNotSupported):
+		klog.FromContext(ctx).Info("The time slice of a GPU cannot be reset, as the driver does not support any", "pciAddress", a.GPU, "reason", err)
+		return nil
+	case errors.Is(err, fs.ErrNotExist):
+		// nvidia-smi goes with the driver, and comes back with it.
+		return fmt.Errorf("the driver's program is missing: %w", err)
+	}
+	return err
+}
+
+// gpuUUID is that of the GPU as the record has it, or as it is known now.
+func (w *work) gpuUUID(a rules.Action) string {
+	if r := w.record(a); r != nil {
+		if d := r.Device(a.Key); d != nil && d.Sharing != nil {
+			return d.Sharing.UUID
+		}
+	}
+	return w.UUID(a.GPU)
+}

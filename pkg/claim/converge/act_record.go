@@ -1,0 +1,255 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package converge
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"k8s.io/klog/v2"
+
+	"github.com/partage-dev/partage/pkg/claim/record"
+	"github.com/partage-dev/partage/pkg/claim/rules"
+	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/partition"
+	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/pkg/sharing"
+	"github.com/partage-dev/partage/pkg/steptime"
+)
+
+// mark changes the marks of a claim's devices. The record is made with the first one that is started.
+func (w *work) mark(actions []rules.Action) error {
+	change := func(r *record.Record) error {
+		for _, a := range actions {
+			d := r.Device(a.Key)
+			if d == nil {
+				return fmt.Errorf("the record of claim %s has no device %s", r.Claim, a.Key)
+			}
+			d.Mark = marksOf[a.Do]
+			if a.Do == rules.Start {
+				setInterval(d, a.Interval)
+			}
+		}
+		return nil
+	}
+	a := actions[0]
+	if call := w.call(a.Claim); call != nil && a.Do == rules.Start {
+		return w.Store.Put(call.Wanted, change)
+	}
+	return w.Store.Update(a.Claim, change)
+}
+
+// setInterval notes the time slice that the GPU has for a share: that of its first share, whatever the policy says.
+func setInterval(d *record.Device, interval policy.Interval) {
+	if d.Interval() == interval {
+		return
+	}
+	if d.Sharing == nil {
+		d.Sharing = &record.Sharing{}
+	}
+	d.Sharing.Interval = interval
+}
+
+// markPrepared writes down what has become of all devices, and that the claim is as young as the call.
+func (w *work) markPrepared(a rules.Action) error {
+	prepared := w.resolved(a)
+	err := w.Store.Update(a.Claim, func(r *record.Record) error {
+		r.State = record.Prepared
+		if call := w.call(a.Claim); call != nil {
+			r.Arrived = call.Wanted.Arrived
+		}
+		for i := range r.Devices {
+			d := &r.Devices[i]
+			if made := prepared.Device(d.Key()); made != nil && d.Partition != nil {
+				d.Partition.Made = made.Partition.Made
+			}
+			if id := w.ids[d.Key()]; id != "" {
+				d.CDIDevice = id
+			}
+		}
+		w.noteSessions(r)
+		return nil
+	})
+	if err == nil {
+		clear(w.sessions)
+	}
+	return err
+}
+
+// noteSessions writes down the folders of the claim's sessions: those that this task has started, and those that run.
+func (w *work) noteSessions(r *record.Record) {
+	for i := range r.Sessions {
+		s := &r.Sessions[i]
+		live, started := w.sessions[s.ID]
+		if !started {
+			status, runs := w.statusOf(s.ID)
+			if !runs {
+				continue
+			}
+			live = sharing.Live{PipeDir: status.PipeDir, ShmDir: status.ShmDir, Losses: status.Losses, Kills: status.Kills}
+		}
+		if !s.Running() {
+			// Otherwise people have to be told of losses first.
+			s.Losses, s.Kills = live.Losses, live.Kills
+		}
+		s.PipeDir, s.ShmDir = live.PipeDir, live.ShmDir
+	}
+}
+
+func (w *work) statusOf(session string) (mps.Status, bool) {
+	for _, o := range w.seen {
+		if status, runs := o.sessions[session]; runs {
+			return status, true
+		}
+	}
+	return mps.Status{}, false
+}
+
+// keepSessions writes down the sessions of a task that does not end with a claim being prepared.
+func (w *work) keepSessions() error {
+	if len(w.sessions) == 0 || w.task.Claim == "" {
+		return nil
+	}
+	err := w.Store.Update(w.task.Claim, func(r *record.Record) error { w.noteSessions(r); return nil })
+	if errors.Is(err, record.ErrNoRecord) {
+		return nil
+	}
+	return err
+}
+
+// resolved returns the claim's record with its partitions as they are now, and its sessions.
+func (w *work) resolved(a rules.Action) *record.Record {
+	r := w.record(a).Clone()
+	for i := range r.Devices {
+		d := &r.Devices[i]
+		if d.Partition == nil {
+			continue
+		}
+		live, made := w.instances[d.Key()]
+		if !made {
+			if o := w.seen[d.PCIAddress]; o != nil {
+				live, made = partition.Lookup(o.state, d.Address())
+			}
+		}
+		if !made {
+			live, made = w.ofSibling(r, d)
+		}
+		if made {
+			d.Partition.Made = &record.Made{InstanceID: live.InstanceID, ComputeID: live.ComputeID, UUID: live.UUID}
+		}
+	}
+	w.noteSessions(r)
+	return r
+}
+
+// ofSibling finds what this task has made for another share of the same device.
+func (w *work) ofSibling(r *record.Record, d *record.Device) (partition.Live, bool) {
+	for i := range r.Devices {
+		o := &r.Devices[i]
+		if live, made := w.instances[o.Key()]; made && o.Partition != nil && o.Address() == d.Address() {
+			return live, true
+		}
+	}
+	return partition.Live{}, false
+}
+
+func (w *work) writeSpec(ctx context.Context, a rules.Action) (err error) {
+	r := w.resolved(a)
+	w.ids, err = w.Specs.Write(ctx, r, r.State != record.Prepared)
+	return err
+}
+
+// removeSpec: that a spec cannot be removed keeps nothing from being given back, but what it names must not be forgotten.
+func (w *work) removeSpec(ctx context.Context, a rules.Action) error {
+	err := w.Specs.Remove(ctx, a.Claim)
+	if err != nil && w.task.Aim == rules.Release {
+		w.specErr = err
+		return nil
+	}
+	return err
+}
+
+// clear notes that nothing is left of a claim on a GPU. What the disk refuses is kept in memory.
+func (w *work) clear(ctx context.Context, a rules.Action) error {
+	if w.specErr != nil {
+		return w.specErr
+	}
+	defer steptime.Of(ctx).Begin(steptime.Journal)()
+	if err := w.Store.Clear(a.Claim, a.GPU); err != nil {
+		klog.FromContext(ctx).Error(err, "What is released is not written down", "claimUID", a.Claim)
+	}
+	if r, err := w.Store.Read(a.Claim); err != nil || r != nil {
+		return nil // its folder goes with the rest of the claim
+	}
+	return w.Specs.Limits.Drop(a.Claim)
+}
+
+// startSession makes a session run as its claims need it. Its devices have their UUIDs by now.
+func (w *work) startSession(ctx context.Context, a rules.Action) error {
+	r := w.resolved(a)
+	s := r.Session(a.Session)
+	if s == nil {
+		return fmt.Errorf("the record of claim %s says nothing of MPS session %s", r.Claim, a.Session)
+	}
+	want := sharing.Session{ID: s.ID, MultiUser: s.MultiUser, ClientPriority: s.ClientPriority}
+	want.Limits.ThreadPercentage = s.Percent
+	memory := map[string]int64{}
+	for i := range s.Devices {
+		d := &s.Devices[i]
+		uuid := w.uuidIn(r, d)
+		if uuid == "" {
+			return fmt.Errorf("MPS session %s: device %s has no UUID", s.ID, d.Device)
+		}
+		want.Devices = append(want.Devices, sharing.Device{PCIAddress: d.PCIAddress, UUID: uuid})
+		if bytes := max(d.MemoryBytes, a.Demand.MemoryBytes); bytes > 0 {
+			memory[uuid] = bytes
+		}
+	}
+	if len(memory) > 0 {
+		want.Limits.MemoryBytes = memory
+	}
+	if s.Shared {
+		want.Limits.ThreadPercentage, want.ClientPriority = a.Demand.Percent, w.priority(a)
+		if a.Demand.Restart {
+			want.OnClientKilled = policy.KilledRestart
+		}
+	}
+	live, err := w.Sharing.Ensure(ctx, want)
+	if err == nil {
+		w.sessions[s.ID] = live
+	}
+	return err
+}
+
+// priority is the highest among the shares of a session, or nothing if all are normal, which needs no MPS that has
+// priorities. Those with a lower one have it in their environment as well.
+func (w *work) priority(a rules.Action) policy.ClientPriority {
+	if a.Demand.BelowNormal {
+		return policy.PriorityBelowNormal
+	}
+	for _, r := range w.seen[a.GPU].Records {
+		for _, p := range r.Parts {
+			if p.Session == a.Session && p.Demand.BelowNormal {
+				return policy.PriorityNormal
+			}
+		}
+	}
+	return ""
+}
+
+// uuidIn is that of a device of a session: a partition has none before it is made.
+func (w *work) uuidIn(r *record.Record, d *record.SessionDevice) string {
+	for i := range r.Devices {
+		o := &r.Devices[i]
+		if o.Device != d.Device || o.Partition == nil {
+			continue
+		}
+		if o.Partition.Made == nil {
+			return ""
+		}
+		return o.Partition.Made.UUID
+	}
+	return d.UUID
+}

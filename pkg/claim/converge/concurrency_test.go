@@ -1,0 +1,125 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package converge
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/partage-dev/partage/pkg/claim/rules"
+)
+
+// TestTwoProcesses prepares and releases claims at the same time in two processes, as during an upgrade, where effects fail
+// now and then, while both converge all GPUs. Whatever the order, claims get what they want or an error, no two have the
+// same place, and nothing is left.
+func TestTwoProcesses(t *testing.T) {
+	m := newMachine(t)
+	engines := []*Engine{m.engine(), m.engine()}
+	var mu sync.Mutex
+	random := rand.New(rand.NewPCG(1, 2))
+	m.mu.Lock()
+	m.fail = func(string) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if random.IntN(40) == 0 {
+			return errors.New("it fails now and then")
+		}
+		return nil
+	}
+	m.mu.Unlock()
+	wants := [][]string{
+		{"A slice0"}, {"A slice4", "B slice0"}, {"B slice4"}, {"A slice4"}, {"B mps"}, {"B half"}, {"A turns"}, {"A own", "B own"},
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var wg sync.WaitGroup
+	prepared := make([]int, len(wants))
+	for i, devices := range wants {
+		e, uid := engines[i%2], types.UID(fmt.Sprintf("u%d", i))
+		wg.Go(func() {
+			for range 3 {
+				// A claim that is in the way does not go before its own round is over.
+				limited, cancel := context.WithTimeout(ctx, time.Second)
+				unlock, err := e.Locks.Claim(limited, uid)
+				if err != nil {
+					t.Error(err)
+				} else {
+					if _, err := e.Prepare(limited, wanted(e, uid, devices...)); err == nil {
+						prepared[i]++
+					}
+					unlock()
+				}
+				cancel()
+				_ = release(t, e, uid) // what fails is left to the loops
+			}
+		})
+	}
+	loops, stop := context.WithCancel(ctx)
+	var looping sync.WaitGroup
+	for i, e := range engines {
+		looping.Go(func() {
+			for loops.Err() == nil {
+				_, _, _ = e.Converge(loops, []string{pciA, pciB}[i])
+				_, _, _ = e.Converge(loops, []string{pciB, pciA}[i])
+			}
+		})
+	}
+	wg.Wait()
+	stop()
+	looping.Wait()
+	m.heal()
+	for _, e := range engines {
+		for _, address := range []string{pciA, pciB} {
+			if plan, busy, err := e.Converge(t.Context(), address); err != nil || busy {
+				t.Errorf("GPU %s: busy %t, %v", address, busy, err)
+			} else if len(plan.Tasks) > 0 {
+				t.Errorf("GPU %s: left to do: %+v", address, plan.Tasks)
+			}
+		}
+	}
+	// That a mode cannot be turned off keeps no claim: the next one of the whole GPU turns it off.
+	clear(m.modes)
+	wantLeft(t, m, "at the end", nil)
+	for i, devices := range wants {
+		e, uid := engines[i%2], types.UID(fmt.Sprintf("u%d", i))
+		if _, err := e.Prepare(t.Context(), wanted(e, uid, devices...)); err != nil {
+			t.Errorf("afterwards: claim of %v: %v", devices, err)
+		}
+		if err := release(t, e, uid); err != nil {
+			t.Errorf("afterwards: claim of %v: %v", devices, err)
+		}
+	}
+	wantLeft(t, m, "afterwards", nil)
+	t.Logf("prepared %v", prepared)
+}
+
+// TestOrphan shows that a claim that the API server does not know is released when nobody is on its devices, and not before.
+func TestOrphan(t *testing.T) {
+	for _, devices := range [][]string{{"A slice0"}, {"A whole"}, {"A mps"}, {"A own", "B own"}} {
+		m := newMachine(t)
+		e := m.engine()
+		if _, err := e.Prepare(t.Context(), wanted(e, "u", devices...)); err != nil {
+			t.Fatal(err)
+		}
+		before := m.left()
+		e.Orphan = func(types.UID, time.Duration) bool { return true }
+		for _, address := range []string{pciA, pciB} {
+			m.users[address] = rules.Users{Memory: true, Text: "process 4711"}
+		}
+		if devices[0] != "A slice0" { // the users of partitions are found by instance
+			settle(t, e)
+			wantLeft(t, m, fmt.Sprintf("%v in use", devices), before)
+		}
+		clear(m.users)
+		settle(t, e)
+		wantLeft(t, m, fmt.Sprintf("%v not in use", devices), nil)
+	}
+}

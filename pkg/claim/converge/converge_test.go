@@ -1,0 +1,365 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package converge
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/partage-dev/partage/pkg/claim/record"
+	"github.com/partage-dev/partage/pkg/claim/rules"
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/partition"
+	"github.com/partage-dev/partage/pkg/policy"
+)
+
+// TestMain keeps what the many deaths have to say off the screen.
+func TestMain(m *testing.M) {
+	klog.SetLogger(logr.Discard())
+	m.Run()
+}
+
+// The devices of claims: what they are, by a short name.
+func deviceNamed(name string, uid types.UID) record.Device {
+	address, kind, _ := strings.Cut(name, " ")
+	pci := map[string]string{"A": pciA, "B": pciB}[address]
+	d := record.Device{
+		Requests: []string{name}, Pool: "node", Device: device.GPUName(pci) + "-" + kind, PCIAddress: pci, Type: device.Whole, DynamicMIG: true, Divisible: true,
+	}
+	share := types.UID("share-" + string(uid))
+	switch kind {
+	case "slice0", "slice4":
+		d.Type = device.Partition
+		d.Partition = &record.Partition{Profile: "1g", ProfileID: 19, Placement: gpu.Placement{Start: int(kind[5] - '0'), Size: 1}}
+	case "mps", "half":
+		d.Type, d.ShareID = device.MPS, &share
+		d.Sharing = &record.Sharing{UUID: "GPU-" + pci, Session: device.GPUName(pci), Limits: record.Limits{Percent: 25}}
+		if kind == "half" {
+			d.Device, d.Sharing.Limits.Percent = device.GPUName(pci)+"-mps", 50
+		}
+	case "turns":
+		d.Type, d.ShareID = device.TimeSlice, &share
+		d.Sharing = &record.Sharing{UUID: "GPU-" + pci, Interval: policy.IntervalLong}
+	case "own":
+		d.Sharing = &record.Sharing{UUID: "GPU-" + pci, Session: device.GPUName(pciA)}
+	}
+	return d
+}
+
+func wanted(e *Engine, uid types.UID, devices ...string) *Call {
+	r := record.New(record.Ref{Namespace: "team", Name: string(uid), UID: uid}, boot)
+	r.Arrived = e.Clock()
+	for _, name := range devices {
+		d := deviceNamed(name, uid)
+		r.Add(d)
+		if !d.In(device.GPUName(d.PCIAddress)) && !d.In(device.GPUName(pciA)) {
+			continue
+		}
+		id := d.Sharing.Session
+		if r.Session(id) == nil {
+			r.Sessions = append(r.Sessions, record.Session{ID: id, Shared: d.ShareID != nil, MultiUser: true})
+		}
+		s := r.Session(id)
+		s.Devices = append(s.Devices, record.SessionDevice{Device: d.Device, PCIAddress: d.PCIAddress, UUID: d.Sharing.UUID})
+	}
+	return &Call{Wanted: r}
+}
+
+// layouts are claims that are prepared one after the other; the last one is what is struck.
+var layouts = map[string][][]string{
+	"partition":                 {{"A slice0"}},
+	"second partition":          {{"A slice4"}, {"A slice0"}},
+	"two partitions":            {{"A slice0", "A slice4"}},
+	"partitions of two GPUs":    {{"A slice0", "B slice4"}},
+	"whole":                     {{"A whole"}},
+	"whole and partition":       {{"A whole", "B slice0"}},
+	"MPS share":                 {{"A mps"}},
+	"larger MPS share":          {{"A mps"}, {"A half"}},
+	"MPS of its own on two":     {{"A own", "B own"}},
+	"time slice":                {{"A turns"}},
+	"second time slice":         {{"A turns"}, {"A turns"}},
+	"MPS share and time slices": {{"B turns"}, {"A mps", "B turns"}},
+}
+
+// settle does everything that is due.
+func settle(t *testing.T, e *Engine) {
+	t.Helper()
+	for _, address := range []string{pciA, pciB} {
+		plan, busy, err := e.Converge(t.Context(), address)
+		if err != nil || busy {
+			o := e.observe(t.Context(), address, everything, nil)
+			t.Fatalf("GPU %s: busy %t, %v; %+v -> %+v", address, busy, err, o.Observation, rules.Decide(o.Observation))
+		}
+		if len(plan.Tasks) > 0 {
+			t.Fatalf("GPU %s does not come to rest: %+v", address, plan.Tasks)
+		}
+	}
+}
+
+func release(t *testing.T, e *Engine, uid types.UID) error {
+	t.Helper()
+	var gpus []string
+	if r, err := e.Store.Read(uid); err == nil && r != nil {
+		gpus = r.GPUs()
+	}
+	_, err := e.Store.Release(uid, e.Clock())
+	return errors.Join(err, e.Specs.Remove(t.Context(), uid), e.Finish(t.Context(), uid, gpus))
+}
+
+func wantLeft(t *testing.T, m *machine, when string, want []string) {
+	t.Helper()
+	if got := m.left(); !slices.Equal(got, want) {
+		t.Errorf("%s: there is\n%q, want\n%q", when, got, want)
+	}
+}
+
+// TestStruck fails every effect of preparing and of releasing a claim, and kills the process there. What the claims beside
+// have stays, nothing is left of the one that was struck after its release, and a repeated call prepares it.
+func TestStruck(t *testing.T) {
+	cases := 0
+	for name, layout := range layouts {
+		for _, dies := range []bool{true, false} {
+			for _, prepared := range []bool{false, true} {
+				for n := 1; ; n++ {
+					if !struckAt(t, fmt.Sprintf("%s, prepared before: %t, killed: %t, effect %d", name, prepared, dies, n), layout, n, dies, prepared) {
+						break
+					}
+					if cases++; n > 100 {
+						t.Fatalf("%s: there is no end", name)
+					}
+				}
+			}
+		}
+	}
+	// Claims on several GPUs have more effects in some orders than in others.
+	const want = 265
+	if cases < want {
+		t.Errorf("%d cases, want %d at least", cases, want)
+	}
+}
+
+// struckAt returns false where the call has fewer effects.
+func struckAt(t *testing.T, name string, layout [][]string, n int, dies, prepared bool) (struck bool) {
+	t.Helper()
+	m := newMachine(t)
+	e := m.engine()
+	last := len(layout) - 1
+	for i, devices := range layout[:last] {
+		if _, err := e.Prepare(t.Context(), wanted(e, types.UID(fmt.Sprintf("beside-%d", i)), devices...)); err != nil {
+			t.Fatalf("%s: beside: %v", name, err)
+		}
+	}
+	before := m.left()
+	if prepared {
+		if _, err := e.Prepare(t.Context(), wanted(e, "u", layout[last]...)); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+	}
+	m.strike(n, dies)
+	var err error
+	if prepared {
+		err = release(t, e, "u")
+	} else {
+		_, err = e.Prepare(t.Context(), wanted(e, "u", layout[last]...))
+	}
+	count := len(m.effects)
+	m.heal()
+	if err == nil && count < n {
+		return false
+	}
+	if !dies && !prepared && err != nil {
+		settle(t, e)
+		wantLeft(t, m, name+": undone", before)
+	}
+	next := m.engine()
+	if prepared {
+		if r, err := next.Store.Read("u"); err == nil && r != nil && r.State == record.Prepared {
+			err = release(t, next, "u") // the kubelet calls again
+			if err != nil {
+				t.Errorf("%s: release again: %v", name, err)
+			}
+		}
+		settle(t, next)
+		if !dies && m.struck == "mode" {
+			// That the mode cannot be turned off keeps no claim: the next one of the whole GPU turns it off.
+			m.modes = map[string]bool{}
+		}
+		wantLeft(t, m, name+": released", before)
+		return true
+	}
+	if _, err := next.Prepare(t.Context(), wanted(next, "u", layout[last]...)); err != nil {
+		t.Errorf("%s: again: %v", name, err)
+		return true
+	}
+	settle(t, next)
+	if err := release(t, next, "u"); err != nil {
+		t.Errorf("%s: release: %v", name, err)
+	}
+	settle(t, next)
+	wantLeft(t, m, name+": released", before)
+	return true
+}
+
+// TestFirstInstanceInUse shows that the mode stays while somebody's memory keeps the first instance from being made.
+func TestFirstInstanceInUse(t *testing.T) { synctest.Test(t, testFirstInstanceInUse) }
+
+func testFirstInstanceInUse(t *testing.T) {
+	m := newMachine(t)
+	e := m.engine()
+	m.users[pciA] = rules.Users{Memory: true, Text: "process 4711 (python)"}
+	_, err := e.Prepare(t.Context(), wanted(e, "u", "A slice0"))
+	if !errors.Is(err, gpu.ErrInUse) {
+		t.Errorf("got %v, want the driver's refusal", err)
+	}
+	if modes := len(slices.DeleteFunc(slices.Clone(m.effects), func(name string) bool { return name != "mode" })); modes != 1 {
+		t.Errorf("the mode was changed %d times", modes)
+	}
+	wantLeft(t, m, "refused", []string{"MIG mode of " + pciA})
+}
+
+// TestInPlaceOfAnother shows that a partition that somebody else has made in the place of a claim's is left alone.
+func TestInPlaceOfAnother(t *testing.T) {
+	m := newMachine(t)
+	e := m.engine()
+	if _, err := e.Prepare(t.Context(), wanted(e, "u", "A slice0")); err != nil {
+		t.Fatal(err)
+	}
+	there := m.instances[pciA]
+	m.instances[pciA] = nil
+	plan, _, err := e.Converge(t.Context(), pciA)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v, _ := plan.Verdict("u"); v.State != rules.Missing {
+		t.Errorf("got %+v", v)
+	}
+	if len(m.specs) > 0 {
+		t.Error("it still has its CDI spec")
+	}
+	m.instances[pciA] = there // the same UUID, and the same ID
+	settle(t, e)
+	if err := release(t, e, "u"); err != nil {
+		t.Error(err)
+	}
+	wantLeft(t, m, "released", []string{"MIG mode of " + pciA, "instance 0 of " + pciA + " complete=true"})
+}
+
+// TestWaitsForPlace shows that a claim waits for one that is in its way, and finishes its release.
+func TestWaitsForPlace(t *testing.T) {
+	m := newMachine(t)
+	e := m.engine()
+	if _, err := e.Prepare(t.Context(), wanted(e, "first", "A slice0")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := e.Store.Release("first", e.Clock()); err != nil {
+		t.Fatal(err)
+	}
+	r, err := e.Prepare(t.Context(), wanted(e, "second", "A slice0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if made := r.Devices[0].Partition.Made; made == nil || made.UUID != "MIG-"+pciA+"-0" {
+		t.Errorf("got %+v", made)
+	}
+	if r, err := e.Store.Read("first"); r != nil || err != nil {
+		t.Errorf("the first one has %+v, %v", r, err)
+	}
+}
+
+// TestNamesakes shows that no CDI spec names the ID of another claim's partition when that can be used.
+func TestNamesakes(t *testing.T) {
+	m := newMachine(t)
+	e := m.engine()
+	if _, err := e.Prepare(t.Context(), wanted(e, "u", "A slice0")); err != nil {
+		t.Fatal(err)
+	}
+	m.instances[pciA], m.nextID = nil, 7
+	m.fail = func(effect string) error {
+		if effect == "create compute" && len(m.specs) > 0 {
+			t.Error("the spec of the claim that has lost its partition is still there")
+		}
+		return nil
+	}
+	if _, err := e.Prepare(t.Context(), wanted(e, "other", "A slice4")); err != nil {
+		t.Fatal(err)
+	}
+	if got := partition.Instance(gpu.MIGState{Instances: m.instances[pciA]}, partition.Address{PCIAddress: pciA, ProfileID: 19, Placement: gpu.Placement{Start: 4, Size: 1}}); got == nil || got.ID != 7 {
+		t.Errorf("got %+v, want the ID of the first one", got)
+	}
+}
+
+// TestAllocatedAnew shows that a claim that was allocated other devices, or the same with another configuration, gets these,
+// and not while processes use what it had.
+func TestAllocatedAnew(t *testing.T) {
+	for name, test := range map[string]struct{ first, second []string }{
+		"other place":    {[]string{"A slice0"}, []string{"A slice4"}},
+		"other GPU":      {[]string{"A whole"}, []string{"B whole"}},
+		"other share":    {[]string{"A mps"}, []string{"A half"}},
+		"one more":       {[]string{"A slice0"}, []string{"A slice0", "B slice0"}},
+		"the same":       {[]string{"A slice0", "B mps"}, []string{"A slice0", "B mps"}},
+		"another kind":   {[]string{"A turns"}, []string{"A mps"}},
+		"MPS of its own": {[]string{"A whole"}, []string{"A own", "B own"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t)
+			e := m.engine()
+			if _, err := e.Prepare(t.Context(), wanted(e, "u", test.first...)); err != nil {
+				t.Fatal(err)
+			}
+			started := len(m.effects)
+			call := wanted(e, "u", test.second...)
+			r, err := e.Prepare(t.Context(), call)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !sameWish(r, call.Wanted) || r.Arrived != call.Wanted.Arrived {
+				t.Errorf("got %+v, want %+v", r, call.Wanted)
+			}
+			if effects := m.effects[started:]; name == "the same" && slices.ContainsFunc(effects, func(e string) bool { return strings.Contains(e, "instance") || strings.Contains(e, "session") }) {
+				t.Errorf("it was made again: %v", effects)
+			}
+			settle(t, e)
+			if err := release(t, e, "u"); err != nil {
+				t.Error(err)
+			}
+			wantLeft(t, m, "released", nil)
+		})
+	}
+}
+
+// TestAllocatedAnewInUse shows that nothing is taken from running processes because their claim is allocated other devices.
+func TestAllocatedAnewInUse(t *testing.T) { synctest.Test(t, testAllocatedAnewInUse) }
+
+func testAllocatedAnewInUse(t *testing.T) {
+	m := newMachine(t)
+	e := m.engine()
+	if _, err := e.Prepare(t.Context(), wanted(e, "u", "A own", "B own")); err != nil {
+		t.Fatal(err)
+	}
+	m.users[pciA] = rules.Users{Memory: true, Text: "process 4711 (python)"}
+	if _, err := e.Prepare(t.Context(), wanted(e, "u", "A whole")); err == nil || !strings.Contains(err.Error(), "process 4711") && !strings.Contains(err.Error(), "released first") {
+		t.Errorf("got %v", err)
+	}
+	if len(m.exclusive) == 0 || !m.exclusive[pciA] {
+		t.Error("the compute mode of a GPU in use was set back")
+	}
+	clear(m.users)
+	if _, err := e.Prepare(t.Context(), wanted(e, "u", "A whole")); err != nil {
+		t.Error(err)
+	}
+	settle(t, e)
+	if err := release(t, e, "u"); err != nil {
+		t.Error(err)
+	}
+	wantLeft(t, m, "released", nil)
+}

@@ -1,0 +1,152 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package converge
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/partage-dev/partage/pkg/claim/lock"
+	"github.com/partage-dev/partage/pkg/claim/record"
+	"github.com/partage-dev/partage/pkg/claim/rules"
+	"github.com/partage-dev/partage/pkg/claim/spec"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/partition"
+	"github.com/partage-dev/partage/pkg/sharing"
+)
+
+// Partitions observes and changes the instances of GPUs. Each change is one idempotent effect whose outcome was read
+// back; a *partition.RefusedError had definitely no effect.
+type Partitions interface {
+	// State lists all instances of a GPU, foreign ones included. The error wraps gpu.ErrNotSupported on a GPU without MIG.
+	State(ctx context.Context, pciAddress string) (gpu.MIGState, error)
+	SetMode(ctx context.Context, pciAddress string, on bool) error
+	CreateInstance(ctx context.Context, at partition.Address) (instanceID int, err error)
+	CreateCompute(ctx context.Context, pciAddress string, instanceID int) (partition.Live, error)
+	DestroyCompute(ctx context.Context, pciAddress string, instanceID, computeID int) error
+	DestroyInstance(ctx context.Context, pciAddress string, instanceID int) error
+	// FabricPending returns how far the registration with the NVLink fabric is, or nothing if it is done.
+	FabricPending(ctx context.Context, pciAddress string) (string, error)
+}
+
+// Sharing observes and changes what makes GPUs shared.
+type Sharing interface {
+	// Sessions returns those of the node by ID. The error wraps sharing.ErrNoSupervisor when they cannot be known.
+	Sessions(ctx context.Context) (map[string]mps.Status, error)
+	// Ensure makes a session run with these limits, or changes those of the running one.
+	Ensure(ctx context.Context, s sharing.Session) (sharing.Live, error)
+	// End succeeds if there is no such session.
+	End(ctx context.Context, id string) error
+	Mode(ctx context.Context, d sharing.Device) (gpu.ComputeMode, error)
+	SetExclusive(ctx context.Context, d sharing.Device, exclusive bool) error
+	// SetInterval sets the time slice of a whole GPU; IntervalDefault takes back what was set.
+	SetInterval(ctx context.Context, d sharing.Device, interval sharing.Interval) error
+}
+
+// Users finds the processes on a GPU that no claim explains.
+type Users interface {
+	// Users is bounded. The second result is by the ID of GPU instances.
+	Users(ctx context.Context, pciAddress string, claims []*record.Record) (rules.Users, map[int]rules.Users)
+}
+
+// Engine observes GPUs, decides and acts. All methods may be called concurrently, in several processes at once.
+type Engine struct {
+	Store      *record.Store
+	Locks      *lock.Locks
+	Partitions Partitions
+	Sharing    Sharing
+	Specs      *spec.Specs
+	Users      Users
+	// Clock is the time since the machine started.
+	Clock func() time.Duration
+	// UUID returns that of a GPU, or nothing while it is not known.
+	UUID func(pciAddress string) string
+	// GPUs lists the PCI addresses of all GPUs of the node.
+	GPUs func() []string
+	// Orphan reports whether the API server has not known a claim for long enough that was prepared at this time.
+	Orphan func(claim types.UID, arrived time.Duration) bool
+
+	mu sync.Mutex
+	// calls are the preparations that are at work in this process.
+	calls map[types.UID]*Call
+	// failures are why tasks have failed last, for messages.
+	failures map[failureKey]error
+}
+
+type failureKey struct {
+	claim types.UID
+	gpu   string
+}
+
+// Call is a Prepare that is at work.
+type Call struct {
+	// Wanted is what the claim's allocation means: nothing of it is marked. Its Arrived is that of the call.
+	Wanted *record.Record
+	// Clients is how many claims can have a share of a device, by its name. A device that is not in it has as many as
+	// claims got.
+	Clients map[string]int
+}
+
+// begin makes a call known to all observations of this process.
+func (e *Engine) begin(c *Call) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.calls == nil {
+		e.calls = map[types.UID]*Call{}
+	}
+	e.calls[c.Wanted.Claim.UID] = c
+}
+
+func (e *Engine) end(c *Call) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.calls[c.Wanted.Claim.UID] == c {
+		delete(e.calls, c.Wanted.Claim.UID)
+	}
+}
+
+func (e *Engine) call(claim types.UID) *Call {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.calls[claim]
+}
+
+// callsOn returns the calls that want something on a GPU.
+func (e *Engine) callsOn(pciAddress string) []*Call {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var found []*Call
+	for _, c := range e.calls {
+		if hasGPU(c.Wanted, pciAddress) {
+			found = append(found, c)
+		}
+	}
+	return found
+}
+
+// note remembers why a task for a claim has failed, or that it has not.
+func (e *Engine) note(claim types.UID, pciAddress string, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	key := failureKey{claim, pciAddress}
+	if err == nil {
+		delete(e.failures, key)
+		return
+	}
+	if e.failures == nil {
+		e.failures = map[failureKey]error{}
+	}
+	e.failures[key] = err
+}
+
+// Failure returns why the last task for a claim on a GPU has failed, or nil.
+func (e *Engine) Failure(claim types.UID, pciAddress string) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.failures[failureKey{claim, pciAddress}]
+}

@@ -1,0 +1,231 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package converge
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/partage-dev/partage/pkg/claim/record"
+	"github.com/partage-dev/partage/pkg/claim/rules"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/sharing"
+)
+
+// observation is one of a GPU, with what acting on it needs besides.
+type observation struct {
+	rules.Observation
+	snapshot *record.Snapshot
+	state    gpu.MIGState
+	// sessions are those that the supervisor has, by ID, where it was asked.
+	sessions map[string]mps.Status
+}
+
+// depth says how much is observed.
+type depth int
+
+const (
+	// needed is what the records call for.
+	needed depth = iota
+	// everything is also what no record calls for, and whether CDI specs are up to date.
+	everything
+)
+
+// observe reads everything that is known about a GPU. The caller has its lock, unless lockErr says why not.
+func (e *Engine) observe(ctx context.Context, pciAddress string, d depth, lockErr error) *observation {
+	o := &observation{snapshot: e.Store.Snapshot()}
+	o.GPU, o.Boot, o.Now = pciAddress, e.Store.Boot(), e.Clock()
+	o.Records = e.records(pciAddress, o.snapshot)
+	for i := range o.snapshot.Guards {
+		if g := &o.snapshot.Guards[i]; g.On(pciAddress) {
+			o.Guards = append(o.Guards, rules.Guard{Claim: g.Claim, GPUs: g.GPUs, Released: g.Released, Path: g.Path, Remedy: g.Remedy})
+		}
+	}
+	if lockErr != nil {
+		o.Hardware.Answer, o.Hardware.Text = answer(lockErr), lockErr.Error()
+	} else {
+		e.observeHardware(ctx, o, d)
+	}
+	e.observeSpecs(ctx, o, d)
+	return o
+}
+
+// answer says what an error means for what is known.
+func answer(err error) rules.Answer {
+	switch {
+	case err == nil:
+		return rules.Answered
+	case errors.Is(err, gpu.ErrHung):
+		return rules.Hung
+	case errors.Is(err, gpu.ErrLost), errors.Is(err, gpu.ErrNotFound):
+		return rules.Absent
+	case errors.Is(err, context.DeadlineExceeded):
+		return rules.Slow
+	}
+	return rules.Failed
+}
+
+func (e *Engine) observeHardware(ctx context.Context, o *observation, d depth) {
+	needs := rules.NeedsOf(o.GPU, o.Records)
+	if d == everything {
+		needs = rules.Needs{Mode: true, Fabric: needs.Fabric, Users: true, Sessions: true}
+	}
+	h := &o.Hardware
+	var err error
+	o.state, err = e.Partitions.State(ctx, o.GPU)
+	if errors.Is(err, gpu.ErrNotSupported) && !mayBeDivided(o) {
+		err = nil
+	}
+	if needs.Mode && err == nil {
+		err = e.observeMode(ctx, o)
+	}
+	if err != nil {
+		h.Answer, h.Text = answer(err), fmt.Sprintf("GPU %s: %v", o.GPU, err)
+		return
+	}
+	h.MIG = o.state.Enabled
+	for i := range o.state.Instances {
+		h.Instances = append(h.Instances, instanceOf(&o.state.Instances[i]))
+	}
+	if needs.Fabric {
+		// Where that is not known the GPU is used: most have no fabric.
+		h.Fabric, _ = e.Partitions.FabricPending(ctx, o.GPU)
+	}
+	if needs.Sessions {
+		e.observeSessions(ctx, o)
+	}
+	if needs.Users {
+		h.Users, h.InstanceUsers = e.Users.Users(ctx, o.GPU, e.owners(o.snapshot))
+	}
+}
+
+// owners are the claims whose processes may be on the GPUs. Those of claims that are released, or that the API server does
+// not know, have no business there any more.
+func (e *Engine) owners(s *record.Snapshot) []*record.Record {
+	return slices.DeleteFunc(slices.Clone(s.Records), func(r *record.Record) bool {
+		return r.State != record.Prepared || e.Orphan != nil && e.Orphan(r.Claim.UID, r.Arrived)
+	})
+}
+
+// mayBeDivided: drivers in trouble say "not supported". A GPU on which a claim has a partition, or which can have any,
+// has MIG.
+func mayBeDivided(o *observation) bool {
+	return slices.ContainsFunc(o.Records, func(r rules.Record) bool {
+		return slices.ContainsFunc(r.Parts, func(p rules.Part) bool { return p.GPU == o.GPU && (p.Divisible || p.Place != rules.Undivided) })
+	})
+}
+
+// observeMode asks for the compute mode where MIG mode leaves the GPU one.
+func (e *Engine) observeMode(ctx context.Context, o *observation) error {
+	uuid := e.UUID(o.GPU)
+	if o.state.Enabled || uuid == "" {
+		return nil
+	}
+	mode, err := e.Sharing.Mode(ctx, sharing.Device{PCIAddress: o.GPU, UUID: uuid})
+	o.Hardware.Exclusive = mode == gpu.ComputeExclusiveProcess
+	o.Hardware.OtherMode = err == nil && mode != gpu.ComputeExclusiveProcess && mode != gpu.ComputeDefault
+	if errors.Is(err, gpu.ErrNotSupported) {
+		return nil
+	}
+	return err
+}
+
+func instanceOf(i *gpu.Instance) rules.Instance {
+	one := rules.Instance{ID: i.ID, Place: rules.Place{ProfileID: i.ProfileID, Placement: i.Placement}, Compute: len(i.Compute)}
+	if len(i.Compute) == 1 {
+		one.UUID = i.Compute[0].UUID
+		// Where the hardware does not say how many slices it has it is taken to span the instance.
+		one.Whole = i.Compute[0].Slices == 0 || i.Compute[0].Slices >= i.Placement.Size || i.Compute[0].Slices >= wholeSlices(i)
+	}
+	return one
+}
+
+// wholeSlices is how many compute slices an instance of that many memory slices has at most: one of 8 memory slices has 7,
+// one of 4 has 3 or 4.
+func wholeSlices(i *gpu.Instance) int {
+	switch i.Placement.Size {
+	case 8:
+		return 7
+	case 4:
+		return 3
+	}
+	return i.Placement.Size
+}
+
+// sessionsTime bounds the question which MPS sessions there are. It goes to a process on this machine.
+const sessionsTime = 2 * time.Second
+
+func (e *Engine) observeSessions(ctx context.Context, o *observation) {
+	limited, cancel := context.WithTimeout(ctx, sessionsTime)
+	defer cancel()
+	found, err := e.Sharing.Sessions(limited)
+	if err != nil {
+		o.Supervisor, o.SupervisorText = cmp.Or(answer(err), rules.Failed), err.Error()
+		return
+	}
+	o.sessions = found
+	name := gpuName(o.GPU)
+	for _, id := range slices.Sorted(maps.Keys(found)) {
+		status := found[id]
+		on := id == name || strings.HasPrefix(id, name+"-") || slices.Contains(status.Spec.Devices, e.UUID(o.GPU))
+		if on && len(status.Spec.Devices) > 0 {
+			o.Sessions = append(o.Sessions, rules.Session{ID: id, Demand: demandOf(status.Spec), Running: status.Phase == mps.Running})
+		}
+	}
+}
+
+func demandOf(s mps.Spec) rules.Demand {
+	d := rules.Demand{BelowNormal: s.ClientPriority == mps.PriorityBelowNormal, Restart: s.OnClientKilled == mps.RestartServer}
+	d.Percent = s.ThreadPercentage
+	for _, memory := range s.Memory {
+		d.MemoryBytes = memory
+	}
+	return d
+}
+
+// observeSpecs finds the CDI specs of claims on this GPU, and of claims that nothing on this node knows.
+func (e *Engine) observeSpecs(ctx context.Context, o *observation, d depth) {
+	uids, err := e.Specs.CDI.List()
+	if err != nil {
+		return // what cannot be listed is neither stale nor up to date
+	}
+	unreadable := slices.ContainsFunc(o.snapshot.Guards, func(g record.Guard) bool { return g.Claim == "" })
+	for _, uid := range uids {
+		r := recordOf(o.snapshot, uid)
+		switch {
+		case r == nil && (unreadable || e.call(uid) != nil || slices.ContainsFunc(o.snapshot.Guards, func(g record.Guard) bool { return g.Claim == uid })):
+			continue
+		case r != nil && !hasGPU(r, o.GPU):
+			continue
+		}
+		s := rules.Spec{Claim: uid}
+		if d == everything && r != nil && r.State == record.Prepared && r.BootID == o.Boot {
+			matches, err := e.Specs.Matches(ctx, r)
+			s.Outdated = err == nil && !matches
+		}
+		o.Specs = append(o.Specs, s)
+	}
+}
+
+func recordOf(s *record.Snapshot, uid types.UID) *record.Record {
+	for _, r := range slices.Concat(s.Records, s.Earlier) {
+		if r.Claim.UID == uid {
+			return r
+		}
+	}
+	return nil
+}
+
+func hasGPU(r *record.Record, pciAddress string) bool {
+	return slices.ContainsFunc(r.Devices, func(d record.Device) bool { return d.PCIAddress == pciAddress })
+}

@@ -1,0 +1,157 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package converge
+
+import (
+	"context"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/partage-dev/partage/pkg/claim/rules"
+	"github.com/partage-dev/partage/pkg/gpu"
+)
+
+// choose picks the task that is carried out, of what was decided for each GPU; nil is none.
+type choose func(plans map[string]*rules.Plan) *rules.Task
+
+// round is what came of observing GPUs once, and of the task that was chosen.
+type round struct {
+	// plans are what was decided first, by PCI address.
+	plans map[string]*rules.Plan
+	// task is the one that was carried out, or nil, and err why not all of it was.
+	task *rules.Task
+	err  error
+}
+
+// verdict returns what became of a claim on a GPU.
+func (r *round) verdict(claim types.UID, pciAddress string) (rules.Verdict, bool) {
+	plan := r.plans[pciAddress]
+	if plan == nil {
+		return rules.Verdict{}, false
+	}
+	return plan.Verdict(claim)
+}
+
+// once locks GPUs, all or none, observes them, decides, and carries out one task. What the hardware refuses is observed
+// again under the same locks, and the record is put right before anybody else can come to a wrong conclusion.
+//
+// Where a GPU does not answer its lock cannot be had: then it is decided what is known without it, and nothing is done.
+func (e *Engine) once(ctx context.Context, gpus []string, choose choose) (*round, error) {
+	unlock, err := e.Locks.GPUs(ctx, gpus)
+	if err != nil {
+		r := &round{plans: map[string]*rules.Plan{}, err: err}
+		for _, address := range gpus {
+			plan := rules.Decide(e.observe(ctx, address, needed, err).Observation)
+			r.plans[address] = &plan
+		}
+		return r, err
+	}
+	defer unlock()
+	return e.underLocks(ctx, gpus, needed, choose), nil
+}
+
+func (e *Engine) underLocks(ctx context.Context, gpus []string, d depth, choose choose) *round {
+	seen, plans := map[string]*observation{}, map[string]*rules.Plan{}
+	for _, address := range gpus {
+		seen[address] = e.observe(ctx, address, d, nil)
+		plan := rules.Decide(seen[address].Observation)
+		plans[address] = &plan
+	}
+	r := &round{plans: plans}
+	if r.task = choose(plans); r.task == nil {
+		return r
+	}
+	refusal, err := e.act(ctx, *r.task, seen)
+	r.err = err
+	for _, address := range gpus {
+		e.note(r.task.Claim, address, err)
+	}
+	if refusal == nil {
+		return r
+	}
+	e.afterRefusal(ctx, refusal, r)
+	return r
+}
+
+// afterRefusal decides again with what was refused, under the same lock, and puts the record right.
+func (e *Engine) afterRefusal(ctx context.Context, refusal *rules.Refusal, r *round) {
+	address := refusal.Action.GPU
+	o := e.observe(ctx, address, needed, nil)
+	o.Refused = refusal
+	plan := rules.Decide(o.Observation)
+	r.plans[address] = &plan
+	for _, task := range plan.Tasks {
+		if task.Claim == refusal.Action.Claim && task.Aim == rules.Make {
+			if _, err := e.act(ctx, task, map[string]*observation{address: o}); err != nil {
+				r.err = err
+			}
+			return
+		}
+	}
+}
+
+// ownTask chooses the first task of a claim that concerns one GPU alone, or else what is in its way.
+func ownTask(claim types.UID, address string) choose {
+	return func(plans map[string]*rules.Plan) *rules.Task {
+		plan := plans[address]
+		for i := range plan.Tasks {
+			if t := &plan.Tasks[i]; t.Claim == claim && isAlone(t, address) {
+				return complete(t)
+			}
+		}
+		if v, found := plan.Verdict(claim); !found || v.State != rules.Waiting {
+			return nil
+		}
+		for i := range plan.Tasks {
+			if t := &plan.Tasks[i]; isAlone(t, address) && (t.Aim == rules.Release || t.Aim == rules.Repair) {
+				return complete(t)
+			}
+		}
+		return nil
+	}
+}
+
+// isAlone reports whether a task concerns one GPU only.
+func isAlone(t *rules.Task, address string) bool {
+	return !slices.ContainsFunc(t.With, func(gpu string) bool { return gpu != address })
+}
+
+// complete appends what comes last.
+func complete(t *rules.Task) *rules.Task {
+	whole := *t
+	whole.Actions = slices.Concat(t.Actions, t.Final)
+	whole.Final = nil
+	return &whole
+}
+
+// jointTask chooses what all GPUs of a claim propose at once.
+func jointTask(claim types.UID, gpus []string) choose {
+	return func(plans map[string]*rules.Plan) *rules.Task {
+		var proposed []rules.Task
+		for _, address := range gpus {
+			for _, t := range plans[address].Tasks {
+				if t.Claim == claim && !isAlone(&t, address) {
+					proposed = append(proposed, t)
+					break
+				}
+			}
+		}
+		if len(proposed) != len(gpus) {
+			return nil
+		}
+		if joined, ok := rules.Join(proposed); ok {
+			return &joined
+		}
+		return nil
+	}
+}
+
+// with returns the GPUs that a task needs, in the order in which they are locked.
+func (e *Engine) with(t *rules.Task) []string {
+	if slices.Contains(t.With, rules.EveryGPU) {
+		return gpu.SortPCIAddresses(e.GPUs())
+	}
+	return gpu.SortPCIAddresses(slices.Clone(t.With))
+}

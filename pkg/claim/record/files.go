@@ -1,0 +1,63 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package record
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/pkg/host"
+)
+
+// Files reads and changes files. Tests strike here. Whoever is killed, all processes see what a
+// call has done; the machine need not: no call waits for the disk.
+type Files interface {
+	Read(path string) ([]byte, error)
+	// Replace puts the content in place in one piece.
+	Replace(path string, data []byte) error
+	// WriteHead writes over the beginning of a file, and takes no space.
+	WriteHead(path string, data []byte) error
+	Truncate(path string, size int64) error
+	// Remove removes what Replace made. An absent file is a success.
+	Remove(path string) error
+	Move(from, to string) error
+}
+
+// OS is the file system of this machine.
+type OS struct{}
+
+var _ Files = OS{}
+
+// Read implements Files.
+func (OS) Read(path string) ([]byte, error) { return os.ReadFile(path) }
+
+// Replace implements Files. Claim names are nobody else's business.
+func (OS) Replace(path string, data []byte) error { return host.ReplaceUnsynced(path, data, 0o600) }
+
+// WriteHead implements Files.
+func (OS) WriteHead(path string, data []byte) error {
+	file, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = file.WriteAt(data, 0)
+	return errors.Join(err, file.Close())
+}
+
+// Truncate implements Files.
+func (OS) Truncate(path string, size int64) error { return os.Truncate(path, size) }
+
+// Remove implements Files.
+func (OS) Remove(path string) error { return host.RemoveUnsynced(path) }
+
+// Move implements Files.
+func (OS) Move(from, to string) error { return os.Rename(from, to) }
+
+// NoSpace reports whether a write failed because the disk, or a quota on it, is full.
+func NoSpace(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
+
+func absent(err error) bool { return errors.Is(err, fs.ErrNotExist) }

@@ -1,0 +1,189 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package record
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Snapshot is one reading of all records.
+//
+// A partition comes or goes only under its GPU's lock and while a record says so. What a snapshot
+// says of a GPU therefore stays true while the GPU's lock is held, except that a claim may begin
+// to be released.
+type Snapshot struct {
+	// Records are those of this boot. Nothing of another boot is left on the hardware.
+	Records []*Record
+	// Earlier are those of earlier boots, of claims that have none of this one: the kubelet
+	// prepares them again.
+	Earlier []*Record
+	// Guards are the files of this boot that cannot be read.
+	Guards []Guard
+}
+
+// Guard is a record that cannot be read. Everything that it may be about stays as it is.
+type Guard struct {
+	// Claim is empty where it may be about any.
+	Claim types.UID
+	// GPUs are those that it may be about. Nil means all.
+	GPUs []string
+	// Path is the file, or the folder.
+	Path string
+	// Released means that a release of the claim arrived after the file was last written.
+	Released bool
+	Err      error
+	// Remedy is what helps, for people.
+	Remedy string
+}
+
+// On reports whether the file may be about a GPU.
+func (g *Guard) On(pciAddress string) bool {
+	return g.GPUs == nil || slices.Contains(g.GPUs, pciAddress)
+}
+
+// Look reads all records for a program that is not the driver. It changes nothing, and takes a
+// data folder that is not there for an empty one.
+func Look(dataDir, boot string) (*Snapshot, error) {
+	s, err := Open(dataDir, boot, OS{})
+	if err != nil {
+		return nil, err
+	}
+	return s.Snapshot(), nil
+}
+
+// Snapshot reads all records. What cannot be read is a guard, the folder included.
+func (s *Store) Snapshot() *Snapshot {
+	all := &Snapshot{}
+	s.disk.addOld(all)
+	var found map[types.UID]*entry
+	unlock, err := s.disk.lock(false)
+	if err == nil {
+		defer unlock()
+		found, err = s.disk.list()
+	}
+	if err != nil {
+		all.guard(Guard{Path: s.disk.folder, Err: err})
+	}
+	for _, uid := range slices.Sorted(maps.Keys(found)) {
+		e := s.load(found[uid])
+		if e.record != nil {
+			all.Records = append(all.Records, e.record)
+		} else if r := s.earlier(e); r != nil {
+			all.Earlier = append(all.Earlier, r)
+		}
+		if e.err != nil {
+			all.guard(Guard{Claim: uid, GPUs: e.head.gpus, Path: e.path, Released: e.guardReleased(), Err: e.err})
+		}
+		for _, path := range e.aside {
+			all.guard(s.disk.asideGuard(path, e))
+		}
+	}
+	return all
+}
+
+func (all *Snapshot) guard(g Guard) {
+	g.Remedy = "drain the node, then remove " + cmp.Or(g.Remedy, g.Path)
+	if errors.Is(g.Err, ErrOtherVersion) {
+		g.Remedy = "run the version of the driver that wrote it, or " + g.Remedy
+	}
+	all.Guards = append(all.Guards, g)
+}
+
+// asideGuard is about a file that was moved aside from the claim of the entry.
+func (d *disk) asideGuard(path string, e *entry) Guard {
+	var since int64
+	_, numbers, _ := strings.Cut(path, asideSuffix)
+	_, err := fmt.Sscanf(numbers, "%d-", &since)
+	f := d.read(path, e.uid)
+	return Guard{Claim: e.uid, GPUs: f.head.gpus, Path: path, Released: err == nil && int64(e.released) > since,
+		Err: cmp.Or(f.err, errors.New("it could not be read and was moved aside"))}
+}
+
+// addOld adds the records that builds before this format have written in this boot. They stay:
+// people remove them.
+func (d *disk) addOld(all *Snapshot) {
+	folder := filepath.Join(filepath.Dir(d.folder), "claims")
+	files, err := os.ReadDir(folder)
+	if err != nil && !absent(err) {
+		all.guard(Guard{Path: folder, Err: err})
+	}
+	for _, file := range files {
+		g := Guard{Path: filepath.Join(folder, file.Name()), Remedy: folder, Err: errors.New("it was written before version 0.1.0")}
+		uid, isRecord := strings.CutSuffix(file.Name(), ".json")
+		if g.Claim = types.UID(uid); !isRecord || CheckUID(g.Claim) != nil {
+			continue
+		}
+		var old struct {
+			BootID  string
+			Devices []struct{ PCIAddress string }
+		}
+		data, err := d.files.Read(g.Path)
+		if err = cmp.Or(err, json.Unmarshal(data, &old)); err == nil {
+			g.GPUs = []string{}
+			for _, on := range old.Devices {
+				g.GPUs = append(g.GPUs, on.PCIAddress)
+			}
+		} else if note, err := d.files.Read(filepath.Join(filepath.Dir(d.folder), "boot")); err == nil {
+			old.BootID = strings.TrimSpace(string(note)) // these builds noted it once for all
+		}
+		if old.BootID == d.boot {
+			all.guard(g)
+		}
+	}
+}
+
+// UIDs lists the claims that have a record, of any boot, or one that cannot be read.
+func (s *Store) UIDs() []types.UID {
+	all := s.Snapshot()
+	var uids []types.UID
+	for _, r := range slices.Concat(all.Records, all.Earlier) {
+		uids = append(uids, r.Claim.UID)
+	}
+	for _, g := range all.Guards {
+		if g.Claim != "" {
+			uids = append(uids, g.Claim)
+		}
+	}
+	slices.Sort(uids)
+	return slices.Compact(uids)
+}
+
+// Others returns the snapshot without what is about a claim.
+func (all *Snapshot) Others(uid types.UID) *Snapshot {
+	isOfClaim := func(r *Record) bool { return r.Claim.UID == uid }
+	return &Snapshot{
+		Records: slices.DeleteFunc(slices.Clone(all.Records), isOfClaim),
+		Earlier: slices.DeleteFunc(slices.Clone(all.Earlier), isOfClaim),
+		Guards:  slices.DeleteFunc(slices.Clone(all.Guards), func(g Guard) bool { return g.Claim == uid }),
+	}
+}
+
+// Held is a device of a claim.
+type Held struct {
+	Record *Record
+	*Device
+}
+
+// On returns the devices of claims on a GPU.
+func (all *Snapshot) On(pciAddress string) []Held {
+	var found []Held
+	for _, r := range all.Records {
+		for i := range r.Devices {
+			if d := &r.Devices[i]; d.PCIAddress == pciAddress {
+				found = append(found, Held{r, d})
+			}
+		}
+	}
+	return found
+}

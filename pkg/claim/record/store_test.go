@@ -1,0 +1,312 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package record
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// TestTwoProcesses checks that no change of two processes at work on one claim is lost, and that nobody reads half of one.
+func TestTwoProcesses(t *testing.T) {
+	const each = 50
+	dir := t.TempDir()
+	stores := []*Store{open(t, dir, OS{}), open(t, dir, OS{})}
+	must(t, stores[0].Save(example()))
+	var writers, readers sync.WaitGroup
+	var done atomic.Bool
+	for _, s := range stores {
+		for _, change := range []func(*Record) error{
+			func(r *Record) error { r.Arrived++; return nil },           // in place
+			func(r *Record) error { r.Sessions[0].Kills++; return nil }, // replaced
+		} {
+			writers.Go(func() {
+				for range each {
+					if err := s.Update(uid, change); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		readers.Go(func() {
+			for !done.Load() {
+				if all := s.Snapshot(); len(all.Records) != 1 || len(all.Guards) > 0 {
+					t.Errorf("read %+v", all)
+				}
+			}
+		})
+	}
+	writers.Wait()
+	done.Store(true)
+	readers.Wait()
+	want := example()
+	want.Arrived += 2 * each
+	want.Sessions[0].Kills += 2 * each
+	for _, s := range stores {
+		got, err := s.Read(uid)
+		if diff := cmp.Diff(want, got); err != nil || diff != "" {
+			t.Errorf("%v, -want +got:\n%s", err, diff)
+		}
+	}
+}
+
+// TestReadAtOnce checks that a process reads what another has just written, of the same size and at the same time.
+func TestReadAtOnce(t *testing.T) {
+	dir := t.TempDir()
+	a, b := open(t, dir, OS{}), open(t, dir, OS{})
+	for i := range time.Duration(100) {
+		r := pair(100 + i)
+		r.Claim.Name = fmt.Sprintf("train-%02d", i)
+		must(t, a.Save(r))
+		all := b.Snapshot()
+		if len(all.Records) != 1 || all.Records[0].Arrived != r.Arrived || all.Records[0].Claim.Name != r.Claim.Name {
+			t.Fatalf("read %+v, want %+v", all.Records, r)
+		}
+		all.Records[0].Devices[0].Partition.Profile = "changed by its reader"
+		if got, err := b.Read(uid); err != nil || got.Devices[0].Partition.Profile != "1g.10gb" {
+			t.Fatalf("got %+v, %v", got, err)
+		}
+	}
+	must(t, a.Clear(uid, ""))
+	if all := b.Snapshot(); len(all.Records) > 0 {
+		t.Errorf("what is gone is read: %+v", all.Records)
+	}
+}
+
+// TestLockElsewhere checks that a process that keeps the lock, because it is stopped, delays others and no more.
+func TestLockElsewhere(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir, OS{})
+	must(t, s.Save(pair(1)))
+	folder, err := os.Open(filepath.Dir(s.Path(uid)))
+	must(t, err)
+	must(t, unix.Flock(int(folder.Fd()), unix.LOCK_EX))
+	result := make(chan error, 1)
+	go func() { result <- s.Update(uid, started) }()
+	must(t, folder.Close())
+	must(t, <-result)
+	must(t, os.RemoveAll(filepath.Dir(s.Path(uid))))
+	must(t, s.Put(pair(3), started))
+	if got, want := view(open(t, dir, OS{})), "preparing 3 ++"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// TestWhatIsNoFile checks what cannot be read although no content is to blame.
+func TestWhatIsNoFile(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir, OS{})
+	must(t, os.MkdirAll(filepath.Join(s.Path(uid), "inside"), 0o755))
+	must(t, s.Save(&Record{Claim: Ref{UID: "u2"}, BootID: boot, State: Preparing}))
+	if got, want := s.UIDs(), []types.UID{uid, "u2"}; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	_, err := s.Release(uid, 3)
+	must(t, err)
+	guards := s.Snapshot().Guards
+	if len(guards) != 1 || guards[0].GPUs != nil || !guards[0].Released || guards[0].Err == nil {
+		t.Errorf("guards: %+v", guards)
+	}
+	for arrived := range time.Duration(2) {
+		must(t, s.Save(pair(4+arrived)))
+		must(t, os.Remove(s.Path(uid)))
+		must(t, os.Mkdir(s.Path(uid), 0o755))
+	}
+	guards = s.Snapshot().Guards
+	if len(guards) != 3 {
+		t.Errorf("guards: %+v", guards)
+	}
+	if others := s.Snapshot().Others(uid); len(others.Guards) > 0 || len(others.Records) != 1 {
+		t.Errorf("others: %+v", others)
+	}
+	// What cannot be removed stays a guard.
+	if err := s.DropGuard(uid); err == nil {
+		t.Error("a folder with something in it is removed")
+	}
+	if got := s.Snapshot().Guards; len(got) == 0 {
+		t.Error("nothing guards it")
+	}
+}
+
+// TestReleasedSince checks which releases are about which file of a claim.
+func TestReleasedSince(t *testing.T) {
+	cut := func(s *Store) error { return os.Truncate(s.Path(uid), 30) }
+	for name, test := range map[string]struct {
+		do   []func(*Store) error
+		want string
+	}{
+		"not released":                   {[]func(*Store) error{cut}, "guard"},
+		"released":                       {[]func(*Store) error{cut, release(5)}, "released guard; released 5"},
+		"released, then prepared":        {[]func(*Store) error{cut, release(5), save(6)}, "preparing 6 --; released guard; released 5"},
+		"prepared again":                 {[]func(*Store) error{cut, save(6)}, "preparing 6 --; guard"},
+		"prepared again, late release":   {[]func(*Store) error{cut, save(6), release(5)}, "preparing 6 --; guard; released 5"},
+		"prepared again, then released":  {[]func(*Store) error{cut, save(6), release(7)}, "releasing 6 --; released guard; released 7"},
+		"guard of one that was released": {[]func(*Store) error{release(5), damage}, "released guard " + pciA + "," + pciB + "; released 5"},
+		"released before it was written": {[]func(*Store) error{release(5), save(6), damage}, "guard " + pciA + "," + pciB + "; released 5"},
+		"not dropped":                    {[]func(*Store) error{cut, drop}, "guard"},
+		"dropped":                        {[]func(*Store) error{cut, release(5), drop}, "released 5"},
+		"dropped and swept":              {[]func(*Store) error{cut, release(5), drop, sweep}, ""},
+		"never swept":                    {[]func(*Store) error{cut, release(5), sweep}, "released guard; released 5"},
+		"not swept beside a file":        {[]func(*Store) error{cut, save(6), release(7), clearAll, sweep}, "released guard; released 7"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			s := open(t, dir, OS{})
+			must(t, s.Save(pair(2)))
+			for _, do := range test.do {
+				must(t, do(s))
+			}
+			if got := view(open(t, dir, OS{})); got != test.want {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+func save(arrived time.Duration) func(*Store) error {
+	return func(s *Store) error { return s.Save(pair(arrived)) }
+}
+func drop(s *Store) error     { return s.DropGuard(uid) }
+func clearAll(s *Store) error { return s.Clear(uid, "") }
+func sweep(s *Store) error    { return s.Sweep(9 + life) }
+
+// TestSweep checks when it is forgotten that a claim was released.
+func TestSweep(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir, OS{})
+	must(t, release(5)(s))
+	for now, want := range map[time.Duration]string{4: "released 5", 4 + life: "released 5"} {
+		must(t, s.Sweep(now))
+		if got := view(s); got != want {
+			t.Errorf("at %s: got %q, want %q", now, got, want)
+		}
+	}
+	must(t, s.Sweep(5+life))
+	if left, err := os.ReadDir(filepath.Dir(s.Path(uid))); err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+// TestEarlierBoots checks that records of another boot are known until their claims are released, and that nothing else of it is left.
+func TestEarlierBoots(t *testing.T) {
+	for name, test := range map[string]struct {
+		do   func(*Store) error
+		want string
+	}{
+		"nothing":        {func(*Store) error { return nil }, "earlier boot-0 prepared"},
+		"swept":          {sweep, "earlier boot-0 prepared"},
+		"prepared again": {save(1), "preparing 1 --"},
+		"released":       {release(3), "earlier boot-0 releasing; released 3"},
+		"cleared":        {clearAll, ""},
+		"released and cleared": {func(s *Store) error {
+			_, err := s.Release(uid, 3)
+			must(t, err)
+			return s.Clear(uid, pciA)
+		}, "released 3"},
+		"released and swept": {func(s *Store) error {
+			_, err := s.Release(uid, 3)
+			must(t, err)
+			return s.Sweep(3 + life)
+		}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			before, err := Open(dir, "boot-0", OS{})
+			must(t, err)
+			r := pair(1)
+			r.BootID, r.State = "boot-0", Prepared
+			must(t, before.Save(r))
+			must(t, os.WriteFile(before.Path("u2"), []byte("damaged"), 0o600))
+			_, err = before.Release("u3", 5)
+			must(t, err)
+			s := open(t, dir, OS{})
+			must(t, test.do(s))
+			if got := view(s); got != test.want {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+			if got, err := s.Read(uid); err != nil || name == "nothing" && (got == nil || got.BootID != "boot-0") {
+				t.Errorf("read %+v, %v", got, err)
+			}
+			must(t, s.Clear(uid, ""))
+			must(t, s.Sweep(9+life))
+			must(t, s.Sweep(9+life))
+			if left, err := os.ReadDir(filepath.Dir(s.Path(uid))); err != nil || len(left) > 0 {
+				t.Errorf("left: %v, %v", left, err)
+			}
+		})
+	}
+}
+
+// TestOldBuilds checks that the files of builds before this format block what they are about, in the boot that they are of.
+func TestOldBuilds(t *testing.T) {
+	file := func(boot string) string {
+		return fmt.Sprintf(`{"apiVersion":"journal.partage.dev/v1","bootID":%q,"devices":[{"pciAddress":%q}]}`, boot, pciA)
+	}
+	for name, test := range map[string]struct{ text, note, want string }{
+		"this boot":            {file(boot), "", "guard " + pciA},
+		"earlier boot":         {file("boot-0"), boot, ""},
+		"damaged":              {"{", boot + "\n", "guard"},
+		"damaged, other boot":  {"{", "boot-0\n", ""},
+		"damaged, unknown one": {"{", "", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			must(t, os.Mkdir(filepath.Join(dir, "claims"), 0o755))
+			path := filepath.Join(dir, "claims", "u1.json")
+			must(t, os.WriteFile(path, []byte(test.text), 0o600))
+			if test.note != "" {
+				must(t, os.WriteFile(filepath.Join(dir, "boot"), []byte(test.note), 0o600))
+			}
+			s := open(t, dir, OS{})
+			if got := view(s); got != test.want {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+			must(t, release(3)(s))
+			must(t, s.DropGuard(uid))
+			all, err := Look(dir, boot)
+			must(t, err)
+			if _, err := os.Stat(path); err != nil || len(all.Guards) > 0 != (test.want != "") {
+				t.Errorf("%v, guards %+v", err, all.Guards)
+			}
+			for _, g := range all.Guards {
+				if want := "drain the node, then remove " + filepath.Dir(path); g.Remedy != want {
+					t.Errorf("remedy %q, want %q", g.Remedy, want)
+				}
+			}
+		})
+	}
+}
+
+// TestLook checks that it changes nothing.
+func TestLook(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "absent")
+	all, err := Look(dir, boot)
+	if err != nil || len(all.Records)+len(all.Guards)+len(all.Earlier) > 0 {
+		t.Errorf("got %+v, %v", all, err)
+	}
+	if _, err := os.Stat(dir); !absent(err) {
+		t.Errorf("it made the folder: %v", err)
+	}
+	must(t, open(t, dir, OS{}).Save(example()))
+	all, err = Look(dir, boot)
+	must(t, err)
+	if diff := cmp.Diff([]*Record{example()}, all.Records); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	for address, want := range map[string]int{pciA: 2, pciB: 2, "0000:5e:00.0": 0} {
+		if got := all.On(address); len(got) != want {
+			t.Errorf("on %s: got %d devices, want %d", address, len(got), want)
+		}
+	}
+}

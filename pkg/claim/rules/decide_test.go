@@ -1,0 +1,152 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rules
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+)
+
+const (
+	pci  = "0000:1b:00.0"
+	boot = "boot-1"
+)
+
+func slice(start int) Place {
+	return Place{ProfileID: 19, Placement: gpu.Placement{Start: start, Size: 1}}
+}
+
+func wants(parts ...Part) Record {
+	return Record{Claim: "u", Name: "team/u", Boot: boot, Phase: Wanted, Calling: true, Parts: parts}
+}
+
+func partition(start int) Part {
+	return Part{Key: "p", Device: "gpu-mig", GPU: pci, Kind: Partition, Place: slice(start), Divisible: true, Dynamic: true, InstanceID: NoInstance}
+}
+
+func whole() Part {
+	return Part{Key: "w", Device: "gpu", GPU: pci, Divisible: true, Dynamic: true, InstanceID: NoInstance}
+}
+
+// TestVerdicts shows what people read when a claim does not get what it wants, and what other programs can tell apart.
+func TestVerdicts(t *testing.T) {
+	fixed, mps := partition(0), whole()
+	fixed.Dynamic = false
+	mps.Shared, mps.Session = true, "gpu"
+	other := wants(partition(0))
+	other.Claim, other.Name, other.Phase, other.Parts[0].Mark = "o", "team/o", Prepared, Started
+	guard := Guard{Claim: "g", Path: "/data/file", Remedy: "remove it"}
+	for name, test := range map[string]struct {
+		want  Record
+		there func(o *Observation)
+		state State
+		code  Code
+		says  string
+	}{
+		"another claim has it": {wants(partition(0)), func(o *Observation) { o.Records = append(o.Records, other) }, Waiting, Overlap, "gpu-mig overlaps with gpu-mig, which is prepared for claim team/o"},
+		"foreign": {wants(partition(0)), func(o *Observation) {
+			o.Hardware.MIG, o.Hardware.Instances = true, []Instance{{ID: 7, Place: slice(0), Compute: 1}}
+		}, Refused, Foreign, "GPU instance 7 is in its place"},
+		"divided": {wants(whole()), func(o *Observation) {
+			o.Hardware.MIG, o.Hardware.Instances = true, []Instance{{ID: 7, Place: slice(0), Compute: 1}}
+		}, Refused, Divided, "the GPU is partitioned"},
+		"fixed mode":     {wants(fixed), func(*Observation) {}, Refused, ModeFixed, "nvidia-smi -i 0000:1b:00.0 -mig 1"},
+		"compute mode":   {wants(mps), func(o *Observation) { o.Hardware.Exclusive = true }, Refused, ModeFixed, "-c DEFAULT"},
+		"no supervisor":  {wants(mps), func(o *Observation) { o.Supervisor, o.SupervisorText = Failed, "no socket" }, Waiting, NoSupervisor, "no socket"},
+		"guarded":        {wants(whole()), func(o *Observation) { o.Guards = []Guard{guard} }, Waiting, Guarded, "(/data/file): remove it"},
+		"in use":         {wants(whole()), func(o *Observation) { o.Hardware.Users = Users{Memory: true, Text: "process 4711 (python)"} }, Waiting, InUse, "process 4711 (python)"},
+		"fabric":         {wants(whole()), func(o *Observation) { o.Hardware.Fabric = "in progress" }, Waiting, NotRegistered, "(in progress)"},
+		"out of service": {wants(whole()), func(o *Observation) { o.Hardware.Answer, o.Hardware.Text = Hung, "a call has not returned" }, Unknown, OutOfService, "a call has not returned"},
+		"no answer":      {wants(partition(0)), func(o *Observation) { o.Hardware.Answer, o.Hardware.Text = Failed, "unknown error" }, Unknown, Unanswered, "unknown error"},
+		"room":           {wants(partition(0)), func(*Observation) {}, Working, NoCode, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := Observation{GPU: pci, Boot: boot, Records: []Record{test.want}}
+			test.there(&o)
+			plan := Decide(o)
+			v, found := plan.Verdict("u")
+			if !found || v.State != test.state || v.Code != test.code || !strings.Contains(v.Why, test.says) {
+				t.Errorf("got %+v, want state %d, code %d and %q", v, test.state, test.code, test.says)
+			}
+			for _, task := range plan.Tasks {
+				if task.Claim == "u" && test.state != Working {
+					t.Errorf("there is something to do for it: %+v", task)
+				}
+			}
+		})
+	}
+}
+
+// TestSeveralParts shows that the parts of a claim on one GPU are made in one task, shares of one device once, and that
+// they are released the other way round.
+func TestSeveralParts(t *testing.T) {
+	first, second, share := partition(0), partition(4), partition(4)
+	first.Key, second.Key, share.Key = "first", "second", "share"
+	second.Shared, share.Shared, second.Device, share.Device = true, true, "gpu-shared", "gpu-shared"
+	o := Observation{GPU: pci, Boot: boot, Records: []Record{wants(first, second, share)}}
+	do := func(p Plan) (all []Do) {
+		for _, a := range append(p.Tasks[0].Actions, p.Tasks[0].Final...) {
+			all = append(all, a.Do)
+		}
+		return all
+	}
+	want := []Do{Start, Start, Start, EnableMIG, CreateGI, DropNamesakes, CreateCI, CreateGI, DropNamesakes, CreateCI, WriteSpec, MarkPrepared}
+	if got := do(Decide(o)); !equal(got, want) {
+		t.Errorf("made by %v, want %v", got, want)
+	}
+	r := &o.Records[0]
+	r.Phase, r.Calling = Releasing, false
+	for i := range r.Parts {
+		r.Parts[i].Mark = Started
+	}
+	o.Hardware.MIG = true
+	o.Hardware.Instances = []Instance{{ID: 7, Place: slice(0), Compute: 1}, {ID: 8, Place: slice(4), Compute: 1}}
+	want = []Do{RemoveSpec, DestroyCI, DestroyGI, DestroyCI, DestroyGI, DisableMIG, Clear}
+	plan := Decide(o)
+	if got := do(plan); !equal(got, want) || plan.Tasks[0].Actions[1].Key != "second" {
+		t.Errorf("released by %v, want %v", got, want)
+	}
+}
+
+func equal(a, b []Do) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		if a[i] != b[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// TestForeignInstances shows which instances without record are devices, and what is said about the others.
+func TestForeignInstances(t *testing.T) {
+	for name, test := range map[string]struct {
+		i      Instance
+		guards []Guard
+		device bool
+		says   string
+	}{
+		"whole":      {i: Instance{Compute: 1, Whole: true, UUID: "MIG-1"}, device: true},
+		"incomplete": {i: Instance{}, says: "it has no compute instance"},
+		"divided":    {i: Instance{Compute: 2}, says: "2 compute instances"},
+		"smaller":    {i: Instance{Compute: 1, UUID: "MIG-1"}, says: "only a part of its slices"},
+		"no UUID":    {i: Instance{Compute: 1, Whole: true}, says: "no UUID"},
+		"guarded":    {i: Instance{Compute: 1, Whole: true, UUID: "MIG-1"}, guards: []Guard{{Claim: "g", Path: "/data/file", Remedy: "remove it"}}, says: "/data/file"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			test.i.ID, test.i.Place = 7, slice(4)
+			plan := Decide(Observation{GPU: pci, Boot: boot, Guards: test.guards, Hardware: Hardware{MIG: true, Instances: []Instance{test.i}}})
+			if got := len(plan.Static) == 1; got != test.device {
+				t.Errorf("a device: %t", got)
+			}
+			if !test.device && (plan.Statements[0].Reason != Occupied || !strings.Contains(plan.Statements[0].Text, test.says)) {
+				t.Errorf("got %+v, want %q", plan.Statements, test.says)
+			}
+		})
+	}
+}

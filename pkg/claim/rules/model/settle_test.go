@@ -1,0 +1,369 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package model
+
+import (
+	"fmt"
+
+	"github.com/partage-dev/partage/pkg/claim/rules"
+)
+
+// maxRounds is far more than any claim needs.
+const maxRounds = 60
+
+// heal stops all faults.
+func (m *machine) heal(w *world) {
+	w.Left = budget{}
+	if w.Full {
+		w.Full, w.Reserve = false, true
+	}
+	w.Away = false
+	for g := range m.GPUs {
+		w.GPU[g].Health = healthy
+	}
+	for c := range m.Claims {
+		w.Claims[c].Stays = false
+		if k := w.Claims[c].Kubelet; !w.Claims[c].Allocated && (k == wants || k == prepared || k == running) {
+			w.end(c) // its pod was deleted
+		}
+	}
+}
+
+// freeze stops new faults. Those that are there stay.
+func (m *machine) freeze(w *world) { w.Left = budget{} }
+
+// round lets everything run once: tasks to their end, calls, and the loop of each GPU.
+func (m *machine) round(w *world) violation {
+	for i := range m.GPUs {
+		if v := m.finish(w, i); v != "" {
+			return v
+		}
+	}
+	for c := range m.Claims {
+		var v violation
+		m.quietCalls(w, c, func(l Label, n *world, broken violation) {
+			*w, v = *n, broken
+			if m.note != nil {
+				m.note(l)
+			}
+		})
+		if v != "" {
+			return v
+		}
+	}
+	for g := range m.GPUs {
+		for k := 0; ; k++ { // each task has its turn
+			for p := int8(1); p <= int8(m.Processes); p++ {
+				if w.Work[g].Process != 0 || w.locked(1<<g) {
+					break
+				}
+				m.observe(w, p, g, &m.view)
+				tasks := m.tasks(&m.view)
+				if k >= len(tasks) {
+					continue
+				}
+				if !m.begin(w, p, g, tasks[k]) {
+					continue
+				}
+				if v := m.finish(w, g); v != "" {
+					return v
+				}
+			}
+			if k > 4 {
+				break
+			}
+		}
+	}
+	w.normal()
+	return ""
+}
+
+// finish carries out the rest of a task, unless it hangs.
+func (m *machine) finish(w *world, g int) violation {
+	for w.Work[g].Process != 0 {
+		a := w.Work[g].Queue[0]
+		if needsGPU(a.Do) && w.GPU[a.GPU].Health == hung {
+			if !w.Work[g].Stuck {
+				w.stick(m.Scenario, g)
+			}
+			return ""
+		}
+		var l Label
+		if v := m.perform(w, g, &l); v != "" {
+			return v
+		}
+	}
+	return ""
+}
+
+// quietCalls takes the next step of the calls for a claim.
+func (m *machine) quietCalls(w *world, c int, apply emit) {
+	moved := false
+	once := func(l Label, n *world, v violation) {
+		if !moved {
+			moved = true
+			apply(l, n, v)
+		}
+	}
+	m.calls(w, c, once)
+}
+
+// quiet runs a copy of a state until nothing changes, and returns it.
+func (m *machine) quiet(w world, seen map[uint64]bool) (world, violation, bool) {
+	var path []uint64
+	for range maxRounds {
+		before := w
+		h := hash(&before)
+		if seen != nil && seen[h] {
+			for _, p := range path {
+				seen[p] = true
+			}
+			return w, "", true
+		}
+		path = append(path, h)
+		if v := m.round(&w); v != "" {
+			return w, v, false
+		}
+		if w == before {
+			if seen != nil {
+				for _, p := range path {
+					seen[p] = true
+				}
+			}
+			return w, "", false
+		}
+	}
+	return w, violation(fmt.Sprintf("the loops do not come to rest within %d rounds", maxRounds)), false
+}
+
+// explained asserts that a claim that does not get on has a verdict that says why, in words.
+func (m *machine) explained(w *world, c int) violation {
+	process := w.Calls[c][0].Process
+	for i := range m.Claims[c] {
+		m.observe(w, process, int(m.Claims[c][i].GPU), &m.view)
+		plan := m.decide(m.view)
+		if v, found := plan.Verdict(claimNames[c]); found && v.Why != "" {
+			return ""
+		}
+	}
+	return violation(fmt.Sprintf("nothing says why claim %d does not get on", c))
+}
+
+// atRest asserts what must hold once everything is quiet. With frozen, GPUs may still not answer.
+func (m *machine) atRest(w *world, frozen bool) violation {
+	for g := range m.GPUs {
+		if w.GPU[g].Health == healthy && w.locked(1<<g) {
+			return violation(fmt.Sprintf("GPU %d answers, and a call on another one keeps its lock", g))
+		}
+	}
+	for c := range m.Claims {
+		k := &w.Claims[c]
+		if m.blocked(w, c) && frozen {
+			if w.Claims[c].Kubelet == ending && (w.Releases[c].Process == 0 || !w.Releases[c].Memory) {
+				return violation(fmt.Sprintf("the pod of claim %d cannot end", c))
+			}
+			continue
+		}
+		switch k.Kubelet {
+		case ending:
+			if !frozen || !w.Releases[c].Memory {
+				return violation(fmt.Sprintf("the pod of claim %d cannot end", c))
+			}
+		case wants:
+			if !m.excused(w, c, frozen) {
+				return violation(fmt.Sprintf("claim %d is wanted, nothing is in its way, and it does not become ready", c))
+			}
+			if v := m.explained(w, c); v != "" && !frozen {
+				return v
+			}
+		case prepared, running:
+			if v := m.hasItsDevices(w, c, frozen); v != "" {
+				return v
+			}
+		case idle:
+			if v := m.leftNothing(w, c, frozen); v != "" {
+				return v
+			}
+		}
+	}
+	if frozen {
+		return ""
+	}
+	return m.nothingLeaks(w)
+}
+
+// blocked reports whether a claim has a part on a GPU that does not answer.
+func (m *machine) blocked(w *world, c int) bool {
+	for i := range m.Claims[c] {
+		g := int(m.Claims[c][i].GPU)
+		if w.GPU[g].Health != healthy {
+			return true
+		}
+	}
+	return false
+}
+
+// excused reports whether something that is not the plugin's to solve is in the way of a claim.
+func (m *machine) excused(w *world, c int, frozen bool) bool {
+	if frozen && w.Full {
+		return true
+	}
+	for i := range m.Claims[c] {
+		p := &m.Claims[c][i]
+		g := &w.GPU[p.GPU]
+		for k := range g.Instances {
+			in := &g.Instances[k]
+			if in.there() && in.By == stranger && in.Place.Overlaps(p.Place) {
+				return true
+			}
+		}
+		if p.Kind == rules.Static || p.Admin {
+			if in := g.at(p.Place); p.Place != undivided && (in == nil || in.Compute == 0) {
+				return true
+			}
+		}
+		if g.Exclusive && g.ExclusiveBy == stranger || p.Fixed && (p.Kind == rules.Partition) != g.MIG || frozen && w.Away && p.Session != none {
+			return true
+		}
+		for o := range m.Claims {
+			q := m.part(o, p.GPU)
+			if o == c || q == nil {
+				continue
+			}
+			if w.Guards[o] > 0 || frozen && m.busyWith(w, o, p) || frozen && w.Away && q.Session != none && w.Records[o].Exists {
+				return true
+			}
+			// The other one still has it, or has lost a share of it.
+			if k := w.Claims[o].Kubelet; (k == prepared || k == running) && (p.Conflicts(q) || p.SameDevice(q) && w.Records[o].Marks[p.GPU] == rules.Lost) {
+				return true
+			}
+			// Two that the scheduler has given the same place, after a deletion by force.
+			if w.Claims[o].Kubelet == wants && p.Conflicts(q) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (m *machine) busyWith(w *world, o int, p *device) bool {
+	q := m.part(o, p.GPU)
+	return w.holds(o) && q.Place.Overlaps(p.Place)
+}
+
+// hasItsDevices asserts that a claim that the kubelet believes to be prepared is, or has no spec.
+func (m *machine) hasItsDevices(w *world, c int, frozen bool) violation {
+	r, spec := &w.Records[c], &w.Specs[c]
+	if w.Guards[c] > 0 || !w.Claims[c].Allocated || frozen && (w.Full || w.Away) {
+		return ""
+	}
+	if !r.Exists || r.Phase != rules.Prepared {
+		return violation(fmt.Sprintf("claim %d was prepared, and its record is gone", c))
+	}
+	whole := true
+	for i := range m.Claims[c] {
+		p := &m.Claims[c][i]
+		if p.Place == undivided {
+			whole = whole && (p.Session == none || p.Admin || w.Sessions[p.Session-1] >= p.Limit && w.GPU[p.GPU].Exclusive || w.GPU[p.GPU].divided())
+			continue
+		}
+		in := w.GPU[p.GPU].at(p.Place)
+		there := in != nil && in.Compute == 1
+		whole = whole && there
+		if spec.Exists && (!there || spec.IDs[p.GPU] != in.ID) {
+			return violation(fmt.Sprintf("the CDI spec of claim %d names a partition that is not there", c))
+		}
+		if spec.Exists && in.By == stranger && !in.Indistinct && p.Kind == rules.Partition && !p.Admin {
+			return violation(fmt.Sprintf("the CDI spec of claim %d names the partition of somebody else", c))
+		}
+		whole = whole && r.Marks[p.GPU] != rules.Lost
+	}
+	if whole && !spec.Exists {
+		return violation(fmt.Sprintf("claim %d has all its devices and no CDI spec", c))
+	}
+	return ""
+}
+
+// leftNothing asserts that a claim that was released has left nothing.
+func (m *machine) leftNothing(w *world, c int, frozen bool) violation {
+	if w.Guards[c] > 0 || frozen && (w.Full || w.Away || w.Claims[c].Stays) {
+		return ""
+	}
+	for i := range m.Claims[c] {
+		p := &m.Claims[c][i]
+		for o := range m.Claims {
+			// Who uses what is left is not for this claim to say.
+			if q := m.part(o, p.GPU); o != c && q != nil && frozen && w.holds(o) && q.Place == p.Place || w.Guards[o] > 0 && q != nil && p.SameDevice(q) {
+				return ""
+			}
+		}
+	}
+	if w.Specs[c].Exists {
+		return violation(fmt.Sprintf("claim %d was released and has left a CDI spec", c))
+	}
+	if w.Records[c].Exists {
+		return violation(fmt.Sprintf("claim %d was released and has left a record", c))
+	}
+	return ""
+}
+
+// nothingLeaks asserts that there is nothing on the hardware that no claim has.
+func (m *machine) nothingLeaks(w *world) violation {
+	for c := range m.Claims {
+		if w.Guards[c] > 0 {
+			return "" // what it may be about stays, and is said
+		}
+	}
+	for g := range m.GPUs {
+		gpu := &w.GPU[g]
+		for k := range gpu.Instances {
+			in := &gpu.Instances[k]
+			if in.there() && in.By != stranger && !m.wanted(w, g, func(p *device) bool { return p.Place == in.Place }) {
+				return violation(fmt.Sprintf("an instance was leaked at %s of GPU %d", name(in.Place), g))
+			}
+		}
+		if gpu.Exclusive && gpu.ExclusiveBy != stranger && !m.wanted(w, g, func(p *device) bool { return p.Session != none }) {
+			return violation(fmt.Sprintf("GPU %d was left in EXCLUSIVE_PROCESS", g))
+		}
+		if gpu.Slice != 0 && gpu.SliceBy != stranger && !m.sliced(w, g) {
+			return violation(fmt.Sprintf("the time slice of GPU %d was left", g))
+		}
+	}
+	for id, limit := range w.Sessions {
+		var most int8
+		for g := range m.GPUs {
+			for c := range m.Claims {
+				if p := m.part(c, int8(g)); p != nil && p.Session == int8(id+1) && w.Records[c].Exists && w.Claims[c].Kubelet != idle {
+					most = max(most, p.Limit)
+				}
+			}
+		}
+		if limit > 0 && most == 0 {
+			return violation(fmt.Sprintf("MPS session %d was left", id+1))
+		}
+		if limit > most {
+			return violation(fmt.Sprintf("MPS session %d has a larger limit than its claims need", id+1))
+		}
+	}
+	return ""
+}
+
+// sliced reports whether a claim has the time slice of a GPU, as its record says: that of the first share.
+func (m *machine) sliced(w *world, g int) bool {
+	for c := range m.Claims {
+		if w.Records[c].Exists && w.Claims[c].Kubelet != idle && w.Records[c].Slices[g] > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+func (m *machine) wanted(w *world, g int, what func(*device) bool) bool {
+	for c := range m.Claims {
+		if p := m.part(c, int8(g)); p != nil && !p.Admin && what(p) && w.Records[c].Exists && w.Claims[c].Kubelet != idle {
+			return true
+		}
+	}
+	return false
+}

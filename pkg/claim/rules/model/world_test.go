@@ -1,0 +1,365 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package model
+
+import "github.com/partage-dev/partage/pkg/claim/rules"
+
+const (
+	maxGPUs      = 2
+	maxClaims    = 3
+	maxInstances = 3
+	maxQueue     = 14
+	maxSessions  = 2
+	processes    = 2
+)
+
+// Health is how a GPU answers.
+type health uint8
+
+const (
+	healthy health = iota
+	slow
+	hung
+	lost
+)
+
+// kubelet is how far the pod of a claim has come.
+type kubelet uint8
+
+const (
+	idle kubelet = iota
+	wants
+	prepared
+	running
+	ending
+)
+
+// instance is a GPU instance. What follows Compute is what only the model knows.
+type instance struct {
+	ID      int8
+	Place   place
+	Compute int8
+	// By is the claim that it was made for, or a stranger.
+	By int8
+	// Indistinct is an instance of a stranger that nothing on the machine tells apart from the claim's:
+	// it was made in the very place of a record that has begun, and nobody was looking.
+	Indistinct bool
+	// Unseen was made while a task was at work, which has not looked since.
+	Unseen bool
+}
+
+const stranger int8 = -1
+
+func (i *instance) there() bool { return i.ID != 0 }
+
+type gpuState struct {
+	Health      health
+	MIG         bool
+	Instances   [maxInstances]instance
+	Exclusive   bool
+	ExclusiveBy int8
+	Slice       int8
+	SliceBy     int8
+}
+
+type recordState struct {
+	Exists  bool
+	Phase   rules.Phase
+	Boot    int8
+	Arrived int8
+	Marks   [maxGPUs]rules.Mark
+	// Made are the IDs of the instances that the CDI spec named when the record was last written.
+	Made [maxGPUs]int8
+	// Slices are the time slices that the record says.
+	Slices [maxGPUs]int8
+	// Emptied means that a task came to its end that had emptied the place and has not said so here.
+	Emptied bool
+}
+
+type specState struct {
+	Exists bool
+	Boot   int8
+	IDs    [maxGPUs]int8
+}
+
+type claimState struct {
+	Allocated bool
+	Kubelet   kubelet
+	// Stays is a process that has outlived its pod, or a handle that it passed on.
+	Stays bool
+	Clock int8
+}
+
+type call struct {
+	Process int8
+	Arrived int8
+}
+
+type release struct {
+	Process int8
+	Arrived int8
+	Stage   int8
+	// Memory means that the disk had no room for the tombstone.
+	Memory bool
+	// Late means that the kubelet does not wait for it any more.
+	Late bool
+}
+
+// work is a task that a process carries out under the locks of GPUs.
+type work struct {
+	// Release means that the task takes something back.
+	Release bool
+	// Process is 0 where there is none.
+	Process int8
+	Locks   uint8
+	Queue   [maxQueue]action
+	N       int8
+	// IDs are those of the claim's instances, as they were seen or created.
+	IDs [maxGPUs]int8
+	// Stuck is a call that does not return; the rest of the task has been given up.
+	Stuck bool
+	// Destroyed means that this work has emptied the place of its claim.
+	Destroyed bool
+	// Arrived is the call that the task is for.
+	Arrived int8
+}
+
+type budget struct {
+	Crash, Stranger, Mode, Hang, Lost, Reboot, Stays, Disk, Unreadable, Fail, Force, Timeout, Again, Orphan, Away int8
+	Rounds                                                                                                        [maxClaims]int8
+}
+
+type world struct {
+	Boot     int8
+	GPU      [maxGPUs]gpuState
+	Sessions [maxSessions]int8 // limit, 0 is not running
+	Records  [maxClaims]recordState
+	Guards   [maxClaims]int8 // when the file was last written
+	Tombs    [maxClaims]int8
+	Specs    [maxClaims]specState
+	Full     bool
+	// Away means that the MPS supervisor does not answer.
+	Away     bool
+	Reserve  bool
+	Claims   [maxClaims]claimState
+	Calls    [maxClaims][2]call // what the kubelet waits for, and what it has forgotten
+	Releases [maxClaims]release
+	Work     [maxGPUs]work
+	Left     budget
+}
+
+// Scenario is one small configuration.
+type Scenario struct {
+	Name   string
+	GPUs   int
+	Claims [][]device
+	// Places are where strangers make instances.
+	Places []place
+	// Foreign are instances of strangers that are there from the start, on GPU 0.
+	Foreign []place
+	// Fixed means that only an administrator changes the MIG mode of the GPUs, which is off.
+	Fixed bool
+	// ForeignMode means that an administrator has set EXCLUSIVE_PROCESS on GPU 0.
+	ForeignMode bool
+	Processes   int
+	Budget      budget
+	// KeepLocks breaks a rule of act: a call that does not return keeps the locks of all GPUs of its task.
+	KeepLocks bool
+}
+
+func (s *Scenario) start() world {
+	var w world
+	w.Boot, w.Left, w.Reserve = 1, s.Budget, true
+	for _, p := range s.Foreign {
+		w.GPU[0].MIG = true
+		w.GPU[0].add(p, stranger, 1)
+	}
+	if s.ForeignMode {
+		w.GPU[0].Exclusive, w.GPU[0].ExclusiveBy = true, stranger
+	}
+	return w
+}
+
+// --- hardware ---
+
+func (g *gpuState) at(p place) *instance {
+	for i := range g.Instances {
+		if g.Instances[i].there() && g.Instances[i].Place == p {
+			return &g.Instances[i]
+		}
+	}
+	return nil
+}
+
+func (g *gpuState) byID(id int8) *instance {
+	for i := range g.Instances {
+		if g.Instances[i].there() && g.Instances[i].ID == id {
+			return &g.Instances[i]
+		}
+	}
+	return nil
+}
+
+func (g *gpuState) divided() bool {
+	for i := range g.Instances {
+		if g.Instances[i].there() {
+			return true
+		}
+	}
+	return false
+}
+
+func (g *gpuState) overlapping(p place) bool {
+	for i := range g.Instances {
+		if g.Instances[i].there() && g.Instances[i].Place.Overlaps(p) {
+			return true
+		}
+	}
+	return false
+}
+
+// add makes an instance with the lowest free id: ids are used again.
+func (g *gpuState) add(p place, by int8, compute int8) *instance {
+	id := int8(1)
+	for g.byID(id) != nil {
+		id++
+	}
+	at := 0
+	for at < maxInstances && g.Instances[at].there() && less(g.Instances[at].Place, p) {
+		at++
+	}
+	copy(g.Instances[at+1:], g.Instances[at:maxInstances-1])
+	g.Instances[at] = instance{ID: id, Place: p, Compute: compute, By: by}
+	return &g.Instances[at]
+}
+
+func (g *gpuState) remove(p place) {
+	for i := range g.Instances {
+		if g.Instances[i].there() && g.Instances[i].Place == p {
+			copy(g.Instances[i:], g.Instances[i+1:])
+			g.Instances[maxInstances-1] = instance{}
+			return
+		}
+	}
+}
+
+func less(p, q place) bool {
+	return p.Start < q.Start || p.Start == q.Start && p.Size < q.Size
+}
+
+// --- what the scenario says ---
+
+func (s *Scenario) part(c int, g int8) *device {
+	for i := range s.Claims[c] {
+		if s.Claims[c][i].GPU == g {
+			return &s.Claims[c][i]
+		}
+	}
+	return nil
+}
+
+// conflict reports whether two claims cannot have their devices at the same time.
+func (s *Scenario) conflict(a, b int) bool {
+	for i := range s.Claims[a] {
+		p := &s.Claims[a][i]
+		if q := s.part(b, p.GPU); q != nil && p.Conflicts(q) {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *Scenario) sameDevice(a, b int, g int8) bool {
+	p, q := s.part(a, g), s.part(b, g)
+	return p != nil && q != nil && p.SameDevice(q)
+}
+
+// holds reports whether processes of a claim have its devices.
+func (w *world) holds(c int) bool { return w.Claims[c].Kubelet == running || w.Claims[c].Stays }
+
+// busy reports whether processes are in a place.
+func (s *Scenario) busy(w *world, g int, place place) bool {
+	for c := range s.Claims {
+		if p := s.part(c, int8(g)); p != nil && !p.Admin && w.holds(c) && p.Place == place {
+			return true
+		}
+	}
+	return false
+}
+
+// ready reports whether a claim may count on what it has: the kubelet was told so, and nobody has
+// taken the claim away.
+func (w *world) ready(c int) bool {
+	k := &w.Claims[c]
+	return k.Kubelet == running || k.Kubelet == prepared && k.Allocated
+}
+
+// calling returns the arrival of the youngest Prepare for a claim that is not out of date, of one
+// process or of any (0).
+func (w *world) calling(c int, process int8) (arrived int8) {
+	for _, k := range w.Calls[c] {
+		if k.Process != 0 && (process == 0 || k.Process == process) && k.Arrived > w.Tombs[c] {
+			arrived = max(arrived, k.Arrived)
+		}
+	}
+	return arrived
+}
+
+// releasing reports whether the record of a claim is one that is being released, as process p knows.
+func (w *world) releasing(c int, p int8) bool {
+	r := &w.Records[c]
+	if r.Phase == rules.Releasing || r.Boot == w.Boot && r.Arrived < w.Tombs[c] || r.Boot != w.Boot && w.Tombs[c] > 0 {
+		return true
+	}
+	k := &w.Releases[c]
+	return k.Process == p && k.Memory && k.Stage > 0 && r.Arrived < k.Arrived
+}
+
+// normal makes states equal that differ only in the numbers of arrivals.
+func (w *world) normal() {
+	for c := range w.Claims {
+		var used [10]*int8
+		n := 0
+		add := func(at *int8) {
+			if *at > 0 {
+				used[n] = at
+				n++
+			}
+		}
+		add(&w.Tombs[c])
+		add(&w.Guards[c])
+		add(&w.Records[c].Arrived)
+		add(&w.Calls[c][0].Arrived)
+		add(&w.Calls[c][1].Arrived)
+		add(&w.Releases[c].Arrived)
+		for g := range w.Work {
+			if k := &w.Work[g]; k.Process != 0 && int(k.Queue[0].Claim) == c {
+				add(&k.Arrived)
+			}
+		}
+		rank, last := int8(0), int8(0)
+		for {
+			lowest := int8(127)
+			for i := range n {
+				if *used[i] > last && *used[i] < lowest {
+					lowest = *used[i]
+				}
+			}
+			if lowest == 127 {
+				break
+			}
+			last = lowest
+			rank++
+			for i := range n {
+				if *used[i] == lowest {
+					*used[i] = rank
+				}
+			}
+			if rank < lowest {
+				last = lowest
+			}
+		}
+		w.Claims[c].Clock = rank
+	}
+}

@@ -1,0 +1,194 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package spec writes what containers get of a claim: its CDI spec, and the folder in which an interposer library keeps
+// their software limits.
+package spec
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/partage-dev/partage/pkg/cdi"
+	"github.com/partage-dev/partage/pkg/cdi/edit"
+	"github.com/partage-dev/partage/pkg/cdi/hook"
+	"github.com/partage-dev/partage/pkg/claim/record"
+	"github.com/partage-dev/partage/pkg/host"
+	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/pkg/steptime"
+)
+
+// CDI writes and removes the specs of claims. Both are idempotent.
+type CDI interface {
+	// Write returns the qualified name of each device.
+	Write(ctx context.Context, claimUID types.UID, devices []cdi.Device) (map[string]string, error)
+	// Matches reports whether the spec that is there is what Write would write.
+	Matches(ctx context.Context, claimUID types.UID, devices []cdi.Device) (bool, error)
+	Remove(claimUID types.UID) error
+	// List returns the claims that have a spec.
+	List() ([]types.UID, error)
+}
+
+// Specs are what containers get of claims: CDI specs, and the folders of software limits that they mount.
+type Specs struct {
+	CDI CDI
+	// Roots are where device numbers are looked up.
+	Roots host.Roots
+	// Hook is a program on the host that checks before a container starts whether its limits hold.
+	Hook   string
+	Limits SoftLimits
+}
+
+// Write makes the folder of software limits, if the claim has any, and writes the CDI spec. All partitions of the record
+// must be made. With first nothing of the claim can be in use. It returns the qualified name of each device by its key.
+func (k *Specs) Write(ctx context.Context, r *record.Record, first bool) (map[string]string, error) {
+	defer steptime.Of(ctx).Begin(steptime.CDI)()
+	devices, err := k.devices(r)
+	if err != nil {
+		return nil, err
+	}
+	if first {
+		if err := checkRequests(r, devices); err != nil {
+			return nil, err
+		}
+	}
+	if r.Limited() {
+		if err := k.makeLimits(r, first); err != nil {
+			return nil, err
+		}
+	}
+	ids, err := k.CDI.Write(ctx, r.Claim.UID, devices)
+	if err != nil {
+		return nil, err
+	}
+	for i := range r.Devices {
+		if _, found := ids[r.Devices[i].Key()]; !found {
+			return nil, fmt.Errorf("the CDI spec of claim %s does not name %s", r.Claim, r.Devices[i].Key())
+		}
+	}
+	return ids, nil
+}
+
+// Matches reports whether the CDI spec of a claim is there and up to date.
+func (k *Specs) Matches(ctx context.Context, r *record.Record) (bool, error) {
+	devices, err := k.devices(r)
+	if err != nil {
+		return false, err
+	}
+	return k.CDI.Matches(ctx, r.Claim.UID, devices)
+}
+
+// Remove removes the CDI spec of a claim.
+func (k *Specs) Remove(ctx context.Context, uid types.UID) error {
+	defer steptime.Of(ctx).Begin(steptime.CDI)()
+	return k.CDI.Remove(uid)
+}
+
+// checkRequests refuses a request whose devices no container can have together. A
+// container gets all devices of a request, and the hook would refuse it when it starts.
+func checkRequests(r *record.Record, devices []cdi.Device) error {
+	env := map[string][]string{}
+	for i := range r.Devices {
+		for _, request := range r.Devices[i].Requests {
+			env[request] = append(env[request], devices[i].Env...)
+		}
+	}
+	for _, request := range slices.Sorted(maps.Keys(env)) {
+		if err := hook.CheckMarkers(env[request]); err != nil {
+			return fmt.Errorf("request %s: %w", request, err)
+		}
+	}
+	return nil
+}
+
+// devices finds what every device of a record adds to containers, as it is now. All
+// partitions must be made.
+func (k *Specs) devices(r *record.Record) ([]cdi.Device, error) {
+	var devices []cdi.Device
+	for i := range r.Devices {
+		d := &r.Devices[i]
+		edits, err := k.edits(r, d)
+		if err != nil {
+			return nil, fmt.Errorf("device %s: %w", d.Device, err)
+		}
+		device, err := edit.Device(d.Key(), edits...)
+		if err != nil {
+			return nil, err
+		}
+		devices = append(devices, device)
+	}
+	return devices, nil
+}
+
+// edits chooses what a device adds to containers: a new mechanism adds its own here.
+func (k *Specs) edits(r *record.Record, d *record.Device) ([]edit.Edit, error) {
+	var edits []edit.Edit
+	switch {
+	case d.Partition == nil:
+		edits = append(edits, edit.GPU{Roots: k.Roots, PCIAddress: d.PCIAddress})
+		if d.Admin && d.Divisible {
+			edits = append(edits, edit.Monitor{Roots: k.Roots})
+		}
+	case d.Partition.Made == nil:
+		return nil, fmt.Errorf("the partition with %s is not made", d.Address())
+	default:
+		edits = append(edits, edit.Partition{
+			Roots: k.Roots, PCIAddress: d.PCIAddress, InstanceID: d.Partition.Made.InstanceID, ComputeID: d.Partition.Made.ComputeID,
+		})
+	}
+	switch {
+	case d.Sharing != nil && d.Sharing.Session != "":
+		edits = append(edits, k.mpsClient(r, d))
+	case d.Limited():
+		edits = append(edits, k.interposer(r, d))
+	case !d.Admin:
+		edits = append(edits, edit.Direct{Device: d.Key(), Owner: string(r.Claim.UID) + "/" + d.Key()})
+	}
+	return edits, nil
+}
+
+func (k *Specs) mpsClient(r *record.Record, d *record.Device) edit.MPSClient {
+	s := r.Session(d.Sharing.Session)
+	client := edit.MPSClient{
+		Session: s.ID, PipeDir: s.PipeDir, ShmDir: s.ShmDir, Hook: k.Hook, Owner: string(r.Claim.UID) + "/" + s.ID,
+	}
+	if s.Shared {
+		// The server's limits are those of the largest share.
+		client.Owner = string(r.Claim.UID) + "/" + d.Key()
+		client.ActiveThreadPercentage, client.PinnedMemoryBytes = d.Sharing.Limits.Percent, d.Sharing.Limits.MemoryBytes
+		client.BelowNormal = d.Sharing.ClientPriority == policy.PriorityBelowNormal
+	}
+	return client
+}
+
+func (k *Specs) interposer(r *record.Record, d *record.Device) edit.Interposer {
+	return edit.Interposer{
+		Library: k.Limits.Library, Folder: k.Limits.Folder(r.Claim.UID), Device: d.Key(), Hook: k.Hook, Owner: limitsOwner(r, d),
+		MemoryBytes: d.Sharing.Limits.MemoryBytes, SMPercent: d.Sharing.Limits.Percent,
+	}
+}
+
+// limitsOwner is the same for the devices of a request, which containers get together,
+// unless they are in the same place.
+func limitsOwner(r *record.Record, d *record.Device) string {
+	alone := !slices.ContainsFunc(r.Devices, func(other record.Device) bool {
+		return other.Key() != d.Key() && samePlace(&other, d)
+	})
+	if alone {
+		return string(r.Claim.UID) + "/" + strings.Join(d.Requests, ",")
+	}
+	return string(r.Claim.UID) + "/" + d.Key()
+}
+
+// samePlace reports whether two devices are the same part of a GPU.
+func samePlace(a, b *record.Device) bool {
+	if a.PCIAddress != b.PCIAddress || (a.Partition == nil) != (b.Partition == nil) {
+		return false
+	}
+	return a.Partition == nil || a.Address() == b.Address()
+}

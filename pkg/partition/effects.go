@@ -1,0 +1,148 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package partition
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"k8s.io/klog/v2"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+)
+
+// The methods here are single effects whose outcome is read back. What is to be done where is for their caller to decide.
+
+// RefusedError is a call that the driver has refused: it has definitely had no effect.
+type RefusedError struct{ Err error }
+
+func (e *RefusedError) Error() string { return e.Err.Error() }
+
+func (e *RefusedError) Unwrap() error { return e.Err }
+
+// afterwards is for reading back what a call has done whose caller has no time left.
+func afterwards(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
+}
+
+// FabricPending returns how far the undivided GPU's registration with its NVLink fabric is, or nothing if it is done or
+// there is none: the driver takes a GPU with partitions out of it, and registers it again after the last one is gone.
+func (l *Lifecycle) FabricPending(ctx context.Context, pciAddress string) (string, error) {
+	return l.hw.FabricPending(ctx, pciAddress)
+}
+
+// SetMode sets MIG mode, and reads it back. A change that did not take effect may be pending until the next reset of the
+// GPU, and is taken back.
+func (l *Lifecycle) SetMode(ctx context.Context, pciAddress string, on bool) error {
+	word := "off"
+	if on {
+		word = "on"
+	}
+	err := l.hw.SetMIGMode(ctx, pciAddress, on)
+	if errors.Is(err, gpu.ErrHung) {
+		return fmt.Errorf("turn MIG mode of GPU %s %s: %w", pciAddress, word, err)
+	}
+	check, cancel := afterwards(ctx)
+	defer cancel()
+	state, checkErr := l.hw.MIGState(check, pciAddress)
+	switch {
+	case checkErr != nil:
+		return fmt.Errorf("turn MIG mode of GPU %s %s: %w", pciAddress, word, errors.Join(err, checkErr))
+	case state.Enabled == on:
+		klog.FromContext(ctx).Info("MIG mode switched", "pciAddress", pciAddress, "mode", word)
+		return nil
+	case err == nil:
+		err = errors.New("the driver reports success and the mode has not changed")
+	}
+	if undoErr := l.hw.SetMIGMode(check, pciAddress, !on); undoErr != nil && on {
+		err = errors.Join(err, fmt.Errorf("take a change back that may be pending: %w", undoErr))
+	}
+	if errors.Is(err, gpu.ErrInUse) {
+		err = l.withHolders(ctx, pciAddress, wholeGPU, err)
+	}
+	return &RefusedError{fmt.Errorf("turn MIG mode of GPU %s %s: %w", pciAddress, word, err)}
+}
+
+// CreateInstance makes a GPU instance at an address where none is, and returns its ID. Whatever the driver answers is
+// compared with what is there afterwards: drivers have returned an error for a call that took effect. An instance
+// without compute instance that an unsuccessful call has left is removed; what has one was made by somebody else.
+func (l *Lifecycle) CreateInstance(ctx context.Context, a Address) (instanceID int, err error) {
+	id, err := l.hw.CreateInstance(ctx, a.PCIAddress, a.ProfileID, a.Placement)
+	if err == nil {
+		klog.FromContext(ctx).V(2).Info("GPU instance created", "at", a.String(), "instanceID", id)
+		return id, nil
+	}
+	err = fmt.Errorf("create a partition with %s: %w", a, err)
+	if errors.Is(err, gpu.ErrHung) {
+		return 0, err
+	}
+	check, cancel := afterwards(ctx)
+	defer cancel()
+	state, checkErr := l.hw.MIGState(check, a.PCIAddress)
+	if checkErr != nil {
+		return 0, errors.Join(err, checkErr)
+	}
+	if left := find(state, a); left != nil && len(left.Compute) == 0 {
+		if undoErr := l.DestroyInstance(check, a.PCIAddress, left.ID); undoErr != nil {
+			return 0, errors.Join(err, fmt.Errorf("undo: %w", undoErr))
+		}
+	}
+	return 0, &RefusedError{l.explainRefusal(check, a, err)}
+}
+
+// CreateCompute gives a GPU instance a compute instance that spans it.
+func (l *Lifecycle) CreateCompute(ctx context.Context, pciAddress string, instanceID int) (Live, error) {
+	compute, err := l.hw.CreateComputeInstance(ctx, pciAddress, instanceID)
+	if err != nil {
+		return Live{}, fmt.Errorf("create a compute instance in GPU instance %d of GPU %s: %w", instanceID, pciAddress, err)
+	}
+	klog.FromContext(ctx).V(2).Info("Compute instance created", "pciAddress", pciAddress, "instanceID", instanceID, "uuid", compute.UUID)
+	return Live{InstanceID: instanceID, ComputeID: compute.ID, UUID: compute.UUID}, nil
+}
+
+// DestroyCompute destroys a compute instance. None is a success. Where it is in use the error wraps gpu.ErrInUse and
+// names who has it.
+func (l *Lifecycle) DestroyCompute(ctx context.Context, pciAddress string, instanceID, computeID int) error {
+	err := l.hw.DestroyComputeInstance(ctx, pciAddress, instanceID, computeID)
+	return l.confirmGone(ctx, pciAddress, fmt.Sprintf("compute instance %d of GPU instance %d", computeID, instanceID), instanceID, err,
+		func(i gpu.Instance) bool {
+			return i.ID == instanceID && slices.ContainsFunc(i.Compute, func(c gpu.ComputeInstance) bool { return c.ID == computeID })
+		})
+}
+
+// DestroyInstance destroys a GPU instance without compute instances. None is a success.
+func (l *Lifecycle) DestroyInstance(ctx context.Context, pciAddress string, instanceID int) error {
+	err := l.hw.DestroyInstance(ctx, pciAddress, instanceID)
+	return l.confirmGone(ctx, pciAddress, fmt.Sprintf("GPU instance %d", instanceID), instanceID, err,
+		func(i gpu.Instance) bool { return i.ID == instanceID })
+}
+
+// confirmGone compares what a destroying call has answered with what is there: a destroy that "succeeded" and did not
+// would make a leak that nothing has a record of.
+func (l *Lifecycle) confirmGone(ctx context.Context, pciAddress, what string, instanceID int, cause error, is func(gpu.Instance) bool) error {
+	wrap := func(err error) error { return fmt.Errorf("destroy %s of GPU %s: %w", what, pciAddress, err) }
+	if errors.Is(cause, gpu.ErrHung) {
+		return wrap(cause)
+	}
+	check, cancel := afterwards(ctx)
+	defer cancel()
+	state, err := l.hw.MIGState(check, pciAddress)
+	switch {
+	case err != nil:
+		return wrap(errors.Join(cause, err))
+	case !slices.ContainsFunc(state.Instances, is):
+		klog.FromContext(ctx).V(2).Info("Destroyed", "pciAddress", pciAddress, "what", what)
+		return nil
+	case cause == nil:
+		return wrap(errors.New("the driver reports success and it is still there"))
+	case errors.Is(cause, gpu.ErrInUse):
+		return wrap(l.withHolders(ctx, pciAddress, instanceID, cause))
+	}
+	return wrap(cause)
+}
+
+// Instance returns the GPU instance at an address, complete or not, or nil.
+func Instance(state gpu.MIGState, a Address) *gpu.Instance { return find(state, a) }
