@@ -41,8 +41,11 @@ var (
 	// ErrFabricPending: the GPU is not registered with the NVLink fabric yet. CUDA programs do not
 	// start until it is.
 	ErrFabricPending = errors.New("not registered with the NVLink fabric yet")
-	// ErrHung: a call has not returned. It may still take effect; see HungError.
+	// ErrHung: a call has not returned for long. It may still take effect; see PendingError.
 	ErrHung = errors.New("does not answer")
+	// ErrSlow: a call takes longer than calls do, or waits behind one on another GPU that does not
+	// return. It may still take effect; see PendingError.
+	ErrSlow = errors.New("is slow")
 )
 
 // Transient reports whether the same call may succeed a little later by itself.
@@ -73,27 +76,55 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// HungError is a call that was left behind because it did not return in time, or a
-// call that was not attempted because an earlier one on the same GPU is still out. It
-// unwraps to ErrHung.
+// PendingError is a call that has not returned although its caller waits no longer, or one that
+// was not attempted because of an earlier one on the same GPU.
 //
 // The call cannot be cancelled and may take effect at any time until Done is closed.
 // The GPU must stay locked until then.
-type HungError struct {
+type PendingError struct {
 	// Call and PCIAddress are those of the call that does not return.
 	Call, PCIAddress string
 	// Since is when it was made.
 	Since time.Time
 	// Done is closed when it has returned.
 	Done <-chan struct{}
+	// Behind is an older call on another GPU, or on none, that may keep this one from returning.
+	Behind *PendingError
+	// Err wraps ErrHung or ErrSlow, or neither if the call has been out for a moment only, and the error
+	// of the caller's context if that is why it waits no longer. Nil stands for ErrHung.
+	Err error
 }
 
-func (e *HungError) Error() string {
-	on := ""
-	if e.PCIAddress != "" {
-		on = " on GPU " + e.PCIAddress
+// HungError is the former name.
+type HungError = PendingError
+
+func (e *PendingError) Error() string {
+	text := fmt.Sprintf("%s has not returned since %s", e.what(), e.Since.Format(time.TimeOnly))
+	if e.Behind != nil {
+		text += fmt.Sprintf(", behind %s, out since %s", e.Behind.what(), e.Behind.Since.Format(time.TimeOnly))
 	}
-	return fmt.Sprintf("%s%s has not returned since %s", e.Call, on, e.Since.Format(time.TimeOnly))
+	if e.Err != nil && e.Err != ErrHung { //nolint:errorlint // what is wrapped with it is said
+		text += ": " + e.Err.Error()
+	}
+	return text
 }
 
-func (e *HungError) Unwrap() error { return ErrHung }
+func (e *PendingError) what() string {
+	if e.PCIAddress == "" {
+		return e.Call
+	}
+	return e.Call + " on GPU " + e.PCIAddress
+}
+
+func (e *PendingError) Unwrap() error {
+	if e.Err == nil {
+		return ErrHung
+	}
+	return e.Err
+}
+
+// IsPending reports whether an error is that of a call that has not returned.
+func IsPending(err error) bool {
+	var pending *PendingError
+	return errors.As(err, &pending)
+}

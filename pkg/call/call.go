@@ -1,0 +1,112 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package call makes calls that may never return: into the NVIDIA driver, of its files and its
+// programs. Nothing of that can be cancelled, so that callers stop waiting instead.
+//
+// A call belongs to a GPU, or to none, and waits in that queue until the earlier ones have
+// returned. It is answered, failed, slow (it has not returned after SlowAfter) or hung (after the
+// limit). Its caller waits for that, or until its context ends, whichever is first. A call that
+// nobody waits for any more keeps its place until it returns: it may still take effect. The error is then a
+// gpu.PendingError, which says when that is over.
+//
+// The driver has locks for all GPUs. So a call is called hung only if no call on another GPU was made
+// before and is still out: that one keeps it from returning, as far as can be told.
+package call
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+)
+
+const (
+	// SlowAfter is how long a call may take that is not slow: up to 4 s to change the MIG mode, and up
+	// to 10 s to find a partition under load.
+	SlowAfter = 10 * time.Second
+	// DefaultLimit is how long a call may take that is not hung. The driver itself gives up waiting
+	// for a GPU's firmware after 45 s.
+	DefaultLimit = 50 * time.Second
+
+	// grace is how long a caller waits after the end of its context. Nearly all calls return within it,
+	// so that a pod that is deleted does not take its GPU from others.
+	grace = time.Second
+	// explains is how long after a call that holds a lock of the driver all GPUs are stuck. A call that
+	// was made later hangs for another reason.
+	explains = time.Minute
+)
+
+// Do waits in a queue and makes a call of f in a goroutine of its own. The error is that of f; a
+// *gpu.PendingError if f has not returned; one that wraps that of the call ahead if f was not called for it;
+// or a *gpu.Error that wraps that of ctx, if ctx was done before.
+//
+// f must not write to what its caller reads: results go through its return values.
+func Do[T any](ctx context.Context, q *Queue, name string, f func() (T, error)) (T, error) {
+	var none T
+	c, err := q.enter(ctx, name)
+	if err != nil {
+		return none, err
+	}
+	answers := make(chan answer[T], 1)
+	go func() {
+		a := run(ctx, q, f)
+		q.leave(ctx, c, a.err)
+		answers <- a
+	}()
+	cause, answered := waitFor(ctx, q.all.limit, answers)
+	if answered == nil {
+		if err := q.abandon(c, cause); err != nil {
+			return none, err
+		}
+		a := <-answers // at the last moment
+		answered = &a
+	}
+	return answered.value, answered.err
+}
+
+// answer is what a call has returned.
+type answer[T any] struct {
+	value T
+	err   error
+}
+
+// run makes a call. A panic in it must not end the work on the other GPUs.
+func run[T any](ctx context.Context, q *Queue, f func() (T, error)) (a answer[T]) {
+	defer q.panics.Recover(ctx, &a.err)
+	a.value, a.err = f()
+	return a
+}
+
+// waitFor returns the answer, or nil when the time is over, and then the error of ctx if that is why.
+func waitFor[T any](ctx context.Context, limit time.Duration, answers <-chan answer[T]) (cause error, answered *answer[T]) {
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case a := <-answers:
+		return nil, &a
+	case <-timer.C:
+		return nil, nil
+	case <-ctx.Done():
+	}
+	last := time.NewTimer(grace)
+	defer last.Stop()
+	select {
+	case a := <-answers:
+		return nil, &a
+	case <-last.C:
+		return ctx.Err(), nil
+	}
+}
+
+func notAttempted(q *Queue, name string, err error) error {
+	return &gpu.Error{Call: name, PCIAddress: q.pci, Text: "not attempted: " + err.Error(), Err: err}
+}
+
+func waitedInVain(name string, waited time.Duration, ahead *gpu.PendingError, cause error) error {
+	if cause == nil {
+		return fmt.Errorf("%s is not attempted: %w", name, ahead)
+	}
+	return fmt.Errorf("%s is not attempted after %s in the queue: %w", name, waited.Round(time.Millisecond), ahead)
+}
