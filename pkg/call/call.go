@@ -55,7 +55,7 @@ func Do[T any](ctx context.Context, q *Queue, name string, f func() (T, error)) 
 		q.leave(ctx, c, a.err)
 		answers <- a
 	}()
-	cause, answered := waitFor(ctx, q.all.limit, answers)
+	answered, cause := waitFor(ctx, q.all.limit, answers)
 	if answered == nil {
 		if err := q.abandon(c, cause); err != nil {
 			return none, err
@@ -80,12 +80,12 @@ func run[T any](ctx context.Context, q *Queue, f func() (T, error)) (a answer[T]
 }
 
 // waitFor returns the answer, or nil when the time is over, and then the error of ctx if that is why.
-func waitFor[T any](ctx context.Context, limit time.Duration, answers <-chan answer[T]) (cause error, answered *answer[T]) {
+func waitFor[T any](ctx context.Context, limit time.Duration, answers <-chan answer[T]) (answered *answer[T], cause error) {
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	select {
 	case a := <-answers:
-		return nil, &a
+		return &a, nil
 	case <-timer.C:
 		return nil, nil
 	case <-ctx.Done():
@@ -94,9 +94,9 @@ func waitFor[T any](ctx context.Context, limit time.Duration, answers <-chan ans
 	defer last.Stop()
 	select {
 	case a := <-answers:
-		return nil, &a
+		return &a, nil
 	case <-last.C:
-		return ctx.Err(), nil
+		return nil, ctx.Err()
 	}
 }
 

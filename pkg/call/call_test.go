@@ -229,7 +229,7 @@ func TestWaitInVain(t *testing.T) {
 					}
 				}
 				release()
-				<-ahead
+				t.Log("the call ahead:", <-ahead)
 				synctest.Wait()
 				if made || q.all.Pending() != nil || len(q.waiting) > 0 || q.current != nil {
 					t.Errorf("made: %v; left: %v, %+v", made, q.all.Pending(), q)

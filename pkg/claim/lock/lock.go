@@ -138,11 +138,16 @@ func (l *Locks) try(names []name) (release func(), err error) {
 // acquire takes all locks or none, and waits for them until ctx is done. The user is the kind of
 // what holds such locks, for messages.
 func (l *Locks) acquire(ctx context.Context, names []name, user string) (release func(), err error) {
+	var held name
 	for {
 		if err := l.reserve(ctx, names, user); err != nil {
+			if held != "" && ctx.Err() != nil && !errors.Is(err, ErrBusy) {
+				err = busyError(held, user, fmt.Errorf("%w: %w", ErrElsewhere, err))
+			}
 			return nil, err
 		}
-		held, err := l.lockFile(names)
+		var err error
+		held, err = l.lockFile(names)
 		if err == nil && held == "" {
 			return l.releaser(names), nil
 		}

@@ -57,7 +57,7 @@ func TestFileRemoved(t *testing.T) {
 				t.Errorf("GPU %s: got the lock, or %v", address, err)
 			}
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), 2*filePoll)
+		ctx, cancel := context.WithTimeout(t.Context(), 20*filePoll)
 		if _, err := l.GPUs(ctx, []string{pciA}); !errors.Is(err, ErrElsewhere) {
 			t.Errorf("got %v", err)
 		}
