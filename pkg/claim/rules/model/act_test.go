@@ -47,6 +47,11 @@ func (s *Scenario) act(w *world, k *work, a action) (outcome, violation) {
 	}
 	switch a.Do {
 	case rules.EnableMIG:
+		if gpu.Intruder == present && !gpu.MIG {
+			if gpu.Enabled++; gpu.Enabled > 1 {
+				return done, "MIG mode is switched on and off while somebody uses the GPU"
+			}
+		}
 		gpu.MIG = true // succeeds under clients, on Hopper and later
 	case rules.DisableMIG:
 		if gpu.divided() {
@@ -58,7 +63,7 @@ func (s *Scenario) act(w *world, k *work, a action) (outcome, violation) {
 			return refused, ""
 		}
 		in := gpu.add(a.Place, int8(c), 0)
-		k.IDs[a.GPU] = in.ID
+		s.noteID(k, a, in.ID)
 	case rules.DropNamesakes:
 		for o := range s.Claims {
 			if s.doubtful(w, k, o, a) {
@@ -71,7 +76,7 @@ func (s *Scenario) act(w *world, k *work, a action) (outcome, violation) {
 			return refused, ""
 		}
 		in.Compute = 1
-		k.IDs[a.GPU] = in.ID
+		s.noteID(k, a, in.ID)
 		for o := range s.Claims {
 			if s.namesake(w, k, o, a) {
 				return done, "the CDI spec of another claim names the id of the new partition"
@@ -105,25 +110,45 @@ func (s *Scenario) act(w *world, k *work, a action) (outcome, violation) {
 		if s.sharedSlice(w, a) {
 			return done, "the time slice of a prepared share was changed"
 		}
-		gpu.Slice, gpu.SliceBy = a.Value, 1
+		gpu.Slice, gpu.SliceBy, gpu.SliceLost = a.Value, 1, false
 	case rules.ResetInterval:
 		if gpu.SliceBy == stranger {
 			return done, "the time slice of an administrator was reset"
 		}
 		for o := range s.Claims {
-			if w.ready(o) && w.Records[o].Boot == w.Boot && w.Records[o].Slices[a.GPU] > 0 {
+			if w.ready(o) && w.Records[o].Boot == w.Boot && s.any(o, a.GPU, func(i int, _ *device) bool { return w.Records[o].Slices[i] > 0 }) {
 				return done, "reset time slice under a claim that is ready"
 			}
 		}
-		gpu.Slice, gpu.SliceBy = 0, 0
+		gpu.Slice, gpu.SliceBy, gpu.SliceLost = 0, 0, false
 	}
 	return done, ""
+}
+
+// noteID notes the ID of an instance for all parts of the claim that are shares of it.
+func (s *Scenario) noteID(k *work, a action, id int8) {
+	s.on(int(a.Claim), a.GPU, func(i int, p *device) {
+		if p.Place == a.Place && !p.Admin {
+			k.IDs[i] = id
+		}
+	})
+}
+
+// noteGone notes that the place of a part is empty.
+func (s *Scenario) noteGone(k *work, a action) {
+	s.on(int(a.Claim), a.GPU, func(i int, p *device) {
+		if p.Place == a.Place && !p.Admin {
+			k.Destroyed |= 1 << i
+		}
+	})
 }
 
 // served reports whether an MPS server has a partition.
 func (s *Scenario) served(w *world, g int, place place) bool {
 	for c := range s.Claims {
-		if p := s.part(c, int8(g)); p != nil && p.Place == place && p.Session != none && w.Sessions[p.Session-1] > 0 {
+		if s.any(c, int8(g), func(_ int, p *device) bool {
+			return p.Place == place && p.Session != none && w.Sessions[p.Session-1] > 0
+		}) {
 			return true
 		}
 	}
@@ -132,29 +157,68 @@ func (s *Scenario) served(w *world, g int, place place) bool {
 
 // namesake reports whether the spec of a claim names the new instance of another one.
 func (s *Scenario) namesake(w *world, k *work, o int, a action) bool {
-	p := s.part(o, a.GPU)
-	return p != nil && o != int(a.Claim) && w.Specs[o].Exists && w.Specs[o].IDs[a.GPU] == k.IDs[a.GPU] && !s.sameDevice(o, int(a.Claim), a.GPU)
+	return o != int(a.Claim) && w.Specs[o].Exists && s.any(o, a.GPU, func(i int, p *device) bool {
+		return w.Specs[o].IDs[i] == k.IDs[a.Part] && !p.SameDevice(s.partOf(&a))
+	})
 }
 
 // doubtful reports whether the spec of another claim may name the new instance, as its record and the hardware show.
 func (s *Scenario) doubtful(w *world, k *work, o int, a action) bool {
-	p := s.part(o, a.GPU)
-	if p == nil || o == int(a.Claim) || !w.Specs[o].Exists || p.Place == undivided || s.sameDevice(o, int(a.Claim), a.GPU) {
-		return false
-	}
-	r, in := &w.Records[o], w.GPU[a.GPU].at(p.Place)
-	return !r.Exists || r.Made[a.GPU] == k.IDs[a.GPU] || in == nil || in.ID != r.Made[a.GPU]
+	r, gpu := &w.Records[o], &w.GPU[a.GPU]
+	return o != int(a.Claim) && w.Specs[o].Exists && s.any(o, a.GPU, func(i int, p *device) bool {
+		if p.Place == undivided || p.SameDevice(s.partOf(&a)) {
+			return false
+		}
+		in := gpu.at(p.Place)
+		return !r.Exists || r.Made[i] == k.IDs[a.Part] || in == nil || in.ID != r.Made[i]
+	})
 }
 
 // taken asserts that nothing is taken from claims that may count on it.
 func (s *Scenario) taken(w *world, a action, uses func(*device) bool) violation {
 	for c := range s.Claims {
-		p := s.part(c, a.GPU)
-		if p == nil || p.Kind == rules.Partition && w.GPU[a.GPU].at(p.Place) == nil {
-			continue // a stranger has taken it
-		}
-		if !p.Admin && uses(p) && w.ready(c) && w.Records[c].Boot == w.Boot {
+		if w.ready(c) && w.Records[c].Boot == w.Boot && s.any(c, a.GPU, func(_ int, p *device) bool {
+			isTaken := p.Kind == rules.Partition && w.GPU[a.GPU].at(p.Place) == nil // by a stranger
+			return !isTaken && !p.Admin && uses(p)
+		}) {
 			return violation(doName(a.Do) + " under a claim that is ready")
+		}
+	}
+	return ""
+}
+
+// takesSpec asserts that the CDI spec of a claim that may count on it stays, as long as all that it names is there.
+func (s *Scenario) takesSpec(w *world, c int) violation {
+	r, spec := &w.Records[c], &w.Specs[c]
+	if !w.ready(c) || !spec.Exists || !r.Exists || r.Phase != rules.Prepared || r.Boot != w.Boot || w.releasing(c, 0) || w.Releases[c].Memory || !w.Claims[c].Allocated {
+		return ""
+	}
+	for i := range s.Claims[c] {
+		p := &s.Claims[c][i]
+		in := w.GPU[p.GPU].at(p.Place)
+		if r.Marks[i] == rules.Lost || p.Place != undivided && (in == nil || in.Compute != 1 || in.ID != spec.IDs[i] || in.By == stranger) {
+			return ""
+		}
+	}
+	return "the CDI spec of a claim that is ready was removed"
+}
+
+// intruded asserts that no claim is given a GPU that a process of nobody's claim was seen to have.
+func (s *Scenario) intruded(w *world, c int) violation {
+	if w.Records[c].Phase == rules.Prepared || w.Guards[c] > 0 {
+		return ""
+	}
+	for i := range s.Claims[c] {
+		p := &s.Claims[c][i]
+		if p.Place != undivided || p.Admin || w.GPU[p.GPU].Intruder != present {
+			continue
+		}
+		held := false
+		for o := range s.Claims {
+			held = held || o != c && w.Records[o].Exists && s.any(o, p.GPU, func(k int, q *device) bool { return p.SameDevice(q) && w.Records[o].Marks[k] == rules.Started })
+		}
+		if !held {
+			return "a claim gets a GPU that a process of no claim uses"
 		}
 	}
 	return ""
@@ -163,7 +227,7 @@ func (s *Scenario) taken(w *world, a action, uses func(*device) bool) violation 
 // sharedSlice reports whether another claim that may count on it has a share of the GPU, with another time slice.
 func (s *Scenario) sharedSlice(w *world, a action) bool {
 	for c := range s.Claims {
-		if p := s.part(c, a.GPU); p != nil && c != int(a.Claim) && p.Shared && w.ready(c) && w.Records[c].Slices[a.GPU] != a.Value {
+		if c != int(a.Claim) && w.ready(c) && s.any(c, a.GPU, func(i int, p *device) bool { return p.Shared && w.Records[c].Slices[i] != a.Value }) {
 			return true
 		}
 	}
@@ -175,7 +239,9 @@ func (s *Scenario) destroy(w *world, k *work, a action) (outcome, violation) {
 	in := gpu.at(a.Place)
 	switch {
 	case in == nil || a.Do == rules.DestroyCI && in.Compute == 0:
-		k.Destroyed = k.Destroyed || in == nil
+		if in == nil {
+			s.noteGone(k, a)
+		}
 		return done, ""
 	case s.busy(w, int(a.GPU), a.Place) || s.served(w, int(a.GPU), a.Place) || a.Do == rules.DestroyGI && in.Compute > 0:
 		return refused, ""
@@ -185,7 +251,7 @@ func (s *Scenario) destroy(w *world, k *work, a action) (outcome, violation) {
 	if v := s.taken(w, a, func(p *device) bool { return p.Kind == rules.Partition && p.Place == a.Place }); v != "" && in.By != stranger {
 		return done, v
 	}
-	if spec := &w.Specs[a.Claim]; spec.Exists && spec.IDs[a.GPU] == in.ID {
+	if spec := &w.Specs[a.Claim]; spec.Exists && s.any(int(a.Claim), a.GPU, func(i int, _ *device) bool { return spec.IDs[i] == in.ID }) {
 		return done, "a partition is destroyed while a CDI spec names it"
 	}
 	if a.Do == rules.DestroyCI {
@@ -193,7 +259,7 @@ func (s *Scenario) destroy(w *world, k *work, a action) (outcome, violation) {
 		return done, ""
 	}
 	gpu.remove(a.Place)
-	k.Destroyed = true
+	s.noteGone(k, a)
 	return done, ""
 }
 
@@ -214,11 +280,15 @@ func (s *Scenario) actOnDisk(w *world, k *work, a action) (outcome, violation) {
 	r := &w.Records[c]
 	switch a.Do {
 	case rules.RemoveSpec:
+		v := s.takesSpec(w, c)
 		w.Specs[c] = specState{}
+		return done, v
 	case rules.WriteSpec:
 		return s.writeSpec(w, k, c)
 	case rules.DropGuard:
-		w.Guards[c] = 0
+		if w.Guards[c] = 0; k.Process == 1 && s.Newer[c] {
+			*r = recordState{}
+		}
 	case rules.Start:
 		if !w.write(false) {
 			return failed, ""
@@ -226,20 +296,21 @@ func (s *Scenario) actOnDisk(w *world, k *work, a action) (outcome, violation) {
 		if !r.Exists || r.Boot != w.Boot {
 			*r = recordState{Exists: true, Phase: rules.Preparing, Boot: w.Boot, Arrived: max(k.Arrived, w.Guards[c])}
 		}
-		r.Marks[a.GPU], r.Emptied, r.Slices[a.GPU] = rules.Started, false, a.Value
+		r.Marks[a.Part], r.Slices[a.Part] = rules.Started, a.Value
+		r.Emptied &^= 1 << a.Part
 		return done, s.overlap(w, c)
 	case rules.Unstart:
 		if !w.write(true) {
 			return failed, ""
 		}
-		r.Marks[a.GPU] = rules.Untouched
+		r.Marks[a.Part] = rules.Untouched
 	case rules.Clear:
 		return s.clear(w, c, a.GPU), ""
 	case rules.MarkLost:
 		if !w.write(true) {
 			return failed, ""
 		}
-		r.Marks[a.GPU] = rules.Lost
+		r.Marks[a.Part] = rules.Lost
 	case rules.MarkReleasing:
 		if !w.write(true) {
 			return failed, ""
@@ -249,13 +320,15 @@ func (s *Scenario) actOnDisk(w *world, k *work, a action) (outcome, violation) {
 		if !w.write(false) {
 			return failed, ""
 		}
+		v := s.intruded(w, c)
 		r.Phase = rules.Prepared
 		r.Arrived = max(r.Arrived, k.Arrived)
 		for i := range s.Claims[c] {
 			if p := &s.Claims[c][i]; p.Place != undivided {
-				r.Made[p.GPU] = k.IDs[p.GPU]
+				r.Made[i] = k.IDs[i]
 			}
 		}
+		return done, v
 	}
 	return done, ""
 }
@@ -264,8 +337,8 @@ func (s *Scenario) actOnDisk(w *world, k *work, a action) (outcome, violation) {
 func (s *Scenario) clear(w *world, c int, g int8) outcome {
 	r := &w.Records[c]
 	rest := *r
-	rest.Marks[g] = rules.Untouched
-	if rest.Marks == [maxGPUs]rules.Mark{} || rest.Boot != w.Boot {
+	s.on(c, g, func(i int, _ *device) { rest.Marks[i] = rules.Untouched })
+	if rest.Marks == [maxParts]rules.Mark{} || rest.Boot != w.Boot {
 		*r = recordState{}
 		return done // to remove a file needs no space
 	}
@@ -285,16 +358,16 @@ func (s *Scenario) writeSpec(w *world, k *work, c int) (outcome, violation) {
 	for i := range s.Claims[c] {
 		p := &s.Claims[c][i]
 		if p.Place == undivided {
-			w.Specs[c].IDs[p.GPU] = noInstance
+			w.Specs[c].IDs[i] = noInstance
 			continue
 		}
-		id := k.IDs[p.GPU]
-		w.Specs[c].IDs[p.GPU] = id
+		id := k.IDs[i]
+		w.Specs[c].IDs[i] = id
 		if id == 0 {
 			return done, "a CDI spec was written for a partition that was neither made nor seen"
 		}
 		in := w.GPU[p.GPU].byID(id)
-		if in != nil && in.By != stranger && in.By != int8(c) && !s.sameDevice(int(in.By), c, p.GPU) && !p.Admin {
+		if in != nil && in.By != stranger && in.By != int8(c) && !s.shares(int(in.By), p) && !p.Admin {
 			return done, "a CDI spec names the partition of another claim"
 		}
 		if in != nil && in.By == stranger && !in.Indistinct && !in.Unseen && p.Kind == rules.Partition && !p.Admin {
@@ -304,18 +377,29 @@ func (s *Scenario) writeSpec(w *world, k *work, c int) (outcome, violation) {
 	return done, ""
 }
 
-// overlap asserts that no two claims have begun with the same part of a GPU.
+// overlap asserts that no two claims have begun with the same part of a GPU, and no more than it has shares.
 func (s *Scenario) overlap(w *world, c int) violation {
-	for o := range s.Claims {
-		if o == c || !w.Records[o].Exists || w.Records[o].Boot != w.Boot {
+	for i := range s.Claims[c] {
+		p := &s.Claims[c][i]
+		if w.Records[c].Marks[i] != rules.Started {
 			continue
 		}
-		for i := range s.Claims[c] {
-			p := &s.Claims[c][i]
-			q := s.part(o, p.GPU)
-			if q != nil && p.Conflicts(q) && w.Records[c].Marks[p.GPU] == rules.Started && w.Records[o].Marks[p.GPU] == rules.Started {
+		taken := s.count(c, p)
+		for o := range s.Claims {
+			r := &w.Records[o]
+			if o == c || !r.Exists || r.Boot != w.Boot {
+				continue
+			}
+			started := func(k int, q *device) bool { return p.Conflicts(q) && r.Marks[k] == rules.Started }
+			if s.any(o, p.GPU, started) {
 				return "two claims have begun with the same part of a GPU"
 			}
+			if r.Phase == rules.Prepared && w.ready(o) && w.Claims[o].Allocated {
+				taken += s.count(o, p)
+			}
+		}
+		if p.Clients > 0 && taken > int(p.Clients) {
+			return "more claims have begun with a device than it has shares"
 		}
 	}
 	return ""
@@ -329,7 +413,7 @@ func (s *Scenario) owner(w *world, c int) violation {
 			continue
 		}
 		for o := range s.Claims {
-			if q := s.part(o, p.GPU); o != c && q != nil && w.holds(o) && p.Conflicts(q) {
+			if o != c && w.holds(o) && s.conflicts(o, p) {
 				return "a second owner: processes of another claim are still on the device"
 			}
 		}
@@ -341,8 +425,8 @@ func (s *Scenario) owner(w *world, c int) violation {
 		if p.Place == undivided || p.Kind == rules.Static {
 			continue
 		}
-		in := w.GPU[p.GPU].byID(w.Specs[c].IDs[p.GPU])
-		if in != nil && in.Compute > 0 && in.By != stranger && in.By != int8(c) && !s.sameDevice(int(in.By), c, p.GPU) {
+		in := w.GPU[p.GPU].byID(w.Specs[c].IDs[i])
+		if in != nil && in.Compute > 0 && in.By != stranger && in.By != int8(c) && !s.shares(int(in.By), p) {
 			return "a container gets the partition of another claim"
 		}
 	}

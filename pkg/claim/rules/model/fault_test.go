@@ -101,9 +101,7 @@ func (w *world) stick(s *Scenario, g int) {
 	k := w.Work[g]
 	a := k.Queue[0]
 	for _, later := range k.Queue[1:k.N] {
-		if k.knows(later) {
-			w.confuse(s, later)
-		}
+		w.confuse(s, &k, later)
 	}
 	locks := uint8(1) << a.GPU
 	if s.KeepLocks {
@@ -120,6 +118,7 @@ func (w *world) stick(s *Scenario, g int) {
 }
 
 func (m *machine) gpuFaults(w *world, g int, step func(Label, func(*world))) {
+	m.intruders(w, g, step)
 	switch w.GPU[g].Health {
 	case healthy:
 		if w.Left.Hang > 0 {
@@ -159,6 +158,35 @@ func (m *machine) gpuFaults(w *world, g int, step func(Label, func(*world))) {
 	}
 }
 
+// intruders are processes of no claim, such as those of a pod that has the device node from elsewhere.
+func (m *machine) intruders(w *world, g int, step func(Label, func(*world))) {
+	gpu := &w.GPU[g]
+	switch {
+	case gpu.Intruder != nobody:
+		step(on("a process of no claim ends on", -1, g), func(n *world) { n.GPU[g].intrude(nobody) })
+	case w.Left.Intrude > 0 && gpu.Health == healthy && !gpu.divided() && !gpu.Exclusive:
+		step(on("a process of no claim begins to use", -1, g), func(n *world) {
+			n.Left.Intrude--
+			n.GPU[g].intrude(present)
+			if n.locked(1 << g) {
+				n.GPU[g].intrude(unseen)
+			}
+		})
+	}
+	if w.Left.Reload > 0 && gpu.Slice != 0 && !m.busy(w, g, undivided) && !w.locked(1<<g) {
+		step(on("administrator: loads the driver anew on", -1, g), func(n *world) {
+			n.Left.Reload--
+			n.GPU[g].Slice, n.GPU[g].SliceLost = 0, n.GPU[g].SliceBy != 0
+		})
+	}
+}
+
+func (g *gpuState) intrude(i intruder) {
+	if g.Intruder = i; i == nobody {
+		g.Enabled = 0
+	}
+}
+
 // fallOff takes all that a GPU had. It comes back empty.
 func (m *machine) fallOff(w *world, g int) {
 	w.GPU[g] = gpuState{Health: lost}
@@ -168,7 +196,7 @@ func (m *machine) fallOff(w *world, g int) {
 		}
 	}
 	for c := range m.Claims {
-		if m.part(c, int8(g)) == nil {
+		if !m.has(c, int8(g)) {
 			continue
 		}
 		w.Claims[c].Stays = false
@@ -236,7 +264,7 @@ func (m *machine) strangers(w *world, g int, step func(Label, func(*world))) {
 
 func (m *machine) sessionsStarted(w *world, g int) bool {
 	for c := range m.Claims {
-		if p := m.part(c, int8(g)); p != nil && p.Session != none && (w.Records[c].Exists || w.Guards[c] > 0) {
+		if (w.Records[c].Exists || w.Guards[c] > 0) && m.any(c, int8(g), func(_ int, p *device) bool { return p.Session != none }) {
 			return true
 		}
 	}

@@ -21,6 +21,7 @@ func (m *machine) heal(w *world) {
 	w.Away = false
 	for g := range m.GPUs {
 		w.GPU[g].Health = healthy
+		w.GPU[g].intrude(nobody)
 	}
 	for c := range m.Claims {
 		w.Claims[c].Stays = false
@@ -58,12 +59,12 @@ func (m *machine) round(w *world) violation {
 				if w.Work[g].Process != 0 || w.locked(1<<g) {
 					break
 				}
-				m.observe(w, p, g, &m.view)
+				m.observe(at(w), p, g, &m.view)
 				tasks := m.tasks(&m.view)
 				if k >= len(tasks) {
 					continue
 				}
-				if !m.begin(w, p, g, tasks[k]) {
+				if !m.begin(w, at(w), p, g, tasks[k]) {
 					continue
 				}
 				if v := m.finish(w, g); v != "" {
@@ -141,7 +142,7 @@ func (m *machine) quiet(w world, seen map[uint64]bool) (world, violation, bool) 
 func (m *machine) explained(w *world, c int) violation {
 	process := w.Calls[c][0].Process
 	for i := range m.Claims[c] {
-		m.observe(w, process, int(m.Claims[c][i].GPU), &m.view)
+		m.observe(at(w), process, int(m.Claims[c][i].GPU), &m.view)
 		plan := m.decide(m.view)
 		if v, found := plan.Verdict(claimNames[c]); found && v.Why != "" {
 			return ""
@@ -155,6 +156,9 @@ func (m *machine) atRest(w *world, frozen bool) violation {
 	for g := range m.GPUs {
 		if w.GPU[g].Health == healthy && w.locked(1<<g) {
 			return violation(fmt.Sprintf("GPU %d answers, and a call on another one keeps its lock", g))
+		}
+		if v := m.intruderIsNamed(w, g); v != "" {
+			return v
 		}
 	}
 	for c := range m.Claims {
@@ -193,6 +197,26 @@ func (m *machine) atRest(w *world, frozen bool) violation {
 	return m.nothingLeaks(w)
 }
 
+// intruderIsNamed asserts that it is said who uses a GPU that no claim has.
+func (m *machine) intruderIsNamed(w *world, g int) violation {
+	if w.GPU[g].Intruder == nobody || w.GPU[g].Health != healthy || w.locked(1<<g) {
+		return ""
+	}
+	m.observe(at(w), 1, g, &m.view)
+	plan := m.decide(m.view)
+	for _, s := range plan.Statements {
+		if s.Reason == rules.UsedByOthers || s.Reason == rules.ReleasePending || s.Reason == rules.OrphanInUse {
+			return ""
+		}
+	}
+	for c := range m.Claims {
+		if w.Records[c].Phase == rules.Prepared && m.any(c, int8(g), func(i int, p *device) bool { return p.Place == undivided && w.Records[c].Marks[i] == rules.Started }) {
+			return ""
+		}
+	}
+	return violation(fmt.Sprintf("nothing says that somebody uses GPU %d", g))
+}
+
 // blocked reports whether a claim has a part on a GPU that does not answer.
 func (m *machine) blocked(w *world, c int) bool {
 	for i := range m.Claims[c] {
@@ -226,20 +250,24 @@ func (m *machine) excused(w *world, c int, frozen bool) bool {
 		if g.Exclusive && g.ExclusiveBy == stranger || p.Fixed && (p.Kind == rules.Partition) != g.MIG || frozen && w.Away && p.Session != none {
 			return true
 		}
+		if g.Intruder != nobody {
+			return true
+		}
 		for o := range m.Claims {
-			q := m.part(o, p.GPU)
-			if o == c || q == nil {
+			if o == c || !m.has(o, p.GPU) {
 				continue
 			}
-			if w.Guards[o] > 0 || frozen && m.busyWith(w, o, p) || frozen && w.Away && q.Session != none && w.Records[o].Exists {
+			if w.Guards[o] > 0 || m.Newer[o] && w.Records[o].Exists || frozen && m.busyWith(w, o, p) ||
+				frozen && w.Away && w.Records[o].Exists && m.any(o, p.GPU, func(_ int, q *device) bool { return q.Session != none }) {
 				return true
 			}
+			lost := func(k int, q *device) bool { return p.SameDevice(q) && w.Records[o].Marks[k] == rules.Lost }
 			// The other one still has it, or has lost a share of it.
-			if k := w.Claims[o].Kubelet; (k == prepared || k == running) && (p.Conflicts(q) || p.SameDevice(q) && w.Records[o].Marks[p.GPU] == rules.Lost) {
+			if k := w.Claims[o].Kubelet; (k == prepared || k == running) && (m.conflicts(o, p) || m.any(o, p.GPU, lost)) {
 				return true
 			}
 			// Two that the scheduler has given the same place, after a deletion by force.
-			if w.Claims[o].Kubelet == wants && p.Conflicts(q) {
+			if w.Claims[o].Kubelet == wants && (m.conflicts(o, p) || p.Clients > 0 && m.shares(o, p)) {
 				return true
 			}
 		}
@@ -248,8 +276,7 @@ func (m *machine) excused(w *world, c int, frozen bool) bool {
 }
 
 func (m *machine) busyWith(w *world, o int, p *device) bool {
-	q := m.part(o, p.GPU)
-	return w.holds(o) && q.Place.Overlaps(p.Place)
+	return w.holds(o) && m.any(o, p.GPU, func(_ int, q *device) bool { return q.Place.Overlaps(p.Place) })
 }
 
 // hasItsDevices asserts that a claim that the kubelet believes to be prepared is, or has no spec.
@@ -266,18 +293,21 @@ func (m *machine) hasItsDevices(w *world, c int, frozen bool) violation {
 		p := &m.Claims[c][i]
 		if p.Place == undivided {
 			whole = whole && (p.Session == none || p.Admin || w.Sessions[p.Session-1] >= p.Limit && w.GPU[p.GPU].Exclusive || w.GPU[p.GPU].divided())
+			if slice := r.Slices[i]; slice > 0 && w.GPU[p.GPU].Slice != slice && !frozen {
+				return violation(fmt.Sprintf("claim %d has lost its time slice", c))
+			}
 			continue
 		}
 		in := w.GPU[p.GPU].at(p.Place)
 		there := in != nil && in.Compute == 1
 		whole = whole && there
-		if spec.Exists && (!there || spec.IDs[p.GPU] != in.ID) {
+		if spec.Exists && (!there || spec.IDs[i] != in.ID) {
 			return violation(fmt.Sprintf("the CDI spec of claim %d names a partition that is not there", c))
 		}
 		if spec.Exists && in.By == stranger && !in.Indistinct && p.Kind == rules.Partition && !p.Admin {
 			return violation(fmt.Sprintf("the CDI spec of claim %d names the partition of somebody else", c))
 		}
-		whole = whole && r.Marks[p.GPU] != rules.Lost
+		whole = whole && r.Marks[i] != rules.Lost
 	}
 	if whole && !spec.Exists {
 		return violation(fmt.Sprintf("claim %d has all its devices and no CDI spec", c))
@@ -292,9 +322,12 @@ func (m *machine) leftNothing(w *world, c int, frozen bool) violation {
 	}
 	for i := range m.Claims[c] {
 		p := &m.Claims[c][i]
+		if w.GPU[p.GPU].Intruder != nobody {
+			return ""
+		}
 		for o := range m.Claims {
 			// Who uses what is left is not for this claim to say.
-			if q := m.part(o, p.GPU); o != c && q != nil && frozen && w.holds(o) && q.Place == p.Place || w.Guards[o] > 0 && q != nil && p.SameDevice(q) {
+			if o != c && frozen && w.holds(o) && m.any(o, p.GPU, func(_ int, q *device) bool { return q.Place == p.Place }) || w.Guards[o] > 0 && m.shares(o, p) {
 				return ""
 			}
 		}
@@ -334,9 +367,14 @@ func (m *machine) nothingLeaks(w *world) violation {
 		var most int8
 		for g := range m.GPUs {
 			for c := range m.Claims {
-				if p := m.part(c, int8(g)); p != nil && p.Session == int8(id+1) && w.Records[c].Exists && w.Claims[c].Kubelet != idle {
-					most = max(most, p.Limit)
+				if !w.Records[c].Exists || w.Claims[c].Kubelet == idle {
+					continue
 				}
+				m.on(c, int8(g), func(_ int, p *device) {
+					if p.Session == int8(id+1) {
+						most = max(most, p.Limit)
+					}
+				})
 			}
 		}
 		if limit > 0 && most == 0 {
@@ -352,7 +390,7 @@ func (m *machine) nothingLeaks(w *world) violation {
 // sliced reports whether a claim has the time slice of a GPU, as its record says: that of the first share.
 func (m *machine) sliced(w *world, g int) bool {
 	for c := range m.Claims {
-		if w.Records[c].Exists && w.Claims[c].Kubelet != idle && w.Records[c].Slices[g] > 0 {
+		if w.Records[c].Exists && w.Claims[c].Kubelet != idle && m.any(c, int8(g), func(i int, _ *device) bool { return w.Records[c].Slices[i] > 0 }) {
 			return true
 		}
 	}
@@ -361,7 +399,7 @@ func (m *machine) sliced(w *world, g int) bool {
 
 func (m *machine) wanted(w *world, g int, what func(*device) bool) bool {
 	for c := range m.Claims {
-		if p := m.part(c, int8(g)); p != nil && !p.Admin && what(p) && w.Records[c].Exists && w.Claims[c].Kubelet != idle {
+		if w.Records[c].Exists && w.Claims[c].Kubelet != idle && m.any(c, int8(g), func(_ int, p *device) bool { return !p.Admin && what(p) }) {
 			return true
 		}
 	}

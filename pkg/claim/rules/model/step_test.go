@@ -5,7 +5,6 @@ package model
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/partage-dev/partage/pkg/claim/rules"
@@ -91,7 +90,7 @@ func (m *machine) successors(w *world, emit emit) {
 	m.faults(w, emit)
 }
 
-// --- look and decide ---
+// --- observe and decide ---
 
 func (w *world) locked(locks uint8) bool {
 	for g := range w.Work {
@@ -106,27 +105,72 @@ func (m *machine) observations(w *world, p int8, g int, emit emit) {
 	if w.Work[g].Process != 0 || w.locked(1<<g) {
 		return
 	}
-	m.observe(w, p, g, &m.view)
+	m.observe(at(w), p, g, &m.view)
 	for _, t := range m.tasks(&m.view) {
 		next := *w
-		if m.begin(&next, p, g, t) {
+		if m.begin(&next, at(w), p, g, t) {
 			emit(Label{What: "observe", Process: p, GPU: int8(g), Claim: t.Claim, Aim: t.Aim}, &next, "")
 		}
 	}
+	if m.Torn {
+		m.torn(w, p, g, emit)
+	}
 }
 
-// begin takes the locks of a task and queues its actions.
-func (m *machine) begin(w *world, p int8, g int, t task) bool {
+// torn takes observations in the middle of which something else happens.
+func (m *machine) torn(w *world, p int8, g int, emit emit) {
+	locked := *w
+	locked.Work[g] = work{Process: p, Locks: 1 << g, Observing: true}
+	m.elsewhere(&locked, g, func(l Label, later *world, v violation) {
+		if v != "" || later.Work[g] != locked.Work[g] || later.Boot != w.Boot {
+			return
+		}
+		for i, when := range []moments{
+			{w, later, later, later}, {w, w, later, later}, {w, w, w, later},
+		} {
+			if m.Backwards {
+				when = moments{later, w, w, w}
+			}
+			m.observe(when, p, g, &m.view)
+			for _, t := range m.tasks(&m.view) {
+				next := *later
+				next.Work[g] = work{}
+				if m.begin(&next, when, p, g, t) {
+					what := "observe (" + l.String() + " after " + [...]string{"the records", "the instances", "the sessions"}[i] + ")"
+					emit(Label{What: what, Process: p, GPU: int8(g), Claim: t.Claim, Aim: t.Aim}, &next, "")
+				}
+			}
+		}
+	})
+}
+
+// elsewhere is what can happen while a process has the lock of a GPU and observes it.
+func (m *machine) elsewhere(w *world, g int, emit emit) {
+	for o := range m.GPUs {
+		if o != g && w.Work[o].Process != 0 {
+			m.actSteps(w, o, emit)
+		}
+	}
+	for c := range m.Claims {
+		m.cluster(w, c, emit)
+		m.calls(w, c, emit)
+	}
+	m.faults(w, emit)
+}
+
+// begin takes the locks of a task that was decided on an observation, and queues its actions.
+func (m *machine) begin(w *world, seen moments, p int8, g int, t task) bool {
 	locks := uint8(1) << g
 	actions := t.Actions
-	if len(t.With) > 1 {
+	switch {
+	case len(t.With) > 1:
 		if g != int(t.With[0]) {
 			return false // the first GPU of the claim speaks for all
 		}
 		proposed := []task{t}
 		for _, o := range t.With[1:] {
 			locks |= 1 << o
-			m.observe(w, p, int(o), &m.joint)
+			m.observe(at(w), p, int(o), &m.joint)
 			for _, other := range m.tasks(&m.joint) {
 				if other.Claim == t.Claim && other.Aim == t.Aim {
 					proposed = append(proposed, other)
@@ -141,14 +185,15 @@ func (m *machine) begin(w *world, p int8, g int, t task) bool {
 			actions = append(actions, one.Actions...)
 		}
 		actions = append(actions, t.Final...)
-	} else {
+	default:
 		actions = append(actions[:len(actions):len(actions)], t.Final...)
 	}
+	if len(actions) > maxQueue {
+		panic(fmt.Sprintf("a task has %d actions", len(actions)))
+	}
 	for o := range m.GPUs {
-		for i := range w.GPU[o].Instances {
-			if locks&(1<<o) != 0 {
-				w.GPU[o].Instances[i].Unseen = false
-			}
+		if locks&(1<<o) != 0 {
+			w.seen(seen, o, o == g)
 		}
 	}
 	k := work{Process: p, Locks: locks, Release: t.Aim == rules.Release}
@@ -157,16 +202,42 @@ func (m *machine) begin(w *world, p int8, g int, t task) bool {
 		k.Arrived = max(w.calling(int(t.Claim), p), w.calling(int(t.Claim), 0))
 		for i := range m.Claims[t.Claim] {
 			part := &m.Claims[t.Claim][i]
-			if locks&(1<<part.GPU) == 0 || w.GPU[part.GPU].Health != healthy {
+			when := w
+			if int(part.GPU) == g {
+				when = seen.Instances
+			}
+			if locks&(1<<part.GPU) == 0 || when.GPU[part.GPU].Health != healthy {
 				continue
 			}
-			if in := w.GPU[part.GPU].at(part.Place); in != nil {
-				k.IDs[part.GPU] = in.ID
+			if in := when.GPU[part.GPU].at(part.Place); in != nil {
+				k.IDs[i] = in.ID
 			}
 		}
 	}
 	w.Work[g] = k
+	for i := range w.GPU[g].Instances {
+		if in := &w.GPU[g].Instances[i]; in.Unseen && m.watched(w, g, in.Place) {
+			in.Indistinct = false
+		}
+	}
 	return true
+}
+
+// seen notes what an observation of a GPU has shown.
+func (w *world) seen(when moments, g int, torn bool) {
+	gpu := &w.GPU[g]
+	instances, users := w, w
+	if torn {
+		instances, users = when.Instances, when.Users
+	}
+	for i := range gpu.Instances {
+		if in := &gpu.Instances[i]; instances.GPU[g].at(in.Place) != nil {
+			in.Unseen = false
+		}
+	}
+	if gpu.Intruder == unseen && users.GPU[g].Intruder != nobody {
+		gpu.Intruder = present
+	}
 }
 
 // --- act ---
@@ -209,12 +280,10 @@ func (m *machine) perform(w *world, g int, label *Label) violation {
 		m.note(Label{What: "act", Process: k.Process, Claim: a.Claim, GPU: a.GPU, Action: a, Outcome: result})
 	}
 	switch {
-	case result == done || result != done && k.Release && k.N > 1 && k.Queue[1].Do == rules.Clear && (a.Do == rules.StartSession || a.Do == rules.DisableMIG):
-		if k.N == 1 && !k.Stuck && k.Destroyed && a.Claim >= 0 && w.Records[a.Claim].Exists && w.Records[a.Claim].Marks[a.GPU] == rules.Started {
-			w.Records[a.Claim].Emptied = true
-		}
-		k.pop() // that limits cannot be tightened keeps no claim
-		if k.Destroyed && k.N > 0 && k.Queue[0].Do == rules.DestroyGI {
+	case result == done || k.mayFail(a):
+		m.ended(w, g, a)
+		k.pop()
+		for k.N > 0 && k.Queue[0].Do == rules.DestroyGI && k.Destroyed.has(k.Queue[0].Part) {
 			k.pop() // the instance was gone
 		}
 	case result == refused && !k.Stuck:
@@ -225,11 +294,33 @@ func (m *machine) perform(w *world, g int, label *Label) violation {
 	return v
 }
 
+// mayFail reports whether a release goes on when an action fails: that limits cannot be tightened, that the mode stays and
+// that the disk does not take a mark keeps no claim.
+func (k *work) mayFail(a action) bool {
+	if !k.Release || k.N < 2 {
+		return false
+	}
+	return a.Do == rules.Unstart || k.Queue[1].Do == rules.Clear && (a.Do == rules.StartSession || a.Do == rules.DisableMIG)
+}
+
+// ended notes what a task leaves unsaid that comes to its end.
+func (m *machine) ended(w *world, g int, a action) {
+	k := &w.Work[g]
+	if k.N != 1 || k.Stuck || a.Claim < 0 || !w.Records[a.Claim].Exists {
+		return
+	}
+	for i := range m.Claims[a.Claim] {
+		if k.Destroyed.has(int8(i)) && w.Records[a.Claim].Marks[i] == rules.Started {
+			w.Records[a.Claim].Emptied |= 1 << i
+		}
+	}
+}
+
 // decideRefused looks again under the same lock, with the refusal in view.
 func (m *machine) decideRefused(w *world, g int, a action) {
 	k := w.Work[g]
 	if k.Locks == 1<<g && (a.Do == rules.CreateGI || a.Do == rules.CreateCI || a.Do == rules.DisableMIG) {
-		m.observe(w, k.Process, g, &m.view)
+		m.observe(at(w), k.Process, g, &m.view)
 		m.view.Refused = m.refusal(w, a)
 		for _, t := range m.tasks(&m.view) {
 			if t.Claim != a.Claim || len(t.Actions) == 0 {
@@ -249,7 +340,7 @@ func (m *machine) decideRefused(w *world, g int, a action) {
 // refusal is what the engine says of an action that had no effect.
 func (m *machine) refusal(w *world, a action) *rules.Refusal {
 	return &rules.Refusal{
-		Action: rules.Action{Do: a.Do, Claim: claimNames[a.Claim], GPU: gpuNames[a.GPU], Key: "device-" + gpuNames[a.GPU], Place: a.Place.real()},
+		Action: rules.Action{Do: a.Do, Claim: claimNames[a.Claim], GPU: gpuNames[a.GPU], Key: partNames[a.Part], Place: a.Place.real()},
 		InUse:  m.busy(w, int(a.GPU), undivided), Text: "the hardware has refused it",
 	}
 }
@@ -260,42 +351,47 @@ func (w *world) abandon(s *Scenario, g int) {
 	k := w.Work[g]
 	w.Work[g] = work{}
 	for _, a := range k.Queue[:k.N] {
-		if k.knows(a) {
-			w.confuse(s, a)
-		}
+		w.confuse(s, &k, a)
 	}
 }
 
 // knows reports whether an action that is not done yet shows what a record does not say: that nothing
 // of the claim is in the place.
-func (k *work) knows(a action) bool {
+func (k *work) knows(a action, i int8) bool {
 	switch a.Do {
-	case rules.CreateGI, rules.Unstart, rules.MarkLost:
-		return true
+	case rules.CreateGI, rules.MarkLost:
+		return a.Part == i
+	case rules.Unstart:
+		return a.Part == i && (!k.Release || k.Destroyed.has(i))
 	case rules.Clear:
-		return k.Destroyed
+		return k.Destroyed.has(i)
 	}
 	return false
 }
 
-func (w *world) confuse(s *Scenario, a action) {
-	if a.Claim < 0 || s.part(int(a.Claim), a.GPU) == nil {
-		return
-	}
-	in := w.GPU[a.GPU].at(s.part(int(a.Claim), a.GPU).Place)
-	if in != nil && in.By == stranger && s.startedAt(w, int(a.GPU), in.Place) {
-		in.Indistinct = true
+// knowsPlace reports whether an action that is not done yet shows that nothing of its claim is in a place.
+func (s *Scenario) knowsPlace(k *work, a action, g int, place place) bool {
+	return a.Claim >= 0 && s.any(int(a.Claim), int8(g), func(i int, p *device) bool { return p.Place == place && k.knows(a, int8(i)) })
+}
+
+func (w *world) confuse(s *Scenario, k *work, a action) {
+	gpu := &w.GPU[a.GPU]
+	for i := range gpu.Instances {
+		in := &gpu.Instances[i]
+		if in.there() && in.By == stranger && s.knowsPlace(k, a, int(a.GPU), in.Place) && s.startedAt(w, int(a.GPU), in.Place) {
+			in.Indistinct = true
+		}
 	}
 }
 
 // startedAt reports whether a record has begun with a partition in a place.
 func (s *Scenario) startedAt(w *world, g int, place place) bool {
 	for c := range s.Claims {
-		p := s.part(c, int8(g))
-		if p == nil || p.Place != place || p.Kind != rules.Partition {
-			continue
-		}
-		if r := &w.Records[c]; r.Exists && r.Boot == w.Boot && r.Marks[g] == rules.Started && !r.Emptied || w.Guards[c] > 0 {
+		if s.any(c, int8(g), func(i int, p *device) bool {
+			r := &w.Records[c]
+			return p.Place == place && p.Kind == rules.Partition && !p.Admin &&
+				(r.Exists && r.Boot == w.Boot && r.Marks[i] == rules.Started && !r.Emptied.has(int8(i)) || w.Guards[c] > 0)
+		}) {
 			return true
 		}
 	}
@@ -307,200 +403,10 @@ func (s *Scenario) watched(w *world, g int, place place) bool {
 	for i := range w.Work {
 		k := &w.Work[i]
 		for _, a := range k.Queue[:k.N] {
-			if a.GPU == int8(g) && a.Claim >= 0 && s.part(int(a.Claim), a.GPU).Place == place && k.knows(a) {
+			if a.GPU == int8(g) && s.knowsPlace(k, a, g, place) {
 				return true
 			}
 		}
 	}
 	return false
-}
-
-// --- the cluster ---
-
-func (m *machine) cluster(w *world, c int, emit emit) {
-	k := &w.Claims[c]
-	step := func(what string, change func(n *world)) {
-		next := *w
-		change(&next)
-		emit(on(what, c, -1), &next, "")
-	}
-	if !k.Allocated && k.Kubelet == idle && w.Left.Rounds[c] > 0 && m.free(w, c) {
-		step("scheduler: allocates", func(n *world) {
-			n.Left.Rounds[c]--
-			n.Claims[c].Allocated, n.Claims[c].Kubelet = true, wants
-		})
-	}
-	if k.Kubelet == prepared && k.Allocated && w.Specs[c].Exists && m.startable(w, c) {
-		next := *w
-		next.Claims[c].Kubelet = running
-		emit(on("kubelet: starts the container of", c, -1), &next, m.owner(w, c))
-	}
-	if k.Kubelet == prepared && w.Left.Again > 0 {
-		step("kubelet: was restarted, prepares again", func(n *world) { n.Left.Again--; n.Claims[c].Kubelet = wants })
-	}
-	if k.Kubelet == wants || k.Kubelet == prepared || k.Kubelet == running {
-		step("kubelet: the pod ends of", func(n *world) { n.end(c) })
-		if k.Kubelet == running && w.Left.Stays > 0 {
-			step("kubelet: the pod ends, and a process stays, of", func(n *world) { n.Left.Stays--; n.end(c); n.Claims[c].Stays = true })
-		}
-		if k.Allocated && w.Left.Force > 0 {
-			step("user: deletes by force the pod of", func(n *world) { n.Left.Force--; n.Claims[c].Allocated = false })
-		}
-	}
-	if k.Kubelet == ending && w.Releases[c].Process == 0 && w.Left.Orphan > 0 {
-		step("kubelet: forgets", func(n *world) { n.Left.Orphan--; n.Claims[c].Kubelet, n.Claims[c].Allocated = idle, false })
-	}
-	if k.Kubelet == ending && k.Allocated && w.Releases[c].Process != 0 && !w.Releases[c].Late && w.Left.Again > 0 {
-		step("kubelet: does not wait for Unprepare any more, another pod has", func(n *world) {
-			n.Left.Again--
-			n.Claims[c].Kubelet, n.Releases[c].Late = wants, true
-		})
-	}
-	if k.Stays {
-		step("the process that stayed ends, of", func(n *world) { n.Claims[c].Stays = false })
-	}
-}
-
-// end stops the containers. A call that the kubelet waits for is forgotten.
-func (w *world) end(c int) {
-	w.Claims[c].Kubelet = ending
-	if w.Calls[c][0].Process != 0 && w.Calls[c][1].Process == 0 {
-		w.Calls[c][1] = w.Calls[c][0]
-	}
-	w.Calls[c][0] = call{}
-}
-
-func (m *machine) free(w *world, c int) bool {
-	for o := range m.Claims {
-		if o != c && w.Claims[o].Allocated && m.conflict(o, c) {
-			return false
-		}
-	}
-	return true
-}
-
-// startable reports whether the devices that the spec names exist.
-func (m *machine) startable(w *world, c int) bool {
-	for i := range m.Claims[c] {
-		p := &m.Claims[c][i]
-		if w.GPU[p.GPU].Health == lost || w.Specs[c].Boot != w.Boot {
-			return false
-		}
-		if p.Place != undivided {
-			if in := w.GPU[p.GPU].byID(w.Specs[c].IDs[p.GPU]); in == nil || in.Compute != 1 {
-				return false
-			}
-		}
-		if p.Session != none && w.Sessions[p.Session-1] == 0 {
-			return false
-		}
-	}
-	return true
-}
-
-// --- calls ---
-
-func (m *machine) calls(w *world, c int, emit emit) {
-	k := &w.Claims[c]
-	step := func(what string, p int8, v violation, change func(n *world)) {
-		next := *w
-		change(&next)
-		l := on(what, c, -1)
-		l.Process = p
-		emit(l, &next, v)
-	}
-	for p := int8(1); p <= int8(m.Processes); p++ {
-		if k.Kubelet == wants && w.Calls[c][0].Process == 0 {
-			step("Prepare arrives for", p, "", func(n *world) {
-				n.Claims[c].Clock++
-				n.Calls[c][0] = call{p, n.Claims[c].Clock}
-			})
-		}
-		if k.Kubelet == ending && w.Releases[c].Process == 0 {
-			step("Unprepare arrives for", p, "", func(n *world) {
-				n.Claims[c].Clock++
-				n.Releases[c] = release{Process: p, Arrived: n.Claims[c].Clock}
-			})
-		}
-	}
-	for slot, call := range w.Calls[c] {
-		if call.Process == 0 {
-			continue
-		}
-		switch {
-		case call.Arrived <= w.Tombs[c]:
-			step("Prepare is out of date for", call.Process, "", func(n *world) { n.Calls[c][slot].Process, n.Calls[c][slot].Arrived = 0, 0 })
-		case m.isReady(w, c, call):
-			v := violation("")
-			if slot == 0 {
-				v = m.owner(w, c)
-			}
-			step("Prepare succeeds for", call.Process, v, func(n *world) {
-				n.Calls[c][slot].Process, n.Calls[c][slot].Arrived = 0, 0
-				if slot == 0 {
-					n.Claims[c].Kubelet = prepared
-				}
-			})
-		case w.Left.Timeout > 0:
-			step("Prepare gives up for", call.Process, "", func(n *world) {
-				n.Left.Timeout--
-				n.Calls[c][slot].Process, n.Calls[c][slot].Arrived = 0, 0
-			})
-		}
-	}
-	m.unprepare(w, c, step)
-}
-
-// isReady reports whether a Prepare may succeed now: its own task has come to its end, or everything was
-// looked at and is there.
-func (m *machine) isReady(w *world, c int, k call) bool {
-	r, p := &w.Records[c], k.Process
-	if !r.Exists || r.Phase != rules.Prepared || w.releasing(c, p) {
-		return false
-	}
-	if r.Arrived == k.Arrived {
-		return !slices.Contains(r.Marks[:], rules.Lost)
-	}
-	for i := range m.Claims[c] {
-		m.observe(w, p, int(m.Claims[c][i].GPU), &m.view)
-		plan := m.decide(m.view)
-		if v, found := plan.Verdict(claimNames[c]); !found || v.State != rules.Complete {
-			return false
-		}
-	}
-	return true
-}
-
-func (m *machine) unprepare(w *world, c int, step func(string, int8, violation, func(*world))) {
-	r := &w.Releases[c]
-	if r.Process == 0 {
-		return
-	}
-	switch r.Stage {
-	case 0:
-		step("Unprepare writes the tombstone of", r.Process, "", func(n *world) {
-			n.Releases[c].Stage = 1
-			if !n.write(true) {
-				n.Releases[c].Memory = true
-				return
-			}
-			n.Tombs[c] = max(n.Tombs[c], r.Arrived)
-		})
-	case 1:
-		step("Unprepare removes the CDI spec of", r.Process, "", func(n *world) {
-			n.Releases[c].Stage = 2
-			if !n.Records[c].Exists || n.releasing(c, r.Process) {
-				n.Specs[c] = specState{}
-			}
-		})
-	case 2:
-		if !r.Memory || !w.Records[c].Exists || !w.releasing(c, r.Process) {
-			step("Unprepare succeeds for", r.Process, "", func(n *world) {
-				n.Releases[c] = release{}
-				if n.Claims[c].Kubelet == ending && !r.Late {
-					n.Claims[c].Kubelet, n.Claims[c].Allocated = idle, false
-				}
-			})
-		}
-	}
 }

@@ -8,6 +8,7 @@ import "github.com/partage-dev/partage/pkg/claim/rules"
 const (
 	maxGPUs      = 2
 	maxClaims    = 3
+	maxParts     = 3 // of one claim
 	maxInstances = 3
 	maxQueue     = 14
 	maxSessions  = 2
@@ -61,27 +62,48 @@ type gpuState struct {
 	ExclusiveBy int8
 	Slice       int8
 	SliceBy     int8
+	// SliceLost means that the driver was loaded anew, and has forgotten the time slice.
+	SliceLost bool
+	// Intruder is a process of nobody's claim that has memory on the undivided GPU.
+	Intruder intruder
+	// Enabled is how often MIG mode was turned on while that was there.
+	Enabled int8
 }
+
+// intruder is a process that no claim explains.
+type intruder uint8
+
+const (
+	nobody intruder = iota
+	present
+	// unseen has come while a task was at work, which has not looked since.
+	unseen
+)
 
 type recordState struct {
 	Exists  bool
 	Phase   rules.Phase
 	Boot    int8
 	Arrived int8
-	Marks   [maxGPUs]rules.Mark
+	Marks   [maxParts]rules.Mark
 	// Made are the IDs of the instances that the CDI spec named when the record was last written.
-	Made [maxGPUs]int8
+	Made [maxParts]int8
 	// Slices are the time slices that the record says.
-	Slices [maxGPUs]int8
-	// Emptied means that a task came to its end that had emptied the place and has not said so here.
-	Emptied bool
+	Slices [maxParts]int8
+	// Emptied are the parts whose place a task has emptied that came to its end without saying so here.
+	Emptied partSet
 }
 
 type specState struct {
 	Exists bool
 	Boot   int8
-	IDs    [maxGPUs]int8
+	IDs    [maxParts]int8
 }
+
+// partSet is a set of the parts of a claim.
+type partSet uint8
+
+func (p partSet) has(i int8) bool { return i >= 0 && p&(1<<i) != 0 }
 
 type claimState struct {
 	Allocated bool
@@ -108,6 +130,8 @@ type release struct {
 
 // work is a task that a process carries out under the locks of GPUs.
 type work struct {
+	// Observing means that there is no task yet.
+	Observing bool
 	// Release means that the task takes something back.
 	Release bool
 	// Process is 0 where there is none.
@@ -116,18 +140,18 @@ type work struct {
 	Queue   [maxQueue]action
 	N       int8
 	// IDs are those of the claim's instances, as they were seen or created.
-	IDs [maxGPUs]int8
+	IDs [maxParts]int8
 	// Stuck is a call that does not return; the rest of the task has been given up.
 	Stuck bool
-	// Destroyed means that this work has emptied the place of its claim.
-	Destroyed bool
+	// Destroyed are the parts of its claim whose place this work has emptied.
+	Destroyed partSet
 	// Arrived is the call that the task is for.
 	Arrived int8
 }
 
 type budget struct {
-	Crash, Stranger, Mode, Hang, Lost, Reboot, Stays, Disk, Unreadable, Fail, Force, Timeout, Again, Orphan, Away int8
-	Rounds                                                                                                        [maxClaims]int8
+	Crash, Stranger, Mode, Hang, Lost, Reboot, Stays, Disk, Unreadable, Fail, Force, Timeout, Again, Orphan, Away, Intrude, Reload int8
+	Rounds                                                                                                                         [maxClaims]int8
 }
 
 type world struct {
@@ -160,12 +184,26 @@ type Scenario struct {
 	Foreign []place
 	// Fixed means that only an administrator changes the MIG mode of the GPUs, which is off.
 	Fixed bool
+	// Newer are the claims whose records process 1 cannot read, because process 2, a later version, writes them.
+	Newer [maxClaims]bool
+	// Torn means that things happen in the middle of an observation.
+	Torn bool
+	// Backwards breaks a rule of observe: the records are read last.
+	Backwards bool
 	// ForeignMode means that an administrator has set EXCLUSIVE_PROCESS on GPU 0.
 	ForeignMode bool
 	Processes   int
 	Budget      budget
 	// KeepLocks breaks a rule of act: a call that does not return keeps the locks of all GPUs of its task.
 	KeepLocks bool
+}
+
+// partOf returns the part that an action is about, or nil.
+func (s *Scenario) partOf(a *action) *device {
+	if a.Claim < 0 || a.Part < 0 {
+		return nil
+	}
+	return &s.Claims[a.Claim][a.Part]
 }
 
 func (s *Scenario) start() world {
@@ -250,29 +288,47 @@ func less(p, q place) bool {
 
 // --- what the scenario says ---
 
-func (s *Scenario) part(c int, g int8) *device {
+// on calls f for each part of a claim on a GPU.
+func (s *Scenario) on(c int, g int8, f func(i int, p *device)) {
 	for i := range s.Claims[c] {
-		if s.Claims[c][i].GPU == g {
-			return &s.Claims[c][i]
+		if p := &s.Claims[c][i]; p.GPU == g {
+			f(i, p)
 		}
 	}
-	return nil
 }
 
-// conflict reports whether two claims cannot have their devices at the same time.
-func (s *Scenario) conflict(a, b int) bool {
-	for i := range s.Claims[a] {
-		p := &s.Claims[a][i]
-		if q := s.part(b, p.GPU); q != nil && p.Conflicts(q) {
+// any reports whether a claim has such a part on a GPU.
+func (s *Scenario) any(c int, g int8, is func(i int, p *device) bool) bool {
+	for i := range s.Claims[c] {
+		if p := &s.Claims[c][i]; p.GPU == g && is(i, p) {
 			return true
 		}
 	}
 	return false
 }
 
-func (s *Scenario) sameDevice(a, b int, g int8) bool {
-	p, q := s.part(a, g), s.part(b, g)
-	return p != nil && q != nil && p.SameDevice(q)
+func (s *Scenario) has(c int, g int8) bool {
+	return s.any(c, g, func(int, *device) bool { return true })
+}
+
+// conflict reports whether two claims cannot have their devices at the same time.
+func (s *Scenario) conflict(a, b int) bool {
+	for i := range s.Claims[a] {
+		if s.conflicts(b, &s.Claims[a][i]) {
+			return true
+		}
+	}
+	return false
+}
+
+// conflicts reports whether a claim has a part that cannot be had together with another one.
+func (s *Scenario) conflicts(c int, p *device) bool {
+	return s.any(c, p.GPU, func(_ int, q *device) bool { return p.Conflicts(q) })
+}
+
+// shares reports whether a claim has a share of the same device.
+func (s *Scenario) shares(c int, p *device) bool {
+	return s.any(c, p.GPU, func(_ int, q *device) bool { return p.SameDevice(q) })
 }
 
 // holds reports whether processes of a claim have its devices.
@@ -280,8 +336,11 @@ func (w *world) holds(c int) bool { return w.Claims[c].Kubelet == running || w.C
 
 // busy reports whether processes are in a place.
 func (s *Scenario) busy(w *world, g int, place place) bool {
+	if place == undivided && w.GPU[g].Intruder != nobody {
+		return true
+	}
 	for c := range s.Claims {
-		if p := s.part(c, int8(g)); p != nil && !p.Admin && w.holds(c) && p.Place == place {
+		if w.holds(c) && s.any(c, int8(g), func(_ int, p *device) bool { return !p.Admin && p.Place == place }) {
 			return true
 		}
 	}
