@@ -93,7 +93,7 @@ func TestSeveralParts(t *testing.T) {
 		}
 		return all
 	}
-	want := []Do{Start, Start, Start, EnableMIG, CreateGI, DropNamesakes, CreateCI, CreateGI, DropNamesakes, CreateCI, WriteSpec, MarkPrepared}
+	want := []Do{Start, EnableMIG, CreateGI, DropNamesakes, CreateCI, Start, CreateGI, DropNamesakes, CreateCI, Start, WriteSpec, MarkPrepared}
 	if got := do(Decide(o)); !equal(got, want) {
 		t.Errorf("made by %v, want %v", got, want)
 	}
@@ -104,7 +104,7 @@ func TestSeveralParts(t *testing.T) {
 	}
 	o.Hardware.MIG = true
 	o.Hardware.Instances = []Instance{{ID: 7, Place: slice(0), Compute: 1}, {ID: 8, Place: slice(4), Compute: 1}}
-	want = []Do{RemoveSpec, DestroyCI, DestroyGI, DestroyCI, DestroyGI, DisableMIG, Clear}
+	want = []Do{RemoveSpec, DestroyCI, DestroyGI, Unstart, DestroyCI, DestroyGI, DisableMIG, Clear}
 	plan := Decide(o)
 	if got := do(plan); !equal(got, want) || plan.Tasks[0].Actions[1].Key != "second" {
 		t.Errorf("released by %v, want %v", got, want)

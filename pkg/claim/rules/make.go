@@ -46,9 +46,10 @@ func (d *decision) gone(r *Record, parts []*Part) {
 type making struct {
 	*decision
 	r *Record
-	// starts are written before the effects, resets are done before both: the record says what was set.
-	resets, starts, effects []Action
-	// modeOn means that the effects turn MIG mode on.
+	// actions are in the order of the parts: each is started right before its first effect, so that what is refused to one
+	// part leaves no mark of those that come after it.
+	actions []Action
+	// modeOn means that the actions turn MIG mode on.
 	modeOn bool
 }
 
@@ -114,15 +115,15 @@ func (d *decision) unmake(r *Record, p *Part) {
 func (m *making) start(p *Part) {
 	if interval := m.interval(p); p.Mark != Started || interval != p.Interval {
 		if p.Mark == Started && p.Interval != "" && interval == "" {
-			m.resets = append(m.resets, m.action(ResetInterval, m.r, p))
+			m.do(ResetInterval, p) // before the record forgets that it was set
 		}
 		a := m.action(Start, m.r, p)
 		a.Interval = interval
-		m.starts = append(m.starts, a)
+		m.actions = append(m.actions, a)
 	}
 }
 
-func (m *making) do(a Do, p *Part) { m.effects = append(m.effects, m.action(a, m.r, p)) }
+func (m *making) do(a Do, p *Part) { m.actions = append(m.actions, m.action(a, m.r, p)) }
 
 func (m *making) useAsIs(p *Part) *Verdict {
 	if i := m.at(p.Place); p.Place != Undivided && (i == nil || i.Compute != 1) {
@@ -166,9 +167,7 @@ func (m *making) create(p *Part) *Verdict {
 	if !m.Hardware.MIG && !p.Dynamic {
 		return &Verdict{Code: ModeFixed, Why: fmt.Sprintf("device %s: MIG mode is off, and on this GPU only an administrator changes it (nvidia-smi -i %s -mig 1, and a reset)", p.Device, m.GPU)}
 	}
-	// Also where it is written already: the place is empty now.
-	a := m.action(Start, m.r, p)
-	m.starts = append(m.starts, a)
+	m.do(Start, p) // also where it is written already: the place is empty now
 	if m.session(p.Session) != nil {
 		m.do(StopSession, p) // that of a partition which is gone, so that the next one can have its name
 	}
@@ -220,7 +219,7 @@ func (m *making) interval(p *Part) policy.Interval {
 func (m *making) propose(parts []*Part) {
 	d, r := m.decision, m.r
 	gpus := r.gpus()
-	actions := slices.Concat(m.resets, m.starts, m.effects)
+	actions := m.actions
 	sessions, jointly := m.startSessions(parts)
 	if len(jointly) > 0 && len(actions)+len(sessions) == 0 {
 		d.verdict(r, Verdict{State: Working})
@@ -288,7 +287,7 @@ func (m *making) startSessions(parts []*Part) (here, jointly []Action) {
 // again is not.
 func (m *making) sessionStands(p *Part, want Demand) bool {
 	s := m.session(p.Session)
-	replaced := slices.ContainsFunc(m.effects, func(a Action) bool { return a.Do == StopSession && a.Key == p.Key })
+	replaced := slices.ContainsFunc(m.actions, func(a Action) bool { return a.Do == StopSession && a.Session == p.Session })
 	return s != nil && !replaced && (p.Own || s.Demand == want) && (s.Running || m.r.Phase == Prepared)
 }
 

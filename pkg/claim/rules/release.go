@@ -43,11 +43,28 @@ func (d *decision) release(r *Record, parts []*Part) {
 	}
 	d.verdict(r, Verdict{State: Working})
 	d.sayPending(r, parts, "this is not done yet")
-	actions = slices.DeleteFunc(actions, func(a Action) bool { return a.Do == Unstart })
+	actions = withoutMarks(actions)
 	if d.isLastPartition(r, parts) {
 		actions = append(actions, d.action(DisableMIG, r, parts[0]))
 	}
 	d.releases = append(d.releases, Task{Claim: r.Claim, Aim: Release, Actions: append(actions, Action{Do: Clear, Claim: r.Claim, GPU: d.GPU})})
+}
+
+// withoutMarks leaves out the marks that go with the record at the end. That a partition is gone is written down before the
+// next one goes: what somebody makes in its place, if that fails, is not the claim's.
+func withoutMarks(actions []Action) (kept []Action) {
+	last := 0
+	for i, a := range actions {
+		if a.Do != Unstart {
+			last = i
+		}
+	}
+	for i, a := range actions {
+		if a.Do != Unstart || i < last && actions[i-1].Do == DestroyGI {
+			kept = append(kept, a)
+		}
+	}
+	return kept
 }
 
 func all(parts []Part) []*Part {

@@ -6,6 +6,8 @@ package rules
 import (
 	"fmt"
 	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // survey says what the GPU shows that belongs to no claim.
@@ -28,8 +30,18 @@ func (d *decision) survey() {
 		if len(with) == 0 {
 			with = []string{EveryGPU}
 		}
-		d.repairs = append(d.repairs, Task{Claim: g.Claim, Aim: Unguard, With: with, Final: []Action{{Do: DropGuard, Claim: g.Claim, GPU: d.GPU}}})
+		d.repairs = append(d.repairs, Task{Claim: g.Claim, Aim: Unguard, With: with, Actions: d.unseen(g.Claim),
+			Final: []Action{{Do: DropGuard, Claim: g.Claim, GPU: d.GPU}}})
 	}
+}
+
+// unseen takes back what a claim may have left that cannot be seen, when its record is about to go: a time slice. MIG mode
+// leaves a GPU none.
+func (d *decision) unseen(claim types.UID) []Action {
+	if d.Hardware.MIG || d.anyStarted(func(_ *Record, p *Part) bool { return p.Interval != "" }) {
+		return nil
+	}
+	return []Action{{Do: ResetInterval, Claim: claim, GPU: d.GPU}}
 }
 
 // surveyInstances reports whether every instance has a record.
