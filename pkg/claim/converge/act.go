@@ -44,7 +44,7 @@ func (e *Engine) act(ctx context.Context, task rules.Task, seen map[string]*obse
 		actions := task.Actions[i : i+n]
 		i += n
 		err := w.do(ctx, actions)
-		if err == nil {
+		if err == nil || w.keepsNoClaim(ctx, actions[0], err) {
 			continue
 		}
 		err = w.wrap(actions[0], err)
@@ -54,6 +54,16 @@ func (e *Engine) act(ctx context.Context, task rules.Task, seen map[string]*obse
 		return nil, err
 	}
 	return nil, w.keepSessions()
+}
+
+// keepsNoClaim reports whether a release goes on although an action has failed: limits that cannot be tightened are
+// brought to what the claims need later.
+func (w *work) keepsNoClaim(ctx context.Context, a rules.Action, err error) bool {
+	if w.task.Aim != rules.Release || a.Do != rules.StartSession || errors.Is(err, gpu.ErrHung) {
+		return false
+	}
+	klog.FromContext(ctx).Error(err, "The limits of an MPS session stay above what its claims have", "session", a.Session)
+	return true
 }
 
 // together returns how many of the actions change one record, so that it is written once.

@@ -163,6 +163,12 @@ func (w *work) writeSpec(ctx context.Context, a rules.Action) (err error) {
 
 // removeSpec: that a spec cannot be removed keeps nothing from being given back, but what it names must not be forgotten.
 func (w *work) removeSpec(ctx context.Context, a rules.Action) error {
+	if w.record(a) == nil {
+		// It was seen without a record, and its claim may have been prepared on another GPU since.
+		if r, err := w.Store.Read(a.Claim); err != nil || r != nil {
+			return err
+		}
+	}
 	err := w.Specs.Remove(ctx, a.Claim)
 	if err != nil && w.task.Aim == rules.Release {
 		w.specErr = err

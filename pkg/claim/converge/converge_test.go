@@ -363,3 +363,48 @@ func testAllocatedAnewInUse(t *testing.T) {
 	}
 	wantLeft(t, m, "released", nil)
 }
+
+// TestPreparedMeanwhile shows that a claim that is prepared on one GPU while another is observed keeps its CDI spec.
+func TestPreparedMeanwhile(t *testing.T) {
+	m := newMachine(t)
+	e := m.engine()
+	m.listed = func() {
+		if _, err := e.Prepare(t.Context(), wanted(e, "u", "B slice0")); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, _, err := e.Converge(t.Context(), pciA); err != nil {
+		t.Fatal(err)
+	}
+	if len(m.specs) != 1 {
+		t.Error("the CDI spec of a claim that was prepared meanwhile was removed")
+	}
+}
+
+// TestLimitsStay shows that limits that cannot be tightened keep no claim.
+func TestLimitsStay(t *testing.T) {
+	m := newMachine(t)
+	e := m.engine()
+	for uid, share := range map[types.UID]string{"small": "A mps", "large": "A half"} {
+		if _, err := e.Prepare(t.Context(), wanted(e, uid, share)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.fail = func(effect string) error {
+		if effect == "start session" {
+			return errors.New("it cannot change")
+		}
+		return nil
+	}
+	if err := release(t, e, "large"); err != nil {
+		t.Errorf("the claim is kept: %v", err)
+	}
+	if r, err := e.Store.Read("large"); r != nil || err != nil {
+		t.Errorf("got %+v, %v", r, err)
+	}
+	m.heal()
+	settle(t, e)
+	if got := m.sessions[device.GPUName(pciA)].ThreadPercentage; got != 25 {
+		t.Errorf("the limit is %d %% in the end, want 25 %%", got)
+	}
+}

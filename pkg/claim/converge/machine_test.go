@@ -55,6 +55,8 @@ type machine struct {
 	intervals map[string]sharing.Interval
 	specs     map[types.UID][]cdi.Device
 	users     map[string]rules.Users
+	// listed is called once, when the CDI specs were listed.
+	listed func()
 	// fail is asked before each effect.
 	fail func(effect string) error
 	// struck is the effect that failed.
@@ -390,6 +392,13 @@ func (h hardware) Remove(uid types.UID) error {
 }
 
 func (h hardware) List() ([]types.UID, error) {
+	h.mu.Lock()
+	listed := h.listed
+	h.listed = nil
+	h.mu.Unlock()
+	if listed != nil {
+		listed()
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return slices.Sorted(maps.Keys(h.specs)), nil

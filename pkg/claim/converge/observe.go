@@ -43,6 +43,11 @@ const (
 
 // observe reads everything that is known about a GPU. The caller has its lock, unless lockErr says why not.
 func (e *Engine) observe(ctx context.Context, pciAddress string, d depth, lockErr error) *observation {
+	// The specs come before the records, whose specs are written last: one without a record was left by somebody.
+	specs, err := e.Specs.CDI.List()
+	if err != nil {
+		specs = nil // what cannot be listed is neither stale nor up to date
+	}
 	o := &observation{snapshot: e.Store.Snapshot()}
 	o.GPU, o.Boot, o.Now = pciAddress, e.Store.Boot(), e.Clock()
 	o.Records = e.records(pciAddress, o.snapshot)
@@ -56,7 +61,7 @@ func (e *Engine) observe(ctx context.Context, pciAddress string, d depth, lockEr
 	} else {
 		e.observeHardware(ctx, o, d)
 	}
-	e.observeSpecs(ctx, o, d)
+	e.observeSpecs(ctx, o, specs, d)
 	return o
 }
 
@@ -194,11 +199,7 @@ func demandOf(s mps.Spec) rules.Demand {
 }
 
 // observeSpecs finds the CDI specs of claims on this GPU, and of claims that nothing on this node knows.
-func (e *Engine) observeSpecs(ctx context.Context, o *observation, d depth) {
-	uids, err := e.Specs.CDI.List()
-	if err != nil {
-		return // what cannot be listed is neither stale nor up to date
-	}
+func (e *Engine) observeSpecs(ctx context.Context, o *observation, uids []types.UID, d depth) {
 	unreadable := slices.ContainsFunc(o.snapshot.Guards, func(g record.Guard) bool { return g.Claim == "" })
 	for _, uid := range uids {
 		r := recordOf(o.snapshot, uid)

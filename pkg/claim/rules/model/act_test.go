@@ -187,7 +187,8 @@ func (s *Scenario) taken(w *world, a action, uses func(*device) bool) violation 
 	return ""
 }
 
-// takesSpec asserts that the CDI spec of a claim that may count on it stays, as long as all that it names is there.
+// takesSpec asserts that the CDI spec of a claim that may count on it stays, as long as all that it names is there and
+// written down.
 func (s *Scenario) takesSpec(w *world, c int) violation {
 	r, spec := &w.Records[c], &w.Specs[c]
 	if !w.ready(c) || !spec.Exists || !r.Exists || r.Phase != rules.Prepared || r.Boot != w.Boot || w.releasing(c, 0) || w.Releases[c].Memory || !w.Claims[c].Allocated {
@@ -196,7 +197,7 @@ func (s *Scenario) takesSpec(w *world, c int) violation {
 	for i := range s.Claims[c] {
 		p := &s.Claims[c][i]
 		in := w.GPU[p.GPU].at(p.Place)
-		if r.Marks[i] == rules.Lost || p.Place != undivided && (in == nil || in.Compute != 1 || in.ID != spec.IDs[i] || in.By == stranger) {
+		if r.Marks[i] == rules.Lost || p.Place != undivided && (in == nil || in.Compute != 1 || in.ID != spec.IDs[i] || in.ID != r.Made[i] || in.By == stranger) {
 			return ""
 		}
 	}

@@ -5,6 +5,7 @@ package model
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/partage-dev/partage/pkg/claim/rules"
@@ -14,9 +15,11 @@ import (
 // mutants are copies of rules.Decide in which one rule is broken.
 var mutants = []struct {
 	rule, scenario string
-	decide         Decider
+	// breaks is the promise that is not kept then.
+	breaks string
+	decide Decider
 }{
-	{"the CDI spec is written last", "one partition, every fault", func(o rules.Observation) rules.Plan {
+	{"the CDI spec is written last", "one partition, every fault", "a CDI spec was written for a partition that was neither made nor seen", func(o rules.Observation) rules.Plan {
 		return eachTask(o, func(t *rules.Task) {
 			at := slices.IndexFunc(t.Final, func(a rules.Action) bool { return a.Do == rules.WriteSpec })
 			if at >= 0 {
@@ -25,50 +28,50 @@ var mutants = []struct {
 			}
 		})
 	}},
-	{"the UUID proves nothing: what was seen absent since is not the claim's", "one partition twice, stranger and crash", func(o rules.Observation) rules.Plan {
+	{"the UUID proves nothing: what was seen absent since is not the claim's", "one partition twice, stranger and crash", "a CDI spec names the partition of somebody else", func(o rules.Observation) rules.Plan {
 		return rules.Decide(eachPart(o, func(_ *rules.Record, p *rules.Part) {
 			if p.Mark == rules.Lost && isThere(&o, p) {
 				p.Mark = rules.Started
 			}
 		}))
 	}},
-	{"the compute mode is set back", "MPS shares of a whole GPU", without(rules.SetDefault)},
-	{"what is in the place before the record says so is foreign", "one partition, every fault", func(o rules.Observation) rules.Plan {
+	{"the compute mode is set back", "MPS shares of a whole GPU", "GPU 0 was left in EXCLUSIVE_PROCESS", without(rules.SetDefault)},
+	{"what is in the place before the record says so is foreign", "one partition, every fault", "a CDI spec names the partition of somebody else", func(o rules.Observation) rules.Plan {
 		return rules.Decide(eachPart(o, func(_ *rules.Record, p *rules.Part) {
 			if p.Mark == rules.Untouched && isThere(&o, p) {
 				p.Mark = rules.Started
 			}
 		}))
 	}},
-	{"unknown is not absent", "one partition, every fault", func(o rules.Observation) rules.Plan {
+	{"unknown is not absent", "one partition, every fault", "the CDI spec of a claim that is ready was removed", func(o rules.Observation) rules.Plan {
 		o.Hardware.Answer = rules.Answered
 		return rules.Decide(o)
 	}},
-	{"specs that name the ID of a new instance go before anything can run in it", "two partitions side by side", without(rules.DropNamesakes)},
-	{"after a refusal the record says that nothing was made", "one partition, every fault", without(rules.Unstart)},
-	{"a device is free when nobody is on it", "two whole GPUs in turn, a process stays", func(o rules.Observation) rules.Plan {
+	{"specs that name the ID of a new instance go before anything can run in it", "two partitions side by side", "the CDI spec of another claim names the id of the new partition", without(rules.DropNamesakes)},
+	{"after a refusal the record says that nothing was made", "one partition, every fault", "a CDI spec names the partition of somebody else", without(rules.Unstart)},
+	{"a device is free when nobody is on it", "two whole GPUs in turn, a process stays", "a second owner: processes of another claim are still on the device", func(o rules.Observation) rules.Plan {
 		o.Hardware.Users = rules.Users{}
 		return rules.Decide(o)
 	}},
-	{"an unreadable record guards what it may be about", "an unreadable record of a share", func(o rules.Observation) rules.Plan {
+	{"an unreadable record guards what it may be about", "an unreadable record of a share", "claim 0 is wanted, nothing is in its way, and it does not become ready", func(o rules.Observation) rules.Plan {
 		o.Guards = nil
 		return rules.Decide(o)
 	}},
-	{"a claim on several GPUs is committed under the locks of all", "a claim on two GPUs, strangers", func(o rules.Observation) rules.Plan {
+	{"a claim on several GPUs is committed under the locks of all", "a claim on two GPUs, strangers", "a CDI spec was written for a partition that was neither made nor seen", func(o rules.Observation) rules.Plan {
 		return eachTask(o, func(t *rules.Task) {
 			if t.Aim == rules.Commit {
 				t.With = nil
 			}
 		})
 	}},
-	{"a repeated Prepare makes the record younger than an earlier Unprepare", "late calls", func(o rules.Observation) rules.Plan {
+	{"a repeated Prepare makes the record younger than an earlier Unprepare", "late calls", "destroy compute instance under a claim that is ready", func(o rules.Observation) rules.Plan {
 		o.Records = slices.Clone(o.Records)
 		for i := range o.Records {
 			o.Records[i].Outdated = false
 		}
 		return rules.Decide(o)
 	}},
-	{"the last share takes the device with it, and no other", "MPS shares of a partition", func(o rules.Observation) rules.Plan {
+	{"the last share takes the device with it, and no other", "MPS shares of a partition", "the CDI spec of a claim that is ready was removed", func(o rules.Observation) rules.Plan {
 		var own []rules.Record
 		for _, r := range o.Records {
 			if r.Phase == rules.Releasing {
@@ -80,7 +83,7 @@ var mutants = []struct {
 		}
 		return rules.Decide(o)
 	}},
-	{"the record is written before anything begins", "one partition, every fault", func(o rules.Observation) rules.Plan {
+	{"the record is written before anything begins", "one partition, every fault", "claim 0 is wanted, nothing is in its way, and it does not become ready", func(o rules.Observation) rules.Plan {
 		return eachTask(o, func(t *rules.Task) {
 			at := slices.IndexFunc(t.Actions, func(a rules.Action) bool { return a.Do == rules.CreateGI })
 			if at > 0 && t.Actions[0].Do == rules.Start {
@@ -88,14 +91,14 @@ var mutants = []struct {
 			}
 		})
 	}},
-	{"the CDI spec is removed first", "one partition, every fault", func(o rules.Observation) rules.Plan {
+	{"the CDI spec is removed first", "one partition, every fault", "a partition is destroyed while a CDI spec names it", func(o rules.Observation) rules.Plan {
 		return eachTask(o, func(t *rules.Task) {
 			if t.Aim == rules.Release && t.Actions[0].Do == rules.RemoveSpec {
 				t.Actions = append(slices.Clone(t.Actions[1:]), t.Actions[0])
 			}
 		})
 	}},
-	{"what is destroyed is cleared from the record under the same lock", "one partition twice, stranger and crash", func(o rules.Observation) rules.Plan {
+	{"what is destroyed is cleared from the record under the same lock", "one partition twice, stranger and crash", "a CDI spec names the partition of somebody else", func(o rules.Observation) rules.Plan {
 		return eachTask(o, func(t *rules.Task) {
 			at := slices.IndexFunc(t.Actions, func(a rules.Action) bool { return a.Do == rules.DestroyGI })
 			if at >= 0 {
@@ -103,22 +106,22 @@ var mutants = []struct {
 			}
 		})
 	}},
-	{"a time slice is taken back", "time slices", without(rules.ResetInterval)},
-	{"nothing of another boot exists", "reboot, strangers", func(o rules.Observation) rules.Plan {
+	{"a time slice is taken back", "time slices", "the time slice of GPU 0 was left", without(rules.ResetInterval)},
+	{"nothing of another boot exists", "reboot, strangers", "a partition that somebody else made was destroyed", func(o rules.Observation) rules.Plan {
 		o.Records = slices.Clone(o.Records)
 		for i := range o.Records {
 			o.Records[i].Boot = o.Boot
 		}
 		return rules.Decide(o)
 	}},
-	{"MIG mode is not switched where only an administrator may", "a fixed mode", func(o rules.Observation) rules.Plan {
+	{"MIG mode is not switched where only an administrator may", "a fixed mode", "the MIG mode was switched where only an administrator may", func(o rules.Observation) rules.Plan {
 		return rules.Decide(eachPart(o, func(_ *rules.Record, p *rules.Part) { p.Dynamic = true }))
 	}},
-	{"a session is not started while the supervisor does not answer, and none is taken for ended", "the supervisor is away", func(o rules.Observation) rules.Plan {
+	{"a session is not started while the supervisor does not answer, and none is taken for ended", "the supervisor is away", "a container gets a GPU on which the MPS server of others still runs", func(o rules.Observation) rules.Plan {
 		o.Supervisor = rules.Answered
 		return rules.Decide(o)
 	}},
-	{"the first share of a GPU decides about the time slice", "time slices that differ", func(o rules.Observation) rules.Plan {
+	{"the first share of a GPU decides about the time slice", "time slices that differ", "the time slice of a prepared share was changed", func(o rules.Observation) rules.Plan {
 		return eachTask(o, func(t *rules.Task) {
 			if len(t.Actions) == 0 || t.Aim != rules.Commit {
 				return
@@ -129,20 +132,99 @@ var mutants = []struct {
 			}
 		})
 	}},
-	{"the end of the last partition turns MIG mode off", "one partition, every fault", func(o rules.Observation) rules.Plan {
+	{"the end of the last partition turns MIG mode off", "one partition, every fault", "claim 0 was released and has left a record", func(o rules.Observation) rules.Plan {
 		return eachTask(o, func(t *rules.Task) {
 			if at := slices.IndexFunc(t.Actions, func(a rules.Action) bool { return a.Do == rules.DisableMIG }); at >= 0 && t.Aim == rules.Release {
 				t.Actions = append(t.Actions[at:at+1:at+1], slices.Delete(slices.Clone(t.Actions), at, at+1)...)
 			}
 		})
 	}},
-	{"a release leaves what is shared to the others", "MPS shares of a whole GPU", func(o rules.Observation) rules.Plan {
+	{"a release leaves what is shared to the others", "MPS shares of a whole GPU", "stop MPS session under a claim that is ready", func(o rules.Observation) rules.Plan {
 		return rules.Decide(eachPart(o, func(r *rules.Record, p *rules.Part) {
 			if r.Phase == rules.Releasing {
 				p.Shared = false
 			}
 		}))
 	}},
+	{"each part is started right before its first effect", "two partitions of one claim, a stranger twice", "a partition that somebody else made was destroyed", func(o rules.Observation) rules.Plan {
+		return eachTask(o, func(t *rules.Task) { t.Actions = first(t.Actions, rules.Start) })
+	}},
+	{"that a partition is gone is written down before the next one goes", "two partitions of one claim, a failure", "a partition that somebody else made was destroyed", func(o rules.Observation) rules.Plan {
+		return eachTask(o, func(t *rules.Task) {
+			if t.Aim == rules.Release && t.Actions[len(t.Actions)-1].Do == rules.Clear {
+				t.Actions = slices.DeleteFunc(slices.Clone(t.Actions), func(a rules.Action) bool { return a.Do == rules.Unstart })
+			}
+		})
+	}},
+	{"a device has only so many shares", "more claims than shares", "more claims have begun with a device than it has shares", func(o rules.Observation) rules.Plan {
+		return rules.Decide(eachPart(o, func(_ *rules.Record, p *rules.Part) { p.Clients = 0 }))
+	}},
+	{"a GPU that somebody uses is not given out", "a process of no claim, whole GPU and partition", "a claim gets a GPU that a process of no claim uses", func(o rules.Observation) rules.Plan {
+		plan := rules.Decide(o)
+		o.Hardware.Users = rules.Users{}
+		plan.Tasks = rules.Decide(o).Tasks
+		return plan
+	}},
+	{"it is said who uses a GPU", "a process of no claim, whole GPU and partition", "nothing says that somebody uses GPU 0", func(o rules.Observation) rules.Plan {
+		plan := rules.Decide(o)
+		plan.Statements = slices.DeleteFunc(plan.Statements, func(s rules.Statement) bool { return s.Reason == rules.UsedByOthers })
+		return plan
+	}},
+	{"MIG mode stays on while somebody keeps the first instance from being made", "a process of no claim, whole GPU and partition", "MIG mode is switched on and off while somebody uses the GPU", func(o rules.Observation) rules.Plan {
+		return eachTask(o, func(t *rules.Task) {
+			if n := len(t.Actions); n > 0 && t.Actions[n-1].Do == rules.Unstart && o.Refused != nil {
+				// Before the mark, so that the task still ends with it.
+				t.Actions = slices.Insert(slices.Clone(t.Actions), n-1, rules.Action{Do: rules.DisableMIG, Claim: t.Claim, GPU: o.GPU})
+			}
+		})
+	}},
+	{"a time slice that the driver has forgotten is set again", "the driver is loaded anew", "claim 0 has lost its time slice", func(o rules.Observation) rules.Plan {
+		o.Hardware.IntervalLost = false
+		return rules.Decide(o)
+	}},
+	{"what another version has written guards what it may be about", "two versions, shares", "the CDI spec of a claim that is ready was removed", func(o rules.Observation) rules.Plan {
+		o.Guards = nil
+		return rules.Decide(o)
+	}},
+	{"a time slice that cannot be seen is taken back before its record goes", "two versions, time slices", "the time slice of GPU 0 was left", func(o rules.Observation) rules.Plan {
+		return eachTask(o, func(t *rules.Task) {
+			if t.Aim == rules.Unguard {
+				t.Actions = nil
+			}
+		})
+	}},
+	{"an unreadable record of a claim does not keep it from being prepared again", "a record becomes unreadable", "claim 0 is wanted, nothing is in its way, and it does not become ready", func(o rules.Observation) rules.Plan {
+		o.Guards = slices.Clone(o.Guards)
+		for i := range o.Guards {
+			o.Guards[i].Claim = "another"
+		}
+		return rules.Decide(o)
+	}},
+	{"admin access takes no place", "admin access and a partition of one claim", "claim 0 is wanted, nothing is in its way, and it does not become ready", func(o rules.Observation) rules.Plan {
+		return rules.Decide(eachPart(o, func(_ *rules.Record, p *rules.Part) { p.Admin = false }))
+	}},
+	{"a partition that somebody else made is used and not destroyed", "static partition and admin access", "a partition that somebody else made was destroyed", func(o rules.Observation) rules.Plan {
+		return rules.Decide(eachPart(o, func(_ *rules.Record, p *rules.Part) {
+			if p.Kind == rules.Static {
+				p.Kind = rules.Partition
+			}
+		}))
+	}},
+}
+
+// first brings all actions of a kind to the front.
+func first(actions []rules.Action, do rules.Do) []rules.Action {
+	actions = slices.Clone(actions)
+	slices.SortStableFunc(actions, func(a, b rules.Action) int {
+		switch {
+		case a.Do == do && b.Do != do:
+			return -1
+		case a.Do != do && b.Do == do:
+			return 1
+		}
+		return 0
+	})
+	return actions
 }
 
 func isThere(o *rules.Observation, p *rules.Part) bool {
@@ -207,8 +289,8 @@ func TestMutants(t *testing.T) {
 		t.Run(m.rule, func(t *testing.T) {
 			s := scenario(t, m.scenario)
 			r := Explore(&s, m.decide, mutantLimit)
-			if r.Broken == "" {
-				t.Fatalf("not found in %d states", r.States)
+			if !strings.HasSuffix(r.Broken, m.breaks) || m.breaks == "" {
+				t.Fatalf("found %q in %d states, want %q\n%s", r.Broken, r.States, m.breaks, r.Print())
 			}
 			t.Logf("found after %d states in %.2f s, in %d steps:\n%s", r.States, r.Time.Seconds(), len(r.Trace), r.Print())
 		})
@@ -217,6 +299,18 @@ func TestMutants(t *testing.T) {
 
 // mutantLimit is more than any of them takes.
 const mutantLimit = 200_000
+
+// TestSpecsLast breaks a rule that is not in Decide: CDI specs are listed before the records are read. Otherwise a claim that is
+// prepared elsewhere meanwhile has a spec and no record.
+func TestSpecsLast(t *testing.T) {
+	s := scenario(t, "torn observations, two GPUs and two processes")
+	s.SpecsLast = true
+	r := Explore(&s, rules.Decide, mutantLimit)
+	if want := "the CDI spec of a claim that is ready was removed"; !strings.HasSuffix(r.Broken, want) {
+		t.Fatalf("found %q in %d states, want %q", r.Broken, r.States, want)
+	}
+	t.Logf("found after %d states in %.2f s, in %d steps:\n%s", r.States, r.Time.Seconds(), len(r.Trace), r.Print())
+}
 
 // TestKeepLocks breaks a rule that is not in Decide: a call that does not return keeps the lock of its own GPU, and of no
 // other.

@@ -9,15 +9,23 @@ import (
 	"github.com/partage-dev/partage/pkg/claim/rules"
 )
 
-// An observation is not taken at one moment: the records are read first, then the instances and modes, then the sessions,
-// then the processes, and the CDI specs with the records.
+// moments are when the parts of an observation were read: it is not taken at one moment.
 type moments struct {
-	// Records is also when calls, tombstones and CDI specs were read.
-	Records, Instances, Sessions, Users *world
+	// Records is also when calls and tombstones were read, Instances when modes were.
+	Specs, Records, Instances, Sessions, Users *world
 }
 
 // at is an observation of one moment.
-func at(w *world) moments { return moments{w, w, w, w} }
+func at(w *world) moments { return moments{w, w, w, w, w} }
+
+// between are the observations in the middle of which the world changes from one state to another. CDI specs come first:
+// what has one has a record before it and after it.
+func (s *Scenario) between(w, later *world) []moments {
+	if s.SpecsLast {
+		return []moments{{later, w, w, w, w}}
+	}
+	return []moments{{w, later, later, later, later}, {w, w, later, later, later}, {w, w, w, later, later}, {w, w, w, w, later}}
+}
 
 // observe is what process p sees of a GPU.
 func (s *Scenario) observe(w moments, p int8, g int, o *rules.Observation) {
@@ -40,6 +48,10 @@ func (s *Scenario) observe(w moments, p int8, g int, o *rules.Observation) {
 	}
 	for c := range s.Claims {
 		s.observeDisk(w.Records, p, g, c, o)
+		// Also that of a claim elsewhere, if nothing explains it.
+		if r := w.Records; w.Specs.Specs[c].Exists && (s.has(c, int8(g)) || !r.Records[c].Exists && r.Guards[c] == 0 && r.calling(c, p) == 0) {
+			o.Specs = append(o.Specs, rules.Spec{Claim: claimNames[c]})
+		}
 	}
 }
 
@@ -60,10 +72,6 @@ func (s *Scenario) observeDisk(w *world, p int8, g, c int, o *rules.Observation)
 			guard.GPUs = append(guard.GPUs, gpuNames[s.Claims[c][i].GPU])
 		}
 		o.Guards = append(o.Guards, guard)
-	}
-	// Also that of a claim elsewhere, if nothing explains it.
-	if w.Specs[c].Exists && (on || !w.Records[c].Exists && w.Guards[c] == 0 && w.calling(c, p) == 0) {
-		o.Specs = append(o.Specs, rules.Spec{Claim: claimNames[c]})
 	}
 }
 

@@ -164,7 +164,100 @@ func Scenarios() []*Scenario {
 			Name: "time slices that differ", GPUs: 1, Processes: 1, Claims: []parts{{slice(0, 3)}, {slice(0, 1)}, {slice(0, 0)}},
 			Budget: budget{Crash: 1, Fail: 1, Rounds: rounds(1, 1, 1)},
 		},
+		{
+			Name: "two partitions of one claim", GPUs: 1, Processes: 1, Places: []place{left, right},
+			Claims: []parts{{partition(0, left), partition(0, right)}, {partition(0, right)}},
+			Budget: budget{Crash: 1, Stranger: 1, Fail: 1, Force: 1, Rounds: rounds(1, 1)},
+		},
+		{
+			Name: "two partitions of one claim, a stranger twice", GPUs: 1, Processes: 1, Places: []place{left, right},
+			Claims: []parts{{partition(0, left), partition(0, right)}},
+			Budget: budget{Stranger: 2, Timeout: 1, Stays: 1, Again: 1, Rounds: rounds(1)},
+		},
+		{
+			Name: "two partitions of one claim, a failure", States: 7419, GPUs: 1, Processes: 1, Places: []place{left, right},
+			Claims: []parts{{partition(0, left), partition(0, right)}},
+			Budget: budget{Stranger: 1, Fail: 1, Rounds: rounds(1)},
+		},
+		{
+			Name: "two shares of one claim, of two", GPUs: 1, Processes: 1, Claims: []parts{{of(2, share(0, 2)), of(2, share(0, 3))}, {of(2, share(0, 5))}, {whole(0)}},
+			Budget: budget{Crash: 1, Fail: 1, Force: 1, Rounds: rounds(1, 1, 1)},
+		},
+		{
+			Name: "two shares of a partition of one claim, of three", GPUs: 1, Processes: 1, Places: one,
+			Claims: []parts{{of(3, sharedPartition(0, left, 2)), of(3, sharedPartition(0, left, 3))}, {of(3, sharedPartition(0, left, 5))}},
+			Budget: budget{Crash: 1, Fail: 1, Stranger: 1, Rounds: rounds(1, 1)},
+		},
+		{
+			Name: "admin access and a partition of one claim", GPUs: 1, Processes: 1, Places: []place{left, right},
+			Claims: []parts{{admin(whole(0)), partition(0, left)}, {whole(0)}},
+			Budget: budget{Crash: 1, Stranger: 1, Stays: 1, Force: 1, Rounds: rounds(1, 1)},
+		},
+		{
+			Name: "a session on two partitions of one claim", GPUs: 1, Processes: 1, Places: []place{left, right},
+			Claims: []parts{{ownPartition(0, left), ownPartition(0, right)}, {partition(0, right)}},
+			Budget: budget{Crash: 1, Stranger: 1, Again: 1, Rounds: rounds(1, 1)},
+		},
+		{
+			Name: "more claims than shares", GPUs: 1, Processes: 1, Claims: []parts{{of(1, share(0, 2))}, {of(1, share(0, 5))}},
+			Budget: budget{Crash: 1, Force: 1, Orphan: 1, Timeout: 1, Rounds: rounds(1, 1)},
+		},
+		{
+			Name: "a process of no claim, whole GPU and partition", GPUs: 1, Processes: 1, Claims: []parts{{whole(0)}, {partition(0, left)}},
+			Budget: budget{Crash: 1, Intrude: 1, Timeout: 1, Fail: 1, Rounds: rounds(1, 1)},
+		},
+		{
+			Name: "a process of no claim, shares", GPUs: 1, Processes: 1, Claims: []parts{{share(0, 2)}, {share(0, 5)}},
+			Budget: budget{Crash: 1, Intrude: 2, Rounds: rounds(1, 1)},
+		},
+		{
+			Name: "the driver is loaded anew", GPUs: 1, Processes: 1, Claims: []parts{{slice(0, 3)}, {slice(0, 3)}, {slice(0, 0)}},
+			Budget: budget{Crash: 1, Fail: 1, Reload: 1, Rounds: rounds(1, 1, 1)},
+		},
+		{
+			Name: "two versions, partition and whole GPU", GPUs: 1, Processes: 2, Newer: newer(0), Claims: []parts{{partition(0, left)}, {whole(0)}},
+			Budget: budget{Crash: 1, Force: 1, Again: 1, Rounds: rounds(1, 1)},
+		},
+		{
+			Name: "two versions, shares", GPUs: 1, Processes: 2, Newer: newer(0), Claims: []parts{{share(0, 2)}, {share(0, 5)}},
+			Budget: budget{Crash: 1, Timeout: 1, Rounds: rounds(1, 1)},
+		},
+		{
+			Name: "two versions, time slices", GPUs: 1, Processes: 2, Newer: newer(0), Claims: []parts{{slice(0, 3)}, {slice(0, 0)}},
+			Budget: budget{Crash: 1, Timeout: 1, Rounds: rounds(1, 1)},
+		},
+		{
+			Name: "torn observations, partitions", GPUs: 1, Processes: 1, Torn: true, Places: []place{left, right},
+			Claims: []parts{{partition(0, left)}, {partition(0, right)}},
+			Budget: budget{Stranger: 1, Stays: 1, Timeout: 1, Rounds: rounds(1, 1)},
+		},
+		{
+			Name: "torn observations, whole GPU and shares", GPUs: 1, Processes: 1, Torn: true, Claims: []parts{{whole(0)}, {share(0, 2)}, {share(0, 5)}},
+			Budget: budget{Stays: 1, Intrude: 1, Force: 1, Away: 1, Rounds: rounds(1, 1, 1)},
+		},
+		{
+			Name: "torn observations, two GPUs and two processes", GPUs: 2, Processes: 2, Torn: true, Claims: []parts{{partition(0, left)}, {partition(1, left)}},
+			Budget: budget{Crash: 1, Timeout: 1, Rounds: rounds(1, 1)},
+		},
 	}
+}
+
+// of is a share of a device that has n.
+func of(n int8, p device) device {
+	p.Clients = n
+	return p
+}
+
+// ownPartition is a partition in a session of the claim's own.
+func ownPartition(g int8, p place) device {
+	return device{GPU: g, Kind: rules.Partition, Place: p, Session: 2, Limit: 5, Own: true}
+}
+
+func newer(claims ...int) (n [maxClaims]bool) {
+	for _, c := range claims {
+		n[c] = true
+	}
+	return n
 }
 
 func fixed(p device) device {

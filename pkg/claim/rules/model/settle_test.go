@@ -230,7 +230,7 @@ func (m *machine) blocked(w *world, c int) bool {
 
 // excused reports whether something that is not the plugin's to solve is in the way of a claim.
 func (m *machine) excused(w *world, c int, frozen bool) bool {
-	if frozen && w.Full {
+	if frozen && (w.Full || w.Claims[c].Stays) { // also its own process of before has to end
 		return true
 	}
 	for i := range m.Claims[c] {
@@ -250,7 +250,7 @@ func (m *machine) excused(w *world, c int, frozen bool) bool {
 		if g.Exclusive && g.ExclusiveBy == stranger || p.Fixed && (p.Kind == rules.Partition) != g.MIG || frozen && w.Away && p.Session != none {
 			return true
 		}
-		if g.Intruder != nobody {
+		if g.Intruder != nobody || m.sharesTaken(w, c, p) {
 			return true
 		}
 		for o := range m.Claims {
@@ -267,12 +267,23 @@ func (m *machine) excused(w *world, c int, frozen bool) bool {
 				return true
 			}
 			// Two that the scheduler has given the same place, after a deletion by force.
-			if w.Claims[o].Kubelet == wants && (m.conflicts(o, p) || p.Clients > 0 && m.shares(o, p)) {
+			if w.Claims[o].Kubelet == wants && m.conflicts(o, p) {
 				return true
 			}
 		}
 	}
 	return false
+}
+
+// sharesTaken reports whether other claims have the shares that a claim wants, after a deletion by force.
+func (m *machine) sharesTaken(w *world, c int, p *device) bool {
+	taken := m.count(c, p)
+	for o := range m.Claims {
+		if k := w.Claims[o].Kubelet; o != c && (k == wants || k == prepared || k == running) {
+			taken += m.count(o, p)
+		}
+	}
+	return p.Clients > 0 && taken > int(p.Clients)
 }
 
 func (m *machine) busyWith(w *world, o int, p *device) bool {

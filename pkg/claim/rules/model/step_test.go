@@ -42,7 +42,7 @@ func (l Label) String() string {
 			b.WriteString(" -> refused by the hardware")
 		}
 		return b.String()
-	case l.What == "observe":
+	case strings.HasPrefix(l.What, "observe"):
 		fmt.Fprintf(&b, " GPU %d, decide to %s", l.GPU, aims[l.Aim])
 	case l.GPU >= 0:
 		fmt.Fprintf(&b, " GPU %d", l.GPU)
@@ -115,47 +115,6 @@ func (m *machine) observations(w *world, p int8, g int, emit emit) {
 	if m.Torn {
 		m.torn(w, p, g, emit)
 	}
-}
-
-// torn takes observations in the middle of which something else happens.
-func (m *machine) torn(w *world, p int8, g int, emit emit) {
-	locked := *w
-	locked.Work[g] = work{Process: p, Locks: 1 << g, Observing: true}
-	m.elsewhere(&locked, g, func(l Label, later *world, v violation) {
-		if v != "" || later.Work[g] != locked.Work[g] || later.Boot != w.Boot {
-			return
-		}
-		for i, when := range []moments{
-			{w, later, later, later}, {w, w, later, later}, {w, w, w, later},
-		} {
-			if m.Backwards {
-				when = moments{later, w, w, w}
-			}
-			m.observe(when, p, g, &m.view)
-			for _, t := range m.tasks(&m.view) {
-				next := *later
-				next.Work[g] = work{}
-				if m.begin(&next, when, p, g, t) {
-					what := "observe (" + l.String() + " after " + [...]string{"the records", "the instances", "the sessions"}[i] + ")"
-					emit(Label{What: what, Process: p, GPU: int8(g), Claim: t.Claim, Aim: t.Aim}, &next, "")
-				}
-			}
-		}
-	})
-}
-
-// elsewhere is what can happen while a process has the lock of a GPU and observes it.
-func (m *machine) elsewhere(w *world, g int, emit emit) {
-	for o := range m.GPUs {
-		if o != g && w.Work[o].Process != 0 {
-			m.actSteps(w, o, emit)
-		}
-	}
-	for c := range m.Claims {
-		m.cluster(w, c, emit)
-		m.calls(w, c, emit)
-	}
-	m.faults(w, emit)
 }
 
 // begin takes the locks of a task that was decided on an observation, and queues its actions.
@@ -264,7 +223,11 @@ func (m *machine) actSteps(w *world, g int, emit emit) {
 	if w.Left.Fail > 0 && a.Do != rules.RemoveSpec {
 		next := *w
 		next.Left.Fail--
-		next.abandon(m.Scenario, g)
+		if k.mayFail(a) {
+			next.Work[g].pop()
+		} else {
+			next.giveUp(m.Scenario, g)
+		}
 		label.Outcome = failed
 		emit(label, &next, "")
 	}
@@ -281,7 +244,9 @@ func (m *machine) perform(w *world, g int, label *Label) violation {
 	}
 	switch {
 	case result == done || k.mayFail(a):
-		m.ended(w, g, a)
+		if k.N == 1 && !k.Stuck {
+			w.unsaid(m.Scenario, g)
+		}
 		k.pop()
 		for k.N > 0 && k.Queue[0].Do == rules.DestroyGI && k.Destroyed.has(k.Queue[0].Part) {
 			k.pop() // the instance was gone
@@ -289,31 +254,15 @@ func (m *machine) perform(w *world, g int, label *Label) violation {
 	case result == refused && !k.Stuck:
 		m.decideRefused(w, g, a)
 	default:
-		w.abandon(m.Scenario, g)
+		w.giveUp(m.Scenario, g)
 	}
 	return v
 }
 
-// mayFail reports whether a release goes on when an action fails: that limits cannot be tightened, that the mode stays and
-// that the disk does not take a mark keeps no claim.
+// mayFail reports whether a release goes on when an action fails: that limits cannot be tightened, or that the mode stays,
+// keeps no claim.
 func (k *work) mayFail(a action) bool {
-	if !k.Release || k.N < 2 {
-		return false
-	}
-	return a.Do == rules.Unstart || k.Queue[1].Do == rules.Clear && (a.Do == rules.StartSession || a.Do == rules.DisableMIG)
-}
-
-// ended notes what a task leaves unsaid that comes to its end.
-func (m *machine) ended(w *world, g int, a action) {
-	k := &w.Work[g]
-	if k.N != 1 || k.Stuck || a.Claim < 0 || !w.Records[a.Claim].Exists {
-		return
-	}
-	for i := range m.Claims[a.Claim] {
-		if k.Destroyed.has(int8(i)) && w.Records[a.Claim].Marks[i] == rules.Started {
-			w.Records[a.Claim].Emptied |= 1 << i
-		}
-	}
+	return k.Release && k.N > 1 && k.Queue[1].Do == rules.Clear && (a.Do == rules.StartSession || a.Do == rules.DisableMIG)
 }
 
 // decideRefused looks again under the same lock, with the refusal in view.
@@ -334,6 +283,7 @@ func (m *machine) decideRefused(w *world, g int, a action) {
 			}
 		}
 	}
+	w.unsaid(m.Scenario, g)
 	w.Work[g] = work{}
 }
 
@@ -345,11 +295,34 @@ func (m *machine) refusal(w *world, a action) *rules.Refusal {
 	}
 }
 
+// giveUp ends a task because an action has failed.
+func (w *world) giveUp(s *Scenario, g int) {
+	if needsGPU(w.Work[g].Queue[0].Do) {
+		w.unsaid(s, g)
+	}
+	w.abandon(s, g)
+}
+
+// unsaid notes which places a task has emptied without saying so in the record, although it could have.
+func (w *world) unsaid(s *Scenario, g int) {
+	k := &w.Work[g]
+	c := k.Queue[0].Claim
+	if c < 0 || !w.Records[c].Exists {
+		return
+	}
+	for i := range s.Claims[c] {
+		if k.Destroyed.has(int8(i)) && w.Records[c].Marks[i] == rules.Started {
+			w.Records[c].Emptied |= 1 << i
+		}
+	}
+}
+
 // abandon ends a task before its end. What it alone knew is lost: a partition that somebody made
 // meanwhile, in the place of a record that has begun, cannot be told apart from the claim's any more.
 func (w *world) abandon(s *Scenario, g int) {
 	k := w.Work[g]
 	w.Work[g] = work{}
+	w.GPU[g].Enabled = 0 // the mode may be switched once more after each failure
 	for _, a := range k.Queue[:k.N] {
 		w.confuse(s, &k, a)
 	}

@@ -175,7 +175,9 @@ type world struct {
 
 // Scenario is one small configuration.
 type Scenario struct {
-	Name   string
+	Name string
+	// States is how many there are, if they are fewer than are visited in a short run.
+	States int
 	GPUs   int
 	Claims [][]device
 	// Places are where strangers make instances.
@@ -188,8 +190,8 @@ type Scenario struct {
 	Newer [maxClaims]bool
 	// Torn means that things happen in the middle of an observation.
 	Torn bool
-	// Backwards breaks a rule of observe: the records are read last.
-	Backwards bool
+	// SpecsLast breaks a rule of observe: CDI specs are listed after the records were read.
+	SpecsLast bool
 	// ForeignMode means that an administrator has set EXCLUSIVE_PROCESS on GPU 0.
 	ForeignMode bool
 	Processes   int
