@@ -4,6 +4,7 @@
 package rules
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -121,6 +122,29 @@ func equal(a, b []Do) bool {
 		}
 	}
 	return true
+}
+
+// TestTakenOver shows that a release leaves the partition of another claim alone that a process made in the same place,
+// because it could not read the record of the first.
+func TestTakenOver(t *testing.T) {
+	released, ready := wants(partition(0)), wants(partition(0))
+	released.Phase, released.Calling, released.Parts[0].Mark = Releasing, false, Started
+	ready.Claim, ready.Phase, ready.Calling, ready.Parts[0].Mark = "o", Prepared, false, Started
+	o := Observation{GPU: pci, Boot: boot, Records: []Record{released, ready}}
+	o.Hardware.MIG, o.Hardware.Instances = true, []Instance{{ID: 7, Place: slice(0), Compute: 1}}
+	plan := Decide(o)
+	if len(plan.Tasks) == 0 || plan.Tasks[0].Claim != "u" || plan.Tasks[0].Aim != Release {
+		t.Fatalf("the claim is not released: %+v", plan.Tasks)
+	}
+	for _, a := range plan.Tasks[0].Actions {
+		if a.Do != RemoveSpec && a.Do != Clear {
+			t.Errorf("the release does more than to forget the claim: %+v", a)
+		}
+	}
+	o.Records = o.Records[:1]
+	if plan = Decide(o); len(plan.Tasks) == 0 || !slices.ContainsFunc(plan.Tasks[0].Actions, func(a Action) bool { return a.Do == DestroyGI }) {
+		t.Errorf("a partition that no other claim has stays: %+v", plan.Tasks)
+	}
 }
 
 // TestForeignInstances shows which instances without record are devices, and what is said about the others.

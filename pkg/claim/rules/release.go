@@ -91,13 +91,21 @@ func (d *decision) isLastPartition(r *Record, parts []*Part) bool {
 		i := &d.Hardware.Instances[k]
 		goes := slices.ContainsFunc(parts, func(p *Part) bool {
 			return p.Dynamic && p.Kind == Partition && !p.Admin && p.Mark == Started && p.Place == i.Place && i.Compute <= 1 &&
-				len(othersOf(r.Claim, d.sharers(p))) == 0
+				len(othersOf(r.Claim, d.sharers(p))) == 0 && !d.isTakenOver(r, p)
 		})
 		if !goes {
 			return false
 		}
 	}
 	return true
+}
+
+// isTakenOver reports whether another claim has a partition in the place of this one. A process that could not read this
+// record, because a later version wrote it, has seen the place empty and started there: what is in it is the other claim's.
+func (d *decision) isTakenOver(r *Record, p *Part) bool {
+	return p.Kind == Partition && d.anyStarted(func(o *Record, q *Part) bool {
+		return o.Claim != r.Claim && q.Place == p.Place && q.Conflicts(p)
+	})
 }
 
 func (d *decision) sayPending(r *Record, parts []*Part, why string) {
@@ -126,6 +134,9 @@ func (d *decision) undo(r *Record, p *Part, before []*Part) (actions []Action, p
 	}
 	if others := othersOf(r.Claim, d.sharers(p)); len(others) > 0 {
 		return d.leaveTo(r, p, others), ""
+	}
+	if d.isTakenOver(r, p) {
+		return nil, ""
 	}
 	if g := d.guardedFrom(r.Claim); p.Shared && g != nil {
 		return nil, "a claim whose record cannot be read may have a share of it (" + g.Path + ")"
