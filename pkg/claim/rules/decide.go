@@ -114,9 +114,10 @@ func (d *decision) undoRefused() bool {
 	return true
 }
 
-// takeBack says that nothing is there of a part that was about to be made. A prepared claim has lost it.
+// takeBack says that nothing is there of a part that was about to be made. A prepared claim has lost it, and so has one whose
+// earlier record cannot be read: what is in the place now would be taken for what that record was about.
 func (d *decision) takeBack(r *Record, p *Part) Action {
-	if r.Phase == Prepared {
+	if r.Phase == Prepared || d.guardOf(r.Claim) {
 		return d.action(MarkLost, r, p)
 	}
 	return d.action(Unstart, r, p)

@@ -124,6 +124,25 @@ func equal(a, b []Do) bool {
 	return true
 }
 
+// TestRefusedUnderGuard shows that a partition that somebody made in a place which the claim's process had seen empty is not
+// taken for the claim's, although an earlier record of the claim cannot be read.
+func TestRefusedUnderGuard(t *testing.T) {
+	r := wants(partition(0))
+	r.Phase, r.Parts[0].Mark = Preparing, Started
+	o := Observation{GPU: pci, Boot: boot, Records: []Record{r}, Guards: []Guard{{Claim: "u", Path: "/data/file", Remedy: "remove it"}}}
+	o.Hardware.MIG, o.Hardware.Instances = true, []Instance{{ID: 7, Place: slice(0), Compute: 1}}
+	o.Refused = &Refusal{Action: Action{Do: CreateGI, Claim: "u", GPU: pci, Key: "p", Place: slice(0)}, Text: "no room"}
+	plan := Decide(o)
+	if len(plan.Tasks) != 1 || !equal([]Do{MarkLost}, []Do{plan.Tasks[0].Actions[0].Do}) {
+		t.Fatalf("after the refusal: %+v", plan.Tasks)
+	}
+	o.Refused, o.Records[0].Parts[0].Mark = nil, Lost
+	plan = Decide(o)
+	if v, _ := plan.Verdict("u"); v.State != Refused || v.Code != Foreign {
+		t.Errorf("got %+v, want that a foreign instance is in its place", v)
+	}
+}
+
 // TestTakenOver shows that a release leaves the partition of another claim alone that a process made in the same place,
 // because it could not read the record of the first.
 func TestTakenOver(t *testing.T) {
