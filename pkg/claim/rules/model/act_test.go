@@ -228,7 +228,7 @@ func (s *Scenario) intruded(w *world, c int) violation {
 // sharedSlice reports whether another claim that may count on it has a share of the GPU, with another time slice.
 func (s *Scenario) sharedSlice(w *world, a action) bool {
 	for c := range s.Claims {
-		if c != int(a.Claim) && w.ready(c) && s.any(c, a.GPU, func(i int, p *device) bool { return p.Shared && w.Records[c].Slices[i] != a.Value }) {
+		if c != int(a.Claim) && w.ready(c) && w.Records[c].Exists && s.any(c, a.GPU, func(i int, p *device) bool { return p.Shared && w.Records[c].Slices[i] != a.Value }) {
 			return true
 		}
 	}
@@ -299,7 +299,7 @@ func (s *Scenario) actOnDisk(w *world, k *work, a action) (outcome, violation) {
 		}
 		r.Marks[a.Part], r.Slices[a.Part] = rules.Started, a.Value
 		r.Emptied &^= 1 << a.Part
-		return done, s.overlap(w, c)
+		return done, s.overlap(w, k, c)
 	case rules.Unstart:
 		if !w.write(true) {
 			return failed, ""
@@ -379,7 +379,7 @@ func (s *Scenario) writeSpec(w *world, k *work, c int) (outcome, violation) {
 }
 
 // overlap asserts that no two claims have begun with the same part of a GPU, and no more than it has shares.
-func (s *Scenario) overlap(w *world, c int) violation {
+func (s *Scenario) overlap(w *world, k *work, c int) violation {
 	for i := range s.Claims[c] {
 		p := &s.Claims[c][i]
 		if w.Records[c].Marks[i] != rules.Started {
@@ -388,10 +388,10 @@ func (s *Scenario) overlap(w *world, c int) violation {
 		taken := s.count(c, p)
 		for o := range s.Claims {
 			r := &w.Records[o]
-			if o == c || !r.Exists || r.Boot != w.Boot {
-				continue
+			if o == c || !r.Exists || r.Boot != w.Boot || k.Process == 1 && s.Newer[o] && w.releasing(o, 0) {
+				continue // the last cannot be read, and nothing of it is there
 			}
-			started := func(k int, q *device) bool { return p.Conflicts(q) && r.Marks[k] == rules.Started }
+			started := func(i int, q *device) bool { return p.Conflicts(q) && r.Marks[i] == rules.Started }
 			if s.any(o, p.GPU, started) {
 				return "two claims have begun with the same part of a GPU"
 			}

@@ -3,6 +3,8 @@
 
 package model
 
+import "github.com/partage-dev/partage/pkg/claim/rules"
+
 // faults are what the world does to the plugin.
 func (m *machine) faults(w *world, emit emit) {
 	step := func(l Label, change func(n *world)) {
@@ -32,6 +34,7 @@ func (m *machine) faults(w *world, emit emit) {
 			step(on("disk: the record becomes unreadable, of", c, -1), func(n *world) {
 				n.Left.Unreadable--
 				n.Records[c], n.Guards[c] = recordState{}, max(1, n.Records[c].Arrived)
+				n.blur(m.Scenario, c)
 			})
 		}
 	}
@@ -43,6 +46,16 @@ func (m *machine) faults(w *world, emit emit) {
 	}
 	if w.Left.Reboot > 0 {
 		step(on("the machine is started again", -1, -1), func(n *world) { n.Left.Reboot--; n.reboot() })
+	}
+}
+
+// blur makes what strangers have in the places of a claim indistinct: only its record could tell it from the claim's.
+func (w *world) blur(s *Scenario, c int) {
+	for i := range s.Claims[c] {
+		p := &s.Claims[c][i]
+		if in := w.GPU[p.GPU].at(p.Place); in != nil && in.By == stranger && p.Kind == rules.Partition && !p.Admin {
+			in.Indistinct = true
+		}
 	}
 }
 

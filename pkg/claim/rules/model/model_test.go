@@ -19,7 +19,7 @@ var limit = flag.Int("model.states", shortRun, "how many states of a scenario to
 // visits all of them, but for the largest.
 func TestScenarios(t *testing.T) {
 	all := Scenarios()
-	if want := 43; len(all) != want {
+	if want := 50; len(all) != want {
 		t.Errorf("%d scenarios, want %d", len(all), want)
 	}
 	states, transitions := 0, 0

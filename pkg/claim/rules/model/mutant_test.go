@@ -12,13 +12,15 @@ import (
 	"github.com/partage-dev/partage/pkg/policy"
 )
 
-// mutants are copies of rules.Decide in which one rule is broken.
-var mutants = []struct {
+// mutant is a copy of rules.Decide in which one rule is broken.
+type mutant struct {
 	rule, scenario string
 	// breaks is the promise that is not kept then.
 	breaks string
 	decide Decider
-}{
+}
+
+var mutants = []mutant{
 	{"the CDI spec is written last", "one partition, every fault", "a CDI spec was written for a partition that was neither made nor seen", func(o rules.Observation) rules.Plan {
 		return eachTask(o, func(t *rules.Task) {
 			at := slices.IndexFunc(t.Final, func(a rules.Action) bool { return a.Do == rules.WriteSpec })
@@ -212,6 +214,33 @@ var mutants = []struct {
 	}},
 }
 
+// mutantsOfCombined break rules where two things go wrong.
+var mutantsOfCombined = []mutant{
+	{"a release leaves what another claim has started in its place", "two versions, one place", "destroy compute instance under a claim that is ready", func(o rules.Observation) rules.Plan {
+		plan := rules.Decide(o)
+		for i := range o.Records {
+			alone := o
+			alone.Records, alone.Specs = o.Records[i:i+1], nil
+			for _, t := range rules.Decide(alone).Tasks {
+				if t.Aim == rules.Release && o.Records[i].Boot == o.Boot {
+					plan.Tasks = append(plan.Tasks, t)
+				}
+			}
+		}
+		return plan
+	}},
+	{"what was refused under an unreadable record was seen to be absent", "an unreadable record of two partitions, a stranger", "a CDI spec names the partition of somebody else", func(o rules.Observation) rules.Plan {
+		return eachTask(o, func(t *rules.Task) {
+			t.Actions = slices.Clone(t.Actions)
+			for i := range t.Actions {
+				if t.Actions[i].Do == rules.MarkLost && len(o.Guards) > 0 {
+					t.Actions[i].Do = rules.Unstart
+				}
+			}
+		})
+	}},
+}
+
 // first brings all actions of a kind to the front.
 func first(actions []rules.Action, do rules.Do) []rules.Action {
 	actions = slices.Clone(actions)
@@ -285,7 +314,7 @@ func scenario(t *testing.T, name string) Scenario {
 
 // TestMutants breaks one rule after the other. The explorer has to find each.
 func TestMutants(t *testing.T) {
-	for _, m := range mutants {
+	for _, m := range slices.Concat(mutants, mutantsOfCombined) {
 		t.Run(m.rule, func(t *testing.T) {
 			s := scenario(t, m.scenario)
 			r := Explore(&s, m.decide, mutantLimit)

@@ -3,7 +3,11 @@
 
 package model
 
-import "github.com/partage-dev/partage/pkg/claim/rules"
+import (
+	"slices"
+
+	"github.com/partage-dev/partage/pkg/claim/rules"
+)
 
 var (
 	left  = place{Profile: 1, Start: 0, Size: 1}
@@ -49,7 +53,9 @@ func rounds(n ...int8) (r [maxClaims]int8) {
 type parts = []device
 
 // Scenarios are the small configurations.
-func Scenarios() []*Scenario {
+func Scenarios() []*Scenario { return slices.Concat(single(), combined()) }
+
+func single() []*Scenario {
 	three := []place{left, right, both}
 	one := []place{left}
 	return []*Scenario{
