@@ -9,7 +9,8 @@ import (
 
 // giveUp ends a task because an action has failed.
 func (w *world) giveUp(s *Scenario, g int) {
-	if needsGPU(w.Work[g].Queue[0].Do) {
+	// Who waits for a call that does not return has given up, and says nothing.
+	if k := &w.Work[g]; needsGPU(k.Queue[0].Do) && !k.Stuck {
 		w.unsaid(s, g)
 	}
 	w.abandon(s, g)

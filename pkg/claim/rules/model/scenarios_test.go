@@ -64,7 +64,7 @@ func single() []*Scenario {
 			Budget: budget{Crash: 1, Stranger: 1, Hang: 1, Fail: 1, Timeout: 1, Again: 1, Rounds: rounds(1)},
 		},
 		{
-			Name: "one partition twice, stranger and crash", GPUs: 1, Processes: 1, Places: three, Claims: []parts{{partition(0, left)}},
+			Name: "one partition twice, stranger and crash", States: 261133, GPUs: 1, Processes: 1, Places: three, Claims: []parts{{partition(0, left)}},
 			Budget: budget{Crash: 1, Stranger: 2, Timeout: 1, Rounds: rounds(2)},
 		},
 		{
@@ -85,7 +85,7 @@ func single() []*Scenario {
 			Budget: budget{Crash: 1, Stays: 1, Force: 1, Fail: 1, Stranger: 1, Rounds: rounds(1, 1)},
 		},
 		{
-			Name: "two whole GPUs in turn, a process stays", GPUs: 1, Processes: 1, Claims: []parts{{whole(0)}, {whole(0)}},
+			Name: "two whole GPUs in turn, a process stays", States: 224270, GPUs: 1, Processes: 1, Claims: []parts{{whole(0)}, {whole(0)}},
 			Budget: budget{Crash: 1, Stays: 1, Force: 1, Hang: 1, Orphan: 1, Rounds: rounds(1, 1)},
 		},
 		{
@@ -116,11 +116,11 @@ func single() []*Scenario {
 			Budget: budget{Stranger: 2, Rounds: rounds(1, 1)},
 		},
 		{
-			Name: "MPS session on two GPUs", GPUs: 2, Processes: 1, Claims: []parts{{ownMPS(0), ownMPS(1)}, {whole(0)}},
+			Name: "MPS session on two GPUs", States: 213602, GPUs: 2, Processes: 1, Claims: []parts{{ownMPS(0), ownMPS(1)}, {whole(0)}},
 			Budget: budget{Crash: 1, Hang: 1, Rounds: rounds(1, 1)},
 		},
 		{
-			Name: "a record becomes unreadable", GPUs: 1, Processes: 1, Places: one,
+			Name: "a record becomes unreadable", States: 105684, GPUs: 1, Processes: 1, Places: one,
 			Claims: []parts{{partition(0, left)}, {whole(0)}},
 			Budget: budget{Crash: 1, Unreadable: 1, Again: 1, Rounds: rounds(1, 1)},
 		},
@@ -134,11 +134,11 @@ func single() []*Scenario {
 			Budget: budget{Crash: 1, Reboot: 1, Orphan: 1, Rounds: rounds(1, 1)},
 		},
 		{
-			Name: "reboot, strangers", GPUs: 1, Processes: 1, Places: one, Claims: []parts{{partition(0, left)}},
+			Name: "reboot, strangers", States: 69077, GPUs: 1, Processes: 1, Places: one, Claims: []parts{{partition(0, left)}},
 			Budget: budget{Reboot: 1, Stranger: 1, Again: 1, Rounds: rounds(2)},
 		},
 		{
-			Name: "full disk", GPUs: 1, Processes: 1, Places: one, Claims: []parts{{partition(0, left)}, {partition(0, both)}},
+			Name: "full disk", States: 164852, GPUs: 1, Processes: 1, Places: one, Claims: []parts{{partition(0, left)}, {partition(0, both)}},
 			Budget: budget{Crash: 1, Disk: 1, Hang: 1, Rounds: rounds(1, 1)},
 		},
 		{
@@ -159,7 +159,7 @@ func single() []*Scenario {
 			Budget: budget{Crash: 1, Stranger: 2, Rounds: rounds(1, 1, 1)},
 		},
 		{
-			Name: "a fixed mode", GPUs: 1, Processes: 1, Places: one, Fixed: true, Claims: []parts{{fixed(whole(0))}, {fixed(partition(0, left))}},
+			Name: "a fixed mode", States: 67974, GPUs: 1, Processes: 1, Places: one, Fixed: true, Claims: []parts{{fixed(whole(0))}, {fixed(partition(0, left))}},
 			Budget: budget{Crash: 1, Stranger: 1, Fail: 1, Force: 1, Rounds: rounds(1, 1)},
 		},
 		{
@@ -209,11 +209,11 @@ func single() []*Scenario {
 			Budget: budget{Crash: 1, Force: 1, Orphan: 1, Timeout: 1, Rounds: rounds(1, 1)},
 		},
 		{
-			Name: "a process of no claim, whole GPU and partition", GPUs: 1, Processes: 1, Claims: []parts{{whole(0)}, {partition(0, left)}},
+			Name: "a process of no claim, whole GPU and partition", States: 110445, GPUs: 1, Processes: 1, Claims: []parts{{whole(0)}, {partition(0, left)}},
 			Budget: budget{Crash: 1, Intrude: 1, Timeout: 1, Fail: 1, Rounds: rounds(1, 1)},
 		},
 		{
-			Name: "a process of no claim, shares", GPUs: 1, Processes: 1, Claims: []parts{{share(0, 2)}, {share(0, 5)}},
+			Name: "a process of no claim, shares", States: 232146, GPUs: 1, Processes: 1, Claims: []parts{{share(0, 2)}, {share(0, 5)}},
 			Budget: budget{Crash: 1, Intrude: 2, Rounds: rounds(1, 1)},
 		},
 		{

@@ -8,15 +8,15 @@ func combined() []*Scenario {
 	three := []place{left, right, both}
 	return []*Scenario{
 		{
-			Name: "two versions, one place", GPUs: 1, Processes: 2, Newer: newer(0), Claims: []parts{{partition(0, left)}, {partition(0, left)}},
+			Name: "two versions, one place", States: 61504, GPUs: 1, Processes: 2, Newer: newer(0), Claims: []parts{{partition(0, left)}, {partition(0, left)}},
 			Budget: budget{Crash: 1, Timeout: 1, Rounds: rounds(1, 1)},
 		},
 		{
-			Name: "two versions, partitions that overlap", GPUs: 1, Processes: 2, Newer: newer(0), Claims: []parts{{partition(0, left)}, {partition(0, both)}},
+			Name: "two versions, partitions that overlap", States: 61519, GPUs: 1, Processes: 2, Newer: newer(0), Claims: []parts{{partition(0, left)}, {partition(0, both)}},
 			Budget: budget{Crash: 1, Timeout: 1, Rounds: rounds(1, 1)},
 		},
 		{
-			Name: "an unreadable record of two partitions, a stranger", GPUs: 1, Processes: 1, Places: []place{left},
+			Name: "an unreadable record of two partitions, a stranger", States: 146985, GPUs: 1, Processes: 1, Places: []place{left},
 			Claims: []parts{{partition(0, left), partition(0, right)}, {partition(0, right)}},
 			Budget: budget{Crash: 1, Unreadable: 1, Stranger: 1, Rounds: rounds(1, 1)},
 		},
@@ -26,7 +26,7 @@ func combined() []*Scenario {
 			Budget: budget{Crash: 1, Hang: 1, Stranger: 1, Rounds: rounds(1, 1)},
 		},
 		{
-			Name: "a process of no claim, and an orphan", GPUs: 1, Processes: 1, Claims: []parts{{whole(0)}, {partition(0, left)}},
+			Name: "a process of no claim, and an orphan", States: 80860, GPUs: 1, Processes: 1, Claims: []parts{{whole(0)}, {partition(0, left)}},
 			Budget: budget{Crash: 1, Intrude: 1, Fail: 1, Orphan: 1, Rounds: rounds(1, 1)},
 		},
 		{

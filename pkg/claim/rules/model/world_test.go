@@ -176,7 +176,7 @@ type world struct {
 // Scenario is one small configuration.
 type Scenario struct {
 	Name string
-	// States is how many there are, if they are fewer than are visited in a short run.
+	// States is how many there are, where all were visited once.
 	States int
 	GPUs   int
 	Claims [][]device
