@@ -408,3 +408,24 @@ func TestLimitsStay(t *testing.T) {
 		t.Errorf("the limit is %d %% in the end, want 25 %%", got)
 	}
 }
+
+// TestSmallerComputeInstance shows that a partition of somebody else whose compute instance does not span it is no device, by
+// the slices of its profile: those of its placement are of memory, of which a profile may have more.
+func TestSmallerComputeInstance(t *testing.T) {
+	for slices, want := range map[int]bool{0: true, 1: true, 2: false} {
+		m := newMachine(t)
+		e := m.engine()
+		e.Slices = func(string, uint32) int { return slices }
+		m.modes[pciA] = true
+		m.instances[pciA] = []gpu.Instance{{
+			ID: 7, ProfileID: 15, Placement: gpu.Placement{Start: 0, Size: 2}, Compute: []gpu.ComputeInstance{{UUID: "MIG-1", Slices: 1}},
+		}}
+		plan, _, err := e.Converge(t.Context(), pciA)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := len(plan.Static) == 1; got != want {
+			t.Errorf("a compute instance of 1 slice in a profile of %d: a device: %t", slices, got)
+		}
+	}
+}

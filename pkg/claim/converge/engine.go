@@ -66,6 +66,8 @@ type Engine struct {
 	Clock func() time.Duration
 	// UUID returns that of a GPU, or nothing while it is not known.
 	UUID func(pciAddress string) string
+	// Slices is how many compute slices a profile of a GPU has, or 0 while that is not known.
+	Slices func(pciAddress string, profileID uint32) int
 	// GPUs lists the PCI addresses of all GPUs of the node.
 	GPUs func() []string
 	// Orphan reports whether the API server has not known a claim for long enough that was prepared at this time.

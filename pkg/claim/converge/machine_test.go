@@ -113,7 +113,7 @@ func (m *machine) engine() *Engine {
 	return &Engine{
 		Store: store, Locks: locks, Partitions: hardware{m}, Sharing: hardware{m}, Users: hardware{m},
 		Specs: &spec.Specs{CDI: hardware{m}, Roots: roots, Hook: "/hook", Limits: spec.SoftLimits{Dir: filepath.Join(m.root, "limits"), Files: noLimits{}}},
-		Clock: m.clock, UUID: func(pciAddress string) string { return "GPU-" + pciAddress }, GPUs: func() []string { return []string{pciA, pciB} },
+		Clock: m.clock, UUID: func(pciAddress string) string { return "GPU-" + pciAddress }, Slices: func(string, uint32) int { return 1 }, GPUs: func() []string { return []string{pciA, pciB} },
 	}
 }
 

@@ -49,7 +49,7 @@ func (e *Engine) observe(ctx context.Context, pciAddress string, d depth, lockEr
 		specs = nil // what cannot be listed is neither stale nor up to date
 	}
 	o := &observation{snapshot: e.Store.Snapshot()}
-	o.GPU, o.Boot, o.Now = pciAddress, e.Store.Boot(), e.Clock()
+	o.GPU, o.Boot = pciAddress, e.Store.Boot()
 	o.Records = e.records(pciAddress, o.snapshot)
 	for i := range o.snapshot.Guards {
 		if g := &o.snapshot.Guards[i]; g.On(pciAddress) {
@@ -100,7 +100,7 @@ func (e *Engine) observeHardware(ctx context.Context, o *observation, d depth) {
 	}
 	h.MIG = o.state.Enabled
 	for i := range o.state.Instances {
-		h.Instances = append(h.Instances, instanceOf(&o.state.Instances[i]))
+		h.Instances = append(h.Instances, e.instanceOf(o.GPU, &o.state.Instances[i]))
 	}
 	if needs.Fabric {
 		// Where that is not known the GPU is used: most have no fabric.
@@ -145,26 +145,14 @@ func (e *Engine) observeMode(ctx context.Context, o *observation) error {
 	return err
 }
 
-func instanceOf(i *gpu.Instance) rules.Instance {
+func (e *Engine) instanceOf(pciAddress string, i *gpu.Instance) rules.Instance {
 	one := rules.Instance{ID: i.ID, Place: rules.Place{ProfileID: i.ProfileID, Placement: i.Placement}, Compute: len(i.Compute)}
 	if len(i.Compute) == 1 {
 		one.UUID = i.Compute[0].UUID
-		// Where the hardware does not say how many slices it has it is taken to span the instance.
-		one.Whole = i.Compute[0].Slices == 0 || i.Compute[0].Slices >= i.Placement.Size || i.Compute[0].Slices >= wholeSlices(i)
+		// Where the hardware does not say how many slices it has, or its profile has, it is taken to span the instance.
+		one.Whole = i.Compute[0].Slices == 0 || i.Compute[0].Slices >= e.Slices(pciAddress, i.ProfileID)
 	}
 	return one
-}
-
-// wholeSlices is how many compute slices an instance of that many memory slices has at most: one of 8 memory slices has 7,
-// one of 4 has 3 or 4.
-func wholeSlices(i *gpu.Instance) int {
-	switch i.Placement.Size {
-	case 8:
-		return 7
-	case 4:
-		return 3
-	}
-	return i.Placement.Size
 }
 
 // sessionsTime bounds the question which MPS sessions there are. It goes to a process on this machine.

@@ -83,7 +83,7 @@ func partOf(r *record.Record, d *record.Device, call *Call) rules.Part {
 		p.Clients = call.Clients[d.Device]
 	}
 	if d.Partition != nil {
-		p.Kind, p.Profile = rules.Partition, d.Partition.Profile
+		p.Kind = rules.Partition
 		p.Place = rules.Place{ProfileID: d.Partition.ProfileID, Placement: d.Partition.Placement}
 		if made := d.Partition.Made; made != nil {
 			p.InstanceID, p.UUID = made.InstanceID, made.UUID
