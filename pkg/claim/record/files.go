@@ -13,8 +13,8 @@ import (
 	"github.com/partage-dev/partage/pkg/host"
 )
 
-// Files reads and changes files. Tests strike here. Whoever is killed, all processes see what a
-// call has done; the machine need not: no call waits for the disk.
+// Files reads and changes files. Tests inject faults here. A write is seen by all processes at once, also if its own is
+// killed then; it need not outlive the machine, since no call waits for the disk.
 type Files interface {
 	Read(path string) ([]byte, error)
 	// Replace puts the content in place in one piece.

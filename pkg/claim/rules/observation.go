@@ -4,8 +4,6 @@
 package rules
 
 import (
-	"time"
-
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/gpu"
@@ -13,7 +11,7 @@ import (
 )
 
 // Place is a MIG profile at a placement. The zero value is the undivided GPU. A partition is known by
-// its place: its UUID follows from that, whoever makes it, and proves nothing.
+// its place: anybody's partition there gets the same UUID.
 type Place struct {
 	ProfileID uint32
 	gpu.Placement
@@ -70,8 +68,6 @@ type Part struct {
 	GPU   string
 	Kind  Kind
 	Place Place
-	// Profile is the profile's name, for people.
-	Profile string
 	// Shared is a slot that other claims may have as well. Clients is how many the policy allows, or 0 where it does not say.
 	Shared  bool
 	Clients int
@@ -219,9 +215,7 @@ type Hardware struct {
 type Observation struct {
 	// GPU is a PCI address, and Boot the kernel's boot ID.
 	GPU, Boot string
-	// Now is the time since the machine started.
-	Now      time.Duration
-	Hardware Hardware
+	Hardware  Hardware
 	// Sessions are those on this GPU, where the supervisor has answered.
 	Sessions   []Session
 	Supervisor Answer
