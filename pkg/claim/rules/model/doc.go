@@ -3,5 +3,5 @@
 
 // Package model explores package rules together with a world that goes wrong: processes die, GPUs hang or are lost, disks
 // fill up, records become unreadable, the machine is started again, and strangers make and destroy instances. It visits
-// every state that small configurations can come to, and asserts what must hold in each. It has tests only.
+// the states that small configurations can come to, up to a number of each, and asserts what must hold in them. It has tests only.
 package model

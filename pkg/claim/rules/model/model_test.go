@@ -15,8 +15,7 @@ const shortRun = 8_000
 
 var limit = flag.Int("model.states", shortRun, "how many states of a scenario to visit at most")
 
-// TestScenarios explores the rules in every small world. Most have more states than are visited here; -model.states=4000000
-// visits all of them, but for the largest.
+// TestScenarios explores the rules in every small world. Most have more states than are visited here, see make test-model.
 func TestScenarios(t *testing.T) {
 	all := Scenarios()
 	if want := 50; len(all) != want {

@@ -4,8 +4,6 @@
 package model
 
 import (
-	"time"
-
 	"github.com/partage-dev/partage/pkg/claim/rules"
 )
 
@@ -30,7 +28,7 @@ func (s *Scenario) between(w, later *world) []moments {
 // observe is what process p sees of a GPU.
 func (s *Scenario) observe(w moments, p int8, g int, o *rules.Observation) {
 	*o = rules.Observation{
-		GPU: gpuNames[g], Boot: boots[w.Records.Boot], Now: time.Hour, Records: o.Records[:0], Guards: o.Guards[:0], Specs: o.Specs[:0],
+		GPU: gpuNames[g], Boot: boots[w.Records.Boot], Records: o.Records[:0], Guards: o.Guards[:0], Specs: o.Specs[:0],
 		Hardware: rules.Hardware{Instances: o.Hardware.Instances[:0]}, Sessions: o.Sessions[:0],
 	}
 	h := &o.Hardware

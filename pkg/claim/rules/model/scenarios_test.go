@@ -200,8 +200,8 @@ func single() []*Scenario {
 			Budget: budget{Crash: 1, Stranger: 1, Stays: 1, Force: 1, Rounds: rounds(1, 1)},
 		},
 		{
-			Name: "a session on two partitions of one claim", GPUs: 1, Processes: 1, Places: []place{left, right},
-			Claims: []parts{{ownPartition(0, left), ownPartition(0, right)}, {partition(0, right)}},
+			Name: "two partitions of one claim, each in a session of its own", GPUs: 1, Processes: 1, Places: []place{left, right},
+			Claims: []parts{{ownPartition(0, left, 1), ownPartition(0, right, 2)}, {partition(0, right)}},
 			Budget: budget{Crash: 1, Stranger: 1, Again: 1, Rounds: rounds(1, 1)},
 		},
 		{
@@ -254,9 +254,9 @@ func of(n int8, p device) device {
 	return p
 }
 
-// ownPartition is a partition in a session of the claim's own.
-func ownPartition(g int8, p place) device {
-	return device{GPU: g, Kind: rules.Partition, Place: p, Session: 2, Limit: 5, Own: true}
+// ownPartition is a partition in a session of the claim's own. No other device is in it: only whole GPUs share one.
+func ownPartition(g int8, p place, session int8) device {
+	return device{GPU: g, Kind: rules.Partition, Place: p, Session: session, Limit: 5, Own: true}
 }
 
 func newer(claims ...int) (n [maxClaims]bool) {
