@@ -128,7 +128,7 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 	facts := usage.NewFacts(driverName, cluster)
 	holders := &holder.Finder{Roots: roots}
 	events := plugin.NewEvents(ctx, clients.events, clients.background, driverName, c.nodeName)
-	claims, err := c.newClaims(ctx, claim.Options{
+	claims, err := c.newClaims(claim.Options{
 		Roots:      roots,
 		Partitions: partition.New(gpus, holders),
 		Sharing:    sharing.New(sharing.Options{Roots: roots, Modes: gpus, Supervisor: supervisor}),
@@ -202,11 +202,11 @@ func (c *config) foreignClaims(cluster *plugin.Cluster) *neighbour.Finder {
 }
 
 // newClaims adds to the options what flags say.
-func (c *config) newClaims(ctx context.Context, o claim.Options) (*claim.Manager, error) {
+func (c *config) newClaims(o claim.Options) (*claim.Manager, error) {
 	o.DriverName, o.PoolName, o.DataDir = driverName, c.nodeName, c.dataDir()
 	o.Interposer, o.SELinuxContext = c.interposer, c.seLinux
 	o.OrphanGrace, o.CheckInterval = c.orphanGrace, c.claimCheckInterval
-	claims, err := claim.NewManager(ctx, o)
+	claims, err := claim.NewManager(o)
 	if err != nil {
 		return nil, fmt.Errorf("set up claims in %s: %w", o.DataDir, err)
 	}

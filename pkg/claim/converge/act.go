@@ -43,7 +43,7 @@ func (e *Engine) act(ctx context.Context, task rules.Task, seen map[string]*obse
 		n := w.together(task.Actions[i:])
 		actions := task.Actions[i : i+n]
 		i += n
-		err := w.do(ctx, actions)
+		err := w.Locks.Watch(actions[0].GPU, w.do(ctx, actions))
 		if err == nil || w.keepsNoClaim(ctx, actions[0], err) {
 			continue
 		}

@@ -61,7 +61,8 @@ type Engine struct {
 	Partitions Partitions
 	Sharing    Sharing
 	Specs      *spec.Specs
-	Users      Users
+	// Users is optional.
+	Users Users
 	// Clock is the time since the machine started.
 	Clock func() time.Duration
 	// UUID returns that of a GPU, or nothing while it is not known.
@@ -72,6 +73,8 @@ type Engine struct {
 	GPUs func() []string
 	// Orphan reports whether the API server has not known a claim for long enough that was prepared at this time.
 	Orphan func(claim types.UID, arrived time.Duration) bool
+	// Doubt is told which claim another one waits for: the API server may not know it any more. Optional.
+	Doubt func(other types.UID)
 
 	mu sync.Mutex
 	// calls are the preparations that are at work in this process.

@@ -31,6 +31,8 @@ const (
 	undoTime = 30 * time.Second
 	// recordPoll is how often it is looked whether a place is free: another process may free it.
 	recordPoll = 200 * time.Millisecond
+	// hardwarePoll is the same where no claim is in the way: looking takes more then.
+	hardwarePoll = time.Second
 	// maxRounds is more than any GPU needs that does not change under its claims all the time.
 	maxRounds = 100
 )
@@ -38,14 +40,6 @@ const (
 // pauses are the waits between attempts that fail for a reason that may pass. The kubelet gives a call 45 seconds and
 // comes back only after a minute.
 var pauses = []time.Duration{200 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second, 4 * time.Second}
-
-// ErrOutOfDate refuses a call that is older than the claim's release.
-var ErrOutOfDate = errors.New("the claim was released after this call had arrived; the call is out of date")
-
-// VerdictError is why a claim cannot be prepared now.
-type VerdictError struct{ rules.Verdict }
-
-func (e *VerdictError) Error() string { return e.Why }
 
 // Prepare brings a claim to what its call wants, completely or not at all: what was made of a claim that was not prepared
 // before is undone before the call returns, and what cannot be undone stays written down. The caller has the claim's
@@ -83,7 +77,7 @@ func (e *Engine) releaseOther(ctx context.Context, c *Call) error {
 	}
 	if r.State != record.Releasing {
 		if r.Arrived >= c.Wanted.Arrived {
-			return ErrOutOfDate
+			return record.ErrOutOfDate
 		}
 		_, err = e.Store.Release(uid, r.Arrived+1)
 	}
@@ -154,10 +148,11 @@ func (e *Engine) prepareJointly(ctx context.Context, claim types.UID, gpus []str
 // prepareOn brings a claim as far as it gets on one GPU alone: until it is prepared, or all of its GPUs have to agree.
 func (e *Engine) prepareOn(ctx context.Context, claim types.UID, address string) error {
 	failed := 0
+	doubted := types.UID("")
 	deadline := time.Now().Add(waitTime)
 	for range maxRounds {
 		if e.isOutOfDate(claim) {
-			return ErrOutOfDate
+			return record.ErrOutOfDate
 		}
 		changed := e.Store.Changed()
 		r, err := e.once(ctx, []string{address}, ownTask(claim, address))
@@ -167,11 +162,15 @@ func (e *Engine) prepareOn(ctx context.Context, claim types.UID, address string)
 		v, _ := r.verdict(claim, address)
 		switch own := r.task != nil && r.task.Claim == claim; {
 		case v.State == rules.Waiting && (r.err == nil || !own):
-			if !e.waitForPlace(ctx, changed, deadline) {
-				return &VerdictError{v}
+			if v.Other != "" && v.Other != doubted && e.Doubt != nil {
+				doubted = v.Other
+				e.Doubt(v.Other)
+			}
+			if !e.waitForPlace(ctx, changed, deadline, v) {
+				return &VerdictError{Verdict: v, waited: true}
 			}
 		case isFinal(v) || r.err != nil:
-			err := cmp.Or(r.err, error(&VerdictError{v}))
+			err := cmp.Or(r.err, error(&VerdictError{Verdict: v, cause: r.unanswered[address]}))
 			if failed++; !e.mayRetry(ctx, failed, err) {
 				return tried(failed, err)
 			}
@@ -211,8 +210,8 @@ func tried(failed int, err error) error {
 
 // transient reports whether another attempt may succeed.
 func transient(err error) bool {
-	if verdict := (*VerdictError)(nil); errors.As(err, &verdict) {
-		return verdict.Code == rules.Unanswered
+	if verdict := (*VerdictError)(nil); errors.As(err, &verdict) && verdict.Code != rules.Unanswered {
+		return false
 	}
 	return !errors.Is(err, gpu.ErrHung) && (gpu.Transient(err) || errors.Is(err, sharing.ErrNoSupervisor))
 }
@@ -224,12 +223,16 @@ func (e *Engine) pause(ctx context.Context, d time.Duration) error {
 
 // waitForPlace waits until something may have changed, and returns false when the time for that is over. After a pod was
 // deleted by force, its devices are allocated again before they are released.
-func (e *Engine) waitForPlace(ctx context.Context, changed <-chan struct{}, deadline time.Time) bool {
+func (e *Engine) waitForPlace(ctx context.Context, changed <-chan struct{}, deadline time.Time, v rules.Verdict) bool {
 	defer steptime.Of(ctx).Begin(steptime.Wait)()
 	if time.Now().After(deadline) {
 		return false
 	}
-	timer := time.NewTimer(recordPoll)
+	poll := recordPoll
+	if v.Other == "" {
+		poll = hardwarePoll
+	}
+	timer := time.NewTimer(poll)
 	defer timer.Stop()
 	select {
 	case <-ctx.Done():
@@ -265,7 +268,7 @@ func (e *Engine) finishOn(ctx context.Context, claim types.UID, address string) 
 			}
 		case r.task == nil:
 			if v, found := r.verdict(claim, address); found && (v.State == rules.Pending || v.State == rules.Unknown) && e.isLeaving(claim) {
-				return &VerdictError{v}
+				return &VerdictError{Verdict: v, cause: r.unanswered[address]}
 			}
 			return nil
 		}

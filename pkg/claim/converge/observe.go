@@ -26,7 +26,9 @@ import (
 type observation struct {
 	rules.Observation
 	snapshot *record.Snapshot
-	state    gpu.MIGState
+	// err is why the GPU has not answered.
+	err   error
+	state gpu.MIGState
 	// sessions are those that the supervisor has, by ID, where it was asked.
 	sessions map[string]mps.Status
 }
@@ -57,12 +59,18 @@ func (e *Engine) observe(ctx context.Context, pciAddress string, d depth, lockEr
 		}
 	}
 	if lockErr != nil {
-		o.Hardware.Answer, o.Hardware.Text = answer(lockErr), lockErr.Error()
+		o.unanswered(lockErr)
 	} else {
 		e.observeHardware(ctx, o, d)
 	}
 	e.observeSpecs(ctx, o, specs, d)
 	return o
+}
+
+// unanswered notes that nothing is known of the GPU.
+func (o *observation) unanswered(err error) {
+	o.err = fmt.Errorf("GPU %s: %w", o.GPU, err)
+	o.Hardware.Answer, o.Hardware.Text = cmp.Or(answer(err), rules.Failed), o.err.Error()
 }
 
 // answer says what an error means for what is known.
@@ -95,7 +103,7 @@ func (e *Engine) observeHardware(ctx context.Context, o *observation, d depth) {
 		err = e.observeMode(ctx, o)
 	}
 	if err != nil {
-		h.Answer, h.Text = answer(err), fmt.Sprintf("GPU %s: %v", o.GPU, err)
+		o.unanswered(e.Locks.Watch(o.GPU, err))
 		return
 	}
 	h.MIG = o.state.Enabled
@@ -104,12 +112,13 @@ func (e *Engine) observeHardware(ctx context.Context, o *observation, d depth) {
 	}
 	if needs.Fabric {
 		// Where that is not known the GPU is used: most have no fabric.
-		h.Fabric, _ = e.Partitions.FabricPending(ctx, o.GPU)
+		h.Fabric, err = e.Partitions.FabricPending(ctx, o.GPU)
+		_ = e.Locks.Watch(o.GPU, err)
 	}
 	if needs.Sessions {
 		e.observeSessions(ctx, o)
 	}
-	if needs.Users {
+	if needs.Users && e.Users != nil {
 		h.Users, h.InstanceUsers = e.Users.Users(ctx, o.GPU, e.owners(o.snapshot))
 	}
 }

@@ -20,6 +20,8 @@ type choose func(plans map[string]*rules.Plan) *rules.Task
 type round struct {
 	// plans are what was decided first, by PCI address.
 	plans map[string]*rules.Plan
+	// unanswered are why GPUs have not answered, by PCI address.
+	unanswered map[string]error
 	// task is the one that was carried out, or nil, and err why not all of it was.
 	task *rules.Task
 	err  error
@@ -37,29 +39,24 @@ func (r *round) verdict(claim types.UID, pciAddress string) (rules.Verdict, bool
 // once locks GPUs, all or none, observes them, decides, and carries out one task. What the hardware refuses is observed
 // again under the same locks, and the record is put right before anybody else can come to a wrong conclusion.
 //
-// Where a GPU does not answer its lock cannot be had: then it is decided what is known without it, and nothing is done.
+// On a GPU on which a call has not returned nothing is done: its lock cannot be had.
 func (e *Engine) once(ctx context.Context, gpus []string, choose choose) (*round, error) {
 	unlock, err := e.Locks.GPUs(ctx, gpus)
 	if err != nil {
-		r := &round{plans: map[string]*rules.Plan{}, err: err}
-		for _, address := range gpus {
-			plan := rules.Decide(e.observe(ctx, address, needed, err).Observation)
-			r.plans[address] = &plan
-		}
-		return r, err
+		return nil, err
 	}
 	defer unlock()
 	return e.underLocks(ctx, gpus, needed, choose), nil
 }
 
 func (e *Engine) underLocks(ctx context.Context, gpus []string, d depth, choose choose) *round {
-	seen, plans := map[string]*observation{}, map[string]*rules.Plan{}
+	seen, plans, unanswered := map[string]*observation{}, map[string]*rules.Plan{}, map[string]error{}
 	for _, address := range gpus {
 		seen[address] = e.observe(ctx, address, d, nil)
 		plan := rules.Decide(seen[address].Observation)
-		plans[address] = &plan
+		plans[address], unanswered[address] = &plan, seen[address].err
 	}
-	r := &round{plans: plans}
+	r := &round{plans: plans, unanswered: unanswered}
 	if r.task = choose(plans); r.task == nil {
 		return r
 	}

@@ -63,7 +63,7 @@ func (e *Engine) isCalledElsewhere(r *record.Record) bool {
 	if unlock != nil {
 		unlock()
 	}
-	return err != nil || unlock == nil
+	return err != nil || unlock == nil && e.Locks.ClaimElsewhere(r.Claim.UID)
 }
 
 func convert(r *record.Record, call *Call) rules.Record {

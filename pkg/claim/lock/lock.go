@@ -101,11 +101,16 @@ func (l *Locks) TryGPU(pciAddress string) (release func(), err error) {
 	return l.try([]name{gpuLock(pciAddress)})
 }
 
+// ClaimElsewhere reports whether a lock that TryClaim did not get is another process's.
+func (l *Locks) ClaimElsewhere(uid types.UID) bool { return l.elsewhere(claimLock(uid)) }
+
 // GPUElsewhere reports whether a lock that TryGPU did not get is another process's.
-func (l *Locks) GPUElsewhere(pciAddress string) bool {
+func (l *Locks) GPUElsewhere(pciAddress string) bool { return l.elsewhere(gpuLock(pciAddress)) }
+
+func (l *Locks) elsewhere(n name) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return !l.taken[gpuLock(pciAddress)]
+	return !l.taken[n]
 }
 
 var (

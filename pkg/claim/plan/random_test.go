@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
-	"github.com/partage-dev/partage/pkg/claim/journal"
+	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 )
@@ -58,7 +58,7 @@ func randomClaim(r *rand.Rand, devices []string) *resourceapi.ResourceClaim {
 }
 
 // limitsIn are the limits of a record's shares.
-func limitsIn(r *journal.Record) (all []journal.Limits) {
+func limitsIn(r *record.Record) (all []record.Limits) {
 	for _, d := range r.Devices {
 		if d.IsShare() && d.Sharing != nil && (d.Sharing.Session != "" || d.Sharing.Limited) {
 			all = append(all, d.Sharing.Limits)
@@ -90,7 +90,7 @@ func TestRandomAllocations(t *testing.T) {
 		if err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
-		read, err := journal.Parse(data, "u1")
+		read, err := record.Parse(data, "u1")
 		if err != nil {
 			t.Fatalf("seed %d: the journal does not read its own record: %v\n%s", seed, err, data)
 		}

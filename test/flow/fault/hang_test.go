@@ -89,7 +89,7 @@ func (h *hang) run(t *testing.T) {
 	if left := h.n.CDISpecs(t); len(left) > 0 {
 		t.Errorf("CDI files are left: %v", left)
 	}
-	if r, err := h.n.Record(h.earlier.GetUid()); err != nil || r == nil || r.State != harness.StateUnpreparing {
+	if r, err := h.n.Record(h.earlier.GetUid()); err != nil || r == nil || r.State != harness.StateReleasing {
 		t.Errorf("the journal says %+v of a claim whose partition could not be removed (%v)", r, err)
 	}
 	h.othersWork(t)
