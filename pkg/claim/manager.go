@@ -153,6 +153,7 @@ func NewManager(o Options) (*Manager, error) {
 	m.sessions = &sessions{store: m.store, list: o.Sharing.Sessions, events: m.events}
 	m.surveyor = &surveyor{
 		engine: m.engine, store: m.store, locks: m.locks, clock: o.clock, list: o.Sharing.Sessions,
+		processes: o.Partitions.Processes,
 		latest: map[string]findings{}, began: map[string]time.Duration{},
 	}
 	if o.Cluster != nil {

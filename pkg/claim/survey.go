@@ -35,8 +35,9 @@ type surveyor struct {
 	store  *record.Store
 	locks  *lock.Locks
 	clock  func() time.Duration
-	// list returns the MPS sessions of the node.
-	list func(ctx context.Context) (map[string]mps.Status, error)
+	// list returns the MPS sessions of the node, and processes those on a GPU.
+	list      func(ctx context.Context) (map[string]mps.Status, error)
+	processes func(ctx context.Context, pciAddress string) ([]gpu.Process, error)
 
 	mu     sync.Mutex
 	latest map[string]findings
@@ -102,6 +103,7 @@ func (s *surveyor) surveyGPU(ctx context.Context, inventory *device.Inventory, a
 	}
 	s.since(address, false)
 	f = s.findings(inventory, address, said)
+	f.conditions = append(f.conditions, s.refusal(ctx, address)...)
 	if said.Unanswered != nil {
 		f.statics = latest.statics
 	}
@@ -163,6 +165,10 @@ func (s *surveyor) findings(inventory *device.Inventory, address string, said *c
 				c.Where = &shape.Placement
 			}
 			f.conditions = append(f.conditions, c)
+		case one.Reason == rules.UsedByOthers && one.Claim == "":
+			c := at(address, one, device.ReleasePending, "GPU "+address+": "+one.Text)
+			c.Undivided = true
+			f.conditions = append(f.conditions, c)
 		case one.Reason == rules.RecordUnreadable:
 			c := at(address, one, device.ReleasePending, one.Text)
 			c.Undivided = true // partitions are seen on the hardware
@@ -170,6 +176,23 @@ func (s *surveyor) findings(inventory *device.Inventory, address string, said *c
 		}
 	}
 	return f
+}
+
+// refusal says that nothing of a kind can be made on a GPU because somebody uses it, for as long as processes are seen there.
+func (s *surveyor) refusal(ctx context.Context, address string) []device.Condition {
+	refused, found := s.engine.Refusal(address)
+	if !found {
+		return nil
+	}
+	if processes, err := s.processes(ctx, address); err == nil && len(processes) == 0 {
+		s.engine.ForgetRefusal(address)
+		return nil
+	}
+	kind := device.Partition
+	if refused.Place == rules.Undivided {
+		kind = device.MPS
+	}
+	return []device.Condition{{PCIAddress: address, Kind: kind, Reason: device.ReleasePending, Message: "GPU " + address + ": " + refused.Text}}
 }
 
 // because is why a release has failed last, for people.

@@ -18,15 +18,15 @@ import (
 )
 
 // releaseTime bounds a release. The kubelet waits 45 seconds for an answer, and no pod ends before.
-const releaseTime = 20 * time.Second
+const releaseTime = 18 * time.Second
 
-// Unprepare releases everything that a claim has, within 20 seconds. It needs the records only: no inventory, no allocation.
+// Unprepare releases everything that a claim has, and answers within 20 seconds. It needs the records only: no inventory, no allocation.
 // A claim without a record is a success.
 //
 // Once it is written down that the claim is released the call succeeds: the CDI spec is gone, pods can end, and what cannot
 // be released yet (a GPU that does not answer or is in use, no MPS supervisor) is what Reconcile or the next claim for the
-// place does. Where it cannot be written down, everything is released all the same, and the error lets the kubelet come
-// again: another process would not know of the release.
+// place does. Where the disk takes nothing, everything is released all the same. Only if something is left then the error
+// lets the kubelet come again: another process would not know of the release.
 //
 // From then on a Prepare that arrived before this call is refused, see [Arrived].
 func (m *Manager) Unprepare(ctx context.Context, uid types.UID) error {
@@ -38,15 +38,17 @@ func (m *Manager) Unprepare(ctx context.Context, uid types.UID) error {
 	defer cancel()
 	written, writeErr := m.release(ctx, uid, arrived)
 	// Containers have ended. From now on none can be started with what is going.
-	specErr := m.specs.Remove(ctx, uid)
+	if err := m.specs.Remove(ctx, uid); err != nil {
+		klog.FromContext(ctx).Error(err, "The CDI spec of a claim that is released stays")
+	}
 	err := m.finish(ctx, uid)
 	switch {
-	case !written:
-		return errors.Join(writeErr, specErr, err)
+	case err != nil && !written:
+		return errors.Join(err, writeErr)
 	case err != nil:
 		klog.FromContext(ctx).Info("The rest of the claim is released later", "reason", err)
 	}
-	return specErr
+	return nil
 }
 
 // release notes that a claim is released.

@@ -29,8 +29,6 @@ type work struct {
 	instances map[string]partition.Live
 	// sessions are those that this task has started, by ID.
 	sessions map[string]sharing.Live
-	// specErr is why a CDI spec could not be removed: what it names must not be forgotten then.
-	specErr error
 	// ids are the qualified names of devices in the CDI spec that was written.
 	ids map[string]string
 }
@@ -44,6 +42,7 @@ func (e *Engine) act(ctx context.Context, task rules.Task, seen map[string]*obse
 		actions := task.Actions[i : i+n]
 		i += n
 		err := w.Locks.Watch(actions[0].GPU, w.do(ctx, actions))
+		w.noteRefusal(actions[0], err)
 		if err == nil || w.keepsNoClaim(ctx, actions[0], err) {
 			continue
 		}
@@ -158,7 +157,9 @@ func (w *work) change(ctx context.Context, a rules.Action) error {
 	case rules.StopSession:
 		return w.Sharing.End(ctx, a.Session)
 	case rules.SetInterval:
-		return w.Sharing.SetInterval(ctx, sharing.Device{PCIAddress: a.GPU, UUID: w.gpuUUID(a)}, a.Interval)
+		err := w.Sharing.SetInterval(ctx, sharing.Device{PCIAddress: a.GPU, UUID: w.gpuUUID(a)}, a.Interval)
+		w.knowInterval(a.GPU, err == nil)
+		return err
 	case rules.ResetInterval:
 		return w.resetInterval(ctx, a)
 	}

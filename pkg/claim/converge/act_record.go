@@ -161,7 +161,8 @@ func (w *work) writeSpec(ctx context.Context, a rules.Action) (err error) {
 	return err
 }
 
-// removeSpec: that a spec cannot be removed keeps nothing from being given back, but what it names must not be forgotten.
+// removeSpec: that a spec cannot be removed keeps nothing from being given back. Nobody can use it without the claim, and a
+// spec without record is removed when that is possible.
 func (w *work) removeSpec(ctx context.Context, a rules.Action) error {
 	if w.record(a) == nil {
 		// It was seen without a record, and its claim may have been prepared on another GPU since.
@@ -171,7 +172,7 @@ func (w *work) removeSpec(ctx context.Context, a rules.Action) error {
 	}
 	err := w.Specs.Remove(ctx, a.Claim)
 	if err != nil && w.task.Aim == rules.Release {
-		w.specErr = err
+		klog.FromContext(ctx).Error(err, "The CDI spec of a claim that is released stays", "claimUID", a.Claim)
 		return nil
 	}
 	return err
@@ -179,9 +180,6 @@ func (w *work) removeSpec(ctx context.Context, a rules.Action) error {
 
 // clear notes that nothing is left of a claim on a GPU. What the disk refuses is kept in memory.
 func (w *work) clear(ctx context.Context, a rules.Action) error {
-	if w.specErr != nil {
-		return w.specErr
-	}
 	defer steptime.Of(ctx).Begin(steptime.Journal)()
 	if err := w.Store.Clear(a.Claim, a.GPU); err != nil {
 		klog.FromContext(ctx).Error(err, "What is released is not written down", "claimUID", a.Claim)

@@ -5,6 +5,7 @@ package converge
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -79,6 +80,11 @@ type Engine struct {
 	mu sync.Mutex
 	// calls are the preparations that are at work in this process.
 	calls map[types.UID]*Call
+	// intervals are the GPUs whose time slice this process has set, and whose driver has answered ever since: a driver that
+	// is loaded anew has forgotten it.
+	intervals map[string]bool
+	// refused are the GPUs on which something could not be made because somebody uses them, and what was said of it.
+	refused map[string]rules.Statement
 	// failures are why tasks have failed last, for messages.
 	failures map[failureKey]error
 }
@@ -154,4 +160,51 @@ func (e *Engine) Failure(claim types.UID, pciAddress string) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.failures[failureKey{claim, pciAddress}]
+}
+
+// knowInterval notes whether a GPU is known to have the time slice that its claims need.
+func (e *Engine) knowInterval(pciAddress string, known bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.intervals == nil {
+		e.intervals = map[string]bool{}
+	}
+	e.intervals[pciAddress] = known
+}
+
+func (e *Engine) knowsInterval(pciAddress string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.intervals[pciAddress]
+}
+
+// noteRefusal remembers what could not be made because somebody uses a GPU, until something can.
+func (e *Engine) noteRefusal(a rules.Action, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch {
+	case a.Do != rules.CreateGI && a.Do != rules.SetExclusive && a.Do != rules.StartSession:
+	case errors.Is(err, gpu.ErrInUse):
+		if e.refused == nil {
+			e.refused = map[string]rules.Statement{}
+		}
+		e.refused[a.GPU] = rules.Statement{Place: a.Place, Device: a.Session, Reason: rules.UsedByOthers, Text: err.Error()}
+	case err == nil:
+		delete(e.refused, a.GPU)
+	}
+}
+
+// Refusal returns what could not be made on a GPU last because somebody uses it, if that is still so as far as is known.
+func (e *Engine) Refusal(pciAddress string) (rules.Statement, bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s, found := e.refused[pciAddress]
+	return s, found
+}
+
+// ForgetRefusal lets it be tried again.
+func (e *Engine) ForgetRefusal(pciAddress string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.refused, pciAddress)
 }

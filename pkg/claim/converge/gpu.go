@@ -73,11 +73,8 @@ func (e *Engine) Converge(ctx context.Context, address string) (*Said, error) {
 func (e *Engine) jointly(ctx context.Context, plan *rules.Plan, tried map[string]bool) (again bool, err error) {
 	for i := range plan.Tasks {
 		t := &plan.Tasks[i]
-		if len(t.With) == 0 || tried["joint "+taskName(t)] {
-			continue
-		}
 		gpus := e.with(t)
-		if len(gpus) < 2 {
+		if len(gpus) == 0 || isAlone(t, gpus[0]) || tried["joint "+taskName(t)] {
 			continue
 		}
 		tried["joint "+taskName(t)] = true

@@ -148,7 +148,7 @@ func (e *Engine) prepareJointly(ctx context.Context, claim types.UID, gpus []str
 // prepareOn brings a claim as far as it gets on one GPU alone: until it is prepared, or all of its GPUs have to agree.
 func (e *Engine) prepareOn(ctx context.Context, claim types.UID, address string) error {
 	failed := 0
-	doubted := types.UID("")
+	waitsFor := ""
 	deadline := time.Now().Add(waitTime)
 	for range maxRounds {
 		if e.isOutOfDate(claim) {
@@ -162,9 +162,9 @@ func (e *Engine) prepareOn(ctx context.Context, claim types.UID, address string)
 		v, _ := r.verdict(claim, address)
 		switch own := r.task != nil && r.task.Claim == claim; {
 		case v.State == rules.Waiting && (r.err == nil || !own):
-			if v.Other != "" && v.Other != doubted && e.Doubt != nil {
-				doubted = v.Other
-				e.Doubt(v.Other)
+			if v.Why != waitsFor {
+				waitsFor = v.Why
+				e.beginWait(ctx, v)
 			}
 			if !e.waitForPlace(ctx, changed, deadline, v) {
 				return &VerdictError{Verdict: v, waited: true}
@@ -214,6 +214,14 @@ func transient(err error) bool {
 		return false
 	}
 	return !errors.Is(err, gpu.ErrHung) && (gpu.Transient(err) || errors.Is(err, sharing.ErrNoSupervisor))
+}
+
+// beginWait says what a claim waits for.
+func (e *Engine) beginWait(ctx context.Context, v rules.Verdict) {
+	klog.FromContext(ctx).Info("Waiting", "reason", v.Why)
+	if v.Other != "" && e.Doubt != nil {
+		e.Doubt(v.Other)
+	}
 }
 
 func (e *Engine) pause(ctx context.Context, d time.Duration) error {

@@ -82,7 +82,7 @@ func answer(err error) rules.Answer {
 		return rules.Hung
 	case errors.Is(err, gpu.ErrLost), errors.Is(err, gpu.ErrNotFound):
 		return rules.Absent
-	case errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, gpu.ErrSlow), errors.Is(err, context.DeadlineExceeded):
 		return rules.Slow
 	}
 	return rules.Failed
@@ -104,9 +104,10 @@ func (e *Engine) observeHardware(ctx context.Context, o *observation, d depth) {
 	}
 	if err != nil {
 		o.unanswered(e.Locks.Watch(o.GPU, err))
+		e.knowInterval(o.GPU, false)
 		return
 	}
-	h.MIG = o.state.Enabled
+	h.MIG, h.IntervalLost = o.state.Enabled, !e.knowsInterval(o.GPU)
 	for i := range o.state.Instances {
 		h.Instances = append(h.Instances, e.instanceOf(o.GPU, &o.state.Instances[i]))
 	}

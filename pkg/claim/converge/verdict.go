@@ -36,7 +36,7 @@ type VerdictError struct {
 }
 
 func (e *VerdictError) Error() string {
-	if e.waited && e.Other != "" {
+	if e.waited && (e.Code == rules.Overlap || e.Code == rules.SharesTaken) {
 		return e.Why + ", and was not released in time"
 	}
 	return e.Why

@@ -17,6 +17,13 @@ func (d *decision) isLost(r *Record, p *Part) bool {
 	return r.Phase == Prepared && p.Mark == Started && p.Place != Undivided && !p.Admin && d.at(p.Place) == nil && !d.refused(r, p)
 }
 
+// isEmptied reports whether somebody has destroyed the compute instance of a partition. It is made again when the kubelet
+// asks: an administrator may be about to destroy the rest.
+func (d *decision) isEmptied(r *Record, p *Part) bool {
+	i := d.at(p.Place)
+	return r.Phase == Prepared && p.Mark == Started && p.Place != Undivided && !p.Admin && i != nil && i.Compute == 0
+}
+
 // lose writes down that partitions were seen to be absent. A partition in their place is somebody else's from now on.
 func (d *decision) lose(r *Record, parts []*Part) {
 	d.gone(r, parts)
@@ -32,7 +39,7 @@ func (d *decision) lose(r *Record, parts []*Part) {
 func (d *decision) gone(r *Record, parts []*Part) {
 	var names []string
 	for _, p := range parts {
-		if p.Mark != Lost && !d.isLost(r, p) {
+		if p.Mark != Lost && !d.isLost(r, p) && !d.isEmptied(r, p) {
 			continue
 		}
 		names = append(names, p.Device)

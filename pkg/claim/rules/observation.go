@@ -201,7 +201,7 @@ type Hardware struct {
 	Instances []Instance
 	// Exclusive is the compute mode EXCLUSIVE_PROCESS, OtherMode another one that is not DEFAULT.
 	Exclusive, OtherMode bool
-	// IntervalLost means that the driver was loaded after a time slice was set, and has forgotten it.
+	// IntervalLost means that the driver may have been loaded after a time slice was set, and have forgotten it.
 	IntervalLost bool
 	// Fabric is why the undivided GPU is not registered with its NVLink fabric yet, or empty.
 	Fabric string

@@ -58,10 +58,14 @@ func TestUnreadableRecordGuards(t *testing.T) {
 			n.StartSupervisor(t)
 			p := n.Start(t)
 			p.Ready(t)
+			var claims []*drapb.Claim
 			held := []harness.Device{{GPU: 0}, {GPU: 1, Kind: harness.MPS}, {GPU: 2, Kind: harness.TimeSlice}}
 			for _, d := range held {
 				c := n.Allocate(t, []harness.Device{d})
 				p.MustPrepare(t, c)
+				claims = append(claims, c)
+			}
+			for _, c := range claims {
 				n.DamageRecords(t, c.GetUid(), damage)
 			}
 			var others []harness.Device
@@ -139,7 +143,7 @@ func TestUnreadableRecordOfPartition(t *testing.T) {
 	beside := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(1, "1g.10gb", 4)}))
 	p.MustPrepare(t, c)
 	p.MustPrepare(t, beside)
-	n.DamageRecords(t, c.GetUid(), harness.CutOff)
+	n.DamageRecords(t, c.GetUid(), harness.CutBody)
 	wantGuarded(t, n, p, harness.Device{}, harness.Device{Kind: harness.TimeSlice}, harness.Partition(0, "7g.80gb", 0), harness.Partition(0, "1g.10gb", 4))
 	n.WantInstances(t, 0, harness.Place{Profile: "1g.10gb", Start: 4})
 	p.MustUnprepare(t, beside)
