@@ -85,7 +85,9 @@ func (m *Manager) finish(ctx context.Context, uid types.UID) error {
 	}
 	if len(gpus) == 0 {
 		// Also what a process left that was killed before its first record.
-		err = errors.Join(err, m.specs.Limits.Drop(uid))
+		if err := m.specs.Limits.Drop(uid); err != nil {
+			klog.FromContext(ctx).Error(err, "The folder for software limits stays until it can be removed")
+		}
 	}
 	return err
 }

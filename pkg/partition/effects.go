@@ -150,5 +150,10 @@ func (l *Lifecycle) confirmGone(ctx context.Context, pciAddress, what string, in
 	return wrap(cause)
 }
 
+// WithHolders adds to an error of a GPU in use who holds it.
+func (l *Lifecycle) WithHolders(ctx context.Context, pciAddress string, err error) error {
+	return l.withHolders(ctx, pciAddress, wholeGPU, err)
+}
+
 // Instance returns the GPU instance at an address, complete or not, or nil.
 func Instance(state gpu.MIGState, a Address) *gpu.Instance { return find(state, a) }

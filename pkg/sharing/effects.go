@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"k8s.io/klog/v2"
 
@@ -59,11 +60,17 @@ func (m *Manager) keepExclusive(ctx context.Context, d Device) error {
 	return m.SetExclusive(ctx, d, true)
 }
 
+// unavailable is CUDA's word for a GPU that another process has, in what the log of the daemon says.
+const unavailable = "CUDA_ERROR_DEVICE_UNAVAILABLE"
+
 // Ensure makes a session run with these limits, or changes those of the running one. The compute mode of whole GPUs in it
 // has to be EXCLUSIVE_PROCESS before, see SetExclusive. After an error the session may run or not.
 func (m *Manager) Ensure(ctx context.Context, s Session) (Live, error) {
 	status, err := m.supervisor.Ensure(ctx, s.spec())
 	switch {
+	case err != nil && strings.Contains(err.Error(), unavailable):
+		// In mode EXCLUSIVE_PROCESS a server does not start beside another process.
+		return Live{}, fmt.Errorf("%w: %w", gpu.ErrInUse, err)
 	case err != nil:
 		return Live{}, wrapUnavailable(err)
 	case status.Phase != mps.Running:

@@ -12,6 +12,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/claim/rules"
+	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/partition"
 	"github.com/partage-dev/partage/pkg/policy"
@@ -187,7 +188,10 @@ func (w *work) clear(ctx context.Context, a rules.Action) error {
 	if r, err := w.Store.Read(a.Claim); err != nil || r != nil {
 		return nil // its folder goes with the rest of the claim
 	}
-	return w.Specs.Limits.Drop(a.Claim)
+	if err := w.Specs.Limits.Drop(a.Claim); err != nil {
+		klog.FromContext(ctx).Error(err, "The folder for software limits stays until it can be removed", "claimUID", a.Claim)
+	}
+	return nil
 }
 
 // startSession makes a session run as its claims need it. Its devices have their UUIDs by now.
@@ -221,8 +225,11 @@ func (w *work) startSession(ctx context.Context, a rules.Action) error {
 		}
 	}
 	live, err := w.Sharing.Ensure(ctx, want)
-	if err == nil {
+	switch {
+	case err == nil:
 		w.sessions[s.ID] = live
+	case errors.Is(err, gpu.ErrInUse):
+		err = w.Partitions.WithHolders(ctx, a.GPU, err)
 	}
 	return err
 }

@@ -15,7 +15,6 @@ import (
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/partage-dev/partage/test/flow/harness"
-	"github.com/partage-dev/partage/test/knownfailures"
 )
 
 // hasSpec reports whether there is a CDI spec of a claim.
@@ -30,7 +29,6 @@ func TestReleaseOnUnreadableRecord(t *testing.T) {
 	for name, damage := range map[string]func(string) error{"EIO": harness.Unreadable, "cut off": harness.CutOff, "folder": harness.IsFolder} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			knownfailures.Expect(t)
 			n := harness.NewNode(t, "h100x1")
 			p := n.Start(t)
 			p.Ready(t)
@@ -53,7 +51,6 @@ func TestUnreadableRecordGuards(t *testing.T) {
 	for name, damage := range map[string]func(string) error{"EIO": harness.Unreadable, "cut off": harness.CutOff} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			knownfailures.Expect(t)
 			n := harness.NewNode(t, "h100x3")
 			n.StartSupervisor(t)
 			p := n.Start(t)
@@ -117,7 +114,6 @@ func TestUnreadableRecordOfSharer(t *testing.T) {
 	} {
 		t.Run(string(kind), func(t *testing.T) {
 			t.Parallel()
-			knownfailures.Expect(t)
 			n := harness.NewNode(t, "h100x1")
 			n.StartSupervisor(t)
 			p := n.Start(t, n.Policy(t, "default:\n  timeslice: {clients: 3, interval: Long}\n"))
@@ -157,7 +153,6 @@ func TestUnreadableRecordOfPartition(t *testing.T) {
 // downgrade, is in nobody's way after a reboot, when nothing of its claim exists any more.
 func TestUnknownRecordAfterReboot(t *testing.T) {
 	t.Parallel()
-	knownfailures.Expect(t)
 	n := harness.NewNode(t, "h100x1")
 	p := n.Start(t)
 	p.Ready(t)
