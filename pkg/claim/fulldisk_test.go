@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/partage-dev/partage/pkg/claim/journal"
-	"github.com/partage-dev/partage/pkg/claim/step"
+	"github.com/partage-dev/partage/pkg/claim/record"
+	"github.com/partage-dev/partage/pkg/claim/spec"
 	"github.com/partage-dev/partage/pkg/host"
 )
 
@@ -88,7 +88,7 @@ func TestTenantCannotFillTheJournal(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = unix.Unmount(b.dataDir(), unix.MNT_DETACH) })
 	m := b.manager()
-	m.kit.Limits.Files = step.OSLimitFiles{}
+	m.specs.Limits.Files = spec.OSLimitFiles{}
 	mustPrepare(t, m, newClaim("attacker", turnsC))
 	for _, d := range b.spec("attacker") {
 		for _, mount := range d.Mounts {
@@ -137,7 +137,7 @@ func fill(t *testing.T, path string) {
 			t.Fatal("a gigabyte fits")
 		}
 	}
-	if !journal.NoSpace(err) {
+	if !record.NoSpace(err) {
 		t.Errorf("got %v", err)
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/partage-dev/partage/pkg/claim/journal"
+	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/partition"
@@ -54,7 +54,7 @@ func TestOrphanOnGPUWithoutProcessList(t *testing.T) {
 	mustReconcile(t, m)
 	b.pass(DefaultOrphanGrace)
 	wantError(t, reconcile(t, m), "processes use them: [5004711]")
-	if r, err := m.store.Read("u1"); err != nil || r == nil || r.State != journal.Prepared {
+	if r, err := m.store.Read("u1"); err != nil || r == nil || r.State != record.Prepared {
 		t.Errorf("got %+v, %v", r, err)
 	}
 	if err := os.Remove(descriptor); err != nil {

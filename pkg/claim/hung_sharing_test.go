@@ -15,7 +15,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/partage-dev/partage/pkg/claim/step"
+	"github.com/partage-dev/partage/pkg/claim/spec"
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 

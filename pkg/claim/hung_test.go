@@ -13,7 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/partage-dev/partage/pkg/claim/journal"
+	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 )
@@ -129,7 +129,7 @@ func TestUnprepareHangs(t *testing.T) {
 			t.Errorf("left: %v", b.state())
 		}
 		r, err := m.store.Read("u1")
-		if err != nil || r.State != journal.Unpreparing || len(r.Devices) != 1 || r.Devices[0].Device != sliceA0 {
+		if err != nil || r.State != record.Unpreparing || len(r.Devices) != 1 || r.Devices[0].Device != sliceA0 {
 			t.Errorf("record: %+v, %v", r, err)
 		}
 		start := time.Now()

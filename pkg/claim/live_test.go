@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"github.com/partage-dev/partage/pkg/claim/journal"
+	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/partition"
@@ -154,16 +154,16 @@ func TestLiveLimits(t *testing.T) {
 	b := newBox(t)
 	m := b.manager()
 	for name, test := range map[string]struct {
-		device journal.Device
+		device record.Device
 		want   *LiveLimits
 	}{
-		"a turn with an interval": {device: journal.Device{Type: device.TimeSlice, Sharing: &journal.Sharing{Interval: "Short", Limits: journal.Limits{MemoryBytes: 1 << 30}}}},
+		"a turn with an interval": {device: record.Device{Type: device.TimeSlice, Sharing: &record.Sharing{Interval: "Short", Limits: record.Limits{MemoryBytes: 1 << 30}}}},
 		"a turn with a library": {
-			device: journal.Device{Type: device.TimeSlice, Sharing: &journal.Sharing{Limited: true, Limits: journal.Limits{MemoryBytes: 1 << 30}}},
+			device: record.Device{Type: device.TimeSlice, Sharing: &record.Sharing{Limited: true, Limits: record.Limits{MemoryBytes: 1 << 30}}},
 			want:   &LiveLimits{MemoryBytes: 1 << 30},
 		},
 	} {
-		r := &journal.Record{State: journal.Prepared, Devices: []journal.Device{test.device}}
+		r := &record.Record{State: record.Prepared, Devices: []record.Device{test.device}}
 		if diff := cmp.Diff(test.want, m.live(r, nil).Devices[0].Limits); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
@@ -203,7 +203,7 @@ func TestLiveOfEarlierBoot(t *testing.T) {
 	if len(all) > 0 || len(devices) > 0 || err != nil || oneErr != nil {
 		t.Errorf("%+v, %v; %+v, %v", all, err, devices, oneErr)
 	}
-	if r, err := m.store.Read("u1"); err != nil || r.State != journal.Prepared {
+	if r, err := m.store.Read("u1"); err != nil || r.State != record.Prepared {
 		t.Errorf("record %+v, %v", r, err)
 	}
 }

@@ -15,7 +15,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/partage-dev/partage/pkg/claim/journal"
+	"github.com/partage-dev/partage/pkg/claim/record"
 )
 
 // powerLosses are what a power loss may leave of a file of which the disk was not waited for.
@@ -26,7 +26,7 @@ var powerLosses = map[string]func(path string, was []byte) error{
 	"half":      func(path string, was []byte) error { return os.WriteFile(path, was[:len(was)/2], 0o600) },
 	"untouched": func(path string, was []byte) error { return os.WriteFile(path, was, 0o600) },
 	"as it was before": func(path string, was []byte) error {
-		older := bytes.Replace(was, []byte(`"`+journal.Prepared+`"`), []byte(`"`+journal.Preparing+`"`), 1)
+		older := bytes.Replace(was, []byte(`"`+record.Prepared+`"`), []byte(`"`+record.Preparing+`"`), 1)
 		return os.WriteFile(path, older, 0o600)
 	},
 	"not finished": func(path string, was []byte) error {

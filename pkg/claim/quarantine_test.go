@@ -26,7 +26,7 @@ func (b *box) quarantined(boot string) []string {
 }
 
 func TestDamagedRecord(t *testing.T) {
-	for name, damage := range map[string]string{"empty": "", "cut off": `{"apiVersion":"journal`, "zeros": "\x00\x00\x00", "other claim": `{"apiVersion":"journal.partage.dev/v1","kind":"ClaimRecord","claim":{"uid":"u9"}}`} {
+	for name, damage := range map[string]string{"empty": "", "cut off": `{"apiVersion":"journal`, "zeros": "\x00\x00\x00", "other claim": `{"apiVersion":"record.partage.dev/v1","kind":"ClaimRecord","claim":{"uid":"u9"}}`} {
 		t.Run(name, func(t *testing.T) {
 			b := newBox(t)
 			m := b.manager()
@@ -119,11 +119,11 @@ func TestRecordOfAnotherVersion(t *testing.T) {
 	b := newBox(t)
 	m := b.manager()
 	b.makeForeign(addressA4)
-	const content = `{"apiVersion":"journal.partage.dev/v3","kind":"ClaimRecord","claim":{"uid":"u1"}}`
+	const content = `{"apiVersion":"record.partage.dev/v3","kind":"ClaimRecord","claim":{"uid":"u1"}}`
 	write(t, m.store.Path("u1"), content)
 	for range 2 {
 		_, err := m.Prepare(t.Context(), newClaim("u1", sliceA0))
-		wantError(t, err, "u1.json", "written by another version of the driver", `"journal.partage.dev/v3"`)
+		wantError(t, err, "u1.json", "written by another version of the driver", `"record.partage.dev/v3"`)
 		wantError(t, m.Unprepare(t.Context(), "u1"), "written by another version of the driver")
 		wantError(t, m.Reconcile(t.Context()), "claim u1", "written by another version of the driver")
 	}

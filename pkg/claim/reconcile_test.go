@@ -108,7 +108,7 @@ func TestReconcileGoesOn(t *testing.T) {
 	b.hooks(nil, nil)
 	m := b.manager()
 	write(t, m.store.Path("u0"), "{")
-	write(t, m.store.Path("u3"), `{"apiVersion":"journal.partage.dev/v9","kind":"ClaimRecord"}`)
+	write(t, m.store.Path("u3"), `{"apiVersion":"record.partage.dev/v9","kind":"ClaimRecord"}`)
 	wantError(t, m.Reconcile(t.Context()), "claim u0: the journal of claim u0 was damaged", "claim u3", "another version")
 	err := m.Reconcile(t.Context())
 	wantError(t, err, "claim u3", "another version")

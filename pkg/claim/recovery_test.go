@@ -20,7 +20,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/partage-dev/partage/pkg/claim/journal"
+	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/sharing"
 )
@@ -71,7 +71,7 @@ func TestStateTurnedBack(t *testing.T) {
 		claim := newClaim("u1", mpsSliceA0, sliceB0)
 		_, err := m.Prepare(t.Context(), claim)
 		t.Log("first:", err)
-		if r, err := m.store.Read("u1"); err != nil || r == nil || r.State != journal.Unpreparing {
+		if r, err := m.store.Read("u1"); err != nil || r == nil || r.State != record.Unpreparing {
 			t.Errorf("half undone and written down as %+v, %v", r, err)
 		}
 		b.onGPU = nil
@@ -318,7 +318,7 @@ func TestPartitionOfUnreadableShare(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	write(t, m.store.Path("u2"), strings.Replace(string(data), journal.SharingVersion, "journal.partage.dev/v3", 1))
+	write(t, m.store.Path("u2"), strings.Replace(string(data), record.SharingVersion, "record.partage.dev/v3", 1))
 	if err := m.Unprepare(t.Context(), "u1"); err != nil {
 		t.Log(err)
 	}

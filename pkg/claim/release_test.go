@@ -14,7 +14,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/partage-dev/partage/pkg/claim/journal"
+	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
@@ -161,7 +161,7 @@ func TestLastSharesOrphanedInTwoProcesses(t *testing.T) {
 		wg.Wait()
 		kept := 0
 		for _, uid := range []types.UID{"u1", "u2"} {
-			if r, err := one.store.Read(uid); err == nil && r != nil && r.State == journal.Prepared {
+			if r, err := one.store.Read(uid); err == nil && r != nil && r.State == record.Prepared {
 				kept++
 			}
 		}

@@ -10,7 +10,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
-	"github.com/partage-dev/partage/pkg/claim/journal"
+	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
@@ -87,7 +87,7 @@ func TestKilledWhileMadeAgainForHalfAClaim(t *testing.T) {
 			m = b.manager()
 			live, _ := b.look(addressA0)
 			r, err := m.store.Read("u1")
-			if err != nil || r == nil || r.State != journal.Preparing || r.Devices[0].Partition.LiveUUID() != live.UUID {
+			if err != nil || r == nil || r.State != record.Preparing || r.Devices[0].Partition.LiveUUID() != live.UUID {
 				t.Fatalf("got %+v, %v", r, err)
 			}
 

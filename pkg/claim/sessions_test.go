@@ -21,7 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/cdi/hook"
-	"github.com/partage-dev/partage/pkg/claim/journal"
+	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/mps"
@@ -545,7 +545,7 @@ func TestLastKnownShare(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		write(t, m.store.Path("u2"), strings.ReplaceAll(string(text), journal.SharingVersion, "journal.partage.dev/v3"))
+		write(t, m.store.Path("u2"), strings.ReplaceAll(string(text), record.SharingVersion, "record.partage.dev/v3"))
 		session := b.running(strings.TrimSuffix(device, "-mps"))
 		session.clients = []int{77}
 		mustUnprepare(t, m, "u1")
@@ -712,7 +712,7 @@ func TestInUseNotKnown(t *testing.T) {
 	b := newBox(t)
 	m := b.manager()
 	mustPrepare(t, m, newClaim("u1", sliceB0))
-	write(t, m.store.Path("u2"), `{"apiVersion":"journal.partage.dev/v9","kind":"ClaimRecord"}`)
+	write(t, m.store.Path("u2"), `{"apiVersion":"record.partage.dev/v9","kind":"ClaimRecord"}`)
 	got, err := m.InUse()
 	wantError(t, err, "u2.json")
 	if diff := cmp.Diff([]string{sliceB0}, got); diff != "" {

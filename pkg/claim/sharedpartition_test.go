@@ -10,7 +10,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/partage-dev/partage/pkg/claim/journal"
+	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/sharing"
 )
@@ -101,7 +101,7 @@ func TestShareOfLeftPartition(t *testing.T) {
 			live, _ := b.look(addressA0)
 			b.run(pciA, gpu.Process{PID: 77, InstanceID: live.InstanceID})
 			mustUnprepare(t, m, "u1") // the pod ends
-			if r, err := m.store.Read("u1"); err != nil || r == nil || r.State != journal.Unpreparing {
+			if r, err := m.store.Read("u1"); err != nil || r == nil || r.State != record.Unpreparing {
 				t.Errorf("got %+v, %v", r, err)
 			}
 			mustPrepare(t, m, newClaim("u2", device))

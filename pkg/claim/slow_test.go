@@ -130,22 +130,27 @@ func (b slowGPUs) DestroyInstance(ctx context.Context, pciAddress string, instan
 // library, time slices by nvidia-smi, which is killed when the caller's time is over.
 type slowSharing struct{ *box }
 
-func (b slowSharing) Start(ctx context.Context, s sharing.Session, adopt bool) (sharing.Live, error) {
+func (b slowSharing) Ensure(ctx context.Context, s sharing.Session) (sharing.Live, error) {
 	for _, d := range s.Devices {
 		if err := b.slow.call(ctx, d.PCIAddress); err != nil {
 			return sharing.Live{}, err
 		}
 	}
-	return b.box.Start(ctx, s, adopt)
+	return b.box.Ensure(ctx, s)
 }
 
-func (b slowSharing) Stop(ctx context.Context, s sharing.Session) error {
-	for _, d := range s.Devices {
-		if err := b.slow.call(ctx, d.PCIAddress); err != nil {
-			return err
-		}
+func (b slowSharing) Mode(ctx context.Context, d sharing.Device) (gpu.ComputeMode, error) {
+	if err := b.slow.call(ctx, d.PCIAddress); err != nil {
+		return "", err
 	}
-	return b.box.Stop(ctx, s)
+	return b.box.Mode(ctx, d)
+}
+
+func (b slowSharing) SetExclusive(ctx context.Context, d sharing.Device, exclusive bool) error {
+	if err := b.slow.call(ctx, d.PCIAddress); err != nil {
+		return err
+	}
+	return b.box.SetExclusive(ctx, d, exclusive)
 }
 
 func (b slowSharing) SetInterval(ctx context.Context, d sharing.Device, interval sharing.Interval) error {

@@ -12,7 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/partage-dev/partage/pkg/claim/journal"
+	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
@@ -47,7 +47,7 @@ func testStatic(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d := r.Devices[0]; d.Type != journal.Static || d.Partition.Live == nil || *d.Partition.Live != live {
+	if d := r.Devices[0]; d.Type != record.Static || d.Partition.Live == nil || *d.Partition.Live != live {
 		t.Errorf("record: %+v", d)
 	}
 	mustPrepare(t, m, newClaim("u1", staticA0))

@@ -40,7 +40,7 @@ type surveyor struct {
 	processes func(ctx context.Context, pciAddress string) ([]gpu.Process, error)
 
 	mu     sync.Mutex
-	latest map[string]findings
+	latest map[string]surveyed
 	// began is since when each GPU has been busy, and silence the MPS supervisor silent.
 	began map[string]time.Duration
 }
@@ -48,8 +48,8 @@ type surveyor struct {
 // silence is the key of the MPS supervisor beside PCI addresses.
 const silence = "silence"
 
-// findings are what a survey says about one GPU.
-type findings struct {
+// surveyed is what a survey says about one GPU.
+type surveyed struct {
 	statics    []device.Static
 	conditions []device.Condition
 }
@@ -60,7 +60,7 @@ var errElsewhere = fmt.Errorf("another process has had its lock for more than %s
 // survey observes all GPUs at the same time.
 func (s *surveyor) survey(ctx context.Context, inventory *device.Inventory) device.Status {
 	gpus := inventory.PCIAddresses()
-	found := make([]findings, len(gpus))
+	found := make([]surveyed, len(gpus))
 	var wg sync.WaitGroup
 	for i, address := range gpus {
 		wg.Go(func() { found[i] = s.surveyGPU(ctx, inventory, address) })
@@ -77,7 +77,7 @@ func (s *surveyor) survey(ctx context.Context, inventory *device.Inventory) devi
 
 // surveyGPU does not wait for a GPU that a call is at work on, unless it has been busy for long: what was said of it last
 // still counts.
-func (s *surveyor) surveyGPU(ctx context.Context, inventory *device.Inventory, address string) (f findings) {
+func (s *surveyor) surveyGPU(ctx context.Context, inventory *device.Inventory, address string) (f surveyed) {
 	var panicked error
 	latest := s.last(address)
 	defer func() {
@@ -95,14 +95,14 @@ func (s *surveyor) surveyGPU(ctx context.Context, inventory *device.Inventory, a
 	case said == nil:
 		if s.locks.GPUElsewhere(address) && s.since(address, true) >= elsewhereLimit {
 			// A process that hangs in the kernel does not die and keeps its locks.
-			return findings{latest.statics, unanswered(address, errElsewhere)}
+			return surveyed{latest.statics, unanswered(address, errElsewhere)}
 		}
 		return latest
 	case said.Unanswered != nil && ctx.Err() != nil:
 		return latest // it was not the GPU that gave up
 	}
 	s.since(address, false)
-	f = s.findings(inventory, address, said)
+	f = s.translate(inventory, address, said)
 	f.conditions = append(f.conditions, s.refusal(ctx, address)...)
 	if said.Unanswered != nil {
 		f.statics = latest.statics
@@ -129,7 +129,7 @@ func (s *surveyor) since(key string, is bool) time.Duration {
 }
 
 // last is what was said of a GPU last, or what records say of it.
-func (s *surveyor) last(address string) findings {
+func (s *surveyor) last(address string) surveyed {
 	s.mu.Lock()
 	f, known := s.latest[address]
 	s.mu.Unlock()
@@ -146,8 +146,8 @@ func (s *surveyor) last(address string) findings {
 	return f
 }
 
-// findings translates what the rules say.
-func (s *surveyor) findings(inventory *device.Inventory, address string, said *converge.Said) (f findings) {
+// translate translates what the rules say.
+func (s *surveyor) translate(inventory *device.Inventory, address string, said *converge.Said) (f surveyed) {
 	for _, p := range said.Static {
 		f.statics = append(f.statics, device.Static{
 			PCIAddress: address, ProfileID: p.Place.ProfileID, Placement: p.Place.Placement, UUID: p.UUID, Gone: p.Gone,
@@ -158,19 +158,19 @@ func (s *surveyor) findings(inventory *device.Inventory, address string, said *c
 		case one.Reason == rules.Unresponsive:
 			f.conditions = append(f.conditions, unanswered(address, said.Unanswered)...)
 		case one.Reason == rules.Occupied && one.Claim == "":
-			f.conditions = append(f.conditions, at(address, one, device.Occupied, "GPU "+address+": "+one.Text))
+			f.conditions = append(f.conditions, conditionAt(address, one, device.Occupied, "GPU "+address+": "+one.Text))
 		case one.Reason == rules.ReleasePending:
-			c := at(address, one, device.ReleasePending, one.Text+s.because(address, one))
+			c := conditionAt(address, one, device.ReleasePending, one.Text+s.because(address, one))
 			if shape := shapeOf(inventory, one.Device); c.Where == nil && shape != nil {
 				c.Where = &shape.Placement
 			}
 			f.conditions = append(f.conditions, c)
 		case one.Reason == rules.UsedByOthers && one.Claim == "":
-			c := at(address, one, device.ReleasePending, "GPU "+address+": "+one.Text)
+			c := conditionAt(address, one, device.ReleasePending, "GPU "+address+": "+one.Text)
 			c.Undivided = true
 			f.conditions = append(f.conditions, c)
 		case one.Reason == rules.RecordUnreadable:
-			c := at(address, one, device.ReleasePending, one.Text)
+			c := conditionAt(address, one, device.ReleasePending, one.Text)
 			c.Undivided = true // partitions are seen on the hardware
 			f.conditions = append(f.conditions, c)
 		}
@@ -204,7 +204,7 @@ func (s *surveyor) because(address string, one rules.Statement) string {
 	return ": " + strings.ReplaceAll(err.Error(), "\n", "; ")
 }
 
-func at(address string, s rules.Statement, reason device.Reason, message string) device.Condition {
+func conditionAt(address string, s rules.Statement, reason device.Reason, message string) device.Condition {
 	c := device.Condition{PCIAddress: address, Reason: reason, Message: message}
 	if s.Place != rules.Undivided {
 		place, profile := s.Place.Placement, s.Place.ProfileID

@@ -21,7 +21,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/partage-dev/partage/pkg/claim/journal"
+	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/partition"
 	"github.com/partage-dev/partage/pkg/sharing"
@@ -230,12 +230,12 @@ func (w *walk) lose(t *testing.T, m *Manager) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var held []journal.Held
+	var held []record.Held
 	for _, r := range s.Records {
 		for i := range r.Devices {
 			d := &r.Devices[i]
 			if d.Owned() && d.Partition.OwnUUID() != "" {
-				held = append(held, journal.Held{Record: r, Device: d})
+				held = append(held, record.Held{Record: r, Device: d})
 			}
 		}
 	}
@@ -269,7 +269,7 @@ func (w *walk) lose(t *testing.T, m *Manager) string {
 
 func (w *walk) checkPrepared(t *testing.T, m *Manager, uid types.UID) {
 	r, err := m.store.Read(uid)
-	if err != nil || r == nil || r.State != journal.Prepared {
+	if err != nil || r == nil || r.State != record.Prepared {
 		w.fail(t, "%s is prepared and recorded as %+v, %v", uid, r, err)
 		return
 	}
@@ -306,7 +306,7 @@ func (w *walk) check(t *testing.T, m *Manager) {
 	defer w.mu.Unlock()
 	for _, p := range w.instances {
 		_, foreign := w.foreign[p.at()]
-		explained := slices.ContainsFunc(s.On(p.pciAddress), func(d journal.Held) bool { return d.Owned() && d.At(p.Instance) && d.MayBe(p.Instance) })
+		explained := slices.ContainsFunc(s.On(p.pciAddress), func(d record.Held) bool { return d.Owned() && d.At(p.Instance) && d.MayBe(p.Instance) })
 		if !foreign && !explained {
 			w.failed = w.failed || false
 			w.fail(t, "nobody knows of %s %+v", p.at(), p.Instance)
@@ -317,18 +317,18 @@ func (w *walk) check(t *testing.T, m *Manager) {
 			w.fail(t, "exclusive %s", uuid)
 		}
 	}
-	if w.intervals["GPU-c"] != "" && !slices.ContainsFunc(s.On(pciC), func(d journal.Held) bool { return d.Interval() != "" }) {
+	if w.intervals["GPU-c"] != "" && !slices.ContainsFunc(s.On(pciC), func(d record.Held) bool { return d.Interval() != "" }) {
 		w.fail(t, "nobody knows of the interval")
 	}
 	// No spec names a partition that is another's, or somebody else's.
 	for uid, devices := range w.specs {
-		i := slices.IndexFunc(s.Records, func(r *journal.Record) bool { return r.Claim.UID == uid })
+		i := slices.IndexFunc(s.Records, func(r *record.Record) bool { return r.Claim.UID == uid })
 		for _, d := range devices {
 			name := d.Name
 			for _, node := range d.Nodes {
 				for _, p := range w.instances {
 					cap := fmt.Sprintf("nvidia-cap%d", 100+10*p.ID)
-					elsewhere := i >= 0 && !slices.ContainsFunc(s.Records[i].Devices, func(d journal.Device) bool { return d.Key() == name && d.PCIAddress == p.pciAddress })
+					elsewhere := i >= 0 && !slices.ContainsFunc(s.Records[i].Devices, func(d record.Device) bool { return d.Key() == name && d.PCIAddress == p.pciAddress })
 					if !strings.HasSuffix(node.Path, cap) || len(p.Compute) != 1 || elsewhere {
 						continue
 					}
@@ -336,7 +336,7 @@ func (w *walk) check(t *testing.T, m *Manager) {
 						w.fail(t, "the spec of %s, which has no record, names %s", uid, p.at())
 						continue
 					}
-					own := slices.ContainsFunc(s.Records[i].Devices, func(d journal.Device) bool {
+					own := slices.ContainsFunc(s.Records[i].Devices, func(d record.Device) bool {
 						return d.Partition != nil && d.Address() == p.at() && (d.Partition.LiveUUID() == p.Compute[0].UUID || d.Partition.Live == nil)
 					})
 					_, foreign := w.foreign[p.at()]
