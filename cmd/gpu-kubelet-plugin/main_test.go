@@ -127,19 +127,19 @@ func TestRoots(t *testing.T) {
 	}{
 		"automatic": {
 			config{driverRoot: "/d", devRoot: "auto", procRoot: "/proc", sysRoot: "/sys"},
-			host.Roots{Driver: "/d", Dev: host.AutoDev, Proc: "/proc", Sys: "/sys", HostDriver: "/d"},
+			host.Roots{Driver: "/d", Dev: host.AutoDev, Proc: "/proc", Sys: "/sys", HostDriver: "/d", PodLogs: "/var/log/pods"},
 		},
 		"seen from a container": {
 			config{driverRoot: "/d", devRoot: "auto", procRoot: "/proc", sysRoot: "/sys", hostDriverRoot: "/run/driver"},
-			host.Roots{Driver: "/d", Dev: host.AutoDev, Proc: "/proc", Sys: "/sys", HostDriver: "/run/driver"},
+			host.Roots{Driver: "/d", Dev: host.AutoDev, Proc: "/proc", Sys: "/sys", HostDriver: "/run/driver", PodLogs: "/var/log/pods"},
 		},
 		"devices given": {
 			config{driverRoot: "/a", devRoot: "/b", procRoot: "/c", sysRoot: "/d"},
-			host.Roots{Driver: "/a", Dev: "/b", Proc: "/c", Sys: "/d", HostDriver: "/a", HostDev: "/b"},
+			host.Roots{Driver: "/a", Dev: "/b", Proc: "/c", Sys: "/d", HostDriver: "/a", HostDev: "/b", PodLogs: "/var/log/pods"},
 		},
 		"all given": {
-			config{driverRoot: "/a", devRoot: "/b", procRoot: "/c", sysRoot: "/d", hostDriverRoot: "/e", hostDevRoot: "/f"},
-			host.Roots{Driver: "/a", Dev: "/b", Proc: "/c", Sys: "/d", HostDriver: "/e", HostDev: "/f"},
+			config{driverRoot: "/a", devRoot: "/b", procRoot: "/c", sysRoot: "/d", hostDriverRoot: "/e", hostDevRoot: "/f", podLogs: "/g"},
+			host.Roots{Driver: "/a", Dev: "/b", Proc: "/c", Sys: "/d", HostDriver: "/e", HostDev: "/f", PodLogs: "/g"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
