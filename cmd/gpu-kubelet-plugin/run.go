@@ -140,7 +140,8 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 	if err != nil {
 		return err
 	}
-	holders.PodName = plugin.NewPodNames(cluster, claims).Name
+	names := &holder.PodNames{Roots: roots, Otherwise: plugin.NewPodNames(cluster, claims).Name}
+	holders.PodName = names.Name
 	observed, ended := c.serveMetrics(ctx, usage.Options{Claims: claims, GPUs: gpus, Sessions: supervisor, Facts: facts})
 	defer ended()
 	defer cancel()

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -36,6 +37,8 @@ func (c *config) validate() error {
 		command.CheckProgram("nvidia-cdi-hook", c.cdiHook),
 		command.CheckProgram("partage-hook", c.hook),
 		command.CheckDirectory("mps-dir", c.mpsDir, false),
+		command.CheckDirectory("pod-logs-dir", c.podLogs, false),
+		c.validateNamespaces(),
 		c.validateSharing(),
 		c.validateNodeLabels(),
 	)
@@ -46,6 +49,20 @@ func (c *config) validateNodeLabels() error {
 		return nil
 	}
 	return command.Wrong(nodeLabelsFlag, c.nodeLabels, fmt.Sprintf("%s, %s or %s", nodelabels.Never, nodelabels.Write, nodelabels.Remove))
+}
+
+func (c *config) validateNamespaces() error {
+	var errs []error
+	for namespace := range strings.SplitSeq(c.ignoredNamespaces, ",") {
+		if c.ignoredNamespaces != "" && len(validation.IsDNS1123Label(namespace)) > 0 {
+			errs = append(errs, command.Wrong(ignoredNamespacesFlag, c.ignoredNamespaces, "names of namespaces with commas between them, or nothing"))
+			break
+		}
+	}
+	if c.podNamespace != "" && len(validation.IsDNS1123Label(c.podNamespace)) > 0 {
+		errs = append(errs, command.Wrong("pod-namespace", c.podNamespace, "the name of a namespace, or nothing"))
+	}
+	return errors.Join(errs...)
 }
 
 // validateSlices checks the flags that the slices sub-command uses.
@@ -141,6 +158,6 @@ func (c *config) validateTimes() error {
 func (c *config) roots() host.Roots {
 	return host.Roots{
 		Driver: c.driverRoot, Dev: c.devRoot, Proc: c.procRoot, Sys: c.sysRoot,
-		HostDriver: c.hostDriverRoot, HostDev: c.hostDevRoot,
+		HostDriver: c.hostDriverRoot, HostDev: c.hostDevRoot, PodLogs: c.podLogs,
 	}.Complete()
 }

@@ -30,6 +30,8 @@ type Roots struct {
 	Proc string
 	// Sys is the sysfs. Default "/sys".
 	Sys string
+	// PodLogs is where the kubelet has the logs of the pods of this node. Default "/var/log/pods".
+	PodLogs string
 
 	// HostDriver and HostDev are Driver and Dev as the container runtime sees
 	// them. CDI specs name these. Default: the same as Driver and Dev. HostDev means
@@ -38,8 +40,8 @@ type Roots struct {
 	HostDev    string
 }
 
-// Complete fills empty fields: "/", "/proc", "/sys", and this process's view for
-// that of the host.
+// Complete fills empty fields: "/", "/proc", "/sys", "/var/log/pods", and this process's
+// view for that of the host.
 func (r Roots) Complete() Roots {
 	set := func(field *string, value string) {
 		if *field == "" {
@@ -50,6 +52,7 @@ func (r Roots) Complete() Roots {
 	set(&r.Dev, "/")
 	set(&r.Proc, "/proc")
 	set(&r.Sys, "/sys")
+	set(&r.PodLogs, DefaultPodLogs)
 	set(&r.HostDriver, r.Driver)
 	if r.Dev != AutoDev {
 		set(&r.HostDev, r.Dev)
