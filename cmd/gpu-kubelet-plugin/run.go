@@ -135,6 +135,7 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 		CDI:        specs,
 		Hook:       hooks.limits,
 		Cluster:    facts,
+		Users:      c.users(ctx, holders, gpus, supervisor, cluster),
 		Events:     events,
 	})
 	if err != nil {

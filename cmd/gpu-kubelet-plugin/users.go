@@ -7,13 +7,10 @@ import (
 	"context"
 	"slices"
 	"strings"
-	"time"
 
-	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/claim"
-	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/claim/users"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/holder"
@@ -38,9 +35,7 @@ func (c *config) users(ctx context.Context, holders *holder.Finder, gpus process
 	}
 	return &users.Users{
 		Finder: &holder.UsersFinder{Finder: holders, List: gpus.Processes, Ignored: c.isIgnored},
-		PodsOf: func(ctx context.Context, ref record.Ref) ([]string, error) {
-			return cluster.PodsOf(ctx, claim.Ref(ref))
-		},
+		PodsOf: cluster.PodsOf,
 		Servers: func(ctx context.Context) ([]int, error) {
 			sessions, err := supervisor.List(ctx)
 			var servers []int
@@ -49,20 +44,11 @@ func (c *config) users(ctx context.Context, holders *holder.Finder, gpus process
 			}
 			return servers, err
 		},
-		Clock: sinceBoot,
+		Clock: claim.SinceBoot,
 	}
 }
 
 // isIgnored reports whether pods of a namespace may use GPUs without a claim. The MPS servers are in the driver's own.
 func (c *config) isIgnored(namespace string) bool {
 	return namespace == c.podNamespace || slices.Contains(strings.Split(c.ignoredNamespaces, ","), namespace)
-}
-
-// sinceBoot is the time since the machine was started, suspensions included, by which records say when a claim was prepared.
-func sinceBoot() time.Duration {
-	var t unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &t); err != nil {
-		return 0 // no kernel lacks this clock
-	}
-	return time.Duration(t.Nano())
 }

@@ -75,6 +75,8 @@ type Options struct {
 	// Cluster tells which claims still have their devices. Optional: without it none is
 	// taken for released.
 	Cluster Cluster
+	// Users finds the processes on GPUs that no claim explains. Optional: without it only processes of orphans count.
+	Users converge.Users
 	// Events is optional.
 	Events Events
 	// OrphanGrace is how long a prepared claim that does not have its devices any more
@@ -85,7 +87,7 @@ type Options struct {
 	CheckInterval time.Duration
 
 	// files and limitFiles are those of the operating system, except in tests, and
-	// clock is bootTime.
+	// clock is SinceBoot.
 	files      record.Files
 	limitFiles spec.LimitFiles
 	clock      func() time.Duration
@@ -128,7 +130,7 @@ func NewManager(o Options) (*Manager, error) {
 		if err != nil {
 			return nil, err
 		}
-		o.files, o.limitFiles, o.clock = record.OS{}, spec.OSLimitFiles{Context: label}, bootTime
+		o.files, o.limitFiles, o.clock = record.OS{}, spec.OSLimitFiles{Context: label}, SinceBoot
 	}
 	roots := o.Roots.Complete()
 	boot, err := roots.BootID()
@@ -148,7 +150,7 @@ func NewManager(o Options) (*Manager, error) {
 	}
 	m.engine = &converge.Engine{
 		Store: m.store, Locks: m.locks, Partitions: o.Partitions, Sharing: o.Sharing, Specs: m.specs, Clock: o.clock,
-		UUID: m.uuid, Slices: m.slices, GPUs: m.GPUs,
+		Users: o.Users, UUID: m.uuid, Slices: m.slices, GPUs: m.GPUs,
 	}
 	m.sessions = &sessions{store: m.store, list: o.Sharing.Sessions, events: m.events}
 	m.surveyor = &surveyor{
@@ -159,10 +161,10 @@ func NewManager(o Options) (*Manager, error) {
 	if o.Cluster != nil {
 		m.orphans = newOrphans(m, o)
 		m.engine.Orphan, m.engine.Doubt = m.orphans.is, m.orphans.doubt
-		m.engine.Users = &orphanUsers{
+		m.engine.Users = &allUsers{others: o.Users, orphans: &orphanUsers{
 			store: m.store, partitions: o.Partitions, roots: roots, list: o.Sharing.Sessions,
 			isOrphan: func(r *record.Record) bool { return m.orphans.is(r.Claim.UID, r.Arrived) },
-		}
+		}}
 	}
 	return m, nil
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/partage-dev/partage/pkg/claim/converge"
@@ -16,6 +17,36 @@ import (
 	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps"
 )
+
+// allUsers joins what others find with the users of orphans.
+type allUsers struct {
+	others  converge.Users // or nil
+	orphans *orphanUsers
+}
+
+// Users implements converge.Users.
+func (u *allUsers) Users(ctx context.Context, pciAddress string, claims []*record.Record) (rules.Users, map[int]rules.Users) {
+	undivided, instances := u.orphans.Users(ctx, pciAddress, claims)
+	if u.others == nil {
+		return undivided, instances
+	}
+	more, inInstances := u.others.Users(ctx, pciAddress, claims)
+	joined := map[int]rules.Users{}
+	maps.Copy(joined, inInstances)
+	for id, one := range instances {
+		joined[id] = join(joined[id], one)
+	}
+	return join(more, undivided), joined
+}
+
+func join(a, b rules.Users) rules.Users {
+	both := rules.Users{Memory: a.Memory || b.Memory, Open: a.Open || b.Open, Text: a.Text}
+	if b.Text != "" && both.Text != "" {
+		both.Text += ", "
+	}
+	both.Text += b.Text
+	return both
+}
 
 // orphanUsers finds the processes on GPUs with an orphan that no other claim explains. Nothing but this keeps a whole GPU, or
 // a partition that somebody else made, from being given away under a running container.

@@ -91,7 +91,7 @@ func answer(err error) rules.Answer {
 func (e *Engine) observeHardware(ctx context.Context, o *observation, d depth) {
 	needs := rules.NeedsOf(o.GPU, o.Records)
 	if d == everything {
-		needs = rules.Needs{Mode: true, Fabric: needs.Fabric, Users: true, Sessions: true}
+		needs = rules.Needs{Mode: true, Fabric: needs.Fabric, Users: needs.Users || !isPrepared(o), Sessions: true}
 	}
 	h := &o.Hardware
 	var err error
@@ -129,6 +129,13 @@ func (e *Engine) observeHardware(ctx context.Context, o *observation, d depth) {
 func (e *Engine) owners(s *record.Snapshot) []*record.Record {
 	return slices.DeleteFunc(slices.Clone(s.Records), func(r *record.Record) bool {
 		return r.State != record.Prepared || e.Orphan != nil && e.Orphan(r.Claim.UID, r.Arrived)
+	})
+}
+
+// isPrepared reports whether a claim that is prepared has something of the GPU: nobody is sent to all of it then.
+func isPrepared(o *observation) bool {
+	return slices.ContainsFunc(o.Records, func(r rules.Record) bool {
+		return r.Phase == rules.Prepared && slices.ContainsFunc(r.Parts, func(p rules.Part) bool { return p.GPU == o.GPU && !p.Admin })
 	})
 }
 
