@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 
+	"github.com/partage-dev/partage/pkg/call"
 	"github.com/partage-dev/partage/pkg/cdi"
 	"github.com/partage-dev/partage/pkg/claim"
 	"github.com/partage-dev/partage/pkg/command"
@@ -111,9 +112,11 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	roots, dataDir := c.roots(), c.dataDir()
+	// Everything that may never return is in these queues.
+	calls := call.New(c.callLimit)
 	// It is not closed, which would wait for the calls that wait for events: the session ends
 	// with the process.
-	gpus := nvml.New(nvml.Options{Roots: roots, CallLimit: c.callLimit, Observe: timeNVML})
+	gpus := nvml.New(nvml.Options{Roots: roots, Calls: calls, Observe: timeNVML})
 	specs, err := cdi.New(cdi.Options{Root: c.cdiRoot, Roots: roots, HookPath: hooks.nvidia})
 	if err != nil {
 		return fmt.Errorf("set up CDI specs in %s: %w", c.cdiRoot, err)

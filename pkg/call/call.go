@@ -6,7 +6,7 @@
 //
 // A call belongs to a GPU, or to none, and waits in that queue until the earlier ones have
 // returned. It is answered, failed, slow (it has not returned after SlowAfter) or hung (after the
-// limit). Its caller waits for that, or until its context ends, whichever is first. A call that
+// limit). Its caller waits for that, or until its context ends and a moment longer, whichever is first. A call that
 // nobody waits for any more keeps its place until it returns: it may still take effect. The error is then a
 // gpu.PendingError, which says when that is over.
 //
@@ -16,6 +16,7 @@ package call
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -30,9 +31,11 @@ const (
 	// for a GPU's firmware after 45 s.
 	DefaultLimit = 50 * time.Second
 
-	// grace is how long a caller waits after the end of its context. Nearly all calls return within it,
-	// so that a pod that is deleted does not take its GPU from others.
-	grace = time.Second
+	// grace is how long a caller waits on after its deadline, for which somebody may wait for its answer, and
+	// whileCancelled after it was cancelled. Nearly all calls return within that, so that a pod that is deleted does
+	// not take its GPU from others.
+	grace          = time.Second
+	whileCancelled = SlowAfter
 	// explains is how long after a call that holds a lock of the driver all GPUs are stuck. A call that
 	// was made later hangs for another reason.
 	explains = time.Minute
@@ -51,7 +54,7 @@ func Do[T any](ctx context.Context, q *Queue, name string, f func() (T, error)) 
 	}
 	answers := make(chan answer[T], 1)
 	go func() {
-		a := run(ctx, q, f)
+		a := run(ctx, q, name, f)
 		q.leave(ctx, c, a.err)
 		answers <- a
 	}()
@@ -73,9 +76,15 @@ type answer[T any] struct {
 }
 
 // run makes a call. A panic in it must not end the work on the other GPUs.
-func run[T any](ctx context.Context, q *Queue, f func() (T, error)) (a answer[T]) {
-	defer q.panics.Recover(ctx, &a.err)
-	a.value, a.err = f()
+func run[T any](ctx context.Context, q *Queue, name string, f func() (T, error)) (a answer[T]) {
+	var panicked error
+	func() {
+		defer q.panics.Recover(ctx, &panicked)
+		a.value, a.err = f()
+	}()
+	if panicked != nil {
+		a.err = &gpu.Error{Call: name, PCIAddress: q.pci, Text: panicked.Error(), Err: panicked}
+	}
 	return a
 }
 
@@ -90,14 +99,19 @@ func waitFor[T any](ctx context.Context, limit time.Duration, answers <-chan ans
 		return nil, nil
 	case <-ctx.Done():
 	}
-	last := time.NewTimer(grace)
+	more := grace
+	if errors.Is(ctx.Err(), context.Canceled) {
+		more = whileCancelled
+	}
+	last := time.NewTimer(more)
 	defer last.Stop()
 	select {
 	case a := <-answers:
 		return &a, nil
 	case <-last.C:
-		return nil, ctx.Err()
+	case <-timer.C: // it is hung
 	}
+	return nil, ctx.Err()
 }
 
 func notAttempted(q *Queue, name string, err error) error {

@@ -8,6 +8,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -91,12 +92,13 @@ func (q *Queues) Of(pciAddress, what string) *Queue {
 	return found
 }
 
-// Pending returns the oldest call for which nobody waits any more and which has not returned, or nil.
-func (q *Queues) Pending() *gpu.PendingError {
+// Pending returns the oldest call whose name has the prefix, for which nobody waits any more and which has not
+// returned, or nil.
+func (q *Queues) Pending(prefix string) *gpu.PendingError {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for _, c := range q.out {
-		if c.abandoned {
+		if c.abandoned && strings.HasPrefix(c.name, prefix) {
 			return c.pending(nil)
 		}
 	}

@@ -42,28 +42,28 @@ func (c *Client) Facts(ctx context.Context, pciAddress string) (Facts, error) {
 			read     func(function string) error
 		}{
 			{"nvmlDeviceGetPersistenceMode", func(f string) (err error) {
-				facts.Persistence, err = known(get(ctx, h.lane, f, func() (bool, nvml.Return) {
+				facts.Persistence, err = known(get(ctx, h.queue, f, func() (bool, nvml.Return) {
 					mode, ret := h.dev.GetPersistenceMode()
 					return mode == nvml.FEATURE_ENABLED, ret
 				}))
 				return err
 			}},
 			{"nvmlDeviceGetMemoryInfo_v2", func(f string) (err error) {
-				memory, err := known(get(ctx, h.lane, f, h.dev.GetMemoryInfo_v2))
+				memory, err := known(get(ctx, h.queue, f, h.dev.GetMemoryInfo_v2))
 				if memory != nil {
 					facts.ReservedBytes, facts.UsedBytes = &memory.Reserved, &memory.Used
 				}
 				return err
 			}},
 			{"nvmlDeviceGetEccMode", func(f string) (err error) {
-				facts.ECC, err = known(get(ctx, h.lane, f, func() (bool, nvml.Return) {
+				facts.ECC, err = known(get(ctx, h.queue, f, func() (bool, nvml.Return) {
 					mode, _, ret := h.dev.GetEccMode()
 					return mode == nvml.FEATURE_ENABLED, ret
 				}))
 				return err
 			}},
 			{"nvmlDeviceGetNumGpuCores", func(f string) (err error) {
-				facts.Cores, err = known(get(ctx, h.lane, f, h.dev.GetNumGpuCores))
+				facts.Cores, err = known(get(ctx, h.queue, f, h.dev.GetNumGpuCores))
 				return err
 			}},
 		} {

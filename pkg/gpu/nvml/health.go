@@ -19,7 +19,7 @@ import (
 // support is nil or empty. It makes up to 11 calls of the library.
 //
 // A value that cannot be read for another reason is empty, too, and the error says why; the
-// others are there all the same. Only a GPU that hangs is not asked for the rest.
+// others are there all the same. Only a GPU that does not answer is not asked for the rest.
 func (c *Client) Health(ctx context.Context, pciAddress string) (gpu.Health, error) {
 	lib, err := c.library()
 	if err != nil {
@@ -35,7 +35,7 @@ func (c *Client) Health(ctx context.Context, pciAddress string) (gpu.Health, err
 		} {
 			_, err := optional(struct{}{}, read(ctx, h, &health))
 			errs = append(errs, err)
-			if errors.Is(err, gpu.ErrHung) || ctx.Err() != nil {
+			if gpu.IsPending(err) || ctx.Err() != nil {
 				break
 			}
 		}
@@ -68,7 +68,7 @@ func (r healthReader) recoveryAction(ctx context.Context, h *handle, health *gpu
 	if !r.has(call) {
 		return nil
 	}
-	field, err := get(ctx, h.lane, call, func() (nvml.FieldValue, nvml.Return) {
+	field, err := get(ctx, h.queue, call, func() (nvml.FieldValue, nvml.Return) {
 		fields := []nvml.FieldValue{{FieldId: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION}}
 		ret := h.dev.GetFieldValues(fields)
 		if ret == nvml.SUCCESS {
@@ -109,7 +109,7 @@ func (r healthReader) remappedRows(ctx context.Context, h *handle, health *gpu.H
 	if !r.has(call) {
 		return nil
 	}
-	rows, err := get(ctx, h.lane, call, func() (gpu.RemappedRows, nvml.Return) {
+	rows, err := get(ctx, h.queue, call, func() (gpu.RemappedRows, nvml.Return) {
 		corrected, uncorrected, pending, failed, ret := h.dev.GetRemappedRows()
 		return gpu.RemappedRows{Corrected: corrected, Uncorrected: uncorrected, Pending: pending, Failed: failed}, ret
 	})
@@ -125,7 +125,7 @@ func (r healthReader) retiredPages(ctx context.Context, h *handle, health *gpu.H
 	if health.RemappedRows != nil || !r.has(call) {
 		return nil
 	}
-	pending, err := get(ctx, h.lane, call, h.dev.GetRetiredPagesPendingStatus)
+	pending, err := get(ctx, h.queue, call, h.dev.GetRetiredPagesPendingStatus)
 	health.PageRetirementPending = err == nil && pending == nvml.FEATURE_ENABLED
 	return err
 }
@@ -136,7 +136,7 @@ func (r healthReader) ecc(ctx context.Context, h *handle, health *gpu.Health) er
 		return nil
 	}
 	read := func(kind nvml.MemoryErrorType) (*uint64, error) {
-		return known(get(ctx, h.lane, call, func() (uint64, nvml.Return) {
+		return known(get(ctx, h.queue, call, func() (uint64, nvml.Return) {
 			return h.dev.GetTotalEccErrors(kind, nvml.VOLATILE_ECC)
 		}))
 	}
@@ -151,14 +151,14 @@ func (r healthReader) ecc(ctx context.Context, h *handle, health *gpu.Health) er
 // repairs reads what is to be repaired, and what cannot be.
 func (r healthReader) repairs(ctx context.Context, h *handle, health *gpu.Health) error {
 	if call := "nvmlDeviceGetRepairStatus"; r.has(call) {
-		status, err := optional(get(ctx, h.lane, call, h.dev.GetRepairStatus))
+		status, err := optional(get(ctx, h.queue, call, h.dev.GetRepairStatus))
 		if err != nil {
 			return err
 		}
 		health.RepairPending = status.BChannelRepairPending != 0 || status.BTpcRepairPending != 0
 	}
 	if call := "nvmlDeviceGetUnrepairableMemoryFlag_v1"; r.has(call) {
-		status, err := get(ctx, h.lane, call, h.dev.GetUnrepairableMemoryFlag_v1)
+		status, err := get(ctx, h.queue, call, h.dev.GetUnrepairableMemoryFlag_v1)
 		if err != nil {
 			return err
 		}
@@ -247,7 +247,7 @@ func (r healthReader) throttling(ctx context.Context, h *handle, health *gpu.Hea
 	if !r.has(call) {
 		return nil
 	}
-	reasons, err := get(ctx, h.lane, call, read)
+	reasons, err := get(ctx, h.queue, call, read)
 	for _, t := range throttlings {
 		if err == nil && reasons&t.bit != 0 {
 			health.Throttling = append(health.Throttling, t.reason)
@@ -272,7 +272,7 @@ func (r healthReader) temperature(ctx context.Context, h *handle, health *gpu.He
 	if !r.has(call) {
 		return nil
 	}
-	health.Temperature, err = known(get(ctx, h.lane, call, read))
+	health.Temperature, err = known(get(ctx, h.queue, call, read))
 	return err
 }
 
