@@ -117,7 +117,7 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 	// It is not closed, which would wait for the calls that wait for events: the session ends
 	// with the process.
 	gpus := nvml.New(nvml.Options{Roots: roots, Calls: calls, Observe: timeNVML})
-	specs, err := cdi.New(cdi.Options{Root: c.cdiRoot, Roots: roots, HookPath: hooks.nvidia})
+	specs, err := cdi.New(cdi.Options{Root: c.cdiRoot, Roots: roots, HookPath: hooks.nvidia, Calls: calls})
 	if err != nil {
 		return fmt.Errorf("set up CDI specs in %s: %w", c.cdiRoot, err)
 	}

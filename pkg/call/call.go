@@ -47,6 +47,29 @@ const (
 //
 // f must not write to what its caller reads: results go through its return values.
 func Do[T any](ctx context.Context, q *Queue, name string, f func() (T, error)) (T, error) {
+	return do(ctx, q, name, f, true)
+}
+
+// ErrNoAnswer means that a look has not ended in time.
+var ErrNoAnswer = errors.New("no answer")
+
+// Look is Do for what changes nothing, so that nobody has to wait until it is over: it returns when ctx ends, and
+// its error is not that of a pending call but wraps ErrNoAnswer.
+func Look[T any](ctx context.Context, q *Queue, name string, f func() (T, error)) (T, error) {
+	value, err := do(ctx, q, name, f, false)
+	var out *gpu.PendingError
+	switch {
+	case !errors.As(err, &out):
+	case ctx.Err() != nil:
+		err = fmt.Errorf("%w: %v: %w", ErrNoAnswer, err, ctx.Err()) //nolint:errorlint // whoever asks would wait for it
+	default:
+		err = fmt.Errorf("%w: %v", ErrNoAnswer, err) //nolint:errorlint // as above
+	}
+	return value, err
+}
+
+// do waits a moment longer than ctx where a call changes something.
+func do[T any](ctx context.Context, q *Queue, name string, f func() (T, error), changes bool) (T, error) {
 	var none T
 	c, err := q.enter(ctx, name)
 	if err != nil {
@@ -58,7 +81,7 @@ func Do[T any](ctx context.Context, q *Queue, name string, f func() (T, error)) 
 		q.leave(ctx, c, a.err)
 		answers <- a
 	}()
-	answered, cause := waitFor(ctx, q.all.limit, answers)
+	answered, cause := waitFor(ctx, q.all.limit, answers, changes)
 	if answered == nil {
 		if err := q.abandon(c, cause); err != nil {
 			return none, err
@@ -89,7 +112,7 @@ func run[T any](ctx context.Context, q *Queue, name string, f func() (T, error))
 }
 
 // waitFor returns the answer, or nil when the time is over, and then the error of ctx if that is why.
-func waitFor[T any](ctx context.Context, limit time.Duration, answers <-chan answer[T]) (answered *answer[T], cause error) {
+func waitFor[T any](ctx context.Context, limit time.Duration, answers <-chan answer[T], changes bool) (answered *answer[T], cause error) {
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	select {
@@ -100,7 +123,10 @@ func waitFor[T any](ctx context.Context, limit time.Duration, answers <-chan ans
 	case <-ctx.Done():
 	}
 	more := grace
-	if errors.Is(ctx.Err(), context.Canceled) {
+	switch {
+	case !changes:
+		return nil, ctx.Err()
+	case errors.Is(ctx.Err(), context.Canceled):
 		more = whileCancelled
 	}
 	last := time.NewTimer(more)
