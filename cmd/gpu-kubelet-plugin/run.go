@@ -134,7 +134,7 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 	claims, err := c.newClaims(ctx, claim.Options{
 		Roots:      roots,
 		Partitions: partition.New(gpus, holders),
-		Sharing:    sharing.New(sharing.Options{Roots: roots, Modes: gpus, Supervisor: supervisor}),
+		Sharing:    sharing.New(sharing.Options{Roots: roots, Modes: gpus, Supervisor: supervisor, Calls: calls}),
 		CDI:        specs,
 		Hook:       hooks.limits,
 		Cluster:    facts,

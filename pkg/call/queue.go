@@ -18,6 +18,9 @@ import (
 	"github.com/partage-dev/partage/pkg/panics"
 )
 
+// DriverFiles is the queue of looks at the folder with the driver's libraries and programs, for [Queues.Of].
+const DriverFiles = "files of the driver"
+
 // Queues are those of a process. All methods may be called concurrently. A nil value has a queue
 // of its own for every call, for programs that make a few calls and end.
 type Queues struct {

@@ -94,7 +94,7 @@ func newCommonEdits(roots host.Roots, hookPath string, calls *call.Queues) *comm
 	return &commonEdits{
 		roots: roots,
 		clock: clock.RealClock{},
-		looks: calls.Of("", "files of the driver"),
+		looks: calls.Of("", call.DriverFiles),
 		discover: func(ctx context.Context, version string, dev host.DevRoot) (*specs.ContainerEdits, error) {
 			return discover(ctx, roots, dev, hookPath, version)
 		},

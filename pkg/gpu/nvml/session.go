@@ -87,7 +87,7 @@ func (s *session) Open(ctx context.Context) error {
 		}
 	}
 
-	path, err := s.findLibrary()
+	path, err := s.findLibrary(ctx)
 	if err != nil {
 		return err
 	}
@@ -233,11 +233,11 @@ func (s *session) shutDown(ctx context.Context, lib nvml.Interface, waits *sync.
 	})
 }
 
-func (s *session) findLibrary() (string, error) {
+func (s *session) findLibrary(ctx context.Context) (string, error) {
 	if s.libraryPath != "" {
 		return s.libraryPath, nil
 	}
-	path, err := s.roots.LibraryPath()
+	path, err := call.Look(ctx, s.calls.Of("", call.DriverFiles), "look for the NVML library", s.roots.LibraryPath)
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", fmt.Errorf("%w: %w", gpu.ErrDriverNotLoaded, err)
 	}
