@@ -111,9 +111,10 @@ func (c *config) restConfig() (*rest.Config, error) {
 func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookPrograms) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	roots, dataDir := c.roots(), c.dataDir()
 	// Everything that may never return is in these queues.
 	calls := call.New(c.callLimit)
+	roots, dataDir := c.roots(), c.dataDir()
+	roots.Calls = calls
 	// It is not closed, which would wait for the calls that wait for events: the session ends
 	// with the process.
 	gpus := nvml.New(nvml.Options{Roots: roots, Calls: calls, Observe: timeNVML})

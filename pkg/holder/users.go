@@ -104,7 +104,7 @@ func (f *UsersFinder) Users(ctx context.Context, q Query) UsersOf {
 	if q.Observed {
 		return found
 	}
-	open, err := f.openersOf(q.PCIAddress)
+	open, err := f.openersOf(ctx, q.PCIAddress)
 	if err != nil {
 		found.Unknown = errors.Join(found.Unknown, fmt.Errorf("who has the node of GPU %s open is not known: %w", q.PCIAddress, err))
 		return found
@@ -115,7 +115,9 @@ func (f *UsersFinder) Users(ctx context.Context, q Query) UsersOf {
 
 // Remember notes who has the node of a GPU open when a claim is prepared: they do not count for as long as they live.
 func (f *UsersFinder) Remember(claimUID, pciAddress string) error {
-	open, err := f.openersOf(pciAddress)
+	ctx, cancel := context.WithTimeout(context.Background(), usersLimit)
+	defer cancel()
+	open, err := f.openersOf(ctx, pciAddress)
 	if err != nil {
 		return fmt.Errorf("who has the node of GPU %s open is not known: %w", pciAddress, err)
 	}
@@ -194,8 +196,8 @@ func (f *UsersFinder) retain(pciAddress string, present []opener) {
 }
 
 // openersOf lists the processes that have the node of a GPU open. One walk is shared by all who ask meanwhile.
-func (f *UsersFinder) openersOf(pciAddress string) ([]process, error) {
-	minor, err := f.Roots.GPUMinor(pciAddress)
+func (f *UsersFinder) openersOf(ctx context.Context, pciAddress string) ([]process, error) {
+	minor, err := f.Roots.Within(ctx).GPUMinor(pciAddress)
 	if err != nil {
 		return nil, err
 	}

@@ -60,6 +60,9 @@ func New(o Options) *Client {
 	if o.Calls == nil {
 		o.Calls = call.New(0)
 	}
+	if o.Roots.Calls == nil {
+		o.Roots.Calls = o.Calls
+	}
 	return &Client{session: session{
 		roots:       o.Roots.Complete(),
 		libraryPath: o.LibraryPath,

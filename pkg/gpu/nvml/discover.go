@@ -13,7 +13,6 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"k8s.io/klog/v2"
 
-	"github.com/partage-dev/partage/pkg/call"
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
@@ -166,7 +165,7 @@ func (c *Client) readCoherence(ctx context.Context, h *handle, g *gpu.GPU) error
 	if coherent, err := c.coherent(ctx, h, g); err != nil || !coherent {
 		return err
 	}
-	managed, err := c.driverManagesMemory(ctx)
+	managed, err := c.roots.Within(ctx).DriverManagesMemory()
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Who manages the memory of a coherent GPU is unknown", "pciAddress", g.PCIAddress)
 		g.CoherentMemory = gpu.CoherentUnknown
@@ -180,12 +179,6 @@ func (c *Client) readCoherence(ctx context.Context, h *handle, g *gpu.GPU) error
 	defer h.mu.Unlock()
 	h.coherentMemory = &memory
 	return nil
-}
-
-// driverManagesMemory asks the driver's parameters, which are read like the library is called: the driver
-// itself answers, which may never return.
-func (c *Client) driverManagesMemory(ctx context.Context) (bool, error) {
-	return call.Do(ctx, c.calls.Of("", "parameters"), "read of /proc/driver/nvidia/params", c.roots.DriverManagesMemory)
 }
 
 // coherent reports whether the GPU has a coherent link to the CPU. A machine can have GPUs of both

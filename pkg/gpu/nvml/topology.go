@@ -25,6 +25,19 @@ import (
 // function is about something else, the node of the GPU's memory on coherent
 // platforms. What sysfs does not have stays empty.
 func (c *Client) readPlace(ctx context.Context, g *gpu.GPU) {
+	before := *g // the look may go on when nobody waits any more
+	place, err := call.Look(ctx, c.calls.Of(g.PCIAddress, "sysfs"), "look at the device", func() (gpu.GPU, error) {
+		return c.place(ctx, before), nil
+	})
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("The place of a GPU in the machine is unknown", "pciAddress", g.PCIAddress, "reason", err)
+		return
+	}
+	*g = place
+}
+
+// place completes a GPU.
+func (c *Client) place(ctx context.Context, g gpu.GPU) gpu.GPU {
 	logger := klog.FromContext(ctx).WithValues("pciAddress", g.PCIAddress)
 	sysfs := deviceattribute.WithFSFromRoot(c.roots.Sys)
 
@@ -42,9 +55,9 @@ func (c *Client) readPlace(ctx context.Context, g *gpu.GPU) {
 	if err != nil {
 		logger.V(2).Info("NUMA node is unknown", "reason", err)
 	} else if numa.Value.IntValue != nil {
-		node := int(*numa.Value.IntValue)
-		g.NUMANode = &node
+		g.NUMANode = new(int(*numa.Value.IntValue))
 	}
+	return g
 }
 
 // pcieSwitch returns the upstream port of the PCIe switch that a device is behind, the one next
