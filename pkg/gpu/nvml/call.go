@@ -69,7 +69,7 @@ type Call struct {
 	Function string
 	// PCIAddress is empty for calls that are not about one GPU, or not known to be.
 	PCIAddress string
-	// Took is how long it took, or the limit after which it was left behind.
+	// Took is how long it took, or was out when nobody waited for it any more.
 	Took time.Duration
 	// Answer is what the bindings returned, for output; nil where that is nothing but a
 	// code, or refers to memory of the library.

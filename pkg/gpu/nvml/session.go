@@ -24,8 +24,8 @@ type session struct {
 	libraryPath string
 	load        func(path string) nvml.Interface
 
-	calls       *call.Queues
-	observe     func(context.Context, Call)
+	calls   *call.Queues
+	observe func(context.Context, Call)
 
 	// opening holds one value while a session is being opened, which takes
 	// from 10 ms to seconds. mu is not held then, so that the other methods
