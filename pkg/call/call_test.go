@@ -79,7 +79,7 @@ func TestOneCall(t *testing.T) {
 		"no time for it":       {call: takes(6 * time.Second), within: 4 * time.Second, after: 5 * time.Second, is: []error{context.DeadlineExceeded}, isNot: []error{gpu.ErrHung, gpu.ErrSlow}},
 		"no time, and slow":    {call: takes(time.Minute), within: 9 * time.Second, after: 10 * time.Second, is: []error{context.DeadlineExceeded, gpu.ErrSlow}, isNot: []error{gpu.ErrHung}},
 		"no time, almost slow": {call: takes(time.Minute), within: 9*time.Second - 1, after: 10*time.Second - 1, is: []error{context.DeadlineExceeded}, isNot: []error{gpu.ErrSlow}},
-		"cancelled, answered":  {call: takes(12 * time.Second), cancel: 2 * time.Second, after: 12 * time.Second, value: 1},
+		"cancelled, answered":  {call: takes(11 * time.Second), cancel: 2 * time.Second, after: 11 * time.Second, value: 1},
 		"cancelled":            {call: takes(time.Minute), cancel: 2 * time.Second, after: 12 * time.Second, is: []error{context.Canceled, gpu.ErrSlow}, isNot: []error{gpu.ErrHung}},
 		"cancelled, and hung":  {call: takes(time.Minute), cancel: DefaultLimit - time.Second, after: DefaultLimit, is: []error{gpu.ErrHung, context.Canceled}},
 		"hung in the grace":    {call: takes(time.Minute), within: DefaultLimit - grace/2, after: DefaultLimit, is: []error{gpu.ErrHung, context.DeadlineExceeded}},
