@@ -9,6 +9,7 @@ import (
 	"github.com/urfave/cli/v3"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
+	"github.com/partage-dev/partage/pkg/call"
 	"github.com/partage-dev/partage/pkg/claim"
 	"github.com/partage-dev/partage/pkg/command"
 	"github.com/partage-dev/partage/pkg/host"
@@ -140,8 +141,8 @@ func (c *config) flags() []cli.Flag {
 		command.String(categoryPods, nodeLabelsFlag, string(nodelabels.Never), &c.nodeLabels,
 			"labels of the node about its GPUs, as GPU feature discovery writes them: "+string(nodelabels.Write)+", "+string(nodelabels.Remove)+" those that were written, or "+string(nodelabels.Never)+", which leaves the node alone"),
 
-		command.Duration(categoryTimes, "nvml-call-limit", 25*time.Second, &c.callLimit,
-			"how long one call of the NVIDIA driver may take before it is abandoned and its GPU counts as not responding"),
+		command.Duration(categoryTimes, "nvml-call-limit", call.DefaultLimit, &c.callLimit,
+			"how long one call of the NVIDIA driver may take before its GPU counts as not responding"),
 		command.Duration(categoryTimes, "poll-interval", 10*time.Second, &c.pollInterval,
 			"time between two polls of the GPUs"),
 		command.Duration(categoryTimes, "reconcile-interval", 30*time.Second, &c.reconcileInterval,

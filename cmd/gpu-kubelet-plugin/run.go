@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 
+	"github.com/partage-dev/partage/pkg/call"
 	"github.com/partage-dev/partage/pkg/cdi"
 	"github.com/partage-dev/partage/pkg/claim"
 	"github.com/partage-dev/partage/pkg/command"
@@ -110,11 +111,14 @@ func (c *config) restConfig() (*rest.Config, error) {
 func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookPrograms) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	// Everything that may never return is in these queues.
+	calls := call.New(c.callLimit)
 	roots, dataDir := c.roots(), c.dataDir()
+	roots.Calls = calls
 	// It is not closed, which would wait for the calls that wait for events: the session ends
 	// with the process.
-	gpus := nvml.New(nvml.Options{Roots: roots, CallLimit: c.callLimit, Observe: timeNVML})
-	specs, err := cdi.New(cdi.Options{Root: c.cdiRoot, Roots: roots, HookPath: hooks.nvidia})
+	gpus := nvml.New(nvml.Options{Roots: roots, Calls: calls, Observe: timeNVML})
+	specs, err := cdi.New(cdi.Options{Root: c.cdiRoot, Roots: roots, HookPath: hooks.nvidia, Calls: calls})
 	if err != nil {
 		return fmt.Errorf("set up CDI specs in %s: %w", c.cdiRoot, err)
 	}
@@ -131,7 +135,7 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 	claims, err := c.newClaims(claim.Options{
 		Roots:      roots,
 		Partitions: partition.New(gpus, holders),
-		Sharing:    sharing.New(sharing.Options{Roots: roots, Modes: gpus, Supervisor: supervisor}),
+		Sharing:    sharing.New(sharing.Options{Roots: roots, Modes: gpus, Supervisor: supervisor, Calls: calls}),
 		CDI:        specs,
 		Hook:       hooks.limits,
 		Cluster:    facts,

@@ -15,6 +15,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/partage-dev/partage/pkg/call"
 	"github.com/partage-dev/partage/pkg/command"
 	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/plugin/nodelabels"
@@ -136,8 +137,8 @@ func (c *config) validatePodUID() error {
 }
 
 const (
-	// kubeletLimit is how long the kubelet waits for a call.
-	kubeletLimit = 45 * time.Second
+	// longestCall is longer than any call of a driver that will answer.
+	longestCall = 10 * time.Minute
 	// shortest guards against a typing error that would keep the driver busy with it.
 	shortest = 50 * time.Millisecond
 	longest  = time.Hour
@@ -145,7 +146,7 @@ const (
 
 func (c *config) validateTimes() error {
 	return errors.Join(
-		command.CheckDuration("nvml-call-limit", c.callLimit, shortest, kubeletLimit),
+		command.CheckDuration("nvml-call-limit", c.callLimit, call.SlowAfter, longestCall),
 		command.CheckDuration("poll-interval", c.pollInterval, shortest, longest),
 		command.CheckDuration(sampleIntervalFlag, c.sampleInterval, shortest, longest),
 		command.CheckDuration("reconcile-interval", c.reconcileInterval, shortest, longest),

@@ -127,7 +127,7 @@ func (u *orphanUsers) processes(ctx context.Context, pciAddress string) ([]gpu.P
 	processes, err := u.partitions.Processes(ctx, pciAddress)
 	if errors.Is(err, gpu.ErrNotSupported) {
 		// The kernel knows who has the GPU open, whatever the driver can list.
-		processes, err = u.openers(pciAddress)
+		processes, err = u.openers(ctx, pciAddress)
 	}
 	if err != nil {
 		return nil, err
@@ -145,8 +145,8 @@ func (u *orphanUsers) processes(ctx context.Context, pciAddress string) ([]gpu.P
 }
 
 // openers lists the processes that have the device node of a GPU open.
-func (u *orphanUsers) openers(pciAddress string) ([]gpu.Process, error) {
-	minor, err := u.roots.GPUMinor(pciAddress)
+func (u *orphanUsers) openers(ctx context.Context, pciAddress string) ([]gpu.Process, error) {
+	minor, err := u.roots.Within(ctx).GPUMinor(pciAddress)
 	if err != nil {
 		return nil, err
 	}

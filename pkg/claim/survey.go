@@ -100,6 +100,8 @@ func (s *surveyor) surveyGPU(ctx context.Context, inventory *device.Inventory, a
 		return latest
 	case said.Unanswered != nil && ctx.Err() != nil:
 		return latest // it was not the GPU that gave up
+	case gpu.IsPending(said.Unanswered) && !errors.Is(said.Unanswered, gpu.ErrHung):
+		return latest // it is slow, or waits behind another GPU
 	}
 	s.since(address, false)
 	f = s.translate(inventory, address, said)

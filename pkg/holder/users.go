@@ -97,7 +97,7 @@ func (f *UsersFinder) Users(ctx context.Context, q Query) UsersOf {
 		}
 	}
 	if !q.Observed {
-		open, err := f.openersOf(q.PCIAddress, time.Until(deadline))
+		open, err := f.openersOf(ctx, q.PCIAddress, time.Until(deadline))
 		if err != nil {
 			unopened = fmt.Errorf("who has the node of GPU %s open is not known: %w", q.PCIAddress, err)
 		} else {
@@ -134,8 +134,8 @@ func (f *UsersFinder) addOpeners(ctx context.Context, q Query, found collected, 
 }
 
 // openersOf lists the processes that have the node of a GPU open. One walk is shared by all who ask meanwhile.
-func (f *UsersFinder) openersOf(pciAddress string, limit time.Duration) ([]process, error) {
-	minor, err := f.Roots.GPUMinor(pciAddress)
+func (f *UsersFinder) openersOf(ctx context.Context, pciAddress string, limit time.Duration) ([]process, error) {
+	minor, err := f.Roots.Within(ctx).GPUMinor(pciAddress)
 	if err != nil {
 		return nil, err
 	}

@@ -12,10 +12,13 @@
 package host
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"path/filepath"
+
+	"github.com/partage-dev/partage/pkg/call"
 )
 
 // Roots locates the host's file trees for this process, and the driver for the
@@ -38,6 +41,10 @@ type Roots struct {
 	// nothing with AutoDev.
 	HostDriver string
 	HostDev    string
+
+	// Calls are the queues in which the driver's files are read, or nil for some of each look's own.
+	Calls *call.Queues
+	ctx   context.Context // of Within
 }
 
 // Complete fills empty fields: "/", "/proc", "/sys", "/var/log/pods", and this process's

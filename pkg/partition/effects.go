@@ -28,12 +28,6 @@ func afterwards(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
 }
 
-// isPending reports whether a call has not returned: whatever asks what it has done would wait behind it.
-func isPending(err error) bool {
-	var pending *gpu.PendingError
-	return errors.As(err, &pending)
-}
-
 // FabricPending returns how far the undivided GPU's registration with its NVLink fabric is, or nothing if it is done or
 // there is none: the driver takes a GPU with partitions out of it, and registers it again after the last one is gone.
 func (l *Lifecycle) FabricPending(ctx context.Context, pciAddress string) (string, error) {
@@ -48,7 +42,7 @@ func (l *Lifecycle) SetMode(ctx context.Context, pciAddress string, on bool) err
 		word = "on"
 	}
 	err := l.hw.SetMIGMode(ctx, pciAddress, on)
-	if isPending(err) {
+	if gpu.IsPending(err) {
 		return fmt.Errorf("turn MIG mode of GPU %s %s: %w", pciAddress, word, err)
 	}
 	check, cancel := afterwards(ctx)
@@ -82,7 +76,7 @@ func (l *Lifecycle) CreateInstance(ctx context.Context, a Address) (instanceID i
 		return id, nil
 	}
 	err = fmt.Errorf("create a partition with %s: %w", a, err)
-	if isPending(err) {
+	if gpu.IsPending(err) {
 		return 0, err
 	}
 	check, cancel := afterwards(ctx)
@@ -130,7 +124,7 @@ func (l *Lifecycle) DestroyInstance(ctx context.Context, pciAddress string, inst
 // would make a leak that nothing has a record of.
 func (l *Lifecycle) confirmGone(ctx context.Context, pciAddress, what string, instanceID int, cause error, is func(gpu.Instance) bool) error {
 	wrap := func(err error) error { return fmt.Errorf("destroy %s of GPU %s: %w", what, pciAddress, err) }
-	if isPending(cause) {
+	if gpu.IsPending(cause) {
 		return wrap(cause)
 	}
 	check, cancel := afterwards(ctx)

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/partage-dev/partage/pkg/call"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps"
@@ -41,6 +42,8 @@ type Options struct {
 	Roots      host.Roots
 	Modes      Modes
 	Supervisor Supervisor
+	// Calls are the queues of the process, or nil for some of the caller's own.
+	Calls *call.Queues
 	// CommandLimit is how long nvidia-smi may take. 0 means 10 s.
 	CommandLimit time.Duration
 }
@@ -57,6 +60,7 @@ type Manager struct {
 	roots        host.Roots
 	modes        Modes
 	supervisor   Supervisor
+	calls        *call.Queues
 	commandLimit time.Duration
 	execute      func(ctx context.Context, program host.Program, args []string) (string, error)
 	tool         trust
@@ -68,6 +72,7 @@ func New(o Options) *Manager {
 		roots:        o.Roots,
 		modes:        o.Modes,
 		supervisor:   o.Supervisor,
+		calls:        o.Calls,
 		commandLimit: cmp.Or(o.CommandLimit, defaultCommandLimit),
 		execute:      execute,
 	}

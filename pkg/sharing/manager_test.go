@@ -316,7 +316,7 @@ func TestStartIsUndoneAfterTheCallersTime(t *testing.T) {
 
 // A call that hangs arrives as such, because locks are kept until it returns.
 func TestHungCallsPassThrough(t *testing.T) {
-	hung := &gpu.HungError{Call: "nvmlDeviceSetComputeMode", PCIAddress: secondPCI, Since: time.Now(), Done: make(chan struct{})}
+	hung := &gpu.PendingError{Call: "nvmlDeviceSetComputeMode", PCIAddress: secondPCI, Since: time.Now(), Done: make(chan struct{})}
 	for _, struck := range []string{"read GPU-second", "GPU-second to EXCLUSIVE_PROCESS"} {
 		n := newNode(t)
 		out := false
@@ -328,7 +328,7 @@ func TestHungCallsPassThrough(t *testing.T) {
 			return nil
 		}
 		_, err := n.manager().Start(t.Context(), session(40, first, second), false)
-		var got *gpu.HungError
+		var got *gpu.PendingError
 		if !errors.As(err, &got) || got != hung {
 			t.Errorf("%s: %v", struck, err)
 		}
@@ -346,7 +346,7 @@ func TestHungCallsPassThrough(t *testing.T) {
 		}
 		return nil
 	}
-	var got *gpu.HungError
+	var got *gpu.PendingError
 	if err := n.manager().Stop(t.Context(), session(40, first, second)); !errors.As(err, &got) || got != hung {
 		t.Errorf("stop: %v", err)
 	}

@@ -47,7 +47,7 @@ type Locks struct {
 	// waiting are in the order in which they came.
 	waiting []*waiter
 	// hung are the calls that have not returned, by the lock of their GPU.
-	hung map[name][]*gpu.HungError
+	hung map[name][]*gpu.PendingError
 }
 
 type waiter struct {
@@ -68,7 +68,7 @@ func gpuLock(pciAddress string) name { return name("GPU " + pciAddress) }
 // New returns the locks in a folder within the data folder, which nobody removes while the driver
 // runs.
 func New(dir string) (*Locks, error) {
-	l := &Locks{dir: dir, taken: map[name]bool{}, hung: map[name][]*gpu.HungError{}}
+	l := &Locks{dir: dir, taken: map[name]bool{}, hung: map[name][]*gpu.PendingError{}}
 	_, err := l.open()
 	return l, err
 }
@@ -86,7 +86,7 @@ func (l *Locks) TryClaim(uid types.UID) (release func(), err error) {
 }
 
 // GPUs waits for the locks of all these GPUs. It fails at once, with a
-// *gpu.HungError, when a call on one of them has not returned; otherwise like Claim.
+// *gpu.PendingError, when a call on one of them has not returned; otherwise like Claim.
 func (l *Locks) GPUs(ctx context.Context, pciAddresses []string) (release func(), err error) {
 	var names []name
 	for _, address := range pciAddresses {

@@ -194,7 +194,7 @@ func (m *making) whole(p *Part) *Verdict {
 	case len(m.Hardware.Instances) > 0:
 		return &Verdict{Code: Divided, Why: fmt.Sprintf("device %s: the GPU is partitioned: there is GPU instance %d, which no claim has%s", p.Device, m.Hardware.Instances[0].ID, m.guardHint())}
 	case p.Session != "" && (m.Hardware.OtherMode || m.Hardware.Exclusive && !known):
-		return &Verdict{Code: ModeFixed, Why: fmt.Sprintf("device %s: the compute mode of the GPU is not DEFAULT and was not set by this driver; set it back with nvidia-smi -i %s -c DEFAULT", p.Device, m.GPU)}
+		return &Verdict{Code: ModeFixed, Why: fmt.Sprintf("device %s: the compute mode of GPU %s is %s and was not set by this driver; set it back with nvidia-smi -i %s -c DEFAULT", p.Device, m.GPU, m.modeName(), m.GPU)}
 	case m.Hardware.MIG && p.Divisible && !p.Dynamic:
 		return &Verdict{Code: ModeFixed, Why: fmt.Sprintf("device %s: MIG mode is on, and on this GPU only an administrator changes it (nvidia-smi -i %s -mig 0, and a reset)", p.Device, m.GPU)}
 	}
@@ -206,6 +206,13 @@ func (m *making) whole(p *Part) *Verdict {
 		m.do(SetExclusive, p)
 	}
 	return nil
+}
+
+func (m *making) modeName() string {
+	if m.Hardware.Exclusive {
+		return "EXCLUSIVE_PROCESS"
+	}
+	return "not DEFAULT"
 }
 
 // interval is the time slice that a part gets: all shares of a GPU have that of those that are prepared, or that have come

@@ -52,7 +52,7 @@ func TestGSPHangs(t *testing.T) {
 		return nil
 	})
 	// Both calls are older than the limit after this.
-	for end := time.Now().Add(8 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(15 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		if unresponsive(1) {
 			t.Error("GPU 1 is called unresponsive, whose calls only wait behind one of GPU 0")
 			break

@@ -19,9 +19,9 @@ import (
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
 
-// impatient makes the driver leave a call behind soon. A call that is only slow may
+// impatient makes the driver call a GPU hung as soon as it may. A call that is only slow may
 // then be taken for one that hangs: the tests repeat what was refused for that.
-var impatient = slices.Concat(harness.Frequent, []string{"--nvml-call-limit=2s"})
+var impatient = slices.Concat(harness.Frequent, []string{"--nvml-call-limit=10s"})
 
 // TestHang checks what happens while a call on one GPU does not return: the GPU is reported
 // and tainted, its pods can end, and all other GPUs work. When the call returns at last,
