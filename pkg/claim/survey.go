@@ -27,6 +27,8 @@ const (
 	// busyLimit is how long a GPU may be busy at every survey before one waits for it, for busyWait at most.
 	busyLimit = 30 * time.Second
 	busyWait  = 5 * time.Second
+	// surveyWait is how long a survey waits for GPUs that are slow.
+	surveyWait = 2 * time.Second
 )
 
 // surveyor says what the rules say of GPUs in the words of package device, and remembers what it said last.
@@ -41,6 +43,8 @@ type surveyor struct {
 
 	mu     sync.Mutex
 	latest map[string]surveyed
+	// observing are the GPUs that are just observed; a channel is closed at the end.
+	observing map[string]chan struct{}
 	// began is since when each GPU has been busy, and silence the MPS supervisor silent.
 	began map[string]time.Duration
 }
@@ -57,22 +61,59 @@ type surveyed struct {
 var errElsewhere = fmt.Errorf("another process has had its lock for more than %s; an earlier instance of the driver may hang in it: %w",
 	elsewhereLimit, gpu.ErrHung)
 
-// survey observes all GPUs at the same time.
+// survey observes all GPUs at the same time. One that is slow keeps nothing from being said of the others: what was said of
+// it last still counts.
 func (s *surveyor) survey(ctx context.Context, inventory *device.Inventory) device.Status {
 	gpus := inventory.PCIAddresses()
-	found := make([]surveyed, len(gpus))
-	var wg sync.WaitGroup
-	for i, address := range gpus {
-		wg.Go(func() { found[i] = s.surveyGPU(ctx, inventory, address) })
+	for _, address := range gpus {
+		s.begin(ctx, inventory, address)
 	}
 	var status device.Status
 	status.Conditions = s.sessionConditions(ctx, inventory)
-	wg.Wait()
-	for _, f := range found {
+	slow := time.NewTimer(surveyWait)
+	defer slow.Stop()
+	for _, address := range gpus {
+		select {
+		case <-s.running(address):
+		case <-slow.C:
+			slow.Reset(0)
+		}
+		f := s.last(address)
 		status.Static = append(status.Static, f.statics...)
 		status.Conditions = append(status.Conditions, f.conditions...)
 	}
 	return status
+}
+
+// begin observes a GPU, unless that is going on.
+func (s *surveyor) begin(ctx context.Context, inventory *device.Inventory, address string) {
+	done := make(chan struct{})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.observing[address] != nil {
+		return
+	}
+	s.observing[address] = done
+	go func() {
+		f := s.surveyGPU(ctx, inventory, address)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.latest[address] = f
+		delete(s.observing, address)
+		close(done)
+	}()
+}
+
+// running returns a channel that is closed when a GPU is not being observed any more.
+func (s *surveyor) running(address string) <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if done := s.observing[address]; done != nil {
+		return done
+	}
+	done := make(chan struct{})
+	close(done)
+	return done
 }
 
 // surveyGPU does not wait for a GPU that a call is at work on, unless it has been busy for long: what was said of it last
@@ -109,9 +150,6 @@ func (s *surveyor) surveyGPU(ctx context.Context, inventory *device.Inventory, a
 	if said.Unanswered != nil {
 		f.statics = latest.statics
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.latest[address] = f
 	return f
 }
 

@@ -23,7 +23,9 @@ const silenceLimit = 5 * time.Second
 
 // sessionConditions says which MPS sessions are not well, and whether there can be any.
 func (s *surveyor) sessionConditions(ctx context.Context, inventory *device.Inventory) []device.Condition {
-	sessions, err := s.list(ctx)
+	limited, cancel := context.WithTimeout(ctx, surveyWait)
+	defer cancel()
+	sessions, err := s.list(limited)
 	if silent := s.since(silence, err != nil); err != nil {
 		if silent < silenceLimit {
 			return nil

@@ -159,6 +159,9 @@ func (w *work) change(ctx context.Context, a rules.Action) error {
 	case rules.SetInterval:
 		err := w.Sharing.SetInterval(ctx, sharing.Device{PCIAddress: a.GPU, UUID: w.gpuUUID(a)}, a.Interval)
 		w.knowInterval(a.GPU, err == nil)
+		if errors.Is(err, fs.ErrNotExist) {
+			return &partition.RefusedError{Err: err} // there is no program to set it
+		}
 		return err
 	case rules.ResetInterval:
 		return w.resetInterval(ctx, a)

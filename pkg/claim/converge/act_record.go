@@ -219,7 +219,7 @@ func (w *work) startSession(ctx context.Context, a rules.Action) error {
 		want.Limits.MemoryBytes = memory
 	}
 	if s.Shared {
-		want.Limits.ThreadPercentage, want.ClientPriority = a.Demand.Percent, w.priority(a)
+		want.Limits.ThreadPercentage, want.ClientPriority = a.Demand.Percent, priorityOf(a.Demand)
 		if a.Demand.Restart {
 			want.OnClientKilled = policy.KilledRestart
 		}
@@ -234,18 +234,14 @@ func (w *work) startSession(ctx context.Context, a rules.Action) error {
 	return err
 }
 
-// priority is the highest among the shares of a session, or nothing if all are normal, which needs no MPS that has
+// priorityOf is the highest among the shares of a session, or nothing if all are normal, which needs no MPS that has
 // priorities. Those with a lower one have it in their environment as well.
-func (w *work) priority(a rules.Action) policy.ClientPriority {
-	if a.Demand.BelowNormal {
+func priorityOf(d rules.Demand) policy.ClientPriority {
+	switch {
+	case d.BelowNormal:
 		return policy.PriorityBelowNormal
-	}
-	for _, r := range w.seen[a.GPU].Records {
-		for _, p := range r.Parts {
-			if p.Session == a.Session && p.Demand.BelowNormal {
-				return policy.PriorityNormal
-			}
-		}
+	case d.Priorities:
+		return policy.PriorityNormal
 	}
 	return ""
 }

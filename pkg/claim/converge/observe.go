@@ -195,7 +195,7 @@ func (e *Engine) observeSessions(ctx context.Context, o *observation) {
 }
 
 func demandOf(s mps.Spec) rules.Demand {
-	d := rules.Demand{BelowNormal: s.ClientPriority == mps.PriorityBelowNormal, Restart: s.OnClientKilled == mps.RestartServer}
+	d := rules.Demand{BelowNormal: s.ClientPriority == mps.PriorityBelowNormal, Priorities: s.ClientPriority != "", Restart: s.OnClientKilled == mps.RestartServer}
 	d.Percent = s.ThreadPercentage
 	for _, memory := range s.Memory {
 		d.MemoryBytes = memory

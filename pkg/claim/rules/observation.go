@@ -54,8 +54,8 @@ type Limits struct {
 // Demand is what a claim needs of an MPS session, and what a session gives.
 type Demand struct {
 	Limits
-	// BelowNormal is the client priority.
-	BelowNormal bool
+	// BelowNormal is the client priority of all, Priorities that some have one that is not normal.
+	BelowNormal, Priorities bool
 	// Restart replaces the server after a client was killed.
 	Restart bool
 }
