@@ -266,8 +266,8 @@ func killOnce(t *testing.T, l layout, op operation, n int, after bool, continuat
 	return true
 }
 
-// A plugin is killed while it prepares a claim whose journal file was damaged.
-// The next one ends up with all of the claim, and nothing in quarantine.
+// A plugin is killed while it prepares a claim whose record was damaged.
+// The next one ends up with all of the claim, and no file that cannot be read.
 func TestKilledWithDamagedRecord(t *testing.T) {
 	cases := 0
 	for _, after := range []bool{false, true} {

@@ -385,7 +385,7 @@ func (b *box) spec(uid types.UID) []cdi.Device {
 	return b.specs[uid]
 }
 
-// state is everything that a claim leaves anywhere, except for its tombstone.
+// state is everything that a claim leaves anywhere, except for when it was released.
 func (b *box) state() []string {
 	all := b.hardware()
 	b.mu.Lock()

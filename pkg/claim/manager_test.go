@@ -53,19 +53,19 @@ func mustReconcile(t *testing.T, m *Manager) {
 // cleans up.
 func reconcile(t *testing.T, m *Manager) error {
 	t.Helper()
-	uids, err := m.store.UIDs()
-	errs := []error{err}
-	for _, uid := range uids {
-		if m.reconciler.cluster != nil {
-			_, err := m.reconciler.checkOrphan(t.Context(), uid)
+	var errs []error
+	if m.orphans != nil {
+		uids := m.store.UIDs()
+		for _, uid := range uids {
+			_, err := m.orphans.check(t.Context(), uid)
 			errs = append(errs, err)
 		}
+		m.orphans.retain(uids)
 	}
-	m.reconciler.orphans.retain(uids)
 	return errors.Join(append(errs, m.Reconcile(t.Context()))...)
 }
 
-// recordText is what the journal says of a claim.
+// recordText is the file of a claim's record.
 func recordText(t *testing.T, m *Manager, uid types.UID) string {
 	t.Helper()
 	data, err := os.ReadFile(m.store.Path(uid))
@@ -135,9 +135,9 @@ func TestPrepare(t *testing.T) {
 	}
 
 	b.hooks(nil, nil)
-	mustUnprepare(t, b.bareManager(), "u1") // the journal alone is enough
+	mustUnprepare(t, b.bareManager(), "u1") // the record alone is enough
 	b.wantNothing()
-	wantEffects = []string{"write tombstone", "remove spec", "destroy compute instance", "destroy instance", "destroy compute instance", "destroy instance", "mode off", "delete record"}
+	wantEffects = []string{"mark releasing", "remove spec", "destroy compute instance", "destroy instance", "destroy compute instance", "destroy instance", "mode off", "mark released", "truncate record"}
 	if diff := cmp.Diff(wantEffects, b.effects); diff != "" {
 		t.Errorf("effects of unprepare: -want +got:\n%s", diff)
 	}
@@ -185,9 +185,7 @@ func TestPartitionDisappeared(t *testing.T) {
 	m := b.manager()
 	mustPrepare(t, m, newClaim("u1", sliceA0))
 	before := b.specs["u1"]
-	if err := partition.New(b, holders{}).Destroy(t.Context(), addressA0, "", true); err != nil {
-		t.Fatal(err)
-	}
+	b.removeForeign(addressA0)
 	mustPrepare(t, m, newClaim("u1", sliceA0))
 	if diff := cmp.Diff(before, b.specs["u1"]); diff == "" {
 		t.Error("the spec still names the capabilities of the old instance")
@@ -196,8 +194,8 @@ func TestPartitionDisappeared(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if live, _ := b.look(addressA0); *r.Devices[0].Partition.Live != live {
-		t.Errorf("journal says %+v, live is %+v", r.Devices[0].Partition.Live, live)
+	if live, _ := b.look(addressA0); partition.Live(*r.Devices[0].Partition.Made) != live {
+		t.Errorf("journal says %+v, live is %+v", r.Devices[0].Partition.Made, live)
 	}
 	mustUnprepare(t, m, "u1")
 	b.wantNothing()
@@ -232,23 +230,24 @@ func failAt(effect string) func(string) error {
 
 func TestNewManagerRefuses(t *testing.T) {
 	b := newBox(t)
-	good := Options{DriverName: driverName, PoolName: poolName, DataDir: b.dataDir(), Partitions: partition.New(b, holders{}), CDI: b}
+	good := Options{DriverName: driverName, PoolName: poolName, DataDir: b.dataDir(), Partitions: partition.New(b, holders{}), Sharing: b, CDI: b}
 	for name, change := range map[string]func(*Options){
 		"driver":   func(o *Options) { o.DriverName = "" },
 		"pool":     func(o *Options) { o.PoolName = "" },
 		"relative": func(o *Options) { o.DataDir = "data" },
 		"hardware": func(o *Options) { o.Partitions = nil },
+		"sharing":  func(o *Options) { o.Sharing = nil },
 		"cdi":      func(o *Options) { o.CDI = nil },
 	} {
 		o := good
 		change(&o)
-		if _, err := NewManager(t.Context(), o); err == nil {
+		if _, err := NewManager(o); err == nil {
 			t.Errorf("%s: accepted", name)
 		}
 	}
 	write(t, filepath.Join(b.root, "file"), "")
 	good.DataDir = filepath.Join(b.root, "file")
-	if _, err := NewManager(t.Context(), good); err == nil || errors.Is(err, fs.ErrNotExist) {
+	if _, err := NewManager(good); err == nil || errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("got %v", err)
 	}
 }

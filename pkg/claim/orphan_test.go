@@ -48,7 +48,7 @@ func TestOrphanGrace(t *testing.T) {
 
 	b.wantWarnings()
 	mustReconcile(t, m)
-	if diff := cmp.Diff([]string{"MIG mode of " + pciA, "claims/u2.json", "instance " + addressA4.String() + " complete=true", "spec of u2"}, b.state()); diff != "" {
+	if diff := cmp.Diff([]string{"MIG mode of " + pciA, "instance " + addressA4.String() + " complete=true", "record of u2", "spec of u2"}, b.state()); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 	b.wantWarnings([]string{"u1 OrphanedClaimReleased", "default/claim-u1"})
@@ -161,7 +161,7 @@ func TestOrphanOfEarlierBoot(t *testing.T) {
 	// Its place is another claim's now.
 	mustPrepare(t, m, newClaim("new", sliceA0))
 	mustReconcile(t, m)
-	if diff := cmp.Diff([]string{"MIG mode of " + pciA, "claims/new.json", "claims/stays.json", "instance " + addressA0.String() + " complete=true", "spec of new"}, b.state()); diff != "" {
+	if diff := cmp.Diff([]string{"MIG mode of " + pciA, "instance " + addressA0.String() + " complete=true", "record of new", "record of stays", "spec of new"}, b.state()); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 }
@@ -170,7 +170,7 @@ func TestOrphanOfEarlierBoot(t *testing.T) {
 func TestNoCluster(t *testing.T) {
 	b := newBox(t)
 	m := b.manager()
-	m.reconciler.cluster = nil
+	m.orphans = nil
 	mustPrepare(t, m, newClaim("u1", sliceA0))
 	before := b.state()
 	b.deleteClaim("u1")

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -59,7 +58,7 @@ func TestStateTurnedBack(t *testing.T) {
 			}
 			return nil
 		}, func(e string) error {
-			if e == "write unpreparing" && back != nil {
+			if e == "mark releasing" && back != nil {
 				select {
 				case <-leftDown:
 				default:
@@ -71,7 +70,7 @@ func TestStateTurnedBack(t *testing.T) {
 		claim := newClaim("u1", mpsSliceA0, sliceB0)
 		_, err := m.Prepare(t.Context(), claim)
 		t.Log("first:", err)
-		if r, err := m.store.Read("u1"); err != nil || r == nil || r.State != record.Unpreparing {
+		if r, err := m.store.Read("u1"); err != nil || r == nil || r.State != record.Releasing {
 			t.Errorf("half undone and written down as %+v, %v", r, err)
 		}
 		b.onGPU = nil
@@ -120,25 +119,6 @@ func TestUndoOfSessionNeverBegun(t *testing.T) {
 	})
 }
 
-// The claim is allocated anew, elsewhere. Its damaged record is dropped, and with it
-// all that is known of the partition that it had.
-func TestQuarantineDroppedByOtherDevices(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
-	mustPrepare(t, m, newClaim("u1", sliceA0))
-	write(t, m.store.Path("u1"), "")
-	_ = m.Unprepare(t.Context(), "u1")
-	mustUnprepare(t, m, "u1")
-	b.pass(time.Second)
-	mustPrepare(t, m, newClaim("u1", sliceB0))
-	if s := m.Survey(t.Context()); len(s.Static) > 0 {
-		t.Errorf("the partition that was left is published as somebody else's, and nothing is known of it: %+v, quarantine %v", s.Static, b.quarantined("boot-1"))
-	}
-	if _, found := b.look(addressA0); found && len(b.quarantined("boot-1")) == 0 {
-		t.Error("nothing is known of a partition that was left")
-	}
-}
-
 // answers is an API server.
 type answers func(ref Ref) (*resourceapi.ResourceClaim, error)
 
@@ -153,7 +133,7 @@ func TestOrphanThatCameBack(t *testing.T) {
 	unallocated := newClaim("u1")
 	unallocated.Status.Allocation = nil
 	again := func() {}
-	m.reconciler.cluster = answers(func(Ref) (*resourceapi.ResourceClaim, error) { again(); return unallocated, nil })
+	m.orphans.cluster = answers(func(Ref) (*resourceapi.ResourceClaim, error) { again(); return unallocated, nil })
 	_ = reconcile(t, m)
 	b.pass(DefaultOrphanGrace)
 	again = func() {
@@ -314,37 +294,12 @@ func TestPartitionOfUnreadableShare(t *testing.T) {
 	m := b.manager()
 	mustPrepare(t, m, newClaim("u1", turnSliceA0))
 	mustPrepare(t, m, newClaim("u2", turnSliceA0))
-	data, err := os.ReadFile(m.store.Path("u2"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	write(t, m.store.Path("u2"), strings.Replace(string(data), record.SharingVersion, "record.partage.dev/v3", 1))
+	otherVersion(t, m, "u2")
 	if err := m.Unprepare(t.Context(), "u1"); err != nil {
 		t.Log(err)
 	}
 	if _, found := b.look(addressA0); !found {
 		t.Error("the partition was destroyed under the claim of another version")
-	}
-}
-
-// A damaged record of an MPS share. The supervisor is started anew, so there is no
-// session, but the compute mode is still there. The file is dropped.
-func TestQuarantineDroppedWithMode(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
-	mustPrepare(t, m, newClaim("u1", mpsA))
-	write(t, m.store.Path("u1"), "")
-	_ = m.Unprepare(t.Context(), "u1")
-	b.mu.Lock()
-	clear(b.sessions)
-	b.mu.Unlock()
-	mustUnprepare(t, m, "u1")
-	if left := b.state(); len(left) > 0 && len(b.quarantined("boot-1")) == 0 {
-		t.Errorf("nothing is known any more of %v", left)
-	}
-	_, err := m.Prepare(t.Context(), newClaim("u2", mpsA))
-	if err != nil {
-		t.Errorf("and the GPU has no MPS any more: %v", err)
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -21,7 +20,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/cdi/hook"
-	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/mps"
@@ -192,15 +190,10 @@ func TestModeOfOthers(t *testing.T) {
 	wantError(t, err, "device "+mpsA, "somebody else's")
 	b.wantState(t, "refused", before)
 	// The claim whose record is damaged may have set it.
-	write(t, m.store.Path("u2"), "{")
+	write(t, m.store.Path("u1"), "{")
 	mustPrepare(t, m, newClaim("u1", mpsA))
 	mustUnprepare(t, m, "u1")
-	wantError(t, m.Unprepare(t.Context(), "u2"), "damaged")
-	mustPrepare(t, m, newClaim("u1", mpsA))
-	files, err := m.store.Quarantined("u2")
-	if err != nil || len(files) != 1 {
-		t.Errorf("quarantine: %v, %v", files, err)
-	}
+	b.wantNothing()
 }
 
 // Claims of one GPU come and go in two processes at once.
@@ -405,15 +398,29 @@ func TestListIsOld(t *testing.T) {
 	b := newBox(t)
 	m := b.manager()
 	mustPrepare(t, m, newClaim("u1", mpsA))
+	// The records are read first, the sessions are listed then, and meanwhile the claim is released and prepared again.
+	b.hooks(nil, nil)
 	r, err := m.store.Read("u1")
 	if err != nil {
 		t.Fatal(err)
 	}
+	mustUnprepare(t, m, "u1")
+	b.pass(time.Second)
+	old := map[string]mps.Status{}
+	if err := m.sessions.compare(t.Context(), r, old); err != nil {
+		t.Error(err)
+	}
+	mustPrepare(t, m, newClaim("u1", mpsA))
+	b.lose(wholeA, mps.Running)
+	b.lose(wholeA, mps.Running)
+	mustReconcile(t, m)
+	b.mu.Lock()
+	b.warnings = nil
+	b.mu.Unlock()
 	b.hooks(nil, nil)
-	for _, old := range []map[string]mps.Status{nil, {wholeA: {Losses: 7}}} {
-		if err := m.repairSessions(t.Context(), r, sessionView{sessions: old}); err != nil {
-			t.Error(err)
-		}
+	// Nor has one of whose sessions more is known by now.
+	if err := m.sessions.compare(t.Context(), r, old); err != nil {
+		t.Error(err)
 	}
 	b.wantWarnings()
 	if seen := b.seen(); len(seen) > 0 {
@@ -448,7 +455,7 @@ func testNoSupervisor(t *testing.T) {
 	m := b.manager()
 	b.away(true)
 	// There is no time to try again.
-	soon, cancel := context.WithTimeout(t.Context(), retryPauses[0])
+	soon, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
 	for _, claim := range []*resourceapi.ResourceClaim{
 		newClaim("u1", mpsA), newClaim("u1", mpsSliceA0), configure(newClaim("u1", wholeA, wholeB), fromClaim, gpuMPS),
@@ -520,7 +527,7 @@ func TestSweepSessions(t *testing.T) {
 	if b.running(wholeA) == nil || b.running(sliceB0) == nil {
 		t.Error("a session was ended that may be that of a claim whose record is damaged")
 	}
-	if err := m.store.DropQuarantined("damaged"); err != nil {
+	if err := os.Remove(m.store.Path("damaged")); err != nil {
 		t.Fatal(err)
 	}
 	mustReconcile(t, m)
@@ -541,23 +548,16 @@ func TestLastKnownShare(t *testing.T) {
 		m := b.manager()
 		mustPrepare(t, m, newClaim("u1", device))
 		mustPrepare(t, m, newClaim("u2", device))
-		text, err := os.ReadFile(m.store.Path("u2"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		write(t, m.store.Path("u2"), strings.ReplaceAll(string(text), record.SharingVersion, "record.partage.dev/v3"))
-		session := b.running(strings.TrimSuffix(device, "-mps"))
-		session.clients = []int{77}
+		otherVersion(t, m, "u2")
 		mustUnprepare(t, m, "u1")
+		wantError(t, m.Reconcile(t.Context()), "claim default/claim-u1", "cannot be read", "u2.boot-1")
 		if b.spec("u1") != nil || len(b.sessions) != 1 {
 			t.Errorf("left: %v", b.state())
 		}
-		wantError(t, m.Reconcile(t.Context()), "claim u1", "[77]", "cannot be read", "u2.json")
-		session.clients = nil
-		_ = m.Reconcile(t.Context())
-		if len(b.sessions) != 0 {
-			t.Errorf("left: %v", b.state())
-		}
+		mustPrepare(t, m, newClaim("u2", device))
+		mustReconcile(t, m)
+		mustUnprepare(t, m, "u2")
+		b.wantNothing()
 	}
 }
 
@@ -620,19 +620,16 @@ func TestSurveySessionOfDamagedRecord(t *testing.T) {
 	m := b.manager()
 	mustPrepare(t, m, newClaim("u1", mpsA))
 	mustPrepare(t, m, newClaim("u2", mpsB))
-	write(t, m.store.Path("u1"), "{")
-	wantError(t, m.Unprepare(t.Context(), "u1"), "damaged")
+	damage(t, m, "u1")
 	mustUnprepare(t, m, "u1")
 	mustReconcile(t, m)
 	conditions := m.Survey(t.Context()).Conditions
 	if len(conditions) != 1 || conditions[0].PCIAddress != pciA || conditions[0].Reason != device.ReleasePending ||
-		!strings.Contains(conditions[0].Message, "quarantine/boot-1/u1.json") {
+		!strings.Contains(conditions[0].Message, "records/u1.boot-1") {
 		t.Errorf("got %+v", conditions)
 	}
-	for _, path := range b.quarantined("boot-1") {
-		if err := os.Remove(filepath.Join(b.dataDir(), "quarantine/boot-1", filepath.Base(path))); err != nil {
-			t.Fatal(err)
-		}
+	if err := os.Remove(m.store.Path("u1")); err != nil {
+		t.Fatal(err)
 	}
 	mustReconcile(t, m)
 	if conditions := m.Survey(t.Context()).Conditions; len(conditions) != 0 {
@@ -656,8 +653,8 @@ func TestOrphanWithShares(t *testing.T) {
 	b.pass(DefaultOrphanGrace)
 	err := reconcile(t, m)
 	wantError(t, err, "processes use them: [77]")
-	if left, listErr := m.store.UIDs(); listErr != nil || len(left) != 1 {
-		t.Errorf("left are %v, %v: one of the two has to go, whichever is first", left, listErr)
+	if left := m.store.UIDs(); len(left) != 1 {
+		t.Errorf("left are %v: one of the two has to go, whichever is first", left)
 	}
 	b.run(pciA, server)
 	mustReconcile(t, m)
@@ -712,9 +709,9 @@ func TestInUseNotKnown(t *testing.T) {
 	b := newBox(t)
 	m := b.manager()
 	mustPrepare(t, m, newClaim("u1", sliceB0))
-	write(t, m.store.Path("u2"), `{"apiVersion":"record.partage.dev/v9","kind":"ClaimRecord"}`)
+	write(t, m.store.Path("u2"), "partage-claim-record/9")
 	got, err := m.InUse()
-	wantError(t, err, "u2.json")
+	wantError(t, err, "u2.boot-1")
 	if diff := cmp.Diff([]string{sliceB0}, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}

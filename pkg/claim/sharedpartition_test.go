@@ -12,6 +12,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/partition"
 	"github.com/partage-dev/partage/pkg/sharing"
 )
 
@@ -28,7 +29,7 @@ func TestSharesOfPartition(t *testing.T) {
 		}
 		live, _ := b.look(addressA0)
 		for _, uid := range []types.UID{"u1", "u2", "u3"} {
-			if r, err := m.store.Read(uid); err != nil || *r.Devices[0].Partition.Live != live {
+			if r, err := m.store.Read(uid); err != nil || partition.Live(*r.Devices[0].Partition.Made) != live {
 				t.Errorf("%s says %+v (%v), live is %+v", uid, r, err, live)
 			}
 		}
@@ -101,7 +102,7 @@ func TestShareOfLeftPartition(t *testing.T) {
 			live, _ := b.look(addressA0)
 			b.run(pciA, gpu.Process{PID: 77, InstanceID: live.InstanceID})
 			mustUnprepare(t, m, "u1") // the pod ends
-			if r, err := m.store.Read("u1"); err != nil || r == nil || r.State != record.Unpreparing {
+			if r, err := m.store.Read("u1"); err != nil || r == nil || r.State != record.Releasing {
 				t.Errorf("got %+v, %v", r, err)
 			}
 			mustPrepare(t, m, newClaim("u2", device))

@@ -14,6 +14,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/partition"
 )
 
 // onHardware are those of the effects that change a GPU.
@@ -47,7 +48,7 @@ func testStatic(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d := r.Devices[0]; d.Type != record.Static || d.Partition.Live == nil || *d.Partition.Live != live {
+	if d := r.Devices[0]; d.Type != record.Static || d.Partition.Made == nil || partition.Live(*d.Partition.Made) != live {
 		t.Errorf("record: %+v", d)
 	}
 	mustPrepare(t, m, newClaim("u1", staticA0))
@@ -146,7 +147,7 @@ func TestAdmin(t *testing.T) {
 			t.Errorf("got %+v", d)
 		}
 	}
-	if diff := cmp.Diff([]string{"write spec", "write prepared"}, b.seen()); diff != "" || len(prepared) != 5 {
+	if diff := cmp.Diff([]string{"write preparing", "write spec", "write prepared"}, b.seen()); diff != "" || len(prepared) != 5 {
 		t.Errorf("%d devices, effects: -want +got:\n%s", len(prepared), diff)
 	}
 	if diff := cmp.Diff(b.spec("owner")[0].Nodes, b.spec("watch")[1].Nodes); diff != "" {
@@ -178,7 +179,7 @@ func TestAdmin(t *testing.T) {
 	mustPrepare(t, m, admin(newClaim("watch", wholeB)))
 	b.hooks(nil, nil)
 	mustUnprepare(t, m, "watch")
-	if diff := cmp.Diff([]string{"write tombstone", "remove spec", "delete record"}, b.seen()); diff != "" {
+	if diff := cmp.Diff([]string{"mark releasing", "remove spec", "mark released", "truncate record"}, b.seen()); diff != "" {
 		t.Errorf("effects of unprepare: -want +got:\n%s", diff)
 	}
 	comeBack()

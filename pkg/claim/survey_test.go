@@ -7,8 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -114,7 +112,7 @@ var surveyTests = map[string]struct {
 			write(t, m.store.Path("u2"), "{")
 		},
 		want: []string{static(addressA0), "occupied " + pciA + " 19@4:1"},
-		says: []string{"claims/u2.json"},
+		says: []string{"records/u2.boot-1"},
 	},
 	"static gone": {
 		arrange: func(t *testing.T, b *box) {
@@ -141,14 +139,10 @@ var surveyTests = map[string]struct {
 		},
 		want: []string{static(addressA0)},
 	},
-	"quarantine of an earlier boot": {
-		arrange: func(t *testing.T, b *box) {
+	"unreadable in an earlier boot": {
+		arrange: func(_ *testing.T, b *box) {
 			b.makeForeign(addressA0)
-			folder := filepath.Join(b.dataDir(), "quarantine", "boot-0")
-			if err := os.MkdirAll(folder, 0o750); err != nil {
-				t.Fatal(err)
-			}
-			write(t, filepath.Join(folder, "u1.json"), "{")
+			b.put("data/records/u1.boot-0", "{")
 		},
 		want: []string{static(addressA0)},
 	},
