@@ -22,8 +22,7 @@ func ownAndMore() *resourceapi.ResourceClaim {
 	return configure(configure(newClaim("u1", wholeA, wholeB, wholeC), fromClaim, gpuMPS, "r0", "r1"), fromClaim, gpuLong, "r2")
 }
 
-// A session on several GPUs ends as a whole or not at all; what has nothing to do
-// with it does not wait.
+// A session on several GPUs cannot be ended on one of them: what has nothing to do with it does not wait.
 func TestSessionHangs(t *testing.T) {
 	for _, effect := range []string{"stop session", "default mode"} {
 		synctest.Test(t, func(t *testing.T) {
@@ -52,6 +51,7 @@ func TestSessionHangs(t *testing.T) {
 			synctest.Wait()
 			mustPrepare(t, m, newClaim("u3", mpsB))
 			mustUnprepare(t, m, "u3")
+			mustReconcile(t, m)
 			b.wantNothing()
 		})
 	}
@@ -104,7 +104,7 @@ func TestSessionIsBusyElsewhere(t *testing.T) {
 			t.Fatal(err)
 		}
 		mustUnprepare(t, m, "u1")
-		if b.running(wholeA) == nil || slices.Contains(b.state(), "interval Long of GPU-c") {
+		if b.spec("u1") != nil || slices.Contains(b.state(), "interval Long of GPU-c") {
 			t.Errorf("left: %v", b.state())
 		}
 		release()
@@ -125,7 +125,7 @@ func TestSupervisorHangs(t *testing.T) {
 		for _, uid := range []types.UID{"large", "small", "own"} {
 			start := time.Now()
 			mustUnprepare(t, m, uid)
-			if waited := time.Since(start); waited > (2 * time.Second) {
+			if waited := time.Since(start); waited > 5*time.Second {
 				t.Errorf("%s: waited for %s", uid, waited)
 			}
 		}

@@ -229,8 +229,7 @@ func TestHangWakesThoseWhoWait(t *testing.T) {
 	})
 }
 
-// A whole GPU has nothing to take back: its claim is gone at once, only the GPU is
-// not free.
+// What a whole GPU has to be taken back is not known before it answers. Nothing else of the claim waits.
 func TestWholeHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBox(t)
@@ -241,7 +240,7 @@ func TestWholeHangs(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 		b.hooks(nil, nil)
-		b.wantState(t, "not prepared", []string{"MIG mode of " + pciA})
+		b.wantState(t, "not prepared", []string{"MIG mode of " + pciA, "record of u1"})
 		mustPrepare(t, m, newClaim("u2", wholeB))
 		if _, err := m.Prepare(t.Context(), newClaim("u1", sliceA0)); !errors.Is(err, gpu.ErrHung) {
 			t.Errorf("got %v", err)

@@ -79,7 +79,7 @@ func left(said *converge.Said) error {
 			errs = append(errs, errors.New(s.Text))
 		}
 	}
-	if said.Unanswered != nil && len(said.Verdicts) > 0 && len(errs) == 0 {
+	if said.Unanswered != nil && len(said.Verdicts) > 0 {
 		errs = append(errs, fmt.Errorf("its claims are not checked: %w", said.Unanswered))
 	}
 	return errors.Join(errs...)

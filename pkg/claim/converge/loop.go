@@ -248,7 +248,7 @@ func (e *Engine) waitForPlace(ctx context.Context, changed <-chan struct{}, dead
 	case <-changed:
 	case <-timer.C:
 	}
-	return true
+	return ctx.Err() == nil
 }
 
 // Finish brings the release of a claim, or the undoing of a preparation, to its end on these GPUs, and returns what is
@@ -264,6 +264,7 @@ func (e *Engine) Finish(ctx context.Context, claim types.UID, gpus []string) err
 }
 
 func (e *Engine) finishOn(ctx context.Context, claim types.UID, address string) error {
+	last := ""
 	for failed := 0; ; {
 		r, err := e.once(ctx, []string{address}, releaseOf(claim, address))
 		if err != nil {
@@ -274,11 +275,13 @@ func (e *Engine) finishOn(ctx context.Context, claim types.UID, address string) 
 			if failed++; !e.mayRetry(ctx, failed, r.err) {
 				return tried(failed, r.err)
 			}
-		case r.task == nil:
+		case r.task == nil || taskName(r.task) == last: // what it was about stays: a CDI spec that cannot be removed
 			if v, found := r.verdict(claim, address); found && (v.State == rules.Pending || v.State == rules.Unknown) && e.isLeaving(claim) {
 				return &VerdictError{Verdict: v, cause: r.unanswered[address]}
 			}
 			return nil
+		default:
+			last = taskName(r.task)
 		}
 	}
 }
