@@ -14,7 +14,9 @@ import (
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/partition"
 )
 
@@ -113,6 +115,7 @@ func at(n int, act func() error) func(string) error {
 // operation is what is broken.
 type operation struct {
 	prepared bool // the claims are prepared before
+	undoes   bool // it is a release
 	run      func(ctx context.Context, m *Manager, claim *resourceapi.ResourceClaim) error
 }
 
@@ -122,11 +125,11 @@ func runPrepare(ctx context.Context, m *Manager, claim *resourceapi.ResourceClai
 }
 
 var operations = map[string]operation{
-	"prepare": {false, runPrepare},
-	"unprepare": {true, func(ctx context.Context, m *Manager, claim *resourceapi.ResourceClaim) error {
+	"prepare": {false, false, runPrepare},
+	"unprepare": {true, true, func(ctx context.Context, m *Manager, claim *resourceapi.ResourceClaim) error {
 		return m.Unprepare(ctx, claim.UID)
 	}},
-	"prepare again": {true, runPrepare},
+	"prepare again": {true, false, runPrepare},
 }
 
 // all runs an operation on all claims at the same time.
@@ -350,6 +353,11 @@ func failOnce(t *testing.T, l layout, op operation, n int, after bool, when stri
 		return false
 	}
 	switch {
+	case (struck == "write prepared" || struck == "mark prepared") && after:
+		// It is written down that all of it is there.
+		wantPrepared(t, b, claim.UID, when, err)
+	case op.undoes:
+		// Once it is written down that the claim is released the rest may follow later.
 	case struck == "mode off":
 		// That MIG mode stays on is not a failure. The next claim turns it off.
 		mustPrepare(t, m, claim)
@@ -358,7 +366,7 @@ func failOnce(t *testing.T, l layout, op operation, n int, after bool, when stri
 	case err == nil:
 		t.Errorf("%s: no error", when)
 	}
-	if !op.prepared {
+	if !op.prepared && err != nil {
 		b.wantState(t, when, want)
 	}
 	// Once the fault is gone, all is well without a new process.
@@ -368,6 +376,15 @@ func failOnce(t *testing.T, l layout, op operation, n int, after bool, when stri
 	mustUnprepare(t, m, claim.UID)
 	b.wantState(t, when, want)
 	return true
+}
+
+// wantPrepared fails unless a claim is prepared completely.
+func wantPrepared(t *testing.T, b *box, uid types.UID, when string, err error) {
+	t.Helper()
+	r, readErr := b.store().Read(uid)
+	if err != nil || readErr != nil || r == nil || r.State != record.Prepared || len(b.spec(uid)) != len(r.Devices) {
+		t.Errorf("%s: %v, and it is written down as %+v, %v", when, err, r, readErr)
+	}
 }
 
 // TestFaultPersists: an effect fails and so does everything after it, undoing

@@ -268,7 +268,7 @@ func testAbandoned(t *testing.T, effect string) {
 	b := newBox(t)
 	dying := b.manager()
 	b.hooks(nil, b.killAt(effect))
-	if _, err := dying.Prepare(t.Context(), newClaim("dead", sliceA0)); !errors.Is(err, errKilled) {
+	if _, err := dying.Prepare(t.Context(), newClaim("dead", sliceA0)); !b.killed() {
 		t.Fatalf("not killed: %v", err)
 	}
 	b.hooks(nil, nil)

@@ -37,6 +37,8 @@ func TestStateTurnedBack(t *testing.T) {
 		b := newBox(t)
 		m := b.manager()
 		const id = sliceA0
+		failed := make(chan struct{})
+		fail := sync.OnceFunc(func() { close(failed) })
 		var back func()
 		b.onGPU = func(address, e string) error {
 			switch {
@@ -45,12 +47,14 @@ func TestStateTurnedBack(t *testing.T) {
 				back = comeBack
 				return call
 			case address == pciB && e == "create instance":
+				<-failed
 				return errors.New("canceled, or anything else")
 			}
 			return nil
 		}
 		b.hooks(func(e string) error {
 			if e == "start session" {
+				fail()
 				return errors.New("the daemon does not start")
 			}
 			return nil
@@ -147,6 +151,7 @@ func TestStaleSpecOfSeveralGroups(t *testing.T) {
 		t.Fatal(err)
 	}
 	first := once()
+	other, done := b.manager(), make(chan error, 1)
 	b.hooks(func(e string) error {
 		if e == "write spec" && first() {
 			was, _ := b.look(addressA0)
@@ -154,12 +159,15 @@ func TestStaleSpecOfSeveralGroups(t *testing.T) {
 			b.mu.Lock()
 			b.nextID = was.InstanceID
 			b.mu.Unlock()
-			mustPrepare(t, b.manager(), newClaim("u2", sliceA4))
+			go func() { done <- runPrepare(t.Context(), other, newClaim("u2", sliceA4)) }()
 		}
 		return nil
 	}, nil)
 	_, err := m.Prepare(t.Context(), newClaim("u1", sliceA0, sliceB0))
 	t.Log(err)
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
 	b.wantOwnNodes("prepared again", "u1", "u2")
 	// Nor does it go at once.
 	_ = m.Reconcile(t.Context())
@@ -173,7 +181,7 @@ func TestShareOfHalfReleasedPartition(t *testing.T) {
 	share := sliceA0 + "-timeslice"
 	mustPrepare(t, b.manager(), newClaim("u1", share))
 	b.hooks(b.killAt("destroy instance"), nil)
-	if err := b.manager().Unprepare(t.Context(), "u1"); err == nil || !b.killed() {
+	if err := b.manager().Unprepare(t.Context(), "u1"); !b.killed() {
 		t.Fatalf("the plugin was not killed: %v", err)
 	}
 	b.hooks(nil, nil)
@@ -329,33 +337,6 @@ func TestStaleSpecStays(t *testing.T) {
 	b.wantOwnNodes("made", "u1", "u2")
 }
 
-// A preparation is resumed, fails, and is undone. While it waits for the next try
-// somebody else makes a partition in the place. The next try takes it for its own.
-func TestRetryAdoptsForeign(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newBox(t)
-		m := b.manager()
-		b.hooks(nil, b.killAt("create compute instance"))
-		_, _ = m.Prepare(t.Context(), newClaim("u1", sliceA0))
-		m = b.manager()
-		first := once()
-		b.hooks(func(e string) error {
-			if e == "write spec" && first() {
-				time.AfterFunc(50*time.Millisecond, func() { b.makeForeign(addressA0) })
-				return gpu.ErrTimeout
-			}
-			return nil
-		}, nil)
-		_, err := m.Prepare(t.Context(), newClaim("u1", sliceA0))
-		t.Log(err)
-		b.hooks(nil, nil)
-		mustUnprepare(t, m, "u1")
-		if _, found := b.look(addressA0); !found {
-			t.Error("somebody else's partition was destroyed")
-		}
-	})
-}
-
 // A claim has more shares than the device.
 func TestTooManyOwnShares(t *testing.T) {
 	b := newBox(t)
@@ -463,8 +444,7 @@ func TestSpecOfUndoneClaim(t *testing.T) {
 	b.wantOwnNodes("undone", "u1", "u2")
 }
 
-// A disk is full, and a GPU is in use: neither the release nor that it is wanted can be
-// written down. The call fails, so that the kubelet repeats it, also after a restart.
+// A disk is full, and a GPU is in use: the release is written down all the same, and comes to its end after a restart.
 func TestPendingReleaseOnFullDisk(t *testing.T) {
 	b := newBox(t)
 	m := b.manager()
@@ -477,14 +457,9 @@ func TestPendingReleaseOnFullDisk(t *testing.T) {
 		}
 		return nil
 	}, nil)
-	synctest.Test(t, func(t *testing.T) {
-		if err := m.Unprepare(t.Context(), "u1"); !errors.Is(err, gpu.ErrInUse) {
-			t.Errorf("got %v", err)
-		}
-	})
+	mustUnprepare(t, m, "u1")
 	b.hooks(nil, nil)
 	b.run(pciB)
-	m = b.manager()
-	mustUnprepare(t, m, "u1")
+	mustReconcile(t, b.manager())
 	b.wantNothing()
 }

@@ -51,7 +51,7 @@ func TestPodsEnd(t *testing.T) {
 			if !pending {
 				t.Error("the place is not tainted")
 			}
-			wantError(t, m.Reconcile(t.Context()), "claim u1")
+			wantError(t, m.Reconcile(t.Context()), "claim default/claim-u1")
 			b.hooks(nil, nil)
 			mustReconcile(t, m)
 			b.wantNothing()

@@ -78,7 +78,7 @@ func TestKilledWhileMadeAgainForHalfAClaim(t *testing.T) {
 			done := make(chan error)
 			go func() { done <- runPrepare(t.Context(), m, claim) }()
 			synctest.Wait() // for the second GPU
-			b.hooks(nil, b.killAt("write preparing"))
+			b.hooks(nil, b.killAt("mark preparing"))
 			mustUnprepare(t, b.manager(), "beside")
 			if err := <-done; !errors.Is(err, errKilled) {
 				t.Fatalf("not killed: %v", err)

@@ -50,31 +50,34 @@ func TestSharesOfPartition(t *testing.T) {
 // Somebody removes the partition under its shares.
 func TestSharedPartitionGone(t *testing.T) {
 	for _, device := range []string{mpsSliceA0, turnSliceA0} {
-		b := newBox(t)
-		m := b.manager()
-		mustPrepare(t, m, newClaim("u1", device))
-		mustPrepare(t, m, newClaim("u2", device))
-		b.removeForeign(addressA0)
-		for _, uid := range []string{"u3", "u1"} {
-			_, err := m.Prepare(t.Context(), newClaim(uid, device))
-			wantError(t, err, "device "+device, "of which claim default/claim-u", "is gone")
-		}
-		if now, found := b.look(addressA0); found {
-			t.Errorf("%s: made %+v", device, now)
-		}
-		m.Survey(t.Context())
-		wantError(t, m.Reconcile(t.Context()), "claim u1", "claim u2", "was removed by somebody else")
-		if b.spec("u1") != nil || b.spec("u2") != nil {
-			t.Error("a claim without its partition has a CDI spec")
-		}
-		// The last one has it again, as one that has a partition alone.
-		mustUnprepare(t, m, "u2")
-		for _, uid := range []string{"u1", "u3"} {
-			mustPrepare(t, m, newClaim(uid, device))
-		}
-		mustUnprepare(t, m, "u3")
-		mustUnprepare(t, m, "u1")
-		b.wantNothing()
+		runInBubble(t, device, func(t *testing.T) {
+			b := newBox(t)
+			m := b.manager()
+			mustPrepare(t, m, newClaim("u1", device))
+			mustPrepare(t, m, newClaim("u2", device))
+			b.removeForeign(addressA0)
+			for _, uid := range []string{"u3", "u1"} {
+				_, err := m.Prepare(t.Context(), newClaim(uid, device))
+				wantError(t, err, "device "+device, "claim default/claim-u", "has lost its share")
+			}
+			if now, found := b.look(addressA0); found {
+				t.Errorf("%s: made %+v", device, now)
+			}
+			m.Survey(t.Context())
+			wantError(t, m.Reconcile(t.Context()), "device "+device, "was removed by somebody else")
+			b.wantWarnings([]string{"u1 PartitionGone"}, []string{"u2 PartitionGone"})
+			if b.spec("u1") != nil || b.spec("u2") != nil {
+				t.Error("a claim without its partition has a CDI spec")
+			}
+			// The last one has it again, as one that has a partition alone.
+			mustUnprepare(t, m, "u2")
+			for _, uid := range []string{"u1", "u3"} {
+				mustPrepare(t, m, newClaim(uid, device))
+			}
+			mustUnprepare(t, m, "u3")
+			mustUnprepare(t, m, "u1")
+			b.wantNothing()
+		})
 	}
 }
 

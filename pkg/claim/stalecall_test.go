@@ -90,6 +90,7 @@ func TestPrepareWaitsBehindUnprepare(t *testing.T) {
 			if err := <-prepared; (err != nil) != refused {
 				t.Errorf("arrived at %d: got %v", at, err)
 			}
+			b.pass(time.Second)
 			mustUnprepare(t, m, "u1")
 			b.wantNothing()
 		})

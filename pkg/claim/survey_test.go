@@ -29,6 +29,7 @@ func findings(s device.Status) []string {
 		}
 		lines = append(lines, line)
 	}
+	slices.Sort(lines)
 	for _, c := range s.Conditions {
 		where := "whole"
 		if c.Where != nil {
@@ -111,7 +112,7 @@ var surveyTests = map[string]struct {
 			mustPrepare(t, m, newClaim("u1", staticA0))
 			write(t, m.store.Path("u2"), "{")
 		},
-		want: []string{static(addressA0), "occupied " + pciA + " 19@4:1"},
+		want: []string{static(addressA0), "occupied " + pciA + " 19@4:1", "release-pending " + pciA + " whole", "release-pending " + pciB + " whole", "release-pending " + pciC + " whole"},
 		says: []string{"records/u2.boot-1"},
 	},
 	"static gone": {
@@ -160,7 +161,7 @@ var surveyTests = map[string]struct {
 			b.kill(t, "create instance", "u1", sliceA0, sliceA4)
 			b.breakDown(pciA, gpu.ErrLost)
 		},
-		want: []string{"gpu-lost " + pciA + " whole", "release-pending " + pciA + " 19@0:1", "release-pending " + pciA + " 19@4:1"},
+		want: []string{"gpu-lost " + pciA + " whole", "release-pending " + pciA + " 19@0:1"},
 	},
 	"in use": {
 		arrange: func(t *testing.T, b *box) {
@@ -170,7 +171,7 @@ var surveyTests = map[string]struct {
 			b.run(pciA, gpu.Process{PID: 1, InstanceID: live.InstanceID})
 			mustUnprepare(t, m, "u1")
 		},
-		want: []string{"release-pending " + pciA + " 19@4:1"},
+		want: []string{"release-pending " + pciA + " 19@0:1", "release-pending " + pciA + " 19@4:1"},
 	},
 	"half done in an earlier boot": {
 		arrange: func(t *testing.T, b *box) {

@@ -249,7 +249,7 @@ func (w *work) resetInterval(ctx context.Context, a rules.Action) error {
 // gpuUUID is that of the GPU as the record has it, or as it is known now.
 func (w *work) gpuUUID(a rules.Action) string {
 	if r := w.record(a); r != nil {
-		if d := r.Device(a.Key); d != nil && d.Sharing != nil {
+		if d := r.Device(a.Key); d != nil && d.Sharing != nil && d.Sharing.UUID != "" {
 			return d.Sharing.UUID
 		}
 	}

@@ -30,7 +30,7 @@ func (w *work) mark(actions []rules.Action) error {
 			}
 			d.Mark = marksOf[a.Do]
 			if a.Do == rules.Start {
-				setInterval(d, a.Interval)
+				w.setInterval(d, a.Interval)
 			}
 		}
 		return nil
@@ -43,12 +43,12 @@ func (w *work) mark(actions []rules.Action) error {
 }
 
 // setInterval notes the time slice that the GPU has for a share: that of its first share, whatever the policy says.
-func setInterval(d *record.Device, interval policy.Interval) {
+func (w *work) setInterval(d *record.Device, interval policy.Interval) {
 	if d.Interval() == interval {
 		return
 	}
 	if d.Sharing == nil {
-		d.Sharing = &record.Sharing{}
+		d.Sharing = &record.Sharing{UUID: w.UUID(d.PCIAddress)}
 	}
 	d.Sharing.Interval = interval
 }
