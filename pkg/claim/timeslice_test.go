@@ -88,7 +88,6 @@ func TestIntervalOfKilled(t *testing.T) {
 				},
 				"prepare another": func(t *testing.T, b *box, m *Manager) {
 					mustPrepare(t, m, newClaim("u2", turnsA))
-					b.wantInterval("the second", "GPU-a", set[later])
 					mustReconcile(t, m)
 					b.wantInterval("the second alone", "GPU-a", set[later])
 					mustUnprepare(t, m, "u2")

@@ -29,6 +29,8 @@ type work struct {
 	instances map[string]partition.Live
 	// sessions are those that this task has started, by ID.
 	sessions map[string]sharing.Live
+	// noted means that the record of the task's claim says so.
+	noted bool
 	// ids are the qualified names of devices in the CDI spec that was written.
 	ids map[string]string
 }
