@@ -78,8 +78,15 @@ func (l *eventLog) once(ctx context.Context, claim Ref, reason, about, message s
 		l.last[claim.UID][reason] = said{about, time.Now()}
 	}
 	l.mu.Unlock()
+	if !same {
+		l.always(ctx, claim, reason, message)
+	}
+}
+
+// always passes on a message of which it is written down that it was told.
+func (l *eventLog) always(ctx context.Context, claim Ref, reason, message string) {
 	switch {
-	case same, l.events == nil:
+	case l.events == nil:
 	case slices.Contains(forUsers, reason):
 		l.events.WarnUsers(ctx, claim, reason, message)
 	default:

@@ -135,11 +135,7 @@ func (b *box) manager() *Manager {
 // bareManager starts a plugin that has found no GPUs yet.
 func (b *box) bareManager() *Manager {
 	b.t.Helper()
-	m, err := NewManager(Options{
-		DriverName: driverName, PoolName: poolName, DataDir: b.dataDir(), Roots: b.roots(), Partitions: partition.New(slowGPUs{b}, holders{}), Sharing: slowSharing{b}, CDI: slowFolder{b},
-		Hook: "/data/partage-hook", Interposer: "/opt/limits/libvgpu.so", Cluster: b, Events: b,
-		files: boxFiles{b}, limitFiles: boxLimits{b}, clock: b.clock,
-	})
+	m, err := NewManager(b.options())
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -147,6 +143,15 @@ func (b *box) bareManager() *Manager {
 	b.dead = false
 	b.mu.Unlock()
 	return m
+}
+
+func (b *box) options() Options {
+	return Options{
+		DriverName: driverName, PoolName: poolName, DataDir: b.dataDir(), Roots: b.roots(), Partitions: partition.New(slowGPUs{b}, holders{}),
+		Sharing: slowSharing{b}, CDI: slowFolder{b},
+		Hook: "/data/partage-hook", Interposer: "/opt/limits/libvgpu.so", Cluster: b, Events: b,
+		files: boxFiles{b}, limitFiles: boxLimits{b}, clock: b.clock,
+	}
 }
 
 // boxFiles are the files of records.
@@ -385,7 +390,7 @@ func (b *box) spec(uid types.UID) []cdi.Device {
 	return b.specs[uid]
 }
 
-// state is everything that a claim leaves anywhere, except for its tombstone.
+// state is everything that a claim leaves anywhere, except for when it was released.
 func (b *box) state() []string {
 	all := b.hardware()
 	b.mu.Lock()

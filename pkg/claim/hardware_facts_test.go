@@ -53,7 +53,7 @@ func TestOrphanOnGPUWithoutProcessList(t *testing.T) {
 	b.deleteClaim("u1")
 	mustReconcile(t, m)
 	b.pass(DefaultOrphanGrace)
-	wantError(t, reconcile(t, m), "processes use them: [5004711]")
+	wantError(t, reconcile(t, m), "processes use it: process 5004711")
 	if r, err := m.store.Read("u1"); err != nil || r == nil || r.State != record.Prepared {
 		t.Errorf("got %+v, %v", r, err)
 	}

@@ -12,7 +12,6 @@ import (
 	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
-	"github.com/partage-dev/partage/pkg/partition"
 	"github.com/partage-dev/partage/pkg/policy"
 )
 
@@ -124,7 +123,7 @@ func TestLiveOwnSession(t *testing.T) {
 	}
 	s := r.Sessions[0]
 	want := &LiveLimits{
-		MemoryBytes: s.MemoryBytes[got.GPU], Percent: s.Percent, Multiprocessors: gpu.MPSMultiprocessors(got.Resources.Multiprocessors, s.Percent),
+		MemoryBytes: s.MemoryOf(got.Device), Percent: s.Percent, Multiprocessors: gpu.MPSMultiprocessors(got.Resources.Multiprocessors, s.Percent),
 	}
 	if diff := cmp.Diff(want, got.Limits); diff != "" || want.MemoryBytes == 0 || want.Percent == 0 {
 		t.Errorf("-want +got:\n%s", diff)
@@ -178,10 +177,8 @@ func TestLivePartitionGone(t *testing.T) {
 	mustPrepare(t, m, newClaim("u1", sliceA0))
 	first := liveOf(t, m, "u1")
 	before := first.UUID()
-	if err := partition.New(b, holders{}).Destroy(t.Context(), addressA0, "", true); err != nil {
-		t.Fatal(err)
-	}
-	m.Survey(t.Context())
+	b.removeForeign(addressA0)
+	wantError(t, m.Reconcile(t.Context()), "was removed by somebody else")
 	if now := liveOf(t, m, "u1"); now.UUID() != "" || now.GPU == "" || !now.Partition.Gone || now.Partition.UUID != before {
 		t.Errorf("after it was removed it has UUID %q on GPU %q: %+v, want the one that it had (%s), gone", now.UUID(), now.GPU, now.Partition, before)
 	}

@@ -53,11 +53,26 @@ func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim)
 	if err := m.sessions.tellLosses(ctx, claim.UID); err != nil {
 		return nil, err
 	}
-	r, err := m.engine.Prepare(ctx, &converge.Call{Wanted: planned.Record, Clients: planned.MaxShares})
+	r, err := m.engine.Prepare(ctx, &converge.Call{Wanted: planned.Record, Clients: m.clients(planned)})
 	if err != nil {
 		return nil, err
 	}
 	return prepared(r), nil
+}
+
+// clients is how many claims can have a share of each device. A claim that had its shares before the machine was started
+// anew gets them again, whatever the policy says by now.
+func (m *Manager) clients(planned *plan.Plan) map[string]int {
+	was, err := m.store.Read(planned.Record.Claim.UID)
+	if err != nil || was == nil || was.BootID == m.store.Boot() || was.State != record.Prepared {
+		return planned.MaxShares
+	}
+	for i := range planned.Record.Devices {
+		if was.Device(planned.Record.Devices[i].Key()) == nil {
+			return planned.MaxShares
+		}
+	}
+	return nil
 }
 
 // RefusedError is why a claim cannot be prepared as it is, for example because of an invalid configuration. Nothing was

@@ -42,7 +42,25 @@ func (m *Manager) Reconcile(ctx context.Context) error {
 	limited, cancel := context.WithTimeout(ctx, reconcileTime)
 	defer cancel()
 	errs = append(errs, results...)
-	return errors.Join(append(errs, m.store.Sweep(m.clock()), m.specs.Limits.Sweep(limited))...)
+	return errors.Join(append(errs, m.store.Sweep(m.clock()), m.sweepLimits(), m.specs.Limits.Sweep(limited))...)
+}
+
+// sweepLimits removes the folders for software limits of claims that have no record: their process was killed.
+func (m *Manager) sweepLimits() error {
+	uids, err := m.specs.Limits.List()
+	errs := []error{err}
+	for _, uid := range uids {
+		// No call makes the folder while this has the claim's lock.
+		unlock, err := m.locks.TryClaim(uid)
+		if err != nil || unlock == nil {
+			continue
+		}
+		if r, err := m.store.Read(uid); err == nil && r == nil {
+			errs = append(errs, m.specs.Limits.Drop(uid))
+		}
+		unlock()
+	}
+	return errors.Join(errs...)
 }
 
 // knownGPUs are those of the inventory, and those that records are about.
@@ -79,7 +97,7 @@ func left(said *converge.Said) error {
 			errs = append(errs, errors.New(s.Text))
 		}
 	}
-	if said.Unanswered != nil && len(said.Verdicts) > 0 && len(errs) == 0 {
+	if said.Unanswered != nil && len(said.Verdicts) > 0 {
 		errs = append(errs, fmt.Errorf("its claims are not checked: %w", said.Unanswered))
 	}
 	return errors.Join(errs...)

@@ -63,20 +63,34 @@ func (s *sessions) compare(ctx context.Context, r *record.Record, found map[stri
 	if !slices.ContainsFunc(r.Sessions, func(one record.Session) bool { return changed(&one, found) }) {
 		return nil
 	}
+	var news []news
 	err := s.store.Update(r.Claim.UID, func(now *record.Record) error {
+		if now.State != record.Prepared || now.Arrived != r.Arrived {
+			return nil // it was prepared again since
+		}
 		for i := range now.Sessions {
-			was := r.Session(now.Sessions[i].ID)
-			if one := &now.Sessions[i]; now.State == record.Prepared && was != nil && isSame(was, one) {
-				s.note(ctx, r.Claim, one, found)
+			one := &now.Sessions[i]
+			if was := r.Session(one.ID); was != nil && isSame(was, one) {
+				news = append(news, note(one, found)...)
 			}
 		}
 		return nil
 	})
+	for _, n := range news {
+		if err != nil {
+			s.events.once(ctx, r.Claim, n.reason, n.about, n.message) // nothing says that people know
+		} else {
+			s.events.always(ctx, r.Claim, n.reason, n.message)
+		}
+	}
 	if errors.Is(err, record.ErrNoRecord) {
 		return nil
 	}
 	return err
 }
+
+// news is an event about a session.
+type news struct{ reason, about, message string }
 
 // isSame reports whether nobody has noted anything since.
 func isSame(a, b *record.Session) bool {
@@ -88,22 +102,22 @@ func changed(s *record.Session, found map[string]mps.Status) bool {
 	return s.Running() && (!runs || status.Losses != s.Losses || status.Kills != s.Kills)
 }
 
-// note tells people what has become of a session, and writes it into its record.
-func (s *sessions) note(ctx context.Context, claim Ref, one *record.Session, found map[string]mps.Status) {
+// note says what has become of a session, and writes it into its record.
+func note(one *record.Session, found map[string]mps.Status) (all []news) {
 	if !changed(one, found) {
-		return
+		return nil
 	}
 	status, runs := found[one.ID]
 	device := one.Devices[0].Device
 	about := fmt.Sprintf("%s %d %d %t", one.ID, status.Losses, status.Kills, runs)
 	if runs && status.Kills > one.Kills {
-		s.events.once(ctx, claim, ReasonMPSClientKilled, about, fmt.Sprintf(
+		all = append(all, news{ReasonMPSClientKilled, about, fmt.Sprintf(
 			"Device %s: %s. NVIDIA calls the state of an MPS server undefined after that: the processes that share it may hang, fail "+
-				"or get wrong results. It is replaced when all of them have ended. To be safe, restart them.", device, status.LastKill))
+				"or get wrong results. It is replaced when all of them have ended. To be safe, restart them.", device, status.LastKill)})
 	}
 	one.Kills = status.Kills
 	if runs && status.Losses == one.Losses {
-		return
+		return all
 	}
 	why := status.LastLoss
 	switch {
@@ -116,7 +130,7 @@ func (s *sessions) note(ctx context.Context, claim Ref, one *record.Session, fou
 	if !runs {
 		one.Stopped()
 	}
-	s.events.once(ctx, claim, ReasonMPSLost, about, fmt.Sprintf(
+	return append(all, news{ReasonMPSLost, about, fmt.Sprintf(
 		"Device %s: processes have lost their MPS server: %s. Those that used it have failed. "+
-			"Containers that have not ended because of that must be restarted: delete their pods.", device, why))
+			"Containers that have not ended because of that must be restarted: delete their pods.", device, why)})
 }

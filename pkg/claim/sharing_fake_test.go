@@ -39,6 +39,10 @@ type runningSession struct {
 	clients []int
 }
 
+func pipeOf(session string) string { return "/mps/" + session + "/pipe" }
+
+func shmOf(session string) string { return "/mps/" + session + "/shm" }
+
 func newShares() shares {
 	return shares{sessions: map[string]*runningSession{}, exclusive: map[string]bool{}, intervals: map[string]sharing.Interval{}}
 }
@@ -59,7 +63,7 @@ func (b *box) Ensure(ctx context.Context, s sharing.Session) (sharing.Live, erro
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return sharing.Live{PipeDir: "/mps/" + s.ID + "/pipe", ShmDir: "/mps/" + s.ID + "/shm", Losses: b.sessions[s.ID].losses, Kills: b.sessions[s.ID].kills}, nil
+	return sharing.Live{PipeDir: pipeOf(s.ID), ShmDir: shmOf(s.ID), Losses: b.sessions[s.ID].losses, Kills: b.sessions[s.ID].kills}, nil
 }
 
 // startable needs the lock.
@@ -180,10 +184,13 @@ func (b *box) Sessions(ctx context.Context) (map[string]mps.Status, error) {
 	for id, s := range b.sessions {
 		spec := mps.Spec{ID: id, MultiUser: s.MultiUser, ThreadPercentage: s.Limits.ThreadPercentage, Memory: s.Limits.MemoryBytes,
 			ClientPriority: mps.ClientPriority(s.ClientPriority)}
+		if s.OnClientKilled == policy.KilledRestart {
+			spec.OnClientKilled = mps.RestartServer
+		}
 		for _, d := range s.Devices {
 			spec.Devices = append(spec.Devices, d.UUID)
 		}
-		found[id] = mps.Status{Spec: spec, Phase: s.phase, Losses: s.losses, LastLoss: "the daemon ended", Kills: s.kills, LastKill: "one was killed", Servers: []int{4242}, Clients: s.clients}
+		found[id] = mps.Status{Spec: spec, PipeDir: pipeOf(id), ShmDir: shmOf(id), Phase: s.phase, Losses: s.losses, LastLoss: "the daemon ended", Kills: s.kills, LastKill: "one was killed", Servers: []int{4242}, Clients: s.clients}
 	}
 	return found, nil
 }

@@ -26,6 +26,8 @@ type slowness struct {
 	// takes, and folder how long looking through the driver's folder does.
 	gpus        map[string]time.Duration
 	smi, folder time.Duration
+	// each is how long one call of the library takes where what is asked for takes many, or 0 for one call.
+	each time.Duration
 	// turn is held while somebody looks through the folder: others wait for what is found.
 	turn chan bool
 	// took counts the calls that took their time, late those that were not made because their
@@ -70,6 +72,13 @@ func (s *slowness) call(ctx context.Context, pciAddress string) error {
 		return &gpu.Error{Call: "nvmlAnything", PCIAddress: pciAddress, Text: "not attempted: " + err.Error(), Err: err}
 	}
 	s.count(&s.took)
+	for each := s.of(&s.each); each > 0 && d > each; d -= each {
+		time.Sleep(each)
+		if err := ctx.Err(); err != nil {
+			s.count(&s.late)
+			return &gpu.Error{Call: "nvmlAnything", PCIAddress: pciAddress, Text: "not attempted: " + err.Error(), Err: err}
+		}
+	}
 	time.Sleep(d)
 	return nil
 }

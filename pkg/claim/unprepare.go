@@ -37,6 +37,9 @@ func (m *Manager) Unprepare(ctx context.Context, uid types.UID) error {
 	ctx, cancel := context.WithTimeout(ctx, releaseTime)
 	defer cancel()
 	written, writeErr := m.release(ctx, uid, arrived)
+	if m.isPreparedSince(uid) {
+		return nil // the call is of an earlier pod
+	}
 	// Containers have ended. From now on none can be started with what is going.
 	if err := m.specs.Remove(ctx, uid); err != nil {
 		klog.FromContext(ctx).Error(err, "The CDI spec of a claim that is released stays")
@@ -49,6 +52,12 @@ func (m *Manager) Unprepare(ctx context.Context, uid types.UID) error {
 		klog.FromContext(ctx).Info("The rest of the claim is released later", "reason", err)
 	}
 	return nil
+}
+
+// isPreparedSince reports whether the claim has been prepared, or is about to be, by a call that is younger than its release.
+func (m *Manager) isPreparedSince(uid types.UID) bool {
+	r, err := m.store.Read(uid)
+	return err == nil && r != nil && r.BootID == m.store.Boot() && r.State != record.Releasing
 }
 
 // release notes that a claim is released.

@@ -206,7 +206,7 @@ func (w *walk) act(ctx context.Context, t *testing.T, i, k, c int, away bool, fa
 		op = "away"
 		b.away(away)
 	case k < 19:
-		op = w.lose(t, m)
+		op = w.lose(m)
 	default:
 		op = "sessions lost"
 		b.mu.Lock()
@@ -217,7 +217,7 @@ func (w *walk) act(ctx context.Context, t *testing.T, i, k, c int, away bool, fa
 
 // lose removes a claim's partition. Perhaps somebody makes another in its place, and ids
 // begin anew.
-func (w *walk) lose(t *testing.T, m *Manager) string {
+func (w *walk) lose(m *Manager) string {
 	b := w.box
 	for at := range w.foreign {
 		if w.rng.IntN(2) == 0 {
@@ -226,15 +226,12 @@ func (w *walk) lose(t *testing.T, m *Manager) string {
 			return "remove foreign"
 		}
 	}
-	s, err := m.store.Snapshot()
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := m.store.Snapshot()
 	var held []record.Held
 	for _, r := range s.Records {
 		for i := range r.Devices {
 			d := &r.Devices[i]
-			if d.Owned() && d.Partition.OwnUUID() != "" {
+			if d.Owned() && d.Mark == record.Started && d.Partition.Made != nil {
 				held = append(held, record.Held{Record: r, Device: d})
 			}
 		}
@@ -246,7 +243,7 @@ func (w *walk) lose(t *testing.T, m *Manager) string {
 	at := d.Address()
 	for _, h := range s.Records {
 		for i := range h.Devices {
-			if o := &h.Devices[i]; o.Partition != nil && o.Address() == at && o.Partition.OwnUUID() == "" {
+			if o := &h.Devices[i]; o.Partition != nil && o.Address() == at && o.Partition.Made == nil {
 				return "lose nothing certain"
 			}
 		}
@@ -279,8 +276,8 @@ func (w *walk) checkPrepared(t *testing.T, m *Manager, uid types.UID) {
 	for i := range r.Devices {
 		d := &r.Devices[i]
 		if d.Partition != nil {
-			if live, found := w.look(d.Address()); !found || d.Partition.Live == nil || live != *d.Partition.Live {
-				w.fail(t, "%s is prepared and its partition is %+v %v, recorded %+v", uid, live, found, d.Partition.Live)
+			if live, found := w.look(d.Address()); !found || d.Partition.Made == nil || live != partition.Live(*d.Partition.Made) {
+				w.fail(t, "%s is prepared and its partition is %+v %v, recorded %+v", uid, live, found, d.Partition.Made)
 			}
 		}
 		if strings.HasSuffix(d.Device, "-mps") && (d.Sharing == nil || w.running(d.Sharing.Session) == nil) {
@@ -298,17 +295,13 @@ func (w *walk) check(t *testing.T, m *Manager) {
 			w.fail(t, "somebody else's partition %s at %s is gone", uuid, at)
 		}
 	}
-	s, err := m.store.Snapshot()
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := m.store.Snapshot()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, p := range w.instances {
 		_, foreign := w.foreign[p.at()]
-		explained := slices.ContainsFunc(s.On(p.pciAddress), func(d record.Held) bool { return d.Owned() && d.At(p.Instance) && d.MayBe(p.Instance) })
+		explained := slices.ContainsFunc(s.On(p.pciAddress), func(d record.Held) bool { return d.Owned() && d.Mark == record.Started && d.Address() == p.at() })
 		if !foreign && !explained {
-			w.failed = w.failed || false
 			w.fail(t, "nobody knows of %s %+v", p.at(), p.Instance)
 		}
 	}
@@ -337,7 +330,7 @@ func (w *walk) check(t *testing.T, m *Manager) {
 						continue
 					}
 					own := slices.ContainsFunc(s.Records[i].Devices, func(d record.Device) bool {
-						return d.Partition != nil && d.Address() == p.at() && (d.Partition.LiveUUID() == p.Compute[0].UUID || d.Partition.Live == nil)
+						return d.Partition != nil && d.Address() == p.at() && d.Mark != record.Lost
 					})
 					_, foreign := w.foreign[p.at()]
 					if !own && !foreign {

@@ -29,6 +29,8 @@ type work struct {
 	instances map[string]partition.Live
 	// sessions are those that this task has started, by ID.
 	sessions map[string]sharing.Live
+	// noted means that the record of the task's claim says so.
+	noted bool
 	// ids are the qualified names of devices in the CDI spec that was written.
 	ids map[string]string
 }
@@ -252,7 +254,7 @@ func (w *work) resetInterval(ctx context.Context, a rules.Action) error {
 // gpuUUID is that of the GPU as the record has it, or as it is known now.
 func (w *work) gpuUUID(a rules.Action) string {
 	if r := w.record(a); r != nil {
-		if d := r.Device(a.Key); d != nil && d.Sharing != nil {
+		if d := r.Device(a.Key); d != nil && d.Sharing != nil && d.Sharing.UUID != "" {
 			return d.Sharing.UUID
 		}
 	}

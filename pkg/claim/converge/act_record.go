@@ -7,7 +7,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/claim/record"
@@ -30,7 +32,7 @@ func (w *work) mark(actions []rules.Action) error {
 			}
 			d.Mark = marksOf[a.Do]
 			if a.Do == rules.Start {
-				setInterval(d, a.Interval)
+				w.setInterval(d, a.Interval)
 			}
 		}
 		return nil
@@ -43,12 +45,12 @@ func (w *work) mark(actions []rules.Action) error {
 }
 
 // setInterval notes the time slice that the GPU has for a share: that of its first share, whatever the policy says.
-func setInterval(d *record.Device, interval policy.Interval) {
+func (w *work) setInterval(d *record.Device, interval policy.Interval) {
 	if d.Interval() == interval {
 		return
 	}
 	if d.Sharing == nil {
-		d.Sharing = &record.Sharing{}
+		d.Sharing = &record.Sharing{UUID: w.UUID(d.PCIAddress)}
 	}
 	d.Sharing.Interval = interval
 }
@@ -73,9 +75,7 @@ func (w *work) markPrepared(a rules.Action) error {
 		w.noteSessions(r)
 		return nil
 	})
-	if err == nil {
-		clear(w.sessions)
-	}
+	w.noted = err == nil
 	return err
 }
 
@@ -108,16 +108,37 @@ func (w *work) statusOf(session string) (mps.Status, bool) {
 	return mps.Status{}, false
 }
 
-// keepSessions writes down the sessions of a task that does not end with a claim being prepared.
+// keepSessions writes down the sessions that a task has started: for its claim, unless that is done, and for those that
+// share them and were told that they were gone.
 func (w *work) keepSessions() error {
-	if len(w.sessions) == 0 || w.task.Claim == "" {
+	if len(w.sessions) == 0 {
 		return nil
 	}
-	err := w.Store.Update(w.task.Claim, func(r *record.Record) error { w.noteSessions(r); return nil })
-	if errors.Is(err, record.ErrNoRecord) {
-		return nil
+	claims := map[types.UID]bool{w.task.Claim: w.task.Claim != "" && !w.noted}
+	for _, o := range w.seen {
+		for _, r := range o.snapshot.Records {
+			claims[r.Claim.UID] = claims[r.Claim.UID] || r.Claim.UID != w.task.Claim && r.State == record.Prepared && w.hasAgain(r)
+		}
 	}
-	return err
+	var errs []error
+	for uid, is := range claims {
+		if !is {
+			continue
+		}
+		err := w.Store.Update(uid, func(r *record.Record) error { w.noteSessions(r); return nil })
+		if !errors.Is(err, record.ErrNoRecord) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// hasAgain reports whether this task has started a session that a claim has lost.
+func (w *work) hasAgain(r *record.Record) bool {
+	return slices.ContainsFunc(r.Sessions, func(s record.Session) bool {
+		_, started := w.sessions[s.ID]
+		return started && !s.Running()
+	})
 }
 
 // resolved returns the claim's record with its partitions as they are now, and its sessions.

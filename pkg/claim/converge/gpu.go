@@ -30,11 +30,14 @@ func (e *Engine) Survey(ctx context.Context, address string, patience time.Durat
 	return &Said{r.plans[address], r.unanswered[address]}
 }
 
+// maxRepeats is how often the same task is carried out: what it was about may stay.
+const maxRepeats = 3
+
 // Converge does everything that is due on a GPU, for all claims, and returns what the rules say of it then. A GPU that a
 // call is at work on is left to that call: nothing is returned then. An error says what has failed.
 func (e *Engine) Converge(ctx context.Context, address string) (*Said, error) {
 	var errs []error
-	tried := map[string]bool{}
+	tried, done := map[string]bool{}, map[string]int{}
 	for range maxRounds {
 		r := e.tryOnce(ctx, address, 0, func(plans map[string]*rules.Plan) *rules.Task {
 			for i := range plans[address].Tasks {
@@ -53,8 +56,9 @@ func (e *Engine) Converge(ctx context.Context, address string) (*Said, error) {
 			errs = append(errs, r.err)
 		}
 		if r.task != nil {
-			if r.err == nil {
-				delete(tried, taskName(r.task)) // it may be due again
+			name := taskName(r.task)
+			if done[name]++; r.err == nil && done[name] < maxRepeats {
+				delete(tried, name) // it may be due again
 			}
 			continue
 		}
@@ -78,11 +82,12 @@ func (e *Engine) jointly(ctx context.Context, plan *rules.Plan, tried map[string
 			continue
 		}
 		tried["joint "+taskName(t)] = true
-		r, err := e.once(ctx, gpus, jointTask(t.Claim, gpus))
+		unlock, err := e.Locks.GPUs(ctx, gpus)
 		if err != nil {
 			return true, err
 		}
-		return true, r.err
+		defer unlock()
+		return true, e.underLocks(ctx, gpus, everything, jointTask(t.Claim, gpus)).err
 	}
 	return false, nil
 }

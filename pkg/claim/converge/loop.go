@@ -18,6 +18,7 @@ import (
 	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/claim/rules"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/panics"
 	"github.com/partage-dev/partage/pkg/sharing"
 	"github.com/partage-dev/partage/pkg/steptime"
 	"github.com/partage-dev/partage/pkg/wait"
@@ -51,6 +52,9 @@ func (e *Engine) Prepare(ctx context.Context, c *Call) (*record.Record, error) {
 	e.begin(c)
 	err := e.prepare(ctx, c)
 	e.end(c)
+	if r := e.preparedBy(c); r != nil {
+		return r, nil // also where the last write says that it has failed, and has not
+	}
 	if err != nil {
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 		defer cancel()
@@ -64,6 +68,15 @@ func (e *Engine) Prepare(ctx context.Context, c *Call) (*record.Record, error) {
 		err = errors.New("the claim was released meanwhile")
 	}
 	return r, err
+}
+
+// preparedBy returns the record that a call has written when all of the claim was there, or nil.
+func (e *Engine) preparedBy(c *Call) *record.Record {
+	r, err := e.Store.Read(c.Wanted.Claim.UID)
+	if err != nil || r == nil || r.BootID != e.Store.Boot() || r.State != record.Prepared || r.Arrived != c.Wanted.Arrived {
+		return nil
+	}
+	return r
 }
 
 // releaseOther lets go of what the claim has that is not what it wants now: it was allocated anew. That is a release like
@@ -128,6 +141,7 @@ func firstCause(errs []error) error {
 
 // prepareJointly carries out what all GPUs of a claim propose at once. It reports whether the claim is prepared.
 func (e *Engine) prepareJointly(ctx context.Context, claim types.UID, gpus []string) (done bool, err error) {
+	defer panics.Recover(ctx, &err)
 	r, err := e.once(ctx, gpu.SortPCIAddresses(slices.Clone(gpus)), jointTask(claim, gpus))
 	switch {
 	case err != nil:
@@ -146,9 +160,11 @@ func (e *Engine) prepareJointly(ctx context.Context, claim types.UID, gpus []str
 }
 
 // prepareOn brings a claim as far as it gets on one GPU alone: until it is prepared, or all of its GPUs have to agree.
-func (e *Engine) prepareOn(ctx context.Context, claim types.UID, address string) error {
+func (e *Engine) prepareOn(ctx context.Context, claim types.UID, address string) (err error) {
+	defer panics.Recover(ctx, &err)
 	failed := 0
 	waitsFor := ""
+	var waited *VerdictError
 	deadline := time.Now().Add(waitTime)
 	for range maxRounds {
 		if e.isOutOfDate(claim) {
@@ -156,6 +172,9 @@ func (e *Engine) prepareOn(ctx context.Context, claim types.UID, address string)
 		}
 		changed := e.Store.Changed()
 		r, err := e.once(ctx, []string{address}, ownTask(claim, address))
+		if err != nil && waited != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			return waited // that says more
+		}
 		if err != nil {
 			return err
 		}
@@ -166,8 +185,9 @@ func (e *Engine) prepareOn(ctx context.Context, claim types.UID, address string)
 				waitsFor = v.Why
 				e.beginWait(ctx, v)
 			}
+			waited = &VerdictError{Verdict: v, waited: true}
 			if !e.waitForPlace(ctx, changed, deadline, v) {
-				return &VerdictError{Verdict: v, waited: true}
+				return waited
 			}
 		case isFinal(v) || r.err != nil:
 			err := cmp.Or(r.err, error(&VerdictError{Verdict: v, cause: r.unanswered[address]}))
@@ -248,7 +268,7 @@ func (e *Engine) waitForPlace(ctx context.Context, changed <-chan struct{}, dead
 	case <-changed:
 	case <-timer.C:
 	}
-	return true
+	return ctx.Err() == nil
 }
 
 // Finish brings the release of a claim, or the undoing of a preparation, to its end on these GPUs, and returns what is
@@ -263,7 +283,9 @@ func (e *Engine) Finish(ctx context.Context, claim types.UID, gpus []string) err
 	return errors.Join(errs...)
 }
 
-func (e *Engine) finishOn(ctx context.Context, claim types.UID, address string) error {
+func (e *Engine) finishOn(ctx context.Context, claim types.UID, address string) (err error) {
+	defer panics.Recover(ctx, &err)
+	last := ""
 	for failed := 0; ; {
 		r, err := e.once(ctx, []string{address}, releaseOf(claim, address))
 		if err != nil {
@@ -274,11 +296,13 @@ func (e *Engine) finishOn(ctx context.Context, claim types.UID, address string) 
 			if failed++; !e.mayRetry(ctx, failed, r.err) {
 				return tried(failed, r.err)
 			}
-		case r.task == nil:
+		case r.task == nil || taskName(r.task) == last: // what it was about stays: a CDI spec that cannot be removed
 			if v, found := r.verdict(claim, address); found && (v.State == rules.Pending || v.State == rules.Unknown) && e.isLeaving(claim) {
 				return &VerdictError{Verdict: v, cause: r.unanswered[address]}
 			}
 			return nil
+		default:
+			last = taskName(r.task)
 		}
 	}
 }

@@ -149,7 +149,7 @@ func mayBeDivided(o *observation) bool {
 
 // observeMode asks for the compute mode where MIG mode leaves the GPU one.
 func (e *Engine) observeMode(ctx context.Context, o *observation) error {
-	uuid := e.UUID(o.GPU)
+	uuid := e.uuidOf(o)
 	if o.state.Enabled || uuid == "" {
 		return nil
 	}
@@ -160,6 +160,19 @@ func (e *Engine) observeMode(ctx context.Context, o *observation) error {
 		return nil
 	}
 	return err
+}
+
+// uuidOf is that of the GPU, where it is not known yet that of a record.
+func (e *Engine) uuidOf(o *observation) string {
+	if uuid := e.UUID(o.GPU); uuid != "" {
+		return uuid
+	}
+	for _, d := range o.snapshot.On(o.GPU) {
+		if d.Sharing != nil && d.Sharing.UUID != "" {
+			return d.Sharing.UUID
+		}
+	}
+	return ""
 }
 
 func (e *Engine) instanceOf(pciAddress string, i *gpu.Instance) rules.Instance {
@@ -187,7 +200,7 @@ func (e *Engine) observeSessions(ctx context.Context, o *observation) {
 	name := gpuName(o.GPU)
 	for _, id := range slices.Sorted(maps.Keys(found)) {
 		status := found[id]
-		on := id == name || strings.HasPrefix(id, name+"-") || slices.Contains(status.Spec.Devices, e.UUID(o.GPU))
+		on := id == name || strings.HasPrefix(id, name+"-") || slices.Contains(status.Spec.Devices, e.uuidOf(o))
 		if on && len(status.Spec.Devices) > 0 {
 			o.Sessions = append(o.Sessions, rules.Session{ID: id, Demand: demandOf(status.Spec), Running: status.Phase == mps.Running})
 		}

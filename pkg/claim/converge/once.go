@@ -123,26 +123,54 @@ func complete(t *rules.Task) *rules.Task {
 	return &whole
 }
 
-// jointTask chooses what all GPUs of a claim propose at once.
+// jointTask chooses what several GPUs of a claim, all that it needs, propose at once.
 func jointTask(claim types.UID, gpus []string) choose {
 	return func(plans map[string]*rules.Plan) *rules.Task {
-		var proposed []rules.Task
 		for _, address := range gpus {
-			for _, t := range plans[address].Tasks {
-				if t.Claim == claim && !isAlone(&t, address) {
-					proposed = append(proposed, t)
-					break
-				}
+			t := proposal(plans[address], claim, address)
+			if t == nil {
+				continue
 			}
-		}
-		if len(proposed) != len(gpus) {
-			return nil
-		}
-		if joined, ok := rules.Join(proposed); ok {
-			return &joined
+			with := t.With
+			if slices.Contains(with, rules.EveryGPU) {
+				with = gpus
+			}
+			if joined := join(plans, claim, with); joined != nil {
+				return joined
+			}
 		}
 		return nil
 	}
+}
+
+// proposal returns what a GPU proposes for a claim that needs others, or nil.
+func proposal(plan *rules.Plan, claim types.UID, address string) *rules.Task {
+	if plan == nil {
+		return nil
+	}
+	for i := range plan.Tasks {
+		if t := &plan.Tasks[i]; t.Claim == claim && !isAlone(t, address) {
+			return t
+		}
+	}
+	return nil
+}
+
+// join makes one task of what these GPUs propose, or returns nil.
+func join(plans map[string]*rules.Plan, claim types.UID, gpus []string) *rules.Task {
+	var proposed []rules.Task
+	for _, address := range gpus {
+		t := proposal(plans[address], claim, address)
+		if t == nil {
+			return nil
+		}
+		proposed = append(proposed, *t)
+	}
+	joined, together := rules.Join(proposed)
+	if !together {
+		return nil
+	}
+	return &joined
 }
 
 // with returns the GPUs that a task needs, in the order in which they are locked.

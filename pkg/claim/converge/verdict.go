@@ -23,10 +23,11 @@ var (
 var causes = map[rules.Code]error{
 	rules.Overlap: ErrTaken, rules.SharesTaken: ErrTaken, rules.Divided: partition.ErrDivided, rules.Foreign: partition.ErrForeign,
 	rules.InUse: gpu.ErrInUse, rules.NoSupervisor: sharing.ErrNoSupervisor, rules.Guarded: ErrGuarded,
+	rules.NotRegistered: gpu.ErrFabricPending,
 }
 
 // VerdictError is why a claim cannot be prepared or released now. It wraps what the verdict is about: ErrTaken, ErrGuarded,
-// partition.ErrDivided, partition.ErrForeign, gpu.ErrInUse, sharing.ErrNoSupervisor, or why the GPU has not answered.
+// partition.ErrDivided, partition.ErrForeign, gpu.ErrInUse, sharing.ErrNoSupervisor, gpu.ErrFabricPending, or why the GPU has not answered.
 type VerdictError struct {
 	rules.Verdict
 	// cause is why the GPU has not answered, or nil.

@@ -237,7 +237,7 @@ func (m *making) propose(parts []*Part) {
 	sessions, jointly := m.startSessions(parts)
 	if len(jointly) > 0 && len(actions)+len(sessions) == 0 {
 		d.verdict(r, Verdict{State: Working})
-		d.makes = append(d.makes, Task{Claim: r.Claim, Aim: StartJointly, With: gpus, Final: jointly})
+		d.makes = append(d.makes, Task{Claim: r.Claim, Aim: StartJointly, With: r.gpusOf(jointly), Final: jointly})
 		return
 	}
 	actions = append(actions, sessions...)
@@ -263,6 +263,19 @@ func (m *making) propose(parts []*Part) {
 		final = append(final, Action{Do: DropGuard, Claim: r.Claim, GPU: d.GPU})
 	}
 	d.makes = append(d.makes, Task{Claim: r.Claim, Aim: Commit, Actions: actions, Final: final, With: gpus})
+}
+
+// gpusOf are the GPUs of the sessions that these actions are about. Others of the claim need not be ready.
+func (r *Record) gpusOf(sessions []Action) []string {
+	var gpus []string
+	for i := range r.Parts {
+		p := &r.Parts[i]
+		in := slices.ContainsFunc(sessions, func(a Action) bool { return a.Session == p.Session })
+		if in && !slices.Contains(gpus, p.GPU) {
+			gpus = append(gpus, p.GPU)
+		}
+	}
+	return gpus
 }
 
 // startSessions brings the sessions of a claim's parts to what their holders need. What is on several GPUs is started

@@ -32,7 +32,7 @@ func (d *decision) inTheWay(r *Record, p *Part, before []*Part) *Verdict {
 		return v
 	}
 	if p.Session != "" && d.Supervisor != Answered {
-		return &Verdict{State: Waiting, Code: NoSupervisor, Why: fmt.Sprintf("device %s: the MPS supervisor of this node does not answer: %s", p.Device, d.SupervisorText)}
+		return &Verdict{State: Waiting, Code: NoSupervisor, Why: fmt.Sprintf("device %s: the MPS supervisor of this node does not answer, is the DaemonSet of the mps-supervisor running? %s", p.Device, d.SupervisorText)}
 	}
 	if p.Place == Undivided && r.Phase != Prepared {
 		return d.notFree(r, p)
