@@ -123,66 +123,65 @@ func TestPlanSharing(t *testing.T) {
 		claim    *resourceapi.ResourceClaim
 		want     []*record.Sharing
 		sessions []record.Session
-		version  string
 	}{
-		"none": {claim: newClaim("u1", wholeA, sliceB0), want: []*record.Sharing{nil, nil}, version: record.Version},
+		"none": {claim: newClaim("u1", wholeA, sliceB0), want: []*record.Sharing{nil, nil}},
 		"MPS share": {
-			claim: newShare("u1", mpsA, nil), version: record.SharingVersion,
-			want: []*record.Sharing{{UUID: "GPU-a", Session: wholeA, Limits: quarter}},
+			claim: newShare("u1", mpsA, nil),
+			want:  []*record.Sharing{{UUID: "GPU-a", Session: wholeA, Limits: quarter}},
 			sessions: []record.Session{{
 				ID: wholeA, Shared: true, MultiUser: true, Devices: []record.SessionDevice{{Device: mpsA, PCIAddress: pciA, UUID: "GPU-a"}},
 			}},
 		},
 		"two of one GPU": {
-			claim: newClaim("u1", mpsA, mpsA), version: record.SharingVersion,
-			want: []*record.Sharing{{UUID: "GPU-a", Session: wholeA, Limits: quarter}, {UUID: "GPU-a", Session: wholeA, Limits: quarter}},
+			claim: newClaim("u1", mpsA, mpsA),
+			want:  []*record.Sharing{{UUID: "GPU-a", Session: wholeA, Limits: quarter}, {UUID: "GPU-a", Session: wholeA, Limits: quarter}},
 			sessions: []record.Session{{
 				ID: wholeA, Shared: true, MultiUser: true, Devices: []record.SessionDevice{{Device: mpsA, PCIAddress: pciA, UUID: "GPU-a"}},
 			}},
 		},
 		"share of a partition": {
-			claim: newShare("u1", mpsSliceA0, nil), version: record.SharingVersion,
-			want: []*record.Sharing{{UUID: "GPU-a", Session: sliceA0, Limits: record.Limits{Percent: 25, MemoryBytes: quarterOfSlice}}},
+			claim: newShare("u1", mpsSliceA0, nil),
+			want:  []*record.Sharing{{UUID: "GPU-a", Session: sliceA0, Limits: record.Limits{Percent: 25, MemoryBytes: quarterOfSlice}}},
 			sessions: []record.Session{{
 				ID: sliceA0, Shared: true, MultiUser: true, Devices: []record.SessionDevice{{Device: mpsSliceA0, PCIAddress: pciA}},
 			}},
 		},
-		"observed": {claim: admin(newClaim("u1", mpsA, turnsC)), want: []*record.Sharing{nil, nil}, version: record.SharingVersion},
+		"observed": {claim: admin(newClaim("u1", mpsA, turnsC)), want: []*record.Sharing{nil, nil}},
 		"GPUs of its own": {
-			claim: two, version: record.SharingVersion,
-			want: []*record.Sharing{{UUID: "GPU-a", Session: wholeA}, nil, {UUID: "GPU-c", Session: wholeA}},
+			claim: two,
+			want:  []*record.Sharing{{UUID: "GPU-a", Session: wholeA}, nil, {UUID: "GPU-c", Session: wholeA}},
 			sessions: []record.Session{{
 				ID: wholeA, Percent: 50, Devices: []record.SessionDevice{inA, {Device: wholeC, PCIAddress: pciC, UUID: "GPU-c", MemoryBytes: 5 << 30}},
 			}},
 		},
 		"partitions of its own": {
-			claim: configure(newClaim("u1", sliceA0, sliceA4), fromClass, migMPS), version: record.SharingVersion,
-			want: []*record.Sharing{{UUID: "GPU-a", Session: sliceA0}, {UUID: "GPU-a", Session: sliceA4}},
+			claim: configure(newClaim("u1", sliceA0, sliceA4), fromClass, migMPS),
+			want:  []*record.Sharing{{UUID: "GPU-a", Session: sliceA0}, {UUID: "GPU-a", Session: sliceA4}},
 			sessions: []record.Session{
 				{ID: sliceA0, MultiUser: true, Devices: []record.SessionDevice{{Device: sliceA0, PCIAddress: pciA, MemoryBytes: 4 << 30}}},
 				{ID: sliceA4, MultiUser: true, Devices: []record.SessionDevice{{Device: sliceA4, PCIAddress: pciA, MemoryBytes: 4 << 30}}},
 			},
 		},
 		"interval": {
-			claim: configure(newClaim("u1", wholeA, sliceB0), fromClaim, gpuLong), version: record.SharingVersion,
-			want: []*record.Sharing{{UUID: "GPU-a", Interval: "Long"}, nil},
+			claim: configure(newClaim("u1", wholeA, sliceB0), fromClaim, gpuLong),
+			want:  []*record.Sharing{{UUID: "GPU-a", Interval: "Long"}, nil},
 		},
-		"default interval": {claim: configure(newClaim("u1", wholeA), fromClaim, gpuSlicing), want: []*record.Sharing{nil}, version: record.Version},
+		"default interval": {claim: configure(newClaim("u1", wholeA), fromClaim, gpuSlicing), want: []*record.Sharing{nil}},
 		"turns": {
-			claim: newShare("u1", turnsC, map[resourceapi.QualifiedName]string{"memory": "6Gi", "smPercent": "25"}), version: record.SharingVersion,
-			want: []*record.Sharing{{UUID: "GPU-c", Limits: record.Limits{Percent: 25, MemoryBytes: 6 << 30}, Interval: "Short", Limited: true}},
+			claim: newShare("u1", turnsC, map[resourceapi.QualifiedName]string{"memory": "6Gi", "smPercent": "25"}),
+			want:  []*record.Sharing{{UUID: "GPU-c", Limits: record.Limits{Percent: 25, MemoryBytes: 6 << 30}, Interval: "Short", Limited: true}},
 		},
 		"turns of which nothing was counted": {
-			claim: newShare("u1", turnsC, map[resourceapi.QualifiedName]string{"memory": "0", "smPercent": "0"}), version: record.SharingVersion,
-			want: []*record.Sharing{{UUID: "GPU-c", Interval: "Short"}},
+			claim: newShare("u1", turnsC, map[resourceapi.QualifiedName]string{"memory": "0", "smPercent": "0"}),
+			want:  []*record.Sharing{{UUID: "GPU-c", Interval: "Short"}},
 		},
 		"turns of which memory was counted": {
-			claim: newShare("u1", turnsC, map[resourceapi.QualifiedName]string{"memory": "6Gi", "smPercent": "0"}), version: record.SharingVersion,
-			want: []*record.Sharing{{UUID: "GPU-c", Limits: record.Limits{MemoryBytes: 6 << 30}, Interval: "Short", Limited: true}},
+			claim: newShare("u1", turnsC, map[resourceapi.QualifiedName]string{"memory": "6Gi", "smPercent": "0"}),
+			want:  []*record.Sharing{{UUID: "GPU-c", Limits: record.Limits{MemoryBytes: 6 << 30}, Interval: "Short", Limited: true}},
 		},
 		"turns on a partition": {
-			claim: newShare("u1", turnSliceA0, map[resourceapi.QualifiedName]string{"memory": "1Gi", "smPercent": "25"}), version: record.SharingVersion,
-			want: []*record.Sharing{{UUID: "GPU-a", Limits: record.Limits{Percent: 25, MemoryBytes: 1 << 30}, Limited: true}},
+			claim: newShare("u1", turnSliceA0, map[resourceapi.QualifiedName]string{"memory": "1Gi", "smPercent": "25"}),
+			want:  []*record.Sharing{{UUID: "GPU-a", Limits: record.Limits{Percent: 25, MemoryBytes: 1 << 30}, Limited: true}},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -200,9 +199,6 @@ func TestPlanSharing(t *testing.T) {
 			}
 			if diff := cmp.Diff(test.sessions, r.Sessions); diff != "" {
 				t.Errorf("sessions (-want +got):\n%s", diff)
-			}
-			if r.APIVersion != test.version {
-				t.Errorf("the record has the version %s, want %s", r.APIVersion, test.version)
 			}
 		})
 	}
