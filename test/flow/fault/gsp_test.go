@@ -16,14 +16,12 @@ import (
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/state"
-	"github.com/partage-dev/partage/test/knownfailures"
 )
 
 // TestGSPHangs checks that a GPU whose GSP hangs, which has all GPUs locked meanwhile, is tainted as unresponsive, and that
 // those are not whose calls only wait behind its call.
 func TestGSPHangs(t *testing.T) {
 	t.Parallel()
-	knownfailures.Expect(t)
 	n := harness.NewNode(t, "h100x2")
 	p := n.Start(t, impatient...)
 	p.Ready(t)

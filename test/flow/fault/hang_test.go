@@ -313,7 +313,7 @@ func TestAllAtOnce(t *testing.T) {
 		t.Errorf("%d instances are live, want %d", len(live), gpus*each)
 	}
 	all(func(ctx context.Context, i int) error { return p.TryUnprepare(ctx, claims[i], harness.KubeletTimeout) })
-	n.WantClean(t)
+	p.UntilClean(t, n) // on a busy machine some are released after the answer
 	for gpu, on := range n.MIGMode(t) {
 		if on {
 			t.Errorf("GPU %d is in MIG mode although nothing is left", gpu)
