@@ -109,8 +109,8 @@ func TestArrivalWithoutStamp(t *testing.T) {
 	_, err := m.Prepare(t.Context(), newClaim("u1", sliceA0))
 	wantError(t, err, "out of date")
 
-	before := bootTime()
-	if at, stamped := Arrived(t.Context()).Value(arrivalKey{}).(time.Duration); !stamped || at < before || at > bootTime() || before == 0 {
+	before := SinceBoot()
+	if at, stamped := Arrived(t.Context()).Value(arrivalKey{}).(time.Duration); !stamped || at < before || at > SinceBoot() || before == 0 {
 		t.Errorf("arrived at %s (%v), now is %s", at, stamped, before)
 	}
 }

@@ -302,7 +302,7 @@ func (w *walk) check(t *testing.T, m *Manager) {
 		_, foreign := w.foreign[p.at()]
 		explained := slices.ContainsFunc(s.On(p.pciAddress), func(d record.Held) bool { return d.Owned() && d.Mark == record.Started && d.Address() == p.at() })
 		if !foreign && !explained {
-			w.fail(t, "nobody knows of %s %+v", p.at(), p.Instance)
+			w.fail(t, "nobody knows of %s %+v: %+v", p.at(), p.Instance, s.On(p.pciAddress))
 		}
 	}
 	for uuid, on := range w.exclusive {

@@ -57,8 +57,11 @@ func (w *work) setInterval(d *record.Device, interval policy.Interval) {
 
 // markPrepared writes down what has become of all devices, and that the claim is as young as the call.
 func (w *work) markPrepared(a rules.Action) error {
-	prepared := w.resolved(a)
-	err := w.Store.Update(a.Claim, func(r *record.Record) error {
+	prepared, err := w.resolved(a)
+	if err != nil {
+		return err
+	}
+	err = w.Store.Update(a.Claim, func(r *record.Record) error {
 		r.State = record.Prepared
 		if call := w.call(a.Claim); call != nil {
 			r.Arrived = call.Wanted.Arrived
@@ -142,8 +145,12 @@ func (w *work) hasAgain(r *record.Record) bool {
 }
 
 // resolved returns the claim's record with its partitions as they are now, and its sessions.
-func (w *work) resolved(a rules.Action) *record.Record {
-	r := w.record(a).Clone()
+func (w *work) resolved(a rules.Action) (*record.Record, error) {
+	r := w.record(a)
+	if r == nil {
+		return nil, fmt.Errorf("claim %s has no record any more", a.Claim)
+	}
+	r = r.Clone()
 	for i := range r.Devices {
 		d := &r.Devices[i]
 		if d.Partition == nil {
@@ -163,7 +170,7 @@ func (w *work) resolved(a rules.Action) *record.Record {
 		}
 	}
 	w.noteSessions(r)
-	return r
+	return r, nil
 }
 
 // ofSibling finds what this task has made for another share of the same device.
@@ -178,7 +185,10 @@ func (w *work) ofSibling(r *record.Record, d *record.Device) (partition.Live, bo
 }
 
 func (w *work) writeSpec(ctx context.Context, a rules.Action) (err error) {
-	r := w.resolved(a)
+	r, err := w.resolved(a)
+	if err != nil {
+		return err
+	}
 	w.ids, err = w.Specs.Write(ctx, r, r.State != record.Prepared)
 	return err
 }
@@ -217,7 +227,10 @@ func (w *work) clear(ctx context.Context, a rules.Action) error {
 
 // startSession makes a session run as its claims need it. Its devices have their UUIDs by now.
 func (w *work) startSession(ctx context.Context, a rules.Action) error {
-	r := w.resolved(a)
+	r, err := w.resolved(a)
+	if err != nil {
+		return err
+	}
 	s := r.Session(a.Session)
 	if s == nil {
 		return fmt.Errorf("the record of claim %s says nothing of MPS session %s", r.Claim, a.Session)

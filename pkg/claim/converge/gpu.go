@@ -42,7 +42,7 @@ func (e *Engine) Converge(ctx context.Context, address string) (*Said, error) {
 		r := e.tryOnce(ctx, address, 0, func(plans map[string]*rules.Plan) *rules.Task {
 			for i := range plans[address].Tasks {
 				t := &plans[address].Tasks[i]
-				if isAlone(t, address) && !tried[taskName(t)] {
+				if isAlone(t, address) && !tried[taskName(t)] && !e.isOfCall(t) {
 					tried[taskName(t)] = true
 					return complete(t)
 				}
@@ -73,12 +73,17 @@ func (e *Engine) Converge(ctx context.Context, address string) (*Said, error) {
 	return nil, errors.Join(append(errs, fmt.Errorf("GPU %s: the rules do not come to rest", address))...)
 }
 
+// isOfCall reports whether a call is there to make what its claim wants.
+func (e *Engine) isOfCall(t *rules.Task) bool {
+	return t.Claim != "" && (t.Aim == rules.Make || t.Aim == rules.StartJointly || t.Aim == rules.Commit) && e.call(t.Claim) != nil
+}
+
 // jointly carries out the next task that needs several GPUs, and reports whether there was one.
 func (e *Engine) jointly(ctx context.Context, plan *rules.Plan, tried map[string]bool) (again bool, err error) {
 	for i := range plan.Tasks {
 		t := &plan.Tasks[i]
 		gpus := e.with(t)
-		if len(gpus) == 0 || isAlone(t, gpus[0]) || tried["joint "+taskName(t)] {
+		if len(gpus) == 0 || e.isOfCall(t) || isAlone(t, gpus[0]) || tried["joint "+taskName(t)] {
 			continue
 		}
 		tried["joint "+taskName(t)] = true

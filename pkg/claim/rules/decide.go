@@ -112,6 +112,7 @@ func (d *decision) undoRefused() bool {
 			actions = append(actions, d.takeBack(s.record, s.Part))
 		}
 	}
+	actions = append(actions, d.modeOff(r, p)...)
 	d.makes = append(d.makes, Task{Claim: r.Claim, Aim: Make, Actions: actions})
 	return true
 }

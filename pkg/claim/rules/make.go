@@ -119,6 +119,18 @@ func (d *decision) unmake(r *Record, p *Part) {
 	d.makes = append(d.makes, Task{Claim: r.Claim, Aim: Make, Actions: append(actions, d.action(Unstart, r, p))})
 }
 
+// modeOff turns MIG mode off again where the hardware has refused the only instance, unless because somebody uses the GPU: it
+// is tried again then.
+func (d *decision) modeOff(r *Record, p *Part) []Action {
+	if !d.Hardware.MIG || !p.Dynamic || d.Refused.InUse || len(d.Hardware.Instances) > 0 {
+		return nil
+	}
+	if d.anyStarted(func(o *Record, q *Part) bool { return q.Kind == Partition && q.Place != p.Place }) {
+		return nil
+	}
+	return []Action{d.action(DisableMIG, r, p)}
+}
+
 func (m *making) start(p *Part) {
 	if interval := m.interval(p); p.Mark != Started || interval != p.Interval {
 		if p.Mark == Started && p.Interval != "" && interval == "" {

@@ -81,11 +81,9 @@ func isClear(parts []*Part) bool {
 }
 
 // isLastPartition reports whether the release of these parts leaves no instance on a GPU whose mode follows the claims.
-// So does the undoing of a preparation to which the hardware has refused its instance.
+// Where somebody's memory keeps the first instance from being made no part is started, and the mode stays.
 func (d *decision) isLastPartition(r *Record, parts []*Part) bool {
-	made := slices.ContainsFunc(parts, func(p *Part) bool {
-		return p.Dynamic && p.Kind == Partition && !p.Admin && (p.Mark == Started || r.Phase == Preparing)
-	})
+	made := slices.ContainsFunc(parts, func(p *Part) bool { return p.Dynamic && p.Kind == Partition && !p.Admin && p.Mark == Started })
 	if !d.Hardware.MIG || !made {
 		return false
 	}
