@@ -13,6 +13,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/policy"
 )
 
 // The methods here are single effects. What is to be done when is for their caller to decide.
@@ -76,6 +77,10 @@ func (m *Manager) Ensure(ctx context.Context, s Session) (Live, error) {
 	case status.Phase != mps.Running:
 		return Live{}, fmt.Errorf("MPS session %s is %s and not %s: %s", s.ID, status.Phase, mps.Running, status.Message)
 	}
+	if want := s.spec().ClientPriority; want != "" && status.Spec.ClientPriority != want {
+		return Live{}, fmt.Errorf("MPS session %s: the MPS supervisor of this node is of an earlier version, which cannot set the client priority %s; "+
+			"delete its pod when no claims use MPS, so that it is replaced", s.ID, want)
+	}
 	for _, d := range s.Devices {
 		if d.isPartition() {
 			continue
@@ -90,4 +95,21 @@ func (m *Manager) Ensure(ctx context.Context, s Session) (Live, error) {
 // End ends a session. It succeeds if there is none.
 func (m *Manager) End(ctx context.Context, id string) error {
 	return wrapUnavailable(m.supervisor.Stop(ctx, id))
+}
+
+func (s Session) spec() mps.Spec {
+	spec := mps.Spec{
+		ID:               s.ID,
+		ThreadPercentage: s.Limits.ThreadPercentage,
+		Memory:           s.Limits.MemoryBytes,
+		MultiUser:        s.MultiUser,
+		ClientPriority:   mps.ClientPriority(s.ClientPriority),
+	}
+	if s.OnClientKilled == policy.KilledRestart {
+		spec.OnClientKilled = mps.RestartServer
+	}
+	for _, d := range s.Devices {
+		spec.Devices = append(spec.Devices, d.UUID)
+	}
+	return spec
 }
