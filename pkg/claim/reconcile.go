@@ -113,7 +113,7 @@ func (m *Manager) tell(ctx context.Context, said *converge.Said) {
 		case rules.OrphanInUse:
 			m.events.once(ctx, m.ref(s.Claim), ReasonOrphanInUse, "", s.Text)
 		case rules.RecordUnreadable:
-			m.events.once(ctx, m.ref(s.Claim), ReasonDamagedRecord, s.Text, "The record of the claim cannot be read. "+s.Text)
+			m.events.once(ctx, Ref{UID: s.Claim}, ReasonDamagedRecord, s.Text, "The record of the claim cannot be read. "+s.Text)
 		}
 	}
 }

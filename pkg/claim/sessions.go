@@ -78,9 +78,9 @@ func (s *sessions) compare(ctx context.Context, r *record.Record, found map[stri
 	})
 	for _, n := range news {
 		if err != nil {
-			s.events.once(ctx, r.Claim, n.reason, n.about, n.message) // nothing says that people know
+			s.events.once(ctx, r.Claim, sessionReasons[n.kind], n.about, n.message) // nothing says that people know
 		} else {
-			s.events.always(ctx, r.Claim, n.reason, n.message)
+			s.events.always(ctx, r.Claim, sessionReasons[n.kind], n.message)
 		}
 	}
 	if errors.Is(err, record.ErrNoRecord) {
@@ -89,8 +89,19 @@ func (s *sessions) compare(ctx context.Context, r *record.Record, found map[stri
 	return err
 }
 
+// The kinds of news about a session, and the reasons of their events.
+const (
+	serverLost = iota
+	clientKilled
+)
+
+var sessionReasons = []string{ReasonMPSLost, ReasonMPSClientKilled}
+
 // news is an event about a session.
-type news struct{ reason, about, message string }
+type news struct {
+	kind           int
+	about, message string
+}
 
 // isSame reports whether nobody has noted anything since.
 func isSame(a, b *record.Session) bool {
@@ -111,7 +122,7 @@ func note(one *record.Session, found map[string]mps.Status) (all []news) {
 	device := one.Devices[0].Device
 	about := fmt.Sprintf("%s %d %d %t", one.ID, status.Losses, status.Kills, runs)
 	if runs && status.Kills > one.Kills {
-		all = append(all, news{ReasonMPSClientKilled, about, fmt.Sprintf(
+		all = append(all, news{clientKilled, about, fmt.Sprintf(
 			"Device %s: %s. NVIDIA calls the state of an MPS server undefined after that: the processes that share it may hang, fail "+
 				"or get wrong results. It is replaced when all of them have ended. To be safe, restart them.", device, status.LastKill)})
 	}
@@ -130,7 +141,7 @@ func note(one *record.Session, found map[string]mps.Status) (all []news) {
 	if !runs {
 		one.Stopped()
 	}
-	return append(all, news{ReasonMPSLost, about, fmt.Sprintf(
+	return append(all, news{serverLost, about, fmt.Sprintf(
 		"Device %s: processes have lost their MPS server: %s. Those that used it have failed. "+
 			"Containers that have not ended because of that must be restarted: delete their pods.", device, why)})
 }
