@@ -9,6 +9,7 @@ import (
 	"github.com/urfave/cli/v3"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
+	"github.com/partage-dev/partage/pkg/call"
 	"github.com/partage-dev/partage/pkg/claim"
 	"github.com/partage-dev/partage/pkg/command"
 	"github.com/partage-dev/partage/pkg/host"
@@ -33,6 +34,8 @@ type config struct {
 	registrarDir string
 	podResources string
 	podName      string
+	podNamespace string
+	podLogs      string
 	mpsDir       string
 	hook         string
 	policyFile   string
@@ -48,6 +51,8 @@ type config struct {
 
 	claimCheckInterval time.Duration
 
+	ignoredNamespaces string
+
 	claimStatus, deviceMetadata bool
 	nodeLabels                  string
 	metricsAddress              string
@@ -62,6 +67,10 @@ const (
 	metricsAddressFlag = "metrics-address"
 	sampleIntervalFlag = "sample-interval"
 	nodeLabelsFlag     = "node-labels"
+
+	ignoredNamespacesFlag = "ignored-namespaces"
+	// ignoredNamespaces are those of the GPU operator, on OpenShift too, of monitoring stacks, and of what nodes need.
+	ignoredNamespaces = "gpu-operator,nvidia-gpu-operator,monitoring,kube-system"
 )
 
 const (
@@ -110,6 +119,8 @@ func (c *config) flags() []cli.Flag {
 			"the kubelet's directory for registration sockets; must be the same path inside and outside the container"),
 		command.String(categoryPaths, "pod-resources-socket", "/var/lib/kubelet/pod-resources/kubelet.sock", &c.podResources,
 			"the kubelet's socket that tells which devices pods have, as this process sees it; from it follows which GPUs another driver of the same name has given away"),
+		command.String(categoryPaths, "pod-logs-dir", host.DefaultPodLogs, &c.podLogs,
+			"the kubelet's directory for the logs of pods, as this process sees it; its folders tell the names of pods without a claim"),
 		command.String(categoryPaths, "mps-dir", "/run/partage/mps", &c.mpsDir,
 			"the MPS supervisor's directory; must be the same path inside and outside the container"),
 		command.String(categoryPaths, "partage-hook", "/usr/bin/partage-hook", &c.hook,
@@ -125,11 +136,13 @@ func (c *config) flags() []cli.Flag {
 			"write into the status of claims which GPU or MIG device they have, with what limits, and whether it is ready"),
 		command.Bool(categoryPods, "device-metadata", true, &c.deviceMetadata,
 			"mount a file into containers from which programs can read about their devices, below /var/run/kubernetes.io/dra-device-attributes"),
+		command.String(categoryPods, ignoredNamespacesFlag, ignoredNamespaces, &c.ignoredNamespaces,
+			"namespaces, with commas between them, whose pods may have GPUs open without a claim, as monitoring agents do: they do not keep a GPU from being given out. That of the driver's pod is always one of them"),
 		command.String(categoryPods, nodeLabelsFlag, string(nodelabels.Never), &c.nodeLabels,
 			"labels of the node about its GPUs, as GPU feature discovery writes them: "+string(nodelabels.Write)+", "+string(nodelabels.Remove)+" those that were written, or "+string(nodelabels.Never)+", which leaves the node alone"),
 
-		command.Duration(categoryTimes, "nvml-call-limit", 25*time.Second, &c.callLimit,
-			"how long one call of the NVIDIA driver may take before it is abandoned and its GPU counts as not responding"),
+		command.Duration(categoryTimes, "nvml-call-limit", call.DefaultLimit, &c.callLimit,
+			"how long one call of the NVIDIA driver may take before its GPU counts as not responding"),
 		command.Duration(categoryTimes, "poll-interval", 10*time.Second, &c.pollInterval,
 			"time between two polls of the GPUs"),
 		command.Duration(categoryTimes, "reconcile-interval", 30*time.Second, &c.reconcileInterval,
@@ -147,6 +160,8 @@ func (c *config) flags() []cli.Flag {
 			"time between two looks at what is used of a GPU, for metrics"),
 		command.String(categoryProcess, "pod-name", "", &c.podName,
 			"name of the driver's pod; a kubelet that does not list it has not read its pods yet. Empty: any list of pods counts"),
+		command.String(categoryProcess, "pod-namespace", "", &c.podNamespace,
+			"namespace of the driver's pod, whose pods are never taken for users of a GPU; empty: only --"+ignoredNamespacesFlag+" counts"),
 		command.String(categoryProcess, "pod-uid", "", &c.podUID,
 			"UID of the driver's pod; lets an old and a new pod overlap during a rolling update"),
 	}

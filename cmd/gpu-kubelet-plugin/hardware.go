@@ -61,7 +61,7 @@ func (h *hardware) lacksGPUs(ctx context.Context, err error) bool {
 	h.noGPUs = false
 	if errors.Is(err, gpu.ErrDriverNotLoaded) {
 		// Where the PCI bus cannot be read it is not known that there are none.
-		gpus, unknown := h.roots.NVIDIAGPUs()
+		gpus, unknown := h.roots.Within(ctx).NVIDIAGPUs()
 		h.noGPUs = unknown == nil && len(gpus) == 0
 	}
 	if h.noGPUs && !before {
@@ -89,7 +89,7 @@ func (h *hardware) Discover(ctx context.Context) (*gpu.Node, error) {
 		return nil, err
 	}
 	h.specs.SetDriverVersion(node.DriverVersion)
-	node.Unlisted = unlisted(h.roots, node)
+	node.Unlisted = unlisted(h.roots.Within(ctx), node)
 	return node, nil
 }
 

@@ -10,8 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/gpu/nvml"
 	"github.com/partage-dev/partage/pkg/host"
@@ -51,14 +49,17 @@ func TestBadFlags(t *testing.T) {
 		{[]string{"--nvidia-cdi-hook=" + file}, []string{`--nvidia-cdi-hook (NVIDIA_CDI_HOOK) is "` + file + `": want a program`}},
 		{[]string{"--partage-hook=/does/not/exist"}, []string{`--partage-hook (PARTAGE_HOOK) is "/does/not/exist": want a program`}},
 		{[]string{"--mps-dir=" + file}, []string{`--mps-dir (MPS_DIR) is "` + file + `": want a directory`}},
+		{[]string{"--pod-logs-dir=logs"}, []string{`--pod-logs-dir (POD_LOGS_DIR) is "logs": want an absolute path`}},
+		{[]string{"--ignored-namespaces=a,b_c"}, []string{`--ignored-namespaces (IGNORED_NAMESPACES) is "a,b_c": want names of namespaces`}},
+		{[]string{"--pod-namespace=a/b"}, []string{`--pod-namespace (POD_NAMESPACE) is "a/b": want the name of a namespace`}},
 		{[]string{"--policy-file=policy.yaml"}, []string{`--policy-file (POLICY_FILE) is "policy.yaml": want an absolute path`}},
 		{[]string{"--interposer-library=lib.so"}, []string{`--interposer-library (INTERPOSER_LIBRARY) is "lib.so": want an absolute path`}},
 		{[]string{"--kubelet-plugins-dir=/does/not/exist"}, []string{"--kubelet-plugins-dir (KUBELET_PLUGINS_DIR)"}},
 		{[]string{"--kubelet-registrar-dir=/does/not/exist"}, []string{"--kubelet-registrar-dir (KUBELET_REGISTRAR_DIR)"}},
 		{[]string{"--pod-uid=a/b"}, []string{`--pod-uid (POD_UID) is "a/b": want a UID`}},
 		{[]string{"--health-socket=health.sock"}, []string{`--health-socket (HEALTH_SOCKET) is "health.sock": want an absolute path`}},
-		{[]string{"--nvml-call-limit=0s"}, []string{`--nvml-call-limit (NVML_CALL_LIMIT) is "0s": want a time from 50ms to 45s`}},
-		{[]string{"--nvml-call-limit=1m"}, []string{`--nvml-call-limit (NVML_CALL_LIMIT) is "1m0s": want a time from 50ms to 45s`}},
+		{[]string{"--nvml-call-limit=0s"}, []string{`--nvml-call-limit (NVML_CALL_LIMIT) is "0s": want a time from 10s to 10m0s`}},
+		{[]string{"--nvml-call-limit=11m"}, []string{`--nvml-call-limit (NVML_CALL_LIMIT) is "11m0s": want a time from 10s to 10m0s`}},
 		{[]string{"--poll-interval=-1s"}, []string{`--poll-interval (POLL_INTERVAL) is "-1s": want a time from 50ms to 1h0m0s`}},
 		{[]string{"--poll-interval=10"}, []string{"poll-interval", `"10"`}},
 		{[]string{"--reconcile-interval=1ns"}, []string{`--reconcile-interval (RECONCILE_INTERVAL) is "1ns": want a time from`}},
@@ -124,24 +125,24 @@ func TestRoots(t *testing.T) {
 	}{
 		"automatic": {
 			config{driverRoot: "/d", devRoot: "auto", procRoot: "/proc", sysRoot: "/sys"},
-			host.Roots{Driver: "/d", Dev: host.AutoDev, Proc: "/proc", Sys: "/sys", HostDriver: "/d"},
+			host.Roots{Driver: "/d", Dev: host.AutoDev, Proc: "/proc", Sys: "/sys", HostDriver: "/d", PodLogs: "/var/log/pods"},
 		},
 		"seen from a container": {
 			config{driverRoot: "/d", devRoot: "auto", procRoot: "/proc", sysRoot: "/sys", hostDriverRoot: "/run/driver"},
-			host.Roots{Driver: "/d", Dev: host.AutoDev, Proc: "/proc", Sys: "/sys", HostDriver: "/run/driver"},
+			host.Roots{Driver: "/d", Dev: host.AutoDev, Proc: "/proc", Sys: "/sys", HostDriver: "/run/driver", PodLogs: "/var/log/pods"},
 		},
 		"devices given": {
 			config{driverRoot: "/a", devRoot: "/b", procRoot: "/c", sysRoot: "/d"},
-			host.Roots{Driver: "/a", Dev: "/b", Proc: "/c", Sys: "/d", HostDriver: "/a", HostDev: "/b"},
+			host.Roots{Driver: "/a", Dev: "/b", Proc: "/c", Sys: "/d", HostDriver: "/a", HostDev: "/b", PodLogs: "/var/log/pods"},
 		},
 		"all given": {
-			config{driverRoot: "/a", devRoot: "/b", procRoot: "/c", sysRoot: "/d", hostDriverRoot: "/e", hostDevRoot: "/f"},
-			host.Roots{Driver: "/a", Dev: "/b", Proc: "/c", Sys: "/d", HostDriver: "/e", HostDev: "/f"},
+			config{driverRoot: "/a", devRoot: "/b", procRoot: "/c", sysRoot: "/d", hostDriverRoot: "/e", hostDevRoot: "/f", podLogs: "/g"},
+			host.Roots{Driver: "/a", Dev: "/b", Proc: "/c", Sys: "/d", HostDriver: "/e", HostDev: "/f", PodLogs: "/g"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(test.want, test.config.roots()); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
+			if got := test.config.roots(); got != test.want {
+				t.Errorf("%+v, want %+v", got, test.want)
 			}
 		})
 	}

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 
+	"github.com/partage-dev/partage/pkg/call"
 	"github.com/partage-dev/partage/pkg/cdi"
 	"github.com/partage-dev/partage/pkg/claim"
 	"github.com/partage-dev/partage/pkg/command"
@@ -110,11 +111,14 @@ func (c *config) restConfig() (*rest.Config, error) {
 func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookPrograms) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	// Everything that may never return is in these queues.
+	calls := call.New(c.callLimit)
 	roots, dataDir := c.roots(), c.dataDir()
+	roots.Calls = calls
 	// It is not closed, which would wait for the calls that wait for events: the session ends
 	// with the process.
-	gpus := nvml.New(nvml.Options{Roots: roots, CallLimit: c.callLimit, Observe: timeNVML})
-	specs, err := cdi.New(cdi.Options{Root: c.cdiRoot, Roots: roots, HookPath: hooks.nvidia})
+	gpus := nvml.New(nvml.Options{Roots: roots, Calls: calls, Observe: timeNVML})
+	specs, err := cdi.New(cdi.Options{Root: c.cdiRoot, Roots: roots, HookPath: hooks.nvidia, Calls: calls})
 	if err != nil {
 		return fmt.Errorf("set up CDI specs in %s: %w", c.cdiRoot, err)
 	}
@@ -128,19 +132,21 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 	facts := usage.NewFacts(driverName, cluster)
 	holders := &holder.Finder{Roots: roots}
 	events := plugin.NewEvents(ctx, clients.events, clients.background, driverName, c.nodeName)
-	claims, err := c.newClaims(ctx, claim.Options{
+	claims, err := c.newClaims(claim.Options{
 		Roots:      roots,
 		Partitions: partition.New(gpus, holders),
-		Sharing:    sharing.New(sharing.Options{Roots: roots, Modes: gpus, Supervisor: supervisor}),
+		Sharing:    sharing.New(sharing.Options{Roots: roots, Modes: gpus, Supervisor: supervisor, Calls: calls}),
 		CDI:        specs,
 		Hook:       hooks.limits,
 		Cluster:    facts,
+		Users:      c.users(ctx, holders, gpus, supervisor, cluster),
 		Events:     events,
 	})
 	if err != nil {
 		return err
 	}
-	holders.PodName = plugin.NewPodNames(cluster, claims).Name
+	names := &holder.PodNames{Roots: roots, Otherwise: plugin.NewPodNames(cluster, claims).Name}
+	holders.PodName = names.Name
 	observed, ended := c.serveMetrics(ctx, usage.Options{Claims: claims, GPUs: gpus, Sessions: supervisor, Facts: facts})
 	defer ended()
 	defer cancel()
@@ -202,11 +208,11 @@ func (c *config) foreignClaims(cluster *plugin.Cluster) *neighbour.Finder {
 }
 
 // newClaims adds to the options what flags say.
-func (c *config) newClaims(ctx context.Context, o claim.Options) (*claim.Manager, error) {
+func (c *config) newClaims(o claim.Options) (*claim.Manager, error) {
 	o.DriverName, o.PoolName, o.DataDir = driverName, c.nodeName, c.dataDir()
 	o.Interposer, o.SELinuxContext = c.interposer, c.seLinux
 	o.OrphanGrace, o.CheckInterval = c.orphanGrace, c.claimCheckInterval
-	claims, err := claim.NewManager(ctx, o)
+	claims, err := claim.NewManager(o)
 	if err != nil {
 		return nil, fmt.Errorf("set up claims in %s: %w", o.DataDir, err)
 	}

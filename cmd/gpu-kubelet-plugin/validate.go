@@ -10,10 +10,12 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/partage-dev/partage/pkg/call"
 	"github.com/partage-dev/partage/pkg/command"
 	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/plugin/nodelabels"
@@ -36,6 +38,8 @@ func (c *config) validate() error {
 		command.CheckProgram("nvidia-cdi-hook", c.cdiHook),
 		command.CheckProgram("partage-hook", c.hook),
 		command.CheckDirectory("mps-dir", c.mpsDir, false),
+		command.CheckDirectory("pod-logs-dir", c.podLogs, false),
+		c.validateNamespaces(),
 		c.validateSharing(),
 		c.validateNodeLabels(),
 	)
@@ -46,6 +50,20 @@ func (c *config) validateNodeLabels() error {
 		return nil
 	}
 	return command.Wrong(nodeLabelsFlag, c.nodeLabels, fmt.Sprintf("%s, %s or %s", nodelabels.Never, nodelabels.Write, nodelabels.Remove))
+}
+
+func (c *config) validateNamespaces() error {
+	var errs []error
+	for namespace := range strings.SplitSeq(c.ignoredNamespaces, ",") {
+		if c.ignoredNamespaces != "" && len(validation.IsDNS1123Label(namespace)) > 0 {
+			errs = append(errs, command.Wrong(ignoredNamespacesFlag, c.ignoredNamespaces, "names of namespaces with commas between them, or nothing"))
+			break
+		}
+	}
+	if c.podNamespace != "" && len(validation.IsDNS1123Label(c.podNamespace)) > 0 {
+		errs = append(errs, command.Wrong("pod-namespace", c.podNamespace, "the name of a namespace, or nothing"))
+	}
+	return errors.Join(errs...)
 }
 
 // validateSlices checks the flags that the slices sub-command uses.
@@ -119,8 +137,8 @@ func (c *config) validatePodUID() error {
 }
 
 const (
-	// kubeletLimit is how long the kubelet waits for a call.
-	kubeletLimit = 45 * time.Second
+	// longestCall is longer than any call of a driver that will answer.
+	longestCall = 10 * time.Minute
 	// shortest guards against a typing error that would keep the driver busy with it.
 	shortest = 50 * time.Millisecond
 	longest  = time.Hour
@@ -128,7 +146,7 @@ const (
 
 func (c *config) validateTimes() error {
 	return errors.Join(
-		command.CheckDuration("nvml-call-limit", c.callLimit, shortest, kubeletLimit),
+		command.CheckDuration("nvml-call-limit", c.callLimit, call.SlowAfter, longestCall),
 		command.CheckDuration("poll-interval", c.pollInterval, shortest, longest),
 		command.CheckDuration(sampleIntervalFlag, c.sampleInterval, shortest, longest),
 		command.CheckDuration("reconcile-interval", c.reconcileInterval, shortest, longest),
@@ -141,6 +159,6 @@ func (c *config) validateTimes() error {
 func (c *config) roots() host.Roots {
 	return host.Roots{
 		Driver: c.driverRoot, Dev: c.devRoot, Proc: c.procRoot, Sys: c.sysRoot,
-		HostDriver: c.hostDriverRoot, HostDev: c.hostDevRoot,
+		HostDriver: c.hostDriverRoot, HostDev: c.hostDevRoot, PodLogs: c.podLogs,
 	}.Complete()
 }

@@ -6,7 +6,7 @@
 //
 // A call belongs to a GPU, or to none, and waits in that queue until the earlier ones have
 // returned. It is answered, failed, slow (it has not returned after SlowAfter) or hung (after the
-// limit). Its caller waits for that, or until its context ends, whichever is first. A call that
+// limit). Its caller waits for that, or until its context ends and a moment longer, whichever is first. A call that
 // nobody waits for any more keeps its place until it returns: it may still take effect. The error is then a
 // gpu.PendingError, which says when that is over.
 //
@@ -16,6 +16,7 @@ package call
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -30,9 +31,11 @@ const (
 	// for a GPU's firmware after 45 s.
 	DefaultLimit = 50 * time.Second
 
-	// grace is how long a caller waits after the end of its context. Nearly all calls return within it,
-	// so that a pod that is deleted does not take its GPU from others.
-	grace = time.Second
+	// grace is how long a caller waits on after its deadline, for which somebody may wait for its answer, and
+	// whileCancelled after it was cancelled. Nearly all calls return within that, so that a pod that is deleted does
+	// not take its GPU from others.
+	grace          = time.Second
+	whileCancelled = SlowAfter
 	// explains is how long after a call that holds a lock of the driver all GPUs are stuck. A call that
 	// was made later hangs for another reason.
 	explains = time.Minute
@@ -44,6 +47,29 @@ const (
 //
 // f must not write to what its caller reads: results go through its return values.
 func Do[T any](ctx context.Context, q *Queue, name string, f func() (T, error)) (T, error) {
+	return do(ctx, q, name, f, true)
+}
+
+// ErrNoAnswer means that a look has not ended in time.
+var ErrNoAnswer = errors.New("no answer")
+
+// Look is Do for what changes nothing, so that nobody has to wait until it is over: it returns when ctx ends, and
+// its error is not that of a pending call but wraps ErrNoAnswer.
+func Look[T any](ctx context.Context, q *Queue, name string, f func() (T, error)) (T, error) {
+	value, err := do(ctx, q, name, f, false)
+	var out *gpu.PendingError
+	switch {
+	case !errors.As(err, &out):
+	case ctx.Err() != nil:
+		err = fmt.Errorf("%w: %v: %w", ErrNoAnswer, err, ctx.Err()) //nolint:errorlint // whoever asks would wait for it
+	default:
+		err = fmt.Errorf("%w: %v", ErrNoAnswer, err) //nolint:errorlint // as above
+	}
+	return value, err
+}
+
+// do waits a moment longer than ctx where a call changes something.
+func do[T any](ctx context.Context, q *Queue, name string, f func() (T, error), changes bool) (T, error) {
 	var none T
 	c, err := q.enter(ctx, name)
 	if err != nil {
@@ -51,11 +77,11 @@ func Do[T any](ctx context.Context, q *Queue, name string, f func() (T, error)) 
 	}
 	answers := make(chan answer[T], 1)
 	go func() {
-		a := run(ctx, q, f)
+		a := run(ctx, q, name, f)
 		q.leave(ctx, c, a.err)
 		answers <- a
 	}()
-	answered, cause := waitFor(ctx, q.all.limit, answers)
+	answered, cause := waitFor(ctx, q.all.limit, answers, changes)
 	if answered == nil {
 		if err := q.abandon(c, cause); err != nil {
 			return none, err
@@ -73,14 +99,20 @@ type answer[T any] struct {
 }
 
 // run makes a call. A panic in it must not end the work on the other GPUs.
-func run[T any](ctx context.Context, q *Queue, f func() (T, error)) (a answer[T]) {
-	defer q.panics.Recover(ctx, &a.err)
-	a.value, a.err = f()
+func run[T any](ctx context.Context, q *Queue, name string, f func() (T, error)) (a answer[T]) {
+	var panicked error
+	func() {
+		defer q.panics.Recover(ctx, &panicked)
+		a.value, a.err = f()
+	}()
+	if panicked != nil {
+		a.err = &gpu.Error{Call: name, PCIAddress: q.pci, Text: panicked.Error(), Err: panicked}
+	}
 	return a
 }
 
 // waitFor returns the answer, or nil when the time is over, and then the error of ctx if that is why.
-func waitFor[T any](ctx context.Context, limit time.Duration, answers <-chan answer[T]) (answered *answer[T], cause error) {
+func waitFor[T any](ctx context.Context, limit time.Duration, answers <-chan answer[T], changes bool) (answered *answer[T], cause error) {
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	select {
@@ -90,14 +122,22 @@ func waitFor[T any](ctx context.Context, limit time.Duration, answers <-chan ans
 		return nil, nil
 	case <-ctx.Done():
 	}
-	last := time.NewTimer(grace)
+	more := grace
+	switch {
+	case !changes:
+		return nil, ctx.Err()
+	case errors.Is(ctx.Err(), context.Canceled):
+		more = whileCancelled
+	}
+	last := time.NewTimer(more)
 	defer last.Stop()
 	select {
 	case a := <-answers:
 		return &a, nil
 	case <-last.C:
-		return nil, ctx.Err()
+	case <-timer.C: // it is hung
 	}
+	return nil, ctx.Err()
 }
 
 func notAttempted(q *Queue, name string, err error) error {

@@ -64,6 +64,7 @@ func TestOneCall(t *testing.T) {
 	tests := map[string]struct {
 		call   func() (int, error)
 		within time.Duration // 0: no limit
+		cancel time.Duration // after which it is cancelled, 0: never
 		after  time.Duration
 		value  int
 		is     []error
@@ -78,7 +79,10 @@ func TestOneCall(t *testing.T) {
 		"no time for it":       {call: takes(6 * time.Second), within: 4 * time.Second, after: 5 * time.Second, is: []error{context.DeadlineExceeded}, isNot: []error{gpu.ErrHung, gpu.ErrSlow}},
 		"no time, and slow":    {call: takes(time.Minute), within: 9 * time.Second, after: 10 * time.Second, is: []error{context.DeadlineExceeded, gpu.ErrSlow}, isNot: []error{gpu.ErrHung}},
 		"no time, almost slow": {call: takes(time.Minute), within: 9*time.Second - 1, after: 10*time.Second - 1, is: []error{context.DeadlineExceeded}, isNot: []error{gpu.ErrSlow}},
-		"hung in the grace":    {call: takes(time.Minute), within: DefaultLimit - grace/2, after: DefaultLimit + grace/2, is: []error{gpu.ErrHung, context.DeadlineExceeded}},
+		"cancelled, answered":  {call: takes(11 * time.Second), cancel: 2 * time.Second, after: 11 * time.Second, value: 1},
+		"cancelled":            {call: takes(time.Minute), cancel: 2 * time.Second, after: 12 * time.Second, is: []error{context.Canceled, gpu.ErrSlow}, isNot: []error{gpu.ErrHung}},
+		"cancelled, and hung":  {call: takes(time.Minute), cancel: DefaultLimit - time.Second, after: DefaultLimit, is: []error{gpu.ErrHung, context.Canceled}},
+		"hung in the grace":    {call: takes(time.Minute), within: DefaultLimit - grace/2, after: DefaultLimit, is: []error{gpu.ErrHung, context.DeadlineExceeded}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -87,6 +91,11 @@ func TestOneCall(t *testing.T) {
 				ctx := t.Context()
 				if test.within > 0 {
 					ctx = within(t, test.within)
+				}
+				if test.cancel > 0 {
+					var cancel context.CancelFunc
+					ctx, cancel = context.WithCancel(ctx)
+					time.AfterFunc(test.cancel, cancel)
 				}
 				began := time.Now()
 				value, err := Do(ctx, q, "nvmlSomething", test.call)
@@ -108,12 +117,12 @@ func TestOneCall(t *testing.T) {
 					if p.Call != "nvmlSomething" || p.PCIAddress != first || !p.Since.Equal(began) {
 						t.Errorf("pending is %+v", p)
 					}
-					if out := q.all.Pending(); out == nil || out.Done != p.Done {
+					if out := q.all.Pending(""); out == nil || out.Done != p.Done {
 						t.Errorf("pending is said to be %v", out)
 					}
 					<-p.Done
 				}
-				if out := q.all.Pending(); out != nil {
+				if out := q.all.Pending(""); out != nil {
 					t.Errorf("pending after its return: %v", out)
 				}
 				if value, err := Do(t.Context(), q, "nvmlNext", takes(0)); value != 1 || err != nil {
@@ -231,8 +240,8 @@ func TestWaitInVain(t *testing.T) {
 				release()
 				t.Log("the call ahead:", <-ahead)
 				synctest.Wait()
-				if made || q.all.Pending() != nil || len(q.waiting) > 0 || q.current != nil {
-					t.Errorf("made: %v; left: %v, %+v", made, q.all.Pending(), q)
+				if made || q.all.Pending("") != nil || len(q.waiting) > 0 || q.current != nil {
+					t.Errorf("made: %v; left: %v, %+v", made, q.all.Pending(""), q)
 				}
 			})
 		})
@@ -331,5 +340,30 @@ func TestNoQueues(t *testing.T) {
 		}
 		release()
 		<-pendingOf(t, err).Done
+	})
+}
+
+// TestLook: whoever looks at something waits no longer than its context, and for nothing afterwards.
+func TestLook(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := New(0).Of("", "files")
+		stuck, release := held()
+		began := time.Now()
+		_, err := Look(within(t, 3*time.Second), q, "look at files", stuck)
+		if took := time.Since(began); took != 3*time.Second || !errors.Is(err, ErrNoAnswer) || !errors.Is(err, context.DeadlineExceeded) || gpu.IsPending(err) {
+			t.Errorf("%v after %s", err, took)
+		}
+		_, err = Look(t.Context(), q, "look at files", stuck)
+		if took := time.Since(began); took != DefaultLimit || !errors.Is(err, ErrNoAnswer) || errors.Is(err, gpu.ErrHung) || !strings.Contains(err.Error(), "look at files has not returned") {
+			t.Errorf("%v after %s", err, took)
+		}
+		release()
+		synctest.Wait()
+		if value, err := Look(t.Context(), q, "look at files", takes(time.Second)); value != 1 || err != nil {
+			t.Errorf("afterwards: %d, %v", value, err)
+		}
+		if _, err := Look(t.Context(), q, "look at files", func() (int, error) { return 0, errWrong }); !errors.Is(err, errWrong) || errors.Is(err, ErrNoAnswer) {
+			t.Errorf("it fails: %v", err)
+		}
 	})
 }

@@ -8,6 +8,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -16,6 +17,9 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/panics"
 )
+
+// DriverFiles is the queue of looks at the folder with the driver's libraries and programs, for [Queues.Of].
+const DriverFiles = "files of the driver"
 
 // Queues are those of a process. All methods may be called concurrently. A nil value has a queue
 // of its own for every call, for programs that make a few calls and end.
@@ -91,12 +95,13 @@ func (q *Queues) Of(pciAddress, what string) *Queue {
 	return found
 }
 
-// Pending returns the oldest call for which nobody waits any more and which has not returned, or nil.
-func (q *Queues) Pending() *gpu.PendingError {
+// Pending returns the oldest call whose name has the prefix, for which nobody waits any more and which has not
+// returned, or nil.
+func (q *Queues) Pending(prefix string) *gpu.PendingError {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for _, c := range q.out {
-		if c.abandoned {
+		if c.abandoned && strings.HasPrefix(c.name, prefix) {
 			return c.pending(nil)
 		}
 	}

@@ -30,6 +30,7 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/parser"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
+	"github.com/partage-dev/partage/pkg/call"
 	"github.com/partage-dev/partage/pkg/host"
 )
 
@@ -55,6 +56,8 @@ type Options struct {
 	Roots host.Roots
 	// HookPath is the path of nvidia-cdi-hook on the host. Default DefaultHookPath.
 	HookPath string
+	// Calls are the queues of the process, or nil for some of the caller's own.
+	Calls *call.Queues
 }
 
 // Specs writes and removes the spec files of claims. Calls for different claims
@@ -85,7 +88,7 @@ func New(o Options) (*Specs, error) {
 	if err := os.MkdirAll(o.Root, 0o755); err != nil {
 		return nil, fmt.Errorf("CDI root: %w", err)
 	}
-	return &Specs{root: o.Root, common: newCommonEdits(roots, o.HookPath)}, nil
+	return &Specs{root: o.Root, common: newCommonEdits(roots, o.HookPath, o.Calls)}, nil
 }
 
 // SetDriverVersion sets the version of the kernel driver. Until it is called the

@@ -25,6 +25,7 @@ import (
 	"k8s.io/utils/clock"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
+	"github.com/partage-dev/partage/pkg/call"
 	"github.com/partage-dev/partage/pkg/host"
 )
 
@@ -51,7 +52,10 @@ type commonEdits struct {
 	roots    host.Roots
 	clock    clock.PassiveClock
 	discover func(ctx context.Context, version string, dev host.DevRoot) (*specs.ContainerEdits, error)
+	// looks at the driver's folder, which may be on a network, are made one after the other.
+	looks *call.Queue
 
+	// mu is not held during a look.
 	mu      sync.Mutex
 	version string // of the kernel driver, empty while not known
 	cached  discovery
@@ -86,10 +90,11 @@ type file struct {
 	changed       unix.Timespec
 }
 
-func newCommonEdits(roots host.Roots, hookPath string) *commonEdits {
+func newCommonEdits(roots host.Roots, hookPath string, calls *call.Queues) *commonEdits {
 	return &commonEdits{
 		roots: roots,
 		clock: clock.RealClock{},
+		looks: calls.Of("", call.DriverFiles),
 		discover: func(ctx context.Context, version string, dev host.DevRoot) (*specs.ContainerEdits, error) {
 			return discover(ctx, roots, dev, hookPath, version)
 		},
@@ -104,24 +109,35 @@ func (c *commonEdits) setVersion(version string) {
 
 // get returns edits that the caller may change.
 func (c *commonEdits) get(ctx context.Context) (specs.ContainerEdits, error) {
+	return call.Look(ctx, c.looks, "look at the NVIDIA driver's files in "+c.roots.Driver, func() (specs.ContainerEdits, error) {
+		// It may take effect for the next one, for whom ctx is not over.
+		return c.look(context.WithoutCancel(ctx))
+	})
+}
+
+func (c *commonEdits) look(ctx context.Context) (specs.ContainerEdits, error) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	version, last := c.version, c.cached
+	c.mu.Unlock()
 	// Taken before the discovery, so that a change during it makes another key.
-	key, err := c.driverKey()
+	key, err := c.driverKey(version)
 	if err != nil {
 		return specs.ContainerEdits{}, err
 	}
 	now := c.clock.Now()
-	if last := c.cached; !last.confirmed || last.key != key || now.Sub(last.at) >= maxAge {
+	if !last.confirmed || last.key != key || now.Sub(last.at) >= maxAge {
 		c.tellWhere(ctx, key.dev)
 		edits, err := c.find(ctx, key)
 		if err != nil {
 			return specs.ContainerEdits{}, err
 		}
 		same := last.key == key && reflect.DeepEqual(last.edits, edits)
-		c.cached = discovery{edits: edits, key: key, at: now, confirmed: same}
+		last = discovery{edits: edits, key: key, at: now, confirmed: same}
+		c.mu.Lock()
+		c.cached = last
+		c.mu.Unlock()
 	}
-	return clone(c.cached.edits), nil
+	return clone(last.edits), nil
 }
 
 // tellWhere logs where the device nodes are when that changes, as when a driver container
@@ -152,12 +168,12 @@ func (c *commonEdits) find(ctx context.Context, key driverKey) (*specs.Container
 	return &edits, nil
 }
 
-func (c *commonEdits) driverKey() (driverKey, error) {
+func (c *commonEdits) driverKey(version string) (driverKey, error) {
 	path, err := c.roots.LibraryPath()
 	if err != nil {
 		return driverKey{}, err
 	}
-	key := driverKey{version: c.version, dev: c.roots.DevRoot()}
+	key := driverKey{version: version, dev: c.roots.DevRoot()}
 	if key.library, err = stat(path); err != nil {
 		return driverKey{}, fmt.Errorf("NVML library: %w", err)
 	}

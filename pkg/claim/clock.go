@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// bootTime returns the time since this machine started, suspensions included. It is
+// SinceBoot returns the time since this machine started, suspensions included. It is
 // the same for all processes and never goes back.
-func bootTime() time.Duration {
+func SinceBoot() time.Duration {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &t); err != nil {
 		// Linux has had this clock since 2.6.39, so there is nothing to handle.
@@ -26,16 +26,16 @@ type arrivalKey struct{}
 // Arrived stamps the time at which a call arrived. A Prepare that arrived before
 // the claim was released is refused, however long it waited since. Without a
 // stamp, Prepare and Unprepare take the time at which they are called.
-func Arrived(ctx context.Context) context.Context { return arrivedAt(ctx, bootTime()) }
+func Arrived(ctx context.Context) context.Context { return arrivedAt(ctx, SinceBoot()) }
 
 func arrivedAt(ctx context.Context, at time.Duration) context.Context {
 	return context.WithValue(ctx, arrivalKey{}, at)
 }
 
-// arrival returns when the call arrived, on the clock of bootTime.
-func (e *engine) arrival(ctx context.Context) time.Duration {
+// arrival returns when the call arrived, on the clock of SinceBoot.
+func (m *Manager) arrival(ctx context.Context) time.Duration {
 	if at, stamped := ctx.Value(arrivalKey{}).(time.Duration); stamped {
 		return at
 	}
-	return e.clock()
+	return m.clock()
 }

@@ -5,6 +5,7 @@ package claim
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -22,10 +23,8 @@ type Events interface {
 
 // Reasons of events.
 const (
-	// ReasonDamagedRecord: the journal file of a claim cannot be understood.
+	// ReasonDamagedRecord: the record of a claim cannot be read.
 	ReasonDamagedRecord = "DamagedClaimRecord"
-	// ReasonOtherVersion: the journal file of a claim is another version's.
-	ReasonOtherVersion = "ClaimRecordOfOtherVersion"
 	// ReasonOrphanReleased: a claim that does not exist any more was released.
 	ReasonOrphanReleased = "OrphanedClaimReleased"
 	// ReasonOrphanInUse: a claim that does not exist any more is kept, because
@@ -84,7 +83,7 @@ func (l *eventLog) once(ctx context.Context, claim Ref, reason, about, message s
 	}
 }
 
-// always passes on what may happen more than once in the same words.
+// always passes on a message of which it is written down that it was told.
 func (l *eventLog) always(ctx context.Context, claim Ref, reason, message string) {
 	switch {
 	case l.events == nil:
@@ -100,4 +99,9 @@ func (l *eventLog) retain(uids []types.UID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	keepOnly(l.last, uids)
+}
+
+// keepOnly forgets all other claims.
+func keepOnly[V any](known map[types.UID]V, uids []types.UID) {
+	maps.DeleteFunc(known, func(uid types.UID, _ V) bool { return !slices.Contains(uids, uid) })
 }

@@ -4,6 +4,7 @@
 package claim
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,7 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/cdi"
-	"github.com/partage-dev/partage/pkg/claim/journal"
+	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/host"
@@ -134,11 +135,7 @@ func (b *box) manager() *Manager {
 // bareManager starts a plugin that has found no GPUs yet.
 func (b *box) bareManager() *Manager {
 	b.t.Helper()
-	m, err := NewManager(b.t.Context(), Options{
-		DriverName: driverName, PoolName: poolName, DataDir: b.dataDir(), Roots: b.roots(), Partitions: partition.New(slowGPUs{b}, holders{}), Sharing: slowSharing{b}, CDI: slowFolder{b},
-		Hook: "/data/partage-hook", Interposer: "/opt/limits/libvgpu.so", Cluster: b, Events: b,
-		files: boxFiles{b}, limitFiles: boxLimits{b}, clock: b.clock,
-	})
+	m, err := NewManager(b.options())
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -148,39 +145,38 @@ func (b *box) bareManager() *Manager {
 	return m
 }
 
-// boxFiles are the files of the journal.
-type boxFiles struct{ *box }
-
-func (f boxFiles) Replace(path string, data []byte, mode fs.FileMode) error {
-	if filepath.Base(path) == "boot" {
-		return host.ReplaceUnsynced(path, data, mode)
+func (b *box) options() Options {
+	return Options{
+		DriverName: driverName, PoolName: poolName, DataDir: b.dataDir(), Roots: b.roots(), Partitions: partition.New(slowGPUs{b}, holders{}),
+		Sharing: slowSharing{b}, CDI: slowFolder{b},
+		Hook: "/data/partage-hook", Interposer: "/opt/limits/libvgpu.so", Cluster: b, Events: b,
+		files: boxFiles{b}, limitFiles: boxLimits{b}, clock: b.clock,
 	}
-	effect := "write " + stateIn(data)
-	if isTombstone(path) {
-		effect = "write tombstone"
-	}
-	return f.effect(effect, func() error { return host.ReplaceUnsynced(path, data, mode) })
 }
 
-func isTombstone(path string) bool { return strings.Contains(path, "/released/") }
+// boxFiles are the files of records.
+type boxFiles struct{ *box }
 
-func (f boxFiles) Write(path string, data []byte, mode fs.FileMode) error {
-	return f.effect("write tombstone", func() error { return os.WriteFile(path, data, mode) })
+func (f boxFiles) Read(path string) ([]byte, error) { return record.OS{}.Read(path) }
+
+func (f boxFiles) Replace(path string, data []byte) error {
+	return f.effect("write "+stateIn(data), func() error { return record.OS{}.Replace(path, data) })
+}
+
+func (f boxFiles) WriteHead(path string, data []byte) error {
+	return f.effect("mark "+stateIn(data), func() error { return record.OS{}.WriteHead(path, data) })
+}
+
+func (f boxFiles) Truncate(path string, size int64) error {
+	return f.effect("truncate record", func() error { return record.OS{}.Truncate(path, size) })
 }
 
 func (f boxFiles) Remove(path string) error {
-	kind := "record"
-	switch {
-	case strings.Contains(path, "/quarantine/"):
-		kind = "quarantined"
-	case isTombstone(path):
-		kind = "tombstone"
-	}
-	return f.effect("delete "+kind, func() error { return host.RemoveUnsynced(path) })
+	return f.effect("delete record", func() error { return record.OS{}.Remove(path) })
 }
 
 func (f boxFiles) Move(from, to string) error {
-	return f.effect("quarantine", func() error { return os.Rename(from, to) })
+	return f.effect("move record", func() error { return record.OS{}.Move(from, to) })
 }
 
 // boxLimits are the folders of an interposer library, without mounts.
@@ -205,13 +201,11 @@ func (l boxLimits) Remove(path string) error {
 	return l.effect("remove limits", func() error { return os.RemoveAll(path) })
 }
 
+// stateIn is the state that the head of a record says, "released" for one that says only when the claim was.
 func stateIn(data []byte) string {
-	for _, s := range []journal.State{journal.Preparing, journal.Prepared, journal.Unpreparing} {
-		if strings.Contains(string(data), `"state": "`+string(s)+`"`) {
-			return string(s)
-		}
-	}
-	return "unknown state"
+	_, state, _ := strings.Cut(string(data), " state=")
+	state, _, _ = strings.Cut(state, " ")
+	return cmp.Or(state, "unknown state")
 }
 
 // effect does something that outlives the plugin.
@@ -299,14 +293,10 @@ func (b *box) Claim(_ context.Context, ref Ref) (*resourceapi.ResourceClaim, err
 		return nil, b.clusterErr
 	}
 	claim := newClaim(string(ref.UID))
-	data, err := os.ReadFile(filepath.Join(b.dataDir(), "claims", string(ref.UID)+".json"))
-	if err != nil || b.deallocated[ref.UID] {
+	r, err := b.store().Read(ref.UID)
+	if err != nil || r == nil || b.deallocated[ref.UID] {
 		claim.Status.Allocation = nil
 		return claim, nil // without a record nobody asks
-	}
-	r, err := journal.Parse(data, ref.UID)
-	if err != nil {
-		return nil, err
 	}
 	for i := range r.Devices {
 		d := &r.Devices[i]
@@ -314,6 +304,20 @@ func (b *box) Claim(_ context.Context, ref Ref) (*resourceapi.ResourceClaim, err
 			resourceapi.DeviceRequestAllocationResult{Request: d.Requests[0], Driver: driverName, Pool: d.Pool, Device: d.Device, ShareID: d.ShareID})
 	}
 	return claim, nil
+}
+
+// store is that of another process.
+func (b *box) store() *record.Store {
+	b.t.Helper()
+	boot, err := b.roots().BootID()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	store, err := record.Open(b.dataDir(), boot, record.OS{})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return store
 }
 
 func (b *box) deleteClaim(uid types.UID) {
@@ -364,7 +368,7 @@ func (b *box) Write(_ context.Context, uid types.UID, devices []cdi.Device) (map
 	return ids, nil
 }
 
-// Matches implements step.CDI.
+// Matches implements spec.CDI.
 func (b *box) Matches(_ context.Context, uid types.UID, devices []cdi.Device) (bool, error) {
 	return reflect.DeepEqual(b.spec(uid), devices), nil
 }
@@ -373,13 +377,20 @@ func (b *box) Remove(uid types.UID) error {
 	return b.effect("remove spec", func() error { delete(b.specs, uid); return nil })
 }
 
+// List implements spec.CDI.
+func (b *box) List() ([]types.UID, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Sorted(maps.Keys(b.specs)), nil
+}
+
 func (b *box) spec(uid types.UID) []cdi.Device {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.specs[uid]
 }
 
-// state is everything that a claim leaves anywhere, except for its tombstone.
+// state is everything that a claim leaves anywhere, except for when it was released.
 func (b *box) state() []string {
 	all := b.hardware()
 	b.mu.Lock()
@@ -394,17 +405,12 @@ func (b *box) state() []string {
 			}
 		}
 	}
-	for _, folder := range []string{"claims", "quarantine"} {
-		base := filepath.Join(b.dataDir(), folder)
-		err := filepath.WalkDir(base, func(path string, entry fs.DirEntry, err error) error {
-			if err == nil && !entry.IsDir() {
-				all = append(all, folder+strings.TrimPrefix(path, base))
-			}
-			return err
-		})
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			b.t.Fatal(err)
-		}
+	records := b.store().Snapshot()
+	for _, r := range slices.Concat(records.Records, records.Earlier) {
+		all = append(all, "record of "+string(r.Claim.UID))
+	}
+	for i := range records.Guards {
+		all = append(all, "guard of "+string(records.Guards[i].Claim))
 	}
 	slices.Sort(all)
 	return all

@@ -8,12 +8,12 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"testing/synctest"
+	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/partage-dev/partage/pkg/claim/journal"
-	"github.com/partage-dev/partage/pkg/claim/step"
+	"github.com/partage-dev/partage/pkg/claim/record"
+	"github.com/partage-dev/partage/pkg/claim/spec"
 	"github.com/partage-dev/partage/pkg/host"
 )
 
@@ -46,26 +46,31 @@ func TestReleaseOnFullDisk(t *testing.T) {
 	}
 }
 
-// A release that another process holds up succeeds only if that other process, and the next one, will
-// know of it. On a full disk they would not, so that the kubelet has to come again.
-func TestReleaseElsewhereOnFullDisk(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newBox(t)
-		m := b.manager()
-		mustPrepare(t, m, newClaim("u1", sliceA0))
-		giveBack, err := b.manager().locks.TryClaim("u1")
-		if err != nil || giveBack == nil {
-			t.Fatalf("the claim is not free: %v", err)
-		}
-		b.hooks(fullDisk, nil)
-		if err := m.Unprepare(t.Context(), "u1"); err == nil {
-			t.Error("it succeeds, and nobody will release the claim")
-		}
-		giveBack()
-		mustUnprepare(t, m, "u1")
-		b.wantNothing()
-		b.hooks(nil, nil)
-	})
+// A release waits for no call of the claim that hangs in another process, and comes to its end on a full disk.
+func TestReleaseWhileClaimIsHeldElsewhere(t *testing.T) {
+	for name, hook := range map[string]func(string) error{"disk": nil, "full disk": fullDisk} {
+		runInBubble(t, name, func(t *testing.T) {
+			b := newBox(t)
+			m := b.manager()
+			mustPrepare(t, m, newClaim("u1", sliceA0, sliceB0))
+			giveBack, err := b.manager().locks.TryClaim("u1")
+			if err != nil || giveBack == nil {
+				t.Fatalf("the claim is not free: %v", err)
+			}
+			b.hooks(hook, nil)
+			began := time.Now()
+			mustUnprepare(t, m, "u1")
+			if waited := time.Since(began); waited > 0 {
+				t.Errorf("it waited for %s", waited)
+			}
+			b.wantNothing()
+			b.hooks(nil, nil)
+			giveBack()
+			mustPrepare(t, m, newClaim("u1", sliceA0, sliceB0))
+			mustUnprepare(t, m, "u1")
+			b.wantNothing()
+		})
+	}
 }
 
 // fullDisk is a hook before effects.
@@ -88,7 +93,7 @@ func TestTenantCannotFillTheJournal(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = unix.Unmount(b.dataDir(), unix.MNT_DETACH) })
 	m := b.manager()
-	m.kit.Limits.Files = step.OSLimitFiles{}
+	m.specs.Limits.Files = spec.OSLimitFiles{}
 	mustPrepare(t, m, newClaim("attacker", turnsC))
 	for _, d := range b.spec("attacker") {
 		for _, mount := range d.Mounts {
@@ -137,7 +142,7 @@ func fill(t *testing.T, path string) {
 			t.Fatal("a gigabyte fits")
 		}
 	}
-	if !journal.NoSpace(err) {
+	if !record.NoSpace(err) {
 		t.Errorf("got %v", err)
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/partage-dev/partage/pkg/claim/journal"
+	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/partition"
@@ -53,8 +53,8 @@ func TestOrphanOnGPUWithoutProcessList(t *testing.T) {
 	b.deleteClaim("u1")
 	mustReconcile(t, m)
 	b.pass(DefaultOrphanGrace)
-	wantError(t, reconcile(t, m), "processes use them: [5004711]")
-	if r, err := m.store.Read("u1"); err != nil || r == nil || r.State != journal.Prepared {
+	wantError(t, reconcile(t, m), "processes use it: process 5004711")
+	if r, err := m.store.Read("u1"); err != nil || r == nil || r.State != record.Prepared {
 		t.Errorf("got %+v, %v", r, err)
 	}
 	if err := os.Remove(descriptor); err != nil {

@@ -11,11 +11,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/partage-dev/partage/pkg/claim/step"
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
@@ -24,36 +22,7 @@ func ownAndMore() *resourceapi.ResourceClaim {
 	return configure(configure(newClaim("u1", wholeA, wholeB, wholeC), fromClaim, gpuMPS, "r0", "r1"), fromClaim, gpuLong, "r2")
 }
 
-func TestGroups(t *testing.T) {
-	for name, test := range map[string]struct {
-		claim *resourceapi.ResourceClaim
-		want  []string
-	}{
-		"whole GPUs": {newClaim("u1", wholeA, wholeC), []string{"[" + pciA + "] 1", "[" + pciC + "] 1"}},
-		"observed":   {admin(newClaim("u1", wholeA, wholeC)), []string{"[] 2"}},
-		"by GPU":     {newClaim("u1", sliceB0, sliceA0, sliceA4), []string{"[" + pciA + "] 2", "[" + pciB + "] 1"}},
-		"session":    {ownAndMore(), []string{"[" + pciA + " " + pciB + "] 2", "[" + pciC + "] 1"}},
-		"not beside each other": {
-			configure(newClaim("u1", wholeA, sliceB0, wholeC), fromClaim, gpuMPS, "r0", "r2"),
-			[]string{"[" + pciA + " " + pciC + "] 2", "[" + pciB + "] 1"},
-		},
-	} {
-		plan, err := newBox(t).manager().plan(test.claim)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var got []string
-		for _, g := range step.Groups(plan.Record) {
-			got = append(got, fmt.Sprintf("%v %d", g.GPUs, len(g.Part.Devices)))
-		}
-		if diff := cmp.Diff(test.want, got); diff != "" {
-			t.Errorf("%s: -want +got:\n%s", name, diff)
-		}
-	}
-}
-
-// A session on several GPUs ends as a whole or not at all; what has nothing to do
-// with it does not wait.
+// A session on several GPUs cannot be ended on one of them: what has nothing to do with it does not wait.
 func TestSessionHangs(t *testing.T) {
 	for _, effect := range []string{"stop session", "default mode"} {
 		synctest.Test(t, func(t *testing.T) {
@@ -65,15 +34,13 @@ func TestSessionHangs(t *testing.T) {
 			mustUnprepare(t, m, "u1")
 			b.hooks(nil, nil)
 			r, err := m.store.Read("u1")
-			if err != nil || len(r.Devices) != 2 || len(r.Sessions) != 1 || b.spec("u1") != nil {
+			if err != nil || r == nil || !slices.Contains(marked(r), wholeB) || b.spec("u1") != nil {
 				t.Errorf("%s: left %+v, %v", effect, r, err)
 			}
 			mustPrepare(t, m, newClaim("u2", turnsC))
 			mustUnprepare(t, m, "u2")
-			for _, device := range []string{wholeA, mpsB} {
-				if _, err := m.Prepare(t.Context(), newClaim("u3", device)); !errors.Is(err, gpu.ErrHung) {
-					t.Errorf("%s: %s: got %v", effect, device, err)
-				}
+			if _, err := m.Prepare(t.Context(), newClaim("u3", mpsB)); !errors.Is(err, gpu.ErrHung) {
+				t.Errorf("%s: got %v", effect, err)
 			}
 			if waited := time.Since(start); waited > 0 {
 				t.Errorf("%s: waited for %s", effect, waited)
@@ -82,6 +49,7 @@ func TestSessionHangs(t *testing.T) {
 			synctest.Wait()
 			mustPrepare(t, m, newClaim("u3", mpsB))
 			mustUnprepare(t, m, "u3")
+			mustReconcile(t, m)
 			b.wantNothing()
 		})
 	}
@@ -134,7 +102,7 @@ func TestSessionIsBusyElsewhere(t *testing.T) {
 			t.Fatal(err)
 		}
 		mustUnprepare(t, m, "u1")
-		if b.running(wholeA) == nil || slices.Contains(b.state(), "interval Long of GPU-c") {
+		if b.spec("u1") != nil || slices.Contains(b.state(), "interval Long of GPU-c") {
 			t.Errorf("left: %v", b.state())
 		}
 		release()
@@ -155,7 +123,7 @@ func TestSupervisorHangs(t *testing.T) {
 		for _, uid := range []types.UID{"large", "small", "own"} {
 			start := time.Now()
 			mustUnprepare(t, m, uid)
-			if waited := time.Since(start); waited > (2 * time.Second) {
+			if waited := time.Since(start); waited > 5*time.Second {
 				t.Errorf("%s: waited for %s", uid, waited)
 			}
 		}

@@ -79,11 +79,12 @@ func TestClaimOnTwoGPUsIsNotStarved(t *testing.T) {
 				}
 				b.onGPU = slow
 				two := newClaim("two", claim()...)
+				pause := time.Millisecond
 				traffic := []string{wholeA + "-mig-1g10gb-1", wholeA + "-mig-1g10gb-2", wholeB + "-mig-1g10gb-1", wholeB + "-mig-1g10gb-2"}
 				if name == "MPS session" {
 					// Only the locks are in its way.
 					configure(two, fromClaim, gpuMPS)
-					traffic = []string{wholeC}
+					traffic, pause = []string{wholeC}, 100*time.Millisecond
 				}
 				ctx, stop := context.WithCancel(t.Context())
 				var wg sync.WaitGroup
@@ -98,7 +99,7 @@ func TestClaimOnTwoGPUsIsNotStarved(t *testing.T) {
 							}
 							_ = m.Unprepare(t.Context(), types.UID(uid))
 							served.Add(1)
-							time.Sleep(time.Millisecond)
+							time.Sleep(pause)
 						}
 					})
 				}

@@ -5,7 +5,6 @@ package claim
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"maps"
 	"math/rand/v2"
@@ -15,8 +14,6 @@ import (
 
 	"golang.org/x/time/rate"
 	"k8s.io/apimachinery/pkg/types"
-
-	"github.com/partage-dev/partage/pkg/claim/journal"
 )
 
 // DefaultCheckInterval is in what time the API server is asked about each prepared claim
@@ -43,49 +40,6 @@ const (
 
 // errUnknown is why a claim is left alone.
 var errUnknown = errors.New("it is not known which claims still exist")
-
-// ReleaseOrphans releases prepared claims that do not have their devices any more, until
-// ctx ends: they were deleted, or deallocated, and the kubelet has not released them
-// itself, because it has lost its state or was not there. The API server is asked about
-// one claim after the other, and sooner about one that is in the way of another claim.
-// No lock is held meanwhile.
-func (m *Manager) ReleaseOrphans(ctx context.Context) {
-	if m.inquiries == nil {
-		return
-	}
-	for ctx.Err() == nil {
-		timer := time.NewTimer(m.reconciler.checkNext(ctx))
-		select {
-		case <-ctx.Done():
-		case <-timer.C:
-		case <-m.inquiries.doubted:
-		}
-		timer.Stop()
-	}
-}
-
-// checkNext asks about the claim that is due, if there is one, and returns how long to
-// wait until the next.
-func (c *reconciler) checkNext(ctx context.Context) time.Duration {
-	uids, err := c.store.UIDs()
-	if err == nil {
-		c.inquiries.update(uids, c.clock())
-		c.orphans.retain(uids)
-		uid, wait := c.inquiries.next(c.clock())
-		if uid == "" {
-			c.orphanProblem.Log(ctx, c.inquiries.problem(), "Not all claims are known to have their devices, will ask again",
-				"All claims that were asked about have their devices")
-			return wait
-		}
-		again, err := c.checkOrphan(ctx, uid)
-		if ctx.Err() == nil {
-			c.inquiries.answered(uid, c.clock(), again, err)
-		}
-		return 0
-	}
-	c.orphanProblem.Log(ctx, err, "The claims on this node are not known, will try again", "")
-	return c.inquiries.interval / recountFraction
-}
 
 // inquiries say when to ask the API server about which claim. Time is that since the
 // machine started.
@@ -198,9 +152,6 @@ func (q *inquiries) answered(uid types.UID, now, again time.Duration, err error)
 
 // doubt lets a claim be asked about soon. It never blocks.
 func (q *inquiries) doubt(uid types.UID, now time.Duration) {
-	if q == nil {
-		return
-	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	i := q.claims[uid]
@@ -242,21 +193,3 @@ func (q *inquiries) jittered(d time.Duration) time.Duration {
 
 // moment is a time since the machine started as the budget takes it.
 func moment(sinceStart time.Duration) time.Time { return time.Unix(0, 0).Add(sinceStart) }
-
-// doubtAll lets the claims be asked about that are in the way of another one. Of a share
-// any other claim may be the one that is gone.
-func (e *engine) doubtAll(overlap *OverlapError) {
-	e.inquiries.doubt(overlap.Other.UID, e.clock())
-	if overlap.Shares == 0 {
-		return
-	}
-	snapshot, err := e.store.Snapshot()
-	if err != nil {
-		return // they are asked about some time in any case
-	}
-	for _, r := range snapshot.Records {
-		if r.State == journal.Prepared && r.Has(overlap.OtherDevice) {
-			e.inquiries.doubt(r.Claim.UID, e.clock())
-		}
-	}
-}

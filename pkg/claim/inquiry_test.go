@@ -48,8 +48,8 @@ func newAsker(t *testing.T, n int) *asker {
 			t.Fatal(err)
 		}
 	}
-	a.m.clock = func() time.Duration { return time.Since(a.start) }
-	a.m.reconciler.cluster = a
+	clock := func() time.Duration { return time.Since(a.start) + a.box.clock() }
+	a.m.clock, a.m.orphans.clock, a.m.engine.Clock, a.m.orphans.cluster = clock, clock, clock, a
 	return a
 }
 
@@ -146,9 +146,8 @@ func TestVanishedWhilePluginWasDown(t *testing.T) {
 		a := newAsker(t, 3)
 		a.deleteClaim("c1")
 		a.run(t, DefaultCheckInterval+DefaultOrphanGrace+time.Minute)
-		left, err := a.m.store.UIDs()
-		if err != nil || slices.Contains(left, "c1") || len(left) != 2 {
-			t.Errorf("left are %v, %v", left, err)
+		if left := a.m.store.UIDs(); slices.Contains(left, "c1") || len(left) != 2 {
+			t.Errorf("left are %v", left)
 		}
 		if times := a.byClaim["c1"]; len(times) != 2 {
 			t.Errorf("asked at %v, want twice: to see it, and when the grace was over", times)
@@ -223,7 +222,7 @@ func TestNoAnswers(t *testing.T) {
 		a.clusterErr = errors.New("connection refused")
 		const away, after = 3 * time.Hour, time.Hour
 		a.run(t, away)
-		if err := a.m.inquiries.problem(); err == nil {
+		if err := a.m.orphans.inquiries.problem(); err == nil {
 			t.Error("no word about it")
 		}
 		perSecond := float64(len(a.asked)) / away.Seconds() * bigCluster
@@ -240,7 +239,7 @@ func TestNoAnswers(t *testing.T) {
 		if most, limit := a.most(time.Minute), inquiryBurst+5; most > limit {
 			t.Errorf("%d questions in a minute, want %d at most", most, limit)
 		}
-		if err := a.m.inquiries.problem(); err != nil {
+		if err := a.m.orphans.inquiries.problem(); err != nil {
 			t.Errorf("there was an answer: %v", err)
 		}
 	})
@@ -267,7 +266,7 @@ func TestNobodyWaitsForQuestions(t *testing.T) {
 		a := newAsker(t, 1)
 		mustPrepare(t, a.m, newClaim("u1", sliceA0))
 		ctx, cancel := context.WithCancel(t.Context())
-		a.m.reconciler.cluster = answers(func(Ref) (*resourceapi.ResourceClaim, error) {
+		a.m.orphans.cluster = answers(func(Ref) (*resourceapi.ResourceClaim, error) {
 			<-ctx.Done()
 			return nil, ctx.Err()
 		})

@@ -13,7 +13,6 @@ import (
 // TestLateRelease: a release that has arrived before the last Prepare of the claim, and gets its turn only then, is of an
 // earlier pod.
 func TestLateRelease(t *testing.T) {
-	knownfailures.Expect(t)
 	b := newBox(t)
 	m := b.manager()
 	mustPrepare(t, m, newClaim("u1", sliceA0))

@@ -9,7 +9,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/partage-dev/partage/pkg/claim/journal"
+	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/policy"
@@ -94,14 +94,10 @@ func (d *LiveDevice) UUID() string {
 
 // Live lists the prepared claims with their devices.
 func (m *Manager) Live() ([]LiveClaim, error) {
-	snapshot, err := m.store.Snapshot()
-	if err != nil {
-		return nil, err
-	}
 	inventory := m.inventory.Load()
 	var claims []LiveClaim
-	for _, r := range snapshot.Records {
-		if r.State == journal.Prepared {
+	for _, r := range m.store.Snapshot().Records {
+		if r.State == record.Prepared {
 			claims = append(claims, m.live(r, inventory))
 		}
 	}
@@ -111,15 +107,15 @@ func (m *Manager) Live() ([]LiveClaim, error) {
 // LiveDevices lists the devices of one prepared claim.
 func (m *Manager) LiveDevices(uid types.UID) ([]LiveDevice, error) {
 	r, err := m.store.Read(uid)
-	if err != nil || r == nil || r.State != journal.Prepared || r.BootID != m.store.Boot() {
+	if err != nil || r == nil || r.State != record.Prepared || r.BootID != m.store.Boot() {
 		return nil, err
 	}
 	return m.live(r, m.inventory.Load()).Devices, nil
 }
 
 // live describes the devices of a record. What it says of the hardware is what Prepare and
-// the last survey have found: it asks nothing.
-func (m *Manager) live(r *journal.Record, inventory *device.Inventory) LiveClaim {
+// Reconcile have written down: it asks nothing.
+func (m *Manager) live(r *record.Record, inventory *device.Inventory) LiveClaim {
 	claim := LiveClaim{Claim: r.Claim}
 	for i := range r.Devices {
 		d := &r.Devices[i]
@@ -127,16 +123,16 @@ func (m *Manager) live(r *journal.Record, inventory *device.Inventory) LiveClaim
 			Requests: d.Requests, Pool: d.Pool, Device: d.Device, ShareID: d.ShareID, Admin: d.Admin,
 			Kind: d.Type, PCIAddress: d.PCIAddress, Interval: d.Interval(),
 		}
-		if d.Type == journal.Static {
+		if d.Type == record.Static {
 			one.Kind = device.Partition
 		}
 		if inventory != nil {
 			one.describe(inventory)
 		}
 		if p := d.Partition; p != nil {
-			one.Partition = &LivePartition{Profile: p.Profile, Placement: p.Placement, Gone: p.Live == nil || m.surveyor.IsGone(r.Claim.UID, d)}
-			if p.Live != nil {
-				one.Partition.PartitionID = gpu.PartitionID{InstanceID: p.Live.InstanceID, ComputeID: p.Live.ComputeID, UUID: p.Live.UUID}
+			one.Partition = &LivePartition{Profile: p.Profile, Placement: p.Placement, Gone: p.Made == nil || d.Mark == record.Lost}
+			if p.Made != nil {
+				one.Partition.PartitionID = gpu.PartitionID{InstanceID: p.Made.InstanceID, ComputeID: p.Made.ComputeID, UUID: p.Made.UUID}
 			}
 		}
 		if d.Sharing != nil {
@@ -162,7 +158,7 @@ func (d *LiveDevice) describe(inventory *device.Inventory) {
 }
 
 // share adds how the device is shared.
-func (d *LiveDevice) share(r *journal.Record, recorded *journal.Device) {
+func (d *LiveDevice) share(r *record.Record, recorded *record.Device) {
 	if d.GPU == "" {
 		d.GPU = recorded.Sharing.UUID
 	}
@@ -174,26 +170,18 @@ func (d *LiveDevice) share(r *journal.Record, recorded *journal.Device) {
 		priority := recorded.Sharing.ClientPriority
 		if !s.Shared {
 			priority = s.ClientPriority
-			limits = journal.Limits{Percent: s.Percent, MemoryBytes: s.MemoryBytes[d.liveUUID(recorded)]}
+			limits = record.Limits{Percent: s.Percent, MemoryBytes: s.MemoryOf(recorded.Device)}
 		}
 		limits.MemoryBytes -= limits.MemoryBytes % mebibyte
 		d.Session = &LiveSession{ID: s.ID, Running: s.Running(), Losses: s.Losses, Priority: cmp.Or(priority, policy.PriorityNormal)}
 	}
-	if limits == (journal.Limits{}) {
+	if limits == (record.Limits{}) {
 		return
 	}
 	d.Limits = &LiveLimits{MemoryBytes: limits.MemoryBytes, Percent: limits.Percent}
 	if d.Session != nil && limits.Percent > 0 {
 		d.Limits.Multiprocessors = gpu.MPSMultiprocessors(d.Resources.Multiprocessors, limits.Percent)
 	}
-}
-
-// liveUUID is by what the limits of a claim's own session name the device.
-func (d *LiveDevice) liveUUID(recorded *journal.Device) string {
-	if recorded.Partition != nil {
-		return recorded.Partition.LiveUUID()
-	}
-	return recorded.Sharing.UUID
 }
 
 // mebibyte is what MPS counts memory in; the rest is cut off.

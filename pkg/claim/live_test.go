@@ -9,10 +9,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"github.com/partage-dev/partage/pkg/claim/journal"
+	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
-	"github.com/partage-dev/partage/pkg/partition"
 	"github.com/partage-dev/partage/pkg/policy"
 )
 
@@ -124,7 +123,7 @@ func TestLiveOwnSession(t *testing.T) {
 	}
 	s := r.Sessions[0]
 	want := &LiveLimits{
-		MemoryBytes: s.MemoryBytes[got.GPU], Percent: s.Percent, Multiprocessors: gpu.MPSMultiprocessors(got.Resources.Multiprocessors, s.Percent),
+		MemoryBytes: s.MemoryOf(got.Device), Percent: s.Percent, Multiprocessors: gpu.MPSMultiprocessors(got.Resources.Multiprocessors, s.Percent),
 	}
 	if diff := cmp.Diff(want, got.Limits); diff != "" || want.MemoryBytes == 0 || want.Percent == 0 {
 		t.Errorf("-want +got:\n%s", diff)
@@ -154,16 +153,16 @@ func TestLiveLimits(t *testing.T) {
 	b := newBox(t)
 	m := b.manager()
 	for name, test := range map[string]struct {
-		device journal.Device
+		device record.Device
 		want   *LiveLimits
 	}{
-		"a turn with an interval": {device: journal.Device{Type: device.TimeSlice, Sharing: &journal.Sharing{Interval: "Short", Limits: journal.Limits{MemoryBytes: 1 << 30}}}},
+		"a turn with an interval": {device: record.Device{Type: device.TimeSlice, Sharing: &record.Sharing{Interval: "Short", Limits: record.Limits{MemoryBytes: 1 << 30}}}},
 		"a turn with a library": {
-			device: journal.Device{Type: device.TimeSlice, Sharing: &journal.Sharing{Limited: true, Limits: journal.Limits{MemoryBytes: 1 << 30}}},
+			device: record.Device{Type: device.TimeSlice, Sharing: &record.Sharing{Limited: true, Limits: record.Limits{MemoryBytes: 1 << 30}}},
 			want:   &LiveLimits{MemoryBytes: 1 << 30},
 		},
 	} {
-		r := &journal.Record{State: journal.Prepared, Devices: []journal.Device{test.device}}
+		r := &record.Record{State: record.Prepared, Devices: []record.Device{test.device}}
 		if diff := cmp.Diff(test.want, m.live(r, nil).Devices[0].Limits); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
@@ -178,10 +177,8 @@ func TestLivePartitionGone(t *testing.T) {
 	mustPrepare(t, m, newClaim("u1", sliceA0))
 	first := liveOf(t, m, "u1")
 	before := first.UUID()
-	if err := partition.New(b, holders{}).Destroy(t.Context(), addressA0, "", true); err != nil {
-		t.Fatal(err)
-	}
-	m.Survey(t.Context())
+	b.removeForeign(addressA0)
+	wantError(t, m.Reconcile(t.Context()), "was removed by somebody else")
 	if now := liveOf(t, m, "u1"); now.UUID() != "" || now.GPU == "" || !now.Partition.Gone || now.Partition.UUID != before {
 		t.Errorf("after it was removed it has UUID %q on GPU %q: %+v, want the one that it had (%s), gone", now.UUID(), now.GPU, now.Partition, before)
 	}
@@ -203,7 +200,7 @@ func TestLiveOfEarlierBoot(t *testing.T) {
 	if len(all) > 0 || len(devices) > 0 || err != nil || oneErr != nil {
 		t.Errorf("%+v, %v; %+v, %v", all, err, devices, oneErr)
 	}
-	if r, err := m.store.Read("u1"); err != nil || r.State != journal.Prepared {
+	if r, err := m.store.Read("u1"); err != nil || r.State != record.Prepared {
 		t.Errorf("record %+v, %v", r, err)
 	}
 }

@@ -4,7 +4,6 @@
 package claim
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,33 +13,25 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/cdi"
-	"github.com/partage-dev/partage/pkg/claim/journal"
+	"github.com/partage-dev/partage/pkg/claim/converge"
 	"github.com/partage-dev/partage/pkg/claim/lock"
-	"github.com/partage-dev/partage/pkg/claim/step"
-	"github.com/partage-dev/partage/pkg/claim/survey"
+	"github.com/partage-dev/partage/pkg/claim/record"
+	"github.com/partage-dev/partage/pkg/claim/spec"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/partition"
-	"github.com/partage-dev/partage/pkg/steptime"
+	"github.com/partage-dev/partage/pkg/sharing"
 )
 
-// What callers see of the packages below.
-type (
-	// Ref names a claim.
-	Ref = journal.Ref
-	// CorruptError is a journal file that could not be understood.
-	CorruptError = journal.CorruptError
-	// OverlapError says that a device uses a part of a GPU that another claim holds.
-	OverlapError = step.OverlapError
-)
+// Ref names a claim.
+type Ref = record.Ref
 
 // Partitions are the GPUs.
 type Partitions interface {
-	step.Partitions
+	converge.Partitions
 	// Processes lists what runs on a GPU and on its instances.
 	Processes(ctx context.Context, pciAddress string) ([]gpu.Process, error)
 }
@@ -53,8 +44,9 @@ type Cluster interface {
 }
 
 var (
-	_ Partitions = (*partition.Lifecycle)(nil)
-	_ step.CDI   = (*cdi.Specs)(nil)
+	_ Partitions       = (*partition.Lifecycle)(nil)
+	_ converge.Sharing = (*sharing.Manager)(nil)
+	_ spec.CDI         = (*cdi.Specs)(nil)
 )
 
 // Options are all mandatory, except where a comment says otherwise.
@@ -63,14 +55,14 @@ type Options struct {
 	DriverName string
 	// PoolName is this node's pool.
 	PoolName string
-	// DataDir holds the journal, the locks and what else is kept of claims.
+	// DataDir holds the records, the locks and what else is kept of claims.
 	// Two instances of the plugin that run at the same time share it.
 	DataDir string
 	// Roots may be the zero value, which reads the running system.
 	Roots      host.Roots
 	Partitions Partitions
-	Sharing    step.Sharing
-	CDI        step.CDI
+	Sharing    converge.Sharing
+	CDI        spec.CDI
 
 	// Hook is a program on the host that checks before a container starts whether its
 	// limits hold (cmd/partage-hook).
@@ -83,6 +75,8 @@ type Options struct {
 	// Cluster tells which claims still have their devices. Optional: without it none is
 	// taken for released.
 	Cluster Cluster
+	// Users finds the processes on GPUs that no claim explains. Optional: without it only processes of orphans count.
+	Users converge.Users
 	// Events is optional.
 	Events Events
 	// OrphanGrace is how long a prepared claim that does not have its devices any more
@@ -93,9 +87,9 @@ type Options struct {
 	CheckInterval time.Duration
 
 	// files and limitFiles are those of the operating system, except in tests, and
-	// clock is bootTime.
-	files      journal.Files
-	limitFiles step.LimitFiles
+	// clock is SinceBoot.
+	files      record.Files
+	limitFiles spec.LimitFiles
 	clock      func() time.Duration
 }
 
@@ -103,33 +97,24 @@ type Options struct {
 // are gone.
 const DefaultOrphanGrace = 2 * time.Minute
 
-// Manager is the only writer of claim state. All methods may be called
-// concurrently, in several processes at once.
+// Manager is the only writer of claim state. All methods may be called concurrently, in several processes at once.
 type Manager struct {
-	*engine
 	driver, pool string
-	surveyor     *survey.Surveyor
-	reconciler   *reconciler
+	store        *record.Store
+	locks        *lock.Locks
+	specs        *spec.Specs
+	engine       *converge.Engine
+	inventory    atomic.Pointer[device.Inventory]
+	events       *eventLog
+	sessions     *sessions
+	surveyor     *surveyor
+	// orphans are claims that do not have their devices any more. It is nil where there is no cluster to ask.
+	orphans *orphans
+	clock   func() time.Duration
 }
 
-// engine is what all work on claims needs.
-type engine struct {
-	roots      host.Roots
-	store      *journal.Store
-	locks      *lock.Locks
-	kit        *step.Kit
-	partitions Partitions
-	inventory  atomic.Pointer[device.Inventory]
-	events     eventLog
-	failing    failures
-	// inquiries is nil where there is no cluster to ask.
-	inquiries *inquiries
-	clock     func() time.Duration
-}
-
-// NewManager makes the folders that are missing and sets aside what cannot be read of an
-// earlier boot. What else an earlier process left is for Reconcile.
-func NewManager(ctx context.Context, o Options) (*Manager, error) {
+// NewManager makes the folders that are missing. What an earlier process left is for Reconcile.
+func NewManager(o Options) (*Manager, error) {
 	switch {
 	case o.DriverName == "":
 		return nil, errors.New("no driver name")
@@ -145,37 +130,43 @@ func NewManager(ctx context.Context, o Options) (*Manager, error) {
 		if err != nil {
 			return nil, err
 		}
-		o.files, o.limitFiles, o.clock = journal.OS{}, step.OSLimitFiles{Context: label}, bootTime
+		o.files, o.limitFiles, o.clock = record.OS{}, spec.OSLimitFiles{Context: label}, SinceBoot
 	}
-	e := &engine{roots: o.Roots.Complete(), events: eventLog{events: o.Events}, clock: o.clock}
-	boot, err := e.roots.BootID()
+	roots := o.Roots.Complete()
+	boot, err := roots.BootID()
 	if err != nil {
 		return nil, err
 	}
-	if e.store, err = journal.Open(ctx, o.DataDir, boot, o.files); err != nil {
+	m := &Manager{driver: o.DriverName, pool: o.PoolName, events: &eventLog{events: o.Events}, clock: o.clock}
+	if m.store, err = record.Open(o.DataDir, boot, o.files); err != nil {
 		return nil, err
 	}
-	if e.locks, err = lock.New(filepath.Join(o.DataDir, "locks")); err != nil {
+	if m.locks, err = lock.New(filepath.Join(o.DataDir, "locks")); err != nil {
 		return nil, err
+	}
+	m.specs = &spec.Specs{
+		CDI: o.CDI, Roots: roots, Hook: o.Hook,
+		Limits: spec.SoftLimits{Dir: filepath.Join(o.DataDir, "limits"), Library: o.Interposer, Files: o.limitFiles},
+	}
+	m.engine = &converge.Engine{
+		Store: m.store, Locks: m.locks, Partitions: o.Partitions, Sharing: o.Sharing, Specs: m.specs, Clock: o.clock,
+		Users: o.Users, UUID: m.uuid, Slices: m.slices, GPUs: m.GPUs,
+	}
+	m.sessions = &sessions{store: m.store, list: o.Sharing.Sessions, events: m.events}
+	m.surveyor = &surveyor{
+		engine: m.engine, store: m.store, locks: m.locks, clock: o.clock, list: o.Sharing.Sessions,
+		processes: o.Partitions.Processes,
+		latest:    map[string]surveyed{}, observing: map[string]chan struct{}{}, began: map[string]time.Duration{},
 	}
 	if o.Cluster != nil {
-		e.inquiries = newInquiries(cmp.Or(o.CheckInterval, DefaultCheckInterval))
+		m.orphans = newOrphans(m, o)
+		m.engine.Orphan, m.engine.Doubt = m.orphans.is, m.orphans.doubt
+		m.engine.Users = &allUsers{others: o.Users, orphans: &orphanUsers{
+			store: m.store, partitions: o.Partitions, roots: roots, list: o.Sharing.Sessions,
+			isOrphan: func(r *record.Record) bool { return m.orphans.is(r.Claim.UID, r.Arrived) },
+		}}
 	}
-	e.partitions = guardedPartitions{partitions: o.Partitions, locks: e.locks}
-	e.kit = &step.Kit{
-		Partitions: e.partitions,
-		Sharing:    guardedSharing{sharing: o.Sharing, locks: e.locks},
-		CDI:        o.CDI, Roots: e.roots, Hook: o.Hook,
-		Limits: step.SoftLimits{Dir: filepath.Join(o.DataDir, "limits"), Library: o.Interposer, Files: o.limitFiles},
-	}
-	surveyor := survey.New(e.store, e.locks, e.kit, e.clock, e.failing.last)
-	return &Manager{
-		engine: e, driver: o.DriverName, pool: o.PoolName, surveyor: surveyor,
-		reconciler: &reconciler{
-			engine: e, driver: o.DriverName, pool: o.PoolName, surveyor: surveyor,
-			cluster: o.Cluster, orphanGrace: cmp.Or(o.OrphanGrace, DefaultOrphanGrace),
-		},
-	}, nil
+	return m, nil
 }
 
 // SetInventory says which devices exist from now on; it may be called again and
@@ -193,7 +184,7 @@ func (m *Manager) GPUs() []string {
 
 var errNoInventory = fmt.Errorf("the GPUs of this node are not known yet: %w", gpu.ErrDriverNotLoaded)
 
-// Survey compares the journal with the hardware of all GPUs in the inventory. It says
+// Survey compares the records with the hardware of all GPUs in the inventory. It says
 // which partitions others have made, and which devices must not be allocated now, and
 // changes nothing.
 //
@@ -203,19 +194,46 @@ func (m *Manager) Survey(ctx context.Context) device.Status {
 	if inventory == nil {
 		return device.Status{}
 	}
-	return m.surveyor.Survey(ctx, inventory)
+	return m.surveyor.survey(ctx, inventory)
 }
 
-// InUse lists the devices that claims have, by name, whatever becomes of them; also
-// those that they had before the machine was started anew, for the kubelet prepares
-// them again. With an error there may be more than those.
-func (m *Manager) InUse() ([]string, error) {
-	snapshot, err := m.store.Snapshot()
-	if err != nil {
-		return nil, err
+// uuid is that of a GPU, or nothing while it is not known.
+func (m *Manager) uuid(pciAddress string) string {
+	if g := m.gpu(pciAddress); g != nil {
+		return g.UUID
 	}
-	if len(snapshot.Unreadable) > 0 {
-		err = fmt.Errorf("which devices the claim of %s has cannot be read", snapshot.Unreadable[0].Path)
+	return ""
+}
+
+// slices is how many compute slices a profile of a GPU has, or 0 while that is not known.
+func (m *Manager) slices(pciAddress string, profileID uint32) int {
+	g := m.gpu(pciAddress)
+	if g == nil || g.MIG == nil {
+		return 0
+	}
+	for i := range g.MIG.Profiles {
+		if p := &g.MIG.Profiles[i]; p.ID == profileID {
+			return p.Slices
+		}
+	}
+	return 0
+}
+
+func (m *Manager) gpu(pciAddress string) *gpu.GPU {
+	inventory := m.inventory.Load()
+	if inventory == nil {
+		return nil
+	}
+	return inventory.GPU(pciAddress)
+}
+
+// InUse lists the devices that claims have, by name, whatever becomes of them; also those that they had before the machine
+// was started anew, for the kubelet prepares them again. With an error there may be more than those.
+func (m *Manager) InUse() ([]string, error) {
+	snapshot := m.store.Snapshot()
+	var err error
+	if len(snapshot.Guards) > 0 {
+		err = fmt.Errorf("which devices the claim of %s has cannot be read", snapshot.Guards[0].Path)
 	}
 	var names []string
 	for _, r := range slices.Concat(snapshot.Records, snapshot.Earlier) {
@@ -227,100 +245,15 @@ func (m *Manager) InUse() ([]string, error) {
 	return slices.Compact(names), err
 }
 
-// Claims lists the claims that have a record, whatever its state, those that have a device
-// on the GPU first.
+// Claims lists the claims that have a record, whatever its state, those that have a device on the GPU first.
 func (m *Manager) Claims(pciAddress string) ([]Ref, error) {
-	snapshot, err := m.store.Snapshot()
-	if err != nil {
-		return nil, err
-	}
 	var on, others []Ref
-	for _, r := range snapshot.Records {
-		if slices.ContainsFunc(r.Devices, func(d journal.Device) bool { return d.PCIAddress == pciAddress }) {
+	for _, r := range m.store.Snapshot().Records {
+		if slices.Contains(r.GPUs(), pciAddress) {
 			on = append(on, r.Claim)
 		} else {
 			others = append(others, r.Claim)
 		}
 	}
 	return append(on, others...), nil
-}
-
-// load reads the record of a claim whose lock the caller holds, and tells people
-// when it cannot be read.
-func (e *engine) load(ctx context.Context, uid types.UID) (*journal.Record, error) {
-	r, err := e.store.Load(ctx, uid)
-	var corrupt *CorruptError
-	switch {
-	case errors.As(err, &corrupt):
-		e.events.once(ctx, Ref{UID: uid}, ReasonDamagedRecord, corrupt.Path, fmt.Sprintf(
-			"The journal file of the claim was damaged (%v) and is now %s. When the claim is prepared again all is well. "+
-				"Otherwise partitions of it may be left on this node: once no pod uses them, remove them with "+
-				"nvidia-smi mig -dci and -dgi and then remove the file, or restart the node.", corrupt.Err, corrupt.Path))
-	case errors.Is(err, journal.ErrOtherVersion):
-		e.events.once(ctx, Ref{UID: uid}, ReasonOtherVersion, err.Error(), fmt.Sprintf(
-			"%v. Only the version of the driver that wrote the file can prepare or release the claim.", err))
-	}
-	return r, err
-}
-
-// save writes a record.
-func (e *engine) save(ctx context.Context, r *journal.Record) error {
-	defer steptime.Of(ctx).Begin(steptime.Journal)()
-	return e.store.Save(r)
-}
-
-// bury writes down that a claim is to be released, see [journal.Store.Bury].
-func (e *engine) bury(ctx context.Context, uid types.UID, arrived time.Duration) (written bool, err error) {
-	defer steptime.Of(ctx).Begin(steptime.Journal)()
-	return e.store.Bury(uid, arrived)
-}
-
-// remove removes the record of a claim, if there is one.
-func (e *engine) remove(ctx context.Context, uid types.UID) error {
-	defer steptime.Of(ctx).Begin(steptime.Journal)()
-	return e.store.Delete(uid)
-}
-
-// lockTime bounds the wait for a lock where pods must be able to end. Another process
-// may hold it until a call returns that never does, and that cannot be seen from here.
-const lockTime = 10 * time.Second
-
-// lockSoon locks GPUs within lockTime, and within ctx.
-func (e *engine) lockSoon(ctx context.Context, pciAddresses []string) (func(), error) {
-	ctx, cancel := context.WithTimeout(ctx, lockTime)
-	defer cancel()
-	return e.locks.GPUs(ctx, pciAddresses)
-}
-
-// scene looks at what the steps of a group need to know. The caller holds its locks.
-func (e *engine) scene(ctx context.Context, part *journal.Record, attempt step.Attempt) (*step.Scene, error) {
-	snapshot, err := e.store.Snapshot()
-	if err != nil {
-		return nil, err
-	}
-	s := &step.Scene{Record: part, Others: snapshot.Others(part.Claim.UID), Attempt: attempt}
-	if s.Instances, err = e.instances(ctx, part); err != nil {
-		return nil, err
-	}
-	if len(part.Sessions) > 0 {
-		_, s.Supervisor = e.kit.Sessions(ctx)
-	}
-	return s, nil
-}
-
-// instances lists those on the GPUs on which a record has partitions.
-func (e *engine) instances(ctx context.Context, r *journal.Record) (map[string][]gpu.Instance, error) {
-	found := map[string][]gpu.Instance{}
-	for i := range r.Devices {
-		d := &r.Devices[i]
-		if _, known := found[d.PCIAddress]; known || d.Partition == nil {
-			continue
-		}
-		state, err := e.partitions.State(ctx, d.PCIAddress)
-		if err != nil {
-			return nil, fmt.Errorf("device %s: %w", d.Device, err)
-		}
-		found[d.PCIAddress] = state.Instances
-	}
-	return found, nil
 }

@@ -53,19 +53,19 @@ func mustReconcile(t *testing.T, m *Manager) {
 // cleans up.
 func reconcile(t *testing.T, m *Manager) error {
 	t.Helper()
-	uids, err := m.store.UIDs()
-	errs := []error{err}
-	for _, uid := range uids {
-		if m.reconciler.cluster != nil {
-			_, err := m.reconciler.checkOrphan(t.Context(), uid)
+	var errs []error
+	if m.orphans != nil {
+		uids := m.store.UIDs()
+		for _, uid := range uids {
+			_, err := m.orphans.check(t.Context(), uid)
 			errs = append(errs, err)
 		}
+		m.orphans.retain(uids)
 	}
-	m.reconciler.orphans.retain(uids)
 	return errors.Join(append(errs, m.Reconcile(t.Context()))...)
 }
 
-// recordText is what the journal says of a claim.
+// recordText is the file of a claim's record.
 func recordText(t *testing.T, m *Manager, uid types.UID) string {
 	t.Helper()
 	data, err := os.ReadFile(m.store.Path(uid))
@@ -117,29 +117,33 @@ func TestPrepare(t *testing.T) {
 		"write preparing", "mode on", "create instance", "create compute instance", "create instance", "create compute instance",
 		"write spec", "write prepared",
 	}
-	// The groups write what they intend at the same time, once or twice.
-	effects := slices.DeleteFunc(slices.Clone(b.effects[1:]), func(e string) bool { return e == "write preparing" })
+	// What is intended on each GPU is written before it is done.
+	effects := slices.DeleteFunc(slices.Clone(b.effects[1:]), func(e string) bool { return e == "mark preparing" })
 	if diff := cmp.Diff(wantEffects, append(b.effects[:1:1], effects...)); diff != "" {
 		t.Errorf("effects: -want +got:\n%s", diff)
 	}
 
-	// Once more, and by another process: the same answer, and nothing is done.
+	// Once more, and by another process: the same answer, and nothing is done but to note when.
 	for name, again := range map[string]*Manager{"same": m, "other": b.manager()} {
 		b.hooks(nil, nil)
 		if diff := cmp.Diff(want, mustPrepare(t, again, claim)); diff != "" {
 			t.Errorf("%s process, again: -want +got:\n%s", name, diff)
 		}
-		if len(b.effects) > 0 {
-			t.Errorf("%s process, effects again: %q", name, b.effects)
+		if diff := cmp.Diff([]string{"write spec", "mark prepared"}, b.effects); diff != "" {
+			t.Errorf("%s process, effects again: -want +got:\n%s", name, diff)
 		}
 	}
 
 	b.hooks(nil, nil)
-	mustUnprepare(t, b.bareManager(), "u1") // the journal alone is enough
+	mustUnprepare(t, b.bareManager(), "u1") // the record alone is enough
 	b.wantNothing()
-	wantEffects = []string{"write tombstone", "remove spec", "destroy compute instance", "destroy instance", "destroy compute instance", "destroy instance", "mode off", "delete record"}
-	if diff := cmp.Diff(wantEffects, b.effects); diff != "" {
+	wantEffects = []string{"destroy compute instance", "destroy instance", "destroy compute instance", "destroy instance", "mode off"}
+	if diff := cmp.Diff(wantEffects, b.onHardware()); diff != "" {
 		t.Errorf("effects of unprepare: -want +got:\n%s", diff)
+	}
+	first, last := b.effects[:2], b.effects[len(b.effects)-2:]
+	if !slices.Equal(first, []string{"mark releasing", "remove spec"}) || !slices.Equal(last, []string{"mark released", "truncate record"}) {
+		t.Errorf("effects of unprepare: %q", b.effects)
 	}
 	mustUnprepare(t, m, "u1")
 	mustUnprepare(t, m, "never-heard-of")
@@ -185,9 +189,7 @@ func TestPartitionDisappeared(t *testing.T) {
 	m := b.manager()
 	mustPrepare(t, m, newClaim("u1", sliceA0))
 	before := b.specs["u1"]
-	if err := partition.New(b, holders{}).Destroy(t.Context(), addressA0, "", true); err != nil {
-		t.Fatal(err)
-	}
+	b.removeForeign(addressA0)
 	mustPrepare(t, m, newClaim("u1", sliceA0))
 	if diff := cmp.Diff(before, b.specs["u1"]); diff == "" {
 		t.Error("the spec still names the capabilities of the old instance")
@@ -196,8 +198,8 @@ func TestPartitionDisappeared(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if live, _ := b.look(addressA0); *r.Devices[0].Partition.Live != live {
-		t.Errorf("journal says %+v, live is %+v", r.Devices[0].Partition.Live, live)
+	if live, _ := b.look(addressA0); partition.Live(*r.Devices[0].Partition.Made) != live {
+		t.Errorf("journal says %+v, live is %+v", r.Devices[0].Partition.Made, live)
 	}
 	mustUnprepare(t, m, "u1")
 	b.wantNothing()
@@ -212,7 +214,7 @@ func TestVerifyFails(t *testing.T) {
 	before := b.state()
 	b.hooks(failAt("write spec"), nil)
 	_, err := m.Prepare(t.Context(), newClaim("u1", sliceA0))
-	wantError(t, err, "the claim was prepared before")
+	wantError(t, err, errFault.Error())
 	b.hooks(nil, nil)
 	if diff := cmp.Diff(before, b.state()); diff != "" {
 		t.Errorf("-before +after:\n%s", diff)
@@ -232,23 +234,24 @@ func failAt(effect string) func(string) error {
 
 func TestNewManagerRefuses(t *testing.T) {
 	b := newBox(t)
-	good := Options{DriverName: driverName, PoolName: poolName, DataDir: b.dataDir(), Partitions: partition.New(b, holders{}), CDI: b}
+	good := Options{DriverName: driverName, PoolName: poolName, DataDir: b.dataDir(), Partitions: partition.New(b, holders{}), Sharing: b, CDI: b}
 	for name, change := range map[string]func(*Options){
 		"driver":   func(o *Options) { o.DriverName = "" },
 		"pool":     func(o *Options) { o.PoolName = "" },
 		"relative": func(o *Options) { o.DataDir = "data" },
 		"hardware": func(o *Options) { o.Partitions = nil },
+		"sharing":  func(o *Options) { o.Sharing = nil },
 		"cdi":      func(o *Options) { o.CDI = nil },
 	} {
 		o := good
 		change(&o)
-		if _, err := NewManager(t.Context(), o); err == nil {
+		if _, err := NewManager(o); err == nil {
 			t.Errorf("%s: accepted", name)
 		}
 	}
 	write(t, filepath.Join(b.root, "file"), "")
 	good.DataDir = filepath.Join(b.root, "file")
-	if _, err := NewManager(t.Context(), good); err == nil || errors.Is(err, fs.ErrNotExist) {
+	if _, err := NewManager(good); err == nil || errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("got %v", err)
 	}
 }

@@ -48,7 +48,7 @@ func TestOrphanGrace(t *testing.T) {
 
 	b.wantWarnings()
 	mustReconcile(t, m)
-	if diff := cmp.Diff([]string{"MIG mode of " + pciA, "claims/u2.json", "instance " + addressA4.String() + " complete=true", "spec of u2"}, b.state()); diff != "" {
+	if diff := cmp.Diff([]string{"MIG mode of " + pciA, "instance " + addressA4.String() + " complete=true", "record of u2", "spec of u2"}, b.state()); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 	b.wantWarnings([]string{"u1 OrphanedClaimReleased", "default/claim-u1"})
@@ -115,13 +115,13 @@ func TestOrphanInUse(t *testing.T) {
 			}
 			b.run(pciA, gpu.Process{PID: 4711, InstanceID: instance}, gpu.Process{PID: 4712, InstanceID: instance})
 			for range 2 {
-				wantError(t, reconcile(t, m), "claim u1", "[4711 4712]")
+				wantError(t, reconcile(t, m), "claim u1", "process 4711, process 4712")
 			}
 			b.wantState(t, "in use", before)
-			b.wantWarnings([]string{"u1 OrphanedClaimInUse", "default/claim-u1", "[4711 4712]"})
+			b.wantWarnings([]string{"u1 OrphanedClaimInUse", "default/claim-u1", "process 4711, process 4712"})
 
 			b.breakDown(pciA, gpu.ErrUnknown)
-			wantError(t, reconcile(t, m), "claim u1", "their users are not known", test.device)
+			wantError(t, reconcile(t, m), "claim u1", "no", pciA)
 			b.wantState(t, "nobody knows", before)
 			b.breakDown(pciA, nil)
 
@@ -161,7 +161,7 @@ func TestOrphanOfEarlierBoot(t *testing.T) {
 	// Its place is another claim's now.
 	mustPrepare(t, m, newClaim("new", sliceA0))
 	mustReconcile(t, m)
-	if diff := cmp.Diff([]string{"MIG mode of " + pciA, "claims/new.json", "claims/stays.json", "instance " + addressA0.String() + " complete=true", "spec of new"}, b.state()); diff != "" {
+	if diff := cmp.Diff([]string{"MIG mode of " + pciA, "instance " + addressA0.String() + " complete=true", "record of new", "record of stays", "spec of new"}, b.state()); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 }
@@ -169,8 +169,13 @@ func TestOrphanOfEarlierBoot(t *testing.T) {
 // Without a cluster no claim is taken for deleted.
 func TestNoCluster(t *testing.T) {
 	b := newBox(t)
-	m := b.manager()
-	m.reconciler.cluster = nil
+	o := b.options()
+	o.Cluster = nil
+	m, err := NewManager(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.SetInventory(testInventory(t))
 	mustPrepare(t, m, newClaim("u1", sliceA0))
 	before := b.state()
 	b.deleteClaim("u1")

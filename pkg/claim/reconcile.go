@@ -7,140 +7,123 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/klog/v2"
 
-	"github.com/partage-dev/partage/pkg/claim/journal"
-	"github.com/partage-dev/partage/pkg/claim/survey"
-	"github.com/partage-dev/partage/pkg/logchange"
+	"github.com/partage-dev/partage/pkg/claim/converge"
+	"github.com/partage-dev/partage/pkg/claim/record"
+	"github.com/partage-dev/partage/pkg/claim/rules"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/panics"
 )
 
-// reconcileTime bounds what is done for one claim, because calls for the claim
-// wait meanwhile.
+// reconcileTime bounds what is done for one GPU.
 const reconcileTime = 30 * time.Second
 
-// Reconcile brings the journal, the CDI specs and the hardware into agreement, at the
-// start, when the driver has appeared, and every now and then: preparations and releases
-// that did not end are undone or finished, and the MPS sessions and CDI specs of prepared
-// claims are made again if they are missing. Claims are independent: one that fails, or
-// that waits for its GPU, does not stop the others, and one that a call is at work on is
+// Reconcile brings the records, the CDI specs and the hardware into agreement, at the start, when the driver has appeared,
+// and every now and then: what the rules say is due on each GPU. GPUs are independent, and one that a call is at work on is
 // left to that call. The API server is not asked, see [Manager.ReleaseOrphans].
 //
-// An error says what is left, in the same words every time, and that Reconcile
-// should be called again.
-func (m *Manager) Reconcile(ctx context.Context) error { return m.reconciler.run(ctx) }
-
-// reconciler is what Reconcile and ReleaseOrphans remember.
-type reconciler struct {
-	*engine
-	driver, pool string
-	surveyor     *survey.Surveyor
-	specs        checkedSpecs
-
-	cluster       Cluster
-	orphanGrace   time.Duration
-	orphans       orphans
-	orphanProblem logchange.Problem
+// An error says what is left, in the same words every time, and that Reconcile should be called again.
+func (m *Manager) Reconcile(ctx context.Context) error {
+	errs := []error{m.sessions.tellAllLosses(ctx)}
+	gpus := m.knownGPUs()
+	results := make([]error, len(gpus))
+	var wg sync.WaitGroup
+	for i, address := range gpus {
+		wg.Go(func() { results[i] = m.reconcile(ctx, address) })
+	}
+	wg.Wait()
+	uids := m.store.UIDs()
+	m.events.retain(uids)
+	limited, cancel := context.WithTimeout(ctx, reconcileTime)
+	defer cancel()
+	errs = append(errs, results...)
+	return errors.Join(append(errs, m.store.Sweep(m.clock()), m.sweepLimits(), m.specs.Limits.Sweep(limited))...)
 }
 
-func (c *reconciler) run(ctx context.Context) error {
-	uids, err := c.store.UIDs()
-	if err != nil {
-		return err
-	}
-	seen, err := c.viewSessions(ctx)
-	if err != nil {
-		return err
-	}
-	errs := concurrently(ctx, len(uids), func(i int) error {
-		ctx := klog.NewContext(ctx, klog.LoggerWithValues(klog.FromContext(ctx), "claimUID", uids[i]))
-		if err := c.reconcile(ctx, uids[i], seen); err != nil {
-			return fmt.Errorf("claim %s: %w", uids[i], err)
+// sweepLimits removes the folders for software limits of claims that have no record: their process was killed.
+func (m *Manager) sweepLimits() error {
+	uids, err := m.specs.Limits.List()
+	errs := []error{err}
+	for _, uid := range uids {
+		// No call makes the folder while this has the claim's lock.
+		unlock, err := m.locks.TryClaim(uid)
+		if err != nil || unlock == nil {
+			continue
 		}
-		return nil
-	})
-	c.events.retain(uids)
-	c.failing.retain(uids)
-	c.specs.retain(uids)
-	return errors.Join(errors.Join(errs...), seen.unchecked(), c.reconcileSessions(ctx, seen),
-		c.store.SweepTombstones(c.clock(), c.locks.TryClaim), c.sweepLimits(ctx))
+		if r, err := m.store.Read(uid); err == nil && r == nil {
+			errs = append(errs, m.specs.Limits.Drop(uid))
+		}
+		unlock()
+	}
+	return errors.Join(errs...)
 }
 
-// sweepLimits removes what the release of claims had no time for.
-func (c *reconciler) sweepLimits(ctx context.Context) error {
+// knownGPUs are those of the inventory, and those that records are about.
+func (m *Manager) knownGPUs() []string {
+	gpus := m.GPUs()
+	snapshot := m.store.Snapshot()
+	for _, r := range slices.Concat(snapshot.Records, snapshot.Earlier) {
+		gpus = append(gpus, r.GPUs()...)
+	}
+	for i := range snapshot.Guards {
+		gpus = append(gpus, snapshot.Guards[i].GPUs...)
+	}
+	return slices.Compact(gpu.SortPCIAddresses(gpus))
+}
+
+func (m *Manager) reconcile(ctx context.Context, address string) (err error) {
+	defer panics.Recover(ctx, &err)
 	ctx, cancel := context.WithTimeout(ctx, reconcileTime)
 	defer cancel()
-	return c.kit.Limits.Sweep(ctx)
-}
-
-func (c *reconciler) reconcile(ctx context.Context, uid types.UID, seen sessionView) error {
-	unlock, err := c.locks.TryClaim(uid)
-	if err != nil || unlock == nil {
+	said, err := m.engine.Converge(ctx, address)
+	if said == nil {
 		return err
 	}
-	defer unlock()
-	ctx, cancel := context.WithTimeout(ctx, reconcileTime)
-	defer cancel()
-	// A call, or another instance of the plugin, may have finished it by now.
-	r, err := c.load(ctx, uid)
-	if err != nil {
-		return err
-	}
-	if r == nil {
-		return c.remove(ctx, uid)
-	}
-	switch {
-	case r.State != journal.Prepared:
-		klog.FromContext(ctx).Info("Cleaning up what an earlier call left", "claim", r.Claim, "state", r.State)
-		return c.release(ctx, r)
-	case r.BootID != c.store.Boot():
-		// The kubelet prepares it again before it starts a container, or releases
-		// it. Device numbers have moved meanwhile.
-		return c.kit.CDI.Remove(uid)
-	}
-	return c.maintain(ctx, r, seen)
+	m.tell(ctx, said)
+	return errors.Join(err, left(said))
 }
 
-// maintain makes sure that a prepared claim has its MPS sessions and its CDI spec, and
-// that one whose partition is missing has none.
-func (c *reconciler) maintain(ctx context.Context, r *journal.Record, seen sessionView) error {
-	for i := range r.Devices {
-		d := &r.Devices[i]
-		if d.Partition.Gone() || d.Partition.LiveUUID() != "" && c.surveyor.IsGone(r.Claim.UID, d) {
-			return c.partitionGone(ctx, r, d)
+// left is what of the claims on a GPU is not as it should be.
+func left(said *converge.Said) error {
+	var errs []error
+	for _, s := range said.Statements {
+		switch s.Reason {
+		case rules.ReleasePending, rules.PartitionGone, rules.OrphanInUse:
+			errs = append(errs, errors.New(s.Text))
 		}
 	}
-	if c.inventory.Load() == nil {
-		return fmt.Errorf("its CDI spec is not checked: %w", errNoInventory)
+	if said.Unanswered != nil && len(said.Verdicts) > 0 {
+		errs = append(errs, fmt.Errorf("its claims are not checked: %w", said.Unanswered))
 	}
-	err := c.repairSessions(ctx, r, seen)
-	if slices.ContainsFunc(r.Sessions, func(s journal.Session) bool { return !s.Running() }) {
-		// The spec that is there names a daemon that is gone, so no container starts.
-		return err
-	}
-	return errors.Join(err, c.maintainSpec(ctx, r))
+	return errors.Join(errs...)
 }
 
-// partitionGone takes the CDI spec away: the ids in it may be those of another claim's
-// partition by now.
-func (c *reconciler) partitionGone(ctx context.Context, r *journal.Record, d *journal.Device) error {
-	c.specs.forget(r.Claim.UID)
-	uuid := d.Partition.LiveUUID()
-	if uuid == "" {
-		uuid = d.Partition.UUID
+// tell lets people know what has become of claims.
+func (m *Manager) tell(ctx context.Context, said *converge.Said) {
+	for _, s := range said.Statements {
+		switch s.Reason {
+		case rules.PartitionGone:
+			m.events.once(ctx, m.ref(s.Claim), ReasonPartitionGone, s.Device,
+				fmt.Sprintf("Device %s: %s. Containers cannot use it any more: delete the pods of the claim.", s.Device, s.Text))
+		case rules.OrphanInUse:
+			m.events.once(ctx, m.ref(s.Claim), ReasonOrphanInUse, "", s.Text)
+		case rules.RecordUnreadable:
+			m.events.once(ctx, Ref{UID: s.Claim}, ReasonDamagedRecord, s.Text, "The record of the claim cannot be read. "+s.Text)
+		}
 	}
-	removed := fmt.Sprintf("partition %s was removed by somebody else, or by a reset of the GPU", uuid)
-	c.events.once(ctx, r.Claim, ReasonPartitionGone, uuid, fmt.Sprintf(
-		"Device %s: its %s. Containers cannot use it any more: delete the pods of the claim.", d.Device, removed))
-	err := fmt.Errorf("device %s: %s", d.Device, removed)
-	return errors.Join(err, c.kit.CDI.Remove(r.Claim.UID))
 }
 
-// keepOnly forgets all other claims.
-func keepOnly[V any](known map[types.UID]V, uids []types.UID) {
-	maps.DeleteFunc(known, func(uid types.UID, _ V) bool { return !slices.Contains(uids, uid) })
+// ref names a claim as its record does.
+func (m *Manager) ref(uid types.UID) Ref {
+	if uid != "" {
+		if r, err := m.store.Read(uid); err == nil && r != nil {
+			return r.Claim
+		}
+	}
+	return record.Ref{UID: uid}
 }

@@ -6,14 +6,14 @@ package claim
 import (
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/partage-dev/partage/pkg/claim/journal"
+	"github.com/partage-dev/partage/pkg/claim/record"
 )
 
-// States of journal records, by which they are counted.
+// States of records, by which they are counted.
 const (
-	RecordsPreparing   = string(journal.Preparing)
-	RecordsPrepared    = string(journal.Prepared)
-	RecordsUnpreparing = string(journal.Unpreparing)
+	RecordsPreparing = string(record.Preparing)
+	RecordsPrepared  = string(record.Prepared)
+	RecordsReleasing = string(record.Releasing)
 	// RecordsEarlier are of another boot of the machine.
 	RecordsEarlier = "earlier"
 	// RecordsUnreadable are damaged or of another version.
@@ -22,16 +22,13 @@ const (
 
 // RecordStates are all keys of RecordCounts.
 func RecordStates() []string {
-	return []string{RecordsPreparing, RecordsPrepared, RecordsUnpreparing, RecordsEarlier, RecordsUnreadable}
+	return []string{RecordsPreparing, RecordsPrepared, RecordsReleasing, RecordsEarlier, RecordsUnreadable}
 }
 
-// RecordCounts counts the records of the journal by their state.
+// RecordCounts counts the records by their state.
 func (m *Manager) RecordCounts() (map[string]int, error) {
-	snapshot, err := m.store.Snapshot()
-	if err != nil {
-		return nil, err
-	}
-	counts := map[string]int{RecordsEarlier: len(snapshot.Earlier), RecordsUnreadable: len(snapshot.Unreadable)}
+	snapshot := m.store.Snapshot()
+	counts := map[string]int{RecordsEarlier: len(snapshot.Earlier), RecordsUnreadable: len(snapshot.Guards)}
 	for _, r := range snapshot.Records {
 		counts[string(r.State)]++
 	}
@@ -39,7 +36,7 @@ func (m *Manager) RecordCounts() (map[string]int, error) {
 }
 
 // Recorded lists the claims that have a record, whatever its state, also of an earlier boot.
-func (m *Manager) Recorded() ([]types.UID, error) { return m.store.UIDs() }
+func (m *Manager) Recorded() ([]types.UID, error) { return m.store.UIDs(), nil }
 
 // Changed returns a channel that is closed when this process next changes a record.
 func (m *Manager) Changed() <-chan struct{} { return m.store.Changed() }

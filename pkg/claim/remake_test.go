@@ -10,7 +10,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
-	"github.com/partage-dev/partage/pkg/claim/journal"
+	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
@@ -78,7 +78,7 @@ func TestKilledWhileMadeAgainForHalfAClaim(t *testing.T) {
 			done := make(chan error)
 			go func() { done <- runPrepare(t.Context(), m, claim) }()
 			synctest.Wait() // for the second GPU
-			b.hooks(nil, b.killAt("write preparing"))
+			b.hooks(nil, b.killAt("mark preparing"))
 			mustUnprepare(t, b.manager(), "beside")
 			if err := <-done; !errors.Is(err, errKilled) {
 				t.Fatalf("not killed: %v", err)
@@ -87,7 +87,7 @@ func TestKilledWhileMadeAgainForHalfAClaim(t *testing.T) {
 			m = b.manager()
 			live, _ := b.look(addressA0)
 			r, err := m.store.Read("u1")
-			if err != nil || r == nil || r.State != journal.Preparing || r.Devices[0].Partition.LiveUUID() != live.UUID {
+			if err != nil || r == nil || r.State != record.Preparing || r.Devices[0].Mark != record.Started || live.UUID == "" {
 				t.Fatalf("got %+v, %v", r, err)
 			}
 

@@ -12,8 +12,6 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
-
-	"github.com/partage-dev/partage/test/knownfailures"
 )
 
 // TestReplacedBySomebodyElse: a GPU can be reset without a restart of the machine. What somebody makes in the place of a
@@ -34,12 +32,11 @@ func TestReplacedBySomebodyElse(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			knownfailures.Expect(t)
 			b := newBox(t)
 			m := b.manager()
 			mustPrepare(t, m, newClaim("u1", sliceA0))
 			b.removeForeign(addressA0)
-			m.Survey(t.Context())
+			_ = m.Reconcile(t.Context())
 			b.makeForeign(addressA0)
 			do(t, m)
 			mustUnprepare(t, m, "u1")
@@ -55,7 +52,6 @@ func TestReplacedBySomebodyElse(t *testing.T) {
 func TestPreparedAgainAfterReset(t *testing.T) {
 	for name, next := range map[string]types.UID{"the same claim": "u1", "the next claim": "u2"} {
 		t.Run(name, func(t *testing.T) {
-			knownfailures.Expect(t)
 			b := newBox(t)
 			m := b.manager()
 			mustPrepare(t, m, newClaim("u1", sliceA0))

@@ -7,6 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -50,7 +52,7 @@ func TestRetry(t *testing.T) {
 		"another reason":      {before: failTimes("create instance", always, gpu.ErrNoPermission), want: "device " + sliceA0 + ": create a partition with " + addressA0.String() + ": no permission"},
 		"then another reason": {before: both(failTimes("mode on", 1, unknown), failTimes("create instance", 1, gpu.ErrNoPermission)), want: "tried 2 times: device " + sliceA0 + ": create a partition with " + addressA0.String() + ": no permission", took: 200 * time.Millisecond},
 		"cannot be undone": {
-			before: both(failTimes("create compute instance", 1, unknown), failTimes("destroy instance", 2, gpu.ErrNoPermission)),
+			before: both(failTimes("create compute instance", 1, gpu.ErrNoPermission), failTimes("destroy instance", 2, gpu.ErrNoPermission)),
 			want:   "undo: device " + sliceA0, left: true,
 		},
 	} {
@@ -82,7 +84,9 @@ func TestRetry(t *testing.T) {
 				if test.left {
 					mustReconcile(t, m)
 				}
-				b.wantNothing()
+				if left := slices.DeleteFunc(b.state(), func(s string) bool { return strings.HasPrefix(s, "MIG mode of") }); len(left) > 0 {
+					t.Errorf("left behind: %v", left) // the mode stays until a whole GPU is wanted
+				}
 			})
 		})
 	}

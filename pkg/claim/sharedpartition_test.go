@@ -5,13 +5,16 @@ package claim
 
 import (
 	"errors"
+	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/partage-dev/partage/pkg/claim/journal"
+	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/partition"
 	"github.com/partage-dev/partage/pkg/sharing"
 )
 
@@ -28,7 +31,7 @@ func TestSharesOfPartition(t *testing.T) {
 		}
 		live, _ := b.look(addressA0)
 		for _, uid := range []types.UID{"u1", "u2", "u3"} {
-			if r, err := m.store.Read(uid); err != nil || *r.Devices[0].Partition.Live != live {
+			if r, err := m.store.Read(uid); err != nil || partition.Live(*r.Devices[0].Partition.Made) != live {
 				t.Errorf("%s says %+v (%v), live is %+v", uid, r, err, live)
 			}
 		}
@@ -49,31 +52,38 @@ func TestSharesOfPartition(t *testing.T) {
 // Somebody removes the partition under its shares.
 func TestSharedPartitionGone(t *testing.T) {
 	for _, device := range []string{mpsSliceA0, turnSliceA0} {
-		b := newBox(t)
-		m := b.manager()
-		mustPrepare(t, m, newClaim("u1", device))
-		mustPrepare(t, m, newClaim("u2", device))
-		b.removeForeign(addressA0)
-		for _, uid := range []string{"u3", "u1"} {
-			_, err := m.Prepare(t.Context(), newClaim(uid, device))
-			wantError(t, err, "device "+device, "of which claim default/claim-u", "is gone")
-		}
-		if now, found := b.look(addressA0); found {
-			t.Errorf("%s: made %+v", device, now)
-		}
-		m.Survey(t.Context())
-		wantError(t, m.Reconcile(t.Context()), "claim u1", "claim u2", "was removed by somebody else")
-		if b.spec("u1") != nil || b.spec("u2") != nil {
-			t.Error("a claim without its partition has a CDI spec")
-		}
-		// The last one has it again, as one that has a partition alone.
-		mustUnprepare(t, m, "u2")
-		for _, uid := range []string{"u1", "u3"} {
-			mustPrepare(t, m, newClaim(uid, device))
-		}
-		mustUnprepare(t, m, "u3")
-		mustUnprepare(t, m, "u1")
-		b.wantNothing()
+		runInBubble(t, device, func(t *testing.T) {
+			b := newBox(t)
+			m := b.manager()
+			mustPrepare(t, m, newClaim("u1", device))
+			mustPrepare(t, m, newClaim("u2", device))
+			b.removeForeign(addressA0)
+			for _, uid := range []string{"u3", "u1"} {
+				_, err := m.Prepare(t.Context(), newClaim(uid, device))
+				wantError(t, err, "device "+device, "claim default/claim-u", "has lost its share")
+			}
+			if now, found := b.look(addressA0); found {
+				t.Errorf("%s: made %+v", device, now)
+			}
+			m.Survey(t.Context())
+			wantError(t, m.Reconcile(t.Context()), "device "+device, "was removed by somebody else")
+			for _, uid := range []string{"u1", "u2"} {
+				if !slices.ContainsFunc(b.warnings, func(w string) bool { return strings.HasPrefix(w, uid+" PartitionGone") }) {
+					t.Errorf("claim %s is not told: %q", uid, b.warnings)
+				}
+			}
+			if b.spec("u1") != nil || b.spec("u2") != nil {
+				t.Error("a claim without its partition has a CDI spec")
+			}
+			// The last one has it again, as one that has a partition alone.
+			mustUnprepare(t, m, "u2")
+			for _, uid := range []string{"u1", "u3"} {
+				mustPrepare(t, m, newClaim(uid, device))
+			}
+			mustUnprepare(t, m, "u3")
+			mustUnprepare(t, m, "u1")
+			b.wantNothing()
+		})
 	}
 }
 
@@ -101,7 +111,7 @@ func TestShareOfLeftPartition(t *testing.T) {
 			live, _ := b.look(addressA0)
 			b.run(pciA, gpu.Process{PID: 77, InstanceID: live.InstanceID})
 			mustUnprepare(t, m, "u1") // the pod ends
-			if r, err := m.store.Read("u1"); err != nil || r == nil || r.State != journal.Unpreparing {
+			if r, err := m.store.Read("u1"); err != nil || r == nil || r.State != record.Releasing {
 				t.Errorf("got %+v, %v", r, err)
 			}
 			mustPrepare(t, m, newClaim("u2", device))

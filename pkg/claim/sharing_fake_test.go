@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/mps"
@@ -38,39 +39,35 @@ type runningSession struct {
 	clients []int
 }
 
+func pipeOf(session string) string { return "/mps/" + session + "/pipe" }
+
+func shmOf(session string) string { return "/mps/" + session + "/shm" }
+
 func newShares() shares {
 	return shares{sessions: map[string]*runningSession{}, exclusive: map[string]bool{}, intervals: map[string]sharing.Interval{}}
 }
 
-// Start does what package sharing promises: completely or not at all, or it says
-// that it has left something.
-func (b *box) Start(ctx context.Context, s sharing.Session, adopt bool) (sharing.Live, error) {
+// Ensure makes a session run, or changes its limits. GPUs have to be in mode EXCLUSIVE_PROCESS before.
+func (b *box) Ensure(ctx context.Context, s sharing.Session) (sharing.Live, error) {
 	if err := b.hear(ctx); err != nil {
 		return sharing.Live{}, err
 	}
 	b.mu.Lock()
-	err := b.startable(s, adopt)
-	was := b.sessions[s.ID]
+	err := b.startable(s)
 	b.mu.Unlock()
-	if err != nil {
-		return sharing.Live{}, err
+	if err == nil {
+		err = b.start(s)
 	}
-	if err := b.start(s); err != nil {
-		if was != nil {
-			return sharing.Live{}, err
-		}
-		if left := b.Stop(ctx, s); left != nil {
-			err = errors.Join(err, sharing.ErrLeft, left)
-		}
+	if err != nil {
 		return sharing.Live{}, err
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return sharing.Live{PipeDir: "/mps/" + s.ID + "/pipe", ShmDir: "/mps/" + s.ID + "/shm", Losses: b.sessions[s.ID].losses, Kills: b.sessions[s.ID].kills}, nil
+	return sharing.Live{PipeDir: pipeOf(s.ID), ShmDir: shmOf(s.ID), Losses: b.sessions[s.ID].losses, Kills: b.sessions[s.ID].kills}, nil
 }
 
 // startable needs the lock.
-func (b *box) startable(s sharing.Session, adopt bool) error {
+func (b *box) startable(s sharing.Session) error {
 	if b.absent {
 		return sharing.ErrNoSupervisor
 	}
@@ -81,8 +78,8 @@ func (b *box) startable(s sharing.Session, adopt bool) error {
 		if d.UUID == "" {
 			return errors.New("a device without UUID")
 		}
-		if b.exclusive[d.UUID] && !adopt && b.sessions[s.ID] == nil {
-			return errors.New("the mode is somebody else's")
+		if !b.exclusive[d.UUID] && !strings.HasPrefix(d.UUID, "MIG-") {
+			return errors.New("the compute mode is not EXCLUSIVE_PROCESS")
 		}
 	}
 	was := b.sessions[s.ID]
@@ -93,11 +90,6 @@ func (b *box) startable(s sharing.Session, adopt bool) error {
 }
 
 func (b *box) start(s sharing.Session) error {
-	if !b.modesAre(s, true) {
-		if err := b.effect("exclusive mode", func() error { b.setModes(s, true); return nil }); err != nil {
-			return err
-		}
-	}
 	b.mu.Lock()
 	was := b.sessions[s.ID]
 	if was != nil {
@@ -116,29 +108,52 @@ func (b *box) start(s sharing.Session) error {
 	return b.effect("set limits", func() error { was.Limits, was.ClientPriority = s.Limits, s.ClientPriority; return nil })
 }
 
-func (b *box) Stop(ctx context.Context, s sharing.Session) error {
+// End ends a session.
+func (b *box) End(ctx context.Context, id string) error {
 	if err := b.hear(ctx); err != nil {
 		return err
 	}
 	b.mu.Lock()
 	absent, dead := b.absent, b.dead
-	was := b.sessions[s.ID]
+	was := b.sessions[id]
 	b.mu.Unlock()
-	if dead {
+	switch {
+	case dead:
 		return errKilled
-	}
-	if absent {
+	case absent:
 		return sharing.ErrNoSupervisor
-	}
-	if was != nil {
-		if err := b.effect("stop session", func() error { delete(b.sessions, s.ID); return nil }); err != nil {
-			return err
-		}
-	}
-	if b.modesAre(s, false) {
+	case was == nil:
 		return nil
 	}
-	return b.effect("default mode", func() error { b.setModes(s, false); return nil })
+	return b.effect("stop session", func() error { delete(b.sessions, id); return nil })
+}
+
+// Mode implements converge.Sharing.
+func (b *box) Mode(_ context.Context, d sharing.Device) (gpu.ComputeMode, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if err := b.answer(d.PCIAddress); err != nil {
+		return "", err
+	}
+	if b.exclusive[d.UUID] {
+		return gpu.ComputeExclusiveProcess, nil
+	}
+	return gpu.ComputeDefault, nil
+}
+
+// SetExclusive implements converge.Sharing.
+func (b *box) SetExclusive(_ context.Context, d sharing.Device, exclusive bool) error {
+	b.mu.Lock()
+	err := b.answer(d.PCIAddress)
+	b.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	name := "default mode"
+	if exclusive {
+		name = "exclusive mode"
+	}
+	return b.effect(name, func() error { b.exclusive[d.UUID] = exclusive; return nil })
 }
 
 // hear waits for as long as the caller does for a supervisor that does not answer.
@@ -169,10 +184,13 @@ func (b *box) Sessions(ctx context.Context) (map[string]mps.Status, error) {
 	for id, s := range b.sessions {
 		spec := mps.Spec{ID: id, MultiUser: s.MultiUser, ThreadPercentage: s.Limits.ThreadPercentage, Memory: s.Limits.MemoryBytes,
 			ClientPriority: mps.ClientPriority(s.ClientPriority)}
+		if s.OnClientKilled == policy.KilledRestart {
+			spec.OnClientKilled = mps.RestartServer
+		}
 		for _, d := range s.Devices {
 			spec.Devices = append(spec.Devices, d.UUID)
 		}
-		found[id] = mps.Status{Spec: spec, Phase: s.phase, Losses: s.losses, LastLoss: "the daemon ended", Kills: s.kills, LastKill: "one was killed", Servers: []int{4242}, Clients: s.clients}
+		found[id] = mps.Status{Spec: spec, PipeDir: pipeOf(id), ShmDir: shmOf(id), Phase: s.phase, Losses: s.losses, LastLoss: "the daemon ended", Kills: s.kills, LastKill: "one was killed", Servers: []int{4242}, Clients: s.clients}
 	}
 	return found, nil
 }
@@ -195,19 +213,6 @@ func (b *box) SetInterval(_ context.Context, d sharing.Device, interval sharing.
 		}
 		return nil
 	})
-}
-
-// setModes needs the lock.
-func (b *box) setModes(s sharing.Session, exclusive bool) {
-	for _, d := range s.Devices {
-		b.exclusive[d.UUID] = exclusive
-	}
-}
-
-func (b *box) modesAre(s sharing.Session, exclusive bool) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return !slices.ContainsFunc(s.Devices, func(d sharing.Device) bool { return b.exclusive[d.UUID] != exclusive })
 }
 
 // serves tells whether a server holds a partition. It needs the lock.

@@ -26,6 +26,8 @@ type slowness struct {
 	// takes, and folder how long looking through the driver's folder does.
 	gpus        map[string]time.Duration
 	smi, folder time.Duration
+	// each is how long one call of the library takes where what is asked for takes many, or 0 for one call.
+	each time.Duration
 	// turn is held while somebody looks through the folder: others wait for what is found.
 	turn chan bool
 	// took counts the calls that took their time, late those that were not made because their
@@ -70,6 +72,13 @@ func (s *slowness) call(ctx context.Context, pciAddress string) error {
 		return &gpu.Error{Call: "nvmlAnything", PCIAddress: pciAddress, Text: "not attempted: " + err.Error(), Err: err}
 	}
 	s.count(&s.took)
+	for each := s.of(&s.each); each > 0 && d > each; d -= each {
+		time.Sleep(each)
+		if err := ctx.Err(); err != nil {
+			s.count(&s.late)
+			return &gpu.Error{Call: "nvmlAnything", PCIAddress: pciAddress, Text: "not attempted: " + err.Error(), Err: err}
+		}
+	}
 	time.Sleep(d)
 	return nil
 }
@@ -130,22 +139,27 @@ func (b slowGPUs) DestroyInstance(ctx context.Context, pciAddress string, instan
 // library, time slices by nvidia-smi, which is killed when the caller's time is over.
 type slowSharing struct{ *box }
 
-func (b slowSharing) Start(ctx context.Context, s sharing.Session, adopt bool) (sharing.Live, error) {
+func (b slowSharing) Ensure(ctx context.Context, s sharing.Session) (sharing.Live, error) {
 	for _, d := range s.Devices {
 		if err := b.slow.call(ctx, d.PCIAddress); err != nil {
 			return sharing.Live{}, err
 		}
 	}
-	return b.box.Start(ctx, s, adopt)
+	return b.box.Ensure(ctx, s)
 }
 
-func (b slowSharing) Stop(ctx context.Context, s sharing.Session) error {
-	for _, d := range s.Devices {
-		if err := b.slow.call(ctx, d.PCIAddress); err != nil {
-			return err
-		}
+func (b slowSharing) Mode(ctx context.Context, d sharing.Device) (gpu.ComputeMode, error) {
+	if err := b.slow.call(ctx, d.PCIAddress); err != nil {
+		return "", err
 	}
-	return b.box.Stop(ctx, s)
+	return b.box.Mode(ctx, d)
+}
+
+func (b slowSharing) SetExclusive(ctx context.Context, d sharing.Device, exclusive bool) error {
+	if err := b.slow.call(ctx, d.PCIAddress); err != nil {
+		return err
+	}
+	return b.box.SetExclusive(ctx, d, exclusive)
 }
 
 func (b slowSharing) SetInterval(ctx context.Context, d sharing.Device, interval sharing.Interval) error {

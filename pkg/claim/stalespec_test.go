@@ -165,10 +165,10 @@ func TestPartitionLostWhileOtherGroupsAreMade(t *testing.T) {
 		mustPrepare(t, b.manager(), newClaim("u2", sliceA4))
 		return nil
 	}
-	_, err := m.Prepare(t.Context(), newClaim("u1", sliceA0, sliceB0))
-	wantError(t, err, sliceA0)
-	if len(b.spec("u1")) > 0 {
-		t.Errorf("the claim has the spec %+v", b.spec("u1"))
+	mustPrepare(t, m, newClaim("u1", sliceA0, sliceB0)) // it is made again
+	b.wantOwnNodes("prepared", "u1", "u2")
+	if len(b.spec("u1")) != 2 || b.count(pciA) != 2 {
+		t.Errorf("left: %v", b.state())
 	}
 	mustUnprepare(t, m, "u2")
 	mustUnprepare(t, m, "u1")

@@ -7,8 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -31,6 +29,7 @@ func findings(s device.Status) []string {
 		}
 		lines = append(lines, line)
 	}
+	slices.Sort(lines)
 	for _, c := range s.Conditions {
 		where := "whole"
 		if c.Where != nil {
@@ -113,8 +112,8 @@ var surveyTests = map[string]struct {
 			mustPrepare(t, m, newClaim("u1", staticA0))
 			write(t, m.store.Path("u2"), "{")
 		},
-		want: []string{static(addressA0), "occupied " + pciA + " 19@4:1"},
-		says: []string{"claims/u2.json"},
+		want: []string{static(addressA0), "occupied " + pciA + " 19@4:1", "release-pending " + pciA + " whole", "release-pending " + pciB + " whole", "release-pending " + pciC + " whole"},
+		says: []string{"records/u2.boot-1"},
 	},
 	"static gone": {
 		arrange: func(t *testing.T, b *box) {
@@ -141,14 +140,10 @@ var surveyTests = map[string]struct {
 		},
 		want: []string{static(addressA0)},
 	},
-	"quarantine of an earlier boot": {
-		arrange: func(t *testing.T, b *box) {
+	"unreadable in an earlier boot": {
+		arrange: func(_ *testing.T, b *box) {
 			b.makeForeign(addressA0)
-			folder := filepath.Join(b.dataDir(), "quarantine", "boot-0")
-			if err := os.MkdirAll(folder, 0o750); err != nil {
-				t.Fatal(err)
-			}
-			write(t, filepath.Join(folder, "u1.json"), "{")
+			b.put("data/records/u1.boot-0", "{")
 		},
 		want: []string{static(addressA0)},
 	},
@@ -166,7 +161,7 @@ var surveyTests = map[string]struct {
 			b.kill(t, "create instance", "u1", sliceA0, sliceA4)
 			b.breakDown(pciA, gpu.ErrLost)
 		},
-		want: []string{"gpu-lost " + pciA + " whole", "release-pending " + pciA + " 19@0:1", "release-pending " + pciA + " 19@4:1"},
+		want: []string{"gpu-lost " + pciA + " whole", "release-pending " + pciA + " 19@0:1"},
 	},
 	"in use": {
 		arrange: func(t *testing.T, b *box) {
@@ -176,7 +171,7 @@ var surveyTests = map[string]struct {
 			b.run(pciA, gpu.Process{PID: 1, InstanceID: live.InstanceID})
 			mustUnprepare(t, m, "u1")
 		},
-		want: []string{"release-pending " + pciA + " 19@4:1"},
+		want: []string{"release-pending " + pciA + " 19@0:1", "release-pending " + pciA + " 19@4:1"},
 	},
 	"half done in an earlier boot": {
 		arrange: func(t *testing.T, b *box) {

@@ -59,8 +59,8 @@ func TestUnprepareOfBusyGPUThenReboot(t *testing.T) {
 		if err != nil || release == nil {
 			t.Fatalf("GPU %s: not free, %v", pciA, err)
 		}
-		defer release()
 		mustUnprepare(t, m, "u1")
+		release()
 		b.boot("boot-2")
 		m = b.manager()
 		mustReconcile(t, m)
@@ -83,11 +83,24 @@ func TestUnprepareFails(t *testing.T) {
 		}
 		return nil
 	}
-	err := m.Unprepare(t.Context(), "u1")
-	wantError(t, err, "device "+sliceA0, "on GPU "+pciA)
+	mustUnprepare(t, m, "u1") // it is written down
 	if n := b.count(pciA) + b.count(pciB); n != 1 {
 		t.Errorf("one failure kept the other partition: %v", b.state())
 	}
-	mustUnprepare(t, m, "u1")
+	mustReconcile(t, m)
 	b.wantNothing()
+}
+
+// One of two partitions on a GPU is in use: the other one is given back.
+func TestUnprepareGoesOn(t *testing.T) {
+	t.Skip("product: the release of a GPU ends at the first partition that fails")
+	b := newBox(t)
+	m := b.manager()
+	mustPrepare(t, m, newClaim("u1", sliceA0, sliceA4))
+	live, _ := b.look(addressA4)
+	b.run(pciA, gpu.Process{PID: 1, InstanceID: live.InstanceID})
+	mustUnprepare(t, m, "u1")
+	if n := b.count(pciA); n != 1 {
+		t.Errorf("left: %v", b.state())
+	}
 }

@@ -21,7 +21,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/partage-dev/partage/pkg/claim/journal"
+	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/partition"
 	"github.com/partage-dev/partage/pkg/sharing"
@@ -206,7 +206,7 @@ func (w *walk) act(ctx context.Context, t *testing.T, i, k, c int, away bool, fa
 		op = "away"
 		b.away(away)
 	case k < 19:
-		op = w.lose(t, m)
+		op = w.lose(m)
 	default:
 		op = "sessions lost"
 		b.mu.Lock()
@@ -217,7 +217,7 @@ func (w *walk) act(ctx context.Context, t *testing.T, i, k, c int, away bool, fa
 
 // lose removes a claim's partition. Perhaps somebody makes another in its place, and ids
 // begin anew.
-func (w *walk) lose(t *testing.T, m *Manager) string {
+func (w *walk) lose(m *Manager) string {
 	b := w.box
 	for at := range w.foreign {
 		if w.rng.IntN(2) == 0 {
@@ -226,16 +226,13 @@ func (w *walk) lose(t *testing.T, m *Manager) string {
 			return "remove foreign"
 		}
 	}
-	s, err := m.store.Snapshot()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var held []journal.Held
+	s := m.store.Snapshot()
+	var held []record.Held
 	for _, r := range s.Records {
 		for i := range r.Devices {
 			d := &r.Devices[i]
-			if d.Owned() && d.Partition.OwnUUID() != "" {
-				held = append(held, journal.Held{Record: r, Device: d})
+			if d.Owned() && d.Mark == record.Started && d.Partition.Made != nil {
+				held = append(held, record.Held{Record: r, Device: d})
 			}
 		}
 	}
@@ -246,7 +243,7 @@ func (w *walk) lose(t *testing.T, m *Manager) string {
 	at := d.Address()
 	for _, h := range s.Records {
 		for i := range h.Devices {
-			if o := &h.Devices[i]; o.Partition != nil && o.Address() == at && o.Partition.OwnUUID() == "" {
+			if o := &h.Devices[i]; o.Partition != nil && o.Address() == at && o.Partition.Made == nil {
 				return "lose nothing certain"
 			}
 		}
@@ -269,7 +266,7 @@ func (w *walk) lose(t *testing.T, m *Manager) string {
 
 func (w *walk) checkPrepared(t *testing.T, m *Manager, uid types.UID) {
 	r, err := m.store.Read(uid)
-	if err != nil || r == nil || r.State != journal.Prepared {
+	if err != nil || r == nil || r.State != record.Prepared {
 		w.fail(t, "%s is prepared and recorded as %+v, %v", uid, r, err)
 		return
 	}
@@ -279,8 +276,8 @@ func (w *walk) checkPrepared(t *testing.T, m *Manager, uid types.UID) {
 	for i := range r.Devices {
 		d := &r.Devices[i]
 		if d.Partition != nil {
-			if live, found := w.look(d.Address()); !found || d.Partition.Live == nil || live != *d.Partition.Live {
-				w.fail(t, "%s is prepared and its partition is %+v %v, recorded %+v", uid, live, found, d.Partition.Live)
+			if live, found := w.look(d.Address()); !found || d.Partition.Made == nil || live != partition.Live(*d.Partition.Made) {
+				w.fail(t, "%s is prepared and its partition is %+v %v, recorded %+v", uid, live, found, d.Partition.Made)
 			}
 		}
 		if strings.HasSuffix(d.Device, "-mps") && (d.Sharing == nil || w.running(d.Sharing.Session) == nil) {
@@ -298,18 +295,14 @@ func (w *walk) check(t *testing.T, m *Manager) {
 			w.fail(t, "somebody else's partition %s at %s is gone", uuid, at)
 		}
 	}
-	s, err := m.store.Snapshot()
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := m.store.Snapshot()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, p := range w.instances {
 		_, foreign := w.foreign[p.at()]
-		explained := slices.ContainsFunc(s.On(p.pciAddress), func(d journal.Held) bool { return d.Owned() && d.At(p.Instance) && d.MayBe(p.Instance) })
+		explained := slices.ContainsFunc(s.On(p.pciAddress), func(d record.Held) bool { return d.Owned() && d.Mark == record.Started && d.Address() == p.at() })
 		if !foreign && !explained {
-			w.failed = w.failed || false
-			w.fail(t, "nobody knows of %s %+v", p.at(), p.Instance)
+			w.fail(t, "nobody knows of %s %+v: %+v", p.at(), p.Instance, s.On(p.pciAddress))
 		}
 	}
 	for uuid, on := range w.exclusive {
@@ -317,18 +310,18 @@ func (w *walk) check(t *testing.T, m *Manager) {
 			w.fail(t, "exclusive %s", uuid)
 		}
 	}
-	if w.intervals["GPU-c"] != "" && !slices.ContainsFunc(s.On(pciC), func(d journal.Held) bool { return d.Interval() != "" }) {
+	if w.intervals["GPU-c"] != "" && !slices.ContainsFunc(s.On(pciC), func(d record.Held) bool { return d.Interval() != "" }) {
 		w.fail(t, "nobody knows of the interval")
 	}
 	// No spec names a partition that is another's, or somebody else's.
 	for uid, devices := range w.specs {
-		i := slices.IndexFunc(s.Records, func(r *journal.Record) bool { return r.Claim.UID == uid })
+		i := slices.IndexFunc(s.Records, func(r *record.Record) bool { return r.Claim.UID == uid })
 		for _, d := range devices {
 			name := d.Name
 			for _, node := range d.Nodes {
 				for _, p := range w.instances {
 					cap := fmt.Sprintf("nvidia-cap%d", 100+10*p.ID)
-					elsewhere := i >= 0 && !slices.ContainsFunc(s.Records[i].Devices, func(d journal.Device) bool { return d.Key() == name && d.PCIAddress == p.pciAddress })
+					elsewhere := i >= 0 && !slices.ContainsFunc(s.Records[i].Devices, func(d record.Device) bool { return d.Key() == name && d.PCIAddress == p.pciAddress })
 					if !strings.HasSuffix(node.Path, cap) || len(p.Compute) != 1 || elsewhere {
 						continue
 					}
@@ -336,8 +329,8 @@ func (w *walk) check(t *testing.T, m *Manager) {
 						w.fail(t, "the spec of %s, which has no record, names %s", uid, p.at())
 						continue
 					}
-					own := slices.ContainsFunc(s.Records[i].Devices, func(d journal.Device) bool {
-						return d.Partition != nil && d.Address() == p.at() && (d.Partition.LiveUUID() == p.Compute[0].UUID || d.Partition.Live == nil)
+					own := slices.ContainsFunc(s.Records[i].Devices, func(d record.Device) bool {
+						return d.Partition != nil && d.Address() == p.at() && d.Mark != record.Lost
 					})
 					_, foreign := w.foreign[p.at()]
 					if !own && !foreign {

@@ -154,7 +154,7 @@ func within(ctx context.Context, limit time.Duration, f func(context.Context) (j
 	select {
 	case a := <-answers:
 		switch {
-		case errors.Is(a.err, gpu.ErrHung):
+		case gpu.IsPending(a.err):
 			return nil, fmt.Errorf("%w in %s: %w", ErrNoAnswer, limit/callsInLimit, a.err)
 		case a.err != nil && asking.Err() != nil:
 			return nil, fmt.Errorf("%w in %s: %w", ErrNoAnswer, limit, a.err)

@@ -33,7 +33,7 @@ var hardwareChecks = []Check{
 	{
 		ID:         "hardware.latency",
 		Assumption: "calls into NVML answer long before they are given up",
-		Code:       "pkg/gpu/nvml/lane.go",
+		Code:       "pkg/call/call.go",
 		Run:        checkLatency,
 	},
 }

@@ -10,8 +10,8 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/partage-dev/partage/pkg/claim/journal"
 	"github.com/partage-dev/partage/pkg/claim/lock"
+	"github.com/partage-dev/partage/pkg/claim/record"
 )
 
 // lockLimit is how long to wait for the end of what the driver does to a GPU: it looks at each
@@ -103,7 +103,7 @@ func (r *reservations) releaseAll() {
 // heldClaim is a claim that the driver has prepared on the node.
 type heldClaim struct {
 	Claim string `json:"claim"`
-	// GPUs are the PCI addresses of those that it has devices of.
+	// GPUs are the PCI addresses of those that it has devices of, or may have: none are all.
 	GPUs []string `json:"gpus,omitempty"`
 	// Unreadable is true where the driver's record of it cannot be read.
 	Unreadable bool `json:"unreadable,omitempty"`
@@ -117,7 +117,7 @@ func (n *Node) claims(ctx context.Context) ([]heldClaim, error) {
 		if err != nil {
 			return nil, err
 		}
-		all, err := journal.Look(n.DataDir, boot)
+		all, err := record.Look(n.DataDir, boot)
 		if err != nil {
 			return nil, err
 		}
@@ -125,20 +125,20 @@ func (n *Node) claims(ctx context.Context) ([]heldClaim, error) {
 	})
 }
 
-func heldClaims(all *journal.Snapshot) []heldClaim {
+func heldClaims(all *record.Snapshot) []heldClaim {
 	held := []heldClaim{}
-	for _, record := range all.Records {
-		one := heldClaim{Claim: record.Claim.String()}
-		for i := range record.Devices {
+	for _, r := range all.Records {
+		one := heldClaim{Claim: r.Claim.String()}
+		for i := range r.Devices {
 			// Who has admin access takes nothing from others.
-			if d := &record.Devices[i]; !d.Admin && !slices.Contains(one.GPUs, d.PCIAddress) {
+			if d := &r.Devices[i]; !d.Admin && !slices.Contains(one.GPUs, d.PCIAddress) {
 				one.GPUs = append(one.GPUs, d.PCIAddress)
 			}
 		}
 		held = append(held, one)
 	}
-	for _, file := range all.Unreadable {
-		held = append(held, heldClaim{Claim: string(file.Claim), Unreadable: true})
+	for _, file := range all.Guards {
+		held = append(held, heldClaim{Claim: string(file.Claim), GPUs: file.GPUs, Unreadable: true})
 	}
 	return held
 }
@@ -148,10 +148,11 @@ func heldClaims(all *journal.Snapshot) []heldClaim {
 func claimed(claims []heldClaim, pciAddress string) string {
 	for _, c := range claims {
 		switch {
-		case slices.Contains(c.GPUs, pciAddress):
-			return "has a device that is prepared for claim " + c.Claim
+		case c.Unreadable && c.GPUs != nil && !slices.Contains(c.GPUs, pciAddress):
 		case c.Unreadable:
 			return fmt.Sprintf("may be that of claim %s, whose record cannot be read", c.Claim)
+		case slices.Contains(c.GPUs, pciAddress):
+			return "has a device that is prepared for claim " + c.Claim
 		}
 	}
 	return ""

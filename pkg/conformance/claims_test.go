@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/partage-dev/partage/pkg/claim/journal"
+	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
@@ -15,15 +15,15 @@ import (
 // cannot be read. Who watches it with admin access does not have it.
 func TestClaimed(t *testing.T) {
 	const first, second = "0000:11:00.0", "0000:16:00.0"
-	record := func(name string, devices ...journal.Device) *journal.Record {
-		return &journal.Record{Claim: journal.Ref{Namespace: "team", Name: name, UID: "1"}, Devices: devices}
+	newRecord := func(name string, devices ...record.Device) *record.Record {
+		return &record.Record{Claim: record.Ref{Namespace: "team", Name: name, UID: "1"}, Devices: devices}
 	}
-	claims := heldClaims(&journal.Snapshot{
-		Records: []*journal.Record{
-			record("watch", journal.Device{PCIAddress: first, Admin: true}),
-			record("train", journal.Device{PCIAddress: second}, journal.Device{PCIAddress: second}),
+	claims := heldClaims(&record.Snapshot{
+		Records: []*record.Record{
+			newRecord("watch", record.Device{PCIAddress: first, Admin: true}),
+			newRecord("train", record.Device{PCIAddress: second}, record.Device{PCIAddress: second}),
 		},
-		Earlier: []*journal.Record{record("before", journal.Device{PCIAddress: first})},
+		Earlier: []*record.Record{newRecord("before", record.Device{PCIAddress: first})},
 	})
 	if len(claims) != 2 || len(claims[1].GPUs) != 1 {
 		t.Errorf("got %+v", claims)
@@ -34,7 +34,7 @@ func TestClaimed(t *testing.T) {
 	if got, want := claimed(claims, second), "has a device that is prepared for claim team/train (1)"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	claims = heldClaims(&journal.Snapshot{Unreadable: []journal.Unreadable{{Claim: "0af2"}}})
+	claims = heldClaims(&record.Snapshot{Guards: []record.Guard{{Claim: "0af2"}}})
 	if got, want := claimed(claims, first), "may be that of claim 0af2, whose record cannot be read"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/partage-dev/partage/pkg/call"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/gpu/nvml"
 	"github.com/partage-dev/partage/pkg/host"
@@ -101,7 +102,7 @@ func NewNode(o Options) *Node {
 		},
 	}
 	n.lab = newLab(o)
-	n.hardware = nvml.New(nvml.Options{Roots: o.Roots, CallLimit: o.Limit / callsInLimit, Observe: n.observe})
+	n.hardware = nvml.New(nvml.Options{Roots: o.Roots, Calls: call.New(o.Limit / callsInLimit), Observe: n.observe})
 	recorded := n.header
 	recorded.Transcript = transcriptVersion
 	t.add(recorded)

@@ -41,6 +41,16 @@ func (i *Inventory) Summaries() []Summary {
 	return all
 }
 
+// GPU returns the GPU with a PCI address, or nil.
+func (i *Inventory) GPU(pciAddress string) *gpu.GPU {
+	for b := range i.boards {
+		if g := i.boards[b].gpu; g.PCIAddress == pciAddress {
+			return g
+		}
+	}
+	return nil
+}
+
 // PCIAddresses are those of all GPUs, in order.
 func (i *Inventory) PCIAddresses() []string {
 	var addresses []string

@@ -95,7 +95,7 @@ type PendingError struct {
 	Err error
 }
 
-// HungError is the former name.
+// HungError is the former name, which package claim and tests have until they are rewritten.
 type HungError = PendingError
 
 func (e *PendingError) Error() string {
@@ -121,6 +121,29 @@ func (e *PendingError) Unwrap() error {
 		return ErrHung
 	}
 	return e.Err
+}
+
+// IsOut reports whether the call has still not returned. A nil error is that of none.
+func (e *PendingError) IsOut() bool {
+	if e == nil {
+		return false
+	}
+	select {
+	case <-e.Done:
+		return false
+	default:
+		return true
+	}
+}
+
+// ForOthers returns the error for those who did not make the call: it does not say why its caller waits no longer.
+func (e *PendingError) ForOthers() *PendingError {
+	others := *e
+	others.Err = ErrSlow
+	if errors.Is(e, ErrHung) {
+		others.Err = ErrHung
+	}
+	return &others
 }
 
 // IsPending reports whether an error is that of a call that has not returned.

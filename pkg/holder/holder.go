@@ -61,7 +61,7 @@ const (
 // goes on after "held by".
 func (f *Finder) Describe(ctx context.Context, pciAddress string, instanceID int, listed []gpu.Process) string {
 	holders := f.listed(instanceID, listed)
-	minor, err := f.Roots.GPUMinor(pciAddress)
+	minor, err := f.Roots.Within(ctx).GPUMinor(pciAddress)
 	if err != nil {
 		return f.text(ctx, pciAddress, holders, fmt.Errorf("who has its device node open is not known: %w", err))
 	}
@@ -74,7 +74,7 @@ func (f *Finder) Describe(ctx context.Context, pciAddress string, instanceID int
 		return f.text(ctx, pciAddress, join(holders, open), nil)
 	}
 	first := firstCapability + perGPU*minor + perInstance*instanceID
-	if known, err := f.Roots.InstanceCapability(minor, instanceID); err == nil {
+	if known, err := f.Roots.Within(ctx).InstanceCapability(minor, instanceID); err == nil {
 		first = int(known)
 	}
 	on := slices.DeleteFunc(slices.Clone(open), func(p process) bool { return !p.has(first, first+perInstance) })

@@ -4,15 +4,12 @@
 package holder
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/partage-dev/partage/pkg/gpu"
@@ -22,13 +19,24 @@ import (
 // Query is about the processes on one GPU that no claim explains.
 type Query struct {
 	PCIAddress string
-	// Explained reports whether a pod may be on the GPU, because a claim of it has the GPU.
-	Explained func(podUID string) bool
+	// Explained reports whether a process may be on the GPU. Optional.
+	Explained func(ctx context.Context, s Suspect) bool
 	// Observed means that a claim with admin access is on the GPU: its containers have the node open, and open nodes say
 	// nothing then.
 	Observed bool
-	// Now is the time since the machine started.
-	Now time.Duration
+	// Prepared is when a claim on the GPU was last prepared, or zero, and Now the time, both since the machine started.
+	Prepared, Now time.Duration
+}
+
+// Suspect is a process of a pod whose namespace is not ignored.
+type Suspect struct {
+	PID int
+	// Namespace is "" where it is not known.
+	PodUID, Namespace string
+	// Memory means that the process has a context or memory on the GPU instance, or on the undivided GPU if InstanceID is
+	// negative. Otherwise it has nothing but the GPU's device node open, which processes on any part of the GPU have.
+	Memory     bool
+	InstanceID int
 }
 
 // Users are the processes in one place that no claim explains. Those outside of pods do not count, nor those of pods in
@@ -45,8 +53,8 @@ type UsersOf struct {
 	Undivided Users
 	// Instances are by the ID of the GPU instance. Only a context or memory counts there.
 	Instances map[int]Users
-	// Unknown is why something could not be looked at, or nil.
-	Unknown error
+	// Unlisted is why the driver's list of processes is not known, and Unopened why open nodes were not looked at, or nil.
+	Unlisted, Unopened error
 }
 
 const (
@@ -68,139 +76,71 @@ type UsersFinder struct {
 	// Ignored is optional.
 	Ignored Ignored
 
-	mu sync.Mutex
-	// before are those that had the node open when a claim was prepared, by claim.
-	before map[string][]opener
-	// since is when an open node was first seen, by the one who has it open.
-	since map[opener]time.Duration
-}
-
-// opener is a process that has the node of a GPU open. Its start tells it from a later one with the same ID.
-type opener struct {
-	pciAddress string
-	pid        int
-	start      string
+	openers openers
 }
 
 // Users finds them within a second, and within ctx.
 func (f *UsersFinder) Users(ctx context.Context, q Query) UsersOf {
-	ctx, cancel := context.WithTimeout(ctx, usersLimit)
+	deadline := time.Now().Add(usersLimit)
+	ctx, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
-	var found UsersOf
+	found := collected{}
+	var unlisted, unopened error
 	listed, err := f.List(ctx, q.PCIAddress)
 	if err != nil && !errors.Is(err, gpu.ErrNotSupported) {
-		found.Unknown = fmt.Errorf("which processes use GPU %s is not known: %w", q.PCIAddress, err)
+		unlisted = fmt.Errorf("which processes use GPU %s is not known: %w", q.PCIAddress, err)
 	}
 	for _, p := range listed {
 		one := f.proc().process(p.PID)
-		if !f.counts(ctx, q, one) {
-			continue
+		if text, counts := f.suspect(ctx, q, one, Suspect{PID: p.PID, Memory: true, InstanceID: p.InstanceID}); counts {
+			found.at(p.InstanceID).memory(text)
 		}
-		at := found.at(p.InstanceID)
-		at.Memory = true
-		at.add(f.describe(ctx, q, one))
-		found.set(p.InstanceID, at)
 	}
-	if q.Observed {
-		return found
+	if !q.Observed {
+		open, err := f.openersOf(ctx, q.PCIAddress, time.Until(deadline))
+		if err != nil {
+			unopened = fmt.Errorf("who has the node of GPU %s open is not known: %w", q.PCIAddress, err)
+		} else {
+			f.addOpeners(ctx, q, found, open, listed)
+		}
 	}
-	open, err := f.openersOf(q.PCIAddress)
-	if err != nil {
-		found.Unknown = errors.Join(found.Unknown, fmt.Errorf("who has the node of GPU %s open is not known: %w", q.PCIAddress, err))
-		return found
-	}
-	f.addOpeners(ctx, q, &found, open, listed)
-	return found
-}
-
-// Remember notes who has the node of a GPU open when a claim is prepared: they do not count for as long as they live.
-func (f *UsersFinder) Remember(claimUID, pciAddress string) error {
-	open, err := f.openersOf(pciAddress)
-	if err != nil {
-		return fmt.Errorf("who has the node of GPU %s open is not known: %w", pciAddress, err)
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.before == nil {
-		f.before = map[string][]opener{}
-	}
-	for _, p := range open {
-		f.before[claimUID] = append(f.before[claimUID], opener{pciAddress, p.pid, f.proc().start(p.pid)})
-	}
-	return nil
-}
-
-// Forget drops what was remembered for a claim.
-func (f *UsersFinder) Forget(claimUID string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	delete(f.before, claimUID)
+	users := found.users()
+	users.Unlisted, users.Unopened = unlisted, unopened
+	return users
 }
 
 // addOpeners adds those that have the node open and neither a context nor memory.
-func (f *UsersFinder) addOpeners(ctx context.Context, q Query, found *UsersOf, open []process, listed []gpu.Process) {
-	var present []opener
+func (f *UsersFinder) addOpeners(ctx context.Context, q Query, found collected, open []process, listed []gpu.Process) {
+	seen := map[opener]string{}
 	for _, p := range open {
 		isListed := slices.ContainsFunc(listed, func(l gpu.Process) bool { return l.PID == p.pid })
-		if isListed || !f.counts(ctx, q, p) {
+		if isListed {
 			continue
 		}
-		one := opener{q.PCIAddress, p.pid, f.proc().start(p.pid)}
-		age, known := f.age(one, q.Now)
-		if known {
-			continue
-		}
-		present = append(present, one)
-		text := f.describe(ctx, q, p)
-		if age >= openLimit {
-			found.Undivided.Overdue = joined(found.Undivided.Overdue, text)
-			continue
-		}
-		found.Undivided.Open = true
-		found.Undivided.add(text)
-	}
-	f.retain(q.PCIAddress, present)
-}
-
-// age is for how long somebody was seen to have a node open. Those who had it before a claim did are known.
-func (f *UsersFinder) age(o opener, now time.Duration) (age time.Duration, known bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, all := range f.before {
-		if slices.Contains(all, o) {
-			return 0, true
+		if text, counts := f.suspect(ctx, q, p, Suspect{PID: p.pid, InstanceID: -1}); counts {
+			seen[opener{p.pid, f.proc().start(p.pid)}] = text
 		}
 	}
-	if f.since == nil {
-		f.since = map[opener]time.Duration{}
-	}
-	first, seen := f.since[o]
-	if !seen {
-		first = now
-		f.since[o] = now
-	}
-	return now - first, false
-}
-
-// retain forgets those on a GPU that have let go of it.
-func (f *UsersFinder) retain(pciAddress string, present []opener) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for o := range f.since {
-		if o.pciAddress == pciAddress && !slices.Contains(present, o) {
-			delete(f.since, o)
+	ages := f.openers.note(q, seen)
+	for _, p := range sorted(seen) {
+		switch age := ages[p]; {
+		case age.before:
+		case q.Now-age.first >= openLimit:
+			found.at(-1).overdue = append(found.at(-1).overdue, seen[p])
+		default:
+			found.at(-1).open(seen[p])
 		}
 	}
 }
 
 // openersOf lists the processes that have the node of a GPU open. One walk is shared by all who ask meanwhile.
-func (f *UsersFinder) openersOf(pciAddress string) ([]process, error) {
-	minor, err := f.Roots.GPUMinor(pciAddress)
+func (f *UsersFinder) openersOf(ctx context.Context, pciAddress string, limit time.Duration) ([]process, error) {
+	minor, err := f.Roots.Within(ctx).GPUMinor(pciAddress)
 	if err != nil {
 		return nil, err
 	}
 	node := "nvidia" + strconv.Itoa(minor)
-	open, err := f.looks.Do("users of "+node, usersLimit, func() ([]process, error) {
+	open, err := f.looks.Do("users of "+node, limit, func() ([]process, error) {
 		return f.proc().openers(func(name string) bool { return name == node })
 	})
 	if errors.Is(err, wait.ErrNoAnswer) {
@@ -209,65 +149,72 @@ func (f *UsersFinder) openersOf(pciAddress string) ([]process, error) {
 	return open, err
 }
 
-// counts reports whether a process has no business on the GPU. A pod whose name is not known counts.
-func (f *UsersFinder) counts(ctx context.Context, q Query, p process) bool {
-	if p.pod == "" || q.Explained != nil && q.Explained(p.pod) {
-		return false
+// suspect reports whether a process has no business on the GPU, and describes it. A pod whose name is not known counts.
+func (f *UsersFinder) suspect(ctx context.Context, q Query, p process, s Suspect) (text string, counts bool) {
+	if p.pod == "" {
+		return "", false
 	}
-	if f.Ignored == nil || f.PodName == nil {
-		return true
+	name := ""
+	if f.PodName != nil {
+		name = f.PodName(ctx, q.PCIAddress, p.pod)
 	}
-	namespace, _, known := strings.Cut(f.PodName(ctx, q.PCIAddress, p.pod), "/")
-	return !known || !f.Ignored(namespace)
+	s.PodUID = p.pod
+	s.Namespace, _, _ = strings.Cut(name, "/")
+	if s.Namespace != "" && f.Ignored != nil && f.Ignored(s.Namespace) {
+		return "", false
+	}
+	if q.Explained != nil && q.Explained(ctx, s) {
+		return "", false
+	}
+	return p.text(func(string) string { return name }), true
 }
 
-func (f *UsersFinder) describe(ctx context.Context, q Query, p process) string {
-	return p.text(func(uid string) string {
-		if f.PodName == nil {
-			return ""
+// collected are the users that were found, by GPU instance; those of the undivided GPU are at -1.
+type collected map[int]*collection
+
+type collection struct {
+	Users
+	texts, overdue []string
+}
+
+func (c collected) at(instanceID int) *collection {
+	place := max(instanceID, -1)
+	if c[place] == nil {
+		c[place] = &collection{}
+	}
+	return c[place]
+}
+
+func (c *collection) memory(text string) {
+	c.Memory = true
+	c.texts = append(c.texts, text)
+}
+
+func (c *collection) open(text string) {
+	c.Open = true
+	c.texts = append(c.texts, text)
+}
+
+func (c collected) users() UsersOf {
+	var users UsersOf
+	for place, one := range c {
+		one.Text, one.Overdue = list(one.texts), list(one.overdue)
+		if place < 0 {
+			users.Undivided = one.Users
+			continue
 		}
-		return f.PodName(ctx, q.PCIAddress, uid)
-	})
+		if users.Instances == nil {
+			users.Instances = map[int]Users{}
+		}
+		users.Instances[place] = one.Users
+	}
+	return users
 }
 
-func (u *UsersOf) at(instanceID int) Users {
-	if instanceID < 0 {
-		return u.Undivided
+// list joins texts, which may be many.
+func list(texts []string) string {
+	if more := len(texts) - shown; more > 0 {
+		texts = append(slices.Clone(texts[:shown]), fmt.Sprintf("and %d more", more))
 	}
-	return u.Instances[instanceID]
-}
-
-func (u *UsersOf) set(instanceID int, users Users) {
-	if instanceID < 0 {
-		u.Undivided = users
-		return
-	}
-	if u.Instances == nil {
-		u.Instances = map[int]Users{}
-	}
-	u.Instances[instanceID] = users
-}
-
-func (u *Users) add(text string) { u.Text = joined(u.Text, text) }
-
-func joined(text, more string) string {
-	if text == "" {
-		return more
-	}
-	return text + ", " + more
-}
-
-// start is when a process was started, in clock ticks since the machine was, or "" where it has ended. The name of the
-// program, which may contain anything, ends with the last bracket.
-func (p procfs) start(pid int) string {
-	const field = 22 - 3 // of proc(5), the third being the first after the name
-	data, err := os.ReadFile(p.of(pid, "stat"))
-	if err != nil {
-		return ""
-	}
-	rest := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
-	if len(rest) <= field {
-		return ""
-	}
-	return rest[field]
+	return strings.Join(texts, ", ")
 }

@@ -5,7 +5,6 @@ package host
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 )
@@ -20,7 +19,7 @@ const userManagement = "EnableUserNUMAManagement"
 // the parameter is often set on all nodes. The error wraps fs.ErrNotExist when the driver is not loaded.
 func (r Roots) DriverManagesMemory() (bool, error) {
 	path := filepath.Join(r.Complete().Proc, "driver/nvidia/params")
-	data, err := os.ReadFile(path)
+	data, err := r.driverFile("", "parameters", path)
 	if err != nil {
 		return false, fmt.Errorf("read the parameters of the NVIDIA driver: %w", err)
 	}

@@ -38,7 +38,7 @@ func (r Roots) CharDevice(path string) (major, minor int64, err error) {
 // The error wraps fs.ErrNotExist when the driver has no GPU at this address.
 func (r Roots) GPUMinor(pciAddress string) (int, error) {
 	path := filepath.Join(r.Complete().Proc, "driver/nvidia/gpus", pciAddress, "information")
-	data, err := os.ReadFile(path)
+	data, err := r.driverFile(pciAddress, "files", path)
 	if err != nil {
 		return 0, fmt.Errorf("read the device minor of GPU %s: %w", pciAddress, err)
 	}
@@ -117,7 +117,7 @@ func (r Roots) instanceFolder(gpuMinor, gi int) string {
 }
 
 func (r Roots) capabilityMinor(path string) (int64, error) {
-	data, err := os.ReadFile(path)
+	data, err := r.driverFile("", path, path)
 	if err != nil {
 		return 0, fmt.Errorf("capability file: %w", err)
 	}

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 )
 
@@ -65,8 +64,8 @@ func TestComplete(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(test.want, test.in.Complete()); diff != "" {
-				t.Errorf("-want +got:\n%s", diff)
+			if got := test.in.Complete(); got != test.want {
+				t.Errorf("%+v, want %+v", got, test.want)
 			}
 		})
 	}

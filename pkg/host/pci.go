@@ -23,6 +23,10 @@ const (
 // fs.ErrNotExist where sysfs has no PCI bus.
 func (r Roots) NVIDIAGPUs() ([]string, error) {
 	folder := filepath.Join(r.Complete().Sys, "bus/pci/devices")
+	return look(r, "", "PCI bus", "look at "+folder, func() ([]string, error) { return nvidiaGPUs(folder) })
+}
+
+func nvidiaGPUs(folder string) ([]string, error) {
 	entries, err := os.ReadDir(folder)
 	if err != nil {
 		return nil, fmt.Errorf("list PCI devices: %w", err)

@@ -12,10 +12,13 @@
 package host
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"path/filepath"
+
+	"github.com/partage-dev/partage/pkg/call"
 )
 
 // Roots locates the host's file trees for this process, and the driver for the
@@ -30,16 +33,22 @@ type Roots struct {
 	Proc string
 	// Sys is the sysfs. Default "/sys".
 	Sys string
+	// PodLogs is where the kubelet has the logs of the pods of this node. Default "/var/log/pods".
+	PodLogs string
 
 	// HostDriver and HostDev are Driver and Dev as the container runtime sees
 	// them. CDI specs name these. Default: the same as Driver and Dev. HostDev means
 	// nothing with AutoDev.
 	HostDriver string
 	HostDev    string
+
+	// Calls are the queues in which the driver's files are read, or nil for some of each look's own.
+	Calls *call.Queues
+	ctx   context.Context // of Within
 }
 
-// Complete fills empty fields: "/", "/proc", "/sys", and this process's view for
-// that of the host.
+// Complete fills empty fields: "/", "/proc", "/sys", "/var/log/pods", and this process's
+// view for that of the host.
 func (r Roots) Complete() Roots {
 	set := func(field *string, value string) {
 		if *field == "" {
@@ -50,6 +59,7 @@ func (r Roots) Complete() Roots {
 	set(&r.Dev, "/")
 	set(&r.Proc, "/proc")
 	set(&r.Sys, "/sys")
+	set(&r.PodLogs, DefaultPodLogs)
 	set(&r.HostDriver, r.Driver)
 	if r.Dev != AutoDev {
 		set(&r.HostDev, r.Dev)

@@ -72,7 +72,7 @@ var (
 	publishedSlices = Definition{"partage_published_slices", Gauge, nil,
 		"ResourceSlices of this node that were in the API server as they should be when that was last known; 0 before, and while another instance on the node sees to them."}
 	journalRecords = Definition{"partage_journal_records", Gauge, []string{"state"},
-		"Claims in the journal by state: preparing, prepared, unpreparing, earlier (of another boot) or unreadable."}
+		"Claims on record by state: preparing, prepared, releasing, earlier (of another boot) or unreadable."}
 	neighbours = Definition{"partage_neighbour", Gauge, []string{"kind"},
 		"1 while something else on the node gives out or partitions its GPUs, otherwise 0: device-plugin, dra-driver (NVIDIA's, with the same name) or mig-manager."}
 	mpsServers = Definition{"partage_mps_servers", Gauge, []string{"state"},

@@ -196,69 +196,34 @@ func TestDestroy(t *testing.T) {
 	}
 }
 
-func TestEnsureWhole(t *testing.T) {
-	foreign := instance(5, address(9, 4, 4), "MIG-f")
-	tests := map[string]struct {
-		gpu     fakeGPU
-		dynamic bool
+// A change of the mode that is refused has had no effect, and one that may be pending is taken back.
+func TestSetMode(t *testing.T) {
+	for name, test := range map[string]struct {
+		gpu fakeGPU
+		on  bool
 		outcome
+		refused bool
 	}{
-		"no MIG any more": {gpu: fakeGPU{notMIG: true}, outcome: outcome{is: gpu.ErrNotSupported}},
-		"mode off":        {gpu: fakeGPU{}, dynamic: true},
-		"mode off static": {gpu: fakeGPU{}},
-		"fabric begins":   {gpu: fakeGPU{fabric: "In Progress"}, dynamic: true},
-		"mode on": {
-			gpu: fakeGPU{enabled: true}, dynamic: true,
-			outcome: outcome{calls: []string{"mode false"}},
-		},
-		"mode on, static": {
-			gpu:     fakeGPU{enabled: true},
-			outcome: outcome{is: gpu.ErrNotSupported, says: []string{"MIG mode is on", pci}, modeLeft: true},
-		},
-		"partitioned": {
-			gpu: fakeGPU{enabled: true, instances: []gpu.Instance{foreign}}, dynamic: true,
-			outcome: outcome{
-				is: ErrDivided, says: []string{"GPU instance 5 (profile 9, placement 4:4)"},
-				left: []gpu.Instance{foreign}, modeLeft: true,
-			},
-		},
+		"on":  {on: true, outcome: outcome{calls: []string{"mode true"}, modeLeft: true}},
+		"off": {gpu: fakeGPU{enabled: true}, outcome: outcome{calls: []string{"mode false"}}},
 		"held": {
 			gpu: fakeGPU{
 				enabled: true, processes: []gpu.Process{{PID: 4711, InstanceID: -1}}, faults: map[string][]fault{"SetMIGMode": {{err: gpu.ErrInUse}}},
-			}, dynamic: true,
-			outcome: outcome{is: gpu.ErrInUse, says: []string{"process 4711"}, calls: []string{"mode false"}, modeLeft: true},
+			},
+			outcome: outcome{is: gpu.ErrInUse, says: []string{"process 4711", "off"}, calls: []string{"mode false", "mode true"}, modeLeft: true}, refused: true,
 		},
-		"reports success and stays on": {
-			gpu: fakeGPU{enabled: true, faults: map[string][]fault{"SetMIGMode": {{}}}}, dynamic: true,
-			outcome: outcome{says: []string{"has not changed"}, calls: []string{"mode false"}, modeLeft: true},
+		"reports success and stays off": {
+			gpu: fakeGPU{faults: map[string][]fault{"SetMIGMode": {{}}}}, on: true,
+			outcome: outcome{says: []string{"has not changed", pci}, calls: []string{"mode true", "mode false"}}, refused: true,
 		},
-	}
-	for name, test := range tests {
+	} {
 		t.Run(name, func(t *testing.T) {
 			f := test.gpu.clone()
-			test.check(t, f, New(f, f).EnsureWhole(t.Context(), pci, test.dynamic))
-		})
-	}
-}
-
-func TestFabricJoined(t *testing.T) {
-	tests := map[string]struct {
-		gpu fakeGPU
-		outcome
-	}{
-		"none or joined": {},
-		"begins":         {gpu: fakeGPU{fabric: "In Progress"}, outcome: outcome{is: gpu.ErrFabricPending, says: []string{pci, "In Progress"}}},
-		"not begun":      {gpu: fakeGPU{fabric: "Not Started"}, outcome: outcome{is: gpu.ErrFabricPending, says: []string{pci, "Not Started"}}},
-		"unknown":        {gpu: fakeGPU{fabricErr: errBoom}},
-		"hangs": {
-			gpu:     fakeGPU{fabricErr: &gpu.HungError{Call: "nvmlDeviceGetGpuFabricInfoV", PCIAddress: pci}},
-			outcome: outcome{is: gpu.ErrHung, says: []string{pci}},
-		},
-	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			f := test.gpu.clone()
-			test.check(t, f, New(f, f).FabricJoined(t.Context(), pci))
+			err := New(f, f).SetMode(t.Context(), pci, test.on)
+			test.check(t, f, err)
+			if refused := (*RefusedError)(nil); errors.As(err, &refused) != test.refused {
+				t.Errorf("got %T %v", err, err)
+			}
 		})
 	}
 }

@@ -42,7 +42,7 @@ func (l *Lifecycle) SetMode(ctx context.Context, pciAddress string, on bool) err
 		word = "on"
 	}
 	err := l.hw.SetMIGMode(ctx, pciAddress, on)
-	if errors.Is(err, gpu.ErrHung) {
+	if gpu.IsPending(err) {
 		return fmt.Errorf("turn MIG mode of GPU %s %s: %w", pciAddress, word, err)
 	}
 	check, cancel := afterwards(ctx)
@@ -76,7 +76,7 @@ func (l *Lifecycle) CreateInstance(ctx context.Context, a Address) (instanceID i
 		return id, nil
 	}
 	err = fmt.Errorf("create a partition with %s: %w", a, err)
-	if errors.Is(err, gpu.ErrHung) {
+	if gpu.IsPending(err) {
 		return 0, err
 	}
 	check, cancel := afterwards(ctx)
@@ -124,7 +124,7 @@ func (l *Lifecycle) DestroyInstance(ctx context.Context, pciAddress string, inst
 // would make a leak that nothing has a record of.
 func (l *Lifecycle) confirmGone(ctx context.Context, pciAddress, what string, instanceID int, cause error, is func(gpu.Instance) bool) error {
 	wrap := func(err error) error { return fmt.Errorf("destroy %s of GPU %s: %w", what, pciAddress, err) }
-	if errors.Is(cause, gpu.ErrHung) {
+	if gpu.IsPending(cause) {
 		return wrap(cause)
 	}
 	check, cancel := afterwards(ctx)
@@ -142,6 +142,11 @@ func (l *Lifecycle) confirmGone(ctx context.Context, pciAddress, what string, in
 		return wrap(l.withHolders(ctx, pciAddress, instanceID, cause))
 	}
 	return wrap(cause)
+}
+
+// WithHolders adds to an error of a GPU in use who holds it.
+func (l *Lifecycle) WithHolders(ctx context.Context, pciAddress string, err error) error {
+	return l.withHolders(ctx, pciAddress, wholeGPU, err)
 }
 
 // Instance returns the GPU instance at an address, complete or not, or nil.

@@ -9,8 +9,9 @@ import (
 
 	"github.com/partage-dev/partage/pkg/api"
 	"github.com/partage-dev/partage/pkg/claim"
-	"github.com/partage-dev/partage/pkg/claim/journal"
+	"github.com/partage-dev/partage/pkg/claim/converge"
 	"github.com/partage-dev/partage/pkg/claim/lock"
+	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/partition"
 	"github.com/partage-dev/partage/pkg/sharing"
@@ -28,7 +29,7 @@ var failureReasons = []struct {
 	{"foreign_claim", is(errForeignClaim)},
 	{"invalid_config", as[*api.InvalidError]},
 	{"refused", as[*claim.RefusedError]},
-	{"out_of_date", is(journal.ErrOutOfDate)},
+	{"out_of_date", is(record.ErrOutOfDate)},
 	{"driver_not_loaded", is(gpu.ErrDriverNotLoaded)},
 	{"driver_version", is(gpu.ErrVersionMismatch)},
 	{"gpu_lost", is(gpu.ErrLost)},
@@ -38,13 +39,13 @@ var failureReasons = []struct {
 	{"foreign_partition", func(err error) bool {
 		return errors.Is(err, partition.ErrForeign) || errors.Is(err, partition.ErrDivided)
 	}},
-	{"overlap", as[*claim.OverlapError]},
+	{"overlap", is(converge.ErrTaken)},
 	{"gpu_in_use", is(gpu.ErrInUse)},
 	{"no_room", is(gpu.ErrNoRoom)},
 	{"no_permission", is(gpu.ErrNoPermission)},
 	{"not_found", is(gpu.ErrNotFound)},
-	{"journal", func(err error) bool { return as[*claim.CorruptError](err) || errors.Is(err, journal.ErrOtherVersion) }},
-	{"no_disk_space", journal.NoSpace},
+	{"record_unreadable", is(converge.ErrGuarded)},
+	{"no_disk_space", record.NoSpace},
 	{"busy", is(lock.ErrBusy)},
 	{"timeout", func(err error) bool {
 		return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, gpu.ErrTimeout)

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/partage-dev/partage/pkg/claim"
+	"github.com/partage-dev/partage/pkg/claim/converge"
 	"github.com/partage-dev/partage/pkg/claim/lock"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/sharing"
@@ -25,7 +26,7 @@ func TestFailureReason(t *testing.T) {
 	for want, err := range map[string]error{
 		"":                 nil,
 		"refused":          &claim.RefusedError{Err: errors.New("no such device")},
-		"overlap":          &claim.OverlapError{},
+		"overlap":          converge.ErrTaken,
 		"gpu_unresponsive": errors.Join(context.DeadlineExceeded, &gpu.HungError{Call: "nvmlDeviceGetUUID"}),
 		"gpu_lost":         errors.Join(&gpu.HungError{}, &gpu.Error{Err: gpu.ErrLost}),
 		"mps_unavailable":  fmt.Errorf("start MPS: %w", sharing.ErrNoSupervisor),

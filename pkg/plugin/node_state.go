@@ -193,6 +193,9 @@ func missingGPUs(found *gpu.Node, kept []string) []device.Condition {
 			continue
 		}
 		broken[b.PCIAddress] = true
+		if gpu.IsPending(b.Err) && !errors.Is(b.Err, gpu.ErrHung) {
+			continue // it is slow, or waits behind another one: nothing is known to be wrong with it
+		}
 		conditions = append(conditions, conditionOf(b, b.PCIAddress))
 	}
 	unlisted := slices.DeleteFunc(slices.Clone(kept), func(address string) bool { return broken[address] })

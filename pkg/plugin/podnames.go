@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
@@ -37,6 +38,26 @@ type PodNames struct {
 type podName struct {
 	name  string // "" if no claim is reserved for the pod
 	until time.Time
+}
+
+// PodsOf returns the UIDs of the pods that a claim is reserved for. There are none if the claim does not exist; an error
+// means that they are not known.
+func (c *Cluster) PodsOf(ctx context.Context, ref claim.Ref) ([]string, error) {
+	found, err := c.Claim(ctx, ref)
+	if err != nil || found == nil {
+		return nil, err
+	}
+	var pods []string
+	for _, user := range found.Status.ReservedFor {
+		if isPod(&user) {
+			pods = append(pods, string(user.UID))
+		}
+	}
+	return pods, nil
+}
+
+func isPod(user *resourceapi.ResourceClaimConsumerReference) bool {
+	return user.APIGroup == "" && user.Resource == "pods"
 }
 
 // NewPodNames makes PodNames.
@@ -84,7 +105,7 @@ func (n *PodNames) find(ctx context.Context, pciAddress string, uid types.UID) (
 			continue
 		}
 		for _, user := range found.Status.ReservedFor {
-			if user.UID == uid && user.APIGroup == "" && user.Resource == "pods" {
+			if user.UID == uid && isPod(&user) {
 				return ref.Namespace + "/" + user.Name, nil
 			}
 		}

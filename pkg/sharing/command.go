@@ -4,65 +4,40 @@
 package sharing
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os/exec"
 	"time"
 
-	"k8s.io/klog/v2"
-
+	"github.com/partage-dev/partage/pkg/call"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/host"
 )
-
-// killGrace is how long a program that was killed may take to end. One that does not
-// is stuck in the kernel driver.
-const killGrace = 3 * time.Second
 
 // exitError is the exit of a program with another code than 0.
 type exitError struct{ code int }
 
 func (e *exitError) Error() string { return fmt.Sprintf("exit code %d", e.code) }
 
-// run runs a program of the driver on a GPU, and kills it when it takes too long or
+// run runs a program of the driver in the queue of a GPU, and kills it when it takes too long or
 // ctx is done. It returns the output with an exitError too.
 //
-// A program that cannot be killed is left behind. Since it may still have an effect,
-// the error is a gpu.HungError, whose Done is closed when the program ends.
+// A program that cannot be killed is stuck in the kernel driver. Since it may still have an effect, the error is a
+// *gpu.PendingError then.
 func (m *Manager) run(ctx context.Context, d Device, program host.Program, args []string) (string, error) {
-	limited, cancel := context.WithTimeout(ctx, m.commandLimit)
-	defer cancel()
 	type result struct {
 		out string
 		err error
 	}
-	results, done := make(chan result, 1), make(chan struct{})
-	since := time.Now()
-	go func() {
-		defer close(done)
+	r, err := call.Do(ctx, m.calls.GPU(d.PCIAddress), computePolicy, func() (result, error) {
+		limited, cancel := context.WithTimeout(ctx, m.commandLimit)
+		defer cancel()
 		out, err := m.execute(limited, program, args)
-		results <- result{out, err}
-	}()
-	select {
-	case r := <-results:
-		return r.out, explain(ctx, limited, d, r.err)
-	case <-limited.Done():
-	}
-	grace := time.NewTimer(killGrace)
-	defer grace.Stop()
-	select {
-	case r := <-results:
-		return r.out, explain(ctx, limited, d, r.err)
-	case <-grace.C:
-	}
-	logger := klog.FromContext(ctx)
-	go func() {
-		<-done
-		logger.Info("A program that could not be killed has ended", "program", program.Path, "args", args,
-			"pciAddress", d.PCIAddress, "took", time.Since(since).Round(time.Millisecond))
-	}()
-	return "", &gpu.HungError{Call: computePolicy, PCIAddress: d.PCIAddress, Since: since, Done: done}
+		return result{out, explain(ctx, limited, d, err)}, nil
+	})
+	return r.out, cmp.Or(err, r.err)
 }
 
 // explain returns why a program failed: by itself, or because it was killed.

@@ -7,11 +7,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/policy"
 )
 
 // The methods here are single effects. What is to be done when is for their caller to decide.
@@ -59,15 +61,25 @@ func (m *Manager) keepExclusive(ctx context.Context, d Device) error {
 	return m.SetExclusive(ctx, d, true)
 }
 
+// unavailable is CUDA's word for a GPU that another process has, in what the log of the daemon says.
+const unavailable = "CUDA_ERROR_DEVICE_UNAVAILABLE"
+
 // Ensure makes a session run with these limits, or changes those of the running one. The compute mode of whole GPUs in it
 // has to be EXCLUSIVE_PROCESS before, see SetExclusive. After an error the session may run or not.
 func (m *Manager) Ensure(ctx context.Context, s Session) (Live, error) {
 	status, err := m.supervisor.Ensure(ctx, s.spec())
 	switch {
+	case err != nil && strings.Contains(err.Error(), unavailable):
+		// In mode EXCLUSIVE_PROCESS a server does not start beside another process.
+		return Live{}, fmt.Errorf("%w: %w", gpu.ErrInUse, err)
 	case err != nil:
 		return Live{}, wrapUnavailable(err)
 	case status.Phase != mps.Running:
 		return Live{}, fmt.Errorf("MPS session %s is %s and not %s: %s", s.ID, status.Phase, mps.Running, status.Message)
+	}
+	if want := s.spec().ClientPriority; want != "" && status.Spec.ClientPriority != want {
+		return Live{}, fmt.Errorf("MPS session %s: the MPS supervisor of this node is of an earlier version, which cannot set the client priority %s; "+
+			"delete its pod when no claims use MPS, so that it is replaced", s.ID, want)
 	}
 	for _, d := range s.Devices {
 		if d.isPartition() {
@@ -83,4 +95,21 @@ func (m *Manager) Ensure(ctx context.Context, s Session) (Live, error) {
 // End ends a session. It succeeds if there is none.
 func (m *Manager) End(ctx context.Context, id string) error {
 	return wrapUnavailable(m.supervisor.Stop(ctx, id))
+}
+
+func (s Session) spec() mps.Spec {
+	spec := mps.Spec{
+		ID:               s.ID,
+		ThreadPercentage: s.Limits.ThreadPercentage,
+		Memory:           s.Limits.MemoryBytes,
+		MultiUser:        s.MultiUser,
+		ClientPriority:   mps.ClientPriority(s.ClientPriority),
+	}
+	if s.OnClientKilled == policy.KilledRestart {
+		spec.OnClientKilled = mps.RestartServer
+	}
+	for _, d := range s.Devices {
+		spec.Devices = append(spec.Devices, d.UUID)
+	}
+	return spec
 }

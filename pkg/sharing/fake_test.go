@@ -99,7 +99,7 @@ func (n *node) look(call string) {
 	n.t.Helper()
 	for _, status := range n.sessions {
 		for _, uuid := range status.Spec.Devices {
-			if mode, ok := n.modes[uuid]; ok && mode != gpu.ComputeExclusiveProcess && !slices.Contains(n.modeless, uuid) {
+			if mode, ok := n.modes[uuid]; ok && uuid != migUUID && mode != gpu.ComputeExclusiveProcess && !slices.Contains(n.modeless, uuid) {
 				n.t.Errorf("after %s: session %s runs on %s, whose mode is %s", call, status.Spec.ID, uuid, mode)
 			}
 		}
@@ -164,16 +164,18 @@ func (n *node) List(ctx context.Context) (list []mps.Status, err error) {
 	return list, err
 }
 
-// occupied are the devices whose mode is not DEFAULT.
-func (n *node) occupied() []string {
-	var out []string
-	for uuid, mode := range n.modes {
-		if mode != gpu.ComputeDefault {
-			out = append(out, uuid)
+// start is what is done for a session.
+func (n *node) start(s Session) (Live, error) {
+	m := n.manager()
+	for _, d := range s.Devices {
+		if d.isPartition() {
+			continue
+		}
+		if err := m.SetExclusive(n.t.Context(), d, true); err != nil {
+			return Live{}, err
 		}
 	}
-	slices.Sort(out)
-	return out
+	return m.Ensure(n.t.Context(), s)
 }
 
 // session is one on whole GPUs.

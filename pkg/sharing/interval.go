@@ -12,6 +12,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/partage-dev/partage/pkg/call"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/policy"
@@ -29,7 +30,7 @@ var intervals = map[Interval]string{
 // call, and succeeds if the GPU is gone. NVML has no call for this.
 //
 // The errors wrap those of package gpu, as NVML's calls do. If the program cannot even
-// be killed, it is left behind like a call that does not return: see gpu.HungError.
+// be killed, it is a call that does not return: see gpu.PendingError.
 func (m *Manager) SetInterval(ctx context.Context, d Device, interval Interval) error {
 	value, ok := intervals[interval]
 	switch {
@@ -50,7 +51,9 @@ func (m *Manager) SetInterval(ctx context.Context, d Device, interval Interval) 
 }
 
 func (m *Manager) setInterval(ctx context.Context, d Device, interval Interval, value string) error {
-	smi, err := m.roots.Program("nvidia-smi")
+	smi, err := call.Look(ctx, m.calls.Of("", call.DriverFiles), "look for nvidia-smi", func() (host.Program, error) {
+		return m.roots.Program("nvidia-smi")
+	})
 	if err != nil {
 		return err
 	}

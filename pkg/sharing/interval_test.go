@@ -16,6 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/partage-dev/partage/pkg/call"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/policy"
@@ -213,7 +214,7 @@ func TestSetIntervalTakesTooLong(t *testing.T) {
 	m := New(Options{Roots: roots, CommandLimit: 100 * time.Millisecond})
 	started := time.Now()
 	err := m.SetInterval(t.Context(), first, policy.IntervalShort)
-	if !errors.Is(err, gpu.ErrTimeout) || errors.Is(err, gpu.ErrHung) || time.Since(started) > killGrace {
+	if !errors.Is(err, gpu.ErrTimeout) || errors.Is(err, gpu.ErrHung) || time.Since(started) > 3*time.Second {
 		t.Errorf("got %v after %s", err, time.Since(started))
 	}
 	var failed *gpu.Error
@@ -229,7 +230,7 @@ func TestSetIntervalTakesTooLong(t *testing.T) {
 	}
 }
 
-// A tool that cannot be killed is left behind, and whoever holds the GPU's lock
+// A tool that cannot be killed is a call that is out, and whoever holds the GPU's lock
 // learns when it is gone.
 func TestSetIntervalThatCannotBeKilled(t *testing.T) {
 	roots, _ := driver(t, "")
@@ -242,11 +243,11 @@ func TestSetIntervalThatCannotBeKilled(t *testing.T) {
 		}
 		started := time.Now()
 		err := m.SetInterval(t.Context(), first, policy.IntervalShort)
-		var hung *gpu.HungError
+		var hung *gpu.PendingError
 		if !errors.Is(err, gpu.ErrHung) || !errors.As(err, &hung) {
 			t.Fatalf("got %v", err)
 		}
-		if waited := time.Since(started); waited != defaultCommandLimit+killGrace {
+		if waited := time.Since(started); waited != call.DefaultLimit {
 			t.Errorf("returned after %s", waited)
 		}
 		if hung.Call != computePolicy || hung.PCIAddress != firstPCI || !hung.Since.Equal(started) {
@@ -270,12 +271,12 @@ func TestSetIntervalEndsWhenKilled(t *testing.T) {
 		m := New(Options{Roots: roots})
 		m.execute = func(ctx context.Context, _ host.Program, _ []string) (string, error) {
 			<-ctx.Done()
-			time.Sleep(killGrace / 2)
+			time.Sleep(time.Second)
 			return fmt.Sprintf(table, "Short"), nil
 		}
 		started := time.Now()
 		err := m.SetInterval(t.Context(), first, policy.IntervalShort)
-		if waited := time.Since(started); err != nil || waited != 2*defaultCommandLimit+killGrace {
+		if waited := time.Since(started); err != nil || waited != 2*(defaultCommandLimit+time.Second) {
 			t.Errorf("%v after %s", err, waited)
 		}
 	})

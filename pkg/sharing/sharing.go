@@ -21,9 +21,6 @@ import (
 // may still run.
 var ErrNoSupervisor = errors.New("the MPS supervisor of this node does not answer")
 
-// ErrLeft means that a failed start left something behind, which Stop removes.
-var ErrLeft = errors.New("it has left something behind")
-
 // Device is a whole GPU or a MIG partition to be shared.
 type Device struct {
 	// PCIAddress is the GPU's.

@@ -81,7 +81,16 @@ func TestSimulated(t *testing.T) {
 		return now.GPUs
 	}
 	s := Session{ID: id, Devices: devices}
-	if _, err := m.Start(t.Context(), s, false); err != nil {
+	setModes := func(exclusive bool) {
+		t.Helper()
+		for _, d := range devices {
+			if err := m.SetExclusive(t.Context(), d, exclusive); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	setModes(true)
+	if _, err := m.Ensure(t.Context(), s); err != nil {
 		t.Fatal(err)
 	}
 	for _, g := range look() {
@@ -89,9 +98,10 @@ func TestSimulated(t *testing.T) {
 			t.Errorf("%s: mode %d while the session runs", g.PCIAddress, g.ComputeMode)
 		}
 	}
-	if err := m.Stop(t.Context(), s); err != nil {
+	if err := m.End(t.Context(), s.ID); err != nil {
 		t.Fatal(err)
 	}
+	setModes(false)
 	for _, g := range look() {
 		if g.ComputeMode != 0 {
 			t.Errorf("%s: mode %d after the session", g.PCIAddress, g.ComputeMode)

@@ -29,8 +29,8 @@ type work struct {
 	instances map[string]partition.Live
 	// sessions are those that this task has started, by ID.
 	sessions map[string]sharing.Live
-	// specErr is why a CDI spec could not be removed: what it names must not be forgotten then.
-	specErr error
+	// noted means that the record of the task's claim says so.
+	noted bool
 	// ids are the qualified names of devices in the CDI spec that was written.
 	ids map[string]string
 }
@@ -43,7 +43,8 @@ func (e *Engine) act(ctx context.Context, task rules.Task, seen map[string]*obse
 		n := w.together(task.Actions[i:])
 		actions := task.Actions[i : i+n]
 		i += n
-		err := w.do(ctx, actions)
+		err := w.Locks.Watch(actions[0].GPU, w.do(ctx, actions))
+		w.noteRefusal(actions[0], err)
 		if err == nil || w.keepsNoClaim(ctx, actions[0], err) {
 			continue
 		}
@@ -158,7 +159,12 @@ func (w *work) change(ctx context.Context, a rules.Action) error {
 	case rules.StopSession:
 		return w.Sharing.End(ctx, a.Session)
 	case rules.SetInterval:
-		return w.Sharing.SetInterval(ctx, sharing.Device{PCIAddress: a.GPU, UUID: w.gpuUUID(a)}, a.Interval)
+		err := w.Sharing.SetInterval(ctx, sharing.Device{PCIAddress: a.GPU, UUID: w.gpuUUID(a)}, a.Interval)
+		w.knowInterval(a.GPU, err == nil)
+		if errors.Is(err, fs.ErrNotExist) {
+			return &partition.RefusedError{Err: err} // there is no program to set it
+		}
+		return err
 	case rules.ResetInterval:
 		return w.resetInterval(ctx, a)
 	}
@@ -248,7 +254,7 @@ func (w *work) resetInterval(ctx context.Context, a rules.Action) error {
 // gpuUUID is that of the GPU as the record has it, or as it is known now.
 func (w *work) gpuUUID(a rules.Action) string {
 	if r := w.record(a); r != nil {
-		if d := r.Device(a.Key); d != nil && d.Sharing != nil {
+		if d := r.Device(a.Key); d != nil && d.Sharing != nil && d.Sharing.UUID != "" {
 			return d.Sharing.UUID
 		}
 	}

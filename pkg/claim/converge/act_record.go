@@ -7,11 +7,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/claim/rules"
+	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/partition"
 	"github.com/partage-dev/partage/pkg/policy"
@@ -29,7 +32,7 @@ func (w *work) mark(actions []rules.Action) error {
 			}
 			d.Mark = marksOf[a.Do]
 			if a.Do == rules.Start {
-				setInterval(d, a.Interval)
+				w.setInterval(d, a.Interval)
 			}
 		}
 		return nil
@@ -42,20 +45,23 @@ func (w *work) mark(actions []rules.Action) error {
 }
 
 // setInterval notes the time slice that the GPU has for a share: that of its first share, whatever the policy says.
-func setInterval(d *record.Device, interval policy.Interval) {
+func (w *work) setInterval(d *record.Device, interval policy.Interval) {
 	if d.Interval() == interval {
 		return
 	}
 	if d.Sharing == nil {
-		d.Sharing = &record.Sharing{}
+		d.Sharing = &record.Sharing{UUID: w.UUID(d.PCIAddress)}
 	}
 	d.Sharing.Interval = interval
 }
 
 // markPrepared writes down what has become of all devices, and that the claim is as young as the call.
 func (w *work) markPrepared(a rules.Action) error {
-	prepared := w.resolved(a)
-	err := w.Store.Update(a.Claim, func(r *record.Record) error {
+	prepared, err := w.resolved(a)
+	if err != nil {
+		return err
+	}
+	err = w.Store.Update(a.Claim, func(r *record.Record) error {
 		r.State = record.Prepared
 		if call := w.call(a.Claim); call != nil {
 			r.Arrived = call.Wanted.Arrived
@@ -72,9 +78,7 @@ func (w *work) markPrepared(a rules.Action) error {
 		w.noteSessions(r)
 		return nil
 	})
-	if err == nil {
-		clear(w.sessions)
-	}
+	w.noted = err == nil
 	return err
 }
 
@@ -107,21 +111,46 @@ func (w *work) statusOf(session string) (mps.Status, bool) {
 	return mps.Status{}, false
 }
 
-// keepSessions writes down the sessions of a task that does not end with a claim being prepared.
+// keepSessions writes down the sessions that a task has started: for its claim, unless that is done, and for those that
+// share them and were told that they were gone.
 func (w *work) keepSessions() error {
-	if len(w.sessions) == 0 || w.task.Claim == "" {
+	if len(w.sessions) == 0 {
 		return nil
 	}
-	err := w.Store.Update(w.task.Claim, func(r *record.Record) error { w.noteSessions(r); return nil })
-	if errors.Is(err, record.ErrNoRecord) {
-		return nil
+	claims := map[types.UID]bool{w.task.Claim: w.task.Claim != "" && !w.noted}
+	for _, o := range w.seen {
+		for _, r := range o.snapshot.Records {
+			claims[r.Claim.UID] = claims[r.Claim.UID] || r.Claim.UID != w.task.Claim && r.State == record.Prepared && w.hasAgain(r)
+		}
 	}
-	return err
+	var errs []error
+	for uid, is := range claims {
+		if !is {
+			continue
+		}
+		err := w.Store.Update(uid, func(r *record.Record) error { w.noteSessions(r); return nil })
+		if !errors.Is(err, record.ErrNoRecord) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// hasAgain reports whether this task has started a session that a claim has lost.
+func (w *work) hasAgain(r *record.Record) bool {
+	return slices.ContainsFunc(r.Sessions, func(s record.Session) bool {
+		_, started := w.sessions[s.ID]
+		return started && !s.Running()
+	})
 }
 
 // resolved returns the claim's record with its partitions as they are now, and its sessions.
-func (w *work) resolved(a rules.Action) *record.Record {
-	r := w.record(a).Clone()
+func (w *work) resolved(a rules.Action) (*record.Record, error) {
+	r := w.record(a)
+	if r == nil {
+		return nil, fmt.Errorf("claim %s has no record any more", a.Claim)
+	}
+	r = r.Clone()
 	for i := range r.Devices {
 		d := &r.Devices[i]
 		if d.Partition == nil {
@@ -141,7 +170,7 @@ func (w *work) resolved(a rules.Action) *record.Record {
 		}
 	}
 	w.noteSessions(r)
-	return r
+	return r, nil
 }
 
 // ofSibling finds what this task has made for another share of the same device.
@@ -156,12 +185,16 @@ func (w *work) ofSibling(r *record.Record, d *record.Device) (partition.Live, bo
 }
 
 func (w *work) writeSpec(ctx context.Context, a rules.Action) (err error) {
-	r := w.resolved(a)
+	r, err := w.resolved(a)
+	if err != nil {
+		return err
+	}
 	w.ids, err = w.Specs.Write(ctx, r, r.State != record.Prepared)
 	return err
 }
 
-// removeSpec: that a spec cannot be removed keeps nothing from being given back, but what it names must not be forgotten.
+// removeSpec: that a spec cannot be removed keeps nothing from being given back. Nobody can use it without the claim, and a
+// spec without record is removed when that is possible.
 func (w *work) removeSpec(ctx context.Context, a rules.Action) error {
 	if w.record(a) == nil {
 		// It was seen without a record, and its claim may have been prepared on another GPU since.
@@ -171,7 +204,7 @@ func (w *work) removeSpec(ctx context.Context, a rules.Action) error {
 	}
 	err := w.Specs.Remove(ctx, a.Claim)
 	if err != nil && w.task.Aim == rules.Release {
-		w.specErr = err
+		klog.FromContext(ctx).Error(err, "The CDI spec of a claim that is released stays", "claimUID", a.Claim)
 		return nil
 	}
 	return err
@@ -179,9 +212,6 @@ func (w *work) removeSpec(ctx context.Context, a rules.Action) error {
 
 // clear notes that nothing is left of a claim on a GPU. What the disk refuses is kept in memory.
 func (w *work) clear(ctx context.Context, a rules.Action) error {
-	if w.specErr != nil {
-		return w.specErr
-	}
 	defer steptime.Of(ctx).Begin(steptime.Journal)()
 	if err := w.Store.Clear(a.Claim, a.GPU); err != nil {
 		klog.FromContext(ctx).Error(err, "What is released is not written down", "claimUID", a.Claim)
@@ -189,12 +219,18 @@ func (w *work) clear(ctx context.Context, a rules.Action) error {
 	if r, err := w.Store.Read(a.Claim); err != nil || r != nil {
 		return nil // its folder goes with the rest of the claim
 	}
-	return w.Specs.Limits.Drop(a.Claim)
+	if err := w.Specs.Limits.Drop(a.Claim); err != nil {
+		klog.FromContext(ctx).Error(err, "The folder for software limits stays until it can be removed", "claimUID", a.Claim)
+	}
+	return nil
 }
 
 // startSession makes a session run as its claims need it. Its devices have their UUIDs by now.
 func (w *work) startSession(ctx context.Context, a rules.Action) error {
-	r := w.resolved(a)
+	r, err := w.resolved(a)
+	if err != nil {
+		return err
+	}
 	s := r.Session(a.Session)
 	if s == nil {
 		return fmt.Errorf("the record of claim %s says nothing of MPS session %s", r.Claim, a.Session)
@@ -217,30 +253,29 @@ func (w *work) startSession(ctx context.Context, a rules.Action) error {
 		want.Limits.MemoryBytes = memory
 	}
 	if s.Shared {
-		want.Limits.ThreadPercentage, want.ClientPriority = a.Demand.Percent, w.priority(a)
+		want.Limits.ThreadPercentage, want.ClientPriority = a.Demand.Percent, priorityOf(a.Demand)
 		if a.Demand.Restart {
 			want.OnClientKilled = policy.KilledRestart
 		}
 	}
 	live, err := w.Sharing.Ensure(ctx, want)
-	if err == nil {
+	switch {
+	case err == nil:
 		w.sessions[s.ID] = live
+	case errors.Is(err, gpu.ErrInUse):
+		err = w.Partitions.WithHolders(ctx, a.GPU, err)
 	}
 	return err
 }
 
-// priority is the highest among the shares of a session, or nothing if all are normal, which needs no MPS that has
+// priorityOf is the highest among the shares of a session, or nothing if all are normal, which needs no MPS that has
 // priorities. Those with a lower one have it in their environment as well.
-func (w *work) priority(a rules.Action) policy.ClientPriority {
-	if a.Demand.BelowNormal {
+func priorityOf(d rules.Demand) policy.ClientPriority {
+	switch {
+	case d.BelowNormal:
 		return policy.PriorityBelowNormal
-	}
-	for _, r := range w.seen[a.GPU].Records {
-		for _, p := range r.Parts {
-			if p.Session == a.Session && p.Demand.BelowNormal {
-				return policy.PriorityNormal
-			}
-		}
+	case d.Priorities:
+		return policy.PriorityNormal
 	}
 	return ""
 }

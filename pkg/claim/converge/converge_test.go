@@ -95,13 +95,13 @@ var layouts = map[string][][]string{
 func settle(t *testing.T, e *Engine) {
 	t.Helper()
 	for _, address := range []string{pciA, pciB} {
-		plan, busy, err := e.Converge(t.Context(), address)
-		if err != nil || busy {
+		said, err := e.Converge(t.Context(), address)
+		if err != nil || said == nil {
 			o := e.observe(t.Context(), address, everything, nil)
-			t.Fatalf("GPU %s: busy %t, %v; %+v -> %+v", address, busy, err, o.Observation, rules.Decide(o.Observation))
+			t.Fatalf("GPU %s: busy %t, %v; %+v -> %+v", address, said == nil, err, o.Observation, rules.Decide(o.Observation))
 		}
-		if len(plan.Tasks) > 0 {
-			t.Fatalf("GPU %s does not come to rest: %+v", address, plan.Tasks)
+		if len(said.Tasks) > 0 {
+			t.Fatalf("GPU %s does not come to rest: %+v", address, said.Tasks)
 		}
 	}
 }
@@ -236,11 +236,11 @@ func TestInPlaceOfAnother(t *testing.T) {
 	}
 	there := m.instances[pciA]
 	m.instances[pciA] = nil
-	plan, _, err := e.Converge(t.Context(), pciA)
+	said, err := e.Converge(t.Context(), pciA)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if v, _ := plan.Verdict("u"); v.State != rules.Missing {
+	if v, _ := said.Verdict("u"); v.State != rules.Missing {
 		t.Errorf("got %+v", v)
 	}
 	if len(m.specs) > 0 {
@@ -373,7 +373,7 @@ func TestPreparedMeanwhile(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if _, _, err := e.Converge(t.Context(), pciA); err != nil {
+	if _, err := e.Converge(t.Context(), pciA); err != nil {
 		t.Fatal(err)
 	}
 	if len(m.specs) != 1 {
@@ -420,11 +420,11 @@ func TestSmallerComputeInstance(t *testing.T) {
 		m.instances[pciA] = []gpu.Instance{{
 			ID: 7, ProfileID: 15, Placement: gpu.Placement{Start: 0, Size: 2}, Compute: []gpu.ComputeInstance{{UUID: "MIG-1", Slices: 1}},
 		}}
-		plan, _, err := e.Converge(t.Context(), pciA)
+		said, err := e.Converge(t.Context(), pciA)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := len(plan.Static) == 1; got != want {
+		if got := len(said.Static) == 1; got != want {
 			t.Errorf("a compute instance of 1 slice in a profile of %d: a device: %t", slices, got)
 		}
 	}

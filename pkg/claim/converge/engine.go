@@ -5,6 +5,7 @@ package converge
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -30,6 +31,8 @@ type Partitions interface {
 	CreateCompute(ctx context.Context, pciAddress string, instanceID int) (partition.Live, error)
 	DestroyCompute(ctx context.Context, pciAddress string, instanceID, computeID int) error
 	DestroyInstance(ctx context.Context, pciAddress string, instanceID int) error
+	// WithHolders adds to an error of a GPU in use who holds it.
+	WithHolders(ctx context.Context, pciAddress string, err error) error
 	// FabricPending returns how far the registration with the NVLink fabric is, or nothing if it is done.
 	FabricPending(ctx context.Context, pciAddress string) (string, error)
 }
@@ -61,7 +64,8 @@ type Engine struct {
 	Partitions Partitions
 	Sharing    Sharing
 	Specs      *spec.Specs
-	Users      Users
+	// Users is optional.
+	Users Users
 	// Clock is the time since the machine started.
 	Clock func() time.Duration
 	// UUID returns that of a GPU, or nothing while it is not known.
@@ -72,10 +76,17 @@ type Engine struct {
 	GPUs func() []string
 	// Orphan reports whether the API server has not known a claim for long enough that was prepared at this time.
 	Orphan func(claim types.UID, arrived time.Duration) bool
+	// Doubt is told which claim another one waits for: the API server may not know it any more. Optional.
+	Doubt func(other types.UID)
 
 	mu sync.Mutex
 	// calls are the preparations that are at work in this process.
 	calls map[types.UID]*Call
+	// intervals are the GPUs whose time slice this process has set, and whose driver has answered ever since: a driver that
+	// is loaded anew has forgotten it.
+	intervals map[string]bool
+	// refused are the GPUs on which something could not be made because somebody uses them, and what was said of it.
+	refused map[string]rules.Statement
 	// failures are why tasks have failed last, for messages.
 	failures map[failureKey]error
 }
@@ -151,4 +162,51 @@ func (e *Engine) Failure(claim types.UID, pciAddress string) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.failures[failureKey{claim, pciAddress}]
+}
+
+// knowInterval notes whether a GPU is known to have the time slice that its claims need.
+func (e *Engine) knowInterval(pciAddress string, known bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.intervals == nil {
+		e.intervals = map[string]bool{}
+	}
+	e.intervals[pciAddress] = known
+}
+
+func (e *Engine) knowsInterval(pciAddress string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.intervals[pciAddress]
+}
+
+// noteRefusal remembers what could not be made because somebody uses a GPU, until something can.
+func (e *Engine) noteRefusal(a rules.Action, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch {
+	case a.Do != rules.CreateGI && a.Do != rules.SetExclusive && a.Do != rules.StartSession:
+	case errors.Is(err, gpu.ErrInUse):
+		if e.refused == nil {
+			e.refused = map[string]rules.Statement{}
+		}
+		e.refused[a.GPU] = rules.Statement{Place: a.Place, Device: a.Session, Reason: rules.UsedByOthers, Text: err.Error()}
+	case err == nil:
+		delete(e.refused, a.GPU)
+	}
+}
+
+// Refusal returns what could not be made on a GPU last because somebody uses it, if that is still so as far as is known.
+func (e *Engine) Refusal(pciAddress string) (rules.Statement, bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s, found := e.refused[pciAddress]
+	return s, found
+}
+
+// ForgetRefusal lets it be tried again.
+func (e *Engine) ForgetRefusal(pciAddress string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.refused, pciAddress)
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/claim/rules"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/panics"
 	"github.com/partage-dev/partage/pkg/sharing"
 	"github.com/partage-dev/partage/pkg/steptime"
 	"github.com/partage-dev/partage/pkg/wait"
@@ -31,6 +32,8 @@ const (
 	undoTime = 30 * time.Second
 	// recordPoll is how often it is looked whether a place is free: another process may free it.
 	recordPoll = 200 * time.Millisecond
+	// hardwarePoll is the same where no claim is in the way: looking takes more then.
+	hardwarePoll = time.Second
 	// maxRounds is more than any GPU needs that does not change under its claims all the time.
 	maxRounds = 100
 )
@@ -38,14 +41,6 @@ const (
 // pauses are the waits between attempts that fail for a reason that may pass. The kubelet gives a call 45 seconds and
 // comes back only after a minute.
 var pauses = []time.Duration{200 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second, 4 * time.Second}
-
-// ErrOutOfDate refuses a call that is older than the claim's release.
-var ErrOutOfDate = errors.New("the claim was released after this call had arrived; the call is out of date")
-
-// VerdictError is why a claim cannot be prepared now.
-type VerdictError struct{ rules.Verdict }
-
-func (e *VerdictError) Error() string { return e.Why }
 
 // Prepare brings a claim to what its call wants, completely or not at all: what was made of a claim that was not prepared
 // before is undone before the call returns, and what cannot be undone stays written down. The caller has the claim's
@@ -57,6 +52,9 @@ func (e *Engine) Prepare(ctx context.Context, c *Call) (*record.Record, error) {
 	e.begin(c)
 	err := e.prepare(ctx, c)
 	e.end(c)
+	if r := e.preparedBy(c); r != nil {
+		return r, nil // also where the last write says that it has failed, and has not
+	}
 	if err != nil {
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 		defer cancel()
@@ -72,6 +70,15 @@ func (e *Engine) Prepare(ctx context.Context, c *Call) (*record.Record, error) {
 	return r, err
 }
 
+// preparedBy returns the record that a call has written when all of the claim was there, or nil.
+func (e *Engine) preparedBy(c *Call) *record.Record {
+	r, err := e.Store.Read(c.Wanted.Claim.UID)
+	if err != nil || r == nil || r.BootID != e.Store.Boot() || r.State != record.Prepared || r.Arrived != c.Wanted.Arrived {
+		return nil
+	}
+	return r
+}
+
 // releaseOther lets go of what the claim has that is not what it wants now: it was allocated anew. That is a release like
 // any other, older than this call, so that it waits for processes that still use it. What is on GPUs that the call does
 // not work on ends here.
@@ -83,7 +90,7 @@ func (e *Engine) releaseOther(ctx context.Context, c *Call) error {
 	}
 	if r.State != record.Releasing {
 		if r.Arrived >= c.Wanted.Arrived {
-			return ErrOutOfDate
+			return record.ErrOutOfDate
 		}
 		_, err = e.Store.Release(uid, r.Arrived+1)
 	}
@@ -134,6 +141,7 @@ func firstCause(errs []error) error {
 
 // prepareJointly carries out what all GPUs of a claim propose at once. It reports whether the claim is prepared.
 func (e *Engine) prepareJointly(ctx context.Context, claim types.UID, gpus []string) (done bool, err error) {
+	defer panics.Recover(ctx, &err)
 	r, err := e.once(ctx, gpu.SortPCIAddresses(slices.Clone(gpus)), jointTask(claim, gpus))
 	switch {
 	case err != nil:
@@ -152,26 +160,37 @@ func (e *Engine) prepareJointly(ctx context.Context, claim types.UID, gpus []str
 }
 
 // prepareOn brings a claim as far as it gets on one GPU alone: until it is prepared, or all of its GPUs have to agree.
-func (e *Engine) prepareOn(ctx context.Context, claim types.UID, address string) error {
+func (e *Engine) prepareOn(ctx context.Context, claim types.UID, address string) (err error) {
+	defer panics.Recover(ctx, &err)
 	failed := 0
+	waitsFor := ""
+	var waited *VerdictError
 	deadline := time.Now().Add(waitTime)
 	for range maxRounds {
 		if e.isOutOfDate(claim) {
-			return ErrOutOfDate
+			return record.ErrOutOfDate
 		}
 		changed := e.Store.Changed()
 		r, err := e.once(ctx, []string{address}, ownTask(claim, address))
+		if err != nil && waited != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			return waited // that says more
+		}
 		if err != nil {
 			return err
 		}
 		v, _ := r.verdict(claim, address)
 		switch own := r.task != nil && r.task.Claim == claim; {
 		case v.State == rules.Waiting && (r.err == nil || !own):
-			if !e.waitForPlace(ctx, changed, deadline) {
-				return &VerdictError{v}
+			if v.Why != waitsFor {
+				waitsFor = v.Why
+				e.beginWait(ctx, v)
+			}
+			waited = &VerdictError{Verdict: v, waited: true}
+			if !e.waitForPlace(ctx, changed, deadline, v) {
+				return waited
 			}
 		case isFinal(v) || r.err != nil:
-			err := cmp.Or(r.err, error(&VerdictError{v}))
+			err := cmp.Or(r.err, error(&VerdictError{Verdict: v, cause: r.unanswered[address]}))
 			if failed++; !e.mayRetry(ctx, failed, err) {
 				return tried(failed, err)
 			}
@@ -211,10 +230,18 @@ func tried(failed int, err error) error {
 
 // transient reports whether another attempt may succeed.
 func transient(err error) bool {
-	if verdict := (*VerdictError)(nil); errors.As(err, &verdict) {
-		return verdict.Code == rules.Unanswered
+	if verdict := (*VerdictError)(nil); errors.As(err, &verdict) && verdict.Code != rules.Unanswered {
+		return false
 	}
 	return !errors.Is(err, gpu.ErrHung) && (gpu.Transient(err) || errors.Is(err, sharing.ErrNoSupervisor))
+}
+
+// beginWait says what a claim waits for.
+func (e *Engine) beginWait(ctx context.Context, v rules.Verdict) {
+	klog.FromContext(ctx).Info("Waiting", "reason", v.Why)
+	if v.Other != "" && e.Doubt != nil {
+		e.Doubt(v.Other)
+	}
 }
 
 func (e *Engine) pause(ctx context.Context, d time.Duration) error {
@@ -224,12 +251,16 @@ func (e *Engine) pause(ctx context.Context, d time.Duration) error {
 
 // waitForPlace waits until something may have changed, and returns false when the time for that is over. After a pod was
 // deleted by force, its devices are allocated again before they are released.
-func (e *Engine) waitForPlace(ctx context.Context, changed <-chan struct{}, deadline time.Time) bool {
+func (e *Engine) waitForPlace(ctx context.Context, changed <-chan struct{}, deadline time.Time, v rules.Verdict) bool {
 	defer steptime.Of(ctx).Begin(steptime.Wait)()
 	if time.Now().After(deadline) {
 		return false
 	}
-	timer := time.NewTimer(recordPoll)
+	poll := recordPoll
+	if v.Other == "" {
+		poll = hardwarePoll
+	}
+	timer := time.NewTimer(poll)
 	defer timer.Stop()
 	select {
 	case <-ctx.Done():
@@ -237,7 +268,7 @@ func (e *Engine) waitForPlace(ctx context.Context, changed <-chan struct{}, dead
 	case <-changed:
 	case <-timer.C:
 	}
-	return true
+	return ctx.Err() == nil
 }
 
 // Finish brings the release of a claim, or the undoing of a preparation, to its end on these GPUs, and returns what is
@@ -252,7 +283,9 @@ func (e *Engine) Finish(ctx context.Context, claim types.UID, gpus []string) err
 	return errors.Join(errs...)
 }
 
-func (e *Engine) finishOn(ctx context.Context, claim types.UID, address string) error {
+func (e *Engine) finishOn(ctx context.Context, claim types.UID, address string) (err error) {
+	defer panics.Recover(ctx, &err)
+	last := ""
 	for failed := 0; ; {
 		r, err := e.once(ctx, []string{address}, releaseOf(claim, address))
 		if err != nil {
@@ -263,11 +296,13 @@ func (e *Engine) finishOn(ctx context.Context, claim types.UID, address string) 
 			if failed++; !e.mayRetry(ctx, failed, r.err) {
 				return tried(failed, r.err)
 			}
-		case r.task == nil:
+		case r.task == nil || taskName(r.task) == last: // what it was about stays: a CDI spec that cannot be removed
 			if v, found := r.verdict(claim, address); found && (v.State == rules.Pending || v.State == rules.Unknown) && e.isLeaving(claim) {
-				return &VerdictError{v}
+				return &VerdictError{Verdict: v, cause: r.unanswered[address]}
 			}
 			return nil
+		default:
+			last = taskName(r.task)
 		}
 	}
 }

@@ -26,7 +26,9 @@ import (
 type observation struct {
 	rules.Observation
 	snapshot *record.Snapshot
-	state    gpu.MIGState
+	// err is why the GPU has not answered.
+	err   error
+	state gpu.MIGState
 	// sessions are those that the supervisor has, by ID, where it was asked.
 	sessions map[string]mps.Status
 }
@@ -57,12 +59,18 @@ func (e *Engine) observe(ctx context.Context, pciAddress string, d depth, lockEr
 		}
 	}
 	if lockErr != nil {
-		o.Hardware.Answer, o.Hardware.Text = answer(lockErr), lockErr.Error()
+		o.unanswered(lockErr)
 	} else {
 		e.observeHardware(ctx, o, d)
 	}
 	e.observeSpecs(ctx, o, specs, d)
 	return o
+}
+
+// unanswered notes that nothing is known of the GPU.
+func (o *observation) unanswered(err error) {
+	o.err = fmt.Errorf("GPU %s: %w", o.GPU, err)
+	o.Hardware.Answer, o.Hardware.Text = cmp.Or(answer(err), rules.Failed), o.err.Error()
 }
 
 // answer says what an error means for what is known.
@@ -74,7 +82,7 @@ func answer(err error) rules.Answer {
 		return rules.Hung
 	case errors.Is(err, gpu.ErrLost), errors.Is(err, gpu.ErrNotFound):
 		return rules.Absent
-	case errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, gpu.ErrSlow), errors.Is(err, context.DeadlineExceeded):
 		return rules.Slow
 	}
 	return rules.Failed
@@ -83,7 +91,7 @@ func answer(err error) rules.Answer {
 func (e *Engine) observeHardware(ctx context.Context, o *observation, d depth) {
 	needs := rules.NeedsOf(o.GPU, o.Records)
 	if d == everything {
-		needs = rules.Needs{Mode: true, Fabric: needs.Fabric, Users: true, Sessions: true}
+		needs = rules.Needs{Mode: true, Fabric: needs.Fabric, Users: needs.Users || !isPrepared(o), Sessions: true}
 	}
 	h := &o.Hardware
 	var err error
@@ -95,21 +103,23 @@ func (e *Engine) observeHardware(ctx context.Context, o *observation, d depth) {
 		err = e.observeMode(ctx, o)
 	}
 	if err != nil {
-		h.Answer, h.Text = answer(err), fmt.Sprintf("GPU %s: %v", o.GPU, err)
+		o.unanswered(e.Locks.Watch(o.GPU, err))
+		e.knowInterval(o.GPU, false)
 		return
 	}
-	h.MIG = o.state.Enabled
+	h.MIG, h.IntervalLost = o.state.Enabled, !e.knowsInterval(o.GPU)
 	for i := range o.state.Instances {
 		h.Instances = append(h.Instances, e.instanceOf(o.GPU, &o.state.Instances[i]))
 	}
 	if needs.Fabric {
 		// Where that is not known the GPU is used: most have no fabric.
-		h.Fabric, _ = e.Partitions.FabricPending(ctx, o.GPU)
+		h.Fabric, err = e.Partitions.FabricPending(ctx, o.GPU)
+		_ = e.Locks.Watch(o.GPU, err)
 	}
 	if needs.Sessions {
 		e.observeSessions(ctx, o)
 	}
-	if needs.Users {
+	if needs.Users && e.Users != nil {
 		h.Users, h.InstanceUsers = e.Users.Users(ctx, o.GPU, e.owners(o.snapshot))
 	}
 }
@@ -119,6 +129,13 @@ func (e *Engine) observeHardware(ctx context.Context, o *observation, d depth) {
 func (e *Engine) owners(s *record.Snapshot) []*record.Record {
 	return slices.DeleteFunc(slices.Clone(s.Records), func(r *record.Record) bool {
 		return r.State != record.Prepared || e.Orphan != nil && e.Orphan(r.Claim.UID, r.Arrived)
+	})
+}
+
+// isPrepared reports whether a claim that is prepared has something of the GPU: nobody is sent to all of it then.
+func isPrepared(o *observation) bool {
+	return slices.ContainsFunc(o.Records, func(r rules.Record) bool {
+		return r.Phase == rules.Prepared && slices.ContainsFunc(r.Parts, func(p rules.Part) bool { return p.GPU == o.GPU && !p.Admin })
 	})
 }
 
@@ -132,7 +149,7 @@ func mayBeDivided(o *observation) bool {
 
 // observeMode asks for the compute mode where MIG mode leaves the GPU one.
 func (e *Engine) observeMode(ctx context.Context, o *observation) error {
-	uuid := e.UUID(o.GPU)
+	uuid := e.uuidOf(o)
 	if o.state.Enabled || uuid == "" {
 		return nil
 	}
@@ -143,6 +160,19 @@ func (e *Engine) observeMode(ctx context.Context, o *observation) error {
 		return nil
 	}
 	return err
+}
+
+// uuidOf is that of the GPU, where it is not known yet that of a record.
+func (e *Engine) uuidOf(o *observation) string {
+	if uuid := e.UUID(o.GPU); uuid != "" {
+		return uuid
+	}
+	for _, d := range o.snapshot.On(o.GPU) {
+		if d.Sharing != nil && d.Sharing.UUID != "" {
+			return d.Sharing.UUID
+		}
+	}
+	return ""
 }
 
 func (e *Engine) instanceOf(pciAddress string, i *gpu.Instance) rules.Instance {
@@ -170,7 +200,7 @@ func (e *Engine) observeSessions(ctx context.Context, o *observation) {
 	name := gpuName(o.GPU)
 	for _, id := range slices.Sorted(maps.Keys(found)) {
 		status := found[id]
-		on := id == name || strings.HasPrefix(id, name+"-") || slices.Contains(status.Spec.Devices, e.UUID(o.GPU))
+		on := id == name || strings.HasPrefix(id, name+"-") || slices.Contains(status.Spec.Devices, e.uuidOf(o))
 		if on && len(status.Spec.Devices) > 0 {
 			o.Sessions = append(o.Sessions, rules.Session{ID: id, Demand: demandOf(status.Spec), Running: status.Phase == mps.Running})
 		}
@@ -178,7 +208,7 @@ func (e *Engine) observeSessions(ctx context.Context, o *observation) {
 }
 
 func demandOf(s mps.Spec) rules.Demand {
-	d := rules.Demand{BelowNormal: s.ClientPriority == mps.PriorityBelowNormal, Restart: s.OnClientKilled == mps.RestartServer}
+	d := rules.Demand{BelowNormal: s.ClientPriority == mps.PriorityBelowNormal, Priorities: s.ClientPriority != "", Restart: s.OnClientKilled == mps.RestartServer}
 	d.Percent = s.ThreadPercentage
 	for _, memory := range s.Memory {
 		d.MemoryBytes = memory

@@ -20,6 +20,8 @@ type choose func(plans map[string]*rules.Plan) *rules.Task
 type round struct {
 	// plans are what was decided first, by PCI address.
 	plans map[string]*rules.Plan
+	// unanswered are why GPUs have not answered, by PCI address.
+	unanswered map[string]error
 	// task is the one that was carried out, or nil, and err why not all of it was.
 	task *rules.Task
 	err  error
@@ -37,29 +39,24 @@ func (r *round) verdict(claim types.UID, pciAddress string) (rules.Verdict, bool
 // once locks GPUs, all or none, observes them, decides, and carries out one task. What the hardware refuses is observed
 // again under the same locks, and the record is put right before anybody else can come to a wrong conclusion.
 //
-// Where a GPU does not answer its lock cannot be had: then it is decided what is known without it, and nothing is done.
+// On a GPU on which a call has not returned nothing is done: its lock cannot be had.
 func (e *Engine) once(ctx context.Context, gpus []string, choose choose) (*round, error) {
 	unlock, err := e.Locks.GPUs(ctx, gpus)
 	if err != nil {
-		r := &round{plans: map[string]*rules.Plan{}, err: err}
-		for _, address := range gpus {
-			plan := rules.Decide(e.observe(ctx, address, needed, err).Observation)
-			r.plans[address] = &plan
-		}
-		return r, err
+		return nil, err
 	}
 	defer unlock()
 	return e.underLocks(ctx, gpus, needed, choose), nil
 }
 
 func (e *Engine) underLocks(ctx context.Context, gpus []string, d depth, choose choose) *round {
-	seen, plans := map[string]*observation{}, map[string]*rules.Plan{}
+	seen, plans, unanswered := map[string]*observation{}, map[string]*rules.Plan{}, map[string]error{}
 	for _, address := range gpus {
 		seen[address] = e.observe(ctx, address, d, nil)
 		plan := rules.Decide(seen[address].Observation)
-		plans[address] = &plan
+		plans[address], unanswered[address] = &plan, seen[address].err
 	}
-	r := &round{plans: plans}
+	r := &round{plans: plans, unanswered: unanswered}
 	if r.task = choose(plans); r.task == nil {
 		return r
 	}
@@ -126,26 +123,54 @@ func complete(t *rules.Task) *rules.Task {
 	return &whole
 }
 
-// jointTask chooses what all GPUs of a claim propose at once.
+// jointTask chooses what several GPUs of a claim, all that it needs, propose at once.
 func jointTask(claim types.UID, gpus []string) choose {
 	return func(plans map[string]*rules.Plan) *rules.Task {
-		var proposed []rules.Task
 		for _, address := range gpus {
-			for _, t := range plans[address].Tasks {
-				if t.Claim == claim && !isAlone(&t, address) {
-					proposed = append(proposed, t)
-					break
-				}
+			t := proposal(plans[address], claim, address)
+			if t == nil {
+				continue
 			}
-		}
-		if len(proposed) != len(gpus) {
-			return nil
-		}
-		if joined, ok := rules.Join(proposed); ok {
-			return &joined
+			with := t.With
+			if slices.Contains(with, rules.EveryGPU) {
+				with = gpus
+			}
+			if joined := join(plans, claim, with); joined != nil {
+				return joined
+			}
 		}
 		return nil
 	}
+}
+
+// proposal returns what a GPU proposes for a claim that needs others, or nil.
+func proposal(plan *rules.Plan, claim types.UID, address string) *rules.Task {
+	if plan == nil {
+		return nil
+	}
+	for i := range plan.Tasks {
+		if t := &plan.Tasks[i]; t.Claim == claim && !isAlone(t, address) {
+			return t
+		}
+	}
+	return nil
+}
+
+// join makes one task of what these GPUs propose, or returns nil.
+func join(plans map[string]*rules.Plan, claim types.UID, gpus []string) *rules.Task {
+	var proposed []rules.Task
+	for _, address := range gpus {
+		t := proposal(plans[address], claim, address)
+		if t == nil {
+			return nil
+		}
+		proposed = append(proposed, *t)
+	}
+	joined, together := rules.Join(proposed)
+	if !together {
+		return nil
+	}
+	return &joined
 }
 
 // with returns the GPUs that a task needs, in the order in which they are locked.

@@ -63,7 +63,7 @@ func (e *Engine) isCalledElsewhere(r *record.Record) bool {
 	if unlock != nil {
 		unlock()
 	}
-	return err != nil || unlock == nil
+	return err != nil || unlock == nil && e.Locks.ClaimElsewhere(r.Claim.UID)
 }
 
 func convert(r *record.Record, call *Call) rules.Record {
@@ -99,8 +99,8 @@ func partOf(r *record.Record, d *record.Device, call *Call) rules.Part {
 	p.Session, p.Own = d.Sharing.Session, s != nil && !s.Shared
 	p.Demand = rules.Demand{
 		Limits:      rules.Limits{Percent: d.Sharing.Limits.Percent, MemoryBytes: d.Sharing.Limits.MemoryBytes},
-		BelowNormal: d.Sharing.ClientPriority == policy.PriorityBelowNormal,
-		Restart:     d.Sharing.OnClientKilled == policy.KilledRestart,
+		BelowNormal: d.Sharing.ClientPriority == policy.PriorityBelowNormal, Priorities: d.Sharing.ClientPriority != "",
+		Restart: d.Sharing.OnClientKilled == policy.KilledRestart,
 	}
 	return p
 }

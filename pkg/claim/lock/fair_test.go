@@ -110,7 +110,7 @@ func TestGivingUpLetsOthersIn(t *testing.T) {
 			return context.Canceled
 		},
 		"call hangs": func(l *Locks, _ request) error {
-			_ = l.Watch(pciA, &gpu.HungError{Call: "create", Done: make(chan struct{})})
+			_ = l.Watch(pciA, &gpu.PendingError{Call: "create", Done: make(chan struct{})})
 			return gpu.ErrHung
 		},
 	} {
@@ -137,7 +137,7 @@ func TestGivingUpLetsOthersIn(t *testing.T) {
 // TestWatch shows which GPUs an error keeps from use.
 func TestWatch(t *testing.T) {
 	hung := func(address string) error {
-		return &gpu.HungError{Call: "create", PCIAddress: address, Done: make(chan struct{})}
+		return &gpu.PendingError{Call: "create", PCIAddress: address, Done: make(chan struct{})}
 	}
 	wrapped := func(err error) error { return errors.Join(errors.New("undo"), err) }
 	for name, test := range map[string]struct {

@@ -22,12 +22,17 @@ func (l *Locks) Watch(pciAddress string, err error) error {
 	return err
 }
 
-func (l *Locks) noteHung(pciAddress string, call *gpu.HungError) {
+func (l *Locks) noteHung(pciAddress string, call *gpu.PendingError) {
 	n := gpuLock(pciAddress)
+	call = call.ForOthers()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !slices.Contains(l.hung[n], call) {
+	// Whoever waits for a call has an error of its own, and each of them the same Done.
+	known := slices.IndexFunc(l.hung[n], func(known *gpu.PendingError) bool { return known.Done == call.Done })
+	if known < 0 {
 		l.hung[n] = append(l.hung[n], call)
+	} else {
+		l.hung[n][known] = call // which says more of it by now
 	}
 	if l.firstHung(n) == nil {
 		return // it has returned meanwhile
@@ -43,21 +48,14 @@ func (l *Locks) noteHung(pciAddress string, call *gpu.HungError) {
 	l.grant()
 }
 
-func unusable(n name, call *gpu.HungError) error {
+func unusable(n name, call *gpu.PendingError) error {
 	return fmt.Errorf("%s is not used before a call on it has returned: %w", n, call)
 }
 
 // firstHung returns a call on a GPU that has not returned, or nil. There may be
 // several: what only looks at a GPU does so without its lock. The caller holds mu.
-func (l *Locks) firstHung(n name) *gpu.HungError {
-	hung := slices.DeleteFunc(l.hung[n], func(call *gpu.HungError) bool {
-		select {
-		case <-call.Done:
-			return true
-		default:
-			return false
-		}
-	})
+func (l *Locks) firstHung(n name) *gpu.PendingError {
+	hung := slices.DeleteFunc(l.hung[n], func(call *gpu.PendingError) bool { return !call.IsOut() })
 	if len(hung) == 0 {
 		delete(l.hung, n)
 		return nil
@@ -67,7 +65,7 @@ func (l *Locks) firstHung(n name) *gpu.HungError {
 }
 
 // hungCall is firstHung for those who do not hold mu.
-func (l *Locks) hungCall(n name) *gpu.HungError {
+func (l *Locks) hungCall(n name) *gpu.PendingError {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.firstHung(n)
@@ -84,16 +82,16 @@ func (l *Locks) checkHung(names []name) error {
 }
 
 // hungCalls finds all of them: a session may be on several GPUs.
-func hungCalls(err error) []*gpu.HungError {
+func hungCalls(err error) []*gpu.PendingError {
 	switch e := err.(type) { //nolint:errorlint // this walks through the wrapped ones
 	case nil:
 		return nil
-	case *gpu.HungError:
-		return []*gpu.HungError{e}
+	case *gpu.PendingError:
+		return []*gpu.PendingError{e}
 	case interface{ Unwrap() error }:
 		return hungCalls(e.Unwrap())
 	case interface{ Unwrap() []error }:
-		var calls []*gpu.HungError
+		var calls []*gpu.PendingError
 		for _, wrapped := range e.Unwrap() {
 			calls = append(calls, hungCalls(wrapped)...)
 		}

@@ -47,7 +47,7 @@ type Locks struct {
 	// waiting are in the order in which they came.
 	waiting []*waiter
 	// hung are the calls that have not returned, by the lock of their GPU.
-	hung map[name][]*gpu.HungError
+	hung map[name][]*gpu.PendingError
 }
 
 type waiter struct {
@@ -68,7 +68,7 @@ func gpuLock(pciAddress string) name { return name("GPU " + pciAddress) }
 // New returns the locks in a folder within the data folder, which nobody removes while the driver
 // runs.
 func New(dir string) (*Locks, error) {
-	l := &Locks{dir: dir, taken: map[name]bool{}, hung: map[name][]*gpu.HungError{}}
+	l := &Locks{dir: dir, taken: map[name]bool{}, hung: map[name][]*gpu.PendingError{}}
 	_, err := l.open()
 	return l, err
 }
@@ -86,7 +86,7 @@ func (l *Locks) TryClaim(uid types.UID) (release func(), err error) {
 }
 
 // GPUs waits for the locks of all these GPUs. It fails at once, with a
-// *gpu.HungError, when a call on one of them has not returned; otherwise like Claim.
+// *gpu.PendingError, when a call on one of them has not returned; otherwise like Claim.
 func (l *Locks) GPUs(ctx context.Context, pciAddresses []string) (release func(), err error) {
 	var names []name
 	for _, address := range pciAddresses {
@@ -101,11 +101,16 @@ func (l *Locks) TryGPU(pciAddress string) (release func(), err error) {
 	return l.try([]name{gpuLock(pciAddress)})
 }
 
+// ClaimElsewhere reports whether a lock that TryClaim did not get is another process's.
+func (l *Locks) ClaimElsewhere(uid types.UID) bool { return l.elsewhere(claimLock(uid)) }
+
 // GPUElsewhere reports whether a lock that TryGPU did not get is another process's.
-func (l *Locks) GPUElsewhere(pciAddress string) bool {
+func (l *Locks) GPUElsewhere(pciAddress string) bool { return l.elsewhere(gpuLock(pciAddress)) }
+
+func (l *Locks) elsewhere(n name) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return !l.taken[gpuLock(pciAddress)]
+	return !l.taken[n]
 }
 
 var (

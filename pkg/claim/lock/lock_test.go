@@ -6,6 +6,7 @@ package lock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"sync"
@@ -201,8 +202,8 @@ func TestHungCallKeepsItsGPU(t *testing.T) {
 		}()
 		synctest.Wait()
 		done := make(chan struct{})
-		_ = a.Watch(pciB, &gpu.HungError{Call: "nvmlSomething", PCIAddress: pciB, Done: done})
-		var call *gpu.HungError
+		_ = a.Watch(pciB, &gpu.PendingError{Call: "nvmlSomething", PCIAddress: pciB, Done: done})
+		var call *gpu.PendingError
 		if err := <-waiting; !errors.As(err, &call) {
 			t.Errorf("waiter: got %v", err)
 		}
@@ -264,10 +265,17 @@ func TestLockOfSeveralCalls(t *testing.T) {
 		t.Fatal(err)
 	}
 	create, discover := make(chan struct{}), make(chan struct{})
-	_ = l.Watch(pciA, &gpu.HungError{Call: "create", Done: create})
-	_ = l.Watch(pciA, &gpu.HungError{Call: "discover", Done: discover})
+	_ = l.Watch(pciA, &gpu.PendingError{Call: "create", Done: create})
+	_ = l.Watch(pciA, &gpu.PendingError{Call: "discover", Done: discover})
 	release()
 	close(discover)
+	// Of one call each caller has an error of its own.
+	for range 2 {
+		_ = l.Watch(pciA, &gpu.PendingError{Call: "create", Done: create, Err: fmt.Errorf("%w: %w", gpu.ErrSlow, context.Canceled)})
+	}
+	if out := l.hung[gpuLock(pciA)]; len(out) != 1 || !errors.Is(out[0], gpu.ErrSlow) || errors.Is(out[0], context.Canceled) {
+		t.Errorf("out are %v", out)
+	}
 	if got, err := other.TryGPU(pciA); got != nil || err != nil {
 		t.Errorf("another process has the lock while a call is out: %v, %v", got != nil, err)
 	}
@@ -298,7 +306,7 @@ func TestCallThatReturnedMeanwhile(t *testing.T) {
 		synctest.Wait()
 		done := make(chan struct{})
 		close(done)
-		_ = l.Watch(pciA, &gpu.HungError{Call: "create", Done: done})
+		_ = l.Watch(pciA, &gpu.PendingError{Call: "create", Done: done})
 		release()
 		if err := <-waiter; err != nil {
 			t.Error(err)

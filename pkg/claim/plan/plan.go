@@ -14,7 +14,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/api"
-	"github.com/partage-dev/partage/pkg/claim/journal"
+	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/quote"
@@ -26,7 +26,7 @@ type Plan struct {
 	// Record is what the journal says when the preparation of all devices has begun.
 	// They are in the order in which they are made: by PCI address, then the whole GPU,
 	// then partitions by placement; one that is only observed comes last in its place.
-	Record *journal.Record
+	Record *record.Record
 	// MaxShares is how many claims can have a share of a device, by its name. A device
 	// that the policy has withdrawn is not in it: claims keep what they had.
 	MaxShares map[string]int
@@ -54,7 +54,7 @@ type allocated struct {
 	// config is nil where no configuration applies.
 	config api.Config
 	// limits are those of a share.
-	limits journal.Limits
+	limits record.Limits
 	// session is the MPS session that the device is in, or nil. Several devices can
 	// be in one.
 	session *session
@@ -76,7 +76,7 @@ func New(claim *resourceapi.ResourceClaim, node Node) (*Plan, error) {
 		return nil, err
 	}
 	plan := &Plan{
-		Record:    journal.New(journal.Ref{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}, node.BootID),
+		Record:    record.New(record.Ref{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}, node.BootID),
 		MaxShares: all.maxShares(node.Inventory.Withdrawn()),
 	}
 	if err := all.record(plan.Record); err != nil {
@@ -193,7 +193,7 @@ func start(d device.Device) int {
 }
 
 // checkOverlap finds what no scheduler should have allocated.
-func checkOverlap(devices []journal.Device) error {
+func checkOverlap(devices []record.Device) error {
 	for i := range devices {
 		for j := range i {
 			if devices[i].Overlaps(&devices[j]) {
@@ -215,15 +215,15 @@ func (all devices) maxShares(withdrawn []string) map[string]int {
 }
 
 // record writes down what will be done.
-func (all devices) record(r *journal.Record) error {
+func (all devices) record(r *record.Record) error {
 	for _, d := range all {
 		r.Add(d.record())
 	}
 	return all.recordSessions(r)
 }
 
-func (d *allocated) record() journal.Device {
-	recorded := journal.Device{
+func (d *allocated) record() record.Device {
+	recorded := record.Device{
 		Requests:   d.requests,
 		Pool:       d.pool,
 		Device:     d.device.Name,
@@ -236,15 +236,14 @@ func (d *allocated) record() journal.Device {
 		Sharing:    d.recordSharing(),
 	}
 	if d.device.Kind == device.Observer {
-		// Admin access says the rest, and older versions know the type.
+		// Admin access says the rest.
 		recorded.Type = device.Whole
 	}
 	if shape := d.device.Partition; shape != nil {
-		recorded.Partition = &journal.Partition{Profile: shape.Profile.Name, ProfileID: shape.Profile.ID, Placement: shape.Placement}
+		recorded.Partition = &record.Partition{Profile: shape.Profile.Name, ProfileID: shape.Profile.ID, Placement: shape.Placement}
 	}
 	if d.device.Static != nil {
-		recorded.Type = journal.Static
-		recorded.Partition.UUID = d.device.Static.UUID
+		recorded.Type = record.Static
 	}
 	return recorded
 }

@@ -4,7 +4,6 @@
 package plan
 
 import (
-	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"testing"
@@ -15,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
-	"github.com/partage-dev/partage/pkg/claim/journal"
+	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 )
@@ -58,7 +57,7 @@ func randomClaim(r *rand.Rand, devices []string) *resourceapi.ResourceClaim {
 }
 
 // limitsIn are the limits of a record's shares.
-func limitsIn(r *journal.Record) (all []journal.Limits) {
+func limitsIn(r *record.Record) (all []record.Limits) {
 	for _, d := range r.Devices {
 		if d.IsShare() && d.Sharing != nil && (d.Sharing.Session != "" || d.Sharing.Limited) {
 			all = append(all, d.Sharing.Limits)
@@ -68,7 +67,7 @@ func limitsIn(r *journal.Record) (all []journal.Limits) {
 }
 
 // TestRandomAllocations: whatever stands in an allocation, a plan is refused or is one that the
-// journal reads again as it was, in which all limits are limits.
+// store reads again as it was, in which all limits are limits.
 func TestRandomAllocations(t *testing.T) {
 	inventory := testInventory(t).With(device.Status{Static: []device.Static{
 		{PCIAddress: pciA, ProfileID: 19, Placement: gpu.Placement{Start: 0, Size: 1}, UUID: "MIG-foreign"},
@@ -76,6 +75,10 @@ func TestRandomAllocations(t *testing.T) {
 	names := []string{wholeA + "-observer", "", "gpu-x", "../x"}
 	for _, d := range inventory.Devices() {
 		names = append(names, d.Name)
+	}
+	store, err := record.Open(t.TempDir(), "boot-1", record.OS{})
+	if err != nil {
+		t.Fatal(err)
 	}
 	planned, refused, limited := 0, 0, 0
 	for seed := range uint64(6000) {
@@ -86,16 +89,15 @@ func TestRandomAllocations(t *testing.T) {
 			continue
 		}
 		planned++
-		data, err := json.Marshal(p.Record)
-		if err != nil {
+		if err := store.Save(p.Record); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
-		read, err := journal.Parse(data, "u1")
+		read, err := store.Read("u1")
 		if err != nil {
-			t.Fatalf("seed %d: the journal does not read its own record: %v\n%s", seed, err, data)
+			t.Fatalf("seed %d: the record cannot be read: %v", seed, err)
 		}
 		if diff := cmp.Diff(p.Record, read); diff != "" {
-			t.Fatalf("seed %d: the journal reads something else: -written +read:\n%s", seed, diff)
+			t.Fatalf("seed %d: something else is read: -written +read:\n%s", seed, diff)
 		}
 		for _, l := range limitsIn(p.Record) {
 			limited++

@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/partage-dev/partage/pkg/api"
-	"github.com/partage-dev/partage/pkg/claim/journal"
+	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/policy"
@@ -24,10 +24,10 @@ import (
 
 // limitsOf returns what the scheduler has accounted to the claim for its share. It is an error
 // if it is an amount that MPS cannot be told.
-func limitsOf(result resourceapi.DeviceRequestAllocationResult, d device.Device) (journal.Limits, error) {
+func limitsOf(result resourceapi.DeviceRequestAllocationResult, d device.Device) (record.Limits, error) {
 	percent, percentErr := counted(result, d, "smPercent", int64(d.Share.DefaultPercent), percentOf)
 	memory, memoryErr := counted(result, d, "memory", d.Share.DefaultMemoryBytes, api.MemoryBytes)
-	return journal.Limits{Percent: int(percent), MemoryBytes: memory}, cmp.Or(percentErr, memoryErr)
+	return record.Limits{Percent: int(percent), MemoryBytes: memory}, cmp.Or(percentErr, memoryErr)
 }
 
 // counted returns what was accounted of one capacity. Of turns it is nothing where nothing limited
@@ -152,8 +152,8 @@ func (d *allocated) checkMPS() error {
 }
 
 // recordSharing returns nil for a device that nothing is done to.
-func (d *allocated) recordSharing() *journal.Sharing {
-	s := &journal.Sharing{UUID: d.device.GPU.UUID, Limits: d.limits, Interval: d.interval}
+func (d *allocated) recordSharing() *record.Sharing {
+	s := &record.Sharing{UUID: d.device.GPU.UUID, Limits: d.limits, Interval: d.interval}
 	if d.session != nil {
 		s.Session = d.session.id
 	}
@@ -188,7 +188,7 @@ func (d *allocated) clientPriority() policy.ClientPriority {
 }
 
 // recordSessions writes down the sessions and which devices are in them.
-func (all devices) recordSessions(r *journal.Record) error {
+func (all devices) recordSessions(r *record.Record) error {
 	for i := range all {
 		d := &all[i]
 		if d.session == nil {
@@ -200,7 +200,7 @@ func (all devices) recordSessions(r *journal.Record) error {
 		}
 		s := r.Session(d.session.id)
 		if s == nil {
-			r.Sessions = append(r.Sessions, journal.Session{ID: d.session.id, Shared: d.device.Share != nil, MultiUser: d.session.multiUser})
+			r.Sessions = append(r.Sessions, record.Session{ID: d.session.id, Shared: d.device.Share != nil, MultiUser: d.session.multiUser})
 			s = &r.Sessions[len(r.Sessions)-1]
 			if d.session.config != nil {
 				s.Percent = d.session.config.ThreadPercentage()
@@ -209,14 +209,14 @@ func (all devices) recordSessions(r *journal.Record) error {
 				}
 			}
 		}
-		in := journal.SessionDevice{
+		in := record.SessionDevice{
 			Device: d.device.Name, PCIAddress: d.device.GPU.PCIAddress, UUID: d.device.GPU.UUID, MemoryBytes: limits[d.configName()],
 		}
 		if d.device.Partition != nil {
 			in.UUID = ""
 		}
 		// Two shares of one device are in the session once.
-		if !slices.ContainsFunc(s.Devices, func(other journal.SessionDevice) bool { return other.Device == in.Device }) {
+		if !slices.ContainsFunc(s.Devices, func(other record.SessionDevice) bool { return other.Device == in.Device }) {
 			s.Devices = append(s.Devices, in)
 		}
 	}

@@ -13,7 +13,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/api"
 	"github.com/partage-dev/partage/pkg/claim/internal/claimtest"
-	"github.com/partage-dev/partage/pkg/claim/journal"
+	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/policy"
@@ -30,16 +30,16 @@ func TestLimits(t *testing.T) {
 	for name, test := range map[string]struct {
 		device   string
 		capacity map[resourceapi.QualifiedName]string
-		want     journal.Limits
+		want     record.Limits
 	}{
-		"not said":        {mpsA, nil, journal.Limits{Percent: 25, MemoryBytes: quarterOfGPU}},
-		"of a partition":  {mpsSliceA0, nil, journal.Limits{Percent: 25, MemoryBytes: quarterOfSlice}},
-		"counted":         {mpsA, map[resourceapi.QualifiedName]string{"memory": "10Gi", "smPercent": "30", "shares": "2"}, journal.Limits{Percent: 30, MemoryBytes: 10 << 30}},
-		"with the domain": {mpsA, map[resourceapi.QualifiedName]string{driverName + "/memory": "3Gi", driverName + "/smPercent": "1"}, journal.Limits{Percent: 1, MemoryBytes: 3 << 30}},
-		"of others":       {mpsA, map[resourceapi.QualifiedName]string{"example.com/memory": "3Gi"}, journal.Limits{Percent: 25, MemoryBytes: quarterOfGPU}},
+		"not said":        {mpsA, nil, record.Limits{Percent: 25, MemoryBytes: quarterOfGPU}},
+		"of a partition":  {mpsSliceA0, nil, record.Limits{Percent: 25, MemoryBytes: quarterOfSlice}},
+		"counted":         {mpsA, map[resourceapi.QualifiedName]string{"memory": "10Gi", "smPercent": "30", "shares": "2"}, record.Limits{Percent: 30, MemoryBytes: 10 << 30}},
+		"with the domain": {mpsA, map[resourceapi.QualifiedName]string{driverName + "/memory": "3Gi", driverName + "/smPercent": "1"}, record.Limits{Percent: 1, MemoryBytes: 3 << 30}},
+		"of others":       {mpsA, map[resourceapi.QualifiedName]string{"example.com/memory": "3Gi"}, record.Limits{Percent: 25, MemoryBytes: quarterOfGPU}},
 		// What was allocated when more was offered, by an earlier version or policy, stays.
-		"more than is offered": {mpsA, map[resourceapi.QualifiedName]string{"memory": "81408Mi", "smPercent": "100"}, journal.Limits{Percent: 100, MemoryBytes: 81408 << 20}},
-		"turns":                {turnsC, map[resourceapi.QualifiedName]string{"memory": "6Gi", "smPercent": "25"}, journal.Limits{Percent: 25, MemoryBytes: 6 << 30}},
+		"more than is offered": {mpsA, map[resourceapi.QualifiedName]string{"memory": "81408Mi", "smPercent": "100"}, record.Limits{Percent: 100, MemoryBytes: 81408 << 20}},
+		"turns":                {turnsC, map[resourceapi.QualifiedName]string{"memory": "6Gi", "smPercent": "25"}, record.Limits{Percent: 25, MemoryBytes: 6 << 30}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			plan, err := planFor(t, newShare("u1", test.device, test.capacity))
@@ -116,73 +116,72 @@ func TestTurnsWithoutLimits(t *testing.T) {
 
 // What the journal says of sharing before anything is done.
 func TestPlanSharing(t *testing.T) {
-	quarter := journal.Limits{Percent: 25, MemoryBytes: quarterOfGPU}
-	inA := journal.SessionDevice{Device: wholeA, PCIAddress: pciA, UUID: "GPU-a", MemoryBytes: 10 << 30}
+	quarter := record.Limits{Percent: 25, MemoryBytes: quarterOfGPU}
+	inA := record.SessionDevice{Device: wholeA, PCIAddress: pciA, UUID: "GPU-a", MemoryBytes: 10 << 30}
 	two := configure(newClaim("u1", wholeA, wholeC, sliceB0), fromClaim, ownMPS, "r0", "r1")
 	for name, test := range map[string]struct {
 		claim    *resourceapi.ResourceClaim
-		want     []*journal.Sharing
-		sessions []journal.Session
-		version  string
+		want     []*record.Sharing
+		sessions []record.Session
 	}{
-		"none": {claim: newClaim("u1", wholeA, sliceB0), want: []*journal.Sharing{nil, nil}, version: journal.Version},
+		"none": {claim: newClaim("u1", wholeA, sliceB0), want: []*record.Sharing{nil, nil}},
 		"MPS share": {
-			claim: newShare("u1", mpsA, nil), version: journal.SharingVersion,
-			want: []*journal.Sharing{{UUID: "GPU-a", Session: wholeA, Limits: quarter}},
-			sessions: []journal.Session{{
-				ID: wholeA, Shared: true, MultiUser: true, Devices: []journal.SessionDevice{{Device: mpsA, PCIAddress: pciA, UUID: "GPU-a"}},
+			claim: newShare("u1", mpsA, nil),
+			want:  []*record.Sharing{{UUID: "GPU-a", Session: wholeA, Limits: quarter}},
+			sessions: []record.Session{{
+				ID: wholeA, Shared: true, MultiUser: true, Devices: []record.SessionDevice{{Device: mpsA, PCIAddress: pciA, UUID: "GPU-a"}},
 			}},
 		},
 		"two of one GPU": {
-			claim: newClaim("u1", mpsA, mpsA), version: journal.SharingVersion,
-			want: []*journal.Sharing{{UUID: "GPU-a", Session: wholeA, Limits: quarter}, {UUID: "GPU-a", Session: wholeA, Limits: quarter}},
-			sessions: []journal.Session{{
-				ID: wholeA, Shared: true, MultiUser: true, Devices: []journal.SessionDevice{{Device: mpsA, PCIAddress: pciA, UUID: "GPU-a"}},
+			claim: newClaim("u1", mpsA, mpsA),
+			want:  []*record.Sharing{{UUID: "GPU-a", Session: wholeA, Limits: quarter}, {UUID: "GPU-a", Session: wholeA, Limits: quarter}},
+			sessions: []record.Session{{
+				ID: wholeA, Shared: true, MultiUser: true, Devices: []record.SessionDevice{{Device: mpsA, PCIAddress: pciA, UUID: "GPU-a"}},
 			}},
 		},
 		"share of a partition": {
-			claim: newShare("u1", mpsSliceA0, nil), version: journal.SharingVersion,
-			want: []*journal.Sharing{{UUID: "GPU-a", Session: sliceA0, Limits: journal.Limits{Percent: 25, MemoryBytes: quarterOfSlice}}},
-			sessions: []journal.Session{{
-				ID: sliceA0, Shared: true, MultiUser: true, Devices: []journal.SessionDevice{{Device: mpsSliceA0, PCIAddress: pciA}},
+			claim: newShare("u1", mpsSliceA0, nil),
+			want:  []*record.Sharing{{UUID: "GPU-a", Session: sliceA0, Limits: record.Limits{Percent: 25, MemoryBytes: quarterOfSlice}}},
+			sessions: []record.Session{{
+				ID: sliceA0, Shared: true, MultiUser: true, Devices: []record.SessionDevice{{Device: mpsSliceA0, PCIAddress: pciA}},
 			}},
 		},
-		"observed": {claim: admin(newClaim("u1", mpsA, turnsC)), want: []*journal.Sharing{nil, nil}, version: journal.SharingVersion},
+		"observed": {claim: admin(newClaim("u1", mpsA, turnsC)), want: []*record.Sharing{nil, nil}},
 		"GPUs of its own": {
-			claim: two, version: journal.SharingVersion,
-			want: []*journal.Sharing{{UUID: "GPU-a", Session: wholeA}, nil, {UUID: "GPU-c", Session: wholeA}},
-			sessions: []journal.Session{{
-				ID: wholeA, Percent: 50, Devices: []journal.SessionDevice{inA, {Device: wholeC, PCIAddress: pciC, UUID: "GPU-c", MemoryBytes: 5 << 30}},
+			claim: two,
+			want:  []*record.Sharing{{UUID: "GPU-a", Session: wholeA}, nil, {UUID: "GPU-c", Session: wholeA}},
+			sessions: []record.Session{{
+				ID: wholeA, Percent: 50, Devices: []record.SessionDevice{inA, {Device: wholeC, PCIAddress: pciC, UUID: "GPU-c", MemoryBytes: 5 << 30}},
 			}},
 		},
 		"partitions of its own": {
-			claim: configure(newClaim("u1", sliceA0, sliceA4), fromClass, migMPS), version: journal.SharingVersion,
-			want: []*journal.Sharing{{UUID: "GPU-a", Session: sliceA0}, {UUID: "GPU-a", Session: sliceA4}},
-			sessions: []journal.Session{
-				{ID: sliceA0, MultiUser: true, Devices: []journal.SessionDevice{{Device: sliceA0, PCIAddress: pciA, MemoryBytes: 4 << 30}}},
-				{ID: sliceA4, MultiUser: true, Devices: []journal.SessionDevice{{Device: sliceA4, PCIAddress: pciA, MemoryBytes: 4 << 30}}},
+			claim: configure(newClaim("u1", sliceA0, sliceA4), fromClass, migMPS),
+			want:  []*record.Sharing{{UUID: "GPU-a", Session: sliceA0}, {UUID: "GPU-a", Session: sliceA4}},
+			sessions: []record.Session{
+				{ID: sliceA0, MultiUser: true, Devices: []record.SessionDevice{{Device: sliceA0, PCIAddress: pciA, MemoryBytes: 4 << 30}}},
+				{ID: sliceA4, MultiUser: true, Devices: []record.SessionDevice{{Device: sliceA4, PCIAddress: pciA, MemoryBytes: 4 << 30}}},
 			},
 		},
 		"interval": {
-			claim: configure(newClaim("u1", wholeA, sliceB0), fromClaim, gpuLong), version: journal.SharingVersion,
-			want: []*journal.Sharing{{UUID: "GPU-a", Interval: "Long"}, nil},
+			claim: configure(newClaim("u1", wholeA, sliceB0), fromClaim, gpuLong),
+			want:  []*record.Sharing{{UUID: "GPU-a", Interval: "Long"}, nil},
 		},
-		"default interval": {claim: configure(newClaim("u1", wholeA), fromClaim, gpuSlicing), want: []*journal.Sharing{nil}, version: journal.Version},
+		"default interval": {claim: configure(newClaim("u1", wholeA), fromClaim, gpuSlicing), want: []*record.Sharing{nil}},
 		"turns": {
-			claim: newShare("u1", turnsC, map[resourceapi.QualifiedName]string{"memory": "6Gi", "smPercent": "25"}), version: journal.SharingVersion,
-			want: []*journal.Sharing{{UUID: "GPU-c", Limits: journal.Limits{Percent: 25, MemoryBytes: 6 << 30}, Interval: "Short", Limited: true}},
+			claim: newShare("u1", turnsC, map[resourceapi.QualifiedName]string{"memory": "6Gi", "smPercent": "25"}),
+			want:  []*record.Sharing{{UUID: "GPU-c", Limits: record.Limits{Percent: 25, MemoryBytes: 6 << 30}, Interval: "Short", Limited: true}},
 		},
 		"turns of which nothing was counted": {
-			claim: newShare("u1", turnsC, map[resourceapi.QualifiedName]string{"memory": "0", "smPercent": "0"}), version: journal.SharingVersion,
-			want: []*journal.Sharing{{UUID: "GPU-c", Interval: "Short"}},
+			claim: newShare("u1", turnsC, map[resourceapi.QualifiedName]string{"memory": "0", "smPercent": "0"}),
+			want:  []*record.Sharing{{UUID: "GPU-c", Interval: "Short"}},
 		},
 		"turns of which memory was counted": {
-			claim: newShare("u1", turnsC, map[resourceapi.QualifiedName]string{"memory": "6Gi", "smPercent": "0"}), version: journal.SharingVersion,
-			want: []*journal.Sharing{{UUID: "GPU-c", Limits: journal.Limits{MemoryBytes: 6 << 30}, Interval: "Short", Limited: true}},
+			claim: newShare("u1", turnsC, map[resourceapi.QualifiedName]string{"memory": "6Gi", "smPercent": "0"}),
+			want:  []*record.Sharing{{UUID: "GPU-c", Limits: record.Limits{MemoryBytes: 6 << 30}, Interval: "Short", Limited: true}},
 		},
 		"turns on a partition": {
-			claim: newShare("u1", turnSliceA0, map[resourceapi.QualifiedName]string{"memory": "1Gi", "smPercent": "25"}), version: journal.SharingVersion,
-			want: []*journal.Sharing{{UUID: "GPU-a", Limits: journal.Limits{Percent: 25, MemoryBytes: 1 << 30}, Limited: true}},
+			claim: newShare("u1", turnSliceA0, map[resourceapi.QualifiedName]string{"memory": "1Gi", "smPercent": "25"}),
+			want:  []*record.Sharing{{UUID: "GPU-a", Limits: record.Limits{Percent: 25, MemoryBytes: 1 << 30}, Limited: true}},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -191,7 +190,7 @@ func TestPlanSharing(t *testing.T) {
 				t.Fatal(err)
 			}
 			r := plan.Record
-			var got []*journal.Sharing
+			var got []*record.Sharing
 			for i := range r.Devices {
 				got = append(got, r.Devices[i].Sharing)
 			}
@@ -200,9 +199,6 @@ func TestPlanSharing(t *testing.T) {
 			}
 			if diff := cmp.Diff(test.sessions, r.Sessions); diff != "" {
 				t.Errorf("sessions (-want +got):\n%s", diff)
-			}
-			if r.APIVersion != test.version {
-				t.Errorf("the record has the version %s, want %s", r.APIVersion, test.version)
 			}
 		})
 	}

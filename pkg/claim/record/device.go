@@ -161,9 +161,8 @@ type Session struct {
 	// Devices have no UUID before a partition exists.
 	Devices   []SessionDevice `json:"devices"`
 	MultiUser bool            `json:"multiUser,omitempty"`
-	// Percent and MemoryBytes (by UUID) are the limits of the claim's own session.
-	Percent     int              `json:"percent,omitempty"`
-	MemoryBytes map[string]int64 `json:"memoryBytes,omitempty"`
+	// Percent is a limit of the claim's own session. The others are those of the devices.
+	Percent int `json:"percent,omitempty"`
 	// ClientPriority is that of clients of the claim's own session. Empty is normal.
 	ClientPriority policy.ClientPriority `json:"clientPriority,omitempty"`
 
@@ -193,6 +192,16 @@ func (s *Session) Running() bool { return s.PipeDir != "" }
 
 // Stopped notes that the session is gone.
 func (s *Session) Stopped() { s.PipeDir, s.ShmDir, s.Losses, s.Kills = "", "", 0, 0 }
+
+// MemoryOf returns the limit of a device in the claim's own session, or zero.
+func (s *Session) MemoryOf(device string) int64 {
+	for i := range s.Devices {
+		if s.Devices[i].Device == device {
+			return s.Devices[i].MemoryBytes
+		}
+	}
+	return 0
+}
 
 // PCIAddresses returns the GPUs of a session, in order.
 func (s *Session) PCIAddresses() []string {

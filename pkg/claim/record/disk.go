@@ -15,11 +15,14 @@ import (
 	"time"
 
 	"github.com/gofrs/flock"
+	"golang.org/x/sync/semaphore"
 	"k8s.io/apimachinery/pkg/types"
 )
 
 const (
 	lockPoll = time.Millisecond
+	// allShares are more than the goroutines that read at the same time.
+	allShares = 1 << 30
 	// lockLimit is a thousand times as long as a process has the lock that is not stopped.
 	lockLimit = 5 * time.Second
 
@@ -33,7 +36,7 @@ type disk struct {
 	folder, boot string
 	files        Files
 	// turn is for goroutines what the folder's lock is for processes.
-	turn sync.RWMutex
+	turn *semaphore.Weighted
 	// parsed are the last bodies of files, by path: most do not change between two snapshots.
 	parsed sync.Map
 }
@@ -53,12 +56,13 @@ func (d *disk) lock(exclusive bool, uids ...types.UID) (unlock func(), err error
 		}
 	}
 	lock := flock.New(d.folder, flock.SetFlag(os.O_RDONLY))
-	take, give, try := d.turn.RLock, d.turn.RUnlock, lock.TryRLockContext
+	share, try := int64(1), lock.TryRLockContext
 	if exclusive {
-		take, give, try = d.turn.Lock, d.turn.Unlock, lock.TryLockContext
+		share, try = allShares, lock.TryLockContext
 		err = os.MkdirAll(d.folder, 0o750)
 	}
-	take()
+	_ = d.turn.Acquire(context.Background(), share) // it does not end
+	give := func() { d.turn.Release(share) }
 	if err == nil {
 		ctx, cancel := context.WithTimeout(context.Background(), lockLimit)
 		defer cancel()

@@ -55,7 +55,7 @@ func example() *Record {
 	})
 	r.Add(Device{Requests: []string{"watch"}, Pool: "node-1", Device: "gpu-0000-3b-00-0", Type: device.Whole, PCIAddress: pciB, Admin: true})
 	r.Sessions = []Session{{
-		ID: "gpu-0000-3b-00-0-mps", Shared: true, MultiUser: true, Percent: 50, MemoryBytes: map[string]int64{"GPU-1": 1 << 30},
+		ID: "gpu-0000-3b-00-0-mps", Shared: true, MultiUser: true, Percent: 50,
 		Devices:        []SessionDevice{{Device: "gpu-0000-3b-00-0-mps", PCIAddress: pciB, UUID: "GPU-1", MemoryBytes: 1 << 30}},
 		ClientPriority: policy.PriorityBelowNormal, PipeDir: "/run/mps/1/pipe", ShmDir: "/run/mps/1/shm", Losses: 3, Kills: 4,
 	}}

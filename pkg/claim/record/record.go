@@ -5,7 +5,6 @@ package record
 
 import (
 	"fmt"
-	"maps"
 	"regexp"
 	"slices"
 	"time"
@@ -127,7 +126,7 @@ func (r *Record) Clone() *Record {
 	copied.Sessions = slices.Clone(r.Sessions)
 	for i := range copied.Sessions {
 		s := &copied.Sessions[i]
-		s.Devices, s.MemoryBytes = slices.Clone(s.Devices), maps.Clone(s.MemoryBytes)
+		s.Devices = slices.Clone(s.Devices)
 	}
 	return &copied
 }

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -49,7 +50,7 @@ func Open(dataDir, boot string, files Files) (*Store, error) {
 		return nil, fmt.Errorf("records: boot ID %q: want letters, digits and dashes", boot)
 	}
 	return &Store{
-		disk:    disk{folder: filepath.Join(dataDir, "records"), boot: boot, files: files},
+		disk:    disk{folder: filepath.Join(dataDir, "records"), boot: boot, files: files, turn: semaphore.NewWeighted(allShares)},
 		changed: make(chan struct{}), unwritten: map[types.UID]unwritten{},
 	}, nil
 }

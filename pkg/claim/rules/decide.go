@@ -78,6 +78,8 @@ func (d *decision) judge(r *Record) {
 			Why: "an earlier record of the claim cannot be read; what it has stays until the kubelet prepares or releases it"})
 	case slices.ContainsFunc(parts, func(p *Part) bool { return d.isLost(r, p) }):
 		d.lose(r, parts)
+	case !r.Calling && slices.ContainsFunc(parts, func(p *Part) bool { return d.isEmptied(r, p) }):
+		d.gone(r, parts)
 	default:
 		d.make(r, parts)
 	}
@@ -110,6 +112,7 @@ func (d *decision) undoRefused() bool {
 			actions = append(actions, d.takeBack(s.record, s.Part))
 		}
 	}
+	actions = append(actions, d.modeOff(r, p)...)
 	d.makes = append(d.makes, Task{Claim: r.Claim, Aim: Make, Actions: actions})
 	return true
 }

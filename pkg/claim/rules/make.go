@@ -17,6 +17,13 @@ func (d *decision) isLost(r *Record, p *Part) bool {
 	return r.Phase == Prepared && p.Mark == Started && p.Place != Undivided && !p.Admin && d.at(p.Place) == nil && !d.refused(r, p)
 }
 
+// isEmptied reports whether somebody has destroyed the compute instance of a partition. It is made again when the kubelet
+// asks: an administrator may be about to destroy the rest.
+func (d *decision) isEmptied(r *Record, p *Part) bool {
+	i := d.at(p.Place)
+	return r.Phase == Prepared && p.Mark == Started && p.Place != Undivided && !p.Admin && i != nil && i.Compute == 0
+}
+
 // lose writes down that partitions were seen to be absent. A partition in their place is somebody else's from now on.
 func (d *decision) lose(r *Record, parts []*Part) {
 	d.gone(r, parts)
@@ -32,7 +39,7 @@ func (d *decision) lose(r *Record, parts []*Part) {
 func (d *decision) gone(r *Record, parts []*Part) {
 	var names []string
 	for _, p := range parts {
-		if p.Mark != Lost && !d.isLost(r, p) {
+		if p.Mark != Lost && !d.isLost(r, p) && !d.isEmptied(r, p) {
 			continue
 		}
 		names = append(names, p.Device)
@@ -112,6 +119,18 @@ func (d *decision) unmake(r *Record, p *Part) {
 	d.makes = append(d.makes, Task{Claim: r.Claim, Aim: Make, Actions: append(actions, d.action(Unstart, r, p))})
 }
 
+// modeOff turns MIG mode off again where the hardware has refused the only instance, unless because somebody uses the GPU: it
+// is tried again then.
+func (d *decision) modeOff(r *Record, p *Part) []Action {
+	if !d.Hardware.MIG || !p.Dynamic || d.Refused.InUse || len(d.Hardware.Instances) > 0 {
+		return nil
+	}
+	if d.anyStarted(func(o *Record, q *Part) bool { return q.Kind == Partition && q.Place != p.Place }) {
+		return nil
+	}
+	return []Action{d.action(DisableMIG, r, p)}
+}
+
 func (m *making) start(p *Part) {
 	if interval := m.interval(p); p.Mark != Started || interval != p.Interval {
 		if p.Mark == Started && p.Interval != "" && interval == "" {
@@ -187,7 +206,7 @@ func (m *making) whole(p *Part) *Verdict {
 	case len(m.Hardware.Instances) > 0:
 		return &Verdict{Code: Divided, Why: fmt.Sprintf("device %s: the GPU is partitioned: there is GPU instance %d, which no claim has%s", p.Device, m.Hardware.Instances[0].ID, m.guardHint())}
 	case p.Session != "" && (m.Hardware.OtherMode || m.Hardware.Exclusive && !known):
-		return &Verdict{Code: ModeFixed, Why: fmt.Sprintf("device %s: the compute mode of the GPU is not DEFAULT and was not set by this driver; set it back with nvidia-smi -i %s -c DEFAULT", p.Device, m.GPU)}
+		return &Verdict{Code: ModeFixed, Why: fmt.Sprintf("device %s: the compute mode of GPU %s is %s and was not set by this driver; set it back with nvidia-smi -i %s -c DEFAULT", p.Device, m.GPU, m.modeName(), m.GPU)}
 	case m.Hardware.MIG && p.Divisible && !p.Dynamic:
 		return &Verdict{Code: ModeFixed, Why: fmt.Sprintf("device %s: MIG mode is on, and on this GPU only an administrator changes it (nvidia-smi -i %s -mig 0, and a reset)", p.Device, m.GPU)}
 	}
@@ -199,6 +218,13 @@ func (m *making) whole(p *Part) *Verdict {
 		m.do(SetExclusive, p)
 	}
 	return nil
+}
+
+func (m *making) modeName() string {
+	if m.Hardware.Exclusive {
+		return "EXCLUSIVE_PROCESS"
+	}
+	return "not DEFAULT"
 }
 
 // interval is the time slice that a part gets: all shares of a GPU have that of those that are prepared, or that have come
@@ -223,7 +249,7 @@ func (m *making) propose(parts []*Part) {
 	sessions, jointly := m.startSessions(parts)
 	if len(jointly) > 0 && len(actions)+len(sessions) == 0 {
 		d.verdict(r, Verdict{State: Working})
-		d.makes = append(d.makes, Task{Claim: r.Claim, Aim: StartJointly, With: gpus, Final: jointly})
+		d.makes = append(d.makes, Task{Claim: r.Claim, Aim: StartJointly, With: r.gpusOf(jointly), Final: jointly})
 		return
 	}
 	actions = append(actions, sessions...)
@@ -249,6 +275,19 @@ func (m *making) propose(parts []*Part) {
 		final = append(final, Action{Do: DropGuard, Claim: r.Claim, GPU: d.GPU})
 	}
 	d.makes = append(d.makes, Task{Claim: r.Claim, Aim: Commit, Actions: actions, Final: final, With: gpus})
+}
+
+// gpusOf are the GPUs of the sessions that these actions are about. Others of the claim need not be ready.
+func (r *Record) gpusOf(sessions []Action) []string {
+	var gpus []string
+	for i := range r.Parts {
+		p := &r.Parts[i]
+		in := slices.ContainsFunc(sessions, func(a Action) bool { return a.Session == p.Session })
+		if in && !slices.Contains(gpus, p.GPU) {
+			gpus = append(gpus, p.GPU)
+		}
+	}
+	return gpus
 }
 
 // startSessions brings the sessions of a claim's parts to what their holders need. What is on several GPUs is started

@@ -54,8 +54,8 @@ type Limits struct {
 // Demand is what a claim needs of an MPS session, and what a session gives.
 type Demand struct {
 	Limits
-	// BelowNormal is the client priority.
-	BelowNormal bool
+	// BelowNormal is the client priority of all, Priorities that some have one that is not normal.
+	BelowNormal, Priorities bool
 	// Restart replaces the server after a client was killed.
 	Restart bool
 }
@@ -201,7 +201,7 @@ type Hardware struct {
 	Instances []Instance
 	// Exclusive is the compute mode EXCLUSIVE_PROCESS, OtherMode another one that is not DEFAULT.
 	Exclusive, OtherMode bool
-	// IntervalLost means that the driver was loaded after a time slice was set, and has forgotten it.
+	// IntervalLost means that the driver may have been loaded after a time slice was set, and have forgotten it.
 	IntervalLost bool
 	// Fabric is why the undivided GPU is not registered with its NVLink fabric yet, or empty.
 	Fabric string

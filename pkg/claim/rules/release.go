@@ -205,6 +205,7 @@ func demandOf(shares []sharer) Demand {
 		all.Percent = larger(all.Percent, s.Demand.Percent)
 		all.MemoryBytes = larger(all.MemoryBytes, s.Demand.MemoryBytes)
 		all.BelowNormal = all.BelowNormal && s.Demand.BelowNormal
+		all.Priorities = all.Priorities || s.Demand.Priorities
 		all.Restart = all.Restart || s.Demand.Restart
 	}
 	return all

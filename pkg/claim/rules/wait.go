@@ -32,7 +32,7 @@ func (d *decision) inTheWay(r *Record, p *Part, before []*Part) *Verdict {
 		return v
 	}
 	if p.Session != "" && d.Supervisor != Answered {
-		return &Verdict{State: Waiting, Code: NoSupervisor, Why: fmt.Sprintf("device %s: the MPS supervisor of this node does not answer: %s", p.Device, d.SupervisorText)}
+		return &Verdict{State: Waiting, Code: NoSupervisor, Why: fmt.Sprintf("device %s: the MPS supervisor of this node does not answer, is the DaemonSet of the mps-supervisor running? %s", p.Device, d.SupervisorText)}
 	}
 	if p.Place == Undivided && r.Phase != Prepared {
 		return d.notFree(r, p)
@@ -102,12 +102,12 @@ func (d *decision) notFree(r *Record, p *Part) *Verdict {
 	users := d.Hardware.Users
 	switch {
 	case users.Any() && len(d.holders(d.sharers(p))) == 0 && !d.guardOf(r.Claim):
-		text := fmt.Sprintf("device %s is in use by processes that no claim explains: %s", p.Device, users.Text)
+		text := fmt.Sprintf("device %s: GPU %s is in use by processes that no claim explains: %s", p.Device, d.GPU, users.Text)
 		d.say(Statement{Place: p.Place, Device: p.Device, Reason: UsedByOthers, Text: text})
 		return &Verdict{State: Waiting, Code: InUse, Why: text}
 	case p.Divisible && d.Hardware.Fabric != "":
 		return &Verdict{State: Waiting, Code: NotRegistered,
-			Why: fmt.Sprintf("device %s: CUDA programs would not start: the GPU is not registered with the NVLink fabric yet (%s)", p.Device, d.Hardware.Fabric)}
+			Why: fmt.Sprintf("device %s: CUDA programs would not start: GPU %s is not registered with the NVLink fabric yet (%s)", p.Device, d.GPU, d.Hardware.Fabric)}
 	}
 	return nil
 }

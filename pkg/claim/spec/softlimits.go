@@ -89,6 +89,21 @@ func (k *Specs) fillLimits(folder string, r *record.Record) error {
 // Folder returns the folder of a claim.
 func (l SoftLimits) Folder(uid types.UID) string { return filepath.Join(l.Dir, string(uid)) }
 
+// List returns the claims that have a folder.
+func (l SoftLimits) List() ([]types.UID, error) {
+	files, err := os.ReadDir(l.Dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("folders for software limits: %w", err)
+	}
+	var uids []types.UID
+	for _, file := range files {
+		if record.CheckUID(types.UID(file.Name())) == nil {
+			uids = append(uids, types.UID(file.Name()))
+		}
+	}
+	return uids, nil
+}
+
 // Drop removes the folder of a claim. None is a success.
 func (l SoftLimits) Drop(uid types.UID) error {
 	if err := l.Files.Remove(l.Folder(uid)); err != nil {

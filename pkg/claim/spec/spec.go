@@ -48,7 +48,7 @@ type Specs struct {
 // must be made. With first nothing of the claim can be in use. It returns the qualified name of each device by its key.
 func (k *Specs) Write(ctx context.Context, r *record.Record, first bool) (map[string]string, error) {
 	defer steptime.Of(ctx).Begin(steptime.CDI)()
-	devices, err := k.devices(r)
+	devices, err := k.devices(ctx, r)
 	if err != nil {
 		return nil, err
 	}
@@ -76,7 +76,7 @@ func (k *Specs) Write(ctx context.Context, r *record.Record, first bool) (map[st
 
 // Matches reports whether the CDI spec of a claim is there and up to date.
 func (k *Specs) Matches(ctx context.Context, r *record.Record) (bool, error) {
-	devices, err := k.devices(r)
+	devices, err := k.devices(ctx, r)
 	if err != nil {
 		return false, err
 	}
@@ -108,11 +108,11 @@ func checkRequests(r *record.Record, devices []cdi.Device) error {
 
 // devices finds what every device of a record adds to containers, as it is now. All
 // partitions must be made.
-func (k *Specs) devices(r *record.Record) ([]cdi.Device, error) {
+func (k *Specs) devices(ctx context.Context, r *record.Record) ([]cdi.Device, error) {
 	var devices []cdi.Device
 	for i := range r.Devices {
 		d := &r.Devices[i]
-		edits, err := k.edits(r, d)
+		edits, err := k.edits(ctx, r, d)
 		if err != nil {
 			return nil, fmt.Errorf("device %s: %w", d.Device, err)
 		}
@@ -126,19 +126,20 @@ func (k *Specs) devices(r *record.Record) ([]cdi.Device, error) {
 }
 
 // edits chooses what a device adds to containers: a new mechanism adds its own here.
-func (k *Specs) edits(r *record.Record, d *record.Device) ([]edit.Edit, error) {
+func (k *Specs) edits(ctx context.Context, r *record.Record, d *record.Device) ([]edit.Edit, error) {
 	var edits []edit.Edit
+	roots := k.Roots.Within(ctx)
 	switch {
 	case d.Partition == nil:
-		edits = append(edits, edit.GPU{Roots: k.Roots, PCIAddress: d.PCIAddress})
+		edits = append(edits, edit.GPU{Roots: roots, PCIAddress: d.PCIAddress})
 		if d.Admin && d.Divisible {
-			edits = append(edits, edit.Monitor{Roots: k.Roots})
+			edits = append(edits, edit.Monitor{Roots: roots})
 		}
 	case d.Partition.Made == nil:
 		return nil, fmt.Errorf("the partition with %s is not made", d.Address())
 	default:
 		edits = append(edits, edit.Partition{
-			Roots: k.Roots, PCIAddress: d.PCIAddress, InstanceID: d.Partition.Made.InstanceID, ComputeID: d.Partition.Made.ComputeID,
+			Roots: roots, PCIAddress: d.PCIAddress, InstanceID: d.Partition.Made.InstanceID, ComputeID: d.Partition.Made.ComputeID,
 		})
 	}
 	switch {

@@ -68,7 +68,7 @@ func (c *Client) SetComputeMode(ctx context.Context, pciAddress, uuid string, mo
 		if err != nil || was == mode {
 			return err
 		}
-		if err := do(ctx, h.lane, setComputeMode, func() nvml.Return { return dev.SetComputeMode(target) }); err != nil {
+		if err := do(ctx, h.queue, setComputeMode, func() nvml.Return { return dev.SetComputeMode(target) }); err != nil {
 			return err
 		}
 		is, err := h.computeMode(ctx, dev)
@@ -86,7 +86,7 @@ func (c *Client) SetComputeMode(ctx context.Context, pciAddress, uuid string, mo
 }
 
 func (h *handle) computeMode(ctx context.Context, dev nvml.Device) (gpu.ComputeMode, error) {
-	found, err := get(ctx, h.lane, getComputeMode, dev.GetComputeMode)
+	found, err := get(ctx, h.queue, getComputeMode, dev.GetComputeMode)
 	if err != nil {
 		return "", err
 	}
@@ -110,7 +110,7 @@ func (h *handle) device(ctx context.Context, uuid string) (nvml.Device, error) {
 		return h.dev, nil
 	}
 	const call = "nvmlDeviceGetUUID"
-	is, err := get(ctx, h.lane, call, h.dev.GetUUID)
+	is, err := get(ctx, h.queue, call, h.dev.GetUUID)
 	if err != nil {
 		return nil, err
 	}
@@ -156,7 +156,7 @@ func (h *handle) deviceOf(ctx context.Context, instanceID, computeID int) (nvml.
 	if err != nil {
 		return nil, err
 	}
-	info, err := get(ctx, h.lane, "nvmlComputeInstanceGetInfo_v2", ci.GetInfo)
+	info, err := get(ctx, h.queue, "nvmlComputeInstanceGetInfo_v2", ci.GetInfo)
 	if err != nil {
 		return nil, err
 	}

@@ -6,7 +6,6 @@ package nvml
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -28,27 +27,26 @@ func (c *Client) Discover(ctx context.Context) (*gpu.Node, error) {
 		return nil, err
 	}
 	node := &gpu.Node{GPUs: []gpu.GPU{}}
-	node.DriverVersion, err = get(ctx, c.lanes.system(), "nvmlSystemGetDriverVersion", lib.SystemGetDriverVersion)
+	node.DriverVersion, err = get(ctx, c.driver(), "nvmlSystemGetDriverVersion", lib.SystemGetDriverVersion)
 	if err != nil {
 		return nil, err
 	}
-	cuda, err := optional(get(ctx, c.lanes.system(), "nvmlSystemGetCudaDriverVersion_v2", lib.SystemGetCudaDriverVersion_v2))
+	cuda, err := optional(get(ctx, c.driver(), "nvmlSystemGetCudaDriverVersion_v2", lib.SystemGetCudaDriverVersion_v2))
 	if err != nil {
 		return nil, err
 	}
 	node.CUDAVersion = gpu.Version{Major: cuda / 1000, Minor: cuda % 1000 / 10}
 
-	count, err := get(ctx, c.lanes.system(), "nvmlDeviceGetCount_v2", lib.DeviceGetCount)
+	count, err := get(ctx, c.driver(), "nvmlDeviceGetCount_v2", lib.DeviceGetCount)
 	if err != nil {
 		return nil, err
 	}
 	gpus, errs := make([]gpu.GPU, count), make([]error, count)
 	var reading sync.WaitGroup
 	for index := range count {
-		lane := c.indexLane(index)
-		gpus[index].PCIAddress = lane.pci // what was found earlier
+		gpus[index].PCIAddress = c.byIndex(index).PCIAddress() // what was found earlier
 		reading.Go(func() {
-			defer lane.panics.Recover(ctx, &errs[index])
+			defer c.panics.Recover(ctx, &errs[index])
 			gpus[index], errs[index] = c.discoverGPU(ctx, lib, index)
 		})
 	}
@@ -96,10 +94,10 @@ func (c *Client) discoverGPU(ctx context.Context, lib nvml.Interface, index int)
 
 // readIdentity reads what is needed to use a GPU at all.
 func readIdentity(ctx context.Context, h *handle, g *gpu.GPU) (err error) {
-	if g.UUID, err = get(ctx, h.lane, "nvmlDeviceGetUUID", h.dev.GetUUID); err != nil {
+	if g.UUID, err = get(ctx, h.queue, "nvmlDeviceGetUUID", h.dev.GetUUID); err != nil {
 		return err
 	}
-	g.Minor, err = get(ctx, h.lane, "nvmlDeviceGetMinorNumber", h.dev.GetMinorNumber)
+	g.Minor, err = get(ctx, h.queue, "nvmlDeviceGetMinorNumber", h.dev.GetMinorNumber)
 	return err
 }
 
@@ -107,16 +105,16 @@ func readIdentity(ctx context.Context, h *handle, g *gpu.GPU) (err error) {
 // model stays empty.
 func readProduct(ctx context.Context, h *handle, g *gpu.GPU) error {
 	var err error
-	if g.ProductName, err = optional(get(ctx, h.lane, "nvmlDeviceGetName", h.dev.GetName)); err != nil {
+	if g.ProductName, err = optional(get(ctx, h.queue, "nvmlDeviceGetName", h.dev.GetName)); err != nil {
 		return err
 	}
-	arch, err := optional(get(ctx, h.lane, "nvmlDeviceGetArchitecture", h.dev.GetArchitecture))
+	arch, err := optional(get(ctx, h.queue, "nvmlDeviceGetArchitecture", h.dev.GetArchitecture))
 	if err != nil {
 		return err
 	}
 	g.Architecture = nameOf(architectures, arch)
 
-	g.ComputeCapability, err = optional(get(ctx, h.lane, "nvmlDeviceGetCudaComputeCapability",
+	g.ComputeCapability, err = optional(get(ctx, h.queue, "nvmlDeviceGetCudaComputeCapability",
 		func() (gpu.Version, nvml.Return) {
 			major, minor, ret := h.dev.GetCudaComputeCapability()
 			return gpu.Version{Major: major, Minor: minor}, ret
@@ -125,7 +123,7 @@ func readProduct(ctx context.Context, h *handle, g *gpu.GPU) error {
 		return err
 	}
 	// GPUs that share the host's memory have none of their own to report.
-	memory, err := optional(get(ctx, h.lane, "nvmlDeviceGetMemoryInfo", h.dev.GetMemoryInfo))
+	memory, err := optional(get(ctx, h.queue, "nvmlDeviceGetMemoryInfo", h.dev.GetMemoryInfo))
 	g.Resources.MemoryBytes = memory.Total
 	return err
 }
@@ -136,7 +134,7 @@ func (c *Client) readReservedMemory(ctx context.Context, h *handle, g *gpu.GPU) 
 	if !c.features().reservedMemory || g.MIG != nil && g.MIG.Enabled {
 		return nil
 	}
-	memory, err := optional(get(ctx, h.lane, "nvmlDeviceGetMemoryInfo_v2", h.dev.GetMemoryInfo_v2))
+	memory, err := optional(get(ctx, h.queue, "nvmlDeviceGetMemoryInfo_v2", h.dev.GetMemoryInfo_v2))
 	g.ReservedBytes = memory.Reserved
 	return err
 }
@@ -145,7 +143,7 @@ func (c *Client) readAddressingMode(ctx context.Context, h *handle, g *gpu.GPU) 
 	if !c.features().addressingMode {
 		return nil
 	}
-	mode, err := get(ctx, h.lane, "nvmlDeviceGetAddressingMode", h.dev.GetAddressingMode)
+	mode, err := get(ctx, h.queue, "nvmlDeviceGetAddressingMode", h.dev.GetAddressingMode)
 	if err == nil {
 		g.AddressingMode = addressingModes[mode.Value]
 	}
@@ -167,7 +165,7 @@ func (c *Client) readCoherence(ctx context.Context, h *handle, g *gpu.GPU) error
 	if coherent, err := c.coherent(ctx, h, g); err != nil || !coherent {
 		return err
 	}
-	managed, err := c.driverManagesMemory(ctx)
+	managed, err := c.roots.Within(ctx).DriverManagesMemory()
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Who manages the memory of a coherent GPU is unknown", "pciAddress", g.PCIAddress)
 		g.CoherentMemory = gpu.CoherentUnknown
@@ -183,22 +181,8 @@ func (c *Client) readCoherence(ctx context.Context, h *handle, g *gpu.GPU) error
 	return nil
 }
 
-// driverManagesMemory asks the driver's parameters, which are read like the library is called: the driver
-// itself answers, which may never return.
-func (c *Client) driverManagesMemory(ctx context.Context) (bool, error) {
-	type result struct {
-		managed bool
-		err     error
-	}
-	r, err := get(ctx, &c.parameters, "read of /proc/driver/nvidia/params", func() (result, nvml.Return) {
-		managed, err := c.roots.DriverManagesMemory()
-		return result{managed, err}, nvml.SUCCESS
-	})
-	return r.managed, cmp.Or(err, r.err)
-}
-
 // coherent reports whether the GPU has a coherent link to the CPU. A machine can have GPUs of both
-// kinds. Only a call that hangs is an error.
+// kinds. Only a call that does not return is an error.
 func (c *Client) coherent(ctx context.Context, h *handle, g *gpu.GPU) (bool, error) {
 	if g.AddressingMode == addressingModes[uint32(nvml.DEVICE_ADDRESSING_MODE_ATS)] {
 		return true, nil
@@ -206,8 +190,8 @@ func (c *Client) coherent(ctx context.Context, h *handle, g *gpu.GPU) (bool, err
 	if !c.features().c2c {
 		return false, nil
 	}
-	link, err := get(ctx, h.lane, "nvmlDeviceGetC2cModeInfoV", func() (nvml.C2cModeInfo_v1, nvml.Return) { return h.dev.GetC2cModeInfoV().V1() })
-	if errors.Is(err, gpu.ErrHung) {
+	link, err := get(ctx, h.queue, "nvmlDeviceGetC2cModeInfoV", func() (nvml.C2cModeInfo_v1, nvml.Return) { return h.dev.GetC2cModeInfoV().V1() })
+	if gpu.IsPending(err) {
 		return false, err
 	}
 	return err == nil && link.IsC2cEnabled != 0, nil

@@ -16,7 +16,7 @@ import (
 type migMode struct{ current, pending bool }
 
 func (h *handle) migMode(ctx context.Context) (migMode, error) {
-	return get(ctx, h.lane, "nvmlDeviceGetMigMode", func() (migMode, nvml.Return) {
+	return get(ctx, h.queue, "nvmlDeviceGetMigMode", func() (migMode, nvml.Return) {
 		current, pending, ret := h.dev.GetMigMode()
 		return migMode{
 			current: current == nvml.DEVICE_MIG_ENABLE,
@@ -82,11 +82,11 @@ func readMIG(has features) func(context.Context, *handle, *gpu.GPU) error {
 // modeIsDynamic reports whether MIG mode can be changed without a GPU reset: from
 // Hopper on, and not in a vGPU guest, where the hypervisor decides.
 func (h *handle) modeIsDynamic(ctx context.Context) (bool, error) {
-	arch, err := optional(get(ctx, h.lane, "nvmlDeviceGetArchitecture", h.dev.GetArchitecture))
+	arch, err := optional(get(ctx, h.queue, "nvmlDeviceGetArchitecture", h.dev.GetArchitecture))
 	if err != nil {
 		return false, err
 	}
-	virtualization, err := optional(get(ctx, h.lane, "nvmlDeviceGetVirtualizationMode", h.dev.GetVirtualizationMode))
+	virtualization, err := optional(get(ctx, h.queue, "nvmlDeviceGetVirtualizationMode", h.dev.GetVirtualizationMode))
 	if err != nil {
 		return false, err
 	}

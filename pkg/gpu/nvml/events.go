@@ -48,8 +48,8 @@ func (m *monitoring) set(pci string, reason error) {
 
 // Unmonitored returns why the events of a GPU are not received, or nil if they are, or if
 // that is not known yet. The error wraps gpu.ErrNotSupported if the GPU or the driver
-// reports none, gpu.ErrLost or gpu.ErrResetRequired if the GPU needs an administrator, and
-// gpu.ErrHung if waiting for events does not return; it is nil again as soon as events are
+// reports none, gpu.ErrLost or gpu.ErrResetRequired if the GPU needs an administrator, and is
+// a *gpu.PendingError if waiting for events does not return; it is nil again as soon as events are
 // received. It makes no call of the library.
 func (c *Client) Unmonitored(pciAddress string) error {
 	c.monitoring.mu.Lock()

@@ -6,7 +6,6 @@ package nvml
 import (
 	"context"
 	"errors"
-	"sync"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -35,7 +34,7 @@ type eventWatch struct {
 	client *Client
 	pci    string
 	events chan<- gpu.Event
-	// late has an event that came with a call that was left behind.
+	// late has an event that came with a call that nobody waited for any more.
 	late chan nvml.EventData
 	// drained is when the driver last had no event to report: before the GPU was registered, or
 	// when a call had waited for one in vain. more says that the last call found one.
@@ -50,8 +49,6 @@ type eventSet struct {
 	nvml.EventSet
 	lib nvml.Interface
 	dev nvml.Device
-	// waits are the calls that wait for its events.
-	waits *sync.WaitGroup
 }
 
 // errOtherHandle: the GPU has another handle now, on which nothing is registered.
@@ -103,10 +100,10 @@ func (w *eventWatch) follow(ctx context.Context) error {
 	checked := time.Now()
 	for ctx.Err() == nil {
 		err := w.wait(ctx, set)
-		var hung *gpu.HungError
+		var out *gpu.PendingError
 		switch {
-		case errors.As(err, &hung):
-			w.waitOut(ctx, hung)
+		case errors.As(err, &out):
+			w.waitOut(ctx, out)
 			continue
 		case errors.Is(err, gpu.ErrTimeout):
 		case err != nil:
@@ -139,8 +136,8 @@ func (w *eventWatch) register(ctx context.Context) (eventSet, error) {
 	if err != nil {
 		return eventSet{}, err
 	}
-	set := eventSet{lib: lib, waits: new(sync.WaitGroup)}
-	set.EventSet, err = get(ctx, c.lanes.events(w.pci), "nvmlEventSetCreate", func() (nvml.EventSet, nvml.Return) {
+	set := eventSet{lib: lib}
+	set.EventSet, err = get(ctx, c.events(w.pci), "nvmlEventSetCreate", func() (nvml.EventSet, nvml.Return) {
 		return use(&c.session, lib, lib.EventSetCreate)
 	})
 	if err != nil {
@@ -149,14 +146,14 @@ func (w *eventWatch) register(ctx context.Context) (eventSet, error) {
 	w.drained = time.Now()
 	err = c.onGPU(ctx, w.pci, func(h *handle) error {
 		set.dev = h.dev
-		return w.useFor(ctx, h.lane, "nvmlDeviceRegisterEvents", lib, func() nvml.Return {
+		return w.useFor(ctx, h.queue, "nvmlDeviceRegisterEvents", lib, func() nvml.Return {
 			return h.dev.RegisterEvents(types, set.EventSet)
 		})
 	})
 	if err == nil {
 		return set, nil
 	}
-	if !errors.Is(err, gpu.ErrHung) { // or a call still works on the set
+	if !gpu.IsPending(err) { // or a call still works on the set
 		w.free(ctx, set)
 	}
 	return eventSet{}, err
@@ -165,7 +162,7 @@ func (w *eventWatch) register(ctx context.Context) (eventSet, error) {
 // supportedEvents are the types that are wanted and that the GPU supports.
 func supportedEvents(ctx context.Context, h *handle) (uint64, error) {
 	const call = "nvmlDeviceGetSupportedEventTypes"
-	types, err := get(ctx, h.lane, call, h.dev.GetSupportedEventTypes)
+	types, err := get(ctx, h.queue, call, h.dev.GetSupportedEventTypes)
 	if err != nil {
 		return 0, err
 	}
@@ -177,21 +174,20 @@ func supportedEvents(ctx context.Context, h *handle) (uint64, error) {
 
 // wait waits for one event and delivers it. When ctx ends the call goes on by itself.
 func (w *eventWatch) wait(ctx context.Context, set eventSet) error {
-	l := w.client.lanes.events(w.pci)
-	began, timeout := time.Now(), w.timeout(l.limit)
+	q := w.client.events(w.pci)
+	began, timeout := time.Now(), w.timeout(q.Limit())
 	answer := make(chan error, 1)
-	set.waits.Go(func() {
-		_, err := get(ctx, l, waitForEvent, func() (struct{}, nvml.Return) {
+	go func() {
+		answer <- do(context.WithoutCancel(ctx), q, waitForEvent, func() nvml.Return {
 			data, ret := use(&w.client.session, set.lib, func() (nvml.EventData, nvml.Return) {
 				return set.Wait(uint32(timeout.Milliseconds()))
 			})
 			if ret == nvml.SUCCESS {
 				w.late <- data // has room: there is one call at a time
 			}
-			return struct{}{}, ret
+			return ret
 		})
-		answer <- err
-	})
+	}()
 	var err error
 	select {
 	case err = <-answer:
@@ -235,12 +231,12 @@ func (w *eventWatch) send(ctx context.Context, event gpu.Event) {
 	}
 }
 
-// waitOut waits until a call that was left behind returns. The event set stays as it is:
+// waitOut waits until a call that has not returned does. The event set stays as it is:
 // what the driver has recorded meanwhile comes with the next calls.
-func (w *eventWatch) waitOut(ctx context.Context, hung *gpu.HungError) {
-	w.report(ctx, hung)
+func (w *eventWatch) waitOut(ctx context.Context, out *gpu.PendingError) {
+	w.report(ctx, out)
 	select {
-	case <-hung.Done:
+	case <-out.Done:
 		w.deliver(ctx)
 		w.report(ctx, nil)
 	case <-ctx.Done():
@@ -259,36 +255,30 @@ func (w *eventWatch) check(ctx context.Context, set eventSet) error {
 		}
 		return nil
 	})
-	if errors.Is(err, gpu.ErrHung) {
+	if gpu.IsPending(err) {
 		return nil
 	}
 	return err
 }
 
-// free drops an event set. One that is lost with its session, or in use by a call that was
-// left behind, is left to the library.
+// free drops an event set, when no call waits with it any more. One that is lost with its session is left to the library.
 func (w *eventWatch) free(ctx context.Context, set eventSet) {
+	free := func() {
+		err := w.useFor(context.WithoutCancel(ctx), w.client.events(w.pci), "nvmlEventSetFree", set.lib, set.Free)
+		if err != nil {
+			klog.FromContext(ctx).V(4).Info("Event set was not freed", "pciAddress", w.pci, "reason", err)
+		}
+	}
 	if ctx.Err() != nil {
-		// A call may still wait with it.
-		go func() {
-			set.waits.Wait()
-			w.freeNow(context.WithoutCancel(ctx), set)
-		}()
+		go free()
 		return
 	}
-	w.freeNow(ctx, set)
-}
-
-func (w *eventWatch) freeNow(ctx context.Context, set eventSet) {
-	err := w.useFor(ctx, w.client.lanes.events(w.pci), "nvmlEventSetFree", set.lib, set.Free)
-	if err != nil {
-		klog.FromContext(ctx).V(4).Info("Event set was not freed", "pciAddress", w.pci, "reason", err)
-	}
+	free()
 }
 
 // useFor is do for a call that works on an event set.
-func (w *eventWatch) useFor(ctx context.Context, l *lane, call string, lib nvml.Interface, f func() nvml.Return) error {
-	return do(ctx, l, call, func() nvml.Return {
+func (w *eventWatch) useFor(ctx context.Context, q queue, call string, lib nvml.Interface, f func() nvml.Return) error {
+	return do(ctx, q, call, func() nvml.Return {
 		_, ret := use(&w.client.session, lib, func() (struct{}, nvml.Return) { return struct{}{}, f() })
 		return ret
 	})

@@ -33,48 +33,33 @@ func (c *Client) Facts(ctx context.Context, pciAddress string) (Facts, error) {
 	if err != nil {
 		return Facts{}, err
 	}
-	has := func(function string) bool { return lib.Extensions().LookupSymbol(function) == nil }
+	r := newAsker(lib)
 	var facts Facts
-	err = c.onGPU(ctx, pciAddress, func(h *handle) error {
+	err = c.onGPU(ctx, pciAddress, func(h *handle) (err error) {
 		facts = Facts{}
-		for _, fact := range []struct {
-			function string
-			read     func(function string) error
-		}{
-			{"nvmlDeviceGetPersistenceMode", func(f string) (err error) {
-				facts.Persistence, err = known(get(ctx, h.lane, f, func() (bool, nvml.Return) {
-					mode, ret := h.dev.GetPersistenceMode()
-					return mode == nvml.FEATURE_ENABLED, ret
-				}))
-				return err
-			}},
-			{"nvmlDeviceGetMemoryInfo_v2", func(f string) (err error) {
-				memory, err := known(get(ctx, h.lane, f, h.dev.GetMemoryInfo_v2))
-				if memory != nil {
-					facts.ReservedBytes, facts.UsedBytes = &memory.Reserved, &memory.Used
-				}
-				return err
-			}},
-			{"nvmlDeviceGetEccMode", func(f string) (err error) {
-				facts.ECC, err = known(get(ctx, h.lane, f, func() (bool, nvml.Return) {
-					mode, _, ret := h.dev.GetEccMode()
-					return mode == nvml.FEATURE_ENABLED, ret
-				}))
-				return err
-			}},
-			{"nvmlDeviceGetNumGpuCores", func(f string) (err error) {
-				facts.Cores, err = known(get(ctx, h.lane, f, h.dev.GetNumGpuCores))
-				return err
-			}},
-		} {
-			if !has(fact.function) {
-				continue
-			}
-			if err := fact.read(fact.function); err != nil {
-				return err
-			}
+		facts.Persistence, err = known(ask(ctx, r, h, "nvmlDeviceGetPersistenceMode", func() (bool, nvml.Return) {
+			mode, ret := h.dev.GetPersistenceMode()
+			return mode == nvml.FEATURE_ENABLED, ret
+		}))
+		if err != nil {
+			return err
 		}
-		return nil
+		memory, err := known(ask(ctx, r, h, "nvmlDeviceGetMemoryInfo_v2", h.dev.GetMemoryInfo_v2))
+		if err != nil {
+			return err
+		}
+		if memory != nil {
+			facts.ReservedBytes, facts.UsedBytes = &memory.Reserved, &memory.Used
+		}
+		facts.ECC, err = known(ask(ctx, r, h, "nvmlDeviceGetEccMode", func() (bool, nvml.Return) {
+			mode, _, ret := h.dev.GetEccMode()
+			return mode == nvml.FEATURE_ENABLED, ret
+		}))
+		if err != nil {
+			return err
+		}
+		facts.Cores, err = known(ask(ctx, r, h, "nvmlDeviceGetNumGpuCores", h.dev.GetNumGpuCores))
+		return err
 	})
 	if err != nil {
 		return Facts{}, err

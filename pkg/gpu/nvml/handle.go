@@ -18,9 +18,9 @@ import (
 // change while the driver runs. Looking a handle up can take seconds when many
 // processes do it at once.
 type handle struct {
-	pci  string
-	lane *lane
-	dev  nvml.Device
+	pci   string
+	queue queue
+	dev   nvml.Device
 
 	// mu is not held during calls, which may hang.
 	mu sync.Mutex
@@ -31,6 +31,8 @@ type handle struct {
 	samples []gpmSample
 	// nvlink is what the links lead to, nil before that was read.
 	nvlink *gpu.NVLink
+	// linksOut is a call about the links that nobody waited for any more, or nil.
+	linksOut *gpu.PendingError
 	// coherentMemory is who manages the GPU's memory if it is coherent, nil before that was read.
 	coherentMemory *gpu.CoherentMemory
 }
@@ -74,7 +76,7 @@ func (s *session) handle(ctx context.Context, pci string) (h *handle, cached boo
 	if h != nil {
 		return h, true, nil
 	}
-	dev, err := get(ctx, s.lanes.gpu(pci), "nvmlDeviceGetHandleByPciBusId_v2", func() (nvml.Device, nvml.Return) {
+	dev, err := get(ctx, s.queue(pci), "nvmlDeviceGetHandleByPciBusId_v2", func() (nvml.Device, nvml.Return) {
 		return lib.DeviceGetHandleByPciBusId(pci)
 	})
 	if err != nil {
@@ -86,7 +88,7 @@ func (s *session) handle(ctx context.Context, pci string) (h *handle, cached boo
 // remember caches the GPU's handle. If the handle was cached before, it keeps the
 // profiles that are known of it.
 func (s *session) remember(pci string, dev nvml.Device) *handle {
-	fresh := &handle{pci: pci, lane: s.lanes.gpu(pci), dev: dev, ci: map[uint32][]nvml.ComputeInstanceProfileInfo{}}
+	fresh := &handle{pci: pci, queue: s.queue(pci), dev: dev, ci: map[uint32][]nvml.ComputeInstanceProfileInfo{}}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.handles == nil {
@@ -133,15 +135,15 @@ func (s *session) checkProfiles(g *gpu.GPU) error {
 // locate returns the GPU with this index, and its handle. If it fails it returns the
 // address that was found earlier, if there is one.
 func (s *session) locate(ctx context.Context, lib nvml.Interface, index int) (nvml.Device, gpu.GPU, error) {
-	l := s.indexLane(index)
-	earlier := gpu.GPU{PCIAddress: l.pci}
-	dev, err := get(ctx, l, "nvmlDeviceGetHandleByIndex_v2", func() (nvml.Device, nvml.Return) {
+	q := s.byIndex(index)
+	earlier := gpu.GPU{PCIAddress: q.PCIAddress()}
+	dev, err := get(ctx, q, "nvmlDeviceGetHandleByIndex_v2", func() (nvml.Device, nvml.Return) {
 		return lib.DeviceGetHandleByIndex(index)
 	})
 	if err != nil {
 		return nil, earlier, err
 	}
-	info, err := get(ctx, l, "nvmlDeviceGetPciInfo_v3", dev.GetPciInfo)
+	info, err := get(ctx, q, "nvmlDeviceGetPciInfo_v3", dev.GetPciInfo)
 	if err != nil {
 		return nil, earlier, err
 	}
@@ -157,15 +159,15 @@ func (s *session) locate(ctx context.Context, lib nvml.Interface, index int) (nv
 	return dev, gpu.GPU{PCIAddress: pci, PCIDeviceID: pciDeviceID(info.PciDeviceId)}, nil
 }
 
-// indexLane returns the lane for looking up the GPU with this index: the GPU's own
+// byIndex returns the queue for looking up the GPU with this index: the GPU's own
 // if the index was looked up before in this session, in which indexes do not move.
 // It is never the driver's: a GPU that cannot even be looked up would then hide all.
-func (s *session) indexLane(index int) *lane {
+func (s *session) byIndex(index int) queue {
 	s.mu.Lock()
 	pci := s.addresses[index]
 	s.mu.Unlock()
 	if pci != "" {
-		return s.lanes.gpu(pci)
+		return s.queue(pci)
 	}
-	return s.lanes.get(fmt.Sprintf("index %d", index), "")
+	return queue{s.calls.Of("", fmt.Sprintf("index %d", index)), s.observe}
 }

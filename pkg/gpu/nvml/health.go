@@ -19,13 +19,13 @@ import (
 // support is nil or empty. It makes up to 11 calls of the library.
 //
 // A value that cannot be read for another reason is empty, too, and the error says why; the
-// others are there all the same. Only a GPU that hangs is not asked for the rest.
+// others are there all the same. Only a GPU that does not answer is not asked for the rest.
 func (c *Client) Health(ctx context.Context, pciAddress string) (gpu.Health, error) {
 	lib, err := c.library()
 	if err != nil {
 		return gpu.Health{}, err
 	}
-	r := healthReader{has: func(function string) bool { return lib.Extensions().LookupSymbol(function) == nil }}
+	r := newAsker(lib)
 	var health gpu.Health
 	err = c.onGPU(ctx, pciAddress, func(h *handle) error {
 		health = gpu.Health{}
@@ -35,7 +35,7 @@ func (c *Client) Health(ctx context.Context, pciAddress string) (gpu.Health, err
 		} {
 			_, err := optional(struct{}{}, read(ctx, h, &health))
 			errs = append(errs, err)
-			if errors.Is(err, gpu.ErrHung) || ctx.Err() != nil {
+			if gpu.IsPending(err) || ctx.Err() != nil {
 				break
 			}
 		}
@@ -44,10 +44,22 @@ func (c *Client) Health(ctx context.Context, pciAddress string) (gpu.Health, err
 	return health, err
 }
 
-// healthReader reads parts of a GPU's health. Its methods fail with gpu.ErrNotSupported for
-// what there is not.
-type healthReader struct {
+// asker asks for what the library may not have. It fails with gpu.ErrNotSupported for what there is not.
+type asker struct {
 	has func(function string) bool // whether the library does
+}
+
+func newAsker(lib nvml.Interface) asker {
+	return asker{func(function string) bool { return lib.Extensions().LookupSymbol(function) == nil }}
+}
+
+// ask is get for a function that the library may lack.
+func ask[T any](ctx context.Context, r asker, h *handle, call string, f func() (T, nvml.Return)) (T, error) {
+	if r.has(call) {
+		return get(ctx, h.queue, call, f)
+	}
+	var none T
+	return none, failure(call, h.pci, nvml.ERROR_FUNCTION_NOT_FOUND)
 }
 
 var recoveryActions = map[nvml.DeviceGpuRecoveryAction]gpu.RecoveryAction{
@@ -63,12 +75,8 @@ var recoveryActions = map[nvml.DeviceGpuRecoveryAction]gpu.RecoveryAction{
 
 // recoveryAction reads the field that nvidia-smi -q shows as "GPU Recovery Action". A driver
 // that does not know the field says so in the field's own code.
-func (r healthReader) recoveryAction(ctx context.Context, h *handle, health *gpu.Health) error {
-	const call = "nvmlDeviceGetFieldValues"
-	if !r.has(call) {
-		return nil
-	}
-	field, err := get(ctx, h.lane, call, func() (nvml.FieldValue, nvml.Return) {
+func (r asker) recoveryAction(ctx context.Context, h *handle, health *gpu.Health) error {
+	field, err := ask(ctx, r, h, "nvmlDeviceGetFieldValues", func() (nvml.FieldValue, nvml.Return) {
 		fields := []nvml.FieldValue{{FieldId: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION}}
 		ret := h.dev.GetFieldValues(fields)
 		if ret == nvml.SUCCESS {
@@ -104,12 +112,8 @@ func unsigned(field nvml.FieldValue) uint64 {
 	}
 }
 
-func (r healthReader) remappedRows(ctx context.Context, h *handle, health *gpu.Health) error {
-	const call = "nvmlDeviceGetRemappedRows"
-	if !r.has(call) {
-		return nil
-	}
-	rows, err := get(ctx, h.lane, call, func() (gpu.RemappedRows, nvml.Return) {
+func (r asker) remappedRows(ctx context.Context, h *handle, health *gpu.Health) error {
+	rows, err := ask(ctx, r, h, "nvmlDeviceGetRemappedRows", func() (gpu.RemappedRows, nvml.Return) {
 		corrected, uncorrected, pending, failed, ret := h.dev.GetRemappedRows()
 		return gpu.RemappedRows{Corrected: corrected, Uncorrected: uncorrected, Pending: pending, Failed: failed}, ret
 	})
@@ -120,23 +124,18 @@ func (r healthReader) remappedRows(ctx context.Context, h *handle, health *gpu.H
 }
 
 // retiredPages asks GPUs that do not remap rows.
-func (r healthReader) retiredPages(ctx context.Context, h *handle, health *gpu.Health) error {
-	const call = "nvmlDeviceGetRetiredPagesPendingStatus"
-	if health.RemappedRows != nil || !r.has(call) {
+func (r asker) retiredPages(ctx context.Context, h *handle, health *gpu.Health) error {
+	if health.RemappedRows != nil {
 		return nil
 	}
-	pending, err := get(ctx, h.lane, call, h.dev.GetRetiredPagesPendingStatus)
+	pending, err := ask(ctx, r, h, "nvmlDeviceGetRetiredPagesPendingStatus", h.dev.GetRetiredPagesPendingStatus)
 	health.PageRetirementPending = err == nil && pending == nvml.FEATURE_ENABLED
 	return err
 }
 
-func (r healthReader) ecc(ctx context.Context, h *handle, health *gpu.Health) error {
-	const call = "nvmlDeviceGetTotalEccErrors"
-	if !r.has(call) {
-		return nil
-	}
+func (r asker) ecc(ctx context.Context, h *handle, health *gpu.Health) error {
 	read := func(kind nvml.MemoryErrorType) (*uint64, error) {
-		return known(get(ctx, h.lane, call, func() (uint64, nvml.Return) {
+		return known(ask(ctx, r, h, "nvmlDeviceGetTotalEccErrors", func() (uint64, nvml.Return) {
 			return h.dev.GetTotalEccErrors(kind, nvml.VOLATILE_ECC)
 		}))
 	}
@@ -149,22 +148,15 @@ func (r healthReader) ecc(ctx context.Context, h *handle, health *gpu.Health) er
 }
 
 // repairs reads what is to be repaired, and what cannot be.
-func (r healthReader) repairs(ctx context.Context, h *handle, health *gpu.Health) error {
-	if call := "nvmlDeviceGetRepairStatus"; r.has(call) {
-		status, err := optional(get(ctx, h.lane, call, h.dev.GetRepairStatus))
-		if err != nil {
-			return err
-		}
-		health.RepairPending = status.BChannelRepairPending != 0 || status.BTpcRepairPending != 0
+func (r asker) repairs(ctx context.Context, h *handle, health *gpu.Health) error {
+	repair, err := optional(ask(ctx, r, h, "nvmlDeviceGetRepairStatus", h.dev.GetRepairStatus))
+	if err != nil {
+		return err
 	}
-	if call := "nvmlDeviceGetUnrepairableMemoryFlag_v1"; r.has(call) {
-		status, err := get(ctx, h.lane, call, h.dev.GetUnrepairableMemoryFlag_v1)
-		if err != nil {
-			return err
-		}
-		health.Unrepairable = status.BUnrepairableMemory != 0
-	}
-	return nil
+	health.RepairPending = repair.BChannelRepairPending != 0 || repair.BTpcRepairPending != 0
+	memory, err := ask(ctx, r, h, "nvmlDeviceGetUnrepairableMemoryFlag_v1", h.dev.GetUnrepairableMemoryFlag_v1)
+	health.Unrepairable = memory.BUnrepairableMemory != 0
+	return err
 }
 
 // fabricHealth describes the values of fields of the fabric's health mask, by field.
@@ -179,7 +171,7 @@ var fabricHealth = []struct {
 }
 
 // fabric reads the state of the GPU's registration with the NVLink fabric.
-func (r healthReader) fabric(ctx context.Context, h *handle, health *gpu.Health) error {
+func (r asker) fabric(ctx context.Context, h *handle, health *gpu.Health) error {
 	if !r.has("nvmlDeviceGetGpuFabricInfoV") {
 		return nil
 	}
@@ -239,15 +231,12 @@ var throttlings = []struct {
 }
 
 // throttling reads by the function's new name, or by its old one, which is deprecated.
-func (r healthReader) throttling(ctx context.Context, h *handle, health *gpu.Health) error {
+func (r asker) throttling(ctx context.Context, h *handle, health *gpu.Health) error {
 	call, read := "nvmlDeviceGetCurrentClocksEventReasons", h.dev.GetCurrentClocksEventReasons
 	if !r.has(call) {
 		call, read = "nvmlDeviceGetCurrentClocksThrottleReasons", h.dev.GetCurrentClocksThrottleReasons
 	}
-	if !r.has(call) {
-		return nil
-	}
-	reasons, err := get(ctx, h.lane, call, read)
+	reasons, err := ask(ctx, r, h, call, read)
 	for _, t := range throttlings {
 		if err == nil && reasons&t.bit != 0 {
 			health.Throttling = append(health.Throttling, t.reason)
@@ -258,7 +247,7 @@ func (r healthReader) throttling(ctx context.Context, h *handle, health *gpu.Hea
 
 // temperature reads that of the GPU's chip, by the newer function that replaces a deprecated
 // one, or by that.
-func (r healthReader) temperature(ctx context.Context, h *handle, health *gpu.Health) (err error) {
+func (r asker) temperature(ctx context.Context, h *handle, health *gpu.Health) (err error) {
 	call, read := "nvmlDeviceGetTemperatureV", func() (int, nvml.Return) {
 		found, ret := h.dev.GetTemperatureV().V1()
 		return int(found.Temperature), ret
@@ -269,10 +258,7 @@ func (r healthReader) temperature(ctx context.Context, h *handle, health *gpu.He
 			return int(found), ret
 		}
 	}
-	if !r.has(call) {
-		return nil
-	}
-	health.Temperature, err = known(get(ctx, h.lane, call, read))
+	health.Temperature, err = known(ask(ctx, r, h, call, read))
 	return err
 }
 

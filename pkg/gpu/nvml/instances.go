@@ -27,7 +27,7 @@ func (c *Client) CreateInstance(ctx context.Context, pciAddress string, profileI
 		// The library reads nothing but the id of the profile.
 		profile := nvml.GpuInstanceProfileInfo{Id: profileID}
 		placement := nvml.GpuInstancePlacement{Start: uint32(at.Start), Size: uint32(at.Size)}
-		gi, err := get(ctx, h.lane, "nvmlDeviceCreateGpuInstanceWithPlacement", func() (nvml.GpuInstance, nvml.Return) {
+		gi, err := get(ctx, h.queue, "nvmlDeviceCreateGpuInstanceWithPlacement", func() (nvml.GpuInstance, nvml.Return) {
 			return h.dev.CreateGpuInstanceWithPlacement(&profile, &placement)
 		})
 		if err != nil {
@@ -35,9 +35,9 @@ func (c *Client) CreateInstance(ctx context.Context, pciAddress string, profileI
 		}
 		// From here on an instance exists: either the caller gets its id, or it is
 		// destroyed, even if the caller's time is up.
-		info, err := get(ctx, h.lane, "nvmlGpuInstanceGetInfo", gi.GetInfo)
+		info, err := get(ctx, h.queue, "nvmlGpuInstanceGetInfo", gi.GetInfo)
 		if err != nil {
-			return errors.Join(err, do(context.WithoutCancel(ctx), h.lane, "nvmlGpuInstanceDestroy", gi.Destroy))
+			return errors.Join(err, do(context.WithoutCancel(ctx), h.queue, "nvmlGpuInstanceDestroy", gi.Destroy))
 		}
 		id = int(info.Id)
 		return nil
@@ -54,7 +54,7 @@ func (c *Client) DestroyInstance(ctx context.Context, pciAddress string, instanc
 		if err != nil {
 			return err
 		}
-		return do(ctx, h.lane, "nvmlGpuInstanceDestroy", gi.Destroy)
+		return do(ctx, h.queue, "nvmlGpuInstanceDestroy", gi.Destroy)
 	})
 }
 
@@ -72,14 +72,14 @@ func (c *Client) CreateComputeInstance(ctx context.Context, pciAddress string, i
 		if err != nil {
 			return err
 		}
-		ci, err := get(ctx, h.lane, "nvmlGpuInstanceCreateComputeInstance", func() (nvml.ComputeInstance, nvml.Return) {
+		ci, err := get(ctx, h.queue, "nvmlGpuInstanceCreateComputeInstance", func() (nvml.ComputeInstance, nvml.Return) {
 			return gi.CreateComputeInstance(&profile)
 		})
 		if err != nil {
 			return err
 		}
 		if created, err = h.computeInstance(ctx, ci); err != nil {
-			return errors.Join(err, do(context.WithoutCancel(ctx), h.lane, "nvmlComputeInstanceDestroy", ci.Destroy))
+			return errors.Join(err, do(context.WithoutCancel(ctx), h.queue, "nvmlComputeInstanceDestroy", ci.Destroy))
 		}
 		return nil
 	})
@@ -94,7 +94,7 @@ func (c *Client) DestroyComputeInstance(ctx context.Context, pciAddress string, 
 		if err != nil {
 			return err
 		}
-		return do(ctx, h.lane, "nvmlComputeInstanceDestroy", ci.Destroy)
+		return do(ctx, h.queue, "nvmlComputeInstanceDestroy", ci.Destroy)
 	})
 }
 
@@ -102,7 +102,7 @@ func (c *Client) DestroyComputeInstance(ctx context.Context, pciAddress string, 
 // NOT_SUPPORTED, which means the same as NOT_FOUND: no such instance.
 func (h *handle) findInstance(ctx context.Context, instanceID int) (nvml.GpuInstance, error) {
 	const call = "nvmlDeviceGetGpuInstanceById"
-	gi, err := get(ctx, h.lane, call, func() (nvml.GpuInstance, nvml.Return) {
+	gi, err := get(ctx, h.queue, call, func() (nvml.GpuInstance, nvml.Return) {
 		return h.dev.GetGpuInstanceById(instanceID)
 	})
 	if errors.Is(err, gpu.ErrNotSupported) {
@@ -116,7 +116,7 @@ func (h *handle) findComputeInstance(ctx context.Context, instanceID, computeID 
 	if err != nil {
 		return nil, err
 	}
-	return get(ctx, h.lane, "nvmlGpuInstanceGetComputeInstanceById", func() (nvml.ComputeInstance, nvml.Return) {
+	return get(ctx, h.queue, "nvmlGpuInstanceGetComputeInstanceById", func() (nvml.ComputeInstance, nvml.Return) {
 		return gi.GetComputeInstanceById(computeID)
 	})
 }
@@ -128,7 +128,7 @@ func (h *handle) findComputeInstance(ctx context.Context, instanceID, computeID 
 // revision 1 all.
 func (h *handle) wholeComputeProfile(ctx context.Context, gi nvml.GpuInstance) (nvml.ComputeInstanceProfileInfo, error) {
 	var none nvml.ComputeInstanceProfileInfo
-	info, err := get(ctx, h.lane, "nvmlGpuInstanceGetInfo", gi.GetInfo)
+	info, err := get(ctx, h.queue, "nvmlGpuInstanceGetInfo", gi.GetInfo)
 	if err != nil {
 		return none, err
 	}

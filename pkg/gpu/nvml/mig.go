@@ -51,7 +51,7 @@ func (c *Client) MIGState(ctx context.Context, pciAddress string) (gpu.MIGState,
 // present fails if the GPU has fallen off the bus or waits for a reset. The functions
 // for MIG do not promise to report that; the one called here asks the GPU.
 func (h *handle) present(ctx context.Context) error {
-	_, err := get(ctx, h.lane, "nvmlDeviceGetMemoryInfo", h.dev.GetMemoryInfo)
+	_, err := get(ctx, h.queue, "nvmlDeviceGetMemoryInfo", h.dev.GetMemoryInfo)
 	if errors.Is(err, gpu.ErrLost) || errors.Is(err, gpu.ErrResetRequired) {
 		return err
 	}
@@ -81,7 +81,7 @@ func (h *handle) instances(ctx context.Context) ([]gpu.Instance, error) {
 		}
 		// "Not supported" is no answer for a profile that is: an instance that
 		// is overlooked here is lost.
-		found, err := get(ctx, h.lane, "nvmlDeviceGetGpuInstances", func() ([]nvml.GpuInstance, nvml.Return) {
+		found, err := get(ctx, h.queue, "nvmlDeviceGetGpuInstances", func() ([]nvml.GpuInstance, nvml.Return) {
 			return h.dev.GetGpuInstances(&p.info)
 		})
 		if err != nil {
@@ -117,7 +117,7 @@ func supported(err error) error {
 
 // instance reads a GPU instance.
 func (h *handle) instance(ctx context.Context, gi nvml.GpuInstance, free int) (gpu.Instance, error) {
-	info, err := get(ctx, h.lane, "nvmlGpuInstanceGetInfo", gi.GetInfo)
+	info, err := get(ctx, h.queue, "nvmlGpuInstanceGetInfo", gi.GetInfo)
 	if err != nil {
 		return gpu.Instance{}, err
 	}
@@ -134,7 +134,7 @@ func (h *handle) instance(ctx context.Context, gi nvml.GpuInstance, free int) (g
 		if free <= 0 {
 			break
 		}
-		found, err := get(ctx, h.lane, "nvmlGpuInstanceGetComputeInstances", func() ([]nvml.ComputeInstance, nvml.Return) {
+		found, err := get(ctx, h.queue, "nvmlGpuInstanceGetComputeInstances", func() ([]nvml.ComputeInstance, nvml.Return) {
 			return gi.GetComputeInstances(&p)
 		})
 		if err != nil {
@@ -160,11 +160,11 @@ func (h *handle) instance(ctx context.Context, gi nvml.GpuInstance, free int) (g
 // in its description: a walk over all MIG devices takes up to ten seconds under
 // load.
 func (h *handle) computeInstance(ctx context.Context, ci nvml.ComputeInstance) (gpu.ComputeInstance, error) {
-	info, err := get(ctx, h.lane, "nvmlComputeInstanceGetInfo_v2", ci.GetInfo)
+	info, err := get(ctx, h.queue, "nvmlComputeInstanceGetInfo_v2", ci.GetInfo)
 	if err != nil {
 		return gpu.ComputeInstance{}, err
 	}
-	uuid, err := get(ctx, h.lane, "nvmlDeviceGetUUID", info.Device.GetUUID)
+	uuid, err := get(ctx, h.queue, "nvmlDeviceGetUUID", info.Device.GetUUID)
 	if err != nil {
 		return gpu.ComputeInstance{}, err
 	}
@@ -197,7 +197,7 @@ func (c *Client) SetMIGMode(ctx context.Context, pciAddress string, enabled bool
 		if unchanged = mode.current == enabled && mode.pending == enabled; unchanged {
 			return nil
 		}
-		activation, err = get(ctx, h.lane, call, func() (activation, ret nvml.Return) { return h.dev.SetMigMode(target) })
+		activation, err = get(ctx, h.queue, call, func() (activation, ret nvml.Return) { return h.dev.SetMigMode(target) })
 		c.forget(h) // the change may reset the GPU
 		return err
 	})

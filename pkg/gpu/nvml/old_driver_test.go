@@ -46,7 +46,7 @@ func TestSimulatedHealthByOldNames(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	old := healthReader{has: func(function string) bool {
+	old := asker{has: func(function string) bool {
 		return !slices.Contains([]string{"nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetTemperatureV"}, function)
 	}}
 	var health gpu.Health

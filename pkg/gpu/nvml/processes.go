@@ -55,7 +55,7 @@ func (c *Client) processInfos(ctx context.Context, h *handle) ([]nvml.ProcessInf
 	}
 	var all []nvml.ProcessInfo
 	for _, l := range lists {
-		found, err := get(ctx, h.lane, l.call, l.f)
+		found, err := get(ctx, h.queue, l.call, l.f)
 		if l.optional {
 			found, err = optional(found, err)
 		}

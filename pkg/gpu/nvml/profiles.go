@@ -33,9 +33,9 @@ type instanceProfile struct {
 // enumerate visits 0, 1, 2, … until the library returns INVALID_ARGUMENT, and skips
 // what is not supported. nvml.h recommends this for forward compatibility: new
 // profiles need no change here.
-func enumerate[T any](ctx context.Context, l *lane, call string, f func(enum int) (T, nvml.Return), visit func(enum int, value T)) error {
+func enumerate[T any](ctx context.Context, q queue, call string, f func(enum int) (T, nvml.Return), visit func(enum int, value T)) error {
 	for enum := range maxEnum {
-		value, err := get(ctx, l, call, func() (T, nvml.Return) { return f(enum) })
+		value, err := get(ctx, q, call, func() (T, nvml.Return) { return f(enum) })
 		switch {
 		case err == nil:
 			visit(enum, value)
@@ -59,7 +59,7 @@ func (h *handle) instanceProfiles(ctx context.Context) ([]instanceProfile, error
 		return known, nil
 	}
 	var found []instanceProfile
-	err := enumerate(ctx, h.lane, "nvmlDeviceGetGpuInstanceProfileInfo", h.dev.GetGpuInstanceProfileInfo,
+	err := enumerate(ctx, h.queue, "nvmlDeviceGetGpuInstanceProfileInfo", h.dev.GetGpuInstanceProfileInfo,
 		func(enum int, info nvml.GpuInstanceProfileInfo) {
 			known := slices.ContainsFunc(found, func(p instanceProfile) bool { return p.info.Id == info.Id })
 			if !known {
@@ -102,7 +102,7 @@ func (h *handle) computeProfiles(ctx context.Context, gi nvml.GpuInstance, profi
 	// first: one slice has a revision 1, seven slices have one that is tuned
 	// for several GPUs at once (NVL).
 	var plain, variants []nvml.ComputeInstanceProfileInfo
-	err := enumerate(ctx, h.lane, "nvmlGpuInstanceGetComputeInstanceProfileInfo",
+	err := enumerate(ctx, h.queue, "nvmlGpuInstanceGetComputeInstanceProfileInfo",
 		func(enum int) (nvml.ComputeInstanceProfileInfo, nvml.Return) {
 			return gi.GetComputeInstanceProfileInfo(enum, nvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
 		},
@@ -138,7 +138,7 @@ func (h *handle) computeProfiles(ctx context.Context, gi nvml.GpuInstance, profi
 
 // placements returns where a profile fits on an empty GPU, in order.
 func (h *handle) placements(ctx context.Context, p instanceProfile) ([]gpu.Placement, error) {
-	found, err := get(ctx, h.lane, "nvmlDeviceGetGpuInstancePossiblePlacements_v2",
+	found, err := get(ctx, h.queue, "nvmlDeviceGetGpuInstancePossiblePlacements_v2",
 		func() ([]nvml.GpuInstancePlacement, nvml.Return) {
 			return h.dev.GetGpuInstancePossiblePlacements(&p.info)
 		})
@@ -185,7 +185,7 @@ func (h *handle) driverProfileName(ctx context.Context, has features, enum int) 
 		},
 	}
 	for _, layout := range layouts {
-		name, err := get(ctx, h.lane, "nvmlDeviceGetGpuInstanceProfileInfoV", layout)
+		name, err := get(ctx, h.queue, "nvmlDeviceGetGpuInstanceProfileInfoV", layout)
 		if err == nil {
 			return strings.TrimPrefix(name, "MIG "), nil
 		}

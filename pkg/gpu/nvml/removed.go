@@ -4,10 +4,13 @@
 package nvml
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"github.com/partage-dev/partage/pkg/call"
 )
 
 // kernelDriver is the name of NVIDIA's driver for PCI devices.
@@ -17,7 +20,13 @@ const kernelDriver = "nvidia"
 // its PCI address any more, or has given it to another driver, such as vfio-pci. A GPU
 // that has fallen off the bus is still there.
 func (c *Client) Removed(pciAddress string) bool {
-	path := filepath.Join(c.roots.Sys, "bus/pci/devices", pciAddress)
+	gone, err := call.Look(context.Background(), c.calls.Of(pciAddress, "sysfs"), "look at the device", func() (bool, error) {
+		return removed(filepath.Join(c.roots.Sys, "bus/pci/devices", pciAddress)), nil
+	})
+	return err == nil && gone
+}
+
+func removed(path string) bool {
 	if _, err := os.Stat(path); err != nil {
 		return errors.Is(err, fs.ErrNotExist)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"k8s.io/klog/v2"
 
+	"github.com/partage-dev/partage/pkg/call"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/host"
 )
@@ -23,8 +24,8 @@ type session struct {
 	libraryPath string
 	load        func(path string) nvml.Interface
 
-	// lanes keep calls off what hangs. They outlive the session.
-	lanes lanes
+	calls   *call.Queues
+	observe func(context.Context, Call)
 
 	// opening holds one value while a session is being opened, which takes
 	// from 10 ms to seconds. mu is not held then, so that the other methods
@@ -70,9 +71,8 @@ func (s *session) features() features {
 // The error wraps gpu.ErrDriverNotLoaded if there is no library or no kernel driver
 // behind it, and gpu.ErrVersionMismatch if the two are of different versions; try
 // again later. It wraps ErrRestartRequired if another driver was installed since
-// this process loaded the library; only a new process helps. It wraps gpu.ErrHung if
-// the driver does not answer; the next Open then goes on with the result of that
-// call.
+// this process loaded the library; only a new process helps. While the driver does not
+// answer it is a *gpu.PendingError; the next Open goes on with the result of that call.
 func (s *session) Open(ctx context.Context) error {
 	select {
 	case s.opening <- struct{}{}:
@@ -87,7 +87,7 @@ func (s *session) Open(ctx context.Context) error {
 		}
 	}
 
-	path, err := s.findLibrary()
+	path, err := s.findLibrary(ctx)
 	if err != nil {
 		return err
 	}
@@ -115,12 +115,12 @@ func (s *session) Open(ctx context.Context) error {
 // the session stays: NVML counts its users, and initialises again only after the last
 // of them has left.
 func (s *session) verify(ctx context.Context, lib nvml.Interface) (dead bool, err error) {
-	_, err = get(ctx, s.lanes.system(), "nvmlDeviceGetCount_v2", lib.DeviceGetCount)
+	_, err = get(ctx, s.driver(), "nvmlDeviceGetCount_v2", lib.DeviceGetCount)
 	if !errors.Is(err, gpu.ErrDriverNotLoaded) {
 		return false, err
 	}
-	if hung := s.lanes.hung(); hung != nil {
-		return true, fmt.Errorf("replace the dead NVML session (%w): %w", err, hung)
+	if out := s.calls.Pending(prefix); out != nil {
+		return true, fmt.Errorf("replace the dead NVML session (%w): %w", err, out)
 	}
 	klog.FromContext(ctx).Info("NVML session is dead and will be replaced", "reason", err)
 	ended, waits := s.end()
@@ -128,19 +128,19 @@ func (s *session) verify(ctx context.Context, lib nvml.Interface) (dead bool, er
 		return true, nil // closed meanwhile
 	}
 	// A session that is gone cannot be shut down, which is no failure.
-	if err := s.shutDown(ctx, lib, waits); errors.Is(err, gpu.ErrHung) {
+	if err := s.shutDown(ctx, lib, waits); gpu.IsPending(err) {
 		return true, err
 	}
 	return true, nil
 }
 
-// start initialises the library, or takes over an initialisation that was left
-// behind and has succeeded since: another one could take as long again.
+// start initialises the library, or takes over an initialisation for which
+// nobody waited any more and which has succeeded since: another one could take as long again.
 func (s *session) start(ctx context.Context, path string) (nvml.Interface, error) {
 	if lib := s.takeStarted(); lib != nil {
 		return lib, nil
 	}
-	err := do(ctx, s.lanes.system(), "nvmlInitWithFlags", func() nvml.Return {
+	err := do(ctx, s.driver(), "nvmlInitWithFlags", func() nvml.Return {
 		lib := s.load(path)
 		// NO_GPUS: a machine whose GPUs have all fallen off the bus is a
 		// machine with broken GPUs, not one without a driver.
@@ -180,9 +180,8 @@ func (s *session) takeStarted() nvml.Interface {
 }
 
 // Close ends the session. It does not wait for calls in progress, which then fail
-// with gpu.ErrDriverNotLoaded. While a call that was left behind is out, the library
-// is not shut down, and the next Open takes it over. Close returns within
-// Options.CallLimit.
+// with gpu.ErrDriverNotLoaded. While a call is out for which nobody waits any more, the library
+// is not shut down, and the next Open takes it over. Close takes no longer than a call may.
 func (s *session) Close() {
 	lib, waits := s.end()
 	if lib == nil {
@@ -191,8 +190,8 @@ func (s *session) Close() {
 	if lib == nil {
 		return
 	}
-	if hung := s.lanes.hung(); hung != nil {
-		klog.Background().Info("NVML is not shut down, because a call is out", "reason", hung)
+	if out := s.calls.Pending(prefix); out != nil {
+		klog.Background().Info("NVML is not shut down, because a call is out", "reason", out)
 		s.setStarted(lib)
 		return
 	}
@@ -226,7 +225,7 @@ func use[T any](s *session, lib nvml.Interface, f func() (T, nvml.Return)) (T, n
 }
 
 func (s *session) shutDown(ctx context.Context, lib nvml.Interface, waits *sync.WaitGroup) error {
-	return do(ctx, s.lanes.system(), "nvmlShutdown", func() nvml.Return {
+	return do(ctx, s.driver(), "nvmlShutdown", func() nvml.Return {
 		if waits != nil {
 			waits.Wait()
 		}
@@ -234,11 +233,11 @@ func (s *session) shutDown(ctx context.Context, lib nvml.Interface, waits *sync.
 	})
 }
 
-func (s *session) findLibrary() (string, error) {
+func (s *session) findLibrary(ctx context.Context) (string, error) {
 	if s.libraryPath != "" {
 		return s.libraryPath, nil
 	}
-	path, err := s.roots.LibraryPath()
+	path, err := call.Look(ctx, s.calls.Of("", call.DriverFiles), "look for the NVML library", s.roots.LibraryPath)
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", fmt.Errorf("%w: %w", gpu.ErrDriverNotLoaded, err)
 	}

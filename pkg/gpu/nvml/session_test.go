@@ -12,6 +12,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
+	"github.com/partage-dev/partage/pkg/call"
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
@@ -23,7 +24,7 @@ func TestInitialisationIsLeftBehind(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				lib := &fakeLibrary{initResult: result}
 				release := lib.hang("InitWithFlags")
-				c := New(Options{LibraryPath: "fake", CallLimit: time.Second})
+				c := New(Options{LibraryPath: "fake", Calls: call.New(time.Second)})
 				c.load = func(string) nvml.Interface { return lib }
 				var err error
 				if elapsed := took(func() { err = c.Open(t.Context()) }); elapsed != time.Second {
@@ -33,7 +34,7 @@ func TestInitialisationIsLeftBehind(t *testing.T) {
 				if elapsed := took(func() { err = c.Open(t.Context()) }); elapsed != 0 {
 					t.Errorf("second attempt waited %s", elapsed)
 				}
-				if again := expectHung(t, err, "nvmlInitWithFlags", ""); again != hung {
+				if again := expectHung(t, err, "nvmlInitWithFlags", ""); again.Done != hung.Done {
 					t.Errorf("another call is out: %v", again)
 				}
 
@@ -123,7 +124,7 @@ func TestShutdownThatHangs(t *testing.T) {
 		lib := &fakeLibrary{}
 		c := openFake(t, lib)
 		release := lib.hang("Shutdown")
-		if elapsed := took(c.Close); elapsed != defaultCallLimit {
+		if elapsed := took(c.Close); elapsed != call.DefaultLimit {
 			t.Errorf("waited %s", elapsed)
 		}
 		hung := expectHung(t, c.Open(t.Context()), "nvmlShutdown", "")

@@ -13,6 +13,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/partage-dev/partage/pkg/call"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/wait"
 	"github.com/partage-dev/partage/test/gpusim/machine"
@@ -221,14 +222,14 @@ func TestSimulatedEventsAfterReset(t *testing.T) {
 func TestSimulatedEventsHang(t *testing.T) {
 	m := newMachine(t, "h100-80-sxmx2")
 	first, second := m.GPUs[0].PCIAddress, m.GPUs[1].PCIAddress
-	l := listen(t, m, Options{CallLimit: 2 * time.Second})
+	l := listen(t, m, Options{Calls: call.New(2 * time.Second)})
 	l.monitored(first, second)
 
 	fault := 0
 	l.update(func(m *machine.Machine) {
 		fault = state.AddFault(m, machine.Fault{Function: waitForEvent, GPU: 0, Hang: true, Effect: machine.Proceed})
 	})
-	l.until(first, "hung", func(err error) bool { return errors.Is(err, gpu.ErrHung) })
+	l.until(first, "hung", gpu.IsPending)
 	happened := time.Now()
 	l.happen(xid(0, 95), xid(1, 13))
 	l.expect(whole(second, gpu.EventXID, 13))
@@ -262,13 +263,13 @@ func TestSimulatedEventsHang(t *testing.T) {
 func TestSimulatedEventsOfHungGPU(t *testing.T) {
 	m := newMachine(t, "h100-80-sxmx1")
 	pci := m.GPUs[0].PCIAddress
-	l := listen(t, m, Options{CallLimit: 2 * time.Second})
+	l := listen(t, m, Options{Calls: call.New(2 * time.Second)})
 	l.monitored(pci)
 	l.update(func(m *machine.Machine) {
 		state.AddFault(m, machine.Fault{Function: "nvmlDeviceGetMemoryInfo", GPU: 0, Hang: true, Effect: machine.Proceed})
 	})
 	_, err := l.client.MIGState(t.Context(), pci)
-	var hung *gpu.HungError
+	var hung *gpu.PendingError
 	if !errors.As(err, &hung) {
 		t.Fatalf("the GPU does not hang: %v", err)
 	}

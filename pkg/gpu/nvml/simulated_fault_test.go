@@ -18,6 +18,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	gocmp "github.com/google/go-cmp/cmp"
 
+	"github.com/partage-dev/partage/pkg/call"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/state"
@@ -52,16 +53,17 @@ const oneSlice = 19 // 1g.10gb
 // No call may be under way. It leaves behind what is merely slow as well, which any call
 // can be on a machine that has much else to do.
 func impatient(c *Client, limit time.Duration) (restore func()) {
-	set := func(limit time.Duration) {
-		c.lanes.mu.Lock()
-		defer c.lanes.mu.Unlock()
-		c.lanes.limit = limit
-		for _, l := range c.lanes.byName {
-			l.limit = limit
+	set := func(calls *call.Queues) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.calls = calls
+		for _, h := range c.handles {
+			h.queue.Queue = calls.GPU(h.pci)
 		}
 	}
-	set(limit)
-	return func() { set(defaultCallLimit) }
+	before := c.calls
+	set(call.New(limit))
+	return func() { set(before) }
 }
 
 type instanceIDs struct {
@@ -181,21 +183,21 @@ func hangAndReturn(t *testing.T, c *Client, file *state.File, call string, limit
 	if err == nil {
 		err = method(t.Context())
 	}
-	hung := c.lanes.hung()
+	hung := c.calls.Pending("nvml")
 	made = struck(t, file, fault)
 	// A discovery does without the NVLinks.
 	optional := strings.HasPrefix(call, "nvmlDeviceGetNvLink") || call == "nvmlDeviceGetGpuFabricInfoV"
 	switch {
-	case made && (hung == nil || !errors.Is(err, gpu.ErrHung) && (err != nil || !optional)):
+	case made && (hung == nil || !gpu.IsPending(err) && (err != nil || !optional)):
 		t.Fatalf("returned %v, out is %v", err, hung)
-	case !made && hung == nil && !errors.Is(err, gpu.ErrHung):
+	case !made && hung == nil && !gpu.IsPending(err):
 		t.Fatalf("the call was not made: %v", err)
 	}
-	restore()
 	removeFault(t, file, fault)
-	for ; hung != nil; hung = c.lanes.hung() {
+	for ; hung != nil; hung = c.calls.Pending("nvml") {
 		<-hung.Done
 	}
+	restore()
 	if err := c.Open(t.Context()); err != nil {
 		t.Fatalf("afterwards: %v", err)
 	}
@@ -216,7 +218,7 @@ func TestSimulatedCreationLeftBehind(t *testing.T) {
 	result := make(chan error, 1)
 	go func() { result <- methods["CreateInstance"](t.Context(), c, ids) }()
 	waitUntilStruck(t, file, fault, result)
-	var hung *gpu.HungError
+	var hung *gpu.PendingError
 	if err := <-result; !errors.As(err, &hung) || hung.PCIAddress != ids.pci {
 		t.Fatalf("got %v", err)
 	}
@@ -240,7 +242,7 @@ func TestSimulatedDiscoveryWithHungGPUs(t *testing.T) {
 	for _, i := range hung {
 		state.AddFault(m, machine.Fault{Function: "*", GPU: i, Hang: true, Effect: machine.Proceed})
 	}
-	c, file := simulateClosed(t, m, Options{CallLimit: 2 * time.Second})
+	c, file := simulateClosed(t, m, Options{Calls: call.New(2 * time.Second)})
 	if err := c.Open(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -250,13 +252,13 @@ func TestSimulatedDiscoveryWithHungGPUs(t *testing.T) {
 			t.Fatalf("%+v, %v", node, err)
 		}
 		for _, broken := range node.Broken {
-			if !slices.Contains(hung, broken.Index) || !errors.Is(broken.Err, gpu.ErrHung) {
+			if !slices.Contains(hung, broken.Index) || !gpu.IsPending(broken.Err) {
 				t.Errorf("broken: %+v", broken)
 			}
 		}
 	}
 	update(t, file, func(m *machine.Machine) { m.Faults = nil })
-	for out := c.lanes.hung(); out != nil; out = c.lanes.hung() {
+	for out := c.calls.Pending("nvml"); out != nil; out = c.calls.Pending("nvml") {
 		<-out.Done
 	}
 	if node, err := c.Discover(t.Context()); err != nil || len(node.GPUs) != len(m.GPUs) {

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/partage-dev/partage/pkg/call"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/wait"
 	"github.com/partage-dev/partage/test/gpusim/machine"
@@ -45,13 +46,13 @@ func TestSimulatedUsageHang(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
 			_, err := c.Usage(ctx, pci, ids, time.Time{})
-			if ctx.Err() != nil || err != nil && !errors.Is(err, gpu.ErrHung) {
+			if ctx.Err() != nil || err != nil && !gpu.IsPending(err) {
 				t.Errorf("%v", err)
 			}
 			if err := file.Update(func(m *machine.Machine) error { state.RemoveFault(m, fault); return nil }); err != nil {
 				t.Fatal(err)
 			}
-			var hung *gpu.HungError
+			var hung *gpu.PendingError
 			if errors.As(err, &hung) {
 				<-hung.Done
 			}
@@ -75,7 +76,7 @@ func TestSimulatedEventCallsHang(t *testing.T) {
 		t.Run(function, func(t *testing.T) {
 			m := newMachine(t, "h100-80-sxmx2")
 			fault := state.AddFault(m, machine.Fault{Function: function, GPU: -1, Hang: true, Effect: machine.Proceed})
-			c, file := simulateClosed(t, m, Options{CallLimit: 2 * time.Second})
+			c, file := simulateClosed(t, m, Options{Calls: call.New(2 * time.Second)})
 			if err := c.Open(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -87,7 +88,7 @@ func TestSimulatedEventCallsHang(t *testing.T) {
 			if function == "nvmlEventSetFree" {
 				l.monitored(m.GPUs[0].PCIAddress)
 			} else {
-				l.until(m.GPUs[0].PCIAddress, "hung", func(err error) bool { return errors.Is(err, gpu.ErrHung) })
+				l.until(m.GPUs[0].PCIAddress, "hung", gpu.IsPending)
 			}
 			stop()
 			for range l.events { // until it is closed
@@ -96,8 +97,8 @@ func TestSimulatedEventCallsHang(t *testing.T) {
 			l.update(func(m *machine.Machine) { state.RemoveFault(m, fault) })
 			limited, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
-			if err := wait.Until(limited, func() (bool, error) { return c.lanes.hung() == nil, nil }); err != nil {
-				t.Fatalf("%v: %v", err, c.lanes.hung())
+			if err := wait.Until(limited, func() (bool, error) { return c.calls.Pending("nvml") == nil, nil }); err != nil {
+				t.Fatalf("%v: %v", err, c.calls.Pending("nvml"))
 			}
 			if err := c.Open(limited); err != nil {
 				t.Error(err)

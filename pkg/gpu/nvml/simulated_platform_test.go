@@ -13,6 +13,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"golang.org/x/sys/unix"
 
+	"github.com/partage-dev/partage/pkg/call"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
@@ -67,7 +68,7 @@ func TestSimulatedCoherentMemoryUnknown(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t, "gb200-node")
 			m.CoherentMemory = machine.CoherentDriver
-			c, _ := simulateClosed(t, m, Options{CallLimit: 2 * time.Second})
+			c, _ := simulateClosed(t, m, Options{Calls: call.New(2 * time.Second)})
 			if err := c.Open(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -81,7 +82,7 @@ func TestSimulatedCoherentMemoryUnknown(t *testing.T) {
 			if name == "hanging" {
 				wantCoherentMemory(t, c, len(m.GPUs), gpu.CoherentUnknown) // nothing more gets stuck
 				release(t, path)
-				for hung := c.parameters.hung(); hung != nil; hung = c.parameters.hung() {
+				for hung := c.calls.Pending("read"); hung != nil; hung = c.calls.Pending("read") {
 					<-hung.Done
 				}
 			}

@@ -17,6 +17,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 	"k8s.io/klog/v2"
 
+	"github.com/partage-dev/partage/pkg/call"
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
@@ -24,6 +25,19 @@ import (
 // function is about something else, the node of the GPU's memory on coherent
 // platforms. What sysfs does not have stays empty.
 func (c *Client) readPlace(ctx context.Context, g *gpu.GPU) {
+	before := *g // the look may go on when nobody waits any more
+	place, err := call.Look(ctx, c.calls.Of(g.PCIAddress, "sysfs"), "look at the device", func() (gpu.GPU, error) {
+		return c.place(ctx, before), nil
+	})
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("The place of a GPU in the machine is unknown", "pciAddress", g.PCIAddress, "reason", err)
+		return
+	}
+	*g = place
+}
+
+// place completes a GPU.
+func (c *Client) place(ctx context.Context, g gpu.GPU) gpu.GPU {
 	logger := klog.FromContext(ctx).WithValues("pciAddress", g.PCIAddress)
 	sysfs := deviceattribute.WithFSFromRoot(c.roots.Sys)
 
@@ -41,9 +55,9 @@ func (c *Client) readPlace(ctx context.Context, g *gpu.GPU) {
 	if err != nil {
 		logger.V(2).Info("NUMA node is unknown", "reason", err)
 	} else if numa.Value.IntValue != nil {
-		node := int(*numa.Value.IntValue)
-		g.NUMANode = &node
+		g.NUMANode = new(int(*numa.Value.IntValue))
 	}
+	return g
 }
 
 // pcieSwitch returns the upstream port of the PCIe switch that a device is behind, the one next
@@ -72,27 +86,28 @@ func pcieSwitch(sysRoot, pciAddress string) (string, error) {
 
 // readNVLink reads what the GPU's NVLinks lead to, once: wires stay where they are until somebody
 // resets the GPU. What cannot be read now stays unknown until the next discovery: only requests for
-// linked GPUs depend on it. So it gets no more time than one call, and has a lane of its own, as links that
-// hang are no reason to do without the GPU. One that hangs altogether is found by any other call.
+// linked GPUs depend on it. So it gets no more time than one call that is not slow, and none while an earlier one is out. It has
+// a queue of its own, as links that hang are no reason to do without the GPU. One that hangs altogether is found by any other call.
 func (c *Client) readNVLink(ctx context.Context, h *handle, g *gpu.GPU) {
 	h.mu.Lock()
+	out := h.linksOut
 	g.NVLink = h.nvlink
 	h.mu.Unlock()
-	if g.NVLink != nil || !c.features().nvlink || g.MIG != nil && g.MIG.Enabled {
+	if g.NVLink != nil || out.IsOut() || !c.features().nvlink || g.MIG != nil && g.MIG.Enabled {
 		return
 	}
-	links := &handle{pci: h.pci, dev: h.dev, lane: c.lanes.get("NVLinks of "+h.pci, h.pci)}
-	limited, cancel := context.WithTimeout(ctx, links.lane.limit)
+	links := &handle{pci: h.pci, dev: h.dev, queue: queue{c.calls.Of(h.pci, "NVLinks"), c.observe}}
+	limited, cancel := context.WithTimeout(ctx, call.SlowAfter)
 	defer cancel()
 	link, err := optional(c.nvlink(limited, links))
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	if err != nil {
+		_ = errors.As(err, &h.linksOut)
 		klog.FromContext(ctx).V(2).Info("What the NVLinks lead to is unknown", "pciAddress", g.PCIAddress, "reason", err)
 		return
 	}
-	g.NVLink = link
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.nvlink = link
+	g.NVLink, h.nvlink = link, link
 }
 
 // nvlink returns nil for a GPU without an active link, or one that is not registered with the fabric
@@ -132,7 +147,7 @@ func linkEnds(ctx context.Context, h *handle) (*gpu.NVLink, error) {
 		if state != nvml.FEATURE_ENABLED {
 			continue
 		}
-		kind, err := optional(get(ctx, h.lane, "nvmlDeviceGetNvLinkRemoteDeviceType", func() (nvml.IntNvLinkDeviceType, nvml.Return) {
+		kind, err := optional(get(ctx, h.queue, "nvmlDeviceGetNvLinkRemoteDeviceType", func() (nvml.IntNvLinkDeviceType, nvml.Return) {
 			return h.dev.GetNvLinkRemoteDeviceType(link)
 		}))
 		if err != nil {
@@ -160,7 +175,7 @@ func linkEnds(ctx context.Context, h *handle) (*gpu.NVLink, error) {
 
 // linkEnd is the PCI address of what a link leads to, or "".
 func linkEnd(ctx context.Context, h *handle, link int) (string, error) {
-	info, err := optional(get(ctx, h.lane, "nvmlDeviceGetNvLinkRemotePciInfo_v2", func() (nvml.PciInfo, nvml.Return) {
+	info, err := optional(get(ctx, h.queue, "nvmlDeviceGetNvLinkRemotePciInfo_v2", func() (nvml.PciInfo, nvml.Return) {
 		return h.dev.GetNvLinkRemotePciInfo(link)
 	}))
 	if err != nil {
@@ -174,13 +189,13 @@ func linkEnd(ctx context.Context, h *handle, link int) (string, error) {
 }
 
 func linkState(ctx context.Context, h *handle, link int) (nvml.EnableState, error) {
-	return get(ctx, h.lane, "nvmlDeviceGetNvLinkState", func() (nvml.EnableState, nvml.Return) { return h.dev.GetNvLinkState(link) })
+	return get(ctx, h.queue, "nvmlDeviceGetNvLinkState", func() (nvml.EnableState, nvml.Return) { return h.dev.GetNvLinkState(link) })
 }
 
 // fabricInfo reads the GPU's registration with the NVLink fabric. The second version of the
 // structure has all that is needed, and every driver with the function has it.
 func fabricInfo(ctx context.Context, h *handle) (nvml.GpuFabricInfo_v2, error) {
-	return get(ctx, h.lane, "nvmlDeviceGetGpuFabricInfoV", func() (nvml.GpuFabricInfo_v2, nvml.Return) {
+	return get(ctx, h.queue, "nvmlDeviceGetGpuFabricInfoV", func() (nvml.GpuFabricInfo_v2, nvml.Return) {
 		return h.dev.GetGpuFabricInfoV().V2()
 	})
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
+	"github.com/partage-dev/partage/pkg/call"
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
@@ -71,31 +72,32 @@ func TestNVLinksThatHang(t *testing.T) {
 				t.Errorf("links %+v and %+v", node.GPUs[0].NVLink, node.GPUs[1].NVLink)
 			}
 		}
-		discover(defaultCallLimit, false)
+		discover(call.SlowAfter+time.Second, false)
 		discover(0, false)
 		if _, err := c.Processes(t.Context(), pci); errors.Is(err, gpu.ErrHung) {
 			t.Errorf("another call: %v", err)
 		}
-		hung := c.lanes.hung()
+		hung := c.calls.Pending("nvml")
 		release()
 		<-hung.Done
 		discover(0, true)
 	})
 }
 
-// TestNVLinksThatAreSlow: everything waits for a discovery, so slow links delay it by the limit of one
+// TestNVLinksThatAreSlow: everything waits for a discovery, so slow links delay it by the time of one
 // call, and not by that of each of the 54.
 func TestNVLinksThatAreSlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const takes = defaultCallLimit - 5*time.Second
+		const takes = call.SlowAfter - time.Second
 		lib := linkedPair(fakeLinks{count: 18, takes: takes})
 		c := openFake(t, lib)
 		var node *gpu.Node
 		var err error
 		elapsed := took(func() { node, err = c.Discover(t.Context()) })
-		if err != nil || len(node.GPUs) != 2 || elapsed > defaultCallLimit+takes {
+		if err != nil || len(node.GPUs) != 2 || elapsed > call.SlowAfter+time.Second {
 			t.Errorf("%+v, %v after %s", node, err, elapsed)
 		}
+		time.Sleep(takes) // the last ones return
 	})
 }
 

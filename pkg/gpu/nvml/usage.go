@@ -63,10 +63,10 @@ func (c *Client) Usage(ctx context.Context, pciAddress string, partitions []gpu.
 	return usage, nil
 }
 
-// unlessLasting returns an error after which nothing more can be asked: that the GPU hangs, or
+// unlessLasting returns an error after which nothing more can be asked: that a call is out, or
 // that there is no more time.
 func unlessLasting(ctx context.Context, err error) error {
-	if errors.Is(err, gpu.ErrHung) || ctx.Err() != nil {
+	if gpu.IsPending(err) || ctx.Err() != nil {
 		return err
 	}
 	return nil
@@ -79,7 +79,7 @@ func (c *Client) partitionMemory(ctx context.Context, h *handle, id gpu.Partitio
 		return gpu.MemoryUsage{}, err
 	}
 	const call = "nvmlDeviceGetUUID"
-	uuid, err := get(ctx, h.lane, call, dev.GetUUID)
+	uuid, err := get(ctx, h.queue, call, dev.GetUUID)
 	if err != nil {
 		return gpu.MemoryUsage{}, err
 	}
@@ -93,13 +93,13 @@ func (c *Client) partitionMemory(ctx context.Context, h *handle, id gpu.Partitio
 // host's memory have none to report.
 func (c *Client) memoryUsage(ctx context.Context, h *handle, dev nvml.Device) (gpu.MemoryUsage, error) {
 	if c.features().reservedMemory {
-		memory, err := optional(get(ctx, h.lane, "nvmlDeviceGetMemoryInfo_v2", dev.GetMemoryInfo_v2))
+		memory, err := optional(get(ctx, h.queue, "nvmlDeviceGetMemoryInfo_v2", dev.GetMemoryInfo_v2))
 		if err != nil || memory.Total > 0 {
 			return gpu.MemoryUsage{TotalBytes: memory.Total, UsedBytes: memory.Used, ReservedBytes: memory.Reserved}, err
 		}
 	}
 	// It counts what is reserved as used.
-	memory, err := optional(get(ctx, h.lane, "nvmlDeviceGetMemoryInfo", dev.GetMemoryInfo))
+	memory, err := optional(get(ctx, h.queue, "nvmlDeviceGetMemoryInfo", dev.GetMemoryInfo))
 	return gpu.MemoryUsage{TotalBytes: memory.Total, UsedBytes: memory.Used}, err
 }
 

@@ -19,7 +19,7 @@ const percent = 100
 // With MIG mode on neither is supported.
 func (c *Client) readUtilization(ctx context.Context, h *handle, since time.Time, usage *gpu.Usage) error {
 	if call := "nvmlDeviceGetUtilizationRates"; c.features().utilization {
-		rates, err := known(get(ctx, h.lane, call, h.dev.GetUtilizationRates))
+		rates, err := known(get(ctx, h.queue, call, h.dev.GetUtilizationRates))
 		if err != nil {
 			return err
 		}
@@ -34,7 +34,7 @@ func (c *Client) readUtilization(ctx context.Context, h *handle, since time.Time
 	if !since.IsZero() {
 		last = uint64(since.UnixMicro())
 	}
-	samples, err := get(ctx, h.lane, "nvmlDeviceGetProcessUtilization", func() ([]nvml.ProcessUtilizationSample, nvml.Return) {
+	samples, err := get(ctx, h.queue, "nvmlDeviceGetProcessUtilization", func() ([]nvml.ProcessUtilizationSample, nvml.Return) {
 		return h.dev.GetProcessUtilization(last)
 	})
 	switch {
@@ -83,22 +83,22 @@ func (c *Client) partitionUtilization(ctx context.Context, h *handle, lib nvml.I
 	if last := h.lastSample(id); time.Since(last.taken) < gpmInterval {
 		return last.utilization, nil
 	}
-	now, err := get(ctx, h.lane, "nvmlGpmSampleAlloc", lib.GpmSampleAlloc)
+	now, err := get(ctx, h.queue, "nvmlGpmSampleAlloc", lib.GpmSampleAlloc)
 	if err != nil {
 		return nil, err
 	}
-	err = do(ctx, h.lane, "nvmlGpmMigSampleGet", func() nvml.Return { return h.dev.GpmMigSampleGet(id.InstanceID, now) })
-	if errors.Is(err, gpu.ErrHung) {
+	err = do(ctx, h.queue, "nvmlGpmMigSampleGet", func() nvml.Return { return h.dev.GpmMigSampleGet(id.InstanceID, now) })
+	if gpu.IsPending(err) {
 		return nil, err // the call may still write to the sample
 	}
 	if err != nil {
-		return nil, errors.Join(err, do(ctx, h.lane, "nvmlGpmSampleFree", now.Free))
+		return nil, errors.Join(err, do(ctx, h.queue, "nvmlGpmSampleFree", now.Free))
 	}
 	before := h.swapSample(gpmSample{of: id, sample: now, taken: time.Now()})
 	if before == nil {
 		return nil, nil //nolint:nilnil // not known yet
 	}
-	metric, err := get(ctx, h.lane, "nvmlGpmMetricsGet", func() (float64, nvml.Return) {
+	metric, err := get(ctx, h.queue, "nvmlGpmMetricsGet", func() (float64, nvml.Return) {
 		metrics := nvml.GpmMetricsGetType{NumMetrics: 1, Sample1: before, Sample2: now}
 		metrics.Metrics[0].MetricId = uint32(nvml.GPM_METRIC_SM_UTIL)
 		ret := lib.GpmMetricsGet(&metrics)
@@ -107,10 +107,10 @@ func (c *Client) partitionUtilization(ctx context.Context, h *handle, lib nvml.I
 		}
 		return metrics.Metrics[0].Value, ret
 	})
-	if errors.Is(err, gpu.ErrHung) {
+	if gpu.IsPending(err) {
 		return nil, err
 	}
-	if freeErr := do(ctx, h.lane, "nvmlGpmSampleFree", before.Free); err == nil {
+	if freeErr := do(ctx, h.queue, "nvmlGpmSampleFree", before.Free); err == nil {
 		err = freeErr
 	}
 	if err != nil {
@@ -132,7 +132,7 @@ func (c *Client) gpmSupported(ctx context.Context, h *handle) (bool, error) {
 	if known != nil {
 		return *known, nil
 	}
-	answer, err := optional(get(ctx, h.lane, "nvmlGpmQueryDeviceSupport", h.dev.GpmQueryDeviceSupport))
+	answer, err := optional(get(ctx, h.queue, "nvmlGpmQueryDeviceSupport", h.dev.GpmQueryDeviceSupport))
 	if err != nil {
 		return false, err
 	}
@@ -195,7 +195,7 @@ func (h *handle) dropSamples(ctx context.Context, keep []gpu.PartitionUsage) err
 	h.mu.Unlock()
 	var errs []error
 	for _, s := range dropped {
-		errs = append(errs, do(ctx, h.lane, "nvmlGpmSampleFree", s.sample.Free))
+		errs = append(errs, do(ctx, h.queue, "nvmlGpmSampleFree", s.sample.Free))
 	}
 	return errors.Join(errs...)
 }

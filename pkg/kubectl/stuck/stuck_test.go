@@ -11,7 +11,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/partage-dev/partage/pkg/api"
-	"github.com/partage-dev/partage/pkg/claim/step"
+	"github.com/partage-dev/partage/pkg/claim/converge"
+	"github.com/partage-dev/partage/pkg/claim/rules"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/partition"
@@ -63,7 +64,7 @@ func TestDriverErrors(t *testing.T) {
 		{gpu.ErrTimeout, PrepareTimeout},
 		{sharing.ErrNoSupervisor, MPSUnavailable},
 		{partition.ErrForeign, ForeignPartition},
-		{&step.OverlapError{Device: "a", OtherDevice: "b", OtherState: "prepared"}, DeviceInUse},
+		{&converge.VerdictError{Verdict: rules.Verdict{Why: "device a overlaps with b, which is prepared for claim x"}}, DeviceInUse},
 		{nvmlError("Uninitialized (NVML code 1)"), NVIDIADriver},
 		{nvmlError("Insufficient Permissions (NVML code 4)"), NoPermission},
 		{nvmlError("Driver Not Loaded (NVML code 9)"), NVIDIADriver},

@@ -102,7 +102,7 @@ func TestAdminAccess(t *testing.T) {
 	n.WantInstances(t, 2, harness.Place{Profile: "2g.20gb", Start: 2})
 	p.MustUnprepare(t, second)
 	n.WantInstances(t, 2, harness.Place{Profile: "2g.20gb", Start: 2})
-	if left := append(n.Journal(t), n.CDISpecs(t)...); len(left) > 0 {
+	if left := append(n.Records(t), n.CDISpecs(t)...); len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}
 }

@@ -14,14 +14,12 @@ import (
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/partage-dev/partage/test/flow/harness"
-	"github.com/partage-dev/partage/test/knownfailures"
 )
 
 // TestReleaseOnReadOnlyDisk checks that devices are given back and pods can end although the driver cannot write anything
 // down.
 func TestReleaseOnReadOnlyDisk(t *testing.T) {
 	t.Parallel()
-	knownfailures.Expect(t)
 	d := newDisk(t)
 	d.prepare(t)
 	harness.ReadOnly(t, d.n.DataDir())
@@ -41,7 +39,6 @@ func TestReleaseOnFullDisk(t *testing.T) {
 // TestReleaseWithReadOnlySpecs checks the same where CDI specs cannot be removed. Nobody can use them without the claim.
 func TestReleaseWithReadOnlySpecs(t *testing.T) {
 	t.Parallel()
-	knownfailures.Expect(t)
 	d := newDisk(t)
 	d.prepare(t)
 	harness.ReadOnly(t, d.n.CDIDir)
@@ -101,7 +98,6 @@ func (d *disk) wantReleased(t *testing.T) {
 // TestFoldersRemoved checks that claims come and go although somebody has removed a folder below the driver's while it runs.
 func TestFoldersRemoved(t *testing.T) {
 	t.Parallel()
-	knownfailures.Expect(t)
 	folders := removeFolder(t, "")
 	if len(folders) == 0 {
 		t.Fatal("the driver has no folders")

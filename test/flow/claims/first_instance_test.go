@@ -16,7 +16,6 @@ import (
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
-	"github.com/partage-dev/partage/test/knownfailures"
 )
 
 // inUse makes the creation of instances on GPU 0 fail, as that of the first one does on Hopper and later while somebody has
@@ -30,7 +29,6 @@ func inUse(t *testing.T, n *harness.Node) *harness.Fault {
 // use: a change of the mode takes seconds and moves device numbers, and does not help.
 func TestFirstInstanceKeepsMode(t *testing.T) {
 	t.Parallel()
-	knownfailures.Expect(t)
 	n := harness.NewNode(t, "h100x1")
 	p := n.Start(t)
 	p.Ready(t)
@@ -57,7 +55,6 @@ func TestFirstInstanceKeepsMode(t *testing.T) {
 // pod is sent to the GPU meanwhile, and that all is well when the process is gone.
 func TestFirstInstanceInUse(t *testing.T) {
 	t.Parallel()
-	knownfailures.Expect(t)
 	n := harness.NewNode(t, "h100x1")
 	p := n.Start(t, harness.Frequent...)
 	p.Ready(t)
@@ -85,7 +82,6 @@ func TestFirstInstanceInUse(t *testing.T) {
 // TestSessionInUse checks the same of a GPU on which no MPS session can be started.
 func TestSessionInUse(t *testing.T) {
 	t.Parallel()
-	knownfailures.Expect(t)
 	n := harness.NewNode(t, "h100x1")
 	n.StartSupervisor(t)
 	p := n.Start(t, harness.Frequent...)

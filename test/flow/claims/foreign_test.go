@@ -84,7 +84,7 @@ func TestForeignPartition(t *testing.T) {
 	if !n.MIGMode(t)[0] {
 		t.Error("MIG mode was turned off although a partition is there")
 	}
-	if left := append(n.Journal(t), n.CDISpecs(t)...); len(left) > 0 {
+	if left := append(n.Records(t), n.CDISpecs(t)...); len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}
 
@@ -120,7 +120,7 @@ func TestForeignPartitionInTheWay(t *testing.T) {
 	if !n.MIGMode(t)[0] {
 		t.Error("MIG mode was turned off although a partition is there")
 	}
-	if left := append(n.Journal(t), n.CDISpecs(t)...); len(left) > 0 {
+	if left := append(n.Records(t), n.CDISpecs(t)...); len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}
 }

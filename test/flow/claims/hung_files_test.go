@@ -93,7 +93,6 @@ func TestCleanUpWhileProcfsHangs(t *testing.T) {
 // read, also one that is just being prepared, and that other GPUs are given back.
 func TestReleaseWhileProcfsHangs(t *testing.T) {
 	t.Parallel()
-	knownfailures.Expect(t)
 	n, p, onHung, _ := procfsHangs(t)
 	both := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 5), harness.Partition(1, "1g.10gb", 5)}))
 	_, _ = p.TryPrepare(t.Context(), both, harness.ShortTimeout)

@@ -7,14 +7,12 @@ import (
 	"testing"
 
 	"github.com/partage-dev/partage/test/flow/harness"
-	"github.com/partage-dev/partage/test/knownfailures"
 )
 
 // TestPartitionOfSomebodyElse checks that a claim does not get a partition that somebody has made in the place of its own
 // after that was seen to be gone, and that its release leaves it there.
 func TestPartitionOfSomebodyElse(t *testing.T) {
 	t.Parallel()
-	knownfailures.Expect(t)
 	n := harness.NewNode(t, "h100x2")
 	p := n.Start(t, harness.Frequent...)
 	p.Ready(t)

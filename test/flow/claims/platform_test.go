@@ -91,7 +91,7 @@ func TestFabricAfterPartitions(t *testing.T) {
 	}()
 	p.Until(t, "a claim that waits for the fabric", func(context.Context) error {
 		for line := range strings.SplitSeq(p.Log.String(), "\n") {
-			if strings.Contains(line, "Trying again") && strings.Contains(line, "NVLink fabric") && strings.Contains(line, n.Address(t, 0)) {
+			if strings.Contains(line, "Waiting") && strings.Contains(line, "NVLink fabric") && strings.Contains(line, n.Address(t, 0)) {
 				return nil
 			}
 		}

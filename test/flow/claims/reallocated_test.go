@@ -10,7 +10,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/partage-dev/partage/test/flow/harness"
-	"github.com/partage-dev/partage/test/knownfailures"
 )
 
 // hasEnv reports whether a container has a variable with this prefix.
@@ -28,7 +27,6 @@ func hasEnv(t *testing.T, n *harness.Node, prefix string, ids []string) bool {
 // what that says, or is refused: the kubelet never released it, as after a forced deletion.
 func TestReallocatedWithOtherConfig(t *testing.T) {
 	t.Parallel()
-	knownfailures.Expect(t)
 	n := harness.NewNode(t, "h100x1")
 	n.StartSupervisor(t)
 	p := n.Start(t)

@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/partage-dev/partage/test/flow/harness"
-	"github.com/partage-dev/partage/test/knownfailures"
 )
 
 // patient makes the driver wait for calls as long as it ever does.
@@ -47,7 +46,6 @@ func TestSlowGPUHoldsUpNobody(t *testing.T) {
 // end, and that the rest is done when the call has returned.
 func TestReleaseOnSlowGPU(t *testing.T) {
 	t.Parallel()
-	knownfailures.Expect(t)
 	n := harness.NewNode(t, "h100x2")
 	p := n.Start(t, append(harness.Frequent, patient)...)
 	p.Ready(t)
@@ -66,7 +64,6 @@ func TestReleaseOnSlowGPU(t *testing.T) {
 // call of the kernel module.
 func TestReleaseOfUnkillableMPS(t *testing.T) {
 	t.Parallel()
-	knownfailures.Expect(t)
 	n := harness.NewNode(t, "h100x1")
 	n.StartSupervisor(t)
 	p := n.Start(t)

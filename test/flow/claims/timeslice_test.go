@@ -13,7 +13,6 @@ import (
 
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
-	"github.com/partage-dev/partage/test/knownfailures"
 )
 
 const longSlices = "default:\n  timeslice: {clients: 4, interval: Long}\n"
@@ -22,7 +21,6 @@ const longSlices = "default:\n  timeslice: {clients: 4, interval: Long}\n"
 // when one more share comes at the latest.
 func TestTimeSliceAfterReload(t *testing.T) {
 	t.Parallel()
-	knownfailures.Expect(t)
 	n := harness.NewNode(t, "l4x1")
 	flags := append([]string{n.Policy(t, longSlices)}, harness.Frequent...)
 	p := n.Start(t, flags...)

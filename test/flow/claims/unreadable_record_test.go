@@ -15,7 +15,6 @@ import (
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/partage-dev/partage/test/flow/harness"
-	"github.com/partage-dev/partage/test/knownfailures"
 )
 
 // hasSpec reports whether there is a CDI spec of a claim.
@@ -30,7 +29,6 @@ func TestReleaseOnUnreadableRecord(t *testing.T) {
 	for name, damage := range map[string]func(string) error{"EIO": harness.Unreadable, "cut off": harness.CutOff, "folder": harness.IsFolder} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			knownfailures.Expect(t)
 			n := harness.NewNode(t, "h100x1")
 			p := n.Start(t)
 			p.Ready(t)
@@ -53,15 +51,18 @@ func TestUnreadableRecordGuards(t *testing.T) {
 	for name, damage := range map[string]func(string) error{"EIO": harness.Unreadable, "cut off": harness.CutOff} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			knownfailures.Expect(t)
 			n := harness.NewNode(t, "h100x3")
 			n.StartSupervisor(t)
 			p := n.Start(t)
 			p.Ready(t)
+			var claims []*drapb.Claim
 			held := []harness.Device{{GPU: 0}, {GPU: 1, Kind: harness.MPS}, {GPU: 2, Kind: harness.TimeSlice}}
 			for _, d := range held {
 				c := n.Allocate(t, []harness.Device{d})
 				p.MustPrepare(t, c)
+				claims = append(claims, c)
+			}
+			for _, c := range claims {
 				n.DamageRecords(t, c.GetUid(), damage)
 			}
 			var others []harness.Device
@@ -113,7 +114,6 @@ func TestUnreadableRecordOfSharer(t *testing.T) {
 	} {
 		t.Run(string(kind), func(t *testing.T) {
 			t.Parallel()
-			knownfailures.Expect(t)
 			n := harness.NewNode(t, "h100x1")
 			n.StartSupervisor(t)
 			p := n.Start(t, n.Policy(t, "default:\n  timeslice: {clients: 3, interval: Long}\n"))
@@ -139,7 +139,7 @@ func TestUnreadableRecordOfPartition(t *testing.T) {
 	beside := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(1, "1g.10gb", 4)}))
 	p.MustPrepare(t, c)
 	p.MustPrepare(t, beside)
-	n.DamageRecords(t, c.GetUid(), harness.CutOff)
+	n.DamageRecords(t, c.GetUid(), harness.CutBody)
 	wantGuarded(t, n, p, harness.Device{}, harness.Device{Kind: harness.TimeSlice}, harness.Partition(0, "7g.80gb", 0), harness.Partition(0, "1g.10gb", 4))
 	n.WantInstances(t, 0, harness.Place{Profile: "1g.10gb", Start: 4})
 	p.MustUnprepare(t, beside)
@@ -153,7 +153,6 @@ func TestUnreadableRecordOfPartition(t *testing.T) {
 // downgrade, is in nobody's way after a reboot, when nothing of its claim exists any more.
 func TestUnknownRecordAfterReboot(t *testing.T) {
 	t.Parallel()
-	knownfailures.Expect(t)
 	n := harness.NewNode(t, "h100x1")
 	p := n.Start(t)
 	p.Ready(t)

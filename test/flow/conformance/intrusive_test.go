@@ -62,11 +62,10 @@ func TestIntrusive(t *testing.T) {
 // recordClaim makes a record of a claim, as the driver has of those that it prepares.
 func recordClaim(t *testing.T, n *harness.Node) {
 	t.Helper()
-	dir := filepath.Join(n.PluginsDir, harness.DriverName, "claims")
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := os.MkdirAll(n.RecordsDir(), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "0af2.json"), []byte("{}"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(n.RecordsDir(), "0af2."+n.Machine(t).BootID), []byte("{}"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 }

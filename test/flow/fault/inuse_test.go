@@ -144,7 +144,7 @@ func (l *lane) checkInUse(c faultCase, claim *drapb.Claim, err error) error {
 	}
 	if err == nil {
 		r, err := l.n.Record(claim.GetUid())
-		if err != nil || r == nil || r.State != harness.StateUnpreparing {
+		if err != nil || r == nil || r.State != harness.StateReleasing {
 			return fmt.Errorf("the call succeeded and the journal says %+v (%w)", r, err)
 		}
 		return nil

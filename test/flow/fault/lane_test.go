@@ -193,7 +193,7 @@ func (l *lane) checkPending(uid string) error {
 	if err != nil {
 		return err
 	}
-	if r == nil || r.State != harness.StateUnpreparing {
+	if r == nil || r.State != harness.StateReleasing {
 		return fmt.Errorf("the journal says %+v: %w", r, l.checkGone(l.gpu, uid))
 	}
 	if ids, err := os.ReadDir(l.n.CDIDir); err != nil || slices.ContainsFunc(ids, func(e os.DirEntry) bool {

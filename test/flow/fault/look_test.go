@@ -74,7 +74,9 @@ func (r *faultRig) looks(t *testing.T) []string {
 		// Only requests for linked GPUs depend on NVLinks: what cannot be read is asked again, and no
 		// condition of the GPU. The reserved memory is not asked for where there are partitions.
 		return function == discovery || strings.Contains(function, "NvLink") || function == "nvmlDeviceGetGpuFabricInfoV" ||
-			strings.HasPrefix(function, "nvmlSystem") || function == "nvmlDeviceGetMemoryInfo_v2"
+			strings.HasPrefix(function, "nvmlSystem") || function == "nvmlDeviceGetMemoryInfo_v2" ||
+			// These are asked of GPUs that are not partitioned.
+			strings.HasSuffix(function, "RunningProcesses_v3") || function == "nvmlDeviceGetComputeMode"
 	})
 	return slices.Sorted(maps.Keys(counts))
 }

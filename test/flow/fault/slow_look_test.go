@@ -13,7 +13,6 @@ import (
 
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
-	"github.com/partage-dev/partage/test/knownfailures"
 )
 
 // keepsBack are the looks at a GPU that keep what changes on all others from being published as long as they are held, a
@@ -51,7 +50,6 @@ func TestSlowLooks(t *testing.T) {
 
 // TestChangePublishedWhileAnotherGPUIsSlow: what the scheduler has to know of a GPU does not wait for another one.
 func TestChangePublishedWhileAnotherGPUIsSlow(t *testing.T) {
-	knownfailures.Expect(t)
 	t.Parallel()
 	l := newSlowLook(t)
 	gate := l.n.Hold(t, "nvmlDeviceGetGpuInstances", 0)

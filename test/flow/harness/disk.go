@@ -51,6 +51,12 @@ var (
 	}
 	// CutOff leaves the first letter of a file, as a disk does that loses what was written last.
 	CutOff = func(path string) error { return os.Truncate(path, 1) }
+	// CutBody leaves the first line of a file, which says which GPUs it is about.
+	CutBody = func(path string) error {
+		text, err := os.ReadFile(path)
+		line, _, _ := bytes.Cut(text, []byte("\n"))
+		return errors.Join(err, os.Truncate(path, int64(len(line)+1)))
+	}
 	// IsFolder puts a folder in the place of a file, as a bad repair of a file system does.
 	IsFolder = func(path string) error {
 		return errors.Join(os.Remove(path), os.MkdirAll(filepath.Join(path, "lost+found"), 0o755))

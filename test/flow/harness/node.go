@@ -173,7 +173,7 @@ func (n *Node) WantClean(t testing.TB) {
 	if left := n.CDISpecs(t); len(left) > 0 {
 		t.Errorf("CDI files are left: %v", left)
 	}
-	if left := n.Journal(t); len(left) > 0 {
-		t.Errorf("journal files are left: %v", left)
+	if left := n.Records(t); len(left) > 0 {
+		t.Errorf("records are left: %v", left)
 	}
 }

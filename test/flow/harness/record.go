@@ -4,11 +4,13 @@
 package harness
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -18,11 +20,12 @@ import (
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
 
-// Record is what the tests read of a journal file. The type is their own, since
+// Record is what the tests read of a record. The type is their own, since
 // records are files that other versions of the driver read as well.
 type Record struct {
-	State   string         `json:"state"`
-	BootID  string         `json:"bootID"`
+	// State and Marks are in the first line, BootID is in the name of the file.
+	State, Marks, BootID string `json:"-"`
+
 	Devices []RecordDevice `json:"devices"`
 }
 
@@ -33,32 +36,66 @@ type RecordDevice struct {
 	Partition  *struct {
 		ProfileID uint32            `json:"profileID"`
 		Placement machine.Placement `json:"placement"`
-		Live      *struct {
+		Made      *struct {
 			UUID string `json:"uuid"`
-		} `json:"live"`
+		} `json:"made"`
 	} `json:"partition"`
 }
 
 // States of a record.
 const (
-	StatePrepared    = "prepared"
-	StateUnpreparing = "unpreparing"
+	StatePrepared  = "prepared"
+	StateReleasing = "releasing"
 )
+
+// RecordsDir is where the driver keeps records.
+func (n *Files) RecordsDir() string { return filepath.Join(n.PluginsDir, DriverName, "records") }
 
 // Record reads the record of a claim; nil if there is none.
 func (n *Files) Record(uid string) (*Record, error) {
-	data, err := os.ReadFile(filepath.Join(n.PluginsDir, DriverName, "claims", uid+".json"))
+	path, err := n.RecordPath(uid)
+	if err != nil || path == "" {
+		return nil, err
+	}
+	return ReadRecord(path)
+}
+
+// RecordPath is where the record of a claim is, or nothing where there is none.
+func (n *Files) RecordPath(uid string) (string, error) {
+	paths, err := filepath.Glob(filepath.Join(n.RecordsDir(), uid+".*"))
+	for _, path := range slices.Backward(paths) {
+		if strings.Count(filepath.Base(path), ".") == 1 {
+			return path, err
+		}
+	}
+	return "", err
+}
+
+var recordHead = regexp.MustCompile(`^partage-claim-record/1 state=(\S+) .*marks=\[([^]]*)\]`)
+
+// ReadRecord reads a file. It returns nil for one that says only when the claim was released.
+func ReadRecord(path string) (*Record, error) {
+	data, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	r := &Record{}
-	return r, json.Unmarshal(data, r)
+	line, body, _ := bytes.Cut(data, []byte("\n"))
+	head := recordHead.FindSubmatch(line)
+	if head == nil {
+		return nil, fmt.Errorf("%s begins with %q", path, line)
+	}
+	_, boot, _ := strings.Cut(filepath.Base(path), ".")
+	r := &Record{State: string(head[1]), Marks: string(head[2]), BootID: boot}
+	if r.State == "released" {
+		return nil, nil
+	}
+	return r, json.Unmarshal(body, r)
 }
 
-// checkRecord fails unless the journal says that a claim with one device is
+// checkRecord fails unless its record says that a claim with one device is
 // prepared, with the MIG device of this UUID if it is not empty.
 func (n *Files) checkRecord(uid, uuid string) error {
 	r, err := n.Record(uid)
@@ -66,43 +103,50 @@ func (n *Files) checkRecord(uid, uuid string) error {
 	case err != nil:
 		return err
 	case r == nil || r.State != StatePrepared || len(r.Devices) != 1:
-		return fmt.Errorf("the journal says %+v of claim %s", r, uid)
+		return fmt.Errorf("its record says %+v of claim %s", r, uid)
 	case uuid == "":
 		return nil
 	}
 	p := r.Devices[0].Partition
-	if p == nil || p.Live == nil || p.Live.UUID != uuid {
-		return fmt.Errorf("the journal of claim %s does not name MIG device %s: %+v", uid, uuid, r)
+	if p == nil || p.Made == nil || p.Made.UUID != uuid {
+		return fmt.Errorf("the record of claim %s does not name MIG device %s: %+v", uid, uuid, r)
 	}
 	return nil
 }
 
 // CheckNoFiles fails unless the claim has neither a CDI file nor a record.
 func (n *Files) CheckNoFiles(uid string) error {
-	for _, dir := range []string{n.CDIDir, filepath.Join(n.PluginsDir, DriverName, "claims")} {
-		entries, err := os.ReadDir(dir)
-		if err != nil {
-			return err
+	entries, err := os.ReadDir(n.CDIDir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if strings.Contains(e.Name(), uid) {
+			return fmt.Errorf("%s is left in %s", e.Name(), filepath.Base(n.CDIDir))
 		}
-		for _, e := range entries {
-			if strings.Contains(e.Name(), uid) {
-				return fmt.Errorf("%s is left in %s", e.Name(), filepath.Base(dir))
-			}
-		}
+	}
+	if r, err := n.Record(uid); err != nil || r != nil {
+		return fmt.Errorf("the record of claim %s is left: %+v, %v", uid, r, err)
 	}
 	return nil
 }
 
-// Journal lists the files of the journal.
-func (n *Files) Journal(t testing.TB) []string {
-	return List(t, filepath.Join(n.PluginsDir, DriverName, "claims"))
+// Records lists the files of records, without those that say only when a claim was released.
+func (n *Files) Records(t testing.TB) []string {
+	t.Helper()
+	return slices.DeleteFunc(List(t, n.RecordsDir()), func(name string) bool {
+		if strings.HasPrefix(name, ".") {
+			return true
+		}
+		r, err := ReadRecord(filepath.Join(n.RecordsDir(), name))
+		return err == nil && r == nil
+	})
 }
 
-// WantClaims fails unless exactly these claims have one CDI file and one journal
-// file each.
+// WantClaims fails unless exactly these claims have one CDI file and one record each.
 func (n *Files) WantClaims(t testing.TB, uids ...types.UID) {
 	t.Helper()
-	for what, files := range map[string][]string{"CDI": n.CDISpecs(t), "journal": n.Journal(t)} {
+	for what, files := range map[string][]string{"CDI": n.CDISpecs(t), "record": n.Records(t)} {
 		if len(files) != len(uids) {
 			t.Errorf("%s files are %v, want one for each of %v", what, files, uids)
 		}

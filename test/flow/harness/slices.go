@@ -114,7 +114,7 @@ func (p *Driver) UntilEvent(t testing.TB, n *Node, reason string, texts ...strin
 func (p *Driver) UntilClean(t testing.TB, n *Node) {
 	t.Helper()
 	p.Until(t, "nothing to be left", func(context.Context) error {
-		left := append(n.CDISpecs(t), n.Journal(t)...)
+		left := append(n.CDISpecs(t), n.Records(t)...)
 		for _, in := range n.Instances(t) {
 			left = append(left, fmt.Sprintf("GPU instance %+v", in))
 		}

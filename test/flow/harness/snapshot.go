@@ -60,8 +60,7 @@ func (n *Node) Snapshot(t testing.TB) Snapshot {
 	}
 	data := filepath.Join(n.PluginsDir, DriverName)
 	for prefix, dir := range map[string]string{
-		"cdi": n.CDIDir, "claims": filepath.Join(data, "claims"),
-		"quarantine": filepath.Join(data, "quarantine"), "limits": filepath.Join(data, "limits"), "mps": n.MPSDir,
+		"cdi": n.CDIDir, "records": n.RecordsDir(), "limits": filepath.Join(data, "limits"), "mps": n.MPSDir,
 		"metadata": filepath.Join(data, "dra-device-metadata"), "metadata-cdi": filepath.Join(data, "dra-device-metadata-cdi"),
 	} {
 		if err := readTree(dir, prefix, all.Files); err != nil {
@@ -96,6 +95,8 @@ func readTree(dir, prefix string, files map[string]string) error {
 		case prefix == "mps" && strings.HasPrefix(entry.Name(), "."):
 			// What was to become a session's record goes with the session.
 			return nil
+		case prefix == "records" && (entry.IsDir() || isTombstone(path)):
+			return nil
 		case entry.IsDir():
 			files[name+"/"] = ""
 			if prefix == "mps" && isRuntime(entry.Name()) {
@@ -110,6 +111,12 @@ func readTree(dir, prefix string, files map[string]string) error {
 		files[name] = string(data)
 		return err
 	})
+}
+
+// isTombstone reports whether a file says only when a claim was released.
+func isTombstone(path string) bool {
+	r, err := ReadRecord(path)
+	return err == nil && r == nil
 }
 
 // isRuntime reports whether a folder of an MPS session is for what a daemon makes

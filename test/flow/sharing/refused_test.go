@@ -85,7 +85,7 @@ func TestReleaseWithoutSupervisor(t *testing.T) {
 		t.Errorf("CDI files are left: %v", left)
 	}
 	for gpu, c := range s.claims {
-		if r, err := s.n.Record(c.GetUid()); err != nil || r == nil || r.State != harness.StateUnpreparing {
+		if r, err := s.n.Record(c.GetUid()); err != nil || r == nil || r.State != harness.StateReleasing {
 			t.Errorf("the journal says %+v of a claim whose session could not be ended (%v)", r, err)
 		}
 		s.n.WantMode(t, gpu, harness.ExclusiveProcess)

@@ -5,7 +5,6 @@ package soak
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -19,34 +18,28 @@ import (
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
 
-// soakRecords is the journal by claim.
+// soakRecords are the records by claim.
 type soakRecords map[string]*harness.Record
 
-// readRecords reads the journal while the driver works on it.
+// readRecords reads them while the driver works on them.
 func readRecords(n *harness.Node) (soakRecords, error) {
-	dir := filepath.Join(n.PluginsDir, harness.DriverName, "claims")
-	entries, err := os.ReadDir(dir)
+	entries, err := os.ReadDir(n.RecordsDir())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
 	all := soakRecords{}
 	for _, e := range entries {
-		uid, ok := strings.CutSuffix(e.Name(), ".json")
-		if !ok {
+		uid, boot, _ := strings.Cut(e.Name(), ".")
+		if uid == "" || strings.Contains(boot, ".") {
 			continue // what becomes a record
 		}
-		data, err := os.ReadFile(filepath.Join(dir, e.Name()))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
+		r, err := harness.ReadRecord(filepath.Join(n.RecordsDir(), e.Name()))
 		if err != nil {
 			return nil, err
 		}
-		r := &harness.Record{}
-		if err := json.Unmarshal(data, r); err != nil {
-			return nil, fmt.Errorf("journal file %s: %w", e.Name(), err)
+		if r != nil {
+			all[uid] = r
 		}
-		all[uid] = r
 	}
 	return all, nil
 }

@@ -117,8 +117,8 @@ func (s *soak) checkSame() error {
 	recorded := map[string]string{}
 	for _, r := range records {
 		for _, d := range r.Devices {
-			if p := d.Partition; p != nil && p.Live != nil {
-				recorded[recordedName(&d)] = p.Live.UUID
+			if p := d.Partition; p != nil && p.Made != nil {
+				recorded[recordedName(&d)] = p.Made.UUID
 			}
 		}
 	}

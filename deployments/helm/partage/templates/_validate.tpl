@@ -104,7 +104,7 @@ SPDX-License-Identifier: Apache-2.0
 
 {{- /* The same limits as in the programs, which would end when they start. */ -}}
 {{- $durations := list
-  (list "kubeletPlugin.nvmlCallLimit" .Values.kubeletPlugin.nvmlCallLimit 45 "45s, for the kubelet waits no longer")
+  (list "kubeletPlugin.nvmlCallLimit" .Values.kubeletPlugin.nvmlCallLimit 600 "10m" 10 "10s")
   (list "kubeletPlugin.pollInterval" .Values.kubeletPlugin.pollInterval 3600 "1h")
   (list "metrics.sampleInterval" .Values.metrics.sampleInterval 3600 "1h")
   (list "kubeletPlugin.reconcileInterval" .Values.kubeletPlugin.reconcileInterval 3600 "1h")
@@ -114,8 +114,9 @@ SPDX-License-Identifier: Apache-2.0
 -}}
 {{- range $durations -}}
 {{- $seconds := include "partage.seconds" (index . 1) | float64 -}}
-{{- if or (lt $seconds 0.05) (gt $seconds (float64 (index . 2))) -}}
-{{- fail (printf "%s is %s: want a time from 50ms to %s" (index . 0) (index . 1) (index . 3)) -}}
+{{- $least := concat (slice . 4) (list 0.05 "50ms") -}}
+{{- if or (lt $seconds (float64 (index $least 0))) (gt $seconds (float64 (index . 2))) -}}
+{{- fail (printf "%s is %s: want a time from %s to %s" (index . 0) (index . 1) (index $least 1) (index . 3)) -}}
 {{- end -}}
 {{- end -}}
 

@@ -17,7 +17,7 @@ containers, so they must hide nothing there either. Argument: the section host.
 {{- end -}}
 {{- end -}}
 {{- $shared := list "/bin" "/boot" "/etc" "/home" "/lib" "/lib64" "/media" "/mnt" "/opt" "/root" "/run" "/sbin" "/srv" "/tmp" "/usr" "/var" "/var/cache" "/var/lib" "/var/log" "/var/run" "/var/tmp" -}}
-{{- $taken := list "/dev" "/proc" "/sys" "/bin" "/boot" "/lib" "/lib64" "/sbin" "/usr" "/etc/partage" "/run/health" "/var/run/secrets" "/driver-root" "/dev-root" "/proc-root" "/sys-root" -}}
+{{- $taken := list "/dev" "/proc" "/sys" "/bin" "/boot" "/lib" "/lib64" "/sbin" "/usr" "/etc/partage" "/run/health" "/var/run/secrets" "/driver-root" "/dev-root" "/pod-logs" "/proc-root" "/sys-root" -}}
 {{- range list "cdiDir" "kubeletDir" "mpsDir" -}}
 {{- $name := . -}}
 {{- $path := clean (get $host $name) -}}

@@ -1,0 +1,54 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"k8s.io/klog/v2"
+
+	"github.com/partage-dev/partage/pkg/claim"
+	"github.com/partage-dev/partage/pkg/claim/users"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/holder"
+	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/plugin"
+)
+
+// processLister is the NVML session.
+type processLister interface {
+	Processes(ctx context.Context, pciAddress string) ([]gpu.Process, error)
+}
+
+// sessionLister is the MPS supervisor.
+type sessionLister interface {
+	List(ctx context.Context) ([]mps.Status, error)
+}
+
+// users finds the processes on GPUs that no claim explains.
+func (c *config) users(ctx context.Context, holders *holder.Finder, gpus processLister, supervisor sessionLister, cluster *plugin.Cluster) *users.Users {
+	if _, err := c.roots().PodNames(); err != nil {
+		klog.FromContext(ctx).Error(err, "Pods without a claim that have a GPU open are taken for users of it, whatever their namespace, while their names are not known")
+	}
+	return &users.Users{
+		Finder: &holder.UsersFinder{Finder: holders, List: gpus.Processes, Ignored: c.isIgnored},
+		PodsOf: cluster.PodsOf,
+		Servers: func(ctx context.Context) ([]int, error) {
+			sessions, err := supervisor.List(ctx)
+			var servers []int
+			for i := range sessions {
+				servers = append(servers, sessions[i].Servers...)
+			}
+			return servers, err
+		},
+		Clock: claim.SinceBoot,
+	}
+}
+
+// isIgnored reports whether pods of a namespace may use GPUs without a claim. The MPS servers are in the driver's own.
+func (c *config) isIgnored(namespace string) bool {
+	return namespace == c.podNamespace || slices.Contains(strings.Split(c.ignoredNamespaces, ","), namespace)
+}

@@ -1,0 +1,267 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package claim
+
+import (
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/partage-dev/partage/pkg/claim/converge"
+	"github.com/partage-dev/partage/pkg/claim/record"
+	"github.com/partage-dev/partage/pkg/host"
+)
+
+// rehead changes the head of a record, so that it is one that somebody could have written.
+func rehead(text, from, to string) string {
+	head, body, _ := strings.Cut(text, "\n")
+	head = strings.Replace(head[:len(head)-8], from, to, 1)
+	return fmt.Sprintf("%s%08x\n%s", head, crc32.ChecksumIEEE([]byte(head)), body)
+}
+
+// rebody makes the head of a record say that its body is whole.
+func rebody(text string) string {
+	head, body, _ := strings.Cut(text, "\n")
+	at := strings.Index(head, "body=")
+	return rehead(text, head[at:at+13], fmt.Sprintf("body=%08x", crc32.ChecksumIEEE([]byte(body))))
+}
+
+// otherVersion makes the record of a claim one that a later version has written. Its GPUs are known.
+func otherVersion(t *testing.T, m *Manager, uid string) {
+	t.Helper()
+	write(t, m.store.Path(types.UID(uid)), rehead(recordText(t, m, types.UID(uid)), "claim-record/1", "claim-record/2"))
+}
+
+// damage makes the body of a record unreadable. Its GPUs are known.
+func damage(t *testing.T, m *Manager, uid string) {
+	t.Helper()
+	write(t, m.store.Path(types.UID(uid)), strings.Replace(recordText(t, m, types.UID(uid)), "devices", "deviecs", 1))
+}
+
+// guards are the files that cannot be read.
+func (b *box) guards() []string {
+	b.t.Helper()
+	var paths []string
+	for _, g := range b.store().Snapshot().Guards {
+		paths = append(paths, filepath.Base(g.Path))
+	}
+	return paths
+}
+
+// A record cannot be read: other claims go on, what the claim has is nobody else's, and the claim has it again when the
+// kubelet asks.
+func TestDamagedRecord(t *testing.T) {
+	const share = sliceA1 + "-mps"
+	for name, damage := range map[string]func(string) string{
+		"empty":         func(string) string { return "" },
+		"cut off":       func(text string) string { return text[:20] },
+		"half":          func(text string) string { return text[:len(text)/2] },
+		"zeros":         func(text string) string { return strings.Repeat("\x00", len(text)) },
+		"other claim":   func(text string) string { return rebody(strings.Replace(text, `"u1"`, `"u9"`, 1)) },
+		"other version": func(text string) string { return rehead(text, "claim-record/1", "claim-record/2") },
+	} {
+		runInBubble(t, name, func(t *testing.T) {
+			b := newBox(t)
+			m := b.manager()
+			mustPrepare(t, m, newClaim("u1", sliceA0))
+			write(t, m.store.Path("u1"), damage(recordText(t, m, "u1")))
+
+			mustPrepare(t, m, newClaim("u2", sliceA4))
+			// The place of the claim is not given away, nor is it taken for a partition of somebody else's.
+			_, err := m.Prepare(t.Context(), newClaim("u3", sliceA0))
+			wantError(t, err, "was not made by this driver", "records/u1.boot-1")
+			// Whole GPUs and shares that the record may be about wait.
+			for _, device := range []string{share, wholeA} {
+				start := time.Now()
+				if _, err := m.Prepare(t.Context(), newClaim("u3", device)); device == share && (!errors.Is(err, converge.ErrGuarded) || time.Since(start) < roomTime) || err == nil {
+					t.Errorf("%s after %s: %v", device, time.Since(start), err)
+				}
+			}
+			for _, when := range []string{"before", "after"} {
+				status := m.Survey(t.Context())
+				said := fmt.Sprintf("%+v", status.Conditions)
+				if len(status.Static) != 0 || !strings.Contains(said, "records/u1.boot-1") || !strings.Contains(said, "occupied") {
+					t.Errorf("%s people are told: %+v", when, status)
+				}
+				mustReconcile(t, m)
+			}
+			b.wantWarnings([]string{"u1 DamagedClaimRecord", "records/u1.boot-1", "drain the node"})
+
+			// What the claim had follows from the allocation, so that it is found again.
+			live, _ := b.look(addressA0)
+			mustPrepare(t, m, newClaim("u1", sliceA0))
+			if now, _ := b.look(addressA0); now != live || b.count(pciA) != 2 {
+				t.Errorf("instances: %v", b.state())
+			}
+			if files := b.guards(); len(files) > 0 {
+				t.Errorf("all is known again, and there are %v", files)
+			}
+			mustUnprepare(t, m, "u1")
+			mustUnprepare(t, m, "u2")
+			b.wantWarnings()
+			b.wantNothing()
+		})
+	}
+}
+
+// A claim whose record cannot be read is released: the pod ends. What it may have is not known, so that it stays, and so
+// does the file, until nothing is there that it could be about.
+func TestDamagedRecordIsUnprepared(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	mustPrepare(t, m, newClaim("u1", sliceA0))
+	mustPrepare(t, m, newClaim("other", sliceA4))
+	damage(t, m, "u1")
+	for range 2 {
+		mustUnprepare(t, m, "u1")
+		mustReconcile(t, m)
+		if b.spec("u1") != nil {
+			t.Error("the spec is left")
+		}
+		if _, found := b.look(addressA0); !found || len(b.guards()) != 1 {
+			t.Errorf("left: %v", b.state())
+		}
+	}
+	b.removeForeign(addressA0) // an administrator, as the message says
+	mustReconcile(t, m)
+	if files := b.guards(); len(files) > 0 {
+		t.Errorf("nothing of the claim is left, and there are %v", files)
+	}
+	mustUnprepare(t, m, "other")
+	b.wantNothing()
+	// With the next boot the partitions are gone, and the files mean nothing.
+	mustPrepare(t, m, newClaim("u1", sliceA0))
+	damage(t, m, "u1")
+	mustUnprepare(t, m, "u1")
+	b.boot("boot-2")
+	m = b.manager()
+	mustReconcile(t, m)
+	b.makeForeign(addressA0)
+	if status := m.Survey(t.Context()); len(status.Static) != 1 || len(status.Conditions) != 0 {
+		t.Errorf("after a reboot: %+v", status)
+	}
+}
+
+// A record that was damaged by a loss of power is about nothing that exists.
+func TestDamagedByLossOfPower(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	mustPrepare(t, m, newClaim("u1", sliceA0))
+	write(t, m.store.Path("u1"), "")
+	b.boot("boot-2")
+	m = b.manager()
+	mustReconcile(t, m)
+	mustUnprepare(t, m, "u1")
+	b.makeForeign(addressA4)
+	if s := m.Survey(t.Context()); len(s.Static) != 1 || len(s.Conditions) != 0 {
+		t.Errorf("got %+v", s)
+	}
+}
+
+// A damaged record of a whole GPU's claim says nothing about partitions of others, and goes with the claim.
+func TestDamagedRecordOfWholeGPU(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	mustPrepare(t, m, newClaim("u1", wholeC))
+	damage(t, m, "u1")
+	b.makeForeign(addressA4)
+	if s := m.Survey(t.Context()); len(s.Static) != 1 || len(s.Conditions) != 1 || s.Conditions[0].PCIAddress != pciC {
+		t.Errorf("got %+v", s)
+	}
+	mustUnprepare(t, m, "u1")
+	if files := b.guards(); len(files) > 0 {
+		t.Errorf("the claim is released, and there are %v", files)
+	}
+}
+
+// A damaged record of an MPS share. The supervisor is started anew, so there is no session, but the compute mode is still
+// there: what is left keeps the file.
+func TestDamagedRecordWithMode(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	mustPrepare(t, m, newClaim("u1", mpsA))
+	damage(t, m, "u1")
+	mustUnprepare(t, m, "u1")
+	b.mu.Lock()
+	clear(b.sessions)
+	b.mu.Unlock()
+	mustUnprepare(t, m, "u1")
+	if left := b.hardware(); len(left) > 0 && len(b.guards()) == 0 {
+		t.Errorf("nothing is known any more of %v", left)
+	}
+	mustPrepare(t, m, newClaim("u1", mpsA))
+	mustUnprepare(t, m, "u1")
+	b.wantNothing()
+}
+
+// One bad record does not stop the others.
+func TestReconcileGoesOn(t *testing.T) {
+	b := newBox(t)
+	for uid, device := range map[string]string{"u1": sliceA0, "u2": sliceB0} {
+		b.kill(t, "create compute instance", uid, device)
+	}
+	m := b.manager()
+	write(t, m.store.Path("u0"), "{")
+	mustReconcile(t, m)
+	b.wantWarnings([]string{"u0 DamagedClaimRecord", "records/u0.boot-1"})
+	mustReconcile(t, m)
+	b.wantWarnings()
+	b.wantState(t, "reconciled", []string{"guard of u0"})
+}
+
+// The claim is allocated anew, elsewhere. What is not known to be gone of what its unreadable record was about is not
+// published as somebody else's partition.
+func TestDamagedAndAllocatedElsewhere(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	mustPrepare(t, m, newClaim("u1", sliceA0))
+	damage(t, m, "u1")
+	mustUnprepare(t, m, "u1")
+	b.pass(time.Second)
+	mustPrepare(t, m, newClaim("u1", sliceB0))
+	if _, found := b.look(addressA0); found && len(b.guards()) == 0 {
+		t.Error("nothing is known of a partition that was left")
+	}
+	if s := m.Survey(t.Context()); len(s.Static) > 0 {
+		t.Errorf("the partition that was left is published as somebody else's: %+v, guards %v", s.Static, b.guards())
+	}
+}
+
+// What a process leaves that is killed while it writes its first record goes.
+func TestReconcileRemovesUnfinishedRecord(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	mustPrepare(t, m, newClaim("u2", wholeC))
+	write(t, host.TemporaryName(m.store.Path("u1")), "partage-claim-rec")
+	mustReconcile(t, m)
+	b.wantWarnings()
+	mustUnprepare(t, m, "u2")
+	b.wantNothing()
+}
+
+// A record of an older version that lacks newer fields is still the same claim: it must not be torn down under running pods.
+func TestOldRecordIsRecognised(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	mustPrepare(t, m, newClaim("u1", sliceA0))
+	err := m.store.Update("u1", func(r *record.Record) error {
+		r.Devices[0].DynamicMIG, r.Devices[0].CDIDevice, r.Devices[0].Partition.Profile = false, "", ""
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.hooks(nil, nil)
+	mustPrepare(t, m, newClaim("u1", sliceA0))
+	if seen := b.onHardware(); len(seen) > 0 {
+		t.Errorf("effects: %q", seen)
+	}
+	mustUnprepare(t, m, "u1")
+}

@@ -1,0 +1,168 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package claim
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestStalePrepare(t *testing.T) {
+	const outOfDate = "out of date"
+	for name, test := range map[string]struct {
+		arrived time.Duration // of Prepare; the claim is released at 20
+		boot    string        // in between
+		known   bool          // the claim was prepared
+		refused bool
+	}{
+		"before":                  {arrived: 10, known: true, refused: true},
+		"before, of unknown":      {arrived: 10, refused: true},
+		"later":                   {arrived: 30, known: true},
+		"before, in another boot": {arrived: 10, boot: "boot-2", known: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBox(t)
+			old, m := b.manager(), b.manager()
+			if test.known {
+				mustPrepare(t, old, newClaim("u1", sliceA0))
+			}
+			if err := old.Unprepare(arrivedAt(t.Context(), 20), "u1"); err != nil {
+				t.Fatal(err)
+			}
+			// A release that was on its way for longer does not turn time back.
+			if err := old.Unprepare(arrivedAt(t.Context(), 15), "u1"); err != nil {
+				t.Fatal(err)
+			}
+			if test.boot != "" {
+				b.boot(test.boot)
+				m = b.manager()
+			}
+			// The other process knows it as well.
+			_, err := m.Prepare(arrivedAt(t.Context(), test.arrived), newClaim("u1", sliceA0))
+			if test.refused {
+				wantError(t, err, outOfDate)
+				b.wantNothing()
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			// The older call may still be on its way.
+			if test.boot == "" && !m.store.Released("u1", 15) {
+				t.Error("nobody knows of the release any more")
+			}
+		})
+	}
+}
+
+// A Prepare that waits for the release of its claim may be older than that, and
+// one that comes while the claim is being released is not.
+func TestPrepareWaitsBehindUnprepare(t *testing.T) {
+	for at, refused := range map[time.Duration]bool{10: true, 21: false} {
+		synctest.Test(t, func(t *testing.T) {
+			b := newBox(t)
+			m := b.manager()
+			mustPrepare(t, m, newClaim("u1", sliceA0))
+			leave := make(chan struct{})
+			b.hooks(func(e string) error {
+				if e == "destroy instance" {
+					<-leave
+				}
+				return nil
+			}, nil)
+			released, prepared := make(chan error), make(chan error)
+			go func() { released <- m.Unprepare(arrivedAt(t.Context(), 20), "u1") }()
+			synctest.Wait()
+			go func() {
+				_, err := m.Prepare(arrivedAt(t.Context(), at), newClaim("u1", sliceA0))
+				prepared <- err
+			}()
+			synctest.Wait()
+			close(leave)
+			if err := <-released; err != nil {
+				t.Error(err)
+			}
+			if err := <-prepared; (err != nil) != refused {
+				t.Errorf("arrived at %d: got %v", at, err)
+			}
+			b.pass(time.Second)
+			mustUnprepare(t, m, "u1")
+			b.wantNothing()
+		})
+	}
+}
+
+// Without a stamp, a call arrives when it is made.
+func TestArrivalWithoutStamp(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	b.pass(time.Hour)
+	mustUnprepare(t, m, "u1")
+	mustPrepare(t, m, newClaim("u1", sliceA0))
+	mustUnprepare(t, m, "u1")
+	b.pass(-time.Minute)
+	_, err := m.Prepare(t.Context(), newClaim("u1", sliceA0))
+	wantError(t, err, "out of date")
+
+	before := SinceBoot()
+	if at, stamped := Arrived(t.Context()).Value(arrivalKey{}).(time.Duration); !stamped || at < before || at > SinceBoot() || before == 0 {
+		t.Errorf("arrived at %s (%v), now is %s", at, stamped, before)
+	}
+}
+
+// TestReleaseTimesAreSwept: what says only when a claim was released goes once no call can be older.
+func TestReleaseTimesAreSwept(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	files := func() int {
+		entries, err := os.ReadDir(filepath.Join(b.dataDir(), "records"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(entries)
+	}
+	mustUnprepare(t, m, "u1")
+	b.pass(10*time.Minute - time.Second)
+	mustUnprepare(t, m, "u3")
+	mustReconcile(t, m)
+	if n := files(); n != 2 {
+		t.Errorf("%d are left, want those of u1 and u3", n)
+	}
+	b.pass(time.Second)
+	mustReconcile(t, m)
+	if n := files(); n != 1 {
+		t.Errorf("%d are left, want that of u3", n)
+	}
+	// What no call of this boot can be older than goes at once.
+	b.boot("boot-2")
+	m = b.manager()
+	mustReconcile(t, m)
+	if n := files(); n != 0 {
+		t.Errorf("%d are left", n)
+	}
+}
+
+// TestStalePrepareAfterFreshOne: the older call does not take from the claim what
+// the newer one gave it.
+func TestStalePrepareAfterFreshOne(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	b.pass(time.Hour)
+	at := func(seconds int) context.Context { return arrivedAt(t.Context(), time.Duration(seconds)*time.Second) }
+	if err := m.Unprepare(at(20), "u1"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.Prepare(at(30), newClaim("u1", sliceA4)); err != nil {
+		t.Fatal(err)
+	}
+	before := b.state()
+	if _, err := m.Prepare(at(10), newClaim("u1", sliceA0)); err == nil {
+		t.Error("a call from before the release was let through")
+	}
+	b.wantState(t, "after the older call", before)
+}

@@ -1,0 +1,278 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package claim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/partage-dev/partage/pkg/claim/converge"
+	"github.com/partage-dev/partage/pkg/claim/lock"
+	"github.com/partage-dev/partage/pkg/claim/record"
+	"github.com/partage-dev/partage/pkg/claim/rules"
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/panics"
+)
+
+const (
+	// elsewhereLimit is longer than any call keeps a GPU, undoing included.
+	elsewhereLimit = 2 * time.Minute
+	// busyLimit is how long a GPU may be busy at every survey before one waits for it, for busyWait at most.
+	busyLimit = 30 * time.Second
+	busyWait  = 5 * time.Second
+	// surveyWait is how long a survey waits for GPUs that are slow.
+	surveyWait = 2 * time.Second
+)
+
+// surveyor says what the rules say of GPUs in the words of package device, and remembers what it said last.
+type surveyor struct {
+	engine *converge.Engine
+	store  *record.Store
+	locks  *lock.Locks
+	clock  func() time.Duration
+	// list returns the MPS sessions of the node, and processes those on a GPU.
+	list      func(ctx context.Context) (map[string]mps.Status, error)
+	processes func(ctx context.Context, pciAddress string) ([]gpu.Process, error)
+
+	mu     sync.Mutex
+	latest map[string]surveyed
+	// observing are the GPUs that are just observed; a channel is closed at the end.
+	observing map[string]chan struct{}
+	// began is since when each GPU has been busy, and silence the MPS supervisor silent.
+	began map[string]time.Duration
+}
+
+// silence is the key of the MPS supervisor beside PCI addresses.
+const silence = "silence"
+
+// surveyed is what a survey says about one GPU.
+type surveyed struct {
+	statics    []device.Static
+	conditions []device.Condition
+}
+
+var errElsewhere = fmt.Errorf("another process has had its lock for more than %s; an earlier instance of the driver may hang in it: %w",
+	elsewhereLimit, gpu.ErrHung)
+
+// survey observes all GPUs at the same time. One that is slow keeps nothing from being said of the others: what was said of
+// it last still counts.
+func (s *surveyor) survey(ctx context.Context, inventory *device.Inventory) device.Status {
+	gpus := inventory.PCIAddresses()
+	for _, address := range gpus {
+		s.begin(ctx, inventory, address)
+	}
+	var status device.Status
+	status.Conditions = s.sessionConditions(ctx, inventory)
+	slow := time.NewTimer(surveyWait)
+	defer slow.Stop()
+	for _, address := range gpus {
+		select {
+		case <-s.running(address):
+		case <-slow.C:
+			slow.Reset(0)
+		}
+		f := s.last(address)
+		status.Static = append(status.Static, f.statics...)
+		status.Conditions = append(status.Conditions, f.conditions...)
+	}
+	return status
+}
+
+// begin observes a GPU, unless that is going on.
+func (s *surveyor) begin(ctx context.Context, inventory *device.Inventory, address string) {
+	done := make(chan struct{})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.observing[address] != nil {
+		return
+	}
+	s.observing[address] = done
+	go func() {
+		f := s.surveyGPU(ctx, inventory, address)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.latest[address] = f
+		delete(s.observing, address)
+		close(done)
+	}()
+}
+
+// running returns a channel that is closed when a GPU is not being observed any more.
+func (s *surveyor) running(address string) <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if done := s.observing[address]; done != nil {
+		return done
+	}
+	done := make(chan struct{})
+	close(done)
+	return done
+}
+
+// surveyGPU does not wait for a GPU that a call is at work on, unless it has been busy for long: what was said of it last
+// still counts.
+func (s *surveyor) surveyGPU(ctx context.Context, inventory *device.Inventory, address string) (f surveyed) {
+	var panicked error
+	latest := s.last(address)
+	defer func() {
+		if panicked != nil {
+			f = latest
+		}
+	}()
+	defer panics.Recover(ctx, &panicked)
+	var patience time.Duration
+	if s.since(address, true) >= busyLimit && !s.locks.GPUElsewhere(address) {
+		patience = busyWait
+	}
+	said := s.engine.Survey(ctx, address, patience)
+	switch {
+	case said == nil:
+		if s.locks.GPUElsewhere(address) && s.since(address, true) >= elsewhereLimit {
+			// A process that hangs in the kernel does not die and keeps its locks.
+			return surveyed{latest.statics, unanswered(address, errElsewhere)}
+		}
+		return latest
+	case said.Unanswered != nil && ctx.Err() != nil:
+		return latest // it was not the GPU that gave up
+	case gpu.IsPending(said.Unanswered) && !errors.Is(said.Unanswered, gpu.ErrHung):
+		return latest // it is slow, or waits behind another GPU
+	}
+	s.since(address, false)
+	f = s.translate(inventory, address, said)
+	f.conditions = append(f.conditions, s.refusal(ctx, address)...)
+	if said.Unanswered != nil {
+		f.statics = latest.statics
+	}
+	return f
+}
+
+// since returns for how long something has been so, if it is.
+func (s *surveyor) since(key string, is bool) time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !is {
+		delete(s.began, key)
+		return 0
+	}
+	now := s.clock()
+	if _, known := s.began[key]; !known {
+		s.began[key] = now
+	}
+	return now - s.began[key]
+}
+
+// last is what was said of a GPU last, or what records say of it.
+func (s *surveyor) last(address string) surveyed {
+	s.mu.Lock()
+	f, known := s.latest[address]
+	s.mu.Unlock()
+	if known {
+		return f
+	}
+	for _, d := range s.store.Snapshot().On(address) {
+		if d.Type == record.Static && !d.Admin && d.Partition.Made != nil {
+			f.statics = append(f.statics, device.Static{
+				PCIAddress: address, ProfileID: d.Partition.ProfileID, Placement: d.Partition.Placement, UUID: d.Partition.Made.UUID,
+			})
+		}
+	}
+	return f
+}
+
+// translate translates what the rules say.
+func (s *surveyor) translate(inventory *device.Inventory, address string, said *converge.Said) (f surveyed) {
+	for _, p := range said.Static {
+		f.statics = append(f.statics, device.Static{
+			PCIAddress: address, ProfileID: p.Place.ProfileID, Placement: p.Place.Placement, UUID: p.UUID, Gone: p.Gone,
+		})
+	}
+	for _, one := range said.Statements {
+		switch {
+		case one.Reason == rules.Unresponsive:
+			f.conditions = append(f.conditions, unanswered(address, said.Unanswered)...)
+		case one.Reason == rules.Occupied && one.Claim == "":
+			f.conditions = append(f.conditions, conditionAt(address, one, device.Occupied, "GPU "+address+": "+one.Text))
+		case one.Reason == rules.ReleasePending:
+			c := conditionAt(address, one, device.ReleasePending, one.Text+s.because(address, one))
+			if shape := shapeOf(inventory, one.Device); c.Where == nil && shape != nil {
+				c.Where = &shape.Placement
+			}
+			f.conditions = append(f.conditions, c)
+		case one.Reason == rules.UsedByOthers && one.Claim == "":
+			c := conditionAt(address, one, device.ReleasePending, "GPU "+address+": "+one.Text)
+			c.Undivided = true
+			f.conditions = append(f.conditions, c)
+		case one.Reason == rules.RecordUnreadable:
+			c := conditionAt(address, one, device.ReleasePending, one.Text)
+			c.Undivided = true // partitions are seen on the hardware
+			f.conditions = append(f.conditions, c)
+		}
+	}
+	return f
+}
+
+// refusal says that nothing of a kind can be made on a GPU because somebody uses it, for as long as processes are seen there.
+func (s *surveyor) refusal(ctx context.Context, address string) []device.Condition {
+	refused, found := s.engine.Refusal(address)
+	if !found {
+		return nil
+	}
+	if processes, err := s.processes(ctx, address); err == nil && len(processes) == 0 {
+		s.engine.ForgetRefusal(address)
+		return nil
+	}
+	kind := device.Partition
+	if refused.Place == rules.Undivided {
+		kind = device.MPS
+	}
+	return []device.Condition{{PCIAddress: address, Kind: kind, Reason: device.ReleasePending, Message: "GPU " + address + ": " + refused.Text}}
+}
+
+// because is why a release has failed last, for people.
+func (s *surveyor) because(address string, one rules.Statement) string {
+	err := s.engine.Failure(one.Claim, address)
+	if err == nil {
+		return ""
+	}
+	return ": " + strings.ReplaceAll(err.Error(), "\n", "; ")
+}
+
+func conditionAt(address string, s rules.Statement, reason device.Reason, message string) device.Condition {
+	c := device.Condition{PCIAddress: address, Reason: reason, Message: message}
+	if s.Place != rules.Undivided {
+		place, profile := s.Place.Placement, s.Place.ProfileID
+		c.Where, c.ProfileID = &place, &profile
+	}
+	return c
+}
+
+// shapeOf is the place of a session that is named after a partition.
+func shapeOf(inventory *device.Inventory, name string) *device.PartitionShape {
+	d, found := inventory.Lookup(name)
+	if !found {
+		return nil
+	}
+	return d.Partition
+}
+
+// unanswered says what is known of a GPU that does not answer as it should.
+func unanswered(address string, err error) []device.Condition {
+	c := device.Condition{PCIAddress: address, Reason: device.Unresponsive, Message: err.Error()}
+	switch {
+	case errors.Is(err, gpu.ErrNotSupported), errors.Is(err, gpu.ErrDriverNotLoaded):
+		return nil // readiness says so
+	case errors.Is(err, gpu.ErrHung):
+	case errors.Is(err, gpu.ErrLost), errors.Is(err, gpu.ErrNotFound):
+		c.Reason = device.Lost
+	case errors.Is(err, gpu.ErrResetRequired):
+		c.Reason = device.ResetRequired
+	}
+	return []device.Condition{c}
+}

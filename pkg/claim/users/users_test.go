@@ -1,0 +1,308 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package users
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/partage-dev/partage/pkg/claim/record"
+	"github.com/partage-dev/partage/pkg/claim/rules"
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/holder"
+	"github.com/partage-dev/partage/pkg/host"
+)
+
+const (
+	pci   = "0000:1b:00.0"
+	other = "0000:1c:00.0"
+	train = "3f2a1b4c-0000-4000-8000-000000000001" // of namespace team
+	stray = "3f2a1b4c-0000-4000-8000-000000000002" // of namespace team
+	third = "3f2a1b4c-0000-4000-8000-000000000003" // of a namespace that nobody listed
+	dcgm  = "3f2a1b4c-0000-4000-8000-000000000004" // of namespace monitoring
+	own   = "3f2a1b4c-0000-4000-8000-000000000005" // of the driver's namespace
+	gone  = "3f2a1b4c-0000-4000-8000-000000000006" // whose name nobody knows
+)
+
+// node is one with a GPU of minor 2, and with an API server.
+type node struct {
+	t         *testing.T
+	dir       string
+	listed    []gpu.Process
+	now       time.Duration
+	listError error
+	// pods are those of claims, by the claim's name.
+	pods map[string][]string
+	away error
+	// asked are the claims that the API server was asked about.
+	asked   []string
+	servers []int
+	users   *Users
+}
+
+func newNode(t *testing.T) *node {
+	n := &node{t: t, dir: t.TempDir(), now: time.Hour, pods: map[string][]string{"a": {train}}}
+	n.write("driver/nvidia/gpus/"+pci+"/information", "Device Minor: \t 2\n")
+	for uid, name := range map[string]string{train: "team_train", stray: "team_stray", third: "third_x", dcgm: "monitoring_dcgm", own: "partage_mps"} {
+		n.write(filepath.Join("logs", name+"_"+uid, "container", "0.log"), "")
+	}
+	roots := host.Roots{Proc: n.dir, PodLogs: filepath.Join(n.dir, "logs")}
+	names := &holder.PodNames{Roots: roots}
+	n.users = &Users{
+		Finder: &holder.UsersFinder{
+			Finder:  &holder.Finder{Roots: roots, Proc: filepath.Join(n.dir, "processes"), PodName: names.Name},
+			List:    func(context.Context, string) ([]gpu.Process, error) { return n.listed, n.listError },
+			Ignored: func(namespace string) bool { return namespace == "monitoring" || namespace == "partage" },
+		},
+		PodsOf: func(_ context.Context, claim record.Ref) ([]string, error) {
+			n.asked = append(n.asked, claim.Name)
+			return n.pods[claim.Name], n.away
+		},
+		Servers: func(context.Context) ([]int, error) { return n.servers, nil },
+		Clock:   func() time.Duration { return n.now },
+	}
+	n.write("processes/1/comm", "init\n")
+	return n
+}
+
+func (n *node) write(name, content string) {
+	n.t.Helper()
+	path := filepath.Join(n.dir, name)
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o600)); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// run starts a process of a pod, or outside of pods. Its ID is one that the kernel gives to no process.
+func (n *node) run(pid int, pod string, start time.Duration, open bool) {
+	n.t.Helper()
+	dir := filepath.Join("processes", strconv.Itoa(pid))
+	cgroup := "0::/system.slice/nvidia-persistenced.service"
+	if pod != "" {
+		cgroup = "0::/kubepods/burstable/pod" + pod + "/" + strings.Repeat("0123456789abcdef", 4)
+	}
+	n.write(filepath.Join(dir, "comm"), "program\n")
+	n.write(filepath.Join(dir, "cgroup"), cgroup+"\n")
+	n.write(filepath.Join(dir, "stat"), fmt.Sprintf("%d (program) S %s%d 0\n", pid, strings.Repeat("0 ", 18), int(start/(10*time.Millisecond))))
+	if err := os.Mkdir(filepath.Join(n.dir, dir, "fd"), 0o755); err != nil {
+		n.t.Fatal(err)
+	}
+	if open {
+		if err := os.Symlink("/dev/nvidia2", filepath.Join(n.dir, dir, "fd", "3")); err != nil {
+			n.t.Fatal(err)
+		}
+	}
+}
+
+func (n *node) end(pid int) {
+	n.t.Helper()
+	if err := os.RemoveAll(filepath.Join(n.dir, "processes", strconv.Itoa(pid))); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// claim is one of namespace team that was prepared before all processes, with a device on each of these GPUs.
+func claim(name string, change func(*record.Device), addresses ...string) *record.Record {
+	r := &record.Record{Claim: record.Ref{Namespace: "team", Name: name, UID: types.UID("uid-" + name)}, State: record.Prepared, Arrived: time.Minute}
+	for _, address := range addresses {
+		d := record.Device{Device: device.GPUName(address), Type: device.Whole, PCIAddress: address, Mark: record.Started}
+		if change != nil {
+			change(&d)
+		}
+		r.Devices = append(r.Devices, d)
+	}
+	return r
+}
+
+func onInstance(id int) func(*record.Device) {
+	return func(d *record.Device) {
+		d.Type, d.Partition = device.Partition, &record.Partition{ProfileID: 19, Made: &record.Made{InstanceID: id}}
+	}
+}
+
+func observing(d *record.Device) { d.Admin = true }
+
+// TestUsers shows which processes a claim explains. Each has PID 5000001 and up.
+func TestUsers(t *testing.T) {
+	t.Parallel()
+	type process struct {
+		pod string
+		// at are the places where the process has a context: -1 is the undivided GPU.
+		at   []int
+		open bool
+	}
+	away := func(n *node) { n.away = errors.New("the API server is away") }
+	memory, open := rules.Users{Memory: true}, rules.Users{Open: true}
+	for name, test := range map[string]struct {
+		processes []process
+		claims    []*record.Record
+		change    func(*node)
+		want      rules.Users
+		instances map[int]rules.Users
+		asked     string
+	}{
+		"nobody":                               {},
+		"a context without a claim":            {processes: []process{{train, []int{-1}, true}}, want: memory},
+		"a node without a claim":               {processes: []process{{train, nil, true}}, want: open},
+		"another GPU's node":                   {processes: []process{{train, nil, false}}},
+		"of the claim":                         {processes: []process{{train, []int{-1}, true}}, claims: []*record.Record{claim("a", nil, pci)}, asked: "a"},
+		"of the claim, node only":              {processes: []process{{train, nil, true}}, claims: []*record.Record{claim("a", nil, pci)}, asked: "a"},
+		"of a claim of both GPUs":              {processes: []process{{train, []int{-1}, true}}, claims: []*record.Record{claim("a", nil, other, pci)}, asked: "a"},
+		"of a claim of another GPU":            {processes: []process{{train, []int{-1}, true}}, claims: []*record.Record{claim("a", nil, other)}, want: memory},
+		"a stray pod beside the claim's":       {processes: []process{{stray, []int{-1}, true}}, claims: []*record.Record{claim("a", nil, pci)}, want: memory, asked: "a"},
+		"of the second claim":                  {processes: []process{{train, []int{-1}, true}}, claims: []*record.Record{claim("b", nil, pci), claim("a", nil, pci)}, asked: "b a"},
+		"of a namespace that nobody listed":    {processes: []process{{third, []int{-1}, true}}, claims: []*record.Record{claim("a", nil, pci)}, want: memory},
+		"of a namespace nobody listed, node":   {processes: []process{{third, nil, true}}, want: open},
+		"of a namespace that is ignored":       {processes: []process{{dcgm, []int{-1}, true}, {dcgm, nil, true}}},
+		"of the driver":                        {processes: []process{{own, []int{-1}, true}, {own, nil, true}}},
+		"outside of pods":                      {processes: []process{{"", []int{-1}, true}, {"", nil, true}}},
+		"of a pod that nobody knows":           {processes: []process{{gone, []int{-1}, true}}, claims: []*record.Record{claim("a", nil, pci)}, want: memory, asked: "a"},
+		"of a pod that the API server knows":   {processes: []process{{gone, []int{-1}, true}}, claims: []*record.Record{claim("a", nil, pci)}, change: func(n *node) { n.pods["a"] = []string{gone} }, asked: "a"},
+		"on the claim's instance":              {processes: []process{{train, []int{7}, true}}, claims: []*record.Record{claim("a", onInstance(7), pci)}, asked: "a"},
+		"on another instance":                  {processes: []process{{train, []int{7}, true}}, claims: []*record.Record{claim("a", onInstance(8), pci)}, instances: map[int]rules.Users{7: memory}},
+		"on an instance, claim of the GPU":     {processes: []process{{train, []int{7}, true}}, claims: []*record.Record{claim("a", nil, pci)}, instances: map[int]rules.Users{7: memory}},
+		"on the GPU, claim of an instance":     {processes: []process{{train, []int{-1}, true}}, claims: []*record.Record{claim("a", onInstance(7), pci)}, want: memory},
+		"on both, with both":                   {processes: []process{{train, []int{-1, 7}, true}}, claims: []*record.Record{claim("a", onInstance(7), pci), claim("b", nil, pci)}, change: func(n *node) { n.pods["b"] = []string{train} }, asked: "b a"},
+		"a node, claim of an instance":         {processes: []process{{train, nil, true}}, claims: []*record.Record{claim("a", onInstance(7), pci)}, asked: "a"},
+		"the observer":                         {processes: []process{{train, []int{-1, 7}, true}}, claims: []*record.Record{claim("a", observing, pci)}, asked: "a"},
+		"a node beside an observer":            {processes: []process{{third, nil, true}}, claims: []*record.Record{claim("a", observing, pci)}},
+		"a context beside an observer":         {processes: []process{{third, []int{-1}, true}}, claims: []*record.Record{claim("a", observing, pci)}, want: memory},
+		"an observer of another GPU":           {processes: []process{{third, nil, true}}, claims: []*record.Record{claim("a", observing, other)}, want: open},
+		"an MPS server of a pod nobody knows":  {processes: []process{{gone, []int{-1}, true}}, change: func(n *node) { n.servers = []int{5000001} }},
+		"no API server, the claim's":           {processes: []process{{train, []int{-1}, true}}, claims: []*record.Record{claim("a", nil, pci)}, change: away, asked: "a"},
+		"no API server, of the same namespace": {processes: []process{{stray, []int{-1}, true}, {stray, nil, true}}, claims: []*record.Record{claim("a", nil, pci), claim("b", nil, pci)}, change: away, asked: "a"},
+		"no API server, of another namespace":  {processes: []process{{third, []int{-1}, true}}, claims: []*record.Record{claim("a", nil, pci)}, change: away, want: memory},
+		"no API server, elsewhere":             {processes: []process{{train, []int{7}, true}}, claims: []*record.Record{claim("a", onInstance(8), pci)}, change: away, instances: map[int]rules.Users{7: memory}},
+		"no API server, no claim":              {processes: []process{{gone, []int{-1}, true}}, change: away, want: memory},
+		"the driver does not say":              {change: func(n *node) { n.listError = gpu.ErrHung }, want: memory},
+		"the driver cannot say":                {processes: []process{{third, nil, true}}, change: func(n *node) { n.listError = gpu.ErrNotSupported }, want: open},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			for i, p := range test.processes {
+				n.run(5000001+i, p.pod, 2*time.Minute, p.open)
+				for _, instance := range p.at {
+					n.listed = append(n.listed, gpu.Process{PID: 5000001 + i, InstanceID: instance})
+				}
+			}
+			if test.change != nil {
+				test.change(n)
+			}
+			got, instances := n.users.Users(t.Context(), pci, test.claims)
+			if got.Any() != (got.Text != "") {
+				t.Errorf("the text is %q", got.Text)
+			}
+			got.Text = ""
+			for id, one := range instances {
+				one.Text = ""
+				instances[id] = one
+			}
+			if got != test.want || !maps.Equal(instances, test.instances) {
+				t.Errorf("got %+v and %+v, want %+v and %+v", got, instances, test.want, test.instances)
+			}
+			if asked := strings.Join(n.asked, " "); asked != test.asked {
+				t.Errorf("asked about %q, want %q", asked, test.asked)
+			}
+		})
+	}
+}
+
+// TestAsking shows when the API server is asked again.
+func TestAsking(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.run(5000001, train, 0, false)
+	n.listed = []gpu.Process{{PID: 5000001, InstanceID: -1}}
+	claims := []*record.Record{claim("a", nil, pci)}
+	step := func(when string, after time.Duration, used bool, asked int) {
+		t.Helper()
+		n.now += after
+		n.asked = nil
+		got, _ := n.users.Users(t.Context(), pci, claims)
+		if got.Memory != used || len(n.asked) != asked {
+			t.Errorf("%s: got %+v after %d questions, want %t after %d", when, got, len(n.asked), used, asked)
+		}
+	}
+	n.pods["a"] = nil
+	step("the pod is not among the claim's", 0, true, 1)
+	n.pods["a"] = []string{train}
+	step("at once", 0, true, 0)
+	step("a little later", askAgain, false, 1)
+	n.pods["a"] = nil
+	step("what was so", keepFor-1, false, 0)
+	step("is not believed for ever", 1, true, 1)
+	n.away = errors.New("the API server is away")
+	step("not known", askAgain, false, 1)
+	step("not known, and not asked again at once", askAgain-1, false, 0)
+	n.away = nil
+	step("known again", 1, true, 1)
+	claims = nil
+	step("the claim has gone", 0, true, 0)
+	claims = []*record.Record{claim("a", nil, pci)}
+	n.pods["a"] = []string{train}
+	step("it is prepared again", 0, false, 1)
+}
+
+// TestMonitorRestarted shows a monitor without a claim, in a namespace that nobody listed: it does not keep the GPU back
+// if it was there before the claim, and for ten minutes if it is started again in the middle of one.
+func TestMonitorRestarted(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	c := claim("a", nil, pci)
+	c.Arrived = 2 * time.Hour
+	step := func(when string, now time.Duration, open bool, claims ...*record.Record) {
+		t.Helper()
+		n.now = now
+		if got, _ := n.users.Users(t.Context(), pci, claims); got.Open != open || got.Memory {
+			t.Errorf("%s: got %+v", when, got)
+		}
+	}
+	n.run(5000001, third, time.Hour, true)
+	step("the plugin was started in the middle of the claim", 3*time.Hour, false, c)
+	step("the claim is given back", 3*time.Hour, false)
+	n.end(5000001)
+	n.run(5000001, third, 4*time.Hour, true)
+	step("the monitor is started again", 4*time.Hour, true, c)
+	step("the claim is given back soon after", 4*time.Hour+time.Minute, true)
+	step("it waits for ten minutes at most", 4*time.Hour+10*time.Minute, false)
+	next := claim("b", nil, pci)
+	next.Arrived = 4*time.Hour + 5*time.Minute
+	step("the next claim has it", 4*time.Hour+11*time.Minute, false, next)
+	step("and is given back", 4*time.Hour+12*time.Minute, false)
+}
+
+// TestSlowAPIServer shows that an observation does not take longer because of the API server.
+func TestSlowAPIServer(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.users.PodsOf = func(ctx context.Context, _ record.Ref) ([]string, error) {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	n.users.Servers = func(ctx context.Context) ([]int, error) {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	for i, pod := range []string{stray, third, gone} {
+		n.run(5000001+i, pod, 0, true)
+		n.listed = append(n.listed, gpu.Process{PID: 5000001 + i, InstanceID: -1})
+	}
+	began := time.Now()
+	got, _ := n.users.Users(t.Context(), pci, []*record.Record{claim("a", nil, pci), claim("b", nil, pci)})
+	if took := time.Since(began); took > 2*time.Second || !got.Memory || !strings.Contains(got.Text, "third/x") || strings.Contains(got.Text, "stray") {
+		t.Errorf("got %+v after %s", got, took)
+	}
+}
