@@ -33,7 +33,7 @@ var intrusiveChecks = []Check{
 	{
 		ID:         "intrusive.compute-mode",
 		Assumption: "in compute mode EXCLUSIVE_PROCESS a second process gets no context, so a client that does not reach MPS gets nothing",
-		Code:       "pkg/sharing/computemode.go",
+		Code:       "pkg/sharing/effects.go",
 		Run:        checkExclusive,
 	},
 	{

@@ -26,7 +26,7 @@ var modeChecks = []Check{
 	{
 		ID:         "modes.compute",
 		Assumption: "nobody else restricts who may use a GPU",
-		Code:       "pkg/sharing/computemode.go",
+		Code:       "pkg/sharing/effects.go",
 		Run:        checkComputeMode,
 	},
 	{

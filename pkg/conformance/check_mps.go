@@ -90,7 +90,7 @@ var mpsChecks = []Check{
 	{
 		ID:         "mps.without-daemon",
 		Assumption: "in compute mode DEFAULT a client that reaches no daemon runs without MPS and without limits; so the driver sets EXCLUSIVE_PROCESS",
-		Code:       "pkg/sharing/computemode.go",
+		Code:       "pkg/sharing/effects.go",
 		Run:        checkMPSWithoutDaemon,
 	},
 	{

@@ -48,19 +48,19 @@ func tree(t *testing.T) (string, Roots) {
 func TestComplete(t *testing.T) {
 	for name, test := range map[string]struct{ in, want Roots }{
 		"zero": {
-			want: Roots{Driver: "/", Dev: "/", Proc: "/proc", Sys: "/sys", HostDriver: "/", HostDev: "/"},
+			want: Roots{Driver: "/", Dev: "/", Proc: "/proc", Sys: "/sys", HostDriver: "/", HostDev: "/", PodLogs: DefaultPodLogs},
 		},
 		"container view only": {
 			in:   Roots{Driver: "/a", Dev: "/b", Proc: "/c", Sys: "/d"},
-			want: Roots{Driver: "/a", Dev: "/b", Proc: "/c", Sys: "/d", HostDriver: "/a", HostDev: "/b"},
+			want: Roots{Driver: "/a", Dev: "/b", Proc: "/c", Sys: "/d", HostDriver: "/a", HostDev: "/b", PodLogs: DefaultPodLogs},
 		},
 		"automatic": {
 			in:   Roots{Driver: "/a", Dev: AutoDev},
-			want: Roots{Driver: "/a", Dev: AutoDev, Proc: "/proc", Sys: "/sys", HostDriver: "/a"},
+			want: Roots{Driver: "/a", Dev: AutoDev, Proc: "/proc", Sys: "/sys", HostDriver: "/a", PodLogs: DefaultPodLogs},
 		},
 		"both views": {
-			in:   Roots{Driver: "/a", HostDriver: "/run/nvidia/driver", HostDev: "/"},
-			want: Roots{Driver: "/a", Dev: "/", Proc: "/proc", Sys: "/sys", HostDriver: "/run/nvidia/driver", HostDev: "/"},
+			in:   Roots{Driver: "/a", HostDriver: "/run/nvidia/driver", HostDev: "/", PodLogs: DefaultPodLogs},
+			want: Roots{Driver: "/a", Dev: "/", Proc: "/proc", Sys: "/sys", HostDriver: "/run/nvidia/driver", HostDev: "/", PodLogs: DefaultPodLogs},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
