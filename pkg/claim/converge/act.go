@@ -18,6 +18,7 @@ import (
 	"github.com/partage-dev/partage/pkg/partition"
 	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/pkg/sharing"
+	"github.com/partage-dev/partage/pkg/steptime"
 )
 
 // work is one task that is carried out under the locks of its GPUs.
@@ -129,8 +130,10 @@ func (w *work) do(ctx context.Context, actions []rules.Action) error {
 	a := actions[0]
 	switch a.Do {
 	case rules.Start, rules.Unstart, rules.MarkLost:
+		defer steptime.Of(ctx).Begin(steptime.Journal)()
 		return w.mark(actions)
 	case rules.MarkPrepared:
+		defer steptime.Of(ctx).Begin(steptime.Journal)()
 		return w.markPrepared(a)
 	case rules.MarkReleasing:
 		_, err := w.Store.Release(a.Claim, w.Clock())
