@@ -25,6 +25,7 @@ import (
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/pkg/sharing"
+	"github.com/partage-dev/partage/test/knownfailures"
 )
 
 var ownMPSOfOne = strings.ReplaceAll(ownMPS, `{"1":"5Gi"}`, `{"0":"5Gi"}`)
@@ -527,7 +528,7 @@ func TestSweepSessions(t *testing.T) {
 
 // A session on several GPUs that nobody has is ended, and their modes are set back.
 func TestSweepSessionOfTwoGPUs(t *testing.T) {
-	t.Skip("product: the GPU that comes second does not see the session any more, and its compute mode stays")
+	knownfailures.Expect(t)
 	b := newBox(t)
 	m := b.manager()
 	b.sessions[wholeA] = &runningSession{phase: mps.Running, Session: sharing.Session{ID: wholeA,

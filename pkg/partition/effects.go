@@ -144,9 +144,16 @@ func (l *Lifecycle) confirmGone(ctx context.Context, pciAddress, what string, in
 	return wrap(cause)
 }
 
-// WithHolders adds to an error of a GPU in use who holds it.
-func (l *Lifecycle) WithHolders(ctx context.Context, pciAddress string, err error) error {
-	return l.withHolders(ctx, pciAddress, wholeGPU, err)
+// Holders says who holds a GPU, for people.
+func (l *Lifecycle) Holders(ctx context.Context, pciAddress string) string {
+	ctx, cancel := afterwards(ctx)
+	defer cancel()
+	processes, err := l.hw.Processes(ctx, pciAddress)
+	text := l.holders.Describe(ctx, pciAddress, wholeGPU, processes)
+	if err != nil {
+		text += fmt.Sprintf(" (which processes the driver lists is not known: %v)", err)
+	}
+	return text
 }
 
 // Instance returns the GPU instance at an address, complete or not, or nil.

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 
 	"k8s.io/klog/v2"
 
@@ -17,6 +18,7 @@ import (
 	"github.com/partage-dev/partage/pkg/partition"
 	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/pkg/sharing"
+	"github.com/partage-dev/partage/pkg/steptime"
 )
 
 // work is one task that is carried out under the locks of its GPUs.
@@ -39,22 +41,39 @@ type work struct {
 // effect.
 func (e *Engine) act(ctx context.Context, task rules.Task, seen map[string]*observation) (*rules.Refusal, error) {
 	w := &work{Engine: e, seen: seen, task: task, instances: map[string]partition.Live{}, sessions: map[string]sharing.Live{}}
+	var left []error
+	failed := map[string]bool{}
 	for i := 0; i < len(task.Actions); {
 		n := w.together(task.Actions[i:])
 		actions := task.Actions[i : i+n]
 		i += n
+		if len(left) > 0 && waitsFor(actions, failed) {
+			continue
+		}
 		err := w.Locks.Watch(actions[0].GPU, w.do(ctx, actions))
 		w.noteRefusal(actions[0], err)
 		if err == nil || w.keepsNoClaim(ctx, actions[0], err) {
 			continue
 		}
 		err = w.wrap(actions[0], err)
+		if task.Aim == rules.Release && actions[0].Key != "" && !gpu.IsPending(err) {
+			// What else the claim has on the GPU need not wait with it.
+			left, failed[actions[0].Key] = append(left, err), true
+			continue
+		}
 		if refused := (*partition.RefusedError)(nil); errors.As(err, &refused) {
 			return &rules.Refusal{Action: actions[0], InUse: errors.Is(err, gpu.ErrInUse), Text: err.Error()}, err
 		}
 		return nil, err
 	}
-	return nil, w.keepSessions()
+	return nil, errors.Join(append(left, w.keepSessions())...)
+}
+
+// waitsFor reports whether actions of a release have to wait because those for some devices have failed.
+func waitsFor(actions []rules.Action, failed map[string]bool) bool {
+	return slices.ContainsFunc(actions, func(a rules.Action) bool {
+		return failed[a.Key] || a.Do == rules.Clear || a.Do == rules.DisableMIG
+	})
 }
 
 // keepsNoClaim reports whether a release goes on although an action has failed: limits that cannot be tightened are
@@ -111,8 +130,10 @@ func (w *work) do(ctx context.Context, actions []rules.Action) error {
 	a := actions[0]
 	switch a.Do {
 	case rules.Start, rules.Unstart, rules.MarkLost:
+		defer steptime.Of(ctx).Begin(steptime.Journal)()
 		return w.mark(actions)
 	case rules.MarkPrepared:
+		defer steptime.Of(ctx).Begin(steptime.Journal)()
 		return w.markPrepared(a)
 	case rules.MarkReleasing:
 		_, err := w.Store.Release(a.Claim, w.Clock())

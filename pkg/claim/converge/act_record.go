@@ -263,7 +263,8 @@ func (w *work) startSession(ctx context.Context, a rules.Action) error {
 	case err == nil:
 		w.sessions[s.ID] = live
 	case errors.Is(err, gpu.ErrInUse):
-		err = w.Partitions.WithHolders(ctx, a.GPU, err)
+		// In front: what MPS says is long, and cut somewhere.
+		err = fmt.Errorf("GPU %s is held by %s: %w", a.GPU, w.Partitions.Holders(ctx, a.GPU), err)
 	}
 	return err
 }

@@ -31,8 +31,8 @@ type Partitions interface {
 	CreateCompute(ctx context.Context, pciAddress string, instanceID int) (partition.Live, error)
 	DestroyCompute(ctx context.Context, pciAddress string, instanceID, computeID int) error
 	DestroyInstance(ctx context.Context, pciAddress string, instanceID int) error
-	// WithHolders adds to an error of a GPU in use who holds it.
-	WithHolders(ctx context.Context, pciAddress string, err error) error
+	// Holders says who holds a GPU, for people.
+	Holders(ctx context.Context, pciAddress string) string
 	// FabricPending returns how far the registration with the NVLink fabric is, or nothing if it is done.
 	FabricPending(ctx context.Context, pciAddress string) (string, error)
 }

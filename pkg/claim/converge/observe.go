@@ -216,8 +216,14 @@ func demandOf(s mps.Spec) rules.Demand {
 	return d
 }
 
+// specsTime bounds the question whether CDI specs are up to date.
+const specsTime = 2 * time.Second
+
 // observeSpecs finds the CDI specs of claims on this GPU, and of claims that nothing on this node knows.
 func (e *Engine) observeSpecs(ctx context.Context, o *observation, uids []types.UID, d depth) {
+	// Looking through the driver's folder may take long, and must not keep the GPU.
+	ctx, cancel := context.WithTimeout(ctx, specsTime)
+	defer cancel()
 	unreadable := slices.ContainsFunc(o.snapshot.Guards, func(g record.Guard) bool { return g.Claim == "" })
 	for _, uid := range uids {
 		r := recordOf(o.snapshot, uid)

@@ -16,7 +16,6 @@ import (
 
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
-	"github.com/partage-dev/partage/test/knownfailures"
 )
 
 // leftBehind is a program in a pod that has GPU 0 when its claim is released: the pod may have got the device nodes from
@@ -68,7 +67,6 @@ func TestMemoryLeftBehind(t *testing.T) {
 	for kind, device := range map[string]harness.Device{"whole": {}, "time slice": {Kind: harness.TimeSlice}} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
-			knownfailures.Expect(t)
 			n, p, program := leftBehind(t, device, "hold", "--memory=1Gi")
 			wantHeldBack(t, n, p, program, "has memory on it")
 		})
@@ -78,7 +76,6 @@ func TestMemoryLeftBehind(t *testing.T) {
 // TestNodeLeftOpen checks the same of a process in a pod without a claim that has no more than the device node open.
 func TestNodeLeftOpen(t *testing.T) {
 	t.Parallel()
-	knownfailures.Expect(t)
 	n, p, program := leftBehind(t, harness.Device{}, "watch")
 	wantHeldBack(t, n, p, program, "has its node open")
 }
@@ -119,7 +116,6 @@ func TestMonitorKeepsNothingBack(t *testing.T) {
 // first one free while processes have memory on it.
 func TestOtherDevicesWhileInUse(t *testing.T) {
 	t.Parallel()
-	knownfailures.Expect(t)
 	n := harness.NewNode(t, "h100x2")
 	p := n.Start(t)
 	p.Ready(t)

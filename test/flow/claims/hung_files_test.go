@@ -110,7 +110,6 @@ func TestReleaseWhileProcfsHangs(t *testing.T) {
 // network or on a bad disk.
 func TestDriverFolderHangs(t *testing.T) {
 	t.Parallel()
-	knownfailures.Expect(t)
 	n := harness.NewNode(t, "h100x2")
 	p := n.Start(t)
 	p.Ready(t)
