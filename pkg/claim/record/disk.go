@@ -148,6 +148,15 @@ func (d *disk) list() (map[types.UID]*entry, error) {
 	return all, nil
 }
 
+// sweepUnfinished removes what killed processes were about to put in place. The caller has the lock, so that nobody is writing.
+func (d *disk) sweepUnfinished() error {
+	files, err := filepath.Glob(filepath.Join(d.folder, ".*.tmp"))
+	for _, path := range files {
+		err = errors.Join(err, d.files.Remove(path))
+	}
+	return err
+}
+
 // load reads what an entry says, with the files that were found.
 func (d *disk) load(found *entry) *entry {
 	e := d.read(d.path(found.uid), found.uid)

@@ -300,7 +300,7 @@ func (s *Store) Sweep(now time.Duration) error {
 	}
 	defer unlock()
 	all, err := s.disk.list()
-	errs := []error{err}
+	errs := []error{err, s.disk.sweepUnfinished()}
 	s.mu.Lock()
 	for uid := range s.unwritten {
 		if all[uid] == nil && err == nil {
