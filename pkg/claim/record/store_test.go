@@ -4,7 +4,9 @@
 package record
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -308,5 +310,21 @@ func TestLook(t *testing.T) {
 		if got := all.On(address); len(got) != want {
 			t.Errorf("on %s: got %d devices, want %d", address, len(got), want)
 		}
+	}
+}
+
+// TestSweepUnfinished: what a killed process was about to put in place goes.
+func TestSweepUnfinished(t *testing.T) {
+	dir := t.TempDir()
+	s, err := Open(dir, "boot-1", OS{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	left := filepath.Join(dir, "records", ".uid.boot-1.tmp")
+	if err := errors.Join(os.MkdirAll(filepath.Dir(left), 0o750), os.WriteFile(left, nil, 0o600), s.Sweep(0)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(left); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("it is left: %v", err)
 	}
 }
