@@ -110,6 +110,7 @@ func TestReleaseWhileProcfsHangs(t *testing.T) {
 // network or on a bad disk.
 func TestDriverFolderHangs(t *testing.T) {
 	t.Parallel()
+	knownfailures.Expect(t)
 	n := harness.NewNode(t, "h100x2")
 	p := n.Start(t)
 	p.Ready(t)
