@@ -60,9 +60,7 @@ type faultLayout struct {
 	// at is the partition of the claims; none: the whole GPU. They have a share of
 	// it, or a configuration.
 	at harness.Place
-	// next is what a later claim has in the place of a partition. It is another partition: the same one would have the
-	// same UUID, and the driver may take it for the one that it has seen to be gone (TestPreparedAgainAfterReset of
-	// pkg/claim is a known failure).
+	// next is what a later claim has in the place of a partition. It is another partition, so that it has another UUID.
 	next   harness.Place
 	kind   harness.ShareKind
 	config harness.Config
