@@ -160,6 +160,23 @@ func TestKeptUntilAnotherWrites(t *testing.T) {
 	}
 }
 
+// TestKeptUntilWrittenAgain checks that it also ends where another process has written the same as before.
+func TestKeptUntilWrittenAgain(t *testing.T) {
+	dir := t.TempDir()
+	files := &faulty{}
+	s, other := open(t, dir, files), open(t, dir, OS{})
+	must(t, s.Put(pair(1), started))
+	files.strike = func(int, bool) error { return os.ErrPermission }
+	if err := s.Clear(uid, ""); !errors.Is(err, os.ErrPermission) {
+		t.Errorf("got %v", err)
+	}
+	must(t, other.Update(uid, func(r *Record) error { r.Clear(""); return nil }))
+	must(t, other.Update(uid, started))
+	if got, want := view(s), "preparing 1 ++"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
 // TestLockRefused checks that a release counts in this process although nothing can be locked.
 func TestLockRefused(t *testing.T) {
 	dir := t.TempDir()

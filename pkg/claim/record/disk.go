@@ -202,7 +202,7 @@ func (d *disk) read(path string, uid types.UID) *entry {
 // write makes the files say what the entry says.
 func (d *disk) write(e *entry) error {
 	var err error
-	stone := head{state: gone, released: e.released, marks: e.head.marks, gpus: e.head.gpus}
+	stone := head{state: gone, released: e.released, marks: e.head.marks, gpus: e.head.gpus, writes: e.head.writes + 1}
 	switch line := stone.line(); {
 	case e.err != nil:
 		return d.files.Replace(e.path+besideSuffix, line)
@@ -234,6 +234,7 @@ func (d *disk) writeRecord(e *entry) error {
 	if err != nil {
 		return err
 	}
+	h.writes = e.head.writes + 1
 	if e.body != nil {
 		if was, err := encodeBody(e.body); err == nil && bytes.Equal(was, body) {
 			h.gpus, h.body = e.head.gpus, e.head.body // what another version wrote stays

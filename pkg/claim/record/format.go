@@ -39,14 +39,16 @@ type head struct {
 	marks string
 	// gpus are all that the record is about.
 	gpus []string
+	// writes counts how often the file was written, so that no two heads of it are the same.
+	writes uint32
 	// body is the checksum of what follows.
 	body uint32
 }
 
-const layout = "%s state=%-9s arrived=%020d released=%020d marks=[%s] gpus=[%s] body=%08x head="
+const layout = "%s state=%-9s arrived=%020d released=%020d marks=[%s] gpus=[%s] writes=%010d body=%08x head="
 
 func (h *head) line() []byte {
-	line := fmt.Appendf(nil, layout, version, h.state, h.arrived, h.released, h.marks, strings.Join(h.gpus, ","), h.body)
+	line := fmt.Appendf(nil, layout, version, h.state, h.arrived, h.released, h.marks, strings.Join(h.gpus, ","), h.writes, h.body)
 	return fmt.Appendf(line, "%08x\n", crc32.ChecksumIEEE(line))
 }
 
@@ -64,7 +66,8 @@ func parseHead(data []byte) (h head, body []byte, err error) {
 	if !strings.HasPrefix(text, version+" ") {
 		return h, nil, fmt.Errorf("%w: it is no %s", ErrOtherVersion, version)
 	}
-	_, err = fmt.Sscanf(text, version+" state=%s arrived=%d released=%d marks=%s gpus=%s body=%x", &h.state, &h.arrived, &h.released, &h.marks, &list, &h.body)
+	_, err = fmt.Sscanf(text, version+" state=%s arrived=%d released=%d marks=%s gpus=%s writes=%d body=%x",
+		&h.state, &h.arrived, &h.released, &h.marks, &list, &h.writes, &h.body)
 	h.marks = strings.Trim(h.marks, "[]")
 	switch {
 	case h.state != Preparing && h.state != Prepared && h.state != Releasing && h.state != gone:
