@@ -25,7 +25,6 @@ import (
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/pkg/sharing"
-	"github.com/partage-dev/partage/test/knownfailures"
 )
 
 var ownMPSOfOne = strings.ReplaceAll(ownMPS, `{"1":"5Gi"}`, `{"0":"5Gi"}`)
@@ -528,7 +527,6 @@ func TestSweepSessions(t *testing.T) {
 
 // A session on several GPUs that nobody has is ended, and their modes are set back.
 func TestSweepSessionOfTwoGPUs(t *testing.T) {
-	knownfailures.Expect(t)
 	b := newBox(t)
 	m := b.manager()
 	b.sessions[wholeA] = &runningSession{phase: mps.Running, Session: sharing.Session{ID: wholeA,

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/partage-dev/partage/pkg/claim/lock"
@@ -127,7 +128,7 @@ func (e *Engine) withoutLock(ctx context.Context, address string, err error) *ro
 // taskName tells the tasks of a plan apart.
 func taskName(t *rules.Task) string {
 	name := fmt.Sprintf("%s %d", t.Claim, t.Aim)
-	for _, a := range t.Actions {
+	for _, a := range slices.Concat(t.Actions, t.Final) {
 		name += fmt.Sprintf(" %d %s %s", a.Do, a.Key, a.Session)
 	}
 	return name

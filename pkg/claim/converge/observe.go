@@ -202,9 +202,14 @@ func (e *Engine) observeSessions(ctx context.Context, o *observation) {
 		status := found[id]
 		on := id == name || strings.HasPrefix(id, name+"-") || slices.Contains(status.Spec.Devices, e.uuidOf(o))
 		if on && len(status.Spec.Devices) > 0 {
-			o.Sessions = append(o.Sessions, rules.Session{ID: id, Demand: demandOf(status.Spec), Running: status.Phase == mps.Running})
+			o.Sessions = append(o.Sessions, rules.Session{ID: id, Demand: demandOf(status.Spec), GPUs: e.gpusWith(status.Spec.Devices), Running: status.Phase == mps.Running})
 		}
 	}
+}
+
+// gpusWith are the GPUs that are known by these UUIDs.
+func (e *Engine) gpusWith(uuids []string) []string {
+	return slices.DeleteFunc(slices.Clone(e.GPUs()), func(address string) bool { return !slices.Contains(uuids, e.UUID(address)) })
 }
 
 func demandOf(s mps.Spec) rules.Demand {

@@ -176,6 +176,8 @@ type Instance struct {
 type Session struct {
 	ID     string
 	Demand Demand
+	// GPUs are those that it has, as far as they are known.
+	GPUs []string
 	// Running is false for one that starts, or does not work.
 	Running bool
 }

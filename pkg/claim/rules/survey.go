@@ -107,11 +107,12 @@ func (d *decision) surveySessions() (clear bool) {
 			d.say(Statement{Reason: ReleasePending, Device: s.ID, Text: fmt.Sprintf("MPS session %s may be that of a claim whose record cannot be read (%s): %s", s.ID, g.Path, g.Remedy)})
 			continue
 		}
-		actions := []Action{{Do: StopSession, GPU: d.GPU, Session: s.ID}}
+		// The modes come first: nothing says that they were the session's once it is gone.
+		stop := Task{Aim: Repair, With: s.GPUs, Final: []Action{{Do: StopSession, GPU: d.GPU, Session: s.ID}}}
 		if d.Hardware.Exclusive && !d.named("") {
-			actions = append(actions, Action{Do: SetDefault, GPU: d.GPU, Session: s.ID})
+			stop.Actions = []Action{{Do: SetDefault, GPU: d.GPU, Session: s.ID}}
 		}
-		d.repairs = append(d.repairs, Task{Aim: Repair, Actions: actions})
+		d.repairs = append(d.repairs, stop)
 	}
 	return clear
 }

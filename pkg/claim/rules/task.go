@@ -180,16 +180,24 @@ func (p *Plan) Verdict(claim types.UID) (Verdict, bool) {
 	return Verdict{}, false
 }
 
-// Join makes one task of those that the GPUs of a claim propose. They are together only if all of
-// them have the same aim.
+// Join makes one task of those that the GPUs of a claim, or of a session, propose. They are together only if all of
+// them have the same aim and come to the same end.
 func Join(proposed []Task) (Task, bool) {
 	joined := Task{Claim: proposed[0].Claim, Aim: proposed[0].Aim, With: proposed[0].With}
 	for _, t := range proposed {
-		if t.Claim != joined.Claim || t.Aim != joined.Aim {
+		if t.Claim != joined.Claim || t.Aim != joined.Aim || session(t) != session(proposed[0]) {
 			return Task{}, false
 		}
 		joined.Actions = append(joined.Actions, t.Actions...)
 	}
 	joined.Actions = append(joined.Actions, proposed[0].Final...)
 	return joined, true
+}
+
+// session is the one that a task ends with, or empty.
+func session(t Task) string {
+	if len(t.Final) == 0 {
+		return ""
+	}
+	return t.Final[len(t.Final)-1].Session
 }
