@@ -6,8 +6,6 @@ package claim
 import (
 	"testing"
 	"time"
-
-	"github.com/partage-dev/partage/test/knownfailures"
 )
 
 // TestLateRelease: a release that has arrived before the last Prepare of the claim, and gets its turn only then, is of an
@@ -30,7 +28,6 @@ func TestLateRelease(t *testing.T) {
 // TestPrepareFromBeforeSuspend: a machine is suspended while a Prepare waits for the API server, and its claim was released
 // before. Whatever the kubelet has given up long ago does not prepare anything.
 func TestPrepareFromBeforeSuspend(t *testing.T) {
-	knownfailures.Expect(t)
 	b := newBox(t)
 	m := b.manager()
 	mustPrepare(t, m, newClaim("u1", sliceA0))

@@ -108,6 +108,7 @@ type Manager struct {
 	events       *eventLog
 	sessions     *sessions
 	surveyor     *surveyor
+	rounds       rounds
 	// orphans are claims that do not have their devices any more. It is nil where there is no cluster to ask.
 	orphans *orphans
 	clock   func() time.Duration

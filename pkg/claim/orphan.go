@@ -196,7 +196,7 @@ func (o *orphans) isAllocated(claim *resourceapi.ResourceClaim, r *record.Record
 // release lets the rules release an orphan, unless processes use it. It may have been released, or prepared anew, since the
 // API server was asked: then the rules do not take it for an orphan.
 func (o *orphans) release(ctx context.Context, r *record.Record) error {
-	ctx, cancel := context.WithTimeout(ctx, reconcileTime)
+	ctx, cancel := context.WithTimeout(ctx, sweepTime)
 	defer cancel()
 	var errs []error
 	for _, address := range r.GPUs() {

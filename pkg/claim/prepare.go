@@ -47,7 +47,7 @@ func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim)
 		return nil, err
 	}
 	defer unlock()
-	if m.store.Released(claim.UID, arrived) {
+	if m.store.Released(claim.UID, arrived) || m.clock()-arrived > record.CallLife {
 		return nil, record.ErrOutOfDate
 	}
 	if err := m.sessions.tellLosses(ctx, claim.UID); err != nil {

@@ -20,29 +20,86 @@ import (
 	"github.com/partage-dev/partage/pkg/panics"
 )
 
-// reconcileTime bounds what is done for one GPU.
-const reconcileTime = 30 * time.Second
+const (
+	// patience is how long a call of Reconcile waits for all GPUs. What takes longer goes on without it.
+	patience = 5 * time.Second
+	// roundTime bounds what is done for one GPU at a time. One whose calls take more than a second each needs minutes for
+	// what others do at once.
+	roundTime = 10 * time.Minute
+	// sweepTime bounds what is done for no GPU.
+	sweepTime = 30 * time.Second
+)
 
 // Reconcile brings the records, the CDI specs and the hardware into agreement, at the start, when the driver has appeared,
-// and every now and then: what the rules say is due on each GPU. GPUs are independent, and one that a call is at work on is
-// left to that call. The API server is not asked, see [Manager.ReleaseOrphans].
+// and every now and then: what the rules say is due on each GPU. GPUs are independent: one that a call is at work on is left
+// to that call, and one that is slow is not waited for. The API server is not asked, see [Manager.ReleaseOrphans].
 //
 // An error says what is left, in the same words every time, and that Reconcile should be called again.
 func (m *Manager) Reconcile(ctx context.Context) error {
 	errs := []error{m.sessions.tellAllLosses(ctx)}
-	gpus := m.knownGPUs()
-	results := make([]error, len(gpus))
-	var wg sync.WaitGroup
-	for i, address := range gpus {
-		wg.Go(func() { results[i] = m.reconcile(ctx, address) })
-	}
-	wg.Wait()
-	uids := m.store.UIDs()
-	m.events.retain(uids)
-	limited, cancel := context.WithTimeout(ctx, reconcileTime)
+	limited, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	errs = append(errs, results...)
+	rounds := map[string]*round{}
+	gpus := m.knownGPUs()
+	for _, address := range gpus {
+		rounds[address] = m.rounds.begin(address, func() error { return m.reconcile(ctx, address) })
+	}
+	for _, address := range gpus {
+		errs = append(errs, rounds[address].wait(ctx, limited))
+	}
+	m.events.retain(m.store.UIDs())
+	limited, cancel = context.WithTimeout(ctx, sweepTime)
+	defer cancel()
 	return errors.Join(append(errs, m.store.Sweep(m.clock()), m.sweepLimits(), m.specs.Limits.Sweep(limited))...)
+}
+
+// rounds are what is being done for GPUs, by PCI address.
+type rounds struct {
+	mu     sync.Mutex
+	atWork map[string]*round
+}
+
+// round is what is done for one GPU, until its channel is closed.
+type round struct {
+	gpu  string
+	done chan struct{}
+	err  error
+}
+
+// begin returns the round that is at work for a GPU, or lets one begin.
+func (all *rounds) begin(address string, do func() error) *round {
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	if r := all.atWork[address]; r != nil {
+		return r
+	}
+	r := &round{gpu: address, done: make(chan struct{})}
+	if all.atWork == nil {
+		all.atWork = map[string]*round{}
+	}
+	all.atWork[address] = r
+	go func() {
+		defer close(r.done)
+		r.err = do()
+		all.mu.Lock()
+		defer all.mu.Unlock()
+		delete(all.atWork, address)
+	}()
+	return r
+}
+
+// wait returns what has come of a round, or that it goes on without the caller. When ctx ends, so does the round.
+func (r *round) wait(ctx, limited context.Context) error {
+	select {
+	case <-r.done:
+		return r.err
+	case <-limited.Done():
+	}
+	if ctx.Err() == nil {
+		return fmt.Errorf("GPU %s: this takes long and goes on", r.gpu)
+	}
+	<-r.done
+	return r.err
 }
 
 // sweepLimits removes the folders for software limits of claims that have no record: their process was killed.
@@ -78,7 +135,7 @@ func (m *Manager) knownGPUs() []string {
 
 func (m *Manager) reconcile(ctx context.Context, address string) (err error) {
 	defer panics.Recover(ctx, &err)
-	ctx, cancel := context.WithTimeout(ctx, reconcileTime)
+	ctx, cancel := context.WithTimeout(ctx, roundTime)
 	defer cancel()
 	said, err := m.engine.Converge(ctx, address)
 	if said == nil {

@@ -9,8 +9,6 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/partage-dev/partage/test/knownfailures"
 )
 
 // makeSlow lets each call on GPU A take this long, in the time of a bubble.
@@ -89,7 +87,6 @@ func TestReleaseOnSlowGPU(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			knownfailures.Expect(t)
 			synctest.Test(t, func(t *testing.T) {
 				b := newBox(t)
 				m := b.manager()

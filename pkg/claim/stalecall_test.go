@@ -153,7 +153,9 @@ func TestStalePrepareAfterFreshOne(t *testing.T) {
 	b := newBox(t)
 	m := b.manager()
 	b.pass(time.Hour)
-	at := func(seconds int) context.Context { return arrivedAt(t.Context(), time.Duration(seconds)*time.Second) }
+	at := func(seconds int) context.Context {
+		return arrivedAt(t.Context(), b.clock()-time.Minute+time.Duration(seconds)*time.Second)
+	}
 	if err := m.Unprepare(at(20), "u1"); err != nil {
 		t.Fatal(err)
 	}

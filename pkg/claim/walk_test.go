@@ -346,6 +346,7 @@ func (w *walk) end(t *testing.T) {
 	b := w.box
 	w.endSlow()
 	b.hooks(nil, nil)
+	time.Sleep(2 * time.Minute) // what is at work on a GPU has its lock
 	b.away(false)
 	for at := range w.foreign {
 		b.removeForeign(at)

@@ -125,13 +125,12 @@ type gpuPolicy struct {
 // through and then keeps claims and slices up to date until ctx ends. Without a
 // driver it cleans up what can be cleaned up and waits: unpreparing must work.
 func (l *gpuLoop) run(ctx context.Context) {
-	defer l.reconciler.wait()
 	defer l.discovering.Wait()
 	defer l.startup.finish()
 	l.desired.readStored(ctx)
 	l.recall(ctx)
 	l.handleDiscovery(ctx, l.discover(ctx))
-	l.reconciler.runBounded(ctx)
+	l.reconciler.runOnce(ctx)
 	// Nothing is offered before it is known which GPUs another driver has given away.
 	l.foreign.await(ctx)
 	// Claims can have partitions that others made, which only a survey finds.
@@ -191,7 +190,7 @@ func (l *gpuLoop) handleLaterDiscovery(ctx context.Context, found discovery) {
 	switch {
 	case found.err != nil:
 	case appeared:
-		l.reconciler.runBounded(ctx)
+		l.reconciler.runOnce(ctx)
 	case returned:
 		l.failed.Fire()
 	}

@@ -126,8 +126,6 @@ const (
 	// call that arrives while the driver starts had better wait a little: for longer
 	// than a GPU that hangs holds up the first discovery of the others.
 	startupTimeout = 30 * time.Second
-	// Leftovers had better be gone before the first claim.
-	cleanUpTimeout = 20 * time.Second
 	// A pod gets 30 s between SIGTERM and SIGKILL by default.
 	drainTimeout = 20 * time.Second
 	// A call that was cancelled has nothing to wait for any more.

@@ -8,8 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"k8s.io/klog/v2"
-
 	"github.com/partage-dev/partage/pkg/logchange"
 	"github.com/partage-dev/partage/pkg/metrics"
 	"github.com/partage-dev/partage/pkg/panics"
@@ -40,8 +38,6 @@ type reconciler struct {
 
 	metrics *metrics.Metrics
 
-	// rounds are those that runBounded did not wait for.
-	rounds  sync.WaitGroup
 	problem logchange.Problem
 	panics  panics.Repeated
 }
@@ -84,25 +80,3 @@ func (r *reconciler) reconcile(ctx context.Context) (err error) {
 	defer r.panics.Recover(ctx, &err)
 	return r.claims.Reconcile(ctx)
 }
-
-// runBounded cleans up before claims are let through, because leftovers must be
-// gone before the first claim needs their place. It waits no longer than
-// cleanUpTimeout, so that one slow GPU does not hold up the others.
-func (r *reconciler) runBounded(ctx context.Context) {
-	done := make(chan struct{})
-	r.rounds.Go(func() {
-		defer close(done)
-		r.runOnce(ctx)
-	})
-	timer := time.NewTimer(cleanUpTimeout)
-	defer timer.Stop()
-	select {
-	case <-done:
-	case <-ctx.Done():
-	case <-timer.C:
-		klog.FromContext(ctx).Info("Cleaning up takes long, going on", "waited", cleanUpTimeout)
-	}
-}
-
-// wait returns when the rounds that runBounded began have ended.
-func (r *reconciler) wait() { r.rounds.Wait() }

@@ -103,7 +103,7 @@ func (w *work) together(actions []rules.Action) int {
 }
 
 // marksOf are the marks that actions leave in a record.
-var marksOf = map[rules.Do]record.Mark{rules.Start: record.Started, rules.Unstart: record.Untouched, rules.MarkLost: record.Lost}
+var marksOf = map[rules.Do]record.Mark{rules.Start: record.Started, rules.Announce: record.Announced, rules.Unstart: record.Untouched, rules.MarkLost: record.Lost}
 
 // wrap names the published device that an action is about.
 func (w *work) wrap(a rules.Action, err error) error {
@@ -129,7 +129,7 @@ func (w *work) record(a rules.Action) *record.Record {
 func (w *work) do(ctx context.Context, actions []rules.Action) error {
 	a := actions[0]
 	switch a.Do {
-	case rules.Start, rules.Unstart, rules.MarkLost:
+	case rules.Start, rules.Announce, rules.Unstart, rules.MarkLost:
 		defer steptime.Of(ctx).Begin(steptime.Journal)()
 		return w.mark(actions)
 	case rules.MarkPrepared:

@@ -38,10 +38,13 @@ func (w *work) mark(actions []rules.Action) error {
 		return nil
 	}
 	a := actions[0]
-	if call := w.call(a.Claim); call != nil && a.Do == rules.Start {
+	if call := w.call(a.Claim); call != nil && (a.Do == rules.Start || a.Do == rules.Announce) {
 		return w.Store.Put(call.Wanted, change)
 	}
-	return w.Store.Update(a.Claim, change)
+	if err := w.Store.Update(a.Claim, change); a.Do != rules.Unstart || !errors.Is(err, record.ErrNoRecord) {
+		return err
+	}
+	return nil // nothing of it is there
 }
 
 // setInterval notes the time slice that the GPU has for a share: that of its first share, whatever the policy says.

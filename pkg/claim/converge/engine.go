@@ -103,6 +103,8 @@ type Call struct {
 	// Clients is how many claims can have a share of a device, by its name. A device that is not in it has as many as
 	// claims got.
 	Clients map[string]int
+	// stop ends the call.
+	stop context.CancelFunc
 }
 
 // begin makes a call known to all observations of this process.

@@ -49,11 +49,17 @@ func (e *Engine) Prepare(ctx context.Context, c *Call) (*record.Record, error) {
 	if err := e.releaseOther(ctx, c); err != nil {
 		return nil, err
 	}
+	limited, stop := context.WithCancel(ctx)
+	defer stop()
+	c.stop = stop
 	e.begin(c)
-	err := e.prepare(ctx, c)
+	err := e.prepare(limited, c)
 	e.end(c)
 	if r := e.preparedBy(c); r != nil {
 		return r, nil // also where the last write says that it has failed, and has not
+	}
+	if err != nil && e.Store.Released(c.Wanted.Claim.UID, c.Wanted.Arrived) {
+		err = record.ErrOutOfDate
 	}
 	if err != nil {
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
@@ -272,8 +278,11 @@ func (e *Engine) waitForPlace(ctx context.Context, changed <-chan struct{}, dead
 }
 
 // Finish brings the release of a claim, or the undoing of a preparation, to its end on these GPUs, and returns what is
-// left. GPUs do not wait for each other.
+// left. GPUs do not wait for each other, nor does this for a preparation that is older than the release.
 func (e *Engine) Finish(ctx context.Context, claim types.UID, gpus []string) error {
+	if c := e.call(claim); c != nil && e.Store.Released(claim, c.Wanted.Arrived) {
+		c.stop()
+	}
 	errs := make([]error, len(gpus))
 	var wg sync.WaitGroup
 	for i, address := range gpus {

@@ -27,6 +27,8 @@ const (
 	Started
 	// Lost means that it was started, and seen to be absent since.
 	Lost
+	// Announced means that MIG mode is turned on for it, and that nothing else of it is there.
+	Announced
 )
 
 // Device is one device of a claim, or one share of a device.

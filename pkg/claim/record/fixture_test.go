@@ -27,7 +27,7 @@ const (
 	// uid, boot and life are those of nearly all tests.
 	uid  types.UID = "u1"
 	boot           = "boot-1"
-	life           = releasedLife
+	life           = CallLife
 )
 
 // example has every kind of device and every field.

@@ -25,7 +25,7 @@ const (
 	// gone is the state of a file that says only when the claim was released.
 	gone State = "released"
 	// marks are the letters of Mark.
-	marks = "-+x"
+	marks = "-+x~"
 )
 
 // ErrOtherVersion marks a record that is not damaged, but not for this program.
@@ -155,7 +155,7 @@ func (d *Device) check() error {
 		return fmt.Errorf("%w: type %q", ErrOtherVersion, d.Type)
 	case !d.IsShare() && (d.Type == device.Whole) != (d.Partition == nil):
 		return fmt.Errorf("type %q does not match what it says about a partition", d.Type)
-	case d.Mark > Lost:
+	case d.Mark > Announced:
 		return fmt.Errorf("mark %d", d.Mark)
 	}
 	return nil

@@ -184,7 +184,7 @@ func TestNotSaved(t *testing.T) {
 		"no UID":                 func(r *Record) { r.Claim.UID = "" },
 		"other boot":             func(r *Record) { r.BootID = "boot-0" },
 		"state of no record":     func(r *Record) { r.State = gone },
-		"unknown mark":           func(r *Record) { r.Devices[0].Mark = 3 },
+		"unknown mark":           func(r *Record) { r.Devices[0].Mark = Announced + 1 },
 		"address with a comma":   func(r *Record) { r.Devices[0].PCIAddress = "a,b" },
 		"address with a bracket": func(r *Record) { r.Devices[0].PCIAddress = "a]b" },
 	} {

@@ -15,8 +15,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// releasedLife is more than ten times as long as any call lives.
-const releasedLife = 10 * time.Minute
+// CallLife is more than ten times as long as the kubelet waits for a call. A release is remembered for as long, so that older
+// calls must not prepare anything: the machine may have been suspended.
+const CallLife = 10 * time.Minute
 
 var (
 	// ErrNoRecord means that the claim has no record of this boot.
@@ -316,7 +317,7 @@ func (s *Store) Sweep(now time.Duration) error {
 
 func (s *Store) sweep(e *entry, now time.Duration) error {
 	var errs []error
-	isOld := e.released > 0 && now-e.released >= releasedLife
+	isOld := e.released > 0 && now-e.released >= CallLife
 	switch {
 	case isOld && e.body == nil && e.err == nil && len(e.aside) == 0:
 		e.released = 0

@@ -94,7 +94,7 @@ func TestSeveralParts(t *testing.T) {
 		}
 		return all
 	}
-	want := []Do{Start, EnableMIG, CreateGI, DropNamesakes, CreateCI, Start, CreateGI, DropNamesakes, CreateCI, Start, WriteSpec, MarkPrepared}
+	want := []Do{Announce, EnableMIG, Start, CreateGI, DropNamesakes, CreateCI, Start, CreateGI, DropNamesakes, CreateCI, Start, WriteSpec, MarkPrepared}
 	if got := do(Decide(o)); !equal(got, want) {
 		t.Errorf("made by %v, want %v", got, want)
 	}

@@ -158,7 +158,7 @@ func (m *making) useAsIs(p *Part) *Verdict {
 
 func (m *making) partition(p *Part) *Verdict {
 	i := m.at(p.Place)
-	ours := p.Mark == Started || len(m.sharers(p)) > 0 || p.Mark != Lost && m.guardOf(m.r.Claim)
+	ours := p.Mark == Started || len(m.sharers(p)) > 0 || p.Mark == Untouched && m.guardOf(m.r.Claim)
 	switch {
 	case i != nil && !ours:
 		return &Verdict{Code: Foreign, Why: fmt.Sprintf("device %s: GPU instance %d is in its place; it was not made by this driver and is left alone%s", p.Device, i.ID, m.guardHint())}
@@ -186,13 +186,16 @@ func (m *making) create(p *Part) *Verdict {
 	if !m.Hardware.MIG && !p.Dynamic {
 		return &Verdict{Code: ModeFixed, Why: fmt.Sprintf("device %s: MIG mode is off, and on this GPU only an administrator changes it (nvidia-smi -i %s -mig 1, and a reset)", p.Device, m.GPU)}
 	}
+	if !m.Hardware.MIG && !m.modeOn {
+		m.modeOn = true
+		if m.r.Phase != Prepared {
+			m.do(Announce, p)
+		}
+		m.do(EnableMIG, p)
+	}
 	m.do(Start, p) // also where it is written already: the place is empty now
 	if m.session(p.Session) != nil {
 		m.do(StopSession, p) // that of a partition which is gone, so that the next one can have its name
-	}
-	if !m.Hardware.MIG && !m.modeOn {
-		m.modeOn = true
-		m.do(EnableMIG, p)
 	}
 	m.do(CreateGI, p)
 	m.do(DropNamesakes, p)

@@ -43,6 +43,7 @@ const (
 	Untouched Mark = iota // nothing of it is there
 	Started               // written before the first effect, when its place was seen empty: what is there now is the claim's
 	Lost                  // it was started, and seen to be absent since: what is there now is somebody else's
+	Announced             // MIG mode is turned on for it, and nothing else of it is there: a partition in its place is somebody else's
 )
 
 // Limits are what the clients of one claim may have of an MPS session that claims share. Zero is no limit.

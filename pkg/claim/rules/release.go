@@ -43,7 +43,7 @@ func (d *decision) release(r *Record, parts []*Part) {
 	}
 	d.verdict(r, Verdict{State: Working})
 	d.sayPending(r, parts, "this is not done yet")
-	actions = withoutMarks(actions)
+	actions = withoutMarks(r, actions)
 	if d.isLastPartition(r, parts) {
 		actions = append(actions, d.action(DisableMIG, r, parts[0]))
 	}
@@ -52,15 +52,15 @@ func (d *decision) release(r *Record, parts []*Part) {
 
 // withoutMarks leaves out the marks that go with the record at the end. That a partition is gone is written down before the
 // next one goes: what somebody makes in its place, if that fails, is not the claim's.
-func withoutMarks(actions []Action) (kept []Action) {
+func withoutMarks(r *Record, actions []Action) (kept []Action) {
 	last := 0
 	for i, a := range actions {
-		if a.Do != Unstart {
+		if a.Do != Unstart || a.Claim != r.Claim {
 			last = i
 		}
 	}
 	for i, a := range actions {
-		if a.Do != Unstart || i < last && actions[i-1].Do == DestroyGI {
+		if a.Do != Unstart || a.Claim != r.Claim || i < last && actions[i-1].Do == DestroyGI {
 			kept = append(kept, a)
 		}
 	}
@@ -83,7 +83,9 @@ func isClear(parts []*Part) bool {
 // isLastPartition reports whether the release of these parts leaves no instance on a GPU whose mode follows the claims.
 // Where somebody's memory keeps the first instance from being made no part is started, and the mode stays.
 func (d *decision) isLastPartition(r *Record, parts []*Part) bool {
-	made := slices.ContainsFunc(parts, func(p *Part) bool { return p.Dynamic && p.Kind == Partition && !p.Admin && p.Mark == Started })
+	made := slices.ContainsFunc(parts, func(p *Part) bool {
+		return p.Dynamic && p.Kind == Partition && !p.Admin && (p.Mark == Started || p.Mark == Announced)
+	})
 	if !d.Hardware.MIG || !made {
 		return false
 	}
@@ -91,7 +93,7 @@ func (d *decision) isLastPartition(r *Record, parts []*Part) bool {
 		i := &d.Hardware.Instances[k]
 		goes := slices.ContainsFunc(parts, func(p *Part) bool {
 			return p.Dynamic && p.Kind == Partition && !p.Admin && p.Mark == Started && p.Place == i.Place && i.Compute <= 1 &&
-				len(othersOf(r.Claim, d.sharers(p))) == 0 && !d.isTakenOver(r, p)
+				len(d.holders(othersOf(r.Claim, d.sharers(p)))) == 0 && !d.isTakenOver(r, p)
 		})
 		if !goes {
 			return false
@@ -132,8 +134,9 @@ func (d *decision) undo(r *Record, p *Part, before []*Part) (actions []Action, p
 	if slices.ContainsFunc(before, func(q *Part) bool { return q.Mark == Started && q.SameDevice(p) }) {
 		return nil, "" // the first share of the claim takes everything with it
 	}
-	if others := othersOf(r.Claim, d.sharers(p)); len(others) > 0 {
-		return d.leaveTo(r, p, others), ""
+	others := othersOf(r.Claim, d.sharers(p))
+	if holders := d.holders(others); len(holders) > 0 {
+		return d.leaveTo(r, p, holders), ""
 	}
 	if d.isTakenOver(r, p) {
 		return nil, ""
@@ -151,7 +154,11 @@ func (d *decision) undo(r *Record, p *Part, before []*Part) (actions []Action, p
 	case p.Session != "" && d.Supervisor != Answered:
 		return nil, "the MPS supervisor does not answer: " + d.SupervisorText
 	}
-	return d.undoLast(r, p, instance), ""
+	actions = d.undoLast(r, p, instance)
+	for _, o := range others {
+		actions = append(actions, d.action(Unstart, o.record, o.Part)) // they are leaving, too
+	}
+	return actions, ""
 }
 
 // undoLast lists what takes back a part that nobody else has.
@@ -175,8 +182,8 @@ func (d *decision) undoLast(r *Record, p *Part, instance *Instance) (actions []A
 	return actions
 }
 
-// leaveTo gives a share back. Of several that are released at the same time, the last record to go takes everything with
-// it. That the limits cannot be tightened is no reason to keep a claim.
+// leaveTo gives a share back. Of several that are released at the same time, the first one takes everything with it. That the
+// limits cannot be tightened is no reason to keep a claim.
 func (d *decision) leaveTo(r *Record, p *Part, others []sharer) (actions []Action) {
 	if d.guardedFrom(r.Claim) != nil {
 		return nil

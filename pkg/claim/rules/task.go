@@ -18,6 +18,7 @@ type Do uint8
 const (
 	Nothing       Do = iota
 	Start            // record: these parts are Started; the record is made if there is none
+	Announce         // record: MIG mode is turned on for the part; the record is made if there is none
 	Unstart          // record: nothing was made of the part after all
 	MarkLost         // record: the partition was seen to be absent
 	MarkPrepared     // record: all of the claim is there

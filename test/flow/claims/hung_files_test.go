@@ -17,7 +17,6 @@ import (
 
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
-	"github.com/partage-dev/partage/test/knownfailures"
 )
 
 // loseSpec removes the CDI spec of a claim that is prepared, which the driver is to write again by itself, and returns its path.
@@ -75,7 +74,6 @@ func procfsHangs(t *testing.T) (n *harness.Node, p *harness.Driver, onHung, besi
 // after no other claim.
 func TestCleanUpWhileProcfsHangs(t *testing.T) {
 	t.Parallel()
-	knownfailures.Expect(t)
 	n, p, _, beside := procfsHangs(t)
 	// A turn that began before may come to its end; there are to be more.
 	for range 3 {
@@ -110,7 +108,6 @@ func TestReleaseWhileProcfsHangs(t *testing.T) {
 // network or on a bad disk.
 func TestDriverFolderHangs(t *testing.T) {
 	t.Parallel()
-	knownfailures.Expect(t)
 	n := harness.NewNode(t, "h100x2")
 	p := n.Start(t)
 	p.Ready(t)

@@ -13,14 +13,12 @@ import (
 
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
-	"github.com/partage-dev/partage/test/knownfailures"
 )
 
 // TestPartitionInPlaceOfIntention checks that a partition stays that an administrator makes where the driver was going to make
 // one when it died: it had not even turned MIG mode on.
 func TestPartitionInPlaceOfIntention(t *testing.T) {
 	t.Parallel()
-	knownfailures.Expect(t)
 	n := harness.NewNode(t, "h100x1")
 	p := n.Start(t)
 	p.Ready(t)

@@ -65,7 +65,10 @@ func ways(o harness.Operation, function string, calls int, codes []code) []fault
 	for _, effect := range effects {
 		for _, code := range codes {
 			f := machine.Fault{Function: function, Effect: effect, Code: code.value}
-			cases = append(cases, faultCase{o, code.name, f})
+			// The bindings ask for processes with more room as long as they get this answer, without an end.
+			if code.name != "INSUFFICIENT_SIZE" || !strings.Contains(function, "RunningProcesses") {
+				cases = append(cases, faultCase{o, code.name, f})
+			}
 			for _, skip := range turns(calls) {
 				f.Skip, f.Times = skip, 1
 				cases = append(cases, faultCase{o, code.name, f})

@@ -6,7 +6,7 @@ package model
 import "github.com/partage-dev/partage/pkg/claim/rules"
 
 var doNames = [...]string{
-	"nothing", "record: started", "record: not started", "record: lost", "record: prepared", "record: releasing", "clear record",
+	"nothing", "record: started", "record: announced", "record: not started", "record: lost", "record: prepared", "record: releasing", "clear record",
 	"remove unreadable record", "write CDI spec", "remove CDI spec", "MIG mode on", "MIG mode off", "create GPU instance",
 	"remove the CDI specs of others that name its ID", "create compute instance", "destroy compute instance", "destroy GPU instance",
 	"compute mode EXCLUSIVE_PROCESS", "compute mode DEFAULT", "start MPS session", "stop MPS session", "set time slice", "reset time slice",
@@ -229,12 +229,16 @@ func (s *Scenario) actOnDisk(w *world, k *work, a action) (outcome, violation) {
 		if w.Guards[c] = 0; k.Process == 1 && s.Newer[c] {
 			*r = recordState{}
 		}
-	case rules.Start:
+	case rules.Start, rules.Announce:
 		if !w.write(false) {
 			return failed, ""
 		}
 		if !r.Exists || r.Boot != w.Boot {
 			*r = recordState{Exists: true, Phase: rules.Preparing, Boot: w.Boot, Arrived: max(k.Arrived, w.Guards[c])}
+		}
+		if a.Do == rules.Announce {
+			r.Marks[a.Part] = rules.Announced
+			break
 		}
 		r.Marks[a.Part], r.Slices[a.Part] = rules.Started, a.Value
 		r.Emptied &^= 1 << a.Part

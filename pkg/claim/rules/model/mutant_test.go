@@ -88,8 +88,9 @@ var mutants = []mutant{
 	{"the record is written before anything begins", "one partition, every fault", "claim 0 is wanted, nothing is in its way, and it does not become ready", func(o rules.Observation) rules.Plan {
 		return eachTask(o, func(t *rules.Task) {
 			at := slices.IndexFunc(t.Actions, func(a rules.Action) bool { return a.Do == rules.CreateGI })
-			if at > 0 && t.Actions[0].Do == rules.Start {
-				t.Actions = slices.Insert(slices.Clone(t.Actions[1:]), at, t.Actions[0])
+			if at > 0 && t.Actions[at-1].Do == rules.Start {
+				t.Actions = slices.Clone(t.Actions)
+				t.Actions[at-1], t.Actions[at] = t.Actions[at], t.Actions[at-1]
 			}
 		})
 	}},
@@ -149,7 +150,10 @@ var mutants = []mutant{
 		}))
 	}},
 	{"each part is started right before its first effect", "two partitions of one claim, a stranger twice", "a partition that somebody else made was destroyed", func(o rules.Observation) rules.Plan {
-		return eachTask(o, func(t *rules.Task) { t.Actions = first(t.Actions, rules.Start) })
+		return eachTask(o, func(t *rules.Task) {
+			announced := func(a rules.Action) bool { return a.Do == rules.Announce }
+			t.Actions = first(slices.DeleteFunc(slices.Clone(t.Actions), announced), rules.Start)
+		})
 	}},
 	{"that a partition is gone is written down before the next one goes", "two partitions of one claim, a failure", "a partition that somebody else made was destroyed", func(o rules.Observation) rules.Plan {
 		return eachTask(o, func(t *rules.Task) {
