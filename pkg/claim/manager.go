@@ -157,7 +157,7 @@ func NewManager(o Options) (*Manager, error) {
 	m.surveyor = &surveyor{
 		engine: m.engine, store: m.store, locks: m.locks, clock: o.clock, list: o.Sharing.Sessions,
 		processes: o.Partitions.Processes,
-		latest:    map[string]surveyed{}, observing: map[string]chan struct{}{}, began: map[string]time.Duration{},
+		latest:    map[string]surveyed{}, began: map[string]time.Duration{},
 	}
 	if o.Cluster != nil {
 		m.orphans = newOrphans(m, o)

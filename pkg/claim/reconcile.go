@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -45,61 +44,12 @@ func (m *Manager) Reconcile(ctx context.Context) error {
 		rounds[address] = m.rounds.begin(address, func() error { return m.reconcile(ctx, address) })
 	}
 	for _, address := range gpus {
-		errs = append(errs, rounds[address].wait(ctx, limited))
+		errs = append(errs, rounds[address].wait(limited))
 	}
 	m.events.retain(m.store.UIDs())
 	limited, cancel = context.WithTimeout(ctx, sweepTime)
 	defer cancel()
 	return errors.Join(append(errs, m.store.Sweep(m.clock()), m.sweepLimits(), m.specs.Limits.Sweep(limited))...)
-}
-
-// rounds are what is being done for GPUs, by PCI address.
-type rounds struct {
-	mu     sync.Mutex
-	atWork map[string]*round
-}
-
-// round is what is done for one GPU, until its channel is closed.
-type round struct {
-	gpu  string
-	done chan struct{}
-	err  error
-}
-
-// begin returns the round that is at work for a GPU, or lets one begin.
-func (all *rounds) begin(address string, do func() error) *round {
-	all.mu.Lock()
-	defer all.mu.Unlock()
-	if r := all.atWork[address]; r != nil {
-		return r
-	}
-	r := &round{gpu: address, done: make(chan struct{})}
-	if all.atWork == nil {
-		all.atWork = map[string]*round{}
-	}
-	all.atWork[address] = r
-	go func() {
-		defer close(r.done)
-		r.err = do()
-		all.mu.Lock()
-		defer all.mu.Unlock()
-		delete(all.atWork, address)
-	}()
-	return r
-}
-
-// wait returns what has come of a round, or that it goes on without the caller. When ctx ends, so does the round.
-func (r *round) wait(ctx, limited context.Context) error {
-	select {
-	case <-r.done:
-		return r.err
-	case <-limited.Done():
-	}
-	if ctx.Err() == nil {
-		return fmt.Errorf("GPU %s: this takes long and goes on", r.gpu)
-	}
-	<-r.done
-	return r.err
 }
 
 // sweepLimits removes the folders for software limits of claims that have no record: their process was killed.

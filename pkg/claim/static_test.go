@@ -16,7 +16,6 @@ import (
 	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/partition"
-	"github.com/partage-dev/partage/test/knownfailures"
 )
 
 // onHardware are those of the effects that change a GPU.
@@ -178,7 +177,6 @@ func TestAdmin(t *testing.T) {
 
 // TestAdminOnHungGPU: a claim does not wait for a GPU that it only looks at.
 func TestAdminOnHungGPU(t *testing.T) {
-	knownfailures.Expect(t)
 	b := newBox(t)
 	m := b.manager()
 	_, comeBack := b.hang(pciB)

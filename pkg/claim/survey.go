@@ -41,10 +41,10 @@ type surveyor struct {
 	list      func(ctx context.Context) (map[string]mps.Status, error)
 	processes func(ctx context.Context, pciAddress string) ([]gpu.Process, error)
 
+	rounds rounds
+
 	mu     sync.Mutex
 	latest map[string]surveyed
-	// observing are the GPUs that are just observed; a channel is closed at the end.
-	observing map[string]chan struct{}
 	// began is since when each GPU has been busy, and silence the MPS supervisor silent.
 	began map[string]time.Duration
 }
@@ -64,56 +64,27 @@ var errElsewhere = fmt.Errorf("another process has had its lock for more than %s
 // survey observes all GPUs at the same time. One that is slow keeps nothing from being said of the others: what was said of
 // it last still counts.
 func (s *surveyor) survey(ctx context.Context, inventory *device.Inventory) device.Status {
-	gpus := inventory.PCIAddresses()
-	for _, address := range gpus {
-		s.begin(ctx, inventory, address)
+	rounds := map[string]*round{}
+	for _, address := range inventory.PCIAddresses() {
+		rounds[address] = s.rounds.begin(address, func() error {
+			f := s.surveyGPU(ctx, inventory, address)
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.latest[address] = f
+			return nil
+		})
 	}
 	var status device.Status
 	status.Conditions = s.sessionConditions(ctx, inventory)
-	slow := time.NewTimer(surveyWait)
-	defer slow.Stop()
-	for _, address := range gpus {
-		select {
-		case <-s.running(address):
-		case <-slow.C:
-			slow.Reset(0)
-		}
+	limited, cancel := context.WithTimeout(ctx, surveyWait)
+	defer cancel()
+	for _, address := range inventory.PCIAddresses() {
+		_ = rounds[address].wait(limited)
 		f := s.last(address)
 		status.Static = append(status.Static, f.statics...)
 		status.Conditions = append(status.Conditions, f.conditions...)
 	}
 	return status
-}
-
-// begin observes a GPU, unless that is going on.
-func (s *surveyor) begin(ctx context.Context, inventory *device.Inventory, address string) {
-	done := make(chan struct{})
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.observing[address] != nil {
-		return
-	}
-	s.observing[address] = done
-	go func() {
-		f := s.surveyGPU(ctx, inventory, address)
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.latest[address] = f
-		delete(s.observing, address)
-		close(done)
-	}()
-}
-
-// running returns a channel that is closed when a GPU is not being observed any more.
-func (s *surveyor) running(address string) <-chan struct{} {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if done := s.observing[address]; done != nil {
-		return done
-	}
-	done := make(chan struct{})
-	close(done)
-	return done
 }
 
 // surveyGPU does not wait for a GPU that a call is at work on, unless it has been busy for long: what was said of it last

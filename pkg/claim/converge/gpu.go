@@ -93,7 +93,7 @@ func (e *Engine) jointly(ctx context.Context, plan *rules.Plan, tried map[string
 			return true, err
 		}
 		defer unlock()
-		return true, e.underLocks(ctx, gpus, everything, jointTask(t.Claim, gpus)).err
+		return true, e.underLocks(ctx, gpus, nil, everything, jointTask(t.Claim, gpus)).err
 	}
 	return false, nil
 }
@@ -115,7 +115,7 @@ func (e *Engine) tryOnce(ctx context.Context, address string, patience time.Dura
 		return nil
 	}
 	defer unlock()
-	return e.underLocks(ctx, []string{address}, everything, choose)
+	return e.underLocks(ctx, []string{address}, nil, everything, choose)
 }
 
 // withoutLock decides what is known of a GPU whose lock cannot be had.

@@ -148,7 +148,7 @@ func firstCause(errs []error) error {
 // prepareJointly carries out what all GPUs of a claim propose at once. It reports whether the claim is prepared.
 func (e *Engine) prepareJointly(ctx context.Context, claim types.UID, gpus []string) (done bool, err error) {
 	defer panics.Recover(ctx, &err)
-	r, err := e.once(ctx, gpu.SortPCIAddresses(slices.Clone(gpus)), jointTask(claim, gpus))
+	r, err := e.once(ctx, claim, gpu.SortPCIAddresses(slices.Clone(gpus)), jointTask(claim, gpus))
 	switch {
 	case err != nil:
 		return false, err
@@ -177,7 +177,7 @@ func (e *Engine) prepareOn(ctx context.Context, claim types.UID, address string)
 			return record.ErrOutOfDate
 		}
 		changed := e.Store.Changed()
-		r, err := e.once(ctx, []string{address}, ownTask(claim, address))
+		r, err := e.once(ctx, claim, []string{address}, ownTask(claim, address))
 		if err != nil && waited != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
 			return waited // that says more
 		}
@@ -296,7 +296,7 @@ func (e *Engine) finishOn(ctx context.Context, claim types.UID, address string) 
 	defer panics.Recover(ctx, &err)
 	last := ""
 	for failed := 0; ; {
-		r, err := e.once(ctx, []string{address}, releaseOf(claim, address))
+		r, err := e.once(ctx, claim, []string{address}, releaseOf(claim, address))
 		if err != nil {
 			return err
 		}

@@ -5,10 +5,12 @@ package converge
 
 import (
 	"context"
+	"errors"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/claim/rules"
 	"github.com/partage-dev/partage/pkg/gpu"
 )
@@ -39,20 +41,52 @@ func (r *round) verdict(claim types.UID, pciAddress string) (rules.Verdict, bool
 // once locks GPUs, all or none, observes them, decides, and carries out one task. What the hardware refuses is observed
 // again under the same locks, and the record is put right before anybody else can come to a wrong conclusion.
 //
-// On a GPU on which a call has not returned nothing is done: its lock cannot be had.
-func (e *Engine) once(ctx context.Context, gpus []string, choose choose) (*round, error) {
-	unlock, err := e.Locks.GPUs(ctx, gpus)
+// On a GPU on which a call has not returned nothing is done: its lock cannot be had. GPUs that the claim only observes are
+// neither locked nor asked.
+func (e *Engine) once(ctx context.Context, claim types.UID, gpus []string, choose choose) (*round, error) {
+	var locked, observed []string
+	for _, address := range gpus {
+		if e.onlyObserves(claim, address) {
+			observed = append(observed, address)
+		} else {
+			locked = append(locked, address)
+		}
+	}
+	unlock, err := e.Locks.GPUs(ctx, locked)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	return e.underLocks(ctx, gpus, needed, choose), nil
+	return e.underLocks(ctx, gpus, observed, needed, choose), nil
 }
 
-func (e *Engine) underLocks(ctx context.Context, gpus []string, d depth, choose choose) *round {
+// errObserved is why nothing is known of a GPU.
+var errObserved = errors.New("it is only observed")
+
+// onlyObserves reports whether nothing of a GPU is a claim's, whatever it had before, but that it may look at all of it.
+func (e *Engine) onlyObserves(claim types.UID, pciAddress string) bool {
+	var devices []record.Device
+	if c := e.call(claim); c != nil {
+		devices = c.Wanted.Devices
+	}
+	r, err := e.Store.Read(claim)
+	if r != nil {
+		devices = slices.Concat(devices, r.Devices)
+	}
+	return err == nil && !slices.ContainsFunc(devices, func(d record.Device) bool {
+		return d.PCIAddress == pciAddress && (!d.Admin || d.Partition != nil)
+	})
+}
+
+// underLocks does nothing but decide about the GPUs that are only observed.
+func (e *Engine) underLocks(ctx context.Context, gpus, observed []string, d depth, choose choose) *round {
 	seen, plans, unanswered := map[string]*observation{}, map[string]*rules.Plan{}, map[string]error{}
 	for _, address := range gpus {
-		seen[address] = e.observe(ctx, address, d, nil)
+		var unasked error
+		if slices.Contains(observed, address) {
+			unasked = errObserved
+		}
+		seen[address] = e.observe(ctx, address, d, unasked)
 		plan := rules.Decide(seen[address].Observation)
 		plans[address], unanswered[address] = &plan, seen[address].err
 	}

@@ -180,6 +180,10 @@ func (d *decision) unknown() {
 		switch {
 		case r.Boot != d.Boot:
 			d.earlierBoot(r)
+		case d.observes(r) && d.leaving(r):
+			d.release(r, d.on(r))
+		case d.observes(r) && r.Calling:
+			d.make(r, d.on(r))
 		case d.leaving(r):
 			const why = "this waits until the GPU answers"
 			d.removeSpecOnly(r)
@@ -189,6 +193,11 @@ func (d *decision) unknown() {
 			d.verdict(r, Verdict{State: Unknown, Code: code, Why: d.Hardware.Text})
 		}
 	}
+}
+
+// observes reports whether a claim does nothing but look at the GPU: nothing has to be known of that.
+func (d *decision) observes(r *Record) bool {
+	return !slices.ContainsFunc(d.on(r), func(p *Part) bool { return !p.Admin || p.Place != Undivided })
 }
 
 // earlierBoot: nothing that such a record is about exists. The kubelet has the claim prepared again before it starts a

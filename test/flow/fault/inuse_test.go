@@ -108,9 +108,6 @@ func (l *lane) runInUse(ctx context.Context, c faultCase) error {
 	neighbour := make(chan error, 1)
 	go func() { neighbour <- l.roundTrip(ctx, l.neighbour) }()
 	callErr := l.p.TryUnprepare(ctx, claim, harness.ShortTimeout)
-	for harness.IsTimeout(callErr) && ctx.Err() == nil {
-		callErr = l.p.TryUnprepare(ctx, claim, harness.KubeletTimeout)
-	}
 	// How often the driver tries depends on how long its attempts take.
 	notStruck := harness.Eventually(ctx, func() error {
 		err := fault.CheckStruck()
@@ -119,6 +116,9 @@ func (l *lane) runInUse(ctx context.Context, c faultCase) error {
 		}
 		return err
 	})
+	for harness.IsTimeout(callErr) && ctx.Err() == nil {
+		callErr = l.p.TryUnprepare(ctx, claim, harness.KubeletTimeout)
+	}
 	errs := []error{<-neighbour, notStruck}
 	_, err = fault.TryRemove()
 	errs = append(errs, err, l.checkInUse(c, claim, callErr), end(), l.cleanUp(ctx, claim))

@@ -131,7 +131,7 @@ func (l *lane) checkPrepared(uid string, ids []string, gpu int) error {
 		return err
 	}
 	r := harness.Device{GPU: gpu, Profile: l.layout.at.Profile, Start: l.layout.at.Start, Kind: l.layout.kind}
-	return harness.CheckModes(harness.ClaimSpec{Config: l.layout.config}, r, &m.GPUs[gpu])
+	return harness.CheckModes(harness.ClaimSpec{}, r, &m.GPUs[gpu])
 }
 
 // cleanUp unprepares, after which nothing may be left.
@@ -304,9 +304,5 @@ func (l *lane) allocateOn(gpu int) (*drapb.Claim, error) {
 		return nil, fmt.Errorf("the machine has %d GPUs", len(m.GPUs))
 	}
 	r := harness.Device{GPU: gpu, Profile: l.layout.at.Profile, Start: l.layout.at.Start, Kind: l.layout.kind}
-	var configs []harness.Config
-	if l.layout.config != "" {
-		configs = append(configs, l.layout.config)
-	}
-	return l.n.AllocateDevices([]string{r.Name(m.GPUs[gpu].PCIAddress)}, []harness.Device{r}, configs...), nil
+	return l.n.AllocateDevices([]string{r.Name(m.GPUs[gpu].PCIAddress)}, []harness.Device{r}), nil
 }

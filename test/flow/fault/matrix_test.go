@@ -33,37 +33,30 @@ var faultLayouts = map[string]faultLayout{
 	"Ampere partition":            {machine: "a100-80x16", change: harness.TurnMIGOn, at: harness.Place{Profile: "2g.20gb", Start: 2}, next: harness.Place{Profile: "1g.10gb", Start: 2}},
 	// These take time, so that only calls count that others do not make, and some
 	// of the codes.
-	"MPS share":        {machine: "h100x16", kind: harness.MPS},
-	"MPS on partition": {machine: "h100x16", at: harness.Place{Profile: "1g.10gb", Start: 0}, next: harness.Place{Profile: "2g.20gb", Start: 0}, beside: harness.Place{Profile: "3g.40gb", Start: 4}, config: harness.PartitionWithMPS},
+	"MPS share": {machine: "h100x16", kind: harness.MPS},
 }
 
-// some leaves codes out that make no difference where cases take time. A partition
-// need not have a compute mode.
+// some leaves codes out that make no difference where cases take time.
 func (l faultLayout) some(codes []code) []code {
 	if !l.usesMPS() {
 		return codes
 	}
-	kept := []string{"NO_PERMISSION", "GPU_IS_LOST", "RESET_REQUIRED", "UNKNOWN"}
-	if l.at.Profile == "" {
-		kept = append(kept, "NOT_SUPPORTED")
-	}
+	kept := []string{"NO_PERMISSION", "GPU_IS_LOST", "RESET_REQUIRED", "UNKNOWN", "NOT_SUPPORTED"}
 	return slices.DeleteFunc(codes, func(c code) bool { return !slices.Contains(kept, c.name) })
 }
 
 // usesMPS reports whether a session runs while a claim is prepared.
-func (l faultLayout) usesMPS() bool { return l.kind == harness.MPS || l.config != "" }
+func (l faultLayout) usesMPS() bool { return l.kind == harness.MPS }
 
 // faultLayout is a machine and one device on each of its GPUs.
 type faultLayout struct {
 	machine string
 	change  func(*machine.Machine)
-	// at is the partition of the claims; none: the whole GPU. They have a share of
-	// it, or a configuration.
+	// at is the partition of the claims; none: the whole GPU.
 	at harness.Place
 	// next is what a later claim has in the place of a partition. It is another partition, so that it has another UUID.
-	next   harness.Place
-	kind   harness.ShareKind
-	config harness.Config
+	next harness.Place
+	kind harness.ShareKind
 	// beside is a partition on the same GPU that stays. Optional.
 	beside harness.Place
 	// before puts a GPU into the state in which each case begins. Optional.

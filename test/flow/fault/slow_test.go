@@ -66,6 +66,10 @@ func (l *lane) runSlow(ctx context.Context, c faultCase) (err error) {
 		return fmt.Errorf("the call went on, and the answer is: %w", a.err)
 	}
 	if c.operation == harness.Unprepare {
+		// A release answers although who uses the GPU is not known in time, and goes on later.
+		if err := l.p.TryUnprepare(ctx, claim, harness.KubeletTimeout); err != nil {
+			return err
+		}
 		return l.checkClean(ctx, l.gpu, claim.GetUid())
 	}
 	return errors.Join(l.checkPrepared(claim.GetUid(), a.ids, l.gpu), l.cleanUp(ctx, claim))
