@@ -88,8 +88,7 @@ func (c *config) flags() []cli.Flag {
 	flags := []cli.Flag{
 		command.String(categoryCluster, "node-name", "", &c.nodeName,
 			"name of this machine's Node object; required, except for slices, which defaults to the host name"),
-		command.String(categoryCluster, "kubeconfig", "", &c.kubeconfig,
-			"kubeconfig file for the API server; empty: the pod's service account"),
+		command.String(categoryCluster, "kubeconfig", "", &c.kubeconfig, "kubeconfig file for the API server; empty: the pod's service account"),
 		&cli.FloatFlag{
 			Name: "kube-api-qps", Category: categoryCluster, Value: 50, Destination: &c.qps, Sources: command.Env("kube-api-qps"),
 			Usage: "sustained rate of requests to the API server, per second; every claim that is prepared needs one. What can wait has a small rate of its own",

@@ -5,6 +5,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -155,11 +156,8 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 		return err
 	}
 	boot, err := roots.BootID()
-	if err != nil {
-		return err
-	}
-	fileContext, err := roots.FileContext(c.seLinux)
-	if err != nil {
+	fileContext, contextErr := roots.FileContext(c.seLinux)
+	if err = errors.Join(err, contextErr); err != nil {
 		return err
 	}
 	p, err := plugin.New(plugin.Options{

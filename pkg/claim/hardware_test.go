@@ -290,15 +290,6 @@ func (g *gpus) complete(p *placed) {
 	g.box.put(capability(p, "ci0/access"), "DeviceFileMinor: "+strconv.Itoa(101+10*p.ID)+"\n")
 }
 
-// rename gives a partition the UUID that a record has, unless it has none.
-func (b *box) rename(at partition.Address, uuid string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if p := b.find(at); uuid != "" {
-		p.Compute[0].UUID = uuid
-	}
-}
-
 func capability(p *placed, file string) string {
 	minor := slices.IndexFunc([]string{pciB, pciC, pciA}, func(pci string) bool { return pci == p.pciAddress })
 	return fmt.Sprintf("proc/driver/nvidia/capabilities/gpu%d/mig/gi%d/%s", minor, p.ID, file)

@@ -48,7 +48,7 @@ func newAsker(t *testing.T, n int) *asker {
 			t.Fatal(err)
 		}
 	}
-	clock := func() time.Duration { return time.Since(a.start) + a.box.clock() }
+	clock := func() time.Duration { return time.Since(a.start) + a.clock() }
 	a.m.clock, a.m.orphans.clock, a.m.engine.Clock, a.m.orphans.cluster = clock, clock, clock, a
 	return a
 }

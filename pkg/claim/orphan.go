@@ -158,7 +158,7 @@ func (o *orphans) check(ctx context.Context, uid types.UID) (again time.Duration
 	ctx = klog.NewContext(ctx, klog.LoggerWithValues(klog.FromContext(ctx), "claimUID", uid))
 	r, err := o.store.Read(uid)
 	if err != nil || r == nil || r.State != record.Prepared {
-		return 0, nil //nolint:nilerr // Reconcile finds the same
+		return 0, nil // Reconcile finds the same
 	}
 	claim, err := o.cluster.Claim(ctx, r.Claim)
 	if err != nil {

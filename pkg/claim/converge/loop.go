@@ -178,11 +178,8 @@ func (e *Engine) prepareOn(ctx context.Context, claim types.UID, address string)
 		}
 		changed := e.Store.Changed()
 		r, err := e.once(ctx, claim, []string{address}, ownTask(claim, address))
-		if err != nil && waited != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			return waited // that says more
-		}
 		if err != nil {
-			return err
+			return saysMore(ctx, waited, err)
 		}
 		v, _ := r.verdict(claim, address)
 		switch own := r.task != nil && r.task.Claim == claim; {
@@ -205,6 +202,14 @@ func (e *Engine) prepareOn(ctx context.Context, claim types.UID, address string)
 		}
 	}
 	return fmt.Errorf("GPU %s changes all the time", address)
+}
+
+// saysMore is what a call waited for, if its time is over meanwhile.
+func saysMore(ctx context.Context, waited *VerdictError, err error) error {
+	if waited != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return waited
+	}
+	return err
 }
 
 // isOutOfDate reports whether a claim was released after its call had arrived.

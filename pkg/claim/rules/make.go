@@ -125,7 +125,7 @@ func (d *decision) modeOff(r *Record, p *Part) []Action {
 	if !d.Hardware.MIG || !p.Dynamic || d.Refused.InUse || len(d.Hardware.Instances) > 0 {
 		return nil
 	}
-	if d.anyStarted(func(o *Record, q *Part) bool { return q.Kind == Partition && q.Place != p.Place }) {
+	if d.anyStarted(func(_ *Record, q *Part) bool { return q.Kind == Partition && q.Place != p.Place }) {
 		return nil
 	}
 	return []Action{d.action(DisableMIG, r, p)}

@@ -83,17 +83,16 @@ func isClear(parts []*Part) bool {
 // isLastPartition reports whether the release of these parts leaves no instance on a GPU whose mode follows the claims.
 // Where somebody's memory keeps the first instance from being made no part is started, and the mode stays.
 func (d *decision) isLastPartition(r *Record, parts []*Part) bool {
-	made := slices.ContainsFunc(parts, func(p *Part) bool {
-		return p.Dynamic && p.Kind == Partition && !p.Admin && (p.Mark == Started || p.Mark == Announced)
+	made := slices.DeleteFunc(slices.Clone(parts), func(p *Part) bool {
+		return !p.Dynamic || p.Kind != Partition || p.Admin || p.Mark != Started && p.Mark != Announced
 	})
-	if !d.Hardware.MIG || !made {
+	if !d.Hardware.MIG || len(made) == 0 {
 		return false
 	}
 	for k := range d.Hardware.Instances {
 		i := &d.Hardware.Instances[k]
-		goes := slices.ContainsFunc(parts, func(p *Part) bool {
-			return p.Dynamic && p.Kind == Partition && !p.Admin && p.Mark == Started && p.Place == i.Place && i.Compute <= 1 &&
-				len(d.holders(othersOf(r.Claim, d.sharers(p)))) == 0 && !d.isTakenOver(r, p)
+		goes := slices.ContainsFunc(made, func(p *Part) bool {
+			return p.Mark == Started && p.Place == i.Place && i.Compute <= 1 && len(d.holders(othersOf(r.Claim, d.sharers(p)))) == 0 && !d.isTakenOver(r, p)
 		})
 		if !goes {
 			return false
@@ -154,15 +153,11 @@ func (d *decision) undo(r *Record, p *Part, before []*Part) (actions []Action, p
 	case p.Session != "" && d.Supervisor != Answered:
 		return nil, "the MPS supervisor does not answer: " + d.SupervisorText
 	}
-	actions = d.undoLast(r, p, instance)
-	for _, o := range others {
-		actions = append(actions, d.action(Unstart, o.record, o.Part)) // they are leaving, too
-	}
-	return actions, ""
+	return d.undoLast(r, p, instance, others), ""
 }
 
-// undoLast lists what takes back a part that nobody else has.
-func (d *decision) undoLast(r *Record, p *Part, instance *Instance) (actions []Action) {
+// undoLast lists what takes back a part that nobody else has, but others that are leaving, too.
+func (d *decision) undoLast(r *Record, p *Part, instance *Instance, others []sharer) (actions []Action) {
 	do := func(a Do) { actions = append(actions, d.action(a, r, p)) }
 	if p.Session != "" && d.session(p.Session) != nil {
 		do(StopSession)
@@ -178,6 +173,9 @@ func (d *decision) undoLast(r *Record, p *Part, instance *Instance) (actions []A
 			do(DestroyCI)
 		}
 		do(DestroyGI)
+	}
+	for _, o := range others {
+		actions = append(actions, d.action(Unstart, o.record, o.Part))
 	}
 	return actions
 }

@@ -125,8 +125,12 @@ func (n *Files) CheckNoFiles(uid string) error {
 			return fmt.Errorf("%s is left in %s", e.Name(), filepath.Base(n.CDIDir))
 		}
 	}
-	if r, err := n.Record(uid); err != nil || r != nil {
-		return fmt.Errorf("the record of claim %s is left: %+v, %v", uid, r, err)
+	r, err := n.Record(uid)
+	if err == nil && r != nil {
+		err = fmt.Errorf("the record of claim %s is left: %+v", uid, r)
+	}
+	if err != nil {
+		return err
 	}
 	return nil
 }
