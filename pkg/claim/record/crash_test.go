@@ -136,16 +136,23 @@ func TestDiskRefuses(t *testing.T) {
 	}
 }
 
-// TestKeptUntilAnotherWrites checks that what is kept of a record in memory ends with the record.
-func TestKeptUntilAnotherWrites(t *testing.T) {
+// clearedInMemory returns two processes, the first of which has a record cleared that the disk still has.
+func clearedInMemory(t *testing.T) (s, other *Store, files *faulty) {
+	t.Helper()
 	dir := t.TempDir()
-	files := &faulty{}
-	s, other := open(t, dir, files), open(t, dir, OS{})
+	files = &faulty{}
+	s, other = open(t, dir, files), open(t, dir, OS{})
 	must(t, s.Put(pair(1), started))
 	files.strike = func(int, bool) error { return os.ErrPermission }
 	if err := s.Clear(uid, ""); !errors.Is(err, os.ErrPermission) {
 		t.Errorf("got %v", err)
 	}
+	return s, other, files
+}
+
+// TestKeptUntilAnotherWrites checks that what is kept of a record in memory ends with the record.
+func TestKeptUntilAnotherWrites(t *testing.T) {
+	s, other, files := clearedInMemory(t)
 	if err := s.Update(uid, started); !errors.Is(err, ErrNoRecord) {
 		t.Errorf("the record is gone, and changed: %v", err)
 	}
@@ -162,14 +169,7 @@ func TestKeptUntilAnotherWrites(t *testing.T) {
 
 // TestKeptUntilWrittenAgain checks that it also ends where another process has written the same as before.
 func TestKeptUntilWrittenAgain(t *testing.T) {
-	dir := t.TempDir()
-	files := &faulty{}
-	s, other := open(t, dir, files), open(t, dir, OS{})
-	must(t, s.Put(pair(1), started))
-	files.strike = func(int, bool) error { return os.ErrPermission }
-	if err := s.Clear(uid, ""); !errors.Is(err, os.ErrPermission) {
-		t.Errorf("got %v", err)
-	}
+	s, other, _ := clearedInMemory(t)
 	must(t, other.Update(uid, func(r *Record) error { r.Clear(""); return nil }))
 	must(t, other.Update(uid, started))
 	if got, want := view(s), "preparing 1 ++"; got != want {

@@ -59,8 +59,10 @@ func withoutMarks(r *Record, actions []Action) (kept []Action) {
 			last = i
 		}
 	}
+	gone := false // a GPU instance, and nothing but marks came since
 	for i, a := range actions {
-		if a.Do != Unstart || a.Claim != r.Claim || i < last && actions[i-1].Do == DestroyGI {
+		gone = a.Do == DestroyGI || gone && a.Do == Unstart
+		if a.Do != Unstart || a.Claim != r.Claim || i < last && gone {
 			kept = append(kept, a)
 		}
 	}
