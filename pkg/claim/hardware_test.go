@@ -136,10 +136,21 @@ func (g *gpus) answer(pciAddress string) error {
 	return nil
 }
 
+// beforeEffect calls hook before each effect on a GPU from now on. Effects of
+// rounds that outlive their Reconcile may be under way.
+func (g *gpus) beforeEffect(hook func(pciAddress, effect string) error) {
+	g.box.mu.Lock()
+	defer g.box.mu.Unlock()
+	g.onGPU = hook
+}
+
 // effect is one on a GPU.
 func (g *gpus) effect(pciAddress, name string, do func() error) error {
-	if g.onGPU != nil {
-		if err := g.onGPU(pciAddress, name); err != nil {
+	g.box.mu.Lock()
+	hook := g.onGPU
+	g.box.mu.Unlock()
+	if hook != nil {
+		if err := hook(pciAddress, name); err != nil {
 			return err
 		}
 	}

@@ -48,15 +48,15 @@ func marked(r *record.Record) []string {
 // hangOn makes the first effect of this name on a GPU the call that does not return.
 func (b *box) hangOn(effect, pciAddress string) (comeBack func()) {
 	done := make(chan func(), 1)
-	b.onGPU = func(address, e string) error {
+	b.beforeEffect(func(address, e string) error {
 		if e != effect || address != pciAddress {
 			return nil
 		}
 		call, back := b.hang(pciAddress)
 		done <- back
 		return call
-	}
-	return func() { b.onGPU = nil; (<-done)() }
+	})
+	return func() { b.beforeEffect(nil); (<-done)() }
 }
 
 // A call on one GPU of a claim does not return: the other GPU is as before, this

@@ -20,12 +20,12 @@ func TestSlowGPUOfAClaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBox(t)
 		m := b.manager()
-		b.onGPU = func(pciAddress, effect string) error {
+		b.beforeEffect(func(pciAddress, effect string) error {
 			if pciAddress == pciA && effect == "create instance" {
 				time.Sleep(20 * time.Second)
 			}
 			return nil
-		}
+		})
 		done := make(chan error)
 		go func() { _, err := m.Prepare(t.Context(), newClaim("u1", sliceA0, sliceB0)); done <- err }()
 		synctest.Wait()
@@ -39,12 +39,12 @@ func TestSlowGPUOfAClaim(t *testing.T) {
 			t.Error(err)
 		}
 		// Nor does it hold up the release of the other part.
-		b.onGPU = func(pciAddress, effect string) error {
+		b.beforeEffect(func(pciAddress, effect string) error {
 			if pciAddress == pciA && effect == "destroy instance" {
 				time.Sleep(20 * time.Second)
 			}
 			return nil
-		}
+		})
 		go func() { done <- m.Unprepare(t.Context(), "u1") }()
 		synctest.Wait()
 		start = time.Now()
@@ -56,7 +56,7 @@ func TestSlowGPUOfAClaim(t *testing.T) {
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
-		b.onGPU = nil
+		b.beforeEffect(nil)
 		b.wantNothing()
 	})
 }
@@ -77,7 +77,7 @@ func TestClaimOnTwoGPUsIsNotStarved(t *testing.T) {
 					}
 					return nil
 				}
-				b.onGPU = slow
+				b.beforeEffect(slow)
 				two := newClaim("two", claim()...)
 				pause := time.Millisecond
 				traffic := []string{wholeA + "-mig-1g10gb-1", wholeA + "-mig-1g10gb-2", wholeB + "-mig-1g10gb-1", wholeB + "-mig-1g10gb-2"}
@@ -123,12 +123,12 @@ func TestGroupsAreMadeAtTheSameTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBox(t)
 		m := b.manager()
-		b.onGPU = func(_, effect string) error {
+		b.beforeEffect(func(_, effect string) error {
 			if effect == "create instance" {
 				time.Sleep(2 * time.Second)
 			}
 			return nil
-		}
+		})
 		var devices []string
 		for i := range 7 {
 			devices = append(devices, fmt.Sprintf("%s-mig-1g10gb-%d", wholeA, i), fmt.Sprintf("%s-mig-1g10gb-%d", wholeB, i))

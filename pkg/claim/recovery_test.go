@@ -40,7 +40,7 @@ func TestStateTurnedBack(t *testing.T) {
 		failed := make(chan struct{})
 		fail := sync.OnceFunc(func() { close(failed) })
 		var back func()
-		b.onGPU = func(address, e string) error {
+		b.beforeEffect(func(address, e string) error {
 			switch {
 			case address == pciA && e == "destroy instance":
 				call, comeBack := b.hang(pciA)
@@ -51,7 +51,7 @@ func TestStateTurnedBack(t *testing.T) {
 				return errors.New("canceled, or anything else")
 			}
 			return nil
-		}
+		})
 		b.hooks(func(e string) error {
 			if e == "start session" {
 				fail()
@@ -65,7 +65,7 @@ func TestStateTurnedBack(t *testing.T) {
 		if r, err := m.store.Read("u1"); err != nil || r == nil || r.State == record.Prepared || !slices.Equal(marked(r), []string{mpsSliceA0}) {
 			t.Errorf("half undone and written down as %+v, %v", r, err)
 		}
-		b.onGPU = nil
+		b.beforeEffect(nil)
 		b.hooks(nil, nil)
 		back()
 		synctest.Wait()
@@ -390,13 +390,13 @@ func TestDropThatWasNotWritten(t *testing.T) {
 			return nil
 		}, nil)
 		goOn := make(chan struct{})
-		b.onGPU = func(address, _ string) error {
+		b.beforeEffect(func(address, _ string) error {
 			if address == pciB {
 				<-goOn
 				return errors.New("canceled, or anything else")
 			}
 			return nil
-		}
+		})
 		done := make(chan error)
 		go func() {
 			_, err := m.Prepare(t.Context(), newClaim("u1", mpsSliceA0, sliceB0))
@@ -407,7 +407,7 @@ func TestDropThatWasNotWritten(t *testing.T) {
 		mustUnprepare(t, m, "u2")
 		close(goOn)
 		t.Log(<-done)
-		b.onGPU = nil
+		b.beforeEffect(nil)
 		b.hooks(nil, nil)
 		mustUnprepare(t, m, "u1")
 		mustReconcile(t, m)

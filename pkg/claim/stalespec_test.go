@@ -155,16 +155,16 @@ func TestPartitionLostWhileOtherGroupsAreMade(t *testing.T) {
 		}
 		return nil
 	})
-	b.onGPU = func(pciAddress, effect string) error {
+	b.beforeEffect(func(pciAddress, effect string) error {
 		if pciAddress != pciB || effect != "create compute instance" {
 			return nil
 		}
 		<-made
 		b.loseAndReuse()
-		b.onGPU = nil
+		b.beforeEffect(nil)
 		mustPrepare(t, b.manager(), newClaim("u2", sliceA4))
 		return nil
-	}
+	})
 	mustPrepare(t, m, newClaim("u1", sliceA0, sliceB0)) // it is made again
 	b.wantOwnNodes("prepared", "u1", "u2")
 	if len(b.spec("u1")) != 2 || b.count(pciA) != 2 {

@@ -76,13 +76,13 @@ func TestUnprepareFails(t *testing.T) {
 	mustPrepare(t, m, newClaim("u1", sliceA0, sliceB0))
 	held := &gpu.Error{Call: "nvmlGpuInstanceDestroy", PCIAddress: pciA, Text: "Insufficient memory"}
 	failed := false
-	b.onGPU = func(pciAddress, e string) error {
+	b.beforeEffect(func(pciAddress, e string) error {
 		if e == "destroy instance" && pciAddress == pciA && !failed {
 			failed = true
 			return held
 		}
 		return nil
-	}
+	})
 	mustUnprepare(t, m, "u1") // it is written down
 	if n := b.count(pciA) + b.count(pciB); n != 1 {
 		t.Errorf("one failure kept the other partition: %v", b.state())

@@ -112,6 +112,7 @@ func (w *walk) step(t *testing.T) {
 	}
 	ctx, cancel := w.nextSlow(t.Context())
 	defer cancel()
+	var mu sync.Mutex
 	var comeBack func()
 	switch r.IntN(8) {
 	case 0:
@@ -122,8 +123,7 @@ func (w *walk) step(t *testing.T) {
 		fault = "panic"
 	case 2:
 		n, count, life := 1+r.IntN(8), 0, time.Duration(r.IntN(100))*time.Second
-		var mu sync.Mutex
-		b.onGPU = func(address, _ string) error {
+		b.beforeEffect(func(address, _ string) error {
 			mu.Lock()
 			defer mu.Unlock()
 			if count++; count != n {
@@ -133,7 +133,7 @@ func (w *walk) step(t *testing.T) {
 			comeBack = sync.OnceFunc(back)
 			time.AfterFunc(life, comeBack)
 			return call
-		}
+		})
 		fault = fmt.Sprintf("hang %d for %s", n, life)
 	}
 	var wg sync.WaitGroup
@@ -147,17 +147,19 @@ func (w *walk) step(t *testing.T) {
 	}
 	wg.Wait()
 	i, m := 0, w.m[0]
-	if comeBack != nil {
-		b.onGPU = nil
+	b.beforeEffect(nil)
+	mu.Lock()
+	hung := comeBack
+	mu.Unlock()
+	if hung != nil {
 		if r.IntN(2) == 0 {
 			w.note("   reconcile %v", w.m[1].Reconcile(t.Context()))
 			w.note("   prepare %v", runPrepare(t.Context(), w.m[1], walkClaim(r.IntN(len(walkClaims)))))
 		}
-		comeBack()
+		hung()
 		synctest.Wait()
 		time.Sleep(100 * time.Second)
 	}
-	b.onGPU = nil
 	if b.killed() {
 		b.hooks(nil, nil)
 		w.m[i] = b.manager()
