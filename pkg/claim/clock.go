@@ -33,9 +33,9 @@ func arrivedAt(ctx context.Context, at time.Duration) context.Context {
 }
 
 // arrival returns when the call arrived, on the clock of SinceBoot.
-func (m *Manager) arrival(ctx context.Context) time.Duration {
+func arrival(ctx context.Context, now func() time.Duration) time.Duration {
 	if at, stamped := ctx.Value(arrivalKey{}).(time.Duration); stamped {
 		return at
 	}
-	return m.clock()
+	return now()
 }

@@ -7,6 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -209,12 +211,25 @@ const afterReboot = "reboot, then prepare"
 
 // TestKilled kills the plugin before and after every effect of every operation
 // on every layout, and continues in every way.
+//
+// Without PARTAGE_TEST_ALL it continues in two of six ways, which differ between layouts and operations: the model of the
+// rules knows all orders.
 func TestKilled(t *testing.T) {
-	cases := 0
-	for layoutName, l := range layouts {
-		for operationName, op := range operations {
-			for continuation := range continuations {
+	cases, turn := 0, 0
+	all, least := os.Getenv("PARTAGE_TEST_ALL") != "", 1360
+	if all {
+		least = 4080
+	}
+	for _, layoutName := range slices.Sorted(maps.Keys(layouts)) {
+		l := layouts[layoutName]
+		for _, operationName := range slices.Sorted(maps.Keys(operations)) {
+			op := operations[operationName]
+			turn++
+			for i, continuation := range slices.Sorted(maps.Keys(continuations)) {
 				for _, after := range []bool{false, true} {
+					if !all && (i+turn)%3 > 0 {
+						continue
+					}
 					for n := 1; ; n++ {
 						when := fmt.Sprintf("%s, %s killed at effect %d (after: %v), then %s", layoutName, operationName, n, after, continuation)
 						if !killOnce(t, l, op, n, after, continuation, when) {
@@ -229,7 +244,7 @@ func TestKilled(t *testing.T) {
 			}
 		}
 	}
-	wantCases(t, cases, 4080)
+	wantCases(t, cases, least)
 }
 
 // wantCases fails a test whose enumeration has shrunk: it would show nothing any more.

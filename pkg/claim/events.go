@@ -5,12 +5,17 @@ package claim
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/partage-dev/partage/pkg/claim/converge"
+	"github.com/partage-dev/partage/pkg/claim/record"
+	"github.com/partage-dev/partage/pkg/claim/rules"
 )
 
 // Events are what people read about a claim.
@@ -50,6 +55,7 @@ const repeatAfter = 45 * time.Minute
 // in memory only: a new process may say it once more.
 type eventLog struct {
 	events Events
+	store  *record.Store
 
 	mu sync.Mutex
 	// last is the last message for each claim and reason.
@@ -92,6 +98,31 @@ func (l *eventLog) always(ctx context.Context, claim Ref, reason, message string
 	default:
 		l.events.Warn(ctx, claim, reason, message)
 	}
+}
+
+// tell lets people know what has become of claims.
+func (l *eventLog) tell(ctx context.Context, said *converge.Said) {
+	for _, s := range said.Statements {
+		switch s.Reason {
+		case rules.PartitionGone:
+			l.once(ctx, l.ref(s.Claim), ReasonPartitionGone, s.Device,
+				fmt.Sprintf("Device %s: %s. Containers cannot use it any more: delete the pods of the claim.", s.Device, s.Text))
+		case rules.OrphanInUse:
+			l.once(ctx, l.ref(s.Claim), ReasonOrphanInUse, "", s.Text)
+		case rules.RecordUnreadable:
+			l.once(ctx, Ref{UID: s.Claim}, ReasonDamagedRecord, s.Text, "The record of the claim cannot be read. "+s.Text)
+		}
+	}
+}
+
+// ref names a claim as its record does.
+func (l *eventLog) ref(uid types.UID) Ref {
+	if uid != "" {
+		if r, err := l.store.Read(uid); err == nil && r != nil {
+			return r.Claim
+		}
+	}
+	return record.Ref{UID: uid}
 }
 
 // retain forgets all other claims.

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -104,7 +103,7 @@ type Manager struct {
 	locks        *lock.Locks
 	specs        *spec.Specs
 	engine       *converge.Engine
-	inventory    atomic.Pointer[device.Inventory]
+	inventory    inventory
 	events       *eventLog
 	sessions     *sessions
 	surveyor     *surveyor
@@ -142,6 +141,7 @@ func NewManager(o Options) (*Manager, error) {
 	if m.store, err = record.Open(o.DataDir, boot, o.files); err != nil {
 		return nil, err
 	}
+	m.events.store = m.store
 	if m.locks, err = lock.New(filepath.Join(o.DataDir, "locks")); err != nil {
 		return nil, err
 	}
@@ -151,13 +151,12 @@ func NewManager(o Options) (*Manager, error) {
 	}
 	m.engine = &converge.Engine{
 		Store: m.store, Locks: m.locks, Partitions: o.Partitions, Sharing: o.Sharing, Specs: m.specs, Clock: o.clock,
-		Users: o.Users, UUID: m.uuid, Slices: m.slices, GPUs: m.GPUs,
+		Users: o.Users, UUID: m.inventory.uuid, Slices: m.inventory.slices, GPUs: m.GPUs,
 	}
 	m.sessions = &sessions{store: m.store, list: o.Sharing.Sessions, events: m.events}
 	m.surveyor = &surveyor{
-		engine: m.engine, store: m.store, locks: m.locks, clock: o.clock, list: o.Sharing.Sessions,
-		processes: o.Partitions.Processes,
-		latest:    map[string]surveyed{}, began: map[string]time.Duration{},
+		engine: m.engine, store: m.store, clock: o.clock, list: o.Sharing.Sessions, processes: o.Partitions.Processes,
+		latest: map[string]surveyed{},
 	}
 	if o.Cluster != nil {
 		m.orphans = newOrphans(m, o)
@@ -175,13 +174,7 @@ func NewManager(o Options) (*Manager, error) {
 func (m *Manager) SetInventory(inventory *device.Inventory) { m.inventory.Store(inventory) }
 
 // GPUs lists the PCI addresses of all GPUs, with claims and without.
-func (m *Manager) GPUs() []string {
-	inventory := m.inventory.Load()
-	if inventory == nil {
-		return nil
-	}
-	return inventory.PCIAddresses()
-}
+func (m *Manager) GPUs() []string { return m.inventory.addresses() }
 
 var errNoInventory = fmt.Errorf("the GPUs of this node are not known yet: %w", gpu.ErrDriverNotLoaded)
 
@@ -196,36 +189,6 @@ func (m *Manager) Survey(ctx context.Context) device.Status {
 		return device.Status{}
 	}
 	return m.surveyor.survey(ctx, inventory)
-}
-
-// uuid is that of a GPU, or nothing while it is not known.
-func (m *Manager) uuid(pciAddress string) string {
-	if g := m.gpu(pciAddress); g != nil {
-		return g.UUID
-	}
-	return ""
-}
-
-// slices is how many compute slices a profile of a GPU has, or 0 while that is not known.
-func (m *Manager) slices(pciAddress string, profileID uint32) int {
-	g := m.gpu(pciAddress)
-	if g == nil || g.MIG == nil {
-		return 0
-	}
-	for i := range g.MIG.Profiles {
-		if p := &g.MIG.Profiles[i]; p.ID == profileID {
-			return p.Slices
-		}
-	}
-	return 0
-}
-
-func (m *Manager) gpu(pciAddress string) *gpu.GPU {
-	inventory := m.inventory.Load()
-	if inventory == nil {
-		return nil
-	}
-	return inventory.GPU(pciAddress)
 }
 
 // InUse lists the devices that claims have, by name, whatever becomes of them; also those that they had before the machine

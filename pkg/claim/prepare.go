@@ -36,7 +36,7 @@ type PreparedDevice struct {
 // bad configuration, a *converge.VerdictError and what that wraps where something is in the way, and the reasons of package
 // gpu when the hardware refuses.
 func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]PreparedDevice, error) {
-	arrived := m.arrival(ctx)
+	arrived := arrival(ctx, m.clock)
 	planned, err := m.plan(claim)
 	if err != nil || len(planned.Record.Devices) == 0 {
 		return nil, err

@@ -10,8 +10,6 @@ import (
 	"slices"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
-
 	"github.com/partage-dev/partage/pkg/claim/converge"
 	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/claim/rules"
@@ -39,7 +37,7 @@ func (m *Manager) Reconcile(ctx context.Context) error {
 	limited, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	rounds := map[string]*round{}
-	gpus := m.knownGPUs()
+	gpus := knownGPUs(m.GPUs(), m.store.Snapshot())
 	for _, address := range gpus {
 		rounds[address] = m.rounds.begin(address, func() error { return m.reconcile(ctx, address) })
 	}
@@ -71,9 +69,7 @@ func (m *Manager) sweepLimits() error {
 }
 
 // knownGPUs are those of the inventory, and those that records are about.
-func (m *Manager) knownGPUs() []string {
-	gpus := m.GPUs()
-	snapshot := m.store.Snapshot()
+func knownGPUs(gpus []string, snapshot *record.Snapshot) []string {
 	for _, r := range slices.Concat(snapshot.Records, snapshot.Earlier) {
 		gpus = append(gpus, r.GPUs()...)
 	}
@@ -91,7 +87,7 @@ func (m *Manager) reconcile(ctx context.Context, address string) (err error) {
 	if said == nil {
 		return err
 	}
-	m.tell(ctx, said)
+	m.events.tell(ctx, said)
 	return errors.Join(err, left(said))
 }
 
@@ -108,29 +104,4 @@ func left(said *converge.Said) error {
 		errs = append(errs, fmt.Errorf("its claims are not checked: %w", said.Unanswered))
 	}
 	return errors.Join(errs...)
-}
-
-// tell lets people know what has become of claims.
-func (m *Manager) tell(ctx context.Context, said *converge.Said) {
-	for _, s := range said.Statements {
-		switch s.Reason {
-		case rules.PartitionGone:
-			m.events.once(ctx, m.ref(s.Claim), ReasonPartitionGone, s.Device,
-				fmt.Sprintf("Device %s: %s. Containers cannot use it any more: delete the pods of the claim.", s.Device, s.Text))
-		case rules.OrphanInUse:
-			m.events.once(ctx, m.ref(s.Claim), ReasonOrphanInUse, "", s.Text)
-		case rules.RecordUnreadable:
-			m.events.once(ctx, Ref{UID: s.Claim}, ReasonDamagedRecord, s.Text, "The record of the claim cannot be read. "+s.Text)
-		}
-	}
-}
-
-// ref names a claim as its record does.
-func (m *Manager) ref(uid types.UID) Ref {
-	if uid != "" {
-		if r, err := m.store.Read(uid); err == nil && r != nil {
-			return r.Claim
-		}
-	}
-	return record.Ref{UID: uid}
 }

@@ -21,21 +21,13 @@ import (
 	"github.com/partage-dev/partage/pkg/panics"
 )
 
-const (
-	// elsewhereLimit is longer than any call keeps a GPU, undoing included.
-	elsewhereLimit = 2 * time.Minute
-	// busyLimit is how long a GPU may be busy at every survey before one waits for it, for busyWait at most.
-	busyLimit = 30 * time.Second
-	busyWait  = 5 * time.Second
-	// surveyWait is how long a survey waits for GPUs that are slow.
-	surveyWait = 2 * time.Second
-)
+// surveyWait is how long a survey waits for GPUs that are slow, or busy.
+const surveyWait = 2 * time.Second
 
 // surveyor says what the rules say of GPUs in the words of package device, and remembers what it said last.
 type surveyor struct {
 	engine *converge.Engine
 	store  *record.Store
-	locks  *lock.Locks
 	clock  func() time.Duration
 	// list returns the MPS sessions of the node, and processes those on a GPU.
 	list      func(ctx context.Context) (map[string]mps.Status, error)
@@ -45,21 +37,15 @@ type surveyor struct {
 
 	mu     sync.Mutex
 	latest map[string]surveyed
-	// began is since when each GPU has been busy, and silence the MPS supervisor silent.
-	began map[string]time.Duration
+	// silentSince is when the MPS supervisor did not answer first, or nil while it answers.
+	silentSince *time.Duration
 }
-
-// silence is the key of the MPS supervisor beside PCI addresses.
-const silence = "silence"
 
 // surveyed is what a survey says about one GPU.
 type surveyed struct {
 	statics    []device.Static
 	conditions []device.Condition
 }
-
-var errElsewhere = fmt.Errorf("another process has had its lock for more than %s; an earlier instance of the driver may hang in it: %w",
-	elsewhereLimit, gpu.ErrHung)
 
 // survey observes all GPUs at the same time. One that is slow keeps nothing from being said of the others: what was said of
 // it last still counts.
@@ -87,8 +73,7 @@ func (s *surveyor) survey(ctx context.Context, inventory *device.Inventory) devi
 	return status
 }
 
-// surveyGPU does not wait for a GPU that a call is at work on, unless it has been busy for long: what was said of it last
-// still counts.
+// surveyGPU waits for a GPU that a call is at work on: what was said of it last still counts meanwhile.
 func (s *surveyor) surveyGPU(ctx context.Context, inventory *device.Inventory, address string) (f surveyed) {
 	var panicked error
 	latest := s.last(address)
@@ -98,45 +83,22 @@ func (s *surveyor) surveyGPU(ctx context.Context, inventory *device.Inventory, a
 		}
 	}()
 	defer panics.Recover(ctx, &panicked)
-	var patience time.Duration
-	if s.since(address, true) >= busyLimit && !s.locks.GPUElsewhere(address) {
-		patience = busyWait
-	}
-	said := s.engine.Survey(ctx, address, patience)
+	said, err := s.engine.Survey(ctx, address)
 	switch {
-	case said == nil:
-		if s.locks.GPUElsewhere(address) && s.since(address, true) >= elsewhereLimit {
-			// A process that hangs in the kernel does not die and keeps its locks.
-			return surveyed{latest.statics, unanswered(address, errElsewhere)}
-		}
-		return latest
-	case said.Unanswered != nil && ctx.Err() != nil:
+	case ctx.Err() != nil:
 		return latest // it was not the GPU that gave up
-	case gpu.IsPending(said.Unanswered) && !errors.Is(said.Unanswered, gpu.ErrHung):
-		return latest // it is slow, or waits behind another GPU
+	case errors.Is(err, lock.ErrElsewhere):
+		// A process that hangs in the kernel does not die and keeps its locks.
+		return surveyed{latest.statics, unanswered(address, fmt.Errorf("%w; an earlier instance of the driver may hang in it: %w", err, gpu.ErrHung))}
+	case err != nil, gpu.IsPending(said.Unanswered) && !errors.Is(said.Unanswered, gpu.ErrHung):
+		return latest // it is busy or slow, or waits behind another GPU
 	}
-	s.since(address, false)
 	f = s.translate(inventory, address, said)
 	f.conditions = append(f.conditions, s.refusal(ctx, address)...)
 	if said.Unanswered != nil {
 		f.statics = latest.statics
 	}
 	return f
-}
-
-// since returns for how long something has been so, if it is.
-func (s *surveyor) since(key string, is bool) time.Duration {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !is {
-		delete(s.began, key)
-		return 0
-	}
-	now := s.clock()
-	if _, known := s.began[key]; !known {
-		s.began[key] = now
-	}
-	return now - s.began[key]
 }
 
 // last is what was said of a GPU last, or what records say of it.
@@ -191,12 +153,12 @@ func (s *surveyor) translate(inventory *device.Inventory, address string, said *
 
 // refusal says that nothing of a kind can be made on a GPU because somebody uses it, for as long as processes are seen there.
 func (s *surveyor) refusal(ctx context.Context, address string) []device.Condition {
-	refused, found := s.engine.Refusal(address)
+	refused, found := s.engine.Failures.InUse(address)
 	if !found {
 		return nil
 	}
 	if processes, err := s.processes(ctx, address); err == nil && len(processes) == 0 {
-		s.engine.ForgetRefusal(address)
+		s.engine.Failures.NotInUse(address)
 		return nil
 	}
 	kind := device.Partition
@@ -208,7 +170,7 @@ func (s *surveyor) refusal(ctx context.Context, address string) []device.Conditi
 
 // because is why a release has failed last, for people.
 func (s *surveyor) because(address string, one rules.Statement) string {
-	err := s.engine.Failure(one.Claim, address)
+	err := s.engine.Failures.Of(one.Claim, address)
 	if err == nil {
 		return ""
 	}

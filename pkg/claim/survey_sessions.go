@@ -26,10 +26,7 @@ func (s *surveyor) sessionConditions(ctx context.Context, inventory *device.Inve
 	limited, cancel := context.WithTimeout(ctx, surveyWait)
 	defer cancel()
 	sessions, err := s.list(limited)
-	if silent := s.since(silence, err != nil); err != nil {
-		if silent < silenceLimit {
-			return nil
-		}
+	if s.silent(err != nil) >= silenceLimit {
 		return mpsUnavailable(inventory, err)
 	}
 	shapes := map[string]*device.PartitionShape{}
@@ -52,6 +49,21 @@ func (s *surveyor) sessionConditions(ctx context.Context, inventory *device.Inve
 		}
 	}
 	return conditions
+}
+
+// silent returns for how long the MPS supervisor has not answered, if it does not.
+func (s *surveyor) silent(is bool) time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.clock()
+	switch {
+	case !is:
+		s.silentSince = nil
+		return 0
+	case s.silentSince == nil:
+		s.silentSince = &now
+	}
+	return now - *s.silentSince
 }
 
 // base is the name of what a device is a share of, or its own.

@@ -30,45 +30,33 @@ const releaseTime = 18 * time.Second
 //
 // From then on a Prepare that arrived before this call is refused, see [Arrived].
 func (m *Manager) Unprepare(ctx context.Context, uid types.UID) error {
-	arrived := m.arrival(ctx)
+	arrived := arrival(ctx, m.clock)
 	if err := record.CheckUID(uid); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, releaseTime)
 	defer cancel()
-	written, writeErr := m.release(ctx, uid, arrived)
-	if m.isPreparedSince(uid) {
-		return nil // the call is of an earlier pod
+	logger := klog.FromContext(ctx)
+	end := steptime.Of(ctx).Begin(steptime.Journal)
+	written, writeErr := m.store.Release(uid, arrived)
+	if end(); writeErr != nil {
+		logger.Error(writeErr, "Releasing a claim without writing it down")
+	}
+	if r, err := m.store.Read(uid); err == nil && r != nil && r.BootID == m.store.Boot() && r.State != record.Releasing {
+		return nil // a younger call has prepared it, or is about to: this one is of an earlier pod
 	}
 	// Containers have ended. From now on none can be started with what is going.
 	if err := m.specs.Remove(ctx, uid); err != nil {
-		klog.FromContext(ctx).Error(err, "The CDI spec of a claim that is released stays")
+		logger.Error(err, "The CDI spec of a claim that is released stays")
 	}
 	err := m.finish(ctx, uid)
 	switch {
 	case err != nil && !written:
-		return errors.Join(err, writeErr)
+		return errors.Join(err, fmt.Errorf("it cannot be written down that the claim is released: %w", writeErr))
 	case err != nil:
-		klog.FromContext(ctx).Info("The rest of the claim is released later", "reason", err)
+		logger.Info("The rest of the claim is released later", "reason", err)
 	}
 	return nil
-}
-
-// isPreparedSince reports whether the claim has been prepared, or is about to be, by a call that is younger than its release.
-func (m *Manager) isPreparedSince(uid types.UID) bool {
-	r, err := m.store.Read(uid)
-	return err == nil && r != nil && r.BootID == m.store.Boot() && r.State != record.Releasing
-}
-
-// release notes that a claim is released.
-func (m *Manager) release(ctx context.Context, uid types.UID, arrived time.Duration) (written bool, err error) {
-	defer steptime.Of(ctx).Begin(steptime.Journal)()
-	written, err = m.store.Release(uid, arrived)
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "Releasing a claim without writing it down")
-		err = fmt.Errorf("it cannot be written down that the claim is released: %w", err)
-	}
-	return written, err
 }
 
 // finish releases what a claim has, and returns what is left.
@@ -81,8 +69,12 @@ func (m *Manager) finish(ctx context.Context, uid types.UID) error {
 		}
 	}
 	for i := range snapshot.Guards {
-		if g := &snapshot.Guards[i]; g.Claim == uid {
-			guarded = append(guarded, m.orAll(g.GPUs)...)
+		switch g := &snapshot.Guards[i]; {
+		case g.Claim != uid:
+		case g.GPUs == nil: // it may be about any
+			guarded = m.GPUs()
+		default:
+			guarded = append(guarded, g.GPUs...)
 		}
 	}
 	err := m.engine.Finish(ctx, uid, gpus)
@@ -99,12 +91,4 @@ func (m *Manager) finish(ctx context.Context, uid types.UID) error {
 		}
 	}
 	return err
-}
-
-// orAll are the GPUs that a record which cannot be read may be about: nil stands for all.
-func (m *Manager) orAll(gpus []string) []string {
-	if gpus == nil {
-		return m.GPUs()
-	}
-	return gpus
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"slices"
 
 	"k8s.io/klog/v2"
@@ -15,6 +16,7 @@ import (
 	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/claim/rules"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/partition"
 	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/pkg/sharing"
@@ -27,10 +29,12 @@ type work struct {
 	// seen are the observations that the task follows from, by PCI address.
 	seen map[string]*observation
 	task rules.Task
-	// instances are the partitions that this task has made, by the key of the device.
-	instances map[string]partition.Live
+	// instances are the partitions that this task has made.
+	instances map[partition.Address]partition.Live
 	// sessions are those that this task has started, by ID.
 	sessions map[string]sharing.Live
+	// running are the sessions that were seen, by ID.
+	running map[string]mps.Status
 	// noted means that the record of the task's claim says so.
 	noted bool
 	// ids are the qualified names of devices in the CDI spec that was written.
@@ -40,19 +44,26 @@ type work struct {
 // act carries out a task: all of it in order, until something fails. A refusal is an action that had definitely no
 // effect.
 func (e *Engine) act(ctx context.Context, task rules.Task, seen map[string]*observation) (*rules.Refusal, error) {
-	w := &work{Engine: e, seen: seen, task: task, instances: map[string]partition.Live{}, sessions: map[string]sharing.Live{}}
+	w := &work{Engine: e, seen: seen, task: task, instances: map[partition.Address]partition.Live{}, sessions: map[string]sharing.Live{}, running: map[string]mps.Status{}}
+	for _, o := range seen {
+		maps.Copy(w.running, o.sessions)
+	}
 	var left []error
 	failed := map[string]bool{}
 	for i := 0; i < len(task.Actions); {
-		n := w.together(task.Actions[i:])
+		n := together(task.Actions[i:])
 		actions := task.Actions[i : i+n]
 		i += n
 		if len(left) > 0 && waitsFor(actions, failed) {
 			continue
 		}
 		err := w.Locks.Watch(actions[0].GPU, w.do(ctx, actions))
-		w.noteRefusal(actions[0], err)
-		if err == nil || w.keepsNoClaim(ctx, actions[0], err) {
+		w.Failures.noteUse(actions[0], err)
+		if err != nil && task.Aim == rules.Release && actions[0].Do == rules.StartSession && !errors.Is(err, gpu.ErrHung) {
+			klog.FromContext(ctx).Error(err, "The limits of an MPS session stay above what its claims have", "session", actions[0].Session)
+			err = nil // they are brought to what the claims need later
+		}
+		if err == nil {
 			continue
 		}
 		err = w.wrap(actions[0], err)
@@ -76,28 +87,17 @@ func waitsFor(actions []rules.Action, failed map[string]bool) bool {
 	})
 }
 
-// keepsNoClaim reports whether a release goes on although an action has failed: limits that cannot be tightened are
-// brought to what the claims need later.
-func (w *work) keepsNoClaim(ctx context.Context, a rules.Action, err error) bool {
-	if w.task.Aim != rules.Release || a.Do != rules.StartSession || errors.Is(err, gpu.ErrHung) {
-		return false
-	}
-	klog.FromContext(ctx).Error(err, "The limits of an MPS session stay above what its claims have", "session", a.Session)
-	return true
-}
-
 // together returns how many of the actions change one record, so that it is written once.
-func (w *work) together(actions []rules.Action) int {
-	first := actions[0]
-	if _, marks := marksOf[first.Do]; !marks {
+func together(actions []rules.Action) int {
+	if _, marks := marksOf[actions[0].Do]; !marks {
 		return 1
 	}
-	n := 1
-	for n < len(actions) && actions[n].Claim == first.Claim {
-		if _, marks := marksOf[actions[n].Do]; !marks {
-			break
-		}
-		n++
+	n := slices.IndexFunc(actions, func(a rules.Action) bool {
+		_, marks := marksOf[a.Do]
+		return !marks || a.Claim != actions[0].Claim
+	})
+	if n < 0 {
+		return len(actions)
 	}
 	return n
 }
@@ -157,7 +157,7 @@ func (w *work) change(ctx context.Context, a rules.Action) error {
 		return w.setMode(ctx, a)
 	case rules.CreateGI:
 		id, err := w.Partitions.CreateInstance(ctx, addressOf(a))
-		w.instances[a.Key] = partition.Live{InstanceID: id}
+		w.instances[addressOf(a)] = partition.Live{InstanceID: id}
 		return err
 	case rules.DropNamesakes:
 		return w.dropNamesakes(ctx, a)
@@ -168,7 +168,7 @@ func (w *work) change(ctx context.Context, a rules.Action) error {
 		}
 		live, err := w.Partitions.CreateCompute(ctx, a.GPU, id)
 		if err == nil {
-			w.instances[a.Key] = live
+			w.instances[addressOf(a)] = live
 		}
 		return err
 	case rules.DestroyCI, rules.DestroyGI:
@@ -232,7 +232,7 @@ func (w *work) dropNamesakes(ctx context.Context, a rules.Action) error {
 
 // instanceID is that of the GPU instance in an action's place: the one that this task has made, or that was seen.
 func (w *work) instanceID(a rules.Action) (int, bool) {
-	if live, made := w.instances[a.Key]; made {
+	if live, made := w.instances[addressOf(a)]; made {
 		return live.InstanceID, true
 	}
 	i := partition.Instance(w.seen[a.GPU].state, addressOf(a))

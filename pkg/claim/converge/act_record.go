@@ -15,7 +15,6 @@ import (
 	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/claim/rules"
 	"github.com/partage-dev/partage/pkg/gpu"
-	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/partition"
 	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/pkg/sharing"
@@ -32,7 +31,7 @@ func (w *work) mark(actions []rules.Action) error {
 			}
 			d.Mark = marksOf[a.Do]
 			if a.Do == rules.Start {
-				w.setInterval(d, a.Interval)
+				noteInterval(d, a.Interval, w.UUID(d.PCIAddress))
 			}
 		}
 		return nil
@@ -47,13 +46,13 @@ func (w *work) mark(actions []rules.Action) error {
 	return nil // nothing of it is there
 }
 
-// setInterval notes the time slice that the GPU has for a share: that of its first share, whatever the policy says.
-func (w *work) setInterval(d *record.Device, interval policy.Interval) {
+// noteInterval notes the time slice that the GPU has for a share: that of its first share, whatever the policy says.
+func noteInterval(d *record.Device, interval policy.Interval, uuid string) {
 	if d.Interval() == interval {
 		return
 	}
 	if d.Sharing == nil {
-		d.Sharing = &record.Sharing{UUID: w.UUID(d.PCIAddress)}
+		d.Sharing = &record.Sharing{UUID: uuid}
 	}
 	d.Sharing.Interval = interval
 }
@@ -91,7 +90,7 @@ func (w *work) noteSessions(r *record.Record) {
 		s := &r.Sessions[i]
 		live, started := w.sessions[s.ID]
 		if !started {
-			status, runs := w.statusOf(s.ID)
+			status, runs := w.running[s.ID]
 			if !runs {
 				continue
 			}
@@ -105,15 +104,6 @@ func (w *work) noteSessions(r *record.Record) {
 	}
 }
 
-func (w *work) statusOf(session string) (mps.Status, bool) {
-	for _, o := range w.seen {
-		if status, runs := o.sessions[session]; runs {
-			return status, true
-		}
-	}
-	return mps.Status{}, false
-}
-
 // keepSessions writes down the sessions that a task has started: for its claim, unless that is done, and for those that
 // share them and were told that they were gone.
 func (w *work) keepSessions() error {
@@ -123,7 +113,7 @@ func (w *work) keepSessions() error {
 	claims := map[types.UID]bool{w.task.Claim: w.task.Claim != "" && !w.noted}
 	for _, o := range w.seen {
 		for _, r := range o.snapshot.Records {
-			claims[r.Claim.UID] = claims[r.Claim.UID] || r.Claim.UID != w.task.Claim && r.State == record.Prepared && w.hasAgain(r)
+			claims[r.Claim.UID] = claims[r.Claim.UID] || r.Claim.UID != w.task.Claim && r.State == record.Prepared && slices.ContainsFunc(r.Sessions, w.hasAgain)
 		}
 	}
 	var errs []error
@@ -140,11 +130,9 @@ func (w *work) keepSessions() error {
 }
 
 // hasAgain reports whether this task has started a session that a claim has lost.
-func (w *work) hasAgain(r *record.Record) bool {
-	return slices.ContainsFunc(r.Sessions, func(s record.Session) bool {
-		_, started := w.sessions[s.ID]
-		return started && !s.Running()
-	})
+func (w *work) hasAgain(s record.Session) bool {
+	_, started := w.sessions[s.ID]
+	return started && !s.Running()
 }
 
 // resolved returns the claim's record with its partitions as they are now, and its sessions.
@@ -159,14 +147,9 @@ func (w *work) resolved(a rules.Action) (*record.Record, error) {
 		if d.Partition == nil {
 			continue
 		}
-		live, made := w.instances[d.Key()]
-		if !made {
-			if o := w.seen[d.PCIAddress]; o != nil {
-				live, made = partition.Lookup(o.state, d.Address())
-			}
-		}
-		if !made {
-			live, made = w.ofSibling(r, d)
+		live, made := w.instances[d.Address()]
+		if o := w.seen[d.PCIAddress]; o != nil && !made {
+			live, made = partition.Lookup(o.state, d.Address())
 		}
 		if made {
 			d.Partition.Made = &record.Made{InstanceID: live.InstanceID, ComputeID: live.ComputeID, UUID: live.UUID}
@@ -174,17 +157,6 @@ func (w *work) resolved(a rules.Action) (*record.Record, error) {
 	}
 	w.noteSessions(r)
 	return r, nil
-}
-
-// ofSibling finds what this task has made for another share of the same device.
-func (w *work) ofSibling(r *record.Record, d *record.Device) (partition.Live, bool) {
-	for i := range r.Devices {
-		o := &r.Devices[i]
-		if live, made := w.instances[o.Key()]; made && o.Partition != nil && o.Address() == d.Address() {
-			return live, true
-		}
-	}
-	return partition.Live{}, false
 }
 
 func (w *work) writeSpec(ctx context.Context, a rules.Action) (err error) {
@@ -243,7 +215,7 @@ func (w *work) startSession(ctx context.Context, a rules.Action) error {
 	memory := map[string]int64{}
 	for i := range s.Devices {
 		d := &s.Devices[i]
-		uuid := w.uuidIn(r, d)
+		uuid := uuidIn(r, d)
 		if uuid == "" {
 			return fmt.Errorf("MPS session %s: device %s has no UUID", s.ID, d.Device)
 		}
@@ -285,7 +257,7 @@ func priorityOf(d rules.Demand) policy.ClientPriority {
 }
 
 // uuidIn is that of a device of a session: a partition has none before it is made.
-func (w *work) uuidIn(r *record.Record, d *record.SessionDevice) string {
+func uuidIn(r *record.Record, d *record.SessionDevice) string {
 	for i := range r.Devices {
 		o := &r.Devices[i]
 		if o.Device != d.Device || o.Partition == nil {

@@ -5,7 +5,6 @@ package converge
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"time"
 
@@ -79,136 +78,27 @@ type Engine struct {
 	// Doubt is told which claim another one waits for: the API server may not know it any more. Optional.
 	Doubt func(other types.UID)
 
-	mu sync.Mutex
-	// calls are the preparations that are at work in this process.
-	calls map[types.UID]*Call
+	// calls are the preparations that are at work in this process, *Call by the claim's UID.
+	calls sync.Map
 	// intervals are the GPUs whose time slice this process has set, and whose driver has answered ever since: a driver that
 	// is loaded anew has forgotten it.
-	intervals map[string]bool
-	// refused are the GPUs on which something could not be made because somebody uses them, and what was said of it.
-	refused map[string]rules.Statement
-	// failures are why tasks have failed last, for messages.
-	failures map[failureKey]error
+	intervals sync.Map
+	// Failures are for people.
+	Failures Failures
 }
 
-type failureKey struct {
-	claim types.UID
-	gpu   string
-}
-
-// Call is a Prepare that is at work.
-type Call struct {
-	// Wanted is what the claim's allocation means: nothing of it is marked. Its Arrived is that of the call.
-	Wanted *record.Record
-	// Clients is how many claims can have a share of a device, by its name. A device that is not in it has as many as
-	// claims got.
-	Clients map[string]int
-	// stop ends the call.
-	stop context.CancelFunc
-}
-
-// begin makes a call known to all observations of this process.
-func (e *Engine) begin(c *Call) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.calls == nil {
-		e.calls = map[types.UID]*Call{}
-	}
-	e.calls[c.Wanted.Claim.UID] = c
-}
-
-func (e *Engine) end(c *Call) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.calls[c.Wanted.Claim.UID] == c {
-		delete(e.calls, c.Wanted.Claim.UID)
-	}
-}
-
+// call returns the Prepare for a claim that is at work in this process, or nil.
 func (e *Engine) call(claim types.UID) *Call {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.calls[claim]
-}
-
-// callsOn returns the calls that want something on a GPU.
-func (e *Engine) callsOn(pciAddress string) []*Call {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	var found []*Call
-	for _, c := range e.calls {
-		if hasGPU(c.Wanted, pciAddress) {
-			found = append(found, c)
-		}
-	}
-	return found
-}
-
-// note remembers why a task for a claim has failed, or that it has not.
-func (e *Engine) note(claim types.UID, pciAddress string, err error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	key := failureKey{claim, pciAddress}
-	if err == nil {
-		delete(e.failures, key)
-		return
-	}
-	if e.failures == nil {
-		e.failures = map[failureKey]error{}
-	}
-	e.failures[key] = err
-}
-
-// Failure returns why the last task for a claim on a GPU has failed, or nil.
-func (e *Engine) Failure(claim types.UID, pciAddress string) error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.failures[failureKey{claim, pciAddress}]
+	c, _ := e.calls.Load(claim)
+	call, _ := c.(*Call)
+	return call
 }
 
 // knowInterval notes whether a GPU is known to have the time slice that its claims need.
 func (e *Engine) knowInterval(pciAddress string, known bool) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.intervals == nil {
-		e.intervals = map[string]bool{}
+	if known {
+		e.intervals.Store(pciAddress, true)
+	} else {
+		e.intervals.Delete(pciAddress)
 	}
-	e.intervals[pciAddress] = known
-}
-
-func (e *Engine) knowsInterval(pciAddress string) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.intervals[pciAddress]
-}
-
-// noteRefusal remembers what could not be made because somebody uses a GPU, until something can.
-func (e *Engine) noteRefusal(a rules.Action, err error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	switch {
-	case a.Do != rules.CreateGI && a.Do != rules.SetExclusive && a.Do != rules.StartSession:
-	case errors.Is(err, gpu.ErrInUse):
-		if e.refused == nil {
-			e.refused = map[string]rules.Statement{}
-		}
-		e.refused[a.GPU] = rules.Statement{Place: a.Place, Device: a.Session, Reason: rules.UsedByOthers, Text: err.Error()}
-	case err == nil:
-		delete(e.refused, a.GPU)
-	}
-}
-
-// Refusal returns what could not be made on a GPU last because somebody uses it, if that is still so as far as is known.
-func (e *Engine) Refusal(pciAddress string) (rules.Statement, bool) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	s, found := e.refused[pciAddress]
-	return s, found
-}
-
-// ForgetRefusal lets it be tried again.
-func (e *Engine) ForgetRefusal(pciAddress string) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	delete(e.refused, pciAddress)
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/claim/rules"
+	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/sharing"
@@ -25,6 +26,7 @@ import (
 // observation is one of a GPU, with what acting on it needs besides.
 type observation struct {
 	rules.Observation
+	engine   *Engine
 	snapshot *record.Snapshot
 	// err is why the GPU has not answered.
 	err   error
@@ -50,9 +52,9 @@ func (e *Engine) observe(ctx context.Context, pciAddress string, d depth, lockEr
 	if err != nil {
 		specs = nil // what cannot be listed is neither stale nor up to date
 	}
-	o := &observation{snapshot: e.Store.Snapshot()}
+	o := &observation{engine: e, snapshot: e.Store.Snapshot()}
 	o.GPU, o.Boot = pciAddress, e.Store.Boot()
-	o.Records = e.records(pciAddress, o.snapshot)
+	o.observeRecords()
 	for i := range o.snapshot.Guards {
 		if g := &o.snapshot.Guards[i]; g.On(pciAddress) {
 			o.Guards = append(o.Guards, rules.Guard{Claim: g.Claim, GPUs: g.GPUs, Released: g.Released, Path: g.Path, Remedy: g.Remedy})
@@ -61,9 +63,9 @@ func (e *Engine) observe(ctx context.Context, pciAddress string, d depth, lockEr
 	if lockErr != nil {
 		o.unanswered(lockErr)
 	} else {
-		e.observeHardware(ctx, o, d)
+		o.observeHardware(ctx, d)
 	}
-	e.observeSpecs(ctx, o, specs, d)
+	o.observeSpecs(ctx, specs, d)
 	return o
 }
 
@@ -88,28 +90,30 @@ func answer(err error) rules.Answer {
 	return rules.Failed
 }
 
-func (e *Engine) observeHardware(ctx context.Context, o *observation, d depth) {
+func (o *observation) observeHardware(ctx context.Context, d depth) {
+	e := o.engine
 	needs := rules.NeedsOf(o.GPU, o.Records)
 	if d == everything {
-		needs = rules.Needs{Mode: true, Fabric: needs.Fabric, Users: needs.Users || !isPrepared(o), Sessions: true}
+		needs = rules.Needs{Mode: true, Fabric: needs.Fabric, Users: needs.Users || !o.isPrepared(), Sessions: true}
 	}
 	h := &o.Hardware
 	var err error
 	o.state, err = e.Partitions.State(ctx, o.GPU)
-	if errors.Is(err, gpu.ErrNotSupported) && !mayBeDivided(o) {
+	if errors.Is(err, gpu.ErrNotSupported) && !o.mayBeDivided() {
 		err = nil
 	}
 	if needs.Mode && err == nil {
-		err = e.observeMode(ctx, o)
+		err = o.observeMode(ctx)
 	}
 	if err != nil {
 		o.unanswered(e.Locks.Watch(o.GPU, err))
 		e.knowInterval(o.GPU, false)
 		return
 	}
-	h.MIG, h.IntervalLost = o.state.Enabled, !e.knowsInterval(o.GPU)
+	_, known := e.intervals.Load(o.GPU)
+	h.MIG, h.IntervalLost = o.state.Enabled, !known
 	for i := range o.state.Instances {
-		h.Instances = append(h.Instances, e.instanceOf(o.GPU, &o.state.Instances[i]))
+		h.Instances = append(h.Instances, o.instance(&o.state.Instances[i]))
 	}
 	if needs.Fabric {
 		// Where that is not known the GPU is used: most have no fabric.
@@ -117,23 +121,23 @@ func (e *Engine) observeHardware(ctx context.Context, o *observation, d depth) {
 		_ = e.Locks.Watch(o.GPU, err)
 	}
 	if needs.Sessions {
-		e.observeSessions(ctx, o)
+		o.observeSessions(ctx)
 	}
 	if needs.Users && e.Users != nil {
-		h.Users, h.InstanceUsers = e.Users.Users(ctx, o.GPU, e.owners(o.snapshot))
+		h.Users, h.InstanceUsers = e.Users.Users(ctx, o.GPU, o.owners())
 	}
 }
 
 // owners are the claims whose processes may be on the GPUs. Those of claims that are released, or that the API server does
 // not know, have no business there any more.
-func (e *Engine) owners(s *record.Snapshot) []*record.Record {
-	return slices.DeleteFunc(slices.Clone(s.Records), func(r *record.Record) bool {
-		return r.State != record.Prepared || e.Orphan != nil && e.Orphan(r.Claim.UID, r.Arrived)
+func (o *observation) owners() []*record.Record {
+	return slices.DeleteFunc(slices.Clone(o.snapshot.Records), func(r *record.Record) bool {
+		return r.State != record.Prepared || o.isOrphan(r)
 	})
 }
 
 // isPrepared reports whether a claim that is prepared has something of the GPU: nobody is sent to all of it then.
-func isPrepared(o *observation) bool {
+func (o *observation) isPrepared() bool {
 	return slices.ContainsFunc(o.Records, func(r rules.Record) bool {
 		return r.Phase == rules.Prepared && slices.ContainsFunc(r.Parts, func(p rules.Part) bool { return p.GPU == o.GPU && !p.Admin })
 	})
@@ -141,19 +145,19 @@ func isPrepared(o *observation) bool {
 
 // mayBeDivided: drivers in trouble say "not supported". A GPU on which a claim has a partition, or which can have any,
 // has MIG.
-func mayBeDivided(o *observation) bool {
+func (o *observation) mayBeDivided() bool {
 	return slices.ContainsFunc(o.Records, func(r rules.Record) bool {
 		return slices.ContainsFunc(r.Parts, func(p rules.Part) bool { return p.GPU == o.GPU && (p.Divisible || p.Place != rules.Undivided) })
 	})
 }
 
 // observeMode asks for the compute mode where MIG mode leaves the GPU one.
-func (e *Engine) observeMode(ctx context.Context, o *observation) error {
-	uuid := e.uuidOf(o)
+func (o *observation) observeMode(ctx context.Context) error {
+	uuid := o.uuid()
 	if o.state.Enabled || uuid == "" {
 		return nil
 	}
-	mode, err := e.Sharing.Mode(ctx, sharing.Device{PCIAddress: o.GPU, UUID: uuid})
+	mode, err := o.engine.Sharing.Mode(ctx, sharing.Device{PCIAddress: o.GPU, UUID: uuid})
 	o.Hardware.Exclusive = mode == gpu.ComputeExclusiveProcess
 	o.Hardware.OtherMode = err == nil && mode != gpu.ComputeExclusiveProcess && mode != gpu.ComputeDefault
 	if errors.Is(err, gpu.ErrNotSupported) {
@@ -162,9 +166,9 @@ func (e *Engine) observeMode(ctx context.Context, o *observation) error {
 	return err
 }
 
-// uuidOf is that of the GPU, where it is not known yet that of a record.
-func (e *Engine) uuidOf(o *observation) string {
-	if uuid := e.UUID(o.GPU); uuid != "" {
+// uuid is that of the GPU, where it is not known yet that of a record.
+func (o *observation) uuid() string {
+	if uuid := o.engine.UUID(o.GPU); uuid != "" {
 		return uuid
 	}
 	for _, d := range o.snapshot.On(o.GPU) {
@@ -175,12 +179,12 @@ func (e *Engine) uuidOf(o *observation) string {
 	return ""
 }
 
-func (e *Engine) instanceOf(pciAddress string, i *gpu.Instance) rules.Instance {
+func (o *observation) instance(i *gpu.Instance) rules.Instance {
 	one := rules.Instance{ID: i.ID, Place: rules.Place{ProfileID: i.ProfileID, Placement: i.Placement}, Compute: len(i.Compute)}
 	if len(i.Compute) == 1 {
 		one.UUID = i.Compute[0].UUID
 		// Where the hardware does not say how many slices it has, or its profile has, it is taken to span the instance.
-		one.Whole = i.Compute[0].Slices == 0 || i.Compute[0].Slices >= e.Slices(pciAddress, i.ProfileID)
+		one.Whole = i.Compute[0].Slices == 0 || i.Compute[0].Slices >= o.engine.Slices(o.GPU, i.ProfileID)
 	}
 	return one
 }
@@ -188,28 +192,28 @@ func (e *Engine) instanceOf(pciAddress string, i *gpu.Instance) rules.Instance {
 // sessionsTime bounds the question which MPS sessions there are. It goes to a process on this machine.
 const sessionsTime = 2 * time.Second
 
-func (e *Engine) observeSessions(ctx context.Context, o *observation) {
+func (o *observation) observeSessions(ctx context.Context) {
 	limited, cancel := context.WithTimeout(ctx, sessionsTime)
 	defer cancel()
-	found, err := e.Sharing.Sessions(limited)
+	found, err := o.engine.Sharing.Sessions(limited)
 	if err != nil {
 		o.Supervisor, o.SupervisorText = cmp.Or(answer(err), rules.Failed), err.Error()
 		return
 	}
 	o.sessions = found
-	name := gpuName(o.GPU)
+	name := device.GPUName(o.GPU)
 	for _, id := range slices.Sorted(maps.Keys(found)) {
 		status := found[id]
-		on := id == name || strings.HasPrefix(id, name+"-") || slices.Contains(status.Spec.Devices, e.uuidOf(o))
+		on := id == name || strings.HasPrefix(id, name+"-") || slices.Contains(status.Spec.Devices, o.uuid())
 		if on && len(status.Spec.Devices) > 0 {
-			o.Sessions = append(o.Sessions, rules.Session{ID: id, Demand: demandOf(status.Spec), GPUs: e.gpusWith(status.Spec.Devices), Running: status.Phase == mps.Running})
+			o.Sessions = append(o.Sessions, rules.Session{ID: id, Demand: demandOf(status.Spec), GPUs: o.gpusWith(status.Spec.Devices), Running: status.Phase == mps.Running})
 		}
 	}
 }
 
 // gpusWith are the GPUs that are known by these UUIDs.
-func (e *Engine) gpusWith(uuids []string) []string {
-	return slices.DeleteFunc(slices.Clone(e.GPUs()), func(address string) bool { return !slices.Contains(uuids, e.UUID(address)) })
+func (o *observation) gpusWith(uuids []string) []string {
+	return slices.DeleteFunc(slices.Clone(o.engine.GPUs()), func(address string) bool { return !slices.Contains(uuids, o.engine.UUID(address)) })
 }
 
 func demandOf(s mps.Spec) rules.Demand {
@@ -225,7 +229,7 @@ func demandOf(s mps.Spec) rules.Demand {
 const specsTime = 2 * time.Second
 
 // observeSpecs finds the CDI specs of claims on this GPU, and of claims that nothing on this node knows.
-func (e *Engine) observeSpecs(ctx context.Context, o *observation, uids []types.UID, d depth) {
+func (o *observation) observeSpecs(ctx context.Context, uids []types.UID, d depth) {
 	// Looking through the driver's folder may take long, and must not keep the GPU.
 	ctx, cancel := context.WithTimeout(ctx, specsTime)
 	defer cancel()
@@ -233,14 +237,14 @@ func (e *Engine) observeSpecs(ctx context.Context, o *observation, uids []types.
 	for _, uid := range uids {
 		r := recordOf(o.snapshot, uid)
 		switch {
-		case r == nil && (unreadable || e.call(uid) != nil || slices.ContainsFunc(o.snapshot.Guards, func(g record.Guard) bool { return g.Claim == uid })):
+		case r == nil && (unreadable || o.engine.call(uid) != nil || slices.ContainsFunc(o.snapshot.Guards, func(g record.Guard) bool { return g.Claim == uid })):
 			continue
 		case r != nil && !hasGPU(r, o.GPU):
 			continue
 		}
 		s := rules.Spec{Claim: uid}
 		if d == everything && r != nil && r.State == record.Prepared && r.BootID == o.Boot {
-			matches, err := e.Specs.Matches(ctx, r)
+			matches, err := o.engine.Specs.Matches(ctx, r)
 			s.Outdated = err == nil && !matches
 		}
 		o.Specs = append(o.Specs, s)

@@ -8,62 +8,66 @@ import (
 
 	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/claim/rules"
-	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/policy"
 )
 
-// records are what the disk says of claims on a GPU, and what calls of this process want there. A call takes the place of
-// a record of an earlier boot, and comes besides one that is being released.
-func (e *Engine) records(pciAddress string, snapshot *record.Snapshot) []rules.Record {
-	var all []rules.Record
-	wanted := e.callsOn(pciAddress)
-	for _, r := range slices.Concat(snapshot.Records, snapshot.Earlier) {
-		call := e.call(r.Claim.UID)
+// observeRecords reads what the disk says of claims on the GPU, and what calls of this process want there. A call takes the
+// place of a record of an earlier boot, and comes besides one that is being released.
+func (o *observation) observeRecords() {
+	wanted := map[*Call]bool{}
+	o.engine.calls.Range(func(_, c any) bool {
+		if call, _ := c.(*Call); hasGPU(call.Wanted, o.GPU) {
+			wanted[call] = true
+		}
+		return true
+	})
+	for _, r := range slices.Concat(o.snapshot.Records, o.snapshot.Earlier) {
+		call := o.engine.call(r.Claim.UID)
 		// What the claim had elsewhere has to go before it can have a new record.
-		leaves := call != nil && r.State == record.Releasing && hasGPU(call.Wanted, pciAddress)
-		if !hasGPU(r, pciAddress) && !leaves {
+		leaves := r.State == record.Releasing && wanted[call]
+		if !hasGPU(r, o.GPU) && !leaves || r.BootID != o.Boot && call != nil {
 			continue
 		}
-		if r.BootID != e.Store.Boot() && call != nil {
-			continue
-		}
-		one := e.recorded(r, call)
-		all = append(all, one)
+		one := o.recorded(r, call)
+		o.Records = append(o.Records, one)
 		if one.Phase != rules.Releasing {
-			wanted = slices.DeleteFunc(wanted, func(c *Call) bool { return c == call })
+			delete(wanted, call)
 		}
 	}
-	for _, call := range wanted {
+	for call := range wanted {
 		one := convert(call.Wanted, call)
 		one.Calling = true
-		all = append(all, one)
+		o.Records = append(o.Records, one)
 	}
-	return all
 }
 
 // recorded is what the disk says of a claim.
-func (e *Engine) recorded(r *record.Record, call *Call) rules.Record {
+func (o *observation) recorded(r *record.Record, call *Call) rules.Record {
 	one := convert(r, call)
 	switch r.State {
 	case record.Preparing:
-		one.Phase, one.Calling = rules.Preparing, call != nil || e.isCalledElsewhere(r)
+		one.Phase, one.Calling = rules.Preparing, call != nil || o.isCalledElsewhere(r)
 	case record.Prepared:
-		one.Phase, one.Calling = rules.Prepared, call != nil
+		one.Phase, one.Calling, one.Orphan = rules.Prepared, call != nil, o.isOrphan(r)
 		one.Outdated = call != nil && call.Wanted.Arrived > r.Arrived
-		one.Orphan = e.Orphan != nil && e.Orphan(r.Claim.UID, r.Arrived)
 	default:
 		one.Phase = rules.Releasing
 	}
 	return one
 }
 
+func (o *observation) isOrphan(r *record.Record) bool {
+	return o.engine.Orphan != nil && o.engine.Orphan(r.Claim.UID, r.Arrived)
+}
+
 // isCalledElsewhere reports whether another process has the lock of a claim: its Prepare may be at work.
-func (e *Engine) isCalledElsewhere(r *record.Record) bool {
-	unlock, err := e.Locks.TryClaim(r.Claim.UID)
+func (o *observation) isCalledElsewhere(r *record.Record) bool {
+	locks := o.engine.Locks
+	unlock, err := locks.TryClaim(r.Claim.UID)
 	if unlock != nil {
 		unlock()
 	}
-	return err != nil || unlock == nil && e.Locks.ClaimElsewhere(r.Claim.UID)
+	return err != nil || unlock == nil && locks.ClaimElsewhere(r.Claim.UID)
 }
 
 func convert(r *record.Record, call *Call) rules.Record {
@@ -147,5 +151,3 @@ func sameDevice(a, b *record.Device) bool {
 func sameLimits(a, b []record.SessionDevice) bool {
 	return slices.EqualFunc(a, b, func(x, y record.SessionDevice) bool { return x.Device == y.Device && x.MemoryBytes == y.MemoryBytes })
 }
-
-func gpuName(pciAddress string) string { return device.GPUName(pciAddress) }

@@ -1,0 +1,105 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package converge
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/partage-dev/partage/pkg/claim/record"
+	"github.com/partage-dev/partage/pkg/claim/rules"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/panics"
+	"github.com/partage-dev/partage/pkg/sharing"
+	"github.com/partage-dev/partage/pkg/steptime"
+	"github.com/partage-dev/partage/pkg/wait"
+)
+
+// Finish brings the release of a claim, or the undoing of a preparation, to its end on these GPUs, and returns what is
+// left. GPUs do not wait for each other, nor does this for a preparation that is older than the release.
+func (e *Engine) Finish(ctx context.Context, claim types.UID, gpus []string) error {
+	if c := e.call(claim); c != nil && c.isOutOfDate() {
+		c.stop()
+	}
+	errs := make([]error, len(gpus))
+	var wg sync.WaitGroup
+	for i, address := range gpus {
+		wg.Go(func() { errs[i] = e.finishOn(ctx, claim, address) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+func (e *Engine) finishOn(ctx context.Context, claim types.UID, address string) (err error) {
+	defer panics.Recover(ctx, &err)
+	var failed attempts
+	last := ""
+	for {
+		r, err := e.onceFor(ctx, claim, []string{address}, func(said map[string]*Said) *rules.Task {
+			return first(said[address], address, func(t *rules.Task) bool { return t.Claim == claim && t.Aim == rules.Release })
+		})
+		if err != nil {
+			return err
+		}
+		switch {
+		case r.err != nil:
+			if err := failed.retry(ctx, r.err); err != nil {
+				return err
+			}
+		case r.task == nil || taskName(r.task) == last: // what it was about stays: a CDI spec that cannot be removed
+			if v, found := r.said[address].Verdict(claim); found && (v.State == rules.Pending || v.State == rules.Unknown) && e.isLeaving(claim) {
+				return &VerdictError{Verdict: v, cause: r.said[address].Unanswered}
+			}
+			return nil
+		default:
+			last = taskName(r.task)
+		}
+	}
+}
+
+// isLeaving reports whether a claim has something that has to go.
+func (e *Engine) isLeaving(claim types.UID) bool {
+	r, err := e.Store.Read(claim)
+	return err == nil && r != nil && r.State != record.Prepared
+}
+
+// attempts counts those that have failed.
+type attempts int
+
+// pauses are the waits between attempts that fail for a reason that may pass. The kubelet gives a call 45 seconds and
+// comes back only after a minute.
+var pauses = []time.Duration{200 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second, 4 * time.Second}
+
+// retry waits before another attempt, or returns an error if there is to be none.
+func (n *attempts) retry(ctx context.Context, err error) error {
+	failed := int(*n) + 1
+	*n++
+	if transient(err) && failed <= len(pauses) && pause(ctx, pauses[failed-1]) == nil {
+		klog.FromContext(ctx).Info("Trying again", "tried", failed, "reason", err)
+		return nil
+	}
+	if failed == 1 {
+		return err
+	}
+	return fmt.Errorf("tried %d times: %w", failed, err)
+}
+
+// transient reports whether another attempt may succeed.
+func transient(err error) bool {
+	if verdict := (*VerdictError)(nil); errors.As(err, &verdict) && verdict.Code != rules.Unanswered {
+		return false
+	}
+	return !errors.Is(err, gpu.ErrHung) && (gpu.Transient(err) || errors.Is(err, sharing.ErrNoSupervisor))
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	defer steptime.Of(ctx).Begin(steptime.Wait)()
+	return wait.For(ctx, d)
+}

@@ -1,0 +1,252 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package converge
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/partage-dev/partage/pkg/claim/record"
+	"github.com/partage-dev/partage/pkg/claim/rules"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/panics"
+	"github.com/partage-dev/partage/pkg/steptime"
+)
+
+const (
+	// waitTime bounds the wait for a place that another claim, or a process, still has.
+	waitTime = 15 * time.Second
+	// undoTime bounds what is undone after a failure. It is granted on top of the caller's deadline, which may be why the
+	// call failed.
+	undoTime = 30 * time.Second
+	// recordPoll is how often it is looked whether a place is free: another process may free it.
+	recordPoll = 200 * time.Millisecond
+	// hardwarePoll is the same where no claim is in the way: looking takes more then.
+	hardwarePoll = time.Second
+)
+
+// Call is a Prepare that is at work.
+type Call struct {
+	// Wanted is what the claim's allocation means: nothing of it is marked. Its Arrived is that of the call.
+	Wanted *record.Record
+	// Clients is how many claims can have a share of a device, by its name. A device that is not in it has as many as
+	// claims got.
+	Clients map[string]int
+	// engine is set, and stop ends the call, while it is at work.
+	engine *Engine
+	stop   context.CancelFunc
+}
+
+// Prepare brings a claim to what its call wants, completely or not at all: what was made of a claim that was not prepared
+// before is undone before the call returns, and what cannot be undone stays written down. The caller has the claim's
+// lock. Errors name the device and wrap a *VerdictError, or what the hardware says.
+func (e *Engine) Prepare(ctx context.Context, c *Call) (*record.Record, error) {
+	claim := c.Wanted.Claim.UID
+	limited, stop := context.WithCancel(ctx)
+	defer stop()
+	c.engine, c.stop = e, stop
+	if err := c.releaseOther(ctx); err != nil {
+		return nil, err
+	}
+	e.calls.Store(claim, c)
+	err := c.prepare(limited)
+	e.calls.CompareAndDelete(claim, c)
+	r, readErr := e.Store.Read(claim)
+	switch {
+	case readErr == nil && c.hasWritten(r):
+		return r, nil // also where the last write says that it has failed, and has not
+	case err == nil && readErr == nil && r != nil && r.State == record.Prepared:
+		return r, nil
+	case err == nil && readErr != nil:
+		return nil, readErr
+	case err == nil:
+		return nil, errors.New("the claim was released meanwhile")
+	case c.isOutOfDate():
+		err = record.ErrOutOfDate
+	}
+	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
+	defer cancel()
+	if left := e.Finish(undo, claim, c.Wanted.GPUs()); left != nil {
+		err = errors.Join(err, fmt.Errorf("undo: %w", left))
+	}
+	return nil, err
+}
+
+// hasWritten reports whether a record is the one that the call has written when all of the claim was there.
+func (c *Call) hasWritten(r *record.Record) bool {
+	return r != nil && r.BootID == c.engine.Store.Boot() && r.State == record.Prepared && r.Arrived == c.Wanted.Arrived
+}
+
+// isOutOfDate reports whether the claim was released after the call had arrived.
+func (c *Call) isOutOfDate() bool {
+	return c.engine.Store.Released(c.Wanted.Claim.UID, c.Wanted.Arrived)
+}
+
+// releaseOther lets go of what the claim has that is not what it wants now: it was allocated anew. That is a release like
+// any other, older than this call, so that it waits for processes that still use it. What is on GPUs that the call does
+// not work on ends here.
+func (c *Call) releaseOther(ctx context.Context) error {
+	store, claim := c.engine.Store, c.Wanted.Claim.UID
+	r, err := store.Read(claim)
+	if err != nil || r == nil || r.BootID != store.Boot() || r.State != record.Releasing && sameWish(r, c.Wanted) {
+		return nil //nolint:nilerr // a record that cannot be read is guarded
+	}
+	if r.State != record.Releasing {
+		if r.Arrived >= c.Wanted.Arrived {
+			return record.ErrOutOfDate
+		}
+		_, err = store.Release(claim, r.Arrived+1)
+	}
+	if err == nil {
+		err = c.engine.Finish(ctx, claim, slices.DeleteFunc(r.GPUs(), func(address string) bool { return hasGPU(c.Wanted, address) }))
+	}
+	if err != nil {
+		return fmt.Errorf("release what the claim had before: %w", err)
+	}
+	return nil
+}
+
+// prepare works on all GPUs at the same time, and then on all of them together, until the claim is prepared.
+func (c *Call) prepare(ctx context.Context) error {
+	gpus := c.Wanted.GPUs()
+	for range maxRounds {
+		limited, cancel := context.WithCancel(ctx)
+		errs := make([]error, len(gpus))
+		var wg sync.WaitGroup
+		for i, address := range gpus {
+			wg.Go(func() {
+				if errs[i] = c.prepareOn(limited, address); errs[i] != nil {
+					cancel() // the others of the claim need not go on
+				}
+			})
+		}
+		wg.Wait()
+		cancel()
+		if err := firstCause(errs); err != nil || len(gpus) == 1 {
+			return err
+		}
+		if done, err := c.prepareTogether(ctx, gpus); done || err != nil {
+			return err
+		}
+	}
+	return errors.New("the GPUs of the claim change all the time")
+}
+
+// firstCause leaves out the GPUs that were stopped because of another one.
+func firstCause(errs []error) error {
+	causes := slices.DeleteFunc(slices.Clone(errs), func(err error) bool { return err == nil || errors.Is(err, context.Canceled) })
+	if len(causes) > 0 {
+		return errors.Join(causes...)
+	}
+	return errors.Join(errs...)
+}
+
+// prepareTogether carries out what all GPUs of a claim propose at once. It reports whether the claim is prepared.
+func (c *Call) prepareTogether(ctx context.Context, gpus []string) (done bool, err error) {
+	defer panics.Recover(ctx, &err)
+	claim := c.Wanted.Claim.UID
+	r, err := c.engine.onceFor(ctx, claim, gpu.SortPCIAddresses(slices.Clone(gpus)), jointly(claim, gpus))
+	switch {
+	case err != nil:
+		return false, err
+	case r.task != nil:
+		return r.err == nil && r.task.Aim == rules.Commit, r.err
+	}
+	return !slices.ContainsFunc(gpus, func(address string) bool {
+		v, _ := r.said[address].Verdict(claim)
+		return v.State != rules.Complete
+	}), nil
+}
+
+// prepareOn brings the claim as far as it gets on one GPU alone: until it is prepared, or all of its GPUs have to agree.
+func (c *Call) prepareOn(ctx context.Context, address string) (err error) {
+	defer panics.Recover(ctx, &err)
+	var failed attempts
+	var waited *VerdictError
+	claim, deadline := c.Wanted.Claim.UID, time.Now().Add(waitTime)
+	for range maxRounds {
+		if c.isOutOfDate() {
+			return record.ErrOutOfDate
+		}
+		changed := c.engine.Store.Changed()
+		r, err := c.engine.onceFor(ctx, claim, []string{address}, c.ownTask(address))
+		switch {
+		case err != nil && waited != nil && errors.Is(ctx.Err(), context.DeadlineExceeded):
+			return waited
+		case err != nil:
+			return err
+		}
+		v, _ := r.said[address].Verdict(claim)
+		switch own := r.task != nil && r.task.Claim == claim; {
+		case v.State == rules.Waiting && (r.err == nil || !own):
+			if waited == nil || waited.Why != v.Why {
+				c.beginWait(ctx, v)
+			}
+			waited = &VerdictError{Verdict: v, waited: true}
+			if !waitForPlace(ctx, changed, deadline, v) {
+				return waited
+			}
+		case r.err != nil, v.State == rules.Refused, v.State == rules.Unknown, v.State == rules.Pending:
+			err := cmp.Or(r.err, error(&VerdictError{Verdict: v, cause: r.said[address].Unanswered}))
+			if err := failed.retry(ctx, err); err != nil {
+				return err
+			}
+		case r.task == nil, r.task.Aim == rules.Commit:
+			return nil // it is prepared, or all of its GPUs have to agree
+		}
+	}
+	return fmt.Errorf("GPU %s changes all the time", address)
+}
+
+// ownTask chooses the first task of the claim that concerns one GPU alone, or else what is in its way.
+func (c *Call) ownTask(address string) choose {
+	claim := c.Wanted.Claim.UID
+	return func(all map[string]*Said) *rules.Task {
+		said := all[address]
+		if t := first(said, address, func(t *rules.Task) bool { return t.Claim == claim }); t != nil {
+			return t
+		}
+		if v, found := said.Verdict(claim); !found || v.State != rules.Waiting {
+			return nil
+		}
+		return first(said, address, func(t *rules.Task) bool { return t.Aim == rules.Release || t.Aim == rules.Repair })
+	}
+}
+
+// beginWait says what the claim waits for.
+func (c *Call) beginWait(ctx context.Context, v rules.Verdict) {
+	klog.FromContext(ctx).Info("Waiting", "reason", v.Why)
+	if v.Other != "" && c.engine.Doubt != nil {
+		c.engine.Doubt(v.Other)
+	}
+}
+
+// waitForPlace waits until something may have changed, and returns false when the time for that is over. After a pod was
+// deleted by force, its devices are allocated again before they are released.
+func waitForPlace(ctx context.Context, changed <-chan struct{}, deadline time.Time, v rules.Verdict) bool {
+	defer steptime.Of(ctx).Begin(steptime.Wait)()
+	if time.Now().After(deadline) {
+		return false
+	}
+	poll := recordPoll
+	if v.Other == "" {
+		poll = hardwarePoll
+	}
+	timer := time.NewTimer(poll)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-changed:
+	case <-timer.C:
+	}
+	return ctx.Err() == nil
+}

@@ -1,0 +1,213 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package converge
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/partage-dev/partage/pkg/claim/lock"
+	"github.com/partage-dev/partage/pkg/claim/record"
+	"github.com/partage-dev/partage/pkg/claim/rules"
+	"github.com/partage-dev/partage/pkg/gpu"
+)
+
+// Said is what the rules say of a GPU.
+type Said struct {
+	rules.Plan
+	// Unanswered is why the GPU has not answered, or nil.
+	Unanswered error
+}
+
+func decide(o *observation) *Said { return &Said{rules.Decide(o.Observation), o.err} }
+
+// round is what came of observing GPUs once, and of the task that was chosen.
+type round struct {
+	// said is by PCI address, before the task was carried out.
+	said map[string]*Said
+	// task is the one that was carried out, or nil, and err why not all of it was.
+	task *rules.Task
+	err  error
+}
+
+// choose picks the task that is carried out; nil is none.
+type choose func(said map[string]*Said) *rules.Task
+
+// once observes GPUs, whose locks the caller has, decides, and carries out one task. What the hardware refuses is observed
+// again under the same locks, and the record is put right before anybody else can come to a wrong conclusion. Nothing but
+// decide is done about the GPUs that are only observed.
+func (e *Engine) once(ctx context.Context, gpus, observed []string, d depth, choose choose) *round {
+	r, seen := &round{said: map[string]*Said{}}, map[string]*observation{}
+	for _, address := range gpus {
+		var unasked error
+		if slices.Contains(observed, address) {
+			unasked = errObserved
+		}
+		seen[address] = e.observe(ctx, address, d, unasked)
+		r.said[address] = decide(seen[address])
+	}
+	if r.task = choose(r.said); r.task == nil {
+		return r
+	}
+	refusal, err := e.act(ctx, *r.task, seen)
+	r.err = err
+	for _, address := range gpus {
+		e.Failures.note(r.task.Claim, address, err)
+	}
+	if refusal != nil {
+		e.afterRefusal(ctx, refusal, r)
+	}
+	return r
+}
+
+// afterRefusal decides again with what was refused.
+func (e *Engine) afterRefusal(ctx context.Context, refusal *rules.Refusal, r *round) {
+	address := refusal.Action.GPU
+	o := e.observe(ctx, address, needed, nil)
+	o.Refused = refusal
+	r.said[address] = decide(o)
+	for _, task := range r.said[address].Tasks {
+		if task.Claim == refusal.Action.Claim && task.Aim == rules.Make {
+			if _, err := e.act(ctx, task, map[string]*observation{address: o}); err != nil {
+				r.err = err
+			}
+			return
+		}
+	}
+}
+
+// onceFor is once for a claim, with the locks of its GPUs, all or none. On a GPU on which a call has not returned nothing is
+// done: its lock cannot be had. GPUs that the claim only observes are neither locked nor asked.
+func (e *Engine) onceFor(ctx context.Context, claim types.UID, gpus []string, choose choose) (*round, error) {
+	observed := slices.DeleteFunc(slices.Clone(gpus), func(address string) bool { return !e.onlyObserves(claim, address) })
+	locked := slices.DeleteFunc(slices.Clone(gpus), func(address string) bool { return slices.Contains(observed, address) })
+	unlock, err := e.Locks.GPUs(ctx, locked)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	return e.once(ctx, gpus, observed, needed, choose), nil
+}
+
+// errObserved is why nothing is known of a GPU.
+var errObserved = errors.New("it is only observed")
+
+// onlyObserves reports whether nothing of a GPU is a claim's, whatever it had before, but that it may look at all of it.
+func (e *Engine) onlyObserves(claim types.UID, pciAddress string) bool {
+	var devices []record.Device
+	if c := e.call(claim); c != nil {
+		devices = c.Wanted.Devices
+	}
+	r, err := e.Store.Read(claim)
+	if r != nil {
+		devices = slices.Concat(devices, r.Devices)
+	}
+	return err == nil && !slices.ContainsFunc(devices, func(d record.Device) bool {
+		return d.PCIAddress == pciAddress && (!d.Admin || d.Partition != nil)
+	})
+}
+
+// onceOn is once for one GPU and everybody's claims. Where the lock cannot be had, and not because somebody has it, what is
+// known without it is decided: a call on the GPU has not returned.
+func (e *Engine) onceOn(ctx context.Context, address string, patience time.Duration, choose choose) (*round, error) {
+	limited, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	unlock, err := e.Locks.GPUs(limited, []string{address})
+	switch {
+	case errors.Is(err, lock.ErrBusy), err != nil && ctx.Err() != nil:
+		return nil, err
+	case err != nil:
+		return &round{said: map[string]*Said{address: decide(e.observe(ctx, address, needed, err))}}, nil
+	}
+	defer unlock()
+	return e.once(ctx, []string{address}, nil, everything, choose), nil
+}
+
+// first returns the first task of a GPU alone for which this holds, or nil.
+func first(said *Said, address string, is func(*rules.Task) bool) *rules.Task {
+	for i := range said.Tasks {
+		if t := &said.Tasks[i]; isAlone(t, address) && is(t) {
+			whole := *t
+			whole.Actions, whole.Final = slices.Concat(t.Actions, t.Final), nil
+			return &whole
+		}
+	}
+	return nil
+}
+
+// isAlone reports whether a task concerns one GPU only.
+func isAlone(t *rules.Task, address string) bool {
+	return !slices.ContainsFunc(t.With, func(gpu string) bool { return gpu != address })
+}
+
+// jointly chooses what several GPUs of a claim, all that it needs, propose at once.
+func jointly(claim types.UID, gpus []string) choose {
+	return func(said map[string]*Said) *rules.Task {
+		for _, address := range gpus {
+			t := proposal(said[address], claim, address)
+			if t == nil {
+				continue
+			}
+			with := t.With
+			if slices.Contains(with, rules.EveryGPU) {
+				with = gpus
+			}
+			if joined := join(said, claim, with); joined != nil {
+				return joined
+			}
+		}
+		return nil
+	}
+}
+
+// proposal returns what a GPU proposes for a claim that needs others, or nil.
+func proposal(said *Said, claim types.UID, address string) *rules.Task {
+	if said == nil {
+		return nil
+	}
+	i := slices.IndexFunc(said.Tasks, func(t rules.Task) bool { return t.Claim == claim && !isAlone(&t, address) })
+	if i < 0 {
+		return nil
+	}
+	return &said.Tasks[i]
+}
+
+// join makes one task of what these GPUs propose, or returns nil.
+func join(said map[string]*Said, claim types.UID, gpus []string) *rules.Task {
+	var proposed []rules.Task
+	for _, address := range gpus {
+		t := proposal(said[address], claim, address)
+		if t == nil {
+			return nil
+		}
+		proposed = append(proposed, *t)
+	}
+	joined, together := rules.Join(proposed)
+	if !together {
+		return nil
+	}
+	return &joined
+}
+
+// with returns the GPUs that a task needs, in the order in which they are locked.
+func (e *Engine) with(t *rules.Task) []string {
+	if slices.Contains(t.With, rules.EveryGPU) {
+		return gpu.SortPCIAddresses(e.GPUs())
+	}
+	return gpu.SortPCIAddresses(slices.Clone(t.With))
+}
+
+// taskName tells the tasks of a plan apart.
+func taskName(t *rules.Task) string {
+	name := fmt.Sprintf("%s %d", t.Claim, t.Aim)
+	for _, a := range slices.Concat(t.Actions, t.Final) {
+		name += fmt.Sprintf(" %d %s %s", a.Do, a.Key, a.Session)
+	}
+	return name
+}
