@@ -16,20 +16,20 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/partage-dev/partage/pkg/command"
-	"github.com/partage-dev/partage/pkg/exposure"
 	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps/process"
 	"github.com/partage-dev/partage/pkg/plugin"
+	"github.com/partage-dev/partage/pkg/unclaimed"
 )
 
-// exposureCheck finds out whether containers without a claim can have the GPUs of this
-// machine, if it has any. The parent is the process that started this container.
-func exposureCheck(roots host.Roots, proc string, parent int) plugin.ExposureCheck {
-	return func(handlers []string) (exposure.Finding, error) {
+// runtimeCheck finds out whether containers without a claim can have the GPUs of this
+// machine, if it has any. The starter is the process that started this container.
+func runtimeCheck(roots host.Roots, proc string, starter int) plugin.RuntimeCheck {
+	return func(handlers []string) (unclaimed.Access, error) {
 		if gpus, err := roots.NVIDIAGPUs(); err == nil && len(gpus) == 0 {
-			return exposure.Finding{}, nil
+			return unclaimed.Access{}, nil
 		}
-		return exposure.Node{Proc: proc, Parent: parent, Handlers: handlers}.Look()
+		return unclaimed.Starter{Proc: proc, PID: starter}.Access(handlers)
 	}
 }
 
@@ -69,16 +69,16 @@ func examine(ctx context.Context, c *config, proc string, parent int, out io.Wri
 	if err != nil {
 		return err
 	}
-	finding, err := exposureCheck(c.roots(), proc, parent)(handlers)
+	access, err := runtimeCheck(c.roots(), proc, parent)(handlers)
 	if err != nil {
 		return err
 	}
-	runtime := finding.Runtime
+	runtime := access.Runtime
 	if runtime == "" {
 		runtime = "not looked for: there are no NVIDIA GPUs"
 	}
-	_, err = fmt.Fprintf(out, "container runtime: %s\nhandlers for RuntimeClasses: %s\n%s.\n", runtime, strings.Join(handlers, " "), finding.Text())
-	if err == nil && finding.Open() {
+	_, err = fmt.Fprintf(out, "container runtime: %s\nhandlers for RuntimeClasses: %s\n%s.\n", runtime, strings.Join(handlers, " "), access.Text())
+	if err == nil && access.Open() {
 		err = errExposed
 	}
 	return err
@@ -96,5 +96,5 @@ func (c *config) runtimeHandlers(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the handlers of the container runtime of node %s: %w", c.nodeName, err)
 	}
-	return plugin.RuntimeHandlers(node), nil
+	return unclaimed.Handlers(node), nil
 }

@@ -26,11 +26,11 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu/nvml"
 	"github.com/partage-dev/partage/pkg/holder"
 	"github.com/partage-dev/partage/pkg/mps"
-	"github.com/partage-dev/partage/pkg/neighbour"
 	"github.com/partage-dev/partage/pkg/partition"
 	"github.com/partage-dev/partage/pkg/plugin"
 	"github.com/partage-dev/partage/pkg/plugin/nodelabels"
 	"github.com/partage-dev/partage/pkg/sharing"
+	"github.com/partage-dev/partage/pkg/unclaimed"
 	"github.com/partage-dev/partage/pkg/usage"
 	"github.com/partage-dev/partage/pkg/version"
 )
@@ -184,7 +184,7 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 		Events:            events,
 		Health:            gpus,
 		Metrics:           observed,
-		Exposure:          exposureCheck(roots, "/proc", os.Getppid()),
+		Runtime:           runtimeCheck(roots, "/proc", os.Getppid()),
 		ForeignClaims:     c.foreignClaims(cluster),
 		HealthListener:    listener,
 	})
@@ -194,15 +194,10 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 	return p.Run(ctx)
 }
 
-// foreignClaims finds claims of another driver with this driver's name. NVIDIA's has the same folder.
-func (c *config) foreignClaims(cluster *plugin.Cluster) *neighbour.Finder {
-	return &neighbour.Finder{
-		Pool:        neighbour.Pool{Driver: driverName, Name: c.nodeName},
-		Kubelet:     &neighbour.Kubelet{Socket: c.podResources, PodName: c.podName},
-		Cluster:     cluster,
-		Checkpoint:  filepath.Join(c.dataDir(), neighbour.CheckpointName),
-		RunningPods: func() (map[types.UID]bool, error) { return neighbour.RunningPods(os.DirFS("/proc")) },
-	}
+// foreignClaims finds claims of another driver with this driver's name.
+func (c *config) foreignClaims(cluster *plugin.Cluster) plugin.ForeignClaims {
+	finder := &unclaimed.Finder{Driver: driverName, Pool: c.nodeName, Socket: c.podResources, PodName: c.podName, Named: cluster.Named}
+	return finder.Find
 }
 
 // newClaims adds to the options what flags say.

@@ -74,7 +74,7 @@ var (
 	journalRecords = Definition{"partage_journal_records", Gauge, []string{"state"},
 		"Claims on record by state: preparing, prepared, releasing, earlier (of another boot) or unreadable."}
 	neighbours = Definition{"partage_neighbour", Gauge, []string{"kind"},
-		"1 while something else on the node gives out or partitions its GPUs, otherwise 0: device-plugin, dra-driver (NVIDIA's, with the same name) or mig-manager."}
+		"1 while something else on the node gives out or partitions its GPUs, otherwise 0: device-plugin, dra-driver (NVIDIA's, with the same name), mig-manager or container-runtime (NVIDIA's gives GPUs to containers without a claim). Absent while not known."}
 	mpsServers = Definition{"partage_mps_servers", Gauge, []string{"state"},
 		"MPS servers by state: starting, running, faulted or failed. Absent while no supervisor answers."}
 )

@@ -23,7 +23,6 @@ import (
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
-	"github.com/partage-dev/partage/pkg/neighbour"
 	"github.com/partage-dev/partage/pkg/steptime"
 	"github.com/partage-dev/partage/pkg/usage"
 )
@@ -108,7 +107,6 @@ func New(o Options) *Metrics {
 	published, build := newGauge(publishedSlices), newGauge(buildInfo)
 	m.published = published.WithLabelValues()
 	m.neighbours = newGauge(neighbours)
-	m.SetNeighbours(nil)
 	build.WithLabelValues(o.Version, runtime.Version()).Set(1)
 	requests, duration, inflight := newCounter(draRequests), newHistogram(draDuration, draBuckets), newGauge(draInflight)
 	m.registry.MustRegister(m.steps, reconcile, publish, published, build, m.neighbours, requests, duration, inflight,
@@ -187,15 +185,13 @@ func (m *Metrics) PublishFailed() { m.publishErrors.Inc() }
 // Published says how many ResourceSlices are in the API server as they should be.
 func (m *Metrics) Published(slices int) { m.published.Set(float64(slices)) }
 
-// SetNeighbours says what else on the node gives out or partitions its GPUs.
-func (m *Metrics) SetNeighbours(found []neighbour.Kind) {
-	for _, kind := range neighbour.Kinds() {
-		value := 0.0
-		if slices.Contains(found, kind) {
-			value = 1
-		}
-		m.neighbours.WithLabelValues(string(kind)).Set(value)
+// SetNeighbour says whether something else on the node gives out or partitions its GPUs.
+func (m *Metrics) SetNeighbour(kind string, there bool) {
+	value := 0.0
+	if there {
+		value = 1
 	}
+	m.neighbours.WithLabelValues(kind).Set(value)
 }
 
 // SetGPUs says what the GPUs can be, and which conditions they have.

@@ -118,6 +118,8 @@ func everything(t testing.TB) *Metrics {
 		m.Begin(operation)("", times)
 		m.Begin(operation)("overlap", times)
 	}
+	m.SetNeighbour("device-plugin", true)
+	m.SetNeighbour("dra-driver", false)
 	m.ReconcileFailed()
 	m.PublishFailed()
 	m.Published(3)

@@ -13,7 +13,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	drav1beta1 "k8s.io/dynamic-resource-allocation/api/v1beta1"
@@ -93,12 +92,11 @@ var versions = []getClaim{
 	},
 }
 
-// Named returns the claim with a name, and with a UID unless that is empty, or nil. The API
-// server's cache may be behind with the answer.
-func (c *Cluster) Named(ctx context.Context, namespace, name string, uid types.UID) (*resourceapi.ResourceClaim, error) {
+// Named returns the claim with a name, or nil. The API server's cache may be behind with the answer.
+func (c *Cluster) Named(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
 	ctx, cancel := context.WithTimeout(ctx, clusterTimeout)
 	defer cancel()
-	return c.get(ctx, claim.Ref{Namespace: namespace, Name: name, UID: uid}, metav1.GetOptions{ResourceVersion: "0"})
+	return c.get(ctx, claim.Ref{Namespace: namespace, Name: name}, metav1.GetOptions{ResourceVersion: "0"})
 }
 
 // Claim returns the claim with this UID, or nil when there is none: a claim of the

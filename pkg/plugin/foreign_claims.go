@@ -22,28 +22,14 @@ import (
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/logchange"
-	"github.com/partage-dev/partage/pkg/neighbour"
 	"github.com/partage-dev/partage/pkg/panics"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
+	"github.com/partage-dev/partage/pkg/unclaimed"
 )
 
-// ForeignClaims finds claims on this node that another driver of this name has prepared.
-type ForeignClaims interface {
-	// Find returns them. With an error there may be more.
-	Find(ctx context.Context) ([]neighbour.Claim, error)
-	// Request notes a claim that is to be prepared, and returns its devices that are another
-	// driver's. Release notes that it is not used on this node any more, and reports whether it
-	// was noted.
-	Request(claim *resourceapi.ResourceClaim) []string
-	Release(uid types.UID) bool
-}
-
-// noForeignClaims finds none.
-type noForeignClaims struct{}
-
-func (noForeignClaims) Find(context.Context) ([]neighbour.Claim, error) { return nil, nil }
-func (noForeignClaims) Request(*resourceapi.ResourceClaim) []string     { return nil }
-func (noForeignClaims) Release(types.UID) bool                          { return false }
+// ForeignClaims finds claims of pods on this node that another driver of this name has prepared. With an error there may be
+// more.
+type ForeignClaims func(ctx context.Context) ([]unclaimed.Claim, error)
 
 const (
 	// firstLookTimeout is for how long the kubelet may keep the GPUs from being published: it
@@ -58,8 +44,8 @@ const (
 type foreignClaims struct {
 	find     ForeignClaims
 	interval time.Duration
-	// changed asks to hand on what has changed, lookNow to look.
-	changed, lookNow loop.Trigger
+	// changed asks to hand on what has changed.
+	changed loop.Trigger
 	// known is closed when it is known for the first time what there is.
 	known chan struct{}
 
@@ -67,30 +53,22 @@ type foreignClaims struct {
 	panics  panics.Repeated
 
 	mu     sync.Mutex
-	claims []neighbour.Claim
+	claims []unclaimed.Claim
 	// gpus are those of the node, or nil as long as they are not known.
 	gpus []gpu.GPU
 }
 
 func newForeignClaims(find ForeignClaims, interval time.Duration, changed loop.Trigger) *foreignClaims {
 	if find == nil {
-		find = noForeignClaims{}
+		find = func(context.Context) ([]unclaimed.Claim, error) { return nil, nil }
 	}
-	return &foreignClaims{find: find, interval: interval, changed: changed, lookNow: loop.NewTrigger(), known: make(chan struct{})}
+	return &foreignClaims{find: find, interval: interval, changed: changed, known: make(chan struct{})}
 }
 
 // run looks for them until ctx ends.
 func (f *foreignClaims) run(ctx context.Context) {
 	f.firstLook(ctx)
-	ticker := time.NewTicker(f.interval)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		case <-f.lookNow:
-		}
+	for loop.Pause(ctx, f.interval) {
 		_ = f.look(ctx) // it is logged
 	}
 }
@@ -101,7 +79,7 @@ func (f *foreignClaims) firstLook(ctx context.Context) {
 	began := time.Now()
 	for {
 		err := f.look(ctx)
-		if !errors.Is(err, neighbour.ErrKubelet) || time.Since(began) >= firstLookTimeout || !loop.Pause(ctx, firstLookPause) {
+		if !errors.Is(err, unclaimed.ErrKubelet) || time.Since(began) >= firstLookTimeout || !loop.Pause(ctx, firstLookPause) {
 			return
 		}
 	}
@@ -115,8 +93,10 @@ func (f *foreignClaims) await(ctx context.Context) {
 	}
 }
 
-func (f *foreignClaims) look(ctx context.Context) error {
-	claims, err := f.findClaims(ctx)
+// look leaves what was known where looking panics.
+func (f *foreignClaims) look(ctx context.Context) (err error) {
+	defer f.panics.Recover(ctx, &err)
+	claims, err := f.find(ctx)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -131,16 +111,6 @@ func (f *foreignClaims) look(ctx context.Context) error {
 	return err
 }
 
-// findClaims returns what was known where looking panics.
-func (f *foreignClaims) findClaims(ctx context.Context) (claims []neighbour.Claim, err error) {
-	f.mu.Lock()
-	claims = f.claims //nolint:wastedassign // Find may panic
-	f.mu.Unlock()
-	defer f.panics.Recover(ctx, &err)
-	claims, err = f.find.Find(ctx)
-	return claims, err
-}
-
 // conditions are those of the GPUs of a node that the claims may have, one for each GPU and claim.
 func (f *foreignClaims) conditions(node *gpu.Node) []device.Condition {
 	f.mu.Lock()
@@ -153,34 +123,13 @@ func (f *foreignClaims) conditions(node *gpu.Node) []device.Condition {
 	var conditions []device.Condition
 	for _, c := range f.claims {
 		text := describeForeign(c)
-		for _, address := range mayHave(f.gpus, c.Devices) {
+		for _, address := range c.GPUs(f.gpus) {
 			conditions = append(conditions, device.Condition{
 				PCIAddress: address, Reason: device.ForeignClaim, Value: taintValue(c), Message: text,
 			})
 		}
 	}
 	return conditions
-}
-
-// mayHave returns those GPUs that devices of another driver may be, or be parts of: all if one of the
-// names does not tell which.
-func mayHave(gpus []gpu.GPU, names []string) []string {
-	var addresses []string
-	for _, name := range names {
-		minor, told := neighbour.Minor(name)
-		at := slices.IndexFunc(gpus, func(g gpu.GPU) bool { return told && g.Minor == minor })
-		if at < 0 {
-			addresses = addresses[:0]
-			for i := range gpus {
-				addresses = append(addresses, gpus[i].PCIAddress)
-			}
-			return addresses
-		}
-		if address := gpus[at].PCIAddress; !slices.Contains(addresses, address) {
-			addresses = append(addresses, address)
-		}
-	}
-	return addresses
 }
 
 // errForeignClaim is why claims are refused.
@@ -200,51 +149,33 @@ func refuseForeign(format string, args ...any) error {
 const otherDriver = "another driver with this driver's name, such as NVIDIA's DRA driver"
 
 // describeForeign is the message of the condition.
-func describeForeign(c neighbour.Claim) string {
-	return hasForeign(c) + ", and may be using this GPU"
+func describeForeign(c unclaimed.Claim) string { return hasForeign(c) + ", and may be using this GPU" }
+
+func hasForeign(c unclaimed.Claim) string {
+	return fmt.Sprintf("claim %s (%s) has %s of %s", c, plural("pod", c.Pods), plural("device", c.Devices), otherDriver)
 }
 
-func hasForeign(c neighbour.Claim) string {
-	pods := ""
-	if len(c.Pods) > 0 {
-		pods = " (" + plural("pod", c.Pods) + ")"
-	}
-	return fmt.Sprintf("claim %s%s has %s of %s", c, pods, plural("device", c.Devices), otherDriver)
+// taintValue names a claim: "namespace.name", cut where that is too long.
+func taintValue(c unclaimed.Claim) string {
+	value := c.Namespace + "." + c.Name
+	return strings.TrimRight(value[:min(len(value), validation.LabelValueMaxLength)], "-.")
 }
 
-// taintValue names a claim: "namespace.name", cut where that is too long, or the UID. What the API
-// would refuse, in a file that somebody has changed, is left out.
-func taintValue(c neighbour.Claim) string {
-	value := string(c.UID)
-	if c.Name != "" {
-		value = c.Namespace + "." + c.Name
+// refuse returns why a claim that has these devices of this driver's name and pool cannot be prepared because of another
+// driver. A claim that is prepared keeps what it has.
+func (f *foreignClaims) refuse(ctx context.Context, uid types.UID, own []resourceapi.DeviceRequestAllocationResult, prepared func(types.UID) bool) error {
+	uses := slices.DeleteFunc(slices.Clone(own), func(r resourceapi.DeviceRequestAllocationResult) bool { return ptr.Deref(r.AdminAccess, false) })
+	var foreign []string
+	for _, r := range uses {
+		if !device.IsName(r.Device) && !slices.Contains(foreign, r.Device) {
+			foreign = append(foreign, r.Device)
+		}
 	}
-	if len(value) > validation.LabelValueMaxLength {
-		value = strings.TrimRight(value[:validation.LabelValueMaxLength], "-.")
-	}
-	if len(validation.IsValidLabelValue(value)) > 0 {
-		return ""
-	}
-	return value
-}
-
-// released notes that a claim is not used on this node any more.
-func (f *foreignClaims) released(uid types.UID) {
-	if f.find.Release(uid) {
-		f.lookNow.Fire()
-	}
-}
-
-// refuse returns why a claim cannot be prepared because of another driver. A claim that is
-// prepared keeps what it has.
-func (f *foreignClaims) refuse(ctx context.Context, c *resourceapi.ResourceClaim, own []resourceapi.DeviceRequestAllocationResult, prepared func(types.UID) bool) error {
-	if foreign := f.find.Request(c); len(foreign) > 0 {
-		f.lookNow.Fire()
+	if len(foreign) > 0 {
 		return refuseForeign("the claim has %s of %s, which this driver does not publish; "+
 			"the scheduler does not change a claim that has a device, so %s", plural("device", foreign), otherDriver, anotherDevice)
 	}
-	uses := slices.DeleteFunc(slices.Clone(own), func(r resourceapi.DeviceRequestAllocationResult) bool { return ptr.Deref(r.AdminAccess, false) })
-	if len(uses) == 0 || prepared(c.UID) {
+	if len(uses) == 0 || prepared(uid) {
 		return nil
 	}
 	// A call may be let through while the plugin still starts.
@@ -258,7 +189,7 @@ func (f *foreignClaims) refuse(ctx context.Context, c *resourceapi.ResourceClaim
 		if f.gpus == nil {
 			return foreignError{hasForeign(other) + "; the GPUs of this node are not known yet, so it may be any of them"}
 		}
-		for _, address := range mayHave(f.gpus, other.Devices) {
+		for _, address := range other.GPUs(f.gpus) {
 			at := slices.IndexFunc(uses, func(r resourceapi.DeviceRequestAllocationResult) bool { return device.IsOf(address, r.Device) })
 			if at >= 0 {
 				return refuseForeign("device %s: %s. The pod can start when the pods of that claim have ended", uses[at].Device, describeForeign(other))

@@ -17,8 +17,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
@@ -30,38 +28,26 @@ import (
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/gpu/lastseen"
-	"github.com/partage-dev/partage/pkg/neighbour"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
+	"github.com/partage-dev/partage/pkg/unclaimed"
 )
 
 // fakeForeign has claims of another driver that a test replaces.
 type fakeForeign struct {
-	mu       sync.Mutex
-	claims   []neighbour.Claim
-	err      error
-	looks    int
-	released []types.UID
+	mu     sync.Mutex
+	claims []unclaimed.Claim
+	err    error
+	looks  int
 }
 
-func (f *fakeForeign) Find(context.Context) ([]neighbour.Claim, error) {
+func (f *fakeForeign) find(context.Context) ([]unclaimed.Claim, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.looks++
 	return slices.Clone(f.claims), f.err
 }
 
-func (f *fakeForeign) Request(c *resourceapi.ResourceClaim) []string {
-	return neighbour.Pool{Driver: testDriver, Name: testNode}.ForeignDevices(c.Status.Allocation)
-}
-
-func (f *fakeForeign) Release(uid types.UID) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.released = append(f.released, uid)
-	return true
-}
-
-func (f *fakeForeign) set(err error, claims ...neighbour.Claim) {
+func (f *fakeForeign) set(err error, claims ...unclaimed.Claim) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.claims, f.err = claims, err
@@ -73,7 +59,7 @@ func newForeignRig(t *testing.T) (*rig, *fakeForeign) {
 	r, foreign := newRig(t), &fakeForeign{}
 	node := testNodeWith(firstGPU, secondGPU)
 	node.GPUs[1].Minor = 1
-	r.hardware.node, r.options.ForeignClaims = node, foreign
+	r.hardware.node, r.options.ForeignClaims = node, foreign.find
 	return r, foreign
 }
 
@@ -121,17 +107,17 @@ func (r *rig) untilForeign(t *testing.T, first, second string) {
 func TestForeignClaimTaints(t *testing.T) {
 	t.Parallel()
 	r, foreign := newForeignRig(t)
-	train := neighbour.Claim{Namespace: "ml", Name: "train", Devices: []string{"gpu-0"}, Pods: []string{"train-0"}}
+	train := unclaimed.Claim{Namespace: "ml", Name: "train", Devices: []string{"gpu-0"}, Pods: []string{"train-0"}}
 	foreign.set(nil, train)
 	r.start(t)
 	r.untilForeign(t, "ml.train", "")
 	r.until(t, "readiness", func(ctx context.Context) error { return r.check(ctx, "readiness") })
 
-	foreign.set(nil, neighbour.Claim{UID: "1-2", Devices: []string{"gpu-1-mig-1g4gb-19-0"}})
-	r.untilForeign(t, "", "1-2")
+	foreign.set(nil, unclaimed.Claim{Namespace: "ml", Name: "infer", Devices: []string{"gpu-1-mig-1g4gb-19-0"}, Pods: []string{"infer-0", "infer-1"}})
+	r.untilForeign(t, "", "ml.infer")
 	// Which GPU it is cannot be told, or it is none that there is.
 	for _, name := range []string{"gpu-vfio-0", "gpu-9"} {
-		foreign.set(nil, neighbour.Claim{Namespace: "ml", Name: "vm", Devices: []string{name}})
+		foreign.set(nil, unclaimed.Claim{Namespace: "ml", Name: "vm", Devices: []string{name}})
 		r.untilForeign(t, "ml.vm", "ml.vm")
 		foreign.set(nil)
 		r.untilForeign(t, "", "")
@@ -145,7 +131,7 @@ func TestForeignClaimTaints(t *testing.T) {
 	r.until(t, "the events", func(context.Context) error {
 		for _, want := range []string{
 			"GPUForeignClaim: GPU " + firstGPU + ": claim ml/train (pod train-0) has device gpu-0 of another driver",
-			"GPUForeignClaim: GPU " + secondGPU + ": claim with UID 1-2 has device gpu-1-mig-1g4gb-19-0",
+			"GPUForeignClaim: GPU " + secondGPU + ": claim ml/infer (pods infer-0, infer-1) has device gpu-1-mig-1g4gb-19-0",
 			"GPUForeignClaim: GPUs " + firstGPU + ", " + secondGPU + ": claim ml/vm",
 			"GPURecovered: GPU " + firstGPU + ": no claim of another driver has it any more. Devices are offered again.",
 		} {
@@ -161,7 +147,7 @@ func TestForeignClaimTaints(t *testing.T) {
 func TestForeignClaimFirst(t *testing.T) {
 	t.Parallel()
 	r, foreign := newForeignRig(t)
-	foreign.set(fmt.Errorf("%w: it has not read its pods yet", neighbour.ErrKubelet))
+	foreign.set(fmt.Errorf("%w: it has not read its pods yet", unclaimed.ErrKubelet))
 	r.start(t)
 	kubelet := r.register(t)
 	r.until(t, "several looks", func(context.Context) error {
@@ -184,7 +170,7 @@ func TestForeignClaimFirst(t *testing.T) {
 		}
 		return nil
 	})
-	foreign.set(nil, neighbour.Claim{Namespace: "ml", Name: "train", Devices: []string{"gpu-0"}})
+	foreign.set(nil, unclaimed.Claim{Namespace: "ml", Name: "train", Devices: []string{"gpu-0"}, Pods: []string{"train-0"}})
 	r.untilForeign(t, "ml.train", "")
 	if n := updates.Load(); n > 0 {
 		t.Errorf("the taints came with an update of what was published without them (%d updates)", n)
@@ -208,14 +194,14 @@ func (r *rig) allocatedClaim(name string, admin bool, devices ...string) *drapb.
 func TestPrepareBesideForeignClaims(t *testing.T) {
 	t.Parallel()
 	r, foreign := newForeignRig(t)
-	foreign.set(nil, neighbour.Claim{Namespace: "ml", Name: "train", Devices: []string{"gpu-0"}})
+	foreign.set(nil, unclaimed.Claim{Namespace: "ml", Name: "train", Devices: []string{"gpu-0"}, Pods: []string{"train-0"}})
 	first, second := device.GPUName(firstGPU), device.GPUName(secondGPU)
 	r.claims.setLive(uses(claim.Ref{Namespace: "default", Name: "kept", UID: "uid-kept"}, first, firstGPU, nil))
 	r.start(t)
 	kubelet := r.register(t)
 	r.untilForeign(t, "ml.train", "")
 
-	const stranger, inUse = "which this driver does not publish", "device gpu-0000-1b-00-0: claim ml/train has device gpu-0 of another driver"
+	const stranger, inUse = "which this driver does not publish", "device gpu-0000-1b-00-0: claim ml/train (pod train-0) has device gpu-0 of another driver"
 	for _, test := range []struct {
 		name    string
 		admin   bool
@@ -242,11 +228,6 @@ func TestPrepareBesideForeignClaims(t *testing.T) {
 		}
 		r.unprepared(t, kubelet, c)
 	}
-	foreign.mu.Lock()
-	defer foreign.mu.Unlock()
-	if !slices.Contains(foreign.released, "uid-foreign") {
-		t.Errorf("released: %v", foreign.released)
-	}
 }
 
 // TestPrepareBeforeForeignClaimsAreKnown: a claim for a GPU that an earlier process has discovered is
@@ -262,10 +243,10 @@ func TestPrepareBeforeForeignClaimsAreKnown(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		foreign := &fakeForeign{}
-		foreign.set(nil, neighbour.Claim{Namespace: "ml", Name: "train", Devices: []string{"gpu-0"}})
-		f := newForeignClaims(foreign, time.Hour, loop.NewTrigger())
+		foreign.set(nil, unclaimed.Claim{Namespace: "ml", Name: "train", Devices: []string{"gpu-0"}, Pods: []string{"train-0"}})
+		f := newForeignClaims(foreign.find, time.Hour, loop.NewTrigger())
 		refuse := func(c *resourceapi.ResourceClaim, own []resourceapi.DeviceRequestAllocationResult) error {
-			return f.refuse(t.Context(), c, own, prepared)
+			return f.refuse(t.Context(), c.UID, own, prepared)
 		}
 		c := &resourceapi.ResourceClaim{ObjectMeta: objectMeta("early")}
 		answer := make(chan error)
@@ -281,7 +262,7 @@ func TestPrepareBeforeForeignClaimsAreKnown(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if err := f.refuse(ctx, c, own(false, first), prepared); !errors.Is(err, context.Canceled) {
+		if err := f.refuse(ctx, c.UID, own(false, first), prepared); !errors.Is(err, context.Canceled) {
 			t.Errorf("a call that was given up: %v", err)
 		}
 
@@ -304,7 +285,7 @@ func TestPrepareBeforeForeignClaimsAreKnown(t *testing.T) {
 			t.Error(err)
 		}
 		// The taints are not published yet.
-		foreign.set(nil, neighbour.Claim{Namespace: "ml", Name: "late", Devices: []string{"gpu-1"}})
+		foreign.set(nil, unclaimed.Claim{Namespace: "ml", Name: "late", Devices: []string{"gpu-1"}})
 		_ = f.look(t.Context())
 		if err := refuse(c, own(false, first)); err != nil {
 			t.Error(err)
@@ -325,7 +306,7 @@ func TestPrepareBeforeForeignClaimsAreKnown(t *testing.T) {
 func TestPrepareRecalledBesideForeignClaim(t *testing.T) {
 	t.Parallel()
 	r, foreign := newForeignRig(t)
-	foreign.set(nil, neighbour.Claim{Namespace: "ml", Name: "train", Devices: []string{"gpu-0"}})
+	foreign.set(nil, unclaimed.Claim{Namespace: "ml", Name: "train", Devices: []string{"gpu-0"}, Pods: []string{"train-0"}})
 	if err := os.MkdirAll(r.options.DataDir, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -346,63 +327,29 @@ func TestPrepareRecalledBesideForeignClaim(t *testing.T) {
 func TestTaintValue(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("a", 58)
-	for _, test := range []struct {
-		claim neighbour.Claim
-		want  string
-	}{
-		{neighbour.Claim{Namespace: "ml", Name: "train", UID: "1"}, "ml.train"},
-		{neighbour.Claim{UID: "11111111-1111-4111-8111-111111111111"}, "11111111-1111-4111-8111-111111111111"},
-		{neighbour.Claim{Namespace: "ml", Name: long + "--bcd"}, "ml." + long},
-		{neighbour.Claim{Namespace: "ml", Name: "no name"}, ""},
-	} {
-		got := taintValue(test.claim)
-		if got != test.want || len(validation.IsValidLabelValue(got)) > 0 {
-			t.Errorf("%+v: %q, want %q; %v", test.claim, got, test.want, validation.IsValidLabelValue(got))
+	for name, want := range map[string]string{"train": "ml.train", long + "--bcd": "ml." + long, long + ".b-c": "ml." + long + ".b"} {
+		got := taintValue(unclaimed.Claim{Namespace: "ml", Name: name})
+		if got != want || len(validation.IsValidLabelValue(got)) > 0 {
+			t.Errorf("%s: %q, want %q; %v", name, got, want, validation.IsValidLabelValue(got))
 		}
 	}
-}
-
-func TestMayHave(t *testing.T) {
-	t.Parallel()
-	node := testNodeWith(firstGPU, secondGPU)
-	node.GPUs[1].Minor = 1
-	both := []string{firstGPU, secondGPU}
-	for _, test := range []struct{ names, want []string }{
-		{[]string{"gpu-1", "gpu-1-mig-1g4gb-19-0"}, []string{secondGPU}},
-		{[]string{"gpu-1", "gpu-0"}, both},
-		{[]string{"gpu-1", "gpu-vfio-0"}, both},
-		{[]string{"gpu-7"}, both},
-		{nil, nil},
-	} {
-		if diff := cmp.Diff(test.want, mayHave(node.GPUs, test.names), cmpopts.SortSlices(strings.Compare), cmpopts.EquateEmpty()); diff != "" {
-			t.Errorf("%v (-want +got):\n%s", test.names, diff)
-		}
-	}
-}
-
-// panickingForeign panics once it has found something.
-type panickingForeign struct {
-	fakeForeign
-	panics atomic.Bool
-}
-
-func (f *panickingForeign) Find(ctx context.Context) ([]neighbour.Claim, error) {
-	if f.panics.Load() {
-		panic("a defect")
-	}
-	return f.fakeForeign.Find(ctx)
 }
 
 // TestForeignClaimsPanic: a defect makes no GPU seem free.
 func TestForeignClaimsPanic(t *testing.T) {
 	t.Parallel()
-	foreign := &panickingForeign{}
-	foreign.set(nil, neighbour.Claim{Namespace: "ml", Name: "train", Devices: []string{"gpu-0"}})
-	f := newForeignClaims(foreign, time.Hour, loop.NewTrigger())
+	foreign, broken := &fakeForeign{}, false
+	foreign.set(nil, unclaimed.Claim{Namespace: "ml", Name: "train", Devices: []string{"gpu-0"}})
+	f := newForeignClaims(func(ctx context.Context) ([]unclaimed.Claim, error) {
+		if broken {
+			panic("a defect")
+		}
+		return foreign.find(ctx)
+	}, time.Hour, loop.NewTrigger())
 	if err := f.look(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	foreign.panics.Store(true)
+	broken = true
 	if err := f.look(t.Context()); err == nil {
 		t.Error("the defect is not told")
 	}

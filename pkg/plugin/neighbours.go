@@ -6,15 +6,14 @@ package plugin
 import (
 	"context"
 	"math/rand/v2"
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/logchange"
-	"github.com/partage-dev/partage/pkg/neighbour"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
+	"github.com/partage-dev/partage/pkg/unclaimed"
 )
 
 // Reasons of events about the node.
@@ -27,18 +26,23 @@ const (
 	reasonMIGManager = "MIGManagerOnNode"
 	// One of these is gone.
 	reasonNeighbourGone = "NeighbourGone"
+	// NVIDIA's container runtime gives containers GPUs without a claim, or does not any more.
+	reasonExposed    = "GPUsWithoutClaims"
+	reasonNotExposed = "GPUsOnlyWithClaims"
 )
 
-var neighbourReasons = map[neighbour.Kind]string{
-	neighbour.DevicePlugin: reasonDevicePlugin,
-	neighbour.DRADriver:    reasonOtherDriver,
-	neighbour.MIGManager:   reasonMIGManager,
+var neighbourReasons = map[unclaimed.Kind]string{
+	unclaimed.DevicePlugin:     reasonDevicePlugin,
+	unclaimed.DRADriver:        reasonOtherDriver,
+	unclaimed.MIGManager:       reasonMIGManager,
+	unclaimed.ContainerRuntime: reasonExposed,
 }
 
-var neighbourGone = map[neighbour.Kind]string{
-	neighbour.DevicePlugin: "No device plugin offers the GPUs of this node any more",
-	neighbour.DRADriver:    "NVIDIA's DRA driver does not run on this node any more",
-	neighbour.MIGManager:   "No MIG manager is asked to partition the GPUs of this node any more",
+var goneReasons = map[unclaimed.Kind]string{
+	unclaimed.DevicePlugin:     reasonNeighbourGone,
+	unclaimed.DRADriver:        reasonNeighbourGone,
+	unclaimed.MIGManager:       reasonNeighbourGone,
+	unclaimed.ContainerRuntime: reasonNotExposed,
 }
 
 // nodeInterval is the time between two readings of the node, less up to nodeJitter: with 5,000
@@ -48,24 +52,25 @@ const (
 	nodeJitter   = 2 * time.Minute
 )
 
+// RuntimeCheck finds out what containers can have without a claim, given the handlers of the node's container runtime.
+type RuntimeCheck func(handlers []string) (unclaimed.Access, error)
+
 // neighbourLoop reports what else on the node gives out or partitions its GPUs, as long as that
-// lasts. Nothing else depends on it.
+// lasts. What could not be looked at stays as it was. Nothing else depends on it.
 type neighbourLoop struct {
 	node func(ctx context.Context) (*corev1.Node, error)
-	// otherDriver looks for a DRA driver of the same name.
-	otherDriver func(ctx context.Context) []neighbour.Software
+	// otherDriver looks for a DRA driver of the same name, and runtime at NVIDIA's container runtime. They are optional.
+	otherDriver func(ctx context.Context) unclaimed.Finding
+	runtime     RuntimeCheck
 	events      EventWriter
-	observe     func(kinds []neighbour.Kind)
+	observe     func(kind string, there bool)
 	interval    time.Duration
 
-	// onNode are those that the node told when it was last read.
-	onNode []neighbour.Software
 	// readNode is when to read the node again.
-	readNode time.Time
-	unread   logchange.Problem
-	reported logchange.Set[neighbour.Kind, neighbour.Software]
-	// repeat is when to repeat the event of a kind.
-	repeat map[neighbour.Kind]time.Time
+	readNode        time.Time
+	unread, unknown logchange.Problem
+	// repeat has those that are there, with the time when to repeat their events.
+	repeat map[unclaimed.Kind]time.Time
 }
 
 // run looks now, with a node that may have been read already, and again until ctx ends.
@@ -80,52 +85,64 @@ func (l *neighbourLoop) run(ctx context.Context, node *corev1.Node) {
 }
 
 func (l *neighbourLoop) look(ctx context.Context, node *corev1.Node) {
-	if now := time.Now(); node != nil || !now.Before(l.readNode) {
-		var err error
-		if node == nil {
-			node, err = l.node(ctx)
-		}
-		l.unread.Log(ctx, err, "What the node says of device plugins and MIG managers is not known, or as it was", "")
-		if err == nil {
-			l.onNode = neighbour.OnNode(node)
-		}
-		l.readNode = now.Add(nodeInterval - rand.N(nodeJitter)) //nolint:gosec // no secret
+	if l.otherDriver != nil {
+		l.report(ctx, l.otherDriver(ctx))
 	}
-	l.report(ctx, slices.Concat(l.onNode, l.otherDriver(ctx)))
+	now := time.Now()
+	if node == nil && now.Before(l.readNode) {
+		return
+	}
+	l.readNode = now.Add(nodeInterval - rand.N(nodeJitter)) //nolint:gosec // no secret
+	var err error
+	if node == nil {
+		node, err = l.node(ctx)
+	}
+	l.unread.Log(ctx, err, "What the node says of device plugins, MIG managers and handlers of its container runtime is not known, or as it was", "")
+	if err != nil {
+		return
+	}
+	l.report(ctx, unclaimed.OnNode(node)...)
+	if l.runtime == nil {
+		return
+	}
+	access, err := l.runtime(unclaimed.Handlers(node))
+	l.unknown.Log(ctx, err, "It is not known whether containers without a claim can have GPUs", "")
+	if err == nil {
+		l.report(ctx, unclaimed.Finding{Kind: unclaimed.ContainerRuntime, There: access.Open(), Text: access.Text()})
+	}
 }
 
-func (l *neighbourLoop) report(ctx context.Context, found []neighbour.Software) {
-	logger := klog.FromContext(ctx)
-	kinds := make([]neighbour.Kind, len(found))
-	for i := range found {
-		kinds[i] = found[i].Kind
-	}
-	l.observe(kinds)
-	appeared, disappeared := l.reported.Update(found, func(s neighbour.Software) neighbour.Kind { return s.Kind })
-	for _, s := range appeared {
-		logger.Info("Something else gives out or partitions the GPUs of this node", "kind", s.Kind, "details", s.Text)
-	}
-	for _, s := range disappeared {
-		logger.Info("Something else that gave out or partitioned the GPUs of this node is gone", "kind", s.Kind)
-		l.events.Node(ctx, corev1.EventTypeNormal, reasonNeighbourGone, neighbourGone[s.Kind])
-		delete(l.repeat, s.Kind)
-	}
+// report tells what begins, what ends, and again what lasts: so early that events of what is looked at with the node do not
+// expire before the next look.
+func (l *neighbourLoop) report(ctx context.Context, found ...unclaimed.Finding) {
 	if l.repeat == nil {
-		l.repeat = map[neighbour.Kind]time.Time{}
+		l.repeat = map[unclaimed.Kind]time.Time{}
 	}
-	for _, s := range found {
-		if now := time.Now(); !now.Before(l.repeat[s.Kind]) {
-			l.events.Node(ctx, corev1.EventTypeWarning, neighbourReasons[s.Kind], sentences(s.Text))
-			l.repeat[s.Kind] = repeatAt(now)
+	for _, f := range found {
+		l.observe(string(f.Kind), f.There)
+		now := time.Now()
+		at, was := l.repeat[f.Kind]
+		if f.There != was {
+			klog.FromContext(ctx).Info("What gives out or partitions the GPUs of this node besides this driver has changed", "kind", f.Kind, "there", f.There, "details", f.Text)
+		}
+		switch {
+		case f.There && !now.Before(at):
+			l.events.Node(ctx, corev1.EventTypeWarning, neighbourReasons[f.Kind], sentences(f.Text))
+			l.repeat[f.Kind] = repeatAt(now).Add(-nodeInterval)
+		case !f.There && was:
+			l.events.Node(ctx, corev1.EventTypeNormal, goneReasons[f.Kind], sentences(f.Text))
+			delete(l.repeat, f.Kind)
 		}
 	}
 }
 
 // otherDriver looks for a DRA driver of the same name, which has the socket that this one would
 // have without the UID of its pod.
-func (o *Options) otherDriver(ctx context.Context) []neighbour.Software {
+func (o *Options) otherDriver() func(ctx context.Context) unclaimed.Finding {
 	if o.PodUID == "" {
 		return nil
 	}
-	return neighbour.OtherDriver(ctx, o.RegistrarDir, o.DriverName)
+	return func(ctx context.Context) unclaimed.Finding {
+		return unclaimed.OtherDriver(ctx, o.RegistrarDir, o.DriverName)
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"path/filepath"
 	"slices"
@@ -23,100 +24,152 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 
-	"github.com/partage-dev/partage/pkg/exposure"
-	"github.com/partage-dev/partage/pkg/neighbour"
+	"github.com/partage-dev/partage/pkg/unclaimed"
 )
 
+// neighbourhood is a node whose software a test replaces.
+type neighbourhood struct {
+	mu     sync.Mutex
+	node   *corev1.Node
+	driver bool
+	access unclaimed.Access
+	// unread and unknown are why the node cannot be read, and the container runtime.
+	unread, unknown error
+	reads           int
+	handlers        []string
+	events          *fakeEvents
+	observed        map[string]bool
+}
+
+func (n *neighbourhood) change(to func()) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	to()
+}
+
+func (n *neighbourhood) loop() *neighbourLoop {
+	return &neighbourLoop{
+		node: func(context.Context) (*corev1.Node, error) {
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			n.reads++
+			return n.node, n.unread
+		},
+		otherDriver: func(context.Context) unclaimed.Finding {
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			return unclaimed.Finding{Kind: unclaimed.DRADriver, There: n.driver, Text: "it runs"}
+		},
+		runtime: func(handlers []string) (unclaimed.Access, error) {
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			n.handlers = handlers
+			return n.access, n.unknown
+		},
+		events: n.events, interval: 30 * time.Second,
+		observe: func(kind string, there bool) { n.change(func() { n.observed[kind] = there }) },
+	}
+}
+
+// told are the reasons of the events since the last call.
+func (n *neighbourhood) told() []string {
+	n.events.mu.Lock()
+	defer n.events.mu.Unlock()
+	var reasons []string
+	for _, e := range n.events.all {
+		reason, _, _ := strings.Cut(e, ":")
+		reasons = append(reasons, reason)
+	}
+	n.events.all = nil
+	return reasons
+}
+
+func (n *neighbourhood) want(t *testing.T, want ...string) {
+	t.Helper()
+	if diff := cmp.Diff(want, n.told()); diff != "" {
+		t.Errorf("events (-want +got):\n%s", diff)
+	}
+}
+
+// nodeWith has handlers of its container runtime.
+func nodeWith(handlers ...string) *corev1.Node {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{}}}
+	for _, name := range handlers {
+		node.Status.RuntimeHandlers = append(node.Status.RuntimeHandlers, corev1.NodeRuntimeHandler{Name: name})
+	}
+	return node
+}
+
+// TestNeighbours: what appears and what goes is an event, and what lasts is one again before the API server forgets it. What
+// cannot be looked at stays as it was.
 func TestNeighbours(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		events := &fakeEvents{}
-		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{}}}
-		node.Status.Allocatable = corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("8")}
-		var mu sync.Mutex // what follows is the loop's as well
-		var failure error
-		var drivers []neighbour.Software
-		var kinds []neighbour.Kind
-		reads := 0
-		l := &neighbourLoop{
-			node: func(context.Context) (*corev1.Node, error) {
-				mu.Lock()
-				defer mu.Unlock()
-				reads++
-				return node, failure
-			},
-			otherDriver: func(context.Context) []neighbour.Software {
-				mu.Lock()
-				defer mu.Unlock()
-				return drivers
-			},
-			events: events, interval: 30 * time.Second,
-			observe: func(found []neighbour.Kind) {
-				mu.Lock()
-				defer mu.Unlock()
-				kinds = found
-			},
-		}
+		first := nodeWith("", "first")
+		first.Status.Allocatable = corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("8")}
+		open := unclaimed.Access{Runtime: "/bin/x", Through: "/bin/x", Config: "/etc/x", Accepts: true}
+		n := &neighbourhood{node: first, access: open, events: &fakeEvents{}, observed: map[string]bool{}}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			l.run(ctx, node)
+			n.loop().run(ctx, first)
 		}()
-		change := func(to func()) {
-			mu.Lock()
-			defer mu.Unlock()
-			to()
-		}
-		wantReasons := func(want ...string) {
-			t.Helper()
-			var got []string
-			for _, e := range events.list() {
-				reason, _, _ := strings.Cut(e, ":")
-				got = append(got, reason)
-			}
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("events (-want +got):\n%s", diff)
-			}
-		}
-		wantReads := func(least, most int) {
-			t.Helper()
-			mu.Lock()
-			defer mu.Unlock()
-			if reads < least || reads > most {
-				t.Errorf("the node was read %d times, want %d to %d", reads, least, most)
-			}
-		}
 		pass(time.Minute)
-		wantReasons("DevicePluginOnNode")
-		wantReads(0, 0)
-
-		change(func() { drivers = []neighbour.Software{{Kind: neighbour.DRADriver, Text: "it runs"}} })
-		pass(time.Minute)
-		wantReasons("DevicePluginOnNode", "OtherDRADriverOnNode")
-		change(func() {
-			if diff := cmp.Diff([]neighbour.Kind{neighbour.DevicePlugin, neighbour.DRADriver}, kinds); diff != "" {
-				t.Errorf("kinds (-want +got):\n%s", diff)
+		n.want(t, "DevicePluginOnNode", "GPUsWithoutClaims")
+		n.change(func() {
+			if n.reads > 0 || !slices.Equal(n.handlers, []string{"first"}) {
+				t.Errorf("the node was read %d times, handlers %v", n.reads, n.handlers)
 			}
-			drivers = nil
+			n.driver = true
 		})
 		pass(time.Minute)
-		wantReasons("DevicePluginOnNode", "OtherDRADriverOnNode", "NeighbourGone")
-
-		// What is known of the node stays while it cannot be read.
-		change(func() { failure = errors.New("away") })
-		pass(15 * time.Minute)
-		wantReasons("DevicePluginOnNode", "OtherDRADriverOnNode", "NeighbourGone")
-		change(func() {
-			failure = nil
-			node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"nvidia.com/mig.config": "all-disabled"}}}
+		n.want(t, "OtherDRADriverOnNode")
+		n.change(func() {
+			want := map[string]bool{"device-plugin": true, "dra-driver": true, "mig-manager": false, "container-runtime": true}
+			if !maps.Equal(n.observed, want) {
+				t.Errorf("observed %v, want %v", n.observed, want)
+			}
+			n.driver = false
 		})
+		pass(time.Minute)
+		n.want(t, "NeighbourGone")
+
+		// Neither the node nor the container runtime tells, one after the other.
+		n.change(func() { n.unread = errors.New("away") })
 		pass(15 * time.Minute)
-		wantReasons("DevicePluginOnNode", "OtherDRADriverOnNode", "NeighbourGone", "NeighbourGone", "MIGManagerOnNode")
-		// Events are kept for an hour.
-		pass(time.Hour)
-		wantReasons("DevicePluginOnNode", "OtherDRADriverOnNode", "NeighbourGone", "NeighbourGone", "MIGManagerOnNode", "MIGManagerOnNode")
-		wantReads(8, 13)
+		n.change(func() { n.unread, n.unknown, n.access = nil, errors.New("no process"), unclaimed.Access{} })
+		pass(10 * time.Minute)
+		n.want(t)
+		n.change(func() {
+			n.unknown = nil
+			n.node = nodeWith("later")
+			n.node.Labels["nvidia.com/mig.config"] = "all-disabled"
+		})
+		pass(10 * time.Minute)
+		n.want(t, "NeighbourGone", "MIGManagerOnNode", "GPUsOnlyWithClaims")
+		n.change(func() {
+			if !slices.Equal(n.handlers, []string{"later"}) {
+				t.Errorf("handlers %v", n.handlers)
+			}
+			n.access, n.reads = open, 0
+		})
+		pass(10 * time.Minute)
+		n.want(t, "GPUsWithoutClaims")
+		for range 3 {
+			pass(55 * time.Minute) // events are kept for an hour
+			told := n.told()
+			for _, reason := range []string{"MIGManagerOnNode", "GPUsWithoutClaims"} {
+				if !slices.Contains(told, reason) || len(told) > 4 {
+					t.Errorf("told %v, want %s in it", told, reason)
+				}
+			}
+		}
+		n.change(func() {
+			if n.reads < 16 || n.reads > 23 {
+				t.Errorf("the node was read %d times", n.reads)
+			}
+		})
 		cancel()
 		<-done
 	})
@@ -128,37 +181,26 @@ func TestNodeUnread(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	r.build(t)
-	unread := func(context.Context) (*corev1.Node, error) { return nil, context.DeadlineExceeded }
-	noErrors := func(what string, look func(ctx context.Context)) {
-		t.Helper()
-		logger := ktesting.NewLogger(nopTL{}, ktesting.NewConfig(ktesting.BufferLogs(true), ktesting.Verbosity(0)))
-		sink, buffered := logger.GetSink().(ktesting.Underlier)
-		if !buffered {
-			t.Fatal("the logger has no buffer")
-		}
-		for range 2 {
-			look(klog.NewContext(t.Context(), logger))
-		}
-		log := sink.GetBuffer().Data()
-		if len(log) != 1 || log[0].Type != ktesting.LogInfo {
-			t.Errorf("%s: logged %v", what, log)
-		}
-	}
 	neighbours := r.plugin.neighbours
-	neighbours.node = unread
-	noErrors("neighbours", func(ctx context.Context) {
+	neighbours.node = func(context.Context) (*corev1.Node, error) { return nil, context.DeadlineExceeded }
+	logger := ktesting.NewLogger(nopTL{}, ktesting.NewConfig(ktesting.BufferLogs(true), ktesting.Verbosity(0)))
+	sink, buffered := logger.GetSink().(ktesting.Underlier)
+	if !buffered {
+		t.Fatal("the logger has no buffer")
+	}
+	for range 2 {
 		neighbours.readNode = time.Time{}
-		neighbours.look(ctx, nil)
-	})
-	exposed := r.plugin.exposure
-	exposed.node, exposed.check = unread, func([]string) (exposure.Finding, error) { return exposure.Finding{}, nil }
-	noErrors("exposure", func(ctx context.Context) { exposed.look(ctx, nil) })
+		neighbours.look(klog.NewContext(t.Context(), logger), nil)
+	}
+	if log := sink.GetBuffer().Data(); len(log) != 1 || log[0].Type != ktesting.LogInfo {
+		t.Errorf("logged %v", log)
+	}
 	if neighbours.unread.Patience < 2*nodeInterval {
 		t.Errorf("after %s it is an error, and the node is read every %s", neighbours.unread.Patience, nodeInterval)
 	}
 }
 
-// TestNeighbourRuns: the plugin itself finds NVIDIA's driver and the device plugin, and stays ready.
+// TestNeighbourRuns: the plugin itself finds NVIDIA's driver, the device plugin and NVIDIA's container runtime, and stays ready.
 func TestNeighbourRuns(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -167,9 +209,16 @@ func TestNeighbourRuns(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer listener.Close()
+	r.api.AddNode(testNode, "own")
 	r.api.SetAllocatable(testNode, "nvidia.com/gpu", 2)
+	r.options.Runtime = func(handlers []string) (unclaimed.Access, error) {
+		return unclaimed.Access{Runtime: "runc", Handlers: append(handlers, "nvidia"), Config: "/etc/x", Accepts: true}, nil
+	}
 	r.start(t)
-	for _, want := range []string{"OtherDRADriverOnNode: NVIDIA's DRA driver runs on this node", "DevicePluginOnNode: A device plugin offers nvidia.com/gpu (2)"} {
+	for _, want := range []string{
+		"OtherDRADriverOnNode: NVIDIA's DRA driver runs on this node", "DevicePluginOnNode: A device plugin offers nvidia.com/gpu (2)",
+		"GPUsWithoutClaims: Pods can have all GPUs of this node without a claim: a RuntimeClass with handler own or nvidia",
+	} {
 		r.until(t, want, func(context.Context) error {
 			if !slices.ContainsFunc(r.events.list(), func(e string) bool { return strings.HasPrefix(e, want) }) {
 				return fmt.Errorf("events %q", r.events.list())

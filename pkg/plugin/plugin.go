@@ -17,7 +17,6 @@
 //	                 claims, which claimstatus/ writes, health_stream.go to the kubelet
 //	metadata.go      what containers can read about their devices, in files that
 //	                 metadatafiles/ looks after
-//	exposure.go      reports that containers can have GPUs without a claim
 //	labels.go        tells nodelabels/ which GPUs the labels of the node are about
 //	neighbours.go    reports what else on the node gives out GPUs, foreign_claims.go follows
 //	                 the claims of another driver with the same name
@@ -111,8 +110,8 @@ type Options struct {
 	Health health.Hardware
 	// Metrics are of what the plugin does. Optional.
 	Metrics *metrics.Metrics
-	// Exposure finds out whether containers without a claim can have GPUs. Optional.
-	Exposure ExposureCheck
+	// Runtime finds out whether containers without a claim can have GPUs. Optional.
+	Runtime RuntimeCheck
 	// ForeignClaims finds claims of another driver with this driver's name. Optional.
 	ForeignClaims ForeignClaims
 	// HealthListener serves the gRPC health protocol and is closed by Run.
@@ -160,7 +159,6 @@ type Plugin struct {
 	readiness  *readiness
 	startup    *startup
 	node       *firstNode
-	exposure   *exposureLoop
 	neighbours *neighbourLoop
 	foreign    *foreignClaims
 	devices    *deviceStates
@@ -235,10 +233,9 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 		metrics: o.Metrics,
 	}
 	p.labels = newLabels(&o)
-	p.exposure = &exposureLoop{check: o.Exposure, node: readNode(o.KubeClient, o.NodeName, t.node), events: o.Events, unread: logchange.Problem{Patience: nodeUnread}}
 	p.neighbours = &neighbourLoop{
-		node: p.exposure.node, otherDriver: p.options.otherDriver, events: o.Events,
-		observe: o.Metrics.SetNeighbours, interval: o.ReconcileInterval, unread: logchange.Problem{Patience: nodeUnread},
+		node: readNode(o.KubeClient, o.NodeName, t.node), otherDriver: p.options.otherDriver(), runtime: o.Runtime, events: o.Events,
+		observe: o.Metrics.SetNeighbour, interval: o.ReconcileInterval, unread: logchange.Problem{Patience: nodeUnread},
 	}
 	p.gpus = &gpuLoop{
 		driverName: o.DriverName, nodeName: o.NodeName, interval: o.PollInterval,
@@ -309,8 +306,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 			p.stop(err)
 			return
 		}
-		running.Go(func() { p.neighbours.run(ctx, node) })
-		p.exposure.run(ctx, node)
+		p.neighbours.run(ctx, node)
 	})
 	if monitor := p.newMonitor(); monitor != nil {
 		p.gpus.health = monitor

@@ -117,7 +117,7 @@ func (s *draService) prepare(ctx context.Context, c *resourceapi.ResourceClaim) 
 
 // prepareDevices prepares a claim, unless another driver of this name stands against that.
 func (s *draService) prepareDevices(ctx context.Context, c *resourceapi.ResourceClaim) ([]claim.PreparedDevice, error) {
-	if err := s.foreign.refuse(ctx, c, s.requested.results(c), s.isPrepared); err != nil {
+	if err := s.foreign.refuse(ctx, c.UID, s.requested.results(c), s.isPrepared); err != nil {
 		return nil, err
 	}
 	return s.claims.Prepare(ctx, c)
@@ -188,7 +188,6 @@ func (s *draService) unprepare(ctx context.Context, claim kubeletplugin.Namespac
 	files.Go(func() { _ = s.metadata.remove(ctx, claim.UID) })
 	defer files.Wait()
 
-	s.foreign.released(claim.UID)
 	if err := s.claims.Unprepare(ctx, claim.UID); err != nil {
 		err = fmt.Errorf("claim %s/%s: %w", claim.Namespace, claim.Name, err)
 		logger.Error(err, "Unprepare failed", "duration", time.Since(start))

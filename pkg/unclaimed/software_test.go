@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package neighbour
+package unclaimed
 
 import (
 	"net"
@@ -47,12 +47,15 @@ func TestOnNode(t *testing.T) {
 				node.Status.Allocatable[name] = resource.MustParse(amount)
 			}
 			found := OnNode(node)
-			for _, s := range found {
-				if want, wanted := test.want[s.Kind]; !wanted || !strings.Contains(s.Text, want) {
-					t.Errorf("%s: %s", s.Kind, s.Text)
+			for _, f := range found {
+				if want, wanted := test.want[f.Kind]; f.There != wanted || !strings.Contains(f.Text, want) {
+					t.Errorf("%+v", f)
+				}
+				if f.There == strings.HasPrefix(f.Text, "No ") {
+					t.Errorf("there is %t, and the text is %q", f.There, f.Text)
 				}
 			}
-			if len(found) != len(test.want) {
+			if len(found) != 2 {
 				t.Errorf("found %v", found)
 			}
 		})
@@ -66,7 +69,7 @@ func TestOtherDriver(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	find := func() int { return len(OtherDriver(t.Context(), dir, "gpu.nvidia.com")) }
+	find := func() bool { return OtherDriver(t.Context(), dir, "gpu.nvidia.com").There }
 	listen := func(name string) *net.UnixListener {
 		listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, name), Net: "unix"})
 		if err != nil {
@@ -76,16 +79,16 @@ func TestOtherDriver(t *testing.T) {
 	}
 	defer listen("gpu.nvidia.com-uid-1-reg.sock").Close()
 	defer listen("compute-domain.nvidia.com-reg.sock").Close()
-	if find() != 0 {
+	if find() {
 		t.Error("this driver's own socket, and that of another name, were taken for NVIDIA's driver")
 	}
 	other := listen("gpu.nvidia.com-reg.sock")
 	other.SetUnlinkOnClose(false)
-	if find() != 1 {
+	if !find() {
 		t.Error("NVIDIA's driver was not found")
 	}
 	_ = other.Close()
-	if find() != 0 {
+	if find() {
 		t.Error("a socket that was left behind was taken for a driver")
 	}
 }

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package neighbour
+package unclaimed
 
 import (
 	"context"
@@ -29,16 +29,16 @@ const (
 	DRADriver Kind = "dra-driver"
 	// MIGManager is NVIDIA's mig-parted, which follows a label of the node.
 	MIGManager Kind = "mig-manager"
+	// ContainerRuntime is NVIDIA's, or its hook.
+	ContainerRuntime Kind = "container-runtime"
 )
 
-// Kinds are all kinds, for metrics.
-func Kinds() []Kind { return []Kind{DevicePlugin, DRADriver, MIGManager} }
-
-// Software is a neighbour that was found.
-type Software struct {
+// Finding is what was found out about a kind of software.
+type Finding struct {
 	Kind Kind
-	// Text says what runs, what that does, and what can be done about it.
-	Text string
+	// There means that it is on the node. Text says what it does and what can be done about it, or that it is not there.
+	There bool
+	Text  string
 }
 
 // MIGConfigLabel is what a MIG manager follows.
@@ -47,20 +47,21 @@ const MIGConfigLabel = "nvidia.com/mig.config"
 // OnNode finds what the Node object tells: a device plugin by the resources that it offers, and a
 // MIG manager by its label. The extended resources of device classes are none of the node's:
 // the scheduler takes them from ResourceSlices.
-func OnNode(node *corev1.Node) []Software {
-	var found []Software
+func OnNode(node *corev1.Node) []Finding {
+	plugin := Finding{Kind: DevicePlugin, Text: "No device plugin offers the GPUs of this node"}
 	if offered := deviceResources(node); len(offered) > 0 {
-		found = append(found, Software{DevicePlugin, fmt.Sprintf("A device plugin offers %s on this node, and this driver offers the same GPUs: "+
+		plugin.There, plugin.Text = true, fmt.Sprintf("A device plugin offers %s on this node, and this driver offers the same GPUs: "+
 			"neither knows what the other has given away, so that pods can get a GPU that is in use. Keep the device plugin off the node: "+
-			"with the GPU Operator by the label nvidia.com/gpu.deploy.device-plugin=false", strings.Join(offered, ", "))})
+			"with the GPU Operator by the label nvidia.com/gpu.deploy.device-plugin=false", strings.Join(offered, ", "))
 	}
+	manager := Finding{Kind: MIGManager, Text: "No MIG manager is asked to partition the GPUs of this node"}
 	if config, labelled := node.Labels[MIGConfigLabel]; labelled {
-		found = append(found, Software{MIGManager, fmt.Sprintf("The node has the label %s=%s, which a MIG manager follows: "+
+		manager.There, manager.Text = true, fmt.Sprintf("The node has the label %s=%s, which a MIG manager follows: "+
 			"it ends programs and removes partitions that claims have. Remove the label, and keep the MIG manager off the node: "+
 			"with the GPU Operator by the label nvidia.com/gpu.deploy.mig-manager=false. This driver makes partitions as claims ask for them",
-			MIGConfigLabel, config)})
+			MIGConfigLabel, config)
 	}
-	return found
+	return []Finding{plugin, manager}
 }
 
 func deviceResources(node *corev1.Node) []string {
@@ -80,14 +81,14 @@ const dialTimeout = time.Second
 // OtherDriver finds NVIDIA's DRA driver by the socket on which it registers with the kubelet: it
 // has the name without the UID of a pod, which this driver's have. A socket that a driver has left
 // behind has no listener.
-func OtherDriver(ctx context.Context, registrarDir, driverName string) []Software {
+func OtherDriver(ctx context.Context, registrarDir, driverName string) Finding {
 	path := filepath.Join(registrarDir, driverName+"-reg.sock")
 	conn, err := (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, "unix", path)
 	if err != nil {
-		return nil
+		return Finding{Kind: DRADriver, Text: "NVIDIA's DRA driver does not run on this node"}
 	}
 	_ = conn.Close()
-	return []Software{{DRADriver, fmt.Sprintf("NVIDIA's DRA driver runs on this node, too, with the same name, %s: each of the two "+
+	return Finding{Kind: DRADriver, There: true, Text: fmt.Sprintf("NVIDIA's DRA driver runs on this node, too, with the same name, %s: each of the two "+
 		"removes the other's ResourceSlices, and the kubelet calls whichever registered last. Keep one of them off the node "+
-		"(docs/how-to/install.md#from-nvidias-dra-driver)", driverName)}}
+		"(docs/how-to/install.md#from-nvidias-dra-driver)", driverName)}
 }

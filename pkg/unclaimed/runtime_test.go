@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package exposure
+package unclaimed
 
 import (
 	"os"
@@ -14,8 +14,8 @@ import (
 
 const (
 	shim     = "/usr/bin/containerd-shim-runc-v2\x00-namespace\x00k8s.io\x00-id\x00abc\x00"
-	refuse   = Option + " = false\n"
-	accept   = Option + " = true\n"
+	refuse   = option + " = false\n"
+	accept   = option + " = true\n"
 	operator = "/usr/local/nvidia/toolkit/nvidia-container-runtime"
 	beside   = "/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml"
 	hookFile = "/usr/share/containers/oci/hooks.d/oci-nvidia-hook.json"
@@ -23,7 +23,7 @@ const (
 
 // machine makes the proc file system of a host on which process 42 has started the
 // container. Files are the host's; "runtime", "cmdline" and "environ" are the process's.
-func machine(t *testing.T, files map[string]string) Node {
+func machine(t *testing.T, files map[string]string) Starter {
 	t.Helper()
 	proc, root, bundle := t.TempDir(), t.TempDir(), t.TempDir()
 	process := filepath.Join(proc, "42")
@@ -56,76 +56,77 @@ func machine(t *testing.T, files map[string]string) Node {
 			t.Fatal(err)
 		}
 	}
-	return Node{Proc: proc, Parent: 42}
+	return Starter{Proc: proc, PID: 42}
 }
 
-func TestLook(t *testing.T) {
+func TestAccess(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		files    map[string]string
 		handlers []string
-		want     Finding
+		want     Access
 		open     bool
 	}{
 		"containerd": {
 			files: map[string]string{"cmdline": shim, "runtime": "/usr/sbin/runc", systemConfig: accept},
-			want:  Finding{Runtime: "/usr/sbin/runc"},
+			want:  Access{Runtime: "/usr/sbin/runc"},
 		},
 		"containerd with the runtime that it is built for": {
 			files: map[string]string{"cmdline": shim, "runtime": ""},
-			want:  Finding{Runtime: "runc"},
+			want:  Access{Runtime: "runc"},
 		},
 		"NVIDIA's as installed": {
 			files: map[string]string{"cmdline": shim, "runtime": "/usr/bin/nvidia-container-runtime"},
-			want:  Finding{Runtime: "/usr/bin/nvidia-container-runtime", Through: "/usr/bin/nvidia-container-runtime", Config: systemConfig, Accepts: true},
+			want:  Access{Runtime: "/usr/bin/nvidia-container-runtime", Through: "/usr/bin/nvidia-container-runtime", Config: systemConfig, Accepts: true},
 			open:  true,
 		},
 		"a variant by name, with the option left out": {
 			files: map[string]string{"cmdline": shim, "runtime": "nvidia-container-runtime.cdi", systemConfig: "disable-require = true\n"},
-			want:  Finding{Runtime: "nvidia-container-runtime.cdi", Through: "nvidia-container-runtime.cdi", Config: systemConfig, Accepts: true},
+			want:  Access{Runtime: "nvidia-container-runtime.cdi", Through: "nvidia-container-runtime.cdi", Config: systemConfig, Accepts: true},
 			open:  true,
 		},
 		"NVIDIA's that refuses": {
 			files: map[string]string{"cmdline": shim, "runtime": "/usr/bin/nvidia-container-runtime", systemConfig: refuse},
-			want:  Finding{Runtime: "/usr/bin/nvidia-container-runtime", Through: "/usr/bin/nvidia-container-runtime", Config: systemConfig},
+			want:  Access{Runtime: "/usr/bin/nvidia-container-runtime", Through: "/usr/bin/nvidia-container-runtime", Config: systemConfig},
 		},
 		"the operator's: its own configuration counts": {
 			files: map[string]string{"cmdline": shim, "runtime": operator, beside: accept, systemConfig: refuse},
-			want:  Finding{Runtime: operator, Through: operator, Config: beside, Accepts: true},
+			want:  Access{Runtime: operator, Through: operator, Config: beside, Accepts: true},
 			open:  true,
 		},
 		"the operator's that refuses": {
 			files: map[string]string{"cmdline": shim, "runtime": operator, beside: refuse, systemConfig: accept},
-			want:  Finding{Runtime: operator, Through: operator, Config: beside},
+			want:  Access{Runtime: operator, Through: operator, Config: beside},
 		},
 		"a configuration named by the environment": {
 			files: map[string]string{
 				"cmdline": shim, "runtime": "/usr/bin/nvidia-container-runtime", systemConfig: accept,
-				"environ": "PATH=/bin\x00NVIDIA_CTK_CONFIG_FILE_PATH=/opt/config.toml\x00", "/opt/config.toml": refuse,
+				"environ": "PATH=/bin\x00XDG_CONFIG_HOME=/srv\x00NVIDIA_CTK_CONFIG_FILE_PATH=/opt/config.toml\x00", "/opt/config.toml": refuse,
+				"/srv/nvidia-container-runtime/config.toml": accept,
 			},
-			want: Finding{Runtime: "/usr/bin/nvidia-container-runtime", Through: "/usr/bin/nvidia-container-runtime", Config: "/opt/config.toml"},
+			want: Access{Runtime: "/usr/bin/nvidia-container-runtime", Through: "/usr/bin/nvidia-container-runtime", Config: "/opt/config.toml"},
 		},
 		"a folder of configurations named by the environment": {
 			files: map[string]string{
 				"cmdline": shim, "runtime": "/usr/bin/nvidia-container-runtime", systemConfig: accept,
 				"environ": "XDG_CONFIG_HOME=/opt\x00", "/opt/nvidia-container-runtime/config.toml": refuse,
 			},
-			want: Finding{Runtime: "/usr/bin/nvidia-container-runtime", Through: "/usr/bin/nvidia-container-runtime", Config: "/opt/nvidia-container-runtime/config.toml"},
+			want: Access{Runtime: "/usr/bin/nvidia-container-runtime", Through: "/usr/bin/nvidia-container-runtime", Config: "/opt/nvidia-container-runtime/config.toml"},
 		},
 		"a link that is the host's": {
 			files: map[string]string{
 				"cmdline": shim, "runtime": "/usr/bin/nvidia-container-runtime",
 				systemConfig: "-> /opt/nvidia.toml", "/opt/nvidia.toml": refuse,
 			},
-			want: Finding{Runtime: "/usr/bin/nvidia-container-runtime", Through: "/usr/bin/nvidia-container-runtime", Config: systemConfig},
+			want: Access{Runtime: "/usr/bin/nvidia-container-runtime", Through: "/usr/bin/nvidia-container-runtime", Config: systemConfig},
 		},
 		"CRI-O": {
 			files: map[string]string{"cmdline": "/usr/bin/conmon\x00-b\x00/run/x\x00-r\x00/usr/bin/crun\x00--runtime-arg\x00--root=/run/crun\x00"},
-			want:  Finding{Runtime: "/usr/bin/crun"},
+			want:  Access{Runtime: "/usr/bin/crun"},
 		},
 		"CRI-O with NVIDIA's": {
 			files: map[string]string{"cmdline": "conmonrs\x00--runtime=/usr/bin/nvidia-container-runtime\x00"},
-			want:  Finding{Runtime: "/usr/bin/nvidia-container-runtime", Through: "/usr/bin/nvidia-container-runtime", Config: systemConfig, Accepts: true},
+			want:  Access{Runtime: "/usr/bin/nvidia-container-runtime", Through: "/usr/bin/nvidia-container-runtime", Config: systemConfig, Accepts: true},
 			open:  true,
 		},
 		"CRI-O with NVIDIA's hook": {
@@ -134,41 +135,39 @@ func TestLook(t *testing.T) {
 				hookFile: `{"version": "1.0.0", "hook": {"path": "/usr/local/nvidia/toolkit/nvidia-container-runtime-hook"}, "when": {"always": true}, "stages": ["prestart"]}`,
 				"/usr/share/containers/oci/hooks.d/a.json": `{"version": "1.0.0", "hook": {"path": "/usr/libexec/oci/other"}}`,
 			},
-			want: Finding{Runtime: "/usr/bin/crun", Through: hookFile, Config: beside, Accepts: true},
+			want: Access{Runtime: "/usr/bin/crun", Through: hookFile, Config: beside, Accepts: true},
 			open: true,
 		},
 		"a hook that containerd does not read": {
 			files: map[string]string{"cmdline": shim, "runtime": "runc", hookFile: `{"hook": {"path": "/usr/bin/nvidia-container-runtime-hook"}}`},
-			want:  Finding{Runtime: "runc"},
+			want:  Access{Runtime: "runc"},
 		},
 		"a handler": {
 			files:    map[string]string{"cmdline": shim, "runtime": "runc"},
 			handlers: []string{"", "runc", "nvidia", "nvidia-cdi"},
-			want:     Finding{Runtime: "runc", Handlers: []string{"nvidia", "nvidia-cdi"}, Config: systemConfig, Accepts: true},
+			want:     Access{Runtime: "runc", Handlers: []string{"nvidia", "nvidia-cdi"}, Config: systemConfig, Accepts: true},
 			open:     true,
 		},
 		"a handler that refuses": {
 			files:    map[string]string{"cmdline": shim, "runtime": "runc", systemConfig: refuse},
 			handlers: []string{"nvidia"},
-			want:     Finding{Runtime: "runc", Handlers: []string{"nvidia"}, Config: systemConfig},
+			want:     Access{Runtime: "runc", Handlers: []string{"nvidia"}, Config: systemConfig},
 		},
 		"a handler, one of two configurations accepts": {
 			files:    map[string]string{"cmdline": shim, "runtime": "runc", beside: refuse, systemConfig: accept},
 			handlers: []string{"nvidia"},
-			want:     Finding{Runtime: "runc", Handlers: []string{"nvidia"}, Config: systemConfig, Accepts: true},
+			want:     Access{Runtime: "runc", Handlers: []string{"nvidia"}, Config: systemConfig, Accepts: true},
 			open:     true,
 		},
 		"other handlers": {
 			files:    map[string]string{"cmdline": shim, "runtime": "runc", systemConfig: accept},
 			handlers: []string{"", "runc", "kata"},
-			want:     Finding{Runtime: "runc"},
+			want:     Access{Runtime: "runc"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			node := machine(t, test.files)
-			node.Handlers = test.handlers
-			got, err := node.Look()
+			got, err := machine(t, test.files).Access(test.handlers)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -182,8 +181,8 @@ func TestLook(t *testing.T) {
 	}
 }
 
-// TestLookFails: what cannot be found out is neither open nor closed.
-func TestLookFails(t *testing.T) {
+// TestAccessFails: what cannot be found out is neither open nor closed.
+func TestAccessFails(t *testing.T) {
 	t.Parallel()
 	nvidia := map[string]string{"cmdline": shim, "runtime": "/usr/bin/nvidia-container-runtime"}
 	with := func(name, content string) map[string]string {
@@ -203,7 +202,7 @@ func TestLookFails(t *testing.T) {
 		"a shim without notes": {files: map[string]string{"cmdline": shim}, want: "process 42 (containerd-shim-runc-v2): open"},
 		"a silent monitor":     {files: map[string]string{"cmdline": "conmon\x00-b\x00"}, want: "process 42 (conmon): its command line names no runtime"},
 		"no TOML":              {files: with(systemConfig, "["), want: "in " + systemConfig},
-		"another type":         {files: with(systemConfig, Option+" = \"no\"\n"), want: Option + " is no, want true or false"},
+		"another type":         {files: with(systemConfig, option+" = \"no\"\n"), want: option + " is no, want true or false"},
 		"a damaged hook": {
 			files: map[string]string{"cmdline": "conmon\x00-r\x00crun\x00", hookFile: "{"},
 			want:  "read the hook " + hookFile,
@@ -211,7 +210,7 @@ func TestLookFails(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, err := machine(t, test.files).Look()
+			got, err := machine(t, test.files).Access(nil)
 			if err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("found %+v, error %v, want one with %q", got, err, test.want)
 			}
@@ -221,9 +220,9 @@ func TestLookFails(t *testing.T) {
 
 func TestText(t *testing.T) {
 	t.Parallel()
-	const set = " to containers whose image or pod sets NVIDIA_VISIBLE_DEVICES. Set " + Option + " = false in " + systemConfig +
-		" (GPU operator: " + OptionEnvironment + "=false in toolkit.env), or "
-	for want, finding := range map[string]Finding{
+	const set = " to containers whose image or pod sets NVIDIA_VISIBLE_DEVICES. Set " + option + " = false in " + systemConfig +
+		" (GPU operator: " + optionEnvironment + "=false in toolkit.env), or "
+	for want, access := range map[string]Access{
 		"Containers have GPUs of this node through claims only": {Runtime: "runc", Accepts: true},
 		"Every container on this node can have all GPUs without a claim: /bin/x gives them" + set + "make another runtime the default": {
 			Through: "/bin/x", Handlers: []string{"nvidia"}, Config: systemConfig, Accepts: true,
@@ -232,7 +231,7 @@ func TestText(t *testing.T) {
 			Handlers: []string{"nvidia", "nvidia-cdi"}, Config: systemConfig, Accepts: true,
 		},
 	} {
-		if got := finding.Text(); got != want {
+		if got := access.Text(); got != want {
 			t.Errorf("got  %s\nwant %s", got, want)
 		}
 	}
