@@ -5,9 +5,8 @@
 // It is the only importer of the library's Go bindings, whose types never leave
 // it.
 //
-// It needs driver R525 or newer. Functions that are newer are looked up in the
-// library before they are called, because calling a function that the library
-// lacks ends the process.
+// It needs driver R525 or newer. Every function is looked up in the library before it is
+// called, because calling one that the library lacks ends the process.
 //
 // # Calls that do not return
 //
@@ -71,6 +70,5 @@ func New(o Options) *Client {
 		},
 		calls:   o.Calls,
 		observe: o.Observe,
-		opening: make(chan struct{}, 1),
 	}}
 }

@@ -42,7 +42,7 @@ func TestOpenFailures(t *testing.T) {
 			lib: &fakeLibrary{initResult: nvml.ERROR_LIB_RM_VERSION_MISMATCH}, is: gpu.ErrVersionMismatch, says: "reload",
 		},
 		"old driver": {
-			lib: &fakeLibrary{missing: []string{"nvmlDeviceSetMigMode"}}, is: gpu.ErrNotSupported, says: "nvmlDeviceSetMigMode",
+			lib: &fakeLibrary{version: "515.105.01"}, is: gpu.ErrNotSupported, says: "the driver is 515.105.01, R525 or newer is needed",
 		},
 	}
 	for name, test := range tests {

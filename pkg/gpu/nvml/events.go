@@ -5,7 +5,6 @@ package nvml
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -17,18 +16,9 @@ import (
 	"github.com/partage-dev/partage/pkg/wait"
 )
 
-// eventFunctions are what Events needs of the library. All are in R525, but a driver
-// without them is good for everything else.
-var eventFunctions = []string{
-	"nvmlEventSetCreate", "nvmlEventSetFree", "nvmlEventSetWait_v2", "nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents",
-}
-
-const (
-	// retryEvents is how long after a failure to register for events the next attempt is.
-	retryEvents = 2 * time.Second
-	// newEvents is how often GPUs are looked for that were found after the others.
-	newEvents = 10 * time.Second
-)
+// retryEvents is how long after a failure to register for events the next attempt is, and how often GPUs are
+// looked for that were found after the others.
+const retryEvents = 2 * time.Second
 
 // monitoring is why events of GPUs are not received, by PCI address. A GPU whose events
 // are has a nil error; one that is not in it is not known yet.
@@ -77,8 +67,7 @@ func (c *Client) Events(ctx context.Context) <-chan gpu.Event {
 		defer following.Wait()
 		followed := map[string]bool{}
 		for ctx.Err() == nil {
-			found := c.found()
-			for _, pci := range found {
+			for _, pci := range c.found() {
 				if followed[pci] {
 					continue
 				}
@@ -86,11 +75,7 @@ func (c *Client) Events(ctx context.Context) <-chan gpu.Event {
 				w := &eventWatch{client: c, pci: pci, events: events, late: make(chan nvml.EventData, 1)}
 				following.Go(func() { w.run(ctx) })
 			}
-			again := retryEvents
-			if len(found) > 0 {
-				again = newEvents
-			}
-			_ = wait.For(ctx, again) // the loop ends with ctx
+			_ = wait.For(ctx, retryEvents) // the loop ends with ctx
 		}
 	}()
 	return events
@@ -98,23 +83,13 @@ func (c *Client) Events(ctx context.Context) <-chan gpu.Event {
 
 // found are the addresses of the GPUs that were found in this session.
 func (s *session) found() []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Sorted(maps.Values(s.addresses))
-}
-
-// eventLibrary returns the library if it has what Events needs.
-func (c *Client) eventLibrary() (nvml.Interface, error) {
-	lib, err := c.library()
+	lib, err := s.library()
 	if err != nil {
-		return nil, err
+		return nil
 	}
-	for _, name := range eventFunctions {
-		if lib.Extensions().LookupSymbol(name) != nil {
-			return nil, fmt.Errorf("the driver has no %s: %w", name, gpu.ErrNotSupported)
-		}
-	}
-	return lib, nil
+	lib.mu.Lock()
+	defer lib.mu.Unlock()
+	return slices.Sorted(maps.Values(lib.addresses))
 }
 
 // eventTypes are those of the driver that Events is about. Corrected memory errors come in

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -19,82 +20,44 @@ import (
 // version than the installed one, and cannot load a second one.
 var ErrRestartRequired = errors.New("the process must be restarted to use the installed driver")
 
-// required are the functions that this package calls without looking them up. All of
-// them are in R525. The bindings call the versioned names listed here if they exist,
-// so checking these names checks what is called.
-var required = []string{
-	"nvmlSystemGetDriverVersion",
-	"nvmlSystemGetCudaDriverVersion_v2",
-	"nvmlDeviceGetCount_v2",
-	"nvmlDeviceGetHandleByIndex_v2",
-	"nvmlDeviceGetHandleByPciBusId_v2",
-	"nvmlDeviceGetPciInfo_v3",
-	"nvmlDeviceGetUUID",
-	"nvmlDeviceGetMinorNumber",
-	"nvmlDeviceGetName",
-	"nvmlDeviceGetArchitecture",
-	"nvmlDeviceGetCudaComputeCapability",
-	"nvmlDeviceGetMemoryInfo",
-	"nvmlDeviceGetVirtualizationMode",
-	"nvmlDeviceGetComputeMode",
-	"nvmlDeviceSetComputeMode",
-	"nvmlDeviceGetMigMode",
-	"nvmlDeviceSetMigMode",
-	"nvmlDeviceGetGpuInstanceProfileInfo",
-	"nvmlDeviceGetGpuInstancePossiblePlacements_v2",
-	"nvmlDeviceCreateGpuInstanceWithPlacement",
-	"nvmlDeviceGetGpuInstances",
-	"nvmlDeviceGetGpuInstanceById",
-	"nvmlGpuInstanceGetInfo",
-	"nvmlGpuInstanceDestroy",
-	"nvmlGpuInstanceGetComputeInstanceProfileInfo",
-	"nvmlGpuInstanceCreateComputeInstance",
-	"nvmlGpuInstanceGetComputeInstances",
-	"nvmlGpuInstanceGetComputeInstanceById",
-	"nvmlComputeInstanceGetInfo_v2",
-	"nvmlComputeInstanceDestroy",
-	"nvmlDeviceGetComputeRunningProcesses_v3",
-	"nvmlDeviceGetGraphicsRunningProcesses_v3",
+// library is the library in one session, and what belongs to the session.
+type library struct {
+	nvml.Interface
+
+	// using is held by calls, so that nothing that they work on is freed, and for ever by the one
+	// that shuts the library down.
+	using sync.RWMutex
+
+	mu      sync.Mutex
+	handles map[string]*handle // by PCI address
+	// addresses are by index, to identify a GPU that no longer answers.
+	addresses map[int]string
+	// profiles is how many MIG profiles each GPU had, by PCI address.
+	profiles map[string]int
 }
 
-// features are functions that a library may lack.
-type features struct {
-	profileNames   bool // nvmlDeviceGetGpuInstanceProfileInfoV
-	addressingMode bool // nvmlDeviceGetAddressingMode
-	reservedMemory bool // nvmlDeviceGetMemoryInfo_v2
-	mpsProcesses   bool // nvmlDeviceGetMPSComputeRunningProcesses_v3
-	utilization    bool // nvmlDeviceGetUtilizationRates
-	fabric         bool // nvmlDeviceGetGpuFabricInfoV
-	c2c            bool // nvmlDeviceGetC2cModeInfoV
-	nvlink         bool // nvmlDeviceGetNvLinkState, and what a link leads to
-	// processUtilization is nvmlDeviceGetProcessUtilization, gpm nvmlGpmMetricsGet.
-	processUtilization, gpm bool
-}
-
-// lookUp returns the optional functions that the library has. It refuses a library
-// that lacks a required one, because calling that would end the process.
-func lookUp(symbols nvml.ExtendedInterface) (features, error) {
-	for _, name := range required {
-		if symbols.LookupSymbol(name) != nil {
-			return features{}, fmt.Errorf("the driver is too old, it has no %s; R525 or newer is needed: %w",
-				name, gpu.ErrNotSupported)
-		}
+// guarded makes a call if the session still lasts and the library has the function.
+func guarded[T any](lib *library, function string, f func() (T, nvml.Return)) (none T, _ nvml.Return) {
+	if !lib.using.TryRLock() {
+		return none, nvml.ERROR_UNINITIALIZED
 	}
-	has := func(name string) bool { return symbols.LookupSymbol(name) == nil }
-	return features{
-		profileNames:   has("nvmlDeviceGetGpuInstanceProfileInfoV"),
-		addressingMode: has("nvmlDeviceGetAddressingMode"),
-		reservedMemory: has("nvmlDeviceGetMemoryInfo_v2"),
-		mpsProcesses:   has("nvmlDeviceGetMPSComputeRunningProcesses_v3"),
-		utilization:    has("nvmlDeviceGetUtilizationRates"),
-		fabric:         has("nvmlDeviceGetGpuFabricInfoV"),
-		c2c:            has("nvmlDeviceGetC2cModeInfoV"),
-		nvlink: has("nvmlDeviceGetNvLinkState") && has("nvmlDeviceGetNvLinkRemoteDeviceType") &&
-			has("nvmlDeviceGetNvLinkRemotePciInfo_v2"),
+	defer lib.using.RUnlock()
+	if lib.Extensions().LookupSymbol(function) != nil {
+		return none, nvml.ERROR_FUNCTION_NOT_FOUND
+	}
+	return f()
+}
 
-		processUtilization: has("nvmlDeviceGetProcessUtilization"),
-		gpm:                has("nvmlGpmMetricsGet") && has("nvmlGpmMigSampleGet") && has("nvmlGpmQueryDeviceSupport"),
-	}, nil
+// oldest is the first driver that has all that is needed to use a GPU.
+const oldest = 525
+
+func checkVersion(lib nvml.Interface) error {
+	version, _ := lib.SystemGetDriverVersion() // whatever fails here fails again, and says so
+	branch, _, _ := strings.Cut(version, ".")
+	if number, err := strconv.Atoi(branch); err == nil && number < oldest {
+		return fmt.Errorf("the driver is %s, R%d or newer is needed: %w", version, oldest, gpu.ErrNotSupported)
+	}
+	return nil
 }
 
 // bound is the first library that this process loaded. The dynamic linker resolves

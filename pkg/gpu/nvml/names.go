@@ -36,14 +36,6 @@ var addressingModes = map[uint32]string{
 	uint32(nvml.DEVICE_ADDRESSING_MODE_ATS):  "ATS",
 }
 
-// nameOf returns the name of a value, or "Unknown" if it is newer than this code.
-func nameOf[K comparable](names map[K]string, key K) string {
-	if name, ok := names[key]; ok {
-		return name
-	}
-	return unknown
-}
-
 // pciAddress converts NVML's bus id ("00000000:1B:00.0") to the kernel's spelling
 // ("0000:1b:00.0"). The kernel prints four digits of the domain, or more for the
 // larger numbers of some hypervisors.

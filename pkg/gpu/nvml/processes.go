@@ -23,48 +23,21 @@ const noInstance = 0xFFFFFFFF
 //
 // The error wraps gpu.ErrNotSupported if the driver cannot list compute processes.
 func (c *Client) Processes(ctx context.Context, pciAddress string) ([]gpu.Process, error) {
-	var found []nvml.ProcessInfo
-	err := c.onGPU(ctx, pciAddress, func(h *handle) (err error) {
-		found, err = c.processInfos(ctx, h)
-		return err
+	return onGPU(ctx, &c.session, pciAddress, func(r *reading) (out []gpu.Process) {
+		for _, p := range r.processes() {
+			out = append(out, processOf(p))
+		}
+		slices.SortFunc(out, compareProcesses)
+		return slices.Compact(out)
 	})
-	if err != nil {
-		return nil, err
-	}
-	var out []gpu.Process
-	for _, p := range found {
-		out = append(out, processOf(p))
-	}
-	slices.SortFunc(out, compareProcesses)
-	return slices.Compact(out), nil
 }
 
-// processInfos joins the lists of processes that the library has.
-func (c *Client) processInfos(ctx context.Context, h *handle) ([]nvml.ProcessInfo, error) {
-	type list struct {
-		call     string
-		f        func() ([]nvml.ProcessInfo, nvml.Return)
-		optional bool
-	}
-	lists := []list{
-		{"nvmlDeviceGetComputeRunningProcesses_v3", h.dev.GetComputeRunningProcesses, false},
-		{"nvmlDeviceGetGraphicsRunningProcesses_v3", h.dev.GetGraphicsRunningProcesses, true},
-	}
-	if c.features().mpsProcesses {
-		lists = append(lists, list{"nvmlDeviceGetMPSComputeRunningProcesses_v3", h.dev.GetMPSComputeRunningProcesses, true})
-	}
-	var all []nvml.ProcessInfo
-	for _, l := range lists {
-		found, err := get(ctx, h.queue, l.call, l.f)
-		if l.optional {
-			found, err = optional(found, err)
-		}
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, found...)
-	}
-	return all, nil
+// processes joins the lists of processes that the library has.
+func (r *reading) processes() []nvml.ProcessInfo {
+	compute := must(r, "nvmlDeviceGetComputeRunningProcesses_v3", r.dev.GetComputeRunningProcesses)
+	graphics, _ := ask(r, "nvmlDeviceGetGraphicsRunningProcesses_v3", r.dev.GetGraphicsRunningProcesses)
+	mps, _ := ask(r, "nvmlDeviceGetMPSComputeRunningProcesses_v3", r.dev.GetMPSComputeRunningProcesses)
+	return slices.Concat(compute, graphics, mps)
 }
 
 func processOf(p nvml.ProcessInfo) gpu.Process {

@@ -4,8 +4,7 @@
 package nvml
 
 import (
-	"context"
-	"errors"
+	"slices"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -15,34 +14,25 @@ import (
 
 const percent = 100
 
-// readUtilization reads how busy the undivided GPU is, and each process on it since a time.
+// utilization reads how busy the undivided GPU is, and each process on it since a time.
 // With MIG mode on neither is supported.
-func (c *Client) readUtilization(ctx context.Context, h *handle, since time.Time, usage *gpu.Usage) error {
-	if call := "nvmlDeviceGetUtilizationRates"; c.features().utilization {
-		rates, err := known(get(ctx, h.queue, call, h.dev.GetUtilizationRates))
-		if err != nil {
-			return err
-		}
-		if rates != nil {
-			usage.Utilization = new(ratio(float64(rates.Gpu)))
-		}
-	}
-	if !c.features().processUtilization {
-		return nil
+func (r *reading) utilization(since time.Time, usage *gpu.Usage) {
+	if rates, known := ask(r, "nvmlDeviceGetUtilizationRates", r.dev.GetUtilizationRates); known {
+		usage.Utilization = new(ratio(float64(rates.Gpu)))
 	}
 	var last uint64
 	if !since.IsZero() {
 		last = uint64(since.UnixMicro())
 	}
-	samples, err := get(ctx, h.queue, "nvmlDeviceGetProcessUtilization", func() ([]nvml.ProcessUtilizationSample, nvml.Return) {
-		return h.dev.GetProcessUtilization(last)
+	samples, known := ask(r, "nvmlDeviceGetProcessUtilization", func() ([]nvml.ProcessUtilizationSample, nvml.Return) {
+		found, ret := r.dev.GetProcessUtilization(last)
+		if ret == nvml.ERROR_NOT_FOUND {
+			return nil, nvml.SUCCESS // no process did anything
+		}
+		return found, ret
 	})
-	switch {
-	case errors.Is(err, gpu.ErrNotFound): // no process did anything
-	case errors.Is(err, gpu.ErrNotSupported):
-		return nil
-	case err != nil:
-		return err
+	if !known {
+		return
 	}
 	usage.ProcessUtilization = true
 	busy := map[int]float64{}
@@ -54,7 +44,6 @@ func (c *Client) readUtilization(ctx context.Context, h *handle, since time.Time
 			p.Utilization = new(busy[p.PID])
 		}
 	}
-	return nil
 }
 
 func ratio(percentage float64) float64 { return max(0, min(1, percentage/percent)) }
@@ -64,7 +53,6 @@ const gpmInterval = 100 * time.Millisecond
 
 // gpmSample is the last sample of a partition. The library makes metrics from two.
 type gpmSample struct {
-	of          gpu.PartitionID
 	sample      nvml.GpmSample
 	taken       time.Time
 	utilization *float64 // since the sample before, nil if there was none
@@ -75,136 +63,97 @@ type gpmSample struct {
 // part of NVML that can, from Hopper on. It is assumed that others may sample beside. Within
 // gpmInterval after a sample its answer is repeated: a reader in a hurry would otherwise
 // replace each sample before it is old enough.
-func (c *Client) partitionUtilization(ctx context.Context, h *handle, lib nvml.Interface, id gpu.PartitionID) (*float64, error) {
-	supported, err := c.gpmSupported(ctx, h)
-	if err != nil || !supported {
-		return nil, err
+func (r *reading) partitionUtilization(id gpu.PartitionID) *float64 {
+	if !r.gpmSupported() {
+		return nil
 	}
-	if last := h.lastSample(id); time.Since(last.taken) < gpmInterval {
-		return last.utilization, nil
+	last, recent := r.takeSample(id)
+	if recent {
+		return last.utilization
 	}
-	now, err := get(ctx, h.queue, "nvmlGpmSampleAlloc", lib.GpmSampleAlloc)
-	if err != nil {
-		return nil, err
+	now := gpmSample{sample: must(r, "nvmlGpmSampleAlloc", r.lib.GpmSampleAlloc)}
+	r.change("nvmlGpmMigSampleGet", func() nvml.Return { return r.dev.GpmMigSampleGet(id.InstanceID, now.sample) })
+	now.taken = time.Now()
+	if r.err != nil {
+		r.freeSample(now)
+		r.keepSample(id, last)
+		return nil
 	}
-	err = do(ctx, h.queue, "nvmlGpmMigSampleGet", func() nvml.Return { return h.dev.GpmMigSampleGet(id.InstanceID, now) })
-	if gpu.IsPending(err) {
-		return nil, err // the call may still write to the sample
-	}
-	if err != nil {
-		return nil, errors.Join(err, do(ctx, h.queue, "nvmlGpmSampleFree", now.Free))
-	}
-	before := h.swapSample(gpmSample{of: id, sample: now, taken: time.Now()})
-	if before == nil {
-		return nil, nil //nolint:nilnil // not known yet
-	}
-	metric, err := get(ctx, h.queue, "nvmlGpmMetricsGet", func() (float64, nvml.Return) {
-		metrics := nvml.GpmMetricsGetType{NumMetrics: 1, Sample1: before, Sample2: now}
-		metrics.Metrics[0].MetricId = uint32(nvml.GPM_METRIC_SM_UTIL)
-		ret := lib.GpmMetricsGet(&metrics)
-		if ret == nvml.SUCCESS {
-			ret = nvml.Return(metrics.Metrics[0].NvmlReturn)
+	if last.sample != nil {
+		metric := must(r, "nvmlGpmMetricsGet", func() (float64, nvml.Return) {
+			metrics := nvml.GpmMetricsGetType{NumMetrics: 1, Sample1: last.sample, Sample2: now.sample}
+			metrics.Metrics[0].MetricId = uint32(nvml.GPM_METRIC_SM_UTIL)
+			ret := r.lib.GpmMetricsGet(&metrics)
+			if ret == nvml.SUCCESS {
+				ret = nvml.Return(metrics.Metrics[0].NvmlReturn)
+			}
+			return metrics.Metrics[0].Value, ret
+		})
+		if r.err == nil {
+			now.utilization = new(ratio(metric))
 		}
-		return metrics.Metrics[0].Value, ret
-	})
-	if gpu.IsPending(err) {
-		return nil, err
 	}
-	if freeErr := do(ctx, h.queue, "nvmlGpmSampleFree", before.Free); err == nil {
-		err = freeErr
+	r.keepSample(id, now)
+	r.freeSample(last)
+	return now.utilization
+}
+
+// takeSample returns the last sample of a partition, for one caller unless it is a recent one.
+func (r *reading) takeSample(id gpu.PartitionID) (last gpmSample, recent bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	last = r.samples[id]
+	if recent = time.Since(last.taken) < gpmInterval; !recent {
+		delete(r.samples, id)
 	}
-	if err != nil {
-		return nil, err
+	return last, recent
+}
+
+func (r *reading) keepSample(id gpu.PartitionID, s gpmSample) {
+	r.mu.Lock()
+	other := r.samples[id]
+	r.samples[id] = s
+	r.mu.Unlock()
+	r.freeSample(other)
+}
+
+// freeSample frees a sample, if there is one, unless a call may still work on it.
+func (r *reading) freeSample(s gpmSample) {
+	if s.sample == nil || gpu.IsPending(r.err) {
+		return
 	}
-	utilization := new(ratio(metric))
-	h.keepUtilization(gpmSample{of: id, sample: now, utilization: utilization})
-	return utilization, nil
+	if err := do(r.ctx, r.queue, "nvmlGpmSampleFree", s.sample.Free); r.err == nil {
+		r.err = err
+	}
 }
 
 // gpmSupported asks once.
-func (c *Client) gpmSupported(ctx context.Context, h *handle) (bool, error) {
-	if !c.features().gpm {
-		return false, nil
-	}
-	h.mu.Lock()
-	known := h.gpm
-	h.mu.Unlock()
-	if known != nil {
-		return *known, nil
-	}
-	answer, err := optional(get(ctx, h.queue, "nvmlGpmQueryDeviceSupport", h.dev.GpmQueryDeviceSupport))
-	if err != nil {
-		return false, err
-	}
-	supported := answer.IsSupportedDevice != 0
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.gpm = &supported
-	return supported, nil
-}
-
-// lastSample returns the last sample of a partition. One that was never taken is old.
-func (h *handle) lastSample(of gpu.PartitionID) gpmSample {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for _, s := range h.samples {
-		if s.of == of {
-			return s
+func (r *reading) gpmSupported() bool {
+	supported := lasting(&r.gpm, func() *bool {
+		answer, _ := ask(r, "nvmlGpmQueryDeviceSupport", r.dev.GpmQueryDeviceSupport)
+		if r.err != nil {
+			return nil
 		}
-	}
-	return gpmSample{}
-}
-
-// swapSample keeps a sample, and returns the one before it of the same partition, or nil.
-func (h *handle) swapSample(now gpmSample) (before nvml.GpmSample) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for i := range h.samples {
-		if h.samples[i].of == now.of {
-			before, h.samples[i] = h.samples[i].sample, now
-			return before
-		}
-	}
-	h.samples = append(h.samples, now)
-	return nil
-}
-
-// keepUtilization keeps what was made of a sample, unless another one was taken meanwhile.
-func (h *handle) keepUtilization(made gpmSample) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for i := range h.samples {
-		if h.samples[i].of == made.of && h.samples[i].sample == made.sample {
-			h.samples[i].utilization = made.utilization
-		}
-	}
+		return new(answer.IsSupportedDevice != 0)
+	})
+	return supported != nil && *supported
 }
 
 // dropSamples frees the samples of other partitions than these.
-func (h *handle) dropSamples(ctx context.Context, keep []gpu.PartitionUsage) error {
-	h.mu.Lock()
-	var kept, dropped []gpmSample
-	for _, s := range h.samples {
-		if hasPartition(keep, s.of) {
-			kept = append(kept, s)
-		} else {
+func (r *reading) dropSamples(keep []gpu.PartitionUsage) {
+	if r.err != nil {
+		return
+	}
+	var dropped []gpmSample
+	r.mu.Lock()
+	for id, s := range r.samples {
+		if !slices.ContainsFunc(keep, func(p gpu.PartitionUsage) bool { return p.PartitionID == id }) {
 			dropped = append(dropped, s)
+			delete(r.samples, id)
 		}
 	}
-	h.samples = kept
-	h.mu.Unlock()
-	var errs []error
+	r.mu.Unlock()
 	for _, s := range dropped {
-		errs = append(errs, do(ctx, h.queue, "nvmlGpmSampleFree", s.sample.Free))
+		r.freeSample(s)
 	}
-	return errors.Join(errs...)
-}
-
-func hasPartition(all []gpu.PartitionUsage, id gpu.PartitionID) bool {
-	for i := range all {
-		if all[i].PartitionID == id {
-			return true
-		}
-	}
-	return false
 }
