@@ -24,6 +24,7 @@ package nvml
 
 import (
 	"context"
+	"sync"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -49,9 +50,10 @@ type Options struct {
 // itself is thread-safe. Calls that change one GPU must be ordered by the caller.
 type Client struct {
 	session
-	panics     panics.Repeated
-	monitoring monitoring
-	ids        idOwners
+	panics panics.Repeated
+	ids    idOwners
+	// unmonitored is why events of GPUs are not received, by PCI address: an error, or nil if they are.
+	unmonitored sync.Map
 }
 
 // New returns a client that has no session yet; see Open.

@@ -127,9 +127,8 @@ func TestDeadSessionAndNoDriver(t *testing.T) {
 // The library that is called first is that of the process, even if there was no
 // driver behind it.
 func TestUpgradedDriverNeedsNewProcess(t *testing.T) {
-	was := bound.path
-	bound.path = ""
-	t.Cleanup(func() { bound.path = was })
+	was := bound.Swap(nil)
+	t.Cleanup(func() { bound.Store(was) })
 	folder := t.TempDir()
 	for _, step := range []struct {
 		version    string

@@ -20,31 +20,15 @@ import (
 // looked for that were found after the others.
 const retryEvents = 2 * time.Second
 
-// monitoring is why events of GPUs are not received, by PCI address. A GPU whose events
-// are has a nil error; one that is not in it is not known yet.
-type monitoring struct {
-	mu      sync.Mutex
-	reasons map[string]error
-}
-
-func (m *monitoring) set(pci string, reason error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.reasons == nil {
-		m.reasons = map[string]error{}
-	}
-	m.reasons[pci] = reason
-}
-
 // Unmonitored returns why the events of a GPU are not received, or nil if they are, or if
 // that is not known yet. The error wraps gpu.ErrNotSupported if the GPU or the driver
 // reports none, gpu.ErrLost or gpu.ErrResetRequired if the GPU needs an administrator, and is
 // a *gpu.PendingError if waiting for events does not return; it is nil again as soon as events are
 // received. It makes no call of the library.
 func (c *Client) Unmonitored(pciAddress string) error {
-	c.monitoring.mu.Lock()
-	defer c.monitoring.mu.Unlock()
-	return c.monitoring.reasons[pciAddress]
+	reason, _ := c.unmonitored.Load(pciAddress)
+	err, _ := reason.(error)
+	return err
 }
 
 // Events returns what the driver reports about GPUs, until ctx ends; then it closes the

@@ -70,7 +70,7 @@ func (w *eventWatch) run(ctx context.Context) {
 
 // report says why no events are received, and that the GPU is lost, once.
 func (w *eventWatch) report(ctx context.Context, err error) {
-	w.client.monitoring.set(w.pci, err)
+	w.client.unmonitored.Store(w.pci, err)
 	w.problem.Log(ctx, err, "Events of a GPU are not received", "Events of a GPU are received again", "pciAddress", w.pci)
 	if lost := errors.Is(err, gpu.ErrLost); lost && !w.lost {
 		w.lost = true

@@ -31,7 +31,7 @@ type handle struct {
 	gpm atomic.Pointer[bool]
 
 	mu      sync.Mutex // not held during calls, which may hang
-	samples map[gpu.PartitionID]gpmSample
+	samples map[gpu.PartitionID]nvml.GpmSample
 }
 
 // lasting returns what is kept, or reads it. What cannot be read is nil, and is read again the next time.
@@ -104,7 +104,7 @@ func (l *library) remember(pci string, dev nvml.Device) *handle {
 	defer l.mu.Unlock()
 	h := l.handles[pci]
 	if h == nil || h.dev != dev {
-		h = &handle{lib: l, pci: pci, dev: dev, samples: map[gpu.PartitionID]gpmSample{}}
+		h = &handle{lib: l, pci: pci, dev: dev, samples: map[gpu.PartitionID]nvml.GpmSample{}}
 		l.handles[pci] = h
 	}
 	return h

@@ -67,24 +67,13 @@ func (r *reading) recoveryAction(health *gpu.Health) {
 	if !known {
 		return
 	}
-	number := nvml.DeviceGpuRecoveryAction(unsigned(field))
+	// Of whatever width the number is, its lowest bytes come first.
+	number := nvml.DeviceGpuRecoveryAction(binary.LittleEndian.Uint16(field.Value[:]))
 	action, known := recoveryActions[number]
 	if !known {
 		action = gpu.RecoveryAction(fmt.Sprintf("Recovery action %d", number))
 	}
 	health.RecoveryAction = action
-}
-
-// unsigned is the value of a field that is a natural number.
-func unsigned(field nvml.FieldValue) uint64 {
-	switch nvml.ValueType(field.ValueType) {
-	case nvml.VALUE_TYPE_UNSIGNED_SHORT:
-		return uint64(binary.NativeEndian.Uint16(field.Value[:]))
-	case nvml.VALUE_TYPE_UNSIGNED_INT, nvml.VALUE_TYPE_SIGNED_INT:
-		return uint64(binary.NativeEndian.Uint32(field.Value[:]))
-	default:
-		return binary.NativeEndian.Uint64(field.Value[:])
-	}
 }
 
 func (r *reading) remappedRows(health *gpu.Health) {

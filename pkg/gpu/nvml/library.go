@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -60,51 +61,36 @@ func checkVersion(lib nvml.Interface) error {
 	return nil
 }
 
-// bound is the first library that this process loaded. The dynamic linker resolves
+// bound is the version of the first library that this process loaded. The dynamic linker resolves
 // each function of the bindings once, to that library, and never unloads it: a
 // library that is loaded from another path later is never called (measured with
 // glibc 2.36 and go-nvml 0.13.4). So a driver upgrade needs a new process.
-var bound struct {
-	sync.Mutex
-	path string
+var bound atomic.Pointer[string]
+
+func bind(path string) {
+	version := libraryVersion(path)
+	bound.CompareAndSwap(nil, &version)
 }
 
 // checkBound fails if path is the library of another driver version than the bound
 // one. Files without a version in their name pass.
 func checkBound(path string) error {
-	bound.Lock()
-	defer bound.Unlock()
-	was, is := libraryVersion(bound.path), libraryVersion(path)
-	if was == "" || is == "" || was == is {
+	was, is := bound.Load(), libraryVersion(path)
+	if was == nil || *was == "" || is == "" || *was == is {
 		return nil
 	}
-	return fmt.Errorf("the NVML library is %s now, this process has loaded %s: %w", is, was, ErrRestartRequired)
-}
-
-func bind(path string) {
-	bound.Lock()
-	defer bound.Unlock()
-	if bound.path == "" {
-		bound.path = resolve(path)
-	}
+	return fmt.Errorf("the NVML library is %s now, this process has loaded %s: %w", is, *was, ErrRestartRequired)
 }
 
 // libraryVersion returns "580.95.05" for libnvidia-ml.so.580.95.05, following links,
 // and "" if the name has no version.
 func libraryVersion(path string) string {
-	if path == "" {
-		return ""
+	if target, err := filepath.EvalSymlinks(path); err == nil {
+		path = target
 	}
-	_, version, _ := strings.Cut(filepath.Base(resolve(path)), ".so.")
+	_, version, _ := strings.Cut(filepath.Base(path), ".so.")
 	if !strings.Contains(version, ".") {
 		return "" // ".so.1" is the name of the interface
 	}
 	return version
-}
-
-func resolve(path string) string {
-	if target, err := filepath.EvalSymlinks(path); err == nil {
-		return target
-	}
-	return path
 }

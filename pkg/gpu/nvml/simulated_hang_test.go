@@ -65,6 +65,7 @@ func TestSimulatedUsageHang(t *testing.T) {
 				if ctx.Err() != nil {
 					t.Fatalf("%v, %+v", err, usage)
 				}
+				time.Sleep(gpmInterval)
 			}
 		})
 	}

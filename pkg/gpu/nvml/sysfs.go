@@ -23,39 +23,28 @@ import (
 // function is about something else, the node of the GPU's memory on coherent
 // platforms. What sysfs does not have stays empty.
 func (c *Client) readPlace(ctx context.Context, g *gpu.GPU) {
-	before := *g // the look may go on when nobody waits any more
-	place, err := call.Look(ctx, c.calls.Of(g.PCIAddress, "sysfs"), "look at the device", func() (gpu.GPU, error) {
-		return c.place(ctx, before), nil
-	})
+	pci := g.PCIAddress
+	place, err := call.Look(ctx, c.calls.Of(pci, "sysfs"), "look at the device", func() (gpu.GPU, error) { return c.place(pci) })
+	g.PCIeRoot, g.PCIeSwitch, g.NUMANode = place.PCIeRoot, place.PCIeSwitch, place.NUMANode
 	if err != nil {
-		klog.FromContext(ctx).V(2).Info("The place of a GPU in the machine is unknown", "pciAddress", g.PCIAddress, "reason", err)
-		return
+		klog.FromContext(ctx).V(2).Info("The place of a GPU in the machine is not known in full", "pciAddress", pci, "reason", err)
 	}
-	*g = place
 }
 
-// place completes a GPU.
-func (c *Client) place(ctx context.Context, g gpu.GPU) gpu.GPU {
-	logger := klog.FromContext(ctx).WithValues("pciAddress", g.PCIAddress)
+// place returns what is known of it, and why something is not.
+func (c *Client) place(pci string) (g gpu.GPU, err error) {
 	sysfs := deviceattribute.WithFSFromRoot(c.roots.Sys)
-
-	root, err := deviceattribute.GetPCIeRootAttributeByPCIBusID(g.PCIAddress, sysfs)
-	if err != nil {
-		logger.V(2).Info("PCIe root is unknown", "reason", err)
-	} else if root.Value.StringValue != nil {
+	root, rootErr := deviceattribute.GetPCIeRootAttributeByPCIBusID(pci, sysfs)
+	if root.Value.StringValue != nil {
 		g.PCIeRoot = *root.Value.StringValue
 	}
-	if g.PCIeSwitch, err = pcieSwitch(c.roots.Sys, g.PCIAddress); err != nil {
-		logger.V(2).Info("PCIe switch is unknown", "reason", err)
-	}
-
-	numa, err := deviceattribute.GetNUMANodeAttributeByPCIBusID(g.PCIAddress, deviceattribute.ScalarAttribute, sysfs)
-	if err != nil {
-		logger.V(2).Info("NUMA node is unknown", "reason", err)
-	} else if numa.Value.IntValue != nil {
+	var switchErr error
+	g.PCIeSwitch, switchErr = pcieSwitch(c.roots.Sys, pci)
+	numa, numaErr := deviceattribute.GetNUMANodeAttributeByPCIBusID(pci, deviceattribute.ScalarAttribute, sysfs)
+	if numa.Value.IntValue != nil {
 		g.NUMANode = new(int(*numa.Value.IntValue))
 	}
-	return g
+	return g, errors.Join(rootErr, switchErr, numaErr)
 }
 
 // pcieSwitch returns the upstream port of the PCIe switch that a device is behind, the one next

@@ -5,11 +5,9 @@ package nvml
 
 import (
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"k8s.io/klog/v2"
@@ -56,7 +54,8 @@ func (r *reading) nvlink() *gpu.NVLink {
 	case fabric.State != nvml.GPU_FABRIC_STATE_COMPLETED || fabric.Status != uint32(nvml.SUCCESS):
 		return nil
 	case fabric.ClusterUuid != [16]uint8{}:
-		return &gpu.NVLink{Clique: fmt.Sprintf("%s.%d", uuidText(fabric.ClusterUuid), fabric.CliqueId)}
+		id := fabric.ClusterUuid
+		return &gpu.NVLink{Clique: fmt.Sprintf("%x-%x-%x-%x-%x.%d", id[:4], id[4:6], id[6:8], id[8:10], id[10:], fabric.CliqueId)}
 	}
 	var links gpu.NVLink
 	for link := range nvml.NVLINK_MAX_LINKS {
@@ -107,9 +106,4 @@ func (r *reading) fabricInfo() (info nvml.GpuFabricInfo_v2, known bool) {
 	return ask(r, "nvmlDeviceGetGpuFabricInfoV", func() (nvml.GpuFabricInfo_v2, nvml.Return) {
 		return r.dev.GetGpuFabricInfoV().V2()
 	})
-}
-
-func uuidText(id [16]uint8) string {
-	text := hex.EncodeToString(id[:])
-	return strings.Join([]string{text[:8], text[8:12], text[12:16], text[16:20], text[20:]}, "-")
 }

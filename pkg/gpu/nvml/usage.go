@@ -4,11 +4,8 @@
 package nvml
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"math"
-	"slices"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -26,7 +23,10 @@ import (
 func (c *Client) Usage(ctx context.Context, pciAddress string, partitions []gpu.PartitionID, since time.Time) (gpu.Usage, error) {
 	return onGPU(ctx, &c.session, pciAddress, func(r *reading) (usage gpu.Usage) {
 		usage.Memory = r.memory(r.dev)
-		usage.Processes = r.processUsage()
+		usage.Processes = r.processes()
+		if errors.Is(r.err, gpu.ErrNotSupported) {
+			usage.Processes, r.err = nil, nil // a driver that cannot list them has none
+		}
 		if r.err != nil {
 			return usage
 		}
@@ -76,36 +76,4 @@ func (r *reading) memory(dev nvml.Device) gpu.MemoryUsage {
 	// It counts what is reserved as used.
 	memory, _ := ask(r, "nvmlDeviceGetMemoryInfo", func() (nvml.Memory, nvml.Return) { return dev.GetMemoryInfo() })
 	return gpu.MemoryUsage{TotalBytes: memory.Total, UsedBytes: memory.Used}
-}
-
-// memoryUnknown is NVML_VALUE_NOT_AVAILABLE of a 64-bit value.
-const memoryUnknown = math.MaxUint64
-
-// processUsage lists processes with what they use. A driver that cannot list them has none.
-func (r *reading) processUsage() []gpu.ProcessUsage {
-	found := r.processes()
-	if errors.Is(r.err, gpu.ErrNotSupported) {
-		r.err = nil
-		return nil
-	}
-	processes := []gpu.ProcessUsage{}
-	for _, p := range found {
-		one := gpu.ProcessUsage{Process: processOf(p)}
-		if p.UsedGpuMemory != memoryUnknown {
-			one.MemoryBytes = &p.UsedGpuMemory
-		}
-		processes = append(processes, one)
-	}
-	// One that is in several lists has its memory in each.
-	slices.SortFunc(processes, func(a, b gpu.ProcessUsage) int {
-		return cmp.Or(compareProcesses(a.Process, b.Process), cmp.Compare(memoryOf(b), memoryOf(a)))
-	})
-	return slices.CompactFunc(processes, func(a, b gpu.ProcessUsage) bool { return a.Process == b.Process })
-}
-
-func memoryOf(p gpu.ProcessUsage) uint64 {
-	if p.MemoryBytes == nil {
-		return 0
-	}
-	return *p.MemoryBytes
 }

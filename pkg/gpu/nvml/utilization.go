@@ -48,81 +48,57 @@ func (r *reading) utilization(since time.Time, usage *gpu.Usage) {
 
 func ratio(percentage float64) float64 { return max(0, min(1, percentage/percent)) }
 
-// gpmInterval is the time that nvml.h wants between two samples.
-const gpmInterval = 100 * time.Millisecond
-
-// gpmSample is the last sample of a partition. The library makes metrics from two.
-type gpmSample struct {
-	sample      nvml.GpmSample
-	taken       time.Time
-	utilization *float64 // since the sample before, nil if there was none
-}
-
 // partitionUtilization returns how busy a partition was since the last sample of it, and nil
 // the first time and where the GPU cannot tell: GPM (GPU Performance Monitoring) is the only
-// part of NVML that can, from Hopper on. It is assumed that others may sample beside. Within
-// gpmInterval after a sample its answer is repeated: a reader in a hurry would otherwise
-// replace each sample before it is old enough.
+// part of NVML that can, from Hopper on. The library makes metrics from two samples, between which nvml.h wants
+// 100 ms. It is assumed that others may sample beside.
 func (r *reading) partitionUtilization(id gpu.PartitionID) *float64 {
 	if !r.gpmSupported() {
 		return nil
 	}
-	last, recent := r.takeSample(id)
-	if recent {
-		return last.utilization
-	}
-	now := gpmSample{sample: must(r, "nvmlGpmSampleAlloc", r.lib.GpmSampleAlloc)}
-	r.change("nvmlGpmMigSampleGet", func() nvml.Return { return r.dev.GpmMigSampleGet(id.InstanceID, now.sample) })
-	now.taken = time.Now()
+	last := r.swapSample(id, nil) // nobody else may free it now
+	now := must(r, "nvmlGpmSampleAlloc", r.lib.GpmSampleAlloc)
+	r.change("nvmlGpmMigSampleGet", func() nvml.Return { return r.dev.GpmMigSampleGet(id.InstanceID, now) })
 	if r.err != nil {
 		r.freeSample(now)
-		r.keepSample(id, last)
+		r.swapSample(id, last)
 		return nil
 	}
-	if last.sample != nil {
-		metric := must(r, "nvmlGpmMetricsGet", func() (float64, nvml.Return) {
-			metrics := nvml.GpmMetricsGetType{NumMetrics: 1, Sample1: last.sample, Sample2: now.sample}
-			metrics.Metrics[0].MetricId = uint32(nvml.GPM_METRIC_SM_UTIL)
-			ret := r.lib.GpmMetricsGet(&metrics)
-			if ret == nvml.SUCCESS {
-				ret = nvml.Return(metrics.Metrics[0].NvmlReturn)
-			}
-			return metrics.Metrics[0].Value, ret
-		})
-		if r.err == nil {
-			now.utilization = new(ratio(metric))
-		}
+	defer func() { r.freeSample(r.swapSample(id, now)) }()
+	if last == nil {
+		return nil
 	}
-	r.keepSample(id, now)
+	metric := must(r, "nvmlGpmMetricsGet", func() (float64, nvml.Return) {
+		metrics := nvml.GpmMetricsGetType{NumMetrics: 1, Sample1: last, Sample2: now}
+		metrics.Metrics[0].MetricId = uint32(nvml.GPM_METRIC_SM_UTIL)
+		ret := r.lib.GpmMetricsGet(&metrics)
+		if ret == nvml.SUCCESS {
+			ret = nvml.Return(metrics.Metrics[0].NvmlReturn)
+		}
+		return metrics.Metrics[0].Value, ret
+	})
 	r.freeSample(last)
-	return now.utilization
+	if r.err != nil {
+		return nil
+	}
+	return new(ratio(metric))
 }
 
-// takeSample returns the last sample of a partition, for one caller unless it is a recent one.
-func (r *reading) takeSample(id gpu.PartitionID) (last gpmSample, recent bool) {
+// swapSample keeps a sample, or none, and returns the one before it.
+func (r *reading) swapSample(id gpu.PartitionID, s nvml.GpmSample) (before nvml.GpmSample) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	last = r.samples[id]
-	if recent = time.Since(last.taken) < gpmInterval; !recent {
-		delete(r.samples, id)
-	}
-	return last, recent
-}
-
-func (r *reading) keepSample(id gpu.PartitionID, s gpmSample) {
-	r.mu.Lock()
-	other := r.samples[id]
+	before = r.samples[id]
 	r.samples[id] = s
-	r.mu.Unlock()
-	r.freeSample(other)
+	return before
 }
 
 // freeSample frees a sample, if there is one, unless a call may still work on it.
-func (r *reading) freeSample(s gpmSample) {
-	if s.sample == nil || gpu.IsPending(r.err) {
+func (r *reading) freeSample(s nvml.GpmSample) {
+	if s == nil || gpu.IsPending(r.err) {
 		return
 	}
-	if err := do(r.ctx, r.queue, "nvmlGpmSampleFree", s.sample.Free); r.err == nil {
+	if err := do(r.ctx, r.queue, "nvmlGpmSampleFree", s.Free); r.err == nil {
 		r.err = err
 	}
 }
@@ -144,7 +120,7 @@ func (r *reading) dropSamples(keep []gpu.PartitionUsage) {
 	if r.err != nil {
 		return
 	}
-	var dropped []gpmSample
+	var dropped []nvml.GpmSample
 	r.mu.Lock()
 	for id, s := range r.samples {
 		if !slices.ContainsFunc(keep, func(p gpu.PartitionUsage) bool { return p.PartitionID == id }) {
