@@ -114,25 +114,20 @@ func (r *reading) product(g *gpu.GPU) {
 // until the driver is loaded again. What cannot be read now is unknown until the next discovery. A file that
 // hangs is no reason to do without the GPU.
 func (c *Client) readCoherence(r *reading, g *gpu.GPU) {
-	known := lasting(&r.coherentMemory, func() *gpu.CoherentMemory {
+	g.CoherentMemory = lasting(&r.coherentMemory, func() (memory gpu.CoherentMemory, known bool) {
 		if !r.coherent(g) {
-			return nil
+			return "", false
 		}
 		managed, err := c.roots.Within(r.ctx).DriverManagesMemory()
 		if err != nil {
 			klog.FromContext(r.ctx).Error(err, "Who manages the memory of a coherent GPU is unknown", "pciAddress", g.PCIAddress)
-			g.CoherentMemory = gpu.CoherentUnknown
-			return nil
+			return gpu.CoherentUnknown, false
 		}
-		memory := gpu.CoherentMemory("")
 		if managed {
 			memory = gpu.CoherentDriver
 		}
-		return &memory
+		return memory, true
 	})
-	if known != nil {
-		g.CoherentMemory = *known
-	}
 }
 
 // coherent reports whether the GPU has a coherent link to the CPU. A machine can have GPUs of both

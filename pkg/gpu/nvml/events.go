@@ -81,20 +81,17 @@ func (s *session) found() []string {
 const eventTypes = nvml.EventTypeXidCriticalError | nvml.EventTypeDoubleBitEccError |
 	nvml.EventTypeGpuUnavailableError | nvml.EventTypeGpuRecoveryAction
 
-// eventOf is what the driver says, or false for an event that Events is not about.
-func eventOf(pci string, data nvml.EventData, notBefore time.Time) (gpu.Event, bool) {
-	event := gpu.Event{Time: time.Now(), NotBefore: notBefore, PCIAddress: pci, InstanceID: -1, ComputeInstanceID: -1}
-	switch data.EventType {
-	case nvml.EventTypeXidCriticalError:
-		event.Kind, event.XID = gpu.EventXID, data.EventData
-	case nvml.EventTypeDoubleBitEccError:
-		event.Kind = gpu.EventUncorrectedECC
-	case nvml.EventTypeGpuUnavailableError:
-		event.Kind = gpu.EventLost
-	case nvml.EventTypeGpuRecoveryAction:
-		event.Kind = gpu.EventRecoveryAction
-	default:
-		return gpu.Event{}, false
+var eventKinds = map[uint64]gpu.EventKind{
+	nvml.EventTypeXidCriticalError:    gpu.EventXID,
+	nvml.EventTypeDoubleBitEccError:   gpu.EventUncorrectedECC,
+	nvml.EventTypeGpuUnavailableError: gpu.EventLost,
+	nvml.EventTypeGpuRecoveryAction:   gpu.EventRecoveryAction,
+}
+
+// eventOf completes an event that is about all of the GPU with what the driver says.
+func eventOf(event gpu.Event, data nvml.EventData) gpu.Event {
+	if event.Kind == gpu.EventXID {
+		event.XID = data.EventData
 	}
 	if data.GpuInstanceId != noInstance {
 		event.InstanceID = int(data.GpuInstanceId)
@@ -102,5 +99,5 @@ func eventOf(pci string, data nvml.EventData, notBefore time.Time) (gpu.Event, b
 			event.ComputeInstanceID = int(data.ComputeInstanceId)
 		}
 	}
-	return event, true
+	return event
 }

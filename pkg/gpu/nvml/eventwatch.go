@@ -190,7 +190,9 @@ func (w *eventWatch) timeout(limit time.Duration) time.Duration {
 func (w *eventWatch) deliver(ctx context.Context) {
 	select {
 	case data := <-w.late:
-		if event, ok := eventOf(w.pci, data, w.drained); ok {
+		if kind, wanted := eventKinds[data.EventType]; wanted {
+			event := eventOf(w.event(kind), data)
+			event.NotBefore = w.drained
 			w.send(ctx, event)
 		}
 	default:

@@ -25,7 +25,7 @@ type handle struct {
 	instanceProfiles atomic.Pointer[[]*instanceProfile]
 	coherentMemory   atomic.Pointer[gpu.CoherentMemory]
 	// nvlink is what the links lead to, and linksOut a call about them that nobody waited for any more.
-	nvlink   atomic.Pointer[gpu.NVLink]
+	nvlink   atomic.Pointer[*gpu.NVLink]
 	linksOut atomic.Pointer[gpu.PendingError]
 	// gpm says whether partitions tell how busy they are.
 	gpm atomic.Pointer[bool]
@@ -34,14 +34,14 @@ type handle struct {
 	samples map[gpu.PartitionID]nvml.GpmSample
 }
 
-// lasting returns what is kept, or reads it. What cannot be read is nil, and is read again the next time.
-func lasting[T any](kept *atomic.Pointer[T], read func() *T) *T {
+// lasting returns what is kept, or reads it, and keeps what is known now.
+func lasting[T any](kept *atomic.Pointer[T], read func() (value T, known bool)) T {
 	if value := kept.Load(); value != nil {
-		return value
+		return *value
 	}
-	value := read()
-	if value != nil {
-		kept.Store(value)
+	value, known := read()
+	if known {
+		kept.Store(&value)
 	}
 	return value
 }

@@ -64,28 +64,20 @@ func distinct[T any](all []T, id func(T) uint32) (out []T) {
 // profiles returns the GPU instance profiles, each driver id once, in their order. It works
 // with MIG mode off, too. Without any the next call may find some.
 func (r *reading) profiles() []*instanceProfile {
-	known := lasting(&r.instanceProfiles, func() *[]*instanceProfile {
-		var found []*instanceProfile
+	return lasting(&r.instanceProfiles, func() (found []*instanceProfile, known bool) {
 		enumerate(r, "nvmlDeviceGetGpuInstanceProfileInfo", r.dev.GetGpuInstanceProfileInfo, func(enum int, info nvml.GpuInstanceProfileInfo) {
 			found = append(found, &instanceProfile{enum: enum, info: info})
 		})
 		found = distinct(found, func(p *instanceProfile) uint32 { return p.info.Id })
 		slices.SortFunc(found, func(a, b *instanceProfile) int { return cmp.Compare(a.info.Id, b.info.Id) })
-		if r.err != nil || len(found) == 0 {
-			return nil
-		}
-		return &found
+		return found, r.err == nil && len(found) > 0
 	})
-	if known == nil {
-		return nil
-	}
-	return *known
 }
 
 // computeProfiles returns the compute instance profiles of a GPU instance, each driver id once, the largest
 // first. They depend on the GPU instance's profile only.
 func (r *reading) computeProfiles(gi nvml.GpuInstance, p *instanceProfile) []nvml.ComputeInstanceProfileInfo {
-	known := lasting(&p.compute, func() *[]nvml.ComputeInstanceProfileInfo {
+	return lasting(&p.compute, func() (found []nvml.ComputeInstanceProfileInfo, known bool) {
 		// The variants of a size come last: one slice has a revision 1, seven slices have one that is
 		// tuned for several GPUs at once (NVL).
 		var plain, variants []nvml.ComputeInstanceProfileInfo
@@ -98,21 +90,14 @@ func (r *reading) computeProfiles(gi nvml.GpuInstance, p *instanceProfile) []nvm
 				plain = append(plain, info)
 			}
 		})
-		found := distinct(append(plain, variants...), func(p nvml.ComputeInstanceProfileInfo) uint32 { return p.Id })
+		found = distinct(append(plain, variants...), func(p nvml.ComputeInstanceProfileInfo) uint32 { return p.Id })
 		// The slices alone do not say which is larger: a 1g instance with double memory has 26
 		// multiprocessors on an H100, of which the plain one-slice profile takes 16 and its revision 1 all.
 		slices.SortStableFunc(found, func(a, b nvml.ComputeInstanceProfileInfo) int {
 			return cmp.Or(cmp.Compare(b.SliceCount, a.SliceCount), cmp.Compare(b.MultiprocessorCount, a.MultiprocessorCount))
 		})
-		if r.err != nil || len(found) == 0 {
-			return nil
-		}
-		return &found
+		return found, r.err == nil && len(found) > 0
 	})
-	if known == nil {
-		return nil
-	}
-	return *known
 }
 
 // placements returns where a profile fits on an empty GPU, in order.

@@ -173,3 +173,31 @@ func (s *session) findLibrary(ctx context.Context) (string, error) {
 	}
 	return path, err
 }
+
+// library is the library in one session, and what belongs to the session.
+type library struct {
+	nvml.Interface
+
+	// using is held by calls, so that nothing that they work on is freed, and for ever by the one
+	// that shuts the library down.
+	using sync.RWMutex
+
+	mu      sync.Mutex
+	handles map[string]*handle // by PCI address
+	// addresses are by index, to identify a GPU that no longer answers.
+	addresses map[int]string
+	// profiles is how many MIG profiles each GPU had, by PCI address.
+	profiles map[string]int
+}
+
+// guarded makes a call if the session still lasts and the library has the function.
+func guarded[T any](lib *library, function string, f func() (T, nvml.Return)) (none T, _ nvml.Return) {
+	if !lib.using.TryRLock() {
+		return none, nvml.ERROR_UNINITIALIZED
+	}
+	defer lib.using.RUnlock()
+	if lib.Extensions().LookupSymbol(function) != nil {
+		return none, nvml.ERROR_FUNCTION_NOT_FOUND
+	}
+	return f()
+}

@@ -21,23 +21,23 @@ import (
 // linked GPUs depend on it. So it gets no more time than one call that is not slow, and none while an earlier one is out. It has
 // a queue of its own, as links that hang are no reason to do without the GPU. One that hangs altogether is found by any other call.
 func (c *Client) readNVLink(ctx context.Context, h *handle, g *gpu.GPU) {
-	g.NVLink = lasting(&h.nvlink, func() *gpu.NVLink {
+	g.NVLink = lasting(&h.nvlink, func() (links *gpu.NVLink, known bool) {
 		if h.linksOut.Load().IsOut() || g.MIG != nil && g.MIG.Enabled {
-			return nil
+			return nil, false
 		}
 		limited, cancel := context.WithTimeout(ctx, call.SlowAfter)
 		defer cancel()
 		r := &reading{handle: h, ctx: limited, queue: queue{c.calls.Of(h.pci, "NVLinks"), h.lib, c.observe}}
-		links := r.nvlink()
+		links = r.nvlink()
 		if r.err == nil || errors.Is(r.err, gpu.ErrNotSupported) {
-			return links
+			return links, links != nil
 		}
 		var out *gpu.PendingError
 		if errors.As(r.err, &out) {
 			h.linksOut.Store(out)
 		}
 		klog.FromContext(ctx).V(2).Info("What the NVLinks lead to is unknown", "pciAddress", g.PCIAddress, "reason", r.err)
-		return nil
+		return nil, false
 	})
 }
 

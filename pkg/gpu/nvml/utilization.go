@@ -105,14 +105,10 @@ func (r *reading) freeSample(s nvml.GpmSample) {
 
 // gpmSupported asks once.
 func (r *reading) gpmSupported() bool {
-	supported := lasting(&r.gpm, func() *bool {
+	return lasting(&r.gpm, func() (supported, known bool) {
 		answer, _ := ask(r, "nvmlGpmQueryDeviceSupport", r.dev.GpmQueryDeviceSupport)
-		if r.err != nil {
-			return nil
-		}
-		return new(answer.IsSupportedDevice != 0)
+		return answer.IsSupportedDevice != 0, r.err == nil
 	})
-	return supported != nil && *supported
 }
 
 // dropSamples frees the samples of other partitions than these.

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -20,34 +19,6 @@ import (
 // ErrRestartRequired means that this process has loaded the library of another driver
 // version than the installed one, and cannot load a second one.
 var ErrRestartRequired = errors.New("the process must be restarted to use the installed driver")
-
-// library is the library in one session, and what belongs to the session.
-type library struct {
-	nvml.Interface
-
-	// using is held by calls, so that nothing that they work on is freed, and for ever by the one
-	// that shuts the library down.
-	using sync.RWMutex
-
-	mu      sync.Mutex
-	handles map[string]*handle // by PCI address
-	// addresses are by index, to identify a GPU that no longer answers.
-	addresses map[int]string
-	// profiles is how many MIG profiles each GPU had, by PCI address.
-	profiles map[string]int
-}
-
-// guarded makes a call if the session still lasts and the library has the function.
-func guarded[T any](lib *library, function string, f func() (T, nvml.Return)) (none T, _ nvml.Return) {
-	if !lib.using.TryRLock() {
-		return none, nvml.ERROR_UNINITIALIZED
-	}
-	defer lib.using.RUnlock()
-	if lib.Extensions().LookupSymbol(function) != nil {
-		return none, nvml.ERROR_FUNCTION_NOT_FOUND
-	}
-	return f()
-}
 
 // oldest is the first driver that has all that is needed to use a GPU.
 const oldest = 525
