@@ -3,7 +3,10 @@
 
 package gpu
 
-import "slices"
+import (
+	"cmp"
+	"slices"
+)
 
 // Keeping returns the node with those GPUs of an earlier one that it lacks, as the
 // earlier one knew them, and the PCI addresses of these GPUs in order. A GPU that
@@ -20,7 +23,7 @@ func (n *Node) Keeping(earlier *Node) (all *Node, kept []string) {
 	if earlier != nil {
 		for _, g := range earlier.GPUs {
 			if !n.Has(g.PCIAddress) {
-				if n.hasUUID(g.UUID) {
+				if slices.ContainsFunc(n.GPUs, func(now GPU) bool { return now.UUID == g.UUID }) {
 					g.UUID = ""
 				}
 				merged.GPUs = append(merged.GPUs, g)
@@ -35,10 +38,9 @@ func (n *Node) Keeping(earlier *Node) (all *Node, kept []string) {
 // KeepingHidden returns the node with what MIG mode hides as Keeping has it, and with no
 // other GPUs than its own.
 func (n *Node) KeepingHidden(earlier *Node) *Node {
-	merged := *n
-	merged.GPUs = slices.Clone(n.GPUs)
+	merged := n.Without()
 	if earlier == nil {
-		return &merged
+		return merged
 	}
 	for _, g := range earlier.GPUs {
 		i := merged.index(g.PCIAddress)
@@ -51,7 +53,7 @@ func (n *Node) KeepingHidden(earlier *Node) *Node {
 			now.NVLink = g.NVLink
 		}
 	}
-	return &merged
+	return merged
 }
 
 // Has reports whether the node has a GPU at this PCI address that is not broken.
@@ -63,14 +65,22 @@ func (n *Node) index(pciAddress string) int {
 	return slices.IndexFunc(n.GPUs, func(g GPU) bool { return g.PCIAddress == pciAddress })
 }
 
-func (n *Node) hasUUID(uuid string) bool {
-	return slices.ContainsFunc(n.GPUs, func(g GPU) bool { return g.UUID == uuid })
-}
-
 // Without returns the node without the GPUs at these PCI addresses. The node does not
 // change.
 func (n *Node) Without(pciAddresses ...string) *Node {
 	rest := *n
 	rest.GPUs = slices.DeleteFunc(slices.Clone(n.GPUs), func(g GPU) bool { return slices.Contains(pciAddresses, g.PCIAddress) })
 	return &rest
+}
+
+// SortPCIAddresses sorts PCI addresses in place and returns each once.
+func SortPCIAddresses(addresses []string) []string {
+	slices.SortFunc(addresses, ComparePCIAddresses)
+	return slices.Compact(addresses)
+}
+
+// ComparePCIAddresses orders PCI addresses by number: one with a longer PCI domain
+// comes later.
+func ComparePCIAddresses(a, b string) int {
+	return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b))
 }

@@ -4,8 +4,8 @@
 package gpu
 
 import (
-	"cmp"
 	"slices"
+	"strings"
 )
 
 // NVLink is what a GPU's active NVLinks lead to. Links say nothing while MIG is on.
@@ -50,72 +50,54 @@ type Groups struct {
 // In an NVLink domain every GPU reaches every other. Links that do not divide the GPUs into such
 // domains, as the cube of a DGX-1, make none: two GPUs of it may or may not be neighbours.
 func (n *Node) Groups() map[string]Groups {
-	groups := map[string]Groups{}
-	for _, domain := range n.nvlinkDomains() {
-		name := cmp.Or(domain[0].NVLink.Clique, domain[0].UUID)
-		for _, g := range domain {
-			groups[g.PCIAddress] = Groups{NVLinkDomain: name}
-		}
-	}
+	reached := map[string]string{} // their addresses, by address
 	behind := map[string]int{}
 	for i := range n.GPUs {
-		behind[n.GPUs[i].PCIeSwitch]++
+		g := &n.GPUs[i]
+		behind[g.PCIeSwitch]++
+		reached[g.PCIAddress] = strings.Join(n.reachedFrom(g), " ")
 	}
+	groups := map[string]Groups{}
 	for i := range n.GPUs {
-		if g := &n.GPUs[i]; g.PCIeSwitch != "" && behind[g.PCIeSwitch] > 1 {
-			groups[g.PCIAddress] = Groups{NVLinkDomain: groups[g.PCIAddress].NVLinkDomain, PCIeSwitch: g.PCIeSwitch}
+		g := &n.GPUs[i]
+		group := Groups{NVLinkDomain: n.nvlinkDomain(g, reached)}
+		if behind[g.PCIeSwitch] > 1 {
+			group.PCIeSwitch = g.PCIeSwitch
+		}
+		if group != (Groups{}) {
+			groups[g.PCIAddress] = group
 		}
 	}
 	return groups
 }
 
-// nvlinkDomains returns the GPUs of each domain in the order of their PCI addresses.
-func (n *Node) nvlinkDomains() [][]*GPU {
-	var rest []*GPU
+// nvlinkDomain returns the domain that a GPU is in, or "": one whose GPUs all reach the same ones.
+func (n *Node) nvlinkDomain(g *GPU, reached map[string]string) string {
+	members := strings.Fields(reached[g.PCIAddress])
+	for _, member := range members {
+		if reached[member] != reached[g.PCIAddress] {
+			return ""
+		}
+	}
+	switch {
+	case len(members) == 0 || len(members) == 1 && g.NVLink.Clique == "":
+		return ""
+	case g.NVLink.Clique != "":
+		return g.NVLink.Clique
+	}
+	return n.GPUs[n.index(members[0])].UUID
+}
+
+// reachedFrom returns the addresses of the GPUs that a GPU reaches over NVLink, in order, with its own. One without
+// a UUID is no longer where it was.
+func (n *Node) reachedFrom(g *GPU) (reached []string) {
+	if g.NVLink == nil || g.UUID == "" {
+		return nil
+	}
 	for i := range n.GPUs {
-		// One without a UUID is no longer where it was.
-		if g := &n.GPUs[i]; g.NVLink != nil && g.UUID != "" {
-			rest = append(rest, g)
+		if other := &n.GPUs[i]; other == g || other.UUID != "" && linked(g, other) {
+			reached = append(reached, other.PCIAddress)
 		}
 	}
-	slices.SortFunc(rest, func(a, b *GPU) int { return ComparePCIAddresses(a.PCIAddress, b.PCIAddress) })
-	var domains [][]*GPU
-	for len(rest) > 0 {
-		var connected []*GPU
-		connected, rest = takeConnected(rest)
-		alone := len(connected) == 1 && connected[0].NVLink.Clique == ""
-		if !alone && eachLinked(connected) {
-			domains = append(domains, connected)
-		}
-	}
-	return domains
-}
-
-// takeConnected takes the first GPU, and all that are linked to one that is taken, off a list.
-func takeConnected(list []*GPU) (connected, rest []*GPU) {
-	connected, rest = list[:1:1], list[1:]
-	for i := 0; i < len(connected); i++ {
-		var others []*GPU
-		for _, g := range rest {
-			if linked(connected[i], g) {
-				connected = append(connected, g)
-			} else {
-				others = append(others, g)
-			}
-		}
-		rest = others
-	}
-	slices.SortFunc(connected, func(a, b *GPU) int { return ComparePCIAddresses(a.PCIAddress, b.PCIAddress) })
-	return connected, rest
-}
-
-func eachLinked(gpus []*GPU) bool {
-	for i, a := range gpus {
-		for _, b := range gpus[i+1:] {
-			if !linked(a, b) {
-				return false
-			}
-		}
-	}
-	return true
+	return SortPCIAddresses(reached)
 }

@@ -6,7 +6,6 @@ package nvml
 import (
 	"context"
 	"errors"
-	"reflect"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -18,51 +17,6 @@ import (
 // prefix is that of the names of all calls into the library.
 const prefix = "nvml"
 
-// queue is where calls wait for each other, and who observes them, if anybody does.
-type queue struct {
-	*call.Queue
-
-	observe func(context.Context, Call)
-}
-
-// get makes one call of the library; see call.Do. What f works on must stay until it returns, which may be
-// after get: see gpu.PendingError.
-func get[T any](ctx context.Context, q queue, name string, f func() (T, nvml.Return)) (T, error) {
-	type answer struct {
-		value T
-		took  time.Duration
-	}
-	a, err := call.Do(ctx, q.Queue, name, func() (answer, error) {
-		began := time.Now()
-		value, ret := f()
-		return answer{value, time.Since(began)}, failure(name, q.PCIAddress(), ret)
-	})
-	if q.observe != nil {
-		var out *gpu.PendingError
-		if errors.As(err, &out) && out.Call == name {
-			a.took = time.Since(out.Since)
-		}
-		q.observe(ctx, Call{Function: name, PCIAddress: q.PCIAddress(), Took: a.took, Answer: plain(a.value), Err: err})
-	}
-	return a.value, err
-}
-
-// do is get for a call that returns nothing but a code.
-func do(ctx context.Context, q queue, name string, f func() nvml.Return) error {
-	_, err := get(ctx, q, name, func() (struct{}, nvml.Return) { return struct{}{}, f() })
-	return err
-}
-
-// driver is the queue of calls that are about no GPU.
-func (s *session) driver() queue { return queue{s.calls.Of("", ""), s.observe} }
-
-// queue is that of a GPU.
-func (s *session) queue(pci string) queue { return queue{s.calls.GPU(pci), s.observe} }
-
-// events is the queue of waiting for a GPU's events, which delays no other call on the GPU. It is not
-// observed.
-func (s *session) events(pci string) queue { return queue{Queue: s.calls.Of(pci, "events")} }
-
 // Call is one call into the library, as Options.Observe gets it.
 type Call struct {
 	// Function is NVML's: "nvmlDeviceGetUUID".
@@ -71,36 +25,105 @@ type Call struct {
 	PCIAddress string
 	// Took is how long it took, or was out when nobody waited for it any more.
 	Took time.Duration
-	// Answer is what the bindings returned, for output; nil where that is nothing but a
-	// code, or refers to memory of the library.
+	// Answer is what the bindings returned, for output; nil where that is nothing but a code.
 	Answer any
 	// Err is what the caller got.
 	Err error
 }
 
-// plain returns a value that consists of nothing but numbers, texts and lists of them, and
-// nil for any other.
-func plain(value any) any {
-	if value == nil || !isPlain(reflect.TypeOf(value)) {
-		return nil
+// queue is where calls of a library wait for each other, and who observes them, if anybody does.
+type queue struct {
+	*call.Queue
+
+	lib     *library
+	observe func(context.Context, Call)
+}
+
+// get makes one call of the library; see call.Do. The name is that of the function, which the library may lack.
+// What f works on must stay until it returns, which may be after get: see gpu.PendingError.
+func get[T any](ctx context.Context, q queue, name string, f func() (T, nvml.Return)) (T, error) {
+	return observed(ctx, q, name, func() (T, error) {
+		value, ret := guarded(q.lib, name, f)
+		return value, failure(name, q.PCIAddress(), ret)
+	})
+}
+
+// do is get for a call that returns nothing but a code.
+func do(ctx context.Context, q queue, name string, f func() nvml.Return) error {
+	_, err := get(ctx, q, name, func() (any, nvml.Return) { return nil, f() })
+	return err
+}
+
+func observed[T any](ctx context.Context, q queue, name string, f func() (T, error)) (T, error) {
+	type answer struct {
+		value T
+		took  time.Duration
+	}
+	a, err := call.Do(ctx, q.Queue, name, func() (answer, error) {
+		began := time.Now()
+		value, err := f()
+		return answer{value, time.Since(began)}, err
+	})
+	if q.observe != nil {
+		var out *gpu.PendingError
+		if errors.As(err, &out) && out.Call == name {
+			a.took = time.Since(out.Since)
+		}
+		q.observe(ctx, Call{Function: name, PCIAddress: q.PCIAddress(), Took: a.took, Answer: a.value, Err: err})
+	}
+	return a.value, err
+}
+
+// reading makes calls, mostly about one GPU, one after the other until one of them fails.
+type reading struct {
+	*handle
+
+	ctx   context.Context
+	queue queue
+	err   error
+}
+
+// must makes a call, unless an earlier one has failed.
+func must[T any](r *reading, name string, f func() (T, nvml.Return)) (value T) {
+	if r.err == nil {
+		value, r.err = get(r.ctx, r.queue, name, f)
 	}
 	return value
 }
 
-func isPlain(t reflect.Type) bool {
-	switch t.Kind() {
-	case reflect.Pointer, reflect.UnsafePointer, reflect.Interface, reflect.Func, reflect.Chan, reflect.Map:
-		return false
-	case reflect.Slice, reflect.Array:
-		return isPlain(t.Elem())
-	case reflect.Struct:
-		for i := range t.NumField() {
-			if !isPlain(t.Field(i).Type) {
-				return false
-			}
-		}
-		return t.NumField() > 0
-	default:
-		return true
+// ask is must for what this GPU, its driver or the library may not support, which is no failure. It is
+// not known then.
+func ask[T any](r *reading, name string, f func() (T, nvml.Return)) (value T, known bool) {
+	if r.err != nil {
+		return value, false
+	}
+	value = must(r, name, f)
+	known = r.err == nil
+	if errors.Is(r.err, gpu.ErrNotSupported) {
+		r.err = nil
+	}
+	return value, known
+}
+
+// known is ask with nil for what is not known.
+func known[T any](r *reading, name string, f func() (T, nvml.Return)) *T {
+	if value, known := ask(r, name, f); known {
+		return &value
+	}
+	return nil
+}
+
+// over reports whether nothing more can be asked after an error: a call is out, or there is no more time.
+func (r *reading) over() bool { return gpu.IsPending(r.err) || r.ctx.Err() != nil }
+
+// change makes a call that returns nothing but a code, unless an earlier one has failed.
+func (r *reading) change(name string, f func() nvml.Return) {
+	must(r, name, func() (any, nvml.Return) { return nil, f() })
+}
+
+// fail notes an error that is about the GPU, unless there is an earlier one.
+func (r *reading) fail(call string, reason error, text string) {
+	if r.err == nil {
+		r.err = &gpu.Error{Call: call, PCIAddress: r.pci, Err: reason, Text: text}
 	}
 }

@@ -5,9 +5,8 @@
 // It is the only importer of the library's Go bindings, whose types never leave
 // it.
 //
-// It needs driver R525 or newer. Functions that are newer are looked up in the
-// library before they are called, because calling a function that the library
-// lacks ends the process.
+// It needs driver R525 or newer. Every function is looked up in the library before it is
+// called, because calling one that the library lacks ends the process.
 //
 // # Calls that do not return
 //
@@ -25,6 +24,7 @@ package nvml
 
 import (
 	"context"
+	"sync"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -50,9 +50,10 @@ type Options struct {
 // itself is thread-safe. Calls that change one GPU must be ordered by the caller.
 type Client struct {
 	session
-	panics     panics.Repeated
-	monitoring monitoring
-	ids        idOwners
+	panics panics.Repeated
+	ids    idOwners
+	// unmonitored is why events of GPUs are not received, by PCI address: an error, or nil if they are.
+	unmonitored sync.Map
 }
 
 // New returns a client that has no session yet; see Open.
@@ -71,6 +72,5 @@ func New(o Options) *Client {
 		},
 		calls:   o.Calls,
 		observe: o.Observe,
-		opening: make(chan struct{}, 1),
 	}}
 }

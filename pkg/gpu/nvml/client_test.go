@@ -42,7 +42,7 @@ func TestOpenFailures(t *testing.T) {
 			lib: &fakeLibrary{initResult: nvml.ERROR_LIB_RM_VERSION_MISMATCH}, is: gpu.ErrVersionMismatch, says: "reload",
 		},
 		"old driver": {
-			lib: &fakeLibrary{missing: []string{"nvmlDeviceSetMigMode"}}, is: gpu.ErrNotSupported, says: "nvmlDeviceSetMigMode",
+			lib: &fakeLibrary{version: "515.105.01"}, is: gpu.ErrNotSupported, says: "the driver is 515.105.01, R525 or newer is needed",
 		},
 	}
 	for name, test := range tests {
@@ -127,9 +127,8 @@ func TestDeadSessionAndNoDriver(t *testing.T) {
 // The library that is called first is that of the process, even if there was no
 // driver behind it.
 func TestUpgradedDriverNeedsNewProcess(t *testing.T) {
-	was := bound.path
-	bound.path = ""
-	t.Cleanup(func() { bound.path = was })
+	was := bound.Swap(nil)
+	t.Cleanup(func() { bound.Store(was) })
 	folder := t.TempDir()
 	for _, step := range []struct {
 		version    string

@@ -31,19 +31,7 @@ var computeModes = map[gpu.ComputeMode]nvml.ComputeMode{
 // The error wraps gpu.ErrNotFound if there is no such MIG device, or if the GPU at
 // the address has another UUID.
 func (c *Client) ComputeMode(ctx context.Context, pciAddress, uuid string) (gpu.ComputeMode, error) {
-	var mode gpu.ComputeMode
-	err := c.onGPU(ctx, pciAddress, func(h *handle) error {
-		dev, err := h.device(ctx, uuid)
-		if err != nil {
-			return err
-		}
-		mode, err = h.computeMode(ctx, dev)
-		return err
-	})
-	if err != nil {
-		return "", err
-	}
-	return mode, nil
+	return onGPU(ctx, &c.session, pciAddress, func(r *reading) gpu.ComputeMode { return r.computeMode(r.device(uuid)) })
 }
 
 // SetComputeMode sets the compute mode, unless it is set already, and reads it back.
@@ -59,106 +47,76 @@ func (c *Client) SetComputeMode(ctx context.Context, pciAddress, uuid string, mo
 			Text: fmt.Sprintf("no compute mode is called %q", mode),
 		}
 	}
-	return c.onGPU(ctx, pciAddress, func(h *handle) error {
-		dev, err := h.device(ctx, uuid)
-		if err != nil {
-			return err
+	_, err := onGPU(ctx, &c.session, pciAddress, func(r *reading) any {
+		dev := r.device(uuid)
+		if was := r.computeMode(dev); was == mode {
+			return nil
 		}
-		was, err := h.computeMode(ctx, dev)
-		if err != nil || was == mode {
-			return err
+		r.change(setComputeMode, func() nvml.Return { return dev.SetComputeMode(target) })
+		if r.err != nil {
+			return nil
 		}
-		if err := do(ctx, h.queue, setComputeMode, func() nvml.Return { return dev.SetComputeMode(target) }); err != nil {
-			return err
-		}
-		is, err := h.computeMode(ctx, dev)
-		if err != nil {
-			return fmt.Errorf("compute mode was set to %s, reading it back failed: %w", mode, err)
-		}
-		if is != mode {
-			return &gpu.Error{
-				Call: setComputeMode, PCIAddress: pciAddress,
-				Text: fmt.Sprintf("answered success, but the mode is %s instead of %s", is, mode),
-			}
+		is := r.computeMode(dev)
+		if r.err != nil {
+			r.err = fmt.Errorf("compute mode was set to %s, reading it back failed: %w", mode, r.err)
+		} else if is != mode {
+			r.fail(setComputeMode, nil, fmt.Sprintf("answered success, but the mode is %s instead of %s", is, mode))
 		}
 		return nil
 	})
+	return err
 }
 
-func (h *handle) computeMode(ctx context.Context, dev nvml.Device) (gpu.ComputeMode, error) {
-	found, err := get(ctx, h.queue, getComputeMode, dev.GetComputeMode)
-	if err != nil {
-		return "", err
-	}
+func (r *reading) computeMode(dev nvml.Device) gpu.ComputeMode {
+	found := must(r, getComputeMode, func() (nvml.ComputeMode, nvml.Return) { return dev.GetComputeMode() })
 	for mode, number := range computeModes {
-		if number == found {
-			return mode, nil
+		if r.err == nil && number == found {
+			return mode
 		}
 	}
-	return "", &gpu.Error{
-		Call: getComputeMode, PCIAddress: h.pci, Text: fmt.Sprintf("unknown compute mode %d", found),
-	}
+	r.fail(getComputeMode, nil, fmt.Sprintf("unknown compute mode %d", found))
+	return ""
 }
 
-// device returns the GPU itself or a MIG device of it. Reading the UUID costs one
-// call and protects a GPU that replaced another one.
-func (h *handle) device(ctx context.Context, uuid string) (nvml.Device, error) {
+// device returns the GPU itself or a MIG device of it.
+func (r *reading) device(uuid string) nvml.Device {
 	if strings.HasPrefix(uuid, "MIG-") {
-		return h.migDevice(ctx, uuid)
+		return r.migDevice(uuid)
 	}
-	if uuid == "" {
-		return h.dev, nil
+	if uuid != "" {
+		r.is(r.dev, uuid)
 	}
+	return r.dev
+}
+
+// is fails if a device has another UUID. That costs one call and protects what has replaced another one.
+func (r *reading) is(dev nvml.Device, uuid string) {
 	const call = "nvmlDeviceGetUUID"
-	is, err := get(ctx, h.queue, call, h.dev.GetUUID)
-	if err != nil {
-		return nil, err
+	if is := must(r, call, func() (string, nvml.Return) { return dev.GetUUID() }); is != uuid {
+		r.fail(call, gpu.ErrNotFound, fmt.Sprintf("%s is there, not %s", is, uuid))
 	}
-	if is != uuid {
-		return nil, &gpu.Error{
-			Call: call, PCIAddress: h.pci, Err: gpu.ErrNotFound, Text: fmt.Sprintf("%s is there, not %s", is, uuid),
-		}
-	}
-	return h.dev, nil
 }
 
 // migDevice finds a MIG device through the GPU's instances. The library's look-up by
 // UUID walks over the MIG devices of all GPUs, which takes seconds under load and may
 // hang on another GPU.
-func (h *handle) migDevice(ctx context.Context, uuid string) (nvml.Device, error) {
-	absent := &gpu.Error{
-		Call: "nvmlDeviceGetGpuInstances", PCIAddress: h.pci, Err: gpu.ErrNotFound, Text: "no MIG device " + uuid,
-	}
-	mode, err := optional(h.migMode(ctx))
-	if err != nil {
-		return nil, err
-	}
-	if !mode.current {
-		return nil, absent
-	}
-	instances, err := h.instances(ctx)
-	if err != nil {
-		return nil, supported(err)
-	}
-	for _, instance := range instances {
-		for _, compute := range instance.Compute {
-			if compute.UUID == uuid {
-				return h.deviceOf(ctx, instance.ID, compute.ID)
+func (r *reading) migDevice(uuid string) nvml.Device {
+	if mode, _ := ask(r, "nvmlDeviceGetMigMode", r.getMIGMode); mode.current {
+		for _, instance := range r.instances() {
+			for _, compute := range instance.Compute {
+				if compute.UUID == uuid {
+					return r.deviceOf(instance.ID, compute.ID)
+				}
 			}
 		}
 	}
-	return nil, absent
+	r.fail("nvmlDeviceGetGpuInstances", gpu.ErrNotFound, "no MIG device "+uuid)
+	return nil
 }
 
 // deviceOf returns the MIG device of a compute instance.
-func (h *handle) deviceOf(ctx context.Context, instanceID, computeID int) (nvml.Device, error) {
-	ci, err := h.findComputeInstance(ctx, instanceID, computeID)
-	if err != nil {
-		return nil, err
-	}
-	info, err := get(ctx, h.queue, "nvmlComputeInstanceGetInfo_v2", ci.GetInfo)
-	if err != nil {
-		return nil, err
-	}
-	return info.Device, nil
+func (r *reading) deviceOf(instanceID, computeID int) nvml.Device {
+	ci := r.findComputeInstance(instanceID, computeID)
+	info := must(r, "nvmlComputeInstanceGetInfo_v2", func() (nvml.ComputeInstanceInfo, nvml.Return) { return ci.GetInfo() })
+	return info.Device
 }

@@ -4,9 +4,6 @@
 package nvml
 
 import (
-	"context"
-	"errors"
-
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/partage-dev/partage/pkg/gpu"
@@ -15,83 +12,52 @@ import (
 // migMode is the result of nvmlDeviceGetMigMode.
 type migMode struct{ current, pending bool }
 
-func (h *handle) migMode(ctx context.Context) (migMode, error) {
-	return get(ctx, h.queue, "nvmlDeviceGetMigMode", func() (migMode, nvml.Return) {
-		current, pending, ret := h.dev.GetMigMode()
-		return migMode{
-			current: current == nvml.DEVICE_MIG_ENABLE,
-			pending: pending == nvml.DEVICE_MIG_ENABLE,
-		}, ret
-	})
+func (r *reading) migMode() migMode {
+	return must(r, "nvmlDeviceGetMigMode", r.getMIGMode)
 }
 
-// readMIG reads how the GPU can be partitioned. If that fails the GPU is broken: it
+func (h *handle) getMIGMode() (migMode, nvml.Return) {
+	current, pending, ret := h.dev.GetMigMode()
+	return migMode{current: current == nvml.DEVICE_MIG_ENABLE, pending: pending == nvml.DEVICE_MIG_ENABLE}, ret
+}
+
+// mig reads how the GPU can be partitioned. If that fails the GPU is broken: it
 // would otherwise be published as undivided.
-func readMIG(has features) func(context.Context, *handle, *gpu.GPU) error {
-	return func(ctx context.Context, h *handle, g *gpu.GPU) error {
-		mode, err := h.migMode(ctx)
-		if errors.Is(err, gpu.ErrNotSupported) {
-			return nil // not MIG-capable
-		}
-		if err != nil {
-			return err
-		}
-		dynamic, err := h.modeIsDynamic(ctx)
-		if err != nil {
-			return err
-		}
-		mig := &gpu.MIG{Enabled: mode.current, Dynamic: dynamic}
-		profiles, err := h.instanceProfiles(ctx)
-		if err != nil {
-			return err
-		}
-		for _, p := range profiles {
-			places, err := optional(h.placements(ctx, p))
-			if err != nil {
-				return err
-			}
-			if len(places) == 0 {
-				continue // known to the driver, not possible on this board
-			}
-			name, err := h.driverProfileName(ctx, has, p.enum)
-			if err != nil {
-				return err
-			}
-			if name == "" {
-				name = computedProfileName(p, g.Resources.MemoryBytes)
-			}
-			mig.Profiles = append(mig.Profiles, gpu.Profile{
-				ID:           p.info.Id,
-				Name:         name,
-				Slices:       int(p.info.SliceCount),
-				MaxInstances: int(p.info.InstanceCount),
-				Resources:    profileResources(p.info),
-				Placements:   places,
-			})
-		}
-		if len(mig.Profiles) == 0 {
-			return nil
-		}
-		mig.MemorySlices = memorySlices(mig.Profiles)
-		g.Resources = wholeResources(g.Resources.MemoryBytes, mig.Profiles)
-		g.MIG = mig
-		return nil
+func (r *reading) mig(g *gpu.GPU) {
+	mode, capable := ask(r, "nvmlDeviceGetMigMode", r.getMIGMode)
+	if !capable {
+		return
 	}
+	mig := &gpu.MIG{Enabled: mode.current, Dynamic: r.modeIsDynamic()}
+	for _, p := range r.profiles() {
+		places := r.placements(p)
+		if len(places) == 0 {
+			continue // known to the driver, not possible on this board
+		}
+		mig.Profiles = append(mig.Profiles, gpu.Profile{
+			ID:           p.info.Id,
+			Name:         r.profileName(p),
+			Slices:       int(p.info.SliceCount),
+			MaxInstances: int(p.info.InstanceCount),
+			Resources:    profileResources(p.info),
+			Placements:   places,
+		})
+	}
+	if r.err != nil || len(mig.Profiles) == 0 {
+		return
+	}
+	mig.MemorySlices = memorySlices(mig.Profiles)
+	g.Resources = wholeResources(g.Resources.MemoryBytes, mig.Profiles)
+	g.MIG = mig
 }
 
 // modeIsDynamic reports whether MIG mode can be changed without a GPU reset: from
 // Hopper on, and not in a vGPU guest, where the hypervisor decides.
-func (h *handle) modeIsDynamic(ctx context.Context) (bool, error) {
-	arch, err := optional(get(ctx, h.queue, "nvmlDeviceGetArchitecture", h.dev.GetArchitecture))
-	if err != nil {
-		return false, err
-	}
-	virtualization, err := optional(get(ctx, h.queue, "nvmlDeviceGetVirtualizationMode", h.dev.GetVirtualizationMode))
-	if err != nil {
-		return false, err
-	}
+func (r *reading) modeIsDynamic() bool {
+	arch, _ := ask(r, "nvmlDeviceGetArchitecture", r.dev.GetArchitecture)
+	virtualization, _ := ask(r, "nvmlDeviceGetVirtualizationMode", r.dev.GetVirtualizationMode)
 	return arch >= nvml.DEVICE_ARCH_HOPPER && arch != nvml.DEVICE_ARCH_UNKNOWN &&
-		virtualization != nvml.GPU_VIRTUALIZATION_MODE_VGPU, nil
+		virtualization != nvml.GPU_VIRTUALIZATION_MODE_VGPU
 }
 
 // memorySlices returns where the last placement ends. The driver does not report the

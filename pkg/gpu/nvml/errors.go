@@ -4,7 +4,6 @@
 package nvml
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -66,13 +65,4 @@ func failure(call, pci string, ret nvml.Return) error {
 		return nil
 	}
 	return &gpu.Error{Call: call, PCIAddress: pci, Text: describe(ret), Err: codes[ret].reason}
-}
-
-// optional returns the zero value instead of gpu.ErrNotSupported.
-func optional[T any](value T, err error) (T, error) {
-	if errors.Is(err, gpu.ErrNotSupported) {
-		var zero T
-		return zero, nil
-	}
-	return value, err
 }

@@ -5,7 +5,6 @@ package nvml
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -17,34 +16,9 @@ import (
 	"github.com/partage-dev/partage/pkg/wait"
 )
 
-// eventFunctions are what Events needs of the library. All are in R525, but a driver
-// without them is good for everything else.
-var eventFunctions = []string{
-	"nvmlEventSetCreate", "nvmlEventSetFree", "nvmlEventSetWait_v2", "nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents",
-}
-
-const (
-	// retryEvents is how long after a failure to register for events the next attempt is.
-	retryEvents = 2 * time.Second
-	// newEvents is how often GPUs are looked for that were found after the others.
-	newEvents = 10 * time.Second
-)
-
-// monitoring is why events of GPUs are not received, by PCI address. A GPU whose events
-// are has a nil error; one that is not in it is not known yet.
-type monitoring struct {
-	mu      sync.Mutex
-	reasons map[string]error
-}
-
-func (m *monitoring) set(pci string, reason error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.reasons == nil {
-		m.reasons = map[string]error{}
-	}
-	m.reasons[pci] = reason
-}
+// retryEvents is how long after a failure to register for events the next attempt is, and how often GPUs are
+// looked for that were found after the others.
+const retryEvents = 2 * time.Second
 
 // Unmonitored returns why the events of a GPU are not received, or nil if they are, or if
 // that is not known yet. The error wraps gpu.ErrNotSupported if the GPU or the driver
@@ -52,9 +26,9 @@ func (m *monitoring) set(pci string, reason error) {
 // a *gpu.PendingError if waiting for events does not return; it is nil again as soon as events are
 // received. It makes no call of the library.
 func (c *Client) Unmonitored(pciAddress string) error {
-	c.monitoring.mu.Lock()
-	defer c.monitoring.mu.Unlock()
-	return c.monitoring.reasons[pciAddress]
+	reason, _ := c.unmonitored.Load(pciAddress)
+	err, _ := reason.(error)
+	return err
 }
 
 // Events returns what the driver reports about GPUs, until ctx ends; then it closes the
@@ -77,8 +51,7 @@ func (c *Client) Events(ctx context.Context) <-chan gpu.Event {
 		defer following.Wait()
 		followed := map[string]bool{}
 		for ctx.Err() == nil {
-			found := c.found()
-			for _, pci := range found {
+			for _, pci := range c.found() {
 				if followed[pci] {
 					continue
 				}
@@ -86,11 +59,7 @@ func (c *Client) Events(ctx context.Context) <-chan gpu.Event {
 				w := &eventWatch{client: c, pci: pci, events: events, late: make(chan nvml.EventData, 1)}
 				following.Go(func() { w.run(ctx) })
 			}
-			again := retryEvents
-			if len(found) > 0 {
-				again = newEvents
-			}
-			_ = wait.For(ctx, again) // the loop ends with ctx
+			_ = wait.For(ctx, retryEvents) // the loop ends with ctx
 		}
 	}()
 	return events
@@ -98,23 +67,13 @@ func (c *Client) Events(ctx context.Context) <-chan gpu.Event {
 
 // found are the addresses of the GPUs that were found in this session.
 func (s *session) found() []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Sorted(maps.Values(s.addresses))
-}
-
-// eventLibrary returns the library if it has what Events needs.
-func (c *Client) eventLibrary() (nvml.Interface, error) {
-	lib, err := c.library()
+	lib, err := s.library()
 	if err != nil {
-		return nil, err
+		return nil
 	}
-	for _, name := range eventFunctions {
-		if lib.Extensions().LookupSymbol(name) != nil {
-			return nil, fmt.Errorf("the driver has no %s: %w", name, gpu.ErrNotSupported)
-		}
-	}
-	return lib, nil
+	lib.mu.Lock()
+	defer lib.mu.Unlock()
+	return slices.Sorted(maps.Values(lib.addresses))
 }
 
 // eventTypes are those of the driver that Events is about. Corrected memory errors come in
@@ -122,20 +81,17 @@ func (c *Client) eventLibrary() (nvml.Interface, error) {
 const eventTypes = nvml.EventTypeXidCriticalError | nvml.EventTypeDoubleBitEccError |
 	nvml.EventTypeGpuUnavailableError | nvml.EventTypeGpuRecoveryAction
 
-// eventOf is what the driver says, or false for an event that Events is not about.
-func eventOf(pci string, data nvml.EventData, notBefore time.Time) (gpu.Event, bool) {
-	event := gpu.Event{Time: time.Now(), NotBefore: notBefore, PCIAddress: pci, InstanceID: -1, ComputeInstanceID: -1}
-	switch data.EventType {
-	case nvml.EventTypeXidCriticalError:
-		event.Kind, event.XID = gpu.EventXID, data.EventData
-	case nvml.EventTypeDoubleBitEccError:
-		event.Kind = gpu.EventUncorrectedECC
-	case nvml.EventTypeGpuUnavailableError:
-		event.Kind = gpu.EventLost
-	case nvml.EventTypeGpuRecoveryAction:
-		event.Kind = gpu.EventRecoveryAction
-	default:
-		return gpu.Event{}, false
+var eventKinds = map[uint64]gpu.EventKind{
+	nvml.EventTypeXidCriticalError:    gpu.EventXID,
+	nvml.EventTypeDoubleBitEccError:   gpu.EventUncorrectedECC,
+	nvml.EventTypeGpuUnavailableError: gpu.EventLost,
+	nvml.EventTypeGpuRecoveryAction:   gpu.EventRecoveryAction,
+}
+
+// eventOf completes an event that is about all of the GPU with what the driver says.
+func eventOf(event gpu.Event, data nvml.EventData) gpu.Event {
+	if event.Kind == gpu.EventXID {
+		event.XID = data.EventData
 	}
 	if data.GpuInstanceId != noInstance {
 		event.InstanceID = int(data.GpuInstanceId)
@@ -143,5 +99,5 @@ func eventOf(pci string, data nvml.EventData, notBefore time.Time) (gpu.Event, b
 			event.ComputeInstanceID = int(data.ComputeInstanceId)
 		}
 	}
-	return event, true
+	return event
 }

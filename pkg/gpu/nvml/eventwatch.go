@@ -24,9 +24,6 @@ const (
 	eventWait = 10 * time.Second
 	// eventMore is how long the call after an event waits, which tells whether there are more.
 	eventMore = time.Millisecond
-	// eventCheck is how often a GPU without events is asked whether it is still the one
-	// that they were registered on. After a reset it has another handle.
-	eventCheck = 5 * time.Second
 )
 
 // eventWatch follows the events of one GPU.
@@ -44,11 +41,10 @@ type eventWatch struct {
 	problem logchange.Problem
 }
 
-// eventSet is what events are registered with, and on.
+// eventSet is what events are registered with, and the GPU that they are registered on.
 type eventSet struct {
 	nvml.EventSet
-	lib nvml.Interface
-	dev nvml.Device
+	on *handle
 }
 
 // errOtherHandle: the GPU has another handle now, on which nothing is registered.
@@ -74,7 +70,7 @@ func (w *eventWatch) run(ctx context.Context) {
 
 // report says why no events are received, and that the GPU is lost, once.
 func (w *eventWatch) report(ctx context.Context, err error) {
-	w.client.monitoring.set(w.pci, err)
+	w.client.unmonitored.Store(w.pci, err)
 	w.problem.Log(ctx, err, "Events of a GPU are not received", "Events of a GPU are received again", "pciAddress", w.pci)
 	if lost := errors.Is(err, gpu.ErrLost); lost && !w.lost {
 		w.lost = true
@@ -97,91 +93,68 @@ func (w *eventWatch) follow(ctx context.Context) error {
 	defer w.free(ctx, set)
 	w.lost = false
 	w.report(ctx, nil)
-	checked := time.Now()
-	for ctx.Err() == nil {
+	for {
 		err := w.wait(ctx, set)
 		var out *gpu.PendingError
 		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
 		case errors.As(err, &out):
 			w.waitOut(ctx, out)
 			continue
-		case errors.Is(err, gpu.ErrTimeout):
-		case err != nil:
+		case err != nil && !errors.Is(err, gpu.ErrTimeout):
 			return err
-		}
-		if time.Since(checked) < eventCheck {
-			continue
 		}
 		if err := w.check(ctx, set); err != nil {
 			return err
 		}
-		checked = time.Now()
 	}
-	return ctx.Err()
+}
+
+// queue is that of waiting for the GPU's events, which delays no other call on it. It is not observed.
+func (w *eventWatch) queue(lib *library) queue {
+	return queue{Queue: w.client.calls.Of(w.pci, "events"), lib: lib}
 }
 
 // register makes an event set and registers the GPU with it.
 func (w *eventWatch) register(ctx context.Context) (eventSet, error) {
-	c := w.client
-	lib, err := c.eventLibrary()
-	if err != nil {
-		return eventSet{}, err
-	}
-	// First, so that no event set is made for a GPU that does not answer.
-	var types uint64
-	err = c.onGPU(ctx, w.pci, func(h *handle) (err error) {
-		types, err = supportedEvents(ctx, h)
-		return err
+	return onGPU(ctx, &w.client.session, w.pci, func(r *reading) eventSet {
+		// First, so that no event set is made for a GPU that does not answer.
+		types := r.supportedEvents()
+		if r.err != nil {
+			return eventSet{}
+		}
+		set := eventSet{on: r.handle}
+		if set.EventSet, r.err = get(ctx, w.queue(r.lib), "nvmlEventSetCreate", r.lib.EventSetCreate); r.err != nil {
+			return eventSet{}
+		}
+		w.drained = time.Now()
+		r.change("nvmlDeviceRegisterEvents", func() nvml.Return { return r.dev.RegisterEvents(types, set.EventSet) })
+		if r.err != nil && !gpu.IsPending(r.err) { // or a call still works on the set
+			w.free(ctx, set)
+		}
+		return set
 	})
-	if err != nil {
-		return eventSet{}, err
-	}
-	set := eventSet{lib: lib}
-	set.EventSet, err = get(ctx, c.events(w.pci), "nvmlEventSetCreate", func() (nvml.EventSet, nvml.Return) {
-		return use(&c.session, lib, lib.EventSetCreate)
-	})
-	if err != nil {
-		return eventSet{}, err
-	}
-	w.drained = time.Now()
-	err = c.onGPU(ctx, w.pci, func(h *handle) error {
-		set.dev = h.dev
-		return w.useFor(ctx, h.queue, "nvmlDeviceRegisterEvents", lib, func() nvml.Return {
-			return h.dev.RegisterEvents(types, set.EventSet)
-		})
-	})
-	if err == nil {
-		return set, nil
-	}
-	if !gpu.IsPending(err) { // or a call still works on the set
-		w.free(ctx, set)
-	}
-	return eventSet{}, err
 }
 
 // supportedEvents are the types that are wanted and that the GPU supports.
-func supportedEvents(ctx context.Context, h *handle) (uint64, error) {
+func (r *reading) supportedEvents() uint64 {
 	const call = "nvmlDeviceGetSupportedEventTypes"
-	types, err := get(ctx, h.queue, call, h.dev.GetSupportedEventTypes)
-	if err != nil {
-		return 0, err
-	}
+	types := must(r, call, r.dev.GetSupportedEventTypes)
 	if types&nvml.EventTypeXidCriticalError == 0 {
-		return 0, &gpu.Error{Call: call, PCIAddress: h.pci, Err: gpu.ErrNotSupported, Text: "the GPU does not report XIDs"}
+		r.fail(call, gpu.ErrNotSupported, "the GPU does not report XIDs")
 	}
-	return types & eventTypes, nil
+	return types & eventTypes
 }
 
 // wait waits for one event and delivers it. When ctx ends the call goes on by itself.
 func (w *eventWatch) wait(ctx context.Context, set eventSet) error {
-	q := w.client.events(w.pci)
+	q := w.queue(set.on.lib)
 	began, timeout := time.Now(), w.timeout(q.Limit())
 	answer := make(chan error, 1)
 	go func() {
 		answer <- do(context.WithoutCancel(ctx), q, waitForEvent, func() nvml.Return {
-			data, ret := use(&w.client.session, set.lib, func() (nvml.EventData, nvml.Return) {
-				return set.Wait(uint32(timeout.Milliseconds()))
-			})
+			data, ret := set.Wait(uint32(timeout.Milliseconds()))
 			if ret == nvml.SUCCESS {
 				w.late <- data // has room: there is one call at a time
 			}
@@ -217,7 +190,9 @@ func (w *eventWatch) timeout(limit time.Duration) time.Duration {
 func (w *eventWatch) deliver(ctx context.Context) {
 	select {
 	case data := <-w.late:
-		if event, ok := eventOf(w.pci, data, w.drained); ok {
+		if kind, wanted := eventKinds[data.EventType]; wanted {
+			event := eventOf(w.event(kind), data)
+			event.NotBefore = w.drained
 			w.send(ctx, event)
 		}
 	default:
@@ -244,14 +219,13 @@ func (w *eventWatch) waitOut(ctx context.Context, out *gpu.PendingError) {
 }
 
 // check fails if events are registered on something that is no longer the GPU, or no
-// longer works. It does not fail for a GPU that hangs: its events may still come.
+// longer works. After a reset the GPU has another handle. It does not fail for a GPU that hangs: its events may
+// still come.
 func (w *eventWatch) check(ctx context.Context, set eventSet) error {
-	err := w.client.onGPU(ctx, w.pci, func(h *handle) error {
-		if _, err := supportedEvents(ctx, h); err != nil {
-			return err
-		}
-		if h.dev != set.dev {
-			return errOtherHandle
+	_, err := onGPU(ctx, &w.client.session, w.pci, func(r *reading) any {
+		_ = r.supportedEvents()
+		if r.err == nil && r.dev != set.on.dev {
+			r.err = errOtherHandle
 		}
 		return nil
 	})
@@ -261,25 +235,13 @@ func (w *eventWatch) check(ctx context.Context, set eventSet) error {
 	return err
 }
 
-// free drops an event set, when no call waits with it any more. One that is lost with its session is left to the library.
+// free drops an event set. One that is lost with its session is left to the library, as is the one of a receiver
+// that ends: a call may wait with it.
 func (w *eventWatch) free(ctx context.Context, set eventSet) {
-	free := func() {
-		err := w.useFor(context.WithoutCancel(ctx), w.client.events(w.pci), "nvmlEventSetFree", set.lib, set.Free)
-		if err != nil {
-			klog.FromContext(ctx).V(4).Info("Event set was not freed", "pciAddress", w.pci, "reason", err)
-		}
-	}
 	if ctx.Err() != nil {
-		go free()
 		return
 	}
-	free()
-}
-
-// useFor is do for a call that works on an event set.
-func (w *eventWatch) useFor(ctx context.Context, q queue, call string, lib nvml.Interface, f func() nvml.Return) error {
-	return do(ctx, q, call, func() nvml.Return {
-		_, ret := use(&w.client.session, lib, func() (struct{}, nvml.Return) { return struct{}{}, f() })
-		return ret
-	})
+	if err := do(ctx, w.queue(set.on.lib), "nvmlEventSetFree", set.Free); err != nil {
+		klog.FromContext(ctx).V(4).Info("Event set was not freed", "pciAddress", w.pci, "reason", err)
+	}
 }

@@ -5,11 +5,8 @@ package nvml
 
 import (
 	"context"
-	"errors"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
-
-	"github.com/partage-dev/partage/pkg/gpu"
 )
 
 // Facts are what a report says of a GPU beside what Discover reads: nothing is decided by
@@ -29,51 +26,19 @@ type Facts struct {
 
 // Facts reads them. It changes nothing.
 func (c *Client) Facts(ctx context.Context, pciAddress string) (Facts, error) {
-	lib, err := c.library()
-	if err != nil {
-		return Facts{}, err
-	}
-	r := newAsker(lib)
-	var facts Facts
-	err = c.onGPU(ctx, pciAddress, func(h *handle) (err error) {
-		facts = Facts{}
-		facts.Persistence, err = known(ask(ctx, r, h, "nvmlDeviceGetPersistenceMode", func() (bool, nvml.Return) {
-			mode, ret := h.dev.GetPersistenceMode()
+	return onGPU(ctx, &c.session, pciAddress, func(r *reading) (facts Facts) {
+		facts.Persistence = known(r, "nvmlDeviceGetPersistenceMode", func() (bool, nvml.Return) {
+			mode, ret := r.dev.GetPersistenceMode()
 			return mode == nvml.FEATURE_ENABLED, ret
-		}))
-		if err != nil {
-			return err
-		}
-		memory, err := known(ask(ctx, r, h, "nvmlDeviceGetMemoryInfo_v2", h.dev.GetMemoryInfo_v2))
-		if err != nil {
-			return err
-		}
-		if memory != nil {
+		})
+		if memory := known(r, "nvmlDeviceGetMemoryInfo_v2", r.dev.GetMemoryInfo_v2); memory != nil {
 			facts.ReservedBytes, facts.UsedBytes = &memory.Reserved, &memory.Used
 		}
-		facts.ECC, err = known(ask(ctx, r, h, "nvmlDeviceGetEccMode", func() (bool, nvml.Return) {
-			mode, _, ret := h.dev.GetEccMode()
+		facts.ECC = known(r, "nvmlDeviceGetEccMode", func() (bool, nvml.Return) {
+			mode, _, ret := r.dev.GetEccMode()
 			return mode == nvml.FEATURE_ENABLED, ret
-		}))
-		if err != nil {
-			return err
-		}
-		facts.Cores, err = known(ask(ctx, r, h, "nvmlDeviceGetNumGpuCores", h.dev.GetNumGpuCores))
-		return err
+		})
+		facts.Cores = known(r, "nvmlDeviceGetNumGpuCores", r.dev.GetNumGpuCores)
+		return facts
 	})
-	if err != nil {
-		return Facts{}, err
-	}
-	return facts, nil
-}
-
-// known returns the value, or nil where it is not supported.
-func known[T any](value T, err error) (*T, error) {
-	if errors.Is(err, gpu.ErrNotSupported) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	return &value, nil
 }

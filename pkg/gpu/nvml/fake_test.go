@@ -4,6 +4,7 @@
 package nvml
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -25,6 +26,7 @@ type fakeLibrary struct {
 	broken     map[int]nvml.Return // by index
 
 	countResult nvml.Return
+	version     string // of the driver; R580 by default
 
 	inits, shutdowns, lookups int
 }
@@ -96,7 +98,7 @@ func (l *fakeLibrary) LookupSymbol(name string) error {
 }
 
 func (l *fakeLibrary) SystemGetDriverVersion() (string, nvml.Return) {
-	return "580.95.05", nvml.SUCCESS
+	return cmp.Or(l.version, "580.95.05"), nvml.SUCCESS
 }
 
 func (l *fakeLibrary) SystemGetCudaDriverVersion_v2() (int, nvml.Return) {

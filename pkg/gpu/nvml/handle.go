@@ -8,56 +8,69 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
-// handle is what is cached of one GPU: NVML's handle, and the profiles and NVLinks, which do not
-// change while the driver runs. Looking a handle up can take seconds when many
-// processes do it at once.
+// handle is what is cached of one GPU: NVML's handle, and what does not change while the driver
+// runs, nil until it was read. Looking a handle up can take seconds when many processes do it at once.
 type handle struct {
-	pci   string
-	queue queue
-	dev   nvml.Device
+	lib *library
+	pci string
+	dev nvml.Device
 
-	// mu is not held during calls, which may hang.
-	mu sync.Mutex
-	gi []instanceProfile
-	ci map[uint32][]nvml.ComputeInstanceProfileInfo // by GPU instance profile id
-	// gpm says whether partitions tell how busy they are, nil before that was asked.
-	gpm     *bool
-	samples []gpmSample
-	// nvlink is what the links lead to, nil before that was read.
-	nvlink *gpu.NVLink
-	// linksOut is a call about the links that nobody waited for any more, or nil.
-	linksOut *gpu.PendingError
-	// coherentMemory is who manages the GPU's memory if it is coherent, nil before that was read.
-	coherentMemory *gpu.CoherentMemory
+	instanceProfiles atomic.Pointer[[]*instanceProfile]
+	coherentMemory   atomic.Pointer[gpu.CoherentMemory]
+	// nvlink is what the links lead to, and linksOut a call about them that nobody waited for any more.
+	nvlink   atomic.Pointer[*gpu.NVLink]
+	linksOut atomic.Pointer[gpu.PendingError]
+	// gpm says whether partitions tell how busy they are.
+	gpm atomic.Pointer[bool]
+
+	mu      sync.Mutex // not held during calls, which may hang
+	samples map[gpu.PartitionID]nvml.GpmSample
+}
+
+// lasting returns what is kept, or reads it, and keeps what is known now.
+func lasting[T any](kept *atomic.Pointer[T], read func() (value T, known bool)) T {
+	if value := kept.Load(); value != nil {
+		return *value
+	}
+	value, known := read()
+	if known {
+		kept.Store(&value)
+	}
+	return value
 }
 
 // onGPU runs f on the GPU. If a cached handle turns out to be stale, for example
 // after a reset, f runs again on a new one; so what f does before it meets a stale
 // handle must be repeatable.
-func (s *session) onGPU(ctx context.Context, pci string, f func(*handle) error) error {
+func onGPU[T any](ctx context.Context, s *session, pci string, f func(*reading) T) (T, error) {
 	h, cached, err := s.handle(ctx, pci)
 	if err != nil {
-		return err
+		var none T
+		return none, err
 	}
-	err = f(h)
-	if !cached || !maybeStale(err) {
-		return err
+	r := s.reading(ctx, h)
+	value := f(r)
+	if !cached || !maybeStale(r.err) {
+		return value, r.err
 	}
-	s.forget(h)
-	fresh, _, findErr := s.handle(ctx, pci)
-	if findErr != nil {
-		return errors.Join(err, findErr)
+	h.lib.forget(h)
+	fresh, _, err := s.handle(ctx, pci)
+	if err != nil {
+		return value, errors.Join(r.err, err)
 	}
 	if fresh.dev == h.dev {
-		return err // the handle was good, the refusal is meant
+		return value, r.err // the handle was good, the refusal is meant
 	}
-	return f(fresh)
+	r = s.reading(ctx, fresh)
+	value = f(r)
+	return value, r.err
 }
 
 // maybeStale reports whether an error may come from a stale handle.
@@ -70,104 +83,92 @@ func (s *session) handle(ctx context.Context, pci string) (h *handle, cached boo
 	if err != nil {
 		return nil, false, err
 	}
-	s.mu.Lock()
-	h = s.handles[pci]
-	s.mu.Unlock()
+	lib.mu.Lock()
+	h = lib.handles[pci]
+	lib.mu.Unlock()
 	if h != nil {
 		return h, true, nil
 	}
-	dev, err := get(ctx, s.queue(pci), "nvmlDeviceGetHandleByPciBusId_v2", func() (nvml.Device, nvml.Return) {
+	dev, err := get(ctx, queue{s.calls.GPU(pci), lib, s.observe}, "nvmlDeviceGetHandleByPciBusId_v2", func() (nvml.Device, nvml.Return) {
 		return lib.DeviceGetHandleByPciBusId(pci)
 	})
 	if err != nil {
 		return nil, false, err
 	}
-	return s.remember(pci, dev), false, nil
+	return lib.remember(pci, dev), false, nil
 }
 
-// remember caches the GPU's handle. If the handle was cached before, it keeps the
-// profiles that are known of it.
-func (s *session) remember(pci string, dev nvml.Device) *handle {
-	fresh := &handle{pci: pci, queue: s.queue(pci), dev: dev, ci: map[uint32][]nvml.ComputeInstanceProfileInfo{}}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.handles == nil {
-		return fresh // closed meanwhile
+// remember caches the GPU's handle. If the handle was cached before, it keeps what is known of it.
+func (l *library) remember(pci string, dev nvml.Device) *handle {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	h := l.handles[pci]
+	if h == nil || h.dev != dev {
+		h = &handle{lib: l, pci: pci, dev: dev, samples: map[gpu.PartitionID]nvml.GpmSample{}}
+		l.handles[pci] = h
 	}
-	if h := s.handles[pci]; h != nil && h.dev == dev {
-		return h
-	}
-	s.handles[pci] = fresh
-	return fresh
+	return h
 }
 
 // forget drops h unless another one has taken its place.
-func (s *session) forget(h *handle) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.handles[h.pci] == h {
-		delete(s.handles, h.pci)
+func (l *library) forget(h *handle) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.handles[h.pci] == h {
+		delete(l.handles, h.pci)
 	}
 }
 
 // checkProfiles refuses a GPU that had more MIG profiles earlier in this session: a
 // driver in trouble answers NOT_SUPPORTED, and allocated devices would no longer be
 // published.
-func (s *session) checkProfiles(g *gpu.GPU) error {
+func (l *library) checkProfiles(g *gpu.GPU) error {
 	now := 0
 	if g.MIG != nil {
 		now = len(g.MIG.Profiles)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if before := s.profiles[g.PCIAddress]; now < before {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if before := l.profiles[g.PCIAddress]; now < before {
 		return &gpu.Error{
 			Call: "nvmlDeviceGetMigMode and nvmlDeviceGetGpuInstancePossiblePlacements_v2", PCIAddress: g.PCIAddress,
 			Text: fmt.Sprintf("%d MIG profiles are supported, %d were earlier", now, before),
 		}
 	}
-	if s.profiles != nil {
-		s.profiles[g.PCIAddress] = now
-	}
+	l.profiles[g.PCIAddress] = now
 	return nil
+}
+
+// earlier is the address at which a GPU was found earlier in this session, in which indexes do not move, or "".
+func (l *library) earlier(index int) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.addresses[index]
 }
 
 // locate returns the GPU with this index, and its handle. If it fails it returns the
 // address that was found earlier, if there is one.
-func (s *session) locate(ctx context.Context, lib nvml.Interface, index int) (nvml.Device, gpu.GPU, error) {
-	q := s.byIndex(index)
-	earlier := gpu.GPU{PCIAddress: q.PCIAddress()}
-	dev, err := get(ctx, q, "nvmlDeviceGetHandleByIndex_v2", func() (nvml.Device, nvml.Return) {
+func (s *session) locate(ctx context.Context, lib *library, index int) (*handle, gpu.GPU, error) {
+	g := gpu.GPU{PCIAddress: lib.earlier(index)}
+	// It is never the driver's queue: a GPU that cannot even be looked up would then hide all.
+	calls := s.calls.GPU(g.PCIAddress)
+	if g.PCIAddress == "" {
+		calls = s.calls.Of("", fmt.Sprintf("index %d", index))
+	}
+	r := &reading{ctx: ctx, queue: queue{calls, lib, s.observe}}
+	dev := must(r, "nvmlDeviceGetHandleByIndex_v2", func() (nvml.Device, nvml.Return) {
 		return lib.DeviceGetHandleByIndex(index)
 	})
-	if err != nil {
-		return nil, earlier, err
-	}
-	info, err := get(ctx, q, "nvmlDeviceGetPciInfo_v3", dev.GetPciInfo)
-	if err != nil {
-		return nil, earlier, err
+	info := must(r, "nvmlDeviceGetPciInfo_v3", func() (nvml.PciInfo, nvml.Return) { return dev.GetPciInfo() })
+	if r.err != nil {
+		return nil, g, r.err
 	}
 	pci, err := pciAddress(cString(info.BusId[:]))
 	if err != nil {
-		return nil, earlier, err
+		return nil, g, err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.addresses != nil { // nil: closed meanwhile
-		s.addresses[index] = pci
-	}
-	return dev, gpu.GPU{PCIAddress: pci, PCIDeviceID: pciDeviceID(info.PciDeviceId)}, nil
-}
-
-// byIndex returns the queue for looking up the GPU with this index: the GPU's own
-// if the index was looked up before in this session, in which indexes do not move.
-// It is never the driver's: a GPU that cannot even be looked up would then hide all.
-func (s *session) byIndex(index int) queue {
-	s.mu.Lock()
-	pci := s.addresses[index]
-	s.mu.Unlock()
-	if pci != "" {
-		return s.queue(pci)
-	}
-	return queue{s.calls.Of("", fmt.Sprintf("index %d", index)), s.observe}
+	lib.mu.Lock()
+	lib.addresses[index] = pci
+	lib.mu.Unlock()
+	return lib.remember(pci, dev), gpu.GPU{PCIAddress: pci, PCIDeviceID: pciDeviceID(info.PciDeviceId)}, nil
 }

@@ -16,50 +16,27 @@ import (
 )
 
 // Health reads what a GPU says about its own state. What the GPU or its driver does not
-// support is nil or empty. It makes up to 11 calls of the library.
+// support is nil or empty. It makes up to 13 calls of the library.
 //
 // A value that cannot be read for another reason is empty, too, and the error says why; the
 // others are there all the same. Only a GPU that does not answer is not asked for the rest.
 func (c *Client) Health(ctx context.Context, pciAddress string) (gpu.Health, error) {
-	lib, err := c.library()
-	if err != nil {
-		return gpu.Health{}, err
-	}
-	r := newAsker(lib)
-	var health gpu.Health
-	err = c.onGPU(ctx, pciAddress, func(h *handle) error {
-		health = gpu.Health{}
+	return onGPU(ctx, &c.session, pciAddress, func(r *reading) (health gpu.Health) {
 		var errs []error
-		for _, read := range []func(context.Context, *handle, *gpu.Health) error{
-			r.recoveryAction, r.remappedRows, r.retiredPages, r.ecc, r.repairs, r.fabric, r.throttling, r.temperature,
+		for _, read := range []func(*reading, *gpu.Health){
+			(*reading).recoveryAction, (*reading).remappedRows, (*reading).ecc, (*reading).repairs,
+			(*reading).fabric, (*reading).throttling, (*reading).temperature,
 		} {
-			_, err := optional(struct{}{}, read(ctx, h, &health))
-			errs = append(errs, err)
-			if gpu.IsPending(err) || ctx.Err() != nil {
+			read(r, &health)
+			errs = append(errs, r.err)
+			if r.over() {
 				break
 			}
+			r.err = nil
 		}
-		return errors.Join(errs...)
+		r.err = errors.Join(errs...)
+		return health
 	})
-	return health, err
-}
-
-// asker asks for what the library may not have. It fails with gpu.ErrNotSupported for what there is not.
-type asker struct {
-	has func(function string) bool // whether the library does
-}
-
-func newAsker(lib nvml.Interface) asker {
-	return asker{func(function string) bool { return lib.Extensions().LookupSymbol(function) == nil }}
-}
-
-// ask is get for a function that the library may lack.
-func ask[T any](ctx context.Context, r asker, h *handle, call string, f func() (T, nvml.Return)) (T, error) {
-	if r.has(call) {
-		return get(ctx, h.queue, call, f)
-	}
-	var none T
-	return none, failure(call, h.pci, nvml.ERROR_FUNCTION_NOT_FOUND)
 }
 
 var recoveryActions = map[nvml.DeviceGpuRecoveryAction]gpu.RecoveryAction{
@@ -75,88 +52,57 @@ var recoveryActions = map[nvml.DeviceGpuRecoveryAction]gpu.RecoveryAction{
 
 // recoveryAction reads the field that nvidia-smi -q shows as "GPU Recovery Action". A driver
 // that does not know the field says so in the field's own code.
-func (r asker) recoveryAction(ctx context.Context, h *handle, health *gpu.Health) error {
-	field, err := ask(ctx, r, h, "nvmlDeviceGetFieldValues", func() (nvml.FieldValue, nvml.Return) {
+func (r *reading) recoveryAction(health *gpu.Health) {
+	field, known := ask(r, "nvmlDeviceGetFieldValues", func() (nvml.FieldValue, nvml.Return) {
 		fields := []nvml.FieldValue{{FieldId: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION}}
-		ret := h.dev.GetFieldValues(fields)
+		ret := r.dev.GetFieldValues(fields)
 		if ret == nvml.SUCCESS {
 			ret = nvml.Return(fields[0].NvmlReturn)
 		}
 		return fields[0], ret
 	})
-	// A driver that is older than the field calls it an invalid argument.
-	if errors.Is(err, gpu.ErrInvalid) {
-		return nil
+	if errors.Is(r.err, gpu.ErrInvalid) { // so a driver calls a field that is newer
+		r.err = nil
 	}
-	if err != nil {
-		return err
+	if !known {
+		return
 	}
-	number := nvml.DeviceGpuRecoveryAction(unsigned(field))
+	// Of whatever width the number is, its lowest bytes come first.
+	number := nvml.DeviceGpuRecoveryAction(binary.LittleEndian.Uint16(field.Value[:]))
 	action, known := recoveryActions[number]
 	if !known {
 		action = gpu.RecoveryAction(fmt.Sprintf("Recovery action %d", number))
 	}
 	health.RecoveryAction = action
-	return nil
 }
 
-// unsigned is the value of a field that is a natural number.
-func unsigned(field nvml.FieldValue) uint64 {
-	switch nvml.ValueType(field.ValueType) {
-	case nvml.VALUE_TYPE_UNSIGNED_SHORT:
-		return uint64(binary.NativeEndian.Uint16(field.Value[:]))
-	case nvml.VALUE_TYPE_UNSIGNED_INT, nvml.VALUE_TYPE_SIGNED_INT:
-		return uint64(binary.NativeEndian.Uint32(field.Value[:]))
-	default:
-		return binary.NativeEndian.Uint64(field.Value[:])
-	}
-}
-
-func (r asker) remappedRows(ctx context.Context, h *handle, health *gpu.Health) error {
-	rows, err := ask(ctx, r, h, "nvmlDeviceGetRemappedRows", func() (gpu.RemappedRows, nvml.Return) {
-		corrected, uncorrected, pending, failed, ret := h.dev.GetRemappedRows()
+func (r *reading) remappedRows(health *gpu.Health) {
+	health.RemappedRows = known(r, "nvmlDeviceGetRemappedRows", func() (gpu.RemappedRows, nvml.Return) {
+		corrected, uncorrected, pending, failed, ret := r.dev.GetRemappedRows()
 		return gpu.RemappedRows{Corrected: corrected, Uncorrected: uncorrected, Pending: pending, Failed: failed}, ret
 	})
-	if err == nil {
-		health.RemappedRows = &rows
+	if health.RemappedRows == nil { // GPUs that do not remap rows
+		pending, _ := ask(r, "nvmlDeviceGetRetiredPagesPendingStatus", r.dev.GetRetiredPagesPendingStatus)
+		health.PageRetirementPending = pending == nvml.FEATURE_ENABLED
 	}
-	return err
 }
 
-// retiredPages asks GPUs that do not remap rows.
-func (r asker) retiredPages(ctx context.Context, h *handle, health *gpu.Health) error {
-	if health.RemappedRows != nil {
-		return nil
+func (r *reading) ecc(health *gpu.Health) {
+	read := func(kind nvml.MemoryErrorType) *uint64 {
+		return known(r, "nvmlDeviceGetTotalEccErrors", func() (uint64, nvml.Return) {
+			return r.dev.GetTotalEccErrors(kind, nvml.VOLATILE_ECC)
+		})
 	}
-	pending, err := ask(ctx, r, h, "nvmlDeviceGetRetiredPagesPendingStatus", h.dev.GetRetiredPagesPendingStatus)
-	health.PageRetirementPending = err == nil && pending == nvml.FEATURE_ENABLED
-	return err
-}
-
-func (r asker) ecc(ctx context.Context, h *handle, health *gpu.Health) error {
-	read := func(kind nvml.MemoryErrorType) (*uint64, error) {
-		return known(ask(ctx, r, h, "nvmlDeviceGetTotalEccErrors", func() (uint64, nvml.Return) {
-			return h.dev.GetTotalEccErrors(kind, nvml.VOLATILE_ECC)
-		}))
-	}
-	var err error
-	if health.UncorrectedECC, err = read(nvml.MEMORY_ERROR_TYPE_UNCORRECTED); err != nil {
-		return err
-	}
-	health.CorrectedECC, err = read(nvml.MEMORY_ERROR_TYPE_CORRECTED)
-	return err
+	health.UncorrectedECC = read(nvml.MEMORY_ERROR_TYPE_UNCORRECTED)
+	health.CorrectedECC = read(nvml.MEMORY_ERROR_TYPE_CORRECTED)
 }
 
 // repairs reads what is to be repaired, and what cannot be.
-func (r asker) repairs(ctx context.Context, h *handle, health *gpu.Health) error {
-	repair, err := optional(ask(ctx, r, h, "nvmlDeviceGetRepairStatus", h.dev.GetRepairStatus))
-	if err != nil {
-		return err
-	}
+func (r *reading) repairs(health *gpu.Health) {
+	repair, _ := ask(r, "nvmlDeviceGetRepairStatus", r.dev.GetRepairStatus)
 	health.RepairPending = repair.BChannelRepairPending != 0 || repair.BTpcRepairPending != 0
-	memory, err := ask(ctx, r, h, "nvmlDeviceGetUnrepairableMemoryFlag_v1", h.dev.GetUnrepairableMemoryFlag_v1)
+	memory, _ := ask(r, "nvmlDeviceGetUnrepairableMemoryFlag_v1", r.dev.GetUnrepairableMemoryFlag_v1)
 	health.Unrepairable = memory.BUnrepairableMemory != 0
-	return err
 }
 
 // fabricHealth describes the values of fields of the fabric's health mask, by field.
@@ -171,17 +117,20 @@ var fabricHealth = []struct {
 }
 
 // fabric reads the state of the GPU's registration with the NVLink fabric.
-func (r asker) fabric(ctx context.Context, h *handle, health *gpu.Health) error {
-	if !r.has("nvmlDeviceGetGpuFabricInfoV") {
-		return nil
-	}
-	info, err := fabricInfo(ctx, h)
-	if err != nil {
-		return err
+func (r *reading) fabric(health *gpu.Health) {
+	info, known := r.fabricInfo()
+	if !known {
+		return
 	}
 	if info.State != nvml.GPU_FABRIC_STATE_COMPLETED {
-		health.FabricPending, err = fabricPending(ctx, h, info)
-		return err
+		pending := fabricPendings[info.State]
+		if pending == "" {
+			return
+		}
+		if mode, _ := ask(r, "nvmlDeviceGetMigMode", r.getMIGMode); !mode.current && r.err == nil {
+			health.FabricPending = pending
+		}
+		return
 	}
 	var wrong []string
 	if ret := nvml.Return(info.Status); ret != nvml.SUCCESS {
@@ -197,26 +146,12 @@ func (r asker) fabric(ctx context.Context, h *handle, health *gpu.Health) error 
 		wrong = append(wrong, fmt.Sprintf("the configuration is incorrect (NVML's reason %d)", value))
 	}
 	health.FabricUnhealthy = strings.Join(wrong, ", ")
-	return nil
 }
 
 // fabricPendings are the states in which CUDA does not start.
 var fabricPendings = map[uint8]string{
 	nvml.GPU_FABRIC_STATE_NOT_STARTED: "Not Started",
 	nvml.GPU_FABRIC_STATE_IN_PROGRESS: "In Progress",
-}
-
-// fabricPending is gpu.Health.FabricPending.
-func fabricPending(ctx context.Context, h *handle, info nvml.GpuFabricInfo_v2) (string, error) {
-	state := fabricPendings[info.State]
-	if state == "" {
-		return "", nil
-	}
-	mode, err := optional(h.migMode(ctx))
-	if err != nil || mode.current {
-		return "", err
-	}
-	return state, nil
 }
 
 // throttlings are the reasons that mean that something is wrong. Others are normal, such as
@@ -231,47 +166,38 @@ var throttlings = []struct {
 }
 
 // throttling reads by the function's new name, or by its old one, which is deprecated.
-func (r asker) throttling(ctx context.Context, h *handle, health *gpu.Health) error {
-	call, read := "nvmlDeviceGetCurrentClocksEventReasons", h.dev.GetCurrentClocksEventReasons
-	if !r.has(call) {
-		call, read = "nvmlDeviceGetCurrentClocksThrottleReasons", h.dev.GetCurrentClocksThrottleReasons
+func (r *reading) throttling(health *gpu.Health) {
+	reasons, known := ask(r, "nvmlDeviceGetCurrentClocksEventReasons", r.dev.GetCurrentClocksEventReasons)
+	if !known {
+		reasons, _ = ask(r, "nvmlDeviceGetCurrentClocksThrottleReasons", r.dev.GetCurrentClocksThrottleReasons)
 	}
-	reasons, err := ask(ctx, r, h, call, read)
 	for _, t := range throttlings {
-		if err == nil && reasons&t.bit != 0 {
+		if reasons&t.bit != 0 {
 			health.Throttling = append(health.Throttling, t.reason)
 		}
 	}
-	return err
 }
 
 // temperature reads that of the GPU's chip, by the newer function that replaces a deprecated
 // one, or by that.
-func (r asker) temperature(ctx context.Context, h *handle, health *gpu.Health) (err error) {
-	call, read := "nvmlDeviceGetTemperatureV", func() (int, nvml.Return) {
-		found, ret := h.dev.GetTemperatureV().V1()
+func (r *reading) temperature(health *gpu.Health) {
+	health.Temperature = known(r, "nvmlDeviceGetTemperatureV", func() (int, nvml.Return) {
+		found, ret := r.dev.GetTemperatureV().V1()
 		return int(found.Temperature), ret
-	}
-	if !r.has(call) {
-		call, read = "nvmlDeviceGetTemperature", func() (int, nvml.Return) {
-			found, ret := h.dev.GetTemperature(nvml.TEMPERATURE_GPU)
+	})
+	if health.Temperature == nil {
+		health.Temperature = known(r, "nvmlDeviceGetTemperature", func() (int, nvml.Return) {
+			found, ret := r.dev.GetTemperature(nvml.TEMPERATURE_GPU)
 			return int(found), ret
-		}
+		})
 	}
-	health.Temperature, err = known(ask(ctx, r, h, call, read))
-	return err
 }
 
 // FabricPending returns how far the GPU's registration with the NVLink fabric is, as
 // gpu.Health.FabricPending has it, but in any MIG mode.
 func (c *Client) FabricPending(ctx context.Context, pciAddress string) (state string, err error) {
-	if !c.features().fabric {
-		return "", nil
-	}
-	err = c.onGPU(ctx, pciAddress, func(h *handle) error {
-		info, err := optional(fabricInfo(ctx, h))
-		state = fabricPendings[info.State]
-		return err
+	return onGPU(ctx, &c.session, pciAddress, func(r *reading) string {
+		info, _ := r.fabricInfo()
+		return fabricPendings[info.State]
 	})
-	return state, err
 }

@@ -22,7 +22,7 @@ type idOwners struct {
 type idsOfGPU struct {
 	// looked is when the first look was over. Nothing is known of the time before.
 	looked time.Time
-	owners map[int]*idOwner
+	owners map[int]idOwner
 }
 
 // idOwner is who has an id, by the UUIDs of its compute instances, and empty if nobody; and from
@@ -41,34 +41,28 @@ func (ids *idOwners) note(pci string, instances []gpu.Instance, over time.Time) 
 	}
 	g := ids.gpus[pci]
 	if g == nil {
-		g = &idsOfGPU{looked: over, owners: map[int]*idOwner{}}
+		g = &idsOfGPU{looked: over, owners: map[int]idOwner{}}
 		ids.gpus[pci] = g
 	}
-	seen := map[int]bool{}
+	now := map[int]string{}
 	for i := range instances {
-		instance := &instances[i]
-		uuids := ""
-		for _, c := range instance.Compute {
-			uuids += c.UUID + " "
+		for _, c := range instances[i].Compute {
+			now[instances[i].ID] += c.UUID + " "
 		}
-		if uuids == "" {
-			continue // no program can be on it
+		if _, seen := g.owners[instances[i].ID]; !seen {
+			g.owners[instances[i].ID] = idOwner{since: g.looked}
 		}
-		seen[instance.ID] = true
-		o := g.owners[instance.ID]
-		switch {
-		case o == nil:
-			o = &idOwner{since: g.looked}
-			g.owners[instance.ID] = o
-		case o.uuids != "" && o.uuids != uuids:
-			o.since = over
-		}
-		o.uuids = uuids
-		instance.IDSince = o.since
 	}
 	for id, o := range g.owners {
-		if !seen[id] && o.uuids != "" {
-			o.uuids, o.since = "", over
+		if o.uuids != "" && o.uuids != now[id] {
+			o.since = over
+		}
+		o.uuids = now[id]
+		g.owners[id] = o
+	}
+	for i := range instances {
+		if id := instances[i].ID; now[id] != "" { // no program can be on one without compute instances
+			instances[i].IDSince = g.owners[id].since
 		}
 	}
 }

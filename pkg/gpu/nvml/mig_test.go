@@ -161,17 +161,17 @@ func TestDiscoverMIG(t *testing.T) {
 	}
 	want := &gpu.MIG{Dynamic: true, MemorySlices: 8, Profiles: []gpu.Profile{
 		{
-			ID: 0, Name: "7g.80gb", Slices: 7, MaxInstances: 1,
+			ID: 0, Name: "7g.id0", Slices: 7, MaxInstances: 1,
 			Resources:  gpu.Resources{MemoryBytes: 81152 * mib, Multiprocessors: 132, Decoders: 7},
 			Placements: []gpu.Placement{{Start: 0, Size: 8}},
 		},
 		{
-			ID: 19, Name: "1g.10gb", Slices: 1, MaxInstances: 7,
+			ID: 19, Name: "1g.id19", Slices: 1, MaxInstances: 7,
 			Resources:  gpu.Resources{MemoryBytes: 9984 * mib, Multiprocessors: 16, Decoders: 1},
 			Placements: []gpu.Placement{{Start: 0, Size: 1}, {Start: 6, Size: 1}},
 		},
 		{
-			ID: 40, Name: "2g.20gb", Slices: 2, MaxInstances: 3,
+			ID: 40, Name: "2g.id40", Slices: 2, MaxInstances: 3,
 			Resources:  gpu.Resources{MemoryBytes: 20096 * mib, Multiprocessors: 32, Decoders: 8},
 			Placements: []gpu.Placement{{Start: 2, Size: 2}},
 		},
@@ -254,7 +254,7 @@ func TestCreationIsUndone(t *testing.T) {
 		// was made, which is no excuse.
 		2: context.DeadlineExceeded,
 	} {
-		c.handles = map[string]*handle{}
+		c.lib.handles = map[string]*handle{}
 		_, err := c.CreateInstance(&expiring{t.Context(), looks}, pci, 19, gpu.Placement{Start: 4, Size: 1})
 		if !errors.Is(err, want) {
 			t.Errorf("got %v, want %v", err, want)

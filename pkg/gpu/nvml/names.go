@@ -5,7 +5,6 @@ package nvml
 
 import (
 	"fmt"
-	"strconv"
 	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -36,33 +35,15 @@ var addressingModes = map[uint32]string{
 	uint32(nvml.DEVICE_ADDRESSING_MODE_ATS):  "ATS",
 }
 
-// nameOf returns the name of a value, or "Unknown" if it is newer than this code.
-func nameOf[K comparable](names map[K]string, key K) string {
-	if name, ok := names[key]; ok {
-		return name
-	}
-	return unknown
-}
-
 // pciAddress converts NVML's bus id ("00000000:1B:00.0") to the kernel's spelling
 // ("0000:1b:00.0"). The kernel prints four digits of the domain, or more for the
 // larger numbers of some hypervisors.
 func pciAddress(busID string) (string, error) {
-	malformed := fmt.Errorf("PCI bus id %q: want domain:bus:device.function", busID)
-	head, function, ok := strings.Cut(busID, ".")
-	parts := strings.Split(head, ":")
-	if !ok || len(parts) != 3 {
-		return "", malformed
+	var domain, bus, device, function uint32
+	if _, err := fmt.Sscanf(busID, "%x:%x:%x.%x", &domain, &bus, &device, &function); err != nil {
+		return "", fmt.Errorf("PCI bus id %q: want domain:bus:device.function: %w", busID, err)
 	}
-	var numbers [4]uint64
-	for i, part := range append(parts, function) {
-		n, err := strconv.ParseUint(part, 16, 32)
-		if err != nil {
-			return "", malformed
-		}
-		numbers[i] = n
-	}
-	return fmt.Sprintf("%04x:%02x:%02x.%x", numbers[0], numbers[1], numbers[2], numbers[3]), nil
+	return fmt.Sprintf("%04x:%02x:%02x.%x", domain, bus, device, function), nil
 }
 
 // pciDeviceID formats NVML's combined number, device above vendor, as lspci -nn does:

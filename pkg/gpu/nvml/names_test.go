@@ -3,11 +3,7 @@
 
 package nvml
 
-import (
-	"testing"
-
-	"github.com/NVIDIA/go-nvml/pkg/nvml"
-)
+import "testing"
 
 func TestPCIAddress(t *testing.T) {
 	tests := map[string]struct {
@@ -40,37 +36,6 @@ func TestPCIDeviceID(t *testing.T) {
 		if got := pciDeviceID(combined); got != want {
 			t.Errorf("%#x: got %q, want %q", combined, got, want)
 		}
-	}
-}
-
-// Names that drivers print for these sizes, in MiB as reported by boards.
-func TestComputedProfileName(t *testing.T) {
-	tests := map[string]struct {
-		enum                int
-		slices              uint32
-		memoryMiB, totalMiB uint64
-	}{
-		"1g.5gb":         {enum: nvml.GPU_INSTANCE_PROFILE_1_SLICE, slices: 1, memoryMiB: 4864, totalMiB: 40960},
-		"1g.5gb+me":      {enum: nvml.GPU_INSTANCE_PROFILE_1_SLICE_REV1, slices: 1, memoryMiB: 4864, totalMiB: 40960},
-		"3g.20gb":        {enum: nvml.GPU_INSTANCE_PROFILE_3_SLICE, slices: 3, memoryMiB: 20096, totalMiB: 40960},
-		"7g.80gb":        {enum: nvml.GPU_INSTANCE_PROFILE_7_SLICE, slices: 7, memoryMiB: 81152, totalMiB: 81559},
-		"1g.20gb":        {enum: nvml.GPU_INSTANCE_PROFILE_1_SLICE_REV2, slices: 1, memoryMiB: 20096, totalMiB: 81559},
-		"1g.18gb":        {enum: nvml.GPU_INSTANCE_PROFILE_1_SLICE, slices: 1, memoryMiB: 16384, totalMiB: 143771},
-		"3g.71gb":        {enum: nvml.GPU_INSTANCE_PROFILE_3_SLICE, slices: 3, memoryMiB: 71168, totalMiB: 143771},
-		"1g.24gb-me":     {enum: nvml.GPU_INSTANCE_PROFILE_1_SLICE_NO_ME, slices: 1, memoryMiB: 24192, totalMiB: 97887},
-		"2g.48gb+gfx":    {enum: nvml.GPU_INSTANCE_PROFILE_2_SLICE_GFX, slices: 2, memoryMiB: 48512, totalMiB: 97887},
-		"1g.24gb+me.all": {enum: nvml.GPU_INSTANCE_PROFILE_1_SLICE_ALL_ME, slices: 1, memoryMiB: 24192, totalMiB: 97887},
-		"1g.0gb":         {enum: nvml.GPU_INSTANCE_PROFILE_1_SLICE, slices: 1},
-	}
-	for want, test := range tests {
-		t.Run(want, func(t *testing.T) {
-			p := instanceProfile{enum: test.enum, info: nvml.GpuInstanceProfileInfo{
-				SliceCount: test.slices, MemorySizeMB: test.memoryMiB,
-			}}
-			if got := computedProfileName(p, test.totalMiB*mib); got != want {
-				t.Errorf("got %q", got)
-			}
-		})
 	}
 }
 

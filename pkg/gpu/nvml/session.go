@@ -18,6 +18,11 @@ import (
 	"github.com/partage-dev/partage/pkg/host"
 )
 
+const (
+	initialise = "nvmlInitWithFlags"
+	shutDown   = "nvmlShutdown"
+)
+
 // session is one session of the library at a time.
 type session struct {
 	roots       host.Roots
@@ -27,27 +32,12 @@ type session struct {
 	calls   *call.Queues
 	observe func(context.Context, Call)
 
-	// opening holds one value while a session is being opened, which takes
-	// from 10 ms to seconds. mu is not held then, so that the other methods
-	// never wait for it.
-	opening chan struct{}
-
-	mu      sync.Mutex
-	started nvml.Interface // initialised and not yet taken into use
-	lib     nvml.Interface
-	// waits are the calls in progress that lib must not be shut down under.
-	waits *sync.WaitGroup
-	has   features
-	// handles are by PCI address. addresses are by index, to identify a GPU that
-	// no longer answers. Both belong to lib.
-	handles   map[string]*handle
-	addresses map[int]string
-	// profiles is how many MIG profiles each GPU had, by PCI address.
-	profiles map[string]int
+	mu  sync.Mutex
+	lib *library // nil without a session
 }
 
 // library returns the library, or an error if there is no session.
-func (s *session) library() (nvml.Interface, error) {
+func (s *session) library() (*library, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.lib == nil {
@@ -56,11 +46,12 @@ func (s *session) library() (nvml.Interface, error) {
 	return s.lib, nil
 }
 
-// features returns what the open library can do beyond the minimum.
-func (s *session) features() features {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.has
+// driver is the queue of calls that are about no GPU.
+func (s *session) driver(lib *library) queue { return queue{s.calls.Of("", ""), lib, s.observe} }
+
+// reading makes calls in the queue of a GPU.
+func (s *session) reading(ctx context.Context, h *handle) *reading {
+	return &reading{handle: h, ctx: ctx, queue: queue{s.calls.GPU(h.pci), h.lib, s.observe}}
 }
 
 // Open loads the library and starts the session, which then lives until Close:
@@ -74,19 +65,11 @@ func (s *session) features() features {
 // this process loaded the library; only a new process helps. While the driver does not
 // answer it is a *gpu.PendingError; the next Open goes on with the result of that call.
 func (s *session) Open(ctx context.Context) error {
-	select {
-	case s.opening <- struct{}{}:
-		defer func() { <-s.opening }()
-	case <-ctx.Done():
-		return fmt.Errorf("wait for another attempt to open NVML: %w", ctx.Err())
-	}
 	if lib, err := s.library(); err == nil {
-		dead, err := s.verify(ctx, lib)
-		if !dead || err != nil {
+		if dead, err := s.verify(ctx, lib); !dead || err != nil {
 			return err
 		}
 	}
-
 	path, err := s.findLibrary(ctx)
 	if err != nil {
 		return err
@@ -94,28 +77,46 @@ func (s *session) Open(ctx context.Context) error {
 	if err := checkBound(path); err != nil {
 		return err
 	}
-	lib, err := s.start(ctx, path)
+	_, err = observed(ctx, s.driver(nil), initialise, func() (any, error) { return nil, s.start(path) })
+	if errors.Is(err, gpu.ErrVersionMismatch) {
+		err = fmt.Errorf("%w; reload the kernel module, or install the library that belongs to it", err)
+	}
 	if err != nil {
 		return fmt.Errorf("open NVML library %s: %w", path, err)
 	}
-	has, err := lookUp(lib.Extensions())
-	if err != nil {
-		return fmt.Errorf("open NVML library %s: %w", path, errors.Join(err, s.shutDown(ctx, lib, nil)))
-	}
 	klog.FromContext(ctx).V(2).Info("NVML session opened", "library", path)
+	return nil
+}
 
+// start initialises the library, if no earlier call has done that after its caller had given up.
+func (s *session) start(path string) error {
+	if _, err := s.library(); err == nil {
+		return nil
+	}
+	lib := s.load(path)
+	// NO_GPUS: a machine whose GPUs have all fallen off the bus is a
+	// machine with broken GPUs, not one without a driver.
+	ret := lib.InitWithFlags(nvml.INIT_FLAG_NO_GPUS)
+	if ret != nvml.ERROR_LIBRARY_NOT_FOUND {
+		bind(path)
+	}
+	if ret != nvml.SUCCESS {
+		return failure(initialise, "", ret)
+	}
+	if err := checkVersion(lib); err != nil {
+		return errors.Join(err, failure(shutDown, "", lib.Shutdown()))
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.lib, s.waits, s.has = lib, new(sync.WaitGroup), has
-	s.handles, s.addresses, s.profiles = map[string]*handle{}, map[int]string{}, map[string]int{}
+	s.lib = &library{Interface: lib, handles: map[string]*handle{}, addresses: map[int]string{}, profiles: map[string]int{}}
 	return nil
 }
 
 // verify makes a cheap call and ends the session if it is dead. While a call is out
 // the session stays: NVML counts its users, and initialises again only after the last
 // of them has left.
-func (s *session) verify(ctx context.Context, lib nvml.Interface) (dead bool, err error) {
-	_, err = get(ctx, s.driver(), "nvmlDeviceGetCount_v2", lib.DeviceGetCount)
+func (s *session) verify(ctx context.Context, lib *library) (dead bool, err error) {
+	_, err = get(ctx, s.driver(lib), "nvmlDeviceGetCount_v2", lib.DeviceGetCount)
 	if !errors.Is(err, gpu.ErrDriverNotLoaded) {
 		return false, err
 	}
@@ -123,114 +124,43 @@ func (s *session) verify(ctx context.Context, lib nvml.Interface) (dead bool, er
 		return true, fmt.Errorf("replace the dead NVML session (%w): %w", err, out)
 	}
 	klog.FromContext(ctx).Info("NVML session is dead and will be replaced", "reason", err)
-	ended, waits := s.end()
-	if ended == nil {
-		return true, nil // closed meanwhile
-	}
 	// A session that is gone cannot be shut down, which is no failure.
-	if err := s.shutDown(ctx, lib, waits); gpu.IsPending(err) {
+	if err := s.end(ctx, lib); gpu.IsPending(err) {
 		return true, err
 	}
 	return true, nil
 }
 
-// start initialises the library, or takes over an initialisation for which
-// nobody waited any more and which has succeeded since: another one could take as long again.
-func (s *session) start(ctx context.Context, path string) (nvml.Interface, error) {
-	if lib := s.takeStarted(); lib != nil {
-		return lib, nil
-	}
-	err := do(ctx, s.driver(), "nvmlInitWithFlags", func() nvml.Return {
-		lib := s.load(path)
-		// NO_GPUS: a machine whose GPUs have all fallen off the bus is a
-		// machine with broken GPUs, not one without a driver.
-		ret := lib.InitWithFlags(nvml.INIT_FLAG_NO_GPUS)
-		if ret != nvml.ERROR_LIBRARY_NOT_FOUND {
-			bind(path)
-		}
-		if ret == nvml.SUCCESS {
-			s.setStarted(lib)
-		}
-		return ret
-	})
-	if errors.Is(err, gpu.ErrVersionMismatch) {
-		return nil, fmt.Errorf("%w; reload the kernel module, or install the library that belongs to it", err)
-	}
-	if err != nil {
-		return nil, err
-	}
-	if lib := s.takeStarted(); lib != nil {
-		return lib, nil
-	}
-	return nil, fmt.Errorf("NVML was closed meanwhile: %w", gpu.ErrDriverNotLoaded)
-}
-
-func (s *session) setStarted(lib nvml.Interface) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.started = lib
-}
-
-func (s *session) takeStarted() nvml.Interface {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	lib := s.started
-	s.started = nil
-	return lib
-}
-
-// Close ends the session. It does not wait for calls in progress, which then fail
-// with gpu.ErrDriverNotLoaded. While a call is out for which nobody waits any more, the library
-// is not shut down, and the next Open takes it over. Close takes no longer than a call may.
+// Close ends the session, when the calls in progress have returned. While a call is out for which nobody
+// waits any more, the session stays, for the next Open. Close takes no longer than a call may.
 func (s *session) Close() {
-	lib, waits := s.end()
-	if lib == nil {
-		lib = s.takeStarted()
-	}
-	if lib == nil {
+	lib, err := s.library()
+	if err != nil {
 		return
 	}
 	if out := s.calls.Pending(prefix); out != nil {
 		klog.Background().Info("NVML is not shut down, because a call is out", "reason", out)
-		s.setStarted(lib)
 		return
 	}
-	_ = s.shutDown(context.Background(), lib, waits) // there is nothing to be done about a failure
+	_ = s.end(context.Background(), lib) // there is nothing to be done about a failure
 }
 
-// end forgets the session and returns its library, or nil if there was none, and what to
-// wait for before it is shut down.
-func (s *session) end() (nvml.Interface, *sync.WaitGroup) {
+// end ends a session, unless somebody has.
+func (s *session) end(ctx context.Context, lib *library) error {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	lib, waits := s.lib, s.waits
-	s.lib, s.waits, s.handles, s.addresses, s.profiles = nil, nil, nil, nil, nil
-	return lib, waits
-}
-
-// use makes a call that the library must not be shut down under, because what it works on
-// would be freed. Without the session it is not made.
-func use[T any](s *session, lib nvml.Interface, f func() (T, nvml.Return)) (T, nvml.Return) {
-	s.mu.Lock()
-	if s.lib != lib {
-		s.mu.Unlock()
-		var none T
-		return none, nvml.ERROR_UNINITIALIZED
+	ended := s.lib != lib
+	if !ended {
+		s.lib = nil
 	}
-	waits := s.waits
-	waits.Add(1)
 	s.mu.Unlock()
-	defer waits.Done()
-	return f()
-}
-
-func (s *session) shutDown(ctx context.Context, lib nvml.Interface, waits *sync.WaitGroup) error {
-	return do(ctx, s.driver(), "nvmlShutdown", func() nvml.Return {
-		if waits != nil {
-			waits.Wait()
-		}
-		return lib.Shutdown()
+	if ended {
+		return nil
+	}
+	_, err := observed(ctx, s.driver(nil), shutDown, func() (any, error) {
+		lib.using.Lock() // for ever
+		return nil, failure(shutDown, "", lib.Shutdown())
 	})
+	return err
 }
 
 func (s *session) findLibrary(ctx context.Context) (string, error) {
@@ -242,4 +172,32 @@ func (s *session) findLibrary(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("%w: %w", gpu.ErrDriverNotLoaded, err)
 	}
 	return path, err
+}
+
+// library is the library in one session, and what belongs to the session.
+type library struct {
+	nvml.Interface
+
+	// using is held by calls, so that nothing that they work on is freed, and for ever by the one
+	// that shuts the library down.
+	using sync.RWMutex
+
+	mu      sync.Mutex
+	handles map[string]*handle // by PCI address
+	// addresses are by index, to identify a GPU that no longer answers.
+	addresses map[int]string
+	// profiles is how many MIG profiles each GPU had, by PCI address.
+	profiles map[string]int
+}
+
+// guarded makes a call if the session still lasts and the library has the function.
+func guarded[T any](lib *library, function string, f func() (T, nvml.Return)) (none T, _ nvml.Return) {
+	if !lib.using.TryRLock() {
+		return none, nvml.ERROR_UNINITIALIZED
+	}
+	defer lib.using.RUnlock()
+	if lib.Extensions().LookupSymbol(function) != nil {
+		return none, nvml.ERROR_FUNCTION_NOT_FOUND
+	}
+	return f()
 }

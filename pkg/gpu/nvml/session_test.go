@@ -105,8 +105,8 @@ func TestCloseWhileCallIsOut(t *testing.T) {
 		if elapsed := took(c.Close); elapsed != 0 || lib.shutdowns != 0 {
 			t.Errorf("waited %s, %d shutdowns", elapsed, lib.shutdowns)
 		}
-		if _, err := c.MIGState(t.Context(), pci); !errors.Is(err, gpu.ErrDriverNotLoaded) {
-			t.Errorf("closed: %v", err)
+		if elapsed := took(func() { _, err = c.MIGState(t.Context(), pci) }); elapsed != 0 || !errors.Is(err, gpu.ErrHung) {
+			t.Errorf("after Close: %v after %s", err, elapsed)
 		}
 		release()
 		<-hung.Done

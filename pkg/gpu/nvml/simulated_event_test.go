@@ -67,9 +67,7 @@ func (l *listener) monitored(addresses ...string) {
 	l.t.Helper()
 	for _, pci := range addresses {
 		l.until(pci, "monitored", func(error) bool {
-			l.client.monitoring.mu.Lock()
-			defer l.client.monitoring.mu.Unlock()
-			reason, known := l.client.monitoring.reasons[pci]
+			reason, known := l.client.unmonitored.Load(pci)
 			return known && reason == nil
 		})
 	}

@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	"github.com/partage-dev/partage/pkg/gpu"
-	"github.com/partage-dev/partage/test/gpusim/machine"
 )
 
 // TestSimulatedFacts: what a GPU does not support is left out, and every call is observed.
@@ -48,8 +47,6 @@ func TestSimulatedFacts(t *testing.T) {
 	wantCall(t, calls, "nvmlInitWithFlags", "", nil, nil)
 	wantCall(t, calls, "nvmlDeviceGetPersistenceMode", m.GPUs[0].PCIAddress, true, nil)
 	wantCall(t, calls, "nvmlDeviceGetEccMode", m.GPUs[0].PCIAddress, false, gpu.ErrNotSupported)
-	// A handle is nothing to print.
-	wantCall(t, calls, "nvmlDeviceGetHandleByPciBusId_v2", m.GPUs[0].PCIAddress, nil, nil)
 }
 
 func wantCall(t *testing.T, calls []Call, function, pci string, answer any, err error) {
@@ -60,28 +57,4 @@ func wantCall(t *testing.T, calls []Call, function, pci string, answer any, err 
 		}
 	}
 	t.Errorf("no call of %s on %q with %v, %v in %+v", function, pci, answer, err, calls)
-}
-
-// TestPlain: what refers to memory of the library is left out.
-func TestPlain(t *testing.T) {
-	number := 1
-	for name, test := range map[string]struct {
-		value any
-		plain bool
-	}{
-		"number":  {1, true},
-		"text":    {"a", true},
-		"struct":  {machine.Placement{Start: 1, Size: 2}, true},
-		"list":    {[]machine.Placement{{Start: 1}}, true},
-		"array":   {[2]int8{1, 2}, true},
-		"nothing": {struct{}{}, false},
-		"nil":     {nil, false},
-		"pointer": {&number, false},
-		"in it":   {struct{ P *int }{&number}, false},
-		"error":   {struct{ E error }{}, false},
-	} {
-		if got := plain(test.value) != nil; got != test.plain {
-			t.Errorf("%s: got %v", name, got)
-		}
-	}
 }

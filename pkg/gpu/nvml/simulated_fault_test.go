@@ -57,9 +57,6 @@ func impatient(c *Client, limit time.Duration) (restore func()) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.calls = calls
-		for _, h := range c.handles {
-			h.queue.Queue = calls.GPU(h.pci)
-		}
 	}
 	before := c.calls
 	set(call.New(limit))

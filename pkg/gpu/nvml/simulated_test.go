@@ -136,14 +136,6 @@ func TestSimulatedBoards(t *testing.T) {
 			if diff := gocmp.Diff(expectedNode(m), got, cmpopts.EquateEmpty()); diff != "" {
 				t.Errorf("node (-catalogue +discovered):\n%s", diff)
 			}
-			// The same where the driver is too old to tell names.
-			c.has.profileNames = false
-			if got, err = c.Discover(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			if diff := gocmp.Diff(expectedNode(m), got, cmpopts.EquateEmpty()); diff != "" {
-				t.Errorf("node with computed names (-catalogue +discovered):\n%s", diff)
-			}
 			unmodelled, err := file.Unmodelled()
 			if err != nil || len(unmodelled) > 0 {
 				t.Errorf("functions that the simulated library does not have: %v, %v", unmodelled, err)

@@ -62,6 +62,9 @@ func TestSimulatedUsage(t *testing.T) {
 	}
 }
 
+// gpmInterval is the time that the library wants between two samples.
+const gpmInterval = 100 * time.Millisecond
+
 // TestSimulatedUsageOfPartitions: a partition that has gone is left out, also where another
 // one has its ids; how busy one is is known from the second look on, on GPUs with GPM.
 func TestSimulatedUsageOfPartitions(t *testing.T) {
@@ -88,10 +91,10 @@ func TestSimulatedUsageOfPartitions(t *testing.T) {
 					if len(usage.Partitions) != 1 || usage.Partitions[0].PartitionID != made || usage.Utilization != nil {
 						t.Fatalf("look %d: %+v", look, usage)
 					}
-					// The library wants some time between two samples.
 					if known := usage.Partitions[0].Utilization != nil; look == 0 || known == gpm || time.Now().After(deadline) {
 						break
 					}
+					time.Sleep(gpmInterval)
 				}
 			}
 			one := usage.Partitions[0]

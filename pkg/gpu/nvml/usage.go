@@ -24,115 +24,104 @@ import (
 // how busy it is. A single value that cannot be read, but for the memory and the processes, is
 // left out.
 func (c *Client) Usage(ctx context.Context, pciAddress string, partitions []gpu.PartitionID, since time.Time) (gpu.Usage, error) {
-	lib, err := c.library()
-	if err != nil {
-		return gpu.Usage{}, err
-	}
-	var usage gpu.Usage
-	err = c.onGPU(ctx, pciAddress, func(h *handle) (err error) {
-		usage = gpu.Usage{}
-		if usage.Memory, err = c.memoryUsage(ctx, h, h.dev); err != nil {
-			return err
+	return onGPU(ctx, &c.session, pciAddress, func(r *reading) (usage gpu.Usage) {
+		usage.Memory = r.memory(r.dev)
+		usage.Processes = r.processes()
+		if errors.Is(r.err, gpu.ErrNotSupported) {
+			usage.Processes, r.err = nil, nil // a driver that cannot list them has none
 		}
-		if usage.Processes, err = c.processUsage(ctx, h); err != nil {
-			return err
+		if r.err != nil {
+			return usage
 		}
-		if err := unlessLasting(ctx, c.readUtilization(ctx, h, since, &usage)); err != nil {
-			return err
-		}
+		r.utilization(since, &usage)
+		r.pardon()
 		for _, id := range partitions {
-			one := gpu.PartitionUsage{PartitionID: id}
-			one.Memory, err = c.partitionMemory(ctx, h, id)
-			if errors.Is(err, gpu.ErrNotFound) || errors.Is(err, gpu.ErrInvalid) {
+			one := gpu.PartitionUsage{PartitionID: id, Memory: r.partitionMemory(id)}
+			if errors.Is(r.err, gpu.ErrNotFound) || errors.Is(r.err, gpu.ErrInvalid) {
+				r.err = nil
 				continue // gone, or a handle of one that has just gone
 			}
-			if err != nil {
-				return err
+			if r.err != nil {
+				return usage
 			}
-			if one.Utilization, err = c.partitionUtilization(ctx, h, lib, id); unlessLasting(ctx, err) != nil {
-				return err
-			}
+			one.Utilization = r.partitionUtilization(id)
+			r.pardon()
 			usage.Partitions = append(usage.Partitions, one)
 		}
-		return unlessLasting(ctx, h.dropSamples(ctx, usage.Partitions))
+		r.dropSamples(usage.Partitions)
+		r.pardon()
+		usage.Time = time.Now()
+		return usage
 	})
-	if err != nil {
-		return gpu.Usage{}, err
-	}
-	usage.Time = time.Now()
-	return usage, nil
 }
 
-// unlessLasting returns an error after which nothing more can be asked: that a call is out, or
-// that there is no more time.
-func unlessLasting(ctx context.Context, err error) error {
-	if gpu.IsPending(err) || ctx.Err() != nil {
-		return err
+// pardon forgets that a value could not be read, unless nothing more can be asked.
+func (r *reading) pardon() {
+	if !r.over() {
+		r.err = nil
 	}
-	return nil
 }
 
 // partitionMemory fails with gpu.ErrNotFound where another partition is in the place.
-func (c *Client) partitionMemory(ctx context.Context, h *handle, id gpu.PartitionID) (gpu.MemoryUsage, error) {
-	dev, err := h.deviceOf(ctx, id.InstanceID, id.ComputeID)
-	if err != nil {
-		return gpu.MemoryUsage{}, err
-	}
-	const call = "nvmlDeviceGetUUID"
-	uuid, err := get(ctx, h.queue, call, dev.GetUUID)
-	if err != nil {
-		return gpu.MemoryUsage{}, err
-	}
-	if uuid != id.UUID {
-		return gpu.MemoryUsage{}, &gpu.Error{Call: call, PCIAddress: h.pci, Err: gpu.ErrNotFound, Text: uuid + " is there, not " + id.UUID}
-	}
-	return c.memoryUsage(ctx, h, dev)
+func (r *reading) partitionMemory(id gpu.PartitionID) gpu.MemoryUsage {
+	dev := r.deviceOf(id.InstanceID, id.ComputeID)
+	r.is(dev, id.UUID)
+	return r.memory(dev)
 }
 
-// memoryUsage reads the memory of the GPU or of a MIG device of it. GPUs that share the
+// memory reads the memory of the GPU or of a MIG device of it. GPUs that share the
 // host's memory have none to report.
-func (c *Client) memoryUsage(ctx context.Context, h *handle, dev nvml.Device) (gpu.MemoryUsage, error) {
-	if c.features().reservedMemory {
-		memory, err := optional(get(ctx, h.queue, "nvmlDeviceGetMemoryInfo_v2", dev.GetMemoryInfo_v2))
-		if err != nil || memory.Total > 0 {
-			return gpu.MemoryUsage{TotalBytes: memory.Total, UsedBytes: memory.Used, ReservedBytes: memory.Reserved}, err
-		}
+func (r *reading) memory(dev nvml.Device) gpu.MemoryUsage {
+	all, _ := ask(r, "nvmlDeviceGetMemoryInfo_v2", func() (nvml.Memory_v2, nvml.Return) { return dev.GetMemoryInfo_v2() })
+	if all.Total > 0 {
+		return gpu.MemoryUsage{TotalBytes: all.Total, UsedBytes: all.Used, ReservedBytes: all.Reserved}
 	}
 	// It counts what is reserved as used.
-	memory, err := optional(get(ctx, h.queue, "nvmlDeviceGetMemoryInfo", dev.GetMemoryInfo))
-	return gpu.MemoryUsage{TotalBytes: memory.Total, UsedBytes: memory.Used}, err
+	memory, _ := ask(r, "nvmlDeviceGetMemoryInfo", func() (nvml.Memory, nvml.Return) { return dev.GetMemoryInfo() })
+	return gpu.MemoryUsage{TotalBytes: memory.Total, UsedBytes: memory.Used}
 }
+
+// noInstance is NVML's id for "the undivided GPU".
+const noInstance = 0xFFFFFFFF
 
 // memoryUnknown is NVML_VALUE_NOT_AVAILABLE of a 64-bit value.
 const memoryUnknown = math.MaxUint64
 
-// processUsage lists processes with what they use. A driver that cannot list them has none.
-func (c *Client) processUsage(ctx context.Context, h *handle) ([]gpu.ProcessUsage, error) {
-	found, err := c.processInfos(ctx, h)
-	if errors.Is(err, gpu.ErrNotSupported) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	processes := []gpu.ProcessUsage{}
-	for _, p := range found {
-		one := gpu.ProcessUsage{Process: processOf(p)}
+// Processes returns the processes that use the GPU or an instance of it, for compute
+// (MPS included) or graphics, each once per instance. NVML does not list processes
+// that only have a management handle open, such as monitoring agents, nor, to a
+// caller in a PID namespace, those outside of it.
+//
+// The error wraps gpu.ErrNotSupported if the driver cannot list compute processes.
+func (c *Client) Processes(ctx context.Context, pciAddress string) ([]gpu.Process, error) {
+	return onGPU(ctx, &c.session, pciAddress, func(r *reading) (out []gpu.Process) {
+		for _, p := range r.processes() {
+			out = append(out, p.Process)
+		}
+		return out
+	})
+}
+
+// processes joins the lists of processes that the library has.
+func (r *reading) processes() []gpu.ProcessUsage {
+	compute := must(r, "nvmlDeviceGetComputeRunningProcesses_v3", r.dev.GetComputeRunningProcesses)
+	graphics, _ := ask(r, "nvmlDeviceGetGraphicsRunningProcesses_v3", r.dev.GetGraphicsRunningProcesses)
+	mps, _ := ask(r, "nvmlDeviceGetMPSComputeRunningProcesses_v3", r.dev.GetMPSComputeRunningProcesses)
+	all := []gpu.ProcessUsage{}
+	for _, p := range slices.Concat(compute, graphics, mps) {
+		one := gpu.ProcessUsage{Process: gpu.Process{PID: int(p.Pid), InstanceID: -1}}
+		if p.GpuInstanceId != noInstance {
+			one.InstanceID = int(p.GpuInstanceId)
+		}
 		if p.UsedGpuMemory != memoryUnknown {
 			one.MemoryBytes = &p.UsedGpuMemory
 		}
-		processes = append(processes, one)
+		all = append(all, one)
 	}
 	// One that is in several lists has its memory in each.
-	slices.SortFunc(processes, func(a, b gpu.ProcessUsage) int {
-		return cmp.Or(compareProcesses(a.Process, b.Process), cmp.Compare(memoryOf(b), memoryOf(a)))
+	memory := func(p gpu.ProcessUsage) uint64 { return *cmp.Or(p.MemoryBytes, new(uint64)) }
+	slices.SortFunc(all, func(a, b gpu.ProcessUsage) int {
+		return cmp.Or(cmp.Compare(a.InstanceID, b.InstanceID), cmp.Compare(a.PID, b.PID), cmp.Compare(memory(b), memory(a)))
 	})
-	return slices.CompactFunc(processes, func(a, b gpu.ProcessUsage) bool { return a.Process == b.Process }), nil
-}
-
-func memoryOf(p gpu.ProcessUsage) uint64 {
-	if p.MemoryBytes == nil {
-		return 0
-	}
-	return *p.MemoryBytes
+	return slices.CompactFunc(all, func(a, b gpu.ProcessUsage) bool { return a.Process == b.Process })
 }
