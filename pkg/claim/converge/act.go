@@ -50,7 +50,7 @@ func (e *Engine) act(ctx context.Context, task rules.Task, seen map[string]*obse
 		if len(left) > 0 && waitsFor(actions, failed) {
 			continue
 		}
-		err := w.Locks.Watch(actions[0].GPU, w.do(ctx, actions))
+		err := w.do(ctx, actions)
 		w.noteRefusal(actions[0], err)
 		if err == nil || w.keepsNoClaim(ctx, actions[0], err) {
 			continue

@@ -103,7 +103,7 @@ func (e *Engine) observeHardware(ctx context.Context, o *observation, d depth) {
 		err = e.observeMode(ctx, o)
 	}
 	if err != nil {
-		o.unanswered(e.Locks.Watch(o.GPU, err))
+		o.unanswered(err)
 		e.knowInterval(o.GPU, false)
 		return
 	}
@@ -113,8 +113,7 @@ func (e *Engine) observeHardware(ctx context.Context, o *observation, d depth) {
 	}
 	if needs.Fabric {
 		// Where that is not known the GPU is used: most have no fabric.
-		h.Fabric, err = e.Partitions.FabricPending(ctx, o.GPU)
-		_ = e.Locks.Watch(o.GPU, err)
+		h.Fabric, _ = e.Partitions.FabricPending(ctx, o.GPU)
 	}
 	if needs.Sessions {
 		e.observeSessions(ctx, o)

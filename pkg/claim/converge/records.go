@@ -46,7 +46,8 @@ func (e *Engine) recorded(r *record.Record, call *Call) rules.Record {
 	one := convert(r, call)
 	switch r.State {
 	case record.Preparing:
-		one.Phase, one.Calling = rules.Preparing, call != nil || e.isCalledElsewhere(r)
+		// Another process's Prepare may be at work.
+		one.Phase, one.Calling = rules.Preparing, call != nil || e.Locks.ClaimElsewhere(r.Claim.UID)
 	case record.Prepared:
 		one.Phase, one.Calling = rules.Prepared, call != nil
 		one.Outdated = call != nil && call.Wanted.Arrived > r.Arrived
@@ -55,15 +56,6 @@ func (e *Engine) recorded(r *record.Record, call *Call) rules.Record {
 		one.Phase = rules.Releasing
 	}
 	return one
-}
-
-// isCalledElsewhere reports whether another process has the lock of a claim: its Prepare may be at work.
-func (e *Engine) isCalledElsewhere(r *record.Record) bool {
-	unlock, err := e.Locks.TryClaim(r.Claim.UID)
-	if unlock != nil {
-		unlock()
-	}
-	return err != nil || unlock == nil && e.Locks.ClaimElsewhere(r.Claim.UID)
 }
 
 func convert(r *record.Record, call *Call) rules.Record {
