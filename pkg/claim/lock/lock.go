@@ -4,8 +4,7 @@
 // Package lock keeps the goroutines and processes that work on claims and GPUs apart.
 // Two instances of the plugin run side by side during an upgrade.
 //
-// The order is: one claim, then the GPUs of one group. A GPU on which a call does not
-// return stays locked until it does.
+// The order is: one claim, then the GPUs of one group. A GPU on which a call does not return stays locked until it does.
 package lock
 
 import (
@@ -31,9 +30,9 @@ import (
 const (
 	// poll is how often a lock is tried again. In one process those who wait are woken besides.
 	poll = 10 * time.Millisecond
-	// turn is longer than nearly all that is done under a lock. One of those who have waited for longer comes first
-	// for a turn, since several locks are hardly ever free at the same time. In the next turn nobody does, since
-	// it may wait for a GPU that is slow.
+	// turn is longer than nearly all that is done under a lock. One of those who have waited longer for several locks,
+	// which are hardly ever free at the same time, comes first for a turn. In the next turn nobody does, since it
+	// may wait for a GPU that is slow.
 	turn = 5 * time.Second
 )
 
@@ -85,8 +84,7 @@ func (n name) offset() int64 {
 	return int64(hash.Sum64() & math.MaxInt64)
 }
 
-// New returns the locks of a folder that nobody removes while the driver runs. All effects on GPUs have to be calls in
-// these queues.
+// New returns the locks of a folder that nobody removes while the driver runs. All effects on GPUs are in these queues.
 func New(folder string, calls *call.Queues) (*Locks, error) {
 	if err := os.MkdirAll(folder, 0o750); err != nil {
 		return nil, err
@@ -173,7 +171,7 @@ func (l *Locks) try(n name) (release func(), err error) {
 func (l *Locks) take(w *waiter) (freed <-chan struct{}, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if time.Since(w.since) > turn && (l.first == nil || time.Since(l.until) > turn) {
+	if len(w.names) > 1 && time.Since(w.since) > turn && (l.first == nil || time.Since(l.until) > turn) {
 		l.first, l.until = w, time.Now().Add(turn)
 	}
 	waits := l.first != nil && l.first != w && time.Now().Before(l.until)
@@ -181,6 +179,8 @@ func (l *Locks) take(w *waiter) (freed <-chan struct{}, err error) {
 		if out := l.pending(n); out != nil {
 			return nil, fmt.Errorf("%s is not used before a call on it has returned: %w", n, out)
 		}
+	}
+	for _, n := range w.names {
 		if l.taken[n] || waits && slices.Contains(l.first.names, n) {
 			return l.freed, fmt.Errorf("%s %w with another call", n, ErrBusy)
 		}

@@ -233,7 +233,7 @@ func TestHungCallKeepsItsGPU(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		waiter := ask(t, a, pciB, pciC)
+		waiter := ask(t, a, pciA, pciB)
 		letGo, gaveUp := makeCall(t, a, pciB, 3*time.Second)
 		if waiter.got() != nil {
 			t.Error("a call is out whose caller waits for it")
