@@ -138,6 +138,7 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 		Partitions: partition.New(gpus, holders),
 		Sharing:    sharing.New(sharing.Options{Roots: roots, Modes: gpus, Supervisor: supervisor, Calls: calls}),
 		CDI:        specs,
+		Calls:      calls,
 		Hook:       hooks.limits,
 		Cluster:    facts,
 		Users:      c.users(ctx, holders, gpus, supervisor, cluster),

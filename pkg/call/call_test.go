@@ -326,6 +326,41 @@ func TestReturnsAtLastMoment(t *testing.T) {
 	}
 }
 
+// TestPending: a queue knows its call that nobody waits for any more, and by now what that one is.
+func TestPending(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all := New(0)
+		q := all.GPU(first)
+		stuck, release := held()
+		gone := make(chan error, 1)
+		go func() {
+			_, err := Do(within(t, time.Second), q, "nvmlSomething", stuck)
+			gone <- err
+		}()
+		synctest.Wait()
+		if p := q.Pending(); p != nil {
+			t.Errorf("its caller waits: %v", p)
+		}
+		done := pendingOf(t, <-gone).Done
+		for _, is := range []error{gpu.ErrSlow, gpu.ErrHung} {
+			for _, p := range []*gpu.PendingError{q.Pending(), all.Pending("nvml")} {
+				if !errors.Is(p, is) || errors.Is(p, context.DeadlineExceeded) || p.Call != "nvmlSomething" || p.PCIAddress != first || p.Done != done {
+					t.Errorf("got %+v, want that it %v", p, is)
+				}
+			}
+			time.Sleep(DefaultLimit)
+		}
+		if p := all.GPU(second).Pending(); p != nil {
+			t.Errorf("of another queue: %v", p)
+		}
+		release()
+		<-done
+		if p := q.Pending(); p != nil {
+			t.Errorf("it has returned: %v", p)
+		}
+	})
+}
+
 // TestNoQueues: without queues each call has one of its own.
 func TestNoQueues(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -108,6 +108,17 @@ func (q *Queues) Pending(prefix string) *gpu.PendingError {
 	return nil
 }
 
+// Pending returns the call of this queue for which nobody waits any more and which has not returned, or nil. It may
+// still take effect.
+func (q *Queue) Pending() *gpu.PendingError {
+	q.all.mu.Lock()
+	defer q.all.mu.Unlock()
+	if q.current == nil || !q.current.abandoned {
+		return nil
+	}
+	return q.current.pending(nil)
+}
+
 // Limit returns how long a call may take that is not hung.
 func (q *Queue) Limit() time.Duration { return q.all.limit }
 
@@ -214,10 +225,10 @@ func (q *Queue) abandon(c *made, cause error) error {
 	return c.pending(cause)
 }
 
-// pending describes a call that is out. It needs all.mu.
+// pending describes a call that is out, for those who stopped waiting for a cause, or never waited. It needs all.mu.
 func (c *made) pending(cause error) *gpu.PendingError {
 	all, now := c.queue.all, time.Now()
-	p := &gpu.PendingError{Call: c.name, PCIAddress: c.queue.pci, Since: c.since, Done: c.done, Err: cause}
+	p := &gpu.PendingError{Call: c.name, PCIAddress: c.queue.pci, Since: c.since, Done: c.done, Err: cmp.Or(cause, gpu.ErrSlow)}
 	slowAfter := min(SlowAfter, all.limit)
 	if now.Sub(c.since) < slowAfter {
 		return p

@@ -14,8 +14,7 @@
 // needs. Nobody waits for a GPU while holding another. What a call cannot finish is left to [Manager.Reconcile]. What the
 // kubelet never asks to release is found by [Manager.ReleaseOrphans], which compares the records with the API server.
 //
-// Below the data folder are the files of package record, and
+// Below the data folder, whose bytes are the locks, are the files of package record, and
 //
-//	locks/          a file for the locks of claims and GPUs
 //	limits/<uid>/   a small file system in memory for an interposer library
 package claim

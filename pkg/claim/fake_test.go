@@ -23,6 +23,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/partage-dev/partage/pkg/call"
 	"github.com/partage-dev/partage/pkg/cdi"
 	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/device"
@@ -146,9 +147,10 @@ func (b *box) bareManager() *Manager {
 }
 
 func (b *box) options() Options {
+	p := process{b, call.New(1)} // nobody waits for a call that does not return
 	return Options{
-		DriverName: driverName, PoolName: poolName, DataDir: b.dataDir(), Roots: b.roots(), Partitions: partition.New(slowGPUs{b}, holders{}),
-		Sharing: slowSharing{b}, CDI: slowFolder{b},
+		DriverName: driverName, PoolName: poolName, DataDir: b.dataDir(), Roots: b.roots(), Partitions: partition.New(slowGPUs{p}, holders{}),
+		Sharing: slowSharing{p}, CDI: slowFolder{b}, Calls: p.calls,
 		Hook: "/data/partage-hook", Interposer: "/opt/limits/libvgpu.so", Cluster: b, Events: b,
 		files: boxFiles{b}, limitFiles: boxLimits{b}, clock: b.clock,
 	}

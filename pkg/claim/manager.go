@@ -13,6 +13,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
+	"github.com/partage-dev/partage/pkg/call"
 	"github.com/partage-dev/partage/pkg/cdi"
 	"github.com/partage-dev/partage/pkg/claim/converge"
 	"github.com/partage-dev/partage/pkg/claim/lock"
@@ -62,6 +63,9 @@ type Options struct {
 	Partitions Partitions
 	Sharing    converge.Sharing
 	CDI        spec.CDI
+	// Calls are the queues in which all effects on GPUs wait for each other: nobody gets a GPU with a call that has not
+	// returned.
+	Calls *call.Queues
 
 	// Hook is a program on the host that checks before a container starts whether its
 	// limits hold (cmd/partage-hook).
@@ -122,7 +126,7 @@ func NewManager(o Options) (*Manager, error) {
 		return nil, errors.New("no pool name")
 	case !filepath.IsAbs(o.DataDir):
 		return nil, fmt.Errorf("data folder %q must be an absolute path", o.DataDir)
-	case o.Partitions == nil || o.Sharing == nil || o.CDI == nil:
+	case o.Partitions == nil || o.Sharing == nil || o.CDI == nil || o.Calls == nil:
 		return nil, errors.New("no hardware or no CDI")
 	}
 	if o.files == nil {
@@ -142,7 +146,7 @@ func NewManager(o Options) (*Manager, error) {
 		return nil, err
 	}
 	m.events.store = m.store
-	if m.locks, err = lock.New(filepath.Join(o.DataDir, "locks")); err != nil {
+	if m.locks, err = lock.New(o.DataDir, o.Calls); err != nil {
 		return nil, err
 	}
 	m.specs = &spec.Specs{

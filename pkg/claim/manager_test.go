@@ -16,6 +16,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/partage-dev/partage/pkg/call"
 	"github.com/partage-dev/partage/pkg/cdi"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/partition"
@@ -234,7 +235,7 @@ func failAt(effect string) func(string) error {
 
 func TestNewManagerRefuses(t *testing.T) {
 	b := newBox(t)
-	good := Options{DriverName: driverName, PoolName: poolName, DataDir: b.dataDir(), Partitions: partition.New(b, holders{}), Sharing: b, CDI: b}
+	good := Options{DriverName: driverName, PoolName: poolName, DataDir: b.dataDir(), Partitions: partition.New(b, holders{}), Sharing: b, CDI: b, Calls: call.New(0)}
 	for name, change := range map[string]func(*Options){
 		"driver":   func(o *Options) { o.DriverName = "" },
 		"pool":     func(o *Options) { o.PoolName = "" },
@@ -242,6 +243,7 @@ func TestNewManagerRefuses(t *testing.T) {
 		"hardware": func(o *Options) { o.Partitions = nil },
 		"sharing":  func(o *Options) { o.Sharing = nil },
 		"cdi":      func(o *Options) { o.CDI = nil },
+		"calls":    func(o *Options) { o.Calls = nil },
 	} {
 		o := good
 		change(&o)

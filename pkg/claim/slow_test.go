@@ -13,6 +13,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/partage-dev/partage/pkg/call"
 	"github.com/partage-dev/partage/pkg/cdi"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/sharing"
@@ -83,61 +84,99 @@ func (s *slowness) call(ctx context.Context, pciAddress string) error {
 	return nil
 }
 
+// process is what a process has of a box beside the hardware: the queues of its calls.
+type process struct {
+	*box
+	calls *call.Queues
+}
+
+// left returns the error of a call, having left the calls in it that do not return in the queues of the process.
+func (p process) left(err error) error {
+	for _, out := range outIn(err) {
+		_, _ = call.Do(context.Background(), p.calls.GPU(out.PCIAddress), out.Call, func() (bool, error) {
+			<-out.Done
+			return true, nil
+		})
+	}
+	return err
+}
+
+// outIn finds all of them: a session may be on several GPUs.
+func outIn(err error) []*gpu.PendingError {
+	switch e := err.(type) { //nolint:errorlint // this walks through the wrapped ones
+	case *gpu.PendingError:
+		return []*gpu.PendingError{e}
+	case interface{ Unwrap() error }:
+		return outIn(e.Unwrap())
+	case interface{ Unwrap() []error }:
+		var all []*gpu.PendingError
+		for _, wrapped := range e.Unwrap() {
+			all = append(all, outIn(wrapped)...)
+		}
+		return all
+	}
+	return nil
+}
+
 // slowGPUs are the GPUs of a box as the driver's library reaches them.
-type slowGPUs struct{ *box }
+type slowGPUs struct{ process }
 
 func (b slowGPUs) MIGState(ctx context.Context, pciAddress string) (gpu.MIGState, error) {
 	if err := b.slow.call(ctx, pciAddress); err != nil {
 		return gpu.MIGState{}, err
 	}
-	return b.box.MIGState(ctx, pciAddress)
+	answer, err := b.box.MIGState(ctx, pciAddress)
+	return answer, b.left(err)
 }
 
 func (b slowGPUs) Processes(ctx context.Context, pciAddress string) ([]gpu.Process, error) {
 	if err := b.slow.call(ctx, pciAddress); err != nil {
 		return nil, err
 	}
-	return b.box.Processes(ctx, pciAddress)
+	answer, err := b.box.Processes(ctx, pciAddress)
+	return answer, b.left(err)
 }
 
 func (b slowGPUs) SetMIGMode(ctx context.Context, pciAddress string, enabled bool) error {
 	if err := b.slow.call(ctx, pciAddress); err != nil {
 		return err
 	}
-	return b.box.SetMIGMode(ctx, pciAddress, enabled)
+	return b.left(b.box.SetMIGMode(ctx, pciAddress, enabled))
 }
 
 func (b slowGPUs) CreateInstance(ctx context.Context, pciAddress string, profileID uint32, at gpu.Placement) (int, error) {
 	if err := b.slow.call(ctx, pciAddress); err != nil {
 		return 0, err
 	}
-	return b.box.CreateInstance(ctx, pciAddress, profileID, at)
+	answer, err := b.box.CreateInstance(ctx, pciAddress, profileID, at)
+	return answer, b.left(err)
 }
 
 func (b slowGPUs) CreateComputeInstance(ctx context.Context, pciAddress string, instanceID int) (gpu.ComputeInstance, error) {
 	if err := b.slow.call(ctx, pciAddress); err != nil {
 		return gpu.ComputeInstance{}, err
 	}
-	return b.box.CreateComputeInstance(ctx, pciAddress, instanceID)
+	answer, err := b.box.CreateComputeInstance(ctx, pciAddress, instanceID)
+	return answer, b.left(err)
 }
 
 func (b slowGPUs) DestroyComputeInstance(ctx context.Context, pciAddress string, instanceID, computeID int) error {
 	if err := b.slow.call(ctx, pciAddress); err != nil {
 		return err
 	}
-	return b.box.DestroyComputeInstance(ctx, pciAddress, instanceID, computeID)
+	return b.left(b.box.DestroyComputeInstance(ctx, pciAddress, instanceID, computeID))
 }
 
 func (b slowGPUs) DestroyInstance(ctx context.Context, pciAddress string, instanceID int) error {
 	if err := b.slow.call(ctx, pciAddress); err != nil {
 		return err
 	}
-	return b.box.DestroyInstance(ctx, pciAddress, instanceID)
+	return b.left(b.box.DestroyInstance(ctx, pciAddress, instanceID))
 }
 
 // slowSharing is what makes the devices of a box shared: compute modes are set through the
 // library, time slices by nvidia-smi, which is killed when the caller's time is over.
-type slowSharing struct{ *box }
+type slowSharing struct{ process }
 
 func (b slowSharing) Ensure(ctx context.Context, s sharing.Session) (sharing.Live, error) {
 	for _, d := range s.Devices {
@@ -145,21 +184,23 @@ func (b slowSharing) Ensure(ctx context.Context, s sharing.Session) (sharing.Liv
 			return sharing.Live{}, err
 		}
 	}
-	return b.box.Ensure(ctx, s)
+	answer, err := b.box.Ensure(ctx, s)
+	return answer, b.left(err)
 }
 
 func (b slowSharing) Mode(ctx context.Context, d sharing.Device) (gpu.ComputeMode, error) {
 	if err := b.slow.call(ctx, d.PCIAddress); err != nil {
 		return "", err
 	}
-	return b.box.Mode(ctx, d)
+	answer, err := b.box.Mode(ctx, d)
+	return answer, b.left(err)
 }
 
 func (b slowSharing) SetExclusive(ctx context.Context, d sharing.Device, exclusive bool) error {
 	if err := b.slow.call(ctx, d.PCIAddress); err != nil {
 		return err
 	}
-	return b.box.SetExclusive(ctx, d, exclusive)
+	return b.left(b.box.SetExclusive(ctx, d, exclusive))
 }
 
 func (b slowSharing) SetInterval(ctx context.Context, d sharing.Device, interval sharing.Interval) error {
@@ -175,8 +216,10 @@ func (b slowSharing) SetInterval(ctx context.Context, d sharing.Device, interval
 			return &gpu.Error{Call: "nvidia-smi compute-policy", PCIAddress: d.PCIAddress, Text: "killed: " + ctx.Err().Error(), Err: ctx.Err()}
 		}
 	}
-	return b.box.SetInterval(ctx, d, interval)
+	return b.left(b.box.SetInterval(ctx, d, interval))
 }
+
+func (b slowSharing) End(ctx context.Context, id string) error { return b.left(b.box.End(ctx, id)) }
 
 // slowFolder writes the specs of a box, for which the driver's folder is looked through.
 type slowFolder struct{ *box }

@@ -6,10 +6,10 @@ package conformance
 import (
 	"context"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"sync"
 
+	"github.com/partage-dev/partage/pkg/call"
 	"github.com/partage-dev/partage/pkg/claim/lock"
 	"github.com/partage-dev/partage/pkg/claim/record"
 )
@@ -21,6 +21,8 @@ const lockLimit = defaultLimit / 2
 // reservations are the driver's locks of GPUs that this process has: while it has one, the
 // driver prepares no claim on that GPU. A question that was left behind may still take one.
 type reservations struct {
+	calls *call.Queues
+
 	mu       sync.Mutex
 	locks    *lock.Locks
 	held     map[string]func() // by PCI address
@@ -35,7 +37,7 @@ func (r *reservations) in(dataDir string) (*lock.Locks, error) {
 		return r.locks, nil
 	}
 	var err error
-	r.locks, err = lock.New(filepath.Join(dataDir, "locks"))
+	r.locks, err = lock.New(dataDir, r.calls)
 	return r.locks, err
 }
 

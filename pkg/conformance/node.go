@@ -102,7 +102,8 @@ func NewNode(o Options) *Node {
 		},
 	}
 	n.lab = newLab(o)
-	n.hardware = nvml.New(nvml.Options{Roots: o.Roots, Calls: call.New(o.Limit / callsInLimit), Observe: n.observe})
+	n.reserved.calls = call.New(o.Limit / callsInLimit)
+	n.hardware = nvml.New(nvml.Options{Roots: o.Roots, Calls: n.reserved.calls, Observe: n.observe})
 	recorded := n.header
 	recorded.Transcript = transcriptVersion
 	t.add(recorded)

@@ -136,16 +136,6 @@ func (e *PendingError) IsOut() bool {
 	}
 }
 
-// ForOthers returns the error for those who did not make the call: it does not say why its caller waits no longer.
-func (e *PendingError) ForOthers() *PendingError {
-	others := *e
-	others.Err = ErrSlow
-	if errors.Is(e, ErrHung) {
-		others.Err = ErrHung
-	}
-	return &others
-}
-
 // IsPending reports whether an error is that of a call that has not returned.
 func IsPending(err error) bool {
 	var pending *PendingError

@@ -57,7 +57,7 @@ func (e *Engine) act(ctx context.Context, task rules.Task, seen map[string]*obse
 		if len(left) > 0 && waitsFor(actions, failed) {
 			continue
 		}
-		err := w.Locks.Watch(actions[0].GPU, w.do(ctx, actions))
+		err := w.do(ctx, actions)
 		w.Failures.noteUse(actions[0], err)
 		if err != nil && task.Aim == rules.Release && actions[0].Do == rules.StartSession && !errors.Is(err, gpu.ErrHung) {
 			klog.FromContext(ctx).Error(err, "The limits of an MPS session stay above what its claims have", "session", actions[0].Session)

@@ -19,6 +19,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/partage-dev/partage/pkg/call"
 	"github.com/partage-dev/partage/pkg/cdi"
 	"github.com/partage-dev/partage/pkg/claim/lock"
 	"github.com/partage-dev/partage/pkg/claim/record"
@@ -105,7 +106,7 @@ func (m *machine) engine() *Engine {
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	locks, err := lock.New(filepath.Join(m.root, "locks"))
+	locks, err := lock.New(m.root, call.New(0))
 	if err != nil {
 		m.t.Fatal(err)
 	}

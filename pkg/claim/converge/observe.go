@@ -106,7 +106,7 @@ func (o *observation) observeHardware(ctx context.Context, d depth) {
 		err = o.observeMode(ctx)
 	}
 	if err != nil {
-		o.unanswered(e.Locks.Watch(o.GPU, err))
+		o.unanswered(err)
 		e.knowInterval(o.GPU, false)
 		return
 	}
@@ -117,8 +117,7 @@ func (o *observation) observeHardware(ctx context.Context, d depth) {
 	}
 	if needs.Fabric {
 		// Where that is not known the GPU is used: most have no fabric.
-		h.Fabric, err = e.Partitions.FabricPending(ctx, o.GPU)
-		_ = e.Locks.Watch(o.GPU, err)
+		h.Fabric, _ = e.Partitions.FabricPending(ctx, o.GPU)
 	}
 	if needs.Sessions {
 		o.observeSessions(ctx)

@@ -46,7 +46,8 @@ func (o *observation) recorded(r *record.Record, call *Call) rules.Record {
 	one := convert(r, call)
 	switch r.State {
 	case record.Preparing:
-		one.Phase, one.Calling = rules.Preparing, call != nil || o.isCalledElsewhere(r)
+		// Another process's Prepare may be at work.
+		one.Phase, one.Calling = rules.Preparing, call != nil || o.engine.Locks.ClaimElsewhere(r.Claim.UID)
 	case record.Prepared:
 		one.Phase, one.Calling, one.Orphan = rules.Prepared, call != nil, o.isOrphan(r)
 		one.Outdated = call != nil && call.Wanted.Arrived > r.Arrived
@@ -58,16 +59,6 @@ func (o *observation) recorded(r *record.Record, call *Call) rules.Record {
 
 func (o *observation) isOrphan(r *record.Record) bool {
 	return o.engine.Orphan != nil && o.engine.Orphan(r.Claim.UID, r.Arrived)
-}
-
-// isCalledElsewhere reports whether another process has the lock of a claim: its Prepare may be at work.
-func (o *observation) isCalledElsewhere(r *record.Record) bool {
-	locks := o.engine.Locks
-	unlock, err := locks.TryClaim(r.Claim.UID)
-	if unlock != nil {
-		unlock()
-	}
-	return err != nil || unlock == nil && locks.ClaimElsewhere(r.Claim.UID)
 }
 
 func convert(r *record.Record, call *Call) rules.Record {

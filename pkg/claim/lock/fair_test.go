@@ -6,8 +6,11 @@ package lock
 import (
 	"context"
 	"errors"
+	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/partage-dev/partage/pkg/gpu"
 )
@@ -54,28 +57,97 @@ func mustTake(t *testing.T, l *Locks, address string) func() {
 	return release
 }
 
-// overtake makes a waiter for A and B that nobody may overtake any more. A is held.
-func overtake(t *testing.T, l *Locks) (waiter request, releaseA func()) {
+// TestSeveralAreNotStarved shows that traffic on two GPUs, which are never free at the same time, does not starve a caller
+// that waits for both.
+func TestSeveralAreNotStarved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, _ := twoProcesses(t)
+		ctx, stop := context.WithCancel(t.Context())
+		var traffic sync.WaitGroup
+		for _, address := range []string{pciA, pciA, pciB, pciB} {
+			traffic.Go(func() {
+				for ctx.Err() == nil {
+					if release, err := l.GPUs(ctx, []string{address}); err == nil {
+						time.Sleep(time.Second)
+						release()
+					}
+				}
+			})
+			time.Sleep(400 * time.Millisecond)
+		}
+		began := time.Now()
+		for range 3 {
+			release, err := l.GPUs(t.Context(), []string{pciA, pciB})
+			if err != nil {
+				t.Fatal(err)
+			}
+			release()
+		}
+		if waited := time.Since(began); waited > 3*2*turn {
+			t.Errorf("waited for %s", waited)
+		}
+		stop()
+		traffic.Wait()
+	})
+}
+
+// TestWaiterForSlowGPU shows that who waits for a GPU that is slow keeps others from another one for a turn at most.
+func TestWaiterForSlowGPU(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, _ := twoProcesses(t)
+		releaseA := mustTake(t, l, pciA)
+		both := []request{ask(t, l, pciA, pciB), ask(t, l, pciB, pciA)}
+		var longest time.Duration
+		for range 100 {
+			began := time.Now()
+			release, err := l.GPUs(t.Context(), []string{pciB})
+			if err != nil {
+				t.Fatal(err)
+			}
+			longest = max(longest, time.Since(began))
+			release()
+			time.Sleep(100 * time.Millisecond)
+		}
+		if longest > turn+2*poll {
+			t.Errorf("a claim of GPU B has waited for %s", longest)
+		}
+		if both[0].got() != nil || both[1].got() != nil {
+			t.Error("GPU A is held")
+		}
+		releaseA()
+		for len(both) > 0 {
+			time.Sleep(turn)
+			both = slices.DeleteFunc(both, func(r request) bool {
+				got := r.got()
+				if got != nil && got.err == nil {
+					got.release()
+				}
+				return got != nil
+			})
+		}
+	})
+}
+
+// preferred makes a waiter for A and B who comes first. A is held.
+func preferred(t *testing.T, l *Locks) (waiter request, releaseA func()) {
 	t.Helper()
 	releaseA = mustTake(t, l, pciA)
 	waiter = ask(t, l, pciA, pciB)
-	for range maxOvertaken {
-		mustTake(t, l, pciB)()
-	}
+	mustTake(t, l, pciB)()
+	time.Sleep(turn + 2*poll)
 	if waiter.got() != nil {
 		t.Fatal("the waiter has locks that are not free")
 	}
 	return waiter, releaseA
 }
 
-// TestOvertakenWaiterComesFirst shows that traffic on one GPU does not starve a caller
-// that waits for two.
-func TestOvertakenWaiterComesFirst(t *testing.T) {
+// TestWhoHasWaitedComesFirst shows who gets what when somebody has waited for long.
+func TestWhoHasWaitedComesFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, _ := twoProcesses(t)
-		waiter, releaseA := overtake(t, l)
-		if release, err := l.TryGPU(pciB); release != nil || err != nil {
-			t.Fatalf("overtaken once more, %v", err)
+		waiter, releaseA := preferred(t, l)
+		if release, err := l.TryGPU(pciB); release != nil || err != nil || l.GPUElsewhere(pciB) {
+			t.Fatalf("a newer one came first, %v", err)
 		}
 		newer := ask(t, l, pciB)
 		if newer.got() != nil {
@@ -101,82 +173,39 @@ func TestOvertakenWaiterComesFirst(t *testing.T) {
 	})
 }
 
-// TestGivingUpLetsOthersIn shows that those who waited behind an overtaken waiter get
+// TestGivingUpLetsOthersIn shows that those who waited behind another one get
 // their locks as soon as it stops waiting, for either reason.
 func TestGivingUpLetsOthersIn(t *testing.T) {
-	for name, stop := range map[string]func(*Locks, request) error{
-		"cancelled": func(_ *Locks, waiter request) error {
+	for name, stop := range map[string]func(*testing.T, *Locks, request) (want error, end func()){
+		"cancelled": func(_ *testing.T, _ *Locks, waiter request) (error, func()) {
 			waiter.cancel()
-			return context.Canceled
+			return context.Canceled, func() {}
 		},
-		"call hangs": func(l *Locks, _ request) error {
-			_ = l.Watch(pciA, &gpu.PendingError{Call: "create", Done: make(chan struct{})})
-			return gpu.ErrHung
+		"call hangs": func(t *testing.T, l *Locks, _ request) (error, func()) {
+			end, gaveUp := makeCall(t, l, pciA, time.Second)
+			<-gaveUp
+			return gpu.ErrSlow, end
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				l, _ := twoProcesses(t)
-				waiter, _ := overtake(t, l)
+				waiter, releaseA := preferred(t, l)
 				newer := ask(t, l, pciB)
 				if newer.got() != nil {
 					t.Fatal("a newer waiter came first")
 				}
-				want := stop(l, waiter)
+				want, end := stop(t, l, waiter)
+				time.Sleep(2 * poll)
 				if got := waiter.got(); got == nil || !errors.Is(got.err, want) {
 					t.Errorf("the waiter has %+v, want %v", got, want)
 				}
 				if got := newer.got(); got == nil || got.err != nil {
 					t.Errorf("the newer waiter has %+v", got)
 				}
+				releaseA()
+				end()
 			})
-		})
-	}
-}
-
-// TestWatch shows which GPUs an error keeps from use.
-func TestWatch(t *testing.T) {
-	hung := func(address string) error {
-		return &gpu.PendingError{Call: "create", PCIAddress: address, Done: make(chan struct{})}
-	}
-	wrapped := func(err error) error { return errors.Join(errors.New("undo"), err) }
-	for name, test := range map[string]struct {
-		address string
-		err     error
-		want    []string
-	}{
-		"no error":         {},
-		"other error":      {pciA, gpu.ErrLost, nil},
-		"the call's GPU":   {"", hung(pciB), []string{pciB}},
-		"the given GPU":    {pciA, hung(pciB), []string{pciA}},
-		"wrapped":          {pciA, wrapped(wrapped(hung(""))), []string{pciA}},
-		"calls on several": {"", errors.Join(hung(pciA), wrapped(hung(pciC))), []string{pciA, pciC}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			l, _ := twoProcesses(t)
-			if got := l.Watch(test.address, test.err); !errors.Is(got, test.err) {
-				t.Errorf("got %v, want the same error", got)
-			}
-			var kept []string
-			for _, address := range []string{pciA, pciB, pciC} {
-				release, err := l.TryGPU(address)
-				if err != nil {
-					if !errors.Is(err, gpu.ErrHung) {
-						t.Error(err)
-					}
-					kept = append(kept, address)
-					continue
-				}
-				release()
-			}
-			if len(kept) != len(test.want) {
-				t.Fatalf("kept from use: %v, want %v", kept, test.want)
-			}
-			for i := range kept {
-				if kept[i] != test.want[i] {
-					t.Errorf("kept from use: %v, want %v", kept, test.want)
-				}
-			}
 		})
 	}
 }

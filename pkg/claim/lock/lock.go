@@ -4,114 +4,37 @@
 // Package lock keeps the goroutines and processes that work on claims and GPUs apart.
 // Two instances of the plugin run side by side during an upgrade.
 //
-// The order is: one claim, then the GPUs of one group. A GPU on which a call does not
-// return stays locked until it does.
+// The order is: one claim, then the GPUs of one group. A GPU on which a call does not return stays locked until it does.
 package lock
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
+	"math"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/partage-dev/partage/pkg/call"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/steptime"
-	"github.com/partage-dev/partage/pkg/wait"
 )
 
-// filePoll is how often a lock that another process holds is tried. That happens
-// during an upgrade only; in one process those who wait are woken.
-const filePoll = 10 * time.Millisecond
-
-// maxOvertaken is how often others may get a lock before one who waits for several
-// locks at once. After that nobody else gets any of them first.
-const maxOvertaken = 8
-
-// Locks are exclusive among the goroutines of all processes that use the same folder.
-// The kernel frees what a killed process held.
-//
-// A caller that waits for several GPUs holds none of them meanwhile: the claims of a GPU
-// that works must not wait for one that hangs.
-type Locks struct {
-	dir string
-	// file has the locks, and folder another that says that it is open.
-	file, folder *os.File
-
-	mu    sync.Mutex
-	taken map[name]bool
-	// waiting are in the order in which they came.
-	waiting []*waiter
-	// hung are the calls that have not returned, by the lock of their GPU.
-	hung map[name][]*gpu.PendingError
-}
-
-type waiter struct {
-	names []name
-	// granted has room for the one answer.
-	granted chan error
-	// overtaken counts the locks that others got first.
-	overtaken int
-}
-
-// name is what a lock is for, in words for messages.
-type name string
-
-func claimLock(uid types.UID) name { return name("claim " + string(uid)) }
-
-func gpuLock(pciAddress string) name { return name("GPU " + pciAddress) }
-
-// New returns the locks in a folder within the data folder, which nobody removes while the driver
-// runs.
-func New(dir string) (*Locks, error) {
-	l := &Locks{dir: dir, taken: map[name]bool{}, hung: map[name][]*gpu.PendingError{}}
-	_, err := l.open()
-	return l, err
-}
-
-// Claim waits for the lock of one claim. The error wraps ErrBusy when ctx is done
-// first, and ErrElsewhere as well when another process has it.
-func (l *Locks) Claim(ctx context.Context, uid types.UID) (release func(), err error) {
-	defer steptime.Of(ctx).Begin(steptime.Wait)()
-	return l.acquire(ctx, []name{claimLock(uid)}, "call")
-}
-
-// TryClaim does not wait. It returns nil for a lock that is held.
-func (l *Locks) TryClaim(uid types.UID) (release func(), err error) {
-	return l.try([]name{claimLock(uid)})
-}
-
-// GPUs waits for the locks of all these GPUs. It fails at once, with a
-// *gpu.PendingError, when a call on one of them has not returned; otherwise like Claim.
-func (l *Locks) GPUs(ctx context.Context, pciAddresses []string) (release func(), err error) {
-	var names []name
-	for _, address := range pciAddresses {
-		names = append(names, gpuLock(address))
-	}
-	defer steptime.Of(ctx).Begin(steptime.Wait)()
-	return l.acquire(ctx, names, "claim")
-}
-
-// TryGPU does not wait. It returns nil for a lock that is held, and fails like GPUs.
-func (l *Locks) TryGPU(pciAddress string) (release func(), err error) {
-	return l.try([]name{gpuLock(pciAddress)})
-}
-
-// ClaimElsewhere reports whether a lock that TryClaim did not get is another process's.
-func (l *Locks) ClaimElsewhere(uid types.UID) bool { return l.elsewhere(claimLock(uid)) }
-
-// GPUElsewhere reports whether a lock that TryGPU did not get is another process's.
-func (l *Locks) GPUElsewhere(pciAddress string) bool { return l.elsewhere(gpuLock(pciAddress)) }
-
-func (l *Locks) elsewhere(n name) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return !l.taken[n]
-}
+const (
+	// poll is how often a lock is tried again. In one process those who wait are woken besides.
+	poll = 10 * time.Millisecond
+	// turn is longer than nearly all that is done under a lock. One of those who have waited longer for several locks,
+	// which are hardly ever free at the same time, comes first for a turn. In the next turn nobody does, since it
+	// may wait for a GPU that is slow.
+	turn = 5 * time.Second
+)
 
 var (
 	// ErrBusy means that a lock could not be had in time.
@@ -120,168 +43,218 @@ var (
 	ErrElsewhere = errors.New("in another process")
 )
 
-func busyError(n name, user string, err error) error {
-	return fmt.Errorf("%s %w with another %s: %w", n, ErrBusy, user, err)
+// Locks are exclusive among the goroutines of all processes that use the same folder.
+// The kernel frees what a killed process held.
+//
+// A caller that waits for several GPUs holds none of them meanwhile: the claims of a GPU
+// that works must not wait for one that hangs.
+type Locks struct {
+	// folder has a byte for each lock, by a hash of its name. The kernel locks bytes that are not there: no
+	// lock needs a file, which somebody may remove, or space on the disk.
+	folder *os.File
+	calls  *call.Queues
+
+	mu    sync.Mutex
+	taken map[name]bool
+	// freed is closed, and made anew, when locks are let go.
+	freed chan struct{}
+	// first comes before others until then.
+	first *waiter
+	until time.Time
 }
 
-// try takes all locks or none. It returns nil where one of them is held.
-func (l *Locks) try(names []name) (release func(), err error) {
-	l.mu.Lock()
-	reserved, err := l.takeFree(names)
-	l.mu.Unlock()
-	if err != nil || !reserved {
+type waiter struct {
+	names []name
+	since time.Time
+}
+
+// name is what a lock is for, in words for messages.
+type name string
+
+const gpuPrefix = "GPU "
+
+func claimLock(uid types.UID) name { return name("claim " + string(uid)) }
+
+func gpuLock(pciAddress string) name { return name(gpuPrefix + pciAddress) }
+
+// offset is the byte of a lock. Two names have the same one as rarely as two UIDs are the same.
+func (n name) offset() int64 {
+	hash := fnv.New64a()
+	_, _ = hash.Write([]byte(n)) // it does not fail
+	return int64(hash.Sum64() & math.MaxInt64)
+}
+
+// New returns the locks of a folder that nobody removes while the driver runs. All effects on GPUs are in these queues.
+func New(folder string, calls *call.Queues) (*Locks, error) {
+	if err := os.MkdirAll(folder, 0o750); err != nil {
 		return nil, err
 	}
-	held, err := l.lockFile(names)
-	if err != nil || held != "" {
-		l.free(names)
-		return nil, err
-	}
-	return l.releaser(names), nil
+	opened, err := os.Open(folder)
+	return &Locks{folder: opened, calls: calls, taken: map[name]bool{}, freed: make(chan struct{})}, err
 }
 
-// acquire takes all locks or none, and waits for them until ctx is done. The user is the kind of
-// what holds such locks, for messages.
-func (l *Locks) acquire(ctx context.Context, names []name, user string) (release func(), err error) {
-	var held name
-	for {
-		if err := l.reserve(ctx, names, user); err != nil {
-			if held != "" && ctx.Err() != nil && !errors.Is(err, ErrBusy) {
-				err = busyError(held, user, fmt.Errorf("%w: %w", ErrElsewhere, err))
-			}
-			return nil, err
-		}
-		var err error
-		held, err = l.lockFile(names)
-		if err == nil && held == "" {
-			return l.releaser(names), nil
-		}
-		l.free(names)
-		if err != nil {
-			return nil, err
-		}
-		if err := wait.For(ctx, filePoll); err != nil {
-			return nil, busyError(held, user, fmt.Errorf("%w: %w", ErrElsewhere, err))
-		}
-	}
+// Claim waits for the lock of one claim. The error wraps ErrBusy when ctx is done
+// first, and ErrElsewhere as well when another process has it.
+func (l *Locks) Claim(ctx context.Context, uid types.UID) (release func(), err error) {
+	return l.wait(ctx, claimLock(uid))
 }
 
-// takeFree takes all locks that no other goroutine of this process has, or none. The caller holds mu.
-func (l *Locks) takeFree(names []name) (bool, error) {
-	if err := l.checkHung(names); err != nil {
-		return false, err
+// TryClaim does not wait. It returns nil for a lock that is held.
+func (l *Locks) TryClaim(uid types.UID) (release func(), err error) { return l.try(claimLock(uid)) }
+
+// GPUs waits for the locks of all these GPUs. It fails at once, with a
+// *gpu.PendingError, when a call on one of them has not returned; otherwise like Claim.
+func (l *Locks) GPUs(ctx context.Context, pciAddresses []string) (release func(), err error) {
+	var names []name
+	for _, address := range pciAddresses {
+		names = append(names, gpuLock(address))
 	}
-	if l.unavailable(names, len(l.waiting)) != "" {
-		return false, nil
-	}
-	l.take(names, len(l.waiting))
-	return true, nil
+	return l.wait(ctx, names...)
 }
 
-// reserve waits until no other goroutine of this process has any of the locks.
-func (l *Locks) reserve(ctx context.Context, names []name, user string) error {
+// TryGPU does not wait. It returns nil for a lock that is held, and fails like GPUs.
+func (l *Locks) TryGPU(pciAddress string) (release func(), err error) {
+	return l.try(gpuLock(pciAddress))
+}
+
+// ClaimElsewhere reports whether another process has the lock of a claim, or may have it.
+func (l *Locks) ClaimElsewhere(uid types.UID) bool { return l.elsewhere(claimLock(uid)) != nil }
+
+// GPUElsewhere reports whether another process has the lock of a GPU, or may have it.
+func (l *Locks) GPUElsewhere(pciAddress string) bool { return l.elsewhere(gpuLock(pciAddress)) != nil }
+
+// wait takes all locks or none.
+func (l *Locks) wait(ctx context.Context, names ...name) (release func(), err error) {
+	defer steptime.Of(ctx).Begin(steptime.Wait)()
 	if err := ctx.Err(); err != nil {
-		return err
+		return nil, err
 	}
-	l.mu.Lock()
-	reserved, err := l.takeFree(names)
-	if err != nil || reserved {
-		l.mu.Unlock()
-		return err
-	}
-	w := &waiter{names: names, granted: make(chan error, 1)}
-	l.waiting = append(l.waiting, w)
-	l.mu.Unlock()
-	select {
-	case err := <-w.granted:
-		return err
-	case <-ctx.Done():
-		return l.giveUp(w, user, ctx.Err())
-	}
-}
-
-// giveUp stops waiting, unless the locks were granted at this very moment.
-func (l *Locks) giveUp(w *waiter, user string, err error) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	i := slices.Index(l.waiting, w)
-	if i < 0 {
-		return <-w.granted
-	}
-	held := l.unavailable(w.names, i)
-	l.waiting = slices.Delete(l.waiting, i, i+1)
-	// Others may have waited behind this one.
-	l.grant()
-	return busyError(held, user, err)
-}
-
-// unavailable finds a lock that somebody in this process has, or that one of the first
-// waiters has waited for too long. The caller holds mu.
-func (l *Locks) unavailable(names []name, ahead int) name {
-	for _, n := range names {
-		overtaken := func(w *waiter) bool { return w.overtaken >= maxOvertaken && slices.Contains(w.names, n) }
-		if l.taken[n] || slices.ContainsFunc(l.waiting[:ahead], overtaken) {
-			return n
+	w := &waiter{names: names, since: time.Now()}
+	defer l.leave(w)
+	for {
+		freed, err := l.take(w)
+		switch {
+		case err == nil:
+			return func() { l.release(names) }, nil
+		case !errors.Is(err, ErrBusy):
+			return nil, err
+		}
+		select {
+		case <-freed:
+		case <-time.After(poll):
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w: %w", err, ctx.Err())
 		}
 	}
-	return ""
 }
 
-// take must follow unavailable without letting go of mu.
-func (l *Locks) take(names []name, ahead int) {
-	for _, n := range names {
+func (l *Locks) leave(w *waiter) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.first == w {
+		l.first = nil
+	}
+}
+
+func (l *Locks) try(n name) (release func(), err error) {
+	w := &waiter{names: []name{n}, since: time.Now()}
+	if _, err = l.take(w); err == nil {
+		return func() { l.release(w.names) }, nil
+	}
+	if errors.Is(err, ErrBusy) {
+		err = nil
+	}
+	return nil, err
+}
+
+// take takes all locks or none. It returns what is closed when it should be tried again.
+func (l *Locks) take(w *waiter) (freed <-chan struct{}, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(w.names) > 1 && time.Since(w.since) > turn && (l.first == nil || time.Since(l.until) > turn) {
+		l.first, l.until = w, time.Now().Add(turn)
+	}
+	waits := l.first != nil && l.first != w && time.Now().Before(l.until)
+	for _, n := range w.names {
+		if out := l.pending(n); out != nil {
+			return nil, fmt.Errorf("%s is not used before a call on it has returned: %w", n, out)
+		}
+	}
+	for _, n := range w.names {
+		if l.taken[n] || waits && slices.Contains(l.first.names, n) {
+			return l.freed, fmt.Errorf("%s %w with another call", n, ErrBusy)
+		}
+	}
+	if err := l.lockBytes(w.names); err != nil {
+		return l.freed, err
+	}
+	for _, n := range w.names {
 		l.taken[n] = true
-		for _, w := range l.waiting[:ahead] {
-			if slices.Contains(w.names, n) {
-				w.overtaken++
-			}
-		}
 	}
+	return nil, nil
 }
 
-// free lets those in who wait for nothing else.
-func (l *Locks) free(names []name) {
+// pending returns a call on the GPU that may take effect at any time, because nobody waits for it any more, or nil.
+func (l *Locks) pending(n name) *gpu.PendingError {
+	pciAddress, isGPU := strings.CutPrefix(string(n), gpuPrefix)
+	if !isGPU {
+		return nil
+	}
+	return l.calls.GPU(pciAddress).Pending()
+}
+
+// release lets each lock go, that of a GPU with such a call when it has returned.
+func (l *Locks) release(names []name) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, n := range names {
-		delete(l.taken, n)
-	}
-	l.grant()
-}
-
-// grant needs mu.
-func (l *Locks) grant() {
-	for i := 0; i < len(l.waiting); {
-		w := l.waiting[i]
-		if l.unavailable(w.names, i) != "" {
-			i++
+		if out := l.pending(n); out != nil {
+			go func() {
+				<-out.Done
+				l.release([]name{n})
+			}()
 			continue
 		}
-		l.take(w.names, i)
-		l.waiting = slices.Delete(l.waiting, i, i+1)
-		w.granted <- nil
+		l.unlockBytes(n)
+		delete(l.taken, n)
+	}
+	close(l.freed)
+	l.freed = make(chan struct{})
+}
+
+// lockBytes keeps other processes off, all or none. The bytes of a folder can be locked for reading only, which two may
+// do. So each locks a byte before it looks for another one that has: of two at least one sees the other.
+//
+// Locks belong to the open file: the kernel lets go of them when the process ends. They are of another kind than
+// flock's, which others use on this folder.
+func (l *Locks) lockBytes(names []name) error {
+	for _, n := range names {
+		mine := unix.Flock_t{Type: unix.F_RDLCK, Start: n.offset(), Len: 1}
+		err := unix.FcntlFlock(l.folder.Fd(), unix.F_OFD_SETLK, &mine)
+		if err == nil {
+			err = l.elsewhere(n)
+		}
+		if err != nil {
+			l.unlockBytes(names...)
+			return fmt.Errorf("%s %w", n, err)
+		}
+	}
+	return nil
+}
+
+func (l *Locks) unlockBytes(names ...name) {
+	for _, n := range names {
+		mine := unix.Flock_t{Type: unix.F_UNLCK, Start: n.offset(), Len: 1}
+		_ = unix.FcntlFlock(l.folder.Fd(), unix.F_OFD_SETLK, &mine) // without a folder there is no lock either
 	}
 }
 
-// releaser lets each lock go, those of GPUs with a hung call when it has returned.
-func (l *Locks) releaser(names []name) func() {
-	return func() {
-		var now []name
-		for _, n := range names {
-			call := l.hungCall(n)
-			if call == nil {
-				l.unlockFile(n)
-				now = append(now, n)
-				continue
-			}
-			go func() {
-				for ; call != nil; call = l.hungCall(n) {
-					<-call.Done
-				}
-				l.unlockFile(n)
-				l.free([]name{n})
-			}()
-		}
-		l.free(now)
+// elsewhere returns an error if another process has a lock, or if that cannot be told.
+func (l *Locks) elsewhere(n name) error {
+	other := unix.Flock_t{Type: unix.F_WRLCK, Start: n.offset(), Len: 1}
+	err := unix.FcntlFlock(l.folder.Fd(), unix.F_OFD_GETLK, &other)
+	if err == nil && other.Type != unix.F_UNLCK {
+		return fmt.Errorf("%w %w", ErrBusy, ErrElsewhere)
 	}
+	return err
 }

@@ -6,15 +6,14 @@ package lock
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
-	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/partage-dev/partage/pkg/call"
 	"github.com/partage-dev/partage/pkg/claim/internal/claimtest"
 	"github.com/partage-dev/partage/pkg/gpu"
 )
@@ -25,7 +24,7 @@ const (
 	pciC = claimtest.PCIC
 )
 
-// twoProcesses share a folder of locks: file locks belong to an open file, so
+// twoProcesses share a folder of locks: its locks belong to an open file, so
 // that two values in one process exclude each other as two processes do.
 func twoProcesses(t *testing.T) (*Locks, *Locks) {
 	t.Helper()
@@ -35,45 +34,84 @@ func twoProcesses(t *testing.T) (*Locks, *Locks) {
 
 func open(t *testing.T, dir string) *Locks {
 	t.Helper()
-	l, err := New(dir)
+	l, err := New(dir, call.New(0))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return l
 }
 
-// TestFileRemoved shows that two processes do not work on one GPU although somebody has removed the file of the
-// locks: the one that comes later waits until the other has ended.
-func TestFileRemoved(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "locks")
+// makeCall makes a call on a GPU that returns when it is let go. Its caller waits for as long as it is told.
+func makeCall(t *testing.T, l *Locks, pciAddress string, patience time.Duration) (letGo func(), gaveUp <-chan error) {
+	t.Helper()
+	gate, failed := make(chan struct{}), make(chan error, 1)
+	go func() {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		_, err := call.Do(ctx, l.calls.GPU(pciAddress), "nvmlSomething", func() (int, error) { <-gate; return 0, nil })
+		failed <- err
+	}()
+	synctest.Wait()
+	return func() { close(gate); synctest.Wait() }, failed
+}
+
+// TestEverythingRemoved shows that two processes do not work on one GPU although somebody has removed all that is in the
+// folder. No lock needs a file.
+func TestEverythingRemoved(t *testing.T) {
+	dir := t.TempDir()
 	before := open(t, dir)
 	release := mustTake(t, before, pciA)
-	if err := os.RemoveAll(dir); err != nil {
-		t.Fatal(err)
+	files, err := os.ReadDir(dir)
+	if err != nil || len(files) > 0 {
+		t.Errorf("%d files: %v", len(files), err)
 	}
-	after := []*Locks{open(t, dir), open(t, dir)}
-	for _, l := range after {
-		for _, address := range []string{pciA, pciB} {
-			if got, err := l.TryGPU(address); got != nil || err != nil || !l.GPUElsewhere(address) {
-				t.Errorf("GPU %s: got the lock, or %v", address, err)
-			}
-		}
-		ctx, cancel := context.WithTimeout(t.Context(), 20*filePoll)
-		if _, err := l.GPUs(ctx, []string{pciA}); !errors.Is(err, ErrElsewhere) {
-			t.Errorf("got %v", err)
-		}
-		cancel()
-	}
-	release()
-	mustTake(t, before, pciB)() // its own file is as good as ever
-	// The process ends.
-	_, _ = before.file.Close(), before.folder.Close()
-	release = mustTake(t, after[0], pciA)
-	if got, err := after[1].TryGPU(pciA); got != nil || err != nil {
+	after := open(t, dir)
+	if got, err := after.TryGPU(pciA); got != nil || err != nil || !after.GPUElsewhere(pciA) || before.GPUElsewhere(pciA) {
 		t.Errorf("got a lock that is held, or %v", err)
 	}
+	mustTake(t, after, pciB)()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*poll)
+	defer cancel()
+	if _, err := after.GPUs(ctx, []string{pciA}); !errors.Is(err, ErrElsewhere) {
+		t.Errorf("got %v", err)
+	}
+	// The process ends without giving back its lock.
+	if err := before.folder.Close(); err != nil {
+		t.Fatal(err)
+	}
+	mustTake(t, after, pciA)()
 	release()
-	mustTake(t, after[1], pciA)()
+}
+
+// TestProcessesExclude has many processes try for the same lock at the same time.
+func TestProcessesExclude(t *testing.T) {
+	dir := t.TempDir()
+	var inside, taken atomic.Int32
+	var wg sync.WaitGroup
+	for range 8 {
+		l := open(t, dir)
+		wg.Go(func() {
+			for range 2000 {
+				release, err := l.TryClaim("u1")
+				if err != nil {
+					t.Error(err)
+				}
+				if release == nil {
+					continue
+				}
+				taken.Add(1)
+				if inside.Add(1) != 1 {
+					t.Error("two hold the lock")
+				}
+				inside.Add(-1)
+				release()
+			}
+		})
+	}
+	wg.Wait()
+	if taken.Load() == 0 {
+		t.Error("nobody has got it")
+	}
 }
 
 func TestLocksExclude(t *testing.T) {
@@ -101,7 +139,7 @@ func TestLocksExclude(t *testing.T) {
 	if wrong.Load() > 0 {
 		t.Errorf("%d times two held the lock", wrong.Load())
 	}
-	if len(a.taken)+len(b.taken)+len(a.waiting)+len(b.waiting) != 0 {
+	if len(a.taken)+len(b.taken) != 0 || a.first != nil || b.first != nil {
 		t.Error("something is left")
 	}
 }
@@ -124,7 +162,7 @@ func testLocksWait(t *testing.T) {
 		if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, ErrBusy) || time.Since(start) > time.Second {
 			t.Errorf("%s: after %s: got %v", name, time.Since(start), err)
 		}
-		claimtest.WantError(t, err, "GPU "+pciB+" is busy with another claim")
+		claimtest.WantError(t, err, "GPU "+pciB+" is busy ")
 		if elsewhere := l == b; errors.Is(err, ErrElsewhere) != elsewhere || l.GPUElsewhere(pciB) != elsewhere {
 			t.Errorf("%s: held by another process: got %v (%v), want %v", name, errors.Is(err, ErrElsewhere), err, elsewhere)
 		}
@@ -195,25 +233,26 @@ func TestHungCallKeepsItsGPU(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		waiting := make(chan error)
-		go func() {
-			_, err := a.GPUs(t.Context(), []string{pciB, pciC})
-			waiting <- err
-		}()
-		synctest.Wait()
-		done := make(chan struct{})
-		_ = a.Watch(pciB, &gpu.PendingError{Call: "nvmlSomething", PCIAddress: pciB, Done: done})
-		var call *gpu.PendingError
-		if err := <-waiting; !errors.As(err, &call) {
-			t.Errorf("waiter: got %v", err)
+		waiter := ask(t, a, pciA, pciB)
+		letGo, gaveUp := makeCall(t, a, pciB, 3*time.Second)
+		if waiter.got() != nil {
+			t.Error("a call is out whose caller waits for it")
+		}
+		var out *gpu.PendingError
+		if err := <-gaveUp; !errors.As(err, &out) {
+			t.Fatal(err)
+		}
+		time.Sleep(poll)
+		if got := waiter.got(); got == nil || !errors.As(got.err, &out) {
+			t.Errorf("waiter: got %+v", got)
 		}
 		for range 2 { // while the lock is held, and when its holder has left
 			_, err := a.GPUs(t.Context(), []string{pciB})
-			claimtest.WantError(t, err, "GPU "+pciB+" is not used", "nvmlSomething")
-			if _, err := a.TryGPU(pciB); !errors.As(err, &call) {
+			claimtest.WantError(t, err, "GPU "+pciB+" is not used", "nvmlSomething on GPU "+pciB)
+			if _, err := a.TryGPU(pciB); !errors.As(err, &out) {
 				t.Errorf("try: got %v", err)
 			}
-			if got, err := b.TryGPU(pciB); got != nil || err != nil {
+			if got, err := b.TryGPU(pciB); got != nil || err != nil || !b.GPUElsewhere(pciB) || a.GPUElsewhere(pciB) {
 				t.Errorf("other process: got the lock, or %v", err)
 			}
 			release()
@@ -226,15 +265,55 @@ func TestHungCallKeepsItsGPU(t *testing.T) {
 			}
 			free()
 		}
-		close(done)
+		letGo()
 		for _, l := range []*Locks{a, b} {
-			free, err := l.GPUs(t.Context(), []string{pciB})
-			if err != nil {
-				t.Fatal(err)
-			}
-			free()
+			mustTake(t, l, pciB)()
 		}
 	})
+}
+
+// TestWaiterHearsOfHungCall: who waits for a GPU hears of a call on it as soon as its holder does.
+func TestWaiterHearsOfHungCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, _ := twoProcesses(t)
+		release := mustTake(t, l, pciA)
+		letGo, gaveUp := makeCall(t, l, pciA, time.Second)
+		waiter := ask(t, l, pciA)
+		<-gaveUp
+		release()
+		if got := waiter.got(); got == nil || !gpu.IsPending(got.err) {
+			t.Errorf("got %+v", got)
+		}
+		letGo()
+	})
+}
+
+// TestSlowCallBecomesHung: a call whose caller gave up early is slow at first, and hung when others are.
+func TestSlowCallBecomesHung(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, _ := twoProcesses(t)
+		letGo, gaveUp := makeCall(t, l, pciA, time.Second)
+		<-gaveUp
+		for _, want := range []error{gpu.ErrSlow, gpu.ErrHung} {
+			if _, err := l.TryGPU(pciA); !errors.Is(err, want) || errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("got %v, want that it %v", err, want)
+			}
+			time.Sleep(call.DefaultLimit)
+		}
+		letGo()
+		mustTake(t, l, pciA)()
+	})
+}
+
+// TestNoGPUs: who asks for none has none at once, whoever holds what.
+func TestNoGPUs(t *testing.T) {
+	a, b := twoProcesses(t)
+	defer mustTake(t, a, pciA)()
+	release, err := b.GPUs(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	release()
 }
 
 func TestTryClaim(t *testing.T) {
@@ -254,62 +333,4 @@ func TestTryClaim(t *testing.T) {
 		t.Fatalf("got none, %v", err)
 	}
 	got()
-}
-
-// TestLockOfSeveralCalls shows that more than one call may be out, because what only
-// looks at a GPU takes no lock. The lock is free when the last has returned.
-func TestLockOfSeveralCalls(t *testing.T) {
-	l, other := twoProcesses(t)
-	release, err := l.GPUs(t.Context(), []string{pciA})
-	if err != nil {
-		t.Fatal(err)
-	}
-	create, discover := make(chan struct{}), make(chan struct{})
-	_ = l.Watch(pciA, &gpu.PendingError{Call: "create", Done: create})
-	_ = l.Watch(pciA, &gpu.PendingError{Call: "discover", Done: discover})
-	release()
-	close(discover)
-	// Of one call each caller has an error of its own.
-	for range 2 {
-		_ = l.Watch(pciA, &gpu.PendingError{Call: "create", Done: create, Err: fmt.Errorf("%w: %w", gpu.ErrSlow, context.Canceled)})
-	}
-	if out := l.hung[gpuLock(pciA)]; len(out) != 1 || !errors.Is(out[0], gpu.ErrSlow) || errors.Is(out[0], context.Canceled) {
-		t.Errorf("out are %v", out)
-	}
-	if got, err := other.TryGPU(pciA); got != nil || err != nil {
-		t.Errorf("another process has the lock while a call is out: %v, %v", got != nil, err)
-	}
-	close(create)
-	got, err := other.GPUs(t.Context(), []string{pciA})
-	if err != nil {
-		t.Fatal(err)
-	}
-	got()
-}
-
-// TestCallThatReturnedMeanwhile shows that such a call keeps nobody from its GPU.
-func TestCallThatReturnedMeanwhile(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, _ := twoProcesses(t)
-		release, err := l.GPUs(t.Context(), []string{pciA})
-		if err != nil {
-			t.Fatal(err)
-		}
-		waiter := make(chan error, 1)
-		go func() {
-			release, err := l.GPUs(t.Context(), []string{pciA})
-			if err == nil {
-				release()
-			}
-			waiter <- err
-		}()
-		synctest.Wait()
-		done := make(chan struct{})
-		close(done)
-		_ = l.Watch(pciA, &gpu.PendingError{Call: "create", Done: done})
-		release()
-		if err := <-waiter; err != nil {
-			t.Error(err)
-		}
-	})
 }
