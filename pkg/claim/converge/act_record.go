@@ -169,7 +169,7 @@ func (w *work) resolved(a rules.Action) (*record.Record, error) {
 			live, made = w.ofSibling(r, d)
 		}
 		if made {
-			d.Partition.Made = &record.Made{InstanceID: live.InstanceID, ComputeID: live.ComputeID, UUID: live.UUID}
+			d.Partition.Made = &live
 		}
 	}
 	w.noteSessions(r)

@@ -207,8 +207,6 @@ func (m *machine) left() []string {
 // disk are the files of records.
 type disk struct{ *machine }
 
-func (d disk) Read(path string) ([]byte, error) { return record.OS{}.Read(path) }
-
 func (d disk) Replace(path string, data []byte) error {
 	return d.effect("replace", func() error { return record.OS{}.Replace(path, data) })
 }
@@ -217,16 +215,8 @@ func (d disk) WriteHead(path string, data []byte) error {
 	return d.effect("write head", func() error { return record.OS{}.WriteHead(path, data) })
 }
 
-func (d disk) Truncate(path string, size int64) error {
-	return d.effect("truncate", func() error { return record.OS{}.Truncate(path, size) })
-}
-
 func (d disk) Remove(path string) error {
 	return d.effect("remove", func() error { return record.OS{}.Remove(path) })
-}
-
-func (d disk) Move(from, to string) error {
-	return d.effect("move", func() error { return record.OS{}.Move(from, to) })
 }
 
 type noLimits struct{}

@@ -65,16 +65,9 @@ type Partition struct {
 	Profile   string        `json:"profile"`
 	ProfileID uint32        `json:"profileID"`
 	Placement gpu.Placement `json:"placement"`
-	// Made is what the CDI spec names. It is for people and for the rules about specs: a
+	// Made is what the claim's CDI spec names. It is for people and for the rules about specs: a
 	// partition is known by its place.
-	Made *Made `json:"made,omitempty"`
-}
-
-// Made is a partition as it was when the claim's CDI spec was written.
-type Made struct {
-	InstanceID int    `json:"instanceID"`
-	ComputeID  int    `json:"computeID"`
-	UUID       string `json:"uuid"`
+	Made *partition.Live `json:"made,omitempty"`
 }
 
 // Sharing is what is done to share a device.
@@ -117,17 +110,8 @@ func (d *Device) Address() partition.Address {
 	return partition.Address{PCIAddress: d.PCIAddress, ProfileID: d.Partition.ProfileID, Placement: d.Partition.Placement}
 }
 
-// Owned reports whether the device is, or is in, a partition that this driver made
-// for claims, and has to remove.
-func (d *Device) Owned() bool { return d.Partition != nil && d.Type != Static && !d.Admin }
-
 // IsShare reports whether other claims can have the device as well.
 func (d *Device) IsShare() bool { return d.Type.IsShare() }
-
-// In reports whether the device is in the MPS session.
-func (d *Device) In(session string) bool {
-	return d.Sharing != nil && session != "" && d.Sharing.Session == session
-}
 
 // Limited reports whether an interposer library limits the device's processes.
 func (d *Device) Limited() bool { return d.Sharing != nil && d.Sharing.Limited }
@@ -194,22 +178,3 @@ func (s *Session) Running() bool { return s.PipeDir != "" }
 
 // Stopped notes that the session is gone.
 func (s *Session) Stopped() { s.PipeDir, s.ShmDir, s.Losses, s.Kills = "", "", 0, 0 }
-
-// MemoryOf returns the limit of a device in the claim's own session, or zero.
-func (s *Session) MemoryOf(device string) int64 {
-	for i := range s.Devices {
-		if s.Devices[i].Device == device {
-			return s.Devices[i].MemoryBytes
-		}
-	}
-	return 0
-}
-
-// PCIAddresses returns the GPUs of a session, in order.
-func (s *Session) PCIAddresses() []string {
-	var addresses []string
-	for _, d := range s.Devices {
-		addresses = append(addresses, d.PCIAddress)
-	}
-	return gpu.SortPCIAddresses(addresses)
-}

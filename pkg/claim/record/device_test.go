@@ -50,21 +50,6 @@ func TestOverlaps(t *testing.T) {
 	}
 }
 
-func TestOwned(t *testing.T) {
-	own, static, admin, shared := slice(pciA, 0, 1), slice(pciA, 0, 1), slice(pciA, 0, 1), slice(pciA, 0, 1)
-	static.Type, admin.Admin, shared.Type = Static, true, device.MPS
-	for name, test := range map[string]struct {
-		d    Device
-		want bool
-	}{
-		"partition": {own, true}, "of somebody else": {static, false}, "observed": {admin, false}, "share": {shared, true}, "whole": {whole("a"), false},
-	} {
-		if got := test.d.Owned(); got != test.want {
-			t.Errorf("%s: got %v, want %v", name, got, test.want)
-		}
-	}
-}
-
 // TestLookups checks what is found in a record by name.
 func TestLookups(t *testing.T) {
 	r := example()
@@ -73,7 +58,7 @@ func TestLookups(t *testing.T) {
 	if share == nil || !share.Limited() || !r.Limited() || share.Interval() != "Long" || r.Devices[0].Interval() != "" || r.Devices[0].Limited() {
 		t.Errorf("got %+v", share)
 	}
-	if !share.In("gpu-0000-3b-00-0-mps") || share.In("") || r.Devices[0].In("") || r.Session("none") != nil || !r.Session("gpu-0000-3b-00-0-mps").Running() {
+	if r.Session("none") != nil || !r.Session("gpu-0000-3b-00-0-mps").Running() {
 		t.Error("sessions")
 	}
 	if !r.Has("gpu-0000-3b-00-0-mps") || r.Has("gpu-0000-3b-00-0-mps-s1") || r.Device("none") != nil || r.Devices[0].Partition.Made.UUID != "MIG-1" {

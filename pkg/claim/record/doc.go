@@ -5,14 +5,14 @@
 // before anything is done for it and gone when nothing is left.
 //
 // A record names devices by physical address, so that another process finds them again after a
-// crash, and it is all that a release needs. Below the data folder are:
+// crash, and it is all that a release needs. Below the data folder are files of one kind:
 //
-//	records/<uid>.<boot id>                    the record of a claim, or when it was released
-//	records/<uid>.<boot id>.released           when a claim was released whose record cannot be read
-//	records/<uid>.<boot id>.unreadable-<t>-<n> a record that could not be read, moved aside
+//	records/<uid>.<boot id>      the record of a claim, or when it was released
+//	records/<uid>.<boot id>.<n>  the same, where the other names are those of files that cannot be read
 //
-// The name says in which boot a file was written, whatever has become of its content: nothing of
-// another boot is left on the hardware.
+// What cannot be read is never written to or moved, since another version may read it: it guards
+// what it may be about, and the next free name is taken. The name says in which boot a file was
+// written, whatever has become of its content: nothing of another boot is left on the hardware.
 //
 // A file is one line, the head, and a body of JSON. The head says what changes while a claim
 // lives, with a fixed width, so that a release needs no space on the disk. What cannot be

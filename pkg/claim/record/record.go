@@ -4,13 +4,13 @@
 package record
 
 import (
+	"encoding/json"
 	"fmt"
 	"regexp"
 	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/quote"
 )
@@ -92,18 +92,17 @@ func (r *Record) Limited() bool {
 	return slices.ContainsFunc(r.Devices, func(d Device) bool { return d.Limited() })
 }
 
-// Marked reports whether a device of the claim may have left something, or is known to be gone.
-func (r *Record) Marked() bool {
-	return slices.ContainsFunc(r.Devices, func(d Device) bool { return d.Mark != Untouched })
-}
-
-// Clear marks the devices on a GPU as untouched, or all of them for "".
-func (r *Record) Clear(pciAddress string) {
+// clear marks the devices on a GPU as untouched, or all of them for "", and reports whether that is the last of the claim.
+func (r *Record) clear(pciAddress string) (last bool) {
+	last = true
 	for i := range r.Devices {
-		if d := &r.Devices[i]; pciAddress == "" || d.PCIAddress == pciAddress {
+		d := &r.Devices[i]
+		if pciAddress == "" || d.PCIAddress == pciAddress {
 			d.Mark = Untouched
 		}
+		last = last && d.Mark == Untouched
 	}
+	return last
 }
 
 // GPUs returns the PCI addresses of the devices, each once.
@@ -119,30 +118,13 @@ func (r *Record) GPUs() []string {
 // Clone returns a copy that has nothing in common with the original.
 func (r *Record) Clone() *Record {
 	copied := *r
-	copied.Devices = slices.Clone(r.Devices)
+	copied.Devices, copied.Sessions = nil, nil
+	// What the file is made of can be encoded, and read again.
+	_ = json.Unmarshal(encodeBody(r), &copied)
 	for i := range copied.Devices {
-		copied.Devices[i] = copied.Devices[i].clone()
-	}
-	copied.Sessions = slices.Clone(r.Sessions)
-	for i := range copied.Sessions {
-		s := &copied.Sessions[i]
-		s.Devices = slices.Clone(s.Devices)
+		copied.Devices[i].Mark = r.Devices[i].Mark
 	}
 	return &copied
-}
-
-func (d Device) clone() Device {
-	d.Requests = slices.Clone(d.Requests)
-	if d.Partition != nil {
-		d.Partition = ptr.To(*d.Partition)
-		if d.Partition.Made != nil {
-			d.Partition.Made = ptr.To(*d.Partition.Made)
-		}
-	}
-	if d.Sharing != nil {
-		d.Sharing = ptr.To(*d.Sharing)
-	}
-	return d
 }
 
 var uidSyntax = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z-]{0,62}$`)

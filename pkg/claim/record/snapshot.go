@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -52,41 +51,25 @@ func (g *Guard) On(pciAddress string) bool {
 	return g.GPUs == nil || slices.Contains(g.GPUs, pciAddress)
 }
 
-// Look reads all records for a program that is not the driver. It changes nothing, and takes a
-// data folder that is not there for an empty one.
-func Look(dataDir, boot string) (*Snapshot, error) {
-	s, err := Open(dataDir, boot, OS{})
-	if err != nil {
-		return nil, err
-	}
-	return s.Snapshot(), nil
-}
-
 // Snapshot reads all records. What cannot be read is a guard, the folder included.
 func (s *Store) Snapshot() *Snapshot {
 	all := &Snapshot{}
-	s.disk.addOld(all)
-	var found map[types.UID]*entry
-	unlock, err := s.disk.lock(false)
-	if err == nil {
-		defer unlock()
-		found, err = s.disk.list()
-	}
+	all.addOld(filepath.Dir(s.folder), s.boot)
+	known, unlock, err := s.open(false)
+	defer unlock()
 	if err != nil {
-		all.guard(Guard{Path: s.disk.folder, Err: err})
+		all.guard(Guard{Path: s.folder, Err: err})
 	}
-	for _, uid := range slices.Sorted(maps.Keys(found)) {
-		e := s.load(found[uid])
+	for _, uid := range slices.Sorted(maps.Keys(known)) {
+		e := known[uid]
 		if e.record != nil {
 			all.Records = append(all.Records, e.record)
-		} else if r := s.earlier(e); r != nil {
-			all.Earlier = append(all.Earlier, r)
+		} else if e.before != nil {
+			all.Earlier = append(all.Earlier, e.before)
 		}
-		if e.err != nil {
-			all.guard(Guard{Claim: uid, GPUs: e.head.gpus, Path: e.path, Released: e.guardReleased(), Err: e.err})
-		}
-		for _, path := range e.aside {
-			all.guard(s.disk.asideGuard(path, e))
+		for i := range e.guards {
+			g := &e.guards[i]
+			all.guard(Guard{Claim: uid, GPUs: g.head.gpus, Path: g.path, Released: e.releasedSince(g), Err: g.err})
 		}
 	}
 	return all
@@ -100,24 +83,15 @@ func (all *Snapshot) guard(g Guard) {
 	all.Guards = append(all.Guards, g)
 }
 
-// asideGuard is about a file that was moved aside from the claim of the entry.
-func (d *disk) asideGuard(path string, e *entry) Guard {
-	var since int64
-	_, numbers, _ := strings.Cut(path, asideSuffix)
-	_, err := fmt.Sscanf(numbers, "%d-", &since)
-	f := d.read(path, e.uid)
-	return Guard{Claim: e.uid, GPUs: f.head.gpus, Path: path, Released: err == nil && int64(e.released) > since,
-		Err: cmp.Or(f.err, errors.New("it could not be read and was moved aside"))}
-}
-
 // addOld adds the records that builds before this format have written in this boot. They stay:
 // people remove them.
-func (d *disk) addOld(all *Snapshot) {
-	folder := filepath.Join(filepath.Dir(d.folder), "claims")
+func (all *Snapshot) addOld(dataDir, boot string) {
+	folder := filepath.Join(dataDir, "claims")
 	files, err := os.ReadDir(folder)
 	if err != nil && !absent(err) {
 		all.guard(Guard{Path: folder, Err: err})
 	}
+	note, _ := os.ReadFile(filepath.Join(dataDir, "boot")) // these builds noted the boot of all
 	for _, file := range files {
 		g := Guard{Path: filepath.Join(folder, file.Name()), Remedy: folder, Err: errors.New("it was written before version 0.1.0")}
 		uid, isRecord := strings.CutSuffix(file.Name(), ".json")
@@ -128,16 +102,13 @@ func (d *disk) addOld(all *Snapshot) {
 			BootID  string
 			Devices []struct{ PCIAddress string }
 		}
-		data, err := d.files.Read(g.Path)
-		if err = cmp.Or(err, json.Unmarshal(data, &old)); err == nil {
-			g.GPUs = []string{}
-			for _, on := range old.Devices {
-				g.GPUs = append(g.GPUs, on.PCIAddress)
-			}
-		} else if note, err := d.files.Read(filepath.Join(filepath.Dir(d.folder), "boot")); err == nil {
-			old.BootID = strings.TrimSpace(string(note)) // these builds noted it once for all
+		if data, err := os.ReadFile(g.Path); cmp.Or(err, json.Unmarshal(data, &old)) != nil {
+			old.BootID, old.Devices = strings.TrimSpace(string(note)), nil
 		}
-		if old.BootID == d.boot {
+		for _, on := range old.Devices {
+			g.GPUs = append(g.GPUs, on.PCIAddress)
+		}
+		if old.BootID == boot {
 			all.guard(g)
 		}
 	}
@@ -157,16 +128,6 @@ func (s *Store) UIDs() []types.UID {
 	}
 	slices.Sort(uids)
 	return slices.Compact(uids)
-}
-
-// Others returns the snapshot without what is about a claim.
-func (all *Snapshot) Others(uid types.UID) *Snapshot {
-	isOfClaim := func(r *Record) bool { return r.Claim.UID == uid }
-	return &Snapshot{
-		Records: slices.DeleteFunc(slices.Clone(all.Records), isOfClaim),
-		Earlier: slices.DeleteFunc(slices.Clone(all.Earlier), isOfClaim),
-		Guards:  slices.DeleteFunc(slices.Clone(all.Guards), func(g Guard) bool { return g.Claim == uid }),
-	}
 }
 
 // Held is a device of a claim.
