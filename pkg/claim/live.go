@@ -170,7 +170,12 @@ func (d *LiveDevice) share(r *record.Record, recorded *record.Device) {
 		priority := recorded.Sharing.ClientPriority
 		if !s.Shared {
 			priority = s.ClientPriority
-			limits = record.Limits{Percent: s.Percent, MemoryBytes: s.MemoryOf(recorded.Device)}
+			limits = record.Limits{Percent: s.Percent}
+			for _, in := range s.Devices {
+				if in.Device == recorded.Device {
+					limits.MemoryBytes = in.MemoryBytes
+				}
+			}
 		}
 		limits.MemoryBytes -= limits.MemoryBytes % mebibyte
 		d.Session = &LiveSession{ID: s.ID, Running: s.Running(), Losses: s.Losses, Priority: cmp.Or(priority, policy.PriorityNormal)}

@@ -15,7 +15,6 @@ import (
 
 	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/gpu"
-	"github.com/partage-dev/partage/pkg/partition"
 )
 
 // onHardware are those of the effects that change a GPU.

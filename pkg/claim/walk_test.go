@@ -266,6 +266,11 @@ func (w *walk) lose(m *Manager) string {
 	return "lose " + at.String() + " of " + string(d.Record.Claim.UID)
 }
 
+// owned reports whether a device is, or is in, a partition that the driver made.
+func owned(d *record.Device) bool {
+	return d.Partition != nil && d.Type != record.Static && !d.Admin
+}
+
 func (w *walk) checkPrepared(t *testing.T, m *Manager, uid types.UID) {
 	r, err := m.store.Read(uid)
 	if err != nil || r == nil || r.State != record.Prepared {

@@ -190,10 +190,11 @@ func (m *machine) left() []string {
 	for uid := range m.specs {
 		all = append(all, "spec of "+string(uid))
 	}
-	records, err := record.Look(m.root, boot)
+	store, err := record.Open(m.root, boot, record.OS{})
 	if err != nil {
 		m.t.Fatal(err)
 	}
+	records := store.Snapshot()
 	for _, r := range records.Records {
 		all = append(all, "record of "+string(r.Claim.UID))
 	}

@@ -89,7 +89,7 @@ func TestRandomAllocations(t *testing.T) {
 			continue
 		}
 		planned++
-		if err := store.Save(p.Record); err != nil {
+		if err := store.Put(p.Record, func(r *record.Record) error { *r = *p.Record.Clone(); return nil }); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
 		read, err := store.Read("u1")

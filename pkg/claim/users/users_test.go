@@ -23,6 +23,7 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/holder"
 	"github.com/partage-dev/partage/pkg/host"
+	"github.com/partage-dev/partage/pkg/partition"
 )
 
 const (
