@@ -84,7 +84,7 @@ func parseHead(data []byte) (h head, body []byte, err error) {
 
 // parse reads the content of a file. There is no record with an error, nor in a file that says only when its claim was
 // released. It is strict about what the driver relies on and indifferent to fields that it does not know.
-func parse(data []byte, uid types.UID) (head, *Record, error) {
+func parse(data []byte, uid types.UID, boot string) (head, *Record, error) {
 	h, body, err := parseHead(data)
 	if err != nil || h.state == gone {
 		return h, nil, err
@@ -96,7 +96,7 @@ func parse(data []byte, uid types.UID) (head, *Record, error) {
 	if r.Claim.UID != uid || len(h.marks) != len(r.Devices) {
 		return h, nil, fmt.Errorf("it is about %d devices of claim %q, with marks for %d", len(r.Devices), r.Claim.UID, len(h.marks))
 	}
-	r.State, r.Arrived = h.state, h.arrived
+	r.BootID, r.State, r.Arrived = boot, h.state, h.arrived
 	for i := range r.Devices {
 		r.Devices[i].Mark = Mark(strings.IndexByte(marks, h.marks[i]))
 	}

@@ -36,9 +36,8 @@ func TestFormat(t *testing.T) {
 	if diff := cmp.Diff(string(want), got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
-	_, r, err := parse(want, uid)
+	_, r, err := parse(want, uid, boot)
 	must(t, err)
-	r.BootID = boot
 	if diff := cmp.Diff(example(), r); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
@@ -105,7 +104,7 @@ func TestRefused(t *testing.T) {
 			if test.sum {
 				text = resum(text)
 			}
-			if _, r, err := parse([]byte(text), uid); err == nil || errors.Is(err, ErrOtherVersion) != test.other {
+			if _, r, err := parse([]byte(text), uid, boot); err == nil || errors.Is(err, ErrOtherVersion) != test.other {
 				t.Errorf("got %v and %v", r, err)
 			}
 			// The file guards what it may be about.
@@ -198,7 +197,7 @@ func FuzzParse(f *testing.F) {
 	f.Add(stone.line())
 	f.Fuzz(func(t *testing.T, data []byte) {
 		for _, data := range [][]byte{data, []byte(resum(string(data)))} {
-			_, r, err := parse(data, uid)
+			_, r, err := parse(data, uid, boot)
 			if err != nil || r == nil {
 				continue
 			}
@@ -206,7 +205,7 @@ func FuzzParse(f *testing.F) {
 			if err != nil {
 				t.Fatalf("%q: read, but cannot be written: %v", data, err)
 			}
-			_, again, err := parse(append(h.line(), body...), uid)
+			_, again, err := parse(append(h.line(), body...), uid, boot)
 			if diff := cmp.Diff(r, again); err != nil || diff != "" {
 				t.Fatalf("%q: %v, -want +got:\n%s", data, err, diff)
 			}

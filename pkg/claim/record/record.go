@@ -12,6 +12,10 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/partition"
+	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/pkg/quote"
 )
 
@@ -72,11 +76,6 @@ func (r *Record) Device(key string) *Device {
 	return nil
 }
 
-// Has reports whether the claim has the published device, or a share of it.
-func (r *Record) Has(name string) bool {
-	return slices.ContainsFunc(r.Devices, func(d Device) bool { return d.Device == name })
-}
-
 // Session finds a session by its ID, or returns nil.
 func (r *Record) Session(id string) *Session {
 	for i := range r.Sessions {
@@ -85,11 +84,6 @@ func (r *Record) Session(id string) *Session {
 		}
 	}
 	return nil
-}
-
-// Limited reports whether an interposer library limits a device of the claim.
-func (r *Record) Limited() bool {
-	return slices.ContainsFunc(r.Devices, func(d Device) bool { return d.Limited() })
 }
 
 // clear marks the devices on a GPU as untouched, or all of them for "", and reports whether that is the last of the claim.
@@ -117,6 +111,9 @@ func (r *Record) GPUs() []string {
 
 // Clone returns a copy that has nothing in common with the original.
 func (r *Record) Clone() *Record {
+	if r == nil {
+		return nil
+	}
 	copied := *r
 	copied.Devices, copied.Sessions = nil, nil
 	// What the file is made of can be encoded, and read again.
@@ -136,3 +133,170 @@ func CheckUID(uid types.UID) error {
 	}
 	return nil
 }
+
+// Static is the type of a partition that somebody else made: it is used as it is and neither
+// made nor destroyed. It has a type of its own because a version that does not know it must
+// refuse the record; it would destroy the partition.
+const Static device.Kind = "mig-static"
+
+// Mark is how far a device has come.
+type Mark uint8
+
+const (
+	// Untouched means that nothing of it is there.
+	Untouched Mark = iota
+	// Started is written before the first effect, when the place was seen to be empty.
+	Started
+	// Lost means that it was started, and seen to be absent since.
+	Lost
+	// Announced means that MIG mode is turned on for it, and that nothing else of it is there.
+	Announced
+)
+
+// Device is one device of a claim, or one share of a device.
+type Device struct {
+	// Requests are the names of the requests, or "request/subrequest", that the
+	// device was allocated for.
+	Requests []string   `json:"requests"`
+	Pool     string     `json:"pool"`
+	Device   string     `json:"device"`
+	ShareID  *types.UID `json:"shareID,omitempty"`
+	Admin    bool       `json:"adminAccess,omitempty"`
+	// Type is a kind of package device, or Static.
+	Type device.Kind `json:"type"`
+	// PCIAddress is the identity of the GPU. Its minor number moves at every boot
+	// and is looked up when it is needed.
+	PCIAddress string `json:"pciAddress"`
+	// DynamicMIG allows the GPU's MIG mode to follow the claims.
+	DynamicMIG bool `json:"dynamicMIG,omitempty"`
+	// Divisible means that the GPU can have MIG mode, so that a whole one must not.
+	Divisible bool `json:"divisible,omitempty"`
+	// Mark is in the head of the file.
+	Mark Mark `json:"-"`
+	// Partition is nil for a whole GPU.
+	Partition *Partition `json:"partition,omitempty"`
+	// Sharing is nil where nothing is done to share the device.
+	Sharing *Sharing `json:"sharing,omitempty"`
+	// CDIDevice is the qualified name, empty until the spec is written.
+	CDIDevice string `json:"cdiDevice,omitempty"`
+}
+
+// Partition is where a partition is and what it became.
+type Partition struct {
+	// Profile is the profile's name, for people.
+	Profile   string        `json:"profile"`
+	ProfileID uint32        `json:"profileID"`
+	Placement gpu.Placement `json:"placement"`
+	// Made is what the claim's CDI spec names. It is for people and for the rules about specs: a
+	// partition is known by its place.
+	Made *partition.Live `json:"made,omitempty"`
+}
+
+// Sharing is what is done to share a device.
+type Sharing struct {
+	// UUID is the GPU's.
+	UUID string `json:"uuid"`
+	// Session is the ID of the MPS session that the device is in, or empty.
+	Session string `json:"session,omitempty"`
+	// Limits are the claim's, of a share.
+	Limits Limits `json:"limits,omitzero"`
+	// Interval is the time slice that the GPU has for the claim, or empty.
+	Interval policy.Interval `json:"interval,omitempty"`
+	// Limited means that an interposer library holds the claim to its limits.
+	Limited bool `json:"limited,omitempty"`
+	// OnClientKilled is what the policy asked for when the share was prepared, or empty.
+	OnClientKilled policy.OnClientKilled `json:"onClientKilled,omitempty"`
+	// ClientPriority is that of the claim's clients in a session that claims share. Empty
+	// is normal.
+	ClientPriority policy.ClientPriority `json:"clientPriority,omitempty"`
+}
+
+// Limits are what one claim may use of a share. Zero is no limit.
+type Limits struct {
+	// Percent is of the multiprocessors, 1 to 100.
+	Percent int `json:"percent,omitempty"`
+	// MemoryBytes is device memory.
+	MemoryBytes int64 `json:"memoryBytes,omitempty"`
+}
+
+// Key names the device, or the share of it, within the claim.
+func (d *Device) Key() string {
+	if d.ShareID == nil {
+		return d.Device
+	}
+	return d.Device + "-" + string(*d.ShareID)
+}
+
+// Address returns where the partition is. The device must be one.
+func (d *Device) Address() partition.Address {
+	return partition.Address{PCIAddress: d.PCIAddress, ProfileID: d.Partition.ProfileID, Placement: d.Partition.Placement}
+}
+
+// IsShare reports whether other claims can have the device as well.
+func (d *Device) IsShare() bool { return d.Type.IsShare() }
+
+// Limited reports whether an interposer library limits the device's processes.
+func (d *Device) Limited() bool { return d.Sharing != nil && d.Sharing.Limited }
+
+// Interval returns the time slice that is set for the claim, or nothing.
+func (d *Device) Interval() policy.Interval {
+	if d.Sharing == nil {
+		return ""
+	}
+	return d.Sharing.Interval
+}
+
+// Overlaps reports whether two devices use the same part of a GPU. Admin access
+// uses nothing, and shares of one device are meant to be together.
+func (d *Device) Overlaps(other *Device) bool {
+	switch {
+	case d.PCIAddress != other.PCIAddress || d.Admin || other.Admin:
+		return false
+	case d.Device == other.Device && d.ShareID != nil && other.ShareID != nil:
+		return *d.ShareID == *other.ShareID
+	case d.Partition == nil || other.Partition == nil:
+		return true
+	}
+	return d.Partition.Placement.Overlaps(other.Partition.Placement)
+}
+
+// Session is an MPS session that devices of a claim are in.
+type Session struct {
+	ID string `json:"id"`
+	// Shared means that claims have shares of it: its limits are the largest among
+	// theirs, and it ends with the last. Otherwise it is the claim's own.
+	Shared bool `json:"shared,omitempty"`
+	// Devices have no UUID before a partition exists.
+	Devices   []SessionDevice `json:"devices"`
+	MultiUser bool            `json:"multiUser,omitempty"`
+	// Percent is a limit of the claim's own session. The others are those of the devices.
+	Percent int `json:"percent,omitempty"`
+	// ClientPriority is that of clients of the claim's own session. Empty is normal.
+	ClientPriority policy.ClientPriority `json:"clientPriority,omitempty"`
+
+	// PipeDir and ShmDir are empty until the session runs for the claim.
+	PipeDir string `json:"pipeDir,omitempty"`
+	ShmDir  string `json:"shmDir,omitempty"`
+	// Losses is how often the clients had lost their server by then, or when that
+	// was last reported.
+	Losses int `json:"losses,omitempty"`
+	// Kills is the same for clients that were killed while others went on.
+	Kills int `json:"kills,omitempty"`
+}
+
+// SessionDevice is a GPU or a partition in a session.
+type SessionDevice struct {
+	Device     string `json:"device"`
+	PCIAddress string `json:"pciAddress"`
+	UUID       string `json:"uuid,omitempty"`
+	// MemoryBytes is the limit that the claim's configuration sets on the device in
+	// a session of its own, or zero.
+	MemoryBytes int64 `json:"memoryBytes,omitempty"`
+}
+
+// Running reports whether the session was started for the claim, and not found to
+// be gone since.
+func (s *Session) Running() bool { return s.PipeDir != "" }
+
+// Stopped notes that the session is gone.
+func (s *Session) Stopped() { s.PipeDir, s.ShmDir, s.Losses, s.Kills = "", "", 0, 0 }

@@ -41,7 +41,6 @@ type Guard struct {
 	Path string
 	// Released means that a release of the claim arrived after the file was last written.
 	Released bool
-	Err      error
 	// Remedy is what helps, for people.
 	Remedy string
 }
@@ -58,7 +57,7 @@ func (s *Store) Snapshot() *Snapshot {
 	known, unlock, err := s.open(false)
 	defer unlock()
 	if err != nil {
-		all.guard(Guard{Path: s.folder, Err: err})
+		all.guard(Guard{Path: s.folder}, err)
 	}
 	for _, uid := range slices.Sorted(maps.Keys(known)) {
 		e := known[uid]
@@ -69,15 +68,15 @@ func (s *Store) Snapshot() *Snapshot {
 		}
 		for i := range e.guards {
 			g := &e.guards[i]
-			all.guard(Guard{Claim: uid, GPUs: g.head.gpus, Path: g.path, Released: e.releasedSince(g), Err: g.err})
+			all.guard(Guard{Claim: uid, GPUs: g.head.gpus, Path: g.path, Released: e.released > g.head.arrived}, g.err)
 		}
 	}
 	return all
 }
 
-func (all *Snapshot) guard(g Guard) {
+func (all *Snapshot) guard(g Guard, err error) {
 	g.Remedy = "drain the node, then remove " + cmp.Or(g.Remedy, g.Path)
-	if errors.Is(g.Err, ErrOtherVersion) {
+	if errors.Is(err, ErrOtherVersion) {
 		g.Remedy = "run the version of the driver that wrote it, or " + g.Remedy
 	}
 	all.Guards = append(all.Guards, g)
@@ -87,29 +86,22 @@ func (all *Snapshot) guard(g Guard) {
 // people remove them.
 func (all *Snapshot) addOld(dataDir, boot string) {
 	folder := filepath.Join(dataDir, "claims")
-	files, err := os.ReadDir(folder)
-	if err != nil && !absent(err) {
-		all.guard(Guard{Path: folder, Err: err})
-	}
-	note, _ := os.ReadFile(filepath.Join(dataDir, "boot")) // these builds noted the boot of all
-	for _, file := range files {
-		g := Guard{Path: filepath.Join(folder, file.Name()), Remedy: folder, Err: errors.New("it was written before version 0.1.0")}
-		uid, isRecord := strings.CutSuffix(file.Name(), ".json")
-		if g.Claim = types.UID(uid); !isRecord || CheckUID(g.Claim) != nil {
-			continue
-		}
+	paths, _ := filepath.Glob(filepath.Join(folder, "*.json")) // the pattern is right
+	note, _ := os.ReadFile(filepath.Join(dataDir, "boot"))     // these builds noted the boot of all
+	for _, path := range paths {
 		var old struct {
 			BootID  string
 			Devices []struct{ PCIAddress string }
 		}
-		if data, err := os.ReadFile(g.Path); cmp.Or(err, json.Unmarshal(data, &old)) != nil {
-			old.BootID, old.Devices = strings.TrimSpace(string(note)), nil
+		if data, err := os.ReadFile(path); cmp.Or(err, json.Unmarshal(data, &old)) != nil {
+			old.BootID = strings.TrimSpace(string(note))
 		}
+		g := Guard{Claim: types.UID(strings.TrimSuffix(filepath.Base(path), ".json")), Path: path, Remedy: folder}
 		for _, on := range old.Devices {
 			g.GPUs = append(g.GPUs, on.PCIAddress)
 		}
 		if old.BootID == boot {
-			all.guard(g)
+			all.guard(g, nil)
 		}
 	}
 }
@@ -117,17 +109,15 @@ func (all *Snapshot) addOld(dataDir, boot string) {
 // UIDs lists the claims that have a record, of any boot, or one that cannot be read.
 func (s *Store) UIDs() []types.UID {
 	all := s.Snapshot()
-	var uids []types.UID
+	uids := map[types.UID]bool{}
 	for _, r := range slices.Concat(all.Records, all.Earlier) {
-		uids = append(uids, r.Claim.UID)
+		uids[r.Claim.UID] = true
 	}
-	for _, g := range all.Guards {
-		if g.Claim != "" {
-			uids = append(uids, g.Claim)
-		}
+	for i := range all.Guards {
+		uids[all.Guards[i].Claim] = true
 	}
-	slices.Sort(uids)
-	return slices.Compact(uids)
+	delete(uids, "")
+	return slices.Sorted(maps.Keys(uids))
 }
 
 // Held is a device of a claim.

@@ -5,29 +5,17 @@ package record
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"os"
 	"path/filepath"
-	"slices"
-	"strings"
 	"time"
 
-	"github.com/gofrs/flock"
 	"k8s.io/apimachinery/pkg/types"
 )
 
-const (
-	// CallLife is more than ten times as long as the kubelet waits for a call. A release is remembered for as long, so that
-	// older calls must not prepare anything: the machine may have been suspended.
-	CallLife = 10 * time.Minute
-
-	lockPoll = time.Millisecond
-	// lockLimit is a thousand times as long as a process has the lock that is not stopped.
-	lockLimit = 5 * time.Second
-)
+// CallLife is more than ten times as long as the kubelet waits for a call. A release is remembered for as long, so that older
+// calls must not prepare anything: the machine may have been suspended.
+const CallLife = 10 * time.Minute
 
 var (
 	// ErrNoRecord means that the claim has no record of this boot.
@@ -41,31 +29,11 @@ var (
 type Store struct {
 	folder, boot string
 	files        Files
-	// turn has one place. It is for goroutines, in their order, what the folder's lock is for processes, and for what follows.
-	turn      chan struct{}
-	changed   chan struct{}
-	unwritten map[types.UID]unwritten
-}
-
-// unwritten is what the disk would not take. Only this process knows it, until a write works.
-type unwritten struct {
-	released time.Duration
-	// line is the head of the file that the record, or nil, takes the place of.
-	line   string
-	record *Record
-}
-
-// entry is what is known of a claim.
-type entry struct {
-	uid types.UID
-	// file has the record, or says only when the claim was released, or is where that will be.
-	file file
-	// guards cannot be read. rest says nothing that counts, or is of earlier boots.
-	guards, rest []file
-	// record is that of the file, or what the disk has not taken in its place, and before that of an earlier boot.
-	record, before *Record
-	// released is when the claim was last released, or zero.
-	released time.Duration
+	// turn has one place. It is for goroutines, in their order, what the folder's lock is for processes. The rest needs it.
+	turn    chan struct{}
+	changed chan struct{}
+	// unwritten is what the disk would not take. Only this process knows it, until a write works.
+	unwritten map[types.UID]*entry
 }
 
 // Open returns the store in the data folder. It makes no file.
@@ -75,7 +43,7 @@ func Open(dataDir, boot string, files Files) (*Store, error) {
 	}
 	return &Store{
 		folder: filepath.Join(dataDir, "records"), boot: boot, files: files,
-		turn: make(chan struct{}, 1), changed: make(chan struct{}), unwritten: map[types.UID]unwritten{},
+		turn: make(chan struct{}, 1), changed: make(chan struct{}), unwritten: map[types.UID]*entry{},
 	}, nil
 }
 
@@ -92,116 +60,26 @@ func (s *Store) Changed() <-chan struct{} {
 	return s.changed
 }
 
-// lock is the folder's own lock, which takes no space. A folder that is not there is made before something is written, and
-// needs no lock to be read. With an error, this process is locked all the same.
-func (s *Store) lock(write bool) (unlock func(), err error) {
-	s.turn <- struct{}{}
-	if write {
-		err = os.MkdirAll(s.folder, 0o750)
+// remember keeps what the disk has not taken of a claim, or nil, and wakes all who wait for a change.
+func (s *Store) remember(uid types.UID, e *entry) {
+	s.unwritten[uid] = e
+	if e == nil {
+		delete(s.unwritten, uid)
 	}
-	lock := flock.New(s.folder, flock.SetFlag(os.O_RDONLY))
-	if err == nil {
-		ctx, cancel := context.WithTimeout(context.Background(), lockLimit)
-		defer cancel()
-		_, err = lock.TryLockContext(ctx, lockPoll)
-	}
-	if err != nil {
-		err = fmt.Errorf("lock of the records in %s: %w", s.folder, err)
-	}
-	if !write && absent(err) {
-		err = nil
-	}
-	return func() { _ = lock.Unlock(); <-s.turn }, err // it fails for a bad descriptor only
+	close(s.changed)
+	s.changed = make(chan struct{})
 }
 
-// open locks the store and reads what is known of a claim, or of all. With an error that is what this process remembers.
-func (s *Store) open(write bool, only ...types.UID) (known map[types.UID]*entry, unlock func(), err error) {
-	var files []os.DirEntry
-	if unlock, err = s.lock(write); err == nil {
-		if files, err = os.ReadDir(s.folder); absent(err) {
-			err = nil
-		}
+// Read returns the record of a claim, if there is none in this boot that of an earlier one, or
+// nil. It fails where there is one that cannot be read.
+func (s *Store) Read(uid types.UID) (*Record, error) {
+	known, unlock, err := s.open(false, uid)
+	defer unlock()
+	e := known[uid]
+	if err = cmp.Or(err, e.unreadable()); err != nil {
+		return nil, err
 	}
-	paths := map[types.UID][]string{}
-	for _, uid := range slices.AppendSeq(only, maps.Keys(s.unwritten)) {
-		paths[uid] = nil
-	}
-	for _, file := range files {
-		name, _, isRecord := strings.Cut(file.Name(), ".")
-		if uid := types.UID(name); isRecord && CheckUID(uid) == nil {
-			paths[uid] = append(paths[uid], filepath.Join(s.folder, file.Name()))
-		}
-	}
-	known = map[types.UID]*entry{}
-	for uid, paths := range paths {
-		if len(only) == 0 || uid == only[0] {
-			known[uid] = s.load(uid, paths)
-		}
-	}
-	return known, unlock, err
-}
-
-// load reads the files of a claim.
-func (s *Store) load(uid types.UID, paths []string) *entry {
-	e := &entry{uid: uid, file: file{path: s.Path(uid)}}
-	for n := 1; slices.Contains(paths, e.file.path); n++ {
-		e.file.path = fmt.Sprintf("%s.%d", s.Path(uid), n)
-	}
-	for _, path := range paths {
-		f := read(path, uid)
-		if f.boot != s.boot {
-			e.before = cmp.Or(e.before, f.record)
-			e.rest = append(e.rest, f)
-			continue
-		}
-		e.released = max(e.released, f.head.released)
-		// Versions that cannot read each other's files may write one each. The youngest record counts.
-		if f.err == nil && (e.file.record == nil || f.record != nil && f.record.Arrived > e.file.record.Arrived) {
-			f, e.file = e.file, f
-		}
-		switch {
-		case f.record != nil:
-			f.err = errors.New("another version of the driver has written a younger one")
-			fallthrough
-		case f.err != nil:
-			e.guards = append(e.guards, f)
-		case f.data != nil:
-			e.rest = append(e.rest, f)
-		}
-	}
-	u, pending := s.unwritten[uid]
-	e.record, e.released = e.file.record, max(e.released, u.released)
-	if pending && u.line == e.file.line() {
-		if e.record = u.record; u.record != nil {
-			e.record = u.record.Clone()
-		}
-	}
-	// A record that is older than the release is being released.
-	if e.record != nil && e.record.Arrived < e.released {
-		e.record.State = Releasing
-	}
-	if e.before != nil && e.released > 0 {
-		e.before.State = Releasing
-	}
-	return e
-}
-
-// unreadable is why it is not known whether a claim has a record, or nil.
-func (e *entry) unreadable() error {
-	if e.record != nil || len(e.guards) == 0 {
-		return nil
-	}
-	return fmt.Errorf("%s cannot be read: %w", e.guards[0].path, e.guards[0].err)
-}
-
-// releasedSince reports whether a release arrived after a file was last written that cannot be read. If that is not known
-// a record counts that was written since.
-func (e *entry) releasedSince(guard *file) bool {
-	since := guard.head.arrived
-	if guard.head.gpus == nil && e.record != nil {
-		since = e.record.Arrived
-	}
-	return e.released > since
+	return cmp.Or(e.record, e.before), nil
 }
 
 // edit changes what is known of a claim, and writes it.
@@ -221,39 +99,6 @@ func (s *Store) edit(uid types.UID, change func(*entry) error) error {
 		return fmt.Errorf("record of claim %s: %w", uid, err)
 	}
 	return nil
-}
-
-func (s *Store) write(e *entry) error {
-	err := e.file.write(s.files, e.record, e.released)
-	if err == nil {
-		s.remember(e.uid, unwritten{})
-	}
-	return err
-}
-
-// remember notes what the disk has not taken of a claim, and wakes all who wait for a change.
-func (s *Store) remember(uid types.UID, u unwritten) {
-	s.unwritten[uid] = u
-	if u == (unwritten{}) {
-		delete(s.unwritten, uid)
-	}
-	close(s.changed)
-	s.changed = make(chan struct{})
-}
-
-// Read returns the record of a claim, if there is none in this boot that of an earlier one, or
-// nil. It fails where there is one that cannot be read.
-func (s *Store) Read(uid types.UID) (*Record, error) {
-	known, unlock, err := s.open(false, uid)
-	defer unlock()
-	if err != nil {
-		return nil, err
-	}
-	e := known[uid]
-	if err := e.unreadable(); err != nil {
-		return nil, err
-	}
-	return cmp.Or(e.record, e.before), nil
 }
 
 // Put is Update for a claim that may have no record yet, or one that cannot be read: the change is
@@ -288,9 +133,9 @@ func (s *Store) Release(uid types.UID, arrived time.Duration) (written bool, err
 		return false, err
 	}
 	s.turn <- struct{}{}
-	u := s.unwritten[uid]
-	u.released = max(u.released, arrived)
-	s.remember(uid, u)
+	e := cmp.Or(s.unwritten[uid], &entry{})
+	e.released = max(e.released, arrived)
+	s.remember(uid, e)
 	<-s.turn
 	err = s.edit(uid, func(*entry) error { return nil })
 	return err == nil, err
@@ -307,19 +152,19 @@ func (s *Store) Released(uid types.UID, since time.Duration) bool {
 // the record goes, and those of earlier boots. Where the disk refuses it is kept in memory, and the
 // error says why: the caller goes on.
 func (s *Store) Clear(uid types.UID, pciAddress string) error {
-	var rest []file
+	var earlier []file
 	err := s.edit(uid, func(e *entry) error {
 		if err := e.unreadable(); err != nil {
 			return err
 		}
 		if e.record == nil || e.record.clear(pciAddress) {
-			e.record, rest = nil, e.rest
+			e.record, earlier = nil, e.earlier
 		}
-		s.remember(uid, unwritten{released: e.released, line: e.file.line(), record: e.record})
+		s.remember(uid, e)
 		return nil
 	})
-	for i := range rest {
-		err = errors.Join(err, s.files.Remove(rest[i].path))
+	for i := range earlier {
+		err = errors.Join(err, s.files.Remove(earlier[i].path))
 	}
 	return err
 }
@@ -330,7 +175,7 @@ func (s *Store) DropGuard(uid types.UID) error {
 	return s.edit(uid, func(e *entry) error {
 		var errs []error
 		for i := range e.guards {
-			if g := &e.guards[i]; e.record != nil || e.releasedSince(g) {
+			if g := &e.guards[i]; e.record != nil || e.released > g.head.arrived {
 				errs = append(errs, s.files.Remove(g.path))
 			}
 		}
@@ -351,26 +196,19 @@ func (s *Store) Sweep(now time.Duration) error {
 	for _, path := range unfinished {
 		errs = append(errs, s.files.Remove(path))
 	}
-	for _, e := range known {
-		errs = append(errs, s.sweep(e, now))
-	}
-	return errors.Join(errs...)
-}
-
-func (s *Store) sweep(e *entry, now time.Duration) error {
-	isOld := e.released > 0 && now-e.released >= CallLife && e.record == nil && len(e.guards) == 0
-	if isOld {
-		e.released = 0
-	}
-	rest := slices.DeleteFunc(e.rest, func(f file) bool { return f.record != nil && !isOld })
-	if _, pending := s.unwritten[e.uid]; isOld || pending || len(rest) > 0 {
-		if err := s.write(e); err != nil {
-			return err
+	for uid, e := range known {
+		isOld := e.released > 0 && now-e.released >= CallLife && e.record == nil && len(e.guards) == 0
+		if isOld {
+			e.released = 0
 		}
-	}
-	var errs []error
-	for i := range rest {
-		errs = append(errs, s.files.Remove(rest[i].path))
+		if isOld || s.unwritten[uid] != nil {
+			errs = append(errs, s.write(e))
+		}
+		for i := range e.earlier {
+			if f := &e.earlier[i]; isOld || f.record == nil {
+				errs = append(errs, s.files.Remove(f.path))
+			}
+		}
 	}
 	return errors.Join(errs...)
 }

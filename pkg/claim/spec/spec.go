@@ -57,7 +57,7 @@ func (k *Specs) Write(ctx context.Context, r *record.Record, first bool) (map[st
 			return nil, err
 		}
 	}
-	if r.Limited() {
+	if slices.ContainsFunc(r.Devices, func(d record.Device) bool { return d.Limited() }) {
 		if err := k.makeLimits(r, first); err != nil {
 			return nil, err
 		}
