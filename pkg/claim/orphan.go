@@ -113,7 +113,7 @@ func (o *orphans) doubt(other types.UID) {
 	}
 	for _, sharer := range o.store.Snapshot().Records {
 		shares := slices.ContainsFunc(r.Devices, func(d record.Device) bool {
-			return d.IsShare() && slices.ContainsFunc(sharer.Devices, func(o record.Device) bool { return o.Device == d.Device })
+			return d.Type.IsShare() && slices.ContainsFunc(sharer.Devices, func(o record.Device) bool { return o.Device == d.Device })
 		})
 		if shares && sharer.State == record.Prepared {
 			o.inquiries.doubt(sharer.Claim.UID, o.clock())

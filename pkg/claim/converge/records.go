@@ -77,7 +77,7 @@ func convert(r *record.Record, call *Call) rules.Record {
 func partOf(r *record.Record, d *record.Device, call *Call) rules.Part {
 	p := rules.Part{
 		Key: d.Key(), Device: d.Device, GPU: d.PCIAddress, Admin: d.Admin, Divisible: d.Divisible, Dynamic: d.DynamicMIG,
-		Shared: d.IsShare(), Interval: d.Interval(), Mark: rules.Mark(d.Mark), InstanceID: rules.NoInstance,
+		Shared: d.Type.IsShare(), Interval: d.Interval(), Mark: rules.Mark(d.Mark), InstanceID: rules.NoInstance,
 	}
 	if call != nil {
 		p.Clients = call.Clients[d.Device]

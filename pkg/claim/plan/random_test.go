@@ -59,7 +59,7 @@ func randomClaim(r *rand.Rand, devices []string) *resourceapi.ResourceClaim {
 // limitsIn are the limits of a record's shares.
 func limitsIn(r *record.Record) (all []record.Limits) {
 	for _, d := range r.Devices {
-		if d.IsShare() && d.Sharing != nil && (d.Sharing.Session != "" || d.Sharing.Limited) {
+		if d.Type.IsShare() && d.Sharing != nil && (d.Sharing.Session != "" || d.Sharing.Limited) {
 			all = append(all, d.Sharing.Limits)
 		}
 	}

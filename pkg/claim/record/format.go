@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	// format begins the head in all versions, and version is this one. All versions keep the
-	// fields gpus and head, so that a file of another one guards no other GPU.
+	// format begins the head in all versions, and version is this one. All versions keep the fields gpus and head, so that
+	// a file of another one guards no other GPU.
 	format  = "partage-claim-record/"
 	version = format + "1"
 	// gone is the state of a file that says only when the claim was released.
@@ -128,9 +128,9 @@ func (r *Record) check() error {
 		switch {
 		case d.Device == "" || d.PCIAddress == "" || strings.ContainsAny(d.PCIAddress, ", \n\t[]"):
 			return fmt.Errorf("device %d: no name or no PCI address: %q, %q", i, d.Device, d.PCIAddress)
-		case d.Type != device.Whole && d.Type != device.Partition && d.Type != Static && !d.IsShare():
+		case d.Type != device.Whole && d.Type != device.Partition && d.Type != Static && !d.Type.IsShare():
 			return fmt.Errorf("device %d: %w: type %q", i, ErrOtherVersion, d.Type)
-		case !d.IsShare() && (d.Type == device.Whole) != (d.Partition == nil):
+		case !d.Type.IsShare() && (d.Type == device.Whole) != (d.Partition == nil):
 			return fmt.Errorf("device %d: type %q does not match what it says about a partition", i, d.Type)
 		case d.Sharing != nil && d.Sharing.Session != "" && r.Session(d.Sharing.Session) == nil:
 			return fmt.Errorf("device %d: nothing is said of its MPS session %q", i, d.Sharing.Session)

@@ -27,8 +27,8 @@ const (
 	Preparing State = "preparing"
 	// Prepared means that all of it is there.
 	Prepared State = "prepared"
-	// Releasing means that some of the devices may be gone, and all have to go. A record that is
-	// older than the last release of its claim reads so, too.
+	// Releasing means that some of the devices may be gone, and all have to go. A record that is older than the last
+	// release of its claim reads so, too.
 	Releasing State = "releasing"
 )
 
@@ -46,8 +46,8 @@ func (r Ref) String() string {
 // Record is what a claim has, or had, on this node.
 type Record struct {
 	Claim Ref `json:"claim"`
-	// BootID is the kernel's at the time of the preparation. MIG instances do not survive a
-	// reboot, so with another id nothing of it exists. It is part of the name of the file.
+	// BootID is the kernel's at the time of the preparation. MIG instances do not survive a reboot, so with another id
+	// nothing of it exists. It is part of the name of the file.
 	BootID string `json:"-"`
 	State  State  `json:"-"`
 	// Arrived is when the call came that last prepared the claim, since the machine started.
@@ -68,20 +68,16 @@ func (r *Record) Add(d Device) { r.Devices = append(r.Devices, d) }
 
 // Device finds a device by its name in the claim, or returns nil.
 func (r *Record) Device(key string) *Device {
-	for i := range r.Devices {
-		if r.Devices[i].Key() == key {
-			return &r.Devices[i]
-		}
+	if i := slices.IndexFunc(r.Devices, func(d Device) bool { return d.Key() == key }); i >= 0 {
+		return &r.Devices[i]
 	}
 	return nil
 }
 
 // Session finds a session by its ID, or returns nil.
 func (r *Record) Session(id string) *Session {
-	for i := range r.Sessions {
-		if r.Sessions[i].ID == id {
-			return &r.Sessions[i]
-		}
+	if i := slices.IndexFunc(r.Sessions, func(s Session) bool { return s.ID == id }); i >= 0 {
+		return &r.Sessions[i]
 	}
 	return nil
 }
@@ -134,9 +130,8 @@ func CheckUID(uid types.UID) error {
 	return nil
 }
 
-// Static is the type of a partition that somebody else made: it is used as it is and neither
-// made nor destroyed. It has a type of its own because a version that does not know it must
-// refuse the record; it would destroy the partition.
+// Static is the type of a partition that somebody else made: it is used as it is and neither made nor destroyed. It has a
+// type of its own because a version that does not know it must refuse the record; it would destroy the partition.
 const Static device.Kind = "mig-static"
 
 // Mark is how far a device has come.
@@ -155,8 +150,7 @@ const (
 
 // Device is one device of a claim, or one share of a device.
 type Device struct {
-	// Requests are the names of the requests, or "request/subrequest", that the
-	// device was allocated for.
+	// Requests are the names of the requests, or "request/subrequest", that the device was allocated for.
 	Requests []string   `json:"requests"`
 	Pool     string     `json:"pool"`
 	Device   string     `json:"device"`
@@ -164,8 +158,7 @@ type Device struct {
 	Admin    bool       `json:"adminAccess,omitempty"`
 	// Type is a kind of package device, or Static.
 	Type device.Kind `json:"type"`
-	// PCIAddress is the identity of the GPU. Its minor number moves at every boot
-	// and is looked up when it is needed.
+	// PCIAddress is the identity of the GPU. Its minor number moves at every boot and is looked up when it is needed.
 	PCIAddress string `json:"pciAddress"`
 	// DynamicMIG allows the GPU's MIG mode to follow the claims.
 	DynamicMIG bool `json:"dynamicMIG,omitempty"`
@@ -187,8 +180,8 @@ type Partition struct {
 	Profile   string        `json:"profile"`
 	ProfileID uint32        `json:"profileID"`
 	Placement gpu.Placement `json:"placement"`
-	// Made is what the claim's CDI spec names. It is for people and for the rules about specs: a
-	// partition is known by its place.
+	// Made is what the claim's CDI spec names. It is for people and for the rules about specs: a partition is known by its
+	// place.
 	Made *partition.Live `json:"made,omitempty"`
 }
 
@@ -206,8 +199,7 @@ type Sharing struct {
 	Limited bool `json:"limited,omitempty"`
 	// OnClientKilled is what the policy asked for when the share was prepared, or empty.
 	OnClientKilled policy.OnClientKilled `json:"onClientKilled,omitempty"`
-	// ClientPriority is that of the claim's clients in a session that claims share. Empty
-	// is normal.
+	// ClientPriority is that of the claim's clients in a session that claims share. Empty is normal.
 	ClientPriority policy.ClientPriority `json:"clientPriority,omitempty"`
 }
 
@@ -232,9 +224,6 @@ func (d *Device) Address() partition.Address {
 	return partition.Address{PCIAddress: d.PCIAddress, ProfileID: d.Partition.ProfileID, Placement: d.Partition.Placement}
 }
 
-// IsShare reports whether other claims can have the device as well.
-func (d *Device) IsShare() bool { return d.Type.IsShare() }
-
 // Limited reports whether an interposer library limits the device's processes.
 func (d *Device) Limited() bool { return d.Sharing != nil && d.Sharing.Limited }
 
@@ -246,25 +235,23 @@ func (d *Device) Interval() policy.Interval {
 	return d.Sharing.Interval
 }
 
-// Overlaps reports whether two devices use the same part of a GPU. Admin access
-// uses nothing, and shares of one device are meant to be together.
+// Overlaps reports whether two devices use the same part of a GPU. Admin access uses nothing, and shares of one device are
+// meant to be together.
 func (d *Device) Overlaps(other *Device) bool {
-	switch {
-	case d.PCIAddress != other.PCIAddress || d.Admin || other.Admin:
+	if d.PCIAddress != other.PCIAddress || d.Admin || other.Admin {
 		return false
-	case d.Device == other.Device && d.ShareID != nil && other.ShareID != nil:
-		return *d.ShareID == *other.ShareID
-	case d.Partition == nil || other.Partition == nil:
-		return true
 	}
-	return d.Partition.Placement.Overlaps(other.Partition.Placement)
+	if d.Device == other.Device && d.ShareID != nil && other.ShareID != nil {
+		return *d.ShareID == *other.ShareID
+	}
+	return d.Partition == nil || other.Partition == nil || d.Partition.Placement.Overlaps(other.Partition.Placement)
 }
 
 // Session is an MPS session that devices of a claim are in.
 type Session struct {
 	ID string `json:"id"`
-	// Shared means that claims have shares of it: its limits are the largest among
-	// theirs, and it ends with the last. Otherwise it is the claim's own.
+	// Shared means that claims have shares of it: its limits are the largest among theirs, and it ends with the last.
+	// Otherwise it is the claim's own.
 	Shared bool `json:"shared,omitempty"`
 	// Devices have no UUID before a partition exists.
 	Devices   []SessionDevice `json:"devices"`
@@ -277,8 +264,7 @@ type Session struct {
 	// PipeDir and ShmDir are empty until the session runs for the claim.
 	PipeDir string `json:"pipeDir,omitempty"`
 	ShmDir  string `json:"shmDir,omitempty"`
-	// Losses is how often the clients had lost their server by then, or when that
-	// was last reported.
+	// Losses is how often the clients had lost their server by then, or when that was last reported.
 	Losses int `json:"losses,omitempty"`
 	// Kills is the same for clients that were killed while others went on.
 	Kills int `json:"kills,omitempty"`
@@ -289,14 +275,9 @@ type SessionDevice struct {
 	Device     string `json:"device"`
 	PCIAddress string `json:"pciAddress"`
 	UUID       string `json:"uuid,omitempty"`
-	// MemoryBytes is the limit that the claim's configuration sets on the device in
-	// a session of its own, or zero.
+	// MemoryBytes is the limit that the claim's configuration sets on the device in a session of its own, or zero.
 	MemoryBytes int64 `json:"memoryBytes,omitempty"`
 }
 
-// Running reports whether the session was started for the claim, and not found to
-// be gone since.
+// Running reports whether the session was started for the claim, and not found to be gone since.
 func (s *Session) Running() bool { return s.PipeDir != "" }
-
-// Stopped notes that the session is gone.
-func (s *Session) Stopped() { s.PipeDir, s.ShmDir, s.Losses, s.Kills = "", "", 0, 0 }

@@ -18,20 +18,17 @@ import (
 
 // Snapshot is one reading of all records.
 //
-// A partition comes or goes only under its GPU's lock and while a record says so. What a snapshot
-// says of a GPU therefore stays true while the GPU's lock is held, except that a claim may begin
-// to be released.
+// A partition comes or goes only under its GPU's lock and while a record says so. What a snapshot says of a GPU therefore
+// stays true while the GPU's lock is held, except that a claim may begin to be released.
 type Snapshot struct {
 	// Records are those of this boot. Nothing of another boot is left on the hardware.
 	Records []*Record
-	// Earlier are those of earlier boots, of claims that have none of this one: the kubelet
-	// prepares them again.
+	// Earlier are those of earlier boots, of claims that have none of this one: the kubelet prepares them again.
 	Earlier []*Record
-	// Guards are the files of this boot that cannot be read.
-	Guards []Guard
+	Guards  []Guard
 }
 
-// Guard is a record that cannot be read. Everything that it may be about stays as it is.
+// Guard is a file of this boot that cannot be read. Everything that it may be about stays as it is.
 type Guard struct {
 	// Claim is empty where it may be about any.
 	Claim types.UID
@@ -43,11 +40,6 @@ type Guard struct {
 	Released bool
 	// Remedy is what helps, for people.
 	Remedy string
-}
-
-// On reports whether the file may be about a GPU.
-func (g *Guard) On(pciAddress string) bool {
-	return g.GPUs == nil || slices.Contains(g.GPUs, pciAddress)
 }
 
 // Snapshot reads all records. What cannot be read is a guard, the folder included.
@@ -82,8 +74,7 @@ func (all *Snapshot) guard(g Guard, err error) {
 	all.Guards = append(all.Guards, g)
 }
 
-// addOld adds the records that builds before this format have written in this boot. They stay:
-// people remove them.
+// addOld adds the records that builds before this format have written in this boot. They stay: people remove them.
 func (all *Snapshot) addOld(dataDir, boot string) {
 	folder := filepath.Join(dataDir, "claims")
 	paths, _ := filepath.Glob(filepath.Join(folder, "*.json")) // the pattern is right

@@ -13,8 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// CallLife is more than ten times as long as the kubelet waits for a call. A release is remembered for as long, so that older
-// calls must not prepare anything: the machine may have been suspended.
+// CallLife is more than ten times as long as the kubelet waits for a call. A release is remembered for as long, so that
+// older calls must not prepare anything: the machine may have been suspended.
 const CallLife = 10 * time.Minute
 
 var (
@@ -24,8 +24,8 @@ var (
 	ErrOutOfDate = errors.New("the claim was released after this call had arrived; the call is out of date")
 )
 
-// Store keeps the records of one node. Its methods lock for as long as they take, against other
-// processes too, and nobody needs a lock to call them.
+// Store keeps the records of one node. Its methods lock for as long as they take, against other processes too, and nobody
+// needs a lock to call them.
 type Store struct {
 	folder, boot string
 	files        Files
@@ -70,8 +70,8 @@ func (s *Store) remember(uid types.UID, e *entry) {
 	s.changed = make(chan struct{})
 }
 
-// Read returns the record of a claim, if there is none in this boot that of an earlier one, or
-// nil. It fails where there is one that cannot be read.
+// Read returns the record of a claim, if there is none in this boot that of an earlier one, or nil. It fails where there is
+// one that cannot be read.
 func (s *Store) Read(uid types.UID) (*Record, error) {
 	known, unlock, err := s.open(false, uid)
 	defer unlock()
@@ -101,8 +101,8 @@ func (s *Store) edit(uid types.UID, change func(*entry) error) error {
 	return nil
 }
 
-// Put is Update for a claim that may have no record yet, or one that cannot be read: the change is
-// made to a copy of r then.
+// Put is Update for a claim that may have no record yet, or one that cannot be read: the change is made to a copy of r
+// then.
 func (s *Store) Put(r *Record, change func(*Record) error) error {
 	return s.edit(r.Claim.UID, func(e *entry) error {
 		if e.record == nil {
@@ -112,9 +112,8 @@ func (s *Store) Put(r *Record, change func(*Record) error) error {
 	})
 }
 
-// Update changes the record of a claim. It needs no space on the disk where only the state, times
-// and marks change. The error wraps ErrNoRecord if there is none. The function must not use the
-// store.
+// Update changes the record of a claim. It needs no space on the disk where only the state, times and marks change. The
+// error wraps ErrNoRecord if there is none. The function must not use the store.
 func (s *Store) Update(uid types.UID, change func(*Record) error) error {
 	return s.edit(uid, func(e *entry) error {
 		if e.record == nil {
@@ -124,10 +123,9 @@ func (s *Store) Update(uid types.UID, change func(*Record) error) error {
 	})
 }
 
-// Release notes that a call that arrived at that time releases the claim, or wants it released:
-// from then on a record that is older than the call reads as Releasing, in all processes. Where
-// the disk refuses it is kept in memory, written is false, and the error says why: the caller goes
-// on. A record that cannot be read is not touched.
+// Release notes that a call that arrived at that time releases the claim, or wants it released: from then on a record that
+// is older than the call reads as Releasing, in all processes. Where the disk refuses it is kept in memory, written is
+// false, and the error says why: the caller goes on. A record that cannot be read is not touched.
 func (s *Store) Release(uid types.UID, arrived time.Duration) (written bool, err error) {
 	if err := CheckUID(uid); err != nil {
 		return false, err
@@ -148,9 +146,8 @@ func (s *Store) Released(uid types.UID, since time.Duration) bool {
 	return known[uid].released > since
 }
 
-// Clear notes that nothing is left of the claim on a GPU, or anywhere for "". With the last mark
-// the record goes, and those of earlier boots. Where the disk refuses it is kept in memory, and the
-// error says why: the caller goes on.
+// Clear notes that nothing is left of the claim on a GPU, or anywhere for "". With the last mark the record goes, and those
+// of earlier boots. Where the disk refuses it is kept in memory, and the error says why: the caller goes on.
 func (s *Store) Clear(uid types.UID, pciAddress string) error {
 	var earlier []file
 	err := s.edit(uid, func(e *entry) error {
@@ -169,8 +166,8 @@ func (s *Store) Clear(uid types.UID, pciAddress string) error {
 	return err
 }
 
-// DropGuard removes the files of a claim that cannot be read, if it has a record or was released
-// since: all that it has is written down again, or nothing of it is left.
+// DropGuard removes the files of a claim that cannot be read, if it has a record or was released since: all that it has is
+// written down again, or nothing of it is left.
 func (s *Store) DropGuard(uid types.UID) error {
 	return s.edit(uid, func(e *entry) error {
 		var errs []error
@@ -183,8 +180,8 @@ func (s *Store) DropGuard(uid types.UID) error {
 	})
 }
 
-// Sweep writes what could not be written, and removes what says only when a claim was released
-// once no call can be older, and what earlier boots and killed processes have left besides records.
+// Sweep writes what could not be written, and removes what says only when a claim was released once no call can be older,
+// and what earlier boots and killed processes have left besides records.
 func (s *Store) Sweep(now time.Duration) error {
 	known, unlock, err := s.open(true)
 	defer unlock()
