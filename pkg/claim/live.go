@@ -121,7 +121,7 @@ func (m *Manager) live(r *record.Record, inventory *device.Inventory) LiveClaim 
 		d := &r.Devices[i]
 		one := LiveDevice{
 			Requests: d.Requests, Pool: d.Pool, Device: d.Device, ShareID: d.ShareID, Admin: d.Admin,
-			Kind: d.Type, PCIAddress: d.PCIAddress, Interval: d.Interval(),
+			Kind: d.Type, PCIAddress: d.PCIAddress, Interval: d.Shared().Interval,
 		}
 		if d.Type == record.Static {
 			one.Kind = device.Partition
@@ -162,7 +162,7 @@ func (d *LiveDevice) share(r *record.Record, recorded *record.Device) {
 	if d.GPU == "" {
 		d.GPU = recorded.Sharing.UUID
 	}
-	if recorded.Sharing.Session == "" && !recorded.Limited() {
+	if recorded.Sharing.Session == "" && !recorded.Sharing.Limited {
 		return // time slices alone limit nothing
 	}
 	limits := recorded.Sharing.Limits

@@ -65,10 +65,16 @@ func reconcile(t *testing.T, m *Manager) error {
 	return errors.Join(append(errs, m.Reconcile(t.Context()))...)
 }
 
-// recordText is the file of a claim's record.
+// recordPath is the file of a claim's record, whose name is another where a file cannot be read.
+func recordPath(m *Manager, uid types.UID) string {
+	paths, _ := filepath.Glob(m.store.Path(uid) + "*")
+	return slices.Max(append(paths, ""))
+}
+
+// recordText is what it says.
 func recordText(t *testing.T, m *Manager, uid types.UID) string {
 	t.Helper()
-	data, err := os.ReadFile(m.store.Path(uid))
+	data, err := os.ReadFile(recordPath(m, uid))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -317,7 +317,7 @@ func (w *walk) check(t *testing.T, m *Manager) {
 			w.fail(t, "exclusive %s", uuid)
 		}
 	}
-	if w.intervals["GPU-c"] != "" && !slices.ContainsFunc(s.On(pciC), func(d record.Held) bool { return d.Interval() != "" }) {
+	if w.intervals["GPU-c"] != "" && !slices.ContainsFunc(s.On(pciC), func(d record.Held) bool { return d.Shared().Interval != "" }) {
 		w.fail(t, "nobody knows of the interval")
 	}
 	// No spec names a partition that is another's, or somebody else's.

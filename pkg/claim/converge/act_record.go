@@ -49,7 +49,7 @@ func (w *work) mark(actions []rules.Action) error {
 
 // setInterval notes the time slice that the GPU has for a share: that of its first share, whatever the policy says.
 func (w *work) setInterval(d *record.Device, interval policy.Interval) {
-	if d.Interval() == interval {
+	if d.Shared().Interval == interval {
 		return
 	}
 	if d.Sharing == nil {

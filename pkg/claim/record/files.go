@@ -53,8 +53,6 @@ func (OS) WriteHead(path string, data []byte) error {
 // Remove implements Files.
 func (OS) Remove(path string) error { return host.RemoveUnsynced(path) }
 
-func absent(err error) bool { return errors.Is(err, fs.ErrNotExist) }
-
 // lockLimit is a thousand times as long as a process has the lock that is not stopped.
 const lockLimit = 5 * time.Second
 
@@ -108,7 +106,7 @@ func (s *Store) open(write bool, only ...types.UID) (known map[types.UID]*entry,
 	if err == nil {
 		files, err = os.ReadDir(s.folder)
 	}
-	if absent(err) && !write {
+	if errors.Is(err, fs.ErrNotExist) && !write {
 		err = nil
 	} else if err != nil {
 		err = fmt.Errorf("records in %s: %w", s.folder, err)

@@ -53,8 +53,7 @@ type Record struct {
 	// Arrived is when the call came that last prepared the claim, since the machine started.
 	Arrived time.Duration `json:"-"`
 	// Devices are those of the claim, in the order in which they are made.
-	Devices []Device `json:"devices"`
-	// Sessions are the MPS sessions that devices are in.
+	Devices  []Device  `json:"devices"`
 	Sessions []Session `json:"sessions,omitempty"`
 }
 
@@ -180,8 +179,7 @@ type Partition struct {
 	Profile   string        `json:"profile"`
 	ProfileID uint32        `json:"profileID"`
 	Placement gpu.Placement `json:"placement"`
-	// Made is what the claim's CDI spec names. It is for people and for the rules about specs: a partition is known by its
-	// place.
+	// Made is what the claim's CDI spec names, for people and for rules about specs: a partition is known by its place.
 	Made *partition.Live `json:"made,omitempty"`
 }
 
@@ -191,8 +189,7 @@ type Sharing struct {
 	UUID string `json:"uuid"`
 	// Session is the ID of the MPS session that the device is in, or empty.
 	Session string `json:"session,omitempty"`
-	// Limits are the claim's, of a share.
-	Limits Limits `json:"limits,omitzero"`
+	Limits  Limits `json:"limits,omitzero"`
 	// Interval is the time slice that the GPU has for the claim, or empty.
 	Interval policy.Interval `json:"interval,omitempty"`
 	// Limited means that an interposer library holds the claim to its limits.
@@ -206,8 +203,7 @@ type Sharing struct {
 // Limits are what one claim may use of a share. Zero is no limit.
 type Limits struct {
 	// Percent is of the multiprocessors, 1 to 100.
-	Percent int `json:"percent,omitempty"`
-	// MemoryBytes is device memory.
+	Percent     int   `json:"percent,omitempty"`
 	MemoryBytes int64 `json:"memoryBytes,omitempty"`
 }
 
@@ -224,27 +220,12 @@ func (d *Device) Address() partition.Address {
 	return partition.Address{PCIAddress: d.PCIAddress, ProfileID: d.Partition.ProfileID, Placement: d.Partition.Placement}
 }
 
-// Limited reports whether an interposer library limits the device's processes.
-func (d *Device) Limited() bool { return d.Sharing != nil && d.Sharing.Limited }
-
-// Interval returns the time slice that is set for the claim, or nothing.
-func (d *Device) Interval() policy.Interval {
+// Shared is what is done to share the device, if anything.
+func (d *Device) Shared() Sharing {
 	if d.Sharing == nil {
-		return ""
+		return Sharing{}
 	}
-	return d.Sharing.Interval
-}
-
-// Overlaps reports whether two devices use the same part of a GPU. Admin access uses nothing, and shares of one device are
-// meant to be together.
-func (d *Device) Overlaps(other *Device) bool {
-	if d.PCIAddress != other.PCIAddress || d.Admin || other.Admin {
-		return false
-	}
-	if d.Device == other.Device && d.ShareID != nil && other.ShareID != nil {
-		return *d.ShareID == *other.ShareID
-	}
-	return d.Partition == nil || other.Partition == nil || d.Partition.Placement.Overlaps(other.Partition.Placement)
+	return *d.Sharing
 }
 
 // Session is an MPS session that devices of a claim are in.

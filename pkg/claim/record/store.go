@@ -76,10 +76,7 @@ func (s *Store) Read(uid types.UID) (*Record, error) {
 	known, unlock, err := s.open(false, uid)
 	defer unlock()
 	e := known[uid]
-	if err = cmp.Or(err, e.unreadable()); err != nil {
-		return nil, err
-	}
-	return cmp.Or(e.record, e.before), nil
+	return cmp.Or(e.record, e.before), cmp.Or(err, e.unreadable())
 }
 
 // edit changes what is known of a claim, and writes it.

@@ -341,7 +341,7 @@ func TestLook(t *testing.T) {
 	if err != nil || len(all.Records)+len(all.Guards)+len(all.Earlier) > 0 {
 		t.Errorf("got %+v, %v", all, err)
 	}
-	if _, err := os.Stat(dir); !absent(err) {
+	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("it made the folder: %v", err)
 	}
 	must(t, put(open(t, dir, OS{}), example()))
