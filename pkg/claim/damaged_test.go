@@ -36,13 +36,13 @@ func rebody(text string) string {
 // otherVersion makes the record of a claim one that a later version has written. Its GPUs are known.
 func otherVersion(t *testing.T, m *Manager, uid string) {
 	t.Helper()
-	write(t, m.store.Path(types.UID(uid)), rehead(recordText(t, m, types.UID(uid)), "claim-record/1", "claim-record/2"))
+	write(t, recordPath(m, types.UID(uid)), rehead(recordText(t, m, types.UID(uid)), "claim-record/1", "claim-record/2"))
 }
 
 // damage makes the body of a record unreadable. Its GPUs are known.
 func damage(t *testing.T, m *Manager, uid string) {
 	t.Helper()
-	write(t, m.store.Path(types.UID(uid)), strings.Replace(recordText(t, m, types.UID(uid)), "devices", "deviecs", 1))
+	write(t, recordPath(m, types.UID(uid)), strings.Replace(recordText(t, m, types.UID(uid)), "devices", "deviecs", 1))
 }
 
 // guards are the files that cannot be read.

@@ -159,8 +159,6 @@ func (b *box) options() Options {
 // boxFiles are the files of records.
 type boxFiles struct{ *box }
 
-func (f boxFiles) Read(path string) ([]byte, error) { return record.OS{}.Read(path) }
-
 func (f boxFiles) Replace(path string, data []byte) error {
 	return f.effect("write "+stateIn(data), func() error { return record.OS{}.Replace(path, data) })
 }
@@ -169,16 +167,8 @@ func (f boxFiles) WriteHead(path string, data []byte) error {
 	return f.effect("mark "+stateIn(data), func() error { return record.OS{}.WriteHead(path, data) })
 }
 
-func (f boxFiles) Truncate(path string, size int64) error {
-	return f.effect("truncate record", func() error { return record.OS{}.Truncate(path, size) })
-}
-
 func (f boxFiles) Remove(path string) error {
 	return f.effect("delete record", func() error { return record.OS{}.Remove(path) })
-}
-
-func (f boxFiles) Move(from, to string) error {
-	return f.effect("move record", func() error { return record.OS{}.Move(from, to) })
 }
 
 // boxLimits are the folders of an interposer library, without mounts.

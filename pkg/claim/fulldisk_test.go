@@ -4,6 +4,7 @@
 package claim
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,7 +13,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/claim/spec"
 	"github.com/partage-dev/partage/pkg/host"
 )
@@ -142,7 +142,7 @@ func fill(t *testing.T, path string) {
 			t.Fatal("a gigabyte fits")
 		}
 	}
-	if !record.NoSpace(err) {
+	if !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("got %v", err)
 	}
 }

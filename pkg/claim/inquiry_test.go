@@ -16,6 +16,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/policy"
 )
 
@@ -44,7 +45,7 @@ func newAsker(t *testing.T, n int) *asker {
 	for i := 1; i < n; i++ {
 		// What devices they have makes no difference here.
 		r.Claim.UID = types.UID(fmt.Sprint("c", i))
-		if err := a.m.store.Save(r); err != nil {
+		if err := a.m.store.Put(r, func(*record.Record) error { return nil }); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -121,7 +121,7 @@ func (m *Manager) live(r *record.Record, inventory *device.Inventory) LiveClaim 
 		d := &r.Devices[i]
 		one := LiveDevice{
 			Requests: d.Requests, Pool: d.Pool, Device: d.Device, ShareID: d.ShareID, Admin: d.Admin,
-			Kind: d.Type, PCIAddress: d.PCIAddress, Interval: d.Interval(),
+			Kind: d.Type, PCIAddress: d.PCIAddress, Interval: d.Shared().Interval,
 		}
 		if d.Type == record.Static {
 			one.Kind = device.Partition
@@ -162,7 +162,7 @@ func (d *LiveDevice) share(r *record.Record, recorded *record.Device) {
 	if d.GPU == "" {
 		d.GPU = recorded.Sharing.UUID
 	}
-	if recorded.Sharing.Session == "" && !recorded.Limited() {
+	if recorded.Sharing.Session == "" && !recorded.Sharing.Limited {
 		return // time slices alone limit nothing
 	}
 	limits := recorded.Sharing.Limits
@@ -170,7 +170,12 @@ func (d *LiveDevice) share(r *record.Record, recorded *record.Device) {
 		priority := recorded.Sharing.ClientPriority
 		if !s.Shared {
 			priority = s.ClientPriority
-			limits = record.Limits{Percent: s.Percent, MemoryBytes: s.MemoryOf(recorded.Device)}
+			limits = record.Limits{Percent: s.Percent}
+			for _, in := range s.Devices {
+				if in.Device == recorded.Device {
+					limits.MemoryBytes = in.MemoryBytes
+				}
+			}
 		}
 		limits.MemoryBytes -= limits.MemoryBytes % mebibyte
 		d.Session = &LiveSession{ID: s.ID, Running: s.Running(), Losses: s.Losses, Priority: cmp.Or(priority, policy.PriorityNormal)}

@@ -123,7 +123,7 @@ func TestLiveOwnSession(t *testing.T) {
 	}
 	s := r.Sessions[0]
 	want := &LiveLimits{
-		MemoryBytes: s.MemoryOf(got.Device), Percent: s.Percent, Multiprocessors: gpu.MPSMultiprocessors(got.Resources.Multiprocessors, s.Percent),
+		MemoryBytes: s.Devices[0].MemoryBytes, Percent: s.Percent, Multiprocessors: gpu.MPSMultiprocessors(got.Resources.Multiprocessors, s.Percent),
 	}
 	if diff := cmp.Diff(want, got.Limits); diff != "" || want.MemoryBytes == 0 || want.Percent == 0 {
 		t.Errorf("-want +got:\n%s", diff)

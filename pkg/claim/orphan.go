@@ -112,7 +112,9 @@ func (o *orphans) doubt(other types.UID) {
 		return // they are asked about some time in any case
 	}
 	for _, sharer := range o.store.Snapshot().Records {
-		shares := slices.ContainsFunc(r.Devices, func(d record.Device) bool { return d.IsShare() && sharer.Has(d.Device) })
+		shares := slices.ContainsFunc(r.Devices, func(d record.Device) bool {
+			return d.Type.IsShare() && slices.ContainsFunc(sharer.Devices, func(o record.Device) bool { return o.Device == d.Device })
+		})
 		if shares && sharer.State == record.Prepared {
 			o.inquiries.doubt(sharer.Claim.UID, o.clock())
 		}

@@ -139,7 +139,7 @@ func note(one *record.Session, found map[string]mps.Status) (all []news) {
 	}
 	one.Losses = status.Losses
 	if !runs {
-		one.Stopped()
+		one.PipeDir, one.ShmDir, one.Losses, one.Kills = "", "", 0, 0
 	}
 	return append(all, news{serverLost, about, fmt.Sprintf(
 		"Device %s: processes have lost their MPS server: %s. Those that used it have failed. "+

@@ -14,7 +14,6 @@ import (
 
 	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/gpu"
-	"github.com/partage-dev/partage/pkg/partition"
 	"github.com/partage-dev/partage/pkg/sharing"
 )
 
@@ -31,7 +30,7 @@ func TestSharesOfPartition(t *testing.T) {
 		}
 		live, _ := b.look(addressA0)
 		for _, uid := range []types.UID{"u1", "u2", "u3"} {
-			if r, err := m.store.Read(uid); err != nil || partition.Live(*r.Devices[0].Partition.Made) != live {
+			if r, err := m.store.Read(uid); err != nil || *r.Devices[0].Partition.Made != live {
 				t.Errorf("%s says %+v (%v), live is %+v", uid, r, err, live)
 			}
 		}

@@ -15,7 +15,6 @@ import (
 
 	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/gpu"
-	"github.com/partage-dev/partage/pkg/partition"
 )
 
 // onHardware are those of the effects that change a GPU.
@@ -49,7 +48,7 @@ func testStatic(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d := r.Devices[0]; d.Type != record.Static || d.Partition.Made == nil || partition.Live(*d.Partition.Made) != live {
+	if d := r.Devices[0]; d.Type != record.Static || d.Partition.Made == nil || *d.Partition.Made != live {
 		t.Errorf("record: %+v", d)
 	}
 	mustPrepare(t, m, newClaim("u1", staticA0))

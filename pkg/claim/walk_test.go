@@ -233,7 +233,7 @@ func (w *walk) lose(m *Manager) string {
 	for _, r := range s.Records {
 		for i := range r.Devices {
 			d := &r.Devices[i]
-			if d.Owned() && d.Mark == record.Started && d.Partition.Made != nil {
+			if owned(d) && d.Mark == record.Started && d.Partition.Made != nil {
 				held = append(held, record.Held{Record: r, Device: d})
 			}
 		}
@@ -266,6 +266,11 @@ func (w *walk) lose(m *Manager) string {
 	return "lose " + at.String() + " of " + string(d.Record.Claim.UID)
 }
 
+// owned reports whether a device is, or is in, a partition that the driver made.
+func owned(d *record.Device) bool {
+	return d.Partition != nil && d.Type != record.Static && !d.Admin
+}
+
 func (w *walk) checkPrepared(t *testing.T, m *Manager, uid types.UID) {
 	r, err := m.store.Read(uid)
 	if err != nil || r == nil || r.State != record.Prepared {
@@ -278,7 +283,7 @@ func (w *walk) checkPrepared(t *testing.T, m *Manager, uid types.UID) {
 	for i := range r.Devices {
 		d := &r.Devices[i]
 		if d.Partition != nil {
-			if live, found := w.look(d.Address()); !found || d.Partition.Made == nil || live != partition.Live(*d.Partition.Made) {
+			if live, found := w.look(d.Address()); !found || d.Partition.Made == nil || live != *d.Partition.Made {
 				w.fail(t, "%s is prepared and its partition is %+v %v, recorded %+v", uid, live, found, d.Partition.Made)
 			}
 		}
@@ -302,7 +307,7 @@ func (w *walk) check(t *testing.T, m *Manager) {
 	defer w.mu.Unlock()
 	for _, p := range w.instances {
 		_, foreign := w.foreign[p.at()]
-		explained := slices.ContainsFunc(s.On(p.pciAddress), func(d record.Held) bool { return d.Owned() && d.Mark == record.Started && d.Address() == p.at() })
+		explained := slices.ContainsFunc(s.On(p.pciAddress), func(d record.Held) bool { return owned(d.Device) && d.Mark == record.Started && d.Address() == p.at() })
 		if !foreign && !explained {
 			w.fail(t, "nobody knows of %s %+v: %+v", p.at(), p.Instance, s.On(p.pciAddress))
 		}
@@ -312,7 +317,7 @@ func (w *walk) check(t *testing.T, m *Manager) {
 			w.fail(t, "exclusive %s", uuid)
 		}
 	}
-	if w.intervals["GPU-c"] != "" && !slices.ContainsFunc(s.On(pciC), func(d record.Held) bool { return d.Interval() != "" }) {
+	if w.intervals["GPU-c"] != "" && !slices.ContainsFunc(s.On(pciC), func(d record.Held) bool { return d.Shared().Interval != "" }) {
 		w.fail(t, "nobody knows of the interval")
 	}
 	// No spec names a partition that is another's, or somebody else's.

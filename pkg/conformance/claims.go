@@ -119,11 +119,11 @@ func (n *Node) claims(ctx context.Context) ([]heldClaim, error) {
 		if err != nil {
 			return nil, err
 		}
-		all, err := record.Look(n.DataDir, boot)
+		store, err := record.Open(n.DataDir, boot, record.OS{})
 		if err != nil {
 			return nil, err
 		}
-		return heldClaims(all), nil
+		return heldClaims(store.Snapshot()), nil
 	})
 }
 

@@ -7,6 +7,8 @@ import (
 	"context"
 	"errors"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/partage-dev/partage/pkg/api"
 	"github.com/partage-dev/partage/pkg/claim"
 	"github.com/partage-dev/partage/pkg/claim/converge"
@@ -45,7 +47,7 @@ var failureReasons = []struct {
 	{"no_permission", is(gpu.ErrNoPermission)},
 	{"not_found", is(gpu.ErrNotFound)},
 	{"record_unreadable", is(converge.ErrGuarded)},
-	{"no_disk_space", record.NoSpace},
+	{"no_disk_space", func(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }},
 	{"busy", is(lock.ErrBusy)},
 	{"timeout", func(err error) bool {
 		return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, gpu.ErrTimeout)

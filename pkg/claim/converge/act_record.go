@@ -48,7 +48,7 @@ func (w *work) mark(actions []rules.Action) error {
 
 // noteInterval notes the time slice that the GPU has for a share: that of its first share, whatever the policy says.
 func noteInterval(d *record.Device, interval policy.Interval, uuid string) {
-	if d.Interval() == interval {
+	if d.Shared().Interval == interval {
 		return
 	}
 	if d.Sharing == nil {
@@ -152,7 +152,7 @@ func (w *work) resolved(a rules.Action) (*record.Record, error) {
 			live, made = partition.Lookup(o.state, d.Address())
 		}
 		if made {
-			d.Partition.Made = &record.Made{InstanceID: live.InstanceID, ComputeID: live.ComputeID, UUID: live.UUID}
+			d.Partition.Made = &live
 		}
 	}
 	w.noteSessions(r)

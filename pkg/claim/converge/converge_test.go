@@ -62,7 +62,7 @@ func wanted(e *Engine, uid types.UID, devices ...string) *Call {
 	for _, name := range devices {
 		d := deviceNamed(name, uid)
 		r.Add(d)
-		if !d.In(device.GPUName(d.PCIAddress)) && !d.In(device.GPUName(pciA)) {
+		if d.Sharing == nil || d.Sharing.Session == "" {
 			continue
 		}
 		id := d.Sharing.Session

@@ -191,10 +191,11 @@ func (m *machine) left() []string {
 	for uid := range m.specs {
 		all = append(all, "spec of "+string(uid))
 	}
-	records, err := record.Look(m.root, boot)
+	store, err := record.Open(m.root, boot, record.OS{})
 	if err != nil {
 		m.t.Fatal(err)
 	}
+	records := store.Snapshot()
 	for _, r := range records.Records {
 		all = append(all, "record of "+string(r.Claim.UID))
 	}
@@ -208,8 +209,6 @@ func (m *machine) left() []string {
 // disk are the files of records.
 type disk struct{ *machine }
 
-func (d disk) Read(path string) ([]byte, error) { return record.OS{}.Read(path) }
-
 func (d disk) Replace(path string, data []byte) error {
 	return d.effect("replace", func() error { return record.OS{}.Replace(path, data) })
 }
@@ -218,16 +217,8 @@ func (d disk) WriteHead(path string, data []byte) error {
 	return d.effect("write head", func() error { return record.OS{}.WriteHead(path, data) })
 }
 
-func (d disk) Truncate(path string, size int64) error {
-	return d.effect("truncate", func() error { return record.OS{}.Truncate(path, size) })
-}
-
 func (d disk) Remove(path string) error {
 	return d.effect("remove", func() error { return record.OS{}.Remove(path) })
-}
-
-func (d disk) Move(from, to string) error {
-	return d.effect("move", func() error { return record.OS{}.Move(from, to) })
 }
 
 type noLimits struct{}

@@ -56,7 +56,7 @@ func (e *Engine) observe(ctx context.Context, pciAddress string, d depth, lockEr
 	o.GPU, o.Boot = pciAddress, e.Store.Boot()
 	o.observeRecords()
 	for i := range o.snapshot.Guards {
-		if g := &o.snapshot.Guards[i]; g.On(pciAddress) {
+		if g := &o.snapshot.Guards[i]; g.GPUs == nil || slices.Contains(g.GPUs, pciAddress) {
 			o.Guards = append(o.Guards, rules.Guard{Claim: g.Claim, GPUs: g.GPUs, Released: g.Released, Path: g.Path, Remedy: g.Remedy})
 		}
 	}

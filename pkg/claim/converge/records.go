@@ -72,7 +72,7 @@ func convert(r *record.Record, call *Call) rules.Record {
 func partOf(r *record.Record, d *record.Device, call *Call) rules.Part {
 	p := rules.Part{
 		Key: d.Key(), Device: d.Device, GPU: d.PCIAddress, Admin: d.Admin, Divisible: d.Divisible, Dynamic: d.DynamicMIG,
-		Shared: d.IsShare(), Interval: d.Interval(), Mark: rules.Mark(d.Mark), InstanceID: rules.NoInstance,
+		Shared: d.Type.IsShare(), Interval: d.Shared().Interval, Mark: rules.Mark(d.Mark), InstanceID: rules.NoInstance,
 	}
 	if call != nil {
 		p.Clients = call.Clients[d.Device]
@@ -129,13 +129,7 @@ func sameDevice(a, b *record.Device) bool {
 	if a.Partition != nil && a.Address() != b.Address() {
 		return false
 	}
-	var was, is record.Sharing
-	if a.Sharing != nil {
-		was = *a.Sharing
-	}
-	if b.Sharing != nil {
-		is = *b.Sharing
-	}
+	was, is := a.Shared(), b.Shared()
 	return was.Session == is.Session && was.Limits == is.Limits && was.Limited == is.Limited
 }
 

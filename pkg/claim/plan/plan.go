@@ -196,7 +196,7 @@ func start(d device.Device) int {
 func checkOverlap(devices []record.Device) error {
 	for i := range devices {
 		for j := range i {
-			if devices[i].Overlaps(&devices[j]) {
+			if overlap(&devices[i], &devices[j]) {
 				return fmt.Errorf("the claim is allocated %s and %s, which overlap", devices[j].Device, devices[i].Device)
 			}
 		}

@@ -59,7 +59,7 @@ func randomClaim(r *rand.Rand, devices []string) *resourceapi.ResourceClaim {
 // limitsIn are the limits of a record's shares.
 func limitsIn(r *record.Record) (all []record.Limits) {
 	for _, d := range r.Devices {
-		if d.IsShare() && d.Sharing != nil && (d.Sharing.Session != "" || d.Sharing.Limited) {
+		if d.Type.IsShare() && d.Sharing != nil && (d.Sharing.Session != "" || d.Sharing.Limited) {
 			all = append(all, d.Sharing.Limits)
 		}
 	}
@@ -89,7 +89,7 @@ func TestRandomAllocations(t *testing.T) {
 			continue
 		}
 		planned++
-		if err := store.Save(p.Record); err != nil {
+		if err := store.Put(p.Record, func(r *record.Record) error { *r = *p.Record.Clone(); return nil }); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
 		read, err := store.Read("u1")

@@ -170,7 +170,7 @@ func TestKeptUntilAnotherWrites(t *testing.T) {
 // TestKeptUntilWrittenAgain checks that it also ends where another process has written the same as before.
 func TestKeptUntilWrittenAgain(t *testing.T) {
 	s, other, _ := clearedInMemory(t)
-	must(t, other.Update(uid, func(r *Record) error { r.Clear(""); return nil }))
+	must(t, other.Update(uid, func(r *Record) error { r.clear(""); return nil }))
 	must(t, other.Update(uid, started))
 	if got, want := view(s), "preparing 1 ++"; got != want {
 		t.Errorf("got %q, want %q", got, want)

@@ -4,36 +4,38 @@
 package record
 
 import (
+	"bytes"
+	"cmp"
+	"context"
 	"errors"
+	"fmt"
 	"io/fs"
+	"maps"
 	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/gofrs/flock"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/host"
 )
 
-// Files reads and changes files. Tests inject faults here. A write is seen by all processes at once, also if its own is
-// killed then; it need not outlive the machine, since no call waits for the disk.
+// Files changes files. Tests inject faults here. A write is seen by all processes at once, also if its own is killed then;
+// it need not outlive the machine, since no call waits for the disk.
 type Files interface {
-	Read(path string) ([]byte, error)
 	// Replace puts the content in place in one piece.
 	Replace(path string, data []byte) error
 	// WriteHead writes over the beginning of a file, and takes no space.
 	WriteHead(path string, data []byte) error
-	Truncate(path string, size int64) error
 	// Remove removes what Replace made. An absent file is a success.
 	Remove(path string) error
-	Move(from, to string) error
 }
 
 // OS is the file system of this machine.
 type OS struct{}
-
-var _ Files = OS{}
-
-// Read implements Files.
-func (OS) Read(path string) ([]byte, error) { return os.ReadFile(path) }
 
 // Replace implements Files. Claim names are nobody else's business.
 func (OS) Replace(path string, data []byte) error { return host.ReplaceUnsynced(path, data, 0o600) }
@@ -48,16 +50,152 @@ func (OS) WriteHead(path string, data []byte) error {
 	return errors.Join(err, file.Close())
 }
 
-// Truncate implements Files.
-func (OS) Truncate(path string, size int64) error { return os.Truncate(path, size) }
-
 // Remove implements Files.
 func (OS) Remove(path string) error { return host.RemoveUnsynced(path) }
 
-// Move implements Files.
-func (OS) Move(from, to string) error { return os.Rename(from, to) }
+// lockLimit is a thousand times as long as a process has the lock that is not stopped.
+const lockLimit = 5 * time.Second
 
-// NoSpace reports whether a write failed because the disk, or a quota on it, is full.
-func NoSpace(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
+// file is one file of a claim.
+type file struct {
+	path string
+	// data is nil where there is no file.
+	data []byte
+	// head has no GPUs where not even that can be read.
+	head head
+	// record is nil in a file that says only when its claim was released, and with an error.
+	record *Record
+	err    error
+}
 
-func absent(err error) bool { return errors.Is(err, fs.ErrNotExist) }
+// entry is what is known of a claim.
+type entry struct {
+	uid types.UID
+	// file has the record, or says only when the claim was released, or is where that will be.
+	file file
+	// guards cannot be read, and earlier are of earlier boots.
+	guards, earlier []file
+	// record is that of the file, or what the disk has not taken in its place. before is of an earlier boot.
+	record, before *Record
+	// released is when the claim was last released, or zero.
+	released time.Duration
+}
+
+// unreadable is why it is not known whether a claim has a record, or nil.
+func (e *entry) unreadable() error {
+	if e.record != nil || len(e.guards) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s cannot be read: %w", e.guards[0].path, e.guards[0].err)
+}
+
+// open locks the store and reads what is known of one claim, or of all. With an error that is what this process remembers.
+// The lock is the folder's own, which takes no space. A folder that is not there needs none to be read.
+func (s *Store) open(write bool, only ...types.UID) (known map[types.UID]*entry, unlock func(), err error) {
+	s.turn <- struct{}{}
+	if write {
+		err = os.MkdirAll(s.folder, 0o750)
+	}
+	lock := flock.New(s.folder, flock.SetFlag(os.O_RDONLY))
+	if err == nil {
+		ctx, cancel := context.WithTimeout(context.Background(), lockLimit)
+		defer cancel()
+		_, err = lock.TryLockContext(ctx, time.Millisecond)
+	}
+	var files []os.DirEntry
+	if err == nil {
+		files, err = os.ReadDir(s.folder)
+	}
+	if errors.Is(err, fs.ErrNotExist) && !write {
+		err = nil
+	} else if err != nil {
+		err = fmt.Errorf("records in %s: %w", s.folder, err)
+	}
+	paths := map[types.UID][]string{}
+	for _, uid := range slices.AppendSeq(slices.Clone(only), maps.Keys(s.unwritten)) {
+		paths[uid] = nil // perhaps there is no file
+	}
+	for _, file := range files {
+		name, _, isRecord := strings.Cut(file.Name(), ".")
+		if uid := types.UID(name); isRecord && CheckUID(uid) == nil {
+			paths[uid] = append(paths[uid], filepath.Join(s.folder, file.Name()))
+		}
+	}
+	known = map[types.UID]*entry{}
+	for uid, paths := range paths {
+		if len(only) == 0 || uid == only[0] {
+			known[uid] = s.load(uid, paths)
+		}
+	}
+	return known, func() { _ = lock.Unlock(); <-s.turn }, err // it fails for a bad descriptor only
+}
+
+// load reads the files of a claim.
+func (s *Store) load(uid types.UID, paths []string) *entry {
+	e := &entry{uid: uid, file: file{path: s.Path(uid)}}
+	for n := 1; slices.Contains(paths, e.file.path); n++ {
+		e.file.path = fmt.Sprintf("%s.%d", s.Path(uid), n)
+	}
+	for _, path := range paths {
+		f, boot := file{path: path}, strings.Split(filepath.Base(path), ".")[1]
+		if f.data, f.err = os.ReadFile(path); f.err == nil {
+			f.head, f.record, f.err = parse(f.data, uid, boot)
+		}
+		if boot != s.boot {
+			e.before = cmp.Or(e.before, f.record)
+			e.earlier = append(e.earlier, f)
+			continue
+		}
+		e.released = max(e.released, f.head.released)
+		// Versions that cannot read each other's files may write one each. The youngest record counts.
+		if f.err == nil && (e.file.record == nil || f.record != nil && f.record.Arrived > e.file.record.Arrived) {
+			f, e.file = e.file, f
+		}
+		if f.err != nil || f.record != nil {
+			e.guards = append(e.guards, f)
+		}
+	}
+	e.record = e.file.record
+	if u := s.unwritten[uid]; u != nil {
+		e.released = max(e.released, u.released)
+		// Another process may have written since.
+		if e.record != nil && bytes.Equal(u.file.head.line(), e.file.head.line()) {
+			e.record = u.record.Clone()
+		}
+	}
+	if e.record != nil && e.record.Arrived < e.released {
+		e.record.State = Releasing
+	}
+	if e.before != nil && e.released > 0 {
+		e.before.State = Releasing
+	}
+	return e
+}
+
+// write makes the file say what is known of a claim. It needs no space where only the head changes.
+func (s *Store) write(e *entry) (err error) {
+	f := &e.file
+	h, body := head{state: gone, released: e.released}, []byte(nil)
+	if e.record != nil {
+		if h, body, err = encode(e.record, e.released); err != nil {
+			return err
+		}
+	}
+	h.writes = f.head.writes + 1
+	_, was, wasErr := parse(f.data, e.uid, s.boot)
+	switch {
+	case e.record == nil && e.released == 0:
+		err = s.files.Remove(f.path)
+	case e.record == nil && f.data != nil:
+		err = s.files.WriteHead(f.path, h.line())
+	case e.record != nil && wasErr == nil && was != nil && bytes.Equal(encodeBody(was), body):
+		h.gpus, h.body = f.head.gpus, f.head.body // what another version wrote stays
+		err = s.files.WriteHead(f.path, h.line())
+	default:
+		err = s.files.Replace(f.path, append(h.line(), body...))
+	}
+	if err == nil {
+		s.remember(e.uid, nil)
+	}
+	return err
+}

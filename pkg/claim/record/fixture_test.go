@@ -19,6 +19,7 @@ import (
 	"github.com/partage-dev/partage/pkg/claim/internal/claimtest"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/partition"
 	"github.com/partage-dev/partage/pkg/policy"
 )
 
@@ -39,7 +40,7 @@ func example() *Record {
 		PCIAddress: pciA, DynamicMIG: true, Divisible: true, Mark: Started, CDIDevice: "k8s.gpu.nvidia.com/claim=u1-0",
 		Partition: &Partition{
 			Profile: "1g.10gb", ProfileID: 19, Placement: gpu.Placement{Start: 4, Size: 1},
-			Made: &Made{InstanceID: 9, ComputeID: 0, UUID: "MIG-1"},
+			Made: &partition.Live{InstanceID: 9, ComputeID: 0, UUID: "MIG-1"},
 		},
 	})
 	r.Add(Device{
@@ -75,6 +76,11 @@ func pair(arrived time.Duration) *Record {
 	return r
 }
 
+// put writes a record, whatever there was.
+func put(s *Store, r *Record) error {
+	return s.Put(r, func(now *Record) error { *now = *r.Clone(); return nil })
+}
+
 // started marks all devices.
 func started(r *Record) error {
 	for i := range r.Devices {
@@ -86,7 +92,7 @@ func started(r *Record) error {
 // prepared writes what is not in the head as well.
 func prepared(r *Record) error {
 	r.State = Prepared
-	r.Devices[0].Partition.Made = &Made{InstanceID: 9, UUID: "MIG-1"}
+	r.Devices[0].Partition.Made = &partition.Live{InstanceID: 9, UUID: "MIG-1"}
 	return nil
 }
 
@@ -163,7 +169,7 @@ func release(arrived time.Duration) func(*Store) error {
 func steps() []step {
 	damaged := "guard " + pciA + "," + pciB
 	return []step{
-		{"save", func(s *Store) error { return s.Save(pair(1)) }, "preparing 1 --", false, false},
+		{"save", func(s *Store) error { return put(s, pair(1)) }, "preparing 1 --", false, false},
 		{"start", func(s *Store) error { return s.Put(pair(9), started) }, "preparing 1 ++", true, false},
 		{"prepared", func(s *Store) error { return s.Update(uid, prepared) }, "prepared 1 ++ made", false, false},
 		{"prepared again", func(s *Store) error {
@@ -173,11 +179,11 @@ func steps() []step {
 		{"release", release(3), "releasing 2 ++ made; released 3", true, true},
 		{"clear one", func(s *Store) error { return s.Clear(uid, pciA) }, "releasing 2 -+ made; released 3", true, true},
 		{"clear", func(s *Store) error { return s.Clear(uid, pciB) }, "released 3", true, true},
-		{"save again", func(s *Store) error { return s.Save(pair(4)) }, "preparing 4 --; released 3", false, false},
+		{"save again", func(s *Store) error { return put(s, pair(4)) }, "preparing 4 --; released 3", false, false},
 		{"start again", func(s *Store) error { return s.Update(uid, started) }, "preparing 4 ++; released 3", true, false},
 		{"damage", damage, damaged + "; released 3", true, false},
 		{"release what is damaged", release(5), "released " + damaged + "; released 5", false, true},
-		{"save over it", func(s *Store) error { return s.Save(pair(6)) }, "preparing 6 --; released " + damaged + "; released 5", false, false},
+		{"save over it", func(s *Store) error { return put(s, pair(6)) }, "preparing 6 --; released " + damaged + "; released 5", false, false},
 		{"start once more", func(s *Store) error { return s.Update(uid, started) }, "preparing 6 ++; released " + damaged + "; released 5", true, false},
 		{"drop the guard", func(s *Store) error { return s.DropGuard(uid) }, "preparing 6 ++; released 5", true, false},
 		{"undo", func(s *Store) error { return s.Clear(uid, "") }, "released 5", true, true},
@@ -235,16 +241,8 @@ func (f *faulty) WriteHead(path string, data []byte) error {
 	return f.call("write", path, false, func() error { return f.OS.WriteHead(path, data) })
 }
 
-func (f *faulty) Truncate(path string, size int64) error {
-	return f.call("truncate", path, false, func() error { return f.OS.Truncate(path, size) })
-}
-
 func (f *faulty) Remove(path string) error {
 	return f.call("unlink", path, false, func() error { return f.OS.Remove(path) })
-}
-
-func (f *faulty) Move(from, to string) error {
-	return f.call("rename", from, false, func() error { return f.OS.Move(from, to) })
 }
 
 // faults are what disks do.

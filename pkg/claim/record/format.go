@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	// format begins the head in all versions, and version is this one. All versions keep the
-	// fields gpus and head, so that a file of another one guards no other GPU.
+	// format begins the head in all versions, and version is this one. All versions keep the fields gpus and head, so that
+	// a file of another one guards no other GPU.
 	format  = "partage-claim-record/"
 	version = format + "1"
 	// gone is the state of a file that says only when the claim was released.
@@ -82,81 +82,59 @@ func parseHead(data []byte) (h head, body []byte, err error) {
 	return h, body, nil
 }
 
-// parseBody is strict about what the driver relies on and indifferent to fields that it does not
-// know.
-func parseBody(body []byte, uid types.UID) (*Record, error) {
-	var r Record
-	if err := json.Unmarshal(body, &r); err != nil {
-		return nil, err
+// parse reads the content of a file. There is no record with an error, nor in a file that says only when its claim was
+// released. It is strict about what the driver relies on and indifferent to fields that it does not know.
+func parse(data []byte, uid types.UID, boot string) (head, *Record, error) {
+	h, body, err := parseHead(data)
+	if err != nil || h.state == gone {
+		return h, nil, err
 	}
-	if r.Claim.UID != uid {
-		return nil, fmt.Errorf("it is about claim %q", r.Claim.UID)
+	r := &Record{}
+	if err := json.Unmarshal(body, r); err != nil {
+		return h, nil, err
 	}
-	return &r, r.check()
-}
-
-// apply says what the head says in the record that was read from the body.
-func (h *head) apply(r *Record) error {
-	if len(h.marks) != len(r.Devices) {
-		return fmt.Errorf("it has %d devices and marks for %d", len(r.Devices), len(h.marks))
+	if r.Claim.UID != uid || len(h.marks) != len(r.Devices) {
+		return h, nil, fmt.Errorf("it is about %d devices of claim %q, with marks for %d", len(r.Devices), r.Claim.UID, len(h.marks))
 	}
-	r.State, r.Arrived = h.state, h.arrived
+	r.BootID, r.State, r.Arrived = boot, h.state, h.arrived
 	for i := range r.Devices {
 		r.Devices[i].Mark = Mark(strings.IndexByte(marks, h.marks[i]))
 	}
-	return nil
+	if err := r.check(); err != nil {
+		return h, nil, err
+	}
+	return h, r, nil
 }
 
 // encode returns the head and the body of a record.
 func encode(r *Record, released time.Duration) (head, []byte, error) {
-	if err := r.check(); err != nil {
-		return head{}, nil, err
-	}
-	if r.State != Preparing && r.State != Prepared && r.State != Releasing {
-		return head{}, nil, fmt.Errorf("state %q", r.State)
-	}
-	body, err := encodeBody(r)
+	body := encodeBody(r)
 	h := head{state: r.State, arrived: r.Arrived, released: released, gpus: r.GPUs(), body: crc32.ChecksumIEEE(body)}
 	for i := range r.Devices {
-		h.marks += marks[r.Devices[i].Mark : r.Devices[i].Mark+1]
+		h.marks += string(marks[r.Devices[i].Mark])
 	}
-	return h, body, err
+	return h, body, r.check()
 }
 
-func encodeBody(r *Record) ([]byte, error) {
-	body, err := json.MarshalIndent(r, "", "  ")
-	return append(body, '\n'), err
+func encodeBody(r *Record) []byte {
+	body, _ := json.MarshalIndent(r, "", "  ") // no field has a type that this fails for
+	return append(body, '\n')
 }
 
+// check finds what another version may write and this one cannot use.
 func (r *Record) check() error {
 	for i := range r.Devices {
 		d := &r.Devices[i]
-		err := d.check()
-		if d.Sharing != nil && d.Sharing.Session != "" && r.Session(d.Sharing.Session) == nil {
-			err = errors.Join(err, fmt.Errorf("it says nothing of the MPS session %q", d.Sharing.Session))
+		switch {
+		case d.Device == "" || d.PCIAddress == "" || strings.ContainsAny(d.PCIAddress, ", \n\t[]"):
+			return fmt.Errorf("device %d: no name or no PCI address: %q, %q", i, d.Device, d.PCIAddress)
+		case d.Type != device.Whole && d.Type != device.Partition && d.Type != Static && !d.Type.IsShare():
+			return fmt.Errorf("device %d: %w: type %q", i, ErrOtherVersion, d.Type)
+		case !d.Type.IsShare() && (d.Type == device.Whole) != (d.Partition == nil):
+			return fmt.Errorf("device %d: type %q does not match what it says about a partition", i, d.Type)
+		case d.Sharing != nil && d.Sharing.Session != "" && r.Session(d.Sharing.Session) == nil:
+			return fmt.Errorf("device %d: nothing is said of its MPS session %q", i, d.Sharing.Session)
 		}
-		if err != nil {
-			return fmt.Errorf("device %d: %w", i, err)
-		}
-	}
-	for i := range r.Sessions {
-		if s := &r.Sessions[i]; s.ID == "" || len(s.Devices) == 0 {
-			return fmt.Errorf("session %d: no name or no devices", i)
-		}
-	}
-	return nil
-}
-
-func (d *Device) check() error {
-	switch {
-	case d.Device == "" || d.PCIAddress == "" || strings.ContainsAny(d.PCIAddress, ", \n\t[]"):
-		return fmt.Errorf("no name or no PCI address: %q, %q", d.Device, d.PCIAddress)
-	case d.Type != device.Whole && d.Type != device.Partition && d.Type != Static && !d.IsShare():
-		return fmt.Errorf("%w: type %q", ErrOtherVersion, d.Type)
-	case !d.IsShare() && (d.Type == device.Whole) != (d.Partition == nil):
-		return fmt.Errorf("type %q does not match what it says about a partition", d.Type)
-	case d.Mark > Announced:
-		return fmt.Errorf("mark %d", d.Mark)
 	}
 	return nil
 }

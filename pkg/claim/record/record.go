@@ -4,14 +4,18 @@
 package record
 
 import (
+	"encoding/json"
 	"fmt"
 	"regexp"
 	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/ptr"
 
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/partition"
+	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/pkg/quote"
 )
 
@@ -23,8 +27,8 @@ const (
 	Preparing State = "preparing"
 	// Prepared means that all of it is there.
 	Prepared State = "prepared"
-	// Releasing means that some of the devices may be gone, and all have to go. A record that is
-	// older than the last release of its claim reads so, too.
+	// Releasing means that some of the devices may be gone, and all have to go. A record that is older than the last
+	// release of its claim reads so, too.
 	Releasing State = "releasing"
 )
 
@@ -42,15 +46,14 @@ func (r Ref) String() string {
 // Record is what a claim has, or had, on this node.
 type Record struct {
 	Claim Ref `json:"claim"`
-	// BootID is the kernel's at the time of the preparation. MIG instances do not survive a
-	// reboot, so with another id nothing of it exists. It is part of the name of the file.
+	// BootID is the kernel's at the time of the preparation. MIG instances do not survive a reboot, so with another id
+	// nothing of it exists. It is part of the name of the file.
 	BootID string `json:"-"`
 	State  State  `json:"-"`
 	// Arrived is when the call came that last prepared the claim, since the machine started.
 	Arrived time.Duration `json:"-"`
 	// Devices are those of the claim, in the order in which they are made.
-	Devices []Device `json:"devices"`
-	// Sessions are the MPS sessions that devices are in.
+	Devices  []Device  `json:"devices"`
 	Sessions []Session `json:"sessions,omitempty"`
 }
 
@@ -64,46 +67,31 @@ func (r *Record) Add(d Device) { r.Devices = append(r.Devices, d) }
 
 // Device finds a device by its name in the claim, or returns nil.
 func (r *Record) Device(key string) *Device {
-	for i := range r.Devices {
-		if r.Devices[i].Key() == key {
-			return &r.Devices[i]
-		}
+	if i := slices.IndexFunc(r.Devices, func(d Device) bool { return d.Key() == key }); i >= 0 {
+		return &r.Devices[i]
 	}
 	return nil
-}
-
-// Has reports whether the claim has the published device, or a share of it.
-func (r *Record) Has(name string) bool {
-	return slices.ContainsFunc(r.Devices, func(d Device) bool { return d.Device == name })
 }
 
 // Session finds a session by its ID, or returns nil.
 func (r *Record) Session(id string) *Session {
-	for i := range r.Sessions {
-		if r.Sessions[i].ID == id {
-			return &r.Sessions[i]
-		}
+	if i := slices.IndexFunc(r.Sessions, func(s Session) bool { return s.ID == id }); i >= 0 {
+		return &r.Sessions[i]
 	}
 	return nil
 }
 
-// Limited reports whether an interposer library limits a device of the claim.
-func (r *Record) Limited() bool {
-	return slices.ContainsFunc(r.Devices, func(d Device) bool { return d.Limited() })
-}
-
-// Marked reports whether a device of the claim may have left something, or is known to be gone.
-func (r *Record) Marked() bool {
-	return slices.ContainsFunc(r.Devices, func(d Device) bool { return d.Mark != Untouched })
-}
-
-// Clear marks the devices on a GPU as untouched, or all of them for "".
-func (r *Record) Clear(pciAddress string) {
+// clear marks the devices on a GPU as untouched, or all of them for "", and reports whether that is the last of the claim.
+func (r *Record) clear(pciAddress string) (last bool) {
+	last = true
 	for i := range r.Devices {
-		if d := &r.Devices[i]; pciAddress == "" || d.PCIAddress == pciAddress {
+		d := &r.Devices[i]
+		if pciAddress == "" || d.PCIAddress == pciAddress {
 			d.Mark = Untouched
 		}
+		last = last && d.Mark == Untouched
 	}
+	return last
 }
 
 // GPUs returns the PCI addresses of the devices, each once.
@@ -118,31 +106,17 @@ func (r *Record) GPUs() []string {
 
 // Clone returns a copy that has nothing in common with the original.
 func (r *Record) Clone() *Record {
-	copied := *r
-	copied.Devices = slices.Clone(r.Devices)
-	for i := range copied.Devices {
-		copied.Devices[i] = copied.Devices[i].clone()
+	if r == nil {
+		return nil
 	}
-	copied.Sessions = slices.Clone(r.Sessions)
-	for i := range copied.Sessions {
-		s := &copied.Sessions[i]
-		s.Devices = slices.Clone(s.Devices)
+	copied := *r
+	copied.Devices, copied.Sessions = nil, nil
+	// What the file is made of can be encoded, and read again.
+	_ = json.Unmarshal(encodeBody(r), &copied)
+	for i := range copied.Devices {
+		copied.Devices[i].Mark = r.Devices[i].Mark
 	}
 	return &copied
-}
-
-func (d Device) clone() Device {
-	d.Requests = slices.Clone(d.Requests)
-	if d.Partition != nil {
-		d.Partition = ptr.To(*d.Partition)
-		if d.Partition.Made != nil {
-			d.Partition.Made = ptr.To(*d.Partition.Made)
-		}
-	}
-	if d.Sharing != nil {
-		d.Sharing = ptr.To(*d.Sharing)
-	}
-	return d
 }
 
 var uidSyntax = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z-]{0,62}$`)
@@ -154,3 +128,137 @@ func CheckUID(uid types.UID) error {
 	}
 	return nil
 }
+
+// Static is the type of a partition that somebody else made: it is used as it is and neither made nor destroyed. It has a
+// type of its own because a version that does not know it must refuse the record; it would destroy the partition.
+const Static device.Kind = "mig-static"
+
+// Mark is how far a device has come.
+type Mark uint8
+
+const (
+	// Untouched means that nothing of it is there.
+	Untouched Mark = iota
+	// Started is written before the first effect, when the place was seen to be empty.
+	Started
+	// Lost means that it was started, and seen to be absent since.
+	Lost
+	// Announced means that MIG mode is turned on for it, and that nothing else of it is there.
+	Announced
+)
+
+// Device is one device of a claim, or one share of a device.
+type Device struct {
+	// Requests are the names of the requests, or "request/subrequest", that the device was allocated for.
+	Requests []string   `json:"requests"`
+	Pool     string     `json:"pool"`
+	Device   string     `json:"device"`
+	ShareID  *types.UID `json:"shareID,omitempty"`
+	Admin    bool       `json:"adminAccess,omitempty"`
+	// Type is a kind of package device, or Static.
+	Type device.Kind `json:"type"`
+	// PCIAddress is the identity of the GPU. Its minor number moves at every boot and is looked up when it is needed.
+	PCIAddress string `json:"pciAddress"`
+	// DynamicMIG allows the GPU's MIG mode to follow the claims.
+	DynamicMIG bool `json:"dynamicMIG,omitempty"`
+	// Divisible means that the GPU can have MIG mode, so that a whole one must not.
+	Divisible bool `json:"divisible,omitempty"`
+	// Mark is in the head of the file.
+	Mark Mark `json:"-"`
+	// Partition is nil for a whole GPU.
+	Partition *Partition `json:"partition,omitempty"`
+	// Sharing is nil where nothing is done to share the device.
+	Sharing *Sharing `json:"sharing,omitempty"`
+	// CDIDevice is the qualified name, empty until the spec is written.
+	CDIDevice string `json:"cdiDevice,omitempty"`
+}
+
+// Partition is where a partition is and what it became.
+type Partition struct {
+	// Profile is the profile's name, for people.
+	Profile   string        `json:"profile"`
+	ProfileID uint32        `json:"profileID"`
+	Placement gpu.Placement `json:"placement"`
+	// Made is what the claim's CDI spec names, for people and for rules about specs: a partition is known by its place.
+	Made *partition.Live `json:"made,omitempty"`
+}
+
+// Sharing is what is done to share a device.
+type Sharing struct {
+	// UUID is the GPU's.
+	UUID string `json:"uuid"`
+	// Session is the ID of the MPS session that the device is in, or empty.
+	Session string `json:"session,omitempty"`
+	Limits  Limits `json:"limits,omitzero"`
+	// Interval is the time slice that the GPU has for the claim, or empty.
+	Interval policy.Interval `json:"interval,omitempty"`
+	// Limited means that an interposer library holds the claim to its limits.
+	Limited bool `json:"limited,omitempty"`
+	// OnClientKilled is what the policy asked for when the share was prepared, or empty.
+	OnClientKilled policy.OnClientKilled `json:"onClientKilled,omitempty"`
+	// ClientPriority is that of the claim's clients in a session that claims share. Empty is normal.
+	ClientPriority policy.ClientPriority `json:"clientPriority,omitempty"`
+}
+
+// Limits are what one claim may use of a share. Zero is no limit.
+type Limits struct {
+	// Percent is of the multiprocessors, 1 to 100.
+	Percent     int   `json:"percent,omitempty"`
+	MemoryBytes int64 `json:"memoryBytes,omitempty"`
+}
+
+// Key names the device, or the share of it, within the claim.
+func (d *Device) Key() string {
+	if d.ShareID == nil {
+		return d.Device
+	}
+	return d.Device + "-" + string(*d.ShareID)
+}
+
+// Address returns where the partition is. The device must be one.
+func (d *Device) Address() partition.Address {
+	return partition.Address{PCIAddress: d.PCIAddress, ProfileID: d.Partition.ProfileID, Placement: d.Partition.Placement}
+}
+
+// Shared is what is done to share the device, if anything.
+func (d *Device) Shared() Sharing {
+	if d.Sharing == nil {
+		return Sharing{}
+	}
+	return *d.Sharing
+}
+
+// Session is an MPS session that devices of a claim are in.
+type Session struct {
+	ID string `json:"id"`
+	// Shared means that claims have shares of it: its limits are the largest among theirs, and it ends with the last.
+	// Otherwise it is the claim's own.
+	Shared bool `json:"shared,omitempty"`
+	// Devices have no UUID before a partition exists.
+	Devices   []SessionDevice `json:"devices"`
+	MultiUser bool            `json:"multiUser,omitempty"`
+	// Percent is a limit of the claim's own session. The others are those of the devices.
+	Percent int `json:"percent,omitempty"`
+	// ClientPriority is that of clients of the claim's own session. Empty is normal.
+	ClientPriority policy.ClientPriority `json:"clientPriority,omitempty"`
+
+	// PipeDir and ShmDir are empty until the session runs for the claim.
+	PipeDir string `json:"pipeDir,omitempty"`
+	ShmDir  string `json:"shmDir,omitempty"`
+	// Losses is how often the clients had lost their server by then, or when that was last reported.
+	Losses int `json:"losses,omitempty"`
+	// Kills is the same for clients that were killed while others went on.
+	Kills int `json:"kills,omitempty"`
+}
+
+// SessionDevice is a GPU or a partition in a session.
+type SessionDevice struct {
+	Device     string `json:"device"`
+	PCIAddress string `json:"pciAddress"`
+	UUID       string `json:"uuid,omitempty"`
+	// MemoryBytes is the limit that the claim's configuration sets on the device in a session of its own, or zero.
+	MemoryBytes int64 `json:"memoryBytes,omitempty"`
+}
+
+// Running reports whether the session was started for the claim, and not found to be gone since.
+func (s *Session) Running() bool { return s.PipeDir != "" }

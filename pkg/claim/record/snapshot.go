@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -19,20 +18,17 @@ import (
 
 // Snapshot is one reading of all records.
 //
-// A partition comes or goes only under its GPU's lock and while a record says so. What a snapshot
-// says of a GPU therefore stays true while the GPU's lock is held, except that a claim may begin
-// to be released.
+// A partition comes or goes only under its GPU's lock and while a record says so. What a snapshot says of a GPU therefore
+// stays true while the GPU's lock is held, except that a claim may begin to be released.
 type Snapshot struct {
 	// Records are those of this boot. Nothing of another boot is left on the hardware.
 	Records []*Record
-	// Earlier are those of earlier boots, of claims that have none of this one: the kubelet
-	// prepares them again.
+	// Earlier are those of earlier boots, of claims that have none of this one: the kubelet prepares them again.
 	Earlier []*Record
-	// Guards are the files of this boot that cannot be read.
-	Guards []Guard
+	Guards  []Guard
 }
 
-// Guard is a record that cannot be read. Everything that it may be about stays as it is.
+// Guard is a file of this boot that cannot be read. Everything that it may be about stays as it is.
 type Guard struct {
 	// Claim is empty where it may be about any.
 	Claim types.UID
@@ -42,103 +38,61 @@ type Guard struct {
 	Path string
 	// Released means that a release of the claim arrived after the file was last written.
 	Released bool
-	Err      error
 	// Remedy is what helps, for people.
 	Remedy string
-}
-
-// On reports whether the file may be about a GPU.
-func (g *Guard) On(pciAddress string) bool {
-	return g.GPUs == nil || slices.Contains(g.GPUs, pciAddress)
-}
-
-// Look reads all records for a program that is not the driver. It changes nothing, and takes a
-// data folder that is not there for an empty one.
-func Look(dataDir, boot string) (*Snapshot, error) {
-	s, err := Open(dataDir, boot, OS{})
-	if err != nil {
-		return nil, err
-	}
-	return s.Snapshot(), nil
 }
 
 // Snapshot reads all records. What cannot be read is a guard, the folder included.
 func (s *Store) Snapshot() *Snapshot {
 	all := &Snapshot{}
-	s.disk.addOld(all)
-	var found map[types.UID]*entry
-	unlock, err := s.disk.lock(false)
-	if err == nil {
-		defer unlock()
-		found, err = s.disk.list()
-	}
+	all.addOld(filepath.Dir(s.folder), s.boot)
+	known, unlock, err := s.open(false)
+	defer unlock()
 	if err != nil {
-		all.guard(Guard{Path: s.disk.folder, Err: err})
+		all.guard(Guard{Path: s.folder}, err)
 	}
-	for _, uid := range slices.Sorted(maps.Keys(found)) {
-		e := s.load(found[uid])
+	for _, uid := range slices.Sorted(maps.Keys(known)) {
+		e := known[uid]
 		if e.record != nil {
 			all.Records = append(all.Records, e.record)
-		} else if r := s.earlier(e); r != nil {
-			all.Earlier = append(all.Earlier, r)
+		} else if e.before != nil {
+			all.Earlier = append(all.Earlier, e.before)
 		}
-		if e.err != nil {
-			all.guard(Guard{Claim: uid, GPUs: e.head.gpus, Path: e.path, Released: e.guardReleased(), Err: e.err})
-		}
-		for _, path := range e.aside {
-			all.guard(s.disk.asideGuard(path, e))
+		for i := range e.guards {
+			g := &e.guards[i]
+			all.guard(Guard{Claim: uid, GPUs: g.head.gpus, Path: g.path, Released: e.released > g.head.arrived}, g.err)
 		}
 	}
 	return all
 }
 
-func (all *Snapshot) guard(g Guard) {
+func (all *Snapshot) guard(g Guard, err error) {
 	g.Remedy = "drain the node, then remove " + cmp.Or(g.Remedy, g.Path)
-	if errors.Is(g.Err, ErrOtherVersion) {
+	if errors.Is(err, ErrOtherVersion) {
 		g.Remedy = "run the version of the driver that wrote it, or " + g.Remedy
 	}
 	all.Guards = append(all.Guards, g)
 }
 
-// asideGuard is about a file that was moved aside from the claim of the entry.
-func (d *disk) asideGuard(path string, e *entry) Guard {
-	var since int64
-	_, numbers, _ := strings.Cut(path, asideSuffix)
-	_, err := fmt.Sscanf(numbers, "%d-", &since)
-	f := d.read(path, e.uid)
-	return Guard{Claim: e.uid, GPUs: f.head.gpus, Path: path, Released: err == nil && int64(e.released) > since,
-		Err: cmp.Or(f.err, errors.New("it could not be read and was moved aside"))}
-}
-
-// addOld adds the records that builds before this format have written in this boot. They stay:
-// people remove them.
-func (d *disk) addOld(all *Snapshot) {
-	folder := filepath.Join(filepath.Dir(d.folder), "claims")
-	files, err := os.ReadDir(folder)
-	if err != nil && !absent(err) {
-		all.guard(Guard{Path: folder, Err: err})
-	}
-	for _, file := range files {
-		g := Guard{Path: filepath.Join(folder, file.Name()), Remedy: folder, Err: errors.New("it was written before version 0.1.0")}
-		uid, isRecord := strings.CutSuffix(file.Name(), ".json")
-		if g.Claim = types.UID(uid); !isRecord || CheckUID(g.Claim) != nil {
-			continue
-		}
+// addOld adds the records that builds before this format have written in this boot. They stay: people remove them.
+func (all *Snapshot) addOld(dataDir, boot string) {
+	folder := filepath.Join(dataDir, "claims")
+	paths, _ := filepath.Glob(filepath.Join(folder, "*.json")) // the pattern is right
+	note, _ := os.ReadFile(filepath.Join(dataDir, "boot"))     // these builds noted the boot of all
+	for _, path := range paths {
 		var old struct {
 			BootID  string
 			Devices []struct{ PCIAddress string }
 		}
-		data, err := d.files.Read(g.Path)
-		if err = cmp.Or(err, json.Unmarshal(data, &old)); err == nil {
-			g.GPUs = []string{}
-			for _, on := range old.Devices {
-				g.GPUs = append(g.GPUs, on.PCIAddress)
-			}
-		} else if note, err := d.files.Read(filepath.Join(filepath.Dir(d.folder), "boot")); err == nil {
-			old.BootID = strings.TrimSpace(string(note)) // these builds noted it once for all
+		if data, err := os.ReadFile(path); cmp.Or(err, json.Unmarshal(data, &old)) != nil {
+			old.BootID = strings.TrimSpace(string(note))
 		}
-		if old.BootID == d.boot {
-			all.guard(g)
+		g := Guard{Claim: types.UID(strings.TrimSuffix(filepath.Base(path), ".json")), Path: path, Remedy: folder}
+		for _, on := range old.Devices {
+			g.GPUs = append(g.GPUs, on.PCIAddress)
+		}
+		if old.BootID == boot {
+			all.guard(g, nil)
 		}
 	}
 }
@@ -146,27 +100,15 @@ func (d *disk) addOld(all *Snapshot) {
 // UIDs lists the claims that have a record, of any boot, or one that cannot be read.
 func (s *Store) UIDs() []types.UID {
 	all := s.Snapshot()
-	var uids []types.UID
+	uids := map[types.UID]bool{}
 	for _, r := range slices.Concat(all.Records, all.Earlier) {
-		uids = append(uids, r.Claim.UID)
+		uids[r.Claim.UID] = true
 	}
-	for _, g := range all.Guards {
-		if g.Claim != "" {
-			uids = append(uids, g.Claim)
-		}
+	for i := range all.Guards {
+		uids[all.Guards[i].Claim] = true
 	}
-	slices.Sort(uids)
-	return slices.Compact(uids)
-}
-
-// Others returns the snapshot without what is about a claim.
-func (all *Snapshot) Others(uid types.UID) *Snapshot {
-	isOfClaim := func(r *Record) bool { return r.Claim.UID == uid }
-	return &Snapshot{
-		Records: slices.DeleteFunc(slices.Clone(all.Records), isOfClaim),
-		Earlier: slices.DeleteFunc(slices.Clone(all.Earlier), isOfClaim),
-		Guards:  slices.DeleteFunc(slices.Clone(all.Guards), func(g Guard) bool { return g.Claim == uid }),
-	}
+	delete(uids, "")
+	return slices.Sorted(maps.Keys(uids))
 }
 
 // Held is a device of a claim.

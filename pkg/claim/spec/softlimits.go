@@ -65,7 +65,7 @@ func (k *Specs) fillLimits(folder string, r *record.Record) error {
 	}
 	for i := range r.Devices {
 		d := &r.Devices[i]
-		if !d.Limited() {
+		if !d.Shared().Limited {
 			continue
 		}
 		layout := k.interposer(r, d)

@@ -57,7 +57,7 @@ func (k *Specs) Write(ctx context.Context, r *record.Record, first bool) (map[st
 			return nil, err
 		}
 	}
-	if r.Limited() {
+	if slices.ContainsFunc(r.Devices, func(d record.Device) bool { return d.Shared().Limited }) {
 		if err := k.makeLimits(r, first); err != nil {
 			return nil, err
 		}
@@ -145,7 +145,7 @@ func (k *Specs) edits(ctx context.Context, r *record.Record, d *record.Device) (
 	switch {
 	case d.Sharing != nil && d.Sharing.Session != "":
 		edits = append(edits, k.mpsClient(r, d))
-	case d.Limited():
+	case d.Shared().Limited:
 		edits = append(edits, k.interposer(r, d))
 	case !d.Admin:
 		edits = append(edits, edit.Direct{Device: d.Key(), Owner: string(r.Claim.UID) + "/" + d.Key()})

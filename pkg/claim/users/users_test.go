@@ -23,6 +23,7 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/holder"
 	"github.com/partage-dev/partage/pkg/host"
+	"github.com/partage-dev/partage/pkg/partition"
 )
 
 const (
@@ -128,7 +129,7 @@ func claim(name string, change func(*record.Device), addresses ...string) *recor
 
 func onInstance(id int) func(*record.Device) {
 	return func(d *record.Device) {
-		d.Type, d.Partition = device.Partition, &record.Partition{ProfileID: 19, Made: &record.Made{InstanceID: id}}
+		d.Type, d.Partition = device.Partition, &record.Partition{ProfileID: 19, Made: &partition.Live{InstanceID: id}}
 	}
 }
 

@@ -60,15 +60,11 @@ func (n *Files) Record(uid string) (*Record, error) {
 	return ReadRecord(path)
 }
 
-// RecordPath is where the record of a claim is, or nothing where there is none.
+// RecordPath is where the record of a claim is, or nothing where there is none. The last name is that of what was written
+// because another file cannot be read.
 func (n *Files) RecordPath(uid string) (string, error) {
 	paths, err := filepath.Glob(filepath.Join(n.RecordsDir(), uid+".*"))
-	for _, path := range slices.Backward(paths) {
-		if strings.Count(filepath.Base(path), ".") == 1 {
-			return path, err
-		}
-	}
-	return "", err
+	return slices.Max(append(paths, "")), err
 }
 
 var recordHead = regexp.MustCompile(`^partage-claim-record/1 state=(\S+) .*marks=\[([^]]*)\]`)
@@ -87,8 +83,7 @@ func ReadRecord(path string) (*Record, error) {
 	if head == nil {
 		return nil, fmt.Errorf("%s begins with %q", path, line)
 	}
-	_, boot, _ := strings.Cut(filepath.Base(path), ".")
-	r := &Record{State: string(head[1]), Marks: string(head[2]), BootID: boot}
+	r := &Record{State: string(head[1]), Marks: string(head[2]), BootID: strings.Split(filepath.Base(path), ".")[1]}
 	if r.State == "released" {
 		return nil, nil
 	}

@@ -29,8 +29,8 @@ func readRecords(n *harness.Node) (soakRecords, error) {
 	}
 	all := soakRecords{}
 	for _, e := range entries {
-		uid, boot, _ := strings.Cut(e.Name(), ".")
-		if uid == "" || strings.Contains(boot, ".") {
+		uid, _, _ := strings.Cut(e.Name(), ".")
+		if uid == "" {
 			continue // what becomes a record
 		}
 		r, err := harness.ReadRecord(filepath.Join(n.RecordsDir(), e.Name()))
