@@ -186,15 +186,7 @@ func (l boxLimits) Mount(path string) error {
 	return l.effect("mount limits", func() error { return os.MkdirAll(path, 0o755) })
 }
 
-func (l boxLimits) MakeDir(path string) error {
-	return l.effect("make limits", func() error { return os.MkdirAll(path, 0o777) })
-}
-
-func (l boxLimits) Write(path string, data []byte, mode fs.FileMode) error {
-	return l.effect("write limits", func() error { return os.WriteFile(path, data, mode) })
-}
-
-func (l boxLimits) Remove(path string) error {
+func (l boxLimits) Remove(_ context.Context, path string) error {
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

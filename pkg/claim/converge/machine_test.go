@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -231,10 +230,8 @@ func (d disk) Move(from, to string) error {
 
 type noLimits struct{}
 
-func (noLimits) Mount(string) error                      { return nil }
-func (noLimits) MakeDir(string) error                    { return nil }
-func (noLimits) Write(string, []byte, fs.FileMode) error { return nil }
-func (noLimits) Remove(string) error                     { return nil }
+func (noLimits) Mount(string) error                   { return nil }
+func (noLimits) Remove(context.Context, string) error { return nil }
 
 // hardware is the machine as an engine reaches it.
 type hardware struct{ *machine }

@@ -29,38 +29,19 @@ type SoftLimits struct {
 	Files   LimitFiles
 }
 
-// LimitFiles makes the folders of claims. Tests strike here.
+// LimitFiles makes and removes the folders of claims. Tests strike here.
 type LimitFiles interface {
 	// Mount makes a folder that containers cannot fill beyond a bound. One that is
 	// mounted already stays.
 	Mount(path string) error
-	// MakeDir makes a folder in it that any user can write to.
-	MakeDir(path string) error
-	Write(path string, data []byte, mode fs.FileMode) error
-	// Remove succeeds when there is no such folder.
-	Remove(path string) error
+	// Remove succeeds when there is no such folder. What it does not get to in time is for SoftLimits.Sweep.
+	Remove(ctx context.Context, path string) error
 }
 
-// makeLimits makes the folder of a claim with devices that an interposer library limits. Containers write to it, so that
-// it is a file system of its own: a tenant must not be able to fill the disk that the records are on. What an earlier
-// boot left is about processes that are gone.
-func (k *Specs) makeLimits(r *record.Record, first bool) error {
-	if k.Limits.Library == "" {
-		return edit.ErrNoInterposer
-	}
-	if first {
-		if err := k.Limits.Drop(r.Claim.UID); err != nil {
-			return err
-		}
-	}
-	if err := k.fillLimits(k.Limits.Folder(r.Claim.UID), r); err != nil {
-		return fmt.Errorf("folder for software limits: %w", err)
-	}
-	return nil
-}
-
-func (k *Specs) fillLimits(folder string, r *record.Record) error {
-	if err := k.Limits.Files.Mount(folder); err != nil {
+// fillLimits makes the folder of a claim with devices that an interposer library limits. Containers write to it, so that
+// it is a file system of its own: a tenant must not be able to fill the disk that the records are on.
+func (k *Specs) fillLimits(r *record.Record) error {
+	if err := k.Limits.Files.Mount(k.Limits.folder(r.Claim.UID)); err != nil {
 		return err
 	}
 	for i := range r.Devices {
@@ -70,24 +51,26 @@ func (k *Specs) fillLimits(folder string, r *record.Record) error {
 		}
 		layout := k.interposer(r, d)
 		for _, dir := range []string{layout.CacheDir(), layout.LocksDir()} {
-			if err := k.Limits.Files.MakeDir(dir); err != nil {
+			if err := os.MkdirAll(dir, 0o755); err != nil {
+				return err
+			}
+			// The library writes as whatever user the container has. The mode is set past the umask.
+			if err := os.Chmod(dir, os.ModeSticky|0o777); err != nil {
 				return err
 			}
 		}
-		// Containers may be running with the file that is there.
-		present, err := os.ReadFile(layout.PreloadPath())
-		if err == nil && string(present) == edit.PreloadText {
+		// The file is there already where a tenant may have filled the folder.
+		if present, err := os.ReadFile(layout.PreloadPath()); err == nil && string(present) == edit.PreloadText {
 			continue
 		}
-		if err := k.Limits.Files.Write(layout.PreloadPath(), []byte(edit.PreloadText), 0o644); err != nil {
+		if err := host.ReplaceUnsynced(layout.PreloadPath(), []byte(edit.PreloadText), 0o644); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// Folder returns the folder of a claim.
-func (l SoftLimits) Folder(uid types.UID) string { return filepath.Join(l.Dir, string(uid)) }
+func (l SoftLimits) folder(uid types.UID) string { return filepath.Join(l.Dir, string(uid)) }
 
 // List returns the claims that have a folder.
 func (l SoftLimits) List() ([]types.UID, error) {
@@ -104,9 +87,15 @@ func (l SoftLimits) List() ([]types.UID, error) {
 	return uids, nil
 }
 
+// removeTime bounds how long the release of a claim waits for its files to go. In memory
+// they go with their file system; what an earlier version had on a disk is left to Sweep.
+const removeTime = 2 * time.Second
+
 // Drop removes the folder of a claim. None is a success.
 func (l SoftLimits) Drop(uid types.UID) error {
-	if err := l.Files.Remove(l.Folder(uid)); err != nil {
+	ctx, cancel := context.WithTimeout(context.Background(), removeTime)
+	defer cancel()
+	if err := l.Files.Remove(ctx, l.folder(uid)); err != nil && !errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Errorf("folder for software limits: %w", err)
 	}
 	return nil
@@ -120,48 +109,22 @@ func (l SoftLimits) Sweep(ctx context.Context) error {
 	return nil
 }
 
-// limitsBytes is room for the counters of many devices; the library's take about a
-// megabyte each.
-const limitsBytes = 16 << 20
-
-// OSLimitFiles makes folders on this machine.
+// OSLimitFiles are folders on this machine.
 type OSLimitFiles struct {
-	// Context is the SELinux context of what it mounts, empty for none.
+	// Context is the SELinux context of what is mounted, empty for none.
 	Context string
 }
 
 var _ LimitFiles = OSLimitFiles{}
 
+// limitsBytes is room for the counters of many devices; the library's take about a
+// megabyte each.
+const limitsBytes = 16 << 20
+
 // Mount implements LimitFiles.
-func (f OSLimitFiles) Mount(path string) error {
-	return host.MountTmpfs(path, limitsBytes, f.Context)
-}
-
-// MakeDir implements LimitFiles. The library writes as whatever user the container has.
-func (OSLimitFiles) MakeDir(path string) error {
-	const all = os.ModeSticky | 0o777
-	if err := os.MkdirAll(path, 0o755); err != nil {
-		return err
-	}
-	return os.Chmod(path, all) // past the umask
-}
-
-// Write implements LimitFiles. Running containers keep the file that they have.
-func (OSLimitFiles) Write(path string, data []byte, mode fs.FileMode) error {
-	return host.ReplaceUnsynced(path, data, mode)
-}
-
-// removeTime bounds how long the release of a claim waits for its files to go. In memory
-// they go with their file system; what an earlier version had on a disk is left to Sweep.
-const removeTime = 2 * time.Second
+func (f OSLimitFiles) Mount(path string) error { return host.MountTmpfs(path, limitsBytes, f.Context) }
 
 // Remove implements LimitFiles.
-func (OSLimitFiles) Remove(path string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), removeTime)
-	defer cancel()
-	err := host.RemoveTmpfs(ctx, path)
-	if errors.Is(err, context.DeadlineExceeded) {
-		return nil // it is moved aside
-	}
-	return err
+func (OSLimitFiles) Remove(ctx context.Context, path string) error {
+	return host.RemoveTmpfs(ctx, path)
 }

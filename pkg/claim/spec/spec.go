@@ -57,21 +57,18 @@ func (k *Specs) Write(ctx context.Context, r *record.Record, first bool) (map[st
 			return nil, err
 		}
 	}
-	if r.Limited() {
-		if err := k.makeLimits(r, first); err != nil {
+	if r.Limited() && first {
+		// What an earlier boot left is about processes that are gone.
+		if err := k.Limits.Drop(r.Claim.UID); err != nil {
 			return nil, err
 		}
 	}
-	ids, err := k.CDI.Write(ctx, r.Claim.UID, devices)
-	if err != nil {
-		return nil, err
-	}
-	for i := range r.Devices {
-		if _, found := ids[r.Devices[i].Key()]; !found {
-			return nil, fmt.Errorf("the CDI spec of claim %s does not name %s", r.Claim, r.Devices[i].Key())
+	if r.Limited() {
+		if err := k.fillLimits(r); err != nil {
+			return nil, fmt.Errorf("folder for software limits: %w", err)
 		}
 	}
-	return ids, nil
+	return k.CDI.Write(ctx, r.Claim.UID, devices)
 }
 
 // Matches reports whether the CDI spec of a claim is there and up to date.
@@ -167,29 +164,14 @@ func (k *Specs) mpsClient(r *record.Record, d *record.Device) edit.MPSClient {
 	return client
 }
 
+// interposer has the same owner for the devices of a request, which containers get together, unless they are shares of one.
 func (k *Specs) interposer(r *record.Record, d *record.Device) edit.Interposer {
+	owner := strings.Join(d.Requests, ",")
+	if slices.ContainsFunc(r.Devices, func(other record.Device) bool { return other.Device == d.Device && other.Key() != d.Key() }) {
+		owner = d.Key()
+	}
 	return edit.Interposer{
-		Library: k.Limits.Library, Folder: k.Limits.Folder(r.Claim.UID), Device: d.Key(), Hook: k.Hook, Owner: limitsOwner(r, d),
+		Library: k.Limits.Library, Folder: k.Limits.folder(r.Claim.UID), Device: d.Key(), Hook: k.Hook, Owner: string(r.Claim.UID) + "/" + owner,
 		MemoryBytes: d.Sharing.Limits.MemoryBytes, SMPercent: d.Sharing.Limits.Percent,
 	}
-}
-
-// limitsOwner is the same for the devices of a request, which containers get together,
-// unless they are in the same place.
-func limitsOwner(r *record.Record, d *record.Device) string {
-	alone := !slices.ContainsFunc(r.Devices, func(other record.Device) bool {
-		return other.Key() != d.Key() && samePlace(&other, d)
-	})
-	if alone {
-		return string(r.Claim.UID) + "/" + strings.Join(d.Requests, ",")
-	}
-	return string(r.Claim.UID) + "/" + d.Key()
-}
-
-// samePlace reports whether two devices are the same part of a GPU.
-func samePlace(a, b *record.Device) bool {
-	if a.PCIAddress != b.PCIAddress || (a.Partition == nil) != (b.Partition == nil) {
-		return false
-	}
-	return a.Partition == nil || a.Address() == b.Address()
 }
