@@ -111,7 +111,7 @@ func (m *machine) engine() *Engine {
 	roots := host.Roots{Driver: m.root, Dev: m.root, Proc: filepath.Join(m.root, "proc"), HostDriver: "/", HostDev: "/host"}
 	return &Engine{
 		Store: store, Locks: locks, Partitions: hardware{m}, Sharing: hardware{m}, Users: hardware{m},
-		Specs: &spec.Specs{CDI: hardware{m}, Roots: roots, Hook: "/hook", Limits: spec.SoftLimits{Dir: filepath.Join(m.root, "limits"), Files: noLimits{}}},
+		Specs: &spec.Specs{CDI: hardware{m}, Roots: roots, Hook: "/hook", Limits: spec.SoftLimits{Dir: filepath.Join(m.root, "limits"), Remove: os.RemoveAll}},
 		Clock: m.clock, UUID: func(pciAddress string) string { return "GPU-" + pciAddress }, Slices: func(string, uint32) int { return 1 }, GPUs: func() []string { return []string{pciA, pciB} },
 	}
 }
@@ -227,11 +227,6 @@ func (d disk) Remove(path string) error {
 func (d disk) Move(from, to string) error {
 	return d.effect("move", func() error { return record.OS{}.Move(from, to) })
 }
-
-type noLimits struct{}
-
-func (noLimits) Mount(string) error                   { return nil }
-func (noLimits) Remove(context.Context, string) error { return nil }
 
 // hardware is the machine as an engine reaches it.
 type hardware struct{ *machine }

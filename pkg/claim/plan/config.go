@@ -20,6 +20,8 @@ import (
 type config struct {
 	resourceapi.DeviceAllocationConfiguration
 	value api.Config
+	// partitions says that it is for partitions, not for GPUs.
+	partitions bool
 	// where is for messages.
 	where string
 }
@@ -33,7 +35,15 @@ func decode(entries []resourceapi.DeviceAllocationConfiguration, driver string) 
 			continue
 		}
 		c := config{DeviceAllocationConfiguration: entry}
-		c.where = fmt.Sprintf("configuration %d of the allocation (%s)", i, c.origin())
+		same, from := &ofClaim, "of the claim"
+		if c.ofClass() {
+			same, from = &ofClasses, "of the device class"
+		}
+		// Without names it may be for all requests, or the allocation may just not name them.
+		if len(entry.Requests) > 0 {
+			from += ", for requests " + quote.Names(entry.Requests)
+		}
+		c.where = fmt.Sprintf("configuration %d of the allocation (%s)", i, from)
 		var err error
 		if c.value, err = api.Decode(entry.Opaque.Parameters); err == nil {
 			err = c.value.Validate()
@@ -41,25 +51,10 @@ func decode(entries []resourceapi.DeviceAllocationConfiguration, driver string) 
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", c.where, err)
 		}
-		if c.ofClass() {
-			ofClasses = append(ofClasses, c)
-		} else {
-			ofClaim = append(ofClaim, c)
-		}
+		_, c.partitions = c.value.(*api.MigDeviceConfig)
+		*same = append(*same, c)
 	}
 	return append(ofClasses, ofClaim...), nil
-}
-
-func (c *config) origin() string {
-	from := "of the claim"
-	if c.ofClass() {
-		from = "of the device class"
-	}
-	if len(c.Requests) == 0 {
-		// It may be for all requests, or the allocation may just not name them.
-		return from
-	}
-	return from + ", for requests " + quote.Names(c.Requests)
 }
 
 func (c *config) ofClass() bool { return c.Source == resourceapi.AllocationConfigSourceClass }
@@ -99,18 +94,11 @@ func (c *config) apply(all []allocated) error {
 	return nil
 }
 
-func (c *config) forPartitions() bool {
-	_, is := c.value.(*api.MigDeviceConfig)
-	return is
-}
-
 func (c *config) fits(d device.Device) bool {
-	if c.forPartitions() != (d.Partition != nil) {
-		return false
-	}
+	mps := c.value.MPS()
 	// The scheduler has accounted the limits of a share, and the policy says the rest.
-	return d.Kind == device.Whole || d.Kind == device.Partition ||
-		d.Kind == device.MPS && c.value.MPS() != nil && c.value.MPS().OnlyClientPriority()
+	return c.partitions == (d.Partition != nil) &&
+		(d.Kind == device.Whole || d.Kind == device.Partition || d.Kind == device.MPS && mps != nil && mps.OnlyClientPriority())
 }
 
 func (c *config) doesNotFit(d device.Device) error {
@@ -128,7 +116,7 @@ func (c *config) doesNotFit(d device.Device) error {
 	default:
 		is = "a share: how it is shared is for the administrator's SharingPolicy to say"
 	}
-	return fmt.Errorf("%s: %s does not apply to device %s, which is %s", c.where, kindFor(c.forPartitions()), d.Name, is)
+	return fmt.Errorf("%s: %s does not apply to device %s, which is %s", c.where, kindFor(c.partitions), d.Name, is)
 }
 
 func kindFor(partitions bool) string {

@@ -30,22 +30,20 @@ type Plan struct {
 	// made: by PCI address, then the whole GPU, then partitions by placement; one that is only observed comes last in its
 	// place.
 	Record *record.Record
-	// MaxShares is how many claims can have a share of a device, by its name. A device
-	// that the policy has withdrawn is not in it: claims keep what they had.
+	// MaxShares is how many claims can have a share of a device, by its name. A device that the policy has withdrawn is not
+	// in it: claims keep what they had.
 	MaxShares map[string]int
 }
 
 // Node is what a claim is planned for.
 type Node struct {
-	// Driver and Pool are those of the allocation results that count. Results of
-	// other drivers are ignored.
-	Driver, Pool string
-	BootID       string
+	// Results of other drivers are ignored.
+	Driver, Pool, BootID string
 	// Inventory holds the devices that this node publishes.
 	Inventory *device.Inventory
 }
 
-// allocated is a device of the allocation: what is recorded of it, and what else decides how it is shared.
+// allocated is a device of the claim: what is recorded of it, and what else decides how it is shared.
 type allocated struct {
 	record.Device
 	published device.Device
@@ -53,11 +51,8 @@ type allocated struct {
 	config api.Config
 }
 
-// New plans a claim. Errors are about the claim (not allocated, a configuration that is
-// invalid, not supported or for another kind of device) or about a device that the node
-// does not have.
-//
-// A claim without devices of this driver gives a record without devices.
+// New plans a claim. Errors are about the claim (not allocated, a configuration that is invalid, not supported or for another
+// kind of device) or about a device that the node does not have. Without devices of this driver the record has none.
 func New(claim *resourceapi.ResourceClaim, node Node) (*Plan, error) {
 	all, err := node.find(claim)
 	if err != nil {
@@ -316,7 +311,7 @@ func (d *allocated) ownSession(all []allocated) (id string, limits map[string]in
 
 func (d *allocated) checkMPS() error {
 	g, name := d.published.GPU, d.published.Name
-	var profile *gpu.Profile
+	var profile *gpu.Profile // nil for the whole GPU
 	if d.published.Partition != nil {
 		profile = &d.published.Partition.Profile
 	}
@@ -331,8 +326,7 @@ func (d *allocated) checkMPS() error {
 	return nil
 }
 
-// configName is what a configuration can call the device besides its index. The UUID of
-// a partition is not known before it exists.
+// configName is what a configuration can call the device besides its index. The UUID of a partition is not known yet.
 func (d *allocated) configName() string {
 	if d.Partition != nil {
 		return d.published.Name
@@ -340,8 +334,7 @@ func (d *allocated) configName() string {
 	return d.published.GPU.UUID
 }
 
-// priority is the one that the configuration asks for, otherwise the policy's. Normal is
-// not written down: it needs nothing.
+// priority is the one that the configuration asks for, otherwise the policy's. Normal is not written down: it needs nothing.
 func priority(config *api.MPSConfig, otherwise policy.ClientPriority) policy.ClientPriority {
 	if config != nil && config.DefaultClientPriority != nil {
 		otherwise = policy.ClientPriority(*config.DefaultClientPriority)
