@@ -66,16 +66,16 @@ func (c *config) ofClass() bool { return c.Source == resourceapi.AllocationConfi
 // devices of another kind asks for something that would silently not happen, unless these are alternatives: a claim may
 // carry one for each of them.
 func (c *config) apply(all []allocated) error {
+	only := []resourceapi.DeviceAllocationConfiguration{c.DeviceAllocationConfiguration}
 	var misfit *allocated
 	excused := c.ofClass()
 	for i := range all {
 		d := &all[i]
 		request := d.Requests[0]
-		named := slices.Contains(c.Requests, request)
-		if !named && len(c.Requests) > 0 && !slices.Contains(c.Requests, resourceclaim.BaseRequestRef(request)) {
+		named := !c.ofClass() && slices.Contains(c.Requests, request)
+		if len(resourceclaim.ConfigForResult(only, resourceapi.DeviceRequestAllocationResult{Request: request})) == 0 {
 			continue
 		}
-		named = named && !c.ofClass()
 		switch {
 		case !c.fits(d.published) && named:
 			return c.doesNotFit(d.published)

@@ -62,7 +62,6 @@ func New(claim *resourceapi.ResourceClaim, node Node) (*Plan, error) {
 		Record:    record.New(record.Ref{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}, node.BootID),
 		MaxShares: map[string]int{},
 	}
-	withdrawn := node.Inventory.Withdrawn()
 	for i := range all {
 		d := &all[i]
 		if same := plan.Record.Device(d.Key()); same != nil && d.Admin {
@@ -80,7 +79,7 @@ func New(claim *resourceapi.ResourceClaim, node Node) (*Plan, error) {
 			}
 		}
 		plan.Record.Add(d.Device)
-		if share := d.published.Share; share != nil && !d.Admin && !slices.Contains(withdrawn, d.published.Name) {
+		if share := d.published.Share; share != nil && !d.Admin && !slices.Contains(node.Inventory.Withdrawn(), d.published.Name) {
 			plan.MaxShares[d.published.Name] = share.Clients
 		}
 	}
