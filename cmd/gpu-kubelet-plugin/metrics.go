@@ -49,7 +49,7 @@ type rememberingClaims struct {
 	facts *usage.Facts
 }
 
-func (r rememberingClaims) Prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]claim.PreparedDevice, error) {
+func (r rememberingClaims) Prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]claim.LiveDevice, error) {
 	prepared, err := r.Manager.Prepare(ctx, c)
 	if err == nil {
 		r.facts.Remember(c)

@@ -26,6 +26,7 @@ import (
 	"github.com/partage-dev/partage/pkg/call"
 	"github.com/partage-dev/partage/pkg/cdi"
 	"github.com/partage-dev/partage/pkg/claim/record"
+	"github.com/partage-dev/partage/pkg/claim/spec"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/host"
@@ -152,7 +153,7 @@ func (b *box) options() Options {
 		DriverName: driverName, PoolName: poolName, DataDir: b.dataDir(), Roots: b.roots(), Partitions: partition.New(slowGPUs{p}, holders{}),
 		Sharing: slowSharing{p}, CDI: slowFolder{b}, Calls: p.calls,
 		Hook: "/data/partage-hook", Interposer: "/opt/limits/libvgpu.so", Cluster: b, Events: b,
-		files: boxFiles{b}, limitFiles: boxLimits{b}, clock: b.clock,
+		files: boxFiles{b}, limits: b.limits(), clock: b.clock,
 	}
 }
 
@@ -171,26 +172,19 @@ func (f boxFiles) Remove(path string) error {
 	return f.effect("delete record", func() error { return record.OS{}.Remove(path) })
 }
 
-// boxLimits are the folders of an interposer library, without mounts.
-type boxLimits struct{ *box }
-
-func (l boxLimits) Mount(path string) error {
-	return l.effect("mount limits", func() error { return os.MkdirAll(path, 0o755) })
-}
-
-func (l boxLimits) MakeDir(path string) error {
-	return l.effect("make limits", func() error { return os.MkdirAll(path, 0o777) })
-}
-
-func (l boxLimits) Write(path string, data []byte, mode fs.FileMode) error {
-	return l.effect("write limits", func() error { return os.WriteFile(path, data, mode) })
-}
-
-func (l boxLimits) Remove(path string) error {
-	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
-		return nil
+// limits are the folders of an interposer library, without mounts.
+func (b *box) limits() spec.SoftLimits {
+	return spec.SoftLimits{
+		Mount: func(path string, _ int64) error {
+			return b.effect("mount limits", func() error { return os.MkdirAll(path, 0o755) })
+		},
+		Remove: func(path string) error {
+			if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+				return nil
+			}
+			return b.effect("remove limits", func() error { return os.RemoveAll(path) })
+		},
 	}
-	return l.effect("remove limits", func() error { return os.RemoveAll(path) })
 }
 
 // stateIn is the state that the head of a record says, "released" for one that says only when the claim was.

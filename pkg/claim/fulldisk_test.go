@@ -13,7 +13,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/partage-dev/partage/pkg/claim/spec"
 	"github.com/partage-dev/partage/pkg/host"
 )
 
@@ -93,7 +92,8 @@ func TestTenantCannotFillTheJournal(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = unix.Unmount(b.dataDir(), unix.MNT_DETACH) })
 	m := b.manager()
-	m.specs.Limits.Files = spec.OSLimitFiles{}
+	m.specs.Limits.Remove = host.RemoveTmpfs
+	m.specs.Limits.Mount = func(path string, bytes int64) error { return host.MountTmpfs(path, bytes, "") }
 	mustPrepare(t, m, newClaim("attacker", turnsC))
 	for _, d := range b.spec("attacker") {
 		for _, mount := range d.Mounts {
@@ -107,24 +107,6 @@ func TestTenantCannotFillTheJournal(t *testing.T) {
 	mustUnprepare(t, m, "attacker")
 	b.wantNothing()
 	if entries, err := os.ReadDir(filepath.Join(b.dataDir(), "limits")); err != nil || len(entries) > 0 {
-		t.Errorf("left: %v, %v", entries, err)
-	}
-}
-
-// What a process that was killed had moved aside is removed by the next one.
-func TestFoldersMovedAside(t *testing.T) {
-	b := newBox(t)
-	left := filepath.Join(b.dataDir(), "limits", "claim")
-	if err := os.MkdirAll(filepath.Join(left, "locks", "deep"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := host.MoveAside(left); err != nil {
-		t.Fatal(err)
-	}
-	if err := b.manager().Reconcile(t.Context()); err != nil {
-		t.Error(err)
-	}
-	if entries, err := os.ReadDir(filepath.Dir(left)); err != nil || len(entries) > 0 {
 		t.Errorf("left: %v, %v", entries, err)
 	}
 }

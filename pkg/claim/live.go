@@ -16,8 +16,8 @@ import (
 	"github.com/partage-dev/partage/pkg/sharing"
 )
 
-// LiveClaim is a prepared claim with its devices as they are. It is what all others know of
-// what claims have: conditions, statuses, metadata and metrics follow from it.
+// LiveClaim is a prepared claim with its devices as they are. It is what all others know of what claims have: answers to the
+// kubelet, conditions, statuses, metadata and metrics follow from it.
 type LiveClaim struct {
 	Claim   Ref
 	Devices []LiveDevice
@@ -29,6 +29,8 @@ type LiveDevice struct {
 	Pool     string
 	Device   string
 	ShareID  *types.UID
+	// CDIDevice is the qualified name by which containers get it.
+	CDIDevice string
 	// Admin marks a device that the claim only observes.
 	Admin      bool
 	Kind       device.Kind
@@ -43,8 +45,7 @@ type LiveDevice struct {
 	Session *LiveSession
 	// Interval is the time slice that the GPU has for the claim, or empty.
 	Interval sharing.Interval
-	// Resources are what the device has, before any limit. They are zero while the GPU is
-	// not known.
+	// Resources are what the device has, before any limit. They are zero while the GPU is not known.
 	Resources gpu.Resources
 	// Attributes are those with which the device is published, if it is.
 	Attributes map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
@@ -94,39 +95,31 @@ func (d *LiveDevice) UUID() string {
 
 // Live lists the prepared claims with their devices.
 func (m *Manager) Live() ([]LiveClaim, error) {
-	inventory := m.inventory.Load()
 	var claims []LiveClaim
 	for _, r := range m.store.Snapshot().Records {
 		if r.State == record.Prepared {
-			claims = append(claims, m.live(r, inventory))
+			claims = append(claims, LiveClaim{Claim: r.Claim, Devices: m.live(r)})
 		}
 	}
 	return claims, nil
 }
 
-// LiveDevices lists the devices of one prepared claim.
-func (m *Manager) LiveDevices(uid types.UID) ([]LiveDevice, error) {
-	r, err := m.store.Read(uid)
-	if err != nil || r == nil || r.State != record.Prepared || r.BootID != m.store.Boot() {
-		return nil, err
-	}
-	return m.live(r, m.inventory.Load()).Devices, nil
-}
-
-// live describes the devices of a record. What it says of the hardware is what Prepare and
-// Reconcile have written down: it asks nothing.
-func (m *Manager) live(r *record.Record, inventory *device.Inventory) LiveClaim {
-	claim := LiveClaim{Claim: r.Claim}
+// live describes the devices of a record. What it says of the hardware is what was written down: it asks nothing.
+func (m *Manager) live(r *record.Record) []LiveDevice {
+	devices := make([]LiveDevice, len(r.Devices))
 	for i := range r.Devices {
-		d := &r.Devices[i]
-		one := LiveDevice{
-			Requests: d.Requests, Pool: d.Pool, Device: d.Device, ShareID: d.ShareID, Admin: d.Admin,
+		d, one := &r.Devices[i], &devices[i]
+		*one = LiveDevice{
+			Requests: d.Requests, Pool: d.Pool, Device: d.Device, ShareID: d.ShareID, CDIDevice: d.CDIDevice, Admin: d.Admin,
 			Kind: d.Type, PCIAddress: d.PCIAddress, Interval: d.Shared().Interval,
 		}
 		if d.Type == record.Static {
 			one.Kind = device.Partition
 		}
-		if inventory != nil {
+		if d.Sharing != nil {
+			one.GPU = d.Sharing.UUID
+		}
+		if inventory := m.inventory.Load(); inventory != nil {
 			one.describe(inventory)
 		}
 		if p := d.Partition; p != nil {
@@ -136,11 +129,10 @@ func (m *Manager) live(r *record.Record, inventory *device.Inventory) LiveClaim 
 			}
 		}
 		if d.Sharing != nil {
-			one.share(r, d)
+			one.share(d.Sharing, r.Session(d.Sharing.Session))
 		}
-		claim.Devices = append(claim.Devices, one)
 	}
-	return claim
+	return devices
 }
 
 // describe adds what the inventory knows of the device.
@@ -157,26 +149,23 @@ func (d *LiveDevice) describe(inventory *device.Inventory) {
 	d.Attributes = inventory.AttributesOf(d.Device)
 }
 
-// share adds how the device is shared.
-func (d *LiveDevice) share(r *record.Record, recorded *record.Device) {
-	if d.GPU == "" {
-		d.GPU = recorded.Sharing.UUID
-	}
-	if recorded.Sharing.Session == "" && !recorded.Sharing.Limited {
+// share adds how the device is shared, with an MPS session or without.
+func (d *LiveDevice) share(sharing *record.Sharing, s *record.Session) {
+	limits := sharing.Limits
+	switch {
+	case s == nil && !sharing.Limited:
 		return // time slices alone limit nothing
-	}
-	limits := recorded.Sharing.Limits
-	if s := r.Session(recorded.Sharing.Session); s != nil {
-		priority := recorded.Sharing.ClientPriority
+	case s != nil:
+		priority := sharing.ClientPriority
 		if !s.Shared {
-			priority = s.ClientPriority
-			limits = record.Limits{Percent: s.Percent}
+			priority, limits = s.ClientPriority, record.Limits{Percent: s.Percent}
 			for _, in := range s.Devices {
-				if in.Device == recorded.Device {
+				if in.Device == d.Device {
 					limits.MemoryBytes = in.MemoryBytes
 				}
 			}
 		}
+		const mebibyte = 1 << 20 // MPS counts in these, the rest is cut off
 		limits.MemoryBytes -= limits.MemoryBytes % mebibyte
 		d.Session = &LiveSession{ID: s.ID, Running: s.Running(), Losses: s.Losses, Priority: cmp.Or(priority, policy.PriorityNormal)}
 	}
@@ -184,10 +173,7 @@ func (d *LiveDevice) share(r *record.Record, recorded *record.Device) {
 		return
 	}
 	d.Limits = &LiveLimits{MemoryBytes: limits.MemoryBytes, Percent: limits.Percent}
-	if d.Session != nil && limits.Percent > 0 {
+	if s != nil && limits.Percent > 0 {
 		d.Limits.Multiprocessors = gpu.MPSMultiprocessors(d.Resources.Multiprocessors, limits.Percent)
 	}
 }
-
-// mebibyte is what MPS counts memory in; the rest is cut off.
-const mebibyte = 1 << 20

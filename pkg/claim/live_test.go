@@ -4,6 +4,7 @@
 package claim
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -24,10 +25,6 @@ func liveOf(t *testing.T, m *Manager, uid string) LiveDevice {
 	}
 	for _, c := range all {
 		if string(c.Claim.UID) == uid && len(c.Devices) == 1 {
-			alone, err := m.LiveDevices(c.Claim.UID)
-			if diff := cmp.Diff(c.Devices, alone); diff != "" || err != nil {
-				t.Errorf("claim %s alone: %v (-among all +alone):\n%s", uid, err, diff)
-			}
 			return c.Devices[0]
 		}
 	}
@@ -93,7 +90,10 @@ func TestLive(t *testing.T) {
 	} {
 		got := liveOf(t, m, uid)
 		want.Requests, want.Pool, want.Attributes = []string{"r0"}, poolName, inventory.AttributesOf(want.Device)
-		if diff := cmp.Diff(want, got, cmpopts.IgnoreFields(LiveDevice{}, "ShareID")); diff != "" {
+		if got.CDIDevice == "" {
+			t.Errorf("claim %s has no CDI device", uid)
+		}
+		if diff := cmp.Diff(want, got, cmpopts.IgnoreFields(LiveDevice{}, "ShareID", "CDIDevice")); diff != "" {
 			t.Errorf("claim %s (-want +got):\n%s", uid, diff)
 		}
 		if (got.ShareID != nil) != (uid == "share") {
@@ -105,8 +105,8 @@ func TestLive(t *testing.T) {
 	}
 
 	mustUnprepare(t, m, "slice")
-	if devices, err := m.LiveDevices("slice"); err != nil || len(devices) > 0 {
-		t.Errorf("after the claim was unprepared: %+v, %v", devices, err)
+	if all, err := m.Live(); err != nil || slices.ContainsFunc(all, func(c LiveClaim) bool { return c.Claim.UID == "slice" }) {
+		t.Errorf("after the claim was unprepared: %+v, %v", all, err)
 	}
 }
 
@@ -150,8 +150,7 @@ func TestLivePriority(t *testing.T) {
 // TestLiveLimits: the share that the scheduler accounts to a claim is a limit only where
 // something holds the claim to it.
 func TestLiveLimits(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
+	m := newBox(t).bareManager()
 	for name, test := range map[string]struct {
 		device record.Device
 		want   *LiveLimits
@@ -163,7 +162,7 @@ func TestLiveLimits(t *testing.T) {
 		},
 	} {
 		r := &record.Record{State: record.Prepared, Devices: []record.Device{test.device}}
-		if diff := cmp.Diff(test.want, m.live(r, nil).Devices[0].Limits); diff != "" {
+		if diff := cmp.Diff(test.want, m.live(r)[0].Limits); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
@@ -196,9 +195,8 @@ func TestLiveOfEarlierBoot(t *testing.T) {
 	b.boot("boot-2")
 	m := b.manager()
 	all, err := m.Live()
-	devices, oneErr := m.LiveDevices("u1")
-	if len(all) > 0 || len(devices) > 0 || err != nil || oneErr != nil {
-		t.Errorf("%+v, %v; %+v, %v", all, err, devices, oneErr)
+	if len(all) > 0 || err != nil {
+		t.Errorf("%+v, %v", all, err)
 	}
 	if r, err := m.store.Read("u1"); err != nil || r.State != record.Prepared {
 		t.Errorf("record %+v, %v", r, err)

@@ -89,11 +89,11 @@ type Options struct {
 	// Default DefaultCheckInterval.
 	CheckInterval time.Duration
 
-	// files and limitFiles are those of the operating system, except in tests, and
+	// files and limits are those of the operating system, except in tests, and
 	// clock is SinceBoot.
-	files      record.Files
-	limitFiles spec.LimitFiles
-	clock      func() time.Duration
+	files  record.Files
+	limits spec.SoftLimits
+	clock  func() time.Duration
 }
 
 // DefaultOrphanGrace is twice the time in which the kubelet looks for pods that
@@ -134,7 +134,8 @@ func NewManager(o Options) (*Manager, error) {
 		if err != nil {
 			return nil, err
 		}
-		o.files, o.limitFiles, o.clock = record.OS{}, spec.OSLimitFiles{Context: label}, SinceBoot
+		o.files, o.clock, o.limits.Remove = record.OS{}, SinceBoot, host.RemoveTmpfs
+		o.limits.Mount = func(path string, bytes int64) error { return host.MountTmpfs(path, bytes, label) }
 	}
 	roots := o.Roots.Complete()
 	boot, err := roots.BootID()
@@ -149,10 +150,8 @@ func NewManager(o Options) (*Manager, error) {
 	if m.locks, err = lock.New(o.DataDir, o.Calls); err != nil {
 		return nil, err
 	}
-	m.specs = &spec.Specs{
-		CDI: o.CDI, Roots: roots, Hook: o.Hook,
-		Limits: spec.SoftLimits{Dir: filepath.Join(o.DataDir, "limits"), Library: o.Interposer, Files: o.limitFiles},
-	}
+	o.limits.Dir, o.limits.Library = filepath.Join(o.DataDir, "limits"), o.Interposer
+	m.specs = &spec.Specs{CDI: o.CDI, Roots: roots, Hook: o.Hook, Limits: o.limits}
 	m.engine = &converge.Engine{
 		Store: m.store, Locks: m.locks, Partitions: o.Partitions, Sharing: o.Sharing, Specs: m.specs, Clock: o.clock,
 		Users: o.Users, UUID: m.inventory.uuid, Slices: m.inventory.slices, GPUs: m.GPUs,

@@ -27,13 +27,21 @@ var (
 	addressA4 = partition.Address{PCIAddress: pciA, ProfileID: 19, Placement: gpu.Placement{Start: 4, Size: 1}}
 )
 
-func mustPrepare(t *testing.T, m *Manager, claim *resourceapi.ResourceClaim) []PreparedDevice {
+func mustPrepare(t *testing.T, m *Manager, claim *resourceapi.ResourceClaim) []LiveDevice {
 	t.Helper()
 	prepared, err := m.Prepare(t.Context(), claim)
 	if err != nil {
 		t.Fatalf("prepare %s: %v", claim.Name, err)
 	}
 	return prepared
+}
+
+// told is what the kubelet learns of devices.
+func told(devices []LiveDevice) []LiveDevice {
+	for i, d := range devices {
+		devices[i] = LiveDevice{Requests: d.Requests, Pool: d.Pool, Device: d.Device, ShareID: d.ShareID, CDIDevice: d.CDIDevice}
+	}
+	return devices
 }
 
 func mustUnprepare(t *testing.T, m *Manager, uid types.UID) {
@@ -95,12 +103,12 @@ func TestPrepare(t *testing.T) {
 	b := newBox(t)
 	m := b.manager()
 	claim := newClaim("u1", wholeC, sliceA4, sliceA0)
-	want := []PreparedDevice{
-		{Requests: []string{"r2"}, Pool: poolName, Device: sliceA0, CDIDeviceIDs: []string{"k8s.gpu.nvidia.com/claim=u1-" + sliceA0}},
-		{Requests: []string{"r1"}, Pool: poolName, Device: sliceA4, CDIDeviceIDs: []string{"k8s.gpu.nvidia.com/claim=u1-" + sliceA4}},
-		{Requests: []string{"r0"}, Pool: poolName, Device: wholeC, CDIDeviceIDs: []string{"k8s.gpu.nvidia.com/claim=u1-" + wholeC}},
+	want := []LiveDevice{
+		{Requests: []string{"r2"}, Pool: poolName, Device: sliceA0, CDIDevice: "k8s.gpu.nvidia.com/claim=u1-" + sliceA0},
+		{Requests: []string{"r1"}, Pool: poolName, Device: sliceA4, CDIDevice: "k8s.gpu.nvidia.com/claim=u1-" + sliceA4},
+		{Requests: []string{"r0"}, Pool: poolName, Device: wholeC, CDIDevice: "k8s.gpu.nvidia.com/claim=u1-" + wholeC},
 	}
-	if diff := cmp.Diff(want, mustPrepare(t, m, claim)); diff != "" {
+	if diff := cmp.Diff(want, told(mustPrepare(t, m, claim))); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 	node := func(path string, major, minor int64) cdi.Node {
@@ -133,7 +141,7 @@ func TestPrepare(t *testing.T) {
 	// Once more, and by another process: the same answer, and nothing is done but to note when.
 	for name, again := range map[string]*Manager{"same": m, "other": b.manager()} {
 		b.hooks(nil, nil)
-		if diff := cmp.Diff(want, mustPrepare(t, again, claim)); diff != "" {
+		if diff := cmp.Diff(want, told(mustPrepare(t, again, claim))); diff != "" {
 			t.Errorf("%s process, again: -want +got:\n%s", name, diff)
 		}
 		if diff := cmp.Diff([]string{"write spec", "mark prepared"}, b.effects); diff != "" {

@@ -7,23 +7,11 @@ import (
 	"context"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/claim/converge"
 	"github.com/partage-dev/partage/pkg/claim/plan"
 	"github.com/partage-dev/partage/pkg/claim/record"
 )
-
-// PreparedDevice is what the kubelet learns of a device.
-type PreparedDevice struct {
-	Requests     []string
-	Pool         string
-	Device       string
-	CDIDeviceIDs []string
-	ShareID      *types.UID
-	// Admin marks a device that the claim only observes.
-	Admin bool
-}
 
 // Prepare makes all devices of a claim ready for containers, or none: when a step fails, what was done is undone before the
 // call returns, and what cannot be undone is written down for Reconcile. Repeating the call gives the same answer.
@@ -35,7 +23,7 @@ type PreparedDevice struct {
 // Errors name the device. They wrap *RefusedError where the claim cannot be prepared as it is, and *api.InvalidError for a
 // bad configuration, a *converge.VerdictError and what that wraps where something is in the way, and the reasons of package
 // gpu when the hardware refuses.
-func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]PreparedDevice, error) {
+func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]LiveDevice, error) {
 	arrived := arrival(ctx, m.clock)
 	planned, err := m.plan(claim)
 	if err != nil || len(planned.Record.Devices) == 0 {
@@ -57,7 +45,7 @@ func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim)
 	if err != nil {
 		return nil, err
 	}
-	return prepared(r), nil
+	return m.live(r), nil
 }
 
 // clients is how many claims can have a share of each device. A claim that had its shares before the machine was started
@@ -96,16 +84,4 @@ func (m *Manager) plan(claim *resourceapi.ResourceClaim) (*plan.Plan, error) {
 		return nil, &RefusedError{err}
 	}
 	return planned, nil
-}
-
-func prepared(r *record.Record) []PreparedDevice {
-	var devices []PreparedDevice
-	for i := range r.Devices {
-		d := &r.Devices[i]
-		devices = append(devices, PreparedDevice{
-			Requests: d.Requests, Pool: d.Pool, Device: d.Device, ShareID: d.ShareID, Admin: d.Admin,
-			CDIDeviceIDs: []string{d.CDIDevice},
-		})
-	}
-	return devices
 }

@@ -45,9 +45,7 @@ func (m *Manager) Reconcile(ctx context.Context) error {
 		errs = append(errs, rounds[address].wait(limited))
 	}
 	m.events.retain(m.store.UIDs())
-	limited, cancel = context.WithTimeout(ctx, sweepTime)
-	defer cancel()
-	return errors.Join(append(errs, m.store.Sweep(m.clock()), m.sweepLimits(), m.specs.Limits.Sweep(limited))...)
+	return errors.Join(append(errs, m.store.Sweep(m.clock()), m.sweepLimits())...)
 }
 
 // sweepLimits removes the folders for software limits of claims that have no record: their process was killed.

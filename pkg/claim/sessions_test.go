@@ -88,7 +88,7 @@ func TestLessMemoryIsOffered(t *testing.T) {
 	if d, _ := testInventory(t).Lookup(mpsA); d.Share.MaxMemoryBytes >= 79<<30 {
 		t.Fatalf("%d bytes are offered, this test needs less", d.Share.MaxMemoryBytes)
 	}
-	var prepared [][]PreparedDevice
+	var prepared [][]LiveDevice
 	for _, claim := range old {
 		prepared = append(prepared, mustPrepare(t, m, claim))
 	}
@@ -146,7 +146,7 @@ func TestTwoSharesOfOneClaim(t *testing.T) {
 		claim.Status.Allocation.Devices.Results[i].ConsumedCapacity = portion("", mpsA, memory, "40").Status.Allocation.Devices.Results[0].ConsumedCapacity
 	}
 	prepared := mustPrepare(t, m, claim)
-	if len(prepared) != 2 || prepared[0].CDIDeviceIDs[0] == prepared[1].CDIDeviceIDs[0] {
+	if len(prepared) != 2 || prepared[0].CDIDevice == prepared[1].CDIDevice {
 		t.Errorf("prepared %+v", prepared)
 	}
 	b.wantLimits("both", wholeA, 40, 2)

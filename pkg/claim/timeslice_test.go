@@ -207,11 +207,7 @@ func TestLimitsComeLater(t *testing.T) {
 	mustPrepare(t, m, old)
 	mustPrepare(t, m, newShare("u2", turnsA, map[resourceapi.QualifiedName]string{"memory": "6Gi", "smPercent": "25"}))
 	for uid, limited := range map[types.UID]bool{"u1": false, "u2": true} {
-		devices, err := m.LiveDevices(uid)
-		if err != nil || len(devices) != 1 {
-			t.Fatalf("claim %s: %v, %v", uid, devices, err)
-		}
-		if got := devices[0].Limits != nil; got != limited {
+		if got := liveOf(t, m, string(uid)).Limits != nil; got != limited {
 			t.Errorf("claim %s is limited: %t, want %t", uid, got, limited)
 		}
 		mustUnprepare(t, m, uid)

@@ -4,7 +4,6 @@
 package host
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -39,9 +38,9 @@ func MountTmpfs(path string, bytes int64, label string) error {
 	return nil
 }
 
-// RemoveTmpfs unmounts what MountTmpfs has mounted and removes the folder with all that
-// is in it. Containers that still use it keep it until they end. No folder is a success.
-func RemoveTmpfs(ctx context.Context, path string) error {
+// RemoveTmpfs unmounts what MountTmpfs has mounted and removes the folder, in which nothing is left then. Containers that
+// still use the file system keep it until they end. No folder is a success.
+func RemoveTmpfs(path string) error {
 	for {
 		mounted, err := isMountPoint(path)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -51,7 +50,7 @@ func RemoveTmpfs(ctx context.Context, path string) error {
 			return err
 		}
 		if !mounted {
-			return RemoveTree(ctx, path)
+			return os.RemoveAll(path)
 		}
 		if err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
 			return fmt.Errorf("unmount %s: %w", path, err)

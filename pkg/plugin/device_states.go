@@ -25,8 +25,6 @@ import (
 // all others, and wait for no GPU.
 type ClaimViewer interface {
 	Live() ([]claim.LiveClaim, error)
-	// LiveDevices lists the devices of one prepared claim.
-	LiveDevices(uid types.UID) ([]claim.LiveDevice, error)
 	// Recorded lists the claims of which anything is known, in whatever state.
 	Recorded() ([]types.UID, error)
 	// Changed returns a channel that is closed when this process next changes anything.

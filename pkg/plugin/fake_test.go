@@ -85,7 +85,7 @@ func (f *fakeClaims) SetInventory(i *device.Inventory) {
 	f.inventory = i
 }
 
-func (f *fakeClaims) Prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]claim.PreparedDevice, error) {
+func (f *fakeClaims) Prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]claim.LiveDevice, error) {
 	if f.onPrepare != nil {
 		if err := f.onPrepare(ctx, c); err != nil {
 			return nil, err
@@ -101,9 +101,9 @@ func (f *fakeClaims) Prepare(ctx context.Context, c *resourceapi.ResourceClaim) 
 	}
 	f.prepared[c.UID] = true
 	share := types.UID("share")
-	return []claim.PreparedDevice{{
+	return []claim.LiveDevice{{
 		Requests: []string{"r/a"}, Pool: testNode, Device: "gpu-0000-1b-00-0",
-		CDIDeviceIDs: []string{"k8s.gpu.nvidia.com/claim=" + string(c.UID)}, ShareID: &share,
+		CDIDevice: "k8s.gpu.nvidia.com/claim=" + string(c.UID), ShareID: &share, GPU: "GPU-" + firstGPU,
 	}}, nil
 }
 
@@ -152,16 +152,6 @@ func (f *fakeClaims) Live() ([]claim.LiveClaim, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.Clone(f.live), nil
-}
-
-func (f *fakeClaims) LiveDevices(uid types.UID) ([]claim.LiveDevice, error) {
-	live, err := f.Live()
-	for _, c := range live {
-		if c.Claim.UID == uid {
-			return c.Devices, err
-		}
-	}
-	return nil, err
 }
 
 func (f *fakeClaims) Recorded() ([]types.UID, error) {

@@ -13,8 +13,6 @@ import (
 	metadatav1beta1 "k8s.io/dynamic-resource-allocation/api/metadata/v1beta1"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
-	"k8s.io/klog/v2"
-	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/claim"
 	"github.com/partage-dev/partage/pkg/logchange"
@@ -31,28 +29,12 @@ type deviceMetadata struct {
 	problem logchange.Problem
 }
 
-// metadataKey is a device of a claim, or a share of it.
-type metadataKey struct {
-	device string
-	share  types.UID
-}
-
-// of returns the metadata of the devices of a claim that was just prepared. A claim is prepared
-// without them rather than not at all.
-func (m *deviceMetadata) of(ctx context.Context, uid types.UID) map[metadataKey]*kubeletplugin.DeviceMetadata {
+// of returns the metadata of a device of a claim that was just prepared.
+func (m *deviceMetadata) of(d *claim.LiveDevice) *kubeletplugin.DeviceMetadata {
 	if !m.enabled {
 		return nil
 	}
-	devices, err := m.claims.LiveDevices(uid)
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "The metadata of the claim's devices are incomplete")
-	}
-	all := map[metadataKey]*kubeletplugin.DeviceMetadata{}
-	for i := range devices {
-		d := &devices[i]
-		all[metadataKey{d.Device, ptr.Deref(d.ShareID, "")}] = &kubeletplugin.DeviceMetadata{Attributes: metadataAttributes(d)}
-	}
-	return all
+	return &kubeletplugin.DeviceMetadata{Attributes: metadataAttributes(d)}
 }
 
 // remove removes the files of a claim that is being released. The helper removes what this leaves.

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -14,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/claim"
 	"github.com/partage-dev/partage/pkg/metrics"
@@ -28,7 +28,7 @@ import (
 // concurrently.
 type ClaimPreparer interface {
 	// Prepare is idempotent and prepares a claim completely or not at all.
-	Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]claim.PreparedDevice, error)
+	Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]claim.LiveDevice, error)
 	// Unprepare is idempotent; an unknown claim is a success.
 	Unprepare(ctx context.Context, uid types.UID) error
 }
@@ -98,17 +98,17 @@ func (s *draService) prepare(ctx context.Context, c *resourceapi.ResourceClaim) 
 		}
 		return kubeletplugin.PrepareResult{Err: forKubelet(err)}
 	}
-	metadata := s.metadata.of(ctx, c.UID)
 	names := make([]string, 0, len(prepared))
-	for _, d := range prepared {
+	for i := range prepared {
+		d := &prepared[i]
 		names = append(names, d.Device)
 		result.Devices = append(result.Devices, kubeletplugin.Device{
 			Requests:     d.Requests,
 			PoolName:     d.Pool,
 			DeviceName:   d.Device,
-			CDIDeviceIDs: d.CDIDeviceIDs,
+			CDIDeviceIDs: []string{d.CDIDevice},
 			ShareID:      d.ShareID,
-			Metadata:     metadata[metadataKey{d.Device, ptr.Deref(d.ShareID, "")}],
+			Metadata:     s.metadata.of(d),
 		})
 	}
 	logger.Info("Prepared", "devices", names, "duration", time.Since(start))
@@ -116,7 +116,7 @@ func (s *draService) prepare(ctx context.Context, c *resourceapi.ResourceClaim) 
 }
 
 // prepareDevices prepares a claim, unless another driver of this name stands against that.
-func (s *draService) prepareDevices(ctx context.Context, c *resourceapi.ResourceClaim) ([]claim.PreparedDevice, error) {
+func (s *draService) prepareDevices(ctx context.Context, c *resourceapi.ResourceClaim) ([]claim.LiveDevice, error) {
 	if err := s.foreign.refuse(ctx, c.UID, s.requested.results(c), s.isPrepared); err != nil {
 		return nil, err
 	}
@@ -125,8 +125,8 @@ func (s *draService) prepareDevices(ctx context.Context, c *resourceapi.Resource
 
 // isPrepared reports whether a claim is known to have its devices.
 func (s *draService) isPrepared(uid types.UID) bool {
-	devices, err := s.viewer.LiveDevices(uid)
-	return err == nil && len(devices) > 0
+	live, err := s.viewer.Live()
+	return err == nil && slices.ContainsFunc(live, func(c claim.LiveClaim) bool { return c.Claim.UID == uid })
 }
 
 // waitForStart waits until the driver knows the devices of a claim, though not for ever. It

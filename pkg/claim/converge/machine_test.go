@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -113,7 +112,7 @@ func (m *machine) engine() *Engine {
 	roots := host.Roots{Driver: m.root, Dev: m.root, Proc: filepath.Join(m.root, "proc"), HostDriver: "/", HostDev: "/host"}
 	return &Engine{
 		Store: store, Locks: locks, Partitions: hardware{m}, Sharing: hardware{m}, Users: hardware{m},
-		Specs: &spec.Specs{CDI: hardware{m}, Roots: roots, Hook: "/hook", Limits: spec.SoftLimits{Dir: filepath.Join(m.root, "limits"), Files: noLimits{}}},
+		Specs: &spec.Specs{CDI: hardware{m}, Roots: roots, Hook: "/hook", Limits: spec.SoftLimits{Dir: filepath.Join(m.root, "limits"), Remove: os.RemoveAll}},
 		Clock: m.clock, UUID: func(pciAddress string) string { return "GPU-" + pciAddress }, Slices: func(string, uint32) int { return 1 }, GPUs: func() []string { return []string{pciA, pciB} },
 	}
 }
@@ -221,12 +220,6 @@ func (d disk) Remove(path string) error {
 	return d.effect("remove", func() error { return record.OS{}.Remove(path) })
 }
 
-type noLimits struct{}
-
-func (noLimits) Mount(string) error                      { return nil }
-func (noLimits) MakeDir(string) error                    { return nil }
-func (noLimits) Write(string, []byte, fs.FileMode) error { return nil }
-func (noLimits) Remove(string) error                     { return nil }
 
 // hardware is the machine as an engine reaches it.
 type hardware struct{ *machine }

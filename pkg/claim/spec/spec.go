@@ -7,8 +7,12 @@ package spec
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -44,8 +48,8 @@ type Specs struct {
 	Limits SoftLimits
 }
 
-// Write makes the folder of software limits, if the claim has any, and writes the CDI spec. All partitions of the record
-// must be made. With first nothing of the claim can be in use. It returns the qualified name of each device by its key.
+// Write makes the folder of software limits, if the claim has any, and writes the CDI spec. All partitions of the record must
+// be made. With first nothing of the claim can be in use. It returns the qualified name of each device by its key.
 func (k *Specs) Write(ctx context.Context, r *record.Record, first bool) (map[string]string, error) {
 	defer steptime.Of(ctx).Begin(steptime.CDI)()
 	devices, err := k.devices(ctx, r)
@@ -59,19 +63,10 @@ func (k *Specs) Write(ctx context.Context, r *record.Record, first bool) (map[st
 	}
 	if slices.ContainsFunc(r.Devices, func(d record.Device) bool { return d.Shared().Limited }) {
 		if err := k.makeLimits(r, first); err != nil {
-			return nil, err
+			return nil, fmt.Errorf("folder for software limits: %w", err)
 		}
 	}
-	ids, err := k.CDI.Write(ctx, r.Claim.UID, devices)
-	if err != nil {
-		return nil, err
-	}
-	for i := range r.Devices {
-		if _, found := ids[r.Devices[i].Key()]; !found {
-			return nil, fmt.Errorf("the CDI spec of claim %s does not name %s", r.Claim, r.Devices[i].Key())
-		}
-	}
-	return ids, nil
+	return k.CDI.Write(ctx, r.Claim.UID, devices)
 }
 
 // Matches reports whether the CDI spec of a claim is there and up to date.
@@ -106,8 +101,7 @@ func checkRequests(r *record.Record, devices []cdi.Device) error {
 	return nil
 }
 
-// devices finds what every device of a record adds to containers, as it is now. All
-// partitions must be made.
+// devices finds what every device of a record adds to containers, as it is now. All partitions must be made.
 func (k *Specs) devices(ctx context.Context, r *record.Record) ([]cdi.Device, error) {
 	var devices []cdi.Device
 	for i := range r.Devices {
@@ -167,29 +161,94 @@ func (k *Specs) mpsClient(r *record.Record, d *record.Device) edit.MPSClient {
 	return client
 }
 
+// interposer has the same owner for the devices of a request, which containers get together, unless they are shares of one.
 func (k *Specs) interposer(r *record.Record, d *record.Device) edit.Interposer {
+	owner := strings.Join(d.Requests, ",")
+	if slices.ContainsFunc(r.Devices, func(other record.Device) bool { return other.Device == d.Device && other.Key() != d.Key() }) {
+		owner = d.Key()
+	}
 	return edit.Interposer{
-		Library: k.Limits.Library, Folder: k.Limits.Folder(r.Claim.UID), Device: d.Key(), Hook: k.Hook, Owner: limitsOwner(r, d),
+		Library: k.Limits.Library, Folder: k.Limits.folder(r.Claim.UID), Device: d.Key(), Hook: k.Hook, Owner: string(r.Claim.UID) + "/" + owner,
 		MemoryBytes: d.Sharing.Limits.MemoryBytes, SMPercent: d.Sharing.Limits.Percent,
 	}
 }
 
-// limitsOwner is the same for the devices of a request, which containers get together,
-// unless they are in the same place.
-func limitsOwner(r *record.Record, d *record.Device) string {
-	alone := !slices.ContainsFunc(r.Devices, func(other record.Device) bool {
-		return other.Key() != d.Key() && samePlace(&other, d)
-	})
-	if alone {
-		return string(r.Claim.UID) + "/" + strings.Join(d.Requests, ",")
-	}
-	return string(r.Claim.UID) + "/" + d.Key()
+// SoftLimits are what an interposer library needs to hold the containers of claims to
+// their limits: a folder for each claim, which is in no other claim's containers.
+type SoftLimits struct {
+	// Dir has the folders of all claims.
+	Dir string
+	// Library is its path on the host, empty where there is none.
+	Library string
+	// Mount makes a folder that containers cannot fill beyond a number of bytes; one that is mounted already stays. Remove
+	// succeeds when there is no such folder. They are those of package host, except in tests.
+	Mount  func(path string, bytes int64) error
+	Remove func(path string) error
 }
 
-// samePlace reports whether two devices are the same part of a GPU.
-func samePlace(a, b *record.Device) bool {
-	if a.PCIAddress != b.PCIAddress || (a.Partition == nil) != (b.Partition == nil) {
-		return false
+// limitsBytes is room for the counters of many devices; the library's take about a megabyte each.
+const limitsBytes = 16 << 20
+
+// makeLimits makes the folder of a claim with devices that an interposer library limits. Containers write to it, so that it
+// is a file system of its own: a tenant must not be able to fill the disk that the records are on. What an earlier boot left
+// is about processes that are gone.
+func (k *Specs) makeLimits(r *record.Record, first bool) error {
+	folder := k.Limits.folder(r.Claim.UID)
+	if first {
+		if err := k.Limits.Remove(folder); err != nil {
+			return err
+		}
 	}
-	return a.Partition == nil || a.Address() == b.Address()
+	if err := k.Limits.Mount(folder, limitsBytes); err != nil {
+		return err
+	}
+	for i := range r.Devices {
+		d := &r.Devices[i]
+		if !d.Shared().Limited {
+			continue
+		}
+		layout := k.interposer(r, d)
+		for _, dir := range []string{layout.CacheDir(), layout.LocksDir()} {
+			if err := os.MkdirAll(dir, 0o755); err != nil {
+				return err
+			}
+			// The library writes as whatever user the container has. The mode is set past the umask.
+			if err := os.Chmod(dir, os.ModeSticky|0o777); err != nil {
+				return err
+			}
+		}
+		// The file is there already where a tenant may have filled the folder.
+		if present, err := os.ReadFile(layout.PreloadPath()); err == nil && string(present) == edit.PreloadText {
+			continue
+		}
+		if err := host.ReplaceUnsynced(layout.PreloadPath(), []byte(edit.PreloadText), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l SoftLimits) folder(uid types.UID) string { return filepath.Join(l.Dir, string(uid)) }
+
+// List returns the claims that have a folder.
+func (l SoftLimits) List() ([]types.UID, error) {
+	files, err := os.ReadDir(l.Dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("folders for software limits: %w", err)
+	}
+	var uids []types.UID
+	for _, file := range files {
+		if record.CheckUID(types.UID(file.Name())) == nil {
+			uids = append(uids, types.UID(file.Name()))
+		}
+	}
+	return uids, nil
+}
+
+// Drop removes the folder of a claim. None is a success.
+func (l SoftLimits) Drop(uid types.UID) error {
+	if err := l.Remove(l.folder(uid)); err != nil {
+		return fmt.Errorf("folder for software limits: %w", err)
+	}
+	return nil
 }

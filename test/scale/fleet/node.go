@@ -196,15 +196,14 @@ func (c noClaims) Survey(ctx context.Context) device.Status {
 	return status
 }
 
-func (noClaims) SetInventory(*device.Inventory)                    {}
-func (noClaims) InUse() ([]string, error)                          { return nil, nil }
-func (noClaims) Reconcile(context.Context) error                   { return nil }
-func (noClaims) ReleaseOrphans(ctx context.Context)                { <-ctx.Done() }
-func (noClaims) Live() ([]claim.LiveClaim, error)                  { return nil, nil }
-func (noClaims) LiveDevices(types.UID) ([]claim.LiveDevice, error) { return nil, nil }
-func (noClaims) Recorded() ([]types.UID, error)                    { return nil, nil }
-func (noClaims) Changed() <-chan struct{}                          { return nil }
-func (noClaims) Unprepare(context.Context, types.UID) error        { return nil }
-func (noClaims) Prepare(context.Context, *resourceapi.ResourceClaim) ([]claim.PreparedDevice, error) {
+func (noClaims) SetInventory(*device.Inventory)             {}
+func (noClaims) InUse() ([]string, error)                   { return nil, nil }
+func (noClaims) Reconcile(context.Context) error            { return nil }
+func (noClaims) ReleaseOrphans(ctx context.Context)         { <-ctx.Done() }
+func (noClaims) Live() ([]claim.LiveClaim, error)           { return nil, nil }
+func (noClaims) Recorded() ([]types.UID, error)             { return nil, nil }
+func (noClaims) Changed() <-chan struct{}                   { return nil }
+func (noClaims) Unprepare(context.Context, types.UID) error { return nil }
+func (noClaims) Prepare(context.Context, *resourceapi.ResourceClaim) ([]claim.LiveDevice, error) {
 	return nil, errors.New("the GPUs of this node are not real")
 }
