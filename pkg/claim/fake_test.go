@@ -25,8 +25,10 @@ import (
 
 	"github.com/partage-dev/partage/pkg/cdi"
 	"github.com/partage-dev/partage/pkg/claim/record"
+	"github.com/partage-dev/partage/pkg/claim/users"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/holder"
 	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/partition"
 )
@@ -146,11 +148,29 @@ func (b *box) bareManager() *Manager {
 }
 
 func (b *box) options() Options {
+	partitions := partition.New(slowGPUs{b}, holders{})
 	return Options{
-		DriverName: driverName, PoolName: poolName, DataDir: b.dataDir(), Roots: b.roots(), Partitions: partition.New(slowGPUs{b}, holders{}),
-		Sharing: slowSharing{b}, CDI: slowFolder{b},
+		DriverName: driverName, PoolName: poolName, DataDir: b.dataDir(), Roots: b.roots(), Partitions: partitions,
+		Sharing: slowSharing{b}, CDI: slowFolder{b}, Users: b.users(partitions.Processes),
 		Hook: "/data/partage-hook", Interposer: "/opt/limits/libvgpu.so", Cluster: b, Events: b,
 		files: boxFiles{b}, limitFiles: boxLimits{b}, clock: b.clock,
+	}
+}
+
+// users finds those of the GPUs: the processes that tests let run are outside of pods.
+func (b *box) users(list func(context.Context, string) ([]gpu.Process, error)) *users.Users {
+	return &users.Users{
+		Finder: &holder.Finder{Roots: b.roots(), Proc: filepath.Join(b.root, "proc")},
+		List:   list,
+		Servers: func(ctx context.Context) ([]int, error) {
+			sessions, err := slowSharing{b}.Sessions(ctx)
+			var servers []int
+			for id := range sessions {
+				servers = append(servers, sessions[id].Servers...)
+			}
+			return servers, err
+		},
+		Clock: b.clock,
 	}
 }
 

@@ -373,7 +373,7 @@ func (h hardware) SetInterval(_ context.Context, d sharing.Device, interval shar
 	})
 }
 
-func (h hardware) Users(_ context.Context, pciAddress string, _ []*record.Record) (rules.Users, map[int]rules.Users) {
+func (h hardware) Users(_ context.Context, pciAddress string, _, _ []*record.Record) (rules.Users, map[int]rules.Users) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.users[pciAddress], nil

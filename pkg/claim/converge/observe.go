@@ -119,17 +119,24 @@ func (e *Engine) observeHardware(ctx context.Context, o *observation, d depth) {
 	if needs.Sessions {
 		e.observeSessions(ctx, o)
 	}
-	if needs.Users && e.Users != nil {
-		h.Users, h.InstanceUsers = e.Users.Users(ctx, o.GPU, e.owners(o.snapshot))
+	if needs.Users {
+		owners, orphans := e.owners(o)
+		h.Users, h.InstanceUsers = e.Users.Users(ctx, o.GPU, owners, orphans)
 	}
 }
 
 // owners are the claims whose processes may be on the GPUs. Those of claims that are released, or that the API server does
-// not know, have no business there any more.
-func (e *Engine) owners(s *record.Snapshot) []*record.Record {
-	return slices.DeleteFunc(slices.Clone(s.Records), func(r *record.Record) bool {
-		return r.State != record.Prepared || e.Orphan != nil && e.Orphan(r.Claim.UID, r.Arrived)
-	})
+// not know, have no business there any more: the latter on this GPU are the orphans.
+func (e *Engine) owners(o *observation) (owners, orphans []*record.Record) {
+	for _, r := range o.snapshot.Records {
+		switch isOrphan := e.Orphan != nil && e.Orphan(r.Claim.UID, r.Arrived); {
+		case isOrphan && hasGPU(r, o.GPU):
+			orphans = append(orphans, r)
+		case !isOrphan && r.State == record.Prepared:
+			owners = append(owners, r)
+		}
+	}
+	return owners, orphans
 }
 
 // isPrepared reports whether a claim that is prepared has something of the GPU: nobody is sent to all of it then.
