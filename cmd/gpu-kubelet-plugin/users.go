@@ -34,7 +34,7 @@ func (c *config) users(ctx context.Context, holders *holder.Finder, gpus process
 		klog.FromContext(ctx).Error(err, "Pods without a claim that have a GPU open are taken for users of it, whatever their namespace, while their names are not known")
 	}
 	return &users.Users{
-		Finder: &holder.UsersFinder{Finder: holders, List: gpus.Processes, Ignored: c.isIgnored},
+		Finder: holders, List: gpus.Processes, Ignored: c.isIgnored,
 		PodsOf: cluster.PodsOf,
 		Servers: func(ctx context.Context) ([]int, error) {
 			sessions, err := supervisor.List(ctx)

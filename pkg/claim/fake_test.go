@@ -27,8 +27,10 @@ import (
 	"github.com/partage-dev/partage/pkg/cdi"
 	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/claim/spec"
+	"github.com/partage-dev/partage/pkg/claim/users"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/holder"
 	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/partition"
 )
@@ -149,11 +151,29 @@ func (b *box) bareManager() *Manager {
 
 func (b *box) options() Options {
 	p := process{b, call.New(1)} // nobody waits for a call that does not return
+	partitions := partition.New(slowGPUs{p}, holders{})
 	return Options{
-		DriverName: driverName, PoolName: poolName, DataDir: b.dataDir(), Roots: b.roots(), Partitions: partition.New(slowGPUs{p}, holders{}),
-		Sharing: slowSharing{p}, CDI: slowFolder{b}, Calls: p.calls,
+		DriverName: driverName, PoolName: poolName, DataDir: b.dataDir(), Roots: b.roots(), Partitions: partitions,
+		Sharing: slowSharing{p}, CDI: slowFolder{b}, Users: p.users(partitions.Processes), Calls: p.calls,
 		Hook: "/data/partage-hook", Interposer: "/opt/limits/libvgpu.so", Cluster: b, Events: b,
 		files: boxFiles{b}, limits: b.limits(), clock: b.clock,
+	}
+}
+
+// users finds those of the GPUs: the processes that tests let run are outside of pods.
+func (b process) users(list func(context.Context, string) ([]gpu.Process, error)) *users.Users {
+	return &users.Users{
+		Finder: &holder.Finder{Roots: b.roots(), Proc: filepath.Join(b.root, "proc")},
+		List:   list,
+		Servers: func(ctx context.Context) ([]int, error) {
+			sessions, err := slowSharing{b}.Sessions(ctx)
+			var servers []int
+			for id := range sessions {
+				servers = append(servers, sessions[id].Servers...)
+			}
+			return servers, err
+		},
+		Clock: b.clock,
 	}
 }
 

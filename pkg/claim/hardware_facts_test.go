@@ -47,13 +47,13 @@ func TestOrphanOnGPUWithoutProcessList(t *testing.T) {
 	if err := os.MkdirAll(filepath.Dir(descriptor), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink("/dev/null", descriptor); err != nil { // the number of all GPUs here
+	if err := os.Symlink("/dev/nvidia1", descriptor); err != nil {
 		t.Fatal(err)
 	}
 	b.deleteClaim("u1")
 	mustReconcile(t, m)
 	b.pass(DefaultOrphanGrace)
-	wantError(t, reconcile(t, m), "processes use it: process 5004711")
+	wantError(t, reconcile(t, m), "is kept, because processes use", "process 5004711")
 	if r, err := m.store.Read("u1"); err != nil || r == nil || r.State != record.Prepared {
 		t.Errorf("got %+v, %v", r, err)
 	}

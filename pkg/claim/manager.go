@@ -78,7 +78,7 @@ type Options struct {
 	// Cluster tells which claims still have their devices. Optional: without it none is
 	// taken for released.
 	Cluster Cluster
-	// Users finds the processes on GPUs that no claim explains. Optional: without it only processes of orphans count.
+	// Users finds the processes on GPUs that no claim explains.
 	Users converge.Users
 	// Events is optional.
 	Events Events
@@ -126,7 +126,7 @@ func NewManager(o Options) (*Manager, error) {
 		return nil, errors.New("no pool name")
 	case !filepath.IsAbs(o.DataDir):
 		return nil, fmt.Errorf("data folder %q must be an absolute path", o.DataDir)
-	case o.Partitions == nil || o.Sharing == nil || o.CDI == nil || o.Calls == nil:
+	case o.Partitions == nil || o.Sharing == nil || o.CDI == nil || o.Users == nil || o.Calls == nil:
 		return nil, errors.New("no hardware or no CDI")
 	}
 	if o.files == nil {
@@ -164,10 +164,6 @@ func NewManager(o Options) (*Manager, error) {
 	if o.Cluster != nil {
 		m.orphans = newOrphans(m, o)
 		m.engine.Orphan, m.engine.Doubt = m.orphans.is, m.orphans.doubt
-		m.engine.Users = &allUsers{others: o.Users, orphans: &orphanUsers{
-			store: m.store, partitions: o.Partitions, roots: roots, list: o.Sharing.Sessions,
-			isOrphan: func(r *record.Record) bool { return m.orphans.is(r.Claim.UID, r.Arrived) },
-		}}
 	}
 	return m, nil
 }

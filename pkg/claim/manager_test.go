@@ -18,6 +18,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/call"
 	"github.com/partage-dev/partage/pkg/cdi"
+	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/partition"
 )
@@ -64,12 +65,13 @@ func reconcile(t *testing.T, m *Manager) error {
 	t.Helper()
 	var errs []error
 	if m.orphans != nil {
-		uids := m.store.UIDs()
-		for _, uid := range uids {
-			_, err := m.orphans.check(t.Context(), uid)
-			errs = append(errs, err)
+		all := m.store.Snapshot()
+		for _, r := range slices.Concat(all.Records, all.Earlier) {
+			if r.State == record.Prepared {
+				_, err := m.orphans.check(t.Context(), r)
+				errs = append(errs, err)
+			}
 		}
-		m.orphans.retain(uids)
 	}
 	return errors.Join(append(errs, m.Reconcile(t.Context()))...)
 }

@@ -103,8 +103,7 @@ func TestLastSharesOrphanedInTwoProcesses(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				m.orphans.note(r, true)
-				m.orphans.confirm(uid)
+				m.orphans.note(uid, func(i *inquiry) { i.prepared = r.Arrived })
 				_ = m.orphans.release(t.Context(), r)
 			})
 		}

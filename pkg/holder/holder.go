@@ -34,7 +34,7 @@ type Finder struct {
 	// known, given the GPU that it has in use. Optional.
 	PodName func(ctx context.Context, pciAddress, uid string) string
 
-	looks wait.Looks[string, []process]
+	looks wait.Looks[string, []Process]
 }
 
 const (
@@ -60,44 +60,39 @@ const (
 // given the processes that the driver lists on the GPU. It always returns a text, which
 // goes on after "held by".
 func (f *Finder) Describe(ctx context.Context, pciAddress string, instanceID int, listed []gpu.Process) string {
-	holders := f.listed(instanceID, listed)
-	minor, err := f.Roots.Within(ctx).GPUMinor(pciAddress)
-	if err != nil {
-		return f.text(ctx, pciAddress, holders, fmt.Errorf("who has its device node open is not known: %w", err))
+	var holders []Process
+	for _, p := range listed {
+		if p.InstanceID == instanceID || instanceID < 0 {
+			holders = join(holders, []Process{f.Process(p.PID)})
+		}
 	}
-	node := "nvidia" + strconv.Itoa(minor)
-	open, err := f.openers(minor, node)
-	if err != nil {
-		return f.text(ctx, pciAddress, holders, fmt.Errorf("who has /dev/%s open is not known: %w", node, err))
-	}
-	if instanceID < 0 {
-		return f.text(ctx, pciAddress, join(holders, open), nil)
+	minor, open, err := f.openers(ctx, pciAddress, lookLimit)
+	if err != nil || instanceID < 0 {
+		return f.text(ctx, pciAddress, join(holders, open), err)
 	}
 	first := firstCapability + perGPU*minor + perInstance*instanceID
 	if known, err := f.Roots.Within(ctx).InstanceCapability(minor, instanceID); err == nil {
 		first = int(known)
 	}
-	on := slices.DeleteFunc(slices.Clone(open), func(p process) bool { return !p.has(first, first+perInstance) })
+	on := slices.DeleteFunc(slices.Clone(open), func(p Process) bool { return !p.has(first, first+perInstance) })
 	if holders = join(holders, on); len(holders) > 0 {
 		return f.text(ctx, pciAddress, holders, nil)
 	}
 	// Whoever may configure partitions needs no capability. What others have open says
 	// that they are on another partition.
-	others := slices.DeleteFunc(slices.Clone(open), func(p process) bool {
+	others := slices.DeleteFunc(slices.Clone(open), func(p Process) bool {
 		return p.has(firstCapability+perGPU*minor, firstCapability+perGPU*(minor+1))
 	})
 	return f.text(ctx, pciAddress, others, nil)
 }
 
-// listed are the processes that the driver lists on the instance or on the GPU.
-func (f *Finder) listed(instanceID int, listed []gpu.Process) []process {
-	var found []process
-	for _, p := range listed {
-		if p.InstanceID == instanceID || instanceID < 0 {
-			found = join(found, []process{f.proc().process(p.PID)})
-		}
-	}
-	return found
+// Process is what is known of a process.
+func (f *Finder) Process(pid int) Process { return f.proc().process(pid) }
+
+// Openers lists the processes that have the node of a GPU open. An error means that they are not known within the limit.
+func (f *Finder) Openers(ctx context.Context, pciAddress string, limit time.Duration) ([]Process, error) {
+	minor, open, err := f.openers(ctx, pciAddress, limit)
+	return slices.DeleteFunc(slices.Clone(open), func(p Process) bool { return !slices.Contains(p.nodes, gpuNode(minor)) }), err
 }
 
 func (f *Finder) proc() procfs {
@@ -106,19 +101,26 @@ func (f *Finder) proc() procfs {
 }
 
 // openers lists the processes that have the node of a GPU open, or one of its
-// capabilities.
-func (f *Finder) openers(minor int, node string) ([]process, error) {
-	first := firstCapability + perGPU*minor
-	wanted := func(name string) bool { return name == node || isCapability(name, first, first+perGPU) }
-	open, err := f.looks.Do(node, lookLimit, func() ([]process, error) { return f.proc().openers(wanted) })
-	if errors.Is(err, wait.ErrNoAnswer) {
-		return nil, fmt.Errorf("the open files of the processes of this node could not be read within %s", lookLimit)
+// capabilities. One walk is shared by all who ask meanwhile.
+func (f *Finder) openers(ctx context.Context, pciAddress string, limit time.Duration) (minor int, open []Process, err error) {
+	minor, err = f.Roots.Within(ctx).GPUMinor(pciAddress)
+	if err != nil {
+		return 0, nil, fmt.Errorf("who has its device node open is not known: %w", err)
 	}
-	return open, err
+	node, first := gpuNode(minor), firstCapability+perGPU*minor
+	wanted := func(path string) bool { return path == node || isCapability(filepath.Base(path), first, first+perGPU) }
+	open, err = f.looks.Do(node, limit, func() ([]Process, error) { return f.proc().openers(wanted) })
+	if errors.Is(err, wait.ErrNoAnswer) {
+		err = errors.New("the open files of the processes of this node could not be read in time")
+	}
+	if err != nil {
+		err = fmt.Errorf("who has %s open is not known: %w", node, err)
+	}
+	return minor, open, err
 }
 
 // has reports whether a process has a capability from first to before end open.
-func (p process) has(first, end int) bool {
+func (p Process) has(first, end int) bool {
 	return slices.ContainsFunc(p.nodes, func(path string) bool {
 		return isCapability(filepath.Base(path), first, end)
 	})
@@ -131,34 +133,33 @@ func isCapability(name string, first, end int) bool {
 }
 
 // join adds to holders what is known of others.
-func join(holders, others []process) []process {
+func join(holders, others []Process) []Process {
 	for _, other := range others {
-		at := slices.IndexFunc(holders, func(p process) bool { return p.pid == other.pid })
+		at := slices.IndexFunc(holders, func(p Process) bool { return p.PID == other.PID })
 		if at < 0 {
 			holders = append(holders, other)
 			continue
 		}
 		holders[at].nodes = append(holders[at].nodes, other.nodes...)
 	}
-	slices.SortFunc(holders, func(a, b process) int { return a.pid - b.pid })
+	slices.SortFunc(holders, func(a, b Process) int { return a.PID - b.PID })
 	return holders
 }
 
 // text lists holders, or says what else it may be.
-func (f *Finder) text(ctx context.Context, pciAddress string, holders []process, incomplete error) string {
+func (f *Finder) text(ctx context.Context, pciAddress string, holders []Process, incomplete error) string {
 	ctx, cancel := context.WithTimeout(ctx, podNameLimit)
 	defer cancel()
-	podName := func(string) string { return "" }
-	if f.PodName != nil {
-		podName = func(uid string) string { return f.PodName(ctx, pciAddress, uid) }
-	}
 	var parts []string
-	for i, p := range holders {
-		if i == shown {
-			parts = append(parts, fmt.Sprintf("and %d more", len(holders)-shown))
-			break
+	for _, p := range holders[:min(len(holders), shown)] {
+		name := ""
+		if f.PodName != nil && p.Pod != "" {
+			name = f.PodName(ctx, pciAddress, p.Pod)
 		}
-		parts = append(parts, p.text(podName))
+		parts = append(parts, p.Text(name))
+	}
+	if more := len(holders) - shown; more > 0 {
+		parts = append(parts, fmt.Sprintf("and %d more", more))
 	}
 	if incomplete != nil {
 		parts = append(parts, "("+incomplete.Error()+")")

@@ -192,3 +192,27 @@ func TestBesideHungFileSystem(t *testing.T) {
 		t.Error("it hangs")
 	}
 }
+
+// A tenant may have so many descriptors open that they cannot be read in time: then it is not known who has the node open.
+func TestOpenersInTime(t *testing.T) {
+	t.Parallel()
+	f := finder(t)
+	f.run(t, 5004711, "train", inPodCgroup, "/dev/nvidia2")
+	f.run(t, 5004712, "other", inPodCgroup, "/dev/nvidia-caps/nvidia-cap336")
+	if open, err := f.Openers(t.Context(), pci, time.Minute); err != nil || len(open) != 1 || open[0].PID != 5004711 {
+		t.Errorf("got %+v, %v", open, err)
+	}
+	started, release := make(chan struct{}), make(chan struct{})
+	defer close(release)
+	go func() {
+		_, _ = f.looks.Do("/dev/nvidia2", time.Hour, func() ([]Process, error) {
+			close(started)
+			<-release
+			return nil, nil
+		})
+	}()
+	<-started
+	if open, err := f.Openers(t.Context(), pci, time.Second); err == nil || !strings.Contains(err.Error(), "could not be read in time") {
+		t.Errorf("got %+v, %v", open, err)
+	}
+}

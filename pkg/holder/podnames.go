@@ -6,6 +6,7 @@ package holder
 import (
 	"context"
 	"sync"
+	"time"
 
 	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/wait"
@@ -42,7 +43,7 @@ func (n *PodNames) cached() map[string]string {
 }
 
 func (n *PodNames) list() map[string]string {
-	known, err := n.looks.Do("", usersLimit, n.Roots.PodNames)
+	known, err := n.looks.Do("", time.Second, n.Roots.PodNames)
 	if err != nil {
 		return n.cached()
 	}

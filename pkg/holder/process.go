@@ -4,6 +4,7 @@
 package holder
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -18,17 +20,19 @@ import (
 	"github.com/partage-dev/partage/pkg/quote"
 )
 
-// process is one of those that keep a GPU in use.
-type process struct {
-	pid int
+// Process is one of those that keep a GPU in use.
+type Process struct {
+	PID int
+	// Start is when it was started, since the machine was, or negative for a process that has ended.
+	Start time.Duration
 	// name is what the kernel calls the program, which it may choose itself; "" if it
 	// has ended meanwhile.
 	name string
 	// nodes are the device nodes of the GPU that it has open, in /dev, whatever the root
 	// below which it has them.
 	nodes []string
-	// pod and container are those that its cgroup names, "" outside of pods.
-	pod, container string
+	// Pod is the UID of the pod, and container the ID, that its cgroup names, "" outside of pods.
+	Pod, container string
 }
 
 // procfs is a procfs with the processes of the host. Nothing in it belongs to a tenant:
@@ -39,15 +43,15 @@ type procfs struct {
 	roots []string
 }
 
-// openers lists the processes that have device nodes open whose name is wanted, by PID.
+// openers lists the processes that have device nodes open that are wanted, by PID.
 // The node of a GPU is known by its name, and by its number where it has another one: its container
 // may have ended, or somebody may have made it elsewhere.
-func (p procfs) openers(wanted func(name string) bool) ([]process, error) {
+func (p procfs) openers(wanted func(path string) bool) ([]Process, error) {
 	entries, err := os.ReadDir(p.path)
 	if err != nil {
 		return nil, fmt.Errorf("look for processes: %w", err)
 	}
-	var found []process
+	var found []Process
 	for _, entry := range entries {
 		pid, err := strconv.Atoi(entry.Name())
 		if err != nil || pid == os.Getpid() {
@@ -59,12 +63,12 @@ func (p procfs) openers(wanted func(name string) bool) ([]process, error) {
 			found = append(found, one)
 		}
 	}
-	slices.SortFunc(found, func(a, b process) int { return a.pid - b.pid })
+	slices.SortFunc(found, func(a, b Process) int { return a.PID - b.PID })
 	return found, nil
 }
 
 // nodes lists the wanted nodes that a process has open. One that ends meanwhile has none.
-func (p procfs) nodes(pid int, wanted func(name string) bool) []string {
+func (p procfs) nodes(pid int, wanted func(path string) bool) []string {
 	folder := p.of(pid, "fd")
 	open, err := os.ReadDir(folder)
 	if err != nil {
@@ -82,9 +86,9 @@ func (p procfs) nodes(pid int, wanted func(name string) bool) []string {
 		}
 		node := nodePath(path, roots)
 		if node == "" && filepath.IsAbs(path) {
-			node = gpuNode(filepath.Join(folder, file.Name()))
+			node = nodeOf(filepath.Join(folder, file.Name()))
 		}
-		if node != "" && wanted(filepath.Base(node)) {
+		if node != "" && wanted(node) {
 			nodes = append(nodes, node)
 		}
 	}
@@ -106,16 +110,18 @@ func nodePath(path string, roots []string) string {
 // gpuMajor is the number of NVIDIA's driver among those of character devices.
 const gpuMajor = 195
 
-// gpuNode returns the node of the GPU that a file is, or "" for another file. The answer is the kernel's:
+// nodeOf returns the node of the GPU that a file is, or "" for another file. The answer is the kernel's:
 // a file system of a tenant is not asked, which might not answer.
-func gpuNode(file string) string {
+func nodeOf(file string) string {
 	var st unix.Statx_t
 	err := unix.Statx(unix.AT_FDCWD, file, unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE, &st)
 	if err != nil || st.Mode&unix.S_IFMT != unix.S_IFCHR || st.Rdev_major != gpuMajor {
 		return ""
 	}
-	return "/dev/nvidia" + strconv.Itoa(int(st.Rdev_minor))
+	return gpuNode(int(st.Rdev_minor))
 }
+
+func gpuNode(minor int) string { return "/dev/nvidia" + strconv.Itoa(minor) }
 
 var driverNode = regexp.MustCompile(`/dev/(nvidia[0-9]+|nvidia-caps/nvidia-cap[0-9]+)$`)
 
@@ -124,14 +130,36 @@ func (p procfs) of(pid int, name string) string {
 }
 
 // process reads what is known of a process.
-func (p procfs) process(pid int) process {
-	one := process{pid: pid}
+func (p procfs) process(pid int) Process {
+	one := Process{PID: pid, Start: p.start(pid)}
 	if name, err := os.ReadFile(p.of(pid, "comm")); err == nil {
 		one.name = strings.TrimSuffix(string(name), "\n")
 	}
 	pod, _ := podcgroup.OfProcess(os.DirFS(p.path), pid)
-	one.pod, one.container = pod.UID, pod.Container
+	one.Pod, one.container = pod.UID, pod.Container
 	return one
+}
+
+// tick is the kernel's unit of time in procfs, on all machines that Go runs on.
+const tick = time.Second / 100
+
+// start is when a process was started, since the machine was, or negative where it has ended. The name of the program, which
+// may contain anything, ends with the last bracket.
+func (p procfs) start(pid int) time.Duration {
+	const field = 22 - 3 // of proc(5), the third being the first after the name
+	data, err := os.ReadFile(p.of(pid, "stat"))
+	if err != nil {
+		return -1
+	}
+	rest := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
+	if len(rest) <= field {
+		return -1
+	}
+	ticks, err := strconv.ParseInt(rest[field], 10, 64)
+	if err != nil {
+		return -1
+	}
+	return time.Duration(ticks) * tick
 }
 
 // shownID is how much of a container's ID crictl shows, which is enough to find it.
@@ -147,19 +175,18 @@ func shownOf(nodes []string) []string {
 	return append(slices.Clone(nodes[:shownNodes]), strconv.Itoa(len(nodes)-shownNodes)+" more")
 }
 
-// text describes a process: "process 4711 (train, pod default/a, container 0123456789abc,
-// has /dev/nvidia0 open)". podName may return "".
-func (p process) text(podName func(uid string) string) string {
+// Text describes a process: "process 4711 (train, pod default/a, container 0123456789abc,
+// has /dev/nvidia0 open)". The name of its pod is "" where it is not known.
+func (p Process) Text(podName string) string {
 	var about []string
 	if p.name != "" {
 		about = append(about, quote.Name(p.name))
 	}
-	if p.pod != "" {
-		pod := "pod with UID " + p.pod
-		if name := podName(p.pod); name != "" {
-			pod = "pod " + quote.Name(name)
-		}
-		about = append(about, pod)
+	switch {
+	case podName != "":
+		about = append(about, "pod "+quote.Name(podName))
+	case p.Pod != "":
+		about = append(about, "pod with UID "+p.Pod)
 	}
 	if p.container != "" {
 		about = append(about, "container "+p.container[:shownID])
@@ -167,7 +194,7 @@ func (p process) text(podName func(uid string) string) string {
 	if len(p.nodes) > 0 {
 		about = append(about, "has "+strings.Join(shownOf(p.nodes), " and ")+" open")
 	}
-	text := "process " + strconv.Itoa(p.pid)
+	text := "process " + strconv.Itoa(p.PID)
 	if len(about) == 0 {
 		return text
 	}

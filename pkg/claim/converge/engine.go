@@ -52,8 +52,9 @@ type Sharing interface {
 
 // Users finds the processes on a GPU that no claim explains.
 type Users interface {
-	// Users is bounded. The second result is by the ID of GPU instances.
-	Users(ctx context.Context, pciAddress string, claims []*record.Record) (rules.Users, map[int]rules.Users)
+	// Users is bounded. The second result is by the ID of GPU instances. Processes of claims may be on GPUs. Where orphans
+	// are, also processes count that use GPUs without a claim as a rule.
+	Users(ctx context.Context, pciAddress string, claims, orphans []*record.Record) (rules.Users, map[int]rules.Users)
 }
 
 // Engine observes GPUs, decides and acts. All methods may be called concurrently, in several processes at once.
@@ -63,8 +64,7 @@ type Engine struct {
 	Partitions Partitions
 	Sharing    Sharing
 	Specs      *spec.Specs
-	// Users is optional.
-	Users Users
+	Users      Users
 	// Clock is the time since the machine started.
 	Clock func() time.Duration
 	// UUID returns that of a GPU, or nothing while it is not known.

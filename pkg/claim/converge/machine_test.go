@@ -220,7 +220,6 @@ func (d disk) Remove(path string) error {
 	return d.effect("remove", func() error { return record.OS{}.Remove(path) })
 }
 
-
 // hardware is the machine as an engine reaches it.
 type hardware struct{ *machine }
 
@@ -358,7 +357,7 @@ func (h hardware) SetInterval(_ context.Context, d sharing.Device, interval shar
 	})
 }
 
-func (h hardware) Users(_ context.Context, pciAddress string, _ []*record.Record) (rules.Users, map[int]rules.Users) {
+func (h hardware) Users(_ context.Context, pciAddress string, _, _ []*record.Record) (rules.Users, map[int]rules.Users) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.users[pciAddress], nil

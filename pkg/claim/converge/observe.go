@@ -122,17 +122,24 @@ func (o *observation) observeHardware(ctx context.Context, d depth) {
 	if needs.Sessions {
 		o.observeSessions(ctx)
 	}
-	if needs.Users && e.Users != nil {
-		h.Users, h.InstanceUsers = e.Users.Users(ctx, o.GPU, o.owners())
+	if needs.Users {
+		owners, orphans := o.owners()
+		h.Users, h.InstanceUsers = e.Users.Users(ctx, o.GPU, owners, orphans)
 	}
 }
 
 // owners are the claims whose processes may be on the GPUs. Those of claims that are released, or that the API server does
-// not know, have no business there any more.
-func (o *observation) owners() []*record.Record {
-	return slices.DeleteFunc(slices.Clone(o.snapshot.Records), func(r *record.Record) bool {
-		return r.State != record.Prepared || o.isOrphan(r)
-	})
+// not know, have no business there any more: the latter on this GPU are the orphans.
+func (o *observation) owners() (owners, orphans []*record.Record) {
+	for _, r := range o.snapshot.Records {
+		switch isOrphan := o.isOrphan(r); {
+		case isOrphan && hasGPU(r, o.GPU):
+			orphans = append(orphans, r)
+		case !isOrphan && r.State == record.Prepared:
+			owners = append(owners, r)
+		}
+	}
+	return owners, orphans
 }
 
 // isPrepared reports whether a claim that is prepared has something of the GPU: nobody is sent to all of it then.

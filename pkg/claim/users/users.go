@@ -9,11 +9,18 @@
 // away. Little is given out on that: a GPU that a claim has is not free, and where claims only observe it, they are of a
 // namespace that may open every GPU. Where the place has no claim of the pod's namespace the pod counts, whatever the API
 // server does.
+//
+// Processes outside of pods do not count, nor those of pods in namespaces that are ignored: they belong to the node. On a GPU
+// with an orphan, a claim that does not exist any more, everybody counts: nothing but this keeps a whole GPU, or a partition
+// that somebody else made, from being given away under a running container.
 package users
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -23,16 +30,21 @@ import (
 	"github.com/partage-dev/partage/pkg/claim/converge"
 	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/claim/rules"
+	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/holder"
 )
 
 // Users finds them. It may be used concurrently.
 type Users struct {
-	Finder *holder.UsersFinder
+	Finder *holder.Finder
+	// List are the processes that the driver lists on a GPU.
+	List func(ctx context.Context, pciAddress string) ([]gpu.Process, error)
+	// Ignored reports whether pods of a namespace do not count.
+	Ignored func(namespace string) bool
 	// PodsOf returns the UIDs of the pods that a claim is reserved for.
 	PodsOf func(ctx context.Context, claim record.Ref) ([]string, error)
 	// Servers returns the processes that hold GPUs on behalf of MPS clients. They are no users: their sessions end with the
-	// claims. Optional.
+	// claims.
 	Servers func(ctx context.Context) ([]int, error)
 	// Clock is the time since the machine started.
 	Clock func() time.Duration
@@ -43,6 +55,9 @@ type Users struct {
 	// failure is why PodsOf failed last, at a time, or nil.
 	failure  error
 	failedAt time.Duration
+	// openers are those that were seen to have the node of a GPU open, for as long as they have. There is an entry for each
+	// GPU that was looked at.
+	openers map[string]map[opener]sighting
 }
 
 var _ converge.Users = (*Users)(nil)
@@ -53,7 +68,25 @@ type answer struct {
 	at   time.Duration
 }
 
+// opener is a process that has the node of a GPU open. Its start tells it from a later one with the same ID.
+type opener struct {
+	pid   int
+	start time.Duration
+}
+
+// sighting is what is remembered of an opener.
+type sighting struct {
+	first time.Duration
+	// before means that it had the node open when a claim was prepared.
+	before bool
+}
+
 const (
+	// limit bounds one observation. The driver's list of processes alone decides where the open files of all processes
+	// could not be read within it.
+	limit = time.Second
+	// openLimit is how long an open node keeps a GPU back.
+	openLimit = 10 * time.Minute
 	// askLimit bounds one question to the API server, of the second that an observation has.
 	askLimit = 300 * time.Millisecond
 	// askAgain is for how long the API server is not asked after a question that failed, and not asked again about a claim
@@ -61,63 +94,203 @@ const (
 	askAgain = 10 * time.Second
 	// keepFor is how long a pod counts as one of a claim after the API server said so.
 	keepFor = time.Minute
+	// shown is how many users are described.
+	shown = 5
 )
+
+// undivided is in place of the ID of a GPU instance.
+const undivided = -1
+
+// look is one observation of a GPU.
+type look struct {
+	*Users
+	gpu    string
+	claims []*record.Record
+	// orphaned are where orphans are. With any, everybody counts.
+	orphaned []int
+	servers  func() []int
+	found    map[int]rules.Users
+	texts    map[int][]string
+}
 
 // Users implements converge.Users. Where the driver does not say who uses the GPU, that counts as use: nobody knows that it
 // is free.
-func (u *Users) Users(ctx context.Context, pciAddress string, claims []*record.Record) (rules.Users, map[int]rules.Users) {
+func (u *Users) Users(ctx context.Context, pciAddress string, claims, orphans []*record.Record) (rules.Users, map[int]rules.Users) {
 	u.retain(claims)
-	q := holder.Query{PCIAddress: pciAddress, Now: u.Clock()}
-	for _, c := range claims {
-		for i := range c.Devices {
-			switch d := &c.Devices[i]; {
-			case d.PCIAddress != pciAddress:
-			case d.Admin:
-				q.Observed = true
-			default:
-				q.Prepared = max(q.Prepared, c.Arrived)
+	until := time.Now().Add(limit)
+	ctx, cancel := context.WithDeadline(ctx, until)
+	defer cancel()
+	l := &look{Users: u, gpu: pciAddress, claims: claims, found: map[int]rules.Users{}, texts: map[int][]string{}}
+	l.servers = sync.OnceValue(func() []int { return u.serversNow(ctx) })
+	for _, c := range orphans {
+		for _, d := range c.Devices {
+			if d.PCIAddress == pciAddress && !d.Admin {
+				l.orphaned = append(l.orphaned, instanceOf(&d))
 			}
 		}
 	}
-	// One process after the other is asked about.
-	var servers func() []int
-	q.Explained = func(ctx context.Context, s holder.Suspect) bool {
-		if servers == nil {
-			servers = sync.OnceValue(func() []int { return u.servers(ctx) })
+	listed, unlisted := u.List(ctx, pciAddress)
+	open, unopened := u.Finder.Openers(ctx, pciAddress, time.Until(until))
+	if unopened != nil {
+		klog.FromContext(ctx).V(2).Info("Open device nodes were not looked at, the driver's list of processes decides", "reason", unopened)
+	}
+	for _, p := range listed {
+		l.addListed(ctx, u.Finder.Process(p.PID), p.InstanceID)
+	}
+	cannotList := errors.Is(unlisted, gpu.ErrNotSupported)
+	if cannotList {
+		unlisted = nil
+	}
+	switch {
+	case cannotList && len(l.orphaned) > 0:
+		// The kernel knows who has the GPU open, whatever the driver can list.
+		unlisted = unopened
+		for _, p := range open {
+			l.addListed(ctx, p, undivided)
 		}
-		return slices.ContainsFunc(claims, func(c *record.Record) bool { return u.explains(ctx, c, pciAddress, s) }) ||
-			s.Memory && slices.Contains(servers(), s.PID)
+	case unopened == nil:
+		l.addOpeners(ctx, slices.DeleteFunc(open, func(p holder.Process) bool {
+			return slices.ContainsFunc(listed, func(other gpu.Process) bool { return other.PID == p.PID })
+		}))
 	}
-	found := u.Finder.Users(ctx, q)
-	logger := klog.FromContext(ctx)
-	if found.Unopened != nil {
-		logger.V(2).Info("Open device nodes were not looked at, the driver's list of processes decides", "reason", found.Unopened)
+	if unlisted != nil {
+		l.add(undivided, fmt.Sprintf("which processes use GPU %s is not known: %v", pciAddress, unlisted))
 	}
-	if found.Undivided.Overdue != "" {
-		logger.V(4).Info("Processes have the GPU open for so long that this does not count any more", "gpu", pciAddress, "processes", found.Undivided.Overdue)
-	}
-	undivided := convert(found.Undivided)
-	if found.Unlisted != nil {
-		undivided.Memory, undivided.Text = true, found.Unlisted.Error()
-	}
-	var instances map[int]rules.Users
-	for id, users := range found.Instances {
-		if instances == nil {
-			instances = map[int]rules.Users{}
-		}
-		instances[id] = convert(users)
-	}
-	return undivided, instances
+	return l.result()
 }
 
-func convert(u holder.Users) rules.Users {
-	return rules.Users{Memory: u.Memory, Open: u.Open, Text: u.Text}
+// addListed counts a process with a context or memory in a place, unless that is explained. MPS servers are no users.
+func (l *look) addListed(ctx context.Context, p holder.Process, instanceID int) {
+	if text, counts := l.counts(ctx, p, true, max(instanceID, undivided)); counts && !slices.Contains(l.servers(), p.PID) {
+		l.add(instanceID, text)
+	}
 }
 
-func (u *Users) servers(ctx context.Context) []int {
-	if u.Servers == nil {
-		return nil
+// add counts a user that has a context or memory in a place. One that the driver puts on no instance may be on that of an
+// orphan.
+func (l *look) add(instanceID int, text string) {
+	places := []int{max(instanceID, undivided)}
+	if instanceID < 0 {
+		places = append(places, l.orphaned...)
+		slices.Sort(places)
 	}
+	for _, at := range slices.Compact(places) {
+		one := l.found[at]
+		one.Memory = true
+		l.found[at], l.texts[at] = one, append(l.texts[at], text)
+	}
+}
+
+// result are the users of the undivided GPU and of its instances.
+func (l *look) result() (rules.Users, map[int]rules.Users) {
+	for at, texts := range l.texts {
+		one := l.found[at]
+		if more := len(texts) - shown; more > 0 {
+			texts = append(texts[:shown], fmt.Sprintf("and %d more", more))
+		}
+		one.Text = strings.Join(texts, ", ")
+		l.found[at] = one
+	}
+	whole := l.found[undivided]
+	delete(l.found, undivided)
+	return whole, l.found
+}
+
+// addOpeners counts those that have the GPU's node open, and neither a context nor memory. Whoever had it open before a claim
+// was prepared does not count: it was no obstacle then. A process that starts to look at a GPU in the middle of a claim
+// cannot know who that is: it takes those for it that were running then. Others would hold up the next claim after each
+// restart. With a claim that observes the GPU, whose containers have the node open, open nodes say nothing.
+func (l *look) addOpeners(ctx context.Context, open []holder.Process) {
+	var prepared time.Duration
+	for _, c := range l.claims {
+		for _, d := range c.Devices {
+			switch {
+			case d.PCIAddress != l.gpu:
+			case d.Admin:
+				return
+			default:
+				prepared = max(prepared, c.Arrived)
+			}
+		}
+	}
+	present, now := map[opener]sighting{}, l.Clock()
+	l.mu.Lock()
+	was, looked := l.openers[l.gpu]
+	l.mu.Unlock()
+	for _, p := range open {
+		text, counts := l.counts(ctx, p, false, undivided)
+		if !counts {
+			continue
+		}
+		key := opener{p.PID, p.Start}
+		s, seen := was[key]
+		if !seen {
+			s = sighting{first: now, before: !looked && 0 <= p.Start && p.Start <= prepared}
+		}
+		s.before = s.before || s.first <= prepared
+		present[key] = s
+		if !s.before && now-s.first < openLimit {
+			one := l.found[undivided]
+			one.Open = true
+			l.found[undivided], l.texts[undivided] = one, append(l.texts[undivided], text)
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.openers == nil {
+		l.openers = map[string]map[opener]sighting{}
+	}
+	l.openers[l.gpu] = present
+}
+
+// counts reports whether a process has no business where it is, and describes it. memory means that it has a context or
+// memory there. Otherwise it has nothing but the GPU's node open, which processes on any part of the GPU have. A pod whose
+// name is not known counts.
+func (l *look) counts(ctx context.Context, p holder.Process, memory bool, instanceID int) (text string, counts bool) {
+	name := ""
+	if p.Pod != "" && l.Finder.PodName != nil {
+		name = l.Finder.PodName(ctx, l.gpu, p.Pod)
+	}
+	namespace, _, _ := strings.Cut(name, "/")
+	everybody := memory && len(l.orphaned) > 0
+	if !everybody && (p.Pod == "" || namespace != "" && l.Ignored(namespace)) {
+		return "", false
+	}
+	explains := func(c *record.Record) bool {
+		return p.Pod != "" && (namespace == "" || namespace == c.Claim.Namespace) && l.allows(c, memory, instanceID) && l.mayHave(ctx, c.Claim, p.Pod)
+	}
+	return p.Text(name), !slices.ContainsFunc(l.claims, explains)
+}
+
+// allows reports whether processes of a claim may be in a place. Those of one that observes may be anywhere on the GPU, which
+// is no reason to take them for others than those of an orphan.
+func (l *look) allows(c *record.Record, memory bool, instanceID int) bool {
+	return slices.ContainsFunc(c.Devices, func(d record.Device) bool {
+		switch {
+		case d.PCIAddress != l.gpu:
+			return false
+		case !memory:
+			return true
+		case d.Admin:
+			return len(l.orphaned) == 0
+		}
+		return instanceOf(&d) == instanceID
+	})
+}
+
+// instanceOf is where processes of a claim with the device are.
+func instanceOf(d *record.Device) int {
+	switch {
+	case d.Partition == nil:
+		return undivided
+	case d.Partition.Made == nil:
+		return undivided - 1 // nowhere
+	}
+	return d.Partition.Made.InstanceID
+}
+
+// serversNow are the MPS servers. Where the supervisor does not answer, they count as users.
+func (u *Users) serversNow(ctx context.Context) []int {
 	ctx, cancel := context.WithTimeout(ctx, askLimit)
 	defer cancel()
 	servers, err := u.Servers(ctx)
@@ -127,58 +300,34 @@ func (u *Users) servers(ctx context.Context) []int {
 	return servers
 }
 
-// explains reports whether a process is one of a claim that is on the GPU.
-func (u *Users) explains(ctx context.Context, c *record.Record, pciAddress string, s holder.Suspect) bool {
-	there := slices.ContainsFunc(c.Devices, func(d record.Device) bool { return d.PCIAddress == pciAddress && allows(&d, s) })
-	if !there || s.Namespace != "" && s.Namespace != c.Claim.Namespace {
-		return false
-	}
-	has, err := u.has(ctx, c.Claim, s.PodUID)
-	if err != nil {
-		klog.FromContext(ctx).V(2).Info("A pod on a GPU is taken for one of a claim, whose pods are not known", "claim", c.Claim, "podUID", s.PodUID, "reason", err)
-	}
-	return has || err != nil
-}
-
-// allows reports whether processes of a claim with the device may be where a process is. Those that observe may be anywhere
-// on the GPU, and all have its node open.
-func allows(d *record.Device, s holder.Suspect) bool {
-	switch {
-	case d.Admin || !s.Memory:
-		return true
-	case d.Partition == nil:
-		return s.InstanceID < 0
-	}
-	return d.Partition.Made != nil && d.Partition.Made.InstanceID == s.InstanceID
-}
-
-// has reports whether a pod is one of a claim. An error means that this is not known.
-func (u *Users) has(ctx context.Context, claim record.Ref, podUID string) (bool, error) {
+// mayHave reports whether a pod is one of a claim, or that is not known.
+func (u *Users) mayHave(ctx context.Context, claim record.Ref, podUID string) bool {
 	now := u.Clock()
 	u.mu.Lock()
 	known, asked := u.pods[claim.UID]
 	failure, failedAt := u.failure, u.failedAt
 	u.mu.Unlock()
-	age := now - known.at
-	switch has := slices.Contains(known.pods, podUID); {
-	case asked && has && age < keepFor, asked && !has && age < askAgain:
-		return has, nil
-	case failure != nil && now-failedAt < askAgain:
-		return false, failure
+	has, age := slices.Contains(known.pods, podUID), now-known.at
+	if asked && (has && age < keepFor || !has && age < askAgain) {
+		return has
 	}
-	ctx, cancel := context.WithTimeout(ctx, askLimit)
-	defer cancel()
-	pods, err := u.PodsOf(ctx, claim)
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.failure, u.failedAt = err, now; err != nil {
-		return false, err
+	if failure == nil || now-failedAt >= askAgain {
+		limited, cancel := context.WithTimeout(ctx, askLimit)
+		defer cancel()
+		pods, err := u.PodsOf(limited, claim)
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		if u.failure, u.failedAt = err, now; err == nil {
+			if u.pods == nil {
+				u.pods = map[types.UID]answer{}
+			}
+			u.pods[claim.UID] = answer{pods: pods, at: now}
+			return slices.Contains(pods, podUID)
+		}
+		failure = err
 	}
-	if u.pods == nil {
-		u.pods = map[types.UID]answer{}
-	}
-	u.pods[claim.UID] = answer{pods: pods, at: now}
-	return slices.Contains(pods, podUID), nil
+	klog.FromContext(ctx).V(2).Info("A pod on a GPU is taken for one of a claim, whose pods are not known", "claim", claim, "podUID", podUID, "reason", failure)
+	return true
 }
 
 // retain forgets the pods of claims that are not prepared any more.

@@ -62,11 +62,9 @@ func newNode(t *testing.T) *node {
 	roots := host.Roots{Proc: n.dir, PodLogs: filepath.Join(n.dir, "logs")}
 	names := &holder.PodNames{Roots: roots}
 	n.users = &Users{
-		Finder: &holder.UsersFinder{
-			Finder:  &holder.Finder{Roots: roots, Proc: filepath.Join(n.dir, "processes"), PodName: names.Name},
-			List:    func(context.Context, string) ([]gpu.Process, error) { return n.listed, n.listError },
-			Ignored: func(namespace string) bool { return namespace == "monitoring" || namespace == "partage" },
-		},
+		Finder:  &holder.Finder{Roots: roots, Proc: filepath.Join(n.dir, "processes"), PodName: names.Name},
+		List:    func(context.Context, string) ([]gpu.Process, error) { return n.listed, n.listError },
+		Ignored: func(namespace string) bool { return namespace == "monitoring" || namespace == "partage" },
 		PodsOf: func(_ context.Context, claim record.Ref) ([]string, error) {
 			n.asked = append(n.asked, claim.Name)
 			return n.pods[claim.Name], n.away
@@ -202,7 +200,7 @@ func TestUsers(t *testing.T) {
 			if test.change != nil {
 				test.change(n)
 			}
-			got, instances := n.users.Users(t.Context(), pci, test.claims)
+			got, instances := n.users.Users(t.Context(), pci, test.claims, nil)
 			if got.Any() != (got.Text != "") {
 				t.Errorf("the text is %q", got.Text)
 			}
@@ -232,7 +230,7 @@ func TestAsking(t *testing.T) {
 		t.Helper()
 		n.now += after
 		n.asked = nil
-		got, _ := n.users.Users(t.Context(), pci, claims)
+		got, _ := n.users.Users(t.Context(), pci, claims, nil)
 		if got.Memory != used || len(n.asked) != asked {
 			t.Errorf("%s: got %+v after %d questions, want %t after %d", when, got, len(n.asked), used, asked)
 		}
@@ -267,7 +265,7 @@ func TestMonitorRestarted(t *testing.T) {
 	step := func(when string, now time.Duration, open bool, claims ...*record.Record) {
 		t.Helper()
 		n.now = now
-		if got, _ := n.users.Users(t.Context(), pci, claims); got.Open != open || got.Memory {
+		if got, _ := n.users.Users(t.Context(), pci, claims, nil); got.Open != open || got.Memory {
 			t.Errorf("%s: got %+v", when, got)
 		}
 	}
@@ -302,7 +300,7 @@ func TestSlowAPIServer(t *testing.T) {
 		n.listed = append(n.listed, gpu.Process{PID: 5000001 + i, InstanceID: -1})
 	}
 	began := time.Now()
-	got, _ := n.users.Users(t.Context(), pci, []*record.Record{claim("a", nil, pci), claim("b", nil, pci)})
+	got, _ := n.users.Users(t.Context(), pci, []*record.Record{claim("a", nil, pci), claim("b", nil, pci)}, nil)
 	if took := time.Since(began); took > 2*time.Second || !got.Memory || !strings.Contains(got.Text, "third/x") || strings.Contains(got.Text, "stray") {
 		t.Errorf("got %+v after %s", got, took)
 	}
