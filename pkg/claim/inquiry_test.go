@@ -92,6 +92,12 @@ func (a *asker) log(_, args string) {
 	}
 }
 
+func (a *asker) said() (troubles, recoveries int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.troubles, a.recoveries
+}
+
 // answer makes the API server answer with an error or not.
 func (a *asker) answer(err error) {
 	a.box.mu.Lock()
@@ -252,25 +258,25 @@ func TestNoAnswers(t *testing.T) {
 		a.answer(errors.New("connection refused"))
 		const away, after = 3 * time.Hour, time.Hour
 		a.run(t, away)
-		if a.troubles != 1 || a.recoveries != 0 {
-			t.Errorf("it was said %d times, want once", a.troubles)
+		if troubles, recoveries := a.said(); troubles != 1 || recoveries != 0 {
+			t.Errorf("it was said %d times, want once", troubles)
 		}
-		perSecond := float64(len(a.asked)) / away.Seconds() * bigCluster
+		perSecond := float64(a.between(0, 24*time.Hour)) / away.Seconds() * bigCluster
 		t.Logf("%.0f per second for %d nodes while there is no answer", perSecond, bigCluster)
 		if perSecond > allRequests {
 			t.Errorf("%.0f requests per second, want %d at most", perSecond, allRequests)
 		}
-		before := len(a.asked)
+		before := a.between(0, 24*time.Hour)
 		a.answer(nil)
 		a.run(t, after)
-		if n := len(a.asked) - before; float64(n)/after.Seconds()*bigCluster > allRequests {
+		if n := a.between(0, 24*time.Hour) - before; float64(n)/after.Seconds()*bigCluster > allRequests {
 			t.Errorf("%d questions in the hour after", n)
 		}
 		if most, limit := a.most(time.Minute), inquiryBurst+5; most > limit {
 			t.Errorf("%d questions in a minute, want %d at most", most, limit)
 		}
-		if a.troubles != 1 || a.recoveries != 1 {
-			t.Errorf("it was said %d times that there are answers, want once", a.recoveries)
+		if troubles, recoveries := a.said(); troubles != 1 || recoveries != 1 {
+			t.Errorf("it was said %d times that there are answers, want once", recoveries)
 		}
 	})
 }
@@ -281,7 +287,7 @@ func TestNoAnswerAboutOrphan(t *testing.T) {
 		a := newAsker(t, 1)
 		a.deleteClaim("c0")
 		a.run(t, DefaultCheckInterval+time.Minute)
-		seen := a.byClaim["c0"][0]
+		seen := a.about("c0")[0]
 		a.answer(errors.New("connection refused"))
 		a.run(t, seen+DefaultOrphanGrace+10*time.Minute-time.Since(a.start))
 		a.answer(nil)
