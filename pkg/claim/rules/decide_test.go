@@ -105,7 +105,7 @@ func TestSeveralParts(t *testing.T) {
 	}
 	o.Hardware.MIG = true
 	o.Hardware.Instances = []Instance{{ID: 7, Place: slice(0), Compute: 1}, {ID: 8, Place: slice(4), Compute: 1}}
-	want = []Do{RemoveSpec, DestroyCI, DestroyGI, Unstart, DestroyCI, DestroyGI, DisableMIG, Clear}
+	want = []Do{RemoveSpec, DestroyCI, DestroyGI, Unstart, Unstart, DestroyCI, DestroyGI, DisableMIG, Clear}
 	plan := Decide(o)
 	if got := do(plan); !equal(got, want) || plan.Tasks[0].Actions[1].Key != "second" {
 		t.Errorf("released by %v, want %v", got, want)

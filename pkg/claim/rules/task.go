@@ -59,15 +59,16 @@ type Action struct {
 // Aim is what a task is for.
 type Aim uint8
 
-// The aims. What is joint needs all GPUs of the claim to propose it at once.
+// The aims, in the order in which tasks should be tried: what takes away comes before what makes. What is joint needs all
+// GPUs of the claim to propose it at once.
 const (
-	Make         Aim = iota
-	StartJointly     // where a session is on several GPUs; joint
-	Commit           // joint
-	Disown           // joint
-	Unguard          // joint
+	Repair  Aim = iota
+	Unguard     // joint
 	Release
-	Repair
+	Disown // joint
+	Make
+	StartJointly // where a session is on several GPUs; joint
+	Commit       // joint
 )
 
 // Task is what may be done for one claim: all of it in order, until something fails, under the locks of
