@@ -78,18 +78,15 @@ func answer(err error) rules.Answer {
 	switch {
 	case err == nil:
 		return rules.Answered
-	case errors.Is(err, gpu.ErrHung):
-		return rules.Hung
-	case errors.Is(err, gpu.ErrLost), errors.Is(err, gpu.ErrNotFound):
-		return rules.Absent
-	case errors.Is(err, gpu.ErrSlow), errors.Is(err, context.DeadlineExceeded):
-		return rules.Slow
+	case errors.Is(err, gpu.ErrHung), errors.Is(err, gpu.ErrLost), errors.Is(err, gpu.ErrNotFound),
+		errors.Is(err, gpu.ErrSlow), errors.Is(err, context.DeadlineExceeded):
+		return rules.Silent
 	}
 	return rules.Failed
 }
 
 func (e *Engine) observeHardware(ctx context.Context, o *observation, d depth) {
-	needs := rules.NeedsOf(o.GPU, o.Records)
+	needs := o.Needs()
 	if d == everything {
 		needs = rules.Needs{Mode: true, Fabric: needs.Fabric, Users: needs.Users || !isPrepared(o), Sessions: true}
 	}
@@ -193,7 +190,7 @@ func (e *Engine) observeSessions(ctx context.Context, o *observation) {
 	defer cancel()
 	found, err := e.Sharing.Sessions(limited)
 	if err != nil {
-		o.Supervisor, o.SupervisorText = cmp.Or(answer(err), rules.Failed), err.Error()
+		o.Unsupervised = err.Error()
 		return
 	}
 	o.sessions = found

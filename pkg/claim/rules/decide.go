@@ -1,6 +1,14 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
+// Package rules decides what happens to the claims on one GPU.
+//
+//	observe   an Observation: the records that want or had something on the GPU, its hardware, the CDI specs
+//	decide    Decide(Observation) -> tasks, statements, and one verdict for each record
+//	act       carries out one task under the lock of the GPU, then it is observed again
+//
+// Prepare, Unprepare, reconciliation and the recovery after a crash are the same loop. The rules have no effects and
+// no memory; package model explores them together with a world that goes wrong.
 package rules
 
 import (
@@ -13,21 +21,34 @@ import (
 // Decide says what to do next for each claim on one GPU, and what is wrong with it. It has no effects and no memory.
 func Decide(o Observation) Plan {
 	d := &decision{Observation: o}
-	if !d.undoRefused() {
-		d.decide()
+	if d.undoRefused() {
+		return d.plan
+	}
+	for _, s := range d.Specs {
+		// A container is started with a spec of this boot only, unless its record cannot be read.
+		if r := d.record(s.Claim); (r == nil || r.Boot != d.Boot || r.Phase == Wanted) && d.guardOf(s.Claim) == nil {
+			d.plan.Tasks = append(d.plan.Tasks, Task{Claim: s.Claim, Aim: Repair, Actions: []Action{d.action(RemoveSpec, s.Claim)}})
+		}
+	}
+	if d.Hardware.Answer != Answered {
+		d.say(Statement{Reason: Unresponsive, Text: d.Hardware.Text})
+	}
+	for i := range d.Records {
+		d.claim(&d.Records[i]).judge()
+	}
+	if d.Hardware.Answer == Answered {
+		d.survey()
 	}
 	slices.SortStableFunc(d.plan.Tasks, func(a, b Task) int { return cmp.Compare(a.Aim, b.Aim) })
 	return d.plan
 }
 
-// NeedsOf says what has to be observed of a GPU because of what the records say.
-func NeedsOf(gpu string, records []Record) Needs {
-	var n Needs
-	for i := range records {
-		r := &records[i]
-		for k := range r.Parts {
-			p := &r.Parts[k]
-			if p.GPU != gpu || p.Admin {
+// Needs says what has to be observed of the GPU because of what the records say.
+func (o *Observation) Needs() (n Needs) {
+	for i := range o.Records {
+		r := &o.Records[i]
+		for _, p := range o.on(r) {
+			if p.Admin {
 				continue
 			}
 			undivided := p.Place == Undivided
@@ -57,6 +78,10 @@ type claim struct {
 
 func (d *decision) claim(r *Record) *claim { return &claim{decision: d, Record: r, parts: d.on(r)} }
 
+func (c *claim) sayOf(p part, reason Reason, text string) {
+	c.say(Statement{Place: p.Place, Claim: c.Claim, Device: p.Device, Reason: reason, Text: text})
+}
+
 func (c *claim) verdict(v Verdict) {
 	v.Claim = c.Claim
 	c.plan.Verdicts = append(c.plan.Verdicts, v)
@@ -66,30 +91,6 @@ func (c *claim) verdict(v Verdict) {
 func (c *claim) task(t Task) {
 	t.Claim = c.Claim
 	c.plan.Tasks = append(c.plan.Tasks, t)
-}
-
-// work is all that is to be said of a claim for which there is something to do.
-func (c *claim) work(t Task) {
-	c.verdict(Verdict{State: Working})
-	c.task(t)
-}
-
-func (d *decision) decide() {
-	for _, s := range d.Specs {
-		// A container is started with a spec of this boot only, unless its record cannot be read.
-		if r := d.record(s.Claim); (r == nil || r.Boot != d.Boot || r.Phase == Wanted) && d.guardOf(s.Claim) == nil {
-			d.plan.Tasks = append(d.plan.Tasks, Task{Claim: s.Claim, Aim: Repair, Actions: []Action{d.action(RemoveSpec, s.Claim)}})
-		}
-	}
-	if d.Hardware.Answer != Answered {
-		d.say(Statement{Reason: Unresponsive, Text: d.Hardware.Text})
-	}
-	for i := range d.Records {
-		d.claim(&d.Records[i]).judge()
-	}
-	if d.Hardware.Answer == Answered {
-		d.survey()
-	}
 }
 
 // undoRefused takes back what the record says after the hardware has refused to make the instance: the place was empty a
@@ -144,14 +145,17 @@ func (o *Observation) emptiedBy(actions []Action) bool {
 }
 
 func (c *claim) judge() {
-	switch observes := c.observes() && (c.Calling || c.leaving(c.Record)); {
+	// Nothing has to be known of a GPU for a claim that does nothing but look at it.
+	looks := (c.Calling || c.leaving(c.Record)) && !slices.ContainsFunc(c.parts, func(p part) bool { return !p.Admin || p.Place != Undivided })
+	switch {
 	case c.Boot != c.Observation.Boot:
 		c.earlierBoot()
 		return
-	case c.Hardware.Answer != Answered && !observes:
+	case c.Hardware.Answer != Answered && !looks:
 		c.unknown()
 		return
 	}
+	said := len(c.plan.Verdicts)
 	c.repair()
 	switch {
 	case c.leaving(c.Record):
@@ -166,11 +170,9 @@ func (c *claim) judge() {
 	default:
 		c.make()
 	}
-}
-
-// observes reports whether a claim does nothing but look at the GPU: nothing has to be known of that.
-func (c *claim) observes() bool {
-	return !slices.ContainsFunc(c.parts, func(p part) bool { return !p.Admin || p.Place != Undivided })
+	if len(c.plan.Verdicts) == said {
+		c.verdict(Verdict{State: Working})
+	}
 }
 
 // earlierBoot: nothing that such a record is about exists. The kubelet has the claim prepared again before it starts a
@@ -180,7 +182,7 @@ func (c *claim) earlierBoot() {
 		c.verdict(Verdict{State: Missing, Why: "it was prepared before the machine was started"})
 		return
 	}
-	c.task(Task{Aim: Release, Actions: []Action{c.action(RemoveSpec, c.Claim), c.action(Clear, c.Claim)}})
+	c.giveBack(c.action(Clear, c.Claim))
 }
 
 // unknown keeps everything as it is. What needs no hardware goes on, so that pods can end.
@@ -191,7 +193,7 @@ func (c *claim) unknown() {
 	}
 	if c.leaving(c.Record) {
 		const why = "this waits until the GPU answers"
-		c.releaseSome()
+		c.giveBack()
 		c.sayPending(why)
 		v.State, v.Why = Pending, why+": "+v.Why
 	}
@@ -215,15 +217,13 @@ func (c *claim) repair() {
 }
 
 func (c *claim) gone() {
-	text := func(devices string) string {
-		return fmt.Sprintf("the partition of device %s was removed by somebody else, or by a reset of the GPU", devices)
-	}
-	var names []string
+	var texts []string
 	for _, p := range c.parts {
 		if p.isGone() {
-			names = append(names, p.Device)
-			c.say(Statement{Place: p.Place, Claim: c.Claim, Device: p.Device, Reason: PartitionGone, Text: text(p.Device)})
+			text := fmt.Sprintf("the partition of device %s was removed by somebody else, or by a reset of the GPU", p.Device)
+			texts = append(texts, text)
+			c.sayOf(p, PartitionGone, text)
 		}
 	}
-	c.verdict(Verdict{State: Missing, Why: text(strings.Join(names, ", "))})
+	c.verdict(Verdict{State: Missing, Why: strings.Join(texts, ", ")})
 }

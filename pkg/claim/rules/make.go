@@ -3,10 +3,7 @@
 
 package rules
 
-import (
-	"fmt"
-	"slices"
-)
+import "slices"
 
 // make brings a claim to what it wants on this GPU, or says why not. A claim that is prepared is made again in the same
 // way: nothing is left to do for it where everything is there.
@@ -39,6 +36,10 @@ func (c *claim) make() {
 			v = m.whole(p)
 		}
 		if v != nil {
+			if len(c.Guards) > 0 && (v.Code == Foreign || v.Code == Divided) {
+				v.Why += "; it may be that of " + c.Guards[0].owner()
+			}
+			v.State = Refused
 			c.verdict(*v)
 			return
 		}
@@ -52,21 +53,9 @@ func (c *claim) unmake(p part) {
 	if c.Phase == Prepared || p.Mark != Started || len(p.sharers()) > 0 {
 		return
 	}
-	var actions []Action
-	switch i := c.at(p.Place); {
-	case i != nil && i.Compute > 0:
-		return
-	case i != nil:
-		actions = append(actions, p.action(DestroyGI))
-	case p.isExclusive():
-		actions = append(actions, p.action(SetDefault))
+	if i := c.at(p.Place); i == nil || i.Compute == 0 {
+		c.task(Task{Aim: Make, Actions: append(p.undoLast(i), p.action(Unstart))})
 	}
-	c.task(Task{Aim: Make, Actions: append(actions, p.action(Unstart))})
-}
-
-// isExclusive means that the compute mode was set for it.
-func (p part) isExclusive() bool {
-	return p.Session != "" && p.Place == Undivided && p.o.Hardware.Exclusive
 }
 
 // making collects what brings a claim to what it wants on this GPU.
@@ -97,9 +86,9 @@ func (m *making) useAsIs(p part) *Verdict {
 		m.start(p)
 		return nil
 	case p.Kind == Static:
-		return p.verdict(Refused, NoCode, ": the partition was not made by this driver and is not there any more")
+		return p.says(Verdict{}, ": the partition was not made by this driver and is not there any more")
 	}
-	return p.verdict(Refused, NoCode, ": there is no partition now, and admin access does not make one")
+	return p.says(Verdict{}, ": there is no partition now, and admin access does not make one")
 }
 
 func (m *making) partition(p part) *Verdict {
@@ -109,9 +98,9 @@ func (m *making) partition(p part) *Verdict {
 	case i == nil:
 		return m.create(p)
 	case !ours:
-		return p.verdict(Refused, Foreign, ": GPU instance %d is in its place; it was not made by this driver and is left alone%s", i.ID, m.guardHint())
+		return p.says(Verdict{Code: Foreign}, ": GPU instance %d is in its place; it was not made by this driver and is left alone", i.ID)
 	case i.Compute > 1:
-		return p.verdict(Refused, Foreign, ": somebody else has divided GPU instance %d into %d compute instances", i.ID, i.Compute)
+		return p.says(Verdict{Code: Foreign}, ": somebody else has divided GPU instance %d into %d compute instances", i.ID, i.Compute)
 	}
 	m.start(p)
 	if i.Compute == 0 {
@@ -124,10 +113,10 @@ func (m *making) partition(p part) *Verdict {
 // create makes a partition where nothing is.
 func (m *making) create(p part) *Verdict {
 	if i := find(m.Hardware.Instances, func(i *Instance) bool { return i.Place.Overlaps(p.Place) }); i != nil {
-		return p.verdict(Refused, Foreign, ": GPU instance %d (placement %d:%d), which no claim has, overlaps with it%s", i.ID, i.Place.Start, i.Place.Size, m.guardHint())
+		return p.says(Verdict{Code: Foreign}, ": GPU instance %d (placement %d:%d), which no claim has, overlaps with it", i.ID, i.Place.Start, i.Place.Size)
 	}
 	if !m.Hardware.MIG && !p.Dynamic {
-		return p.verdict(Refused, ModeFixed, ": MIG mode is off, and on this GPU only an administrator changes it (nvidia-smi -i %s -mig 1, and a reset)", m.GPU)
+		return p.says(Verdict{Code: ModeFixed}, ": MIG mode is off, and on this GPU only an administrator changes it (nvidia-smi -i %s -mig 1, and a reset)", m.GPU)
 	}
 	if !m.Hardware.MIG && !slices.ContainsFunc(m.actions, func(a Action) bool { return a.Do == EnableMIG }) {
 		if m.Phase != Prepared {
@@ -150,15 +139,15 @@ func (m *making) whole(p part) *Verdict {
 	known := p.Mark == Started || len(p.sharers()) > 0 || m.guardOf(m.Claim) != nil
 	switch {
 	case len(h.Instances) > 0:
-		return p.verdict(Refused, Divided, ": the GPU is partitioned: there is GPU instance %d, which no claim has%s", h.Instances[0].ID, m.guardHint())
+		return p.says(Verdict{Code: Divided}, ": the GPU is partitioned: there is GPU instance %d, which no claim has", h.Instances[0].ID)
 	case p.Session != "" && (h.OtherMode || h.Exclusive && !known):
 		mode := "not DEFAULT"
 		if h.Exclusive {
 			mode = "EXCLUSIVE_PROCESS"
 		}
-		return p.verdict(Refused, ModeFixed, ": the compute mode of GPU %s is %s and was not set by this driver; set it back with nvidia-smi -i %s -c DEFAULT", m.GPU, mode, m.GPU)
+		return p.says(Verdict{Code: ModeFixed}, ": the compute mode of GPU %s is %s and was not set by this driver; set it back with nvidia-smi -i %s -c DEFAULT", m.GPU, mode, m.GPU)
 	case h.MIG && p.Divisible && !p.Dynamic:
-		return p.verdict(Refused, ModeFixed, ": MIG mode is on, and on this GPU only an administrator changes it (nvidia-smi -i %s -mig 0, and a reset)", m.GPU)
+		return p.says(Verdict{Code: ModeFixed}, ": MIG mode is on, and on this GPU only an administrator changes it (nvidia-smi -i %s -mig 0, and a reset)", m.GPU)
 	}
 	m.start(p)
 	if h.MIG && p.Divisible {
@@ -170,23 +159,16 @@ func (m *making) whole(p part) *Verdict {
 	return nil
 }
 
-func (o *Observation) guardHint() string {
-	if len(o.Guards) == 0 {
-		return ""
-	}
-	return fmt.Sprintf("; it may be that of %s", o.Guards[0].owner())
-}
-
 // propose adds the sessions and what a claim on several GPUs does on all of them at once.
 func (m *making) propose() {
 	here, jointly := m.sessions()
 	if len(jointly) > 0 && len(m.actions)+len(here) == 0 {
-		m.work(Task{Aim: StartJointly, With: m.gpus(jointly[0].Session), Final: jointly})
+		m.task(Task{Aim: StartJointly, With: m.gpus(jointly[0].Session), Final: jointly})
 		return
 	}
 	gpus, actions := m.gpus(""), append(m.actions, here...)
 	if len(gpus) > 1 && len(actions) > 0 {
-		m.work(Task{Aim: Make, Actions: actions})
+		m.task(Task{Aim: Make, Actions: actions})
 		return
 	}
 	for _, p := range m.parts {
@@ -204,7 +186,7 @@ func (m *making) propose() {
 	if m.guardOf(m.Claim) != nil {
 		final = append(final, m.action(DropGuard, m.Claim))
 	}
-	m.work(Task{Aim: Commit, Actions: actions, Final: final, With: gpus})
+	m.task(Task{Aim: Commit, Actions: actions, Final: final, With: gpus})
 }
 
 // gpus are those of the claim, or of one of its sessions: others need not be ready when that is started.
@@ -263,4 +245,66 @@ func larger[T int | int64](a, b T) T {
 		return 0
 	}
 	return max(a, b)
+}
+
+// inTheWay says which other claim has the place of a part, or who uses what is about to be given out. before are the
+// claim's parts that come first.
+func (c *claim) inTheWay(p part, before []part) *Verdict {
+	if v := c.overlap(p); v != nil || p.Admin {
+		return v
+	}
+	if v := c.noShareLeft(p, before); v != nil {
+		return v
+	}
+	h, g := &c.Hardware, c.guardBesides(c.Claim)
+	givenOut := p.Place == Undivided && c.Phase != Prepared
+	switch {
+	case g != nil && p.mayBeGuarded():
+		return p.says(Verdict{State: Waiting, Code: Guarded, Other: g.Claim}, " may be in use by %s", g.owner())
+	case p.Session != "" && c.Unsupervised != "":
+		return p.says(Verdict{State: Waiting, Code: NoSupervisor}, ": the MPS supervisor of this node does not answer, is the DaemonSet of the mps-supervisor running? %s", c.Unsupervised)
+	case givenOut && h.Users.Any() && len(p.holders()) == 0 && c.guardOf(c.Claim) == nil:
+		// A GPU that is given back is given out again when it is idle; what those have who hold a share of it is theirs.
+		return p.says(Verdict{State: Waiting, Code: InUse}, ": GPU %s is in use by processes that no claim explains: %s", c.GPU, h.Users.Text)
+	case givenOut && p.Divisible && h.Fabric != "":
+		return p.says(Verdict{State: Waiting, Code: NotRegistered}, ": CUDA programs would not start: GPU %s is not registered with the NVLink fabric yet (%s)", c.GPU, h.Fabric)
+	}
+	return nil
+}
+
+// overlap reports how a part of another claim is in the way.
+func (c *claim) overlap(p part) *Verdict {
+	for _, q := range c.held(func(q part) bool { return q.of.Claim != c.Claim }) {
+		v, phase := Verdict{State: Waiting, Code: Overlap, Other: q.of.Claim}, q.of.Phase
+		if c.leaving(q.of) {
+			phase = Releasing
+		}
+		switch {
+		case p.Conflicts(q.Part):
+			state := map[Phase]string{Preparing: "being prepared", Prepared: "prepared", Releasing: "being released"}[phase]
+			return p.says(v, " overlaps with %s, which is %s for claim %s", q.Device, state, q.of.Name)
+		case p.SameDevice(q.Part) && phase != Releasing && (q.Mark == Lost || q.isLost()):
+			return p.says(v, ": claim %s has lost its share of the partition, which is made again when that claim is released", q.of.Name)
+		}
+	}
+	return nil
+}
+
+// noShareLeft counts the shares that claims have of a device. A part that has started has one.
+func (c *claim) noShareLeft(p part, before []part) *Verdict {
+	others, own := p.others(), 1+len(p.among(before))
+	switch {
+	case !p.Shared || p.Clients == 0 || p.Mark == Started || len(others)+own <= p.Clients:
+		return nil
+	case len(others) == 0:
+		return p.says(Verdict{State: Refused}, ": the claim is allocated %d shares of it, and it has %d", own, p.Clients)
+	}
+	first := others[0].of
+	return p.says(Verdict{State: Waiting, Code: SharesTaken, Other: first.Claim}, " has %d shares and all are taken, one of them by claim %s", p.Clients, first.Name)
+}
+
+// mayBeGuarded: a claim whose record cannot be read may have an undivided GPU, and what is shared. Other partitions are
+// seen on the hardware.
+func (p part) mayBeGuarded() bool {
+	return p.Mark != Started && p.Kind != Static && (p.Place == Undivided || !p.o.Hardware.MIG || p.Shared)
 }

@@ -46,15 +46,11 @@ const (
 	Announced             // MIG mode is turned on for it, and nothing else of it is there: a partition in its place is somebody else's
 )
 
-// Limits are what the clients of one claim may have of an MPS session that claims share. Zero is no limit.
-type Limits struct {
-	Percent     int
-	MemoryBytes int64
-}
-
 // Demand is what a claim needs of an MPS session, and what a session gives.
 type Demand struct {
-	Limits
+	// Percent and MemoryBytes are what the clients of one claim may have of a session that claims share. Zero is no limit.
+	Percent     int
+	MemoryBytes int64
 	// BelowNormal is the client priority of all, Priorities that some have one that is not normal.
 	BelowNormal, Priorities bool
 	// Restart replaces the server after a client was killed.
@@ -63,12 +59,10 @@ type Demand struct {
 
 // Part is one device of a claim, or one share of a device.
 type Part struct {
-	// Key names it within its claim, Device is the published device.
-	Key, Device string
-	// GPU is a PCI address.
-	GPU   string
-	Kind  Kind
-	Place Place
+	// Key names it within its claim, Device is the published device, GPU a PCI address.
+	Key, Device, GPU string
+	Kind             Kind
+	Place            Place
 	// Shared is a slot that other claims may have as well. Clients is how many the policy allows, or 0 where it does not say.
 	Shared  bool
 	Clients int
@@ -77,8 +71,7 @@ type Part struct {
 	// Divisible means that the GPU can have MIG mode, Dynamic that the mode follows the claims. Without it only an
 	// administrator changes the mode.
 	Divisible, Dynamic bool
-	// Session is the ID of the MPS session that the part is in, or empty. Own means that it is the claim's own,
-	// whose limits never change.
+	// Session is the ID of its MPS session, or empty. Own means that it is the claim's own, whose limits never change.
 	Session string
 	Own     bool
 	Demand  Demand
@@ -120,13 +113,11 @@ const (
 type Record struct {
 	Claim types.UID
 	// Name is "namespace/name", for people.
-	Name  string
-	Boot  string
-	Phase Phase
-	// Calling means that a Prepare for the claim is at work, in any process.
-	Calling bool
-	// Outdated means that this Prepare arrived after the one that wrote the record.
-	Outdated bool
+	Name, Boot string
+	Phase      Phase
+	// Calling means that a Prepare for the claim is at work, in any process, and Outdated that it arrived after the one
+	// that wrote the record.
+	Calling, Outdated bool
 	// Orphan means that the API server has not known the claim, or its devices here, for long enough.
 	Orphan bool
 	Parts  []Part
@@ -135,8 +126,7 @@ type Record struct {
 // Guard is a record that cannot be read. Everything that it may be about stays as it is.
 type Guard struct {
 	Claim types.UID
-	// GPUs are those that it may be about. Empty means all.
-	GPUs []string
+	GPUs  []string // that it may be about; empty means all
 	// Released means that a release of the claim arrived after the file was last written.
 	Released bool
 	// Path is the file, and Remedy what helps, for people.
@@ -145,9 +135,8 @@ type Guard struct {
 
 // Spec is a CDI spec.
 type Spec struct {
-	Claim types.UID
-	// Outdated means that another one would be written now, with the same instances.
-	Outdated bool
+	Claim    types.UID
+	Outdated bool // another one would be written now, with the same instances
 }
 
 // Answer is what became of the observation of something.
@@ -156,17 +145,15 @@ type Answer uint8
 // Anything but Answered is unknown.
 const (
 	Answered Answer = iota
-	Failed
-	Slow
-	Hung
-	Absent // it has fallen off the bus
+	Failed          // another attempt may not
+	Silent          // it is slow, hangs, or has fallen off the bus
 )
 
 // Instance is a GPU instance.
 type Instance struct {
 	ID    int
 	Place Place
-	// Compute is how many compute instances it has, and Whole says that the only one spans it.
+	// Compute is how many compute instances it has. Whole means that the only one spans it.
 	Compute int
 	Whole   bool
 	// UUID is that of the MIG device, for people and for the devices that are published.
@@ -175,12 +162,10 @@ type Instance struct {
 
 // Session is an MPS session that the supervisor has.
 type Session struct {
-	ID     string
-	Demand Demand
-	// GPUs are those that it has, as far as they are known.
-	GPUs []string
-	// Running is false for one that starts, or does not work.
-	Running bool
+	ID      string
+	Demand  Demand
+	GPUs    []string // that it has, as far as they are known
+	Running bool     // false for one that starts, or does not work
 }
 
 // Users are processes that no record explains.
@@ -208,22 +193,19 @@ type Hardware struct {
 	IntervalLost bool
 	// Fabric is why the undivided GPU is not registered with its NVLink fabric yet, or empty.
 	Fabric string
-	// Users are those of the undivided GPU, and InstanceUsers those of GPU instances by ID. They are looked for
-	// where Needs says so.
+	// Users are those of the undivided GPU, InstanceUsers those of GPU instances by ID, where Needs asks for them.
 	Users         Users
 	InstanceUsers map[int]Users
 }
 
 // Observation is everything that is known about one GPU at one moment.
 type Observation struct {
-	// GPU is a PCI address, and Boot the kernel's boot ID.
+	// GPU is a PCI address, Boot the kernel's boot ID.
 	GPU, Boot string
 	Hardware  Hardware
-	// Sessions are those on this GPU, where the supervisor has answered.
-	Sessions   []Session
-	Supervisor Answer
-	// SupervisorText is why it has not, for people.
-	SupervisorText string
+	// Sessions are those on this GPU. Unsupervised is why the supervisor has not answered, for people, or empty.
+	Sessions     []Session
+	Unsupervised string
 	// Records are those with a part on this GPU, and what calls of this process want.
 	Records []Record
 	Guards  []Guard
@@ -236,16 +218,13 @@ type Observation struct {
 // Refusal is an action that had definitely no effect.
 type Refusal struct {
 	Action Action
-	// InUse means that somebody uses the GPU, so that it may be possible later.
-	InUse bool
-	// Text is the driver's, for people, with who holds the GPU.
-	Text string
+	InUse  bool   // somebody uses the GPU, so that it may be possible later
+	Text   string // the driver's, for people, with who holds the GPU
 }
 
 // Needs says which parts of the hardware have to be observed because of what the records say.
 type Needs struct {
-	// Mode is the compute mode, Fabric the registration with the fabric, Users the processes that no record explains.
-	Mode, Fabric, Users bool
-	// Sessions are the MPS sessions.
-	Sessions bool
+	// Mode is the compute mode, Fabric the registration with the fabric, Users the processes that no record explains,
+	// Sessions the MPS sessions.
+	Mode, Fabric, Users, Sessions bool
 }

@@ -13,7 +13,7 @@ import (
 func (c *claim) release() {
 	isThere := func(p part) bool { return p.Mark != Untouched }
 	if !slices.ContainsFunc(c.parts, isThere) && slices.ContainsFunc(c.Parts, func(p Part) bool { return p.Mark != Untouched }) {
-		c.releaseSome() // what is left of the claim is on other GPUs
+		c.giveBack() // what is left of the claim is on other GPUs
 		return
 	}
 	var actions []Action
@@ -34,7 +34,7 @@ func (c *claim) release() {
 	}
 	if pending != "" {
 		// The parts that wait keep the record, and the others need not wait with them.
-		c.releaseSome(actions...)
+		c.giveBack(actions...)
 		c.verdict(Verdict{State: Pending, Why: pending})
 		c.sayPending(pending)
 		return
@@ -44,16 +44,17 @@ func (c *claim) release() {
 		actions = actions[:n-1] // it goes with the record
 	}
 	// Where somebody's memory keeps the first instance from being made no part is started, and the mode stays.
-	dynamic := func(p part) bool { return p.Dynamic && p.Kind == Partition && !p.Admin && (p.Mark == Started || p.Mark == Announced) }
+	dynamic := func(p part) bool {
+		return p.Dynamic && p.Kind == Partition && !p.Admin && (p.Mark == Started || p.Mark == Announced)
+	}
 	if c.Hardware.MIG && slices.ContainsFunc(c.parts, dynamic) && c.emptiedBy(actions) {
 		actions = append(actions, c.parts[0].action(DisableMIG))
 	}
-	actions = append([]Action{c.action(RemoveSpec, c.Claim)}, actions...)
-	c.work(Task{Aim: Release, Actions: append(actions, c.action(Clear, c.Claim))})
+	c.giveBack(append(actions, c.action(Clear, c.Claim))...)
 }
 
-// releaseSome keeps the record.
-func (c *claim) releaseSome(actions ...Action) {
+// giveBack proposes a release, if there is something to do.
+func (c *claim) giveBack(actions ...Action) {
 	if len(actions) > 0 || c.spec(c.Claim) != nil {
 		c.task(Task{Aim: Release, Actions: append([]Action{c.action(RemoveSpec, c.Claim)}, actions...)})
 	}
@@ -62,8 +63,7 @@ func (c *claim) releaseSome(actions ...Action) {
 func (c *claim) sayPending(why string) {
 	for _, p := range c.parts {
 		if p.isMade() {
-			c.say(Statement{Place: p.Place, Claim: c.Claim, Device: p.Device, Reason: ReleasePending,
-				Text: fmt.Sprintf("device %s of claim %s is to be released, and %s", p.Device, c.Name, why)})
+			c.sayOf(p, ReleasePending, fmt.Sprintf("device %s of claim %s is to be released, and %s", p.Device, c.Name, why))
 		}
 	}
 }
@@ -82,28 +82,24 @@ func (p part) undo() (actions []Action, pending string) {
 		return nil, "it is in use: " + users.Text
 	case instance != nil && instance.Compute > 1:
 		return nil, "" // somebody else has divided it
-	case p.Session != "" && p.o.Supervisor != Answered:
-		return nil, "the MPS supervisor does not answer: " + p.o.SupervisorText
+	case p.Session != "" && p.o.Unsupervised != "":
+		return nil, "the MPS supervisor does not answer: " + p.o.Unsupervised
 	}
 	return p.undoLast(instance), ""
 }
 
 // undoLast lists what takes back a part that nobody else has, but others that are leaving, too.
 func (p part) undoLast(instance *Instance) (actions []Action) {
-	for _, step := range []struct {
-		due bool
-		do  Do
-	}{
-		{p.o.session(p.Session) != nil, StopSession},
-		{p.isExclusive(), SetDefault},
-		{p.Interval != "", ResetInterval},
-		{p.Kind == Partition && instance != nil && instance.Compute > 0, DestroyCI},
-		{p.Kind == Partition && instance != nil, DestroyGI},
-	} {
-		if step.due {
-			actions = append(actions, p.action(step.do))
+	do := func(do Do, due bool) {
+		if due {
+			actions = append(actions, p.action(do))
 		}
 	}
+	do(StopSession, p.o.session(p.Session) != nil)
+	do(SetDefault, p.Session != "" && p.Place == Undivided && p.o.Hardware.Exclusive)
+	do(ResetInterval, p.Interval != "" && !p.isRefused())
+	do(DestroyCI, p.Kind == Partition && instance != nil && instance.Compute > 0)
+	do(DestroyGI, p.Kind == Partition && instance != nil)
 	for _, q := range p.sharers() {
 		if q.of != p.of {
 			actions = append(actions, q.action(Unstart))
@@ -134,9 +130,8 @@ func (c *claim) disown() {
 			continue
 		}
 		c.verdict(Verdict{State: Pending, Code: InUse, Why: "processes use it: " + users.Text})
-		c.say(Statement{Place: p.Place, Claim: c.Claim, Device: p.Device, Reason: OrphanInUse,
-			Text: fmt.Sprintf("claim %s does not have its devices any more and is kept, because processes use %s: %s", c.Name, p.Device, users.Text)})
+		c.sayOf(p, OrphanInUse, fmt.Sprintf("claim %s does not have its devices any more and is kept, because processes use %s: %s", c.Name, p.Device, users.Text))
 		return
 	}
-	c.work(Task{Aim: Disown, With: c.gpus(""), Final: []Action{c.action(MarkReleasing, c.Claim)}})
+	c.task(Task{Aim: Disown, With: c.gpus(""), Final: []Action{c.action(MarkReleasing, c.Claim)}})
 }

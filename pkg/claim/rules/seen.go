@@ -4,6 +4,7 @@
 package rules
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -57,10 +58,8 @@ func (o *Observation) named(id string) bool {
 
 // record finds what the disk says of a claim, otherwise what a call wants.
 func (o *Observation) record(claim types.UID) *Record {
-	if r := find(o.Records, func(r *Record) bool { return r.Claim == claim && r.Phase != Wanted }); r != nil {
-		return r
-	}
-	return find(o.Records, func(r *Record) bool { return r.Claim == claim })
+	onDisk := find(o.Records, func(r *Record) bool { return r.Claim == claim && r.Phase != Wanted })
+	return cmp.Or(onDisk, find(o.Records, func(r *Record) bool { return r.Claim == claim }))
 }
 
 // leaving means that no container uses what the claim has: it is released, or the process that was preparing it has
@@ -118,9 +117,10 @@ func (p part) action(do Do) Action {
 	return a
 }
 
-// verdict is one whose text begins with the device.
-func (p part) verdict(s State, c Code, format string, args ...any) *Verdict {
-	return &Verdict{State: s, Code: c, Why: "device " + p.Device + fmt.Sprintf(format, args...)}
+// says makes a verdict whose text begins with the device.
+func (p part) says(v Verdict, format string, args ...any) *Verdict {
+	v.Why = "device " + p.Device + fmt.Sprintf(format, args...)
+	return &v
 }
 
 // isMade means that the claim has started it, and made it: neither only observes, nor uses what somebody else made.
@@ -195,11 +195,8 @@ func (p part) users() Users {
 // interval is the time slice that it gets: all shares of a GPU have that of those that are prepared, or that have come
 // first, and none if these have asked for none, whatever the policy says by now.
 func (p part) interval() policy.Interval {
-	if p.of.Phase == Prepared || !p.Shared || p.Place != Undivided || p.Session != "" {
-		return p.Interval
-	}
 	holders := p.holders()
-	if len(holders) == 0 {
+	if p.of.Phase == Prepared || p.Place != Undivided || len(holders) == 0 {
 		return p.Interval
 	}
 	prepared := slices.IndexFunc(holders, func(q part) bool { return q.of.Phase == Prepared })

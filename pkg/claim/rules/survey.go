@@ -19,23 +19,19 @@ func (d *decision) survey() {
 	for i := range d.Guards {
 		g := &d.Guards[i]
 		d.say(Statement{Claim: g.Claim, Reason: RecordUnreadable, Text: "this GPU may be used by " + g.owner()})
-		if g.Released && clear && d.record(g.Claim) == nil {
-			d.unguard(g)
+		if !g.Released || !clear || d.record(g.Claim) != nil {
+			continue
 		}
+		t := Task{Claim: g.Claim, Aim: Unguard, With: g.GPUs, Final: []Action{d.action(DropGuard, g.Claim)}}
+		if len(g.GPUs) == 0 {
+			t.With = []string{EveryGPU}
+		}
+		// What cannot be seen is taken back before: a time slice. MIG mode leaves a GPU none.
+		if !d.Hardware.MIG && len(d.started(func(p part) bool { return p.Interval != "" })) == 0 {
+			t.Actions = []Action{d.action(ResetInterval, g.Claim)}
+		}
+		d.plan.Tasks = append(d.plan.Tasks, t)
 	}
-}
-
-// unguard drops the record of a claim that has left nothing. What cannot be seen is taken back before: a time slice. MIG
-// mode leaves a GPU none.
-func (d *decision) unguard(g *Guard) {
-	t := Task{Claim: g.Claim, Aim: Unguard, With: g.GPUs, Final: []Action{d.action(DropGuard, g.Claim)}}
-	if len(g.GPUs) == 0 {
-		t.With = []string{EveryGPU}
-	}
-	if !d.Hardware.MIG && len(d.started(func(p part) bool { return p.Interval != "" })) == 0 {
-		t.Actions = []Action{d.action(ResetInterval, g.Claim)}
-	}
-	d.plan.Tasks = append(d.plan.Tasks, t)
 }
 
 // surveyInstances reports whether every instance has a record.
@@ -95,11 +91,9 @@ func (d *decision) surveySessions(stray bool) (clear bool) {
 			continue
 		}
 		// The modes come first: nothing says that they were the session's once it is gone.
-		stop := Task{Aim: Repair, With: s.GPUs, Final: []Action{d.action(StopSession, "")}}
-		stop.Final[0].Session = s.ID
+		stop := Task{Aim: Repair, With: s.GPUs, Final: []Action{{Do: StopSession, GPU: d.GPU, Session: s.ID}}}
 		if stray {
-			stop.Actions = []Action{d.action(SetDefault, "")}
-			stop.Actions[0].Session = s.ID
+			stop.Actions = []Action{{Do: SetDefault, GPU: d.GPU, Session: s.ID}}
 		}
 		d.plan.Tasks = append(d.plan.Tasks, stop)
 	}
