@@ -30,14 +30,13 @@ func Decide(o Observation) Plan {
 			d.plan.Tasks = append(d.plan.Tasks, Task{Claim: s.Claim, Aim: Repair, Actions: []Action{d.action(RemoveSpec, s.Claim)}})
 		}
 	}
-	if d.Hardware.Answer != Answered {
-		d.say(Statement{Reason: Unresponsive, Text: d.Hardware.Text})
-	}
 	for i := range d.Records {
 		d.claim(&d.Records[i]).judge()
 	}
 	if d.Hardware.Answer == Answered {
 		d.survey()
+	} else {
+		d.say(Statement{Reason: Unresponsive, Text: d.Hardware.Text})
 	}
 	slices.SortStableFunc(d.plan.Tasks, func(a, b Task) int { return cmp.Compare(a.Aim, b.Aim) })
 	return d.plan
@@ -97,18 +96,21 @@ func (c *claim) task(t Task) {
 // moment ago, so that whatever is there was made by somebody else. It comes before all other rules, whatever has become
 // of the claim or the GPU since. It returns false where there is no such record.
 func (d *decision) undoRefused() bool {
-	if d.Refused == nil || d.Refused.Action.Do != CreateGI {
-		return false
-	}
 	refused := d.started(part.isRefused)
-	if len(refused) == 0 {
+	if len(refused) == 0 || d.Refused.Action.Do != CreateGI {
 		return false
 	}
 	p := refused[0]
-	actions := []Action{p.takeBack()}
-	for _, q := range p.sharers() {
-		if q.of.Phase != Prepared || q.of == p.of {
-			actions = append(actions, q.takeBack())
+	var actions []Action
+	for _, q := range append(p.sharers(), p) {
+		// A prepared claim has lost it, and so has one whose earlier record cannot be read: what is in the place now would be
+		// taken for what that record was about.
+		switch isPrepared := q.of.Phase == Prepared; {
+		case isPrepared && q.of != p.of:
+		case isPrepared || d.guardOf(q.of.Claim) != nil:
+			actions = append(actions, q.action(MarkLost))
+		default:
+			actions = append(actions, q.action(Unstart))
 		}
 	}
 	// It is tried again when nobody uses the GPU any more, and would need the mode again.
@@ -128,15 +130,6 @@ func (r *Refusal) verdict() Verdict {
 	return Verdict{State: Refused, Why: r.Text}
 }
 
-// takeBack says that nothing is there of a part that was about to be made. A prepared claim has lost it, and so has one whose
-// earlier record cannot be read: what is in the place now would be taken for what that record was about.
-func (p part) takeBack() Action {
-	if p.of.Phase == Prepared || p.o.guardOf(p.of.Claim) != nil {
-		return p.action(MarkLost)
-	}
-	return p.action(Unstart)
-}
-
 // emptiedBy reports whether these actions leave no instance.
 func (o *Observation) emptiedBy(actions []Action) bool {
 	return !slices.ContainsFunc(o.Hardware.Instances, func(i Instance) bool {
@@ -145,17 +138,14 @@ func (o *Observation) emptiedBy(actions []Action) bool {
 }
 
 func (c *claim) judge() {
-	// Nothing has to be known of a GPU for a claim that does nothing but look at it.
-	looks := (c.Calling || c.leaving(c.Record)) && !slices.ContainsFunc(c.parts, func(p part) bool { return !p.Admin || p.Place != Undivided })
 	switch {
 	case c.Boot != c.Observation.Boot:
 		c.earlierBoot()
 		return
-	case c.Hardware.Answer != Answered && !looks:
+	case c.Hardware.Answer != Answered && !c.onlyLooks():
 		c.unknown()
 		return
 	}
-	said := len(c.plan.Verdicts)
 	c.repair()
 	switch {
 	case c.leaving(c.Record):
@@ -170,9 +160,12 @@ func (c *claim) judge() {
 	default:
 		c.make()
 	}
-	if len(c.plan.Verdicts) == said {
-		c.verdict(Verdict{State: Working})
-	}
+}
+
+// onlyLooks: nothing has to be known of a GPU to prepare, or release, a claim that does nothing but look at it.
+func (c *claim) onlyLooks() bool {
+	has := slices.ContainsFunc(c.parts, func(p part) bool { return !p.Admin || p.Place != Undivided })
+	return !has && (c.Calling || c.leaving(c.Record))
 }
 
 // earlierBoot: nothing that such a record is about exists. The kubelet has the claim prepared again before it starts a
@@ -204,9 +197,8 @@ func (c *claim) unknown() {
 // whatever is made there later is not the claim's.
 func (c *claim) repair() {
 	actions := []Action{c.action(RemoveSpec, c.Claim)}
-	stale := false
+	stale := slices.ContainsFunc(c.parts, func(p part) bool { return p.InstanceID != NoInstance && !p.isNamed() })
 	for _, p := range c.parts {
-		stale = stale || p.InstanceID != NoInstance && !p.isNamed()
 		if p.isLost() {
 			actions = append(actions, p.action(MarkLost))
 		}

@@ -141,10 +141,7 @@ func (m *making) whole(p part) *Verdict {
 	case len(h.Instances) > 0:
 		return p.says(Verdict{Code: Divided}, ": the GPU is partitioned: there is GPU instance %d, which no claim has", h.Instances[0].ID)
 	case p.Session != "" && (h.OtherMode || h.Exclusive && !known):
-		mode := "not DEFAULT"
-		if h.Exclusive {
-			mode = "EXCLUSIVE_PROCESS"
-		}
+		mode := map[bool]string{true: "EXCLUSIVE_PROCESS", false: "not DEFAULT"}[h.Exclusive]
 		return p.says(Verdict{Code: ModeFixed}, ": the compute mode of GPU %s is %s and was not set by this driver; set it back with nvidia-smi -i %s -c DEFAULT", m.GPU, mode, m.GPU)
 	case h.MIG && p.Divisible && !p.Dynamic:
 		return p.says(Verdict{Code: ModeFixed}, ": MIG mode is on, and on this GPU only an administrator changes it (nvidia-smi -i %s -mig 0, and a reset)", m.GPU)
@@ -208,8 +205,10 @@ func (m *making) sessions() (here, jointly []Action) {
 		}
 		a := p.action(StartSession)
 		a.Demand = demandOf(append(p.holders(), p.among(m.parts)...))
+		s := m.session(p.Session)
+		stands := s != nil && (p.Own || s.Demand == a.Demand) && (s.Running || m.Phase == Prepared)
 		switch {
-		case m.sessionStands(p, a.Demand):
+		case stands && (p.Place == Undivided || m.at(p.Place) != nil): // that of a partition which is made again does not
 		case len(m.gpus(p.Session)) > 1:
 			jointly = append(jointly, a)
 		default:
@@ -217,13 +216,6 @@ func (m *making) sessions() (here, jointly []Action) {
 		}
 	}
 	return here, jointly
-}
-
-// sessionStands reports whether the session of a part is there as its holders need it. That of a partition which is made
-// again is not.
-func (m *making) sessionStands(p part, want Demand) bool {
-	s := m.session(p.Session)
-	return s != nil && (p.Place == Undivided || m.at(p.Place) != nil) && (p.Own || s.Demand == want) && (s.Running || m.Phase == Prepared)
 }
 
 // demandOf is what lets all these shares have what they need: a server holds everybody to its limits.
@@ -266,7 +258,7 @@ func (c *claim) inTheWay(p part, before []part) *Verdict {
 	case givenOut && h.Users.Any() && len(p.holders()) == 0 && c.guardOf(c.Claim) == nil:
 		// A GPU that is given back is given out again when it is idle; what those have who hold a share of it is theirs.
 		return p.says(Verdict{State: Waiting, Code: InUse}, ": GPU %s is in use by processes that no claim explains: %s", c.GPU, h.Users.Text)
-	case givenOut && p.Divisible && h.Fabric != "":
+	case givenOut && h.Fabric != "":
 		return p.says(Verdict{State: Waiting, Code: NotRegistered}, ": CUDA programs would not start: GPU %s is not registered with the NVLink fabric yet (%s)", c.GPU, h.Fabric)
 	}
 	return nil

@@ -43,14 +43,16 @@ func (c *claim) release() {
 	for n := len(actions); n > 0 && actions[n-1].Do == Unstart && actions[n-1].Claim == c.Claim; n-- {
 		actions = actions[:n-1] // it goes with the record
 	}
-	// Where somebody's memory keeps the first instance from being made no part is started, and the mode stays.
-	dynamic := func(p part) bool {
-		return p.Dynamic && p.Kind == Partition && !p.Admin && (p.Mark == Started || p.Mark == Announced)
-	}
-	if c.Hardware.MIG && slices.ContainsFunc(c.parts, dynamic) && c.emptiedBy(actions) {
+	if slices.ContainsFunc(c.parts, part.needsMode) && c.emptiedBy(actions) {
 		actions = append(actions, c.parts[0].action(DisableMIG))
 	}
 	c.giveBack(append(actions, c.action(Clear, c.Claim))...)
+}
+
+// needsMode means that MIG mode is on for it. Where somebody's memory keeps the first instance from being made no part is
+// started, and the mode stays.
+func (p part) needsMode() bool {
+	return p.o.Hardware.MIG && p.Dynamic && p.Kind == Partition && !p.Admin && (p.Mark == Started || p.Mark == Announced)
 }
 
 // giveBack proposes a release, if there is something to do.

@@ -7,10 +7,8 @@ import "fmt"
 
 // survey says what the GPU shows that belongs to no claim.
 func (d *decision) survey() {
-	stray := d.Hardware.Exclusive && !d.named("") // a compute mode that no record explains
-	clear := !stray
-	clear = d.surveyInstances() && clear
-	clear = d.surveySessions(stray) && clear
+	instances, sessions := d.surveyInstances(), d.surveySessions()
+	clear := instances && sessions
 	isUsed := func(p part) bool { return p.of.Phase == Prepared && p.Place == Undivided }
 	if users := d.Hardware.Users; users.Any() && len(d.started(isUsed)) == 0 {
 		clear = false
@@ -77,10 +75,10 @@ func (d *decision) advice(i Instance) string {
 	return "its MIG device has no UUID"
 }
 
-// surveySessions ends the sessions that no record names, and reports whether there are none. stray means that the compute
-// mode may be theirs.
-func (d *decision) surveySessions(stray bool) (clear bool) {
-	clear = true
+// surveySessions ends the sessions that no record names, and reports whether nothing of them is left that has to stay.
+func (d *decision) surveySessions() (clear bool) {
+	stray := d.Hardware.Exclusive && !d.named("") // a compute mode that no record explains
+	clear = !stray
 	for _, s := range d.Sessions {
 		if d.named(s.ID) {
 			continue

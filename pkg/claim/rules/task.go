@@ -89,7 +89,7 @@ type State uint8
 
 // The states.
 const (
-	Working  State = iota // there is something to do for it
+	Working  State = iota // nothing is in its way, and nothing is said of it
 	Complete              // all of it is there
 	Waiting               // another claim, or a process, is in the way and may go
 	Refused               // it cannot be had as things are
