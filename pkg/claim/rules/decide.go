@@ -4,7 +4,7 @@
 // Package rules decides what happens to the claims on one GPU.
 //
 //	observe   an Observation: the records that want or had something on the GPU, its hardware, the CDI specs
-//	decide    Decide(Observation) -> tasks, statements, and one verdict for each record
+//	decide    Decide(Observation) -> tasks, statements, and verdicts about claims that do not get on
 //	act       carries out one task under the lock of the GPU, then it is observed again
 //
 // Prepare, Unprepare, reconciliation and the recovery after a crash are the same loop. The rules have no effects and

@@ -251,7 +251,7 @@ func (c *claim) inTheWay(p part, before []part) *Verdict {
 	h, g := &c.Hardware, c.guardBesides(c.Claim)
 	givenOut := p.Place == Undivided && c.Phase != Prepared
 	switch {
-	case g != nil && p.mayBeGuarded():
+	case g != nil && c.mayBeGuarded(p):
 		return p.says(Verdict{State: Waiting, Code: Guarded, Other: g.Claim}, " may be in use by %s", g.owner())
 	case p.Session != "" && c.Unsupervised != "":
 		return p.says(Verdict{State: Waiting, Code: NoSupervisor}, ": the MPS supervisor of this node does not answer, is the DaemonSet of the mps-supervisor running? %s", c.Unsupervised)
@@ -297,6 +297,6 @@ func (c *claim) noShareLeft(p part, before []part) *Verdict {
 
 // mayBeGuarded: a claim whose record cannot be read may have an undivided GPU, and what is shared. Other partitions are
 // seen on the hardware.
-func (p part) mayBeGuarded() bool {
-	return p.Mark != Started && p.Kind != Static && (p.Place == Undivided || !p.o.Hardware.MIG || p.Shared)
+func (c *claim) mayBeGuarded(p part) bool {
+	return p.Mark != Started && p.Kind != Static && (p.Place == Undivided || !c.Hardware.MIG || p.Shared)
 }

@@ -184,12 +184,10 @@ type Observation struct {
 	// Sessions are those on this GPU. Unsupervised is why the supervisor has not answered, for people, or empty.
 	Sessions     []Session
 	Unsupervised string
-	// Records are those with a part on this GPU, and what calls of this process want.
-	Records []Record
-	Guards  []Guard
-	// Specs are the CDI specs of claims that have a part on this GPU, and of claims that have no record.
-	Specs   []Spec
-	Refused *Refusal // what the hardware has refused since the lock was taken, or nil
+	Records      []Record // those with a part on this GPU, and what calls of this process want
+	Guards       []Guard
+	Specs        []Spec   // the CDI specs of claims that have a part on this GPU, and of claims that have no record
+	Refused      *Refusal // what the hardware has refused since the lock was taken, or nil
 }
 
 // Refusal is an action that had definitely no effect.
