@@ -36,7 +36,7 @@ func (c *claim) make() {
 			v = m.whole(p)
 		}
 		if v != nil {
-			if len(c.Guards) > 0 && (v.Code == Foreign || v.Code == Divided) {
+			if len(c.Guards) > 0 && slices.Contains([]Code{Foreign, Divided}, v.Code) {
 				v.Why += "; it may be that of " + c.Guards[0].owner()
 			}
 			v.State = Refused
@@ -169,7 +169,7 @@ func (m *making) propose() {
 		return
 	}
 	for _, p := range m.parts {
-		if !p.Admin && p.interval() != "" && !p.intervalStands() {
+		if !p.Admin && !p.intervalStands() {
 			actions = append(actions, p.action(SetInterval))
 		}
 	}

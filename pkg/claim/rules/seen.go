@@ -206,5 +206,5 @@ func (p part) interval() policy.Interval {
 // intervalStands: the time slice cannot be read, so that the records say whether it was set.
 func (p part) intervalStands() bool {
 	isSet := func(q part) bool { return q.of.Phase == Prepared && q.Interval == p.interval() }
-	return !p.o.Hardware.IntervalLost && (p.of.Phase == Prepared || slices.ContainsFunc(p.sharers(), isSet))
+	return p.interval() == "" || !p.o.Hardware.IntervalLost && (p.of.Phase == Prepared || slices.ContainsFunc(p.sharers(), isSet))
 }
