@@ -80,19 +80,16 @@ func answer(err error) rules.Answer {
 	switch {
 	case err == nil:
 		return rules.Answered
-	case errors.Is(err, gpu.ErrHung):
-		return rules.Hung
-	case errors.Is(err, gpu.ErrLost), errors.Is(err, gpu.ErrNotFound):
-		return rules.Absent
-	case errors.Is(err, gpu.ErrSlow), errors.Is(err, context.DeadlineExceeded):
-		return rules.Slow
+	case errors.Is(err, gpu.ErrHung), errors.Is(err, gpu.ErrLost), errors.Is(err, gpu.ErrNotFound),
+		errors.Is(err, gpu.ErrSlow), errors.Is(err, context.DeadlineExceeded):
+		return rules.Silent
 	}
 	return rules.Failed
 }
 
 func (o *observation) observeHardware(ctx context.Context, d depth) {
 	e := o.engine
-	needs := rules.NeedsOf(o.GPU, o.Records)
+	needs := o.Needs()
 	if d == everything {
 		needs = rules.Needs{Mode: true, Fabric: needs.Fabric, Users: needs.Users || !o.isPrepared(), Sessions: true}
 	}
@@ -203,7 +200,7 @@ func (o *observation) observeSessions(ctx context.Context) {
 	defer cancel()
 	found, err := o.engine.Sharing.Sessions(limited)
 	if err != nil {
-		o.Supervisor, o.SupervisorText = cmp.Or(answer(err), rules.Failed), err.Error()
+		o.Unsupervised = err.Error()
 		return
 	}
 	o.sessions = found

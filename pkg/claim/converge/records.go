@@ -93,7 +93,7 @@ func partOf(r *record.Record, d *record.Device, call *Call) rules.Part {
 	s := r.Session(d.Sharing.Session)
 	p.Session, p.Own = d.Sharing.Session, s != nil && !s.Shared
 	p.Demand = rules.Demand{
-		Limits:      rules.Limits{Percent: d.Sharing.Limits.Percent, MemoryBytes: d.Sharing.Limits.MemoryBytes},
+		Percent: d.Sharing.Limits.Percent, MemoryBytes: d.Sharing.Limits.MemoryBytes,
 		BelowNormal: d.Sharing.ClientPriority == policy.PriorityBelowNormal, Priorities: d.Sharing.ClientPriority != "",
 		Restart: d.Sharing.OnClientKilled == policy.KilledRestart,
 	}

@@ -178,20 +178,21 @@ func proposal(said *Said, claim types.UID, address string) *rules.Task {
 	return &said.Tasks[i]
 }
 
-// join makes one task of what these GPUs propose, or returns nil.
+// join makes one task of what these GPUs propose, or returns nil. They are together only if all of them have the same aim,
+// and mean the same session.
 func join(said map[string]*Said, claim types.UID, gpus []string) *rules.Task {
-	var proposed []rules.Task
-	for _, address := range gpus {
+	var joined rules.Task
+	for i, address := range gpus {
 		t := proposal(said[address], claim, address)
-		if t == nil {
+		switch {
+		case t == nil || i > 0 && (t.Aim != joined.Aim || t.Final[0].Session != joined.Final[0].Session):
 			return nil
+		case i == 0:
+			joined = rules.Task{Claim: claim, Aim: t.Aim, With: t.With, Final: t.Final}
 		}
-		proposed = append(proposed, *t)
+		joined.Actions = append(joined.Actions, t.Actions...)
 	}
-	joined, together := rules.Join(proposed)
-	if !together {
-		return nil
-	}
+	joined.Actions, joined.Final = append(joined.Actions, joined.Final...), nil
 	return &joined
 }
 

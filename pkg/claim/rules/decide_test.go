@@ -56,11 +56,11 @@ func TestVerdicts(t *testing.T) {
 		}, Refused, Divided, "the GPU is partitioned"},
 		"fixed mode":     {wants(fixed), func(*Observation) {}, Refused, ModeFixed, "nvidia-smi -i 0000:1b:00.0 -mig 1"},
 		"compute mode":   {wants(mps), func(o *Observation) { o.Hardware.Exclusive = true }, Refused, ModeFixed, "-c DEFAULT"},
-		"no supervisor":  {wants(mps), func(o *Observation) { o.Supervisor, o.SupervisorText = Failed, "no socket" }, Waiting, NoSupervisor, "no socket"},
+		"no supervisor":  {wants(mps), func(o *Observation) { o.Unsupervised = "no socket" }, Waiting, NoSupervisor, "no socket"},
 		"guarded":        {wants(whole()), func(o *Observation) { o.Guards = []Guard{guard} }, Waiting, Guarded, "(/data/file): remove it"},
 		"in use":         {wants(whole()), func(o *Observation) { o.Hardware.Users = Users{Memory: true, Text: "process 4711 (python)"} }, Waiting, InUse, "process 4711 (python)"},
 		"fabric":         {wants(whole()), func(o *Observation) { o.Hardware.Fabric = "in progress" }, Waiting, NotRegistered, "(in progress)"},
-		"out of service": {wants(whole()), func(o *Observation) { o.Hardware.Answer, o.Hardware.Text = Hung, "a call has not returned" }, Unknown, OutOfService, "a call has not returned"},
+		"out of service": {wants(whole()), func(o *Observation) { o.Hardware.Answer, o.Hardware.Text = Silent, "a call has not returned" }, Unknown, OutOfService, "a call has not returned"},
 		"no answer":      {wants(partition(0)), func(o *Observation) { o.Hardware.Answer, o.Hardware.Text = Failed, "unknown error" }, Unknown, Unanswered, "unknown error"},
 		"room":           {wants(partition(0)), func(*Observation) {}, Working, NoCode, ""},
 	} {
@@ -68,8 +68,8 @@ func TestVerdicts(t *testing.T) {
 			o := Observation{GPU: pci, Boot: boot, Records: []Record{test.want}}
 			test.there(&o)
 			plan := Decide(o)
-			v, found := plan.Verdict("u")
-			if !found || v.State != test.state || v.Code != test.code || !strings.Contains(v.Why, test.says) {
+			v, _ := plan.Verdict("u")
+			if v.State != test.state || v.Code != test.code || !strings.Contains(v.Why, test.says) {
 				t.Errorf("got %+v, want state %d, code %d and %q", v, test.state, test.code, test.says)
 			}
 			for _, task := range plan.Tasks {
@@ -105,7 +105,7 @@ func TestSeveralParts(t *testing.T) {
 	}
 	o.Hardware.MIG = true
 	o.Hardware.Instances = []Instance{{ID: 7, Place: slice(0), Compute: 1}, {ID: 8, Place: slice(4), Compute: 1}}
-	want = []Do{RemoveSpec, DestroyCI, DestroyGI, Unstart, DestroyCI, DestroyGI, DisableMIG, Clear}
+	want = []Do{RemoveSpec, DestroyCI, DestroyGI, Unstart, Unstart, DestroyCI, DestroyGI, DisableMIG, Clear}
 	plan := Decide(o)
 	if got := do(plan); !equal(got, want) || plan.Tasks[0].Actions[1].Key != "second" {
 		t.Errorf("released by %v, want %v", got, want)

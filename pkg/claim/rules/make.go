@@ -3,83 +3,32 @@
 
 package rules
 
-import (
-	"fmt"
-	"slices"
-	"strings"
-
-	"github.com/partage-dev/partage/pkg/policy"
-)
-
-// isLost reports whether a partition that was there is not. What was refused a moment ago is not lost: it was about to
-// be made again.
-func (d *decision) isLost(r *Record, p *Part) bool {
-	return r.Phase == Prepared && p.Mark == Started && p.Place != Undivided && !p.Admin && d.at(p.Place) == nil && !d.refused(r, p)
-}
-
-// isEmptied reports whether somebody has destroyed the compute instance of a partition. It is made again when the kubelet
-// asks: an administrator may be about to destroy the rest.
-func (d *decision) isEmptied(r *Record, p *Part) bool {
-	i := d.at(p.Place)
-	return r.Phase == Prepared && p.Mark == Started && p.Place != Undivided && !p.Admin && i != nil && i.Compute == 0
-}
-
-// lose writes down that partitions were seen to be absent. A partition in their place is somebody else's from now on.
-func (d *decision) lose(r *Record, parts []*Part) {
-	d.gone(r, parts)
-	actions := []Action{{Do: RemoveSpec, Claim: r.Claim, GPU: d.GPU}}
-	for _, p := range parts {
-		if d.isLost(r, p) {
-			actions = append(actions, d.action(MarkLost, r, p))
-		}
-	}
-	d.repairs = append(d.repairs, Task{Claim: r.Claim, Aim: Repair, Actions: actions})
-}
-
-func (d *decision) gone(r *Record, parts []*Part) {
-	var names []string
-	for _, p := range parts {
-		if p.Mark != Lost && !d.isLost(r, p) && !d.isEmptied(r, p) {
-			continue
-		}
-		names = append(names, p.Device)
-		d.say(Statement{Place: p.Place, Claim: r.Claim, Device: p.Device, Reason: PartitionGone,
-			Text: fmt.Sprintf("the partition of device %s was removed by somebody else, or by a reset of the GPU", p.Device)})
-	}
-	d.verdict(r, Verdict{State: Missing, Why: fmt.Sprintf("the partition of device %s was removed by somebody else, or by a reset of the GPU", strings.Join(names, ", "))})
-}
-
-// making collects what brings a claim to what it wants on this GPU.
-type making struct {
-	*decision
-	r *Record
-	// actions are in the order of the parts: each is started right before its first effect, so that what is refused to one
-	// part leaves no mark of those that come after it.
-	actions []Action
-	// modeOn means that the actions turn MIG mode on.
-	modeOn bool
-}
+import "slices"
 
 // make brings a claim to what it wants on this GPU, or says why not. A claim that is prepared is made again in the same
 // way: nothing is left to do for it where everything is there.
-func (d *decision) make(r *Record, parts []*Part) {
-	for i, p := range parts {
-		if d.refused(r, p) {
-			d.unmake(r, p)
+func (c *claim) make() {
+	if r := c.record(c.Claim); r != c.Record && r.Boot == c.Observation.Boot {
+		c.verdict(Verdict{State: Waiting, Other: c.Claim, Code: Overlap, Why: "what the claim had before is released first"})
+		return
+	}
+	for i, p := range c.parts {
+		if p.isRefused() {
+			c.unmake(p)
 			return
 		}
-		if v := d.inTheWay(r, p, parts[:i]); v != nil {
-			d.verdict(r, *v)
+		if v := c.inTheWay(p, c.parts[:i]); v != nil {
+			c.verdict(*v)
 			return
 		}
 	}
-	m := &making{decision: d, r: r}
-	for i, p := range parts {
+	m := &making{claim: c}
+	for i, p := range c.parts {
 		var v *Verdict
 		switch {
 		case p.Admin || p.Kind == Static:
 			v = m.useAsIs(p)
-		case slices.ContainsFunc(parts[:i], func(q *Part) bool { return q.SameDevice(p) }):
+		case slices.ContainsFunc(c.parts[:i], func(q part) bool { return q.SameDevice(p.Part) }):
 			m.start(p) // its first share of the device makes it
 		case p.Kind == Partition:
 			v = m.partition(p)
@@ -87,108 +36,90 @@ func (d *decision) make(r *Record, parts []*Part) {
 			v = m.whole(p)
 		}
 		if v != nil {
+			if len(c.Guards) > 0 && slices.Contains([]Code{Foreign, Divided}, v.Code) {
+				v.Why += "; it may be that of " + c.Guards[0].owner()
+			}
 			v.State = Refused
-			d.verdict(r, *v)
-			d.say(Statement{Place: p.Place, Claim: r.Claim, Device: p.Device, Reason: Occupied, Text: v.Why})
+			c.verdict(*v)
 			return
 		}
 	}
-	m.propose(parts)
+	m.propose()
 }
 
 // unmake takes back what was begun with a part that the hardware refuses.
-func (d *decision) unmake(r *Record, p *Part) {
-	v := Verdict{State: Refused, Why: d.Refused.Text}
-	if d.Refused.InUse {
-		v.State, v.Code = Waiting, InUse
-		d.say(Statement{Place: p.Place, Claim: r.Claim, Device: p.Device, Reason: UsedByOthers, Text: d.Refused.Text})
-	}
-	d.verdict(r, v)
-	if r.Phase == Prepared || p.Mark != Started || len(d.sharers(p)) > 0 {
+func (c *claim) unmake(p part) {
+	c.verdict(c.Refused.verdict())
+	if c.Phase == Prepared || p.Mark != Started || len(p.sharers()) > 0 {
 		return
 	}
-	var actions []Action
-	switch i := d.at(p.Place); {
-	case i != nil && i.Compute > 0:
+	if i := c.at(p.Place); i == nil || i.Compute == 0 {
+		c.task(Task{Aim: Make, Actions: append(p.undoLast(i), p.action(Unstart))})
+	}
+}
+
+// making collects what brings a claim to what it wants on this GPU.
+type making struct {
+	*claim
+	// actions are in the order of the parts: each is started right before its first effect, so that what is refused to one
+	// part leaves no mark of those that come after it.
+	actions []Action
+}
+
+func (m *making) do(do Do, p part) { m.actions = append(m.actions, p.action(do)) }
+
+func (m *making) start(p part) {
+	interval := p.interval()
+	if p.Mark == Started && interval == p.Interval {
 		return
-	case i != nil:
-		actions = append(actions, d.action(DestroyGI, r, p))
-	case p.Session != "" && p.Place == Undivided && d.Hardware.Exclusive:
-		actions = append(actions, d.action(SetDefault, r, p))
 	}
-	d.makes = append(d.makes, Task{Claim: r.Claim, Aim: Make, Actions: append(actions, d.action(Unstart, r, p))})
+	if p.Mark == Started && p.Interval != "" && interval == "" {
+		m.do(ResetInterval, p) // before the record forgets that it was set
+	}
+	m.do(Start, p)
 }
 
-// modeOff turns MIG mode off again where the hardware has refused the only instance, unless because somebody uses the GPU: it
-// is tried again then.
-func (d *decision) modeOff(r *Record, p *Part) []Action {
-	if !d.Hardware.MIG || !p.Dynamic || d.Refused.InUse || len(d.Hardware.Instances) > 0 {
+func (m *making) useAsIs(p part) *Verdict {
+	i := m.at(p.Place)
+	switch {
+	case p.Place == Undivided || i != nil && i.Compute == 1:
+		m.start(p)
 		return nil
+	case p.Kind == Static:
+		return p.says(Verdict{}, ": the partition was not made by this driver and is not there any more")
 	}
-	if d.anyStarted(func(_ *Record, q *Part) bool { return q.Kind == Partition && q.Place != p.Place }) {
-		return nil
-	}
-	return []Action{d.action(DisableMIG, r, p)}
+	return p.says(Verdict{}, ": there is no partition now, and admin access does not make one")
 }
 
-func (m *making) start(p *Part) {
-	if interval := m.interval(p); p.Mark != Started || interval != p.Interval {
-		if p.Mark == Started && p.Interval != "" && interval == "" {
-			m.do(ResetInterval, p) // before the record forgets that it was set
-		}
-		a := m.action(Start, m.r, p)
-		a.Interval = interval
-		m.actions = append(m.actions, a)
-	}
-}
-
-func (m *making) do(a Do, p *Part) { m.actions = append(m.actions, m.action(a, m.r, p)) }
-
-func (m *making) useAsIs(p *Part) *Verdict {
-	if i := m.at(p.Place); p.Place != Undivided && (i == nil || i.Compute != 1) {
-		why := fmt.Sprintf("device %s: there is no partition now, and admin access does not make one", p.Device)
-		if p.Kind == Static {
-			why = fmt.Sprintf("device %s: the partition was not made by this driver and is not there any more", p.Device)
-		}
-		return &Verdict{Why: why}
+func (m *making) partition(p part) *Verdict {
+	i := m.at(p.Place)
+	ours := p.Mark == Started || len(p.sharers()) > 0 || p.Mark == Untouched && m.guardOf(m.Claim) != nil
+	switch {
+	case i == nil:
+		return m.create(p)
+	case !ours:
+		return p.says(Verdict{Code: Foreign}, ": GPU instance %d is in its place; it was not made by this driver and is left alone", i.ID)
+	case i.Compute > 1:
+		return p.says(Verdict{Code: Foreign}, ": somebody else has divided GPU instance %d into %d compute instances", i.ID, i.Compute)
 	}
 	m.start(p)
+	if i.Compute == 0 {
+		m.do(DropNamesakes, p)
+		m.do(CreateCI, p)
+	}
 	return nil
 }
 
-func (m *making) partition(p *Part) *Verdict {
-	i := m.at(p.Place)
-	ours := p.Mark == Started || len(m.sharers(p)) > 0 || p.Mark == Untouched && m.guardOf(m.r.Claim)
-	switch {
-	case i != nil && !ours:
-		return &Verdict{Code: Foreign, Why: fmt.Sprintf("device %s: GPU instance %d is in its place; it was not made by this driver and is left alone%s", p.Device, i.ID, m.guardHint())}
-	case i != nil && i.Compute > 1:
-		return &Verdict{Code: Foreign, Why: fmt.Sprintf("device %s: somebody else has divided GPU instance %d into %d compute instances", p.Device, i.ID, i.Compute)}
-	case i != nil:
-		m.start(p)
-		if i.Compute == 0 {
-			m.do(DropNamesakes, p)
-			m.do(CreateCI, p)
-		}
-		return nil
-	}
-	return m.create(p)
-}
-
 // create makes a partition where nothing is.
-func (m *making) create(p *Part) *Verdict {
-	for k := range m.Hardware.Instances {
-		if o := &m.Hardware.Instances[k]; o.Place.Overlaps(p.Place) {
-			return &Verdict{Code: Foreign, Why: fmt.Sprintf("device %s: GPU instance %d (placement %d:%d), which no claim has, overlaps with it%s",
-				p.Device, o.ID, o.Place.Start, o.Place.Size, m.guardHint())}
-		}
+func (m *making) create(p part) *Verdict {
+	if i := find(m.Hardware.Instances, func(i *Instance) bool { return i.Place.Overlaps(p.Place) }); i != nil {
+		return p.says(Verdict{Code: Foreign}, ": GPU instance %d (placement %d:%d), which no claim has, overlaps with it", i.ID, i.Place.Start, i.Place.Size)
 	}
 	if !m.Hardware.MIG && !p.Dynamic {
-		return &Verdict{Code: ModeFixed, Why: fmt.Sprintf("device %s: MIG mode is off, and on this GPU only an administrator changes it (nvidia-smi -i %s -mig 1, and a reset)", p.Device, m.GPU)}
+		return p.says(Verdict{Code: ModeFixed}, ": MIG mode is off, and on this GPU only an administrator changes it (nvidia-smi -i %s -mig 1, and a reset)", m.GPU)
 	}
-	if !m.Hardware.MIG && !m.modeOn {
-		m.modeOn = true
-		if m.r.Phase != Prepared {
+	if !m.Hardware.MIG && !slices.ContainsFunc(m.actions, func(a Action) bool { return a.Do == EnableMIG }) {
+		if m.Phase != Prepared {
 			m.do(Announce, p)
 		}
 		m.do(EnableMIG, p)
@@ -203,165 +134,169 @@ func (m *making) create(p *Part) *Verdict {
 	return nil
 }
 
-func (m *making) whole(p *Part) *Verdict {
-	known := p.Mark == Started || len(m.sharers(p)) > 0 || m.guardOf(m.r.Claim)
+func (m *making) whole(p part) *Verdict {
+	h := &m.Hardware
+	known := p.Mark == Started || len(p.sharers()) > 0 || m.guardOf(m.Claim) != nil
 	switch {
-	case len(m.Hardware.Instances) > 0:
-		return &Verdict{Code: Divided, Why: fmt.Sprintf("device %s: the GPU is partitioned: there is GPU instance %d, which no claim has%s", p.Device, m.Hardware.Instances[0].ID, m.guardHint())}
-	case p.Session != "" && (m.Hardware.OtherMode || m.Hardware.Exclusive && !known):
-		return &Verdict{Code: ModeFixed, Why: fmt.Sprintf("device %s: the compute mode of GPU %s is %s and was not set by this driver; set it back with nvidia-smi -i %s -c DEFAULT", p.Device, m.GPU, m.modeName(), m.GPU)}
-	case m.Hardware.MIG && p.Divisible && !p.Dynamic:
-		return &Verdict{Code: ModeFixed, Why: fmt.Sprintf("device %s: MIG mode is on, and on this GPU only an administrator changes it (nvidia-smi -i %s -mig 0, and a reset)", p.Device, m.GPU)}
+	case len(h.Instances) > 0:
+		return p.says(Verdict{Code: Divided}, ": the GPU is partitioned: there is GPU instance %d, which no claim has", h.Instances[0].ID)
+	case p.Session != "" && (h.OtherMode || h.Exclusive && !known):
+		mode := map[bool]string{true: "EXCLUSIVE_PROCESS", false: "not DEFAULT"}[h.Exclusive]
+		return p.says(Verdict{Code: ModeFixed}, ": the compute mode of GPU %s is %s and was not set by this driver; set it back with nvidia-smi -i %s -c DEFAULT", m.GPU, mode, m.GPU)
+	case h.MIG && p.Divisible && !p.Dynamic:
+		return p.says(Verdict{Code: ModeFixed}, ": MIG mode is on, and on this GPU only an administrator changes it (nvidia-smi -i %s -mig 0, and a reset)", m.GPU)
 	}
 	m.start(p)
-	if m.Hardware.MIG && p.Divisible {
+	if h.MIG && p.Divisible {
 		m.do(DisableMIG, p)
 	}
-	if p.Session != "" && !m.Hardware.Exclusive {
+	if p.Session != "" && !h.Exclusive {
 		m.do(SetExclusive, p)
 	}
 	return nil
 }
 
-func (m *making) modeName() string {
-	if m.Hardware.Exclusive {
-		return "EXCLUSIVE_PROCESS"
-	}
-	return "not DEFAULT"
-}
-
-// interval is the time slice that a part gets: all shares of a GPU have that of those that are prepared, or that have come
-// first, and none if these have asked for none, whatever the policy says by now.
-func (m *making) interval(p *Part) policy.Interval {
-	if m.r.Phase == Prepared || !p.Shared || p.Place != Undivided || p.Session != "" {
-		return p.Interval
-	}
-	holders := m.holders(m.sharers(p))
-	if len(holders) == 0 {
-		return p.Interval
-	}
-	prepared := slices.IndexFunc(holders, func(s sharer) bool { return s.record.Phase == Prepared })
-	return holders[max(prepared, 0)].Interval
-}
-
 // propose adds the sessions and what a claim on several GPUs does on all of them at once.
-func (m *making) propose(parts []*Part) {
-	d, r := m.decision, m.r
-	gpus := r.gpus()
-	actions := m.actions
-	sessions, jointly := m.startSessions(parts)
-	if len(jointly) > 0 && len(actions)+len(sessions) == 0 {
-		d.verdict(r, Verdict{State: Working})
-		d.makes = append(d.makes, Task{Claim: r.Claim, Aim: StartJointly, With: r.gpusOf(jointly), Final: jointly})
+func (m *making) propose() {
+	here, jointly := m.sessions()
+	if len(jointly) > 0 && len(m.actions)+len(here) == 0 {
+		m.task(Task{Aim: StartJointly, With: m.gpus(jointly[0].Session), Final: jointly})
 		return
 	}
-	actions = append(actions, sessions...)
+	gpus, actions := m.gpus(""), append(m.actions, here...)
 	if len(gpus) > 1 && len(actions) > 0 {
-		d.verdict(r, Verdict{State: Working})
-		d.makes = append(d.makes, Task{Claim: r.Claim, Aim: Make, Actions: actions})
+		m.task(Task{Aim: Make, Actions: actions})
 		return
 	}
-	for _, p := range parts {
-		if interval := m.interval(p); interval != "" && !p.Admin && !d.intervalStands(r, p, interval) {
-			a := d.action(SetInterval, r, p)
-			a.Interval = interval
-			actions = append(actions, a)
+	for _, p := range m.parts {
+		if !p.Admin && !p.intervalStands() {
+			actions = append(actions, p.action(SetInterval))
 		}
 	}
-	if r.Phase == Prepared && !r.Outdated && len(actions) == 0 && d.specStands(r, parts) {
-		d.verdict(r, Verdict{State: Complete})
+	spec := m.spec(m.Claim)
+	if m.Phase == Prepared && !m.Outdated && len(actions) == 0 && spec != nil && !spec.Outdated &&
+		!slices.ContainsFunc(m.parts, func(p part) bool { return !p.isNamed() }) {
+		m.verdict(Verdict{State: Complete})
 		return
 	}
-	d.verdict(r, Verdict{State: Working})
-	final := []Action{{Do: WriteSpec, Claim: r.Claim, GPU: d.GPU}, {Do: MarkPrepared, Claim: r.Claim, GPU: d.GPU}}
-	if d.guardOf(r.Claim) {
-		final = append(final, Action{Do: DropGuard, Claim: r.Claim, GPU: d.GPU})
+	final := []Action{m.action(WriteSpec, m.Claim), m.action(MarkPrepared, m.Claim)}
+	if m.guardOf(m.Claim) != nil {
+		final = append(final, m.action(DropGuard, m.Claim))
 	}
-	d.makes = append(d.makes, Task{Claim: r.Claim, Aim: Commit, Actions: actions, Final: final, With: gpus})
+	m.task(Task{Aim: Commit, Actions: actions, Final: final, With: gpus})
 }
 
-// gpusOf are the GPUs of the sessions that these actions are about. Others of the claim need not be ready.
-func (r *Record) gpusOf(sessions []Action) []string {
-	var gpus []string
+// gpus are those of the claim, or of one of its sessions: others need not be ready when that is started.
+func (r *Record) gpus(session string) (gpus []string) {
 	for i := range r.Parts {
-		p := &r.Parts[i]
-		in := slices.ContainsFunc(sessions, func(a Action) bool { return a.Session == p.Session })
-		if in && !slices.Contains(gpus, p.GPU) {
+		if p := &r.Parts[i]; (session == "" || p.Session == session) && !slices.Contains(gpus, p.GPU) {
 			gpus = append(gpus, p.GPU)
 		}
 	}
 	return gpus
 }
 
-// startSessions brings the sessions of a claim's parts to what their holders need. What is on several GPUs is started
-// when all of them are ready for it.
-func (m *making) startSessions(parts []*Part) (here, jointly []Action) {
-	var done []string
-	for _, p := range parts {
-		if p.Session == "" || p.Admin || slices.Contains(done, p.Session) {
+// sessions brings those of the claim's parts to what their holders need. What is on several GPUs is started when all of
+// them are ready for it.
+func (m *making) sessions() (here, jointly []Action) {
+	for i, p := range m.parts {
+		if p.Session == "" || p.Admin || slices.ContainsFunc(m.parts[:i], func(q part) bool { return q.Session == p.Session }) {
 			continue
 		}
-		done = append(done, p.Session)
-		want := p.Demand
-		if !p.Own {
-			want = demandOf(append(m.holders(m.sharers(p)), m.ownShares(p, parts)...))
-		}
+		a := p.action(StartSession)
+		a.Demand = demandOf(append(p.holders(), p.among(m.parts)...))
+		s := m.session(p.Session)
+		stands := s != nil && (p.Own || s.Demand == a.Demand) && (s.Running || m.Phase == Prepared)
 		switch {
-		case m.sessionStands(p, want):
-			continue
-		case m.session(p.Session) == nil && m.r.Phase == Prepared:
-			m.say(Statement{Place: p.Place, Claim: m.r.Claim, Device: p.Device, Reason: SessionGone,
-				Text: fmt.Sprintf("processes of device %s have lost their MPS server", p.Device)})
-		}
-		a := m.action(StartSession, m.r, p)
-		a.Demand = want
-		spans := slices.ContainsFunc(m.r.Parts, func(q Part) bool { return q.Session == p.Session && q.GPU != m.GPU })
-		if spans {
+		case stands && (p.Place == Undivided || m.at(p.Place) != nil): // that of a partition which is made again does not
+		case len(m.gpus(p.Session)) > 1:
 			jointly = append(jointly, a)
-		} else {
+		default:
 			here = append(here, a)
 		}
 	}
 	return here, jointly
 }
 
-// sessionStands reports whether the session of a part is there as its holders need it. That of a partition which is made
-// again is not.
-func (m *making) sessionStands(p *Part, want Demand) bool {
-	s := m.session(p.Session)
-	replaced := slices.ContainsFunc(m.actions, func(a Action) bool { return a.Do == StopSession && a.Session == p.Session })
-	return s != nil && !replaced && (p.Own || s.Demand == want) && (s.Running || m.r.Phase == Prepared)
+// demandOf is what lets all these shares have what they need: a server holds everybody to its limits.
+func demandOf(shares []part) Demand {
+	all := shares[0].Demand
+	for _, p := range shares[1:] {
+		all.Percent = larger(all.Percent, p.Demand.Percent)
+		all.MemoryBytes = larger(all.MemoryBytes, p.Demand.MemoryBytes)
+		all.BelowNormal = all.BelowNormal && p.Demand.BelowNormal
+		all.Priorities = all.Priorities || p.Demand.Priorities
+		all.Restart = all.Restart || p.Demand.Restart
+	}
+	return all
 }
 
-// ownShares are the claim's own parts of a shared device, whether or not they are started.
-func (m *making) ownShares(p *Part, parts []*Part) []sharer {
-	own := []sharer{{m.r, p}}
-	for _, q := range parts {
-		if q != p && q.SameDevice(p) && q.Mark != Started {
-			own = append(own, sharer{m.r, q})
+// larger returns the larger of two limits, of which zero is none.
+func larger[T int | int64](a, b T) T {
+	if a == 0 || b == 0 {
+		return 0
+	}
+	return max(a, b)
+}
+
+// inTheWay says which other claim has the place of a part, or who uses what is about to be given out. before are the
+// claim's parts that come first.
+func (c *claim) inTheWay(p part, before []part) *Verdict {
+	if v := c.overlap(p); v != nil || p.Admin {
+		return v
+	}
+	if v := c.noShareLeft(p, before); v != nil {
+		return v
+	}
+	h, g := &c.Hardware, c.guardBesides(c.Claim)
+	givenOut := p.Place == Undivided && c.Phase != Prepared
+	switch {
+	case g != nil && c.mayBeGuarded(p):
+		return p.says(Verdict{State: Waiting, Code: Guarded, Other: g.Claim}, " may be in use by %s", g.owner())
+	case p.Session != "" && c.Unsupervised != "":
+		return p.says(Verdict{State: Waiting, Code: NoSupervisor}, ": the MPS supervisor of this node does not answer, is the DaemonSet of the mps-supervisor running? %s", c.Unsupervised)
+	case givenOut && h.Users.Any() && len(p.holders()) == 0 && c.guardOf(c.Claim) == nil:
+		// A GPU that is given back is given out again when it is idle; what those have who hold a share of it is theirs.
+		return p.says(Verdict{State: Waiting, Code: InUse}, ": GPU %s is in use by processes that no claim explains: %s", c.GPU, h.Users.Text)
+	case givenOut && h.Fabric != "":
+		return p.says(Verdict{State: Waiting, Code: NotRegistered}, ": CUDA programs would not start: GPU %s is not registered with the NVLink fabric yet (%s)", c.GPU, h.Fabric)
+	}
+	return nil
+}
+
+// overlap reports how a part of another claim is in the way.
+func (c *claim) overlap(p part) *Verdict {
+	for _, q := range c.held(func(q part) bool { return q.of.Claim != c.Claim }) {
+		v, phase := Verdict{State: Waiting, Code: Overlap, Other: q.of.Claim}, q.of.Phase
+		if c.leaving(q.of) {
+			phase = Releasing
+		}
+		switch {
+		case p.Conflicts(q.Part):
+			state := map[Phase]string{Preparing: "being prepared", Prepared: "prepared", Releasing: "being released"}[phase]
+			return p.says(v, " overlaps with %s, which is %s for claim %s", q.Device, state, q.of.Name)
+		case p.SameDevice(q.Part) && phase != Releasing && (q.Mark == Lost || q.isLost()):
+			return p.says(v, ": claim %s has lost its share of the partition, which is made again when that claim is released", q.of.Name)
 		}
 	}
-	return own
+	return nil
 }
 
-func (d *decision) specStands(r *Record, parts []*Part) bool {
-	at := slices.IndexFunc(d.Specs, func(s Spec) bool { return s.Claim == r.Claim })
-	if at < 0 || d.Specs[at].Outdated {
-		return false
+// noShareLeft counts the shares that claims have of a device. A part that has started has one.
+func (c *claim) noShareLeft(p part, before []part) *Verdict {
+	others, own := p.others(), 1+len(p.among(before))
+	switch {
+	case !p.Shared || p.Clients == 0 || p.Mark == Started || len(others)+own <= p.Clients:
+		return nil
+	case len(others) == 0:
+		return p.says(Verdict{State: Refused}, ": the claim is allocated %d shares of it, and it has %d", own, p.Clients)
 	}
-	return !slices.ContainsFunc(parts, func(p *Part) bool {
-		i := d.at(p.Place)
-		return p.Place != Undivided && (i == nil || i.ID != p.InstanceID)
-	})
+	first := others[0].of
+	return p.says(Verdict{State: Waiting, Code: SharesTaken, Other: first.Claim}, " has %d shares and all are taken, one of them by claim %s", p.Clients, first.Name)
 }
 
-// intervalStands: the time slice cannot be read, so that the records say whether it was set.
-func (d *decision) intervalStands(r *Record, p *Part, interval policy.Interval) bool {
-	if d.Hardware.IntervalLost {
-		return false
-	}
-	if r.Phase == Prepared {
-		return true
-	}
-	return slices.ContainsFunc(d.sharers(p), func(s sharer) bool { return s.record.Phase == Prepared && s.Interval == interval })
+// mayBeGuarded: a claim whose record cannot be read may have an undivided GPU, and what is shared. Other partitions are
+// seen on the hardware.
+func (c *claim) mayBeGuarded(p part) bool {
+	return p.Mark != Started && p.Kind != Static && (p.Place == Undivided || !c.Hardware.MIG || p.Shared)
 }

@@ -10,8 +10,7 @@ import (
 	"github.com/partage-dev/partage/pkg/policy"
 )
 
-// Place is a MIG profile at a placement. The zero value is the undivided GPU. A partition is known by
-// its place: anybody's partition there gets the same UUID.
+// Place is a MIG profile at a placement. A partition is known by its place: anybody's partition there gets the same UUID.
 type Place struct {
 	ProfileID uint32
 	gpu.Placement
@@ -46,49 +45,35 @@ const (
 	Announced             // MIG mode is turned on for it, and nothing else of it is there: a partition in its place is somebody else's
 )
 
-// Limits are what the clients of one claim may have of an MPS session that claims share. Zero is no limit.
-type Limits struct {
-	Percent     int
-	MemoryBytes int64
-}
-
 // Demand is what a claim needs of an MPS session, and what a session gives.
 type Demand struct {
-	Limits
-	// BelowNormal is the client priority of all, Priorities that some have one that is not normal.
-	BelowNormal, Priorities bool
-	// Restart replaces the server after a client was killed.
-	Restart bool
+	// Percent and MemoryBytes are what the clients of one claim may have of a session that claims share. Zero is no limit.
+	Percent                 int
+	MemoryBytes             int64
+	BelowNormal, Priorities bool // the client priority of all; some have one that is not normal
+	Restart                 bool // the server is replaced after a client was killed
 }
 
 // Part is one device of a claim, or one share of a device.
 type Part struct {
-	// Key names it within its claim, Device is the published device.
-	Key, Device string
-	// GPU is a PCI address.
-	GPU   string
-	Kind  Kind
-	Place Place
+	Key, Device, GPU string // the name within its claim, the published device, and a PCI address
+	Kind             Kind
+	Place            Place
 	// Shared is a slot that other claims may have as well. Clients is how many the policy allows, or 0 where it does not say.
 	Shared  bool
 	Clients int
-	// Admin observes: it takes no place, and nothing is made, changed or deleted for it.
-	Admin bool
-	// Divisible means that the GPU can have MIG mode, Dynamic that the mode follows the claims. Without it only an
-	// administrator changes the mode.
+	Admin   bool // it observes: it takes no place, and nothing is made, changed or deleted for it
+	// Divisible means that the GPU can have MIG mode, Dynamic that the mode follows the claims, and not an administrator.
 	Divisible, Dynamic bool
-	// Session is the ID of the MPS session that the part is in, or empty. Own means that it is the claim's own,
-	// whose limits never change.
+	// Session is the ID of its MPS session, or empty. Own means that it is the claim's own, whose limits never change.
 	Session string
 	Own     bool
 	Demand  Demand
 	// Interval is the time slice that is set for the claim, or empty.
-	Interval policy.Interval
-	Mark     Mark
-	// UUID is that of a static partition, for people and for the devices that are published.
-	UUID string
-	// InstanceID is that of the GPU instance that the claim's CDI spec names, NoInstance where it names none.
-	InstanceID int
+	Interval   policy.Interval
+	Mark       Mark
+	UUID       string // of a static partition, for people and for the devices that are published
+	InstanceID int    // of the GPU instance that the claim's CDI spec names, or NoInstance
 }
 
 // NoInstance stands for the undivided GPU in place of the ID of a GPU instance.
@@ -112,42 +97,34 @@ const (
 	Wanted Phase = iota
 	Preparing
 	Prepared
-	// Releasing is also what a record is that is older than the last release of its claim.
-	Releasing
+	Releasing // also a record that is older than the last release of its claim
 )
 
 // Record is what a claim wants or has, on all its GPUs.
 type Record struct {
 	Claim types.UID
-	// Name is "namespace/name", for people.
-	Name  string
+	Name  string // "namespace/name", for people
 	Boot  string
 	Phase Phase
-	// Calling means that a Prepare for the claim is at work, in any process.
-	Calling bool
-	// Outdated means that this Prepare arrived after the one that wrote the record.
-	Outdated bool
-	// Orphan means that the API server has not known the claim, or its devices here, for long enough.
-	Orphan bool
-	Parts  []Part
+	// Calling means that a Prepare for the claim is at work, in any process, and Outdated that it arrived after the one
+	// that wrote the record.
+	Calling, Outdated bool
+	Orphan            bool // the API server has not known the claim, or its devices here, for long enough
+	Parts             []Part
 }
 
 // Guard is a record that cannot be read. Everything that it may be about stays as it is.
 type Guard struct {
-	Claim types.UID
-	// GPUs are those that it may be about. Empty means all.
-	GPUs []string
-	// Released means that a release of the claim arrived after the file was last written.
-	Released bool
-	// Path is the file, and Remedy what helps, for people.
-	Path, Remedy string
+	Claim        types.UID
+	GPUs         []string // that it may be about; empty means all
+	Released     bool     // a release of the claim arrived after the file was last written
+	Path, Remedy string   // the file, and what helps, for people
 }
 
 // Spec is a CDI spec.
 type Spec struct {
-	Claim types.UID
-	// Outdated means that another one would be written now, with the same instances.
-	Outdated bool
+	Claim    types.UID
+	Outdated bool // another one would be written now, with the same instances
 }
 
 // Answer is what became of the observation of something.
@@ -156,39 +133,31 @@ type Answer uint8
 // Anything but Answered is unknown.
 const (
 	Answered Answer = iota
-	Failed
-	Slow
-	Hung
-	Absent // it has fallen off the bus
+	Failed          // a call has failed; another one may not
+	Silent          // it is slow, hangs, or has fallen off the bus
 )
 
 // Instance is a GPU instance.
 type Instance struct {
-	ID    int
-	Place Place
-	// Compute is how many compute instances it has, and Whole says that the only one spans it.
-	Compute int
-	Whole   bool
-	// UUID is that of the MIG device, for people and for the devices that are published.
-	UUID string
+	ID      int
+	Place   Place
+	Compute int    // how many compute instances it has
+	Whole   bool   // the only one spans it
+	UUID    string // of the MIG device, for people and for the devices that are published
 }
 
 // Session is an MPS session that the supervisor has.
 type Session struct {
-	ID     string
-	Demand Demand
-	// GPUs are those that it has, as far as they are known.
-	GPUs []string
-	// Running is false for one that starts, or does not work.
-	Running bool
+	ID      string
+	Demand  Demand
+	GPUs    []string // that it has, as far as they are known
+	Running bool     // false for one that starts, or does not work
 }
 
 // Users are processes that no record explains.
 type Users struct {
-	// Memory means that one of them has a context or memory on the GPU, Open that one has its device node open.
-	Memory, Open bool
-	// Text names them: "process 4711 (python), pod team-a/train, container main".
-	Text string
+	Memory, Open bool   // one of them has a context or memory on the GPU, or its device node open
+	Text         string // names them: "process 4711 (python), pod team-a/train, container main"
 }
 
 // Any reports whether there are any.
@@ -196,56 +165,40 @@ func (u Users) Any() bool { return u.Memory || u.Open }
 
 // Hardware is one bounded look at a GPU.
 type Hardware struct {
-	Answer Answer
-	// Text is the error where there is no answer, for people.
-	Text string
-	// MIG is the mode; Instances are all GPU instances, foreign ones included.
-	MIG       bool
-	Instances []Instance
-	// Exclusive is the compute mode EXCLUSIVE_PROCESS, OtherMode another one that is not DEFAULT.
-	Exclusive, OtherMode bool
-	// IntervalLost means that the driver may have been loaded after a time slice was set, and have forgotten it.
-	IntervalLost bool
-	// Fabric is why the undivided GPU is not registered with its NVLink fabric yet, or empty.
-	Fabric string
-	// Users are those of the undivided GPU, and InstanceUsers those of GPU instances by ID. They are looked for
-	// where Needs says so.
+	Answer               Answer
+	Text                 string // the error where there is no answer, for people
+	MIG                  bool
+	Instances            []Instance // all GPU instances, foreign ones included
+	Exclusive, OtherMode bool       // the compute mode EXCLUSIVE_PROCESS, or another one that is not DEFAULT
+	IntervalLost         bool       // the driver may have been loaded after a time slice was set, and have forgotten it
+	Fabric               string     // why the undivided GPU is not registered with its NVLink fabric yet, or empty
+	// Users are those of the undivided GPU, InstanceUsers those of GPU instances by ID, where Needs asks for them.
 	Users         Users
 	InstanceUsers map[int]Users
 }
 
 // Observation is everything that is known about one GPU at one moment.
 type Observation struct {
-	// GPU is a PCI address, and Boot the kernel's boot ID.
-	GPU, Boot string
+	GPU, Boot string // a PCI address, and the kernel's boot ID
 	Hardware  Hardware
-	// Sessions are those on this GPU, where the supervisor has answered.
-	Sessions   []Session
-	Supervisor Answer
-	// SupervisorText is why it has not, for people.
-	SupervisorText string
-	// Records are those with a part on this GPU, and what calls of this process want.
-	Records []Record
-	Guards  []Guard
-	// Specs are the CDI specs of claims that have a part on this GPU, and of claims that have no record.
-	Specs []Spec
-	// Refused is what the hardware has refused since the lock was taken, or nil.
-	Refused *Refusal
+	// Sessions are those on this GPU. Unsupervised is why the supervisor has not answered, for people, or empty.
+	Sessions     []Session
+	Unsupervised string
+	Records      []Record // those with a part on this GPU, and what calls of this process want
+	Guards       []Guard
+	Specs        []Spec   // the CDI specs of claims that have a part on this GPU, and of claims that have no record
+	Refused      *Refusal // what the hardware has refused since the lock was taken, or nil
 }
 
 // Refusal is an action that had definitely no effect.
 type Refusal struct {
 	Action Action
-	// InUse means that somebody uses the GPU, so that it may be possible later.
-	InUse bool
-	// Text is the driver's, for people, with who holds the GPU.
-	Text string
+	InUse  bool   // somebody uses the GPU, so that it may be possible later
+	Text   string // the driver's, for people, with who holds the GPU
 }
 
 // Needs says which parts of the hardware have to be observed because of what the records say.
 type Needs struct {
-	// Mode is the compute mode, Fabric the registration with the fabric, Users the processes that no record explains.
-	Mode, Fabric, Users bool
-	// Sessions are the MPS sessions.
-	Sessions bool
+	Mode, Fabric    bool // the compute mode, the registration with the fabric
+	Users, Sessions bool // the processes that no record explains, the MPS sessions
 }

@@ -47,11 +47,11 @@ type Action struct {
 	Do    Do
 	Claim types.UID
 	GPU   string
-	// Key names the part, where the action is about one.
-	Key   string
-	Place Place
-	// Session, Demand and Interval are what Do needs.
-	Session  string
+	// Key, Place and Session are those of the part, where it is about one.
+	Key     string
+	Place   Place
+	Session string
+	// Demand and Interval are what is started, or set.
 	Demand   Demand
 	Interval policy.Interval
 }
@@ -59,15 +59,16 @@ type Action struct {
 // Aim is what a task is for.
 type Aim uint8
 
-// The aims. What is joint needs all GPUs of the claim to propose it at once.
+// The aims, in the order in which tasks should be tried: what takes away comes before what makes. What is joint needs all
+// GPUs of the claim to propose it at once.
 const (
-	Make         Aim = iota
-	StartJointly     // where a session is on several GPUs; joint
-	Commit           // joint
-	Disown           // joint
-	Unguard          // joint
+	Repair  Aim = iota
+	Unguard     // joint
 	Release
-	Repair
+	Disown // joint
+	Make
+	StartJointly // where a session is on several GPUs; joint
+	Commit       // joint
 )
 
 // Task is what may be done for one claim: all of it in order, until something fails, under the locks of
@@ -76,13 +77,11 @@ type Task struct {
 	Claim   types.UID
 	Aim     Aim
 	Actions []Action
-	// Final come after the Actions of all GPUs.
-	Final []Action
-	// With are the GPUs that have to agree: empty is this one alone, EveryGPU all of the node.
-	With []string
+	Final   []Action // they come after the Actions of all GPUs; what is joint has some
+	With    []string // the GPUs that have to agree; empty is this one alone
 }
 
-// EveryGPU stands for all GPUs of the node.
+// EveryGPU stands for all GPUs of the node in With.
 const EveryGPU = "*"
 
 // State is what a record has come to on this GPU.
@@ -90,7 +89,7 @@ type State uint8
 
 // The states.
 const (
-	Working  State = iota // a task is proposed for it
+	Working  State = iota // nothing is in its way, and nothing is said of it
 	Complete              // all of it is there
 	Waiting               // another claim, or a process, is in the way and may go
 	Refused               // it cannot be had as things are
@@ -103,12 +102,9 @@ const (
 type Verdict struct {
 	Claim types.UID
 	State State
-	// Why explains it to people and names the device.
-	Why string
-	// Other is the claim that is in the way, or empty.
-	Other types.UID
-	// Code is a machine-readable cause for errors.Is in callers; see the Code constants.
-	Code Code
+	Why   string    // for people; it names the device
+	Other types.UID // the claim that is in the way, or empty
+	Code  Code      // for errors.Is in callers
 }
 
 // Code is the cause of a verdict.
@@ -142,14 +138,12 @@ const (
 	UsedByOthers     Reason = "UsedByOthers"
 	OrphanInUse      Reason = "OrphanInUse"
 	RecordUnreadable Reason = "RecordUnreadable"
-	SessionGone      Reason = "SessionGone"
 )
 
 // Statement says what is wrong where.
 type Statement struct {
-	Place Place
-	// Claim is empty where it is about no claim.
-	Claim  types.UID
+	Place  Place
+	Claim  types.UID // empty where it is about none
 	Device string
 	Reason Reason
 	Text   string
@@ -159,8 +153,7 @@ type Statement struct {
 type StaticPartition struct {
 	Place Place
 	UUID  string
-	// Gone means that a claim has it and that it does not exist any more.
-	Gone bool
+	Gone  bool // a claim has it, and it does not exist any more
 }
 
 // Plan is what follows from an observation.
@@ -179,26 +172,4 @@ func (p *Plan) Verdict(claim types.UID) (Verdict, bool) {
 		}
 	}
 	return Verdict{}, false
-}
-
-// Join makes one task of those that the GPUs of a claim, or of a session, propose. They are together only if all of
-// them have the same aim and come to the same end.
-func Join(proposed []Task) (Task, bool) {
-	joined := Task{Claim: proposed[0].Claim, Aim: proposed[0].Aim, With: proposed[0].With}
-	for _, t := range proposed {
-		if t.Claim != joined.Claim || t.Aim != joined.Aim || session(t) != session(proposed[0]) {
-			return Task{}, false
-		}
-		joined.Actions = append(joined.Actions, t.Actions...)
-	}
-	joined.Actions = append(joined.Actions, proposed[0].Final...)
-	return joined, true
-}
-
-// session is the one that a task ends with, or empty.
-func session(t Task) string {
-	if len(t.Final) == 0 {
-		return ""
-	}
-	return t.Final[len(t.Final)-1].Session
 }

@@ -121,7 +121,7 @@ var mutants = []mutant{
 		return rules.Decide(eachPart(o, func(_ *rules.Record, p *rules.Part) { p.Dynamic = true }))
 	}},
 	{"a session is not started while the supervisor does not answer, and none is taken for ended", "the supervisor is away", "a container gets a GPU on which the MPS server of others still runs", func(o rules.Observation) rules.Plan {
-		o.Supervisor = rules.Answered
+		o.Unsupervised = ""
 		return rules.Decide(o)
 	}},
 	{"the first share of a GPU decides about the time slice", "time slices that differ", "the time slice of a prepared share was changed", func(o rules.Observation) rules.Plan {

@@ -34,11 +34,11 @@ func (s *Scenario) observe(w moments, p int8, g int, o *rules.Observation) {
 	h := &o.Hardware
 	switch w.Instances.GPU[g].Health {
 	case slow:
-		h.Answer, h.Text = rules.Slow, "it is slow"
+		h.Answer, h.Text = rules.Silent, "it is slow"
 	case hung:
-		h.Answer, h.Text = rules.Hung, "it hangs"
+		h.Answer, h.Text = rules.Silent, "it hangs"
 	case lost:
-		h.Answer, h.Text = rules.Absent, "it is lost"
+		h.Answer, h.Text = rules.Silent, "it is lost"
 	default:
 		s.observeInstances(w.Instances, g, h)
 		s.observeUsers(w.Users, w.Records, g, h)
@@ -85,7 +85,7 @@ func (s *Scenario) observeInstances(w *world, g int, h *rules.Hardware) {
 
 func (s *Scenario) observeSessions(w *world, g int, o *rules.Observation) {
 	if w.Away {
-		o.Supervisor, o.SupervisorText = rules.Failed, "it is away"
+		o.Unsupervised = "it is away"
 		return
 	}
 	for id, limit := range w.Sessions {

@@ -181,7 +181,7 @@ func single() []*Scenario {
 			Budget: budget{Stranger: 2, Timeout: 1, Stays: 1, Again: 1, Rounds: rounds(1)},
 		},
 		{
-			Name: "two partitions of one claim, a failure", States: 7479, GPUs: 1, Processes: 1, Places: []place{left, right},
+			Name: "two partitions of one claim, a failure", States: 7317, GPUs: 1, Processes: 1, Places: []place{left, right},
 			Claims: []parts{{partition(0, left), partition(0, right)}},
 			Budget: budget{Stranger: 1, Fail: 1, Rounds: rounds(1)},
 		},

@@ -21,7 +21,7 @@ type Label struct {
 	Outcome outcome
 }
 
-var aims = [...]string{"make", "start", "commit", "disown", "drop the guard of", "release", "repair"}
+var aims = [...]string{"repair", "drop the guard of", "release", "disown", "make", "start", "commit"}
 
 func (l Label) String() string {
 	var b strings.Builder
