@@ -53,9 +53,6 @@ func (OS) WriteHead(path string, data []byte) error {
 // Remove implements Files.
 func (OS) Remove(path string) error { return host.RemoveUnsynced(path) }
 
-// lockLimit is a thousand times as long as a process has the lock that is not stopped.
-const lockLimit = 5 * time.Second
-
 // file is one file of a claim.
 type file struct {
 	path string
@@ -98,7 +95,8 @@ func (s *Store) open(write bool, only ...types.UID) (known map[types.UID]*entry,
 	}
 	lock := flock.New(s.folder, flock.SetFlag(os.O_RDONLY))
 	if err == nil {
-		ctx, cancel := context.WithTimeout(context.Background(), lockLimit)
+		// A process that is not stopped has it for a thousandth of that.
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
 		_, err = lock.TryLockContext(ctx, time.Millisecond)
 	}

@@ -26,6 +26,8 @@ const (
 	gone State = "released"
 	// marks are the letters of Mark.
 	marks = "-+x~"
+	// layout is the head without its own checksum.
+	layout = "%s state=%-9s arrived=%020d released=%020d marks=[%s] gpus=[%s] writes=%010d body=%08x head="
 )
 
 // ErrOtherVersion marks a record that is not damaged, but not for this program.
@@ -44,8 +46,6 @@ type head struct {
 	// body is the checksum of what follows.
 	body uint32
 }
-
-const layout = "%s state=%-9s arrived=%020d released=%020d marks=[%s] gpus=[%s] writes=%010d body=%08x head="
 
 func (h *head) line() []byte {
 	line := fmt.Appendf(nil, layout, version, h.state, h.arrived, h.released, h.marks, strings.Join(h.gpus, ","), h.writes, h.body)

@@ -1,6 +1,24 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
+// Package record keeps on disk what claims have on this node: one record per claim, written before anything is done for it
+// and gone when nothing is left. A record names devices by physical address, so that another process finds them again after
+// a crash, and it is all that a release needs. Below the data folder are files of one kind:
+//
+//	records/<uid>.<boot id>      the record of a claim, or when it was released
+//	records/<uid>.<boot id>.<n>  the same, where a file of each other name cannot be read
+//
+// What cannot be read is neither changed nor moved, since another version may read it: it guards what it may be about, and
+// the next free name is taken. The name says in which boot a file was written, whatever has become of its content: nothing
+// of another boot is left on the hardware.
+//
+// A file is one line, the head, and a body of JSON. The head says what changes while a claim lives, with a fixed width, so
+// that a release needs no space on the disk. What cannot be written all the same is kept in memory until it can.
+//
+// The format only grows. A field of the body that an older version did not write reads as its zero value, which means what
+// that version did. One that a newer version wrote is ignored, and lost when the body is written again, which a release
+// never does. What an older version must not ignore gets a new type of device, a new state or another version of the head:
+// what it does not know it does not touch.
 package record
 
 import (
@@ -83,15 +101,12 @@ func (r *Record) Session(id string) *Session {
 
 // clear marks the devices on a GPU as untouched, or all of them for "", and reports whether that is the last of the claim.
 func (r *Record) clear(pciAddress string) (last bool) {
-	last = true
 	for i := range r.Devices {
-		d := &r.Devices[i]
-		if pciAddress == "" || d.PCIAddress == pciAddress {
+		if d := &r.Devices[i]; pciAddress == "" || d.PCIAddress == pciAddress {
 			d.Mark = Untouched
 		}
-		last = last && d.Mark == Untouched
 	}
-	return last
+	return !slices.ContainsFunc(r.Devices, func(d Device) bool { return d.Mark != Untouched })
 }
 
 // GPUs returns the PCI addresses of the devices, each once.
@@ -200,9 +215,8 @@ type Sharing struct {
 	ClientPriority policy.ClientPriority `json:"clientPriority,omitempty"`
 }
 
-// Limits are what one claim may use of a share. Zero is no limit.
+// Limits are what one claim may use of a share: percent of the multiprocessors, and device memory. Zero is no limit.
 type Limits struct {
-	// Percent is of the multiprocessors, 1 to 100.
 	Percent     int   `json:"percent,omitempty"`
 	MemoryBytes int64 `json:"memoryBytes,omitempty"`
 }
@@ -241,7 +255,6 @@ type Session struct {
 	Percent int `json:"percent,omitempty"`
 	// ClientPriority is that of clients of the claim's own session. Empty is normal.
 	ClientPriority policy.ClientPriority `json:"clientPriority,omitempty"`
-
 	// PipeDir and ShmDir are empty until the session runs for the claim.
 	PipeDir string `json:"pipeDir,omitempty"`
 	ShmDir  string `json:"shmDir,omitempty"`

@@ -34,7 +34,6 @@ type Guard struct {
 	Claim types.UID
 	// GPUs are those that it may be about. Nil means all.
 	GPUs []string
-	// Path is the file, or the folder.
 	Path string
 	// Released means that a release of the claim arrived after the file was last written.
 	Released bool
@@ -99,8 +98,7 @@ func (all *Snapshot) addOld(dataDir, boot string) {
 
 // UIDs lists the claims that have a record, of any boot, or one that cannot be read.
 func (s *Store) UIDs() []types.UID {
-	all := s.Snapshot()
-	uids := map[types.UID]bool{}
+	all, uids := s.Snapshot(), map[types.UID]bool{}
 	for _, r := range slices.Concat(all.Records, all.Earlier) {
 		uids[r.Claim.UID] = true
 	}

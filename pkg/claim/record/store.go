@@ -98,8 +98,7 @@ func (s *Store) edit(uid types.UID, change func(*entry) error) error {
 	return nil
 }
 
-// Put is Update for a claim that may have no record yet, or one that cannot be read: the change is made to a copy of r
-// then.
+// Put is Update for a claim that may have no record yet, or one that cannot be read: a copy of r is changed then.
 func (s *Store) Put(r *Record, change func(*Record) error) error {
 	return s.edit(r.Claim.UID, func(e *entry) error {
 		if e.record == nil {
@@ -166,14 +165,13 @@ func (s *Store) Clear(uid types.UID, pciAddress string) error {
 // DropGuard removes the files of a claim that cannot be read, if it has a record or was released since: all that it has is
 // written down again, or nothing of it is left.
 func (s *Store) DropGuard(uid types.UID) error {
-	return s.edit(uid, func(e *entry) error {
-		var errs []error
+	return s.edit(uid, func(e *entry) (err error) {
 		for i := range e.guards {
 			if g := &e.guards[i]; e.record != nil || e.released > g.head.arrived {
-				errs = append(errs, s.files.Remove(g.path))
+				err = errors.Join(err, s.files.Remove(g.path))
 			}
 		}
-		return errors.Join(errs...)
+		return err
 	})
 }
 
@@ -186,9 +184,8 @@ func (s *Store) Sweep(now time.Duration) error {
 		return err
 	}
 	unfinished, err := filepath.Glob(filepath.Join(s.folder, ".*.tmp")) // nobody else is writing
-	errs := []error{err}
 	for _, path := range unfinished {
-		errs = append(errs, s.files.Remove(path))
+		err = errors.Join(err, s.files.Remove(path))
 	}
 	for uid, e := range known {
 		isOld := e.released > 0 && now-e.released >= CallLife && e.record == nil && len(e.guards) == 0
@@ -196,13 +193,13 @@ func (s *Store) Sweep(now time.Duration) error {
 			e.released = 0
 		}
 		if isOld || s.unwritten[uid] != nil {
-			errs = append(errs, s.write(e))
+			err = errors.Join(err, s.write(e))
 		}
 		for i := range e.earlier {
 			if f := &e.earlier[i]; isOld || f.record == nil {
-				errs = append(errs, s.files.Remove(f.path))
+				err = errors.Join(err, s.files.Remove(f.path))
 			}
 		}
 	}
-	return errors.Join(errs...)
+	return err
 }
