@@ -246,6 +246,7 @@ func TestWholeHangs(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 		comeBack()
+		synctest.Wait()
 		mustPrepare(t, m, newClaim("u1", sliceA0))
 		mustUnprepare(t, m, "u1")
 		mustUnprepare(t, m, "u2")
