@@ -30,13 +30,14 @@ func Decide(o Observation) Plan {
 			d.plan.Tasks = append(d.plan.Tasks, Task{Claim: s.Claim, Aim: Repair, Actions: []Action{d.action(RemoveSpec, s.Claim)}})
 		}
 	}
+	if d.Hardware.Answer != Answered {
+		d.say(Statement{Reason: Unresponsive, Text: d.Hardware.Text})
+	}
 	for i := range d.Records {
 		d.claim(&d.Records[i]).judge()
 	}
 	if d.Hardware.Answer == Answered {
 		d.survey()
-	} else {
-		d.say(Statement{Reason: Unresponsive, Text: d.Hardware.Text})
 	}
 	slices.SortStableFunc(d.plan.Tasks, func(a, b Task) int { return cmp.Compare(a.Aim, b.Aim) })
 	return d.plan
