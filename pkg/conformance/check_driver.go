@@ -19,7 +19,7 @@ var driverChecks = []Check{
 	{
 		ID:         "driver.nvml",
 		Assumption: "NVML opens, has the functions that the driver calls, and is of the kernel driver's version",
-		Code:       "pkg/gpu/nvml/library.go",
+		Code:       "pkg/gpu/nvml/session.go",
 		Run:        checkNVML,
 	},
 	{

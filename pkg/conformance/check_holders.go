@@ -26,7 +26,7 @@ var holderChecks = []Check{
 	{
 		ID:         "holders.listed",
 		Assumption: "NVML lists the processes that use a GPU, with the process IDs that they have here",
-		Code:       "pkg/gpu/nvml/processes.go",
+		Code:       "pkg/gpu/nvml/usage.go",
 		Run:        checkListed,
 	},
 	{
