@@ -185,13 +185,16 @@ func (m *Metrics) PublishFailed() { m.publishErrors.Inc() }
 // Published says how many ResourceSlices are in the API server as they should be.
 func (m *Metrics) Published(slices int) { m.published.Set(float64(slices)) }
 
-// SetNeighbour says whether something else on the node gives out or partitions its GPUs.
-func (m *Metrics) SetNeighbour(kind string, there bool) {
-	value := 0.0
-	if there {
-		value = 1
+// SetNeighbour says whether something else on the node gives out or partitions its GPUs. Nil means that this is not known.
+func (m *Metrics) SetNeighbour(kind string, there *bool) {
+	switch {
+	case there == nil:
+		m.neighbours.DeleteLabelValues(kind)
+	case *there:
+		m.neighbours.WithLabelValues(kind).Set(1)
+	default:
+		m.neighbours.WithLabelValues(kind).Set(0)
 	}
-	m.neighbours.WithLabelValues(kind).Set(value)
 }
 
 // SetGPUs says what the GPUs can be, and which conditions they have.

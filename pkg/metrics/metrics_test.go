@@ -21,6 +21,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/claim"
 	"github.com/partage-dev/partage/pkg/device"
@@ -118,8 +119,10 @@ func everything(t testing.TB) *Metrics {
 		m.Begin(operation)("", times)
 		m.Begin(operation)("overlap", times)
 	}
-	m.SetNeighbour("device-plugin", true)
-	m.SetNeighbour("dra-driver", false)
+	m.SetNeighbour("device-plugin", ptr.To(true))
+	m.SetNeighbour("dra-driver", ptr.To(false))
+	m.SetNeighbour("container-runtime", ptr.To(true))
+	m.SetNeighbour("container-runtime", nil)
 	m.ReconcileFailed()
 	m.PublishFailed()
 	m.Published(3)

@@ -63,7 +63,7 @@ type neighbourLoop struct {
 	otherDriver func(ctx context.Context) unclaimed.Finding
 	runtime     RuntimeCheck
 	events      EventWriter
-	observe     func(kind string, there bool)
+	observe     func(kind string, there *bool)
 	interval    time.Duration
 
 	// readNode is when to read the node again.
@@ -107,7 +107,9 @@ func (l *neighbourLoop) look(ctx context.Context, node *corev1.Node) {
 	}
 	access, err := l.runtime(unclaimed.Handlers(node))
 	l.unknown.Log(ctx, err, "It is not known whether containers without a claim can have GPUs", "")
-	if err == nil {
+	if err != nil {
+		l.observe(string(unclaimed.ContainerRuntime), nil)
+	} else {
 		l.report(ctx, unclaimed.Finding{Kind: unclaimed.ContainerRuntime, There: access.Open(), Text: access.Text()})
 	}
 }
@@ -119,7 +121,7 @@ func (l *neighbourLoop) report(ctx context.Context, found ...unclaimed.Finding) 
 		l.repeat = map[unclaimed.Kind]time.Time{}
 	}
 	for _, f := range found {
-		l.observe(string(f.Kind), f.There)
+		l.observe(string(f.Kind), &f.There)
 		now := time.Now()
 		at, was := l.repeat[f.Kind]
 		if f.There != was {

@@ -67,7 +67,13 @@ func (n *neighbourhood) loop() *neighbourLoop {
 			return n.access, n.unknown
 		},
 		events: n.events, interval: 30 * time.Second,
-		observe: func(kind string, there bool) { n.change(func() { n.observed[kind] = there }) },
+		observe: func(kind string, there *bool) {
+			n.change(func() {
+				if delete(n.observed, kind); there != nil {
+					n.observed[kind] = *there
+				}
+			})
+		},
 	}
 }
 
@@ -142,6 +148,9 @@ func TestNeighbours(t *testing.T) {
 		pass(10 * time.Minute)
 		n.want(t)
 		n.change(func() {
+			if known, found := n.observed["container-runtime"]; found {
+				t.Errorf("what could not be found out is observed as %v", known)
+			}
 			n.unknown = nil
 			n.node = nodeWith("later")
 			n.node.Labels["nvidia.com/mig.config"] = "all-disabled"
