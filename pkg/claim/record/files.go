@@ -78,6 +78,13 @@ type entry struct {
 	released time.Duration
 }
 
+// age says of a record that is older than the release that it is being released.
+func (e *entry) age() {
+	if e.record != nil && e.record.Arrived < e.released {
+		e.record.State = Releasing
+	}
+}
+
 // unreadable is why it is not known whether a claim has a record, or nil.
 func (e *entry) unreadable() error {
 	if e.record != nil || len(e.guards) == 0 {
@@ -161,9 +168,7 @@ func (s *Store) load(uid types.UID, paths []string) *entry {
 			e.record = u.record.Clone()
 		}
 	}
-	if e.record != nil && e.record.Arrived < e.released {
-		e.record.State = Releasing
-	}
+	e.age()
 	if e.before != nil && e.released > 0 {
 		e.before.State = Releasing
 	}

@@ -79,18 +79,33 @@ func (s *Store) Read(uid types.UID) (*Record, error) {
 	return cmp.Or(e.record, e.before), cmp.Or(err, e.unreadable())
 }
 
-// edit changes what is known of a claim, and writes it.
-func (s *Store) edit(uid types.UID, change func(*entry) error) error {
+// What becomes of a change that the disk does not take.
+const (
+	lose = false
+	keep = true
+)
+
+// edit changes what is known of a claim, and writes it. Nobody else sees the change before.
+func (s *Store) edit(uid types.UID, refused bool, change func(*entry) error) error {
 	if err := CheckUID(uid); err != nil {
 		return err
 	}
 	known, unlock, err := s.open(true, uid)
 	defer unlock()
-	if err == nil {
-		err = change(known[uid])
+	e := known[uid]
+	if err != nil && refused == keep {
+		e = cmp.Or(s.unwritten[uid], e) // what is in the folder is not known
+	}
+	if err == nil || refused == keep {
+		if err := change(e); err != nil {
+			return fmt.Errorf("record of claim %s: %w", uid, err)
+		}
 	}
 	if err == nil {
-		err = s.write(known[uid])
+		err = s.write(e)
+	}
+	if err != nil && refused == keep {
+		s.remember(uid, e)
 	}
 	if err != nil {
 		return fmt.Errorf("record of claim %s: %w", uid, err)
@@ -100,7 +115,7 @@ func (s *Store) edit(uid types.UID, change func(*entry) error) error {
 
 // Put is Update for a claim that may have no record yet, or one that cannot be read: a copy of r is changed then.
 func (s *Store) Put(r *Record, change func(*Record) error) error {
-	return s.edit(r.Claim.UID, func(e *entry) error {
+	return s.edit(r.Claim.UID, lose, func(e *entry) error {
 		if e.record == nil {
 			e.record = r.Clone()
 		}
@@ -111,7 +126,7 @@ func (s *Store) Put(r *Record, change func(*Record) error) error {
 // Update changes the record of a claim. It needs no space on the disk where only the state, times and marks change. The
 // error wraps ErrNoRecord if there is none. The function must not use the store.
 func (s *Store) Update(uid types.UID, change func(*Record) error) error {
-	return s.edit(uid, func(e *entry) error {
+	return s.edit(uid, lose, func(e *entry) error {
 		if e.record == nil {
 			return cmp.Or(e.unreadable(), ErrNoRecord)
 		}
@@ -126,12 +141,11 @@ func (s *Store) Release(uid types.UID, arrived time.Duration) (written bool, err
 	if err := CheckUID(uid); err != nil {
 		return false, err
 	}
-	s.turn <- struct{}{}
-	e := cmp.Or(s.unwritten[uid], &entry{})
-	e.released = max(e.released, arrived)
-	s.remember(uid, e)
-	<-s.turn
-	err = s.edit(uid, func(*entry) error { return nil })
+	err = s.edit(uid, keep, func(e *entry) error {
+		e.released = max(e.released, arrived)
+		e.age()
+		return nil
+	})
 	return err == nil, err
 }
 
@@ -146,14 +160,13 @@ func (s *Store) Released(uid types.UID, since time.Duration) bool {
 // of earlier boots. Where the disk refuses it is kept in memory, and the error says why: the caller goes on.
 func (s *Store) Clear(uid types.UID, pciAddress string) error {
 	var earlier []file
-	err := s.edit(uid, func(e *entry) error {
+	err := s.edit(uid, keep, func(e *entry) error {
 		if err := e.unreadable(); err != nil {
 			return err
 		}
 		if e.record == nil || e.record.clear(pciAddress) {
 			e.record, earlier = nil, e.earlier
 		}
-		s.remember(uid, e)
 		return nil
 	})
 	for i := range earlier {
@@ -165,7 +178,7 @@ func (s *Store) Clear(uid types.UID, pciAddress string) error {
 // DropGuard removes the files of a claim that cannot be read, if it has a record or was released since: all that it has is
 // written down again, or nothing of it is left.
 func (s *Store) DropGuard(uid types.UID) error {
-	return s.edit(uid, func(e *entry) (err error) {
+	return s.edit(uid, lose, func(e *entry) (err error) {
 		for i := range e.guards {
 			if g := &e.guards[i]; e.record != nil || e.released > g.head.arrived {
 				err = errors.Join(err, s.files.Remove(g.path))

@@ -372,3 +372,32 @@ func TestSweepUnfinished(t *testing.T) {
 		t.Errorf("it is left: %v", err)
 	}
 }
+
+// announced are files that fail when somebody was told of a change before it is written.
+type announced struct {
+	OS
+	told <-chan struct{}
+}
+
+func (f *announced) WriteHead(path string, data []byte) error {
+	select {
+	case <-f.told:
+		return errors.New("others know of it already")
+	default:
+		return f.OS.WriteHead(path, data)
+	}
+}
+
+// TestReleaseIsWrittenFirst: nobody acts on a release that is not written down. Of two claims that share a partition, whose
+// releases come at the same time, one destroys it: the other one, should its process be killed then, must not be found prepared.
+func TestReleaseIsWrittenFirst(t *testing.T) {
+	files := &announced{}
+	s := open(t, t.TempDir(), files)
+	must(t, put(s, pair(2)))
+	files.told = s.Changed()
+	if written, err := s.Release(uid, 5); !written || err != nil {
+		t.Errorf("release: %v, %v", written, err)
+	}
+	files.told = s.Changed()
+	must(t, s.Clear(uid, pciA))
+}
