@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/partage-dev/partage/pkg/call"
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
@@ -182,7 +183,7 @@ func TestGivingUpLetsOthersIn(t *testing.T) {
 			return context.Canceled, func() {}
 		},
 		"call hangs": func(t *testing.T, l *Locks, _ request) (error, func()) {
-			end, gaveUp := makeCall(t, l, pciA, time.Second)
+			end, gaveUp := makeCall(t, l, pciA, call.SlowAfter)
 			<-gaveUp
 			return gpu.ErrSlow, end
 		},

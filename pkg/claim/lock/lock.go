@@ -102,8 +102,9 @@ func (l *Locks) Claim(ctx context.Context, uid types.UID) (release func(), err e
 // TryClaim does not wait. It returns nil for a lock that is held.
 func (l *Locks) TryClaim(uid types.UID) (release func(), err error) { return l.try(claimLock(uid)) }
 
-// GPUs waits for the locks of all these GPUs. It fails at once, with a
-// *gpu.PendingError, when a call on one of them has not returned; otherwise like Claim.
+// GPUs waits for the locks of all these GPUs, also for a call on one of them for which nobody waits any more: a look
+// that was given a second is no reason to fail. When such a call is slow it fails at once, with a *gpu.PendingError;
+// otherwise like Claim.
 func (l *Locks) GPUs(ctx context.Context, pciAddresses []string) (release func(), err error) {
 	var names []name
 	for _, address := range pciAddresses {
@@ -175,13 +176,14 @@ func (l *Locks) take(w *waiter) (freed <-chan struct{}, err error) {
 		l.first, l.until = w, time.Now().Add(turn)
 	}
 	waits := l.first != nil && l.first != w && time.Now().Before(l.until)
+	slow := min(call.SlowAfter, l.calls.Limit())
 	for _, n := range w.names {
-		if out := l.pending(n); out != nil {
+		if out := l.pending(n); out != nil && time.Since(out.Since) >= slow {
 			return nil, fmt.Errorf("%s is not used before a call on it has returned: %w", n, out)
 		}
 	}
 	for _, n := range w.names {
-		if l.taken[n] || waits && slices.Contains(l.first.names, n) {
+		if l.taken[n] || l.pending(n) != nil || waits && slices.Contains(l.first.names, n) {
 			return l.freed, fmt.Errorf("%s %w with another call", n, ErrBusy)
 		}
 	}

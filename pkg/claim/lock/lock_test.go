@@ -234,7 +234,7 @@ func TestHungCallKeepsItsGPU(t *testing.T) {
 			t.Fatal(err)
 		}
 		waiter := ask(t, a, pciA, pciB)
-		letGo, gaveUp := makeCall(t, a, pciB, 3*time.Second)
+		letGo, gaveUp := makeCall(t, a, pciB, call.SlowAfter)
 		if waiter.got() != nil {
 			t.Error("a call is out whose caller waits for it")
 		}
@@ -272,12 +272,12 @@ func TestHungCallKeepsItsGPU(t *testing.T) {
 	})
 }
 
-// TestWaiterHearsOfHungCall: who waits for a GPU hears of a call on it as soon as its holder does.
+// TestWaiterHearsOfHungCall: who waits for a GPU hears of a call on it that is slow as soon as its holder does.
 func TestWaiterHearsOfHungCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, _ := twoProcesses(t)
 		release := mustTake(t, l, pciA)
-		letGo, gaveUp := makeCall(t, l, pciA, time.Second)
+		letGo, gaveUp := makeCall(t, l, pciA, call.SlowAfter)
 		waiter := ask(t, l, pciA)
 		<-gaveUp
 		release()
@@ -292,7 +292,7 @@ func TestWaiterHearsOfHungCall(t *testing.T) {
 func TestSlowCallBecomesHung(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, _ := twoProcesses(t)
-		letGo, gaveUp := makeCall(t, l, pciA, time.Second)
+		letGo, gaveUp := makeCall(t, l, pciA, call.SlowAfter)
 		<-gaveUp
 		for _, want := range []error{gpu.ErrSlow, gpu.ErrHung} {
 			if _, err := l.TryGPU(pciA); !errors.Is(err, want) || errors.Is(err, context.DeadlineExceeded) {
@@ -333,4 +333,32 @@ func TestTryClaim(t *testing.T) {
 		t.Fatalf("got none, %v", err)
 	}
 	got()
+}
+
+// TestCallThatIsNotSlowIsWaitedFor: a look at a GPU that takes a second only leaves a call of three behind, for example while
+// the driver changes the MIG mode of another GPU. Claims wait for the call as for another claim.
+func TestCallThatIsNotSlowIsWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := twoProcesses(t)
+		release := mustTake(t, a, pciA)
+		letGo, gaveUp := makeCall(t, a, pciA, time.Second)
+		<-gaveUp
+		release()
+		if got, err := b.TryGPU(pciA); got != nil || err != nil || !b.GPUElsewhere(pciA) {
+			t.Errorf("other process: got the lock, or %v", err)
+		}
+		waiter := ask(t, a, pciA)
+		time.Sleep(time.Second)
+		if got := waiter.got(); got != nil {
+			t.Fatalf("got %+v", got)
+		}
+		letGo()
+		time.Sleep(poll)
+		got := waiter.got()
+		if got == nil || got.err != nil {
+			t.Fatalf("got %+v", got)
+		}
+		got.release()
+		mustTake(t, b, pciA)()
+	})
 }
