@@ -186,6 +186,41 @@ func TestSimulatedRefusedLists(t *testing.T) {
 	}
 }
 
+// A driver in trouble that does not tell the names of profiles any more does not give the devices other names.
+func TestSimulatedLostProfileNames(t *testing.T) {
+	m := newMachine(t, "h100-80-sxmx1")
+	c, file := simulate(t, m)
+	discover := func() *gpu.Node {
+		t.Helper()
+		node, err := c.Discover(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return node
+	}
+	lost := func() int {
+		return addFault(t, file, machine.Fault{Function: "nvmlDeviceGetGpuInstanceProfileInfoV", GPU: -1, Code: int(nvml.ERROR_NOT_SUPPORTED)})
+	}
+	// One that is in trouble from the start is named when it is out of it.
+	fault := lost()
+	if got := discover(); len(got.GPUs) != 1 {
+		t.Fatalf("without names: %+v", got.Broken)
+	}
+	removeFault(t, file, fault)
+	want := discover()
+	if len(want.GPUs) != 1 || want.GPUs[0].MIG.Profiles[0].Name != "7g.80gb" {
+		t.Fatalf("with names: %+v", want)
+	}
+	fault = lost()
+	if got := discover(); len(got.Broken) != 1 {
+		t.Errorf("without names again: the profiles are %+v", got.GPUs[0].MIG.Profiles)
+	}
+	removeFault(t, file, fault)
+	if diff := gocmp.Diff(want, discover()); diff != "" {
+		t.Errorf("with names again (-want +got):\n%s", diff)
+	}
+}
+
 // callsOf are the functions of the library that the method calls when the
 // client has everything still to ask.
 func callsOf(t *testing.T, c *Client, file *state.File, ids instanceIDs, method func(context.Context, *Client, instanceIDs) error) []string {
