@@ -83,10 +83,15 @@ type reading struct {
 	err   error
 }
 
-// must makes a call, unless an earlier one has failed.
+// must makes a call, unless an earlier one has failed. A call that fails has no value, whatever the bindings return with
+// it: of a list they return as many empty elements as it could have had.
 func must[T any](r *reading, name string, f func() (T, nvml.Return)) (value T) {
-	if r.err == nil {
-		value, r.err = get(r.ctx, r.queue, name, f)
+	if r.err != nil {
+		return value
+	}
+	answer, err := get(r.ctx, r.queue, name, f)
+	if r.err = err; err == nil {
+		value = answer
 	}
 	return value
 }

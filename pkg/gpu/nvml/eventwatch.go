@@ -102,7 +102,9 @@ func (w *eventWatch) follow(ctx context.Context) error {
 		case errors.As(err, &out):
 			w.waitOut(ctx, out)
 			continue
-		case err != nil && !errors.Is(err, gpu.ErrTimeout):
+		case err == nil:
+			continue // there may be more, which do not wait for what else is done with the GPU
+		case !errors.Is(err, gpu.ErrTimeout):
 			return err
 		}
 		if err := w.check(ctx, set); err != nil {

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -119,20 +120,24 @@ func (l *library) forget(h *handle) {
 	}
 }
 
-// checkProfiles refuses a GPU that had more MIG profiles earlier in this session: a
+// checkProfiles refuses a GPU that had more MIG profiles earlier in this session, or the driver's names for them: a
 // driver in trouble answers NOT_SUPPORTED, and allocated devices would no longer be
 // published.
 func (l *library) checkProfiles(g *gpu.GPU) error {
-	now := 0
+	var now []gpu.Profile
 	if g.MIG != nil {
-		now = len(g.MIG.Profiles)
+		now = g.MIG.Profiles
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if before := l.profiles[g.PCIAddress]; now < before {
+	before := l.profiles[g.PCIAddress]
+	named := func(all []gpu.Profile) int {
+		return len(slices.DeleteFunc(slices.Clone(all), func(p gpu.Profile) bool { return p.Name == withoutName(p.Slices, p.ID) }))
+	}
+	if len(now) < len(before) || named(now) < named(before) {
 		return &gpu.Error{
-			Call: "nvmlDeviceGetMigMode and nvmlDeviceGetGpuInstancePossiblePlacements_v2", PCIAddress: g.PCIAddress,
-			Text: fmt.Sprintf("%d MIG profiles are supported, %d were earlier", now, before),
+			Call: "nvmlDeviceGetMigMode, nvmlDeviceGetGpuInstancePossiblePlacements_v2 and nvmlDeviceGetGpuInstanceProfileInfoV", PCIAddress: g.PCIAddress,
+			Text: fmt.Sprintf("%d MIG profiles are supported and %d of them named, %d and %d were earlier", len(now), named(now), len(before), named(before)),
 		}
 	}
 	l.profiles[g.PCIAddress] = now

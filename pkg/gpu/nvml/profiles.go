@@ -135,7 +135,9 @@ func (r *reading) profileName(p *instanceProfile) string {
 		return cString(info.Name[:]), ret
 	})
 	if !known || name == "" {
-		return fmt.Sprintf("%dg.id%d", p.info.SliceCount, p.info.Id)
+		return withoutName(int(p.info.SliceCount), p.info.Id)
 	}
 	return strings.TrimPrefix(name, "MIG ")
 }
+
+func withoutName(slices int, id uint32) string { return fmt.Sprintf("%dg.id%d", slices, id) }

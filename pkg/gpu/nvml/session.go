@@ -108,7 +108,7 @@ func (s *session) start(path string) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.lib = &library{Interface: lib, handles: map[string]*handle{}, addresses: map[int]string{}, profiles: map[string]int{}}
+	s.lib = &library{Interface: lib, handles: map[string]*handle{}, addresses: map[int]string{}, profiles: map[string][]gpu.Profile{}}
 	return nil
 }
 
@@ -186,8 +186,8 @@ type library struct {
 	handles map[string]*handle // by PCI address
 	// addresses are by index, to identify a GPU that no longer answers.
 	addresses map[int]string
-	// profiles is how many MIG profiles each GPU had, by PCI address.
-	profiles map[string]int
+	// profiles are the MIG profiles that each GPU had, by PCI address.
+	profiles map[string][]gpu.Profile
 }
 
 // guarded makes a call if the session still lasts and the library has the function.

@@ -151,6 +151,76 @@ func TestSimulatedCallsThatHang(t *testing.T) {
 	t.Logf("%d calls hung", cases)
 }
 
+// A list that the library refuses to give is not an empty one: the bindings return empty elements with the refusal.
+func TestSimulatedRefusedLists(t *testing.T) {
+	const whole = 0
+	for call, code := range map[string]nvml.Return{
+		"nvmlDeviceGetGpuInstances":          nvml.ERROR_GPU_NOT_FOUND,
+		"nvmlGpuInstanceGetComputeInstances": nvml.ERROR_UNKNOWN,
+	} {
+		t.Run(call, func(t *testing.T) {
+			m := newMachine(t, "h100-80-sxmx1")
+			m.GPUs[0].MIG.Current, m.GPUs[0].MIG.Pending = true, true
+			pci := m.GPUs[0].PCIAddress
+			c, file := simulate(t, m)
+			id, err := c.CreateInstance(t.Context(), pci, whole, gpu.Placement{Start: 0, Size: 8})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := c.CreateComputeInstance(t.Context(), pci, id); err != nil {
+				t.Fatal(err)
+			}
+			want, err := c.MIGState(t.Context(), pci)
+			if err != nil || len(want.Instances) != 1 {
+				t.Fatalf("%+v, %v", want, err)
+			}
+			addFault(t, file, machine.Fault{Function: call, GPU: -1, Times: 1, Code: int(code)})
+			if got, err := c.MIGState(t.Context(), pci); err == nil {
+				t.Errorf("got %+v, want an error", got)
+			}
+			addFault(t, file, machine.Fault{Function: "nvmlGpuInstanceGetComputeInstances", GPU: -1, Times: 1, Code: int(nvml.ERROR_NOT_FOUND)})
+			if got, err := c.MIGState(t.Context(), pci); err != nil || len(got.Instances) != 0 {
+				t.Errorf("an instance that is destroyed meanwhile: got %+v, %v", got, err)
+			}
+		})
+	}
+}
+
+// A driver in trouble that does not tell the names of profiles any more does not give the devices other names.
+func TestSimulatedLostProfileNames(t *testing.T) {
+	m := newMachine(t, "h100-80-sxmx1")
+	c, file := simulate(t, m)
+	discover := func() *gpu.Node {
+		t.Helper()
+		node, err := c.Discover(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return node
+	}
+	lost := func() int {
+		return addFault(t, file, machine.Fault{Function: "nvmlDeviceGetGpuInstanceProfileInfoV", GPU: -1, Code: int(nvml.ERROR_NOT_SUPPORTED)})
+	}
+	// One that is in trouble from the start is named when it is out of it.
+	fault := lost()
+	if got := discover(); len(got.GPUs) != 1 {
+		t.Fatalf("without names: %+v", got.Broken)
+	}
+	removeFault(t, file, fault)
+	want := discover()
+	if len(want.GPUs) != 1 || want.GPUs[0].MIG.Profiles[0].Name != "7g.80gb" {
+		t.Fatalf("with names: %+v", want)
+	}
+	fault = lost()
+	if got := discover(); len(got.Broken) != 1 {
+		t.Errorf("without names again: the profiles are %+v", got.GPUs[0].MIG.Profiles)
+	}
+	removeFault(t, file, fault)
+	if diff := gocmp.Diff(want, discover()); diff != "" {
+		t.Errorf("with names again (-want +got):\n%s", diff)
+	}
+}
+
 // callsOf are the functions of the library that the method calls when the
 // client has everything still to ask.
 func callsOf(t *testing.T, c *Client, file *state.File, ids instanceIDs, method func(context.Context, *Client, instanceIDs) error) []string {

@@ -105,10 +105,15 @@ func TestSimulatedNVLinkTrouble(t *testing.T) {
 				g.NVLinks[i].Down = true
 			}
 		}), false},
-		"one link down":      {"h100-nvl-pairs", every(func(g *machine.GPU) { g.NVLinks[0].Down = true }), true},
-		"state fails":        {"dgx-h100", fails("nvmlDeviceGetNvLinkState"), false},
-		"type fails":         {"dgx-h100", fails("nvmlDeviceGetNvLinkRemoteDeviceType"), false},
-		"address fails":      {"h100-nvl-pairs", fails("nvmlDeviceGetNvLinkRemotePciInfo_v2"), false},
+		"one link down": {"h100-nvl-pairs", every(func(g *machine.GPU) { g.NVLinks[0].Down = true }), true},
+		"state fails":   {"dgx-h100", fails("nvmlDeviceGetNvLinkState"), false},
+		"type fails":    {"dgx-h100", fails("nvmlDeviceGetNvLinkRemoteDeviceType"), false},
+		"address fails": {"h100-nvl-pairs", fails("nvmlDeviceGetNvLinkRemotePciInfo_v2"), false},
+		"second address is refused": {"dgx-h100", func(m *machine.Machine) {
+			for i := range m.GPUs {
+				state.AddFault(m, machine.Fault{Function: "nvmlDeviceGetNvLinkRemotePciInfo_v2", GPU: i, Skip: 1, Code: int(nvml.ERROR_INVALID_ARGUMENT)})
+			}
+		}, false},
 		"switches invisible": {"dgx-h100", every(func(g *machine.GPU) { hideEnds(g) }), true},
 		"MIG is on":          {"dgx-h100", every(func(g *machine.GPU) { g.MIG.Current, g.MIG.Pending = true, true }), false},
 	} {

@@ -58,7 +58,7 @@ func (r *reading) nvlink() *gpu.NVLink {
 		return &gpu.NVLink{Clique: fmt.Sprintf("%x-%x-%x-%x-%x.%d", id[:4], id[4:6], id[6:8], id[8:10], id[10:], fabric.CliqueId)}
 	}
 	var links gpu.NVLink
-	for link := range nvml.NVLINK_MAX_LINKS {
+	for link := 0; link < nvml.NVLINK_MAX_LINKS && r.err == nil; link++ {
 		state, _ := ask(r, "nvmlDeviceGetNvLinkState", r.linkState(link))
 		if errors.Is(r.err, gpu.ErrInvalid) {
 			r.err = nil // the GPU has fewer
