@@ -88,7 +88,11 @@ func (o *orphans) recount(after func() time.Duration) {
 // and is found again if it is still there when claims are counted.
 func (o *orphans) ask(ctx context.Context, uid types.UID) {
 	r, err := o.m.store.Read(uid)
-	if err != nil || r == nil || r.State != record.Prepared {
+	if err != nil {
+		o.queue.AddAfter(uid, doubtPause) // what is known of it stays
+		return
+	}
+	if r == nil || r.State != record.Prepared {
 		o.queue.Forget(uid)
 		o.mu.Lock()
 		defer o.mu.Unlock()

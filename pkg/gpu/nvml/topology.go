@@ -82,7 +82,8 @@ func (h *handle) linkState(link int) func() (nvml.EnableState, nvml.Return) {
 
 // linkEnd adds what an active link leads to.
 func (r *reading) linkEnd(link int, links *gpu.NVLink) {
-	kind := must(r, "nvmlDeviceGetNvLinkRemoteDeviceType", func() (nvml.IntNvLinkDeviceType, nvml.Return) {
+	// Where the type is not supported the zero value counts, a GPU.
+	kind, _ := ask(r, "nvmlDeviceGetNvLinkRemoteDeviceType", func() (nvml.IntNvLinkDeviceType, nvml.Return) {
 		return r.dev.GetNvLinkRemoteDeviceType(link)
 	})
 	info, _ := ask(r, "nvmlDeviceGetNvLinkRemotePciInfo_v2", func() (nvml.PciInfo, nvml.Return) {
