@@ -87,12 +87,8 @@ func (o *orphans) check(ctx context.Context, r *record.Record) (again time.Durat
 	}
 	now := o.m.clock()
 	i := o.note(r.Claim.UID, func(i *inquiry) {
-		switch {
-		case err != nil:
-		case claim != nil && o.isAllocated(claim, r):
-			*i = inquiry{asked: i.asked}
-		case i.since == 0 || i.prepared != r.Arrived:
-			*i = inquiry{asked: i.asked, prepared: r.Arrived, since: now}
+		if err == nil {
+			i.answered(r, claim == nil || !o.isAllocated(claim, r), now)
 		}
 	})
 	left := i.since + o.grace - now
@@ -109,6 +105,16 @@ func (o *orphans) check(ctx context.Context, r *record.Record) (again time.Durat
 		return 0, fmt.Errorf("claim %s: %w", r.Claim.UID, err)
 	}
 	return o.regular(), nil
+}
+
+// answered notes whether the claim, as it was prepared, has its devices.
+func (i *inquiry) answered(r *record.Record, isOrphan bool, now time.Duration) {
+	switch {
+	case !isOrphan:
+		*i = inquiry{asked: i.asked}
+	case i.since == 0 || i.prepared != r.Arrived:
+		*i = inquiry{asked: i.asked, prepared: r.Arrived, since: now}
+	}
 }
 
 // isAllocated reports whether the claim still has a device of the record: the kubelet may have lost its state and never

@@ -187,10 +187,7 @@ func (c *Call) prepareOn(ctx context.Context, address string) (err error) {
 		v, _ := r.said[address].Verdict(claim)
 		switch own := r.task != nil && r.task.Claim == claim; {
 		case v.State == rules.Waiting && (r.err == nil || !own):
-			if waited == nil || waited.Why != v.Why {
-				c.beginWait(ctx, v)
-			}
-			waited = &VerdictError{Verdict: v, waited: true}
+			waited = c.waitsFor(ctx, v, waited)
 			if !waitForPlace(ctx, changed, deadline, v) {
 				return waited
 			}
@@ -221,12 +218,15 @@ func (c *Call) ownTask(address string) choose {
 	}
 }
 
-// beginWait says what the claim waits for.
-func (c *Call) beginWait(ctx context.Context, v rules.Verdict) {
-	klog.FromContext(ctx).Info("Waiting", "reason", v.Why)
-	if v.Other != "" && c.engine.Doubt != nil {
-		c.engine.Doubt(v.Other)
+// waitsFor says what the claim waits for, if that is news.
+func (c *Call) waitsFor(ctx context.Context, v rules.Verdict, was *VerdictError) *VerdictError {
+	if was == nil || was.Why != v.Why {
+		klog.FromContext(ctx).Info("Waiting", "reason", v.Why)
+		if v.Other != "" && c.engine.Doubt != nil {
+			c.engine.Doubt(v.Other)
+		}
 	}
+	return &VerdictError{Verdict: v, waited: true}
 }
 
 // waitForPlace waits until something may have changed, and returns false when the time for that is over. After a pod was

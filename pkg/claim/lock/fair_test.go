@@ -177,15 +177,15 @@ func TestWhoHasWaitedComesFirst(t *testing.T) {
 // TestGivingUpLetsOthersIn shows that those who waited behind another one get
 // their locks as soon as it stops waiting, for either reason.
 func TestGivingUpLetsOthersIn(t *testing.T) {
-	for name, stop := range map[string]func(*testing.T, *Locks, request) (want error, end func()){
-		"cancelled": func(_ *testing.T, _ *Locks, waiter request) (error, func()) {
+	for name, stop := range map[string]func(*testing.T, *Locks, request) (end func(), want error){
+		"cancelled": func(_ *testing.T, _ *Locks, waiter request) (func(), error) {
 			waiter.cancel()
-			return context.Canceled, func() {}
+			return func() {}, context.Canceled
 		},
-		"call hangs": func(t *testing.T, l *Locks, _ request) (error, func()) {
+		"call hangs": func(t *testing.T, l *Locks, _ request) (func(), error) {
 			end, gaveUp := makeCall(t, l, pciA, call.SlowAfter)
-			<-gaveUp
-			return gpu.ErrSlow, end
+			_ = <-gaveUp
+			return end, gpu.ErrSlow
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -196,7 +196,7 @@ func TestGivingUpLetsOthersIn(t *testing.T) {
 				if newer.got() != nil {
 					t.Fatal("a newer waiter came first")
 				}
-				want, end := stop(t, l, waiter)
+				end, want := stop(t, l, waiter)
 				time.Sleep(2 * poll)
 				if got := waiter.got(); got == nil || !errors.Is(got.err, want) {
 					t.Errorf("the waiter has %+v, want %v", got, want)

@@ -176,11 +176,8 @@ func (l *Locks) take(w *waiter) (freed <-chan struct{}, err error) {
 		l.first, l.until = w, time.Now().Add(turn)
 	}
 	waits := l.first != nil && l.first != w && time.Now().Before(l.until)
-	slow := min(call.SlowAfter, l.calls.Limit())
-	for _, n := range w.names {
-		if out := l.pending(n); out != nil && time.Since(out.Since) >= slow {
-			return nil, fmt.Errorf("%s is not used before a call on it has returned: %w", n, out)
-		}
+	if err := l.checkSlow(w.names); err != nil {
+		return nil, err
 	}
 	for _, n := range w.names {
 		if l.taken[n] || l.pending(n) != nil || waits && slices.Contains(l.first.names, n) {
@@ -194,6 +191,17 @@ func (l *Locks) take(w *waiter) (freed <-chan struct{}, err error) {
 		l.taken[n] = true
 	}
 	return nil, nil
+}
+
+// checkSlow fails when a call on one of the GPUs is slow.
+func (l *Locks) checkSlow(names []name) error {
+	slow := min(call.SlowAfter, l.calls.Limit())
+	for _, n := range names {
+		if out := l.pending(n); out != nil && time.Since(out.Since) >= slow {
+			return fmt.Errorf("%s is not used before a call on it has returned: %w", n, out)
+		}
+	}
+	return nil
 }
 
 // pending returns a call on the GPU that may take effect at any time, because nobody waits for it any more, or nil.

@@ -161,18 +161,25 @@ func (s *Store) load(uid types.UID, paths []string) *entry {
 		}
 	}
 	e.record = e.file.record
-	if u := s.unwritten[uid]; u != nil {
-		e.released = max(e.released, u.released)
-		// Another process may have written since.
-		if e.record != nil && bytes.Equal(u.file.head.line(), e.file.head.line()) {
-			e.record = u.record.Clone()
-		}
-	}
+	s.recall(e)
 	e.age()
 	if e.before != nil && e.released > 0 {
 		e.before.State = Releasing
 	}
 	return e
+}
+
+// recall adds what the disk has not taken of a claim.
+func (s *Store) recall(e *entry) {
+	u := s.unwritten[e.uid]
+	if u == nil {
+		return
+	}
+	e.released = max(e.released, u.released)
+	// Another process may have written since.
+	if e.record != nil && bytes.Equal(u.file.head.line(), e.file.head.line()) {
+		e.record = u.record.Clone()
+	}
 }
 
 // write makes the file say what is known of a claim. It needs no space where only the head changes.

@@ -86,17 +86,17 @@ const (
 )
 
 // edit changes what is known of a claim, and writes it. Nobody else sees the change before.
-func (s *Store) edit(uid types.UID, refused bool, change func(*entry) error) error {
+func (s *Store) edit(uid types.UID, kept bool, change func(*entry) error) error {
 	if err := CheckUID(uid); err != nil {
 		return err
 	}
 	known, unlock, err := s.open(true, uid)
 	defer unlock()
 	e := known[uid]
-	if err != nil && refused == keep {
+	if err != nil && kept {
 		e = cmp.Or(s.unwritten[uid], e) // what is in the folder is not known
 	}
-	if err == nil || refused == keep {
+	if err == nil || kept {
 		if err := change(e); err != nil {
 			return fmt.Errorf("record of claim %s: %w", uid, err)
 		}
@@ -104,7 +104,7 @@ func (s *Store) edit(uid types.UID, refused bool, change func(*entry) error) err
 	if err == nil {
 		err = s.write(e)
 	}
-	if err != nil && refused == keep {
+	if err != nil && kept {
 		s.remember(uid, e)
 	}
 	if err != nil {

@@ -45,12 +45,12 @@ func (ids *idOwners) note(pci string, instances []gpu.Instance, over time.Time) 
 		ids.gpus[pci] = g
 	}
 	now := map[int]string{}
-	for i := range instances {
-		for _, c := range instances[i].Compute {
-			now[instances[i].ID] += c.UUID + " "
+	for _, i := range instances {
+		for _, c := range i.Compute {
+			now[i.ID] += c.UUID + " "
 		}
-		if _, seen := g.owners[instances[i].ID]; !seen {
-			g.owners[instances[i].ID] = idOwner{since: g.looked}
+		if _, seen := g.owners[i.ID]; !seen {
+			g.owners[i.ID] = idOwner{since: g.looked}
 		}
 	}
 	for id, o := range g.owners {

@@ -33,15 +33,15 @@ func (c *Client) CreateInstance(ctx context.Context, pciAddress string, profileI
 		// From here on an instance exists: either the caller gets its id, or it is
 		// destroyed, even if the caller's time is up.
 		info := must(r, "nvmlGpuInstanceGetInfo", gi.GetInfo)
-		r.undo("nvmlGpuInstanceDestroy", gi.Destroy)
+		r.undo(ctx, "nvmlGpuInstanceDestroy", gi.Destroy)
 		return int(info.Id)
 	})
 }
 
 // undo undoes a creation after a failure.
-func (r *reading) undo(name string, f func() nvml.Return) {
+func (r *reading) undo(ctx context.Context, name string, f func() nvml.Return) {
 	if r.err != nil {
-		r.err = errors.Join(r.err, do(context.WithoutCancel(r.ctx), r.queue, name, f))
+		r.err = errors.Join(r.err, do(context.WithoutCancel(ctx), r.queue, name, f))
 	}
 }
 
@@ -71,7 +71,7 @@ func (c *Client) CreateComputeInstance(ctx context.Context, pciAddress string, i
 			return gpu.ComputeInstance{}
 		}
 		created := r.computeInstance(ci)
-		r.undo("nvmlComputeInstanceDestroy", ci.Destroy)
+		r.undo(ctx, "nvmlComputeInstanceDestroy", ci.Destroy)
 		return created
 	})
 }
