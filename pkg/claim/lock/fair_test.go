@@ -184,7 +184,9 @@ func TestGivingUpLetsOthersIn(t *testing.T) {
 		},
 		"call hangs": func(t *testing.T, l *Locks, _ request) (func(), error) {
 			end, gaveUp := makeCall(t, l, pciA, call.SlowAfter)
-			_ = <-gaveUp
+			if err := <-gaveUp; err == nil {
+				t.Error("the call has an answer")
+			}
 			return end, gpu.ErrSlow
 		},
 	} {

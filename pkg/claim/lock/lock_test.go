@@ -279,7 +279,9 @@ func TestWaiterHearsOfHungCall(t *testing.T) {
 		release := mustTake(t, l, pciA)
 		letGo, gaveUp := makeCall(t, l, pciA, call.SlowAfter)
 		waiter := ask(t, l, pciA)
-		_ = <-gaveUp
+		if err := <-gaveUp; err == nil {
+			t.Error("the call has an answer")
+		}
 		release()
 		if got := waiter.got(); got == nil || !gpu.IsPending(got.err) {
 			t.Errorf("got %+v", got)
@@ -293,7 +295,9 @@ func TestSlowCallBecomesHung(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, _ := twoProcesses(t)
 		letGo, gaveUp := makeCall(t, l, pciA, call.SlowAfter)
-		_ = <-gaveUp
+		if err := <-gaveUp; err == nil {
+			t.Error("the call has an answer")
+		}
 		for _, want := range []error{gpu.ErrSlow, gpu.ErrHung} {
 			if _, err := l.TryGPU(pciA); !errors.Is(err, want) || errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("got %v, want that it %v", err, want)
@@ -342,7 +346,9 @@ func TestCallThatIsNotSlowIsWaitedFor(t *testing.T) {
 		a, b := twoProcesses(t)
 		release := mustTake(t, a, pciA)
 		letGo, gaveUp := makeCall(t, a, pciA, time.Second)
-		_ = <-gaveUp
+		if err := <-gaveUp; err == nil {
+			t.Error("the call has an answer")
+		}
 		release()
 		if got, err := b.TryGPU(pciA); got != nil || err != nil || !b.GPUElsewhere(pciA) {
 			t.Errorf("other process: got the lock, or %v", err)
