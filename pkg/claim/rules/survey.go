@@ -43,7 +43,7 @@ func (d *decision) surveyInstances() (clear bool) {
 		switch {
 		case has(Partition):
 			continue
-		case i.Compute == 1 && i.Whole && i.UUID != "" && (taken || len(d.Guards) == 0):
+		case i.isComplete() && (taken || len(d.Guards) == 0):
 			d.plan.Static = append(d.plan.Static, StaticPartition{Place: i.Place, UUID: i.UUID})
 		default:
 			d.say(Statement{Place: i.Place, Reason: Occupied, Text: fmt.Sprintf("GPU instance %d (profile %d, placement %d:%d) has no record and is left alone: %s",
@@ -51,12 +51,15 @@ func (d *decision) surveyInstances() (clear bool) {
 		}
 		clear = clear && taken
 	}
-	// The partitions of others that claims have and that do not exist any more.
-	for _, p := range d.held(func(p part) bool { return p.Kind == Static && d.at(p.Place) == nil }) {
+	// The partitions of others that claims have and that do not exist any more, or not yet again.
+	for _, p := range d.held(func(p part) bool { return p.Kind == Static && !d.at(p.Place).isComplete() }) {
 		d.plan.Static = append(d.plan.Static, StaticPartition{Place: p.Place, UUID: p.UUID, Gone: true})
 	}
 	return clear
 }
+
+// isComplete reports whether there is an instance that can be allocated.
+func (i *Instance) isComplete() bool { return i != nil && i.Compute == 1 && i.Whole && i.UUID != "" }
 
 // advice says why an instance without record is not a device, and what helps.
 func (d *decision) advice(i Instance) string {
