@@ -202,20 +202,25 @@ func withVersion(text, is, want string) string {
 // damageRecord changes the record of a claim.
 func damageRecord(t testing.TB, n *harness.Node, uid string, change func(string) string) {
 	t.Helper()
-	path, err := n.RecordPath(uid)
+	paths, err := filepath.Glob(filepath.Join(n.RecordsDir(), uid+".*"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
+	damaged := 0
+	for _, path := range paths {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if changed := change(string(data)); changed != string(data) {
+			damaged++
+			if err := os.WriteFile(path, []byte(changed), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
-	changed := change(string(data))
-	if changed == string(data) {
-		t.Fatal("the record is as before")
-	}
-	if err := os.WriteFile(path, []byte(changed), 0o600); err != nil {
-		t.Fatal(err)
+	if damaged != 1 {
+		t.Fatalf("%d records of %d files are not as before, want 1", damaged, len(paths))
 	}
 }
 
