@@ -164,6 +164,12 @@ func (w *work) writeSpec(ctx context.Context, a rules.Action) (err error) {
 	if err != nil {
 		return err
 	}
+	if w.call(a.Claim) == nil {
+		// Nobody ends this when the claim is released: the driver's folder must not keep the GPU.
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, specsTime)
+		defer cancel()
+	}
 	w.ids, err = w.Specs.Write(ctx, r, r.State != record.Prepared)
 	return err
 }
