@@ -19,7 +19,7 @@ func TestSurveyOfGPUThatNobodyGivesBack(t *testing.T) {
 
 func testSurveyOfGPUThatNobodyGivesBack(t *testing.T) {
 	b := newBox(t)
-	release, err := b.manager().locks.TryGPU(pciA)
+	release, err := b.manager().locks.GPUs(t.Context(), []string{pciA})
 	if err != nil || release == nil {
 		t.Fatal(err)
 	}
@@ -43,7 +43,7 @@ func testSurveyOfGPUThatNobodyGivesBack(t *testing.T) {
 		t.Errorf("when it is back: %v", got)
 	}
 	// One that this process has is a claim at work, however long.
-	release, err = m.locks.TryGPU(pciA)
+	release, err = m.locks.GPUs(t.Context(), []string{pciA})
 	if err != nil || release == nil {
 		t.Fatal(err)
 	}

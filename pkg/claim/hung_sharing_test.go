@@ -79,7 +79,7 @@ func TestSessionHangsTwice(t *testing.T) {
 			backs[0]()
 			backs = backs[1:]
 			synctest.Wait()
-			if release, err := m.locks.TryGPU(pciB); (err == nil) != free {
+			if release, err := m.locks.GPUs(t.Context(), []string{pciB}); (err == nil) != free {
 				t.Errorf("%d calls out, the second GPU: %v", 1-i, err)
 			} else if release != nil {
 				release()

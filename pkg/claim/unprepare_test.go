@@ -55,7 +55,7 @@ func TestUnprepareOfBusyGPUThenReboot(t *testing.T) {
 		b := newBox(t)
 		m := b.manager()
 		mustPrepare(t, m, newClaim("u1", sliceA0))
-		release, err := b.manager().locks.TryGPU(pciA)
+		release, err := b.manager().locks.GPUs(t.Context(), []string{pciA})
 		if err != nil || release == nil {
 			t.Fatalf("GPU %s: not free, %v", pciA, err)
 		}

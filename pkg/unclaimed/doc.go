@@ -7,6 +7,6 @@
 //	software.go  a device plugin, NVIDIA's DRA driver, a MIG manager
 //	runtime.go   NVIDIA's container runtime, which gives GPUs to containers that ask for them
 //
-// Processes that use a GPU although no claim explains it are found by package holder. What is found here uses no GPU yet, or
+// Processes that use a GPU although no claim explains it are found by package claim/users. What is found here uses no GPU yet, or
 // not at every moment. It reads and changes nothing.
 package unclaimed

@@ -51,7 +51,7 @@ func (r request) got() *result {
 
 func mustTake(t *testing.T, l *Locks, address string) func() {
 	t.Helper()
-	release, err := l.TryGPU(address)
+	release, err := l.try(gpuLock(address))
 	if err != nil || release == nil {
 		t.Fatalf("GPU %s: not free, %v", address, err)
 	}
@@ -147,7 +147,7 @@ func TestWhoHasWaitedComesFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, _ := twoProcesses(t)
 		waiter, releaseA := preferred(t, l)
-		if release, err := l.TryGPU(pciB); release != nil || err != nil || l.GPUElsewhere(pciB) {
+		if release, err := l.try(gpuLock(pciB)); release != nil || err != nil || l.elsewhere(gpuLock(pciB)) != nil {
 			t.Fatalf("a newer one came first, %v", err)
 		}
 		newer := ask(t, l, pciB)

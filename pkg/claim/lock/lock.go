@@ -113,16 +113,8 @@ func (l *Locks) GPUs(ctx context.Context, pciAddresses []string) (release func()
 	return l.wait(ctx, names...)
 }
 
-// TryGPU does not wait. It returns nil for a lock that is held, and fails like GPUs.
-func (l *Locks) TryGPU(pciAddress string) (release func(), err error) {
-	return l.try(gpuLock(pciAddress))
-}
-
 // ClaimElsewhere reports whether another process has the lock of a claim, or may have it.
 func (l *Locks) ClaimElsewhere(uid types.UID) bool { return l.elsewhere(claimLock(uid)) != nil }
-
-// GPUElsewhere reports whether another process has the lock of a GPU, or may have it.
-func (l *Locks) GPUElsewhere(pciAddress string) bool { return l.elsewhere(gpuLock(pciAddress)) != nil }
 
 // wait takes all locks or none.
 func (l *Locks) wait(ctx context.Context, names ...name) (release func(), err error) {

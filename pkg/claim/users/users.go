@@ -196,10 +196,10 @@ func (l *look) result() (rules.Users, map[int]rules.Users) {
 	return whole, l.found
 }
 
-// addOpeners counts those that have the GPU's node open, and neither a context nor memory. Whoever had it open before a claim
-// was prepared does not count: it was no obstacle then. A process that starts to look at a GPU in the middle of a claim
-// cannot know who that is: it takes those for it that were running then. Others would hold up the next claim after each
-// restart. With a claim that observes the GPU, whose containers have the node open, open nodes say nothing.
+// addOpeners counts processes that have the GPU's device node open but no context or memory on it. A process that had the node
+// open before a claim was prepared does not count, because it did not keep that claim from starting. A driver that was
+// restarted since cannot know this, so it assumes it of processes that were already running by then; otherwise they would
+// delay the next claim after each restart. While a claim observes the GPU, open nodes say nothing: its containers have them.
 func (l *look) addOpeners(ctx context.Context, open []holder.Process) {
 	var prepared time.Duration
 	for _, c := range l.claims {
