@@ -12,6 +12,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/partage-dev/partage/pkg/call"
 	"github.com/partage-dev/partage/pkg/gpu"
 )
@@ -58,37 +60,78 @@ func mustTake(t *testing.T, l *Locks, address string) func() {
 	return release
 }
 
-// TestSeveralAreNotStarved shows that traffic on two GPUs, which are never free at the same time, does not starve a caller
-// that waits for both.
-func TestSeveralAreNotStarved(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, _ := twoProcesses(t)
-		ctx, stop := context.WithCancel(t.Context())
-		var traffic sync.WaitGroup
-		for _, address := range []string{pciA, pciA, pciB, pciB} {
-			traffic.Go(func() {
-				for ctx.Err() == nil {
-					if release, err := l.GPUs(ctx, []string{address}); err == nil {
-						time.Sleep(time.Second)
-						release()
-					}
+// TestNobodyIsStarved shows that traffic on two GPUs, which are never free at the same time, and hardly ever for another
+// process, does not starve a caller.
+func TestNobodyIsStarved(t *testing.T) {
+	for name, test := range map[string]struct {
+		sameProcess bool
+		waitsFor    []string
+	}{
+		"both, same process":  {true, []string{pciA, pciB}},
+		"both, other process": {false, []string{pciA, pciB}},
+		"one, other process":  {false, []string{pciA}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l, busy := twoProcesses(t)
+				if test.sameProcess {
+					busy = l
 				}
+				stop := traffic(t, busy, pciA, pciB)
+				began := time.Now()
+				for range 3 {
+					release, err := l.GPUs(t.Context(), test.waitsFor)
+					if err != nil {
+						t.Fatal(err)
+					}
+					release()
+				}
+				if waited := time.Since(began); waited > 3*2*turn {
+					t.Errorf("waited for %s", waited)
+				}
+				stop()
 			})
-			time.Sleep(400 * time.Millisecond)
-		}
-		began := time.Now()
-		for range 3 {
-			release, err := l.GPUs(t.Context(), []string{pciA, pciB})
-			if err != nil {
-				t.Fatal(err)
+		})
+	}
+}
+
+// traffic keeps each of these GPUs busy all the time, until it is stopped.
+func traffic(t *testing.T, l *Locks, addresses ...string) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	for _, address := range slices.Concat(addresses, addresses) {
+		all.Go(func() {
+			for ctx.Err() == nil {
+				if release, err := l.GPUs(ctx, []string{address}); err == nil {
+					time.Sleep(time.Second + time.Millisecond)
+					release()
+				}
 			}
-			release()
+		})
+		time.Sleep(401 * time.Millisecond)
+	}
+	return func() {
+		cancel()
+		all.Wait()
+	}
+}
+
+// TestStoppedProcessComesFirstForATurn shows that a process that is stopped while it comes first keeps others off for a turn
+// at most.
+func TestStoppedProcessComesFirstForATurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, stopped := twoProcesses(t)
+		stopped.markFirst([]name{gpuLock(pciA)}, unix.F_RDLCK)
+		began := time.Now()
+		release, err := l.GPUs(t.Context(), []string{pciA})
+		if err != nil {
+			t.Fatal(err)
 		}
-		if waited := time.Since(began); waited > 3*2*turn {
+		release()
+		if waited := time.Since(began); waited < patience || waited > turn {
 			t.Errorf("waited for %s", waited)
 		}
-		stop()
-		traffic.Wait()
 	})
 }
 

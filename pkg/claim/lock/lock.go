@@ -30,9 +30,11 @@ import (
 const (
 	// poll is how often a lock is tried again. In one process those who wait are woken besides.
 	poll = 10 * time.Millisecond
-	// turn is longer than nearly all that is done under a lock. One of those who have waited longer for several locks,
-	// which are hardly ever free at the same time, comes first for a turn. In the next turn nobody does, since it
-	// may wait for a GPU that is slow.
+	// patience is how long somebody waits who does not come before others: for several locks, which are hardly ever free at
+	// the same time, or for one that another process lets go and takes.
+	patience = 2 * time.Second
+	// turn is longer than nearly all that is done under a lock. One of those who have waited for longer than their patience
+	// comes first for a turn. In the next turn nobody does, since it may wait for a GPU that is slow.
 	turn = 5 * time.Second
 )
 
@@ -58,7 +60,7 @@ type Locks struct {
 	taken map[name]bool
 	// freed is closed, and made anew, when locks are let go.
 	freed chan struct{}
-	// first comes before others until then.
+	// first comes before others until then, also before those of other processes: bytes say so.
 	first *waiter
 	until time.Time
 }
@@ -76,6 +78,9 @@ const gpuPrefix = "GPU "
 func claimLock(uid types.UID) name { return name("claim " + string(uid)) }
 
 func gpuLock(pciAddress string) name { return name(gpuPrefix + pciAddress) }
+
+// first is the byte that says that somebody comes first.
+func (n name) first() name { return "first for " + n }
 
 // offset is the byte of a lock. Two names have the same one as rarely as two UIDs are the same.
 func (n name) offset() int64 {
@@ -145,7 +150,41 @@ func (l *Locks) leave(w *waiter) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.first == w {
-		l.first = nil
+		l.endTurn()
+		l.until = time.Time{}
+	}
+}
+
+// letFirst gives the waiter a turn, if it has waited for long and nobody has had one just now. It needs mu.
+func (l *Locks) letFirst(w *waiter) {
+	now := time.Now()
+	if l.first != nil && now.After(l.until) {
+		l.endTurn()
+	}
+	if l.first == nil && now.Sub(w.since) > patience && now.Sub(l.until) > turn {
+		l.first, l.until = w, now.Add(turn)
+		l.markFirst(w.names, unix.F_RDLCK)
+	}
+}
+
+func (l *Locks) endTurn() {
+	l.markFirst(l.first.names, unix.F_UNLCK)
+	l.first = nil
+}
+
+// isFirst reports whether somebody else comes first. Who has waited for long does not defer to another process, which may
+// have been stopped.
+func (l *Locks) isFirst(w *waiter, n name) bool {
+	if l.first != nil {
+		return l.first != w && slices.Contains(l.first.names, n)
+	}
+	return time.Since(w.since) <= patience && l.elsewhere(n.first()) != nil
+}
+
+// markFirst is for other processes. Where it fails, everybody gets a lock in the end.
+func (l *Locks) markFirst(names []name, kind int16) {
+	for _, n := range names {
+		_ = l.setByte(n.first(), kind)
 	}
 }
 
@@ -164,15 +203,12 @@ func (l *Locks) try(n name) (release func(), err error) {
 func (l *Locks) take(w *waiter) (freed <-chan struct{}, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(w.names) > 1 && time.Since(w.since) > turn && (l.first == nil || time.Since(l.until) > turn) {
-		l.first, l.until = w, time.Now().Add(turn)
-	}
-	waits := l.first != nil && l.first != w && time.Now().Before(l.until)
+	l.letFirst(w)
 	if err := l.checkSlow(w.names); err != nil {
 		return nil, err
 	}
 	for _, n := range w.names {
-		if l.taken[n] || l.pending(n) != nil || waits && slices.Contains(l.first.names, n) {
+		if l.taken[n] || l.pending(n) != nil || l.isFirst(w, n) {
 			return l.freed, fmt.Errorf("%s %w with another call", n, ErrBusy)
 		}
 	}
@@ -231,8 +267,7 @@ func (l *Locks) release(names []name) {
 // flock's, which others use on this folder.
 func (l *Locks) lockBytes(names []name) error {
 	for _, n := range names {
-		mine := unix.Flock_t{Type: unix.F_RDLCK, Start: n.offset(), Len: 1}
-		err := unix.FcntlFlock(l.folder.Fd(), unix.F_OFD_SETLK, &mine)
+		err := l.setByte(n, unix.F_RDLCK)
 		if err == nil {
 			err = l.elsewhere(n)
 		}
@@ -246,9 +281,13 @@ func (l *Locks) lockBytes(names []name) error {
 
 func (l *Locks) unlockBytes(names ...name) {
 	for _, n := range names {
-		mine := unix.Flock_t{Type: unix.F_UNLCK, Start: n.offset(), Len: 1}
-		_ = unix.FcntlFlock(l.folder.Fd(), unix.F_OFD_SETLK, &mine) // without a folder there is no lock either
+		_ = l.setByte(n, unix.F_UNLCK) // without a folder there is no lock either
 	}
+}
+
+func (l *Locks) setByte(n name, kind int16) error {
+	mine := unix.Flock_t{Type: kind, Start: n.offset(), Len: 1}
+	return unix.FcntlFlock(l.folder.Fd(), unix.F_OFD_SETLK, &mine)
 }
 
 // elsewhere returns an error if another process has a lock, or if that cannot be told.

@@ -22,11 +22,16 @@ import (
 // those are not whose calls only wait behind its call.
 func TestGSPHangs(t *testing.T) {
 	t.Parallel()
-	n := harness.NewNode(t, "h100x2")
-	p := n.Start(t, impatient...)
+	// The call is one of a claim: what watches the GPUs calls both at the same moment, and which of the two calls has the
+	// locks cannot be told then.
+	h := &hang{n: harness.NewNode(t, "h100x2"), operation: harness.Prepare, function: "nvmlDeviceCreateGpuInstanceWithPlacement"}
+	h.p = h.n.Start(t, impatient...)
+	n, p := h.n, h.p
 	p.Ready(t)
 	p.UntilPublished(t, n, 0, 1)
-	fault := n.Inject(t, machine.Fault{Function: "*", GPU: 0, Hang: true, AllGPUs: true, Effect: machine.Proceed})
+	h.stuck = n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 4)}))
+	h.fault = n.Inject(t, machine.Fault{Function: h.function, GPU: 0, Hang: true, AllGPUs: true, Effect: machine.Proceed})
+	h.begin(t)
 	p.Until(t, "a call on GPU 1 that waits behind one on GPU 0", func(context.Context) error {
 		behind, err := n.State.Behind()
 		if err == nil && !slices.ContainsFunc(behind, func(c state.Held) bool { return slices.Contains(c.GPUs, 1) }) {
@@ -56,6 +61,6 @@ func TestGSPHangs(t *testing.T) {
 			break
 		}
 	}
-	fault.Remove(t)
+	h.fault.Remove(t)
 	p.UntilTainted(t, n, "unresponsive", nil)
 }
