@@ -5,6 +5,7 @@ package converge
 
 import (
 	"errors"
+	"maps"
 	"fmt"
 	"slices"
 	"strings"
@@ -378,6 +379,32 @@ func TestPreparedMeanwhile(t *testing.T) {
 	}
 	if len(m.specs) != 1 {
 		t.Error("the CDI spec of a claim that was prepared meanwhile was removed")
+	}
+}
+
+// TestTimeSliceAfterRestart shows that a process that has not set a time slice itself sets it again, also on one GPU of a claim
+// that has all it needs on the other, and that a repeated Prepare has its answer.
+func TestTimeSliceAfterRestart(t *testing.T) {
+	for _, devices := range [][]string{{"A turns"}, {"A turns", "B slice0"}, {"A slice0", "B turns"}} {
+		for _, again := range []bool{false, true} {
+			m := newMachine(t)
+			if _, err := m.engine().Prepare(t.Context(), wanted(m.engine(), "u", devices...)); err != nil {
+				t.Fatal(err)
+			}
+			set := maps.Clone(m.intervals)
+			clear(m.intervals)
+			e := m.engine()
+			if again {
+				if _, err := e.Prepare(t.Context(), wanted(e, "u", devices...)); err != nil {
+					t.Errorf("%v: prepared again: %v", devices, err)
+				}
+			} else {
+				settle(t, e)
+			}
+			if !maps.Equal(m.intervals, set) {
+				t.Errorf("%v, prepared again %t: the time slices are %v, want %v", devices, again, m.intervals, set)
+			}
+		}
 	}
 }
 

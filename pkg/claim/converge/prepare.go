@@ -160,10 +160,7 @@ func (c *Call) prepareTogether(ctx context.Context, gpus []string) (done bool, e
 	case r.task != nil:
 		return r.err == nil && r.task.Aim == rules.Commit, r.err
 	}
-	return !slices.ContainsFunc(gpus, func(address string) bool {
-		v, _ := r.said[address].Verdict(claim)
-		return v.State != rules.Complete
-	}), nil
+	return !slices.ContainsFunc(gpus, func(address string) bool { return !r.said[address].isComplete(claim) }), nil
 }
 
 // prepareOn brings the claim as far as it gets on one GPU alone: until it is prepared, or all of its GPUs have to agree.

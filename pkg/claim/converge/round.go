@@ -179,21 +179,34 @@ func proposal(said *Said, claim types.UID, address string) *rules.Task {
 }
 
 // join makes one task of what these GPUs propose, or returns nil. They are together only if all of them have the same aim,
-// and mean the same session.
+// and mean the same session. Where all of a claim that is prepared is there, a GPU has nothing to propose, and agrees that
+// it is written again.
 func join(said map[string]*Said, claim types.UID, gpus []string) *rules.Task {
-	var joined rules.Task
-	for i, address := range gpus {
+	var joined *rules.Task
+	for _, address := range gpus {
 		t := proposal(said[address], claim, address)
 		switch {
-		case t == nil || i > 0 && (t.Aim != joined.Aim || t.Final[0].Session != joined.Final[0].Session):
+		case t == nil && said[address].isComplete(claim):
+		case t == nil || joined != nil && (t.Aim != joined.Aim || t.Final[0].Session != joined.Final[0].Session):
 			return nil
-		case i == 0:
-			joined = rules.Task{Claim: claim, Aim: t.Aim, With: t.With, Final: t.Final}
+		case joined == nil:
+			joined = &rules.Task{Claim: claim, Aim: t.Aim, With: t.With, Actions: slices.Clone(t.Actions), Final: t.Final}
+		default:
+			joined.Actions = append(joined.Actions, t.Actions...)
 		}
-		joined.Actions = append(joined.Actions, t.Actions...)
 	}
-	joined.Actions, joined.Final = append(joined.Actions, joined.Final...), nil
-	return &joined
+	if joined != nil {
+		joined.Actions, joined.Final = append(joined.Actions, joined.Final...), nil
+	}
+	return joined
+}
+
+func (s *Said) isComplete(claim types.UID) bool {
+	if s == nil {
+		return false
+	}
+	v, _ := s.Verdict(claim)
+	return v.State == rules.Complete
 }
 
 // with returns the GPUs that a task needs, in the order in which they are locked.

@@ -18,7 +18,7 @@ var limit = flag.Int("model.states", shortRun, "how many states of a scenario to
 // TestScenarios explores the rules in every small world. Most have more states than are visited here, see make test-model.
 func TestScenarios(t *testing.T) {
 	all := Scenarios()
-	if want := 50; len(all) != want {
+	if want := 51; len(all) != want {
 		t.Errorf("%d scenarios, want %d", len(all), want)
 	}
 	states, transitions := 0, 0

@@ -37,5 +37,10 @@ func combined() []*Scenario {
 			Name: "the driver is loaded anew, an unreadable record", GPUs: 1, Processes: 1, Claims: []parts{{slice(0, 3)}, {slice(0, 1)}},
 			Budget: budget{Crash: 1, Reload: 1, Unreadable: 1, Rounds: rounds(1, 1)},
 		},
+		{
+			Name: "a claim on two GPUs, the driver is loaded anew", States: 1316, GPUs: 2, Processes: 1, Places: []place{left},
+			Claims: []parts{{slice(0, 3), partition(1, left)}},
+			Budget: budget{Reload: 1, Rounds: rounds(1)},
+		},
 	}
 }

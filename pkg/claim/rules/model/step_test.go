@@ -117,31 +117,45 @@ func (m *machine) observations(w *world, p int8, g int, emit emit) {
 	}
 }
 
+// ofOther returns what another GPU proposes with the same aim, or nothing, and whether it agrees. It does where all of the
+// claim is there.
+func (m *machine) ofOther(w *world, p, g int8, t *task) (proposed *task, agrees bool) {
+	m.observe(at(w), p, int(g), &m.joint)
+	plan := m.decide(m.joint)
+	for i := range plan.Tasks {
+		if other := compactTask(&plan.Tasks[i]); other.Claim == t.Claim && other.Aim == t.Aim && len(other.With) > 0 {
+			return &other, true
+		}
+	}
+	if t.Claim < 0 {
+		return nil, false
+	}
+	v, _ := plan.Verdict(claimNames[t.Claim])
+	return nil, v.State == rules.Complete
+}
+
 // begin takes the locks of a task that was decided on an observation, and queues its actions.
 func (m *machine) begin(w *world, seen moments, p int8, g int, t task) bool {
 	locks := uint8(1) << g
 	actions := t.Actions
 	switch {
 	case len(t.With) > 1:
-		if g != int(t.With[0]) {
-			return false // the first GPU of the claim speaks for all
-		}
-		proposed := []task{t}
-		for _, o := range t.With[1:] {
-			locks |= 1 << o
-			m.observe(at(w), p, int(o), &m.joint)
-			for _, other := range m.tasks(&m.joint) {
-				if other.Claim == t.Claim && other.Aim == t.Aim {
-					proposed = append(proposed, other)
-				}
-			}
-		}
-		if len(proposed) != len(t.With) || w.locked(locks) {
-			return false
-		}
 		actions = nil
-		for _, one := range proposed {
-			actions = append(actions, one.Actions...)
+		for _, o := range t.With {
+			other, agrees := &t, true
+			if int(o) != g {
+				other, agrees = m.ofOther(w, p, o, &t)
+			}
+			if !agrees || other != nil && int(o) < g {
+				return false // the first GPU that proposes it speaks for all
+			}
+			if other != nil {
+				actions = append(actions, other.Actions...)
+			}
+			locks |= 1 << o
+		}
+		if w.locked(locks) {
+			return false
 		}
 		actions = append(actions, t.Final...)
 	default:
