@@ -382,6 +382,27 @@ func TestPreparedMeanwhile(t *testing.T) {
 	}
 }
 
+// TestNoComputeMode shows that a driver which says that there is no compute mode is believed only where none was set.
+func TestNoComputeMode(t *testing.T) {
+	m := newMachine(t)
+	e := m.engine()
+	if _, err := e.Prepare(t.Context(), wanted(e, "u", "A mps")); err != nil {
+		t.Fatal(err)
+	}
+	m.noMode = true
+	if err := release(t, e, "u"); !errors.Is(err, gpu.ErrNotSupported) {
+		t.Errorf("released: %v", err)
+	}
+	m.noMode = false
+	settle(t, e)
+	wantLeft(t, m, "released", nil)
+	m.noMode = true
+	if _, err := e.Prepare(t.Context(), wanted(e, "v", "A mps")); err == nil || !strings.Contains(err.Error(), "MPS needs a compute mode") {
+		t.Errorf("prepared: %v", err)
+	}
+	wantLeft(t, m, "refused", nil)
+}
+
 // TestTimeSliceAfterRestart shows that a process that has not set a time slice itself sets it again, also on one GPU of a claim
 // that has all it needs on the other, and that a repeated Prepare has its answer.
 func TestTimeSliceAfterRestart(t *testing.T) {

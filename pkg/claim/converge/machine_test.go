@@ -53,6 +53,8 @@ type machine struct {
 	exclusive map[string]bool
 	sessions  map[string]mps.Spec
 	intervals map[string]sharing.Interval
+	// noMode is what the driver says of compute modes.
+	noMode bool
 	specs     map[types.UID][]cdi.Device
 	users     map[string]rules.Users
 	// listed is called once, when the CDI specs were listed.
@@ -337,6 +339,9 @@ func (h hardware) End(_ context.Context, id string) error {
 func (h hardware) Mode(_ context.Context, d sharing.Device) (gpu.ComputeMode, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.noMode {
+		return "", gpu.ErrNotSupported
+	}
 	if h.exclusive[d.PCIAddress] {
 		return gpu.ComputeExclusiveProcess, nil
 	}

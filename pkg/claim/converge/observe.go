@@ -163,10 +163,18 @@ func (o *observation) observeMode(ctx context.Context) error {
 	mode, err := o.engine.Sharing.Mode(ctx, sharing.Device{PCIAddress: o.GPU, UUID: uuid})
 	o.Hardware.Exclusive = mode == gpu.ComputeExclusiveProcess
 	o.Hardware.OtherMode = err == nil && mode != gpu.ComputeExclusiveProcess && mode != gpu.ComputeDefault
-	if errors.Is(err, gpu.ErrNotSupported) {
+	o.Hardware.NoMode = errors.Is(err, gpu.ErrNotSupported) && !o.mayHaveMode()
+	if o.Hardware.NoMode {
 		return nil
 	}
 	return err
+}
+
+// mayHaveMode is mayBeDivided for the compute mode: it was set for a session that has started.
+func (o *observation) mayHaveMode() bool {
+	return slices.ContainsFunc(o.Records, func(r rules.Record) bool {
+		return slices.ContainsFunc(r.Parts, func(p rules.Part) bool { return p.GPU == o.GPU && p.Place == rules.Undivided && p.Session != "" && p.Mark == rules.Started })
+	})
 }
 
 // uuid is that of the GPU, where it is not known yet that of a record.

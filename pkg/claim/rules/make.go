@@ -140,6 +140,8 @@ func (m *making) whole(p part) *Verdict {
 	switch {
 	case len(h.Instances) > 0:
 		return p.says(Verdict{Code: Divided}, ": the GPU is partitioned: there is GPU instance %d, which no claim has", h.Instances[0].ID)
+	case p.Session != "" && h.NoMode:
+		return p.says(Verdict{}, ": MPS needs a compute mode of GPU %s, and the driver does not support any there", m.GPU)
 	case p.Session != "" && (h.OtherMode || h.Exclusive && !known):
 		mode := map[bool]string{true: "EXCLUSIVE_PROCESS", false: "not DEFAULT"}[h.Exclusive]
 		return p.says(Verdict{Code: ModeFixed}, ": the compute mode of GPU %s is %s and was not set by this driver; set it back with nvidia-smi -i %s -c DEFAULT", m.GPU, mode, m.GPU)

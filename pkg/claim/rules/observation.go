@@ -170,6 +170,7 @@ type Hardware struct {
 	MIG                  bool
 	Instances            []Instance // all GPU instances, foreign ones included
 	Exclusive, OtherMode bool       // the compute mode EXCLUSIVE_PROCESS, or another one that is not DEFAULT
+	NoMode               bool       // it has no compute mode that can be changed
 	IntervalLost         bool       // the driver may have been loaded after a time slice was set, and have forgotten it
 	Fabric               string     // why the undivided GPU is not registered with its NVLink fabric yet, or empty
 	// Users are those of the undivided GPU, InstanceUsers those of GPU instances by ID, where Needs asks for them.
