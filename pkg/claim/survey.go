@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/partage-dev/partage/pkg/claim/converge"
 	"github.com/partage-dev/partage/pkg/claim/lock"
 	"github.com/partage-dev/partage/pkg/claim/record"
@@ -132,6 +134,7 @@ func (s *surveyor) translate(inventory *device.Inventory, address string, said *
 			f.conditions = append(f.conditions, unanswered(address, said.Unanswered)...)
 		case one.Reason == rules.Occupied && one.Claim == "":
 			f.conditions = append(f.conditions, conditionAt(address, one, device.Occupied, "GPU "+address+": "+one.Text))
+		case one.Due && s.isAtWork(address, one.Claim):
 		case one.Reason == rules.ReleasePending:
 			c := conditionAt(address, one, device.ReleasePending, one.Text+s.because(address, one))
 			if shape := shapeOf(inventory, one.Device); c.Where == nil && shape != nil {
@@ -166,6 +169,11 @@ func (s *surveyor) refusal(ctx context.Context, address string) []device.Conditi
 		kind = device.MPS
 	}
 	return []device.Condition{{PCIAddress: address, Kind: kind, Reason: device.ReleasePending, Message: "GPU " + address + ": " + refused.Text}}
+}
+
+// isAtWork reports whether the call that releases a claim has just come, and nothing of that has failed.
+func (s *surveyor) isAtWork(address string, claim types.UID) bool {
+	return s.store.Released(claim, s.clock()-releaseTime) && s.engine.Failures.Of(claim, address) == nil
 }
 
 // because is why a release has failed last, for people.

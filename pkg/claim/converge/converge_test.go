@@ -5,8 +5,8 @@ package converge
 
 import (
 	"errors"
-	"maps"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"

@@ -55,8 +55,8 @@ type machine struct {
 	intervals map[string]sharing.Interval
 	// noMode is what the driver says of compute modes.
 	noMode bool
-	specs     map[types.UID][]cdi.Device
-	users     map[string]rules.Users
+	specs  map[types.UID][]cdi.Device
+	users  map[string]rules.Users
 	// listed is called once, when the CDI specs were listed.
 	listed func()
 	// fail is asked before each effect.

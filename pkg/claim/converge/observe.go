@@ -173,7 +173,9 @@ func (o *observation) observeMode(ctx context.Context) error {
 // mayHaveMode is mayBeDivided for the compute mode: it was set for a session that has started.
 func (o *observation) mayHaveMode() bool {
 	return slices.ContainsFunc(o.Records, func(r rules.Record) bool {
-		return slices.ContainsFunc(r.Parts, func(p rules.Part) bool { return p.GPU == o.GPU && p.Place == rules.Undivided && p.Session != "" && p.Mark == rules.Started })
+		return slices.ContainsFunc(r.Parts, func(p rules.Part) bool {
+			return p.GPU == o.GPU && p.Place == rules.Undivided && p.Session != "" && p.Mark == rules.Started
+		})
 	})
 }
 

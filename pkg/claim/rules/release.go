@@ -4,6 +4,7 @@
 package rules
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 )
@@ -39,7 +40,7 @@ func (c *claim) release() {
 		c.sayPending(pending)
 		return
 	}
-	c.sayPending("this is not done yet")
+	c.sayPending("")
 	for n := len(actions); n > 0 && actions[n-1].Do == Unstart && actions[n-1].Claim == c.Claim; n-- {
 		actions = actions[:n-1] // it goes with the record
 	}
@@ -62,10 +63,13 @@ func (c *claim) giveBack(actions ...Action) {
 	}
 }
 
+// sayPending says what is in the way of a release, or nothing where it is due.
 func (c *claim) sayPending(why string) {
+	due := why == ""
 	for _, p := range c.parts {
 		if p.isMade() {
-			c.sayOf(p, ReleasePending, fmt.Sprintf("device %s of claim %s is to be released, and %s", p.Device, c.Name, why))
+			text := fmt.Sprintf("device %s of claim %s is to be released, and %s", p.Device, c.Name, cmp.Or(why, "this is not done yet"))
+			c.say(Statement{Place: p.Place, Claim: c.Claim, Device: p.Device, Reason: ReleasePending, Text: text, Due: due})
 		}
 	}
 }

@@ -147,6 +147,7 @@ type Statement struct {
 	Device string
 	Reason Reason
 	Text   string
+	Due    bool // nothing is in the way of it
 }
 
 // StaticPartition is one that somebody else made, and that can be allocated.
