@@ -69,9 +69,12 @@ func (m *Manager) ReleaseOrphans(ctx context.Context) {
 // regular is the time between two questions about a claim that has its devices.
 func (o *orphans) regular() time.Duration { return wait.Jitter(o.interval, inquiryJitter) }
 
-// recount finds out which claims there are. New ones are asked about after a time.
+// recount finds out which claims there are, if that can be read. New ones are asked about after a time.
 func (o *orphans) recount(after func() time.Duration) {
-	uids := o.m.store.UIDs()
+	uids, err := o.m.store.UIDs()
+	if err != nil {
+		return // what is known of those that are not seen stays; cleaning up says why
+	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for _, uid := range uids {

@@ -93,15 +93,16 @@ func (d *LiveDevice) UUID() string {
 	return d.Partition.UUID
 }
 
-// Live lists the prepared claims with their devices.
+// Live lists the prepared claims with their devices. With an error there may be more.
 func (m *Manager) Live() ([]LiveClaim, error) {
 	var claims []LiveClaim
-	for _, r := range m.store.Snapshot().Records {
+	snapshot := m.store.Snapshot()
+	for _, r := range snapshot.Records {
 		if r.State == record.Prepared {
 			claims = append(claims, LiveClaim{Claim: r.Claim, Devices: m.live(r)})
 		}
 	}
-	return claims, nil
+	return claims, snapshot.Err
 }
 
 // live describes the devices of a record. What it says of the hardware is what was written down: it asks nothing.

@@ -4,7 +4,11 @@
 package claim
 
 import (
+	"errors"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -30,6 +34,34 @@ func liveOf(t *testing.T, m *Manager, uid string) LiveDevice {
 	}
 	t.Fatalf("no claim %s with one device among %+v", uid, all)
 	return LiveDevice{}
+}
+
+// TestFolderCannotBeRead shows that nobody takes claims for gone whose records are in a folder that cannot be read, as with a
+// disk that fails.
+func TestFolderCannotBeRead(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	mustPrepare(t, m, newClaim("u1", sliceA0))
+	folder := filepath.Join(b.dataDir(), "records")
+	if err := errors.Join(os.Rename(folder, folder+".kept"), os.WriteFile(folder, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	_, live := m.Live()
+	_, recorded := m.Recorded()
+	_, counts := m.RecordCounts()
+	_, claims := m.Claims(pciA)
+	_, inUse := m.InUse()
+	for name, err := range map[string]error{"Live": live, "Recorded": recorded, "RecordCounts": counts, "Claims": claims, "InUse": inUse} {
+		if err == nil || !strings.Contains(err.Error(), folder) {
+			t.Errorf("%s: %v, want an error about %s", name, err, folder)
+		}
+	}
+	if err := errors.Join(os.Remove(folder), os.Rename(folder+".kept", folder)); err != nil {
+		t.Fatal(err)
+	}
+	if all, err := m.Live(); err != nil || len(all) != 1 {
+		t.Errorf("when the folder is back: %+v, %v", all, err)
+	}
 }
 
 // TestLive: what is known of each kind of device.

@@ -208,15 +208,17 @@ func (m *Manager) InUse() ([]string, error) {
 	return slices.Compact(names), err
 }
 
-// Claims lists the claims that have a record, whatever its state, those that have a device on the GPU first.
+// Claims lists the claims that have a record, whatever its state, those that have a device on the GPU first. With an error
+// there may be more.
 func (m *Manager) Claims(pciAddress string) ([]Ref, error) {
 	var on, others []Ref
-	for _, r := range m.store.Snapshot().Records {
+	snapshot := m.store.Snapshot()
+	for _, r := range snapshot.Records {
 		if slices.Contains(r.GPUs(), pciAddress) {
 			on = append(on, r.Claim)
 		} else {
 			others = append(others, r.Claim)
 		}
 	}
-	return append(on, others...), nil
+	return append(on, others...), snapshot.Err
 }

@@ -44,7 +44,9 @@ func (m *Manager) Reconcile(ctx context.Context) error {
 	for _, address := range gpus {
 		errs = append(errs, rounds[address].wait(limited))
 	}
-	m.events.retain(m.store.UIDs())
+	if uids, err := m.store.UIDs(); err == nil {
+		m.events.retain(uids)
+	}
 	return errors.Join(append(errs, m.store.Sweep(m.clock()), m.sweepLimits())...)
 }
 

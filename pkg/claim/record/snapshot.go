@@ -26,6 +26,8 @@ type Snapshot struct {
 	// Earlier are those of earlier boots, of claims that have none of this one: the kubelet prepares them again.
 	Earlier []*Record
 	Guards  []Guard
+	// Err is why there may be more of them, or nil: the folder cannot be read.
+	Err error
 }
 
 // Guard is a file of this boot that cannot be read. Everything that it may be about stays as it is.
@@ -47,7 +49,7 @@ func (s *Store) Snapshot() *Snapshot {
 	all.addOld(filepath.Dir(s.folder), s.boot)
 	known, unlock, err := s.open(false)
 	defer unlock()
-	if err != nil {
+	if all.Err = err; err != nil {
 		all.guard(Guard{Path: s.folder}, err)
 	}
 	for _, uid := range slices.Sorted(maps.Keys(known)) {
@@ -96,8 +98,8 @@ func (all *Snapshot) addOld(dataDir, boot string) {
 	}
 }
 
-// UIDs lists the claims that have a record, of any boot, or one that cannot be read.
-func (s *Store) UIDs() []types.UID {
+// UIDs lists the claims that have a record, of any boot, or one that cannot be read. With an error there may be more.
+func (s *Store) UIDs() ([]types.UID, error) {
 	all, uids := s.Snapshot(), map[types.UID]bool{}
 	for _, r := range slices.Concat(all.Records, all.Earlier) {
 		uids[r.Claim.UID] = true
@@ -106,7 +108,7 @@ func (s *Store) UIDs() []types.UID {
 		uids[all.Guards[i].Claim] = true
 	}
 	delete(uids, "")
-	return slices.Sorted(maps.Keys(uids))
+	return slices.Sorted(maps.Keys(uids)), all.Err
 }
 
 // Held is a device of a claim.
