@@ -101,15 +101,22 @@ func (f *Finder) proc() procfs {
 }
 
 // openers lists the processes that have the node of a GPU open, or one of its
-// capabilities. One walk is shared by all who ask meanwhile.
+// capabilities. One walk is shared by all who ask meanwhile, whatever the GPU: it takes as long for one as for all.
 func (f *Finder) openers(ctx context.Context, pciAddress string, limit time.Duration) (minor int, open []Process, err error) {
 	minor, err = f.Roots.Within(ctx).GPUMinor(pciAddress)
 	if err != nil {
 		return 0, nil, fmt.Errorf("who has its device node open is not known: %w", err)
 	}
 	node, first := gpuNode(minor), firstCapability+perGPU*minor
-	wanted := func(path string) bool { return path == node || isCapability(filepath.Base(path), first, first+perGPU) }
-	open, err = f.looks.Do(node, limit, func() ([]Process, error) { return f.proc().openers(wanted) })
+	all, err := f.looks.Do("", limit, f.proc().openers)
+	for _, p := range all {
+		p.nodes = slices.DeleteFunc(slices.Clone(p.nodes), func(path string) bool {
+			return path != node && !isCapability(filepath.Base(path), first, first+perGPU)
+		})
+		if len(p.nodes) > 0 {
+			open = append(open, p)
+		}
+	}
 	if errors.Is(err, wait.ErrNoAnswer) {
 		err = errors.New("the open files of the processes of this node could not be read in time")
 	}

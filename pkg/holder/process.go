@@ -43,10 +43,10 @@ type procfs struct {
 	roots []string
 }
 
-// openers lists the processes that have device nodes open that are wanted, by PID.
+// openers lists the processes that have device nodes of the driver open, by PID.
 // The node of a GPU is known by its name, and by its number where it has another one: its container
 // may have ended, or somebody may have made it elsewhere.
-func (p procfs) openers(wanted func(path string) bool) ([]Process, error) {
+func (p procfs) openers() ([]Process, error) {
 	entries, err := os.ReadDir(p.path)
 	if err != nil {
 		return nil, fmt.Errorf("look for processes: %w", err)
@@ -57,7 +57,7 @@ func (p procfs) openers(wanted func(path string) bool) ([]Process, error) {
 		if err != nil || pid == os.Getpid() {
 			continue
 		}
-		if nodes := p.nodes(pid, wanted); len(nodes) > 0 {
+		if nodes := p.nodes(pid); len(nodes) > 0 {
 			one := p.process(pid)
 			one.nodes = nodes
 			found = append(found, one)
@@ -67,8 +67,8 @@ func (p procfs) openers(wanted func(path string) bool) ([]Process, error) {
 	return found, nil
 }
 
-// nodes lists the wanted nodes that a process has open. One that ends meanwhile has none.
-func (p procfs) nodes(pid int, wanted func(path string) bool) []string {
+// nodes lists the nodes of the driver that a process has open. One that ends meanwhile has none.
+func (p procfs) nodes(pid int) []string {
 	folder := p.of(pid, "fd")
 	open, err := os.ReadDir(folder)
 	if err != nil {
@@ -88,7 +88,7 @@ func (p procfs) nodes(pid int, wanted func(path string) bool) []string {
 		if node == "" && filepath.IsAbs(path) {
 			node = nodeOf(filepath.Join(folder, file.Name()))
 		}
-		if node != "" && wanted(node) {
+		if node != "" {
 			nodes = append(nodes, node)
 		}
 	}
