@@ -29,14 +29,15 @@ func TestBlame(t *testing.T) {
 	}{
 		"alone":                       {calls: []one{{pci: first}}, after: DefaultLimit, hung: true},
 		"not yet":                     {calls: []one{{pci: first}}, after: DefaultLimit - 1},
-		"behind another GPU":          {calls: []one{{pci: first}, {pci: second, at: time.Second}}, after: 2 * DefaultLimit, behind: first},
-		"behind the driver":           {calls: []one{{of: "the driver"}, {pci: second, at: time.Second}}, after: 2 * DefaultLimit, behind: "the driver"},
-		"the oldest is said":          {calls: []one{{pci: first}, {pci: second}, {pci: third}}, after: DefaultLimit, behind: first},
+		"behind another GPU":          {calls: []one{{pci: first}, {pci: second, at: moment + 1}}, after: 2 * DefaultLimit, behind: first},
+		"at the same moment":          {calls: []one{{pci: first}, {pci: second, at: moment}}, after: 2 * DefaultLimit, hung: true},
+		"behind the driver":           {calls: []one{{of: "the driver"}, {pci: second, at: 2 * time.Second}}, after: 2 * DefaultLimit, behind: "the driver"},
+		"the oldest is said":          {calls: []one{{pci: first}, {pci: second, at: 2 * time.Second}, {pci: third, at: 3 * time.Second}}, after: 2 * DefaultLimit, behind: first},
 		"two of a GPU":                {calls: []one{{pci: first}, {pci: first, of: "events", at: time.Second}}, after: 2 * DefaultLimit, hung: true},
-		"two of none":                 {calls: []one{{of: "the driver"}, {of: "parameters"}}, after: DefaultLimit, behind: "the driver"},
-		"behind a GPU's events":       {calls: []one{{pci: first, of: "events"}, {pci: second, at: time.Second}}, after: 2 * DefaultLimit, behind: first},
+		"two of none":                 {calls: []one{{of: "the driver"}, {of: "parameters", at: 2 * time.Second}}, after: 2 * DefaultLimit, behind: "the driver"},
+		"behind a GPU's events":       {calls: []one{{pci: first, of: "events"}, {pci: second, at: 2 * time.Second}}, after: 2 * DefaultLimit, behind: first},
 		"long after it":               {calls: []one{{pci: first}, {pci: second, at: explains + 1}}, after: 3 * DefaultLimit, hung: true},
-		"long after one, behind next": {calls: []one{{pci: first}, {pci: second, at: explains}, {pci: third, at: explains + 1}}, after: 3 * DefaultLimit, behind: second},
+		"long after one, behind next": {calls: []one{{pci: first}, {pci: second, at: explains}, {pci: third, at: explains + 2*moment}}, after: 3 * DefaultLimit, behind: second},
 		"it has returned":             {calls: []one{{pci: first, returns: time.Minute}, {pci: second}}, after: time.Minute + SlowAfter, hung: true},
 		"it has just returned":        {calls: []one{{pci: first, returns: time.Minute}, {pci: second}}, after: time.Minute + SlowAfter - 1},
 	}
@@ -101,6 +102,7 @@ func TestSlowBehindAnother(t *testing.T) {
 			failed <- err
 		}()
 		synctest.Wait()
+		time.Sleep(moment + 1)
 		_, err := Do(t.Context(), all.GPU(second), "nvmlBehind", stuck)
 		if errors.Is(err, gpu.ErrHung) || !errors.Is(err, gpu.ErrSlow) {
 			t.Errorf("behind another: %v", err)

@@ -11,7 +11,8 @@
 // gpu.PendingError, which says when that is over.
 //
 // The driver has locks for all GPUs. So a call is called hung only if no call on another GPU was made
-// before and is still out: that one keeps it from returning, as far as can be told.
+// before and is still out: that one keeps it from returning, as far as can be told. Of calls that were made at
+// the same moment any may be that one, and all are called hung.
 package call
 
 import (
@@ -36,6 +37,8 @@ const (
 	// not take its GPU from others.
 	grace          = time.Second
 	whileCancelled = SlowAfter
+	// moment is how far apart calls are that another order of the goroutines would have made the other way round.
+	moment = time.Second
 	// explains is how long after a call that holds a lock of the driver all GPUs are stuck. A call that
 	// was made later hangs for another reason.
 	explains = time.Minute

@@ -249,10 +249,11 @@ func (c *made) pending(cause error) *gpu.PendingError {
 // behind returns the oldest call that may keep this one from returning, or nil.
 func (c *made) behind() *made {
 	for _, older := range c.queue.all.out {
+		after := c.since.Sub(older.since)
 		switch {
-		case older == c, older.queue.pci != "" && older.queue.pci == c.queue.pci:
+		case after <= moment, older.queue.pci != "" && older.queue.pci == c.queue.pci:
 			return nil
-		case c.since.Sub(older.since) <= explains:
+		case after <= explains:
 			return older
 		}
 	}

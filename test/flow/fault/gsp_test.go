@@ -22,15 +22,16 @@ import (
 // those are not whose calls only wait behind its call.
 func TestGSPHangs(t *testing.T) {
 	t.Parallel()
-	// The call is one of a claim: what watches the GPUs calls both at the same moment, and which of the two calls has the
-	// locks cannot be told then.
+	// Nothing calls GPU 1 at the same moment, when it could not be told which of the two calls has the locks.
+	const poll = 10 * time.Second
 	h := &hang{n: harness.NewNode(t, "h100x2"), operation: harness.Prepare, function: "nvmlDeviceCreateGpuInstanceWithPlacement"}
-	h.p = h.n.Start(t, impatient...)
+	h.p = h.n.Start(t, slices.Concat(harness.Quiet, []string{"--nvml-call-limit=10s", "--poll-interval=" + poll.String()})...)
 	n, p := h.n, h.p
 	p.Ready(t)
 	p.UntilPublished(t, n, 0, 1)
 	h.stuck = n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 4)}))
 	h.fault = n.Inject(t, machine.Fault{Function: h.function, GPU: 0, Hang: true, AllGPUs: true, Effect: machine.Proceed})
+	betweenPolls(t, h)
 	h.begin(t)
 	p.Until(t, "a call on GPU 1 that waits behind one on GPU 0", func(context.Context) error {
 		behind, err := n.State.Behind()
@@ -63,4 +64,30 @@ func TestGSPHangs(t *testing.T) {
 	}
 	h.fault.Remove(t)
 	p.UntilTainted(t, n, "unresponsive", nil)
+}
+
+// betweenPolls waits until the driver has looked at its GPUs, and has done so.
+func betweenPolls(t *testing.T, h *hang) {
+	t.Helper()
+	first, last, since := uint64(0), uint64(0), time.Now()
+	h.p.Until(t, "a moment after a look at the GPUs", func(context.Context) error {
+		counts, err := h.n.State.Calls()
+		if err != nil {
+			return err
+		}
+		var all uint64
+		for _, count := range counts {
+			all += count
+		}
+		if all != last {
+			last, since = all, time.Now()
+		}
+		if first == 0 {
+			first = all
+		}
+		if last == first || time.Since(since) < 300*time.Millisecond {
+			return fmt.Errorf("%d calls when it began, %d now, the last one before %s", first, last, time.Since(since))
+		}
+		return nil
+	})
 }

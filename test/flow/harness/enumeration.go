@@ -21,7 +21,7 @@ const (
 	// sampleVariable chooses the sample of the cases that run otherwise.
 	sampleVariable = "PARTAGE_TEST_SAMPLE"
 	// samples is how many samples together are all cases.
-	samples = 4
+	samples = 6
 )
 
 // Sample is a part of the cases of each enumeration, evenly spread. Samples whose
