@@ -40,6 +40,9 @@ const (
 	// Class is the second part.
 	Class = "claim"
 
+	// Conformance is in the place of a claim's UID in the spec of the conformance kit, which runs beside the driver.
+	Conformance types.UID = "partage-conformance"
+
 	// DefaultHookPath is where NVIDIA's packages install nvidia-cdi-hook.
 	DefaultHookPath = "/usr/bin/nvidia-cdi-hook"
 
@@ -163,7 +166,7 @@ func (s *Specs) Remove(claimUID types.UID) error {
 	return nil
 }
 
-// List returns the claims that have a spec.
+// List returns the claims that have a spec. Whoever finds one without a record removes it.
 func (s *Specs) List() ([]types.UID, error) {
 	entries, err := os.ReadDir(s.root)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -172,7 +175,7 @@ func (s *Specs) List() ([]types.UID, error) {
 	var uids []types.UID
 	prefix := cdiapi.GenerateTransientSpecName(Vendor, Class, "")
 	for _, entry := range entries {
-		if isSpec(entry.Name()) {
+		if isSpec(entry.Name()) && filepath.Join(s.root, entry.Name()) != s.path(Conformance) {
 			uids = append(uids, types.UID(strings.TrimSuffix(strings.TrimPrefix(entry.Name(), prefix), specSuffix)))
 		}
 	}

@@ -306,6 +306,21 @@ func TestMatches(t *testing.T) {
 	}
 }
 
+// TestConformanceIsNoClaim shows that the driver takes the spec of the conformance kit, which runs beside it, for none of a
+// claim's: it has no record, and would be removed.
+func TestConformanceIsNoClaim(t *testing.T) {
+	s, folder, _ := fixed(t)
+	if _, err := s.Write(t.Context(), Conformance, []Device{whole}); err != nil {
+		t.Fatal(err)
+	}
+	if uids, err := s.List(); err != nil || len(uids) > 0 {
+		t.Errorf("claims with a spec: %v, %v", uids, err)
+	}
+	if entries, err := os.ReadDir(folder); err != nil || len(entries) != 1 {
+		t.Errorf("the folder has %v, %v", entries, err)
+	}
+}
+
 func TestRemove(t *testing.T) {
 	s, folder, _ := fixed(t)
 	other := types.UID("0b6f4f5e-0000-4000-8000-000000000000")

@@ -13,8 +13,6 @@ import (
 	"path/filepath"
 	"strings"
 
-	"k8s.io/apimachinery/pkg/types"
-
 	"github.com/partage-dev/partage/pkg/cdi"
 	"github.com/partage-dev/partage/pkg/cdi/edit"
 	"github.com/partage-dev/partage/pkg/cri"
@@ -95,9 +93,6 @@ type podLeft struct {
 	Socket string `json:"socket"`
 	CDIDir string `json:"cdiDir"`
 }
-
-// podClaim is the name in the CDI spec, in place of a claim's UID.
-const podClaim types.UID = "partage-conformance"
 
 // inPod is what a program in a container says.
 type inPod struct {
@@ -219,7 +214,7 @@ func (n *Node) podProgram(ctx context.Context, runtime containerRuntime, device 
 	if err != nil {
 		return cri.Program{}, err
 	}
-	names, err := specs.Write(ctx, podClaim, []cdi.Device{device})
+	names, err := specs.Write(ctx, cdi.Conformance, []cdi.Device{device})
 	if err != nil {
 		return cri.Program{}, err
 	}
@@ -262,7 +257,7 @@ func (n *Node) removePod(ctx context.Context, left *podLeft) error {
 	if err != nil {
 		return err
 	}
-	if err := specs.Remove(podClaim); err != nil {
+	if err := specs.Remove(cdi.Conformance); err != nil {
 		return err
 	}
 	return host.RemoveTree(ctx, n.podLogs())
