@@ -123,7 +123,8 @@ func (n *Node) claims(ctx context.Context) ([]heldClaim, error) {
 		if err != nil {
 			return nil, err
 		}
-		return heldClaims(store.Snapshot()), nil
+		all := store.Snapshot() //nolint:contextcheck // it is bounded by itself
+		return heldClaims(all), all.Err
 	})
 }
 

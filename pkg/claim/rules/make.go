@@ -136,17 +136,14 @@ func (m *making) create(p part) *Verdict {
 
 func (m *making) whole(p part) *Verdict {
 	h := &m.Hardware
-	known := p.Mark == Started || len(p.sharers()) > 0 || m.guardOf(m.Claim) != nil
 	switch {
 	case len(h.Instances) > 0:
 		return p.says(Verdict{Code: Divided}, ": the GPU is partitioned: there is GPU instance %d, which no claim has", h.Instances[0].ID)
-	case p.Session != "" && h.NoMode:
-		return p.says(Verdict{}, ": MPS needs a compute mode of GPU %s, and the driver does not support any there", m.GPU)
-	case p.Session != "" && (h.OtherMode || h.Exclusive && !known):
-		mode := map[bool]string{true: "EXCLUSIVE_PROCESS", false: "not DEFAULT"}[h.Exclusive]
-		return p.says(Verdict{Code: ModeFixed}, ": the compute mode of GPU %s is %s and was not set by this driver; set it back with nvidia-smi -i %s -c DEFAULT", m.GPU, mode, m.GPU)
 	case h.MIG && p.Divisible && !p.Dynamic:
 		return p.says(Verdict{Code: ModeFixed}, ": MIG mode is on, and on this GPU only an administrator changes it (nvidia-smi -i %s -mig 0, and a reset)", m.GPU)
+	}
+	if v := m.wrongMode(p); v != nil {
+		return v
 	}
 	m.start(p)
 	if h.MIG && p.Divisible {
@@ -154,6 +151,22 @@ func (m *making) whole(p part) *Verdict {
 	}
 	if p.Session != "" && !h.Exclusive {
 		m.do(SetExclusive, p)
+	}
+	return nil
+}
+
+// wrongMode says why the compute mode of a GPU cannot be that of an MPS session.
+func (m *making) wrongMode(p part) *Verdict {
+	h := &m.Hardware
+	known := p.Mark == Started || len(p.sharers()) > 0 || m.guardOf(m.Claim) != nil
+	switch {
+	case p.Session == "":
+		return nil
+	case h.NoMode:
+		return p.says(Verdict{}, ": MPS needs a compute mode of GPU %s, and the driver does not support any there", m.GPU)
+	case h.OtherMode || h.Exclusive && !known:
+		mode := map[bool]string{true: "EXCLUSIVE_PROCESS", false: "not DEFAULT"}[h.Exclusive]
+		return p.says(Verdict{Code: ModeFixed}, ": the compute mode of GPU %s is %s and was not set by this driver; set it back with nvidia-smi -i %s -c DEFAULT", m.GPU, mode, m.GPU)
 	}
 	return nil
 }
