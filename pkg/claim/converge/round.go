@@ -183,10 +183,12 @@ func proposal(said *Said, claim types.UID, address string) *rules.Task {
 // it is written again.
 func join(said map[string]*Said, claim types.UID, gpus []string) *rules.Task {
 	var joined *rules.Task
+	written := false
 	for _, address := range gpus {
 		t := proposal(said[address], claim, address)
 		switch {
 		case t == nil && said[address].isComplete(claim):
+			written = true
 		case t == nil || joined != nil && (t.Aim != joined.Aim || t.Final[0].Session != joined.Final[0].Session):
 			return nil
 		case joined == nil:
@@ -195,9 +197,10 @@ func join(said map[string]*Said, claim types.UID, gpus []string) *rules.Task {
 			joined.Actions = append(joined.Actions, t.Actions...)
 		}
 	}
-	if joined != nil {
-		joined.Actions, joined.Final = append(joined.Actions, joined.Final...), nil
+	if joined == nil || written && joined.Aim != rules.Commit {
+		return nil
 	}
+	joined.Actions, joined.Final = append(joined.Actions, joined.Final...), nil
 	return joined
 }
 

@@ -117,8 +117,8 @@ func (m *machine) observations(w *world, p int8, g int, emit emit) {
 	}
 }
 
-// ofOther returns what another GPU proposes with the same aim, or nothing, and whether it agrees. It does where all of the
-// claim is there.
+// ofOther returns what another GPU proposes with the same aim, or nothing, and whether it agrees. Where all of the claim is
+// there it agrees that the claim is written again.
 func (m *machine) ofOther(w *world, p, g int8, t *task) (proposed *task, agrees bool) {
 	m.observe(at(w), p, int(g), &m.joint)
 	plan := m.decide(m.joint)
@@ -131,7 +131,7 @@ func (m *machine) ofOther(w *world, p, g int8, t *task) (proposed *task, agrees 
 		return nil, false
 	}
 	v, _ := plan.Verdict(claimNames[t.Claim])
-	return nil, v.State == rules.Complete
+	return nil, v.State == rules.Complete && t.Aim == rules.Commit
 }
 
 // begin takes the locks of a task that was decided on an observation, and queues its actions.
