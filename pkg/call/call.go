@@ -37,7 +37,7 @@ const (
 	// not take its GPU from others.
 	grace          = time.Second
 	whileCancelled = SlowAfter
-	// moment is how far apart calls are that another order of the goroutines would have made the other way round.
+	// moment is how far apart two calls may be made and still reach the driver in the opposite order.
 	moment = time.Second
 	// explains is how long after a call that holds a lock of the driver all GPUs are stuck. A call that
 	// was made later hangs for another reason.

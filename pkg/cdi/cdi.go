@@ -166,7 +166,7 @@ func (s *Specs) Remove(claimUID types.UID) error {
 	return nil
 }
 
-// List returns the claims that have a spec. Whoever finds one without a record removes it.
+// List returns the claims that have a spec, without that of the conformance kit: the driver removes specs that have no record.
 func (s *Specs) List() ([]types.UID, error) {
 	entries, err := os.ReadDir(s.root)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

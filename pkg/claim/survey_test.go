@@ -204,7 +204,7 @@ func TestSurvey(t *testing.T) {
 			b := newBox(t)
 			test.arrange(t, b)
 			m := b.manager()
-			b.pass(releaseTime) // whoever was at work is not any more
+			b.pass(releaseTime) // the call that released the claim has given up
 			before := b.state()
 			b.hooks(nil, nil)
 			status := m.Survey(t.Context())

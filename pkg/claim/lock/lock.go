@@ -172,8 +172,8 @@ func (l *Locks) endTurn() {
 	l.first = nil
 }
 
-// isFirst reports whether somebody else comes first. Who has waited for long does not defer to another process, which may
-// have been stopped.
+// isFirst reports whether somebody else comes first. A waiter whose patience is over ignores other processes: one may have
+// been stopped during its turn.
 func (l *Locks) isFirst(w *waiter, n name) bool {
 	if l.first != nil {
 		return l.first != w && slices.Contains(l.first.names, n)
