@@ -197,19 +197,12 @@ func TestDiscoverGoesOnAfterHungGPUs(t *testing.T) {
 			}
 		}
 		first := discover(call.DefaultLimit, 2)
-		hanging := 0
 		for i, broken := range first {
-			if errors.Is(broken.Err, gpu.ErrHung) {
-				hanging++
-			}
+			// They were asked at the same moment: any of them may be the one that the others wait behind.
 			want := fmt.Sprintf("0000:%02x:00.0", 0xf0-i)
-			if broken.Index != i || broken.PCIAddress != want || !gpu.IsPending(broken.Err) {
+			if broken.Index != i || broken.PCIAddress != want || !errors.Is(broken.Err, gpu.ErrHung) {
 				t.Errorf("broken: %+v, want index %d at %s", broken, i, want)
 			}
-		}
-		// The others may only wait behind the first one.
-		if hanging != 1 {
-			t.Errorf("%d GPUs are called hung, want the first one", hanging)
 		}
 		// They are known now, so nobody waits for them, by whatever name.
 		discover(0, 2)
