@@ -106,13 +106,13 @@ func (n *Node) checkProfile(ctx context.Context, g *gpu.GPU, p gpu.Profile, expe
 
 func makePartition(ctx context.Context, lifecycle *partition.Lifecycle, g *gpu.GPU, at partition.Address) (created, error) {
 	began := time.Now()
-	live, err := lifecycle.Ensure(ctx, at, partition.ExpectNothing, g.MIG.Dynamic)
+	live, err := lifecycle.Make(ctx, at, g.MIG.Dynamic)
 	if err != nil {
 		return created{}, err
 	}
 	took := created{Create: time.Since(began), UUID: live.UUID, InstanceID: live.InstanceID}
 	began = time.Now()
-	err = lifecycle.Destroy(ctx, at, live.UUID, false)
+	err = lifecycle.Remove(ctx, at, false)
 	took.Destroy = time.Since(began)
 	return took, err
 }
@@ -147,7 +147,7 @@ func checkPartitionMPS(ctx context.Context, n *Node) []Finding {
 	g := n.subject.gpu
 	smallest, at := smallestPartition(g)
 	got, err := changing(ctx, n, "MPS on "+smallest.Name, undoOf(g, &at), func(ctx context.Context, hardware *nvml.Client) (sliceMPS, error) {
-		live, err := n.partitions(hardware).Ensure(ctx, at, partition.ExpectNothing, g.MIG.Dynamic)
+		live, err := n.partitions(hardware).Make(ctx, at, g.MIG.Dynamic)
 		if err != nil {
 			return sliceMPS{}, err
 		}

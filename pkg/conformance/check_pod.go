@@ -152,7 +152,7 @@ func (n *Node) podDevice(ctx context.Context, hardware *nvml.Client, g *gpu.GPU,
 		device, err := edit.Device("gpu", edit.GPU{Roots: n.Roots, PCIAddress: g.PCIAddress})
 		return g.UUID, device, err
 	}
-	live, err := n.partitions(hardware).Ensure(ctx, *at, partition.ExpectNothing, g.MIG.Dynamic)
+	live, err := n.partitions(hardware).Make(ctx, *at, g.MIG.Dynamic)
 	if err != nil {
 		return "", cdi.Device{}, err
 	}

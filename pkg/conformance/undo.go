@@ -125,7 +125,7 @@ func (u *undo) check(gpus []gpu.GPU) error {
 // apply puts the GPU back.
 func (u *undo) apply(ctx context.Context, hardware *nvml.Client, partitions *partition.Lifecycle) error {
 	if u.Partition != nil {
-		if err := partitions.Destroy(ctx, *u.Partition, "", u.Dynamic && !u.MIG); err != nil {
+		if err := partitions.Remove(ctx, *u.Partition, u.Dynamic && !u.MIG); err != nil {
 			return err
 		}
 	}

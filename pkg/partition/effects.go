@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"k8s.io/klog/v2"
 
@@ -23,9 +24,9 @@ func (e *RefusedError) Error() string { return e.Err.Error() }
 
 func (e *RefusedError) Unwrap() error { return e.Err }
 
-// afterwards is for reading back what a call has done whose caller has no time left.
+// afterwards is for reading back, and undoing, what a call has done whose caller has no time left.
 func afterwards(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
+	return context.WithTimeout(context.WithoutCancel(ctx), 15*time.Second)
 }
 
 // FabricPending returns how far the undivided GPU's registration with its NVLink fabric is, or nothing if it is done or
@@ -61,7 +62,7 @@ func (l *Lifecycle) SetMode(ctx context.Context, pciAddress string, on bool) err
 		err = errors.Join(err, fmt.Errorf("take a change back that may be pending: %w", undoErr))
 	}
 	if errors.Is(err, gpu.ErrInUse) {
-		err = l.withHolders(ctx, pciAddress, wholeGPU, err)
+		err = l.heldBy(ctx, pciAddress, wholeGPU, err)
 	}
 	return &RefusedError{fmt.Errorf("turn MIG mode of GPU %s %s: %w", pciAddress, word, err)}
 }
@@ -85,7 +86,7 @@ func (l *Lifecycle) CreateInstance(ctx context.Context, a Address) (instanceID i
 	if checkErr != nil {
 		return 0, errors.Join(err, checkErr)
 	}
-	if left := find(state, a); left != nil && len(left.Compute) == 0 {
+	if left := Instance(state, a); left != nil && len(left.Compute) == 0 {
 		if undoErr := l.DestroyInstance(check, a.PCIAddress, left.ID); undoErr != nil {
 			return 0, errors.Join(err, fmt.Errorf("undo: %w", undoErr))
 		}
@@ -139,22 +140,29 @@ func (l *Lifecycle) confirmGone(ctx context.Context, pciAddress, what string, in
 	case cause == nil:
 		return wrap(errors.New("the driver reports success and it is still there"))
 	case errors.Is(cause, gpu.ErrInUse):
-		return wrap(l.withHolders(ctx, pciAddress, instanceID, cause))
+		return wrap(l.heldBy(ctx, pciAddress, instanceID, cause))
 	}
 	return wrap(cause)
 }
 
 // Holders says who holds a GPU, for people.
 func (l *Lifecycle) Holders(ctx context.Context, pciAddress string) string {
+	return l.holdersOf(ctx, pciAddress, wholeGPU)
+}
+
+// holdersOf says who holds a GPU instance. It asks even after the caller's deadline, since this is what an administrator needs
+// to know.
+func (l *Lifecycle) holdersOf(ctx context.Context, pciAddress string, instanceID int) string {
 	ctx, cancel := afterwards(ctx)
 	defer cancel()
 	processes, err := l.hw.Processes(ctx, pciAddress)
-	text := l.holders.Describe(ctx, pciAddress, wholeGPU, processes)
+	text := l.holders.Describe(ctx, pciAddress, instanceID, processes)
 	if err != nil {
 		text += fmt.Sprintf(" (which processes the driver lists is not known: %v)", err)
 	}
 	return text
 }
 
-// Instance returns the GPU instance at an address, complete or not, or nil.
-func Instance(state gpu.MIGState, a Address) *gpu.Instance { return find(state, a) }
+func (l *Lifecycle) heldBy(ctx context.Context, pciAddress string, instanceID int, err error) error {
+	return fmt.Errorf("%w, held by %s", err, l.holdersOf(ctx, pciAddress, instanceID))
+}

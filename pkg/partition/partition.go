@@ -18,8 +18,6 @@ import (
 	"strings"
 	"time"
 
-	"k8s.io/klog/v2"
-
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/wait"
 )
@@ -46,9 +44,6 @@ type Live struct {
 
 // Lifecycle creates and destroys partitions. It keeps no state and takes no lock: the
 // caller locks the GPU around every call. Calls for different GPUs may be concurrent.
-//
-// The dynamic parameter of its methods allows them to change the GPU's MIG mode
-// (gpu.MIG.Dynamic).
 type Lifecycle struct {
 	hw      Hardware
 	holders Holders
@@ -61,9 +56,16 @@ func New(hw Hardware, holders Holders) *Lifecycle {
 	return &Lifecycle{hw: hw, holders: holders, wait: wait.For}
 }
 
-// cleanupTime bounds the undo after a failure. The undo does not share the caller's
-// deadline, which may be why the call failed.
-const cleanupTime = 15 * time.Second
+// wholeGPU means all instances in place of an instance id.
+const wholeGPU = -1
+
+var (
+	// ErrForeign means that the instance at an address is not the caller's.
+	ErrForeign = errors.New("it was not made by this driver and is left alone")
+	// ErrDivided means that a GPU cannot be used undivided because there are instances on
+	// it. It wraps gpu.ErrInUse, but waiting does not help.
+	ErrDivided = fmt.Errorf("it is partitioned: %w", gpu.ErrInUse)
+)
 
 // State returns all instances of a GPU, including foreign ones. The error wraps
 // gpu.ErrNotSupported on a GPU without MIG.
@@ -87,99 +89,30 @@ func (l *Lifecycle) Processes(ctx context.Context, pciAddress string) ([]gpu.Pro
 // Lookup returns the partition at an address, given the state of its GPU. A GPU
 // instance without compute instance, or with several, is not a partition.
 func Lookup(state gpu.MIGState, a Address) (Live, bool) {
-	instance := find(state, a)
+	instance := Instance(state, a)
 	if instance == nil || len(instance.Compute) != 1 {
 		return Live{}, false
 	}
-	return newLive(*instance, instance.Compute[0]), true
+	compute := instance.Compute[0]
+	return Live{InstanceID: instance.ID, ComputeID: compute.ID, UUID: compute.UUID}, true
 }
 
-// Ensure creates the partition, or completes and returns the one that is at
-// the address already, if the caller expects it. Whether there is one and
-// whether it is expected are decided on the same reading of the hardware that
-// the creation starts from. Ensure enables MIG mode where that is needed and
-// dynamic allows it.
-//
-// A partition is created completely or not at all: when a step fails, the GPU
-// instance at the address is removed, and MIG mode is disabled if no instance
-// is left.
-//
-// The error wraps ErrForeign when an instance at the address is not the
-// expected one, and gpu.ErrNoRoom when another instance overlaps the address.
-func (l *Lifecycle) Ensure(ctx context.Context, a Address, expect Expect, dynamic bool) (Live, error) {
-	live, err := l.ensure(ctx, a, expect, dynamic)
-	if err != nil {
-		return Live{}, fmt.Errorf("create a partition with %s: %w", a, err)
+// Instance returns the GPU instance at an address, complete or not, or nil.
+func Instance(state gpu.MIGState, a Address) *gpu.Instance {
+	i := slices.IndexFunc(state.Instances, func(i gpu.Instance) bool {
+		return i.ProfileID == a.ProfileID && i.Placement == a.Placement
+	})
+	if i < 0 {
+		return nil
 	}
-	return live, nil
-}
-
-func (l *Lifecycle) ensure(ctx context.Context, a Address, expect Expect, dynamic bool) (Live, error) {
-	state, err := l.ensureEnabled(ctx, a.PCIAddress, dynamic)
-	if err != nil {
-		return Live{}, err
-	}
-	// Both checks come before anything that would have to be undone: the undo
-	// must not remove an instance that is not ours.
-	instance := find(state, a)
-	if instance == nil {
-		if err := checkOverlap(state, a); err != nil {
-			return Live{}, err
-		}
-	} else {
-		if err := expect.Check(*instance); err != nil {
-			return Live{}, err
-		}
-		if len(instance.Compute) == 1 {
-			return newLive(*instance, instance.Compute[0]), nil
-		}
-	}
-	made, ours, err := l.build(ctx, a, instance)
-	if err != nil {
-		return Live{}, errors.Join(err, l.undo(ctx, a, ours, dynamic))
-	}
-	return made, nil
-}
-
-// build creates what is missing at the address: the compute instance, and the
-// GPU instance if there is none. If it fails, ours accepts the GPU instance
-// that this call may have left.
-func (l *Lifecycle) build(ctx context.Context, a Address, instance *gpu.Instance) (made Live, ours check, err error) {
-	logger := klog.FromContext(ctx).WithValues("pciAddress", a.PCIAddress, "profileID", a.ProfileID, "placement", placement(a.Placement))
-	if instance == nil {
-		id, err := l.hw.CreateInstance(ctx, a.PCIAddress, a.ProfileID, a.Placement)
-		if err != nil {
-			return Live{}, withoutCompute, l.explainRefusal(ctx, a, err)
-		}
-		logger.V(2).Info("GPU instance created", "instanceID", id)
-		instance = &gpu.Instance{ID: id}
-	} else {
-		logger.Info("Completing a GPU instance that has no compute instance", "instanceID", instance.ID)
-	}
-	compute, err := l.hw.CreateComputeInstance(ctx, a.PCIAddress, instance.ID)
-	if err != nil {
-		return Live{}, withID(instance.ID), fmt.Errorf("compute instance in GPU instance %d: %w", instance.ID, err)
-	}
-	logger.V(2).Info("Compute instance created", "instanceID", instance.ID, "computeID", compute.ID, "uuid", compute.UUID)
-	return newLive(*instance, compute), nil, nil
-}
-
-// undo removes what a failed creation left, whatever the failed call reported:
-// drivers have returned an error for a call that took effect.
-func (l *Lifecycle) undo(ctx context.Context, a Address, ours check, dynamic bool) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
-	defer cancel()
-	if err := l.destroy(ctx, a, ours, dynamic); err != nil {
-		return fmt.Errorf("undo: %w", err)
-	}
-	return nil
+	return &state.Instances[i]
 }
 
 // explainRefusal adds to gpu.ErrNoRoom which instances are in the way, and to gpu.ErrInUse, with which a GPU's first instance
 // is refused while programs have memory or channels on it, who has it in use.
 func (l *Lifecycle) explainRefusal(ctx context.Context, a Address, err error) error {
 	if errors.Is(err, gpu.ErrInUse) {
-		return l.withHolders(ctx, a.PCIAddress, wholeGPU, err)
+		return l.heldBy(ctx, a.PCIAddress, wholeGPU, err)
 	}
 	if !errors.Is(err, gpu.ErrNoRoom) {
 		return err
@@ -198,17 +131,6 @@ func (l *Lifecycle) explainRefusal(ctx context.Context, a Address, err error) er
 	return err
 }
 
-// find returns the instance with this profile and placement, or nil.
-func find(state gpu.MIGState, a Address) *gpu.Instance {
-	i := slices.IndexFunc(state.Instances, func(i gpu.Instance) bool {
-		return i.ProfileID == a.ProfileID && i.Placement == a.Placement
-	})
-	if i < 0 {
-		return nil
-	}
-	return &state.Instances[i]
-}
-
 // checkOverlap fails if an instance that is not at the address overlaps it.
 func checkOverlap(state gpu.MIGState, a Address) error {
 	var others []gpu.Instance
@@ -221,10 +143,6 @@ func checkOverlap(state gpu.MIGState, a Address) error {
 		return nil
 	}
 	return fmt.Errorf("the placement is taken by %s: %w", names(others), gpu.ErrNoRoom)
-}
-
-func newLive(instance gpu.Instance, compute gpu.ComputeInstance) Live {
-	return Live{InstanceID: instance.ID, ComputeID: compute.ID, UUID: compute.UUID}
 }
 
 // placement formats a placement as nvidia-smi does: start:size.

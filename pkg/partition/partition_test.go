@@ -88,7 +88,7 @@ func (want outcome) check(t *testing.T, f *fakeGPU, err error) {
 	}
 }
 
-var createTests = map[string]struct {
+var makeTests = map[string]struct {
 	gpu     fakeGPU
 	at      Address
 	dynamic bool
@@ -109,21 +109,6 @@ var createTests = map[string]struct {
 		outcome: outcome{
 			calls: []string{"gi+ 19@4:1", "ci+ 7"},
 			left:  []gpu.Instance{neighbour, instance(7, oneAt4, "MIG-4-1")}, modeLeft: true,
-		},
-	},
-	"complete one is found": {
-		gpu: fakeGPU{enabled: true, instances: []gpu.Instance{neighbour, instance(9, oneAt4, "MIG-x")}}, at: oneAt4, dynamic: true,
-		want: Live{InstanceID: 9, ComputeID: 0, UUID: "MIG-x"},
-		outcome: outcome{
-			left: []gpu.Instance{neighbour, instance(9, oneAt4, "MIG-x")}, modeLeft: true,
-		},
-	},
-	"half-made one is completed": {
-		gpu: fakeGPU{enabled: true, instances: []gpu.Instance{instance(9, oneAt4)}}, at: oneAt4, dynamic: true,
-		want: Live{InstanceID: 9, ComputeID: 0, UUID: "MIG-4-1"},
-		outcome: outcome{
-			calls: []string{"ci+ 9"},
-			left:  []gpu.Instance{instance(9, oneAt4, "MIG-4-1")}, modeLeft: true,
 		},
 	},
 	"mode off and static": {
@@ -147,21 +132,21 @@ var createTests = map[string]struct {
 	"another instance overlaps": {
 		gpu: fakeGPU{enabled: true, instances: []gpu.Instance{instance(5, address(9, 4, 4), "MIG-f")}}, at: oneAt4, dynamic: true,
 		outcome: outcome{
-			is: gpu.ErrNoRoom, says: []string{"GPU instance 5 (profile 9, placement 4:4)", "profile 19 at 4:1"},
+			is: gpu.ErrNoRoom, says: []string{"GPU instance 5 (profile 9, placement 4:4)", "profile 19 at 4:1"}, calls: []string{"gi+ 19@4:1"},
 			left: []gpu.Instance{instance(5, address(9, 4, 4), "MIG-f")}, modeLeft: true,
 		},
 	},
 	"another profile at the same placement": {
 		gpu: fakeGPU{enabled: true, instances: []gpu.Instance{instance(5, mediaAt4)}}, at: oneAt4, dynamic: true,
 		outcome: outcome{
-			is: gpu.ErrNoRoom, says: []string{"GPU instance 5 (profile 20, placement 4:1)"},
+			is: gpu.ErrNoRoom, says: []string{"GPU instance 5 (profile 20, placement 4:1)"}, calls: []string{"gi+ 19@4:1"},
 			left: []gpu.Instance{instance(5, mediaAt4)}, modeLeft: true,
 		},
 	},
 	"divided into compute instances by someone else": {
 		gpu: fakeGPU{enabled: true, instances: []gpu.Instance{instance(5, oneAt4, "MIG-a", "MIG-b")}}, at: oneAt4, dynamic: true,
 		outcome: outcome{
-			says: []string{"2 compute instances"},
+			is: ErrForeign, says: []string{"GPU instance 5 is there already"},
 			left: []gpu.Instance{instance(5, oneAt4, "MIG-a", "MIG-b")}, modeLeft: true,
 		},
 	},
@@ -195,13 +180,6 @@ var createTests = map[string]struct {
 		gpu: fakeGPU{faults: map[string][]fault{"CreateComputeInstance": {{err: errBoom, after: true}}}}, at: oneAt4, dynamic: true,
 		outcome: outcome{is: errBoom, calls: []string{"mode true", "gi+ 19@4:1", "ci+ 7", "ci- 7/0", "gi- 7", "mode false"}},
 	},
-	"a remnant that cannot be completed goes": {
-		gpu: fakeGPU{
-			enabled: true, instances: []gpu.Instance{instance(9, oneAt4)},
-			faults: map[string][]fault{"CreateComputeInstance": {{err: errBoom}}},
-		}, at: oneAt4,
-		outcome: outcome{is: errBoom, calls: []string{"ci+ 9", "gi- 9"}, modeLeft: true},
-	},
 	"undoing fails, both are told": {
 		gpu: fakeGPU{
 			enabled: true,
@@ -221,11 +199,11 @@ var createTests = map[string]struct {
 	},
 }
 
-func TestCreate(t *testing.T) {
-	for name, test := range createTests {
+func TestMake(t *testing.T) {
+	for name, test := range makeTests {
 		t.Run(name, func(t *testing.T) {
 			f := test.gpu.clone()
-			got, err := lifecycle(f, 99, nil).Ensure(t.Context(), test.at, ExpectOurs, test.dynamic)
+			got, err := lifecycle(f, 99, nil).Make(t.Context(), test.at, test.dynamic)
 			test.check(t, f, err)
 			if got != test.want {
 				t.Errorf("got %+v, want %+v", got, test.want)
@@ -234,107 +212,47 @@ func TestCreate(t *testing.T) {
 	}
 }
 
-// What is at the address is judged by the reading that the creation starts from.
-func TestEnsure(t *testing.T) {
-	made := Live{InstanceID: 7, UUID: "MIG-4-1"}
-	there := func(uuids ...string) fakeGPU {
-		return fakeGPU{enabled: true, instances: []gpu.Instance{instance(9, oneAt4, uuids...)}}
-	}
-	tests := map[string]struct {
-		gpu    fakeGPU
-		expect Expect
-		want   Live
+// TestSomebodyElseMakes: what others have at the address, or make there meanwhile, stays.
+func TestSomebodyElseMakes(t *testing.T) {
+	theirs := instance(9, oneAt4, "MIG-x")
+	comes := func(f *fakeGPU) { f.instances = []gpu.Instance{theirs} }
+	for name, test := range map[string]struct {
+		gpu fakeGPU
 		outcome
 	}{
-		"fresh, nothing there": {
-			gpu: fakeGPU{enabled: true}, expect: ExpectNothing, want: made,
-			outcome: outcome{calls: []string{"gi+ 19@4:1", "ci+ 7"}, left: []gpu.Instance{instance(7, oneAt4, "MIG-4-1")}, modeLeft: true},
+		"before": {
+			gpu:     fakeGPU{enabled: true, instances: []gpu.Instance{theirs}},
+			outcome: outcome{is: ErrForeign, says: []string{"GPU instance 9 is there already", "profile 19 at 4:1 on GPU " + pci}},
 		},
-		"fresh, a partition there": {
-			gpu: there("MIG-x"), expect: ExpectNothing,
-			outcome: outcome{
-				is: ErrForeign, says: []string{"GPU instance 9 (MIG-x) is there already", "profile 19 at 4:1 on GPU " + pci},
-				left: []gpu.Instance{instance(9, oneAt4, "MIG-x")}, modeLeft: true,
-			},
+		"while MIG mode is turned on": {
+			gpu:     fakeGPU{faults: map[string][]fault{"SetMIGMode": {{after: true, then: comes}}}},
+			outcome: outcome{is: gpu.ErrNoRoom, calls: []string{"mode true", "gi+ 19@4:1"}},
 		},
-		"fresh, an instance without compute instance there": {
-			gpu: there(), expect: ExpectNothing,
-			outcome: outcome{is: ErrForeign, says: []string{"GPU instance 9 is there"}, left: []gpu.Instance{instance(9, oneAt4)}, modeLeft: true},
+		"before the GPU instance": {
+			gpu:     fakeGPU{enabled: true, faults: map[string][]fault{"CreateInstance": {{err: gpu.ErrNoRoom, then: comes}}}},
+			outcome: outcome{is: gpu.ErrNoRoom, calls: []string{"gi+ 19@4:1"}},
 		},
-		"the zero value is fresh": {
-			gpu:     there("MIG-x"),
-			outcome: outcome{is: ErrForeign, left: []gpu.Instance{instance(9, oneAt4, "MIG-x")}, modeLeft: true},
+		"in place of the GPU instance": {
+			gpu:     fakeGPU{enabled: true, faults: map[string][]fault{"CreateComputeInstance": {{err: gpu.ErrNotFound, then: comes}}}},
+			outcome: outcome{is: gpu.ErrNotFound, calls: []string{"gi+ 19@4:1", "ci+ 7"}},
 		},
-		"resumed, a partition there": {
-			gpu: there("MIG-x"), expect: ExpectOurs, want: Live{InstanceID: 9, UUID: "MIG-x"},
-			outcome: outcome{left: []gpu.Instance{instance(9, oneAt4, "MIG-x")}, modeLeft: true},
-		},
-		"resumed, divided": {
-			gpu: there("MIG-x", "MIG-y"), expect: ExpectOurs,
-			outcome: outcome{is: ErrForeign, says: []string{"2 compute instances"}, left: []gpu.Instance{instance(9, oneAt4, "MIG-x", "MIG-y")}, modeLeft: true},
-		},
-		"again, the same one": {
-			gpu: there("MIG-x"), expect: ExpectUUID("MIG-x"), want: Live{InstanceID: 9, UUID: "MIG-x"},
-			outcome: outcome{left: []gpu.Instance{instance(9, oneAt4, "MIG-x")}, modeLeft: true},
-		},
-		"again, another one": {
-			gpu: there("MIG-y"), expect: ExpectUUID("MIG-x"),
-			outcome: outcome{
-				is: ErrForeign, says: []string{"GPU instance 9 (MIG-y) is in the place of MIG-x"},
-				left: []gpu.Instance{instance(9, oneAt4, "MIG-y")}, modeLeft: true,
-			},
-		},
-		"again, gone": {
-			gpu: fakeGPU{enabled: true}, expect: ExpectUUID("MIG-x"), want: made,
-			outcome: outcome{calls: []string{"gi+ 19@4:1", "ci+ 7"}, left: []gpu.Instance{instance(7, oneAt4, "MIG-4-1")}, modeLeft: true},
-		},
-		"again, without compute instance": {
-			gpu: there(), expect: ExpectUUID("MIG-x"), want: Live{InstanceID: 9, UUID: "MIG-4-1"},
-			outcome: outcome{calls: []string{"ci+ 9"}, left: []gpu.Instance{instance(9, oneAt4, "MIG-4-1")}, modeLeft: true},
-		},
-		"again, divided": {
-			gpu: there("MIG-x", "MIG-y"), expect: ExpectUUID("MIG-x"),
-			outcome: outcome{is: ErrForeign, left: []gpu.Instance{instance(9, oneAt4, "MIG-x", "MIG-y")}, modeLeft: true},
-		},
-		"one is made while MIG mode is enabled": {
-			gpu: fakeGPU{faults: map[string][]fault{"SetMIGMode": {{after: true, then: func(f *fakeGPU) {
-				f.instances = []gpu.Instance{instance(9, oneAt4, "MIG-x")}
-			}}}}}, expect: ExpectNothing,
-			outcome: outcome{is: ErrForeign, calls: []string{"mode true"}, left: []gpu.Instance{instance(9, oneAt4, "MIG-x")}, modeLeft: true},
-		},
-		// The undo must not take what somebody else made after the reading.
-		"one is made before the GPU instance": {
-			gpu: fakeGPU{enabled: true, faults: map[string][]fault{"CreateInstance": {{err: gpu.ErrNoRoom, then: func(f *fakeGPU) {
-				f.instances = []gpu.Instance{instance(9, oneAt4, "MIG-x")}
-			}}}}}, expect: ExpectNothing,
-			outcome: outcome{is: gpu.ErrNoRoom, calls: []string{"gi+ 19@4:1"}, left: []gpu.Instance{instance(9, oneAt4, "MIG-x")}, modeLeft: true},
-		},
-		"one is made in place of the GPU instance": {
-			gpu: fakeGPU{enabled: true, faults: map[string][]fault{"CreateComputeInstance": {{err: gpu.ErrNotFound, then: func(f *fakeGPU) {
-				f.instances = []gpu.Instance{instance(9, oneAt4, "MIG-x")}
-			}}}}}, expect: ExpectNothing,
-			outcome: outcome{is: gpu.ErrNotFound, calls: []string{"gi+ 19@4:1", "ci+ 7"}, left: []gpu.Instance{instance(9, oneAt4, "MIG-x")}, modeLeft: true},
-		},
-	}
-	for name, test := range tests {
+	} {
 		t.Run(name, func(t *testing.T) {
 			f := test.gpu.clone()
-			got, err := lifecycle(f, 99, nil).Ensure(t.Context(), oneAt4, test.expect, true)
+			_, err := lifecycle(f, 99, nil).Make(t.Context(), oneAt4, true)
+			test.left, test.modeLeft = []gpu.Instance{theirs}, true
 			test.check(t, f, err)
-			if got != test.want {
-				t.Errorf("got %+v, want %+v", got, test.want)
-			}
 		})
 	}
 }
 
 // A caller that gives up in the middle still leaves nothing behind.
-func TestCreateUndoesAfterCancel(t *testing.T) {
+func TestMakeUndoesAfterCancel(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	f := &fakeGPU{faults: map[string][]fault{
 		"CreateInstance": {{after: true, then: func(*fakeGPU) { cancel() }}},
 	}}
-	_, err := New(f, f).Ensure(ctx, oneAt4, ExpectOurs, true)
+	_, err := New(f, f).Make(ctx, oneAt4, true)
 	outcome{
 		is: context.Canceled, calls: []string{"mode true", "gi+ 19@4:1", "gi- 7", "mode false"},
 	}.check(t, f, err)

@@ -18,9 +18,8 @@ var stillInUse = []fault{
 	{err: gpu.ErrInUse}, {err: gpu.ErrInUse}, {err: gpu.ErrInUse}, {err: gpu.ErrInUse},
 }
 
-var destroyTests = map[string]struct {
+var removeTests = map[string]struct {
 	gpu     fakeGPU
-	uuid    string // that the partition had
 	dynamic bool
 	waits   int // how many the deadline allows
 	freeAt  int // the wait after which all processes are gone
@@ -60,18 +59,6 @@ var destroyTests = map[string]struct {
 	"divided by someone else": {
 		gpu: fakeGPU{enabled: true, instances: []gpu.Instance{instance(7, oneAt4, "MIG-f", "MIG-g")}}, dynamic: true,
 		outcome: outcome{left: []gpu.Instance{instance(7, oneAt4, "MIG-f", "MIG-g")}, modeLeft: true},
-	},
-	"the one that was made": {
-		gpu: fakeGPU{enabled: true, instances: []gpu.Instance{mine}}, dynamic: true, uuid: mine.Compute[0].UUID,
-		outcome: outcome{calls: []string{"ci- 7/0", "gi- 7", "mode false"}},
-	},
-	"made by someone else since": {
-		gpu: fakeGPU{enabled: true, instances: []gpu.Instance{mine}}, dynamic: true, uuid: "MIG-earlier",
-		outcome: outcome{left: []gpu.Instance{mine}, modeLeft: true},
-	},
-	"without compute instance, whoever made it": {
-		gpu: fakeGPU{enabled: true, instances: []gpu.Instance{instance(7, oneAt4)}}, dynamic: true, uuid: "MIG-earlier",
-		outcome: outcome{calls: []string{"gi- 7", "mode false"}},
 	},
 	"compute instance vanishes meanwhile": {
 		gpu: fakeGPU{
@@ -141,26 +128,12 @@ var destroyTests = map[string]struct {
 		waits: 99, freeAt: 1, onFree: func(f *fakeGPU) { f.instances = nil },
 		outcome: outcome{calls: []string{"gi- 7"}, modeLeft: true},
 	},
-	"somebody replaces it while we wait": {
-		gpu: fakeGPU{enabled: true, instances: []gpu.Instance{mine}, processes: busy[:1]}, uuid: "MIG-a",
-		waits: 99, freeAt: 1, onFree: func(f *fakeGPU) { f.instances = []gpu.Instance{instance(7, oneAt4, "MIG-x")} },
-		outcome: outcome{calls: []string{"ci- 7/0"}, left: []gpu.Instance{instance(7, oneAt4, "MIG-x")}, modeLeft: true},
-	},
-	"somebody replaces it before the last call": {
-		gpu: fakeGPU{
-			enabled: true, instances: []gpu.Instance{mine},
-			faults: map[string][]fault{"DestroyInstance": {{err: gpu.ErrNotFound, then: func(f *fakeGPU) {
-				f.instances = []gpu.Instance{instance(9, oneAt4, "MIG-x")}
-			}}}},
-		}, uuid: "MIG-a",
-		outcome: outcome{calls: []string{"ci- 7/0", "gi- 7"}, left: []gpu.Instance{instance(9, oneAt4, "MIG-x")}, modeLeft: true},
-	},
 	"mode stays on, that is no failure": {
 		gpu: fakeGPU{
 			enabled: true, instances: []gpu.Instance{instance(7, oneAt4)},
 			faults: map[string][]fault{"SetMIGMode": {{err: gpu.ErrInUse}}},
 		}, dynamic: true,
-		outcome: outcome{calls: []string{"gi- 7", "mode false"}, modeLeft: true},
+		outcome: outcome{calls: []string{"gi- 7", "mode false", "mode true"}, modeLeft: true},
 	},
 	"mode change does not return": {
 		gpu: fakeGPU{
@@ -178,8 +151,8 @@ var destroyTests = map[string]struct {
 	},
 }
 
-func TestDestroy(t *testing.T) {
-	for name, test := range destroyTests {
+func TestRemove(t *testing.T) {
+	for name, test := range removeTests {
 		t.Run(name, func(t *testing.T) {
 			f := test.gpu.clone()
 			l := lifecycle(f, test.waits, func(n int) {
@@ -191,7 +164,7 @@ func TestDestroy(t *testing.T) {
 					test.onFree(f)
 				}
 			})
-			test.check(t, f, l.Destroy(t.Context(), oneAt4, test.uuid, test.dynamic))
+			test.check(t, f, l.Remove(t.Context(), oneAt4, test.dynamic))
 		})
 	}
 }
@@ -235,21 +208,16 @@ func TestDividedIsInUse(t *testing.T) {
 	}
 }
 
-// Create and Destroy repeat without a trace, in any order.
+// Make and Remove repeat without a trace.
 func TestRepeat(t *testing.T) {
 	f := &fakeGPU{}
 	l := New(f, f)
 	for range 3 {
-		first, err := l.Ensure(t.Context(), oneAt4, ExpectOurs, true)
-		if err != nil {
+		if _, err := l.Make(t.Context(), oneAt4, true); err != nil {
 			t.Fatal(err)
 		}
-		second, err := l.Ensure(t.Context(), oneAt4, ExpectOurs, true)
-		if err != nil || second != first {
-			t.Fatalf("the second Create made %+v of %+v: %v", second, first, err)
-		}
 		for range 2 {
-			if err := l.Destroy(t.Context(), oneAt4, "", true); err != nil {
+			if err := l.Remove(t.Context(), oneAt4, true); err != nil {
 				t.Fatal(err)
 			}
 		}
