@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/host"
 )
 
 // Discover reads everything about all GPUs. A GPU that does not answer is listed in
@@ -73,17 +74,17 @@ func (c *Client) discoverGPU(ctx context.Context, lib *library, index int) (gpu.
 	r := c.reading(ctx, h)
 	g.UUID = must(r, "nvmlDeviceGetUUID", h.dev.GetUUID)
 	g.Minor = must(r, "nvmlDeviceGetMinorNumber", h.dev.GetMinorNumber)
-	r.product(&g)
+	readProduct(r, &g)
 	if mode, known := ask(r, "nvmlDeviceGetAddressingMode", h.dev.GetAddressingMode); known {
 		g.AddressingMode = addressingModes[mode.Value]
 	}
-	r.mig(&g)
+	readMIG(r, &g)
 	// While MIG is on the driver does not say what it keeps of the undivided GPU: what it keeps then is for partitions.
 	if g.MIG == nil || !g.MIG.Enabled {
 		memory, _ := ask(r, "nvmlDeviceGetMemoryInfo_v2", h.dev.GetMemoryInfo_v2)
 		g.ReservedBytes = memory.Reserved
 	}
-	c.readCoherence(r, &g)
+	readCoherence(r, c.roots, &g)
 	if r.err == nil {
 		r.err = lib.checkProfiles(&g)
 	}
@@ -95,9 +96,9 @@ func (c *Client) discoverGPU(ctx context.Context, lib *library, index int) (gpu.
 	return g, nil
 }
 
-// product reads what describes a GPU. What the driver does not support for this
+// readProduct reads what describes a GPU. What the driver does not support for this
 // model stays empty.
-func (r *reading) product(g *gpu.GPU) {
+func readProduct(r *reading, g *gpu.GPU) {
 	g.ProductName, _ = ask(r, "nvmlDeviceGetName", r.dev.GetName)
 	arch, _ := ask(r, "nvmlDeviceGetArchitecture", r.dev.GetArchitecture)
 	g.Architecture = cmp.Or(architectures[arch], unknown) // one that is newer than this code
@@ -113,12 +114,12 @@ func (r *reading) product(g *gpu.GPU) {
 // readCoherence reads who manages the memory of a GPU that is coherent with the CPU, once: it stays so
 // until the driver is loaded again. What cannot be read now is unknown until the next discovery. A file that
 // hangs is no reason to do without the GPU.
-func (c *Client) readCoherence(r *reading, g *gpu.GPU) {
+func readCoherence(r *reading, roots host.Roots, g *gpu.GPU) {
 	g.CoherentMemory = lasting(&r.coherentMemory, func() (memory gpu.CoherentMemory, known bool) {
-		if !r.coherent(g) {
+		if !isCoherent(r, g) {
 			return "", false
 		}
-		managed, err := c.roots.Within(r.ctx).DriverManagesMemory()
+		managed, err := roots.Within(r.ctx).DriverManagesMemory()
 		if err != nil {
 			klog.FromContext(r.ctx).Error(err, "Who manages the memory of a coherent GPU is unknown", "pciAddress", g.PCIAddress)
 			return gpu.CoherentUnknown, false
@@ -130,9 +131,9 @@ func (c *Client) readCoherence(r *reading, g *gpu.GPU) {
 	})
 }
 
-// coherent reports whether the GPU has a coherent link to the CPU. A machine can have GPUs of both
+// isCoherent reports whether the GPU has a coherent link to the CPU. A machine can have GPUs of both
 // kinds. Only a call that does not return is an error.
-func (r *reading) coherent(g *gpu.GPU) bool {
+func isCoherent(r *reading, g *gpu.GPU) bool {
 	if g.AddressingMode == addressingModes[uint32(nvml.DEVICE_ADDRESSING_MODE_ATS)] {
 		return true
 	}

@@ -21,22 +21,22 @@ func (h *handle) getMIGMode() (migMode, nvml.Return) {
 	return migMode{current: current == nvml.DEVICE_MIG_ENABLE, pending: pending == nvml.DEVICE_MIG_ENABLE}, ret
 }
 
-// mig reads how the GPU can be partitioned. If that fails the GPU is broken: it
+// readMIG reads how the GPU can be partitioned. If that fails the GPU is broken: it
 // would otherwise be published as undivided.
-func (r *reading) mig(g *gpu.GPU) {
+func readMIG(r *reading, g *gpu.GPU) {
 	mode, capable := ask(r, "nvmlDeviceGetMigMode", r.getMIGMode)
 	if !capable {
 		return
 	}
-	mig := &gpu.MIG{Enabled: mode.current, Dynamic: r.modeIsDynamic()}
-	for _, p := range r.profiles() {
-		places := r.placements(p)
+	mig := &gpu.MIG{Enabled: mode.current, Dynamic: modeIsDynamic(r)}
+	for _, p := range readProfiles(r) {
+		places := readPlacements(r, p)
 		if len(places) == 0 {
 			continue // known to the driver, not possible on this board
 		}
 		mig.Profiles = append(mig.Profiles, gpu.Profile{
 			ID:           p.info.Id,
-			Name:         r.profileName(p),
+			Name:         readProfileName(r, p),
 			Slices:       int(p.info.SliceCount),
 			MaxInstances: int(p.info.InstanceCount),
 			Resources:    profileResources(p.info),
@@ -53,7 +53,7 @@ func (r *reading) mig(g *gpu.GPU) {
 
 // modeIsDynamic reports whether MIG mode can be changed without a GPU reset: from
 // Hopper on, and not in a vGPU guest, where the hypervisor decides.
-func (r *reading) modeIsDynamic() bool {
+func modeIsDynamic(r *reading) bool {
 	arch, _ := ask(r, "nvmlDeviceGetArchitecture", r.dev.GetArchitecture)
 	virtualization, _ := ask(r, "nvmlDeviceGetVirtualizationMode", r.dev.GetVirtualizationMode)
 	return arch >= nvml.DEVICE_ARCH_HOPPER && arch != nvml.DEVICE_ARCH_UNKNOWN &&

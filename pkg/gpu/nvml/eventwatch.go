@@ -122,7 +122,7 @@ func (w *eventWatch) queue(lib *library) queue {
 func (w *eventWatch) register(ctx context.Context) (eventSet, error) {
 	return onGPU(ctx, &w.client.session, w.pci, func(r *reading) eventSet {
 		// First, so that no event set is made for a GPU that does not answer.
-		types := r.supportedEvents()
+		types := readSupportedEvents(r)
 		if r.err != nil {
 			return eventSet{}
 		}
@@ -140,7 +140,7 @@ func (w *eventWatch) register(ctx context.Context) (eventSet, error) {
 }
 
 // supportedEvents are the types that are wanted and that the GPU supports.
-func (r *reading) supportedEvents() uint64 {
+func readSupportedEvents(r *reading) uint64 {
 	const call = "nvmlDeviceGetSupportedEventTypes"
 	types := must(r, call, r.dev.GetSupportedEventTypes)
 	if types&nvml.EventTypeXidCriticalError == 0 {
@@ -225,7 +225,7 @@ func (w *eventWatch) waitOut(ctx context.Context, out *gpu.PendingError) {
 // still come.
 func (w *eventWatch) check(ctx context.Context, set eventSet) error {
 	_, err := onGPU(ctx, &w.client.session, w.pci, func(r *reading) any {
-		_ = r.supportedEvents()
+		_ = readSupportedEvents(r)
 		if r.err == nil && r.dev != set.on.dev {
 			r.err = errOtherHandle
 		}

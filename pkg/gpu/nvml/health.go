@@ -24,8 +24,8 @@ func (c *Client) Health(ctx context.Context, pciAddress string) (gpu.Health, err
 	return onGPU(ctx, &c.session, pciAddress, func(r *reading) (health gpu.Health) {
 		var errs []error
 		for _, read := range []func(*reading, *gpu.Health){
-			(*reading).recoveryAction, (*reading).remappedRows, (*reading).ecc, (*reading).repairs,
-			(*reading).fabric, (*reading).throttling, (*reading).temperature,
+			readRecoveryAction, readRemappedRows, readECC, readRepairs,
+			readFabric, readThrottling, readTemperature,
 		} {
 			read(r, &health)
 			errs = append(errs, r.err)
@@ -50,9 +50,9 @@ var recoveryActions = map[nvml.DeviceGpuRecoveryAction]gpu.RecoveryAction{
 	nvml.GPU_RECOVERY_ACTION_SYSTEM_REBOOT:       gpu.RecoverySystemReboot,
 }
 
-// recoveryAction reads the field that nvidia-smi -q shows as "GPU Recovery Action". A driver
+// readRecoveryAction reads the field that nvidia-smi -q shows as "GPU Recovery Action". A driver
 // that does not know the field says so in the field's own code.
-func (r *reading) recoveryAction(health *gpu.Health) {
+func readRecoveryAction(r *reading, health *gpu.Health) {
 	field, known := ask(r, "nvmlDeviceGetFieldValues", func() (nvml.FieldValue, nvml.Return) {
 		fields := []nvml.FieldValue{{FieldId: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION}}
 		ret := r.dev.GetFieldValues(fields)
@@ -76,7 +76,7 @@ func (r *reading) recoveryAction(health *gpu.Health) {
 	health.RecoveryAction = action
 }
 
-func (r *reading) remappedRows(health *gpu.Health) {
+func readRemappedRows(r *reading, health *gpu.Health) {
 	health.RemappedRows = known(r, "nvmlDeviceGetRemappedRows", func() (gpu.RemappedRows, nvml.Return) {
 		corrected, uncorrected, pending, failed, ret := r.dev.GetRemappedRows()
 		return gpu.RemappedRows{Corrected: corrected, Uncorrected: uncorrected, Pending: pending, Failed: failed}, ret
@@ -87,7 +87,7 @@ func (r *reading) remappedRows(health *gpu.Health) {
 	}
 }
 
-func (r *reading) ecc(health *gpu.Health) {
+func readECC(r *reading, health *gpu.Health) {
 	read := func(kind nvml.MemoryErrorType) *uint64 {
 		return known(r, "nvmlDeviceGetTotalEccErrors", func() (uint64, nvml.Return) {
 			return r.dev.GetTotalEccErrors(kind, nvml.VOLATILE_ECC)
@@ -97,8 +97,8 @@ func (r *reading) ecc(health *gpu.Health) {
 	health.CorrectedECC = read(nvml.MEMORY_ERROR_TYPE_CORRECTED)
 }
 
-// repairs reads what is to be repaired, and what cannot be.
-func (r *reading) repairs(health *gpu.Health) {
+// readRepairs reads what is to be repaired, and what cannot be.
+func readRepairs(r *reading, health *gpu.Health) {
 	repair, _ := ask(r, "nvmlDeviceGetRepairStatus", r.dev.GetRepairStatus)
 	health.RepairPending = repair.BChannelRepairPending != 0 || repair.BTpcRepairPending != 0
 	memory, _ := ask(r, "nvmlDeviceGetUnrepairableMemoryFlag_v1", r.dev.GetUnrepairableMemoryFlag_v1)
@@ -116,9 +116,9 @@ var fabricHealth = []struct {
 	{nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_ACCESS_TIMEOUT_RECOVERY, nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_ACCESS_TIMEOUT_RECOVERY, nvml.GPU_FABRIC_HEALTH_MASK_ACCESS_TIMEOUT_RECOVERY_TRUE, "access timeouts are being recovered"},
 }
 
-// fabric reads the state of the GPU's registration with the NVLink fabric.
-func (r *reading) fabric(health *gpu.Health) {
-	info, known := r.fabricInfo()
+// readFabric reads the state of the GPU's registration with the NVLink fabric.
+func readFabric(r *reading, health *gpu.Health) {
+	info, known := readFabricInfo(r)
 	if !known {
 		return
 	}
@@ -165,8 +165,8 @@ var throttlings = []struct {
 	{nvml.ClocksThrottleReasonHwPowerBrakeSlowdown, gpu.ThrottlingPowerBrake},
 }
 
-// throttling reads by the function's new name, or by its old one, which is deprecated.
-func (r *reading) throttling(health *gpu.Health) {
+// readThrottling reads by the function's new name, or by its old one, which is deprecated.
+func readThrottling(r *reading, health *gpu.Health) {
 	reasons, known := ask(r, "nvmlDeviceGetCurrentClocksEventReasons", r.dev.GetCurrentClocksEventReasons)
 	if !known {
 		reasons, _ = ask(r, "nvmlDeviceGetCurrentClocksThrottleReasons", r.dev.GetCurrentClocksThrottleReasons)
@@ -178,9 +178,9 @@ func (r *reading) throttling(health *gpu.Health) {
 	}
 }
 
-// temperature reads that of the GPU's chip, by the newer function that replaces a deprecated
+// readTemperature reads that of the GPU's chip, by the newer function that replaces a deprecated
 // one, or by that.
-func (r *reading) temperature(health *gpu.Health) {
+func readTemperature(r *reading, health *gpu.Health) {
 	health.Temperature = known(r, "nvmlDeviceGetTemperatureV", func() (int, nvml.Return) {
 		found, ret := r.dev.GetTemperatureV().V1()
 		return int(found.Temperature), ret
@@ -197,7 +197,7 @@ func (r *reading) temperature(health *gpu.Health) {
 // gpu.Health.FabricPending has it, but in any MIG mode.
 func (c *Client) FabricPending(ctx context.Context, pciAddress string) (state string, err error) {
 	return onGPU(ctx, &c.session, pciAddress, func(r *reading) string {
-		info, _ := r.fabricInfo()
+		info, _ := readFabricInfo(r)
 		return fabricPendings[info.State]
 	})
 }

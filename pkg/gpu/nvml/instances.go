@@ -70,7 +70,7 @@ func (c *Client) CreateComputeInstance(ctx context.Context, pciAddress string, i
 		if r.err != nil {
 			return gpu.ComputeInstance{}
 		}
-		created := r.computeInstance(ci)
+		created := readComputeInstance(r, ci)
 		r.undo(ctx, "nvmlComputeInstanceDestroy", ci.Destroy)
 		return created
 	})
@@ -109,11 +109,11 @@ func (r *reading) findComputeInstance(instanceID, computeID int) nvml.ComputeIns
 // instance: the largest, if it has as many slices.
 func (r *reading) wholeComputeProfile(gi nvml.GpuInstance) nvml.ComputeInstanceProfileInfo {
 	info := must(r, "nvmlGpuInstanceGetInfo", func() (nvml.GpuInstanceInfo, nvml.Return) { return gi.GetInfo() })
-	for _, p := range r.profiles() {
+	for _, p := range readProfiles(r) {
 		if p.info.Id != info.ProfileId {
 			continue
 		}
-		if all := r.computeProfiles(gi, p); len(all) > 0 && all[0].SliceCount == p.info.SliceCount {
+		if all := readComputeProfiles(r, gi, p); len(all) > 0 && all[0].SliceCount == p.info.SliceCount {
 			return all[0]
 		}
 	}

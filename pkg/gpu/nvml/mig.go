@@ -54,7 +54,7 @@ func (r *reading) present() {
 // no list of all. "Not supported" is no answer for a profile that is, nor for MIG mode that is on:
 // an instance that is overlooked here is lost.
 func (r *reading) instances() []gpu.Instance {
-	profiles := r.profiles()
+	profiles := readProfiles(r)
 	if len(profiles) == 0 {
 		r.fail("nvmlDeviceGetGpuInstanceProfileInfo", nil, "MIG mode is on, but no profile is supported")
 	}
@@ -95,7 +95,7 @@ func (r *reading) instance(gi nvml.GpuInstance, p *instanceProfile) gpu.Instance
 		Placement: gpu.Placement{Start: int(info.Placement.Start), Size: int(info.Placement.Size)},
 	}
 	free := int(p.info.SliceCount)
-	for _, compute := range r.computeProfiles(gi, p) {
+	for _, compute := range readComputeProfiles(r, gi, p) {
 		if free <= 0 {
 			break
 		}
@@ -103,7 +103,7 @@ func (r *reading) instance(gi nvml.GpuInstance, p *instanceProfile) gpu.Instance
 			return gi.GetComputeInstances(&compute)
 		})
 		for _, ci := range found {
-			if one := r.computeInstance(ci); !r.gone() {
+			if one := readComputeInstance(r, ci); !r.gone() {
 				instance.Compute = append(instance.Compute, one)
 				free -= int(compute.SliceCount)
 			}
@@ -113,10 +113,10 @@ func (r *reading) instance(gi nvml.GpuInstance, p *instanceProfile) gpu.Instance
 	return instance
 }
 
-// computeInstance reads a compute instance. Its UUID comes from the MIG device handle
+// readComputeInstance reads a compute instance. Its UUID comes from the MIG device handle
 // in its description: a walk over all MIG devices takes up to ten seconds under
 // load.
-func (r *reading) computeInstance(ci nvml.ComputeInstance) gpu.ComputeInstance {
+func readComputeInstance(r *reading, ci nvml.ComputeInstance) gpu.ComputeInstance {
 	info := must(r, "nvmlComputeInstanceGetInfo_v2", ci.GetInfo)
 	uuid := must(r, "nvmlDeviceGetUUID", func() (string, nvml.Return) { return info.Device.GetUUID() })
 	if r.err == nil && !strings.HasPrefix(uuid, "MIG-") {

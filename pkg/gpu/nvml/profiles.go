@@ -61,9 +61,9 @@ func distinct[T any](all []T, id func(T) uint32) (out []T) {
 	return out
 }
 
-// profiles returns the GPU instance profiles, each driver id once, in their order. It works
+// readProfiles returns the GPU instance profiles, each driver id once, in their order. It works
 // with MIG mode off, too. Without any the next call may find some.
-func (r *reading) profiles() []*instanceProfile {
+func readProfiles(r *reading) []*instanceProfile {
 	return lasting(&r.instanceProfiles, func() (found []*instanceProfile, known bool) {
 		enumerate(r, "nvmlDeviceGetGpuInstanceProfileInfo", r.dev.GetGpuInstanceProfileInfo, func(enum int, info nvml.GpuInstanceProfileInfo) {
 			found = append(found, &instanceProfile{enum: enum, info: info})
@@ -74,9 +74,9 @@ func (r *reading) profiles() []*instanceProfile {
 	})
 }
 
-// computeProfiles returns the compute instance profiles of a GPU instance, each driver id once, the largest
+// readComputeProfiles returns the compute instance profiles of a GPU instance, each driver id once, the largest
 // first. They depend on the GPU instance's profile only.
-func (r *reading) computeProfiles(gi nvml.GpuInstance, p *instanceProfile) []nvml.ComputeInstanceProfileInfo {
+func readComputeProfiles(r *reading, gi nvml.GpuInstance, p *instanceProfile) []nvml.ComputeInstanceProfileInfo {
 	return lasting(&p.compute, func() (found []nvml.ComputeInstanceProfileInfo, known bool) {
 		// The variants of a size come last: one slice has a revision 1, seven slices have one that is
 		// tuned for several GPUs at once (NVL).
@@ -100,8 +100,8 @@ func (r *reading) computeProfiles(gi nvml.GpuInstance, p *instanceProfile) []nvm
 	})
 }
 
-// placements returns where a profile fits on an empty GPU, in order.
-func (r *reading) placements(p *instanceProfile) []gpu.Placement {
+// readPlacements returns where a profile fits on an empty GPU, in order.
+func readPlacements(r *reading, p *instanceProfile) []gpu.Placement {
 	found, _ := ask(r, "nvmlDeviceGetGpuInstancePossiblePlacements_v2", func() ([]nvml.GpuInstancePlacement, nvml.Return) {
 		return r.dev.GetGpuInstancePossiblePlacements(&p.info)
 	})
@@ -127,9 +127,9 @@ func profileResources(info nvml.GpuInstanceProfileInfo) gpu.Resources {
 	}
 }
 
-// profileName returns the driver's name of a profile. All drivers from R515 on have names, in the second version of
+// readProfileName returns the driver's name of a profile. All drivers from R515 on have names, in the second version of
 // the structure. A profile for which one has none gets a name that says nothing but what is known.
-func (r *reading) profileName(p *instanceProfile) string {
+func readProfileName(r *reading, p *instanceProfile) string {
 	name, known := ask(r, "nvmlDeviceGetGpuInstanceProfileInfoV", func() (string, nvml.Return) {
 		info, ret := r.dev.GetGpuInstanceProfileInfoV(p.enum).V2()
 		return cString(info.Name[:]), ret

@@ -24,7 +24,7 @@ import (
 // platforms. What sysfs does not have stays empty.
 func (c *Client) readPlace(ctx context.Context, g *gpu.GPU) {
 	pci := g.PCIAddress
-	place, err := call.Look(ctx, c.calls.Of(pci, "sysfs"), "look at the device", func() (gpu.GPU, error) { return c.place(pci) })
+	place, err := call.Look(ctx, c.calls.Of(pci, "sysfs"), "look at the device", func() (gpu.GPU, error) { return place(c.roots.Sys, pci) })
 	g.PCIeRoot, g.PCIeSwitch, g.NUMANode = place.PCIeRoot, place.PCIeSwitch, place.NUMANode
 	if err != nil {
 		klog.FromContext(ctx).V(2).Info("The place of a GPU in the machine is not known in full", "pciAddress", pci, "reason", err)
@@ -32,14 +32,14 @@ func (c *Client) readPlace(ctx context.Context, g *gpu.GPU) {
 }
 
 // place returns what is known of it, and why something is not.
-func (c *Client) place(pci string) (g gpu.GPU, err error) {
-	sysfs := deviceattribute.WithFSFromRoot(c.roots.Sys)
+func place(sysRoot, pci string) (g gpu.GPU, err error) {
+	sysfs := deviceattribute.WithFSFromRoot(sysRoot)
 	root, rootErr := deviceattribute.GetPCIeRootAttributeByPCIBusID(pci, sysfs)
 	if root.Value.StringValue != nil {
 		g.PCIeRoot = *root.Value.StringValue
 	}
 	var switchErr error
-	g.PCIeSwitch, switchErr = pcieSwitch(c.roots.Sys, pci)
+	g.PCIeSwitch, switchErr = pcieSwitch(sysRoot, pci)
 	numa, numaErr := deviceattribute.GetNUMANodeAttributeByPCIBusID(pci, deviceattribute.ScalarAttribute, sysfs)
 	if numa.Value.IntValue != nil {
 		g.NUMANode = new(int(*numa.Value.IntValue))

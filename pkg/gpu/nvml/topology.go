@@ -28,7 +28,7 @@ func (c *Client) readNVLink(ctx context.Context, h *handle, g *gpu.GPU) {
 		limited, cancel := context.WithTimeout(ctx, call.SlowAfter)
 		defer cancel()
 		r := &reading{handle: h, ctx: limited, queue: queue{c.calls.Of(h.pci, "NVLinks"), h.lib, c.observe}}
-		links = r.nvlink()
+		links = readLinks(r)
 		if r.err == nil || errors.Is(r.err, gpu.ErrNotSupported) {
 			return links, links != nil
 		}
@@ -41,12 +41,12 @@ func (c *Client) readNVLink(ctx context.Context, h *handle, g *gpu.GPU) {
 	})
 }
 
-// nvlink returns nil for a GPU without an active link, or one that is not registered with the fabric
+// readLinks returns nil for a GPU without an active link, or one that is not registered with the fabric
 // that it belongs to: what it reaches is not settled yet.
-func (r *reading) nvlink() *gpu.NVLink {
+func readLinks(r *reading) *gpu.NVLink {
 	// A GPU without NVLink says so at the first link.
 	_ = must(r, "nvmlDeviceGetNvLinkState", r.linkState(0))
-	fabric, known := r.fabricInfo()
+	fabric, known := readFabricInfo(r)
 	switch {
 	case r.err != nil:
 		return nil
@@ -65,7 +65,7 @@ func (r *reading) nvlink() *gpu.NVLink {
 			break
 		}
 		if state == nvml.FEATURE_ENABLED {
-			r.linkEnd(link, &links)
+			readLinkEnd(r, link, &links)
 		}
 	}
 	if r.err != nil || len(links.GPUs)+len(links.Switches) == 0 {
@@ -81,7 +81,7 @@ func (h *handle) linkState(link int) func() (nvml.EnableState, nvml.Return) {
 }
 
 // linkEnd adds what an active link leads to.
-func (r *reading) linkEnd(link int, links *gpu.NVLink) {
+func readLinkEnd(r *reading, link int, links *gpu.NVLink) {
 	// Where the type is not supported the zero value counts, a GPU.
 	kind, _ := ask(r, "nvmlDeviceGetNvLinkRemoteDeviceType", func() (nvml.IntNvLinkDeviceType, nvml.Return) {
 		return r.dev.GetNvLinkRemoteDeviceType(link)
@@ -101,9 +101,9 @@ func (r *reading) linkEnd(link int, links *gpu.NVLink) {
 	}
 }
 
-// fabricInfo reads the GPU's registration with the NVLink fabric. The second version of the
+// readFabricInfo reads the GPU's registration with the NVLink fabric. The second version of the
 // structure has all that is needed, and every driver with the function has it.
-func (r *reading) fabricInfo() (info nvml.GpuFabricInfo_v2, known bool) {
+func readFabricInfo(r *reading) (info nvml.GpuFabricInfo_v2, known bool) {
 	return ask(r, "nvmlDeviceGetGpuFabricInfoV", func() (nvml.GpuFabricInfo_v2, nvml.Return) {
 		return r.dev.GetGpuFabricInfoV().V2()
 	})

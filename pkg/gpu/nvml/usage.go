@@ -33,10 +33,10 @@ func (c *Client) Usage(ctx context.Context, pciAddress string, partitions []gpu.
 		if r.err != nil {
 			return usage
 		}
-		r.utilization(since, &usage)
+		readUtilization(r, since, &usage)
 		r.pardon()
 		for _, id := range partitions {
-			one := gpu.PartitionUsage{PartitionID: id, Memory: r.partitionMemory(id)}
+			one := gpu.PartitionUsage{PartitionID: id, Memory: readPartitionMemory(r, id)}
 			if errors.Is(r.err, gpu.ErrNotFound) || errors.Is(r.err, gpu.ErrInvalid) {
 				r.err = nil
 				continue // gone, or a handle of one that has just gone
@@ -44,11 +44,11 @@ func (c *Client) Usage(ctx context.Context, pciAddress string, partitions []gpu.
 			if r.err != nil {
 				return usage
 			}
-			one.Utilization = r.partitionUtilization(id)
+			one.Utilization = readPartitionUtilization(r, id)
 			r.pardon()
 			usage.Partitions = append(usage.Partitions, one)
 		}
-		r.dropSamples(usage.Partitions)
+		dropSamples(r, usage.Partitions)
 		r.pardon()
 		usage.Time = time.Now()
 		return usage
@@ -63,7 +63,7 @@ func (r *reading) pardon() {
 }
 
 // partitionMemory fails with gpu.ErrNotFound where another partition is in the place.
-func (r *reading) partitionMemory(id gpu.PartitionID) gpu.MemoryUsage {
+func readPartitionMemory(r *reading, id gpu.PartitionID) gpu.MemoryUsage {
 	dev := r.deviceOf(id.InstanceID, id.ComputeID)
 	r.is(dev, id.UUID)
 	return r.memory(dev)

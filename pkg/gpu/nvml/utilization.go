@@ -14,9 +14,9 @@ import (
 
 const percent = 100
 
-// utilization reads how busy the undivided GPU is, and each process on it since a time.
+// readUtilization reads how busy the undivided GPU is, and each process on it since a time.
 // With MIG mode on neither is supported.
-func (r *reading) utilization(since time.Time, usage *gpu.Usage) {
+func readUtilization(r *reading, since time.Time, usage *gpu.Usage) {
 	if rates, known := ask(r, "nvmlDeviceGetUtilizationRates", r.dev.GetUtilizationRates); known {
 		usage.Utilization = new(ratio(float64(rates.Gpu)))
 	}
@@ -48,23 +48,23 @@ func (r *reading) utilization(since time.Time, usage *gpu.Usage) {
 
 func ratio(percentage float64) float64 { return max(0, min(1, percentage/percent)) }
 
-// partitionUtilization returns how busy a partition was since the last sample of it, and nil
+// readPartitionUtilization returns how busy a partition was since the last sample of it, and nil
 // the first time and where the GPU cannot tell: GPM (GPU Performance Monitoring) is the only
 // part of NVML that can, from Hopper on. The library makes metrics from two samples, between which nvml.h wants
 // 100 ms. It is assumed that others may sample beside.
-func (r *reading) partitionUtilization(id gpu.PartitionID) *float64 {
-	if !r.gpmSupported() {
+func readPartitionUtilization(r *reading, id gpu.PartitionID) *float64 {
+	if !hasGPM(r) {
 		return nil
 	}
-	last := r.swapSample(id, nil) // nobody else may free it now
+	last := swapSample(r, id, nil) // nobody else may free it now
 	now := must(r, "nvmlGpmSampleAlloc", r.lib.GpmSampleAlloc)
 	r.change("nvmlGpmMigSampleGet", func() nvml.Return { return r.dev.GpmMigSampleGet(id.InstanceID, now) })
 	if r.err != nil {
-		r.freeSample(now)
-		r.swapSample(id, last)
+		freeSample(r, now)
+		swapSample(r, id, last)
 		return nil
 	}
-	defer func() { r.freeSample(r.swapSample(id, now)) }()
+	defer func() { freeSample(r, swapSample(r, id, now)) }()
 	if last == nil {
 		return nil
 	}
@@ -77,7 +77,7 @@ func (r *reading) partitionUtilization(id gpu.PartitionID) *float64 {
 		}
 		return metrics.Metrics[0].Value, ret
 	})
-	r.freeSample(last)
+	freeSample(r, last)
 	if r.err != nil {
 		return nil
 	}
@@ -85,7 +85,7 @@ func (r *reading) partitionUtilization(id gpu.PartitionID) *float64 {
 }
 
 // swapSample keeps a sample, or none, and returns the one before it.
-func (r *reading) swapSample(id gpu.PartitionID, s nvml.GpmSample) (before nvml.GpmSample) {
+func swapSample(r *reading, id gpu.PartitionID, s nvml.GpmSample) (before nvml.GpmSample) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	before = r.samples[id]
@@ -94,7 +94,7 @@ func (r *reading) swapSample(id gpu.PartitionID, s nvml.GpmSample) (before nvml.
 }
 
 // freeSample frees a sample, if there is one, unless a call may still work on it.
-func (r *reading) freeSample(s nvml.GpmSample) {
+func freeSample(r *reading, s nvml.GpmSample) {
 	if s == nil || gpu.IsPending(r.err) {
 		return
 	}
@@ -103,8 +103,8 @@ func (r *reading) freeSample(s nvml.GpmSample) {
 	}
 }
 
-// gpmSupported asks once.
-func (r *reading) gpmSupported() bool {
+// hasGPM asks once.
+func hasGPM(r *reading) bool {
 	return lasting(&r.gpm, func() (supported, known bool) {
 		answer, _ := ask(r, "nvmlGpmQueryDeviceSupport", r.dev.GpmQueryDeviceSupport)
 		return answer.IsSupportedDevice != 0, r.err == nil
@@ -112,7 +112,7 @@ func (r *reading) gpmSupported() bool {
 }
 
 // dropSamples frees the samples of other partitions than these.
-func (r *reading) dropSamples(keep []gpu.PartitionUsage) {
+func dropSamples(r *reading, keep []gpu.PartitionUsage) {
 	if r.err != nil {
 		return
 	}
@@ -126,6 +126,6 @@ func (r *reading) dropSamples(keep []gpu.PartitionUsage) {
 	}
 	r.mu.Unlock()
 	for _, s := range dropped {
-		r.freeSample(s)
+		freeSample(r, s)
 	}
 }
