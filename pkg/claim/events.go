@@ -57,9 +57,14 @@ type eventLog struct {
 	events Events
 	store  *record.Store
 
-	mu sync.Mutex
-	// last is the last message for each claim and reason.
-	last map[types.UID]map[string]said
+	mu   sync.Mutex
+	last map[lastKey]said
+}
+
+// lastKey is what there is one last message for.
+type lastKey struct {
+	claim  types.UID
+	reason string
 }
 
 // said is what a message was about, and when there was one.
@@ -72,16 +77,14 @@ type said struct {
 // thing, in whatever words, and not long ago: process IDs change.
 func (l *eventLog) once(ctx context.Context, claim Ref, reason, about, message string) {
 	l.mu.Lock()
-	last, known := l.last[claim.UID][reason]
+	key := lastKey{claim.UID, reason}
+	last, known := l.last[key]
 	same := known && last.about == about && time.Since(last.at) < repeatAfter
 	if !same {
 		if l.last == nil {
-			l.last = map[types.UID]map[string]said{}
+			l.last = map[lastKey]said{}
 		}
-		if l.last[claim.UID] == nil {
-			l.last[claim.UID] = map[string]said{}
-		}
-		l.last[claim.UID][reason] = said{about, time.Now()}
+		l.last[key] = said{about, time.Now()}
 	}
 	l.mu.Unlock()
 	if !same {
@@ -129,10 +132,5 @@ func (l *eventLog) ref(uid types.UID) Ref {
 func (l *eventLog) retain(uids []types.UID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	keepOnly(l.last, uids)
-}
-
-// keepOnly forgets all other claims.
-func keepOnly[V any](known map[types.UID]V, uids []types.UID) {
-	maps.DeleteFunc(known, func(uid types.UID, _ V) bool { return !slices.Contains(uids, uid) })
+	maps.DeleteFunc(l.last, func(key lastKey, _ said) bool { return !slices.Contains(uids, key.claim) })
 }

@@ -6,6 +6,8 @@ package claim
 import (
 	"context"
 	"fmt"
+	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -13,6 +15,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/partage-dev/partage/pkg/gpu"
 )
 
 // A GPU that is slow does not hold up the claims of another, also where a claim has both.
@@ -140,5 +144,52 @@ func TestGroupsAreMadeAtTheSameTime(t *testing.T) {
 		}
 		mustUnprepare(t, m, "u1")
 		b.wantNothing()
+	})
+}
+
+// TestJointTaskKeepsNoGPU: what is due on several GPUs together does not wait for one of them while it has another.
+func TestJointTaskKeepsNoGPU(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBox(t)
+		m := b.manager()
+		mustPrepare(t, m, configure(newClaim("u1", wholeA, wholeC), fromClaim, gpuMPS))
+		if err := os.Remove(m.store.Path("u1")); err != nil { // its session is nobody's now
+			t.Fatal(err)
+		}
+		release, err := b.manager().locks.GPUs(t.Context(), []string{pciC})
+		if err != nil {
+			t.Fatal(err)
+		}
+		start := time.Now()
+		if _, err := m.engine.Converge(t.Context(), pciA); err != nil {
+			t.Error(err)
+		}
+		if waited := time.Since(start); waited > 2*time.Second {
+			t.Errorf("GPU A has waited %s for GPU C", waited)
+		}
+		release()
+		mustReconcile(t, m)
+		b.wantNothing()
+	})
+}
+
+// TestOtherGPUFails: a GPU of a claim that waited when another one failed does not say that it has waited for long.
+func TestOtherGPUFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBox(t)
+		m := b.manager()
+		mustPrepare(t, m, newClaim("u1", sliceB0))
+		b.beforeEffect(func(_, effect string) error {
+			if effect == "create instance" {
+				time.Sleep(3 * time.Second)
+				return gpu.ErrNoPermission
+			}
+			return nil
+		})
+		_, err := m.Prepare(t.Context(), newClaim("u2", sliceA0, sliceB0))
+		wantError(t, err, "no permission")
+		if err != nil && strings.Contains(err.Error(), sliceB0) {
+			t.Errorf("it did not wait to the end for the place on GPU B: %v", err)
+		}
 	})
 }

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sync/singleflight"
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/partage-dev/partage/pkg/call"
@@ -111,7 +112,8 @@ type Manager struct {
 	events       *eventLog
 	sessions     *sessions
 	surveyor     *surveyor
-	rounds       rounds
+	// reconciling is by PCI address.
+	reconciling singleflight.Group
 	// orphans are claims that do not have their devices any more. It is nil where there is no cluster to ask.
 	orphans *orphans
 	clock   func() time.Duration
@@ -158,8 +160,7 @@ func NewManager(o Options) (*Manager, error) {
 	}
 	m.sessions = &sessions{store: m.store, list: o.Sharing.Sessions, events: m.events}
 	m.surveyor = &surveyor{
-		engine: m.engine, store: m.store, clock: o.clock, list: o.Sharing.Sessions, processes: o.Partitions.Processes,
-		latest: map[string]surveyed{},
+		engine: m.engine, processes: o.Partitions.Processes, latest: map[string]surveyed{},
 	}
 	if o.Cluster != nil {
 		m.orphans = newOrphans(m, o)
@@ -199,7 +200,7 @@ func (m *Manager) InUse() ([]string, error) {
 		err = fmt.Errorf("which devices the claim of %s has cannot be read", snapshot.Guards[0].Path)
 	}
 	var names []string
-	for _, r := range slices.Concat(snapshot.Records, snapshot.Earlier) {
+	for _, r := range snapshot.All() {
 		for i := range r.Devices {
 			names = append(names, r.Devices[i].Device)
 		}

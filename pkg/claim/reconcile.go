@@ -10,6 +10,9 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sync/singleflight"
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/partage-dev/partage/pkg/claim/converge"
 	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/claim/rules"
@@ -23,8 +26,8 @@ const (
 	// roundTime bounds what is done for one GPU at a time. One whose calls take more than a second each needs minutes for
 	// what others do at once.
 	roundTime = 10 * time.Minute
-	// sweepTime bounds what is done for no GPU.
-	sweepTime = 30 * time.Second
+	// orphanTime bounds the release of an orphan. What is left is tried again.
+	orphanTime = 30 * time.Second
 )
 
 // Reconcile brings the records, the CDI specs and the hardware into agreement, at the start, when the driver has appeared,
@@ -33,21 +36,32 @@ const (
 //
 // An error says what is left, in the same words every time, and that Reconcile should be called again.
 func (m *Manager) Reconcile(ctx context.Context) error {
-	errs := []error{m.sessions.tellAllLosses(ctx)}
 	limited, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	rounds := map[string]*round{}
+	errs := []error{m.sessions.tellLosses(limited)}
+	reconciled := map[string]<-chan singleflight.Result{}
 	gpus := knownGPUs(m.GPUs(), m.store.Snapshot())
 	for _, address := range gpus {
-		rounds[address] = m.rounds.begin(address, func() error { return m.reconcile(ctx, address) })
+		reconciled[address] = m.reconciling.DoChan(address, func() (any, error) { return nil, m.reconcile(ctx, address) })
 	}
 	for _, address := range gpus {
-		errs = append(errs, rounds[address].wait(limited))
+		errs = append(errs, await(limited, address, reconciled[address]))
 	}
 	if uids, err := m.store.UIDs(); err == nil {
 		m.events.retain(uids)
+		m.engine.Failures.Retain(uids)
 	}
 	return errors.Join(append(errs, m.store.Sweep(m.clock()), m.sweepLimits())...)
+}
+
+// await returns what has come of work on a GPU, or that it goes on without the caller.
+func await(ctx context.Context, address string, done <-chan singleflight.Result) error {
+	select {
+	case r := <-done:
+		return r.Err
+	case <-ctx.Done():
+		return fmt.Errorf("GPU %s: this takes long and goes on", address)
+	}
 }
 
 // sweepLimits removes the folders for software limits of claims that have no record: their process was killed.
@@ -55,22 +69,27 @@ func (m *Manager) sweepLimits() error {
 	uids, err := m.specs.Limits.List()
 	errs := []error{err}
 	for _, uid := range uids {
-		// No call makes the folder while this has the claim's lock.
-		unlock, err := m.locks.TryClaim(uid)
-		if err != nil || unlock == nil {
-			continue
-		}
-		if r, err := m.store.Read(uid); err == nil && r == nil {
-			errs = append(errs, m.specs.Limits.Drop(uid))
-		}
-		unlock()
+		errs = append(errs, m.dropLimits(uid))
 	}
 	return errors.Join(errs...)
 }
 
+// dropLimits removes the folder of a claim that has no record, and with which no call is at work: that may make it.
+func (m *Manager) dropLimits(uid types.UID) error {
+	unlock, err := m.locks.TryClaim(uid)
+	if err != nil || unlock == nil {
+		return nil // it is tried again
+	}
+	defer unlock()
+	if r, err := m.store.Read(uid); err != nil || r != nil {
+		return nil
+	}
+	return m.specs.Limits.Drop(uid)
+}
+
 // knownGPUs are those of the inventory, and those that records are about.
 func knownGPUs(gpus []string, snapshot *record.Snapshot) []string {
-	for _, r := range slices.Concat(snapshot.Records, snapshot.Earlier) {
+	for _, r := range snapshot.All() {
 		gpus = append(gpus, r.GPUs()...)
 	}
 	for i := range snapshot.Guards {

@@ -131,3 +131,21 @@ func TestRetryLetsOthersWork(t *testing.T) {
 		}
 	})
 }
+
+// TestRetryJointly: what several GPUs of a claim need together is tried again as well.
+func TestRetryJointly(t *testing.T) {
+	for _, effect := range []string{"start session", "write spec"} {
+		runInBubble(t, effect, func(t *testing.T) {
+			b := newBox(t)
+			m := b.manager()
+			b.hooks(failTimes(effect, 3, gpu.ErrUnknown), nil)
+			start := time.Now()
+			mustPrepare(t, m, configure(newClaim("u1", wholeA, wholeC), fromClaim, gpuMPS))
+			if took, want := time.Since(start), 1700*time.Millisecond; took != want {
+				t.Errorf("took %s, want %s", took, want)
+			}
+			mustUnprepare(t, m, "u1")
+			b.wantNothing()
+		})
+	}
+}

@@ -22,15 +22,12 @@ type sessions struct {
 	events *eventLog
 }
 
-// tellAllLosses does so for all claims.
-func (s *sessions) tellAllLosses(ctx context.Context) error {
+// tellLosses does so for one claim, or for all.
+func (s *sessions) tellLosses(ctx context.Context, only ...types.UID) error {
 	// The records come first: a session of one that was prepared by then is there.
-	var before []*record.Record
-	for _, r := range s.store.Snapshot().Records {
-		if r.State == record.Prepared && len(r.Sessions) > 0 {
-			before = append(before, r)
-		}
-	}
+	before := slices.DeleteFunc(s.store.Snapshot().Records, func(r *record.Record) bool {
+		return r.State != record.Prepared || len(r.Sessions) == 0 || len(only) > 0 && !slices.Contains(only, r.Claim.UID)
+	})
 	if len(before) == 0 {
 		return nil
 	}
@@ -43,19 +40,6 @@ func (s *sessions) tellAllLosses(ctx context.Context) error {
 		errs = append(errs, s.compare(ctx, r, found))
 	}
 	return errors.Join(errs...)
-}
-
-// tellLosses does so for one claim.
-func (s *sessions) tellLosses(ctx context.Context, uid types.UID) error {
-	r, err := s.store.Read(uid)
-	if err != nil || r == nil || r.State != record.Prepared || len(r.Sessions) == 0 || r.BootID != s.store.Boot() {
-		return nil //nolint:nilerr // whoever needs the record says why it cannot be read
-	}
-	found, err := s.list(ctx)
-	if err != nil {
-		return err
-	}
-	return s.compare(ctx, r, found)
 }
 
 // compare tells what is news about the sessions of a record, and writes it down.
@@ -78,9 +62,9 @@ func (s *sessions) compare(ctx context.Context, r *record.Record, found map[stri
 	})
 	for _, n := range news {
 		if err != nil {
-			s.events.once(ctx, r.Claim, sessionReasons[n.kind], n.about, n.message) // nothing says that people know
+			s.events.once(ctx, r.Claim, n.reason, n.about, n.message) // nothing says that people know
 		} else {
-			s.events.always(ctx, r.Claim, sessionReasons[n.kind], n.message)
+			s.events.always(ctx, r.Claim, n.reason, n.message)
 		}
 	}
 	if errors.Is(err, record.ErrNoRecord) {
@@ -89,19 +73,8 @@ func (s *sessions) compare(ctx context.Context, r *record.Record, found map[stri
 	return err
 }
 
-// The kinds of news about a session, and the reasons of their events.
-const (
-	serverLost = iota
-	clientKilled
-)
-
-var sessionReasons = []string{ReasonMPSLost, ReasonMPSClientKilled}
-
 // news is an event about a session.
-type news struct {
-	kind           int
-	about, message string
-}
+type news struct{ reason, about, message string }
 
 // isSame reports whether nobody has noted anything since.
 func isSame(a, b *record.Session) bool {
@@ -122,7 +95,7 @@ func note(one *record.Session, found map[string]mps.Status) (all []news) {
 	device := one.Devices[0].Device
 	about := fmt.Sprintf("%s %d %d %t", one.ID, status.Losses, status.Kills, runs)
 	if runs && status.Kills > one.Kills {
-		all = append(all, news{clientKilled, about, fmt.Sprintf(
+		all = append(all, news{ReasonMPSClientKilled, about, fmt.Sprintf(
 			"Device %s: %s. NVIDIA calls the state of an MPS server undefined after that: the processes that share it may hang, fail "+
 				"or get wrong results. It is replaced when all of them have ended. To be safe, restart them.", device, status.LastKill)})
 	}
@@ -141,7 +114,7 @@ func note(one *record.Session, found map[string]mps.Status) (all []news) {
 	if !runs {
 		one.PipeDir, one.ShmDir, one.Losses, one.Kills = "", "", 0, 0
 	}
-	return append(all, news{serverLost, about, fmt.Sprintf(
+	return append(all, news{ReasonMPSLost, about, fmt.Sprintf(
 		"Device %s: processes have lost their MPS server: %s. Those that used it have failed. "+
 			"Containers that have not ended because of that must be restarted: delete their pods.", device, why)})
 }

@@ -407,7 +407,7 @@ func TestListIsOld(t *testing.T) {
 			mustPrepare(t, m, newClaim("u1", mpsA))
 			return old, nil
 		}
-		if err := m.sessions.tellAllLosses(t.Context()); err != nil {
+		if err := m.sessions.tellLosses(t.Context()); err != nil {
 			t.Error(err)
 		}
 	}
@@ -713,5 +713,34 @@ func TestInUseNotKnown(t *testing.T) {
 	wantError(t, err, "u2.boot-1")
 	if diff := cmp.Diff([]string{sliceB0}, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// TestSessionIsBackForOthers: a session that a claim has started again is there for all that share it, whatever becomes of
+// that claim.
+func TestSessionIsBackForOthers(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	mustPrepare(t, m, newClaim("u1", mpsA))
+	mustPrepare(t, m, newClaim("u2", mpsA))
+	b.mu.Lock()
+	clear(b.sessions)
+	b.mu.Unlock()
+	b.hooks(failAt("start session"), nil)
+	wantError(t, m.Reconcile(t.Context()), "device "+mpsA) // people are told
+	b.hooks(failAt("write spec"), nil)
+	if err := runPrepare(t.Context(), m, newClaim("u3", mpsA)); err == nil {
+		t.Error("the spec cannot be written")
+	}
+	b.hooks(nil, nil)
+	mustReconcile(t, m)
+	claims, err := m.Live()
+	if err != nil || len(claims) != 2 {
+		t.Fatalf("got %+v, %v", claims, err)
+	}
+	for _, c := range claims {
+		if s := c.Devices[0].Session; s == nil || !s.Running {
+			t.Errorf("claim %s: session %+v", c.Claim.UID, s)
+		}
 	}
 }

@@ -10,6 +10,11 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/partage-dev/partage/pkg/claim/converge"
+	"github.com/partage-dev/partage/pkg/claim/record"
+	"github.com/partage-dev/partage/pkg/claim/rules"
+	"github.com/partage-dev/partage/pkg/gpu"
 )
 
 func TestStalePrepare(t *testing.T) {
@@ -167,4 +172,43 @@ func TestStalePrepareAfterFreshOne(t *testing.T) {
 		t.Error("a call from before the release was let through")
 	}
 	b.wantState(t, "after the older call", before)
+}
+
+// observing lets something happen while a GPU is observed.
+type observing struct {
+	users converge.Users
+	then  func()
+}
+
+func (o observing) Users(ctx context.Context, pciAddress string, claims, orphans []*record.Record) (rules.Users, map[int]rules.Users) {
+	o.then()
+	return o.users.Users(ctx, pciAddress, claims, orphans)
+}
+
+// TestReleasedByAnotherProcess: a claim that another process releases at any time while it is prepared has nothing in the end.
+func TestReleasedByAnotherProcess(t *testing.T) {
+	for _, nth := range []int{1, 2} {
+		synctest.Test(t, func(t *testing.T) {
+			b := newBox(t)
+			other, seen := b.manager(), 0
+			o := b.options()
+			o.Users = observing{o.Users, func() {
+				if seen++; seen != nth {
+					return
+				}
+				if err := other.Unprepare(arrivedAt(t.Context(), 20), "u1"); err != nil {
+					t.Error(err)
+				}
+			}}
+			m, err := NewManager(o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			m.SetInventory(testInventory(t))
+			b.hooks(failTimes("write spec", 1, gpu.ErrUnknown), nil)
+			_, err = m.Prepare(arrivedAt(t.Context(), 10), newClaim("u1", wholeC))
+			wantError(t, err, "out of date")
+			b.wantNothing()
+		})
+	}
 }

@@ -4,13 +4,16 @@
 package claim
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"golang.org/x/sync/singleflight"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/claim/converge"
@@ -19,55 +22,56 @@ import (
 	"github.com/partage-dev/partage/pkg/claim/rules"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
-	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/panics"
 )
 
-// surveyWait is how long a survey waits for GPUs that are slow, or busy.
-const surveyWait = 2 * time.Second
+const (
+	// surveyWait is how long a survey waits for GPUs that are slow, or busy, or for an MPS supervisor that does not answer.
+	surveyWait = 3 * time.Second
+	// silenceLimit is how long the MPS supervisor may not answer before people are told. At the start of a node it may begin
+	// later than this process.
+	silenceLimit = 5 * time.Second
+)
 
 // surveyor says what the rules say of GPUs in the words of package device, and remembers what it said last.
 type surveyor struct {
 	engine *converge.Engine
-	store  *record.Store
-	clock  func() time.Duration
-	// list returns the MPS sessions of the node, and processes those on a GPU.
-	list      func(ctx context.Context) (map[string]mps.Status, error)
+	// processes lists those on a GPU.
 	processes func(ctx context.Context, pciAddress string) ([]gpu.Process, error)
 
-	rounds rounds
+	// atWork is by PCI address.
+	atWork singleflight.Group
 
 	mu     sync.Mutex
 	latest map[string]surveyed
-	// silentSince is when the MPS supervisor did not answer first, or nil while it answers.
-	silentSince *time.Duration
 }
 
 // surveyed is what a survey says about one GPU.
 type surveyed struct {
 	statics    []device.Static
 	conditions []device.Condition
+	// silentSince is when the MPS supervisor did not answer first, or zero while it answers.
+	silentSince time.Duration
 }
 
 // survey observes all GPUs at the same time. One that is slow keeps nothing from being said of the others: what was said of
 // it last still counts.
 func (s *surveyor) survey(ctx context.Context, inventory *device.Inventory) device.Status {
-	rounds := map[string]*round{}
+	surveys := map[string]<-chan singleflight.Result{}
 	for _, address := range inventory.PCIAddresses() {
-		rounds[address] = s.rounds.begin(address, func() error {
+		surveys[address] = s.atWork.DoChan(address, func() (any, error) {
 			f := s.surveyGPU(ctx, inventory, address)
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			s.latest[address] = f
-			return nil
+			return nil, nil
 		})
 	}
 	var status device.Status
-	status.Conditions = s.sessionConditions(ctx, inventory)
 	limited, cancel := context.WithTimeout(ctx, surveyWait)
 	defer cancel()
 	for _, address := range inventory.PCIAddresses() {
-		_ = rounds[address].wait(limited)
+		_ = await(limited, address, surveys[address])
 		f := s.last(address)
 		status.Static = append(status.Static, f.statics...)
 		status.Conditions = append(status.Conditions, f.conditions...)
@@ -91,11 +95,11 @@ func (s *surveyor) surveyGPU(ctx context.Context, inventory *device.Inventory, a
 		return latest // it was not the GPU that gave up
 	case errors.Is(err, lock.ErrElsewhere):
 		// A process that hangs in the kernel does not die and keeps its locks.
-		return surveyed{latest.statics, unanswered(address, fmt.Errorf("%w; an earlier instance of the driver may hang in it: %w", err, gpu.ErrHung))}
+		return surveyed{statics: latest.statics, conditions: unanswered(address, fmt.Errorf("%w; an earlier instance of the driver may hang in it: %w", err, gpu.ErrHung))}
 	case err != nil, gpu.IsPending(said.Unanswered) && !errors.Is(said.Unanswered, gpu.ErrHung):
 		return latest // it is busy or slow, or waits behind another GPU
 	}
-	f = s.translate(inventory, address, said)
+	f = s.translate(inventory, address, said, latest)
 	f.conditions = append(f.conditions, s.refusal(ctx, address)...)
 	if said.Unanswered != nil {
 		f.statics = latest.statics
@@ -111,7 +115,7 @@ func (s *surveyor) last(address string) surveyed {
 	if known {
 		return f
 	}
-	for _, d := range s.store.Snapshot().On(address) {
+	for _, d := range s.engine.Store.Snapshot().On(address) {
 		if d.Type == record.Static && !d.Admin && d.Partition.Made != nil {
 			f.statics = append(f.statics, device.Static{
 				PCIAddress: address, ProfileID: d.Partition.ProfileID, Placement: d.Partition.Placement, UUID: d.Partition.Made.UUID,
@@ -122,36 +126,59 @@ func (s *surveyor) last(address string) surveyed {
 }
 
 // translate translates what the rules say.
-func (s *surveyor) translate(inventory *device.Inventory, address string, said *converge.Said) (f surveyed) {
+func (s *surveyor) translate(inventory *device.Inventory, address string, said *converge.Said, latest surveyed) (f surveyed) {
 	for _, p := range said.Static {
 		f.statics = append(f.statics, device.Static{
 			PCIAddress: address, ProfileID: p.Place.ProfileID, Placement: p.Place.Placement, UUID: p.UUID, Gone: p.Gone,
 		})
 	}
-	for _, one := range said.Statements {
-		switch {
+	for i := range said.Statements {
+		switch one := &said.Statements[i]; {
 		case one.Reason == rules.Unresponsive:
 			f.conditions = append(f.conditions, unanswered(address, said.Unanswered)...)
-		case one.Reason == rules.Occupied && one.Claim == "":
-			f.conditions = append(f.conditions, conditionAt(address, one, device.Occupied, "GPU "+address+": "+one.Text))
-		case one.Due && s.isAtWork(address, one.Claim):
-		case one.Reason == rules.ReleasePending:
-			c := conditionAt(address, one, device.ReleasePending, one.Text+s.because(address, one))
-			if shape := shapeOf(inventory, one.Device); c.Where == nil && shape != nil {
-				c.Where = &shape.Placement
+			continue
+		case reasons[one.Reason] == "", one.Due && s.isAtWork(address, one.Claim):
+			continue
+		case one.Reason == rules.Unsupervised:
+			f.silentSince = cmp.Or(latest.silentSince, s.engine.Clock())
+			if s.engine.Clock()-f.silentSince < silenceLimit || !hasMPS(inventory, address) {
+				continue
 			}
-			f.conditions = append(f.conditions, c)
-		case one.Reason == rules.UsedByOthers && one.Claim == "":
-			c := conditionAt(address, one, device.ReleasePending, "GPU "+address+": "+one.Text)
-			c.Undivided = true
-			f.conditions = append(f.conditions, c)
-		case one.Reason == rules.RecordUnreadable:
-			c := conditionAt(address, one, device.ReleasePending, one.Text)
-			c.Undivided = true // partitions are seen on the hardware
-			f.conditions = append(f.conditions, c)
 		}
+		f.conditions = append(f.conditions, s.condition(inventory, address, said.Statements[i]))
 	}
 	return f
+}
+
+// reasons are what statements are as conditions. The others are about claims.
+var reasons = map[rules.Reason]device.Reason{
+	rules.Occupied: device.Occupied, rules.ReleasePending: device.ReleasePending, rules.UsedByOthers: device.ReleasePending,
+	rules.RecordUnreadable: device.ReleasePending, rules.SessionUnwell: device.MPSUnhealthy, rules.Unsupervised: device.MPSUnavailable,
+}
+
+func (s *surveyor) condition(inventory *device.Inventory, address string, one rules.Statement) device.Condition {
+	c := device.Condition{PCIAddress: address, Reason: reasons[one.Reason], Message: one.Text}
+	if one.Place != rules.Undivided {
+		c.Where, c.ProfileID = &one.Place.Placement, &one.Place.ProfileID
+	}
+	switch one.Reason {
+	case rules.Occupied:
+		c.Message = "GPU " + address + ": " + one.Text
+	case rules.UsedByOthers:
+		c.Undivided, c.Message = true, "GPU "+address+": "+one.Text
+	case rules.RecordUnreadable:
+		c.Undivided = true // partitions are seen on the hardware
+	case rules.ReleasePending:
+		c.Message += s.because(address, one)
+		if shape := shapeOf(inventory, one.Device); c.Where == nil && shape != nil {
+			c.Where = &shape.Placement
+		}
+	case rules.SessionUnwell:
+		c.ProfileID = nil // a claim has the engines of the place
+	case rules.Unsupervised:
+		c.Kind = device.MPS
+	}
+	return c
 }
 
 // refusal says that nothing of a kind can be made on a GPU because somebody uses it, for as long as processes are seen there.
@@ -173,7 +200,7 @@ func (s *surveyor) refusal(ctx context.Context, address string) []device.Conditi
 
 // isAtWork reports whether the call that releases a claim has just come, and nothing of that has failed.
 func (s *surveyor) isAtWork(address string, claim types.UID) bool {
-	return s.store.Released(claim, s.clock()-releaseTime) && s.engine.Failures.Of(claim, address) == nil
+	return s.engine.Store.Released(claim, s.engine.Clock()-releaseTime) && s.engine.Failures.Of(claim, address) == nil
 }
 
 // because is why a release has failed last, for people.
@@ -185,13 +212,11 @@ func (s *surveyor) because(address string, one rules.Statement) string {
 	return ": " + strings.ReplaceAll(err.Error(), "\n", "; ")
 }
 
-func conditionAt(address string, s rules.Statement, reason device.Reason, message string) device.Condition {
-	c := device.Condition{PCIAddress: address, Reason: reason, Message: message}
-	if s.Place != rules.Undivided {
-		place, profile := s.Place.Placement, s.Place.ProfileID
-		c.Where, c.ProfileID = &place, &profile
-	}
-	return c
+// hasMPS reports whether a GPU is published in shares by MPS.
+func hasMPS(inventory *device.Inventory, address string) bool {
+	return slices.ContainsFunc(inventory.Devices(), func(d device.Device) bool {
+		return d.Kind == device.MPS && d.GPU.PCIAddress == address
+	})
 }
 
 // shapeOf is the place of a session that is named after a partition.

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -63,10 +62,8 @@ func (m *Manager) Unprepare(ctx context.Context, uid types.UID) error {
 func (m *Manager) finish(ctx context.Context, uid types.UID) error {
 	snapshot := m.store.Snapshot()
 	var gpus, guarded []string
-	for _, r := range slices.Concat(snapshot.Records, snapshot.Earlier) {
-		if r.Claim.UID == uid {
-			gpus = append(gpus, r.GPUs()...)
-		}
+	if r := snapshot.Of(uid); r != nil {
+		gpus = r.GPUs()
 	}
 	for i := range snapshot.Guards {
 		switch g := &snapshot.Guards[i]; {
@@ -85,9 +82,9 @@ func (m *Manager) finish(ctx context.Context, uid types.UID) error {
 		}
 	}
 	if len(gpus) == 0 {
-		// Also what a process left that was killed before its first record.
-		if err := m.specs.Limits.Drop(uid); err != nil {
-			klog.FromContext(ctx).Error(err, "The folder for software limits stays until it can be removed")
+		// Also what a process has left that was killed when the record was gone.
+		if dropErr := m.dropLimits(uid); dropErr != nil {
+			klog.FromContext(ctx).Error(dropErr, "The folder for software limits stays until it can be removed")
 		}
 	}
 	return err

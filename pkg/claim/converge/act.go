@@ -72,10 +72,11 @@ func (e *Engine) act(ctx context.Context, task rules.Task, seen map[string]*obse
 			left, failed[actions[0].Key] = append(left, err), true
 			continue
 		}
+		var refusal *rules.Refusal
 		if refused := (*partition.RefusedError)(nil); errors.As(err, &refused) {
-			return &rules.Refusal{Action: actions[0], InUse: errors.Is(err, gpu.ErrInUse), Text: err.Error()}, err
+			refusal = &rules.Refusal{Action: actions[0], InUse: errors.Is(err, gpu.ErrInUse), Text: err.Error()}
 		}
-		return nil, err
+		return refusal, errors.Join(append(left, err, w.keepSessions())...)
 	}
 	return nil, errors.Join(append(left, w.keepSessions())...)
 }
@@ -117,13 +118,13 @@ func (w *work) wrap(a rules.Action, err error) error {
 
 // record returns what was seen of an action's claim: its record, otherwise what its call wants.
 func (w *work) record(a rules.Action) *record.Record {
-	if r := recordOf(w.seen[a.GPU].snapshot, a.Claim); r != nil && r.BootID == w.Store.Boot() && r.State != record.Releasing {
+	if r := w.seen[a.GPU].snapshot.Of(a.Claim); r != nil && r.BootID == w.Store.Boot() && r.State != record.Releasing {
 		return r
 	}
 	if call := w.call(a.Claim); call != nil {
 		return call.Wanted
 	}
-	return recordOf(w.seen[a.GPU].snapshot, a.Claim)
+	return w.seen[a.GPU].snapshot.Of(a.Claim)
 }
 
 func (w *work) do(ctx context.Context, actions []rules.Action) error {

@@ -170,7 +170,7 @@ func (w *work) writeSpec(ctx context.Context, a rules.Action) (err error) {
 		ctx, cancel = context.WithTimeout(ctx, specsTime)
 		defer cancel()
 	}
-	w.ids, err = w.Specs.Write(ctx, r, r.State != record.Prepared)
+	w.ids, err = w.Specs.Write(ctx, r)
 	return err
 }
 
@@ -191,7 +191,7 @@ func (w *work) removeSpec(ctx context.Context, a rules.Action) error {
 	return err
 }
 
-// clear notes that nothing is left of a claim on a GPU. What the disk refuses is kept in memory.
+// clear notes that nothing is left of a claim on a GPU. Where the disk refuses it is done again, and finds nothing to do.
 func (w *work) clear(ctx context.Context, a rules.Action) error {
 	defer steptime.Of(ctx).Begin(steptime.Journal)()
 	if err := w.Store.Clear(a.Claim, a.GPU); err != nil {

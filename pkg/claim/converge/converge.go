@@ -73,11 +73,17 @@ func (e *Engine) isOfCall(t *rules.Task) bool {
 	return t.Claim != "" && (t.Aim == rules.Make || t.Aim == rules.StartJointly || t.Aim == rules.Commit) && e.call(t.Claim) != nil
 }
 
-// onceTogether carries out a task that needs several GPUs, if all of them propose it.
+// onceTogether carries out a task that needs several GPUs, if all of them propose it. Where calls are at work on some it is
+// left for later: what is due on one of them must not wait for another.
 func (e *Engine) onceTogether(ctx context.Context, t *rules.Task) error {
 	gpus := e.with(t)
-	unlock, err := e.Locks.GPUs(ctx, gpus)
-	if err != nil {
+	limited, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	unlock, err := e.Locks.GPUs(limited, gpus)
+	switch {
+	case errors.Is(err, lock.ErrBusy):
+		return nil
+	case err != nil:
 		return err
 	}
 	defer unlock()

@@ -58,11 +58,11 @@ func deviceNamed(name string, uid types.UID) record.Device {
 }
 
 func wanted(e *Engine, uid types.UID, devices ...string) *Call {
-	r := record.New(record.Ref{Namespace: "team", Name: string(uid), UID: uid}, boot)
+	r := &record.Record{Claim: record.Ref{Namespace: "team", Name: string(uid), UID: uid}, State: record.Preparing, BootID: boot}
 	r.Arrived = e.Clock()
 	for _, name := range devices {
 		d := deviceNamed(name, uid)
-		r.Add(d)
+		r.Devices = append(r.Devices, d)
 		if d.Sharing == nil || d.Sharing.Session == "" {
 			continue
 		}

@@ -73,7 +73,7 @@ type Engine struct {
 	Slices func(pciAddress string, profileID uint32) int
 	// GPUs lists the PCI addresses of all GPUs of the node.
 	GPUs func() []string
-	// Orphan reports whether the API server has not known a claim for long enough that was prepared at this time.
+	// Orphan reports whether the API server has not known a claim for long enough that was prepared at this time. Optional.
 	Orphan func(claim types.UID, arrived time.Duration) bool
 	// Doubt is told which claim another one waits for: the API server may not know it any more. Optional.
 	Doubt func(other types.UID)

@@ -5,6 +5,7 @@ package converge
 
 import (
 	"errors"
+	"slices"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -13,7 +14,7 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
-// Failures are what has failed last. They are for messages only, and lost with the process.
+// Failures are what has failed last. They are for messages, events and taints only, and lost with the process.
 type Failures struct {
 	// tasks are errors by task, and inUse a rules.Statement by PCI address.
 	tasks, inUse sync.Map
@@ -38,6 +39,16 @@ func (f *Failures) Of(claim types.UID, pciAddress string) error {
 	last, _ := f.tasks.Load(task{claim, pciAddress})
 	err, _ := last.(error)
 	return err
+}
+
+// Retain forgets all other claims.
+func (f *Failures) Retain(claims []types.UID) {
+	f.tasks.Range(func(key, _ any) bool {
+		if t, _ := key.(task); !slices.Contains(claims, t.claim) {
+			f.tasks.Delete(key)
+		}
+		return true
+	})
 }
 
 // noteUse remembers what could not be made because somebody uses a GPU, until something can.

@@ -218,9 +218,15 @@ func (o *observation) observeSessions(ctx context.Context) {
 	for _, id := range slices.Sorted(maps.Keys(found)) {
 		status := found[id]
 		on := id == name || strings.HasPrefix(id, name+"-") || slices.Contains(status.Spec.Devices, o.uuid())
-		if on && len(status.Spec.Devices) > 0 {
-			o.Sessions = append(o.Sessions, rules.Session{ID: id, Demand: demandOf(status.Spec), GPUs: o.gpusWith(status.Spec.Devices), Running: status.Phase == mps.Running})
+		if !on || len(status.Spec.Devices) == 0 {
+			continue
 		}
+		s := rules.Session{ID: id, Demand: demandOf(status.Spec), GPUs: o.gpusWith(status.Spec.Devices), Running: status.Phase == mps.Running}
+		// One that starts for the first time has a claim that waits for it.
+		if !s.Running && (status.Phase != mps.Starting || status.Losses > 0) {
+			s.Unwell = fmt.Sprintf("MPS on device %s is %s: %s", id, status.Phase, status.Message)
+		}
+		o.Sessions = append(o.Sessions, s)
 	}
 }
 
@@ -248,7 +254,7 @@ func (o *observation) observeSpecs(ctx context.Context, uids []types.UID, d dept
 	defer cancel()
 	unreadable := slices.ContainsFunc(o.snapshot.Guards, func(g record.Guard) bool { return g.Claim == "" })
 	for _, uid := range uids {
-		r := recordOf(o.snapshot, uid)
+		r := o.snapshot.Of(uid)
 		switch {
 		case r == nil && (unreadable || o.engine.call(uid) != nil || slices.ContainsFunc(o.snapshot.Guards, func(g record.Guard) bool { return g.Claim == uid })):
 			continue
@@ -262,15 +268,6 @@ func (o *observation) observeSpecs(ctx context.Context, uids []types.UID, d dept
 		}
 		o.Specs = append(o.Specs, s)
 	}
-}
-
-func recordOf(s *record.Snapshot, uid types.UID) *record.Record {
-	for _, r := range slices.Concat(s.Records, s.Earlier) {
-		if r.Claim.UID == uid {
-			return r
-		}
-	}
-	return nil
 }
 
 func hasGPU(r *record.Record, pciAddress string) bool {

@@ -67,10 +67,8 @@ func (e *Engine) Prepare(ctx context.Context, c *Call) (*record.Record, error) {
 		return r, nil
 	case err == nil && readErr != nil:
 		return nil, readErr
-	case err == nil:
-		return nil, errors.New("the claim was released meanwhile")
-	case c.isOutOfDate():
-		err = record.ErrOutOfDate
+	case err == nil, c.isOutOfDate():
+		err = record.ErrOutOfDate // the claim was released meanwhile
 	}
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 	defer cancel()
@@ -116,38 +114,40 @@ func (c *Call) releaseOther(ctx context.Context) error {
 
 // prepare works on all GPUs at the same time, and then on all of them together, until the claim is prepared.
 func (c *Call) prepare(ctx context.Context) error {
+	var failed attempts
 	gpus := c.Wanted.GPUs()
 	for range maxRounds {
-		limited, cancel := context.WithCancel(ctx)
+		limited, cancel := context.WithCancelCause(ctx)
 		errs := make([]error, len(gpus))
 		var wg sync.WaitGroup
 		for i, address := range gpus {
 			wg.Go(func() {
 				if errs[i] = c.prepareOn(limited, address); errs[i] != nil {
-					cancel() // the others of the claim need not go on
+					cancel(errOther) // the others of the claim need not go on
 				}
 			})
 		}
 		wg.Wait()
-		cancel()
-		if err := firstCause(errs); err != nil || len(gpus) == 1 {
+		if context.Cause(limited) == errOther { //nolint:errorlint // it is not wrapped
+			errs = slices.DeleteFunc(errs, func(err error) bool { return errors.Is(err, context.Canceled) })
+		}
+		cancel(nil)
+		if err := errors.Join(errs...); err != nil || len(gpus) == 1 {
 			return err
 		}
-		if done, err := c.prepareTogether(ctx, gpus); done || err != nil {
+		done, err := c.prepareTogether(ctx, gpus)
+		if err != nil {
+			err = failed.retry(ctx, err)
+		}
+		if done || err != nil {
 			return err
 		}
 	}
 	return errors.New("the GPUs of the claim change all the time")
 }
 
-// firstCause leaves out the GPUs that were stopped because of another one.
-func firstCause(errs []error) error {
-	causes := slices.DeleteFunc(slices.Clone(errs), func(err error) bool { return err == nil || errors.Is(err, context.Canceled) })
-	if len(causes) > 0 {
-		return errors.Join(causes...)
-	}
-	return errors.Join(errs...)
-}
+// errOther is why nothing more is done on the other GPUs of a claim.
+var errOther = errors.New("another GPU of the claim has failed")
 
 // prepareTogether carries out what all GPUs of a claim propose at once. It reports whether the claim is prepared.
 func (c *Call) prepareTogether(ctx context.Context, gpus []string) (done bool, err error) {
@@ -185,8 +185,8 @@ func (c *Call) prepareOn(ctx context.Context, address string) (err error) {
 		switch own := r.task != nil && r.task.Claim == claim; {
 		case v.State == rules.Waiting && (r.err == nil || !own):
 			waited = c.waitsFor(ctx, v, waited)
-			if !waitForPlace(ctx, changed, deadline, v) {
-				return waited
+			if err := waited.wait(ctx, changed, deadline); err != nil {
+				return err
 			}
 		case r.err != nil, v.State == rules.Refused, v.State == rules.Unknown, v.State == rules.Pending:
 			err := cmp.Or(r.err, error(&VerdictError{Verdict: v, cause: r.said[address].Unanswered}))
@@ -226,24 +226,27 @@ func (c *Call) waitsFor(ctx context.Context, v rules.Verdict, was *VerdictError)
 	return &VerdictError{Verdict: v, waited: true}
 }
 
-// waitForPlace waits until something may have changed, and returns false when the time for that is over. After a pod was
-// deleted by force, its devices are allocated again before they are released.
-func waitForPlace(ctx context.Context, changed <-chan struct{}, deadline time.Time, v rules.Verdict) bool {
+// wait waits until something may have changed, and returns itself when the time for that is over. After a pod was deleted by
+// force, its devices are allocated again before they are released.
+func (e *VerdictError) wait(ctx context.Context, changed <-chan struct{}, deadline time.Time) error {
 	defer steptime.Of(ctx).Begin(steptime.Wait)()
 	if time.Now().After(deadline) {
-		return false
+		return e
 	}
 	poll := recordPoll
-	if v.Other == "" {
+	if e.Other == "" {
 		poll = hardwarePoll
 	}
-	timer := time.NewTimer(poll)
-	defer timer.Stop()
 	select {
 	case <-ctx.Done():
-		return false
 	case <-changed:
-	case <-timer.C:
+	case <-time.After(poll):
 	}
-	return ctx.Err() == nil
+	switch {
+	case ctx.Err() == nil:
+		return nil
+	case context.Cause(ctx) == errOther: //nolint:errorlint // it is not wrapped
+		return ctx.Err()
+	}
+	return e
 }

@@ -21,7 +21,7 @@ func (o *observation) observeRecords() {
 		}
 		return true
 	})
-	for _, r := range slices.Concat(o.snapshot.Records, o.snapshot.Earlier) {
+	for _, r := range o.snapshot.All() {
 		call := o.engine.call(r.Claim.UID)
 		// What the claim had elsewhere has to go before it can have a new record.
 		leaves := r.State == record.Releasing && wanted[call]

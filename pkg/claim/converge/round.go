@@ -221,10 +221,4 @@ func (e *Engine) with(t *rules.Task) []string {
 }
 
 // taskName tells the tasks of a plan apart.
-func taskName(t *rules.Task) string {
-	name := fmt.Sprintf("%s %d", t.Claim, t.Aim)
-	for _, a := range slices.Concat(t.Actions, t.Final) {
-		name += fmt.Sprintf(" %d %s %s", a.Do, a.Key, a.Session)
-	}
-	return name
-}
+func taskName(t *rules.Task) string { return fmt.Sprintf("%+v", *t) }

@@ -59,7 +59,9 @@ func New(claim *resourceapi.ResourceClaim, node Node) (*Plan, error) {
 		return nil, err
 	}
 	plan := &Plan{
-		Record:    record.New(record.Ref{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}, node.BootID),
+		Record: &record.Record{
+			Claim: record.Ref{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}, State: record.Preparing, BootID: node.BootID,
+		},
 		MaxShares: map[string]int{},
 	}
 	for i := range all {
@@ -78,7 +80,7 @@ func New(claim *resourceapi.ResourceClaim, node Node) (*Plan, error) {
 				return nil, fmt.Errorf("the claim is allocated %s and %s, which overlap", other.Device, d.published.Name)
 			}
 		}
-		plan.Record.Add(d.Device)
+		plan.Record.Devices = append(plan.Record.Devices, d.Device)
 		if share := d.published.Share; share != nil && !d.Admin && !slices.Contains(node.Inventory.Withdrawn(), d.published.Name) {
 			plan.MaxShares[d.published.Name] = share.Clients
 		}
@@ -342,4 +344,16 @@ func priority(config *api.MPSConfig, otherwise policy.ClientPriority) policy.Cli
 		return ""
 	}
 	return otherwise
+}
+
+// overlap reports whether two devices use the same part of a GPU. Admin access uses nothing, and shares of one device are
+// meant to be together.
+func overlap(a, b *record.Device) bool {
+	if a.PCIAddress != b.PCIAddress || a.Admin || b.Admin {
+		return false
+	}
+	if a.Device == b.Device && a.ShareID != nil && b.ShareID != nil {
+		return *a.ShareID == *b.ShareID
+	}
+	return a.Partition == nil || b.Partition == nil || a.Partition.Placement.Overlaps(b.Partition.Placement)
 }

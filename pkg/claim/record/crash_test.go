@@ -77,8 +77,8 @@ func TestKilledAtEveryWrite(t *testing.T) {
 	}
 }
 
-// TestDiskRefuses checks every step on a disk that is full, read-only or broken. A release and its end are kept in memory and
-// written later; what starts something fails and changes nothing.
+// TestDiskRefuses checks every step on a disk that is full, read-only or broken. A release is kept in memory and written
+// later; everything else fails and changes nothing.
 func TestDiskRefuses(t *testing.T) {
 	for name, fault := range faults {
 		for i, step := range steps() {
@@ -136,44 +136,22 @@ func TestDiskRefuses(t *testing.T) {
 	}
 }
 
-// clearedInMemory returns two processes, the first of which has a record cleared that the disk still has.
-func clearedInMemory(t *testing.T) (s, other *Store, files *faulty) {
-	t.Helper()
+// TestClearRefused checks that what the disk does not take is not cleared for the process that tried it either: another one
+// may count on the record, and do nothing about what it takes for that claim's.
+func TestClearRefused(t *testing.T) {
 	dir := t.TempDir()
-	files = &faulty{}
-	s, other = open(t, dir, files), open(t, dir, OS{})
+	files := &faulty{}
+	s, other := open(t, dir, files), open(t, dir, OS{})
 	must(t, s.Put(pair(1), started))
+	must(t, release(3)(s))
 	files.strike = func(int, bool) error { return os.ErrPermission }
-	if err := s.Clear(uid, ""); !errors.Is(err, os.ErrPermission) {
+	if err := s.Clear(uid, pciA); !errors.Is(err, os.ErrPermission) {
 		t.Errorf("got %v", err)
 	}
-	return s, other, files
-}
-
-// TestKeptUntilAnotherWrites checks that what is kept of a record in memory ends with the record.
-func TestKeptUntilAnotherWrites(t *testing.T) {
-	s, other, files := clearedInMemory(t)
-	if err := s.Update(uid, started); !errors.Is(err, ErrNoRecord) {
-		t.Errorf("the record is gone, and changed: %v", err)
-	}
-	must(t, other.Put(pair(1), func(r *Record) error { r.Arrived = 2; return nil }))
-	if got, want := view(s), "preparing 2 ++"; got != want {
-		t.Errorf("got %q, want %q", got, want)
-	}
-	files.strike = nil
-	must(t, s.Sweep(9))
-	if got, want := view(other), "preparing 2 ++"; got != want {
-		t.Errorf("got %q, want %q", got, want)
-	}
-}
-
-// TestKeptUntilWrittenAgain checks that it also ends where another process has written the same as before.
-func TestKeptUntilWrittenAgain(t *testing.T) {
-	s, other, _ := clearedInMemory(t)
-	must(t, other.Update(uid, func(r *Record) error { r.clear(""); return nil }))
-	must(t, other.Update(uid, started))
-	if got, want := view(s), "preparing 1 ++"; got != want {
-		t.Errorf("got %q, want %q", got, want)
+	for process, s := range map[string]*Store{"this": s, "the other": other} {
+		if got, want := view(s), "releasing 1 ++; released 3"; got != want {
+			t.Errorf("%s process sees %q, want %q", process, got, want)
+		}
 	}
 }
 

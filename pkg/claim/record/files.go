@@ -72,7 +72,7 @@ type entry struct {
 	file file
 	// guards cannot be read, and earlier are of earlier boots.
 	guards, earlier []file
-	// record is that of the file, or what the disk has not taken in its place. before is of an earlier boot.
+	// record is that of the file, and before of an earlier boot.
 	record, before *Record
 	// released is when the claim was last released, or zero.
 	released time.Duration
@@ -93,7 +93,8 @@ func (e *entry) unreadable() error {
 	return fmt.Errorf("%s cannot be read: %w", e.guards[0].path, e.guards[0].err)
 }
 
-// open locks the store and reads what is known of one claim, or of all. With an error that is what this process remembers.
+// open locks the store and reads what is known of one claim, or of all. With an error that is no more than which releases this
+// process could not write down.
 // The lock is the folder's own, which takes no space. A folder that is not there needs none to be read.
 func (s *Store) open(write bool, only ...types.UID) (known map[types.UID]*entry, unlock func(), err error) {
 	s.turn <- struct{}{}
@@ -161,25 +162,12 @@ func (s *Store) load(uid types.UID, paths []string) *entry {
 		}
 	}
 	e.record = e.file.record
-	s.recall(e)
+	e.released = max(e.released, s.unwritten[uid])
 	e.age()
 	if e.before != nil && e.released > 0 {
 		e.before.State = Releasing
 	}
 	return e
-}
-
-// recall adds what the disk has not taken of a claim.
-func (s *Store) recall(e *entry) {
-	u := s.unwritten[e.uid]
-	if u == nil {
-		return
-	}
-	e.released = max(e.released, u.released)
-	// Another process may have written since.
-	if e.record != nil && bytes.Equal(u.file.head.line(), e.file.head.line()) {
-		e.record = u.record.Clone()
-	}
 }
 
 // write makes the file say what is known of a claim. It needs no space where only the head changes.
@@ -205,7 +193,8 @@ func (s *Store) write(e *entry) (err error) {
 		err = s.files.Replace(f.path, append(h.line(), body...))
 	}
 	if err == nil {
-		s.remember(e.uid, nil)
+		delete(s.unwritten, e.uid)
+		s.wake()
 	}
 	return err
 }

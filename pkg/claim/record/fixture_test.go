@@ -33,9 +33,8 @@ const (
 
 // example has every kind of device and every field.
 func example() *Record {
-	r := New(Ref{Namespace: "team-a", Name: "train", UID: uid}, boot)
-	r.State, r.Arrived = Prepared, 42*time.Second
-	r.Add(Device{
+	r := &Record{Claim: Ref{Namespace: "team-a", Name: "train", UID: uid}, BootID: boot, State: Prepared, Arrived: 42 * time.Second}
+	add(r, Device{
 		Requests: []string{"gpu", "gpu/first"}, Pool: "node-1", Device: "gpu-0000-1b-00-0-mig-1g10gb-4", Type: device.Partition,
 		PCIAddress: pciA, DynamicMIG: true, Divisible: true, Mark: Started, CDIDevice: "k8s.gpu.nvidia.com/claim=u1-0",
 		Partition: &Partition{
@@ -43,18 +42,18 @@ func example() *Record {
 			Made: &partition.Live{InstanceID: 9, ComputeID: 0, UUID: "MIG-1"},
 		},
 	})
-	r.Add(Device{
+	add(r, Device{
 		Requests: []string{"static"}, Pool: "node-1", Device: "gpu-0000-1b-00-0-mig-1g10gb-5", Type: Static,
 		PCIAddress: pciA, Divisible: true, Mark: Lost, Partition: &Partition{Profile: "1g.10gb", ProfileID: 19, Placement: gpu.Placement{Start: 5, Size: 1}},
 	})
-	r.Add(Device{
+	add(r, Device{
 		Requests: []string{"share"}, Pool: "node-1", Device: "gpu-0000-3b-00-0-mps", ShareID: ptr.To(types.UID("s1")), Type: device.MPS,
 		PCIAddress: pciB, Mark: Started, Sharing: &Sharing{
 			UUID: "GPU-1", Session: "gpu-0000-3b-00-0-mps", Limits: Limits{Percent: 25, MemoryBytes: 10 << 30}, Interval: "Long", Limited: true,
 			OnClientKilled: policy.KilledRestart, ClientPriority: policy.PriorityBelowNormal,
 		},
 	})
-	r.Add(Device{Requests: []string{"watch"}, Pool: "node-1", Device: "gpu-0000-3b-00-0", Type: device.Whole, PCIAddress: pciB, Admin: true})
+	add(r, Device{Requests: []string{"watch"}, Pool: "node-1", Device: "gpu-0000-3b-00-0", Type: device.Whole, PCIAddress: pciB, Admin: true})
 	r.Sessions = []Session{{
 		ID: "gpu-0000-3b-00-0-mps", Shared: true, MultiUser: true, Percent: 50,
 		Devices:        []SessionDevice{{Device: "gpu-0000-3b-00-0-mps", PCIAddress: pciB, UUID: "GPU-1", MemoryBytes: 1 << 30}},
@@ -65,10 +64,9 @@ func example() *Record {
 
 // pair is a record of a claim with a partition on each of two GPUs, of which nothing is there.
 func pair(arrived time.Duration) *Record {
-	r := New(Ref{Namespace: "team-a", Name: "train", UID: uid}, boot)
-	r.Arrived = arrived
+	r := &Record{Claim: Ref{Namespace: "team-a", Name: "train", UID: uid}, BootID: boot, State: Preparing, Arrived: arrived}
 	for i, address := range []string{pciA, pciB} {
-		r.Add(Device{
+		add(r, Device{
 			Requests: []string{"r"}, Pool: "node-1", Device: fmt.Sprintf("part-%d", i), Type: device.Partition, PCIAddress: address,
 			Partition: &Partition{Profile: "1g.10gb", ProfileID: 19, Placement: gpu.Placement{Start: 4, Size: 1}},
 		})
@@ -177,8 +175,8 @@ func steps() []step {
 		}, "prepared 2 ++ made", true, false},
 		{"late release", release(1), "prepared 2 ++ made; released 1", true, true},
 		{"release", release(3), "releasing 2 ++ made; released 3", true, true},
-		{"clear one", func(s *Store) error { return s.Clear(uid, pciA) }, "releasing 2 -+ made; released 3", true, true},
-		{"clear", func(s *Store) error { return s.Clear(uid, pciB) }, "released 3", true, true},
+		{"clear one", func(s *Store) error { return s.Clear(uid, pciA) }, "releasing 2 -+ made; released 3", true, false},
+		{"clear", func(s *Store) error { return s.Clear(uid, pciB) }, "released 3", true, false},
 		{"save again", func(s *Store) error { return put(s, pair(4)) }, "preparing 4 --; released 3", false, false},
 		{"start again", func(s *Store) error { return s.Update(uid, started) }, "preparing 4 ++; released 3", true, false},
 		{"damage", damage, damaged + "; released 3", true, false},
@@ -186,10 +184,10 @@ func steps() []step {
 		{"save over it", func(s *Store) error { return put(s, pair(6)) }, "preparing 6 --; released " + damaged + "; released 5", false, false},
 		{"start once more", func(s *Store) error { return s.Update(uid, started) }, "preparing 6 ++; released " + damaged + "; released 5", true, false},
 		{"drop the guard", func(s *Store) error { return s.DropGuard(uid) }, "preparing 6 ++; released 5", true, false},
-		{"undo", func(s *Store) error { return s.Clear(uid, "") }, "released 5", true, true},
+		{"undo", func(s *Store) error { return s.Clear(uid, "") }, "released 5", true, false},
 		{"sweep", func(s *Store) error { return s.Sweep(5 + life) }, "", true, false},
 		{"save the last", func(s *Store) error { return s.Put(pair(7), started) }, "preparing 7 ++", false, false},
-		{"undo the last", func(s *Store) error { return s.Clear(uid, "") }, "", true, true},
+		{"undo the last", func(s *Store) error { return s.Clear(uid, "") }, "", true, false},
 		{"release nothing", release(8), "released 8", false, true},
 	}
 }
@@ -253,3 +251,5 @@ var faults = map[string]struct {
 }{
 	"full": {unix.ENOSPC, true}, "read-only": {unix.EROFS, false}, "broken": {unix.EIO, false},
 }
+
+func add(r *Record, d Device) { r.Devices = append(r.Devices, d) }

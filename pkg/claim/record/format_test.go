@@ -127,7 +127,7 @@ func TestRefused(t *testing.T) {
 			if _, err := s.Read(uid); err == nil || s.Update(uid, started) == nil || s.Clear(uid, "") == nil {
 				t.Errorf("it can be read or changed: %v", err)
 			}
-			must(t, put(s, pair(2)))
+			must(t, put(s, pair(99)))
 			if kept, err := os.ReadFile(s.Snapshot().Guards[0].Path); err != nil || string(kept) != text {
 				t.Errorf("it is not kept: %v, %q", err, kept)
 			}

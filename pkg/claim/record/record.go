@@ -75,14 +75,6 @@ type Record struct {
 	Sessions []Session `json:"sessions,omitempty"`
 }
 
-// New returns an empty record of a claim.
-func New(claim Ref, bootID string) *Record {
-	return &Record{Claim: claim, State: Preparing, BootID: bootID}
-}
-
-// Add appends a device.
-func (r *Record) Add(d Device) { r.Devices = append(r.Devices, d) }
-
 // Device finds a device by its name in the claim, or returns nil.
 func (r *Record) Device(key string) *Device {
 	if i := slices.IndexFunc(r.Devices, func(d Device) bool { return d.Key() == key }); i >= 0 {

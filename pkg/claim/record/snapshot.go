@@ -98,10 +98,23 @@ func (all *Snapshot) addOld(dataDir, boot string) {
 	}
 }
 
+// All are the records of this boot and of earlier ones.
+func (all *Snapshot) All() []*Record { return slices.Concat(all.Records, all.Earlier) }
+
+// Of returns the record of a claim, or nil.
+func (all *Snapshot) Of(claim types.UID) *Record {
+	for _, r := range all.All() {
+		if r.Claim.UID == claim {
+			return r
+		}
+	}
+	return nil
+}
+
 // UIDs lists the claims that have a record, of any boot, or one that cannot be read. With an error there may be more.
 func (s *Store) UIDs() ([]types.UID, error) {
 	all, uids := s.Snapshot(), map[types.UID]bool{}
-	for _, r := range slices.Concat(all.Records, all.Earlier) {
+	for _, r := range all.All() {
 		uids[r.Claim.UID] = true
 	}
 	for i := range all.Guards {

@@ -32,8 +32,8 @@ type Store struct {
 	// turn has one place. It is for goroutines, in their order, what the folder's lock is for processes. The rest needs it.
 	turn    chan struct{}
 	changed chan struct{}
-	// unwritten is what the disk would not take. Only this process knows it, until a write works.
-	unwritten map[types.UID]*entry
+	// unwritten are the times of releases that the disk would not take. Only this process knows them, until a write works.
+	unwritten map[types.UID]time.Duration
 }
 
 // Open returns the store in the data folder. It makes no file.
@@ -43,7 +43,7 @@ func Open(dataDir, boot string, files Files) (*Store, error) {
 	}
 	return &Store{
 		folder: filepath.Join(dataDir, "records"), boot: boot, files: files,
-		turn: make(chan struct{}, 1), changed: make(chan struct{}), unwritten: map[types.UID]*entry{},
+		turn: make(chan struct{}, 1), changed: make(chan struct{}), unwritten: map[types.UID]time.Duration{},
 	}, nil
 }
 
@@ -60,12 +60,8 @@ func (s *Store) Changed() <-chan struct{} {
 	return s.changed
 }
 
-// remember keeps what the disk has not taken of a claim, or nil, and wakes all who wait for a change.
-func (s *Store) remember(uid types.UID, e *entry) {
-	s.unwritten[uid] = e
-	if e == nil {
-		delete(s.unwritten, uid)
-	}
+// wake wakes all who wait for a change.
+func (s *Store) wake() {
 	close(s.changed)
 	s.changed = make(chan struct{})
 }
@@ -79,33 +75,18 @@ func (s *Store) Read(uid types.UID) (*Record, error) {
 	return cmp.Or(e.record, e.before), cmp.Or(err, e.unreadable())
 }
 
-// What becomes of a change that the disk does not take.
-const (
-	lose = false
-	keep = true
-)
-
 // edit changes what is known of a claim, and writes it. Nobody else sees the change before.
-func (s *Store) edit(uid types.UID, kept bool, change func(*entry) error) error {
+func (s *Store) edit(uid types.UID, change func(*entry) error) error {
 	if err := CheckUID(uid); err != nil {
 		return err
 	}
 	known, unlock, err := s.open(true, uid)
 	defer unlock()
-	e := known[uid]
-	if err != nil && kept {
-		e = cmp.Or(s.unwritten[uid], e) // what is in the folder is not known
-	}
-	if err == nil || kept {
-		if err := change(e); err != nil {
-			return fmt.Errorf("record of claim %s: %w", uid, err)
-		}
+	if err == nil {
+		err = change(known[uid])
 	}
 	if err == nil {
-		err = s.write(e)
-	}
-	if err != nil && kept {
-		s.remember(uid, e)
+		err = s.write(known[uid])
 	}
 	if err != nil {
 		return fmt.Errorf("record of claim %s: %w", uid, err)
@@ -113,9 +94,13 @@ func (s *Store) edit(uid types.UID, kept bool, change func(*entry) error) error 
 	return nil
 }
 
-// Put is Update for a claim that may have no record yet, or one that cannot be read: a copy of r is changed then.
+// Put is Update for a claim that may have no record yet, or one that cannot be read: a copy of r is changed then. A record that
+// is older than a release of its claim is refused with ErrOutOfDate.
 func (s *Store) Put(r *Record, change func(*Record) error) error {
-	return s.edit(r.Claim.UID, lose, func(e *entry) error {
+	return s.edit(r.Claim.UID, func(e *entry) error {
+		if r.Arrived < e.released {
+			return ErrOutOfDate
+		}
 		if e.record == nil {
 			e.record = r.Clone()
 		}
@@ -126,7 +111,7 @@ func (s *Store) Put(r *Record, change func(*Record) error) error {
 // Update changes the record of a claim. It needs no space on the disk where only the state, times and marks change. The
 // error wraps ErrNoRecord if there is none. The function must not use the store.
 func (s *Store) Update(uid types.UID, change func(*Record) error) error {
-	return s.edit(uid, lose, func(e *entry) error {
+	return s.edit(uid, func(e *entry) error {
 		if e.record == nil {
 			return cmp.Or(e.unreadable(), ErrNoRecord)
 		}
@@ -141,11 +126,17 @@ func (s *Store) Release(uid types.UID, arrived time.Duration) (written bool, err
 	if err := CheckUID(uid); err != nil {
 		return false, err
 	}
-	err = s.edit(uid, keep, func(e *entry) error {
+	err = s.edit(uid, func(e *entry) error {
 		e.released = max(e.released, arrived)
 		e.age()
 		return nil
 	})
+	if err != nil {
+		s.turn <- struct{}{}
+		defer func() { <-s.turn }()
+		s.unwritten[uid] = max(s.unwritten[uid], arrived)
+		s.wake()
+	}
 	return err == nil, err
 }
 
@@ -156,11 +147,11 @@ func (s *Store) Released(uid types.UID, since time.Duration) bool {
 	return known[uid].released > since
 }
 
-// Clear notes that nothing is left of the claim on a GPU, or anywhere for "". With the last mark the record goes, and those
-// of earlier boots. Where the disk refuses it is kept in memory, and the error says why: the caller goes on.
+// Clear notes that nothing is left of the claim on a GPU. With the last mark the record goes, and those of earlier boots.
+// Where the disk refuses it nobody takes it for cleared: another process may have counted on what the record says.
 func (s *Store) Clear(uid types.UID, pciAddress string) error {
 	var earlier []file
-	err := s.edit(uid, keep, func(e *entry) error {
+	err := s.edit(uid, func(e *entry) error {
 		if err := e.unreadable(); err != nil {
 			return err
 		}
@@ -178,7 +169,7 @@ func (s *Store) Clear(uid types.UID, pciAddress string) error {
 // DropGuard removes the files of a claim that cannot be read, if it has a record or was released since: all that it has is
 // written down again, or nothing of it is left.
 func (s *Store) DropGuard(uid types.UID) error {
-	return s.edit(uid, lose, func(e *entry) (err error) {
+	return s.edit(uid, func(e *entry) (err error) {
 		for i := range e.guards {
 			if g := &e.guards[i]; e.record != nil || e.released > g.head.arrived {
 				err = errors.Join(err, s.files.Remove(g.path))
@@ -205,7 +196,7 @@ func (s *Store) Sweep(now time.Duration) error {
 		if isOld {
 			e.released = 0
 		}
-		if isOld || s.unwritten[uid] != nil {
+		if isOld || s.unwritten[uid] > 0 {
 			err = errors.Join(err, s.write(e))
 		}
 		for i := range e.earlier {

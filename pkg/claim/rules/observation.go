@@ -152,6 +152,7 @@ type Session struct {
 	Demand  Demand
 	GPUs    []string // that it has, as far as they are known
 	Running bool     // false for one that starts, or does not work
+	Unwell  string   // why it does not work, for people, or empty
 }
 
 // Users are processes that no record explains.

@@ -78,12 +78,19 @@ func (d *decision) advice(i Instance) string {
 	return "its MIG device has no UUID"
 }
 
-// surveySessions ends the sessions that no record names, and reports whether nothing of them is left that has to stay.
+// surveySessions ends the sessions that no record names, and reports whether nothing of them is left that has to stay. It
+// also says which of the others are not well, and whether there can be any.
 func (d *decision) surveySessions() (clear bool) {
 	stray := d.Hardware.Exclusive && !d.named("") // a compute mode that no record explains
 	clear = !stray
+	if d.Unsupervised != "" {
+		d.say(Statement{Reason: Unsupervised, Text: d.Unsupervised})
+	}
 	for _, s := range d.Sessions {
-		if d.named(s.ID) {
+		if parts := d.started(func(p part) bool { return p.Session == s.ID }); len(parts) > 0 {
+			if s.Unwell != "" {
+				d.say(Statement{Place: parts[0].Place, Reason: SessionUnwell, Text: s.Unwell})
+			}
 			continue
 		}
 		if len(d.Guards) > 0 {

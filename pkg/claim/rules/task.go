@@ -138,6 +138,8 @@ const (
 	UsedByOthers     Reason = "UsedByOthers"
 	OrphanInUse      Reason = "OrphanInUse"
 	RecordUnreadable Reason = "RecordUnreadable"
+	SessionUnwell    Reason = "SessionUnwell"
+	Unsupervised     Reason = "Unsupervised"
 )
 
 // Statement says what is wrong where.

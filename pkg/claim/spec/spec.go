@@ -49,13 +49,14 @@ type Specs struct {
 }
 
 // Write makes the folder of software limits, if the claim has any, and writes the CDI spec. All partitions of the record must
-// be made. With first nothing of the claim can be in use. It returns the qualified name of each device by its key.
-func (k *Specs) Write(ctx context.Context, r *record.Record, first bool) (map[string]string, error) {
+// be made. Nothing of a claim that is not prepared can be in use. It returns the qualified name of each device by its key.
+func (k *Specs) Write(ctx context.Context, r *record.Record) (map[string]string, error) {
 	defer steptime.Of(ctx).Begin(steptime.CDI)()
 	devices, err := k.devices(ctx, r)
 	if err != nil {
 		return nil, err
 	}
+	first := r.State != record.Prepared
 	if first {
 		if err := checkRequests(r, devices); err != nil {
 			return nil, err
