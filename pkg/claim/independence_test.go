@@ -61,6 +61,7 @@ func TestSlowGPUOfAClaim(t *testing.T) {
 			t.Error(err)
 		}
 		b.beforeEffect(nil)
+		mustReconcile(t, m) // what the release had no time for
 		b.wantNothing()
 	})
 }

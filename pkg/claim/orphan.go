@@ -64,7 +64,7 @@ type inquiry struct {
 	asked, due time.Time
 	failed     int
 	// since is when it was first seen not to have its devices, as it was prepared at one time, or zero: it may be prepared
-	// anew. confirmed means that this is so for long enough.
+	// anew. confirmed means that this is so for long enough, and is being acted on.
 	prepared, since time.Duration
 	confirmed       bool
 }
@@ -265,10 +265,14 @@ func (o *orphans) isAllocated(claim *resourceapi.ResourceClaim, r *record.Record
 	})
 }
 
-// release lets the rules release an orphan, unless processes use it. It may have been released, or prepared anew, since the
-// API server was asked: then the rules do not take it for an orphan.
+// release lets the rules release an orphan, unless processes use it. They take it for one only now that the API server has
+// said so: what it says later counts then. The claim may have been released, or prepared anew, since it was asked.
 func (o *orphans) release(ctx context.Context, r *record.Record) error {
+	if now, err := o.m.store.Read(r.Claim.UID); err != nil || now == nil || now.State != record.Prepared || now.Arrived != r.Arrived {
+		return err
+	}
 	o.note(r.Claim.UID, func(i *inquiry) { i.confirmed = true })
+	defer o.note(r.Claim.UID, func(i *inquiry) { i.confirmed = false })
 	ctx, cancel := context.WithTimeout(ctx, orphanTime)
 	defer cancel()
 	var errs []error

@@ -4,11 +4,15 @@
 package claim
 
 import (
+	"context"
 	"errors"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/partition"
@@ -184,4 +188,51 @@ func TestNoCluster(t *testing.T) {
 		b.pass(time.Hour)
 	}
 	b.wantState(t, "at the end", before)
+}
+
+// TestOrphanOfOldAnswer: a claim that the API server knows again is not released on what it said before.
+func TestOrphanOfOldAnswer(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	mustPrepare(t, m, newClaim("u1", wholeA))
+	b.deleteClaim("u1") // the API server was restored from a backup that is older than the claim
+	mustReconcile(t, m)
+	b.pass(DefaultOrphanGrace)
+	b.run(pciA, gpu.Process{PID: 4711, InstanceID: -1}) // its container runs
+	wantError(t, reconcile(t, m), "claim u1")
+	b.mu.Lock()
+	b.gone["u1"] = false // the API server is right again, and stays so
+	b.mu.Unlock()
+	b.run(pciA) // the container is started again, so that nothing is on the GPU for a moment
+	b.pass(30 * time.Second)
+	_ = m.Reconcile(t.Context()) // as every 30 seconds
+	if b.spec("u1") == nil {
+		t.Errorf("the claim exists, is allocated here, and its pod runs; it was released on an old answer: %v, events %q", b.state(), b.warnings)
+	}
+}
+
+// TestOrphanReleasedMeanwhile: what the kubelet has released while the API server was asked is no orphan.
+func TestOrphanReleasedMeanwhile(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	mustPrepare(t, m, newClaim("u1", sliceA0))
+	b.deleteClaim("u1")
+	mustReconcile(t, m)
+	b.pass(DefaultOrphanGrace)
+	m.orphans.cluster = during{b, func() { mustUnprepare(t, m, "u1") }}
+	mustReconcile(t, m)
+	if slices.ContainsFunc(b.warnings, func(w string) bool { return strings.Contains(w, ReasonOrphanReleased) }) {
+		t.Errorf("the kubelet has released it: %q", b.warnings)
+	}
+}
+
+// during does something while the API server is asked.
+type during struct {
+	*box
+	do func()
+}
+
+func (d during) Claim(ctx context.Context, ref Ref) (*resourceapi.ResourceClaim, error) {
+	d.do()
+	return d.box.Claim(ctx, ref)
 }

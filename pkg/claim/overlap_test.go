@@ -6,6 +6,8 @@ package claim
 import (
 	"context"
 	"errors"
+	"fmt"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -336,4 +338,40 @@ func TestNoShareLeft(t *testing.T) {
 		}
 		b.wantNothing()
 	})
+}
+
+// TestWaitBesideTraffic: a wait for a place does not end early because claims come and go elsewhere.
+func TestWaitBesideTraffic(t *testing.T) {
+	for _, every := range []time.Duration{time.Second, 250 * time.Millisecond} {
+		t.Run(every.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBox(t)
+				m := b.manager()
+				mustPrepare(t, m, newClaim("first", sliceA0))
+				done := make(chan error, 1)
+				began := time.Now()
+				var took atomic.Int64
+				go func() {
+					_, err := m.Prepare(t.Context(), newClaim("second", sliceA0))
+					took.Store(int64(time.Since(began)))
+					done <- err
+				}()
+				synctest.Wait()
+				n := 0
+				for time.Since(began) < 13*time.Second {
+					uid := fmt.Sprint("beside", n)
+					mustPrepare(t, m, newClaim(uid, sliceB0))
+					synctest.Wait()
+					mustUnprepare(t, m, types.UID(uid))
+					synctest.Wait()
+					n++
+					time.Sleep(every)
+				}
+				mustUnprepare(t, m, "first")
+				if err := <-done; err != nil {
+					t.Errorf("%d claims of GPU B came and went; the wait for GPU A ended after %s of 15 s: %v", n, time.Duration(took.Load()), err)
+				}
+			})
+		})
+	}
 }

@@ -4,14 +4,19 @@
 package claim
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/partage-dev/partage/pkg/cdi"
+	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/host"
 )
 
@@ -101,4 +106,76 @@ func write(t *testing.T, path, content string) {
 	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o750), os.WriteFile(path, []byte(content), 0o600)); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// TestManyOutdatedSpecs: all of them are written again in one round, however many claims observe a GPU.
+func TestManyOutdatedSpecs(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	const claims = 120
+	for i := range claims {
+		mustPrepare(t, m, admin(newClaim(fmt.Sprint("u", i), wholeC)))
+	}
+	// The driver was upgraded: all are outdated.
+	b.mu.Lock()
+	for uid := range b.specs {
+		b.specs[uid] = nil
+	}
+	b.mu.Unlock()
+	err := m.Reconcile(t.Context())
+	if err != nil {
+		t.Errorf("%v", err)
+	}
+	left := 0
+	b.mu.Lock()
+	for _, devices := range b.specs {
+		if devices == nil {
+			left++
+		}
+	}
+	b.mu.Unlock()
+	if left > 0 {
+		t.Errorf("%d of %d specs are not up to date", left, claims)
+	}
+}
+
+// TestReconcileBehindMuteSupervisor: a supervisor that does not answer keeps no GPU from being looked after.
+func TestReconcileBehindMuteSupervisor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBox(t)
+		m := b.manager()
+		mustPrepare(t, m, portion("share", mpsA, "1Gi", "10"))
+		mustPrepare(t, m, newClaim("u2", sliceB0))
+		failed := false
+		b.beforeEffect(func(pciAddress, e string) error {
+			if e == "destroy instance" && pciAddress == pciB && !failed {
+				failed = true
+				return &gpu.Error{Call: "nvmlGpuInstanceDestroy", PCIAddress: pciB, Text: "Insufficient memory"}
+			}
+			return nil
+		})
+		mustUnprepare(t, m, "u2")
+		if b.count(pciB) != 1 {
+			t.Fatal("it did not fail")
+		}
+		b.mu.Lock()
+		b.mute = true
+		b.mu.Unlock()
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- m.Reconcile(ctx) }()
+		time.Sleep(time.Hour)
+		if n := b.count(pciB); n != 0 {
+			t.Errorf("for an hour the MPS supervisor has not answered, and a partition of GPU B that has nothing to do with MPS is not given back")
+		}
+		select {
+		case err := <-done:
+			t.Logf("reconcile: %v", err)
+			done <- err
+		default:
+			t.Error("Reconcile has not returned for an hour: at its start the plugin does not get ready")
+		}
+		cancel()
+		t.Log(<-done)
+	})
 }

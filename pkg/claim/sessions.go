@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -22,6 +23,9 @@ type sessions struct {
 	events *eventLog
 }
 
+// listTime bounds the question which sessions there are. It goes to a process on this machine.
+const listTime = 2 * time.Second
+
 // tellLosses does so for one claim, or for all.
 func (s *sessions) tellLosses(ctx context.Context, only ...types.UID) error {
 	// The records come first: a session of one that was prepared by then is there.
@@ -31,7 +35,9 @@ func (s *sessions) tellLosses(ctx context.Context, only ...types.UID) error {
 	if len(before) == 0 {
 		return nil
 	}
-	found, err := s.list(ctx)
+	limited, cancel := context.WithTimeout(ctx, listTime)
+	defer cancel()
+	found, err := s.list(limited)
 	if err != nil {
 		return fmt.Errorf("the MPS sessions of claims are not checked: %w", err)
 	}

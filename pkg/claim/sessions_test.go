@@ -744,3 +744,23 @@ func TestSessionIsBackForOthers(t *testing.T) {
 		}
 	}
 }
+
+// TestPrepareAgainBehindMuteSupervisor: the kubelet gets a reason before its own time is over.
+func TestPrepareAgainBehindMuteSupervisor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBox(t)
+		m := b.manager()
+		mustPrepare(t, m, portion("share", mpsA, "1Gi", "10"))
+		b.mu.Lock()
+		b.mute = true
+		b.mu.Unlock()
+		ctx, cancel := context.WithTimeout(t.Context(), kubeletTime)
+		defer cancel()
+		began := time.Now()
+		_, err := m.Prepare(ctx, portion("share", mpsA, "1Gi", "10"))
+		t.Logf("after %s: %v", time.Since(began), err)
+		if time.Since(began) >= kubeletTime {
+			t.Error("the kubelet gets no reason, only its own time limit")
+		}
+	})
+}

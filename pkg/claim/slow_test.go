@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -334,5 +335,43 @@ func (c *slowCounts) check(t *testing.T) {
 	}
 	if c.steps < 20*c.walks || c.took < 60*c.walks || c.late < c.walks {
 		t.Error("too little was slow")
+	}
+}
+
+// TestReleaseTime: a release answers within 20 seconds, however slow its GPU is.
+func TestReleaseTime(t *testing.T) {
+	type result struct {
+		takes, took time.Duration
+		parts       int
+	}
+	var worst result
+	for parts := 1; parts <= 4; parts++ {
+		for takes := time.Second; takes <= 17*time.Second; takes += time.Second {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBox(t)
+				m := b.manager()
+				var devices []string
+				for i := range parts {
+					devices = append(devices, fmt.Sprintf("%s-mig-1g10gb-%d", wholeA, i))
+				}
+				mustPrepare(t, m, newClaim("u1", devices...))
+				b.makeSlow(takes)
+				b.slow.each = 500 * time.Millisecond
+				ctx, cancel := context.WithTimeout(t.Context(), kubeletTime)
+				defer cancel()
+				began := time.Now()
+				err := m.Unprepare(ctx, "u1")
+				if took := time.Since(began); took > 20*time.Second {
+					if took > worst.took {
+						worst = result{takes, took, parts}
+					}
+					t.Logf("%d partitions, each look or change takes %s: answered after %s: %v", parts, takes, took, err)
+				}
+				b.slow.nothing()
+			})
+		}
+	}
+	if worst.took > 0 {
+		t.Errorf("a release was answered after %s: %d partitions, each look or change of the GPU takes %s (calls of 0.5 s)", worst.took, worst.parts, worst.takes)
 	}
 }

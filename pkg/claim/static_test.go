@@ -202,3 +202,36 @@ func TestOtherDriversResults(t *testing.T) {
 		t.Errorf("left: %v", b.state())
 	}
 }
+
+// TestStaticPartitionInUse: a partition that nobody destroys is given out again when it is idle, like a whole GPU.
+func TestStaticPartitionInUse(t *testing.T) {
+	for name, test := range map[string]struct{ device string }{"whole": {wholeC}, "static": {staticA0}} {
+		runInBubble(t, name, func(t *testing.T) {
+			b := newBox(t)
+			b.makeForeign(addressA0)
+			m := b.manager()
+			mustPrepare(t, m, newClaim("u1", test.device))
+			cgroup := "0::/kubepods/burstable/pod3f2a1b4c-0000-4000-8000-000000000001/" + strings.Repeat("0123456789abcdef", 4)
+			b.put("proc/4711/cgroup", cgroup+"\n")
+			b.put("proc/4711/comm", "train\n")
+			instance, pci := -1, pciC
+			if name == "static" {
+				live, _ := b.look(addressA0)
+				instance, pci = live.InstanceID, pciA
+			}
+			b.run(pci, gpu.Process{PID: 4711, InstanceID: instance})
+			mustUnprepare(t, m, "u1")
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			_, err := m.Prepare(ctx, newClaim("u2", test.device))
+			if err == nil {
+				t.Errorf("device %s was given to u2 while a process of the pod of u1 is on it", test.device)
+			} else {
+				t.Logf("refused: %v", err)
+			}
+			if name == "static" {
+				t.Logf("survey: %+v", m.Survey(t.Context()).Conditions)
+			}
+		})
+	}
+}

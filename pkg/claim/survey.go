@@ -165,7 +165,7 @@ func (s *surveyor) condition(inventory *device.Inventory, address string, one ru
 	case rules.Occupied:
 		c.Message = "GPU " + address + ": " + one.Text
 	case rules.UsedByOthers:
-		c.Undivided, c.Message = true, "GPU "+address+": "+one.Text
+		c.Undivided, c.Message = c.Where == nil, "GPU "+address+": "+one.Text
 	case rules.RecordUnreadable:
 		c.Undivided = true // partitions are seen on the hardware
 	case rules.ReleasePending:

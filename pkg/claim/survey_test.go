@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/utils/ptr"
@@ -309,3 +310,24 @@ func TestSurveyIsCalledOff(t *testing.T) {
 }
 
 var addressB0 = partition.Address{PCIAddress: pciB, ProfileID: 19, Placement: gpu.Placement{Start: 0, Size: 1}}
+
+// TestRefusalIsOver: what was refused because somebody used a GPU is not said of those who have it now.
+func TestRefusalIsOver(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	b.run(pciA, gpu.Process{PID: 4711, InstanceID: -1}) // outside of pods
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	_, err := m.Prepare(ctx, newClaim("u1", sliceA0))
+	cancel()
+	if err == nil {
+		t.Fatal("it was not refused")
+	}
+	mustUnprepare(t, m, "u1")
+	b.run(pciA)
+	mustPrepare(t, m, newClaim("u2", wholeA))
+	b.run(pciA, gpu.Process{PID: 5000, InstanceID: -1}) // that of claim u2
+	b.pass(time.Hour)
+	for _, c := range m.Survey(t.Context()).Conditions {
+		t.Errorf("process 4711 has ended an hour ago: %s %s: %s", c.Reason, c.Kind, c.Message)
+	}
+}

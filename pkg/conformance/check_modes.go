@@ -38,7 +38,7 @@ var modeChecks = []Check{
 	{
 		ID:         "modes.fabric",
 		Assumption: "undivided GPUs are registered with the NVLink fabric that they belong to",
-		Code:       "pkg/partition/mode.go",
+		Code:       "pkg/partition/effects.go",
 		Run:        checkFabric,
 	},
 }

@@ -24,9 +24,10 @@ func (e *RefusedError) Error() string { return e.Err.Error() }
 
 func (e *RefusedError) Unwrap() error { return e.Err }
 
-// afterwards is for reading back, and undoing, what a call has done whose caller has no time left.
+// afterwards is for reading back what a call has done whose caller has no time left. What cannot be found out in a moment
+// is observed again before anything else is done.
 func afterwards(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(ctx), 15*time.Second)
+	return context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 }
 
 // FabricPending returns how far the undivided GPU's registration with its NVLink fabric is, or nothing if it is done or
@@ -86,7 +87,8 @@ func (l *Lifecycle) CreateInstance(ctx context.Context, a Address) (instanceID i
 	if checkErr != nil {
 		return 0, errors.Join(err, checkErr)
 	}
-	if left := Instance(state, a); left != nil && len(left.Compute) == 0 {
+	// For want of room nothing was made: what is there was made by somebody else.
+	if left := Instance(state, a); left != nil && len(left.Compute) == 0 && !errors.Is(err, gpu.ErrNoRoom) {
 		if undoErr := l.DestroyInstance(check, a.PCIAddress, left.ID); undoErr != nil {
 			return 0, errors.Join(err, fmt.Errorf("undo: %w", undoErr))
 		}

@@ -41,7 +41,7 @@ func (l *Lifecycle) Make(ctx context.Context, a Address, dynamic bool) (Live, er
 			return made, nil
 		}
 	}
-	undo, cancel := afterwards(ctx)
+	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 	defer cancel()
 	var left error
 	if refused := (*RefusedError)(nil); !errors.As(err, &refused) {
@@ -70,6 +70,9 @@ func (l *Lifecycle) Remove(ctx context.Context, a Address, dynamic bool) error {
 		}
 	}
 }
+
+// undoTime bounds what is undone after a failure, which the caller's deadline may have caused.
+const undoTime = 15 * time.Second
 
 const anyID = -1
 

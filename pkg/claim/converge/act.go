@@ -128,6 +128,9 @@ func (w *work) record(a rules.Action) *record.Record {
 }
 
 func (w *work) do(ctx context.Context, actions []rules.Action) error {
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("it is left for later: %w", err) // as if the process had been killed
+	}
 	a := actions[0]
 	switch a.Do {
 	case rules.Start, rules.Announce, rules.Unstart, rules.MarkLost:

@@ -80,7 +80,11 @@ func (w *work) markPrepared(a rules.Action) error {
 		w.noteSessions(r)
 		return nil
 	})
-	w.noted = err == nil
+	if w.noted = err == nil; w.noted {
+		for address := range w.seen {
+			w.Failures.NotInUse(address) // whoever uses it now is the claim's
+		}
+	}
 	return err
 }
 

@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	// maxRounds is more than any GPU needs that does not change under its claims all the time.
-	maxRounds = 100
+	// maxRounds is how many tasks are more than any GPU needs that does not change under its claims all the time.
+	maxRounds = 1000
 	// maxRepeats is how often the same task is carried out: what it was about may stay.
 	maxRepeats = 3
 	// surveyPatience is longer than any call keeps a GPU, undoing included.

@@ -220,5 +220,7 @@ func (e *Engine) with(t *rules.Task) []string {
 	return gpu.SortPCIAddresses(slices.Clone(t.With))
 }
 
-// taskName tells the tasks of a plan apart.
-func taskName(t *rules.Task) string { return fmt.Sprintf("%+v", *t) }
+// taskName tells the tasks of a plan apart, whether or not their last actions are joined to the others.
+func taskName(t *rules.Task) string {
+	return fmt.Sprintf("%s %d %+v", t.Claim, t.Aim, slices.Concat(t.Actions, t.Final))
+}

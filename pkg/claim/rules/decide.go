@@ -55,7 +55,7 @@ func (o *Observation) Needs() (n Needs) {
 			n.Sessions = n.Sessions || p.Session != ""
 			n.Mode = n.Mode || p.Session != "" && undivided
 			n.Fabric = n.Fabric || undivided && p.Divisible && r.Phase != Prepared && r.Phase != Releasing
-			n.Users = n.Users || undivided && r.Phase != Prepared || r.Orphan
+			n.Users = n.Users || (undivided || p.Kind == Static) && r.Phase != Prepared || r.Orphan
 		}
 	}
 	return n

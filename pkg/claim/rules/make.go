@@ -263,18 +263,26 @@ func (c *claim) inTheWay(p part, before []part) *Verdict {
 	if v := c.noShareLeft(p, before); v != nil {
 		return v
 	}
-	h, g := &c.Hardware, c.guardBesides(c.Claim)
-	givenOut := p.Place == Undivided && c.Phase != Prepared
-	switch {
+	switch g := c.guardBesides(c.Claim); {
 	case g != nil && c.mayBeGuarded(p):
 		return p.says(Verdict{State: Waiting, Code: Guarded, Other: g.Claim}, " may be in use by %s", g.owner())
 	case p.Session != "" && c.Unsupervised != "":
 		return p.says(Verdict{State: Waiting, Code: NoSupervisor}, ": the MPS supervisor of this node does not answer, is the DaemonSet of the mps-supervisor running? %s", c.Unsupervised)
-	case givenOut && h.Users.Any() && len(p.holders()) == 0 && c.guardOf(c.Claim) == nil:
-		// A GPU that is given back is given out again when it is idle; what those have who hold a share of it is theirs.
-		return p.says(Verdict{State: Waiting, Code: InUse}, ": GPU %s is in use by processes that no claim explains: %s", c.GPU, h.Users.Text)
-	case givenOut && h.Fabric != "":
-		return p.says(Verdict{State: Waiting, Code: NotRegistered}, ": CUDA programs would not start: GPU %s is not registered with the NVLink fabric yet (%s)", c.GPU, h.Fabric)
+	case c.Phase != Prepared && (p.Place == Undivided || p.Kind == Static):
+		return c.notIdle(p)
+	}
+	return nil
+}
+
+// notIdle: what is not made afresh, a GPU or a partition that somebody else made, is given out again when it is idle. What those
+// have who hold a share of it is theirs.
+func (c *claim) notIdle(p part) *Verdict {
+	users, fabric := p.users(), c.Hardware.Fabric
+	switch {
+	case users.Any() && len(p.holders()) == 0 && c.guardOf(c.Claim) == nil:
+		return p.says(Verdict{State: Waiting, Code: InUse}, ": GPU %s is in use by processes that no claim explains: %s", c.GPU, users.Text)
+	case p.Place == Undivided && fabric != "":
+		return p.says(Verdict{State: Waiting, Code: NotRegistered}, ": CUDA programs would not start: GPU %s is not registered with the NVLink fabric yet (%s)", c.GPU, fabric)
 	}
 	return nil
 }

@@ -45,6 +45,9 @@ func (d *decision) surveyInstances() (clear bool) {
 			continue
 		case i.isComplete() && (taken || len(d.Guards) == 0):
 			d.plan.Static = append(d.plan.Static, StaticPartition{Place: i.Place, UUID: i.UUID})
+			if users := d.Hardware.InstanceUsers[i.ID]; users.Any() && !taken {
+				d.say(Statement{Place: i.Place, Reason: UsedByOthers, Text: "processes that no claim explains use the partition: " + users.Text})
+			}
 		default:
 			d.say(Statement{Place: i.Place, Reason: Occupied, Text: fmt.Sprintf("GPU instance %d (profile %d, placement %d:%d) has no record and is left alone: %s",
 				i.ID, i.Place.ProfileID, i.Place.Start, i.Place.Size, d.advice(i))})
