@@ -122,9 +122,8 @@ func TestManyOutdatedSpecs(t *testing.T) {
 		b.specs[uid] = nil
 	}
 	b.mu.Unlock()
-	err := m.Reconcile(t.Context())
-	if err != nil {
-		t.Errorf("%v", err)
+	if _, err := m.engine.Converge(t.Context(), pciC); err != nil {
+		t.Error(err)
 	}
 	left := 0
 	b.mu.Lock()

@@ -137,6 +137,9 @@ func (f *eventFinder) look(n ast.Node) bool {
 	case *ast.CallExpr:
 		f.call(n)
 	case *ast.CompositeLit:
+		if nameOf(n.Type) == "news" { // of a session, the reason comes first
+			f.add(n.Elts[0], nil, eventFacts{ofClaim: true})
+		}
 		if nameOf(n.Type) != "ClaimEvent" {
 			return true
 		}
