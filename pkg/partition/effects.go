@@ -24,10 +24,14 @@ func (e *RefusedError) Error() string { return e.Err.Error() }
 
 func (e *RefusedError) Unwrap() error { return e.Err }
 
-// afterwards is for reading back what a call has done whose caller has no time left. What cannot be found out in a moment
-// is observed again before anything else is done.
+// afterwards is for reading back what a call has done, also for a caller that has no time left. What cannot be found out in a
+// moment is observed again then, before anything else is done.
 func afterwards(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	until := time.Now().Add(time.Second)
+	if deadline, limited := ctx.Deadline(); ctx.Err() == nil && (!limited || deadline.After(until)) {
+		return context.WithCancel(ctx)
+	}
+	return context.WithDeadline(context.WithoutCancel(ctx), until)
 }
 
 // FabricPending returns how far the undivided GPU's registration with its NVLink fabric is, or nothing if it is done or
