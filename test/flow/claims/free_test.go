@@ -66,7 +66,6 @@ func wantHeldBack(t *testing.T, n *harness.Node, p *harness.Driver, program *har
 func TestMemoryLeftBehind(t *testing.T) {
 	for kind, device := range map[string]harness.Device{"whole": {}, "time slice": {Kind: harness.TimeSlice}} {
 		t.Run(kind, func(t *testing.T) {
-			t.Parallel()
 			n, p, program := leftBehind(t, device, "hold", "--memory=1Gi")
 			wantHeldBack(t, n, p, program, "has memory on it")
 		})
@@ -75,7 +74,6 @@ func TestMemoryLeftBehind(t *testing.T) {
 
 // TestNodeLeftOpen checks the same of a process in a pod without a claim that has no more than the device node open.
 func TestNodeLeftOpen(t *testing.T) {
-	t.Parallel()
 	n, p, program := leftBehind(t, harness.Device{}, "watch")
 	wantHeldBack(t, n, p, program, "has its node open")
 }
@@ -83,7 +81,6 @@ func TestNodeLeftOpen(t *testing.T) {
 // TestMonitorKeepsNothingBack checks that a process outside pods that has all GPUs open, as the daemons of a monitoring stack
 // on the host, is no reason to keep a GPU back.
 func TestMonitorKeepsNothingBack(t *testing.T) {
-	t.Parallel()
 	n := harness.NewNode(t, "l4x1")
 	p := n.Start(t, harness.Frequent...)
 	p.Ready(t)
@@ -115,7 +112,6 @@ func TestMonitorKeepsNothingBack(t *testing.T) {
 // TestOtherDevicesWhileInUse checks that a claim that was allocated another GPU, and is prepared again, does not set its
 // first one free while processes have memory on it.
 func TestOtherDevicesWhileInUse(t *testing.T) {
-	t.Parallel()
 	n := harness.NewNode(t, "h100x2")
 	p := n.Start(t)
 	p.Ready(t)
