@@ -333,7 +333,8 @@ func (c *slowCounts) check(t *testing.T) {
 	if t.Failed() || c.walks < enough {
 		return // these are a few that somebody looks at
 	}
-	if c.steps < 20*c.walks || c.took < 60*c.walks || c.late < c.walks {
+	// Little is called when its caller has no time left: nothing is begun then.
+	if c.steps < 20*c.walks || c.took < 60*c.walks || 2*c.late < c.walks {
 		t.Error("too little was slow")
 	}
 }
