@@ -82,7 +82,7 @@ func (w *work) markPrepared(a rules.Action) error {
 	})
 	if w.noted = err == nil; w.noted {
 		for address := range w.seen {
-			w.Failures.NotInUse(address) // whoever uses it now is the claim's
+			w.Failures.NotInUse(address) // what was refused there before is over: processes on it belong to this claim
 		}
 	}
 	return err
