@@ -27,7 +27,7 @@ import (
 
 const (
 	// surveyWait is how long a survey waits for GPUs that are slow, or busy, or for an MPS supervisor that does not answer.
-	surveyWait = 3 * time.Second
+	surveyWait = time.Second
 	// silenceLimit is how long the MPS supervisor may not answer before people are told. At the start of a node it may begin
 	// later than this process.
 	silenceLimit = 5 * time.Second

@@ -22,7 +22,7 @@ import (
 
 // FileGate holds those who open files until the test lets them go, as a kernel module or a file server does that does not
 // answer. The kernel asks the gate about every open. This process is not held, nor are stat and readlink, nor is the
-// simulator, whose state is beside the libraries: NVML would hang.
+// simulator, whose state is beside the libraries and, as the same file, in a folder of its own: NVML would hang.
 type FileGate struct {
 	events *os.File
 
@@ -120,7 +120,7 @@ func (g *FileGate) take(e unix.FanotifyEventMetadata) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.held = append(g.held, heldOpen{path, e.Fd})
-	if int(e.Pid) == os.Getpid() || strings.Contains(filepath.Base(path), "gpusim") {
+	if int(e.Pid) == os.Getpid() || strings.Contains(path, "gpusim") {
 		g.letGo(len(g.held) - 1)
 	}
 }
