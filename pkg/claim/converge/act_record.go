@@ -182,7 +182,12 @@ func (w *work) writeSpec(ctx context.Context, a rules.Action) (err error) {
 // spec without record is removed when that is possible.
 func (w *work) removeSpec(ctx context.Context, a rules.Action) error {
 	if w.record(a) == nil {
-		// It was seen without a record, and its claim may have been prepared on another GPU since.
+		// It was seen without a record, and its claim may have been prepared on another GPU since, or is about to be.
+		unlock, err := w.Locks.TryClaim(a.Claim)
+		if unlock == nil {
+			return err
+		}
+		defer unlock()
 		if r, err := w.Store.Read(a.Claim); err != nil || r != nil {
 			return err
 		}

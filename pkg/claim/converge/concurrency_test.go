@@ -14,6 +14,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/claim/rules"
 )
 
@@ -99,6 +100,58 @@ func TestTwoProcesses(t *testing.T) {
 	}
 	wantLeft(t, m, "afterwards", nil)
 	t.Logf("prepared %v", prepared)
+}
+
+// TestNotLeftOver: a claim that only observes a GPU is prepared without its lock. What was seen of it may be over by then, and
+// is not taken for what is left of it.
+func TestNotLeftOver(t *testing.T) {
+	for name, leave := range map[string]func(*Engine){
+		"being prepared": func(*Engine) {},
+		"being released": func(e *Engine) { _, _ = e.Store.Release("u", e.Clock()) },
+	} {
+		t.Run(name, func(t *testing.T) { notLeftOver(t, leave) })
+	}
+}
+
+func notLeftOver(t *testing.T, leave func(*Engine)) {
+	t.Helper()
+	m := newMachine(t)
+	killed, one, other := m.engine(), m.engine(), m.engine()
+	m.strike(3, true) // before the claim is noted as prepared
+	if _, err := killed.Prepare(t.Context(), wanted(killed, "u", "A look")); err == nil {
+		t.Fatal("the process was not killed")
+	}
+	m.heal()
+	leave(one)
+	prepare := func() {
+		unlock, err := one.Locks.Claim(t.Context(), "u")
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer unlock()
+		if _, err := one.Prepare(t.Context(), wanted(one, "u", "A look")); err != nil {
+			t.Error(err)
+		}
+	}
+	other.Users = hooked{hardware{m}, sync.OnceFunc(prepare)}
+	if _, err := other.Converge(t.Context(), pciA); err != nil {
+		t.Error(err)
+	}
+	settle(t, other)
+	wantLeft(t, m, "prepared while another process had observed what was left", []string{"record of u", "spec of u"})
+}
+
+// hooked does something when it was already read what records say.
+type hooked struct {
+	hardware
+
+	hook func()
+}
+
+func (h hooked) Users(ctx context.Context, pciAddress string, claims, orphans []*record.Record) (rules.Users, map[int]rules.Users) {
+	h.hook()
+	return h.hardware.Users(ctx, pciAddress, claims, orphans)
 }
 
 // TestOrphan shows that a claim that the API server does not know is released when nobody is on its devices, and not before.

@@ -87,5 +87,5 @@ func (e *Engine) onceTogether(ctx context.Context, t *rules.Task) error {
 		return err
 	}
 	defer unlock()
-	return e.once(ctx, gpus, nil, everything, jointly(t.Claim, gpus)).err
+	return e.once(ctx, t.Claim, gpus, nil, everything, jointly(t.Claim, gpus)).err
 }

@@ -51,6 +51,8 @@ func deviceNamed(name string, uid types.UID) record.Device {
 	case "turns":
 		d.Type, d.ShareID = device.TimeSlice, &share
 		d.Sharing = &record.Sharing{UUID: "GPU-" + pci, Interval: policy.IntervalLong}
+	case "look":
+		d.Admin, d.Divisible = true, false
 	case "own":
 		d.Sharing = &record.Sharing{UUID: "GPU-" + pci, Session: device.GPUName(pciA)}
 	}

@@ -39,10 +39,10 @@ type round struct {
 // choose picks the task that is carried out; nil is none.
 type choose func(said map[string]*Said) *rules.Task
 
-// once observes GPUs, whose locks the caller has, decides, and carries out one task. What the hardware refuses is observed
+// once observes GPUs, whose locks the caller has, decides, and carries out one task, for a claim or for none. What the hardware refuses is observed
 // again under the same locks, and the record is put right before anybody else can come to a wrong conclusion. Nothing but
 // decide is done about the GPUs that are only observed.
-func (e *Engine) once(ctx context.Context, gpus, observed []string, d depth, choose choose) *round {
+func (e *Engine) once(ctx context.Context, claim types.UID, gpus, observed []string, d depth, choose choose) *round {
 	r, seen := &round{said: map[string]*Said{}}, map[string]*observation{}
 	for _, address := range gpus {
 		var unasked error
@@ -55,6 +55,15 @@ func (e *Engine) once(ctx context.Context, gpus, observed []string, d depth, cho
 	if r.task = choose(r.said); r.task == nil {
 		return r
 	}
+	if r.task.Aim == rules.Release && r.task.Claim != claim {
+		address := r.task.Actions[0].GPU
+		unlock := e.lockObserver(ctx, address, seen[address].snapshot.Of(r.task.Claim))
+		if unlock == nil {
+			r.task = nil
+			return r
+		}
+		defer unlock()
+	}
 	refusal, err := e.act(ctx, *r.task, seen)
 	r.err = err
 	for _, address := range gpus {
@@ -64,6 +73,25 @@ func (e *Engine) once(ctx context.Context, gpus, observed []string, d depth, cho
 		e.afterRefusal(ctx, refusal, r)
 	}
 	return r
+}
+
+// lockObserver locks a claim, of which a record was seen on a GPU, if the GPU's lock is not enough to release it: a preparation
+// is not held up by that where the claim only observes. It returns nil if one is at work, or was since the record was read.
+func (e *Engine) lockObserver(ctx context.Context, pciAddress string, seen *record.Record) (unlock func()) {
+	if seen == nil || !observe(seen.Devices, pciAddress) {
+		return func() {}
+	}
+	limited, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	unlock, err := e.Locks.Claim(limited, seen.Claim.UID)
+	if err != nil {
+		return nil
+	}
+	if r, err := e.Store.Read(seen.Claim.UID); err != nil || r == nil || r.State != seen.State || r.Arrived != seen.Arrived {
+		unlock()
+		return nil
+	}
+	return unlock
 }
 
 // afterRefusal decides again with what was refused.
@@ -92,7 +120,7 @@ func (e *Engine) onceFor(ctx context.Context, claim types.UID, gpus []string, ch
 		return nil, err
 	}
 	defer unlock()
-	return e.once(ctx, gpus, observed, needed, choose), nil
+	return e.once(ctx, claim, gpus, observed, needed, choose), nil
 }
 
 // errObserved is why nothing is known of a GPU.
@@ -108,7 +136,12 @@ func (e *Engine) onlyObserves(claim types.UID, pciAddress string) bool {
 	if r != nil {
 		devices = slices.Concat(devices, r.Devices)
 	}
-	return err == nil && !slices.ContainsFunc(devices, func(d record.Device) bool {
+	return err == nil && observe(devices, pciAddress)
+}
+
+// observe reports whether devices have nothing of a GPU, but may look at all of it.
+func observe(devices []record.Device, pciAddress string) bool {
+	return !slices.ContainsFunc(devices, func(d record.Device) bool {
 		return d.PCIAddress == pciAddress && (!d.Admin || d.Partition != nil)
 	})
 }
@@ -126,7 +159,7 @@ func (e *Engine) onceOn(ctx context.Context, address string, patience time.Durat
 		return &round{said: map[string]*Said{address: decide(e.observe(ctx, address, needed, err))}}, nil
 	}
 	defer unlock()
-	return e.once(ctx, []string{address}, nil, everything, choose), nil
+	return e.once(ctx, "", []string{address}, nil, everything, choose), nil
 }
 
 // first returns the first task of a GPU alone for which this holds, or nil.
