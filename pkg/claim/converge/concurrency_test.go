@@ -38,6 +38,7 @@ func TestTwoProcesses(t *testing.T) {
 	m.mu.Unlock()
 	wants := [][]string{
 		{"A slice0"}, {"A slice4", "B slice0"}, {"B slice4"}, {"A slice4"}, {"B mps"}, {"B half"}, {"A turns"}, {"A own", "B own"},
+		{"A look"}, {"A look", "B look"}, {"B slice0", "A look"},
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -55,6 +56,9 @@ func TestTwoProcesses(t *testing.T) {
 				} else {
 					if _, err := e.Prepare(limited, wanted(e, uid, devices...)); err == nil {
 						prepared[i]++
+						if r, err := e.Store.Read(uid); err != nil || r == nil || r.State != record.Prepared || !m.hasSpec(uid) {
+							t.Errorf("claim of %v is prepared, and its record is %+v, %v; CDI spec: %t", devices, r, err, m.hasSpec(uid))
+						}
 					}
 					unlock()
 				}

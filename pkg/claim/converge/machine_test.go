@@ -207,6 +207,13 @@ func (m *machine) left() []string {
 	return all
 }
 
+func (m *machine) hasSpec(uid types.UID) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	_, found := m.specs[uid]
+	return found
+}
+
 // disk are the files of records.
 type disk struct{ *machine }
 
