@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -155,11 +156,16 @@ func (c *Client) Run(ctx context.Context, p Program) (output string, code int, e
 	}
 	id := made.GetPodSandboxId()
 	output, code, err = c.runIn(ctx, id, sandbox, p)
-	if !c.ready(ctx, id) && ctx.Err() == nil {
+	// The kubelet kills containers before it stops their pod.
+	killed := code == signalled+int(unix.SIGKILL) || code == signalled+int(unix.SIGTERM)
+	if (killed || !c.ready(ctx, id)) && ctx.Err() == nil {
 		err = errors.Join(ErrEnded, err)
 	}
 	return output, code, errors.Join(err, c.remove(ctx, id))
 }
+
+// signalled is added to the number of a signal to make the exit code of what it has ended.
+const signalled = 128
 
 func namespaces() *runtimeapi.NamespaceOption {
 	return &runtimeapi.NamespaceOption{

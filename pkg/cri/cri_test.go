@@ -70,8 +70,9 @@ func TestRunFails(t *testing.T) {
 		want    string
 		ended   bool
 	}{
-		"no image":          {&fakecri.Runtime{Program: quiet}, "other", `make a container: rpc error: code = NotFound desc = no image "other"`, false},
-		"the kubelet's end": {&fakecri.Runtime{Program: quiet, Ended: 1}, fakecri.Image, "ended by somebody else", true},
+		"no image":                {&fakecri.Runtime{Program: quiet}, "other", `make a container: rpc error: code = NotFound desc = no image "other"`, false},
+		"its container is killed": {&fakecri.Runtime{Program: func(*runtimeapi.ContainerConfig) (string, int32) { return "", 137 }}, fakecri.Image, "ended by somebody else", true},
+		"the kubelet's end":       {&fakecri.Runtime{Program: quiet, Ended: 1}, fakecri.Image, "ended by somebody else", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := connect(t, test.runtime)
