@@ -152,6 +152,7 @@ func NewManager(o Options) (*Manager, error) {
 	if m.locks, err = lock.New(o.DataDir, o.Calls); err != nil {
 		return nil, err
 	}
+	m.store.Alone = m.locks.Alone
 	o.limits.Dir, o.limits.Library = filepath.Join(o.DataDir, "limits"), o.Interposer
 	m.specs = &spec.Specs{CDI: o.CDI, Roots: roots, Hook: o.Hook, Limits: o.limits}
 	m.engine = &converge.Engine{

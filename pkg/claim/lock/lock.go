@@ -73,7 +73,11 @@ type waiter struct {
 // name is what a lock is for, in words for messages.
 type name string
 
-const gpuPrefix = "GPU "
+const (
+	gpuPrefix = "GPU "
+	// process is locked by each process, all the time.
+	process name = "process"
+)
 
 func claimLock(uid types.UID) name { return name("claim " + string(uid)) }
 
@@ -95,8 +99,15 @@ func New(folder string, calls *call.Queues) (*Locks, error) {
 		return nil, err
 	}
 	opened, err := os.Open(folder)
-	return &Locks{folder: opened, calls: calls, taken: map[name]bool{}, freed: make(chan struct{})}, err
+	if err != nil {
+		return nil, err
+	}
+	l := &Locks{folder: opened, calls: calls, taken: map[name]bool{}, freed: make(chan struct{})}
+	return l, l.setByte(process, unix.F_RDLCK)
 }
+
+// Alone reports whether no other process has these locks open.
+func (l *Locks) Alone() bool { return l.elsewhere(process) == nil }
 
 // Claim waits for the lock of one claim. The error wraps ErrBusy when ctx is done
 // first, and ErrElsewhere as well when another process has it.

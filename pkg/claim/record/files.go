@@ -93,6 +93,9 @@ func (e *entry) unreadable() error {
 	return fmt.Errorf("%s cannot be read: %w", e.guards[0].path, e.guards[0].err)
 }
 
+// isOnlyOfCalls means that nothing but a call that is older than the release has to know of it.
+func (e *entry) isOnlyOfCalls() bool { return len(e.guards)+len(e.earlier) == 0 }
+
 // open locks the store and reads what is known of one claim, or of all. With an error that is no more than which releases this
 // process could not write down.
 // The lock is the folder's own, which takes no space. A folder that is not there needs none to be read.
@@ -162,7 +165,7 @@ func (s *Store) load(uid types.UID, paths []string) *entry {
 		}
 	}
 	e.record = e.file.record
-	e.released = max(e.released, s.unwritten[uid])
+	e.released = max(e.released, s.unwritten[uid], s.released[uid])
 	e.age()
 	if e.before != nil && e.released > 0 {
 		e.before.State = Releasing
@@ -182,7 +185,7 @@ func (s *Store) write(e *entry) (err error) {
 	h.writes = f.head.writes + 1
 	_, was, wasErr := parse(f.data, e.uid, s.boot)
 	switch {
-	case e.record == nil && e.released == 0:
+	case e.record == nil && (e.released == 0 || e.isOnlyOfCalls() && s.Alone != nil && s.Alone()):
 		err = s.files.Remove(f.path)
 	case e.record == nil && f.data != nil:
 		err = s.files.WriteHead(f.path, h.line())
@@ -194,6 +197,9 @@ func (s *Store) write(e *entry) (err error) {
 	}
 	if err == nil {
 		delete(s.unwritten, e.uid)
+		if e.released > 0 {
+			s.released[e.uid] = e.released
+		}
 		s.wake()
 	}
 	return err

@@ -12,6 +12,9 @@
 // the next free name is taken. The name says in which boot a file was written, whatever has become of its content: nothing
 // of another boot is left on the hardware.
 //
+// When a claim was released is kept on disk for other processes, if there are any, and for what cannot be read: an older call
+// must not prepare it.
+//
 // A file is one line, the head, and a body of JSON. The head says what changes while a claim lives, with a fixed width, so
 // that a release needs no space on the disk. What cannot be written all the same is kept in memory until it can.
 //

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"time"
 
@@ -34,6 +35,11 @@ type Store struct {
 	changed chan struct{}
 	// unwritten are the times of releases that the disk would not take. Only this process knows them, until a write works.
 	unwritten map[types.UID]time.Duration
+	// released is when claims were last released, as far as this process knows.
+	released map[types.UID]time.Duration
+	// Alone reports whether no other process may have calls at work. Optional: only then the files of claims that have nothing any
+	// more are removed at once, which each observation reads otherwise, as long as a call may be older.
+	Alone func() bool
 }
 
 // Open returns the store in the data folder. It makes no file.
@@ -43,7 +49,7 @@ func Open(dataDir, boot string, files Files) (*Store, error) {
 	}
 	return &Store{
 		folder: filepath.Join(dataDir, "records"), boot: boot, files: files,
-		turn: make(chan struct{}, 1), changed: make(chan struct{}), unwritten: map[types.UID]time.Duration{},
+		turn: make(chan struct{}, 1), changed: make(chan struct{}), unwritten: map[types.UID]time.Duration{}, released: map[types.UID]time.Duration{},
 	}, nil
 }
 
@@ -187,6 +193,7 @@ func (s *Store) Sweep(now time.Duration) error {
 	if err != nil {
 		return err
 	}
+	maps.DeleteFunc(s.released, func(_ types.UID, at time.Duration) bool { return now-at >= CallLife })
 	unfinished, err := filepath.Glob(filepath.Join(s.folder, ".*.tmp")) // nobody else is writing
 	for _, path := range unfinished {
 		err = errors.Join(err, s.files.Remove(path))
