@@ -7,6 +7,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -120,17 +121,37 @@ func TestArrivalWithoutStamp(t *testing.T) {
 	}
 }
 
+// TestReleaseWithoutOthers: no file says when a claim was released where no other process could have an older call.
+func TestReleaseWithoutOthers(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	b.pass(time.Hour)
+	mustPrepare(t, m, newClaim("u1", sliceA0))
+	mustUnprepare(t, m, "u1")
+	if n := recordFiles(t, b); n != 0 {
+		t.Errorf("%d files are left", n)
+	}
+	b.pass(-time.Minute)
+	_, err := m.Prepare(t.Context(), newClaim("u1", sliceA0))
+	wantError(t, err, "out of date")
+}
+
+// recordFiles is how many files of claims there are.
+func recordFiles(t *testing.T, b *box) int {
+	t.Helper()
+	entries, err := os.ReadDir(filepath.Join(b.dataDir(), "records"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(entries)
+}
+
 // TestReleaseTimesAreSwept: what says only when a claim was released goes once no call can be older.
 func TestReleaseTimesAreSwept(t *testing.T) {
 	b := newBox(t)
-	m := b.manager()
-	files := func() int {
-		entries, err := os.ReadDir(filepath.Join(b.dataDir(), "records"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return len(entries)
-	}
+	m, other := b.manager(), b.manager()
+	defer runtime.KeepAlive(other) // it might have an older call
+	files := func() int { return recordFiles(t, b) }
 	mustUnprepare(t, m, "u1")
 	b.pass(10*time.Minute - time.Second)
 	mustUnprepare(t, m, "u3")

@@ -368,3 +368,28 @@ func TestCallThatIsNotSlowIsWaitedFor(t *testing.T) {
 		mustTake(t, b, pciA)()
 	})
 }
+
+// TestAlone: other processes are seen as long as they live.
+func TestAlone(t *testing.T) {
+	dir := t.TempDir()
+	l, err := New(dir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !l.Alone() {
+		t.Error("there is no other process")
+	}
+	other, err := New(dir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l.Alone() || other.Alone() {
+		t.Error("there is another process")
+	}
+	if err := other.folder.Close(); err != nil { // as the kernel does when it has ended
+		t.Fatal(err)
+	}
+	if !l.Alone() {
+		t.Error("the other process has ended")
+	}
+}

@@ -93,9 +93,6 @@ func (e *entry) unreadable() error {
 	return fmt.Errorf("%s cannot be read: %w", e.guards[0].path, e.guards[0].err)
 }
 
-// isOnlyOfCalls means that nothing but a call that is older than the release has to know of it.
-func (e *entry) isOnlyOfCalls() bool { return len(e.guards)+len(e.earlier) == 0 }
-
 // open locks the store and reads what is known of one claim, or of all. With an error that is no more than which releases this
 // process could not write down.
 // The lock is the folder's own, which takes no space. A folder that is not there needs none to be read.
@@ -173,6 +170,11 @@ func (s *Store) load(uid types.UID, paths []string) *entry {
 	return e
 }
 
+// keeps reports whether a claim has to have a file: for its record, or for others who must know that it was released.
+func (s *Store) keeps(e *entry) bool {
+	return e.record != nil || e.released > 0 && (len(e.guards)+len(e.earlier) > 0 || s.Alone == nil || !s.Alone())
+}
+
 // write makes the file say what is known of a claim. It needs no space where only the head changes.
 func (s *Store) write(e *entry) (err error) {
 	f := &e.file
@@ -185,7 +187,7 @@ func (s *Store) write(e *entry) (err error) {
 	h.writes = f.head.writes + 1
 	_, was, wasErr := parse(f.data, e.uid, s.boot)
 	switch {
-	case e.record == nil && (e.released == 0 || e.isOnlyOfCalls() && s.Alone != nil && s.Alone()):
+	case !s.keeps(e):
 		err = s.files.Remove(f.path)
 	case e.record == nil && f.data != nil:
 		err = s.files.WriteHead(f.path, h.line())
@@ -197,9 +199,7 @@ func (s *Store) write(e *entry) (err error) {
 	}
 	if err == nil {
 		delete(s.unwritten, e.uid)
-		if e.released > 0 {
-			s.released[e.uid] = e.released
-		}
+		s.released[e.uid] = e.released
 		s.wake()
 	}
 	return err
