@@ -39,8 +39,8 @@ type round struct {
 // choose picks the task that is carried out; nil is none.
 type choose func(said map[string]*Said) *rules.Task
 
-// once observes GPUs, whose locks the caller has, decides, and carries out one task, for a claim or for none. What the hardware refuses is observed
-// again under the same locks, and the record is put right before anybody else can come to a wrong conclusion. Nothing but
+// once observes GPUs, whose locks the caller has, decides, and carries out one task, for a claim or for none. What the
+// hardware refuses is observed again under the same locks, and the record is put right before anybody else can come to a wrong conclusion. Nothing but
 // decide is done about the GPUs that are only observed.
 func (e *Engine) once(ctx context.Context, claim types.UID, gpus, observed []string, d depth, choose choose) *round {
 	r, seen := &round{said: map[string]*Said{}}, map[string]*observation{}
