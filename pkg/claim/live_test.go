@@ -56,12 +56,17 @@ func TestFolderCannotBeRead(t *testing.T) {
 			t.Errorf("%s: %v, want an error about %s", name, err, folder)
 		}
 	}
+	if err := m.Unprepare(t.Context(), "u1"); err == nil || !strings.Contains(err.Error(), folder) || b.count(pciA) != 1 {
+		t.Errorf("a release of which nobody will know: %v, want an error about %s; %v", err, folder, b.state())
+	}
 	if err := errors.Join(os.Remove(folder), os.Rename(folder+".kept", folder)); err != nil {
 		t.Fatal(err)
 	}
-	if all, err := m.Live(); err != nil || len(all) != 1 {
-		t.Errorf("when the folder is back: %+v, %v", all, err)
+	if all, err := m.Live(); err != nil || len(all) > 0 {
+		t.Errorf("when the folder is back, of a claim that is being released: %+v, %v", all, err)
 	}
+	mustUnprepare(t, m, "u1")
+	b.wantNothing()
 }
 
 // TestLive: what is known of each kind of device.

@@ -24,8 +24,8 @@ const releaseTime = 18 * time.Second
 //
 // Once it is written down that the claim is released the call succeeds: the CDI spec is gone, pods can end, and what cannot
 // be released yet (a GPU that does not answer or is in use, no MPS supervisor) is what Reconcile or the next claim for the
-// place does. Where the disk takes nothing, everything is released all the same. Only if something is left then the error
-// lets the kubelet come again: another process would not know of the release.
+// place does. Where the disk takes nothing, everything is released all the same. Only if something is left then, or may be, the
+// error lets the kubelet come again: another process would not know of the release.
 //
 // From then on a Prepare that arrived before this call is refused, see [Arrived].
 func (m *Manager) Unprepare(ctx context.Context, uid types.UID) error {
@@ -58,7 +58,7 @@ func (m *Manager) Unprepare(ctx context.Context, uid types.UID) error {
 	return nil
 }
 
-// finish releases what a claim has, and returns what is left.
+// finish releases what a claim has, and returns what is left, or why that is not known.
 func (m *Manager) finish(ctx context.Context, uid types.UID) error {
 	snapshot := m.store.Snapshot()
 	var gpus, guarded []string
@@ -74,7 +74,7 @@ func (m *Manager) finish(ctx context.Context, uid types.UID) error {
 			guarded = append(guarded, g.GPUs...)
 		}
 	}
-	err := m.engine.Finish(ctx, uid, gpus)
+	err := errors.Join(m.engine.Finish(ctx, uid, gpus), snapshot.Err)
 	for _, address := range guarded {
 		// Nothing may be left of what the claim's unreadable record is about.
 		if _, guardErr := m.engine.Converge(ctx, address); guardErr != nil {

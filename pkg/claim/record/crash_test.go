@@ -29,8 +29,8 @@ func TestLife(t *testing.T) {
 			}
 		}
 	}
-	if len(s.unwritten) > 0 {
-		t.Errorf("in memory: %v", s.unwritten)
+	if len(s.unwritten()) > 0 {
+		t.Errorf("in memory: %v", s.unwritten())
 	}
 }
 
@@ -129,8 +129,8 @@ func TestDiskRefuses(t *testing.T) {
 			if got := view(other); got != mine && step.name != "sweep" {
 				t.Errorf("%s disk: %s: when it works again: %q, want %q", name, step.name, got, mine)
 			}
-			if len(s.unwritten) > 0 {
-				t.Errorf("%s disk: %s: in memory: %v", name, step.name, s.unwritten)
+			if len(s.unwritten()) > 0 {
+				t.Errorf("%s disk: %s: in memory: %v", name, step.name, s.unwritten())
 			}
 		}
 	}

@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -76,6 +75,8 @@ type entry struct {
 	record, before *Record
 	// released is when the claim was last released, or zero.
 	released time.Duration
+	// drop are files that go before the claim's is written.
+	drop []file
 }
 
 // age says of a record that is older than the release that it is being released.
@@ -97,7 +98,6 @@ func (e *entry) unreadable() error {
 // process could not write down.
 // The lock is the folder's own, which takes no space. A folder that is not there needs none to be read.
 func (s *Store) open(write bool, only ...types.UID) (known map[types.UID]*entry, unlock func(), err error) {
-	s.turn <- struct{}{}
 	if write {
 		err = os.MkdirAll(s.folder, 0o750)
 	}
@@ -118,7 +118,7 @@ func (s *Store) open(write bool, only ...types.UID) (known map[types.UID]*entry,
 		err = fmt.Errorf("records in %s: %w", s.folder, err)
 	}
 	paths := map[types.UID][]string{}
-	for _, uid := range slices.AppendSeq(slices.Clone(only), maps.Keys(s.unwritten)) {
+	for _, uid := range slices.Concat(only, s.unwritten()) {
 		paths[uid] = nil // perhaps there is no file
 	}
 	for _, file := range files {
@@ -133,7 +133,7 @@ func (s *Store) open(write bool, only ...types.UID) (known map[types.UID]*entry,
 			known[uid] = s.load(uid, paths)
 		}
 	}
-	return known, func() { _ = lock.Unlock(); <-s.turn }, err // it fails for a bad descriptor only
+	return known, func() { _ = lock.Unlock() }, err // it fails for a bad descriptor only
 }
 
 // load reads the files of a claim.
@@ -162,7 +162,7 @@ func (s *Store) load(uid types.UID, paths []string) *entry {
 		}
 	}
 	e.record = e.file.record
-	e.released = max(e.released, s.unwritten[uid], s.released[uid])
+	e.released = max(e.released, s.release(uid).at)
 	e.age()
 	if e.before != nil && e.released > 0 {
 		e.before.State = Releasing
@@ -198,9 +198,7 @@ func (s *Store) write(e *entry) (err error) {
 		err = s.files.Replace(f.path, append(h.line(), body...))
 	}
 	if err == nil {
-		delete(s.unwritten, e.uid)
-		s.released[e.uid] = e.released
-		s.wake()
+		s.note(e.uid, e.released, true)
 	}
 	return err
 }

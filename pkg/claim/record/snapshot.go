@@ -45,13 +45,22 @@ type Guard struct {
 
 // Snapshot reads all records. What cannot be read is a guard, the folder included.
 func (s *Store) Snapshot() *Snapshot {
+	all, err := inTurn(s, "read the records", func() (*Snapshot, error) { return s.snapshot(), nil })
+	if err != nil {
+		all = &Snapshot{Err: err}
+	}
+	if all.Err != nil {
+		all.guard(Guard{Path: s.folder}, all.Err)
+	}
+	return all
+}
+
+func (s *Store) snapshot() *Snapshot {
 	all := &Snapshot{}
 	all.addOld(filepath.Dir(s.folder), s.boot)
 	known, unlock, err := s.open(false)
 	defer unlock()
-	if all.Err = err; err != nil {
-		all.guard(Guard{Path: s.folder}, err)
-	}
+	all.Err = err
 	for _, uid := range slices.Sorted(maps.Keys(known)) {
 		e := known[uid]
 		if e.record != nil {

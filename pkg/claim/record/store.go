@@ -5,13 +5,19 @@ package record
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"path/filepath"
+	"slices"
+	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/partage-dev/partage/pkg/call"
+	"github.com/partage-dev/partage/pkg/gpu"
 )
 
 // CallLife is more than ten times as long as the kubelet waits for a call. A release is remembered for as long, so that
@@ -25,21 +31,31 @@ var (
 	ErrOutOfDate = errors.New("the claim was released after this call had arrived; the call is out of date")
 )
 
+// diskTime is how long anybody waits for the disk. What has not returned by then goes on in its place, and as long as it does
+// nobody waits.
+const diskTime = call.SlowAfter
+
 // Store keeps the records of one node. Its methods lock for as long as they take, against other processes too, and nobody
-// needs a lock to call them.
+// needs a lock to call them. None takes longer than diskTime: where the disk does not answer they fail.
 type Store struct {
 	folder, boot string
 	files        Files
-	// turn has one place. It is for goroutines, in their order, what the folder's lock is for processes. The rest needs it.
-	turn    chan struct{}
+	// disk is for goroutines, in their order, what the folder's lock is for processes. No call into a driver waits for it.
+	disk *call.Queue
+
+	mu      sync.Mutex
 	changed chan struct{}
-	// unwritten are the times of releases that the disk would not take. Only this process knows them, until a write works.
-	unwritten map[types.UID]time.Duration
-	// released is when claims were last released, as far as this process knows.
-	released map[types.UID]time.Duration
+	// releases are the last ones of claims that this process knows of.
+	releases map[types.UID]lastRelease
 	// Alone reports whether no other process may have calls at work. Optional: only then the files of claims that have nothing any
 	// more are removed at once, which each observation reads otherwise, as long as a call may be older.
 	Alone func() bool
+}
+
+// lastRelease is when a claim was last released. One that the disk would not take only this process knows of, until a write works.
+type lastRelease struct {
+	at        time.Duration
+	unwritten bool
 }
 
 // Open returns the store in the data folder. It makes no file.
@@ -48,8 +64,8 @@ func Open(dataDir, boot string, files Files) (*Store, error) {
 		return nil, fmt.Errorf("records: boot ID %q: want letters, digits and dashes", boot)
 	}
 	return &Store{
-		folder: filepath.Join(dataDir, "records"), boot: boot, files: files,
-		turn: make(chan struct{}, 1), changed: make(chan struct{}), unwritten: map[types.UID]time.Duration{}, released: map[types.UID]time.Duration{},
+		folder: filepath.Join(dataDir, "records"), boot: boot, files: files, disk: call.New(0).Of("", "records"),
+		changed: make(chan struct{}), releases: map[types.UID]lastRelease{},
 	}, nil
 }
 
@@ -61,39 +77,78 @@ func (s *Store) Path(uid types.UID) string { return filepath.Join(s.folder, stri
 
 // Changed returns a channel that the next change by this process closes.
 func (s *Store) Changed() <-chan struct{} {
-	s.turn <- struct{}{}
-	defer func() { <-s.turn }()
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	return s.changed
 }
 
-// wake wakes all who wait for a change.
-func (s *Store) wake() {
+// note notes when a claim was released, and whether the disk has that, and wakes all who wait for a change.
+func (s *Store) note(uid types.UID, at time.Duration, written bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if known := s.releases[uid]; at > 0 && (at >= known.at || !written) {
+		s.releases[uid] = lastRelease{max(at, known.at), !written}
+	}
 	close(s.changed)
 	s.changed = make(chan struct{})
+}
+
+// inTurn does something with the disk, which nobody else does meanwhile.
+func inTurn[T any](s *Store, name string, do func() (T, error)) (T, error) {
+	var none T
+	if out := s.disk.Pending(); out != nil {
+		return none, fmt.Errorf("%s: the disk does not answer: %v", name, out) //nolint:errorlint // it is not about a GPU
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), diskTime)
+	defer cancel()
+	value, err := call.Do(ctx, s.disk, name, do)
+	if gpu.IsPending(err) {
+		err = fmt.Errorf("the disk does not answer: %v", err) //nolint:errorlint // as above
+	}
+	return value, err
 }
 
 // Read returns the record of a claim, if there is none in this boot that of an earlier one, or nil. It fails where there is
 // one that cannot be read.
 func (s *Store) Read(uid types.UID) (*Record, error) {
-	known, unlock, err := s.open(false, uid)
-	defer unlock()
-	e := known[uid]
-	return cmp.Or(e.record, e.before), cmp.Or(err, e.unreadable())
+	return inTurn(s, "read the record of claim "+string(uid), func() (*Record, error) {
+		known, unlock, err := s.open(false, uid)
+		defer unlock()
+		e := known[uid]
+		return cmp.Or(e.record, e.before), cmp.Or(err, e.unreadable())
+	})
 }
 
-// edit changes what is known of a claim, and writes it. Nobody else sees the change before.
+// edit changes what is known of a claim, and writes it. Nobody else sees the change before. It is not made any more once the
+// caller has been told that the disk does not answer.
 func (s *Store) edit(uid types.UID, change func(*entry) error) error {
 	if err := CheckUID(uid); err != nil {
 		return err
 	}
-	known, unlock, err := s.open(true, uid)
-	defer unlock()
-	if err == nil {
-		err = change(known[uid])
-	}
-	if err == nil {
-		err = s.write(known[uid])
-	}
+	var mu sync.Mutex
+	var over error
+	_, err := inTurn(s, "write the record of claim "+string(uid), func() (struct{}, error) {
+		known, unlock, err := s.open(true, uid)
+		defer unlock()
+		e := known[uid]
+		if err == nil {
+			mu.Lock()
+			if err = over; err == nil {
+				err = change(e)
+			}
+			mu.Unlock()
+		}
+		for i := range e.drop {
+			err = errors.Join(err, s.files.Remove(e.drop[i].path))
+		}
+		if err == nil {
+			err = s.write(e)
+		}
+		return struct{}{}, err
+	})
+	mu.Lock()
+	over = err
+	mu.Unlock()
 	if err != nil {
 		return fmt.Errorf("record of claim %s: %w", uid, err)
 	}
@@ -138,73 +193,79 @@ func (s *Store) Release(uid types.UID, arrived time.Duration) (written bool, err
 		return nil
 	})
 	if err != nil {
-		s.turn <- struct{}{}
-		defer func() { <-s.turn }()
-		s.unwritten[uid] = max(s.unwritten[uid], arrived)
-		s.wake()
+		s.note(uid, arrived, false)
 	}
 	return err == nil, err
 }
 
 // Released reports whether the claim was released by a call that arrived after the given time.
 func (s *Store) Released(uid types.UID, since time.Duration) bool {
-	known, unlock, _ := s.open(false, uid)
-	defer unlock()
-	return known[uid].released > since
+	released, _ := inTurn(s, "read when claim "+string(uid)+" was released", func() (time.Duration, error) {
+		known, unlock, _ := s.open(false, uid)
+		defer unlock()
+		return known[uid].released, nil
+	})
+	return cmp.Or(released, s.release(uid).at) > since
 }
 
 // Clear notes that nothing is left of the claim on a GPU. With the last mark the record goes, and those of earlier boots.
 // Where the disk refuses it nobody takes it for cleared: another process may have counted on what the record says.
 func (s *Store) Clear(uid types.UID, pciAddress string) error {
-	var earlier []file
-	err := s.edit(uid, func(e *entry) error {
+	return s.edit(uid, func(e *entry) error {
 		if err := e.unreadable(); err != nil {
 			return err
 		}
 		if e.record == nil || e.record.clear(pciAddress) {
-			e.record, earlier = nil, e.earlier
+			e.record, e.drop, e.earlier = nil, e.earlier, nil
 		}
 		return nil
 	})
-	for i := range earlier {
-		err = errors.Join(err, s.files.Remove(earlier[i].path))
-	}
-	return err
 }
 
 // DropGuard removes the files of a claim that cannot be read, if it has a record or was released since: all that it has is
 // written down again, or nothing of it is left.
 func (s *Store) DropGuard(uid types.UID) error {
-	return s.edit(uid, func(e *entry) (err error) {
-		for i := range e.guards {
-			if g := &e.guards[i]; e.record != nil || e.released > g.head.arrived {
-				err = errors.Join(err, s.files.Remove(g.path))
+	return s.edit(uid, func(e *entry) error {
+		e.guards = slices.DeleteFunc(e.guards, func(g file) bool {
+			isOver := e.record != nil || e.released > g.head.arrived
+			if isOver {
+				e.drop = append(e.drop, g)
 			}
-		}
-		return err
+			return isOver
+		})
+		return nil
 	})
 }
 
 // Sweep writes what could not be written, and removes what says only when a claim was released once no call can be older,
 // and what earlier boots and killed processes have left besides records.
 func (s *Store) Sweep(now time.Duration) error {
+	_, err := inTurn(s, "sweep the records", func() (struct{}, error) { return struct{}{}, s.sweep(now) })
+	return err
+}
+
+func (s *Store) sweep(now time.Duration) error {
 	known, unlock, err := s.open(true)
 	defer unlock()
 	if err != nil {
 		return err
 	}
-	maps.DeleteFunc(s.released, func(_ types.UID, at time.Duration) bool { return now-at >= CallLife })
 	unfinished, err := filepath.Glob(filepath.Join(s.folder, ".*.tmp")) // nobody else is writing
 	for _, path := range unfinished {
 		err = errors.Join(err, s.files.Remove(path))
 	}
 	for uid, e := range known {
+		last := s.release(uid)
 		isOld := e.released > 0 && now-e.released >= CallLife && e.record == nil && len(e.guards) == 0
 		if isOld {
 			e.released = 0
 		}
-		if isOld || s.unwritten[uid] > 0 {
-			err = errors.Join(err, s.write(e))
+		if isOld || last.unwritten {
+			writeErr := s.write(e)
+			if isOld && writeErr == nil {
+				s.note(uid, last.at, true)
+			}
+			err = errors.Join(err, writeErr)
 		}
 		for i := range e.earlier {
 			if f := &e.earlier[i]; isOld || f.record == nil {
@@ -212,5 +273,27 @@ func (s *Store) Sweep(now time.Duration) error {
 			}
 		}
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(s.releases, func(_ types.UID, r lastRelease) bool { return !r.unwritten && now-r.at >= CallLife })
 	return err
+}
+
+// release returns the last one of a claim that this process knows of, or zero.
+func (s *Store) release(uid types.UID) lastRelease {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.releases[uid]
+}
+
+// unwritten lists the claims of which only this process knows that they were released.
+func (s *Store) unwritten() (uids []types.UID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for uid, r := range s.releases {
+		if r.unwritten {
+			uids = append(uids, uid)
+		}
+	}
+	return uids
 }
