@@ -38,10 +38,13 @@ func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim)
 	if m.store.Released(claim.UID, arrived) || m.clock()-arrived > record.CallLife {
 		return nil, record.ErrOutOfDate
 	}
-	if err := m.sessions.tellLosses(ctx, claim.UID); err != nil {
-		return nil, err
+	was, _ := m.store.Read(claim.UID) // one that cannot be read is guarded
+	if was != nil && was.BootID == m.store.Boot() {
+		if err := m.sessions.tellLosses(ctx, was); err != nil {
+			return nil, err
+		}
 	}
-	r, err := m.engine.Prepare(ctx, &converge.Call{Wanted: planned.Record, Clients: m.clients(planned)})
+	r, err := m.engine.Prepare(ctx, &converge.Call{Wanted: planned.Record, Clients: m.clients(planned, was)})
 	if err != nil {
 		return nil, err
 	}
@@ -50,9 +53,8 @@ func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim)
 
 // clients is how many claims can have a share of each device. A claim that had its shares before the machine was started
 // anew gets them again, whatever the policy says by now.
-func (m *Manager) clients(planned *plan.Plan) map[string]int {
-	was, err := m.store.Read(planned.Record.Claim.UID)
-	if err != nil || was == nil || was.BootID == m.store.Boot() || was.State != record.Prepared {
+func (m *Manager) clients(planned *plan.Plan, was *record.Record) map[string]int {
+	if was == nil || was.BootID == m.store.Boot() || was.State != record.Prepared {
 		return planned.MaxShares
 	}
 	for i := range planned.Record.Devices {

@@ -38,9 +38,10 @@ const (
 func (m *Manager) Reconcile(ctx context.Context) error {
 	limited, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	errs := []error{m.sessions.tellLosses(limited)}
+	snapshot := m.store.Snapshot()
+	errs := []error{m.sessions.tellLosses(limited, snapshot.Records...)}
 	reconciled := map[string]<-chan singleflight.Result{}
-	gpus := knownGPUs(m.GPUs(), m.store.Snapshot())
+	gpus := knownGPUs(m.GPUs(), snapshot)
 	for _, address := range gpus {
 		reconciled[address] = m.reconciling.DoChan(address, func() (any, error) { return nil, m.reconcile(ctx, address) })
 	}

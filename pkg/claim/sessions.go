@@ -10,8 +10,6 @@ import (
 	"slices"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
-
 	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/mps"
 )
@@ -26,11 +24,10 @@ type sessions struct {
 // listTime bounds the question which sessions there are. It goes to a process on this machine.
 const listTime = 2 * time.Second
 
-// tellLosses does so for one claim, or for all.
-func (s *sessions) tellLosses(ctx context.Context, only ...types.UID) error {
-	// The records come first: a session of one that was prepared by then is there.
-	before := slices.DeleteFunc(s.store.Snapshot().Records, func(r *record.Record) bool {
-		return r.State != record.Prepared || len(r.Sessions) == 0 || len(only) > 0 && !slices.Contains(only, r.Claim.UID)
+// tellLosses does so for claims, as their records have just been read: a session of one that was prepared by then is there.
+func (s *sessions) tellLosses(ctx context.Context, records ...*record.Record) error {
+	before := slices.DeleteFunc(slices.Clone(records), func(r *record.Record) bool {
+		return r.State != record.Prepared || len(r.Sessions) == 0
 	})
 	if len(before) == 0 {
 		return nil

@@ -407,7 +407,7 @@ func TestListIsOld(t *testing.T) {
 			mustPrepare(t, m, newClaim("u1", mpsA))
 			return old, nil
 		}
-		if err := m.sessions.tellLosses(t.Context()); err != nil {
+		if err := m.sessions.tellLosses(t.Context(), m.store.Snapshot().Records...); err != nil {
 			t.Error(err)
 		}
 	}

@@ -41,14 +41,15 @@ func (m *Manager) Unprepare(ctx context.Context, uid types.UID) error {
 	if end(); writeErr != nil {
 		logger.Error(writeErr, "Releasing a claim without writing it down")
 	}
-	if r, err := m.store.Read(uid); err == nil && r != nil && r.BootID == m.store.Boot() && r.State != record.Releasing {
+	snapshot := m.store.Snapshot()
+	if r := snapshot.Of(uid); r != nil && r.BootID == m.store.Boot() && r.State != record.Releasing {
 		return nil // a younger call has prepared it, or is about to: this one is of an earlier pod
 	}
 	// Containers have ended. From now on none can be started with what is going.
 	if err := m.specs.Remove(ctx, uid); err != nil {
 		logger.Error(err, "The CDI spec of a claim that is released stays")
 	}
-	err := m.finish(ctx, uid)
+	err := m.finish(ctx, uid, snapshot)
 	switch {
 	case err != nil && !written:
 		return errors.Join(err, fmt.Errorf("it cannot be written down that the claim is released: %w", writeErr))
@@ -59,8 +60,7 @@ func (m *Manager) Unprepare(ctx context.Context, uid types.UID) error {
 }
 
 // finish releases what a claim has, and returns what is left, or why that is not known.
-func (m *Manager) finish(ctx context.Context, uid types.UID) error {
-	snapshot := m.store.Snapshot()
+func (m *Manager) finish(ctx context.Context, uid types.UID, snapshot *record.Snapshot) error {
 	var gpus, guarded []string
 	if r := snapshot.Of(uid); r != nil {
 		gpus = r.GPUs()

@@ -93,6 +93,18 @@ func (f *foreignClaims) await(ctx context.Context) {
 	}
 }
 
+// hasNone reports whether it is known that there are none.
+func (f *foreignClaims) hasNone() bool {
+	select {
+	case <-f.known:
+	default:
+		return false
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.claims) == 0
+}
+
 // look leaves what was known where looking panics.
 func (f *foreignClaims) look(ctx context.Context) (err error) {
 	defer f.panics.Recover(ctx, &err)
@@ -175,7 +187,7 @@ func (f *foreignClaims) refuse(ctx context.Context, uid types.UID, own []resourc
 		return refuseForeign("the claim has %s of %s, which this driver does not publish; "+
 			"the scheduler does not change a claim that has a device, so %s", plural("device", foreign), otherDriver, anotherDevice)
 	}
-	if len(uses) == 0 || prepared(uid) {
+	if len(uses) == 0 || f.hasNone() || prepared(uid) {
 		return nil
 	}
 	// A call may be let through while the plugin still starts.

@@ -8,6 +8,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"math"
 	"os/exec"
 	"slices"
 	"strings"
@@ -21,13 +22,18 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
+// polls look soon and then less often, so that many that wait leave the machine to what they wait for.
+var polls = wait.Backoff{Duration: 100 * time.Millisecond, Factor: 1.5, Steps: math.MaxInt, Cap: time.Second}
+
 // eventually polls until done returns true, and fails the test with what done returned last. It also works while the test is
 // cleaned up.
 func eventually(t *testing.T, what string, done func(ctx context.Context) (bool, string)) {
 	t.Helper()
 	last := ""
 	ctx := context.WithoutCancel(t.Context())
-	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, waitLimit, true, func(context.Context) (bool, error) {
+	limited, cancel := context.WithTimeout(ctx, waitLimit)
+	defer cancel()
+	err := polls.DelayFunc().Until(limited, true, true, func(context.Context) (bool, error) {
 		// With a limit of its own: one that is nearly reached would be all that is said in the end.
 		ctx, cancel := context.WithTimeout(ctx, waitLimit)
 		defer cancel()

@@ -86,6 +86,7 @@ func TestDemosTogether(t *testing.T) {
 func demoRun(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), filepath.Join(repoRoot, "demo", "run"), args...)
-	cmd.Env = append(os.Environ(), fmt.Sprintf("DEMO_READY_TIMEOUT=%.0f", waitLimit.Seconds()), "DEMO_OUTPUT_TIMEOUT=60")
+	cmd.Env = append(os.Environ(), fmt.Sprintf("DEMO_READY_TIMEOUT=%.0f", waitLimit.Seconds()),
+		"DEMO_OUTPUT_TIMEOUT=60", fmt.Sprintf("DEMO_DELETE_TIMEOUT=%.0f", waitLimit.Seconds()))
 	return cmd
 }

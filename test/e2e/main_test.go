@@ -39,7 +39,7 @@ const (
 	supervisorComponent = "mps-supervisor"
 
 	// waitLimit bounds one wait. Only a wait that would never end reaches it.
-	waitLimit = 3 * time.Minute
+	waitLimit = 5 * time.Minute
 )
 
 // suite is the one that test/e2e/run runs.

@@ -203,10 +203,11 @@ func (w *work) removeSpec(ctx context.Context, a rules.Action) error {
 // clear notes that nothing is left of a claim on a GPU. Where the disk refuses it is done again, and finds nothing to do.
 func (w *work) clear(ctx context.Context, a rules.Action) error {
 	defer steptime.Of(ctx).Begin(steptime.Journal)()
-	if err := w.Store.Clear(a.Claim, a.GPU); err != nil {
+	gone, err := w.Store.Clear(a.Claim, a.GPU)
+	if err != nil {
 		klog.FromContext(ctx).Error(err, "What is released is not written down", "claimUID", a.Claim)
 	}
-	if r, err := w.Store.Read(a.Claim); err != nil || r != nil {
+	if !gone {
 		return nil // its folder goes with the rest of the claim
 	}
 	if err := w.Specs.Limits.Drop(a.Claim); err != nil {

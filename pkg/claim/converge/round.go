@@ -132,6 +132,9 @@ func (e *Engine) onlyObserves(claim types.UID, pciAddress string) bool {
 	if c := e.call(claim); c != nil {
 		devices = c.Wanted.Devices
 	}
+	if !observe(devices, pciAddress) {
+		return false
+	}
 	r, err := e.Store.Read(claim)
 	if r != nil {
 		devices = slices.Concat(devices, r.Devices)

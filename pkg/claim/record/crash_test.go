@@ -145,7 +145,7 @@ func TestClearRefused(t *testing.T) {
 	must(t, s.Put(pair(1), started))
 	must(t, release(3)(s))
 	files.strike = func(int, bool) error { return os.ErrPermission }
-	if err := s.Clear(uid, pciA); !errors.Is(err, os.ErrPermission) {
+	if err := cleared(s, pciA); !errors.Is(err, os.ErrPermission) {
 		t.Errorf("got %v", err)
 	}
 	for process, s := range map[string]*Store{"this": s, "the other": other} {

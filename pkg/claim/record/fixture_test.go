@@ -79,6 +79,12 @@ func put(s *Store, r *Record) error {
 	return s.Put(r, func(now *Record) error { *now = *r.Clone(); return nil })
 }
 
+// cleared notes that nothing is left on a GPU, or on any.
+func cleared(s *Store, pciAddress string) error {
+	_, err := s.Clear(uid, pciAddress)
+	return err
+}
+
 // started marks all devices.
 func started(r *Record) error {
 	for i := range r.Devices {
@@ -175,8 +181,8 @@ func steps() []step {
 		}, "prepared 2 ++ made", true, false},
 		{"late release", release(1), "prepared 2 ++ made; released 1", true, true},
 		{"release", release(3), "releasing 2 ++ made; released 3", true, true},
-		{"clear one", func(s *Store) error { return s.Clear(uid, pciA) }, "releasing 2 -+ made; released 3", true, false},
-		{"clear", func(s *Store) error { return s.Clear(uid, pciB) }, "released 3", true, false},
+		{"clear one", func(s *Store) error { return cleared(s, pciA) }, "releasing 2 -+ made; released 3", true, false},
+		{"clear", func(s *Store) error { return cleared(s, pciB) }, "released 3", true, false},
 		{"save again", func(s *Store) error { return put(s, pair(4)) }, "preparing 4 --; released 3", false, false},
 		{"start again", func(s *Store) error { return s.Update(uid, started) }, "preparing 4 ++; released 3", true, false},
 		{"damage", damage, damaged + "; released 3", true, false},
@@ -184,10 +190,10 @@ func steps() []step {
 		{"save over it", func(s *Store) error { return put(s, pair(6)) }, "preparing 6 --; released " + damaged + "; released 5", false, false},
 		{"start once more", func(s *Store) error { return s.Update(uid, started) }, "preparing 6 ++; released " + damaged + "; released 5", true, false},
 		{"drop the guard", func(s *Store) error { return s.DropGuard(uid) }, "preparing 6 ++; released 5", true, false},
-		{"undo", func(s *Store) error { return s.Clear(uid, "") }, "released 5", true, false},
+		{"undo", func(s *Store) error { return cleared(s, "") }, "released 5", true, false},
 		{"sweep", func(s *Store) error { return s.Sweep(5 + life) }, "", true, false},
 		{"save the last", func(s *Store) error { return s.Put(pair(7), started) }, "preparing 7 ++", false, false},
-		{"undo the last", func(s *Store) error { return s.Clear(uid, "") }, "", true, false},
+		{"undo the last", func(s *Store) error { return cleared(s, "") }, "", true, false},
 		{"release nothing", release(8), "released 8", false, true},
 	}
 }

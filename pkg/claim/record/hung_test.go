@@ -69,7 +69,7 @@ func TestHungDisk(t *testing.T) {
 		wantNoAnswer(t, "the write", 2*diskTime, func() error { return <-late })
 		<-behind
 
-		wantNoAnswer(t, "write", 0, func() error { return s.Clear(uid, pciA) })
+		wantNoAnswer(t, "write", 0, func() error { return cleared(s, pciA) })
 		wantNoAnswer(t, "read", 0, func() error { _, err := s.Read(uid); return err })
 		wantNoAnswer(t, "sweep", 0, func() error { return s.Sweep(1) })
 		wantNoAnswer(t, "release", 0, func() error {

@@ -87,14 +87,18 @@ func (all *Snapshot) guard(g Guard, err error) {
 // addOld adds the records that builds before this format have written in this boot. They stay: people remove them.
 func (all *Snapshot) addOld(dataDir, boot string) {
 	folder := filepath.Join(dataDir, "claims")
-	paths, _ := filepath.Glob(filepath.Join(folder, "*.json")) // the pattern is right
-	note, _ := os.ReadFile(filepath.Join(dataDir, "boot"))     // these builds noted the boot of all
-	for _, path := range paths {
+	files, _ := os.ReadDir(folder)
+	for _, file := range files {
+		path := filepath.Join(folder, file.Name())
+		if filepath.Ext(path) != ".json" {
+			continue
+		}
 		var old struct {
 			BootID  string
 			Devices []struct{ PCIAddress string }
 		}
 		if data, err := os.ReadFile(path); cmp.Or(err, json.Unmarshal(data, &old)) != nil {
+			note, _ := os.ReadFile(filepath.Join(dataDir, "boot")) // these builds noted the boot of all
 			old.BootID = strings.TrimSpace(string(note))
 		}
 		g := Guard{Claim: types.UID(strings.TrimSuffix(filepath.Base(path), ".json")), Path: path, Remedy: folder}

@@ -81,7 +81,7 @@ func TestReadAtOnce(t *testing.T) {
 			t.Fatalf("got %+v, %v", got, err)
 		}
 	}
-	must(t, a.Clear(uid, ""))
+	must(t, cleared(a, ""))
 	if all := b.Snapshot(); len(all.Records) > 0 {
 		t.Errorf("what is gone is read: %+v", all.Records)
 	}
@@ -180,7 +180,7 @@ func save(arrived time.Duration) func(*Store) error {
 	return func(s *Store) error { return put(s, pair(arrived)) }
 }
 func drop(s *Store) error     { return s.DropGuard(uid) }
-func clearAll(s *Store) error { return s.Clear(uid, "") }
+func clearAll(s *Store) error { return cleared(s, "") }
 func sweep(s *Store) error    { return s.Sweep(9 + life) }
 
 // TestTwoVersions checks what a process makes of a claim's files after one that could not read its record was at work beside it.
@@ -208,7 +208,7 @@ func TestTwoVersions(t *testing.T) {
 				must(t, s.Sweep(9))
 			}
 			must(t, s.DropGuard(uid))
-			must(t, s.Clear(uid, ""))
+			must(t, cleared(s, ""))
 			must(t, s.Sweep(9+life))
 			must(t, s.Sweep(9+life))
 			if left, err := os.ReadDir(filepath.Dir(s.Path(uid))); err != nil || len(left) > 0 {
@@ -249,7 +249,7 @@ func TestEarlierBoots(t *testing.T) {
 		"released and cleared": {func(s *Store) error {
 			_, err := s.Release(uid, 3)
 			must(t, err)
-			return s.Clear(uid, pciA)
+			return cleared(s, pciA)
 		}, "released 3"},
 		"released and swept": {func(s *Store) error {
 			_, err := s.Release(uid, 3)
@@ -275,7 +275,7 @@ func TestEarlierBoots(t *testing.T) {
 			if got, err := s.Read(uid); err != nil || name == "nothing" && (got == nil || got.BootID != "boot-0") {
 				t.Errorf("read %+v, %v", got, err)
 			}
-			must(t, s.Clear(uid, ""))
+			must(t, cleared(s, ""))
 			must(t, s.Sweep(9+life))
 			must(t, s.Sweep(9+life))
 			if left, err := os.ReadDir(filepath.Dir(s.Path(uid))); err != nil || len(left) > 0 {
@@ -399,5 +399,5 @@ func TestReleaseIsWrittenFirst(t *testing.T) {
 		t.Errorf("release: %v, %v", written, err)
 	}
 	files.told = s.Changed()
-	must(t, s.Clear(uid, pciA))
+	must(t, cleared(s, pciA))
 }
