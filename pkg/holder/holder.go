@@ -34,7 +34,8 @@ type Finder struct {
 	// known, given the GPU that it has in use. Optional.
 	PodName func(ctx context.Context, pciAddress, uid string) string
 
-	looks wait.Looks[string, []Process]
+	// looks are those at all processes, or at those in pods.
+	looks wait.Looks[bool, []Process]
 }
 
 const (
@@ -66,7 +67,7 @@ func (f *Finder) Describe(ctx context.Context, pciAddress string, instanceID int
 			holders = join(holders, []Process{f.Process(p.PID)})
 		}
 	}
-	minor, open, err := f.openers(ctx, pciAddress, lookLimit)
+	minor, open, err := f.openers(ctx, pciAddress, lookLimit, false)
 	if err != nil || instanceID < 0 {
 		return f.text(ctx, pciAddress, join(holders, open), err)
 	}
@@ -89,9 +90,10 @@ func (f *Finder) Describe(ctx context.Context, pciAddress string, instanceID int
 // Process is what is known of a process.
 func (f *Finder) Process(pid int) Process { return f.proc().process(pid) }
 
-// Openers lists the processes that have the node of a GPU open. An error means that they are not known within the limit.
-func (f *Finder) Openers(ctx context.Context, pciAddress string, limit time.Duration) ([]Process, error) {
-	minor, open, err := f.openers(ctx, pciAddress, limit)
+// Openers lists the processes that have the node of a GPU open, all or those in pods. An error means that they are not known
+// within the limit.
+func (f *Finder) Openers(ctx context.Context, pciAddress string, limit time.Duration, inPods bool) ([]Process, error) {
+	minor, open, err := f.openers(ctx, pciAddress, limit, inPods)
 	return slices.DeleteFunc(slices.Clone(open), func(p Process) bool { return !slices.Contains(p.nodes, gpuNode(minor)) }), err
 }
 
@@ -102,13 +104,13 @@ func (f *Finder) proc() procfs {
 
 // openers lists the processes that have the node of a GPU open, or one of its
 // capabilities. One walk is shared by all who ask meanwhile, whatever the GPU: it takes as long for one as for all.
-func (f *Finder) openers(ctx context.Context, pciAddress string, limit time.Duration) (minor int, open []Process, err error) {
+func (f *Finder) openers(ctx context.Context, pciAddress string, limit time.Duration, inPods bool) (minor int, open []Process, err error) {
 	minor, err = f.Roots.Within(ctx).GPUMinor(pciAddress)
 	if err != nil {
 		return 0, nil, fmt.Errorf("who has its device node open is not known: %w", err)
 	}
 	node, first := gpuNode(minor), firstCapability+perGPU*minor
-	all, err := f.looks.Do("", limit, f.proc().openers)
+	all, err := f.looks.Do(inPods, limit, func() ([]Process, error) { return f.proc().openers(inPods) })
 	for _, p := range all {
 		p.nodes = slices.DeleteFunc(slices.Clone(p.nodes), func(path string) bool {
 			return path != node && !isCapability(filepath.Base(path), first, first+perGPU)

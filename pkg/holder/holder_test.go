@@ -199,20 +199,24 @@ func TestOpenersInTime(t *testing.T) {
 	f := finder(t)
 	f.run(t, 5004711, "train", inPodCgroup, "/dev/nvidia2")
 	f.run(t, 5004712, "other", inPodCgroup, "/dev/nvidia-caps/nvidia-cap336")
-	if open, err := f.Openers(t.Context(), pci, time.Minute); err != nil || len(open) != 1 || open[0].PID != 5004711 {
+	f.run(t, 5004713, "nvidia-persistenced", "0::/system.slice/nvidia-persistenced.service", "/dev/nvidia2")
+	if open, err := f.Openers(t.Context(), pci, time.Minute, true); err != nil || len(open) != 1 || open[0].PID != 5004711 {
+		t.Errorf("in pods: got %+v, %v", open, err)
+	}
+	if open, err := f.Openers(t.Context(), pci, time.Minute, false); err != nil || len(open) != 2 {
 		t.Errorf("got %+v, %v", open, err)
 	}
 	started, release := make(chan struct{}), make(chan struct{})
 	defer close(release)
 	go func() {
-		_, _ = f.looks.Do("", time.Hour, func() ([]Process, error) {
+		_, _ = f.looks.Do(false, time.Hour, func() ([]Process, error) {
 			close(started)
 			<-release
 			return nil, nil
 		})
 	}()
 	<-started
-	if open, err := f.Openers(t.Context(), pci, time.Second); err == nil || !strings.Contains(err.Error(), "could not be read in time") {
+	if open, err := f.Openers(t.Context(), pci, time.Second, false); err == nil || !strings.Contains(err.Error(), "could not be read in time") {
 		t.Errorf("got %+v, %v", open, err)
 	}
 }

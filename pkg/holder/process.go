@@ -45,8 +45,9 @@ type procfs struct {
 
 // openers lists the processes that have device nodes of the driver open, by PID.
 // The node of a GPU is known by its name, and by its number where it has another one: its container
-// may have ended, or somebody may have made it elsewhere.
-func (p procfs) openers() ([]Process, error) {
+// may have ended, or somebody may have made it elsewhere. What has no pod is not looked at if nobody asks for it: the
+// cgroup of a process is one file, and what it has open may be thousands.
+func (p procfs) openers(inPods bool) ([]Process, error) {
 	entries, err := os.ReadDir(p.path)
 	if err != nil {
 		return nil, fmt.Errorf("look for processes: %w", err)
@@ -54,7 +55,7 @@ func (p procfs) openers() ([]Process, error) {
 	var found []Process
 	for _, entry := range entries {
 		pid, err := strconv.Atoi(entry.Name())
-		if err != nil || pid == os.Getpid() {
+		if err != nil || pid == os.Getpid() || inPods && p.pod(pid).UID == "" {
 			continue
 		}
 		if nodes := p.nodes(pid); len(nodes) > 0 {
@@ -135,9 +136,15 @@ func (p procfs) process(pid int) Process {
 	if name, err := os.ReadFile(p.of(pid, "comm")); err == nil {
 		one.name = strings.TrimSuffix(string(name), "\n")
 	}
-	pod, _ := podcgroup.OfProcess(os.DirFS(p.path), pid)
+	pod := p.pod(pid)
 	one.Pod, one.container = pod.UID, pod.Container
 	return one
+}
+
+// pod is that of a process, or the zero value.
+func (p procfs) pod(pid int) podcgroup.Pod {
+	pod, _ := podcgroup.OfProcess(os.DirFS(p.path), pid)
+	return pod
 }
 
 // tick is the kernel's unit of time in procfs, on all machines that Go runs on.

@@ -111,9 +111,12 @@ func (l *Lifecycle) CreateCompute(ctx context.Context, pciAddress string, instan
 }
 
 // DestroyCompute destroys a compute instance. None is a success. Where it is in use the error wraps gpu.ErrInUse and
-// names who has it.
+// names who has it. One that is still there after a success keeps its GPU instance from being destroyed.
 func (l *Lifecycle) DestroyCompute(ctx context.Context, pciAddress string, instanceID, computeID int) error {
 	err := l.hw.DestroyComputeInstance(ctx, pciAddress, instanceID, computeID)
+	if err == nil {
+		return nil
+	}
 	return l.confirmGone(ctx, pciAddress, fmt.Sprintf("compute instance %d of GPU instance %d", computeID, instanceID), instanceID, err,
 		func(i gpu.Instance) bool {
 			return i.ID == instanceID && slices.ContainsFunc(i.Compute, func(c gpu.ComputeInstance) bool { return c.ID == computeID })

@@ -175,6 +175,15 @@ func (s *Store) keeps(e *entry) bool {
 	return e.record != nil || e.released > 0 && (len(e.guards)+len(e.earlier) > 0 || s.Alone == nil || !s.Alone())
 }
 
+// hasBody reports whether the file says what a body says, also if another version wrote it, which may say more.
+func (s *Store) hasBody(e *entry, body []byte) bool {
+	if _, rest, _ := bytes.Cut(e.file.data, []byte("\n")); e.file.err == nil && bytes.Equal(rest, body) {
+		return true
+	}
+	_, was, err := parse(e.file.data, e.uid, s.boot)
+	return err == nil && was != nil && bytes.Equal(encodeBody(was), body)
+}
+
 // write makes the file say what is known of a claim. It needs no space where only the head changes.
 func (s *Store) write(e *entry) (err error) {
 	f := &e.file
@@ -185,13 +194,12 @@ func (s *Store) write(e *entry) (err error) {
 		}
 	}
 	h.writes = f.head.writes + 1
-	_, was, wasErr := parse(f.data, e.uid, s.boot)
 	switch {
 	case !s.keeps(e):
 		err = s.files.Remove(f.path)
 	case e.record == nil && f.data != nil:
 		err = s.files.WriteHead(f.path, h.line())
-	case e.record != nil && wasErr == nil && was != nil && bytes.Equal(encodeBody(was), body):
+	case e.record != nil && s.hasBody(e, body):
 		h.gpus, h.body = f.head.gpus, f.head.body // what another version wrote stays
 		err = s.files.WriteHead(f.path, h.line())
 	default:

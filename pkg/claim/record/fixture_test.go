@@ -140,11 +140,10 @@ func view(s *Store) string {
 		}
 		parts = append(parts, strings.TrimSpace(fmt.Sprintf("%sguard %s", released, strings.Join(g.GPUs, ","))))
 	}
-	for t := time.Duration(9); t > 0; t-- {
-		if s.Released(uid, t-1) {
-			parts = append(parts, fmt.Sprintf("released %d", t))
-			break
-		}
+	known, unlock, _ := s.open(false, uid)
+	defer unlock()
+	if at := known[uid].released; at > 0 {
+		parts = append(parts, fmt.Sprintf("released %d", at))
 	}
 	return strings.Join(parts, "; ")
 }

@@ -198,15 +198,9 @@ func (s *Store) Release(uid types.UID, arrived time.Duration) (written bool, err
 	return err == nil, err
 }
 
-// Released reports whether the claim was released by a call that arrived after the given time.
-func (s *Store) Released(uid types.UID, since time.Duration) bool {
-	released, _ := inTurn(s, "read when claim "+string(uid)+" was released", func() (time.Duration, error) {
-		known, unlock, _ := s.open(false, uid)
-		defer unlock()
-		return known[uid].released, nil
-	})
-	return cmp.Or(released, s.release(uid).at) > since
-}
+// Released reports whether this process knows of a release of the claim by a call that arrived after the given time. A record that
+// is older than one that another process knows of is refused when it is written, see Put.
+func (s *Store) Released(uid types.UID, since time.Duration) bool { return s.release(uid).at > since }
 
 // Clear notes that nothing is left of the claim on a GPU. With the last mark the record goes, and those of earlier boots; gone
 // says so. Where the disk refuses it nobody takes it for cleared: another process may have counted on what the record says.

@@ -130,19 +130,20 @@ func (u *Users) Users(ctx context.Context, pciAddress string, claims, orphans []
 		}
 	}
 	listed, unlisted := u.List(ctx, pciAddress)
-	open, unopened := u.Finder.Openers(ctx, pciAddress, time.Until(until))
+	cannotList := errors.Is(unlisted, gpu.ErrNotSupported)
+	everybody := cannotList && len(l.orphaned) > 0
+	open, unopened := u.Finder.Openers(ctx, pciAddress, time.Until(until), !everybody)
 	if unopened != nil {
 		klog.FromContext(ctx).V(2).Info("Open device nodes were not looked at, the driver's list of processes decides", "reason", unopened)
 	}
 	for _, p := range listed {
 		l.addListed(ctx, u.Finder.Process(p.PID), p.InstanceID)
 	}
-	cannotList := errors.Is(unlisted, gpu.ErrNotSupported)
 	if cannotList {
 		unlisted = nil
 	}
 	switch {
-	case cannotList && len(l.orphaned) > 0:
+	case everybody:
 		// The kernel knows who has the GPU open, whatever the driver can list.
 		unlisted = unopened
 		for _, p := range open {

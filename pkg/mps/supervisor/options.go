@@ -26,7 +26,7 @@ type Options struct {
 	// StartLimit is how long a start may take, unless the caller's context ends
 	// sooner.
 	StartLimit time.Duration
-	// CommandLimit is how long a daemon may take to answer.
+	// CommandLimit is how long a daemon may take to answer: a busy machine is not a daemon that hangs.
 	CommandLimit time.Duration
 	// EndLimit is how long each step of a stop may take: a daemon that was told to
 	// quit, processes that were killed, a mount that is busy.
@@ -57,7 +57,7 @@ func (o Options) withDefaults() Options {
 	o.CheckInterval = cmp.Or(o.CheckInterval, 2*time.Second)
 	o.LeftoverInterval = cmp.Or(o.LeftoverInterval, time.Minute)
 	o.StartLimit = cmp.Or(o.StartLimit, time.Minute)
-	o.CommandLimit = cmp.Or(o.CommandLimit, 5*time.Second)
+	o.CommandLimit = cmp.Or(o.CommandLimit, 10*time.Second)
 	o.EndLimit = cmp.Or(o.EndLimit, 5*time.Second)
 	o.FaultLimit = cmp.Or(o.FaultLimit, 2*time.Minute)
 	o.PodsRetry = cmp.Or(o.PodsRetry, 5*time.Second)
