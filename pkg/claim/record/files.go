@@ -94,6 +94,11 @@ func (e *entry) unreadable() error {
 	return fmt.Errorf("%s cannot be read: %w", e.guards[0].path, e.guards[0].err)
 }
 
+// isOver reports whether nothing is known of a claim but that it was released, and no call can be older.
+func (e *entry) isOver(now time.Duration) bool {
+	return e.released > 0 && now-e.released >= CallLife && e.record == nil && len(e.guards) == 0
+}
+
 // open locks the store and reads what is known of one claim, or of all. With an error that is no more than which releases this
 // process could not write down.
 // The lock is the folder's own, which takes no space. A folder that is not there needs none to be read.

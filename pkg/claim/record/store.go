@@ -251,7 +251,7 @@ func (s *Store) sweep(now time.Duration) error {
 	}
 	for uid, e := range known {
 		last := s.release(uid)
-		isOld := e.released > 0 && now-e.released >= CallLife && e.record == nil && len(e.guards) == 0
+		isOld := e.isOver(now)
 		if isOld {
 			e.released = 0
 		}

@@ -157,7 +157,7 @@ func resting(b *testing.B, result *table, sides []*side, when string, goals bool
 	}
 	var all []process
 	for _, s := range sides {
-		all = append(all, process{s.name, "plugin", s.driver.Cmd.Process.Pid, goal{most: 0.05}, goal{most: 40}, goal{most: 12}})
+		all = append(all, process{s.name, "plugin", s.driver.Cmd.Process.Pid, goal{most: 0.5}, goal{most: 80}, goal{most: 12}})
 		if s.supervisor != nil {
 			all = append(all, process{s.name, "MPS supervisor", s.supervisor.Cmd.Process.Pid, goal{}, goal{most: 12}, goal{most: 4}})
 		}
