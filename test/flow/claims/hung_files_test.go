@@ -132,3 +132,36 @@ func TestDriverFolderHangs(t *testing.T) {
 		t.Errorf("the driver's folder does not answer, and partitions are not given back: %+v", left)
 	}
 }
+
+// TestRecordsHang checks that every call gets an answer although the disk with the records does not, and that all goes on when
+// it does again.
+func TestRecordsHang(t *testing.T) {
+	t.Parallel()
+	n := harness.NewNode(t, "h100x2")
+	p := n.Start(t, harness.Quiet...)
+	p.Ready(t)
+	earlier := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(1, "1g.10gb", 4)}))
+	later := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 4)}))
+	p.MustPrepare(t, earlier)
+	hung := harness.HoldFiles(t, n.RecordsDir())
+
+	// The first one finds out that the disk does not answer. The kubelet comes again.
+	for range 2 {
+		err := p.TryUnprepare(t.Context(), earlier, harness.ReleaseTimeout)
+		if err == nil || !strings.Contains(err.Error(), "the disk does not answer") {
+			t.Errorf("release: got %v, want that the disk does not answer", err)
+		}
+	}
+	hung.UntilHeld(t, 1)
+	if _, err := p.TryPrepare(t.Context(), later, harness.ReleaseTimeout); err == nil || !strings.Contains(err.Error(), "may be in use by a claim whose record cannot be read") {
+		t.Errorf("prepare: got %v, want that a record cannot be read", err)
+	}
+	n.WantInstances(t, 1, harness.Place{Profile: "1g.10gb", Start: 4})
+
+	hung.Open()
+	p.MustUnprepare(t, earlier)
+	p.MustPrepare(t, later)
+	n.WantInstances(t, 0, harness.Place{Profile: "1g.10gb", Start: 4})
+	n.WantInstances(t, 1)
+	p.MustUnprepare(t, later)
+}
