@@ -35,10 +35,10 @@ func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim)
 		return nil, err
 	}
 	defer unlock()
+	was, _ := m.store.Read(claim.UID) // one that cannot be read is guarded
 	if m.store.Released(claim.UID, arrived) || m.clock()-arrived > record.CallLife {
 		return nil, record.ErrOutOfDate
 	}
-	was, _ := m.store.Read(claim.UID) // one that cannot be read is guarded
 	if was != nil && was.BootID == m.store.Boot() {
 		if err := m.sessions.tellLosses(ctx, was); err != nil {
 			return nil, err

@@ -6,9 +6,11 @@ package claim
 import (
 	"context"
 	"errors"
+	"os"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -118,4 +120,64 @@ func TestLastSharesOrphanedInTwoProcesses(t *testing.T) {
 			t.Fatalf("%d shares are kept, and a process runs on the GPU", kept)
 		}
 	}
+}
+
+// TestClearFailsOnce: that the last write of a release fails once leaves nothing, and is in nobody's way.
+func TestClearFailsOnce(t *testing.T) {
+	for name, next := range map[string]func(t *testing.T, m *Manager){
+		"released": func(t *testing.T, m *Manager) { mustUnprepare(t, m, "u1") },
+		"allocated anew": func(t *testing.T, m *Manager) {
+			mustPrepare(t, m, newClaim("u1", sliceA0))
+			mustUnprepare(t, m, "u1")
+		},
+		"the place given to the next": func(t *testing.T, m *Manager) {
+			mustUnprepare(t, m, "u1")
+			mustPrepare(t, m, newClaim("u2", sliceB0))
+			mustUnprepare(t, m, "u2")
+		},
+	} {
+		runInBubble(t, name, func(t *testing.T) {
+			b := newBox(t)
+			m := b.manager()
+			mustPrepare(t, m, newClaim("u1", sliceB0))
+			failed := false
+			b.hooks(func(e string) error {
+				if e == "delete record" && !failed {
+					failed = true
+					return os.ErrDeadlineExceeded
+				}
+				return nil
+			}, nil)
+			began := time.Now()
+			next(t, m)
+			if !failed || time.Since(began) > 0 {
+				t.Errorf("failed %t, waited for %s", failed, time.Since(began))
+			}
+			b.wantNothing()
+		})
+	}
+}
+
+// TestReleaseOfGuardUnwritten: something may be left of a claim whose record cannot be read and whose GPU does not answer. Where
+// its release cannot be written down either, nobody is told that it is over.
+func TestReleaseOfGuardUnwritten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBox(t)
+		m := b.manager()
+		mustPrepare(t, m, newClaim("u1", sliceA0))
+		damage(t, m, "u1")
+		_, comeBack := b.hang(pciA)
+		b.hooks(fullDisk, nil)
+		wantError(t, m.Unprepare(t.Context(), "u1"), "may be left")
+		b.hooks(nil, nil)
+		comeBack()
+		synctest.Wait()
+		m = b.manager()
+		mustUnprepare(t, m, "u1")
+		b.removeForeign(addressA0) // as the guard says
+		mustReconcile(t, m)
+		if left := b.guards(); len(left) > 0 {
+			t.Errorf("left: %q", left)
+		}
+	})
 }

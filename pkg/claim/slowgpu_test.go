@@ -96,6 +96,7 @@ func TestReleaseOnSlowGPU(t *testing.T) {
 				b.slow.each = 1300 * time.Millisecond
 				check(t, b, m)
 				b.slow.nothing()
+				time.Sleep(roundTime) // what goes on without a caller ends
 			})
 		})
 	}

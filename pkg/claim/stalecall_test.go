@@ -8,9 +8,12 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/partage-dev/partage/pkg/claim/converge"
 	"github.com/partage-dev/partage/pkg/claim/record"
@@ -231,5 +234,79 @@ func TestReleasedByAnotherProcess(t *testing.T) {
 			wantError(t, err, "out of date")
 			b.wantNothing()
 		})
+	}
+}
+
+// TestStaleCallAfterYounger: another process has released the claim and prepared it anew since. An older call is refused, and
+// does not touch what the younger one has, also where something of that is to be made again.
+func TestStaleCallAfterYounger(t *testing.T) {
+	for name, test := range map[string]struct {
+		claim func() *resourceapi.ResourceClaim
+		// lose says that the CDI spec is gone.
+		lose bool
+	}{
+		"complete":     {func() *resourceapi.ResourceClaim { return newClaim("u1", sliceA0) }, false},
+		"spec missing": {func() *resourceapi.ResourceClaim { return newClaim("u1", sliceA0) }, true},
+		"interval":     {func() *resourceapi.ResourceClaim { return configure(newClaim("u1", wholeC), fromClaim, gpuLong) }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBox(t)
+			old, m := b.manager(), b.manager()
+			if err := m.Unprepare(arrivedAt(t.Context(), 20), "u1"); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := m.Prepare(arrivedAt(t.Context(), 30), test.claim()); err != nil {
+				t.Fatal(err)
+			}
+			if test.lose {
+				b.mu.Lock()
+				delete(b.specs, "u1")
+				b.mu.Unlock()
+			}
+			before := b.state()
+			_, err := old.Prepare(arrivedAt(t.Context(), 10), test.claim())
+			wantError(t, err, "out of date")
+			b.wantState(t, "after the late call", before)
+			if r, err := m.store.Read("u1"); err != nil || r == nil || r.State != record.Prepared || r.Arrived != 30 {
+				t.Errorf("the younger call's record is %+v, %v", r, err)
+			}
+		})
+	}
+}
+
+// TestStaleCallWaits: a call that waits for a place ends when its claim is released in another process.
+func TestStaleCallWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBox(t)
+		old, m := b.manager(), b.manager()
+		mustPrepare(t, m, newClaim("other", sliceA0))
+		began, done := time.Now(), make(chan error)
+		go func() {
+			_, err := old.Prepare(arrivedAt(t.Context(), 10), newClaim("u1", sliceA0))
+			done <- err
+		}()
+		synctest.Wait()
+		if err := m.Unprepare(arrivedAt(t.Context(), 20), "u1"); err != nil {
+			t.Error(err)
+		}
+		if err := <-done; err == nil || !strings.Contains(err.Error(), "out of date") || time.Since(began) > 2*time.Second {
+			t.Errorf("the late call ends after %s: %v", time.Since(began), err)
+		}
+	})
+}
+
+// TestSurveyBesideRelease: a release that has just come is no news, whichever process is at work on it.
+func TestSurveyBesideRelease(t *testing.T) {
+	b := newBox(t)
+	old, m := b.manager(), b.manager()
+	mustPrepare(t, old, newClaim("u1", sliceA0))
+	b.pass(time.Hour)
+	if _, err := old.store.Release("u1", b.clock()); err != nil {
+		t.Fatal(err)
+	}
+	for name, one := range map[string]*Manager{"the same": old, "the other": m} {
+		if status := one.Survey(t.Context()); len(status.Conditions) > 0 {
+			t.Errorf("%s process: %+v", name, status.Conditions)
+		}
 	}
 }

@@ -81,6 +81,9 @@ func (m *Manager) finish(ctx context.Context, uid types.UID, snapshot *record.Sn
 			klog.FromContext(ctx).Error(guardErr, "What a record that cannot be read is about is not known to be released")
 		}
 	}
+	if len(guarded) > 0 && m.store.Snapshot().IsGuarded(uid) {
+		err = errors.Join(err, errors.New("what its record is about, which cannot be read, may be left"))
+	}
 	if len(gpus) == 0 {
 		// Also what a process has left that was killed when the record was gone.
 		if dropErr := m.dropLimits(uid); dropErr != nil {

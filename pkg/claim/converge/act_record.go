@@ -200,10 +200,14 @@ func (w *work) removeSpec(ctx context.Context, a rules.Action) error {
 	return err
 }
 
-// clear notes that nothing is left of a claim on a GPU. Where the disk refuses it is done again, and finds nothing to do.
+// clear notes that nothing is left of a claim on a GPU. Where the disk refuses it is done again when that is due, and finds
+// nothing to do.
 func (w *work) clear(ctx context.Context, a rules.Action) error {
 	defer steptime.Of(ctx).Begin(steptime.Journal)()
 	gone, err := w.Store.Clear(a.Claim, a.GPU)
+	if err != nil {
+		gone, err = w.Store.Clear(a.Claim, a.GPU) // it may have been for a moment
+	}
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "What is released is not written down", "claimUID", a.Claim)
 	}

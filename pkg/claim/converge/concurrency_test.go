@@ -8,10 +8,14 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/gofrs/flock"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/claim/record"
@@ -179,4 +183,37 @@ func TestOrphan(t *testing.T) {
 		settle(t, e)
 		wantLeft(t, m, fmt.Sprintf("%v not in use", devices), nil)
 	}
+}
+
+// locked is hardware of which somebody locks the records while it is looked at.
+type locked struct {
+	hardware
+	lock func()
+}
+
+func (l locked) Users(ctx context.Context, pciAddress string, claims, orphans []*record.Record) (rules.Users, map[int]rules.Users) {
+	l.lock()
+	return l.hardware.Users(ctx, pciAddress, claims, orphans)
+}
+
+// TestFinishUnreadable: a release that waits is not over because the record cannot be read.
+func TestFinishUnreadable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine(t)
+		e := m.engine()
+		if _, err := e.Prepare(t.Context(), wanted(e, "u", "A")); err != nil {
+			t.Fatal(err)
+		}
+		m.users[pciA] = rules.Users{Memory: true, Text: "process 4711"}
+		if _, err := e.Store.Release("u", m.clock()); err != nil {
+			t.Fatal(err)
+		}
+		elsewhere := flock.New(filepath.Join(m.root, "records"), flock.SetFlag(os.O_RDONLY))
+		e.Users = locked{hardware{m}, func() { _, _ = elsewhere.TryLock() }}
+		err := e.Finish(t.Context(), "u", []string{pciA})
+		_ = elsewhere.Unlock()
+		if err == nil {
+			t.Errorf("something is left, and it is said that nothing is: %v", m.left())
+		}
+	})
 }

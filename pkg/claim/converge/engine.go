@@ -21,7 +21,7 @@ import (
 )
 
 // Partitions observes and changes the instances of GPUs. Each change is one idempotent effect whose outcome was read
-// back; a *partition.RefusedError had definitely no effect.
+// back, or that the next one needs; a *partition.RefusedError had definitely no effect.
 type Partitions interface {
 	// State lists all instances of a GPU, foreign ones included. The error wraps gpu.ErrNotSupported on a GPU without MIG.
 	State(ctx context.Context, pciAddress string) (gpu.MIGState, error)

@@ -54,10 +54,7 @@ func (e *Engine) finishOn(ctx context.Context, claim types.UID, address string) 
 				return err
 			}
 		case r.task == nil || taskName(r.task) == last: // what it was about stays: a CDI spec that cannot be removed
-			if v, found := r.said[address].Verdict(claim); found && (v.State == rules.Pending || v.State == rules.Unknown) && e.isLeaving(claim) {
-				return &VerdictError{Verdict: v, cause: r.said[address].Unanswered}
-			}
-			return nil
+			return e.left(claim, r.said[address])
 		case r.task.Actions[len(r.task.Actions)-1].Do == rules.Clear:
 			return nil // nothing is left
 		default:
@@ -66,10 +63,16 @@ func (e *Engine) finishOn(ctx context.Context, claim types.UID, address string) 
 	}
 }
 
-// isLeaving reports whether a claim has something that has to go.
-func (e *Engine) isLeaving(claim types.UID) bool {
+// left says what a claim has on a GPU that has to go, or why that is not known.
+func (e *Engine) left(claim types.UID, said *Said) error {
 	r, err := e.Store.Read(claim)
-	return err == nil && r != nil && r.State != record.Prepared
+	if err != nil || r == nil || r.State == record.Prepared {
+		return err
+	}
+	if v, found := said.Verdict(claim); found && (v.State == rules.Pending || v.State == rules.Unknown) {
+		return &VerdictError{Verdict: v, cause: said.Unanswered}
+	}
+	return nil
 }
 
 // attempts counts those that have failed.

@@ -108,10 +108,7 @@ func (s *Store) open(write bool, only ...types.UID) (known map[types.UID]*entry,
 	}
 	lock := flock.New(s.folder, flock.SetFlag(os.O_RDONLY))
 	if err == nil {
-		// A process that is not stopped has it for a thousandth of that.
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-		defer cancel()
-		_, err = lock.TryLockContext(ctx, time.Millisecond)
+		err = s.lock(lock)
 	}
 	var files []os.DirEntry
 	if err == nil {
@@ -141,6 +138,23 @@ func (s *Store) open(write bool, only ...types.UID) (known map[types.UID]*entry,
 	return known, func() { _ = lock.Unlock() }, err // it fails for a bad descriptor only
 }
 
+// lockTime is how long the lock is waited for. A process that is not stopped has it for a thousandth of that.
+const lockTime = 5 * time.Second
+
+// lock waits for the lock of the records, once: where another process has kept it for so long nobody waits until it was free again.
+func (s *Store) lock(lock *flock.Flock) error {
+	locked, err := lock.TryLock()
+	if err == nil && !locked && !s.stuck {
+		ctx, cancel := context.WithTimeout(context.Background(), lockTime)
+		defer cancel()
+		locked, err = lock.TryLockContext(ctx, time.Millisecond)
+	}
+	if s.stuck = !locked; s.stuck && (err == nil || errors.Is(err, context.DeadlineExceeded)) {
+		err = errors.New("another process keeps them locked")
+	}
+	return err
+}
+
 // load reads the files of a claim.
 func (s *Store) load(uid types.UID, paths []string) *entry {
 	e := &entry{uid: uid, file: file{path: s.Path(uid)}}
@@ -167,7 +181,7 @@ func (s *Store) load(uid types.UID, paths []string) *entry {
 		}
 	}
 	e.record = e.file.record
-	e.released = max(e.released, s.release(uid).at)
+	e.released = s.learn(uid, e.released)
 	e.age()
 	if e.before != nil && e.released > 0 {
 		e.before.State = Releasing
@@ -182,7 +196,7 @@ func (s *Store) keeps(e *entry) bool {
 
 // hasBody reports whether the file says what a body says, also if another version wrote it, which may say more.
 func (s *Store) hasBody(e *entry, body []byte) bool {
-	if _, rest, _ := bytes.Cut(e.file.data, []byte("\n")); e.file.err == nil && bytes.Equal(rest, body) {
+	if _, rest, _ := bytes.Cut(e.file.data, []byte("\n")); bytes.Equal(rest, body) {
 		return true
 	}
 	_, was, err := parse(e.file.data, e.uid, s.boot)

@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/partage-dev/partage/pkg/partition"
 )
 
 var update = flag.Bool("update", false, "write testdata")
@@ -149,7 +151,12 @@ func TestNewerFields(t *testing.T) {
 	}{
 		{step{do: func(s *Store) error { return s.Update(uid, started) }, want: "preparing 1 ++"}, true},
 		{step{do: release(3), want: "releasing 1 ++; released 3"}, true},
-		{step{do: func(s *Store) error { return s.Update(uid, prepared) }, want: "releasing 1 ++ made; released 3"}, false},
+		{step{do: func(s *Store) error {
+			return s.Update(uid, func(r *Record) error {
+				r.Devices[0].Partition.Made = &partition.Live{InstanceID: 9, UUID: "MIG-1"}
+				return nil
+			})
+		}, want: "releasing 1 ++ made; released 3"}, false},
 	} {
 		must(t, change.do(s))
 		if got := view(s); got != change.want {

@@ -4,10 +4,17 @@
 package record
 
 import (
+	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/gofrs/flock"
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // held are files of a disk that does not answer writes while it is frozen.
@@ -95,6 +102,98 @@ func TestHungDisk(t *testing.T) {
 		must(t, s.Sweep(6))
 		if got := view(open(t, dir, OS{})); got != want {
 			t.Errorf("to another process after a sweep: got %q, want %q", got, want)
+		}
+	})
+}
+
+// TestHungRead: the disk hangs while what is there is read. The change is not made later, of which the caller was told that it
+// was not; the release is known, and written by a sweep.
+func TestHungRead(t *testing.T) {
+	t.Parallel()
+	s := open(t, t.TempDir(), OS{})
+	must(t, put(s, pair(1)))
+	fifo := s.Path(uid) + ".1"
+	must(t, unix.Mkfifo(fifo, 0o600))
+	changed := false
+	wantNoAnswer(t, "update", 2*diskTime, func() error {
+		return s.Update(uid, func(*Record) error { changed = true; return nil })
+	})
+	wantNoAnswer(t, "release", diskTime, func() error { _, err := s.Release(uid, 5); return err })
+	file, err := os.OpenFile(fifo, os.O_WRONLY, 0) // who reads it goes on
+	must(t, err)
+	must(t, os.Remove(fifo))
+	must(t, file.Close())
+	for _, err := s.Read(uid); err != nil; _, err = s.Read(uid) {
+		if t.Context().Err() != nil {
+			t.Fatal(err)
+		}
+	}
+	if changed {
+		t.Error("a change was made of which its caller was told that it was not")
+	}
+	must(t, s.Sweep(6))
+	if got, want := view(open(t, filepath.Dir(s.folder), OS{})), "releasing 1 --; released 5"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// TestPanicInChange: a defect in a change does not keep its caller, who has locks.
+func TestPanicInChange(t *testing.T) {
+	s := open(t, t.TempDir(), OS{})
+	must(t, put(s, pair(1)))
+	if err := s.Update(uid, func(*Record) error { panic("a defect") }); err == nil || !strings.Contains(err.Error(), "a defect") {
+		t.Errorf("got %v, want the defect", err)
+	}
+	if got := view(s); got != "preparing 1 --" {
+		t.Errorf("got %q", got)
+	}
+}
+
+// slow are files that take a second to be removed.
+type slow struct{ OS }
+
+func (slow) Remove(path string) error { time.Sleep(time.Second); return OS{}.Remove(path) }
+
+// TestLongSweep: others get their turn while many files are swept on a disk that is slow, and answers.
+func TestLongSweep(t *testing.T) {
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		s := open(t, dir, slow{})
+		must(t, put(s, pair(1)))
+		for i := range 40 {
+			_, err := s.Release(types.UID(fmt.Sprintf("old-%d", i)), 1)
+			must(t, err)
+		}
+		swept := make(chan error, 1)
+		go func() { swept <- s.Sweep(2 + life) }()
+		time.Sleep(diskTime + time.Second)
+		if waited, err := took(func() error { _, err := s.Read(uid); return err }); err != nil || waited > 2*time.Second {
+			t.Errorf("a read beside it: %v after %s", err, waited)
+		}
+		must(t, <-swept)
+	})
+}
+
+// TestLockedElsewhere: a process that is stopped while it has the lock is waited for once, until it lets go.
+func TestLockedElsewhere(t *testing.T) {
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		s := open(t, dir, OS{})
+		must(t, put(s, pair(1)))
+		stopped := flock.New(s.folder, flock.SetFlag(os.O_RDONLY))
+		if locked, err := stopped.TryLock(); !locked || err != nil {
+			t.Fatal(locked, err)
+		}
+		for i, most := range []time.Duration{lockTime + time.Second, 0, 0} {
+			waited, err := took(func() error { _, err := s.Release(uid, 5); return err })
+			if err == nil || !strings.Contains(err.Error(), "another process keeps them locked") || waited > most {
+				t.Errorf("call %d: %v after %s, want %s at most", i, err, waited, most)
+			}
+		}
+		must(t, stopped.Unlock())
+		must(t, s.Sweep(6))
+		if got, want := view(open(t, dir, OS{})), "releasing 1 --; released 5"; got != want {
+			t.Errorf("got %q, want %q", got, want)
 		}
 	})
 }

@@ -124,6 +124,11 @@ func (all *Snapshot) Of(claim types.UID) *Record {
 	return nil
 }
 
+// IsGuarded reports whether a claim has a record that cannot be read.
+func (all *Snapshot) IsGuarded(claim types.UID) bool {
+	return slices.ContainsFunc(all.Guards, func(g Guard) bool { return g.Claim == claim })
+}
+
 // UIDs lists the claims that have a record, of any boot, or one that cannot be read. With an error there may be more.
 func (s *Store) UIDs() ([]types.UID, error) {
 	all, uids := s.Snapshot(), map[types.UID]bool{}

@@ -36,12 +36,14 @@ var (
 const diskTime = call.SlowAfter
 
 // Store keeps the records of one node. Its methods lock for as long as they take, against other processes too, and nobody
-// needs a lock to call them. None takes longer than diskTime: where the disk does not answer they fail.
+// needs a lock to call them. Where the disk does not answer they fail after diskTime and a moment.
 type Store struct {
 	folder, boot string
 	files        Files
 	// disk is for goroutines, in their order, what the folder's lock is for processes. No call into a driver waits for it.
 	disk *call.Queue
+	// stuck means that another process has kept the folder's lock when it was last waited for. It belongs to who has the turn.
+	stuck bool
 
 	mu      sync.Mutex
 	changed chan struct{}
@@ -95,15 +97,17 @@ func (s *Store) note(uid types.UID, at time.Duration, written bool) {
 
 // inTurn does something with the disk, which nobody else does meanwhile.
 func inTurn[T any](s *Store, name string, do func() (T, error)) (T, error) {
-	var none T
+	var value T
+	var err error
 	if out := s.disk.Pending(); out != nil {
-		return none, fmt.Errorf("%s: the disk does not answer: %v", name, out) //nolint:errorlint // it is not about a GPU
+		err = out
+	} else {
+		ctx, cancel := context.WithTimeout(context.Background(), diskTime)
+		defer cancel()
+		value, err = call.Do(ctx, s.disk, name, do)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), diskTime)
-	defer cancel()
-	value, err := call.Do(ctx, s.disk, name, do)
 	if gpu.IsPending(err) {
-		err = fmt.Errorf("the disk does not answer: %v", err) //nolint:errorlint // as above
+		err = fmt.Errorf("%s: the disk does not answer: %v", name, err) //nolint:errorlint // it is not about a GPU
 	}
 	return value, err
 }
@@ -127,16 +131,20 @@ func (s *Store) edit(uid types.UID, change func(*entry) error) error {
 	}
 	var mu sync.Mutex
 	var over error
+	changeInTime := func(e *entry) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if over != nil {
+			return over
+		}
+		return change(e)
+	}
 	_, err := inTurn(s, "write the record of claim "+string(uid), func() (struct{}, error) {
 		known, unlock, err := s.open(true, uid)
 		defer unlock()
 		e := known[uid]
 		if err == nil {
-			mu.Lock()
-			if err = over; err == nil {
-				err = change(e)
-			}
-			mu.Unlock()
+			err = changeInTime(e)
 		}
 		for i := range e.drop {
 			err = errors.Join(err, s.files.Remove(e.drop[i].path))
@@ -170,13 +178,20 @@ func (s *Store) Put(r *Record, change func(*Record) error) error {
 }
 
 // Update changes the record of a claim. It needs no space on the disk where only the state, times and marks change. The
-// error wraps ErrNoRecord if there is none. The function must not use the store.
+// error wraps ErrNoRecord if there is none, and ErrOutOfDate where the record would be older than a release of its claim and
+// not be one of a release. The function must not use the store.
 func (s *Store) Update(uid types.UID, change func(*Record) error) error {
 	return s.edit(uid, func(e *entry) error {
 		if e.record == nil {
 			return cmp.Or(e.unreadable(), ErrNoRecord)
 		}
-		return change(e.record)
+		if err := change(e.record); err != nil {
+			return err
+		}
+		if e.record.State != Releasing && e.record.Arrived < e.released {
+			return ErrOutOfDate
+		}
+		return nil
 	})
 }
 
@@ -198,8 +213,8 @@ func (s *Store) Release(uid types.UID, arrived time.Duration) (written bool, err
 	return err == nil, err
 }
 
-// Released reports whether this process knows of a release of the claim by a call that arrived after the given time. A record that
-// is older than one that another process knows of is refused when it is written, see Put.
+// Released reports whether the claim was released by a call that arrived after the given time, as far as this process knows. It
+// learns of releases by others whenever it reads the records.
 func (s *Store) Released(uid types.UID, since time.Duration) bool { return s.release(uid).at > since }
 
 // Clear notes that nothing is left of the claim on a GPU. With the last mark the record goes, and those of earlier boots; gone
@@ -233,45 +248,68 @@ func (s *Store) DropGuard(uid types.UID) error {
 }
 
 // Sweep writes what could not be written, and removes what says only when a claim was released once no call can be older,
-// and what earlier boots and killed processes have left besides records.
+// and what earlier boots and killed processes have left besides records. Others get their turn in between.
 func (s *Store) Sweep(now time.Duration) error {
-	_, err := inTurn(s, "sweep the records", func() (struct{}, error) { return struct{}{}, s.sweep(now) })
-	return err
-}
-
-func (s *Store) sweep(now time.Duration) error {
-	known, unlock, err := s.open(true)
-	defer unlock()
-	if err != nil {
-		return err
-	}
-	unfinished, err := filepath.Glob(filepath.Join(s.folder, ".*.tmp")) // nobody else is writing
-	for _, path := range unfinished {
-		err = errors.Join(err, s.files.Remove(path))
-	}
-	for uid, e := range known {
-		last := s.release(uid)
-		isOld := e.isOver(now)
-		if isOld {
-			e.released = 0
+	uids, err := inTurn(s, "look for records to sweep", func() (uids []types.UID, err error) {
+		known, unlock, err := s.open(true)
+		defer unlock()
+		if err != nil {
+			return nil, err
 		}
-		if isOld || last.unwritten {
-			writeErr := s.write(e)
-			if isOld && writeErr == nil {
-				s.note(uid, last.at, true)
-			}
-			err = errors.Join(err, writeErr)
-		}
-		for i := range e.earlier {
-			if f := &e.earlier[i]; isOld || f.record == nil {
-				err = errors.Join(err, s.files.Remove(f.path))
+		for uid, e := range known {
+			if e.isOver(now) || s.release(uid).unwritten || len(e.earlier) > 0 {
+				uids = append(uids, uid)
 			}
 		}
+		unfinished, err := filepath.Glob(filepath.Join(s.folder, ".*.tmp")) // nobody else is writing
+		for _, path := range unfinished {
+			err = errors.Join(err, s.files.Remove(path))
+		}
+		return uids, err
+	})
+	for _, uid := range uids {
+		_, failed := inTurn(s, "sweep the record of claim "+string(uid), func() (struct{}, error) { return struct{}{}, s.sweep(uid, now) })
+		err = errors.Join(err, failed)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	maps.DeleteFunc(s.releases, func(_ types.UID, r lastRelease) bool { return !r.unwritten && now-r.at >= CallLife })
 	return err
+}
+
+func (s *Store) sweep(uid types.UID, now time.Duration) error {
+	known, unlock, err := s.open(true, uid)
+	defer unlock()
+	if err != nil {
+		return err
+	}
+	e := known[uid]
+	last, isOver := s.release(uid), e.isOver(now)
+	if isOver {
+		e.released = 0
+	}
+	if isOver || last.unwritten {
+		err = s.write(e)
+	}
+	if isOver && err == nil {
+		s.note(uid, last.at, true)
+	}
+	for i := range e.earlier {
+		if f := &e.earlier[i]; isOver || f.record == nil {
+			err = errors.Join(err, s.files.Remove(f.path))
+		}
+	}
+	return err
+}
+
+// learn notes a release that the disk has, and returns the last one that is known.
+func (s *Store) learn(uid types.UID, at time.Duration) time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if at > s.releases[uid].at {
+		s.releases[uid] = lastRelease{at: at}
+	}
+	return s.releases[uid].at
 }
 
 // release returns the last one of a claim that this process knows of, or zero.
