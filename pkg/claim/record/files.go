@@ -138,19 +138,24 @@ func (s *Store) open(write bool, only ...types.UID) (known map[types.UID]*entry,
 	return known, func() { _ = lock.Unlock() }, err // it fails for a bad descriptor only
 }
 
-// lockTime is how long the lock is waited for. A process that is not stopped has it for a thousandth of that.
-const lockTime = 5 * time.Second
+// lockTime is how long the lock is waited for. A process that is not stopped has it for a thousandth of that. Where one has
+// kept it for so long, others wait for stuckTime until it was free again.
+const (
+	lockTime  = 5 * time.Second
+	stuckTime = 100 * time.Millisecond
+)
 
-// lock waits for the lock of the records, once: where another process has kept it for so long nobody waits until it was free again.
+// lock waits for the lock of the records.
 func (s *Store) lock(lock *flock.Flock) error {
-	locked, err := lock.TryLock()
-	if err == nil && !locked && !s.stuck {
-		ctx, cancel := context.WithTimeout(context.Background(), lockTime)
-		defer cancel()
-		locked, err = lock.TryLockContext(ctx, time.Millisecond)
+	limit := lockTime
+	if s.stuck {
+		limit = stuckTime
 	}
-	if s.stuck = !locked; s.stuck && (err == nil || errors.Is(err, context.DeadlineExceeded)) {
-		err = errors.New("another process keeps them locked")
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	locked, err := lock.TryLockContext(ctx, time.Millisecond)
+	if s.stuck = !locked && errors.Is(err, context.DeadlineExceeded); s.stuck {
+		return errors.New("another process keeps them locked")
 	}
 	return err
 }
