@@ -15,7 +15,8 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
-// The methods here are single effects whose outcome is read back, unless the next one would fail without it. What is to be done where is for their caller to decide.
+// The methods here are single effects whose outcome is read back, unless the next one would fail without it. What is to be done
+// where is for their caller to decide.
 
 // RefusedError is a call that the driver has refused: it has definitely had no effect.
 type RefusedError struct{ Err error }
