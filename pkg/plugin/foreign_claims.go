@@ -93,7 +93,7 @@ func (f *foreignClaims) await(ctx context.Context) {
 	}
 }
 
-// hasNone reports whether it is known that there are none.
+// hasNone reports whether the first look is over, and none are known.
 func (f *foreignClaims) hasNone() bool {
 	select {
 	case <-f.known:

@@ -32,8 +32,8 @@ func TestLife(t *testing.T) {
 			}
 		}
 	}
-	if len(s.unwritten()) > 0 {
-		t.Errorf("in memory: %v", s.unwritten())
+	if len(s.releases.unwritten()) > 0 {
+		t.Errorf("in memory: %v", s.releases.unwritten())
 	}
 }
 
@@ -132,8 +132,8 @@ func TestDiskRefuses(t *testing.T) {
 			if got := view(other); got != mine && step.name != "sweep" {
 				t.Errorf("%s disk: %s: when it works again: %q, want %q", name, step.name, got, mine)
 			}
-			if len(s.unwritten()) > 0 {
-				t.Errorf("%s disk: %s: in memory: %v", name, step.name, s.unwritten())
+			if len(s.releases.unwritten()) > 0 {
+				t.Errorf("%s disk: %s: in memory: %v", name, step.name, s.releases.unwritten())
 			}
 		}
 	}

@@ -108,7 +108,7 @@ func (s *Store) open(write bool, only ...types.UID) (known map[types.UID]*entry,
 	}
 	lock := flock.New(s.folder, flock.SetFlag(os.O_RDONLY))
 	if err == nil {
-		err = s.lock(lock)
+		err = take(lock, &s.stuck)
 	}
 	var files []os.DirEntry
 	if err == nil {
@@ -120,7 +120,7 @@ func (s *Store) open(write bool, only ...types.UID) (known map[types.UID]*entry,
 		err = fmt.Errorf("records in %s: %w", s.folder, err)
 	}
 	paths := map[types.UID][]string{}
-	for _, uid := range slices.Concat(only, s.unwritten()) {
+	for _, uid := range slices.Concat(only, s.releases.unwritten()) {
 		paths[uid] = nil // perhaps there is no file
 	}
 	for _, file := range files {
@@ -145,16 +145,16 @@ const (
 	stuckTime = 100 * time.Millisecond
 )
 
-// lock waits for the lock of the records.
-func (s *Store) lock(lock *flock.Flock) error {
+// take waits for the lock of the records. stuck is whether another process has kept it when it was last waited for.
+func take(lock *flock.Flock, stuck *bool) error {
 	limit := lockTime
-	if s.stuck {
+	if *stuck {
 		limit = stuckTime
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	locked, err := lock.TryLockContext(ctx, time.Millisecond)
-	if s.stuck = !locked && errors.Is(err, context.DeadlineExceeded); s.stuck {
+	if *stuck = !locked && errors.Is(err, context.DeadlineExceeded); *stuck {
 		return errors.New("another process keeps them locked")
 	}
 	return err
@@ -186,7 +186,7 @@ func (s *Store) load(uid types.UID, paths []string) *entry {
 		}
 	}
 	e.record = e.file.record
-	e.released = s.learn(uid, e.released)
+	e.released = s.releases.learn(uid, e.released)
 	e.age()
 	if e.before != nil && e.released > 0 {
 		e.before.State = Releasing
@@ -200,11 +200,11 @@ func (s *Store) keeps(e *entry) bool {
 }
 
 // hasBody reports whether the file says what a body says, also if another version wrote it, which may say more.
-func (s *Store) hasBody(e *entry, body []byte) bool {
+func (e *entry) hasBody(body []byte, boot string) bool {
 	if _, rest, _ := bytes.Cut(e.file.data, []byte("\n")); bytes.Equal(rest, body) {
 		return true
 	}
-	_, was, err := parse(e.file.data, e.uid, s.boot)
+	_, was, err := parse(e.file.data, e.uid, boot)
 	return err == nil && was != nil && bytes.Equal(encodeBody(was), body)
 }
 
@@ -223,14 +223,14 @@ func (s *Store) write(e *entry) (err error) {
 		err = s.files.Remove(f.path)
 	case e.record == nil && f.data != nil:
 		err = s.files.WriteHead(f.path, h.line())
-	case e.record != nil && s.hasBody(e, body):
+	case e.record != nil && e.hasBody(body, s.boot):
 		h.gpus, h.body = f.head.gpus, f.head.body // what another version wrote stays
 		err = s.files.WriteHead(f.path, h.line())
 	default:
 		err = s.files.Replace(f.path, append(h.line(), body...))
 	}
 	if err == nil {
-		s.note(e.uid, e.released, true)
+		s.releases.note(e.uid, e.released, true)
 	}
 	return err
 }

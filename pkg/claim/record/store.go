@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -45,19 +44,10 @@ type Store struct {
 	// stuck means that another process has kept the folder's lock when it was last waited for. It belongs to who has the turn.
 	stuck bool
 
-	mu      sync.Mutex
-	changed chan struct{}
-	// releases are the last ones of claims that this process knows of.
-	releases map[types.UID]lastRelease
+	releases *releases
 	// Alone reports whether no other process may have calls at work. Optional: only then the files of claims that have nothing any
 	// more are removed at once, which each observation reads otherwise, as long as a call may be older.
 	Alone func() bool
-}
-
-// lastRelease is when a claim was last released. One that the disk would not take only this process knows of, until a write works.
-type lastRelease struct {
-	at        time.Duration
-	unwritten bool
 }
 
 // Open returns the store in the data folder. It makes no file.
@@ -67,7 +57,7 @@ func Open(dataDir, boot string, files Files) (*Store, error) {
 	}
 	return &Store{
 		folder: filepath.Join(dataDir, "records"), boot: boot, files: files, disk: call.New(0).Of("", "records"),
-		changed: make(chan struct{}), releases: map[types.UID]lastRelease{},
+		releases: &releases{changed: make(chan struct{}), last: map[types.UID]lastRelease{}},
 	}, nil
 }
 
@@ -79,20 +69,9 @@ func (s *Store) Path(uid types.UID) string { return filepath.Join(s.folder, stri
 
 // Changed returns a channel that the next change by this process closes.
 func (s *Store) Changed() <-chan struct{} {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.changed
-}
-
-// note notes when a claim was released, and whether the disk has that, and wakes all who wait for a change.
-func (s *Store) note(uid types.UID, at time.Duration, written bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if known := s.releases[uid]; at > 0 && (at >= known.at || !written) {
-		s.releases[uid] = lastRelease{max(at, known.at), !written}
-	}
-	close(s.changed)
-	s.changed = make(chan struct{})
+	s.releases.mu.Lock()
+	defer s.releases.mu.Unlock()
+	return s.releases.changed
 }
 
 // inTurn does something with the disk, which nobody else does meanwhile.
@@ -208,14 +187,16 @@ func (s *Store) Release(uid types.UID, arrived time.Duration) (written bool, err
 		return nil
 	})
 	if err != nil {
-		s.note(uid, arrived, false)
+		s.releases.note(uid, arrived, false)
 	}
 	return err == nil, err
 }
 
 // Released reports whether the claim was released by a call that arrived after the given time, as far as this process knows. It
 // learns of releases by others whenever it reads the records.
-func (s *Store) Released(uid types.UID, since time.Duration) bool { return s.release(uid).at > since }
+func (s *Store) Released(uid types.UID, since time.Duration) bool {
+	return s.releases.of(uid).at > since
+}
 
 // Clear notes that nothing is left of the claim on a GPU. With the last mark the record goes, and those of earlier boots; gone
 // says so. Where the disk refuses it nobody takes it for cleared: another process may have counted on what the record says.
@@ -257,7 +238,7 @@ func (s *Store) Sweep(now time.Duration) error {
 			return nil, err
 		}
 		for uid, e := range known {
-			if e.isOver(now) || s.release(uid).unwritten || len(e.earlier) > 0 {
+			if e.isOver(now) || s.releases.of(uid).unwritten || len(e.earlier) > 0 {
 				uids = append(uids, uid)
 			}
 		}
@@ -271,9 +252,7 @@ func (s *Store) Sweep(now time.Duration) error {
 		_, failed := inTurn(s, "sweep the record of claim "+string(uid), func() (struct{}, error) { return struct{}{}, s.sweep(uid, now) })
 		err = errors.Join(err, failed)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	maps.DeleteFunc(s.releases, func(_ types.UID, r lastRelease) bool { return !r.unwritten && now-r.at >= CallLife })
+	s.releases.forget(now)
 	return err
 }
 
@@ -284,7 +263,7 @@ func (s *Store) sweep(uid types.UID, now time.Duration) error {
 		return err
 	}
 	e := known[uid]
-	last, isOver := s.release(uid), e.isOver(now)
+	last, isOver := s.releases.of(uid), e.isOver(now)
 	if isOver {
 		e.released = 0
 	}
@@ -292,7 +271,7 @@ func (s *Store) sweep(uid types.UID, now time.Duration) error {
 		err = s.write(e)
 	}
 	if isOver && err == nil {
-		s.note(uid, last.at, true)
+		s.releases.note(uid, last.at, true)
 	}
 	for i := range e.earlier {
 		if f := &e.earlier[i]; isOver || f.record == nil {
@@ -300,33 +279,4 @@ func (s *Store) sweep(uid types.UID, now time.Duration) error {
 		}
 	}
 	return err
-}
-
-// learn notes a release that the disk has, and returns the last one that is known.
-func (s *Store) learn(uid types.UID, at time.Duration) time.Duration {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if at > s.releases[uid].at {
-		s.releases[uid] = lastRelease{at: at}
-	}
-	return s.releases[uid].at
-}
-
-// release returns the last one of a claim that this process knows of, or zero.
-func (s *Store) release(uid types.UID) lastRelease {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.releases[uid]
-}
-
-// unwritten lists the claims of which only this process knows that they were released.
-func (s *Store) unwritten() (uids []types.UID) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for uid, r := range s.releases {
-		if r.unwritten {
-			uids = append(uids, uid)
-		}
-	}
-	return uids
 }
