@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -22,7 +23,7 @@ const entered = "PARTAGE_CUDA_PROBE_ENTERED"
 // mount namespace belongs to a thread, and this program has several, so it runs itself
 // again from the one that has it.
 func enter(o probe.Options) error {
-	if os.Getenv(entered) == "" && (o.DevRoot != "" || o.SharedMemory != "" || len(o.Binds) > 0) {
+	if os.Getenv(entered) == "" && (o.DevRoot != "" || o.SharedMemory != "" || len(o.Binds) > 0 || lost()) {
 		return reenter(o)
 	}
 	if o.User == 0 {
@@ -40,6 +41,13 @@ func enter(o probe.Options) error {
 	return nil
 }
 
+// lost reports whether this program has a PID namespace of its own without the /proc of it. CUDA finds its process there: on
+// an H100 with driver 580, cuInit fails without with CUDA_ERROR_OPERATING_SYSTEM.
+func lost() bool {
+	self, err := os.Readlink("/proc/self")
+	return err == nil && self != strconv.Itoa(os.Getpid())
+}
+
 func reenter(o probe.Options) error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("make a mount namespace: %w", err)
@@ -50,6 +58,11 @@ func reenter(o probe.Options) error {
 	self, err := os.Open("/proc/self/exe") // it may be in a folder that is going to be hidden
 	if err != nil {
 		return fmt.Errorf("find %s: %w", name, err)
+	}
+	if lost() {
+		if err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+			return fmt.Errorf("mount a /proc: %w", err)
+		}
 	}
 	if o.DevRoot != "" {
 		if err := replaceNodes(filepath.Join(o.DevRoot, "dev")); err != nil {

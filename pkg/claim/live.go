@@ -130,7 +130,7 @@ func (m *Manager) live(r *record.Record) []LiveDevice {
 			}
 		}
 		if d.Sharing != nil {
-			one.share(d.Sharing, r.Session(d.Sharing.Session))
+			one.share(m.inventory.gpu(d.PCIAddress), d.Sharing, r.Session(d.Sharing.Session))
 		}
 	}
 	return devices
@@ -150,8 +150,8 @@ func (d *LiveDevice) describe(inventory *device.Inventory) {
 	d.Attributes = inventory.AttributesOf(d.Device)
 }
 
-// share adds how the device is shared, with an MPS session or without.
-func (d *LiveDevice) share(sharing *record.Sharing, s *record.Session) {
+// share adds how the device, which is of a GPU that may not be known, is shared, with an MPS session or without.
+func (d *LiveDevice) share(g *gpu.GPU, sharing *record.Sharing, s *record.Session) {
 	limits := sharing.Limits
 	switch {
 	case s == nil && !sharing.Limited:
@@ -174,7 +174,7 @@ func (d *LiveDevice) share(sharing *record.Sharing, s *record.Session) {
 		return
 	}
 	d.Limits = &LiveLimits{MemoryBytes: limits.MemoryBytes, Percent: limits.Percent}
-	if s != nil && limits.Percent > 0 {
-		d.Limits.Multiprocessors = gpu.MPSMultiprocessors(d.Resources.Multiprocessors, limits.Percent)
+	if s != nil && limits.Percent > 0 && g != nil {
+		d.Limits.Multiprocessors = g.MPSMultiprocessors(d.Resources.Multiprocessors, limits.Percent)
 	}
 }

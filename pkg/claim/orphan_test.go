@@ -119,10 +119,10 @@ func TestOrphanInUse(t *testing.T) {
 			}
 			b.run(pciA, gpu.Process{PID: 4711, InstanceID: instance}, gpu.Process{PID: 4712, InstanceID: instance})
 			for range 2 {
-				wantError(t, reconcile(t, m), "claim u1", "process 4711, process 4712")
+				wantError(t, reconcile(t, m), "claim u1", "process 4711 (", "process 4712 (")
 			}
 			b.wantState(t, "in use", before)
-			b.wantWarnings([]string{"u1 OrphanedClaimInUse", "default/claim-u1", "process 4711, process 4712"})
+			b.wantWarnings([]string{"u1 OrphanedClaimInUse", "default/claim-u1", "process 4711 (", "process 4712 ("})
 
 			b.breakDown(pciA, gpu.ErrUnknown)
 			wantError(t, reconcile(t, m), "claim u1", "no", pciA)

@@ -53,7 +53,7 @@ var mpsChecks = []Check{
 	{ID: "mps.answers", Assumption: "the daemon's answers have the form that the driver reads", Code: "pkg/mps/control", Run: checkMPSAnswers},
 	{
 		ID:         "mps.limits-read-back",
-		Assumption: "a limit is read back as it was set",
+		Assumption: "a limit is read back as it was set, or rounded to the unit in which it is printed",
 		Code:       "pkg/mps/control/limits.go",
 		Run:        checkMPSReadBack,
 	},
@@ -95,7 +95,7 @@ var mpsChecks = []Check{
 	},
 	{
 		ID:         "mps.control-alone",
-		Assumption: "a client needs the socket control and the server's /dev/shm, and no other file of the daemon",
+		Assumption: "a client needs the socket control, perhaps the server's /dev/shm, and no other file of the daemon",
 		Code:       "pkg/mps/supervisor/sockets.go",
 		Run:        checkMPSControlAlone,
 	},
@@ -297,8 +297,8 @@ func (f pipeFile) String() string {
 
 // pipeFiles are what transcripts of real nodes show.
 var pipeFiles = []string{
-	"control: socket SOCK_SEQPACKET 0666", "control_lock: file 0644", "control_privileged: socket SOCK_SEQPACKET 0755",
-	"log: FIFO 0777", "nvidia-cuda-mps-control.pid: file 0644",
+	"control: socket SOCK_SEQPACKET 0666", "control_lock: file 0666", "control_privileged: socket SOCK_SEQPACKET 0755",
+	"log: FIFO 0777", "nvidia-cuda-mps-control.pid: file 0666",
 }
 
 func checkMPSFiles(ctx context.Context, n *Node) []Finding {

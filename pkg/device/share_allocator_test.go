@@ -49,15 +49,15 @@ func TestAllocatorShares(t *testing.T) {
 		want     []amounts
 		more     amounts // what does not fit any more
 	}{
-		"as the policy divides": {Terms{}, []amounts{nil, nil, nil, nil}, slices.Repeat([]amounts{with("1", "19724Mi", "25")}, 4), nil},
+		"as the policy divides": {Terms{}, []amounts{nil, nil, nil, nil}, slices.Repeat([]amounts{with("1", "19721Mi", "25")}, 4), nil},
 		"four times ten GiB": {Terms{}, slices.Repeat([]amounts{{"memory": "10Gi", "smPercent": "25"}}, 4),
 			slices.Repeat([]amounts{with("1", "10Gi", "25")}, 4), nil},
 		"rounded up":      {Terms{}, []amounts{{"memory": "1500000k", "smPercent": "100m"}}, []amounts{with("1", "1431Mi", "1")}, amounts{"memory": "80Gi"}},
 		"at least a bit":  {Terms{}, []amounts{{"memory": "0", "smPercent": "0", "shares": "0"}}, []amounts{with("1", "1Mi", "1")}, amounts{"smPercent": "100"}},
-		"several shares":  {Terms{}, []amounts{{"shares": "3"}, {"shares": "1"}}, []amounts{with("3", "19724Mi", "25"), with("1", "19724Mi", "25")}, nil},
+		"several shares":  {Terms{}, []amounts{{"shares": "3"}, {"shares": "1"}}, []amounts{with("3", "19721Mi", "25"), with("1", "19721Mi", "25")}, nil},
 		"memory runs out": {Terms{}, []amounts{{"memory": "40Gi"}, {"memory": "37Gi"}}, []amounts{with("1", "40Gi", "25"), with("1", "37Gi", "25")}, amounts{"memory": "200Mi"}},
 		"percents run out": {Terms{}, []amounts{{"smPercent": "70"}, {"smPercent": "30"}},
-			[]amounts{with("1", "19724Mi", "70"), with("1", "19724Mi", "30")}, amounts{"smPercent": "1"}},
+			[]amounts{with("1", "19721Mi", "70"), with("1", "19721Mi", "30")}, amounts{"smPercent": "1"}},
 		"more than there is of each": {overcommitted, []amounts{{"memory": "77Gi", "smPercent": "100"}, {"memory": "77Gi", "smPercent": "50"}},
 			[]amounts{with("1", "77Gi", "100"), with("1", "77Gi", "50")}, amounts{"smPercent": "1", "memory": "2Gi"}},
 		"but not for one claim":      {overcommitted, nil, nil, amounts{"memory": "80Gi"}},
@@ -65,7 +65,7 @@ func TestAllocatorShares(t *testing.T) {
 		"nor more shares than are":   {Terms{}, nil, nil, amounts{"shares": "5"}},
 		"a capacity that nobody has": {Terms{}, nil, nil, amounts{"other": "1"}},
 		"engines are nobody's":       {Terms{}, nil, nil, amounts{"decoders": "1"}},
-		"multiprocessors are counted": {Terms{}, []amounts{{"multiprocessors": "100"}}, []amounts{withAmount(with("1", "19724Mi", "25"), "multiprocessors", "100")},
+		"multiprocessors are counted": {Terms{}, []amounts{{"multiprocessors": "100"}}, []amounts{withAmount(with("1", "19721Mi", "25"), "multiprocessors", "100")},
 			amounts{"multiprocessors": "33"}},
 	}
 	for name, tc := range tests {

@@ -73,8 +73,8 @@ func shortNames(devices []Device) []string {
 func inMiB(n int64) int64 { return n * mib }
 
 // TestShareNumbers: the T4 has 15360 MiB, of which the driver keeps 450, the MPS server
-// has 64 and each client's context 160. The 1g.10gb of the H100 has 9984 MiB, of which
-// these are 36, 64 and 384.
+// has 80 and each client's context 160. The 1g.10gb of the H100 has 9984 MiB, of which
+// these are 36, 80 and 384.
 func TestShareNumbers(t *testing.T) {
 	tests := map[string]struct {
 		board, device string
@@ -82,30 +82,30 @@ func TestShareNumbers(t *testing.T) {
 		want          Share
 	}{
 		"built-in, MPS": {"t4", "mps", Terms{}, Share{
-			Clients: 4, MemoryBytes: inMiB(14206), MaxMemoryBytes: inMiB(14206), DefaultMemoryBytes: inMiB(3551), Percent: 100, DefaultPercent: 25,
+			Clients: 4, MemoryBytes: inMiB(14190), MaxMemoryBytes: inMiB(14190), DefaultMemoryBytes: inMiB(3547), Percent: 100, DefaultPercent: 25,
 		}},
 		"built-in, time slices": {"t4", "timeslice", Terms{}, Share{Clients: 4, MemoryBytes: inMiB(14910), MaxMemoryBytes: inMiB(14910)}},
 		"overcommitted": {"t4", "mps", offering(func(o *policy.Offer) {
-			o.MPS = &policy.MPSOffer{Clients: 3, MemoryOvercommit: 1.5, ComputeOvercommit: 1.15, ReservedMemoryBytes: inMiB(14846 - 3*160 - 1001)}
+			o.MPS = &policy.MPSOffer{Clients: 3, MemoryOvercommit: 1.5, ComputeOvercommit: 1.15, ReservedMemoryBytes: inMiB(14830 - 3*160 - 1001)}
 		}), Share{
 			Clients: 3, MemoryBytes: inMiB(1501), MaxMemoryBytes: inMiB(1001), DefaultMemoryBytes: inMiB(500), Percent: 115, DefaultPercent: 38,
 		}},
 		"so much that each may have all": {"t4", "mps", offering(func(o *policy.Offer) {
 			o.MPS = &policy.MPSOffer{Clients: 2, MemoryOvercommit: 4, ComputeOvercommit: 3}
 		}), Share{
-			Clients: 2, MemoryBytes: inMiB(4 * 14526), MaxMemoryBytes: inMiB(14526), DefaultMemoryBytes: inMiB(14526), Percent: 300, DefaultPercent: 100,
+			Clients: 2, MemoryBytes: inMiB(4 * 14510), MaxMemoryBytes: inMiB(14510), DefaultMemoryBytes: inMiB(14510), Percent: 300, DefaultPercent: 100,
 		}},
 		"twice the equal part": {"t4", "mps", offering(func(o *policy.Offer) {
 			o.MPS = &policy.MPSOffer{Clients: 3, MemoryOvercommit: 1, ComputeOvercommit: 2, ClientPriority: policy.PriorityBelowNormal}
 		}), Share{
-			Clients: 3, MemoryBytes: inMiB(14366), MaxMemoryBytes: inMiB(14366), DefaultMemoryBytes: inMiB(4788), Percent: 200, DefaultPercent: 66,
+			Clients: 3, MemoryBytes: inMiB(14350), MaxMemoryBytes: inMiB(14350), DefaultMemoryBytes: inMiB(4783), Percent: 200, DefaultPercent: 66,
 			ClientPriority: policy.PriorityBelowNormal,
 		}},
 		"one client": {"t4", "mps", offering(func(o *policy.Offer) { o.MPS = mpsOf(1) }), Share{
-			Clients: 1, MemoryBytes: inMiB(14686), MaxMemoryBytes: inMiB(14686), DefaultMemoryBytes: inMiB(14686), Percent: 100, DefaultPercent: 100,
+			Clients: 1, MemoryBytes: inMiB(14670), MaxMemoryBytes: inMiB(14670), DefaultMemoryBytes: inMiB(14670), Percent: 100, DefaultPercent: 100,
 		}},
 		"less than a MiB is left over": {"t4", "mps", offering(func(o *policy.Offer) {
-			o.MPS = &policy.MPSOffer{Clients: 1, MemoryOvercommit: 1, ComputeOvercommit: 1, ReservedMemoryBytes: inMiB(14846-160-2) + 1}
+			o.MPS = &policy.MPSOffer{Clients: 1, MemoryOvercommit: 1, ComputeOvercommit: 1, ReservedMemoryBytes: inMiB(14830-160-2) + 1}
 		}), Share{Clients: 1, MemoryBytes: inMiB(1), MaxMemoryBytes: inMiB(1), DefaultMemoryBytes: inMiB(1), Percent: 100, DefaultPercent: 100}},
 		"time slices with an interval": {"t4", "timeslice", offering(func(o *policy.Offer) {
 			o.TimeSlice = &policy.TimeSliceOffer{Clients: 10, Interval: policy.IntervalShort, MemoryOvercommit: 1.1}
@@ -121,14 +121,14 @@ func TestShareNumbers(t *testing.T) {
 			Clients: 200, MemoryBytes: inMiB(14910), MaxMemoryBytes: inMiB(14910), DefaultMemoryBytes: inMiB(74), Percent: 200, DefaultPercent: 1, Limited: true,
 		}},
 		"MPS on a partition": {"h100-80-sxm", "1g10gb-6-mps", sharing(policy.PartitionShares{Profiles: []string{"1g.10gb"}, MPS: mpsOf(2)}), Share{
-			Base: "gpu-0000-1b-00-0-mig-1g10gb-6", Clients: 2, MemoryBytes: inMiB(9116), MaxMemoryBytes: inMiB(9116), DefaultMemoryBytes: inMiB(4558),
+			Base: "gpu-0000-1b-00-0-mig-1g10gb-6", Clients: 2, MemoryBytes: inMiB(9100), MaxMemoryBytes: inMiB(9100), DefaultMemoryBytes: inMiB(4550),
 			Percent: 100, DefaultPercent: 50,
 		}},
 		"time slices on a partition": {"h100-80-sxm", "1g10gb-6-timeslice", sharing(policy.PartitionShares{Profiles: []string{"1g.10gb"},
 			TimeSlice: &policy.TimeSliceOffer{Clients: 2, MemoryOvercommit: 1, Interval: policy.IntervalLong}}),
 			Share{Base: "gpu-0000-1b-00-0-mig-1g10gb-6", Clients: 2, MemoryBytes: inMiB(9948), MaxMemoryBytes: inMiB(9948)}},
 		"numbers that are not there": {"t4", "mps", offering(func(o *policy.Offer) { o.MPS = &policy.MPSOffer{} }), Share{
-			Clients: 1, MemoryBytes: inMiB(14686), MaxMemoryBytes: inMiB(14686), DefaultMemoryBytes: inMiB(14686), Percent: 100, DefaultPercent: 100,
+			Clients: 1, MemoryBytes: inMiB(14670), MaxMemoryBytes: inMiB(14670), DefaultMemoryBytes: inMiB(14670), Percent: 100, DefaultPercent: 100,
 		}},
 		"what the policy knows better": {"t4", "mps", offering(func(o *policy.Offer) {
 			o.MPS = mpsOf(2)
@@ -188,12 +188,12 @@ func TestShareProblems(t *testing.T) {
 			policy.PartitionShares{Profiles: []string{"1g.10gb", "3g.40gb"}, MPS: mpsOf(8)}),
 			[]string{`MPS shares of profile 1g.10gb: the policy's default asks for 8 clients, the hardware takes 5 at most; 5 are offered`}, 28 + 7 + 2},
 		"more reserved than there is": {"l4", rule(func(o *policy.Offer) { o.MPS.ReservedMemoryBytes = 1 << 50 }),
-			[]string{`MPS shares of the GPU: the policy's rule "as-told" leaves no memory for clients: of 22534 MiB, 64 are for the MPS server, 1073741824 are reserved, and each client's context has 384; none are published`}, 2},
+			[]string{`MPS shares of the GPU: the policy's rule "as-told" leaves no memory for clients: of 22534 MiB, 80 are for the MPS server, 1073741824 are reserved, and each client's context has 384; none are published`}, 2},
 		"more reserved than a partition has": {"h100-80-sxm", sharing(policy.PartitionShares{
 			Profiles: []string{"1g.10gb", "3g.40gb"}, MPS: &policy.MPSOffer{Clients: 2, ReservedMemoryBytes: 10 * gib}, TimeSlice: timeSliceOf(2)}),
-			[]string{`MPS shares of profile 1g.10gb: the policy's default leaves no memory for clients: of 9948 MiB, 64 are for the MPS server, 10240 are reserved`}, 28 + 7 + 2*2},
+			[]string{`MPS shares of profile 1g.10gb: the policy's default leaves no memory for clients: of 9948 MiB, 80 are for the MPS server, 10240 are reserved`}, 28 + 7 + 2*2},
 		"more contexts than fit": {"l4", rule(func(o *policy.Offer) { o.MPS.Clients, o.MPS.ContextMemoryBytes = 16, new(int64(2*gib)) }),
-			[]string{`MPS shares of the GPU: the policy's rule "as-told" asks for 16 clients, the memory is enough for 10: of 22534 MiB, 64 are for the MPS server, 0 are reserved, and each client's context has 2048; 10 are offered`}, 3},
+			[]string{`MPS shares of the GPU: the policy's rule "as-told" asks for 16 clients, the memory is enough for 10: of 22534 MiB, 80 are for the MPS server, 0 are reserved, and each client's context has 2048; 10 are offered`}, 3},
 		"profiles of another model": {"a100-80-mig", rule(func(o *policy.Offer) {
 			o.Partition.Profiles = []string{"1g.10gb", "1g.5gb"}
 			o.Partition.Shares = []policy.PartitionShares{{Profiles: []string{"3g.40gb", "3g.20gb"}, MPS: mpsOf(2)}}

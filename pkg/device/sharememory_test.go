@@ -176,14 +176,14 @@ func TestAllocatorOlderShares(t *testing.T) {
 			},
 		}
 	}
-	// 78896 MiB are offered of the H100's 81559. They were 81047, for four claims 20261 each.
+	// 78887 MiB are offered of the H100's 81559. They were 81047, for four claims 20261 each.
 	for name, test := range map[string]struct {
 		held []string
 		// fits is what one more claim can have, more is too much.
 		fits, more string
 	}{
 		"all of it":                    {[]string{"20261Mi", "20261Mi", "20261Mi", "20261Mi"}, "", "1Mi"},
-		"all but one claim":            {[]string{"20261Mi", "20261Mi", "20261Mi"}, "18113Mi", "18114Mi"},
+		"all but one claim":            {[]string{"20261Mi", "20261Mi", "20261Mi"}, "18104Mi", "18105Mi"},
 		"two claims, more than now is": {[]string{"41000Mi", "40047Mi"}, "", "1Mi"},
 		"one claim, more than now is":  {[]string{"81047Mi"}, "", "1Mi"},
 	} {

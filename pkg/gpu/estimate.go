@@ -18,9 +18,9 @@ const (
 	// instanceReservedWithGraphics is that of chips whose partitions can have graphics: an
 	// empty 1g.24gb of an RTX PRO 6000 (compute capability 12.0) shows 64 MiB.
 	instanceReservedWithGraphics = 64 * mib
-	// mpsServer is what an MPS server has: NVIDIA's MIG user guide shows 60 MiB on
-	// a partition, published output of nvidia-smi 25 to 30 on whole GPUs.
-	mpsServer = 64 * mib
+	// mpsServer is what an MPS server has: 74 MiB on an H100 with driver 580. NVIDIA's MIG
+	// user guide shows 60 MiB on a partition.
+	mpsServer = 80 * mib
 )
 
 // A context has about as much as the multiprocessors can have threads, so that it
@@ -33,8 +33,9 @@ const (
 	// contextOnSmall is for chips of which nothing is published: those with fewer threads
 	// (compute capability 8.6 and 8.9, as of A10 and L4), and Volta.
 	contextOnSmall = 384 * mib
-	// contextOnLarge: published output shows a client with 456 MiB.
-	contextOnLarge = 512 * mib
+	// contextOnLarge: a client of an H100 has 514 MiB without a limit of its multiprocessors, and 28 MiB and 3.7 MiB for each
+	// of them with one (driver 580).
+	contextOnLarge = 528 * mib
 )
 
 // ReservedMemory returns how many bytes the driver keeps of an undivided GPU (nil), or
@@ -98,16 +99,29 @@ func (g *GPU) MPSClients(cuda Version, profile *Profile) int {
 // on GPUs from Volta on. MPS gives whole clusters.
 const clusterMultiprocessors = 2
 
-// MPSMultiprocessors returns how many of a device's multiprocessors a client of MPS can
+// fewestMultiprocessors is how many a client of MPS has at least. An H100 gave 8 to one with
+// 1 %, as many as the CUDA driver API documents for the smallest part of a GPU of its compute
+// capability (cuDevSmResourceSplitByCount), which the others are taken from.
+func (g *GPU) fewestMultiprocessors() int {
+	switch major := g.ComputeCapability.Major; {
+	case major >= 9:
+		return 8
+	case major == 8:
+		return 4
+	}
+	return clusterMultiprocessors
+}
+
+// MPSMultiprocessors returns how many of the multiprocessors of the GPU, or of a partition, a client of MPS can
 // use that has a percentage of them, from 1 to 100, where 0 is no limit. It is 0 if the
 // device's number is not known, which is 0, too.
 //
 // NVIDIA documents that the driver rounds down to what the hardware supports ("Volta MPS
-// Execution Resource Provisioning"). That these are whole clusters, and one at least, is
-// inferred: 25 % of 188 multiprocessors were 46.
-func MPSMultiprocessors(of, percentage int) int {
+// Execution Resource Provisioning"). That these are whole clusters was seen on an H100, with
+// fifteen percentages.
+func (g *GPU) MPSMultiprocessors(of, percentage int) int {
 	if percentage <= 0 || percentage >= 100 {
 		return of
 	}
-	return min(of, max(clusterMultiprocessors, of*percentage/100/clusterMultiprocessors*clusterMultiprocessors))
+	return min(of, max(g.fewestMultiprocessors(), of*percentage/100/clusterMultiprocessors*clusterMultiprocessors))
 }

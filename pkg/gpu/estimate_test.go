@@ -42,12 +42,15 @@ func TestMPSClients(t *testing.T) {
 }
 
 func TestMPSMultiprocessors(t *testing.T) {
-	for _, test := range []struct{ of, percentage, want int }{
-		{188, 25, 46}, // seen on an RTX PRO 6000
-		{132, 25, 32}, {132, 10, 12}, {132, 50, 66}, {132, 99, 130}, {132, 100, 132}, {132, 0, 132},
-		{132, 1, 2}, {16, 50, 8}, {16, 33, 4}, {14, 10, 2}, {1, 50, 1}, {0, 25, 0},
+	for _, test := range []struct{ major, of, percentage, want int }{
+		{12, 188, 25, 46}, // seen on an RTX PRO 6000
+		// Seen on an H100.
+		{9, 132, 1, 8}, {9, 132, 5, 8}, {9, 132, 10, 12}, {9, 132, 15, 18}, {9, 132, 20, 26}, {9, 132, 25, 32}, {9, 132, 30, 38}, {9, 132, 33, 42},
+		{9, 132, 40, 52}, {9, 132, 50, 66}, {9, 132, 60, 78}, {9, 132, 75, 98}, {9, 132, 90, 118}, {9, 132, 100, 132},
+		{9, 132, 0, 132}, {8, 16, 33, 4}, {8, 14, 10, 4}, {8, 108, 50, 54}, {7, 40, 1, 2}, {9, 1, 50, 1}, {9, 0, 25, 0},
 	} {
-		if got := MPSMultiprocessors(test.of, test.percentage); got != test.want {
+		g := &GPU{ComputeCapability: Version{Major: test.major}}
+		if got := g.MPSMultiprocessors(test.of, test.percentage); got != test.want {
 			t.Errorf("%d %% of %d: got %d, want %d", test.percentage, test.of, got, test.want)
 		}
 	}

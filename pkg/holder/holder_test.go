@@ -73,7 +73,7 @@ func TestDescribe(t *testing.T) {
 		"listed by the driver": {
 			processes: train, instance: 7, listed: []gpu.Process{{PID: 5004711, InstanceID: 7}, {PID: 5000005, InstanceID: 8}}, want: "process 5004711 (train)",
 		},
-		"listed and gone": {instance: 7, listed: []gpu.Process{{PID: 5004711, InstanceID: 7}}, want: "process 5004711"},
+		"listed and gone": {instance: 7, listed: []gpu.Process{{PID: 5004711, InstanceID: 7}}, want: "process 5004711 (has ended, its memory is still held)"},
 		"in a pod, with nodes": {
 			processes: func(t *testing.T, f *Finder) {
 				f.run(t, 5004711, "train", inPodCgroup, "/dev/null", "/dev/nvidiactl", "/dev/nvidia2", "/dev/nvidia2", "/dev/nvidia-caps/nvidia-cap337")
@@ -107,7 +107,7 @@ func TestDescribe(t *testing.T) {
 				f.run(t, 5000040, "c", "0::/", "/dev/nvidia3")
 			},
 			instance: -1, listed: []gpu.Process{{PID: 5000030, InstanceID: 8}, {PID: 5000050, InstanceID: -1}},
-			want: "process 5000020 (a, has /dev/nvidia2 open), process 5000030 (b, has /dev/nvidia-caps/nvidia-cap345 open), process 5000050",
+			want: "process 5000020 (a, has /dev/nvidia2 open), process 5000030 (b, has /dev/nvidia-caps/nvidia-cap345 open), process 5000050 (has ended, its memory is still held)",
 		},
 		"a name that lies": {
 			processes: func(t *testing.T, f *Finder) { f.run(t, 5004711, "x), all is well\x1b[2J", "") },

@@ -35,6 +35,10 @@ type Process struct {
 	Pod, container string
 }
 
+// Ended reports whether the process is no more. The driver lists it for as long as it has memory on a GPU, which somebody
+// keeps who has the descriptor that it was taken with, also in the queue of a socket (seen on an H100 with driver 580).
+func (p Process) Ended() bool { return p.Start < 0 }
+
 // procfs is a procfs with the processes of the host. Nothing in it belongs to a tenant:
 // only links are read, and files that the kernel makes up without asking the process.
 type procfs struct {
@@ -150,6 +154,9 @@ func (p procfs) pod(pid int) podcgroup.Pod {
 // tick is the kernel's unit of time in procfs, on all machines that Go runs on.
 const tick = time.Second / 100
 
+// zombie is the state of a process that has ended, and has nothing but an exit code left.
+const zombie = "Z"
+
 // start is when a process was started, since the machine was, or negative where it has ended. The name of the program, which
 // may contain anything, ends with the last bracket.
 func (p procfs) start(pid int) time.Duration {
@@ -159,7 +166,7 @@ func (p procfs) start(pid int) time.Duration {
 		return -1
 	}
 	rest := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
-	if len(rest) <= field {
+	if len(rest) <= field || rest[0] == zombie {
 		return -1
 	}
 	ticks, err := strconv.ParseInt(rest[field], 10, 64)
@@ -188,6 +195,9 @@ func (p Process) Text(podName string) string {
 	var about []string
 	if p.name != "" {
 		about = append(about, quote.Name(p.name))
+	}
+	if p.name == "" && p.Ended() {
+		about = append(about, "has ended, its memory is still held")
 	}
 	switch {
 	case podName != "":

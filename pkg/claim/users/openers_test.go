@@ -55,6 +55,18 @@ func TestTexts(t *testing.T) {
 	}
 }
 
+// TestEnded: NVML goes on listing a process whose memory a descriptor keeps that it has sent away before its end, as seen on
+// an H100. Its pod is not known any more, which is no reason to take it for a process of the node.
+func TestEnded(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.listed = []gpu.Process{{PID: 5000001, InstanceID: -1}}
+	want := rules.Users{Memory: true, Text: "process 5000001 (has ended, its memory is still held)"}
+	if got, _ := n.users.Users(t.Context(), pci, nil, nil); got != want {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+}
+
 // TestOpenNodeInTime shows for how long an open node counts, and that a process that had it open before the claim does not
 // count, but one that got its ID does: a monitor that is started again in the middle of a claim.
 func TestOpenNodeInTime(t *testing.T) {

@@ -10,9 +10,10 @@
 // namespace that may open every GPU. Where the place has no claim of the pod's namespace the pod counts, whatever the API
 // server does.
 //
-// Processes outside of pods do not count, nor those of pods in namespaces that are ignored: they belong to the node. On a GPU
-// with an orphan, a claim that does not exist any more, everybody counts: nothing but this keeps a whole GPU, or a partition
-// that somebody else made, from being given away under a running container.
+// Processes outside of pods do not count, nor those of pods in namespaces that are ignored: they belong to the node. One that
+// has ended and is still listed may have been anybody's, and counts. On a GPU with an orphan, a claim that does not exist any
+// more, everybody counts: nothing but this keeps a whole GPU, or a partition that somebody else made, from being given away
+// under a running container.
 package users
 
 import (
@@ -254,7 +255,8 @@ func (l *look) counts(ctx context.Context, p holder.Process, memory bool, instan
 	}
 	namespace, _, _ := strings.Cut(name, "/")
 	everybody := memory && len(l.orphaned) > 0
-	if !everybody && (p.Pod == "" || namespace != "" && l.Ignored(namespace)) {
+	known := p.Pod != "" || memory && p.Ended()
+	if !everybody && (!known || namespace != "" && l.Ignored(namespace)) {
 		return "", false
 	}
 	explains := func(c *record.Record) bool {

@@ -167,6 +167,8 @@ func TestUsers(t *testing.T) {
 		"of a namespace that is ignored":       {processes: []process{{dcgm, []int{-1}, true}, {dcgm, nil, true}}},
 		"of the driver":                        {processes: []process{{own, []int{-1}, true}, {own, nil, true}}},
 		"outside of pods":                      {processes: []process{{"", []int{-1}, true}, {"", nil, true}}},
+		"ended, and still listed":              {change: func(n *node) { n.listed = []gpu.Process{{PID: 5000001, InstanceID: -1}} }, want: memory},
+		"ended, on an instance of a claim":     {claims: []*record.Record{claim("a", onInstance(7), pci)}, change: func(n *node) { n.listed = []gpu.Process{{PID: 5000001, InstanceID: 7}} }, instances: map[int]rules.Users{7: memory}},
 		"of a pod that nobody knows":           {processes: []process{{gone, []int{-1}, true}}, claims: []*record.Record{claim("a", nil, pci)}, want: memory, asked: "a"},
 		"of a pod that the API server knows":   {processes: []process{{gone, []int{-1}, true}}, claims: []*record.Record{claim("a", nil, pci)}, change: func(n *node) { n.pods["a"] = []string{gone} }, asked: "a"},
 		"on the claim's instance":              {processes: []process{{train, []int{7}, true}}, claims: []*record.Record{claim("a", onInstance(7), pci)}, asked: "a"},

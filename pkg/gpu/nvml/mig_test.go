@@ -76,7 +76,7 @@ func TestSetMIGMode(t *testing.T) {
 // TestReservedMemory: what the driver keeps of a GPU is read where the library tells, and
 // not while MIG is on.
 func TestReservedMemory(t *testing.T) {
-	const reserved = 551 * mib
+	const reserved = 480 * mib
 	for name, test := range map[string]struct {
 		change  func(d *fakeDevice)
 		missing []string

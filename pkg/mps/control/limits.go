@@ -41,6 +41,12 @@ func (a amount) confirms(want int64) bool {
 	return a.bytes > 0 && a.bytes-want < a.unit && want-a.bytes < a.unit
 }
 
+// ConfirmsMemory reports whether a daemon that has the wanted memory limit, in bytes, can have given this answer.
+func ConfirmsMemory(answer string, want int64) bool {
+	a, err := parseMemory(answer)
+	return err == nil && a.confirms(want)
+}
+
 func limitsOf(spec mps.Spec) Limits {
 	l := Limits{percentage: 100, memory: map[int]amount{}, priority: spec.ClientPriority}
 	if spec.ThreadPercentage > 0 {

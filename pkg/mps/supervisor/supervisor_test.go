@@ -20,9 +20,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/partage-dev/partage/pkg/mps"
-	"github.com/partage-dev/partage/test/gpusim/machine"
-	"github.com/partage-dev/partage/test/gpusim/state"
-	"github.com/partage-dev/partage/test/gpusim/sysroot"
 )
 
 func TestSession(t *testing.T) {
@@ -157,14 +154,6 @@ func TestLimitsAreKept(t *testing.T) {
 // other ones are still noticed.
 func TestCoarseLimits(t *testing.T) {
 	w := newWorld(t)
-	f, err := state.Open(sysroot.StatePath(w.root))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	if err := f.Update(func(m *machine.Machine) error { m.MPS.CoarseLimits = true; return nil }); err != nil {
-		t.Fatal(err)
-	}
 	s := w.supervisor()
 	spec := mps.Spec{ID: "gpu-0", Devices: []string{gpuA}, Memory: map[string]int64{gpuA: 20252 << 20}}
 	status, err := s.Ensure(t.Context(), spec)

@@ -55,7 +55,7 @@ func TestMPSTroubles(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100-80-sxmx2", func(m *machine.Machine) {
 		m.Processes = append(m.Processes, machine.Process{PID: 4711, Name: "train", GPU: 0, InstanceID: -1, ComputeID: -1, MemoryBytes: 1 << 30})
-		m.MPS.CoarseLimits, m.MPS.NoPriorities = true, true
+		m.MPS.NoPriorities = true
 	})
 	for _, f := range []machine.Fault{
 		{Function: "mps_terminate_client", GPU: 1, Effect: machine.Fail},
@@ -73,7 +73,6 @@ func TestMPSTroubles(t *testing.T) {
 		t.Errorf("started on another GPU than the one that nobody uses: %+v", got)
 	}
 	for _, want := range []struct{ check, subject, text string }{
-		{"mps.limits-read-back", "", "1536M: 1G, 5120M: 5G, 20350M: 19G"},
 		{"mps.client-priority", "", "Unknown command: get_default_client_priority"},
 		{"mps.answers", "get_client_list SERVER", "Failed to execute get_client_list"},
 		{"mps.ends", "terminate_client, then SIGKILL", "Failed to execute terminate_client"},

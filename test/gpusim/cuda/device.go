@@ -175,6 +175,17 @@ func compute(index int, g *machine.GPU, p *machine.GIProfile, gi int, ci machine
 // Percentages are rounded to whole ones: 25 % of 188 multiprocessors were 46.
 const perTPC = 2
 
+// fewest is how many multiprocessors a client has at least: 8 of an H100.
+func (d Device) fewest() int {
+	switch {
+	case d.Major >= 9:
+		return 8
+	case d.Major == 8:
+		return 4
+	}
+	return perTPC
+}
+
 // Limited is how many multiprocessors a client of MPS has that may use a percentage of
 // the device's, which is rounded down to what the hardware can do.
 func (d Device) Limited(percentage float64) int {
@@ -182,7 +193,7 @@ func (d Device) Limited(percentage float64) int {
 	if n >= d.Multiprocessors {
 		return d.Multiprocessors
 	}
-	return max(perTPC, n/perTPC*perTPC)
+	return min(d.Multiprocessors, max(d.fewest(), n/perTPC*perTPC))
 }
 
 // Select are the devices that a program gets whose CUDA_VISIBLE_DEVICES is list;

@@ -109,17 +109,17 @@ func TestHere(t *testing.T) {
 	here := Here(m, container(t, append(caps(1), node(a), node(b), node(c))...))
 	want := []Device{
 		{UUID: "MIG-whole", Name: "NVIDIA H100 80GB HBM3 MIG 3g.40gb", GPU: 1, Instance: 1, Compute: 0, Minor: b.Minor, Memory: (40448 - 45) << 20,
-			ContextMemory: 326 << 20, ServerMemory: 60 << 20,
+			ContextMemory: 326 << 20, ServerMemory: 74 << 20,
 			Multiprocessors: 60, OfGPU: 132, Major: 9, Mode: ModeExclusiveProcess},
 		{UUID: "MIG-small0", Name: "NVIDIA H100 80GB HBM3 MIG 1c.3g.40gb", GPU: 1, Instance: 2, Compute: 0, Minor: b.Minor, Memory: (40448 - 45) << 20,
-			ContextMemory: 326 << 20, ServerMemory: 60 << 20,
+			ContextMemory: 326 << 20, ServerMemory: 74 << 20,
 			Multiprocessors: 16, OfGPU: 132, Major: 9},
 	}
 	if d := cmp.Diff(want, here[:2]); d != "" {
 		t.Error(d)
 	}
 	want = []Device{{UUID: c.UUID, Name: "NVIDIA H100 80GB HBM3", GPU: 2, Instance: -1, Compute: -1, Minor: c.Minor,
-		Memory: c.MemoryBytes - c.ReservedBytes, ContextMemory: 512 << 20, ServerMemory: 60 << 20, Multiprocessors: 132, OfGPU: 132, Major: 9}}
+		Memory: c.MemoryBytes - c.ReservedBytes, ContextMemory: 514 << 20, ServerMemory: 74 << 20, Multiprocessors: 132, OfGPU: 132, Major: 9}}
 	if d := cmp.Diff(want, here[4:]); d != "" {
 		t.Error(d)
 	}

@@ -41,15 +41,12 @@ type Machine struct {
 }
 
 // MPS has the points in which NVIDIA's MPS differs between drivers, or in which
-// nobody knows. The zero value is the strict choice, except for CoarseLimits and
+// nobody knows. The zero value is the strict choice, except for
 // ControlNeedsSharedMemory.
 type MPS struct {
 	// HarmlessKills says that a client may be killed while it has work on a GPU.
 	// Otherwise its server is undefined from then on.
 	HarmlessKills bool
-	// CoarseLimits says that a memory limit of a gibibyte or more is printed in
-	// whole gibibytes, rounded down.
-	CoarseLimits bool
 	// FewFiles says that servers do with any number of open files. Otherwise a limit
 	// below 16384 is one of contexts.
 	FewFiles bool

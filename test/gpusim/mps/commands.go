@@ -198,7 +198,7 @@ func (d *Daemon) getDefaultMemory(args []string) (string, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if bytes, ok := d.memory.get(args[0]); ok {
-		return memoryText(d.state, bytes)
+		return formatMemory(bytes), nil
 	}
 	return "", nil
 }

@@ -36,15 +36,15 @@ func TestMemoryOfContexts(t *testing.T) {
 	n.env = []string{VisibleVariable + "=" + partition}
 	n.daemon()
 	pid := n.server()
-	if got := n.machine().Processes[0].MemoryBytes; got != 60<<20 {
+	if got := n.machine().Processes[0].MemoryBytes; got != 74<<20 {
 		t.Errorf("the server takes %d bytes", got)
 	}
 	h := n.hold(as{}, "--contexts", "2", "--memory", "1Gi").says("ready")
 	if p := n.machine().Processes[1]; p.Kind != machine.MPSClient || p.MemoryBytes != (1024+2*326)<<20 {
 		t.Errorf("the client's entry: %+v", p)
 	}
-	// Of 9969: 60 of the server, 2·326 + 1024 of the first client, 326 of this one.
-	n.gets(as{}, "memory info: 7907 MiB free of 9969 MiB", 0, "info", "--free")
+	// Of 9969: 74 of the server, 2·326 + 1024 of the first client, 326 of this one.
+	n.gets(as{}, "memory info: 7893 MiB free of 9969 MiB", 0, "info", "--free")
 	h.stop()
 
 	n.tell("set_device_pinned_mem_limit "+pid+" 0 1000M", "")

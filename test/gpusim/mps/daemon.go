@@ -139,7 +139,7 @@ func (d *Daemon) listen(also io.Writer) (err error) {
 	if err := os.Mkdir(d.pipe, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
 		return fmt.Errorf("pipe folder: %w", err)
 	}
-	if d.lock, err = os.OpenFile(filepath.Join(d.pipe, lockFile), os.O_CREATE|os.O_RDWR, 0o644); err != nil {
+	if d.lock, err = os.OpenFile(filepath.Join(d.pipe, lockFile), os.O_CREATE|os.O_RDWR, 0o666); err != nil {
 		return fmt.Errorf("pipe folder: %w", err)
 	}
 	if err := syscall.Flock(int(d.lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
@@ -162,8 +162,10 @@ func (d *Daemon) listen(also io.Writer) (err error) {
 	if d.clients, err = d.listenAt(controlSocket, 0o666); err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(d.pipe, pidFile), []byte(strconv.Itoa(os.Getpid())+"\n"), 0o644); err != nil {
-		return fmt.Errorf("pid file: %w", err)
+	// Everybody may write both files, whatever the umask.
+	pid := filepath.Join(d.pipe, pidFile)
+	if err := errors.Join(os.WriteFile(pid, []byte(strconv.Itoa(os.Getpid())+"\n"), 0o666), os.Chmod(pid, 0o666), d.lock.Chmod(0o666)); err != nil {
+		return fmt.Errorf("pipe folder: %w", err)
 	}
 	return nil
 }

@@ -29,7 +29,7 @@ func TestDaemonInBackground(t *testing.T) {
 		t.Errorf("the daemon is process %d", pid)
 	}
 	for name, mode := range map[string]os.FileMode{
-		controlSocket: os.ModeSocket | 0o666, privilegedSocket: os.ModeSocket | 0o755, logPipe: os.ModeNamedPipe | 0o777, pidFile: 0o644, lockFile: 0o644,
+		controlSocket: os.ModeSocket | 0o666, privilegedSocket: os.ModeSocket | 0o755, logPipe: os.ModeNamedPipe | 0o777, pidFile: 0o666, lockFile: 0o666,
 	} {
 		if info, err := os.Lstat(filepath.Join(n.pipe, name)); err != nil || info.Mode() != mode {
 			t.Errorf("%s: want mode %v, %v, %v", name, mode, info, err)
@@ -190,7 +190,7 @@ func TestCommands(t *testing.T) {
 		{"set_default_device_pinned_mem_limit 0 4096", `"4096" is not an amount of memory such as 2G or 512M`},
 		{"get_default_device_pinned_mem_limit 0", "4G"},
 		{"get_default_device_pinned_mem_limit " + uuid[0], ""},
-		{"get_default_device_pinned_mem_limit no-such-GPU", "1500M"},
+		{"get_default_device_pinned_mem_limit no-such-GPU", "1G"},
 		{"get_device_pinned_mem_limit " + pid + " 0", ""},
 		{"set_device_pinned_mem_limit " + pid + " 0 2G", ""},
 		{"get_device_pinned_mem_limit " + pid + " 0", "2G"},

@@ -8,8 +8,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/partage-dev/partage/test/gpusim/state"
 )
 
 // memoryLimit is what a user said about one device. Keys are not looked into: an
@@ -60,19 +58,10 @@ func parseMemory(text string) (uint64, error) {
 	return n << shift, nil
 }
 
-// memoryText is how a limit is printed on the machine.
-func memoryText(f *state.File, bytes uint64) (string, error) {
-	m, err := f.Snapshot()
-	if err != nil {
-		return "", err
-	}
-	return formatMemory(bytes, m.MPS.CoarseLimits), nil
-}
-
-// formatMemory prints the largest unit that fits or, coarsely, whole gibibytes
-// wherever there is one.
-func formatMemory(bytes uint64, coarse bool) string {
-	if bytes%(1<<30) == 0 || coarse && bytes > 1<<30 {
+// formatMemory prints whole gibibytes, rounded down, wherever there is one: 1G for a limit of 1536M, as an H100 with driver
+// 580 does.
+func formatMemory(bytes uint64) string {
+	if bytes >= 1<<30 {
 		return fmt.Sprintf("%dG", bytes>>30)
 	}
 	return fmt.Sprintf("%dM", bytes>>20)

@@ -24,8 +24,9 @@ func TestParseMemory(t *testing.T) {
 			t.Errorf("%q is %d", text, got)
 		}
 	}
-	for mebibytes, want := range map[uint64][2]string{1024: {"1G", "1G"}, 10240: {"10G", "10G"}, 1500: {"1500M", "1G"}, 900: {"900M", "900M"}, 5119: {"5119M", "4G"}} {
-		if got := [2]string{formatMemory(mebibytes<<20, false), formatMemory(mebibytes<<20, true)}; got != want {
+	// Seen on an H100.
+	for mebibytes, want := range map[uint64]string{512: "512M", 1000: "1000M", 1023: "1023M", 1024: "1G", 1536: "1G", 2047: "1G", 5119: "4G", 10240: "10G", 20350: "19G"} {
+		if got := formatMemory(mebibytes << 20); got != want {
 			t.Errorf("%d MiB is %s, want %s", mebibytes, got, want)
 		}
 	}
@@ -77,33 +78,31 @@ func TestLimits(t *testing.T) {
 	uuid := n.machine().GPUs[2].UUID
 	n.daemon()
 	first := n.server()
-	n.gets(as{}, "memory: 81008 MiB, no limit\n  memory info: 80436 MiB free of 81008 MiB\n  multiprocessors: 132 of 132 (100 %)", 0, "info", "--free")
+	n.gets(as{}, "memory: 81079 MiB, no limit\n  memory info: 80491 MiB free of 81079 MiB\n  multiprocessors: 132 of 132 (100 %)", 0, "info", "--free")
 	n.tell("set_default_active_thread_percentage 25", "25.0")
 	n.tell("set_default_device_pinned_mem_limit "+uuid+" 10240M", "")
-	n.gets(as{}, "memory: 81008 MiB, no limit\n  memory info: 80436 MiB free of 81008 MiB\n  multiprocessors: 132 of 132 (100 %)", 0, "info", "--free")
+	n.gets(as{}, "memory: 81079 MiB, no limit\n  memory info: 80491 MiB free of 81079 MiB\n  multiprocessors: 132 of 132 (100 %)", 0, "info", "--free")
 	early := n.hold(as{}, "--memory", "20Gi").says("ready")
 
 	n.tell("set_active_thread_percentage "+first+" 50", "50.0")
 	n.tell("set_device_pinned_mem_limit "+first+" 0 17000M", "")
-	n.tell("get_device_pinned_mem_limit "+first+" 0", "17000M")
-	n.change(func(m *machine.Machine) { m.MPS.CoarseLimits = true })
 	n.tell("get_device_pinned_mem_limit "+first+" 0", "16G")
 	if !n.logged("server.log", "Device pinned memory limit for device 0 set to 0x426800000 bytes") {
 		t.Error("the server's log has no exact limit")
 	}
 	n.tell("set_device_pinned_mem_limit "+first+" 0 16G", "")
-	n.gets(as{}, "limit 16384 MiB\n  memory info: 15872 MiB free of 81008 MiB\n  multiprocessors: 66 of 132 (50 %)", 0, "info", "--free")
+	n.gets(as{}, "limit 16384 MiB\n  memory info: 15870 MiB free of 81079 MiB\n  multiprocessors: 66 of 132 (50 %)", 0, "info", "--free")
 	if early.stop() != 0 {
 		t.Error("the client from before has suffered")
 	}
 	n.tell("shutdown_server "+first, "")
 	n.server()
-	n.gets(as{}, "limit 10240 MiB\n  memory info: 9728 MiB free of 81008 MiB\n  multiprocessors: 32 of 132 (25 %)", 0, "info", "--free")
+	n.gets(as{}, "limit 10240 MiB\n  memory info: 9726 MiB free of 81079 MiB\n  multiprocessors: 32 of 132 (25 %)", 0, "info", "--free")
 
-	out, exit := n.client("alloc", "8Gi", "4Gi", "1536Mi", "1")
+	out, exit := n.client("alloc", "8Gi", "4Gi", "1534Mi", "1")
 	if d := cmp.Diff("device 0: allocated 8192 MiB\n"+
 		"device 0: CUDA_ERROR_OUT_OF_MEMORY: out of memory (4096 MiB wanted)\n"+
-		"device 0: allocated 1536 MiB\n"+
+		"device 0: allocated 1534 MiB\n"+
 		"device 0: CUDA_ERROR_OUT_OF_MEMORY: out of memory (0 MiB wanted)", out); d != "" || exit != 1 {
 		t.Errorf("exit code %d: %s", exit, d)
 	}
@@ -126,7 +125,7 @@ func TestLimits(t *testing.T) {
 	n.tell("quit", "")
 	n.daemon() // the defaults have died with the daemon
 	n.server()
-	n.gets(as{}, "no limit\n  memory info: 80436 MiB free of 81008 MiB\n  multiprocessors: 132 of 132", 0, "info", "--free")
+	n.gets(as{}, "no limit\n  memory info: 80491 MiB free of 81079 MiB\n  multiprocessors: 132 of 132", 0, "info", "--free")
 }
 
 // The daemon's own environment gives the first defaults.

@@ -37,11 +37,7 @@ func (s *Server) command(o order) string {
 		return formatPercentage(o.Percentage)
 	case "memory":
 		if bytes, ok := s.memory.get(o.Key); ok {
-			text, err := memoryText(s.state, bytes)
-			if err != nil {
-				return err.Error()
-			}
-			return text
+			return formatMemory(bytes)
 		}
 		return ""
 	case "setMemory":

@@ -110,10 +110,6 @@ var mpsSettings = []struct {
 		func(m *machine.MPS) *bool { return &m.HarmlessKills },
 	},
 	{
-		"limits", "exact", "coarse", "how memory limits are printed: `exact`, or coarse, in whole gibibytes from one on",
-		func(m *machine.MPS) *bool { return &m.CoarseLimits },
-	},
-	{
 		"open-files", "needed", "any", "whether contexts need open files of the server, 16384 for all: `needed`, or any number is enough",
 		func(m *machine.MPS) *bool { return &m.FewFiles },
 	},

@@ -147,14 +147,14 @@ func TestMPSSettings(t *testing.T) {
 	if got := settings(); got != (machine.MPS{}) {
 		t.Errorf("a new machine has %+v", got)
 	}
-	must(t, "mps", "set", "--killed-client", "harmless", "--limits", "coarse", root)
+	must(t, "mps", "set", "--killed-client", "harmless", "--open-files", "any", root)
 	must(t, "mps", "set", "--killed-client", "undefined", "--control-shm", "daemon", root)
-	if got := settings(); got != (machine.MPS{CoarseLimits: true, ControlNeedsSharedMemory: true}) {
+	if got := settings(); got != (machine.MPS{FewFiles: true, ControlNeedsSharedMemory: true}) {
 		t.Errorf("it has %+v", got)
 	}
 	for args, want := range map[string]string{
-		"--limits fine": `--limits "fine" is not exact or coarse`,
-		"":              "say what to set",
+		"--open-files few": `--open-files "few" is not needed or any`,
+		"":                 "say what to set",
 	} {
 		_, err := gpusim(append([]string{"mps", "set", "--root", root}, strings.Fields(args)...)...)
 		if err == nil || !strings.Contains(err.Error(), want) {

@@ -27,6 +27,7 @@ enum result {
 	NO_DEVICE = 100,
 	INVALID_DEVICE = 101,
 	INVALID_CONTEXT = 201,
+	OPERATING_SYSTEM = 304,
 	SYSTEM_NOT_READY = 802,
 	MPS_CONNECTION_FAILED = 805,
 	MPS_RPC_FAILURE = 806,
@@ -42,6 +43,7 @@ struct device {
 	int minor;
 	int mode; // nvmlComputeMode_t
 	int sms;
+	int major; // of the compute capability
 	uint64_t memory;
 	uint64_t context_memory; // of each context
 

@@ -40,6 +40,7 @@ static void describe_gpu(struct device *d, const struct gs_gpu *g, int index)
 	d->minor = g->minor;
 	d->mode = g->compute_mode;
 	d->sms = multiprocessors(g);
+	d->major = g->compute_major;
 	d->memory = g->memory_bytes - g->reserved_bytes;
 	d->context_memory = g->context_bytes;
 	d->percentage = 100;

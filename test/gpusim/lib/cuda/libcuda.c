@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "self.h"
 
@@ -59,6 +60,18 @@ static enum result start(struct program *p)
 	return p->count > 0 ? fabric_joined(p) : NO_DEVICE;
 }
 
+// lost reports whether the program's /proc is not that of its PID namespace, where it cannot
+// find itself: cuInit fails then (seen on an H100 with driver 580).
+static int lost(void)
+{
+	char text[16];
+	ssize_t n = readlink("/proc/self", text, sizeof(text) - 1);
+	if (n < 0)
+		return 1;
+	text[n] = 0;
+	return atoi(text) != getpid();
+}
+
 EXPORT int cuInit(unsigned int flags);
 EXPORT int cuInit(unsigned int flags)
 {
@@ -68,6 +81,8 @@ EXPORT int cuInit(unsigned int flags)
 		return INVALID_VALUE;
 	if (program != NULL)
 		return SUCCESS;
+	if (lost())
+		return OPERATING_SYSTEM;
 	struct program *p = calloc(1, sizeof(*p));
 	if (p == NULL)
 		return OUT_OF_MEMORY;
@@ -149,13 +164,14 @@ EXPORT int cuDeviceTotalMem_v2(size_t *bytes, int device)
 enum { PER_TPC = 2 };		    // multiprocessors, see package cuda
 enum { MULTIPROCESSOR_COUNT = 16 }; // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 
-// multiprocessors are those that the program may use: whole TPCs.
+// multiprocessors are those that the program may use: whole TPCs, and some at least.
 static int multiprocessors(const struct device *d)
 {
-	int sms = (int)((double)d->sms * d->percentage / 100);
-	if (sms >= d->sms)
-		return d->sms;
-	return sms < 2 * PER_TPC ? PER_TPC : sms / PER_TPC * PER_TPC;
+	int sms = (int)((double)d->sms * d->percentage / 100) / PER_TPC * PER_TPC;
+	int fewest = d->major >= 9 ? 8 : d->major == 8 ? 4 : PER_TPC;
+	if (sms < fewest)
+		sms = fewest;
+	return sms < d->sms ? sms : d->sms;
 }
 
 EXPORT int cuDeviceGetAttribute(int *out, int attribute, int device);
@@ -262,6 +278,7 @@ static const struct {
 	{INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE"},
 	{INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT"},
 	{719, "CUDA_ERROR_LAUNCH_FAILED"},
+	{OPERATING_SYSTEM, "CUDA_ERROR_OPERATING_SYSTEM"},
 	{SYSTEM_NOT_READY, "CUDA_ERROR_SYSTEM_NOT_READY"},
 	{MPS_CONNECTION_FAILED, "CUDA_ERROR_MPS_CONNECTION_FAILED"},
 	{MPS_RPC_FAILURE, "CUDA_ERROR_MPS_RPC_FAILURE"},
