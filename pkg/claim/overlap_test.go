@@ -18,6 +18,7 @@ import (
 	"github.com/partage-dev/partage/pkg/claim/converge"
 	"github.com/partage-dev/partage/pkg/claim/rules"
 	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/gpu"
 )
 
 const (
@@ -298,6 +299,22 @@ func TestOtherDevicesThanBefore(t *testing.T) {
 	}
 	mustUnprepare(t, m, "u1")
 	b.wantNothing()
+}
+
+// TestWaitNamesUsers: who waits for a GPU that is given back is told which process still has it.
+func TestWaitNamesUsers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBox(t)
+		m := b.manager()
+		mustPrepare(t, m, newClaim("u1", wholeA))
+		const ended = 4194305 // the kernel gives no process this ID
+		b.run(pciA, gpu.Process{PID: ended, InstanceID: -1})
+		mustUnprepare(t, m, "u1")
+		_, err := m.Prepare(t.Context(), newClaim("u2", wholeA))
+		wantError(t, err, "being released for claim default/claim-u1", "is in use: process 4194305 (has ended, its memory is still held)", "was not released in time")
+		b.run(pciA)
+		mustPrepare(t, m, newClaim("u2", wholeA))
+	})
 }
 
 // The scheduler counts the shares of a device. After a pod was deleted by force there

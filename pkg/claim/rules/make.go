@@ -3,7 +3,10 @@
 
 package rules
 
-import "slices"
+import (
+	"fmt"
+	"slices"
+)
 
 // make brings a claim to what it wants on this GPU, or says why not. A claim that is prepared is made again in the same
 // way: nothing is left to do for it where everything is there.
@@ -297,7 +300,11 @@ func (c *claim) overlap(p part) *Verdict {
 		switch {
 		case p.Conflicts(q.Part):
 			state := map[Phase]string{Preparing: "being prepared", Prepared: "prepared", Releasing: "being released"}[phase]
-			return p.says(v, " overlaps with %s, which is %s for claim %s", q.Device, state, q.of.Name)
+			why := fmt.Sprintf(" overlaps with %s, which is %s for claim %s", q.Device, state, q.of.Name)
+			if users := q.users(); phase == Releasing && users.Any() {
+				why += " and is in use: " + users.Text
+			}
+			return p.says(v, "%s", why)
 		case p.SameDevice(q.Part) && phase != Releasing && (q.Mark == Lost || q.isLost()):
 			return p.says(v, ": claim %s has lost its share of the partition, which is made again when that claim is released", q.of.Name)
 		}
