@@ -65,7 +65,7 @@ const (
 // expected.
 func (c *config) validate() error {
 	return errors.Join(
-		command.CheckDirectory("mps-dir", c.mpsDir, false),
+		c.checkMPSDir(),
 		command.CheckDirectory("driver-root", c.driverRoot, false),
 		command.CheckDevRoot(c.devRoot),
 		c.checkHostDriverRoot(),
@@ -76,6 +76,15 @@ func (c *config) validate() error {
 		c.checkMemoryPercent(),
 		c.process.Validate(),
 	)
+}
+
+// checkMPSDir refuses a directory in which the first claims would find out that a daemon cannot make its sockets.
+func (c *config) checkMPSDir() error {
+	err := command.CheckDirectory("mps-dir", c.mpsDir, false)
+	if most := supervisor.MaxDir(); len(c.mpsDir) > most {
+		err = errors.Join(err, command.Wrong("mps-dir", c.mpsDir, fmt.Sprintf("a path of at most %d bytes, since those of sockets in it are limited", most)))
+	}
+	return err
 }
 
 // checkPodsSocket takes a socket that does not exist: older kubelets have none.

@@ -28,6 +28,7 @@ func TestBadFlags(t *testing.T) {
 	}{
 		{[]string{"--mps-dir=run"}, []string{`--mps-dir (MPS_DIR) is "run": want an absolute path`}},
 		{[]string{"--mps-dir=" + file}, []string{`--mps-dir (MPS_DIR) is "` + file + `": want a directory`}},
+		{[]string{"--mps-dir=/" + strings.Repeat("d", 100)}, []string{"--mps-dir (MPS_DIR)", "want a path of at most 24 bytes"}},
 		{[]string{"--driver-root="}, []string{`--driver-root (DRIVER_ROOT) is "": want an absolute path`}},
 		{[]string{"--dev-root="}, []string{`--dev-root (DEV_ROOT) is "": want auto or an absolute path`}},
 		{[]string{"--host-driver-root=x"}, []string{`--host-driver-root (HOST_DRIVER_ROOT) is "x": want an absolute path`}},

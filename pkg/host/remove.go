@@ -74,7 +74,7 @@ func RemoveAside(ctx context.Context, folder string) error {
 func ClearFolder(ctx context.Context, path string) error {
 	folder, err := openFolder(unix.AT_FDCWD, path)
 	if err == nil {
-		err = flatten(ctx, folder)
+		err = flatten(ctx, folder, unlink)
 	}
 	if err != nil {
 		return fmt.Errorf("clear %s: %w", path, err)
@@ -103,23 +103,26 @@ func removeAt(ctx context.Context, folder, name string) error {
 	if err != nil {
 		return wrap(ignoreAbsent(err)) // another process is at it, too
 	}
-	if err := flatten(ctx, top); err != nil {
+	if err := flatten(ctx, top, unlink); err != nil {
 		return wrap(err)
 	}
 	return wrap(ignoreAbsent(unix.Unlinkat(int(at.Fd()), name, unix.AT_REMOVEDIR)))
 }
 
+// remove removes a file or an empty folder. It reports false for one that is not empty.
+type remove func(folder *os.File, name string) (bool, error)
+
 // flatten removes all that is in a folder, and closes it. Folders in folders are moved up
 // to it, so that no path grows and nothing needs to be remembered.
-func flatten(ctx context.Context, top *os.File) error {
+func flatten(ctx context.Context, top *os.File, remove remove) error {
 	defer func() { _ = top.Close() }()
 	for {
 		empty, err := eachName(ctx, top, func(name string) error {
-			done, err := unlink(top, name)
+			done, err := remove(top, name)
 			if done || err != nil {
 				return err
 			}
-			return lift(ctx, top, name)
+			return lift(ctx, top, name, remove)
 		})
 		if empty || err != nil {
 			return err
@@ -128,14 +131,14 @@ func flatten(ctx context.Context, top *os.File) error {
 }
 
 // lift removes a folder after it moved the folders in it up to its own folder.
-func lift(ctx context.Context, top *os.File, name string) error {
+func lift(ctx context.Context, top *os.File, name string, remove remove) error {
 	folder, err := openFolder(int(top.Fd()), name)
 	if err != nil {
 		return ignoreAbsent(err)
 	}
 	defer func() { _ = folder.Close() }()
 	_, err = eachName(ctx, folder, func(child string) error {
-		done, err := unlink(folder, child)
+		done, err := remove(folder, child)
 		if done || err != nil {
 			return err
 		}
@@ -153,7 +156,7 @@ func lift(ctx context.Context, top *os.File, name string) error {
 	return ignoreAbsent(err)
 }
 
-// unlink removes a file or an empty folder. It reports false for one that is not empty.
+// unlink is a remove.
 func unlink(folder *os.File, name string) (bool, error) {
 	err := unix.Unlinkat(int(folder.Fd()), name, 0)
 	if errors.Is(err, unix.EISDIR) {

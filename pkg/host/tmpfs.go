@@ -4,6 +4,7 @@
 package host
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -38,9 +39,39 @@ func MountTmpfs(path string, bytes int64, label string) error {
 	return nil
 }
 
-// RemoveTmpfs unmounts what MountTmpfs has mounted and removes the folder, in which nothing is left then. Containers that
-// still use the file system keep it until they end. No folder is a success.
+// ShrinkTmpfs leaves next to nothing of a file system in memory: whoever keeps a descriptor of it, or passes it on, neither
+// has nor writes more than a page of the node's memory, which nobody is charged for. What was unlinked and is still open
+// cannot be emptied; then it fails.
+func ShrinkTmpfs(ctx context.Context, path string) error {
+	folder, err := openFolder(unix.AT_FDCWD, path)
+	if err == nil {
+		err = flatten(ctx, folder, func(folder *os.File, name string) (bool, error) {
+			flags := unix.O_WRONLY | unix.O_TRUNC | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC
+			if fd, err := unix.Openat(int(folder.Fd()), name, flags, 0); err == nil {
+				_ = unix.Close(fd)
+			}
+			return unlink(folder, name)
+		})
+	}
+	if err != nil {
+		return fmt.Errorf("empty %s: %w", path, err)
+	}
+	var left unix.Statfs_t
+	if err := unix.Statfs(path, &left); err != nil {
+		return fmt.Errorf("shrink %s: %w", path, err)
+	}
+	for _, options := range []string{fmt.Sprintf("size=%d", os.Getpagesize()), fmt.Sprintf("nr_inodes=%d", left.Files-left.Ffree)} {
+		if err := unix.Mount("", path, "", TmpfsFlags|unix.MS_REMOUNT, options); err != nil {
+			return fmt.Errorf("shrink %s, where %d KiB are still in use, by %s: %w", path, (left.Blocks-left.Bfree)*uint64(left.Bsize)>>10, options, err)
+		}
+	}
+	return nil
+}
+
+// RemoveTmpfs unmounts what MountTmpfs has mounted and removes the folder, in which nothing is left then. Whoever still uses
+// the file system has nothing of it but a page. No folder is a success.
 func RemoveTmpfs(path string) error {
+	var shrunk error
 	for {
 		mounted, err := isMountPoint(path)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -50,8 +81,9 @@ func RemoveTmpfs(path string) error {
 			return err
 		}
 		if !mounted {
-			return os.RemoveAll(path)
+			return errors.Join(shrunk, os.RemoveAll(path))
 		}
+		shrunk = ShrinkTmpfs(context.Background(), path)
 		if err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
 			return fmt.Errorf("unmount %s: %w", path, err)
 		}

@@ -46,6 +46,7 @@ type Status struct {
 	// reports them. The PIDs are those of the supervisor's PID namespace.
 	Clients []int
 	// PipeDir and ShmDir are folders of the host that clients need: the first
-	// read-only, wherever CUDA_MPS_PIPE_DIRECTORY says, the second as /dev/shm.
+	// read-only, wherever CUDA_MPS_PIPE_DIRECTORY says, the second as /dev/shm. It is empty where
+	// they need none: the server's shared memory has no name there, as with driver 580.
 	PipeDir, ShmDir string
 }

@@ -93,16 +93,13 @@ func OfProcess(procfs fs.FS, pid int) (Pod, bool) {
 func In(file string) bool {
 	for _, cgroup := range Lines(file) {
 		for name := range strings.SplitSeq(strings.TrimSuffix(cgroup, deleted), "/") {
-			if ofAnyPod.MatchString(name) || Is(name) {
+			if ofAnyPod.MatchString(name) || ofPod.MatchString(name) {
 				return true
 			}
 		}
 	}
 	return false
 }
-
-// Is reports whether a cgroup is that of a pod, by the last part of its path.
-func Is(name string) bool { return ofPod.MatchString(name) }
 
 // parse reads the path of a cgroup.
 func parse(cgroup string) (Pod, bool) {
@@ -118,7 +115,7 @@ func parse(cgroup string) (Pod, bool) {
 			if i+1 < len(names) {
 				below = names[i+1]
 			}
-			if at := strings.Join(names[:i+1], "/"); FromRoot(at) {
+			if at := strings.Join(names[:i+1], "/"); fromRoot(at) {
 				pod.Cgroup = at
 			}
 		}
@@ -130,25 +127,9 @@ func parse(cgroup string) (Pod, bool) {
 	return Pod{}, false
 }
 
-// FromRoot reports whether the path of a cgroup begins at the root of its hierarchy. A
+// fromRoot reports whether the path of a cgroup begins at the root of its hierarchy. A
 // reader in a cgroup namespace gets paths of other cgroups that begin with "/..".
-func FromRoot(cgroup string) bool {
+func fromRoot(cgroup string) bool {
 	below, ok := strings.CutPrefix(cgroup, "/")
 	return ok && (below == "" || filepath.IsLocal(below))
-}
-
-// UpToPod returns the path of a cgroup and, if it is in a pod, those above it up to the
-// pod's.
-func UpToPod(cgroup string) []string {
-	all := []string{cgroup}
-	last := 1
-	for at := cgroup; at != "/" && at != "."; at = path.Dir(at) {
-		if at != cgroup {
-			all = append(all, at)
-		}
-		if Is(path.Base(at)) {
-			last = len(all)
-		}
-	}
-	return all[:last]
 }

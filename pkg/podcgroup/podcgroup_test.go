@@ -4,7 +4,6 @@
 package podcgroup
 
 import (
-	"slices"
 	"strings"
 	"testing"
 )
@@ -115,27 +114,9 @@ func TestIn(t *testing.T) {
 	}
 }
 
-func TestUpToPod(t *testing.T) {
-	burstable := slice("burstable")
-	for path, want := range map[string][]string{
-		"/":                            {"/"},
-		"/system.slice/x.service":      {"/system.slice/x.service"},
-		burstable:                      {burstable},
-		burstable + "/cri-1.scope":     {burstable + "/cri-1.scope", burstable},
-		burstable + "/cri-1.scope/a/b": {burstable + "/cri-1.scope/a/b", burstable + "/cri-1.scope/a", burstable + "/cri-1.scope", burstable},
-		"/kubepods/besteffort/pod" + static + "/1": {"/kubepods/besteffort/pod" + static + "/1", "/kubepods/besteffort/pod" + static},
-		// What a container calls a pod is not where its own ends.
-		burstable + "/a/pod" + uid + "/b": {burstable + "/a/pod" + uid + "/b", burstable + "/a/pod" + uid, burstable + "/a", burstable},
-	} {
-		if got := UpToPod(path); !slices.Equal(got, want) {
-			t.Errorf("%s: got %q, want %q", path, got, want)
-		}
-	}
-}
-
 func TestFromRoot(t *testing.T) {
 	for path, want := range map[string]bool{"/": true, "/a/b": true, "/a/x..y": true, "/..": false, "/../a": false, "/a/../../b": false, "a": false, "": false} {
-		if got := FromRoot(path); got != want {
+		if got := fromRoot(path); got != want {
 			t.Errorf("%q: got %t", path, got)
 		}
 	}

@@ -72,6 +72,8 @@ func TestEdits(t *testing.T) {
 	}}}
 	limitedClient := client
 	limitedClient.ActiveThreadPercentage, limitedClient.PinnedMemoryBytes = 30, 10<<30
+	aloneClient := client
+	aloneClient.ShmDir = ""
 	lowClient := client
 	lowClient.BelowNormal = true
 	interposer := Interposer{Library: "/opt/limits/libhami-2.so", Folder: "/limits/u1", Device: "gpu-b", Hook: hookAt, Owner: "u1/r0"}
@@ -153,7 +155,7 @@ func TestEditsFail(t *testing.T) {
 		"no GPU of partition": {Partition{roots, "0000:99:00.0", 7, 0}, missing, "0000:99:00.0"},
 		"no GPU instance":     {Partition{roots, address, 9, 0}, missing, "gi9"},
 		"no compute instance": {Partition{roots, address, 8, 0}, missing, "gi8/ci0"},
-		"no session":          {MPSClient{Session: "s", PipeDir: "/p", Hook: hookAt}, nil, "MPS session s does not run"},
+		"no session":          {MPSClient{Session: "s", ShmDir: "/s", Hook: hookAt}, nil, "MPS session s does not run"},
 		"no hook for MPS":     {MPSClient{Session: "s", PipeDir: "/p", ShmDir: "/s"}, nil, "no hook program"},
 		"no library":          {Interposer{Folder: "/f", Hook: hookAt}, func(err error) bool { return errors.Is(err, ErrNoInterposer) }, "--interposer-library"},
 		"no hook for limits":  {Interposer{Folder: "/f", Library: "/l.so"}, nil, "no hook program"},

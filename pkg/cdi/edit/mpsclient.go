@@ -24,7 +24,7 @@ const (
 type MPSClient struct {
 	// Session is the session's name.
 	Session string
-	// PipeDir and ShmDir are the session's folders on the host.
+	// PipeDir and ShmDir are the session's folders on the host; ShmDir is empty where clients need none.
 	PipeDir, ShmDir string
 	// Hook is the path on the host of the program that refuses a container which
 	// cannot reach the daemon, or is not a client of this session alone.
@@ -45,7 +45,7 @@ type MPSClient struct {
 
 // Edits fails if the session does not run or there is no hook.
 func (c MPSClient) Edits() (cdi.Edits, error) {
-	if c.PipeDir == "" || c.ShmDir == "" {
+	if c.PipeDir == "" {
 		return cdi.Edits{}, fmt.Errorf("MPS session %s does not run", c.Session)
 	}
 	if c.Hook == "" {
@@ -66,13 +66,13 @@ func (c MPSClient) Edits() (cdi.Edits, error) {
 	if c.BelowNormal {
 		env = append(env, "CUDA_MPS_CLIENT_PRIORITY=1")
 	}
+	// A program connects to a socket that it cannot write, replace or remove.
+	mounts := []cdi.Mount{{HostPath: c.PipeDir, ContainerPath: pipeInContainer, ReadOnly: true, NoExec: true}}
+	if c.ShmDir != "" {
+		mounts = append(mounts, cdi.Mount{HostPath: c.ShmDir, ContainerPath: shmInContainer, NoExec: true})
+	}
 	return cdi.Edits{
-		Env: env,
-		Mounts: []cdi.Mount{
-			// A program connects to a socket that it cannot write, replace or remove.
-			{HostPath: c.PipeDir, ContainerPath: pipeInContainer, ReadOnly: true, NoExec: true},
-			{HostPath: c.ShmDir, ContainerPath: shmInContainer, NoExec: true},
-		},
+		Env: env, Mounts: mounts,
 		Hooks: []cdi.Hook{{Path: c.Hook, Args: []string{
 			filepath.Base(c.Hook), hook.MPSClientCommand, "--" + hook.ControlFlag, filepath.Join(c.PipeDir, "control"), "--" + hook.SessionFlag, c.Session,
 		}}},

@@ -48,7 +48,7 @@ func (c Client) checkPriorities(ctx context.Context) error {
 var priorityName = regexp.MustCompile(`(?i)\b(below[ _-]?)?normal\b`)
 
 // ParsePriority reads a client priority. The values are documented as 0 [NORMAL] and
-// 1 [BELOW NORMAL], the form of an answer is not.
+// 1 [BELOW NORMAL]; driver 580 answers 0 or 1.
 func ParsePriority(answer string) (mps.ClientPriority, error) {
 	name := priorityName.FindStringSubmatch(answer)
 	switch {

@@ -173,7 +173,10 @@ func (d *daemon) publishClients(phase mps.Phase, message string, clients []int) 
 	status := mps.Status{
 		Spec: r.Spec.Clone(), Phase: phase, Message: message,
 		Losses: r.Losses, LastLoss: r.LastLoss, LastLossTime: r.LastLossTime, Kills: r.Kills, LastKill: r.LastKill,
-		PipeDir: d.folder.clientPipe(), ShmDir: d.folder.shm(),
+		PipeDir: d.folder.clientPipe(),
+	}
+	if r.SharesMemory {
+		status.ShmDir = d.folder.shm()
 	}
 	if len(r.Servers) > 0 {
 		status.Servers, status.Clients = process.PIDs(r.Servers), slices.Clone(clients)

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps"
@@ -52,7 +53,14 @@ const (
 	folderMode = 0o755
 	// maxSocketPath is the size of sun_path less the final zero.
 	maxSocketPath = 107
+	// longID is more than the IDs of sessions have, which are names of devices.
+	longID = 51
 )
+
+// MaxDir returns how many bytes the path of a folder may have in which sessions are.
+func MaxDir() int {
+	return maxSocketPath - len(filepath.Join(folder("/"+strings.Repeat("x", longID)).daemonPipe(), PrivilegedSocket))
+}
 
 // check refuses a folder in which MPS could not make its sockets, and one that is
 // not a session's.

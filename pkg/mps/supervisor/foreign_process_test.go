@@ -12,18 +12,14 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/partage-dev/partage/test/knownfailures"
 )
 
 // TestForeignProcess: what a client left goes after its end, whatever processes without a claim have open. To read that takes as
 // long as they like: each may have a million descriptors, and a line in procfs for each file that one of them watches. Here it
 // takes for ever, unless nobody reads it.
 func TestForeignProcess(t *testing.T) {
-	knownfailures.Expect(t)
 	w := newWorld(t)
-	x := newTenants(t)
-	w.options.LeftoverInterval = 100 * time.Millisecond
+	w.options.LeftoverInterval = 50 * time.Millisecond
 	proc, descriptors := foreignProcess(t)
 	w.options.Roots.Proc = proc
 	s := w.supervisor()
@@ -32,7 +28,7 @@ func TestForeignProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	left := filepath.Join(status.ShmDir, "left")
-	x.container(1, "write="+left)()
+	write(t, left)
 
 	read := make(chan *os.File)
 	go func() {

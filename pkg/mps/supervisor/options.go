@@ -21,7 +21,7 @@ type Options struct {
 	// daemon or a server is noticed at once.
 	CheckInterval time.Duration
 	// LeftoverInterval is the time between two looks for what ended containers left in
-	// the memory of sessions, and how long something must not have changed to be that.
+	// the memory of sessions. Something is that if it has not changed for ten of them.
 	LeftoverInterval time.Duration
 	// StartLimit is how long a start may take, unless the caller's context ends
 	// sooner.

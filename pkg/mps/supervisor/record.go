@@ -38,6 +38,8 @@ type record struct {
 	// Private: containers have the clients' folder of the pipe tmpfs only. Earlier
 	// versions gave them all of it.
 	Private bool `json:"private,omitempty"`
+	// SharesMemory: the server has something in the session's /dev/shm, so that its clients need that.
+	SharesMemory bool `json:"sharesMemory,omitempty"`
 	// ServerUser is the user whom the first server serves, and as whom it runs.
 	ServerUser string `json:"serverUser,omitempty"`
 

@@ -185,6 +185,17 @@ func (d *daemon) awaitServer(ctx context.Context, client control.Client) ([]int,
 	return pids, err
 }
 
+// noteSharedMemory finds out whether clients need the session's /dev/shm: what drivers have named there before the first
+// client comes they look for there. Otherwise no container gets a folder that others can write.
+func (d *daemon) noteSharedMemory() error {
+	entries, err := os.ReadDir(d.folder.shm())
+	if err != nil {
+		return fmt.Errorf("look for the server's shared memory: %w", err)
+	}
+	d.record.SharesMemory = d.record.SharesMemory || len(entries) > 0
+	return nil
+}
+
 // accept makes these servers the session's, after it corrected their limits where
 // necessary.
 func (d *daemon) accept(ctx context.Context, client control.Client, servers []control.Server) error {
@@ -207,6 +218,9 @@ func (d *daemon) accept(ctx context.Context, client control.Client, servers []co
 	}
 	if !slices.Equal(ids, d.record.Servers) {
 		d.forgetClients()
+	}
+	if err := d.noteSharedMemory(); err != nil {
+		return err
 	}
 	d.record.Servers, d.record.ServerUser = ids, userOf(ids[0].PID)
 	d.record.Started, d.record.Serving = true, true

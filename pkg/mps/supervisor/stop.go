@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
+	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/mps/process"
 )
@@ -75,6 +76,7 @@ func (d *daemon) remove(ctx context.Context) error {
 	}
 	err := d.stop(ctx)
 	if err == nil {
+		d.shrink(ctx)
 		err = d.folder.unmount(ctx, d.options.EndLimit)
 	}
 	if err == nil {
@@ -85,6 +87,19 @@ func (d *daemon) remove(ctx context.Context) error {
 		d.publish(mps.Failed, err.Error())
 	}
 	return err
+}
+
+// shrink leaves nothing of the session's /dev/shm to those who have kept it. What they have unlinked and still open keeps no
+// session from ending: it is no more than the session could have.
+func (d *daemon) shrink(ctx context.Context) {
+	if mounted, err := (mount{path: d.folder.shm()}).mounted(); !mounted || err != nil {
+		return // unmount says what is wrong
+	}
+	ctx, cancel := context.WithTimeout(ctx, d.options.EndLimit)
+	defer cancel()
+	if err := host.ShrinkTmpfs(ctx, d.folder.shm()); err != nil {
+		klog.FromContext(ctx).Error(err, "Somebody keeps memory of an MPS session that has ended")
+	}
 }
 
 // suspend stops the session so that the next supervisor can start it again.

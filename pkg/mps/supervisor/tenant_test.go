@@ -11,8 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -38,8 +36,6 @@ func runTenant(cgroup string, does []string) error {
 			err = os.MkdirAll(filepath.Dir(path), 0o777)
 		}
 		switch what {
-		case "write":
-			err = errors.Join(err, os.WriteFile(path, []byte("secret"), 0o666))
 		case "fill":
 			var file *os.File
 			if file, err = os.Create(path); err == nil {
@@ -59,25 +55,12 @@ func runTenant(cgroup string, does []string) error {
 			_ = os.WriteFile(filepath.Join(cgroup, "memory.swap.max"), []byte("0"), 0)
 			_ = os.WriteFile(filepath.Join(cgroup, "memory.swappiness"), []byte("0"), 0)
 			err = os.WriteFile(filepath.Join(cgroup, path), []byte(strconv.Itoa(filled/2)), 0)
-		case "empty":
-			err = errors.Join(err, os.WriteFile(path, nil, 0o666))
-		case "reserve":
-			var file *os.File
-			if file, err = os.Create(path); err == nil {
-				err = errors.Join(unix.Fallocate(int(file.Fd()), 0, 0, 8192), file.Close())
-			}
-		case "open":
-			_, err = unix.Open(path, unix.O_RDWR, 0) // for good
 		case "map":
 			var file *os.File
 			if file, err = os.Open(path); err == nil {
 				_, err = unix.Mmap(int(file.Fd()), 0, 1, unix.PROT_READ, unix.MAP_SHARED)
 				err = errors.Join(err, file.Close())
 			}
-		case "enter":
-			err = os.Chdir(path)
-		case headless:
-			goOnWithoutFirstThread()
 		default:
 			err = fmt.Errorf("what is %q?", do)
 		}
@@ -93,34 +76,6 @@ func runTenant(cgroup string, does []string) error {
 func goOn() {
 	fmt.Println("done")
 	_, _ = bufio.NewReader(os.Stdin).ReadByte()
-}
-
-// headless makes a tenant end its first thread and no other.
-const headless = "headless"
-
-// init runs on the process's first thread, where this leaves it.
-func init() {
-	if len(os.Args) > 1 && os.Args[1] == tenantCommand && slices.Contains(os.Args, headless) {
-		runtime.LockOSThread()
-	}
-}
-
-func goOnWithoutFirstThread() {
-	go func() {
-		for {
-			data, err := os.ReadFile("/proc/self/stat")
-			if err != nil {
-				os.Exit(exitCode(err))
-			}
-			if strings.Contains(string(data), ") Z ") {
-				break
-			}
-			runtime.Gosched()
-		}
-		goOn()
-		os.Exit(0)
-	}()
-	_, _, _ = unix.Syscall(unix.SYS_EXIT, 0, 0, 0) // of the thread
 }
 
 // grows reports whether a file has room for more.
@@ -144,9 +99,6 @@ func newTenants(t *testing.T) *tenants {
 	root := "/sys/fs/cgroup/memory"
 	if _, err := os.Stat(filepath.Join(root, "cgroup.procs")); err != nil {
 		root = "/sys/fs/cgroup"
-	}
-	if _, err := os.Stat("/proc/kpagecgroup"); err != nil {
-		t.Skipf("this kernel does not tell whose a page is: %v", err)
 	}
 	x := &tenants{T: t}
 	for _, name := range []string{"partage-test-" + strconv.Itoa(os.Getpid()), t.Name()} {

@@ -31,8 +31,8 @@ func TestKeptFolder(t *testing.T) {
 		"folders of software limits": {Kind: harness.TimeSlice, Memory: 4 << 30, Percent: 50},
 	} {
 		t.Run(name, func(t *testing.T) {
-			knownfailures.Expect(t)
-			n := harness.NewNode(t, "l4x1")
+			t.Parallel()
+			n := harness.NewNode(t, "l4x1", named)
 			n.StartSupervisor(t)
 			p := n.Start(t, n.Interposer(t))
 			c := n.Allocate(t, []harness.Device{device})
@@ -129,7 +129,7 @@ func TestKeptPipe(t *testing.T) {
 	for name, others := range map[string]bool{"a later claim": false, "a claim beside it": true} {
 		t.Run(name, func(t *testing.T) {
 			knownfailures.Expect(t)
-			n := harness.NewNode(t, "h100x1")
+			n := harness.NewNode(t, "h100x1", named)
 			n.StartSupervisor(t)
 			p := n.Start(t)
 			first := n.Allocate(t, []harness.Device{{Kind: harness.MPS}})
@@ -159,7 +159,7 @@ func TestKeptPipe(t *testing.T) {
 // put it there. The session's own mount forbids it, and so must that of a container.
 func TestLinksInSharedMemory(t *testing.T) {
 	knownfailures.Expect(t)
-	n, ids := shareOf(t)
+	n, ids := shareOf(t, named)
 	spec := n.Container(t, ids...)
 	link := filepath.Join(passOn(t, spec, "/dev/shm")[0].Name(), "link")
 	if err := os.Symlink(".", link); err != nil {

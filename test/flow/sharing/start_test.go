@@ -30,7 +30,6 @@ const longestSocket = 107
 // TestLongMPSDir: a supervisor whose folder is so long that no daemon could make its sockets there says so when it starts, and
 // names the flag. Otherwise the first claims would find out.
 func TestLongMPSDir(t *testing.T) {
-	knownfailures.Expect(t)
 	n := harness.NewNode(t, "h100x1")
 	// The supervisor's own socket still fits, and no control_privileged in a folder, however short that folder's name is.
 	n.MPSDir += strings.Repeat("d", longestSocket-len("/x/control_privileged")+1-len(n.MPSDir))

@@ -4,18 +4,23 @@
 package sharing
 
 import (
+	"slices"
 	"testing"
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/partage-dev/partage/test/flow/harness"
+	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/knownfailures"
 )
 
+// named changes a machine into one whose MPS servers have their shared memory in /dev/shm, where clients must see it.
+func named(m *machine.Machine) { m.MPS.NamedSharedMemory = true }
+
 // shareOf is a node with a claim for an MPS share, and what its containers get.
-func shareOf(t *testing.T) (n *harness.Node, ids []string) {
+func shareOf(t *testing.T, change ...func(*machine.Machine)) (n *harness.Node, ids []string) {
 	t.Helper()
-	n = harness.NewNode(t, "h100x1")
+	n = harness.NewNode(t, "h100x1", change...)
 	n.StartSupervisor(t)
 	p := n.Start(t)
 	return n, p.MustPrepare(t, n.Allocate(t, []harness.Device{{Kind: harness.MPS, Memory: 10 << 30}}))
@@ -41,11 +46,31 @@ func TestVolumeHidesDaemon(t *testing.T) {
 	}
 }
 
+// TestSharedMemoryOfShare: containers have a folder in common with others only where the driver needs it.
+func TestSharedMemoryOfShare(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		change []func(*machine.Machine)
+		want   bool
+	}{"without a name": {nil, false}, "with a name": {[]func(*machine.Machine){named}, true}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n, ids := shareOf(t, test.change...)
+			spec := n.Container(t, ids...)
+			has := slices.ContainsFunc(spec.Mounts, func(m oci.Mount) bool { return m.Destination == "/dev/shm" && m.Type != "tmpfs" })
+			if has != test.want {
+				t.Errorf("a container has the session's /dev/shm: %t, want %t: %v", has, test.want, spec.Mounts)
+			}
+			wantOutput(t, n, spec, []string{"as a client", "limit 10240 MiB"}, "info")
+		})
+	}
+}
+
 // TestPodBesideShare: what a pod has of its own where the claim has something does not keep its programs from being clients
 // with the claim's limits. The runtime adds a claim's devices to what the pod says.
 func TestPodBesideShare(t *testing.T) {
 	t.Parallel()
-	n, ids := shareOf(t)
+	n, ids := shareOf(t, named)
 	volume := func(at string) oci.Spec {
 		return oci.Spec{Mounts: []oci.Mount{{Destination: at, Source: t.TempDir(), Type: "bind", Options: []string{"bind"}}}}
 	}

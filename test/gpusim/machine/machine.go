@@ -42,11 +42,14 @@ type Machine struct {
 
 // MPS has the points in which NVIDIA's MPS differs between drivers, or in which
 // nobody knows. The zero value is the strict choice, except for
-// ControlNeedsSharedMemory.
+// NamedSharedMemory and ControlNeedsSharedMemory.
 type MPS struct {
 	// HarmlessKills says that a client may be killed while it has work on a GPU.
 	// Otherwise its server is undefined from then on.
 	HarmlessKills bool
+	// NamedSharedMemory says that a server has a file in its /dev/shm, which its clients must
+	// see, as is assumed of drivers before 580.
+	NamedSharedMemory bool
 	// FewFiles says that servers do with any number of open files. Otherwise a limit
 	// below 16384 is one of contexts.
 	FewFiles bool

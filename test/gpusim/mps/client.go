@@ -101,7 +101,11 @@ func (c *Client) join(decoder *json.Decoder, o ClientOptions) error {
 	if len(c.Devices) == 0 {
 		return cuda.NoDevice
 	}
-	token, err := os.ReadFile(filepath.Join(o.Shared, w.Shared))
+	var token []byte
+	var err error
+	if w.Shared != "" {
+		token, err = os.ReadFile(filepath.Join(o.Shared, w.Shared))
+	}
 	if err != nil {
 		return fmt.Errorf("%w (no %s in %s: server and client have different ones)", cuda.MPSConnectionFailed, w.Shared, o.Shared)
 	}

@@ -79,9 +79,18 @@ func TestUnknownDevices(t *testing.T) {
 	}
 }
 
+// TestSharedMemory: the server's shared memory has no name, and programs need no folder of the server. Where the driver
+// names it they need that.
 func TestSharedMemory(t *testing.T) {
 	n := newNode(t, "l4x2", nil)
 	n.daemon()
+	first := n.server()
+	n.gets(as{}, "as a client of an MPS server", 0, "info", "--shm", t.TempDir())
+	if left, err := filepath.Glob(filepath.Join(SharedMemory, "mps.shm.0."+first)); err != nil || len(left) != 0 {
+		t.Errorf("a server without a name for its memory has %q, %v", left, err)
+	}
+	n.change(func(m *machine.Machine) { m.MPS.NamedSharedMemory = true })
+	n.tell("shutdown_server "+first, "")
 	n.server()
 	n.gets(as{}, "CUDA_ERROR_MPS_CONNECTION_FAILED", 1, "info", "--shm", t.TempDir())
 	n.gets(as{}, "as a client of an MPS server", 0, "info", "--shm", "/dev/shm")

@@ -57,7 +57,7 @@ func (d *Daemon) setDefaultPriority(args []string) (string, error) {
 func (d *Daemon) getDefaultPriority([]string) (string, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.priority.String(), nil
+	return strconv.Itoa(int(d.priority)), nil
 }
 
 // ownPriority is the one that a program says in its environment, or nil.

@@ -33,7 +33,8 @@ type Server struct {
 	daemon  *link
 	devices []cuda.Device
 	nodes   cuda.Nodes // of the devices, until the process ends
-	shared  string     // file in SharedMemory
+	shared  string     // file in SharedMemory, if there is one
+	region  *os.File   // that file
 	token   string
 	ended   chan struct{}
 	endOnce sync.Once
@@ -210,23 +211,32 @@ func becomeUser(uid int) error {
 	return nil
 }
 
-// share makes the file by which clients show that they see the same shared memory.
+// share makes the file by which clients show that they see the same shared memory, on a machine whose driver's has a name.
 func (s *Server) share() error {
 	name := fmt.Sprintf("mps.shm.%d.%d", s.config.UID, os.Getpid())
+	m, err := s.state.Snapshot()
+	if err != nil {
+		return err
+	}
+	if !m.MPS.NamedSharedMemory {
+		s.log.printf("Created anonymous shared memory region %s", name)
+		return nil
+	}
 	mode := os.FileMode(0o600)
 	if s.config.MultiUser {
 		mode = 0o644
 	}
 	s.token = rand.Text()
-	path := filepath.Join(SharedMemory, name)
-	if err := os.WriteFile(path, []byte(s.token), mode); err != nil {
-		return fmt.Errorf("shared memory: %w", err)
+	// It stays open, as what a server has mapped does.
+	if s.region, err = os.OpenFile(filepath.Join(SharedMemory, name), os.O_CREATE|os.O_TRUNC|os.O_RDWR, mode); err == nil {
+		_, err = s.region.WriteString(s.token)
+		err = errors.Join(err, s.region.Chmod(mode)) // past the umask
 	}
-	if err := os.Chmod(path, mode); err != nil { // past the umask
+	if err != nil {
 		return fmt.Errorf("shared memory: %w", err)
 	}
 	s.shared = name
-	s.log.printf("Created anonymous shared memory region %s", name)
+	s.log.printf("Created shared memory region %s", name)
 	return nil
 }
 

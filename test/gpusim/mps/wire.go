@@ -43,7 +43,7 @@ type welcome struct {
 	Code cuda.Error `json:"code,omitempty"`
 	// Devices are the UUIDs of the server's devices, in its order.
 	Devices []string `json:"devices,omitempty"`
-	// Shared is a file in SharedMemory.
+	// Shared is a file in SharedMemory, or empty where the server's has no name.
 	Shared string `json:"shared,omitempty"`
 }
 

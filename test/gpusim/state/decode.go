@@ -24,7 +24,7 @@ func decode(h *C.struct_gs_handle, c *C.struct_gs_machine) *machine.Machine {
 		Events:            decodeEvents(c),
 		NICs:              decodeNICs(c),
 		MPS: machine.MPS{
-			HarmlessKills: c.mps_harmless_kills != 0, FewFiles: c.mps_few_files != 0,
+			HarmlessKills: c.mps_harmless_kills != 0, NamedSharedMemory: c.mps_named_shared_memory != 0, FewFiles: c.mps_few_files != 0,
 			NoPriorities: c.mps_no_priorities != 0, ControlNeedsSharedMemory: c.mps_control_needs_shared_memory != 0,
 		},
 	}

@@ -57,6 +57,7 @@ func encode(c *C.struct_gs_machine, m *machine.Machine, before *C.struct_gs_mach
 	e.events(c, before, m)
 	e.latencies(c, m)
 	c.mps_harmless_kills = flag(m.MPS.HarmlessKills)
+	c.mps_named_shared_memory = flag(m.MPS.NamedSharedMemory)
 	c.mps_few_files = flag(m.MPS.FewFiles)
 	c.mps_no_priorities = flag(m.MPS.NoPriorities)
 	c.mps_control_needs_shared_memory = flag(m.MPS.ControlNeedsSharedMemory)

@@ -271,6 +271,7 @@ struct gs_machine {
 	int32_t failing; // how many GPUs have a failure
 	// machine.MPS
 	int32_t mps_harmless_kills;
+	int32_t mps_named_shared_memory;
 	int32_t mps_few_files;
 	int32_t moving_minors;
 	int32_t mps_no_priorities;

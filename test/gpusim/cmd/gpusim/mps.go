@@ -110,6 +110,10 @@ var mpsSettings = []struct {
 		func(m *machine.MPS) *bool { return &m.HarmlessKills },
 	},
 	{
+		"shared-memory", "anonymous", "file", "whether the shared memory of a server is `anonymous`, or a file in its /dev/shm that its clients must see",
+		func(m *machine.MPS) *bool { return &m.NamedSharedMemory },
+	},
+	{
 		"open-files", "needed", "any", "whether contexts need open files of the server, 16384 for all: `needed`, or any number is enough",
 		func(m *machine.MPS) *bool { return &m.FewFiles },
 	},

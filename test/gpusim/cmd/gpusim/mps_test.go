@@ -147,9 +147,9 @@ func TestMPSSettings(t *testing.T) {
 	if got := settings(); got != (machine.MPS{}) {
 		t.Errorf("a new machine has %+v", got)
 	}
-	must(t, "mps", "set", "--killed-client", "harmless", "--open-files", "any", root)
+	must(t, "mps", "set", "--killed-client", "harmless", "--shared-memory", "file", "--open-files", "any", root)
 	must(t, "mps", "set", "--killed-client", "undefined", "--control-shm", "daemon", root)
-	if got := settings(); got != (machine.MPS{FewFiles: true, ControlNeedsSharedMemory: true}) {
+	if got := settings(); got != (machine.MPS{NamedSharedMemory: true, FewFiles: true, ControlNeedsSharedMemory: true}) {
 		t.Errorf("it has %+v", got)
 	}
 	for args, want := range map[string]string{

@@ -146,8 +146,8 @@ static void own_percentage(struct program *p)
 		p->devices[i].percentage = percentage;
 }
 
-// welcome reads which devices the server has, and the token in its shared memory,
-// which shows that both have the same one.
+// welcome reads which devices the server has and, where its shared memory has a name, the
+// token in it, which shows that both have the same one.
 static enum result welcome(struct program *p, char *token, size_t size)
 {
 	static char uuids[MAX_DEVICES][GS_NAME];
@@ -165,7 +165,11 @@ static enum result welcome(struct program *p, char *token, size_t size)
 	find_devices(p, served, count);
 	if (p->count == 0)
 		return NO_DEVICE;
-	if (shared == NULL || word(shared, name, sizeof(name)) == NULL)
+	if (shared == NULL) { // it has no name, and nobody has to find it
+		token[0] = '\0';
+		return SUCCESS;
+	}
+	if (word(shared, name, sizeof(name)) == NULL)
 		return MPS_CONNECTION_FAILED;
 	snprintf(path, sizeof(path), "/dev/shm/%s", name);
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
