@@ -32,12 +32,6 @@ var nodeChecks = []Check{
 		Run:        checkKernel,
 	},
 	{
-		ID:         "node.cgroup",
-		Assumption: "the node has cgroup v2, by which memory that ended containers left is told from that of running ones",
-		Code:       "pkg/mps/supervisor/owner.go",
-		Run:        checkCgroup,
-	},
-	{
 		ID:         "node.selinux",
 		Assumption: "containers may use the sockets and the shared memory of MPS",
 		Code:       "pkg/mps/supervisor/mount.go",
@@ -133,24 +127,6 @@ func twoNumbers(text string) (twoPart, bool) {
 	}
 	minor, err := strconv.Atoi(second)
 	return twoPart{major, minor}, err == nil
-}
-
-func checkCgroup(ctx context.Context, n *Node) []Finding {
-	const expected = "cgroup v2 at /sys/fs/cgroup"
-	unified, err := Ask(ctx, n, File, "cgroup v2", func(context.Context) (bool, error) {
-		var st unix.Statfs_t
-		err := unix.Statfs("/sys/fs/cgroup", &st)
-		return st.Type == unix.CGROUP2_SUPER_MAGIC, err
-	})
-	if err != nil {
-		return []Finding{Failed("", expected, err)}
-	}
-	observed := "v2"
-	if !unified {
-		observed = "v1, or both"
-	}
-	return []Finding{Expect("", unified, expected, observed).
-		Because("what ended containers left in the memory of an MPS session stays until the session ends")}
 }
 
 // seLinux is what the node and the driver's setting make of it.

@@ -71,8 +71,8 @@
 // that a session's folder does not. Other folders are left alone, whatever folder
 // the supervisor was told to use.
 //
-// All clients of a session have the same /dev/shm. What those of ended pods left there
-// is removed while others go on, see leftover.
+// Clients need the session's /dev/shm only if the server has something there; then all of
+// them have the same one. What nobody uses is removed while others go on, see leftover.
 //
 // Root in a container that is a client can connect to the daemon, and do nothing to
 // its sockets. That they are those that the daemon made is checked all the same, before
