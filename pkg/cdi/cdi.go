@@ -234,6 +234,9 @@ func validUID(uid types.UID) error {
 	return nil
 }
 
+// forwardCompatibility is the command of NVIDIA's hook that prefers the CUDA library of the image where it is newer than the driver's.
+const forwardCompatibility = "enable-cuda-compat"
+
 // build returns the spec for devices, and their names in it. The order of devices does
 // not matter.
 func build(claimUID types.UID, common specs.ContainerEdits, devices []Device) (*specs.Spec, map[string]string, error) {
@@ -249,6 +252,11 @@ func build(claimUID types.UID, common specs.ContainerEdits, devices []Device) (*
 		}
 		spec.Devices = append(spec.Devices, entry)
 		ids[d.Name] = parser.QualifiedName(Vendor, Class, entry.Name)
+	}
+	if slices.ContainsFunc(devices, func(d Device) bool { return d.NodesLibrary }) {
+		// Also of the claim's other devices: which of them a container has is not known here.
+		common := &spec.ContainerEdits
+		common.Hooks = slices.DeleteFunc(common.Hooks, func(h *specs.Hook) bool { return slices.Contains(h.Args, forwardCompatibility) })
 	}
 	version, err := specs.MinimumRequiredVersion(spec)
 	if err != nil {

@@ -14,6 +14,8 @@ type Edits struct {
 	Mounts []Mount
 	// Hooks run in this order when the container is created, before its program.
 	Hooks []Hook
+	// NodesLibrary keeps containers on the CUDA library of the node's driver. Otherwise they use that of their image where it is newer.
+	NodesLibrary bool
 }
 
 // Append adds the other edits after these.
@@ -22,6 +24,7 @@ func (e *Edits) Append(other Edits) {
 	e.Env = append(e.Env, other.Env...)
 	e.Mounts = append(e.Mounts, other.Mounts...)
 	e.Hooks = append(e.Hooks, other.Hooks...)
+	e.NodesLibrary = e.NodesLibrary || other.NodesLibrary
 }
 
 // Device is one device of a claim.

@@ -104,20 +104,24 @@ func TestEdits(t *testing.T) {
 		"direct": {Direct{"gpu-a", "u1/gpu-a"}, cdi.Edits{Env: []string{"PARTAGE_GPU_ec8f7b43=gpu-a"}}},
 		"client of its claim's session": {client, cdi.Edits{
 			Env:    []string{"CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps", "PARTAGE_MPS_3aa9464f=gpu-0000-1b-00-0"},
-			Mounts: clientMounts, Hooks: clientHooks,
+			Mounts: clientMounts, Hooks: clientHooks, NodesLibrary: true,
+		}},
+		"client without shared memory": {aloneClient, cdi.Edits{
+			Env:    []string{"CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps", "PARTAGE_MPS_3aa9464f=gpu-0000-1b-00-0"},
+			Mounts: clientMounts[:1], Hooks: clientHooks, NodesLibrary: true,
 		}},
 		"client with a priority": {lowClient, cdi.Edits{
 			Env: []string{
 				"CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps", "PARTAGE_MPS_3aa9464f=gpu-0000-1b-00-0", "CUDA_MPS_CLIENT_PRIORITY=1",
 			},
-			Mounts: clientMounts, Hooks: clientHooks,
+			Mounts: clientMounts, Hooks: clientHooks, NodesLibrary: true,
 		}},
 		"client with limits": {limitedClient, cdi.Edits{
 			Env: []string{
 				"CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps", "PARTAGE_MPS_3aa9464f=gpu-0000-1b-00-0",
 				"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=10240M",
 			},
-			Mounts: clientMounts, Hooks: clientHooks,
+			Mounts: clientMounts, Hooks: clientHooks, NodesLibrary: true,
 		}},
 		// Names on the host have no part in those of the container, and limits have no
 		// number.

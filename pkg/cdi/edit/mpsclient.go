@@ -13,12 +13,7 @@ import (
 	"github.com/partage-dev/partage/pkg/cdi/hook"
 )
 
-const (
-	// pipeInContainer is where CUDA looks for the daemon by default, so that a
-	// process with an empty environment finds it as well.
-	pipeInContainer = "/tmp/nvidia-mps"
-	shmInContainer  = "/dev/shm"
-)
+const shmInContainer = "/dev/shm"
 
 // MPSClient makes the programs of a container clients of an MPS session.
 type MPSClient struct {
@@ -52,7 +47,7 @@ func (c MPSClient) Edits() (cdi.Edits, error) {
 		return cdi.Edits{}, errors.New("there is no hook program that could check its MPS session")
 	}
 	env := []string{
-		"CUDA_MPS_PIPE_DIRECTORY=" + pipeInContainer,
+		"CUDA_MPS_PIPE_DIRECTORY=" + hook.MPSFolder,
 		hook.Marker(hook.MPSMarkerPrefix, c.Owner) + "=" + c.Session,
 	}
 	if c.ActiveThreadPercentage > 0 {
@@ -67,12 +62,14 @@ func (c MPSClient) Edits() (cdi.Edits, error) {
 		env = append(env, "CUDA_MPS_CLIENT_PRIORITY=1")
 	}
 	// A program connects to a socket that it cannot write, replace or remove.
-	mounts := []cdi.Mount{{HostPath: c.PipeDir, ContainerPath: pipeInContainer, ReadOnly: true, NoExec: true}}
+	mounts := []cdi.Mount{{HostPath: c.PipeDir, ContainerPath: hook.MPSFolder, ReadOnly: true, NoExec: true}}
 	if c.ShmDir != "" {
 		mounts = append(mounts, cdi.Mount{HostPath: c.ShmDir, ContainerPath: shmInContainer, NoExec: true})
 	}
 	return cdi.Edits{
 		Env: env, Mounts: mounts,
+		// The server is of the driver: a newer library may not understand it (805 or 806, not tried).
+		NodesLibrary: true,
 		Hooks: []cdi.Hook{{Path: c.Hook, Args: []string{
 			filepath.Base(c.Hook), hook.MPSClientCommand, "--" + hook.ControlFlag, filepath.Join(c.PipeDir, "control"), "--" + hook.SessionFlag, c.Session,
 		}}},

@@ -9,6 +9,7 @@ import (
 	"io"
 	"path/filepath"
 	"slices"
+	"strings"
 )
 
 // More than this is not from a container runtime.
@@ -73,6 +74,24 @@ func readContainer(input io.Reader) (*container, error) {
 // hostUsers: false have.
 func (c *container) hasOwnUsers() bool {
 	return slices.Contains(c.Linux.Namespaces, namespace{Type: "user"})
+}
+
+// over returns where something is mounted over a folder that the container has from the host, or over a part of it, or "". What
+// comes later lies over what came before.
+func (c *container) over(folder, from string) (at string) {
+	for _, m := range c.Mounts {
+		switch to := filepath.Clean(m.Destination); {
+		case to == folder && filepath.Clean(m.Source) == from:
+			at = ""
+		case to == folder, isBelow(to, folder), isBelow(folder, to):
+			at = m.Destination
+		}
+	}
+	return at
+}
+
+func isBelow(path, folder string) bool {
+	return strings.HasPrefix(path, strings.TrimSuffix(folder, "/")+"/")
 }
 
 // mountAt returns what the container has at a path: of several mounts the last one

@@ -27,6 +27,10 @@ const (
 	sessionRecord = "session.json"
 )
 
+// MPSFolder is where a container has the socket of its MPS daemon: there CUDA looks by default, so that a process with an
+// empty environment finds it as well.
+const MPSFolder = "/tmp/nvidia-mps"
+
 // CheckMPSClient refuses a container that would not be held to the limits of its MPS
 // session, and one with a user namespace: transcripts of real nodes show that MPS fails
 // there ("Mapping of buffer object failed"). input is what the runtime writes to hooks;
@@ -47,6 +51,10 @@ func CheckMPSClient(ctx context.Context, input io.Reader, control, session strin
 	folder, name, err := splitControl(control, session)
 	if err != nil {
 		return err
+	}
+	if over := c.over(MPSFolder, filepath.Dir(control)); over != "" {
+		return fmt.Errorf("MPS session %s: this container has a mount at %s that hides the socket of the MPS daemon in %s, so its programs "+
+			"would run without MPS and without limits: mount the volume elsewhere", session, quote(over), MPSFolder)
 	}
 	if err := reach(ctx, folder, name); err != nil {
 		return fmt.Errorf("the MPS control daemon of session %s cannot be reached at %s, so this container would run without its limits: "+

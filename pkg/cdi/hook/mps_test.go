@@ -147,6 +147,40 @@ func TestMPSClient(t *testing.T) {
 	}
 }
 
+// TestVolumeOverDaemon: a volume of the pod that hides the daemon's socket is refused; one beside it, or below the daemon's
+// mount, is not.
+func TestVolumeOverDaemon(t *testing.T) {
+	t.Parallel()
+	s := newSession(t).listen("unixpacket").record(nil)
+	ours := mount{filepath.Dir(s.control), "/tmp/nvidia-mps"}
+	for name, test := range map[string]struct {
+		mounts []mount
+		over   string
+	}{
+		"none":                  {[]mount{ours}, ""},
+		"before it":             {[]mount{{"/v", "/tmp/nvidia-mps/"}, {"/v", "/tmp"}, ours}, ""},
+		"beside it":             {[]mount{ours, {"/v", "/tmp/nvidia-mps2"}, {"/v", "/tmp/other"}}, ""},
+		"at its folder":         {[]mount{ours, {"/v", "/tmp/nvidia-mps/"}}, "/tmp/nvidia-mps/"},
+		"in place of it":        {[]mount{{"/v", "/tmp/nvidia-mps"}}, "/tmp/nvidia-mps"},
+		"at its socket":         {[]mount{ours, {"/dev/null", "/tmp/nvidia-mps/control"}}, "/tmp/nvidia-mps/control"},
+		"above it":              {[]mount{ours, {"/v", "/tmp/"}}, "/tmp/"},
+		"at the root":           {[]mount{ours, {"/v", "/"}}, "/"},
+		"and ours over that":    {[]mount{ours, {"/v", "/tmp"}, ours}, ""},
+		"another daemon's pipe": {[]mount{ours, {filepath.Dir(s.control) + "2", "/tmp/nvidia-mps"}}, "/tmp/nvidia-mps"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := bundleWith(t, test.mounts, "PARTAGE_MPS_12ab34cd=gpu-0")
+			err := CheckMPSClient(t.Context(), strings.NewReader(input(dir)), s.control, "gpu-0")
+			switch want := "mount at " + quote(test.over) + " that hides the socket"; {
+			case test.over == "" && err != nil:
+				t.Error(err)
+			case test.over != "" && (err == nil || !strings.Contains(err.Error(), want)):
+				t.Errorf("got %v, want %q", err, want)
+			}
+		})
+	}
+}
+
 // TestComesBack: a daemon that has just ended is given time.
 func TestComesBack(t *testing.T) {
 	s := newSession(t).record(func(r *daemonRecord) { r.Daemon = nil })

@@ -11,7 +11,6 @@ import (
 
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
-	"github.com/partage-dev/partage/test/knownfailures"
 )
 
 // named changes a machine into one whose MPS servers have their shared memory in /dev/shm, where clients must see it.
@@ -34,7 +33,7 @@ func TestVolumeHidesDaemon(t *testing.T) {
 		"at its socket": {Destination: "/tmp/nvidia-mps/control", Source: "/dev/null", Type: "bind", Options: []string{"bind"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			knownfailures.Expect(t)
+			t.Parallel()
 			n, ids := shareOf(t)
 			// As a runtime that mounts the volumes of a pod last. Others do so with the socket, which is deeper.
 			spec := n.Container(t, ids...)
