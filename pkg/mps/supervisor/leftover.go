@@ -123,7 +123,7 @@ func (l *leftover) entry(ctx context.Context, at *os.File, name string, depth in
 func (l *leftover) below(ctx context.Context, at *os.File, name string, depth int, old bool) error {
 	folder, err := openBeneath(int(at.Fd()), name)
 	if err != nil {
-		return nil //nolint:nilerr // it is gone, or another one by now
+		return nil // it is gone, or another one by now
 	}
 	defer func() { _ = folder.Close() }()
 	switch {

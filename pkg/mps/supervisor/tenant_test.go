@@ -32,9 +32,6 @@ func runTenant(cgroup string, does []string) error {
 	for _, do := range does {
 		what, path, _ := strings.Cut(do, "=")
 		var err error
-		if filepath.IsAbs(path) {
-			err = os.MkdirAll(filepath.Dir(path), 0o777)
-		}
 		switch what {
 		case "fill":
 			var file *os.File
