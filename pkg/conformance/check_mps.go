@@ -107,7 +107,7 @@ var mpsChecks = []Check{
 	},
 	{
 		ID:         "mps.user-namespace",
-		Assumption: "MPS does not work for programs in a user namespace, so the driver refuses such pods",
+		Assumption: "MPS may not work for programs in a user namespace, so the driver refuses such pods; where it does, its limits hold",
 		Code:       "docs/concepts/mps.md",
 		Run:        checkMPSUserNamespace,
 	},

@@ -5,7 +5,9 @@ package holder
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -31,13 +33,13 @@ type Process struct {
 	// nodes are the device nodes of the GPU that it has open, in /dev, whatever the root
 	// below which it has them.
 	nodes []string
+	// Ended means that the process is no more, and nobody waits for it. The driver lists it for as long as it has memory on a GPU,
+	// which somebody keeps who has the descriptor that it was taken with, also in the queue of a socket (seen on an H100 with
+	// driver 580).
+	Ended bool
 	// Pod is the UID of the pod, and container the ID, that its cgroup names, "" outside of pods.
 	Pod, container string
 }
-
-// Ended reports whether the process is no more. The driver lists it for as long as it has memory on a GPU, which somebody
-// keeps who has the descriptor that it was taken with, also in the queue of a socket (seen on an H100 with driver 580).
-func (p Process) Ended() bool { return p.Start < 0 }
 
 // procfs is a procfs with the processes of the host. Nothing in it belongs to a tenant:
 // only links are read, and files that the kernel makes up without asking the process.
@@ -137,6 +139,8 @@ func (p procfs) of(pid int, name string) string {
 // process reads what is known of a process.
 func (p procfs) process(pid int) Process {
 	one := Process{PID: pid, Start: p.start(pid)}
+	_, err := os.Lstat(filepath.Join(p.path, strconv.Itoa(pid)))
+	one.Ended = errors.Is(err, fs.ErrNotExist)
 	if name, err := os.ReadFile(p.of(pid, "comm")); err == nil {
 		one.name = strings.TrimSuffix(string(name), "\n")
 	}
@@ -154,9 +158,6 @@ func (p procfs) pod(pid int) podcgroup.Pod {
 // tick is the kernel's unit of time in procfs, on all machines that Go runs on.
 const tick = time.Second / 100
 
-// zombie is the state of a process that has ended, and has nothing but an exit code left.
-const zombie = "Z"
-
 // start is when a process was started, since the machine was, or negative where it has ended. The name of the program, which
 // may contain anything, ends with the last bracket.
 func (p procfs) start(pid int) time.Duration {
@@ -166,7 +167,7 @@ func (p procfs) start(pid int) time.Duration {
 		return -1
 	}
 	rest := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
-	if len(rest) <= field || rest[0] == zombie {
+	if len(rest) <= field {
 		return -1
 	}
 	ticks, err := strconv.ParseInt(rest[field], 10, 64)
@@ -196,7 +197,7 @@ func (p Process) Text(podName string) string {
 	if p.name != "" {
 		about = append(about, quote.Name(p.name))
 	}
-	if p.name == "" && p.Ended() {
+	if p.Ended {
 		about = append(about, "has ended, its memory is still held")
 	}
 	switch {

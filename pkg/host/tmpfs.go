@@ -10,9 +10,13 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
+
+// shrinkTime is enough for all that tmpfsInodes can be.
+const shrinkTime = 5 * time.Second
 
 // tmpfsInodes bounds how many files one file system takes of the kernel's memory.
 const tmpfsInodes = 1024
@@ -40,8 +44,8 @@ func MountTmpfs(path string, bytes int64, label string) error {
 }
 
 // ShrinkTmpfs leaves next to nothing of a file system in memory: whoever keeps a descriptor of it, or passes it on, neither
-// has nor writes more than a page of the node's memory, which nobody is charged for. What was unlinked and is still open
-// cannot be emptied; then it fails.
+// has nor writes more than a page of the node's memory, which nobody is charged for. It fails where something cannot be emptied:
+// what was unlinked and is still open, has a lease, or is immutable. Then nothing can be added to that.
 func ShrinkTmpfs(ctx context.Context, path string) error {
 	folder, err := openFolder(unix.AT_FDCWD, path)
 	if err == nil {
@@ -53,25 +57,29 @@ func ShrinkTmpfs(ctx context.Context, path string) error {
 			return unlink(folder, name)
 		})
 	}
-	if err != nil {
-		return fmt.Errorf("empty %s: %w", path, err)
-	}
 	var left unix.Statfs_t
-	if err := unix.Statfs(path, &left); err != nil {
-		return fmt.Errorf("shrink %s: %w", path, err)
+	if statErr := unix.Statfs(path, &left); statErr != nil {
+		return fmt.Errorf("shrink %s: %w", path, errors.Join(err, statErr))
 	}
-	for _, options := range []string{fmt.Sprintf("size=%d", os.Getpagesize()), fmt.Sprintf("nr_inodes=%d", left.Files-left.Ffree)} {
-		if err := unix.Mount("", path, "", TmpfsFlags|unix.MS_REMOUNT, options); err != nil {
-			return fmt.Errorf("shrink %s, where %d KiB are still in use, by %s: %w", path, (left.Blocks-left.Bfree)*uint64(left.Bsize)>>10, options, err)
+	page := uint64(os.Getpagesize())
+	size := max(page, (left.Blocks-left.Bfree)*uint64(left.Bsize))
+	for _, options := range []string{fmt.Sprintf("size=%d", size), fmt.Sprintf("nr_inodes=%d", left.Files-left.Ffree)} {
+		if mountErr := unix.Mount("", path, "", TmpfsFlags|unix.MS_REMOUNT, options); mountErr != nil {
+			err = errors.Join(err, fmt.Errorf("%s: %w", options, mountErr))
 		}
+	}
+	if err == nil && size > page {
+		err = fmt.Errorf("somebody keeps %d KiB", size>>10)
+	}
+	if err != nil {
+		return fmt.Errorf("empty and shrink %s: %w", path, err)
 	}
 	return nil
 }
 
-// RemoveTmpfs unmounts what MountTmpfs has mounted and removes the folder, in which nothing is left then. Whoever still uses
-// the file system has nothing of it but a page. No folder is a success.
+// RemoveTmpfs unmounts what MountTmpfs has mounted, after it has shrunk it as far as possible, and removes the folder. No folder
+// is a success.
 func RemoveTmpfs(path string) error {
-	var shrunk error
 	for {
 		mounted, err := isMountPoint(path)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -81,9 +89,11 @@ func RemoveTmpfs(path string) error {
 			return err
 		}
 		if !mounted {
-			return errors.Join(shrunk, os.RemoveAll(path))
+			return os.RemoveAll(path)
 		}
-		shrunk = ShrinkTmpfs(context.Background(), path)
+		ctx, cancel := context.WithTimeout(context.Background(), shrinkTime)
+		_ = ShrinkTmpfs(ctx, path) // what somebody keeps must not keep the folder
+		cancel()
 		if err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
 			return fmt.Errorf("unmount %s: %w", path, err)
 		}

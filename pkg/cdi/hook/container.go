@@ -77,17 +77,17 @@ func (c *container) hasOwnUsers() bool {
 }
 
 // over returns where something is mounted over a folder that the container has from the host, or over a part of it, or "". What
-// comes later lies over what came before.
-func (c *container) over(folder, from string) (at string) {
+// comes later lies over what came before. has reports whether it has the folder at all.
+func (c *container) over(folder, from string) (at string, has bool) {
 	for _, m := range c.Mounts {
 		switch to := filepath.Clean(m.Destination); {
 		case to == folder && filepath.Clean(m.Source) == from:
-			at = ""
+			at, has = "", true
 		case to == folder, isBelow(to, folder), isBelow(folder, to):
 			at = m.Destination
 		}
 	}
-	return at
+	return at, has
 }
 
 func isBelow(path, folder string) bool {

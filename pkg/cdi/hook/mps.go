@@ -33,7 +33,7 @@ const MPSFolder = "/tmp/nvidia-mps"
 
 // CheckMPSClient refuses a container that would not be held to the limits of its MPS
 // session, and one with a user namespace: transcripts of real nodes show that MPS fails
-// there ("Mapping of buffer object failed"). input is what the runtime writes to hooks;
+// there ("Mapping of buffer object failed"), though it worked on an H100 with driver 580. input is what the runtime writes to hooks;
 // control is the path of the socket on the host that the container gets, which is below
 // the session's folder.
 func CheckMPSClient(ctx context.Context, input io.Reader, control, session string) error {
@@ -45,16 +45,21 @@ func CheckMPSClient(ctx context.Context, input io.Reader, control, session strin
 		return err
 	}
 	if c.hasOwnUsers() {
-		return fmt.Errorf("MPS session %s: this container has a user namespace (hostUsers: false in its pod), in which CUDA programs fail as "+
+		return fmt.Errorf("MPS session %s: this container has a user namespace (hostUsers: false in its pod), in which CUDA programs may fail as "+
 			"clients of MPS: remove hostUsers from the pod, or claim a partition, a whole GPU or a time-slice share", session)
 	}
 	folder, name, err := splitControl(control, session)
 	if err != nil {
 		return err
 	}
-	if over := c.over(MPSFolder, filepath.Dir(control)); over != "" {
+	over, has := c.over(MPSFolder, filepath.Dir(control))
+	switch {
+	case over != "":
 		return fmt.Errorf("MPS session %s: this container has a mount at %s that hides the socket of the MPS daemon in %s, so its programs "+
 			"would run without MPS and without limits: mount the volume elsewhere", session, quote(over), MPSFolder)
+	case !has:
+		return fmt.Errorf("MPS session %s: this container does not have the folder of the MPS daemon, %s at %s, so its programs would run without "+
+			"MPS and without limits: did the container runtime apply the CDI spec of the claim?", session, filepath.Dir(control), MPSFolder)
 	}
 	if err := reach(ctx, folder, name); err != nil {
 		return fmt.Errorf("the MPS control daemon of session %s cannot be reached at %s, so this container would run without its limits: "+

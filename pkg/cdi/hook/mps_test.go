@@ -112,7 +112,7 @@ func (s *session) record(change func(*daemonRecord)) *session {
 // check is what the hook of a container does.
 func (s *session) check(env ...string) error {
 	s.Helper()
-	return CheckMPSClient(s.Context(), strings.NewReader(input(bundle(s.T, env...))), s.control, "gpu-0")
+	return CheckMPSClient(s.Context(), strings.NewReader(input(bundleWith(s.T, []mount{{filepath.Dir(s.control), MPSFolder}}, env...))), s.control, "gpu-0")
 }
 
 func TestMPSClient(t *testing.T) {
@@ -161,6 +161,7 @@ func TestVolumeOverDaemon(t *testing.T) {
 		"before it":             {[]mount{{"/v", "/tmp/nvidia-mps/"}, {"/v", "/tmp"}, ours}, ""},
 		"beside it":             {[]mount{ours, {"/v", "/tmp/nvidia-mps2"}, {"/v", "/tmp/other"}}, ""},
 		"at its folder":         {[]mount{ours, {"/v", "/tmp/nvidia-mps/"}}, "/tmp/nvidia-mps/"},
+		"nothing":               {nil, "-"},
 		"in place of it":        {[]mount{{"/v", "/tmp/nvidia-mps"}}, "/tmp/nvidia-mps"},
 		"at its socket":         {[]mount{ours, {"/dev/null", "/tmp/nvidia-mps/control"}}, "/tmp/nvidia-mps/control"},
 		"above it":              {[]mount{ours, {"/v", "/tmp/"}}, "/tmp/"},
@@ -171,7 +172,11 @@ func TestVolumeOverDaemon(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := bundleWith(t, test.mounts, "PARTAGE_MPS_12ab34cd=gpu-0")
 			err := CheckMPSClient(t.Context(), strings.NewReader(input(dir)), s.control, "gpu-0")
-			switch want := "mount at " + quote(test.over) + " that hides the socket"; {
+			want := "mount at " + quote(test.over) + " that hides the socket"
+			if test.over == "-" {
+				want = "does not have the folder of the MPS daemon"
+			}
+			switch {
 			case test.over == "" && err != nil:
 				t.Error(err)
 			case test.over != "" && (err == nil || !strings.Contains(err.Error(), want)):
@@ -306,7 +311,7 @@ func TestUserNamespace(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newSession(t).listen("unixpacket").record(nil)
-			dir := bundle(t, "PARTAGE_MPS_12ab34cd=gpu-0")
+			dir := bundleWith(t, []mount{{filepath.Dir(s.control), MPSFolder}}, "PARTAGE_MPS_12ab34cd=gpu-0")
 			path := filepath.Join(dir, "config.json")
 			var config map[string]any
 			data, err := os.ReadFile(path)

@@ -110,6 +110,7 @@ type look struct {
 	// orphaned are where orphans are. With any, everybody counts.
 	orphaned []int
 	servers  func() []int
+	listed   []gpu.Process
 	found    map[int]rules.Users
 	texts    map[int][]string
 }
@@ -131,6 +132,7 @@ func (u *Users) Users(ctx context.Context, pciAddress string, claims, orphans []
 		}
 	}
 	listed, unlisted := u.List(ctx, pciAddress)
+	l.listed = listed
 	cannotList := errors.Is(unlisted, gpu.ErrNotSupported)
 	everybody := cannotList && len(l.orphaned) > 0
 	open, unopened := u.Finder.Openers(ctx, pciAddress, time.Until(until), !everybody)
@@ -255,7 +257,7 @@ func (l *look) counts(ctx context.Context, p holder.Process, memory bool, instan
 	}
 	namespace, _, _ := strings.Cut(name, "/")
 	everybody := memory && len(l.orphaned) > 0
-	known := p.Pod != "" || memory && p.Ended()
+	known := p.Pod != "" || memory && p.Ended && !l.hasServer()
 	if !everybody && (!known || namespace != "" && l.Ignored(namespace)) {
 		return "", false
 	}
@@ -279,6 +281,12 @@ func (l *look) allows(c *record.Record, memory bool, instanceID int) bool {
 		}
 		return instanceOf(&d) == instanceID
 	})
+}
+
+// hasServer reports whether an MPS server is on the GPU. It may be what keeps the memory of a client that has ended, and it ends
+// with its session, which must not wait for that.
+func (l *look) hasServer() bool {
+	return slices.ContainsFunc(l.listed, func(p gpu.Process) bool { return slices.Contains(l.servers(), p.PID) })
 }
 
 // instanceOf is where processes of a claim with the device are.

@@ -152,22 +152,31 @@ func TestUsers(t *testing.T) {
 		instances map[int]rules.Users
 		asked     string
 	}{
-		"nobody":                               {},
-		"a context without a claim":            {processes: []process{{train, []int{-1}, true}}, want: memory},
-		"a node without a claim":               {processes: []process{{train, nil, true}}, want: open},
-		"another GPU's node":                   {processes: []process{{train, nil, false}}},
-		"of the claim":                         {processes: []process{{train, []int{-1}, true}}, claims: []*record.Record{claim("a", nil, pci)}, asked: "a"},
-		"of the claim, node only":              {processes: []process{{train, nil, true}}, claims: []*record.Record{claim("a", nil, pci)}, asked: "a"},
-		"of a claim of both GPUs":              {processes: []process{{train, []int{-1}, true}}, claims: []*record.Record{claim("a", nil, other, pci)}, asked: "a"},
-		"of a claim of another GPU":            {processes: []process{{train, []int{-1}, true}}, claims: []*record.Record{claim("a", nil, other)}, want: memory},
-		"a stray pod beside the claim's":       {processes: []process{{stray, []int{-1}, true}}, claims: []*record.Record{claim("a", nil, pci)}, want: memory, asked: "a"},
-		"of the second claim":                  {processes: []process{{train, []int{-1}, true}}, claims: []*record.Record{claim("b", nil, pci), claim("a", nil, pci)}, asked: "b a"},
-		"of a namespace that nobody listed":    {processes: []process{{third, []int{-1}, true}}, claims: []*record.Record{claim("a", nil, pci)}, want: memory},
-		"of a namespace nobody listed, node":   {processes: []process{{third, nil, true}}, want: open},
-		"of a namespace that is ignored":       {processes: []process{{dcgm, []int{-1}, true}, {dcgm, nil, true}}},
-		"of the driver":                        {processes: []process{{own, []int{-1}, true}, {own, nil, true}}},
-		"outside of pods":                      {processes: []process{{"", []int{-1}, true}, {"", nil, true}}},
-		"ended, and still listed":              {change: func(n *node) { n.listed = []gpu.Process{{PID: 5000001, InstanceID: -1}} }, want: memory},
+		"nobody":                             {},
+		"a context without a claim":          {processes: []process{{train, []int{-1}, true}}, want: memory},
+		"a node without a claim":             {processes: []process{{train, nil, true}}, want: open},
+		"another GPU's node":                 {processes: []process{{train, nil, false}}},
+		"of the claim":                       {processes: []process{{train, []int{-1}, true}}, claims: []*record.Record{claim("a", nil, pci)}, asked: "a"},
+		"of the claim, node only":            {processes: []process{{train, nil, true}}, claims: []*record.Record{claim("a", nil, pci)}, asked: "a"},
+		"of a claim of both GPUs":            {processes: []process{{train, []int{-1}, true}}, claims: []*record.Record{claim("a", nil, other, pci)}, asked: "a"},
+		"of a claim of another GPU":          {processes: []process{{train, []int{-1}, true}}, claims: []*record.Record{claim("a", nil, other)}, want: memory},
+		"a stray pod beside the claim's":     {processes: []process{{stray, []int{-1}, true}}, claims: []*record.Record{claim("a", nil, pci)}, want: memory, asked: "a"},
+		"of the second claim":                {processes: []process{{train, []int{-1}, true}}, claims: []*record.Record{claim("b", nil, pci), claim("a", nil, pci)}, asked: "b a"},
+		"of a namespace that nobody listed":  {processes: []process{{third, []int{-1}, true}}, claims: []*record.Record{claim("a", nil, pci)}, want: memory},
+		"of a namespace nobody listed, node": {processes: []process{{third, nil, true}}, want: open},
+		"of a namespace that is ignored":     {processes: []process{{dcgm, []int{-1}, true}, {dcgm, nil, true}}},
+		"of the driver":                      {processes: []process{{own, []int{-1}, true}, {own, nil, true}}},
+		"outside of pods":                    {processes: []process{{"", []int{-1}, true}, {"", nil, true}}},
+		"ended, and still listed":            {change: func(n *node) { n.listed = []gpu.Process{{PID: 5000001, InstanceID: -1}} }, want: memory},
+		"ended, beside an MPS server": {change: func(n *node) {
+			n.listed, n.servers = []gpu.Process{{PID: 5000001, InstanceID: -1}, {PID: 5000002, InstanceID: -1}}, []int{5000002}
+		}},
+		"ended, MPS elsewhere": {change: func(n *node) {
+			n.listed, n.servers = []gpu.Process{{PID: 5000001, InstanceID: -1}}, []int{5000002}
+		}, want: memory},
+		"ended, nobody has waited for it": {processes: []process{{"", []int{-1}, true}}, change: func(n *node) {
+			n.write("processes/5000001/stat", "5000001 (program) Z "+strings.Repeat("0 ", 18)+"0 0\n")
+		}},
 		"ended, on an instance of a claim":     {claims: []*record.Record{claim("a", onInstance(7), pci)}, change: func(n *node) { n.listed = []gpu.Process{{PID: 5000001, InstanceID: 7}} }, instances: map[int]rules.Users{7: memory}},
 		"of a pod that nobody knows":           {processes: []process{{gone, []int{-1}, true}}, claims: []*record.Record{claim("a", nil, pci)}, want: memory, asked: "a"},
 		"of a pod that the API server knows":   {processes: []process{{gone, []int{-1}, true}}, claims: []*record.Record{claim("a", nil, pci)}, change: func(n *node) { n.pods["a"] = []string{gone} }, asked: "a"},

@@ -61,11 +61,38 @@ func distinct[T any](all []T, id func(T) uint32) (out []T) {
 	return out
 }
 
+// agreed enumerates until two enumerations in a row agree, a few times at most. A profile that is said not to be supported for a
+// moment would hide its instances for as long as the list is kept.
+func agreed[T any](r *reading, call string, f func(enum int) (T, nvml.Return), id func(T) uint32, visit func(enum int, value T)) {
+	type one struct {
+		enum  int
+		value T
+	}
+	same := func(a, b one) bool { return a.enum == b.enum && id(a.value) == id(b.value) }
+	var last []one
+	for attempt := range 3 {
+		var all []one
+		enumerate(r, call, f, func(enum int, value T) { all = append(all, one{enum, value}) })
+		if r.err != nil {
+			return
+		}
+		if attempt > 0 && slices.EqualFunc(all, last, same) {
+			for _, a := range all {
+				visit(a.enum, a.value)
+			}
+			return
+		}
+		last = all
+	}
+	r.fail(call, nil, "lists other profiles each time")
+}
+
 // readProfiles returns the GPU instance profiles, each driver id once, in their order. It works
 // with MIG mode off, too. Without any the next call may find some.
 func readProfiles(r *reading) []*instanceProfile {
 	return lasting(&r.instanceProfiles, func() (found []*instanceProfile, known bool) {
-		enumerate(r, "nvmlDeviceGetGpuInstanceProfileInfo", r.dev.GetGpuInstanceProfileInfo, func(enum int, info nvml.GpuInstanceProfileInfo) {
+		id := func(info nvml.GpuInstanceProfileInfo) uint32 { return info.Id }
+		agreed(r, "nvmlDeviceGetGpuInstanceProfileInfo", r.dev.GetGpuInstanceProfileInfo, id, func(enum int, info nvml.GpuInstanceProfileInfo) {
 			found = append(found, &instanceProfile{enum: enum, info: info})
 		})
 		found = distinct(found, func(p *instanceProfile) uint32 { return p.info.Id })
@@ -81,9 +108,10 @@ func readComputeProfiles(r *reading, gi nvml.GpuInstance, p *instanceProfile) []
 		// The variants of a size come last: one slice has a revision 1, seven slices have one that is
 		// tuned for several GPUs at once (NVL).
 		var plain, variants []nvml.ComputeInstanceProfileInfo
-		enumerate(r, "nvmlGpuInstanceGetComputeInstanceProfileInfo", func(enum int) (nvml.ComputeInstanceProfileInfo, nvml.Return) {
+		id := func(info nvml.ComputeInstanceProfileInfo) uint32 { return info.Id }
+		agreed(r, "nvmlGpuInstanceGetComputeInstanceProfileInfo", func(enum int) (nvml.ComputeInstanceProfileInfo, nvml.Return) {
 			return gi.GetComputeInstanceProfileInfo(enum, nvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
-		}, func(enum int, info nvml.ComputeInstanceProfileInfo) {
+		}, id, func(enum int, info nvml.ComputeInstanceProfileInfo) {
 			if enum == nvml.COMPUTE_INSTANCE_PROFILE_1_SLICE_REV1 || enum == nvml.COMPUTE_INSTANCE_PROFILE_7_SLICE_NVL {
 				variants = append(variants, info)
 			} else {

@@ -186,6 +186,38 @@ func TestSimulatedRefusedLists(t *testing.T) {
 	}
 }
 
+// TestSimulatedProfileOverlooked: a profile that the library says once that it does not support hides no instance, neither then
+// nor later.
+func TestSimulatedProfileOverlooked(t *testing.T) {
+	const slice = 19
+	for _, call := range []string{"nvmlDeviceGetGpuInstanceProfileInfo", "nvmlGpuInstanceGetComputeInstanceProfileInfo"} {
+		t.Run(call, func(t *testing.T) {
+			m := newMachine(t, "h100-80-sxmx1")
+			m.GPUs[0].MIG.Current, m.GPUs[0].MIG.Pending = true, true
+			pci := m.GPUs[0].PCIAddress
+			c, file := simulate(t, m)
+			id, err := c.CreateInstance(t.Context(), pci, slice, gpu.Placement{Start: 0, Size: 1})
+			if err == nil {
+				_, err = c.CreateComputeInstance(t.Context(), pci, id)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.Close() // what is known is asked for anew
+			if err := c.Open(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			addFault(t, file, machine.Fault{Function: call, GPU: -1, Times: 1, Code: int(nvml.ERROR_NOT_SUPPORTED)})
+			for range 2 {
+				got, err := c.MIGState(t.Context(), pci)
+				if err != nil || len(got.Instances) != 1 || len(got.Instances[0].Compute) != 1 {
+					t.Errorf("got %+v, %v", got, err)
+				}
+			}
+		})
+	}
+}
+
 // A driver in trouble that does not tell the names of profiles any more does not give the devices other names.
 func TestSimulatedLostProfileNames(t *testing.T) {
 	m := newMachine(t, "h100-80-sxmx1")

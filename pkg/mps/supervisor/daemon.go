@@ -72,7 +72,10 @@ func (d *daemon) adopt(ctx context.Context) error {
 	if d.process != nil {
 		klog.FromContext(ctx).Info("MPS control daemon adopted", "pid", d.process.PID)
 		d.watchServers()
-		d.noteOpenFiles(ctx) // an earlier version may have given them fewer
+		d.noteOpenFiles(ctx)                         // an earlier version may have given them fewer
+		if err := d.noteSharedMemory(); err != nil { // nor does its record say that
+			return err
+		}
 	}
 	return nil
 }

@@ -4,14 +4,14 @@
 package supervisor
 
 import (
+	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
-	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -22,8 +22,7 @@ import (
 )
 
 const (
-	// deepest is how many folders in folders are looked into. Nobody needs more in a
-	// /dev/shm.
+	// deepest is how many folders in folders are looked into. What is deeper is moved to the top, where a later look finds it.
 	deepest   = 16
 	nameBatch = 1024
 	// ageInLooks is how old what is left over is at least, in intervals between looks.
@@ -35,10 +34,13 @@ const (
 // owner whose it is. A file goes if nobody has it open or mapped, and it has not changed
 // for a while; everything else if it has not changed for a while.
 type leftover struct {
+	root   *os.File
 	device uint64
 	// before is when what goes was changed last.
 	before  time.Time
 	removed int
+	// err is the first of what could not be removed, which keeps nothing else.
+	err error
 }
 
 // removeLeftover removes what is left over in a folder, and returns how many files that were.
@@ -52,8 +54,8 @@ func removeLeftover(ctx context.Context, path string, before time.Time) (int, er
 	if err := unix.Fstat(int(root.Fd()), &st); err != nil {
 		return 0, fmt.Errorf("look for what containers left in %s: %w", path, err)
 	}
-	l := &leftover{device: st.Dev, before: before}
-	if err := l.folder(ctx, root, 0); err != nil {
+	l := &leftover{root: root, device: st.Dev, before: before}
+	if err := cmp.Or(l.folder(ctx, root, 0), l.err); err != nil {
 		return l.removed, fmt.Errorf("remove what containers left in %s: %w", path, err)
 	}
 	return l.removed, nil
@@ -67,8 +69,8 @@ func (l *leftover) folder(ctx context.Context, at *os.File, depth int) error {
 		}
 		names, readErr := at.Readdirnames(nameBatch)
 		for _, name := range names {
-			if err := l.entry(ctx, at, name, depth); err != nil {
-				return err
+			if err := l.entry(ctx, at, name, depth); err != nil && l.err == nil {
+				l.err = fmt.Errorf("%q: %w", name, err)
 			}
 		}
 		switch {
@@ -119,20 +121,20 @@ func (l *leftover) entry(ctx context.Context, at *os.File, name string, depth in
 	return ignoreAbsent(err)
 }
 
-// below looks into a folder. One that is too deep is cleared if it is old.
+// below looks into a folder, or moves one to the top that is too deep and old.
 func (l *leftover) below(ctx context.Context, at *os.File, name string, depth int, old bool) error {
+	if depth == deepest {
+		if !old {
+			return nil
+		}
+		return ignoreAbsent(unix.Renameat(int(at.Fd()), name, int(l.root.Fd()), "deep-"+rand.Text()))
+	}
 	folder, err := openBeneath(int(at.Fd()), name)
 	if err != nil {
 		return nil // it is gone, or another one by now
 	}
 	defer func() { _ = folder.Close() }()
-	switch {
-	case depth < deepest:
-		return l.folder(ctx, folder, depth+1)
-	case old:
-		return host.ClearFolder(ctx, filepath.Join("/proc/self/fd", strconv.Itoa(int(folder.Fd()))))
-	}
-	return nil
+	return l.folder(ctx, folder, depth+1)
 }
 
 // openUnused opens a file that was looked at, and nobody else has open or mapped: the kernel grants a write lease on no other

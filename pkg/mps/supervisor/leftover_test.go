@@ -135,11 +135,49 @@ func TestLeftoverFilesWithoutEnd(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := removeLeftover(t.Context(), folder, time.Now().Add(time.Minute)); err != nil {
-		t.Error(err)
+	// What is deep is moved to the top, a part in each look.
+	for looks := 0; len(files(t, folder)) > 0; looks++ {
+		if looks == 500/deepest+1 {
+			t.Fatalf("%d are left after %d looks", len(files(t, folder)), looks)
+		}
+		if _, err := removeLeftover(t.Context(), folder, time.Now().Add(time.Minute)); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if got := files(t, folder); len(got) > 0 {
-		t.Errorf("%d are left, %q…", len(got), got[0])
+}
+
+const immutable = 0x10 // FS_IMMUTABLE_FL
+
+// setFlags sets those of a file, which is not open afterwards.
+func setFlags(t *testing.T, path string, flags int) {
+	t.Helper()
+	file, err := os.Open(path)
+	if err == nil {
+		err = errors.Join(unix.IoctlSetPointerInt(int(file.Fd()), unix.FS_IOC_SETFLAGS, flags), file.Close())
+	}
+	if err != nil {
+		t.Skipf("no immutable files here: %v", err)
+	}
+}
+
+// TestLeftoverFilesBelow: what is deep goes by the same rules, and what cannot be removed keeps nothing else.
+func TestLeftoverFilesBelow(t *testing.T) {
+	folder := memoryFolder(t, "size=1m,nr_inodes=200")
+	deep := filepath.Join(folder, strings.Repeat("d/", 2*deepest))
+	write(t, filepath.Join(deep, "open"))
+	write(t, filepath.Join(deep, "closed"))
+	keepOpen(t, filepath.Join(deep, "open"))
+	for i := range 5 {
+		write(t, filepath.Join(folder, "file"+strconv.Itoa(i)))
+	}
+	setFlags(t, filepath.Join(folder, "file2"), immutable)
+	defer setFlags(t, filepath.Join(folder, "file2"), 0)
+	for range 4 {
+		_, _ = removeLeftover(t.Context(), folder, time.Now().Add(time.Minute))
+	}
+	left := strings.Join(files(t, folder), " ")
+	if !strings.Contains(left, "/open") || strings.Contains(left, "closed") || strings.Contains(left, "file3") || !strings.Contains(left, "file2") {
+		t.Errorf("left: %s", left)
 	}
 }
 

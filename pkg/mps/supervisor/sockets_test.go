@@ -151,7 +151,8 @@ func TestListenerOfAnother(t *testing.T) {
 func TestHook(t *testing.T) {
 	w, s, status := started(t)
 	bundle := t.TempDir()
-	if err := os.WriteFile(filepath.Join(bundle, "config.json"), []byte(`{"process": {"env": []}}`), 0o600); err != nil {
+	config := fmt.Sprintf(`{"process": {"env": []}, "mounts": [{"source": %q, "destination": "/tmp/nvidia-mps"}]}`, status.PipeDir)
+	if err := os.WriteFile(filepath.Join(bundle, "config.json"), []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	control := filepath.Join(status.PipeDir, controlSocket)

@@ -63,8 +63,8 @@ func TestMPSShares(t *testing.T) {
 	}
 	for _, id := range ids {
 		wantOutput(t, n, n.Container(t, id...), []string{"limit 10240 MiB", "(25 %)", "as a client of an MPS server"}, "info")
-		wantOutput(t, n, n.Container(t, id...), nil, "alloc", "6Gi", "3584Mi") // and 512 MiB for the context
-		wantFailure(t, n, n.Container(t, id...), "OUT_OF_MEMORY", "alloc", "9728Mi", "1Mi")
+		wantOutput(t, n, n.Container(t, id...), nil, "alloc", "6Gi", "3582Mi") // and 514 MiB for the context
+		wantFailure(t, n, n.Container(t, id...), "OUT_OF_MEMORY", "alloc", "9726Mi", "1Mi")
 	}
 	wantFailure(t, n, harness.WithoutDaemon(n.Container(t, ids[0]...)), "DEVICE_UNAVAILABLE", "info")
 	for _, other := range []harness.Device{{}, {Kind: harness.TimeSlice}, {Kind: harness.MPS}, harness.Partition(0, "1g.10gb", 0)} {
