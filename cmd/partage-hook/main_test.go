@@ -61,7 +61,8 @@ func newMachine(t *testing.T) machine {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = listener.Close() })
-	write(m.mpsClient+"/config.json", `{"process": {"env": ["PARTAGE_MPS_0=gpu-0"]}}`)
+	write(m.mpsClient+"/config.json", fmt.Sprintf(`{"process": {"env": ["PARTAGE_MPS_0=gpu-0"]}, "mounts": [{"source": %q, "destination": "/tmp/nvidia-mps"}]}`,
+		filepath.Dir(m.control)))
 	preload := filepath.Join(dir, "preload")
 	write(preload, "/usr/local/vgpu/libvgpu.so\n")
 	write(m.limited+"/config.json", `{"process": {"env": ["PARTAGE_LIMITS_0=gpu-0"]}, "mounts": [`+
@@ -115,7 +116,7 @@ func TestProgram(t *testing.T) {
 		"unlimited":            {[]string{"software-limits"}, state(m.mpsClient), refused, []string{"without its limits"}},
 		"no state":             {client, "", refused, []string{"container's state"}},
 		"another state":        {client, `{"bundle": "../\u001b[2J"}`, refused, []string{`"../\x1b[2J"`}},
-		"no daemon":            {[]string{"mps-client", "--control", "/nowhere/gpu-0/control", "--session", "gpu-0"}, state(m.mpsClient), refused, []string{"cannot be reached"}},
+		"no daemon":            {[]string{"mps-client", "--control", filepath.Join(filepath.Dir(m.control), "none"), "--session", "gpu-0"}, state(m.mpsClient), refused, []string{"cannot be reached"}},
 		"no command":           {nil, state(m.mpsClient), refused, []string{"no command is given: want one of mps-client, software-limits"}},
 		"unknown command":      {[]string{"container-hook"}, state(m.mpsClient), refused, []string{`unknown command "container-hook": want one of`}},
 		"odd command":          {[]string{"\x1b[2J\n" + strings.Repeat("x", 5000)}, "", refused, []string{`"\x1b[2J\n`, "…"}},

@@ -246,7 +246,7 @@ func TestSharesOfPartitions(t *testing.T) {
 		waitRunning(t, ns, pod)
 		out := waitLog(t, ns, pod, "main", "ready")
 		// Half of 20096 MiB less 512, and of 32 multiprocessors.
-		wantAll(t, "pod "+pod, out, "MIG 2g.20gb", "limit 9596 MiB", "multiprocessors: 16 of 32 (50 %)", throughMPS)
+		wantAll(t, "pod "+pod, out, "MIG 2g.20gb", "limit 9588 MiB", "multiprocessors: 16 of 32 (50 %)", throughMPS)
 		seen[migUUID.FindString(out)] = true
 	}
 	if len(seen) != 1 {

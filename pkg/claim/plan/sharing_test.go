@@ -22,8 +22,8 @@ import (
 // Equal parts of what is left of 80 GiB and 10 GiB by the driver, the MPS server and four
 // contexts.
 const (
-	quarterOfGPU   = (80<<30 - 1024<<20 - 64<<20 - 4*512<<20) / 4
-	quarterOfSlice = (10<<30 - 36<<20 - 64<<20 - 4*384<<20) / 4
+	quarterOfGPU   = (80<<30 - 1024<<20 - 80<<20 - 4*528<<20) / 4
+	quarterOfSlice = (10<<30 - 36<<20 - 80<<20 - 4*384<<20) / 4
 )
 
 func TestLimits(t *testing.T) {
