@@ -43,8 +43,8 @@ func MountTmpfs(path string, bytes int64, label string) error {
 	return nil
 }
 
-// ShrinkTmpfs leaves next to nothing of a file system in memory: whoever keeps a descriptor of it, or passes it on, neither
-// has nor writes more than a page of the node's memory, which nobody is charged for. It fails where something cannot be emptied:
+// ShrinkTmpfs empties a file system in memory and shrinks it to a page. A process that keeps a descriptor of it after its
+// claim has ended then neither holds nor writes more of the node's memory than that. It fails where something cannot be emptied:
 // what was unlinked and is still open, has a lease, or is immutable. Then nothing can be added to that.
 func ShrinkTmpfs(ctx context.Context, path string) error {
 	folder, err := openFolder(unix.AT_FDCWD, path)
