@@ -40,7 +40,7 @@ SOAK := 10m
 # tests then start sooner, pkg/host, which runs its test binary without a C library, and
 # pkg/mps/supervisor, which runs its test binary as the control program: with the detector
 # that takes longer to start than the tests give it.
-PLAIN := ./cmd/partage-hook ./pkg/api/... ./pkg/claim/rules/... ./pkg/device/... ./pkg/host/... ./pkg/mps/supervisor ./pkg/policy/... ./pkg/quote/... ./pkg/version/... ./templates ./test/chart ./test/docs/... ./test/gpusim/... ./test/hardware/... ./test/knownfailures/... ./test/krew ./test/nicdriver/... ./test/scale/... ./test/sizes/... ./test/versions ./test/workflows
+PLAIN := ./cmd/partage-hook ./pkg/api/... ./pkg/claim/rules/... ./pkg/device/... ./pkg/host/... ./pkg/mps/supervisor/... ./pkg/policy/... ./pkg/quote/... ./pkg/version/... ./templates ./test/chart ./test/docs/... ./test/gpusim/... ./test/hardware/... ./test/knownfailures/... ./test/krew ./test/nicdriver/... ./test/scale/... ./test/sizes/... ./test/versions ./test/workflows
 RACE = $(filter-out $(shell go list $(PLAIN)),$(shell go list ./cmd/... ./pkg/...))
 FLOW := $(addprefix ./test/flow/,claims conformance hardware sharing metrics crash fault soak)
 
@@ -170,9 +170,10 @@ test-walk: ## Take random steps with claims from 2,000 seeds
 	go test -timeout 30m -run '^TestWalk$$' ./pkg/claim -walk.seeds=2000
 
 .PHONY: test-model
-test-model: ## Explore the rules about claims in small worlds, 300,000 states of each
+test-model: ## Explore the rules about claims in small worlds, 300,000 states of each, and those about MPS sessions
 	$(call say,states of the rules about claims)
 	go test -timeout 60m -run '^TestScenarios$$' -v ./pkg/claim/rules/model -model.states=300000
+	go test -timeout 60m -run '^TestModel$$' -v ./pkg/mps/supervisor/rules -model.troubles=3
 
 # test/cluster/admission and test/validation import much of Kubernetes, so they are built as Kubernetes
 # was, and not analysed: that takes minutes. What they read is outside their modules, so go would take

@@ -37,7 +37,7 @@ var driverChecks = []Check{
 	{
 		ID:         "driver.persistence",
 		Assumption: "the driver stays initialised, so that the start of an MPS server takes no seconds",
-		Code:       "pkg/mps/supervisor/start.go",
+		Code:       "pkg/mps/supervisor/act.go",
 		Run:        checkPersistence,
 	},
 }

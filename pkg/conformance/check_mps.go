@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	mpsprocess "github.com/partage-dev/partage/pkg/mps/process"
 )
 
 // Kinds of the questions of part B.
@@ -34,7 +35,7 @@ var mpsChecks = []Check{
 	{
 		ID:         "mps.start",
 		Assumption: "nvidia-cuda-mps-control -f serves in the foreground, and start_server -uid 0 makes its server ACTIVE before the first client",
-		Code:       "pkg/mps/supervisor/start.go",
+		Code:       "pkg/mps/supervisor/act.go",
 		Needed:     true,
 		Run:        checkMPSStart,
 	},
@@ -114,19 +115,19 @@ var mpsChecks = []Check{
 	{
 		ID:         "mps.ends",
 		Assumption: "terminate_client makes the end of a client safe for the others; without it anything may happen",
-		Code:       "pkg/mps/supervisor/clients.go",
+		Code:       "pkg/mps/supervisor/watch.go",
 		Run:        checkMPSEnds,
 	},
 	{
 		ID:         "mps.server-lost",
 		Assumption: "when its server dies, the daemon starts another one for the next client, with the limits of future servers",
-		Code:       "pkg/mps/supervisor/repair.go",
+		Code:       "pkg/mps/supervisor/rules/decide.go",
 		Run:        checkMPSServerLost,
 	},
 	{
 		ID:         "mps.quit",
 		Assumption: "quit -t 1 ends server and daemon, and nothing of them stays on the GPU",
-		Code:       "pkg/mps/supervisor/stop.go",
+		Code:       "pkg/mps/supervisor/daemon.go",
 		Run:        checkMPSQuit,
 	},
 }
@@ -371,7 +372,11 @@ func checkMPSOpenFiles(ctx context.Context, n *Node) []Finding {
 		return f
 	}
 	found, err := inLab(ctx, n, Daemon, "how many files daemon and server may open", func(_ context.Context, l *lab) (mpsFiles, error) {
-		daemon, err := mpsFileLimit(l.daemon.Process.Pid)
+		kept, err := mpsprocess.Children(l.daemon.Process.Pid)
+		if err != nil || len(kept) == 0 {
+			return mpsFiles{}, errors.Join(err, errors.New("the control daemon has ended"))
+		}
+		daemon, err := mpsFileLimit(kept[0])
 		server, serverErr := mpsFileLimit(l.server.PID)
 		return mpsFiles{daemon, server}, errors.Join(err, serverErr)
 	})

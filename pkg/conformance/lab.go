@@ -36,9 +36,9 @@ type lab struct {
 	// mu is held by one question at a time. One that was left behind keeps it.
 	mu     sync.Mutex
 	mps    *supervisor.Unsupervised
-	device string // UUID
-	daemon *exec.Cmd
-	ended  chan struct{} // closed when the daemon has ended
+	device string        // UUID
+	daemon *exec.Cmd     // its keeper
+	ended  chan struct{} // closed when all that it has started has ended
 	server mpsprocess.ID
 	held   map[string]*probe.Process
 }
@@ -71,7 +71,7 @@ func (l *lab) start(ctx context.Context, device string) (daemonStart, error) {
 	}
 	cmd := programs.Daemon(mps.Spec{ID: "conformance", Devices: []string{device}, MultiUser: true})
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	began := time.Now()
 	if err := errors.Join(cmd.Start(), log.Close()); err != nil {
 		return daemonStart{}, fmt.Errorf("start the control daemon: %w", err)
@@ -303,7 +303,7 @@ func (l *lab) clear(ctx context.Context) error {
 		return err
 	}
 	if l.ended != nil {
-		_ = l.daemon.Process.Kill() // one that has become another program is not found by its name
+		_ = l.daemon.Process.Signal(syscall.SIGTERM) // it may not have come to be found
 		select {
 		case <-l.ended:
 		case <-ctx.Done():
@@ -317,7 +317,7 @@ func (l *lab) clear(ctx context.Context) error {
 // sweep ends what is left of MPS, also of a run that was killed: its server may have gone
 // on, and keeps the GPU.
 func (l *lab) sweep(ctx context.Context) error {
-	if err := supervisor.KillUnsupervised(ctx, l.folder); err != nil {
+	if err := supervisor.EndUnsupervised(ctx, l.folder); err != nil {
 		return fmt.Errorf("end MPS in %s: %w", l.folder, err)
 	}
 	return nil

@@ -4,6 +4,7 @@
 package process
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -13,6 +14,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/pkg/wait"
 )
 
 // procRoot is where this process sees itself and its children. It is not one of
@@ -37,6 +40,24 @@ func Identify(pid int) (ID, error) {
 func Parent(pid int) (int, error) {
 	st, err := readStat(pid)
 	return st.parent, err
+}
+
+// DescendsFrom reports whether a process is another one, or was started by that or its descendants. Orphans are the
+// children of whoever takes care of them.
+func (id ID) DescendsFrom(ancestor ID) bool {
+	const generations = 16 // nobody has as many
+	pid := id.PID
+	for range generations {
+		if pid == ancestor.PID {
+			return id.Alive() && ancestor.Alive()
+		}
+		parent, err := Parent(pid)
+		if err != nil || parent <= 1 {
+			return false
+		}
+		pid = parent
+	}
+	return false
 }
 
 // Children returns the PIDs of a process's children that run.
@@ -98,6 +119,17 @@ func (id ID) Signal(signal unix.Signal) error {
 	return nil
 }
 
+// Kill kills the process, and returns when it has ended.
+func (id ID) Kill(ctx context.Context) error {
+	if err := id.Signal(unix.SIGKILL); err != nil {
+		return err
+	}
+	if err := wait.Until(ctx, func() (bool, error) { return !id.Alive(), nil }); err != nil {
+		return fmt.Errorf("%s was killed and does not end, it may be waiting for the GPU: %w", id, err)
+	}
+	return nil
+}
+
 // open returns a descriptor of the process, or a negative number if it has ended.
 func (id ID) open(flags int) (int, error) {
 	fd, err := unix.PidfdOpen(id.PID, flags)
@@ -114,23 +146,13 @@ func (id ID) open(flags int) (int, error) {
 	return fd, nil
 }
 
-// Reap waits for a process that became a child of this one because its parent
-// ended first.
-func (id ID) Reap() {
-	if st, err := readStat(id.PID); err == nil && st.start == id.Start && st.ended() {
-		_, _ = unix.Wait4(id.PID, nil, unix.WNOHANG, nil)
-	}
-}
-
 // stat is the part of /proc/<pid>/stat that matters here. Reading it does not
 // wait for the process.
 type stat struct {
-	// name is cut to 15 bytes.
-	name            string
-	state           byte
-	parent, session int
-	threads         int
-	start           uint64
+	state   byte
+	parent  int
+	threads int
+	start   uint64
 	// exit is the status of a process that has ended, as wait(2) reports it, or 0.
 	exit int
 }
@@ -150,7 +172,6 @@ func readStat(pid int) (stat, error) {
 func parseStat(pid int, data string) (stat, error) {
 	// The name is in parentheses and may contain any byte, including ") ".
 	end := max(0, strings.LastIndex(data, ") "))
-	_, name, _ := strings.Cut(data[:end], "(")
 	fields := strings.Fields(data[min(len(data), end+2):])
 	// Fields 20, 22 and 52 of proc_pid_stat(5), which counts from 1 and has two fields
 	// before the state.
@@ -158,14 +179,13 @@ func parseStat(pid int, data string) (stat, error) {
 	if len(fields) <= startField {
 		return stat{}, fmt.Errorf("read the state of PID %d: cannot parse %q", pid, data)
 	}
-	st := stat{name: name, state: fields[0][0]}
-	var errs [5]error
+	st := stat{state: fields[0][0]}
+	var errs [4]error
 	st.parent, errs[0] = strconv.Atoi(fields[1])
-	st.session, errs[1] = strconv.Atoi(fields[3])
-	st.threads, errs[2] = strconv.Atoi(fields[threadsField])
-	st.start, errs[3] = strconv.ParseUint(fields[startField], 10, 64)
+	st.threads, errs[1] = strconv.Atoi(fields[threadsField])
+	st.start, errs[2] = strconv.ParseUint(fields[startField], 10, 64)
 	if len(fields) > exitField {
-		st.exit, errs[4] = strconv.Atoi(fields[exitField])
+		st.exit, errs[3] = strconv.Atoi(fields[exitField])
 	}
 	if err := errors.Join(errs[:]...); err != nil {
 		return stat{}, fmt.Errorf("read the state of PID %d: %w", pid, err)

@@ -48,7 +48,7 @@ func Start(cmd *exec.Cmd) (*Process, error) {
 func (p *Process) await(cmd *exec.Cmd) {
 	defer close(p.done)
 	_ = cmd.Wait()
-	if cmd.ProcessState == nil { // Reap came first
+	if cmd.ProcessState == nil { // somebody else has waited for it
 		p.how = "exit status unknown"
 		return
 	}
@@ -83,7 +83,6 @@ func Adopt(id ID, unwatched <-chan struct{}) (*Process, error) {
 			return n > 0
 		})
 		if err == nil {
-			id.Reap()
 			p.how = p.exit.String()
 			close(p.done)
 		}

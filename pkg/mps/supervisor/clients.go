@@ -21,13 +21,13 @@ var (
 	partitionNode = regexp.MustCompile(`^nvidia-cap([3-9]|[1-9][0-9]+)$`)
 )
 
-// believed returns those PIDs that may be clients of the session: processes in pods
-// that have a device node of its servers open. The daemon takes the PID of a client
+// credible returns those PIDs that may be clients of these servers: processes in pods
+// that have a device node of theirs open. The daemon takes the PID of a client
 // from the connection, which the client may pass on before it ends; so the PID may be
 // that of a process that has nothing to do with MPS.
-func (d *daemon) believed(pids []int) []int {
+func (*watch) credible(pids []int, servers []process.ID) []int {
 	opened := map[uint64]string{}
-	for _, server := range d.record.Servers {
+	for _, server := range servers {
 		if !server.Alive() {
 			continue
 		}

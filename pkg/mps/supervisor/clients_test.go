@@ -86,8 +86,8 @@ func TestForgedClients(t *testing.T) {
 	}
 }
 
-// TestBelieved: a CUDA program in a pod, with this session's GPU, is a client.
-func TestBelieved(t *testing.T) {
+// TestCredible: a CUDA program in a pod, with this session's GPU, is a client.
+func TestCredible(t *testing.T) {
 	w, s, status := started(t)
 	other, err := s.Ensure(t.Context(), mps.Spec{ID: "gpu-1", Devices: []string{gpuB}})
 	if err != nil {
@@ -103,13 +103,13 @@ func TestBelieved(t *testing.T) {
 	}
 	defer sess.unlock()
 	pids := []int{0, 1, client, ofAnother, server}
-	if got := sess.daemon.believed(pids); len(got) > 0 {
+	if got := sess.watch.credible(pids, sess.record.Servers); len(got) > 0 {
 		t.Errorf("none of %v is in a pod, got %v", pids, got)
 	}
 	for _, pid := range []int{client, ofAnother, server} {
 		w.inPod(pid)
 	}
-	if got := sess.daemon.believed(pids); !slices.Equal(got, []int{client}) {
+	if got := sess.watch.credible(pids, sess.record.Servers); !slices.Equal(got, []int{client}) {
 		t.Errorf("of %v got %v, want %d", pids, got, client)
 	}
 }

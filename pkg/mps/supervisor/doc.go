@@ -5,6 +5,17 @@
 // and servers, watches them, and repairs them. It knows nothing about
 // claims or NVML, nor about Kubernetes but when pods end, and does not touch compute modes.
 //
+// # How it works
+//
+//	observe   observe.go: the record, the keeper, the daemon's sockets, its servers and clients
+//	decide    package rules: what to do next, what to write down, what to say. All rules are there
+//	act       act.go: one thing at a time, which is found again by whoever observes next
+//
+// A session does that until nothing is due (session.go). The first start, the adoption of what an
+// earlier supervisor has left, repairs, a change of limits, the end of clients whose pod is about
+// to be killed and the end of the session are the same loop. It runs when somebody calls, every two
+// seconds, and at once when a process of the session has ended.
+//
 // # A session
 //
 // A session is one control daemon with its server, and a folder named by the
@@ -18,14 +29,10 @@
 //	log           a small tmpfs, logs of daemon, server and launcher
 //	shm           a tmpfs, /dev/shm of daemon, server and clients
 //	session.json  what is wanted, what runs, what was lost
+//	keeper.lock   locked by the keeper of the daemon
 //
-// Its phases:
-//
-//	(none) --Ensure--> Starting --> Running <--> Faulted
-//	                      ^           |
-//	                      +-----------+ daemon or server ended: one loss more
-//	                      |
-//	                    Failed: retried with growing delays
+// A keeper starts each daemon, and ends with all that the daemon has started, whatever that is
+// (package keeper). Who has its lock says whether there is one, so that nothing has to be looked for.
 //
 // The first start belongs to the Ensure that asked for it: when it fails or is
 // canceled, nothing is left. Later starts belong to the supervisor, because
@@ -36,16 +43,13 @@
 // no server to read limits back from. It runs as root. That does not exclude anyone:
 // with MultiUser it serves all users, and without MultiUser MPS ends a server that
 // has no clients as soon as a client of another user comes, and starts one for that
-// user. Such a replacement is not a loss, since it waits for the last client; with
-// clients at the last look it counts as one, since only the log would tell.
+// user.
 //
 // # What survives what
 //
 //   - The plugin ends: nothing happens here.
-//   - A server ends: its clients end. A new server is started, limits are set and
-//     read back. Containers that wait or start over reach it without a restart. A
-//     server that ends again and again is restarted with growing delays, unless a
-//     client is faster or Ensure asks for it.
+//   - A server ends: its clients end. A new server is started. Containers that wait or start
+//     over reach it without a restart.
 //   - A client's fault: all clients of the session end (FAULT). MPS accepts no new
 //     ones until the faulting ones have ended, and then goes on by itself. If that
 //     takes too long, the daemon is replaced.
@@ -53,7 +57,7 @@
 //     are not harmed. The kubelet says when, see package podend.
 //   - A client is killed: nobody knows whether its server still works. The server is
 //     replaced when it has no clients, or at once if the session's spec says so.
-//   - A daemon ends: what is left of it is killed, then as above.
+//   - A daemon ends: its keeper ends what is left of it, and another is started.
 //   - The supervisor is killed: its daemons live on, unless they are killed with it,
 //     and the next supervisor adopts them. In a pod they are killed with the
 //     container; then the next supervisor starts them again in the same folders, and
@@ -78,11 +82,6 @@
 // its sockets. That they are those that the daemon made is checked all the same, before
 // and after each command, and a daemon of which that is not true is replaced. Nor is a
 // process taken for a server unless the daemon started it.
-//
-// session.json is written before each effect that it describes: before the mounts
-// and the daemon, and before anything is removed. A daemon and all its descendants
-// carry an environment variable that names the session's folder, so that they are
-// found even if their PID was never written down.
 //
 // # The host
 //

@@ -4,11 +4,8 @@
 package supervisor
 
 import (
-	"context"
 	"os/exec"
 	"slices"
-	"strconv"
-	"strings"
 	"testing"
 	"time"
 
@@ -34,7 +31,7 @@ func terminatedClient(t *testing.T, s *Supervisor, id string, pid int) bool {
 		t.Fatal(err)
 	}
 	defer sess.unlock()
-	c := sess.daemon.clients[pid]
+	c := sess.watch.clients[pid]
 	return c != nil && c.terminated
 }
 
@@ -48,7 +45,7 @@ func TestPodEnds(t *testing.T) {
 	ends, stays := w.client(0, before), w.podClient(s, before)
 	w.inPodWith(ends.Process.Pid, endingPod)
 	w.untilWatched(s, one.ID, ends.Process.Pid)
-	e := &endings{supervisor: s, pending: map[types.UID]*pendingEnd{}}
+	e := s.pods
 	e.PodEnds(t.Context(), ending(time.Now().Add(time.Hour)))
 	if terminatedClient(t, s, one.ID, ends.Process.Pid) {
 		t.Error("it has an hour left")
@@ -84,20 +81,12 @@ func TestPodEndsWithSilentDaemon(t *testing.T) {
 	if err := unix.Kill(daemonOf(t, s, one.ID), unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		s.endPod(ctx, ending(time.Now().Add(killMargin)))
-	}()
+	s.pods.PodEnds(t.Context(), ending(time.Now().Add(killMargin)))
 	eventually(t, "the client of the other session to be terminated", func() bool {
 		return terminatedClient(t, s, "gpu-1", b.Process.Pid)
 	})
-	cancel()
-	<-done
-	err = s.terminateClients(t.Context(), s.sessions[one.ID], string(endingPod))
-	if err == nil || terminatedClient(t, s, one.ID, a.Process.Pid) {
-		t.Errorf("a daemon that does not answer has terminated a client: %v", err)
+	if terminatedClient(t, s, one.ID, a.Process.Pid) {
+		t.Error("a daemon that does not answer has terminated a client")
 	}
 	if err := unix.Kill(daemonOf(t, s, one.ID), unix.SIGCONT); err != nil {
 		t.Fatal(err)
@@ -132,11 +121,9 @@ func TestPodEndsWithOneThatCannot(t *testing.T) {
 	}
 	w.untilWatched(s, one.ID, ends.Process.Pid)
 	w.script(script{Clients: []int{stranger.Process.Pid, ends.Process.Pid}})
-	err := s.terminateClients(t.Context(), s.sessions[one.ID], string(endingPod))
-	if want := "terminate_client " + strconv.Itoa(before.Servers[0]) + " " + strconv.Itoa(stranger.Process.Pid); err == nil || !strings.Contains(err.Error(), want) {
-		t.Errorf("got %v, want an error of %q", err, want)
-	}
-	if !terminatedClient(t, s, one.ID, ends.Process.Pid) {
-		t.Error("the client was not terminated")
+	s.pods.PodEnds(t.Context(), ending(time.Now().Add(killMargin)))
+	eventually(t, "the client to be terminated", func() bool { return terminatedClient(t, s, one.ID, ends.Process.Pid) })
+	if terminatedClient(t, s, one.ID, stranger.Process.Pid) {
+		t.Error("a process that is no client is taken for terminated")
 	}
 }

@@ -14,7 +14,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps"
-	"github.com/partage-dev/partage/pkg/mps/process"
+	"github.com/partage-dev/partage/pkg/mps/keeper"
 )
 
 // folder is the folder of a session.
@@ -25,6 +25,9 @@ func (f folder) pipe() string   { return filepath.Join(string(f), "pipe") }
 func (f folder) shm() string    { return filepath.Join(string(f), "shm") }
 func (f folder) logs() logs     { return logs(filepath.Join(string(f), "log")) }
 func (f folder) record() string { return filepath.Join(string(f), "session.json") }
+
+// keeper is the file that the keeper of the daemon has locked.
+func (f folder) keeper() string { return filepath.Join(string(f), "keeper.lock") }
 
 // The folders in pipe. Both are in one mount, so that a file can be linked from one
 // to the other.
@@ -38,15 +41,6 @@ func (f folder) daemonPipe() string { return filepath.Join(f.pipe(), daemonFolde
 
 // clientPipe is the folder that containers have, which they cannot write.
 func (f folder) clientPipe() string { return filepath.Join(f.pipe(), clientFolder) }
-
-// mark is on all processes of the session.
-func (f folder) mark() process.Mark {
-	return process.Mark{
-		Env: "PARTAGE_MPS_FOLDER=" + string(f),
-		// MPS, and the launcher before it becomes MPS.
-		Commands: []string{programName[:15], filepath.Base(self)},
-	}
-}
 
 const (
 	// folderMode lets servers in that run as the user of their clients.
@@ -90,7 +84,7 @@ func (f folder) foreign() (string, error) {
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return "", fmt.Errorf("look at %s: %w", string(f), err)
 	}
-	ours := []string{f.pipe(), string(f.logs()), f.shm(), host.TemporaryName(f.record())}
+	ours := []string{f.pipe(), string(f.logs()), f.shm(), f.keeper(), host.TemporaryName(f.record())}
 	for _, entry := range entries {
 		if path := filepath.Join(string(f), entry.Name()); !slices.Contains(ours, path) {
 			return path, nil
@@ -99,24 +93,40 @@ func (f folder) foreign() (string, error) {
 	return "", nil
 }
 
-// make makes the folders and reports whether there was nothing before.
-func (f folder) make() (fresh bool, err error) {
-	if err := os.Mkdir(string(f), folderMode); err == nil {
-		fresh = true
-	}
+// make makes the folders.
+func (f folder) make() error {
 	for _, path := range []string{string(f), f.pipe(), string(f.logs()), f.shm()} {
 		if err := os.MkdirAll(path, folderMode); err != nil {
-			return false, fmt.Errorf("make the folders of session %s: %w", f.id(), err)
+			return fmt.Errorf("make the folders of session %s: %w", f.id(), err)
 		}
 		if path == f.shm() {
 			continue // it may be mounted
 		}
 		// Whatever the umask is.
 		if err := os.Chmod(path, folderMode); err != nil {
-			return false, fmt.Errorf("make the folders of session %s: %w", f.id(), err)
+			return fmt.Errorf("make the folders of session %s: %w", f.id(), err)
 		}
 	}
-	return fresh, nil
+	return f.makeKeeper()
+}
+
+// makeKeeper makes the file without which there can be no keeper.
+func (f folder) makeKeeper() error {
+	file, err := os.OpenFile(f.keeper(), os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return fmt.Errorf("make a file of session %s: %w", f.id(), err)
+	}
+	return file.Close()
+}
+
+// hasSharedMemory reports whether clients need the session's /dev/shm: what drivers have named there before the first
+// client comes they look for there. Otherwise no container gets a folder that others can write.
+func (f folder) hasSharedMemory() (bool, error) {
+	entries, err := os.ReadDir(f.shm())
+	if err != nil {
+		return false, fmt.Errorf("look for the server's shared memory: %w", err)
+	}
+	return len(entries) > 0, nil
 }
 
 // clearPipe makes the folders of sockets, or removes what an earlier daemon left in
@@ -147,7 +157,16 @@ func (f folder) delete(ctx context.Context) error {
 	if len(unmounted) < len(f.mounts()) {
 		return fmt.Errorf("remove %s: it still has mounts", string(f))
 	}
-	if err := host.RemoveTree(ctx, string(f)); err != nil {
+	// A keeper that an earlier supervisor started may not have come to lock its file.
+	lock, err := keeper.Lock(f.keeper())
+	if err != nil {
+		return fmt.Errorf("remove the folder of session %s: %w", f.id(), err)
+	}
+	err = host.RemoveTree(ctx, string(f))
+	if lock != nil {
+		err = errors.Join(err, lock.Close())
+	}
+	if err != nil {
 		return fmt.Errorf("remove the folder of session %s: %w", f.id(), err)
 	}
 	return nil

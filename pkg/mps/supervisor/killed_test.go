@@ -32,7 +32,7 @@ func (w *world) untilWatched(s *Supervisor, id string, pid int) {
 			w.Fatal(err)
 		}
 		defer sess.unlock()
-		return sess.daemon.clients[pid] != nil
+		return sess.watch.clients[pid] != nil
 	})
 }
 

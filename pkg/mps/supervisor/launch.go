@@ -10,9 +10,10 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"strconv"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/pkg/mps/keeper"
 )
 
 // LaunchCommand is the sub-command by which a supervisor runs its own program again
@@ -30,12 +31,12 @@ type launch struct {
 	// root is changed to, unless it is empty; session is then mounted at its /tmp, and dev
 	// at its /dev, unless that is empty.
 	root, session, dev string
-	// parent is the PID of the process that must still be there, unless it is 0.
-	parent int
+	// keeper is the file of the keeper that starts it, unless it is empty.
+	keeper string
 }
 
 // Launch replaces this process by a program of the driver that has its own view of
-// the file system. It returns only if it fails.
+// the file system, or makes it the keeper of one. It returns only if it fails.
 //
 // Mount namespace and root are per thread until the program starts, so this needs a
 // process that does nothing else: the supervisor runs its own program for it.
@@ -47,17 +48,20 @@ func Launch(args []string) error {
 	flags.StringVar(&l.root, "root", "", "")
 	flags.StringVar(&l.session, "session", "", "")
 	flags.StringVar(&l.dev, "dev", "", "")
-	flags.IntVar(&l.parent, "parent", 0, "")
+	flags.StringVar(&l.keeper, "keeper", "", "")
 	if err := flags.Parse(args); err != nil {
 		return fmt.Errorf("%s: %w", LaunchCommand, err)
 	}
 	if flags.NArg() == 0 {
 		return fmt.Errorf("%s: want a program; only the supervisor uses this", LaunchCommand)
 	}
-	// A supervisor that is killed while it starts a daemon has a successor that may have looked for
-	// daemons when this process did not have its mark yet.
-	if l.parent != 0 && unix.Getppid() != l.parent {
-		return fmt.Errorf("%s: process %d, which wanted %s, has ended", LaunchCommand, l.parent, flags.Arg(0))
+	if lock := l.keeper; lock != "" {
+		l.keeper = ""
+		status, err := keeper.Keep(lock, self, l.arguments(flags.Arg(0), flags.Args()[1:]...), os.Environ())
+		if err != nil {
+			return fmt.Errorf("keep %s: %w", flags.Arg(0), err)
+		}
+		os.Exit(status)
 	}
 	runtime.LockOSThread()
 	if l.shm != "" { // a daemon, whose servers inherit it
@@ -75,7 +79,7 @@ func Launch(args []string) error {
 // arguments returns the arguments of this program that make it run another one:
 // the inverse of what Launch parses.
 func (l launch) arguments(program string, args ...string) []string {
-	all := []string{LaunchCommand, "-shm", l.shm, "-root", l.root, "-session", l.session, "-dev", l.dev, "-parent", strconv.Itoa(l.parent), "--", program}
+	all := []string{LaunchCommand, "-shm", l.shm, "-root", l.root, "-session", l.session, "-dev", l.dev, "-keeper", l.keeper, "--", program}
 	return append(all, args...)
 }
 

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -170,18 +169,6 @@ func TestLaunchArguments(t *testing.T) {
 	for _, args := range [][]string{nil, {"-x", "--", "/bin/true"}, {"-shm", "/a"}} {
 		if err := Launch(args); err == nil || !strings.Contains(err.Error(), LaunchCommand) {
 			t.Errorf("%q: got %v", args, err)
-		}
-	}
-}
-
-// TestLaunchWithoutParent: nobody would know of a daemon whose supervisor was killed before it was
-// there.
-func TestLaunchWithoutParent(t *testing.T) {
-	for parent, starts := range map[int]bool{os.Getpid(): true, os.Getppid(): false, 0: true} {
-		l := launch{parent: parent}
-		out, err := exec.CommandContext(t.Context(), os.Args[0], l.arguments("/bin/echo", "started")...).CombinedOutput()
-		if started := err == nil && string(out) == "started\n"; started != starts {
-			t.Errorf("parent %d of %d: %v, %q", parent, os.Getpid(), err, out)
 		}
 	}
 }

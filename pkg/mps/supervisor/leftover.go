@@ -183,18 +183,8 @@ func ignoreAbsent(err error) error {
 	return err
 }
 
-// removeLeftovers removes what ended containers left in all sessions, now and then, until
-// the supervisor closes.
+// removeLeftovers removes what ended containers left in all sessions, now and then, until ctx ends.
 func (s *Supervisor) removeLeftovers(ctx context.Context) {
-	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	defer cancel()
-	go func() {
-		select {
-		case <-s.closing:
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
 	ticker := time.NewTicker(s.options.LeftoverInterval)
 	defer ticker.Stop()
 	var problem logchange.Problem

@@ -130,15 +130,15 @@ func boundLog(path string) (err error) {
 	return nil
 }
 
-// boundLogs bounds the logs of all sessions until the supervisor closes, whatever becomes
-// of the sessions meanwhile.
+// boundLogs bounds the logs of all sessions until ctx ends, whatever becomes of the sessions
+// meanwhile.
 func (s *Supervisor) boundLogs(ctx context.Context) {
 	ticker := time.NewTicker(s.options.CheckInterval)
 	defer ticker.Stop()
 	var problem logchange.Problem
 	for {
 		select {
-		case <-s.closing:
+		case <-ctx.Done():
 			return
 		case <-ticker.C:
 		}

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -54,6 +55,7 @@ func (l logs) taken(t *testing.T) (taken int64) {
 func TestFloodedLogs(t *testing.T) {
 	w := newWorld(t)
 	w.script(script{Flood: true})
+	w.options.StartLimit = 5 * time.Second // it has failed when it could not be started three times
 	s := w.supervisor()
 	if _, err := s.Ensure(t.Context(), one); err != nil {
 		t.Fatal(err)

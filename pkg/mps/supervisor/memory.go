@@ -15,7 +15,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps"
 )
 
@@ -88,27 +87,6 @@ func (m *memory) mount(f folder, spec mps.Spec) error {
 			"which is %d %% of the node's memory", f.id(), need/mebibyte, taken/mebibyte, limit/mebibyte, m.percent)
 	}
 	return f.mount(shmSize, m.label)
-}
-
-// shrink gives a session that an earlier version started its share and no more, of
-// memory and of files. It fails if the session has taken more than that already.
-func (m *memory) shrink(f folder, spec mps.Spec) error {
-	limit, err := m.limit()
-	if err != nil {
-		return fmt.Errorf("session %s: %w", f.id(), err)
-	}
-	size := m.shmSize(spec, limit)
-	now, err := (mount{path: f.shm()}).size()
-	if err != nil || now == 0 {
-		return err
-	}
-	size = min(now, size)
-	for _, option := range []string{fmt.Sprintf("size=%d", size), fmt.Sprintf("nr_inodes=%d", maxFiles(size))} {
-		if err := unix.Mount("", f.shm(), "", host.TmpfsFlags|unix.MS_REMOUNT, option); err != nil {
-			return fmt.Errorf("bound the tmpfs of session %s at %s, which has %d MiB, by %s: %w", f.id(), f.shm(), now/mebibyte, option, err)
-		}
-	}
-	return nil
 }
 
 // limit returns how many bytes all sessions may take together.

@@ -132,35 +132,3 @@ func TestMemoryIsTaken(t *testing.T) {
 		t.Error(err)
 	}
 }
-
-// Sessions that an earlier version started with half of the memory each are cut down
-// to what they may have.
-func TestMemoryOfAdoptedSession(t *testing.T) {
-	w := newWorld(t)
-	first := w.other()
-	status := first.ensure(t, one)
-	first.end(unix.SIGKILL)
-	if err := unix.Mount("", status.ShmDir, "", unix.MS_REMOUNT|unix.MS_NOSUID|unix.MS_NODEV, "size=50%,nr_inodes=1000000"); err != nil {
-		t.Fatal(err)
-	}
-	boot, err := w.options.Roots.BootID()
-	if err != nil {
-		t.Fatal(err)
-	}
-	w.node(512*mebibyte, 1)
-	if err := os.WriteFile(filepath.Join(w.options.Roots.Proc, "sys/kernel/random/boot_id"), []byte(boot+"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	s := w.supervisor()
-	after := reaches(t, s, one.ID, mps.Running, 0)
-	if after.Servers[0] != status.Servers[0] {
-		t.Error("the session was not adopted")
-	}
-	if got := size(t, status.ShmDir); got > 256*mebibyte {
-		t.Errorf("it still has %d MiB", got/mebibyte)
-	}
-	var st unix.Statfs_t
-	if err := unix.Statfs(status.ShmDir, &st); err != nil || int64(st.Files) != maxFiles(size(t, status.ShmDir)) || st.Flags&unix.ST_NOEXEC == 0 {
-		t.Errorf("it still has room for %d files, flags %x, %v", st.Files, st.Flags, err)
-	}
-}

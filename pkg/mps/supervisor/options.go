@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/partage-dev/partage/pkg/host"
+	"github.com/partage-dev/partage/pkg/mps/supervisor/rules"
 )
 
 // Options configure a Supervisor. Times that are zero have a default.
@@ -64,4 +65,14 @@ func (o Options) withDefaults() Options {
 	o.FirstPause = cmp.Or(o.FirstPause, time.Second)
 	o.LongestPause = cmp.Or(o.LongestPause, 30*time.Second)
 	return o
+}
+
+// times are what the rules need to know of them.
+func (o Options) times() rules.Times {
+	return rules.Times{Check: o.CheckInterval, Start: o.StartLimit, Fault: o.FaultLimit, FirstPause: o.FirstPause, LongestPause: o.LongestPause}
+}
+
+// containerFiles returns the names of the daemon's files that containers get.
+func (o Options) containerFiles() []string {
+	return append([]string{controlSocket}, o.ExtraContainerFiles...)
 }

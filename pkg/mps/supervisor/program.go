@@ -83,17 +83,17 @@ func (p controlProgram) env() []string {
 	return append(slices.Clone(p.Env), "CUDA_MPS_PIPE_DIRECTORY="+seen.daemonPipe(), "CUDA_MPS_LOG_DIRECTORY="+string(seen.logs()))
 }
 
-// daemon returns the command that runs the control daemon.
+// daemon returns the command that runs the keeper of a control daemon.
 func (p controlProgram) daemon(spec mps.Spec) *exec.Cmd {
 	args := []string{"-f"}
 	if spec.MultiUser {
 		args = append(args, "-multiuser-server")
 	}
-	l := launch{shm: p.folder.shm(), root: p.Root, session: string(p.folder), dev: p.dev, parent: os.Getpid()}
+	l := launch{shm: p.folder.shm(), root: p.Root, session: string(p.folder), dev: p.dev, keeper: p.folder.keeper()}
 	// No context ends the daemon: it outlives the call that starts it.
 	cmd := exec.Command(self, l.arguments(p.Path, args...)...) //nolint:noctx // as said
 	cmd.Dir = "/"
-	cmd.Env = append(p.env(), "CUDA_VISIBLE_DEVICES="+strings.Join(spec.Devices, ","), p.folder.mark().Env)
+	cmd.Env = append(p.env(), "CUDA_VISIBLE_DEVICES="+strings.Join(spec.Devices, ","))
 	return cmd
 }
 

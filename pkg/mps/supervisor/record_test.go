@@ -13,6 +13,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/mps/process"
+	"github.com/partage-dev/partage/pkg/mps/supervisor/rules"
 )
 
 // The supervisor of one version adopts the sessions of another: the form of the record
@@ -51,20 +52,19 @@ func TestRecordFormat(t *testing.T) {
       "inode": 5
     }
   },
-  "private": true,
   "serverUser": "0",
   "losses": 2,
   "lastLoss": "the server (PID 4700) ended",
   "lastLossTime": "2026-11-01T12:00:00Z"
 }
 `
-	want := record{
+	want := rules.Record{
 		APIVersion: recordVersion, BootID: "6f1c9c0e-0000-4000-8000-000000000001",
 		Spec:    mps.Spec{ID: "gpu-0", Devices: []string{gpuA}, ThreadPercentage: 25, Memory: map[string]int64{gpuA: 1 << 30}, MultiUser: true},
 		Started: true, Removing: true, Serving: true,
 		Daemon: &process.ID{PID: 4711, Start: 815}, Servers: []process.ID{{PID: 4712, Start: 816}}, ServerUser: "0",
-		Sockets: map[string]process.Socket{"control": {Device: 60, Inode: 5}}, Private: true,
-		Losses: 2, LastLoss: "the server (PID 4700) ended", LastLossTime: time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC),
+		Sockets: map[string]process.Socket{"control": {Device: 60, Inode: 5}},
+		Losses:  2, LastLoss: "the server (PID 4700) ended", LastLossTime: time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC),
 	}
 	f := folder(filepath.Join(t.TempDir(), "gpu-0"))
 	if err := os.Mkdir(string(f), 0o700); err != nil {
@@ -78,9 +78,5 @@ func TestRecordFormat(t *testing.T) {
 	}
 	if got, err := f.load(); err != nil || cmp.Diff(want, got) != "" {
 		t.Errorf("%v, -want +got:\n%s", err, cmp.Diff(want, got))
-	}
-	// By this variable an earlier version's processes are found.
-	if got, want := f.mark().Env, "PARTAGE_MPS_FOLDER="+string(f); got != want {
-		t.Errorf("the mark is %q, want %q", got, want)
 	}
 }

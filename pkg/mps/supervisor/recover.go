@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/mps/supervisor/rules"
 )
 
 // recover takes over the sessions that an earlier supervisor left. If the record of one
@@ -23,7 +24,7 @@ func (s *Supervisor) recover(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("look for MPS sessions: %w", err)
 	}
-	records := map[string]record{}
+	records := map[string]rules.Record{}
 	for _, entry := range entries {
 		id := entry.Name()
 		if !entry.IsDir() || !mps.ValidID(id) {
@@ -44,34 +45,24 @@ func (s *Supervisor) recover(ctx context.Context) error {
 	return nil
 }
 
-func sessionContext(ctx context.Context, id string) context.Context {
-	return klog.NewContext(ctx, klog.LoggerWithValues(klog.FromContext(ctx), "session", id))
-}
-
-func (s *Supervisor) takeOver(ctx context.Context, id string, r record) {
-	sess := s.newSession(id)
-	sess.daemon.record = r
-	sess.daemon.readySince = time.Now()
-	if !r.Removing {
-		if err := s.memory.shrink(s.folder(id), r.Spec); err != nil {
-			klog.FromContext(ctx).Error(err, "An MPS session may take more of the node's memory than its share")
-		}
-	}
+func (s *Supervisor) takeOver(ctx context.Context, id string, r rules.Record) {
+	sess := s.newSession(id) //nolint:contextcheck // it outlives the call
+	sess.record, sess.pace.Ready = r, time.Now()
 	s.sessions[id] = sess
-	sess.daemon.publish(mps.Starting, "the MPS supervisor has been restarted")
-	s.startMonitor(ctx, sess, 0)
+	sess.publish(ctx, mps.Starting, "the MPS supervisor has been restarted", nil)
+	notify(sess.wake)
 }
 
 // restore reads the record of a session. If the session must not go on, it returns a
 // record that makes it be removed.
-func (s *Supervisor) restore(ctx context.Context, id string) (record, error) {
+func (s *Supervisor) restore(ctx context.Context, id string) (rules.Record, error) {
 	logger := klog.FromContext(ctx)
-	unwanted := record{Removing: true, Spec: mps.Spec{ID: id}}
+	unwanted := rules.Record{BootID: s.bootID, Removing: true, Spec: mps.Spec{ID: id}}
 	r, err := s.folder(id).load()
 	pathError := (*fs.PathError)(nil)
 	switch {
 	case errors.As(err, &pathError) && !errors.Is(err, fs.ErrNotExist):
-		return record{}, err
+		return rules.Record{}, err
 	case err != nil:
 		logger.Info("Removing what is left of an unknown MPS session", "reason", err)
 		return unwanted, nil
@@ -80,7 +71,6 @@ func (s *Supervisor) restore(ctx context.Context, id string) (record, error) {
 		return unwanted, nil
 	case !r.Started:
 		logger.Info("Removing an MPS session whose start was not completed")
-		// Without the daemon's PID: the daemon is found by its mark.
 		unwanted.Spec = r.Spec
 		return unwanted, nil
 	case r.Removing:

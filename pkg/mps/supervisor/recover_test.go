@@ -18,12 +18,8 @@ import (
 
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/mps/process"
+	"github.com/partage-dev/partage/pkg/mps/supervisor/rules"
 )
-
-func makeFolder(f folder) error {
-	_, err := f.make()
-	return err
-}
 
 // other is a supervisor in a process of its own.
 type other struct {
@@ -140,8 +136,8 @@ func TestAllIsKilled(t *testing.T) {
 			if after.Servers[0] == before.Servers[0] {
 				t.Error("the server is the same")
 			}
-			if left, err := w.folder(one.ID).mark().Find(); err != nil || len(left) != 2 {
-				t.Errorf("want a daemon and a server, got %v, %v", left, err)
+			if found := w.driverProcesses(); len(found) != 2 {
+				t.Errorf("want a daemon and a server, got %v", found)
 			}
 			inEffect(t, s, after)
 			if err := s.Stop(t.Context(), one.ID); err != nil {
@@ -207,14 +203,14 @@ func TestLeftovers(t *testing.T) {
 		"an empty folder": func(*world, folder) error { return nil },
 		"folders, a mount on a mount, a broken record": func(_ *world, f folder) error {
 			mount := func() error { return unix.Mount("t", f.shm(), "tmpfs", 0, "") }
-			return errors.Join(makeFolder(f), f.mount(mebibyte, ""), mount(), os.WriteFile(f.record(), []byte("{"), 0o600))
+			return errors.Join(f.make(), f.mount(mebibyte, ""), mount(), os.WriteFile(f.record(), []byte("{"), 0o600))
 		},
 		"never ran, with a daemon that is not in the record": func(w *world, f folder) error {
 			v, err := newControlProgram(w.options.Roots, f)
 			if err != nil {
 				return err
 			}
-			if err := errors.Join(makeFolder(f), f.mount(mebibyte, ""), f.save(record{BootID: bootID, Spec: one})); err != nil {
+			if err := errors.Join(f.make(), f.mount(mebibyte, ""), f.save(rules.Record{BootID: bootID, Spec: one})); err != nil {
 				return err
 			}
 			_, err = process.Start(v.daemon(one))
@@ -223,13 +219,13 @@ func TestLeftovers(t *testing.T) {
 		"of another boot": func(_ *world, f folder) error {
 			// A PID of now that must not be touched.
 			self, err := process.Identify(os.Getpid())
-			return errors.Join(err, makeFolder(f), f.save(record{BootID: "another", Spec: one, Started: true, Serving: true, Daemon: &self}))
+			return errors.Join(err, f.make(), f.save(rules.Record{BootID: "another", Spec: one, Started: true, Serving: true, Daemon: &self}))
 		},
 		"in the middle of Stop": func(_ *world, f folder) error {
-			return errors.Join(makeFolder(f), f.mount(mebibyte, ""), f.save(record{BootID: bootID, Spec: one, Started: true, Removing: true}))
+			return errors.Join(f.make(), f.mount(mebibyte, ""), f.save(rules.Record{BootID: bootID, Spec: one, Started: true, Removing: true}))
 		},
 		"of something newer": func(_ *world, f folder) error {
-			return errors.Join(makeFolder(f), os.WriteFile(f.record(), []byte(`{"apiVersion": "mps.partage.dev/v9"}`), 0o600))
+			return errors.Join(f.make(), os.WriteFile(f.record(), []byte(`{"apiVersion": "mps.partage.dev/v9"}`), 0o600))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -281,7 +277,7 @@ func TestUnreadableRecord(t *testing.T) {
 func TestEnsureAfterCrash(t *testing.T) {
 	w := newWorld(t)
 	f := w.folder(one.ID)
-	if err := errors.Join(makeFolder(f), f.mount(mebibyte, "")); err != nil {
+	if err := errors.Join(f.make(), f.mount(mebibyte, "")); err != nil {
 		t.Fatal(err)
 	}
 	s := w.supervisor()

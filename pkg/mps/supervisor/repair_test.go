@@ -18,6 +18,7 @@ import (
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/mps/control"
 	"github.com/partage-dev/partage/pkg/mps/process"
+	"github.com/partage-dev/partage/pkg/mps/supervisor/rules"
 )
 
 var one = mps.Spec{ID: "gpu-0", Devices: []string{gpuA}, ThreadPercentage: 25, Memory: map[string]int64{gpuA: 1 << 30}}
@@ -45,7 +46,7 @@ func daemonOf(t *testing.T, s *Supervisor, id string) int {
 // clientOf is a client of a session's control daemon.
 func clientOf(t *testing.T, s *Supervisor, id string) control.Client {
 	t.Helper()
-	c, err := (&daemon{options: s.options, folder: s.folder(id)}).client()
+	c, err := (&daemon{options: s.options, folder: s.folder(id)}).client(&rules.Record{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,7 +91,7 @@ func TestDaemonEnds(t *testing.T) {
 			}
 			kill(t, daemonOf(t, s, one.ID))
 			after := reaches(t, s, one.ID, mps.Running, 1)
-			if !strings.Contains(after.LastLoss, "control daemon") || !strings.Contains(after.LastLoss, "killed") || time.Since(after.LastLossTime) > time.Minute {
+			if !strings.Contains(after.LastLoss, "control daemon") || !strings.Contains(after.LastLoss, "SIGKILL") || time.Since(after.LastLossTime) > time.Minute {
 				t.Errorf("got %q at %s", after.LastLoss, after.LastLossTime)
 			}
 			inEffect(t, s, after)
@@ -257,7 +258,7 @@ func TestServerHasEnded(t *testing.T) {
 	if err := sess.lock(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	sess.daemon.record.Servers[0].Start--
+	sess.record.Servers[0].Start--
 	sess.unlock()
 	reaches(t, s, one.ID, mps.Running, 2)
 }
@@ -293,7 +294,7 @@ func TestSilentDaemon(t *testing.T) {
 			return false
 		}
 		defer sess.unlock()
-		return time.Since(sess.repair.silentSince) > 2*intervalsToReplace*w.options.CheckInterval
+		return !sess.pace.Silent.IsZero() && time.Since(sess.pace.Silent) > 2*15*w.options.CheckInterval
 	})
 	if got := daemonOf(t, s, one.ID); got != daemon {
 		t.Errorf("the daemon was replaced")

@@ -17,7 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/partage-dev/partage/pkg/mps"
-	"github.com/partage-dev/partage/pkg/mps/process"
 )
 
 // running is a supervisor with its socket. end is idempotent.
@@ -143,21 +142,12 @@ func TestEndInStart(t *testing.T) {
 		_, err := client.Ensure(t.Context(), one)
 		failed <- err
 	}()
-	eventually(t, "the start", func() bool { return len(mustMark(t, w.folder(one.ID))) > 0 })
+	eventually(t, "the start", func() bool { return w.keeps(one.ID) })
 	end()
 	if err := <-failed; err == nil {
 		t.Error("no error")
 	}
 	w.nothingLeft(one.ID)
-}
-
-func mustMark(t *testing.T, f folder) []process.ID {
-	t.Helper()
-	found, err := f.mark().Find()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return found
 }
 
 // TestNoSocket: a supervisor that cannot listen does not end what runs.

@@ -4,34 +4,59 @@
 package supervisor
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
 	"sync"
+	"time"
 
 	"k8s.io/klog/v2"
+
+	"github.com/partage-dev/partage/pkg/logchange"
+	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/mps/process"
+	"github.com/partage-dev/partage/pkg/mps/supervisor/rules"
 )
 
-// session is a session of the supervisor. Work on a session is done under its lock;
-// sessions never wait for each other.
+// session is an MPS session: what runs of it, and what is written down. Whatever happens, it does the same: it observes,
+// decides by the rules, and acts, until nothing is due. Sessions never wait for each other.
 type session struct {
-	id string
-	// locked has room for one value, which the holder of the lock has put in.
+	id      string
+	options Options
+	folder  folder
+	memory  *memory
+	pods    *endingPods
+	// fewFiles is the same for all sessions of a node.
+	fewFiles *logchange.Problem
+	// locked has room for one value, which the holder of the session's lock has put in.
 	locked chan struct{}
+	// wake has the monitor observe the session at once.
+	wake chan struct{}
 
 	// Guarded by the lock.
-	daemon *daemon
-	repair *repairer
+	record rules.Record
+	pace   rules.Pace
+	daemon daemon
+	watch  watch
 	// gone: removed, and no longer in the supervisor's list.
 	gone bool
 	// logged is the error that was logged last.
 	logged string
 
 	mu sync.Mutex
-	// daemonEnded is closed when the daemon ends; nil without a daemon.
-	daemonEnded <-chan struct{}
-	// stopMonitor ends the monitor; nil without one.
-	stopMonitor context.CancelFunc
-	// changed tells the monitor that daemonEnded may be another channel.
-	changed chan struct{}
+	// interrupt ends what the monitor is doing.
+	interrupt context.CancelFunc
+	status    mps.Status
+}
+
+// wish is what somebody wants of a session.
+type wish struct {
+	goal rules.Goal
+	// spec is nil for the one that it has.
+	spec *mps.Spec
 }
 
 // lock waits for the session's lock, or until ctx is done.
@@ -44,17 +69,7 @@ func (s *session) lock(ctx context.Context) error {
 	}
 }
 
-// unlock releases the lock and makes the monitor watch the present daemon.
-func (s *session) unlock() {
-	s.mu.Lock()
-	s.daemonEnded = nil
-	if s.daemon.process != nil {
-		s.daemonEnded = s.daemon.process.Done()
-	}
-	s.mu.Unlock()
-	<-s.locked
-	notify(s.changed)
-}
+func (s *session) unlock() { <-s.locked }
 
 // notify sends to a channel that has room for one, unless it is full.
 func notify(channel chan<- struct{}) {
@@ -64,21 +79,252 @@ func notify(channel chan<- struct{}) {
 	}
 }
 
-// interrupt ends the monitor and what it is doing.
-func (s *session) interrupt() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.stopMonitor != nil {
-		s.stopMonitor()
-		s.stopMonitor = nil
+// monitor observes the session at intervals, and at once when something has ended, until ctx ends or the session is gone.
+func (s *session) monitor(ctx context.Context) (gone bool) {
+	timer := time.NewTimer(s.options.CheckInterval)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-s.wake:
+		case <-timer.C:
+		}
+		again, gone := s.maintain(ctx)
+		if gone {
+			return true
+		}
+		timer.Reset(again)
 	}
 }
 
-// logError logs an error, unless it is the one that was logged last: what fails is
-// tried often.
-func (s *session) logError(ctx context.Context, err error, message string) {
-	if err.Error() != s.logged {
-		s.logged = err.Error()
-		klog.FromContext(ctx).Error(err, message, "phase", s.daemon.status.get().Phase, "failures", s.repair.backoff.failures)
+// maintain does what is due for the session, and returns when to come back.
+func (s *session) maintain(ctx context.Context) (again time.Duration, gone bool) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	s.mu.Lock()
+	s.interrupt = cancel
+	s.mu.Unlock()
+	if s.lock(ctx) != nil {
+		return s.options.CheckInterval, false
 	}
+	defer s.unlock()
+	if s.gone {
+		return 0, true
+	}
+	goal := rules.Running
+	if s.record.Removing || !s.record.Started {
+		goal = rules.Removed
+	}
+	again, err := s.run(ctx, wish{goal: goal})
+	switch {
+	case err == nil:
+		s.logged = ""
+	// What fails is tried often.
+	case ctx.Err() == nil && err.Error() != s.logged:
+		s.logged = err.Error()
+		klog.FromContext(ctx).Error(err, "MPS session does not run", "phase", s.current().Phase, "failures", s.pace.Failures)
+	}
+	return again, s.gone
+}
+
+// interruptMonitor ends what the monitor is doing, so that nobody waits for what is no longer wanted.
+func (s *session) interruptMonitor() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.interrupt != nil {
+		s.interrupt()
+	}
+}
+
+// ensure makes the session run as the spec says, or leaves nothing of one that never ran. The caller has its lock.
+func (s *session) ensure(ctx context.Context, spec mps.Spec) (mps.Status, error) {
+	limited, cancel := context.WithTimeoutCause(ctx, s.options.StartLimit, errTooSlow)
+	defer cancel()
+	if s.record.Removing {
+		if _, err := s.run(limited, wish{goal: rules.Removed}); err != nil {
+			return mps.Status{}, fmt.Errorf("an earlier session %s must be removed first: %w", spec.ID, err)
+		}
+		return mps.Status{}, errRemoved
+	}
+	isNew, began := !s.record.Started, time.Now()
+	if isNew {
+		s.record.Spec = spec
+		s.publish(ctx, mps.Starting, "", nil)
+	} else if err := s.record.Spec.CheckChange(spec); err != nil {
+		return mps.Status{}, err
+	}
+	_, err := s.run(limited, wish{spec: &spec})
+	status := s.current()
+	switch {
+	case err != nil && !s.record.Started:
+		err = fmt.Errorf("start MPS session %s on %s: %w", spec.ID, strings.Join(spec.Devices, ", "), err)
+		_, removeErr := s.run(context.WithoutCancel(ctx), wish{goal: rules.Removed}) // even if the caller is gone
+		return mps.Status{}, errors.Join(err, removeErr)
+	case err != nil:
+		return mps.Status{}, fmt.Errorf("session %s: %w", spec.ID, err)
+	case status.Phase == mps.Faulted:
+		return mps.Status{}, fmt.Errorf("%w: %s", mps.ErrFaulted, status.Message)
+	case isNew:
+		klog.FromContext(ctx).Info("MPS session started", "devices", spec.Devices, "percentage", spec.ThreadPercentage,
+			"memory", spec.Memory, "multiUser", spec.MultiUser, "daemon", s.record.Daemon.PID, "took", time.Since(began).Round(time.Millisecond))
+	}
+	return status, nil
+}
+
+var (
+	// errRemoved: the session that was being removed is gone, and there can be another.
+	errRemoved = errors.New("removed")
+	errTooSlow = errors.New("it was not ready in time")
+	// errDelayed: the next start is put off.
+	errDelayed = errors.New("it has failed too often to be restarted at once")
+)
+
+const (
+	// shortestLook is how soon it is observed again what is under way, at first.
+	shortestLook = 2 * time.Millisecond
+	longestLook  = 50 * time.Millisecond
+)
+
+// run observes, decides and acts until nothing is due, and returns when to come back. An error is why the session is not as
+// it should be. The caller has the session's lock.
+func (s *session) run(ctx context.Context, w wish) (again time.Duration, err error) {
+	look, awaited := shortestLook, ""
+	for {
+		o, err := s.observe(ctx, w)
+		if err = s.ended(ctx, err, awaited); err != nil {
+			return s.options.CheckInterval, err
+		}
+		d := rules.Decide(*o)
+		s.note(ctx, &d, o)
+		awaited = cmp.Or(d.Message, awaited)
+		switch {
+		case d.Delayed:
+			return d.Again, errDelayed
+		case d.Do == rules.Rest && d.Wrong:
+			return d.Again, errors.New(d.Message)
+		case d.Do == rules.Rest:
+			return d.Again, nil
+		case d.Do == rules.Look:
+			pause(ctx, look)
+			look = min(longestLook, look*3/2)
+			continue
+		}
+		if err := s.act(ctx, &d, o); err != nil {
+			err = s.failed(ctx, &d, err)
+			if s.daemon.keeper.Ended() {
+				return max(0, time.Until(s.pace.Next)), err
+			}
+			return s.options.CheckInterval, err
+		}
+		if s.gone || d.Do == rules.Suspend {
+			return 0, nil
+		}
+	}
+}
+
+// ended returns why a run ends before anything is decided, and what it was waiting for.
+func (s *session) ended(ctx context.Context, err error, awaited string) error {
+	if awaited == "" {
+		return err
+	}
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		err = fmt.Errorf("%s: %w; %s", awaited, err, s.folder.logs().tail())
+	}
+	return err
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+// note writes down, and says, what follows from an observation.
+func (s *session) note(ctx context.Context, d *rules.Decision, o *rules.Observation) {
+	logger := klog.FromContext(ctx)
+	if d.Record.Losses > s.record.Losses {
+		logger.Info("MPS clients lost their server", "reason", d.Record.LastLoss, "losses", d.Record.Losses)
+	}
+	if d.Record.Doubt != s.record.Doubt && d.Record.Doubt != "" {
+		logger.Info("A client of MPS was killed", "reason", d.Record.Doubt, "others", o.Harmed)
+	}
+	if d.Record.Kills > s.record.Kills {
+		logger.Info("An MPS server may not work correctly any more; it is replaced as soon as it has no clients", "reason", d.Record.LastKill, "clients", o.Harmed)
+	}
+	changed := !reflect.DeepEqual(d.Record, s.record)
+	s.record, s.pace = d.Record, d.Pace
+	if changed && d.Do != rules.Remove {
+		if err := s.folder.save(s.record); err != nil {
+			logger.Error(err, "What has happened to an MPS session is not written down", "what", d.Message)
+		}
+	}
+	if d.Phase != "" || d.Message != "" {
+		s.publish(ctx, d.Phase, d.Message, o.Clients)
+	}
+}
+
+// failed handles an action that has failed, and returns the error for people.
+func (s *session) failed(ctx context.Context, d *rules.Decision, err error) error {
+	isStart := d.Do == rules.RecordSockets || d.Do == rules.StartServer || d.Do == rules.Accept && d.Pace.Asked
+	switch {
+	case ctx.Err() != nil && d.Do != rules.Remove:
+		return err // it goes on later
+	case isStart:
+		err = errors.Join(fmt.Errorf("%w; %s", err, s.folder.logs().tail()), s.end(context.WithoutCancel(ctx)))
+		fallthrough
+	case d.Do == rules.Start, d.Do == rules.Stop:
+		if !d.Failed {
+			s.pace.Fail(time.Now(), s.options.times())
+		}
+		s.publish(ctx, s.pace.Phase(), err.Error(), nil)
+	case d.Do == rules.Accept, d.Do == rules.SetLimits, d.Do == rules.Remove:
+		s.publish(ctx, mps.Failed, err.Error(), nil)
+	}
+	return err
+}
+
+// publish sets the session's status. The phase stays if it is empty, and so do the clients if they are nil.
+func (s *session) publish(ctx context.Context, phase mps.Phase, message string, clients []int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := &s.record
+	if phase == "" {
+		phase = s.status.Phase
+	}
+	if clients == nil {
+		clients = s.status.Clients
+	}
+	if phase == mps.Running && message == "" {
+		message = s.warning(ctx)
+	}
+	s.status = mps.Status{
+		Spec: r.Spec.Clone(), Phase: phase, Message: message,
+		Losses: r.Losses, LastLoss: r.LastLoss, LastLossTime: r.LastLossTime, Kills: r.Kills, LastKill: r.LastKill,
+		PipeDir: s.folder.clientPipe(),
+	}
+	if r.SharesMemory {
+		s.status.ShmDir = s.folder.shm()
+	}
+	if len(r.Servers) > 0 {
+		s.status.Servers = process.PIDs(r.Servers)
+		if len(clients) > 0 {
+			s.status.Clients = clients
+		}
+	}
+}
+
+// current returns the status that was published last, to anybody.
+func (s *session) current() mps.Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	status := s.status
+	status.Spec = status.Spec.Clone()
+	return status
 }

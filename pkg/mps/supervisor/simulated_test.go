@@ -41,7 +41,7 @@ type script struct {
 	NoServer bool `json:"noServer,omitempty"`
 	// Flood makes a daemon write to its logs without end.
 	Flood bool `json:"flood,omitempty"`
-	// Away makes servers lead a session of their own, without the mark.
+	// Away makes servers lead a session of their own.
 	Away bool `json:"away,omitempty"`
 
 	// The others change what the daemon seems to answer.
@@ -219,7 +219,7 @@ func runServer() error {
 	}
 	const away = "PARTAGE_TEST_AWAY=1"
 	if env := os.Environ(); s.Away && !slices.Contains(env, away) {
-		env = slices.DeleteFunc(append(env, away), func(v string) bool { return strings.HasPrefix(v, folder("").mark().Env) })
+		env = append(env, away)
 		if _, err := unix.Setsid(); err != nil {
 			return err
 		}

@@ -9,9 +9,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"time"
 
 	"github.com/partage-dev/partage/pkg/mps/process"
+	"github.com/partage-dev/partage/pkg/mps/supervisor/rules"
 )
 
 const (
@@ -26,73 +26,70 @@ const (
 // fs.ErrNotExist as well; a daemon that quits removes its own.
 var errSockets = errors.New("what it says is not believed any more")
 
-// containerFiles returns the names of the daemon's files that containers get.
-func (o Options) containerFiles() []string {
-	return append([]string{controlSocket}, o.ExtraContainerFiles...)
-}
-
-// recordSockets records which sockets the daemon has made, provided that it is the
-// daemon who listens on them.
-func (d *daemon) recordSockets(ctx context.Context) error {
+// sockets returns those that the daemon has made, and the process that listens on them, provided that the keeper has
+// started it.
+func (d *daemon) sockets(ctx context.Context) (map[string]process.Socket, *process.ID, error) {
 	sockets := map[string]process.Socket{}
+	var daemon process.ID
 	for _, name := range []string{controlSocket, PrivilegedSocket} {
-		socket, err := d.listening(ctx, name)
-		if name != controlSocket && errors.Is(err, os.ErrNotExist) {
+		socket, listener, err := process.Listener(ctx, d.folder.pipe(), filepath.Join(daemonFolder, name))
+		switch {
+		case name != controlSocket && errors.Is(err, os.ErrNotExist):
 			continue
+		case err != nil:
+			return nil, nil, err
+		case name == controlSocket && listener.DescendsFrom(d.keeper.ID):
+			daemon = listener
 		}
-		if err != nil {
-			return err
+		if listener != daemon {
+			return nil, nil, d.inPlace(listener, filepath.Join(daemonFolder, name))
 		}
 		sockets[name] = socket
 	}
-	d.record.Sockets, d.dialed = sockets, d.process.ID
-	return d.folder.save(d.record)
-}
-
-// listening returns a socket on which the daemon listens.
-func (d *daemon) listening(ctx context.Context, name string) (process.Socket, error) {
-	socket, listener, err := process.Listener(ctx, d.folder.pipe(), filepath.Join(daemonFolder, name))
-	if err != nil {
-		return process.Socket{}, err
-	}
-	if listener != d.process.ID {
-		return process.Socket{}, fmt.Errorf("%s listens on %s in the place of the control daemon (%s)",
-			listener, filepath.Join(d.folder.daemonPipe(), name), d.process.ID)
-	}
-	return socket, nil
+	d.dialed = true
+	return sockets, &daemon, nil
 }
 
 // checkSockets returns an error that wraps errSockets unless all recorded sockets are
 // in their place. A socket has no other listener than the process that made it, so
 // who listens is looked up only once in the life of this supervisor: the daemon logs
 // every connection.
-func (d *daemon) checkSockets(ctx context.Context) error {
-	if len(d.record.Sockets) == 0 {
+func (d *daemon) checkSockets(ctx context.Context, r *rules.Record) error {
+	if len(r.Sockets) == 0 {
 		return nil // it is being started
 	}
-	for name, recorded := range d.record.Sockets {
-		now, err := process.IdentifySocket(d.folder.pipe(), filepath.Join(daemonFolder, name))
+	for name, recorded := range r.Sockets {
+		path := filepath.Join(daemonFolder, name)
+		now, err := process.IdentifySocket(d.folder.pipe(), path)
 		if err := expect(recorded, now, err); err != nil {
 			return fmt.Errorf("%s the socket %s of the control daemon (%s): %w: %w",
-				whatHappened(err), filepath.Join(d.folder.daemonPipe(), name), d.process.ID, err, errSockets)
+				whatHappened(err), filepath.Join(d.folder.pipe(), path), r.Daemon, err, errSockets)
 		}
-		if d.dialed == d.process.ID {
+		if d.dialed {
 			continue
 		}
-		if _, err := d.listening(ctx, name); err != nil {
+		_, listener, err := process.Listener(ctx, d.folder.pipe(), path)
+		if err == nil && listener != *r.Daemon {
+			err = d.inPlace(listener, path)
+		}
+		if err != nil {
 			return err
 		}
 	}
-	d.dialed = d.process.ID
-	if !d.record.Serving {
+	d.dialed = true
+	if !r.Serving {
 		return nil // containers may not have got it yet
 	}
 	now, err := process.IdentifySocket(d.folder.pipe(), filepath.Join(clientFolder, controlSocket))
-	if err := expect(d.record.Sockets[controlSocket], now, err); err != nil {
+	if err := expect(r.Sockets[controlSocket], now, err); err != nil {
 		return fmt.Errorf("%s the socket %s of the control daemon (%s), which containers have: %w: %w",
-			whatHappened(err), filepath.Join(d.folder.clientPipe(), controlSocket), d.process.ID, err, errSockets)
+			whatHappened(err), filepath.Join(d.folder.clientPipe(), controlSocket), r.Daemon, err, errSockets)
 	}
 	return nil
+}
+
+func (d *daemon) inPlace(listener process.ID, name string) error {
+	return fmt.Errorf("%s listens on %s in the place of the control daemon", listener, filepath.Join(d.folder.pipe(), name))
 }
 
 // whatHappened begins the error about a socket that is not the recorded one.
@@ -109,13 +106,6 @@ func expect(recorded, now process.Socket, err error) error {
 		return fmt.Errorf("it has the inode %d, want %d", now.Inode, recorded.Inode)
 	}
 	return err
-}
-
-// endsAlone waits a moment for the end of a daemon whose sockets are gone: one that
-// quits removes them first.
-func (d *daemon) endsAlone(ctx context.Context) bool {
-	const moment = time.Second
-	return d.process.Wait(ctx, min(moment, d.options.EndLimit))
 }
 
 // publish links files of the daemon into the folder that containers have. It is the

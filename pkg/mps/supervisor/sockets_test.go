@@ -15,7 +15,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/partage-dev/partage/pkg/cdi"
 	"github.com/partage-dev/partage/pkg/cdi/hook"
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/mps/process"
@@ -142,7 +141,7 @@ func TestListenerOfAnother(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := sess.daemon.recordSockets(t.Context()); err == nil || !strings.Contains(err.Error(), self.String()) || !strings.Contains(err.Error(), "control_privileged") {
+	if _, _, err := sess.daemon.sockets(t.Context()); err == nil || !strings.Contains(err.Error(), self.String()) || !strings.Contains(err.Error(), "control_privileged") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -177,7 +176,7 @@ func TestHook(t *testing.T) {
 	if err := check(); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("PID %d listens", os.Getpid())) {
 		t.Errorf("with another listener: %v", err)
 	}
-	if r, err := w.folder(one.ID).load(); err != nil || len(r.Sockets) != 2 || !r.Private {
+	if r, err := w.folder(one.ID).load(); err != nil || len(r.Sockets) != 2 {
 		t.Errorf("the record is %v, %v", r, err)
 	}
 }
@@ -201,54 +200,6 @@ func TestContainerFiles(t *testing.T) {
 			kill(t, daemonOf(t, s, one.ID))
 			reaches(t, s, one.ID, mps.Running, 1)
 		}
-	}
-}
-
-// TestEarlierVersion: a session whose containers have the daemon's own folder is
-// started anew with another, and those containers keep the one that nobody uses.
-func TestEarlierVersion(t *testing.T) {
-	for name, killed := range map[string]bool{"its daemon runs": false, "its daemon has ended": true} {
-		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
-			first := w.other()
-			first.ensure(t, one)
-			first.end(unix.SIGKILL)
-			f := w.folder(one.ID)
-			r, err := f.load()
-			if err != nil {
-				t.Fatal(err)
-			}
-			old := *r.Daemon
-			// As it was: everything is in one folder, which containers can write.
-			r.Sockets, r.Private = nil, false
-			if err := f.save(r); err != nil {
-				t.Fatal(err)
-			}
-			var before, after unix.Stat_t
-			if err := unix.Stat(f.pipe(), &before); err != nil {
-				t.Fatal(err)
-			}
-			earlier := w.containerWith([]cdi.Mount{{HostPath: f.pipe(), ContainerPath: pipeInContainer}})
-			earlier.does("list") // it runs
-			if killed {
-				kill(t, old.PID)
-			}
-			s := w.supervisor()
-			status := reaches(t, s, one.ID, mps.Running, 1)
-			if err := unix.Stat(f.pipe(), &after); err != nil || before.Ino == after.Ino && before.Dev == after.Dev {
-				t.Errorf("the tmpfs is the same: %v", err)
-			}
-			if old.Alive() || daemonOf(t, s, one.ID) == old.PID {
-				t.Error("the daemon is the same")
-			}
-			w.container(status).connects()
-			if got := earlier.does("attack"); got["file"] != "" {
-				t.Errorf("the container cannot write what it has: %q", got["file"])
-			}
-			if _, err := os.Lstat(filepath.Join(f.pipe(), "f")); !errors.Is(err, os.ErrNotExist) {
-				t.Errorf("what it writes is seen: %v", err)
-			}
-		})
 	}
 }
 

@@ -11,16 +11,16 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
-	"time"
 
-	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/logchange"
 	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/mps/podend"
+	"github.com/partage-dev/partage/pkg/mps/supervisor/rules"
 )
 
 // Supervisor runs the sessions of a node. There must be only one per folder, which
@@ -29,11 +29,14 @@ type Supervisor struct {
 	options Options
 	bootID  string
 	memory  *memory
+	pods    *endingPods
 	// fewFiles is logged when it changes, not for each session.
 	fewFiles logchange.Problem
-	// closing ends the monitors of sessions, closed the watching of processes.
-	closing, closed chan struct{}
-	wg              sync.WaitGroup
+	// background ends, by stop, what goes on without a caller, and closed the watching of processes.
+	background context.Context //nolint:containedctx // it is that of the supervisor, not of a call
+	stop       context.CancelFunc
+	closed     chan struct{}
+	wg         sync.WaitGroup
 
 	mu       sync.Mutex
 	sessions map[string]*session
@@ -61,26 +64,23 @@ func New(ctx context.Context, options Options) (*Supervisor, error) {
 	if label != "" {
 		klog.FromContext(ctx).Info("What is mounted for MPS sessions gets an SELinux context", "context", label)
 	}
-	// Servers outlive a daemon that is killed. As children of this process they can
-	// be reaped.
-	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
-		return nil, fmt.Errorf("become the subreaper of MPS servers: %w", err)
-	}
 	s := &Supervisor{
 		options: options, bootID: bootID, memory: &memory{dir: options.Dir, proc: options.Roots.Complete().Proc, percent: options.MemoryPercent, label: label},
-		closing: make(chan struct{}), closed: make(chan struct{}),
-		sessions: map[string]*session{},
+		closed: make(chan struct{}), sessions: map[string]*session{},
 	}
+	s.background, s.stop = context.WithCancel(context.WithoutCancel(ctx))
+	s.pods = &endingPods{wake: s.wakeAll, interval: options.CheckInterval / 2, after: options.CommandLimit, ends: map[types.UID]podend.End{}}
 	if err := host.RemoveAside(ctx, options.Dir); err != nil {
 		klog.FromContext(ctx).Error(err, "What is left of earlier MPS sessions stays for now")
 	}
 	if err := s.recover(ctx); err != nil {
 		return s, err
 	}
-	s.wg.Go(func() { s.boundLogs(ctx) })
-	s.wg.Go(func() { s.removeLeftovers(ctx) })
+	s.wg.Go(func() { s.boundLogs(s.background) })
+	s.wg.Go(func() { s.removeLeftovers(s.background) })
 	if options.PodsSocket != "" {
-		s.wg.Go(func() { s.watchPods(ctx) })
+		watcher := podend.Watcher{Socket: options.PodsSocket, Retry: options.PodsRetry}
+		s.wg.Go(func() { watcher.Run(s.background, s.pods) })
 	}
 	return s, nil
 }
@@ -106,69 +106,12 @@ func (s *Supervisor) Ensure(ctx context.Context, spec mps.Spec) (mps.Status, err
 		if sess == nil {
 			continue // it was removed meanwhile
 		}
-		status, err := s.ensure(ctx, sess, spec)
-		sess.unlock()
+		status, err := sess.ensure(sessionContext(ctx, spec.ID), spec)
+		s.unlock(sess)
 		if !errors.Is(err, errRemoved) {
 			return status, err
 		}
 	}
-}
-
-// errRemoved: the session that was being removed is gone, and there can be another.
-var errRemoved = errors.New("removed")
-
-func (s *Supervisor) ensure(ctx context.Context, sess *session, spec mps.Spec) (mps.Status, error) {
-	logger := klog.LoggerWithValues(klog.FromContext(ctx), "session", spec.ID)
-	ctx, cancel := context.WithTimeoutCause(klog.NewContext(ctx, logger), s.options.StartLimit, errTooSlow)
-	defer cancel()
-	record := &sess.daemon.record
-	if record.Removing {
-		if err := sess.daemon.remove(ctx); err != nil {
-			s.startMonitor(ctx, sess, s.options.CheckInterval)
-			return mps.Status{}, fmt.Errorf("an earlier session %s must be removed first: %w", spec.ID, err)
-		}
-		s.forget(sess)
-		return mps.Status{}, errRemoved
-	}
-	if !record.Started {
-		return s.create(ctx, sess, spec)
-	}
-	if err := record.Spec.CheckChange(spec); err != nil {
-		return mps.Status{}, err
-	}
-	sess.repair.backoff.urgent = true
-	defer func() { sess.repair.backoff.urgent = false }()
-	if err := sess.repair.repair(ctx, spec); err != nil {
-		return mps.Status{}, fmt.Errorf("session %s: %w", spec.ID, err)
-	}
-	status := sess.daemon.status.get()
-	if status.Phase == mps.Faulted {
-		return mps.Status{}, fmt.Errorf("%w: %s", mps.ErrFaulted, status.Message)
-	}
-	return status, nil
-}
-
-// create starts a session that never ran, completely or not at all.
-func (s *Supervisor) create(ctx context.Context, sess *session, spec mps.Spec) (mps.Status, error) {
-	began, d := time.Now(), sess.daemon
-	d.record = record{BootID: s.bootID, Spec: spec}
-	d.publish(mps.Starting, "")
-	err := d.start(ctx)
-	if err == nil {
-		klog.FromContext(ctx).Info("MPS session started", "devices", spec.Devices, "percentage", spec.ThreadPercentage,
-			"memory", spec.Memory, "multiUser", spec.MultiUser, "daemon", d.process.PID, "took", time.Since(began).Round(time.Millisecond))
-		s.startMonitor(ctx, sess, s.options.CheckInterval)
-		return d.status.get(), nil
-	}
-	err = fmt.Errorf("start MPS session %s on %s: %w", spec.ID, strings.Join(spec.Devices, ", "), err)
-	d.record.Removing = true
-	// Even if the caller is gone.
-	if removeErr := d.remove(context.WithoutCancel(ctx)); removeErr != nil {
-		s.startMonitor(ctx, sess, s.options.CheckInterval)
-		return mps.Status{}, errors.Join(err, removeErr)
-	}
-	s.forget(sess)
-	return mps.Status{}, err
 }
 
 // Stop ends a session and removes all of it. It succeeds when there is none. If the
@@ -182,21 +125,19 @@ func (s *Supervisor) Stop(ctx context.Context, id string) error {
 		return nil
 	}
 	// Nothing should wait for a start that is no longer wanted.
-	sess.interrupt()
-	ctx = klog.NewContext(ctx, klog.LoggerWithValues(klog.FromContext(ctx), "session", id))
+	sess.interruptMonitor()
+	ctx = sessionContext(ctx, id)
 	if err := sess.lock(ctx); err != nil {
-		s.startMonitor(ctx, sess, 0)
+		notify(sess.wake)
 		return fmt.Errorf("stop MPS session %s, which is busy: %w", id, err)
 	}
-	defer sess.unlock()
+	defer s.unlock(sess)
 	if sess.gone {
 		return nil
 	}
-	if err := sess.daemon.remove(ctx); err != nil {
-		s.startMonitor(ctx, sess, s.options.CheckInterval)
+	if _, err := sess.run(ctx, wish{goal: rules.Removed}); err != nil {
 		return fmt.Errorf("stop MPS session %s: %w", id, err)
 	}
-	s.forget(sess)
 	klog.FromContext(ctx).Info("MPS session stopped")
 	return nil
 }
@@ -208,11 +149,13 @@ func (s *Supervisor) ids() []string {
 	return slices.Collect(maps.Keys(s.sessions))
 }
 
-// all returns all sessions.
-func (s *Supervisor) all() []*session {
+// wakeAll has all sessions observed.
+func (s *Supervisor) wakeAll() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.Collect(maps.Values(s.sessions))
+	for _, sess := range s.sessions {
+		notify(sess.wake)
+	}
 }
 
 // List returns all sessions, ordered by ID.
@@ -221,7 +164,7 @@ func (s *Supervisor) List() []mps.Status {
 	defer s.mu.Unlock()
 	var all []mps.Status
 	for _, id := range slices.Sorted(maps.Keys(s.sessions)) {
-		if status := s.sessions[id].daemon.status.get(); status.Spec.ID != "" {
+		if status := s.sessions[id].current(); status.Spec.ID != "" {
 			all = append(all, status)
 		}
 	}
@@ -232,7 +175,7 @@ func (s *Supervisor) List() []mps.Status {
 // again. It is called once, when no other call is in progress.
 func (s *Supervisor) Close(ctx context.Context) error {
 	defer close(s.closed)
-	close(s.closing)
+	s.stop()
 	s.wg.Wait()
 	s.mu.Lock()
 	sessions := slices.Collect(maps.Values(s.sessions))
@@ -241,13 +184,17 @@ func (s *Supervisor) Close(ctx context.Context) error {
 	var wg sync.WaitGroup
 	for i, sess := range sessions {
 		wg.Go(func() {
-			ctx := klog.NewContext(ctx, klog.LoggerWithValues(klog.FromContext(ctx), "session", sess.id))
+			ctx := sessionContext(ctx, sess.id)
 			if errs[i] = sess.lock(ctx); errs[i] != nil {
 				return
 			}
 			defer sess.unlock()
+			goal := rules.Suspended
+			if sess.record.Removing || !sess.record.Started {
+				goal = rules.Removed
+			}
 			if !sess.gone {
-				errs[i] = sess.daemon.suspend(ctx)
+				_, errs[i] = sess.run(ctx, wish{goal: goal})
 			}
 		})
 	}
@@ -258,12 +205,23 @@ func (s *Supervisor) Close(ctx context.Context) error {
 func (s *Supervisor) folder(id string) folder { return folder(filepath.Join(s.options.Dir, id)) }
 
 func (s *Supervisor) newSession(id string) *session {
-	d := &daemon{options: s.options, memory: s.memory, fewFiles: &s.fewFiles, folder: s.folder(id), serverEnded: make(chan struct{}, 1), clientKilled: make(chan struct{}, 1), unwatched: s.closed}
-	return &session{
-		id: id, locked: make(chan struct{}, 1), changed: make(chan struct{}, 1),
-		daemon: d,
-		repair: &repairer{daemon: d, backoff: backoff{first: s.options.FirstPause, longest: s.options.LongestPause}},
+	wake, f := make(chan struct{}, 1), s.folder(id)
+	sess := &session{
+		id: id, options: s.options, folder: f, memory: s.memory, pods: s.pods, fewFiles: &s.fewFiles,
+		locked: make(chan struct{}, 1), wake: wake, record: rules.Record{BootID: s.bootID},
+		daemon: daemon{options: s.options, folder: f, ended: wake, unwatched: s.closed},
+		watch:  watch{ended: wake, unwatched: s.closed},
 	}
+	s.wg.Go(func() {
+		if gone := sess.monitor(sessionContext(s.background, id)); gone {
+			s.forget(sess)
+		}
+	})
+	return sess
+}
+
+func sessionContext(ctx context.Context, id string) context.Context {
+	return klog.NewContext(ctx, klog.LoggerWithValues(klog.FromContext(ctx), "session", id))
 }
 
 // locked returns the session with this ID, locked. It makes one if there is none, and
@@ -272,7 +230,7 @@ func (s *Supervisor) locked(ctx context.Context, id string) (*session, error) {
 	s.mu.Lock()
 	sess := s.sessions[id]
 	if sess == nil {
-		sess = s.newSession(id)
+		sess = s.newSession(id) //nolint:contextcheck // it outlives the call
 		s.sessions[id] = sess
 	}
 	s.mu.Unlock()
@@ -280,17 +238,26 @@ func (s *Supervisor) locked(ctx context.Context, id string) (*session, error) {
 		return nil, fmt.Errorf("session %s is busy: %w", id, err)
 	}
 	if sess.gone {
-		sess.unlock()
+		s.unlock(sess)
 		return nil, nil //nolint:nilnil // as said
 	}
 	return sess, nil
 }
 
-// forget removes a session from the list. The caller has its lock.
+// unlock lets go of a session, which is no longer one if it was removed.
+func (s *Supervisor) unlock(sess *session) {
+	if sess.gone {
+		s.forget(sess)
+		notify(sess.wake) // its monitor ends as well
+	}
+	sess.unlock()
+}
+
+// forget removes a session that is gone from the list.
 func (s *Supervisor) forget(sess *session) {
-	sess.interrupt()
-	sess.gone = true
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.sessions, sess.id)
+	if s.sessions[sess.id] == sess {
+		delete(s.sessions, sess.id)
+	}
 }

@@ -187,7 +187,7 @@ func TestStartFails(t *testing.T) {
 		"server ends":       {script{NoServer: true}, []string{"exited with status 1"}},
 		"daemon lies":       {script{IgnoreDefault: true}, []string{"limits of future servers are not in effect", "percentage is 100, want 25"}},
 		"server lies":       {script{IgnoreServer: true, Percentage: "100.0"}, []string{"limits of the server with PID", "percentage is 100, want 25"}},
-		"server is faulted": {script{State: "FAULT"}, []string{"its state is FAULT"}},
+		"server is faulted": {script{State: "FAULT"}, []string{"it is faulted although it has had no clients"}},
 		"daemon hangs":      {script{Hang: true}, []string{"does not answer", "too late"}},
 		"daemon stays":      {script{Stay: true, IgnoreDefault: true}, []string{"not in effect"}},
 		"daemon is slow":    {script{Slow: time.Minute}, []string{"does not answer", "too late"}},
@@ -231,7 +231,7 @@ func TestServerNeverReady(t *testing.T) {
 		then func(w *world, giveUp context.CancelCauseFunc)
 		want string
 	}{
-		"too late":  {func(_ *world, giveUp context.CancelCauseFunc) { giveUp(errors.New("too late")) }, "too late"},
+		"too late":  {func(_ *world, giveUp context.CancelCauseFunc) { giveUp(errors.New("too late")) }, "is INITIALIZING: too late"},
 		"no answer": {func(w *world, _ context.CancelCauseFunc) { w.script(script{Hang: true}) }, "no answer within"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -245,18 +245,16 @@ func TestServerNeverReady(t *testing.T) {
 				_, err := s.Ensure(ctx, one)
 				failed <- err
 			}()
-			// The first time is before there is a server, and its state is asked for between
-			// the next two.
+			// The first times are before there is a server, and its state is asked for between
+			// the last two.
 			eventually(t, "the servers to be listed again", func() bool {
 				log, err := os.ReadFile(w.folder(one.ID).logs().path("control.log"))
-				return err == nil && strings.Count(string(log), "Cmd:get_server_list") > 2
+				return err == nil && strings.Count(string(log), "Cmd:get_server_list") > 4
 			})
 			test.then(w, giveUp)
 			err := <-failed
-			for _, want := range []string{test.want, "its state is INITIALIZING"} {
-				if err == nil || !strings.Contains(err.Error(), want) {
-					t.Errorf("lacks %q: %v", want, err)
-				}
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("lacks %q: %v", test.want, err)
 			}
 			w.nothingLeft(one.ID)
 		})
@@ -284,7 +282,7 @@ func TestCancelledStart(t *testing.T) {
 		_, err := s.Ensure(ctx, mps.Spec{ID: "gpu-0", Devices: []string{gpuA}})
 		failed <- err
 	}()
-	eventually(t, "the start", func() bool { return len(mustMark(t, w.folder("gpu-0"))) > 0 })
+	eventually(t, "the start", func() bool { return w.keeps("gpu-0") })
 	cancel(errors.New("the kubelet has hung up"))
 	if err := <-failed; err == nil || !strings.Contains(err.Error(), "the kubelet has hung up") {
 		t.Errorf("got %v", err)
@@ -312,7 +310,7 @@ func TestIndependent(t *testing.T) {
 	if _, err := s.Ensure(t.Context(), mps.Spec{ID: "a", Devices: []string{gpuA}}); err != nil {
 		t.Fatal(err)
 	}
-	daemon := s.sessions["a"].daemon.process.PID
+	daemon := daemonOf(t, s, "a")
 	if err := unix.Kill(daemon, unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/mps/keeper"
 	"github.com/partage-dev/partage/pkg/mps/process"
 )
 
@@ -38,6 +39,9 @@ func NewUnsupervised(roots host.Roots, dir string) (Unsupervised, error) {
 			return Unsupervised{}, fmt.Errorf("make a folder for MPS: %w", err)
 		}
 	}
+	if err := f.makeKeeper(); err != nil {
+		return Unsupervised{}, err
+	}
 	return Unsupervised{program: program}, nil
 }
 
@@ -51,17 +55,20 @@ func (u Unsupervised) ClientPipe() string { return u.program.folder.clientPipe()
 // SharedMemory is described at DaemonPipe.
 func (u Unsupervised) SharedMemory() string { return u.program.folder.shm() }
 
-// Daemon returns the command that runs a control daemon for the devices of the spec.
+// Daemon returns the command that runs the keeper of a control daemon for the devices of the spec. It ends with all that the
+// daemon has started when it gets SIGTERM.
 func (u Unsupervised) Daemon(spec mps.Spec) *exec.Cmd { return u.program.daemon(spec) }
 
 // Client returns the command that reads commands for the daemon from its standard input.
 func (u Unsupervised) Client(ctx context.Context) *exec.Cmd { return u.program.client(ctx) }
 
 // Owns reports whether a process is the daemon's, or a server of it.
-func (u Unsupervised) Owns(id process.ID) bool { return u.program.folder.mark().On(id) }
+func (u Unsupervised) Owns(id process.ID) bool {
+	kept, found, err := keeper.Of(u.program.folder.keeper())
+	return found && err == nil && id.DescendsFrom(kept)
+}
 
-// KillUnsupervised ends all processes of the daemons in a folder, also of an earlier
-// Unsupervised, and waits for their end.
-func KillUnsupervised(ctx context.Context, dir string) error {
-	return folder(dir).mark().Kill(ctx, nil)
+// EndUnsupervised ends all that a daemon in a folder has started, also of an earlier Unsupervised, and waits for the end.
+func EndUnsupervised(ctx context.Context, dir string) error {
+	return keeper.End(ctx, folder(dir).keeper())
 }

@@ -21,6 +21,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/mps/keeper"
 	"github.com/partage-dev/partage/pkg/wait"
 	"github.com/partage-dev/partage/test/gpusim/catalog"
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
@@ -203,11 +204,41 @@ func (w *world) nothingLeft(id string) {
 		if id != "" {
 			w.Errorf("left: %s", entry.Name())
 		}
-		left, err := w.folder(entry.Name()).mark().Find()
-		if len(left) > 0 || err != nil {
-			w.Errorf("processes left of %s: %v, %v", entry.Name(), left, err)
+		if entry.IsDir() && w.keeps(entry.Name()) {
+			w.Errorf("processes left of %s", entry.Name())
 		}
 	}
+	if left := w.driverProcesses(); id == "" && len(left) > 0 {
+		w.Errorf("processes left: %v", left)
+	}
+}
+
+// driverProcesses are the daemons and servers of the simulated driver.
+func (w *world) driverProcesses() (found []string) {
+	w.Helper()
+	all, err := filepath.Glob("/proc/[0-9]*/exe")
+	if err != nil {
+		w.Fatal(err)
+	}
+	for _, path := range all {
+		program, err := os.Readlink(path)
+		args, argsErr := os.ReadFile(filepath.Join(filepath.Dir(path), "cmdline"))
+		isClient := strings.Count(string(args), "\x00") == 1 // it is asked something
+		if name := filepath.Base(program); err == nil && argsErr == nil && strings.HasPrefix(program, w.root+"/") && (name == serverName || name == programName && !isClient) {
+			found = append(found, path+": "+name)
+		}
+	}
+	return found
+}
+
+// keeps reports whether a session has a keeper.
+func (w *world) keeps(id string) bool {
+	w.Helper()
+	_, found, err := keeper.Of(w.folder(id).keeper())
+	if err != nil {
+		w.Error(err)
+	}
+	return found
 }
 
 // eventually waits until a question about the world is answered with yes.

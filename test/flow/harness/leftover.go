@@ -4,6 +4,7 @@
 package harness
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -21,15 +22,15 @@ import (
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
 )
 
-// MPSProcesses are the names of daemons and servers of this machine by process ID,
-// including those that are starting. A variable in their environment is the folder of
-// their session; clients only have variables with folders inside of that.
+// MPSProcesses are the names of keepers, daemons and servers of this machine by process ID,
+// including those that are starting. Their environment says where the daemon's pipes are, and
+// which GPUs it has; that of programs that ask the daemon says the first only.
 func (n *MPSFolder) MPSProcesses() (map[int]string, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil, err
 	}
-	session := regexp.MustCompile(`=` + regexp.QuoteMeta(n.MPSDir) + `/[^/\x00]+\x00`)
+	pipe := regexp.MustCompile(`\x00CUDA_MPS_PIPE_DIRECTORY=` + regexp.QuoteMeta(n.MPSDir) + `/[^/\x00]+/pipe/daemon\x00`)
 	all := map[int]string{}
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
@@ -38,7 +39,8 @@ func (n *MPSFolder) MPSProcesses() (map[int]string, error) {
 		}
 		// One that has ended has none of this any more.
 		environment, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "environ"))
-		if !session.Match(environment) {
+		environment = slices.Concat([]byte{0}, environment)
+		if !pipe.Match(environment) || !bytes.Contains(environment, []byte("\x00CUDA_VISIBLE_DEVICES=")) {
 			continue
 		}
 		if name, err := os.ReadFile(filepath.Join("/proc", e.Name(), "comm")); err == nil {

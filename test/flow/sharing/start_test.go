@@ -124,7 +124,7 @@ func usesImagesLibrary(spec *oci.Spec) bool {
 // TestProcessOfDaemon: what a control daemon has started ends with its session, whatever its name, its environment, its session
 // and its process group are.
 func TestProcessOfDaemon(t *testing.T) {
-	knownfailures.Expect(t)
+	t.Parallel()
 	n := harness.NewNode(t, "h100x1")
 	pidFile := filepath.Join(n.Root, "helper.pid")
 	startWithHelper(t, n, pidFile)

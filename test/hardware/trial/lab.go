@@ -39,10 +39,37 @@ type Options struct {
 	Probe string
 }
 
-// Mark finds the processes of MPS that were started for a folder.
-func Mark(folder string) mpsprocess.Mark {
-	const commands = "nvidia-cuda-mps" // of daemon and server, as the kernel cuts their names
-	return mpsprocess.Mark{Env: "PARTAGE_HARDWARE=" + folder, Commands: []string{commands}}
+// mark is a variable in the environment of the daemon for a folder, and of all that it starts.
+func mark(folder string) string { return "PARTAGE_HARDWARE=" + folder }
+
+// find returns the processes of MPS that were started for a folder. No keeper ends them: how they end is what is looked at.
+func find(folder string) (found []mpsprocess.ID, err error) {
+	all, err := filepath.Glob("/proc/[0-9]*/environ")
+	if err != nil {
+		return nil, err
+	}
+	for _, path := range all {
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+		if err != nil {
+			continue
+		}
+		id, err := mpsprocess.Identify(pid)
+		// What cannot be read has ended.
+		env, readErr := os.ReadFile(path)
+		if err == nil && readErr == nil && id.Alive() && slices.Contains(strings.Split(string(env), "\x00"), mark(folder)) {
+			found = append(found, id)
+		}
+	}
+	return found, nil
+}
+
+// End ends the processes of MPS that were started for a folder.
+func End(ctx context.Context, folder string) error {
+	left, err := find(folder)
+	for _, id := range left {
+		err = errors.Join(err, id.Kill(ctx))
+	}
+	return err
 }
 
 // lab is an MPS daemon of its own.
@@ -130,7 +157,7 @@ func (l *lab) start(ctx context.Context) error {
 	}
 	// No context ends it: it is asked to end, since a server that is left behind keeps the GPU.
 	cmd := exec.Command(l.control.Path, args...) //nolint:noctx // as said
-	cmd.Env = append(l.environment(), "CUDA_VISIBLE_DEVICES="+l.GPU, Mark(l.Folder).Env)
+	cmd.Env = append(l.environment(), "CUDA_VISIBLE_DEVICES="+l.GPU, mark(l.Folder))
 	cmd.Dir, cmd.Stdout, cmd.Stderr = "/", log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	if err := errors.Join(cmd.Start(), log.Close()); err != nil {
@@ -288,11 +315,11 @@ func (l *lab) stop(ctx context.Context) (string, error) {
 	}
 	killing, cancelKilling := context.WithTimeout(ending, endLimit)
 	defer cancelKilling()
-	left, err := Mark(l.Folder).Find()
+	left, err := find(l.Folder)
 	if len(left) > 0 {
 		how += fmt.Sprintf("; %d processes were left, and killed", len(left))
 	}
-	return how, errors.Join(err, Mark(l.Folder).Kill(killing, nil))
+	return how, errors.Join(err, End(killing, l.Folder))
 }
 
 // ensure gives the next trial a server that works.

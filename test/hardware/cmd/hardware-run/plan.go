@@ -18,7 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/partage-dev/partage/pkg/mps/process"
+	"github.com/partage-dev/partage/pkg/mps/supervisor"
 	"github.com/partage-dev/partage/test/hardware/redact"
 	"github.com/partage-dev/partage/test/hardware/settings"
 	"github.com/partage-dev/partage/test/hardware/trial"
@@ -198,21 +198,14 @@ func (p *plan) run(ctx context.Context) (int, error) {
 func (p *plan) sweep(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, sweepLimit)
 	defer cancel()
-	if err := errors.Join(trial.Mark(p.mpsFolder()).Kill(ctx, nil), p.conformanceMark().Kill(ctx, nil)); err != nil {
+	err := errors.Join(trial.End(ctx, p.mpsFolder()), supervisor.EndUnsupervised(ctx, filepath.Join(p.workDir(), "partage-mps")))
+	if err != nil {
 		p.say("MPS GOES ON: %v", err)
 	}
 }
 
 // workDir is where the conformance kit has its daemon.
 func (p *plan) workDir() string { return filepath.Join(p.work, "c") }
-
-// conformanceMark finds the daemon of the conformance kit and its server, which may go on where
-// that was killed.
-func (p *plan) conformanceMark() process.Mark {
-	mark := trial.Mark("")
-	mark.Env = "PARTAGE_MPS_FOLDER=" + filepath.Join(p.workDir(), "partage-mps")
-	return mark
-}
 
 // mpsFolder is where the trials have their daemon.
 func (p *plan) mpsFolder() string { return filepath.Join(p.work, "mps") }

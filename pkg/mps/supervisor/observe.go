@@ -1,0 +1,158 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/partage-dev/partage/pkg/mps/control"
+	"github.com/partage-dev/partage/pkg/mps/keeper"
+	"github.com/partage-dev/partage/pkg/mps/process"
+	"github.com/partage-dev/partage/pkg/mps/supervisor/rules"
+)
+
+// observe reads all that the rules need to know. An error means that nothing can be decided now.
+func (s *session) observe(ctx context.Context, w wish) (*rules.Observation, error) {
+	o := &rules.Observation{
+		Now: time.Now(), Goal: w.goal, Times: s.options.times(), Wanted: s.record.Spec, Record: s.record, Pace: s.pace, Before: s.current().Clients,
+	}
+	if w.spec != nil {
+		o.Wanted, o.Calling = *w.spec, true
+	}
+	if o.Goal != rules.Running {
+		return o, nil
+	}
+	if err := s.daemon.adopt(ctx); err != nil {
+		return nil, err
+	}
+	if !s.isKept(o) {
+		return o, nil
+	}
+	var err error
+	if o.Unmounted, err = s.folder.lost(); len(o.Unmounted) > 0 || err != nil {
+		return o, err
+	}
+	listed, err := s.inspect(ctx)
+	switch {
+	case err == nil:
+		s.observeServers(o, listed)
+	case !s.isKept(o):
+	case ctx.Err() != nil:
+		return nil, fmt.Errorf("the control daemon does not answer: %w", err)
+	case errors.Is(err, errSockets):
+		o.Replaced = err.Error()
+	default:
+		o.Silent = err.Error()
+		o.Credible = o.MayReplace() && len(s.watch.credible(o.Before, s.record.Servers)) > 0
+	}
+	return o, nil
+}
+
+// isKept notes whether the daemon runs.
+func (s *session) isKept(o *rules.Observation) bool {
+	o.Keeps = !s.daemon.keeper.Ended()
+	if !o.Keeps && s.daemon.keeper != nil {
+		o.Ended = keeper.How(s.daemon.keeper)
+	}
+	return o.Keeps
+}
+
+// inspect asks the daemon for its servers. Before there is a socket NVIDIA's program could only fail.
+func (s *session) inspect(ctx context.Context) ([]control.Server, error) {
+	if len(s.record.Sockets) == 0 {
+		if _, err := os.Stat(filepath.Join(s.folder.daemonPipe(), controlSocket)); err != nil {
+			return nil, err
+		}
+	}
+	client, err := s.daemon.client(&s.record)
+	if err != nil {
+		return nil, err
+	}
+	alive, cancel := s.daemon.keeper.Context(ctx, "the control daemon")
+	defer cancel()
+	return client.Inspect(alive, process.PIDs(s.record.Servers), s.record.Spec)
+}
+
+// observeServers is about a daemon that has answered.
+func (s *session) observeServers(o *rules.Observation, listed []control.Server) {
+	o.Clients = []int{}
+	for i := range listed {
+		server := s.server(&listed[i])
+		o.Servers = append(o.Servers, server)
+		o.Clients = append(o.Clients, listed[i].Clients...)
+		for _, pid := range listed[i].Clients {
+			if s.pods.isDoomed(pid, o.Now) && s.watch.terminable(pid, o.Now, s.options.CheckInterval/2) != nil {
+				o.Doomed = append(o.Doomed, rules.Client{Server: server.ID.PID, PID: pid})
+			}
+		}
+	}
+	for _, id := range s.record.Servers {
+		if !slices.ContainsFunc(o.Servers, func(server rules.Server) bool { return server.ID == id }) {
+			o.Gone = append(o.Gone, id)
+		}
+	}
+	if len(listed) == 0 && s.record.Daemon != nil {
+		children, err := process.Children(s.record.Daemon.PID)
+		o.Childless = err == nil && len(children) == 0
+	}
+	s.watch.see(o.Clients, s.record.Servers)
+	if o.Killed = s.watch.killed(); o.Killed != "" || s.record.Doubt != "" {
+		o.Harmed = s.watch.unharmed(o.Clients)
+	}
+}
+
+// server is what is known of a process that the daemon calls its server.
+func (s *session) server(listed *control.Server) rules.Server {
+	id, err := process.Identify(listed.PID)
+	if err != nil {
+		id = process.ID{PID: listed.PID}
+		if i := slices.IndexFunc(s.record.Servers, func(known process.ID) bool { return known.PID == id.PID }); i >= 0 {
+			id = s.record.Servers[i]
+		}
+	}
+	server := rules.Server{ID: id, Alive: id.Alive(), Own: id.DescendsFrom(s.daemon.keeper.ID), State: listed.State, User: userOf(id.PID)}
+	if listed.State == control.StateActive {
+		if err := listed.Limits.Check(s.record.Spec); err != nil {
+			server.Unlimited = err.Error()
+		}
+	}
+	return server
+}
+
+// userOf returns the user as whom a server runs, which is that of its clients unless it
+// serves several. It is empty if the server has ended.
+func userOf(server int) string {
+	// The folder's owner would be root for a server that has given up its rights.
+	data, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(server), "status"))
+	if err != nil {
+		return ""
+	}
+	_, users, _ := strings.Cut(string(data), "\nUid:")
+	if fields := strings.Fields(users); len(fields) > 0 {
+		return fields[0]
+	}
+	return ""
+}
+
+// warning is what is wrong with a daemon and servers that run all the same.
+func (s *session) warning(ctx context.Context) string {
+	pids := process.PIDs(s.record.Servers)
+	if s.record.Daemon != nil {
+		pids = append(pids, s.record.Daemon.PID)
+	}
+	err := checkOpenFiles(pids)
+	s.fewFiles.Log(ctx, err, "MPS may run out of files", "MPS may open enough files again")
+	if err != nil {
+		return err.Error()
+	}
+	return ""
+}
