@@ -58,7 +58,7 @@ var (
 			Env:   []string{"CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25"},
 			Mounts: []Mount{
 				{HostPath: "/run/partage/mps/gpu-0000-52-00-0/pipe", ContainerPath: "/tmp/nvidia-mps", NoExec: true},
-				{HostPath: "/run/partage/mps/gpu-0000-52-00-0/shm", ContainerPath: "/dev/shm", NoExec: true},
+				{HostPath: "/run/partage/mps/gpu-0000-52-00-0/shm", ContainerPath: "/dev/shm", NoExec: true, NoFollow: true},
 				{HostPath: "/var/lib/kubelet/plugins/gpu.nvidia.com/list", ContainerPath: "/etc/list", ReadOnly: true},
 			},
 			Hooks: []Hook{
@@ -424,7 +424,7 @@ func TestDevicesOfOneSession(t *testing.T) {
 	if diff := cmp.Diff(one.Process.Env, both.Process.Env); diff != "" {
 		t.Errorf("environment of one and of both:\n%s", diff)
 	}
-	shm := oci.Mount{Destination: "/dev/shm", Source: share.Mounts[1].HostPath, Options: []string{"bind", "rw", "nosuid", "nodev", "noexec"}}
+	shm := oci.Mount{Destination: "/dev/shm", Source: share.Mounts[1].HostPath, Options: []string{"bind", "rw", "nosuid", "nodev", "noexec", "nosymfollow"}}
 	if !slices.ContainsFunc(both.Mounts, func(m oci.Mount) bool { return cmp.Equal(m, shm) }) {
 		t.Errorf("mounts: %+v", both.Mounts)
 	}

@@ -52,8 +52,9 @@ type Node struct {
 type Mount struct {
 	HostPath, ContainerPath string
 	ReadOnly                bool
-	// NoExec is for what tenants can write to: no program in it is run.
-	NoExec bool
+	// NoExec is for what tenants can write to: no program in it is run. NoFollow is for what several of them write to: no
+	// symbolic link in it is followed, from Linux 5.10 and runc 1.1.
+	NoExec, NoFollow bool
 }
 
 // Hook is a program of the host that the runtime runs as a createRuntime hook: in its

@@ -74,6 +74,9 @@ func (m Mount) spec() (*specs.Mount, error) {
 	if m.NoExec {
 		options = append(options, "noexec")
 	}
+	if m.NoFollow {
+		options = append(options, "nosymfollow")
+	}
 	return &specs.Mount{HostPath: m.HostPath, ContainerPath: m.ContainerPath, Options: options}, nil
 }
 

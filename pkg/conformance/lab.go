@@ -181,7 +181,10 @@ func (l *lab) run(ctx context.Context, command string) (string, error) {
 	if l.mps == nil {
 		return "", errors.New("there is no control daemon")
 	}
-	cmd := l.mps.Client(ctx)
+	cmd, err := l.mps.Client(ctx)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", command, err)
+	}
 	cmd.Stdin = strings.NewReader(command + "\n")
 	out, err := cmd.CombinedOutput()
 	if err != nil {

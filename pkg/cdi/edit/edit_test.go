@@ -65,7 +65,7 @@ func TestEdits(t *testing.T) {
 	client := MPSClient{Session: "gpu-0000-1b-00-0", PipeDir: "/mps/a/pipe", ShmDir: "/mps/a/shm", Hook: hookAt, Owner: "u1/" + share}
 	clientMounts := []cdi.Mount{
 		{HostPath: "/mps/a/pipe", ContainerPath: "/tmp/nvidia-mps", ReadOnly: true, NoExec: true},
-		{HostPath: "/mps/a/shm", ContainerPath: "/dev/shm", NoExec: true},
+		{HostPath: "/mps/a/shm", ContainerPath: "/dev/shm", NoExec: true, NoFollow: true},
 	}
 	clientHooks := []cdi.Hook{{Path: hookAt, Args: []string{
 		"partage-hook-12ab", "mps-client", "--control", "/mps/a/pipe/control", "--session", "gpu-0000-1b-00-0",

@@ -64,7 +64,7 @@ func (c MPSClient) Edits() (cdi.Edits, error) {
 	// A program connects to a socket that it cannot write, replace or remove.
 	mounts := []cdi.Mount{{HostPath: c.PipeDir, ContainerPath: hook.MPSFolder, ReadOnly: true, NoExec: true}}
 	if c.ShmDir != "" {
-		mounts = append(mounts, cdi.Mount{HostPath: c.ShmDir, ContainerPath: shmInContainer, NoExec: true})
+		mounts = append(mounts, cdi.Mount{HostPath: c.ShmDir, ContainerPath: shmInContainer, NoExec: true, NoFollow: true})
 	}
 	return cdi.Edits{
 		Env: env, Mounts: mounts,

@@ -24,6 +24,8 @@ type daemon struct {
 	folder  folder
 	// keeper ends with all that the daemon has started. It is nil where none is known.
 	keeper *process.Process
+	// root is that of the daemon's files, as soon as a command was sent.
+	root *os.File
 	// dialed: it was found to listen on its sockets.
 	dialed bool
 	// ended is told when the keeper ends, and unwatched ends the watching of one that another supervisor has started.
@@ -34,8 +36,22 @@ type daemon struct {
 // client returns the client of the control daemon.
 func (d *daemon) client(r *rules.Record) (control.Client, error) {
 	program, err := newControlProgram(d.options.Roots, d.folder)
-	check := func(ctx context.Context) error { return d.checkSockets(ctx, r) }
-	return control.Client{Command: program.client, Limit: d.options.CommandLimit, Check: check}, err
+	if err == nil && d.root == nil {
+		err = d.openRoot()
+	}
+	return control.Client{
+		Command: func(ctx context.Context) *exec.Cmd { return program.client(ctx, d.root) },
+		Check:   func(ctx context.Context) error { return d.checkSockets(ctx, r) },
+		Limit:   d.options.CommandLimit,
+	}, err
+}
+
+func (d *daemon) openRoot() error {
+	id, err := startedBy(d.keeper.ID)
+	if err == nil {
+		d.root, err = rootOf(id)
+	}
+	return err
 }
 
 // start starts a keeper, which starts the daemon.
@@ -88,7 +104,10 @@ func (d *daemon) end(ctx context.Context, r *rules.Record) error {
 	if err := keeper.End(ctx, d.folder.keeper()); err != nil {
 		return err
 	}
-	d.keeper = nil
+	if d.keeper = nil; d.root != nil {
+		_ = d.root.Close() // it was only looked at
+		d.root = nil
+	}
 	// A keeper that was killed has taken the daemon along, but not its servers.
 	return killAll(ctx, r.Servers)
 }

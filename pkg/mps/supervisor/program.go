@@ -5,18 +5,22 @@ package supervisor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/mps/process"
 )
 
 // programName is NVIDIA's control daemon, and the client that sends commands to it.
@@ -99,19 +103,39 @@ func (p controlProgram) daemon(spec mps.Spec) *exec.Cmd {
 
 const clientOutputLimit = 5 * time.Second
 
-// client returns the command that reads commands for the daemon from its standard
-// input.
-func (p controlProgram) client(ctx context.Context) *exec.Cmd {
-	var cmd *exec.Cmd
-	if p.Root == "" {
-		cmd = p.Command(ctx)
-	} else {
-		l := launch{root: p.Root, session: string(p.folder)}
-		cmd = host.Program{Path: self}.Command(ctx, l.arguments(p.Path)...)
-	}
+// client returns the command that reads commands for a daemon from its standard input. It sees the daemon's files: its sockets
+// and device nodes, and its /dev/shm, which drivers may need.
+func (p controlProgram) client(ctx context.Context, root *os.File) *exec.Cmd {
+	seen := host.Program{Root: fmt.Sprintf("/proc/self/fd/%d", root.Fd()), Path: p.Path}
+	cmd := seen.Command(ctx)
 	cmd.Env = p.env()
 	// How long its output may take after its end. On a node that starts many pods at once
 	// even that does.
 	cmd.WaitDelay = clientOutputLimit
 	return cmd
+}
+
+// rootOf opens the root of a process's files, and of no other process: what is in the root of one in a container is run as root
+// of the node.
+func rootOf(id process.ID) (*os.File, error) {
+	root, err := os.OpenFile(filepath.Join("/proc", strconv.Itoa(id.PID), "root"), unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err == nil && !id.Alive() {
+		err = errors.Join(fmt.Errorf("%s has ended", id), root.Close())
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open the files of the control daemon: %w", err)
+	}
+	return root, nil
+}
+
+// startedBy returns the daemon that a keeper has started.
+func startedBy(kept process.ID) (process.ID, error) {
+	children, err := process.Children(kept.PID)
+	if err == nil && len(children) == 0 {
+		err = errors.New("there is no control daemon")
+	}
+	if err != nil {
+		return process.ID{}, err
+	}
+	return process.Identify(children[0])
 }

@@ -46,7 +46,7 @@ func daemonOf(t *testing.T, s *Supervisor, id string) int {
 // clientOf is a client of a session's control daemon.
 func clientOf(t *testing.T, s *Supervisor, id string) control.Client {
 	t.Helper()
-	c, err := (&daemon{options: s.options, folder: s.folder(id)}).client(&rules.Record{})
+	c, err := (&daemon{options: s.options, folder: s.folder(id), keeper: s.sessions[id].daemon.keeper}).client(&rules.Record{})
 	if err != nil {
 		t.Fatal(err)
 	}

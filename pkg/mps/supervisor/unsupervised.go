@@ -5,6 +5,7 @@ package supervisor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -60,7 +61,26 @@ func (u Unsupervised) SharedMemory() string { return u.program.folder.shm() }
 func (u Unsupervised) Daemon(spec mps.Spec) *exec.Cmd { return u.program.daemon(spec) }
 
 // Client returns the command that reads commands for the daemon from its standard input.
-func (u Unsupervised) Client(ctx context.Context) *exec.Cmd { return u.program.client(ctx) }
+func (u Unsupervised) Client(ctx context.Context) (*exec.Cmd, error) {
+	kept, found, err := keeper.Of(u.program.folder.keeper())
+	if err == nil && !found {
+		err = errors.New("there is no control daemon")
+	}
+	if err != nil {
+		return nil, err
+	}
+	daemon, err := startedBy(kept)
+	if err != nil {
+		return nil, err
+	}
+	root, err := rootOf(daemon)
+	if err != nil {
+		return nil, err
+	}
+	cmd := u.program.client(ctx, root)
+	cmd.ExtraFiles = append(cmd.ExtraFiles, root) // open until it is started
+	return cmd, nil
+}
 
 // Owns reports whether a process is the daemon's, or a server of it.
 func (u Unsupervised) Owns(id process.ID) bool {

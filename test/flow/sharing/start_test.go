@@ -21,7 +21,6 @@ import (
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/mps"
-	"github.com/partage-dev/partage/test/knownfailures"
 )
 
 // longestSocket is how many bytes the path of a unix socket may have.
@@ -67,7 +66,7 @@ func TestLongMPSDir(t *testing.T) {
 // TestControlClientBesideDaemon: a share is prepared where NVIDIA's program for commands needs the /dev/shm of the daemon, as it
 // is given to those who command MPS elsewhere.
 func TestControlClientBesideDaemon(t *testing.T) {
-	knownfailures.Expect(t)
+	t.Parallel()
 	n := harness.NewNode(t, "h100x1", func(m *machine.Machine) { m.MPS.ControlNeedsSharedMemory = true })
 	n.StartSupervisor(t)
 	p := n.Start(t)
