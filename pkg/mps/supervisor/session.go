@@ -184,13 +184,15 @@ const (
 	// shortestLook is how soon it is observed again what is under way, at first.
 	shortestLook = 2 * time.Millisecond
 	longestLook  = 50 * time.Millisecond
+	// maxActs is how much is more than any session needs at once that does not change under the supervisor all the time.
+	maxActs = 100
 )
 
 // run observes, decides and acts until nothing is due, and returns when to come back. An error is why the session is not as
 // it should be. The caller has the session's lock.
 func (s *session) run(ctx context.Context, w wish) (again time.Duration, err error) {
 	look, awaited := shortestLook, ""
-	for {
+	for acts := 0; acts < maxActs; {
 		o, err := s.observe(ctx, w)
 		if err = s.ended(ctx, err, awaited); err != nil {
 			return s.options.CheckInterval, err
@@ -210,6 +212,7 @@ func (s *session) run(ctx context.Context, w wish) (again time.Duration, err err
 			look = min(longestLook, look*3/2)
 			continue
 		}
+		acts++
 		if err := s.act(ctx, &d, o); err != nil {
 			err = s.failed(ctx, &d, err)
 			if s.daemon.keeper.Ended() {
@@ -221,6 +224,7 @@ func (s *session) run(ctx context.Context, w wish) (again time.Duration, err err
 			return 0, nil
 		}
 	}
+	return s.options.CheckInterval, errors.New("the session does not come to rest")
 }
 
 // ended returns why a run ends before anything is decided, and what it was waiting for.
