@@ -75,10 +75,17 @@ func (c Client) inspectOnly(ctx context.Context, pid int, spec mps.Spec) (server
 		return Server{}, false, err
 	}
 	pids, rest := leadingPIDs(lines)
-	if !slices.Equal(pids, []int{pid}) || len(rest) < 1+len(queries) {
+	if !slices.Equal(pids, []int{pid}) || len(rest) == 0 {
 		return Server{}, false, nil
 	}
 	server = Server{PID: pid, State: parseState(rest[0])}
+	if server.State != StateActive { // what it says of limits does not matter
+		server.Clients, err = c.Clients(ctx, pid)
+		return server, err == nil, err
+	}
+	if len(rest) < 1+len(queries) {
+		return Server{}, false, nil
+	}
 	if server.Limits, err = parseLimits(rest[1:1+len(queries)], spec); err != nil {
 		return Server{}, false, nil //nolint:nilerr // queried again, one by one
 	}

@@ -34,10 +34,19 @@ const signaled = 128
 // retry is when it is looked for children again that were not there before. Nearly all are told by a signal.
 const retry = time.Second
 
+// Program is what a keeper starts.
+type Program struct {
+	// Path is that in Root, which is that of this process if it is empty.
+	Path, Root string
+	Args, Env  []string
+	// Prepare is called before, on the thread that starts the program. Optional.
+	Prepare func() error
+}
+
 // Keep makes this process, which must do nothing else, the keeper of a program. It returns, with the status to exit with,
 // when nothing that the program has started is left. A keeper that is killed takes the program along, but not what that
 // has started.
-func Keep(lock, program string, args, env []string) (status int, err error) {
+func Keep(lock string, program Program) (status int, err error) {
 	file, err := take(lock)
 	if err != nil {
 		return 0, err
@@ -51,9 +60,14 @@ func Keep(lock, program string, args, env []string) (status int, err error) {
 	signal.Notify(told, unix.SIGTERM)
 	// Pdeathsig means the thread. Wait would wait for the program only, and take its status from this function.
 	runtime.LockOSThread()
-	started, err := os.StartProcess(program, append([]string{program}, args...), &os.ProcAttr{
-		Env: env, Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
-		Sys: &unix.SysProcAttr{Setsid: true, Pdeathsig: unix.SIGKILL},
+	if program.Prepare != nil {
+		if err := program.Prepare(); err != nil {
+			return 0, err
+		}
+	}
+	started, err := os.StartProcess(program.Path, append([]string{program.Path}, program.Args...), &os.ProcAttr{
+		Dir: "/", Env: program.Env, Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
+		Sys: &unix.SysProcAttr{Chroot: program.Root, Setsid: true, Pdeathsig: unix.SIGKILL},
 	})
 	if err != nil {
 		return 0, err

@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 	if len(os.Args) < 2 || os.Args[1] != keepCommand {
 		os.Exit(m.Run())
 	}
-	status, err := Keep(os.Args[2], os.Args[3], os.Args[4:], os.Environ())
+	status, err := Keep(os.Args[2], Program{Path: os.Args[3], Args: os.Args[4:], Env: os.Environ()})
 	if err != nil {
 		fmt.Println(err)
 		status = 99

@@ -32,7 +32,7 @@ func (s *session) act(ctx context.Context, d *rules.Decision, o *rules.Observati
 	case rules.Stop:
 		return s.stop(ctx, d)
 	case rules.RecordSockets:
-		return s.recordSockets(ctx)
+		return s.recordSockets()
 	case rules.Rest, rules.Look, rules.Save:
 		return nil // nothing is left to do
 	}
@@ -170,11 +170,9 @@ func (s *session) shrink(ctx context.Context) {
 }
 
 // recordSockets writes down which sockets the daemon has made, and so which process it is.
-func (s *session) recordSockets(ctx context.Context) error {
-	var err error
-	if s.record.Sockets, s.record.Daemon, err = s.daemon.sockets(ctx); err != nil {
-		return err
-	}
+func (s *session) recordSockets() error {
+	id := s.daemon.id
+	s.record.Sockets, s.record.Daemon = s.daemon.sockets, &id
 	return s.folder.save(s.record)
 }
 

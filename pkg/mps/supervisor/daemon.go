@@ -24,8 +24,11 @@ type daemon struct {
 	folder  folder
 	// keeper ends with all that the daemon has started. It is nil where none is known.
 	keeper *process.Process
-	// root is that of the daemon's files, as soon as a command was sent.
-	root *os.File
+	// id is that of the daemon, and sockets are its own, as soon as it listens. root is that of its files, as soon as a command
+	// was sent.
+	id      process.ID
+	sockets map[string]process.Socket
+	root    *os.File
 	// dialed: it was found to listen on its sockets.
 	dialed bool
 	// ended is told when the keeper ends, and unwatched ends the watching of one that another supervisor has started.

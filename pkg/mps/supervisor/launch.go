@@ -9,7 +9,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"runtime"
 
 	"golang.org/x/sys/unix"
 
@@ -24,66 +23,63 @@ const LaunchCommand = "launch"
 // self is this program, even if its file was replaced since it started.
 const self = "/proc/self/exe"
 
-// launch describes how to run a program of the driver for a session.
+// launch describes how to run a control daemon for a session.
 type launch struct {
-	// shm is mounted at /dev/shm, unless it is empty.
-	shm string
+	// lock is the file of the keeper, and shm is mounted at /dev/shm.
+	lock, shm string
 	// root is changed to, unless it is empty; session is then mounted at its /tmp, and dev
 	// at its /dev, unless that is empty.
 	root, session, dev string
-	// keeper is the file of the keeper that starts it, unless it is empty.
-	keeper string
 }
 
-// Launch replaces this process by a program of the driver that has its own view of
-// the file system, or makes it the keeper of one. It returns only if it fails.
+// Launch makes this process the keeper of a control daemon that has its own view of the file system, and ends when nothing of
+// it is left. It returns only if it fails.
 //
-// Mount namespace and root are per thread until the program starts, so this needs a
+// A mount namespace is per thread until the program starts, so this needs a
 // process that does nothing else: the supervisor runs its own program for it.
 func Launch(args []string) error {
 	var l launch
 	flags := flag.NewFlagSet(LaunchCommand, flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
+	flags.StringVar(&l.lock, "lock", "", "")
 	flags.StringVar(&l.shm, "shm", "", "")
 	flags.StringVar(&l.root, "root", "", "")
 	flags.StringVar(&l.session, "session", "", "")
 	flags.StringVar(&l.dev, "dev", "", "")
-	flags.StringVar(&l.keeper, "keeper", "", "")
 	if err := flags.Parse(args); err != nil {
 		return fmt.Errorf("%s: %w", LaunchCommand, err)
 	}
 	if flags.NArg() == 0 {
 		return fmt.Errorf("%s: want a program; only the supervisor uses this", LaunchCommand)
 	}
-	if lock := l.keeper; lock != "" {
-		l.keeper = ""
-		status, err := keeper.Keep(lock, self, l.arguments(flags.Arg(0), flags.Args()[1:]...), os.Environ())
-		if err != nil {
-			return fmt.Errorf("keep %s: %w", flags.Arg(0), err)
-		}
-		os.Exit(status)
+	status, err := keeper.Keep(l.lock, keeper.Program{Path: flags.Arg(0), Args: flags.Args()[1:], Env: os.Environ(), Root: l.root, Prepare: l.prepare})
+	if err != nil {
+		return fmt.Errorf("run %s: %w", flags.Arg(0), err)
 	}
-	runtime.LockOSThread()
-	if l.shm != "" { // a daemon, whose servers inherit it
-		// The supervisor looks at what came of it. This is for those who read the daemon's log.
-		if err := allowOpenFiles(); err != nil {
-			_, _ = fmt.Fprintln(os.Stderr, err)
-		}
-	}
-	if err := l.enter(); err != nil {
-		return fmt.Errorf("prepare the file system for %s: %w", flags.Arg(0), err)
-	}
-	return fmt.Errorf("run %s: %w", flags.Arg(0), unix.Exec(flags.Arg(0), flags.Args(), os.Environ()))
+	os.Exit(status)
+	return nil
 }
 
 // arguments returns the arguments of this program that make it run another one:
 // the inverse of what Launch parses.
 func (l launch) arguments(program string, args ...string) []string {
-	all := []string{LaunchCommand, "-shm", l.shm, "-root", l.root, "-session", l.session, "-dev", l.dev, "-keeper", l.keeper, "--", program}
+	all := []string{LaunchCommand, "-lock", l.lock, "-shm", l.shm, "-root", l.root, "-session", l.session, "-dev", l.dev, "--", program}
 	return append(all, args...)
 }
 
-func (l launch) enter() error {
+// prepare gives this thread what the daemon and its servers inherit.
+func (l launch) prepare() error {
+	// The supervisor looks at what came of it. This is for those who read the daemon's log.
+	if err := allowOpenFiles(); err != nil {
+		_, _ = fmt.Fprintln(os.Stderr, err)
+	}
+	if err := l.mount(); err != nil {
+		return fmt.Errorf("prepare the file system: %w", err)
+	}
+	return nil
+}
+
+func (l launch) mount() error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("make a mount namespace: %w", err)
 	}
@@ -97,21 +93,13 @@ func (l launch) enter() error {
 			return err
 		}
 	}
-	if l.shm != "" {
-		if err := bind(l.shm, filepath.Join("/", l.root, "dev/shm")); err != nil {
-			return err
-		}
+	if err := bind(l.shm, filepath.Join("/", l.root, "dev/shm")); err != nil {
+		return err
 	}
 	if l.root == "" {
 		return nil
 	}
-	if err := bind(l.session, filepath.Join(l.root, string(folderInRoot))); err != nil {
-		return err
-	}
-	if err := unix.Chroot(l.root); err != nil {
-		return fmt.Errorf("change root to %s: %w", l.root, err)
-	}
-	return unix.Chdir("/")
+	return bind(l.session, filepath.Join(l.root, string(folderInRoot)))
 }
 
 func bind(from, to string) error {

@@ -43,6 +43,7 @@ func (s *session) observe(ctx context.Context, w wish) (*rules.Observation, erro
 	}
 	listed, err := s.inspect(ctx)
 	switch {
+	case err == nil && len(s.record.Sockets) == 0: // nobody has been asked yet
 	case err == nil:
 		s.observeServers(o, listed)
 	case !s.isKept(o):
@@ -66,12 +67,10 @@ func (s *session) isKept(o *rules.Observation) bool {
 	return o.Keeps
 }
 
-// inspect asks the daemon for its servers. Before there is a socket NVIDIA's program could only fail.
+// inspect asks the daemon for its servers, once it is known to listen on its sockets.
 func (s *session) inspect(ctx context.Context) ([]control.Server, error) {
 	if len(s.record.Sockets) == 0 {
-		if _, err := os.Stat(filepath.Join(s.folder.daemonPipe(), controlSocket)); err != nil {
-			return nil, err
-		}
+		return nil, s.daemon.findSockets(ctx)
 	}
 	client, err := s.daemon.client(&s.record)
 	if err != nil {
@@ -119,7 +118,10 @@ func (s *session) server(listed *control.Server) rules.Server {
 			id = s.record.Servers[i]
 		}
 	}
-	server := rules.Server{ID: id, Alive: id.Alive(), Own: id.DescendsFrom(s.daemon.keeper.ID), State: listed.State, User: userOf(id.PID)}
+	server := rules.Server{ID: id, Alive: id.Alive(), Own: true, State: listed.State, User: s.record.ServerUser}
+	if !slices.Contains(s.record.Servers, id) {
+		server.Own, server.User = id.DescendsFrom(s.daemon.keeper.ID), userOf(id.PID)
+	}
 	if listed.State == control.StateActive {
 		if err := listed.Limits.Check(s.record.Spec); err != nil {
 			server.Unlimited = err.Error()

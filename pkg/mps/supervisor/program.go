@@ -93,7 +93,7 @@ func (p controlProgram) daemon(spec mps.Spec) *exec.Cmd {
 	if spec.MultiUser {
 		args = append(args, "-multiuser-server")
 	}
-	l := launch{shm: p.folder.shm(), root: p.Root, session: string(p.folder), dev: p.dev, keeper: p.folder.keeper()}
+	l := launch{lock: p.folder.keeper(), shm: p.folder.shm(), root: p.Root, session: string(p.folder), dev: p.dev}
 	// No context ends the daemon: it outlives the call that starts it.
 	cmd := exec.Command(self, l.arguments(p.Path, args...)...) //nolint:noctx // as said
 	cmd.Dir = "/"

@@ -26,9 +26,9 @@ const (
 // fs.ErrNotExist as well; a daemon that quits removes its own.
 var errSockets = errors.New("what it says is not believed any more")
 
-// sockets returns those that the daemon has made, and the process that listens on them, provided that the keeper has
+// findSockets finds those that the daemon has made, and the process that listens on them, provided that the keeper has
 // started it.
-func (d *daemon) sockets(ctx context.Context) (map[string]process.Socket, *process.ID, error) {
+func (d *daemon) findSockets(ctx context.Context) error {
 	sockets := map[string]process.Socket{}
 	var daemon process.ID
 	for _, name := range []string{controlSocket, PrivilegedSocket} {
@@ -37,17 +37,17 @@ func (d *daemon) sockets(ctx context.Context) (map[string]process.Socket, *proce
 		case name != controlSocket && errors.Is(err, os.ErrNotExist):
 			continue
 		case err != nil:
-			return nil, nil, err
+			return err
 		case name == controlSocket && listener.DescendsFrom(d.keeper.ID):
 			daemon = listener
 		}
 		if listener != daemon {
-			return nil, nil, d.inPlace(listener, filepath.Join(daemonFolder, name))
+			return d.inPlace(listener, filepath.Join(daemonFolder, name))
 		}
 		sockets[name] = socket
 	}
-	d.dialed = true
-	return sockets, &daemon, nil
+	d.sockets, d.id, d.dialed = sockets, daemon, true
+	return nil
 }
 
 // checkSockets returns an error that wraps errSockets unless all recorded sockets are

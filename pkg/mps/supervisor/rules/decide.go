@@ -181,9 +181,9 @@ func (d *decision) fail(phase mps.Phase, why string) {
 }
 
 // silent judges a daemon that does not answer. Its servers may be fine without it, so it is only replaced when that ends no
-// client.
+// client. One that is being started has the time of a start.
 func (d *decision) silent() {
-	if d.Record.Daemon == nil {
+	if d.Record.Daemon == nil || !d.Pace.Started.IsZero() {
 		d.await("the control daemon does not answer: " + d.Silent)
 		return
 	}
