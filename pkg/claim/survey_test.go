@@ -154,7 +154,7 @@ var surveyTests = map[string]struct {
 		says:    []string{sliceA0, "default/claim-u1"},
 	},
 	"abandoned whole": {
-		arrange: func(t *testing.T, b *box) { b.kill(t, "write preparing", "u1", wholeA) },
+		arrange: func(t *testing.T, b *box) { b.kill(t, "interval Short", "u1", turnsA) },
 		want:    []string{"release-pending " + pciA + " whole"},
 	},
 	"abandoned on a GPU that does not answer": {

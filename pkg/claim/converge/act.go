@@ -89,22 +89,21 @@ func waitsFor(actions []rules.Action, failed map[string]bool) bool {
 }
 
 // together returns how many of the actions change one record, so that it is written once.
-func together(actions []rules.Action) int {
-	if _, marks := marksOf[actions[0].Do]; !marks {
-		return 1
+func together(actions []rules.Action) (n int) {
+	for n < len(actions) && actions[n].Claim == actions[0].Claim && isNoted(actions[n].Do) {
+		n++
 	}
-	n := slices.IndexFunc(actions, func(a rules.Action) bool {
-		_, marks := marksOf[a.Do]
-		return !marks || a.Claim != actions[0].Claim
-	})
-	if n < 0 {
-		return len(actions)
-	}
-	return n
+	return max(n, 1)
 }
 
 // marksOf are the marks that actions leave in a record.
 var marksOf = map[rules.Do]record.Mark{rules.Start: record.Started, rules.Announce: record.Announced, rules.Unstart: record.Untouched, rules.MarkLost: record.Lost}
+
+// isNoted reports whether an action changes what a record says of a claim that is not released.
+func isNoted(do rules.Do) bool {
+	_, marks := marksOf[do]
+	return marks || do == rules.MarkPrepared
+}
 
 // wrap names the published device that an action is about.
 func (w *work) wrap(a rules.Action, err error) error {
@@ -133,12 +132,9 @@ func (w *work) do(ctx context.Context, actions []rules.Action) error {
 	}
 	a := actions[0]
 	switch a.Do {
-	case rules.Start, rules.Announce, rules.Unstart, rules.MarkLost:
+	case rules.Start, rules.Announce, rules.Unstart, rules.MarkLost, rules.MarkPrepared:
 		defer steptime.Of(ctx).Begin(steptime.Journal)()
-		return w.mark(actions)
-	case rules.MarkPrepared:
-		defer steptime.Of(ctx).Begin(steptime.Journal)()
-		return w.markPrepared(a)
+		return w.note(actions)
 	case rules.MarkReleasing:
 		_, err := w.Store.Release(a.Claim, w.Clock())
 		return err

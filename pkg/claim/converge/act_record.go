@@ -21,10 +21,17 @@ import (
 	"github.com/partage-dev/partage/pkg/steptime"
 )
 
-// mark changes the marks of a claim's devices. The record is made with the first one that is started.
-func (w *work) mark(actions []rules.Action) error {
+// note writes down what has become of a claim's devices, and that all of it is there. The record is made with the first one
+// that is started.
+func (w *work) note(actions []rules.Action) (err error) {
+	a := actions[0]
+	call := w.call(a.Claim)
 	change := func(r *record.Record) error {
 		for _, a := range actions {
+			if a.Do == rules.MarkPrepared {
+				w.markPrepared(r, call)
+				continue
+			}
 			d := r.Device(a.Key)
 			if d == nil {
 				return fmt.Errorf("the record of claim %s has no device %s", r.Claim, a.Key)
@@ -36,14 +43,20 @@ func (w *work) mark(actions []rules.Action) error {
 		}
 		return nil
 	}
-	a := actions[0]
-	if call := w.call(a.Claim); call != nil && (a.Do == rules.Start || a.Do == rules.Announce) {
-		return w.Store.Put(call.Wanted, change)
+	if call != nil && (a.Do == rules.Start || a.Do == rules.Announce) {
+		err = w.Store.Put(call.Wanted, change)
+	} else {
+		err = w.Store.Update(a.Claim, change)
 	}
-	if err := w.Store.Update(a.Claim, change); a.Do != rules.Unstart || !errors.Is(err, record.ErrNoRecord) {
-		return err
+	if a.Do == rules.Unstart && errors.Is(err, record.ErrNoRecord) {
+		return nil // nothing of it is there
 	}
-	return nil // nothing of it is there
+	if w.noted = err == nil && actions[len(actions)-1].Do == rules.MarkPrepared; w.noted {
+		for address := range w.seen {
+			w.Failures.NotInUse(address) // what was refused there before is over: processes on it belong to this claim
+		}
+	}
+	return err
 }
 
 // noteInterval notes the time slice that the GPU has for a share: that of its first share, whatever the policy says.
@@ -57,35 +70,18 @@ func noteInterval(d *record.Device, interval policy.Interval, uuid string) {
 	d.Sharing.Interval = interval
 }
 
-// markPrepared writes down what has become of all devices, and that the claim is as young as the call.
-func (w *work) markPrepared(a rules.Action) error {
-	prepared, err := w.resolved(a)
-	if err != nil {
-		return err
+// markPrepared says that all of a claim is there, and that it is as young as the call.
+func (w *work) markPrepared(r *record.Record, call *Call) {
+	r.State = record.Prepared
+	if call != nil {
+		r.Arrived = call.Wanted.Arrived
 	}
-	err = w.Store.Update(a.Claim, func(r *record.Record) error {
-		r.State = record.Prepared
-		if call := w.call(a.Claim); call != nil {
-			r.Arrived = call.Wanted.Arrived
-		}
-		for i := range r.Devices {
-			d := &r.Devices[i]
-			if made := prepared.Device(d.Key()); made != nil && d.Partition != nil {
-				d.Partition.Made = made.Partition.Made
-			}
-			if id := w.ids[d.Key()]; id != "" {
-				d.CDIDevice = id
-			}
-		}
-		w.noteSessions(r)
-		return nil
-	})
-	if w.noted = err == nil; w.noted {
-		for address := range w.seen {
-			w.Failures.NotInUse(address) // what was refused there before is over: processes on it belong to this claim
+	for i := range r.Devices {
+		if id := w.ids[r.Devices[i].Key()]; id != "" {
+			r.Devices[i].CDIDevice = id
 		}
 	}
-	return err
+	w.resolve(r)
 }
 
 // noteSessions writes down the folders of the claim's sessions: those that this task has started, and those that run.
@@ -146,6 +142,12 @@ func (w *work) resolved(a rules.Action) (*record.Record, error) {
 		return nil, fmt.Errorf("claim %s has no record any more", a.Claim)
 	}
 	r = r.Clone()
+	w.resolve(r)
+	return r, nil
+}
+
+// resolve says of a record's partitions what they are now, and of its sessions.
+func (w *work) resolve(r *record.Record) {
 	for i := range r.Devices {
 		d := &r.Devices[i]
 		if d.Partition == nil {
@@ -160,7 +162,6 @@ func (w *work) resolved(a rules.Action) (*record.Record, error) {
 		}
 	}
 	w.noteSessions(r)
-	return r, nil
 }
 
 func (w *work) writeSpec(ctx context.Context, a rules.Action) (err error) {
@@ -168,7 +169,9 @@ func (w *work) writeSpec(ctx context.Context, a rules.Action) (err error) {
 	if err != nil {
 		return err
 	}
-	if w.call(a.Claim) == nil {
+	if call := w.call(a.Claim); call != nil {
+		call.specBegun = true
+	} else {
 		// Nobody ends this when the claim is released: the driver's folder must not keep the GPU.
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, specsTime)

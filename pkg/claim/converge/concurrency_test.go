@@ -126,7 +126,7 @@ func notLeftOver(t *testing.T, leave func(*Engine)) {
 	m := newMachine(t)
 	killed, one, other := m.engine(), m.engine(), m.engine()
 	m.strike(3, true) // before the claim is noted as prepared
-	if _, err := killed.Prepare(t.Context(), wanted(killed, "u", "A look")); err == nil {
+	if _, err := killed.Prepare(t.Context(), wanted(killed, "u", "A look", "B look")); err == nil {
 		t.Fatal("the process was not killed")
 	}
 	m.heal()
@@ -138,7 +138,7 @@ func notLeftOver(t *testing.T, leave func(*Engine)) {
 			return
 		}
 		defer unlock()
-		if _, err := one.Prepare(t.Context(), wanted(one, "u", "A look")); err != nil {
+		if _, err := one.Prepare(t.Context(), wanted(one, "u", "A look", "B look")); err != nil {
 			t.Error(err)
 		}
 	}

@@ -43,6 +43,8 @@ type Call struct {
 	// engine is set, and stop ends the call, while it is at work.
 	engine *Engine
 	stop   context.CancelFunc
+	// specBegun means that there may be a CDI spec, also before there is a record.
+	specBegun bool
 }
 
 // Prepare brings a claim to what its call wants, completely or not at all: what was made of a claim that was not prepared
@@ -72,7 +74,11 @@ func (e *Engine) Prepare(ctx context.Context, c *Call) (*record.Record, error) {
 	}
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 	defer cancel()
-	if left := e.Finish(undo, claim, c.Wanted.GPUs()); left != nil {
+	left := e.Finish(undo, claim, c.Wanted.GPUs())
+	if c.specBegun && readErr == nil && r == nil {
+		left = errors.Join(left, e.Specs.Drop(undo, claim))
+	}
+	if left != nil {
 		err = errors.Join(err, fmt.Errorf("undo: %w", left))
 	}
 	return nil, err

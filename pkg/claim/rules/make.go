@@ -197,7 +197,12 @@ func (m *making) propose() {
 		m.verdict(Verdict{State: Complete})
 		return
 	}
-	final := []Action{m.action(WriteSpec, m.Claim), m.action(MarkPrepared, m.Claim)}
+	final := []Action{m.action(WriteSpec, m.Claim)}
+	if len(gpus) == 1 && !slices.ContainsFunc(actions, func(a Action) bool { return a.Do != Start }) {
+		// Nothing is made that the record must be there for: it is written once. A spec without a record is removed.
+		final, actions = append(final, actions...), nil
+	}
+	final = append(final, m.action(MarkPrepared, m.Claim))
 	if m.guardOf(m.Claim) != nil {
 		final = append(final, m.action(DropGuard, m.Claim))
 	}

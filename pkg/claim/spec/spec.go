@@ -85,6 +85,11 @@ func (k *Specs) Remove(ctx context.Context, uid types.UID) error {
 	return k.CDI.Remove(uid)
 }
 
+// Drop removes all that containers get of a claim: its CDI spec, and its folder. None is a success.
+func (k *Specs) Drop(ctx context.Context, uid types.UID) error {
+	return errors.Join(k.Remove(ctx, uid), k.Limits.Drop(uid))
+}
+
 // checkRequests refuses a request whose devices no container can have together. A
 // container gets all devices of a request, and the hook would refuse it when it starts.
 func checkRequests(r *record.Record, devices []cdi.Device) error {

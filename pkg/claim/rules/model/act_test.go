@@ -220,6 +220,9 @@ func (s *Scenario) actOnDisk(w *world, k *work, a action) (outcome, violation) {
 	r := &w.Records[c]
 	switch a.Do {
 	case rules.RemoveSpec:
+		if k.Stray && (r.Exists || w.calling(c, 0) > 0) {
+			return done, "" // a call has the claim's lock, or has had it
+		}
 		v := s.takesSpec(w, c)
 		w.Specs[c] = specState{}
 		return done, v

@@ -126,10 +126,12 @@ var mutants = []mutant{
 	}},
 	{"the first share of a GPU decides about the time slice", "time slices that differ", "the time slice of a prepared share was changed", func(o rules.Observation) rules.Plan {
 		return eachTask(o, func(t *rules.Task) {
-			if len(t.Actions) == 0 || t.Aim != rules.Commit {
+			actions := slices.Concat(t.Actions, t.Final)
+			starts := slices.IndexFunc(actions, func(a rules.Action) bool { return a.Do == rules.Start })
+			if starts < 0 || t.Aim != rules.Commit {
 				return
 			}
-			set := t.Actions[0]
+			set := actions[starts]
 			if set.Do, set.Interval = rules.SetInterval, ownInterval(&o, &set); set.Interval != "" {
 				t.Actions = append(slices.Clone(t.Actions), set)
 			}
@@ -333,11 +335,11 @@ func TestMutants(t *testing.T) {
 // mutantLimit is more than any of them takes.
 const mutantLimit = 200_000
 
-// TestSpecsLast breaks a rule that is not in Decide: CDI specs are listed before the records are read. Otherwise a claim that is
-// prepared elsewhere meanwhile has a spec and no record.
-func TestSpecsLast(t *testing.T) {
-	s := scenario(t, "torn observations, two GPUs and two processes")
-	s.SpecsLast = true
+// TestHasty breaks a rule that is not in Decide: a CDI spec without a record is removed after another look only. Its claim may
+// have been prepared elsewhere meanwhile, or be about to be: the spec is written before the record.
+func TestHasty(t *testing.T) {
+	s := scenario(t, "MPS session on two GPUs")
+	s.Hasty = true
 	r := Explore(&s, rules.Decide, mutantLimit)
 	if want := "the CDI spec of a claim that is ready was removed"; !strings.HasSuffix(r.Broken, want) {
 		t.Fatalf("found %q in %d states, want %q", r.Broken, r.States, want)

@@ -16,12 +16,8 @@ type moments struct {
 // at is an observation of one moment.
 func at(w *world) moments { return moments{w, w, w, w, w} }
 
-// between are the observations in the middle of which the world changes from one state to another. CDI specs come first:
-// what has one has a record before it and after it.
-func (s *Scenario) between(w, later *world) []moments {
-	if s.SpecsLast {
-		return []moments{{later, w, w, w, w}}
-	}
+// between are the observations in the middle of which the world changes from one state to another. CDI specs come first.
+func between(w, later *world) []moments {
 	return []moments{{w, later, later, later, later}, {w, w, later, later, later}, {w, w, w, later, later}, {w, w, w, w, later}}
 }
 

@@ -172,6 +172,7 @@ func (m *machine) begin(w *world, seen moments, p int8, g int, t task) bool {
 	k := work{Process: p, Locks: locks, Release: t.Aim == rules.Release}
 	k.N = int8(copy(k.Queue[:], actions))
 	if t.Claim >= 0 {
+		k.Stray = !m.Hasty && t.Aim == rules.Repair && !seen.Records.Records[t.Claim].Exists
 		k.Arrived = max(w.calling(int(t.Claim), p), w.calling(int(t.Claim), 0))
 		for i := range m.Claims[t.Claim] {
 			part := &m.Claims[t.Claim][i]

@@ -29,7 +29,7 @@ func (m *machine) torn(w *world, p int8, g int, emit emit) {
 }
 
 func (m *machine) tornBetween(w, later *world, p int8, g int, what string, emit emit) {
-	for i, when := range m.between(w, later) {
+	for i, when := range between(w, later) {
 		m.observe(when, p, g, &m.view)
 		for _, t := range m.tasks(&m.view) {
 			next := *later

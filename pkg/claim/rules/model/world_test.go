@@ -134,6 +134,8 @@ type work struct {
 	Observing bool
 	// Release means that the task takes something back.
 	Release bool
+	// Stray means that its claim had no record when that was read: it is looked again before its CDI spec goes.
+	Stray bool
 	// Process is 0 where there is none.
 	Process int8
 	Locks   uint8
@@ -190,8 +192,8 @@ type Scenario struct {
 	Newer [maxClaims]bool
 	// Torn means that things happen in the middle of an observation.
 	Torn bool
-	// SpecsLast breaks a rule of observe: CDI specs are listed after the records were read.
-	SpecsLast bool
+	// Hasty breaks a rule of act: the CDI spec of a claim that had no record is removed without another look.
+	Hasty bool
 	// ForeignMode means that an administrator has set EXCLUSIVE_PROCESS on GPU 0.
 	ForeignMode bool
 	Processes   int
